@@ -1,7 +1,6 @@
 //! The command line: parses it, runs the sub-command and prints its output.
 //!
-//! Exit codes, the same for all sub-commands: 0 done, or the answer is yes; 1 the answer is no (`verify`,
-//! `doctor`); 2 wrong arguments, or the command failed; 126 the pod is not redirected (`validate`).
+//! `after_help` lists the exit codes, which are the same for all sub-commands.
 
 mod apply;
 mod backend;
@@ -116,7 +115,7 @@ fn command() -> clap::Command {
 }
 
 /// Runs the command that `args` name, prints its output and returns the exit code. Environment variables
-/// that are not UTF-8 are left out: no command reads one.
+/// that are not UTF-8 are ignored: no command reads one.
 pub fn run(
     args: impl IntoIterator<Item = OsString>,
     environment: impl IntoIterator<Item = (OsString, OsString)>,

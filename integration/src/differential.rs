@@ -79,7 +79,7 @@ impl<'b> Testbed<'b> {
             // Addresses and routes of another policy would stay.
             remove(self.backend)?;
             redirection.apply(self.backend)?;
-            redirection.differences(self.backend, &Presence::look().unwrap())
+            redirection.differences(self.backend, &Presence::look()?)
         };
         match self.world.at(Location::Pod).run(work)??.first() {
             None => Ok(()),

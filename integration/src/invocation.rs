@@ -122,8 +122,8 @@ impl Invocation {
     pub fn state(&self, backend: &dyn Backend) -> Result<State, Failure> {
         let look = || {
             let rules = backend.inspect()?;
-            let missing = backend.desired(&self.redirection.rules).unwrap().differences(&rules);
-            Ok((rules.is_empty(), missing, self.redirection.differences(backend, &Presence::look().unwrap())))
+            let missing = backend.desired(&self.redirection.rules)?.differences(&rules);
+            Ok((rules.is_empty(), missing, self.redirection.differences(backend, &Presence::look()?)))
         };
         let (nothing, missing, all) =
             self.namespace.run(look)?.map_err(|e: gybe_netfilter::backend::BackendError| e)?;

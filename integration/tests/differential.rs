@@ -2,7 +2,7 @@
 //!
 //! `GYBE_SEED=17 GYBE_POLICIES=1` tries policy 17 alone; `make differential` takes both.
 #![allow(clippy::print_stdout, reason = "the seed of a run, for the next one")]
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up must stop")]
+#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 use gybe_integration::differential::{Case, Disagreement, Testbed, first_disagreement};
 use gybe_integration::failure::Failure;
@@ -25,21 +25,21 @@ use std::ops::Range;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Connections each policy gets beside those that all get.
+/// Random connections for each policy, in addition to those that every policy gets.
 const CONNECTIONS: usize = 100;
 
-/// Pairs of networks, one for nft and one for legacy, at work at a time. Making a network and
-/// taking it down is what takes long, so that each sees many policies.
+/// Concurrent pairs of networks, one for nft and one for legacy. Creating and removing a network takes long, so each
+/// network gets many policies.
 const LANES: usize = 12;
 
-/// How many smaller policies are tried when one disagrees.
+/// The limit of smaller policies that are tried after a disagreement.
 const SHRINKS: usize = 60;
 
-/// For a busy machine; how long it may take is asked elsewhere.
+/// The iptables deadline, long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// A program that is started holds a copy of every socket of this process until it runs, and a port
-/// that is copied so cannot be bound again. So no connection is made while rules are written.
+/// Between fork and exec a child holds a copy of every socket of this process, and a port that a copy uses cannot be bound
+/// again. Therefore no connection is made while another test writes rules.
 static ONE_TEST_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn number(variable: &str, otherwise: u64) -> u64 {
@@ -47,7 +47,7 @@ fn number(variable: &str, otherwise: u64) -> u64 {
     if text.is_empty() { otherwise } else { text.parse().unwrap_or_else(|_| panic!("{variable}={text}")) }
 }
 
-/// The source of all that is random about the policy with this number.
+/// Returns the random number generator for the policy with this number.
 fn source(number: u64) -> TestRunner {
     let mut seed = [0; 32];
     seed[..8].copy_from_slice(&number.to_le_bytes());
@@ -61,7 +61,7 @@ fn policy_and_flows(number: u64) -> (impl ValueTree<Value = RedirectPolicy>, Vec
     (policy, flows)
 }
 
-/// Networks of their own for one case.
+/// Creates new networks for one case, one for each backend.
 fn fresh<'b>(case: &Case, backends: &[&'b dyn Backend]) -> Result<Vec<Testbed<'b>>, Failure> {
     let testbeds: Vec<Testbed<'b>> =
         backends.iter().map(|backend| Testbed::new(case.policy.mode, *backend)).collect::<Result<_, _>>()?;
@@ -74,7 +74,7 @@ fn write(case: &Case, testbeds: &[Testbed<'_>]) -> Result<(), Failure> {
     testbeds.iter().try_for_each(|testbed| testbed.write(&redirection))
 }
 
-/// The policy made as small as it can be made and still disagrees about that connection.
+/// Shrinks the policy as far as the disagreement about the connection remains.
 fn smallest(first: Disagreement, number: u64, backends: &[&dyn Backend]) -> Result<Disagreement, Failure> {
     let (mut tree, flows) = policy_and_flows(number);
     let (mut smallest, mut smaller) = (first, tree.simplify());
@@ -90,7 +90,7 @@ fn smallest(first: Disagreement, number: u64, backends: &[&dyn Backend]) -> Resu
     Ok(smallest)
 }
 
-/// The cases, first those with a proxy of the one mode, then those of the other.
+/// Returns the cases grouped by the proxy's mode.
 fn cases(numbers: Range<u64>) -> Result<Vec<Vec<(u64, Case)>>, Failure> {
     let case = |number| {
         let (policy, flows) = policy_and_flows(number);
@@ -101,7 +101,7 @@ fn cases(numbers: Range<u64>) -> Result<Vec<Vec<(u64, Case)>>, Failure> {
     Ok(vec![redirect, tproxy])
 }
 
-/// Makes the connections of cases of one mode; every case that somebody disagrees about.
+/// Makes the connections of the cases of one mode; returns the numbers of those with a disagreement.
 fn doubtful(cases: &[(u64, Case)], backends: &[&dyn Backend]) -> Result<Vec<u64>, Failure> {
     let Some((_, first)) = cases.first() else { return Ok(Vec::new()) };
     let pair = |_| backends.iter().map(|backend| Testbed::new(first.policy.mode, *backend)).collect();
@@ -135,7 +135,7 @@ fn nft_legacy_and_trace_never_disagree() -> Result<(), Failure> {
             *fates.entry(flow.split(' ').next().unwrap().to_owned()).or_insert(0) += 1;
         }
         for number in doubtful(&cases, &backends)? {
-            // What conntrack remembers of another policy is no fault of this one: once more, from new.
+            // conntrack entries of an earlier policy can cause a disagreement: repeat in new networks.
             let case = &cases.iter().find(|(other, _)| *other == number).unwrap().1;
             if let Some(found) = first_disagreement(case, &fresh(case, &backends)?)? {
                 let smallest = smallest(found.clone(), number, &backends)?;
@@ -145,7 +145,7 @@ fn nft_legacy_and_trace_never_disagree() -> Result<(), Failure> {
             second_looks += 1;
         }
     }
-    // A fault that shows only over an earlier policy would hide behind second looks.
+    // Bounds the repetitions, behind which an error that depends on the earlier policy could hide.
     assert!(second_looks * 50 <= policies, "{second_looks} of {policies} policies needed a second look");
     let connections: u64 = fates.values().sum();
     assert!(connections >= policies * 100, "{connections} connections for {policies} policies");
@@ -156,13 +156,13 @@ fn nft_legacy_and_trace_never_disagree() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The control: where connections go without rules is known, and random ones go everywhere.
+/// The control: without rules the destination of each connection is known, and the random ones cover all destinations.
 #[test]
 fn without_rules_random_connections_go_where_they_are_said_to_go() -> Result<(), Failure> {
     let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     for (number, mode) in [(1, Mode::Redirect), (2, Mode::Tproxy { mark: 1337, route_table: 133 })] {
         let mut flows = vec(random_flow::flows(), 400).new_tree(&mut source(number)).unwrap().current();
-        // `::6` is there only with a redirection.
+        // The address `::6` exists only with a redirection.
         flows.retain(|flow| flow.source.is_none_or(|source| source.is_ipv4()));
         let world = Topology::new(mode, &flows)?;
         let found = differences(&world, &flows, Rules::Absent, Until::End)?;
@@ -194,8 +194,8 @@ fn who_answers_each_recorded_flow_is_foretold() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The control of the comparison itself: one backend with a rule too few is found out, and the
-/// report says under which policy, with which packet, and what each backend's rules did.
+/// The control of the comparison: it detects a backend that omits a rule, and reports the policy, the packet, and the
+/// verdict of each backend's rules.
 #[test]
 fn a_backend_that_lacks_a_rule_is_found_out() -> Result<(), Failure> {
     let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);

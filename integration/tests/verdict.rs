@@ -1,6 +1,6 @@
 //! The outcomes of a pod's connections with rules of other owners in its namespace: predicted from the rules that are
 //! read back, judged by `gybe verify`, and shown by real connections.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test that meets what it did not expect must stop")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 #[path = "verdict/bpf.rs"]
 mod bpf;

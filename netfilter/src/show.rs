@@ -1,7 +1,7 @@
-//! The rules as nft text, for people: dry runs, logs, reviews. Nothing reads it back.
+//! Renders rules as nft text for dry runs, logs and reviews. No code of Gybe parses it.
 //!
-//! The text is a complete script for `nft -f`; loaded, it lists the same as what the netlink batch
-//! wrote (integration/tests/commands/render.rs). It is rendered apart from the bytes, from the same value.
+//! The text is a complete script for `nft -f`. After loading it, `nft list` prints the same as after the netlink batch
+//! (integration/tests/commands/render.rs). Both are rendered from the same value, independently of each other.
 
 use crate::policy::{InterfaceName, PortSet};
 use crate::ruleset::{
@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 use std::fmt::{Display, Write};
 use std::ops::RangeInclusive;
 
-/// The rules as a script for `nft -f`: loading it twice is the same as once.
+/// Renders the rules as a script for `nft -f`. Loading it again changes nothing.
 pub fn show(rules: &Ruleset) -> String {
     let mut text = String::from("table inet gybe\ndelete table inet gybe\ntable inet gybe {\n");
     for list in &rules.lists() {
@@ -35,12 +35,12 @@ fn show_chain(chain: &Chain) -> String {
     text + "\t}\n"
 }
 
-/// One rule as nft writes it, its name as the comment.
+/// Renders one rule in nft syntax, with its id as the comment.
 pub fn show_rule(rule: &Rule) -> String {
     let lists = rule.lists();
     let mut text = String::new();
     for (at, m) in rule.matches.iter().enumerate() {
-        // A transport protocol is said once, with its port where there is one.
+        // The clause of a port includes the transport protocol.
         let port_follows = rule.matches.get(at + 1).is_some_and(is_port);
         if matches!(m, Match::Protocol(Protocol::Tcp | Protocol::Udp)) && port_follows {
             continue;

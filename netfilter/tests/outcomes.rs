@@ -1,4 +1,4 @@
-//! Where packets end up, asked of the rules themselves: no kernel, every port.
+//! The outcome of packets by the compiled rules, evaluated by `trace` without a kernel, for every port.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot be set up must stop")]
 
@@ -19,7 +19,7 @@ fn port(number: u16) -> Port {
     Port::new(number).unwrap()
 }
 
-/// What the injector asks for, on both families.
+/// The injector's default policy for both families.
 fn policy() -> RedirectPolicy {
     RedirectPolicy::injected(Families::V4AndV6)
 }
@@ -58,13 +58,13 @@ fn outcome(rules: &Ruleset, packet: &Packet) -> PacketOutcome {
 }
 
 #[test]
-fn every_inbound_port_is_either_left_alone_or_redirected() {
+fn every_inbound_port_is_either_untouched_or_redirected() {
     let rules = compile(&policy());
     for host in ["10.244.0.10", "fd00:10::10"] {
         for number in 0..=u16::MAX {
-            let alone = matches!(number, 15008 | 15020 | 15021 | 15090);
+            let is_exempt = matches!(number, 15008 | 15020 | 15021 | 15090);
             let expected =
-                if alone { PacketOutcome::Untouched } else { PacketOutcome::Redirected(port(15006)) };
+                if is_exempt { PacketOutcome::Untouched } else { PacketOutcome::Redirected(port(15006)) };
             let target = SocketAddr::new(host.parse().unwrap(), number);
             assert_eq!(outcome(&rules, &arrives(target)), expected, "{target}");
         }
@@ -87,7 +87,7 @@ fn every_outbound_port_is_either_excluded_or_redirected() {
 }
 
 #[test]
-fn the_proxy_meets_itself_only_where_its_own_pod_is_called() {
+fn connections_of_the_proxy_are_redirected_only_to_its_own_pod() {
     let rules = compile(&policy());
     for (packet, expected, by) in [
         (out("10.1.2.3:80", PROXY), PacketOutcome::Untouched, Some("proxy-uid")),
@@ -137,7 +137,7 @@ fn f40_with_ipv6_off_no_rule_applies_to_an_ipv6_packet() {
 }
 
 #[test]
-fn an_exclusion_beats_an_included_port_and_that_beats_the_networks() {
+fn an_excluded_network_precedes_an_included_port_which_precedes_included_networks() {
     let mut p = policy();
     p.outbound.included_to = Destinations::Only(nets("20.0.0.0/8"));
     p.outbound.included_ports = [9000].into_iter().collect();
@@ -155,7 +155,7 @@ fn an_exclusion_beats_an_included_port_and_that_beats_the_networks() {
 }
 
 #[test]
-fn with_dns_capture_queries_go_to_the_agent_and_the_agents_own_leave() {
+fn with_dns_capture_queries_go_to_the_agent_and_the_agents_own_queries_leave() {
     let mut p = policy();
     p.dns = Dns::All;
     let rules = compile(&p);
@@ -192,7 +192,7 @@ fn tproxy_intercepts_what_arrives_and_what_the_proxy_sends_to_its_own_pod() {
 }
 
 #[test]
-fn a_list_never_makes_more_rules() {
+fn the_length_of_a_list_does_not_change_the_number_of_rules() {
     let few = compile(&RedirectPolicy { inbound: Inbound::AllBut([80].into_iter().collect()), ..policy() });
     let many =
         compile(&RedirectPolicy { inbound: Inbound::AllBut((0..30000).step_by(2).collect()), ..policy() });
@@ -201,7 +201,7 @@ fn a_list_never_makes_more_rules() {
 }
 
 #[test]
-fn rule_names_are_unique_and_no_chain_is_empty() {
+fn rule_ids_are_unique_and_no_chain_is_empty() {
     let mut p = policy();
     p.dns = Dns::Servers(nets("10.96.0.10/32,fd00:96::10/128"));
     p.outbound.included_to = Destinations::Only(nets("127.0.0.0/8,10.0.0.0/8,fd00::/8"));
@@ -216,7 +216,7 @@ fn rule_names_are_unique_and_no_chain_is_empty() {
 }
 
 #[test]
-fn no_rule_leads_to_a_chain_that_is_not_there() {
+fn no_rule_continues_in_a_missing_chain() {
     for groups in [Groups::Only(BTreeSet::from([202])), Groups::AllBut(BTreeSet::from([202]))] {
         for dns in [Dns::Off, Dns::All] {
             let mut p = RedirectPolicy { dns, ..policy() };
@@ -233,7 +233,7 @@ fn no_rule_leads_to_a_chain_that_is_not_there() {
 }
 
 #[test]
-fn without_a_rule_the_rest_stays() {
+fn without_removes_one_rule_and_keeps_the_others() {
     let rules = compile(&policy());
     let rest = rules.without("proxy-uid").unwrap();
     assert_eq!(rest.rules().count(), rules.rules().count() - 1);

@@ -138,13 +138,13 @@ fn draft(conf: &PluginConf, pod: &PodFacts) -> Result<PolicyDraft, PodRefusal> {
 const DNS_CAPTURE: &str = "ISTIO_META_DNS_CAPTURE";
 const INVALID_DROP: &str = "INVALID_DROP";
 
-/// The mode as the injector writes it for the proxy. Only the annotation of the mode decides.
+/// The mode that the injector sets for the proxy. Only the annotation of the mode has an effect here.
 const INTERCEPTION_MODE: &str = "ISTIO_META_INTERCEPTION_MODE";
 
 /// Boolean variables of the proxy.
 const BOOLEANS: [&str; 4] = [DNS_CAPTURE, INVALID_DROP, families::DUAL_STACK, gates::DISABLE_ENVOY];
 
-/// Whether a decision reads this variable of the proxy.
+/// Reports whether a decision reads this variable of the proxy.
 pub(crate) fn is_read_variable(variable: &str) -> bool {
     variable == INTERCEPTION_MODE || BOOLEANS.contains(&variable)
 }
@@ -170,14 +170,14 @@ fn inbound(default: InboundDefault, traffic: &TrafficAnnotations, pod: &PodFacts
     }
 }
 
-/// The TCP ports that the containers other than the proxy declare.
+/// Returns the TCP ports that the containers other than the proxy declare.
 fn container_ports(pod: &PodFacts) -> PortSet {
     pod.long_lived().filter(|c| c.name != PROXY).flat_map(|c| c.tcp_ports.iter().copied()).collect()
 }
 
-/// Sentences about what has no effect in the pod's manifest, although its author probably expects one:
-/// unknown annotations, boolean variables of the proxy that are not booleans (they count as false, as in
-/// Istio), and a mode that is only in a variable.
+/// Returns warnings about entries of the pod's manifest that have no effect, although their author probably
+/// expects one: unknown annotations, boolean variables of the proxy that are not booleans (they count as false,
+/// as in Istio), and a mode that is only in a variable.
 pub fn warnings(pod: &PodFacts) -> Vec<String> {
     let unknown = annotations::unknown(pod.annotations.keys().map(String::as_str));
     let value =

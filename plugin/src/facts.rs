@@ -1,4 +1,4 @@
-//! The facts of a pod, from an ordered list of sources: the first that knows the pod wins.
+//! The facts of a pod, from the first source of an ordered list that knows the pod.
 //!
 //! Each source is a file under `facts/`; the facts are defined in `pod`. The runtime's annotations are not a
 //! source: `gates` decides by them whether a source is queried.
@@ -65,7 +65,7 @@ pub enum FactsError {
     /// The node agent failed.
     #[error(transparent)]
     Agent(#[from] AgentError),
-    /// The API server, or the way to it, failed.
+    /// The query of the API server failed.
     #[error(transparent)]
     Kubeconfig(#[from] KubeconfigError),
     /// The manifest in the directory cannot be used.
@@ -74,7 +74,7 @@ pub enum FactsError {
     /// Several sources failed.
     #[error("{first}; {rest}")]
     Several {
-        /// The first error, which gives the number.
+        /// The first error, which determines the error code.
         first: Box<FactsError>,
         /// The other errors.
         rest: String,
@@ -115,7 +115,7 @@ impl Hint for FactsError {
                 "check that the node agent (gybe node, DaemonSet gybe-node) runs on this node; the kubelet retries".into(),
             ),
             Self::Kubeconfig(error) => error.hint(),
-            // A hint would take the room of the later errors.
+            // A hint would displace the later errors.
             Self::Directory(_) | Self::Several { .. } => None,
         }
     }
@@ -124,7 +124,7 @@ impl Hint for FactsError {
 /// Queries the sources in order, all of them within one deadline.
 ///
 /// # Errors
-/// When no source knows the pod: the errors of all sources, the first in front.
+/// If no source knows the pod: the errors of all sources in their order.
 pub fn look_up(conf: &FactsConf, pod: &PodRef) -> Result<PodFacts, FactsError> {
     let deadline = Instant::now() + conf.deadline;
     let sources = sources(conf);
@@ -161,7 +161,7 @@ impl FactsSource<'_> {
         }
     }
 
-    /// Says that the source does not know the pod.
+    /// Returns the sentence that the source does not know the pod.
     fn unknown(self, pod: &PodRef) -> String {
         match self {
             Self::Agent(socket) => format!("the node agent at {} does not know {pod}", socket.display()),
@@ -180,12 +180,12 @@ fn sources(conf: &FactsConf) -> Vec<FactsSource<'_>> {
     [agent, kubeconfig, directory].into_iter().flatten().collect()
 }
 
-/// Whether nothing in the facts contradicts that they are about this pod.
+/// Reports whether namespace, name and uid match the pod's. A value that is missing in the facts matches.
 pub fn matches(facts: &PodFacts, pod: &PodRef) -> bool {
     difference(facts, pod).is_none()
 }
 
-/// Whether both have a uid, and the same; without, the facts may be about an earlier pod of that name.
+/// Reports whether both have the same uid. Without a uid the facts may be about an earlier pod of that name.
 pub fn same_uid(facts: &PodFacts, pod: &PodRef) -> bool {
     let uid = pod.uid.as_deref().unwrap_or_default();
     !uid.is_empty() && (facts.uid == uid || is_mirror_of(facts, uid))
@@ -195,7 +195,7 @@ fn same_pod(facts: PodFacts, pod: &PodRef) -> Result<PodFacts, FactsError> {
     difference(&facts, pod).map_or(Ok(facts), Err)
 }
 
-/// The first of namespace, name and uid that differs. What the facts do not have does not differ.
+/// Returns the first of namespace, name and uid that differs. A value that is missing in the facts does not differ.
 fn difference(facts: &PodFacts, pod: &PodRef) -> Option<FactsError> {
     let uid = pod.uid.as_deref().filter(|uid| !is_mirror_of(facts, uid)).unwrap_or(&facts.uid);
     let parts = [
@@ -209,7 +209,7 @@ fn difference(facts: &PodFacts, pod: &PodRef) -> Option<FactsError> {
     Some(FactsError::OtherPod { what, found: short(found), expected: short(expected) })
 }
 
-/// Whether the facts are the API server's mirror of a static pod. A static pod runs under the hash of its
+/// Reports whether the facts are the API server's mirror of a static pod. A static pod runs under the hash of its
 /// file; its mirror has another uid, and the hash in an annotation.
 fn is_mirror_of(facts: &PodFacts, uid: &str) -> bool {
     ["kubernetes.io/config.hash", "kubernetes.io/config.mirror"]

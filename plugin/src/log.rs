@@ -29,7 +29,7 @@ pub(crate) struct CallContext {
     pub(crate) started: Instant,
 }
 
-/// Microseconds since then.
+/// Returns the microseconds since `since`.
 pub(crate) fn micros(since: Instant) -> u64 {
     u64::try_from(since.elapsed().as_micros()).unwrap_or(u64::MAX)
 }
@@ -184,8 +184,8 @@ pub fn timestamp(now: SystemTime) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{:06}Z", since.subsec_micros())
 }
 
-/// Year, month and day of the date that many days after 1970-01-01. Years are counted from March on, so
-/// that the leap day is the last day of a year, in cycles of 400 years.
+/// Returns year, month and day of the date `days` days after 1970-01-01. The calculation starts years in March, so
+/// that the leap day is the last day of a year, and uses cycles of 400 years.
 fn date(days: u64) -> (u64, u64, u64) {
     let days = days + 719_468;
     let (cycle, day_of_cycle) = (days / 146_097, days % 146_097);

@@ -1,5 +1,5 @@
-//! Whether our DaemonSet exists. Its absence counts only when this process has seen it before: under another name it never
-//! exists.
+//! Whether our DaemonSet exists. Its absence counts only if this process has seen it before: an operator may have installed it
+//! under another name, and then every query reports it absent.
 
 use super::node_label::ClusterNode;
 use crate::agent::cluster::{DaemonSetState, daemonset_state};
@@ -12,26 +12,26 @@ use std::time::{Duration, Instant};
 const NAME: &str = "gybe-node";
 /// The kubelet gives the agent thirty seconds to end; up to two of these queries precede the uninstall.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// The time between two queries while the API server does not respond. Milliseconds.
-const MINUTE: u16 = 60_000;
+/// The time between two queries while the API server does not respond, in milliseconds.
+const RETRY_INTERVAL_MS: u16 = 60_000;
 
 /// Our DaemonSet, and whether this process has seen it.
 #[derive(Debug)]
 pub(super) struct DaemonSet<'a> {
-    home: Option<&'a ClusterNode>,
+    node: Option<&'a ClusterNode>,
     namespace: String,
     was_seen: AtomicBool,
 }
 
 impl<'a> DaemonSet<'a> {
-    pub(super) fn new(home: Option<&'a ClusterNode>, namespace: &str) -> Self {
-        Self { home, namespace: namespace.to_owned(), was_seen: AtomicBool::new(false) }
+    pub(super) fn new(node: Option<&'a ClusterNode>, namespace: &str) -> Self {
+        Self { node, namespace: namespace.to_owned(), was_seen: AtomicBool::new(false) }
     }
 
-    /// Queries until the API server has responded, or `stop` is readable. A refusal may be lifted later.
+    /// Queries until the API server has responded, or `stop` is readable. A refused query is repeated too: an operator may grant the permission later.
     pub(super) fn observe(&self, stop: BorrowedFd<'_>) {
         while let Some(DaemonSetState::Unknown(_) | DaemonSetState::Refused(_)) = self.query() {
-            match poll(&mut [PollFd::new(stop, PollFlags::POLLIN)], PollTimeout::from(MINUTE)) {
+            match poll(&mut [PollFd::new(stop, PollFlags::POLLIN)], PollTimeout::from(RETRY_INTERVAL_MS)) {
                 Ok(0) | Err(_) => {}
                 Ok(_) => return,
             }
@@ -42,7 +42,7 @@ impl<'a> DaemonSet<'a> {
     pub(super) fn state(&self) -> Option<DaemonSetState> {
         let state = self.query()?;
         if state == DaemonSetState::Absent && !self.was_seen.load(Ordering::Acquire) {
-            let why = format!("{NAME} did not exist while the agent ran, either");
+            let why = format!("{NAME} was absent during the agent's whole run; it may have another name");
             return Some(DaemonSetState::Unknown(why));
         }
         Some(state)
@@ -50,7 +50,7 @@ impl<'a> DaemonSet<'a> {
 
     fn query(&self) -> Option<DaemonSetState> {
         let until = Instant::now() + TIMEOUT;
-        let state = daemonset_state(&self.home?.cluster, &self.namespace, NAME, until);
+        let state = daemonset_state(&self.node?.cluster, &self.namespace, NAME, until);
         if state == DaemonSetState::Present {
             self.was_seen.store(true, Ordering::Release);
         }

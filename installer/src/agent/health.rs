@@ -33,7 +33,7 @@ pub(crate) fn status(agent: &AgentSnapshot) -> AgentStatus {
     }
 }
 
-/// Returns the status of an agent that only answers queries about pods.
+/// Returns the status of an agent that only serves queries about pods.
 pub(crate) fn status_without_node(pods: Option<String>, sockets: Vec<String>) -> AgentStatus {
     let reasons: Vec<String> = pods.into_iter().chain(sockets).collect();
     AgentStatus { ready: reasons.is_empty(), reasons, ..AgentStatus::default() }
@@ -54,16 +54,18 @@ fn ready(agent: &AgentSnapshot) -> Page {
     if ready { Page::ok(text) } else { Page::unavailable(text) }
 }
 
-/// Whether our entry is out of the node's chain, and the DaemonSet may be deleted.
+/// Reports whether our entry is removed, so that the DaemonSet may be deleted.
 fn left(agent: &AgentSnapshot) -> Page {
     let report = &agent.status.report;
     match report.phase {
-        Phase::Uninstalled { plugin_stays: false } => Page::ok("left; nothing stays\n"),
+        Phase::Uninstalled { plugin_stays: false } => Page::ok("uninstalled; no program stays\n"),
         Phase::Uninstalled { plugin_stays: true } => Page::ok(
-            "left; the DaemonSet may be deleted. gybe-cni stays while a sandbox that may name it lives or is being made, to \
-             answer its DEL; then this agent removes it, or gybe uninstall on the node\n",
+            "uninstalled; the DaemonSet may be deleted. gybe-cni stays for its DEL while a sandbox that may name it exists or is being \
+             created; then this agent removes it, or gybe uninstall on the node\n",
         ),
-        Phase::Uninstalling => Page::unavailable(format!("leaving\n- {}\n", report.missing.join("\n- "))),
-        Phase::Installed | Phase::Starting => Page::unavailable("not asked to leave\n"),
+        Phase::Uninstalling => {
+            Page::unavailable(format!("uninstalling\n- {}\n", report.missing.join("\n- ")))
+        }
+        Phase::Installed | Phase::Starting => Page::unavailable("no uninstall requested\n"),
     }
 }

@@ -1,7 +1,7 @@
 //! Istio's components on this node: their pods, and whether istio-cni's agent runs.
 //!
-//! While istio-cni's agent runs it would write its entry again, and as it ends it removes its entry and its program: so
-//! neither an entry nor a program shows whether it runs.
+//! Neither an entry nor a program of istio-cni shows whether its agent runs: the agent writes a removed entry again, and
+//! removes its entry and its program when it ends.
 
 use super::PodLookup;
 use crate::host::istio_cni::accepts_log;
@@ -27,11 +27,12 @@ impl IstioComponent {
     /// controller looks for it.
     #[must_use]
     pub fn istio_cni(settings: &Settings) -> Self {
-        let (ground, choices) = (&settings.environment, &settings.options);
-        let namespaces = [ground.namespace.as_str(), &ground.control_plane, "kube-system", SAIL_NAMESPACE];
+        let (environment, options) = (&settings.environment, &settings.options);
+        let namespaces =
+            [environment.namespace.as_str(), &environment.control_plane, "kube-system", SAIL_NAMESPACE];
         let namespaces = namespaces.into_iter().filter(|name| !name.is_empty()).map(str::to_owned);
-        let excluded = choices.conf.exclude_namespaces.iter().cloned();
-        let named = choices.istio_cni_namespace.iter().map(ToString::to_string);
+        let excluded = options.conf.exclude_namespaces.iter().cloned();
+        let named = options.istio_cni_namespace.iter().map(ToString::to_string);
         let label = ("k8s-app", "istio-cni-node");
         let namespaces = namespaces.chain(excluded).chain(named).collect();
         Self { prefix: "istio-cni-node-", label, namespaces }
@@ -66,7 +67,7 @@ pub(crate) enum IstioAgent {
 }
 
 impl IstioAgent {
-    /// Looks for the pod, which is there before the socket and longer, and for the socket, which needs no API server.
+    /// Looks for the pod, which exists before the socket and after it, and for the socket, which needs no API server.
     pub(crate) fn find(pods: &dyn PodLookup, settings: &Settings) -> Self {
         match pods.has_pod_of(&IstioComponent::istio_cni(settings)) {
             Some(true) => Self::HasPod,
@@ -76,7 +77,7 @@ impl IstioAgent {
         }
     }
 
-    /// Reports whether it may still write.
+    /// Reports whether it may still write its entry.
     #[must_use]
     pub(crate) fn may_run(self) -> bool {
         self != Self::Absent

@@ -11,7 +11,7 @@ use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
 
-/// Larger than any token or bundle of certificates.
+/// In bytes; larger than any token or bundle of certificates.
 const MAX_SIZE: u64 = 1 << 20;
 
 /// The contents of the kubeconfig besides the server.
@@ -76,21 +76,21 @@ pub(crate) struct Kubeconfig {
     pub(crate) expires: Option<SystemTime>,
 }
 
-/// Writes the kubeconfig, if the service account's files say something else than it does.
-pub(crate) fn update(ground: &Environment, now: SystemTime) -> Result<Kubeconfig, KubeconfigError> {
-    let (text, token) = current(&ground.api)?;
-    let path = ground.kubeconfig();
-    let was_written = !is_current(&path, &text, ground.kubeconfig_mode);
+/// Writes the kubeconfig if it differs from the service account's files.
+pub(crate) fn update(environment: &Environment, now: SystemTime) -> Result<Kubeconfig, KubeconfigError> {
+    let (text, token) = current(&environment.api)?;
+    let path = environment.kubeconfig();
+    let was_written = !is_current(&path, &text, environment.kubeconfig_mode);
     if was_written {
         let failed = |source| KubeconfigError::Write { path: path.clone(), source };
-        replace(&path, &text, ground.kubeconfig_mode).map_err(failed)?;
+        replace(&path, &text, environment.kubeconfig_mode).map_err(failed)?;
     }
     Ok(Kubeconfig { was_written, validity: validity(&token, now), expires: expiry(&token) })
 }
 
 /// Removes the kubeconfig and its temporary file; reports whether there was one.
-pub(crate) fn remove(ground: &Environment) -> Result<bool, KubeconfigError> {
-    let path = ground.kubeconfig();
+pub(crate) fn remove(environment: &Environment) -> Result<bool, KubeconfigError> {
+    let path = environment.kubeconfig();
     let failed = |source| KubeconfigError::Write { path: path.clone(), source };
     let temporary = remove_file(&path.with_file_name(KUBECONFIG_TEMPORARY)).map_err(failed)?;
     Ok(remove_file(&path).map_err(failed)? || temporary)
@@ -133,8 +133,8 @@ fn is_current(path: &Path, text: &str, mode: u32) -> bool {
     has_mode && read(path).is_ok_and(|bytes| bytes == text.as_bytes())
 }
 
-/// Writes a temporary file and renames it, so that no process reads a part of it, or reads it without the right to. Not synced:
-/// the directory is in memory, and does not outlive the boot.
+/// Writes a temporary file and renames it, so that no process reads a partial file, or a file with a wider mode. Not synced: the
+/// directory is in memory.
 fn replace(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     let temporary = path.with_file_name(KUBECONFIG_TEMPORARY);
     remove_file(&temporary)?;

@@ -52,7 +52,7 @@ impl ManifestPods {
         Ok(())
     }
 
-    /// Returns what the files say now. The directory is not listed when the file with this pod is unchanged.
+    /// Returns the pod from the files as they are now. The directory is not listed when the file with this pod is unchanged.
     fn query(&self, pod: &PodRef) -> FactsResponse {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(facts) = unchanged(&files, pod) {
@@ -79,7 +79,7 @@ impl ManifestPods {
     }
 }
 
-/// Returns the pod, if it is known and its file is unchanged.
+/// Returns the pod if an earlier read found it and its file is unchanged.
 fn unchanged(files: &BTreeMap<PathBuf, Manifest>, pod: &PodRef) -> Option<PodFacts> {
     let find = |file: &Manifest| {
         let mut pods = file.pods.iter().flatten();
@@ -95,7 +95,7 @@ fn is_named(facts: &PodFacts, pod: &PodRef) -> bool {
 }
 
 impl PodLookup for ManifestPods {
-    /// A file exists or not: there is nothing to wait for.
+    /// Does not wait: the directory shows at once whether it contains the pod.
     fn find(&self, pod: &PodRef) -> Option<FactsResponse> {
         Some(self.query(pod))
     }
@@ -148,7 +148,7 @@ fn stamp(file: &Metadata) -> Stamp {
     (file.dev(), file.ino(), file.mtime(), file.mtime_nsec(), file.size())
 }
 
-/// Reads only pods: the names of a template's pods are not in it.
+/// Reads only manifests of kind Pod: a workload's template does not contain the names of its pods.
 fn read(path: &Path) -> Result<Vec<PodFacts>, String> {
     let mut text = String::new();
     let most = u64::try_from(manifest::LONGEST).unwrap_or(u64::MAX).saturating_add(1);

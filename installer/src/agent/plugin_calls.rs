@@ -37,7 +37,7 @@ pub(crate) struct CallCounts {
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct Histogram {
-    /// For each of `BOUNDS` the number of calls up to it, without those of the bucket before.
+    /// The number of calls in the bucket of each of `BOUNDS`, not cumulative.
     pub(crate) counts: [u64; BOUNDS.len()],
     pub(crate) count: u64,
     /// Microseconds.

@@ -38,11 +38,11 @@ pub(crate) fn probe_all() -> Result<ProbeReport, ProbeCacheError> {
     ProbeCache::default().get_or_probe(MaxAge::Fresh, untried)
 }
 
-/// Keeps the report up to date until `stop` is readable. `learnt` is the first one.
-pub(crate) fn watch(learnt: &ProbeReport, stop: &SignalFd, log: &Log) {
+/// Keeps the report up to date until `stop` is readable. `report` is the first one.
+pub(crate) fn watch(report: &ProbeReport, stop: &SignalFd, log: &Log) {
     let mut watch = DirectoryWatch::new([DIRECTORY.into()]);
-    let mut schedule = Schedule::new(&learnt.capabilities, Instant::now());
-    log_result(log, learnt);
+    let mut schedule = Schedule::new(&report.capabilities, Instant::now());
+    log_result(log, report);
     let mut runtimes = Vec::new();
     loop {
         report_runtimes(&mut runtimes, log);
@@ -96,9 +96,9 @@ fn report_state(cache: &ProbeCache) -> ReportState {
 
 fn probe_again(log: &Log) -> Option<Capabilities> {
     match ProbeCache::default().get_or_probe(MaxAge::Recent, untried) {
-        Ok(learnt) => {
-            log_result(log, &learnt);
-            Some(learnt.capabilities)
+        Ok(report) => {
+            log_result(log, &report);
+            Some(report.capabilities)
         }
         Err(why) => {
             let hint = why.hint();
@@ -108,20 +108,20 @@ fn probe_again(log: &Log) -> Option<Capabilities> {
     }
 }
 
-fn log_result(log: &Log, learnt: &ProbeReport) {
-    match choose(&learnt.capabilities, BackendSetting::Auto) {
+fn log_result(log: &Log, report: &ProbeReport) {
+    match choose(&report.capabilities, BackendSetting::Auto) {
         Ok(choice) => {
             let fields =
-                json!({ "backend": choice.backend.name(), "why": choice.why, "kernel": learnt.node.kernel });
+                json!({ "backend": choice.backend.name(), "why": choice.why, "kernel": report.node.kernel });
             log.info("gybe probe: probed the node", fields);
         }
         Err(none) => {
             let fields =
-                json!({ "why": none.to_string(), "hint": none.hint(), "kernel": learnt.node.kernel });
+                json!({ "why": none.to_string(), "hint": none.hint(), "kernel": report.node.kernel });
             log.error("gybe probe: no backend works", fields);
         }
     }
-    if let Some(why) = &learnt.store_error {
+    if let Some(why) = &report.store_error {
         log.warn("gybe probe: the report cannot be stored in /run/gybe", json!({ "why": why.to_string() }));
     }
 }

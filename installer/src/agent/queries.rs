@@ -25,8 +25,8 @@ impl<'a> CountedPods<'a> {
         [(200, count(&self.known)), (404, count(&self.unknown)), (503, count(&self.faults))]
     }
 
-    fn count(&self, answer: &FactsResponse) {
-        let counter = match answer {
+    fn count(&self, response: &FactsResponse) {
+        let counter = match response {
             FactsResponse::Pod(_) => &self.known,
             FactsResponse::Unknown => &self.unknown,
             FactsResponse::Error(_) => &self.faults,
@@ -37,13 +37,13 @@ impl<'a> CountedPods<'a> {
 
 impl PodLookup for CountedPods<'_> {
     fn find(&self, pod: &PodRef) -> Option<FactsResponse> {
-        self.pods.find(pod).inspect(|answer| self.count(answer))
+        self.pods.find(pod).inspect(|response| self.count(response))
     }
 
     fn wait_for(&self, pod: &PodRef, until: Instant) -> FactsResponse {
-        let answer = self.pods.wait_for(pod, until);
-        self.count(&answer);
-        answer
+        let response = self.pods.wait_for(pod, until);
+        self.count(&response);
+        response
     }
 
     fn state(&self) -> PodsState {

@@ -1,4 +1,4 @@
-//! The reconcile loop: wakes when something may have changed, observes the node, and does what one pass can do. PerDirectory turn
+//! The reconcile loop: wakes when something may have changed, observes the node, and applies one pass of changes. Each turn
 //! returns a report, which is published as the agent's status. No error of a turn ends the loop.
 
 mod backend;
@@ -89,7 +89,7 @@ pub(crate) struct ReconcileContext<'a> {
     pub(crate) label: Option<&'a NodeLabel>,
 }
 
-/// What a turn came to.
+/// The result of a turn.
 struct Turn {
     report: TurnReport,
     next: NextTurn,
@@ -100,7 +100,7 @@ impl<'a> Reconciler<'a> {
     pub(crate) fn new(config: ReconcileConfig, context: ReconcileContext<'a>) -> Self {
         let settings = &config.settings.current;
         for note in &settings.notes {
-            context.log.warn("gybe node: a setting", json!({ "note": note }));
+            context.log.warn("gybe node: note on the settings", json!({ "note": note }));
         }
         Self {
             watch: DirectoryWatch::new(watched_directories(settings)),
@@ -120,7 +120,7 @@ impl<'a> Reconciler<'a> {
         }
     }
 
-    /// Takes turns until `stop` is readable, and leaves the node as it is then.
+    /// Takes turns until `stop` is readable; changes nothing after that.
     pub(crate) fn run(mut self, stop: BorrowedFd<'_>) -> Self {
         let mut woken = Instant::now();
         loop {
@@ -172,7 +172,7 @@ impl<'a> Reconciler<'a> {
         Turn { report: TurnReport { missing: vec![why], ..before }, next }
     }
 
-    /// Brings the node as near to the desired state as is possible now.
+    /// Applies as much of the desired state as is possible now.
     fn reconcile(&mut self, woken: Instant) -> Turn {
         let kubeconfig = self.update_kubeconfig();
         let facts = self.environment.observe(&self.settings.current, self.context.pods, &mut self.log);
@@ -190,7 +190,7 @@ impl<'a> Reconciler<'a> {
             probed: self.backend.recorded_probe(),
             take_over: facts.take_over,
             stand_in: facts.stand_in,
-            burial: self.grace_period.programs(Instant::now()),
+            program_removal: self.grace_period.programs(Instant::now()),
         };
         let desired = match self.settings.current.desired(&node) {
             Ok(desired) => desired,
@@ -217,7 +217,7 @@ impl<'a> Reconciler<'a> {
         self.desired = Some(desired);
         let Turn { report, next } = self.report(&pass, woken);
         let mut report = known(report);
-        // A change that is left may be to the conf that names the kubeconfig.
+        // A pending change may concern the conf file that names the kubeconfig.
         if report.missing.is_empty() {
             self.remove_kubeconfig();
         }
@@ -237,12 +237,13 @@ impl<'a> Reconciler<'a> {
         turn
     }
 
-    /// Returns what the probe saw of the runtimes. A runtime that calls our plugin reads the drop-in, once no sandbox can be
-    /// in creation that was begun under another conf.
+    /// Returns the probe's report about the runtimes. A call of our plugin shows that the runtime reads the drop-in, if it comes
+    /// so late that the runtime cannot have begun the sandbox under an earlier conf.
     fn runtimes(&self) -> Runtimes {
-        let ground = &self.settings.current.environment;
-        let report = RuntimeReport::kept_in(&ground.probe);
-        let mut runtimes = report.as_ref().map_or_else(Runtimes::default, |it| it.known(&ground.directories));
+        let environment = &self.settings.current.environment;
+        let report = RuntimeReport::kept_in(&environment.probe);
+        let mut runtimes =
+            report.as_ref().map_or_else(Runtimes::default, |it| it.known(&environment.directories));
         if report.is_none() && Instant::now() < self.report_until {
             runtimes.plugin_directory = ConfiguredDirectory::Awaited;
         }
@@ -253,7 +254,7 @@ impl<'a> Reconciler<'a> {
         runtimes
     }
 
-    /// Writes the kubeconfig, before the conf that names it; none where there is to be none. Its failure does not delay the
+    /// Writes the kubeconfig, before the conf that names it; none if the settings need none. Its failure does not delay the
     /// conf: the plugin queries the agent first.
     fn update_kubeconfig(&mut self) -> Result<Option<Kubeconfig>, String> {
         let settings = &self.settings.current;
@@ -312,13 +313,14 @@ impl<'a> Reconciler<'a> {
 const BUSY: &str = "gybe node: the node cannot be changed now";
 const KUBECONFIG_FAILED: &str = "gybe node: the kubeconfig cannot be kept up to date";
 
-/// Returns the directories whose changes wake the loop. The host's may appear later; the other two are mounts, there from the
-/// start or never.
+/// Returns the directories whose changes wake the loop. The host's directories may appear later; the other two are mounts, which
+/// exist from the start or never.
 fn watched_directories(settings: &Settings) -> Vec<PathBuf> {
-    let ground = &settings.environment;
-    let mounts = [&ground.config, &ground.api.service_account];
+    let environment = &settings.environment;
+    let mounts = [&environment.config, &environment.api.service_account];
     let mounts = mounts.into_iter().filter(|path| path.is_dir());
-    let all = [&ground.directories.conf, &ground.directories.programs].into_iter().chain(mounts).cloned();
+    let all =
+        [&environment.directories.conf, &environment.directories.programs].into_iter().chain(mounts).cloned();
     all.chain(network_directories(settings)).collect()
 }
 

@@ -1,5 +1,5 @@
-//! A socket's file: created in one step, for its owner alone, in a directory that only its owner writes to, and removed only
-//! while it is still ours.
+//! A socket's file: created atomically with mode 0600, in a directory that only its owner may write to, and removed only while
+//! the path still is this process's socket.
 
 use crate::host::istio_cni::is_served;
 use gybe_netfilter::hint::Hint;
@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 pub enum SocketError {
     #[error("its directory {} cannot be created or read", .directory.display())]
     Directory { directory: PathBuf, source: io::Error },
-    #[error("its directory {} belongs to user {owner} and has mode {mode:o}; others could replace the socket", .directory.display())]
+    #[error("its directory {} belongs to user {owner} and has mode {mode:o}; other users could replace the socket", .directory.display())]
     WritableDirectory { directory: PathBuf, owner: u32, mode: u32 },
     #[error("another file that is not a socket has its name")]
     Occupied,
@@ -32,7 +32,7 @@ impl Hint for SocketError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::WritableDirectory { .. } => {
-                Some("give the directory to root, and take write permission from all others".into())
+                Some("chown the directory to root, and chmod it 0755".into())
             }
             Self::Occupied => {
                 Some("find out what it is, and remove it; or serve elsewhere: CNI_AGENT_RUN_DIR, --socket".into())
@@ -58,7 +58,7 @@ pub(crate) struct SocketFile {
 
 impl SocketFile {
     /// Binds a new socket, calls `prepare` (listen) with it, and renames it to `path`, replacing the socket of an earlier
-    /// agent. Until it is prepared no process can connect to it (unix(7)), so none meets it with another mode.
+    /// agent. Until it is prepared no process can connect to it (unix(7)), so no client sees it with another mode.
     pub(crate) fn create(
         path: &Path,
         kind: SockType,
@@ -85,7 +85,7 @@ impl SocketFile {
         self.is_ours() || is_served(&self.path, self.kind)
     }
 
-    /// The inode is not given to another file as long as the socket is open.
+    /// The kernel does not reuse the inode number while the socket is open.
     fn is_ours(&self) -> bool {
         let file = fs::symlink_metadata(&self.path).map(|file| (file.dev(), file.ino()));
         file.is_ok_and(|inode| inode == self.inode)

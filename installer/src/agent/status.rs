@@ -1,5 +1,5 @@
-//! The agent's status: what each turn of the reconcile loop reports, what adds up over the turns, and the snapshot that
-//! `/readyz`, `/metrics` and the facts socket show.
+//! The agent's status: the report of each turn of the reconcile loop, counters over all turns, and the snapshot that
+//! `/readyz`, `/metrics` and the facts socket report.
 
 use super::istio::IstioAgent;
 use super::plugin_calls::{CallCounts, PluginCalls};
@@ -16,7 +16,7 @@ use std::time::{Duration, Instant, SystemTime};
 /// A single rewrite is repaired in a fraction of this, and does not make the agent unready.
 const MOMENT: Duration = Duration::from_secs(1);
 /// A turn takes milliseconds. It may wait for a disk, and for a program that is tried: 10 s each.
-const HUNG: Duration = Duration::from_secs(120);
+const HUNG_AFTER: Duration = Duration::from_secs(120);
 
 /// The report of one turn of the reconcile loop.
 #[derive(Debug, Clone, Default, PartialEq)]
@@ -24,13 +24,13 @@ pub(crate) struct TurnReport {
     pub(crate) phase: Phase,
     /// What differs from the desired state, in sentences.
     pub(crate) missing: Vec<String>,
-    /// What does not keep a pod from the mesh, and an operator should know.
+    /// Notes for operators; they do not prevent a pod's redirection.
     pub(crate) notes: Vec<String>,
     /// A directory that is mounted here and was deleted on the host, in a sentence.
     pub(crate) deleted_directory: Option<String>,
-    /// What is wrong with the ConfigMap, while the settings before it hold.
+    /// Why the ConfigMap is invalid, while the previous settings stay in use.
     pub(crate) settings_error: Option<String>,
-    /// The setting of that name.
+    /// The setting `plugin_dir`.
     pub(crate) plugin_dir: Confirmed,
     /// The conflict over each directory, in sentences.
     pub(crate) conflicts: PerDirectory<Option<String>>,
@@ -56,33 +56,33 @@ pub(crate) struct PassReport {
     /// Whether the system refused to write the conf.
     pub(crate) conf_failed: bool,
     pub(crate) rewrites: PerDirectory<RewriteCounts>,
-    /// How long what the pass repaired had been undone.
+    /// How long the repaired rewrites had lasted.
     pub(crate) repaired_in: PerDirectory<Option<Duration>>,
 }
 
-/// How far the node is.
+/// The progress of the installation or the uninstall.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) enum Phase {
     /// The first pass has not ended.
     #[default]
     Starting,
-    /// Our entry belongs into the chain.
+    /// Our entry is to be installed.
     Installed,
     Uninstalling,
-    /// Our entry is out of the chain; what stays is for living sandboxes.
+    /// Our entry is removed; the programs that stay are for existing sandboxes.
     Uninstalled {
         /// Whether the plugin's program stays.
         plugin_stays: bool,
     },
 }
 
-/// The last report, and what adds up over the turns.
+/// The last report, and the counters over all turns.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub(crate) struct Status {
     pub(crate) report: TurnReport,
     /// When the last turn ended.
     pub(crate) turned: Option<Instant>,
-    /// Since when something is missing; none before the node was once in its desired state.
+    /// Since when something is missing; none until the node has once been in its desired state.
     missing_since: Option<Instant>,
     was_complete: bool,
     pub(crate) counts: Counts,
@@ -111,7 +111,7 @@ pub(crate) struct RepairCounts {
 }
 
 impl Status {
-    /// Takes in the report of a turn that ended now.
+    /// Records the report of a turn that ended at `now`.
     pub(crate) fn update(&mut self, report: TurnReport, now: Instant) {
         self.count(&report);
         self.was_complete |= report.missing.is_empty();
@@ -143,8 +143,8 @@ impl Status {
         }
     }
 
-    /// Returns what differs from the desired state. Outside a conflict, what has differed for a moment only is left out; in
-    /// a conflict such moments follow each other, and pods start in each of them.
+    /// Returns what differs from the desired state. Omits differences shorter than `MOMENT`, except in a conflict: there they
+    /// follow each other, and pods start during them.
     pub(crate) fn missing(&self) -> &[String] {
         let is_conflict = self.report.conflicts != PerDirectory::default();
         let is_momentary = !is_conflict && self.missing_since.is_some_and(|since| since.elapsed() < MOMENT);
@@ -166,7 +166,7 @@ impl PublishedStatus {
     }
 }
 
-/// What a snapshot is taken from.
+/// The sources of a snapshot.
 #[derive(Clone, Copy)]
 pub(crate) struct StatusSources<'a> {
     pub(crate) published: &'a PublishedStatus,
@@ -177,7 +177,7 @@ pub(crate) struct StatusSources<'a> {
     pub(crate) started: Instant,
 }
 
-/// The whole agent at one moment.
+/// The state of the whole agent at one time.
 #[derive(Debug)]
 pub(crate) struct AgentSnapshot {
     pub(crate) status: Status,
@@ -213,7 +213,7 @@ impl StatusSources<'_> {
 
 impl AgentSnapshot {
     fn hung(&self) -> Option<String> {
-        (self.idle > HUNG).then(|| format!("the loop has ended no turn for {} s", self.idle.as_secs()))
+        (self.idle > HUNG_AFTER).then(|| format!("the loop has ended no turn for {} s", self.idle.as_secs()))
     }
 
     /// Returns why only a restart of the container helps: the loop hangs, or a directory that is mounted here was deleted
@@ -240,8 +240,8 @@ impl AgentSnapshot {
             }
             // The reason why there has been no pass is among what is missing.
             Phase::Installed | Phase::Starting => None,
-            Phase::Uninstalling => Some("leaving".to_owned()),
-            Phase::Uninstalled { .. } => Some("left, as the ConfigMap's mode says".to_owned()),
+            Phase::Uninstalling => Some("uninstalling".to_owned()),
+            Phase::Uninstalled { .. } => Some("uninstalled, as the ConfigMap's mode requests".to_owned()),
         };
         let backend = match report.backend.as_ref().map(|backend| &backend.verdict) {
             // None before the first pass.

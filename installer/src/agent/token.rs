@@ -1,16 +1,16 @@
-//! The expiry of a service account's token, as its claims have it. Only the API server can verify the token.
+//! The expiry of a service account's token according to its claims. Only the API server can verify the token.
 
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
 use serde_json::Value;
 use std::time::{Duration, SystemTime};
 
-/// The kubelet renews a token after four fifths of its life, so one of an hour has twelve minutes
-/// left at least (kubelet, `requiresRefresh` in token_manager.go).
+/// A token that expires within this time has not been renewed. The kubelet renews a token after four fifths of its life, so
+/// a one-hour token has at least twelve minutes left (kubelet, `requiresRefresh` in token_manager.go).
 pub(crate) const RENEWAL_OVERDUE: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Validity {
-    /// It has no expiry: a token of the old kind, or one that is not a JWT (RFC 7519).
+    /// It has no expiry: a token from a Secret, or one that is not a JWT (RFC 7519).
     Unlimited,
     /// It is valid for this time.
     For(Duration),
@@ -53,7 +53,7 @@ mod tests {
     #[test]
     fn f02_a_tokens_expiry_is_read_from_its_claims() {
         let now = SystemTime::UNIX_EPOCH + Duration::from_secs(1_000_000);
-        for (claims, want) in [
+        for (claims, expected) in [
             (r#"{"exp":1003600}"#, Validity::For(Duration::from_secs(3600))),
             (r#"{"exp":1003600.0}"#, Validity::For(Duration::from_secs(3600))),
             (r#"{"exp":1000300}"#, Validity::EndsSoon(Duration::from_secs(300))),
@@ -65,7 +65,7 @@ mod tests {
             (r"{}", Validity::Unlimited),
             ("?", Validity::Unlimited),
         ] {
-            assert_eq!(validity(&token(claims), now), want, "{claims}");
+            assert_eq!(validity(&token(claims), now), expected, "{claims}");
         }
         for odd in ["", "a.b", "service_account_token_string", "..", "a.!.c"] {
             assert_eq!(validity(odd, now), Validity::Unlimited, "{odd}");

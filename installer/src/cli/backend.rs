@@ -34,20 +34,23 @@ fn settings() -> impl TypedValueParser<Value = BackendSetting> {
 }
 
 impl BackendArg {
-    /// Returns the backend that writes. The findings must be recent: the operator may just have repaired what
-    /// they say does not work.
+    /// Returns the backend that writes. The findings must be recent: the operator may just have repaired what an
+    /// earlier probe found not to work.
     pub(super) fn writer(&self) -> Result<SelectedBackend, CommandError> {
         let selection =
             Selection { setting: self.setting, probed: &ProbeHint::default(), age: MaxAge::Recent };
         selection.to_write().map_err(|why| CommandError::hinted("cannot choose a backend", why))
     }
 
-    /// Returns the backends that read: the configured one, else all that have rules there; if none has, the
+    /// Returns the backends that read: the configured one, or all that have rules in the namespace; if none has, the
     /// first that the setting allows. Never empty.
-    pub(super) fn readers(&self, there: &OpenNamespace<'_>) -> Result<Vec<Box<dyn Backend>>, CommandError> {
+    pub(super) fn readers(
+        &self,
+        namespace: &OpenNamespace<'_>,
+    ) -> Result<Vec<Box<dyn Backend>>, CommandError> {
         let kinds = match self.setting.named() {
             Some(kind) => vec![kind],
-            None => presence(there)?.ours,
+            None => presence(namespace)?.ours,
         };
         let first = self.setting.order().iter().copied().take(1);
         let kinds = if kinds.is_empty() { first.collect() } else { kinds };
@@ -65,17 +68,20 @@ pub(super) fn redirection(
     let notes = match variant {
         RuleVariant::Complete => Vec::new(),
         RuleVariant::WithoutZones => {
-            vec!["note: this kernel has no conntrack zones, so DNS is captured without".to_owned()]
+            vec!["note: this kernel has no conntrack zones, so DNS is captured without them".to_owned()]
         }
     };
     Ok((redirection, notes))
 }
 
-/// Reads whose rules a namespace has.
-pub(super) fn presence(there: &OpenNamespace<'_>) -> Result<Presence, CommandError> {
-    let found = there.inside(Presence::look)?;
+/// Reads which programs have rules in a namespace.
+pub(super) fn presence(namespace: &OpenNamespace<'_>) -> Result<Presence, CommandError> {
+    let found = namespace.inside(Presence::look)?;
     found.map_err(|why| {
-        CommandError::hinted(format!("cannot determine whose rules are in {}", there.path()), why)
+        CommandError::hinted(
+            format!("cannot determine which programs have rules in {}", namespace.path()),
+            why,
+        )
     })
 }
 

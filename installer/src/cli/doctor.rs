@@ -27,7 +27,7 @@ pub(super) struct DoctorArgs {
     /// The directory of Gybe's sockets and of the probe's findings
     #[arg(long, value_name = "DIR", default_value = DIRECTORY)]
     run_dir: PathBuf,
-    /// confirmed: accept a program directory of which it is not known that the runtime looks there for plugins
+    /// confirmed: accept the program directory although it is unknown whether the runtime looks there for plugins
     /// [default: the running agent's setting, else check]
     #[arg(long, value_name = "check|confirmed", value_parser = ["check", "confirmed"], hide_possible_values = true)]
     plugin_dir: Option<String>,
@@ -39,7 +39,7 @@ impl DoctorArgs {
         let installed = directories.programs.canonicalize().ok();
         let image = of_this_program().filter(|directory| directory.canonicalize().ok() != installed);
         let root = self.directories.root().to_owned();
-        let confirmed = self.plugin_dir.as_ref().map(|word| match word.as_str() {
+        let confirmed = self.plugin_dir.as_ref().map(|setting| match setting.as_str() {
             "confirmed" => Confirmed::Yes,
             _ => Confirmed::No,
         });
@@ -57,7 +57,7 @@ impl DoctorArgs {
     }
 }
 
-/// A line for each finding and a second one for its remedy. Findings about the same subject name it once.
+/// Returns a line for each finding and a second one for its remedy. Consecutive findings name their subject once.
 fn table(found: &[Finding]) -> String {
     const SUBJECT: &str = "SUBJECT";
     let names = found.iter().map(|finding| finding.about.name().len());

@@ -24,9 +24,8 @@ use std::path::Path;
 /// Redirect the pod it runs in, with the arguments and variables of istio-init
 ///
 /// Unlike apply it writes into the network namespace it runs in. A node's namespace is refused unless
-/// --force-apply is given. The program does the same when called as istio-iptables, by that name or that first
-/// word, and when called with flags only; these then have the meaning they had in Istio 1.0: one port for both
-/// directions.
+/// --force-apply is given. The program does the same if its name or its first argument is istio-iptables, and if
+/// it is called with flags only; these then have the meaning they had in Istio 1.0: one port for both directions.
 ///
 /// --dry-run prints the rules, --cleanup-only removes them, --skip-rule-apply writes none, and
 /// --run-validation then does what gybe validate does (exit code 126: not redirected).
@@ -137,7 +136,7 @@ fn dry_run(args: &InitArgs) -> Result<CommandOutput, CommandError> {
     Ok(CommandOutput::done(script, json).with_notes(notes))
 }
 
-/// Removes what any backend may have written. A backend that fails does not fail the pod.
+/// Removes the rules of every backend. A backend's failure is a note, so that the pod still starts.
 fn clean_up(args: &InitArgs) -> Result<CommandOutput, CommandError> {
     refuse_a_nodes_namespace(args)?;
     let mut notes = Vec::new();
@@ -159,7 +158,7 @@ fn clean_up(args: &InitArgs) -> Result<CommandOutput, CommandError> {
     Ok(CommandOutput::done(text, json!({ "removed": notes.is_empty(), "backends": used })).with_notes(notes))
 }
 
-/// On a node the rules would cut off the node.
+/// In a node's namespace the rules would redirect the node's own traffic.
 fn refuse_a_nodes_namespace(args: &InitArgs) -> Result<(), CommandError> {
     let evidence = own_namespace::node_evidence(Path::new("/proc"), Path::new("/etc/hosts"));
     match evidence {
@@ -187,7 +186,7 @@ fn addresses() -> Result<Vec<IpAddr>, CommandError> {
     own_namespace::addresses().map_err(|why| CommandError::hinted("cannot read the pod's addresses", why))
 }
 
-/// Notes about consequences that the arguments do not ask for.
+/// Returns notes about consequences that the arguments do not mention.
 fn notes(policy: &RedirectPolicy, addresses: &[IpAddr]) -> Vec<String> {
     let left_alone = ipv6_left_alone(policy.families, addresses);
     let note = "note: the pod has an IPv6 address, and its IPv6 is left alone (ISTIO_DUAL_STACK is not true)";

@@ -1,4 +1,4 @@
-//! `gybe inspect`: lists what Gybe has written into a namespace, with counters.
+//! `gybe inspect`: lists Gybe's chains, rules and sets in a namespace, with counters.
 
 use super::backend::{self, BackendArg};
 use super::namespace::NetnsArg;
@@ -44,7 +44,7 @@ fn inspected(backends: &[Box<dyn Backend>]) -> Result<Inspected, BackendError> {
     backends.iter().map(|backend| Ok((backend.name(), backend.inspect()?))).collect()
 }
 
-/// The first backend's object. Rules of a second backend are a fault, and stand under `beside`.
+/// Returns the first backend's object. Rules of a second backend are a fault; they are in its member `beside`.
 fn all_as_json(found: &[(&'static str, Inventory)]) -> Value {
     let mut each = found.iter().map(|(backend, found)| as_json(backend, found));
     let mut first = each.next().unwrap_or_default();
@@ -55,7 +55,7 @@ fn all_as_json(found: &[(&'static str, Inventory)]) -> Value {
     first
 }
 
-/// nft has one table to name; iptables has several, so the backend's name stands there.
+/// The heading names nft's only table; iptables has several tables, so it names the backend.
 fn listing(backend: &str, found: &Inventory) -> String {
     if found.is_empty() {
         return String::new();

@@ -77,7 +77,7 @@ struct SettingsArg {
     /// When to replace an istio-cni entry: wait (until its agent has ended) or now
     #[arg(long, value_name = "WORD")]
     take_over: Option<String>,
-    /// confirmed: accept a program directory of which it is not known that the runtime looks there for plugins
+    /// confirmed: accept the program directory although it is unknown whether the runtime looks there for plugins
     /// [default: check]
     #[arg(long, value_name = "WORD")]
     plugin_dir: Option<String>,

@@ -15,7 +15,7 @@ pub(super) struct Context {
     pub(super) environment: BTreeMap<String, String>,
 }
 
-/// Which program's arguments the command line has.
+/// The program whose arguments the command line has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum CalledAs {
     /// `gybe`, or a current `istio-iptables`.
@@ -48,7 +48,7 @@ pub(super) fn read(args: impl IntoIterator<Item = OsString>) -> (CalledAs, Vec<O
     let rest: Vec<OsString> = args.collect();
     let first = rest.first().map(OsString::as_os_str);
     let name = Path::new(&program).file_name();
-    // The entry point of that image was a script of this name.
+    // The entry point of Istio's image before 1.3 was a script of this name.
     if name == Some(OsStr::new(ISTIO_IPTABLES_SH)) {
         return (CalledAs::BareFlags, as_init(program, rest));
     }
@@ -72,7 +72,7 @@ fn is_istio_iptables(word: Option<&OsStr>) -> bool {
     word == Some(OsStr::new(ISTIO_IPTABLES))
 }
 
-/// clap leaves everything behind `init` and `validate` to the parser of `istio-iptables`' flags, which has no
+/// clap leaves everything after `init` and `validate` to the parser of `istio-iptables`' flags, which has no
 /// help: a request for help replaces the other arguments.
 fn asks_for_help(args: &[OsString]) -> bool {
     args.iter().any(|arg| arg == "--help" || arg == "-h")

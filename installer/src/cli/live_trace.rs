@@ -28,7 +28,7 @@ fn reason(live: &LiveTrace) -> String {
 }
 
 pub(super) fn json(live: &LiveTrace) -> Value {
-    let (fate, port) = match live.outcome {
+    let (outcome, port) = match live.outcome {
         Outcome::Untouched => ("untouched", None),
         Outcome::Redirected(port) => ("redirected", Some(port.get())),
         Outcome::Intercepted(port) => ("intercepted", Some(port.get())),
@@ -43,7 +43,7 @@ pub(super) fn json(live: &LiveTrace) -> Value {
     };
     let decided_by = live.decided_by.as_ref();
     json!({
-        "fate": fate,
+        "fate": outcome,
         "port": port,
         "to": translated,
         "decided_by": decided_by.and_then(|step| step.id.clone()),
@@ -58,7 +58,7 @@ fn step(step: &LiveStep) -> Value {
     json!({ "place": step.place, "rule": step.rule, "id": step.id, "ours": step.is_ours })
 }
 
-/// What was not evaluated, and eBPF programs that can only pass or drop.
+/// Returns notes about rules that were not evaluated, and about eBPF programs that can only pass or drop.
 pub(super) fn notes(rules: &LiveRules) -> Vec<String> {
     let not_evaluated = rules.not_evaluated().iter().map(|one| format!("note: not evaluated: {one}"));
     not_evaluated.chain(rules.notes().iter().map(|note| format!("note: {note}"))).collect()

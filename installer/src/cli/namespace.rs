@@ -24,9 +24,9 @@ impl NetnsArg {
 
     /// Opens it for changing. Refuses the caller's own namespace and a node's.
     ///
-    /// With a mistyped path every connection of a node would go to a port without a listener. A pod that
-    /// sees its node's processes (`hostPID`) runs in a namespace of its own, so the node's is recognised in two
-    /// further ways: the kernel's first namespace, and, where nodes are containers, that of process 1.
+    /// With a mistyped path every connection of a node would go to a port without a listener. The caller's own
+    /// namespace is not always the node's (a pod with `hostPID`), so the node's is also recognised as the kernel's
+    /// first namespace, and, if nodes are containers, as that of process 1.
     pub(super) fn open_to_change(&self) -> Result<OpenNamespace<'_>, CommandError> {
         let namespace = self.open()?;
         let here = Netns::of_this_thread().map_err(cannot_use)?;
@@ -77,7 +77,7 @@ impl OptionalNetnsArgs {
 /// The flag that chooses the families without a namespace.
 #[derive(Debug, Args)]
 pub(super) struct FamiliesArg {
-    /// The families to redirect: v4 or dual [default: as the policy says, else v4]
+    /// The families to redirect: v4 or dual [default: those of the policy, else v4]
     #[arg(long, value_name = "v4|dual", hide_possible_values = true)]
     families: Option<FamiliesValue>,
 }

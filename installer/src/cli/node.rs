@@ -54,12 +54,12 @@ pub(super) struct NodeArgs {
 
 impl NodeArgs {
     pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
-        let home = self.home(context)?;
+        let cluster_node = self.cluster_node(context)?;
         let as_a_pod = self.pods_from.is_none() && self.kubeconfig.is_none();
         let reconcile = self.install.unwrap_or(as_a_pod).then(|| reconcile(context, as_a_pod)).transpose()?;
         let facts = self.facts(reconcile.as_ref())?;
-        let pods = self.pods(home.as_ref())?;
-        match agent::serve(Agent { pods: pods.as_ref(), facts: &facts, reconcile, home }) {
+        let pods = self.pods(cluster_node.as_ref())?;
+        match agent::serve(Agent { pods: pods.as_ref(), facts: &facts, reconcile, home: cluster_node }) {
             Ok(()) => Ok(CommandOutput::done("", json!({ "stopped": true }))),
             Err(why) => Err(CommandError::hinted("the node agent cannot run", why)),
         }
@@ -75,8 +75,8 @@ impl NodeArgs {
         }
     }
 
-    fn pods(&self, home: Option<&ClusterNode>) -> Result<Box<dyn PodLookup>, CommandError> {
-        match (&self.pods_from, home) {
+    fn pods(&self, cluster_node: Option<&ClusterNode>) -> Result<Box<dyn PodLookup>, CommandError> {
+        match (&self.pods_from, cluster_node) {
             (Some(directory), _) => Ok(Box::new(ManifestPods::new(directory))),
             (None, Some(ClusterNode { cluster, node })) => match WatchedPods::start(cluster, node) {
                 Ok(watched) => Ok(Box::new(watched)),
@@ -87,7 +87,7 @@ impl NodeArgs {
     }
 
     /// Returns `None` if manifests replace the cluster.
-    fn home(&self, context: &Context) -> Result<Option<ClusterNode>, CommandError> {
+    fn cluster_node(&self, context: &Context) -> Result<Option<ClusterNode>, CommandError> {
         if self.pods_from.is_some() {
             return Ok(None);
         }

@@ -31,7 +31,7 @@ impl From<Exit> for ExitCode {
     }
 }
 
-/// The output of a sub-command that worked, as text and as JSON.
+/// The output of a sub-command that did not fail, as text and as JSON.
 #[derive(Debug)]
 pub(super) struct CommandOutput {
     /// May contain colours (`style`).

@@ -7,7 +7,7 @@ use gybe_netfilter::trace::{Direction, Owner, Packet, Transport};
 use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// The direction of a connection, seen from the pod.
+/// The direction of a connection from the pod's point of view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(super) enum DirectionArg {
     /// A client connects to the pod.
@@ -55,7 +55,7 @@ pub(super) struct PacketArgs {
 }
 
 /// A port of the ephemeral range. Only the DNS rules look at a client's port.
-const SOME_PORT: u16 = 40_000;
+const DEFAULT_SOURCE_PORT: u16 = 40_000;
 
 impl PacketArgs {
     /// Returns the packet. `addresses` are the namespace's; empty without a namespace.
@@ -82,7 +82,7 @@ impl PacketArgs {
         }
     }
 
-    /// The addresses that --pod-ip names.
+    /// Returns the addresses in --pod-ip.
     pub(super) fn pod_addresses(&self) -> &[IpAddr] {
         &self.pod_ip
     }
@@ -119,7 +119,7 @@ impl PacketArgs {
             (_, IpAddr::V4(_)) => Ipv4Addr::new(192, 0, 2, 1).into(),
             (_, IpAddr::V6(_)) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
         };
-        self.from.unwrap_or(SocketAddr::new(assumed, SOME_PORT))
+        self.from.unwrap_or(SocketAddr::new(assumed, DEFAULT_SOURCE_PORT))
     }
 
     fn owner(&self) -> Owner {
@@ -133,7 +133,7 @@ fn eth0() -> InterfaceName {
 }
 
 fn source(text: &str) -> Result<SocketAddr, String> {
-    let bare = || text.parse::<IpAddr>().map(|address| SocketAddr::new(address, SOME_PORT));
+    let bare = || text.parse::<IpAddr>().map(|address| SocketAddr::new(address, DEFAULT_SOURCE_PORT));
     text.parse().or_else(|_| bare()).map_err(|_| "neither ADDRESS nor ADDRESS:PORT".to_owned())
 }
 

@@ -1,4 +1,4 @@
-//! What a pass over a node would do, or what it did and left, as text and as JSON.
+//! Prints the plan of a pass (dry run), or its changes and the remaining problems, as text and as JSON.
 
 use super::output::{CommandOutput, Exit};
 use super::style::{bad, doubtful};

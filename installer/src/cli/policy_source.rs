@@ -63,7 +63,7 @@ pub(super) enum Requested {
     LeaveAlone { reason: String, hint: Option<String> },
 }
 
-/// What is known about the namespace that a policy is for.
+/// The namespace that a policy is for, or the assumptions about it.
 #[derive(Debug)]
 pub(super) enum Target {
     /// A namespace with these addresses.
@@ -78,7 +78,7 @@ impl PolicyArgs {
         self.policy.is_some() || self.pod.is_some()
     }
 
-    /// Returns the one source; several pods are an error.
+    /// Returns the only source; several pods are an error.
     pub(super) fn one(&self) -> Result<PolicySource, CommandError> {
         let mut sources = self.all()?;
         match (sources.len(), sources.pop()) {
@@ -136,7 +136,7 @@ fn policy_file(path: &Path) -> Result<PolicySource, CommandError> {
     Ok(PolicySource::PolicyFile { origin: path.display().to_string(), file: Box::new(file) })
 }
 
-/// Adds to each fault where its value stands in the file.
+/// Adds to each fault the position of its value in the file.
 fn with_positions(error: PolicyFileError, text: &str) -> PolicyFileError {
     let PolicyFileError::Faults(mut faults) = error else { return error };
     for fault in &mut faults {
@@ -156,7 +156,7 @@ impl PolicySource {
         }
     }
 
-    /// What the manifest says about its pod.
+    /// Returns the pod's facts from its manifest.
     pub(super) fn facts(&self) -> Result<PodFacts, CommandError> {
         match self {
             Self::PolicyFile { origin, .. } => {
@@ -179,7 +179,7 @@ impl PolicySource {
     pub(super) fn warnings(&self) -> Vec<String> {
         let Self::Pod { template, .. } = self else { return Vec::new() };
         let facts = PodFacts::from_manifest(&template.pod).unwrap_or_default();
-        warnings(&facts).iter().map(|doubt| format!("warning: {doubt}")).collect()
+        warnings(&facts).iter().map(|warning| format!("warning: {warning}")).collect()
     }
 
     /// Returns the policy for `target`.
@@ -245,8 +245,8 @@ impl Target {
         }
     }
 
-    /// An assumed namespace has both families, IPv4 first: IPv6 is then redirected if the policy says so, and
-    /// left alone if it says nothing (docs/ISTIO.md, section 2.5).
+    /// An assumed namespace has both families, IPv4 first: IPv6 is then redirected if the policy includes it,
+    /// and left alone if the policy does not mention it (docs/ISTIO.md, section 2.5).
     fn addresses(&self) -> Vec<IpAddr> {
         match self {
             Self::Namespace(addresses) => addresses.clone(),
@@ -257,7 +257,7 @@ impl Target {
         }
     }
 
-    /// Notes about the policy: IPv6 that bypasses the proxy although the source does not ask for it, and the
+    /// Notes about the policy: IPv6 that bypasses the proxy although the source does not request it, and the
     /// source's warnings.
     pub(super) fn notes(&self, source: &PolicySource, policy: &RedirectPolicy) -> Vec<String> {
         let mut notes = source.warnings();

@@ -53,34 +53,34 @@ pub(super) struct ProbeArgs {
 impl ProbeArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         if self.watch {
-            return self.stay();
+            return self.probe_and_watch();
         }
         let age = if self.fresh || self.host { MaxAge::Fresh } else { MaxAge::Recent };
-        let learnt = self.there(|| ProbeCache::default().get_or_probe(age, untried))?;
-        let learnt = self.kept(learnt.map_err(cannot_probe)?)?;
-        Ok(output(&learnt, self.backend.setting))
+        let report = self.in_mount_namespace(|| ProbeCache::default().get_or_probe(age, untried))?;
+        let report = self.check_stored(report.map_err(cannot_probe)?)?;
+        Ok(output(&report, self.backend.setting))
     }
 
-    /// The first probe must succeed: what it lacks would be missing in every later one.
-    fn stay(&self) -> Result<CommandOutput, CommandError> {
+    /// The first probe must succeed: what prevents it would prevent every later one.
+    fn probe_and_watch(&self) -> Result<CommandOutput, CommandError> {
         let stop = stop_signal().map_err(|why| CommandError::because("cannot wait for signals", why))?;
-        let learnt = self.there(probe_loop::probe_all)?;
-        let learnt = self.kept(learnt.map_err(cannot_probe)?)?;
-        self.there(|| probe_loop::watch(&learnt, &stop, &Log::default()))?;
+        let report = self.in_mount_namespace(probe_loop::probe_all)?;
+        let report = self.check_stored(report.map_err(cannot_probe)?)?;
+        self.in_mount_namespace(|| probe_loop::watch(&report, &stop, &Log::default()))?;
         Ok(CommandOutput::done("", json!({ "stopped": true })))
     }
 
-    /// Runs `work` in the host's mount namespace with --host, else here.
-    fn there<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, CommandError> {
+    /// Runs `work`, with --host in the host's mount namespace.
+    fn in_mount_namespace<T: Send>(&self, work: impl FnOnce() -> T + Send) -> Result<T, CommandError> {
         if self.host { on_host(&self.mount_namespace, work).map_err(cannot_probe) } else { Ok(work()) }
     }
 
-    fn kept(&self, learnt: ProbeReport) -> Result<ProbeReport, CommandError> {
-        match learnt.store_error {
+    fn check_stored(&self, report: ProbeReport) -> Result<ProbeReport, CommandError> {
+        match report.store_error {
             Some(why) if self.keep => {
                 Err(CommandError::because("the findings cannot be kept in /run/gybe", why))
             }
-            _ => Ok(learnt),
+            _ => Ok(report),
         }
     }
 }
@@ -94,18 +94,18 @@ fn cannot_probe(why: impl Error + Hint + 'static) -> CommandError {
     CommandError::hinted("cannot probe", why)
 }
 
-fn output(learnt: &ProbeReport, setting: BackendSetting) -> CommandOutput {
-    let chosen = choose(&learnt.capabilities, setting);
+fn output(report: &ProbeReport, setting: BackendSetting) -> CommandOutput {
+    let chosen = choose(&report.capabilities, setting);
     let exit = if chosen.is_ok() { Exit::Yes } else { Exit::No };
-    let text = listing(&learnt.capabilities) + &verdict(&chosen);
-    let mut json = findings::to_json(&learnt.node, &learnt.capabilities);
+    let text = listing(&report.capabilities) + &verdict(&chosen);
+    let mut json = findings::to_json(&report.node, &report.capabilities);
     if let Some(members) = json.as_object_mut() {
         members.insert("requested".to_owned(), setting.to_string().into());
         members.insert("chosen".to_owned(), as_json(&chosen));
     }
-    let untried = learnt.capabilities.untried.iter().map(|what| format!("note: not tried: {what}"));
+    let untried = report.capabilities.untried.iter().map(|what| format!("note: not tried: {what}"));
     let store_error =
-        learnt.store_error.iter().map(|why| format!("note: the findings cannot be kept in /run/gybe: {why}"));
+        report.store_error.iter().map(|why| format!("note: the findings cannot be kept in /run/gybe: {why}"));
     CommandOutput { text, json, exit, notes: untried.chain(store_error).collect() }
 }
 

@@ -13,8 +13,8 @@ use serde_json::{Value, json};
 
 /// Print the rules of a policy or a pod as a script for `nft -f`
 ///
-/// No namespace is opened, so IPv6 is redirected only if the policy says so (enable_ipv6, ISTIO_DUAL_STACK) or
-/// --families does. A manifest with several pods gives a script for each; if one of them is refused, the
+/// No namespace is opened, so IPv6 is redirected only if the policy enables it (enable_ipv6, ISTIO_DUAL_STACK) or
+/// --families requests it. A manifest with several pods gives a script for each; if one of them is refused, the
 /// others are printed, the refused one is named and the exit code is 2.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&[

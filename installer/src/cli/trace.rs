@@ -22,7 +22,7 @@ use std::net::IpAddr;
 ///
 /// Sends no packet and writes no rule. With --netns the connection passes all rules of that network
 /// namespace, whichever program wrote them; with --policy or --pod it passes the rules of that policy. With
-/// both it passes both, and the output says whether they differ.
+/// both it passes both, and the output reports whether they differ.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&[
     "gybe trace --netns /run/netns/x out tcp 10.1.2.3:80 --uid 1000",
@@ -138,7 +138,7 @@ impl DesiredRules {
     }
 }
 
-/// The path through the desired rules, the path through the live ones, and whether the outcomes differ.
+/// Returns the path through the desired rules, the path through the live ones, and whether the outcomes differ.
 fn both(desired: &DesiredRules, live: &Live, packet: &Packet) -> CommandOutput {
     let differs = !live_trace::matches(&live.trace, desired.outcome(packet));
     let desired = desired.output(packet);
@@ -148,7 +148,7 @@ fn both(desired: &DesiredRules, live: &Live, packet: &Packet) -> CommandOutput {
     text.push_str("rules in the namespace:\n");
     text.push_str(&live_trace::text(&live.trace));
     if differs {
-        let _ = writeln!(text, "{}: the rules in the namespace do not do what is desired", bad("DIFFERENT"));
+        let _ = writeln!(text, "{}: the outcome in the namespace is not the desired one", bad("DIFFERENT"));
     }
     let mut json = desired.json;
     insert(&mut json, "live", live_trace::json(&live.trace));

@@ -48,7 +48,7 @@ pub(super) fn validate(args: &InitArgs) -> Result<CommandOutput, CommandError> {
         ValidationResult::Redirected(_) => Exit::Yes,
         ValidationResult::NotRedirected(_) => Exit::NotRedirected,
     };
-    // Without arguments it is not known what the rules should capture.
+    // Without arguments it is unknown what the rules should capture.
     let notes = args.has_policy_arguments().then(|| captures_nothing(&policy)).flatten();
     let output =
         CommandOutput { exit, ..CommandOutput::done(result.text(&validation), result.json(&validation)) };

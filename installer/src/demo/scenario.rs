@@ -47,7 +47,7 @@ pub struct Row {
     pub after: ConnectionOutcome,
     /// The prediction.
     pub trace: Trace,
-    /// The kernel's counter of the deciding rule has increased.
+    /// Whether the kernel's counter of the deciding rule has increased.
     pub counted: bool,
 }
 

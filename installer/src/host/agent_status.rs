@@ -1,5 +1,5 @@
-//! The node agent's own word on how it stands, asked over its facts socket by `gybe doctor`: one line of
-//! JSON each way, beside the plugin's questions about pods (`gybe_plugin::facts::wire`).
+//! The node agent's status, which `gybe doctor` queries over the facts socket: one line of JSON each way. The
+//! plugin's queries about pods use the same socket (`gybe_plugin::facts::wire`).
 
 use gybe_plugin::facts::{AgentError, AgentFault, exchange};
 use serde::{Deserialize, Serialize};
@@ -7,50 +7,49 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The version of the request and of its answer.
+/// The version of the request and of its response.
 const VERSION: u64 = 1;
 
-/// How the agent stands: what `/readyz` says.
+/// The agent's status, as `/readyz` reports it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct AgentStatus {
-    /// Whether it is ready.
     pub ready: bool,
-    /// Whether it takes the node out of the chain, or has (`mode: leave`).
+    /// Whether it removes Gybe's entry from the node, or has removed it (`mode: leave`).
     pub leaves: bool,
     /// Why it is not ready.
     pub reasons: Vec<String>,
-    /// Why it follows an older ConfigMap.
+    /// Why it still uses an older ConfigMap.
     pub settings: Option<String>,
-    /// Who keeps undoing its changes, and where.
+    /// The programs that keep undoing its changes, and in which directory.
     pub conflicts: Vec<String>,
-    /// What else should be known.
+    /// Notes for operators.
     pub notes: Vec<String>,
-    /// Whether it is set to `plugin_dir: confirmed`.
+    /// Whether its settings have `plugin_dir: confirmed`.
     pub plugin_dir_confirmed: bool,
 }
 
-/// Reports whether a line that is no question about a pod asks for the status.
+/// Reports whether a line that is not a query about a pod requests the status.
 pub(crate) fn is_request(line: &[u8]) -> bool {
-    let asked: Value = serde_json::from_slice(line).unwrap_or_default();
-    asked.get("version") == Some(&json!(VERSION)) && asked.get("status") == Some(&json!(true))
+    let request: Value = serde_json::from_slice(line).unwrap_or_default();
+    request.get("version") == Some(&json!(VERSION)) && request.get("status") == Some(&json!(true))
 }
 
-/// The answer's line.
-pub(crate) fn answer(status: &AgentStatus) -> String {
+/// Encodes the response as a line.
+pub(crate) fn encode_response(status: &AgentStatus) -> String {
     format!("{}\n", json!({ "version": VERSION, "status": status }))
 }
 
-/// Asks the agent at `socket`; none when it answers and is of a version that does not say.
+/// Queries the status of the agent at `socket`; none if the agent's version has no status.
 ///
 /// # Errors
-/// When no agent answers in time.
-pub(crate) fn ask(socket: &Path, patience: Duration) -> Result<Option<AgentStatus>, AgentError> {
+/// If no agent responds within `timeout`.
+pub(crate) fn query(socket: &Path, timeout: Duration) -> Result<Option<AgentStatus>, AgentError> {
     let request = |_| format!("{}\n", json!({ "version": VERSION, "status": true }));
-    let bytes = exchange(socket, request, Instant::now() + patience)
+    let bytes = exchange(socket, request, Instant::now() + timeout)
         .map_err(|fault: AgentFault| AgentError { socket: socket.to_owned(), fault })?;
-    let answered: Value = serde_json::from_slice(&bytes).unwrap_or_default();
-    Ok(answered.get("status").and_then(|status| AgentStatus::deserialize(status).ok()))
+    let response: Value = serde_json::from_slice(&bytes).unwrap_or_default();
+    Ok(response.get("status").and_then(|status| AgentStatus::deserialize(status).ok()))
 }
 
 #[cfg(test)]
@@ -59,7 +58,7 @@ mod tests {
     use gybe_plugin::facts::wire;
 
     #[test]
-    fn a_request_for_the_status_is_no_question_about_a_pod_and_the_other_way_round() {
+    fn a_request_for_the_status_is_not_a_query_about_a_pod_and_the_reverse() {
         let request = br#"{"version":1,"status":true}"#;
         assert!(is_request(request) && wire::decode_request(request).is_err());
         for line in [
@@ -75,7 +74,7 @@ mod tests {
     }
 
     #[test]
-    fn a_newer_agents_status_is_read_as_far_as_it_is_known() {
+    fn unknown_members_of_a_newer_agents_status_are_ignored() {
         let newer = json!({ "ready": false, "reasons": ["x"], "weather": "fair" });
         let read = AgentStatus::deserialize(&newer).unwrap();
         assert_eq!(read, AgentStatus { reasons: vec!["x".to_owned()], ..AgentStatus::default() });

@@ -1,4 +1,4 @@
-//! One change of a node, as a value.
+//! One change of a node's files, as a value.
 
 use std::fmt;
 
@@ -6,47 +6,47 @@ use super::desired::Program;
 use super::directory::Directory;
 use super::observe::{Access, DROP_IN, FileName};
 
-/// One change. After each the directory still loads, and none is made if another program wrote first.
+/// After each change the runtime can still load the directory. A change fails if another program has
+/// written the file since the plan was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
-    /// Places a program.
-    PlaceProgram { program: Program },
-    /// Removes a program.
+    PlaceProgram {
+        program: Program,
+    },
     RemoveProgram(FileName),
-    /// Writes a conf file.
     Write {
         file: FileName,
-        /// What it is to hold.
+        /// The new content.
         bytes: Vec<u8>,
-        /// Who may read it.
+        /// The new file's mode and owner.
         access: NewAccess,
-        /// Its present content; none if it does not exist.
+        /// The expected current content; none if the file does not exist.
         instead_of: Option<Vec<u8>>,
     },
-    /// Renames a conf file.
     Move {
         from: FileName,
-        /// The new name. A file that has it is replaced.
+        /// The new name. An existing file of this name is replaced.
         to: FileName,
-        /// What it holds now.
+        /// The expected current content.
         bytes: Vec<u8>,
     },
-    /// Removes a conf file.
     Remove {
         file: FileName,
-        /// What it holds now.
+        /// The expected current content.
         bytes: Vec<u8>,
     },
     /// Writes our file into a network's own directory.
     WriteDropIn {
         network: FileName,
-        /// What it is to hold.
+        /// The new content.
         bytes: Vec<u8>,
         /// Permission bits.
         mode: u32,
     },
     /// Removes our file from a network's own directory.
-    RemoveDropIn { network: FileName },
+    RemoveDropIn {
+        network: FileName,
+    },
     /// Removes the temporary files that a killed process left.
     Sweep(Directory),
     /// Removes the lock file, once no program of ours is left in the program directory.
@@ -56,14 +56,14 @@ pub enum Change {
 /// Mode, owners and extended attributes of a file to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NewAccess {
-    /// Those of this file, which it replaces or is made from.
+    /// Those of this file, which the new one replaces or is made from.
     Like(FileName, Access),
     /// Our own uid and gid, with these permission bits.
     Ours(u32),
 }
 
 impl Change {
-    /// The directory that it changes.
+    /// Returns the directory that the change writes to.
     #[must_use]
     pub fn directory(&self) -> Directory {
         match self {

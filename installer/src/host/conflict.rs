@@ -1,5 +1,5 @@
-//! Foreign rewrites of one directory: how often other programs undo our changes, when that is a conflict, how fast we
-//! write then, and which program most likely does it. Pure.
+//! Foreign rewrites of one directory: how often other programs undo our changes, when that is a conflict, the rate limit
+//! of our writes during a conflict, and the program that most likely causes it. Pure.
 
 pub mod other_owner;
 #[cfg(test)]
@@ -22,9 +22,9 @@ use other_owner::{OtherOwner, likely, likely_at_program};
 const MAX_REWRITES: usize = 5;
 const PERIOD: Duration = Duration::from_secs(60);
 
-/// The writes that are allowed in a conflict. While the entry is missing, pods start outside the mesh, so it is restored
-/// at once for as long as the rate is bearable: every write of a conf makes the runtime load its networks anew. A
-/// program is megabytes, and is tried before it is placed.
+/// The writes that are allowed in a conflict. Pods that start while the entry is missing are outside the mesh, so the
+/// agent restores it at once up to this rate: every write of a conf file makes the runtime load its networks again. A
+/// program has megabytes, and is tried before it is placed.
 fn rate_limit(directory: Directory) -> RateLimit {
     match directory {
         Directory::Conf => RateLimit::new(10, Duration::from_millis(500)),
@@ -50,14 +50,14 @@ enum LastState {
     /// It was never as desired since the desired state changed.
     Unknown,
     AsDesired,
-    /// Another program undid our change, and we have not repaired it yet.
+    /// Another program undid our change, and the agent has not repaired it yet.
     Undone,
 }
 
 /// Counters since the start of the process.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct RewriteCounts {
-    /// Foreign rewrites that undid our changes, as far as they were observed.
+    /// Observed foreign rewrites that undid our changes.
     pub rewrites: u64,
     /// Passes that repaired them.
     pub repairs: u64,
@@ -69,7 +69,7 @@ pub struct RewriteCounts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WriteOutcome {
     Complete,
-    /// Another program wrote first; the steps up to there were done.
+    /// Another program wrote first; the changes before that were made.
     Overtaken,
     /// The system refused a step.
     Failed,
@@ -89,15 +89,15 @@ impl ConflictTracker {
         }
     }
 
-    /// Keeps what the plan has to write, and the program that may have undone it, for the report of a conflict.
+    /// Records the object that the plan has to write, and the program that may have undone it, for the report of a conflict.
     pub fn identify(&mut self, snapshot: &ObservedState, plan: &Plan) {
         if let Some(rewrite) = ForeignRewrite::of(snapshot, plan, self.directory) {
             self.rewrite = rewrite;
         }
     }
 
-    /// Takes note of a plan made now, and returns how long its writes have to wait; none when they may be done at once.
-    /// A change that `failed_before` is still to be done; no other program has undone it.
+    /// Records a plan made at `now`, and returns how long its writes have to wait; none if they need not wait.
+    /// A change that `failed_before` was never made, so it does not count as a rewrite.
     pub fn observe(
         &mut self,
         plan: &Plan,
@@ -119,8 +119,8 @@ impl ConflictTracker {
         (writes && self.is_conflict() && !wait.is_zero()).then_some(wait)
     }
 
-    /// Takes note of a write and of what is `left` to do after it, without the changes that were put off. A change that
-    /// is left although it was written was undone before we looked again.
+    /// Records a write and the plan that is `left` after it, without deferred changes. A change that is left although
+    /// it was written was undone before the next observation.
     pub fn wrote(&mut self, outcome: WriteOutcome, left: &Plan, now: Instant) {
         self.limit.count(now);
         let is_left = self.writes(left);
@@ -130,7 +130,7 @@ impl ConflictTracker {
         }
         match (is_left, outcome) {
             (true, WriteOutcome::Complete | WriteOutcome::Overtaken) => self.count_rewrite(now),
-            // All of it is there now, whatever other problem there is.
+            // Everything is written, whatever other problem the directory has.
             (false, WriteOutcome::Complete) => self.last = LastState::AsDesired,
             (false, _) if self.is_free(left) => self.last = LastState::AsDesired,
             (true, WriteOutcome::Failed) | (false, _) => {}
@@ -202,7 +202,7 @@ pub struct ForeignRewrite {
 /// The object that was undone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Undone {
-    /// Our entry, in this file where it is in one.
+    /// Our entry, and the file that contains it; none if it has none.
     Entry(Option<FileName>),
     Program(FileName, Loss),
 }
@@ -213,7 +213,7 @@ pub enum Loss {
     Removed,
     /// Another program has its name.
     Replaced,
-    /// Its mode or owner is another.
+    /// Its mode or owner differs.
     Changed,
 }
 
@@ -232,7 +232,7 @@ impl fmt::Display for Conflict {
         }
         match self.rewrite.other_owner {
             Some(owner) => write!(f, " again and again, most likely by {}: {}", owner.name, owner.setting),
-            None => f.write_str(" again and again, by a plugin's agent that we do not know"),
+            None => f.write_str(" again and again, by the agent of an unknown plugin"),
         }
     }
 }

@@ -8,9 +8,9 @@ use super::observe::{FileName, Hash, ObserveScope, SandboxLookup};
 /// The desired state of a node.
 #[derive(Debug, Clone, PartialEq)]
 pub enum DesiredState {
-    /// Our entry is in the chain.
+    /// Our entry is installed.
     Installed(Install),
-    /// Nothing of Gybe is left, except programs that living sandboxes need.
+    /// Nothing of Gybe is left, except programs that existing sandboxes need.
     Uninstalled(Uninstall),
 }
 
@@ -20,10 +20,10 @@ pub struct Install {
     /// The setting that names the pinned file, for messages.
     pub pinned_by: &'static str,
     pub entry: Entry,
-    /// The programs for the host. Those that the runtime runs because of the entry are placed before it, in
+    /// The programs for the host. Those that the entry makes the runtime run are placed before it, in
     /// this order.
     pub programs: Vec<Program>,
-    /// Programs no longer needed: removed where the file is unchanged.
+    /// Programs that are no longer needed: removed if the file is unchanged.
     pub retired: Vec<Program>,
     /// Whether an istio-cni entry may be replaced.
     pub take_over: TakeOver,
@@ -47,10 +47,10 @@ pub enum Confirmed {
 pub enum Shape {
     /// The last entry of the primary plugin's chain.
     Chained {
-        /// The file that the operator named; else the one the runtime takes.
+        /// The file that the operator named; none for the file that the runtime uses.
         pinned: Option<FileName>,
     },
-    /// A network of its own, which Multus selects by name.
+    /// A standalone network, which Multus selects by name.
     Standalone { file: FileName },
     /// A file in the directory that libcni reads for the primary's network; the primary's file is never
     /// written.
@@ -60,9 +60,9 @@ pub enum Shape {
 /// Whether an istio-cni entry may be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TakeOver {
-    /// Its agent runs and would restore the entry: wait until it has gone.
+    /// Its agent runs and would restore the entry: wait until it no longer runs.
     Waits,
-    /// Its agent has gone, or the operator ordered it.
+    /// Its agent does not run, or the operator ordered it.
     Now,
 }
 
@@ -74,15 +74,15 @@ pub struct Uninstall {
     pub pinned: Option<FileName>,
     /// Every program that Gybe may have placed, except `last`.
     pub programs: Vec<FileName>,
-    /// Further names of our tool: removed where the file is our program and not another of the same name.
+    /// Further names of our tool: removed if the file is our program and not another of the same name.
     pub retired: Vec<Program>,
     /// The tool. It stays as long as a tombstone stays, so that an operator can finish the uninstall with it.
     pub last: Option<FileName>,
-    /// Whether the conf was changed a moment ago, so that tombstones stay, needed or not.
+    /// Whether the conf file was changed so recently that tombstones stay, even if no cached result names them.
     pub in_grace_period: bool,
-    /// What stays under a plugin's name for as long as a living sandbox may need it. An ADD that began under
-    /// the old conf is in no cache yet. So programs go in a later pass than the conf entry, some minutes later
-    /// in an uninstall that has to be certain.
+    /// The programs that stay under a plugin's name for as long as an existing sandbox may need them. An ADD that
+    /// began with the entry has no cached result yet, so a later pass than the entry's removes the programs: some
+    /// minutes later in an uninstall that has to be certain.
     pub tombstones: Vec<Program>,
     /// Whether the istio-cni entry that Gybe replaced is restored.
     pub put_back: PutBack,
@@ -115,7 +115,7 @@ pub struct Program {
 /// Whether pods depend on a program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum PlacementOrder {
-    /// The runtime runs it because of the entry: without it no pod starts, so the entry is written after it.
+    /// The entry makes the runtime run it, and without it no pod starts: the entry is written after it.
     BeforeEntry,
     /// No pod depends on it. The entry is written first and does not wait for it.
     AfterEntry,
@@ -133,9 +133,9 @@ pub enum Trial {
 /// Whether a program may replace another file of its name.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Placement {
-    /// The name is ours: whatever is there is replaced.
+    /// The name is ours: any file of this name is replaced.
     Always,
-    /// A stand-in: placed only where no file is.
+    /// A stand-in: placed only if no file has the name.
     IfAbsent,
 }
 

@@ -44,7 +44,7 @@ pub enum About {
     Backend,
     /// Other owners of conf files, and other meshes.
     Others,
-    /// How our agent and the runtime learn of changes.
+    /// How our agent and the runtime notice changes.
     Watching,
     /// The redirection of pods, and their annotations.
     Pods,
@@ -128,8 +128,6 @@ pub fn examine(observation: &Observation) -> Vec<Finding> {
         found.extend(entry::examine(observation, &ours));
         found.extend(programs::examine(observation, &ours));
         found.extend(leftovers::examine(observation, &ours));
-    }
-    if ours.is_anywhere() || programs::are_there(observation) {
         found.extend(agent::examine(observation, &ours));
     }
     if ours.is_anywhere() {
@@ -146,9 +144,9 @@ pub fn is_well(found: &[Finding]) -> bool {
     found.iter().all(|finding| finding.state != Severity::Wrong)
 }
 
-/// The remedy if the kernel refuses root: a security module did (F36).
+/// The remedy if the kernel denies root the access, which only a security module does (F36).
 fn of_security(observation: &Observation) -> String {
-    let said = match observation.guard {
+    let remedy = match observation.guard {
         observe::SecurityModule::SeLinux => {
             "set seLinuxOptions.type spc_t for the agent: SELinux is enforcing here"
         }
@@ -159,5 +157,5 @@ fn of_security(observation: &Observation) -> String {
             "run gybe doctor as root; in a pod with SELinux it needs spc_t, with AppArmor the profile unconfined"
         }
     };
-    said.to_owned()
+    remedy.to_owned()
 }

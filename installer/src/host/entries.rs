@@ -1,4 +1,4 @@
-//! Our entries in a conf directory, wherever they are.
+//! Our entries in a conf directory, in files of every kind.
 
 use super::conflist::PluginChain;
 use super::image::PLUGIN;
@@ -8,7 +8,7 @@ use gybe_plugin::conf::PluginConf;
 use serde_json::{Map, Value};
 use std::ffi::OsStr;
 
-/// The directories of our entry: in a list, as a network of its own, in a network's directory.
+/// Our entries by the kind of file: in a plugin list, as a standalone network, as a drop-in of a network.
 #[derive(Debug, Default)]
 pub(crate) struct OurEntries<'a> {
     pub(crate) listed: Vec<(&'a FileName, &'a [u8])>,

@@ -16,7 +16,7 @@ pub const TOOL: &str = "gybe";
 pub const ISTIO_IPTABLES: &str = "istio-iptables";
 /// The same in the images of Istio 1.0 to 1.2, whose script took only flags.
 pub const ISTIO_IPTABLES_SH: &str = "istio-iptables.sh";
-/// A name under which the tool does nothing, and reports that.
+/// A name under which the tool only reports that it changes no taint.
 pub const ISTIO_CNI_TAINT: &str = "istio-cni-taint";
 /// Further names that the tool may have on a host: the values of `also_as`.
 pub const OTHER_NAMES: [&str; 3] = [ISTIO_IPTABLES, ISTIO_IPTABLES_SH, ISTIO_CNI_TAINT];
@@ -33,7 +33,7 @@ pub struct Image {
     tool: Program,
 }
 
-/// A program of the image cannot be read.
+/// Why a program of the image cannot be read.
 #[derive(Debug, thiserror::Error)]
 #[error("cannot read the program {}", .path.display())]
 pub struct ImageError {
@@ -64,7 +64,7 @@ impl Image {
         Program { name: name.clone(), ..self.tool.clone() }
     }
 
-    /// The plugin under istio-cni's name, placed where no file has it: it answers DEL, CHECK and VERSION for
+    /// The plugin under istio-cni's name, placed if no file has the name: it serves DEL, CHECK and VERSION for
     /// sandboxes that were made with istio-cni.
     #[must_use]
     pub fn istio_stand_in(&self) -> Option<Program> {

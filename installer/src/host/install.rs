@@ -37,14 +37,14 @@ pub fn desired(
         &observe(directories, &ObserveScope::in_programs([]), &mut HashCache::default()),
         our_stand_in(&directories.programs),
     );
-    let burial = ProgramRemoval::Now;
+    let program_removal = ProgramRemoval::Now;
     settings.desired(&NodeContext {
         image,
         backend: Some(&backend),
         probed: None,
         take_over,
         stand_in,
-        burial,
+        program_removal,
     })
 }
 

@@ -14,8 +14,8 @@ use std::io::Seek;
 use std::os::fd::AsRawFd;
 use std::path::Path;
 
-/// Our plugin has two megabytes, and ten times that when it is built for debugging.
-const LARGEST: u64 = 64 << 20;
+/// The largest program that is searched, in bytes. Our plugin has two megabytes, and twenty in a debug build.
+const MAX_SIZE: u64 = 64 << 20;
 
 /// Reports whether istio-cni's agent accepts log lines in its directory. It serves HTTP there; a connection that is closed at
 /// once has no effect.
@@ -40,7 +40,7 @@ pub(crate) fn is_served(path: &Path, kind: SockType) -> bool {
 pub(crate) fn our_stand_in(programs: &Path) -> Option<Hash> {
     let path = programs.join(ISTIO);
     // istio-cni's own program has a hundred megabytes, and need not be read.
-    let is_small = path.symlink_metadata().is_ok_and(|file| file.is_file() && file.len() <= LARGEST);
+    let is_small = path.symlink_metadata().is_ok_and(|file| file.is_file() && file.len() <= MAX_SIZE);
     let mut program = is_small.then(|| File::open(&path).ok()).flatten()?;
     if !holds(&program, PLUGIN.as_bytes()).ok()? {
         return None;
@@ -49,12 +49,12 @@ pub(crate) fn our_stand_in(programs: &Path) -> Option<Hash> {
     Hash::of_all(program).ok()
 }
 
-/// Decides what to do under istio-cni's name, where `ours` is our plugin there. The snapshot must include the plugins of the
-/// living sandboxes. Pure.
+/// Decides about the program under istio-cni's name; `ours` is its hash if it is our plugin. The snapshot must include the
+/// plugins of the existing sandboxes. Pure.
 #[must_use]
-pub(crate) fn stand_in(seen: &ObservedState, ours: Option<Hash>) -> StandIn {
-    let exists = seen.programs.names.contains(OsStr::new(ISTIO));
-    match (ours, is_needed(seen)) {
+pub(crate) fn stand_in(snapshot: &ObservedState, ours: Option<Hash>) -> StandIn {
+    let exists = snapshot.programs.names.contains(OsStr::new(ISTIO));
+    match (ours, is_needed(snapshot)) {
         (Some(hash), true) => StandIn::Ours(hash),
         (Some(hash), false) => StandIn::Obsolete(hash),
         (None, true) if !exists => StandIn::IfAbsent,
@@ -62,12 +62,12 @@ pub(crate) fn stand_in(seen: &ObservedState, ours: Option<Hash>) -> StandIn {
     }
 }
 
-/// Without the runtime's cache it is needed as long as there are traces of istio-cni: a chain that names it, or one that did
-/// before it was replaced.
-fn is_needed(seen: &ObservedState) -> bool {
-    match &seen.cached {
+/// Reports whether a program with istio-cni's name is needed. Without the runtime's cache it is needed as long as a conf file
+/// names istio-cni, or a kept original does.
+fn is_needed(snapshot: &ObservedState) -> bool {
+    match &snapshot.cached {
         CachedPlugins::Named(plugins) => plugins.contains(ISTIO),
-        CachedPlugins::Unknown => seen.conf.files.iter().any(|(name, file)| {
+        CachedPlugins::Unknown => snapshot.conf.files.iter().any(|(name, file)| {
             let chain = file.content.as_ref().ok().and_then(|bytes| PluginChain::read(bytes).ok());
             let names_it = chain.is_some_and(|chain| chain.entry(ISTIO).is_some());
             names_it && (name.ends_in(ORIGINAL) || name.ends_in(".conflist"))

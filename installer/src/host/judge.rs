@@ -44,7 +44,7 @@ pub struct JudgeInput<'a> {
 pub struct Judgement {
     /// The file that every runtime that may run here uses; none where they differ, or use none.
     pub in_use: Option<ChosenNetwork>,
-    /// BrokenReason a pod is not redirected.
+    /// Why the pod is not redirected.
     pub reasons: Vec<Problem>,
     /// Problems that prevent no pod's redirection.
     pub notes: Vec<Problem>,
@@ -245,7 +245,7 @@ impl JudgeInput<'_> {
         let mut reasons: Vec<_> = unconfirmed(self, choice).into_iter().collect();
         if choice.network.plugins.iter().any(|kind| kind == self.plugin) {
             if choice.network.plugins.iter().any(|kind| kind == ISTIO) {
-                reasons.push(Problem::BesideIstio(choice.file.clone()));
+                reasons.push(Problem::BothEntries(choice.file.clone()));
             }
             reasons.extend(self.bad_entry(choice));
         } else {
@@ -254,7 +254,7 @@ impl JudgeInput<'_> {
         reasons
     }
 
-    /// BrokenReason a network without our entry does not reach our plugin; none where Multus calls our network too.
+    /// Why a network without our entry does not reach our plugin; none if Multus calls our network too.
     fn missed(&self, choice: &ChosenNetwork, drop_ins: DropIns) -> Option<Problem> {
         let (file, plugins) = (choice.file.clone(), choice.network.plugins.clone());
         match self.shape {
@@ -323,7 +323,7 @@ fn is_of_type(bytes: &[u8], plugin: &str) -> bool {
     json::parse(bytes).is_ok_and(|tree| tree.field("type").and_then(JsonValue::as_text) == Some(plugin))
 }
 
-/// BrokenReason the plugin refuses an entry, and with it every call.
+/// Why the plugin refuses an entry, and with it every call.
 fn refused(file: &FileName, entry: &[u8]) -> Option<Problem> {
     let members: Map<String, Value> = serde_json::from_slice(entry).unwrap_or_default();
     let why = PluginConf::read(&members).err()?.to_string();

@@ -48,7 +48,7 @@ pub struct Network {
     pub drop_ins: DropIns,
 }
 
-/// BrokenReason a runtime cannot load a file.
+/// Why a file is not a network.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LoadError {
     #[error("it is {0}")]

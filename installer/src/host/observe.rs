@@ -38,7 +38,7 @@ pub struct NodeDirectories {
     pub conf: PathBuf,
     /// The runtime's plugin directory.
     pub programs: PathBuf,
-    /// The directory in which libcni caches the results of living sandboxes.
+    /// The directory in which libcni caches the results of existing sandboxes.
     pub results: PathBuf,
 }
 
@@ -62,7 +62,7 @@ impl ObserveScope {
     }
 }
 
-/// Whether libcni's cache of living sandboxes is read.
+/// Whether libcni's cache of existing sandboxes is read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum SandboxLookup {
     #[default]
@@ -76,7 +76,7 @@ pub enum SandboxLookup {
 pub struct ObservedState {
     pub conf: ConfDirectory,
     pub programs: ProgramDirectory,
-    /// The plugins that living sandboxes were made with.
+    /// The plugins that existing sandboxes were made with.
     pub cached: CachedPlugins,
     /// The effective uid of this process: files that only this user can write are files that Gybe wrote.
     pub us: u32,

@@ -124,9 +124,10 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Returns when the next pass is due.
+    /// Returns when the next pass is due: after `longest` at the latest, unless a conflict over the conf or a failed step has to
+    /// wait longer.
     #[must_use]
-    pub fn next_turn(&self) -> NextTurn {
+    pub fn next_turn(&self, longest: Duration) -> NextTurn {
         let wait = |conflict: &Option<Conflict>| conflict.as_ref().and_then(|conflict| conflict.wait);
         if let Some(wait) = wait(&self.conflicts.conf) {
             return NextTurn::After(wait);
@@ -138,7 +139,7 @@ impl Pass {
         }
         // Neither a conflict over programs nor a program that cannot be placed delays repairs of the chain.
         let next = wait(&self.conflicts.programs).into_iter().chain(self.due).min();
-        NextTurn::OnChange(RESYNC).within(next.unwrap_or(RESYNC))
+        NextTurn::OnChange(longest).within(next.unwrap_or(longest))
     }
 
     /// Returns the steps that the system refused. After a step that another program overtook, that program's write wakes

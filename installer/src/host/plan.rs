@@ -1,9 +1,9 @@
 //! Computes the changes from the observed state to the desired one: pure, and empty if nothing has to be done.
 //!
-//! The order of the changes is decided here. An install directories the programs that the runtime runs because of
-//! the entry before any conf file names them: CRI-O drops a network whose program does not answer. The other
-//! programs come after the conf, which does not wait for them. An uninstall removes a program only after no
-//! conf file names it.
+//! This module decides the order of the changes. An install writes the programs that the entry makes the runtime
+//! run before any conf file names them: CRI-O drops a network whose program does not respond. The other
+//! programs come after the conf file, which does not depend on them. An uninstall removes a program only after
+//! no conf file names it.
 
 mod chained;
 mod drop_in;
@@ -44,28 +44,32 @@ impl Plan {
 pub fn plan(observed: &ObservedState, desired: &DesiredState) -> Plan {
     let mut plan = Plan::default();
     match desired {
-        DesiredState::Installed(install) => into(observed, install, &mut plan),
-        DesiredState::Uninstalled(leave) => out_of(observed, leave, &mut plan),
+        DesiredState::Installed(install) => plan_install(observed, install, &mut plan),
+        DesiredState::Uninstalled(uninstall) => plan_uninstall(observed, uninstall, &mut plan),
     }
     let has_temporary = [
         (observed.conf.has_temporary, Directory::Conf),
         (observed.programs.has_temporary, Directory::Programs),
     ];
-    plan.changes
-        .extend(has_temporary.iter().filter(|(there, _)| *there).map(|(_, place)| Change::Sweep(*place)));
+    plan.changes.extend(
+        has_temporary
+            .iter()
+            .filter(|(is_present, _)| *is_present)
+            .map(|(_, directory)| Change::Sweep(*directory)),
+    );
     match desired {
         DesiredState::Installed(install) => {
             plan.judgement = judge(&JudgeInput::new(install, observed));
-            not_enough(observed, install, &mut plan);
+            add_remaining_problems(observed, install, &mut plan);
         }
-        DesiredState::Uninstalled(leave) => programs::remove_lock(observed, leave, &mut plan),
+        DesiredState::Uninstalled(uninstall) => programs::remove_lock(observed, uninstall, &mut plan),
     }
     plan
 }
 
 /// Adds the problems that the changes will not solve. The reason why the entry cannot be written replaces the
 /// statement that it is missing.
-fn not_enough(observed: &ObservedState, install: &Install, plan: &mut Plan) {
+fn add_remaining_problems(observed: &ObservedState, install: &Install, plan: &mut Plan) {
     let left = match plan.changes.as_slice() {
         [] => plan.judgement.clone(),
         changes => judge(&JudgeInput::new(install, &prediction::after(observed, changes))),
@@ -75,19 +79,19 @@ fn not_enough(observed: &ObservedState, install: &Install, plan: &mut Plan) {
     plan.problems.extend(reasons.chain(left.notes));
 }
 
-fn into(observed: &ObservedState, install: &Install, plan: &mut Plan) {
+fn plan_install(observed: &ObservedState, install: &Install, plan: &mut Plan) {
     if observed.programs.state != DirectoryState::Present {
         return;
     }
     programs::place(observed, install, PlacementOrder::BeforeEntry, plan);
     programs::retire(observed, &install.retired, plan);
     if observed.conf.state == DirectoryState::Present {
-        into_conf(observed, install, plan);
+        plan_conf(observed, install, plan);
     }
     programs::place(observed, install, PlacementOrder::AfterEntry, plan);
 }
 
-fn into_conf(observed: &ObservedState, install: &Install, plan: &mut Plan) {
+fn plan_conf(observed: &ObservedState, install: &Install, plan: &mut Plan) {
     let out = entry_removal::EntryRemoval {
         observed,
         plugin: install.entry.plugin(),
@@ -113,15 +117,15 @@ fn into_conf(observed: &ObservedState, install: &Install, plan: &mut Plan) {
     originals::forget(observed, |original| kept.files.contains(original), plan);
 }
 
-fn out_of(observed: &ObservedState, leave: &Uninstall, plan: &mut Plan) {
+fn plan_uninstall(observed: &ObservedState, uninstall: &Uninstall, plan: &mut Plan) {
     // A directory that does not exist holds nothing of ours.
     let gone = directory_problems(&observed.conf, &observed.programs).into_iter();
     plan.problems.extend(gone.filter(|problem| !matches!(problem, Problem::Missing(_))));
     let out = entry_removal::EntryRemoval {
         observed,
-        plugin: &leave.plugin,
-        put_back: leave.put_back,
-        stand_ins: &leave.tombstones,
+        plugin: &uninstall.plugin,
+        put_back: uninstall.put_back,
+        stand_ins: &uninstall.tombstones,
     };
     out.of_every_file(|_| false, plan);
     drop_in::take_out(observed, None, plan);
@@ -131,10 +135,10 @@ fn out_of(observed: &ObservedState, leave: &Uninstall, plan: &mut Plan) {
         // While a conf file may still name them, every program stays.
         return;
     }
-    programs::take_away(observed, leave, plan);
+    programs::take_away(observed, uninstall, plan);
 }
 
-/// The files and the network that hold our entry as desired, or will.
+/// The files and the network that have our entry after the changes.
 #[derive(Debug, Default)]
 struct Kept {
     files: Vec<FileName>,

@@ -83,7 +83,7 @@ impl Platform {
         ALL.into_iter().find(of).unwrap_or(Self::Usual)
     }
 
-    /// The directories of every kind, as observed where the host's root is at `root`.
+    /// Returns the directories of every platform, below `root`, the path of the host's root in this mount namespace.
     pub fn all_node_directories(root: &Path) -> impl Iterator<Item = NodeDirectories> {
         ALL.into_iter().map(move |platform| platform.node_directories(root))
     }
@@ -103,7 +103,7 @@ impl Platform {
         }
     }
 
-    /// Its directories as observed where the host's root is at `root`.
+    /// Returns the platform's directories below `root`, the path of the host's root in this mount namespace.
     #[must_use]
     pub fn node_directories(self, root: &Path) -> NodeDirectories {
         let below = |path: &str| -> PathBuf { root.join(path.trim_start_matches('/')) };

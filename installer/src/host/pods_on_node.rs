@@ -24,15 +24,14 @@ use std::path::PathBuf;
 /// A pod sandbox.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Sandbox {
-    /// Namespace, name and, where it is known, uid.
+    /// Namespace, name and, if known, uid.
     pub pod: Option<PodRef>,
-    /// The uid, where the name is not known.
+    /// The uid, if the name is unknown.
     pub uid: Option<String>,
     /// The runtime's id of the sandbox.
     pub container: Option<String>,
-    /// Its network.
     pub network: Network,
-    /// The annotations that the runtime passed to the plugins; none where it passed no annotations.
+    /// The annotations that the runtime passed to the plugins; none if it passed none.
     pub annotations: Option<Map<String, Value>>,
     /// The cgroups of its processes.
     pub cgroups: Cgroups,
@@ -50,11 +49,9 @@ pub enum Network {
 /// A sandbox and the verdict on it.
 #[derive(Debug, Clone)]
 pub struct SandboxVerdict {
-    /// The sandbox.
     pub sandbox: Sandbox,
-    /// The verdict.
     pub verdict: Verdict,
-    /// Why the desired state is not known; none when it is.
+    /// Why the desired state is unknown; none if it is known.
     pub unknown_because: Option<String>,
 }
 
@@ -71,7 +68,7 @@ impl Sandbox {
     }
 }
 
-/// The name in a list: the pod's, else its uid, else the path of the namespace.
+/// The name in a list: the pod's name, or its uid, or the path of the namespace.
 impl fmt::Display for Sandbox {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
@@ -113,7 +110,7 @@ pub fn word(answer: Answer) -> &'static str {
     }
 }
 
-/// How many sandboxes there are of each kind, in one line.
+/// Returns the number of sandboxes of each kind, in one line.
 #[must_use]
 pub fn summary(judged: &[SandboxVerdict]) -> String {
     let kinds =
@@ -132,7 +129,7 @@ pub fn summary(judged: &[SandboxVerdict]) -> String {
     }
 }
 
-/// Judges every sandbox, in the order given.
+/// Judges the sandboxes in their order.
 #[must_use]
 pub fn judge_all(sandboxes: Vec<Sandbox>, sources: &PolicySources) -> Vec<SandboxVerdict> {
     sandboxes.into_iter().map(|sandbox| judge(sandbox, sources)).collect()

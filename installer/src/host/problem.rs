@@ -16,7 +16,7 @@ use super::observe::{Access, DROP_IN, FileName, Unreadable};
 pub enum Problem {
     #[error("there is no {0} directory")]
     Missing(Directory),
-    /// It was removed or renamed while this process held it, and perhaps made again.
+    /// It was removed or renamed while this process held it open, and may have been created again since.
     #[error("the {0} directory was deleted on the host, or renamed, while this process held it")]
     Deleted(Directory),
     #[error("the {0} directory cannot be read: {why}", why = .1.desc())]
@@ -65,7 +65,7 @@ pub enum Problem {
     /// The runtime uses a file without a primary plugin.
     #[error("the runtime uses {0}, which has no plugin that gives a pod a network")]
     NoPrimary(FileName),
-    /// Our network of its own, on a node without Multus.
+    /// Our standalone network, on a node without Multus.
     #[error("the runtime uses {by} ({}), and only Multus would call {file}", .plugins.join(", "))]
     NotMultus {
         file: FileName,
@@ -73,16 +73,16 @@ pub enum Problem {
         by: FileName,
         plugins: Vec<String>,
     },
-    /// Our network of its own does not exist.
+    /// Our standalone network does not exist.
     #[error("{0} does not contain our network")]
     NoNetwork(FileName),
     /// Both entries would redirect a pod.
     #[error("{0} has an istio-cni entry and ours: both redirect, and the second is refused")]
-    BesideIstio(FileName),
+    BothEntries(FileName),
     /// The plugin refuses every call with such an entry.
     #[error("the plugin refuses our entry in {file}: {why}")]
     BadEntry { file: FileName, why: String },
-    /// The plugin's program cannot serve.
+    /// The runtime cannot use the plugin's program.
     #[error("the program {plugin} {why}")]
     Program { plugin: String, why: ProgramFault },
     /// The runtime uses another file than the pinned one, and its plugins call no other file: no pod reaches
@@ -98,10 +98,10 @@ pub enum Problem {
     /// The file named for the standalone network is another plugin's.
     #[error("{0} is another plugin's file")]
     NotOurs(FileName),
-    /// The chain in the file cannot be changed.
+    /// The plugin list in the file cannot be changed.
     #[error("{file} cannot be changed: {why}")]
     Unchangeable { file: FileName, why: ConflistError },
-    /// Other files have the names under which it could be a list.
+    /// Other files already have every name under which it could become a list.
     #[error("{0} cannot become a .conflist: its possible names are taken")]
     NoNameLeft(FileName),
     /// istio-cni's agent would restore its entry.
@@ -127,7 +127,7 @@ pub enum Problem {
     StillNamed(FileName, String),
 }
 
-/// BrokenReason the plugin's program cannot serve.
+/// Why the runtime cannot use the plugin's program.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum ProgramFault {
     #[error("is not in the program directory")]
@@ -143,7 +143,7 @@ pub enum ProgramFault {
 }
 
 impl ProgramFault {
-    /// Checks a program's mode and owner, where `us` is the uid that directories programs.
+    /// Checks a program's mode and owner, where `us` is the uid that Gybe installs programs with.
     #[must_use]
     pub fn of(access: Access, us: u32) -> Option<Self> {
         if access.mode & 0o022 != 0 || (access.uid != 0 && access.uid != us) {
@@ -243,7 +243,7 @@ impl Hint for Problem {
             Self::NotMultus { .. } => {
                 "set shape: chained (CHAINED_CNI_PLUGIN: true), unless Multus will be installed on this node"
             }
-            Self::BesideIstio(_) | Self::IstioAgentRuns(_) => {
+            Self::BothEntries(_) | Self::IstioAgentRuns(_) => {
                 "if istio-cni serves ambient pods, keep it and exclude this node from Gybe; otherwise remove the \
                  DaemonSet istio-cni-node, or set take_over: now (--take-over now)"
             }
@@ -267,7 +267,7 @@ impl Hint for Problem {
             }
             Self::NoDropIns(_) => "set shape: chained",
             Self::UnseenDropIn(_) => {
-                "gybe doctor on the node finds out; shape: chained works with every runtime"
+                "run gybe doctor on the node to find out; shape: chained works with every runtime"
             }
             Self::StillNamed(..) => "remove the entry by hand; the plugin stays until then",
             _ => return None,

@@ -38,7 +38,7 @@ pub struct Settings {
     pub environment: Environment,
     /// May change while the agent runs.
     pub options: Options,
-    /// Remarks that are no errors.
+    /// Notes for operators, which are not errors.
     pub notes: Vec<String>,
 }
 

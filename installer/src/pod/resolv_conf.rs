@@ -7,8 +7,8 @@ use std::net::IpAddr;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-/// The longest file in bytes, a thousand times the usual length.
-const LONGEST: u64 = 256 * 1024;
+/// In bytes; a thousand times the usual length.
+const MAX_SIZE: u64 = 256 * 1024;
 
 pub const PATH: &str = "/etc/resolv.conf";
 
@@ -19,7 +19,7 @@ pub struct ResolvConfError {
     pub source: io::Error,
 }
 
-/// Returns the servers in the file at `path`, in its order.
+/// Returns the servers in the order of the file at `path`.
 ///
 /// # Errors
 /// When it cannot be read, is not UTF-8 or is too long.
@@ -28,8 +28,8 @@ pub fn servers_of(path: &Path) -> Result<Vec<IpAddr>, ResolvConfError> {
         // Without O_NONBLOCK, open(2) of a FIFO waits for a writer.
         let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
         let mut text = String::new();
-        if file.take(LONGEST + 1).read_to_string(&mut text)? as u64 > LONGEST {
-            return Err(io::Error::other(format!("it is longer than {LONGEST} bytes")));
+        if file.take(MAX_SIZE + 1).read_to_string(&mut text)? as u64 > MAX_SIZE {
+            return Err(io::Error::other(format!("it is longer than {MAX_SIZE} bytes")));
         }
         Ok(servers(&text))
     };

@@ -1,5 +1,5 @@
-//! The capabilities that a probe needs, and which of them this process lacks. All are named at once, before anything is tried:
-//! a trial that fails without a capability says nothing about the kernel.
+//! The capabilities that a probe needs, and which of them this process lacks. All missing ones are reported at once, before
+//! the first trial: a trial that fails for want of a capability shows nothing about the kernel.
 
 use gybe_netfilter::hint::Hint;
 use std::borrow::Cow;

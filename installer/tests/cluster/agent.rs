@@ -1,4 +1,4 @@
-//! `gybe node` in a cluster, the built program, asked at its socket.
+//! The built `gybe node` with an API server, queried at its facts socket.
 
 use crate::ground::{Ground, NODE, meshed};
 use gybe_api_server::{Fault, FaultKind, Verb};
@@ -10,13 +10,13 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A running agent, killed with the value.
+/// A running agent; dropping it kills the agent.
 pub(crate) struct Agent {
     socket: PathBuf,
     process: gybe_test_support::Agent,
 }
 
-/// The program to run: another build of it by `GYBE_PROGRAM`.
+/// Returns the program to run; `GYBE_PROGRAM` names another build of it.
 #[expect(clippy::disallowed_methods, reason = "the program under test is a program")]
 fn gybe_node(ground: &Ground) -> Command {
     let program = std::env::var_os("GYBE_PROGRAM").unwrap_or_else(|| env!("CARGO_BIN_EXE_gybe").into());
@@ -100,7 +100,7 @@ fn f01_a_query_waits_until_its_own_deadline_within_bounds() {
     }
 }
 
-/// What can be said is said, however many wait for what cannot; and of these no more than there is room for.
+/// The agent answers queries about cached pods while queries about others wait; the number of waiting ones is bounded.
 #[test]
 fn f01_many_queries_for_unknown_pods_delay_no_query_for_a_known_pod() {
     let ground = Ground::new("agent-crowd");
@@ -122,7 +122,7 @@ fn f01_many_queries_for_unknown_pods_delay_no_query_for_a_known_pod() {
         waiting.into_iter().map(|answer| answer.join().unwrap()).collect()
     });
     let told = |words| answers.iter().filter(|answer| answer.to_string().contains(words)).count();
-    let (late, too_many) = (told("did not answer in time"), told("too many others wait"));
+    let (late, too_many) = (told("did not answer in time"), told("too many requests wait"));
     assert!(late + too_many == 400 && too_many > 0, "{late} {too_many}");
     assert!(agent.anonymous() <= 12 << 10, "{} KiB", agent.anonymous());
 }
@@ -136,7 +136,7 @@ fn an_unreadable_kubeconfig_is_reported() {
     assert!(told.contains("/nonexistent/kubeconfig cannot be read"), "{told}");
 }
 
-/// As injected pods come from a server: some 15 KiB each, of which next to nothing is needed.
+/// Returns an injected pod of the usual size, about 15 KiB, of which the agent needs little.
 fn large(i: usize, life: usize) -> Value {
     let mut pod = meshed(&format!("cart-{i}"), &format!("u{i}-{life}"));
     let filler = |n: usize| json!({ "manager": "kubelet", "fieldsV1": { "f:status": "x".repeat(n) } });
@@ -173,8 +173,8 @@ fn f38_an_agent_with_250_pods_in_a_cluster_of_100_000_stays_small() {
         ground.server.expire_watches();
         ground
             .asked(|requests| requests.iter().filter(|request| request.is_list_of_pods()).count() > life + 1);
-        // Until the last of them is answered from memory; events come in order, and a list takes the place
-        // of the one before as a whole.
+        // Waits until the last pod is answered from the cache: events arrive in order, and a list replaces the previous one
+        // as a whole.
         let (last, mut gets) = (format!("u249-{}", life + 1), usize::MAX);
         while gets != ground.gets("cart-249") {
             gets = ground.gets("cart-249");

@@ -1,4 +1,4 @@
-//! Single questions: about the own node, and what has become of the own DaemonSet.
+//! Single API requests: for the agent's node, and for the state of its DaemonSet.
 
 use crate::ground::{CALL, Ground, NODE};
 use gybe_api_server::{Fault, FaultKind, Network, Verb};
@@ -62,7 +62,7 @@ fn a_daemonset_is_absent_only_when_the_api_server_says_not_found() {
     ground.server.forbid(Verb::Get, "daemonsets");
     assert!(matches!(fate(&ground), DaemonSetState::Refused(why) if why.contains("403")));
     ground.server.permit(Verb::Get, "daemonsets");
-    // Something in between has no page of that name, and knows nothing of DaemonSets.
+    // A 404 of an intermediary, such as a proxy, does not mean that the DaemonSet was deleted.
     for trouble in [
         FaultKind::Fails(404),
         FaultKind::Fails(500),

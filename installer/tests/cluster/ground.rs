@@ -1,4 +1,4 @@
-//! A cluster of a test's own, its service account's directory, and who watches it. Gone with the test.
+//! An API server for one test, the service account's directory, and a watch. Dropping [`Ground`] removes them.
 
 use gybe_api_server::{ApiServer, Request, ServiceAccount, Validity};
 use gybe_installer::agent::PodLookup;
@@ -8,9 +8,9 @@ use gybe_test_support::{TestDir, wait_until};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
-/// Longer than anything takes that comes at all.
+/// The longest wait for one event: more than any takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
-/// What a caller at the facts socket has.
+/// The deadline of a query at the facts socket.
 pub(crate) const CALL: Duration = Duration::from_millis(950);
 pub(crate) const NODE: &str = "node-1";
 
@@ -28,31 +28,31 @@ impl Ground {
         Self { server, account, directory }
     }
 
-    /// As a pod sees it.
+    /// Returns the cluster's settings as the agent's pod has them.
     pub(crate) fn cluster(&self) -> Cluster {
         let address = self.server.address();
         let (host, port) = (address.ip().to_string(), address.port().to_string());
         Cluster::Own(cluster::ServiceAccount { host, port, directory: self.account.path().to_owned() })
     }
 
-    /// A watch that has its list.
+    /// Starts a watch and waits for its first list.
     pub(crate) fn watched(&self) -> WatchedPods {
         let watched = WatchedPods::start(&self.cluster(), NODE).unwrap();
         becomes(&watched, |state| state.synced);
         watched
     }
 
-    /// A pod of this node as Istio's injector leaves it, with that uid.
+    /// Creates a pod with this uid on this node, as Istio's injector changes it.
     pub(crate) fn put(&self, name: &str, uid: &str) {
         self.server.put_pod(meshed(name, uid));
     }
 
-    /// Another token in place of the one that is there, which counts no more.
+    /// Replaces the token by a new one, and revokes the old one.
     pub(crate) fn rotate(&self) {
         self.account.write(&self.server.tokens().issue(Validity::Valid)).unwrap();
     }
 
-    /// How often one pod was asked for alone.
+    /// Returns the number of GET requests for this pod.
     pub(crate) fn gets(&self, name: &str) -> usize {
         let path = format!("/pods/{name}");
         self.server.requests().iter().filter(|request| request.path.ends_with(&path)).count()
@@ -66,7 +66,7 @@ impl Ground {
         self.server.requests().iter().filter(|request| request.is_list_of_pods()).count()
     }
 
-    /// Waits for requests.
+    /// Waits until the recorded requests satisfy `wanted`.
     pub(crate) fn asked(&self, wanted: impl Fn(&[Request]) -> bool) {
         assert!(self.server.wait_for_requests(PATIENCE, wanted), "{:#?}", self.server.requests());
     }
@@ -91,7 +91,7 @@ pub(crate) fn meshed(name: &str, uid: &str) -> Value {
     })
 }
 
-/// Asks as the plugin does; tells the uid that was answered, or the answer that was none.
+/// Queries a pod as the plugin does; returns the uid in the answer, or the response without facts.
 pub(crate) fn asked(pods: &WatchedPods, name: &str, uid: &str) -> Result<String, FactsResponse> {
     let question = json!({ "version": 1, "namespace": "shop", "name": name, "uid": uid }).to_string();
     let pod = wire::decode_request(question.as_bytes()).unwrap().pod;
@@ -104,12 +104,12 @@ pub(crate) fn asked(pods: &WatchedPods, name: &str, uid: &str) -> Result<String,
     }
 }
 
-/// The same, of a pod that is known: at once, and from memory.
+/// Asserts that a query about a cached pod is answered at once, from the cache.
 pub(crate) fn knows(pods: &WatchedPods, name: &str, uid: &str) {
     assert_eq!(asked(pods, name, uid), Ok(uid.to_owned()), "{name} {uid} {:?}", pods.state());
 }
 
-/// Waits for the watch to be so. There is nothing to be woken by: the state is read by who serves it.
+/// Polls until the watch's state satisfies `wanted`; the state has no notification.
 pub(crate) fn becomes(pods: &WatchedPods, wanted: impl Fn(&WatchState) -> bool) {
     wait_until("the watch is in that state", || wanted(&pods.state()));
 }

@@ -1,5 +1,5 @@
-//! The agent and a cluster: its watch, its answers, and what becomes of them when the API server is
-//! slow, away, forgetful, or has never heard of us.
+//! The agent and the API server: the watch and the agent's answers, also if the server is slow, unreachable, has compacted
+//! its history, or rejects the agent's token.
 
 #[cfg(test)]
 mod agent;

@@ -1,5 +1,4 @@
-//! `gybe pod-facts`, the built program: a question line in, an answer line out, and no credential in
-//! anything it says.
+//! The built `gybe pod-facts`: one query line in, one response line out, and no credential in any output.
 
 use crate::ground::Ground;
 use gybe_api_server::{Network, Validity, Verb};
@@ -91,7 +90,10 @@ fn an_invalid_kubeconfig_is_named_and_not_quoted() {
         (with("/current-context", "other".into()), "has no context \"other\""),
         (with("/contexts/0/context/cluster", "other".into()), "has no cluster \"other\""),
         (with("/clusters/0/cluster/server", Value::Null), "has no server"),
-        (with("/clusters/0/cluster/certificate-authority-data", "%".into()), "has no certificate-authority"),
+        (
+            with("/clusters/0/cluster/certificate-authority-data", "%".into()),
+            "has no usable certificate-authority",
+        ),
         (
             with("/clusters/0/cluster", json!({ "server": "https://x", "proxy-url": "http://y" })),
             "names a proxy",

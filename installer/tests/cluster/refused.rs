@@ -1,4 +1,4 @@
-//! The watch when the server does not know us, or we not the server: tokens, certificates, rights.
+//! The watch if authentication or authorization fails: tokens, certificates, RBAC.
 
 use crate::ground::{asked, becomes, knows, meshed};
 use crate::scene::{is_back, scene, status, well};
@@ -19,7 +19,7 @@ fn f02_ten_token_rotations_under_load_fail_no_query() {
         for i in 0..8 {
             scope.spawn(move || {
                 while !stop.load(Ordering::SeqCst) {
-                    // The first is known, the second is asked for with the token of the moment.
+                    // The first pod is in the cache; the agent gets the second with its current token.
                     knows(watched, "cart-0", "u0");
                     knows(watched, &format!("far-{i}"), "u1");
                 }

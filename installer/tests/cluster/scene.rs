@@ -1,4 +1,4 @@
-//! A watch that is well, and whether it is so again.
+//! A healthy watch, and the check that it has recovered.
 
 use crate::ground::{Ground, becomes, knows};
 use gybe_installer::agent::cluster::{WatchState, WatchedPods};
@@ -11,7 +11,7 @@ pub(crate) fn status(state: &WatchState) -> Option<u16> {
     state.problem.as_ref().and_then(|trouble| trouble.status)
 }
 
-/// A cluster with one pod, and its watch, open.
+/// Returns a cluster with one pod, and an open watch.
 pub(crate) fn scene(test: &str) -> (Ground, WatchedPods) {
     let ground = Ground::new(test);
     ground.put("cart-0", "u0");
@@ -21,7 +21,7 @@ pub(crate) fn scene(test: &str) -> (Ground, WatchedPods) {
     (ground, watched)
 }
 
-/// It is as if nothing had been.
+/// Asserts that the watch has recovered: it reports a new pod.
 pub(crate) fn is_back(ground: &Ground, watched: &WatchedPods, name: &str) {
     becomes(watched, well);
     ground.put(name, "new");

@@ -1,4 +1,4 @@
-//! Pods that the watch has not told of: waited for, then asked for once.
+//! Pods that the watch has not reported: the agent waits for the event, then makes one GET request.
 
 use crate::ground::{CALL, Ground, asked, becomes, knows, meshed};
 use gybe_api_server::{Fault, FaultKind, Verb};
@@ -6,7 +6,7 @@ use gybe_plugin::facts::wire::FactsResponse;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// A pod that no watch of this node tells of, so that only the API server knows it.
+/// Creates a pod on another node, which this node's watch does not report.
 fn put_elsewhere(ground: &Ground, name: &str, uid: &str) {
     let mut pod = meshed(name, uid);
     pod["spec"]["nodeName"] = "node-2".into();
@@ -36,7 +36,7 @@ fn an_unknown_pod_is_looked_up_once_for_all_queries() {
         }
     });
     assert_eq!(ground.gets("cart-0"), 1);
-    // It is kept nowhere: who asks later asks the API server again.
+    // The agent does not cache the answer: a later query makes another request.
     assert_eq!(watched.state().pods, 0);
     knows(watched, "cart-0", "u0");
     assert_eq!(ground.gets("cart-0"), 2);
@@ -49,7 +49,7 @@ fn f01_a_connection_that_is_closed_just_when_it_is_used_again_fails_no_pod() {
     pods.iter().for_each(|(name, uid)| put_elsewhere(&ground, name, uid));
     let watched = &ground.watched();
     ground.server.add_fault(Fault::always(FaultKind::Disconnects).on_reused_connections().at(Verb::Get));
-    // The first make connections, and the others find every one of them kept.
+    // The first round opens connections; the later ones reuse them.
     for _ in 0..3 {
         thread::scope(|scope| {
             for (name, uid) in &pods {

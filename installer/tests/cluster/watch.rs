@@ -1,4 +1,4 @@
-//! What is known when all is well, and what it costs the API server.
+//! The pod cache while the watch is healthy, and its cost for the API server.
 
 use crate::ground::{Ground, NODE, asked, becomes, knows, meshed};
 use gybe_installer::agent::PodLookup;

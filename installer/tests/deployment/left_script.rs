@@ -5,7 +5,7 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::process::{Command, Output};
 
-/// Answers from the files `pods`, `desired`, and one for each agent that has removed Gybe from its node.
+/// A kubectl that answers from the files `pods`, `desired`, and one for each agent that has removed Gybe from its node.
 const KUBECTL: &str = r#"#!/bin/sh
 cd "$(dirname "$0")"
 case "$*" in
@@ -21,7 +21,7 @@ esac
 struct Cluster(TestDir);
 
 impl Cluster {
-    /// `agents`: names and nodes of the pods.
+    /// `agents`: the name and node of each agent pod.
     fn new(name: &str, desired: &str, agents: &[(&str, &str)]) -> Self {
         let directory = TestDir::new_in(env!("CARGO_TARGET_TMPDIR").as_ref(), name);
         let kubectl = directory.write("kubectl", KUBECTL);

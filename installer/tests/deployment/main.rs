@@ -1,10 +1,5 @@
 //! The manifests of the base: valid objects, minimal rights, and settings that the program accepts.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a failed expectation ends the test"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 mod left_script;
 mod objects;
@@ -50,7 +45,7 @@ fn the_program_accepts_its_arguments() {
     settings::assert_arguments_accepted(&base());
 }
 
-/// The instructions of the Dockerfile: names and arguments.
+/// Returns the Dockerfile's instructions: the name and arguments of each.
 fn instructions() -> Vec<(String, Vec<String>)> {
     let text = fs::read_to_string("../manifests/Dockerfile").unwrap();
     let lines = text.lines().filter(|line| !line.starts_with('#') && !line.trim().is_empty());

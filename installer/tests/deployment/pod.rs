@@ -1,4 +1,4 @@
-//! The pod's rights on a node, and the references between its parts.
+//! The agent pod's security settings and mounts, and the references between the manifests' objects.
 
 use crate::objects::Objects;
 use gybe_installer::probe::NEEDED;
@@ -16,7 +16,7 @@ pub(crate) fn assert_confined(objects: &Objects) {
     assert_eq!(seccomp.type_, "RuntimeDefault");
     assert_eq!(pod.containers.len(), 2);
     assert_capabilities(&objects.container("install"), &[]);
-    // The agent has none; the probe has those that it names as missing without them.
+    // The agent's container has no capabilities; the probe's has those that `gybe probe` reports if missing.
     let mut needed = NEEDED.map(|(_, name, _)| name.strip_prefix("CAP_").unwrap());
     needed.sort_unstable();
     assert_capabilities(&objects.container("probe"), &needed);
@@ -52,7 +52,7 @@ fn assert_capabilities(container: &Container, expected: &[&str]) {
 /// Asserts that only the agent's container has a token, which is short-lived, and that only the needed host directories
 /// are mounted.
 fn assert_mounts(containers: &[Container], volumes: &[Volume]) {
-    // Each container that mounts a volume, and whether read-only.
+    // Returns the containers that mount a volume, each with whether the mount is read-only.
     let mounts = |name: &str| -> Vec<(String, bool)> {
         let mounts_of = |container: &Container| {
             let mounts = container.volume_mounts.clone().unwrap_or_default();
@@ -124,7 +124,7 @@ pub(crate) fn assert_consistent(objects: &Objects) {
         pod.tolerations.unwrap().into_iter().map(|it| it.effect.or(it.key).unwrap()).collect();
     assert_eq!(effects, ["NoSchedule", "NoExecute", "CriticalAddonsOnly"]);
     assert_eq!(pod.priority_class_name.as_deref(), Some("system-node-critical"));
-    // The time that an uninstallation at the agent's end may take.
+    // The time that an uninstall at the agent's shutdown may take, in seconds.
     assert_eq!(pod.termination_grace_period_seconds, Some(30));
     assert_eq!(pod.node_selector.unwrap()["kubernetes.io/os"], "linux");
 }

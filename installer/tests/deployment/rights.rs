@@ -6,7 +6,7 @@ use k8s_openapi::api::rbac::v1::{
     ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject,
 };
 
-/// A rule in one line.
+/// Returns a rule as one line: API groups, resources, names, verbs.
 fn rule_line(rule: &PolicyRule) -> String {
     let join = |list: &Option<Vec<String>>| list.clone().unwrap_or_default().join(",");
     assert!(rule.non_resource_urls.is_none(), "{rule:?}");

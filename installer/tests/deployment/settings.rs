@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 
-/// The environment and ConfigMap of the agent on a node called worker-1.
+/// Returns the environment and ConfigMap of the agent on the node worker-1.
 pub(crate) fn settings_sources(objects: &Objects) -> SettingsSources {
     let namespace = objects.daemon_set().metadata.namespace.unwrap();
     let downward = [("spec.nodeName", "worker-1"), ("metadata.name", "gybe-node-x7k2p")];
@@ -82,7 +82,7 @@ fn assert_directories_mounted(objects: &Objects, settings: &Settings) {
     assert_eq!(environment.image, Path::new(&install.command.unwrap()[0]).parent().unwrap());
 }
 
-/// `--help` after the arguments succeeds only if the program accepts all of them.
+/// Asserts that `gybe` accepts the arguments in the manifests: followed by `--help` they succeed only if all are valid.
 pub(crate) fn assert_arguments_accepted(objects: &Objects) {
     for container in objects.pod().containers {
         let arguments: Vec<String> = container.command.into_iter().chain(container.args).flatten().collect();

@@ -1,4 +1,4 @@
-//! After every single step, in any directory, the runtime still loads the network it loaded before.
+//! Property tests: after every single change to any conf directory the runtime loads the same network as before.
 
 use gybe_installer::host::apply::apply;
 use gybe_installer::host::desired::{Confirmed, DesiredState, Install, PutBack, Shape};
@@ -25,7 +25,7 @@ const NAMES: [&str; 10] = [
     "10-a.conf-5.conf",
 ];
 
-/// A file's content: its network and plugin are its own, so that no two can be mistaken.
+/// Returns a conf file's content. The names of its network and plugin contain `n`, so that tests can tell files apart.
 fn content(kind: u8, n: usize) -> String {
     match kind {
         0 => format!("{{\n  \"name\": \"net{n}\",\n  \"type\": \"p{n}\"\n}}\n"),
@@ -48,7 +48,7 @@ fn network(ground: &Ground, runtime: Runtime) -> Option<(String, Vec<String>)> {
     Some((network.name, plugins))
 }
 
-/// Plans until nothing is left to do, takes each plan's steps one by one, and looks after each.
+/// Plans and applies until no change is left, and checks the loaded network after each single change.
 fn walk(ground: &Ground, wanted: &DesiredState) {
     let before = [Runtime::Containerd, Runtime::CriO].map(|runtime| network(ground, runtime));
     for _ in 0..3 {
@@ -71,7 +71,7 @@ fn walk(ground: &Ground, wanted: &DesiredState) {
 }
 
 fn wanted(ground: &Ground, which: u8) -> DesiredState {
-    // None of the plugins that are named here exists.
+    // The plugins that these conf files name do not exist, so the directory must be confirmed by the operator.
     let confirmed = |wanted| match wanted {
         DesiredState::Installed(install) => {
             DesiredState::Installed(Install { confirmed: Confirmed::Yes, ..install })
@@ -99,7 +99,7 @@ proptest! {
             ground.put(NAMES[*n], content(*kind, *n));
         }
         let before = ground.files();
-        // Standalone alone in an empty directory would be a network of its own, as is meant.
+        // In an empty directory the standalone shape would be the loaded network, as intended, so it is not tested.
         let any = network(&ground, Runtime::CriO).is_some();
         for which in wishes.into_iter().filter(|which| any || *which < 4) {
             walk(&ground, &wanted(&ground, which));
@@ -121,7 +121,7 @@ proptest! {
             let newer = content(again, n).replace("portmap", "tuning");
             ground.put(NAMES[n], &newer);
             let loads = network(&ground, Runtime::CriO);
-            // What was planned before they wrote is refused where it would undo their write.
+            // Planned changes that would undo the primary's later write are refused.
             let _ = apply(&planned.changes[stop.min(planned.changes.len())..], &ground.places());
             prop_assume!(loads.is_some());
             prop_assert_eq!(network(&ground, Runtime::CriO), loads);

@@ -1,4 +1,4 @@
-//! A conf file that we write keeps its owner, mode and extended attributes.
+//! A conf file that Gybe rewrites keeps its owner, mode and extended attributes.
 
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, chown};
@@ -13,7 +13,7 @@ use crate::wants::{chained, left};
 const LIST: &str = "{\"name\":\"net\",\"plugins\":[{\"type\":\"calico\"}]}";
 const SINGLE: &str = "{\"name\":\"net\",\"type\":\"calico\"}";
 
-/// An access control list as the kernel stores it (`posix_acl_xattr.h`): its owner may write, user 1000 may read.
+/// Returns an access control list as the kernel stores it (`posix_acl_xattr.h`): its owner may write, user 1000 read.
 fn acl() -> Vec<u8> {
     const NOBODY: u32 = u32::MAX;
     let entries =
@@ -24,7 +24,7 @@ fn acl() -> Vec<u8> {
     2_u32.to_le_bytes().into_iter().chain(bytes).collect()
 }
 
-/// Every attribute with its value.
+/// Returns the extended attributes to preserve, with their values.
 fn attributes() -> [(&'static str, Vec<u8>); 3] {
     [
         ("user.origin", b"calico".to_vec()),
@@ -55,12 +55,12 @@ fn a_conf_file_keeps_its_owner_mode_label_and_access_control_list() {
             fsetxattr(&file, attribute, &value, XattrFlags::CREATE)
                 .unwrap_or_else(|why| panic!("{attribute}: {why}"));
         }
-        assert!(has_all(&theirs), "as it was set");
+        assert!(has_all(&theirs), "before");
         ground.settle(&chained(&ground.root));
         assert_eq!(ground.chain().1, ["calico", "gybe-cni"]);
         assert!(has_all(&ours), "{name}: with our entry");
         ground.settle(&left(&ground.root, PutBack::Nothing));
         assert_eq!(ground.text(name), content);
-        assert!(has_all(&theirs), "{name}: without it again");
+        assert!(has_all(&theirs), "{name}: without our entry again");
     }
 }

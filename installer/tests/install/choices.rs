@@ -1,4 +1,4 @@
-//! We take a directory for what containerd and CRI-O take it for: recorded from the reference library.
+//! Gybe chooses the same network from a conf directory as containerd and CRI-O: choices recorded from libcni.
 
 use std::os::unix::fs::symlink;
 
@@ -50,7 +50,7 @@ fn every_recorded_choice_of_a_runtime_is_predicted() {
                     assert!(want["error"].is_string(), "{about}");
                     assert_eq!(want["file"], broken.file.to_string(), "{about}");
                 }
-                // A link without its end: from a container nobody knows what the runtime finds there.
+                // A dangling link: from inside a container the agent cannot find out what the runtime reads there.
                 Err(NoChoice::Unknown(broken)) => {
                     assert_eq!(case["files"][broken.file.to_string()]["content"], Value::Null, "{about}");
                 }

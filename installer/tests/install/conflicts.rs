@@ -1,4 +1,4 @@
-//! Somebody wants a program's name as much as we do: slowed after the fifth time, and named.
+//! Conflicts over a program's name: replacements are rate limited after the fifth, and the likely owner is reported.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -15,7 +15,7 @@ const LIST: &str = "{\"name\":\"net\",\"plugins\":[{\"type\":\"calico\"}]}";
 
 type Undo = fn(&Path);
 
-/// As an installer of theirs does it: whole, by rename.
+/// Replaces the program as istio-cni's installer does: with a complete file, by rename.
 fn replace(program: &Path) {
     let theirs = program.with_file_name(".theirs");
     fs::write(&theirs, "#!/bin/sh\n# theirs\n").unwrap();
@@ -73,7 +73,7 @@ fn f05_a_conflict_over_a_program_is_rate_limited_and_names_the_likely_owner_and_
             (0, 6, true),
             "{conflict:?}"
         );
-        assert_eq!(slowed.left.changes.len(), 1, "it is still to be done");
+        assert_eq!(slowed.left.changes.len(), 1, "the repair is still pending");
         let told = conflict.to_string();
         assert!(told.starts_with(&format!("the program {name} is {how} again and again, most likely by ")));
         assert!(told.contains(words), "{told}");
@@ -81,14 +81,14 @@ fn f05_a_conflict_over_a_program_is_rate_limited_and_names_the_likely_owner_and_
     }
 }
 
-/// As another version of ours does it: theirs answers VERSION too.
+/// Replaces the program with another version of Gybe's plugin, which answers VERSION.
 fn bring_another(program: &Path) {
     replace(program);
     fs::write(program, "#!/bin/sh\necho '{\"supportedVersions\":[\"1.0.0\"]}'\n").unwrap();
     fs::set_permissions(program, Permissions::from_mode(0o755)).unwrap();
 }
 
-/// A chain that names what does not run would refuse every pod.
+/// A chain that names a program that does not run would make the runtime refuse every pod.
 #[test]
 fn f05_while_a_program_waits_the_chain_is_repaired_if_a_working_one_serves() {
     let cases: [(&str, Undo, bool); 8] = [
@@ -99,7 +99,7 @@ fn f05_while_a_program_waits_the_chain_is_repaired_if_a_working_one_serves() {
         ("gybe-cni", open_to_all, true),
         ("gybe-cni", replace, false),
         ("gybe-cni", remove, false),
-        // Nor does any conf lead to a further name.
+        // No conf file names a further name (`also_as`).
         ("istio-iptables", replace, true),
         ("istio-iptables", remove, true),
     ];
@@ -122,7 +122,7 @@ fn f05_while_a_program_waits_the_chain_is_repaired_if_a_working_one_serves() {
     }
 }
 
-/// What failed is not undone, and to put another program back is not to be undone.
+/// A program whose placement failed does not count as undone, and neither does the repair of another program.
 #[test]
 fn f05_a_program_that_cannot_be_placed_causes_no_conflict_over_the_others() {
     let ground = Ground::with(&[("10-a.conflist", LIST)]);
@@ -134,7 +134,7 @@ fn f05_a_program_that_cannot_be_placed_causes_no_conflict_over_the_others() {
         (DesiredState::Installed(wanted), ground.places(), PassHistory::default());
     assert_eq!(pass(&places, &wanted, &mut memory).unwrap().applied.failed.len(), 1);
     for n in 1..=4 {
-        // The directory stays as it is, so what failed waits.
+        // The directory's entries do not change, so the failed placement is not retried.
         open_to_all(&places.programs.join("gybe-cni"));
         let healed = pass(&places, &wanted, &mut memory).unwrap();
         assert_eq!((healed.applied.done, healed.conflicts.programs), (1, None), "{n}");

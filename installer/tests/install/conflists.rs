@@ -1,4 +1,4 @@
-//! Nothing but our entry ever changes in somebody else's file.
+//! Functions that change conf files change only Gybe's entry; every other byte of another owner's file stays.
 
 use gybe_installer::host::conflist::convert::{listed, unlisted};
 use gybe_installer::host::conflist::entry::Entry;
@@ -32,7 +32,7 @@ const REAL: [&str; 6] = [
 ];
 
 #[test]
-fn the_entry_looks_like_its_neighbours() {
+fn the_entry_is_formatted_like_the_other_plugins() {
     let text = String::from_utf8(with(REAL[0].as_bytes())).unwrap();
     assert!(
         text.contains("\n    },\n    {\n      \"capabilities\": {\n        \"io.kubernetes.cri.pod-annotations\": true\n      },\n"),
@@ -48,7 +48,7 @@ fn the_entry_looks_like_its_neighbours() {
 }
 
 #[test]
-fn f33_insert_then_remove_gives_the_bytes_back() {
+fn f33_inserting_and_removing_the_entry_restores_every_byte() {
     for file in REAL {
         let inside = with(file.as_bytes());
         assert_eq!(PluginChain::read(&inside).unwrap().plugins().last(), Some(&"gybe-cni"));
@@ -101,7 +101,7 @@ fn f06_a_broken_file_is_refused_at_every_prefix() {
 }
 
 #[test]
-fn a_list_of_nothing_but_ours_is_not_emptied() {
+fn gybes_entry_is_not_removed_from_a_list_without_other_plugins() {
     let refused = PluginChain::read(br#"{"plugins":[{"type":"gybe-cni"}]}"#).unwrap().without("gybe-cni");
     assert_eq!(refused, Err(ConflistError::NothingElse("gybe-cni".into())));
 }
@@ -121,12 +121,12 @@ fn f33_a_single_conf_becomes_a_list_and_is_restored_byte_for_byte() {
         assert_eq!(unlisted(&list, "gybe-cni").as_deref(), Some(single.as_bytes()));
         assert_eq!(with(&list), list);
         let reformatted = serde_json::to_vec(&is).unwrap();
-        assert_eq!(unlisted(&reformatted, "gybe-cni"), None, "somebody else's formatting is not ours");
+        assert_eq!(unlisted(&reformatted, "gybe-cni"), None, "a reformatted list is not converted back");
     }
     assert_eq!(listed(br#"{"type":"bridge"}"#, &ours()), Err(ConflistError::NoName));
 }
 
-/// Any JSON, for what other plugins put into their entries.
+/// Returns a strategy for arbitrary JSON values, as in other plugins' entries.
 fn anything() -> impl Strategy<Value = Value> {
     let leaf = prop_oneof![
         Just(Value::Null),
@@ -150,7 +150,7 @@ fn plugin() -> impl Strategy<Value = Value> {
     })
 }
 
-/// White space put where JSON allows any, by a seed.
+/// Inserts pseudo-random white space wherever JSON allows it.
 fn spread(text: &str, mut seed: u64) -> String {
     let (mut out, mut quoted, mut escaped) = (String::new(), false, false);
     for letter in text.chars() {

@@ -1,4 +1,4 @@
-//! A node's directories, empty, gone with the test.
+//! The directories of a simulated node. Dropping [`Ground`] removes them.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -18,7 +18,7 @@ use gybe_installer::host::runtimes::Runtimes;
 
 use crate::wants;
 
-/// Plugins that somebody else has put beside ours.
+/// Names of the other owners' plugins in the node's program directory.
 const PRIMARIES: [&str; 5] = ["bridge", "calico", "cilium", "cilium-cni", "multus"];
 
 pub(crate) struct Ground {
@@ -55,21 +55,21 @@ impl Ground {
         self.root.join("net.d").join(name)
     }
 
-    /// A file in the conf directory, as another agent writes it.
+    /// Writes a file into the conf directory in place, as another agent does.
     pub(crate) fn put(&self, name: &str, content: impl AsRef<[u8]>) {
         let path = self.conf(name);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, content).unwrap();
     }
 
-    /// All files of the conf directory.
+    /// Returns the names and contents of all files in the conf directory.
     pub(crate) fn files(&self) -> BTreeMap<String, Vec<u8>> {
         let mut files = BTreeMap::new();
         collect(&self.root.join("net.d"), "", &mut files);
         files
     }
 
-    /// What is in the directory of plugins, but for other people's and the lock file.
+    /// Returns the names in the program directory except the other owners' plugins and the lock file.
     pub(crate) fn programs(&self) -> Vec<String> {
         let mut files = BTreeMap::new();
         collect(&self.root.join("bin"), "", &mut files);
@@ -84,7 +84,7 @@ impl Ground {
         observe(&self.places(), interest, &mut HashCache::default())
     }
 
-    /// The plugins containerd would run, of which file.
+    /// Returns the file that containerd would choose, and its plugins.
     pub(crate) fn chain(&self) -> (FileName, Vec<String>) {
         let choice =
             choose(&self.observe(&ObserveScope::default()).conf, Runtime::Containerd, DropIns::Loaded)
@@ -93,26 +93,26 @@ impl Ground {
     }
 
     pub(crate) fn pass(&self, wanted: &DesiredState) -> Pass {
-        // The runtimes of today, which read drop-ins.
+        // A current containerd, which reads drop-ins.
         self.pass_by(wanted, Runtimes::of([(Runtime::Containerd, Some(DropIns::Loaded))]))
     }
 
-    /// The same on a node of which this is known.
+    /// As `pass`, with these known runtimes.
     pub(crate) fn pass_by(&self, wanted: &DesiredState, runtimes: Runtimes) -> Pass {
         let mut memory = PassHistory::default();
         memory.set_runtimes(runtimes);
         pass(&self.places(), wanted, &mut memory).unwrap()
     }
 
-    /// The one pass it must take, or two to leave: the tombstone goes in a later one. After that a
-    /// pass must find nothing to do, and do nothing.
+    /// Runs one pass, or two for an uninstall, whose tombstone is removed in the second; then asserts that another pass
+    /// plans and writes nothing.
     pub(crate) fn settle(&self, wanted: &DesiredState) {
         let passes = if matches!(wanted, DesiredState::Uninstalled(_)) { 2 } else { 1 };
         let last = (0..passes).map(|_| self.pass(wanted)).inspect(|pass| {
             assert!(pass.applied.failed.is_empty(), "{:?}", pass.applied.failed);
         });
         let last = last.reduce(|_, next| next).unwrap();
-        // Whether the runtime leads pods to it is asked elsewhere.
+        // Other tests check whether the runtime uses the file.
         let of_the_runtime = |problem: &&Problem| {
             matches!(
                 problem,
@@ -137,7 +137,7 @@ impl Ground {
     }
 }
 
-/// Ends what runs beside a test, however the test ends.
+/// A stop flag for a test's threads; dropping it sets the flag, also if the test panics.
 pub(crate) struct Over<'a>(pub(crate) &'a AtomicBool);
 
 impl Drop for Over<'_> {

@@ -1,4 +1,4 @@
-//! Leaving with living sandboxes, with other people's changes, with files we cannot change.
+//! Uninstall with running sandboxes, with other owners' changes, and with conf files that Gybe cannot change.
 
 use std::fs;
 
@@ -59,7 +59,7 @@ fn f29_a_cache_that_cannot_be_read_keeps_the_plugin() {
 }
 
 #[test]
-fn a_file_we_cannot_change_keeps_every_program_it_names() {
+fn uninstall_keeps_every_program_that_an_unchangeable_conf_file_names() {
     let broken = "{\"plugins\":[{\"type\":\"gybe-cni\"},]}";
     let ground = Ground::with(&[("10-calico.conflist", LIST), ("90-x.conflist", broken)]);
     ground.settle(&chained(&ground.root));

@@ -1,4 +1,4 @@
-//! In, healed, upgraded, followed and out again; and at the end the directory is what it was.
+//! The chained shape from install to uninstall: repair, upgrade, a changed primary; uninstall restores the directory.
 
 use std::fs;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -36,7 +36,11 @@ fn install_and_uninstall_restore_every_byte() {
         ground.settle(&left(&ground.root, PutBack::Nothing));
         assert_eq!(ground.files(), before.0, "{file}");
         if content == SINGLE {
-            assert_eq!(fs::metadata(ground.conf(file)).unwrap().ino(), before.1, "{file} itself came back");
+            assert_eq!(
+                fs::metadata(ground.conf(file)).unwrap().ino(),
+                before.1,
+                "{file} is the original inode"
+            );
         }
     }
 }
@@ -54,7 +58,7 @@ fn f33_a_converted_conf_never_overwrites_another_owners_list() {
 }
 
 #[test]
-fn a_name_that_would_give_another_network_the_lead_is_not_used() {
+fn a_conversion_does_not_use_a_file_name_that_makes_the_runtime_load_another_network() {
     let second = SINGLE.replace("dbnet", "second");
     let ground = Ground::with(&[("10-a.conf", SINGLE), ("10-a.conf5.conf", &second)]);
     ground.settle(&chained(&ground.root));
@@ -98,11 +102,11 @@ fn the_primary_is_followed_when_it_changes() {
     ground.put("05-cilium.conf", SINGLE);
     ground.settle(&chained(&ground.root));
     assert_eq!(ground.chain(), (name("05-cilium.conflist"), vec!["bridge".into(), "gybe-cni".into()]));
-    assert_eq!(ground.text("10-aws.conflist"), LIST, "the old primary is as it was");
+    assert_eq!(ground.text("10-aws.conflist"), LIST, "the old primary's file is restored");
     fs::remove_file(ground.conf("05-cilium.conflist")).unwrap();
     ground.settle(&chained(&ground.root));
     assert_eq!(ground.chain().0, name("10-aws.conflist"));
-    assert_eq!(ground.files().len(), 1, "what was set aside for a file that is gone is gone too");
+    assert_eq!(ground.files().len(), 1, "the saved copy of a deleted file is deleted too");
 }
 
 #[test]
@@ -161,7 +165,7 @@ fn f37_our_entry_is_removed_if_the_runtime_looks_elsewhere_for_plugins() {
             }
             let before = ground.files();
             let DesiredState::Installed(mut install) = installed(&ground.root, shape) else { unreachable!() };
-            // The primary's plugin is here, and nothing is known of the runtime.
+            // The primary's plugin is in the program directory, and the runtime's directories are unknown.
             ground.settle(&DesiredState::Installed(install.clone()));
             let chained = ground.files();
             assert_ne!(chained, before);
@@ -178,7 +182,7 @@ fn f37_our_entry_is_removed_if_the_runtime_looks_elsewhere_for_plugins() {
             assert!(pass.left.changes.is_empty(), "the next pass has nothing to do: {pass:?}");
             install.confirmed = Confirmed::Yes;
             ground.pass_by(&DesiredState::Installed(install), known());
-            assert_eq!(ground.files(), chained, "an operator overrules it");
+            assert_eq!(ground.files(), chained, "the operator's confirmation takes precedence");
             ground.settle(&left(&ground.root, PutBack::Nothing));
         }
     }
@@ -200,7 +204,10 @@ fn f06_another_owners_broken_file_is_skipped_and_never_written() {
         assert!(matches!(&crio.problems[..], [Problem::Broken(it)] if it.file == bad));
         assert!(!containerd.judgement.is_redirected(), "it loads nothing");
         assert!(matches!(&containerd.problems[..], [Problem::BrokenFirst(it)] if it.file == bad));
-        assert!(ground.text("10-calico.conflist").contains("gybe-cni"), "for when the broken one is gone");
+        assert!(
+            ground.text("10-calico.conflist").contains("gybe-cni"),
+            "the entry applies once the broken file is gone"
+        );
         assert_eq!(ground.text("00-bad.conflist"), broken);
         ground.settle(&left(&ground.root, PutBack::Nothing));
         assert_eq!(ground.text("10-calico.conflist"), LIST);
@@ -228,7 +235,11 @@ fn f06_the_entry_waits_for_the_primarys_file() {
     let pass = ground.pass(&chained(&ground.root));
     assert_eq!(pass.left.problems, [Problem::NoPrimary(name("YYY-istio-cni.conf"))]);
     assert_eq!(ground.files(), before);
-    assert_eq!(ground.programs(), ["gybe", "gybe-cni"], "programs stand before any conf names them");
+    assert_eq!(
+        ground.programs(),
+        ["gybe", "gybe-cni"],
+        "programs are placed before any conf file names them"
+    );
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! The lock that lets one process at a time change a node, and who cannot hold it.
+//! The lock that lets one process at a time change a node; unprivileged users cannot hold it.
 
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Write};
@@ -15,10 +15,10 @@ use crate::ground::Ground;
 use crate::wants::{chained, left};
 
 const LIST: &str = "{\"name\":\"net\",\"plugins\":[{\"type\":\"calico\"}]}";
-/// Any user of the node but root.
+/// The uid and gid of an unprivileged user.
 const NOBODY: u32 = 65534;
 
-/// `flock` run by another user: it holds the lock of a path until dropped.
+/// A `flock` process of an unprivileged user that holds the lock of a path until dropped.
 struct Holder(Child);
 
 impl Holder {
@@ -28,9 +28,9 @@ impl Holder {
         command.arg("--nonblock").arg(path).args(["sh", "-c", "echo held; read -r _"]);
         command.uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
         let mut child = command.spawn().expect("tests of locks need root and flock (util-linux)");
-        let mut said = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut said).unwrap();
-        assert_eq!(said, "held\n");
+        let mut line = String::new();
+        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        assert_eq!(line, "held\n");
         Self(child)
     }
 
@@ -62,7 +62,7 @@ fn a_user_who_locks_the_directory_stops_neither_repair_nor_uninstall_and_cannot_
     assert_eq!(ground.text("10-a.conflist"), LIST);
 }
 
-/// In a directory that others may write, the lock file may be anybody's, or no file.
+/// In a directory that other users may write, the lock file may have any owner, or not be a regular file.
 #[test]
 fn a_lock_file_that_others_can_open_is_replaced() {
     let others: [fn(&Path); 4] = [
@@ -93,7 +93,7 @@ fn a_lock_file_that_others_can_open_is_replaced() {
 }
 
 #[test]
-fn the_lock_file_is_made_with_the_first_change_and_goes_with_the_last_program() {
+fn the_lock_file_is_created_with_the_first_change_and_removed_with_the_last_program() {
     let ground = Ground::with(&[("10-a.conflist", LIST)]);
     let lock = ground.root.join("bin").join(LOCK);
     ground.pass(&left(&ground.root, PutBack::Nothing));
@@ -108,7 +108,7 @@ fn the_lock_file_is_made_with_the_first_change_and_goes_with_the_last_program() 
     assert!(!lock.exists());
 }
 
-/// One that waits for its holder's end must not hold what is no longer there.
+/// A process that waited for the lock must not take the lock of a deleted file.
 #[test]
 fn a_lock_file_that_was_removed_is_not_held() {
     let ground = Ground::new();

@@ -1,4 +1,4 @@
-//! The installer on real directories: every choice, every rewrite, every way in and out.
+//! The installer's passes on real directories: choice of the conf file, repair, shapes, take-over, upgrade, uninstall.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,

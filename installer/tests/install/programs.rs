@@ -1,4 +1,4 @@
-//! A program gets its name only after it was read back and seen running; until then the old one serves.
+//! A program is renamed into place only after it was hashed and run once; until then the previous program stays.
 
 use gybe_netfilter::hint::Hint;
 use std::fs;
@@ -18,7 +18,7 @@ use crate::wants::{chained, install, program};
 
 const LIST: &str = "{\"name\":\"net\",\"plugins\":[{\"type\":\"calico\"}]}";
 
-/// Build 2, with these bytes in the place of its plugin.
+/// Returns an install of build 2 with these bytes as its plugin.
 fn with_plugin(ground: &Ground, bytes: &[u8]) -> Install {
     let mut wanted = install(&ground.root, Shape::Chained { pinned: None }, "2");
     let program = &mut wanted.programs[0];
@@ -64,7 +64,7 @@ fn f10_a_failed_upgrade_keeps_the_old_program_and_still_repairs_the_chain() {
     assert!(fs::read_to_string(ground.root.join("bin/gybe-cni")).unwrap().contains("# 1\n"));
 }
 
-/// No conf leads to a further name, and what has it may be anybody's.
+/// No conf file names a further name, and the existing program of that name may have another owner.
 #[test]
 fn f10_a_further_name_that_cannot_be_placed_does_not_delay_the_chain() {
     for is_foreign in [false, true] {
@@ -91,7 +91,7 @@ fn f37_the_entry_waits_for_the_tool_only_where_the_plugin_runs_it() {
         (PlacementOrder::BeforeEntry, ["calico"].as_slice()),
     ] {
         let ground = Ground::with(&[("10-a.conflist", LIST)]);
-        // As on a disk with room for the plugin and not for the tool.
+        // Makes the tool's placement fail, as on a disk that has room for the plugin only.
         fs::create_dir(ground.root.join("bin/gybe")).unwrap();
         let mut wanted = install(&ground.root, Shape::Chained { pinned: None }, "1");
         wanted.programs[1].need = need;
@@ -101,7 +101,7 @@ fn f37_the_entry_waits_for_the_tool_only_where_the_plugin_runs_it() {
     }
 }
 
-/// Both were well once: the conf has been written again since, and names nobody.
+/// Entry and program were installed before; since then the program was spoilt and the conf rewritten without the entry.
 #[test]
 fn f10_no_conf_names_a_program_that_does_not_work_and_cannot_be_replaced() {
     let directory: fn(&Path) = |plugin| fs::create_dir(plugin).unwrap();
@@ -121,7 +121,7 @@ fn f10_no_conf_names_a_program_that_does_not_work_and_cannot_be_replaced() {
     }
 }
 
-/// The pipe of its answer is then held open by a process that nobody knows.
+/// The remaining process holds the program's stdout open.
 #[test]
 fn a10_a_trial_does_not_wait_for_processes_that_the_program_leaves_running() {
     let ground = Ground::with(&[("10-a.conflist", LIST)]);
@@ -131,14 +131,14 @@ fn a10_a_trial_does_not_wait_for_processes_that_the_program_leaves_running() {
     let script = format!("#!/bin/sh\nread -r _ <'{}' &\necho '{answer}'\n", fifo.display());
     let wanted = with_plugin(&ground, script.as_bytes());
     let pass = ground.pass(&DesiredState::Installed(wanted));
-    // It ends when somebody has opened and closed the other side.
+    // Opening and closing the other end of the fifo ends that process.
     drop(fs::OpenOptions::new().write(true).open(fifo).unwrap());
     assert!(pass.applied.failed.is_empty(), "{:?}", pass.applied.failed);
     assert_eq!(ground.chain().1, ["calico", "gybe-cni"]);
 }
 
 #[test]
-fn f10_one_flipped_bit_anywhere_is_found() {
+fn f10_a_single_flipped_bit_is_detected() {
     let ground = Ground::with(&[("10-a.conflist", LIST)]);
     let whole = [b"#!/bin/sh\nexit 0\n#".as_slice(), &[b'x'; 20_000]].concat();
     for page in 0..=whole.len() / 4096 {
@@ -164,7 +164,7 @@ fn f09_a_program_is_replaced_while_others_run_it() {
             scope.spawn(|| {
                 #[expect(clippy::disallowed_methods, reason = "as a runtime does")]
                 while !over.load(Ordering::Relaxed) {
-                    let output = Command::new(&plugin).output().expect("it can always be run");
+                    let output = Command::new(&plugin).output().expect("the program can be run at any time");
                     assert!(output.status.success());
                     runs.fetch_add(1, Ordering::Relaxed);
                 }
@@ -182,7 +182,7 @@ fn f09_a_program_is_replaced_while_others_run_it() {
 }
 
 #[test]
-fn a08_a_program_that_others_may_write_is_replaced_although_its_bytes_are_right() {
+fn a08_a_program_that_other_users_may_write_is_replaced_although_its_bytes_are_right() {
     let ground = Ground::with(&[("10-a.conflist", LIST)]);
     ground.settle(&chained(&ground.root));
     let plugin = ground.root.join("bin/gybe-cni");
@@ -192,7 +192,7 @@ fn a08_a_program_that_others_may_write_is_replaced_although_its_bytes_are_right(
 }
 
 #[test]
-fn f37_missing_directories_are_reported_and_not_made() {
+fn f37_missing_directories_are_reported_and_not_created() {
     let ground = Ground::with(&[("10-a.conflist", LIST)]);
     for folder in ["bin", "net.d"] {
         fs::remove_dir_all(ground.root.join(folder)).unwrap();

@@ -1,4 +1,4 @@
-//! Where the entry goes when it does not go into the primary's list.
+//! The shapes standalone and drop-in, and files to which the entry is not added.
 
 use std::fs;
 use std::os::unix::fs::{PermissionsExt, symlink};
@@ -66,7 +66,7 @@ fn a08_a_link_is_read_as_the_runtime_reads_it_and_never_written_through() {
     assert_eq!(pass.left.problems, [Problem::Link(name("10-calico.conflist"))]);
     assert_eq!(fs::read_to_string(&elsewhere).unwrap(), LIST);
     assert!(ground.conf("10-calico.conflist").is_symlink());
-    // And a link under our own temporary name leads us nowhere either.
+    // A link under Gybe's temporary file name is not followed.
     let ground = Ground::with(&[("10-calico.conflist", LIST)]);
     fs::write(&elsewhere, "precious").ok();
     symlink("/dev/null", ground.conf(".gybe.tmp")).unwrap();
@@ -84,7 +84,7 @@ fn a_file_that_is_too_large_to_read_stops_chaining() {
     assert_eq!(pass.left.problems, [Problem::TooLarge { file: name("05-large.conflist"), length }]);
     assert!(!pass.left.is_done());
     assert_eq!(ground.text("10-calico.conflist"), LIST);
-    // Behind the one that is taken it is nobody's.
+    // If it sorts after the chosen file, it is ignored.
     let ground = Ground::with(&[("10-calico.conflist", LIST), ("15-large.conflist", &large)]);
     ground.settle(&chained(&ground.root));
 }
@@ -101,13 +101,13 @@ fn f37_without_the_primarys_plugins_the_program_directory_is_unconfirmed() {
         assert!(pass.left.problems.contains(&alone), "{:?}", pass.left.problems);
         assert!(!pass.left.judgement.is_redirected());
     }
-    assert!(ground.text("10-calico.conflist").contains("gybe-cni"), "what is chained stays where it is");
+    assert!(ground.text("10-calico.conflist").contains("gybe-cni"), "the existing entry stays");
     ground.put("10-calico.conflist", LIST);
     fs::remove_dir_all(ground.conf("k8s-pod-network")).ok();
     for shape in [Shape::Chained { pinned: None }, Shape::DropIn] {
         ground.pass(&installed(&ground.root, shape));
         assert_eq!(ground.files().into_keys().collect::<Vec<_>>(), ["10-calico.conflist"]);
-        assert_eq!(ground.text("10-calico.conflist"), LIST, "nothing is chained on a guess");
+        assert_eq!(ground.text("10-calico.conflist"), LIST, "no entry is added to an unconfirmed directory");
     }
     let confirmed = Install { confirmed: Confirmed::Yes, ..install(&ground.root, chain(), "1") };
     assert!(ground.pass(&DesiredState::Installed(confirmed)).left.judgement.is_redirected());
@@ -125,7 +125,7 @@ fn f06_no_entry_is_written_after_an_unreadable_file_and_the_node_is_not_ready() 
     for (first, end) in [("05-link.conflist", None), ("05-pipe.conflist", Some(()))] {
         let ground = Ground::with(&[("10-calico.conflist", LIST)]);
         match end {
-            // As from a container in which the link's end is not mounted.
+            // A link whose target is not mounted in the agent's container.
             None => symlink("/nowhere/05.conflist", ground.conf(first)).unwrap(),
             Some(()) => nix::unistd::mkfifo(&ground.conf(first), nix::sys::stat::Mode::S_IRWXU).unwrap(),
         }

@@ -1,4 +1,4 @@
-//! Istio-cni's entry gives way to ours, and comes back.
+//! Gybe's entry replaces istio-cni's; uninstall restores it on request.
 
 use std::fs;
 

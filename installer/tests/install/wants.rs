@@ -1,4 +1,4 @@
-//! What the tests want of a node: programs that answer as real ones do, and an entry like the real one.
+//! Desired states for the tests: scripts that answer as the real programs do, and an entry like the real one.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -28,7 +28,7 @@ pub(crate) fn entry(level: &str) -> Entry {
     .unwrap()
 }
 
-/// A program in the image: it answers VERSION and `--version`, and says which build it is.
+/// Writes a program into the image that answers VERSION and `--version` and contains its build's number.
 pub(crate) fn program(root: &Path, file: &str, build: &str) -> Program {
     let source = root.join("image").join(format!("{file}-{build}"));
     let text = format!(

@@ -1,4 +1,5 @@
-//! Somebody else writes: seen, healed with one write, and never undone.
+//! Watches on the conf directory: each rewrite by another program wakes a pass, which repairs it with one write and never
+//! reverts it.
 
 use std::fs;
 use std::os::fd::AsFd;
@@ -16,14 +17,14 @@ use gybe_installer::host::watch::{DirectoryWatch, WakeReason, WatchMode};
 use crate::ground::{Ground, Over};
 use crate::wants::chained;
 
-/// Nothing here takes a tenth of it; only a machine that stands still does.
+/// The longest wait for one event: more than ten times what any takes.
 const GUARD: Duration = Duration::from_secs(30);
 
 fn list(n: usize) -> String {
     format!("{{\"name\":\"net\",\"n\":{n},\"plugins\":[{{\"type\":\"cilium-cni\"}}]}}\n")
 }
 
-/// As a careful primary writes: whole, by rename.
+/// Writes a conf file as a careful primary does: completely, then by rename.
 fn write(ground: &Ground, n: usize) {
     fs::write(ground.conf(".theirs"), list(n)).unwrap();
     fs::rename(ground.conf(".theirs"), ground.conf("05-cilium.conflist")).unwrap();
@@ -61,7 +62,7 @@ fn every_way_to_change_a_file_wakes() {
 }
 
 #[test]
-fn f13_a_directory_that_was_made_again_is_watched_again() {
+fn f13_a_directory_that_was_created_again_is_watched_again() {
     let ground = Ground::new();
     let conf = ground.places().conf;
     let mut watch = DirectoryWatch::new([conf.clone()]);
@@ -126,9 +127,9 @@ fn f05_rewrites_are_repaired_at_once_and_the_sixth_is_a_conflict_with_a_named_ow
             healed.left.is_done() && writes > 0
         });
         slowest = slowest.max(start.elapsed());
-        assert_eq!(writes, 1, "one write per foreign write");
+        assert_eq!(writes, 1, "one write for each rewrite");
     }
-    println!("healed at the slowest after {slowest:?}");
+    println!("slowest repair: {slowest:?}");
     write(&ground, 6);
     let sixth = pass(&places, &wanted, &mut memory).unwrap();
     let conflict = sixth.conflicts.conf.unwrap();
@@ -158,7 +159,7 @@ fn f05_a_storm_of_rewrites_loses_none_of_them() {
     thread::scope(|scope| {
         scope.spawn(|| {
             while !over.load(Ordering::Relaxed) {
-                // A fresh memory knows no conflict: as fast as can be.
+                // A new history has no conflict, so repairs are not rate limited.
                 let performed = pass(&places, &wanted, &mut PassHistory::default()).unwrap().applied;
                 ours.fetch_add(performed.done, Ordering::Relaxed);
                 for why in performed.failed {
@@ -170,12 +171,12 @@ fn f05_a_storm_of_rewrites_loses_none_of_them() {
         let _over = Over(&over);
         for n in 1..=WRITES {
             write(&ground, n);
-            // Taken out for a moment it may be, by an exchange that found out too late; not lost.
+            // A late renameat2 exchange may hide the primary's write for a moment, but must not lose it.
             until("a foreign write was lost", || number(&theirs()) == n);
             if n % 2 == 0 {
-                until("not healed", || theirs().windows(8).any(|text| text == b"gybe-cni"));
+                until("not repaired", || theirs().windows(8).any(|text| text == b"gybe-cni"));
             } else {
-                // Anywhere between a look of ours and its rename.
+                // Varies the moment of the next rewrite between the pass's read and its rename.
                 let pause = Duration::from_micros(u64::try_from(n * 37 % 2_000).unwrap());
                 let start = Instant::now();
                 until("time stands still", || start.elapsed() > pause);
@@ -186,5 +187,5 @@ fn f05_a_storm_of_rewrites_loses_none_of_them() {
     let last = theirs();
     assert_eq!(PluginChain::read(&last).unwrap().without("gybe-cni").unwrap(), list(WRITES).into_bytes());
     let (ours, overtaken) = (ours.into_inner(), overtaken.into_inner());
-    println!("{WRITES} rewrites, healed {ours} times, overtaken {overtaken} times");
+    println!("{WRITES} rewrites, repaired {ours} times, overtaken {overtaken} times");
 }

@@ -1,4 +1,4 @@
-//! The whole agent, as a pod of a cluster: its pods by a watch, its node's label, its DaemonSet.
+//! The whole agent with an API server: the watch for its pods, its node's label, its DaemonSet.
 
 use crate::node::{Node, PRIMARY};
 use gybe_api_server::{ApiServer, ServiceAccount, Validity, Verb};
@@ -35,7 +35,7 @@ impl Cluster {
         cluster
     }
 
-    /// The probe keeps its report: it has not found a runtime.
+    /// Writes a probe report without a runtime.
     fn reports(&self) {
         std::fs::write(self.node.root.join("probe/runtime.json"), r#"{"runtimes":[]}"#).unwrap();
     }
@@ -58,7 +58,7 @@ impl Cluster {
         });
     }
 
-    /// The DaemonSet is there, or is not.
+    /// Creates or deletes the DaemonSet.
     fn sets(&self, is_there: bool) {
         match is_there {
             true => drop(self.server.put(daemonset()).unwrap()),
@@ -66,7 +66,7 @@ impl Cluster {
         }
     }
 
-    /// How often it was asked for, and answered.
+    /// Returns the number of answered requests for the DaemonSet.
     fn looks(&self) -> usize {
         let is_look = |path: &str| path.ends_with("/daemonsets/gybe-node");
         self.server.requests().iter().filter(|it| is_look(&it.path) && it.code.is_some()).count()
@@ -101,7 +101,7 @@ fn f02_ready_is_a_list_of_pods_and_does_not_flap_while_tokens_change() {
         assert!(agent.is_ready(), "{:?}", agent.get("/readyz"));
     }
     assert!(agent.metric("gybe_watch_age_seconds") < 60.0);
-    // Nobody lets the next one in: it keeps the node, and says what it lacks.
+    // The API server rejects the next agent's token: the agent maintains the node, and reports the reason.
     drop(agent);
     cluster.server.tokens().revoke_all();
     cluster.node.puts(FILE, PRIMARY);
@@ -141,7 +141,7 @@ fn a_nodes_label_goes_into_its_entry_and_stays_while_the_api_server_is_down() {
     agent.wait_for_message("the node's label cannot be read");
     wait_until("turns", || agent.metric("gybe_passes_total") >= 1.0);
     assert_eq!(cluster.node.text(FILE), before, "nothing is written for what is not known");
-    // What an operator says now counts for more than what a label said once.
+    // The operator's setting takes precedence over the node's label.
     cluster.node.configures(&[("backend", "nft")]);
     wait_until("the cluster's word", || cluster.backend() == "nft");
     cluster.node.configures(&[]);
@@ -173,7 +173,7 @@ fn the_agent_uninstalls_with_its_daemonset_only_when_that_is_configured_and_the_
     for (wanted, before, after, leaves) in [
         ("false", true, false, false),
         ("true", true, true, false),
-        // One that never was there has another name, or another home.
+        // A DaemonSet that never existed may have another name or namespace.
         ("true", false, false, false),
         ("true", true, false, true),
     ] {
@@ -188,7 +188,10 @@ fn the_agent_uninstalls_with_its_daemonset_only_when_that_is_configured_and_the_
         if !before {
             agent.wait_for_message("the state of the DaemonSet is unknown; nothing is uninstalled");
         }
-        assert!(cluster.node.program("gybe-cni").exists(), "whoever was on the way still asks it");
+        assert!(
+            cluster.node.program("gybe-cni").exists(),
+            "the runtime may still call it for starting sandboxes"
+        );
     }
     assert_eq!(cluster.node.text(FILE), PRIMARY);
 }
@@ -212,14 +215,14 @@ fn f29_when_the_api_server_refuses_to_show_the_daemonset_nothing_is_uninstalled(
     }
 }
 
-/// Anonymous memory of the agent, in KiB.
+/// Returns the agent's anonymous memory in KiB.
 fn memory(agent: &Agent) -> u64 {
     let status = std::fs::read_to_string(format!("/proc/{}/status", agent.pid())).unwrap();
     let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
     line.trim().trim_end_matches(" kB").parse().unwrap()
 }
 
-/// A pod as the API server has it after the injector: some 12 KiB.
+/// Returns a pod as the API server has it after injection: about 12 KiB.
 fn injected(name: &str) -> Value {
     let variables = (0..24).map(|n| json!({ "name": format!("ISTIO_META_{n}"), "value": "x".repeat(80) }));
     let env: Vec<_> =
@@ -250,7 +253,7 @@ fn injected(name: &str) -> Value {
     })
 }
 
-/// Pods whose owners want the agent's memory, each by what its kind can be made large with.
+/// Returns a pod whose owner attacks the agent's memory: a different field is large for each kind.
 fn hostile(n: usize) -> Value {
     let (mut pod, long) = (injected(&format!("cart-{n}")), |bytes: usize| "x".repeat(bytes));
     let proxy = |pod: &mut Value, key: &str, value: Value| pod["spec"]["containers"][1][key] = value;
@@ -279,7 +282,7 @@ fn f38_the_whole_agent_with_250_pods_stays_small() {
     for _ in 0..5 {
         cluster.node.puts(FILE, PRIMARY);
         // Not counted as one where the pods were known only then: that is another wish, and nobody's undoing.
-        wait_until("a heal", || cluster.node.entry(FILE).is_some());
+        wait_until("a repair", || cluster.node.entry(FILE).is_some());
     }
     (0..100).for_each(|_| drop((agent.get("/readyz"), agent.get("/metrics"))));
     let kib = memory(&agent);
@@ -294,13 +297,13 @@ fn f38_owners_of_pods_cannot_fill_the_agents_memory() {
     let agent = cluster.ready();
     assert_eq!(agent.metric("gybe_pods"), 250.0);
     let listed = memory(&agent);
-    // The same by the watch.
+    // Further hostile pods arrive by the watch.
     cluster.has((250..260).map(hostile));
     wait_until("the others", || agent.metric("gybe_pods") == 260.0);
     let watched = memory(&agent);
     println!("{listed} KiB of anonymous memory after the list, {watched} KiB after the watch");
     assert!(listed.max(watched) <= 16 << 10, "{listed} KiB, {watched} KiB");
-    // One that is too large to be held is answered whole all the same.
+    // A pod that is too large for the cache is still answered completely.
     let answer = cluster.node.asks("shop", "cart-3", "cart-3");
     let ports =
         answer["pod"]["metadata"]["annotations"]["traffic.sidecar.istio.io/excludeOutboundPorts"].as_str();

@@ -1,4 +1,4 @@
-//! Where the runtime looks for plugins is not guessed: nothing is chained before it is known.
+//! The agent adds no entry before it knows the runtime's directory of plugins.
 
 use crate::node::{Node, PRIMARIES, PRIMARY};
 use gybe_test_support::wait_until;
@@ -9,7 +9,7 @@ use std::fs;
 const FILE: &str = "10-calico.conflist";
 const NOWHERE: &str = "none of the plugins of 10-calico.conflist (calico) is in the program directory";
 
-/// Its directory of plugins is not the one that the primary's are in.
+/// A node whose program directory does not contain the primary's plugins.
 fn node(test: &str) -> Node {
     let node = Node::new(test);
     for plugin in PRIMARIES {
@@ -19,7 +19,7 @@ fn node(test: &str) -> Node {
     node
 }
 
-/// As the probe keeps what it read in containerd's configuration: this directory of plugins, which is the test's
+/// Writes a probe report, as read from containerd's configuration, with this directory of plugins, which is the test's
 /// `folder`.
 fn reports(node: &Node, directory: &str, folder: &str) {
     let there = stat(&node.root.join(folder)).unwrap();

@@ -1,4 +1,4 @@
-//! However the agent ends, the node is as it was; and the next one goes on from there.
+//! Shutdown or crash of the agent leaves the node unchanged, and the next agent continues from there.
 
 use crate::node::{Node, PRIMARIES, PRIMARY};
 use gybe_test_support::{Agent, wait_until};
@@ -10,7 +10,7 @@ use std::path::Path;
 
 const FILE: &str = "10-calico.conflist";
 
-/// What a write or a rename would change.
+/// Returns the file attributes that a write or a rename would change.
 fn stamps(node: &Node) -> Vec<(u64, i64, i64)> {
     let files = [node.conf(FILE), node.program("gybe-cni"), node.program("gybe")];
     let of = |path: &std::path::PathBuf| {
@@ -54,7 +54,7 @@ fn f14_killed_at_any_moment_of_its_first_pass_the_agent_leaves_a_conf_that_loads
         let text = node.text(FILE);
         let chain: serde_json::Value = serde_json::from_str(&text).unwrap();
         assert_eq!(chain["plugins"][0]["type"], "calico", "{n}");
-        // Whoever is named can be run.
+        // If the conf file names the plugin, the plugin runs.
         assert!(node.entry(FILE).is_none() || node.build("gybe-cni") == "gybe-cni 1", "{n}: {text}");
     }
     let agent = installed(&node);
@@ -69,7 +69,7 @@ fn f14_killed_at_any_moment_of_its_first_pass_the_agent_leaves_a_conf_that_loads
 #[test]
 fn f30_a_new_version_replaces_what_is_there_and_an_old_one_puts_it_back() {
     let node = Node::new("upgrade");
-    // An entry of a version to come, and a program of it.
+    // The entry and the program of a future version.
     let ahead = r#"{ "type": "gybe-cni", "zones": [1], "facts": { "quic": true } }"#;
     node.puts(
         FILE,
@@ -95,7 +95,7 @@ fn f14_an_agent_that_cannot_create_a_socket_is_not_ready_and_without_both_not_he
     node.puts(FILE, PRIMARY);
     let agent = installed(&node);
     let [facts, log] = ["facts.sock", "log.sock"].map(|name| node.root.join("run").join(name));
-    // In one step, or the agent is faster.
+    // In one step, because otherwise the agent binds the path first.
     let occupy = |socket: &Path| {
         let theirs = node.root.join("run/theirs");
         fs::write(&theirs, "precious").unwrap();
@@ -123,7 +123,7 @@ fn two_agents_at_once_do_no_harm() {
     let (one, two) = (node.agent(), node.agent());
     for _ in 0..5 {
         node.puts(FILE, PRIMARY);
-        wait_until("a heal", || node.text(FILE).matches("\"gybe-cni\"").count() == 1);
+        wait_until("a repair", || node.text(FILE).matches("\"gybe-cni\"").count() == 1);
     }
     wait_until("readiness", || one.is_ready() && two.is_ready());
 }

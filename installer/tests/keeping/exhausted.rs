@@ -1,4 +1,4 @@
-//! An agent without file descriptors: it does not spin, changes nothing, and goes on once they are back.
+//! An agent without free file descriptors: it uses no processor time, changes nothing, and continues once some are free.
 
 use crate::node::{Node, PRIMARY};
 use gybe_test_support::{Agent, PATIENCE, wait_until};
@@ -20,7 +20,7 @@ fn limits(agent: &Agent, descriptors: &str) {
     assert!(status.success());
 }
 
-/// Processor time used so far, in hundredths of a second (proc_pid_stat(5), fields 14 and 15).
+/// Returns the processor time used so far in hundredths of a second (proc_pid_stat(5), fields 14 and 15).
 fn used(agent: &Agent) -> u64 {
     let text = fs::read_to_string(format!("/proc/{}/stat", agent.pid())).unwrap();
     let fields = text.rsplit(") ").next().unwrap().split(' ');
@@ -35,7 +35,7 @@ fn without_file_descriptors_the_agent_does_not_spin_and_continues_once_they_are_
     wait_until("readiness", || agent.is_ready());
     let plugin = || fs::metadata(node.program("gybe-cni")).unwrap().ino();
     let before = plugin();
-    // The first three are taken, so there is none below the limit.
+    // Descriptors 0 to 2 are in use, so a limit of 3 leaves none.
     limits(&agent, "3");
     let mut plugin_call = UnixStream::connect(node.root.join("run/facts.sock")).unwrap();
     plugin_call.write_all(b"{\"version\":1,\"namespace\":\"shop\",\"name\":\"cart-0\"}\n").unwrap();
@@ -52,7 +52,7 @@ fn without_file_descriptors_the_agent_does_not_spin_and_continues_once_they_are_
     limits(&agent, "1024");
     let since = Instant::now();
     wait_until("an entry again", || node.entry(FILE).is_some());
-    // Without a look of its own it would come after ten seconds.
+    // The next regular pass would come after ten seconds.
     assert!(since.elapsed() < Duration::from_secs(6), "{:?}", since.elapsed());
     plugin_call.set_read_timeout(Some(PATIENCE)).unwrap();
     probe.set_read_timeout(Some(PATIENCE)).unwrap();

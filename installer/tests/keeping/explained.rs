@@ -1,4 +1,4 @@
-//! What `gybe doctor` learns from the running agent: its own word on how it stands.
+//! `gybe doctor` reports the status of the running agent, as the agent publishes it.
 
 use crate::node::{Node, PRIMARIES, PRIMARY};
 use gybe_test_support::wait_until;
@@ -7,7 +7,7 @@ use std::fs;
 
 const FILE: &str = "10-calico.conflist";
 
-/// What the doctor says of the agent, with this word for how it is.
+/// Returns the doctor's findings about the agent that have this state.
 fn of_agent(node: &Node, state: &str) -> Vec<String> {
     says(&node.doctor(), "agent", state)
 }

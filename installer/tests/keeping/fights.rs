@@ -1,4 +1,4 @@
-//! Somebody undoes what we do again and again: recognised, slowed, and told with their likely name.
+//! Conflicts: another program undoes Gybe's repairs; the agent detects it, limits its rate, and reports the likely owner.
 
 use crate::node::{Node, PRIMARY};
 use gybe_test_support::{Agent, wait_until};
@@ -8,14 +8,14 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 const FILE: &str = "10-calico.conflist";
-/// What is said of every fight.
+/// A part of the message about every conflict.
 const CONFLICT: &str = "again and again";
 
 fn is_in_conflict(agent: &Agent, what: &str) -> bool {
     agent.metric(&format!("gybe_conflict{{what=\"{what}\"}}")) == 1.0
 }
 
-/// Undoes what is healed until the agent calls it a fight; how often that took.
+/// Undoes each repair until the agent reports a conflict; returns the number of rewrites.
 fn provokes(agent: &Agent, what: &str, undo: impl Fn(), is_repaired: impl Fn() -> bool) -> u32 {
     let mut undone = 0;
     while !is_in_conflict(agent, what) {
@@ -104,7 +104,7 @@ fn f05_a_conflict_over_programs_is_reported_with_its_likely_owner_and_does_not_d
         let (status, text) = agent.get("/readyz");
         status == 503 && text.contains("note: the program gybe-cni")
     });
-    // There is no conflict over the chain, and every pod needs it.
+    // There is no conflict over the conf file, which every pod needs.
     node.puts(FILE, &PRIMARY.replace("k8s-pod-network", "another"));
     wait_until("a repaired chain", || node.entry(FILE).is_some());
     assert!(!is_ours(), "the program waits");
@@ -126,15 +126,15 @@ struct Unchained {
     ready: Duration,
 }
 
-/// What a rewriter came to.
+/// The effect of a program that rewrites the conf file periodically.
 struct Rewritten {
     /// Parts of the whole time, in percent: without our entry, and ready without it.
     unchained: [f64; 2],
-    /// Half of the rewrites were repaired sooner.
+    /// The median of the repair times.
     median_repair: Duration,
 }
 
-/// Another agent rewrites the file in this rhythm.
+/// Rewrites the conf file with this period, as another agent would, and measures the effect.
 fn rewritten_every(rhythm: Duration, lasting: Duration, (node, agent): (&Node, &Agent)) -> Rewritten {
     let (start, mut next, mut unchained) = (Instant::now(), Duration::ZERO, Unchained::default());
     let (mut before, mut rewritten, mut repairs) = (start, None, Vec::new());

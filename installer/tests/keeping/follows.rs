@@ -156,7 +156,10 @@ fn what_is_worth_knowing_of_the_settings_stands_below_ready() {
     let agent = node.agent();
     wait_until("readiness", || agent.is_ready());
     let (status, text) = agent.get("/readyz");
-    assert!(status == 200 && text.contains("note: the ConfigMap's key quic_ports means nothing"), "{text}");
+    assert!(
+        status == 200 && text.contains("note: unknown key quic_ports in the ConfigMap: ignored"),
+        "{text}"
+    );
 }
 
 /// The template's values for the backend, the kubeconfig and the socket are overridden everywhere alike: in the entry,

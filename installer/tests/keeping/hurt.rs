@@ -1,4 +1,4 @@
-//! Directories that cannot be written, full disks: told with what helps, and what is there goes on.
+//! Unwritable directories and full disks: the agent reports each with a remedy, and existing files keep working.
 
 use crate::node::{Node, PRIMARY};
 use gybe_installer::host::apply::NodeLock;
@@ -39,7 +39,7 @@ fn f13_a_conf_directory_behind_a_link_is_followed_when_the_link_moves() {
     wait_until("readiness", || agent.is_ready());
 }
 
-/// As a mount holds it: by the inode, whatever stands at its path now.
+/// A mount pins the directory's inode, so the mounted directory is no longer the one at its path.
 #[test]
 fn f13_a_conf_directory_that_was_deleted_under_its_mount_ends_the_agents_health() {
     let mut node = Node::new("deleted");

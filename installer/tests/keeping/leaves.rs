@@ -1,4 +1,4 @@
-//! Out of the chain because the ConfigMap says so, in the order that hurts nobody.
+//! Uninstall by `mode: leave` in the ConfigMap, in an order that fails no pod.
 
 use crate::node::{Node, PRIMARY};
 use gybe_test_support::wait_until;
@@ -16,7 +16,7 @@ fn f29_mode_leave_uninstalls_and_reports_when_it_is_done() {
     let in_force = node.text(FILE);
     let refused = node.tool("uninstall").arg("--run-dir").arg(node.root.join("run")).output().unwrap();
     assert_eq!((refused.status.code(), node.text(FILE)), (Some(2), in_force), "{refused:?}");
-    assert_eq!(agent.get("/left"), (503, "not asked to leave\n".to_owned()));
+    assert_eq!(agent.get("/left"), (503, "no uninstall requested\n".to_owned()));
     assert_eq!(agent.metric("gybe_left"), 0.0);
     node.configures(&[("mode", "leave"), ("also_as", "istio-iptables")]);
     wait_until("the end", || agent.get("/left").0 == 200);
@@ -25,22 +25,22 @@ fn f29_mode_leave_uninstalls_and_reports_when_it_is_done() {
     assert!(node.program("gybe").exists(), "gybe uninstall can finish it");
     assert!(!node.program("istio-iptables").exists());
     assert!(agent.get("/left").1.contains("gybe-cni stays"));
-    // An agent that has left puts nothing back.
+    // After its uninstall the agent restores nothing, so `gybe uninstall` is allowed.
     let run = node.root.join("run");
     let out = node.tool("uninstall").arg("--run-dir").arg(&run).output().unwrap();
     assert_eq!((out.status.code(), String::from_utf8(out.stderr).unwrap()), (Some(0), String::new()));
     let (status, text) = agent.get("/readyz");
     assert!(status == 503 && text.contains("left"), "{status} {text}");
     assert_eq!(agent.metric("gybe_left"), 1.0);
-    agent.wait_for_message("left; the plugin stays for sandboxes that live");
+    agent.wait_for_message("the plugin stays for existing sandboxes");
     // The plugin is asked by pods that were on their way, and answered about them.
     assert!(node.root.join("run/facts.sock").exists());
-    // What somebody puts back goes again.
+    // An entry that another program restores is removed again.
     let entry =
         PRIMARY.replace("calico\"\n    }", "calico\"\n    },\n    {\n      \"type\": \"gybe-cni\"\n    }");
     node.puts(FILE, &entry);
     wait_until("its end", || node.text(FILE) == PRIMARY);
-    // And all of it can be wanted again.
+    // `mode: install` installs again.
     node.configures(&[("mode", "install")]);
     wait_until("readiness", || agent.is_ready());
     assert!(node.entry(FILE).is_some() && node.program("gybe").exists());
@@ -68,6 +68,6 @@ fn nothing_ours_was_there_and_that_is_left_too() {
     node.puts(FILE, PRIMARY);
     let agent = node.agent();
     wait_until("the end", || agent.get("/left").0 == 200);
-    assert_eq!(agent.get("/left").1, "left; nothing stays\n");
+    assert_eq!(agent.get("/left").1, "uninstalled; no program stays\n");
     assert_eq!(node.text(FILE), PRIMARY);
 }

@@ -1,5 +1,5 @@
-//! `gybe node --install`: the built program keeps a node's directories, and is met as the kubelet,
-//! other agents and operators meet it.
+//! The built `gybe node --install`: it reconciles a node's directories, with the kubelet's probes, other programs' rewrites
+//! and an operator's changes.
 
 #[cfg(test)]
 mod clustered;

@@ -1,4 +1,4 @@
-//! A node of directories, gone when the test ends.
+//! A simulated node: directories that are removed when the test ends.
 
 use gybe_installer::host::conflist::PluginChain;
 use gybe_plugin::probe_cache::findings::{self, VERSION};
@@ -13,10 +13,10 @@ use std::process::Command;
 
 pub(crate) const PRIMARY: &str = "{\n  \"cniVersion\": \"1.0.0\",\n  \"name\": \"k8s-pod-network\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\"\n    }\n  ]\n}\n";
 
-/// Plugins that somebody else has put beside ours.
+/// Names of the other owners' plugins in the node's program directory.
 pub(crate) const PRIMARIES: [&str; 3] = ["bridge", "calico", "cilium-cni"];
 
-/// Directories of a node, and what an agent on it is given.
+/// The directories of a node, and the agent's environment.
 pub(crate) struct Node {
     pub(crate) root: TestDir,
     versions: u32,
@@ -25,7 +25,7 @@ pub(crate) struct Node {
 
 impl Node {
     pub(crate) fn new(test: &str) -> Self {
-        // The programs in it are run, which /tmp may forbid.
+        // Not below /tmp, which may be mounted noexec: the programs in it are run.
         let root = TestDir::new_in(Path::new(env!("CARGO_TARGET_TMPDIR")), &format!("kept-{test}"))
             .with_subdirectories(&[
                 "net.d",
@@ -64,7 +64,7 @@ impl Node {
         node
     }
 
-    /// The primaries' agents have placed their plugins.
+    /// Creates the other owners' plugins in the program directory.
     pub(crate) fn has_primaries(&self) {
         for plugin in PRIMARIES {
             fs::write(self.program(plugin), "").unwrap();
@@ -75,7 +75,7 @@ impl Node {
         self.environment.insert(name.to_owned(), value.to_owned());
     }
 
-    /// The image of a version: programs that answer as real ones do, and say which build they are.
+    /// Writes the image of a build: scripts that answer as the real programs do, and print their build.
     pub(crate) fn brings(&self, build: &str) {
         for program in ["gybe", "gybe-cni"] {
             let path = self.root.join("image").join(program);
@@ -85,7 +85,7 @@ impl Node {
         }
     }
 
-    /// What the probe has kept: every backend's plain profile with this finding.
+    /// Writes a probe report with this finding for every backend's profile `v4`.
     pub(crate) fn found(&self, finding: &str) {
         let node = this_node().unwrap();
         let profiles: Vec<&str> = gybe_netfilter::probe::Profile::EVERY.iter().map(|it| it.name()).collect();
@@ -103,7 +103,7 @@ impl Node {
         fs::write(self.root.join("probe/probe.json"), text.to_string()).unwrap();
     }
 
-    /// A version of the ConfigMap, swapped in as the kubelet does it.
+    /// Replaces the mounted ConfigMap atomically, as the kubelet does.
     pub(crate) fn configures(&mut self, files: &[(&str, &str)]) {
         self.versions += 1;
         let (config, data) = (self.root.join("config"), format!("..version-{}", self.versions));
@@ -116,7 +116,7 @@ impl Node {
         fs::rename(config.join("..data_tmp"), config.join("..data")).unwrap();
     }
 
-    /// A file of the conf directory, put there in one step, as agents do.
+    /// Writes a file into the conf directory by rename, as other agents do.
     pub(crate) fn puts(&self, name: &str, text: &str) {
         let new = self.root.join("net.d/.another.tmp");
         fs::write(&new, text).unwrap();
@@ -131,7 +131,7 @@ impl Node {
         fs::read_to_string(self.conf(name)).unwrap_or_default()
     }
 
-    /// Our entry in a file.
+    /// Returns Gybe's entry in a conf file.
     pub(crate) fn entry(&self, name: &str) -> Option<Value> {
         let text = self.text(name);
         let entry = PluginChain::read(text.as_bytes()).ok()?.entry("gybe-cni")?.to_vec();
@@ -142,13 +142,13 @@ impl Node {
         self.root.join("bin").join(name)
     }
 
-    /// Which build of a program is there.
+    /// Returns the output of the installed program, which names its build.
     pub(crate) fn build(&self, name: &str) -> String {
         let text = fs::read_to_string(self.program(name)).unwrap_or_default();
         text.lines().nth(1).unwrap_or_default().trim_start_matches("# ").to_owned()
     }
 
-    /// A living sandbox that was made with these plugins, as libcni caches it.
+    /// Writes libcni's cached result of a running sandbox that was created with these plugins.
     pub(crate) fn sandbox(&self, id: &str, plugins: &[&str]) {
         use base64::prelude::{BASE64_STANDARD, Engine as _};
         let types: Vec<_> = plugins.iter().map(|plugin| json!({ "type": plugin })).collect();
@@ -180,7 +180,7 @@ impl Node {
     pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gybe"));
         command.arg("node");
-        // As a pod of a cluster it is told where that is; else manifests take its place.
+        // Without a cluster the agent reads pods from manifests.
         if !self.environment.contains_key("KUBERNETES_NODE_NAME") {
             command.args(["--install", "--pods-from"]).arg(self.root.join("pods"));
         }
@@ -188,7 +188,7 @@ impl Node {
         command
     }
 
-    /// Another command of `gybe`, about this node's directories.
+    /// Returns a command of `gybe` for this node's directories.
     #[expect(clippy::disallowed_methods, reason = "the program under test is a program")]
     pub(crate) fn tool(&self, command: &str) -> Command {
         let mut tool = Command::new(env!("CARGO_BIN_EXE_gybe"));
@@ -200,31 +200,31 @@ impl Node {
         tool
     }
 
-    /// What `gybe doctor` finds.
+    /// Returns the report of `gybe doctor`.
     pub(crate) fn doctor(&self) -> Value {
         self.doctor_with("probe", &[])
     }
 
-    /// The same, with findings and sockets in this folder, and these flags.
+    /// As `doctor`, with the probe report and sockets in this directory, and these flags.
     pub(crate) fn doctor_with(&self, run: &str, flags: &[&str]) -> Value {
         let mut doctor = self.tool("doctor");
         let output = doctor.args(["--json", "--run-dir"]).arg(self.root.join(run)).args(flags).output();
         serde_json::from_slice(&output.unwrap().stdout).unwrap()
     }
 
-    /// What the plugin hears about a pod.
+    /// Queries a pod at the facts socket, as the plugin does.
     pub(crate) fn asks(&self, namespace: &str, name: &str, uid: &str) -> Value {
         let mut question = facts::question(namespace, name, uid);
         question["deadline_ms"] = 5000.into();
         facts::query(&self.root.join("run/facts.sock"), &question)
     }
 
-    /// An agent that has begun.
+    /// Starts an agent.
     pub(crate) fn started(&self) -> Agent {
         Agent::start(self.command())
     }
 
-    /// An agent that has ended its first pass.
+    /// Starts an agent and waits for the end of its first pass.
     pub(crate) fn agent(&self) -> Agent {
         let agent = self.started();
         agent.wait_for_first_pass();

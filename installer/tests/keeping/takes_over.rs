@@ -1,4 +1,4 @@
-//! A node that istio-cni keeps becomes ours, and no sandbox of its time is stuck for it.
+//! Take-over of a node from istio-cni; DEL of sandboxes that istio-cni set up still succeeds.
 
 use crate::node::{Node, PRIMARY};
 use gybe_test_support::wait_until;
@@ -43,7 +43,7 @@ fn a_socket_that_listens_is_a_sign_of_life_too() {
     let listener = UnixListener::bind(&socket).unwrap();
     let agent = node.agent();
     agent.wait_for_message("istio-cni's agent still runs");
-    // A socket that nobody listens at is what a killed one leaves.
+    // A killed istio-cni agent leaves its socket file without a listener.
     drop(listener);
     node.puts("99-other.conf", "{}");
     wait_until("our entry", || node.entry(FILE).is_some());
@@ -66,21 +66,21 @@ fn f29_after_istio_cnis_program_is_removed_ours_answers_for_its_sandboxes_as_lon
     node.sandbox("old", &["calico", "istio-cni"]);
     let agent = node.agent();
     wait_until("our entry", || node.entry(FILE).is_some());
-    // Its agent ends, and takes its program away: somebody has to answer DEL.
+    // istio-cni's agent removes its program when it ends, but DEL still needs a program of that name.
     fs::remove_file(node.program("istio-cni")).unwrap();
     wait_until("a stand-in", || node.build("istio-cni") == "gybe-cni 1");
     drop(agent);
-    // A newer version of ours is a newer stand-in.
+    // An upgrade of Gybe upgrades the stand-in.
     node.brings("2");
     let agent = node.agent();
     wait_until("a newer one", || node.build("istio-cni") == "gybe-cni 2");
-    // The last of its sandboxes is gone.
+    // istio-cni's last sandbox has ended.
     fs::remove_file(node.result("old")).unwrap();
     drop(agent);
     let agent = node.agent();
     wait_until("its end", || !node.program("istio-cni").exists());
     wait_until("readiness", || agent.is_ready());
-    // The real one comes back, for whatever reason: it is nobody's to touch.
+    // istio-cni's real program is installed again: Gybe does not change it.
     fs::write(node.program("istio-cni"), "#!/bin/sh\n# istio-cni 1.31\n").unwrap();
     node.sandbox("new", &["calico", "istio-cni"]);
     drop(agent);
@@ -115,7 +115,7 @@ fn put_back_on_request() {
 fn f29_a_stand_in_of_any_version_is_recognized_and_removed_with_the_last_sandbox() {
     let node = node("take-old");
     node.sandbox("old", &["calico", "istio-cni"]);
-    // From two upgrades ago: neither what the image has, nor what the last one has placed.
+    // A stand-in from two upgrades ago: neither the image's program nor the one placed last.
     fs::write(node.program("istio-cni"), "#!/bin/sh\n# gybe-cni 0\n").unwrap();
     let agent = node.agent();
     wait_until("a newer one", || node.build("istio-cni") == "gybe-cni 1");

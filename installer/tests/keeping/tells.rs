@@ -1,4 +1,4 @@
-//! Health and metrics, as a kubelet, Prometheus and somebody who means harm ask for them.
+//! Health and metrics: requests by the kubelet, by Prometheus and by hostile clients.
 
 use crate::node::{Node, PRIMARY};
 use gybe_test_support::{Agent, http, wait_until};
@@ -103,7 +103,7 @@ fn every_line_has_a_time_and_the_metrics_have_the_version_the_start_time_and_los
     let version = env!("CARGO_PKG_VERSION");
     assert_eq!(agent.metric(&format!("gybe_build_info{{version=\"{version}\"}}")), 1.0);
     let started = agent.metric("process_start_time_seconds");
-    // The kernel's clock ticks a hundred times a second, and it tells the boot in whole seconds.
+    // /proc has process start times in hundredths of a second, and the boot time in whole seconds.
     assert!((before - 2.0..before + 60.0).contains(&started), "{before} {started}");
     let lost = |agent: &Agent, of: &str| agent.metric(&format!("gybe_sockets_lost_total{{socket=\"{of}\"}}"));
     assert_eq!((lost(&agent, "facts"), lost(&agent, "log")), (0.0, 0.0));
@@ -170,12 +170,12 @@ fn a10_idle_or_malformed_http_connections_do_not_delay_others_for_long() {
     assert!(
         !http::send(&address, &format!("GET /{} HTTP/1.1\r\n\r\n", "x".repeat(20_000))).contains(" 200 ")
     );
-    // More than are answered at once, and none of them asks.
+    // More idle connections than the agent serves at once.
     let silent: Vec<_> = (0..40).map(|_| TcpStream::connect(&address).unwrap()).collect();
     let before = Instant::now();
     assert_eq!(agent.get("/healthz").0, 200);
     assert!(before.elapsed().as_secs() < 3, "{:?}", before.elapsed());
-    // One that trickles is hung up on as well.
+    // The agent also closes a connection that sends its request slowly.
     let mut slow = TcpStream::connect(&address).unwrap();
     slow.write_all(b"GET /healthz").unwrap();
     let mut rest = Vec::new();

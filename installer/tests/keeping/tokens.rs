@@ -1,4 +1,4 @@
-//! A kubeconfig on the host, only when it is asked for, and as fresh as its token.
+//! The kubeconfig on the host: written only if configured, and updated with the token.
 
 use crate::node::{Node, PRIMARY};
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
@@ -10,14 +10,14 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 const FILE: &str = "10-calico.conflist";
 
-/// A token that is good for so many seconds, and its number.
+/// Returns a token with this number that is valid for this many seconds.
 fn token(n: u32, seconds: i64) -> String {
     let now = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()).unwrap();
     let claims = format!(r#"{{"exp":{},"n":{n}}}"#, now + seconds);
     format!("eyJhbGciOiJSUzI1NiJ9.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims))
 }
 
-/// A service account's directory as the kubelet keeps it: swapped whole.
+/// Replaces the service account's directory atomically, as the kubelet does.
 fn rotates(node: &Node, n: u32, token: &str) {
     let account = node.root.join("account");
     let data = account.join(format!("..{n}"));
@@ -90,8 +90,8 @@ fn no_token_is_on_the_host_unless_it_is_configured() {
     node.configures(&[("pod_source", "api")]);
     wait_until("a kubeconfig", || kubeconfig(&node).is_some());
     drop(agent);
-    assert!(kubeconfig(&node).is_some(), "it serves while nobody is there");
-    // A cut-off one, whoever did it, is whole again after the start.
+    assert!(kubeconfig(&node).is_some(), "it stays valid while no agent runs");
+    // A truncated kubeconfig is written again at the start.
     fs::write(node.root.join("run/kubeconfig"), "").unwrap();
     let _agent = node.agent();
     wait_until("a kubeconfig", || kubeconfig(&node).is_some());
@@ -109,7 +109,7 @@ fn f02_a_token_that_expires_is_logged_beforehand_and_no_line_contains_a_token() 
     agent.wait_for_message("is empty");
     let told_before = token(1, 0).split('.').next().unwrap().to_owned();
     assert!(told_token(&node).unwrap().starts_with(&told_before), "the last one stays");
-    assert!(node.entry(FILE).is_some(), "a token's fault keeps nobody from the chain");
+    assert!(node.entry(FILE).is_some(), "an unusable token does not prevent the entry");
     wait_until("a word", || agent.get("/readyz").1.contains("is empty"));
     rotates(&node, 3, &token(3, 3600));
     wait_until("readiness", || agent.is_ready());

@@ -17,7 +17,7 @@ pub(crate) fn scratch(test: &str) -> TestDir {
 }
 
 impl Agent {
-    /// Starts one and waits until it serves.
+    /// Starts an agent and waits until it serves.
     pub(crate) fn start(directory: impl Into<Arc<TestDir>>) -> Self {
         let agent = Self::spawn(directory.into());
         agent.read_log();
@@ -25,7 +25,7 @@ impl Agent {
         agent
     }
 
-    /// Starts one in a new directory, leaves its log unread, and waits until it has both sockets.
+    /// Starts an agent in a new directory, does not read its log, and waits until it has both sockets.
     pub(crate) fn start_unread(directory: TestDir) -> Self {
         let agent = Self::spawn(directory.into());
         wait_until("the sockets are there", || {
@@ -81,7 +81,7 @@ pub(crate) fn gybe_node(directory: &Path) -> Command {
     command
 }
 
-/// A pod as Istio's injector leaves it.
+/// Returns a pod as Istio's injector changes it.
 pub(crate) fn meshed(name: &str, uid: &str) -> Value {
     json!({
         "apiVersion": "v1", "kind": "Pod",

@@ -1,4 +1,4 @@
-//! How lines are told, and what becomes of everybody when nobody reads them.
+//! The agent's log: each line is one write, and a reader that stalls does not block queries or shutdown.
 
 use crate::agent::{Agent, gybe_node, meshed, scratch};
 use serde_json::{Value, json};
@@ -6,7 +6,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixDatagram;
 use std::time::{Duration, Instant};
 
-/// A line in pieces costs a call for each, and mixes with what others write to the same journal.
+/// A line in several writes costs a system call for each, and mixes with other programs' lines in the same journal.
 #[test]
 fn a_line_is_logged_in_one_write() {
     let directory = scratch("whole");
@@ -20,7 +20,7 @@ fn a_line_is_logged_in_one_write() {
     assert_eq!(line["msg"], "gybe node: serving");
 }
 
-/// A pipe holds 64 KiB, and the agent some more lines.
+/// A pipe holds 64 KiB; the agent buffers some more lines.
 #[test]
 fn f35_an_unread_stderr_blocks_neither_a_query_nor_the_end() {
     let mut agent = Agent::start_unread(scratch("stuck"));
@@ -33,7 +33,7 @@ fn f35_an_unread_stderr_blocks_neither_a_query_nor_the_end() {
     }
     agent.put("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
     assert_eq!(agent.query("shop", "cart-0", "u1")["pod"]["metadata"]["name"], "cart-0");
-    // This one is told of.
+    // This fault is logged.
     assert!(agent.send(b"GET / HTTP/1.1\r\n").contains("fault"));
     let before = Instant::now();
     assert!(agent.terminate().success());

@@ -1,4 +1,4 @@
-//! How the agent starts, stops, and gives its place to the next.
+//! Start and shutdown of the agent, and the handover of its sockets to the next agent.
 
 use crate::agent::{Agent, gybe_node, meshed, scratch};
 use nix::sys::signal::Signal;
@@ -22,7 +22,7 @@ fn the_sockets_are_the_owners_alone_and_gone_after_a_clean_end() {
         (mode(&run), mode(&run.join("facts.sock")), mode(&run.join("log.sock"))),
         (0o755, 0o600, 0o600)
     );
-    // A caller who says nothing delays the end by no more than its deadline.
+    // A client that sends nothing delays the shutdown by no more than its deadline.
     let _silent = UnixStream::connect(agent.socket()).unwrap();
     let before = Instant::now();
     assert!(agent.terminate().success());
@@ -36,7 +36,7 @@ fn queries_received_before_sigterm_are_answered() {
     let mut agent = Agent::start(scratch("spoken"));
     agent.put("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
     agent.signal(Signal::SIGSTOP);
-    // The last one has nothing to say, and delays nobody.
+    // The last client sends nothing, and must not delay the others.
     let mut calls: Vec<_> = (0..3).map(|_| UnixStream::connect(agent.socket()).unwrap()).collect();
     for call in calls.iter_mut().take(2) {
         call.write_all(b"{\"version\": 1, \"namespace\": \"shop\", \"name\": \"cart-0\"}\n").unwrap();
@@ -83,7 +83,7 @@ fn a08_a_socket_directory_that_others_can_write_to_is_refused() {
         let told = String::from_utf8(output.stderr).unwrap();
         assert_eq!(output.status.code(), Some(2), "{told}");
         assert!(told.contains("could replace") || told.contains("not a socket"), "{told}");
-        let remedies = ["take write permission from all others", "find out what it is, and remove it"];
+        let remedies = ["chmod it 0755", "find out what it is, and remove it"];
         assert!(remedies.iter().any(|remedy| told.contains(remedy)), "{told}");
         assert!(!file || fs::read_to_string(directory.join("run/facts.sock")).unwrap() == "precious");
     }

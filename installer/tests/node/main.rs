@@ -1,4 +1,4 @@
-//! `gybe node --pods-from`: the built program, asked as the plugin asks it, and as others might.
+//! The built `gybe node --pods-from`: queries as the plugin sends them, and invalid ones.
 
 #[cfg(test)]
 mod agent;

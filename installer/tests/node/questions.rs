@@ -1,4 +1,4 @@
-//! What the agent answers, and to whom.
+//! The agent's answers to queries, and the clients that it refuses.
 
 use crate::agent::{Agent, meshed, scratch};
 use serde_json::{Value, json};
@@ -65,7 +65,7 @@ fn malformed_requests_get_a_fault_or_a_closed_connection() {
     assert_eq!(agent.query("shop", "cart-0", "u1"), json!({ "version": 1 }));
 }
 
-/// As a ConfigMap's volume does, and as editors do: no file is written to, and yet each says something else.
+/// A ConfigMap's volume and editors replace files instead of writing to them; the agent reads the new content.
 #[test]
 fn f39_a_replaced_file_is_never_used_for_an_answer() {
     let agent = Agent::start(scratch("swapped"));
@@ -89,7 +89,7 @@ fn f39_a_replaced_file_is_never_used_for_an_answer() {
     }
     std::fs::remove_file(pods.join("current")).unwrap();
     assert_eq!(uid("u2"), Value::Null);
-    // Of another name, and known from elsewhere before.
+    // A file of another name for a pod that another file had before.
     agent.put("shop/cart-0.json", &meshed("cart-0", "u3").to_string());
     assert_eq!(uid("u3"), "u3");
     std::fs::rename(pods.join("shop/cart-0.json"), pods.join("shop/moved.json")).unwrap();
@@ -101,7 +101,7 @@ fn f39_a_replaced_file_is_never_used_for_an_answer() {
 fn a10_idle_connections_delay_no_query() {
     let agent = Agent::start(scratch("silent"));
     agent.put("shop/cart-0.json", &meshed("cart-0", "u1").to_string());
-    // More than have a place among those who are about to speak: the first of them lose theirs.
+    // More clients than the agent keeps before their query arrives: it drops the oldest.
     let mut silent: Vec<_> = (0..600).map(|_| UnixStream::connect(agent.socket()).unwrap()).collect();
     let before = Instant::now();
     assert_eq!(agent.query("shop", "cart-0", "u1")["pod"]["metadata"]["name"], "cart-0");
@@ -145,7 +145,7 @@ fn a10_a_slow_reader_of_a_long_response_delays_no_query() {
         })
         .collect();
     assert_eq!(agent.query("shop", "cart-1", "u1")["pod"]["metadata"]["name"], "cart-1");
-    // Those behind the first have their turn when the first have gone.
+    // The queued clients are served after the first ones have disconnected.
     drop(deaf);
     let answer: Value = serde_json::from_str(&agent.send(question)).unwrap();
     assert_eq!(

@@ -1,4 +1,4 @@
-//! Sockets that are taken away, or whose place is taken, while the agent runs.
+//! Sockets whose files are removed or replaced while the agent runs.
 
 use crate::agent::{Agent, gybe_node, meshed, scratch};
 use serde_json::json;
@@ -12,14 +12,14 @@ use std::time::{Duration, Instant};
 const QUESTION: &[u8] =
     b"{\"version\": 1, \"namespace\": \"shop\", \"name\": \"cart-0\", \"deadline_ms\": 5000}\n";
 
-/// The socket that is told next to stand again.
+/// Returns the socket path that the next log line reports as bound again.
 fn anew(agent: &Agent) -> PathBuf {
     let line = agent.next_line();
     assert_eq!(line["msg"], "gybe node: the socket was removed; it is created again", "{line}");
     line["socket"].as_str().unwrap().into()
 }
 
-/// What all its threads have worked, in ticks of 10 ms (proc(5): utime and stime).
+/// Returns the processor time of all threads of the agent in ticks of 10 ms (proc(5): utime and stime).
 fn worked(agent: &Agent) -> u64 {
     let stat = fs::read_to_string(format!("/proc/{}/stat", agent.pid())).unwrap();
     let (_, fields) = stat.rsplit_once(") ").unwrap();
@@ -35,7 +35,7 @@ fn f14_removed_sockets_are_created_again() {
             true => fs::remove_dir_all(&run).unwrap(),
             false => ["facts.sock", "log.sock"].iter().for_each(|it| fs::remove_file(run.join(it)).unwrap()),
         }
-        // Each is kept for itself, by its own thread.
+        // A thread for each socket binds it again, in any order.
         let again: BTreeSet<_> = [anew(&agent), anew(&agent)].into();
         assert_eq!(again, ["facts.sock", "log.sock"].map(|name| run.join(name)).into());
         assert_eq!(agent.query("shop", "cart-0", "u1"), json!({ "version": 1 }));
@@ -46,7 +46,7 @@ fn f14_removed_sockets_are_created_again() {
     assert_eq!(fs::read_dir(run).unwrap().count(), 0);
 }
 
-/// The second was killed, and its sockets are nobody's.
+/// The second agent was killed, and its socket files have no listener.
 #[test]
 fn f14_the_place_of_an_agent_that_was_killed_is_taken_back() {
     let first = Agent::start(scratch("back"));
@@ -55,7 +55,7 @@ fn f14_the_place_of_an_agent_that_was_killed_is_taken_back() {
     assert_eq!(first.query("shop", "cart-0", "u1"), json!({ "version": 1 }));
 }
 
-/// What cannot be mended is tried again and again, at a pace, and keeps nobody.
+/// A socket that cannot be bound again is retried with a backoff, which delays no query.
 #[test]
 fn f14_a_log_socket_that_cannot_stand_costs_no_caller_its_answer_and_the_node_no_work() {
     let agent = Agent::start(scratch("occupied"));
@@ -65,7 +65,7 @@ fn f14_a_log_socket_that_cannot_stand_costs_no_caller_its_answer_and_the_node_no
     let line = agent.next_line();
     assert_eq!(line["msg"], "gybe node: the socket was removed, and cannot be created again", "{line}");
     let (before, until_now) = (Instant::now(), worked(&agent));
-    // Hung up on after a second: twice as long as that somebody waits, and the agent does.
+    // The agent closes an idle connection after one second, so the retries are observed for two seconds.
     for _ in 0..2 {
         let mut silent = UnixStream::connect(agent.socket()).unwrap();
         let asked = Instant::now();
@@ -87,7 +87,7 @@ fn f14_a_log_socket_that_is_taken_away_costs_no_caller_its_answer() {
     long["metadata"]["annotations"]["traffic.sidecar.istio.io/excludeOutboundPorts"] =
         "x".repeat(400 << 10).into();
     agent.put("shop/cart-0.json", &long.to_string());
-    // One is waited with, because it does not take its answer; one is about to speak.
+    // One client does not read its answer; the other has not sent its query yet.
     let [mut deaf, mut speaker] = [(); 2].map(|()| UnixStream::connect(agent.socket()).unwrap());
     deaf.write_all(QUESTION).unwrap();
     let before = Instant::now();

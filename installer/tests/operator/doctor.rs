@@ -1,4 +1,4 @@
-//! What `gybe doctor` says of nodes that are well, and of nodes that are not: each case one thing wrong.
+//! `gybe doctor` on correct nodes, and on nodes with exactly one fault each.
 
 use crate::node::{LIST, Node};
 use serde_json::{Value, json};
@@ -6,14 +6,14 @@ use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixListener;
 
-/// Installed, with pods known by manifests: such a node needs no agent.
+/// Returns an installed node whose plugin reads pods from manifests, so it needs no agent.
 pub(crate) fn well() -> Node {
     let node = Node::with(&[("10-calico.conflist", LIST)]);
     assert_eq!(node.install("--pods-from /etc/gybe/pods").code, 0);
     node
 }
 
-/// What is said about that, with this word for how it is.
+/// Returns the text and remedy of each finding about `about` with this state.
 pub(crate) fn found(told: &Value, about: &str, state: &str) -> Vec<(String, String)> {
     let all = told["findings"].as_array().unwrap().iter();
     let these = all.filter(|it| it["about"] == about && it["state"] == state);
@@ -21,7 +21,7 @@ pub(crate) fn found(told: &Value, about: &str, state: &str) -> Vec<(String, Stri
     these.map(|it| (text(it, "says"), text(it, "remedy"))).collect()
 }
 
-/// The one thing that is wrong: about what, what is said, what to do.
+/// Returns the only finding that is wrong: its subject, text and remedy.
 pub(crate) fn wrong(node: &Node, words: &str) -> (String, String, String) {
     let said = node.doctor(format!("{words} --json").trim_start());
     assert_eq!(said.code, 1, "{said:?}");
@@ -189,7 +189,7 @@ fn f10_a_plugin_that_does_not_run_or_is_writable_by_others_is_reported() {
     assert!(remedy.contains("can become root"), "{remedy}");
     fs::remove_file(plugin).unwrap();
     let (_, says, _) = wrong(&node, "");
-    assert_eq!(says, "the program gybe-cni is missing, and a conf file or a living sandbox may name it");
+    assert_eq!(says, "the program gybe-cni is missing, and a conf file or an existing sandbox may need it");
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn f37_directories_of_another_platform_are_reported_with_the_right_ones() {
     let wrong = found(&told, "directories", "wrong");
     assert!(wrong[0].0.ends_with("etc/cni/multus/net.d"), "{wrong:?}");
     assert!(wrong[0].1.contains("on OpenShift the runtime uses /etc/cni/multus/net.d and /var/lib/cni/bin"));
-    // GKE's Ubuntu says it is Ubuntu.
+    // GKE's Ubuntu image has ID=ubuntu.
     fs::write(node.root.join("etc/os-release"), "ID=ubuntu\n").unwrap();
     fs::create_dir_all(node.root.join("home/kubernetes/bin")).unwrap();
     let said = node.doctor("--bin-dir ROOT/opt/cni/bin --json");

@@ -1,4 +1,4 @@
-//! Going: what `gybe uninstall` takes away, what it leaves standing, for how long, and what it says.
+//! `gybe uninstall`: what it removes, what stays for how long, and what it prints.
 
 use crate::node::{LIST, Node, SINGLE, plugin};
 use gybe_installer::host::observe::LOCK;
@@ -7,12 +7,12 @@ use std::io::{BufRead, BufReader, Write};
 use std::os::unix::net::{UnixDatagram, UnixListener};
 use std::thread;
 
-/// In, in that shape, and the node before that.
+/// Installs on a new node with these arguments; returns the node, and its conf files before the install.
 fn installed(files: &[(&str, &str)], words: &str) -> (Node, std::collections::BTreeMap<String, Vec<u8>>) {
     let node = Node::with(files);
     let before = node.networks();
     let said = node.install(words);
-    // 1: whether a runtime leads pods to it is another matter.
+    // Exit code 1 is allowed: this helper does not check whether a runtime uses the conf file.
     assert!([0, 1].contains(&said.code) && said.out.contains("wrote "), "{said:?}");
     (node, before)
 }
@@ -173,12 +173,12 @@ fn while_another_gybe_holds_the_lock_nothing_is_changed() {
         assert!(said.err.contains("another gybe is changing"), "{}", said.err);
     }
     assert_eq!(node.install("").code, 0, "there is nothing to change");
-    // Closing would not do: a child that another test has just made holds it open for a moment.
+    // Closing the file would not suffice: a child that another test has just forked may hold it open.
     held.unlock().unwrap();
     assert_eq!(node.uninstall("").code, 0);
 }
 
-/// Its API server is away, or it is of another version: it lives, and would put the entry back.
+/// An agent whose API server is unreachable, or one of another version, still runs and would restore the entry.
 #[test]
 fn a_running_agent_that_cannot_answer_stops_an_uninstall() {
     for answer in [r#"{"version":1,"fault":"the API server does not answer"}"#, r#"{"version":9}"#] {
@@ -198,7 +198,7 @@ fn a_running_agent_that_cannot_answer_stops_an_uninstall() {
     }
 }
 
-/// An ADD that found the entry before the agent left is in no cache yet, and asks for its DEL.
+/// A sandbox whose ADD read the entry before its removal may have no cached result yet, but needs the plugin for DEL.
 #[test]
 fn f29_the_grace_period_applies_whichever_program_removed_the_entry() {
     let (node, before) = installed(&[("10-calico.conflist", LIST)], "--shape dropin");
@@ -212,7 +212,7 @@ fn f29_the_grace_period_applies_whichever_program_removed_the_entry() {
 #[test]
 fn f37_files_in_another_platforms_directories_are_reported_as_remaining() {
     let (node, _) = installed(&[("10-calico.conflist", LIST)], "");
-    // Whoever made it, it makes no OpenShift.
+    // This directory alone does not make the node an OpenShift node.
     fs::create_dir_all(node.root.join("etc/cni/multus/net.d")).unwrap();
     let dry = node.uninstall("--dry-run");
     assert!(dry.out.contains("write 10-calico.conflist"), "{dry:?}");

@@ -1,4 +1,4 @@
-//! A node: its root directory, and the programs of an image beside it; gone with the value.
+//! A simulated node: its root directory and an image's programs. Dropping [`Node`] removes them.
 
 use gybe_installer::host::observe::LOCK;
 use serde_json::Value;
@@ -13,14 +13,14 @@ use std::time::{Duration, SystemTime};
 pub(crate) const LIST: &str = "{\n  \"name\": \"k8s-pod-network\",\n  \"cniVersion\": \"0.3.1\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\",\n      \"mtu\": 1500\n    },\n    {\n      \"type\": \"portmap\"\n    }\n  ]\n}\n";
 pub(crate) const SINGLE: &str = "{\n  \"cniVersion\": \"0.4.0\",\n  \"name\": \"dbnet\",\n  \"type\": \"bridge\",\n  \"bridge\": \"cni0\"\n}\n";
 
-/// Plugins that somebody else has put beside ours.
+/// Names of the other owners' plugins in the node's program directory.
 const PRIMARIES: [&str; 3] = ["bridge", "calico", "cilium-cni"];
 
 pub(crate) struct Node {
     pub(crate) root: PathBuf,
 }
 
-/// What a command said and how it ended.
+/// The output and exit code of a command.
 #[derive(Debug)]
 pub(crate) struct Said {
     pub(crate) code: i32,
@@ -62,7 +62,7 @@ impl Node {
 
     pub(crate) fn program(&self, path: &str, text: &str) {
         let path = self.root.join(path);
-        // Never written in place: another test's child may hold it open for a moment (ETXTBSY).
+        // Written by rename: a child that another test has forked may hold the file open for writing (ETXTBSY).
         let new = path.with_extension("new");
         fs::write(&new, text).unwrap();
         fs::set_permissions(&new, Permissions::from_mode(0o755)).unwrap();
@@ -79,7 +79,7 @@ impl Node {
         fs::write(path, content).unwrap();
     }
 
-    /// A living sandbox, as libcni remembers it, made with these plugins.
+    /// Writes libcni's cached result of a running sandbox that was created with these plugins.
     pub(crate) fn sandbox(&self, name: &str, plugins: &[&str]) {
         let plugins: Vec<Value> = plugins.iter().map(|kind| serde_json::json!({ "type": kind })).collect();
         let config = serde_json::json!({ "name": "n", "plugins": plugins }).to_string();
@@ -91,7 +91,7 @@ impl Node {
         fs::remove_file(self.root.join("var/lib/cni/results").join(name)).unwrap();
     }
 
-    /// All files under a directory of the node's, by their paths in it.
+    /// Returns all files under a directory of the node, by their paths in it.
     pub(crate) fn files(&self, directory: &str) -> BTreeMap<String, Vec<u8>> {
         let mut files = BTreeMap::new();
         collect(&self.root.join(directory), "", &mut files);
@@ -102,7 +102,7 @@ impl Node {
         self.files("etc/cni/net.d")
     }
 
-    /// What is in the directory of plugins, but for other people's, and for the lock file beside ours.
+    /// Returns the names in the program directory except the other owners' plugins and the lock file.
     pub(crate) fn programs(&self) -> Vec<String> {
         let names = self.files("opt/cni/bin").into_keys();
         let names: Vec<_> = names.filter(|name| !PRIMARIES.contains(&name.as_str())).collect();
@@ -128,7 +128,7 @@ impl Node {
         self.gybe(format!("uninstall --root ROOT --run-dir ROOT/run/gybe {words}").trim_end())
     }
 
-    /// As if the conf directory had not been changed for more than the five minutes that the plugin rests.
+    /// Sets the conf directory's modification time back by more than the grace period of five minutes.
     pub(crate) fn minutes_later(&self) -> &Self {
         let conf = self.root.join("etc/cni/net.d");
         let networks = fs::read_dir(&conf).unwrap().map(|entry| entry.unwrap().path());
@@ -139,12 +139,12 @@ impl Node {
         self
     }
 
-    /// A runtime whose program has this in it; what it watches is not to be seen.
+    /// Adds a process of a runtime whose program file contains this text; its inotify watches are not readable.
     pub(crate) fn runs(&self, name: &str, program: &str) {
         fs::write(self.process(name).join("exe"), program).unwrap();
     }
 
-    /// Process 77 with this name, which the host's root runs, as /proc shows it.
+    /// Adds process 77 with this name, in the host's root directory, as /proc shows it.
     pub(crate) fn process(&self, name: &str) -> PathBuf {
         for pid in [1, 77] {
             let namespaces = self.root.join(format!("proc/{pid}/ns"));
@@ -164,7 +164,7 @@ impl Node {
     }
 }
 
-/// A plugin of that build.
+/// Returns a script that stands for this build of the plugin.
 pub(crate) fn plugin(build: &str) -> String {
     let answer = r#"{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}"#;
     format!("#!/bin/sh\n# gybe-cni, build {build}\necho '{answer}'\n")

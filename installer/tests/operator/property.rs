@@ -1,14 +1,14 @@
-//! F33: whatever the primary wrote and however, install then uninstall gives its bytes back.
+//! F33: for any conf file of a primary, install and then uninstall restores every byte.
 
 use crate::node::Node;
 use proptest::prelude::*;
 
-/// White space as people and libraries leave it.
+/// Returns white space as hand-written and generated files have it.
 fn blanks() -> impl Strategy<Value = String> {
     prop::sample::select(vec!["", " ", "\n", "\n  ", "\r\n\t", "\n\n    "]).prop_map(str::to_owned)
 }
 
-/// A member whose spelling no parser keeps: numbers, escapes, doubles.
+/// Returns a member whose spelling a JSON parser does not preserve: numbers, escapes, duplicate keys.
 fn member() -> impl Strategy<Value = String> {
     let spellings = vec![
         "\"mtu\":1500",
@@ -51,7 +51,7 @@ proptest! {
         (name, text) in file(),
         shape in prop::sample::select(vec!["chained", "dropin", "standalone"]),
     ) {
-        // Only a list has a directory of its own.
+        // Only a conflist has a drop-in directory.
         prop_assume!(shape != "dropin" || name.ends_with(".conflist"));
         let node = Node::with(&[(name, &text)]);
         let before = node.networks();

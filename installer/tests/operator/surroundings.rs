@@ -1,4 +1,4 @@
-//! What `gybe doctor` says of what is around us: links, runtimes, other meshes, earlier lives.
+//! `gybe doctor` on links, runtimes, other meshes, and remains of earlier installs.
 
 use crate::doctor::{found, well, wrong};
 use crate::node::{LIST, Node, SINGLE};
@@ -56,7 +56,7 @@ fn leftovers_of_another_mesh_are_reported() {
     assert!(says.contains("has an istio-cni entry and ours: both redirect"), "{says}");
 }
 
-/// A node on which istio-cni works, or worked.
+/// Returns a node with istio-cni's entry; `program`: istio-cni's program is still installed.
 fn with_istio(entry: &str, program: bool) -> Node {
     let list = LIST.replace("\"type\": \"portmap\"", entry);
     let node = Node::with(&[("10-calico.conflist", &list)]);
@@ -113,7 +113,7 @@ fn ciliums_socket_load_balancing_is_named_with_the_setting_that_excludes_pods() 
     assert!(remedy.contains("socketLB.hostNamespaceOnly=true"), "{remedy}");
 }
 
-/// The probe found iptables-nft to work, and the package was removed since.
+/// The probe report says that iptables-nft works, but the package was removed since.
 #[test]
 fn a_backend_whose_programs_are_gone_is_reported() {
     let node = Node::with(&[("10-calico.conflist", LIST)]);
@@ -167,7 +167,7 @@ fn f29_leftovers_of_an_uninstall_are_reported_with_how_to_finish() {
     left("it is unknown which sandboxes still need it");
 }
 
-/// A runtime as /proc shows it, which watches some directory.
+/// Adds a runtime's process, as /proc shows it, that watches a directory.
 fn runs(node: &Node, name: &str) {
     let process = node.process(name);
     for folder in ["fd", "fdinfo"] {
@@ -214,7 +214,7 @@ fn f06_a_broken_first_file_is_a_note_where_cri_o_runs() {
 #[test]
 fn a_drop_in_that_the_running_runtime_does_not_read_is_wrong() {
     let node = Node::with(&[("10-calico.conflist", LIST)]);
-    assert_eq!(node.install("--shape dropin --pods-from /p").code, 1, "nobody knows what runs here");
+    assert_eq!(node.install("--shape dropin --pods-from /p").code, 1, "the runtime is unknown");
     let of_chain = |state: &str| found(&node.doctor("--json").json(), "chain", state);
     let unknown = "whether the runtime reads k8s-pod-network/zz-gybe-cni.conf is unknown here";
     assert!(of_chain("wrong")[0].0.starts_with(unknown));
@@ -241,7 +241,7 @@ fn f37_where_the_runtime_looks_for_plugins_is_read_in_its_own_configuration() {
             format!("version = 2\n[plugins.\"io.containerd.grpc.v1.cri\".cni]\nbin_dir = \"{directory}\"\n");
         fs::write(node.root.join("etc/containerd/config.toml"), text).unwrap();
     };
-    // The primary's plugins are here too, and containerd never looks at them.
+    // The primary's plugins are in Gybe's program directory too, but containerd does not use that directory.
     set("/usr/lib/cni");
     let refused = node.install("--pods-from /p");
     let elsewhere = "the runtime looks for plugins in /usr/lib/cni, not where ours are placed";
@@ -249,7 +249,7 @@ fn f37_where_the_runtime_looks_for_plugins_is_read_in_its_own_configuration() {
     assert!(!node.networks().values().any(|text| String::from_utf8_lossy(text).contains("gybe-cni")));
     let wrong = found(&node.doctor("--json").json(), "directories", "wrong");
     assert_eq!(wrong[0].0, elsewhere);
-    // And here they are elsewhere, and it looks here as well.
+    // The primary's plugins are in another directory, and containerd uses Gybe's directory.
     for plugin in ["calico", "bridge", "cilium-cni"] {
         fs::remove_file(node.root.join("opt/cni/bin").join(plugin)).unwrap();
     }

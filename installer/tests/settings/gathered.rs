@@ -1,4 +1,4 @@
-//! The mounted ConfigMap as the kubelet keeps it, and as it must not be read.
+//! Reading the mounted ConfigMap while the kubelet replaces it: never a mixture of two versions.
 
 use gybe_installer::host::settings::{CONFIG, SettingsSources, config_directory};
 use std::collections::BTreeMap;
@@ -17,7 +17,7 @@ impl Mount {
         Self(path)
     }
 
-    /// A version of the ConfigMap, swapped in as the kubelet's AtomicWriter does it.
+    /// Replaces the mounted ConfigMap as the kubelet's AtomicWriter does.
     fn swap(&self, version: &str, files: &[(&str, &str)]) {
         let data = self.0.join(format!("..{version}"));
         fs::create_dir(&data).unwrap();

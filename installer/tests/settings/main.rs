@@ -1,4 +1,4 @@
-//! What an operator says, in the environment and in the ConfigMap, and what is made of it.
+//! Settings in the environment and the ConfigMap, and the desired state that results from them.
 
 #[cfg(test)]
 mod gathered;

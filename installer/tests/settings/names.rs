@@ -1,10 +1,10 @@
-//! Every name of the incumbent's is honoured, or refused with what took its place.
+//! Every setting of the incumbent is applied, or refused with the name of its replacement.
 
 use crate::said::{given, read, refused};
 use gybe_installer::host::image::OTHER_NAMES;
 use gybe_installer::host::settings::{INCUMBENTS, KEYS, OURS, Settings, SettingsSources, Support};
 
-/// A value that is not the default.
+/// Returns a value other than the default.
 fn another(name: &str) -> &'static str {
     match name {
         "CHAINED_CNI_PLUGIN" => "false",
@@ -37,7 +37,7 @@ fn another(name: &str) -> &'static str {
     }
 }
 
-/// The server is there in every pod.
+/// The variables that the kubelet sets in every pod.
 const POD: &[(&str, &str)] = &[("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
 
 fn with(name: &str) -> SettingsSources {
@@ -82,7 +82,7 @@ fn every_other_setting_is_refused_or_noted_with_the_reason() {
             assert!(read(&[(name.name, "false")], &[]).notes.is_empty(), "{}", name.name);
             refused(&[(name.name, "perhaps")], &[]);
         }
-        // The incumbent's chart sets many of them to nothing.
+        // The incumbent's chart sets many variables to the empty string.
         assert_eq!(read(&[(name.name, "")], &[]).notes.len(), usize::from(name.name == "EXCLUDE_NAMESPACES"));
     }
 }
@@ -122,7 +122,7 @@ fn a_key_that_may_be_misspelt_is_refused_and_another_unknown_one_is_noted() {
     assert!(notes[0].contains("unknown key quic_ports"), "{notes:?}");
 }
 
-/// A table of names and a page of names: one of the two would rot.
+/// Keeps the table of names in the code and the page in docs/ equal.
 #[test]
 fn the_page_about_the_agent_has_every_name() {
     let page = include_str!("../../../docs/CONFIGURE.md");

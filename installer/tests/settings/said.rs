@@ -1,10 +1,10 @@
-//! Settings out of a few words.
+//! Functions that build settings from a few pairs.
 
 use gybe_installer::host::settings::{Settings, SettingsSources};
 
 pub(crate) type Pairs<'a> = &'a [(&'a str, &'a str)];
 
-/// SettingsSources by these variables and these files of the ConfigMap.
+/// Settings from these environment variables and these files of the ConfigMap.
 pub(crate) fn given(environment: Pairs<'_>, files: Pairs<'_>) -> SettingsSources {
     let owned = |pairs: Pairs<'_>| pairs.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned())).collect();
     SettingsSources { environment: owned(environment), files: owned(files), network_config: None }

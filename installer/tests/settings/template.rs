@@ -1,4 +1,4 @@
-//! An operator's template of the entry beside the other settings: one configuration.
+//! An operator's template of the entry (`cni_network_config`) combined with the other settings.
 
 use crate::said::{Pairs, given, read, refused};
 use crate::wanted::{image, installed, json_of, node};
@@ -9,7 +9,7 @@ use gybe_netfilter::backend::BackendKind;
 use gybe_plugin::conf::{PluginConf, ProbeHint};
 use serde_json::{Value, json};
 
-/// As istio-cni's documents show it, in its newer and its older form.
+/// The template of istio-cni's documentation, in its newer and its older form.
 const ISTIOS: &str = r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cni","plugin_log_level":"__LOG_LEVEL__",
     "cni_agent_run_dir":"/var/run/istio-cni","ambient_enabled":false,"exclude_namespaces":["a","istio-system"]}"#;
 const OLDER: &str = r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cni","log_level":"__LOG_LEVEL__",
@@ -19,7 +19,7 @@ const OLDER: &str = r#"{"cniVersion":"0.3.1","name":"istio-cni","type":"istio-cn
 struct Row {
     template: &'static str,
     settings: Pairs<'static>,
-    /// What the entry has other than without a template and settings.
+    /// The entry's members that differ from those without a template and settings.
     entry: Value,
     notes: &'static [&'static str],
 }

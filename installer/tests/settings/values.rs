@@ -1,4 +1,4 @@
-//! What values mean, and which of two counts.
+//! Values of settings, and the precedence of their sources.
 
 use crate::said::{Pairs, read, refused};
 use gybe_installer::host::desired::{PutBack, Shape};

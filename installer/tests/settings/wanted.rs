@@ -1,4 +1,4 @@
-//! From the settings to the state a node is to be in.
+//! The desired state of a node, as derived from the settings.
 
 use crate::said::{Pairs, read};
 use gybe_installer::host::conflist::entry::{Entry, Layout};
@@ -33,7 +33,7 @@ pub(crate) fn node(image: &Image) -> NodeContext<'_> {
         probed: None,
         take_over: TakeOver::Now,
         stand_in: StandIn::None,
-        burial: ProgramRemoval::Now,
+        program_removal: ProgramRemoval::Now,
     }
 }
 
@@ -145,8 +145,9 @@ fn f29_uninstall_removes_all_programs_and_defers_those_that_may_still_be_called(
         "whatever also_as said before"
     );
     assert!(!leave.in_grace_period && leave.last.as_ref().is_some_and(|name| name.to_string() == "gybe"));
-    let later = left(&read(&[], &files), &NodeContext { burial: ProgramRemoval::Deferred, ..node(&image) });
-    assert!(later.in_grace_period, "the plugin is nobody's business yet");
+    let later =
+        left(&read(&[], &files), &NodeContext { program_removal: ProgramRemoval::Deferred, ..node(&image) });
+    assert!(later.in_grace_period, "the plugin must stay during the grace period");
     let buried: Vec<_> = leave.tombstones.iter().map(|it| (it.name.to_string(), it.place)).collect();
     assert_eq!(
         buried,

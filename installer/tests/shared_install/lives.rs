@@ -1,4 +1,4 @@
-//! Table A: the sixteen end-to-end cases. In, its entry taken out and put back, and out again.
+//! Table A: the sixteen end-to-end cases of istio-cni's installer: install, repair of a removed entry, uninstall.
 
 use gybe_installer::host::conflist::PluginChain;
 use gybe_installer::host::desired::{DesiredState, PutBack, Shape};
@@ -12,10 +12,10 @@ const CALICO: (&str, &str) = ("calico.conflist", "10-calico.conflist-istioconfig
 const MINIKUBE: (&str, &str) = ("minikube_cni.conf", "minikube_cni.conflist.expected");
 
 struct Case {
-    /// Files of `pre`, in the order they are numbered.
+    /// Files of the directory `pre`, numbered in this order.
     files: &'static [&'static str],
     pinned: Option<&'static str>,
-    /// The file the entry goes into, as it will be called.
+    /// The name of the file that has the entry in the end.
     becomes: &'static str,
     of: (&'static str, &'static str),
 }
@@ -53,7 +53,7 @@ fn chained(ground: &Ground, pinned: Option<&str>) -> DesiredState {
     wants::installed(&ground.root, Shape::Chained { pinned: pinned.map(wants::name) })
 }
 
-/// In, healed, out: and every byte that is not ours is what it was, all the way.
+/// Installs, repairs and uninstalls; asserts at each step that every byte outside Gybe's entry is unchanged.
 fn lives(ground: &Ground, wanted: &DesiredState, becomes: &str, (pre, golden): (&str, &str)) {
     let before = ground.files();
     ground.settle(wanted);
@@ -76,7 +76,7 @@ fn lives(ground: &Ground, wanted: &DesiredState, becomes: &str, (pre, golden): (
         let name = |bytes: &str| json(bytes.as_bytes())["name"].clone();
         assert_eq!(name(&result), name(&original), "the network keeps its name");
     }
-    // Somebody takes our entry out; it comes back.
+    // Another program removes the entry, and the next pass restores it.
     ground.put(becomes, PluginChain::read(result.as_bytes()).unwrap().without("gybe-cni").unwrap());
     ground.settle(wanted);
     assert_eq!(ground.text(becomes), result);
@@ -116,7 +116,7 @@ fn the_entry_waits_for_a_later_file() {
         assert!(!waiting.is_done() && waiting.changes.is_empty());
         let waits = |problem: &Problem| matches!(problem, Problem::Waiting | Problem::WaitingFor { .. });
         assert!(waiting.problems.iter().all(waits), "{:?}", waiting.problems);
-        assert!(ground.files().is_empty(), "a primary's file is never made up");
+        assert!(ground.files().is_empty(), "Gybe does not write a primary's file");
         ground.put(appears, shared("install-e2e/pre/calico.conflist"));
         lives(&ground, &wanted, becomes, CALICO);
     }

@@ -1,6 +1,6 @@
-//! Conf directories before and after the incumbent's installer ran, with our entry in place of theirs.
+//! Conf directories before and after istio-cni's installer ran: Gybe's result is the same except for its entry.
 //!
-//! The files are other people's and not in this repository: GYBE_SHARED says where they are.
+//! The files come from other projects and are not in this repository: GYBE_SHARED names their directory.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 #[path = "../install/ground.rs"]
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use gybe_installer::host::conflist::entry::Layout;
 use serde_json::Value;
 
-/// A file of the reference material.
+/// Reads a file of the reference material.
 pub(crate) fn shared(path: &str) -> Vec<u8> {
     let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
     let root = std::env::var_os("GYBE_SHARED").map_or(beside, PathBuf::from);
@@ -35,7 +35,7 @@ pub(crate) fn json(bytes: &[u8]) -> Value {
     serde_json::from_slice(bytes).unwrap()
 }
 
-/// Their result with our entry in place of theirs.
+/// Returns istio-cni's result with Gybe's entry in place of istio-cni's.
 pub(crate) fn with_ours(golden: &[u8]) -> Value {
     let mut value = json(golden);
     let ours = json(&wants::entry("info").print(&Layout::OneLine));
@@ -47,7 +47,7 @@ pub(crate) fn with_ours(golden: &[u8]) -> Value {
     value
 }
 
-/// Less what we keep and they make up: the name and version of a converted `.conf`.
+/// Removes the name and version, which istio-cni invents for a converted `.conf` and Gybe keeps.
 pub(crate) fn less(mut value: Value) -> Value {
     let members = value.as_object_mut().unwrap();
     members.remove("name");

@@ -8,7 +8,6 @@ use gybe_installer::host::conflist::{ConflistError, IstioEntry, PluginChain};
 use gybe_installer::host::desired::{PutBack, Shape};
 use gybe_installer::host::libcni::{FileFormat, network};
 use gybe_installer::host::problem::Problem;
-use gybe_installer::host::settings::placeholders::{TemplateError, TemplateValues, members};
 use gybe_installer::host::settings::{ApiServer, ServerTrust, Settings, SettingsSources};
 use serde_json::Value;
 
@@ -137,17 +136,23 @@ fn files_of_other_projects_are_restored_byte_for_byte() {
 
 #[test]
 fn an_older_template_is_filled_in_or_refused_by_name() {
-    let facts = TemplateValues {
-        log_level: "debug".into(),
-        kubeconfig_name: "kc".into(),
-        ..TemplateValues::default()
+    let read = |template: String| {
+        let mut given = SettingsSources::default();
+        given.files.insert("cni_network_config".into(), template);
+        given.files.insert("log_level".into(), "debug".into());
+        Settings::read(&given)
     };
-    let filled = members(&text("install-unit/istio-cni.conf.template"), &facts, "gybe-cni").unwrap();
-    let want =
-        r#"{"plugin_log_level":"debug","kubernetes":{"kubeconfig":"kc","cni_bin_dir":"/path/cni/bin"}}"#;
-    assert_eq!(Value::Object(filled), json(want.as_bytes()));
-    let foreign = members(&text("linkerd/cni-src.json"), &facts, "gybe-cni");
-    assert!(matches!(foreign, Err(TemplateError::Foreign { .. })));
+    let template = text("install-unit/istio-cni.conf.template");
+    let settings = read(template.replace("__KUBECONFIG_FILENAME__", "__KUBECONFIG_FILEPATH__")).unwrap();
+    let conf = Value::Object(settings.options.conf.to_members());
+    assert_eq!(conf["log_level"], "debug", "the placeholder __LOG_LEVEL__ has the configured value");
+    for (template, why) in [
+        (template, "kubernetes.kubeconfig is \"kubeconfig\", which must be an absolute path"),
+        (text("linkerd/cni-src.json"), "is for the plugin \"linkerd-cni\", not \"gybe-cni\""),
+    ] {
+        let refused = read(template).unwrap_err().to_string();
+        assert!(refused.contains(why), "{refused}");
+    }
 }
 
 /// Parses a kubeconfig with istio-cni's names of user and context, `istio-cni` and `istio-cni-context`, replaced by

@@ -1,4 +1,4 @@
-//! Killed before every call: the node works, and the next pass brings it where it was to be.
+//! The installer killed before each of its system calls: the node works, and the next pass completes the change.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -19,7 +19,7 @@ pub(crate) fn f07_f14_killed_before_every_call_the_node_works(scene: Scene) {
         scene.assert_node_works(&ground, &when);
         assert_eq!(scene.finish(&ground), wanted, "{} {when}", scene.name);
     }
-    // Waiting and memory differ from run to run by a call or two; those that touch a file may not.
+    // The number of calls for waiting and memory varies between runs; that of calls on files must not.
     let of_files =
         ["open", "read", "write", "rename", "unlink", "fsync", "mkdir", "fch", "close", "newfstat"];
     missed.retain(|call| of_files.iter().any(|name| call.starts_with(name)));

@@ -1,6 +1,7 @@
-//! The installer struck at every one of its system calls: killed before it (F07, F14), or refused (F11).
+//! The installer with a fault injected at every one of its system calls: killed before it (F07, F14), or the call fails
+//! (F11).
 //!
-//! A program, not a set of tests: it runs itself under strace, and must make no calls but its own.
+//! A program without cargo's test harness, whose threads would add system calls: it runs itself under strace.
 #![allow(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -8,7 +9,7 @@
     clippy::indexing_slicing,
     reason = "a test fails by panicking"
 )]
-#![allow(clippy::print_stdout, reason = "a program without a harness tells what it did itself")]
+#![allow(clippy::print_stdout, reason = "a program without a test harness prints its own report")]
 
 #[path = "../install/ground.rs"]
 #[allow(dead_code, reason = "shared with the tests of other targets")]
@@ -37,7 +38,7 @@ fn main() -> ExitCode {
             refused::f11_refused_at_every_call_that_writes_the_node_works(scene);
             ExitCode::SUCCESS
         }
-        // Whatever cargo passes on: all of it is one test.
+        // Arguments from cargo are ignored: the whole program is one test.
         _ => {
             side_by_side::every_scene();
             synced::f07_every_rename_is_synced_before_and_after();

@@ -1,5 +1,5 @@
-//! F11: every call that writes is refused once, for every usual reason: what was there stays, the
-//! message says where and what to do, and the next pass goes on.
+//! F11: every writing system call fails once with each usual error: existing files stay, the message names the path and
+//! a remedy, and the next pass completes the change.
 
 use crate::scene::{Scene, calls, traced};
 
@@ -17,7 +17,7 @@ pub(crate) fn f11_refused_at_every_call_that_writes_the_node_works(scene: Scene)
             let output = traced(&ground, &["one-pass", scene.act], &["-o", "/dev/null", "-e", &strike]);
             let said = String::from_utf8(output.stdout.clone()).unwrap();
             let when = format!("refused with {error}: {}: {said}", call.text);
-            // What is refused while cleaning up, or in asking a program, is nobody's loss.
+            // A failed call during cleanup or a program's trial run need not fail the pass.
             if output.status.code() == Some(3) {
                 assert!(said.contains(ground.root.to_str().unwrap()), "{} {when}", scene.name);
                 assert!(said.contains(error) && !said.contains("hint: none"), "{} {when}", scene.name);
@@ -29,5 +29,5 @@ pub(crate) fn f11_refused_at_every_call_that_writes_the_node_works(scene: Scene)
             assert_eq!(scene.finish(&ground), wanted, "{} {when}", scene.name);
         }
     }
-    println!("{}: {} writing calls refused for 3 reasons, {told} told", scene.name, calls.len());
+    println!("{}: {} writing calls failed with 3 errors each, {told} reported", scene.name, calls.len());
 }

@@ -1,4 +1,4 @@
-//! What is done, to which directory, and how a run of it is traced.
+//! The scenarios: a prepared directory and the pass to run on it under strace.
 
 use std::path::Path;
 use std::process::{Command, ExitCode, Output};
@@ -6,10 +6,11 @@ use std::time::{Duration, Instant};
 
 use gybe_installer::host::apply::ApplyError;
 use gybe_installer::host::desired::{DesiredState, PutBack, Shape};
-use gybe_installer::host::libcni::choice::{Runtime, choose};
+use gybe_installer::host::libcni::choice::choose;
 use gybe_installer::host::observe::ObserveScope;
 use gybe_installer::host::pass::{Pass, PassHistory, pass};
-use gybe_installer::host::runtimes::DropIns;
+use gybe_installer::host::runtimes::{DropIns, Runtime};
+use gybe_netfilter::hint::Hint;
 
 use crate::ground::Ground;
 use crate::wants;
@@ -19,14 +20,14 @@ const LIST: &str =
 const SINGLE: &str = "{\n  \"name\": \"net\",\n  \"type\": \"calico\"\n}\n";
 const ISTIO: &str = "{\"name\":\"net\",\"plugins\":[{\"type\":\"calico\"},{\"type\":\"istio-cni\"}]}\n";
 
-/// One pass over a directory that others have prepared.
+/// One pass over a prepared directory.
 #[derive(Clone, Copy)]
 pub(crate) struct Scene {
     pub(crate) name: &'static str,
     file: (&'static str, &'static str),
-    /// What went before, undisturbed.
+    /// The passes that prepare the directory, without faults.
     before: &'static [&'static str],
-    /// Whether the primary writes its file again then.
+    /// Whether the primary rewrites its file after those.
     rewritten: bool,
     pub(crate) act: &'static str,
 }
@@ -48,8 +49,8 @@ pub(crate) const ALL: [Scene; 12] = [
     scene("install into a .conf", A_SINGLE, &[], "chained"),
     scene("take over from istio-cni", ("10-a.conflist", ISTIO), &[], "chained"),
     scene("upgrade", A_LIST, &["chained"], "upgraded"),
-    Scene { rewritten: true, ..scene("heal a list", A_LIST, &["chained"], "chained") },
-    Scene { rewritten: true, ..scene("heal a .conf", A_SINGLE, &["chained"], "chained") },
+    Scene { rewritten: true, ..scene("repair a list", A_LIST, &["chained"], "chained") },
+    Scene { rewritten: true, ..scene("repair a .conf", A_SINGLE, &["chained"], "chained") },
     scene("uninstall from a list", A_LIST, &["chained"], "left"),
     scene("uninstall from a .conf", A_SINGLE, &["chained"], "left"),
     scene("remove the tombstone", A_LIST, &["chained", "left"], "left"),
@@ -73,10 +74,10 @@ pub(crate) fn wanted(root: &Path, act: &str) -> DesiredState {
     }
 }
 
-/// In the traced process: one pass, and what it could not do.
+/// Runs in the traced process: makes one pass and prints its errors.
 pub(crate) fn one_pass(root: &Path, act: &str) -> ExitCode {
     let wanted = wanted(root, act);
-    // The mark from which on calls count: before it is only the start of a process.
+    // A marker in the trace: the calls before it only start the process.
     let _ = nix::unistd::getppid();
     let pass = pass(&wants::places(root), &wanted, &mut PassHistory::default()).unwrap();
     for error in &pass.applied.failed {
@@ -104,18 +105,18 @@ impl Scene {
         if self.rewritten {
             ground.put(self.file.0, self.file.1.replace("\"calico\"", "\"cilium\""));
         }
-        // The programs of the image are made here, not in the traced process.
+        // Writes the image's programs here, not in the traced process.
         let _ = wanted(&ground.root, self.act);
         ground
     }
 
-    /// What a process that nobody disturbs leaves behind.
+    /// Returns the files and programs after a run without faults.
     pub(crate) fn undisturbed(&self) -> (Vec<(String, Vec<u8>)>, Vec<String>) {
         let ground = self.prepared();
         self.finish(&ground)
     }
 
-    /// The next passes, which must come to the end.
+    /// Makes the next passes, which must complete the change, and returns the files and programs.
     pub(crate) fn finish(&self, ground: &Ground) -> (Vec<(String, Vec<u8>)>, Vec<String>) {
         let wanted = wanted(&ground.root, self.act);
         for _ in 0..2 {
@@ -127,12 +128,12 @@ impl Scene {
         (ground.files().into_iter().collect(), ground.programs())
     }
 
-    /// What must hold whatever happened: both runtimes load the primary's chain, and every program
-    /// it names is there and answers.
+    /// Asserts what must hold after any fault: both runtimes load the primary's chain, and if it names Gybe's plugin,
+    /// that program is complete.
     pub(crate) fn assert_node_works(&self, ground: &Ground, when: &str) {
-        let seen = ground.look(&ObserveScope::default());
+        let observed = ground.observe(&ObserveScope::default());
         for runtime in [Runtime::Containerd, Runtime::CriO] {
-            let choice = choose(&seen.conf, runtime, DropIns::Loaded)
+            let choice = choose(&observed.conf, runtime, DropIns::Loaded)
                 .unwrap_or_else(|why| panic!("{} {when}: {why:?}", self.name));
             assert_eq!(choice.network.name, "net", "{} {when}", self.name);
             let first = if self.rewritten { "cilium" } else { "calico" };
@@ -145,7 +146,7 @@ impl Scene {
     }
 }
 
-/// A program that the killed process was starting holds its lock until its own exec.
+/// Repeats the pass until the lock is free: a child that the killed process had forked holds the lock until its exec.
 fn pass_after_the_killed(ground: &Ground, wanted: &DesiredState) -> Pass {
     let until = Instant::now() + Duration::from_secs(30);
     loop {
@@ -158,7 +159,7 @@ fn pass_after_the_killed(ground: &Ground, wanted: &DesiredState) -> Pass {
 
 /// Runs one pass under strace with these options.
 pub(crate) fn traced(ground: &Ground, words: &[&str], options: &[&str]) -> Output {
-    #[expect(clippy::disallowed_methods, reason = "strace is what strikes")]
+    #[expect(clippy::disallowed_methods, reason = "strace injects the faults")]
     let mut strace = Command::new("strace");
     strace.arg("-qq").args(options).arg(std::env::current_exe().unwrap());
     let [first, rest @ ..] = words else { panic!("no words") };
@@ -166,11 +167,11 @@ pub(crate) fn traced(ground: &Ground, words: &[&str], options: &[&str]) -> Outpu
     strace.output().expect("strace runs; install it with integration/setup.sh")
 }
 
-/// A call a pass makes.
+/// A system call of a pass.
 pub(crate) struct Call {
-    /// As strace writes it.
+    /// The call as strace prints it.
     pub(crate) text: String,
-    /// Which it is of its name in the whole process: that is how strace counts.
+    /// The call's number among those of its name in the whole process, from 1, as strace's `when=` counts.
     pub(crate) nth: usize,
 }
 
@@ -183,13 +184,13 @@ impl Call {
         self.name() == name
     }
 
-    /// The option that strikes this very call.
+    /// Returns the strace option that injects a fault at this call.
     pub(crate) fn struck(&self, with: &str) -> String {
         format!("inject={}:{with}:when={}", self.name(), self.nth)
     }
 }
 
-/// The calls a pass makes, in order: from the mark on to the end of the process, which cannot be struck.
+/// Returns the system calls of a pass in order: those after the marker and before `exit_group`.
 pub(crate) fn calls(ground: &Ground, act: &str) -> Vec<Call> {
     let log = ground.root.join("calls");
     let output = traced(ground, &["one-pass", act], &["-o", log.to_str().unwrap()]);

@@ -1,4 +1,4 @@
-//! Every scene struck, as many at a time as there are processors: strace and what it traces take turns.
+//! Runs the scenarios concurrently, one for each processor: strace and its tracee run alternately.
 
 use std::num::NonZero;
 use std::process::Command;
@@ -17,10 +17,10 @@ pub(crate) fn every_scene() {
     });
 }
 
-/// Between fork and exec, what a process starts holds all its open files: in one process with another,
-/// a scene would find its lock held and its programs busy.
+/// Runs a scenario in a process of its own: between fork and exec a child holds all open files of its parent, so in one
+/// shared process a scenario would find its lock held and its programs busy.
 fn in_a_process_of_its_own(scene: Scene) {
-    #[expect(clippy::disallowed_methods, reason = "this very program, for one scene")]
+    #[expect(clippy::disallowed_methods, reason = "runs this program for one scenario")]
     let status = Command::new(std::env::current_exe().unwrap()).args(["scene", scene.name]).status().unwrap();
     assert!(status.success(), "{}: {status}", scene.name);
 }

@@ -1,4 +1,4 @@
-//! F07: nothing gets its name before it is on disk, and no step is done before its name is.
+//! F07: every file is synced before its rename, and its directory after it.
 
 use crate::scene::{ALL, calls};
 
@@ -22,7 +22,7 @@ pub(crate) fn f07_every_rename_is_synced_before_and_after() {
     println!("{renames} renames, each synced before and after");
 }
 
-/// What a power cut leaves of a file that was never synced: any part of it, under the temporary name.
+/// After a power loss any part of an unsynced file may exist under the temporary name.
 fn f07_any_part_of_an_unsynced_file_does_no_harm(scene: crate::scene::Scene) {
     let wanted = scene.undisturbed();
     let longest = wanted.0.iter().map(|(_, bytes)| bytes.as_slice()).max_by_key(|bytes| bytes.len()).unwrap();

@@ -1,4 +1,4 @@
-//! F12: without inotify a change is still seen.
+//! F12: without inotify changes are detected by polling.
 
 use std::path::Path;
 use std::process::{Command, ExitCode};
@@ -9,7 +9,7 @@ use gybe_installer::host::watch::{DirectoryWatch, WakeReason, WatchMode};
 use crate::ground::Ground;
 use crate::scene::traced;
 
-/// In the traced process: waits for a file, which it writes itself.
+/// Runs in the traced process: writes a file and waits until the watch reports it.
 pub(crate) fn watch(root: &Path) -> ExitCode {
     let mut watch = DirectoryWatch::new([root.join("net.d")]);
     println!("{:?}", watch.mode());
@@ -25,10 +25,10 @@ pub(crate) fn f12_without_inotify_changes_are_seen() {
         let output = traced(&ground, &["watch"], &["-o", "/dev/null", "-e", inject]);
         assert!(output.status.success(), "{inject}: {output:?}");
     }
-    println!("without inotify: changes are seen by asking");
+    println!("without inotify: changes are detected by polling");
 }
 
-/// The same where the kernel really gives none: `user.max_inotify_instances` is each user namespace's own.
+/// The same without fault injection: in a user namespace whose `user.max_inotify_instances` is 0.
 pub(crate) fn f12_where_the_kernel_grants_no_inotify_changes_are_seen() {
     let ground = Ground::new();
     let limited = "echo 0 > /proc/sys/user/max_inotify_instances && exec \"$0\" watch \"$1\"";
@@ -37,6 +37,6 @@ pub(crate) fn f12_where_the_kernel_grants_no_inotify_changes_are_seen() {
     unshare.args(["--user", "--map-root-user", "sh", "-c", limited]);
     let output = unshare.arg(std::env::current_exe().unwrap()).arg(&ground.root).output().unwrap();
     assert!(output.status.success(), "{output:?}");
-    assert_eq!(String::from_utf8(output.stdout).unwrap(), "Asking(EMFILE)\n");
-    println!("with no inotify granted: changes are seen by asking");
+    assert_eq!(String::from_utf8(output.stdout).unwrap(), "Polling(EMFILE)\n");
+    println!("with max_inotify_instances 0: changes are detected by polling");
 }

@@ -21,7 +21,9 @@ fuzz_target!(|input: &[u8]| {
         0 => batch(&datagrams),
         1 => inventory(&datagrams),
         2 => {
-            for other in datagrams::presence(&datagrams).into_iter().flat_map(|presence| presence.other_meshes) {
+            for other in
+                datagrams::presence(&datagrams).into_iter().flat_map(|presence| presence.other_meshes)
+            {
                 assert!(!other.to_string().is_empty());
             }
         }

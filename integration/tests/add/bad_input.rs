@@ -8,7 +8,7 @@ use gybe_test_support::TestDir;
 use serde_json::{Map, Value, json};
 use std::fs;
 
-/// What is compared: rules of every tool, links with their addresses, policy rules, routes.
+/// The commands whose output is compared: rules of every tool, links with their addresses, routing rules, routes.
 const EVERYTHING: &str = "nft -a list ruleset; iptables-legacy-save; ip6tables-legacy-save; ip address; \
                           ip rule; ip -6 rule; ip route show table all; ip -6 route show table all";
 
@@ -48,7 +48,7 @@ impl TestPod {
         state.lines().filter(|line| !line.starts_with('#')).collect::<Vec<_>>().join("\n")
     }
 
-    /// The example's ADD for this namespace and directory.
+    /// Returns the example's ADD for this namespace and directory.
     fn add(&self) -> Add {
         let mut example: Value = serde_json::from_str(include_str!("../../../examples/add.json")).unwrap();
         let mut env = example["env"].as_object().unwrap().clone();
@@ -164,8 +164,8 @@ fn a_pod_without_an_address_is_refused_and_unchanged() {
     assert_eq!(pod.make(&pod.add()).code, Some(0), "the control");
 }
 
-/// On a node that is the host's namespace. Here the plugin runs in the pod's, so that a missing refusal shows
-/// there.
+/// On a node the plugin's own namespace is the host's. Here the plugin runs in the pod's, so that a missing refusal
+/// changes the pod's namespace.
 #[test]
 fn the_plugins_own_namespace_is_refused_and_unchanged() {
     let pod = TestPod::new("own", &["10.244.0.10/32", "fd00:10::10/128"]);

@@ -1,11 +1,11 @@
-//! IPv6 in one pod and none in the next: each namespace decides for itself.
+//! Pods with and without IPv6 on one node: each pod's network namespace decides.
 
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
 use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
 use gybe_integration::programs::{ours, run};
 
-/// The example pod, which asks for both families, in a namespace where IPv6 is off.
+/// Creates the namespace of the example pod, whose policy has both families, and disables IPv6 in it.
 fn without_ipv6() -> Result<Namespace, Failure> {
     let pod = pod()?;
     for interface in ["all", "default"] {
@@ -16,7 +16,7 @@ fn without_ipv6() -> Result<Namespace, Failure> {
     Ok(pod)
 }
 
-/// What an ADD says it did about families, and what is there afterwards.
+/// Makes an ADD; returns the log line about address families, and the rules that it wrote.
 fn added(place: &PluginDir, pod: &Namespace) -> Result<(String, String), Failure> {
     let call = PluginCall::add(pod, place)?;
     let ran = call.run(place, "")?;
@@ -31,7 +31,7 @@ fn added(place: &PluginDir, pod: &Namespace) -> Result<(String, String), Failure
 #[test]
 fn f40_where_ipv6_is_off_ipv4_alone_is_redirected_and_that_is_told() -> Result<(), Failure> {
     let place = PluginDir::new("ipv6");
-    // In turn, so that what was found out in one would be remembered in the next.
+    // Alternately, because a result that the plugin wrongly kept from one pod would show in the next.
     for _ in 0..2 {
         let (line, rules) = added(&place, &without_ipv6()?)?;
         assert!(line.contains(r#""families":"ipv4""#), "{line}");

@@ -37,7 +37,7 @@ impl TestCluster {
         Self { server, kubeconfig, pod, _place: place }
     }
 
-    /// Creates the example's pod with this name.
+    /// Creates the example's pod under this name.
     fn create_pod(&self, name: &str) {
         let mut pod: Value = serde_json::from_str(include_str!("../../../examples/pod.json")).unwrap();
         pod["metadata"]["name"] = name.into();

@@ -1,11 +1,11 @@
-//! What an ADD asks of the kernel, by its own record: one program, two sockets, nothing deleted.
+//! The system calls of an ADD, recorded by strace: no further program, at most two sockets, no delete message.
 
 use gybe_integration::failure::Failure;
 use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
 use gybe_integration::programs::{path_of_ours, run};
 use std::fs;
 
-/// Runs the example ADD in a new namespace and gives what strace wrote down of these calls.
+/// Runs the example ADD in a new namespace and returns strace's record of these system calls.
 fn recorded(test: &str, calls: &str) -> Result<String, Failure> {
     let (place, pod) = (PluginDir::new(test), pod()?);
     let call = PluginCall::add(&pod, &place)?;
@@ -20,7 +20,7 @@ fn recorded(test: &str, calls: &str) -> Result<String, Failure> {
     let ran = run("strace", &arguments, &call.stdin.to_string())?;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     let rules = pod.run(|| run("nft", &["list", "table", "inet", "gybe"], ""))??;
-    assert!(rules.out.contains("outbound-to-proxy"), "the ADD did its work: {rules:#?}");
+    assert!(rules.out.contains("outbound-to-proxy"), "the ADD did not redirect: {rules:#?}");
     Ok(fs::read_to_string(record)?)
 }
 
@@ -31,9 +31,9 @@ fn lines<'r>(record: &'r str, call: &str) -> Vec<&'r str> {
 #[test]
 fn f24_an_add_runs_no_program_and_starts_no_process() -> Result<(), Failure> {
     let record = recorded("programs", "execve,execveat,fork,vfork,clone,clone3")?;
-    assert_eq!(lines(&record, "execve").len(), 1, "its own: {record}");
+    assert_eq!(lines(&record, "execve").len(), 1, "only the plugin's own: {record}");
     let made = record.lines().filter(|line| line.contains("clone") || line.contains("fork"));
-    // Its one thread, in the pod's namespace, shares all of its memory with it.
+    // The plugin's one thread, which enters the pod's namespace, is no process.
     let processes: Vec<_> = made.filter(|line| !line.contains("CLONE_THREAD")).collect();
     assert_eq!(processes, [""; 0], "{record}");
     Ok(())
@@ -59,7 +59,7 @@ const DELETES: [u16; 14] = [
     0x0a20,
 ];
 
-/// `RTM_NEWADDR`; and rtnetlink's types come in fours, of which the second deletes
+/// `RTM_NEWADDR`. rtnetlink's types come in groups of four, of which the second deletes
 /// (include/uapi/linux/rtnetlink.h: `RTM_DELLINK` is 17, `RTM_DELADDR` 21, and so on).
 const NEW_ADDRESS: u16 = 20;
 
@@ -67,7 +67,7 @@ fn is_routing_delete(kind: u16) -> bool {
     (16..0x100).contains(&kind) && kind % 4 == 1
 }
 
-/// The types of the netlink messages in a batch that strace wrote down as `\x14\x00...`.
+/// Returns the types of the netlink messages in a batch that strace printed as `\x14\x00...`.
 fn message_types(line: &str) -> Vec<u16> {
     let sent = line.split("iov_base=\"").nth(1).and_then(|rest| rest.split('"').next()).unwrap_or_default();
     let bytes: Vec<u8> = sent.split("\\x").filter_map(|hex| u8::from_str_radix(hex, 16).ok()).collect();
@@ -80,7 +80,7 @@ fn message_types(line: &str) -> Vec<u16> {
     types
 }
 
-/// A delete makes the closing of the socket wait 7 to 15 ms.
+/// After a delete, closing the netlink socket takes 7 to 15 ms.
 #[test]
 fn an_add_into_a_fresh_namespace_is_one_batch_and_deletes_nothing() -> Result<(), Failure> {
     let record = recorded("deletes", "sendmsg,sendto,sendmmsg")?;
@@ -90,12 +90,12 @@ fn an_add_into_a_fresh_namespace_is_one_batch_and_deletes_nothing() -> Result<()
     assert!(batch.iter().filter(|kind| **kind == NEW_RULE).count() >= 11, "{batch:x?}");
     assert!(!batch.iter().any(|kind| DELETES.contains(kind)), "{batch:x?}");
     let others: Vec<u16> = others.into_iter().flatten().copied().collect();
-    assert!(others.contains(&NEW_ADDRESS), "what goes to rtnetlink is seen: {others:?}");
+    assert!(others.contains(&NEW_ADDRESS), "the record lacks rtnetlink's messages: {others:?}");
     assert!(!others.iter().any(|kind| is_routing_delete(*kind) || DELETES.contains(kind)), "{others:x?}");
     Ok(())
 }
 
-/// So a disk that is full or read-only (F11) is nobody's concern who starts a pod.
+/// Therefore pods start on a node whose disk is full or read-only (F11).
 #[test]
 fn f11_an_add_writes_nothing_to_a_disk() -> Result<(), Failure> {
     let changing = "open,openat,openat2,creat,mkdir,mkdirat,rename,renameat,renameat2,unlink,unlinkat,link,linkat,\
@@ -105,6 +105,6 @@ fn f11_an_add_writes_nothing_to_a_disk() -> Result<(), Failure> {
         |line: &&str| line.contains("open") && !line.contains("O_WRONLY") && !line.contains("O_RDWR");
     let changes: Vec<_> = record.lines().filter(|line| !opened(line) || line.contains("O_CREAT")).collect();
     assert_eq!(changes, [""; 0], "{record}");
-    assert!(record.contains("O_RDONLY"), "what is opened is seen: {record}");
+    assert!(record.contains("O_RDONLY"), "the record lacks opened files: {record}");
     Ok(())
 }

@@ -1,4 +1,4 @@
-//! A running agent, and ADDs that ask it.
+//! A running agent, and ADDs that query it.
 
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
@@ -12,14 +12,14 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, Stdio};
 
-/// A running agent that knows the example's pod, gone when the test ends.
+/// A running agent whose cache has the example's pod. Dropping it ends the agent.
 pub(crate) struct Agent {
     pub(crate) place: PathBuf,
     child: Child,
     stderr: BufReader<ChildStderr>,
 }
 
-/// Any user but root.
+/// The uid of an unprivileged user.
 pub(crate) const STRANGER: u32 = 1000;
 
 impl Agent {
@@ -36,14 +36,14 @@ impl Agent {
         Self { place, child, stderr }
     }
 
-    /// Ends it with this signal, and starts the next one in its place.
+    /// Ends the agent with this signal, and starts another one on the same socket path.
     pub(crate) fn start_again(&mut self, after: Signal) {
         self.signal(after);
         self.child.wait().unwrap();
         (self.child, self.stderr) = serving(&self.place, 0);
     }
 
-    /// Ends it as a crash would.
+    /// Kills the agent with SIGKILL.
     pub(crate) fn crash(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
@@ -53,7 +53,7 @@ impl Agent {
         kill(Pid::from_raw(self.child.id().try_into().unwrap()), signal).unwrap();
     }
 
-    /// Ends it as a kubelet does; all that it told.
+    /// Ends the agent with SIGTERM, as the kubelet does, and returns its log.
     pub(crate) fn end(&mut self) -> String {
         self.signal(Signal::SIGTERM);
         let mut told = String::new();
@@ -62,12 +62,13 @@ impl Agent {
     }
 }
 
-/// One of our programs where strangers can run it: where it was built they may not look.
+/// Copies one of Gybe's programs to a directory in which other users can run it; the build directory may be closed to
+/// them.
 fn program(place: &Path, name: &str) -> PathBuf {
     let copy = place.join(name);
     if !copy.exists() {
-        // By a process of its own: a file that this one has open for writing is so in every child it
-        // starts meanwhile, and cannot be run until that child has become another program.
+        // A child process copies it: children that this process forks meanwhile would inherit a file open for writing,
+        // and running the program would fail with ETXTBSY until their exec.
         let source = path_of_ours(name).unwrap();
         let words = [source.to_str().unwrap(), copy.to_str().unwrap()];
         assert_eq!(run("cp", &words, "").unwrap().code, Some(0));
@@ -75,7 +76,7 @@ fn program(place: &Path, name: &str) -> PathBuf {
     copy
 }
 
-#[expect(clippy::disallowed_methods, reason = "an agent runs beside the test, not to its end")]
+#[expect(clippy::disallowed_methods, reason = "the agent runs in the background of the test")]
 fn gybe_node(place: &Path, user: u32) -> Child {
     let socket = place.join("run/facts.sock");
     let mut command = Command::new(program(place, "gybe"));
@@ -84,7 +85,7 @@ fn gybe_node(place: &Path, user: u32) -> Child {
     command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap()
 }
 
-/// An agent that has said so.
+/// Starts an agent and waits for its log line that it serves.
 fn serving(place: &Path, user: u32) -> (Child, BufReader<ChildStderr>) {
     let mut child = gybe_node(place, user);
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
@@ -102,7 +103,7 @@ impl Drop for Agent {
     }
 }
 
-/// The example ADD, for this namespace and asking this agent; `annotations` as the runtime hands over.
+/// Makes the example ADD for this namespace with this agent; `annotations` are those that the runtime passes.
 pub(crate) fn add(agent: &Agent, pod: &Namespace, annotations: Option<Value>) -> Run {
     add_as(&["env", "-i"], &agent.place, pod, annotations)
 }

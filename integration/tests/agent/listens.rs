@@ -1,4 +1,4 @@
-//! Where the agent is asked for its health: at each of the node's addresses, of whichever kind.
+//! The agent's health port accepts connections to every address of the node, of either family.
 
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::programs::path_of_ours;
@@ -8,7 +8,7 @@ use std::net::TcpStream;
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// An agent that keeps directories of its own, in that namespace; gone when the test ends.
+/// An agent that installs into directories of the test, in the test's network namespace. Dropping it ends the agent.
 struct Keeping {
     place: PathBuf,
     child: Child,
@@ -21,7 +21,7 @@ impl Keeping {
             fs::create_dir_all(place.join(folder)).unwrap();
         }
         let gybe = path_of_ours("gybe").unwrap();
-        #[expect(clippy::disallowed_methods, reason = "an agent runs beside the test, not to its end")]
+        #[expect(clippy::disallowed_methods, reason = "the agent runs in the background of the test")]
         let mut command = Command::new(&gybe);
         command.env_clear().env("GYBE_PROGRAMS_DIR", gybe.parent().unwrap());
         for (name, folder) in [
@@ -38,13 +38,13 @@ impl Keeping {
         Self { place, child }
     }
 
-    /// Waits for it to say that it listens.
+    /// Waits for the agent's log line that it listens.
     fn listens(&mut self) {
         let stderr = BufReader::new(self.child.stderr.take().unwrap());
         let mut lines = stderr.lines().map(Result::unwrap);
         let mut heard = lines.by_ref().filter(|line| line.contains("gybe node: listens"));
-        assert!(heard.any(|line| line.contains("\"for\":\"health\"")), "it has ended");
-        // It goes on telling, and somebody has to take it.
+        assert!(heard.any(|line| line.contains("\"for\":\"health\"")), "the agent ended before it listened");
+        // Reads on, because the agent would block on a full pipe.
         std::thread::spawn(move || lines.for_each(drop));
     }
 }

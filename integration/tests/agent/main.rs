@@ -1,4 +1,4 @@
-//! Plugin and node agent together, as built: an ADD that only the agent can decide.
+//! The built plugin with the built node agent: ADDs whose pods only the agent knows.
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[cfg(test)]

@@ -1,5 +1,4 @@
-//! Which namespace an ADD writes to: the one that the path named when the runtime called, and never the
-//! plugin's own.
+//! An ADD writes to the namespace that CNI_NETNS named when the runtime called, and never to the plugin's own.
 
 use crate::ground::{inspected, pod};
 use gybe_integration::plugin_call::{PluginCall, PluginDir};
@@ -11,7 +10,7 @@ use std::os::unix::fs::symlink;
 use std::os::unix::net::UnixListener;
 use std::thread;
 
-/// While the agent is asked, the sandbox ends, and the next one gets its path.
+/// During the query to the agent the sandbox ends, and the next sandbox gets its path.
 #[test]
 fn the_namespace_that_the_path_named_before_the_query_is_redirected_and_no_other() {
     let (place, meant, next) = (PluginDir::new("agent-namespaces"), pod(), pod());
@@ -37,8 +36,8 @@ fn the_namespace_that_the_path_named_before_the_query_is_redirected_and_no_other
     assert!(inspected(&next).starts_with("no rules of Gybe"), "{}", inspected(&next));
 }
 
-/// At the first look there was nothing at the path; when it is opened it leads to the node's namespace,
-/// which a namespace of the test's own stands for.
+/// At the plugin's first stat the path does not exist; when the plugin opens it, it leads to the node's namespace, for
+/// which the test uses one of its own.
 #[test]
 fn a_path_that_leads_to_the_plugins_own_namespace_only_when_it_is_opened_is_refused() {
     let (place, node) = (PluginDir::new("agent-own-namespace"), pod());

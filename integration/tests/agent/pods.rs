@@ -1,4 +1,4 @@
-//! One ADD and one agent: who is believed, who is told, and what happens without it.
+//! One ADD and one agent: the checks of the peer's uid on both sides, the plugin's log line, and a missing agent.
 
 use crate::ground::{Agent, STRANGER, add, add_as, inspected, pod};
 use serde_json::{Value, json};

@@ -1,4 +1,4 @@
-//! An agent that dies and comes back without end: what an ADD meets then, and what is left when it is over.
+//! An agent that restarts in a loop: the outcomes of ADDs meanwhile, and the files that remain afterwards.
 
 use crate::ground::{Agent, add, add_as, inspected, pod};
 use gybe_installer::testnet::namespace::Namespace;
@@ -12,7 +12,8 @@ use std::thread;
 
 const RESTARTS: usize = 100;
 
-/// Whole, or refused for now and untouched; says whether it was refused.
+/// Makes an ADD of a meshed pod; asserts that it is redirected completely, or refused with code 11 and unchanged.
+/// Returns whether it was refused.
 fn meshed(place: &Path, pod: &Namespace) -> bool {
     let ran = add_as(&["env", "-i"], place, pod, None);
     match ran.code {
@@ -34,7 +35,7 @@ fn unmeshed(place: &Path, pod: &Namespace) {
 #[test]
 fn f27_an_agent_that_restarts_without_end_costs_a_refusal_for_now_and_nothing_else() {
     let (mut agent, over) = (Agent::start("storm"), AtomicBool::new(false));
-    // Before the storm, so that both programs are where everybody can run them.
+    // Copies both programs, before the restarts begin, to where every user can run them.
     assert_eq!(add(&agent, &pod(), None).code, Some(0));
     let (place, (tell, added)) = (agent.place.clone(), mpsc::channel());
     let (refused, whole) = thread::scope(|scope| {
@@ -54,7 +55,7 @@ fn f27_an_agent_that_restarts_without_end_costs_a_refusal_for_now_and_nothing_el
         });
         for n in 0..RESTARTS {
             agent.start_again(if n % 2 == 0 { Signal::SIGKILL } else { Signal::SIGTERM });
-            // Some live for as long as a pod needs, most do not. Nobody adds any more: the thread says why.
+            // Every fifth agent lives for two ADDs. On an error the adding thread has ended; `join` shows its panic.
             if n % 5 == 0 && (added.recv().is_err() || added.recv().is_err()) {
                 break;
             }
@@ -64,7 +65,7 @@ fn f27_an_agent_that_restarts_without_end_costs_a_refusal_for_now_and_nothing_el
     });
     println!("{RESTARTS} restarts: {whole} pods redirected, {} refused for now", refused.len());
     assert!(whole > 0 && !refused.is_empty());
-    // As the kubelet does: the same again, later.
+    // The kubelet repeats a refused ADD later.
     for pod in &refused {
         assert!(!meshed(&place, pod), "the agent is back");
     }

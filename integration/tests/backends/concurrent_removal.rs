@@ -1,4 +1,4 @@
-//! What another call does to our table while the rules of an earlier backend are taken away.
+//! Another call deletes Gybe's nftables table while apply removes the rules of an earlier backend.
 
 use super::{in_new_namespace, patient, sh};
 use gybe_integration::plugin_call::PluginDir;
@@ -13,7 +13,7 @@ use std::path::Path;
 
 const PROGRAMS: &str = "/usr/sbin/xtables-nft-multi";
 
-/// In this thread every iptables-nft program first deletes our table, as such a call beside us may do.
+/// Makes every iptables-nft program that this thread runs delete Gybe's table first, as a concurrent call may.
 fn delete_the_table_with_every_program(directory: &Path) {
     let (real, wrapper) = (directory.join("real"), directory.join("wrapper"));
     fs::copy(PROGRAMS, &real).unwrap();
@@ -40,6 +40,6 @@ fn a_table_that_goes_while_another_backends_rules_are_removed_is_written_again()
         delete_the_table_with_every_program(place.path());
         redirection.apply(&*patient(BackendKind::Nft)).unwrap();
         assert!(sh("nft list tables").contains("table inet gybe"));
-        assert!(!sh("nft list ruleset").contains("ISTIO_OUTPUT"), "the rules of before are gone");
+        assert!(!sh("nft list ruleset").contains("ISTIO_OUTPUT"), "the earlier rules remain");
     });
 }

@@ -1,12 +1,7 @@
-//! Three backends, one namespace: what each leaves of the others, and what a probe finds out about
-//! them on this machine's kernel.
+//! The three backends in one namespace: each replaces the others' rules completely; and the probe's findings about them
+//! on this machine's kernel.
 
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test that cannot be set up must stop"
-)]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 mod concurrent_removal;
 mod probing;
@@ -22,7 +17,7 @@ fn in_new_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     Namespace::new().unwrap().run(work).unwrap()
 }
 
-/// Each backend, with time for a busy machine.
+/// Returns a backend with a deadline that suffices on a busy machine.
 fn patient(kind: BackendKind) -> Box<dyn Backend> {
     let iptables = |variant| Iptables::find(variant).unwrap().with_deadline(Duration::from_secs(120));
     match kind {
@@ -32,9 +27,9 @@ fn patient(kind: BackendKind) -> Box<dyn Backend> {
     }
 }
 
-/// Runs a shell command in the namespace of this thread and gives what it printed.
+/// Runs a shell command in this thread's namespace and returns its output.
 fn sh(command: &str) -> String {
-    // The lock that all legacy programs would share is not everybody's to open.
+    // An unprivileged user may not open /run/xtables.lock, the default lock of all legacy programs.
     let command = format!("export XTABLES_LOCKFILE=/proc/self/ns/net; {command}");
     let run = gybe_integration::programs::run("sh", &["-c", &command], "").unwrap();
     assert_eq!(run.code, Some(0), "{command}: {}", run.err);

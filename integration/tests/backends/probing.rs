@@ -1,4 +1,4 @@
-//! What a probe finds, on a kernel that can do everything, and with backends that only say so.
+//! The probe's findings on a kernel with every feature, and with backends that wrongly report success.
 
 use super::{in_new_namespace, patient, sh};
 use gybe_netfilter::access::NamespaceAccess;
@@ -21,7 +21,7 @@ fn every_profile_works_with_every_backend_on_this_kernel() {
     }
 }
 
-/// Calls the namespace's IPv6 address before it writes.
+/// A backend that connects to the namespace's IPv6 address before it writes rules.
 struct Hasty;
 
 impl Backend for Hasty {
@@ -53,7 +53,8 @@ impl Backend for Hasty {
     }
 }
 
-/// An IPv6 address on `lo` is reachable some time after it is there: a third of such calls met nobody.
+/// An IPv6 address on `lo` becomes reachable some time after it is added: without waiting, a third of the connections
+/// failed.
 #[test]
 fn what_is_called_is_reachable_as_soon_as_rules_may_be_written() {
     for _ in 0..40 {
@@ -74,9 +75,9 @@ fn probing_writes_nothing_where_it_is_asked() {
     });
 }
 
-/// Takes rules, says that they are there, and leaves some of them out.
+/// A backend that omits some rules and reports all of them as present.
 struct Forgetful {
-    /// What the names of those begin with, or `all`.
+    /// The prefix of the ids of the omitted rules, or `all`.
     forgotten: &'static str,
 }
 
@@ -116,7 +117,7 @@ impl Backend for Forgetful {
     }
 }
 
-/// The control: without the rule that a connection is there to show, the profile does not work.
+/// The control: without the rule that a connection tests, the probe finds that the profile misbehaves.
 #[test]
 fn each_profile_notices_what_it_is_there_to_notice() {
     for (profile, forgotten, said) in [

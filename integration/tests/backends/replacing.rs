@@ -1,5 +1,5 @@
-//! Any policy over any other, written by whichever backend, leaves exactly the second: rules, addresses,
-//! routing rules and routes. The referees are the programs that list them.
+//! Any policy applied over any other, by any backend, leaves exactly the second policy's rules, addresses, routing rules
+//! and routes, as nft, iptables-save and ip list them.
 
 use super::{in_new_namespace, patient, sh};
 use gybe_integration::vectors;
@@ -13,7 +13,7 @@ use gybe_netfilter::routes::Rtnetlink;
 use std::collections::BTreeMap;
 use std::error::Error;
 
-/// A dozen that differ in families, mode, zones, lists and routes.
+/// Twelve policies that differ in families, mode, zones, lists and routes.
 const POLICIES: [&str; 12] = [
     "inject-default-v4",
     "tproxy-default-dual",
@@ -34,9 +34,9 @@ fn redirections() -> BTreeMap<String, Redirection> {
     all.map(|vector| (vector.name, Redirection::of(&vector.policy))).collect()
 }
 
-/// All that is there of anybody, less counters, less tables that iptables has left empty, and less the
-/// routes that the kernel writes by itself, some time after an address. Each line with its table, the
-/// tables in order: legacy lists them as they were made.
+/// Returns the rules, routes and addresses of every owner, without counters, without tables that iptables left empty, and
+/// without the routes that the kernel adds some time after an address. Each line has its table, and the tables are
+/// sorted, because iptables-legacy lists them in the order of their creation.
 fn everything() -> String {
     let of = |program: &str| {
         format!(
@@ -51,7 +51,7 @@ fn everything() -> String {
     sh(&format!("{table}\n{rules}\n{routing}"))
 }
 
-/// The first line in which two listings differ.
+/// Returns the first line in which two listings differ.
 fn first_difference(found: &str, wanted: &str) -> String {
     let (mut found, mut wanted) = (found.lines(), wanted.lines());
     loop {
@@ -70,7 +70,7 @@ fn alone(redirection: &Redirection, kind: BackendKind) -> String {
     })
 }
 
-/// Applies one after the other in one namespace; after each step exactly that one is there.
+/// Applies the policies one after the other in one namespace; asserts after each step that exactly that one is in force.
 fn walk(steps: &[(&str, BackendKind)]) {
     let redirections = redirections();
     let mut wanted = BTreeMap::new();
@@ -89,7 +89,7 @@ fn walk(steps: &[(&str, BackendKind)]) {
     });
 }
 
-/// Every pair of places, once and in this order, as one walk through all of them.
+/// Returns a sequence of the numbers below `places` in which every ordered pair occurs as neighbours exactly once.
 fn every_pair(places: usize) -> Vec<usize> {
     let mut left: Vec<Vec<usize>> = (0..places).map(|_| (0..places).rev().collect()).collect();
     let (mut path, mut walk) = (vec![0], Vec::new());
@@ -107,7 +107,7 @@ fn every_pair(places: usize) -> Vec<usize> {
 fn f18_every_policy_over_every_other_leaves_exactly_the_second_with_each_backend_in_turn() {
     let pairs = every_pair(POLICIES.len());
     assert_eq!(pairs.len(), 12 * 12 + 1);
-    // Backends in an order in which each follows each, itself too.
+    // An order in which each backend follows each, itself included.
     let backends = every_pair(3);
     let kinds = backends.iter().take(9).cycle().map(|kind| BackendKind::ALL[*kind]);
     let steps: Vec<_> = pairs.iter().map(|policy| POLICIES[*policy]).zip(kinds).collect();
@@ -137,7 +137,7 @@ fn f26_what_others_have_there_stays_to_the_byte_whatever_comes_and_goes() {
             let programs = "nft list table inet theirs; ip addr show dev lo | grep -v valid_lft";
             (sh(programs), everything())
         };
-        // A table of iptables that was made by writing to it stays, empty.
+        // iptables creates tables on the first write and leaves them, empty.
         for kind in BackendKind::ALL {
             redirections["dns-all-tproxy-dual"].apply(&*patient(kind)).unwrap();
         }
@@ -171,7 +171,7 @@ fn what_is_too_much_is_a_difference_and_applying_again_mends_it() {
     let nft = patient(BackendKind::Nft);
     in_new_namespace(|| {
         tproxy.apply(&*nft).unwrap();
-        // What an agent that crashed half way would leave.
+        // The state after a crash during apply.
         apply(&*nft, &plain.rules).unwrap();
         sh("iptables-legacy -t nat -N GYBE; iptables-legacy -t nat -N ISTIO_OUTPUT");
         let said: Vec<String> = plain
@@ -215,7 +215,7 @@ fn an_add_looks_for_stale_routes_only_where_rules_of_ours_were() {
         assert_eq!(tproxy.apply_over(&mut routing, &*nft).unwrap().previous, PreviousRules::None);
         assert_eq!(plain.apply_over(&mut routing, &*nft).unwrap().previous, PreviousRules::Different);
         assert_eq!(plain.differences(&*nft, &Presence::look().unwrap()).unwrap(), []);
-        // The control: a backend that finds nothing leaves the routes to whoever verifies.
+        // The control: if the backend finds no earlier rules, apply leaves stale routes, which `verify` reports.
         tproxy.apply_over(&mut routing, &*nft).unwrap();
         nft.remove().unwrap();
         plain.routes.apply(&mut routing).unwrap();

@@ -1,6 +1,6 @@
-//! ADDs in numbers: each by a process of its own. A pod in the mesh has a namespace to itself as long as its
-//! ADD takes; that is looked into afterwards, emptied, and used again: to make and free thousands would
-//! keep the kernel busy, and every other call waiting.
+//! Batches of ADDs, each in a plugin process. A meshed pod has a namespace for itself during its ADD; the test inspects
+//! and empties it afterwards, and uses it again, because creating and freeing thousands would keep the kernel busy and
+//! delay every other call.
 
 use crate::kind::{Call, Kind};
 use crate::meanwhile::Times;
@@ -21,28 +21,28 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{LazyLock, Mutex};
 use std::time::Instant;
 
-/// As many as two processors do without one waiting for the other.
+/// Concurrent ADDs that two processors run without delaying each other.
 const FEW: usize = 4;
 
-/// More, where some of them wait for an answer and others do not.
+/// Concurrent ADDs if some of them wait for an answer.
 const SOME: usize = 8;
 
-/// As many as a node may start at once, where all wait: more than the agent answers at a time.
+/// Concurrent ADDs if all wait: as many as a node may start at once, and more than the agent answers at a time.
 const MANY: usize = 100;
 
-/// What a namespace holds when its pod is redirected.
+/// The expected redirection of a meshed pod.
 static REDIRECTION: LazyLock<Redirection> = LazyLock::new(|| {
     let addresses = ["10.244.0.10", "fd00:10::10"].map(|address| address.parse().unwrap());
     Redirection::of(&RecordedAdd::recorded().unwrap().policy(&addresses).unwrap())
 });
 
-/// Makes so many ADDs of a kind; `waits` says that each is expected to wait for somebody.
+/// Makes `count` ADDs of a kind; `waits`: each is expected to wait for the agent or the API server.
 pub(crate) fn adds(site: &Site, (fault, kind): (&'static str, Kind), count: usize, waits: bool) -> Row {
     let calls = (0..count).map(|number| (kind, number)).collect();
     Row::of(fault, kind, batch(site, calls, if waits { MANY } else { FEW }))
 }
 
-/// Makes so many ADDs of each kind in turn, and more until something has happened so often.
+/// Makes `count` ADDs of each kind in turn, and more until the background event has happened the given number of times.
 pub(crate) fn adds_until(
     site: &Site,
     (fault, kinds): (&'static str, &[Kind]),
@@ -60,9 +60,9 @@ pub(crate) fn adds_until(
     kinds.iter().zip(added).map(|(kind, added)| Row::of(fault, *kind, added)).collect()
 }
 
-/// Makes these ADDs, so many at a time. The number is that of a pod the agent knows.
+/// Makes these ADDs, at most `at_a_time` concurrently. A call's number selects one of the pods in the agent's cache.
 fn batch(site: &Site, calls: Vec<(Kind, usize)>, at_a_time: usize) -> Vec<Added> {
-    // Nothing is written for a pod in no mesh, so one namespace shows it for all of them.
+    // No rules are written for unmeshed pods, so they share one namespace.
     let shared = pod();
     let added = in_parallel_at_most(at_a_time, calls, |(kind, number)| {
         let name = if kind == Kind::Known { known(number) } else { fresh_name() };
@@ -73,7 +73,7 @@ fn batch(site: &Site, calls: Vec<(Kind, usize)>, at_a_time: usize) -> Vec<Added>
         }
         added
     });
-    assert!(is_untouched(&shared), "the namespace of pods in no mesh was touched");
+    assert!(is_untouched(&shared), "the namespace of unmeshed pods was changed");
     added
 }
 
@@ -82,7 +82,7 @@ fn fresh_name() -> String {
     format!("pod-{}", NEXT.fetch_add(1, Ordering::Relaxed))
 }
 
-/// One pod in the mesh: it is redirected, wholly, or it is refused and nothing was written.
+/// Makes the ADD of a meshed pod; asserts that it is redirected completely, or refused without any change.
 fn meshed(call: &Call) -> Added {
     static FREE: Mutex<Vec<Namespace>> = Mutex::new(Vec::new());
     let free = FREE.lock().unwrap().pop();
@@ -103,7 +103,7 @@ fn is_untouched(pod: &Namespace) -> bool {
     pod.run(|| Nft.inspect()).unwrap().unwrap().is_empty()
 }
 
-/// A namespace with the example's addresses, of both families.
+/// Creates a namespace with the example's addresses, of both families.
 fn pod() -> Namespace {
     let pod = Namespace::new().unwrap();
     let lines = "address add 10.244.0.10/32 dev lo\naddress add fd00:10::10/128 dev lo nodad\n";
@@ -112,8 +112,8 @@ fn pod() -> Namespace {
     pod
 }
 
-/// The process, from its start to its end.
-#[expect(clippy::disallowed_methods, reason = "the plugin is a program, and what it costs is measured")]
+/// Runs the plugin and measures the time from the start to the end of its process.
+#[expect(clippy::disallowed_methods, reason = "the test measures the plugin's process")]
 fn add(call: &Call, pod: &Namespace) -> Added {
     static PLUGIN: LazyLock<std::path::PathBuf> = LazyLock::new(|| programs("gybe-cni"));
     let (stdin, mut writer) = pipe().unwrap();
@@ -137,7 +137,7 @@ fn add(call: &Call, pod: &Namespace) -> Added {
     }
 }
 
-/// What an operator sees of one pod of each kind, with the operator's own program.
+/// Asserts what `gybe inspect` and `gybe verify` report for one pod of each kind.
 pub(crate) fn seen_by_an_operator(site: &Site) {
     let manifest = site.place.manifest().display().to_string();
     for (number, kind) in Kind::ALL.into_iter().enumerate() {

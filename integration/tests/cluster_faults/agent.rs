@@ -1,4 +1,4 @@
-//! The node agent as a process of its own: `gybe node` in a cluster, started and killed.
+//! The node agent's process: `gybe node` with an API server, started and killed.
 
 use crate::site::{NODE, PATIENCE, programs};
 use gybe_api_server::ApiServer;
@@ -8,16 +8,16 @@ use std::process::{Child, ChildStderr, Command, Stdio};
 use std::sync::mpsc::{Sender, channel};
 use std::thread::{self, JoinHandle};
 
-/// A running agent, killed with the value.
+/// A running agent; dropping it kills the agent.
 pub(crate) struct Agent {
     child: Child,
-    /// Reads what it tells, all the time: a full pipe would stop it.
+    /// Reads the agent's log continuously, because the agent would block on a full pipe.
     reader: Option<JoinHandle<()>>,
 }
 
 impl Agent {
-    /// Starts one and waits until it serves. What it sees at `/run` is the place's own, with its service
-    /// account in it; `/var/run` is a link there.
+    /// Starts an agent and waits until it serves. Its `/run` is the test directory's, with the service account's files in
+    /// it; `/var/run` is a link to it.
     pub(crate) fn start(place: &PluginDir, server: &ApiServer) -> Self {
         let mut child = gybe_node(place, server);
         let (serving, served) = channel();
@@ -28,7 +28,7 @@ impl Agent {
         agent
     }
 
-    /// Ends it as a crash or the kernel would.
+    /// Kills the agent with SIGKILL.
     pub(crate) fn kill(mut self) {
         self.end();
     }
@@ -54,9 +54,9 @@ fn follow(stderr: ChildStderr, serving: &Sender<()>) {
     }
 }
 
-#[expect(clippy::disallowed_methods, reason = "an agent runs beside the test, not to its end")]
+#[expect(clippy::disallowed_methods, reason = "the agent runs in the background of the test")]
 fn gybe_node(place: &PluginDir, server: &ApiServer) -> Child {
-    // Gone with the thread that started it, also when the test is killed.
+    // The agent dies with the thread that started it, also if the test is killed.
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private", "sh", "-c"]);
     command.arg("mount --bind \"$1\" /run && exec \"$2\" node --install=false --socket \"$3\"").arg("agent");

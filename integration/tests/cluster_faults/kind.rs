@@ -3,22 +3,22 @@
 use crate::site::{Site, meshed, uid};
 use serde_json::{Value, json};
 
-/// What is known of a pod, and by whom.
+/// A kind of pod, by the source of its facts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Kind {
-    /// In no mesh, as the annotations say that the runtime hands over.
+    /// Unmeshed, by the annotations that the runtime passes.
     Unmeshed,
-    /// In a namespace that the operator excluded; nothing is handed over.
+    /// In a namespace that the operator excluded; the runtime passes no annotations.
     Excluded,
-    /// The agent's own; nothing is handed over.
+    /// The agent's own pod; the runtime passes no annotations.
     Own,
-    /// In the mesh, and there when the agent listed.
+    /// Meshed, and in the agent's list.
     Known,
-    /// In the mesh, and made just before its sandbox is.
+    /// Meshed, and created just before its sandbox.
     New,
 }
 
-/// One call of the plugin, but for the namespace.
+/// One call of the plugin, without its network namespace.
 pub(crate) struct Call {
     pub(crate) env: Vec<(String, String)>,
     pub(crate) stdin: Value,
@@ -43,7 +43,7 @@ impl Kind {
         matches!(self, Self::Known | Self::New)
     }
 
-    /// Makes the pod, where it is not there yet, and the call for it.
+    /// Creates the pod if it does not exist yet, and returns the call for it.
     pub(crate) fn call(self, site: &Site, name: &str) -> Call {
         if self == Self::New {
             site.server.put_pod(meshed(name));

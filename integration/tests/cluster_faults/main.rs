@@ -1,6 +1,6 @@
-//! How many ADDs fail when the cluster or the agent does: real plugin processes, a real agent, and an API
-//! server that a test breaks. `make fault-runs` makes 1,000 ADDs for each row of the table and prints it;
-//! `GYBE_ADDS` says how many otherwise.
+//! The number of ADDs that fail during faults of the cluster or the agent: real plugin processes, a real agent, and an
+//! API server with injected faults. `make fault-runs` makes 1,000 ADDs for each row of the table and prints it;
+//! `GYBE_ADDS` sets another number.
 #![allow(clippy::print_stdout, reason = "the table is what the full run is for")]
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -19,24 +19,24 @@ use row::Row;
 use site::Site;
 use std::time::Duration;
 
-/// What becomes of the two kinds of pods that are in the mesh.
+/// The expected outcome of the two kinds of meshed pods.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Meshed {
     Pass,
-    /// Those pass that the agent has seen; for others it asks in vain.
+    /// Pods in the agent's cache pass; its queries about others fail.
     PassWhenSeen,
-    /// The agent has seen none, and asks in vain.
+    /// The agent's cache is empty, and its queries fail.
     AreRefused,
     /// There is no agent.
     AreRefusedAtOnce,
 }
 
-/// So many ADDs of each kind.
+/// The number of ADDs of each kind.
 fn count() -> usize {
     std::env::var("GYBE_ADDS").ok().map_or(20, |text| text.parse().unwrap())
 }
 
-/// ADDs of every kind while the fault lasts.
+/// Makes ADDs of every kind during the fault and asserts their outcomes.
 fn hold(site: &Site, fault: &'static str, meshed: Meshed) {
     for kind in Kind::ALL {
         let passes = match kind {
@@ -50,7 +50,7 @@ fn hold(site: &Site, fault: &'static str, meshed: Meshed) {
     }
 }
 
-/// Afterwards the watch comes back, and pods start that nobody had seen before.
+/// After the fault: asserts that the watch recovers and that pods that the agent has not seen start.
 fn heals(site: &Site, fault: &'static str) {
     let before = site.watches();
     site.cut_connections();

@@ -1,4 +1,4 @@
-//! What goes on while ADDs are made: the agent restarts, tokens rotate.
+//! Background events during ADDs: restarts of the agent, rotation of tokens.
 
 use crate::agent::Agent;
 use crate::site::Site;
@@ -8,11 +8,11 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::thread;
 use std::time::Duration;
 
-/// How often something happened so far.
+/// The number of background events so far.
 pub(crate) type Times = AtomicUsize;
 
-/// Does `work` while the agent is started again and again. Each lives until it has seen the cluster, and
-/// for a moment more; then it is killed, and away for another.
+/// Runs `work` while the agent restarts in a loop. Each agent runs until it has listed, and for one pause more; then
+/// it is killed, and the next one starts after a pause.
 pub(crate) fn restarting<T>(site: &Site, work: impl FnOnce(&Times) -> T) -> T {
     again_and_again(work, |pause| {
         let before = site.watches();
@@ -24,7 +24,7 @@ pub(crate) fn restarting<T>(site: &Site, work: impl FnOnce(&Times) -> T) -> T {
     })
 }
 
-/// Does `work` while one token comes after the other, and each is used.
+/// Runs `work` while the token rotates in a loop; the agent uses each token.
 pub(crate) fn rotating<T>(site: &Site, work: impl FnOnce(&Times) -> T) -> T {
     let mut token = site.server.tokens().issue(Validity::Valid);
     again_and_again(work, |pause| {
@@ -36,7 +36,7 @@ pub(crate) fn rotating<T>(site: &Site, work: impl FnOnce(&Times) -> T) -> T {
 struct Pause(Receiver<()>);
 
 impl Pause {
-    /// That long, or until all is over.
+    /// Waits for this time, or until `work` has ended.
     fn wait(&self, moment: Duration) {
         let _ = self.0.recv_timeout(moment);
     }
@@ -46,7 +46,7 @@ impl Pause {
     }
 }
 
-/// Whoever waits for a number of times waits no longer when no more can come.
+/// Ends the wait for a number of events when the loop has ended and no more can come.
 struct Over<'a>(&'a Times);
 
 impl Drop for Over<'_> {
@@ -66,7 +66,7 @@ fn again_and_again<T>(work: impl FnOnce(&Times) -> T, mut event: impl FnMut(&Pau
                 times.fetch_add(1, Ordering::Relaxed);
             }
         });
-        // Also when it panics: the other thread is waited for.
+        // Stops the loop also if `work` panics, because the scope waits for the loop's thread.
         let _stops = stop;
         work(times)
     })

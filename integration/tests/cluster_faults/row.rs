@@ -1,22 +1,21 @@
-//! What came of the ADDs of one kind under one fault: a row of the table, and what may stand in it.
+//! A row of the table: the results of the ADDs of one kind during one fault, and assertions about them.
 
 use crate::kind::Kind;
 use std::collections::BTreeSet;
 use std::time::Duration;
 
-/// All that asking may take (`facts.deadline_ms`), and what starting, writing and a machine with other
-/// work add.
+/// The deadline of a query (`facts.deadline_ms`), and what process start, writing the rules and a busy machine add.
 const BUDGET: Duration = Duration::from_secs(2);
 const SLACK: Duration = Duration::from_secs(1);
 
-/// What no ADD ever takes unless it hangs, however late it came to run.
+/// An ADD that takes longer hangs.
 const HANGS: Duration = Duration::from_secs(10);
 
 /// One ADD.
 #[derive(Debug, Clone)]
 pub(crate) struct Added {
     pub(crate) took: Duration,
-    /// Code and message, where it was refused.
+    /// The CNI error's code and message, if the ADD was refused.
     pub(crate) refused: Option<(Option<u64>, String)>,
 }
 
@@ -27,7 +26,7 @@ pub(crate) struct Row {
 }
 
 impl Row {
-    /// One of the table, which is printed row by row.
+    /// Creates a row and prints it.
     pub(crate) fn of(fault: &'static str, kind: Kind, added: Vec<Added>) -> Self {
         let row = Self { fault, kind, added };
         row.print();
@@ -45,7 +44,7 @@ impl Row {
         }
     }
 
-    /// Each one once.
+    /// Returns the distinct messages of refused ADDs.
     fn refusals(&self) -> BTreeSet<&str> {
         let refused = self.added.iter().filter_map(|added| added.refused.as_ref());
         refused.map(|(_, message)| message.as_str()).collect()
@@ -55,32 +54,32 @@ impl Row {
         self.added.iter().filter(|added| added.refused.is_some()).count()
     }
 
-    /// The time in which so many of a hundred were done.
+    /// Returns the time within which this percentage of the ADDs ended.
     fn within(&self, percent: usize) -> Duration {
         let mut times: Vec<Duration> = self.added.iter().map(|added| added.took).collect();
         times.sort_unstable();
         times[(times.len() * percent).div_ceil(100).saturating_sub(1)]
     }
 
-    /// None was refused, and none was late.
+    /// Asserts that no ADD was refused or late.
     pub(crate) fn none_fails(&self) {
         self.none_is_late();
         let refused = self.added.iter().find(|added| added.refused.is_some());
         assert!(refused.is_none(), "{}, {}: {refused:?}", self.fault, self.kind.words());
     }
 
-    /// All were refused, each in words that name the cause and help.
+    /// Asserts that all ADDs were refused, each with a message that names the cause and the remedy.
     pub(crate) fn all_are_refused(&self) {
         self.refusals_are_clear();
         assert_eq!(self.failed(), self.added.len(), "{}, {}", self.fault, self.kind.words());
     }
 
-    /// Some passed.
+    /// Asserts that some ADDs succeeded.
     pub(crate) fn some_pass(&self) {
         assert!(self.failed() < self.added.len(), "{}, {}", self.fault, self.kind.words());
     }
 
-    /// Whoever was refused was told to come again, and by whom.
+    /// Asserts that every refusal has code 11 (try again later) and names the node agent.
     pub(crate) fn refusals_are_clear(&self) {
         self.none_is_late();
         for (code, message) in self.added.iter().filter_map(|added| added.refused.as_ref()) {

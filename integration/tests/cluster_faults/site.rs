@@ -8,10 +8,10 @@ use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// The node all of this is about.
+/// The agent's node.
 pub(crate) const NODE: &str = "node-1";
 
-/// Longer than anything takes that happens at all, on a machine with other work.
+/// The longest wait for one event: more than any takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) struct Site {
@@ -21,7 +21,7 @@ pub(crate) struct Site {
     agent: Option<Agent>,
 }
 
-/// One of our programs: as it was built with the tests, or in the directory `GYBE_PROGRAMS`.
+/// Returns the path of one of Gybe's programs: in the directory `GYBE_PROGRAMS`, or as built with the tests.
 pub(crate) fn programs(name: &str) -> PathBuf {
     match std::env::var_os("GYBE_PROGRAMS") {
         // A test runs in its package's directory.
@@ -31,7 +31,7 @@ pub(crate) fn programs(name: &str) -> PathBuf {
 }
 
 impl Site {
-    /// A cluster with a node full of pods, and 100,000 on others.
+    /// Creates a cluster with as many pods on the node as the kubelet allows, and 100,000 on other nodes.
     pub(crate) fn new(test: &str) -> Self {
         let (server, place) = (ApiServer::start().unwrap(), PluginDir::new(test));
         let account = place.run().join("secrets/kubernetes.io/serviceaccount");
@@ -43,7 +43,7 @@ impl Site {
         Self { server, account, place, agent: None }
     }
 
-    /// The same with an agent that has seen them.
+    /// As [`Site::new`], with an agent that has listed the pods.
     pub(crate) fn with_agent(test: &str) -> Self {
         let mut site = Self::new(test);
         site.start_agent();
@@ -55,30 +55,29 @@ impl Site {
         self.agent = Some(Agent::start(&self.place, &self.server));
     }
 
-    /// Ends it as a crash would: its sockets stay where they are.
+    /// Kills the agent with SIGKILL; its socket files stay.
     pub(crate) fn kill_agent(&mut self) {
         self.agent.take().unwrap().kill();
     }
 
-    /// Waits until the agent watches once more than so often: then it has listed.
+    /// Waits until the agent has opened more than `after` watches: an agent lists before its first watch.
     pub(crate) fn see_a_watch(&self, after: usize) {
         let watched = self.server.wait_for_requests(PATIENCE, |requests| watches(requests) > after);
         assert!(watched, "{:#?}", self.server.requests().last());
     }
 
-    /// How often a watch was begun.
+    /// Returns the number of watches opened so far.
     pub(crate) fn watches(&self) -> usize {
         watches(&self.server.requests())
     }
 
-    /// Ends every connection, so that nothing is asked on one that was made before.
+    /// Ends every connection, so that each later request needs a new one.
     pub(crate) fn cut_connections(&self) {
         self.server.set_network(Network::Refusing).unwrap();
         self.server.set_network(Network::Open).unwrap();
     }
 
-    /// Puts a token of that validity in the place of all there were, and ends the watch that runs by one
-    /// of those.
+    /// Replaces all tokens with one of this validity, and ends the watch that used an earlier one.
     pub(crate) fn only_token(&self, validity: Validity) {
         let token = self.server.tokens().issue(validity);
         self.server.tokens().accept_only(&[&token]);
@@ -86,8 +85,8 @@ impl Site {
         self.cut_connections();
     }
 
-    /// Puts another token in the file, as the kubelet does while the last still counts, and ends the watch
-    /// that runs by that.
+    /// Writes a new token into the file while the last is still valid, as the kubelet does, and ends the watch that uses
+    /// the last.
     pub(crate) fn rotate(&self, last: &Token) -> Token {
         let next = self.server.tokens().issue(Validity::Valid);
         self.account.write(&next).unwrap();
@@ -96,7 +95,7 @@ impl Site {
         next
     }
 
-    /// Whether something was answered to who came with that token, or is within that time.
+    /// Reports whether the server has answered a request with this token, or does so within this time.
     pub(crate) fn sees_used(&self, token: &Token, within: Duration) -> bool {
         let bearer = Bearer::Token(token.number);
         let used = |request: &Request| request.bearer == bearer && request.code == Some(200);
@@ -108,14 +107,14 @@ fn watches(requests: &[Request]) -> usize {
     requests.iter().filter(|request| request.is_watch() && request.code == Some(200)).count()
 }
 
-/// The name of a pod that is there from the beginning. There are as many as the kubelet allows by default.
+/// Returns the name of a pod that exists from the start. There are as many as the kubelet allows by default.
 pub(crate) fn known(number: usize) -> String {
     format!("known-{}", number % KNOWN)
 }
 
 const KNOWN: usize = 110;
 
-/// The example's pod by another name, on this node.
+/// Returns the example's pod under another name, on this node.
 pub(crate) fn meshed(name: &str) -> Value {
     let mut pod: Value = serde_json::from_str(include_str!("../../../examples/pod.json")).unwrap();
     pod["metadata"]["name"] = json!(name);
@@ -124,7 +123,7 @@ pub(crate) fn meshed(name: &str) -> Value {
     pod
 }
 
-/// Its own for each name.
+/// Returns a uid that is unique for the pod's name.
 pub(crate) fn uid(name: &str) -> String {
     let bytes = name.bytes().rev().map(|byte| format!("{byte:02x}")).collect::<String>();
     format!("5f1d6c1e-70b7-4d3c-9a51-{bytes:0<12.12}")

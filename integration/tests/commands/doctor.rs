@@ -1,5 +1,5 @@
-//! Nodes that are ill in ways a directory of files cannot show: mounts, limits, refusals; and one that
-//! is well, with the real programs and a living agent.
+//! `gybe doctor` on nodes with faults that need a kernel: mounts, limits, refused access; and on a complete node with the
+//! real programs and a running agent.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -44,7 +44,7 @@ impl Node {
         node
     }
 
-    /// What is wrong, said with what to do, after that has been done to the node.
+    /// Runs the shell commands `done` on the node, and returns the findings that are wrong, each with its remedy.
     fn wrong_after(&self, done: &str) -> Vec<String> {
         let ran = self.sh(&format!("{done} GYBE doctor --root ROOT --json"));
         assert_eq!(ran.code, Some(1), "{ran:#?}");
@@ -66,7 +66,7 @@ fn assert_only(wrong: &[String], parts: &[&str]) {
 #[test]
 fn f11_a_mount_that_is_read_only_full_or_noexec_is_named() {
     let node = Node::installed("mounts");
-    // The same files on a file system of the test's own, which is then made unfit.
+    // Mounts a tmpfs over the directory, copies its files, and runs `then` to make the mount unusable.
     let on = |folder: &str, options: &str, then: &str| {
         format!(
             "cp -a ROOT/{folder} ROOT/kept && mount -t tmpfs -o {options} ill ROOT/{folder} && cp -a ROOT/kept/. ROOT/{folder} \
@@ -77,7 +77,10 @@ fn f11_a_mount_that_is_read_only_full_or_noexec_is_named() {
     let wrong = node.wrong_after(&read_only);
     assert_only(
         &wrong,
-        &["root/opt/cni/bin (tmpfs), which is read-only", "name others with --conf-dir and --bin-dir"],
+        &[
+            "root/opt/cni/bin (tmpfs), which is read-only",
+            "name other directories with --conf-dir and --bin-dir",
+        ],
     );
     let wrong = node.wrong_after(&on("etc/cni/net.d", "size=64k", "true"));
     assert_only(&wrong, &["root/etc/cni/net.d (tmpfs), which holds", "KiB left", "free space"]);
@@ -89,7 +92,7 @@ fn f11_a_mount_that_is_read_only_full_or_noexec_is_named() {
     assert!(wrong[1].starts_with("gybe-cni does not run: it cannot be run: Permission denied"), "{wrong:#?}");
 }
 
-/// The install keeps what is there, and says which mount to look at.
+/// The install keeps the existing files and names the full mount.
 #[test]
 fn f11_an_install_onto_a_full_mount_keeps_the_old_program_and_reports_it() {
     let node = Node::new("full");
@@ -100,7 +103,7 @@ fn f11_an_install_onto_a_full_mount_keeps_the_old_program_and_reports_it() {
     assert_eq!(fs::read_to_string(node.0.path().join("root/etc/cni/net.d/10-net.conflist")).unwrap(), LIST);
 }
 
-/// The limit of a user namespace of the test's own.
+/// The test sets the limit of a user namespace of its own.
 #[test]
 fn f12_exhausted_inotify_is_reported_with_the_limit_to_raise() {
     let node = Node::installed("inotify");
@@ -113,7 +116,7 @@ fn f12_exhausted_inotify_is_reported_with_the_limit_to_raise() {
     assert_eq!(wrong["remedy"], "raise fs.inotify.max_user_instances, which the runtime needs too");
 }
 
-/// Root without CAP_DAC_OVERRIDE is refused as by a security module.
+/// Root without CAP_DAC_OVERRIDE gets the error that a security module would cause.
 #[test]
 fn f36_an_access_that_root_is_refused_is_attributed_to_a_security_module() {
     let node = Node::installed("refused");
@@ -123,7 +126,7 @@ fn f36_an_access_that_root_is_refused_is_attributed_to_a_security_module() {
     assert_only(&wrong, &["conf directory", "cannot be read: Permission denied", "SELinux", "AppArmor"]);
 }
 
-/// Root without capabilities, as the agent is, and then with the three of components/foreign-owner.
+/// Root without capabilities, as the agent runs, and then with the three capabilities of components/foreign-owner.
 #[test]
 fn f36_another_users_directory_is_reported_and_needs_three_capabilities() {
     let node = Node::new("foreign");
@@ -141,7 +144,7 @@ fn f36_another_users_directory_is_reported_and_needs_three_capabilities() {
     assert!(entry.contains("gybe-cni"), "{entry}");
 }
 
-/// An agent beside the test, gone with it.
+/// An agent in the background of the test; dropping it ends the agent.
 struct Agent(Child);
 
 impl Drop for Agent {
@@ -153,7 +156,7 @@ impl Drop for Agent {
 
 fn agent(node: &Node) -> Agent {
     let socket = node.0.run().join("gybe/facts.sock");
-    #[expect(clippy::disallowed_methods, reason = "an agent runs beside the test, not to its end")]
+    #[expect(clippy::disallowed_methods, reason = "the agent runs in the background of the test")]
     let mut command = Command::new(path_of_ours("gybe").unwrap());
     command.args(["node", "--pods-from"]).arg(node.0.path()).arg("--socket").arg(socket);
     let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
@@ -182,7 +185,7 @@ fn doctor_finds_nothing_wrong_on_a_complete_node() {
     }
     let entry = fs::read_to_string(node.0.path().join("root/etc/cni/net.d/10-net.conflist")).unwrap();
     assert!(entry.contains(r#""probed":{"backend":"nft","kernel":"#), "{entry}");
-    // What the installed tool says of the node it was installed on.
+    // The doctor of the installed program reports the same as the image's.
     let own = node.sh("exec ROOT/opt/cni/bin/gybe doctor --root ROOT");
     assert_eq!(own.code, Some(0), "{own:#?}");
     let conf = || fs::read_to_string(node.0.path().join("root/etc/cni/net.d/10-net.conflist")).unwrap();

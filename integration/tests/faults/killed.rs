@@ -1,5 +1,5 @@
-//! `kill -9` at each system call: with nft the rules are all there or not at all, with iptables the
-//! next apply repairs what is there.
+//! SIGKILL at each system call: with nft all rules are in force or none; with iptables the next apply repairs partial
+//! rules.
 
 use super::{BEFORE, Scratch, TPROXY, add, sh};
 use gybe_integration::invocation::{Invocation, State};
@@ -12,14 +12,14 @@ use gybe_netfilter::redirection::{Redirection, remove};
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
-/// For a busy machine.
+/// The iptables deadline, long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Of the many system calls around iptables' programs, one in so many.
+/// With iptables there are so many system calls that only every n-th is tested.
 const STRIDE: usize = 9;
 
-/// Kills it at its n-th system call for every n that `steps` gives, from the same beginning each
-/// time, until it lives to its end; gives how many calls it then makes and how often it was killed.
+/// Kills the program at its n-th system call for every n in `steps`, each time after `prepare`, until it exits by itself.
+/// Returns the number of its system calls, and how often it was killed.
 fn at_every_call(
     invocation: &Invocation,
     steps: impl Iterator<Item = u64>,
@@ -66,7 +66,7 @@ fn nft_is_whole_or_as_before(name: &str, invocation: &Invocation, before: Option
             assert!(unchanged, "{name}, killed at call {at}: {found:?}");
             as_before += 1;
         }
-        // Addresses and routes may be there, and the next apply finds nothing in its way.
+        // Addresses and routes may remain; they must not prevent the next apply.
         run(&|| drop(invocation.redirection.apply(&Nft).unwrap()));
         assert_eq!(invocation.state(&Nft).unwrap(), State::Whole, "{name}, repaired after call {at}");
     };
@@ -97,7 +97,7 @@ fn f15_an_add_killed_at_any_system_call_leaves_all_of_nfts_rules_or_none() {
     nft_is_whole_or_as_before("gybe-cni ADD", &add(&scratch), None);
 }
 
-/// Waits until nobody runs in the namespace: programs of a killed caller are killed, a moment later.
+/// Waits until no process runs in the namespace: the children of a killed program are killed shortly after it.
 fn until_nobody_is_in(invocation: &Invocation) {
     let inode = |path: std::path::PathBuf| std::fs::metadata(path).map(|file| file.ino()).ok();
     let here = inode(invocation.namespace.path());
@@ -120,7 +120,7 @@ fn f15_what_gybe_apply_killed_with_iptables_leaves_the_next_one_repairs() {
         let before = Invocation::apply(BEFORE, variant.name()).unwrap().redirection;
         let mut turn = 0_usize;
         let prepare = || {
-            // By turns nothing is there before, and other rules.
+            // The namespace is alternately empty and has other rules.
             turn += 1;
             invocation.namespace.run(|| remove(&backend).unwrap()).unwrap();
             if turn.is_multiple_of(2) {
@@ -134,7 +134,7 @@ fn f15_what_gybe_apply_killed_with_iptables_leaves_the_next_one_repairs() {
         };
         let (calls, killed) = at_every_call(&invocation, (1..).step_by(STRIDE), prepare, judge);
         println!("gybe apply with {}: {calls} system calls, killed at {killed} of them", backend.name());
-        // How many there are depends on who waits for whom.
+        // The number of system calls varies with the scheduling of parent and child.
         assert!(killed > 30, "{killed}");
         invocation.namespace.run(|| remove(&backend).unwrap()).unwrap();
         let left = invocation

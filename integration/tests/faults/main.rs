@@ -1,13 +1,8 @@
-//! Our programs killed, their system calls failing, and what stays of them: seen from outside, in
-//! network namespaces that live for one test.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test that cannot be set up must stop"
-)]
-#![allow(clippy::print_stdout, reason = "how many system calls were visited")]
-#![allow(clippy::disallowed_methods, reason = "what is there is judged by other people's programs")]
+//! Gybe's programs killed, and with failing system calls: the state that remains in the network namespace, as nft,
+//! iptables and ip list it.
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
+#![allow(clippy::print_stdout, reason = "prints the number of tested system calls")]
+#![allow(clippy::disallowed_methods, reason = "nft, iptables and ip list the resulting state")]
 
 mod injected;
 mod killed;
@@ -18,14 +13,14 @@ use std::net::IpAddr;
 use std::path::PathBuf;
 use std::process::Command;
 
-/// Everything a redirect writes: sets, marks, zones, routes, routing rules and an address.
+/// A policy with every kind of object: sets, marks, zones, routes, routing rules and an address.
 const TPROXY: &str = r#"{"mode": "TPROXY", "enable_ipv6": true, "redirect_dns": true, "capture_all_dns": true,
     "outbound_ports_exclude": [22, "8000-8100"], "outbound_cidrs_exclude": ["10.1.0.0/16", "fd01::/64"]}"#;
 
-/// Another policy, to be there before.
+/// An earlier policy, which the one under test replaces.
 const BEFORE: &str = r#"{"enable_ipv6": true, "outbound_ports_exclude": [1, 3, 5]}"#;
 
-/// A directory that goes when this goes.
+/// A directory that is removed on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {
@@ -53,7 +48,7 @@ fn add(scratch: &Scratch) -> Invocation {
     invocation
 }
 
-/// Runs a shell command in the namespace of this thread and gives what it printed.
+/// Runs a shell command in this thread's namespace and returns its output.
 fn sh(command: &str) -> String {
     let mut sh = Command::new("sh");
     let output = sh.args(["-ec", command]).env("XTABLES_LOCKFILE", "/proc/self/ns/net").output().unwrap();

@@ -1,4 +1,4 @@
-//! `remove` leaves a namespace as it was, with all that others have in it, whatever was applied.
+//! After any policy `remove` restores the namespace, with every other owner's objects in it.
 
 use super::sh;
 use gybe_installer::testnet::namespace::Namespace;
@@ -10,7 +10,7 @@ use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::{Redirection, remove};
 use std::time::Duration;
 
-/// Things of every kind that others may have, some close to ours in name, number or place.
+/// Other owners' objects of every kind, some close to Gybe's in name, number or position.
 const THEIRS: &str = "
     ip link add eth0 type bridge mcast_snooping 0
     ip link set eth0 addrgenmode none
@@ -43,7 +43,7 @@ const THEIRS: &str = "
     nft add rule ip6 gybe nat-output meta mark 1337 counter packets 3 bytes 9
 ";
 
-/// Their rules by iptables, of either variant; in other tables and chains, and in the same.
+/// Other owners' iptables rules, for either variant, in the tables and chains that Gybe uses and in others.
 const THEIR_TABLES: &str = "
     iptables -t nat -N DOCKER
     iptables -t nat -A OUTPUT -d 192.0.2.0/24 -j DOCKER
@@ -58,7 +58,7 @@ const THEIR_TABLES: &str = "
     ip6tables -t raw -A PREROUTING -p tcp -j NOTRACK
 ";
 
-/// All there is to be seen, less counters: the kernel may send a packet of its own.
+/// The commands that list everything, without counters, because the kernel may send packets of its own.
 const EVERYTHING: &str = "
     ip -j addr
     ip -j -4 rule; ip -j -6 rule
@@ -73,7 +73,7 @@ fn tables(name: &str) -> String {
     THEIR_TABLES.lines().map(program).collect::<Vec<_>>().join("\n")
 }
 
-/// A dozen policies, of both modes and families, that differ in everything.
+/// Twelve policies of both modes and families, with different exclusions.
 const POLICIES: [&str; 12] = [
     "inject-default-dual",
     "tproxy-default-dual",

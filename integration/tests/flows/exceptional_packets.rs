@@ -1,5 +1,5 @@
-//! Rules that no honest connection needs: what they do shows with packets somebody made up, or in
-//! what conntrack knows afterwards. Each is shown with the rule, and once more without it.
+//! Rules whose effect no ordinary connection shows: crafted packets or conntrack's entries show it. Each test runs with the
+//! rule, and as a control without it.
 
 use gybe_installer::testnet::client::{Client, SourceOptions};
 use gybe_installer::testnet::outcome::ConnectionOutcome;
@@ -29,7 +29,7 @@ fn vector(name: &str) -> Result<Vector, Failure> {
     found.ok_or_else(|| Failure::new(format!("no vector {name}")))
 }
 
-/// The recorded network with the policy's rules as `change` leaves them.
+/// Creates the recorded network with the policy's rules as changed by `change`.
 fn world(
     vector: &Vector,
     change: impl FnOnce(Ruleset) -> Result<Ruleset, Failure>,
@@ -45,7 +45,7 @@ fn without(rules: &Ruleset, id: &str) -> Result<Ruleset, Failure> {
     rules.without(id).ok_or_else(|| Failure::new(format!("no rule {id}")))
 }
 
-/// The rules with one more, at the end of the chain.
+/// Returns the rules with one more at the end of the chain.
 fn with(mut rules: Ruleset, chain: ChainName, rule: Rule) -> Ruleset {
     match rules.chains.iter_mut().find(|there| there.name == chain) {
         Some(there) => there.rules.push(rule),
@@ -58,8 +58,8 @@ fn arrives_by_eth0() -> Result<Match, Failure> {
     Ok(Match::InInterface(BTreeSet::from([InterfaceName::parse("eth0")?])))
 }
 
-/// A segment of no connection: without `drop-invalid` the pod's kernel answers it with a reset, and
-/// a reset is what kills a connection whose late segment conntrack could not place.
+/// A segment that belongs to no connection: without `drop-invalid` the pod's kernel answers it with a reset, which would
+/// end a connection whose late segment conntrack classified as invalid.
 #[test]
 fn a_segment_of_no_connection_is_dropped_before_it_is_answered() -> Result<(), Failure> {
     let vector = vector("drop-invalid")?;
@@ -116,8 +116,8 @@ fn counted(world: &Topology, id: &str) -> Result<u64, Failure> {
     Ok(items.filter(|item| item.id == id).filter_map(|item| item.packets).sum())
 }
 
-/// Somebody may choose as the proxy's mark the very one that its calls to its own pod get. Those
-/// calls then count as the proxy's connections to the application, and are not intercepted.
+/// A policy may use as the proxy's mark the one that the proxy's connections to its own pod get. Those then count as the
+/// proxy's connections to the application, and are not intercepted.
 #[test]
 fn the_proxys_mark_spares_also_where_it_is_the_mark_of_calls_to_the_own_pod() -> Result<(), Failure> {
     let mut vector = vector("tproxy-default-dual")?;
@@ -135,7 +135,7 @@ fn the_proxys_mark_spares_also_where_it_is_the_mark_of_calls_to_the_own_pod() ->
         })?;
         match call.connect(world.at(Location::Pod), PATIENCE)? {
             ConnectionOutcome::Answered(answer) => {
-                assert_eq!(answer.by, answers, "proxy-keeps-source there: {there}")
+                assert_eq!(answer.by, answers, "proxy-keeps-source there: {there}");
             }
             fate => panic!("proxy-keeps-source there: {there}: {fate}"),
         }

@@ -1,5 +1,4 @@
-//! Every recorded connection with the rules written by iptables, legacy and nft: each ends where it
-//! was recorded to end.
+//! Every recorded connection with rules written by iptables-legacy and iptables-nft reaches its recorded destination.
 
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::{Difference, Rules, Until, differences};
@@ -15,17 +14,17 @@ use ipnet::IpNet;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// A program that is started holds a copy of every socket of this process until it runs, and a port
-/// that is copied so cannot be bound again. So no connection is made while rules are written.
+/// Between fork and exec a child holds a copy of every socket of this process, and a port that a copy uses cannot be
+/// bound again. Therefore no connection is made while another test writes rules.
 static ONE_TEST_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// As many worlds as are raised before the first connection is made.
+/// The number of networks that are created before the first connection.
 const WORLDS: usize = 16;
 
-/// For a busy machine; how long it may take is asked elsewhere.
+/// The iptables deadline, long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// The recorded network with the policy's redirection, changed by `change`.
+/// Creates the recorded network with the policy's redirection as changed by `change`.
 fn redirected(
     backend: &Iptables,
     vector: &Vector,
@@ -67,8 +66,8 @@ fn with_iptables_nft_every_flow_ends_as_recorded() -> Result<(), Failure> {
     every_flow_ends_as_recorded(Variant::Nft)
 }
 
-/// The policy with lists so long that their product stands in chains that call each other. No flow meets
-/// what is added; `None` when the policy has no two such lists.
+/// Returns the policy with lists so long that their product needs chains that jump to each other. No flow matches the
+/// added members. Returns `None` if the policy has no two such lists.
 fn with_long_lists(vector: &Vector) -> Result<Option<Vector>, Failure> {
     let mut policy = vector.policy.clone();
     let Destinations::Only(networks) = &policy.outbound.included_to else { return Ok(None) };

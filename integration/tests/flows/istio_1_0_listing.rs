@@ -1,5 +1,5 @@
-//! The listing that made sidecars known, Istio 1.0's: one inbound port, inbound and outbound both to
-//! 15001, the proxy as user and group 1337. Written out by hand, with what is different today.
+//! Istio 1.0's rules: one inbound port, inbound and outbound both redirected to 15001, the proxy as user and group 1337.
+//! The expected outcomes are written by hand, and differences to today's rules are marked.
 //!
 //! ```text
 //! -A PREROUTING -p tcp -j ISTIO_INBOUND
@@ -40,23 +40,23 @@ fn the_classic_rules_send_every_connection_where_they_always_did() -> Result<(),
         // Inbound: the one port, and no other.
         flow(Location::Peer, APP, "10.244.0.10:80", ["refused", TO_PROXY])?,
         flow(Location::Peer, APP, "10.244.0.10:8080", ["app:8080", "app:8080"])?,
-        // Outbound: all of the application's, none of the proxy's, known by user or by group.
+        // Outbound: all connections of the application, none of the proxy, which is matched by user or by group.
         flow(Location::Pod, APP, "10.1.2.3:80", ["ext-peer", TO_PROXY])?,
         flow(Location::Pod, APP, "20.1.2.3:9000", ["ext-peer", TO_PROXY])?,
         flow(Location::Pod, PROXY, "10.1.2.3:80", ["ext-peer", "ext-peer"])?,
         flow(Location::Pod, PROXY_USER, "10.1.2.3:80", ["ext-peer", "ext-peer"])?,
         flow(Location::Pod, PROXY_GROUP, "10.1.2.3:80", ["ext-peer", "ext-peer"])?,
-        // Inside the pod by 127.0.0.1: direct, whoever asks.
+        // Connections to 127.0.0.1 inside the pod are direct for every user.
         flow(Location::Pod, APP, "127.0.0.1:8080", ["app:8080", "app:8080"])?,
         flow(Location::Pod, PROXY, "127.0.0.1:8080", ["app:8080", "app:8080"])?,
-        // The proxy to its own pod comes round through the proxy.
+        // The proxy's connections to its own pod's address are redirected to the proxy.
         flow(Location::Pod, PROXY, "10.244.0.10:8080", ["app:8080", TO_PROXY])?,
-        // Different today: the old fourth rule asked for no owner, so the application calling its own
-        // pod's address met the proxy too. Now that is direct.
+        // Different today: the old fourth rule matched no owner, so the application's connections to its own pod's address
+        // were redirected too. Now they are direct.
         flow(Location::Pod, APP, "10.244.0.10:8080", ["app:8080", "app:8080"])?,
-        // Different today: for the same reason a proxy known by its group alone came round.
+        // Different today: for the same reason connections of a proxy that is matched by group alone were redirected.
         flow(Location::Pod, PROXY_GROUP, "10.244.0.10:8080", ["app:8080", "app:8080"])?,
-        // Different today: the proxy's tunnel port did not exist, and is spared from coming round.
+        // Different today: the proxy's tunnel port 15008, which did not exist then, is excluded from that redirect.
         flow(Location::Pod, PROXY, "10.244.0.10:15008", ["envoy:15008", "envoy:15008"])?,
     ];
     let policy = PolicyFile::parse(POLICY)?.policy(&[])?;
@@ -75,7 +75,7 @@ fn flow(from: Location, owner: Owner, to: &str, [without, with]: [&str; 2]) -> R
         Location::Pod => "10.244.0.10",
         _ => "10.244.0.1",
     };
-    // Nobody asks the outside which target it sees, and without redirect it is known to be the same.
+    // Listeners outside the pod do not report the original destination; without a redirect it is the same.
     let told = |by: &str| match by {
         "refused" => by.to_owned(),
         TO_PROXY => format!("{by} orig={to} src={source}"),

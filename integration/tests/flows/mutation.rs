@@ -1,4 +1,4 @@
-//! Every rule is there for something: without it, at least one connection goes elsewhere.
+//! Every rule is necessary: without it, at least one connection has another outcome.
 
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::{Until, check_vector};
@@ -22,7 +22,7 @@ const SHOWN_ELSEWHERE: [&str; 7] = [
     "zone-upstream-answers-v6",
 ];
 
-/// A rule that no flow's policy has would be held against nothing below.
+/// The test below covers only rules that the policy of some flow has.
 #[test]
 fn every_rule_there_is_stands_in_some_flows_policy() -> Result<(), Failure> {
     let mutants = mutants(&vectors::all()?)?;
@@ -49,7 +49,7 @@ fn without_any_one_rule_some_flow_goes_elsewhere() -> Result<(), Failure> {
     Ok(())
 }
 
-/// Does one of them show that its rule is missing?
+/// Reports whether a connection of one of the mutants shows that its rule is missing.
 fn betrayed(mutants: &[Mutant]) -> Result<bool, Failure> {
     for mutant in mutants {
         let routes = Routes::of(&mutant.vector.policy);

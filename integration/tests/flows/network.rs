@@ -1,5 +1,5 @@
-//! The ground the other tests stand on: namespaces that are new and go away, sockets that belong to
-//! whom they should, and a recorded network that without rules is as it was recorded.
+//! Controls of the test network: namespaces are new and removed afterwards, sockets have the requested owner, and without
+//! rules every recorded connection has its recorded outcome.
 
 use gybe_installer::testnet::client::{Client, SourceOptions};
 use gybe_installer::testnet::link::{LinkEnd, join};
@@ -30,7 +30,7 @@ fn without_rules_every_flow_goes_where_it_was_recorded_to_go() -> Result<(), Fai
             flows.push(flow);
         }
     }
-    // Nobody's rules are there, so all policies share this one control; only the proxy's user differs.
+    // Without rules all policies share this one control; only the proxy's user differs.
     for mode in [Mode::Redirect, Mode::Tproxy { mark: 1337, route_table: 133 }] {
         let world = Topology::new(mode, &flows)?;
         let found = differences(&world, &flows, Rules::Absent, Until::End)?;
@@ -75,8 +75,8 @@ fn what_is_in_a_namespace_goes_with_it() -> Result<(), Failure> {
     Ok(())
 }
 
-/// `meta skuid` and `meta skgid` look at the socket, and the socket at the thread that made it: two
-/// threads of one process are two users to them at the same time.
+/// `meta skuid` and `meta skgid` match the socket's owner, which is the user of the thread that created it: two threads of
+/// one process can be two users at the same time.
 #[test]
 fn a_socket_belongs_to_the_user_and_group_its_thread_acts_as() -> Result<(), Failure> {
     let world = Topology::new(Mode::Redirect, &[])?;
@@ -134,7 +134,7 @@ fn nobody_listening_is_told_from_nobody_answering() -> Result<(), Failure> {
         Ok(call.connect(world.at(Location::Pod), Duration::from_millis(200))?.to_string())
     };
     assert_eq!(call("127.0.0.1:1")?, "refused");
-    // On the pod's own network, and nobody is there: the neighbour is never found.
+    // An unused address on the pod's own network: ARP gets no answer.
     assert_eq!(call("192.168.77.77:80")?, "timeout");
     assert_eq!(call("[ff02::1]:80")?, "ERR [Errno 101] Network is unreachable");
     Ok(())

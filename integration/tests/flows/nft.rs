@@ -1,4 +1,4 @@
-//! Every recorded connection under every recorded policy, made for real.
+//! Every recorded connection under every recorded policy, with rules written by the nft backend.
 
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::{Rules, Until, check_vectors, differences};
@@ -25,7 +25,7 @@ fn what_is_applied_twice_or_after_another_policy_is_as_if_applied_once() -> Resu
         let (Some(before), Some(then)) = (named(before), named(then)) else {
             return Err(Failure::new(format!("no vector {before} or {then}")));
         };
-        // All of them with both families: routes stay when another policy comes, like ::6 on lo.
+        // Every network has both families, because routes and the address ::6 on lo stay for the next policy.
         let world = Topology::new(then.policy.mode, &then.flows)?;
         for policy in [&before.policy, &then.policy] {
             let redirection = Redirection::of(policy);
@@ -50,7 +50,7 @@ fn when_the_rules_are_removed_every_flow_goes_where_it_went_before() -> Result<(
     Ok(())
 }
 
-/// An answer of the application bears the pod's address, so that such a rule meets it.
+/// The source of an answer of the application is the pod's address, so such a rule matches it.
 #[test]
 fn with_tproxy_answers_find_the_proxy_beside_a_routing_rule_of_the_pods_own() -> Result<(), Failure> {
     for vector in vectors::all()?.iter().filter(|vector| vector.name.ends_with("tproxy-dual")) {

@@ -1,5 +1,5 @@
-//! TPROXY while no proxy listens: what was to be intercepted does not reach the application. The two
-//! targets of the kernel differ here, so it is shown for both, and for nft without our rule for it.
+//! TPROXY while no proxy listens: intercepted connections do not reach the application. The kernel's xt_TPROXY and
+//! nft_tproxy differ here, so the test covers both, and nft also without the rule that compensates for it.
 
 use gybe_installer::testnet::client::{Client, SourceOptions};
 use gybe_integration::failure::Failure;
@@ -17,7 +17,7 @@ use std::time::Duration;
 const PATIENCE: Duration = Duration::from_secs(5);
 const NOBODY_WITHIN: Duration = Duration::from_secs(1);
 
-/// Nobody listens on the first; on the second the proxy does, but not transparently.
+/// Proxy ports: the first without a listener; on the second the proxy listens, but not transparently.
 const UNHEARD: [u16; 2] = [15999, 15008];
 
 fn policies() -> Result<Vec<RedirectPolicy>, Failure> {
@@ -61,7 +61,7 @@ fn what_nobody_intercepts_does_not_reach_the_application() -> Result<(), Failure
         for to in ["10.244.0.10:8080", "[fd00:10::10]:8080"] {
             let fate = call(&world, Location::Peer, to, NOBODY_WITHIN)?;
             assert_eq!(fate, "timeout", "{} {to} {policy:?}", backend.name());
-            // Inside the pod nothing is intercepted.
+            // Connections inside the pod are not intercepted.
             assert_eq!(call(&world, Location::Pod, to, PATIENCE)?, "app:8080", "{} {to}", backend.name());
         }
         // The proxy's own ports are not intercepted either, and answer as before.
@@ -71,7 +71,7 @@ fn what_nobody_intercepts_does_not_reach_the_application() -> Result<(), Failure
     outcomes.into_iter().collect()
 }
 
-/// The control: nft's tproxy alone lets the application be reached past the proxy, family by family.
+/// The control, for each family: with nft's tproxy alone, connections bypass the missing proxy and reach the application.
 #[test]
 fn without_the_rule_for_it_nft_lets_it_through() -> Result<(), Failure> {
     let rules = [

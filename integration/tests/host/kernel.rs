@@ -1,5 +1,5 @@
-//! A kernel without nf_tables: for one thread and what it runs, the socket that leads there is refused
-//! as such a kernel refuses it.
+//! A simulated kernel without nf_tables: a seccomp filter refuses netfilter's netlink sockets to one thread and its
+//! children, with the error of such a kernel.
 
 use seccompiler::{
     BpfProgram, SeccompAction, SeccompCmpArgLen, SeccompCmpOp, SeccompCondition, SeccompFilter, SeccompRule,
@@ -11,7 +11,7 @@ use std::thread;
 const AF_NETLINK: u64 = 16;
 const NETLINK_NETFILTER: u64 = 12;
 
-/// Does `work` on such a kernel. A filter cannot be taken off again, so the thread ends with the work.
+/// Runs `work` on a new thread with the filter; a seccomp filter cannot be removed from a thread.
 pub(crate) fn without_nf_tables<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     thread::scope(|scope| {
         let there = scope.spawn(|| {
@@ -22,8 +22,8 @@ pub(crate) fn without_nf_tables<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     })
 }
 
-/// `socket(AF_NETLINK, _, NETLINK_NETFILTER)` ends with EPROTONOSUPPORT: what `netlink_create` says
-/// when nobody has registered that protocol (net/netlink/af_netlink.c, v6.18).
+/// Makes `socket(AF_NETLINK, _, NETLINK_NETFILTER)` fail with EPROTONOSUPPORT, which `netlink_create` returns for an
+/// unregistered protocol (net/netlink/af_netlink.c, v6.18).
 fn filter() -> BpfProgram {
     let is = |argument, value| {
         SeccompCondition::new(argument, SeccompCmpArgLen::Dword, SeccompCmpOp::Eq, value).unwrap()

@@ -1,5 +1,4 @@
-//! Pods on a node that writes with iptables-legacy: because its kernel has nothing else, or because
-//! its label says so.
+//! Pods on a node whose backend in use is iptables-legacy: because its kernel has no other, or because of the node's label.
 
 use crate::kernel::without_nf_tables;
 use gybe_installer::probe::node_backend::{NodeProbe, node_backend};
@@ -19,7 +18,7 @@ use serde_json::{Map, Value, json};
 const APP: Owner = Owner { uid: 1000, gid: 1000 };
 const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
 
-/// Out and in, of both families, by the application and by the proxy.
+/// Returns outbound and inbound flows of both families, of the application and of the proxy.
 fn flows() -> Result<Vec<Flow>, Failure> {
     let table = [
         (At::Pod, APP, "10.1.2.3:80", "10.244.0.10", "ext-peer", "envoy:15001"),
@@ -51,7 +50,7 @@ fn flows() -> Result<Vec<Flow>, Failure> {
     table.into_iter().map(flow).collect()
 }
 
-/// A pod in a world with somebody to talk to.
+/// A pod in the recorded network.
 struct Pod {
     world: Topology,
     flows: Vec<Flow>,
@@ -66,14 +65,14 @@ impl Pod {
         Ok(Self { world, flows })
     }
 
-    /// The ADD of its sandbox, with these members in the plugin's entry.
+    /// Returns the ADD of the pod's sandbox, with these members in the plugin's entry.
     fn call(&self, place: &PluginDir, members: &Map<String, Value>) -> Result<PluginCall, Failure> {
         let mut call = PluginCall::add(self.world.at(At::Pod), place)?;
         call.stdin.as_object_mut().unwrap().extend(members.clone());
         Ok(call)
     }
 
-    /// The rules are those of legacy tables, and every connection meets its fate.
+    /// Asserts that the rules are in legacy tables, and that every connection reaches its destination.
     fn assert_redirected_by_legacy(&self, ran: &Run) -> Result<(), Failure> {
         assert_eq!(ran.code, Some(0), "{ran:#?}");
         assert!(ran.err.contains(r#""tool":"iptables-legacy""#), "{}", ran.err);
@@ -112,7 +111,7 @@ fn f23_on_a_kernel_without_nf_tables_legacy_is_found_written_and_does_its_work()
     Ok(())
 }
 
-/// No program is missed for that word, so only a trial tells.
+/// All programs of that backend exist, so only a trial shows that it does not work.
 #[test]
 fn f28_on_a_kernel_without_nf_tables_the_setting_nft_makes_status_fail() -> Result<(), Failure> {
     let (place, pod) = (PluginDir::new("legacy-word"), pod()?);
@@ -128,7 +127,7 @@ fn f28_on_a_kernel_without_nf_tables_the_setting_nft_makes_status_fail() -> Resu
     Ok(())
 }
 
-/// As the agent does it: findings of the node, the label, the entry.
+/// The agent combines the node's probe report and label into the entry.
 #[test]
 fn a_node_whose_label_says_legacy_gets_legacy_rules() -> Result<(), Failure> {
     let (place, pod) = (PluginDir::new("legacy-label"), Pod::new()?);
@@ -146,7 +145,7 @@ fn a_node_whose_label_says_legacy_gets_legacy_rules() -> Result<(), Failure> {
     pod.assert_redirected_by_legacy(&pod.call(&place, &members)?.run(&place, "")?)
 }
 
-/// After a boot nothing is known, and the entry says where to begin: on this kernel only.
+/// After a boot there is no probe report; the entry names the backend to try first, for this kernel only.
 #[test]
 fn f04_the_entrys_probe_result_is_tried_first_and_on_this_kernel_only() -> Result<(), Failure> {
     let kernel = nix::sys::utsname::uname()?.release().to_string_lossy().into_owned();

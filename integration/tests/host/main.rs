@@ -1,6 +1,5 @@
-//! A node's own programs and files, reached from a container that has others: the probe in the host's
-//! mount namespace, and pods on a node that has iptables-legacy and nothing else. The "hosts" are mount
-//! namespaces of each test's own.
+//! The host's programs and files, used from a container that has others: the probe in the host's mount namespace, and pods
+//! on a node that has only iptables-legacy. Each test's "host" is a mount namespace.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

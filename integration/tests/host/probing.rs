@@ -48,14 +48,18 @@ fn a_stored_report_does_not_replace_the_probe() {
 }
 
 #[test]
-fn f36_every_capability_that_is_lacking_is_named_and_nothing_found_out_without_it() {
+fn f36_without_a_capability_the_probe_names_it_and_stores_nothing() {
     let (host, container) = (Host::without("caps", &[]), Container::new("caps"));
     for lacking in CAPABILITIES {
         let rest: Vec<&str> = CAPABILITIES.into_iter().filter(|name| *name != lacking).collect();
         let ran = container.sh(&container.probe(&host, &rest));
         assert_eq!(ran.code, Some(2), "{lacking}: {ran:#?}");
         let name = lacking.to_uppercase();
-        assert!(ran.err.contains(&format!("this process may: CAP_{name} (")), "{}", ran.err);
+        assert!(
+            ran.err.contains(&format!("this process lacks capabilities to probe the host: CAP_{name} (")),
+            "{}",
+            ran.err
+        );
         assert!(ran.err.ends_with(&format!("capabilities: {name}\n")), "{}", ran.err);
     }
     assert!(!host.kept().exists() && container.has_kept_nothing());

@@ -1,4 +1,4 @@
-//! `gybe probe --host --watch`: it stays, and finds out again.
+//! `gybe probe --host --watch`: it keeps running, and probes again if the report is removed.
 
 use crate::world::{CAPABILITIES, Container, Host};
 use nix::sys::signal::{Signal, kill};
@@ -10,7 +10,7 @@ use std::process::{Child, ChildStderr};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 
-/// A probe that stays, ended with the test.
+/// A running `gybe probe --watch`; dropping it ends the process.
 struct Watcher {
     child: Child,
     lines: Receiver<Value>,
@@ -28,7 +28,7 @@ impl Watcher {
     }
 }
 
-/// Read beside the test, which waits for each with a deadline.
+/// Reads the log lines in the background; the test receives each with a deadline.
 fn lines_of(stderr: BufReader<ChildStderr>) -> Receiver<Value> {
     let (tell, told) = channel();
     std::thread::spawn(move || {
@@ -59,7 +59,7 @@ fn a_removed_report_is_probed_again_until_sigterm() {
         (&"gybe probe: probed the node".into(), &"nft".into()),
         "{first}"
     );
-    // On the first "not supported" the plugin forgets.
+    // The plugin removes the report after a backend's first "not supported" error.
     fs::remove_file(host.kept()).unwrap();
     assert_eq!(watcher.next()["msg"], "gybe probe: probed the node");
     assert_eq!(host.findings()["backends"].as_object().unwrap().len(), 3);

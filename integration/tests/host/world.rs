@@ -8,10 +8,10 @@ use std::io::{BufRead, BufReader};
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 
-/// As an image without iptables looks, whatever this machine has.
+/// The programs to hide so that the container looks like an image without iptables.
 const NO_IPTABLES: [&str; 2] = ["/usr/sbin/xtables-nft-multi", "/usr/sbin/xtables-legacy-multi"];
 
-/// What a container of the DaemonSet is given, and no more.
+/// The capabilities of the DaemonSet's probe container.
 pub(crate) const CAPABILITIES: [&str; 7] =
     ["setuid", "net_bind_service", "net_admin", "net_raw", "sys_chroot", "sys_ptrace", "sys_admin"];
 
@@ -22,12 +22,12 @@ pub(crate) struct Host {
 }
 
 impl Host {
-    /// One where these programs are not to be run.
+    /// Creates a host on which these programs cannot be run.
     pub(crate) fn without(test: &str, programs: &[&str]) -> Self {
         let place = PluginDir::new(&format!("host-{test}"));
         let mounts = format!("mount --bind {} /run && {}", place.run().display(), hide(programs));
         let script = format!("{mounts} && echo ready && exec cat");
-        #[allow(clippy::disallowed_methods, reason = "it lives beside the test")]
+        #[allow(clippy::disallowed_methods, reason = "the process runs in the background of the test")]
         let mut command = Command::new("unshare");
         command.args(["--mount", "--propagation", "private", "sh", "-c", &script]);
         let mut child = command.stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
@@ -65,7 +65,7 @@ impl Container {
         Self(PluginDir::new(&format!("container-{test}")))
     }
 
-    /// The command of `gybe probe --host` for that host, with these capabilities.
+    /// Returns the command of `gybe probe --host` for this host, with these capabilities.
     pub(crate) fn probe(&self, host: &Host, capabilities: &[&str]) -> String {
         let set: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
         let gybe = path_of_ours("gybe").unwrap();
@@ -74,7 +74,7 @@ impl Container {
         format!("{} && exec {limited} {probe}", hide(&NO_IPTABLES))
     }
 
-    /// The same from a PID namespace of its own, without `hostPID`: the host's `/proc` is mounted for it.
+    /// As [`Self::probe`], from a PID namespace of its own, as without `hostPID`: with the host's `/proc` mounted.
     pub(crate) fn probe_by_mounted_proc(&self, host: &Host, capabilities: &[&str]) -> String {
         let mounted = self.0.path().join("proc").display().to_string();
         let alone = "exec unshare --pid --fork --mount-proc";
@@ -87,10 +87,10 @@ impl Container {
         self.0.sh(command, "").unwrap()
     }
 
-    /// The same, beside the test.
+    /// Starts the command in the background of the test.
     pub(crate) fn start(&self, command: &str) -> Child {
         let inside = format!("mount --bind {} /run && {command}", self.0.run().display());
-        #[allow(clippy::disallowed_methods, reason = "it runs beside the test, not to its end")]
+        #[allow(clippy::disallowed_methods, reason = "the process runs in the background of the test")]
         let mut unshare = Command::new("unshare");
         unshare.args(["--mount", "--propagation", "private", "sh", "-c", &inside]);
         unshare.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap()
@@ -101,7 +101,7 @@ impl Container {
     }
 }
 
-/// Nothing to run under these names: not missing from this machine, and not to be executed.
+/// Returns the shell commands that make these programs unexecutable if this machine has them.
 fn hide(programs: &[&str]) -> String {
     programs.iter().fold("true".to_owned(), |all, path| format!("{all} && mount --bind /dev/null {path}"))
 }

@@ -8,7 +8,6 @@ mod programs;
 
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::vectors;
-use gybe_netfilter::apply::apply;
 use gybe_netfilter::backend::{Backend, PreviousRules};
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::{Iptables, Variant};
@@ -49,7 +48,9 @@ fn assert_there(context: &str, backend: &Iptables, rules: &Ruleset) {
 }
 
 fn apply(context: &str, backend: &Iptables, rules: &Ruleset) -> PreviousRules {
-    apply(&backend, rules).unwrap_or_else(|error| panic!("{context}: {error:?}")).previous
+    gybe_netfilter::apply::apply(backend, rules)
+        .unwrap_or_else(|error| panic!("{context}: {error:?}"))
+        .previous
 }
 
 /// Runs ADD, CHECK, ADD and the removal for each ruleset, in the namespace of this thread.

@@ -1,4 +1,4 @@
-//! Programs that refuse, hang or wait: the namespace is as it was, and the error says why.
+//! iptables programs that fail, hang or wait: the namespace does not change, and the error names the cause.
 
 use super::*;
 use gybe_netfilter::apply::apply;
@@ -150,7 +150,7 @@ fn the_program_of_many_names_does_as_well() {
     }
 }
 
-/// As iptables-nft 1.8.7 does where there is no /etc/protocols.
+/// iptables-nft 1.8.7 does this if /etc/protocols is missing.
 #[test]
 fn programs_that_print_protocols_as_numbers_are_understood() {
     let print = "/usr/sbin/iptables-nft-save \"$@\" | sed -e 's/ -p tcp / -p 6 /' -e 's/ -p udp / -p 17 /'";

@@ -1,4 +1,4 @@
-//! Legacy tables read with getsockopt: what `iptables-legacy-save` prints is what is read.
+//! Legacy tables read with getsockopt(2) equal the output of `iptables-legacy-save`.
 
 use super::*;
 use gybe_netfilter::apply::apply;
@@ -104,7 +104,7 @@ fn every_rule_of_ours_reads_as_its_program_prints_it() {
     });
 }
 
-/// An iptables that asks for a table makes it; Gybe does not.
+/// iptables creates a table when it reads it; Gybe does not.
 #[test]
 fn looking_makes_no_table() {
     in_new_namespace(|| {
@@ -134,7 +134,7 @@ fn a_redirect_in_legacy_tables_is_refused_where_their_programs_are_missing() {
     in_new_namespace(|| {
         sh("iptables-legacy -t nat -N ISTIO_OUTPUT; iptables-legacy -t nat -A OUTPUT -j ISTIO_OUTPUT");
         let program = std::fs::canonicalize("/usr/sbin/iptables-legacy-save").unwrap();
-        // Of this thread alone, which ends with the test.
+        // A mount namespace of this thread, which ends with the test.
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
         let (none, flags) = (None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE);
         mount(none, "/", none, flags, none).unwrap();

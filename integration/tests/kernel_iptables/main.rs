@@ -28,7 +28,7 @@ use std::time::Duration;
 
 const VARIANTS: [Variant; 2] = [Variant::Legacy, Variant::Nft];
 
-/// The backend with time for a busy machine: how long it may take is asked only where that is the question.
+/// Returns the backend with a deadline that suffices on a busy machine; other tests cover the deadline.
 fn patient(variant: Variant) -> Iptables {
     Iptables::find(variant).unwrap().with_deadline(Duration::from_secs(120))
 }
@@ -37,21 +37,21 @@ fn in_new_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     Namespace::new().unwrap().run(work).unwrap()
 }
 
-/// Runs a shell command in the namespace of this thread and gives what it printed.
+/// Runs a shell command in this thread's namespace and returns its output.
 fn sh(command: &str) -> String {
     let mut sh = Command::new("sh");
-    // The lock that all of them would share is not everybody's to open.
+    // An unprivileged user may not open /run/xtables.lock, the default lock of all legacy programs.
     let output = sh.args(["-c", command]).env("XTABLES_LOCKFILE", "/proc/self/ns/net").output().unwrap();
     assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
     String::from_utf8(output.stdout).unwrap()
 }
 
-/// What the variant's own programs show, less dates and counters.
+/// Returns the output of the variant's `iptables-save` and `ip6tables-save`, without dates and counters.
 fn save(variant: Variant) -> String {
     tables(variant, "(iptables-save; ip6tables-save) | sed -e 's/^#.*//' -e 's/ \\[[0-9:]*\\]$//'")
 }
 
-/// A shell command with the variant's programs for `iptables`, `ip6tables-save` and so on.
+/// Runs a shell command in which `iptables`, `ip6tables-save` and so on are the variant's programs.
 fn tables(variant: Variant, command: &str) -> String {
     let name = variant.name().trim_start_matches("iptables-");
     sh(&command
@@ -68,7 +68,7 @@ fn ruleset(name: &str) -> Ruleset {
     every_ruleset().into_iter().find(|(other, _)| other == name).unwrap().1
 }
 
-/// Fails unless exactly these rules are there.
+/// Asserts that exactly these rules are in force.
 fn assert_there(backend: &Iptables, rules: &Ruleset) {
     let found = backend.inspect().unwrap();
     let differences: Vec<String> =

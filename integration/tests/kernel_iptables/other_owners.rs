@@ -1,4 +1,4 @@
-//! Others who redirect the same namespace are told apart and left alone.
+//! Other owners' redirections in the same namespace are recognized and not changed.
 
 use super::*;
 use gybe_netfilter::apply::{ApplyError, apply};

@@ -1,4 +1,4 @@
-//! What a killed run leaves is repaired by the next one.
+//! The next apply repairs the partial rules of a killed one.
 
 use super::*;
 use gybe_netfilter::apply::apply;
@@ -15,7 +15,7 @@ const COMMITS: [(&str, Family, &str); 6] = [
     ("ip6", Family::V6, "nat"),
 ];
 
-/// Writes the part of the rules that one commit would.
+/// Writes the part of the rules that one commit contains.
 fn commit(variant: Variant, rules: &Ruleset, (program, family, table): (&str, Family, &str)) {
     let text = script(rules, family).unwrap();
     let part = text.split_inclusive("COMMIT\n").find(|part| part.starts_with(&format!("*{table}\n")));
@@ -24,9 +24,8 @@ fn commit(variant: Variant, rules: &Ruleset, (program, family, table): (&str, Fa
     }
 }
 
-/// An apply that is killed has done its first commits. One that is killed while it puts things back
-/// has undone the first of them. What the others hold is what was there before: nothing, or another
-/// policy's rules.
+/// A killed apply has made its first commits; one that is killed while it restores has undone the first of them. The other
+/// tables are as before: empty, or with another policy's rules.
 #[test]
 fn f15_whatever_a_killed_apply_left_the_next_one_repairs() {
     let (other, rules) = (ruleset("outbound-exclude-cidr"), ruleset("dns-all-tproxy-dual"));

@@ -1,4 +1,4 @@
-//! What is written reads back, and nothing else is touched.
+//! Written rules read back equal, and other rules do not change.
 
 use super::*;
 use gybe_netfilter::apply::apply;
@@ -24,7 +24,7 @@ fn every_policys_rules_read_back_as_wanted_and_leave_no_trace_when_removed() {
     }
 }
 
-/// A product of lists stands in chains that call each other, and those go like all others.
+/// A product of lists needs chains that jump to each other; `remove` deletes those too.
 #[test]
 fn lists_in_chains_of_their_own_read_back_and_leave_no_trace_when_removed() {
     let mut policy = vectors::all().unwrap().swap_remove(0).policy;
@@ -68,7 +68,7 @@ fn f18_the_second_apply_of_the_same_rules_writes_nothing() {
         in_new_namespace(|| {
             let rules = ruleset("dns-all-tproxy-dual");
             apply(&backend, &rules).unwrap();
-            // Counters live in the rules: whoever writes a chain again sets them to zero.
+            // Rules contain their counters, so writing a chain again resets them.
             tables(
                 variant,
                 "iptables -t nat -A ISTIO_OUTPUT -c 7 700 -m comment --comment witness -j RETURN",
@@ -106,7 +106,7 @@ fn f26_rules_of_others_stay_as_they_are_to_the_byte() {
             for command in theirs {
                 tables(variant, command);
             }
-            // All tables exist before the comparison begins: a table that is there and empty is no rule.
+            // Creates all tables before the comparison; an empty table is no difference.
             apply(&backend, &first).unwrap();
             backend.remove().unwrap();
             let before = save(variant);

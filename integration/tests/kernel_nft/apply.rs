@@ -1,4 +1,4 @@
-//! Applying, applying again, applying something else, trying, removing.
+//! The nft backend: apply, apply again, apply another policy, dry run, remove.
 
 use crate::namespace::{in_new_namespace, nft};
 use crate::rules::{differences, every_match, every_verdict, inspected, redirect};
@@ -84,7 +84,7 @@ fn counters_are_reported_and_make_no_difference() {
     in_new_namespace(|| {
         apply(&Nft, &redirect()).unwrap();
         crate::namespace::ip("link set lo up");
-        // Nobody listens there: one packet leaves, and the answer is a refusal.
+        // No process listens on the port: one packet is sent, and the connection is refused.
         std::net::TcpStream::connect("127.0.0.1:9").unwrap_err();
         let inventory = inspected();
         let items = inventory.parts.iter().flat_map(|part| &part.items);

@@ -1,4 +1,4 @@
-//! Whatever somebody does to our table is found, and named (F21).
+//! Every change by another program to Gybe's table is detected and named (F21).
 
 use crate::namespace::{in_new_namespace, nft};
 use crate::rules::{differences, redirect};
@@ -8,7 +8,7 @@ use std::io::Write;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// The handle that `nft -a` lists for what `line` contains.
+/// Returns the handle that `nft -a` lists for the line that contains `line`.
 fn handle(line: &str) -> String {
     let listed = nft(&["-a", "list", "table", "inet", "gybe"]);
     let line = listed
@@ -31,7 +31,7 @@ fn f21_each_rule_that_was_deleted_is_named() {
     }
 }
 
-/// A dormant table lists every rule, and none of them is in force.
+/// nft lists every rule of a dormant table, although none is in force.
 #[test]
 fn f21_a_table_put_to_sleep_is_named_and_woken_by_the_next_apply() {
     in_new_namespace(|| {
@@ -94,12 +94,12 @@ fn f21_elements_of_a_set_are_named() {
     });
 }
 
-/// The element `*` is every key that no other element is.
+/// The catch-all element `*` matches every key without an element of its own.
 #[test]
 fn f21_a_catch_all_element_of_a_set_is_named() {
     in_new_namespace(|| {
         apply(&Nft, &redirect()).unwrap();
-        // `nft` 1.0.6 crashes when it adds `*` to a set that is there, so the table is written anew.
+        // `nft` 1.0.6 crashes when it adds `*` to an existing set, so the test writes the whole table again.
         let table = nft(&["list", "table", "inet", "gybe"]).replacen("elements = { ", "elements = { *, ", 1);
         nft(&[&format!("delete table inet gybe\n{table}")]);
         let sentence = "element * of set inbound-excluded-ports should not be there";
@@ -109,7 +109,7 @@ fn f21_a_catch_all_element_of_a_set_is_named() {
     });
 }
 
-/// A table with an owner goes when that process ends.
+/// The kernel removes a table with an owner when that process ends.
 #[test]
 fn f21_a_table_that_a_process_owns_is_named() {
     in_new_namespace(|| {

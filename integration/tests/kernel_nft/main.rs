@@ -1,8 +1,8 @@
 //! Writing rules, routes and addresses on this machine's kernel, in network namespaces that live for
 //! one test.
 //!
-//! What packets do is asked elsewhere; here it is whether the kernel takes, keeps and gives back
-//! exactly what was written, and what is said when it does not.
+//! These tests check that the kernel accepts and lists exactly what was written, and the errors if it does not; the tests
+//! in `flows/` check what happens to packets.
 
 #![allow(
     clippy::unwrap_used,

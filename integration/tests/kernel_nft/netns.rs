@@ -1,4 +1,4 @@
-//! Opening network namespaces, and what is said of paths that are none (F17, A07, A10).
+//! Opening network namespaces, and the errors for paths that are not network namespaces (F17, A07, A10).
 
 use crate::namespace::{in_new_namespace, ip};
 use gybe_netfilter::netns::{Netns, NetnsError};
@@ -6,7 +6,7 @@ use std::fs;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::{Path, PathBuf};
 
-/// A directory that is gone when the test is over.
+/// A directory that is removed on drop.
 struct Scratch(PathBuf);
 
 impl Scratch {

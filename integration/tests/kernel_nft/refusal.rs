@@ -1,4 +1,4 @@
-//! What is said when the kernel refuses: the object, the reason, and what would help.
+//! Errors of the kernel: the message names the object, the reason and the remedy.
 
 use crate::namespace::{in_new_namespace, nft, without_privilege};
 use crate::rules::{differences, every_verdict, inspected, redirect, rule, ruleset};
@@ -86,7 +86,7 @@ fn a_rule_id_that_is_too_long_for_a_comment_is_refused_by_name() {
         for length in [254, 255, 256, 300, 70_000] {
             let error = apply(&Nft, &with(length)).unwrap_err();
             let named =
-                error.to_string().contains("rule \"xxx") || error.to_string().contains("cannot write");
+                error.to_string().contains("rule \"xxx") || error.to_string().contains("cannot encode");
             assert!(named, "{length}: {error:?}");
             assert!(inspected().is_empty());
         }

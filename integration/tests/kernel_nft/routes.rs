@@ -1,4 +1,4 @@
-//! Routes, routing rules and the address `::6`: added, found, removed, and nothing else with them.
+//! Routes, routing rules and the address `::6` are added, listed and removed without any other change.
 
 use crate::namespace::{in_new_namespace, ip, without_privilege};
 use crate::rules::policy;
@@ -12,7 +12,8 @@ use gybe_netfilter::routes::{self, Routes, RoutesError, Rtnetlink, addresses};
 
 const TPROXY: Mode = Mode::Tproxy { mark: 1337, route_table: 133 };
 
-/// All of routing, less what the kernel writes by itself: that comes some time after an address.
+/// Returns all routing rules, routes and addresses without the kernel's own routes, which it adds some time after an
+/// address.
 fn everything() -> String {
     let parts =
         ["-4 rule", "-6 rule", "-4 route show table all", "-6 route show table all", "-6 addr show dev lo"];
@@ -24,7 +25,7 @@ fn routing() -> Rtnetlink {
     Rtnetlink::open().unwrap()
 }
 
-/// A namespace whose loopback interface is up, as a runtime hands it over.
+/// Runs `work` in a new namespace whose loopback interface is up, as a runtime prepares it.
 fn in_pod<T: Send>(work: impl FnOnce() -> T + Send) -> T {
     in_new_namespace(|| {
         ip("link set lo up");
@@ -106,7 +107,7 @@ fn our_rule_stands_ahead_of_every_rule_but_that_for_local_addresses() {
     }
 }
 
-/// Where an earlier version put it, or what the pod's own rules were put before.
+/// The routing rule's priority may come from an earlier version, or from rules that the pod added before it.
 #[test]
 fn a_rule_of_ours_behind_another_is_missed_and_moved() {
     in_pod(|| {

@@ -1,4 +1,4 @@
-//! Rule sets made by hand: every match and every verdict, whether or not `compile` writes it today.
+//! Hand-written rule sets with every match and every verdict, whether or not `compile` uses it today.
 
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::inventory::Inventory;
@@ -38,7 +38,7 @@ pub(crate) fn ruleset(chains: Vec<(ChainName, Vec<Rule>)>) -> Ruleset {
     Ruleset { families: Families::V4AndV6, chains }
 }
 
-/// A small redirect: a chain that is continued into, a list, both families.
+/// Returns a small redirect: a jump to another chain, a list, both families.
 pub(crate) fn redirect() -> Ruleset {
     use ChainName::{NatCapture, NatOutput, NatPrerouting};
     let tcp = || Match::Protocol(Protocol::Tcp);
@@ -66,7 +66,7 @@ pub(crate) fn redirect() -> Ruleset {
     ])
 }
 
-/// One rule for every way to match, in chains where the kernel allows it.
+/// Returns one rule for every match, in chains in which the kernel allows it.
 pub(crate) fn every_match() -> Ruleset {
     use ChainName::{MangleOutput, ManglePrerouting, NatOutput, RawPrerouting};
     let tcp = || Match::Protocol(Protocol::Tcp);
@@ -143,7 +143,7 @@ pub(crate) fn every_match() -> Ruleset {
     ])
 }
 
-/// One rule for every verdict, in a chain where the kernel allows it.
+/// Returns one rule for every verdict, in a chain in which the kernel allows it.
 pub(crate) fn every_verdict() -> Ruleset {
     use ChainName::*;
     let tcp = || Match::Protocol(Protocol::Tcp);
@@ -177,12 +177,12 @@ pub(crate) fn inspected() -> Inventory {
     Nft.inspect().unwrap()
 }
 
-/// What is not as `rules` would have it, in sentences.
+/// Returns the differences between `rules` and the kernel's rules, as text.
 pub(crate) fn differences(rules: &Ruleset) -> Vec<String> {
     Nft.desired(rules).unwrap().differences(&inspected()).iter().map(ToString::to_string).collect()
 }
 
-/// What the injector asks for, on both families.
+/// Returns the injector's default policy for both families.
 pub(crate) fn policy() -> RedirectPolicy {
     RedirectPolicy::injected(Families::V4AndV6)
 }

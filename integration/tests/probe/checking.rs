@@ -1,4 +1,4 @@
-//! CHECK and `gybe verify` ask whoever has written, and not what would be written now.
+//! CHECK and `gybe verify` compare with the backend that wrote the rules, not with the one that would be chosen now.
 
 use crate::{change, gybe, kept, later, refused};
 use gybe_installer::testnet::namespace::Namespace;
@@ -8,7 +8,7 @@ use gybe_integration::programs::run;
 use serde_json::Value;
 use std::fs;
 
-/// The example pod asks for its DNS to be captured too.
+/// Adds DNS capture to the example pod's manifest.
 fn ask_for_dns(place: &PluginDir) -> Result<(), Failure> {
     let dns = r#""value": "true" }, { "name": "ISTIO_META_DNS_CAPTURE", "value": "true" }"#;
     let manifest = fs::read_to_string(place.manifest())?.replacen(r#""value": "true" }"#, dns, 1);
@@ -21,7 +21,7 @@ fn verify(place: &PluginDir, pod: &Namespace, more: &str) -> Result<Option<i32>,
     Ok(gybe(place, &words, "")?.code)
 }
 
-/// A pod whose DNS was captured without zones, because `backend` had none.
+/// Makes the ADD of a pod whose DNS is captured without conntrack zones, because `backend` does not support them.
 fn without_zones(place: &PluginDir, pod: &Namespace, backend: &str) -> Result<PluginCall, Failure> {
     ask_for_dns(place)?;
     gybe(place, "probe", "")?;
@@ -44,7 +44,7 @@ fn f23_where_there_are_no_zones_dns_goes_without_and_it_is_said() -> Result<(), 
     Ok(())
 }
 
-/// What becomes of the findings, or of the word, is no fault of the pods that are there.
+/// Later changes of the probe report or the configured backend do not make existing pods' CHECK fail.
 #[test]
 fn f23_rules_written_without_zones_are_as_add_left_them_whatever_is_known_since() -> Result<(), Failure> {
     for backend in ["nft", "iptables-nft"] {

@@ -1,4 +1,4 @@
-//! What is found out, how often, and what an ADD makes of it.
+//! The findings of a probe, how often a probe is repeated, and how an ADD uses the report.
 
 use crate::{attempted, change, gybe, kept, later, namespaces, refused};
 use gybe_integration::failure::Failure;
@@ -28,7 +28,9 @@ fn a_probe_tells_of_every_backend_what_works_and_which_one_writes() -> Result<()
     assert_eq!(modes.into_iter().collect::<Result<Vec<_>, _>>()?, [0o100_644, 0o040_755]);
     let people = gybe(&place, "probe --backend iptables", "")?;
     assert!(
-        people.out.starts_with("nft              all  works\niptables-nft     all  works\n"),
+        people.out.starts_with(
+            "BACKEND          POLICY  FINDING\nnft              all     works\niptables-nft     all     works\n"
+        ),
         "{}",
         people.out
     );
@@ -51,7 +53,7 @@ fn what_is_known_is_not_found_out_again_unless_somebody_asks() -> Result<(), Fai
     Ok(())
 }
 
-/// Any user may find out in a user namespace of their own, where less works, or more.
+/// An unprivileged user may probe in a user namespace, whose findings differ from the host's.
 #[test]
 fn a08_what_another_user_has_kept_is_not_believed() -> Result<(), Failure> {
     let place = PluginDir::new("probe-stranger");
@@ -99,7 +101,7 @@ fn f28_what_is_known_costs_an_add_the_reading_of_two_small_files() -> Result<(),
         let ran = PluginCall::add(&pod, &place)?.with_backend(backend).run(&place, &strace)?;
         assert_eq!(ran.code, Some(0), "{ran:#?}");
         let record = fs::read_to_string(record)?;
-        // Once by env, whose files are its own; the plugin's begin with its namespace.
+        // env(1) opens files first; the plugin's own begin with its namespace.
         let own = record.find("/proc/thread-self/ns/net").unwrap_or_default();
         let opened = record.split_at(own).1.lines().filter_map(|line| line.split('"').nth(1));
         let others = record.lines().filter(|line| !line.contains("openat")).count();
@@ -171,7 +173,7 @@ fn f23_another_backend_is_chosen_where_nftables_does_not_do() -> Result<(), Fail
     let call = PluginCall::add(&pod, &place)?.with_backend("auto");
     let ran = call.run(&place, "")?;
     assert!(ran.code == Some(0) && ran.err.contains(r#""tool":"iptables-nft""#), "{ran:#?}");
-    // Whoever has written is asked, whatever is chosen since.
+    // The backend that wrote the rules is checked, even if another would be chosen now.
     change(&place, "/backends/nft/lists", json!({ "finding": "works" }))?;
     assert_eq!(call.clone().with_verb("CHECK").run(&place, "")?.code, Some(0));
     let netns = pod.path().display().to_string();
@@ -203,8 +205,8 @@ fn a_word_that_leaves_the_choice_applies_verifies_and_removes() -> Result<(), Fa
     Ok(())
 }
 
-/// In a user namespace that maps root alone, `xt_owner` knows no uid 1337 (`owner_check`): a refusal as real
-/// as they get, while nftables compares numbers.
+/// In a user namespace that maps only root, `xt_owner` rejects uid 1337 (`owner_check`), which is a real kernel error for
+/// iptables; nftables compares the number.
 #[test]
 fn what_is_really_refused_is_said_with_the_rule_and_another_word_to_set() -> Result<(), Failure> {
     let place = PluginDir::new("probe-refused");

@@ -1,4 +1,4 @@
-//! STATUS: would an ADD work here, whatever the operator's word is, and at which cost.
+//! STATUS reports whether an ADD would succeed with the configured backend, and what it costs.
 
 use crate::{attempted, change, gybe, kept, later, refused};
 use gybe_integration::failure::Failure;
@@ -11,7 +11,7 @@ use std::fs;
 const NFT: &str = "/usr/sbin/xtables-nft-multi";
 const LEGACY: &str = "/usr/sbin/xtables-legacy-multi";
 
-/// What to put in front of the plugin so that it meets `instead` under these names.
+/// Returns the command prefix with which the plugin finds `instead` under these program names.
 fn in_place_of(programs: &[&str], instead: &str) -> String {
     let mounts: String = programs.iter().map(|path| format!("mount --bind {instead} {path} && ")).collect();
     format!("sh -c '{mounts}exec \"$0\" \"$@\"'")
@@ -21,7 +21,7 @@ fn told(ran: &Run) -> (Option<i32>, Value) {
     (ran.code, serde_json::from_str(&ran.out).unwrap_or_default())
 }
 
-/// All of one backend's findings.
+/// Sets all findings of one backend in the report.
 fn all(place: &PluginDir, backend: &str, finding: &Value) -> Result<(), Failure> {
     let findings = Profile::ALL.map(|profile| (profile.name().to_owned(), finding.clone()));
     change(place, &format!("/backends/{backend}"), Value::Object(findings.into_iter().collect()))
@@ -40,7 +40,7 @@ fn f28_a_named_backend_whose_programs_do_not_work_is_told_before_a_pod_fails() -
             format!("gybe-cni cmdStatus GYBE-STATUS-027: no backend works on this node for {word}: ");
         assert!(msg.starts_with(&begins), "{msg}");
     }
-    // Once they do it is as good as before: at the latest when what failed is asked again.
+    // When the programs work again, STATUS succeeds, at the latest after the next probe of the failed backend.
     later(&place)?;
     for word in ["iptables-nft", "iptables-legacy", "iptables", "nft"] {
         let (attempts, ran) = attempted(&place, &call.clone().with_verb("STATUS").with_backend(word))?;
@@ -52,7 +52,7 @@ fn f28_a_named_backend_whose_programs_do_not_work_is_told_before_a_pod_fails() -
     Ok(())
 }
 
-/// ADD takes the word, also against what is known: the operator may know better.
+/// ADD uses the configured backend even if the probe report says that it does not work.
 #[test]
 fn an_add_takes_the_word_that_status_doubts() -> Result<(), Failure> {
     let (place, pod) = (PluginDir::new("status-word"), pod()?);
@@ -66,7 +66,7 @@ fn an_add_takes_the_word_that_status_doubts() -> Result<(), Failure> {
     Ok(())
 }
 
-/// For being asked by the probe `ip_tables` is not loaded; the first pod of a node that names it loads it.
+/// The probe does not load the module `ip_tables`; the first ADD on a node with that configured backend does.
 #[test]
 fn f28_a_named_iptables_legacy_that_is_not_loaded_yet_is_tried_out() -> Result<(), Failure> {
     let (place, pod) = (PluginDir::new("status-unloaded"), pod()?);

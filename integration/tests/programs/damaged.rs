@@ -1,4 +1,4 @@
-//! Damaged on the way: whatever bit, whatever part of it, it never gets the plugin's name.
+//! A program that is damaged during copying, in any bit or part, is never renamed to the plugin's name.
 
 use crate::node::{LIST, Node, add};
 use gybe_installer::host::apply::{ApplyError, FailedChange};
@@ -9,7 +9,7 @@ use std::os::unix::fs::FileExt;
 
 const PAGE: usize = 4096;
 
-/// Build 1 in place, and its bytes; then build 2 is to come, and comes damaged.
+/// Installs build 1, and returns its bytes and the desired state with build 2, whose image the test damages.
 fn upgraded(test: &str) -> (Node, PassHistory, DesiredState, Vec<u8>) {
     let (node, mut memory) = (Node::new(test), PassHistory::default());
     assert!(pass(&node.places(), &node.wants("1"), &mut memory).unwrap().left.is_done());
@@ -18,9 +18,9 @@ fn upgraded(test: &str) -> (Node, PassHistory, DesiredState, Vec<u8>) {
     (node, memory, wanted, before)
 }
 
-/// Refused for its hash, and the one before is there.
+/// Asserts that the damaged program is refused because of its hash, and that the previous one stays.
 fn refused(node: &Node, wanted: &DesiredState, memory: &mut PassHistory) {
-    // Another build each time: nothing keeps it waiting.
+    // A changed desired state resets the retry backoff.
     memory.desired_state_changed();
     let failed = pass(&node.places(), wanted, memory).unwrap().applied.failed;
     assert!(
@@ -46,7 +46,7 @@ fn f10_a_bit_flipped_in_any_page_of_the_plugin_is_found() {
     let source = File::options().read(true).write(true).open(node.image("2")).unwrap();
     let pages = before.len().div_ceil(PAGE);
     for page in 0..pages {
-        // Another place in every page, and another bit.
+        // Another byte in each page, and another bit.
         let at = (page * PAGE + page * 37 % PAGE).min(before.len() - 1);
         let mut byte = [0];
         source.read_exact_at(&mut byte, at as u64).unwrap();

@@ -1,4 +1,4 @@
-//! A disk that is full: what was there stays and works, and a pass after there is room does the rest.
+//! A full disk: existing files stay and work, and the first pass with free space completes the change.
 
 use crate::node::{LIST, Node, add, with_own_mounts};
 use gybe_installer::host::apply::{ApplyError, FailedChange};
@@ -15,7 +15,7 @@ fn small_disk(at: &Path, options: &str) {
     mount(Some("small"), at, Some("tmpfs"), MsFlags::empty(), Some(options)).unwrap();
 }
 
-/// Writes until nothing more can be written.
+/// Fills the file system.
 fn fill(directory: &Path) {
     let mut ballast = File::create(directory.join("ballast")).unwrap();
     while ballast.write(&[0; 4096]).is_ok_and(|written| written > 0) {}
@@ -34,7 +34,7 @@ fn the_disk_is_full(pass: &Pass) {
 fn f11_on_a_full_disk_the_old_program_serves_until_there_is_room() {
     let node = Node::new("full-bin");
     with_own_mounts(|| {
-        // Room for one and a half.
+        // Room for one and a half programs.
         let size = fs::metadata(node.image("1")).unwrap().len() * 3 / 2;
         small_disk(&node.0.join("bin"), &format!("size={size}"));
         let (places, mut memory) = (node.places(), PassHistory::default());
@@ -46,7 +46,7 @@ fn f11_on_a_full_disk_the_old_program_serves_until_there_is_room() {
         assert!(node.conf().contains("gybe-cni"), "the chain is healed all the same");
         add(&node.plugin());
         mount(None::<&str>, &places.programs, None::<&str>, MsFlags::MS_REMOUNT, Some("size=64m")).unwrap();
-        // Nothing is tried before its time.
+        // The agent does not retry before the backoff ends.
         thread::sleep(full.due.unwrap());
         assert!(pass(&places, &node.wants("2"), &mut memory).unwrap().left.is_done());
         assert!(fs::read(node.plugin()).unwrap() == fs::read(node.image("2")).unwrap());

@@ -1,5 +1,5 @@
-//! The real plugin put on a node again and again: while it runs, damaged on the way, on a full disk, in
-//! directories that are renamed on the host.
+//! Placement of the real plugin: while it runs, damaged during copying, on a full disk, in directories that are renamed on
+//! the host.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "how often it was tried")]
 

@@ -19,7 +19,7 @@ use std::thread;
 pub(crate) const LIST: &str =
     "{\"name\":\"net\",\"cniVersion\":\"1.0.0\",\"plugins\":[{\"type\":\"calico\"}]}\n";
 
-/// Gone with the test.
+/// A simulated node's directory; dropping it removes the directory.
 pub(crate) struct Node(pub(crate) PathBuf);
 
 impl Node {
@@ -30,12 +30,12 @@ impl Node {
         }
         fs::write(root.join("net.d/10-a.conflist"), LIST).unwrap();
         let node = Self(root);
-        // As it is shipped, without what only debuggers read: a quarter of the bytes to copy.
+        // Stripped, as in the release: a quarter of the bytes to copy.
         let plugin = path_of_ours("gybe-cni").unwrap();
         let stripped = node.image("1");
         let words = ["--strip-all", "-o", stripped.to_str().unwrap(), plugin.to_str().unwrap()];
         assert_eq!(run("strip", &words, "").unwrap().code, Some(0), "strip comes with the C linker");
-        // What stands behind an ELF's last section is nobody's.
+        // Bytes behind an ELF file's last section have no effect.
         let mut other = fs::read(&stripped).unwrap();
         other.push(b'\n');
         fs::copy(&stripped, node.image("2")).unwrap();
@@ -56,7 +56,7 @@ impl Node {
         NodeDirectories { conf: at("net.d"), programs: at("bin"), results: at("results") }
     }
 
-    /// This build of the plugin, chained.
+    /// Returns the desired state with this build of the plugin in the chained shape.
     pub(crate) fn wants(&self, build: &str) -> DesiredState {
         let source = self.image(build);
         let hash = Hash::of_all(fs::File::open(&source).unwrap()).unwrap();
@@ -98,7 +98,7 @@ const ENVIRONMENT: [(&str, &str); 6] = [
     ("CNI_ARGS", "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0"),
 ];
 
-/// The ADD of a pod that is not in the mesh, by the program at `plugin`.
+/// Makes the ADD of an unmeshed pod with the program at `plugin`.
 pub(crate) fn add(plugin: &Path) {
     let call = json!({
         "cniVersion": "1.0.0", "name": "net", "type": "gybe-cni",
@@ -115,7 +115,7 @@ pub(crate) fn add(plugin: &Path) {
     assert_eq!((ran.status.code(), &result), (Some(0), &call["prevResult"]), "{ran:?}");
 }
 
-/// Runs `work` on a thread that has mounts of its own: they go with it.
+/// Runs `work` on a thread in a mount namespace of its own, which ends with the thread.
 pub(crate) fn with_own_mounts(work: impl FnOnce() + Send) {
     thread::scope(|scope| {
         let own = scope.spawn(|| {

@@ -1,4 +1,4 @@
-//! Replaced while it runs: nobody is told that a text file is busy, and nobody finds half a program.
+//! Replacement of the running plugin: no write fails with ETXTBSY, and no caller runs a partial program.
 
 use crate::node::{Node, add};
 use gybe_installer::host::pass::{PassHistory, pass};
@@ -9,7 +9,7 @@ use std::thread;
 const REPLACED: usize = 1_000;
 const CALLERS: usize = 20;
 
-/// How often the program was about to be replaced; nothing when that is over.
+/// The number of replacements begun so far; `None` when the test ends.
 struct Rounds {
     now: Mutex<Option<usize>>,
     changed: Condvar,
@@ -21,13 +21,13 @@ impl Rounds {
         self.changed.notify_all();
     }
 
-    /// The next one after this one.
+    /// Waits for the replacement after this one.
     fn after(&self, last: usize) -> Option<usize> {
         *self.changed.wait_while(self.now.lock().unwrap(), |now| *now == Some(last)).unwrap()
     }
 }
 
-/// Ends the callers, however the test ends.
+/// Ends the callers on drop, also if the test panics.
 struct Over<'a>(&'a Rounds);
 
 impl Drop for Over<'_> {
@@ -46,7 +46,7 @@ fn f09_replaced_a_thousand_times_under_twenty_callers_no_add_fails() {
     let (adds, plugin) = (AtomicUsize::new(0), node.plugin());
     thread::scope(|scope| {
         for _ in 0..CALLERS {
-            // One ADD by each for every program that is replaced: it falls into the replacing.
+            // Each caller makes one ADD for every replacement, concurrently with it.
             scope.spawn(|| {
                 let mut last = 0;
                 while let Some(now) = rounds.after(last) {
@@ -59,7 +59,7 @@ fn f09_replaced_a_thousand_times_under_twenty_callers_no_add_fails() {
         let _over = Over(&rounds);
         for n in 1..=REPLACED {
             rounds.set(Some(n));
-            // As the agent says when it is told of another image: this is nobody's fight.
+            // As the agent does for another image: a new desired state is not a conflict.
             memory.desired_state_changed();
             let performed = pass(&places, &builds[(n + 1) % 2], &mut memory).unwrap().applied;
             assert_eq!((performed.done, performed.failed.len()), (1, 0), "{n}: {:?}", performed.failed);

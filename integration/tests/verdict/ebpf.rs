@@ -42,7 +42,7 @@ impl Pod {
             let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).unwrap();
             let number = COUNT.fetch_add(1, Ordering::Relaxed);
             let name = format!("gybe-test-{}-{number}", std::process::id());
-            // An ancestor, and the pod's own.
+            // A parent cgroup, and the pod's own.
             let own = Path::new(mount.split(' ').nth(4).unwrap()).join(name).join("app");
             fs::create_dir_all(&own).unwrap();
             own

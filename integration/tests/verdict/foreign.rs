@@ -64,7 +64,7 @@ const CASES: [Case; 34] = [
         Answer::NotRedirected,
         "hook prerouting priority -300, inet other theirs: iifname \"eth0\" notrack",
     ),
-    // After connection tracking it does nothing any more.
+    // After connection tracking this rule has no effect.
     (
         nft!("filter hook output priority 0", "notrack"),
         Answer::Redirected,
@@ -154,7 +154,7 @@ const CASES: [Case; 34] = [
         Answer::NotRedirected,
         "goes to 10.1.2.3:80 instead of port 15001",
     ),
-    // nft makes one comparison of both ports.
+    // nft compares both ports in one expression.
     (
         nft!("filter hook output priority -150", "tcp sport 1000 tcp dport 443 drop"),
         Answer::NotRedirected,
@@ -211,7 +211,7 @@ fn wrong((script, answer, said): &Case) -> Result<Option<String>, Failure> {
     if verdict.answer != *answer || !all.contains(said) {
         return Ok(Some(format!("{script}\nis {answer:?} because {said:?}, not {verdict:#?}")));
     }
-    // Each kind of connection, made for real, ends as predicted.
+    // A real connection of each kind has the predicted outcome.
     let live = world.live()?;
     let evaluated = live.not_evaluated().is_empty();
     for flow in world.flows.iter().filter(|_| evaluated) {

@@ -115,7 +115,7 @@ fn rule_set(seed: u64) -> String {
     let mut runner = TestRunner::new_with_rng(Config::default(), rng);
     let side = rules("input", &["drop", "accept", "return", "counter"]);
     let (side, chains) = (side, vec(chain(), 1..4)).new_tree(&mut runner).unwrap().current();
-    // A side chain is reached from every hook, so it asks about no interface.
+    // A side chain is reached from every hook, so its rules match no input interface.
     let side: Vec<String> = side.iter().filter(|rule| !rule.contains("iif")).cloned().collect();
     let chains = chains.iter().enumerate().map(|(n, chain)| format!("chain theirs{n} {{\n{chain}}}\n"));
     let chains: String = chains.collect();

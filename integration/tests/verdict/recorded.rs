@@ -26,7 +26,7 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Failure> {
         let packet = flow.packet()?;
         let (traced, walked) = (trace(&rules, &packet), live.trace(&packet));
         let same = match (traced.outcome, walked.outcome) {
-            // What TPROXY does with the answers of others' transparent sockets is no matter of one packet.
+            // The prediction for one packet does not cover TPROXY's effect on answers of other transparent sockets.
             (PacketOutcome::Untouched, Outcome::AnswersLost) => flow.mark.is_some() || flow.source.is_some(),
             (PacketOutcome::Redirected(one), Outcome::Redirected(other))
             | (PacketOutcome::Intercepted(one), Outcome::Intercepted(other)) => one == other,

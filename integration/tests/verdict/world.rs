@@ -16,10 +16,10 @@ use std::time::Duration;
 
 /// How long an answer may take on a busy machine.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
-/// How long a connection that is predicted to get none is given to get one all the same.
+/// How long the test waits for an answer to a connection that is predicted to get none.
 const UNANSWERED_FOR: Duration = Duration::from_secs(1);
 
-/// Connections of every kind the default policy tells apart, by their recorded names.
+/// The recorded names of one connection of every kind that the default policy distinguishes.
 const KINDS: [&str; 12] = [
     "v4.app->ext:80",
     "v4.app->ext:9000",
@@ -42,7 +42,7 @@ pub(crate) struct World {
 }
 
 impl World {
-    /// Our rules are written by `kind`.
+    /// Creates a pod whose rules are written by the backend `kind`.
     pub(crate) fn redirected_by(kind: BackendKind) -> Result<Self, Failure> {
         let named = |vector: &vectors::Vector| vector.name == "inject-default-dual";
         let vector = vectors::all()?.into_iter().find(named).unwrap();
@@ -77,7 +77,7 @@ impl World {
         self.flows.iter().find(|flow| flow.id == id).unwrap()
     }
 
-    /// Makes the connection; a sentence when it did not end as predicted from the rules.
+    /// Makes the connection; returns a message if its outcome is not the one predicted from the rules.
     pub(crate) fn disagreement(&self, live: &LiveRules, flow: &Flow) -> Result<Option<String>, Failure> {
         let predicted = live.trace(&flow.packet()?);
         let Some(expected) = expected(flow, &predicted) else { return Ok(None) };

@@ -1,7 +1,7 @@
-//! The names of all rules that [`compile`](super::compile) can write: one list for whoever must show
-//! that each of them is there for something. What the rules are stands in the chains' own files.
+//! The ids of all rules that [`compile`](super::compile) can return, for tests that show the purpose of each rule.
+//! The rules are in the files of their chains.
 
-/// Every rule id there is, by name.
+/// Every rule id, sorted.
 pub const RULE_IDS: [&str; 68] = [
     "answer-to-proxy",
     "dns-to-agent-tcp",
@@ -78,10 +78,10 @@ mod tests {
     use super::*;
     use std::collections::BTreeSet;
 
-    /// The chains are written with literal names and no other literals, so their text is the witness:
-    /// a rule that no policy of any test asks for is found too.
+    /// The source of the chains contains no string literals other than rule ids, so the test reads the source: it also
+    /// finds a rule that no policy in a test produces.
     #[test]
-    fn the_list_holds_every_name_that_a_chain_is_written_with_and_no_other() {
+    fn the_list_contains_exactly_the_ids_in_the_source_of_the_chains() {
         let chains = [
             include_str!("raw.rs"),
             include_str!("mangle.rs"),

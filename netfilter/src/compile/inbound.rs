@@ -1,8 +1,8 @@
-//! Inbound address translation: which connections that arrive are turned to the proxy.
+//! NAT of inbound connections: which of them are redirected to the proxy.
 //!
 //! ```text
 //! arrives ─► nat-prerouting ─ from a virtual machine ─► 15001
-//!                           ─ excluded, tunnel       ─► as it was
+//!                           ─ excluded, tunnel       ─► unchanged
 //!                           ─ captured               ─► 15006
 //! ```
 
@@ -14,15 +14,15 @@ pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {
     let from_machines = || Match::InInterface(p.virtual_interfaces.clone());
     let has_machines = !p.virtual_interfaces.is_empty();
     let mut chain = Chain::new(ChainName::NatPrerouting);
-    // A virtual machine's outbound traffic arrives here; above the excluded interfaces, because an
-    // interface that is both counts as virtual (quirk E4).
+    // The outbound traffic of a virtual machine arrives here. Before the excluded interfaces: an interface in both
+    // lists counts as virtual (quirk E4).
     if has_machines {
         chain = machines_to_proxy(chain, p, &from_machines());
     }
-    // What the redirect does not take is fenced off: it must not look like inbound.
+    // Traffic of a virtual machine that is not redirected returns here, so that no inbound rule matches it.
     chain =
         chain.when(has_machines, |chain| chain.rule("virtual-interface", [from_machines()], Verdict::Return));
-    // TPROXY takes inbound traffic in mangle, and leaves nothing to translate here.
+    // In TPROXY mode, rules in mangle intercept inbound traffic; NAT has no inbound rules.
     if p.mode != Mode::Redirect {
         return chain;
     }
@@ -58,7 +58,7 @@ fn inbound_to_proxy(chain: Chain, p: &RedirectPolicy) -> Chain {
     let redirect = Verdict::Redirect(p.inbound_port);
     match &p.inbound {
         Inbound::AllBut(excluded) => chain
-            // The tunnel is a port of the proxy's own: what comes there is for it already.
+            // The proxy itself listens on the tunnel port.
             .rule("tunnel-port", [TCP, dport(only(p.tunnel_port.get()))], Verdict::Return)
             .when(!excluded.is_empty(), |chain| {
                 chain.rule("inbound-excluded-port", [TCP, dport(excluded.clone())], Verdict::Return)

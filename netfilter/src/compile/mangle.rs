@@ -1,8 +1,8 @@
-//! Marks and transparent delivery: TPROXY's inbound path, and dropping of invalid packets.
+//! The mangle stage: packet marks and transparent delivery in TPROXY mode, and the drop of invalid packets.
 //!
 //! ```text
 //! client ─► tproxy (mark M, table 133, lo) ─► proxy 15006 ─► upstream socket, client's address, mark M
-//!        ─► lo, "keep-mark" ─► application ─► its answer gets M back ─► table 133 ─► lo ─► proxy
+//!        ─► lo, "keep-mark" ─► application ─► its reply gets mark M again ─► table 133 ─► lo ─► proxy
 //! ```
 
 use super::{TCP, any_gid, any_uid, dport, not_to, over_loopback};
@@ -23,7 +23,7 @@ pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {
         )
     });
     let chain = drop_invalid(chain, p)
-        // The proxy's own marked packets are spared below; here their mark is kept for the answers.
+        // Saves the mark of the proxy's own packets for the replies; "proxy-keeps-source" exempts these packets below.
         .rule("keep-mark", [TCP, Match::Mark(Is::In, mark)], Verdict::SaveMark);
     match &p.inbound {
         Inbound::Only(ports) if ports.is_empty() => chain,
@@ -43,7 +43,7 @@ fn drop_invalid(chain: Chain, p: &RedirectPolicy) -> Chain {
     })
 }
 
-/// What must not be intercepted although it is TCP and arrives.
+/// Adds the exemptions from interception: arriving TCP packets that must not reach the inbound listener.
 fn spare(chain: Chain, p: &RedirectPolicy, mark: u32) -> Chain {
     chain
         .rule("proxy-keeps-source", [TCP, Match::Mark(Is::In, mark)], Verdict::Return)
@@ -63,7 +63,7 @@ fn intercept(chain: Chain, p: &RedirectPolicy, mark: u32, ports: Option<&PortSet
     };
     let established = Match::State(ConnectionState::EstablishedOrRelated);
     chain
-        // Later packets find the proxy's socket by their addresses; they need only the mark.
+        // The kernel finds the proxy's socket for later packets by their addresses; they need only the mark.
         .rule("intercepted-before", [to_ports(vec![TCP]), vec![established]].concat(), Verdict::Divert(mark))
         .rule_per_family(
             p.loopback_per_family(["intercept-v4", "intercept-v6"])
@@ -71,9 +71,9 @@ fn intercept(chain: Chain, p: &RedirectPolicy, mark: u32, ports: Option<&PortSet
                 .map(|(id, nets)| (id, to_ports(vec![not_to(nets), TCP]))),
             Verdict::Tproxy { port: p.inbound_port, mark },
         )
-        // Without a transparent socket to take it, nft's tproxy lets the packet go on to the
-        // application (`nft_tproxy_eval_v4`, net/netfilter/nft_tproxy.c, v6.18), past the proxy;
-        // iptables' drops it (`tproxy_tg4`, net/netfilter/xt_TPROXY.c), and so never gets here.
+        // Without a matching transparent socket, nft's tproxy passes the packet on to the application, past the proxy
+        // (`nft_tproxy_eval_v4`, net/netfilter/nft_tproxy.c, v6.18); iptables' TPROXY drops it (`tproxy_tg4`,
+        // net/netfilter/xt_TPROXY.c) and never reaches this rule.
         .rule_per_family(
             p.loopback_per_family(["not-intercepted-v4", "not-intercepted-v6"])
                 .into_iter()
@@ -107,7 +107,7 @@ pub(super) fn output(p: &RedirectPolicy) -> Chain {
                 .map(|(id, nets)| to_own_pod(id, nets, any_gid(&p.proxy_gids))),
             Verdict::SetMark(OWN_POD_MARK),
         )
-        // The application's answer finds its way back to the proxy's transparent socket.
+        // Restores the mark on the application's replies, so that routing delivers them to the proxy's transparent socket.
         .rule("answer-to-proxy", [TCP, Match::ConnectionMark(mark)], Verdict::RestoreMark)
 }
 

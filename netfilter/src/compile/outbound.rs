@@ -1,10 +1,10 @@
-//! Outbound address translation: which of the pod's own connections are turned to the proxy.
+//! NAT of outbound connections: which of the pod's own connections are redirected to the proxy.
 //!
 //! ```text
-//! leaves ─► nat-output ─ excluded, proxy's own ─► as it was
+//! leaves ─► nat-output ─ excluded, proxy's own ─► unchanged
 //!                      ─ over lo ─► nat-loopback ─ proxy to its own pod ─► 15006
-//!                      │                         └ else as it was, or on to nat-capture
-//!                      └ rest: here, or in nat-capture when both lead there ─► 15001, DNS ─► 15053
+//!                      │                         └ else unchanged, or continues in nat-capture
+//!                      └ rest: here, or in nat-capture if both chains continue there ─► 15001, DNS ─► 15053
 //! ```
 
 use super::{DNS_PORT, TCP, UDP, any_gid, any_uid, dport, not_to, only, over_loopback, to};
@@ -21,8 +21,8 @@ pub(super) fn output(p: &RedirectPolicy) -> Chain {
                 Verdict::Return,
             )
         })
-        // Above the self-call rules: an excluded port is excluded for the proxy's hairpin and for
-        // DNS too (quirk E8). Of UDP nothing but DNS is ever captured.
+        // Before the rules for connections to the own pod: an excluded port is also excluded for the proxy's hairpin
+        // connections and for DNS (quirk E8). DNS is the only UDP traffic that is captured.
         .when(!p.outbound.excluded_ports.is_empty(), |chain| {
             chain.rule(
                 "outbound-excluded-port",
@@ -34,23 +34,23 @@ pub(super) fn output(p: &RedirectPolicy) -> Chain {
             chain.rule("outbound-excluded-dns", [UDP, dport(only(DNS_PORT))], Verdict::Return)
         })
         .rule("over-loopback", [over_loopback()], Verdict::Goto(ChainName::NatLoopback))
-        // The proxy's own connections must never meet the proxy.
+        // Redirected to itself, the proxy's own connections would loop.
         .rule("proxy-uid", [any_uid(&p.proxy_uids)], Verdict::Return)
         .rule("proxy-gid", [any_gid(&p.proxy_gids)], Verdict::Return);
     match capture_begins(p) {
         Capture::Inline => captured(chain, p),
-        Capture::Chain(who) => chain.rule("to-capture", who, Verdict::Goto(ChainName::NatCapture)),
+        Capture::Chain(matches) => chain.rule("to-capture", matches, Verdict::Goto(ChainName::NatCapture)),
         Capture::Nothing => chain,
     }
 }
 
-/// Connections that stay inside the pod. Only the proxy's calls to its own pod are for the inbound
-/// listener (policy, mTLS, telemetry); container to container stays direct.
+/// The rules for connections inside the pod. Only the proxy's connections to its own pod go to the inbound listener
+/// (policy, mTLS, telemetry); connections between containers stay direct.
 pub(super) fn loopback(p: &RedirectPolicy) -> Chain {
     let open = loopback_is_captured(p);
-    // Only the first identity hairpins, unless nobody's loopback traffic is exempt (quirks E1, E9).
+    // Hairpin connections of the first uid only, unless loopback traffic is captured for all (quirks E1, E9).
     let hairpin_uids = if open { p.proxy_uids.all() } else { BTreeSet::from([p.proxy_uids.first]) };
-    // The agent asks a DNS server inside the pod directly, not through the inbound listener.
+    // Istio's agent queries a DNS server inside the pod directly, not through the inbound listener.
     let uid_ports = if dns_is_captured(p) {
         [DNS_PORT, p.tunnel_port.get()].into_iter().collect()
     } else {
@@ -76,7 +76,7 @@ pub(super) fn loopback(p: &RedirectPolicy) -> Chain {
         return chain;
     }
     let chain = chain
-        // With DNS capture only queries go on from here; everything else stays direct.
+        // With DNS capture, only queries reach the rules below; other connections stay direct.
         .when(!open, |chain| {
             chain.rule(
                 "own-pod-but-dns",
@@ -96,12 +96,14 @@ pub(super) fn loopback(p: &RedirectPolicy) -> Chain {
         )
         .rule("own-pod-proxy-gid", [any_gid(&p.proxy_gids)], Verdict::Return);
     match capture_begins(p) {
-        Capture::Chain(who) => chain.rule("own-pod-to-capture", who, Verdict::Goto(ChainName::NatCapture)),
+        Capture::Chain(matches) => {
+            chain.rule("own-pod-to-capture", matches, Verdict::Goto(ChainName::NatCapture))
+        }
         Capture::Inline | Capture::Nothing => chain,
     }
 }
 
-/// What no exemption took out, when two chains lead here.
+/// The rules for connections without an exemption, if two chains continue here.
 pub(super) fn capture(p: &RedirectPolicy) -> Chain {
     let chain = Chain::new(ChainName::NatCapture);
     match capture_begins(p) {
@@ -118,14 +120,14 @@ fn captured(chain: Chain, p: &RedirectPolicy) -> Chain {
         }),
         Groups::Only(_) => chain,
     };
-    // Above the loopback exemption: a resolver on 127.0.0.1 or 127.0.0.53 is captured too.
+    // Before the loopback exemption: queries to a resolver on 127.0.0.1 or 127.0.0.53 are captured too.
     chain = dns_to_agent(chain, p);
     if loopback_leads_on(p) {
         let loopback = p.loopback_per_family(["to-loopback-v4", "to-loopback-v6"]);
         chain = chain
             .rule_per_family(loopback.into_iter().map(|(id, nets)| (id, vec![to(nets)])), Verdict::Return);
     }
-    // An exclusion beats an included port, an included port beats the included networks.
+    // Precedence: excluded networks, then included ports, then included networks.
     let excluded = p.per_family(
         ["outbound-excluded-v4", "outbound-excluded-v6"],
         o.excluded_to.v4(),
@@ -135,7 +137,7 @@ fn captured(chain: Chain, p: &RedirectPolicy) -> Chain {
         chain.rule_per_family(excluded.into_iter().map(|(id, nets)| (id, vec![to(nets)])), Verdict::Return);
     let redirect = Verdict::Redirect(p.outbound_port);
     match &o.included_to {
-        // Included ports restrict nothing (quirk E10): everything is captured anyway.
+        // Included ports have no effect here (quirk E10): every port is captured.
         Destinations::All => chain.rule("outbound-to-proxy", [TCP], redirect),
         Destinations::Only(nets) => chain
             .when(!o.included_ports.is_empty(), |chain| {
@@ -172,7 +174,7 @@ fn dns_to_agent(chain: Chain, p: &RedirectPolicy) -> Chain {
     }
 }
 
-/// The proxy calling an address of its own pod that is not loopback, on a port not in `but`.
+/// The matches for connections of the proxy to a non-loopback address of its own pod, on a port not in `but`.
 fn hairpin(
     p: &RedirectPolicy,
     ids: [&'static str; 2],
@@ -188,13 +190,13 @@ fn hairpin(
         .collect()
 }
 
-/// Where the rules that capture stand.
+/// The place of the rules that capture.
 enum Capture {
-    /// At the end of nat-output: nothing else leads to them.
+    /// At the end of nat-output, the only chain that leads to them.
     Inline,
-    /// In a chain of their own, entered by packets with these properties.
+    /// In nat-capture, which packets with these properties enter.
     Chain(Vec<Match>),
-    /// Nowhere: no group's connections are captured, or none of any group.
+    /// None: the policy captures no group or no connection.
     Nothing,
 }
 
@@ -211,13 +213,13 @@ fn capture_begins(p: &RedirectPolicy) -> Capture {
     }
 }
 
-/// Can a connection that stays inside the pod be captured at all?
+/// Reports whether a connection inside the pod can be captured.
 fn loopback_leads_on(p: &RedirectPolicy) -> bool {
     loopback_is_captured(p) || dns_is_captured(p)
 }
 
-/// Naming a loopback network as a destination to capture switches "direct inside the pod" off, for
-/// both families (quirk E9).
+/// Reports whether connections inside the pod are captured: an included network with a loopback address turns the
+/// exemption off for both families (quirk E9).
 fn loopback_is_captured(p: &RedirectPolicy) -> bool {
     matches!(&p.outbound.included_to, Destinations::Only(nets) if nets.names_loopback())
 }

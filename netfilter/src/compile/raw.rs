@@ -1,15 +1,15 @@
-//! Conntrack zones for DNS: the application's query to the agent and the agent's query upstream
-//! can share one five-tuple, and must not share one NAT mapping.
+//! Conntrack zones for DNS: the application's query to Istio's agent and the agent's query to the upstream server can
+//! have the same five-tuple and must not share a NAT mapping.
 //!
-//! Zone 1 is agent and upstream, zone 2 is application and agent. The first rule that chooses a
-//! zone wins: a packet that already has a conntrack template is skipped (`nft_ct_set_zone_eval`,
-//! net/netfilter/nft_ct.c, v6.18; iptables' CT target likewise).
+//! Zone 1 contains the connections between agent and upstream server, zone 2 those between application and agent. The
+//! first rule that selects a zone decides: the kernel skips a packet that already has a conntrack template
+//! (`nft_ct_set_zone_eval`, net/netfilter/nft_ct.c, v6.18; iptables' CT target likewise).
 
 use super::{DNS_PORT, UDP, any_gid, any_uid, dport, only, to};
 use crate::policy::{Dns, Port, RedirectPolicy};
 use crate::ruleset::{Chain, ChainName, Is, Match, Networks, Verdict};
 
-/// Where Istio's agent answers DNS, fixed.
+/// The port of the DNS resolver in Istio's agent, which is not configurable.
 pub(super) const AGENT_DNS_PORT: Port = Port::new(15053).unwrap();
 
 const UPSTREAM: Verdict = Verdict::Zone(1);

@@ -25,7 +25,7 @@ impl Line {
         Self { tokens, target }
     }
 
-    /// Its words.
+    /// The arguments of the rule.
     pub(super) fn words(&self) -> Vec<String> {
         let mut words = Vec::new();
         self.tokens.iter().for_each(|token| token.write(&mut words));
@@ -62,8 +62,8 @@ pub(super) struct Excess {
     pub rules: usize,
 }
 
-/// The iptables rules of `family` for `rule`, at most `most`; none when the rule is for the other family or cannot
-/// match.
+/// Returns the iptables rules of `family` for `rule`, at most `most`; none when the rule is for the other family or
+/// cannot match.
 pub(super) fn expand(
     rule: &Rule,
     family: Family,
@@ -117,29 +117,29 @@ fn list_chain(at: usize) -> String {
     format!("ISTIO_LIST_{}", at + 1)
 }
 
-/// One condition of a rule: alternative tokens, one line each.
+/// One condition of a rule: the alternatives, one line each.
 type Factor = Vec<Vec<Token>>;
 
-/// Takes out all lists but the longest, the shortest first. The last factor stays, since it has what the
-/// target must stand beside.
+/// Removes and returns all lists but the longest, the shortest first. The last factor stays: it has the protocol,
+/// which must be in the same rule as the target.
 fn outer(factors: &mut Vec<Factor>) -> Vec<Factor> {
-    let Some(beside_target) = factors.pop() else { return Vec::new() };
+    let Some(with_target) = factors.pop() else { return Vec::new() };
     let (mut lists, mut kept): (Vec<_>, Vec<_>) = factors.drain(..).partition(|factor| factor.len() > 1);
     lists.sort_by_key(Vec::len);
-    if beside_target.len() == 1 {
+    if with_target.len() == 1 {
         kept.extend(lists.pop());
     }
-    kept.push(beside_target);
+    kept.push(with_target);
     *factors = kept;
     lists
 }
 
-/// A token of each factor, in every combination.
+/// Returns every combination of one alternative of each factor.
 fn choices(factors: &[Factor]) -> Vec<Vec<Token>> {
     factors.iter().fold(vec![Vec::new()], |drafts, factor| times(&drafts, factor))
 }
 
-/// What a rule asks, each property that iptables takes only once brought to one place.
+/// The matches of a rule, merged by property, because iptables accepts each option once.
 #[derive(Default)]
 struct Shape<'a> {
     source: Option<Addresses>,
@@ -148,18 +148,18 @@ struct Shape<'a> {
     leaves_by: Option<BTreeSet<InterfaceName>>,
     protocols: Option<BTreeSet<Transport>>,
     ports: Vec<(End, Is, &'a PortSet)>,
-    /// For each further match the tokens of which one must apply.
+    /// The alternatives of each further match.
     others: Vec<Vec<Token>>,
 }
 
 impl<'a> Shape<'a> {
-    /// `None`: the rule is about the other family.
+    /// Returns `None` for a rule of the other family.
     fn of(rule: &'a Rule, family: Family) -> Option<Self> {
         let mut shape = Self::default();
-        for wish in &rule.matches {
-            shape.ask(wish, family)?;
+        for condition in &rule.matches {
+            shape.add(condition, family)?;
         }
-        // Both targets write a port, and a port match reads one: iptables wants to know whose.
+        // iptables accepts these targets and port matches only in a rule with a protocol.
         let needs_ports = matches!(rule.verdict, Verdict::Redirect(_) | Verdict::Tproxy { .. });
         if shape.protocols.is_none() && (needs_ports || !shape.ports.is_empty()) {
             shape.protocols = Some(BTreeSet::from([Transport::Tcp, Transport::Udp]));
@@ -167,9 +167,9 @@ impl<'a> Shape<'a> {
         Some(shape)
     }
 
-    fn ask(&mut self, wish: &'a Match, family: Family) -> Option<()> {
-        match wish {
-            Match::Family(wanted) => return (*wanted == family).then_some(()),
+    fn add(&mut self, condition: &'a Match, family: Family) -> Option<()> {
+        match condition {
+            Match::Family(only) => return (*only == family).then_some(()),
             Match::Source(_, nets) | Match::Destination(_, nets) if nets.family() != family => return None,
             Match::Source(is, nets) => narrow(&mut self.source, Addresses::of(*is, nets), Addresses::and),
             Match::Destination(is, nets) => {
@@ -189,7 +189,8 @@ impl<'a> Shape<'a> {
         Some(())
     }
 
-    /// Protocol and ports come last: a port's test and a target that writes one stand beside the protocol.
+    /// Returns the factors. Protocol and ports come last, because port matches and targets with a port must be in one
+    /// rule with the protocol.
     fn factors(self) -> Vec<Factor> {
         let mut factors = vec![
             single(addresses(self.source, Token::Source)),
@@ -216,7 +217,7 @@ fn single(choices: Vec<Option<Token>>) -> Factor {
     choices.into_iter().map(|choice| choice.into_iter().collect()).collect()
 }
 
-/// Every draft with every choice.
+/// Returns every combination of a draft and a choice.
 fn times(drafts: &[Vec<Token>], choices: &Factor) -> Vec<Vec<Token>> {
     let with = |draft: &Vec<Token>, choice: &Vec<Token>| [draft.as_slice(), choice].concat();
     drafts.iter().flat_map(|draft| choices.iter().map(|choice| with(draft, choice))).collect()
@@ -236,7 +237,7 @@ fn transports(protocol: Protocol) -> BTreeSet<Transport> {
     }
 }
 
-/// The id -1 is nobody's (`INVALID_UID`, include/linux/uidgid.h), and iptables refuses to ask for it.
+/// Omits the id -1, which no process can have (`INVALID_UID`, include/linux/uidgid.h) and iptables refuses.
 fn owners(ids: &BTreeSet<u32>, token: impl Fn(u32) -> Token) -> Vec<Token> {
     ids.iter().copied().filter(|id| *id != u32::MAX).map(token).collect()
 }
@@ -282,7 +283,7 @@ fn slots(range: PortRange) -> usize {
     if first == last { 1 } else { 2 }
 }
 
-/// As few lists as hold all ranges.
+/// Distributes the ranges to lists of at most [`SLOTS`] slots, in order.
 fn filled(ranges: &[PortRange]) -> Vec<Vec<PortRange>> {
     let (mut lists, mut free) = (Vec::<Vec<PortRange>>::new(), 0);
     for range in ranges {

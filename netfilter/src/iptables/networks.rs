@@ -1,4 +1,4 @@
-//! Networks of one family as iptables can ask for them: one network at a time, or all but one.
+//! Networks of one family as iptables can match them: a rule matches one network, or all addresses outside one.
 
 use crate::ruleset::{Family, Is, Networks};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
@@ -6,14 +6,14 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 /// Addresses of one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Addresses {
-    /// In any of these.
+    /// The addresses in any of these networks.
     Any(Vec<IpNet>),
-    /// Everywhere but here: the one negation iptables knows.
+    /// All addresses outside this network, the only negation that iptables has.
     AllBut(IpNet),
 }
 
 impl Addresses {
-    /// Those that `is` and `networks` speak of.
+    /// The addresses that `is` and `networks` match.
     pub(super) fn of(is: Is, networks: &Networks) -> Self {
         let nets: Vec<IpNet> = match networks {
             Networks::V4(nets) => nets.iter().copied().map(IpNet::V4).collect(),
@@ -26,14 +26,14 @@ impl Addresses {
         }
     }
 
-    /// Those in both: iptables takes each option once.
+    /// The addresses in both, because iptables accepts each option once.
     pub(super) fn and(self, other: Self) -> Self {
         let (ours, theirs) = (self.spelled_out(), other.spelled_out());
         let both = ours.iter().flat_map(|a| theirs.iter().filter_map(move |b| narrower(*a, *b)));
         Self::Any(both.collect())
     }
 
-    /// What to ask, each its own rule; `None` asks nothing, because every address will do.
+    /// The alternative matches, each for a rule of its own; `None` matches every address without an option.
     pub(super) fn choices(self) -> Vec<Option<(Is, IpNet)>> {
         match self {
             Self::AllBut(net) => vec![Some((Is::NotIn, net))],
@@ -71,7 +71,8 @@ fn narrower(a: IpNet, b: IpNet) -> Option<IpNet> {
     }
 }
 
-/// `space` without `holes`, as networks: halves what a hole cuts, keeps what none touches.
+/// Returns `space` without `holes` as networks: splits a network that contains a hole in half, and keeps one that
+/// contains none.
 fn outside(space: IpNet, holes: &[IpNet]) -> Vec<IpNet> {
     if holes.iter().any(|hole| hole.contains(&space)) {
         return Vec::new();
@@ -92,7 +93,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_outside_several_networks_is_spelled_out() {
+    fn addresses_outside_several_networks_become_a_list_of_networks() {
         let holes = nets(&["0.0.0.0/1", "192.0.0.0/2"]);
         assert_eq!(Addresses::of(Is::NotIn, &holes), Addresses::Any(vec!["128.0.0.0/2".parse().unwrap()]));
         let loopback = nets(&["127.0.0.1/32", "127.0.0.6/32"]);
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn no_address_lies_outside_everywhere_and_one_network_is_left_as_it_is() {
+    fn outside_of_all_addresses_is_empty_and_a_single_network_stays_negated() {
         assert_eq!(Addresses::of(Is::NotIn, &nets(&["0.0.0.0/0"])).choices(), vec![]);
         assert_eq!(Addresses::of(Is::In, &nets(&["0.0.0.0/0"])).choices(), vec![None]);
         let one: IpNet = "10.0.0.0/8".parse().unwrap();
@@ -116,7 +117,7 @@ mod tests {
     }
 
     #[test]
-    fn two_wishes_about_one_address_become_what_both_allow() {
+    fn two_matches_of_one_address_become_their_intersection() {
         let ten = Addresses::of(Is::In, &nets(&["10.0.0.0/8", "11.0.0.0/8"]));
         let but = Addresses::of(Is::NotIn, &nets(&["10.128.0.0/9"]));
         assert_eq!(

@@ -14,10 +14,10 @@ use crate::policy::Families;
 use crate::ruleset::{Chain, ChainName, Family, Rule, RuleId, Ruleset, Stage, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The rules of a policy for both families.
+/// Renders the rules of a policy for both families.
 ///
 /// # Errors
-/// When they are more than [`MAX_RULES`].
+/// When there are more than [`MAX_RULES`] rules.
 pub(super) fn render(rules: &Ruleset) -> Result<IptablesRules, IptablesError> {
     let mut budget = RuleBudget::default();
     FAMILIES.into_iter().map(|family| Ok((family, render_family(rules, family, &mut budget)?))).collect()
@@ -32,7 +32,6 @@ struct RuleBudget {
 }
 
 impl RuleBudget {
-    /// Expands one rule.
     fn expand(&mut self, rule: &Rule, family: Family, names: &Names<'_>) -> Result<Expansion, IptablesError> {
         let expansion = expand(rule, family, names, MAX_RULES.saturating_sub(self.rendered));
         let count = match &expansion {
@@ -89,13 +88,13 @@ fn render_family(
     Ok(tables)
 }
 
-/// Called, not continued into: what comes back meets the rules that others wrote after ours.
+/// The rule at the hook jumps, so that packets that return continue with other owners' rules after it.
 fn jump_to(chain: ChainName) -> RuleText {
     let name = Token::Comment(RuleId(chain.as_str()));
     Line::new(vec![name], Target::Jump(chain.iptables().to_owned())).into()
 }
 
-/// A mark and an end of the stage are two targets, and a rule has one.
+/// The chain of a divert: an iptables rule has one target, and a divert needs two, `MARK` and `ACCEPT`.
 fn carry_out_divert(mark: u32) -> Vec<RuleText> {
     [Target::SetMark(mark), Target::Accept].map(|target| Line::new(Vec::new(), target).into()).to_vec()
 }
@@ -123,7 +122,7 @@ fn is_continued_into(rules: &Ruleset, name: ChainName) -> bool {
     rules.rules().any(|(_, rule)| rule.verdict == Verdict::Goto(name))
 }
 
-/// Restore input (for `--noflush`) that makes `wanted` of `found`; `None` when nothing is to do.
+/// Returns input for `iptables-restore --noflush` that changes `found` to `wanted`, or `None` if they are equal.
 pub(super) fn transaction(found: &FamilyRules, wanted: &FamilyRules) -> Option<String> {
     let nothing = TableRules::default();
     let mut text = String::new();
@@ -144,12 +143,12 @@ fn table(text: &mut String, stage: Stage, found: &TableRules, wanted: &TableRule
     };
     line(&["*", stage.table()]);
     let stale = || found.chains.keys().filter(|chain| !wanted.chains.contains_key(*chain));
-    // Declaring a chain makes it when it is missing and empties it when it is there.
+    // The declaration of a chain creates it, or flushes it if it exists.
     wanted.chains.keys().for_each(|chain| line(&[":", chain, " - [0:0]"]));
     stale().for_each(|chain| line(&["-F ", chain]));
     unhook(found, wanted).iter().for_each(|unhooking| line(&[unhooking]));
     stale().for_each(|chain| line(&["-X ", chain]));
-    // A hook that stands as it should keeps its place among the rules of others.
+    // A hook that is as desired keeps its position among other owners' rules.
     let hooks = wanted.hooks.iter().filter(|(chain, _)| !is_hooked(found, wanted, chain));
     for (chain, entries) in wanted.chains.iter().chain(hooks) {
         entries.iter().for_each(|entry| line(&["-A ", chain, " ", entry.text()]));
@@ -161,8 +160,8 @@ fn is_hooked(found: &TableRules, wanted: &TableRules, chain: &str) -> bool {
     found.hooks.get(chain) == wanted.hooks.get(chain)
 }
 
-/// Takes out what leads into our chains. By words where they are plain: a number would name the
-/// wrong rule if somebody inserted one meanwhile. What is left goes by number, last first.
+/// Returns lines that delete the rules that lead into Gybe's chains: by specification where it can be written, because
+/// a rule that another program inserts meanwhile changes the numbers; the others by number, the last first.
 fn unhook(found: &TableRules, wanted: &TableRules) -> Vec<String> {
     let mut lines = Vec::new();
     for (chain, entries) in found.hooks.iter().filter(|(chain, _)| !is_hooked(found, wanted, chain)) {

@@ -1,8 +1,8 @@
-//! The words an iptables rule of ours is made of. Each is built from a typed value, and every
-//! option is spelled here: no text from outside can become one.
+//! The arguments of an iptables rule. All of them are rendered here from typed values, so no external text can become
+//! an option.
 //!
-//! Spelling and order are those of `iptables-save` (1.8.9, both variants agree), so that what is
-//! written reads back word for word.
+//! Spelling and order are those of `iptables-save` (1.8.9, equal for both variants), so that a rule reads back exactly
+//! as it was written.
 
 use crate::policy::{InterfaceName, Port, PortRange};
 use crate::ruleset::{ConnectionState, Family, Is, RuleId};
@@ -24,14 +24,13 @@ impl Transport {
     }
 }
 
-/// Which end of a connection a port belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     Source,
     Destination,
 }
 
-/// One thing a packet must be, as iptables can ask it.
+/// One match of an iptables rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Token {
     Source(Is, IpNet),
@@ -40,7 +39,7 @@ pub(super) enum Token {
     OutInterface(InterfaceName),
     Protocol(Transport),
     Port(Transport, End, Is, PortRange),
-    /// At most 15 slots; a range takes two.
+    /// The multiport match: at most 15 slots, of which a range takes two.
     Ports(End, Is, Vec<PortRange>),
     Uid(u32),
     Gid(u32),
@@ -50,7 +49,7 @@ pub(super) enum Token {
     Comment(RuleId),
 }
 
-/// What becomes of a packet that is all of it.
+/// The target of an iptables rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Target {
     Return,
@@ -66,9 +65,9 @@ pub(super) enum Target {
     SaveMark,
     RestoreMark,
     Zone(u16),
-    /// Called: a `RETURN` there comes back here.
+    /// `-j`: a `RETURN` in that chain continues after this rule.
     Jump(String),
-    /// Continued in: a `RETURN` there goes back to whoever called this chain.
+    /// `-g`: a `RETURN` in that chain continues in the chain that jumped to this one.
     Goto(String),
 }
 
@@ -99,7 +98,6 @@ fn flag(end: End) -> &'static str {
 }
 
 impl Token {
-    /// Appends this token's words.
     pub(super) fn write(&self, words: &mut Words) {
         match self {
             Self::Source(is, net) => basic(words, *is, "-s", &net.to_string()),
@@ -123,7 +121,7 @@ impl Token {
         }
     }
 
-    /// Its place in a rule: `iptables-save` prints the basic tests first, in this order.
+    /// The position in a rule: `iptables-save` prints the basic matches first, in this order.
     pub(super) fn rank(&self) -> u8 {
         match self {
             Self::Source(..) => 0,
@@ -156,7 +154,6 @@ fn state_words(state: ConnectionState) -> &'static str {
 }
 
 impl Target {
-    /// Appends this target's words.
     pub(super) fn write(&self, words: &mut Words) {
         match self {
             Self::Return => push(words, &["-j", "RETURN"]),

@@ -1,9 +1,9 @@
-//! Programs in the user namespace that owns the network namespace: the one module here that needs
-//! unsafe code.
+//! Starts programs in the user namespace that owns the network namespace. The only module of `iptables` with unsafe
+//! code.
 //!
-//! The owner match is refused with EINVAL unless whoever writes it is in that user namespace
-//! (`owner_check`, net/netfilter/xt_owner.c, v6.18), and `setns(CLONE_NEWUSER)` is refused to a
-//! process with several threads: so the child enters it, between fork and exec.
+//! The kernel refuses the owner match with EINVAL unless the writing process is in that user namespace (`owner_check`,
+//! net/netfilter/xt_owner.c, v6.18), and it refuses `setns(CLONE_NEWUSER)` to a process with several threads. The
+//! child therefore enters the user namespace, between fork and exec.
 #![expect(
     unsafe_code,
     reason = "an ioctl that returns a descriptor, and pre_exec: neither has a safe wrapper"
@@ -25,13 +25,12 @@ mod request {
     nix::ioctl_none!(owning_user_namespace, 0xb7, 0x1);
 }
 
-/// The user namespace that owns the calling thread's network namespace, when the thread itself is
-/// in another one.
+/// Returns the user namespace that owns the calling thread's network namespace, or `None` if the thread is in it.
 pub(super) fn foreign_owner() -> io::Result<Option<OwnedFd>> {
     let netns = File::open("/proc/thread-self/ns/net")?;
     // SAFETY: the descriptor is open for the whole call, and this request takes no argument.
     let owner = unsafe { request::owning_user_namespace(netns.as_raw_fd()) }?;
-    // SAFETY: on success the kernel has opened this descriptor for us; nobody else owns it.
+    // SAFETY: on success the kernel has opened this descriptor for this call, and no other value owns it.
     let owner = File::from(unsafe { OwnedFd::from_raw_fd(owner) });
     let own = std::fs::metadata("/proc/thread-self/ns/user")?;
     let theirs = owner.metadata()?;
@@ -39,7 +38,7 @@ pub(super) fn foreign_owner() -> io::Result<Option<OwnedFd>> {
     Ok((!same).then(|| owner.into()))
 }
 
-/// Makes `command` die with the thread that starts it, and start as root of `user_namespace`.
+/// Makes the kernel kill `command` when the thread that started it ends, and start it as root of `user_namespace`.
 pub(super) fn confine(command: &mut Command, user_namespace: Option<OwnedFd>) {
     let enter = move || {
         if let Some(owner) = &user_namespace {
@@ -49,12 +48,12 @@ pub(super) fn confine(command: &mut Command, user_namespace: Option<OwnedFd>) {
             setresgid(group, group, group)?;
             setresuid(user, user, user)?;
         }
-        // Last: a change of identity forgets it. A killed caller must not leave a writer behind.
+        // Last, because a change of uid clears the signal. When the caller is killed, the program must stop writing rules.
         set_pdeathsig(Signal::SIGKILL)?;
         Ok(())
     };
-    // SAFETY: between fork and exec the closure only makes system calls: it allocates nothing,
-    // takes no lock and panics nowhere, and what it captures is a plain descriptor.
+    // SAFETY: between fork and exec the closure makes system calls only: it does not allocate, lock or panic, and it
+    // captures a plain descriptor.
     unsafe { command.pre_exec(enter) };
 }
 
@@ -65,7 +64,7 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    #[expect(clippy::disallowed_methods, reason = "what is tested starts programs")]
+    #[expect(clippy::disallowed_methods, reason = "the tested function configures a command")]
     fn a_program_is_killed_with_the_thread_that_started_it() {
         let started = std::thread::spawn(|| {
             let mut command = Command::new("/bin/sleep");

@@ -1,15 +1,16 @@
-//! Netlink attributes: written with lengths that are filled in afterwards, read within bounds.
+//! A writer and a bounds-checked reader of netlink attributes.
 //!
-//! A length that is written by whoever writes the content cannot disagree with it, so nothing here
-//! is computed twice. Layout: `include/uapi/linux/netlink.h`, `struct nlattr`.
+//! The writer fills in each length after the content, so a length always agrees with its content. Layout:
+//! `include/uapi/linux/netlink.h`, `struct nlattr`.
 
 use super::message::{Header, align};
 
-/// Bits of an attribute's type that say how to read it, not what it is (`NLA_F_NESTED`, `_NET_BYTEORDER`).
+/// The bits of `nla_type` that hold the type (`NLA_TYPE_MASK`); the others are flags (`NLA_F_NESTED`,
+/// `NLA_F_NET_BYTEORDER`).
 const TYPE_MASK: u16 = 0x3fff;
 const HEADER: usize = 4;
 
-/// Bytes being written.
+/// A buffer of netlink messages and attributes.
 #[derive(Debug, Default)]
 pub(crate) struct Writer {
     bytes: Vec<u8>,
@@ -17,22 +18,20 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
-    /// An empty writer with room for `capacity` bytes.
     pub(crate) fn with_capacity(capacity: usize) -> Self {
         Self { bytes: Vec::with_capacity(capacity), oversized: false }
     }
 
-    /// What was written; `None` when a length did not fit its field, so that the bytes mean nothing.
+    /// Returns the bytes, or `None` when a length did not fit its field, which makes them invalid.
     pub(crate) fn finish(self) -> Option<Vec<u8>> {
         (!self.oversized).then_some(self.bytes)
     }
 
-    /// How many bytes were written.
     pub(crate) fn len(&self) -> usize {
         self.bytes.len()
     }
 
-    /// A whole message: netlink header, the subsystem's fixed header, then what `body` writes.
+    /// Writes a message: the netlink header, the subsystem's fixed header, then `body`.
     pub(crate) fn message(&mut self, header: Header, fixed: &[u8], body: impl FnOnce(&mut Self)) {
         let start = self.bytes.len();
         self.bytes.extend_from_slice(&header.to_bytes());
@@ -43,12 +42,12 @@ impl Writer {
         self.fill_in(start, length.map(u32::to_ne_bytes).ok());
     }
 
-    /// One attribute with these bytes.
+    /// Writes one attribute.
     pub(crate) fn attr(&mut self, kind: u16, value: &[u8]) {
         self.enclose(kind, |w| w.bytes.extend_from_slice(value));
     }
 
-    /// A text with the final NUL that `nla_strscpy` and `nft` expect.
+    /// Writes a string with the final NUL that `nla_strscpy` and `nft` expect.
     pub(crate) fn text(&mut self, kind: u16, value: impl AsRef<[u8]>) {
         self.enclose(kind, |w| {
             w.bytes.extend_from_slice(value.as_ref());
@@ -56,20 +55,20 @@ impl Writer {
         });
     }
 
-    /// A number in network byte order, as nf_tables has them.
+    /// Writes a number in network byte order, which nf_tables uses.
     pub(crate) fn be32(&mut self, kind: u16, value: u32) {
         self.attr(kind, &value.to_be_bytes());
     }
 
-    /// A number in the machine's byte order, as rtnetlink has them.
+    /// Writes a number in host byte order, which rtnetlink uses.
     pub(crate) fn ne32(&mut self, kind: u16, value: u32) {
         self.attr(kind, &value.to_ne_bytes());
     }
 
-    /// An attribute made of attributes.
+    /// Writes a nested attribute.
     ///
-    /// Without `NLA_F_NESTED`: nf_tables does not set it on the way out either, so what it gives
-    /// back can be compared byte for byte (docs/RULES.md, section 5.4).
+    /// Without `NLA_F_NESTED`: nf_tables does not set it in dumps either, so dumped bytes equal the written ones
+    /// (docs/RULES.md, section 5.4).
     pub(crate) fn nested(&mut self, kind: u16, content: impl FnOnce(&mut Self)) {
         self.enclose(kind, content);
     }
@@ -96,54 +95,52 @@ impl Writer {
     }
 }
 
-/// An attribute that was read.
+/// A received attribute.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Attribute<'b> {
-    /// Its type, without the flag bits.
+    /// The type, without the flag bits.
     pub(crate) kind: u16,
-    /// Its content.
     pub(crate) value: &'b [u8],
 }
 
 impl<'b> Attribute<'b> {
-    /// A text, without its final NUL.
+    /// The string, without its final NUL.
     pub(crate) fn text(&self) -> &'b [u8] {
         self.value.split(|byte| *byte == 0).next().unwrap_or_default()
     }
 
-    /// A text of whoever may write in this namespace, fit for one line of a log. What is not printable
-    /// ASCII is escaped, the backslash too, so that two texts never become one.
+    /// The string escaped for one line of a log: any process with privileges in this namespace may have chosen it.
+    /// Escapes the backslash and all that is not printable ASCII, so that different strings stay different.
     pub(crate) fn name(&self) -> String {
         self.text().escape_ascii().to_string()
     }
 
-    /// A 32-bit number in network byte order; `None` when it has another length.
+    /// Returns the 32-bit number in network byte order, or `None` when the length is not 4 bytes.
     pub(crate) fn be32(&self) -> Option<u32> {
         self.value.try_into().ok().map(u32::from_be_bytes)
     }
 
-    /// A 64-bit number in network byte order; `None` when it has another length.
+    /// Returns the 64-bit number in network byte order, or `None` when the length is not 8 bytes.
     pub(crate) fn be64(&self) -> Option<u64> {
         self.value.try_into().ok().map(u64::from_be_bytes)
     }
 
-    /// A 32-bit number in the machine's byte order; `None` when it has another length.
+    /// Returns the 32-bit number in host byte order, or `None` when the length is not 4 bytes.
     pub(crate) fn ne32(&self) -> Option<u32> {
         self.value.try_into().ok().map(u32::from_ne_bytes)
     }
 }
 
-/// Reads attributes one after the other; ends at the first that does not fit its surroundings.
+/// Iterates over attributes; ends at the first whose length exceeds the remaining bytes.
 #[derive(Debug, Clone)]
 pub(crate) struct Attributes<'b>(&'b [u8]);
 
 impl<'b> Attributes<'b> {
-    /// The attributes in `bytes`.
     pub(crate) fn of(bytes: &'b [u8]) -> Self {
         Self(bytes)
     }
 
-    /// The first attribute of that type.
+    /// Returns the first attribute of this type.
     pub(crate) fn get(&self, kind: u16) -> Option<Attribute<'b>> {
         self.clone().find(|attribute| attribute.kind == kind)
     }
@@ -179,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_written_is_read_back() {
+    fn written_attributes_are_read_back() {
         let mut writer = Writer::default();
         writer.be32(1, 7);
         writer.text(2, "gybe");
@@ -193,14 +190,14 @@ mod tests {
     }
 
     #[test]
-    fn a09_names_that_differ_stay_different_and_drive_no_terminal() {
+    fn a09_escaped_names_stay_different_and_contain_no_terminal_sequence() {
         let names = [&b"\xff"[..], b"\xfe", b"\\xff", b"\x1b[2J", b"a\nb", b"nat-output"];
         let read = names.map(|value| Attribute { kind: 1, value }.name());
         assert_eq!(read, [r"\xff", r"\xfe", r"\\xff", r"\x1b[2J", r"a\nb", "nat-output"]);
     }
 
     #[test]
-    fn a_length_that_does_not_fit_sixteen_bits_is_no_result_at_all() {
+    fn an_attribute_longer_than_65535_bytes_makes_the_writer_return_none() {
         let mut writer = Writer::default();
         writer.attr(1, &[0; 65532]);
         assert!(writer.finish().is_none());
@@ -210,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn reading_stops_at_an_attribute_that_overruns_its_surroundings() {
+    fn reading_stops_at_an_attribute_longer_than_the_remaining_bytes() {
         for bytes in [&[][..], &[4, 0, 1], &[3, 0, 1, 0], &[0, 0, 0, 0], &[9, 0, 1, 0, 1, 1, 1, 1]] {
             assert_eq!(Attributes::of(bytes).count(), 0, "{bytes:?}");
         }

@@ -1,16 +1,16 @@
-//! A list of the kernel's, collected from datagrams: whole, or the reason why it is not.
+//! Collects the reply to a dump request from datagrams, and reports whether it is complete.
 //!
-//! Pure: takes what was received. What the entries mean, only those know who asked.
+//! Pure: takes received datagrams. Callers parse the entries.
 
 use super::answer::Answer;
 use super::message::{DONE, DUMP_INTERRUPTED, ERROR, Message, Messages};
 use super::reply::{Received, Unknown};
 use nix::errno::Errno;
 
-/// More bytes than this are not kept of one list: whoever may write rules decides how many there are.
-const MOST: usize = 64 << 20;
+/// The most bytes that are kept of one list: any process that may write rules determines the length.
+const MAX_BYTES: usize = 64 << 20;
 
-/// What one request for a list brought so far.
+/// The reply to one dump request, as far as received.
 #[derive(Debug)]
 pub(crate) struct List {
     sequence: u32,
@@ -20,7 +20,7 @@ pub(crate) struct List {
     changed: bool,
 }
 
-/// How it ended by itself.
+/// The end of a list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum End {
     Whole,
@@ -28,31 +28,31 @@ enum End {
     Unknown(Unknown),
 }
 
-/// How a request for a list ended.
+/// The result of a dump request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum Listed {
-    /// All there is: what follows the netlink header of each message.
+    /// All entries: the bytes after the netlink header of each message.
     Whole(Vec<Vec<u8>>),
-    /// Something changed while it was listed.
+    /// The objects changed during the dump (`NLM_F_DUMP_INTR`), so the list may be inconsistent.
     Changed,
-    /// The kernel would not list it.
+    /// The kernel refused the request.
     Refused(Errno),
-    /// No telling whether it is all.
+    /// The list may be incomplete.
     Unknown(Unknown),
 }
 
 impl List {
-    /// Nothing received yet of the answer to `sequence`.
+    /// An empty list for the reply to `sequence`.
     pub(crate) fn of(sequence: u32) -> Self {
         Self { sequence, entries: Vec::new(), bytes: 0, end: None, changed: false }
     }
 
-    /// Has the end been reached?
+    /// Reports whether the end has been received.
     pub(crate) fn is_complete(&self) -> bool {
         self.end.is_some()
     }
 
-    /// How it ended, when nothing more is to come.
+    /// Returns the result, after the last datagram.
     pub(crate) fn outcome(self) -> Listed {
         match self.end {
             Some(End::Whole) if self.changed => Listed::Changed,
@@ -63,7 +63,7 @@ impl List {
         }
     }
 
-    /// Takes note of one thing received.
+    /// Adds the result of one receive call.
     pub(crate) fn note(&mut self, received: Received<'_>) {
         let datagram = match received {
             Received::Datagram([]) | Received::Truncated => {
@@ -75,7 +75,7 @@ impl List {
         for message in Messages(datagram) {
             match message {
                 Ok(message) if message.header.sequence == self.sequence => self.message(&message),
-                // The rest of an earlier answer.
+                // The rest of an earlier reply.
                 Ok(_) => {}
                 Err(_) => self.end(End::Unknown(Unknown::Unreadable)),
             }
@@ -93,7 +93,7 @@ impl List {
             }
             _ => {
                 self.bytes = self.bytes.saturating_add(message.body.len());
-                match self.bytes > MOST {
+                match self.bytes > MAX_BYTES {
                     true => self.end(End::Unknown(Unknown::TooMuch)),
                     false => self.entries.push(message.body.to_vec()),
                 }
@@ -101,7 +101,8 @@ impl List {
         }
     }
 
-    /// A list that failed half-way says so in its last message (`netlink_dump_done`).
+    /// Reads the error number in the last message, with which the kernel reports a dump that failed half-way
+    /// (`netlink_dump_done`).
     fn done(&mut self, body: &[u8]) {
         match body.first_chunk::<4>().map_or(0, |bytes| i32::from_ne_bytes(*bytes)) {
             0.. => self.end(End::Whole),
@@ -109,7 +110,7 @@ impl List {
         }
     }
 
-    /// The first end counts: what is lost stays lost when the list goes on.
+    /// Records the first end only: entries that are lost stay lost when further ones arrive.
     fn end(&mut self, end: End) {
         self.end.get_or_insert(end);
     }
@@ -149,20 +150,20 @@ mod tests {
     }
 
     #[test]
-    fn f25_a_list_without_its_end_is_no_list() {
+    fn f25_a_list_without_its_end_has_an_unknown_outcome() {
         assert_eq!(outcome(&[entry()]), Listed::Unknown(Unknown::NotAcknowledged));
         assert_eq!(outcome(&[entry()[..18].to_vec()]), Listed::Unknown(Unknown::Unreadable));
     }
 
     #[test]
-    fn f25_a_list_that_was_interrupted_is_said_to_have_changed() {
+    fn f25_an_interrupted_list_is_reported_as_changed() {
         assert_eq!(outcome(&[entry(), message(DONE, DUMP_INTERRUPTED, &[0; 4])]), Listed::Changed);
         let interrupted = message(0xa06, DUMP_INTERRUPTED, &[1, 0, 0, 7]);
         assert_eq!(outcome(&[interrupted, message(DONE, 0, &[0; 4])]), Listed::Changed);
     }
 
     #[test]
-    fn f25_dropped_entries_spoil_the_list_even_when_its_end_arrives() {
+    fn f25_dropped_entries_make_the_outcome_unknown_even_when_the_end_arrives() {
         let mut list = List::of(SEQUENCE);
         list.note(Received::Overrun);
         list.note(Received::Datagram(&message(DONE, 0, &[0; 4])));
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn f25_an_empty_datagram_ends_a_list_that_is_none() {
+    fn f25_an_empty_datagram_ends_the_list_as_unreadable() {
         let mut list = List::of(SEQUENCE);
         list.note(Received::Datagram(&[]));
         assert!(list.is_complete());
@@ -178,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn the_rest_of_an_earlier_answer_is_passed_over() {
+    fn the_rest_of_an_earlier_reply_is_ignored() {
         let mut list = List::of(SEQUENCE + 1);
         list.note(Received::Datagram(&entry()));
         assert!(!list.is_complete());
@@ -186,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn a_refusal_is_told_from_an_empty_list() {
+    fn a_refusal_differs_from_an_empty_list() {
         let mut body = (-2_i32).to_ne_bytes().to_vec();
         body.extend([0; 16]);
         assert_eq!(outcome(&[message(ERROR, 0, &body)]), Listed::Refused(Errno::ENOENT));

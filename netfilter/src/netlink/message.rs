@@ -1,4 +1,4 @@
-//! Netlink messages: the header every one begins with, and a datagram cut into them.
+//! Netlink messages: their header, and the split of a datagram into messages.
 //!
 //! Layout: `include/uapi/linux/netlink.h`, `struct nlmsghdr`.
 
@@ -9,27 +9,27 @@ pub(crate) const fn align(length: usize) -> usize {
 
 pub(crate) const HEADER: usize = 16;
 
-/// `NLM_F_REQUEST`: somebody asks the kernel; every message of ours does.
+/// `NLM_F_REQUEST`: set on every message to the kernel.
 pub(crate) const REQUEST: u16 = 0x1;
-/// `NLM_F_ACK`: the kernel is to answer also when all is well.
+/// `NLM_F_ACK`: requests an acknowledgement also on success.
 pub(crate) const ACK: u16 = 0x4;
-/// `NLM_F_DUMP_INTR`: what is being listed changed meanwhile, the list may be wrong.
+/// `NLM_F_DUMP_INTR`: the objects changed during the dump, so the list may be inconsistent.
 pub(crate) const DUMP_INTERRUPTED: u16 = 0x10;
-/// `NLM_F_DUMP`: all objects, not one.
+/// `NLM_F_DUMP`: requests all objects instead of one.
 pub(crate) const DUMP: u16 = 0x300;
-/// `NLM_F_EXCL`: refuse when it is there already.
+/// `NLM_F_EXCL`: fails if the object exists.
 pub(crate) const EXCLUSIVE: u16 = 0x200;
-/// `NLM_F_CREATE`: make it when it is not there.
+/// `NLM_F_CREATE`: creates the object if it does not exist.
 pub(crate) const CREATE: u16 = 0x400;
-/// `NLM_F_APPEND`: at the end.
+/// `NLM_F_APPEND`: adds the object at the end of its list.
 pub(crate) const APPEND: u16 = 0x800;
 
-/// `NLMSG_ERROR`: an answer to one message; error 0 is the acknowledgement.
+/// `NLMSG_ERROR`: the reply to one message; error number 0 is the acknowledgement.
 pub(crate) const ERROR: u16 = 2;
 /// `NLMSG_DONE`: the list is complete.
 pub(crate) const DONE: u16 = 3;
 
-/// What a message is and which one; its length is filled in by the writer.
+/// The netlink header without its length, which the writer fills in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: u16,
@@ -38,7 +38,7 @@ pub(crate) struct Header {
 }
 
 impl Header {
-    /// The header with length 0 and port 0, which means the kernel.
+    /// Returns the header with length 0 and with port 0, the kernel's.
     pub(crate) fn to_bytes(self) -> [u8; HEADER] {
         let mut bytes = [0; HEADER];
         bytes[4..6].copy_from_slice(&self.kind.to_ne_bytes());
@@ -47,7 +47,7 @@ impl Header {
         bytes
     }
 
-    /// The header that `bytes` begin with, and how many bytes it says the whole message has.
+    /// Reads the header at the start of `bytes`. Returns it with the message length, in bytes, that it states.
     pub(super) fn read(bytes: &[u8]) -> Option<(Self, usize)> {
         let [l0, l1, l2, l3, k0, k1, f0, f1, s0, s1, s2, s3, ..] = *bytes.first_chunk::<HEADER>()?;
         let header = Self {
@@ -59,19 +59,19 @@ impl Header {
     }
 }
 
-/// A message that was received.
+/// A received message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Message<'b> {
     pub(crate) header: Header,
-    /// What follows the netlink header.
+    /// The bytes after the netlink header.
     pub(crate) body: &'b [u8],
 }
 
-/// Cuts a datagram into its messages. A remainder that is no message is `Err` and the end.
+/// Iterates over the messages of a datagram. A remainder that is not a message yields `Err` and ends the iteration.
 #[derive(Debug)]
 pub(crate) struct Messages<'b>(pub(crate) &'b [u8]);
 
-/// Bytes from the kernel that are no netlink message.
+/// The bytes are not a netlink message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Garbled;
 
@@ -105,7 +105,7 @@ mod tests {
     use crate::netlink::attr::Writer;
 
     #[test]
-    fn a_datagram_of_two_messages_is_cut_in_two() {
+    fn a_datagram_is_split_into_its_messages() {
         let (first, second) =
             (Header { kind: 2, flags: 5, sequence: 9 }, Header { kind: 3, flags: 0, sequence: 10 });
         let mut writer = Writer::default();
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_message_is_said_to_be_garbled_and_ends_the_datagram() {
+    fn bytes_that_are_not_a_message_are_garbled_and_end_the_iteration() {
         let mut long = [0; 16];
         long[0] = 17;
         for bytes in [&[1, 2, 3][..], &[0; 16], &long] {

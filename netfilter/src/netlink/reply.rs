@@ -109,7 +109,7 @@ impl Account {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlink::answer::{ATTR_OFFSET, ATTR_WORDS, ATTRIBUTES, CAPPED};
+    use crate::netlink::answer::{ATTR_MESSAGE, ATTR_OFFSET, ATTRIBUTES, CAPPED};
     use crate::netlink::attr::Writer;
     use crate::netlink::message::{ERROR, Header};
     use nix::errno::Errno;
@@ -210,7 +210,7 @@ mod tests {
     #[test]
     fn the_kernels_own_words_and_the_offset_are_kept() {
         let datagram = answer(3, -22, |w| {
-            w.text(ATTR_WORDS, "chain is bound");
+            w.text(ATTR_MESSAGE, "chain is bound");
             w.ne32(ATTR_OFFSET, 40);
         });
         let Outcome::Refused(refusals) = outcome(&[Received::Datagram(&datagram)]) else { panic!() };
@@ -226,7 +226,7 @@ mod tests {
         fixed.extend(asked.finish().unwrap());
         let mut writer = Writer::default();
         let header = Header { kind: ERROR, flags: ATTRIBUTES, sequence: LAST };
-        writer.message(header, &fixed, |w| w.text(ATTR_WORDS, "there already"));
+        writer.message(header, &fixed, |w| w.text(ATTR_MESSAGE, "there already"));
         let datagram = writer.finish().unwrap();
         let Outcome::Refused(refusals) = outcome(&[Received::Datagram(&datagram)]) else { panic!() };
         assert_eq!((refusals[0].errno, refusals[0].said.as_deref()), (Errno::EEXIST, Some("there already")));

@@ -1,7 +1,7 @@
 //! A rule as nftables expressions: matches in their order, a counter, the verdict.
 //!
-//! Cut as `nft --debug=netlink` cuts them, so that `nft list ruleset` prints them as one would write
-//! them. How an expression looks on the wire is in `wire`.
+//! The expressions are the ones that nft generates for the same rule (`nft --debug=netlink`), so that `nft list
+//! ruleset` prints the usual syntax. The wire format of an expression is in `wire`.
 
 mod wire;
 
@@ -25,16 +25,16 @@ pub(super) fn write(w: &mut Writer, rule: &Rule) {
     encoder.verdict(rule);
 }
 
-/// Writes a counter at zero: what any counter is compared as.
+/// Writes a counter at zero, the value as which every counter is compared.
 pub(super) fn count(w: &mut Writer) {
     Expressions(w).count();
 }
 
 struct Encoder<'w, 'r> {
     out: Expressions<'w>,
-    /// The family that was already asked for: an address match needs it once.
+    /// The family that an earlier match of this rule has tested; address matches test it once.
     family: Option<Family>,
-    /// The named set of the match at hand; without one it has a single value.
+    /// The named set of the current match; `None` when the match has a single value.
     set: Option<&'r str>,
 }
 
@@ -63,7 +63,7 @@ impl Encoder<'_, '_> {
         }
     }
 
-    /// Compares with the value, or looks up in the named set when there is no single one.
+    /// Writes a comparison with the single value, or a lookup in the named set.
     fn is_one_of(&mut self, is: Is, single: Option<&[u8]>) {
         match (self.set, single) {
             (None, Some(value)) => self.out.compare(equality(is), value),
@@ -92,7 +92,7 @@ impl Encoder<'_, '_> {
         self.is_one_of(Is::In, name.as_ref().map(<[u8; 16]>::as_slice));
     }
 
-    /// `offsets` are those of the address in an IPv4 and in an IPv6 header.
+    /// `offsets`: bytes from the start of an IPv4 and of an IPv6 header to the address.
     fn address(&mut self, offsets: [u32; 2], is: Is, nets: &Networks) {
         self.family(nets.family());
         let [v4, v6] = offsets;
@@ -110,7 +110,7 @@ impl Encoder<'_, '_> {
         }
     }
 
-    /// A prefix of whole bytes loads only those, as `nft` does; any other is masked.
+    /// For a prefix of whole bytes, loads only those bytes, as `nft` does; masks the address for any other.
     fn prefix(&mut self, is: Is, field: impl Fn(u32) -> Field, prefix: &Prefix) {
         let bytes = prefix.length / 8;
         match prefix.address.get(..usize::from(bytes)) {

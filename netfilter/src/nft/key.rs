@@ -1,7 +1,7 @@
-//! The keys of sets: which types there are, values as ranges of keys, and ranges as text.
+//! The keys of sets: their types, conversion of values to key ranges, and ranges as text.
 //!
-//! A key of any type is kept as the 128-bit number that its bytes begin, so that ranges of every
-//! type are compared, merged and counted on in one way.
+//! A key is stored as a 128-bit big-endian number with the key's bytes first and zeros after them, so that the same
+//! code compares and merges ranges of every type.
 
 use super::value;
 use crate::ruleset::{Elements, v4_ranges, v6_ranges};
@@ -18,7 +18,7 @@ pub(super) enum KeyType {
     Interface,
 }
 
-/// Keys from first to last, both included; a single value is both.
+/// The keys from `first` to `last`, both included; equal for a single value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Range {
     pub(super) first: u128,
@@ -28,7 +28,6 @@ pub(super) struct Range {
 impl KeyType {
     const ALL: [Self; 6] = [Self::Port, Self::V4, Self::V6, Self::Uid, Self::Gid, Self::Interface];
 
-    /// The type of that list's keys.
     pub(super) fn of(elements: &Elements<'_>) -> Self {
         match elements {
             Elements::Ports(_) => Self::Port,
@@ -40,13 +39,13 @@ impl KeyType {
         }
     }
 
-    /// The type that `nft` gives this number.
+    /// Returns the type with this number in `nft`.
     pub(super) fn numbered(number: u32) -> Option<Self> {
         Self::ALL.into_iter().find(|key| key.number() == number)
     }
 
-    /// Its number. The kernel only keeps it; `nft` reads it to know how to print keys
-    /// (`enum datatypes` in nftables' `include/datatype.h`).
+    /// The type's number in `nft` (`enum datatypes` in nftables' `include/datatype.h`). The kernel stores it without
+    /// using it; `nft` prints keys by it.
     pub(super) fn number(self) -> u32 {
         match self {
             Self::V4 => 7,
@@ -58,7 +57,7 @@ impl KeyType {
         }
     }
 
-    /// Bytes of a key.
+    /// The length of a key in bytes.
     pub(super) fn length(self) -> u8 {
         match self {
             Self::Port => 2,
@@ -67,18 +66,19 @@ impl KeyType {
         }
     }
 
-    /// Do its sets hold intervals? A plain set of ports takes seconds to fill (docs/RULES.md, section 5.3).
+    /// Reports whether sets of this type hold intervals. Filling a set of single ports takes seconds (docs/RULES.md,
+    /// section 5.3).
     pub(super) fn is_interval(self) -> bool {
         matches!(self, Self::Port | Self::V4 | Self::V6)
     }
 
-    /// Are its keys in the machine's byte order? `nft` has to be told, or it prints 1337 as 956628992
-    /// and a name as nothing.
+    /// Reports whether keys are in host byte order. The set's user data must state it: without it, `nft` prints 1337 as
+    /// 956628992 and an interface name as an empty string.
     pub(super) fn is_host_order(self) -> bool {
         matches!(self, Self::Uid | Self::Gid | Self::Interface)
     }
 
-    /// A range of it as people write it.
+    /// Formats a range as `nft` prints it, such as `80-90`.
     pub(super) fn text(self, range: Range) -> String {
         let value = |key: u128| match self {
             Self::Port => (key >> self.shift()).to_string(),
@@ -107,12 +107,12 @@ impl KeyType {
     }
 }
 
-/// How far left a key of that many bytes stands in 128 bits.
+/// The number of zero bits after a key of `length` bytes in its 128-bit number.
 fn shift(length: usize) -> u32 {
     128_u32.saturating_sub(u32::try_from(length).unwrap_or(16).saturating_mul(8))
 }
 
-/// A key's bytes as the number they begin; bytes after the sixteenth do not count.
+/// Returns the 128-bit number of a key. Bytes after the sixteenth are ignored.
 pub(super) fn number(bytes: &[u8]) -> u128 {
     let mut key = [0; 16];
     for (to, from) in key.iter_mut().zip(bytes) {
@@ -122,28 +122,29 @@ pub(super) fn number(bytes: &[u8]) -> u128 {
 }
 
 impl Range {
-    /// The one key with these bytes.
+    /// The range of the single key with these bytes.
     pub(super) fn one(bytes: &[u8]) -> Self {
         let key = number(bytes);
         Self { first: key, last: key }
     }
 
-    /// The key after the last; `None` when there is none. `length` is that of a key in bytes.
+    /// Returns the key after `last`, or `None` when `last` is the greatest key. `length`: of a key, in bytes.
     pub(super) fn end(self, length: u8) -> Option<u128> {
         self.last.checked_add(1_u128.checked_shl(shift(usize::from(length)))?)
     }
 
-    /// From `first` up to but not including `end`, or to the end of all keys.
+    /// The range from `first` to the key before `end`; without an `end`, to the greatest key. `length`: of a key, in
+    /// bytes.
     pub(super) fn until(first: u128, end: Option<u128>, length: u8) -> Self {
         let shift = shift(usize::from(length));
         let last = end.map_or(u128::MAX, |end| end.wrapping_sub(1));
-        // A key of no bytes, of which no set of the kernel's is, leaves none of them.
+        // A length of 0, which no set of the kernel has, shifts by all 128 bits.
         let cut = last.checked_shr(shift).and_then(|kept| kept.checked_shl(shift));
         Self { first, last: cut.unwrap_or_default() }
     }
 }
 
-/// The elements as ranges of keys, ascending.
+/// Returns the key ranges of the elements, ascending.
 pub(super) fn ranges(elements: &Elements<'_>) -> Vec<Range> {
     let shift = KeyType::of(elements).shift();
     let between = |first: u128, last: u128| Range { first: first << shift, last: last << shift };

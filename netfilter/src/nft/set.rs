@@ -1,4 +1,4 @@
-//! Sets as messages: what a set is, and its elements in portions.
+//! Netlink messages for sets: the definition of a set, and its elements in portions of one message each.
 
 use super::chain::TABLE;
 use super::key::{KeyType, Range, ranges};
@@ -6,19 +6,19 @@ use super::uapi::*;
 use crate::netlink::attr::Writer;
 use crate::ruleset::{Elements, NamedList};
 
-/// An attribute's length has 16 bits, and one attribute holds all elements of a message.
+/// Bytes of elements in one message. One attribute holds all of them, and its length has 16 bits.
 const PORTION: usize = 60 * 1024;
 
-/// Bytes of an element on the wire, beside its key: list, key and value headers, the flags.
+/// Bytes of an element on the wire without its key: list, key and value headers, and the flags.
 pub(super) const ELEMENT_OVERHEAD: usize = 20;
 
-/// `NFTNL_UDATA_SET_KEYBYTEORDER` (0), four bytes, `BYTEORDER_HOST_ENDIAN` (1): for `nft list` alone.
+/// `NFTNL_UDATA_SET_KEYBYTEORDER` (0), four bytes, `BYTEORDER_HOST_ENDIAN` (1). Only `nft list` reads it.
 const HOST_ORDER: [u8; 6] = {
     let [a, b, c, d] = 1_u32.to_ne_bytes();
     [0, 4, a, b, c, d]
 };
 
-/// Writes what the set is; `id` tells it from the other new sets of the batch.
+/// Writes the definition of the set. `id` is unique among the new sets of the batch.
 pub(super) fn describe(w: &mut Writer, list: &NamedList<'_>, id: u32) {
     let key = KeyType::of(&list.elements);
     w.text(NFTA_SET_TABLE, TABLE);
@@ -32,12 +32,11 @@ pub(super) fn describe(w: &mut Writer, list: &NamedList<'_>, id: u32) {
     }
 }
 
-/// The set's flags.
 pub(super) fn flags(key: KeyType) -> u32 {
     if key.is_interval() { NFT_SET_INTERVAL } else { 0 }
 }
 
-/// How many bytes its elements take on the wire, at most.
+/// Returns an upper bound of the elements' bytes on the wire.
 pub(super) fn size(elements: &Elements<'_>) -> usize {
     let (count, bounds) = match elements {
         Elements::Ports(ports) => (ports.ranges().len(), 2),
@@ -50,7 +49,7 @@ pub(super) fn size(elements: &Elements<'_>) -> usize {
     count * bounds * (key + ELEMENT_OVERHEAD)
 }
 
-/// The elements, as many at a time as fit into a message.
+/// Splits the elements into portions that fit into one message each.
 pub(super) fn portions(list: &NamedList<'_>) -> Vec<Portion> {
     let key = KeyType::of(&list.elements);
     let bounds = if key.is_interval() { 2 } else { 1 };
@@ -68,7 +67,7 @@ pub(super) struct Portion {
 }
 
 impl Portion {
-    /// Writes them.
+    /// Writes the attributes of the message.
     pub(super) fn write(&self, w: &mut Writer, set: &str) {
         w.text(NFTA_SET_ELEM_LIST_TABLE, TABLE);
         w.text(NFTA_SET_ELEM_LIST_SET, set);

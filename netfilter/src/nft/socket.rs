@@ -1,4 +1,4 @@
-//! The only netfilter socket: a batch goes out in one piece, and what the kernel says decides.
+//! The netfilter netlink socket of the library: sends a batch in one datagram and evaluates the kernel's replies.
 
 use super::batch::{Batch, Object};
 use super::error::{KernelPart, NftError};
@@ -8,7 +8,7 @@ use crate::netlink::socket::Socket;
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
 
-/// nftables of the network namespace its thread was in when it was opened.
+/// A connection to nftables in the network namespace that the opening thread was in.
 #[derive(Debug)]
 pub(crate) struct Connection(pub(crate) Socket);
 
@@ -17,14 +17,14 @@ impl Connection {
         Ok(Self(Socket::open(SockProtocol::NetlinkNetFilter)?))
     }
 
-    /// Sends the batch; `Ok` only when the kernel acknowledged it and refused nothing.
+    /// Sends the batch. Returns `Ok` only if the kernel acknowledged it and refused no message.
     pub(super) fn transact(&mut self, batch: &Batch) -> Result<(), NftError> {
         self.0.make_room(batch.bytes().len());
         verdict(batch, self.0.transact(batch.bytes(), batch.last())?)
     }
 }
 
-/// What the outcome means for the batch.
+/// Converts the outcome of a batch to a result.
 pub(crate) fn verdict(batch: &Batch, outcome: Outcome) -> Result<(), NftError> {
     match outcome {
         Outcome::Done => Ok(()),
@@ -33,7 +33,8 @@ pub(crate) fn verdict(batch: &Batch, outcome: Outcome) -> Result<(), NftError> {
     }
 }
 
-/// The first refusal names the object; one of the table comes before those that follow from it.
+/// Reports the refusal with the lowest sequence number: later refusals can be consequences of it, such as those after
+/// a refusal of the table.
 fn refused(batch: &Batch, refusals: Vec<Refusal>) -> NftError {
     let others = refusals.len().saturating_sub(1);
     let first = refusals.into_iter().min_by_key(|refusal| refusal.sequence);
@@ -82,26 +83,26 @@ mod tests {
     }
 
     #[test]
-    fn f25_whatever_is_refused_and_why_it_is_never_done() {
+    fn f25_a_refusal_of_any_message_for_any_reason_is_an_error() {
         let batch = batch();
-        // One beyond the last: an answer to nothing that was asked is no consent either.
+        // One beyond the last sequence number: a refusal of an unknown message is an error too.
         for sequence in 0..=batch.last() + 1 {
             for errno in REASONS {
                 let error = verdict(&batch, Outcome::Refused(vec![refusal(sequence, errno)])).unwrap_err();
                 let named = matches!(&error, NftError::Refused { object, source, .. }
                     if object == batch.object(sequence) && *source == errno);
                 assert!(named, "{error:?}");
-                // Only these two say what is there; only they are answered by something else.
+                // Only these two report whether the table exists; callers handle them.
                 let table = *batch.object(sequence) == Object::Table;
                 assert_eq!(error.is_table_there(), table && errno == Errno::EEXIST);
                 assert_eq!(error.is_table_absent(), table && errno == Errno::ENOENT);
-                assert!(!error.leaves_it_open(), "the kernel said no: {error:?}");
+                assert!(!error.leaves_it_open(), "the kernel refused it: {error:?}");
             }
         }
     }
 
     #[test]
-    fn f25_an_outcome_nobody_knows_is_not_done_and_said_to_be_open() {
+    fn f25_an_unknown_outcome_is_an_unsettled_error_with_a_hint() {
         for unknown in [Unknown::NotAcknowledged, Unknown::AnswersDropped, Unknown::Unreadable] {
             let error = verdict(&batch(), Outcome::Unknown(unknown)).unwrap_err();
             assert!(error.leaves_it_open() && error.hint().is_some(), "{error:?}");
@@ -109,13 +110,13 @@ mod tests {
     }
 
     #[test]
-    fn f25_the_refusal_that_came_first_in_the_batch_is_told_and_the_others_are_counted() {
+    fn f25_the_error_reports_the_first_refusal_of_the_batch_and_the_number_of_the_others() {
         let all = vec![refusal(2, Errno::EOPNOTSUPP), refusal(0, Errno::ENOMEM), refusal(3, Errno::ENOENT)];
         let error = verdict(&batch(), Outcome::Refused(all)).unwrap_err();
-        let told = matches!(
+        let is_first = matches!(
             &error,
             NftError::Refused { object: Object::Transaction, source: Errno::ENOMEM, others: 2, .. }
         );
-        assert!(told, "{error:?}");
+        assert!(is_first, "{error:?}");
     }
 }

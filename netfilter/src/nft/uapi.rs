@@ -1,8 +1,8 @@
-//! The kernel's numbers for nf_tables, under the kernel's names.
+//! The kernel's constants for nf_tables, with the kernel's names: only those that Gybe uses.
 //!
-//! From `include/uapi/linux/netfilter/nf_tables.h` and `nfnetlink.h` (Linux 6.12). Only what we use.
+//! Source: `include/uapi/linux/netfilter/nf_tables.h` and `nfnetlink.h` (Linux 6.12).
 
-/// nf_tables' number among the subsystems of `NETLINK_NETFILTER`; the upper byte of a message type.
+/// The subsystem number of nf_tables in `NETLINK_NETFILTER`: the upper byte of a message type.
 pub(crate) const NFNL_SUBSYS_NFTABLES: u16 = 10;
 pub(crate) const NFNL_MSG_BATCH_BEGIN: u16 = 16;
 pub(crate) const NFNL_MSG_BATCH_END: u16 = 17;
@@ -80,7 +80,7 @@ pub(crate) const NFTA_SET_ELEM_DATA: u16 = 2;
 pub(crate) const NFTA_SET_ELEM_FLAGS: u16 = 3;
 pub(crate) const NFTA_SET_ELEM_KEY_END: u16 = 10;
 pub(crate) const NFT_SET_ELEM_INTERVAL_END: u32 = 1;
-/// The element `*`: every key that no other element has.
+/// The element `*`: matches every key without an element of its own.
 pub(crate) const NFT_SET_ELEM_CATCHALL: u32 = 2;
 
 pub(crate) const NFTA_EXPR_NAME: u16 = 1;

@@ -1,12 +1,12 @@
-//! How values look in a register: in a comparison, and as the key of a set.
+//! Register values, for comparisons and as the keys of sets.
 //!
-//! Addresses and ports are in network byte order, ids and marks in the machine's.
+//! Addresses and ports are in network byte order, ids and marks in host byte order.
 
 use super::uapi::{IFNAMSIZ, NFPROTO_IPV4, NFPROTO_IPV6, NFT_CMP_EQ, NFT_CMP_NEQ, NFT_LOOKUP_F_INV};
 use crate::policy::InterfaceName;
 use crate::ruleset::{Family, Is, Networks};
 
-/// The family as nf_tables numbers it.
+/// Returns the `NFPROTO_` number of the family.
 pub(super) fn nfproto(family: Family) -> u8 {
     match family {
         Family::V4 => NFPROTO_IPV4,
@@ -14,7 +14,7 @@ pub(super) fn nfproto(family: Family) -> u8 {
     }
 }
 
-/// The comparison for being the one value, or not.
+/// Returns the operator of a comparison with a single value.
 pub(super) fn equality(is: Is) -> u32 {
     match is {
         Is::In => NFT_CMP_EQ,
@@ -22,7 +22,7 @@ pub(super) fn equality(is: Is) -> u32 {
     }
 }
 
-/// The lookup flags for being in the set, or not.
+/// Returns the flags of a lookup in a set.
 pub(super) fn inversion(is: Is) -> u32 {
     match is {
         Is::In => 0,
@@ -30,17 +30,17 @@ pub(super) fn inversion(is: Is) -> u32 {
     }
 }
 
-/// An interface name, padded.
+/// Returns the interface name padded with zeros to `IFNAMSIZ` bytes.
 pub(super) fn interface(name: &InterfaceName) -> [u8; IFNAMSIZ] {
     let mut padded = [0; IFNAMSIZ];
-    // A name has at most 15 bytes, so none is cut off.
+    // A name has at most 15 bytes, so nothing is truncated.
     for (to, from) in padded.iter_mut().zip(name.as_str().bytes()) {
         *to = from;
     }
     padded
 }
 
-/// A network as its address and mask, and how many of the mask's bits are set.
+/// The address and mask of a network, and the length of its prefix in bits.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Prefix {
     pub(super) address: Vec<u8>,
@@ -49,7 +49,7 @@ pub(super) struct Prefix {
 }
 
 impl Prefix {
-    /// The only network of a list that has one.
+    /// Returns the first network of the list; callers use it for lists of one network.
     pub(super) fn only(nets: &Networks) -> Option<Self> {
         match nets {
             Networks::V4(nets) => nets.first().map(|net| Self {

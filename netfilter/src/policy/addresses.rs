@@ -1,10 +1,10 @@
-//! Networks: canonical and merged, so that equality means equality.
+//! Sets of networks, canonical and merged, so that sets with the same addresses are equal.
 
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
 
-/// A set of networks of both families, as the fewest prefixes that cover it.
+/// A set of networks of both families, stored as the smallest list of prefixes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct CidrSet {
     v4: Vec<Ipv4Net>,
@@ -13,26 +13,26 @@ pub struct CidrSet {
 }
 
 impl CidrSet {
-    /// The IPv4 networks, ascending, none inside or beside another that would merge with it.
+    /// The IPv4 networks, ascending and disjoint; adjacent networks that form one prefix are merged.
     pub fn v4(&self) -> &[Ipv4Net] {
         &self.v4
     }
 
-    /// The IPv6 networks, likewise.
+    /// The IPv6 networks, ascending, disjoint and merged.
     pub fn v6(&self) -> &[Ipv6Net] {
         &self.v6
     }
 
-    /// Is there no address in it?
+    /// Reports whether the set contains no address.
     pub fn is_empty(&self) -> bool {
         self.v4.is_empty() && self.v6.is_empty()
     }
 
-    /// Does it name a loopback network of either family?
+    /// Reports whether the set was built from a prefix with a loopback address, of either family.
     ///
-    /// Istio asks the written address of each prefix (`127.1.2.0/24`, `::1/128`), not whether
-    /// loopback lies inside it: `0.0.0.0/0` does not count. So this cannot be asked of the merged
-    /// set, and two sets that differ only here are different wishes.
+    /// Istio tests the written address of each prefix (`127.1.2.0/24`, `::1/128`), not whether the prefix contains
+    /// loopback addresses: `0.0.0.0/0` does not count. The merged prefixes do not show this, so sets that differ only
+    /// here are not equal.
     pub fn names_loopback(&self) -> bool {
         self.names_loopback
     }
@@ -58,17 +58,17 @@ impl FromIterator<IpAddr> for CidrSet {
     }
 }
 
-/// The IPv4 loopback network, 127.0.0.1/32 unless somebody widened it.
+/// The IPv4 network that counts as loopback: 127.0.0.0/8 or a part of it, 127.0.0.1/32 by default.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LoopbackCidr(Ipv4Net);
 
-/// Why a text is not an IPv4 loopback network.
+/// The text is not an IPv4 loopback network.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not an IPv4 loopback network (127.0.0.0/8 or a part of it, like 127.0.0.1/32)")]
 pub struct LoopbackCidrError(String);
 
 impl LoopbackCidr {
-    /// The network, canonical.
+    /// The network, without host bits.
     pub fn network(self) -> Ipv4Net {
         self.0
     }
@@ -99,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_mean_the_same_are_equal() {
+    fn sets_with_the_same_addresses_are_equal() {
         for (left, right) in [
             ("10.0.0.0/9,10.128.0.0/9", "10.0.0.0/8"),
             ("10.1.2.3/8", "10.0.0.0/8"),
@@ -112,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_loopback_network_is_named_by_its_address_not_by_what_it_covers() {
+    fn names_loopback_tests_the_written_address_not_the_addresses_in_the_prefix() {
         for (text, named) in [
             ("127.1.2.0/24", true),
             ("127.0.0.0/8", true),
@@ -127,7 +127,7 @@ mod tests {
     }
 
     #[test]
-    fn only_loopback_is_loopback() {
+    fn only_parts_of_127_0_0_0_8_parse_as_loopback_networks() {
         for text in ["127.0.0.1/32", "127.0.0.1/8", "127.5.0.0/16"] {
             assert!(text.parse::<LoopbackCidr>().is_ok(), "{text}");
         }

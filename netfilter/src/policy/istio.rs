@@ -1,5 +1,4 @@
-//! Istio's fixed values, and the policy they come to when nobody asks for anything else. Who may ask
-//! for what is known to the readers of pods and policy files.
+//! Istio's constants and default policy. The readers of pods and policy files evaluate deviations from the default.
 
 use super::{
     CidrSet, Destinations, Dns, Families, Groups, Inbound, InvalidPackets, LoopbackCidr, Mark, Mode,
@@ -7,36 +6,36 @@ use super::{
 };
 use std::collections::BTreeSet;
 
-/// The user and the group the proxy runs as.
+/// The uid and gid of the proxy.
 pub const PROXY_ID: u32 = 1337;
 
-/// Where the proxy listens for outbound connections.
+/// The proxy's listener for outbound connections.
 pub const OUTBOUND_PORT: Port = Port::new(15001).unwrap();
 
-/// Where it listens for inbound ones.
+/// The proxy's listener for inbound connections.
 pub const INBOUND_PORT: Port = Port::new(15006).unwrap();
 
-/// Its own tunnel port.
+/// The proxy's tunnel port (HBONE).
 pub const TUNNEL_PORT: Port = Port::new(15008).unwrap();
 
-/// Merged telemetry; other pods' is left alone on the way out too.
+/// The port of merged telemetry. Connections to this port of other pods are not captured either.
 pub const TELEMETRY_PORT: u16 = 15020;
 
-/// The ports on which the proxy itself is asked: telemetry, readiness, Envoy's statistics. They are
-/// left alone, or the kubelet could not ask the proxy how it is.
+/// Ports that the proxy itself serves: telemetry, readiness, Envoy's statistics. They are not captured, so that the
+/// kubelet's probes reach the proxy.
 pub const PROXY_PORTS: [u16; 3] = [TELEMETRY_PORT, 15021, 15090];
 
 /// Mark of packets that belong to the proxy's transparent sockets.
 pub const TPROXY_MARK: Mark = 1337;
 
-/// The table that delivers them.
+/// The routing table that delivers packets with [`TPROXY_MARK`] locally.
 pub const TPROXY_TABLE: u32 = 133;
 
-/// Mark of the proxy's calls to its own pod under TPROXY; nobody can choose another.
+/// Mark of the proxy's connections to its own pod in TPROXY mode; not configurable.
 pub const OWN_POD_MARK: Mark = 1338;
 
 impl RedirectPolicy {
-    /// What the injector asks for of itself.
+    /// The default policy of Istio's injector, for a pod without annotations.
     pub fn injected(families: Families) -> Self {
         Self {
             mode: Mode::Redirect,

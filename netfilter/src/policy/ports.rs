@@ -1,4 +1,4 @@
-//! Port lists: sorted, merged, so that equality means equality.
+//! Sets of ports, sorted and merged, so that sets with the same ports are equal.
 
 use std::fmt;
 use std::num::NonZeroU16;
@@ -12,7 +12,7 @@ pub struct PortRange {
     last: u16,
 }
 
-/// Why a text is neither a port nor a range of ports.
+/// The error of parsing a port or a range of ports.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum PortError {
     /// Not a decimal number up to 65535.
@@ -24,7 +24,7 @@ pub enum PortError {
 }
 
 impl PortRange {
-    /// The ports from `first` to `last`; `None` when `last` comes before `first`.
+    /// The ports from `first` to `last`; `None` when `last` is smaller than `first`.
     pub fn new(first: u16, last: u16) -> Option<Self> {
         (first <= last).then_some(Self { first, last })
     }
@@ -63,28 +63,28 @@ impl fmt::Display for PortRange {
     }
 }
 
-/// A set of ports as disjoint ranges that do not even touch, in ascending order.
+/// A set of ports, stored as ascending ranges that neither overlap nor touch.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct PortSet(Vec<PortRange>);
 
 impl PortSet {
-    /// The ranges, ascending and disjoint.
+    /// The ranges, ascending; none overlaps or touches another.
     pub fn ranges(&self) -> &[PortRange] {
         &self.0
     }
 
-    /// Is there no port in it?
+    /// Reports whether the set contains no port.
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Is `port` in it? Costs the logarithm of the number of ranges.
+    /// Reports whether the set contains `port`, in time logarithmic in the number of ranges.
     pub fn contains(&self, port: u16) -> bool {
         let after = self.0.partition_point(|range| range.first <= port);
         after.checked_sub(1).and_then(|i| self.0.get(i)).is_some_and(|range| port <= range.last)
     }
 
-    /// This set less one port.
+    /// Returns the set without `port`.
     #[must_use]
     pub fn without(&self, port: NonZeroU16) -> Self {
         let port = port.get();
@@ -140,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn lists_that_mean_the_same_are_equal() {
+    fn sets_with_the_same_ports_are_equal() {
         for (left, right) in [
             ("80,81,82", "80-82"),
             ("82,80,81,81", "80-82"),
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn membership_agrees_with_the_list_at_every_port() {
+    fn contains_agrees_with_the_list_for_every_port() {
         let ports = set("0,22,80-90,65535");
         for port in 0..=u16::MAX {
             assert_eq!(ports.contains(port), matches!(port, 0 | 22 | 80..=90 | 65535), "port {port}");
@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn without_takes_out_one_port_and_no_other() {
+    fn without_removes_exactly_one_port() {
         for (from, port, left) in [
             ("80", 80, ""),
             ("80-82", 81, "80,82"),
@@ -174,7 +174,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_a_port_is_refused() {
+    fn invalid_ports_and_ranges_are_refused() {
         for text in [
             "", " 80", "80 ", "+80", "-80", "70000", "80-", "-", "0x50", "8 0", "80\n", "٨٠", "90-80",
             "1-2-3",

@@ -1,29 +1,29 @@
-//! The chains' names, and where along a packet's path each is asked.
+//! The names of the chains, with the stage and hook of each.
 
 use std::fmt;
 
-/// The chains we ever write. Where each hangs is a property of its name.
+/// Every chain that Gybe writes. The name determines stage and hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum ChainName {
-    /// Before conntrack, packets that arrive.
+    /// Arriving packets, before conntrack.
     RawPrerouting,
-    /// Before conntrack, packets the pod sends.
+    /// Packets that the pod sends, before conntrack.
     RawOutput,
-    /// After conntrack, before NAT, packets that arrive.
+    /// Arriving packets, after conntrack and before NAT.
     ManglePrerouting,
-    /// After conntrack, before NAT, packets the pod sends; a changed mark routes them again.
+    /// Packets that the pod sends, after conntrack and before NAT; the kernel reroutes a packet whose mark changes.
     MangleOutput,
-    /// First packet of each connection that arrives.
+    /// The first packet of each inbound connection.
     NatPrerouting,
-    /// First packet of each connection the pod makes.
+    /// The first packet of each connection from the pod.
     NatOutput,
-    /// Continues [`ChainName::NatOutput`] for connections that stay inside the pod.
+    /// Continues [`ChainName::NatOutput`] for connections inside the pod.
     NatLoopback,
-    /// Continues it for connections that no exemption took out.
+    /// Continues [`ChainName::NatOutput`] for connections without an exemption.
     NatCapture,
 }
 
-/// When, along a packet's path, a chain is asked.
+/// The point of a packet's path at which the kernel evaluates a chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stage {
     /// Before connection tracking.
@@ -34,17 +34,17 @@ pub enum Stage {
     Nat,
 }
 
-/// The netfilter hook a base chain hangs on.
+/// The netfilter hook of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hook {
-    /// Packets that arrive, before routing.
+    /// Arriving packets, before routing.
     Prerouting,
-    /// Packets a local socket sends.
+    /// Packets that a local socket sends.
     Output,
 }
 
 impl ChainName {
-    /// Which stage its rules belong to.
+    /// The stage of the chain's rules.
     pub fn stage(self) -> Stage {
         match self {
             Self::RawPrerouting | Self::RawOutput => Stage::Raw,
@@ -53,7 +53,7 @@ impl ChainName {
         }
     }
 
-    /// The hook it hangs on; `None` for chains that are only continued into.
+    /// The hook; `None` for chains that are reached only by [`Verdict::Goto`](super::Verdict::Goto).
     pub fn hook(self) -> Option<Hook> {
         match self {
             Self::RawPrerouting | Self::ManglePrerouting | Self::NatPrerouting => Some(Hook::Prerouting),
@@ -62,7 +62,7 @@ impl ChainName {
         }
     }
 
-    /// Its name in logs, traces and nftables.
+    /// The name in logs, traces and nftables.
     pub fn as_str(self) -> &'static str {
         match self {
             Self::RawPrerouting => "raw-prerouting",

@@ -1,7 +1,7 @@
-//! Which matches of a rule become a named set, what the set is called and what is in it.
+//! The matches of a rule that become named sets, with the names and elements of these sets.
 //!
-//! A match with one value is a plain comparison; two values or more are a named set, so that a
-//! packet costs the same however long the list is. Renderers ask here and never decide it again.
+//! A match with one value is a comparison. A match with two or more values is a lookup in a named set, whose cost does
+//! not grow with the list. This module decides it for all renderers.
 
 use super::{Match, Networks, Rule, Ruleset};
 use crate::policy::{InterfaceName, PortSet};
@@ -11,18 +11,18 @@ use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use std::ops::RangeInclusive;
 
-/// A list that stands in a set of its own.
+/// A list of values that is stored in a named set.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NamedList<'r> {
-    /// Which of the rule's matches it belongs to, as an index into [`Rule::matches`].
+    /// The match of this list, as an index into [`Rule::matches`].
     pub at: usize,
     /// The set's name.
     pub name: Cow<'static, str>,
-    /// What is in it; the variant is the set's type.
+    /// The elements; the variant is the set's type.
     pub elements: Elements<'r>,
 }
 
-/// What is in a named list. Ports and networks are intervals, the others single values.
+/// The elements of a named list. Ports and networks are intervals, the others single values.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Elements<'r> {
     /// Port ranges.
@@ -40,10 +40,10 @@ pub enum Elements<'r> {
 }
 
 impl Rule {
-    /// The rule's lists of two values or more, in the order of its matches.
+    /// Returns the rule's lists of two or more values, in the order of its matches.
     ///
-    /// Named like the rule when it has one; like the rule and what they list (`-ports`, `-uids`)
-    /// when it has several.
+    /// A single list has the id of the rule as its name. If there are several, each name has a suffix for the listed
+    /// values (`-ports`, `-uids`).
     pub fn lists(&self) -> Vec<NamedList<'_>> {
         let long: Vec<_> =
             self.matches.iter().enumerate().filter_map(|(at, m)| Some((at, long_list(m)?))).collect();
@@ -58,13 +58,13 @@ impl Rule {
 }
 
 impl Ruleset {
-    /// Every named list, in the order of the rules that use them.
+    /// Returns every named list, in the order of the rules.
     pub fn lists(&self) -> Vec<NamedList<'_>> {
         self.rules().flat_map(|(_, rule)| rule.lists()).collect()
     }
 }
 
-/// The list of a match that has at least two values, and what to call it beside another.
+/// Returns the list of a match whose number of values is not one, and the suffix of its name.
 fn long_list(of: &Match) -> Option<(&'static str, Elements<'_>)> {
     let (suffix, values, elements) = match of {
         Match::InInterface(names) => ("in-interfaces", names.len(), Elements::Interfaces(names)),
@@ -86,7 +86,7 @@ fn long_list(of: &Match) -> Option<(&'static str, Elements<'_>)> {
     (values != 1).then_some((suffix, elements))
 }
 
-/// The networks as the fewest ranges that cover them, ascending. Networks that touch become one.
+/// Returns the networks as the smallest list of ranges, ascending. Networks that overlap or touch become one range.
 pub fn v4_ranges(nets: &[Ipv4Net]) -> Vec<RangeInclusive<Ipv4Addr>> {
     let bounds = nets.iter().map(|net| (net.network().to_bits(), net.broadcast().to_bits()));
     merged(bounds, |end| end.checked_add(1))
@@ -94,7 +94,7 @@ pub fn v4_ranges(nets: &[Ipv4Net]) -> Vec<RangeInclusive<Ipv4Addr>> {
         .collect()
 }
 
-/// The same for IPv6.
+/// Returns the networks as the smallest list of ranges, as [`v4_ranges`] does.
 pub fn v6_ranges(nets: &[Ipv6Net]) -> Vec<RangeInclusive<Ipv6Addr>> {
     let bounds = nets.iter().map(|net| (net.network().to_bits(), net.broadcast().to_bits()));
     merged(bounds, |end| end.checked_add(1))
@@ -102,7 +102,7 @@ pub fn v6_ranges(nets: &[Ipv6Net]) -> Vec<RangeInclusive<Ipv6Addr>> {
         .collect()
 }
 
-/// Ranges that overlap or touch made one; `next` is the value after another, if there is one.
+/// Merges ranges that overlap or touch. `next` returns the value after its argument, or `None` after the greatest.
 fn merged<T: Ord + Copy>(
     ranges: impl Iterator<Item = (T, T)>,
     next: impl Fn(T) -> Option<T>,
@@ -141,17 +141,17 @@ mod tests {
     }
 
     #[test]
-    fn one_value_is_no_list_and_one_range_is_one_value() {
+    fn a_single_value_or_range_makes_no_list() {
         assert!(names(vec![Match::Protocol(Protocol::Tcp), ports(&[80, 81, 82]), uids(&[1337])]).is_empty());
     }
 
     #[test]
-    fn a_single_list_bears_the_name_of_its_rule() {
+    fn a_single_list_has_the_name_of_its_rule() {
         assert_eq!(names(vec![Match::Mark(Is::In, 1), uids(&[1, 2])]), [(1, "some-rule".into())]);
     }
 
     #[test]
-    fn two_lists_of_one_rule_are_told_apart() {
+    fn two_lists_of_one_rule_have_different_names() {
         let both = names(vec![ports(&[1, 3]), uids(&[1, 2])]);
         assert_eq!(both, [(0, "some-rule-ports".into()), (1, "some-rule-uids".into())]);
     }

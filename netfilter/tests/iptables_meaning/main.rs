@@ -1,5 +1,5 @@
-//! The restore text, read back as rules, sends every imaginary packet where the rules it was
-//! rendered from send it. No kernel; random policies and packets, the same ones each time.
+//! Property test: the restore text, parsed back to rules, has the same outcome for every packet as the rules that it
+//! was rendered from. Without a kernel; policies and packets come from a fixed seed.
 
 #![allow(
     clippy::unwrap_used,
@@ -29,18 +29,18 @@ fn assert_same(rules: &Ruleset, packets: &[Packet]) {
     let texts = [Family::V4, Family::V6].map(|family| script(rules, family).unwrap());
     let [v4, v6] = texts.clone().map(|text| read_back(&text));
     for packet in packets {
-        let (meant, written) = match packet.family() {
+        let (expected, written) = match packet.family() {
             Family::V4 => (trace(rules, packet), trace(&v4, packet)),
             Family::V6 => (trace(rules, packet), trace(&v6, packet)),
         };
-        // A rule for a Goto may be asked in several lines; what was decided, and by which rule, counts.
-        let essence = |t: &gybe_netfilter::trace::Trace| (t.outcome, t.decided_by, t.zone, t.mark);
-        assert_eq!(essence(&meant), essence(&written), "{packet:?}\n{rules:?}\n{}\n{}", texts[0], texts[1]);
+        // A rule with a Goto may have several lines, so only the result and the deciding rule are compared.
+        let result = |t: &gybe_netfilter::trace::Trace| (t.outcome, t.decided_by, t.zone, t.mark);
+        assert_eq!(result(&expected), result(&written), "{packet:?}\n{rules:?}\n{}\n{}", texts[0], texts[1]);
     }
 }
 
 #[test]
-fn every_policy_means_the_same_as_iptables_text() {
+fn iptables_text_has_the_same_outcomes_as_its_policy() {
     let mut random = Random::new(1);
     for _ in 0..400 {
         let policy = random.policy();
@@ -50,10 +50,10 @@ fn every_policy_means_the_same_as_iptables_text() {
 }
 
 #[test]
-fn every_rule_means_the_same_also_when_no_policy_writes_it() {
+fn iptables_text_of_random_rules_has_the_same_outcomes() {
     let mut random = Random::new(2);
     for _ in 0..2000 {
-        let matches = (0..random.below(4)).map(|_| random.wish()).collect();
+        let matches = (0..random.below(4)).map(|_| random.condition()).collect();
         let verdict = Verdict::Redirect(15001.try_into().unwrap());
         let rule = |id, matches, verdict| Rule { id: RuleId(id), matches, verdict };
         let chains = vec![Chain {
@@ -69,9 +69,9 @@ fn every_rule_means_the_same_also_when_no_policy_writes_it() {
     }
 }
 
-/// As many as make chains of their own, a chain in a chain among them.
+/// The lists are long enough for list chains, also for a list chain that calls another.
 #[test]
-fn long_lists_in_one_rule_mean_the_same_as_chains_that_call_each_other() {
+fn several_long_lists_in_one_rule_have_the_same_outcomes_as_list_chains() {
     let mut random = Random::new(5);
     let mut chains_were_called = 0;
     for _ in 0..60 {
@@ -84,7 +84,7 @@ fn long_lists_in_one_rule_mean_the_same_as_chains_that_call_each_other() {
             Match::Destination(Is::In, Networks::V4(networks)),
             Match::OwnerUid(owners),
         ];
-        matches.extend((0..random.below(2)).map(|_| random.wish()));
+        matches.extend((0..random.below(2)).map(|_| random.condition()));
         let verdict = [Verdict::Redirect(15001.try_into().unwrap()), Verdict::Drop, Verdict::Return];
         let rule = |id, matches, verdict| Rule { id: RuleId(id), matches, verdict };
         let chains = vec![Chain {
@@ -103,7 +103,7 @@ fn long_lists_in_one_rule_mean_the_same_as_chains_that_call_each_other() {
 }
 
 #[test]
-fn the_referee_notices_a_rule_that_is_gone() {
+fn a_missing_rule_changes_an_outcome() {
     let mut random = Random::new(3);
     let rules = compile(&random.policy());
     let packets: Vec<Packet> = (0..2000).map(|_| random.packet()).collect();
@@ -115,7 +115,7 @@ fn the_referee_notices_a_rule_that_is_gone() {
 }
 
 #[test]
-fn with_ipv6_off_nothing_is_written_for_it() {
+fn without_ipv6_the_ipv6_text_is_empty() {
     let mut random = Random::new(4);
     let policies = (0..100).map(|_| random.policy()).filter(|policy| policy.families == Families::V4Only);
     let scripts: Vec<String> =
@@ -124,7 +124,7 @@ fn with_ipv6_off_nothing_is_written_for_it() {
 }
 
 #[test]
-fn long_port_lists_share_rules_and_never_overfill_one() {
+fn long_port_lists_fill_rules_up_to_15_slots() {
     let ports = (0..4096_u16).filter_map(|n| PortRange::new(n * 16, n * 16 + n % 2)).collect::<PortSet>();
     let networks = Networks::V4(vec!["10.0.0.0/8".parse().unwrap(), "11.0.0.0/16".parse().unwrap()]);
     let lo = BTreeSet::from([InterfaceName::loopback()]);
@@ -146,6 +146,6 @@ fn long_port_lists_share_rules_and_never_overfill_one() {
         .map(|list| list.split([',', ':']).count())
         .collect();
     assert!(lists.iter().all(|slots| *slots <= 15), "{lists:?}");
-    // 2048 single ports and 2048 ranges are 6144 slots; for two networks.
+    // 2048 single ports and 2048 ranges take 6144 slots, for each of two networks.
     assert!(lists.len() < 2 * (6144 / 14 + 1), "{}", lists.len());
 }

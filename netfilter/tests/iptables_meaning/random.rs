@@ -1,4 +1,4 @@
-//! Policies, rules and packets drawn from few values, so that they often meet.
+//! Random policies, rules and packets from few values, so that packets often match rules.
 
 use gybe_netfilter::policy::{
     CidrSet, Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, LoopbackCidr, Mode,
@@ -10,7 +10,7 @@ use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-/// A sequence that is the same in every run (xorshift64).
+/// A pseudorandom sequence, the same in every run (xorshift64).
 pub(crate) struct Random(u64);
 
 const PORTS: [u16; 9] = [0, 53, 80, 443, 8080, 15008, 15020, 15053, 65535];
@@ -93,8 +93,8 @@ impl Random {
         }
     }
 
-    /// Any match that may stand in an output chain, ports after their protocol.
-    pub(crate) fn wish(&mut self) -> Match {
+    /// Returns any match that is valid in an output chain; ports follow their protocol.
+    pub(crate) fn condition(&mut self) -> Match {
         match self.below(10) {
             0 => Match::Source(self.is(), self.networks()),
             1 | 2 => Match::Destination(self.is(), self.networks()),

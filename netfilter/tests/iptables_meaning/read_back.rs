@@ -1,4 +1,4 @@
-//! Restore text to a Ruleset again: written for this test alone, from iptables-extensions(8).
+//! Parses restore text to a `Ruleset`. Written for this test only, from iptables-extensions(8).
 
 use gybe_netfilter::policy::{Families, InterfaceName, PortRange, PortSet};
 use gybe_netfilter::ruleset::{
@@ -27,7 +27,7 @@ pub(crate) fn read_back(text: &str) -> Ruleset {
     Ruleset { families: Families::V4AndV6, chains }
 }
 
-/// Chains that are called: what passes the call and a rule there passes both.
+/// Prefix of list chains: a packet must match the calling rule and a rule of the list chain.
 const LIST: &str = "ISTIO_LIST_";
 
 fn read_rules((text, table): (&str, &str), spec: &str) -> Vec<Rule> {

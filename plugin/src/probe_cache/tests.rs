@@ -1,4 +1,4 @@
-//! The file of findings: its age, its lock, and obstacles in its place.
+//! The findings file: its age, its lock, and FIFOs, links or directories in its place.
 
 use super::*;
 use gybe_netfilter::probe::{Finding, Profile, Refusal};
@@ -63,10 +63,10 @@ fn set_age(directory: &CacheDirectory, by: Duration) {
     file.set_modified(SystemTime::now() - by).unwrap();
 }
 
-/// Otherwise one temporary failure of a profile would refuse every pod that needs it until the next boot; and
-/// probing it again for every ADD would slow all of them down on a kernel that lacks it.
+/// Without expiry, one temporary failure of a profile would refuse every pod that needs it until the next boot;
+/// with a probe for every ADD, a kernel that lacks the profile would delay every ADD.
 #[test]
-fn negative_findings_expire_for_those_that_need_them_and_positive_ones_last_until_the_next_boot() {
+fn negative_findings_expire_for_calls_that_need_them_and_positive_ones_last_until_the_next_boot() {
     let fault = |profile| Finding::Misbehaves(format!("{profile} timed out"));
     let all_but = |failing| {
         let finding = |profile| if Some(profile) == failing { fault(profile) } else { Finding::Works };
@@ -111,7 +111,7 @@ fn the_finding_that_nothing_works_expires_after_half_a_minute() {
     assert!(directory.cache().load().is_some());
     set_age(&directory, Duration::from_secs(31));
     assert_eq!(directory.cache().load(), None);
-    // The clock was set back, and the age is unknown.
+    // The clock was set back, so the age is unknown.
     let file = File::options().write(true).open(directory.path.join("probe.json")).unwrap();
     file.set_modified(SystemTime::now() + Duration::from_secs(3600)).unwrap();
     assert_eq!(directory.cache().load(), None);
@@ -141,13 +141,13 @@ fn an_invalid_file_is_ignored() {
 }
 
 #[test]
-fn findings_that_cannot_be_kept_are_returned_with_the_error() {
+fn findings_that_cannot_be_stored_are_returned_with_the_error() {
     let cache = ProbeCache::at(Path::new("/proc/gybe-is-not-here"));
     let report = cache.get_or_probe(MaxAge::Any, nothing_lacking).unwrap();
     assert!(report.store_error.is_some());
 }
 
-/// A call that waits for a FIFO would block its pod for ever.
+/// A call that waits for a FIFO's other end would block its pod forever.
 #[test]
 fn a08_a10_a_fifo_or_a_link_in_place_of_lock_or_file_is_an_error_without_waiting() {
     for name in ["probe.lock", ".probe.json.new"] {
@@ -177,7 +177,7 @@ fn a08_a10_a_fifo_or_a_link_in_place_of_lock_or_file_is_an_error_without_waiting
 }
 
 #[test]
-fn a_call_that_waited_for_the_lock_reads_the_findings_of_the_other() {
+fn a_call_that_waited_for_the_lock_reads_the_findings_of_the_other_call() {
     let directory = CacheDirectory::new();
     let lock = directory.cache().lock().unwrap().unwrap();
     thread::scope(|scope| {

@@ -1,4 +1,4 @@
-//! The conversion of a result to another version: members that the version has elsewhere are moved,
+//! Converts a result to another version: members that the version has elsewhere are moved,
 //! members that it lacks are removed, and members that no version defines are kept. Pure.
 //!
 //! The format of each version: CNI specification, section 5 of 0.2.0, 0.4.0, 1.0.0 and 1.1.0.
@@ -31,7 +31,7 @@ const VERSIONS: [(Format, &[&str]); 3] = [
 /// Why a result cannot be converted.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConvertError {
-    /// An unsupported version, truncated.
+    /// The unsupported version, truncated to 32 characters.
     #[error("a result cannot be written in version {0:?}")]
     Version(String),
     /// A member of the wrong type, or not an address.
@@ -39,7 +39,7 @@ pub enum ConvertError {
     Part {
         /// The member.
         part: &'static str,
-        /// Its value as JSON, truncated.
+        /// Its value as JSON, truncated to 64 characters.
         value: String,
         /// What it must be.
         wanted: &'static str,
@@ -53,12 +53,12 @@ impl Format {
     /// The format of a version; an empty one is 0.1.0, which had no such key.
     pub fn of(version: &str) -> Option<Self> {
         let version = if version.is_empty() { "0.1.0" } else { version };
-        VERSIONS.into_iter().find(|(_, all)| all.contains(&version)).map(|(form, _)| form)
+        VERSIONS.into_iter().find(|(_, all)| all.contains(&version)).map(|(format, _)| format)
     }
 
-    /// The versions of this format.
+    /// Returns the versions of this format, oldest first.
     pub fn versions(self) -> &'static [&'static str] {
-        VERSIONS.into_iter().find(|(form, _)| *form == self).map_or(&[], |(_, all)| all)
+        VERSIONS.into_iter().find(|(format, _)| *format == self).map_or(&[], |(_, all)| all)
     }
 }
 
@@ -116,7 +116,7 @@ fn add_families(result: &mut Members) -> Result<(), ConvertError> {
     failed.map_or(Ok(()), Err)
 }
 
-/// Removes what 1.1.0 added to interfaces. What it added to routes is passed on, as in the reference library.
+/// Removes what 1.1.0 added to interfaces. Keeps what 1.1.0 added to routes, as the reference library does.
 fn remove_new_members(result: &mut Members) {
     each(result, "interfaces", |interface| {
         ["mtu", "socketPath", "pciID"].into_iter().for_each(|key| drop(interface.remove(key)));

@@ -5,7 +5,7 @@
 
 use super::pod_requests::MAX_OBJECT;
 
-/// The limit of the list without its items: kind, version, the token of the next page.
+/// The limit of the list without its items (kind, version, the token of the next page), in bytes.
 const MAX_REST: usize = 64 << 10;
 
 /// Splits a list (`{"kind": …, "metadata": …, "items": [ … ]}`) into its items and the rest. It does not validate JSON: the
@@ -14,7 +14,7 @@ const MAX_REST: usize = 64 << 10;
 pub(super) struct ListParser {
     item: Vec<u8>,
     rest: Vec<u8>,
-    /// The last string at the list's own level: where an array begins, the name of its member.
+    /// The last string at the list's own level; when an array begins, it is the name of the array's member.
     name: Vec<u8>,
     depth: usize,
     in_items: bool,
@@ -34,7 +34,7 @@ enum Text {
 pub(super) struct TooLong;
 
 impl ListParser {
-    /// Takes the next bytes, and calls `found` with each item that they complete.
+    /// Parses the next bytes, and calls `found` with each item that they complete.
     pub(super) fn feed(&mut self, bytes: &[u8], mut found: impl FnMut(&[u8])) -> Result<(), TooLong> {
         for byte in bytes {
             self.take(*byte)?;
@@ -169,11 +169,11 @@ mod tests {
     proptest! {
         #[test]
         fn any_list_is_split_into_its_items_and_the_rest(
-            around in prop::collection::btree_map("[a-z\"\\\\]{1,6}", value(), 0..3),
+            other_members in prop::collection::btree_map("[a-z\"\\\\]{1,6}", value(), 0..3),
             items in prop::collection::vec(prop::collection::btree_map(".{0,3}", value(), 0..3), 0..4),
             piece in 1usize..40,
         ) {
-            let mut list: Value = around.into_iter().collect();
+            let mut list: Value = other_members.into_iter().collect();
             list["items"] = items.into_iter().map(|item| item.into_iter().collect::<Value>()).collect();
             prop_assert_eq!(cut(&list.to_string(), piece), whole(&list));
         }

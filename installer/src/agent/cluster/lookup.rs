@@ -30,7 +30,7 @@ pub(super) async fn serve(cache: Arc<PodCache>, client: Client, mut lookups: Unb
         let (cache, client, permits) = (Arc::clone(&cache), client.clone(), Arc::clone(&permits));
         tokio::spawn(async move {
             let answer = timeout_at(until.into(), get(&client, &cache, &permits, &pod)).await;
-            cache.answer(&pod, answer.unwrap_or_else(|_| timed_out()));
+            cache.record_lookup(&pod, answer.unwrap_or_else(|_| timed_out()));
         });
     }
 }
@@ -46,11 +46,11 @@ async fn get(client: &Client, cache: &PodCache, permits: &Semaphore, pod: &PodRe
     {
         cache.count_error(fault);
     }
-    answer(response, "not seen yet, and ")
+    facts_response(response, "not in the agent's cache yet, and ")
 }
 
-/// Converts the API server's response to the answer for the plugin; `preface` precedes the reason of a fault.
-pub(super) fn answer(response: Result<Pod, ApiError>, preface: &str) -> FactsResponse {
+/// Converts the API server's response to the plugin's facts; `preface` precedes the reason of a fault.
+pub(super) fn facts_response(response: Result<Pod, ApiError>, preface: &str) -> FactsResponse {
     match response.map(Pod::facts) {
         Ok(Ok(facts)) => FactsResponse::Pod(Box::new(facts)),
         Ok(Err(fault)) => FactsResponse::Error(format!("{preface}the API server's answer is {fault}")),

@@ -59,7 +59,7 @@ struct State {
     /// The pods that queries wait for, by name and uid; removed with the last query.
     pending: BTreeMap<String, PendingPod>,
     synced: bool,
-    heard: Instant,
+    last_event: Instant,
     problem: Option<WatchProblem>,
     openings: u64,
     errors: BTreeMap<Option<u16>, u64>,
@@ -71,7 +71,7 @@ impl Default for PodCache {
             pods: PodsByName::new(),
             pending: BTreeMap::new(),
             synced: false,
-            heard: Instant::now(),
+            last_event: Instant::now(),
             problem: None,
             openings: 0,
             // A missing counter cannot be distinguished from one that never counted.
@@ -105,7 +105,7 @@ impl PodCache {
             let pending = state.pending.get_mut(&key);
             let left = match pending.map_or(Err(timed_out()), |pod| pod.wait(limits, &mut look_up)) {
                 Ok(left) => left,
-                Err(answer) => return state.leave(&key, answer),
+                Err(response) => return state.leave(&key, response),
             };
             state = self.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
             if let Some(facts) = state.find(&name, pod) {
@@ -114,10 +114,10 @@ impl PodCache {
         }
     }
 
-    /// Takes in the result of a lookup.
-    pub(super) fn answer(&self, pod: &PodRef, answer: FactsResponse) {
+    /// Records the result of a lookup.
+    pub(super) fn record_lookup(&self, pod: &PodRef, response: FactsResponse) {
         if let Some(pending) = self.lock().pending.get_mut(&key_with_uid(pod)) {
-            pending.answer = Some(answer);
+            pending.response = Some(response);
         }
         self.changed.notify_all();
     }
@@ -155,15 +155,15 @@ impl PodCache {
     }
 
     /// The API server sent something about pods.
-    pub(super) fn heard(&self) {
-        self.lock().heard = Instant::now();
+    pub(super) fn record_event(&self) {
+        self.lock().last_event = Instant::now();
     }
 
     /// The watch is open; reports whether it had a problem before.
     pub(super) fn opened(&self) -> bool {
         let mut state = self.lock();
         state.openings = state.openings.saturating_add(1);
-        state.heard = Instant::now();
+        state.last_event = Instant::now();
         state.problem.take().is_some()
     }
 
@@ -192,7 +192,7 @@ impl PodCache {
         let state = self.lock();
         WatchState {
             synced: state.synced,
-            silent: state.heard.elapsed(),
+            silent: state.last_event.elapsed(),
             problem: state.problem.clone(),
             pods: state.pods.len(),
             reconnects: state.openings.saturating_sub(1),
@@ -204,7 +204,7 @@ impl PodCache {
     fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
         let mut state = self.lock();
         let changed = change(&mut state);
-        state.heard = Instant::now();
+        state.last_event = Instant::now();
         drop(state);
         self.changed.notify_all();
         changed
@@ -222,12 +222,12 @@ impl State {
     }
 
     /// Ends one query's wait.
-    fn leave(&mut self, key: &str, answer: FactsResponse) -> FactsResponse {
+    fn leave(&mut self, key: &str, response: FactsResponse) -> FactsResponse {
         if let Some(pending) = self.pending.get_mut(key) {
             pending.waiting = pending.waiting.saturating_sub(1);
         }
         self.pending.retain(|_, pending| pending.waiting > 0);
-        answer
+        response
     }
 }
 

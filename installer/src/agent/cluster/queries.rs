@@ -1,4 +1,4 @@
-//! Rare single queries: our own node, our own DaemonSet, and a pod for the plugin. PerDirectory runs on the calling thread, with a
+//! Rare single queries: our own node, our own DaemonSet, and a pod for the plugin. Each runs on the calling thread, with a
 //! deadline.
 
 use super::access::{Cluster, ClusterError};
@@ -86,16 +86,16 @@ pub fn daemonset_state(cluster: &Cluster, namespace: &str, name: &str, until: In
 /// Answers a query of the plugin, in the protocol of the facts socket, with one request to the API server.
 ///
 /// # Errors
-/// When the query is malformed. Any other failure is its answer.
+/// When the query is malformed. Any other failure is its response.
 pub fn pod_facts(cluster: &Cluster, query: &[u8], until: Instant) -> Result<String, WireError> {
     let pod = wire::decode_request(query)?.pod;
     let request = pod_requests::one(&pod).map_err(QueryError::from);
-    let answer = match request.and_then(|request| get(cluster, request, until)) {
-        Ok(manifest) => lookup::answer(Ok(manifest), ""),
-        Err(QueryError::Api(fault)) => lookup::answer(Err(fault), ""),
+    let response = match request.and_then(|request| get(cluster, request, until)) {
+        Ok(manifest) => lookup::facts_response(Ok(manifest), ""),
+        Err(QueryError::Api(fault)) => lookup::facts_response(Err(fault), ""),
         Err(QueryError::Cluster(fault)) => FactsResponse::Error(chain(&fault)),
     };
-    Ok(wire::encode_response(&answer))
+    Ok(wire::encode_response(&response))
 }
 
 fn get<T: DeserializeOwned>(

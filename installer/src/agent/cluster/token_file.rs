@@ -1,7 +1,7 @@
 //! A token in a file that the kubelet renews before it expires; it is read for every request.
 //!
-//! kube keeps a token for 50 seconds by the wall clock, even when the server has refused it meanwhile. Requests are rare here,
-//! and a read from tmpfs takes microseconds.
+//! The kube crate caches a token for 50 seconds of wall-clock time, even if the API server has refused it in between. Requests
+//! are rare here, and a read from tmpfs takes microseconds.
 
 use super::error::ApiError;
 use gybe_plugin::bounded_read;
@@ -10,7 +10,7 @@ use std::io::{self, Read};
 use std::path::PathBuf;
 use std::sync::{Mutex, PoisonError};
 
-/// Larger than any token.
+/// Bytes; larger than any token.
 const MAX_SIZE: u64 = 64 << 10;
 
 /// The file, and the token that was last read from it.

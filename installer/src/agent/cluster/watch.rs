@@ -119,7 +119,7 @@ impl Watch {
         while let Some(frame) = timeout(limit, body.frame()).await.map_err(|_| ApiError::Late(limit))? {
             // A watch that broke off is like one that ended: the next watch shows a problem, if there is one.
             let Ok(frame) = frame else { return Ok(()) };
-            self.cache.heard();
+            self.cache.record_event();
             lines.feed(&frame.into_data().unwrap_or_default());
             while let Some(line) = lines.next().map_err(|_| ApiError::Unreadable(TOO_LONG))? {
                 if let Some(seen) = self.event(&line)? {
@@ -184,7 +184,7 @@ impl Watch {
             timeout(LIST_TIMEOUT, body.frame()).await.map_err(|_| ApiError::Late(LIST_TIMEOUT))?
         {
             let bytes = frame.map_err(ApiError::from)?.into_data().unwrap_or_default();
-            self.cache.heard();
+            self.cache.record_event();
             let cut = list.feed(&bytes, |item| {
                 let facts = serde_json::from_slice::<Pod>(item).ok().and_then(|pod| pod.facts().ok());
                 facts.iter().for_each(|facts| self.cache.insert_before_sync(facts));

@@ -1,4 +1,5 @@
-//! One connection: its request as the bytes arrive, and its response as the client reads it. Only `send_all` waits.
+//! One client connection: collects the request from the bytes that arrive, and sends the response as far as the client reads
+//! it. Only `send_all` blocks.
 
 use crate::host::agent_status;
 use gybe_plugin::facts::wire::{self, FactsRequest, MAX_REQUEST_BYTES, WireError};
@@ -31,7 +32,7 @@ pub(super) enum Request {
     Status,
 }
 
-/// What came of reading.
+/// The result of a read.
 pub(super) enum Received {
     Incomplete,
     Request(Result<Request, WireError>),
@@ -44,7 +45,7 @@ impl Connection {
         Self { stream, received: Vec::new(), until: now + TIMEOUT }
     }
 
-    /// Reads what has arrived. A request ends with a newline, or with the client's side of the connection.
+    /// Reads what has arrived. A request ends with a newline, or where the client shuts down its sending side.
     pub(super) fn receive(&mut self) -> Received {
         let mut buffer = [0; MAX_REQUEST_BYTES];
         let has_ended = match recv(self.stream.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) {
@@ -62,14 +63,14 @@ impl Connection {
         }
     }
 
-    /// Parses the request, and starts the time of its response.
+    /// Parses the request, and sets the deadline of its response.
     fn parse(&mut self) -> Result<Request, WireError> {
-        let question = wire::decode_request(&self.received);
-        let timeout = question.as_ref().ok().and_then(|question| question.timeout).unwrap_or(TIMEOUT);
+        let request = wire::decode_request(&self.received);
+        let timeout = request.as_ref().ok().and_then(|request| request.timeout).unwrap_or(TIMEOUT);
         self.until = Instant::now() + timeout.min(MAX_TIMEOUT);
-        match question {
+        match request {
             Err(_) if agent_status::is_request(&self.received) => Ok(Request::Status),
-            question => question.map(Request::Pod),
+            request => request.map(Request::Pod),
         }
     }
 

@@ -1,4 +1,4 @@
-//! Which requests are answered at once, and which become jobs.
+//! Responds to a request at once if the pod is in the cache, and makes a job of any other request.
 
 use super::connection::{Connection, Received, Request};
 use super::job_queue::{Job, JobQueue, Task};
@@ -13,7 +13,7 @@ use std::time::Duration;
 /// The part of a request's time that is reserved for sending the response.
 const SEND_TIME: Duration = Duration::from_millis(50);
 
-/// What requests are answered from.
+/// What requests need.
 #[derive(Clone, Copy)]
 pub(super) struct Dispatcher<'scope, 'env> {
     pub(super) pods: &'scope dyn PodLookup,
@@ -24,36 +24,36 @@ pub(super) struct Dispatcher<'scope, 'env> {
 }
 
 impl Dispatcher<'_, '_> {
-    /// Reads from a connection, and answers its request or enqueues it. Returns the connection while its request is incomplete.
+    /// Reads from a connection, and responds to its request or enqueues it. Returns the connection while its request is incomplete.
     pub(super) fn receive(&self, mut connection: Connection) -> Option<Connection> {
         match connection.receive() {
             Received::Incomplete => return Some(connection),
-            Received::Request(request) => self.answer(connection, request),
+            Received::Request(request) => self.dispatch(connection, request),
             Received::Nothing => {}
         }
         None
     }
 
-    fn answer(&self, connection: Connection, request: Result<Request, WireError>) {
+    fn dispatch(&self, connection: Connection, request: Result<Request, WireError>) {
         match request {
             Ok(Request::Pod(FactsRequest { pod, .. })) => match self.pods.find(&pod) {
-                Some(answer) => self.respond(connection, &answer),
+                Some(response) => self.respond(connection, &response),
                 None => self.enqueue(Job { connection, task: Task::LookUp(pod) }),
             },
-            Ok(Request::Status) => self.send(agent_status::answer(&(self.status)()), connection),
+            Ok(Request::Status) => self.send(agent_status::encode_response(&(self.status)()), connection),
             Err(why) => self.respond(connection, &FactsResponse::Error(why.to_string())),
         }
     }
 
-    fn respond(&self, connection: Connection, answer: &FactsResponse) {
-        self.send(wire::encode_response(answer), connection);
-        self.log_fault(answer);
+    fn respond(&self, connection: Connection, response: &FactsResponse) {
+        self.send(wire::encode_response(response), connection);
+        self.log_fault(response);
     }
 
     /// A response has a few hundred bytes, which a socket takes at once.
     fn send(&self, response: String, connection: Connection) {
         let mut bytes = response.into_bytes();
-        // A client that closed the connection has decided without us.
+        // An error means that the client closed the connection: it has decided without a response.
         if let Ok(sent) = connection.send(&bytes)
             && sent < bytes.len()
         {
@@ -62,23 +62,23 @@ impl Dispatcher<'_, '_> {
         }
     }
 
-    /// Does a job, on a thread of its own.
+    /// Performs a job. It may block, so it runs on a thread of the queue.
     pub(super) fn perform(&self, Job { connection, task }: Job) {
         let bytes = match task {
             Task::LookUp(_) if connection.is_closed() => return,
             Task::LookUp(pod) => {
-                let answer = self.pods.wait_for(&pod, connection.until() - SEND_TIME);
-                self.log_fault(&answer);
-                wire::encode_response(&answer).into_bytes()
+                let response = self.pods.wait_for(&pod, connection.until() - SEND_TIME);
+                self.log_fault(&response);
+                wire::encode_response(&response).into_bytes()
             }
             Task::Send(bytes) => bytes,
         };
         let _ = connection.send_all(&bytes);
     }
 
-    fn log_fault(&self, answer: &FactsResponse) {
-        if let FactsResponse::Error(why) = answer {
-            self.log.warn("gybe node: a query could not be answered", json!({ "cause": why }));
+    fn log_fault(&self, response: &FactsResponse) {
+        if let FactsResponse::Error(why) = response {
+            self.log.warn("gybe node: a query failed", json!({ "cause": why }));
         }
     }
 }

@@ -1,5 +1,5 @@
-//! Requests that wait, for a pod that is about to appear or for a client that reads slowly. PerDirectory has a thread and its own
-//! deadline; both the threads and the queue behind them are bounded.
+//! Requests that wait: for a pod that the API server does not have yet, or for a client that reads slowly. Each has a thread and
+//! a deadline of its own; the number of threads and the length of the queue are bounded.
 
 use super::connection::Connection;
 use super::dispatcher::Dispatcher;
@@ -12,17 +12,17 @@ use std::thread;
 
 const MAX_THREADS: usize = 64;
 
-/// The number of jobs that wait for a thread.
+/// The maximum number of jobs that wait for a thread.
 const MAX_QUEUED: usize = 256;
 
-/// Something that cannot be done at once.
+/// A request that cannot be completed without waiting.
 pub(super) struct Job {
     pub(super) connection: Connection,
     pub(super) task: Task,
 }
 
 pub(super) enum Task {
-    /// Wait for a pod, and send what is known about it.
+    /// Wait for a pod, and send its facts.
     LookUp(PodRef),
     /// Send the rest of a response.
     Send(Vec<u8>),
@@ -38,12 +38,12 @@ struct Queue {
 }
 
 impl Dispatcher<'_, '_> {
-    /// Enqueues a job. If the queue is full the client gets a fault; if the kernel has no thread at all its connection is
-    /// closed, and the client tries again.
+    /// Enqueues a job. If the queue is full, the client receives an error. If no thread runs and the kernel creates none, the
+    /// connections of all queued jobs are closed, and the clients retry.
     pub(super) fn enqueue(&self, job: Job) {
         let mut queue = self.queue.lock();
         if queue.jobs.len() >= MAX_QUEUED {
-            let why = FactsResponse::Error("too many others wait for their pods".to_owned());
+            let why = FactsResponse::Error("too many requests wait for a pod".to_owned());
             let _ = job.connection.send(wire::encode_response(&why).as_bytes());
             return;
         }

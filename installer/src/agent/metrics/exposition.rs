@@ -1,4 +1,4 @@
-//! Prometheus' text format, version 0.0.4. A library would bring registries and atomics for numbers that live elsewhere.
+//! Prometheus' text format, version 0.0.4. A library would add registries and atomics for numbers that other modules keep.
 
 use crate::agent::plugin_calls::{BOUNDS, Histogram};
 use std::fmt::{Display, Write as _};

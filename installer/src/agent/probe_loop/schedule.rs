@@ -7,9 +7,9 @@ use std::time::{Duration, Instant};
 
 /// The shortest pause, however often pods fail: a probe takes some tenths of a second of a processor.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(5);
-/// The plugin uses a finding that does not work for this time; then it is probed again.
+/// For this time the plugin relies on a finding that does not work; then the loop probes again.
 const FIRST_PAUSE: Duration = Duration::from_secs(30);
-/// A kernel that lacks something gets it when a module is loaded; no pod waits for that.
+/// The longest pause while a finding does not work: only a loaded kernel module changes it, and no pod waits for that.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);
 
 /// The state of the stored report.
@@ -49,7 +49,7 @@ impl Schedule {
         }
     }
 
-    /// Takes in what a probe found; none when it could not probe.
+    /// Records the findings of a probe; none if the probe could not run.
     pub(super) fn probed(&mut self, found: Option<&Capabilities>, now: Instant) {
         if found.is_some_and(is_flawless) {
             self.backoff.succeeded();

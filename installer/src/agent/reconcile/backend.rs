@@ -14,8 +14,8 @@ use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use serde_json::json;
 use std::time::Duration;
 
-/// How long the first turn waits for the label: the API server is near, and while it is down the existing entry says what the
-/// label said.
+/// How long the first turn waits for the label: the API server is near, and while it is down the existing entry has the label's
+/// last value.
 const LABEL_WAIT: Duration = Duration::from_secs(2);
 
 /// The last probe report, and the label.
@@ -48,7 +48,7 @@ impl Backend {
         label: Option<&NodeLabel>,
         log: &mut StatusLog<'_>,
     ) -> NodeBackend {
-        // The report is missing for a moment now and then; the last one holds meanwhile.
+        // The report is missing between its removal and the next probe; the last one is used meanwhile.
         if let (Some(capabilities), Ok(node)) = (self.cache.load(), this_node()) {
             self.probe = Some(NodeProbe { kernel: node.kernel, capabilities });
         }
@@ -72,10 +72,15 @@ impl Backend {
         self.initial.as_ref().filter(|_| self.probe.is_none())?.probed.as_ref()
     }
 
-    fn read_label(&mut self, label: Option<&NodeLabel>, places: &NodeDirectories, cluster: BackendSetting) {
+    fn read_label(
+        &mut self,
+        label: Option<&NodeLabel>,
+        directories: &NodeDirectories,
+        cluster: BackendSetting,
+    ) {
         let is_first = self.initial.is_none();
         if is_first {
-            self.initial = Some(InitialEntry::read(places, cluster));
+            self.initial = Some(InitialEntry::read(directories, cluster));
         }
         self.label = match label {
             Some(label) if is_first => label.wait(LABEL_WAIT),
@@ -86,11 +91,10 @@ impl Backend {
 }
 
 impl InitialEntry {
-    /// Until the label is known, the setting in the entry is the best guess: to overwrite it would change the backend for the
-    /// moment until it is.
-    fn read(places: &NodeDirectories, cluster: BackendSetting) -> Self {
-        let seen = observe(places, &ObserveScope::default(), &mut HashCache::default());
-        let contents = seen.conf.files.values().filter_map(|file| file.content.as_ref().ok());
+    /// Reads the entry. Its setting is used until the label is known: another one could change the backend for that time.
+    fn read(directories: &NodeDirectories, cluster: BackendSetting) -> Self {
+        let observed = observe(directories, &ObserveScope::default(), &mut HashCache::default());
+        let contents = observed.conf.files.values().filter_map(|file| file.content.as_ref().ok());
         let entries = contents.filter_map(|bytes| {
             let chain = PluginChain::read(bytes).ok()?;
             PluginConf::read(&serde_json::from_slice(chain.entry(PLUGIN)?).ok()?).ok()

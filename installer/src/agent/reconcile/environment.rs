@@ -1,4 +1,4 @@
-//! What the loop observes besides the desired state's own files: istio-cni's agent and program, and istiod.
+//! Observes what the desired state depends on besides the node's conf files: istio-cni's agent and program, and istiod.
 
 use super::status_log::StatusLog;
 use crate::agent::PodLookup;
@@ -13,14 +13,14 @@ use crate::log::Level;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// How often the runtime's cache is read while no event suggests it: it has a file for each sandbox.
+/// The interval of reads of the runtime's result cache while istio-cni's program is unchanged: it has a file for each sandbox.
 const CACHE_INTERVAL: Duration = Duration::from_secs(60);
 
-/// What was observed last.
+/// The last observation.
 #[derive(Debug, Default)]
 pub(super) struct Environment {
     observed: Option<Instant>,
-    /// The file with istio-cni's name: another file may be istio-cni's own again.
+    /// The file with istio-cni's name; a different file may again be istio-cni's own program.
     program: Option<Identity>,
     stand_in: StandIn,
 }
@@ -34,7 +34,7 @@ pub(super) struct EnvironmentFacts {
 }
 
 impl Environment {
-    /// Observes, and logs what conflicts with the settings.
+    /// Observes the node and the pods, and logs what conflicts with the settings.
     pub(super) fn observe(
         &mut self,
         settings: &Settings,
@@ -53,19 +53,19 @@ impl Environment {
         EnvironmentFacts { istio, take_over, stand_in: self.stand_in }
     }
 
-    /// Observes the program under istio-cni's name: at once when its file changed, else once a minute.
-    fn observe_program(&mut self, places: &NodeDirectories, now: Instant) {
-        let program = places.programs.join(ISTIO).symlink_metadata().ok().map(|it| Identity::of(&it));
+    /// Observes the program under istio-cni's name: at once if its file has changed, otherwise once a minute.
+    fn observe_program(&mut self, directories: &NodeDirectories, now: Instant) {
+        let program = directories.programs.join(ISTIO).symlink_metadata().ok().map(|it| Identity::of(&it));
         let is_due = self.observed.is_none_or(|at| now.saturating_duration_since(at) >= CACHE_INTERVAL);
         if !is_due && program == self.program {
             return;
         }
-        let seen = observe(places, &ObserveScope::in_programs([]), &mut HashCache::default());
-        if seen.lacks_descriptors() {
+        let observed = observe(directories, &ObserveScope::in_programs([]), &mut HashCache::default());
+        if observed.lacks_descriptors() {
             return;
         }
         (self.observed, self.program) = (Some(now), program);
-        self.stand_in = stand_in(&seen, our_stand_in(&places.programs));
+        self.stand_in = stand_in(&observed, our_stand_in(&directories.programs));
     }
 }
 
@@ -82,5 +82,5 @@ pub(super) fn istiod_in_mesh(pods: &dyn PodLookup, settings: &Settings) -> Optio
     let namespace = &settings.environment.control_plane;
     let is_excluded = settings.options.conf.exclude_namespaces.contains(namespace);
     let is_in_mesh = !is_excluded && pods.has_pod_of(&IstioComponent::istiod(settings))?;
-    is_in_mesh.then(|| format!("istiod runs in namespace {namespace}, which is not among those left alone"))
+    is_in_mesh.then(|| format!("istiod runs in namespace {namespace}, which is not excluded"))
 }

@@ -1,5 +1,5 @@
-//! Settings that follow the ConfigMap: read again at every turn, and used when they are valid. An invalid ConfigMap is logged
-//! once, and the settings before it hold. If there are none, because the agent has only just started, the node stays as it is
+//! Settings that follow the ConfigMap: read again at every turn, and used if they are valid. An invalid ConfigMap is logged
+//! once, and the previous settings stay in use. If there are none, because the agent has just started, the node stays as it is
 //! until the ConfigMap is valid.
 
 use super::status_log::StatusLog;
@@ -13,12 +13,12 @@ use std::collections::BTreeMap;
 #[derive(Debug)]
 pub struct LiveSettings {
     environment: BTreeMap<String, String>,
-    /// None after a ConfigMap that could not be read: the next one is read whatever it says.
+    /// None after a ConfigMap that could not be read: the next one is read even if it is unchanged.
     read_from: Option<SettingsSources>,
     /// Before a valid ConfigMap was read, the settings of the environment alone.
     pub(super) current: Settings,
     pub(super) origin: Origin,
-    /// Why the ConfigMap as it is now is not in use.
+    /// Why the current ConfigMap is not in use.
     pub(super) error: Option<String>,
 }
 
@@ -41,11 +41,11 @@ pub enum SettingsLoadError {
 }
 
 fn load(
-    given: Result<SettingsSources, SourceError>,
+    sources: Result<SettingsSources, SourceError>,
 ) -> Result<(SettingsSources, Settings), SettingsLoadError> {
-    let given = given?;
-    let settings = Settings::read(&given)?;
-    Ok((given, settings))
+    let sources = sources?;
+    let settings = Settings::read(&sources)?;
+    Ok((sources, settings))
 }
 
 impl LiveSettings {
@@ -56,7 +56,7 @@ impl LiveSettings {
     /// Names everything that is invalid, if some of it is in the environment, which cannot change.
     pub fn start(environment: BTreeMap<String, String>) -> Result<Self, SettingsLoadError> {
         let (read_from, current, origin) = match load(SettingsSources::gather(environment.clone())) {
-            Ok((given, current)) => (Some(given), current, Origin::ConfigMap),
+            Ok((sources, current)) => (Some(sources), current, Origin::ConfigMap),
             Err(why) => match load(SettingsSources::of_environment(environment.clone())) {
                 Ok((_, current)) => (None, current, Origin::Environment),
                 Err(_) => return Err(why),
@@ -72,37 +72,37 @@ impl LiveSettings {
 
     /// Reads the ConfigMap, and uses it if it changed and is valid.
     pub(super) fn refresh(&mut self, log: &StatusLog<'_>) {
-        let given = match SettingsSources::gather(self.environment.clone()) {
-            Ok(given) if self.read_from.as_ref() == Some(&given) => return,
-            Ok(given) => given,
+        let sources = match SettingsSources::gather(self.environment.clone()) {
+            Ok(sources) if self.read_from.as_ref() == Some(&sources) => return,
+            Ok(sources) => sources,
             Err(why) => {
                 self.read_from = None;
                 return self.reject(chain(&why), log);
             }
         };
-        match Settings::read(&given) {
+        match Settings::read(&sources) {
             Ok(settings) => {
                 self.error = None;
                 for note in settings.notes.iter().filter(|note| !self.current.notes.contains(note)) {
-                    log.event(Level::Warn, "gybe node: a setting", json!({ "note": note }));
+                    log.event(Level::Warn, "gybe node: note on the settings", json!({ "note": note }));
                 }
                 if settings.options != self.current.options {
                     log.event(Level::Info, "gybe node: the settings changed", json!({}));
                 }
-                // A process keeps its environment, so `ground` is the same.
+                // A process keeps its environment, so `environment` is the same.
                 self.current = settings;
                 self.origin = Origin::ConfigMap;
             }
             Err(why) => self.reject(why.to_string(), log),
         }
-        self.read_from = Some(given);
+        self.read_from = Some(sources);
     }
 
     fn reject(&mut self, why: String, log: &StatusLog<'_>) {
         if self.error.as_ref() != Some(&why) {
             let kept = match self.origin {
-                Origin::ConfigMap => "those from before hold",
-                Origin::Environment => "the node stays as it is; pods are answered",
+                Origin::ConfigMap => "the previous settings",
+                Origin::Environment => "the node stays as it is; queries about pods are served",
             };
             let fields = json!({ "why": why, "kept": kept });
             log.event(Level::Error, "gybe node: the settings cannot be followed", fields);

@@ -13,7 +13,7 @@ use crate::log::Level;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// Measures how long a directory's changes of ours are undone.
+/// Measures how long another program's rewrites in a directory last until they are repaired.
 #[derive(Debug, Default)]
 pub(super) struct RepairTimer {
     before: RewriteCounts,
@@ -21,7 +21,7 @@ pub(super) struct RepairTimer {
 }
 
 impl RepairTimer {
-    /// Takes in the counts after a pass of the turn that began at `woken`; returns how long what it repaired was undone.
+    /// Records the counts after a pass of the turn that began at `woken`; returns how long the repaired rewrite lasted.
     fn observe(&mut self, counts: RewriteCounts, woken: Instant) -> Option<Duration> {
         let before = std::mem::replace(&mut self.before, counts);
         if counts.rewrites > before.rewrites {
@@ -30,7 +30,7 @@ impl RepairTimer {
         let is_repaired = counts.repairs > before.repairs;
         let took = self.undone_since.filter(|_| is_repaired).map(|since| since.elapsed());
         if took.is_some() || !counts.is_undone {
-            // What was undone again after the repair is undone from now on.
+            // A rewrite after the repair starts a new measurement.
             self.undone_since = counts.is_undone.then(Instant::now);
         }
         took
@@ -67,11 +67,11 @@ impl Reconciler<'_> {
             phase: self.phase(pass),
             ..TurnReport::default()
         };
-        let rest = self.grace_period.left(Instant::now()).filter(|left| !left.is_zero());
-        Turn { report, next: pass.next_turn().within(rest.unwrap_or(RESYNC)) }
+        let remaining = self.grace_period.left(Instant::now()).filter(|left| !left.is_zero());
+        Turn { report, next: pass.next_turn(remaining.map_or(RESYNC, |left| left.min(RESYNC))) }
     }
 
-    /// Installed: a pod that starts now is redirected. Uninstalled: nothing is left to remove.
+    /// In mode install: a pod that starts now is redirected. In mode leave: nothing is left to remove.
     fn is_as_desired(&self, pass: &Pass) -> bool {
         match self.settings.current.options.mode {
             Mode::Install => pass.left.judgement.is_redirected(),
@@ -89,7 +89,7 @@ impl Reconciler<'_> {
         self.log.conflicts(&pass.conflicts);
     }
 
-    /// Returns the phase after a pass; starts the grace period when our entry has left the chain.
+    /// Returns the phase after a pass; starts the grace period when our entry has been removed.
     fn phase(&mut self, pass: &Pass) -> Phase {
         let settings = &self.settings.current;
         if settings.options.mode == Mode::Install {
@@ -102,9 +102,9 @@ impl Reconciler<'_> {
         let plugin_stays = settings.environment.directories.programs.join(PLUGIN).symlink_metadata().is_ok();
         let (phase, why) = match (is_out, plugin_stays) {
             (true, true) => {
-                (Phase::Uninstalled { plugin_stays }, Some("left; the plugin stays for sandboxes that live"))
+                (Phase::Uninstalled { plugin_stays }, Some("the plugin stays for existing sandboxes"))
             }
-            (true, false) => (Phase::Uninstalled { plugin_stays }, Some("left; nothing stays")),
+            (true, false) => (Phase::Uninstalled { plugin_stays }, Some("no program stays")),
             (false, _) => (Phase::Uninstalling, None),
         };
         self.log.condition(Level::Info, "gybe node: uninstalled", why.map(str::to_owned), json!({}));

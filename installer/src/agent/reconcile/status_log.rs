@@ -11,7 +11,7 @@ use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The number of lines about one conflict.
+/// The maximum number of lines until all conflicts have ended.
 const MAX_CONFLICT_LINES: usize = 16;
 
 /// The log, and the conditions that were logged and still hold.
@@ -29,7 +29,6 @@ impl<'a> StatusLog<'a> {
         Self { log, holding: BTreeMap::new(), conflicts: BTreeSet::new() }
     }
 
-    /// Logs something that happened.
     pub(super) fn event(&self, level: Level, message: &str, fields: Value) {
         self.log.log(level, message, fields);
     }
@@ -55,7 +54,7 @@ impl<'a> StatusLog<'a> {
         }
     }
 
-    /// The problems that a pass met.
+    /// Logs the problems of a pass.
     pub(super) fn problems(&mut self, problems: &[Problem]) {
         let sentences: Vec<_> = problems.iter().map(ToString::to_string).collect();
         let level = if problems.iter().any(Problem::blocks) { Level::Warn } else { Level::Info };
@@ -63,7 +62,7 @@ impl<'a> StatusLog<'a> {
         self.condition(level, "gybe node: problems on the node", joined(&sentences), hint(&hints.join("; ")));
     }
 
-    /// The changes that failed, also those that failed before and wait for a retry.
+    /// Logs the changes that failed, also those that failed before and wait for a retry.
     pub(super) fn failures(&mut self, pass: &Pass) {
         let all = || pass.waiting.iter().chain(&pass.applied.failed).map(|failed| &failed.why);
         let sentences: Vec<_> = all().map(|why| chain(why)).collect();
@@ -76,7 +75,7 @@ impl<'a> StatusLog<'a> {
         );
     }
 
-    /// The conflicts: each sentence is logged once until all conflicts have ended.
+    /// Logs the conflicts: each sentence once until all conflicts have ended.
     pub(super) fn conflicts(&mut self, conflicts: &PerDirectory<Option<Conflict>>) {
         let all: Vec<&Conflict> = conflicts.conf.iter().chain(&conflicts.programs).collect();
         if all.is_empty() {
@@ -91,7 +90,7 @@ impl<'a> StatusLog<'a> {
         }
     }
 
-    /// The changes that a pass made.
+    /// Logs the changes that a pass made.
     pub(super) fn changes(&self, pass: &Pass, repaired_in_us: Option<u64>) {
         let steps: Vec<_> = pass.plan.changes.iter().map(ToString::to_string).collect();
         let mut fields = json!({ "steps": steps, "done": pass.applied.done });

@@ -1,4 +1,4 @@
-//! Turns of the loop called by the test, for what would take minutes to wait for.
+//! Calls turns of the loop directly, for states that a running agent reaches only after minutes.
 
 mod uninstall;
 
@@ -7,6 +7,7 @@ use super::*;
 use crate::agent::ManifestPods;
 use crate::host::apply::NodeLock;
 use crate::host::change::Change;
+use crate::host::conflict::{Conflict, ForeignRewrite};
 use crate::host::settings::GRACE_PERIOD;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -156,13 +157,13 @@ fn the_kubeconfig_is_removed_only_after_the_conf_is_as_desired() {
 
 #[test]
 fn a_program_that_does_not_stay_is_placed_again_only_after_a_pause() {
-    let node = TestNode::new("in-vain");
+    let node = TestNode::new("removed-program");
     with_loop(&node, GRACE_PERIOD, |reconciler, _, _| {
         reconciler.turn(Instant::now());
         let desired = reconciler.desired.clone().unwrap();
         fs::remove_file(node.0.join("bin/gybe-cni")).unwrap();
-        let places = reconciler.settings().environment.directories.clone();
-        let mut pass = pass(&places, &desired, &mut PassHistory::default()).unwrap();
+        let directories = reconciler.settings().environment.directories.clone();
+        let mut pass = pass(&directories, &desired, &mut PassHistory::default()).unwrap();
         assert!(pass.left.is_done());
         assert_eq!(reconciler.report(&pass, Instant::now()).next, NextTurn::OnChange(RESYNC));
         pass.left.changes = pass.plan.changes.clone();
@@ -173,28 +174,48 @@ fn a_program_that_does_not_stay_is_placed_again_only_after_a_pause() {
 }
 
 #[test]
+fn neither_the_resync_nor_the_grace_period_shortens_the_wait_of_a_conflict_over_the_conf() {
+    let node = TestNode::new("conflict-wait");
+    let (grace_period, wait) = (RESYNC / 2, RESYNC * 3);
+    with_loop(&node, grace_period, |reconciler, _, _| {
+        node.set_mode("leave");
+        reconciler.turn(Instant::now());
+        let desired = reconciler.desired.clone().unwrap();
+        let places = reconciler.settings().environment.directories.clone();
+        let mut pass = pass(&places, &desired, &mut PassHistory::default()).unwrap();
+        let NextTurn::OnChange(next) = reconciler.report(&pass, Instant::now()).next else {
+            panic!("no change needed")
+        };
+        assert!(next <= grace_period, "the programs are removed at the end of the grace period: {next:?}");
+        pass.conflicts.conf =
+            Some(Conflict { rewrite: ForeignRewrite::default(), rewrites: 9, wait: Some(wait) });
+        assert_eq!(reconciler.report(&pass, Instant::now()).next, NextTurn::After(wait));
+    });
+}
+
+#[test]
 fn f37_a_program_that_cannot_be_placed_is_retried_with_growing_waits_and_the_chain_is_repaired_meanwhile() {
     let node = TestNode::new("retry");
     let (image, conf) = (node.0.join("image/gybe-cni"), node.0.join("net.d/10.conflist"));
     let (whole, primary) = (fs::read(&image).unwrap(), fs::read(&conf).unwrap());
     fs::copy(&image, node.0.join("bin/gybe-cni")).unwrap();
     statuses(&node, GRACE_PERIOD, |turn| {
-        // Others may write the program in use, so it has to be replaced; and the image is damaged.
+        // Every user may write the installed program, so it has to be replaced; and the image's program is damaged.
         fs::set_permissions(node.0.join("bin/gybe-cni"), Permissions::from_mode(0o777)).unwrap();
         fs::write(&image, "cut off").unwrap();
         let mut failures = 0;
         for n in 0..20 {
-            // More would be a conflict.
+            // More rewrites would count as a conflict.
             if n < 5 {
                 fs::write(&conf, &primary).unwrap();
             }
             let status = turn();
             assert!(node.has_entry() && !status.report.missing.is_empty());
             failures = status.counts.program_failures;
-            // The fourth comes after seven seconds.
+            // The fourth attempt is due after seven seconds.
             assert!((1..=3).contains(&failures) && status.counts.conf_failures == 0, "{status:?}");
         }
-        // Another program changed the directory: it may take now what it refused.
+        // Another program changed the directory: it may now accept the program that it refused.
         fs::write(node.0.join("bin/another"), "").unwrap();
         assert_eq!(turn().counts.program_failures, failures + 1);
         node.set_mode("leave");
@@ -234,7 +255,7 @@ fn istiod_in_a_namespace_that_is_not_excluded_is_reported_on_its_node() {
     let node = TestNode::new("istiod");
     let pods = ManifestPods::new(&node.0.join("pods"));
     let in_mesh = || istiod_in_mesh(&pods, &node.config(GRACE_PERIOD).settings.current);
-    let place = |namespace: &str| {
+    let write_pod = |namespace: &str| {
         let labels = json!({ "app": "istiod" });
         let metadata =
             json!({ "namespace": namespace, "name": "istiod-5d8f-x", "uid": "u", "labels": labels });
@@ -242,10 +263,10 @@ fn istiod_in_a_namespace_that_is_not_excluded_is_reported_on_its_node() {
             json!({ "apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": { "containers": [] } });
         fs::write(node.0.join("pods/istiod.json"), pod.to_string()).unwrap();
     };
-    place("istio-system");
+    write_pod("istio-system");
     assert_eq!(in_mesh(), None);
     fs::write(node.0.join("config/exclude_namespaces"), "kube-system").unwrap();
     assert!(in_mesh().is_some_and(|why| why.contains("istio-system")));
-    place("shop");
+    write_pod("shop");
     assert_eq!(in_mesh(), None, "a tenant's pod");
 }

@@ -7,17 +7,17 @@ use crate::log::Level;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// How long an agent that ends tries to uninstall, also in a conflict. Its pod has 30 s (`terminationGracePeriodSeconds`), of
-/// which up to eleven are over by then: queries that wait for a pod are answered, and the API server is queried twice for the
-/// DaemonSet.
+/// How long the agent tries to uninstall at its end, also during a conflict. Its pod has 30 s (`terminationGracePeriodSeconds`),
+/// of which up to 11 s may have passed by then: the agent responds to queries that wait for a pod, and queries the API server
+/// twice for the DaemonSet.
 const END_TIMEOUT: Duration = Duration::from_secs(8);
 
-/// The time for which the plugin outlives the conf that named it: an ADD that began under that conf is in no cache until it
-/// ends.
+/// The time for which the plugin stays installed after its entry has been removed: an ADD that began with the entry has no
+/// cached result until it ends.
 #[derive(Debug)]
 pub(super) struct GracePeriod {
     pub(super) length: Duration,
-    /// Since when our entry is out of the chain.
+    /// When our entry was removed.
     out_since: Option<Instant>,
 }
 
@@ -34,17 +34,17 @@ impl GracePeriod {
         }
     }
 
-    /// Returns the remaining time; none while our entry is in the chain.
+    /// Returns the remaining time; none while our entry is installed.
     pub(super) fn left(&self, now: Instant) -> Option<Duration> {
         self.out_since.map(|since| self.length.saturating_sub(now.saturating_duration_since(since)))
     }
 
-    /// Our entry belongs into the chain.
+    /// Ends the period without removing programs: our entry is to be installed.
     pub(super) fn cancel(&mut self) {
         self.out_since = None;
     }
 
-    /// Takes in a pass. A pass that had to change the conf starts the period again.
+    /// Records a pass. A pass that changed a conf file starts the period again.
     pub(super) fn passed(&mut self, is_out: bool, conf_changed: bool, now: Instant) {
         self.out_since = match self.out_since {
             Some(since) if is_out && !conf_changed => Some(since),
@@ -55,7 +55,7 @@ impl GracePeriod {
 }
 
 impl Reconciler<'_> {
-    /// Takes our entry out of the chain before the agent ends, in as many turns as the time allows: no later turn will.
+    /// Removes our entry before the agent ends, in as many turns as the time allows: no turn follows.
     pub(crate) fn uninstall(&mut self) {
         self.settings.current.options.mode = Mode::Leave;
         let until = Instant::now() + END_TIMEOUT;

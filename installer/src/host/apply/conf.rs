@@ -59,8 +59,8 @@ fn exchange(folder: &OpenDirectory, file: &FileName, expected: &[u8]) -> Result<
     Err(folder.overtaken(file))
 }
 
-/// Exchanges the files until the one that comes out is one we put in: another program may write again
-/// meanwhile.
+/// Exchanges the files until the one taken out is one that this process put in: another program may write again
+/// in between.
 fn put_back(
     folder: &OpenDirectory,
     file: &FileName,

@@ -9,7 +9,7 @@ use nix::errno::Errno;
 use super::trial::TrialError;
 use crate::host::observe::Hash;
 
-/// Why a change failed. The file that was there is still there.
+/// Why a change failed. The previous file is kept.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ApplyError {
     #[error("cannot {step} {}", .path.display())]
@@ -63,7 +63,7 @@ fn of_errno(why: Errno) -> Option<&'static str> {
              AppArmor the profile unconfined"
         }
         Errno::ENOENT => "the directory is gone; the agent waits until it exists",
-        Errno::ENAMETOOLONG => "the file's name is too long for another ending; rename it",
+        Errno::ENAMETOOLONG => "the file's name is too long for another suffix; rename it",
         Errno::EISDIR => "a directory has this name; find out what it is, and remove it",
         Errno::EIO => "check the disk: the kernel reports an I/O error",
         Errno::ETXTBSY => "another process writes to the program; the agent tries again",

@@ -30,7 +30,7 @@ pub(super) fn temporary_name() -> &'static str {
     &NAME
 }
 
-/// An open directory: its name may change meanwhile, the directory itself may not.
+/// An open directory. The operations stay in it, even if its path is renamed or replaced meanwhile.
 #[derive(Debug)]
 pub(super) struct OpenDirectory {
     pub(super) fd: OwnedFd,
@@ -45,7 +45,7 @@ impl OpenDirectory {
         Ok(Self { fd: fd.map_err(error)?, path: path.to_owned() })
     }
 
-    /// Opens a sub-directory, and no link to one.
+    /// Opens a subdirectory; fails for a symbolic link.
     pub(super) fn inner(&self, name: &FileName) -> Result<Self, ApplyError> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let fd = openat(&self.fd, name.as_os_str(), flags, Mode::empty());
@@ -65,8 +65,7 @@ impl OpenDirectory {
         ApplyError::Overtaken { path: self.path.join(name.as_os_str()) }
     }
 
-    /// Creates the temporary file. Its name is this process's own, because two processes may write where the
-    /// lock cannot be taken.
+    /// Creates the temporary file, replacing one that this process left.
     pub(super) fn temporary(&self) -> Result<File, ApplyError> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let create = || openat(&self.fd, temporary_name(), flags, Mode::from_bits_truncate(0o600));
@@ -119,14 +118,14 @@ impl OpenDirectory {
         openat(&self.fd, name.as_ref(), flags, Mode::empty()).map(File::from)
     }
 
-    /// The content of a file; none if it does not exist or is not a regular file. Of a file that is longer than
-    /// any conf file, only enough to tell it from others.
+    /// Returns the content of a file; none if it does not exist or cannot be read. A file longer than `LARGEST` is
+    /// read up to one byte beyond it, which shows that its content is another one.
     pub(super) fn read(&self, name: impl AsRef<OsStr>) -> Option<Vec<u8>> {
         let mut bytes = Vec::new();
         self.open_file(name).ok()?.take(LARGEST + 1).read_to_end(&mut bytes).ok().map(|_| bytes)
     }
 
-    /// Renames within the directory: the only kind of rename that containerd sees (F08).
+    /// Renames within the directory: containerd gets an event for no other rename (F08).
     pub(super) fn rename(&self, from: impl AsRef<OsStr>, to: &FileName) -> Result<(), ApplyError> {
         renameat(&self.fd, from.as_ref(), &self.fd, to.as_os_str())
             .map_err(self.failed("rename a file to", to))
@@ -136,7 +135,7 @@ impl OpenDirectory {
         renameat2(&self.fd, from, &self.fd, to, how)
     }
 
-    /// Removes a file; a missing one is no error.
+    /// Removes a file; succeeds if it does not exist.
     pub(super) fn unlink(&self, name: &OsStr) -> Result<(), ApplyError> {
         match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
             Ok(()) => self.sync(),

@@ -1,4 +1,4 @@
-//! Tries a program where it will have to run, before anything depends on it, by querying its version.
+//! Tries a program on the node, before any conf file depends on it, by querying its version.
 
 use gybe_netfilter::hint::Hint;
 use std::borrow::Cow;
@@ -18,12 +18,12 @@ use nix::unistd::Pid;
 use crate::error::errno;
 use crate::host::desired::Trial;
 
-/// The time limit. An answer takes a millisecond, and longer on a node that swaps.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// The longest answer that is read, in bytes.
-const LONGEST: u64 = 64 << 10;
+/// The deadline of a trial. A response takes a millisecond, and longer on a node that swaps.
+const TIMEOUT: Duration = Duration::from_secs(10);
+/// The longest response that is read, in bytes.
+const MAX_RESPONSE: u64 = 64 << 10;
 
-/// What a program did instead of reporting its version.
+/// Why a program's trial failed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum TrialError {
     #[error("it cannot be run")]
@@ -33,7 +33,7 @@ pub enum TrialError {
     Failed(String),
     #[error("it did not answer VERSION with its supported versions")]
     NoVersions,
-    #[error("it did not answer within {} seconds", PATIENCE.as_secs())]
+    #[error("it did not answer within {} seconds", TIMEOUT.as_secs())]
     Hung,
 }
 
@@ -59,16 +59,16 @@ impl Hint for TrialError {
 
 /// Runs the program once.
 pub fn run(program: &Path, trial: Trial) -> Result<(), TrialError> {
-    let (success, status, answer) = answer(start(program, trial)?)?;
+    let (success, status, response) = wait(start(program, trial)?)?;
     match trial {
         _ if !success => Err(TrialError::Failed(status)),
-        Trial::CniVersion if !names_versions(&answer) => Err(TrialError::NoVersions),
+        Trial::CniVersion if !names_versions(&response) => Err(TrialError::NoVersions),
         Trial::CniVersion | Trial::Version => Ok(()),
     }
 }
 
 fn start(program: &Path, trial: Trial) -> Result<Child, TrialError> {
-    #[expect(clippy::disallowed_methods, reason = "what is to be installed has to be observed running")]
+    #[expect(clippy::disallowed_methods, reason = "the trial has to run the program that is to be installed")]
     let mut command = Command::new(program);
     command.env_clear().stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::null());
     match trial {
@@ -83,16 +83,16 @@ fn start(program: &Path, trial: Trial) -> Result<Child, TrialError> {
     };
     let mut child = spawn(&mut command)?;
     if let Some(mut stdin) = child.stdin.take() {
-        // A program that does not read its input may have ended already; its answer decides.
+        // A program that does not read its input may have ended already; its response decides.
         let _ = stdin.write_all(br#"{"cniVersion":"1.0.0"}"#);
     }
     Ok(child)
 }
 
-/// Starts the program. A process that another thread starts while we write holds our descriptor until its own
-/// exec: until then the kernel returns ETXTBSY (F09), and has no event for the end of that.
+/// Starts the program. A process that another thread forks during our write holds our descriptor until its own
+/// exec: until then the kernel returns ETXTBSY (F09), and it has no event for the release.
 fn spawn(command: &mut Command) -> Result<Child, TrialError> {
-    let until = Instant::now() + PATIENCE;
+    let until = Instant::now() + TIMEOUT;
     loop {
         match command.spawn() {
             Err(why) if errno(&why) == Errno::ETXTBSY && Instant::now() < until => {
@@ -103,12 +103,12 @@ fn spawn(command: &mut Command) -> Result<Child, TrialError> {
     }
 }
 
-fn answer(mut child: Child) -> Result<(bool, String, Vec<u8>), TrialError> {
+fn wait(mut child: Child) -> Result<(bool, String, Vec<u8>), TrialError> {
     let pid = Pid::from_raw(i32::try_from(child.id()).map_err(|_| TrialError::NotRun(Errno::ESRCH))?);
     let stdout = child.stdout.take();
-    let (tell, told) = mpsc::channel();
+    let (sender, receiver) = mpsc::channel();
     // A thread waits for the child, because a channel can be waited for with a deadline.
-    let waiting = thread::Builder::new().spawn(move || tell.send(child.wait()));
+    let waiting = thread::Builder::new().spawn(move || sender.send(child.wait()));
     let waiting = match waiting {
         Ok(waiting) => waiting,
         // No thread will reap it.
@@ -118,13 +118,13 @@ fn answer(mut child: Child) -> Result<(bool, String, Vec<u8>), TrialError> {
             return Err(TrialError::NotRun(errno(&why)));
         }
     };
-    let (ended, hung) = match told.recv_timeout(PATIENCE) {
+    let (ended, hung) = match receiver.recv_timeout(TIMEOUT) {
         Err(RecvTimeoutError::Timeout) => {
             // The pid is still its own: the child is not reaped before the thread reports.
             let _ = kill(pid, Signal::SIGKILL);
-            (told.recv(), true)
+            (receiver.recv(), true)
         }
-        told => (told.map_err(|_| mpsc::RecvError), false),
+        exit => (exit.map_err(|_| mpsc::RecvError), false),
     };
     let _ = waiting.join();
     match ended {
@@ -137,18 +137,21 @@ fn answer(mut child: Child) -> Result<(bool, String, Vec<u8>), TrialError> {
     }
 }
 
-/// The output of a program that has ended. The end of the pipe is not waited for: a process that the program
-/// left behind may hold the other end forever. No answer is longer than a pipe (pipe(7)).
+/// The output of a program that has ended. Does not wait for the end of the pipe: a process that the program
+/// left behind may hold the other end forever. Every response fits in a pipe (pipe(7)).
 fn output_of(pipe: ChildStdout) -> Vec<u8> {
-    let mut answer = Vec::new();
+    let mut response = Vec::new();
     if fcntl(&pipe, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).is_ok() {
         // Output before EAGAIN counts.
-        let _ = pipe.take(LONGEST).read_to_end(&mut answer);
+        let _ = pipe.take(MAX_RESPONSE).read_to_end(&mut response);
     }
-    answer
+    response
 }
 
-fn names_versions(answer: &[u8]) -> bool {
-    let answer = serde_json::from_slice::<serde_json::Value>(answer).unwrap_or_default();
-    answer.get("supportedVersions").and_then(|it| it.as_array()).is_some_and(|versions| !versions.is_empty())
+fn names_versions(response: &[u8]) -> bool {
+    let response = serde_json::from_slice::<serde_json::Value>(response).unwrap_or_default();
+    response
+        .get("supportedVersions")
+        .and_then(|it| it.as_array())
+        .is_some_and(|versions| !versions.is_empty())
 }

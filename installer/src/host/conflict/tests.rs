@@ -1,4 +1,4 @@
-//! The tracker with made-up times: real ones would take minutes.
+//! Tests the tracker with synthetic times: real ones would take minutes.
 
 use super::*;
 use crate::host::desired::{Placement, PlacementOrder, Program, Trial};
@@ -75,7 +75,7 @@ fn a_change_of_the_desired_state_is_no_foreign_rewrite() {
 }
 
 #[test]
-fn f05_a_rewrite_between_our_write_and_the_next_look_is_counted() {
+fn f05_a_rewrite_between_our_write_and_the_next_observation_is_counted() {
     let (mut tracker, start) = (ConflictTracker::new(Directory::Programs), Instant::now());
     assert_eq!(until_limited(&mut tracker, &lost(), start), (6, Duration::from_secs(5)));
     assert_eq!(tracker.counts().rewrites, 6);
@@ -101,19 +101,19 @@ fn lost() -> Plan {
 #[test]
 fn f05_each_directory_has_a_tracker_of_its_own() {
     let start = Instant::now();
-    for (directory, mine, others) in
+    for (directory, own, other) in
         [(Directory::Conf, undone(), lost()), (Directory::Programs, lost(), undone())]
     {
         let mut tracker = ConflictTracker::new(directory);
-        tracker.wrote(WriteOutcome::Complete, &others, start);
+        tracker.wrote(WriteOutcome::Complete, &other, start);
         for n in 1..=20 {
-            assert_eq!(observe(&mut tracker, &others, start), None, "{directory} {n}");
+            assert_eq!(observe(&mut tracker, &other, start), None, "{directory} {n}");
         }
         for _ in 1..=5 {
-            assert_eq!(observe(&mut tracker, &mine, start), None);
-            tracker.wrote(WriteOutcome::Complete, &others, start);
+            assert_eq!(observe(&mut tracker, &own, start), None);
+            tracker.wrote(WriteOutcome::Complete, &other, start);
         }
-        observe(&mut tracker, &mine, start);
+        observe(&mut tracker, &own, start);
         assert!(tracker.is_conflict(), "{directory}");
     }
 }
@@ -139,7 +139,7 @@ fn only_a_write_that_restores_an_undone_change_counts_as_a_repair() {
     assert_eq!(counts(&tracker), (2, 0, true), "the other program wrote before us");
     observe(&mut tracker, &undone(), start);
     tracker.wrote(WriteOutcome::Complete, &undone(), start);
-    assert_eq!(counts(&tracker), (3, 1, true), "the other program wrote before our look");
+    assert_eq!(counts(&tracker), (3, 1, true), "the other program wrote before our next observation");
     tracker.desired_state_changed();
     observe(&mut tracker, &undone(), start);
     tracker.wrote(WriteOutcome::Complete, &Plan::default(), start);
@@ -156,7 +156,7 @@ fn f05_a_file_that_is_removed_and_comes_back_counts_as_one_rewrite() {
     observe(&mut tracker, &waits, start);
     observe(&mut tracker, &undone(), start);
     tracker.wrote(WriteOutcome::Complete, &Plan::default(), start);
-    assert_eq!(tracker.counts().rewrites, 0, "at first we only waited for it");
+    assert_eq!(tracker.counts().rewrites, 0, "before the first write the agent only waited for the file");
     for n in 1..=6 {
         observe(&mut tracker, &waits, start);
         observe(&mut tracker, &undone(), start);

@@ -1,10 +1,10 @@
-//! Converts a `.conf` (one plugin) to a list of that plugin and ours, and back to exactly the bytes it had.
+//! Converts a `.conf` (one plugin) to a list of that plugin and ours, and back to the original bytes.
 
 use super::{ConflistError, PluginChain};
 use crate::host::conflist::entry::{Entry, Layout, layout_of};
 use crate::host::json::{self, JsonValue};
 
-/// The list that a runtime would make of the one plugin, followed by `entry`: the network's name and version as
+/// Returns the list that a runtime would make of the one plugin, followed by `entry`: the network's name and version as
 /// they were, and the plugin's own text unchanged.
 pub fn listed(single: &[u8], entry: &Entry) -> Result<Vec<u8>, ConflistError> {
     let tree = json::parse(single)?;
@@ -13,7 +13,7 @@ pub fn listed(single: &[u8], entry: &Entry) -> Result<Vec<u8>, ConflistError> {
     wrapped(single, &tree, &printed)
 }
 
-/// The single plugin's file inside a list that `listed` made and that is unchanged since.
+/// Returns the original file of a list that `listed` made; none if the list has been changed since.
 #[must_use]
 pub fn unlisted(list: &[u8], plugin: &str) -> Option<Vec<u8>> {
     let tree = json::parse(list).ok()?;

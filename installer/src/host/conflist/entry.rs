@@ -82,7 +82,7 @@ impl Entry {
         Self::parse(value.to_string().as_bytes())
     }
 
-    /// The type: the program that a runtime runs for it.
+    /// The entry's `type`, the name of the program that a runtime runs for it.
     #[must_use]
     pub fn plugin(&self) -> &str {
         &self.plugin
@@ -96,7 +96,7 @@ impl Entry {
         matches!((ours, theirs), (Ok(ours), Ok(theirs)) if ours == theirs)
     }
 
-    /// Its text in this layout.
+    /// Prints it in this layout.
     #[must_use]
     pub fn print(&self, layout: &Layout) -> Vec<u8> {
         let mut printer = Printer { text: &self.text, layout, out: Vec::new() };
@@ -104,7 +104,7 @@ impl Entry {
         printer.out
     }
 
-    /// Its text as a network of its own, for a `.conf` file.
+    /// Prints it as a standalone network, for a `.conf` file.
     #[must_use]
     pub fn print_network(&self, version: &str, name: &str, layout: &Layout) -> Vec<u8> {
         let mut printer = Printer { text: &self.text, layout, out: b"{".to_vec() };
@@ -205,7 +205,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_is_printed_in_the_layout_of_its_neighbour() {
+    fn an_entry_is_printed_in_the_layout_of_the_entry_next_to_it() {
         let entry =
             Entry::parse(br#"{"type":"gybe-cni","big":12345678901234567890,"a":[1,{}],"e":[]}"#).unwrap();
         let file = b"{\r\n\t\"plugins\": [\r\n\t\t{\r\n\t\t\t\"type\": \"x\"\r\n\t\t}\r\n\t]\r\n}";

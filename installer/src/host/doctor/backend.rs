@@ -11,12 +11,12 @@ use gybe_netfilter::hint::Hint;
 pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     let Some(conf) = ours.plugin_conf() else { return Vec::new() };
     let decided = node_backend(conf.backend, None, observation.found.as_ref());
-    let word = format!("backend: {}", conf.backend.as_str());
+    let configured = format!("backend: {}", conf.backend.as_str());
     match &decided.verdict {
         Verdict::Works(choice) if observation.no_programs.is_none() => {
             let mut found = vec![Finding::well(
                 About::Backend,
-                format!("{word}; the backend in use is {}: {}", choice.backend, choice.why),
+                format!("{configured}; the backend in use is {}: {}", choice.backend, choice.why),
             )];
             found.extend(choice.missing.iter().map(|(profile, what)| {
                 let text = format!("{} cannot do {profile} on this node: {what}", choice.backend);
@@ -29,7 +29,7 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
             found
         }
         Verdict::Works(_) | Verdict::Unknown if observation.no_programs.is_some() => {
-            observation.no_programs.iter().map(|gone| gone_since(conf.backend, &word, gone)).collect()
+            observation.no_programs.iter().map(|gone| gone_since(conf.backend, &configured, gone)).collect()
         }
         Verdict::Works(_) | Verdict::Unknown => {
             let remedy = match conf.backend {
@@ -38,23 +38,23 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
                 }
                 _ => "run gybe probe now, or wait: the next ADD probes",
             };
-            vec![Finding::note(About::Backend, format!("{word}; no probe report yet"), Some(remedy))]
+            vec![Finding::note(About::Backend, format!("{configured}; no probe report yet"), Some(remedy))]
         }
         Verdict::Fails(none) => {
             let remedy = none.hint().unwrap_or_else(|| "run gybe probe --fresh to see what was tried".into());
             vec![Finding::wrong(
                 About::Backend,
-                format!("{word}, and the plugin refuses every pod of the mesh: {none}"),
+                format!("{configured}, and the plugin refuses every pod of the mesh: {none}"),
                 remedy,
             )]
         }
     }
 }
 
-/// The backend in use needs programs that are no longer on the host.
-fn gone_since(wish: BackendSetting, word: &str, (kind, why): &(BackendKind, String)) -> Finding {
-    let text = format!("{word}, and {kind} can no longer write rules: {why}");
-    match wish {
+/// The finding about a backend in use whose programs are no longer on the host.
+fn gone_since(setting: BackendSetting, configured: &str, (kind, why): &(BackendKind, String)) -> Finding {
+    let text = format!("{configured}, and {kind} can no longer write rules: {why}");
+    match setting {
         BackendSetting::Only(_) => {
             let remedy = format!(
                 "install {kind}'s programs again, or set backend: auto: until then the plugin refuses every pod of the mesh"

@@ -102,7 +102,7 @@ fn has_own_finding(reason: &Problem) -> bool {
             | Problem::Unreadable(..)
             | Problem::Program { .. }
             | Problem::BadEntry { .. }
-            | Problem::BesideIstio(_)
+            | Problem::BothEntries(_)
     )
 }
 

@@ -1,5 +1,5 @@
-//! Findings about the runtime's directories: whether they exist, are this platform's, are writable, and have
-//! room.
+//! Findings about the runtime's directories: whether they exist, are those of the platform, are writable, and
+//! have free space.
 
 use super::observe::{FileSystem, FreeSpace, Observation};
 use super::{About, Finding, of_security};
@@ -20,8 +20,7 @@ pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
     found.extend(elsewhere(observation));
     if let Some(to) = &observation.conf_link {
         let text = format!("{} is a link to {}", conf.display(), to.display());
-        let remedy =
-            "restart the runtime after changing the link: it watches the target from when it started";
+        let remedy = "restart the runtime after changing the link: it watches the target that the link had when the runtime started";
         found.push(Finding::note(About::Directories, text, Some(remedy)));
     }
     found.extend(observation.spaces.iter().filter_map(foreign));
@@ -72,12 +71,12 @@ fn refused(observation: &Observation, why: Errno) -> String {
 fn missing(observation: &Observation) -> String {
     let desired = observation.platform.directories();
     format!(
-        "on {} the runtime uses {} and {}: name others with --conf-dir and --bin-dir; the primary plugin makes the conf directory",
+        "on {} the runtime uses {} and {}: name other directories with --conf-dir and --bin-dir; the primary plugin makes the conf directory",
         observation.platform, desired.conf, desired.programs
     )
 }
 
-/// Directories of another platform may exist here, and no runtime reads them (F37).
+/// Directories of another platform may exist on this node without a runtime that reads them (F37).
 fn elsewhere(observation: &Observation) -> Option<Finding> {
     let desired = observation.platform.node_directories(&observation.options.root);
     let NodeDirectories { conf, programs, .. } = &observation.options.directories;
@@ -93,15 +92,15 @@ fn elsewhere(observation: &Observation) -> Option<Finding> {
     Some(Finding::note(About::Directories, text, Some(remedy)))
 }
 
-/// For root without capabilities, as the agent runs, another user's directory is not writable.
+/// The agent runs as root without capabilities, and cannot write to another user's directory.
 fn foreign(space: &FileSystem) -> Option<Finding> {
-    let owner = space.stranger?;
+    let owner = space.other_owner?;
     let text = format!("the {} directory {} belongs to user {owner}", space.of, space.path.display());
     let remedy = "chown it to root, or add manifests/components/foreign-owner: an agent without capabilities cannot write there";
     Some(Finding::note(About::Directories, text, Some(remedy)))
 }
 
-/// Root runs a file in these directories, or follows what it configures.
+/// Root runs the programs in these directories, or applies the configuration in them.
 fn open_to_all(space: &FileSystem) -> Option<Finding> {
     let mode = space.open_to_all?;
     let path = space.path.display();

@@ -17,7 +17,7 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
         found.push(Finding::wrong(
             About::Entry,
             text,
-            "set pod_source: api, with which the agent writes it, or remove it from the entry",
+            "set pod_source: api, so that the agent writes the file, or remove the path from the entry",
         ));
     }
     found

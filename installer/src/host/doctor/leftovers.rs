@@ -35,14 +35,14 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
 }
 
 fn tombstone(observation: &Observation) -> Finding {
-    let living = "the DEL of existing sandboxes needs it";
+    let reason = "the DEL of existing sandboxes needs it";
     let (text, remedy) = match &observation.snapshot.cached {
         CachedPlugins::Unknown => (
             format!("no conf file names {PLUGIN}, and it is unknown which sandboxes still need it"),
             "let --results-dir name libcni's cache (/var/lib/cni/results), or drain the node; then run gybe uninstall",
         ),
         cached if cached.may_name(PLUGIN) => (
-            format!("no conf file names {PLUGIN}, but its program has to stay: {living}"),
+            format!("no conf file names {PLUGIN}, but its program has to stay: {reason}"),
             "run gybe uninstall when those pods are gone; do not remove the program before",
         ),
         CachedPlugins::Named(_) => (

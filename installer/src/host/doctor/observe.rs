@@ -35,7 +35,7 @@ pub struct DoctorOptions {
     pub directories: NodeDirectories,
     /// The directory of sockets and of the probe report.
     pub run: PathBuf,
-    /// The host's root as observed here.
+    /// The path of the host's root in this mount namespace.
     pub root: PathBuf,
     /// The programs that this `gybe` would place, unless they are the installed ones.
     pub image: Option<PathBuf>,

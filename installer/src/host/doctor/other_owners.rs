@@ -42,21 +42,21 @@ fn istio(observation: &Observation) -> Vec<Finding> {
     found
 }
 
-/// The meaning of an istio-cni entry. No remedy leaves pods without redirection.
+/// Judges an istio-cni entry. Pods stay redirected whichever remedy an operator applies.
 fn of_entry(name: &str, chain: &PluginChain, has_program: bool) -> Finding {
-    let beside = chain.entry(PLUGIN).is_some();
+    let has_ours = chain.entry(PLUGIN).is_some();
     let wrong = |text: String, remedy: &str| Finding::wrong(About::Others, text, remedy);
     let note = |text: String, remedy: &str| Finding::note(About::Others, text, Some(remedy));
     if chain.is_ambient() {
         let text = format!("{name} has an istio-cni entry that serves ambient mode (ambient_enabled: true)");
-        return match beside {
+        return match has_ours {
             true => wrong(format!("{text}, and ours too"), KEEP_ISTIO),
             false => note(text, KEEP_ISTIO),
         };
     }
     let take_over = "run gybe install --take-over now (in the cluster: take_over: now), which replaces it with ours in one write; \
                      then remove the DaemonSet istio-cni-node";
-    match (beside, has_program) {
+    match (has_ours, has_program) {
         (true, _) => {
             let text =
                 format!("{name} has an istio-cni entry and ours: both redirect, and the second is refused");

@@ -29,7 +29,7 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
         .collect();
     if program(observation, PLUGIN).is_none() {
         let text =
-            format!("the program {PLUGIN} is missing, and a conf file or a living sandbox may name it");
+            format!("the program {PLUGIN} is missing, and a conf file or an existing sandbox may need it");
         let remedy =
             "run gybe install: until then every ADD and DEL that needs it fails, and CRI-O drops the network";
         found.push(Finding::wrong(About::Programs, text, remedy));
@@ -38,8 +38,8 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
             "the program gybe is missing next to the plugin, so the plugin cannot query the API server";
         found.push(Finding::note(About::Programs, text, Some("run gybe install")));
     }
-    found.extend(observation.trial.as_ref().map(|trial| tried(observation, trial)));
-    found.extend(another(observation));
+    found.extend(observation.trial.as_ref().map(|trial| of_trial(observation, trial)));
+    found.extend(other_build(observation));
     found
 }
 
@@ -76,7 +76,7 @@ fn of_program(observation: &Observation, name: &str, program: &ProgramFile) -> F
     Finding::well(About::Programs, format!("{name}: mode {:04o}, SHA-256 {short}…", access.mode))
 }
 
-fn tried(observation: &Observation, trial: &Result<(), TrialError>) -> Finding {
+fn of_trial(observation: &Observation, trial: &Result<(), TrialError>) -> Finding {
     match trial {
         Ok(()) => Finding::well(About::Programs, format!("{PLUGIN} answers VERSION")),
         Err(why) => {
@@ -98,9 +98,9 @@ fn with_reason(why: &TrialError) -> String {
 }
 
 /// Another version works too, but an operator who expects this one should know.
-fn another(observation: &Observation) -> Option<Finding> {
+fn other_build(observation: &Observation) -> Option<Finding> {
     let text = format!("{PLUGIN} is another build than the one next to this gybe");
     observation
         .brings_another
-        .then(|| Finding::note(About::Programs, text, Some("run gybe install, which directories this one")))
+        .then(|| Finding::note(About::Programs, text, Some("run gybe install, which installs this one")))
 }

@@ -9,7 +9,7 @@ use crate::host::runtimes::Runtime;
 
 const LIST: &str = r#"{"name":"net","plugins":[{"type":"calico"},{"type":"portmap"}]}"#;
 const CHAINED: &str = r#"{"name":"net","plugins":[{"type":"calico"},{"type":"gybe-cni"}]}"#;
-const BEHIND: &str =
+const OURS_NOT_LAST: &str =
     r#"{"name":"net","plugins":[{"type":"calico"},{"type":"gybe-cni"},{"type":"bandwidth"}]}"#;
 const BOTH: &str = r#"{"name":"net","plugins":[{"type":"calico"},{"type":"istio-cni"},{"type":"gybe-cni"}]}"#;
 const BAD_ENTRY: &str =
@@ -123,7 +123,7 @@ fn a_pod_is_redirected_if_the_file_in_use_runs_the_plugin() {
     assert!(judged.is_redirected(), "{judged:?}");
     assert_eq!(judged.in_use.unwrap().file, name("10-a.conflist"));
     assert!(
-        World::with(&[("10-a.conflist", BEHIND)]).judged().is_redirected(),
+        World::with(&[("10-a.conflist", OURS_NOT_LAST)]).judged().is_redirected(),
         "also with a plugin after ours"
     );
 }
@@ -303,14 +303,14 @@ fn an_entry_or_a_program_that_fails_every_pod_redirects_none() {
     let refused = World::with(&[("10-a.conflist", BAD_ENTRY)]).reason();
     assert!(refused.starts_with("the plugin refuses our entry in 10-a.conflist: "), "{refused}");
     assert!(World::with(&[("10-a.conflist", BOTH)]).reason().contains("an istio-cni entry and ours"));
-    for (fault, says) in [
+    for (fault, expected) in [
         (ProgramFault::Missing, "the program gybe-cni is not in the program directory"),
         (ProgramFault::Another, "the program gybe-cni is not the one that was placed there"),
         (ProgramFault::NotRun, "the program gybe-cni does not run"),
         (ProgramFault::Writable, "the program gybe-cni is writable by other users"),
     ] {
         let world = World { fault: Some(fault), ..World::with(&[("10-a.conflist", CHAINED)]) };
-        assert_eq!(world.reason(), says);
+        assert_eq!(world.reason(), expected);
     }
     let mut gone = World::with(&[("10-a.conflist", CHAINED)]);
     gone.conf.state = DirectoryState::Deleted;

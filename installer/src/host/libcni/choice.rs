@@ -22,7 +22,7 @@ pub struct BrokenFile {
     pub why: BrokenReason,
 }
 
-/// BrokenReason a file cannot be loaded.
+/// Why a runtime does not load a file.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum BrokenReason {
     #[error(transparent)]
@@ -35,7 +35,7 @@ pub enum BrokenReason {
     LoadError(#[from] LoadError),
 }
 
-/// A runtime has no network, or it is unknown which one it uses.
+/// Why no network is chosen: the runtime has none, or it is unknown which one it uses.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NoChoice {
     /// No file, or none that it can load.
@@ -98,7 +98,7 @@ impl ChosenNetwork {
     }
 }
 
-/// Every file that a runtime reads, in its order, with the result of loading it.
+/// Returns every file that a runtime reads, in the runtime's order, with the result of loading it.
 pub fn candidates(
     conf: &ConfDirectory,
     drop_ins: DropIns,
@@ -107,10 +107,10 @@ pub fn candidates(
         .files
         .iter()
         .filter_map(|(file, observed)| Some((file, observed, FileFormat::of(file.as_os_str())?)));
-    named.map(move |(file, observed, form)| {
+    named.map(move |(file, observed, format)| {
         let network = match &observed.content {
-            Ok(bytes) if drop_ins == DropIns::Loaded => load(conf, form, bytes),
-            Ok(bytes) => network(form, bytes, &[]).map_err(BrokenReason::from),
+            Ok(bytes) if drop_ins == DropIns::Loaded => load(conf, format, bytes),
+            Ok(bytes) => network(format, bytes, &[]).map_err(BrokenReason::from),
             Err(why) => Err(BrokenReason::Unreadable(why.clone())),
         };
         let file = file.clone();
@@ -121,10 +121,11 @@ pub fn candidates(
     })
 }
 
-fn load(conf: &ConfDirectory, form: FileFormat, bytes: &[u8]) -> Result<Network, BrokenReason> {
-    let own = list_name(bytes).filter(|_| form == FileFormat::List).and_then(|name| FileName::new(name).ok());
+fn load(conf: &ConfDirectory, format: FileFormat, bytes: &[u8]) -> Result<Network, BrokenReason> {
+    let own =
+        list_name(bytes).filter(|_| format == FileFormat::List).and_then(|name| FileName::new(name).ok());
     let mut drop_ins: Vec<&[u8]> = Vec::new();
-    let alone = network(form, bytes, &[]);
+    let alone = network(format, bytes, &[]);
     if let Some(own) = own.filter(|_| !matches!(&alone, Ok(it) if it.drop_ins == DropIns::Ignored)) {
         if let Some(why) = conf.unread_networks.get(&own) {
             return Err(BrokenReason::UnreadableDropIn(own, why.clone()));
@@ -137,5 +138,5 @@ fn load(conf: &ConfDirectory, form: FileFormat, bytes: &[u8]) -> Result<Network,
             }
         }
     }
-    if drop_ins.is_empty() { Ok(alone?) } else { Ok(network(form, bytes, &drop_ins)?) }
+    if drop_ins.is_empty() { Ok(alone?) } else { Ok(network(format, bytes, &drop_ins)?) }
 }

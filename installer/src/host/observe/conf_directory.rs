@@ -1,4 +1,4 @@
-//! Reads the conf directory: bounded, without blocking on pipes, and with links told apart from files.
+//! Reads the conf directory: bounded, without blocking on pipes, and distinguishing links from files.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsStr;
@@ -21,7 +21,7 @@ use crate::error::errno;
 use crate::host::libcni::FileFormat;
 
 /// Real directories hold a handful of files; more entries than this are not read.
-const MOST: usize = 65_536;
+const MAX_ENTRIES: usize = 65_536;
 
 pub(super) fn read(path: &Path, also: &BTreeSet<FileName>) -> ConfDirectory {
     let nothing = ConfDirectory::not_there;
@@ -35,7 +35,7 @@ pub(super) fn read(path: &Path, also: &BTreeSet<FileName>) -> ConfDirectory {
     for (name, kind) in entries {
         // Some file systems do not report an entry's type before it is opened.
         let inside = match kind {
-            // Every runtime takes a link with a conf file's name for a file.
+            // Every runtime treats a link with a conf file's name as a file.
             Some(Type::Symlink) if FileFormat::of(name.as_os_str()).is_some() => None,
             Some(Type::Directory | Type::Symlink) | None => network_directory(&fd, &name),
             Some(_) => None,
@@ -79,7 +79,7 @@ fn open_here(directory: impl AsFd, name: &FileName, more: OFlag) -> Result<Owned
     openat(directory, name.as_os_str(), flags | more, Mode::empty())
 }
 
-/// The names in the directory and, where the file system reports it, the type of each entry.
+/// Returns the names in the directory and, if the file system reports it, the type of each entry.
 pub(crate) fn list(fd: &OwnedFd) -> Result<Vec<(FileName, Option<Type>)>, Errno> {
     let again = openat(fd, ".", OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty())?;
     let mut names = Vec::new();
@@ -87,7 +87,7 @@ pub(crate) fn list(fd: &OwnedFd) -> Result<Vec<(FileName, Option<Type>)>, Errno>
         let entry = entry?;
         let Ok(name) = FileName::new(OsStr::from_bytes(entry.file_name().to_bytes())) else { continue };
         names.push((name, entry.file_type()));
-        if names.len() == MOST {
+        if names.len() == MAX_ENTRIES {
             break;
         }
     }

@@ -1,6 +1,6 @@
-//! Whether a mounted directory still has, on the host, the name under which it was mounted.
+//! Detects a mounted directory that was renamed on the host.
 //!
-//! A mount holds an inode, whatever happens to its path (F13). A directory that was renamed on the host looks
+//! A mount refers to an inode and not to a path (F13). A directory that was renamed on the host looks
 //! complete from here, but the primary plugin writes to another one. The mount's root in mountinfo is the path
 //! on its file system and follows the rename (proc_pid_mountinfo(5), field 4).
 
@@ -54,7 +54,7 @@ pub(super) fn root(path: &Path) -> Option<PathBuf> {
     mount_of(path).map(|mount| PathBuf::from(mount.root))
 }
 
-/// None where the kernel does not report it. A thread may have a mount namespace of its own.
+/// Returns the mount; none if the kernel does not report it. A thread may have a mount namespace of its own.
 fn mount_of(path: &Path) -> Option<Mount> {
     let fd = open(path, OFlag::O_PATH | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC, Mode::empty()).ok()?;
     let id = id_of(&fd)?;

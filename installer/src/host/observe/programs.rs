@@ -27,7 +27,7 @@ impl Hash {
         Self(Sha256::digest(bytes).into())
     }
 
-    /// HashCache everything that `source` yields.
+    /// Hashes `source` up to its end.
     pub fn of_all(mut source: impl Read) -> io::Result<Self> {
         let mut hasher = Sha256::new();
         let mut buffer = vec![0; 1 << 16];
@@ -58,7 +58,7 @@ pub struct ProgramFile {
     pub access: Access,
 }
 
-/// HashCache of unchanged files: a pass must not read megabytes.
+/// The hashes of unchanged files, so that a pass does not read megabytes.
 #[derive(Debug, Default)]
 pub struct HashCache(HashMap<Identity, Hash>);
 

@@ -1,4 +1,4 @@
-//! The plugins that libcni's cache of living sandboxes still names: the DEL of those sandboxes runs them.
+//! The plugins that libcni's cache of existing sandboxes still names: the DEL of those sandboxes runs them.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -9,11 +9,11 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 
 use crate::host::json::{self, JsonValue};
 
-/// More sandboxes than any node has. With more files the result is "unknown".
-const MOST: usize = 16_384;
+/// The maximum number of files, more than any node has sandboxes. With more files the result is `Unknown`.
+const MAX_FILES: usize = 16_384;
 /// The largest cache file that is read, in bytes: a network's configuration, a result and the pod's
 /// annotations.
-const LARGEST: u64 = 4 << 20;
+const MAX_SIZE: u64 = 4 << 20;
 
 /// The plugins that the cache names.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,7 +24,7 @@ pub enum CachedPlugins {
 }
 
 impl CachedPlugins {
-    /// Reports whether a living sandbox may still need this plugin for its DEL.
+    /// Reports whether an existing sandbox may still need this plugin for its DEL.
     #[must_use]
     pub fn may_name(&self, plugin: &str) -> bool {
         match self {
@@ -34,12 +34,12 @@ impl CachedPlugins {
     }
 }
 
-/// Reads libcni's cache and that of Multus, which runs its delegates with a cache of its own beside it
-/// (`cniDir` of its configuration, `/var/lib/cni/multus`): with `shape: standalone` only that one names our
+/// Reads libcni's cache and that of Multus, which runs its delegates with a cache of its own next to it
+/// (`cniDir` of its configuration, `/var/lib/cni/multus`): with `shape: standalone` only Multus' cache names our
 /// plugin.
 pub(super) fn look(results: &Path) -> CachedPlugins {
     let mut named = BTreeSet::new();
-    // A node that never ran a sandbox has no directory, and neither does one that is not mounted here. An
+    // A missing directory counts as unknown: the node never ran a sandbox, or the directory is not mounted here. An
     // unneeded program does less harm than a pod that cannot be deleted.
     let mut gather = |bytes: &[u8]| named.extend(plugins(bytes));
     let usual = each_result(results, &mut gather);
@@ -68,15 +68,15 @@ pub(crate) fn each_result(results: &Path, each: &mut dyn FnMut(&[u8])) -> Result
     for (n, entry) in entries.enumerate() {
         let Ok(entry) = entry else { return ResultCache::InPart };
         match entry.metadata() {
-            _ if n == MOST => return ResultCache::InPart,
-            Ok(meta) if meta.is_file() && meta.len() <= LARGEST => {}
+            _ if n == MAX_FILES => return ResultCache::InPart,
+            Ok(meta) if meta.is_file() && meta.len() <= MAX_SIZE => {}
             Ok(meta) if meta.is_file() => return ResultCache::InPart,
             _ => continue,
         }
         // A file that is deleted meanwhile is no longer relevant. A file cut off by a crash (F31) names no
         // plugin: libcni cannot read it either.
         let mut bytes = Vec::new();
-        let read = File::open(entry.path()).and_then(|file| file.take(LARGEST).read_to_end(&mut bytes));
+        let read = File::open(entry.path()).and_then(|file| file.take(MAX_SIZE).read_to_end(&mut bytes));
         if read.is_ok() {
             each(&bytes);
         }

@@ -1,7 +1,7 @@
 //! Originals: files that Gybe set aside so that uninstall can restore them, as `<name>.gybe-original` in the
 //! same directory.
 //!
-//! They survive a reboot, stay with the directory, and no runtime loads a file with this ending.
+//! They survive a reboot, stay with the directory, and no runtime loads a file with this suffix.
 
 use super::Plan;
 use crate::host::change::{Change, NewAccess};
@@ -11,25 +11,25 @@ use crate::host::observe::{ConfFile, FileKind, FileName, ORIGINAL, ObservedState
 /// A file that was set aside.
 #[derive(Debug, Clone)]
 pub(super) struct Original<'a> {
-    /// Its present name.
+    /// Its current name.
     pub(super) aside: FileName,
     /// The name under which it is restored.
     pub(super) name: FileName,
     pub(super) file: &'a ConfFile,
 }
 
-/// The names that a single file can have as a list. Each sorts after the file itself: until that is renamed it
-/// is still loaded, and if its owner writes it meanwhile, the owner's version is loaded.
+/// Returns the names that a single file can have as a list. Each sorts after the name of the single file, so a runtime
+/// loads the single file for as long as it exists, also if its owner writes it again.
 pub(super) fn as_list(name: &FileName) -> Vec<FileName> {
-    let behind = name.with(".conflist");
+    let appended = name.with(".conflist");
     match name.ended(".conf", ".conflist") {
-        Some(list) => vec![list, behind],
-        None if name.ends_in(".json") || name.as_os_str() == ".json" => vec![behind],
+        Some(list) => vec![list, appended],
+        None if name.ends_in(".json") || name.as_os_str() == ".json" => vec![appended],
         None => Vec::new(),
     }
 }
 
-/// The single files from which a list of this name can have been made.
+/// Returns the names of the single files that can have been converted to a list of this name.
 pub(super) fn singles_of(list: &FileName) -> Vec<FileName> {
     let singles = ["", ".conf"].iter().filter_map(|ending| list.ended(".conflist", ending));
     singles.filter(|single| as_list(single).contains(list)).collect()
@@ -48,7 +48,7 @@ pub(super) fn of_list<'a>(observed: &'a ObservedState, list: &FileName) -> Optio
         let name = aside.without(ORIGINAL).filter(|name| as_list(name).contains(list))?;
         Some(Original { aside: aside.clone(), name, file })
     });
-    // `10-a.conf` and `10-a.conf.conf` can become the same list: prefer the one whose bytes fit.
+    // `10-a.conf` and `10-a.conf.conf` can become the same list: prefer the one whose content matches.
     let mut originals: Vec<_> = originals.collect();
     originals
         .sort_by_key(|original| !observed.conf.files.get(list).is_some_and(|list| original.is_inside(list)));
@@ -89,16 +89,16 @@ impl Original<'_> {
     }
 }
 
-/// Removes originals whose file holds our entry no longer.
+/// Removes originals whose file no longer contains our entry.
 pub(super) fn forget(observed: &ObservedState, kept: impl Fn(&FileName) -> bool, plan: &mut Plan) {
     for (aside, file) in &observed.conf.files {
         let Some(name) = aside.without(ORIGINAL) else { continue };
-        let spoken_for = plan.changes.iter().any(|change| match change {
+        let is_planned = plan.changes.iter().any(|change| match change {
             Change::Move { from, to, .. } => from == aside || to == aside,
             Change::Write { file, .. } | Change::Remove { file, .. } => file == aside,
             _ => false,
         });
-        if spoken_for || kept(&name) || as_list(&name).iter().any(&kept) {
+        if is_planned || kept(&name) || as_list(&name).iter().any(&kept) {
             continue;
         }
         if let Ok(bytes) = &file.content {

@@ -20,7 +20,7 @@ pub(super) fn retire(observed: &ObservedState, retired: &[Program], plan: &mut P
     plan.changes.extend(gone.map(|program| Change::RemoveProgram(program.name.clone())));
 }
 
-/// Reports whether the file of that name is the program we bring, or a copy of what an older version placed.
+/// Reports whether the file of that name is the image's program, or a copy of the one that an older version installed.
 fn is_ours(observed: &ObservedState, program: &Program) -> bool {
     let hash = |name: &OsStr| observed.programs.files.get(name).and_then(|there| there.hash.as_ref().ok());
     let of_before = program.source.file_name().and_then(hash);
@@ -29,7 +29,7 @@ fn is_ours(observed: &ObservedState, program: &Program) -> bool {
 
 fn placed(observed: &ObservedState, program: &Program) -> Option<Change> {
     let stays = observed.programs.files.get(&program.name).is_some_and(|there| {
-        // The right bytes in a file that other users may write are not the right program.
+        // A file with the right content is not the right program if other users may write it.
         let right = there.hash == Ok(program.hash)
             && there.access.mode == MODE
             && there.access.is_only_of(observed.us);
@@ -41,31 +41,31 @@ fn placed(observed: &ObservedState, program: &Program) -> Option<Change> {
 /// Removes programs. A plugin's program stays as a tombstone while a sandbox may need it for its DEL. The
 /// runtime may still cache a chain that was just changed, so the program also stays in the pass that changes
 /// the conf.
-pub(super) fn take_away(observed: &ObservedState, leave: &Uninstall, plan: &mut Plan) {
+pub(super) fn take_away(observed: &ObservedState, uninstall: &Uninstall, plan: &mut Plan) {
     let conf_is_clean = plan.changes.is_empty();
-    let asked_for = |name: &FileName| {
+    let is_needed = |name: &FileName| {
         !conf_is_clean
-            || leave.in_grace_period
+            || uninstall.in_grace_period
             || name.as_os_str().to_str().is_none_or(|name| observed.cached.may_name(name))
     };
     let mut stays = false;
-    for tombstone in &leave.tombstones {
+    for tombstone in &uninstall.tombstones {
         let Some(there) = observed.programs.files.get(&tombstone.name) else { continue };
-        // A stand-in for another plugin's program gives way to the real one.
+        // A stand-in yields to the program that it stands in for.
         let theirs = is_theirs(observed, tombstone);
-        stays |= !theirs && asked_for(&tombstone.name);
-        match asked_for(&tombstone.name) {
-            // During the grace period any readable version answers.
-            true if conf_is_clean && leave.in_grace_period && there.hash.is_ok() => {}
+        stays |= !theirs && is_needed(&tombstone.name);
+        match is_needed(&tombstone.name) {
+            // During the grace period any readable version serves a DEL.
+            true if conf_is_clean && uninstall.in_grace_period && there.hash.is_ok() => {}
             true => plan.changes.extend(placed(observed, tombstone)),
             false if theirs => {}
             false => plan.changes.push(Change::RemoveProgram(tombstone.name.clone())),
         }
     }
-    let buried = |name: &FileName| leave.tombstones.iter().any(|tombstone| tombstone.name == *name);
-    retire(observed, &leave.retired, plan);
-    let last = leave.last.iter().filter(|_| !stays);
-    for name in leave.programs.iter().filter(|name| !buried(name)).chain(last) {
+    let is_tombstone = |name: &FileName| uninstall.tombstones.iter().any(|tombstone| tombstone.name == *name);
+    retire(observed, &uninstall.retired, plan);
+    let last = uninstall.last.iter().filter(|_| !stays);
+    for name in uninstall.programs.iter().filter(|name| !is_tombstone(name)).chain(last) {
         if observed.programs.files.contains_key(name) {
             plan.changes.push(Change::RemoveProgram(name.clone()));
         }
@@ -73,18 +73,18 @@ pub(super) fn take_away(observed: &ObservedState, leave: &Uninstall, plan: &mut 
 }
 
 /// Removes the lock file last, once nothing of ours is left next to it.
-pub(super) fn remove_lock(observed: &ObservedState, leave: &Uninstall, plan: &mut Plan) {
+pub(super) fn remove_lock(observed: &ObservedState, uninstall: &Uninstall, plan: &mut Plan) {
     let goes = |name: &FileName| {
         let unplaced =
             |change: &Change| matches!(change, Change::RemoveProgram(unplaced) if unplaced == name);
         !observed.programs.files.contains_key(name) || plan.changes.iter().any(unplaced)
     };
-    if observed.programs.has_lock && leave.programs.iter().chain(&leave.last).all(goes) {
+    if observed.programs.has_lock && uninstall.programs.iter().chain(&uninstall.last).all(goes) {
         plan.changes.push(Change::RemoveLock);
     }
 }
 
-/// Reports whether the program under a stand-in's name is another one.
+/// Reports whether the program under a stand-in's name is not ours.
 pub(super) fn is_theirs(observed: &ObservedState, stand_in: &Program) -> bool {
     stand_in.place == Placement::IfAbsent
         && observed.programs.files.get(&stand_in.name).is_some_and(|there| there.hash != Ok(stand_in.hash))

@@ -50,14 +50,14 @@ pub(super) fn target<'a>(
     }
 }
 
-/// As with istio-cni, `.conf` stands for `.conflist` where only that exists, and the reverse.
+/// As with istio-cni, `.conf` stands for `.conflist` if only that exists, and the reverse.
 fn pinned_file(observed: &ObservedState, pinned: &FileName) -> Option<FileName> {
     let single = pinned.ended(".conflist", ".conf");
     let names = [pinned.clone()].into_iter().chain(originals::as_list(pinned)).chain(single);
     names.into_iter().find(|name| observed.conf.files.contains_key(name))
 }
 
-/// A pinned file may have any name, so its content decides; none if it holds no network.
+/// A pinned file may have any name, so its content decides; none if it contains no network.
 fn form(name: &FileName, bytes: &[u8]) -> Option<FileFormat> {
     let tree = json::parse(bytes).ok()?;
     let is_single = tree.field("type").and_then(JsonValue::as_text).is_some();

@@ -27,7 +27,7 @@ pub struct HostPaths {
 pub struct SandboxList {
     /// Sandboxes, by name.
     pub sandboxes: Vec<Sandbox>,
-    /// What could not be read, so that sandboxes may be missing; one sentence each.
+    /// The sources that could not be read, so that sandboxes may be missing; one sentence each.
     pub unreadable: Vec<String>,
 }
 
@@ -55,12 +55,12 @@ pub fn find(paths: &HostPaths) -> SandboxList {
 #[derive(Default)]
 struct Listing {
     by_namespace: BTreeMap<Identity, Sandbox>,
-    /// Those in the node's network, and those whose namespace cannot be looked at.
+    /// Sandboxes in the node's network, and those whose namespace cannot be opened.
     others: Vec<Sandbox>,
     /// The cgroups of the processes in each namespace.
     cgroups: BTreeMap<Identity, Cgroups>,
     unreadable: Vec<String>,
-    /// Sandboxes in the cache whose namespace is not there.
+    /// The number of sandboxes in the cache whose namespace does not exist.
     gone: usize,
 }
 
@@ -68,7 +68,7 @@ impl Listing {
     fn add_cached(&mut self, paths: &HostPaths) {
         let cached = result_cache::read(&paths.results);
         if !cached.is_whole {
-            self.unreadable.push(format!("{} cannot be read in whole", paths.results.display()));
+            self.unreadable.push(format!("{} cannot be read completely", paths.results.display()));
         }
         for mut sandbox in cached.sandboxes {
             let Network::Own(path) = &sandbox.network else { continue };
@@ -96,7 +96,7 @@ impl Listing {
         let entries = match fs::read_dir(directory) {
             Ok(entries) => entries,
             Err(why) if why.kind() == ErrorKind::NotFound => {
-                // In a container that has the cache mounted and not the namespaces.
+                // This is a container in which the cache is mounted, but not the namespaces.
                 if self.gone > 0 && self.by_namespace.is_empty() {
                     let directory = directory.display();
                     let what = format!(
@@ -128,7 +128,7 @@ impl Listing {
         }
         let found = processes::read(proc);
         if let Some(why) = found.refused {
-            self.unreadable.push(format!("not every process of a pod can be looked at: {}", chain(&why)));
+            self.unreadable.push(format!("some processes of pods cannot be inspected: {}", chain(&why)));
         }
         for process in found.all {
             self.cgroups.entry(process.identity).or_default().add_process(&process.cgroup);
@@ -148,7 +148,7 @@ impl Listing {
         }
     }
 
-    /// Reports whether the sandbox of this pod is known. Then another namespace of its processes is one that they made.
+    /// Reports whether this pod's sandbox is known. Its processes then made every other namespace that they are in.
     fn is_cached(&self, uid: &str) -> bool {
         let is_it = |pod: &PodRef| pod.uid.as_deref() == Some(uid);
         self.by_namespace.values().any(|sandbox| sandbox.pod.as_ref().is_some_and(is_it))

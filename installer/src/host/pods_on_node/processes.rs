@@ -1,4 +1,4 @@
-//! The processes of the node: the network namespace and the cgroups of each, and the pod that it is of.
+//! The node's processes, each with its network namespace, its cgroups and its pod.
 //!
 //! The pod's uid is in the cgroup path that the kubelet gives to the pod's processes.
 
@@ -6,10 +6,9 @@ use crate::pod::cgroups::{cgroup_file, processes};
 use gybe_netfilter::netns::{Identity, NetnsError};
 use std::path::{Path, PathBuf};
 
-/// A process.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Process {
-    /// The uid of its pod; none for a process of the node.
+    /// The uid of its pod; none for a process that belongs to no pod.
     pub(super) pod: Option<String>,
     pub(super) netns: PathBuf,
     pub(super) identity: Identity,
@@ -17,14 +16,13 @@ pub(super) struct Process {
     pub(super) cgroup: String,
 }
 
-/// The processes of a node.
 pub(super) struct Processes {
     pub(super) all: Vec<Process>,
-    /// Why the namespace of a pod's process could not be looked at.
+    /// The last error on opening the namespace of a pod's process.
     pub(super) refused: Option<NetnsError>,
 }
 
-/// Reads the processes in `proc` other than this one. Those that end meanwhile are left out.
+/// Reads the processes in `proc` other than this one. Omits processes that end during the read.
 pub(super) fn read(proc: &Path) -> Processes {
     let mut found = Processes { all: Vec::new(), refused: None };
     let own = std::process::id().to_string();
@@ -42,8 +40,9 @@ pub(super) fn read(proc: &Path) -> Processes {
     found
 }
 
-/// A uid in Kubernetes' usual form, and a static pod's, which is a hash of its manifest.
+/// The lengths of the groups of a UUID, the usual form of a pod's uid.
 const UUID_GROUPS: [usize; 5] = [8, 4, 4, 4, 12];
+/// The length of a static pod's uid, a hash of its manifest.
 const HASH: usize = 32;
 
 /// The uid of the one pod that a `/proc/PID/cgroup` names; none where it names no pod, or several.
@@ -102,7 +101,7 @@ mod tests {
     }
 
     #[test]
-    fn what_names_no_pod_or_two_has_no_uid() {
+    fn a_cgroup_of_no_pod_or_of_two_pods_has_no_uid() {
         for cgroup in [
             "",
             "0::/",

@@ -28,7 +28,7 @@ pub(super) struct CachedSandboxes {
     pub(super) is_whole: bool,
 }
 
-/// Reads the cache; a directory that is not there holds no sandbox.
+/// Reads the cache; a missing directory contains no sandbox.
 pub(super) fn read(results: &Path) -> CachedSandboxes {
     let mut sandboxes = Vec::new();
     let read = each_result(results, &mut |bytes| sandboxes.extend(sandbox(bytes)));
@@ -54,7 +54,7 @@ fn sandbox(bytes: &[u8]) -> Option<Sandbox> {
         container: Some(info.container_id.clone()).filter(|id| !id.is_empty()),
         network: Network::Own(netns),
         annotations: match info.capability_args.get(POD_ANNOTATIONS) {
-            Some(Value::Object(handed)) => Some(handed.clone()),
+            Some(Value::Object(passed)) => Some(passed.clone()),
             Some(Value::Null) => Some(Map::new()),
             _ => None,
         },
@@ -111,14 +111,14 @@ mod tests {
 
     #[test]
     fn passed_annotations_are_kept_and_an_empty_list_differs_from_none() {
-        let handed = |annotations: Value| {
+        let passed = |annotations: Value| {
             let more = json!({ "netns": "/run/netns/a", "capabilityArgs": { POD_ANNOTATIONS: annotations } });
             read(&cached(&more)).unwrap().annotations
         };
-        assert_eq!(handed(json!({ "a": "b" })).unwrap().len(), 1);
-        assert_eq!(handed(Value::Null), Some(Map::new()));
-        assert_eq!(handed(json!({})), Some(Map::new()));
-        assert_eq!(handed(json!("x")), None);
+        assert_eq!(passed(json!({ "a": "b" })).unwrap().len(), 1);
+        assert_eq!(passed(Value::Null), Some(Map::new()));
+        assert_eq!(passed(json!({})), Some(Map::new()));
+        assert_eq!(passed(json!("x")), None);
     }
 
     #[test]

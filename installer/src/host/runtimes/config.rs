@@ -22,8 +22,8 @@ pub struct RuntimeConfig {
     pub default_network: Option<String>,
 }
 
-/// Reads the configuration of the runtime `name` that was started with `arguments`. `root` is the host's root
-/// as observed here.
+/// Reads the configuration of the runtime `name` that was started with `arguments`. `root` is the path of the
+/// host's root in this mount namespace.
 #[must_use]
 pub fn configured(root: &Path, name: &str, arguments: &[String]) -> RuntimeConfig {
     let configured = match name {

@@ -1,6 +1,5 @@
-//! The container runtimes that run here: whether they still watch the conf directory (a watch belongs to an
-//! inode, and a directory that was made again has another, F13), and whether they read a network's own
-//! directory.
+//! The container runtimes of the node: whether they still watch the conf directory (a watch belongs to an
+//! inode, and a directory that was created again has another one, F13), and whether they read drop-ins.
 
 use crate::host::runtimes::DropIns;
 use crate::host::runtimes::config::{RuntimeConfig, configured};
@@ -10,16 +9,16 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::path::Path;
 
-/// More processes than any node has.
-const MOST_PROCESSES: usize = 65_536;
-/// More runtimes than any node has.
-const MOST_RUNTIMES: usize = 8;
-/// The largest program that is searched, in bytes: they have some 50 MB.
-const LARGEST_PROGRAM: u64 = 256 << 20;
+/// More than any node has.
+const MAX_PROCESSES: usize = 65_536;
+/// More than any node has.
+const MAX_RUNTIMES: usize = 8;
+/// The largest program that is searched, in bytes: runtimes have some 50 MB.
+const MAX_PROGRAM_SIZE: u64 = 256 << 20;
 
-/// A conf file key that libcni has known since 1.3, which is the version that reads drop-ins. Its name is in
-/// the program, whatever distribution built it and whatever its version string: Debian's containerd 1.6 and 1.7
-/// do not have it, 2.1 does.
+/// A conf file key of libcni since 1.3, the first version that reads drop-ins. Its name is in the program, which
+/// is more reliable than a distribution's version string: Debian's containerd 1.6 and 1.7 do not have it, 2.1
+/// does.
 const KEY: &[u8] = b"loadOnlyInlinedPlugins";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +33,7 @@ pub struct RuntimeProcess {
     pub configured: RuntimeConfig,
 }
 
-/// Whether to find out if runtimes read drop-ins, which reads programs of 50 MB.
+/// Whether to check that runtimes read drop-ins, which takes reading programs of 50 MB.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum DropInCheck {
     /// There are drop-ins.
@@ -46,7 +45,7 @@ pub(crate) enum DropInCheck {
 /// What a runtime watches.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RuntimeWatch {
-    /// The present conf directory.
+    /// The current conf directory.
     ConfDirectory,
     /// Other directories only.
     Others,
@@ -55,14 +54,14 @@ pub enum RuntimeWatch {
 }
 
 /// The host's runtimes in `/proc` below `root`: none in a container that does not see the host's processes.
-pub(crate) fn running(root: &Path, conf: &Path, ask: DropInCheck) -> Vec<RuntimeProcess> {
+pub(crate) fn running(root: &Path, conf: &Path, check: DropInCheck) -> Vec<RuntimeProcess> {
     let Ok(processes) = fs::read_dir(root.join("proc")) else { return Vec::new() };
-    let pids = processes.flatten().take(MOST_PROCESSES);
+    let pids = processes.flatten().take(MAX_PROCESSES);
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(|pid| runtime(root, (pid, conf), ask)).take(MOST_RUNTIMES).collect()
+    pids.filter_map(|pid| runtime(root, (pid, conf), check)).take(MAX_RUNTIMES).collect()
 }
 
-fn runtime(root: &Path, (pid, conf): (u32, &Path), ask: DropInCheck) -> Option<RuntimeProcess> {
+fn runtime(root: &Path, (pid, conf): (u32, &Path), check: DropInCheck) -> Option<RuntimeProcess> {
     let process = root.join("proc").join(pid.to_string());
     let name = fs::read_to_string(process.join("comm")).ok()?.trim().to_owned();
     if !matches!(name.as_str(), "containerd" | "crio") || !is_of_host(root, &process) {
@@ -73,13 +72,13 @@ fn runtime(root: &Path, (pid, conf): (u32, &Path), ask: DropInCheck) -> Option<R
         (Some(_), Ok(_)) => RuntimeWatch::Others,
         _ => RuntimeWatch::Unknown,
     };
-    let drop_ins = if ask == DropInCheck::Read { drop_ins(&process.join("exe")) } else { None };
+    let drop_ins = if check == DropInCheck::Read { drop_ins(&process.join("exe")) } else { None };
     let configured = configured(root, &name, &arguments(&process));
     Some(RuntimeProcess { name, pid, watches, drop_ins, configured })
 }
 
-/// Reports whether the host's root runs it, and no container: a process chooses its own name (prctl(2),
-/// `PR_SET_NAME`), and a pod may run a containerd of its own.
+/// Reports whether the process runs as the host's root and outside containers: a process can set its own name
+/// (prctl(2), `PR_SET_NAME`), and a pod may run its own containerd.
 fn is_of_host(root: &Path, process: &Path) -> bool {
     let namespace = |process: &Path, kind: &str| fs::read_link(process.join("ns").join(kind)).ok();
     let is_of_init = |kind: &str| namespace(process, kind) == namespace(&root.join("proc/1"), kind);
@@ -98,7 +97,7 @@ fn arguments(process: &Path) -> Vec<String> {
 fn drop_ins(program: &Path) -> Option<DropIns> {
     let program = File::open(program).ok()?;
     let length = program.metadata().ok()?.len();
-    let knows = holds(Some(program).filter(|_| length <= LARGEST_PROGRAM)?, KEY).ok()?;
+    let knows = holds(Some(program).filter(|_| length <= MAX_PROGRAM_SIZE)?, KEY).ok()?;
     Some(if knows { DropIns::Loaded } else { DropIns::Ignored })
 }
 
@@ -181,9 +180,9 @@ mod tests {
     fn f37_the_number_of_runtimes_and_the_size_of_programs_are_bounded() {
         let node = Processes::new("many");
         (10..30).for_each(|pid| node.runs(pid, ("crio", 0), ["pid:[1]", "user:[1]"]));
-        assert_eq!(node.runtimes().len(), MOST_RUNTIMES);
+        assert_eq!(node.runtimes().len(), MAX_RUNTIMES);
         let program = node.0.join("program");
-        File::create(&program).unwrap().set_len(LARGEST_PROGRAM + 1).unwrap();
+        File::create(&program).unwrap().set_len(MAX_PROGRAM_SIZE + 1).unwrap();
         assert_eq!(drop_ins(&program), None);
         fs::write(&program, KEY).unwrap();
         assert_eq!(drop_ins(&program), Some(DropIns::Loaded));

@@ -27,7 +27,7 @@ pub struct NodeContext<'a> {
     /// Whether an istio-cni entry may be replaced now.
     pub take_over: TakeOver,
     pub stand_in: StandIn,
-    pub burial: ProgramRemoval,
+    pub program_removal: ProgramRemoval,
 }
 
 /// What to do with the program name istio-cni.
@@ -63,7 +63,7 @@ pub const GRACE_PERIOD: Duration = Duration::from_secs(300);
 pub enum ProgramRemoval {
     /// The plugin stays, needed or not: a sandbox may be in the making that is in no cache yet.
     Deferred,
-    /// All that no living sandbox needs.
+    /// All programs that no existing sandbox needs.
     #[default]
     Now,
 }
@@ -134,7 +134,7 @@ impl Settings {
             // Includes the names of an earlier `also_as`.
             retired: further_names(node.image).collect(),
             last: last.into_iter().map(|program| program.name).next(),
-            in_grace_period: node.burial == ProgramRemoval::Deferred,
+            in_grace_period: node.program_removal == ProgramRemoval::Deferred,
             tombstones: plugin.into_iter().chain(stand_in(node)).collect(),
             put_back: self.options.put_back,
         }

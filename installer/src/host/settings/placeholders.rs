@@ -23,7 +23,7 @@ pub(super) struct TemplateValues {
 /// Why a template cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub(super) enum TemplateError {
-    /// No value exists for them, and the plugin would read them as they are.
+    /// No value exists for these placeholders; left in place, the plugin would read them as values.
     #[error("unknown placeholders: {}", .0.join(", "))]
     Unknown(Vec<String>),
     /// The filled-in text is not a plugin's entry.
@@ -48,8 +48,8 @@ impl TemplateValues {
 }
 
 /// Keys that libcni sets for every plugin, or that our entry sets itself: a template's values for them are
-/// ignored. Go reads keys in any case.
-const NOT_THE_TEMPLATES: [&str; 4] = ["type", "cniVersion", "name", "capabilities"];
+/// ignored. Go matches keys in any case.
+const RESERVED_KEYS: [&str; 4] = ["type", "cniVersion", "name", "capabilities"];
 
 /// Fills in a template and returns its keys, without those that every entry has.
 ///
@@ -57,10 +57,10 @@ const NOT_THE_TEMPLATES: [&str; 4] = ["type", "cniVersion", "name", "capabilitie
 /// If a placeholder is unknown, or the text is not the entry of `plugin` or of istio-cni.
 pub(super) fn members(
     template: &str,
-    facts: &TemplateValues,
+    values: &TemplateValues,
     plugin: &str,
 ) -> Result<Map<String, Value>, TemplateError> {
-    let filled = fill(template, facts)?;
+    let filled = fill(template, values)?;
     let found = Entry::parse(filled.as_bytes())?.plugin().to_owned();
     // Our plugin reads istio-cni's keys too, so its configuration can be used as it is.
     if found != plugin && found != ISTIO {
@@ -68,15 +68,15 @@ pub(super) fn members(
     }
     let value: Value = serde_json::from_str(&filled).unwrap_or_default();
     let members = value.as_object().cloned().unwrap_or_default();
-    let is_its_own = |key: &str| !NOT_THE_TEMPLATES.iter().any(|reserved| reserved.eq_ignore_ascii_case(key));
+    let is_its_own = |key: &str| !RESERVED_KEYS.iter().any(|reserved| reserved.eq_ignore_ascii_case(key));
     Ok(members.into_iter().filter(|(key, _)| is_its_own(key)).collect())
 }
 
-fn fill(template: &str, facts: &TemplateValues) -> Result<String, TemplateError> {
+fn fill(template: &str, values: &TemplateValues) -> Result<String, TemplateError> {
     let (mut out, mut unknown, mut rest) = (String::new(), BTreeSet::new(), template);
-    while let Some((before, placeholder, after)) = next(rest) {
+    while let Some((before, placeholder, after)) = next_placeholder(rest) {
         out.push_str(before);
-        match facts.get(placeholder) {
+        match values.get(placeholder) {
             // Escaped as the inside of a JSON string, so that no value can end the string.
             Some(value) => {
                 let quoted = quoted(value);
@@ -94,7 +94,7 @@ fn fill(template: &str, facts: &TemplateValues) -> Result<String, TemplateError>
 }
 
 /// The next `__NAME__`, with the text before and after it.
-fn next(text: &str) -> Option<(&str, &str, &str)> {
+fn next_placeholder(text: &str) -> Option<(&str, &str, &str)> {
     let mut from = 0;
     loop {
         let start = from + text.get(from..)?.find("__")?;
@@ -113,7 +113,7 @@ fn next(text: &str) -> Option<(&str, &str, &str)> {
 mod tests {
     use super::*;
 
-    fn facts() -> TemplateValues {
+    fn values() -> TemplateValues {
         TemplateValues {
             kubeconfig_path: "/etc/cni/net.d/gybe-kubeconfig".into(),
             kubeconfig_name: "gybe-kubeconfig".into(),
@@ -130,30 +130,30 @@ mod tests {
             "kubernetes":{"kubeconfig":"__KUBECONFIG_FILEPATH__","file":"__KUBECONFIG_FILENAME__",
             "api":"https://[__KUBERNETES_SERVICE_HOST__]:__KUBERNETES_SERVICE_PORT__",
             "port":__KUBERNETES_SERVICE_PORT__,"node":"__KUBERNETES_NODE_NAME__"}}"#;
-        let members = members(template, &facts(), "gybe-cni").unwrap();
-        let want = r#"{"log_level":"debug","kubernetes":{"kubeconfig":"/etc/cni/net.d/gybe-kubeconfig","file":"gybe-kubeconfig",
+        let members = members(template, &values(), "gybe-cni").unwrap();
+        let expected = r#"{"log_level":"debug","kubernetes":{"kubeconfig":"/etc/cni/net.d/gybe-kubeconfig","file":"gybe-kubeconfig",
             "api":"https://[fd00::1]:443","port":443,"node":"node\"1\\"}}"#;
-        assert_eq!(Value::Object(members), serde_json::from_str::<Value>(want).unwrap());
+        assert_eq!(Value::Object(members), serde_json::from_str::<Value>(expected).unwrap());
     }
 
     #[test]
     fn all_unknown_placeholders_are_reported_by_name() {
         let template =
             r#"{"type":"gybe-cni","a":"__ETCD_KEY__","b":"__log_level__","c":"__LOG_LEVEL__ __init__"}"#;
-        let refused = members(template, &facts(), "gybe-cni").unwrap_err();
+        let refused = members(template, &values(), "gybe-cni").unwrap_err();
         assert_eq!(refused.to_string(), "unknown placeholders: __ETCD_KEY__, __init__, __log_level__");
     }
 
     #[test]
     fn underscores_alone_are_not_a_placeholder() {
         let template = r#"{"type":"gybe-cni","a":"____","b":"__ a __","c":"__LOG_LEVEL__"}"#;
-        assert!(members(template, &facts(), "gybe-cni").is_ok());
+        assert!(members(template, &values(), "gybe-cni").is_ok());
     }
 
     #[test]
     fn another_plugins_configuration_is_refused() {
-        let refused = members(r#"{"type":"linkerd-cni"}"#, &facts(), "gybe-cni");
+        let refused = members(r#"{"type":"linkerd-cni"}"#, &values(), "gybe-cni");
         assert!(matches!(refused, Err(TemplateError::Foreign { .. })));
-        assert!(matches!(members("{", &facts(), "gybe-cni"), Err(TemplateError::NoEntry(_))));
+        assert!(matches!(members("{", &values(), "gybe-cni"), Err(TemplateError::NoEntry(_))));
     }
 }

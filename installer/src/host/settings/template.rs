@@ -1,6 +1,6 @@
-//! The older form of the entry, `CNI_NETWORK_CONFIG`: a template whose keys apply where no setting does. Keys
-//! that belong to the agent (`probed`, `pod_namespace`, `facts.socket`, `facts.kubeconfig` and `capabilities`)
-//! are never taken from the template. Every ignored key is noted.
+//! The older form of the entry, `CNI_NETWORK_CONFIG`: a template. A setting overrides the template's key of the
+//! same meaning. The agent itself sets `probed`, `pod_namespace`, `facts.socket`, `facts.kubeconfig` and
+//! `capabilities`, and ignores the template's values for them. Each ignored value yields a note.
 
 use super::environment::Environment;
 use super::logging;
@@ -12,7 +12,7 @@ use gybe_plugin::conf::{PluginConf, ProbeHint, is_plugin_key, unknown_keys};
 use serde_json::{Map, Value};
 use std::path::PathBuf;
 
-/// The filled-in template.
+/// The template with its placeholders filled in.
 pub(super) struct Template {
     /// The variable or the ConfigMap's key that holds it.
     pub(super) name: &'static str,
@@ -20,17 +20,17 @@ pub(super) struct Template {
     pub(super) members: Map<String, Value>,
     /// Its other keys, which are copied into the entry.
     further: Map<String, Value>,
-    /// The plugin's configuration that it results in by itself.
+    /// The plugin's configuration that the template alone results in.
     conf: PluginConf,
 }
 
-/// Reads the template, if there is one that the plugin can parse.
-pub(super) fn read(reader: &mut SettingsReader<'_>, ground: &Environment) -> Option<Template> {
+/// Reads the template; none if it is absent or the plugin cannot parse it.
+pub(super) fn read(reader: &mut SettingsReader<'_>, environment: &Environment) -> Option<Template> {
     let file = reader.sources.network_config.as_deref().map(str::trim).filter(|text| !text.is_empty());
     let file = file.map(|text| RawSetting { name: "CNI_NETWORK_CONFIG_FILE", text });
     let setting = reader.either("cni_network_config", "CNI_NETWORK_CONFIG").or(file)?;
     let level = logging::level(reader).map_or("info", |level| level.text);
-    let all = members(setting.text, &facts(ground, level), PLUGIN).map_err(|why| chain(&why));
+    let all = members(setting.text, &values(environment, level), PLUGIN).map_err(|why| chain(&why));
     let read = all.and_then(|all| Ok((PluginConf::read(&all).map_err(|why| why.to_string())?, all)));
     let (conf, all) = read.map_err(|why| reader.refuse(setting, why)).ok()?;
     let unknown = unknown_keys(&all);
@@ -41,14 +41,14 @@ pub(super) fn read(reader: &mut SettingsReader<'_>, ground: &Environment) -> Opt
     Some(Template { name: setting.name, members, further, conf })
 }
 
-fn facts(ground: &Environment, level: &str) -> TemplateValues {
-    let path = ground.kubeconfig();
+fn values(environment: &Environment, level: &str) -> TemplateValues {
+    let path = environment.kubeconfig();
     TemplateValues {
         kubeconfig_path: path.display().to_string(),
         kubeconfig_name: path.file_name().unwrap_or_default().to_string_lossy().into_owned(),
-        service_host: ground.api.host.clone(),
-        service_port: ground.api.port.clone(),
-        node_name: ground.node.clone(),
+        service_host: environment.api.host.clone(),
+        service_port: environment.api.port.clone(),
+        node_name: environment.node.clone(),
         log_level: level.to_owned(),
     }
 }
@@ -87,7 +87,7 @@ impl Template {
     /// Replaces the template's values with the agent's own, and returns a note for each that differed.
     pub(super) fn settle(
         &self,
-        ground: &Environment,
+        environment: &Environment,
         kubeconfig: Option<PathBuf>,
         conf: &mut PluginConf,
     ) -> Vec<String> {
@@ -96,11 +96,11 @@ impl Template {
         if self.members.contains_key("probed") {
             notes.push("has probed, which is ignored: the agent writes the probe report");
         }
-        if !theirs.pod_namespace.is_empty() && theirs.pod_namespace != ground.namespace {
+        if !theirs.pod_namespace.is_empty() && theirs.pod_namespace != environment.namespace {
             notes.push("has another pod_namespace than the agent's: the agent's is used");
         }
-        let says_socket = self.members.get("facts").is_some_and(|it| it.get("socket").is_some());
-        if says_socket && theirs.facts.socket != Some(ground.facts_socket()) {
+        let has_socket = self.members.get("facts").is_some_and(|it| it.get("socket").is_some());
+        if has_socket && theirs.facts.socket != Some(environment.facts_socket()) {
             notes.push("has another facts.socket than the agent's: the agent's is used");
         }
         if theirs.facts.kubeconfig.is_some() && theirs.facts.kubeconfig != kubeconfig {
@@ -112,8 +112,8 @@ impl Template {
             });
         }
         conf.probed = ProbeHint::default();
-        conf.pod_namespace.clone_from(&ground.namespace);
-        conf.facts.socket = Some(ground.facts_socket());
+        conf.pod_namespace.clone_from(&environment.namespace);
+        conf.facts.socket = Some(environment.facts_socket());
         conf.facts.kubeconfig = kubeconfig;
         notes.into_iter().map(|note| format!("{} {note}", self.name)).collect()
     }

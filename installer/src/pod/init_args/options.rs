@@ -89,7 +89,7 @@ fn invalid(name: &'static str, value: &str, expected: &'static str) -> InitArgsE
     InitArgsError::Invalid { name, value: value.to_owned(), expected }
 }
 
-/// Longer timeouts are refused; it also keeps `Instant` arithmetic from overflowing.
+/// The longest accepted timeout; it also keeps `Instant` arithmetic from overflowing.
 const LONGEST_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// Parses a duration as Go writes it (`5s`, `1m30s`, `1.5s`, `500ms`), without a sign.
@@ -109,7 +109,7 @@ fn duration(text: &str) -> Option<Duration> {
     (!text.is_empty() && sum <= LONGEST_TIMEOUT).then_some(sum)
 }
 
-/// Splits after the first characters that belong together, at least one.
+/// Splits after the leading characters that `belongs` accepts; none if it accepts none.
 fn split(text: &str, belongs: impl Fn(char) -> bool) -> Option<(&str, &str)> {
     let end = text.find(|c| !belongs(c)).unwrap_or(text.len());
     (end > 0).then(|| text.split_at(end))

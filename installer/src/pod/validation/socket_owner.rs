@@ -1,4 +1,4 @@
-//! The process that listens on an address, from `/proc`. Best effort: it is for a message.
+//! The process that listens on an address, from `/proc`. Best effort: only messages use it.
 
 use crate::pod::manifest::printable;
 use std::fs;

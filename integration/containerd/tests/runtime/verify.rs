@@ -47,7 +47,8 @@ on_every_generation! {
         assert_eq!((code, err.as_str()), (Some(0), ""), "{out}");
         assert_eq!(
             out,
-            "shop/cart   redirected\n\
+            "POD         VERDICT\n\
+             shop/cart   redirected\n\
              shop/plain  not meshed: it has no annotation sidecar.istio.io/status\n\
              2 sandboxes: 1 redirected, 1 not meshed\n",
         );
@@ -87,8 +88,12 @@ on_every_generation! {
         assert_eq!(of_pods.len(), 3, "{of_pods:?}");
 
         for (pod, expected, line) in [
-            ("shop/cart", 0, "shop/cart  redirected\n"),
-            ("shop/deleted", 1, "shop/deleted  NOT REDIRECTED: no Gybe rules in this namespace\n"),
+            ("shop/cart", 0, "POD        VERDICT\nshop/cart  redirected\n"),
+            (
+                "shop/deleted",
+                1,
+                "POD           VERDICT\nshop/deleted  NOT REDIRECTED: no Gybe rules in this namespace\n",
+            ),
         ] {
             let (code, out, err) = verify(&node, &format!("--pod {pod}"));
             assert_eq!((code, err.as_str()), (Some(expected), ""), "{out}");
@@ -96,10 +101,10 @@ on_every_generation! {
         }
         let manifest = format!("{}/shop/cart.json", manifest::DIRECTORY);
         let (code, out, _) = verify(&node, &format!("--pod {manifest}"));
-        assert_eq!((code, out.starts_with("shop/cart  redirected\n")), (Some(0), true), "{out}");
+        assert_eq!((code, out.starts_with("POD        VERDICT\nshop/cart  redirected\n")), (Some(0), true), "{out}");
         let (code, _, err) = verify(&node, "--pod shop/absent");
         assert_eq!(code, Some(2), "{err}");
-        assert!(err.contains("this node shows no sandbox of pod shop/absent"), "{err}");
+        assert!(err.contains("this node has no sandbox of pod shop/absent"), "{err}");
 
         let (_, out, _) = verify(&node, "--all --json");
         let report: Value = serde_json::from_str(&out).unwrap();
@@ -127,7 +132,7 @@ on_every_generation! {
         agent.stop(nix::sys::signal::Signal::SIGTERM).unwrap();
         let (code, out, err) = verify(&node, "--all");
         assert_eq!(code, Some(1), "{out}");
-        assert!(err.contains("its rules alone are judged: the node agent at /run/gybe/facts.sock"), "{err}");
+        assert!(err.contains("so only its rules are judged: the node agent at /run/gybe/facts.sock"), "{err}");
         for line in [
             "shop/cart     redirected\n",
             "shop/deleted  unknown: ",

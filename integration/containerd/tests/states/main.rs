@@ -24,9 +24,9 @@ use std::thread;
 const HEAD: &str = "# States of a node
 
 `installer/src/host/judge.rs` decides which conf file the runtime takes, which plugins it runs, and whether a pod that
-starts now is redirected. The plan, `/readyz`, the metrics and `gybe doctor` show its decision. This table shows them for
-each state of a node, and beside them what a pod does that real containerd starts in that state. `make node-states`
-writes it; `make test-states` fails when it is outdated or two columns disagree.
+starts now is redirected. The plan, `/readyz`, the metrics and `gybe doctor` show its decision. For each state of a
+node, this table shows them, and what happens to a pod that real containerd starts in that state. `make node-states`
+writes the table; `make test-states` fails when it is outdated or when two columns disagree.
 
 | State of the node | containerd | Plan | `/readyz` | `istio_cni_install_ready` | `gybe doctor` | The next pod | Reason |
 |---|---|---|---|---|---|---|---|

@@ -66,10 +66,10 @@ fn add(rule: &mut nftnl::Rule<'_>, expression: &NfExpression) {
     match expression {
         NfExpression::Load(field) => load(rule, *field),
         NfExpression::Mask(mask) => {
-            rule.add_expr(&Bitwise::new(mask.as_slice(), vec![0_u8; mask.len()].as_slice()))
+            rule.add_expr(&Bitwise::new(mask.as_slice(), vec![0_u8; mask.len()].as_slice()));
         }
         NfExpression::Compare(comparison, value) => {
-            rule.add_expr(&Cmp::new(operator(*comparison), value.as_slice()))
+            rule.add_expr(&Cmp::new(operator(*comparison), value.as_slice()));
         }
         NfExpression::Value(value) => match value.as_slice() {
             [a, b] => rule.add_expr(&Immediate::new([*a, *b], Register::Reg1)),

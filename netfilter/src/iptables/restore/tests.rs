@@ -30,7 +30,7 @@ fn small() -> Ruleset {
     ])
 }
 
-/// `iptables-save` output of a table that holds this and nothing else.
+/// Returns the rules as parsed from the `iptables-save` output of tables with only these rules.
 fn saved(tables: &FamilyRules) -> FamilyRules {
     let text = tables.iter().map(|(stage, table)| {
         let declared: String = table.chains.keys().map(|chain| format!(":{chain} - [0:0]\n")).collect();
@@ -59,13 +59,13 @@ fn a_fresh_namespace_gets_this_text() {
 }
 
 #[test]
-fn what_is_there_already_is_not_written_again() {
+fn existing_rules_are_not_written_again() {
     let wanted = render(&small(), Family::V4);
     assert_eq!(transaction(&saved(&wanted), &wanted), None);
 }
 
 #[test]
-fn removal_takes_the_mark_with_it_and_names_no_chain_of_others() {
+fn removal_deletes_the_mark_and_names_no_chain_of_other_owners() {
     let text = transaction(&saved(&render(&small(), Family::V4)), &FamilyRules::new()).unwrap();
     let wanted = "*nat\n-F GYBE\n-F ISTIO_OUTPUT\n-F ISTIO_REDIRECT\n\
         -D OUTPUT -m comment --comment nat-output -j ISTIO_OUTPUT\n\
@@ -74,7 +74,7 @@ fn removal_takes_the_mark_with_it_and_names_no_chain_of_others() {
 }
 
 #[test]
-fn a_changed_rule_leaves_the_hook_in_its_place_among_others() {
+fn a_changed_rule_leaves_the_hook_in_its_position_among_other_rules() {
     let mut other = small();
     other.chains[0].rules.remove(0);
     let text = transaction(&saved(&render(&small(), Family::V4)), &render(&other, Family::V4)).unwrap();
@@ -98,7 +98,7 @@ fn only_tables_that_differ_are_written() {
 }
 
 #[test]
-fn a_rule_of_others_that_leads_into_our_chains_goes_with_them_and_is_never_quoted() {
+fn another_owners_rule_that_leads_into_gybes_chains_is_deleted_with_them_and_never_quoted() {
     let text = "*nat\n:OUTPUT ACCEPT [0:0]\n:GYBE - [0:0]\n:ISTIO_OUTPUT - [0:0]\n:MINE - [0:0]\n\
         -A OUTPUT -j MINE\n\
         -A OUTPUT -m comment --comment \"x\n-A OUTPUT --modprobe=/evil\" -j ISTIO_OUTPUT\n\
@@ -126,7 +126,7 @@ fn a_divert_is_a_chain_that_marks_and_accepts() {
 }
 
 #[test]
-fn a_chain_that_has_nothing_to_say_to_a_family_is_not_written_for_it() {
+fn a_chain_without_rules_for_a_family_is_not_written_for_it() {
     let servers = Networks::V4(vec!["10.96.0.10/32".parse().unwrap()]);
     let zone = rule("zone-app-asks-v4", vec![Match::Destination(Is::In, servers)], Verdict::Zone(2));
     let rules = rules(vec![(ChainName::RawOutput, vec![zone])]);
@@ -134,7 +134,7 @@ fn a_chain_that_has_nothing_to_say_to_a_family_is_not_written_for_it() {
     assert!(!render(&rules, Family::V4).is_empty());
 }
 
-/// TCP from any of so many interfaces to any of so many networks.
+/// A rule for TCP from any of `interfaces` interfaces to any of `networks` networks.
 fn product(interfaces: usize, networks: u32, verdict: Verdict) -> Ruleset {
     let names = (0..interfaces).map(|n| InterfaceName::parse(&format!("v{n}")).unwrap());
     let networks = (0..networks).map(|n| ipnet::Ipv4Net::from(std::net::Ipv4Addr::from(n << 4)));
@@ -169,7 +169,7 @@ fn a_small_product_is_multiplied_out_and_a_large_one_is_two_chains() {
     );
 }
 
-/// `RETURN` in a chain that was called would only end that chain.
+/// `RETURN` in a list chain would only return to the chain that jumped to it.
 #[test]
 fn a_product_that_returns_is_multiplied_out_however_large() {
     let table = render(&product(20, 20, Verdict::Return), Family::V4).remove(&Stage::Nat).unwrap();

@@ -1,22 +1,22 @@
-//! Each nftables expression as attributes, in the order the kernel itself dumps them.
+//! The attributes of each nftables expression, in the order in which the kernel dumps them.
 //!
-//! The order matters to nobody but CHECK: it makes what is read back equal to what was written,
-//! byte for byte. Kernel: the `*_dump` function of `net/netfilter/nft_NAME.c`.
+//! CHECK needs that order: it compares the dumped expressions with the written ones byte for byte. Source: the
+//! `*_dump` function of `net/netfilter/nft_NAME.c`.
 
 use crate::netlink::attr::Writer;
 use crate::nft::uapi::*;
 
-/// Expressions of one rule. All of them work on register 1, as `nft` does it.
+/// Writes the expressions of one rule. All of them use register 1, as those of `nft` do.
 pub(super) struct Expressions<'w>(pub(super) &'w mut Writer);
 
-/// Where in a packet bytes are taken from.
+/// A field of a packet header.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Field {
     /// `NFT_PAYLOAD_NETWORK_HEADER` or `_TRANSPORT_HEADER`.
     pub(super) base: u32,
-    /// Bytes from there.
+    /// Offset from the start of that header, in bytes.
     pub(super) offset: u32,
-    /// How many.
+    /// Length in bytes.
     pub(super) length: u32,
 }
 
@@ -83,12 +83,12 @@ impl Expressions<'_> {
     }
 
     pub(super) fn mask(&mut self, mask: &[u8]) {
-        const NOTHING: [u8; 16] = [0; 16];
-        let zeros = NOTHING.get(..mask.len()).unwrap_or_default();
+        const ZEROS: [u8; 16] = [0; 16];
+        let zeros = ZEROS.get(..mask.len()).unwrap_or_default();
         self.expression("bitwise", |w| {
             w.be32(NFTA_BITWISE_SREG, NFT_REG_1);
             w.be32(NFTA_BITWISE_DREG, NFT_REG_1);
-            // At most 16: a register's size.
+            // A register has 16 bytes.
             w.be32(NFTA_BITWISE_LEN, u32::try_from(mask.len()).unwrap_or(u32::MAX));
             w.be32(NFTA_BITWISE_OP, 0);
             w.nested(NFTA_BITWISE_MASK, |w| w.attr(NFTA_DATA_VALUE, mask));
@@ -125,7 +125,7 @@ impl Expressions<'_> {
         });
     }
 
-    /// A counter at zero.
+    /// Writes a counter at zero.
     pub(super) fn count(&mut self) {
         self.expression("counter", |w| {
             w.attr(NFTA_COUNTER_BYTES, &[0; 8]);
@@ -133,8 +133,8 @@ impl Expressions<'_> {
         });
     }
 
-    /// To the port in register 1. Both ends of the range are named: the kernel would fill in the
-    /// other one, and what is read back would differ from what was written.
+    /// Redirects to the port in register 1. Writes both ends of the port range: the kernel would add a missing end,
+    /// and the dump would differ from the written bytes.
     pub(super) fn redirect(&mut self) {
         self.expression("redir", |w| {
             w.be32(NFTA_REDIR_REG_PROTO_MIN, NFT_REG_1);
@@ -143,7 +143,7 @@ impl Expressions<'_> {
         });
     }
 
-    /// To the transparent socket on the port in register 1.
+    /// Delivers to the transparent socket on the port in register 1.
     pub(super) fn intercept(&mut self, family: u8) {
         self.expression("tproxy", |w| {
             w.be32(NFTA_TPROXY_FAMILY, u32::from(family));

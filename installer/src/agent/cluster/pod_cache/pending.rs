@@ -21,15 +21,15 @@ pub(super) struct PendingPod {
     pub(super) waiting: usize,
     pub(super) lookup_started: bool,
     /// The result of the lookup.
-    pub(super) answer: Option<FactsResponse>,
+    pub(super) response: Option<FactsResponse>,
 }
 
 impl PendingPod {
     pub(super) fn new() -> Self {
-        Self { since: Instant::now(), waiting: 0, lookup_started: false, answer: None }
+        Self { since: Instant::now(), waiting: 0, lookup_started: false, response: None }
     }
 
-    /// Returns how long to wait for a change, or, as an error, the answer. The first query that has waited long enough for the
+    /// Returns how long to wait for a change, or, as an error, the response. The first query that has waited long enough for the
     /// watch starts the lookup.
     pub(super) fn wait(
         &mut self,
@@ -37,8 +37,8 @@ impl PendingPod {
         look_up: &mut Option<impl FnOnce()>,
     ) -> Result<Duration, FactsResponse> {
         let (now, lookup_at) = (Instant::now(), self.since + limits.watch_lag);
-        if let Some(answer) = self.answer.clone() {
-            return Err(answer);
+        if let Some(response) = self.response.clone() {
+            return Err(response);
         }
         if now >= limits.until {
             return Err(timed_out());
@@ -58,5 +58,5 @@ pub(super) fn key_with_uid(pod: &PodRef) -> String {
 }
 
 pub(in crate::agent::cluster) fn timed_out() -> FactsResponse {
-    FactsResponse::Error("not seen yet, and the API server did not answer in time".to_owned())
+    FactsResponse::Error("not in the agent's cache yet, and the API server did not answer in time".to_owned())
 }

@@ -109,8 +109,8 @@ fn one_lookup_serves_all_queries_that_wait_for_a_pod() {
         {
             thread::yield_now();
         }
-        cache.answer(&pod_ref("cart-0", "another"), FactsResponse::Unknown);
-        cache.answer(&pod_ref("cart-0", "u1"), pod("cart-0", "u1"));
+        cache.record_lookup(&pod_ref("cart-0", "another"), FactsResponse::Unknown);
+        cache.record_lookup(&pod_ref("cart-0", "u1"), pod("cart-0", "u1"));
         for one in waiting {
             assert_eq!(one.join().unwrap(), pod("cart-0", "u1"));
         }

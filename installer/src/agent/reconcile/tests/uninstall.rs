@@ -10,7 +10,7 @@ fn sandbox(path: &Path) {
 
 #[test]
 fn f29_the_plugin_is_removed_after_the_grace_period_and_the_last_sandbox() {
-    let node = TestNode::new("rest");
+    let node = TestNode::new("grace-period");
     phases(&node, Duration::from_secs(3600), |turn| {
         assert_eq!(turn(), Phase::Installed);
         assert!(node.has_entry() && node.has("bin/gybe-cni") && node.has("bin/gybe"));
@@ -24,7 +24,7 @@ fn f29_the_plugin_is_removed_after_the_grace_period_and_the_last_sandbox() {
     sandbox(&cached);
     phases(&node, Duration::ZERO, |turn| {
         for _ in 0..3 {
-            assert_eq!(turn(), Phase::Uninstalled { plugin_stays: true }, "a sandbox lives");
+            assert_eq!(turn(), Phase::Uninstalled { plugin_stays: true }, "a sandbox still runs");
         }
         fs::remove_file(&cached).unwrap();
         assert_eq!(turn(), Phase::Uninstalled { plugin_stays: false });
@@ -51,7 +51,7 @@ fn f29_without_the_runtimes_cache_the_plugin_stays() {
 #[test]
 fn f29_a_stand_in_of_any_version_is_removed_on_uninstall() {
     let node = TestNode::new("old-stand-in");
-    fs::write(node.0.join("bin/istio-cni"), "#!/bin/sh\n# gybe-cni of another day\n").unwrap();
+    fs::write(node.0.join("bin/istio-cni"), "#!/bin/sh\n# gybe-cni of another version\n").unwrap();
     node.set_mode("leave");
     phases(&node, Duration::ZERO, |turn| {
         turn();
@@ -71,7 +71,7 @@ fn f29_an_uninstall_as_the_agent_ends_waits_for_another_gybe() {
         std::thread::scope(|scope| {
             scope.spawn(|| reconciler.uninstall());
             while published.read().report.phase != Phase::Uninstalling {
-                assert!(started.elapsed() < Duration::from_secs(60), "it does not start to uninstall");
+                assert!(started.elapsed() < Duration::from_secs(60), "the uninstall does not start");
                 std::thread::yield_now();
             }
             drop(other);

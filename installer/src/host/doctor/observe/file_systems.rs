@@ -16,7 +16,7 @@ pub struct FileSystem {
     /// Its mount point and type: `/opt (ext4)`.
     pub mount: String,
     /// Its owner, if neither root nor this process's user.
-    pub stranger: Option<u32>,
+    pub other_owner: Option<u32>,
     /// Its mode, if every user may write there.
     pub open_to_all: Option<u32>,
     /// Its free space and restrictions.
@@ -28,7 +28,7 @@ pub struct FileSystem {
 pub struct FreeSpace {
     /// Bytes that root can still write.
     pub bytes: u64,
-    /// Files that can still be made; none if the file system does not count them.
+    /// Files that can still be created; none if the file system does not count them.
     pub inodes: Option<u64>,
     pub read_only: bool,
     pub no_exec: bool,
@@ -40,14 +40,14 @@ pub(super) fn of(directories: [(&'static str, &PathBuf); 3]) -> Vec<FileSystem> 
         of,
         path: path.clone(),
         mount: mount_of(&mounts, path).unwrap_or_else(|| "its file system".to_owned()),
-        stranger: stranger(path),
+        other_owner: other_owner(path),
         open_to_all: open_to_all(path),
         room: room(path),
     };
     directories.into_iter().map(space).collect()
 }
 
-fn stranger(path: &Path) -> Option<u32> {
+fn other_owner(path: &Path) -> Option<u32> {
     let owner = stat(path).ok()?.st_uid;
     (![0, geteuid().as_raw()].contains(&owner)).then_some(owner)
 }
@@ -67,8 +67,8 @@ fn room(path: &Path) -> Result<FreeSpace, Errno> {
     })
 }
 
-/// The mount with the directory's device and the longest path above it; of several on one path the last, which
-/// covers the others.
+/// The mount with the directory's device and the longest path above it; the last of several with this path, which
+/// hides the earlier ones.
 fn mount_of(mounts: &str, path: &Path) -> Option<String> {
     let real = path.canonicalize().ok()?;
     let device = stat(&real).ok()?.st_dev;

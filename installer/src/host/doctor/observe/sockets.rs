@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 /// The time limit of an ADD's query.
-const PATIENCE: Duration = Duration::from_secs(2);
+const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The agent's answer.
 #[derive(Debug)]
@@ -53,14 +53,14 @@ pub struct LogSocketContact {
 
 pub(crate) fn ask(socket: &Path) -> AgentContact {
     let conf =
-        FactsConf { socket: Some(socket.to_owned()), directory: None, kubeconfig: None, deadline: PATIENCE };
+        FactsConf { socket: Some(socket.to_owned()), directory: None, kubeconfig: None, deadline: TIMEOUT };
     let fault = absent_pod().and_then(|pod| match facts::look_up(&conf, &pod) {
         Ok(_) | Err(FactsError::Unknown(_)) => None,
         Err(fault) => Some(fault),
     });
     let mut observed = AgentContact { socket: socket.to_owned(), fault, status: None };
     if observed.is_running() {
-        observed.status = agent_status::ask(socket, PATIENCE).ok().flatten();
+        observed.status = agent_status::query(socket, TIMEOUT).ok().flatten();
     }
     observed
 }
