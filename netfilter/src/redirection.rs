@@ -248,9 +248,15 @@ mod tests {
     fn every_deviation_names_its_object() {
         let rule = RoutingEntry::MarkRule { family: crate::ruleset::Family::V4, mark: 1, table: 133 };
         let deviations = [
-            (Deviation::Route(rule), "IPv4 rule fwmark 0x1 lookup 133 is missing, or another rule precedes it"),
+            (
+                Deviation::Route(rule),
+                "IPv4 rule fwmark 0x1 lookup 133 is missing, or another rule precedes it",
+            ),
             (Deviation::Route(RoutingEntry::PassthroughAddress), "address ::6/128 on lo is missing"),
-            (Deviation::ExtraRoute(Stray::Known(rule)), "IPv4 rule fwmark 0x1 lookup 133 should not be there"),
+            (
+                Deviation::ExtraRoute(Stray::Known(rule)),
+                "IPv4 rule fwmark 0x1 lookup 133 should not be there",
+            ),
             (
                 Deviation::OtherBackend(BackendKind::IptablesNft),
                 "rules written by backend iptables-nft should not be there",
