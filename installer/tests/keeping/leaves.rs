@@ -30,7 +30,7 @@ fn f29_mode_leave_uninstalls_and_reports_when_it_is_done() {
     let out = node.tool("uninstall").arg("--run-dir").arg(&run).output().unwrap();
     assert_eq!((out.status.code(), String::from_utf8(out.stderr).unwrap()), (Some(0), String::new()));
     let (status, text) = agent.get("/readyz");
-    assert!(status == 503 && text.contains("left"), "{status} {text}");
+    assert!(status == 503 && text.contains("uninstalled"), "{status} {text}");
     assert_eq!(agent.metric("gybe_left"), 1.0);
     agent.wait_for_message("the plugin stays for existing sandboxes");
     // The plugin is asked by pods that were on their way, and answered about them.
