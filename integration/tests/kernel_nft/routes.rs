@@ -331,3 +331,18 @@ fn addresses_come_in_the_kernels_order_with_their_interfaces_index() {
         assert!(short.iter().any(|address| address.starts_with("40 fe80:")), "{short:?}");
     });
 }
+
+#[test]
+fn a_removal_that_the_kernel_refuses_is_an_error() {
+    in_pod(|| {
+        let mut policy = policy();
+        (policy.mode, policy.families) = (TPROXY, Families::V4AndV6);
+        Routes::of(&policy).apply(&mut routing()).unwrap();
+        without_privilege();
+        let refused = routes::remove(&mut routing()).unwrap_err();
+        assert!(
+            matches!(refused, RoutesError::Remove { source: nix::errno::Errno::EPERM, .. }),
+            "{refused:?}"
+        );
+    });
+}
