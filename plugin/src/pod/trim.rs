@@ -134,3 +134,26 @@ impl<'de> Deserialize<'de> for Annotations {
         deserializer.deserialize_map(AnnotationsVisitor)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn error<T: for<'de> Deserialize<'de>>(json: &str) -> String {
+        serde_json::from_str::<T>(json).err().unwrap().to_string()
+    }
+
+    #[test]
+    fn a_value_of_another_type_is_refused_by_the_expected_type() {
+        assert!(error::<ShortText>("7").contains("expected a string"));
+        assert!(error::<Variables>("7").contains("expected a list of variables"));
+        assert!(error::<Command>("7").contains("expected a list of arguments"));
+        assert!(error::<Annotations>("7").contains("expected annotations"));
+    }
+
+    #[test]
+    fn of_the_arguments_the_first_two_are_kept() {
+        let Command(kept) = serde_json::from_str(r#"["proxy", "sidecar", "--domain", "secret"]"#).unwrap();
+        assert_eq!(kept, ["proxy", "sidecar"]);
+    }
+}
