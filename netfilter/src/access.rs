@@ -42,7 +42,7 @@ impl NamespaceAccess {
         }
     }
 
-    /// All nftables chains of the namespace, whoever owns them; none where the kernel has no nftables.
+    /// All nftables chains of the namespace, of every owner; none where the kernel has no nftables.
     pub(crate) fn chains(&mut self) -> Result<Vec<ListedChain>, NftError> {
         match self.connection() {
             Ok(connection) => list(connection),

@@ -1,4 +1,4 @@
-//! All nftables chains of a namespace, whoever owns them: the sign of other owners and of iptables-nft.
+//! All nftables chains of a namespace, of every owner: from them `presence` finds other owners' rules and the tables of iptables-nft.
 
 use crate::netlink::attr::{Attributes, Writer};
 use crate::netlink::list::Listed;

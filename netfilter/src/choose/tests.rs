@@ -72,7 +72,7 @@ fn no_more_is_tried_than_the_choice_needs() {
         (vec![(Nft, all())], BackendSetting::Iptables, Some(IptablesNft)),
         (vec![(Nft, all()), (IptablesNft, all())], BackendSetting::Iptables, None),
         (vec![(Nft, all())], BackendSetting::Only(IptablesLegacy), Some(IptablesLegacy)),
-        // What is not loaded is not loaded for a choice, but for whoever names it.
+        // `auto` does not load a missing module; a backend that the operator names does.
         (
             vec![(Nft, none()), (IptablesNft, none()), (IptablesLegacy, not_loaded())],
             BackendSetting::Auto,

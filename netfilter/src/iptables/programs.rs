@@ -38,7 +38,7 @@ pub(super) struct FamilyPrograms {
     pub restore: Program,
 }
 
-/// The programs of one variant. Those for IPv6 may be missing where nobody redirects IPv6.
+/// The programs of one variant. Those for IPv6 may be missing where no policy redirects IPv6.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Programs {
     v4: FamilyPrograms,

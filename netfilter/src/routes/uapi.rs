@@ -24,7 +24,7 @@ pub(super) const IFLA_IFNAME: u16 = 3;
 pub(super) const IFA_ADDRESS: u16 = 1;
 pub(super) const IFA_LOCAL: u16 = 2;
 pub(super) const IFA_PROTO: u16 = 11;
-/// No duplicate address detection: nobody else is on `lo`, and packets may bear the address at once.
+/// No duplicate address detection: no other host is on `lo`, and packets may use the address at once.
 pub(super) const IFA_F_NODAD: u8 = 0x02;
 
 pub(super) const RTA_DST: u16 = 1;
