@@ -5,13 +5,15 @@ use crate::lock::lock;
 use crate::nft::NftError;
 use crate::nft::socket::Connection;
 use std::fs::{File, TryLockError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// Access to the rules of the network namespace in which the calling thread was when it made this value.
 #[derive(Debug, Default)]
 pub struct NamespaceAccess {
     connection: Option<Connection>,
     lock: Option<File>,
+    /// The end of the time in which the lock was to be had and the programs have to finish.
+    deadline: Option<Instant>,
 }
 
 impl NamespaceAccess {
@@ -26,12 +28,18 @@ impl NamespaceAccess {
     /// an ADD runs before the pod's first process.
     pub(crate) fn locked(time: Duration) -> Result<Self, TryLockError> {
         let namespace = File::open("/proc/thread-self/ns/net").map_err(TryLockError::Error)?;
+        let deadline = Instant::now() + time;
         lock(&namespace, time)?;
-        Ok(Self { connection: None, lock: Some(namespace) })
+        Ok(Self { connection: None, lock: Some(namespace), deadline: Some(deadline) })
     }
 
     pub(crate) fn is_locked(&self) -> bool {
         self.lock.is_some()
+    }
+
+    /// The deadline of a whole call, the wait for the lock included; none without a lock.
+    pub(crate) fn deadline(&self) -> Option<Instant> {
+        self.deadline
     }
 
     /// The nfnetlink socket, opened at first use.

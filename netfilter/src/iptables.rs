@@ -75,8 +75,8 @@ impl Iptables {
         Ok(Self { variant, programs: Programs::find(variant, directories)?, deadline: DEADLINE })
     }
 
-    /// The same backend with this much time to wait for the namespace's lock, and then for one write, removal or
-    /// read. The default is 10 s.
+    /// The same backend with this much time for a call: the wait for the namespace's lock, reads and writes together.
+    /// The default is 10 s.
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
@@ -87,17 +87,19 @@ impl Iptables {
         self.variant
     }
 
-    /// Runs `work` on a private thread in the caller's network namespace, with one deadline for all its programs.
+    /// Runs `work` on a private thread in the caller's network namespace, with one deadline for all its programs:
+    /// that of the lock, so that a wait for it leaves them less.
     fn run_session<T: Send>(
         &self,
-        work: impl FnOnce(&Session<'_>) -> Result<T, IptablesError> + Send,
+        access: &mut NamespaceAccess,
+        work: impl FnOnce(&Session<'_>, &mut NamespaceAccess) -> Result<T, IptablesError> + Send,
     ) -> Result<T, IptablesError> {
-        let deadline = Instant::now() + self.deadline;
+        let deadline = access.deadline().unwrap_or_else(|| Instant::now() + self.deadline);
         let done = on_private_thread(|| {
             let owner = foreign_owner().map_err(IptablesError::UserNamespace)?;
             let user_namespace = owner.as_ref().map(AsFd::as_fd);
             let conditions = Conditions { deadline, user_namespace };
-            work(&Session { variant: self.variant, programs: &self.programs, conditions })
+            work(&Session { variant: self.variant, programs: &self.programs, conditions }, access)
         });
         done.map_err(IptablesError::NoThread)?
     }
@@ -160,15 +162,15 @@ impl Backend for Iptables {
 
     fn write(&self, access: &mut NamespaceAccess, rules: &Ruleset) -> Result<PreviousRules, BackendError> {
         let desired = render(rules)?;
-        Ok(self.run_session(|session| self.write_both(session, access, &desired))?)
+        Ok(self.run_session(access, |session, access| self.write_both(session, access, &desired))?)
     }
 
     fn clear(&self, access: &mut NamespaceAccess) -> Result<(), BackendError> {
-        Ok(self.run_session(|session| session.clear(access))?)
+        Ok(self.run_session(access, |session, access| session.clear(access))?)
     }
 
     fn read(&self, access: &mut NamespaceAccess) -> Result<Inventory, BackendError> {
-        Ok(self.run_session(|session| Ok(inventory(&session.ours(access)?)))?)
+        Ok(self.run_session(access, |session, access| Ok(inventory(&session.ours(access)?)))?)
     }
 
     fn desired(&self, rules: &Ruleset) -> Result<Inventory, BackendError> {
