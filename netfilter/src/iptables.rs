@@ -91,15 +91,15 @@ impl Iptables {
     /// that of the lock, so that a wait for it leaves them less.
     fn run_session<T: Send>(
         &self,
-        access: &mut NamespaceAccess,
-        work: impl FnOnce(&Session<'_>, &mut NamespaceAccess) -> Result<T, IptablesError> + Send,
+        deadline: Option<Instant>,
+        work: impl FnOnce(&Session<'_>) -> Result<T, IptablesError> + Send,
     ) -> Result<T, IptablesError> {
-        let deadline = access.deadline().unwrap_or_else(|| Instant::now() + self.deadline);
+        let deadline = deadline.unwrap_or_else(|| Instant::now() + self.deadline);
         let done = on_private_thread(|| {
             let owner = foreign_owner().map_err(IptablesError::UserNamespace)?;
             let user_namespace = owner.as_ref().map(AsFd::as_fd);
             let conditions = Conditions { deadline, user_namespace };
-            work(&Session { variant: self.variant, programs: &self.programs, conditions }, access)
+            work(&Session { variant: self.variant, programs: &self.programs, conditions })
         });
         done.map_err(IptablesError::NoThread)?
     }
@@ -162,15 +162,15 @@ impl Backend for Iptables {
 
     fn write(&self, access: &mut NamespaceAccess, rules: &Ruleset) -> Result<PreviousRules, BackendError> {
         let desired = render(rules)?;
-        Ok(self.run_session(access, |session, access| self.write_both(session, access, &desired))?)
+        Ok(self.run_session(access.deadline(), |session| self.write_both(session, access, &desired))?)
     }
 
     fn clear(&self, access: &mut NamespaceAccess) -> Result<(), BackendError> {
-        Ok(self.run_session(access, |session, access| session.clear(access))?)
+        Ok(self.run_session(access.deadline(), |session| session.clear(access))?)
     }
 
     fn read(&self, access: &mut NamespaceAccess) -> Result<Inventory, BackendError> {
-        Ok(self.run_session(access, |session, access| Ok(inventory(&session.ours(access)?)))?)
+        Ok(self.run_session(access.deadline(), |session| Ok(inventory(&session.ours(access)?)))?)
     }
 
     fn desired(&self, rules: &Ruleset) -> Result<Inventory, BackendError> {
