@@ -20,7 +20,7 @@ fn nobody_says_anything() {
     let (ground, choices) = (settings.environment, settings.options);
     assert_eq!((choices.mode, choices.shape), (Mode::Install, Shape::Chained { pinned: None }));
     assert_eq!((choices.pod_source, choices.take_over), (PodSource::Agent, TakeOverSetting::Wait));
-    assert_eq!((choices.put_back, choices.further.len()), (PutBack::Nothing, 0));
+    assert_eq!((choices.put_back, choices.unknown_members.len()), (PutBack::Nothing, 0));
     assert_eq!(choices.conf.exclude_namespaces, names(&["kube-system", "istio-system"]));
     assert_eq!(ground.directories.results, Path::new("/host/var/lib/cni/results"));
     assert_eq!(choices.conf.facts.socket.as_deref(), Some(Path::new("/run/gybe/facts.sock")));
