@@ -125,9 +125,12 @@ fn of_two_variables_of_a_flag_the_additional_one_counts_even_if_it_is_unreadable
         let families = |line: &str, environment: &[(&str, &str)]| {
             read(line, environment).unwrap().policy(&[]).unwrap_or_else(|e| panic!("{line}: {e:?}"))
         };
-        for (values, set) in
-            [(["true", "false"], false), (["false", "true"], true), (["true", ""], false), (["yes", "1"], true)]
-        {
+        for (values, set) in [
+            (["true", "false"], false),
+            (["false", "true"], true),
+            (["true", ""], false),
+            (["yes", "1"], true),
+        ] {
             let variables = [(own, values[0]), (additional, values[1])];
             let expected = if set { format!("{common} {flag}") } else { common.to_owned() };
             assert_eq!(families(common, &variables), families(&expected, &[]), "{variables:?}");
@@ -194,7 +197,10 @@ fn values_without_a_clear_meaning_are_refused_with_the_reason() {
         ("-b 5000:04000", "has a leading zero"),
         ("-b 5000:4000", "is reversed"),
         ("-b http", "\"http\" is not a port"),
-        ("-u 1000-2000", "--proxy-uid: \"1000-2000\" is not a numeric id from 0 to 4294967294; ranges are not supported"),
+        (
+            "-u 1000-2000",
+            "--proxy-uid: \"1000-2000\" is not a numeric id from 0 to 4294967294; ranges are not supported",
+        ),
         ("-c eth+", "--istio-exclude-interfaces: "),
         ("-m NONE", "\"NONE\" is neither REDIRECT nor TPROXY"),
         ("-m tproxy", "\"tproxy\" is neither REDIRECT nor TPROXY"),
