@@ -1,6 +1,6 @@
 #!/bin/sh
 # Builds Istio's own programs, istio-cni and pilot-agent (which contains istio-iptables), into target/incumbent, in the
-# version of go.mod. Nothing is built when that version is there. Some 20 minutes of processor time, once.
+# version of go.mod. Nothing is built when that version is there. Some five minutes of processor time, once.
 set -eu
 cd "$(dirname "$0")/../.."
 
