@@ -71,7 +71,7 @@ fn incumbent(agent: &AgentSnapshot, out: &mut Exposition) {
 fn node(status: &Status, out: &mut Exposition) {
     let report = &status.report;
     let is_left = matches!(report.phase, Phase::Uninstalled { .. });
-    out.family("gybe_left", Kind::Gauge, "Whether our entry is out of the chain, as mode: leave says.");
+    out.family("gybe_left", Kind::Gauge, "Whether our entry is out of the chain, as mode: leave requests.");
     out.sample(&[], u64::from(is_left));
     out.family("gybe_settings_followed", Kind::Gauge, "Whether the current ConfigMap is in use.");
     out.sample(&[], u64::from(report.settings_error.is_none()));
@@ -103,7 +103,7 @@ fn repairs(status: &Status, out: &mut Exposition) {
     for (names, help, count) in [
         (
             ["gybe_foreign_rewrites_total", "gybe_undone_total"],
-            "Foreign rewrites that undid it, as far as they were seen.",
+            "Observed foreign rewrites that undid it.",
             (|it| it.rewrites.rewrites) as fn(RepairCounts) -> u64,
         ),
         (["gybe_repairs_total", "gybe_healed_total"], "Passes that repaired it.", |it| it.rewrites.repairs),

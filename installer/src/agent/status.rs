@@ -66,7 +66,7 @@ pub(crate) enum Phase {
     /// The first pass has not ended.
     #[default]
     Starting,
-    /// Our entry is to be installed.
+    /// The settings request an installation; `missing` names what is not installed yet.
     Installed,
     Uninstalling,
     /// Our entry is removed; the programs that stay are for existing sandboxes.
@@ -143,8 +143,8 @@ impl Status {
         }
     }
 
-    /// Returns what differs from the desired state. Omits differences shorter than `MOMENT`, except in a conflict: there they
-    /// follow each other, and pods start during them.
+    /// Returns what differs from the desired state. Omits differences shorter than `MOMENT`, except in a conflict: its
+    /// differences follow each other, and pods start while they last.
     pub(crate) fn missing(&self) -> &[String] {
         let is_conflict = self.report.conflicts != PerDirectory::default();
         let is_momentary = !is_conflict && self.missing_since.is_some_and(|since| since.elapsed() < MOMENT);
@@ -222,8 +222,8 @@ impl AgentSnapshot {
         self.hung().or_else(|| self.status.report.deleted_directory.clone()).or_else(|| self.no_socket())
     }
 
-    /// Returns why neither socket can be created: their directory is gone from here. What blocks only one of them would
-    /// block it after a restart too, and the restart would interrupt the other one.
+    /// Returns why neither socket can be created: their directory no longer exists in this container. An obstacle for only one
+    /// of them would remain after a restart, and the restart would interrupt the other one.
     fn no_socket(&self) -> Option<String> {
         match self.socket_problems.as_slice() {
             [why, _, ..] => Some(why.clone()),
@@ -238,13 +238,13 @@ impl AgentSnapshot {
             Phase::Starting if self.status.turned.is_none() => {
                 Some("the first pass has not ended".to_owned())
             }
-            // The reason why there has been no pass is among what is missing.
+            // `missing` contains the reason why there has been no pass.
             Phase::Installed | Phase::Starting => None,
             Phase::Uninstalling => Some("uninstalling".to_owned()),
             Phase::Uninstalled { .. } => Some("uninstalled, as the ConfigMap's mode requests".to_owned()),
         };
         let backend = match report.backend.as_ref().map(|backend| &backend.verdict) {
-            // None before the first pass.
+            // Before the first pass there is no verdict.
             Some(Verdict::Works(_)) | None => None,
             Some(Verdict::Fails(why)) => Some(why.to_string()),
             Some(Verdict::Unknown) => {

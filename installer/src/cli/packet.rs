@@ -54,7 +54,7 @@ pub(super) struct PacketArgs {
     mark: u32,
 }
 
-/// A port of the ephemeral range. Only the DNS rules look at a client's port.
+/// A port of the ephemeral range. Only the DNS rules test a client's port.
 const DEFAULT_SOURCE_PORT: u16 = 40_000;
 
 impl PacketArgs {

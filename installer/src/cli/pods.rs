@@ -82,8 +82,8 @@ impl OnNodeArgs {
     /// Uses the configuration of the node's own entry unless the operator named another one.
     fn sources(&self, conf: Option<PluginConf>) -> PolicySources {
         let of_node = || {
-            let places = self.directories.node_directories();
-            OurEntries::find(&observe(&places, &ObserveScope::default(), &mut HashCache::default()).conf)
+            let directories = self.directories.node_directories();
+            OurEntries::find(&observe(&directories, &ObserveScope::default(), &mut HashCache::default()).conf)
                 .plugin_conf()
         };
         let mut conf = conf.or_else(of_node).unwrap_or_default();

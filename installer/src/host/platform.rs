@@ -1,5 +1,5 @@
 //! The kinds of node whose runtime has its own directories (docs/ISTIO.md, section 5), and how a node's kind is
-//! recognized. Pure, except for reading the host's marks.
+//! recognized. Pure, except for looking at the host's files.
 
 use crate::host::observe::NodeDirectories;
 use std::fmt;
@@ -113,7 +113,7 @@ impl Platform {
 
     /// Further requirements of this kind of node.
     #[must_use]
-    pub fn advice(self) -> Option<&'static str> {
+    pub fn hint(self) -> Option<&'static str> {
         Some(match self {
             Self::OpenShift => {
                 "Gybe needs shape: standalone, a NetworkAttachmentDefinition for it, and seLinuxOptions.type spc_t"

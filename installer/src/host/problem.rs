@@ -198,7 +198,7 @@ impl Hint for Problem {
                 "let the DaemonSet's mount cni-bin, or --bin-dir, name the runtime's plugin directory"
             }
             Self::Deleted(_) => {
-                "restart this pod and the container runtime: neither sees a directory that was made again"
+                "restart this pod and the container runtime: neither notices a directory that was made again"
             }
             Self::Broken(_) => "CRI-O skips it; let its owner write it again",
             Self::NoDefaultNetwork { .. } => {

@@ -122,9 +122,9 @@ pub fn leave(
     }
 }
 
-/// The installed plugin answers DEL, so it is its own tombstone; the image's plugin is, if the installed one
-/// cannot be read. Under istio-cni's name our program is recognized as our plugin, of whatever version; any
-/// other program is istio-cni's and stays. Where no program is, none is placed.
+/// Returns the programs that answer DEL while a sandbox may need them. Under our plugin's name this is the installed
+/// program, or the image's if the installed one cannot be read. Under istio-cni's name it is our plugin of any
+/// version; any other program there is istio-cni's own and stays. Where no program exists, none is placed.
 fn tombstones(
     directories: &NodeDirectories,
     hash: Option<Hash>,
@@ -150,11 +150,12 @@ fn tombstones(
     };
     let plugin = hash.and_then(|hash| as_it_is(PLUGIN, hash, Placement::Always));
     let plugin = plugin.or_else(|| is_there.then(of_image).flatten());
-    let stand_in = our_stand_in(&directories.programs).unwrap_or_else(|| Hash::of(b"nobody's program"));
+    let stand_in = our_stand_in(&directories.programs).unwrap_or_else(|| Hash::of(b"no such program"));
     plugin.into_iter().chain(as_it_is(ISTIO, stand_in, Placement::IfAbsent)).collect()
 }
 
-/// Finds a pinned file of any name, which an operator need not remember.
+/// Finds a file with our entry that no runtime reads by its name: a pinned file may have any name, and the operator need
+/// not name it again.
 pub(super) fn of_any_name(conf: &Path) -> Option<FileName> {
     let entries = fs::read_dir(conf).ok()?.flatten();
     let names = entries.filter_map(|entry| FileName::new(entry.file_name()).ok());
@@ -191,15 +192,15 @@ impl UninstallReport {
         )?;
         let clean = conf_is_clean(&first.left);
         let mut passes = vec![first];
-        let resting = || grace_period(&directories.conf, SystemTime::now());
-        if clean && resting().is_none() {
+        let remaining = || grace_period(&directories.conf, SystemTime::now());
+        if clean && remaining().is_none() {
             let over = Uninstall { in_grace_period: false, ..leave.clone() };
             // Only once: if another program writes meanwhile, the conf has changed again.
             passes.push(pass(directories, &DesiredState::Uninstalled(over), &mut PassHistory::default())?);
         }
         let observed = observe(directories, &interest(), &mut HashCache::default());
         let clean = passes.last().is_some_and(|pass| conf_is_clean(&pass.left));
-        let stays = stays(&observed, leave, (clean, resting()));
+        let stays = stays(&observed, leave, (clean, remaining()));
         Ok(Self { passes, stays, elsewhere: OtherDirectories::than(directories, root) })
     }
 }
@@ -208,7 +209,7 @@ impl UninstallReport {
 fn stays(
     observed: &ObservedState,
     leave: &Uninstall,
-    (clean, rest): (bool, Option<Duration>),
+    (clean, remaining): (bool, Option<Duration>),
 ) -> Vec<KeptProgram> {
     let ours = |program: &&Program, there: &ProgramFile| {
         program.name.as_os_str() == PLUGIN || there.hash == Ok(program.hash)
@@ -224,9 +225,9 @@ fn stays(
         {
             KeptReason::Named
         }
-        CachedPlugins::Named(_) => rest.map_or(KeptReason::Failed, |rest| KeptReason::GracePeriod {
+        CachedPlugins::Named(_) => remaining.map_or(KeptReason::Failed, |left| KeptReason::GracePeriod {
             // Removable from the next full second on.
-            seconds: rest.as_secs() + 1,
+            seconds: left.as_secs() + 1,
         }),
     };
     there.map(|program| KeptProgram { program: program.name.clone(), until: until(program) }).collect()

@@ -111,8 +111,8 @@ impl NodeBackend {
 impl fmt::Display for NodeBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.source {
-            SettingSource::Label => write!(f, "node label {LABEL} says {}", self.setting.as_str())?,
-            SettingSource::Cluster => write!(f, "the setting says {}", self.setting.as_str())?,
+            SettingSource::Label => write!(f, "node label {LABEL} is {}", self.setting.as_str())?,
+            SettingSource::Cluster => write!(f, "the setting is {}", self.setting.as_str())?,
             SettingSource::None => write!(f, "the plugin chooses")?,
         }
         match &self.verdict {

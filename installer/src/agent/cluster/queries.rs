@@ -32,8 +32,8 @@ pub enum DaemonSetState {
     Present,
     BeingDeleted,
     Absent,
-    /// The API server refuses us (401, 403): the namespace or the service account may be gone, or a role was changed. It
-    /// proves nothing.
+    /// The API server refuses us (401, 403): the namespace or the service account may be gone, or a role was changed. This
+    /// does not prove that the DaemonSet is gone.
     Refused(String),
     /// There was no response.
     Unknown(String),
@@ -111,7 +111,7 @@ fn get<T: DeserializeOwned>(
         let object = tokio::time::timeout_at(until.into(), client::object(&client, request)).await;
         Ok(object.unwrap_or_else(|_| Err(ApiError::Late(started.elapsed())))?)
     });
-    // A DNS lookup keeps a thread of the runtime; it is not waited for.
+    // A DNS lookup may still block a thread of the runtime; the caller does not wait for it.
     runtime.shutdown_background();
     result
 }

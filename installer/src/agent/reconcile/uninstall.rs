@@ -39,7 +39,7 @@ impl GracePeriod {
         self.out_since.map(|since| self.length.saturating_sub(now.saturating_duration_since(since)))
     }
 
-    /// Ends the period without removing programs: our entry is to be installed.
+    /// Ends the period without removing programs, because the settings request an installation.
     pub(super) fn cancel(&mut self) {
         self.out_since = None;
     }

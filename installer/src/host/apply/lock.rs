@@ -85,7 +85,7 @@ fn lock(folder: &OwnedFd) -> Result<Option<Flock<OwnedFd>>, Errno> {
             }
         }
         Ok(there) if only_we_can_open(&fstat(&there)?) => there,
-        // Another user made it, in a directory that others may write.
+        // Another user made it, in a directory that other users may write.
         Ok(_) | Err(Errno::ELOOP) => {
             unlinkat(folder, LOCK, UnlinkatFlags::NoRemoveDir)?;
             return Ok(None);

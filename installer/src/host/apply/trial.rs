@@ -111,7 +111,7 @@ fn wait(mut child: Child) -> Result<(bool, String, Vec<u8>), TrialError> {
     let waiting = thread::Builder::new().spawn(move || sender.send(child.wait()));
     let waiting = match waiting {
         Ok(waiting) => waiting,
-        // No thread will reap it.
+        // Without the thread, the child has to be reaped here.
         Err(why) => {
             let _ = kill(pid, Signal::SIGKILL);
             let _ = waitpid(pid, None);

@@ -1,3 +1,5 @@
+//! Verdicts on conf directories: which file the runtime uses, and why a pod is not redirected.
+
 use gybe_netfilter::hint::Hint;
 use std::collections::{BTreeMap, BTreeSet};
 

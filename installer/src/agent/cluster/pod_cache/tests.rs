@@ -137,7 +137,7 @@ fn a_pod_from_the_watch_ends_the_wait_for_its_lookup() {
 }
 
 #[test]
-fn a_refusal_does_not_count_as_something_about_pods() {
+fn a_refused_request_does_not_count_as_an_event_of_the_watch() {
     let cache = PodCache::default();
     cache.insert(facts("cart-0", "u1"));
     let some = Duration::from_millis(20);
