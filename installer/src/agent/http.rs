@@ -134,7 +134,7 @@ async fn bind(server: Server<'_>, log: &Log) -> TcpListener {
     }
 }
 
-/// Binds as `TcpListener::bind` does, but `[::]` accepts IPv4 whatever `net.ipv6.bindv6only` says (ipv6(7)): the kubelet
+/// Binds as `TcpListener::bind` does, but `[::]` accepts IPv4 for any value of `net.ipv6.bindv6only` (ipv6(7)): the kubelet
 /// connects to the node's address, of either family.
 fn listener(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = match address {

@@ -26,7 +26,7 @@ pub(crate) struct TurnReport {
     pub(crate) missing: Vec<String>,
     /// Notes for operators; they do not prevent a pod's redirection.
     pub(crate) notes: Vec<String>,
-    /// A directory that is mounted here and was deleted on the host, in a sentence.
+    /// A directory that is mounted in this container and was deleted on the host, in a sentence.
     pub(crate) deleted_directory: Option<String>,
     /// Why the ConfigMap is invalid, while the previous settings stay in use.
     pub(crate) settings_error: Option<String>,
@@ -104,7 +104,7 @@ pub(crate) struct Counts {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct RepairCounts {
     pub(crate) rewrites: RewriteCounts,
-    /// The time from the wake-up to the repair, of all repairs together.
+    /// The sum of all repairs' times, each from the wake-up to the repair.
     pub(crate) time: Duration,
     pub(crate) longest: Duration,
     pub(crate) conflicts: u64,
@@ -216,7 +216,7 @@ impl AgentSnapshot {
         (self.idle > HUNG_AFTER).then(|| format!("the loop has ended no turn for {} s", self.idle.as_secs()))
     }
 
-    /// Returns why only a restart of the container helps: the loop hangs, or a directory that is mounted here was deleted
+    /// Returns why only a restart of the container helps: the loop hangs, or a mounted directory was deleted
     /// or renamed on the host (F13; a mount follows an inode, not a path), or neither socket can be created.
     pub(crate) fn needs_restart(&self) -> Option<String> {
         self.hung().or_else(|| self.status.report.deleted_directory.clone()).or_else(|| self.no_socket())
@@ -272,8 +272,10 @@ mod tests {
         status.update(TurnReport::default(), now);
         status.update(missing(), now);
         assert!(status.missing().is_empty(), "a single rewrite");
-        let conflicts =
-            PerDirectory { conf: Some("our entry is undone again and again".to_owned()), programs: None };
+        let conflicts = PerDirectory {
+            conf: Some("the entry of gybe-cni is undone again and again".to_owned()),
+            programs: None,
+        };
         status.update(TurnReport { conflicts: conflicts.clone(), ..missing() }, now);
         assert_eq!(status.missing(), missing().missing);
         status.update(TurnReport { conflicts, ..TurnReport::default() }, now);

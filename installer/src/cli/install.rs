@@ -20,7 +20,7 @@ use std::path::PathBuf;
 ///
 /// Makes one pass, as the node agent does. Every setting has the name and the meaning of the ConfigMap's key.
 /// The programs are taken from the directory of this program. A running node agent keeps its own settings and
-/// rewrites the node by them. Exit code 0: the node is as configured. 1: a problem prevents it, and is
+/// changes the node back to them. Exit code 0: the node is as configured. 1: a problem prevents it, and is
 /// printed. Running it again changes nothing.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&[

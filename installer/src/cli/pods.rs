@@ -18,10 +18,10 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// The flags that say where the node's pods and their manifests are.
+/// The flags that name the directories of the node's pods and of their manifests.
 #[derive(Debug, Args)]
 pub(super) struct OnNodeArgs {
-    /// Also read what a pod should have from the manifests in this directory, NAMESPACE/NAME.json
+    /// Also take the policies of pods from the manifests in this directory, NAMESPACE/NAME.json
     #[arg(long, value_name = "DIR", conflicts_with = "netns")]
     facts: Option<PathBuf>,
     #[command(flatten)]

@@ -30,7 +30,7 @@ use open_directory::OpenDirectory;
 pub struct ApplyReport {
     /// The number of changes made.
     pub done: usize,
-    /// The changes that failed. Only after the last one can changes be left that were not attempted.
+    /// The changes that failed. If the last one stopped the others, those after it were not attempted.
     pub failed: Vec<FailedChange>,
 }
 

@@ -226,8 +226,8 @@ impl Default for Undone {
 impl fmt::Display for Conflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.rewrite.undone {
-            Undone::Entry(None) => f.write_str("our entry is undone")?,
-            Undone::Entry(Some(file)) => write!(f, "our entry in {file} is undone")?,
+            Undone::Entry(None) => f.write_str("the entry of gybe-cni is undone")?,
+            Undone::Entry(Some(file)) => write!(f, "the entry of gybe-cni in {file} is undone")?,
             Undone::Program(name, loss) => write!(f, "the program {name} is {loss}")?,
         }
         match self.rewrite.other_owner {

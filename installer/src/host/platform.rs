@@ -68,8 +68,7 @@ impl Platform {
         let id = release.lines().find_map(|line| line.strip_prefix("ID=")).unwrap_or_default();
         let id = id.trim().trim_matches('"');
         let of = |platform: &Self| match platform {
-            // Multus' own directory proves nothing: any node may have it, and it is empty where Multus is not
-            // used.
+            // Not by Multus' own directory: any node may have it, and it is empty where Multus is not used.
             Self::OpenShift => id == "rhcos",
             // k3s looks for plugins where it finds `host-local` (k3s v1.31, pkg/agent/config/config.go).
             Self::K3d => is_there(K3S) && is_there("/bin/host-local"),

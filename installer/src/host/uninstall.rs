@@ -39,7 +39,7 @@ use std::time::{Duration, SystemTime};
 /// The result of an uninstall.
 #[derive(Debug)]
 pub struct UninstallReport {
-    /// The pass that removed the entry, and the one that removed the programs, if it came to that.
+    /// The pass that removed the entry, and the one that removed the programs, if there was one.
     pub passes: Vec<Pass>,
     /// The programs that have to stay.
     pub stays: Vec<KeptProgram>,
@@ -59,7 +59,7 @@ pub enum KeptReason {
     /// The conf was changed a moment ago.
     #[error("for another {seconds} s: the DEL of a sandbox that was just being made may need it")]
     GracePeriod {
-        /// Until a sandbox that was being made then exists, or was given up.
+        /// After this time every ADD that began before the change has ended, or its sandbox was given up.
         seconds: u64,
     },
     /// libcni's cache names it.
@@ -233,7 +233,7 @@ fn stays(
     there.map(|program| KeptProgram { program: program.name.clone(), until: until(program) }).collect()
 }
 
-/// How long the plugin has to stay after the conf was changed; none when that is over. It is computed from the node's
+/// How long the plugin still has to stay after the conf was changed; none when `GRACE_PERIOD` has passed. It is computed from the node's
 /// files, so it also holds for a repeated call, for an agent that ended a moment ago, and for an entry that another
 /// program removed. A file written by renaming changes the modification time of its directory: of the conf directory,
 /// or of a network's own.
@@ -242,7 +242,7 @@ fn grace_period(conf: &Path, now: SystemTime) -> Option<Duration> {
     let networks = networks.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     let all = networks.map(|entry| entry.path()).chain([conf.to_owned()]);
     let changed = all.filter_map(|path| path.metadata().ok()?.modified().ok()).max()?;
-    // A clock that was set back makes it longer, which harms no pod.
+    // A clock that was set back makes the period longer, which harms no pod.
     let over = changed.checked_add(GRACE_PERIOD)?;
     over.duration_since(now).ok().filter(|left| !left.is_zero())
 }
@@ -250,7 +250,8 @@ fn grace_period(conf: &Path, now: SystemTime) -> Option<Duration> {
 const TOKENS: [&str; 2] = [KUBECONFIG, KUBECONFIG_TEMPORARY];
 const SOCKETS: [(&str, SockType); 2] = [(FACTS_SOCKET, SockType::Stream), (LOG_SOCKET, SockType::Datagram)];
 
-/// Cleans `/run/gybe`: a kubeconfig at once, because it holds a token; the rest when no program can need it any more.
+/// Cleans `/run/gybe`: removes a kubeconfig at once, because it holds a token, and the other files when the uninstall has
+/// `finished`, because no program can need them any more.
 /// The sockets of a running agent stay. Returns the files that could not be removed. A missing file is no failure.
 #[must_use]
 pub fn forget_run_directory(directory: &Path, finished: bool) -> Vec<(PathBuf, io::Error)> {

@@ -53,7 +53,7 @@ fn leftovers_of_another_mesh_are_reported() {
     node.put("10-calico.conflist", &text.replace("\"portmap\"", "\"istio-cni\""));
     let (about, says, _) = wrong(&node, "");
     assert_eq!(about, "others");
-    assert!(says.contains("has an istio-cni entry and ours: both redirect"), "{says}");
+    assert!(says.contains("has entries of istio-cni and gybe-cni: both redirect"), "{says}");
 }
 
 /// Returns a node with istio-cni's entry; `program`: istio-cni's program is still installed.
@@ -244,7 +244,7 @@ fn f37_where_the_runtime_looks_for_plugins_is_read_in_its_own_configuration() {
     // The primary's plugins are in Gybe's program directory too, but containerd does not use that directory.
     set("/usr/lib/cni");
     let refused = node.install("--pods-from /p");
-    let elsewhere = "the runtime looks for plugins in /usr/lib/cni, not where ours are placed";
+    let elsewhere = "the runtime looks for plugins in /usr/lib/cni, not where gybe-cni is placed";
     assert!(refused.code == 1 && refused.out.contains(elsewhere), "{refused:?}");
     assert!(!node.networks().values().any(|text| String::from_utf8_lossy(text).contains("gybe-cni")));
     let wrong = found(&node.doctor("--json").json(), "directories", "wrong");

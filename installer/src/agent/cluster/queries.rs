@@ -86,7 +86,7 @@ pub fn daemonset_state(cluster: &Cluster, namespace: &str, name: &str, until: In
 /// Answers a query of the plugin, in the protocol of the facts socket, with one request to the API server.
 ///
 /// # Errors
-/// When the query is malformed. Any other failure is its response.
+/// When the query is malformed. Any other failure becomes an error response.
 pub fn pod_facts(cluster: &Cluster, query: &[u8], until: Instant) -> Result<String, WireError> {
     let pod = wire::decode_request(query)?.pod;
     let request = pod_requests::one(&pod).map_err(QueryError::from);
@@ -111,7 +111,7 @@ fn get<T: DeserializeOwned>(
         let object = tokio::time::timeout_at(until.into(), client::object(&client, request)).await;
         Ok(object.unwrap_or_else(|_| Err(ApiError::Late(started.elapsed())))?)
     });
-    // A DNS lookup may still block a thread of the runtime; the caller does not wait for it.
+    // Does not wait for a thread of the runtime that is still blocked in a DNS lookup.
     runtime.shutdown_background();
     result
 }

@@ -54,7 +54,7 @@ impl WatchedPods {
             thread::Builder::new().name("cluster".to_owned()).spawn(move || {
                 let _watching = runtime.spawn(watch.run());
                 runtime.block_on(serve);
-                // A DNS lookup keeps a thread; the agent's end does not wait for it.
+                // Does not wait for a thread of the runtime that is still blocked in a DNS lookup.
                 runtime.shutdown_background();
             })
         })?;
@@ -66,7 +66,7 @@ impl WatchedPods {
     }
 }
 
-/// Calls `make` with all signals blocked: signals end the agent in its own loop, never in a thread created before it.
+/// Calls `make` with all signals blocked, so that the thread that it creates receives none: the agent's loop handles them.
 fn without_signals<T>(make: impl FnOnce() -> std::io::Result<T>) -> Result<T, ClusterError> {
     let failed = |errno: nix::errno::Errno| ClusterError::Thread(errno.into());
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(failed)?;

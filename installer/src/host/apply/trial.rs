@@ -90,7 +90,7 @@ fn start(program: &Path, trial: Trial) -> Result<Child, TrialError> {
 }
 
 /// Starts the program. A process that another thread forks during our write holds our descriptor until its own
-/// exec: until then the kernel returns ETXTBSY (F09), and it has no event for the release.
+/// exec: until then the kernel returns ETXTBSY (F09), and no event reports the release.
 fn spawn(command: &mut Command) -> Result<Child, TrialError> {
     let until = Instant::now() + TIMEOUT;
     loop {
