@@ -107,7 +107,9 @@ fn text(out: &UninstallReport) -> String {
         (false, true) if out.stays.is_empty() => {
             format!("{}: something of gybe is in other directories\n", doubtful("not finished"))
         }
-        (false, true) => "no conf file names gybe-cni; to finish, run gybe uninstall again then\n".to_owned(),
+        (false, true) => {
+            "no conf file names gybe-cni; to finish, run gybe uninstall again afterwards\n".to_owned()
+        }
         (false, false) => format!("{}: a conf file still names gybe-cni\n", bad("not uninstalled")),
     };
     passes + &stays.collect::<String>() + &end

@@ -25,7 +25,7 @@ fn f29_the_first_uninstall_removes_the_entry_and_the_second_the_programs() {
     assert_eq!(node.networks(), before);
     assert_eq!(node.programs(), ["gybe", "gybe-cni"], "a sandbox may be being made");
     assert!(first.out.contains("s: the DEL of a sandbox that was just being made"), "{}", first.out);
-    assert!(first.out.ends_with("to finish, run gybe uninstall again then\n"), "{}", first.out);
+    assert!(first.out.ends_with("to finish, run gybe uninstall again afterwards\n"), "{}", first.out);
     let again = node.uninstall("--json").json();
     let until = again["stays"][0]["until"].as_str().unwrap();
     assert!(until.starts_with("for ") && until.contains("may need it"), "as much as a moment ago: {again}");

@@ -100,7 +100,7 @@ impl Listing {
                 if self.gone > 0 && self.by_namespace.is_empty() {
                     let directory = directory.display();
                     let what = format!(
-                        "of {} cached results none has its network namespace, and {directory} is not there",
+                        "none of {} cached results has its network namespace, and {directory} does not exist",
                         self.gone
                     );
                     self.unreadable
