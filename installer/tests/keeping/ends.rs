@@ -115,15 +115,3 @@ fn f14_an_agent_that_cannot_create_a_socket_is_not_ready_and_without_both_not_he
     wait_until("readiness", || agent.is_ready() && agent.get("/healthz").0 == 200);
     assert!(std::os::unix::net::UnixStream::connect(facts).is_ok());
 }
-
-#[test]
-fn two_agents_at_once_do_no_harm() {
-    let node = Node::new("two");
-    node.puts(FILE, PRIMARY);
-    let (one, two) = (node.agent(), node.agent());
-    for _ in 0..5 {
-        node.puts(FILE, PRIMARY);
-        wait_until("a repair", || node.text(FILE).matches("\"gybe-cni\"").count() == 1);
-    }
-    wait_until("readiness", || one.is_ready() && two.is_ready());
-}

@@ -20,6 +20,8 @@ mod heals;
 #[cfg(test)]
 mod hurt;
 #[cfg(test)]
+mod leads;
+#[cfg(test)]
 mod leaves;
 #[cfg(test)]
 mod node;
