@@ -164,14 +164,15 @@ impl NodeAgent<'_> {
         }
     }
 
-    fn serve_http(&self, ground: &Environment, sources: &StatusSources<'_>, end: oneshot::Receiver<()>) {
+    fn serve_http(&self, environment: &Environment, sources: &StatusSources<'_>, end: oneshot::Receiver<()>) {
         let health = |path: &str| health::page(path, &sources.snapshot()).unwrap_or_else(Page::not_found);
         let metrics = |path: &str| match path {
             "/metrics" => Page::metrics(metrics::text(&sources.snapshot())),
             _ => Page::not_found(),
         };
-        let health = ground.health.map(|listen| http::Server { listen, page: &health, name: "health" });
-        let metrics = ground.metrics.map(|listen| http::Server { listen, page: &metrics, name: "metrics" });
+        let health = environment.health.map(|listen| http::Server { listen, page: &health, name: "health" });
+        let metrics =
+            environment.metrics.map(|listen| http::Server { listen, page: &metrics, name: "metrics" });
         let servers: Vec<http::Server<'_>> = health.into_iter().chain(metrics).collect();
         if let Err(why) = http::serve(&servers, end, self.context.log) {
             self.context.log.error("gybe node: nothing is served over HTTP", json!({ "why": why.to_string() }));

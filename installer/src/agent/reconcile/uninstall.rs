@@ -42,7 +42,7 @@ impl GracePeriod {
         self.out_since.map(|since| self.length.saturating_sub(now.saturating_duration_since(since)))
     }
 
-    /// Ends the period without removing programs: our entry is to be installed.
+    /// Ends the period without removing programs, because the settings request an installation.
     pub(super) fn cancel(&mut self) {
         self.out_since = None;
     }
@@ -90,7 +90,7 @@ impl Reconciler<'_> {
         }
         let hint = "to take the node out of the chain, run gybe uninstall on it";
         let fields = json!({ "missing": self.status.report.missing, "hint": hint });
-        self.log.event(Level::Error, "gybe node: no time left to remove our entry from the chain", fields);
+        self.log.event(Level::Error, "gybe node: no time left to remove the entry from the chain", fields);
     }
 }
 
