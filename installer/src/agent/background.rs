@@ -45,7 +45,7 @@ struct Terms<'a> {
 impl NodeAgent<'_> {
     /// Runs until the signal to stop. Leads as soon as no other agent of the node does.
     pub(super) fn run(&self, config: ReconcileConfig) -> Result<(), NodeError> {
-        let (ended, running) = pipe().map_err(|why| waiting("the end")(errno(&why)))?;
+        let (ended, running) = pipe().map_err(|why| waiting("the end of the agent")(errno(&why)))?;
         let (published, label) = (PublishedStatus::default(), NodeLabel::default());
         let environment = config.settings.environment().clone();
         let daemonset = DaemonSet::new(self.home.as_ref(), &environment.namespace);

@@ -1,20 +1,12 @@
 //! A network namespace for one rule set, sending a batch to its kernel, and listing it with nft.
 
-use gybe_netfilter::netns::Netns;
+pub(crate) use gybe_integration::namespace::in_new_namespace;
 use nix::sys::socket::{
     AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, recv, sendto, setsockopt, socket,
     sockopt,
 };
 use std::os::fd::AsRawFd;
 use std::process::Command;
-
-/// Runs `work` in a network namespace of its own.
-pub(crate) fn in_new_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    let netns = Netns::create().unwrap_or_else(|error| {
-        panic!("{error}; as root, or:\n  integration/as-root.sh cargo test -p gybe-referees")
-    });
-    netns.run(work).unwrap()
-}
 
 /// Commits a batch in this namespace, or returns the kernel's error for each refused message.
 ///
