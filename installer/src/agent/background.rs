@@ -61,7 +61,8 @@ impl NodeAgent<'_> {
         let (sockets, role) = (self.context.health, self.context.role);
         let sources = StatusSources { published: &published, pods, calls, sockets, role };
         let own = environment.pod_directory.as_ref().map(|directory| directory.join(STATUS_SOCKET));
-        let own = own.map(|path| FactsSocket::open(&path).map_err(|source| NodeError::Serve { path, source }));
+        let own =
+            own.map(|path| FactsSocket::open(&path).map_err(|source| NodeError::Serve { path, source }));
         let own = own.transpose()?;
         thread::scope(|scope| {
             scope.spawn(|| daemonset.observe(ended.as_fd()));
@@ -150,10 +151,15 @@ impl NodeAgent<'_> {
         match end? {
             LeadEnd::Stopped => {}
             LeadEnd::Requested(successor) => {
-                log.info("gybe node: hands over to a newer agent of this node", json!({ "agent": successor.name }));
+                log.info(
+                    "gybe node: hands over to a newer agent of this node",
+                    json!({ "agent": successor.name }),
+                );
                 lead.hand_over(successor, self.stop.as_fd());
             }
-            LeadEnd::Lost => log.warn("gybe node: the lock file was removed, and another agent leads", json!({})),
+            LeadEnd::Lost => {
+                log.warn("gybe node: the lock file was removed, and another agent leads", json!({}))
+            }
         }
         Ok(reconciler.map(Reconciler::paused))
     }
@@ -175,7 +181,9 @@ impl NodeAgent<'_> {
             environment.metrics.map(|listen| http::Server { listen, page: &metrics, name: "metrics" });
         let servers: Vec<http::Server<'_>> = health.into_iter().chain(metrics).collect();
         if let Err(why) = http::serve(&servers, end, self.context.log) {
-            self.context.log.error("gybe node: nothing is served over HTTP", json!({ "why": why.to_string() }));
+            self.context
+                .log
+                .error("gybe node: nothing is served over HTTP", json!({ "why": why.to_string() }));
         }
     }
 
@@ -187,7 +195,9 @@ impl NodeAgent<'_> {
         daemonset: &DaemonSet<'_>,
         lead: &mut Lead,
     ) -> Result<LeadEnd, NodeError> {
-        let Some(removal) = self.removal(reconciler.settings(), daemonset) else { return Ok(LeadEnd::Stopped) };
+        let Some(removal) = self.removal(reconciler.settings(), daemonset) else {
+            return Ok(LeadEnd::Stopped);
+        };
         self.context.log.info("gybe node: the DaemonSet is gone; uninstalling", json!({ "mode": removal }));
         let (halted, uninstalling) = pipe().map_err(|why| waiting("the uninstall")(errno(&why)))?;
         let (ended, running) = pipe().map_err(|why| waiting("the uninstall")(errno(&why)))?;

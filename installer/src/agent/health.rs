@@ -1,7 +1,7 @@
 //! The pages `/healthz`, `/readyz` and `/left`, for the kubelet's probes, an operator and the chart's hook. Pure.
 
-use super::http::Page;
 use super::Role;
+use super::http::Page;
 use super::status::{AgentSnapshot, Phase};
 use crate::host::agent_status::AgentStatus;
 use crate::host::desired::Confirmed;

@@ -231,9 +231,10 @@ impl AgentSnapshot {
     /// or renamed on the host (F13; a mount follows an inode, not a path), or neither socket can be created.
     pub(crate) fn needs_restart(&self) -> Option<String> {
         match self.role {
-            Role::Leads { .. } => {
-                self.hung().or_else(|| self.status.report.deleted_directory.clone()).or_else(|| self.no_socket())
-            }
+            Role::Leads { .. } => self
+                .hung()
+                .or_else(|| self.status.report.deleted_directory.clone())
+                .or_else(|| self.no_socket()),
             // The leader reports what concerns the node.
             Role::Waits | Role::HandedOver => None,
         }

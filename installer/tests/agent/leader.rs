@@ -60,7 +60,8 @@ impl AgentPod {
     /// Returns the lines that report a change of the node.
     fn changes(&self) -> Vec<Value> {
         let log = self.agent.log().into_iter();
-        log.filter(|line| line["msg"].as_str().is_some_and(|message| message.contains("changed the node"))).collect()
+        log.filter(|line| line["msg"].as_str().is_some_and(|message| message.contains("changed the node")))
+            .collect()
     }
 }
 
@@ -100,8 +101,14 @@ fn of_two_agents_only_the_newer_one_changes_the_node_in_an_upgrade_and_in_a_roll
         node.write_image(build);
         let new = AgentPod::start(&node, pod);
         new.wait_until_it_leads();
-        assert!(old.is_ready() && !old.leads(), "it knows the node's pods, and leads again if the other one ends");
-        assert_eq!((node.installed_build("gybe-cni"), node.installed_build("gybe")), (format!("gybe-cni {build}"), format!("gybe {build}")));
+        assert!(
+            old.is_ready() && !old.leads(),
+            "it knows the node's pods, and leads again if the other one ends"
+        );
+        assert_eq!(
+            (node.installed_build("gybe-cni"), node.installed_build("gybe")),
+            (format!("gybe-cni {build}"), format!("gybe {build}"))
+        );
         let (before, changes) = (stamps(&node), (old.changes(), new.changes().len()));
         let until = Instant::now() + Duration::from_secs(5);
         while Instant::now() < until {
@@ -117,7 +124,8 @@ fn of_two_agents_only_the_newer_one_changes_the_node_in_an_upgrade_and_in_a_roll
         }
         assert_eq!(old.changes(), changes.0);
         assert_eq!(page(&node, "/metrics").unwrap().matches("gybe_conflict{").count(), 2);
-        for line in page(&node, "/metrics").unwrap().lines().filter(|line| line.starts_with("gybe_conflict{")) {
+        for line in page(&node, "/metrics").unwrap().lines().filter(|line| line.starts_with("gybe_conflict{"))
+        {
             assert!(line.ends_with(" 0"), "{line}");
         }
         let before = stamps(&node);
@@ -210,7 +218,10 @@ fn an_agent_without_valid_settings_does_not_take_the_lead_from_one_that_works() 
     assert!(old.leads() && old.is_ready() && !new.leads() && !new.is_ready());
     old.agent.stop(Signal::SIGKILL);
     wait_until("the lead", || new.leads());
-    assert!(!new.is_ready() && node.entry(FILE).is_some(), "it answers queries, and leaves the node as it is");
+    assert!(
+        !new.is_ready() && node.entry(FILE).is_some(),
+        "it answers queries, and leaves the node as it is"
+    );
     node.set_configmap(&[("mode", "install")]);
     new.wait_until_ready();
 }

@@ -4,10 +4,10 @@
 use crate::objects::Objects;
 use gybe_installer::probe::NEEDED;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Namespace, SecurityContext, ServiceAccount, Volume};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use k8s_openapi::api::rbac::v1::{
     ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject,
 };
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 pub(crate) fn assert_confined(objects: &Objects) {
     let pod = objects.pod();
