@@ -3,7 +3,7 @@
 //! Handles are left out, because they number objects in the order of creation. Counters are compared: they are zero.
 
 use crate::dump::{DumpRequest, Message, dump};
-use crate::libnftnl;
+use gybe_referees::libnftnl;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Attributes that number objects: `NFTA_TABLE_HANDLE`, `NFTA_CHAIN_HANDLE` and so on
