@@ -2,8 +2,8 @@
 //!
 //! One thread answers the plugin's queries (`facts_socket`) until a signal stops it, one receives the plugin's log lines
 //! (`log_socket`) until the last query is answered, and one writes to stderr (`log`), so that no pod waits for a reader of
-//! stderr. The pods come from a [`PodLookup`]. `background` starts what keeps the node and reports about it: the reconcile
-//! loop, HTTP, and the queries about our own node and DaemonSet.
+//! stderr. The pods come from a [`PodLookup`]. `background` starts the threads that reconcile the node and publish the status:
+//! the reconcile loop, HTTP, and the queries about our own node and DaemonSet.
 
 mod background;
 pub mod cluster;
@@ -159,8 +159,8 @@ impl Sockets {
         Ok(Self { facts, log: LogSocket::open(&log).map_err(failed(&log))? })
     }
 
-    /// Serves until `stop` is readable and the last query is answered, and no query takes longer than its deadline. The
-    /// sockets are removed then, before anything else is done: no plugin connects to an agent that will not respond.
+    /// Serves until `stop` is readable and every query that has arrived has its response, within its deadline. Then removes
+    /// the sockets before anything else ends, so that no plugin connects to an agent that will not respond.
     fn serve(
         mut self,
         pods: &dyn PodLookup,
@@ -170,7 +170,7 @@ impl Sockets {
         context: SocketContext<'_>,
     ) -> Result<(), NodeError> {
         let wait = |what| move |source| NodeError::Wait { what, source };
-        let (ended, running) = std::io::pipe().map_err(|why| wait("the end")(errno(&why)))?;
+        let (ended, running) = std::io::pipe().map_err(|why| wait("the end of the agent")(errno(&why)))?;
         thread::scope(|scope| {
             let logging = scope.spawn(|| self.log.serve(ended.as_fd(), calls, context));
             let served = self.facts.serve(stop.as_fd(), pods, status, context).map_err(wait("queries"));
