@@ -8,6 +8,7 @@ pub mod flow_check;
 pub mod invocation;
 pub mod kill;
 pub mod mutation;
+pub mod namespace;
 pub mod parallel;
 pub mod peak_memory;
 pub mod plugin_call;

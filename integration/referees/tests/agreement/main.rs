@@ -9,11 +9,11 @@
 
 mod dump;
 mod listing;
-mod namespace;
 mod policies;
 #[cfg(feature = "rustables")]
 mod with_rustables;
 
+use gybe_integration::namespace::in_new_namespace;
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
@@ -32,19 +32,19 @@ struct ObservedRules {
 
 impl ObservedRules {
     fn observe() -> Self {
-        Self { listing: Listing::observe(), nft: namespace::nft_list() }
+        Self { listing: Listing::observe(), nft: listing::nft_list() }
     }
 }
 
 fn written_by_gybe(rules: &Ruleset) -> ObservedRules {
-    namespace::in_new_namespace(|| {
+    in_new_namespace(|| {
         apply(&Nft, rules).unwrap();
         ObservedRules::observe()
     })
 }
 
 fn written_by_nftnl(rules: &Ruleset) -> ObservedRules {
-    namespace::in_new_namespace(|| {
+    in_new_namespace(|| {
         apply(&Libnftnl, rules).unwrap();
         ObservedRules::observe()
     })
@@ -100,7 +100,7 @@ fn libnftnl_reads_the_rules_and_sets_of_gybe_like_its_own() {
 #[test]
 fn gybe_reads_the_rules_of_nftnl_like_its_own() {
     for_each(&all_cases(), |case| {
-        let found = namespace::in_new_namespace(|| {
+        let found = in_new_namespace(|| {
             apply(&Libnftnl, &case.rules).unwrap();
             Nft.inspect().unwrap()
         });

@@ -1,8 +1,8 @@
 //! Compares the rules of rustables with Gybe's, and lists the policies that rustables cannot write.
 
 use crate::listing::elements_of;
-use crate::namespace::in_new_namespace;
 use crate::{ObservedRules, all_cases, for_each, policies, report_of, written_by_gybe};
+use gybe_integration::namespace::in_new_namespace;
 use gybe_netfilter::nft::Start;
 use gybe_referees::transport::transact;
 use gybe_referees::with_rustables::{Inexpressible, batch, complete};
