@@ -1,7 +1,7 @@
-//! Sends a batch over mnl's socket in the network namespace of the calling thread, and evaluates the kernel's answers.
+//! Sends a batch over mnl's socket in the network namespace of the calling thread, and evaluates the kernel's replies.
 
 use crate::batch::{Batch, HEADERS, sequence};
-use gybe_netfilter::nft::{Failure, NftError, Unknown};
+use gybe_netfilter::nft::{NftError, SocketError, Unknown};
 use mnl::{Bus, Socket};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -14,26 +14,26 @@ const NLMSG_ERROR: u16 = 2;
 /// Bytes of the socket's buffers: each message of a batch is acknowledged, and long lists need long batches.
 const BUFFER_SIZE: usize = 4 << 20;
 
-/// Bytes of one answer: an error repeats the refused message, whose list of elements has up to 64 KiB.
-const ANSWER_SIZE: usize = 1 << 17;
+/// Bytes of one reply: an error repeats the refused message, whose list of elements has up to 64 KiB.
+const REPLY_SIZE: usize = 1 << 17;
 
 /// Commits the batch in one datagram: mnl's `send_all` sends one for every 128 KiB, and the kernel discards half a
-/// transaction; rustables' `send` loses answers when its buffer overflows.
+/// transaction; rustables' `send` loses replies when its buffer overflows.
 ///
 /// # Errors
 /// When the kernel refuses it, or its outcome is unknown.
 pub fn transact(batch: &Batch) -> Result<(), NftError> {
-    let socket = Socket::new(Bus::Netfilter).map_err(|error| Failure::Open { source: errno(&error) })?;
-    prepare(&socket).map_err(|source| Failure::Open { source })?;
+    let socket = Socket::new(Bus::Netfilter).map_err(|error| SocketError::Open { source: errno(&error) })?;
+    prepare(&socket).map_err(|source| SocketError::Open { source })?;
     let bytes = batch.bytes().len();
     match socket.send(batch.bytes()) {
-        Ok(sent) if sent == bytes => answers(&socket, batch),
-        Ok(_) => Err(Failure::Send { bytes, source: Errno::EMSGSIZE }.into()),
-        Err(error) => Err(Failure::Send { bytes, source: errno(&error) }.into()),
+        Ok(sent) if sent == bytes => replies(&socket, batch),
+        Ok(_) => Err(SocketError::Send { bytes, source: Errno::EMSGSIZE }.into()),
+        Err(error) => Err(SocketError::Send { bytes, source: errno(&error) }.into()),
     }
 }
 
-/// Enlarges the buffers, which mnl cannot, and makes the socket non-blocking: all answers are queued when `send` returns.
+/// Enlarges the buffers, which mnl cannot, and makes the socket non-blocking: all replies are queued when `send` returns.
 fn prepare(socket: &Socket) -> nix::Result<()> {
     #[expect(unsafe_code, reason = "mnl's socket has only AsRawFd")]
     // SAFETY: the socket owns the descriptor and lives longer than `descriptor`.
@@ -46,9 +46,9 @@ fn prepare(socket: &Socket) -> nix::Result<()> {
     fcntl(descriptor, FcntlArg::F_SETFL(OFlag::O_NONBLOCK)).map(drop)
 }
 
-fn answers(socket: &Socket, batch: &Batch) -> Result<(), NftError> {
+fn replies(socket: &Socket, batch: &Batch) -> Result<(), NftError> {
     // mnl wants a buffer that is aligned to the netlink header.
-    let mut buffer = vec![0_u8; ANSWER_SIZE + 4];
+    let mut buffer = vec![0_u8; REPLY_SIZE + 4];
     let aligned = buffer.as_ptr().align_offset(4);
     let (mut refused, mut acknowledged) = (Vec::new(), false);
     loop {
@@ -56,12 +56,12 @@ fn answers(socket: &Socket, batch: &Batch) -> Result<(), NftError> {
             Ok(messages) => messages,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
             Err(error) if errno(&error) == Errno::ENOBUFS => {
-                return Err(NftError::Unsettled { source: Unknown::AnswersDropped });
+                return Err(NftError::OutcomeUnknown { source: Unknown::RepliesDropped });
             }
-            Err(error) => return Err(Failure::Receive { source: errno(&error) }.into()),
+            Err(error) => return Err(SocketError::Receive { source: errno(&error) }.into()),
         };
         for message in messages {
-            let message = message.map_err(|_| NftError::Unsettled { source: Unknown::Unreadable })?;
+            let message = message.map_err(|_| NftError::OutcomeUnknown { source: Unknown::Unreadable })?;
             if let Some(error) = error(message) {
                 match error {
                     0 => acknowledged |= sequence(message) == batch.last(),
@@ -74,13 +74,13 @@ fn answers(socket: &Socket, batch: &Batch) -> Result<(), NftError> {
     match refused.iter().min_by_key(|(sequence, _)| *sequence) {
         Some(&(sequence, source)) => Err(NftError::Refused {
             object: batch.object(sequence),
-            said: None,
+            kernel_message: None,
             lacking: None,
             others: refused.len() - 1,
             source,
         }),
         None if acknowledged => Ok(()),
-        None => Err(NftError::Unsettled { source: Unknown::NotAcknowledged }),
+        None => Err(NftError::OutcomeUnknown { source: Unknown::NotAcknowledged }),
     }
 }
 
