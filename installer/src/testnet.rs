@@ -7,5 +7,4 @@ pub mod link;
 pub mod listener;
 pub mod namespace;
 pub mod outcome;
-mod rtnetlink;
 pub(crate) mod socket;

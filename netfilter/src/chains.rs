@@ -48,7 +48,7 @@ fn list_by(lister: &mut Lister<'_>) -> Result<Vec<ListedChain>, NftError> {
             Listed::Unknown(source) => return Err(NftError::Listing { source }),
         }
     }
-    Err(NftError::Restless { attempts: ATTEMPTS })
+    Err(NftError::KeptChanging { attempts: ATTEMPTS })
 }
 
 /// Parses the entries of a list; entries without table or name are skipped.

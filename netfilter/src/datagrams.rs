@@ -3,7 +3,7 @@
 use crate::chains::parse_list;
 use crate::inventory::Inventory;
 use crate::netlink::list::{List, Listed};
-use crate::netlink::reply::{Account, Received};
+use crate::netlink::reply::{Received, Replies};
 use crate::nft::batch::Batch;
 use crate::nft::socket::verdict;
 use crate::nft::{NftError, dump};
@@ -18,14 +18,14 @@ pub const SEQUENCE: u32 = 1;
 /// # Errors
 /// The refusal, or that the replies are not conclusive.
 pub fn batch(batch: &Batch, datagrams: &[&[u8]]) -> Result<(), NftError> {
-    let mut account = Account::of(batch.last());
+    let mut replies = Replies::of(batch.last());
     for datagram in datagrams {
-        if account.is_settled() {
+        if replies.is_complete() {
             break;
         }
-        account.note(Received::Datagram(datagram));
+        replies.add(Received::Datagram(datagram));
     }
-    verdict(batch, account.outcome())
+    verdict(batch, replies.outcome())
 }
 
 /// Parses Gybe's nftables rules from the lists of sets, chains, rules, tables and each set's elements, in the order
@@ -60,7 +60,7 @@ fn listed(datagrams: &[Vec<u8>], sequence: u32) -> Listed {
         if list.is_complete() {
             break;
         }
-        list.note(Received::Datagram(datagram));
+        list.add(Received::Datagram(datagram));
     }
     list.outcome()
 }

@@ -18,7 +18,7 @@ pub use chain::TABLE;
 pub use error::{KernelPart, NftError};
 
 pub use crate::netlink::reply::Unknown;
-pub use crate::netlink::socket::Failure;
+pub use crate::netlink::socket::SocketError;
 
 use crate::access::NamespaceAccess;
 use crate::backend::{Backend, BackendError, BackendKind, PreviousRules};
@@ -75,7 +75,7 @@ impl Nft {
         is_done: impl FnOnce(&Inventory) -> bool,
     ) -> Result<(), NftError> {
         match outcome {
-            Err(lost) if lost.leaves_it_open() => {
+            Err(lost) if lost.leaves_outcome_unknown() => {
                 let found = Connection::open().and_then(|mut other| dump::inventory(&mut other));
                 if found.is_ok_and(|found| is_done(&found)) { Ok(()) } else { Err(lost) }
             }

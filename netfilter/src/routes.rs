@@ -2,12 +2,13 @@
 //!
 //! IPv6 has one loopback address where IPv4 has a network, so Gybe adds the proxy's passthrough source `::6` to `lo`.
 //! TPROXY marks packets, and a routing rule with a table of one local route delivers marked packets to this host.
-//! Both have no effect without the packet rules. `entry` encodes entries, `rtnetlink` is the socket.
+//! Both have no effect without the packet rules. `entry` encodes entries, `rtnetlink` is the socket. `link` configures
+//! the namespaces that Gybe creates.
 
 mod address;
 mod entry;
 mod error;
-mod loopback;
+mod link;
 mod priority;
 mod rtnetlink;
 mod uapi;
@@ -16,6 +17,7 @@ pub(crate) use address::parse_addresses;
 pub use address::{Address, addresses};
 pub use entry::RoutingEntry;
 pub use error::RoutesError;
+pub use link::{Link, NextHop, VethEnd};
 pub use rtnetlink::Rtnetlink;
 
 use crate::policy::{Families, Inbound, Mode, RedirectPolicy};

@@ -7,11 +7,11 @@ use super::socket;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::trace::{Owner, Transport};
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::PollFlags;
 use nix::sys::socket::{MsgFlags, getsockopt, recv, send, setsockopt, sockopt};
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// Attempts, if the neighbour table is full.
@@ -93,7 +93,7 @@ impl Client {
         let fd = self.open_socket()?;
         match socket::connect(&fd, self.to) {
             Err(Errno::EINPROGRESS) => {
-                wait(&fd, PollFlags::POLLOUT, deadline)?;
+                socket::wait(&fd, PollFlags::POLLOUT, deadline)?;
                 match getsockopt(&fd, sockopt::SocketError)? {
                     0 => {}
                     error => return Err(Errno::from_raw(error)),
@@ -127,25 +127,12 @@ impl Client {
         let mut text = Vec::new();
         let mut piece = [0; 512];
         loop {
-            wait(fd, PollFlags::POLLIN, deadline)?;
+            socket::wait(fd, PollFlags::POLLIN, deadline)?;
             let read = recv(fd.as_raw_fd(), &mut piece, MsgFlags::empty())?;
             text.extend(piece.iter().take(read));
             if read == 0 || self.transport == Transport::Udp {
                 return Ok(String::from_utf8_lossy(&text).into_owned());
             }
-        }
-    }
-}
-
-fn wait(fd: &OwnedFd, what: PollFlags, deadline: Instant) -> nix::Result<()> {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-        match poll(&mut [PollFd::new(fd.as_fd(), what)], timeout) {
-            Ok(0) if left.is_zero() => return Err(Errno::ETIMEDOUT),
-            Ok(0) | Err(Errno::EINTR) => {}
-            Ok(_) => return Ok(()),
-            Err(errno) => return Err(errno),
         }
     }
 }

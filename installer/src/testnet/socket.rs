@@ -1,6 +1,8 @@
-//! Socket calls that the standard library does not have. None of them blocks.
+//! Socket calls that the standard library does not have. Only `wait` blocks.
 
 use gybe_netfilter::trace::Transport;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, SockaddrIn,
     SockaddrIn6, SockaddrStorage, getsockopt, recvmsg, sendmsg, setsockopt, sockopt,
@@ -8,6 +10,7 @@ use nix::sys::socket::{
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::time::Instant;
 
 /// Opens a non-blocking socket of `like`'s family, and of that family only.
 pub(crate) fn open(transport: Transport, like: SocketAddr) -> nix::Result<OwnedFd> {
@@ -30,6 +33,20 @@ pub(crate) fn bind(fd: &OwnedFd, address: SocketAddr) -> nix::Result<()> {
 
 pub(crate) fn connect(fd: &OwnedFd, address: SocketAddr) -> nix::Result<()> {
     nix::sys::socket::connect(fd.as_raw_fd(), &SockaddrStorage::from(address))
+}
+
+/// Waits until the socket has one of these events, or returns `ETIMEDOUT` at the deadline.
+pub(super) fn wait(fd: &OwnedFd, events: PollFlags, deadline: Instant) -> nix::Result<()> {
+    loop {
+        let left = deadline.saturating_duration_since(Instant::now());
+        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
+        match poll(&mut [PollFd::new(fd.as_fd(), events)], timeout) {
+            Ok(0) if left.is_zero() => return Err(Errno::ETIMEDOUT),
+            Ok(0) | Err(Errno::EINTR) => {}
+            Ok(_) => return Ok(()),
+            Err(errno) => return Err(errno),
+        }
+    }
 }
 
 /// Returns the original destination of an accepted connection; `None` if conntrack does not know it.

@@ -18,7 +18,7 @@ use crate::inventory::{Inventory, Item, Part, PartKind};
 use crate::netlink::attr::{Attributes, Writer};
 use crate::netlink::list::Listed;
 use crate::netlink::message::{DUMP, Header, REQUEST};
-use crate::netlink::socket::Failure;
+use crate::netlink::socket::SocketError;
 use crate::ruleset::{Chain, NamedList, Ruleset};
 use found::FoundSet;
 pub(crate) use found::comment;
@@ -78,11 +78,11 @@ pub(crate) fn inventory_by(lister: &mut Lister<'_>) -> Result<Inventory, NftErro
             return Ok(inventory);
         }
     }
-    Err(NftError::Restless { attempts: ATTEMPTS })
+    Err(NftError::KeptChanging { attempts: ATTEMPTS })
 }
 
 /// Returns the list that a request with this sequence number asks for: the kernel, or a recording.
-pub(crate) type Lister<'l> = dyn FnMut(&[u8], u32) -> Result<Listed, Failure> + 'l;
+pub(crate) type Lister<'l> = dyn FnMut(&[u8], u32) -> Result<Listed, SocketError> + 'l;
 
 /// Reads all lists once; `None` when the rules changed meanwhile.
 fn attempt(lister: &mut Lister<'_>) -> Result<Option<Inventory>, NftError> {

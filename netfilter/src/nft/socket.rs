@@ -2,8 +2,7 @@
 
 use super::batch::{Batch, Object};
 use super::error::{KernelPart, NftError};
-use crate::netlink::answer::Refusal;
-use crate::netlink::reply::Outcome;
+use crate::netlink::reply::{Outcome, Refusal};
 use crate::netlink::socket::Socket;
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
@@ -28,7 +27,7 @@ impl Connection {
 pub(crate) fn verdict(batch: &Batch, outcome: Outcome) -> Result<(), NftError> {
     match outcome {
         Outcome::Done => Ok(()),
-        Outcome::Unknown(source) => Err(NftError::Unsettled { source }),
+        Outcome::Unknown(source) => Err(NftError::OutcomeUnknown { source }),
         Outcome::Refused(refusals) => Err(refused(batch, refusals)),
     }
 }
@@ -38,10 +37,10 @@ pub(crate) fn verdict(batch: &Batch, outcome: Outcome) -> Result<(), NftError> {
 fn refused(batch: &Batch, refusals: Vec<Refusal>) -> NftError {
     let others = refusals.len().saturating_sub(1);
     let first = refusals.into_iter().min_by_key(|refusal| refusal.sequence);
-    let Some(Refusal { sequence, errno: source, said, offset }) = first else {
+    let Some(Refusal { sequence, errno: source, kernel_message, offset }) = first else {
         return NftError::Refused {
             object: Object::Transaction,
-            said: None,
+            kernel_message: None,
             lacking: None,
             others,
             source: Errno::UnknownErrno,
@@ -49,7 +48,7 @@ fn refused(batch: &Batch, refusals: Vec<Refusal>) -> NftError {
     };
     let object = batch.object(sequence).clone();
     let lacking = KernelPart::lacking(&object, source, &batch.expressions(sequence, offset));
-    NftError::Refused { object, said, lacking, others, source }
+    NftError::Refused { object, kernel_message, lacking, others, source }
 }
 
 #[cfg(test)]
@@ -79,7 +78,7 @@ mod tests {
     }
 
     fn refusal(sequence: u32, errno: Errno) -> Refusal {
-        Refusal { sequence, errno, said: None, offset: None }
+        Refusal { sequence, errno, kernel_message: None, offset: None }
     }
 
     #[test]
@@ -96,16 +95,16 @@ mod tests {
                 let table = *batch.object(sequence) == Object::Table;
                 assert_eq!(error.is_table_there(), table && errno == Errno::EEXIST);
                 assert_eq!(error.is_table_absent(), table && errno == Errno::ENOENT);
-                assert!(!error.leaves_it_open(), "the kernel refused it: {error:?}");
+                assert!(!error.leaves_outcome_unknown(), "the kernel refused it: {error:?}");
             }
         }
     }
 
     #[test]
     fn f25_an_unknown_outcome_is_an_unsettled_error_with_a_hint() {
-        for unknown in [Unknown::NotAcknowledged, Unknown::AnswersDropped, Unknown::Unreadable] {
+        for unknown in [Unknown::NotAcknowledged, Unknown::RepliesDropped, Unknown::Unreadable] {
             let error = verdict(&batch(), Outcome::Unknown(unknown)).unwrap_err();
-            assert!(error.leaves_it_open() && error.hint().is_some(), "{error:?}");
+            assert!(error.leaves_outcome_unknown() && error.hint().is_some(), "{error:?}");
         }
     }
 

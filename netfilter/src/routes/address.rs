@@ -36,27 +36,11 @@ impl Rtnetlink {
         let listed = self.request_list("addresses", RTM_GETADDR, &[0; ADDRESS_HEADER])?;
         Ok(parse_addresses(&listed))
     }
-
-    /// The interfaces: index and name.
-    pub(crate) fn links(&mut self) -> Result<Vec<(u32, String)>, RoutesError> {
-        let listed = self.request_list("interfaces", RTM_GETLINK, &[0; LINK_HEADER])?;
-        Ok(listed.iter().filter_map(|entry| link(entry)).collect())
-    }
 }
 
 /// Parses the entries of a list of addresses.
 pub(crate) fn parse_addresses(entries: &[Vec<u8>]) -> Vec<Address> {
     entries.iter().filter_map(|entry| read(entry)).collect()
-}
-
-/// The size of `struct ifinfomsg`.
-const LINK_HEADER: usize = 16;
-
-/// Parses `struct ifinfomsg` and its attributes.
-pub(super) fn link(entry: &[u8]) -> Option<(u32, String)> {
-    let (&[_, _, _, _, a, b, c, d, ..], rest) = entry.split_first_chunk::<LINK_HEADER>()?;
-    let name = Attributes::of(rest).get(IFLA_IFNAME)?.name();
-    Some((u32::from_ne_bytes([a, b, c, d]), name))
 }
 
 /// Parses `struct ifaddrmsg` and its attributes.

@@ -16,6 +16,7 @@ pub(super) const ORIGIN: u8 = 71;
 pub(super) const LOOPBACK: u32 = 1;
 
 /// Sizes of the fixed headers before the attributes, in bytes.
+pub(super) const LINK_HEADER: usize = 16;
 pub(super) const ADDRESS_HEADER: usize = 8;
 pub(super) const RULE_HEADER: usize = 12;
 const ROUTE_HEADER: usize = 12;

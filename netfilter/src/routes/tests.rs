@@ -204,15 +204,22 @@ fn addresses_of_both_families_are_parsed() {
 }
 
 #[test]
-fn an_interface_is_parsed_with_its_index_and_name() {
+fn an_interface_is_parsed_with_its_index_name_and_state() {
     let mut writer = Writer::default();
     writer.attr(IFLA_IFNAME, b"eth0\0");
     // `struct ifinfomsg`: the index follows family, padding and type.
     let header = [&[0; 4][..], &7_u32.to_ne_bytes(), &[0; 8]].concat();
     let entry = [header.clone(), writer.finish().unwrap()].concat();
-    assert_eq!(address::link(&entry), Some((7, "eth0".to_owned())));
-    assert_eq!(address::link(&header), None);
-    assert_eq!(address::link(&[0; 8]), None);
+    let eth0 = |is_up| Some(Link { index: 7, name: "eth0".to_owned(), is_up });
+    assert_eq!(link::parse(&entry), eth0(false));
+    for (state, is_up) in [(0, false), (2, false), (IF_OPER_UP, true)] {
+        let mut writer = Writer::default();
+        writer.attr(IFLA_OPERSTATE, &[state]);
+        let entry = [entry.clone(), writer.finish().unwrap()].concat();
+        assert_eq!(link::parse(&entry), eth0(is_up), "{state}");
+    }
+    assert_eq!(link::parse(&header), None);
+    assert_eq!(link::parse(&[0; 8]), None);
 }
 
 #[test]

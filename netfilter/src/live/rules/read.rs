@@ -13,7 +13,7 @@ use crate::nft::dump::{self, Entry, Lister, Lists};
 use crate::nft::uapi::*;
 use crate::nft::{NftError, TABLE, socket::Connection};
 use crate::redirection::RedirectionError;
-use crate::routes::Rtnetlink;
+use crate::routes::{Link, Rtnetlink};
 use crate::xt::legacy::InetHook;
 use nix::errno::Errno;
 
@@ -42,7 +42,7 @@ pub(crate) fn read() -> Result<NamespaceRules, RedirectionError> {
 
 fn interfaces(routing: &mut Rtnetlink) -> Result<Vec<Interface>, RedirectionError> {
     let (links, addresses) = (routing.links()?, routing.addresses()?);
-    let with_addresses = |(index, name)| {
+    let with_addresses = |Link { index, name, .. }: Link| {
         let own = addresses.iter().filter(|address| address.index == index);
         Interface { index, name, addresses: own.map(|address| address.ip).collect() }
     };
@@ -71,7 +71,7 @@ pub(super) fn read_by(lister: &mut Lister<'_>) -> Result<NamespaceRules, NftErro
             Err(error) => return Err(error),
         }
     }
-    Err(NftError::Restless { attempts: ATTEMPTS })
+    Err(NftError::KeptChanging { attempts: ATTEMPTS })
 }
 
 const TABLES: &str = "the tables";

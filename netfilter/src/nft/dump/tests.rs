@@ -47,7 +47,7 @@ fn a11_chains_and_sets_of_whatever_name_are_told_apart_and_asked_for_by_that_nam
 #[test]
 fn f25_a_list_that_says_one_name_twice_is_read_again_and_then_refused() {
     let (inventory, asked) = namespace(&[b"nat-output", b"nat-output"], &[]);
-    assert!(matches!(inventory, Err(NftError::Restless { attempts: ATTEMPTS })), "{inventory:?}");
+    assert!(matches!(inventory, Err(NftError::KeptChanging { attempts: ATTEMPTS })), "{inventory:?}");
     assert!(asked.len() > 4);
 }
 

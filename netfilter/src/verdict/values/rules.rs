@@ -61,7 +61,7 @@ impl Values {
     }
 
     fn add_rule(&mut self, ns: &NamespaceRules, chain: &LiveChain, rule: &LiveRule) {
-        self.also_of_answers = !rule.is_ours;
+        self.may_match_replies = !rule.is_ours;
         let mut registers = Registers { symbols: Symbols::default(), family: chain.table.family };
         let mut all_read = true;
         for statement in &rule.statements {
