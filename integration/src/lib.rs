@@ -14,6 +14,7 @@ pub mod peak_memory;
 pub mod plugin_call;
 pub mod predict;
 pub mod programs;
+pub mod random_cases;
 pub mod random_flow;
 pub mod random_policy;
 pub mod segment;
