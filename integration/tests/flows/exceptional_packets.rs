@@ -96,7 +96,7 @@ fn the_upstream_resolvers_answer_belongs_to_the_agents_question() -> Result<(), 
                 Ok(with(rules, ChainName::ManglePrerouting, answer_to_a_known_question()?))
             })?;
             let fate = question.connect(world.at(Location::Pod), PATIENCE)?;
-            assert!(matches!(fate, ConnectionOutcome::Answered(_)), "{name} {server}: {fate}");
+            assert!(matches!(fate, ConnectionOutcome::Replied(_)), "{name} {server}: {fate}");
             assert_eq!(counted(&world, "witness")?, answers_seen, "{rule} there: {there}, {server}");
         }
     }
@@ -134,7 +134,7 @@ fn the_proxys_mark_spares_also_where_it_is_the_mark_of_calls_to_the_own_pod() ->
             false => without(&rules, "proxy-keeps-source"),
         })?;
         match call.connect(world.at(Location::Pod), PATIENCE)? {
-            ConnectionOutcome::Answered(answer) => {
+            ConnectionOutcome::Replied(answer) => {
                 assert_eq!(answer.by, answers, "proxy-keeps-source there: {there}");
             }
             fate => panic!("proxy-keeps-source there: {there}: {fate}"),

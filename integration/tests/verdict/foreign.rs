@@ -258,7 +258,7 @@ fn a_rule_that_hijacks_every_connection_is_found_and_shown_by_one() -> Result<()
     let world = World::redirected_by(BackendKind::Nft)?;
     let answered_by = || -> Result<String, Failure> {
         match make(&world.topology, world.flow("v4.app->ext:80"), Duration::from_secs(5))? {
-            ConnectionOutcome::Answered(answer) => Ok(answer.by),
+            ConnectionOutcome::Replied(answer) => Ok(answer.by),
             other => Err(Failure::new(other.to_string())),
         }
     };
