@@ -12,6 +12,7 @@ use crate::error::errno;
 use crate::host::platform::Platform;
 use crate::host::runtimes::processes::{DropInCheck, RuntimeProcess, running};
 use crate::host::runtimes::report::RuntimeReport;
+use crate::host::settings::PROBE_LEADER;
 use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::log::Log;
 use gybe_netfilter::backend::BackendKind;
@@ -77,7 +78,7 @@ impl Hint for ProbeLoopError {
 pub(crate) fn run(stop: &SignalFd, keep: Keep, log: &Log) -> Result<(), ProbeLoopError> {
     let (health, role) = (SocketHealth::default(), SharedRole::default());
     let context = SocketContext { log, health: &health, role: &role };
-    let candidate = Candidate::new(Path::new(DIRECTORY), "probe", leader::pod_start(None), "");
+    let candidate = Candidate::new(Path::new(DIRECTORY), PROBE_LEADER, leader::pod_start(None), "");
     loop {
         let waits = || log.info("gybe probe: another probe leads on this node; waiting", json!({}));
         let mut lead = match candidate.wait(stop.as_fd(), &mut || true, waits) {
@@ -103,11 +104,11 @@ pub(crate) fn run(stop: &SignalFd, keep: Keep, log: &Log) -> Result<(), ProbeLoo
         match end? {
             LeadEnd::Stopped => return Ok(()),
             LeadEnd::Requested(successor) => {
-                role.set(Role::HandedOver);
+                role.set(Role::HandedOver { was_ready: true });
                 log.info("gybe probe: hands over to a newer probe of this node", json!({}));
                 lead.hand_over(successor, stop.as_fd());
             }
-            LeadEnd::Lost => role.set(Role::HandedOver),
+            LeadEnd::Lost => role.set(Role::HandedOver { was_ready: true }),
         }
     }
 }

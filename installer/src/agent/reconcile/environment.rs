@@ -101,7 +101,8 @@ const ISTIO_INIT_HINT: &str = "set pilot.cni.enabled=true (Helm), or unvalidated
 pub(super) fn has_istio_init(pods: &dyn PodLookup, settings: &Settings) -> bool {
     let excluded = &settings.options.conf.exclude_namespaces;
     let has_init = |pod: &PodFacts| {
-        pod.init_containers.iter().any(|container| container.name == "istio-init") && !excluded.contains(&pod.namespace)
+        pod.init_containers.iter().any(|container| container.name == "istio-init")
+            && !excluded.contains(&pod.namespace)
     };
     pods.has_pod(&has_init) == Some(true)
 }

@@ -255,9 +255,11 @@ fn a_pod_with_istio_init_is_reported_unless_its_namespace_is_excluded() {
     let node = TestNode::new("istio-init");
     let pods = ManifestPods::new(&node.0.join("pods"));
     let is_reported = || has_istio_init(&pods, &node.config(GRACE_PERIOD).settings.current);
-    for (namespace, init, expected) in
-        [("shop", "istio-validation", false), ("shop", "istio-init", true), ("kube-system", "istio-init", false)]
-    {
+    for (namespace, init, expected) in [
+        ("shop", "istio-validation", false),
+        ("shop", "istio-init", true),
+        ("kube-system", "istio-init", false),
+    ] {
         let pod = json!({
             "apiVersion": "v1", "kind": "Pod", "metadata": { "namespace": namespace, "name": "cart-0", "uid": "u" },
             "spec": { "initContainers": [{ "name": init }], "containers": [{ "name": "istio-proxy" }] },
