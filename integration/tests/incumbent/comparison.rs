@@ -6,11 +6,14 @@ use gybe_integration::flow_check::{Rules, Until, differences};
 use gybe_integration::parallel::in_parallel_at_most;
 use gybe_integration::random_flow;
 use gybe_integration::topology::Topology;
-use gybe_integration::vectors::Flow;
-use gybe_netfilter::policy::RedirectPolicy;
+use gybe_integration::vectors::{Flow, Location};
+use gybe_netfilter::compile::PASSTHROUGH_V6;
+use gybe_netfilter::policy::{Families, RedirectPolicy};
+use gybe_test_support::wait_until;
 use proptest::collection::vec;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use std::net::UdpSocket;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Random connections for each policy, in addition to those that every policy gets.
@@ -66,9 +69,18 @@ pub(crate) fn wrong_connections(
     // The address `::6` exists only with a redirection.
     let exists = |flow: &&Flow| rules == Rules::Present || flow.source.is_none_or(|source| source.is_ipv4());
     let flows: Vec<Flow> = case.flows.iter().filter(is_compared).filter(exists).cloned().collect();
+    if rules == Rules::Present && case.policy.families == Families::V4AndV6 {
+        wait_for_passthrough_address(topology)?;
+    }
     CONNECTIONS_MADE.fetch_add(flows.len(), Ordering::Relaxed);
     let found = differences(topology, &flows, rules, Until::End)?;
     Ok(found.iter().map(ToString::to_string).collect())
+}
+
+/// `istio-iptables` does not wait for the kernel's check that no other host has the address.
+fn wait_for_passthrough_address(topology: &Topology) -> Result<(), Failure> {
+    let can_bind = || UdpSocket::bind((PASSTHROUGH_V6, 0)).is_ok();
+    Ok(topology.at(Location::Pod).run(|| wait_until("the address ::6 can be bound", can_bind))?)
 }
 
 /// Compares every numbered item, and once more when the first comparison found a difference: a busy machine may delay

@@ -50,11 +50,11 @@ impl Cluster {
 /// Makes the ADD of the example for this pod.
 fn add(plugin: Plugin, cluster: &Cluster, pod: &Value, topology: &Topology) -> Result<Run, Failure> {
     let directory = PluginDir::new("incumbent");
-    fs::write(directory.manifest(), pod.to_string())?;
     let namespace = topology.at(Location::Pod);
     let mut call = PluginCall::add(namespace, &directory)?;
     let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
     let (name, uid) = (text("/metadata/name"), text("/metadata/uid"));
+    fs::write(directory.manifest().with_file_name(format!("{name}.json")), pod.to_string())?;
     let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name};K8S_POD_UID={uid}");
     call.env.insert("CNI_ARGS".into(), args);
     let annotations = pod.pointer("/metadata/annotations").cloned().unwrap_or_default();
@@ -115,17 +115,19 @@ fn compare(cluster: &Cluster, number: u64) -> Result<Vec<String>, Failure> {
     let case = case(policy, number)?;
     let mut found = Vec::new();
     for plugin in PLUGINS {
-        let context = |text: &str| format!("pod {number}, {plugin:?}: {text}\n  {decision:?}\n  {pod}");
+        let report = |wrong: &[String]| {
+            format!("pod {number}, {plugin:?}: {pod}\n  {decision:?}\n  {}", wrong.join("\n  "))
+        };
         let topology = Topology::new(case.policy.mode, &random_flow::every_port())?;
         let run = add(plugin, cluster, &pod, &topology)?;
         if (run.code == Some(0)) == matches!(decision, Decision::Refuse(_)) {
-            found.push(context(&format!("exit code {:?}: {} {}", run.code, run.out, run.err)));
+            found.push(report(&[format!("exit code {:?}: {} {}", run.code, run.out, run.err)]));
             continue;
         }
         let v4_only = plugin == Plugin::IstioNft && case.policy.families == Families::V4Only;
         let compared = if v4_only { Compared::V4 } else { Compared::BothFamilies };
         let wrong = wrong_connections(&case, &topology, rules, compared)?;
-        found.extend(wrong.iter().map(|wrong| context(wrong)));
+        found.extend((!wrong.is_empty()).then(|| report(&wrong)));
     }
     Ok(found)
 }

@@ -34,7 +34,7 @@ const EQUAL: [(&str, &str, bool); 24] = [
     ("-b :5000 -i *", "", false),
     ("-b * -d 4000: -i *", "", false),
     ("-b +8080 -o +9000 -i *", "", false),
-    ("-b 0x1f90 -o 0x2328 -p 0x3a99 -u 0x539 -i *", "", true),
+    ("-b 0x1f90 -q 0x2328 -p 0x3a99 -u 0x539 -i *", "", true),
     ("-b * -i * --redirect-dns", "  nameserver 10.96.0.10\n\tnameserver 8.8.8.8\n", true),
     ("-b * -i * --redirect-dns", "nameserver fd00:96::10\n", true),
     ("-b * -i * --redirect-dns --dual-stack", "nameserver 10.96.0.10\nnameserver fd00:96::10\n", true),
@@ -58,7 +58,7 @@ enum Istio {
     Fails,
 }
 
-const REFUSED: [(&str, &str, Istio); 14] = [
+const REFUSED: [(&str, &str, Istio); 15] = [
     ("-i * -b 05000", "leading zero", Istio::Writes("--dport 2560 ")),
     ("-i * -b 1 -u 01337", "leading zero", Istio::Writes("--uid-owner 735 ")),
     ("-i * -b http", "not a port", Istio::Writes("--dport 80 ")),
@@ -71,6 +71,7 @@ const REFUSED: [(&str, &str, Istio); 14] = [
     ("-i * -b 80 -m TPROXY -r 254", "the kernel's own", Istio::Writes("TPROXY")),
     ("-i * -b 80 -m TPROXY -r 255", "the kernel's own", Istio::Writes("TPROXY")),
     ("-i * -b 5000:4000", "is reversed", Istio::Fails),
+    ("-i * -b 8O80", "not a port", Istio::Fails),
     ("-i * -b 80 --redirect-dns=yes", "neither true nor false", Istio::Fails),
     ("-i * -b 80 --dry-run=", "neither true nor false", Istio::Fails),
 ];
