@@ -159,8 +159,8 @@ impl Sockets {
         Ok(Self { facts, log: LogSocket::open(&log).map_err(failed(&log))? })
     }
 
-    /// Serves until `stop` is readable and the last query is answered, and no query takes longer than its deadline. The
-    /// sockets are removed then, before anything else is done: no plugin connects to an agent that will not respond.
+    /// Serves until `stop` is readable and every query that has arrived has its response, within its deadline. Then removes
+    /// the sockets before anything else ends, so that no plugin connects to an agent that will not respond.
     fn serve(
         mut self,
         pods: &dyn PodLookup,
@@ -170,7 +170,7 @@ impl Sockets {
         context: SocketContext<'_>,
     ) -> Result<(), NodeError> {
         let wait = |what| move |source| NodeError::Wait { what, source };
-        let (ended, running) = std::io::pipe().map_err(|why| wait("the end")(errno(&why)))?;
+        let (ended, running) = std::io::pipe().map_err(|why| wait("the end of the agent")(errno(&why)))?;
         thread::scope(|scope| {
             let logging = scope.spawn(|| self.log.serve(ended.as_fd(), calls, context));
             let served = self.facts.serve(stop.as_fd(), pods, status, context).map_err(wait("queries"));

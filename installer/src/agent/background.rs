@@ -39,7 +39,7 @@ impl BackgroundTasks<'_> {
         serving: impl FnOnce(&(dyn Fn() -> AgentStatus + Sync)) -> Result<(), NodeError>,
     ) -> Result<(), NodeError> {
         let wait = |what| move |why: std::io::Error| NodeError::Wait { what, source: errno(&why) };
-        let (stop, running) = pipe().map_err(wait("the end"))?;
+        let (stop, running) = pipe().map_err(wait("the end of the agent"))?;
         let (published, label) = (PublishedStatus::default(), NodeLabel::default());
         let environment = config.settings.environment().clone();
         let daemonset = DaemonSet::new(self.home.as_ref(), &environment.namespace);
