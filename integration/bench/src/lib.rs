@@ -9,6 +9,7 @@ pub mod agent;
 pub mod arguments;
 pub mod concurrent_adds;
 pub mod connections;
+pub mod incumbent;
 pub mod instructions;
 pub mod lists;
 pub mod peak_memory;
@@ -47,6 +48,7 @@ fn measure(part: Part, arguments: &Arguments) -> Result<Report, Failure> {
         Part::Connections => connections::measure(arguments.rounds),
         Part::Lists => lists::measure(arguments.rounds),
         Part::Instructions => instructions::measure(),
+        Part::Incumbent => incumbent::measure(arguments.times, arguments.rounds),
     }?;
     print::tables(&report);
     Ok(report)

@@ -2,8 +2,8 @@
 //! Gybe's.
 
 use crate::argument_set::{ArgumentSet, Writer};
-use crate::comparison::{compare_all, network};
-use crate::init::compare;
+use crate::comparison::{Written, compare_all, network};
+use crate::init::write;
 use gybe_integration::failure::Failure;
 use gybe_integration::programs::run;
 use gybe_integration::vectors::Location;
@@ -46,7 +46,7 @@ fn values_that_are_equal_capture_the_same_connections() -> Result<(), Failure> {
     compare_all("rows", 0..EQUAL.len() as u64, |number| {
         let (line, resolv_conf, with_nft) = EQUAL[usize::try_from(number)?];
         let writers = if with_nft { Writer::ALL.as_slice() } else { &IPTABLES };
-        compare(&ArgumentSet::parse(line, resolv_conf), number, writers)
+        write(&ArgumentSet::parse(line, resolv_conf), number, writers)
     })
 }
 
@@ -106,8 +106,13 @@ fn values_that_gybe_refuses_are_named_and_istio_does_what_the_page_says() -> Res
 #[test]
 fn a_mapped_name_server_is_captured_by_gybe_only() -> Result<(), Failure> {
     let set = ArgumentSet::parse("-i * -b * --redirect-dns", "nameserver ::ffff:10.96.0.10\n");
-    assert_eq!(compare(&set, 1, &[Writer::GybeNft, Writer::GybeLegacy])?, Vec::<String>::new());
-    let found = compare(&set, 1, &[Writer::IstioLegacy, Writer::IstioIptablesNft])?;
+    let found = |writers: &[Writer]| {
+        let written = write(&set, 1, writers)?;
+        let found = written.iter().map(Written::differences).collect::<Result<Vec<_>, Failure>>()?;
+        Ok::<_, Failure>(found.concat())
+    };
+    assert_eq!(found(&[Writer::GybeNft, Writer::GybeLegacy])?, Vec::<String>::new());
+    let found = found(&[Writer::IstioLegacy, Writer::IstioIptablesNft])?;
     assert!(!found.is_empty() && found.iter().all(|one| one.contains("10.96.0.10:53")), "{found:#?}");
     Ok(())
 }
