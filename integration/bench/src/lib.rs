@@ -9,6 +9,7 @@ pub mod agent;
 pub mod arguments;
 pub mod concurrent_adds;
 pub mod connections;
+pub mod encoders;
 pub mod incumbent;
 pub mod instructions;
 pub mod lists;
@@ -47,6 +48,7 @@ fn measure(part: Part, arguments: &Arguments) -> Result<Report, Failure> {
         Part::Crowd => concurrent_adds::measure(arguments.rounds),
         Part::Connections => connections::measure(arguments.rounds),
         Part::Lists => lists::measure(arguments.rounds),
+        Part::Encoders => encoders::measure(arguments.times),
         Part::Instructions => instructions::measure(),
         Part::Incumbent => incumbent::measure(arguments.times, arguments.rounds),
     }?;
