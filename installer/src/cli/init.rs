@@ -43,7 +43,9 @@ fn after_help() -> StyledStr {
     ]);
     format!(
         "{}\n{}\n{}",
-        heading("Arguments of istio-iptables, and the environment variables that set them (the last one counts):"),
+        heading(
+            "Arguments of istio-iptables, and the environment variables that set them (the last one counts):"
+        ),
         InitArgs::help(),
         examples.ansi()
     )

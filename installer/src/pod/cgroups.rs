@@ -142,7 +142,10 @@ mod tests {
     fn mounts_of_cgroup_v2_are_read_with_their_roots() {
         let mounts: Vec<_> = MOUNTINFO.lines().filter_map(cgroup_mount).collect();
         let expected = [("/kubepods", "/run/only pods"), ("/", "/sys/fs/cgroup/unified")];
-        assert_eq!(mounts, expected.map(|(root, mounted_at)| (PathBuf::from(root), PathBuf::from(mounted_at))));
+        assert_eq!(
+            mounts,
+            expected.map(|(root, mounted_at)| (PathBuf::from(root), PathBuf::from(mounted_at)))
+        );
     }
 
     #[test]

@@ -38,7 +38,10 @@ mod tests {
         let program = [b"gybe-c\0".as_slice(), TEXT, b"\0"].concat();
         for length in 1..=program.len() {
             assert!(contains(Pieces(program.chunks(length)), TEXT).unwrap(), "{length}");
-            assert!(!contains(Pieces(program[..program.len() - 2].chunks(length)), TEXT).unwrap(), "{length}");
+            assert!(
+                !contains(Pieces(program[..program.len() - 2].chunks(length)), TEXT).unwrap(),
+                "{length}"
+            );
         }
     }
 }

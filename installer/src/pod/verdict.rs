@@ -30,7 +30,8 @@ pub(crate) fn judge(
     cgroups: &Cgroups,
 ) -> Result<Verdict, RedirectionError> {
     let report = ProbeCache::default().load();
-    let is_whole = |kind: &BackendKind| report.as_ref().is_some_and(|report| does(report, *kind, Profile::Dns));
+    let is_whole =
+        |kind: &BackendKind| report.as_ref().is_some_and(|report| does(report, *kind, Profile::Dns));
     let whole: Vec<BackendKind> =
         BackendKind::ALL.into_iter().filter(|kind| only == Some(*kind) || is_whole(kind)).collect();
     judge_namespace(desired, VerdictContext { only, whole: &whole, programs: Some(&cgroups.programs()) })

@@ -30,8 +30,7 @@ pub fn measure(times: usize, rounds: usize) -> Result<Report, Failure> {
         let pod = pods.first().ok_or_else(|| Failure::new("no namespace"))?;
         Ok::<_, Failure>([contender.run(pod, || ())?.elapsed().as_secs_f64() * 1e3])
     })?;
-    let many =
-        in_turn(rounds, &contenders, |one| Ok::<_, Failure>([run_concurrently(one, CONCURRENT)?]))?;
+    let many = in_turn(rounds, &contenders, |one| Ok::<_, Failure>([run_concurrently(one, CONCURRENT)?]))?;
     let samples: Vec<[Sample; 2]> = one.into_iter().zip(many).map(|([one], [many])| [one, many]).collect();
     Ok(Report { tables: vec![table(&contenders, &samples, times, rounds)?], targets: Vec::new() })
 }
@@ -47,7 +46,10 @@ fn contenders(call: &CniCall, agent: &Agent, cluster: &ApiServer) -> Result<Vec<
     Ok(vec![
         Contender::gybe("Gybe, nft, over its agent", &over_agent)?,
         Contender::gybe("Gybe, nft, manifest in a directory", call)?,
-        Contender::gybe("Gybe, iptables-legacy, over its agent", &over_agent.clone().with_backend("iptables-legacy"))?,
+        Contender::gybe(
+            "Gybe, iptables-legacy, over its agent",
+            &over_agent.clone().with_backend("iptables-legacy"),
+        )?,
         istio("istio-cni, nftables", true),
         istio("istio-cni, iptables", false),
     ])

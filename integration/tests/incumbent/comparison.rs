@@ -129,7 +129,8 @@ fn doubtful(
 ) -> Result<Vec<(u64, Vec<String>)>, Failure> {
     let mut found = Vec::new();
     for numbers in numbers.chunks(CONCURRENT) {
-        let written = in_parallel_at_most(CONCURRENT, numbers.to_vec(), |number| Ok((number, write(number)?)));
+        let written =
+            in_parallel_at_most(CONCURRENT, numbers.to_vec(), |number| Ok((number, write(number)?)));
         let written = written.into_iter().collect::<Result<Vec<(u64, Vec<Written>)>, Failure>>()?;
         let compared = in_parallel_at_most(CONCURRENT, written, |(number, written)| {
             let found = written.iter().map(Written::differences).collect::<Result<Vec<_>, Failure>>()?;
