@@ -99,7 +99,8 @@ fn errors_of_the_api_server_and_of_the_kubeconfig_are_named() {
     cluster.server.tokens().revoke_all();
     cluster.assert_refused(11, "responded 401");
     cluster.server.set_network(Network::Unreachable).unwrap();
-    cluster.assert_refused(11, "did not answer within");
+    // The program reports its own deadline, or on a busy machine the plugin reports the program's.
+    cluster.assert_refused(11, "answer within");
     std::fs::remove_file(&cluster.kubeconfig).unwrap();
     cluster.assert_refused(7, "kubeconfig cannot be read");
 }

@@ -128,10 +128,11 @@ mod tests {
     use super::*;
     use crate::host::runtimes::config::RuntimeConfig;
     use crate::host::runtimes::processes::RuntimeWatch;
+    use gybe_test_support::TestDir;
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    fn seen(name: &str, dirs: Option<&[&str]>) -> RuntimeProcess {
+    fn runtime(name: &str, dirs: Option<&[&str]>) -> RuntimeProcess {
         let plugin_dirs = dirs.map(|dirs| dirs.iter().map(PathBuf::from).collect());
         RuntimeProcess {
             name: name.to_owned(),
@@ -145,16 +146,14 @@ mod tests {
     /// A host with two plugin directories and two conf directories. The first plugin directory is mounted at
     /// another path, as in the agent's container.
     struct Host {
-        root: PathBuf,
+        root: TestDir,
         directories: NodeDirectories,
     }
 
     impl Host {
         fn new(test: &str) -> Self {
-            let root = std::env::temp_dir().join(format!("gybe-report-{test}-{}", std::process::id()));
-            for folder in ["opt/cni/bin", "usr/lib/cni", "etc/cni/net.d", "etc/cni/custom"] {
-                fs::create_dir_all(root.join(folder)).unwrap();
-            }
+            let folders = ["opt/cni/bin", "usr/lib/cni", "etc/cni/net.d", "etc/cni/custom"];
+            let root = TestDir::new(&format!("report-{test}")).with_subdirectories(&folders);
             symlink(root.join("opt/cni/bin"), root.join("mounted")).unwrap();
             let directories = NodeDirectories {
                 conf: root.join("etc/cni/net.d"),
@@ -170,17 +169,11 @@ mod tests {
         }
     }
 
-    impl Drop for Host {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.root);
-        }
-    }
-
     #[test]
     fn f37_a_plugin_directory_is_identified_by_its_inode_and_not_by_its_path() {
         let host = Host::new("identity");
         assert_eq!(host.known(&[]), Runtimes::default());
-        let of_containerd = |dirs| host.known(&[seen("containerd", dirs)]).plugin_directory;
+        let of_containerd = |dirs| host.known(&[runtime("containerd", dirs)]).plugin_directory;
         assert_eq!(of_containerd(Some(&["/usr/lib/cni", "/opt/cni/bin/"])), ConfiguredDirectory::Named);
         let others = ConfiguredDirectory::Others(vec!["/usr/lib/cni".into()]);
         assert_eq!(of_containerd(Some(&["/usr/lib/cni"])), others);
@@ -194,7 +187,7 @@ mod tests {
         let host = Host::new("several");
         let (ours, other): (&[&str], &[&str]) = (&["/opt/cni/bin"], &["/usr/lib/cni"]);
         let of_both = |one, another| {
-            let known = host.known(&[seen("containerd", one), seen("crio", another)]);
+            let known = host.known(&[runtime("containerd", one), runtime("crio", another)]);
             assert_eq!(known.possible.len(), 2);
             known.plugin_directory
         };
@@ -213,7 +206,7 @@ mod tests {
         let of = |conf_dir: Option<&str>| {
             let configured =
                 RuntimeConfig { conf_dir: conf_dir.map(PathBuf::from), ..RuntimeConfig::default() };
-            host.known(&[RuntimeProcess { configured, ..seen("containerd", None) }]).conf_directory
+            host.known(&[RuntimeProcess { configured, ..runtime("containerd", None) }]).conf_directory
         };
         assert_eq!(of(None), ConfiguredDirectory::Unknown);
         assert_eq!(of(Some("/etc/cni/net.d/")), ConfiguredDirectory::Named);
@@ -223,8 +216,8 @@ mod tests {
     #[test]
     fn f37_while_no_runtime_runs_the_last_report_stays_valid() {
         let host = Host::new("restart");
-        let before = host.known(&[seen("containerd", Some(&["/usr/lib/cni"]))]);
+        let before = host.known(&[runtime("containerd", Some(&["/usr/lib/cni"]))]);
         assert_eq!(host.known(&[]), before);
-        assert_ne!(host.known(&[seen("crio", None)]), before);
+        assert_ne!(host.known(&[runtime("crio", None)]), before);
     }
 }

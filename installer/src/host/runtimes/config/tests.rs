@@ -1,10 +1,11 @@
 use super::*;
+use gybe_test_support::TestDir;
 
-struct Host(PathBuf);
+struct Host(TestDir);
 
 impl Host {
     fn with(test: &str, files: &[(&str, &str)]) -> Self {
-        let root = std::env::temp_dir().join(format!("gybe-runtime-{test}-{}", std::process::id()));
+        let root = TestDir::new(&format!("runtime-{test}"));
         for (path, text) in files {
             let path = seen_at(&root, Path::new(path));
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -25,12 +26,6 @@ impl Host {
     fn dirs(&self, name: &str, words: &str) -> Option<Vec<String>> {
         let found = self.configured(name, words).plugin_dirs?;
         Some(found.iter().map(|path| path.display().to_string()).collect())
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 
