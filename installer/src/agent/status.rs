@@ -5,10 +5,11 @@ use super::istio::IstioAgent;
 use super::plugin_calls::{CallCounts, PluginCalls};
 use super::queries::CountedPods;
 use super::socket::SocketHealth;
-use super::{PodLookup, PodsState, process};
+use super::{PodLookup, PodsState, Role, SharedRole, process};
 use crate::host::conflict::RewriteCounts;
 use crate::host::desired::Confirmed;
 use crate::host::directory::{Directory, PerDirectory};
+use crate::host::uninstall::KeptReason;
 use crate::probe::node_backend::{NodeBackend, Verdict};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -26,7 +27,7 @@ pub(crate) struct TurnReport {
     pub(crate) missing: Vec<String>,
     /// Notes for operators; they do not prevent a pod's redirection.
     pub(crate) notes: Vec<String>,
-    /// A directory that is mounted here and was deleted on the host, in a sentence.
+    /// A directory that is mounted in this container and was deleted on the host, in a sentence.
     pub(crate) deleted_directory: Option<String>,
     /// Why the ConfigMap is invalid, while the previous settings stay in use.
     pub(crate) settings_error: Option<String>,
@@ -66,13 +67,13 @@ pub(crate) enum Phase {
     /// The first pass has not ended.
     #[default]
     Starting,
-    /// Our entry is to be installed.
+    /// The settings request an installation; `missing` names what is not installed yet.
     Installed,
     Uninstalling,
     /// Our entry is removed; the programs that stay are for existing sandboxes.
     Uninstalled {
-        /// Whether the plugin's program stays.
-        plugin_stays: bool,
+        /// Why the plugin's program stays; none when it is removed.
+        kept: Option<KeptReason>,
     },
 }
 
@@ -104,7 +105,7 @@ pub(crate) struct Counts {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct RepairCounts {
     pub(crate) rewrites: RewriteCounts,
-    /// The time from the wake-up to the repair, of all repairs together.
+    /// The sum of all repairs' times, each from the wake-up to the repair.
     pub(crate) time: Duration,
     pub(crate) longest: Duration,
     pub(crate) conflicts: u64,
@@ -122,6 +123,11 @@ impl Status {
         };
         self.turned = Some(now);
         self.report = report;
+    }
+
+    /// Forgets the last report, and keeps the counters.
+    pub(crate) fn pause(&mut self) {
+        *self = Self { counts: std::mem::take(&mut self.counts), ..Self::default() };
     }
 
     fn count(&mut self, report: &TurnReport) {
@@ -143,8 +149,8 @@ impl Status {
         }
     }
 
-    /// Returns what differs from the desired state. Omits differences shorter than `MOMENT`, except in a conflict: there they
-    /// follow each other, and pods start during them.
+    /// Returns what differs from the desired state. Omits differences shorter than `MOMENT`, except in a conflict: its
+    /// differences follow each other, and pods start while they last.
     pub(crate) fn missing(&self) -> &[String] {
         let is_conflict = self.report.conflicts != PerDirectory::default();
         let is_momentary = !is_conflict && self.missing_since.is_some_and(|since| since.elapsed() < MOMENT);
@@ -173,8 +179,7 @@ pub(crate) struct StatusSources<'a> {
     pub(crate) pods: &'a CountedPods<'a>,
     pub(crate) calls: &'a PluginCalls,
     pub(crate) sockets: &'a SocketHealth,
-    /// When the agent started.
-    pub(crate) started: Instant,
+    pub(crate) role: &'a SharedRole,
 }
 
 /// The state of the whole agent at one time.
@@ -191,15 +196,21 @@ pub(crate) struct AgentSnapshot {
     pub(crate) sockets_lost: [(&'static str, u64); 2],
     /// When the process started, in seconds since 1970.
     pub(crate) start_time: Option<f64>,
-    /// The time since the last turn ended.
+    pub(crate) role: Role,
+    /// The time since the last turn ended; zero while another agent leads.
     idle: Duration,
 }
 
 impl StatusSources<'_> {
     pub(crate) fn snapshot(&self) -> AgentSnapshot {
-        let status = self.published.read();
+        let (status, role) = (self.published.read(), self.role.read());
+        let idle = match role {
+            Role::Leads { since } => status.turned.unwrap_or(since).elapsed(),
+            Role::Waits | Role::HandedOver => Duration::ZERO,
+        };
         AgentSnapshot {
-            idle: status.turned.unwrap_or(self.started).elapsed(),
+            idle,
+            role,
             status,
             pods: self.pods.state(),
             queries: self.pods.counts(),
@@ -216,14 +227,21 @@ impl AgentSnapshot {
         (self.idle > HUNG_AFTER).then(|| format!("the loop has ended no turn for {} s", self.idle.as_secs()))
     }
 
-    /// Returns why only a restart of the container helps: the loop hangs, or a directory that is mounted here was deleted
+    /// Returns why only a restart of the container helps: the loop hangs, or a mounted directory was deleted
     /// or renamed on the host (F13; a mount follows an inode, not a path), or neither socket can be created.
     pub(crate) fn needs_restart(&self) -> Option<String> {
-        self.hung().or_else(|| self.status.report.deleted_directory.clone()).or_else(|| self.no_socket())
+        match self.role {
+            Role::Leads { .. } => self
+                .hung()
+                .or_else(|| self.status.report.deleted_directory.clone())
+                .or_else(|| self.no_socket()),
+            // The leader reports what concerns the node.
+            Role::Waits | Role::HandedOver => None,
+        }
     }
 
-    /// Returns why neither socket can be created: their directory is gone from here. What blocks only one of them would
-    /// block it after a restart too, and the restart would interrupt the other one.
+    /// Returns why neither socket can be created: their directory no longer exists in this container. An obstacle for only one
+    /// of them would remain after a restart, and the restart would interrupt the other one.
     fn no_socket(&self) -> Option<String> {
         match self.socket_problems.as_slice() {
             [why, _, ..] => Some(why.clone()),
@@ -233,18 +251,26 @@ impl AgentSnapshot {
 
     /// Returns why the agent is not ready, in sentences.
     pub(crate) fn not_ready(&self) -> Vec<String> {
+        match self.role {
+            Role::Leads { .. } => {}
+            Role::HandedOver => return self.pods.missing.clone().into_iter().collect(),
+            Role::Waits => {
+                let waits = "another agent leads on this node; this one waits until it is prepared and the other hands over";
+                return [waits.to_owned()].into_iter().chain(self.pods.missing.clone()).collect();
+            }
+        }
         let report = &self.status.report;
         let phase = match report.phase {
             Phase::Starting if self.status.turned.is_none() => {
                 Some("the first pass has not ended".to_owned())
             }
-            // The reason why there has been no pass is among what is missing.
+            // `missing` contains the reason why there has been no pass.
             Phase::Installed | Phase::Starting => None,
             Phase::Uninstalling => Some("uninstalling".to_owned()),
             Phase::Uninstalled { .. } => Some("uninstalled, as the ConfigMap's mode requests".to_owned()),
         };
         let backend = match report.backend.as_ref().map(|backend| &backend.verdict) {
-            // None before the first pass.
+            // Before the first pass there is no verdict.
             Some(Verdict::Works(_)) | None => None,
             Some(Verdict::Fails(why)) => Some(why.to_string()),
             Some(Verdict::Unknown) => {
@@ -272,8 +298,10 @@ mod tests {
         status.update(TurnReport::default(), now);
         status.update(missing(), now);
         assert!(status.missing().is_empty(), "a single rewrite");
-        let conflicts =
-            PerDirectory { conf: Some("our entry is undone again and again".to_owned()), programs: None };
+        let conflicts = PerDirectory {
+            conf: Some("the entry of gybe-cni is undone again and again".to_owned()),
+            programs: None,
+        };
         status.update(TurnReport { conflicts: conflicts.clone(), ..missing() }, now);
         assert_eq!(status.missing(), missing().missing);
         status.update(TurnReport { conflicts, ..TurnReport::default() }, now);

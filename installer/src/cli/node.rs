@@ -126,7 +126,7 @@ impl NodeArgs {
 impl Hint for NodeError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Serve { source, .. } => source.hint(),
+            Self::Serve { source, .. } | Self::Lead { source, .. } => source.hint(),
             Self::Wait { .. } => None,
         }
     }

@@ -6,11 +6,11 @@ use super::output::{CommandError, CommandOutput, Exit};
 use super::pods::{OnNodeArgs, coloured};
 use super::policy_source::{PolicyArgs, Requested, Target};
 use super::style::{examples, good};
-use crate::host::pods_on_node::word;
+use crate::host::pods_on_node::state_name;
 use crate::pod::cgroups::Cgroups;
 use crate::pod::verdict::judge;
 use clap::Args;
-use gybe_netfilter::verdict::{Answer, Desired, Verdict};
+use gybe_netfilter::verdict::{Desired, RedirectionState, Verdict};
 use gybe_plugin::gates::InitContainer;
 use serde_json::json;
 use std::path::PathBuf;
@@ -22,8 +22,8 @@ use std::path::PathBuf;
 ///
 /// With --all, prints every pod sandbox of this node on a line of its own: redirected, not meshed, NOT
 /// REDIRECTED, redirected by another's rules, or unknown. Exit code 1: a sandbox is NOT REDIRECTED or unknown, or
-/// its rules differ from those it should have. What a pod should have is read from the sources that the plugin
-/// uses: the runtime's annotations, and those that the node's entry names.
+/// its rules differ from its policy. The policy of a pod comes from the sources that the plugin uses: the
+/// runtime's annotations, and those that the node's entry names.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&[
     "gybe verify --all",
@@ -85,9 +85,9 @@ impl VerifyArgs {
 
 fn output(verdict: &Verdict, origin: &str) -> CommandOutput {
     let holds = verdict.holds();
-    let prefix = match verdict.answer {
-        Answer::Redirected | Answer::NotMeshed => String::new(),
-        answer => format!("{}: ", coloured(answer, word(answer))),
+    let prefix = match verdict.state {
+        RedirectionState::Redirected | RedirectionState::NotMeshed => String::new(),
+        state => format!("{}: ", coloured(state, state_name(state))),
     };
     let reasons = verdict.reasons.iter().map(|reason| format!("{prefix}{reason}"));
     let text = match holds {
@@ -98,7 +98,7 @@ fn output(verdict: &Verdict, origin: &str) -> CommandOutput {
         if verdict.differences.is_empty() && !holds { &verdict.reasons } else { &verdict.differences };
     let json = json!({
         "holds": holds,
-        "verdict": verdict.answer.name(),
+        "verdict": verdict.state.name(),
         "reasons": verdict.reasons,
         "differences": differences,
         "notes": verdict.notes,

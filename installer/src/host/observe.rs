@@ -18,6 +18,7 @@ use super::runtimes::Runtimes;
 pub use file_name::FileName;
 pub use programs::{Hash, HashCache, ProgramFile};
 pub use result_cache::CachedPlugins;
+pub(crate) use result_cache::cached_plugins;
 
 /// The ending of a file that was set aside. No runtime loads a file with this ending.
 pub const ORIGINAL: &str = ".gybe-original";
@@ -100,8 +101,8 @@ pub enum DirectoryState {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfDirectory {
     pub state: DirectoryState,
-    /// The files that a runtime may load, originals that were set aside, and the files asked for, in the order
-    /// in which a runtime sorts them.
+    /// The files that a runtime may load, originals that were set aside, and the files in the scope, in the order in
+    /// which a runtime sorts them.
     pub files: BTreeMap<FileName, ConfFile>,
     /// The `.conf` files of its sub-directories, which are the networks' own.
     pub networks: BTreeMap<FileName, BTreeMap<FileName, ConfFile>>,
@@ -130,7 +131,7 @@ pub struct ProgramDirectory {
     pub state: DirectoryState,
     /// The names of all its files.
     pub names: BTreeSet<FileName>,
-    /// Those of the programs asked for that exist.
+    /// The programs in the scope that exist.
     pub files: BTreeMap<FileName, ProgramFile>,
     pub has_temporary: bool,
     pub has_lock: bool,
@@ -190,8 +191,8 @@ pub enum Unreadable {
 }
 
 impl ObservedState {
-    /// Reports whether something could not be observed for lack of file descriptors. That says nothing about
-    /// the node.
+    /// Reports whether something could not be observed for lack of file descriptors, so that no plan can be made from
+    /// this state.
     #[must_use]
     pub fn lacks_descriptors(&self) -> bool {
         let lacks = |why: &Errno| matches!(why, Errno::EMFILE | Errno::ENFILE);
@@ -223,7 +224,7 @@ pub fn observe(
         programs: programs::look(&directories.programs, &interest.programs, hashes),
         cached: match interest.sandboxes {
             SandboxLookup::Skip => CachedPlugins::Unknown,
-            SandboxLookup::Read => result_cache::look(&directories.results),
+            SandboxLookup::Read => cached_plugins(&directories.results),
         },
         us: nix::unistd::geteuid().as_raw(),
         runtimes: Runtimes::default(),

@@ -67,7 +67,8 @@ fn the_agent_answers_from_its_cluster_logs_its_problems_and_ends_cleanly() {
     assert_eq!(agent.query("cart-1", "u1"), json!({ "version": 1 }));
     cluster.server.tokens().revoke_all();
     cluster.server.cut_watches();
-    let line = agent.process.next_message("gybe node: pods are not watched; known pods are answered for");
+    let line =
+        agent.process.next_message("gybe node: pods are not watched; queries about cached pods are served");
     assert!(line["cause"].as_str().unwrap().contains("401") && line["pods"] == 1, "{line}");
     assert_eq!(agent.query("cart-0", "u0")["pod"]["metadata"]["uid"], "u0");
     let fault = agent.query("cart-1", "u1")["fault"].to_string();

@@ -99,7 +99,10 @@ fn f05_a_conflict_over_programs_is_reported_with_its_likely_owner_and_does_not_d
     assert_eq!(provoke_conflict(&agent, "programs", theirs, is_ours), 6);
     let sentence = agent.wait_for_message("the program gybe-cni is replaced again and again");
     let sentence = sentence["why"].as_str().unwrap();
-    assert!(sentence.contains("another agent of Gybe") && sentence.contains("remove one"), "{sentence}");
+    assert!(
+        sentence.contains("an agent of another version of Gybe") && sentence.contains("remove one"),
+        "{sentence}"
+    );
     wait_until("a note", || {
         let (status, text) = agent.get("/readyz");
         status == 503 && text.contains("note: the program gybe-cni")

@@ -102,7 +102,7 @@ fn f02_a_token_that_expires_is_logged_beforehand_and_no_line_contains_a_token() 
     let node = node("ends-token", "api");
     rotate_token(&node, 0, &token(0, 200));
     let mut agent = node.start_agent();
-    agent.wait_for_message("ends soon, and no newer one has come");
+    agent.wait_for_message("expires soon");
     rotate_token(&node, 1, &token(1, -5));
     agent.wait_for_message("has expired");
     rotate_token(&node, 2, "");

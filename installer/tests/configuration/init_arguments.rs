@@ -103,6 +103,7 @@ fn arguments_override_variables() {
         ("", [("ISTIO_META_DNS_CAPTURE", "true")], "--redirect-dns"),
         ("", [("INVALID_DROP", "1")], "--drop-invalid"),
         ("--drop-invalid=f", [("INVALID_DROP", "1")], ""),
+        ("--drop-invalid", [("INVALID_DROP", "0")], "--drop-invalid"),
     ] {
         assert_eq!(policy(line, &environment), policy(same, &[]), "{line} {environment:?}");
     }
@@ -112,6 +113,110 @@ fn arguments_override_variables() {
     assert_eq!(no_group, file(r#"{"owner_groups_include": []}"#));
     let loopback = policy(INJECTED, &[("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", "127.0.0.1/8")]);
     assert_eq!(loopback, file(r#"{"loopback_cidr_v4": "127.0.0.1/8"}"#));
+}
+
+/// pflag sets the flag to false when it cannot read the value.
+#[test]
+fn of_two_variables_of_a_flag_the_additional_one_counts_even_if_it_is_unreadable() {
+    for (own, additional, flag) in [
+        ("REDIRECT_DNS", "ISTIO_META_DNS_CAPTURE", "--redirect-dns --capture-all-dns"),
+        ("DUAL_STACK", "ISTIO_DUAL_STACK", "--dual-stack"),
+        ("DROP_INVALID", "INVALID_DROP", "--drop-invalid"),
+    ] {
+        let (flag, common) = flag.split_once(' ').unwrap_or((flag, ""));
+        let families = |line: &str, environment: &[(&str, &str)]| {
+            read(line, environment).unwrap().policy(&[]).unwrap_or_else(|e| panic!("{line}: {e:?}"))
+        };
+        for (values, set) in [
+            (["true", "false"], false),
+            (["false", "true"], true),
+            (["true", ""], false),
+            (["yes", "1"], true),
+        ] {
+            let variables = [(own, values[0]), (additional, values[1])];
+            let expected = if set { format!("{common} {flag}") } else { common.to_owned() };
+            assert_eq!(families(common, &variables), families(&expected, &[]), "{variables:?}");
+        }
+    }
+}
+
+#[test]
+fn a_variable_that_is_neither_true_nor_false_has_a_note_and_an_argument_is_an_error() {
+    for (variable, value) in [
+        ("ISTIO_META_DNS_CAPTURE", ""),
+        ("REDIRECT_DNS", "yes"),
+        ("ISTIO_DUAL_STACK", "on"),
+        ("DRY_RUN", " true"),
+        ("RUN_VALIDATION", "2"),
+    ] {
+        let args = read(INJECTED, &[(variable, value)]).unwrap();
+        assert!(!args.orders(Order::DryRun) && !args.orders(Order::RunValidation));
+        assert_eq!(policy(INJECTED, &[(variable, value)]), file("{}"), "{variable}");
+        let [note] = args.notes().try_into().unwrap_or_else(|notes| panic!("{variable}: {notes:?}"));
+        assert!(note.contains(variable) && note.contains("neither true nor false"), "{note}");
+    }
+    assert!(read("--redirect-dns=yes", &[]).is_err() && read("--dry-run=", &[]).is_err());
+}
+
+#[test]
+fn words_that_are_no_argument_are_ignored_with_a_note() {
+    for (line, words) in [
+        ("-b 81 80", ["80"].as_slice()),
+        ("80 -b 81", &["80"]),
+        ("-b 81 --drop-invalid=false -", &["-"]),
+        ("-b 81 -- -b 82 --envoy-prot", &["-b", "82", "--envoy-prot"]),
+        ("-b 81 --", &[]),
+    ] {
+        assert_eq!(policy(line, &[]), policy("-b 81", &[]), "{line}");
+        let notes = read(line, &[]).unwrap().notes().join("\n");
+        assert_eq!(notes.lines().count(), words.len(), "{notes}");
+        assert!(words.iter().all(|word| notes.contains(&format!("the word {word:?} is ignored"))), "{notes}");
+    }
+}
+
+#[test]
+fn numbers_ranges_and_modes_are_read_as_iptables_reads_them() {
+    for (line, same) in [
+        ("-b 4000:5000", "-b 4000-5000"),
+        ("-b * -d :79,61001: -q 8000:8100", "-b * -d 0-79,61001-65535 -q 8000-8100"),
+        ("-b +8080 -o 0x1f90 -p 0x3a99 -u 0x539", "-b 8080 -o 8080 -p 15001 -u 1337"),
+        ("-m redirect", "-m REDIRECT"),
+    ] {
+        assert_eq!(policy(line, &[]), policy(same, &[]), "{line}");
+    }
+    let groups = policy("-i *", &[("ISTIO_OUTBOUND_OWNER_GROUPS", "0x10")]);
+    assert_eq!(groups, policy("-i *", &[("ISTIO_OUTBOUND_OWNER_GROUPS", "16")]));
+}
+
+/// What `istio-iptables` accepts and Gybe refuses (docs/DIFFERENCES.md, section 4), with the reason in the error.
+#[test]
+fn values_without_a_clear_meaning_are_refused_with_the_reason() {
+    for (line, why) in [
+        ("-b 05000", "--istio-inbound-ports: \"05000\" has a leading zero, which iptables takes for octal"),
+        ("-p 015001", "--envoy-port: \"015001\" has a leading zero"),
+        ("-u 01337", "--proxy-uid: \"01337\" has a leading zero"),
+        ("-g 0", ""),
+        ("-b 5000:04000", "has a leading zero"),
+        ("-b 5000:4000", "is reversed"),
+        ("-b http", "\"http\" is not a port"),
+        (
+            "-u 1000-2000",
+            "--proxy-uid: \"1000-2000\" is not a numeric id from 0 to 4294967294; ranges are not supported",
+        ),
+        ("-c eth+", "--istio-exclude-interfaces: "),
+        ("-m NONE", "\"NONE\" is neither REDIRECT nor TPROXY"),
+        ("-m tproxy", "\"tproxy\" is neither REDIRECT nor TPROXY"),
+        ("-m TPROXY -t 0", "0 is the mark of every packet without a mark"),
+        ("-m TPROXY -t 1338", "1338 already marks packets"),
+        ("-m TPROXY -r 254", "routing table 254 is the kernel's own"),
+        ("-m TPROXY -r 255", "routing table 255 is the kernel's own"),
+    ] {
+        let result = read(line, &[]).unwrap().policy(&[]);
+        let cause = result.err().map(|error| error.source().unwrap().to_string()).unwrap_or_default();
+        assert!(cause.contains(why) && cause.is_empty() == why.is_empty(), "{line}: {cause}");
+    }
+    let error = read("--iptables-probe-port 015002", &[]).unwrap_err().to_string();
+    assert!(error.contains("--iptables-probe-port is \"015002\""), "{error}");
 }
 
 #[test]
@@ -126,8 +231,6 @@ fn an_unknown_or_incomplete_argument_is_named() {
     for (line, expected) in [
         ("--envoy-prot 1", "\"--envoy-prot\" is not an argument"),
         ("-y 1", "\"-y\" is not an argument"),
-        ("80", "\"80\" is not an argument"),
-        ("-", "\"-\" is not an argument"),
         ("-p", "--envoy-port needs a value"),
         ("--envoy-port", "--envoy-port needs a value"),
         ("--drop-invalid=maybe", "\"maybe\", which is neither"),

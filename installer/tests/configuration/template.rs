@@ -102,7 +102,7 @@ fn rows() -> Vec<Row> {
             &[],
             json!({ "exclude_namespaces": [] }),
             &[
-                "cni_network_config does not contain \"istio-system\", the namespace of istiod: if istiod's pods are in the mesh, they wait for themselves",
+                "cni_network_config does not contain \"istio-system\", the namespace of istiod: if istiod's own pods are in the mesh, they cannot start without istiod",
             ],
         ),
     ]

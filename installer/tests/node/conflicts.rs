@@ -33,9 +33,9 @@ fn open_to_all(program: &Path) {
 #[test]
 fn f05_a_conflict_over_a_program_is_rate_limited_and_names_the_likely_owner_and_a_remedy() {
     let cases: [(&str, Undo, &str, &str); 6] = [
-        ("gybe-cni", replace, "replaced", "another agent of Gybe, of another version: one DaemonSet of Gybe"),
+        ("gybe-cni", replace, "replaced", "an agent of another version of Gybe: one DaemonSet of Gybe"),
         ("gybe-cni", remove, "removed", "configuration management or malware scanner"),
-        ("gybe-cni", open_to_all, "given another mode or owner", "root's, with mode 0755"),
+        ("gybe-cni", open_to_all, "given another mode or owner", "owned by root and have mode 0755"),
         (
             "istio-iptables",
             replace,

@@ -56,7 +56,7 @@ fn leftovers_of_another_mesh_are_reported() {
     node.put_conf("10-calico.conflist", &text.replace("\"portmap\"", "\"istio-cni\""));
     let (about, says, _) = only_wrong_finding(&node, "");
     assert_eq!(about, "others");
-    assert!(says.contains("has an istio-cni entry and ours: both redirect"), "{says}");
+    assert!(says.contains("has entries of istio-cni and gybe-cni: both redirect"), "{says}");
 }
 
 /// Returns a node with istio-cni's entry; `program`: istio-cni's program is still installed.
@@ -250,7 +250,7 @@ fn f37_the_runtimes_directory_of_plugins_is_read_from_its_configuration() {
     // The primary's plugins are in Gybe's program directory too, but containerd does not use that directory.
     set("/usr/lib/cni");
     let refused = node.install("--pods-from /p");
-    let elsewhere = "the runtime looks for plugins in /usr/lib/cni, not where ours are placed";
+    let elsewhere = "the runtime looks for plugins in /usr/lib/cni, not where gybe-cni is placed";
     assert!(refused.code == 1 && refused.out.contains(elsewhere), "{refused:?}");
     assert!(!node.conf_files().values().any(|text| String::from_utf8_lossy(text).contains("gybe-cni")));
     let wrong = findings(&node.doctor("--json").json(), "directories", "wrong");

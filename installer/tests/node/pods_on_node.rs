@@ -122,7 +122,7 @@ fn cached_results_without_any_visible_namespace_are_reported_as_unreadable() {
     let found = host.find();
     assert!(found.sandboxes.is_empty());
     assert!(
-        found.unreadable[0].starts_with("of 1 cached results none has its network namespace"),
+        found.unreadable[0].starts_with("none of 1 cached results has its network namespace"),
         "{found:?}"
     );
     host.file("run/netns/cni-other", "");

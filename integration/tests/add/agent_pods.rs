@@ -5,11 +5,12 @@ use crate::agent::{Agent, UNPRIVILEGED, add, add_as, inspect, pod};
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::plugin_call::{PluginCall, PluginDir};
 use gybe_integration::programs::{path_of_ours, run};
-use gybe_test_support::{TestDir, http};
+use gybe_test_support::{TestDir, http, wait_until};
 use nix::sys::signal::Signal;
+use nix::sys::socket::{getsockopt, sockopt};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::{MetadataExt, PermissionsExt, symlink};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::process::Command;
@@ -68,30 +69,67 @@ fn another_users_connection_is_refused_with_any_mode_of_the_socket() {
     assert!(log.iter().any(is_refusal), "{log:#?}");
 }
 
-/// During the query to the agent the sandbox ends, and the next sandbox gets its path.
+/// Where an ADD waits while the sandbox ends, and the next sandbox gets its path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Wait {
+    ForTheSocket,
+    ForTheAnswer,
+}
+
 #[test]
-fn the_namespace_that_the_path_named_before_the_query_is_redirected_and_no_other() {
-    let (directory, meant, next) = (PluginDir::new("agent-namespaces"), pod(), pod());
-    let (path, socket) = (directory.path().join("netns"), directory.run().join("facts.sock"));
-    symlink(meant.path(), &path).unwrap();
-    let mut add = PluginCall::add(&meant, &directory).unwrap().with_backend("nft");
-    add.env.insert("CNI_NETNS".into(), path.display().to_string());
-    add.stdin["facts"] = json!({ "socket": socket });
-    let listener = UnixListener::bind(&socket).unwrap();
-    let replacement = directory.path().join("netns.new");
-    symlink(next.path(), &replacement).unwrap();
-    let agent = thread::spawn(move || {
-        let (mut plugin, _) = listener.accept().unwrap();
-        BufReader::new(&plugin).read_line(&mut String::new()).unwrap();
-        fs::rename(replacement, path).unwrap();
-        let pod: Value = serde_json::from_str(include_str!("../../../examples/pod.json")).unwrap();
-        plugin.write_all(format!("{}\n", json!({ "version": 1, "pod": pod })).as_bytes()).unwrap();
-    });
-    let ran = add.run(&directory, "").unwrap();
-    agent.join().unwrap();
-    assert_eq!(ran.code, Some(0), "{ran:?}");
-    assert!(inspect(&meant).contains("outbound-to-proxy"), "{}", inspect(&meant));
-    assert!(inspect(&next).starts_with("no rules of Gybe"), "{}", inspect(&next));
+fn only_the_namespace_that_the_path_named_before_a_wait_is_redirected() {
+    for wait in [Wait::ForTheSocket, Wait::ForTheAnswer] {
+        let (directory, meant, next) = (PluginDir::new("agent-namespaces"), pod(), pod());
+        let (path, socket) = (directory.path().join("netns"), directory.run().join("facts.sock"));
+        symlink(meant.path(), &path).unwrap();
+        let mut add = PluginCall::add(&meant, &directory).unwrap().with_backend("nft");
+        add.env.insert("CNI_NETNS".into(), path.display().to_string());
+        add.stdin["facts"] = json!({ "socket": socket, "deadline_ms": 60_000 });
+        let replacement = directory.path().join("netns.new");
+        symlink(next.path(), &replacement).unwrap();
+        let early = (wait == Wait::ForTheAnswer).then(|| UnixListener::bind(&socket).unwrap());
+        let ran = thread::scope(|scope| {
+            let adding = scope.spawn(|| add.run(&directory, "").unwrap());
+            let listener = early.unwrap_or_else(|| {
+                wait_until("the plugin waits for the socket", || any_process_watches(&directory.run()));
+                fs::rename(&replacement, &path).unwrap();
+                UnixListener::bind(&socket).unwrap()
+            });
+            let (mut plugin, _) = listener.accept().unwrap();
+            BufReader::new(&plugin).read_line(&mut String::new()).unwrap();
+            if wait == Wait::ForTheAnswer {
+                let pid = getsockopt(&plugin, sockopt::PeerCredentials).unwrap().pid();
+                wait_until("the plugin has opened the namespace", || has_open(pid, &meant.path()));
+                fs::rename(&replacement, &path).unwrap();
+            }
+            let pod: Value = serde_json::from_str(include_str!("../../../examples/pod.json")).unwrap();
+            plugin.write_all(format!("{}\n", json!({ "version": 1, "pod": pod })).as_bytes()).unwrap();
+            adding.join().unwrap()
+        });
+        assert_eq!(ran.code, Some(0), "{wait:?}: {ran:?}");
+        assert!(inspect(&meant).contains("outbound-to-proxy"), "{wait:?}: {}", inspect(&meant));
+        assert!(inspect(&next).starts_with("no rules of Gybe"), "{wait:?}: {}", inspect(&next));
+    }
+}
+
+/// Reports whether the process has this file open.
+fn has_open(pid: i32, file: &Path) -> bool {
+    let file = fs::metadata(file).unwrap();
+    let open = fs::read_dir(format!("/proc/{pid}/fd")).into_iter().flatten().flatten();
+    open.filter_map(|fd| fs::metadata(fd.path()).ok())
+        .any(|open| (open.dev(), open.ino()) == (file.dev(), file.ino()))
+}
+
+/// Reports whether a process has an inotify watch on the directory.
+fn any_process_watches(directory: &Path) -> bool {
+    let inode = format!(" ino:{:x} ", fs::metadata(directory).unwrap().ino());
+    let processes = fs::read_dir("/proc").unwrap().flatten();
+    let descriptors = processes.filter_map(|process| fs::read_dir(process.path().join("fdinfo")).ok());
+    descriptors
+        .flatten()
+        .flatten()
+        .filter_map(|descriptor| fs::read_to_string(descriptor.path()).ok())
+        .any(|text| text.lines().any(|line| line.starts_with("inotify wd:") && line.contains(&inode)))
 }
 
 /// At the plugin's first stat the path does not exist; when the plugin opens it, it leads to the node's namespace, for
@@ -115,19 +153,10 @@ fn a_path_that_leads_to_the_plugins_own_namespace_only_when_it_is_opened_is_refu
 
 const RESTARTS: usize = 100;
 
-/// Makes an ADD of a meshed pod; asserts that it is redirected completely, or refused with code 11 and unchanged.
-/// Returns whether it was refused.
-fn add_meshed(directory: &Path, pod: &Namespace) -> bool {
+fn add_meshed(directory: &Path, pod: &Namespace) {
     let ran = add_as(&["env", "-i"], directory, pod, None);
-    match ran.code {
-        Some(0) => assert!(inspect(pod).contains("outbound-to-proxy"), "{}", inspect(pod)),
-        _ => {
-            let answer: Value = serde_json::from_str(&ran.out).unwrap_or_else(|_| panic!("{ran:?}"));
-            assert_eq!((ran.code, answer["code"].as_u64()), (Some(1), Some(11)), "{ran:?}");
-            assert!(inspect(pod).starts_with("no rules of Gybe"), "{}", inspect(pod));
-        }
-    }
-    ran.code != Some(0)
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(inspect(pod).contains("outbound-to-proxy"), "{}", inspect(pod));
 }
 
 fn add_unmeshed(directory: &Path, pod: &Namespace) {
@@ -136,25 +165,22 @@ fn add_unmeshed(directory: &Path, pod: &Namespace) {
 }
 
 #[test]
-fn f27_while_the_agent_restarts_in_a_loop_a_meshed_pod_is_redirected_or_refused_for_now() {
+fn f27_while_the_agent_restarts_in_a_loop_every_add_succeeds() {
     let (mut agent, stop) = (Agent::start("restarts"), AtomicBool::new(false));
     // Copies both programs, before the restarts begin, to where every user can run them.
     assert_eq!(add(&agent, &pod(), None).code, Some(0));
     let (directory, (sender, added)) = (agent.directory.path().to_owned(), mpsc::channel());
-    let (refused, redirected) = thread::scope(|scope| {
+    let redirected = thread::scope(|scope| {
         let adding = scope.spawn(|| {
-            let (mut refused, mut redirected, sender) = (Vec::new(), 0, sender);
+            let (mut redirected, sender) = (0, sender);
             while !stop.load(Ordering::Relaxed) {
                 let pod = pod();
                 add_unmeshed(&directory, &pod);
-                if add_meshed(&directory, &pod) {
-                    refused.push(pod);
-                } else {
-                    redirected += 1;
-                }
+                add_meshed(&directory, &pod);
+                redirected += 1;
                 let _ = sender.send(());
             }
-            (refused, redirected)
+            redirected
         });
         for n in 0..RESTARTS {
             agent.restart(if n % 2 == 0 { Signal::SIGKILL } else { Signal::SIGTERM });
@@ -166,12 +192,8 @@ fn f27_while_the_agent_restarts_in_a_loop_a_meshed_pod_is_redirected_or_refused_
         stop.store(true, Ordering::Relaxed);
         adding.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
     });
-    println!("{RESTARTS} restarts: {redirected} pods redirected, {} refused for now", refused.len());
-    assert!(redirected > 0 && !refused.is_empty());
-    // The kubelet repeats a refused ADD later.
-    for pod in &refused {
-        assert!(!add_meshed(&directory, pod), "the agent runs again");
-    }
+    println!("{RESTARTS} restarts: {redirected} pods redirected");
+    assert!(redirected >= RESTARTS / 5, "{redirected}");
     let left = fs::read_dir(directory.join("run")).unwrap().map(|entry| entry.unwrap().file_name());
     let mut left: Vec<_> = left.map(|name| name.into_string().unwrap()).collect();
     left.sort();

@@ -2,16 +2,15 @@
 //! iptables and ip list it.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "prints the number of tested system calls")]
-#![allow(clippy::disallowed_methods, reason = "nft, iptables and ip list the resulting state")]
 
 mod injected;
 mod killed;
 mod restored;
 
 use gybe_integration::invocation::Invocation;
+use gybe_integration::namespace::sh;
 use gybe_test_support::TestDir;
 use std::net::IpAddr;
-use std::process::Command;
 
 /// A policy with every kind of object: sets, marks, zones, routes, routing rules and an address.
 const TPROXY: &str = r#"{"mode": "TPROXY", "enable_ipv6": true, "redirect_dns": true, "capture_all_dns": true,
@@ -29,12 +28,4 @@ fn add(directory: &TestDir) -> Invocation {
         .run(|| sh("ip addr add 10.9.9.9/32 dev lo; ip addr add fd00::9/128 dev lo nodad"))
         .unwrap();
     invocation
-}
-
-/// Runs a shell command in this thread's namespace and returns its output.
-fn sh(command: &str) -> String {
-    let mut sh = Command::new("sh");
-    let output = sh.args(["-ec", command]).env("XTABLES_LOCKFILE", "/proc/self/ns/net").output().unwrap();
-    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
 }

@@ -82,7 +82,6 @@ fn f26_tables_of_other_owners_are_neither_read_nor_changed() {
 fn counters_are_reported_and_do_not_count_as_a_difference() {
     in_new_namespace(|| {
         apply(&Nft, &redirect()).unwrap();
-        crate::fixture::ip("link set lo up");
         // No process listens on the port: one packet is sent, and the connection is refused.
         std::net::TcpStream::connect("127.0.0.1:9").unwrap_err();
         let inventory = inspected();

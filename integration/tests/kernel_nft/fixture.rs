@@ -1,9 +1,9 @@
-//! Hand-written rule sets with every match and every verdict, whether or not `compile` uses it today; a network namespace for
-//! one test, and functions that run programs inside it.
+//! Hand-written rule sets with every match and every verdict, whether or not `compile` uses it today; programs that run
+//! in the namespace of a test.
 
+pub(crate) use gybe_integration::namespace::in_new_namespace;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::inventory::Inventory;
-use gybe_netfilter::netns::Netns;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::{Families, InterfaceName, Port, PortSet, RedirectPolicy};
 use gybe_netfilter::ruleset::{
@@ -188,13 +188,6 @@ pub(crate) fn differences(rules: &Ruleset) -> Vec<String> {
 /// Returns the injector's default policy for both families.
 pub(crate) fn policy() -> RedirectPolicy {
     RedirectPolicy::injected(Families::V4AndV6)
-}
-
-/// Runs `work` in a network namespace of its own.
-pub(crate) fn in_new_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    let netns =
-        Netns::create().expect("this test needs a network namespace of its own; run: make test-kernel");
-    netns.run(work).unwrap()
 }
 
 /// Runs a program in the namespace of this thread and returns what it printed.

@@ -24,14 +24,6 @@ fn routing() -> Rtnetlink {
     Rtnetlink::open().unwrap()
 }
 
-/// Runs `work` in a new namespace whose loopback interface is up, as a runtime prepares it.
-fn in_pod<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    in_new_namespace(|| {
-        ip("link set lo up");
-        work()
-    })
-}
-
 #[test]
 fn only_what_a_policy_needs_is_wanted() {
     let desired = |mode, families, inbound| {
@@ -49,7 +41,7 @@ fn only_what_a_policy_needs_is_wanted() {
 
 #[test]
 fn repeated_applies_add_tproxys_rules_routes_and_address_once() {
-    in_pod(|| {
+    in_new_namespace(|| {
         let mut policy = policy();
         policy.mode = TPROXY;
         let (desired, mut routing) = (Routes::of(&policy), routing());
@@ -81,7 +73,7 @@ fn gybes_routing_rule_precedes_every_rule_except_the_one_for_local_addresses() {
         ("from 192.0.2.7 lookup 100 priority 40000", 32765),
         ("from all lookup local priority 100", 32765),
     ] {
-        in_pod(|| {
+        in_new_namespace(|| {
             for family in ["", "-6 "] {
                 ip(&format!(
                     "{family}rule add {}",
@@ -109,7 +101,7 @@ fn gybes_routing_rule_precedes_every_rule_except_the_one_for_local_addresses() {
 /// The routing rule's priority may come from an earlier version, or from rules that the pod added before it.
 #[test]
 fn a_routing_rule_of_gybe_behind_another_counts_as_missing_and_is_moved() {
-    in_pod(|| {
+    in_new_namespace(|| {
         let mut policy = policy();
         policy.mode = TPROXY;
         let (redirection, desired) = (Redirection::of(&policy), Routes::of(&policy));
@@ -138,7 +130,7 @@ fn a_routing_rule_with_further_conditions_does_not_count_as_gybes() {
         "fwmark 0x539 lookup 133 suppress_prefixlength 0 priority 10",
         "fwmark 0x539/0xfff lookup 133 priority 10",
     ] {
-        in_pod(|| {
+        in_new_namespace(|| {
             ip(&format!("rule add {theirs}"));
             let mut policy = policy();
             (policy.mode, policy.families) = (TPROXY, Families::V4Only);
@@ -154,7 +146,7 @@ fn a_routing_rule_with_further_conditions_does_not_count_as_gybes() {
 #[test]
 fn concurrent_calls_add_one_rule() {
     for _ in 0..20 {
-        in_pod(|| {
+        in_new_namespace(|| {
             ip("rule add from 192.0.2.7 lookup 100");
             let mut policy = policy();
             policy.mode = TPROXY;
@@ -171,7 +163,7 @@ fn concurrent_calls_add_one_rule() {
 
 #[test]
 fn without_a_free_priority_before_a_pods_rule_apply_fails() {
-    in_pod(|| {
+    in_new_namespace(|| {
         ip("rule add from 192.0.2.7 lookup 100 priority 0");
         let mut policy = policy();
         policy.mode = TPROXY;
@@ -183,7 +175,7 @@ fn without_a_free_priority_before_a_pods_rule_apply_fails() {
 
 #[test]
 fn remove_deletes_only_gybes_objects() {
-    in_pod(|| {
+    in_new_namespace(|| {
         ip("rule add fwmark 0x539 lookup 134");
         ip("-6 rule add fwmark 7 lookup 133");
         ip("route add local 192.0.2.0/24 dev lo table 133");
@@ -202,7 +194,7 @@ fn remove_deletes_only_gybes_objects() {
 
 #[test]
 fn equal_objects_of_another_owner_are_used_and_stay() {
-    in_pod(|| {
+    in_new_namespace(|| {
         ip("rule add fwmark 0x539 lookup 133");
         ip("route add local default dev lo table 133");
         ip("-6 addr add ::6/128 dev lo nodad");
@@ -219,7 +211,7 @@ fn equal_objects_of_another_owner_are_used_and_stay() {
 
 #[test]
 fn a_route_with_the_same_key_is_an_error() {
-    in_pod(|| {
+    in_new_namespace(|| {
         ip("route add blackhole default table 133");
         let mut policy = policy();
         (policy.mode, policy.families) = (TPROXY, Families::V4Only);
@@ -235,7 +227,7 @@ fn a_route_with_the_same_key_is_an_error() {
 #[test]
 fn f40_disabled_ipv6_is_named_in_the_error() {
     for interface in ["all", "lo"] {
-        in_pod(|| {
+        in_new_namespace(|| {
             let switch = format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6");
             std::fs::write(switch, "1").unwrap();
             let error = Routes::of(&policy()).apply(&mut routing()).unwrap_err();
@@ -254,7 +246,7 @@ fn f40_disabled_ipv6_is_named_in_the_error() {
 
 #[test]
 fn without_privilege_the_hint_names_the_capability() {
-    in_pod(|| {
+    in_new_namespace(|| {
         without_privilege();
         let error = Routes::of(&policy()).apply(&mut routing()).unwrap_err();
         assert!(error.hint().unwrap().contains("CAP_NET_ADMIN"), "{error:?}");
@@ -263,7 +255,7 @@ fn without_privilege_the_hint_names_the_capability() {
 
 #[test]
 fn a_redirection_is_rules_and_routes_and_its_differences_name_both() {
-    in_pod(|| {
+    in_new_namespace(|| {
         let mut policy = policy();
         policy.mode = TPROXY;
         let redirection = Redirection::of(&policy);
@@ -294,7 +286,7 @@ fn a_redirection_is_rules_and_routes_and_its_differences_name_both() {
 
 #[test]
 fn routes_of_an_earlier_policy_are_a_difference_and_are_removed() {
-    in_pod(|| {
+    in_new_namespace(|| {
         let mut earlier = policy();
         (earlier.mode, earlier.families) = (TPROXY, Families::V4Only);
         Redirection::of(&earlier).apply_over(&mut routing(), &Nft).unwrap();
@@ -315,7 +307,7 @@ fn routes_of_an_earlier_policy_are_a_difference_and_are_removed() {
 
 #[test]
 fn addresses_come_in_the_kernels_order_with_their_interfaces_index() {
-    in_pod(|| {
+    in_new_namespace(|| {
         ip("link add eth0 index 40 type bridge");
         ip("link add six index 41 type bridge");
         ip("addr add 10.1.2.3/24 dev eth0 label eth0:1");
@@ -333,7 +325,7 @@ fn addresses_come_in_the_kernels_order_with_their_interfaces_index() {
 
 #[test]
 fn a_removal_that_the_kernel_refuses_is_an_error() {
-    in_pod(|| {
+    in_new_namespace(|| {
         let mut policy = policy();
         (policy.mode, policy.families) = (TPROXY, Families::V4AndV6);
         Routes::of(&policy).apply(&mut routing()).unwrap();

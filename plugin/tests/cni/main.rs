@@ -1,6 +1,7 @@
 //! The built program `gybe-cni`, called as runtimes call it; and the page about its configuration.
 #![cfg(test)]
 
+mod absent_agent;
 mod agent;
 mod bad_input;
 mod call;

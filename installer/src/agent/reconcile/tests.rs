@@ -119,7 +119,7 @@ fn while_another_gybe_changes_the_node_the_changes_wait_and_are_reported() {
         assert_eq!(report.phase, Phase::Uninstalling);
         drop(other);
         let report = turn();
-        assert!(report.missing.is_empty() && report.phase == Phase::Uninstalled { plugin_stays: true });
+        assert!(report.missing.is_empty() && matches!(report.phase, Phase::Uninstalled { kept: Some(_) }));
     });
 }
 
@@ -179,8 +179,8 @@ fn neither_the_resync_nor_the_grace_period_shortens_the_wait_of_a_conflict_over_
         node.set_mode("leave");
         reconciler.turn(Instant::now());
         let desired = reconciler.desired.clone().unwrap();
-        let places = reconciler.settings().environment.directories.clone();
-        let mut pass = pass(&places, &desired, &mut PassHistory::default()).unwrap();
+        let directories = reconciler.settings().environment.directories.clone();
+        let mut pass = pass(&directories, &desired, &mut PassHistory::default()).unwrap();
         let NextTurn::OnChange(next) = reconciler.report(&pass, Instant::now()).next else {
             panic!("no change needed")
         };

@@ -26,13 +26,13 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
     if agent.fault.is_none() {
         found.extend(observation.log.as_ref().map(log));
     }
-    found.extend(agent.status.iter().flat_map(own_word));
+    found.extend(agent.status.iter().flat_map(own_status));
     found
 }
 
 /// The agent's own status, as `/readyz` reports it.
-fn own_word(status: &AgentStatus) -> Vec<Finding> {
-    let AgentStatus { ready, leaves, reasons, settings, conflicts, notes, plugin_dir_confirmed: _ } = status;
+fn own_status(status: &AgentStatus) -> Vec<Finding> {
+    let AgentStatus { ready, leaves, reasons, settings, conflicts, notes, .. } = status;
     let leaving = leaves.then(|| {
         let text =
             format!("the node agent removes Gybe from this node (mode: leave): {}", reasons.join("; "));

@@ -37,7 +37,7 @@ impl CachedPlugins {
 /// Reads libcni's cache and that of Multus, which runs its delegates with a cache of its own next to it
 /// (`cniDir` of its configuration, `/var/lib/cni/multus`): with `shape: standalone` only Multus' cache names our
 /// plugin.
-pub(super) fn look(results: &Path) -> CachedPlugins {
+pub(crate) fn cached_plugins(results: &Path) -> CachedPlugins {
     let mut named = BTreeSet::new();
     // A missing directory counts as unknown: the node never ran a sandbox, or the directory is not mounted here. An
     // unneeded program does less harm than a pod that cannot be deleted.
@@ -73,7 +73,7 @@ pub(crate) fn each_result(results: &Path, each: &mut dyn FnMut(&[u8])) -> Result
             Ok(meta) if meta.is_file() => return ResultCache::InPart,
             _ => continue,
         }
-        // A file that is deleted meanwhile is no longer relevant. A file cut off by a crash (F31) names no
+        // A deleted file belongs to a sandbox that was removed. A file that a crash truncated (F31) names no
         // plugin: libcni cannot read it either.
         let mut bytes = Vec::new();
         let read = File::open(entry.path()).and_then(|file| file.take(MAX_SIZE).read_to_end(&mut bytes));
@@ -114,18 +114,18 @@ mod tests {
     fn the_cache_of_multus_is_read_too() {
         let root = TestDir::new("result-cache");
         let (usual, multus) = (root.join("results"), root.join("multus/results"));
-        assert_eq!(look(&usual), CachedPlugins::Unknown);
+        assert_eq!(cached_plugins(&usual), CachedPlugins::Unknown);
         fs::create_dir(&usual).unwrap();
-        assert_eq!(look(&usual), CachedPlugins::Named(BTreeSet::new()), "a node without Multus");
+        assert_eq!(cached_plugins(&usual), CachedPlugins::Named(BTreeSet::new()), "a node without Multus");
         fs::create_dir_all(&multus).unwrap();
         // {"name":"n","plugins":[{"type":"a"},{"type":"gybe-cni"}]}
         let config = "eyJuYW1lIjoibiIsInBsdWdpbnMiOlt7InR5cGUiOiJhIn0seyJ0eXBlIjoiZ3liZS1jbmkifV19";
         fs::write(multus.join("gybe-1-net1"), format!("{{\"config\":\"{config}\"}}")).unwrap();
-        let named = look(&usual);
+        let named = cached_plugins(&usual);
         assert_ne!(named, CachedPlugins::Unknown);
         assert!(named.may_name("gybe-cni"));
         fs::remove_dir_all(&multus).unwrap();
         fs::write(&multus, "").unwrap();
-        assert_eq!(look(&usual), CachedPlugins::Unknown, "Multus' cache exists and cannot be read");
+        assert_eq!(cached_plugins(&usual), CachedPlugins::Unknown, "Multus' cache exists and cannot be read");
     }
 }

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::host::observe::NodeDirectories;
 use crate::host::runtimes::DropIns;
 use crate::host::runtimes::Runtime;
-use crate::host::runtimes::config::seen_at;
+use crate::host::runtimes::config::on_host;
 use crate::host::runtimes::processes::RuntimeProcess;
 use crate::host::runtimes::{ConfiguredDirectory, Runtimes};
 
@@ -47,12 +47,12 @@ struct ReportedDirectory {
 }
 
 impl RuntimeReport {
-    /// Of those that were seen where the host's root is at `root`.
+    /// Returns the report about these runtimes. `root` is the path of the host's root in this mount namespace.
     #[must_use]
-    pub fn of(root: &Path, seen: &[RuntimeProcess]) -> Self {
+    pub fn of(root: &Path, runtimes: &[RuntimeProcess]) -> Self {
         let directory = |path: &PathBuf| ReportedDirectory {
             path: path.clone(),
-            identity: identity(&seen_at(root, path)),
+            identity: identity(&on_host(root, path)),
         };
         let of_runtime = |one: &RuntimeProcess| ReportedRuntime {
             name: one.name.clone(),
@@ -61,7 +61,7 @@ impl RuntimeReport {
             conf_dir: one.configured.conf_dir.as_ref().map(directory),
             default_network: one.configured.default_network.clone(),
         };
-        Self { runtimes: seen.iter().map(of_runtime).collect() }
+        Self { runtimes: runtimes.iter().map(of_runtime).collect() }
     }
 
     /// Reads the report kept in `directory`, if root wrote one.

@@ -55,7 +55,7 @@ pub const KEYS: [SettingName; 18] = [
     ),
     honoured(
         "exclude_namespaces",
-        "our own, kube-system, istiod's",
+        "the agent's own, kube-system, istiod's",
         "comma-separated list: pods in these namespaces are never redirected; an empty list excludes none",
     ),
     honoured("log_level", "info", "`none`, `error`, `warn`, `info` or `debug`: the plugin's log level"),
@@ -86,7 +86,7 @@ pub const KEYS: [SettingName; 18] = [
     honoured(
         "plugin_dir",
         "check",
-        "`check`: the entry is written only if one of the primary's plugins is where ours are placed, or the runtime's configuration names that directory; `confirmed`: the runtime looks for plugins there",
+        "`check`: the entry is written only if one of the primary's plugins is in the plugin directory, or the runtime's configuration names that directory; `confirmed`: the runtime looks for plugins there",
     ),
     honoured(
         "put_back_istio",
@@ -111,7 +111,7 @@ pub const KEYS: [SettingName; 18] = [
 ];
 
 /// Our own variables.
-pub const OURS: [SettingName; 11] = [
+pub const OURS: [SettingName; 12] = [
     honoured("GYBE_CONFIG_DIR", "/etc/gybe", "the ConfigMap's mount path"),
     honoured("GYBE_PROGRAMS_DIR", "/opt/gybe/bin", "the image's directory with `gybe` and `gybe-cni`"),
     honoured(
@@ -135,6 +135,11 @@ pub const OURS: [SettingName; 11] = [
     honoured("HEALTH_PORT", "8000", "their port; 0 for none"),
     honoured("MONITORING_ADDRESS", "all", "the IP address of `/metrics`"),
     honoured("POD_NAME", "", "the agent's own pod"),
+    honoured(
+        "GYBE_POD_DIR",
+        "",
+        "a directory of the agent's pod alone, for the socket that `gybe agent-status` queries",
+    ),
 ];
 
 /// The incumbent's variables.
