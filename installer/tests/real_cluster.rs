@@ -1,5 +1,5 @@
-//! The agent's client against a real cluster, which it only reads: the one that `KUBECONFIG` means, and
-//! of that the node `GYBE_NODE`, or any. `make test-cluster`.
+//! The agent's client against a real cluster, which it only reads. `KUBECONFIG` names the cluster and
+//! `GYBE_NODE` the node, by default any. `make test-cluster` runs them.
 #![cfg(test)]
 
 use gybe_installer::agent::PodLookup;
@@ -26,7 +26,7 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
 
-/// What another client reads.
+/// Returns what another client reads at this path.
 fn read(path: &str) -> Value {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build().unwrap();
     runtime.block_on(async {
