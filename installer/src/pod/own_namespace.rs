@@ -40,7 +40,7 @@ impl fmt::Display for NodeEvidence {
 
 /// Returns evidence that the calling thread's network namespace is a node's; `None` in a pod.
 ///
-/// A node can be a container itself (kind); then only the kubelet's `/etc/hosts` tells it from a pod.
+/// A node can be a container itself (kind); then only the kubelet's `/etc/hosts` distinguishes it from a pod.
 pub fn node_evidence(proc: &Path, hosts: &Path) -> Option<NodeEvidence> {
     if is_the_first(proc) {
         return Some(NodeEvidence::First);
@@ -53,7 +53,7 @@ pub fn is_the_first(proc: &Path) -> bool {
     proc.join(SYSCTL_OF_THE_FIRST).exists()
 }
 
-/// Returns an empty line if there is no file.
+/// Returns the first line of a file; it is empty if there is no file.
 fn first_line(path: &Path) -> String {
     let mut line = Vec::new();
     if let Ok(file) = File::open(path) {

@@ -3,7 +3,7 @@
 
 use crate::host::runtimes::DropIns;
 use crate::host::runtimes::config::{RuntimeConfig, configured};
-use crate::pod::inside::holds;
+use crate::pod::program_text;
 use nix::sys::stat::stat;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -97,7 +97,7 @@ fn arguments(process: &Path) -> Vec<String> {
 fn drop_ins(program: &Path) -> Option<DropIns> {
     let program = File::open(program).ok()?;
     let length = program.metadata().ok()?.len();
-    let knows = holds(Some(program).filter(|_| length <= MAX_PROGRAM_SIZE)?, KEY).ok()?;
+    let knows = program_text::contains(Some(program).filter(|_| length <= MAX_PROGRAM_SIZE)?, KEY).ok()?;
     Some(if knows { DropIns::Loaded } else { DropIns::Ignored })
 }
 
