@@ -17,9 +17,9 @@ OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench
 REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
-.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-states node-states bench-containerd test-shared test-manifests faults referees fuzz mutants bench lint lint-all test-outside deny advisories setup clean
+.PHONY: help build image demo test test-unit test-kernel differential incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-states node-states bench-containerd test-shared test-manifests faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
 
-help: ## this list
+help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 24
 
 build: ## build both programs, static, in dist/   (needs: the Rust toolchain, a C linker)
@@ -48,6 +48,14 @@ differential: ## compare nft, iptables-legacy and trace on random policies: POLI
 	cargo test --locked --no-run -p gybe-integration --test differential
 	GYBE_POLICIES=$(POLICIES) GYBE_SEED=$(SEED) integration/as-root.sh cargo test --locked -p gybe-integration --test differential -- --nocapture
 
+incumbent: build ## compare with Istio's own istio-iptables and istio-cni, and measure an ADD of both: SETS=500 PODS=100 SEED=1 ARGS="--times 31"   (needs: root, Go 1.26 and its module proxy)
+	integration/incumbent/setup.sh
+	cargo build --locked
+	GYBE_SETS=$(SETS) GYBE_PODS=$(PODS) GYBE_SEED=$(SEED) \
+	    cargo test --locked -p gybe-integration --test incumbent -- --nocapture --test-threads=1
+	RUSTFLAGS='$(FLAGS)' cargo build --release --locked --target $(HOST) -p gybe-bench
+	$(STATIC)/gybe-bench incumbent $(ARGS)
+
 fault-runs: build ## count the ADDs that fail while the cluster or the agent fails, of ADDS=1000 for each fault and kind of pod   (needs: as test-kernel; some minutes)
 	cargo test --locked --no-run -p gybe-integration --test cluster_faults
 	GYBE_ADDS=$(or $(ADDS),1000) GYBE_PROGRAMS=dist integration/as-root.sh \
@@ -63,7 +71,7 @@ test-crash: ## kill the installer before each of its system calls, and fail each
 test-struck: test-crash
 
 test-manifests: ## check the manifests of every platform as kustomize renders them   (needs: kustomize 5, kubectl with it, or Go or Debian's mirror to build it)
-	manifests/made.sh
+	manifests/build.sh
 	cargo test --locked -p gybe-installer --test overlays
 
 faults: ## print the tests of every fault in docs/FAULTS.md
@@ -113,12 +121,15 @@ fuzz: ## fuzz every reader of untrusted input: SECONDS=60 SEED=1   (needs: a C++
 mutants: ## mutation testing of the code that decides, see docs/MUTANTS.md; FILES="a.rs b.rs" for these alone   (needs: as test-kernel; jq; hours for all; installs cargo-mutants)
 	integration/mutants.sh $(FILES)
 
-bench: build ## measure an ADD, a list, a connection and encoders: all, or PARTS="add crowd" ARGS="--times 31"   (needs: root, nftables, iptables; what referees builds with; valgrind to count instructions)
+bench: build $(if $(PARTS),$(filter encoders,$(PARTS)),encoders) ## measure an ADD, a list, a connection and encoders: all, or PARTS="add crowd" ARGS="--times 31"   (needs: root, nftables, iptables; for encoders what referees builds with; valgrind to count instructions)
 	RUSTFLAGS='$(FLAGS)' cargo build --release --locked --target $(HOST) -p gybe-bench
+	$(STATIC)/gybe-bench $(PARTS) $(ARGS)
+
+# The part of the benchmark that links C libraries, which have no static form.
+encoders:
 	integration/setup.sh referees
 	cargo build --release --locked -p gybe-referees --no-default-features --features rustables --bin gybe-referee-times
 	@install -m 0755 target/release/gybe-referee-times $(STATIC)/
-	$(STATIC)/gybe-bench $(PARTS) $(ARGS)
 
 bench-containerd: build ## measure what Gybe adds to the start of a sandbox: ARGS="--times 101"   (needs: as test-containerd; a quiet machine)
 	integration/containerd/setup.sh

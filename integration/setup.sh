@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs the Debian packages whose programs the tests compare with or are run by; says what is
-# missing where it may not install. With the word `referees`: also what those are built from; with
-# `fuzz`: what links the fuzzers.
+# Installs the Debian packages of the programs that the tests run. A caller who may not install packages gets the names
+# of the missing ones, and an error. With the argument `referees`: also the libraries that gybe-referees is built with;
+# with `fuzz`: the linker of the fuzzers.
 set -eu
 
 # program:package
@@ -14,7 +14,7 @@ for pair in $needed; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || [ -x "/usr/sbin/${pair%%:*}" ] || missing="$missing ${pair#*:}"
 done
 if [ "${1:-}" = referees ]; then
-    # rustables reads the kernel's headers through libclang; nftnl and mnl link these two.
+    # rustables reads the kernel's headers through libclang; the crates nftnl and mnl link libnftnl and libmnl.
     for package in pkg-config libclang-dev libnftnl-dev libmnl-dev; do
         dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"
     done
@@ -23,7 +23,7 @@ fi
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     apt-get update -qq
-    # shellcheck disable=SC2086 # a list of words is meant
+    # shellcheck disable=SC2086 # the list is split into words
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
 else
     echo "these tests need the Debian packages:$missing" >&2
