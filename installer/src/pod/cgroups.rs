@@ -130,6 +130,7 @@ fn unescaped(field: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gybe_test_support::TestDir;
 
     const MOUNTINFO: &str = "\
 25 1 0:23 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755
@@ -150,14 +151,12 @@ mod tests {
 
     #[test]
     fn a_cgroup_is_opened_under_a_mount_that_shows_it() {
-        let root = std::env::temp_dir().join(format!("gybe-cgroups-{}", std::process::id()));
-        fs::create_dir_all(root.join("pod1/app")).unwrap();
+        let root = TestDir::new("cgroups").with_subdirectories(&["pod1/app"]);
         let mounts = format!("27 25 0:25 /kubepods {} rw - cgroup2 cgroup2 rw\n", root.display());
         assert!(directory("/kubepods/pod1/app", &mounts).unwrap().is_ok());
         assert!(directory("/kubepods/pod2", &mounts).unwrap().is_err(), "removed");
         assert!(directory("/system.slice", &mounts).is_none(), "not under the root of the mount");
         assert!(directory("/../kubepods/pod1/app", &mounts).is_none(), "outside the cgroup namespace");
-        fs::remove_dir_all(root).unwrap();
     }
 
     #[test]

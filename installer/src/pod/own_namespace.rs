@@ -73,11 +73,12 @@ pub fn addresses() -> Result<Vec<IpAddr>, RoutesError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gybe_test_support::TestDir;
     use std::fs;
 
     #[test]
-    fn a_node_is_recognised_by_the_first_namespace_or_the_kubelets_hosts_file() {
-        let directory = std::env::temp_dir().join(format!("gybe-own-namespace-{}", std::process::id()));
+    fn a_node_is_recognized_by_the_first_namespace_or_the_kubelets_hosts_file() {
+        let directory = TestDir::new("own-namespace");
         let (proc, hosts) = (directory.join("proc"), directory.join("hosts"));
         fs::create_dir_all(proc.join("sys/net/core")).unwrap();
         assert_eq!(node_evidence(&proc, &hosts), None, "no evidence at all");
@@ -87,6 +88,5 @@ mod tests {
         assert_eq!(node_evidence(&proc, &hosts), Some(NodeEvidence::HostNetwork));
         fs::write(proc.join(SYSCTL_OF_THE_FIRST), "1000\n").unwrap();
         assert_eq!(node_evidence(&proc, &hosts), Some(NodeEvidence::First));
-        fs::remove_dir_all(directory).unwrap();
     }
 }
