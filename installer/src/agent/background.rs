@@ -1,4 +1,4 @@
-//! An agent that keeps its node: the threads that run as long as the process (the queries about our own node and DaemonSet,
+//! An agent that reconciles its node: the threads that run as long as the process (the queries about our own node and DaemonSet,
 //! the socket that reports this agent's own status), and those of a term in which it leads (the reconcile loop, HTTP). The
 //! sockets for the plugin are created at the start of a term, and answer until the process ends.
 
@@ -24,7 +24,7 @@ use std::path::Path;
 use std::thread::{self, Scope, ScopedJoinHandle};
 use tokio::sync::oneshot;
 
-/// An agent that keeps its node: what its threads share.
+/// An agent that reconciles its node: what its threads share.
 pub(super) struct NodeAgent<'a> {
     pub(super) pods: &'a CountedPods<'a>,
     pub(super) calls: &'a PluginCalls,
@@ -35,7 +35,7 @@ pub(super) struct NodeAgent<'a> {
     pub(super) stop: &'a SignalFd,
 }
 
-/// What outlives a term of leading.
+/// What all terms share in which this agent leads.
 struct Terms<'a> {
     environment: &'a Environment,
     sources: StatusSources<'a>,
@@ -226,7 +226,8 @@ impl NodeAgent<'_> {
         };
         match daemonset.state()? {
             DaemonSetState::Present => None,
-            // With the mode an operator has decided, and RBAC rules may be deleted with the DaemonSet.
+            // The operator has decided to uninstall. The API server may refuse the query because the RBAC rules were deleted
+            // with the DaemonSet.
             _ if leaves => Some("mode: leave"),
             DaemonSetState::Absent | DaemonSetState::BeingDeleted => Some("leave_when_daemonset_gone"),
             DaemonSetState::Refused(cause) => stays(

@@ -132,13 +132,12 @@ mod tests {
     use gybe_netfilter::probe::{Finding, Profile, Refusal};
     use gybe_plugin::probe_cache::findings;
     use gybe_plugin::probe_cache::this_node;
-    use std::fs;
+    use gybe_test_support::TestDir;
 
     /// A finding that the plugin uses until the next boot is probed again here, and nowhere on the path of a pod.
     #[test]
     fn a_backend_that_does_not_work_is_probed_again_although_another_works() {
-        let directory = std::env::temp_dir().join(format!("gybe-node-probe-{}", std::process::id()));
-        fs::create_dir(&directory).unwrap();
+        let directory = TestDir::new("probe-loop");
         let cache = ProbeCache::at(&directory);
         assert_eq!(report_state(&cache), ReportState::Missing);
         for (of_legacy, state) in [
@@ -154,9 +153,8 @@ mod tests {
             let backends = backends.filter_map(|(kind, finding)| Some((kind, all(finding?)))).collect();
             let capabilities = Capabilities { backends, ..Capabilities::default() };
             let json = findings::to_json(&this_node().unwrap(), &capabilities);
-            fs::write(directory.join("probe.json"), json.to_string()).unwrap();
+            directory.write("probe.json", json.to_string());
             assert_eq!(report_state(&cache), state);
         }
-        fs::remove_dir_all(&directory).unwrap();
     }
 }

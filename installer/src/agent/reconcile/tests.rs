@@ -9,22 +9,20 @@ use crate::host::apply::NodeLock;
 use crate::host::change::Change;
 use crate::host::conflict::{Conflict, ForeignRewrite};
 use crate::host::settings::GRACE_PERIOD;
+use gybe_test_support::TestDir;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// The directories of a node, removed with the value.
-struct TestNode(PathBuf);
+/// The directories of a node.
+struct TestNode(TestDir);
 
 impl TestNode {
     fn new(test: &str) -> Self {
-        let root = std::env::temp_dir().join(format!("gybe-reconcile-{test}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&root);
-        for folder in ["net.d", "bin", "cache/results", "image", "config", "run", "pods"] {
-            fs::create_dir_all(root.join(folder)).unwrap();
-        }
+        let folders = ["net.d", "bin", "cache/results", "image", "config", "run", "pods"];
+        let root = TestDir::new(&format!("reconcile-{test}")).with_subdirectories(&folders);
         fs::write(root.join("bin/calico"), "").unwrap();
         for program in ["gybe", "gybe-cni"] {
             let file = root.join("image").join(program);
