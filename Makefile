@@ -36,9 +36,9 @@ OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench
 REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
-.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-states node-states bench-containerd test-shared test-manifests faults referees fuzz mutants bench lint lint-all test-outside deny advisories setup clean
+.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-states node-states bench-containerd test-shared test-manifests faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
 
-help: ## this list
+help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 24
 
 build: ## build both programs, static, in dist/; TARGET=aarch64-unknown-linux-musl: in dist/aarch64/   (needs: the Rust toolchain, a C compiler)
@@ -82,7 +82,7 @@ test-crash: ## kill the installer before each of its system calls, and fail each
 test-struck: test-crash
 
 test-manifests: ## check the manifests of every platform as kustomize renders them   (needs: kustomize 5, kubectl with it, or Go or Debian's mirror to build it)
-	manifests/made.sh
+	manifests/build.sh
 	cargo test --locked -p gybe-installer --test overlays
 
 faults: ## print the tests of every fault in docs/FAULTS.md
@@ -135,14 +135,17 @@ mutants: ## mutation testing of the code that decides, see docs/MUTANTS.md; FILE
 # The two programs that do nothing, for the host's C library: the one that contains it is the unit of the targets.
 FLOOR = rustc --edition 2024 -C opt-level=z -C lto=fat -C codegen-units=1 -C panic=abort -C strip=symbols --target $(HOST)
 
-bench: build ## measure an ADD, a list, a connection and encoders: all, or PARTS="add crowd" ARGS="--times 31 --before DIRECTORY"   (needs: root, nftables, iptables; what referees builds with; valgrind to count instructions)
+bench: build $(if $(PARTS),$(filter encoders,$(PARTS)),encoders) ## measure an ADD, a list, a connection and encoders: all, or PARTS="add crowd" ARGS="--times 31 --before DIRECTORY"   (needs: root, nftables, iptables; for encoders what referees builds with; valgrind to count instructions)
 	$(CARGO_BUILD) -p gybe-bench
 	$(FLOOR) -C target-feature=+crt-static $(LAYOUT) $(GLIBC_PACKED) -o $(STATIC)/gybe-noop integration/bench/floors/noop.rs
 	$(FLOOR) -C relocation-model=static -C link-args='-nostartfiles -nostdlib -static' -o $(STATIC)/gybe-floor integration/bench/floors/without-libc.rs
+	$(STATIC)/gybe-bench $(PARTS) $(ARGS)
+
+# The part of the benchmark that links C libraries, which have no static form.
+encoders:
 	integration/setup.sh referees
 	cargo build --release --locked -p gybe-referees --no-default-features --features rustables --bin gybe-referee-times
 	@install -m 0755 target/release/gybe-referee-times $(STATIC)/
-	$(STATIC)/gybe-bench $(PARTS) $(ARGS)
 
 bench-containerd: build ## measure what Gybe adds to the start of a sandbox: ARGS="--times 101"   (needs: as test-containerd; a quiet machine)
 	integration/containerd/setup.sh

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # mutants.sh [FILE...]: one change at a time in the code that decides (all of it, or these files), and the
-# library's unit tests of its package; what they do not notice meets the package's other tests and the kernel
+# library's unit tests of its package; against the mutants that they do not detect, the package's other tests and the kernel
 # tests, as root. Writes docs/MUTANTS.md from each file's last result, kept in target/mutants. Some 10 s a
 # mutant; KERNEL is what the second step runs ("none" leaves it out).
 set -euo pipefail

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Installs the Debian packages whose programs the tests compare with or are run by; says what is
-# missing where it may not install. With the word `referees`: also what those are built from; with
-# `fuzz`: what links the fuzzers; with `arm64`: what builds and runs the programs for it.
+# Installs the Debian packages of the programs that the tests run. A caller who may not install packages gets the names
+# of the missing ones, and an error. With the argument `referees`: also the libraries that gybe-referees is built with;
+# with `fuzz`: the linker of the fuzzers; with `arm64`: what builds and runs the programs for it.
 set -eu
 
 # program:package
@@ -15,7 +15,7 @@ for pair in $needed; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || [ -x "/usr/sbin/${pair%%:*}" ] || missing="$missing ${pair#*:}"
 done
 packages=""
-# rustables reads the kernel's headers through libclang; nftnl and mnl link these two.
+# rustables reads the kernel's headers through libclang; the crates nftnl and mnl link libnftnl and libmnl.
 [ "${1:-}" != referees ] || packages="pkg-config libclang-dev libnftnl-dev libmnl-dev"
 [ "${1:-}" != arm64 ] || packages="libc6-dev-arm64-cross"
 for package in $packages; do
@@ -26,7 +26,7 @@ done
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     apt-get update -qq
-    # shellcheck disable=SC2086 # a list of words is meant
+    # shellcheck disable=SC2086 # the list is split into words
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
 else
     echo "these tests need the Debian packages:$missing" >&2

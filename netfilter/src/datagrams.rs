@@ -1,11 +1,12 @@
 //! The parsers of the kernel's netlink replies, without a socket: for recorded or generated datagrams. Pure.
 
-use crate::chains::parse_list;
 use crate::inventory::Inventory;
 use crate::netlink::list::{List, Listed};
 use crate::netlink::reply::{Received, Replies};
 use crate::nft::batch::Batch;
-use crate::nft::socket::verdict;
+use crate::nft::listed_chains::parse;
+use crate::nft::lists::Entry;
+use crate::nft::socket::to_result;
 use crate::nft::{NftError, dump};
 use crate::presence::Presence;
 use crate::routes::{Address, parse_addresses};
@@ -25,7 +26,7 @@ pub fn batch(batch: &Batch, datagrams: &[&[u8]]) -> Result<(), NftError> {
         }
         replies.add(Received::Datagram(datagram));
     }
-    verdict(batch, replies.outcome())
+    to_result(batch, replies.outcome())
 }
 
 /// Parses Gybe's nftables rules from the lists of sets, chains, rules, tables and each set's elements, in the order
@@ -39,7 +40,8 @@ pub fn inventory(mut lists: impl FnMut(u32) -> Vec<Vec<u8>>) -> Result<Inventory
 
 /// Parses the owners of a namespace's rules from its list of all chains; `None` when the list is not whole.
 pub fn presence(datagrams: &[Vec<u8>]) -> Option<Presence> {
-    whole(datagrams).map(|entries| Presence::of_chains(&parse_list(&entries)))
+    let entries = whole(datagrams)?.into_iter().map(Entry);
+    Some(Presence::of_chains(&parse(&entries.collect::<Vec<_>>())))
 }
 
 /// Parses a namespace's addresses from their list; `None` when the list is not whole.

@@ -1,6 +1,7 @@
 //! nftables over netlink: one table of our own, written in one transaction, no program run.
 //!
-//! `expr`, `set`, `chain` and `batch` are pure and make bytes; `socket` sends, `dump` reads back.
+//! `expr`, `set`, `chain` and `batch` are pure and make bytes. `socket` sends them. `lists` reads lists of objects:
+//! `dump` those of our table, `listed_chains` the chains of every owner.
 
 pub mod batch;
 pub(crate) mod chain;
@@ -8,6 +9,8 @@ pub(crate) mod dump;
 pub(crate) mod error;
 mod expr;
 mod key;
+pub(crate) mod listed_chains;
+pub(crate) mod lists;
 mod set;
 pub(crate) mod socket;
 pub(crate) mod uapi;

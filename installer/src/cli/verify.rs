@@ -20,10 +20,11 @@ use std::path::PathBuf;
 /// Exit code 0: they are, and Gybe's rules are exactly the requested ones. 1: they are not, or it cannot be
 /// determined; the reasons are printed. 2: the command failed. A pod that is left alone requests no rules.
 ///
-/// With --all, prints every pod sandbox of this node on a line of its own: redirected, not meshed, NOT
-/// REDIRECTED, redirected by another's rules, or unknown. Exit code 1: a sandbox is NOT REDIRECTED or unknown, or
-/// its rules differ from its policy. The policy of a pod comes from the sources that the plugin uses: the
-/// runtime's annotations, and those that the node's entry names.
+/// --pod NAMESPACE/NAME, or a manifest without --netns, finds the pod's sandbox on this node. --all prints every
+/// pod sandbox of this node on a line of its own: redirected, not meshed, NOT REDIRECTED, redirected by another's
+/// rules, or unknown. Exit code 1: a sandbox is NOT REDIRECTED or unknown, or its rules differ from its policy. The
+/// policy of a pod comes from the sources that the plugin uses: the runtime's annotations, and those that the
+/// node's entry names.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&[
     "gybe verify --all",

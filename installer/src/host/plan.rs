@@ -102,7 +102,7 @@ fn plan_conf(observed: &ObservedState, install: &Install, plan: &mut Plan) {
     let kept = match &install.shape {
         Shape::Chained { .. } | Shape::DropIn if is_elsewhere => {
             // An entry that names a program which the runtime does not find fails every pod.
-            removal.from_every_file_except(|_| false, plan);
+            removal.plan_every_file_except(|_| false, plan);
             drop_in::remove(observed, None, plan);
             return;
         }
@@ -112,7 +112,7 @@ fn plan_conf(observed: &ObservedState, install: &Install, plan: &mut Plan) {
     };
     // While the right file for the entry is unknown, an existing entry stays where it is.
     let Some(kept) = kept else { return };
-    removal.from_every_file_except(|file| kept.files.contains(file), plan);
+    removal.plan_every_file_except(|file| kept.files.contains(file), plan);
     drop_in::remove(observed, kept.network.as_ref(), plan);
     originals::remove_unneeded(observed, |original| kept.files.contains(original), plan);
 }
@@ -127,7 +127,7 @@ fn plan_uninstall(observed: &ObservedState, uninstall: &Uninstall, plan: &mut Pl
         put_back: uninstall.put_back,
         stand_ins: &uninstall.tombstones,
     };
-    removal.from_every_file_except(|_| false, plan);
+    removal.plan_every_file_except(|_| false, plan);
     drop_in::remove(observed, None, plan);
     originals::remove_unneeded(observed, |_| false, plan);
     removal.report_still_named(plan);

@@ -2,14 +2,13 @@
 //! after it has acknowledged the change, so this module waits for them.
 
 use super::namespace::{Namespace, NamespaceError};
-use super::socket;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::policy::InterfaceName;
 pub use gybe_netfilter::routes::NextHop;
 use gybe_netfilter::routes::{RoutesError, Rtnetlink, VethEnd};
+use gybe_netfilter::sockets;
 use ipnet::IpNet;
 use nix::errno::Errno;
-use nix::poll::PollFlags;
 use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv};
 use std::borrow::Cow;
 use std::io;
@@ -178,7 +177,7 @@ fn wait(
         nix::sys::socket::socket(family, SockType::Raw, flags, SockProtocol::NetlinkRoute).map_err(failed)?;
     bind(announcements.as_raw_fd(), &NetlinkAddr::new(0, group as u32)).map_err(failed)?;
     while !is_ready()? {
-        match socket::wait(&announcements, PollFlags::POLLIN, deadline) {
+        match sockets::wait_readable(&announcements, deadline) {
             // Only the arrival counts; the rest of a longer datagram is discarded.
             Ok(()) => recv(announcements.as_raw_fd(), &mut [0], MsgFlags::empty()).map_err(failed)?,
             Err(Errno::ETIMEDOUT) => {

@@ -110,7 +110,7 @@ impl KernelPart {
 impl NftError {
     /// Reports whether the kernel has no nfnetlink: then no module has registered the socket's protocol
     /// (`netlink_create`, net/netlink/af_netlink.c, v6.18).
-    pub(crate) fn is_kernel_without(&self) -> bool {
+    pub(crate) fn is_without_nftables(&self) -> bool {
         matches!(self, Self::Socket { source: SocketError::Open { source: Errno::EPROTONOSUPPORT } })
     }
 
@@ -134,7 +134,7 @@ impl Hint for NftError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Refused { lacking: Some(part), .. } => Some(part.hint().into()),
-            _ if self.is_kernel_without() => Some(KernelPart::NF_TABLES.hint().into()),
+            _ if self.is_without_nftables() => Some(KernelPart::NF_TABLES.hint().into()),
             Self::Refused { source: Errno::EPERM, .. } | Self::List { source: Errno::EPERM, .. } => {
                 Some("it takes CAP_NET_ADMIN in the user namespace that owns this network namespace".into())
             }
@@ -167,7 +167,7 @@ mod tests {
     use crate::ruleset::{ChainName, RuleId};
 
     #[test]
-    fn f23_a_missing_module_is_told_by_what_was_refused() {
+    fn f23_a_missing_module_is_derived_from_the_refused_object() {
         let rule = Object::Rule(RuleId("a"), ChainName::NatOutput);
         let nat = Object::Chain(ChainName::NatOutput);
         let mangle = Object::Chain(ChainName::MangleOutput);

@@ -1,4 +1,4 @@
-//! The netfilter netlink socket of the library: sends a batch in one datagram and evaluates the kernel's replies.
+//! The netfilter socket: sends a batch in one datagram and evaluates the kernel's replies.
 
 use super::batch::{Batch, Object};
 use super::error::{KernelPart, NftError};
@@ -19,12 +19,12 @@ impl Connection {
     /// Sends the batch. Returns `Ok` only if the kernel acknowledged it and refused no message.
     pub(super) fn transact(&mut self, batch: &Batch) -> Result<(), NftError> {
         self.0.make_room(batch.bytes().len());
-        verdict(batch, self.0.transact(batch.bytes(), batch.last())?)
+        to_result(batch, self.0.transact(batch.bytes(), batch.last())?)
     }
 }
 
 /// Converts the outcome of a batch to a result.
-pub(crate) fn verdict(batch: &Batch, outcome: Outcome) -> Result<(), NftError> {
+pub(crate) fn to_result(batch: &Batch, outcome: Outcome) -> Result<(), NftError> {
     match outcome {
         Outcome::Done => Ok(()),
         Outcome::Unknown(source) => Err(NftError::OutcomeUnknown { source }),
@@ -87,7 +87,7 @@ mod tests {
         // One beyond the last sequence number: a refusal of an unknown message is an error too.
         for sequence in 0..=batch.last() + 1 {
             for errno in REASONS {
-                let error = verdict(&batch, Outcome::Refused(vec![refusal(sequence, errno)])).unwrap_err();
+                let error = to_result(&batch, Outcome::Refused(vec![refusal(sequence, errno)])).unwrap_err();
                 let named = matches!(&error, NftError::Refused { object, source, .. }
                     if object == batch.object(sequence) && *source == errno);
                 assert!(named, "{error:?}");
@@ -101,9 +101,9 @@ mod tests {
     }
 
     #[test]
-    fn f25_an_unknown_outcome_is_an_unsettled_error_with_a_hint() {
+    fn f25_an_unknown_outcome_is_an_error_with_a_hint() {
         for unknown in [Unknown::NotAcknowledged, Unknown::RepliesDropped, Unknown::Unreadable] {
-            let error = verdict(&batch(), Outcome::Unknown(unknown)).unwrap_err();
+            let error = to_result(&batch(), Outcome::Unknown(unknown)).unwrap_err();
             assert!(error.leaves_outcome_unknown() && error.hint().is_some(), "{error:?}");
         }
     }
@@ -111,7 +111,7 @@ mod tests {
     #[test]
     fn f25_the_error_reports_the_first_refusal_of_the_batch_and_the_number_of_the_others() {
         let all = vec![refusal(2, Errno::EOPNOTSUPP), refusal(0, Errno::ENOMEM), refusal(3, Errno::ENOENT)];
-        let error = verdict(&batch(), Outcome::Refused(all)).unwrap_err();
+        let error = to_result(&batch(), Outcome::Refused(all)).unwrap_err();
         let is_first = matches!(
             &error,
             NftError::Refused { object: Object::Transaction, source: Errno::ENOMEM, others: 2, .. }

@@ -1,7 +1,8 @@
-//! The interfaces of a namespace, and the configuration of namespaces that Gybe creates: for the probe, the demo and
-//! the validation of a pod. In a pod the runtime configures them, except for the address `::6` (see `entry`).
+//! The interfaces of a namespace and their addresses, and the configuration of namespaces that Gybe creates: for the
+//! probe, the demo and the validation of a pod. In a pod the runtime configures them, except for the address `::6` (see
+//! `entry`).
 
-use super::entry::{LINK_HEADER, LOOPBACK};
+use super::entry::{ADDRESS_HEADER, LINK_HEADER, LOOPBACK};
 use super::error::RoutesError;
 use super::rtnetlink::Rtnetlink;
 use super::uapi::*;
@@ -20,6 +21,19 @@ pub struct Link {
     pub name: String,
     /// Whether packets can pass (`IF_OPER_UP`). Never of `lo`, whose state is always unknown to the kernel.
     pub is_up: bool,
+    /// The ids of its XDP programs.
+    pub(crate) xdp_programs: Vec<u32>,
+}
+
+/// An address of an interface.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Address {
+    /// The interface's index; `lo` has 1.
+    pub index: u32,
+    /// The address.
+    pub ip: IpAddr,
+    /// The prefix length in bits.
+    pub prefix: u8,
 }
 
 /// One end of a new veth pair.
@@ -40,6 +54,14 @@ pub enum NextHop {
     Local,
 }
 
+/// The addresses of the calling thread's namespace.
+///
+/// # Errors
+/// When the kernel does not list them.
+pub fn addresses() -> Result<Vec<Address>, RoutesError> {
+    Rtnetlink::open()?.addresses()
+}
+
 /// Each change returns when the kernel has acknowledged it.
 impl Rtnetlink {
     /// The interfaces, in the kernel's order.
@@ -48,7 +70,18 @@ impl Rtnetlink {
     /// When the kernel does not list them.
     pub fn links(&mut self) -> Result<Vec<Link>, RoutesError> {
         let listed = self.request_list("interfaces", RTM_GETLINK, &[0; LINK_HEADER])?;
-        Ok(listed.iter().filter_map(|entry| parse(entry)).collect())
+        Ok(listed.iter().filter_map(|entry| parse_link(entry)).collect())
+    }
+
+    /// The addresses of all interfaces, both families, in the kernel's order. The caller depends on the order: the first
+    /// address that is neither loopback nor link-local decides which families are redirected (docs/ISTIO.md, section
+    /// 2.5).
+    ///
+    /// # Errors
+    /// When the kernel does not list them.
+    pub fn addresses(&mut self) -> Result<Vec<Address>, RoutesError> {
+        let listed = self.request_list("addresses", RTM_GETADDR, &[0; ADDRESS_HEADER])?;
+        Ok(parse_addresses(&listed))
     }
 
     /// Brings up the interface with this index.
@@ -161,12 +194,34 @@ impl Rtnetlink {
 }
 
 /// Parses `struct ifinfomsg` and its attributes.
-pub(super) fn parse(entry: &[u8]) -> Option<Link> {
+pub(super) fn parse_link(entry: &[u8]) -> Option<Link> {
     let (&[_, _, _, _, a, b, c, d, ..], rest) = entry.split_first_chunk::<LINK_HEADER>()?;
     let attributes = Attributes::of(rest);
     let name = attributes.get(IFLA_IFNAME)?.name();
     let is_up = attributes.get(IFLA_OPERSTATE).is_some_and(|state| state.value == [IF_OPER_UP]);
-    Some(Link { index: u32::from_ne_bytes([a, b, c, d]), name, is_up })
+    let xdp = Attributes::of(attributes.get(IFLA_XDP).map_or(&[], |xdp| xdp.value));
+    let ids = xdp.filter(|attribute| IFLA_XDP_PROGRAMS.contains(&attribute.kind)).filter_map(|id| id.ne32());
+    let mut xdp_programs: Vec<u32> = ids.filter(|id| *id != 0).collect();
+    xdp_programs.dedup();
+    Some(Link { index: u32::from_ne_bytes([a, b, c, d]), name, is_up, xdp_programs })
+}
+
+/// Parses the entries of a list of addresses.
+pub(crate) fn parse_addresses(entries: &[Vec<u8>]) -> Vec<Address> {
+    entries.iter().filter_map(|entry| parse_address(entry)).collect()
+}
+
+/// Parses `struct ifaddrmsg` and its attributes.
+fn parse_address(entry: &[u8]) -> Option<Address> {
+    let (&[_, prefix, _flags, _scope, index @ ..], rest) = entry.split_first_chunk::<ADDRESS_HEADER>()?;
+    let attributes = Attributes::of(rest);
+    // On a point-to-point link IFA_ADDRESS is the peer's address.
+    let own = attributes.get(IFA_LOCAL).or_else(|| attributes.get(IFA_ADDRESS))?.value;
+    let ip = match own.len() {
+        4 => IpAddr::from(<[u8; 4]>::try_from(own).ok()?),
+        _ => IpAddr::from(<[u8; 16]>::try_from(own).ok()?),
+    };
+    Some(Address { index: u32::from_ne_bytes(index), ip, prefix })
 }
 
 fn family(network: IpNet) -> u8 {

@@ -1,6 +1,6 @@
 //! The kernel's numbers for rtnetlink, under the kernel's names.
 //!
-//! From `include/uapi/linux/rtnetlink.h`, `if_link.h`, `if_addr.h`, `veth.h` and `fib_rules.h` (Linux 6.12). Only what we use.
+//! From `include/uapi/linux/rtnetlink.h`, `if.h`, `if_link.h`, `if_addr.h`, `veth.h` and `fib_rules.h` (Linux 6.12).
 
 pub(super) const RTM_NEWLINK: u16 = 16;
 pub(super) const RTM_GETLINK: u16 = 18;
@@ -23,6 +23,9 @@ pub(super) const IFLA_IFNAME: u16 = 3;
 pub(super) const IFLA_OPERSTATE: u16 = 16;
 pub(super) const IFLA_LINKINFO: u16 = 18;
 pub(super) const IFLA_NET_NS_FD: u16 = 28;
+pub(super) const IFLA_XDP: u16 = 43;
+/// `IFLA_XDP_PROG_ID`, and one for each mode (driver, generic, hardware).
+pub(super) const IFLA_XDP_PROGRAMS: std::ops::RangeInclusive<u16> = 4..=7;
 pub(super) const IFLA_INFO_KIND: u16 = 1;
 pub(super) const IFLA_INFO_DATA: u16 = 2;
 pub(super) const VETH_INFO_PEER: u16 = 1;

@@ -35,7 +35,7 @@ impl ListedEntry<'_> {
 
 impl EntryRemoval<'_> {
     /// Plans the removal from every file that is not `kept`. Links and set-aside originals are never changed.
-    pub(super) fn from_every_file_except(&self, kept: impl Fn(&FileName) -> bool, plan: &mut Plan) {
+    pub(super) fn plan_every_file_except(&self, kept: impl Fn(&FileName) -> bool, plan: &mut Plan) {
         for (name, file) in &self.observed.conf.files {
             let is_kept = file.kind == FileKind::Link || name.ends_in(ORIGINAL) || kept(name);
             let (false, Ok(bytes)) = (is_kept, &file.content) else { continue };
