@@ -6,6 +6,7 @@ use nix::errno::Errno;
 use nix::fcntl::renameat;
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
+use rustix::fs::RenameFlags;
 
 use super::ApplyError;
 use super::open_directory::{OpenDirectory, temporary_name};
