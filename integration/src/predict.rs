@@ -255,3 +255,50 @@ pub(crate) fn is_own(ip: IpAddr) -> bool {
         ["10.244.0.10", "192.168.77.1", "172.30.0.10", "fd00:10::10", "fd00:77::1", "fd00:30::10"];
     ip.is_loopback() || OWN.contains(&ip.to_string().as_str())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vectors;
+    use gybe_netfilter::compile::compile;
+    use gybe_netfilter::trace::PacketOutcome;
+
+    #[test]
+    fn trace_predicts_every_recorded_flow() {
+        let mut wrong = Vec::new();
+        for vector in vectors::all().unwrap() {
+            let rules = compile(&vector.policy);
+            for flow in &vector.flows {
+                let trace = trace_flow(&rules, flow).unwrap();
+                if !agrees_with_trace(&vector.policy, flow).unwrap() {
+                    wrong.push(format!(
+                        "{} {}: {} predicted {:?} by {:?}",
+                        vector.name, flow.id, flow.with_rules, trace.outcome, trace.decided_by
+                    ));
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{} flows:\n{}", wrong.len(), wrong.join("\n"));
+    }
+
+    #[test]
+    fn without_rules_trace_predicts_the_control_and_not_the_policy() {
+        for vector in vectors::all().unwrap() {
+            let no_rules = Ruleset { families: vector.policy.families, chains: Vec::new() };
+            let mut missed = 0;
+            for flow in &vector.flows {
+                let predicted = trace_flow(&no_rules, flow).unwrap().outcome;
+                assert_eq!(predicted, PacketOutcome::Untouched, "{} {}", vector.name, flow.id);
+                let control = Control { to: flow.to, outcome: &flow.without_rules };
+                assert!(
+                    follows(predicted, control, SideEffect::None, &flow.without_rules),
+                    "{} {}",
+                    vector.name,
+                    flow.id
+                );
+                missed += usize::from(!follows(predicted, control, SideEffect::None, &flow.with_rules));
+            }
+            assert!(missed > 0, "no flow of {} needs its rules", vector.name);
+        }
+    }
+}

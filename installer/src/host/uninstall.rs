@@ -25,7 +25,9 @@ use crate::host::pass::{Pass, PassHistory, pass};
 use crate::host::plan::Plan;
 use crate::host::problem::Problem;
 use crate::host::runtimes::Runtimes;
-use crate::host::settings::{FACTS_SOCKET, GRACE_PERIOD, KUBECONFIG, KUBECONFIG_TEMPORARY};
+use crate::host::settings::{
+    AGENT_LEADER, FACTS_SOCKET, GRACE_PERIOD, KUBECONFIG, KUBECONFIG_TEMPORARY, PROBE_LEADER,
+};
 use gybe_plugin::conf::LOG_SOCKET;
 use gybe_plugin::probe_cache::FILES;
 use nix::sys::socket::SockType;
@@ -249,6 +251,7 @@ fn grace_period(conf: &Path, now: SystemTime) -> Option<Duration> {
 
 const TOKENS: [&str; 2] = [KUBECONFIG, KUBECONFIG_TEMPORARY];
 const SOCKETS: [(&str, SockType); 2] = [(FACTS_SOCKET, SockType::Stream), (LOG_SOCKET, SockType::Datagram)];
+const LEADERS: [(&str, &str); 2] = [AGENT_LEADER, PROBE_LEADER];
 
 /// Cleans `/run/gybe`: removes a kubeconfig at once, because it holds a token, and the other files when the uninstall has
 /// `finished`, because no program can need them any more.
@@ -256,7 +259,9 @@ const SOCKETS: [(&str, SockType); 2] = [(FACTS_SOCKET, SockType::Stream), (LOG_S
 #[must_use]
 pub fn forget_run_directory(directory: &Path, finished: bool) -> Vec<(PathBuf, io::Error)> {
     let silent = SOCKETS.iter().filter(|(name, kind)| !is_served(&directory.join(name), *kind));
-    let rest = silent.map(|(name, _)| name).chain(&FILES).filter(|_| finished);
+    let gone = LEADERS.iter().filter(|(_, socket)| !is_served(&directory.join(socket), SockType::Stream));
+    let gone = gone.flat_map(|(lock, socket)| [lock, socket]);
+    let rest = silent.map(|(name, _)| name).chain(gone).chain(&FILES).filter(|_| finished);
     let names = TOKENS.iter().chain(rest);
     let removed = names.map(|name| directory.join(name)).map(|path| (fs::remove_file(&path), path));
     let failed = removed.filter_map(|(removed, path)| Some((path, removed.err()?)));

@@ -28,7 +28,7 @@ pub fn measure(rounds: usize) -> Result<Report, Failure> {
 }
 
 /// Measures from the start of the first program to the end of the last, in milliseconds.
-fn run_concurrently(contender: &Contender, size: usize) -> Result<f64, Failure> {
+pub(crate) fn run_concurrently(contender: &Contender, size: usize) -> Result<f64, Failure> {
     let (pods, start) = (pod::new_pods(size)?, Barrier::new(size));
     let runs: Vec<RunTime> = thread::scope(|scope| {
         let start = &start;

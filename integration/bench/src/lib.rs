@@ -10,6 +10,7 @@ pub mod arguments;
 pub mod concurrent_adds;
 pub mod connections;
 pub mod encoders;
+pub mod incumbent;
 pub mod instructions;
 pub mod lists;
 pub mod peak_memory;
@@ -49,6 +50,7 @@ fn measure(part: Part, arguments: &Arguments) -> Result<Report, Failure> {
         Part::Lists => lists::measure(arguments.rounds),
         Part::Encoders => encoders::measure(arguments.times),
         Part::Instructions => instructions::measure(),
+        Part::Incumbent => incumbent::measure(arguments.times, arguments.rounds),
     }?;
     print::tables(&report);
     Ok(report)

@@ -110,6 +110,14 @@ impl Contender {
         self.namespace == StartNamespace::Pod
     }
 
+    /// Istio's plugin with that call.
+    pub fn istio(name: &'static str, program: PathBuf, call: &CniCall) -> Self {
+        let environment = Environment::Cni(call.clone());
+        let stdin = call.stdin().into_bytes();
+        let command = ProgramCommand { program, arguments: Vec::new(), environment, stdin };
+        Self { name, commands: vec![command], namespace: StartNamespace::Node }
+    }
+
     /// Programs of the system that write the same rules.
     ///
     /// # Errors

@@ -101,15 +101,15 @@ fn is_executable(path: &Path) -> bool {
 mod tests {
     use super::*;
     use crate::hint::Hint;
+    use gybe_test_support::TestDir;
     use std::fs::{self, Permissions};
 
-    /// A directory with these programs and one file that is none, gone with the value.
-    struct Directory(PathBuf);
+    /// A directory with these programs and a file that is not executable.
+    struct Directory(TestDir);
 
     impl Directory {
         fn with(name: &str, programs: &[&str]) -> Self {
-            let path = std::env::temp_dir().join(format!("gybe-{name}-{}", std::process::id()));
-            fs::create_dir(&path).unwrap();
+            let path = TestDir::new(name);
             fs::write(path.join("iptables-legacy-save"), "not executable").unwrap();
             for program in programs {
                 fs::write(path.join(program), "").unwrap();
@@ -119,13 +119,7 @@ mod tests {
         }
 
         fn find(&self, variant: Variant) -> Result<Programs, IptablesError> {
-            Programs::find(variant, &["/nonexistent".into(), self.0.clone()])
-        }
-    }
-
-    impl Drop for Directory {
-        fn drop(&mut self) {
-            fs::remove_dir_all(&self.0).unwrap();
+            Programs::find(variant, &["/nonexistent".into(), self.0.path().to_owned()])
         }
     }
 
