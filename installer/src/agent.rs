@@ -45,6 +45,7 @@ use facts_socket::FactsSocket;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::LOG_SOCKET;
 use gybe_plugin::facts::wire::FactsResponse;
+use gybe_plugin::pod::PodFacts;
 use log_socket::LogSocket;
 use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;
@@ -69,9 +70,8 @@ pub trait PodLookup: Sync {
 
     fn state(&self) -> PodsState;
 
-    /// Reports whether a pod of this component is on this node, a terminating one included; none while the pods are not
-    /// known.
-    fn has_pod_of(&self, component: &IstioComponent) -> Option<bool>;
+    /// Reports whether such a pod is on this node, a terminating one included; none while the pods are not known.
+    fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool>;
 }
 
 /// The state of a [`PodLookup`].

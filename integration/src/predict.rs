@@ -111,7 +111,7 @@ impl Flow {
     fn reply_is_captured(&self, rules: &Ruleset) -> Result<bool, InterfaceNameError> {
         let first = self.packet()?;
         let through =
-            matches!(&self.without_rules, ConnectionOutcome::Answered(answer) if answer.by == "ext-peer");
+            matches!(&self.without_rules, ConnectionOutcome::Replied(answer) if answer.by == "ext-peer");
         if self.from != Location::Vm
             || !through
             || trace(rules, &first).outcome != trace::PacketOutcome::Untouched
@@ -232,7 +232,7 @@ impl Flow {
 
     fn answered_by(&self, by: String, original: Option<SocketAddr>) -> ConnectionOutcome {
         let source = self.packet().map_or(self.to.ip(), |packet| packet.source.ip());
-        ConnectionOutcome::Answered(Reply { by, original, source })
+        ConnectionOutcome::Replied(Reply { by, original, source })
     }
 
     /// Reports whether the pod forwards it.

@@ -65,7 +65,7 @@ fn without_rules_random_connections_have_their_predicted_outcome() -> Result<(),
     }
     for vector in vectors::recorded()? {
         for flow in vector.flows.iter().filter(|flow| flow.mark.is_none()) {
-            if let gybe_installer::testnet::outcome::ConnectionOutcome::Answered(answer) = &flow.without_rules
+            if let gybe_installer::testnet::outcome::ConnectionOutcome::Replied(answer) = &flow.without_rules
             {
                 let outcome = flow.outcome_without_rules().to_string();
                 assert_eq!(outcome.split(' ').next(), Some(answer.by.as_str()), "{}", flow.id);

@@ -14,7 +14,7 @@ use super::reconcile::{ReconcileConfig, ReconcileContext, Reconciler};
 use super::status::{PublishedStatus, StatusSources};
 use super::{NodeError, PodLookup, Role, SocketContext, Sockets, health, metrics};
 use crate::error::errno;
-use crate::host::settings::{Environment, Mode, STATUS_SOCKET, Settings};
+use crate::host::settings::{AGENT_LEADER, Environment, Mode, STATUS_SOCKET, Settings};
 use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;
 use serde_json::json;
@@ -88,7 +88,7 @@ impl NodeAgent<'_> {
     ) -> Result<(), NodeError> {
         let (environment, log) = (terms.environment, self.context.log);
         let started = leader::pod_start(environment.pod_directory.as_deref());
-        let candidate = Candidate::new(&environment.run, "leader", started, &environment.pod);
+        let candidate = Candidate::new(&environment.run, AGENT_LEADER, started, &environment.pod);
         let unknown = |source| NodeError::Lead { directory: environment.run.clone(), source };
         loop {
             let mut is_prepared = || self.pods.state().missing.is_none() && reconciler.has_settings();
@@ -134,7 +134,8 @@ impl NodeAgent<'_> {
             // Queries that have arrived are answered while the loop runs.
             let served = if has_stopped { sockets.join().unwrap_or(Ok(())) } else { Ok(()) };
             if !has_stopped {
-                self.context.role.set(Role::HandedOver);
+                let was_ready = health::status(&terms.sources.snapshot()).ready;
+                self.context.role.set(Role::HandedOver { was_ready });
             }
             drop(reconciling);
             let mut reconciler = turns.join().ok();

@@ -99,10 +99,9 @@ enum Followed {
 }
 
 impl Candidate {
-    /// An agent whose lock and socket are in `directory`, under `role`.
-    pub(crate) fn new(directory: &Path, role: &str, started: u64, name: &str) -> Self {
-        let path = |kind: &str| directory.join(format!("{role}.{kind}"));
-        Self { lock: path("lock"), socket: path("sock"), started, name: name.to_owned() }
+    /// An agent whose lock file and socket have these names in `directory`.
+    pub(crate) fn new(directory: &Path, (lock, socket): (&str, &str), started: u64, name: &str) -> Self {
+        Self { lock: directory.join(lock), socket: directory.join(socket), started, name: name.to_owned() }
     }
 
     /// Waits until this agent leads; returns none once `stop` is readable. While another agent leads, `waits` is called

@@ -216,11 +216,12 @@ pub(crate) fn uninstalled(root: &Path, put_back: PutBack) -> DesiredState {
     DesiredState::Uninstalled(Uninstall {
         plugin: "gybe-cni".into(),
         pinned: None,
-        programs: vec![name("gybe-cni"), name("gybe"), name("istio-cni")],
+        programs: vec![name("gybe-cni"), name("gybe")],
         retired: Vec::new(),
         last: None,
         in_grace_period: false,
-        tombstones: vec![program(root, "gybe-cni", "tombstone"), program(root, "istio-cni", "tombstone")],
+        tombstones: vec![program(root, "gybe-cni", "tombstone")],
+        stand_in: Some(program(root, "istio-cni", "tombstone").hash),
         put_back,
     })
 }

@@ -113,14 +113,14 @@ fn versions() -> Result<String, Failure> {
         let line = output.lines().next().map(str::to_owned);
         line.ok_or_else(|| Failure::from(io::Error::other(format!("{program} printed nothing"))))
     };
-    let required = include_str!("../../incumbent/go.mod").lines().map(str::split_whitespace);
-    let istio = required.filter_map(|mut words| {
+    let mut lines = include_str!("../../incumbent/go.mod").lines().map(str::split_whitespace);
+    let istio = lines.find_map(|mut words| {
         words.find(|word| *word == "istio.io/istio")?;
         words.next().filter(|version| version.starts_with('v'))
     });
     Ok([
         first_line("date", &["-u", "+%F"])?,
-        format!("istio.io/istio {}", istio.last().unwrap_or("of an unknown version")),
+        format!("istio.io/istio {}", istio.unwrap_or("of an unknown version")),
         first_line("iptables", &["--version"])?,
         first_line("nft", &["--version"])?,
     ]

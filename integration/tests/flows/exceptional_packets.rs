@@ -98,7 +98,7 @@ fn an_upstream_resolvers_answer_is_in_the_conntrack_zone_of_the_agents_query() -
                 Ok(with(rules, ChainName::ManglePrerouting, answer_to_a_known_query()?))
             })?;
             let outcome = query.connect(topology.at(Location::Pod), PATIENCE)?;
-            assert!(matches!(outcome, ConnectionOutcome::Answered(_)), "{name} {server}: {outcome}");
+            assert!(matches!(outcome, ConnectionOutcome::Replied(_)), "{name} {server}: {outcome}");
             assert_eq!(counted(&topology, "witness")?, answers_seen, "{rule} there: {there}, {server}");
         }
     }
@@ -137,7 +137,7 @@ fn a_proxys_mark_that_is_also_the_mark_of_its_connections_to_its_own_pod_is_not_
             false => without(&rules, "proxy-keeps-source"),
         })?;
         match call.connect(topology.at(Location::Pod), PATIENCE)? {
-            ConnectionOutcome::Answered(answer) => {
+            ConnectionOutcome::Replied(answer) => {
                 assert_eq!(answer.by, answers, "proxy-keeps-source there: {there}");
             }
             outcome => panic!("proxy-keeps-source there: {there}: {outcome}"),

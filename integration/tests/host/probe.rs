@@ -153,3 +153,21 @@ fn a_removed_report_is_probed_again_until_sigterm() {
     assert_eq!(watcher.child.wait().unwrap().code(), Some(0));
     assert!(watcher.lines.recv().is_err(), "no other line was logged");
 }
+
+#[test]
+fn of_two_probes_the_newer_one_writes_the_report_and_the_other_one_continues_when_it_ends() {
+    let (host, container) = (Host::without("two-probes", &[]), Container::new("two-probes"));
+    let probed = "gybe probe: probed the node";
+    let old = Watcher::start(&host, &container);
+    assert_eq!(old.next()["msg"], probed);
+    let new = Watcher::start(&host, &container);
+    assert_eq!(new.next()["msg"], "gybe probe: another probe leads on this node; waiting");
+    assert_eq!(old.next()["msg"], "gybe probe: hands over to a newer probe of this node");
+    assert_eq!(new.next()["msg"], probed);
+    fs::remove_file(host.report_path()).unwrap();
+    assert_eq!(new.next()["msg"], probed);
+    drop(new);
+    // The old one has written nothing since, and now probes.
+    let messages: Vec<_> = [old.next(), old.next()].iter().map(|line| line["msg"].clone()).collect();
+    assert_eq!(messages, ["gybe probe: another probe leads on this node; waiting", probed]);
+}

@@ -257,7 +257,7 @@ fn a_rule_that_hijacks_every_connection_makes_the_verdict_not_redirected() -> Re
     let pod = RedirectedPod::redirected_by(BackendKind::Nft)?;
     let answered_by = || -> Result<String, Failure> {
         match make(&pod.topology, pod.flow("v4.app->ext:80"), Duration::from_secs(5))? {
-            ConnectionOutcome::Answered(answer) => Ok(answer.by),
+            ConnectionOutcome::Replied(answer) => Ok(answer.by),
             other => Err(Failure::new(other.to_string())),
         }
     };

@@ -134,7 +134,7 @@ fn tried(seed: u64) -> Result<(Vec<String>, [usize; 3]), Failure> {
         let outcome = live.trace(&flow.packet()?).outcome;
         let place = match outcome {
             Outcome::Unknown | Outcome::Translated(_) => 2,
-            Outcome::Dropped | Outcome::AnswersLost => 1,
+            Outcome::Dropped | Outcome::RepliesLost => 1,
             _ => 0,
         };
         counts.iter_mut().skip(place).take(1).for_each(|count| *count += 1);

@@ -27,7 +27,7 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Failure> {
         let (traced, walked) = (trace(&rules, &packet), live.trace(&packet));
         let same = match (traced.outcome, walked.outcome) {
             // The prediction for one packet does not cover TPROXY's effect on answers of other transparent sockets.
-            (PacketOutcome::Untouched, Outcome::AnswersLost) => flow.mark.is_some() || flow.source.is_some(),
+            (PacketOutcome::Untouched, Outcome::RepliesLost) => flow.mark.is_some() || flow.source.is_some(),
             (PacketOutcome::Redirected(one), Outcome::Redirected(other))
             | (PacketOutcome::Intercepted(one), Outcome::Intercepted(other)) => one == other,
             (PacketOutcome::Dropped, Outcome::Dropped) | (PacketOutcome::Untouched, Outcome::Untouched) => {

@@ -84,7 +84,7 @@ impl RedirectedPod {
         let patience = if expected.is_some() { ANSWERED_WITHIN } else { UNANSWERED_FOR };
         let found = make(&self.topology, flow, patience)?;
         let by = match &found {
-            ConnectionOutcome::Answered(answer) => Some(answer.by.clone()),
+            ConnectionOutcome::Replied(answer) => Some(answer.by.clone()),
             // Also how a packet may be dropped: `reject`.
             ConnectionOutcome::Refused if predicted.outcome == Outcome::Dropped => None,
             ConnectionOutcome::Refused => Some("refused".to_owned()),
@@ -108,11 +108,11 @@ fn expected(flow: &Flow, predicted: &LiveTrace) -> Option<Option<String>> {
         Outcome::Redirected(port) | Outcome::Intercepted(port) => {
             flow.in_the_pod(SocketAddr::new(loopback, port.get()))
         }
-        Outcome::Dropped | Outcome::AnswersLost => return Some(None),
+        Outcome::Dropped | Outcome::RepliesLost => return Some(None),
         Outcome::Translated(_) | Outcome::Unknown => return None,
     };
     Some(match outcome {
-        ConnectionOutcome::Answered(answer) => Some(answer.by),
+        ConnectionOutcome::Replied(answer) => Some(answer.by),
         ConnectionOutcome::Refused => Some("refused".to_owned()),
         ConnectionOutcome::Timeout | ConnectionOutcome::Failed(_) => None,
     })

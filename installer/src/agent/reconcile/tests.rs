@@ -2,7 +2,7 @@
 
 mod uninstall;
 
-use super::environment::istiod_in_mesh;
+use super::environment::{has_istio_init, istiod_in_mesh};
 use super::*;
 use crate::agent::ManifestPods;
 use crate::host::apply::NodeLock;
@@ -245,6 +245,25 @@ fn whether_the_runtime_reads_a_drop_in_is_unknown_until_an_add_that_only_the_dro
             calls.record(json!({ "verb": "ADD", "decision": "leave alone" }).as_object().unwrap());
             assert_eq!(missing().is_empty(), is_known);
         });
+    }
+}
+
+#[test]
+fn a_pod_with_istio_init_is_reported_unless_its_namespace_is_excluded() {
+    let node = TestNode::new("istio-init");
+    let pods = ManifestPods::new(&node.0.join("pods"));
+    let is_reported = || has_istio_init(&pods, &node.config(GRACE_PERIOD).settings.current);
+    for (namespace, init, expected) in [
+        ("shop", "istio-validation", false),
+        ("shop", "istio-init", true),
+        ("kube-system", "istio-init", false),
+    ] {
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "namespace": namespace, "name": "cart-0", "uid": "u" },
+            "spec": { "initContainers": [{ "name": init }], "containers": [{ "name": "istio-proxy" }] },
+        });
+        fs::write(node.0.join("pods/cart.json"), pod.to_string()).unwrap();
+        assert_eq!(is_reported(), expected, "{namespace} {init}");
     }
 }
 
