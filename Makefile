@@ -56,7 +56,7 @@ test-user: ## the kernel tests as an unprivileged user in a user namespace   (ne
 	integration/as-user.sh
 
 test-crash: ## kill the installer before each of its system calls, and fail each of them   (needs: strace; some minutes)
-	cargo test --locked -p gybe-installer --test struck
+	cargo test --locked -p gybe-installer --test crash_injected
 
 # The former name.
 test-struck: test-crash
@@ -69,7 +69,7 @@ faults: ## print the tests of every fault in docs/FAULTS.md
 	@cargo run --quiet --locked -p gybe-integration --bin gybe-faults
 
 test-shared: ## tests that read the reference material in GYBE_SHARED (default ../shared)
-	cargo test --locked -p gybe-installer --test shared_injected --test shared_install
+	cargo test --locked -p gybe-installer --test shared
 
 test-cluster: ## the agent's API client against a real cluster, read-only: KUBECONFIG=FILE, GYBE_NODE=NAME for one node
 	cargo test --locked -p gybe-installer --test real_cluster

@@ -1,7 +1,8 @@
 //! The `gybe` program: arguments, output, messages and exit codes. Tests that need a network namespace are in
 //! the integration crate.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
+#![cfg(test)]
 
+use gybe_test_support::TestDir;
 use serde_json::Value;
 use std::io::Write;
 use std::process::{Command, Output, Stdio};
@@ -124,7 +125,7 @@ fn only_ipv4_is_redirected_unless_the_policy_or_a_flag_adds_ipv6() {
 fn each_pod_of_a_manifest_is_rendered_and_one_can_be_chosen() {
     let names = |arguments: &str| -> Vec<String> {
         let answer = json(arguments, &two_deployments());
-        answer.as_array().unwrap().iter().map(|one| one["name"].as_str().unwrap().to_owned()).collect()
+        answer.as_array().unwrap().iter().map(|pod| pod["name"].as_str().unwrap().to_owned()).collect()
     };
     assert_eq!(names("render --json --pod -"), ["Deployment/a", "Deployment/b"]);
     assert_eq!(names("render --json --pod - --name b"), ["Deployment/b"]);
@@ -270,17 +271,16 @@ fn completion_scripts_name_commands_and_flags() {
 
 #[test]
 fn man_writes_one_page_for_gybe_and_one_for_each_command() {
-    let directory = std::env::temp_dir().join(format!("gybe-man-{}", std::process::id()));
+    let directory = TestDir::new("man");
     let run = gybe(&["man", directory.to_str().unwrap()], "");
     assert_eq!((run.code, run.err.as_str()), (0, ""));
     let page = std::fs::read_to_string(directory.join("gybe-verify.1")).unwrap();
     assert!(page.contains(".TH") && page.contains("gybe verify \\-\\-all"), "{page}");
     let mut pages: Vec<_> =
-        std::fs::read_dir(&directory).unwrap().map(|page| page.unwrap().file_name()).collect();
+        std::fs::read_dir(directory.path()).unwrap().map(|page| page.unwrap().file_name()).collect();
     pages.sort();
     assert!(pages.contains(&"gybe.1".into()) && pages.contains(&"gybe-version.1".into()), "{pages:?}");
     assert!(!pages.iter().any(|page| page.to_string_lossy().contains("help")), "{pages:?}");
-    std::fs::remove_dir_all(directory).unwrap();
 }
 
 #[test]
@@ -321,7 +321,7 @@ fn faults_of_a_policy_file_are_named_by_line_and_column() {
 }
 
 #[test]
-fn a_manifest_that_is_not_injected_says_so_and_what_to_do() {
+fn a_manifest_that_is_not_injected_is_reported_with_a_hint() {
     let bare =
         "{kind: Deployment, metadata: {name: cart}, spec: {template: {spec: {containers: [{name: app}]}}}}";
     for line in ["render --pod -", "trace --pod - in tcp 10.0.0.1:80"] {
@@ -344,4 +344,92 @@ fn a_closed_pipe_is_not_a_failure() {
     drop(child.stdout.take());
     let Output { status, stderr, .. } = child.wait_with_output().unwrap();
     assert_eq!((status.code(), stderr.as_slice()), (Some(0), &b""[..]));
+}
+
+/// Three pods; the second has an annotation with an invalid port.
+fn three_pods() -> String {
+    let pod = |name: &str, ports: &str| {
+        format!(
+            r#"- {{kind: Pod, metadata: {{name: {name}, annotations: {{sidecar.istio.io/status: x,
+                 traffic.sidecar.istio.io/excludeInboundPorts: "{ports}"}}}},
+               spec: {{containers: [{{name: app}}, {{name: istio-proxy}}]}}}}"#
+        )
+    };
+    format!("kind: List\nitems:\n{}\n{}\n{}\n", pod("a", "80"), pod("b", "70000"), pod("c", "81"))
+}
+
+#[test]
+fn a_refused_pod_is_named_and_the_other_pods_are_rendered() {
+    let Run { code, out, err } = gybe(&words("render --pod -"), &three_pods());
+    assert_eq!((code, err.lines().count()), (2, 1), "{err}");
+    assert!(err.starts_with("gybe: cannot redirect Pod/b: ") && err.contains("70000"), "{err}");
+    let heads: Vec<&str> = out.lines().filter(|line| line.starts_with("# Pod/")).collect();
+    let [a, b, c] = heads.as_slice() else { unreachable!("{out}") };
+    assert_eq!((*a, *c), ("# Pod/a", "# Pod/c"));
+    assert!(b.starts_with("# Pod/b is refused: "), "{b}");
+    assert_eq!(out.matches("table inet gybe {").count(), 2, "{out}");
+}
+
+#[test]
+fn the_json_array_has_the_reason_of_the_refused_pod() {
+    let Run { code, out, .. } = gybe(&words("render --pod - --json"), &three_pods());
+    let pods: Vec<Value> = serde_json::from_str(&out).unwrap();
+    let redirected: Vec<bool> = pods.iter().map(|pod| pod["redirected"].as_bool().unwrap()).collect();
+    assert_eq!((code, redirected), (2, vec![true, false, true]));
+    assert!(pods.iter().any(|pod| pod["refused"].as_str().is_some_and(|why| why.contains("70000"))));
+}
+
+#[test]
+fn with_name_only_that_pod_is_rendered() {
+    let Run { code, out, err } = gybe(&words("render --pod - --name b"), &three_pods());
+    assert_eq!((code, out.as_str()), (2, ""));
+    assert!(err.starts_with("gybe: cannot redirect Pod/b: "), "{err}");
+    assert_eq!(gybe(&words("render --pod - --name c"), &three_pods()).code, 0);
+}
+
+/// A pod with a port, in the namespace `shop`.
+const POD: &str = r#"{kind: Pod, metadata: {name: cart, namespace: shop, annotations: {sidecar.istio.io/status: x}},
+    spec: {containers: [{name: app, ports: [{containerPort: 8080}]}, {name: istio-proxy}]}}"#;
+
+/// Renders [`POD`] with this configuration of the plugin; returns the exit code, and stdout and stderr together.
+fn render_with_plugin_conf(conf: &str) -> (i32, String) {
+    let directory = TestDir::new("plugin-conf");
+    let path = directory.write("plugin.conf", conf);
+    let run = gybe(&["render", "--pod", "-", "--plugin-conf", path.to_str().unwrap()], POD);
+    (run.code, run.out + &run.err)
+}
+
+#[test]
+fn plugin_conf_is_read_from_an_entry_or_from_a_whole_list() {
+    for (conf, expected) in [
+        ("{}", "inbound-excluded-port"),
+        (r#"{"type": "gybe-cni", "exclude_namespaces": ["shop"]}"#, "Pod/cart is left alone: "),
+        (r#"{"inboundDefault": "containerPorts"}"#, "dport 8080"),
+        (
+            r#"{"plugins": [{"type": "bridge"}, {"type": "gybe-cni", "exclude_namespaces": ["shop"]}]}"#,
+            "Pod/cart is left alone: ",
+        ),
+    ] {
+        let (code, output) = render_with_plugin_conf(conf);
+        assert_eq!(code, 0, "{conf}: {output}");
+        assert!(output.contains(expected), "{conf}: {output}");
+    }
+}
+
+#[test]
+fn a_file_that_is_no_configuration_of_the_plugin_is_refused() {
+    for (conf, why) in [
+        ("", "EOF"),
+        ("[]", "no entry of type gybe-cni"),
+        (r#"{"type": "bridge"}"#, "no entry of type gybe-cni"),
+        (r#"{"plugins": [{"type": "bridge"}]}"#, "no entry of type gybe-cni"),
+        (r#"{"gates": "wide"}"#, "gates"),
+    ] {
+        let (code, output) = render_with_plugin_conf(conf);
+        assert_eq!(code, 2, "{conf}: {output}");
+        assert!(
+            output.starts_with("gybe: cannot use the plugin's configuration ") && output.contains(why),
+            "{output}"
+        );
+    }
 }

@@ -11,8 +11,6 @@
 mod objects;
 #[path = "deployment/pod.rs"]
 mod pod;
-#[path = "deployment/rights.rs"]
-mod rights;
 #[path = "deployment/settings.rs"]
 mod settings;
 
@@ -54,7 +52,7 @@ fn the_assertions_about_the_base_hold_on_every_platform() {
         println!("{platform}");
         let objects = built(platform);
         objects.assert_all_fields_known();
-        rights::assert_read_only(&objects);
+        pod::assert_rights_to_read_only(&objects);
         pod::assert_confined(&objects);
         pod::assert_consistent(&objects);
         settings::assert_accepted(&objects);

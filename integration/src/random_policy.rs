@@ -13,7 +13,7 @@ use std::collections::BTreeSet;
 
 /// Ports and ranges. None begins or ends among the source ports of connections (20000 to 61000), so that the
 /// source port of a connection does not matter.
-const PORTS: [&str; 21] = [
+pub const PORTS: [&str; 21] = [
     "80",
     "53",
     "8080",
@@ -37,7 +37,7 @@ const PORTS: [&str; 21] = [
     "4000-5000",
 ];
 
-const NETWORKS: [&str; 32] = [
+pub const NETWORKS: [&str; 32] = [
     "10.0.0.0/8",
     "10.1.0.0/16",
     "10.1.2.3/32",
@@ -72,7 +72,7 @@ const NETWORKS: [&str; 32] = [
     "::/1",
 ];
 
-const SERVERS: [&str; 7] = [
+pub const SERVERS: [&str; 7] = [
     "10.96.0.10/32",
     "8.8.8.8/32",
     "127.0.0.1/32",
@@ -82,9 +82,9 @@ const SERVERS: [&str; 7] = [
     "::1/128",
 ];
 
-const INTERFACES: [&str; 5] = ["eth1", "net1", "eth0", "lo", "veth9"];
-const UIDS: [u32; 6] = [1337, 0, 1000, 3, 2000, 65534];
-const GIDS: [u32; 6] = [1337, 1000, 4401, 2, 0, 65534];
+pub const INTERFACES: [&str; 5] = ["eth1", "net1", "eth0", "lo", "veth9"];
+pub const UIDS: [u32; 6] = [1337, 0, 1000, 3, 2000, 65534];
+pub const GIDS: [u32; 6] = [1337, 1000, 4401, 2, 0, 65534];
 
 /// Any policy; it shrinks towards Istio's defaults.
 pub fn policies() -> impl Strategy<Value = RedirectPolicy> {

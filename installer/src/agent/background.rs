@@ -1,5 +1,5 @@
-//! The threads of an agent that keeps its node, besides those of its sockets: the reconcile loop, HTTP, and the queries about
-//! our own node and DaemonSet. They start before the sockets are served, and end after.
+//! The agent's threads besides those of its sockets: the reconcile loop, HTTP, and the queries about our own node and
+//! DaemonSet. They start before the sockets are served, and end after. An agent that only serves queries has none of them.
 
 use super::cluster::DaemonSetState;
 use super::daemonset::DaemonSet;
@@ -41,8 +41,8 @@ impl BackgroundTasks<'_> {
         let wait = |what| move |why: std::io::Error| NodeError::Wait { what, source: errno(&why) };
         let (stop, running) = pipe().map_err(wait("the end"))?;
         let (published, label) = (PublishedStatus::default(), NodeLabel::default());
-        let ground = config.settings.environment().clone();
-        let daemonset = DaemonSet::new(self.home.as_ref(), &ground.namespace);
+        let environment = config.settings.environment().clone();
+        let daemonset = DaemonSet::new(self.home.as_ref(), &environment.namespace);
         let (end_http, http_ends) = oneshot::channel();
         let context = ReconcileContext {
             pods: self.pods,
@@ -58,7 +58,7 @@ impl BackgroundTasks<'_> {
             let reconciling = scope.spawn(|| reconciler.run(stop.as_fd()));
             let observing = scope.spawn(|| daemonset.observe(stop.as_fd()));
             scope.spawn(|| self.follow_label(&label, &stop));
-            scope.spawn(|| self.serve_http(&ground, &sources, http_ends));
+            scope.spawn(|| self.serve_http(&environment, &sources, http_ends));
             let served = serving(&|| health::status(&sources.snapshot()));
             // Wakes the threads that poll the other end.
             drop(running);
@@ -76,21 +76,22 @@ impl BackgroundTasks<'_> {
         }
     }
 
-    fn serve_http(&self, ground: &Environment, sources: &StatusSources<'_>, end: oneshot::Receiver<()>) {
+    fn serve_http(&self, environment: &Environment, sources: &StatusSources<'_>, end: oneshot::Receiver<()>) {
         let health = |path: &str| health::page(path, &sources.snapshot()).unwrap_or_else(Page::not_found);
         let metrics = |path: &str| match path {
             "/metrics" => Page::metrics(metrics::text(&sources.snapshot())),
             _ => Page::not_found(),
         };
-        let health = ground.health.map(|listen| http::Server { listen, page: &health, name: "health" });
-        let metrics = ground.metrics.map(|listen| http::Server { listen, page: &metrics, name: "metrics" });
+        let health = environment.health.map(|listen| http::Server { listen, page: &health, name: "health" });
+        let metrics =
+            environment.metrics.map(|listen| http::Server { listen, page: &metrics, name: "metrics" });
         let servers: Vec<http::Server<'_>> = health.into_iter().chain(metrics).collect();
         if let Err(why) = http::serve(&servers, end, self.log) {
             self.log.error("gybe node: nothing is served over HTTP", json!({ "why": why.to_string() }));
         }
     }
 
-    /// Leaves the node as it is, unless the setting says to uninstall with our DaemonSet, and the DaemonSet is gone.
+    /// Uninstalls if `leave_when_daemonset_gone` is set and the DaemonSet is gone.
     fn uninstall_without_daemonset(&self, mut reconciler: Reconciler<'_>, daemonset: &DaemonSet<'_>) {
         let is_configured = reconciler.settings().options.leave_when_daemonset_gone;
         let Some(state) = is_configured.then(|| daemonset.state()).flatten() else { return };

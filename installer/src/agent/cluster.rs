@@ -6,8 +6,8 @@
 //!                                                                 └─ queries: our node, our DaemonSet, a pod for the plugin
 //! ```
 //!
-//! Only reads, and never more than this node's pods. The watch and the lookups run on one thread with a runtime of its own;
-//! the callers are plain threads.
+//! Every request is a GET, and lists contain only this node's pods. The watch and the lookups run on one thread, which has a
+//! tokio runtime; the callers are threads without one.
 
 mod access;
 mod client;

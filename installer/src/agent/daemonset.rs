@@ -1,5 +1,5 @@
-//! Whether our DaemonSet exists. Its absence counts only if this process has seen it before: an operator may have installed it
-//! under another name, and then every query reports it absent.
+//! Whether our DaemonSet exists. Its absence counts only if this process has observed it before: an operator may have
+//! installed it under another name, and then every query reports it absent.
 
 use super::node_label::ClusterNode;
 use crate::agent::cluster::{DaemonSetState, daemonset_state};
@@ -15,17 +15,17 @@ const TIMEOUT: Duration = Duration::from_secs(3);
 /// The time between two queries while the API server does not respond, in milliseconds.
 const RETRY_INTERVAL_MS: u16 = 60_000;
 
-/// Our DaemonSet, and whether this process has seen it.
+/// Our DaemonSet, and whether this process has observed it.
 #[derive(Debug)]
 pub(super) struct DaemonSet<'a> {
     node: Option<&'a ClusterNode>,
     namespace: String,
-    was_seen: AtomicBool,
+    was_present: AtomicBool,
 }
 
 impl<'a> DaemonSet<'a> {
     pub(super) fn new(node: Option<&'a ClusterNode>, namespace: &str) -> Self {
-        Self { node, namespace: namespace.to_owned(), was_seen: AtomicBool::new(false) }
+        Self { node, namespace: namespace.to_owned(), was_present: AtomicBool::new(false) }
     }
 
     /// Queries until the API server has responded, or `stop` is readable. A refused query is repeated too: an operator may grant the permission later.
@@ -41,7 +41,7 @@ impl<'a> DaemonSet<'a> {
     /// Returns its state now; none without a cluster.
     pub(super) fn state(&self) -> Option<DaemonSetState> {
         let state = self.query()?;
-        if state == DaemonSetState::Absent && !self.was_seen.load(Ordering::Acquire) {
+        if state == DaemonSetState::Absent && !self.was_present.load(Ordering::Acquire) {
             let why = format!("{NAME} was absent during the agent's whole run; it may have another name");
             return Some(DaemonSetState::Unknown(why));
         }
@@ -52,7 +52,7 @@ impl<'a> DaemonSet<'a> {
         let until = Instant::now() + TIMEOUT;
         let state = daemonset_state(&self.node?.cluster, &self.namespace, NAME, until);
         if state == DaemonSetState::Present {
-            self.was_seen.store(true, Ordering::Release);
+            self.was_present.store(true, Ordering::Release);
         }
         Some(state)
     }

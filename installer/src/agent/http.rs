@@ -21,14 +21,14 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 
-/// The number of connections of each server. One more drops the oldest: a request is answered in no time, and idle
-/// connections must not delay the kubelet's probes.
+/// The number of connections of each server. A further one drops the oldest, which is most likely idle: a request takes little
+/// time, and idle connections must not delay the kubelet's probes.
 const MAX_CONNECTIONS: usize = 16;
 /// The deadline of a connection.
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// hyper's smallest buffer: a request has two lines.
 const MAX_REQUEST: usize = 8192;
-/// Connections that wait while all others are answered.
+/// The number of connections that the kernel queues until they are accepted.
 const BACKLOG: u32 = 128;
 /// The time between two attempts to bind a port that another process has.
 const BIND_RETRY: Duration = Duration::from_secs(5);
@@ -134,7 +134,7 @@ async fn bind(server: Server<'_>, log: &Log) -> TcpListener {
     }
 }
 
-/// Binds as `TcpListener::bind` does, but `[::]` accepts IPv4 whatever `net.ipv6.bindv6only` says (ipv6(7)): the kubelet
+/// Binds as `TcpListener::bind` does, but `[::]` accepts IPv4 for any value of `net.ipv6.bindv6only` (ipv6(7)): the kubelet
 /// connects to the node's address, of either family.
 fn listener(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = match address {
@@ -164,7 +164,7 @@ async fn respond(stream: TcpStream, server: Server<'_>) {
         .keep_alive(false)
         .max_buf_size(MAX_REQUEST)
         .serve_connection(TokioIo::new(stream), service);
-    // A client that closed the connection needs no report.
+    // An error means that the client closed the connection, which is not logged.
     let _ = tokio::time::timeout(TIMEOUT, served).await;
 }
 

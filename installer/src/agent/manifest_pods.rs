@@ -67,7 +67,7 @@ impl ManifestPods {
         if let Some(facts) = found.find(|facts| matches(facts, pod)).or(first) {
             return FactsResponse::Pod(Box::new(facts.clone()));
         }
-        // The file that cannot be read may be this pod's.
+        // A file with the pod's name that cannot be read is most likely this pod's.
         let own =
             files.iter().find(|(path, _)| path.file_stem().is_some_and(|stem| stem == pod.name.as_str()));
         match own {

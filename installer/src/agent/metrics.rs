@@ -43,7 +43,7 @@ fn process(agent: &AgentSnapshot, out: &mut Exposition) {
 }
 
 /// `istio_cni_repair_pods_repaired_total`, `nodeagent_reconcile_events_total` and `ztunnel_connected`
-/// are left out: there is no repair and no ambient mode, and a 0 would claim that there is.
+/// are left out: Gybe has neither repair nor ambient mode, and a value of 0 would suggest that it has.
 fn incumbent(agent: &AgentSnapshot, out: &mut Exposition) {
     let counts = &agent.status.counts;
     out.family("istio_cni_installs_total", Kind::Counter, "Passes of the installer by their result.");
@@ -59,7 +59,7 @@ fn incumbent(agent: &AgentSnapshot, out: &mut Exposition) {
     out.family(
         "istio_cni_install_ready",
         Kind::Gauge,
-        "Whether the node is in its desired state, with our entry in the chain.",
+        "Whether the node is in its desired state, with the entry of gybe-cni in the chain.",
     );
     out.sample(&[], u64::from(is_ready));
     out.family("istio_cni_plugin_requests_total", Kind::Counter, "Queries of the plugin by their response.");
@@ -71,7 +71,11 @@ fn incumbent(agent: &AgentSnapshot, out: &mut Exposition) {
 fn node(status: &Status, out: &mut Exposition) {
     let report = &status.report;
     let is_left = matches!(report.phase, Phase::Uninstalled { .. });
-    out.family("gybe_left", Kind::Gauge, "Whether our entry is out of the chain, as mode: leave says.");
+    out.family(
+        "gybe_left",
+        Kind::Gauge,
+        "Whether the entry of gybe-cni is out of the chain, as mode: leave requests.",
+    );
     out.sample(&[], u64::from(is_left));
     out.family("gybe_settings_followed", Kind::Gauge, "Whether the current ConfigMap is in use.");
     out.sample(&[], u64::from(report.settings_error.is_none()));
@@ -103,10 +107,12 @@ fn repairs(status: &Status, out: &mut Exposition) {
     for (names, help, count) in [
         (
             ["gybe_foreign_rewrites_total", "gybe_undone_total"],
-            "Foreign rewrites that undid it, as far as they were seen.",
+            "Observed foreign rewrites of the entry or of a program.",
             (|it| it.rewrites.rewrites) as fn(RepairCounts) -> u64,
         ),
-        (["gybe_repairs_total", "gybe_healed_total"], "Passes that repaired it.", |it| it.rewrites.repairs),
+        (["gybe_repairs_total", "gybe_healed_total"], "Passes that repaired the entry or a program.", |it| {
+            it.rewrites.repairs
+        }),
         (
             ["gybe_conflicts_total", "gybe_fights_total"],
             "Conflicts: more than five foreign rewrites in a minute.",
@@ -126,7 +132,7 @@ fn repairs(status: &Status, out: &mut Exposition) {
     family(
         ["gybe_conflict", "gybe_fight"],
         Kind::Gauge,
-        "Whether there is a conflict over it.",
+        "Whether there is a conflict over the entry or a program.",
         &|directory| u64::from(status.report.conflicts.of(directory).is_some()).to_string(),
     );
 }
@@ -174,7 +180,7 @@ fn backend(backend: Option<&NodeBackend>, out: &mut Exposition) {
     for kind in BackendKind::ALL {
         out.sample(&[("backend", kind.name())], u64::from(writes == Some(kind)));
     }
-    out.family("gybe_probe_usable", Kind::Gauge, "Whether the probe found that it works.");
+    out.family("gybe_probe_usable", Kind::Gauge, "Whether the probe found that the backend works.");
     let works = backend.is_some_and(|backend| matches!(backend.verdict, Verdict::Works(_)));
     out.sample(&[], u64::from(works));
 }

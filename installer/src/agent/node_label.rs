@@ -10,7 +10,7 @@ use std::os::fd::BorrowedFd;
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// An operator sets a label and looks a minute later. Milliseconds.
+/// The time between two queries in milliseconds: an operator who sets a label expects an effect within about a minute.
 const MINUTE: u16 = 60_000;
 /// The deadline of a query; the end of the agent is delayed by no more than it.
 const TIMEOUT: Duration = Duration::from_secs(3);

@@ -1,6 +1,6 @@
 //! The loop of `gybe probe --watch`, which keeps the probe's report up to date: it probes at the start, and again when the report
 //! was removed, has findings that do not work, or is another kernel's. The plugin removes the report on the first "not
-//! supported"; this loop sees that at once, so that the next ADD finds a new one.
+//! supported"; this loop notices that at once, so that the next ADD finds a new one.
 
 mod schedule;
 
@@ -21,7 +21,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How often changes without an event are looked for: which runtime runs, and its configuration.
+/// How often the loop checks what causes no event: which runtimes run, and their configuration.
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Returns a backend that has not been probed.
@@ -67,18 +67,18 @@ pub(crate) fn watch(report: &ProbeReport, stop: &SignalFd, log: &Log) {
 fn report_runtimes(known: &mut Vec<RuntimeProcess>, log: &Log) {
     let root = Path::new("/");
     let conf = Platform::of_host(root).node_directories(root).conf;
-    let mut seen = running(root, &conf, DropInCheck::Skip);
+    let mut now_running = running(root, &conf, DropInCheck::Skip);
     let same =
         |one: &RuntimeProcess, other: &RuntimeProcess| (&one.name, one.pid) == (&other.name, other.pid);
-    if seen.iter().any(|one| !known.iter().any(|other| same(one, other))) {
-        seen = running(root, &conf, DropInCheck::Read);
+    if now_running.iter().any(|one| !known.iter().any(|other| same(one, other))) {
+        now_running = running(root, &conf, DropInCheck::Read);
     } else {
-        for one in &mut seen {
+        for one in &mut now_running {
             one.drop_ins = known.iter().find(|other| same(one, other)).and_then(|other| other.drop_ins);
         }
     }
-    known.clone_from(&seen);
-    if let Err(why) = RuntimeReport::of(root, &seen).keep_in(Path::new(DIRECTORY)) {
+    known.clone_from(&now_running);
+    if let Err(why) = RuntimeReport::of(root, &now_running).keep_in(Path::new(DIRECTORY)) {
         let fields = json!({ "why": why.to_string() });
         log.warn("gybe probe: the report about the runtimes cannot be stored in /run/gybe", fields);
     }

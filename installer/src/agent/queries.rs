@@ -6,7 +6,7 @@ use gybe_plugin::facts::wire::FactsResponse;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-/// A [`PodLookup`] that counts the responses of another.
+/// A [`PodLookup`] that passes queries to another one and counts the responses.
 pub(crate) struct CountedPods<'a> {
     pods: &'a dyn PodLookup,
     known: AtomicU64,
@@ -19,7 +19,8 @@ impl<'a> CountedPods<'a> {
         Self { pods, known: AtomicU64::new(0), unknown: AtomicU64::new(0), faults: AtomicU64::new(0) }
     }
 
-    /// Returns the counts by the HTTP status of such a response, as the incumbent counts its plugin's requests.
+    /// Returns the number of responses of each kind, by the HTTP status with which the incumbent's agent would respond: 200 a
+    /// pod, 404 unknown, 503 an error.
     pub(crate) fn counts(&self) -> [(u16, u64); 3] {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         [(200, count(&self.known)), (404, count(&self.unknown)), (503, count(&self.faults))]

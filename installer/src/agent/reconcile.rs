@@ -53,9 +53,10 @@ pub struct ReconcileConfig {
     pub image: Image,
     /// The file with the probe's report.
     pub probe: ProbeCache,
-    /// How long after the start nothing is chained without the probe's report about the runtimes.
+    /// How long after the start the loop waits for the probe's report about the runtimes before it writes an entry.
     pub report_wait: Duration,
-    /// How long the plugin outlives the conf on uninstall; [`crate::host::settings::GRACE_PERIOD`] except in tests.
+    /// How long the plugin stays after an uninstall has removed its entry; [`crate::host::settings::GRACE_PERIOD`] except in
+    /// tests.
     pub grace_period: Duration,
 }
 
@@ -140,7 +141,7 @@ impl<'a> Reconciler<'a> {
     /// Takes one turn, and publishes its report. `woken` is when it began.
     fn turn(&mut self, woken: Instant) -> NextTurn {
         self.settings.refresh(&self.log);
-        while self.watch.turn_to(watched_directories(&self.settings.current)) {
+        while self.watch.set_paths(watched_directories(&self.settings.current)) {
             // The directories depend on the settings; a change before the new watch was set up causes no event.
             self.settings.refresh(&self.log);
         }
@@ -270,7 +271,7 @@ impl<'a> Reconciler<'a> {
         }
         let why = match kubeconfig.validity {
             Validity::Unlimited | Validity::For(_) => None,
-            Validity::EndsSoon(_) => Some("the token in the kubeconfig ends soon, and no newer one has come"),
+            Validity::EndsSoon(_) => Some("the token in the kubeconfig expires soon"),
             Validity::Expired => Some("the token in the kubeconfig has expired"),
         };
         let hint = "the kubelet renews it: look at its log, and at the clocks of node and API server";

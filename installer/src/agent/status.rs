@@ -26,7 +26,7 @@ pub(crate) struct TurnReport {
     pub(crate) missing: Vec<String>,
     /// Notes for operators; they do not prevent a pod's redirection.
     pub(crate) notes: Vec<String>,
-    /// A directory that is mounted here and was deleted on the host, in a sentence.
+    /// A directory that is mounted in this container and was deleted on the host, in a sentence.
     pub(crate) deleted_directory: Option<String>,
     /// Why the ConfigMap is invalid, while the previous settings stay in use.
     pub(crate) settings_error: Option<String>,
@@ -66,7 +66,7 @@ pub(crate) enum Phase {
     /// The first pass has not ended.
     #[default]
     Starting,
-    /// Our entry is to be installed.
+    /// The settings request an installation; `missing` names what is not installed yet.
     Installed,
     Uninstalling,
     /// Our entry is removed; the programs that stay are for existing sandboxes.
@@ -104,7 +104,7 @@ pub(crate) struct Counts {
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub(crate) struct RepairCounts {
     pub(crate) rewrites: RewriteCounts,
-    /// The time from the wake-up to the repair, of all repairs together.
+    /// The sum of all repairs' times, each from the wake-up to the repair.
     pub(crate) time: Duration,
     pub(crate) longest: Duration,
     pub(crate) conflicts: u64,
@@ -143,8 +143,8 @@ impl Status {
         }
     }
 
-    /// Returns what differs from the desired state. Omits differences shorter than `MOMENT`, except in a conflict: there they
-    /// follow each other, and pods start during them.
+    /// Returns what differs from the desired state. Omits differences shorter than `MOMENT`, except in a conflict: its
+    /// differences follow each other, and pods start while they last.
     pub(crate) fn missing(&self) -> &[String] {
         let is_conflict = self.report.conflicts != PerDirectory::default();
         let is_momentary = !is_conflict && self.missing_since.is_some_and(|since| since.elapsed() < MOMENT);
@@ -216,14 +216,14 @@ impl AgentSnapshot {
         (self.idle > HUNG_AFTER).then(|| format!("the loop has ended no turn for {} s", self.idle.as_secs()))
     }
 
-    /// Returns why only a restart of the container helps: the loop hangs, or a directory that is mounted here was deleted
+    /// Returns why only a restart of the container helps: the loop hangs, or a mounted directory was deleted
     /// or renamed on the host (F13; a mount follows an inode, not a path), or neither socket can be created.
     pub(crate) fn needs_restart(&self) -> Option<String> {
         self.hung().or_else(|| self.status.report.deleted_directory.clone()).or_else(|| self.no_socket())
     }
 
-    /// Returns why neither socket can be created: their directory is gone from here. What blocks only one of them would
-    /// block it after a restart too, and the restart would interrupt the other one.
+    /// Returns why neither socket can be created: their directory no longer exists in this container. An obstacle for only one
+    /// of them would remain after a restart, and the restart would interrupt the other one.
     fn no_socket(&self) -> Option<String> {
         match self.socket_problems.as_slice() {
             [why, _, ..] => Some(why.clone()),
@@ -238,13 +238,13 @@ impl AgentSnapshot {
             Phase::Starting if self.status.turned.is_none() => {
                 Some("the first pass has not ended".to_owned())
             }
-            // The reason why there has been no pass is among what is missing.
+            // `missing` contains the reason why there has been no pass.
             Phase::Installed | Phase::Starting => None,
             Phase::Uninstalling => Some("uninstalling".to_owned()),
             Phase::Uninstalled { .. } => Some("uninstalled, as the ConfigMap's mode requests".to_owned()),
         };
         let backend = match report.backend.as_ref().map(|backend| &backend.verdict) {
-            // None before the first pass.
+            // Before the first pass there is no verdict.
             Some(Verdict::Works(_)) | None => None,
             Some(Verdict::Fails(why)) => Some(why.to_string()),
             Some(Verdict::Unknown) => {
@@ -272,8 +272,10 @@ mod tests {
         status.update(TurnReport::default(), now);
         status.update(missing(), now);
         assert!(status.missing().is_empty(), "a single rewrite");
-        let conflicts =
-            PerDirectory { conf: Some("our entry is undone again and again".to_owned()), programs: None };
+        let conflicts = PerDirectory {
+            conf: Some("the entry of gybe-cni is undone again and again".to_owned()),
+            programs: None,
+        };
         status.update(TurnReport { conflicts: conflicts.clone(), ..missing() }, now);
         assert_eq!(status.missing(), missing().missing);
         status.update(TurnReport { conflicts, ..TurnReport::default() }, now);

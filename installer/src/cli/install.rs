@@ -20,7 +20,7 @@ use std::path::PathBuf;
 ///
 /// Makes one pass, as the node agent does. Every setting has the name and the meaning of the ConfigMap's key.
 /// The programs are taken from the directory of this program. A running node agent keeps its own settings and
-/// rewrites the node by them. Exit code 0: the node is as configured. 1: a problem prevents it, and is
+/// changes the node back to them. Exit code 0: the node is as configured. 1: a problem prevents it, and is
 /// printed. Running it again changes nothing.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&[
@@ -66,24 +66,24 @@ struct SettingsArg {
     #[arg(long, value_name = "GATES")]
     gates: Option<String>,
     /// What happens to a pod's IPv6: auto, redirect, leave or reject
-    #[arg(long, value_name = "WORD")]
+    #[arg(long, value_name = "VALUE")]
     ipv6: Option<String>,
     /// The inbound ports to capture if the pod names none: all or containerPorts
-    #[arg(long, value_name = "WORD")]
+    #[arg(long, value_name = "VALUE")]
     inbound_default: Option<String>,
     /// The largest number of port ranges, networks or interfaces in one annotation
     #[arg(long, value_name = "NUMBER")]
     max_intervals: Option<String>,
     /// When to replace an istio-cni entry: wait (until its agent has ended) or now
-    #[arg(long, value_name = "WORD")]
+    #[arg(long, value_name = "VALUE")]
     take_over: Option<String>,
     /// confirmed: accept the program directory although it is unknown whether the runtime looks there for plugins
     /// [default: check]
-    #[arg(long, value_name = "WORD")]
+    #[arg(long, value_name = "VALUE")]
     plugin_dir: Option<String>,
     #[arg(long, value_name = "LIST", help = format!("Further names for gybe on the host: a comma-separated list of {}", OTHER_NAMES.join(", ")))]
     also_as: Option<String>,
-    /// Let the plugin read manifests from this directory instead of asking the agent
+    /// Let the plugin read manifests from this directory instead of querying the agent
     #[arg(long, value_name = "DIR")]
     pods_from: Option<PathBuf>,
     /// The namespace of the node agent
@@ -143,19 +143,19 @@ impl InstallArgs {
         settings.environment.directories = self.directories.node_directories();
         settings.environment.istio_run = self.directories.root().join("var/run/istio-cni");
         let image = image(self.from.clone())?;
-        let wanted = install::desired(&settings, &image, found().as_ref());
-        let wanted = wanted.map_err(|why| CommandError::because("cannot install", why))?;
-        self.perform(&settings, &wanted)
+        let desired = install::desired(&settings, &image, last_probe().as_ref());
+        let desired = desired.map_err(|why| CommandError::because("cannot install", why))?;
+        self.perform(&settings, &desired)
     }
 
-    fn perform(&self, settings: &Settings, wanted: &DesiredState) -> Result<CommandOutput, CommandError> {
-        let places = &settings.environment.directories;
+    fn perform(&self, settings: &Settings, desired: &DesiredState) -> Result<CommandOutput, CommandError> {
+        let directories = &settings.environment.directories;
         let notes = settings.notes.iter().map(|note| format!("note: {note}")).collect::<Vec<_>>();
-        let runtimes = runtimes_of(self.directories.root(), places);
+        let runtimes = runtimes_of(self.directories.root(), directories);
         if self.dry_run {
-            return Ok(pass::planned(&install::planned(places, wanted, runtimes)).with_notes(notes));
+            return Ok(pass::planned(&install::planned(directories, desired, runtimes)).with_notes(notes));
         }
-        let pass = install::settle(places, wanted, &runtimes)
+        let pass = install::settle(directories, desired, &runtimes)
             .map_err(|why| CommandError::hinted("cannot install", why))?;
         let is_done = pass.left.is_done() && pass.applied.failed.is_empty();
         let (last, exit) = match is_done {
@@ -176,8 +176,8 @@ pub(super) fn image(from: Option<PathBuf>) -> Result<Image, CommandError> {
     Image::read(&directory).map_err(|why| CommandError::because("cannot install", why).with_hint(hint()))
 }
 
-/// Returns the kept findings of the last probe of this node.
-fn found() -> Option<NodeProbe> {
+/// Returns the findings of the last probe of this node, if they are still cached.
+fn last_probe() -> Option<NodeProbe> {
     let capabilities = ProbeCache::default().load()?;
     Some(NodeProbe { kernel: this_node().ok()?.kernel, capabilities })
 }

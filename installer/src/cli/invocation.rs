@@ -60,7 +60,7 @@ pub(super) fn read(args: impl IntoIterator<Item = OsString>) -> (CalledAs, Vec<O
         return (CalledAs::Gybe, as_init(program, rest));
     }
     let rest = match first.and_then(OsStr::to_str) {
-        Some(command @ ("init" | "validate")) if asks_for_help(&rest) => {
+        Some(command @ ("init" | "validate")) if requests_help(&rest) => {
             vec![command.into(), "--help".into()]
         }
         _ => rest,
@@ -74,12 +74,12 @@ fn is_istio_iptables(word: Option<&OsStr>) -> bool {
 
 /// clap leaves everything after `init` and `validate` to the parser of `istio-iptables`' flags, which has no
 /// help: a request for help replaces the other arguments.
-fn asks_for_help(args: &[OsString]) -> bool {
+fn requests_help(args: &[OsString]) -> bool {
     args.iter().any(|arg| arg == "--help" || arg == "-h")
 }
 
 fn as_init(program: OsString, rest: Vec<OsString>) -> Vec<OsString> {
-    if asks_for_help(&rest) {
+    if requests_help(&rest) {
         return vec![program, "init".into(), "--help".into()];
     }
     [program, "init".into()].into_iter().chain(rest).collect()

@@ -38,7 +38,7 @@ impl NetnsArg {
         if namespace.netns.is_same_as(&here) {
             return refuse("the network namespace gybe itself runs in");
         }
-        // Not readable: another user's process 1, whose namespace this user cannot enter either.
+        // If it is not readable, process 1 belongs to another user, and this user cannot enter its namespace either.
         if Netns::open(Path::new(OF_PROCESS_1)).is_ok_and(|first| namespace.netns.is_same_as(&first)) {
             return refuse("the network namespace of process 1, which is the node's");
         }

@@ -87,7 +87,7 @@ impl CommandError {
     }
 }
 
-/// All layers in one line: the CLI joins them here and nowhere else.
+/// All layers in one line. Only this function joins them.
 impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.what)?;

@@ -43,7 +43,7 @@ pub(super) struct PacketArgs {
     /// Group id of that process (out only) [default: the user id]
     #[arg(long, value_name = "ID")]
     gid: Option<u32>,
-    /// The interface it arrives on or leaves by [default: eth0; lo for the pod's own addresses]
+    /// The interface on which the packet arrives or leaves [default: eth0; lo for the pod's own addresses]
     #[arg(long, value_name = "NAME", value_parser = InterfaceName::parse)]
     iface: Option<InterfaceName>,
     /// An address of the pod; connections to it stay inside the pod [repeatable; default: those of --netns]
@@ -54,7 +54,7 @@ pub(super) struct PacketArgs {
     mark: u32,
 }
 
-/// A port of the ephemeral range. Only the DNS rules look at a client's port.
+/// A port of the ephemeral range. Only the DNS rules test a client's port.
 const DEFAULT_SOURCE_PORT: u16 = 40_000;
 
 impl PacketArgs {

@@ -18,10 +18,10 @@ use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
 
-/// The flags that say where the node's pods and their manifests are.
+/// The flags that name the directories of the node's pods and of their manifests.
 #[derive(Debug, Args)]
 pub(super) struct OnNodeArgs {
-    /// Also read what a pod should have from the manifests in this directory, NAMESPACE/NAME.json
+    /// Also take the policies of pods from the manifests in this directory, NAMESPACE/NAME.json
     #[arg(long, value_name = "DIR", conflicts_with = "netns")]
     facts: Option<PathBuf>,
     #[command(flatten)]
@@ -82,8 +82,8 @@ impl OnNodeArgs {
     /// Uses the configuration of the node's own entry unless the operator named another one.
     fn sources(&self, conf: Option<PluginConf>) -> PolicySources {
         let of_node = || {
-            let places = self.directories.node_directories();
-            OurEntries::find(&observe(&places, &ObserveScope::default(), &mut HashCache::default()).conf)
+            let directories = self.directories.node_directories();
+            OurEntries::find(&observe(&directories, &ObserveScope::default(), &mut HashCache::default()).conf)
                 .plugin_conf()
         };
         let mut conf = conf.or_else(of_node).unwrap_or_default();

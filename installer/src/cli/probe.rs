@@ -21,8 +21,8 @@ use std::path::{Path, PathBuf};
 
 /// Try every backend on this node, and print which one writes the rules of its pods
 ///
-/// Each backend writes each kind of policy into a temporary network namespace, reads it back, and connections
-/// test it. The findings are kept in /run/gybe/probe.json until the next boot. Exit code 0: a backend works.
+/// Each backend writes each kind of policy into a temporary network namespace and reads it back; then connections
+/// test the rules. The findings are kept in /run/gybe/probe.json until the next boot. Exit code 0: a backend works.
 /// 1: none works, or not the one that --backend names. 2: the command failed. iptables-legacy is tried only
 /// if its kernel modules are loaded.
 ///

@@ -41,7 +41,7 @@ pub(super) fn examples(lines: &[&str]) -> StyledStr {
     format!("{}{lines}", heading("Examples:")).into()
 }
 
-/// Colours the first word of a line on stderr, which says what kind of line it is.
+/// Colours the first word of a line on stderr, which names the kind of line.
 pub(super) fn message(line: &str) -> String {
     let coloured = |prefix: &str, style| {
         line.strip_prefix(prefix).map(|rest| format!("{}{rest}", styled(style, prefix)))

@@ -6,7 +6,7 @@ use super::output::{CommandError, CommandOutput, Exit};
 use super::pass;
 use super::style::{bad, doubtful, examples, good};
 use crate::host::desired::{PutBack, Uninstall};
-use crate::host::doctor::observe::{AgentContact, ask_agent};
+use crate::host::doctor::observe::{AgentContact, query_agent};
 use crate::host::observe::{FileName, NodeDirectories};
 use crate::host::settings::FACTS_SOCKET;
 use crate::host::uninstall::{self, KeptProgram, OtherDirectories, UninstallReport};
@@ -49,10 +49,10 @@ pub(super) struct UninstallArgs {
 
 impl UninstallArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
-        let places = self.directories.node_directories();
-        let leave = self.leave(&places)?;
+        let directories = self.directories.node_directories();
+        let leave = self.leave(&directories)?;
         let (root, mut notes) = (self.directories.root(), Vec::new());
-        let agent = ask_agent(&self.run_dir.join(FACTS_SOCKET));
+        let agent = query_agent(&self.run_dir.join(FACTS_SOCKET));
         if agent.is_running() && !agent.leaves() {
             if !self.dry_run && !self.force {
                 return Err(refused(&agent));
@@ -61,10 +61,10 @@ impl UninstallArgs {
                 .push(format!("note: {}, and restores its entry within a second: {BEFORE}", answers(&agent)));
         }
         if self.dry_run {
-            notes.extend(OtherDirectories::than(&places, root).note());
-            return Ok(pass::planned(&UninstallReport::planned(&places, &leave)).with_notes(notes));
+            notes.extend(OtherDirectories::than(&directories, root).note());
+            return Ok(pass::planned(&UninstallReport::planned(&directories, &leave)).with_notes(notes));
         }
-        let out = UninstallReport::now(&places, &leave, root)
+        let out = UninstallReport::now(&directories, &leave, root)
             .map_err(|why| CommandError::hinted("cannot uninstall", why))?;
         let kept = match out.is_out() {
             true => uninstall::forget_run_directory(&self.run_dir, out.is_finished()),
@@ -77,12 +77,12 @@ impl UninstallArgs {
         Ok(CommandOutput { text: text(&out), json, exit, notes: notes.into_iter().chain(kept).collect() })
     }
 
-    fn leave(&self, places: &NodeDirectories) -> Result<Uninstall, CommandError> {
+    fn leave(&self, directories: &NodeDirectories) -> Result<Uninstall, CommandError> {
         let pinned = self.conf_name.as_ref().map(|name| FileName::new(name.as_str())).transpose();
         let pinned = pinned.map_err(|why| CommandError::because("cannot use --conf-name", why))?;
         let put_back = if self.put_back_istio { PutBack::Istio } else { PutBack::Nothing };
-        // Without a program in the image none has to stay.
-        Ok(uninstall::leave(places, || image(None).ok(), pinned, put_back))
+        // The image is needed only where the installed plugin cannot be read.
+        Ok(uninstall::leave(directories, || image(None).ok(), pinned, put_back))
     }
 }
 
@@ -107,7 +107,9 @@ fn text(out: &UninstallReport) -> String {
         (false, true) if out.stays.is_empty() => {
             format!("{}: something of gybe is in other directories\n", doubtful("not finished"))
         }
-        (false, true) => "no conf file names gybe-cni; to finish, run gybe uninstall again then\n".to_owned(),
+        (false, true) => {
+            "no conf file names gybe-cni; to finish, run gybe uninstall again afterwards\n".to_owned()
+        }
         (false, false) => format!("{}: a conf file still names gybe-cni\n", bad("not uninstalled")),
     };
     passes + &stays.collect::<String>() + &end

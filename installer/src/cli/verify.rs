@@ -22,8 +22,8 @@ use std::path::PathBuf;
 ///
 /// With --all, prints every pod sandbox of this node on a line of its own: redirected, not meshed, NOT
 /// REDIRECTED, redirected by another's rules, or unknown. Exit code 1: a sandbox is NOT REDIRECTED or unknown, or
-/// its rules differ from those it should have. What a pod should have is read from the sources that the plugin
-/// uses: the runtime's annotations, and those that the node's entry names.
+/// its rules differ from its policy. The policy of a pod comes from the sources that the plugin uses: the
+/// runtime's annotations, and those that the node's entry names.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&[
     "gybe verify --all",

@@ -30,7 +30,7 @@ use open_directory::OpenDirectory;
 pub struct ApplyReport {
     /// The number of changes made.
     pub done: usize,
-    /// The changes that failed; only the last one stopped the others.
+    /// The changes that failed. If the last one stopped the others, those after it were not attempted.
     pub failed: Vec<FailedChange>,
 }
 
@@ -44,13 +44,13 @@ pub struct FailedChange {
 }
 
 impl FailedChange {
-    /// Reports whether another program wrote first, and nothing was refused.
+    /// Reports whether another program changed the file since the plan was made. The system refused nothing.
     #[must_use]
     pub fn is_overtaken(&self) -> bool {
         matches!(self.why, ApplyError::Overtaken { .. })
     }
 
-    /// The program that could not be replaced and that answers.
+    /// Returns the program that could not be replaced, if its existing version works.
     #[must_use]
     pub fn answering(&self) -> Option<&FileName> {
         match &self.change {
@@ -86,8 +86,8 @@ pub fn apply(changes: &[Change], directories: &NodeDirectories) -> ApplyReport {
 /// another owner's.
 pub(super) fn works_without(change: &Change, directories: &NodeDirectories) -> bool {
     let Change::PlaceProgram { program } = change else { return false };
-    let stands = || try_program(&directories.programs.join(program.name.as_os_str()), program.trial).is_ok();
-    program.need == PlacementOrder::AfterEntry || stands()
+    let runs = || try_program(&directories.programs.join(program.name.as_os_str()), program.trial).is_ok();
+    program.need == PlacementOrder::AfterEntry || runs()
 }
 
 fn step(change: &Change, directories: &NodeDirectories) -> Result<(), ApplyError> {

@@ -6,8 +6,8 @@ use super::desired::Program;
 use super::directory::Directory;
 use super::observe::{Access, DROP_IN, FileName};
 
-/// After each change the runtime can still load the directory. A change fails if another program has
-/// written the file since the plan was made.
+/// A change. After each one the runtime can load the conf directory. It fails if another program has written the file
+/// since the plan was made.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Change {
     PlaceProgram {

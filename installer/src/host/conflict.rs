@@ -47,7 +47,7 @@ pub struct ConflictTracker {
 /// The state in which the directory was last found or left.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum LastState {
-    /// It was never as desired since the desired state changed.
+    /// The directory has not been as desired since the desired state changed.
     Unknown,
     AsDesired,
     /// Another program undid our change, and the agent has not repaired it yet.
@@ -161,7 +161,7 @@ impl ConflictTracker {
         RewriteCounts { is_undone: self.last == LastState::Undone, ..self.counts }
     }
 
-    /// The desired state changed: the differences from now on are not foreign rewrites.
+    /// Records that the desired state changed: the next differences are not foreign rewrites.
     pub fn desired_state_changed(&mut self) {
         if self.last == LastState::AsDesired {
             self.last = LastState::Unknown;
@@ -202,7 +202,7 @@ pub struct ForeignRewrite {
 /// The object that was undone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Undone {
-    /// Our entry, and the file that contains it; none if it has none.
+    /// Our entry, and the file that should contain it; none for a drop-in.
     Entry(Option<FileName>),
     Program(FileName, Loss),
 }
@@ -226,8 +226,8 @@ impl Default for Undone {
 impl fmt::Display for Conflict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.rewrite.undone {
-            Undone::Entry(None) => f.write_str("our entry is undone")?,
-            Undone::Entry(Some(file)) => write!(f, "our entry in {file} is undone")?,
+            Undone::Entry(None) => f.write_str("the entry of gybe-cni is undone")?,
+            Undone::Entry(Some(file)) => write!(f, "the entry of gybe-cni in {file} is undone")?,
             Undone::Program(name, loss) => write!(f, "the program {name} is {loss}")?,
         }
         match self.rewrite.other_owner {

@@ -145,7 +145,7 @@ impl<'a> PluginChain<'a> {
             return (self.start..self.start, entry.print(&Layout::OneLine));
         };
         let before = match self.links.len().checked_sub(2).and_then(|n| self.links.get(n)) {
-            Some(neighbour) => neighbour.span.end..last.span.start,
+            Some(previous) => previous.span.end..last.span.start,
             None => self.start..last.span.start,
         };
         // Between two plugins there are a comma and white space; reuse only the white space after the comma.

@@ -81,8 +81,8 @@ pub struct Uninstall {
     /// Whether the conf file was changed so recently that tombstones stay, even if no cached result names them.
     pub in_grace_period: bool,
     /// The programs that stay under a plugin's name for as long as an existing sandbox may need them. An ADD that
-    /// began with the entry has no cached result yet, so a later pass than the entry's removes the programs: some
-    /// minutes later in an uninstall that has to be certain.
+    /// began with the entry has no cached result yet, so the pass that removes the entry removes no program, and with
+    /// `in_grace_period` no pass does.
     pub tombstones: Vec<Program>,
     /// Whether the istio-cni entry that Gybe replaced is restored.
     pub put_back: PutBack,

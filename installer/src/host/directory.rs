@@ -1,4 +1,4 @@
-//! The two directories of a node that are written: the conf directory and the program directory.
+//! The two directories of a node that Gybe writes to: the conf directory and the program directory.
 
 use std::fmt;
 

@@ -123,7 +123,7 @@ pub fn examine(observation: &Observation) -> Vec<Finding> {
     found.extend(chain::drop_in_support(observation, &ours));
     found.extend(other_owners::examine(observation));
     found.extend(watching::examine(observation, &ours));
-    // Without an entry and without programs nothing of ours needs an explanation.
+    // Without an entry and without programs of Gybe these topics have no findings.
     if ours.is_anywhere() || programs::are_there(observation) {
         found.extend(entry::examine(observation, &ours));
         found.extend(programs::examine(observation, &ours));

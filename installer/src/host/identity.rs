@@ -1,4 +1,4 @@
-//! Which file a file is, and since which change: another answer means that it has to be looked at again.
+//! The identity of a file and of its last change: while both are equal, the file does not have to be read again.
 
 use std::fs::Metadata;
 use std::os::unix::fs::MetadataExt;

@@ -14,7 +14,7 @@ pub const PLUGIN: &str = "gybe-cni";
 pub const TOOL: &str = "gybe";
 /// The tool's name as a pod's init container.
 pub const ISTIO_IPTABLES: &str = "istio-iptables";
-/// The same in the images of Istio 1.0 to 1.2, whose script took only flags.
+/// The name of the script in the images of Istio 1.0 to 1.2, which took only flags.
 pub const ISTIO_IPTABLES_SH: &str = "istio-iptables.sh";
 /// A name under which the tool only reports that it changes no taint.
 pub const ISTIO_CNI_TAINT: &str = "istio-cni-taint";

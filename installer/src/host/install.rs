@@ -1,5 +1,5 @@
 //! `gybe install` and `gybe uninstall` by an operator: the same passes as the agent's, once, and without a
-//! cluster. What the agent learns from the cluster is observed on the node, or set by flags.
+//! cluster. Flags or observations of the node replace the values that the agent queries from the cluster.
 
 use crate::host::apply::{Busy, FailedChange};
 use crate::host::conflist::entry::EntryError;
@@ -19,7 +19,7 @@ const ATTEMPTS: usize = 3;
 /// The desired state for these settings.
 ///
 /// # Errors
-/// Never with an entry made here; the type cannot express that.
+/// Never in practice: settings make a valid entry.
 pub fn desired(
     settings: &Settings,
     image: &Image,

@@ -3,8 +3,7 @@
 //!
 //! Go's decoder decides whether a runtime loads a file, so its grammar counts: RFC 8259, no comments, no
 //! trailing commas, strings of any bytes. serde_json's `RawValue` refuses strings that are not UTF-8, which Go
-//! accepts; jsonc-parser accepts comments, which Go refuses; and neither reports where a member is. What
-//! remains to be done here is small.
+//! accepts; jsonc-parser accepts comments, which Go refuses; and neither reports where a member is.
 
 mod parser;
 

@@ -1,6 +1,6 @@
 //! The one judge: decides which conf file the runtime uses, which plugins it runs, and whether a pod that is
 //! started now is redirected, and if not, why. Pure. The plan, `/readyz`, the metrics and `gybe doctor` use
-//! this decision and make none of their own. What is unknown counts as a reason against.
+//! this decision and make none of their own. A fact that is unknown counts as a reason why the pod is not redirected.
 
 use std::ffi::OsStr;
 
@@ -108,9 +108,9 @@ pub fn directory_problems(conf: &ConfDirectory, programs: &ProgramDirectory) -> 
     directories.into_iter().filter_map(problem).collect()
 }
 
-/// The primary's network whose chain is to be extended: the first file that every runtime can load, once no
-/// broken one sorts before it. Only a file that was read, and that libcni refuses, is skipped. A network that
-/// consists only of a mesh's plugin is not a primary's.
+/// Returns the primary's network, whose chain is to be extended: that of the first file that a runtime can load. Files
+/// that libcni refuses are skipped, although containerd loads nothing until they are repaired. A file that cannot be
+/// read ends the search. A network that consists only of a mesh's plugin is not a primary's.
 #[must_use]
 pub fn primary(conf: &ConfDirectory, plugin: &str, runtimes: &Runtimes) -> Option<ChosenNetwork> {
     let reads = runtimes.possible.iter().any(|possible| possible.drop_ins == DropIns::Loaded);
@@ -201,7 +201,7 @@ impl<'a> JudgeInput<'a> {
     }
 }
 
-/// Another build than the desired one serves too, once it has answered.
+/// Another build than the desired one is accepted once it has answered VERSION.
 fn program_fault(install: &Install, observed: &ObservedState) -> Option<ProgramFault> {
     let name = OsStr::new(install.entry.plugin());
     let Some(there) = observed.programs.files.get(name) else { return Some(ProgramFault::Missing) };

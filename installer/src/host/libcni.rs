@@ -1,5 +1,5 @@
-//! How a runtime reads a conf file: libcni's rules for its bytes. Where the bytes come from is observed
-//! elsewhere.
+//! How a runtime reads a conf file: libcni's rules for its bytes. `choice` decides which file it uses; `observe` reads
+//! the files.
 
 pub mod choice;
 

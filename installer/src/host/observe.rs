@@ -100,8 +100,8 @@ pub enum DirectoryState {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfDirectory {
     pub state: DirectoryState,
-    /// The files that a runtime may load, originals that were set aside, and the files asked for, in the order
-    /// in which a runtime sorts them.
+    /// The files that a runtime may load, originals that were set aside, and the files in the scope, in the order in
+    /// which a runtime sorts them.
     pub files: BTreeMap<FileName, ConfFile>,
     /// The `.conf` files of its sub-directories, which are the networks' own.
     pub networks: BTreeMap<FileName, BTreeMap<FileName, ConfFile>>,
@@ -130,7 +130,7 @@ pub struct ProgramDirectory {
     pub state: DirectoryState,
     /// The names of all its files.
     pub names: BTreeSet<FileName>,
-    /// Those of the programs asked for that exist.
+    /// The programs in the scope that exist.
     pub files: BTreeMap<FileName, ProgramFile>,
     pub has_temporary: bool,
     pub has_lock: bool,
@@ -190,8 +190,8 @@ pub enum Unreadable {
 }
 
 impl ObservedState {
-    /// Reports whether something could not be observed for lack of file descriptors. That says nothing about
-    /// the node.
+    /// Reports whether something could not be observed for lack of file descriptors, so that no plan can be made from
+    /// this state.
     #[must_use]
     pub fn lacks_descriptors(&self) -> bool {
         let lacks = |why: &Errno| matches!(why, Errno::EMFILE | Errno::ENFILE);

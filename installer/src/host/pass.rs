@@ -55,8 +55,7 @@ impl PassHistory {
         observed
     }
 
-    /// Sets what is known about the runtimes. A difference changes what has to be written, and that is no
-    /// conflict.
+    /// Sets what is known about the runtimes. A difference may change what has to be written, which is not a conflict.
     pub fn set_runtimes(&mut self, runtimes: Runtimes) {
         if self.runtimes != runtimes {
             self.desired_state_changed();
@@ -64,7 +63,7 @@ impl PassHistory {
         self.runtimes = runtimes;
     }
 
-    /// The desired state changed: to write it is no repair, and the difference is no foreign rewrite.
+    /// Records that the desired state changed: the next difference is not a foreign rewrite, and its write not a repair.
     pub fn desired_state_changed(&mut self) {
         self.retries.clear();
         for directory in Directory::BOTH {
@@ -102,7 +101,7 @@ impl PassHistory {
     }
 }
 
-/// Some changes cause no event: a node's label, an agent that ended, a token's age.
+/// The longest time between two turns. Some changes cause no event: a node's label, an agent that ended, a token's age.
 pub(crate) const RESYNC: Duration = Duration::from_secs(10);
 /// After a step that failed, or while another `gybe` changes the node: our own attempts cause events too, which must not
 /// start the next attempt at once.
@@ -172,8 +171,8 @@ pub fn pass(
     }
     let mut whole = plan(&observed, desired);
     // A node in its desired state needs no lock. A change is planned from an observation made under the lock.
-    let turn = if whole.changes.is_empty() { None } else { Some(NodeLock::take(&directories.programs)?) };
-    if turn.is_some() {
+    let lock = if whole.changes.is_empty() { None } else { Some(NodeLock::take(&directories.programs)?) };
+    if lock.is_some() {
         observed = memory.look(directories, &interest, &failed_before);
         if observed.lacks_descriptors() {
             return Err(Busy::NoDescriptors);

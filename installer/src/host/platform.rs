@@ -1,5 +1,5 @@
 //! The kinds of node whose runtime has its own directories (docs/ISTIO.md, section 5), and how a node's kind is
-//! recognized. Pure, except for reading the host's marks.
+//! recognized. Pure, except for looking at the host's files.
 
 use crate::host::observe::NodeDirectories;
 use std::fmt;
@@ -68,8 +68,7 @@ impl Platform {
         let id = release.lines().find_map(|line| line.strip_prefix("ID=")).unwrap_or_default();
         let id = id.trim().trim_matches('"');
         let of = |platform: &Self| match platform {
-            // Multus' own directory proves nothing: any node may have it, and it is empty where Multus is not
-            // used.
+            // Not by Multus' own directory: any node may have it, and it is empty where Multus is not used.
             Self::OpenShift => id == "rhcos",
             // k3s looks for plugins where it finds `host-local` (k3s v1.31, pkg/agent/config/config.go).
             Self::K3d => is_there(K3S) && is_there("/bin/host-local"),
@@ -113,7 +112,7 @@ impl Platform {
 
     /// Further requirements of this kind of node.
     #[must_use]
-    pub fn advice(self) -> Option<&'static str> {
+    pub fn hint(self) -> Option<&'static str> {
         Some(match self {
             Self::OpenShift => {
                 "Gybe needs shape: standalone, a NetworkAttachmentDefinition for it, and seLinuxOptions.type spc_t"

@@ -54,7 +54,7 @@ pub enum Problem {
     #[error("waiting for the probe's report about the container runtime")]
     Unreported,
     /// The runtime's configuration names other plugin directories.
-    #[error("the runtime looks for plugins in {}, not where ours are placed", list(.0))]
+    #[error("the runtime looks for plugins in {}, not where gybe-cni is placed", list(.0))]
     PluginsElsewhere(Vec<PathBuf>),
     /// The runtime's configuration names another conf directory.
     #[error("the runtime reads conf files in {}, not here", list(.0))]
@@ -77,10 +77,10 @@ pub enum Problem {
     #[error("{0} does not contain our network")]
     NoNetwork(FileName),
     /// Both entries would redirect a pod.
-    #[error("{0} has an istio-cni entry and ours: both redirect, and the second is refused")]
+    #[error("{0} has entries of istio-cni and gybe-cni: both redirect, and the second is refused")]
     BothEntries(FileName),
     /// The plugin refuses every call with such an entry.
-    #[error("the plugin refuses our entry in {file}: {why}")]
+    #[error("the plugin refuses its entry in {file}: {why}")]
     BadEntry { file: FileName, why: String },
     /// The runtime cannot use the plugin's program.
     #[error("the program {plugin} {why}")]
@@ -198,7 +198,7 @@ impl Hint for Problem {
                 "let the DaemonSet's mount cni-bin, or --bin-dir, name the runtime's plugin directory"
             }
             Self::Deleted(_) => {
-                "restart this pod and the container runtime: neither sees a directory that was made again"
+                "restart this pod and the container runtime: neither notices a directory that was made again"
             }
             Self::Broken(_) => "CRI-O skips it; let its owner write it again",
             Self::NoDefaultNetwork { .. } => {

@@ -30,8 +30,8 @@ struct Retry {
 }
 
 impl ProgramRetries {
-    /// Forgets steps that are no longer planned, and all steps when another program has changed the directory or put
-    /// another in its place: it may take now what it refused.
+    /// Forgets steps that are no longer planned. Forgets all steps when another program has changed or replaced the
+    /// directory: a step that failed may succeed now.
     pub(super) fn retain(&mut self, changes: &[Change], directory: &Path) {
         if identity(directory) != self.directory {
             self.retries.clear();
@@ -39,7 +39,7 @@ impl ProgramRetries {
         self.retries.retain(|retry| changes.contains(&retry.failed.change));
     }
 
-    /// The desired state changed.
+    /// Forgets all steps, when the desired state changed.
     pub(super) fn clear(&mut self) {
         self.retries.clear();
     }
@@ -68,7 +68,7 @@ impl ProgramRetries {
         self.retries.iter().filter(move |retry| retry.due > now)
     }
 
-    /// Takes note of a pass that tried `changes`, of which these `failed`.
+    /// Records a pass that tried `changes`, of which these `failed`.
     pub(super) fn tried(&mut self, changes: &[Change], failed: &[FailedChange], directory: &Path) {
         let (before, now) = (std::mem::take(&mut self.retries), Instant::now());
         let placing = failed.iter().filter(|failed| matches!(failed.change, Change::PlaceProgram { .. }));

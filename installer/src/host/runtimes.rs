@@ -1,4 +1,4 @@
-//! What is known about the container runtimes of a node. Without any knowledge every kind may run.
+//! What is known about the container runtimes of a node. If nothing is known, a runtime of any kind may run.
 
 pub mod config;
 pub mod processes;
@@ -44,7 +44,7 @@ pub struct Possible {
     pub drop_ins: DropIns,
 }
 
-/// What the runtimes' configuration says about one of our directories.
+/// Whether the runtimes' configuration names one of our directories.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ConfiguredDirectory {
     /// Nothing, or the runtimes differ. The default depends on the build of the runtime (Debian's containerd
@@ -89,7 +89,7 @@ impl Runtimes {
         }
     }
 
-    /// Notes that they read drop-ins: the plugin was called from one of ours.
+    /// Records that they read drop-ins: one of them called our plugin, which only a drop-in names.
     pub fn read_drop_ins(&mut self) {
         let mut read = self.possible.clone();
         read.retain(|one| one.drop_ins == DropIns::Loaded);

@@ -39,7 +39,7 @@ use std::time::{Duration, SystemTime};
 /// The result of an uninstall.
 #[derive(Debug)]
 pub struct UninstallReport {
-    /// The pass that removed the entry, and the one that removed the programs, if it came to that.
+    /// The pass that removed the entry, and the one that removed the programs, if there was one.
     pub passes: Vec<Pass>,
     /// The programs that have to stay.
     pub stays: Vec<KeptProgram>,
@@ -59,7 +59,7 @@ pub enum KeptReason {
     /// The conf was changed a moment ago.
     #[error("for another {seconds} s: the DEL of a sandbox that was just being made may need it")]
     GracePeriod {
-        /// Until a sandbox that was being made then exists, or was given up.
+        /// After this time every ADD that began before the change has ended, or its sandbox was given up.
         seconds: u64,
     },
     /// libcni's cache names it.
@@ -122,9 +122,9 @@ pub fn leave(
     }
 }
 
-/// The installed plugin answers DEL, so it is its own tombstone; the image's plugin is, if the installed one
-/// cannot be read. Under istio-cni's name our program is recognized as our plugin, of whatever version; any
-/// other program is istio-cni's and stays. Where no program is, none is placed.
+/// Returns the programs that answer DEL while a sandbox may need them. Under our plugin's name this is the installed
+/// program, or the image's if the installed one cannot be read. Under istio-cni's name it is our plugin of any
+/// version; any other program there is istio-cni's own and stays. Where no program exists, none is placed.
 fn tombstones(
     directories: &NodeDirectories,
     hash: Option<Hash>,
@@ -150,11 +150,12 @@ fn tombstones(
     };
     let plugin = hash.and_then(|hash| as_it_is(PLUGIN, hash, Placement::Always));
     let plugin = plugin.or_else(|| is_there.then(of_image).flatten());
-    let stand_in = our_stand_in(&directories.programs).unwrap_or_else(|| Hash::of(b"nobody's program"));
+    let stand_in = our_stand_in(&directories.programs).unwrap_or_else(|| Hash::of(b"no such program"));
     plugin.into_iter().chain(as_it_is(ISTIO, stand_in, Placement::IfAbsent)).collect()
 }
 
-/// Finds a pinned file of any name, which an operator need not remember.
+/// Finds a file with our entry that no runtime reads by its name: a pinned file may have any name, and the operator need
+/// not name it again.
 pub(super) fn of_any_name(conf: &Path) -> Option<FileName> {
     let entries = fs::read_dir(conf).ok()?.flatten();
     let names = entries.filter_map(|entry| FileName::new(entry.file_name()).ok());
@@ -191,15 +192,15 @@ impl UninstallReport {
         )?;
         let clean = conf_is_clean(&first.left);
         let mut passes = vec![first];
-        let resting = || grace_period(&directories.conf, SystemTime::now());
-        if clean && resting().is_none() {
+        let remaining = || grace_period(&directories.conf, SystemTime::now());
+        if clean && remaining().is_none() {
             let over = Uninstall { in_grace_period: false, ..leave.clone() };
             // Only once: if another program writes meanwhile, the conf has changed again.
             passes.push(pass(directories, &DesiredState::Uninstalled(over), &mut PassHistory::default())?);
         }
         let observed = observe(directories, &interest(), &mut HashCache::default());
         let clean = passes.last().is_some_and(|pass| conf_is_clean(&pass.left));
-        let stays = stays(&observed, leave, (clean, resting()));
+        let stays = stays(&observed, leave, (clean, remaining()));
         Ok(Self { passes, stays, elsewhere: OtherDirectories::than(directories, root) })
     }
 }
@@ -208,7 +209,7 @@ impl UninstallReport {
 fn stays(
     observed: &ObservedState,
     leave: &Uninstall,
-    (clean, rest): (bool, Option<Duration>),
+    (clean, remaining): (bool, Option<Duration>),
 ) -> Vec<KeptProgram> {
     let ours = |program: &&Program, there: &ProgramFile| {
         program.name.as_os_str() == PLUGIN || there.hash == Ok(program.hash)
@@ -224,15 +225,15 @@ fn stays(
         {
             KeptReason::Named
         }
-        CachedPlugins::Named(_) => rest.map_or(KeptReason::Failed, |rest| KeptReason::GracePeriod {
+        CachedPlugins::Named(_) => remaining.map_or(KeptReason::Failed, |left| KeptReason::GracePeriod {
             // Removable from the next full second on.
-            seconds: rest.as_secs() + 1,
+            seconds: left.as_secs() + 1,
         }),
     };
     there.map(|program| KeptProgram { program: program.name.clone(), until: until(program) }).collect()
 }
 
-/// How long the plugin has to stay after the conf was changed; none when that is over. It is computed from the node's
+/// How long the plugin still has to stay after the conf was changed; none when `GRACE_PERIOD` has passed. It is computed from the node's
 /// files, so it also holds for a repeated call, for an agent that ended a moment ago, and for an entry that another
 /// program removed. A file written by renaming changes the modification time of its directory: of the conf directory,
 /// or of a network's own.
@@ -241,7 +242,7 @@ fn grace_period(conf: &Path, now: SystemTime) -> Option<Duration> {
     let networks = networks.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     let all = networks.map(|entry| entry.path()).chain([conf.to_owned()]);
     let changed = all.filter_map(|path| path.metadata().ok()?.modified().ok()).max()?;
-    // A clock that was set back makes it longer, which harms no pod.
+    // A clock that was set back makes the period longer, which harms no pod.
     let over = changed.checked_add(GRACE_PERIOD)?;
     over.duration_since(now).ok().filter(|left| !left.is_zero())
 }
@@ -249,7 +250,8 @@ fn grace_period(conf: &Path, now: SystemTime) -> Option<Duration> {
 const TOKENS: [&str; 2] = [KUBECONFIG, KUBECONFIG_TEMPORARY];
 const SOCKETS: [(&str, SockType); 2] = [(FACTS_SOCKET, SockType::Stream), (LOG_SOCKET, SockType::Datagram)];
 
-/// Cleans `/run/gybe`: a kubeconfig at once, because it holds a token; the rest when no program can need it any more.
+/// Cleans `/run/gybe`: removes a kubeconfig at once, because it holds a token, and the other files when the uninstall has
+/// `finished`, because no program can need them any more.
 /// The sockets of a running agent stay. Returns the files that could not be removed. A missing file is no failure.
 #[must_use]
 pub fn forget_run_directory(directory: &Path, finished: bool) -> Vec<(PathBuf, io::Error)> {

@@ -10,19 +10,20 @@ use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 use nix::sys::stat::stat;
 
 /// The polling interval while inotify is exhausted or a directory is missing.
-const ASKING: Duration = Duration::from_secs(1);
+const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A watch of several directories. Only completely written files wake the loop.
 #[derive(Debug)]
 pub struct DirectoryWatch {
     paths: Vec<PathBuf>,
-    armed: Armed,
+    watches: Watches,
 }
 
+/// The inotify watches of the directories.
 #[derive(Debug)]
-struct Armed {
+struct Watches {
     inotify: Option<Inotify>,
-    standing: Vec<Identity>,
+    identities: Vec<Identity>,
     mode: WatchMode,
 }
 
@@ -52,71 +53,72 @@ impl DirectoryWatch {
     #[must_use]
     pub fn new(paths: impl IntoIterator<Item = PathBuf>) -> Self {
         let paths: Vec<PathBuf> = paths.into_iter().collect();
-        let armed = Armed::now(&paths);
-        Self { paths, armed }
+        let watches = Watches::now(&paths);
+        Self { paths, watches }
     }
 
     #[must_use]
     pub fn mode(&self) -> WatchMode {
-        self.armed.mode
+        self.watches.mode
     }
 
-    /// Watches these directories from now on, and reports whether they are others than before. If so, observe
+    /// Watches these directories from now on, and reports whether they differ from those before. If so, observe
     /// after this call: earlier changes are not reported.
-    pub fn turn_to(&mut self, paths: Vec<PathBuf>) -> bool {
+    pub fn set_paths(&mut self, paths: Vec<PathBuf>) -> bool {
         let is_another = self.paths != paths;
         if is_another {
             self.paths = paths;
-            self.arm();
+            self.renew();
         }
         is_another
     }
 
-    /// Waits for a change, until `call` is readable, or until the time is up.
-    pub fn wait(&mut self, at_most: Duration, call: Option<BorrowedFd<'_>>) -> WakeReason {
+    /// Waits for a change, until `descriptor` is readable, or until the time is up.
+    pub fn wait(&mut self, at_most: Duration, descriptor: Option<BorrowedFd<'_>>) -> WakeReason {
         let until = Instant::now() + at_most;
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let asking = self.armed.mode != WatchMode::Inotify;
-            match self.armed.listen(if asking { left.min(ASKING) } else { left }, call) {
-                Heard::Call => return WakeReason::Readable,
-                Heard::Change => {
-                    self.arm_again();
+            let polls = self.watches.mode != WatchMode::Inotify;
+            match self.watches.wait(if polls { left.min(POLL_INTERVAL) } else { left }, descriptor) {
+                Wake::Descriptor => return WakeReason::Readable,
+                Wake::Event => {
+                    self.renew_if_needed();
                     return WakeReason::Changed;
                 }
-                Heard::Nothing if asking => {
-                    self.arm_again();
+                Wake::Timeout if polls => {
+                    self.renew_if_needed();
                     return WakeReason::Changed;
                 }
-                Heard::Nothing if left.is_zero() => return WakeReason::TimedOut,
-                Heard::Nothing => {}
+                Wake::Timeout if left.is_zero() => return WakeReason::TimedOut,
+                Wake::Timeout => {}
             }
         }
     }
 
     /// Renews the watch if needed. A watch belongs to an inode: a directory that was made again, or another
     /// link target, needs a new one.
-    fn arm_again(&mut self) {
-        if self.armed.mode == WatchMode::Inotify && self.armed.standing == standing(&self.paths) {
+    fn renew_if_needed(&mut self) {
+        if self.watches.mode == WatchMode::Inotify && self.watches.identities == identities(&self.paths) {
             return;
         }
-        self.arm();
+        self.renew();
     }
 
-    fn arm(&mut self) {
+    fn renew(&mut self) {
         // Close the old instance first: the number of instances is limited.
-        self.armed.inotify = None;
-        self.armed = Armed::now(&self.paths);
+        self.watches.inotify = None;
+        self.watches = Watches::now(&self.paths);
     }
 }
 
-enum Heard {
-    Nothing,
-    Change,
-    Call,
+/// What ended a wait.
+enum Wake {
+    Timeout,
+    Event,
+    Descriptor,
 }
 
-impl Armed {
+impl Watches {
     fn now(paths: &[PathBuf]) -> Self {
         let made = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK);
         let result = match &made {
@@ -124,31 +126,31 @@ impl Armed {
             Err(why) => Err(*why),
         };
         // Compared after the watches are set: later changes are reported.
-        let standing = standing(paths);
+        let identities = identities(paths);
         let mode = match result {
-            Ok(()) if standing.iter().all(Option::is_some) => WatchMode::Inotify,
+            Ok(()) if identities.iter().all(Option::is_some) => WatchMode::Inotify,
             Ok(()) => WatchMode::Polling(Errno::ENOENT),
             Err(why) => WatchMode::Polling(why),
         };
-        Self { inotify: made.ok(), standing, mode }
+        Self { inotify: made.ok(), identities, mode }
     }
 
-    fn listen(&self, at_most: Duration, call: Option<BorrowedFd<'_>>) -> Heard {
+    fn wait(&self, at_most: Duration, descriptor: Option<BorrowedFd<'_>>) -> Wake {
         let mut fds: Vec<PollFd<'_>> =
-            call.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-        let from_call = fds.len();
+            descriptor.into_iter().map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        let descriptors = fds.len();
         fds.extend(self.inotify.iter().map(|inotify| PollFd::new(inotify.as_fd(), PollFlags::POLLIN)));
         let timeout = PollTimeout::try_from(at_most).unwrap_or(PollTimeout::MAX);
         // EINTR counts as an early wake-up; the caller loops.
         let _ = poll(&mut fds, timeout);
         let ready: Vec<bool> = fds.iter().map(|fd| fd.any() == Some(true)).collect();
-        if ready.iter().take(from_call).any(|ready| *ready) {
-            Heard::Call
-        } else if ready.iter().skip(from_call).any(|ready| *ready) {
+        if ready.iter().take(descriptors).any(|ready| *ready) {
+            Wake::Descriptor
+        } else if ready.iter().skip(descriptors).any(|ready| *ready) {
             self.drain();
-            Heard::Change
+            Wake::Event
         } else {
-            Heard::Nothing
+            Wake::Timeout
         }
     }
 
@@ -185,6 +187,6 @@ fn add(inotify: &Inotify, paths: &[PathBuf]) -> Result<(), Errno> {
     Ok(())
 }
 
-fn standing(paths: &[PathBuf]) -> Vec<Identity> {
+fn identities(paths: &[PathBuf]) -> Vec<Identity> {
     paths.iter().map(|path| stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))).collect()
 }

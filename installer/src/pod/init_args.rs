@@ -5,6 +5,7 @@
 
 mod flags;
 mod options;
+mod spelling;
 
 pub use flags::Order;
 pub use options::ValidationOptions;
@@ -14,6 +15,7 @@ use flags::{FLAGS, Meaning, Setting, VARIABLES};
 use gybe_netfilter::backend::BackendKind;
 use gybe_plugin::pod::parse_bool;
 use serde_json::{Map, Value};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
@@ -28,7 +30,8 @@ pub struct InitArgs {
     has_policy_arguments: bool,
     orders: BTreeSet<Order>,
     settings: BTreeMap<Setting, String>,
-    ignored: BTreeSet<String>,
+    /// Arguments and variables without effect.
+    notes: BTreeSet<String>,
     validation: ValidationOptions,
     backend: BackendKind,
 }
@@ -51,7 +54,7 @@ pub enum InitArgsError {
 
 impl InitArgs {
     /// Parses the arguments, without the program's name, and the environment. An argument overrides the
-    /// variable of the same name, as in Istio. Values of the policy are checked by [`InitArgs::policy`].
+    /// variables that set it too, as in Istio. Values of the policy are checked by [`InitArgs::policy`].
     ///
     /// # Errors
     /// The first argument that is unknown, lacks its value or has an invalid one.
@@ -61,7 +64,7 @@ impl InitArgs {
             has_policy_arguments: false,
             orders: BTreeSet::new(),
             settings: BTreeMap::new(),
-            ignored: BTreeSet::new(),
+            notes: BTreeSet::new(),
             validation: ValidationOptions::default(),
             backend: BackendKind::Nft,
         };
@@ -69,9 +72,12 @@ impl InitArgs {
         let mut rest = args.iter().map(String::as_str).peekable();
         rest.next_if_eq(&"istio-iptables");
         while let Some(arg) = rest.next() {
-            match arg.strip_prefix("--") {
-                Some(long) => read.long(long, &mut rest)?,
-                None => read.short(arg, &mut rest)?,
+            match (arg.strip_prefix("--"), arg.strip_prefix('-')) {
+                // Everything after it is a word, as in pflag.
+                (Some(""), _) => rest.by_ref().for_each(|word| read.ignore_word(word)),
+                (Some(long), _) => read.long(long, &mut rest)?,
+                (None, None | Some("")) => read.ignore_word(arg),
+                (None, Some(letters)) => read.short(letters, &mut rest)?,
             }
         }
         read.validation = read.read_validation()?;
@@ -134,14 +140,34 @@ impl InitArgs {
         is("redirect_dns") && !is("capture_all_dns")
     }
 
+    /// Takes the variables of each flag in order, so the last one counts.
     fn environment(&mut self, environment: &BTreeMap<String, String>) -> Result<(), InitArgsError> {
-        let of_flags = FLAGS.iter().filter_map(|flag| {
-            let set = flag.variables().find_map(|name| environment.get_key_value(&name));
-            set.map(|(name, value)| (flag.meaning, name.as_str(), value))
-        });
-        let alone = VARIABLES.iter();
-        let alone = alone.filter_map(|(name, meaning)| environment.get(*name).map(|v| (*meaning, *name, v)));
-        of_flags.chain(alone).try_for_each(|(meaning, name, value)| self.take(meaning, name, value))
+        let of_flags =
+            FLAGS.iter().flat_map(|flag| flag.variables().map(|variable| (variable, flag.meaning)));
+        let without_flag = VARIABLES.iter().map(|(variable, meaning)| ((*variable).to_owned(), *meaning));
+        for (variable, meaning) in of_flags.chain(without_flag) {
+            if let Some(value) = environment.get(&variable) {
+                self.take_variable(meaning, &variable, value)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// As [`Self::take`], but a value that is neither true nor false counts as false, as with pflag: Istio's injector
+    /// copies whatever `proxyMetadata` has.
+    fn take_variable(&mut self, meaning: Meaning, name: &str, value: &str) -> Result<(), InitArgsError> {
+        if matches!(meaning, Meaning::Bool(_) | Meaning::Order(_)) && parse_bool(value).is_none() {
+            let note = format!(
+                "note: {name} is {value:?}, which is neither true nor false; it counts as false, as in Istio"
+            );
+            self.notes.insert(note);
+            return self.take(meaning, name, "false");
+        }
+        self.take(meaning, name, value)
+    }
+
+    fn ignore_word(&mut self, word: &str) {
+        self.notes.insert(format!("note: the word {word:?} is ignored: it is not the value of an argument"));
     }
 
     fn long<'a>(
@@ -159,15 +185,15 @@ impl InitArgs {
         self.take(flag.meaning, flag.long, value.ok_or(InitArgsError::NoValue(flag.long))?)
     }
 
-    /// Parses one dash and letters. Flags without a value can be combined; the first flag with a value takes the
+    /// Parses the letters after one dash. Flags without a value can be combined; the first flag with a value takes the
     /// rest of the word or the next word.
     fn short<'a>(
         &mut self,
-        text: &str,
+        mut letters: &'a str,
         rest: &mut impl Iterator<Item = &'a str>,
     ) -> Result<(), InitArgsError> {
-        let unknown = || InitArgsError::Unknown(text.to_owned());
-        let mut letters = text.strip_prefix('-').filter(|letters| !letters.is_empty()).ok_or_else(unknown)?;
+        let word = format!("-{letters}");
+        let unknown = || InitArgsError::Unknown(word.clone());
         while let Some(letter) = letters.chars().next() {
             let flag = FLAGS.iter().find(|flag| flag.short == Some(letter)).ok_or_else(unknown)?;
             letters = letters.get(letter.len_utf8()..).unwrap_or_default();
@@ -191,14 +217,21 @@ impl InitArgs {
             Meaning::Nothing | Meaning::NothingBare => {}
             Meaning::Ignored | Meaning::IgnoredBare
                 if value.is_empty() || matches!(boolean(name, value), Ok(false)) => {}
-            Meaning::Ignored | Meaning::IgnoredBare => drop(self.ignored.insert(name.to_owned())),
-            Meaning::Setting(setting) => drop(self.settings.insert(setting, value.to_owned())),
-            Meaning::Value(key) if value.is_empty() => drop(self.policy.remove(key)),
-            Meaning::Value(key) => drop(self.policy.insert(key.to_owned(), value.into())),
-            Meaning::List(key) => drop(self.policy.insert(key.to_owned(), list(value))),
-            Meaning::Bool(key) => {
-                drop(self.policy.insert(key.to_owned(), boolean(name, value)?.into()));
+            Meaning::Ignored | Meaning::IgnoredBare => {
+                let dashes = if name.starts_with(char::is_lowercase) { "--" } else { "" };
+                self.notes.insert(format!("note: {dashes}{name} is ignored: it has no meaning for gybe"));
             }
+            Meaning::Setting(setting) => drop(self.settings.insert(setting, value.to_owned())),
+            Meaning::Mode(key) | Meaning::Value(key) | Meaning::Number(key) if value.is_empty() => {
+                drop(self.policy.remove(key));
+            }
+            Meaning::Mode(key) => self.set(key, spelling::mode(value)),
+            Meaning::Value(key) => self.set(key, value),
+            Meaning::Number(key) => self.set(key, spelling::number(value)),
+            Meaning::List(key) => self.set(key, list(value, |item| item.into())),
+            Meaning::Numbers(key) => self.set(key, list(value, spelling::number)),
+            Meaning::Ports(key) => self.set(key, list(value, spelling::ports)),
+            Meaning::Bool(key) => self.set(key, boolean(name, value)?),
             Meaning::Order(order) => {
                 if boolean(name, value)? {
                     self.orders.insert(order);
@@ -209,19 +242,25 @@ impl InitArgs {
         }
         Ok(())
     }
+
+    fn set(&mut self, key: &str, value: impl Into<Value>) {
+        self.policy.insert(key.to_owned(), value.into());
+    }
 }
 
 /// Without arguments `istio-iptables` captures no port and no address.
 fn nothing_captured() -> Map<String, Value> {
     let lists = FLAGS.iter().filter_map(|flag| match flag.meaning {
-        Meaning::List(key) => Some((key.to_owned(), list(""))),
+        Meaning::List(key) | Meaning::Numbers(key) | Meaning::Ports(key) => {
+            Some((key.to_owned(), Value::Array(Vec::new())))
+        }
         _ => None,
     });
     lists.collect()
 }
 
-fn list(text: &str) -> Value {
-    text.split(',').map(str::trim).filter(|item| !item.is_empty()).collect()
+fn list(text: &str, spelled: fn(&str) -> Cow<'_, str>) -> Value {
+    text.split(',').map(str::trim).filter(|item| !item.is_empty()).map(spelled).collect()
 }
 
 fn boolean(name: &str, value: &str) -> Result<bool, InitArgsError> {

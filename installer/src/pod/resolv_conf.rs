@@ -36,12 +36,15 @@ pub fn servers_of(path: &Path) -> Result<Vec<IpAddr>, ResolvConfError> {
     read().map_err(|source| ResolvConfError { path: path.to_owned(), source })
 }
 
-/// Returns the servers in the text of such a file; resolv.conf(5). An invalid address is skipped, as a resolver
-/// does.
+/// Returns the servers in the text of such a file; resolv.conf(5). An invalid address is skipped, as resolvers do. An
+/// indented line counts: resolvers in Go and `istio-iptables` read it, glibc does not.
 fn servers(text: &str) -> Vec<IpAddr> {
-    let lines = text.lines().filter_map(|line| line.strip_prefix("nameserver"));
-    let lines = lines.filter(|rest| rest.starts_with([' ', '\t']));
-    lines.filter_map(|rest| address(rest.split_whitespace().next()?)).collect()
+    let server = |line: &str| {
+        let mut words = line.split_whitespace();
+        words.next().filter(|keyword| *keyword == "nameserver")?;
+        address(words.next()?)
+    };
+    text.lines().filter_map(server).collect()
 }
 
 /// A link-local server is written with its interface, `fe80::1%eth0`, which is not part of the address in a
@@ -60,7 +63,7 @@ mod tests {
         let text = "# nameserver 1.1.1.1\n; nameserver 1.1.1.2\nsearch a.svc.cluster.local\n\
                     nameserver 10.96.0.10\nnameserver\tfd00::a # not a comment to us\noptions ndots:5\n\
                     nameservers 1.1.1.3\nnameserver\nnameserver dns.example\nnameserver fe80::1%eth0\n\
-                    nameserver ::ffff:10.96.0.11\r\nnameserver 10.96.0.12";
+                    nameserver ::ffff:10.96.0.11\r\n \tnameserver 10.96.0.12\n#nameserver 10.96.0.13";
         let found: Vec<String> = servers(text).iter().map(ToString::to_string).collect();
         assert_eq!(found, ["10.96.0.10", "fd00::a", "fe80::1", "10.96.0.11", "10.96.0.12"]);
     }

@@ -49,7 +49,7 @@ impl Hint for HostMountsError {
                 "it takes CAP_SYS_PTRACE to open another process's mount namespace, with AppArmor the profile unconfined, and hostUsers must not be false"
             }
             Self::Open { source: Errno::ENOENT, .. } => {
-                "mount the host's /proc, and name /host/proc/1/ns/mnt with --mount-namespace; hostPID: true would do, but gives every container of the pod the host's processes"
+                "mount the host's /proc, and name /host/proc/1/ns/mnt with --mount-namespace; hostPID: true works too, but shows the host's processes to every container of the pod"
             }
             Self::SameAsOurs { .. } => {
                 "in a pod mount the host's /proc and name /host/proc/1/ns/mnt with --mount-namespace; on the node itself there is nothing to enter: leave --host out"

@@ -54,7 +54,7 @@ pub struct NodeBackend {
     pub unknown_label: Option<String>,
 }
 
-/// Decides the node's backend. The report is missing for a moment now and then: the caller passes the last one meanwhile, so
+/// Decides the node's backend. While the report is missing because the plugin removed it, the caller passes the last one, so
 /// that the entry is not rewritten.
 #[must_use]
 pub fn node_backend(cluster: BackendSetting, label: Option<&str>, probe: Option<&NodeProbe>) -> NodeBackend {
@@ -111,8 +111,8 @@ impl NodeBackend {
 impl fmt::Display for NodeBackend {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.source {
-            SettingSource::Label => write!(f, "node label {LABEL} says {}", self.setting.as_str())?,
-            SettingSource::Cluster => write!(f, "the setting says {}", self.setting.as_str())?,
+            SettingSource::Label => write!(f, "node label {LABEL} is {}", self.setting.as_str())?,
+            SettingSource::Cluster => write!(f, "the setting is {}", self.setting.as_str())?,
             SettingSource::None => write!(f, "the plugin chooses")?,
         }
         match &self.verdict {
@@ -201,7 +201,7 @@ mod tests {
         let Verdict::Fails(none) = &nft.verdict else { panic!("{nft:?}") };
         assert!(none.hint().unwrap().contains("iptables-legacy works on this node"));
         assert_eq!(nft.writes(), Some(BackendKind::Nft), "the operator's setting stays");
-        // The plugin probes only what it needs: the rest is not known to fail.
+        // The plugin probes only what it needs: whether the other backends fail is unknown.
         let mut partly = legacy_only();
         partly.capabilities.backends = [(BackendKind::Nft, findings(&Finding::Works))].into_iter().collect();
         let iptables = node_backend(BackendSetting::Iptables, None, Some(&partly));

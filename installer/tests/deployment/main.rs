@@ -4,7 +4,6 @@
 mod left_script;
 mod objects;
 mod pod;
-mod rights;
 mod settings;
 
 use objects::Objects;
@@ -22,7 +21,7 @@ fn every_field_of_every_object_is_known_to_kubernetes() {
 
 #[test]
 fn the_agent_has_only_rights_to_read() {
-    rights::assert_read_only(&base());
+    pod::assert_rights_to_read_only(&base());
 }
 
 #[test]

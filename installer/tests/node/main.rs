@@ -1,12 +1,24 @@
-//! The built `gybe node --pods-from`: queries as the plugin sends them, and invalid ones.
+//! A node's directories: the passes that change them, called as functions on a [`test_node::TestNode`], and the commands
+//! `gybe install`, `gybe uninstall` and `gybe doctor` as an operator calls them, on a [`host_root::HostRoot`].
+//!
+//! The plugin here is a script that answers VERSION; the tests in `integration/` use the real plugin.
+#![cfg(test)]
 
-#[cfg(test)]
-mod agent;
-#[cfg(test)]
-mod journal;
-#[cfg(test)]
-mod life;
-#[cfg(test)]
-mod questions;
-#[cfg(test)]
-mod sockets;
+mod chained;
+mod conf_choice;
+mod conflicts;
+mod conflists;
+mod doctor;
+mod doctor_environment;
+mod every_step;
+mod host_root;
+mod install_command;
+mod locks;
+mod pods_on_node;
+mod programs;
+mod shapes;
+mod take_over;
+mod take_over_command;
+mod test_node;
+mod uninstall_command;
+mod watches;

@@ -18,6 +18,9 @@ pub enum PortError {
     /// Not a decimal number up to 65535.
     #[error("{0:?} is not a port: a whole number from 0 to 65535, or a range like 8000-8100")]
     NotAPort(String),
+    /// iptables and istio-iptables read `010` as 8, and the injector's validation reads it as 10.
+    #[error("{0:?} has a leading zero, which iptables takes for octal; write the decimal number without it")]
+    LeadingZero(String),
     /// The last port of the range is smaller than its first.
     #[error("port range {0:?} is reversed: the smaller port comes first")]
     Reversed(String),
@@ -40,10 +43,15 @@ impl FromStr for PortRange {
 
     /// Reads `80` or `8000-8100`: decimal digits only, no sign, no white space.
     fn from_str(text: &str) -> Result<Self, PortError> {
-        let not_a_port = || PortError::NotAPort(text.chars().take(64).collect());
+        let brief = || text.chars().take(64).collect();
+        let not_a_port = || PortError::NotAPort(brief());
         let port = |digits: &str| -> Result<u16, PortError> {
             let decimal = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-            if decimal { digits.parse().map_err(|_| not_a_port()) } else { Err(not_a_port()) }
+            match decimal {
+                true if digits.len() > 1 && digits.starts_with('0') => Err(PortError::LeadingZero(brief())),
+                true => digits.parse().map_err(|_| not_a_port()),
+                false => Err(not_a_port()),
+            }
         };
         let (first, last) = match text.split_once('-') {
             Some((first, last)) => (port(first)?, port(last)?),
@@ -177,7 +185,7 @@ mod tests {
     fn invalid_ports_and_ranges_are_refused() {
         for text in [
             "", " 80", "80 ", "+80", "-80", "70000", "80-", "-", "0x50", "8 0", "80\n", "٨٠", "90-80",
-            "1-2-3",
+            "1-2-3", "05000", "00", "1-010",
         ] {
             assert!(text.parse::<PortRange>().is_err(), "{text:?}");
         }

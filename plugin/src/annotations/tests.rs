@@ -168,6 +168,7 @@ fn unknown_modes_are_refused() {
 fn a01_an_invalid_value_is_refused_with_its_annotation_and_item() {
     for (annotation, value, item, right) in [
         (EXCLUDE_INBOUND, "70000", "\"70000\"", "0 to 65535"),
+        (EXCLUDE_INBOUND, "05000", "\"05000\"", "octal"),
         (EXCLUDE_INBOUND, "80\n,81", r#""80\n""#, "0 to 65535"),
         (EXCLUDE_INBOUND, "80,", "beside a comma", ""),
         (EXCLUDE_INBOUND, ",", "beside a comma", ""),

@@ -100,7 +100,7 @@ where
     }
 }
 
-/// Sends a request with the token of the file, and once more when the token was refused and the file has another by now.
+/// Sends a request with the token of the file, and once more if the server refused the token and the file contains a newer one.
 async fn authenticate(
     transport: Transport,
     token: Option<&TokenFile>,

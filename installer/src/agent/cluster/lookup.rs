@@ -13,7 +13,7 @@ use tokio::sync::Semaphore;
 use tokio::sync::mpsc::UnboundedReceiver;
 use tokio::time::timeout_at;
 
-/// A request to the runtime's thread. There are never more than queries of the plugin.
+/// A request to the runtime's thread. Queries of the plugin that wait for the same pod share one.
 #[derive(Debug)]
 pub(super) struct Lookup {
     pub(super) pod: PodRef,
@@ -29,8 +29,8 @@ pub(super) async fn serve(cache: Arc<PodCache>, client: Client, mut lookups: Unb
     while let Some(Lookup { pod, until }) = lookups.recv().await {
         let (cache, client, permits) = (Arc::clone(&cache), client.clone(), Arc::clone(&permits));
         tokio::spawn(async move {
-            let answer = timeout_at(until.into(), get(&client, &cache, &permits, &pod)).await;
-            cache.record_lookup(&pod, answer.unwrap_or_else(|_| timed_out()));
+            let response = timeout_at(until.into(), get(&client, &cache, &permits, &pod)).await;
+            cache.record_lookup(&pod, response.unwrap_or_else(|_| timed_out()));
         });
     }
 }

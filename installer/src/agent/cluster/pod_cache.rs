@@ -74,7 +74,7 @@ impl Default for PodCache {
             last_event: Instant::now(),
             problem: None,
             openings: 0,
-            // A missing counter cannot be distinguished from one that never counted.
+            // This counter exists from the start, so that its first increase is visible in a rate.
             errors: BTreeMap::from([(None, 0)]),
         };
         Self { state: Mutex::new(state), changed: Condvar::new() }
@@ -154,12 +154,12 @@ impl PodCache {
         });
     }
 
-    /// The API server sent something about pods.
+    /// Records that the API server sent something about pods.
     pub(super) fn record_event(&self) {
         self.lock().last_event = Instant::now();
     }
 
-    /// The watch is open; reports whether it had a problem before.
+    /// Records that the watch is open; reports whether it had a problem before.
     pub(super) fn opened(&self) -> bool {
         let mut state = self.lock();
         state.openings = state.openings.saturating_add(1);
@@ -171,7 +171,7 @@ impl PodCache {
         *self.lock().errors.entry(fault.status()).or_default() += 1;
     }
 
-    /// The watch is not open; reports whether the problem is another than before.
+    /// Records why the watch is not open; reports whether the problem differs from the one before.
     pub(super) fn failed(&self, fault: &ApiError) -> bool {
         let problem = Some(WatchProblem { status: fault.status(), sentence: fault.to_string() });
         let mut state = self.lock();

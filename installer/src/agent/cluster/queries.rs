@@ -32,8 +32,8 @@ pub enum DaemonSetState {
     Present,
     BeingDeleted,
     Absent,
-    /// The API server refuses us (401, 403): the namespace or the service account may be gone, or a role was changed. It
-    /// proves nothing.
+    /// The API server refuses us (401, 403): the namespace or the service account may be gone, or a role was changed. This
+    /// does not prove that the DaemonSet is gone.
     Refused(String),
     /// There was no response.
     Unknown(String),
@@ -86,7 +86,7 @@ pub fn daemonset_state(cluster: &Cluster, namespace: &str, name: &str, until: In
 /// Answers a query of the plugin, in the protocol of the facts socket, with one request to the API server.
 ///
 /// # Errors
-/// When the query is malformed. Any other failure is its response.
+/// When the query is malformed. Any other failure becomes an error response.
 pub fn pod_facts(cluster: &Cluster, query: &[u8], until: Instant) -> Result<String, WireError> {
     let pod = wire::decode_request(query)?.pod;
     let request = pod_requests::one(&pod).map_err(QueryError::from);
@@ -111,7 +111,7 @@ fn get<T: DeserializeOwned>(
         let object = tokio::time::timeout_at(until.into(), client::object(&client, request)).await;
         Ok(object.unwrap_or_else(|_| Err(ApiError::Late(started.elapsed())))?)
     });
-    // A DNS lookup keeps a thread of the runtime; it is not waited for.
+    // Does not wait for a thread of the runtime that is still blocked in a DNS lookup.
     runtime.shutdown_background();
     result
 }

@@ -1,6 +1,6 @@
 //! The watch of this node's pods: a list, and then events.
 //!
-//! kube's `watcher` is not used: it opens a watch that a server ends at once again and again without a pause, hides the
+//! kube's `watcher` is not used. When a server ends each watch at once, it opens the next one without a pause. It hides the
 //! server's bookmarks and `Retry-After`, holds each page of a list in memory, and makes the server read every agent's list
 //! from etcd.
 
@@ -21,8 +21,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
-/// The length of a watch in seconds, and the spread around it, so that the agents do not come back all at once. kube allows
-/// less than 295 seconds.
+/// The length of a watch in seconds, and the spread around it, so that the agents do not all reconnect at the same time. kube
+/// allows less than 295 seconds.
 const WATCH_SECONDS: f64 = 240.0;
 const SPREAD_SECONDS: f64 = 50.0;
 /// The server ends a watch itself. A watch that it has not ended after this time is dead.
@@ -49,7 +49,7 @@ pub(super) struct Watch {
 }
 
 impl Watch {
-    /// Runs until it is dropped.
+    /// Lists and watches the pods until the future is dropped.
     pub(super) async fn run(self) -> Infallible {
         let (mut backoff, mut version) = (Backoff::new(FIRST_WAIT), None);
         loop {
@@ -81,7 +81,7 @@ impl Watch {
             let (cause, wait) = (fault.to_string(), wait.as_millis());
             let pods = self.cache.state().pods;
             let fields = json!({ "cause": cause, "again_in_ms": u64::try_from(wait).ok(), "pods": pods });
-            self.log.warn("gybe node: pods are not watched; known pods are answered for", fields);
+            self.log.warn("gybe node: pods are not watched; queries about cached pods are served", fields);
         }
     }
 
@@ -117,13 +117,13 @@ impl Watch {
     ) -> Result<(), ApiError> {
         let mut lines = LineSplitter::default();
         while let Some(frame) = timeout(limit, body.frame()).await.map_err(|_| ApiError::Late(limit))? {
-            // A watch that broke off is like one that ended: the next watch shows a problem, if there is one.
+            // A broken connection is handled like a watch that the server ended: if there is a problem, the next request fails.
             let Ok(frame) = frame else { return Ok(()) };
             self.cache.record_event();
             lines.feed(&frame.into_data().unwrap_or_default());
             while let Some(line) = lines.next().map_err(|_| ApiError::Unreadable(TOO_LONG))? {
-                if let Some(seen) = self.event(&line)? {
-                    *version = Some(seen);
+                if let Some(latest) = self.event(&line)? {
+                    *version = Some(latest);
                 }
             }
         }
@@ -134,7 +134,7 @@ impl Watch {
     fn event(&self, line: &[u8]) -> Result<Option<String>, ApiError> {
         match serde_json::from_slice(line) {
             Ok(event) => self.handle(event),
-            // One malformed object must not hide the others. (kube takes any such line for a refusal, and ends the watch.)
+            // A malformed object must not stop the events of other pods. (kube ends the watch at such a line.)
             Err(_) => {
                 self.log.warn("gybe node: an event about a pod cannot be read", json!({}));
                 Ok(None)
@@ -202,7 +202,7 @@ fn has_expired(fault: &ApiError) -> bool {
     fault.status().is_some_and(|status| (400..500).contains(&status) && ![401, 403, 429].contains(&status))
 }
 
-/// Reports whether a watch succeeded that was open for this time; none was never opened, however long its refusal took.
+/// Reports whether a watch that was open for this time succeeded; none: the server did not open it.
 fn is_success(open: Option<Duration>) -> bool {
     open.is_some_and(|open| open >= STEADY)
 }

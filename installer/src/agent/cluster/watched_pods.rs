@@ -19,8 +19,8 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 /// How long the watch may lag behind the kubelet's, before a pod is looked up at the API server.
 const WATCH_LAG: Duration = Duration::from_millis(300);
 
-/// A server sends a bookmark every minute. Silence for longer than the life of a watch is neither a slow server nor a token
-/// that is being replaced.
+/// A server sends a bookmark every minute. This is longer than a watch lasts, so neither a slow server nor a token that is being
+/// replaced causes such a silence.
 const STALE: Duration = Duration::from_secs(300);
 
 /// The watch, running on a thread of its own until it is dropped.
@@ -54,7 +54,7 @@ impl WatchedPods {
             thread::Builder::new().name("cluster".to_owned()).spawn(move || {
                 let _watching = runtime.spawn(watch.run());
                 runtime.block_on(serve);
-                // A DNS lookup keeps a thread; the agent's end does not wait for it.
+                // Does not wait for a thread of the runtime that is still blocked in a DNS lookup.
                 runtime.shutdown_background();
             })
         })?;
@@ -66,7 +66,7 @@ impl WatchedPods {
     }
 }
 
-/// Calls `make` with all signals blocked: signals end the agent in its own loop, never in a thread created before it.
+/// Calls `make` with all signals blocked, so that the thread that it creates receives none: the agent's loop handles them.
 fn without_signals<T>(make: impl FnOnce() -> std::io::Result<T>) -> Result<T, ClusterError> {
     let failed = |errno: nix::errno::Errno| ClusterError::Thread(errno.into());
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(failed)?;
@@ -81,7 +81,7 @@ impl PodLookup for WatchedPods {
     }
 
     fn wait_for(&self, pod: &PodRef, until: Instant) -> FactsResponse {
-        // The watch has the same source as the kubelet's, so a pod that it has not delivered is about to come.
+        // The watch and the kubelet's watch have the same source, so the pod most likely arrives within `WATCH_LAG`.
         self.cache.wait_for(pod, WaitLimits { watch_lag: WATCH_LAG, until }, || {
             let lookup = Lookup { pod: pod.clone(), until };
             // The thread ends only after the sender is dropped.
@@ -94,7 +94,7 @@ impl PodLookup for WatchedPods {
         let why = problem.map_or(String::new(), |problem| format!(": {}", problem.sentence));
         let missing = match synced {
             false => Some(format!("this node's pods are not known yet{why}")),
-            // Known pods are answered for, however old the cache is; but new pods are not in it.
+            // Queries about cached pods are served however old the cache is, but new pods are not in it.
             true if silent > STALE => {
                 Some(format!("the API server has sent nothing about pods for {} s{why}", silent.as_secs()))
             }

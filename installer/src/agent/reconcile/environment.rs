@@ -20,7 +20,7 @@ const CACHE_INTERVAL: Duration = Duration::from_secs(60);
 #[derive(Debug, Default)]
 pub(super) struct Environment {
     observed: Option<Instant>,
-    /// The file with istio-cni's name; a different file may again be istio-cni's own program.
+    /// The identity of the program under istio-cni's name; a change may mean that it is istio-cni's own again.
     program: Option<Identity>,
     stand_in: StandIn,
 }

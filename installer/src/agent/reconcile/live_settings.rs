@@ -49,11 +49,11 @@ fn load(
 }
 
 impl LiveSettings {
-    /// Reads the settings. An invalid ConfigMap alone does not stop the agent: without it no query is answered, and every pod
-    /// in the mesh is refused on its node.
+    /// Reads the settings. An invalid ConfigMap alone does not stop the agent: without an agent the plugin refuses every pod of
+    /// the mesh on this node.
     ///
     /// # Errors
-    /// Names everything that is invalid, if some of it is in the environment, which cannot change.
+    /// When the environment is invalid, which cannot change while the process runs. Names everything that is invalid.
     pub fn start(environment: BTreeMap<String, String>) -> Result<Self, SettingsLoadError> {
         let (read_from, current, origin) = match load(SettingsSources::gather(environment.clone())) {
             Ok((sources, current)) => (Some(sources), current, Origin::ConfigMap),

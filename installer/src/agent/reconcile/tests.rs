@@ -181,8 +181,8 @@ fn neither_the_resync_nor_the_grace_period_shortens_the_wait_of_a_conflict_over_
         node.set_mode("leave");
         reconciler.turn(Instant::now());
         let desired = reconciler.desired.clone().unwrap();
-        let places = reconciler.settings().environment.directories.clone();
-        let mut pass = pass(&places, &desired, &mut PassHistory::default()).unwrap();
+        let directories = reconciler.settings().environment.directories.clone();
+        let mut pass = pass(&directories, &desired, &mut PassHistory::default()).unwrap();
         let NextTurn::OnChange(next) = reconciler.report(&pass, Instant::now()).next else {
             panic!("no change needed")
         };

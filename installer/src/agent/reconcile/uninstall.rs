@@ -39,7 +39,7 @@ impl GracePeriod {
         self.out_since.map(|since| self.length.saturating_sub(now.saturating_duration_since(since)))
     }
 
-    /// Ends the period without removing programs: our entry is to be installed.
+    /// Ends the period without removing programs, because the settings request an installation.
     pub(super) fn cancel(&mut self) {
         self.out_since = None;
     }
@@ -55,7 +55,7 @@ impl GracePeriod {
 }
 
 impl Reconciler<'_> {
-    /// Removes our entry before the agent ends, in as many turns as the time allows: no turn follows.
+    /// Removes our entry before the agent ends, in as many turns as `END_TIMEOUT` allows.
     pub(crate) fn uninstall(&mut self) {
         self.settings.current.options.mode = Mode::Leave;
         let until = Instant::now() + END_TIMEOUT;
@@ -71,7 +71,7 @@ impl Reconciler<'_> {
         }
         let hint = "to take the node out of the chain, run gybe uninstall on it";
         let fields = json!({ "missing": self.status.report.missing, "hint": hint });
-        self.log.event(Level::Error, "gybe node: no time left to remove our entry from the chain", fields);
+        self.log.event(Level::Error, "gybe node: no time left to remove the entry from the chain", fields);
     }
 }
 

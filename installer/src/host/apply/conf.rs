@@ -112,8 +112,8 @@ pub(super) fn remove(folder: &OpenDirectory, file: &FileName, bytes: &[u8]) -> R
     }
 }
 
-/// Writes our drop-in. It is made in the conf directory and moved down, because containerd watches only the
-/// upper directory, and a file that leaves it is the event that makes it load the network again.
+/// Writes our drop-in: writes the file in the conf directory and moves it into the network's directory. containerd
+/// watches only the conf directory, and loads the network again when a file is moved out of it.
 pub(super) fn drop_in(
     folder: &OpenDirectory,
     network: &FileName,
@@ -134,7 +134,7 @@ pub(super) fn drop_in(
     folder.sync()
 }
 
-/// Removes our drop-in the same way, and the network's directory if it is then empty.
+/// Removes our drop-in by way of the conf directory, for the same reason, and the network's directory if it is then empty.
 pub(super) fn take_out(folder: &OpenDirectory, network: &FileName) -> Result<(), ApplyError> {
     let inner = folder.inner(network)?;
     match renameat(&inner.fd, DROP_IN, &folder.fd, temporary_name()) {

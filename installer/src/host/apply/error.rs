@@ -26,7 +26,7 @@ pub enum ApplyError {
     /// The copy is incomplete or damaged (F10).
     #[error("the copy of {} is damaged: its SHA-256 is {found} instead of {desired}", .source_path.display())]
     Damaged { source_path: PathBuf, desired: Hash, found: Hash },
-    /// The program does not run here: another architecture, a noexec mount, ….
+    /// The program does not run on this node: another architecture, a noexec mount, ….
     #[error("{} does not run on this node", .source_path.display())]
     Trial {
         source_path: PathBuf,

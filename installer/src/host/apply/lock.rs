@@ -1,7 +1,7 @@
 //! The lock that lets only one process change a node at a time: the agent, or an operator's `gybe`.
 //!
-//! It is a file in the program directory, the one directory that the agent and an operator's `gybe` share
-//! whatever their mounts and settings. Only root can open it, so no other user of the node can hold it. It is
+//! It is a file in the program directory, the one directory that the agent and an operator's `gybe` share with any
+//! mounts and settings. Only root can open it, so no other user of the node can hold it. It is
 //! opened for reading, which wakes no agent that watches the directory, and is made only if there is something
 //! to change. It is removed with the last of our programs.
 
@@ -17,7 +17,7 @@ use nix::unistd::{UnlinkatFlags, geteuid, unlinkat};
 
 use crate::host::observe::LOCK;
 
-/// How often the file may be replaced, or be removed as another user's, during one attempt.
+/// How often one attempt starts again, because the file was replaced, or belonged to another user and was removed.
 const ATTEMPTS: usize = 8;
 const ROOT: u32 = 0;
 
@@ -85,7 +85,7 @@ fn lock(folder: &OwnedFd) -> Result<Option<Flock<OwnedFd>>, Errno> {
             }
         }
         Ok(there) if only_we_can_open(&fstat(&there)?) => there,
-        // Another user made it, in a directory that others may write.
+        // Another user made it, in a directory that other users may write.
         Ok(_) | Err(Errno::ELOOP) => {
             unlinkat(folder, LOCK, UnlinkatFlags::NoRemoveDir)?;
             return Ok(None);

@@ -90,7 +90,7 @@ fn start(program: &Path, trial: Trial) -> Result<Child, TrialError> {
 }
 
 /// Starts the program. A process that another thread forks during our write holds our descriptor until its own
-/// exec: until then the kernel returns ETXTBSY (F09), and it has no event for the release.
+/// exec: until then the kernel returns ETXTBSY (F09), and no event reports the release.
 fn spawn(command: &mut Command) -> Result<Child, TrialError> {
     let until = Instant::now() + TIMEOUT;
     loop {
@@ -111,7 +111,7 @@ fn wait(mut child: Child) -> Result<(bool, String, Vec<u8>), TrialError> {
     let waiting = thread::Builder::new().spawn(move || sender.send(child.wait()));
     let waiting = match waiting {
         Ok(waiting) => waiting,
-        // No thread will reap it.
+        // Without the thread, the child has to be reaped here.
         Err(why) => {
             let _ = kill(pid, Signal::SIGKILL);
             let _ = waitpid(pid, None);

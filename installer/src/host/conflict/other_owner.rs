@@ -14,7 +14,7 @@ pub struct OtherOwner {
     pub setting: &'static str,
 }
 
-// In the order of likelihood: agents that insist on being alone come first.
+// In the order of likelihood: agents that remove other plugins' files come first.
 const KNOWN: [(&str, OtherOwner); 5] = [
     ("cilium-cni", OtherOwner { name: "the Cilium agent", setting: "Helm value cni.exclusive=false" }),
     (
@@ -45,14 +45,13 @@ const KNOWN: [(&str, OtherOwner); 5] = [
     ),
 ];
 
-/// Returns the likely owner of a chain that keeps coming back.
+/// Returns the program that most likely restores a chain of these plugins.
 #[must_use]
 pub fn likely(plugins: &[&str]) -> Option<OtherOwner> {
     KNOWN.iter().find(|(plugin, _)| plugins.contains(plugin)).map(|(_, owner)| *owner)
 }
 
-// istio-cni's agent copies what its image has, and takes its plugin away when it ends
-// (docs/ISTIO.md, section 5).
+// istio-cni's agent copies the programs of its image, and removes its plugin when it ends (docs/ISTIO.md, section 5).
 const ISTIO_PROGRAMS: OtherOwner = OtherOwner {
     name: "istio-cni's container install-cni",
     setting: "if istio-cni serves ambient pods, keep it and exclude this node from Gybe; otherwise remove the DaemonSet \
@@ -64,16 +63,16 @@ const ISTIO_OTHER_PROGRAMS: OtherOwner = OtherOwner {
 };
 // No other project has programs of these names.
 const ANOTHER_GYBE: OtherOwner = OtherOwner {
-    name: "another agent of Gybe, of another version",
+    name: "an agent of another version of Gybe",
     setting: "one DaemonSet of Gybe for a node: remove one of the two",
 };
 const TIDY: OtherOwner = OtherOwner {
-    name: "a node's configuration management or malware scanner that keeps the directory tidy",
+    name: "a node's configuration management or malware scanner that removes files unknown to it",
     setting: "let it leave gybe and gybe-cni there",
 };
 const MODES: OtherOwner = OtherOwner {
-    name: "a program that sets modes and owners in that directory, if its file system keeps them",
-    setting: "let programs there stay root's, with mode 0755",
+    name: "a program that sets modes and owners in that directory, or a file system that does not store them",
+    setting: "let the programs there be owned by root and have mode 0755",
 };
 
 /// Returns the program that likely removes or changes the program `name`.

@@ -26,12 +26,12 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
     if agent.fault.is_none() {
         found.extend(observation.log.as_ref().map(log));
     }
-    found.extend(agent.status.iter().flat_map(own_word));
+    found.extend(agent.status.iter().flat_map(own_status));
     found
 }
 
 /// The agent's own status, as `/readyz` reports it.
-fn own_word(status: &AgentStatus) -> Vec<Finding> {
+fn own_status(status: &AgentStatus) -> Vec<Finding> {
     let AgentStatus { ready, leaves, reasons, settings, conflicts, notes, plugin_dir_confirmed: _ } = status;
     let leaving = leaves.then(|| {
         let text =

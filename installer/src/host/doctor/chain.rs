@@ -73,8 +73,8 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
     let judgement = judged(observation, ours);
     let mut found: Vec<_> = judgement.in_use.iter().map(|choice| in_use(observation, choice)).collect();
     found.extend(broken(observation, &judgement));
-    // Without an entry of ours, and without our tool or on purpose, Gybe is not installed, and no more findings
-    // are needed.
+    // If no conf file has our entry, and the tool is missing too or the agent removed the entry on purpose, Gybe is
+    // not installed, and no more findings are needed.
     let has_no_entry = |reason: &Problem| {
         let is_elsewhere = matches!(reason, Problem::PluginsElsewhere(_) | Problem::NetworksElsewhere(_));
         reason.is_missing_entry() || is_elsewhere
@@ -108,14 +108,14 @@ fn has_own_finding(reason: &Problem) -> bool {
 
 fn in_use(observation: &Observation, choice: &ChosenNetwork) -> Finding {
     let runs = |name: &str| observation.runtimes.iter().any(|runtime| runtime.name == name);
-    let who = match (runs("containerd"), runs("crio")) {
+    let runtime = match (runs("containerd"), runs("crio")) {
         (true, false) => "containerd uses",
         (false, true) => "CRI-O uses",
         _ => "containerd and CRI-O use",
     };
     let ChosenNetwork { file, network } = choice;
     let text =
-        format!("{who} {file}: network {} with the plugins {}", network.name, network.plugins.join(", "));
+        format!("{runtime} {file}: network {} with the plugins {}", network.name, network.plugins.join(", "));
     Finding::well(About::Chain, text)
 }
 

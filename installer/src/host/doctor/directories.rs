@@ -30,7 +30,7 @@ pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
 }
 
 fn node(observation: &Observation) -> Finding {
-    Finding::note(About::Node, format!("this is {}", observation.platform), observation.platform.advice())
+    Finding::note(About::Node, format!("this is {}", observation.platform), observation.platform.hint())
 }
 
 fn directory_problems(
@@ -48,7 +48,7 @@ fn directory_problems(
         DirectoryState::Deleted => {
             let text = format!("the {of} directory {path} was deleted while this process held it open");
             let remedy =
-                "restart this pod and the container runtime: neither sees a directory that was made again";
+                "restart this pod and the container runtime: neither notices a directory that was made again";
             Finding::wrong(About::Directories, text, remedy)
         }
         DirectoryState::Unreadable(why) => {

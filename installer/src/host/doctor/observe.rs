@@ -4,7 +4,7 @@ mod file_systems;
 mod sockets;
 
 pub use file_systems::{FileSystem, FreeSpace};
-pub(crate) use sockets::ask as ask_agent;
+pub(crate) use sockets::query as query_agent;
 pub use sockets::{AgentContact, LogSocketContact};
 
 use crate::error::errno;
@@ -121,7 +121,7 @@ pub fn observe(options: DoctorOptions) -> Observation {
     let conf = ours.plugin_conf();
     // Other owners' drop-ins need the check too.
     let has_none = snapshot.conf.networks.is_empty() && snapshot.conf.unread_networks.is_empty();
-    let ask = if has_none { DropInCheck::Skip } else { DropInCheck::Read };
+    let drop_ins = if has_none { DropInCheck::Skip } else { DropInCheck::Read };
     let directories = [
         ("conf", &options.directories.conf),
         ("program", &options.directories.programs),
@@ -135,8 +135,8 @@ pub fn observe(options: DoctorOptions) -> Observation {
         conf => conf.as_ref().and_then(|conf| conf.facts.socket.clone()),
     };
     let probed = found(&options.run);
-    let seen_running = running(&options.root, &options.directories.conf, ask);
-    snapshot.runtimes = RuntimeReport::of(&options.root, &seen_running).known(&options.directories);
+    let running_now = running(&options.root, &options.directories.conf, drop_ins);
+    snapshot.runtimes = RuntimeReport::of(&options.root, &running_now).known(&options.directories);
     Observation {
         platform: Platform::of_host(&options.root),
         spaces: file_systems::of(directories),
@@ -146,14 +146,14 @@ pub fn observe(options: DoctorOptions) -> Observation {
             .image
             .as_deref()
             .is_some_and(|image| is_another(&plugin, &image.join(PLUGIN))),
-        agent: sockets.as_deref().map(ask_agent),
-        log: conf.as_ref().and_then(|conf| conf.facts.log_socket()).map(|path| sockets::knock(&path)),
+        agent: sockets.as_deref().map(query_agent),
+        log: conf.as_ref().and_then(|conf| conf.facts.log_socket()).map(|path| sockets::connect_log(&path)),
         no_kubeconfig: conf.as_ref().and_then(unreadable),
         no_programs: conf.as_ref().and_then(|conf| no_programs(conf, probed.as_ref(), &options.root)),
         found: probed,
         pods: conf.map(|conf| pods_of(conf, &options)),
         watch: DirectoryWatch::new([options.directories.conf.clone()]).mode(),
-        runtimes: seen_running,
+        runtimes: running_now,
         guard: guard(),
         of_istio: of_istio(&options),
         snapshot,

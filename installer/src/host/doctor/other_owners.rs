@@ -16,7 +16,7 @@ pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
         choice.iter().flat_map(|choice| choice.network.plugins.iter().map(String::as_str)).collect();
     if let Some(owner) = likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
         let text = format!("{} also writes this chain", owner.name);
-        let remedy = format!("if our entry keeps disappearing: {}", owner.setting);
+        let remedy = format!("if the entry of gybe-cni keeps disappearing: {}", owner.setting);
         found.push(Finding::note(About::Others, text, Some(&remedy)));
     }
     found.extend(socket_load_balancing(&plugins));
@@ -50,7 +50,7 @@ fn of_entry(name: &str, chain: &PluginChain, has_program: bool) -> Finding {
     if chain.is_ambient() {
         let text = format!("{name} has an istio-cni entry that serves ambient mode (ambient_enabled: true)");
         return match has_ours {
-            true => wrong(format!("{text}, and ours too"), KEEP_ISTIO),
+            true => wrong(format!("{text}, and an entry of gybe-cni"), KEEP_ISTIO),
             false => note(text, KEEP_ISTIO),
         };
     }
@@ -58,8 +58,9 @@ fn of_entry(name: &str, chain: &PluginChain, has_program: bool) -> Finding {
                      then remove the DaemonSet istio-cni-node";
     match (has_ours, has_program) {
         (true, _) => {
-            let text =
-                format!("{name} has an istio-cni entry and ours: both redirect, and the second is refused");
+            let text = format!(
+                "{name} has entries of istio-cni and gybe-cni: both redirect, and the second is refused"
+            );
             wrong(text, take_over)
         }
         (false, true) => {

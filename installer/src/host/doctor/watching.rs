@@ -56,7 +56,7 @@ fn of_runtime(RuntimeProcess { name, pid, watches, .. }: &RuntimeProcess) -> Fin
                  configured with another"
             );
             let remedy = format!(
-                "restart {name}, which sees no change until then; or name its directory with --conf-dir"
+                "restart {name}, which notices no change until then; or name its directory with --conf-dir"
             );
             Finding::wrong(About::Watching, text, remedy)
         }

@@ -1,3 +1,5 @@
+//! Verdicts on conf directories: which file the runtime uses, and why a pod is not redirected.
+
 use gybe_netfilter::hint::Hint;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -206,7 +208,7 @@ fn a_program_directory_without_the_primarys_plugins_needs_confirmation() {
     assert_eq!(named.reason(), "waiting for the probe's report about the container runtime");
     let mut others = World::with(&[("10-a.conflist", CHAINED)]);
     others.runtimes.plugin_directory = ConfiguredDirectory::Others(vec!["/usr/lib/cni".into()]);
-    let elsewhere = "the runtime looks for plugins in /usr/lib/cni, not where ours are placed";
+    let elsewhere = "the runtime looks for plugins in /usr/lib/cni, not where gybe-cni is placed";
     assert_eq!(others.reason(), elsewhere, "although the primary's plugin is here too");
     others.confirmed = Confirmed::Yes;
     assert!(others.judged().is_redirected());
@@ -301,8 +303,8 @@ fn a_drop_in_redirects_pods_only_if_the_runtime_reads_it() {
 #[test]
 fn an_entry_or_a_program_that_fails_every_pod_redirects_none() {
     let refused = World::with(&[("10-a.conflist", BAD_ENTRY)]).reason();
-    assert!(refused.starts_with("the plugin refuses our entry in 10-a.conflist: "), "{refused}");
-    assert!(World::with(&[("10-a.conflist", BOTH)]).reason().contains("an istio-cni entry and ours"));
+    assert!(refused.starts_with("the plugin refuses its entry in 10-a.conflist: "), "{refused}");
+    assert!(World::with(&[("10-a.conflist", BOTH)]).reason().contains("entries of istio-cni and gybe-cni"));
     for (fault, expected) in [
         (ProgramFault::Missing, "the program gybe-cni is not in the program directory"),
         (ProgramFault::Another, "the program gybe-cni is not the one that was placed there"),

@@ -73,7 +73,7 @@ pub(crate) fn each_result(results: &Path, each: &mut dyn FnMut(&[u8])) -> Result
             Ok(meta) if meta.is_file() => return ResultCache::InPart,
             _ => continue,
         }
-        // A file that is deleted meanwhile is no longer relevant. A file cut off by a crash (F31) names no
+        // A deleted file belongs to a sandbox that was removed. A file that a crash truncated (F31) names no
         // plugin: libcni cannot read it either.
         let mut bytes = Vec::new();
         let read = File::open(entry.path()).and_then(|file| file.take(MAX_SIZE).read_to_end(&mut bytes));

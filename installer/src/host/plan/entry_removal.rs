@@ -88,7 +88,7 @@ impl EntryRemoval<'_> {
         let original = originals::of_list(self.observed, held.name);
         let single_is_back = singles.iter().any(|single| self.observed.conf.files.contains_key(single));
         match original {
-            // The primary wrote its single file again; the list was ours alone.
+            // The primary wrote its single file again, so no other program needs the list.
             _ if single_is_back && (unlisted.is_some() || original.is_some()) => {
                 plan.changes.push(held.remove());
             }

@@ -23,8 +23,8 @@ pub(super) fn retire(observed: &ObservedState, retired: &[Program], plan: &mut P
 /// Reports whether the file of that name is the image's program, or a copy of the one that an older version installed.
 fn is_ours(observed: &ObservedState, program: &Program) -> bool {
     let hash = |name: &OsStr| observed.programs.files.get(name).and_then(|there| there.hash.as_ref().ok());
-    let of_before = program.source.file_name().and_then(hash);
-    hash(program.name.as_os_str()).is_some_and(|it| *it == program.hash || Some(it) == of_before)
+    let of_installed = program.source.file_name().and_then(hash);
+    hash(program.name.as_os_str()).is_some_and(|it| *it == program.hash || Some(it) == of_installed)
 }
 
 fn placed(observed: &ObservedState, program: &Program) -> Option<Change> {
@@ -51,7 +51,7 @@ pub(super) fn take_away(observed: &ObservedState, uninstall: &Uninstall, plan: &
     let mut stays = false;
     for tombstone in &uninstall.tombstones {
         let Some(there) = observed.programs.files.get(&tombstone.name) else { continue };
-        // A stand-in yields to the program that it stands in for.
+        // Under a stand-in's name istio-cni's own program stays.
         let theirs = is_theirs(observed, tombstone);
         stays |= !theirs && is_needed(&tombstone.name);
         match is_needed(&tombstone.name) {

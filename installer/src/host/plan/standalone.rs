@@ -74,7 +74,7 @@ fn is_of(text: &[u8], plugin: &str) -> bool {
 
 /// Reports whether a file is a network of that one plugin under our network name: only Gybe writes that.
 pub(super) fn is_ours(bytes: &[u8], plugin: &str) -> bool {
-    let says =
+    let has =
         |tree: &JsonValue, key: &str, text: &str| tree.member(key).and_then(JsonValue::as_text) == Some(text);
-    json::parse(bytes).is_ok_and(|tree| says(&tree, "type", plugin) && says(&tree, "name", NETWORK))
+    json::parse(bytes).is_ok_and(|tree| has(&tree, "type", plugin) && has(&tree, "name", NETWORK))
 }

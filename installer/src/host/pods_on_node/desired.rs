@@ -17,7 +17,7 @@ use std::time::{Duration, Instant};
 
 /// The deadline for one pod; a source that has the pod answers within milliseconds.
 const PER_POD: Duration = Duration::from_secs(1);
-/// The deadline for all pods, so that a source without an answer does not cost a second for each.
+/// The deadline for all pods, so that a source that does not respond does not cost a second for each.
 const ALTOGETHER: Duration = Duration::from_secs(10);
 
 /// The sources of a pod's desired state.
@@ -63,22 +63,22 @@ impl PolicySources {
         sandbox: &Sandbox,
         addresses: impl FnOnce() -> Result<Vec<IpAddr>, String>,
     ) -> Desired {
-        let handed = match &sandbox.annotations {
+        let passed = match &sandbox.annotations {
             None => RuntimeAnnotations::NotProvided,
             Some(none) if none.is_empty() => RuntimeAnnotations::Empty,
             Some(annotations) => RuntimeAnnotations::Present(annotations),
         };
         let not_known =
-            |why| Desired::NotKnown { why, is_injected: matches!(handed, RuntimeAnnotations::Present(_)) };
+            |why| Desired::NotKnown { why, is_injected: matches!(passed, RuntimeAnnotations::Present(_)) };
         let Some(pod) = &sandbox.pod else {
             // The plugin leaves a sandbox alone when the runtime names no pod.
             return match &sandbox.container {
                 Some(_) => Desired::LeftAlone(LeaveAloneReason::NotKubernetes),
-                None => not_known("which pod it is of is not known".to_owned()),
+                None => not_known("it is not known to which pod it belongs".to_owned()),
             };
         };
         if let Some(reason) =
-            gates::check_without_facts(&self.conf, pod.namespace.as_str(), pod.name.as_str(), handed)
+            gates::check_without_facts(&self.conf, pod.namespace.as_str(), pod.name.as_str(), passed)
         {
             return Desired::LeftAlone(reason);
         }

@@ -100,7 +100,7 @@ impl Listing {
                 if self.gone > 0 && self.by_namespace.is_empty() {
                     let directory = directory.display();
                     let what = format!(
-                        "of {} cached results none has its network namespace, and {directory} is not there",
+                        "none of {} cached results has its network namespace, and {directory} does not exist",
                         self.gone
                     );
                     self.unreadable
@@ -148,7 +148,8 @@ impl Listing {
         }
     }
 
-    /// Reports whether this pod's sandbox is known. Its processes then made every other namespace that they are in.
+    /// Reports whether this pod's sandbox is known. If it is, another namespace of its processes is one that the pod itself
+    /// made, and not a sandbox.
     fn is_cached(&self, uid: &str) -> bool {
         let is_it = |pod: &PodRef| pod.uid.as_deref() == Some(uid);
         self.by_namespace.values().any(|sandbox| sandbox.pod.as_ref().is_some_and(is_it))

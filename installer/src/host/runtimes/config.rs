@@ -34,19 +34,19 @@ pub fn configured(root: &Path, name: &str, arguments: &[String]) -> RuntimeConfi
     configured.unwrap_or_default()
 }
 
-/// The paths that are not empty; none without any.
+/// Returns the paths that are not empty; none if all are.
 fn directories(paths: impl IntoIterator<Item = String>) -> Option<Vec<PathBuf>> {
     let all: Vec<_> = paths.into_iter().filter(|path| !path.is_empty()).map(PathBuf::from).collect();
     (!all.is_empty()).then_some(all)
 }
 
 /// The path by which a path of the host is visible here.
-pub(crate) fn seen_at(root: &Path, path: &Path) -> PathBuf {
+pub(crate) fn on_host(root: &Path, path: &Path) -> PathBuf {
     root.join(path.strip_prefix("/").unwrap_or(path))
 }
 
 fn text(root: &Path, path: &Path) -> Option<String> {
-    let path = seen_at(root, path);
+    let path = on_host(root, path);
     // Opening a FIFO would block.
     let length = fs::metadata(&path).ok().filter(fs::Metadata::is_file)?.len();
     let mut text = String::new();
@@ -56,7 +56,7 @@ fn text(root: &Path, path: &Path) -> Option<String> {
 
 /// The names in a directory, sorted by their bytes.
 fn names(root: &Path, directory: &Path) -> Option<Vec<String>> {
-    let entries = fs::read_dir(seen_at(root, directory)).ok()?.flatten().take(MOST);
+    let entries = fs::read_dir(on_host(root, directory)).ok()?.flatten().take(MOST);
     let mut names: Vec<String> = entries.filter_map(|entry| entry.file_name().into_string().ok()).collect();
     names.sort();
     Some(names)

@@ -12,7 +12,7 @@ use serde::{Deserialize, Serialize};
 use crate::host::observe::NodeDirectories;
 use crate::host::runtimes::DropIns;
 use crate::host::runtimes::Runtime;
-use crate::host::runtimes::config::seen_at;
+use crate::host::runtimes::config::on_host;
 use crate::host::runtimes::processes::RuntimeProcess;
 use crate::host::runtimes::{ConfiguredDirectory, Runtimes};
 
@@ -47,12 +47,12 @@ struct ReportedDirectory {
 }
 
 impl RuntimeReport {
-    /// Of those that were seen where the host's root is at `root`.
+    /// Returns the report about these runtimes. `root` is the path of the host's root in this mount namespace.
     #[must_use]
-    pub fn of(root: &Path, seen: &[RuntimeProcess]) -> Self {
+    pub fn of(root: &Path, runtimes: &[RuntimeProcess]) -> Self {
         let directory = |path: &PathBuf| ReportedDirectory {
             path: path.clone(),
-            identity: identity(&seen_at(root, path)),
+            identity: identity(&on_host(root, path)),
         };
         let of_runtime = |one: &RuntimeProcess| ReportedRuntime {
             name: one.name.clone(),
@@ -61,7 +61,7 @@ impl RuntimeReport {
             conf_dir: one.configured.conf_dir.as_ref().map(directory),
             default_network: one.configured.default_network.clone(),
         };
-        Self { runtimes: seen.iter().map(of_runtime).collect() }
+        Self { runtimes: runtimes.iter().map(of_runtime).collect() }
     }
 
     /// Reads the report kept in `directory`, if root wrote one.
@@ -131,7 +131,7 @@ mod tests {
     use std::fs;
     use std::os::unix::fs::symlink;
 
-    fn seen(name: &str, dirs: Option<&[&str]>) -> RuntimeProcess {
+    fn runtime(name: &str, dirs: Option<&[&str]>) -> RuntimeProcess {
         let plugin_dirs = dirs.map(|dirs| dirs.iter().map(PathBuf::from).collect());
         RuntimeProcess {
             name: name.to_owned(),
@@ -180,7 +180,7 @@ mod tests {
     fn f37_a_plugin_directory_is_identified_by_its_inode_and_not_by_its_path() {
         let host = Host::new("identity");
         assert_eq!(host.known(&[]), Runtimes::default());
-        let of_containerd = |dirs| host.known(&[seen("containerd", dirs)]).plugin_directory;
+        let of_containerd = |dirs| host.known(&[runtime("containerd", dirs)]).plugin_directory;
         assert_eq!(of_containerd(Some(&["/usr/lib/cni", "/opt/cni/bin/"])), ConfiguredDirectory::Named);
         let others = ConfiguredDirectory::Others(vec!["/usr/lib/cni".into()]);
         assert_eq!(of_containerd(Some(&["/usr/lib/cni"])), others);
@@ -194,7 +194,7 @@ mod tests {
         let host = Host::new("several");
         let (ours, other): (&[&str], &[&str]) = (&["/opt/cni/bin"], &["/usr/lib/cni"]);
         let of_both = |one, another| {
-            let known = host.known(&[seen("containerd", one), seen("crio", another)]);
+            let known = host.known(&[runtime("containerd", one), runtime("crio", another)]);
             assert_eq!(known.possible.len(), 2);
             known.plugin_directory
         };
@@ -213,7 +213,7 @@ mod tests {
         let of = |conf_dir: Option<&str>| {
             let configured =
                 RuntimeConfig { conf_dir: conf_dir.map(PathBuf::from), ..RuntimeConfig::default() };
-            host.known(&[RuntimeProcess { configured, ..seen("containerd", None) }]).conf_directory
+            host.known(&[RuntimeProcess { configured, ..runtime("containerd", None) }]).conf_directory
         };
         assert_eq!(of(None), ConfiguredDirectory::Unknown);
         assert_eq!(of(Some("/etc/cni/net.d/")), ConfiguredDirectory::Named);
@@ -223,8 +223,8 @@ mod tests {
     #[test]
     fn f37_while_no_runtime_runs_the_last_report_stays_valid() {
         let host = Host::new("restart");
-        let before = host.known(&[seen("containerd", Some(&["/usr/lib/cni"]))]);
+        let before = host.known(&[runtime("containerd", Some(&["/usr/lib/cni"]))]);
         assert_eq!(host.known(&[]), before);
-        assert_ne!(host.known(&[seen("crio", None)]), before);
+        assert_ne!(host.known(&[runtime("crio", None)]), before);
     }
 }

@@ -83,11 +83,11 @@ impl Settings {
     /// The desired state.
     ///
     /// # Errors
-    /// Never with an entry made here; the type cannot express that.
+    /// Never in practice: settings make a valid entry.
     pub fn desired(&self, node: &NodeContext<'_>) -> Result<DesiredState, EntryError> {
         match self.options.mode {
             Mode::Install => self.installed(node).map(DesiredState::Installed),
-            Mode::Leave => Ok(DesiredState::Uninstalled(self.left(node))),
+            Mode::Leave => Ok(DesiredState::Uninstalled(self.uninstalled(node))),
         }
     }
 
@@ -118,7 +118,7 @@ impl Settings {
         })
     }
 
-    fn left(&self, node: &NodeContext<'_>) -> Uninstall {
+    fn uninstalled(&self, node: &NodeContext<'_>) -> Uninstall {
         let pinned = match &self.options.shape {
             Shape::Chained { pinned } => pinned.clone(),
             Shape::Standalone { file } => Some(file.clone()),

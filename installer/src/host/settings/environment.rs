@@ -10,15 +10,15 @@ use std::path::PathBuf;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Environment {
     pub config: PathBuf,
-    /// The node's directories, as mounted here.
+    /// The node's directories, as mounted in this container.
     pub directories: NodeDirectories,
     /// The image's programs.
     pub image: PathBuf,
-    /// The directory of the sockets and the kubeconfig: the same path here and on the host.
+    /// The directory of the sockets and the kubeconfig: the same path in this container and on the host.
     pub run: PathBuf,
     /// The directory of the probe report.
     pub probe: PathBuf,
-    /// The directory of istio-cni's agent's sockets, as mounted here.
+    /// The directory of istio-cni's agent's sockets, as mounted in this container.
     pub istio_run: PathBuf,
     /// This node's name; empty if not set.
     pub node: String,

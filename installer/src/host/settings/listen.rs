@@ -29,12 +29,12 @@ pub(super) fn read(
     default: u16,
 ) -> Option<Listen> {
     let setting = reader.variable(address);
-    let (address, port_beside) = setting.map_or((None, None), |setting| parse_address(reader, setting));
+    let (address, own_port) = setting.map_or((None, None), |setting| parse_address(reader, setting));
     let port = match reader.variable(port) {
         Some(setting) => parse_port(reader, setting),
         None => Some(default),
     };
-    port_beside.or(port).map(|port| Listen { address, port })
+    own_port.or(port).map(|port| Listen { address, port })
 }
 
 /// Parses `10.0.0.1`, `::1`, and with a port `10.0.0.1:8000`, `[::1]:8000`, `:8000`.

@@ -55,7 +55,7 @@ pub const KEYS: [SettingName; 18] = [
     ),
     honoured(
         "exclude_namespaces",
-        "our own, kube-system, istiod's",
+        "the agent's own, kube-system, istiod's",
         "comma-separated list: pods in these namespaces are never redirected; an empty list excludes none",
     ),
     honoured("log_level", "info", "`none`, `error`, `warn`, `info` or `debug`: the plugin's log level"),
@@ -86,7 +86,7 @@ pub const KEYS: [SettingName; 18] = [
     honoured(
         "plugin_dir",
         "check",
-        "`check`: the entry is written only if one of the primary's plugins is where ours are placed, or the runtime's configuration names that directory; `confirmed`: the runtime looks for plugins there",
+        "`check`: the entry is written only if one of the primary's plugins is in the plugin directory, or the runtime's configuration names that directory; `confirmed`: the runtime looks for plugins there",
     ),
     honoured(
         "put_back_istio",

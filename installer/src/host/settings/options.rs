@@ -82,15 +82,15 @@ const PLUGIN_DIRS: [(&str, Confirmed); 2] = [("check", Confirmed::No), ("confirm
 const TAKE_OVERS: [(&str, TakeOverSetting); 2] =
     [("wait", TakeOverSetting::Wait), ("now", TakeOverSetting::Now)];
 
-pub(super) fn read(reader: &mut SettingsReader<'_>, ground: &Environment) -> Options {
+pub(super) fn read(reader: &mut SettingsReader<'_>, environment: &Environment) -> Options {
     let source = reader.key("pod_source");
     let pod_source = reader.word(source, &POD_SOURCES);
-    let template = template::read(reader, ground);
-    let kubeconfig = (pod_source == PodSource::Api).then(|| ground.kubeconfig());
+    let template = template::read(reader, environment);
+    let kubeconfig = (pod_source == PodSource::Api).then(|| environment.kubeconfig());
     if kubeconfig.is_some() {
-        reachable(reader, source, ground);
+        reachable(reader, source, environment);
     }
-    let conf = plugin_conf::read(reader, ground, kubeconfig, template.as_ref());
+    let conf = plugin_conf::read(reader, environment, kubeconfig, template.as_ref());
     let put_back = match reader.yes(reader.key("put_back_istio")) {
         true => PutBack::Istio,
         false => PutBack::Nothing,
@@ -112,9 +112,9 @@ pub(super) fn read(reader: &mut SettingsReader<'_>, ground: &Environment) -> Opt
 }
 
 /// A kubeconfig needs a server.
-fn reachable(reader: &mut SettingsReader<'_>, source: Option<RawSetting<'_>>, ground: &Environment) {
+fn reachable(reader: &mut SettingsReader<'_>, source: Option<RawSetting<'_>>, environment: &Environment) {
     let Some(source) = source else { return };
-    if ground.api.host.is_empty() || ground.api.port.is_empty() {
+    if environment.api.host.is_empty() || environment.api.port.is_empty() {
         reader.refuse(source, "a kubeconfig needs KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT");
     }
 }

@@ -14,10 +14,10 @@ use std::path::PathBuf;
 const WORDS: [(&str, &str); 3] =
     [("gates", "gates"), ("ipv6", "ipv6"), ("inbound_default", "inboundDefault")];
 
-/// The plugin's configuration, except for what each node finds out.
+/// Returns the plugin's configuration, except for the values that differ from node to node.
 pub(super) fn read(
     reader: &mut SettingsReader<'_>,
-    ground: &Environment,
+    environment: &Environment,
     kubeconfig: Option<PathBuf>,
     template: Option<&Template>,
 ) -> PluginConf {
@@ -34,18 +34,18 @@ pub(super) fn read(
         setting.push(("max_intervals", most));
     }
     if template.is_none() {
-        members.insert("pod_namespace".into(), ground.namespace.as_str().into());
-        members.insert("facts".into(), json!({ "socket": ground.facts_socket() }));
+        members.insert("pod_namespace".into(), environment.namespace.as_str().into());
+        members.insert("facts".into(), json!({ "socket": environment.facts_socket() }));
     }
     let mut conf = typed(reader, &members, &setting);
-    let excluded = exclusion::setting(reader, ground);
+    let excluded = exclusion::setting(reader, environment);
     let by = excluded.as_ref().map(|(setting, _)| ("exclude_namespaces", *setting));
     match (excluded, template) {
         (Some((_, names)), _) => conf.exclude_namespaces = names,
         (None, Some(template)) if template.has("exclude_namespaces") => {
-            exclusion::note(reader, ground, template.name, &conf.exclude_namespaces);
+            exclusion::note(reader, environment, template.name, &conf.exclude_namespaces);
         }
-        (None, _) => conf.exclude_namespaces = exclusion::usual(ground),
+        (None, _) => conf.exclude_namespaces = exclusion::usual(environment),
     }
     match template {
         Some(template) => {
@@ -53,7 +53,7 @@ pub(super) fn read(
             reader
                 .notes
                 .extend(all.filter_map(|(key, setting)| template.overruled(key, setting.name, &conf)));
-            reader.notes.extend(template.settle(ground, kubeconfig, &mut conf));
+            reader.notes.extend(template.settle(environment, kubeconfig, &mut conf));
         }
         None => conf.facts.kubeconfig = kubeconfig,
     }

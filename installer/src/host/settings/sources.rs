@@ -78,7 +78,7 @@ fn config_map(directory: &Path) -> Result<BTreeMap<String, String>, SourceError>
     })
 }
 
-/// Returns none if the link has another target after reading, whatever the reading returned.
+/// Reads the files of one version; none if the link has another target afterwards, also if the reading failed.
 fn whole(directory: &Path, held: Option<&OwnedFd>) -> Result<Option<BTreeMap<String, String>>, SourceError> {
     let read = held.map_or_else(|| Ok(BTreeMap::new()), |held| files(directory, held));
     let stays = identity(held, directory)? == identity(current(directory)?.as_ref(), directory)?;

@@ -20,7 +20,7 @@ pub(super) struct Template {
     pub(super) members: Map<String, Value>,
     /// Its other keys, which are copied into the entry.
     further: Map<String, Value>,
-    /// The plugin's configuration that the template alone results in.
+    /// The plugin's configuration as it would be without further settings.
     conf: PluginConf,
 }
 

@@ -1,5 +1,5 @@
 //! Finds our entry and programs in the directories of other kinds of node: left by an earlier install with
-//! other directories, or because this node's kind was misjudged.
+//! other directories, or because this node's kind was not recognized then.
 
 use super::of_any_name;
 use crate::host::entries::OurEntries;

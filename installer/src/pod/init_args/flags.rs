@@ -36,10 +36,18 @@ pub(super) enum Setting {
 /// What a flag's value means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Meaning {
+    /// The mode, of this policy key.
+    Mode(&'static str),
     /// The value of this policy key.
     Value(&'static str),
+    /// A number, of this policy key.
+    Number(&'static str),
     /// A comma-separated list, of this policy key.
     List(&'static str),
+    /// A comma-separated list of numbers, of this policy key.
+    Numbers(&'static str),
+    /// A comma-separated list of ports and ranges, of this policy key.
+    Ports(&'static str),
     /// True or false, of this policy key.
     Bool(&'static str),
     /// An [`Order`]; true unless the value says false.
@@ -59,8 +67,19 @@ pub(super) enum Meaning {
 impl Meaning {
     pub(super) fn key(self) -> Option<&'static str> {
         match self {
-            Self::Value(key) | Self::List(key) | Self::Bool(key) => Some(key),
-            _ => None,
+            Self::Mode(key)
+            | Self::Value(key)
+            | Self::Number(key)
+            | Self::List(key)
+            | Self::Numbers(key)
+            | Self::Ports(key)
+            | Self::Bool(key) => Some(key),
+            Self::Order(_)
+            | Self::Setting(_)
+            | Self::Nothing
+            | Self::NothingBare
+            | Self::Ignored
+            | Self::IgnoredBare => None,
         }
     }
 }
@@ -70,7 +89,7 @@ pub(super) struct Flag {
     pub(super) short: Option<char>,
     pub(super) long: &'static str,
     pub(super) meaning: Meaning,
-    /// A variable that sets it too, in addition to the one with its name.
+    /// A variable that sets it too and overrides the one with its name.
     also: Option<&'static str>,
 }
 
@@ -94,15 +113,19 @@ impl Flag {
             Meaning::Bool(_) | Meaning::Order(_) | Meaning::NothingBare | Meaning::IgnoredBare => {
                 Some("true")
             }
-            Meaning::Value(_)
+            Meaning::Mode(_)
+            | Meaning::Value(_)
+            | Meaning::Number(_)
             | Meaning::List(_)
+            | Meaning::Numbers(_)
+            | Meaning::Ports(_)
             | Meaning::Setting(_)
             | Meaning::Nothing
             | Meaning::Ignored => None,
         }
     }
 
-    /// Returns the environment variables that set it; the first takes precedence.
+    /// Returns the environment variables that set it; the last one overrides the first.
     pub(super) fn variables(&self) -> impl Iterator<Item = String> {
         let own = self.long.to_uppercase().replace('-', "_");
         // Istio does not read ENVOY_PORT, which other programs use.
@@ -120,22 +143,22 @@ const fn also(variable: &'static str, flag: Flag) -> Flag {
 }
 
 pub(super) static FLAGS: [Flag; 38] = [
-    flag(Some('p'), "envoy-port", Meaning::Value("proxy_port")),
-    flag(Some('z'), "inbound-capture-port", Meaning::Value("inbound_capture_port")),
-    flag(Some('e'), "inbound-tunnel-port", Meaning::Value("inbound_tunnel_port")),
-    flag(Some('u'), "proxy-uid", Meaning::List("proxy_uids")),
-    flag(Some('g'), "proxy-gid", Meaning::List("proxy_gids")),
-    flag(Some('m'), "istio-inbound-interception-mode", Meaning::Value("mode")),
-    flag(Some('b'), "istio-inbound-ports", Meaning::List("inbound_ports_include")),
-    flag(Some('d'), "istio-local-exclude-ports", Meaning::List("inbound_ports_exclude")),
+    flag(Some('p'), "envoy-port", Meaning::Number("proxy_port")),
+    flag(Some('z'), "inbound-capture-port", Meaning::Number("inbound_capture_port")),
+    flag(Some('e'), "inbound-tunnel-port", Meaning::Number("inbound_tunnel_port")),
+    flag(Some('u'), "proxy-uid", Meaning::Numbers("proxy_uids")),
+    flag(Some('g'), "proxy-gid", Meaning::Numbers("proxy_gids")),
+    flag(Some('m'), "istio-inbound-interception-mode", Meaning::Mode("mode")),
+    flag(Some('b'), "istio-inbound-ports", Meaning::Ports("inbound_ports_include")),
+    flag(Some('d'), "istio-local-exclude-ports", Meaning::Ports("inbound_ports_exclude")),
     flag(Some('c'), "istio-exclude-interfaces", Meaning::List("exclude_interfaces")),
     flag(Some('i'), "istio-service-cidr", Meaning::List("outbound_cidrs_include")),
     flag(Some('x'), "istio-service-exclude-cidr", Meaning::List("outbound_cidrs_exclude")),
-    flag(Some('q'), "istio-outbound-ports", Meaning::List("outbound_ports_include")),
-    flag(Some('o'), "istio-local-outbound-ports-exclude", Meaning::List("outbound_ports_exclude")),
+    flag(Some('q'), "istio-outbound-ports", Meaning::Ports("outbound_ports_include")),
+    flag(Some('o'), "istio-local-outbound-ports-exclude", Meaning::Ports("outbound_ports_exclude")),
     flag(Some('k'), "kube-virt-interfaces", Meaning::List("reroute_virtual_interfaces")),
-    flag(Some('t'), "istio-inbound-tproxy-mark", Meaning::Value("tproxy_mark")),
-    flag(Some('r'), "istio-inbound-tproxy-route-table", Meaning::Value("tproxy_route_table")),
+    flag(Some('t'), "istio-inbound-tproxy-mark", Meaning::Number("tproxy_mark")),
+    flag(Some('r'), "istio-inbound-tproxy-route-table", Meaning::Number("tproxy_route_table")),
     also("ISTIO_META_DNS_CAPTURE", flag(None, "redirect-dns", Meaning::Bool("redirect_dns"))),
     flag(None, "capture-all-dns", Meaning::Bool("capture_all_dns")),
     also("INVALID_DROP", flag(None, "drop-invalid", Meaning::Bool("drop_invalid"))),
@@ -162,7 +185,7 @@ pub(super) static FLAGS: [Flag; 38] = [
 
 /// Settings that Istio reads from environment variables only.
 pub(super) static VARIABLES: [(&str, Meaning); 3] = [
-    ("ISTIO_OUTBOUND_OWNER_GROUPS", Meaning::List("owner_groups_include")),
-    ("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", Meaning::List("owner_groups_exclude")),
+    ("ISTIO_OUTBOUND_OWNER_GROUPS", Meaning::Numbers("owner_groups_include")),
+    ("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", Meaning::Numbers("owner_groups_exclude")),
     ("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", Meaning::Value("loopback_cidr_v4")),
 ];

@@ -1,7 +1,7 @@
 //! The options that are not part of the policy and have a value: those of the validation, and the backend.
 
 use super::flags::Setting;
-use super::{InitArgs, InitArgsError, Order};
+use super::{InitArgs, InitArgsError, Order, spelling};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::policy::Port;
 use std::time::Duration;
@@ -38,7 +38,10 @@ impl InitArgs {
     pub(super) fn read_validation(&self) -> Result<ValidationOptions, InitArgsError> {
         let mut options = ValidationOptions::default();
         if let Some(text) = self.setting(Setting::ProbePort) {
-            options.port = text.parse().map_err(|_| invalid("--iptables-probe-port", text, "a port"))?;
+            let digits = spelling::number(text);
+            // A leading zero means octal to Istio's parser.
+            let port = if digits.starts_with('0') { None } else { digits.parse().ok() };
+            options.port = port.ok_or_else(|| invalid("--iptables-probe-port", text, "a port"))?;
         }
         if let Some(text) = self.setting(Setting::ProbeTimeout) {
             let expected = "a time like 5s or 500ms, of an hour at most";
@@ -72,10 +75,7 @@ impl InitArgs {
         if self.orders(Order::Reconcile) {
             notes.push("note: --reconcile has no effect: gybe always replaces its own rules".to_owned());
         }
-        notes.extend(self.ignored.iter().map(|name| {
-            let dashes = if name.starts_with(char::is_lowercase) { "--" } else { "" };
-            format!("note: {dashes}{name} is ignored: it has no meaning for gybe")
-        }));
+        notes.extend(self.notes.iter().cloned());
         notes
     }
 

@@ -1,7 +1,9 @@
 //! Parses the text of one value of a policy file. An error is a sentence about the value.
 
 use gybe_netfilter::policy::istio::OWN_POD_MARK;
-use gybe_netfilter::policy::{InterfaceName, InterfaceNameError, LoopbackCidr, Mark, Port, PortRange};
+use gybe_netfilter::policy::{
+    InterfaceName, InterfaceNameError, LoopbackCidr, Mark, Port, PortError, PortRange,
+};
 use ipnet::IpNet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
@@ -22,7 +24,7 @@ pub(super) fn mode(text: &str) -> Result<ModeName, String> {
 
 pub(super) fn listener(text: &str) -> Result<Port, String> {
     let port = decimal(text).and_then(|n| u16::try_from(n).ok()).and_then(Port::new);
-    port.ok_or_else(|| format!("{:?} is not a port to listen on, 1 to 65535", brief(text)))
+    port.ok_or_else(|| is_not(text, "a port to listen on, 1 to 65535"))
 }
 
 pub(super) fn ports(text: &str) -> Result<PortRange, <PortRange as FromStr>::Err> {
@@ -35,10 +37,10 @@ pub(super) fn id(text: &str) -> Result<u32, String> {
     match decimal(text) {
         Some(u32::MAX) => Err(format!("{text:?} is the kernel's value for no user at all")),
         Some(id) => Ok(id),
-        None => Err(format!(
-            "{:?} is not a numeric id from 0 to 4294967294; names are refused because they \
+        None => Err(is_not(
+            text,
+            "a numeric id from 0 to 4294967294; ranges are not supported, and names are refused because they \
              have their meaning in the pod's files only",
-            brief(text)
         )),
     }
 }
@@ -78,7 +80,7 @@ pub(super) fn mark(text: &str) -> Result<Mark, String> {
             Err(format!("{OWN_POD_MARK} already marks packets that the proxy sends to its own pod"))
         }
         Some(mark) => Ok(mark),
-        None => Err(format!("{:?} is not a packet mark, 1 to 4294967295", brief(text))),
+        None => Err(is_not(text, "a packet mark, 1 to 4294967295")),
     }
 }
 
@@ -90,14 +92,28 @@ pub(super) fn route_table(text: &str) -> Result<u32, String> {
             Err(format!("routing table {kernels} is the kernel's own; choose another, like 133"))
         }
         Some(table) => Ok(table),
-        None => Err(format!("{:?} is not a routing table, 1 to 4294967295", brief(text))),
+        None => Err(is_not(text, "a routing table, 1 to 4294967295")),
     }
 }
 
-/// Digits only: no sign, no white space, no other base.
+/// Digits only: no sign, no white space, no other base, and no leading zero, which iptables takes for octal.
 fn decimal(text: &str) -> Option<u32> {
-    let digits = !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit());
-    if digits { text.parse().ok() } else { None }
+    if is_digits(text) && !has_leading_zero(text) { text.parse().ok() } else { None }
+}
+
+fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
+}
+
+fn has_leading_zero(text: &str) -> bool {
+    text.len() > 1 && text.starts_with('0')
+}
+
+fn is_not(text: &str, expected: &str) -> String {
+    if is_digits(text) && has_leading_zero(text) {
+        return PortError::LeadingZero(brief(text)).to_string();
+    }
+    format!("{:?} is not {expected}", brief(text))
 }
 
 fn brief(text: &str) -> String {

@@ -93,12 +93,12 @@ fn a_waiting_query_is_answered_by_its_pod_and_by_no_other() {
 
 #[test]
 fn one_lookup_serves_all_queries_that_wait_for_a_pod() {
-    let (cache, asks) = (&PodCache::default(), &AtomicUsize::new(0));
+    let (cache, lookups) = (&PodCache::default(), &AtomicUsize::new(0));
     thread::scope(|scope| {
-        let ask = || {
-            asks.fetch_add(1, Ordering::SeqCst);
+        let look_up = || {
+            lookups.fetch_add(1, Ordering::SeqCst);
         };
-        let wait = move || cache.wait_for(&pod_ref("cart-0", "u1"), limits(LAG, in_a_minute()), ask);
+        let wait = move || cache.wait_for(&pod_ref("cart-0", "u1"), limits(LAG, in_a_minute()), look_up);
         let waiting: Vec<_> = (0..20).map(|_| scope.spawn(wait)).collect();
         while cache
             .lock()
@@ -115,7 +115,7 @@ fn one_lookup_serves_all_queries_that_wait_for_a_pod() {
             assert_eq!(one.join().unwrap(), pod("cart-0", "u1"));
         }
     });
-    assert_eq!(asks.load(Ordering::SeqCst), 1);
+    assert_eq!(lookups.load(Ordering::SeqCst), 1);
     // Nothing is kept of the lookup: a later query starts another.
     assert!(cache.lock().pending.is_empty());
     assert_eq!(uid(cache, "cart-0", "u1"), None);
@@ -137,7 +137,7 @@ fn a_pod_from_the_watch_ends_the_wait_for_its_lookup() {
 }
 
 #[test]
-fn a_refusal_does_not_count_as_something_about_pods() {
+fn a_refused_request_does_not_count_as_an_event_of_the_watch() {
     let cache = PodCache::default();
     cache.insert(facts("cart-0", "u1"));
     let some = Duration::from_millis(20);

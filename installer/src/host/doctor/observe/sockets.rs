@@ -51,7 +51,7 @@ pub struct LogSocketContact {
     pub fault: Option<Errno>,
 }
 
-pub(crate) fn ask(socket: &Path) -> AgentContact {
+pub(crate) fn query(socket: &Path) -> AgentContact {
     let conf =
         FactsConf { socket: Some(socket.to_owned()), directory: None, kubeconfig: None, deadline: TIMEOUT };
     let fault = absent_pod().and_then(|pod| match facts::look_up(&conf, &pod) {
@@ -73,8 +73,8 @@ fn absent_pod() -> Option<PodRef> {
 }
 
 /// Connects to a datagram socket, which succeeds if a process receives there; sends nothing.
-pub(super) fn knock(path: &Path) -> LogSocketContact {
-    let knocked = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
-    let fault = knocked.err().map(|why| errno(&why));
+pub(super) fn connect_log(path: &Path) -> LogSocketContact {
+    let connected = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
+    let fault = connected.err().map(|why| errno(&why));
     LogSocketContact { socket: path.to_owned(), fault }
 }

@@ -1,3 +1,5 @@
+//! The directories that a runtime's configuration names, in files as an operator or a distribution writes them.
+
 use super::*;
 
 struct Host(PathBuf);
@@ -6,7 +8,7 @@ impl Host {
     fn with(test: &str, files: &[(&str, &str)]) -> Self {
         let root = std::env::temp_dir().join(format!("gybe-runtime-{test}-{}", std::process::id()));
         for (path, text) in files {
-            let path = seen_at(&root, Path::new(path));
+            let path = on_host(&root, Path::new(path));
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }

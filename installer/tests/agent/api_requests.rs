@@ -1,0 +1,100 @@
+//! Single API requests: the labels of the agent's node, and the state of its DaemonSet.
+
+use crate::cluster::{NODE, QUERY_DEADLINE, TestCluster};
+use gybe_api_server::{Fault, FaultKind, Network, Verb};
+use gybe_installer::agent::cluster::{Cluster, DaemonSetState, ServiceAccount, daemonset_state, node_labels};
+use serde_json::{Value, json};
+use std::time::{Duration, Instant};
+
+fn soon() -> Instant {
+    Instant::now() + QUERY_DEADLINE
+}
+
+fn daemonset() -> Value {
+    json!({ "kind": "DaemonSet", "metadata": { "namespace": "gybe-system", "name": "gybe-node" } })
+}
+
+fn daemonset_of(cluster: &TestCluster) -> DaemonSetState {
+    let before = Instant::now();
+    let state = daemonset_state(&cluster.settings(), "gybe-system", "gybe-node", soon());
+    assert!(before.elapsed() < QUERY_DEADLINE + Duration::from_secs(5), "{:?}: {state:?}", before.elapsed());
+    state
+}
+
+#[test]
+fn a_nodes_labels_are_returned() {
+    let cluster = TestCluster::new("labels");
+    let node = |labels: Value| json!({ "kind": "Node", "metadata": { "name": NODE, "labels": labels } });
+    cluster.server.put(node(json!({ "gybe.dev/backend": "nft", "kubernetes.io/os": "linux" }))).unwrap();
+    let labels = node_labels(&cluster.settings(), NODE, soon()).unwrap();
+    assert_eq!((labels.len(), labels["gybe.dev/backend"].as_str()), (2, "nft"));
+    cluster.server.put(node(Value::Null)).unwrap();
+    assert!(node_labels(&cluster.settings(), NODE, soon()).unwrap().is_empty());
+    let missing = node_labels(&cluster.settings(), "node-2", soon()).unwrap_err().to_string();
+    assert!(missing.contains("404") && missing.contains("node-2"), "{missing}");
+    let nonsense = node_labels(&cluster.settings(), "a b", soon()).unwrap_err().to_string();
+    assert!(nonsense.contains("a name in the request is invalid"), "{nonsense}");
+    let paths: Vec<_> = cluster.server.requests().into_iter().map(|request| request.path).collect();
+    assert_eq!(paths, ["/api/v1/nodes/node-1", "/api/v1/nodes/node-1", "/api/v1/nodes/node-2"]);
+}
+
+#[test]
+fn a_daemonset_is_present_being_deleted_or_absent() {
+    let cluster = TestCluster::new("daemonset");
+    assert_eq!(daemonset_of(&cluster), DaemonSetState::Absent);
+    cluster.server.put(daemonset()).unwrap();
+    assert_eq!(daemonset_of(&cluster), DaemonSetState::Present);
+    let mut leaving = daemonset();
+    leaving["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z".into();
+    cluster.server.put(leaving).unwrap();
+    assert_eq!(daemonset_of(&cluster), DaemonSetState::BeingDeleted);
+    cluster.server.delete(&daemonset());
+    assert_eq!(daemonset_of(&cluster), DaemonSetState::Absent);
+}
+
+#[test]
+fn a_daemonset_is_absent_only_when_the_api_server_says_not_found() {
+    let cluster = TestCluster::new("not-gone");
+    cluster.server.put(daemonset()).unwrap();
+    cluster.server.tokens().revoke_all();
+    assert!(matches!(daemonset_of(&cluster), DaemonSetState::Refused(why) if why.contains("401")));
+    cluster.rotate();
+    cluster.server.forbid(Verb::Get, "daemonsets");
+    assert!(matches!(daemonset_of(&cluster), DaemonSetState::Refused(why) if why.contains("403")));
+    cluster.server.permit(Verb::Get, "daemonsets");
+    // A 404 of an intermediary, such as a proxy, does not mean that the DaemonSet was deleted.
+    for fault in [
+        FaultKind::Fails(404),
+        FaultKind::Fails(500),
+        FaultKind::TooManyRequests(1),
+        FaultKind::Silent,
+        FaultKind::Disconnects,
+    ] {
+        cluster.server.add_fault(Fault::always(fault));
+        assert!(matches!(daemonset_of(&cluster), DaemonSetState::Unknown(_)), "{fault:?}");
+        cluster.server.clear_faults();
+    }
+    for network in [Network::Unreachable, Network::Silent, Network::Refusing] {
+        cluster.server.set_network(network).unwrap();
+        assert!(matches!(daemonset_of(&cluster), DaemonSetState::Unknown(_)), "{network:?}");
+    }
+    cluster.server.set_network(Network::Open).unwrap();
+    assert_eq!(daemonset_of(&cluster), DaemonSetState::Present);
+    let nowhere = daemonset_state(&cluster.settings(), "", "gybe-node", soon());
+    assert!(matches!(nowhere, DaemonSetState::Unknown(_)), "{nowhere:?}");
+}
+
+#[test]
+fn a_missing_part_of_the_service_account_is_named() {
+    let cluster = TestCluster::new("missing");
+    let error_of = |cluster: &Cluster| node_labels(cluster, NODE, soon()).unwrap_err();
+    let Cluster::Own(account) = cluster.settings() else { unreachable!() };
+    let nowhere = ServiceAccount { directory: cluster.directory.join("nowhere"), ..account.clone() };
+    let fault = error_of(&Cluster::Own(nowhere)).to_string();
+    assert!(fault.contains("nowhere/ca.crt cannot be read"), "{fault}");
+    std::fs::remove_file(account.directory.join("token")).unwrap();
+    let fault = error_of(&Cluster::Own(account.clone())).to_string();
+    assert!(fault.contains("serviceaccount/token cannot be used: No such file"), "{fault}");
+    let fault = error_of(&Cluster::Own(ServiceAccount { port: "none".into(), ..account })).to_string();
+    assert!(fault.contains("no address"), "{fault}");
+}

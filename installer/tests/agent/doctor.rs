@@ -1,0 +1,107 @@
+//! `gybe doctor` reports the status of the running agent, as the agent publishes it.
+
+use crate::node::{Node, PRIMARIES, PRIMARY};
+use gybe_test_support::wait_until;
+use serde_json::Value;
+use std::fs;
+
+const FILE: &str = "10-calico.conflist";
+
+/// Returns the doctor's findings about the agent that have this state.
+fn findings_about_agent(node: &Node, state: &str) -> Vec<String> {
+    findings_about(&node.doctor(), "agent", state)
+}
+
+fn findings_about(report: &Value, about: &str, state: &str) -> Vec<String> {
+    let all = report["findings"].as_array().unwrap().iter();
+    let these = all.filter(|it| it["about"] == about && it["state"] == state);
+    these.map(|it| it["says"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn the_agents_readiness_and_its_reasons_are_in_the_doctors_answer() {
+    let mut node = Node::new("explained");
+    node.set_env("CNI_CONF_NAME", FILE);
+    node.put_conf(FILE, PRIMARY);
+    let agent = node.start_agent();
+    wait_until("readiness", || agent.is_ready());
+    assert!(
+        findings_about_agent(&node, "ok").contains(&"the node agent is ready".to_owned()),
+        "{:#}",
+        node.doctor()
+    );
+    node.put_conf("05-another.conflist", PRIMARY);
+    wait_until("a reason", || agent.get("/readyz").0 == 503);
+    let wrong = findings_about_agent(&node, "wrong");
+    let reason = "the node agent is not ready: the runtime uses 05-another.conflist";
+    assert!(wrong.iter().any(|says| says.starts_with(reason)), "{wrong:?}");
+}
+
+#[test]
+fn a_configmap_that_the_agent_rejects_is_wrong() {
+    let mut node = Node::new("explained-settings");
+    node.set_configmap(&[("log_level", "debug")]);
+    node.put_conf(FILE, PRIMARY);
+    let agent = node.start_agent();
+    wait_until("readiness", || agent.is_ready());
+    assert_eq!(findings_about_agent(&node, "wrong"), [""; 0]);
+    node.set_configmap(&[("log_level", "loud")]);
+    wait_until("its count", || agent.metric("gybe_settings_followed") == 0.0);
+    let wrong = findings_about_agent(&node, "wrong");
+    assert!(
+        wrong[0].starts_with("the node agent rejects the ConfigMap and keeps the previous settings: "),
+        "{wrong:?}"
+    );
+    assert!(wrong[0].contains("log_level is \"loud\""), "{wrong:?}");
+}
+
+#[test]
+fn a_conflict_over_the_chain_is_wrong_and_the_other_writer_is_named() {
+    let node = Node::new("explained-conflict");
+    let cilium = PRIMARY.replace("calico", "cilium-cni");
+    node.put_conf(FILE, &cilium);
+    let agent = node.start_agent();
+    wait_until("an entry", || node.entry(FILE).is_some());
+    wait_until("a conflict", || {
+        node.put_conf(FILE, &cilium);
+        agent.metric("gybe_conflict{what=\"conf\"}") == 1.0
+    });
+    wait_until("its finding", || {
+        let wrong = findings_about_agent(&node, "wrong");
+        wrong.iter().any(|says| says.contains("keeps undoing") && says.contains("Cilium"))
+    });
+}
+
+#[test]
+fn f37_the_doctor_uses_the_agents_setting_of_plugin_dir() {
+    let mut node = Node::new("explained-confirmed");
+    for plugin in PRIMARIES {
+        fs::remove_file(node.program_path(plugin)).unwrap();
+    }
+    node.set_configmap(&[("plugin_dir", "confirmed")]);
+    node.put_conf(FILE, PRIMARY);
+    let agent = node.start_agent();
+    wait_until("readiness", || agent.is_ready());
+    let of_directories =
+        |flags: &[&str]| findings_about(&node.doctor_with("probe", flags), "directories", "wrong");
+    assert_eq!(of_directories(&[]), [""; 0]);
+    let wrong = of_directories(&["--plugin-dir", "check"]);
+    assert!(wrong[0].contains("is in the program directory"), "the flag overrides: {wrong:?}");
+}
+
+#[test]
+fn mode_leave_is_noted_and_not_wrong() {
+    let mut node = Node::new("explained-leaving");
+    node.put_conf(FILE, PRIMARY);
+    let agent = node.start_agent();
+    wait_until("readiness", || agent.is_ready());
+    node.set_configmap(&[("mode", "leave")]);
+    wait_until("the end", || agent.get("/left").0 == 200);
+    assert!(node.program_path("gybe").exists(), "for five minutes");
+    let found = node.doctor_with("run", &[]);
+    for about in ["agent", "chain"] {
+        assert_eq!(findings_about(&found, about, "wrong"), [""; 0], "{found:#}");
+        let notes = findings_about(&found, about, "note");
+        assert!(notes.len() == 1 && notes[0].contains("(mode: leave)"), "{about}: {found:#}");
+    }
+}

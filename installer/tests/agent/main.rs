@@ -1,0 +1,28 @@
+//! The built `gybe node` and the agent's parts, each on directories and an API server of one test: the reconcile loop on a
+//! node's directories, the pod cache and its watch, the sockets, the pages for probes and metrics.
+#![cfg(test)]
+
+mod api_requests;
+mod cluster;
+mod cluster_queries;
+mod conflicts;
+mod doctor;
+mod health_and_metrics;
+mod host_faults;
+mod kubeconfig;
+mod node;
+mod pod_facts_command;
+mod pods_directory;
+mod program_directory;
+mod queries;
+mod repair;
+mod settings;
+mod shutdown;
+mod sockets;
+mod start_and_end;
+mod take_over;
+mod uninstall;
+mod unknown_pods;
+mod watch;
+mod watch_failures;
+mod with_api_server;

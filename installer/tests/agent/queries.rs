@@ -1,0 +1,189 @@
+//! The agent's answers to queries, and the clients that it refuses.
+
+use crate::pods_directory::{ManifestAgent, directory_of, injected_pod};
+use serde_json::{Value, json};
+use std::io::{Read, Write};
+use std::os::unix::net::{UnixDatagram, UnixStream};
+use std::thread;
+use std::time::{Duration, Instant};
+
+#[test]
+fn a_pod_is_returned_trimmed_and_read_again_when_its_file_changes() {
+    let agent = ManifestAgent::start(directory_of("change"));
+    assert_eq!(agent.query("shop", "cart-0", "u1"), json!({ "version": 1 }));
+    agent.put("shop/cart-0.json", &injected_pod("cart-0", "u1").to_string());
+    let pod = &agent.query("shop", "cart-0", "u1")["pod"];
+    assert_eq!(pod["metadata"]["annotations"], json!({ "sidecar.istio.io/status": "{}" }));
+    assert_eq!(pod["spec"]["containers"][1]["args"], json!(["proxy", "sidecar"]));
+    agent.put("shop/cart-0.json", &injected_pod("cart-0", "another-life").to_string());
+    assert_eq!(agent.query("shop", "cart-0", "u1")["pod"]["metadata"]["uid"], "another-life");
+    std::fs::remove_file(agent.directory.join("pods/shop/cart-0.json")).unwrap();
+    assert_eq!(agent.query("shop", "cart-0", "u1"), json!({ "version": 1 }));
+}
+
+#[test]
+fn f39_of_several_pods_of_one_name_the_one_with_the_queried_uid_is_returned() {
+    let agent = ManifestAgent::start(directory_of("uid"));
+    let mut mirror = injected_pod("cart-0", "u3");
+    mirror["metadata"]["annotations"]["kubernetes.io/config.hash"] = "hash".into();
+    let list = json!({ "kind": "List", "items": [injected_pod("cart-0", "u1"), injected_pod("cart-0", "u2"), mirror] });
+    agent.put("all.yaml", &list.to_string());
+    for (uid, known) in [("u1", "u1"), ("u2", "u2"), ("hash", "u3"), ("u3", "u3")] {
+        assert_eq!(agent.query("shop", "cart-0", uid)["pod"]["metadata"]["uid"], known, "{uid}");
+    }
+}
+
+#[test]
+fn an_unreadable_manifest_is_reported_for_its_pod_alone() {
+    let agent = ManifestAgent::start(directory_of("broken"));
+    agent.put("shop/cart-0.json", "{");
+    agent.put("shop/notes.txt", "no manifest");
+    agent.put("shop/service.yaml", "kind: Service");
+    agent.put("shop/cart-1.json", &injected_pod("cart-1", "u1").to_string());
+    nix::unistd::mkfifo(&agent.directory.join("pods/shop/fifo.json"), nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let fault = agent.query("shop", "cart-0", "u1")["fault"].to_string();
+    assert!(fault.contains("cart-0.json"), "{fault}");
+    assert_eq!(agent.query("shop", "cart-1", "u1")["pod"]["metadata"]["name"], "cart-1");
+}
+
+#[test]
+fn malformed_requests_get_a_fault_or_a_closed_connection() {
+    let agent = ManifestAgent::start(directory_of("garbage"));
+    for (request, reason) in [
+        (b"GET / HTTP/1.1\r\n".to_vec(), "malformed"),
+        (b"{\"version\": 7, \"name\": \"x\"}\n".to_vec(), "version 7"),
+        (
+            b"{\"version\": 1, \"namespace\": \"..\", \"name\": \"../../etc\"}\n".to_vec(),
+            "that is invalid in Kubernetes",
+        ),
+    ] {
+        let reply = agent.send(&request);
+        assert!(reply.contains("fault") && reply.contains(reason), "{reply}");
+    }
+    let mut endless = UnixStream::connect(agent.socket()).unwrap();
+    while endless.write_all(&[b'x'; 4096]).is_ok() {}
+    assert_eq!(agent.query("shop", "cart-0", "u1"), json!({ "version": 1 }));
+}
+
+/// A ConfigMap's volume and editors replace files instead of writing to them; the agent reads the new content.
+#[test]
+fn f39_a_replaced_file_is_never_used_for_an_answer() {
+    let agent = ManifestAgent::start(directory_of("swapped"));
+    let pods = agent.directory.join("pods");
+    for life in ["u1", "u2"] {
+        std::fs::create_dir(agent.directory.join(life)).unwrap();
+        std::fs::write(agent.directory.join(life).join("0.json"), injected_pod("cart-0", life).to_string())
+            .unwrap();
+    }
+    let uid = |queried: &str| agent.query("shop", "cart-0", queried)["pod"]["metadata"]["uid"].clone();
+    let link_to = |to: &str| {
+        let _ = std::fs::remove_file(pods.join("current.new"));
+        std::os::unix::fs::symlink(agent.directory.join(to), pods.join("current.new")).unwrap();
+        std::fs::rename(pods.join("current.new"), pods.join("current")).unwrap();
+    };
+    for _ in 0..3 {
+        for life in ["u1", "u2"] {
+            link_to(life);
+            assert_eq!((uid(life), uid(life)), (life.into(), life.into()));
+        }
+    }
+    std::fs::remove_file(pods.join("current")).unwrap();
+    assert_eq!(uid("u2"), Value::Null);
+    // A file of another name for a pod that another file had before.
+    agent.put("shop/cart-0.json", &injected_pod("cart-0", "u3").to_string());
+    assert_eq!(uid("u3"), "u3");
+    std::fs::rename(pods.join("shop/cart-0.json"), pods.join("shop/moved.json")).unwrap();
+    agent.put("shop/new.json", &injected_pod("cart-0", "u4").to_string());
+    assert_eq!((uid("u3"), uid("u4")), ("u3".into(), "u4".into()));
+}
+
+#[test]
+fn a10_idle_connections_delay_no_query() {
+    let agent = ManifestAgent::start(directory_of("silent"));
+    agent.put("shop/cart-0.json", &injected_pod("cart-0", "u1").to_string());
+    // More clients than the agent keeps before their query arrives: it drops the oldest.
+    let mut silent: Vec<_> = (0..600).map(|_| UnixStream::connect(agent.socket()).unwrap()).collect();
+    let before = Instant::now();
+    assert_eq!(agent.query("shop", "cart-0", "u1")["pod"]["metadata"]["name"], "cart-0");
+    assert_eq!(silent[0].read(&mut [0]).unwrap(), 0, "the oldest connection must be closed");
+    assert!(before.elapsed() < Duration::from_millis(900), "{:?}", before.elapsed());
+    let last = silent.last_mut().unwrap();
+    last.write_all(b"{\"version\": 1, \"namespace\": \"shop\", ").unwrap();
+    last.write_all(b"\"name\": \"cart-0\"}\n").unwrap();
+    let mut answer = String::new();
+    last.read_to_string(&mut answer).unwrap();
+    assert!(answer.contains("istio-proxy"), "{answer}");
+}
+
+#[test]
+fn a10_a_client_that_never_ends_its_query_is_disconnected() {
+    let agent = ManifestAgent::start(directory_of("drip"));
+    let mut slow = UnixStream::connect(agent.socket()).unwrap();
+    let before = Instant::now();
+    while slow.write_all(b" ").is_ok() {
+        assert!(before.elapsed() < Duration::from_secs(10));
+        thread::sleep(Duration::from_millis(20));
+    }
+    assert!(before.elapsed() >= Duration::from_millis(900), "{:?}", before.elapsed());
+}
+
+#[test]
+fn a10_a_slow_reader_of_a_long_response_delays_no_query() {
+    let agent = ManifestAgent::start(directory_of("long"));
+    let mut long = injected_pod("cart-0", "u1");
+    let most = "x".repeat(400 << 10);
+    long["metadata"]["annotations"]["traffic.sidecar.istio.io/excludeOutboundPorts"] = most.clone().into();
+    agent.put("shop/cart-0.json", &long.to_string());
+    agent.put("shop/cart-1.json", &injected_pod("cart-1", "u1").to_string());
+    let request = b"{\"version\": 1, \"namespace\": \"shop\", \"name\": \"cart-0\", \"deadline_ms\": 5000}\n";
+    let slow_readers: Vec<_> = (0..70)
+        .map(|_| {
+            let mut call = UnixStream::connect(agent.socket()).unwrap();
+            call.write_all(request).unwrap();
+            call
+        })
+        .collect();
+    assert_eq!(agent.query("shop", "cart-1", "u1")["pod"]["metadata"]["name"], "cart-1");
+    // The queued clients are served after the first ones have disconnected.
+    drop(slow_readers);
+    let answer: Value = serde_json::from_str(&agent.send(request)).unwrap();
+    assert_eq!(
+        answer["pod"]["metadata"]["annotations"]["traffic.sidecar.istio.io/excludeOutboundPorts"],
+        most
+    );
+}
+
+#[test]
+fn f19_110_concurrent_queries_are_all_answered() {
+    let agent = ManifestAgent::start(directory_of("many"));
+    for i in 0..110 {
+        let name = format!("cart-{i}");
+        agent.put(&format!("shop/{name}.json"), &injected_pod(&name, &format!("u{i}")).to_string());
+    }
+    let before = Instant::now();
+    thread::scope(|scope| {
+        for i in 0..110 {
+            let agent = &agent;
+            scope.spawn(move || {
+                let answer: Value = agent.query("shop", &format!("cart-{i}"), &format!("u{i}"));
+                assert_eq!(answer["pod"]["metadata"]["uid"], format!("u{i}"));
+            });
+        }
+    });
+    assert!(before.elapsed() < Duration::from_secs(20), "{:?}", before.elapsed());
+}
+
+#[test]
+fn a09_only_the_plugins_log_lines_are_forwarded() {
+    let agent = ManifestAgent::start(directory_of("log"));
+    let plugin = UnixDatagram::unbound().unwrap();
+    let log = agent.directory.join("run/log.sock");
+    for line in ["\u{1b}[2J", "[1]", "{\"msg\": \"one\"\n}", "{\"level\":\"info\",\"msg\":\"two\\nlines\"}"] {
+        plugin.send_to(line.as_bytes(), &log).unwrap();
+    }
+    for want in [json!({ "msg": "one" }), json!({ "level": "info", "msg": "two\nlines" })] {
+        let mut line = agent.next_line();
+        assert!(line.as_object_mut().unwrap().remove("time").is_some_and(|time| time.is_string()), "{line}");
+        assert_eq!(line, want);
+    }
+}

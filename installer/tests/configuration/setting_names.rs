@@ -1,0 +1,160 @@
+//! Every setting of the incumbent is applied, ignored with a note, or refused with the name of its replacement.
+
+use crate::{read, refused, sources};
+use gybe_installer::host::image::OTHER_NAMES;
+use gybe_installer::host::settings::{INCUMBENTS, KEYS, OURS, Settings, SettingsSources, Support};
+
+/// Returns a value other than the default.
+fn non_default_value(name: &str) -> &'static str {
+    match name {
+        "CHAINED_CNI_PLUGIN" => "false",
+        "LOG_LEVEL" | "LOG_OUTPUT_LEVEL" | "log_level" => "debug",
+        "CNI_NETWORK_CONFIG" | "CNI_NETWORK_CONFIG_FILE" | "cni_network_config" => {
+            r#"{"type":"istio-cni","log_level":"__LOG_LEVEL__","gates":"strict"}"#
+        }
+        "KUBECONFIG_MODE" => "0640",
+        "CNI_CONF_GROUP_READ"
+        | "SKIP_TLS_VERIFY"
+        | "NATIVE_NFTABLES"
+        | "put_back_istio"
+        | "leave_when_daemonset_gone" => "true",
+        "FORCE_IPTABLES_BINARY" => "legacy",
+        "MONITORING_PORT" | "HEALTH_PORT" => "-1",
+        "HEALTH_ADDRESS" | "MONITORING_ADDRESS" => "::1",
+        "mode" => "leave",
+        "shape" => "dropin",
+        "backend" => "iptables-nft",
+        "gates" => "strict",
+        "ipv6" => "reject",
+        "inbound_default" => "containerPorts",
+        "max_intervals" => "65536",
+        "pod_source" => "api",
+        "take_over" => "now",
+        "plugin_dir" => "confirmed",
+        "also_as" => "istio-iptables",
+        name if name.contains("DIR") || name == "KUBE_CA_FILE" => "/else/where",
+        _ => "another",
+    }
+}
+
+/// The variables that the kubelet sets in every pod.
+const POD: &[(&str, &str)] = &[("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
+
+fn with(name: &str) -> SettingsSources {
+    let mut sources = sources(POD, &[]);
+    let value = non_default_value(name).to_owned();
+    match name {
+        "CNI_NETWORK_CONFIG_FILE" => sources.network_config = Some(value),
+        key if key.chars().all(|c| c.is_lowercase() || c == '_' || c.is_numeric()) => {
+            sources.files.insert(key.to_owned(), value);
+        }
+        variable => drop(sources.environment.insert(variable.to_owned(), value)),
+    }
+    sources
+}
+
+#[test]
+fn every_supported_setting_has_an_effect() {
+    let plain = Settings::read(&sources(POD, &[])).unwrap();
+    for name in KEYS.iter().chain(&OURS).chain(&INCUMBENTS).filter(|name| name.support == Support::Honoured) {
+        let changed = Settings::read(&with(name.name)).unwrap_or_else(|why| panic!("{}: {why}", name.name));
+        let same = (&changed.environment, &changed.options) == (&plain.environment, &plain.options);
+        assert!(!same, "{} changes nothing", name.name);
+    }
+}
+
+#[test]
+fn every_other_setting_is_refused_or_noted_with_the_reason() {
+    for name in INCUMBENTS {
+        match name.support {
+            Support::Honoured => {}
+            Support::Refused | Support::RefusedIfTrue => {
+                let error = refused(&[(name.name, "true")], &[]);
+                assert!(error.contains(name.name) && error.contains(name.meaning), "{error}");
+            }
+            Support::Ignored => {
+                let notes = read(&[(name.name, "x")], &[]).notes;
+                assert!(notes.len() == 1 && notes[0].contains(name.name), "{notes:?}");
+                assert!(notes[0].contains(name.meaning), "{notes:?}");
+            }
+        }
+        if name.support == Support::RefusedIfTrue {
+            assert!(read(&[(name.name, "false")], &[]).notes.is_empty(), "{}", name.name);
+            refused(&[(name.name, "perhaps")], &[]);
+        }
+        // The incumbent's chart sets many variables to the empty string.
+        assert_eq!(read(&[(name.name, "")], &[]).notes.len(), usize::from(name.name == "EXCLUDE_NAMESPACES"));
+    }
+}
+
+#[test]
+fn all_invalid_settings_are_reported_at_once() {
+    let environment = [
+        ("AMBIENT_ENABLED", "true"),
+        ("ISTIO_OWNED_CNI_CONFIG", "true"),
+        ("MONITORING_PORT", "http"),
+        ("KUBECONFIG_MODE", "0666"),
+        ("MOUNTED_CNI_NET_DIR", "etc"),
+    ];
+    let files = [
+        ("mode", "gone"),
+        ("ipv6", "maybe"),
+        ("exclude_namespaces", "Kube System"),
+        ("conf_name", "../x"),
+        ("istio_cni_namespace", "a/b"),
+    ];
+    let error = refused(&environment, &files);
+    for (name, value) in environment.iter().chain(&files) {
+        assert!(error.contains(&format!("{name} is {value:?}: ")), "{name}: {error}");
+    }
+    let faults = Settings::read(&sources(&environment, &files)).unwrap_err().0;
+    assert_eq!(faults.len(), environment.len() + files.len(), "{error}");
+}
+
+#[test]
+fn a_key_that_may_be_misspelt_is_refused_and_another_unknown_one_is_noted() {
+    let error = refused(&[], &[("exclude_namespace", "a")]);
+    assert!(
+        error.contains("exclude_namespace is \"a\"") && error.contains("mean exclude_namespaces?"),
+        "{error}"
+    );
+    let notes = read(&[], &[("quic_ports", "1")]).notes;
+    assert!(notes[0].contains("unknown key quic_ports"), "{notes:?}");
+}
+
+/// Keeps the table of names in the code and the page in docs/ equal.
+#[test]
+fn docs_configure_has_every_name() {
+    let page = include_str!("../../../docs/CONFIGURE.md");
+    for (title, names) in [("key", &KEYS[..]), ("ours", &OURS), ("incumbent", &INCUMBENTS)] {
+        let table: String = names
+            .iter()
+            .map(|name| {
+                let effect = match name.support {
+                    Support::Honoured => "",
+                    Support::RefusedIfTrue => "refused if true: ",
+                    Support::Refused => "refused: ",
+                    Support::Ignored => "no effect: ",
+                };
+                format!("| `{}` | {} | {effect}{} |\n", name.name, name.default, name.meaning)
+            })
+            .collect();
+        assert!(
+            page.contains(&table),
+            "docs/CONFIGURE.md lacks the table of {title} names, which is\n\n{table}"
+        );
+    }
+}
+
+#[test]
+fn every_further_name_of_the_tool_is_documented() {
+    let meaning = KEYS.iter().find(|key| key.name == "also_as").unwrap().meaning;
+    let refused = refused(&[], &[("also_as", "istio-clean-iptables")]);
+    for name in OTHER_NAMES {
+        assert!(
+            meaning.contains(&format!("`{name}`")) && refused.contains(name),
+            "{name}: {meaning} {refused}"
+        );
+        assert_eq!(read(&[], &[("also_as", name)]).options.also_as.len(), 1);
+    }
+}

@@ -1,0 +1,160 @@
+//! Values of settings, and the precedence of their sources.
+
+use crate::{Pairs, read, refused};
+use gybe_installer::host::desired::{PutBack, Shape};
+use gybe_installer::host::settings::{Mode, PodSource, ServerTrust, TakeOverSetting};
+use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::choose::BackendSetting;
+use gybe_plugin::conf::LogLevel;
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+use std::path::Path;
+
+fn names(all: &[&str]) -> BTreeSet<String> {
+    all.iter().map(|name| (*name).to_owned()).collect()
+}
+
+#[test]
+fn the_defaults_without_any_setting() {
+    let settings = read(&[], &[]);
+    let (environment, options) = (settings.environment, settings.options);
+    assert_eq!((options.mode, options.shape), (Mode::Install, Shape::Chained { pinned: None }));
+    assert_eq!((options.pod_source, options.take_over), (PodSource::Agent, TakeOverSetting::Wait));
+    assert_eq!((options.put_back, options.further.len()), (PutBack::Nothing, 0));
+    assert_eq!(options.conf.exclude_namespaces, names(&["kube-system", "istio-system"]));
+    assert_eq!(environment.directories.results, Path::new("/host/var/lib/cni/results"));
+    assert_eq!(options.conf.facts.socket.as_deref(), Some(Path::new("/run/gybe/facts.sock")));
+    assert_eq!(
+        (options.conf.facts.kubeconfig, environment.kubeconfig_mode, environment.conf_mode),
+        (None, 0o600, 0o600)
+    );
+    assert_eq!(settings.notes, [""; 0]);
+}
+
+#[test]
+fn kube_system_gybes_own_and_the_control_planes_namespace_are_excluded_by_default() {
+    let of =
+        |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).options.conf.exclude_namespaces;
+    let us = ("POD_NAMESPACE", "gybe-system");
+    assert_eq!(of(&[us], &[]), names(&["gybe-system", "kube-system", "istio-system"]));
+    let plane = ("SYSTEM_NAMESPACE", "mesh");
+    assert_eq!(of(&[us, plane], &[]), names(&["gybe-system", "kube-system", "mesh"]));
+    assert_eq!(of(&[us, ("EXCLUDE_NAMESPACES", "a")], &[]), names(&["a"]));
+    assert_eq!(of(&[us, ("EXCLUDE_NAMESPACES", "a")], &[("exclude_namespaces", "b\n")]), names(&["b"]));
+    assert_eq!(of(&[us], &[("exclude_namespaces", "")]), names(&[]));
+    let notes = read(&[("EXCLUDE_NAMESPACES", "a")], &[]).notes;
+    assert!(notes[0].contains("istio-system"), "{notes:?}");
+    assert!(read(&[], &[("exclude_namespaces", "istio-system")]).notes.is_empty());
+}
+
+#[test]
+fn lists_are_trimmed_and_empty_elements_dropped() {
+    for (text, want) in [
+        (" a , b ", &["a", "b"][..]),
+        ("a,", &["a"]),
+        (",a", &["a"]),
+        ("a,,b", &["a", "b"]),
+        (",,", &[]),
+        ("  ", &[]),
+    ] {
+        let conf = read(&[("EXCLUDE_NAMESPACES", text)], &[]).options.conf;
+        assert_eq!(conf.exclude_namespaces, names(want), "{text:?}");
+    }
+    for text in ["A", "a b", "-a", "a-", "a.b", &"a".repeat(64)] {
+        assert!(
+            refused(&[("EXCLUDE_NAMESPACES", text)], &[]).contains("not valid namespace names"),
+            "{text}"
+        );
+    }
+}
+
+#[test]
+fn the_log_level_is_the_first_that_is_configured() {
+    let level = |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).options.conf.log_level;
+    let scopes = ("LOG_OUTPUT_LEVEL", "default:warn,cni-plugin:debug,cni:error");
+    assert_eq!(level(&[scopes, ("LOG_LEVEL", "error")], &[("log_level", "none")]), LogLevel::None);
+    assert_eq!(level(&[scopes, ("LOG_LEVEL", "error")], &[]), LogLevel::Error);
+    assert_eq!(level(&[scopes], &[]), LogLevel::Debug);
+    for (scopes, want) in
+        [("debug", LogLevel::Debug), ("cni:debug", LogLevel::Info), ("all:warn", LogLevel::Warn)]
+    {
+        assert_eq!(level(&[("LOG_OUTPUT_LEVEL", scopes)], &[]), want, "{scopes}");
+    }
+    assert_eq!(level(&[("LOG_OUTPUT_LEVEL", "cni:info,default:fatal")], &[]), LogLevel::Error);
+    assert!(
+        refused(&[("LOG_LEVEL", "loud")], &[]).contains("LOG_LEVEL is \"loud\": must be one of info, debug")
+    );
+}
+
+#[test]
+fn the_backend_is_the_first_that_is_configured() {
+    let backend = |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).options.conf.backend;
+    let both = [("NATIVE_NFTABLES", "true"), ("FORCE_IPTABLES_BINARY", "legacy")];
+    assert_eq!(backend(&both, &[("backend", "iptables")]), BackendSetting::Iptables);
+    assert_eq!(backend(&both, &[]), BackendSetting::Only(BackendKind::Nft));
+    assert_eq!(backend(&both[1..], &[]), BackendSetting::Only(BackendKind::IptablesLegacy));
+    assert_eq!(
+        backend(&[("FORCE_IPTABLES_BINARY", "nft")], &[]),
+        BackendSetting::Only(BackendKind::IptablesNft)
+    );
+    assert_eq!(backend(&[("NATIVE_NFTABLES", "false")], &[]), BackendSetting::Auto);
+    assert!(refused(&[("FORCE_IPTABLES_BINARY", "x")], &[]).contains("legacy or nft"));
+}
+
+#[test]
+fn the_shape_and_its_file_go_together() {
+    let shape = |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).options.shape;
+    let file = |shape: &Shape| match shape {
+        Shape::Chained { pinned } => pinned.as_ref().map(ToString::to_string),
+        Shape::Standalone { file } => Some(format!("alone {file}")),
+        Shape::DropIn => None,
+    };
+    let pinned = ("CNI_CONF_NAME", "10-a.conflist");
+    let alone = ("CHAINED_CNI_PLUGIN", "false");
+    assert_eq!(file(&shape(&[pinned], &[])).as_deref(), Some("10-a.conflist"));
+    assert_eq!(file(&shape(&[alone], &[])).as_deref(), Some("alone YYY-gybe-cni.conf"));
+    assert_eq!(file(&shape(&[alone], &[("conf_name", "x.conf")])).as_deref(), Some("alone x.conf"));
+    assert_eq!(file(&shape(&[alone], &[("shape", "chained")])), None);
+    assert_eq!(shape(&[alone], &[("shape", "dropin")]), Shape::DropIn);
+    assert!(refused(&[pinned], &[("shape", "dropin")]).contains("cannot be set with it"));
+}
+
+#[test]
+fn file_modes_are_read_as_istio_cni_reads_them() {
+    for (text, mode) in [("384", 0o600), ("0600", 0o600), ("0o640", 0o640), ("416", 0o640), ("0400", 0o400)] {
+        assert_eq!(read(&[("KUBECONFIG_MODE", text)], &[]).environment.kubeconfig_mode, mode, "{text}");
+    }
+    for text in ["0644", "600", "rw", "-1", "0o777"] {
+        assert!(refused(&[("KUBECONFIG_MODE", text)], &[]).contains("token"), "{text}");
+    }
+}
+
+#[test]
+fn listen_addresses_are_read_in_every_form_and_can_be_off() {
+    let of = |environment: Pairs<'_>| -> Vec<String> {
+        let health = read(environment, &[]).environment.health;
+        health.map_or(Vec::new(), |listen| listen.addresses().map(|it: SocketAddr| it.to_string()).collect())
+    };
+    assert_eq!(of(&[]), ["[::]:8000", "0.0.0.0:8000"]);
+    assert_eq!(of(&[("HEALTH_PORT", "81")]), ["[::]:81", "0.0.0.0:81"]);
+    for (address, want) in [("::1", "[::1]:8000"), ("[::1]", "[::1]:8000"), ("10.0.0.1", "10.0.0.1:8000")] {
+        assert_eq!(of(&[("HEALTH_ADDRESS", address)]), [want]);
+    }
+    assert_eq!(of(&[("HEALTH_ADDRESS", "127.0.0.1:9"), ("HEALTH_PORT", "8")]), ["127.0.0.1:9"]);
+    assert_eq!(of(&[("HEALTH_ADDRESS", ":9")]), ["[::]:9", "0.0.0.0:9"]);
+    assert_eq!(of(&[("HEALTH_PORT", "0")]), [""; 0]);
+    assert!(refused(&[("HEALTH_ADDRESS", "localhost")], &[]).contains("IP address"));
+    assert_eq!(read(&[("MONITORING_PORT", "-1")], &[]).environment.metrics, None);
+}
+
+#[test]
+fn a_kubeconfig_needs_a_server() {
+    let source = [("pod_source", "api")];
+    assert!(refused(&[], &source).contains("KUBERNETES_SERVICE_HOST and KUBERNETES_SERVICE_PORT"));
+    let server = [("KUBERNETES_SERVICE_HOST", "fd00::1"), ("KUBERNETES_SERVICE_PORT", "443")];
+    let settings = read(&server, &source);
+    assert_eq!(settings.options.conf.facts.kubeconfig.as_deref(), Some(Path::new("/run/gybe/kubeconfig")));
+    let ca = "/var/run/secrets/kubernetes.io/serviceaccount/ca.crt";
+    assert_eq!(settings.environment.api.trust, ServerTrust::Ca(ca.into()));
+    assert_eq!(read(&[("SKIP_TLS_VERIFY", "1")], &[]).environment.api.trust, ServerTrust::Any);
+}

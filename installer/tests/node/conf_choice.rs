@@ -1,0 +1,63 @@
+//! Gybe chooses the same network from a conf directory as containerd and CRI-O: choices recorded from libcni.
+
+use std::os::unix::fs::symlink;
+
+use gybe_installer::host::libcni::choice::{NoChoice, choose};
+use gybe_installer::host::observe::ObserveScope;
+use gybe_installer::host::runtimes::DropIns;
+use gybe_installer::host::runtimes::Runtime;
+use serde_json::Value;
+
+use crate::test_node::TestNode;
+
+fn node_with(files: &Value) -> TestNode {
+    let node = TestNode::new();
+    for (name, file) in files.as_object().unwrap() {
+        if file["symlink"] == true {
+            let end = node.directories().results.join(name);
+            if let Some(content) = file["content"].as_str() {
+                std::fs::write(&end, content).unwrap();
+            }
+            symlink(end, node.conf(name)).unwrap();
+        } else {
+            node.put(name, file["content"].as_str().unwrap());
+        }
+    }
+    node
+}
+
+#[test]
+fn the_choices_recorded_from_libcni_are_predicted() {
+    let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../integration/vectors/cni/conf-selection.json");
+    let cases: Vec<Value> = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
+    assert_eq!(cases.len(), 32);
+    for case in cases {
+        let node = node_with(&case["files"]);
+        let observed = node.observe(&ObserveScope::default());
+        for (runtime, key) in [(Runtime::Containerd, "containerd"), (Runtime::CriO, "crio")] {
+            let (want, found) = (&case["pick"][key], choose(&observed.conf, runtime, DropIns::Loaded));
+            let about = format!("{} by {key}: {found:?}", case["name"]);
+            match &found {
+                Ok(choice) => {
+                    assert_eq!(want["file"], choice.file.to_string(), "{about}");
+                    assert_eq!(want["name"], choice.network.name, "{about}");
+                    assert_eq!(want["cniVersion"].as_str().unwrap_or(""), choice.network.version, "{about}");
+                    let types: Vec<_> =
+                        want["types"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
+                    assert_eq!(types, choice.network.plugins, "{about}");
+                }
+                Err(NoChoice::Stopped(broken)) => {
+                    assert!(want["error"].is_string(), "{about}");
+                    assert_eq!(want["file"], broken.file.to_string(), "{about}");
+                }
+                // A dangling link: from inside a container the agent cannot find out what the runtime reads there.
+                Err(NoChoice::Unknown(broken)) => {
+                    assert_eq!(case["files"][broken.file.to_string()]["content"], Value::Null, "{about}");
+                }
+                Err(NoChoice::Nothing) => {
+                    assert!(want["error"].is_string() && want["file"].is_null(), "{about}");
+                }
+            }
+        }
+    }
+}

@@ -1,0 +1,201 @@
+//! A program is renamed into place only after it was hashed and run once; until then the previous program stays.
+
+use gybe_netfilter::hint::Hint;
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::process::Command;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::thread;
+
+use gybe_installer::host::apply::{ApplyError, TrialError};
+use gybe_installer::host::desired::{DesiredState, Install, PlacementOrder, Shape};
+use gybe_installer::host::observe::Hash;
+use nix::errno::Errno;
+
+use crate::test_node::{StopFlag, TestNode};
+use crate::test_node::{chained, install, program};
+
+const LIST: &str = "{\"name\":\"net\",\"plugins\":[{\"type\":\"calico\"}]}";
+
+/// Returns an install of build 2 with these bytes as its plugin.
+fn with_plugin(node: &TestNode, bytes: &[u8]) -> Install {
+    let mut desired = install(&node.root, Shape::Chained { pinned: None }, "2");
+    let program = &mut desired.programs[0];
+    program.source = node.root.join("image/bad");
+    program.hash = Hash::of(bytes);
+    fs::write(&program.source, bytes).unwrap();
+    desired
+}
+
+fn refused_placement(node: &TestNode, desired: Install) -> ApplyError {
+    let pass = node.pass(&DesiredState::Installed(desired));
+    let mut failed = pass.applied.failed;
+    assert_eq!(failed.len(), 1, "{failed:?}");
+    failed.remove(0).why
+}
+
+#[test]
+fn f10_a_program_that_does_not_run_is_not_installed_and_nothing_names_it() {
+    let elf = [b"\x7fELF\x02\x01\x01".as_slice(), &[0; 57]].concat();
+    let cases: [(&[u8], TrialError); 4] = [
+        (&elf, TrialError::NotRun(Errno::ENOEXEC)),
+        (b"#!/bin/sh\nexit 3\n", TrialError::Failed("exit status: 3".into())),
+        (b"#!/bin/sh\necho hello\n", TrialError::NoVersions),
+        (b"#!/no/such/interpreter\n", TrialError::NotRun(Errno::ENOENT)),
+    ];
+    for (bytes, want) in cases {
+        let node = TestNode::with(&[("10-a.conflist", LIST)]);
+        let error = refused_placement(&node, with_plugin(&node, bytes));
+        assert!(matches!(&error, ApplyError::Trial { why, .. } if *why == want), "{error:?}");
+        assert_eq!(node.text("10-a.conflist"), LIST);
+        assert!(node.programs().is_empty(), "{:?}", node.programs());
+    }
+}
+
+#[test]
+fn f10_a_failed_upgrade_keeps_the_old_program_and_still_repairs_the_chain() {
+    let node = TestNode::with(&[("10-a.conflist", LIST)]);
+    node.settle(&chained(&node.root));
+    node.put("10-a.conflist", LIST);
+    let bad = with_plugin(&node, b"#!/bin/sh\nexit 1\n");
+    refused_placement(&node, bad);
+    assert_eq!(node.chain().1, ["calico", "gybe-cni"]);
+    assert!(fs::read_to_string(node.root.join("bin/gybe-cni")).unwrap().contains("# 1\n"));
+}
+
+/// No conf file names a further name, and the existing program of that name may have another owner.
+#[test]
+fn f10_a_further_name_that_cannot_be_placed_does_not_delay_the_chain() {
+    for is_foreign in [false, true] {
+        let node = TestNode::with(&[("10-a.conflist", LIST)]);
+        let (theirs, ran) = (node.root.join("bin/istio-iptables"), node.root.join("ran"));
+        if is_foreign {
+            fs::write(&theirs, format!("#!/bin/sh\n: > '{}'\n", ran.display())).unwrap();
+            fs::set_permissions(&theirs, fs::Permissions::from_mode(0o755)).unwrap();
+        }
+        let mut desired = install(&node.root, Shape::Chained { pinned: None }, "1");
+        let mut further = program(&node.root, "istio-iptables", "1");
+        further.source = node.root.join("image/none");
+        desired.programs.push(further);
+        assert!(matches!(refused_placement(&node, desired), ApplyError::System { .. }));
+        assert_eq!(node.chain().1, ["calico", "gybe-cni"]);
+        assert_eq!((theirs.exists(), ran.exists()), (is_foreign, false));
+    }
+}
+
+#[test]
+fn f37_the_entry_waits_for_the_tool_only_where_the_plugin_runs_it() {
+    for (need, chain) in [
+        (PlacementOrder::AfterEntry, ["calico", "gybe-cni"].as_slice()),
+        (PlacementOrder::BeforeEntry, ["calico"].as_slice()),
+    ] {
+        let node = TestNode::with(&[("10-a.conflist", LIST)]);
+        // Makes the tool's placement fail, as on a disk that has room for the plugin only.
+        fs::create_dir(node.root.join("bin/gybe")).unwrap();
+        let mut desired = install(&node.root, Shape::Chained { pinned: None }, "1");
+        desired.programs[1].need = need;
+        assert!(matches!(refused_placement(&node, desired), ApplyError::System { why: Errno::EISDIR, .. }));
+        assert_eq!(node.chain().1, chain, "{need:?}");
+        assert!(node.root.join("bin/gybe-cni").exists(), "the plugin is placed first");
+    }
+}
+
+/// Entry and program were installed before; since then the program was spoilt and the conf rewritten without the entry.
+#[test]
+fn f10_no_conf_names_a_program_that_does_not_work_and_cannot_be_replaced() {
+    let directory: fn(&Path) = |plugin| fs::create_dir(plugin).unwrap();
+    let empty: fn(&Path) = |plugin| fs::write(plugin, "").unwrap();
+    let good = b"#!/bin/sh\necho '{\"supportedVersions\":[\"1.0.0\"]}'\n".as_slice();
+    for (spoil, image) in
+        [(directory, good), (directory, b"#!/bin/sh\nexit 1\n"), (empty, b"#!/bin/sh\nexit 1\n")]
+    {
+        let node = TestNode::with(&[("10-a.conflist", LIST)]);
+        node.settle(&chained(&node.root));
+        node.put("10-a.conflist", LIST);
+        let plugin = node.root.join("bin/gybe-cni");
+        fs::remove_file(&plugin).unwrap();
+        spoil(&plugin);
+        refused_placement(&node, with_plugin(&node, image));
+        assert_eq!(node.text("10-a.conflist"), LIST);
+    }
+}
+
+/// The remaining process holds the program's stdout open.
+#[test]
+fn a10_a_trial_does_not_wait_for_processes_that_the_program_leaves_running() {
+    let node = TestNode::with(&[("10-a.conflist", LIST)]);
+    let fifo = node.root.join("fifo");
+    nix::unistd::mkfifo(&fifo, nix::sys::stat::Mode::S_IRWXU).unwrap();
+    let answer = r#"{"supportedVersions":["1.0.0"]}"#;
+    let script = format!("#!/bin/sh\nread -r _ <'{}' &\necho '{answer}'\n", fifo.display());
+    let desired = with_plugin(&node, script.as_bytes());
+    let pass = node.pass(&DesiredState::Installed(desired));
+    // Opening and closing the other end of the fifo ends that process.
+    drop(fs::OpenOptions::new().write(true).open(fifo).unwrap());
+    assert!(pass.applied.failed.is_empty(), "{:?}", pass.applied.failed);
+    assert_eq!(node.chain().1, ["calico", "gybe-cni"]);
+}
+
+#[test]
+fn f10_a_single_flipped_bit_is_detected() {
+    let node = TestNode::with(&[("10-a.conflist", LIST)]);
+    let whole = [b"#!/bin/sh\nexit 0\n#".as_slice(), &[b'x'; 20_000]].concat();
+    for page in 0..=whole.len() / 4096 {
+        let mut desired = with_plugin(&node, &whole);
+        let mut flipped = whole.clone();
+        flipped[page * 4096] ^= 4;
+        fs::write(&desired.programs[0].source, flipped).unwrap();
+        desired.programs[0].hash = Hash::of(&whole);
+        assert!(matches!(refused_placement(&node, desired), ApplyError::Damaged { .. }), "page {page}");
+    }
+    assert!(node.programs().is_empty());
+}
+
+#[test]
+fn f09_a_program_is_replaced_while_it_runs() {
+    const ROUNDS: usize = 50;
+    let node = TestNode::with(&[("10-a.conflist", LIST)]);
+    node.settle(&chained(&node.root));
+    let (stop, runs, plugin) = (AtomicBool::new(false), AtomicUsize::new(0), node.root.join("bin/gybe-cni"));
+    thread::scope(|scope| {
+        for _ in 0..2 {
+            scope.spawn(|| {
+                #[expect(clippy::disallowed_methods, reason = "as a runtime does")]
+                while !stop.load(Ordering::Relaxed) {
+                    let output = Command::new(&plugin).output().expect("the program can be run at any time");
+                    assert!(output.status.success());
+                    runs.fetch_add(1, Ordering::Relaxed);
+                }
+            });
+        }
+        let _stop = StopFlag(&stop);
+        for round in 0..ROUNDS {
+            let build = if round % 2 == 0 { "2" } else { "1" };
+            let desired = install(&node.root, Shape::Chained { pinned: None }, build);
+            let pass = node.pass(&DesiredState::Installed(desired));
+            assert!(pass.applied.failed.is_empty(), "{:?}", pass.applied.failed);
+        }
+    });
+    println!("replaced {ROUNDS} times under {} runs", runs.load(Ordering::Relaxed));
+}
+
+#[test]
+fn a08_a_program_that_other_users_may_write_is_replaced_although_its_content_is_right() {
+    let node = TestNode::with(&[("10-a.conflist", LIST)]);
+    node.settle(&chained(&node.root));
+    let plugin = node.root.join("bin/gybe-cni");
+    fs::set_permissions(&plugin, fs::Permissions::from_mode(0o777)).unwrap();
+    node.settle(&chained(&node.root));
+    assert_eq!(fs::metadata(&plugin).unwrap().permissions().mode() & 0o7777, 0o755);
+}
+
+#[test]
+fn f37_missing_directories_are_reported_and_not_created() {
+    let node = TestNode::with(&[("10-a.conflist", LIST)]);
+    for folder in ["bin", "net.d"] {
+        fs::remove_dir_all(node.root.join(folder)).unwrap();
+        let pass = node.pass(&chained(&node.root));
+        assert!(!pass.left.is_done() && pass.left.problems.iter().all(|problem| problem.hint().is_some()));
+    }
+}

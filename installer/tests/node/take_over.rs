@@ -1,0 +1,99 @@
+//! Gybe's entry replaces istio-cni's; uninstall restores it on request.
+
+use std::fs;
+
+use gybe_installer::host::conflist::ConflistError;
+use gybe_installer::host::desired::{DesiredState, PutBack, Shape, TakeOver};
+use gybe_installer::host::problem::Problem;
+
+use crate::chained::LIST;
+use crate::test_node::TestNode;
+use crate::test_node::{chained, install, installed, name, program, uninstalled};
+
+const ISTIO: &str = "{\"cniVersion\":\"0.3.1\",\"name\":\"n\",\"plugins\":[{\"type\":\"calico\"},{\"type\":\"istio-cni\",\"ambient_enabled\":false}]}\n";
+
+#[test]
+fn istio_cnis_entry_is_replaced_in_one_write_and_restored_on_request() {
+    for put_back in [PutBack::Istio, PutBack::Nothing] {
+        let node = TestNode::with(&[("10-calico.conflist", ISTIO)]);
+        fs::write(node.root.join("bin/istio-cni"), "theirs").unwrap();
+        node.settle(&chained(&node.root));
+        assert_eq!(node.chain().1, ["calico", "gybe-cni"]);
+        node.settle(&uninstalled(&node.root, put_back));
+        let back = put_back == PutBack::Istio;
+        assert_eq!(node.text("10-calico.conflist") == ISTIO, back);
+        assert_eq!(node.chain().1.contains(&"istio-cni".to_owned()), back);
+        assert_eq!(node.files().len(), 1);
+        assert_eq!(fs::read_to_string(node.root.join("bin/istio-cni")).unwrap(), "theirs");
+    }
+}
+
+#[test]
+fn istio_cnis_entry_is_restored_in_a_changed_file_too_but_not_without_its_program() {
+    let node = TestNode::with(&[("10-calico.conflist", ISTIO)]);
+    fs::write(node.root.join("bin/istio-cni"), "theirs").unwrap();
+    node.settle(&chained(&node.root));
+    node.put("10-calico.conflist", LIST);
+    node.settle(&chained(&node.root));
+    node.settle(&uninstalled(&node.root, PutBack::Istio));
+    assert_eq!(node.chain().1, ["calico", "portmap", "istio-cni"]);
+
+    let node = TestNode::with(&[("10-calico.conflist", ISTIO)]);
+    node.settle(&chained(&node.root));
+    let pass = node.pass(&uninstalled(&node.root, PutBack::Istio));
+    assert_eq!(pass.plan.problems, [Problem::IstioGone(name("10-calico.conflist"))]);
+    assert_eq!(node.chain().1, ["calico"]);
+}
+
+#[test]
+fn a_running_istio_agent_delays_the_take_over_and_ambient_prevents_it() {
+    let node = TestNode::with(&[("10-calico.conflist", ISTIO)]);
+    let mut waiting = install(&node.root, Shape::Chained { pinned: None }, "1");
+    waiting.take_over = TakeOver::Waits;
+    let pass = node.pass(&DesiredState::Installed(waiting));
+    assert_eq!(pass.left.problems, [Problem::IstioAgentRuns(name("10-calico.conflist"))]);
+    let ambient = ISTIO.replace("false", "true");
+    node.put("10-calico.conflist", &ambient);
+    let pass = node.pass(&chained(&node.root));
+    let why = ConflistError::Ambient;
+    assert_eq!(pass.left.problems, [Problem::Unchangeable { file: name("10-calico.conflist"), why }]);
+    assert_eq!(node.text("10-calico.conflist"), ambient);
+}
+
+#[test]
+fn a_stand_in_for_istio_cni_never_replaces_the_real_one() {
+    let node = TestNode::with(&[("10-calico.conflist", LIST)]);
+    let mut desired = install(&node.root, Shape::Chained { pinned: None }, "1");
+    desired.programs.push(program(&node.root, "istio-cni", "tombstone"));
+    fs::write(node.root.join("bin/istio-cni"), "theirs").unwrap();
+    node.settle(&DesiredState::Installed(desired.clone()));
+    assert_eq!(fs::read_to_string(node.root.join("bin/istio-cni")).unwrap(), "theirs");
+    fs::remove_file(node.root.join("bin/istio-cni")).unwrap();
+    node.settle(&DesiredState::Installed(desired));
+    assert!(fs::read_to_string(node.root.join("bin/istio-cni")).unwrap().contains("tombstone"));
+}
+
+const ALONE: &str =
+    "{\"cniVersion\":\"0.3.1\",\"name\":\"istio-cni\",\"type\":\"istio-cni\",\"log_level\":\"info\"}\n";
+
+#[test]
+fn istio_cnis_standalone_network_is_replaced_and_restored_on_request() {
+    let shape = Shape::Standalone { file: name("istio-cni.conf") };
+    for put_back in [PutBack::Istio, PutBack::Nothing] {
+        let node = TestNode::with(&[("istio-cni.conf", ALONE)]);
+        fs::write(node.root.join("bin/istio-cni"), "theirs").unwrap();
+        node.settle(&installed(&node.root, shape.clone()));
+        assert!(node.text("istio-cni.conf").contains("\"type\": \"gybe-cni\""));
+        node.settle(&uninstalled(&node.root, put_back));
+        let there = node.files().into_iter().collect::<Vec<_>>();
+        match put_back {
+            PutBack::Istio => assert_eq!(there, [("istio-cni.conf".to_owned(), ALONE.into())]),
+            PutBack::Nothing => assert!(there.is_empty(), "{there:?}"),
+        }
+    }
+    let node = TestNode::with(&[("istio-cni.conf", ALONE)]);
+    node.settle(&installed(&node.root, shape));
+    let pass = node.pass(&uninstalled(&node.root, PutBack::Istio));
+    assert_eq!(pass.plan.problems, [Problem::IstioGone(name("istio-cni.conf"))]);
+    assert!(node.files().is_empty());
+}

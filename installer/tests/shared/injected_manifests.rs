@@ -1,0 +1,216 @@
+//! Manifests as Istio's injector writes them: the policy from a pod's annotations equals the policy from the arguments of its
+//! init container, except where istio-cni itself differs from the init container.
+
+use gybe_installer::pod::init_args::InitArgs;
+use gybe_installer::pod::manifest::{PodTemplate, pods};
+use gybe_installer::pod::policy_file::Families;
+use gybe_netfilter::policy::{Inbound, Mode, Owners, PortRange, PortSet, RedirectPolicy};
+use gybe_plugin::conf::PluginConf;
+use gybe_plugin::decide::{Decision, decide};
+use gybe_plugin::gates::InitContainer;
+use gybe_plugin::pod::PodFacts;
+use serde_json::Value;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+/// The number of manifests.
+const MANIFESTS: usize = 89;
+
+fn manifests() -> Vec<PathBuf> {
+    let directory = crate::reference("injected");
+    let entries = std::fs::read_dir(&directory).unwrap();
+    let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
+    files.retain(|path| path.extension().is_some_and(|ending| ending == "injected"));
+    files.sort();
+    assert_eq!(files.len(), MANIFESTS, "manifests in {}", directory.display());
+    files
+}
+
+fn short(path: &Path) -> String {
+    path.file_name().unwrap().to_string_lossy().into_owned()
+}
+
+#[test]
+fn every_manifest_is_rendered_or_refused_with_one_line() {
+    let mut without_rules = Vec::new();
+    for path in manifests() {
+        #[allow(clippy::disallowed_methods, reason = "the program under test")]
+        let mut gybe = Command::new(env!("CARGO_BIN_EXE_gybe"));
+        let run = gybe.args(["render", "--ignore-init", "--pod"]).arg(&path).output().unwrap();
+        let (out, err) = (String::from_utf8(run.stdout).unwrap(), String::from_utf8(run.stderr).unwrap());
+        let name = short(&path);
+        if out.contains("table inet gybe {") {
+            assert!(run.status.success() && err.is_empty(), "{name}: {err}");
+            continue;
+        }
+        let err: String = err.lines().filter(|line| !line.starts_with("hint: ")).collect();
+        let output = format!("{out}{err}");
+        assert_eq!(output.lines().count(), 1, "{name}: {output}");
+        let why = ["is left alone: ", "has no pod and no pod template, only Service"];
+        assert!(why.iter().any(|why| output.contains(why)), "{name}: {output}");
+        without_rules.push(name.split('.').next().unwrap().to_owned());
+    }
+    let expected = [
+        "cronjob",
+        "cronjob-old-version",
+        "custom-template",
+        "gateway",
+        "grpc-agent",
+        "grpc-simple",
+        "hello-host-network",
+        "hello-host-network-with-ns",
+        "hello-service",
+        "init-no-intercept-no-native-sidecar",
+    ];
+    without_rules.sort();
+    assert_eq!(without_rules, expected);
+}
+
+/// A difference between istio-cni and the init container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Differs {
+    /// docs/ISTIO.md, sections 2.8 and 4: without an annotation, port 15020 is
+    /// left alone on the way out too.
+    Outbound15020,
+    /// docs/ISTIO.md, section 4: `status.sidecar.istio.io/port` is never read, and the excluded
+    /// inbound ports always get 15020, 15021 and 15090; the injector gives the init container the
+    /// status port in place of 15020.
+    StatusPort,
+    /// The mode is the annotation's, not `ISTIO_META_INTERCEPTION_MODE`'s.
+    ModeFromAnnotationOnly,
+    /// The group is the container's `runAsGroup`; the init container takes the user for it.
+    GroupFromContainer,
+    /// A container that runs as root, as the injector makes it for TPROXY, counts as 1337.
+    RootCountsAs1337,
+    /// A CronJob gets `sidecar.istio.io/status` where no pod of it has it.
+    StatusOutOfReach,
+}
+
+use Differs::{
+    GroupFromContainer, ModeFromAnnotationOnly, Outbound15020, RootCountsAs1337, StatusOutOfReach, StatusPort,
+};
+
+/// Every manifest whose init container differs in more, or in other things, than [`Outbound15020`].
+const KNOWN: [(&str, &[Differs]); 11] = [
+    ("cronjob-old-version.yaml.injected", &[StatusOutOfReach]),
+    ("cronjob.yaml.injected", &[StatusOutOfReach]),
+    ("hello-tproxy.yaml.injected", &[Outbound15020, ModeFromAnnotationOnly]),
+    ("kubevirtInterfaces.yaml.injected", &[Outbound15020, StatusPort]),
+    ("proxy-override-runas.yaml.cni.injected", &[Outbound15020, GroupFromContainer]),
+    (
+        "proxy-override-runas.yaml.tproxy.injected",
+        &[Outbound15020, ModeFromAnnotationOnly, GroupFromContainer, RootCountsAs1337],
+    ),
+    ("reroute-virtual-interfaces.yaml.injected", &[Outbound15020, StatusPort]),
+    ("status_annotations.yaml.injected", &[Outbound15020, StatusPort]),
+    ("status_annotations_zeroport.yaml.injected", &[Outbound15020, StatusPort]),
+    ("status_params.yaml.injected", &[Outbound15020, StatusPort]),
+    ("traffic-annotations.yaml.injected", &[]),
+];
+
+#[test]
+fn annotations_give_the_policy_of_the_init_containers_arguments() {
+    let mut compared = 0;
+    for path in manifests() {
+        let text = std::fs::read_to_string(&path).unwrap();
+        let Ok(pods) = pods(&text) else { continue };
+        let name = short(&path);
+        let known = KNOWN.iter().find(|(file, _)| *file == name).map(|(_, differs)| *differs);
+        let known: BTreeSet<Differs> = known.unwrap_or(&[Outbound15020]).iter().copied().collect();
+        for pod in &pods {
+            let Some(init) = of_init_container(pod) else { continue };
+            let (expected, used) = as_the_plugin_does(init, &pod.pod, &known);
+            assert_eq!(used, known, "{name} {}: listed differences that change nothing", pod.origin);
+            assert_eq!(of_annotations(pod), expected, "{name} {}", pod.origin);
+            compared += 1;
+        }
+    }
+    assert_eq!(compared, 82, "pods with an init container");
+}
+
+fn of_annotations(pod: &PodTemplate) -> Option<RedirectPolicy> {
+    let facts = PodFacts::from_manifest(&pod.pod).unwrap();
+    let address: IpAddr = "192.0.2.1".parse().unwrap();
+    match decide(&PluginConf::default(), &facts, &[address], InitContainer::Ignored) {
+        Decision::Redirect(policy) => Some(policy),
+        Decision::LeaveAlone(_) => None,
+        Decision::Refuse(cause) => panic!("{}: {cause}", pod.origin),
+    }
+}
+
+fn of_init_container(pod: &PodTemplate) -> Option<RedirectPolicy> {
+    let containers = pod.pod.pointer("/spec/initContainers")?.as_array()?;
+    let init = containers.iter().find(|c| c["name"] == "istio-init" || c["name"] == "istio-validation")?;
+    let texts = |list: &Value| -> Vec<String> {
+        list.as_array().into_iter().flatten().map(|item| item.as_str().unwrap().to_owned()).collect()
+    };
+    let env = init["env"].as_array().into_iter().flatten();
+    let env: BTreeMap<String, String> = env
+        .filter_map(|entry| Some((entry["name"].as_str()?.to_owned(), entry["value"].as_str()?.to_owned())))
+        .collect();
+    let args = InitArgs::read(&texts(&init["args"]), &env).unwrap();
+    Some(args.policy(&[]).unwrap().with_families(Families::V4Only))
+}
+
+/// The init container's policy with the known differences made, and those that changed something.
+fn as_the_plugin_does(
+    init: RedirectPolicy,
+    pod: &Value,
+    known: &BTreeSet<Differs>,
+) -> (Option<RedirectPolicy>, BTreeSet<Differs>) {
+    let mut used = BTreeSet::new();
+    let mut policy = init;
+    for differs in known {
+        let Some(changed) = changed(&policy, pod, *differs) else {
+            return (None, [*differs].into());
+        };
+        if changed != policy {
+            used.insert(*differs);
+        }
+        policy = changed;
+    }
+    (Some(policy), used)
+}
+
+fn changed(policy: &RedirectPolicy, pod: &Value, differs: Differs) -> Option<RedirectPolicy> {
+    let mut policy = policy.clone();
+    match differs {
+        Outbound15020 => {
+            policy.outbound.excluded_ports = with(&policy.outbound.excluded_ports, &[15020]);
+        }
+        StatusPort => {
+            let Inbound::AllBut(excluded) = &policy.inbound else { panic!("status port without *") };
+            // What is not one of Istio's own two was the status port: the pods here exclude nothing else.
+            let own: PortSet = [15090, 15021].into_iter().collect();
+            assert!(excluded.ranges().len() <= 3, "{excluded:?}");
+            policy.inbound = Inbound::AllBut(with(&own, &[15020]));
+        }
+        ModeFromAnnotationOnly => policy.mode = Mode::Redirect,
+        GroupFromContainer => {
+            let group = proxy(pod)["securityContext"]["runAsGroup"].as_u64().unwrap();
+            policy.proxy_gids = Owners::new(u32::try_from(group).unwrap(), []);
+        }
+        RootCountsAs1337 => {
+            assert_eq!(proxy(pod)["securityContext"]["runAsUser"], 0);
+            policy.proxy_uids = Owners::new(1337, []);
+        }
+        StatusOutOfReach => {
+            assert!(pod.pointer("/metadata/annotations").is_none());
+            return None;
+        }
+    }
+    Some(policy)
+}
+
+fn with(ports: &PortSet, more: &[u16]) -> PortSet {
+    let more = more.iter().filter_map(|port| PortRange::new(*port, *port));
+    ports.ranges().iter().copied().chain(more).collect()
+}
+
+fn proxy(pod: &Value) -> &Value {
+    let all = ["/spec/containers", "/spec/initContainers"].into_iter().filter_map(|list| pod.pointer(list));
+    let mut all = all.filter_map(Value::as_array).flatten();
+    all.find(|container| container["name"] == "istio-proxy").unwrap()
+}

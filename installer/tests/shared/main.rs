@@ -1,0 +1,66 @@
+//! Reference files of other projects: conf directories before and after istio-cni's installer ran, and manifests as Istio's
+//! injector writes them.
+//!
+//! They are not in this repository: GYBE_SHARED names their directory.
+#![cfg(test)]
+
+mod conf_files;
+mod injected_manifests;
+mod install_to_uninstall;
+#[path = "../node/test_node.rs"]
+#[allow(dead_code, reason = "shared with the tests of another target")]
+mod test_node;
+
+use std::path::{Path, PathBuf};
+
+use gybe_installer::host::conflist::entry::Layout;
+use serde_json::Value;
+
+/// Returns the path of a file or directory of the reference material.
+pub(crate) fn reference(path: &str) -> PathBuf {
+    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
+    let root = std::env::var_os("GYBE_SHARED").map_or(beside, PathBuf::from);
+    let path = root.join("vectors").join(path);
+    assert!(
+        path.exists(),
+        "{} is missing; set GYBE_SHARED to the directory of the reference material",
+        path.display()
+    );
+    path
+}
+
+/// Reads a file of the reference material about installs.
+pub(crate) fn shared(path: &str) -> Vec<u8> {
+    std::fs::read(reference("install").join(path)).unwrap_or_else(|error| panic!("{path}: {error}"))
+}
+
+pub(crate) fn text(path: &str) -> String {
+    String::from_utf8(shared(path)).unwrap()
+}
+
+pub(crate) fn json(bytes: &[u8]) -> Value {
+    serde_json::from_slice(bytes).unwrap()
+}
+
+/// Returns istio-cni's result with Gybe's entry in place of istio-cni's.
+pub(crate) fn with_ours(golden: &[u8]) -> Value {
+    let mut value = json(golden);
+    let ours = json(&test_node::entry("info").print(&Layout::OneLine));
+    for plugin in value["plugins"].as_array_mut().unwrap() {
+        if plugin["type"] == "istio-cni" {
+            *plugin = ours.clone();
+        }
+    }
+    value
+}
+
+/// Removes the name and version, which istio-cni invents for a converted `.conf` and Gybe keeps.
+pub(crate) fn less(mut value: Value) -> Value {
+    let members = value.as_object_mut().unwrap();
+    members.remove("name");
+    members.remove("cniVersion");
+    for plugin in members["plugins"].as_array_mut().unwrap() {
+        plugin.as_object_mut().unwrap().remove("cniVersion");
+    }
+    value
+}

@@ -1,0 +1,150 @@
+//! Random pods, each by an ADD of `istio-cni` and one of `gybe-cni`.
+
+use crate::argument_set::{ADDRESSES, istio};
+use crate::comparison::{Compared, case, compare_all, drawn, number, wrong_connections};
+use crate::random_pods::manifests;
+use gybe_api_server::ApiServer;
+use gybe_integration::failure::Failure;
+use gybe_integration::flow_check::Rules;
+use gybe_integration::plugin_call::{PluginCall, PluginDir};
+use gybe_integration::programs::{Run, path_of_ours, run};
+use gybe_integration::random_flow;
+use gybe_integration::topology::Topology;
+use gybe_integration::vectors::Location;
+use gybe_netfilter::policy::{Families, Mode, RedirectPolicy};
+use gybe_plugin::conf::PluginConf;
+use gybe_plugin::decide::{Decision, decide};
+use gybe_plugin::gates::InitContainer;
+use gybe_plugin::pod::PodFacts;
+use gybe_test_support::TestDir;
+use serde_json::{Value, json};
+use std::fs;
+use std::net::IpAddr;
+use std::path::Path;
+
+/// A plugin and its backend.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Plugin {
+    IstioIptables,
+    IstioNft,
+    GybeNft,
+    GybeLegacy,
+}
+
+const PLUGINS: [Plugin; 4] = [Plugin::IstioIptables, Plugin::IstioNft, Plugin::GybeNft, Plugin::GybeLegacy];
+
+/// A cluster whose API server has the pods, and `istio-cni`'s directory with a kubeconfig for it.
+struct Cluster {
+    server: ApiServer,
+    directory: TestDir,
+}
+
+impl Cluster {
+    fn new() -> Result<Self, Failure> {
+        let (server, directory) = (ApiServer::start()?, TestDir::new("istio-cni"));
+        fs::rename(server.kubeconfig(&directory)?, directory.join("istio-cni-kubeconfig"))?;
+        Ok(Self { server, directory })
+    }
+}
+
+/// Makes the ADD of the example for this pod.
+fn add(plugin: Plugin, cluster: &Cluster, pod: &Value, topology: &Topology) -> Result<Run, Failure> {
+    let directory = PluginDir::new("incumbent");
+    fs::write(directory.manifest(), pod.to_string())?;
+    let namespace = topology.at(Location::Pod);
+    let mut call = PluginCall::add(namespace, &directory)?;
+    let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let (name, uid) = (text("/metadata/name"), text("/metadata/uid"));
+    let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name};K8S_POD_UID={uid}");
+    call.env.insert("CNI_ARGS".into(), args);
+    let annotations = pod.pointer("/metadata/annotations").cloned().unwrap_or_default();
+    if let Some(passed) = call.stdin.pointer_mut("/runtimeConfig/io.kubernetes.cri.pod-annotations") {
+        *passed = annotations;
+    }
+    let native = match plugin {
+        Plugin::GybeNft => return call.with_backend("nft").run(&directory, ""),
+        Plugin::GybeLegacy => return call.with_backend("iptables-legacy").run(&directory, ""),
+        Plugin::IstioNft => true,
+        Plugin::IstioIptables => false,
+    };
+    let stdin = istio_stdin(&call.stdin, &cluster.directory, native);
+    let variables = call.env.iter().map(|(name, value)| format!("{name}={value}"));
+    let line: Vec<String> = ["-i".to_owned(), "PATH=/usr/sbin:/usr/bin:/sbin:/bin".to_owned()]
+        .into_iter()
+        .chain(variables)
+        .chain([istio("istio-cni")?.display().to_string()])
+        .collect();
+    let line: Vec<&str> = line.iter().map(String::as_str).collect();
+    Ok(run("env", &line, &stdin.to_string())?)
+}
+
+/// Returns the network configuration that Istio's installer writes, with the runtime's members of this one.
+fn istio_stdin(of: &Value, directory: &Path, native: bool) -> Value {
+    let member = |name: &str| of.get(name).cloned().unwrap_or_default();
+    json!({
+        "cniVersion": member("cniVersion"), "name": member("name"), "type": "istio-cni",
+        "plugin_log_level": "info", "cni_agent_run_dir": directory, "ambient_enabled": false,
+        "exclude_namespaces": ["kube-system"], "pod_namespace": "istio-system", "native_nftables": native,
+        "runtimeConfig": member("runtimeConfig"), "prevResult": member("prevResult"),
+    })
+}
+
+fn decision(pod: &Value) -> Result<Decision, Failure> {
+    let example: Value = serde_json::from_str(include_str!("../../../examples/add.json"))?;
+    let stdin = example.get("stdin").and_then(Value::as_object).cloned().unwrap_or_default();
+    let addresses = ADDRESSES.iter().map(|address| address.parse()).collect::<Result<Vec<IpAddr>, _>>()?;
+    let facts = PodFacts::from_manifest(pod)?;
+    Ok(decide(&PluginConf::read(&stdin)?, &facts, &addresses, InitContainer::Counts))
+}
+
+fn default_policy() -> Result<RedirectPolicy, Failure> {
+    Ok(gybe_installer::pod::policy_file::PolicyFile::parse("{}")?.with_families(Families::V4AndV6))
+}
+
+/// Returns what differs from the decision and the connections that Gybe predicts for the pod.
+fn compare(cluster: &Cluster, number: u64) -> Result<Vec<String>, Failure> {
+    let mut pod = drawn(number, &manifests());
+    pod["metadata"]["name"] = format!("cart-{number}").into();
+    pod["metadata"]["uid"] = format!("uid-{number}").into();
+    cluster.server.put_pod(pod.clone());
+    let decision = decision(&pod)?;
+    let (policy, rules) = match &decision {
+        Decision::Redirect(policy) => (policy.clone(), Rules::Present),
+        Decision::LeaveAlone(_) | Decision::Refuse(_) => (default_policy()?, Rules::Absent),
+    };
+    let case = case(policy, number)?;
+    let mut found = Vec::new();
+    for plugin in PLUGINS {
+        let context = |text: &str| format!("pod {number}, {plugin:?}: {text}\n  {decision:?}\n  {pod}");
+        let topology = Topology::new(case.policy.mode, &random_flow::every_port())?;
+        let run = add(plugin, cluster, &pod, &topology)?;
+        if (run.code == Some(0)) == matches!(decision, Decision::Refuse(_)) {
+            found.push(context(&format!("exit code {:?}: {} {}", run.code, run.out, run.err)));
+            continue;
+        }
+        let v4_only = plugin == Plugin::IstioNft && case.policy.families == Families::V4Only;
+        let compared = if v4_only { Compared::V4 } else { Compared::BothFamilies };
+        let wrong = wrong_connections(&case, &topology, rules, compared)?;
+        found.extend(wrong.iter().map(|wrong| context(wrong)));
+    }
+    Ok(found)
+}
+
+#[test]
+fn random_pods_are_redirected_alike() -> Result<(), Failure> {
+    assert!(path_of_ours("gybe-cni")?.exists());
+    let (first, pods) = (number("GYBE_SEED", 1), number("GYBE_PODS", 30));
+    println!("pods from GYBE_SEED={first}, GYBE_PODS={pods}");
+    let kinds = (first..first + pods).map(|number| decision(&drawn(number, &manifests())));
+    let kinds = kinds.collect::<Result<Vec<_>, _>>()?;
+    let count = |of: fn(&Decision) -> bool| kinds.iter().filter(|kind| of(kind)).count();
+    println!(
+        "{} redirected ({} with TPROXY), {} left alone, {} refused",
+        count(|kind| matches!(kind, Decision::Redirect(_))),
+        count(|kind| matches!(kind, Decision::Redirect(policy) if policy.mode != Mode::Redirect)),
+        count(|kind| matches!(kind, Decision::LeaveAlone(_))),
+        count(|kind| matches!(kind, Decision::Refuse(_))),
+    );
+    let cluster = Cluster::new()?;
+    compare_all("pods, each by 4 plugins", first..first + pods, |number| compare(&cluster, number))
+}
