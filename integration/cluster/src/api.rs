@@ -116,7 +116,10 @@ impl Api {
 }
 
 /// Waits until `condition` holds.
-pub(crate) fn wait_until(what: &str, condition: impl FnMut() -> Result<bool, Failure>) -> Result<(), Failure> {
+pub(crate) fn wait_until(
+    what: &str,
+    condition: impl FnMut() -> Result<bool, Failure>,
+) -> Result<(), Failure> {
     wait_at_most(PATIENCE, what, condition)
 }
 

@@ -4,7 +4,9 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
 use gybe_containerd_tests::containerd::SOCKET;
-use gybe_containerd_tests::{Conflist, Generation, HostProcess, Node, Programs, WORKLOAD, program_under_test};
+use gybe_containerd_tests::{
+    Conflist, Generation, HostProcess, Node, Programs, WORKLOAD, program_under_test,
+};
 use gybe_integration::failure::Failure;
 use nix::sched::{CloneFlags, setns};
 use serde_json::Value;

@@ -56,7 +56,8 @@ pub(crate) fn pod(kind: Kind, namespace: &str, name: &str, label: &str) -> Value
             "containers": containers,
             "automountServiceAccountToken": false,
             "enableServiceLinks": false,
-            "terminationGracePeriodSeconds": 0,
+            // With 0 the API server deletes the object before the kubelet has ended the pod.
+            "terminationGracePeriodSeconds": 1,
         },
     })
 }
@@ -77,7 +78,8 @@ pub(crate) fn listen_outside() -> Result<(), Failure> {
     thread::spawn(move || {
         for connection in listener.incoming() {
             // A client may close its end at once.
-            let _ = connection.and_then(|mut it| io::Write::write_all(&mut it, OUTSIDE.to_string().as_bytes()));
+            let _ =
+                connection.and_then(|mut it| io::Write::write_all(&mut it, OUTSIDE.to_string().as_bytes()));
         }
     });
     Ok(())

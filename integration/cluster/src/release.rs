@@ -32,9 +32,8 @@ impl Release {
     pub(crate) fn publish(&self, cluster: &Cluster) -> Result<(), Failure> {
         let read = |name: &str| {
             let path = self.tree.join("dist").join(name);
-            let program = fs::read(&path).map_err(|error| {
-                Failure::new(format!("{}: {error}; run: make build", path.display()))
-            })?;
+            let program = fs::read(&path)
+                .map_err(|error| Failure::new(format!("{}: {error}; run: make build", path.display())))?;
             Ok::<_, Failure>([program, self.mark.as_bytes().to_vec()].concat())
         };
         let (gybe, plugin) = (read("gybe")?, read("gybe-cni")?);

@@ -88,7 +88,9 @@ impl Storm {
         }
         started.refusals = refusals(&cluster.api, plan.name)?;
         cluster.api.delete(&selected(plan.name))?;
-        wait_until("the storm's pods are deleted", || Ok(cluster.api.list(&selected(plan.name))?.is_empty()))?;
+        wait_until("the storm's pods are deleted", || {
+            Ok(cluster.api.list(&selected(plan.name))?.is_empty())
+        })?;
         Ok(started)
     }
 }
@@ -130,7 +132,10 @@ fn create(api: &Api, plan: Plan) -> Result<BTreeMap<String, Instant>, Failure> {
         sleep(due.saturating_duration_since(Instant::now()));
         let name = format!("{}-{number}", plan.name);
         let at = Instant::now();
-        api.create(&format!("/api/v1/namespaces/{NAMESPACE}/pods"), &pod(plan.kind, NAMESPACE, &name, plan.name))?;
+        api.create(
+            &format!("/api/v1/namespaces/{NAMESPACE}/pods"),
+            &pod(plan.kind, NAMESPACE, &name, plan.name),
+        )?;
         created.insert(name, at);
     }
     Ok(created)
@@ -154,6 +159,7 @@ fn refusals(api: &Api, name: &str) -> Result<Vec<String>, Failure> {
         event.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned()
     };
     let events = api.list(&path)?;
-    let ours = events.iter().filter(|event| text(event, "/involvedObject/name").starts_with(&format!("{name}-")));
+    let ours =
+        events.iter().filter(|event| text(event, "/involvedObject/name").starts_with(&format!("{name}-")));
     Ok(ours.map(|event| text(event, "/message")).collect())
 }

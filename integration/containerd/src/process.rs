@@ -26,11 +26,7 @@ pub struct HostProcess {
 
 impl HostProcess {
     /// Starts a program and returns when a line of its log contains `ready`. The log is appended to `log`.
-    pub fn start_and_wait(
-        command: Command,
-        ready: &'static str,
-        log: &Path,
-    ) -> Result<Self, HarnessError> {
+    pub fn start_and_wait(command: Command, ready: &'static str, log: &Path) -> Result<Self, HarnessError> {
         let (process, is_ready) = HostProcess::spawn(command, ready, log)?;
         match is_ready.recv_timeout(CALL_TIMEOUT) {
             Ok(()) => Ok(process),

@@ -35,14 +35,20 @@ pub(super) fn once(cluster: &Cluster, releases: &Releases) -> Result<Report, Fai
     agent::kill(cluster)?;
     let gap = agent::wait_for_socket(cluster)?.as_secs_f64();
     let killed = storm.finish(cluster)?;
-    let title = format!("{} pods while the agent is killed once; its socket was away for {gap:.2} s", PLAN.count);
+    let title =
+        format!("{} pods while the agent is killed once; its socket was away for {gap:.2} s", PLAN.count);
     Ok(Report {
         tables: vec![distribution(&title, &[("without", &calm), ("killed", &killed)], &calm)],
         targets: vec![
             none("killed once: `FailedCreatePodSandBox`", killed.refusals.len()),
-            none("killed once: pods that are not redirected, or not ready", killed.astray.len() + killed.late.len()),
+            none(
+                "killed once: pods that are not redirected, or not ready",
+                killed.astray.len() + killed.late.len(),
+            ),
             Target {
-                what: format!("killed once: added to the start of a pod, beside the socket's gap of {gap:.2} s"),
+                what: format!(
+                    "killed once: added to the start of a pod, beside the socket's gap of {gap:.2} s"
+                ),
                 measured: killed.most_added_to(&calm) - gap,
                 limit: Limit::AtMost(0.3),
                 unit: "s",
@@ -91,10 +97,17 @@ pub(super) fn again(cluster: &Cluster, releases: &Releases) -> Result<Report, Fa
                     row("of these without code 11", unexpected),
                 ],
             },
-            distribution("The same pods, with the time until they were ready", &[("killed", &looped)], &looped),
+            distribution(
+                "The same pods, with the time until they were ready",
+                &[("killed", &looped)],
+                &looped,
+            ),
         ],
         targets: vec![
-            none("killed in a loop: pods that are not redirected", running.len() - redirected + looped.astray.len()),
+            none(
+                "killed in a loop: pods that are not redirected",
+                running.len() - redirected + looped.astray.len(),
+            ),
             none("killed in a loop: refusals without code 11", unexpected),
             none("killed in a loop: pods that were not ready after it", looped.late.len()),
         ],

@@ -25,8 +25,12 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
     let account = "/api/v1/namespaces/default/serviceaccounts/default";
     wait_until("the default service account", || Ok(cluster.api.get(account)?.is_some()))?;
     let path = format!("/api/v1/namespaces/default/pods/{POD}");
-    cluster.api.create("/api/v1/namespaces/default/pods", &pod(Kind::Meshed, "default", POD, "documented"))?;
-    wait_until("the pod is ready", || Ok(cluster.api.get(&path)?.is_some_and(|pod| has_condition(&pod, "Ready"))))?;
+    cluster
+        .api
+        .create("/api/v1/namespaces/default/pods", &pod(Kind::Meshed, "default", POD, "documented"))?;
+    wait_until("the pod is ready", || {
+        Ok(cluster.api.get(&path)?.is_some_and(|pod| has_condition(&pod, "Ready")))
+    })?;
     let selector = "labelSelector=app.kubernetes.io%2Fname%3Dgybe-node";
     let agents = cluster.api.list(&format!("/api/v1/namespaces/gybe-system/pods?{selector}"))?;
     let agent = agents.first().map(name_of).unwrap_or_default();
@@ -43,7 +47,12 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
                 format!("{error:?}").lines().last().unwrap_or_default().to_owned()
             }
         };
-        rows.push(vec![page, format!("`{command}`"), format!("{:.1}", start.elapsed().as_secs_f64()), outcome]);
+        rows.push(vec![
+            page,
+            format!("`{command}`"),
+            format!("{:.1}", start.elapsed().as_secs_f64()),
+            outcome,
+        ]);
     }
     // The pod was started with Gybe, so the runtime calls its program at the pod's end.
     cluster.api.delete(&path)?;

@@ -37,7 +37,8 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
         });
     }
     targets.push(none("pods that are not redirected", rows.iter().map(|(_, pods)| pods.astray.len()).sum()));
-    targets.push(none("pods that were not ready in time", rows.iter().map(|(_, pods)| pods.late.len()).sum()));
+    targets
+        .push(none("pods that were not ready in time", rows.iter().map(|(_, pods)| pods.late.len()).sum()));
     let title = format!("{} pods during a rolling upgrade, from creation to readiness", PLAN.count);
     Ok(Report { tables: vec![distribution(&title, &rows, &quiet)], targets })
 }

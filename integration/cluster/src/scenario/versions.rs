@@ -29,7 +29,10 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
     wait_until("two agents", || Ok(agent::processes(cluster)?.len() == 2))?;
     let logs = |since: &str| {
         let selector = ["-l", "app.kubernetes.io/name=gybe-node", "-c", "install", "--prefix", "--tail=-1"];
-        cluster.run("kubectl", &[&["-n", "gybe-system", "logs", "--since-time", since.trim()], &selector[..]].concat())
+        cluster.run(
+            "kubectl",
+            &[&["-n", "gybe-system", "logs", "--since-time", since.trim()], &selector[..]].concat(),
+        )
     };
     // The newcomer leads as soon as it is ready.
     let ready = |pod: &serde_json::Value| crate::cluster::has_condition(pod, "Ready");
