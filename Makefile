@@ -14,6 +14,7 @@ FLAGS  := -C target-feature=+crt-static $(LAYOUT) $(PACKED)
 # Cargo builds a dependency with the union of the features that the selected packages ask for. The packages
 # outside the default members are always selected together: each other selection would build kube again.
 OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-cluster
+REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
 .PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-states node-states cluster bench-containerd test-shared test-manifests faults referees fuzz mutants bench lint lint-all test-outside deny advisories setup clean
@@ -105,10 +106,12 @@ cluster: build ## upgrades, crashes and removal in a Kubernetes of one node: SCE
 	cargo build --locked $(OUTSIDE) --bins
 	target/debug/gybe-cluster $(FROM:%=--release target/cluster/clones/%) $(TO:%=--next target/cluster/clones/%) $(if $(KEEP),--shell,$(SCENARIOS))
 
-referees: ## compare the nftables encoder with libnftnl, rustables and nft   (needs: as test-kernel, and libclang, libnftnl, libmnl to build: see setup)
+# Without `--features gybe-referees/rustables` these tests need no libclang and leave out rustables.
+referees: ## libnftnl and rustables write the same rules as Gybe, byte by byte and in connections   (needs: as test-kernel, and libclang, libnftnl, libmnl to build: see setup)
 	integration/setup.sh referees
-	cargo test --locked --no-run $(OUTSIDE) --test agreement
-	integration/as-root.sh cargo test --locked $(OUTSIDE) --test agreement
+	cargo build --locked
+	cargo test --locked --no-run $(REFEREES)
+	integration/as-root.sh cargo test --locked $(REFEREES)
 
 fuzz: ## fuzz every reader of untrusted input: SECONDS=60 SEED=1   (needs: a C++ compiler, see setup; installs cargo-fuzz)
 	integration/setup.sh fuzz
@@ -117,8 +120,11 @@ fuzz: ## fuzz every reader of untrusted input: SECONDS=60 SEED=1   (needs: a C++
 mutants: ## mutation testing of the code that decides, see docs/MUTANTS.md; FILES="a.rs b.rs" for these alone   (needs: as test-kernel; jq; hours for all; installs cargo-mutants)
 	integration/mutants.sh $(FILES)
 
-bench: build ## measure an ADD, a list and a connection: all, or PARTS="add crowd" ARGS="--times 31"   (needs: root, nftables, iptables; valgrind to count instructions)
+bench: build ## measure an ADD, a list, a connection and encoders: all, or PARTS="add crowd" ARGS="--times 31"   (needs: root, nftables, iptables; what referees builds with; valgrind to count instructions)
 	RUSTFLAGS='$(FLAGS)' cargo build --release --locked --target $(HOST) -p gybe-bench
+	integration/setup.sh referees
+	cargo build --release --locked -p gybe-referees --no-default-features --features rustables --bin gybe-referee-times
+	@install -m 0755 target/release/gybe-referee-times $(STATIC)/
 	$(STATIC)/gybe-bench $(PARTS) $(ARGS)
 
 bench-containerd: build ## measure what Gybe adds to the start of a sandbox: ARGS="--times 101"   (needs: as test-containerd; a quiet machine)
@@ -132,7 +138,7 @@ lint: ## check formatting and run clippy, warnings are errors
 
 lint-all: ## lint, of every crate   (needs: what test-containerd and referees build with)
 	cargo fmt --all --check
-	cargo clippy --locked --workspace --all-targets -- -D warnings
+	cargo clippy --locked --workspace --features gybe-referees/rustables --all-targets -- -D warnings
 
 test-outside: ## unit tests of the crates outside the default members   (needs: what test-containerd and referees build with)
 	cargo test --locked $(OUTSIDE) --lib --bins

@@ -3,7 +3,7 @@
 //! One thread answers the plugin's queries (`facts_socket`) until a signal stops it, one receives the plugin's log lines
 //! (`log_socket`) until the last query is answered, and one writes to stderr (`log`), so that no pod waits for a reader of
 //! stderr. The pods come from a [`PodLookup`]. `background` starts the threads that reconcile the node and publish the status:
-//! the reconcile loop, HTTP, and the queries about our own node and DaemonSet.
+//! the reconcile loop, HTTP, and the queries about our own node and DaemonSet. Of the agents of a node only one changes it (`leader`).
 
 mod background;
 pub mod cluster;
@@ -13,6 +13,7 @@ mod health;
 mod http;
 mod istio;
 pub mod kubeconfig;
+pub(crate) mod leader;
 mod log_socket;
 mod manifest_pods;
 mod metrics;
@@ -22,6 +23,7 @@ pub(crate) mod probe_loop;
 mod process;
 mod queries;
 mod reconcile;
+mod role;
 mod socket;
 mod socket_file;
 mod status;
@@ -37,7 +39,7 @@ pub use socket_file::SocketError;
 use crate::error::errno;
 use crate::host::agent_status::AgentStatus;
 use crate::log::Log;
-use background::BackgroundTasks;
+use background::NodeAgent;
 use facts_socket::FactsSocket;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::LOG_SOCKET;
@@ -47,6 +49,7 @@ use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;
 use plugin_calls::PluginCalls;
 use queries::CountedPods;
+pub(crate) use role::{Role, SharedRole};
 use serde_json::json;
 use socket::SocketHealth;
 use std::collections::BTreeMap;
@@ -96,6 +99,8 @@ pub struct WatchCounts {
 pub enum NodeError {
     #[error("cannot serve at {}", .path.display())]
     Serve { path: PathBuf, source: SocketError },
+    #[error("cannot find out which agent of the node leads, in {}", .directory.display())]
+    Lead { directory: PathBuf, source: SocketError },
     #[error("cannot wait for {what}")]
     Wait { what: &'static str, source: Errno },
 }
@@ -116,6 +121,7 @@ pub struct Agent<'a> {
 pub(crate) struct SocketContext<'a> {
     pub(crate) log: &'a Log,
     pub(crate) health: &'a SocketHealth,
+    pub(crate) role: &'a SharedRole,
 }
 
 /// Serves until SIGTERM or SIGINT, and leaves the node as it is then.
@@ -125,19 +131,19 @@ pub(crate) struct SocketContext<'a> {
 pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
     // Blocked before the first thread is created, so that every thread inherits it (signal(7)).
     let stop = stop_signal().map_err(|source| NodeError::Wait { what: "signals", source })?;
-    let (sockets, health) = (Sockets::open(agent.facts)?, SocketHealth::default());
-    let log = Log::default();
-    log.info("gybe node: serving", json!({ "socket": agent.facts.display().to_string() }));
+    let (health, role, log) = (SocketHealth::default(), SharedRole::default(), Log::default());
     let (pods, calls) = (CountedPods::new(agent.pods), PluginCalls::default());
-    let context = SocketContext { log: &log, health: &health };
-    let serving =
-        |status: &(dyn Fn() -> AgentStatus + Sync)| sockets.serve(&pods, &calls, status, &stop, context);
+    let context = SocketContext { log: &log, health: &health, role: &role };
     let served = match agent.reconcile {
         Some(config) => {
-            let (pods, calls) = (&pods, &calls);
-            BackgroundTasks { pods, calls, health: &health, log: &log, home: agent.home }.run(config, serving)
+            let (pods, calls, facts, home) = (&pods, &calls, agent.facts, agent.home);
+            NodeAgent { pods, calls, context, home, facts, stop: &stop }.run(config)
         }
-        None => serving(&|| health::status_without_node(pods.state().missing, health.problems())),
+        None => {
+            role.set(Role::leads());
+            let status = || health::status_without_node(pods.state().missing, health.problems());
+            Sockets::open(agent.facts, &log)?.serve(&pods, &calls, &status, &stop, context)
+        }
     };
     log.info("gybe node: stopped", json!({}));
     served
@@ -149,18 +155,22 @@ struct Sockets {
 }
 
 impl Sockets {
-    fn open(facts: &Path) -> Result<Self, NodeError> {
+    fn open(facts: &Path, to: &Log) -> Result<Self, NodeError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source| NodeError::Serve { path, source }
         };
         let log = facts.with_file_name(LOG_SOCKET);
-        let facts = FactsSocket::open(facts).map_err(failed(facts))?;
-        Ok(Self { facts, log: LogSocket::open(&log).map_err(failed(&log))? })
+        let sockets = Self {
+            facts: FactsSocket::open(facts).map_err(failed(facts))?,
+            log: LogSocket::open(&log).map_err(failed(&log))?,
+        };
+        to.info("gybe node: serving", json!({ "socket": facts.display().to_string() }));
+        Ok(sockets)
     }
 
-    /// Serves until `stop` is readable and the last query is answered, and no query takes longer than its deadline. The
-    /// sockets are removed then, before anything else is done: no plugin connects to an agent that will not respond.
+    /// Serves until `stop` is readable and every query that has arrived has its response, within its deadline. Then removes
+    /// the sockets before anything else ends, so that no plugin connects to an agent that will not respond.
     fn serve(
         mut self,
         pods: &dyn PodLookup,
@@ -170,7 +180,7 @@ impl Sockets {
         context: SocketContext<'_>,
     ) -> Result<(), NodeError> {
         let wait = |what| move |source| NodeError::Wait { what, source };
-        let (ended, running) = std::io::pipe().map_err(|why| wait("the end")(errno(&why)))?;
+        let (ended, running) = std::io::pipe().map_err(|why| wait("the end of the agent")(errno(&why)))?;
         thread::scope(|scope| {
             let logging = scope.spawn(|| self.log.serve(ended.as_fd(), calls, context));
             let served = self.facts.serve(stop.as_fd(), pods, status, context).map_err(wait("queries"));

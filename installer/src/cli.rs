@@ -2,6 +2,7 @@
 //!
 //! `after_help` lists the exit codes, which are the same for all sub-commands.
 
+mod agent_status;
 mod apply;
 mod backend;
 mod demo;
@@ -54,7 +55,7 @@ struct Gybe {
 
 fn after_help() -> String {
     format!(
-        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, doctor, install, uninstall, probe, demo)\n  \
+        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, doctor, install, uninstall, probe, demo, agent-status)\n  \
          2    wrong arguments, or the command failed\n  126  the pod is not redirected (validate)\n\n{}",
         style::heading("Exit codes:"),
         "`gybe help COMMAND` explains a command and shows examples.",
@@ -72,6 +73,7 @@ enum Command {
     Remove(remove::RemoveArgs),
     #[command(visible_alias = "agent")]
     Node(node::NodeArgs),
+    AgentStatus(agent_status::AgentStatusArgs),
     PodFacts(pod_facts::PodFactsArgs),
     Install(Box<install::InstallArgs>),
     Uninstall(uninstall::UninstallArgs),
@@ -95,6 +97,7 @@ impl Command {
             Self::Trace(args) => args.run(),
             Self::Remove(args) => args.run(),
             Self::Node(args) => args.run(context),
+            Self::AgentStatus(args) => args.run(context),
             Self::PodFacts(args) => args.run(),
             Self::Install(args) => args.run(),
             Self::Uninstall(args) => args.run(),

@@ -1,8 +1,8 @@
 //! The log of the agent and of the probe: one JSON object a line on stderr, our own lines and those of the plugin.
 //!
-//! A pipe without a reader is full after 64 KiB, and its writer then blocks for ever (pipe(7)). Writing without blocking is
-//! no way out: O_NONBLOCK belongs to the open file description, which stderr shares with other processes (open(2)). So a
-//! thread writes that no other thread waits for, and its queue is bounded.
+//! A pipe without a reader is full after 64 KiB, and its writer then blocks for ever (pipe(7)). Non-blocking writes are not
+//! possible: O_NONBLOCK belongs to the open file description, which stderr shares with other processes (open(2)). So one
+//! thread writes, from a bounded queue, and no other thread waits for it.
 
 use gybe_plugin::timestamp;
 use nix::sys::signal::{SigSet, SigmaskHow};
@@ -57,7 +57,7 @@ impl Default for Log {
         let ((queue, queued), (writing, written)) = (sync_channel(QUEUE), channel());
         let lost = Arc::<AtomicU64>::default();
         let lost_lines = Arc::clone(&lost);
-        // Signals end the agent in its own loop; a thread inherits its creator's mask (signal(7)).
+        // The agent's loop handles signals; a new thread inherits its creator's mask (signal(7)).
         let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK);
         // Without a thread the callers write themselves.
         let _ = thread::Builder::new().name("log".to_owned()).spawn(move || {

@@ -39,8 +39,8 @@ pub(crate) struct Backoff {
     failures: u32,
 }
 
-/// A server may request a longer wait than the backoff's, but not more than this: an agent that sleeps longer misses
-/// that the server is back.
+/// A server may request a longer wait than the backoff's, but not more than this: an agent that waits longer notices too
+/// late that the server is back.
 const MAX_REQUESTED: Duration = Duration::from_secs(60);
 
 impl Backoff {
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn agents_do_not_come_back_all_at_once() {
+    fn agents_do_not_all_return_to_a_server_at_the_same_time() {
         let waits: BTreeSet<_> =
             (0..50).map(|_| Backoff::new(FIRST).failed_at_server(LONGEST, None)).collect();
         assert!(waits.len() > 25, "{waits:?}");

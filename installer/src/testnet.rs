@@ -2,10 +2,8 @@
 //! tests with real packets.
 
 pub mod client;
-pub mod identity;
 pub mod link;
 pub mod listener;
 pub mod namespace;
 pub mod outcome;
-mod rtnetlink;
-pub(crate) mod socket;
+pub mod socket;

@@ -1,8 +1,8 @@
 //! The error that tests return.
 
-use gybe_installer::testnet::identity::IdentityError;
 use gybe_installer::testnet::link::LinkError;
 use gybe_installer::testnet::namespace::NamespaceError;
+use gybe_installer::testnet::socket::IdentityError;
 use gybe_netfilter::hint::Hint;
 use std::borrow::Cow;
 use std::error::Error;

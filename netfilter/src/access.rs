@@ -1,8 +1,8 @@
 //! What one operation on a namespace's rules works with: an nfnetlink socket, and the lock of the iptables backends.
 
-use crate::chains::{ListedChain, list};
 use crate::lock::lock;
-use crate::nft::NftError;
+use crate::nft::error::NftError;
+use crate::nft::listed_chains::{self, ListedChain};
 use crate::nft::socket::Connection;
 use std::fs::{File, TryLockError};
 use std::time::{Duration, Instant};
@@ -53,8 +53,8 @@ impl NamespaceAccess {
     /// All nftables chains of the namespace, of every owner; none where the kernel has no nftables.
     pub(crate) fn chains(&mut self) -> Result<Vec<ListedChain>, NftError> {
         match self.connection() {
-            Ok(connection) => list(connection),
-            Err(error) if error.is_kernel_without() => Ok(Vec::new()),
+            Ok(connection) => listed_chains::list(connection),
+            Err(error) if error.is_without_nftables() => Ok(Vec::new()),
             Err(error) => Err(error),
         }
     }

@@ -8,6 +8,7 @@ use crate::iptables::error::IptablesError;
 use crate::nft::error::NftError;
 use crate::ruleset::Ruleset;
 use std::borrow::Cow;
+use std::error::Error;
 use std::fmt;
 
 /// Writes, removes and reads Gybe's rules in the network namespace of the calling thread.
@@ -84,6 +85,9 @@ pub enum BackendError {
     /// The iptables programs.
     #[error(transparent)]
     Iptables(#[from] IptablesError),
+    /// A backend outside of this library.
+    #[error(transparent)]
+    Other(Box<dyn Error + Send + Sync>),
 }
 
 impl Hint for BackendError {
@@ -91,6 +95,7 @@ impl Hint for BackendError {
         match self {
             Self::Nft(error) => error.hint(),
             Self::Iptables(error) => error.hint(),
+            Self::Other(_) => None,
         }
     }
 }

@@ -1,11 +1,12 @@
 //! The parsers of the kernel's netlink replies, without a socket: for recorded or generated datagrams. Pure.
 
-use crate::chains::parse_list;
 use crate::inventory::Inventory;
 use crate::netlink::list::{List, Listed};
-use crate::netlink::reply::{Account, Received};
+use crate::netlink::reply::{Received, Replies};
 use crate::nft::batch::Batch;
-use crate::nft::socket::verdict;
+use crate::nft::listed_chains::parse;
+use crate::nft::lists::Entry;
+use crate::nft::socket::to_result;
 use crate::nft::{NftError, dump};
 use crate::presence::Presence;
 use crate::routes::{Address, parse_addresses};
@@ -18,14 +19,14 @@ pub const SEQUENCE: u32 = 1;
 /// # Errors
 /// The refusal, or that the replies are not conclusive.
 pub fn batch(batch: &Batch, datagrams: &[&[u8]]) -> Result<(), NftError> {
-    let mut account = Account::of(batch.last());
+    let mut replies = Replies::of(batch.last());
     for datagram in datagrams {
-        if account.is_settled() {
+        if replies.is_complete() {
             break;
         }
-        account.note(Received::Datagram(datagram));
+        replies.add(Received::Datagram(datagram));
     }
-    verdict(batch, account.outcome())
+    to_result(batch, replies.outcome())
 }
 
 /// Parses Gybe's nftables rules from the lists of sets, chains, rules, tables and each set's elements, in the order
@@ -39,7 +40,8 @@ pub fn inventory(mut lists: impl FnMut(u32) -> Vec<Vec<u8>>) -> Result<Inventory
 
 /// Parses the owners of a namespace's rules from its list of all chains; `None` when the list is not whole.
 pub fn presence(datagrams: &[Vec<u8>]) -> Option<Presence> {
-    whole(datagrams).map(|entries| Presence::of_chains(&parse_list(&entries)))
+    let entries = whole(datagrams)?.into_iter().map(Entry);
+    Some(Presence::of_chains(&parse(&entries.collect::<Vec<_>>())))
 }
 
 /// Parses a namespace's addresses from their list; `None` when the list is not whole.
@@ -60,7 +62,7 @@ fn listed(datagrams: &[Vec<u8>], sequence: u32) -> Listed {
         if list.is_complete() {
             break;
         }
-        list.note(Received::Datagram(datagram));
+        list.add(Received::Datagram(datagram));
     }
     list.outcome()
 }

@@ -1,9 +1,9 @@
-//! The eBPF programs that can change what becomes of a pod's connections, and that no rule shows: at the
+//! The eBPF programs that can change the outcome of a pod's connections, and that no list of rules shows: at the
 //! cgroups of its processes, at the interfaces of its network namespace, and at netfilter's hooks.
 //!
-//! What a program does is not evaluated; where it is attached decides. At most hooks the kernel lets a program
-//! choose another address, device, mark or socket: with such a program the outcome of a connection is unknown.
-//! At some it can only pass or drop: such a program is named. Only reads.
+//! Programs are not evaluated: the hook alone decides how a program is reported. At most hooks the kernel lets a program
+//! choose another address, device, mark or socket: with such a program the outcome of a connection is unknown. At the
+//! other hooks a program can only pass or drop packets: it is reported, and the outcome stays known. Only reads.
 //!
 //! `bpf` contains the system call, `interfaces` reads what is attached to interfaces, `hooks` netfilter's hooks.
 
@@ -44,12 +44,13 @@ impl Programs {
         }
     }
 
-    fn cannot_read(&mut self, what: &str, why: Errno) {
+    /// Adds that the programs `position` (such as "at tcx") cannot be read.
+    fn cannot_read(&mut self, position: &str, why: Errno) {
         let needs = match why {
             Errno::EPERM => "; it takes CAP_SYS_ADMIN in the first user namespace",
             _ => "",
         };
-        let sentence = format!("eBPF programs {what} could not be read: {}{needs}", why.desc());
+        let sentence = format!("eBPF programs {position} could not be read: {}{needs}", why.desc());
         self.add(Self { not_read: vec![sentence], ..Self::default() });
     }
 }
@@ -117,7 +118,9 @@ pub fn of_cgroup(cgroup: BorrowedFd<'_>) -> Programs {
     let mut found = Programs::default();
     for CgroupHook { attach_type, name, effect } in CGROUP_HOOKS {
         match bpf::programs_at(Target::EffectiveIn(cgroup), attach_type) {
-            Ok(ids) => ids.into_iter().for_each(|id| found.note(id, &format!("cgroup hook {name}"), effect)),
+            Ok(ids) => {
+                ids.into_iter().for_each(|id| found.add_program(id, &format!("cgroup hook {name}"), effect))
+            }
             // A kernel that does not have this hook.
             Err(Errno::EINVAL | Errno::EOPNOTSUPP) => {}
             // A kernel built without CONFIG_BPF_SYSCALL has no programs.
@@ -142,7 +145,8 @@ pub(crate) fn of_this_namespace(routing: &mut Rtnetlink) -> Programs {
     match sk_lookup {
         Ok(ids) => {
             let effect = Effect::Diverts("may choose another socket for a connection that arrives");
-            ids.into_iter().for_each(|id| found.note(id, "sk_lookup of the network namespace", effect));
+            ids.into_iter()
+                .for_each(|id| found.add_program(id, "sk_lookup of the network namespace", effect));
         }
         Err(Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOSYS) => {}
         Err(why) => found.cannot_read("at sk_lookup", why),
@@ -151,8 +155,8 @@ pub(crate) fn of_this_namespace(routing: &mut Rtnetlink) -> Programs {
 }
 
 impl Programs {
-    /// Adds one program.
-    fn note(&mut self, id: u32, place: &str, effect: Effect) {
+    /// Adds a program that is attached to `hook`.
+    fn add_program(&mut self, id: u32, hook: &str, effect: Effect) {
         let name = bpf::name_of(id).unwrap_or_default();
         let is_of_cilium = name.starts_with("cil_") && effect == DESTINATION;
         let remedy = match is_of_cilium {
@@ -163,7 +167,7 @@ impl Programs {
             "" => format!("eBPF program id {id}"),
             name => format!("eBPF program {name} (id {id})"),
         };
-        let sentence = |may: &str| vec![format!("{program} at {place} {may}{remedy}")];
+        let sentence = |may: &str| vec![format!("{program} at {hook} {may}{remedy}")];
         self.add(match effect {
             Effect::Diverts(may) => Self { diverting: sentence(may), ..Self::default() },
             Effect::Filters(may) => Self { filtering: sentence(may), ..Self::default() },
@@ -171,7 +175,7 @@ impl Programs {
     }
 }
 
-/// Formats a file descriptor as bpf(2) takes it.
+/// Converts a file descriptor to the type that bpf(2) takes.
 fn raw(fd: BorrowedFd<'_>) -> u32 {
     u32::try_from(fd.as_raw_fd()).unwrap_or(u32::MAX)
 }

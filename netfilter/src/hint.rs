@@ -3,7 +3,7 @@
 
 use std::borrow::Cow;
 
-/// An error, or another finding, that may know its remedy.
+/// An error, or another finding, that may have a known remedy.
 pub trait Hint {
     /// What to do about it: a lower-case phrase in the imperative, or the missing condition. `None`: nothing
     /// better than the error's own text is known.

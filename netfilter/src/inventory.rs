@@ -61,7 +61,7 @@ impl Inventory {
     }
 
     /// Reports whether two parts have one kind and name, which no namespace can have.
-    pub(crate) fn has_twins(&self) -> bool {
+    pub(crate) fn has_duplicate_names(&self) -> bool {
         self.parts.windows(2).any(|pair| matches!(pair, [a, b] if (&a.name, a.kind) == (&b.name, b.kind)))
     }
 

@@ -1,13 +1,11 @@
 //! The iptables backends: the same rules as input of `iptables-restore` and `ip6tables-restore`.
 //!
-//! `restore` makes the input, `save` parses what is there; this module has the order of reads and writes, and
-//! restores both families when the rules of the second are refused.
+//! `restore` renders the input, `save` parses the existing rules. This module orders reads and writes, and restores both
+//! families when the rules of the second are refused.
 
 pub(crate) mod error;
 mod expand;
-mod inventory;
 mod layout;
-mod legacy;
 mod networks;
 mod programs;
 mod restore;
@@ -17,25 +15,25 @@ mod save;
 mod session;
 mod token;
 mod user_namespace;
+mod words;
 
 pub use error::IptablesError;
 pub(crate) use layout::{MARK, PREFIX, TABLES};
-pub(crate) use legacy::legacy_rules;
 pub use programs::Variant;
 pub use save::SaveError;
 pub(crate) use save::SavedRules;
+pub(crate) use session::legacy_rules;
 
 use crate::access::NamespaceAccess;
 use crate::backend::{Backend, BackendError, PreviousRules};
 use crate::inventory::Inventory;
 use crate::ruleset::{Family, Ruleset};
-use inventory::inventory;
 use layout::{DEADLINE, DIRECTORIES, FAMILIES};
 use programs::Programs;
 use restore::{render, transaction};
-use rules::{FamilyRules, IptablesRules, of_family};
+use rules::{FamilyRules, IptablesRules, inventory, of_family};
 use run::{Conditions, on_private_thread};
-use session::Session;
+use session::{Session, locked};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -87,8 +85,8 @@ impl Iptables {
         self.variant
     }
 
-    /// Runs `work` on a private thread in the caller's network namespace, with one deadline for all its programs:
-    /// that of the lock, so that a wait for it leaves them less.
+    /// Runs `work` on a private thread in the caller's network namespace, with one deadline for all its programs, which
+    /// includes the wait for the namespace's lock.
     fn run_session<T: Send>(
         &self,
         deadline: Option<Instant>,
@@ -157,7 +155,7 @@ impl Backend for Iptables {
     }
 
     fn open(&self) -> Result<NamespaceAccess, BackendError> {
-        Ok(legacy::locked(self.deadline)?)
+        Ok(locked(self.deadline)?)
     }
 
     fn write(&self, access: &mut NamespaceAccess, rules: &Ruleset) -> Result<PreviousRules, BackendError> {

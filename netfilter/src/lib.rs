@@ -23,7 +23,6 @@
 pub mod access;
 pub mod apply;
 pub mod backend;
-mod chains;
 pub mod choose;
 pub mod compile;
 pub mod datagrams;
@@ -44,6 +43,7 @@ pub mod redirection;
 pub mod routes;
 pub mod ruleset;
 pub mod show;
+pub mod sockets;
 pub mod trace;
 pub mod verdict;
 mod walk;

@@ -1,8 +1,7 @@
-//! Netlink as a transport: messages and attributes as bytes, one socket type, and what answers mean.
+//! Netlink as a transport: messages and attributes as bytes, one socket type, and what replies mean.
 //!
 //! Knows neither nftables nor routes. `nft` and `routes` put their own messages into it.
 
-pub(crate) mod answer;
 pub(crate) mod attr;
 pub(crate) mod list;
 pub(crate) mod message;

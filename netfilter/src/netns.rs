@@ -1,12 +1,12 @@
-//! Opens a network namespace, verifies that it is one, and runs work in it on a thread that ends there.
+//! Opens a network namespace, verifies that it is one, and runs work in it on a thread that ends there. Creates network
+//! namespaces without a name: the kernel frees such a namespace with its last file descriptor and thread.
 
-mod create;
 mod kind;
 
 use crate::hint::Hint;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
-use nix::sched::{CloneFlags, setns};
+use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, stat};
 use std::borrow::Cow;
 use std::os::fd::{AsFd, OwnedFd};
@@ -14,7 +14,6 @@ use std::path::{Path, PathBuf};
 use std::{io, panic, thread};
 
 pub use crate::routes::{Address, addresses};
-pub use create::{CreateError, UNPRIVILEGED};
 
 /// This thread's namespace; `/proc/self` is the thread group leader's.
 const OWN: &str = "/proc/thread-self/ns/net";
@@ -141,6 +140,47 @@ impl Hint for NetnsError {
     }
 }
 
+/// What to put in front of a command so that an unprivileged user may create network namespaces and act as any
+/// user in them.
+pub const UNPRIVILEGED: &str = "unshare --user --map-root-user --map-auto";
+
+/// Why no network namespace can be created.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    /// The process lacks the privilege.
+    #[error("not allowed to create a network namespace")]
+    Forbidden,
+    /// The kernel refused for another reason.
+    #[error("the kernel created no network namespace: {errno}")]
+    Refused {
+        /// The kernel's error.
+        errno: Errno,
+    },
+    /// The thread that created one is still in the old one. Nothing was written.
+    #[error("unshare succeeded and the thread is still in the same network namespace")]
+    Unchanged,
+    /// The namespace cannot be opened.
+    #[error("cannot open the new network namespace")]
+    Netns(#[from] NetnsError),
+    /// A namespace is created on a thread of its own.
+    #[error("cannot start a thread for a new network namespace")]
+    Thread(#[source] io::Error),
+}
+
+impl Hint for CreateError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        match self {
+            Self::Forbidden => Some(Cow::Owned(format!(
+                "run it as root, or put this in front of the command: {UNPRIVILEGED} \
+                 (it needs newuidmap of package uidmap, and a range for the user in /etc/subuid and /etc/subgid)"
+            ))),
+            Self::Refused { errno: Errno::ENOSPC } => Some("raise the sysctl user.max_net_namespaces".into()),
+            Self::Netns(error) => error.hint(),
+            _ => None,
+        }
+    }
+}
+
 const EMPTY_FILE: &str = "an empty file";
 
 impl Netns {
@@ -162,6 +202,15 @@ impl Netns {
             CloneFlags::CLONE_NEWNET => Ok(Self { fd, identity: Identity::of(&stat) }),
             other => Err(NetnsError::OtherNamespace { path: path_buf(), kind: kind::name(other) }),
         }
+    }
+
+    /// Creates a network namespace. The calling thread stays where it is.
+    ///
+    /// # Errors
+    /// When the process may not, or the kernel does not.
+    pub fn create() -> Result<Self, CreateError> {
+        let thread = thread::Builder::new().name("new-netns".into()).spawn(unshared);
+        thread.map_err(CreateError::Thread)?.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
     }
 
     /// The namespace of the calling thread.
@@ -216,6 +265,18 @@ impl AsFd for Netns {
     fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
         self.fd.as_fd()
     }
+}
+
+/// Moves the calling thread, which ends afterwards.
+fn unshared() -> Result<Netns, CreateError> {
+    let old = Netns::of_this_thread()?;
+    unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| match errno {
+        Errno::EPERM => CreateError::Forbidden,
+        errno => CreateError::Refused { errno },
+    })?;
+    let new = Netns::of_this_thread()?;
+    // The caller writes rules into the new namespace, and must never write them into the old one.
+    if new.is_same_as(&old) { Err(CreateError::Unchanged) } else { Ok(new) }
 }
 
 fn nature(stat: &FileStat) -> &'static str {

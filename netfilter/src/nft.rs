@@ -1,6 +1,7 @@
 //! nftables over netlink: one table of our own, written in one transaction, no program run.
 //!
-//! `expr`, `set`, `chain` and `batch` are pure and make bytes; `socket` sends, `dump` reads back.
+//! `expr`, `set`, `chain` and `batch` are pure and make bytes. `socket` sends them. `lists` reads lists of objects:
+//! `dump` those of our table, `listed_chains` the chains of every owner.
 
 pub mod batch;
 pub(crate) mod chain;
@@ -8,6 +9,8 @@ pub(crate) mod dump;
 pub(crate) mod error;
 mod expr;
 mod key;
+pub(crate) mod listed_chains;
+pub(crate) mod lists;
 mod set;
 pub(crate) mod socket;
 pub(crate) mod uapi;
@@ -18,7 +21,7 @@ pub use chain::TABLE;
 pub use error::{KernelPart, NftError};
 
 pub use crate::netlink::reply::Unknown;
-pub use crate::netlink::socket::Failure;
+pub use crate::netlink::socket::SocketError;
 
 use crate::access::NamespaceAccess;
 use crate::backend::{Backend, BackendError, BackendKind, PreviousRules};
@@ -75,7 +78,7 @@ impl Nft {
         is_done: impl FnOnce(&Inventory) -> bool,
     ) -> Result<(), NftError> {
         match outcome {
-            Err(lost) if lost.leaves_it_open() => {
+            Err(lost) if lost.leaves_outcome_unknown() => {
                 let found = Connection::open().and_then(|mut other| dump::inventory(&mut other));
                 if found.is_ok_and(|found| is_done(&found)) { Ok(()) } else { Err(lost) }
             }

@@ -22,7 +22,7 @@ pub type Mark = u32;
 /// How a captured inbound connection reaches the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// Destination NAT to the proxy's port; the proxy asks for `SO_ORIGINAL_DST`.
+    /// Destination NAT to the proxy's port; the proxy reads the original destination (`SO_ORIGINAL_DST`).
     Redirect,
     /// The kernel delivers the packet to a transparent socket, with source and destination unchanged.
     Tproxy {

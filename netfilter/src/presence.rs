@@ -5,10 +5,10 @@
 
 use crate::access::NamespaceAccess;
 use crate::backend::{BackendError, BackendKind};
-use crate::chains::ListedChain;
 use crate::hint::Hint;
 use crate::iptables::{MARK, PREFIX, SavedRules, TABLES, legacy_rules};
 use crate::nft::TABLE;
+use crate::nft::listed_chains::ListedChain;
 use crate::nft::uapi::{NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6};
 use crate::ruleset::{Family, Stage};
 use std::borrow::Cow;

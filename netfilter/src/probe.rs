@@ -30,7 +30,7 @@ use connection::{Arrival, Attempt, ProbeConnection};
 use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
-use temporary_namespace::{NamespaceState, in_new_namespace};
+use temporary_namespace::{NamespaceState, in_prepared_namespace};
 
 /// The result of one profile with one backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -152,7 +152,7 @@ pub fn try_out(backend: &dyn Backend, profile: Profile) -> Result<Finding, Probe
 /// Returns the finding, and the check that could not be made.
 fn attempt(backend: &dyn Backend, profile: Profile) -> Result<(Finding, Option<String>), ProbeError> {
     let redirection = profile.redirection();
-    in_new_namespace(profile, |prepared| match prepared {
+    in_prepared_namespace(profile, |prepared| match prepared {
         NamespaceState::WithoutIpv6(errno) => {
             let why = "IPv6 is disabled in this kernel, or in new network namespaces".to_owned();
             let hint = Some("enable it (net.ipv6.conf.default.disable_ipv6)".to_owned());
@@ -197,7 +197,7 @@ fn misbehaves(connection: &ProbeConnection, redirection: &Redirection, arrival: 
 
 fn refusal(error: &RedirectionError) -> Refusal {
     let below = std::iter::successors(error.source(), |cause: &&dyn Error| (*cause).source());
-    let why = below.fold(error.to_string(), |told, cause| format!("{told}: {cause}"));
+    let why = below.fold(error.to_string(), |outer, cause| format!("{outer}: {cause}"));
     let (errno, object) = match error {
         RedirectionError::Rules(ApplyError::Backend(BackendError::Nft(NftError::Refused {
             object,

@@ -10,38 +10,35 @@ use nix::unistd::Pid;
 use std::fs::File;
 use std::io::{self, Read, Seek, Write};
 use std::os::unix::process::CommandExt;
-use std::process::{Child, Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Output};
 use std::sync::mpsc;
 use std::thread;
 use std::time::Duration;
 
-/// How it ended, and what it said.
-#[derive(Debug)]
-pub struct Ended {
-    /// Its exit code, or the signal.
-    pub status: ExitStatus,
-    /// All of its output.
-    pub stdout: Vec<u8>,
-    /// All of its complaints.
-    pub stderr: Vec<u8>,
+/// The most bytes that a program may write; a longer write of the program fails with EPERM.
+#[derive(Debug, Clone, Copy)]
+pub struct OutputLimits {
+    /// To stdout.
+    pub stdout: u64,
+    /// To stderr.
+    pub stderr: u64,
 }
 
-/// Why nothing is known of its end.
+/// The error of running a program.
 #[derive(Debug, thiserror::Error)]
-pub enum NotRun {
+pub enum ProgramError {
     /// It could not be started.
     #[error("it cannot be started")]
     Start(#[source] io::Error),
-    /// Files for what it reads and writes could not be had, or its end not be seen.
-    #[error("it cannot be talked to")]
-    Talk(#[from] io::Error),
-    /// It took too long, and was killed.
+    /// The files for its input and output could not be created, or its end could not be awaited.
+    #[error("its input or output failed")]
+    Io(#[from] io::Error),
+    /// It did not end in time, and was killed.
     #[error("it did not end within {0:?}")]
-    Late(Duration),
+    Timeout(Duration),
 }
 
-/// Starts `command` on `input` and waits for its end, at most `time`. A write beyond so many bytes of
-/// output, or of complaints, fails for it with EPERM.
+/// Starts `command` with `input` on stdin, and waits for its end, at most `time`.
 ///
 /// # Errors
 /// When it cannot be started, or has to be killed.
@@ -49,14 +46,14 @@ pub fn run(
     mut command: Command,
     input: &[u8],
     time: Duration,
-    (output, complaint): (u64, u64),
-) -> Result<Ended, NotRun> {
-    let (mut output, mut complaint) = (bounded(output)?, bounded(complaint)?);
-    command.stdin(filled(input)?).stdout(output.try_clone()?).stderr(complaint.try_clone()?);
+    limits: OutputLimits,
+) -> Result<Output, ProgramError> {
+    let (mut stdout, mut stderr) = (bounded(limits.stdout)?, bounded(limits.stderr)?);
+    command.stdin(filled(input)?).stdout(stdout.try_clone()?).stderr(stderr.try_clone()?);
     // A process group of its own, so that a kill reaches the processes that it has started.
-    let child = command.process_group(0).spawn().map_err(NotRun::Start)?;
-    let status = end_of(child, time)?.ok_or(NotRun::Late(time))?;
-    Ok(Ended { status, stdout: written(&mut output)?, stderr: written(&mut complaint)? })
+    let child = command.process_group(0).spawn().map_err(ProgramError::Start)?;
+    let status = end_of(child, time)?.ok_or(ProgramError::Timeout(time))?;
+    Ok(Output { status, stdout: written(&mut stdout)?, stderr: written(&mut stderr)? })
 }
 
 /// Memory files instead of pipes: input and output need no concurrent reader, and a process that the program leaves
@@ -67,9 +64,9 @@ fn memory_file(flags: MFdFlags) -> io::Result<File> {
 
 /// A sparse file of the maximum size that cannot grow: a write allocates memory, and a write beyond the end fails
 /// (fcntl(2), `F_SEAL_GROW`).
-fn bounded(most: u64) -> io::Result<File> {
+fn bounded(size: u64) -> io::Result<File> {
     let file = memory_file(MFdFlags::MFD_ALLOW_SEALING)?;
-    file.set_len(most)?;
+    file.set_len(size)?;
     fcntl(&file, FcntlArg::F_ADD_SEALS(SealFlag::F_SEAL_GROW))?;
     Ok(file)
 }
@@ -115,10 +112,10 @@ mod tests {
     use std::time::Instant;
 
     #[expect(clippy::disallowed_methods, reason = "what is tested runs programs")]
-    fn shell(script: &str, input: &str, most: u64) -> Result<Ended, NotRun> {
+    fn shell(script: &str, input: &str, limit: u64) -> Result<Output, ProgramError> {
         let mut command = Command::new("/bin/sh");
         command.args(["-c", script]).env_clear();
-        run(command, input.as_bytes(), Duration::from_secs(20), (most, most))
+        run(command, input.as_bytes(), Duration::from_secs(20), OutputLimits { stdout: limit, stderr: limit })
     }
 
     #[test]
@@ -143,8 +140,8 @@ mod tests {
         let before = Instant::now();
         let mut command = command_sleep();
         command.env_clear();
-        let late = run(command, b"", Duration::from_millis(50), (10, 10));
-        assert!(matches!(late, Err(NotRun::Late(_))), "{late:?}");
+        let late = run(command, b"", Duration::from_millis(50), OutputLimits { stdout: 10, stderr: 10 });
+        assert!(matches!(late, Err(ProgramError::Timeout(_))), "{late:?}");
         assert!(shell("sleep 60 &", "", 10).unwrap().status.success());
         assert!(before.elapsed() < Duration::from_secs(30));
     }
@@ -160,7 +157,11 @@ mod tests {
     #[expect(clippy::disallowed_methods, reason = "what is tested runs programs")]
     fn a_missing_program_is_an_error() {
         let command = Command::new("/nonexistent/gybe");
-        let fault = run(command, b"", Duration::from_secs(1), (10, 10)).unwrap_err();
-        assert!(matches!(&fault, NotRun::Start(why) if why.kind() == io::ErrorKind::NotFound), "{fault:?}");
+        let fault =
+            run(command, b"", Duration::from_secs(1), OutputLimits { stdout: 10, stderr: 10 }).unwrap_err();
+        assert!(
+            matches!(&fault, ProgramError::Start(why) if why.kind() == io::ErrorKind::NotFound),
+            "{fault:?}"
+        );
     }
 }

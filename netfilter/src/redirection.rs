@@ -224,7 +224,7 @@ mod tests {
         let refused = |lacking| -> RedirectionError {
             let refused = NftError::Refused {
                 object: Object::Table,
-                said: None,
+                kernel_message: None,
                 lacking,
                 others: 0,
                 source: Errno::ENOENT,
@@ -233,7 +233,7 @@ mod tests {
         };
         assert!(refused(Some(KernelPart::NF_TABLES)).is_unsupported());
         assert!(!refused(None).is_unsupported());
-        let error = RedirectionError::from(RoutesError::Loopback { source: Errno::EPERM });
+        let error = RedirectionError::from(RoutesError::Refused { source: Errno::EPERM });
         assert!(!error.is_unsupported());
         assert!(error.hint().is_none());
     }

@@ -2,20 +2,20 @@
 //!
 //! IPv6 has one loopback address where IPv4 has a network, so Gybe adds the proxy's passthrough source `::6` to `lo`.
 //! TPROXY marks packets, and a routing rule with a table of one local route delivers marked packets to this host.
-//! Both have no effect without the packet rules. `entry` encodes entries, `rtnetlink` is the socket.
+//! Both have no effect without the packet rules. `entry` encodes entries, `rtnetlink` is the socket. `link` configures
+//! the namespaces that Gybe creates.
 
-mod address;
 mod entry;
 mod error;
-mod loopback;
+mod link;
 mod priority;
 mod rtnetlink;
 mod uapi;
 
-pub(crate) use address::parse_addresses;
-pub use address::{Address, addresses};
 pub use entry::RoutingEntry;
 pub use error::RoutesError;
+pub(crate) use link::parse_addresses;
+pub use link::{Address, Link, NextHop, VethEnd, addresses};
 pub use rtnetlink::Rtnetlink;
 
 use crate::policy::{Families, Inbound, Mode, RedirectPolicy};
@@ -69,16 +69,16 @@ impl Routes {
     /// # Errors
     /// When an entry is missing afterwards.
     pub fn apply(&self, rtnetlink: &mut Rtnetlink) -> Result<(), RoutesError> {
-        let mut there_already = false;
+        let mut one_exists = false;
         let additions = self.additions(rtnetlink)?;
-        for (entry, answer) in rtnetlink.add(&additions)? {
-            match answer {
-                Errno::EEXIST => there_already = true,
+        for (entry, errno) in rtnetlink.add(&additions)? {
+            match errno {
+                Errno::EEXIST => one_exists = true,
                 source => return Err(RoutesError::refused(entry, source)),
             }
         }
         // The kernel returns EEXIST also for a route with another target.
-        let missing = if there_already { self.missing(rtnetlink)? } else { Vec::new() };
+        let missing = if one_exists { self.missing(rtnetlink)? } else { Vec::new() };
         missing.first().map_or(Ok(()), |entry| Err(RoutesError::Occupied { entry: *entry }))
     }
 
@@ -151,9 +151,9 @@ impl Routes {
         // Of a rule that exists twice the first is evaluated: an earlier version of Gybe added the other.
         let mut kept = Vec::new();
         all.retain(|(_, found)| {
-            let wanted = self.entries.iter().find(|entry| entry.is(found) && !kept.contains(*entry));
-            kept.extend(wanted);
-            wanted.is_none()
+            let desired = self.entries.iter().find(|entry| entry.is(found) && !kept.contains(*entry));
+            kept.extend(desired);
+            desired.is_none()
         });
         Ok(all)
     }
@@ -199,7 +199,7 @@ fn ours(rtnetlink: &mut Rtnetlink) -> Result<Vec<(RoutingList, Vec<u8>)>, Routes
         let entries = rtnetlink.list(list)?;
         // A kernel that lists no origins of addresses does not show who added `::6` to `lo`. Only meshes use that
         // address, and Gybe promises to leave nothing behind.
-        let has_origins = entries.iter().any(|entry| entry::names_origin(entry));
+        let has_origins = entries.iter().any(|entry| entry::has_origin(entry));
         let found = entries.into_iter().filter(|entry| match list {
             RoutingList::Addresses => entry::is_our_address(entry, has_origins),
             RoutingList::Rules(_) => entry::is_our_rule(entry),

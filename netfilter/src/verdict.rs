@@ -28,9 +28,9 @@ pub enum Desired<'p> {
     NotKnown,
 }
 
-/// The answer of a verdict.
+/// Whether connections are redirected.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Answer {
+pub enum RedirectionState {
     /// Every connection that should be redirected is.
     Redirected,
     /// The namespace has no rules of ours and should have none, as far as that is known.
@@ -43,7 +43,7 @@ pub enum Answer {
     Unknown,
 }
 
-impl Answer {
+impl RedirectionState {
     /// Its name in JSON.
     pub fn name(self) -> &'static str {
         match self {
@@ -56,11 +56,11 @@ impl Answer {
     }
 }
 
-/// An answer with its reasons.
+/// The state of a namespace, with its reasons.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Verdict {
-    /// The answer.
-    pub answer: Answer,
+    /// Whether connections are redirected.
+    pub state: RedirectionState,
     /// The reasons, one sentence each, the most important first; none when every connection is redirected.
     pub reasons: Vec<String>,
     /// How our own rules and routes differ from the desired ones, one sentence each.
@@ -73,14 +73,15 @@ pub struct Verdict {
 const NO_RULES: &str = "no Gybe rules in this namespace";
 
 impl Verdict {
-    /// An answer with one reason.
-    pub fn because(answer: Answer, reason: impl Into<String>) -> Self {
-        Self { answer, reasons: vec![reason.into()], differences: Vec::new(), notes: Vec::new() }
+    /// A verdict with one reason.
+    pub fn because(state: RedirectionState, reason: impl Into<String>) -> Self {
+        Self { state, reasons: vec![reason.into()], differences: Vec::new(), notes: Vec::new() }
     }
 
     /// Reports whether the namespace is in the desired state.
     pub fn holds(&self) -> bool {
-        matches!(self.answer, Answer::Redirected | Answer::NotMeshed) && self.differences.is_empty()
+        matches!(self.state, RedirectionState::Redirected | RedirectionState::NotMeshed)
+            && self.differences.is_empty()
     }
 }
 
@@ -105,13 +106,13 @@ pub fn judge_namespace(
 ) -> Result<Verdict, RedirectionError> {
     let presence = Presence::look()?;
     if let Some(mesh) = presence.other_meshes.first() {
-        return Ok(Verdict::because(Answer::ByOthers, mesh.to_string()));
+        return Ok(Verdict::because(RedirectionState::ByOthers, mesh.to_string()));
     }
     let kinds = reading.only.map_or_else(|| presence.ours.clone(), |kind| vec![kind]);
     let (policy, without) = match desired {
         Desired::LeftAlone => return left_alone(&kinds),
-        Desired::NotKnown => (None, Answer::NotMeshed),
-        Desired::Policy(policy) => (Some(policy), Answer::NotRedirected),
+        Desired::NotKnown => (None, RedirectionState::NotMeshed),
+        Desired::Policy(policy) => (Some(policy), RedirectionState::NotRedirected),
     };
     if presence.ours.is_empty() {
         return Ok(Verdict::because(without, NO_RULES));
@@ -153,14 +154,14 @@ fn verdict(compared: Comparison, differences: &[Deviation]) -> Verdict {
     let routes = routes.then(|| "our own routes were changed".to_owned());
     let mut not_redirected = compared.not_redirected;
     not_redirected.extend(routes);
-    let (answer, mut reasons) = match (not_redirected.is_empty(), compared.unknown.is_empty()) {
-        (false, _) => (Answer::NotRedirected, not_redirected),
-        (true, false) => (Answer::Unknown, Vec::new()),
-        (true, true) => (Answer::Redirected, Vec::new()),
+    let (state, mut reasons) = match (not_redirected.is_empty(), compared.unknown.is_empty()) {
+        (false, _) => (RedirectionState::NotRedirected, not_redirected),
+        (true, false) => (RedirectionState::Unknown, Vec::new()),
+        (true, true) => (RedirectionState::Redirected, Vec::new()),
     };
     reasons.extend(compared.unknown);
     Verdict {
-        answer,
+        state,
         reasons,
         differences: differences.iter().map(ToString::to_string).collect(),
         notes: compared.notes,
@@ -175,11 +176,14 @@ fn left_alone(kinds: &[BackendKind]) -> Result<Verdict, RedirectionError> {
         let all = Inventory::default().differences(&found).into_iter().map(Deviation::Rules);
         differences.extend(all.map(|one| one.to_string()));
     }
-    let (answer, reasons) = match differences.is_empty() {
-        true => (Answer::NotMeshed, Vec::new()),
-        false => (Answer::Redirected, vec!["our rules redirect a pod that should be left alone".to_owned()]),
+    let (state, reasons) = match differences.is_empty() {
+        true => (RedirectionState::NotMeshed, Vec::new()),
+        false => (
+            RedirectionState::Redirected,
+            vec!["our rules redirect a pod that should be left alone".to_owned()],
+        ),
     };
-    Ok(Verdict { answer, reasons, differences, notes: Vec::new() })
+    Ok(Verdict { state, reasons, differences, notes: Vec::new() })
 }
 
 /// The redirection that `kind` has most likely written here for the policy.

@@ -122,7 +122,8 @@ pub struct FactsConf {
     pub directory: Option<PathBuf>,
     /// A kubeconfig for the API server.
     pub kubeconfig: Option<PathBuf>,
-    /// The time for all sources together.
+    /// The time for all sources together. The default is enough for an agent whose pod is replaced: its socket is away
+    /// for 2 to 3 s.
     pub deadline: Duration,
 }
 
@@ -134,7 +135,7 @@ pub const LOG_SOCKET: &str = "log.sock";
 impl Default for FactsConf {
     fn default() -> Self {
         let socket = Some(PathBuf::from(SOCKET));
-        Self { socket, directory: None, kubeconfig: None, deadline: Duration::from_millis(2000) }
+        Self { socket, directory: None, kubeconfig: None, deadline: Duration::from_secs(10) }
     }
 }
 

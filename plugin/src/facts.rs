@@ -6,11 +6,14 @@
 mod agent;
 mod directory;
 mod kubeconfig;
+mod socket_watch;
 pub mod wire;
 
 pub use agent::{AgentError, AgentFault, exchange};
 pub use directory::DirectoryError;
 pub use kubeconfig::{KubeconfigError, KubeconfigFault};
+
+use agent::{AgentQuery, SentRequest};
 
 use crate::args::PodRef;
 use crate::conf::FactsConf;
@@ -21,11 +24,9 @@ use std::borrow::Cow;
 use std::path::Path;
 use std::time::Instant;
 
-/// A source of facts.
+/// A source of facts that is queried when the node agent does not know the pod.
 #[derive(Debug, Clone, Copy)]
 enum FactsSource<'a> {
-    /// The node agent, by its socket.
-    Agent(&'a Path),
     /// The API server, by a kubeconfig.
     Kubeconfig(&'a Path),
     /// Manifests in files.
@@ -121,50 +122,97 @@ impl Hint for FactsError {
     }
 }
 
+/// What a lookup does about a node agent that is away.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum AbsentAgent {
+    /// It is an error at once.
+    Fails,
+    /// The lookup waits for it within the deadline: the agent restarts, or its pod is replaced.
+    IsAwaited,
+}
+
 /// Queries the sources in order, all of them within one deadline.
 ///
 /// # Errors
 /// If no source knows the pod: the errors of all sources in their order.
 pub fn look_up(conf: &FactsConf, pod: &PodRef) -> Result<PodFacts, FactsError> {
-    let deadline = Instant::now() + conf.deadline;
-    let sources = sources(conf);
-    let (mut errors, mut unknown) = (Vec::new(), Vec::new());
-    for (source, remaining) in sources.iter().zip((0..sources.len()).rev()) {
-        let found = source.query(pod, share(deadline, remaining));
-        match found.and_then(|facts| facts.map(|facts| same_pod(facts, pod)).transpose()) {
-            Ok(Some(facts)) => return Ok(facts),
-            Ok(None) => unknown.push(source.unknown(pod)),
-            Err(error) => errors.push(error),
-        }
-    }
-    if !unknown.is_empty() {
-        errors.push(FactsError::Unknown(unknown.join(", ")));
-    }
-    Err(errors.into_iter().reduce(|first, other| first.and(&other)).unwrap_or(FactsError::NoSource))
+    Lookup::start(conf, pod).finish(AbsentAgent::Fails)
 }
 
-/// The deadline of a source, which leaves the same time to each of the `remaining` ones.
-fn share(deadline: Instant, remaining: usize) -> Instant {
-    let now = Instant::now();
-    let left = deadline.saturating_duration_since(now);
-    let sources = u32::try_from(remaining).map_or(u32::MAX, |remaining| remaining.saturating_add(1));
-    now + left / sources
+/// A lookup in progress: the request to the agent, where there is one, has been sent.
+pub(crate) struct Lookup<'a> {
+    pod: &'a PodRef,
+    /// For all sources together.
+    deadline: Instant,
+    agent: Option<(AgentQuery<'a>, Result<SentRequest, AgentError>)>,
+    others: Vec<FactsSource<'a>>,
+}
+
+impl<'a> Lookup<'a> {
+    /// Sends the request to the agent, and waits for nothing.
+    pub(crate) fn start(conf: &'a FactsConf, pod: &'a PodRef) -> Self {
+        let deadline = Instant::now() + conf.deadline;
+        let others = other_sources(conf);
+        let agent = conf.socket.as_deref().map(|socket| {
+            let query = AgentQuery { socket, pod, deadline: share(deadline, others.len()) };
+            (query, query.send())
+        });
+        Self { pod, deadline, agent, others }
+    }
+
+    /// Returns the facts of the first source that knows the pod.
+    ///
+    /// # Errors
+    /// If no source knows the pod: the errors of all sources in their order.
+    pub(crate) fn finish(self, absent: AbsentAgent) -> Result<PodFacts, FactsError> {
+        let (pod, mut misses) = (self.pod, Vec::new());
+        let (agent, sent) = self.agent.unzip();
+        if let (Some(agent), Some(sent)) = (agent, sent) {
+            match agent.facts(sent.and_then(|sent| agent.receive(sent))) {
+                Ok(facts) => return Ok(facts),
+                Err(miss) => misses.push(miss),
+            }
+        }
+        for (source, remaining) in self.others.iter().zip((0..self.others.len()).rev()) {
+            match source.query(pod, share(self.deadline, remaining)) {
+                Ok(facts) => return Ok(facts),
+                Err(miss) => misses.push(miss),
+            }
+        }
+        // Last, because another source may know the pod at once.
+        if let (AbsentAgent::IsAwaited, Some(agent), Some(miss)) = (absent, agent, misses.first_mut())
+            && matches!(miss, FactsError::Agent(error) if error.is_away())
+        {
+            let agent = AgentQuery { deadline: self.deadline, ..agent };
+            match agent.facts(agent.await_agent()) {
+                Ok(facts) => return Ok(facts),
+                Err(later) => *miss = later,
+            }
+        }
+        Err(joined(misses))
+    }
+}
+
+impl AgentQuery<'_> {
+    /// Returns the facts that the agent responded with.
+    fn facts(self, found: Result<Option<PodFacts>, AgentError>) -> Result<PodFacts, FactsError> {
+        let unknown = || format!("the node agent at {} does not know {}", self.socket.display(), self.pod);
+        same_pod(found?.ok_or_else(|| FactsError::Unknown(unknown()))?, self.pod)
+    }
 }
 
 impl FactsSource<'_> {
-    /// Queries the source; none if it does not know the pod.
-    fn query(self, pod: &PodRef, deadline: Instant) -> Result<Option<PodFacts>, FactsError> {
-        match self {
-            Self::Agent(socket) => Ok(agent::query(socket, pod, deadline)?),
-            Self::Kubeconfig(path) => Ok(kubeconfig::query(path, pod, deadline)?),
-            Self::Directory(directory) => Ok(directory::read(directory, pod)?),
-        }
+    fn query(self, pod: &PodRef, deadline: Instant) -> Result<PodFacts, FactsError> {
+        let found = match self {
+            Self::Kubeconfig(path) => kubeconfig::query(path, pod, deadline)?,
+            Self::Directory(directory) => directory::read(directory, pod)?,
+        };
+        same_pod(found.ok_or_else(|| FactsError::Unknown(self.unknown(pod)))?, pod)
     }
 
     /// Returns the sentence that the source does not know the pod.
     fn unknown(self, pod: &PodRef) -> String {
         match self {
-            Self::Agent(socket) => format!("the node agent at {} does not know {pod}", socket.display()),
             Self::Kubeconfig(path) => format!("the API server of {} has no {pod}", path.display()),
             Self::Directory(directory) => {
                 format!("{} does not exist", directory::path(directory, pod).display())
@@ -173,11 +221,33 @@ impl FactsSource<'_> {
     }
 }
 
-fn sources(conf: &FactsConf) -> Vec<FactsSource<'_>> {
-    let agent = conf.socket.as_deref().map(FactsSource::Agent);
+fn other_sources(conf: &FactsConf) -> Vec<FactsSource<'_>> {
     let kubeconfig = conf.kubeconfig.as_deref().map(FactsSource::Kubeconfig);
     let directory = conf.directory.as_deref().map(FactsSource::Directory);
-    [agent, kubeconfig, directory].into_iter().flatten().collect()
+    [kubeconfig, directory].into_iter().flatten().collect()
+}
+
+/// Joins the errors of the sources; those that do not know the pod come last, in one sentence.
+fn joined(misses: Vec<FactsError>) -> FactsError {
+    let (mut errors, mut unknown) = (Vec::new(), Vec::new());
+    for miss in misses {
+        match miss {
+            FactsError::Unknown(source) => unknown.push(source),
+            error => errors.push(error),
+        }
+    }
+    if !unknown.is_empty() {
+        errors.push(FactsError::Unknown(unknown.join(", ")));
+    }
+    errors.into_iter().reduce(|first, other| first.and(&other)).unwrap_or(FactsError::NoSource)
+}
+
+/// The deadline of a source, which leaves the same time to each of the `remaining` ones.
+fn share(deadline: Instant, remaining: usize) -> Instant {
+    let now = Instant::now();
+    let left = deadline.saturating_duration_since(now);
+    let sources = u32::try_from(remaining).map_or(u32::MAX, |remaining| remaining.saturating_add(1));
+    now + left / sources
 }
 
 /// Reports whether namespace, name and uid match the pod's. A value that is missing in the facts matches.

@@ -6,7 +6,7 @@ use crate::backend::{SelectedBackend, Selection};
 use crate::conf::PluginConf;
 use crate::decide::{self, PodRefusal, PolicyDraft, PreliminaryDecision};
 use crate::error::PluginError;
-use crate::facts::{self, FactsError};
+use crate::facts::{self, AbsentAgent, FactsError, Lookup};
 use crate::families;
 use crate::gates::{self, InitContainer, LeaveAloneReason};
 use crate::log::micros;
@@ -75,10 +75,13 @@ pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<Target, Plugi
     if let Some(reason) = reason {
         return Ok(Target::LeaveAlone { reason, pod: pod.to_string() });
     }
-    // Opened before the wait for facts: by then the path may lead to another pod's namespace.
-    let netns = path.open();
     let started = Instant::now();
-    let facts = facts::look_up(&conf.facts, &pod)?;
+    let lookup = Lookup::start(&conf.facts, &pod);
+    // Opened before any wait for facts: afterwards the path may lead to another pod's namespace.
+    let netns = path.open();
+    // A CHECK that fails stops no pod from starting; the runtime repeats it.
+    let absent = if request.verb == Verb::Add { AbsentAgent::IsAwaited } else { AbsentAgent::Fails };
+    let facts = lookup.finish(absent)?;
     let facts_us = micros(started);
     let policy = match decide::decide_without_addresses(conf, &facts, InitContainer::Counts) {
         PreliminaryDecision::Redirect(policy) => policy,

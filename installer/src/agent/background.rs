@@ -1,78 +1,172 @@
-//! The agent's threads besides those of its sockets: the reconcile loop, HTTP, and the queries about our own node and
-//! DaemonSet. They start before the sockets are served, and end after. An agent that only serves queries has none of them.
+//! An agent that keeps its node: the threads that run as long as the process (the queries about our own node and DaemonSet,
+//! the socket that reports this agent's own status), and those of a term in which it leads (the reconcile loop, HTTP). The
+//! sockets for the plugin are created at the start of a term, and answer until the process ends.
 
 use super::cluster::DaemonSetState;
 use super::daemonset::DaemonSet;
+use super::facts_socket::FactsSocket;
 use super::http::{self, Page};
+use super::leader::{self, Candidate, Lead, LeadEnd};
 use super::node_label::{ClusterNode, NodeLabel};
 use super::plugin_calls::PluginCalls;
 use super::queries::CountedPods;
 use super::reconcile::{ReconcileConfig, ReconcileContext, Reconciler};
-use super::socket::SocketHealth;
 use super::status::{PublishedStatus, StatusSources};
-use super::{NodeError, health, metrics};
+use super::{NodeError, PodLookup, Role, SocketContext, Sockets, health, metrics};
 use crate::error::errno;
-use crate::host::agent_status::AgentStatus;
-use crate::host::settings::Environment;
-use crate::log::Log;
+use crate::host::settings::{Environment, Mode, STATUS_SOCKET, Settings};
+use nix::errno::Errno;
+use nix::sys::signalfd::SignalFd;
 use serde_json::json;
 use std::io::{PipeReader, pipe};
 use std::os::fd::AsFd;
-use std::thread;
-use std::time::Instant;
+use std::path::Path;
+use std::thread::{self, Scope, ScopedJoinHandle};
 use tokio::sync::oneshot;
 
-/// What the threads share.
-pub(super) struct BackgroundTasks<'a> {
+/// An agent that keeps its node: what its threads share.
+pub(super) struct NodeAgent<'a> {
     pub(super) pods: &'a CountedPods<'a>,
     pub(super) calls: &'a PluginCalls,
-    pub(super) health: &'a SocketHealth,
-    pub(super) log: &'a Log,
+    pub(super) context: SocketContext<'a>,
     pub(super) home: Option<ClusterNode>,
+    /// The path of the facts socket.
+    pub(super) facts: &'a Path,
+    pub(super) stop: &'a SignalFd,
 }
 
-impl BackgroundTasks<'_> {
-    /// Runs the threads for as long as `serving` takes.
-    pub(super) fn run(
-        &self,
-        config: ReconcileConfig,
-        serving: impl FnOnce(&(dyn Fn() -> AgentStatus + Sync)) -> Result<(), NodeError>,
-    ) -> Result<(), NodeError> {
-        let wait = |what| move |why: std::io::Error| NodeError::Wait { what, source: errno(&why) };
-        let (stop, running) = pipe().map_err(wait("the end"))?;
+/// What outlives a term of leading.
+struct Terms<'a> {
+    environment: &'a Environment,
+    sources: StatusSources<'a>,
+    daemonset: &'a DaemonSet<'a>,
+}
+
+impl NodeAgent<'_> {
+    /// Runs until the signal to stop. Leads as soon as no other agent of the node does.
+    pub(super) fn run(&self, config: ReconcileConfig) -> Result<(), NodeError> {
+        let (ended, running) = pipe().map_err(|why| waiting("the end of the agent")(errno(&why)))?;
         let (published, label) = (PublishedStatus::default(), NodeLabel::default());
         let environment = config.settings.environment().clone();
         let daemonset = DaemonSet::new(self.home.as_ref(), &environment.namespace);
-        let (end_http, http_ends) = oneshot::channel();
         let context = ReconcileContext {
             pods: self.pods,
             calls: self.calls,
-            log: self.log,
+            log: self.context.log,
             published: &published,
             label: self.home.as_ref().map(|_| &label),
         };
         let reconciler = Reconciler::new(config, context);
-        let (pods, calls, sockets) = (self.pods, self.calls, self.health);
-        let sources = StatusSources { published: &published, pods, calls, sockets, started: Instant::now() };
+        let (pods, calls) = (self.pods, self.calls);
+        let (sockets, role) = (self.context.health, self.context.role);
+        let sources = StatusSources { published: &published, pods, calls, sockets, role };
+        let own = environment.pod_directory.as_ref().map(|directory| directory.join(STATUS_SOCKET));
+        let own =
+            own.map(|path| FactsSocket::open(&path).map_err(|source| NodeError::Serve { path, source }));
+        let own = own.transpose()?;
         thread::scope(|scope| {
-            let reconciling = scope.spawn(|| reconciler.run(stop.as_fd()));
-            let observing = scope.spawn(|| daemonset.observe(stop.as_fd()));
-            scope.spawn(|| self.follow_label(&label, &stop));
-            scope.spawn(|| self.serve_http(&environment, &sources, http_ends));
-            let served = serving(&|| health::status(&sources.snapshot()));
+            scope.spawn(|| daemonset.observe(ended.as_fd()));
+            scope.spawn(|| self.follow_label(&label, &ended));
+            if let Some(mut own) = own {
+                let (ended, status) = (ended.as_fd(), || health::status(&sources.snapshot()));
+                scope.spawn(move || own.serve(ended, self.pods, &status, self.context));
+            }
+            let terms = Terms { environment: &environment, sources, daemonset: &daemonset };
+            let served = self.lead(scope, &terms, reconciler);
             // Wakes the threads that poll the other end.
             drop(running);
-            if let (Ok(reconciler), Ok(())) = (reconciling.join(), observing.join()) {
-                self.uninstall_without_daemonset(reconciler, &daemonset);
-            }
-            drop(end_http);
             served
         })
     }
 
+    /// Leads as often as the lead comes to this agent, until the signal to stop.
+    fn lead<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        terms: &Terms<'scope>,
+        mut reconciler: Reconciler<'scope>,
+    ) -> Result<(), NodeError> {
+        let (environment, log) = (terms.environment, self.context.log);
+        let started = leader::pod_start(environment.pod_directory.as_deref());
+        let candidate = Candidate::new(&environment.run, "leader", started, &environment.pod);
+        let unknown = |source| NodeError::Lead { directory: environment.run.clone(), source };
+        loop {
+            let mut is_prepared = || self.pods.state().missing.is_none() && reconciler.has_settings();
+            let waits = || log.info("gybe node: another agent leads on this node; waiting", json!({}));
+            let lead = candidate.wait(self.stop.as_fd(), &mut is_prepared, waits).map_err(unknown)?;
+            let Some(lead) = lead else { return Ok(()) };
+            self.context.role.set(Role::leads());
+            log.info("gybe node: leads", json!({}));
+            // Answers until the process ends: the plugin's connections to the old socket are served, too, while the next
+            // leader replaces its file.
+            let (served, serving) = pipe().map_err(|why| waiting("the sockets")(errno(&why)))?;
+            let sockets = Sockets::open(self.facts, log)?;
+            let sources = terms.sources;
+            let sockets = scope.spawn(move || {
+                let _closed_at_the_end = serving;
+                let status = || health::status(&sources.snapshot());
+                sockets.serve(self.pods, self.calls, &status, self.stop, self.context)
+            });
+            match self.term(lead, sockets, &served, terms, reconciler)? {
+                Some(returned) => reconciler = returned,
+                None => return Ok(()),
+            }
+        }
+    }
+
+    /// Keeps the node until the signal to stop, or until another agent leads: then returns the reconciler.
+    fn term<'scope>(
+        &self,
+        mut lead: Lead,
+        sockets: ScopedJoinHandle<'_, Result<(), NodeError>>,
+        served: &PipeReader,
+        terms: &Terms<'_>,
+        reconciler: Reconciler<'scope>,
+    ) -> Result<Option<Reconciler<'scope>>, NodeError> {
+        let (halted, reconciling) = pipe().map_err(|why| waiting("the loop")(errno(&why)))?;
+        let (end_http, http_ends) = oneshot::channel();
+        let (end, reconciler) = thread::scope(|term| {
+            let turns = term.spawn(move || reconciler.run(halted.as_fd()));
+            term.spawn(|| self.serve_http(terms.environment, &terms.sources, http_ends));
+            let ends = [self.stop.as_fd(), served.as_fd()];
+            let mut end = lead.wait(&ends, self.context).map_err(waiting("the lead"));
+            let has_stopped = !matches!(end, Ok(LeadEnd::Requested(_) | LeadEnd::Lost));
+            // Queries that have arrived are answered while the loop runs.
+            let served = if has_stopped { sockets.join().unwrap_or(Ok(())) } else { Ok(()) };
+            if !has_stopped {
+                self.context.role.set(Role::HandedOver);
+            }
+            drop(reconciling);
+            let mut reconciler = turns.join().ok();
+            if has_stopped {
+                if let Some(reconciler) = reconciler.take() {
+                    end = self.uninstall_without_daemonset(reconciler, terms.daemonset, &mut lead);
+                }
+            }
+            // The ports are free before the next agent leads.
+            drop(end_http);
+            (served.and(end), reconciler)
+        });
+        let log = self.context.log;
+        match end? {
+            LeadEnd::Stopped => {}
+            LeadEnd::Requested(successor) => {
+                log.info(
+                    "gybe node: hands over to a newer agent of this node",
+                    json!({ "agent": successor.name }),
+                );
+                lead.hand_over(successor, self.stop.as_fd());
+            }
+            LeadEnd::Lost => {
+                log.warn("gybe node: the lock file was removed, and another agent leads", json!({}))
+            }
+        }
+        Ok(reconciler.map(Reconciler::paused))
+    }
+
     fn follow_label(&self, label: &NodeLabel, stop: &PipeReader) {
         if let Some(home) = &self.home {
-            label.follow(home, stop.as_fd(), self.log);
+            label.follow(home, stop.as_fd(), self.context.log);
         }
     }
 
@@ -86,34 +180,66 @@ impl BackgroundTasks<'_> {
         let metrics =
             environment.metrics.map(|listen| http::Server { listen, page: &metrics, name: "metrics" });
         let servers: Vec<http::Server<'_>> = health.into_iter().chain(metrics).collect();
-        if let Err(why) = http::serve(&servers, end, self.log) {
-            self.log.error("gybe node: nothing is served over HTTP", json!({ "why": why.to_string() }));
+        if let Err(why) = http::serve(&servers, end, self.context.log) {
+            self.context
+                .log
+                .error("gybe node: nothing is served over HTTP", json!({ "why": why.to_string() }));
         }
     }
 
-    /// Uninstalls if `leave_when_daemonset_gone` is set and the DaemonSet is gone.
-    fn uninstall_without_daemonset(&self, mut reconciler: Reconciler<'_>, daemonset: &DaemonSet<'_>) {
-        let is_configured = reconciler.settings().options.leave_when_daemonset_gone;
-        let Some(state) = is_configured.then(|| daemonset.state()).flatten() else { return };
+    /// Leaves the node as it is, unless the settings say to uninstall and the DaemonSet is gone: then removes the entry, and
+    /// the programs as soon as no sandbox needs them. Ends early when another agent requests the lead.
+    fn uninstall_without_daemonset(
+        &self,
+        mut reconciler: Reconciler<'_>,
+        daemonset: &DaemonSet<'_>,
+        lead: &mut Lead,
+    ) -> Result<LeadEnd, NodeError> {
+        let Some(removal) = self.removal(reconciler.settings(), daemonset) else {
+            return Ok(LeadEnd::Stopped);
+        };
+        self.context.log.info("gybe node: the DaemonSet is gone; uninstalling", json!({ "mode": removal }));
+        let (halted, uninstalling) = pipe().map_err(|why| waiting("the uninstall")(errno(&why)))?;
+        let (ended, running) = pipe().map_err(|why| waiting("the uninstall")(errno(&why)))?;
+        thread::scope(|scope| {
+            scope.spawn(move || {
+                let _closed_at_the_end = running;
+                reconciler.uninstall(halted.as_fd());
+            });
+            let end = lead.wait(&[ended.as_fd()], self.context).map_err(waiting("the uninstall"));
+            drop(uninstalling);
+            end
+        })
+    }
+
+    /// Returns the setting by which the agent uninstalls as it ends; none when the node stays as it is.
+    fn removal(&self, settings: &Settings, daemonset: &DaemonSet<'_>) -> Option<&'static str> {
+        let log = self.context.log;
+        let leaves = settings.options.mode == Mode::Leave;
+        if !leaves && !settings.options.leave_when_daemonset_gone {
+            return None;
+        }
         let stays = |message, cause: &str| {
             let hint = "to take the node out of the chain, run gybe uninstall on it";
-            self.log.warn(message, json!({ "cause": cause, "hint": hint }));
+            log.warn(message, json!({ "cause": cause, "hint": hint }));
+            None
         };
-        match state {
-            DaemonSetState::Absent | DaemonSetState::BeingDeleted => {
-                self.log.info("gybe node: the DaemonSet is gone; uninstalling", json!({}));
-                reconciler.uninstall();
-            }
-            DaemonSetState::Present => {}
-            DaemonSetState::Refused(cause) => {
-                stays(
-                    "gybe node: the API server refuses to show the DaemonSet; nothing is uninstalled",
-                    &cause,
-                );
-            }
+        match daemonset.state()? {
+            DaemonSetState::Present => None,
+            // With the mode an operator has decided, and RBAC rules may be deleted with the DaemonSet.
+            _ if leaves => Some("mode: leave"),
+            DaemonSetState::Absent | DaemonSetState::BeingDeleted => Some("leave_when_daemonset_gone"),
+            DaemonSetState::Refused(cause) => stays(
+                "gybe node: the API server refuses to show the DaemonSet; nothing is uninstalled",
+                &cause,
+            ),
             DaemonSetState::Unknown(cause) => {
-                stays("gybe node: the state of the DaemonSet is unknown; nothing is uninstalled", &cause);
+                stays("gybe node: the state of the DaemonSet is unknown; nothing is uninstalled", &cause)
             }
         }
     }
+}
+
+fn waiting(what: &'static str) -> impl Fn(Errno) -> NodeError {
+    move |source| NodeError::Wait { what, source }
 }

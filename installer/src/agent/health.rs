@@ -1,5 +1,6 @@
 //! The pages `/healthz`, `/readyz` and `/left`, for the kubelet's probes, an operator and the chart's hook. Pure.
 
+use super::Role;
 use super::http::Page;
 use super::status::{AgentSnapshot, Phase};
 use crate::host::agent_status::AgentStatus;
@@ -30,6 +31,8 @@ pub(crate) fn status(agent: &AgentSnapshot) -> AgentStatus {
         conflicts: report.conflicts.conf.iter().chain(&report.conflicts.programs).cloned().collect(),
         notes: report.notes.clone(),
         plugin_dir_confirmed: report.plugin_dir == Confirmed::Yes,
+        standby: !matches!(agent.role, Role::Leads { .. }),
+        restart: agent.needs_restart(),
     }
 }
 
@@ -58,11 +61,11 @@ fn ready(agent: &AgentSnapshot) -> Page {
 fn left(agent: &AgentSnapshot) -> Page {
     let report = &agent.status.report;
     match report.phase {
-        Phase::Uninstalled { plugin_stays: false } => Page::ok("uninstalled; no program stays\n"),
-        Phase::Uninstalled { plugin_stays: true } => Page::ok(
-            "uninstalled; the DaemonSet may be deleted. gybe-cni stays for its DEL while a sandbox that may name it exists or is being \
-             created; then this agent removes it, or gybe uninstall on the node\n",
-        ),
+        Phase::Uninstalled { kept: None } => Page::ok("uninstalled; no program stays\n"),
+        Phase::Uninstalled { kept: Some(why) } => Page::ok(format!(
+            "uninstalled; the DaemonSet may be deleted. gybe-cni stays {why}; then this agent removes it, or gybe uninstall on \
+             the node\n",
+        )),
         Phase::Uninstalling => {
             Page::unavailable(format!("uninstalling\n- {}\n", report.missing.join("\n- ")))
         }

@@ -31,7 +31,7 @@ const MAX_REQUEST: usize = 8192;
 /// The number of connections that the kernel queues until they are accepted.
 const BACKLOG: u32 = 128;
 /// The time between two attempts to bind a port that another process has.
-const BIND_RETRY: Duration = Duration::from_secs(5);
+const BIND_RETRY: Duration = Duration::from_millis(500);
 
 /// Prometheus' text format, version 0.0.4.
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";

@@ -133,6 +133,23 @@ impl<'a> Reconciler<'a> {
         }
     }
 
+    /// Reports whether there are valid settings; reads the ConfigMap again until then.
+    pub(crate) fn has_settings(&mut self) -> bool {
+        if self.settings.origin == Origin::Environment {
+            self.settings.refresh(&self.log);
+        }
+        self.settings.origin == Origin::ConfigMap
+    }
+
+    /// Forgets the node's state: another agent changes it from now on. The counters stay.
+    pub(crate) fn paused(mut self) -> Self {
+        self.memory.desired_state_changed();
+        self.desired = None;
+        self.status.pause();
+        self.context.published.publish(&self.status);
+        self
+    }
+
     /// The settings in use.
     pub(crate) fn settings(&self) -> &Settings {
         &self.settings.current

@@ -2,7 +2,7 @@
 //! refused, and an uninstall, or a cleanup of `/run`, may remove them at any time.
 
 use super::socket_file::{SocketError, SocketFile};
-use super::{NodeError, SocketContext};
+use super::{NodeError, Role, SocketContext};
 use crate::error::chain;
 use nix::sys::socket::{Backlog, SockType, listen};
 use serde_json::json;
@@ -37,9 +37,12 @@ impl<S: From<OwnedFd>> Socket<S> {
     }
 
     /// Creates the socket again when its file was removed. Called while the socket is idle: connections in the old socket's
-    /// queue are lost with it. If the mounted directory was deleted on the host, only a restart helps; other
-    /// obstacles may go away, so every call tries.
+    /// queue are lost with it. If the directory that is mounted here was deleted on the host, only a restart helps; other
+    /// obstacles may go away, so every call tries. Only a leading agent changes the directory.
     pub(crate) fn restore(&mut self, context: SocketContext<'_>) {
+        if !matches!(context.role.read(), Role::Leads { .. }) {
+            return;
+        }
         let socket = self.path.display().to_string();
         let mut why = None;
         if !self.file.is_served() {

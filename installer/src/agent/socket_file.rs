@@ -105,7 +105,7 @@ fn place(
 }
 
 /// Creates the directory, or checks that only its owner, root or our user, writes to it.
-fn directory(directory: &Path) -> Result<(), SocketError> {
+pub(super) fn directory(directory: &Path) -> Result<(), SocketError> {
     let failed = |source| SocketError::Directory { directory: directory.to_owned(), source };
     DirBuilder::new().recursive(true).mode(0o755).create(directory).map_err(failed)?;
     let metadata = fs::metadata(directory).map_err(failed)?;

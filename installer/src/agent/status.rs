@@ -5,10 +5,11 @@ use super::istio::IstioAgent;
 use super::plugin_calls::{CallCounts, PluginCalls};
 use super::queries::CountedPods;
 use super::socket::SocketHealth;
-use super::{PodLookup, PodsState, process};
+use super::{PodLookup, PodsState, Role, SharedRole, process};
 use crate::host::conflict::RewriteCounts;
 use crate::host::desired::Confirmed;
 use crate::host::directory::{Directory, PerDirectory};
+use crate::host::uninstall::KeptReason;
 use crate::probe::node_backend::{NodeBackend, Verdict};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
@@ -71,8 +72,8 @@ pub(crate) enum Phase {
     Uninstalling,
     /// Our entry is removed; the programs that stay are for existing sandboxes.
     Uninstalled {
-        /// Whether the plugin's program stays.
-        plugin_stays: bool,
+        /// Why the plugin's program stays; none when it is removed.
+        kept: Option<KeptReason>,
     },
 }
 
@@ -124,6 +125,11 @@ impl Status {
         self.report = report;
     }
 
+    /// Forgets the last report, and keeps the counters.
+    pub(crate) fn pause(&mut self) {
+        *self = Self { counts: std::mem::take(&mut self.counts), ..Self::default() };
+    }
+
     fn count(&mut self, report: &TurnReport) {
         let (is_first, counts) = (self.turned.is_none(), &mut self.counts);
         counts.turns += 1;
@@ -173,8 +179,7 @@ pub(crate) struct StatusSources<'a> {
     pub(crate) pods: &'a CountedPods<'a>,
     pub(crate) calls: &'a PluginCalls,
     pub(crate) sockets: &'a SocketHealth,
-    /// When the agent started.
-    pub(crate) started: Instant,
+    pub(crate) role: &'a SharedRole,
 }
 
 /// The state of the whole agent at one time.
@@ -191,15 +196,21 @@ pub(crate) struct AgentSnapshot {
     pub(crate) sockets_lost: [(&'static str, u64); 2],
     /// When the process started, in seconds since 1970.
     pub(crate) start_time: Option<f64>,
-    /// The time since the last turn ended.
+    pub(crate) role: Role,
+    /// The time since the last turn ended; zero while another agent leads.
     idle: Duration,
 }
 
 impl StatusSources<'_> {
     pub(crate) fn snapshot(&self) -> AgentSnapshot {
-        let status = self.published.read();
+        let (status, role) = (self.published.read(), self.role.read());
+        let idle = match role {
+            Role::Leads { since } => status.turned.unwrap_or(since).elapsed(),
+            Role::Waits | Role::HandedOver => Duration::ZERO,
+        };
         AgentSnapshot {
-            idle: status.turned.unwrap_or(self.started).elapsed(),
+            idle,
+            role,
             status,
             pods: self.pods.state(),
             queries: self.pods.counts(),
@@ -219,7 +230,14 @@ impl AgentSnapshot {
     /// Returns why only a restart of the container helps: the loop hangs, or a mounted directory was deleted
     /// or renamed on the host (F13; a mount follows an inode, not a path), or neither socket can be created.
     pub(crate) fn needs_restart(&self) -> Option<String> {
-        self.hung().or_else(|| self.status.report.deleted_directory.clone()).or_else(|| self.no_socket())
+        match self.role {
+            Role::Leads { .. } => self
+                .hung()
+                .or_else(|| self.status.report.deleted_directory.clone())
+                .or_else(|| self.no_socket()),
+            // The leader reports what concerns the node.
+            Role::Waits | Role::HandedOver => None,
+        }
     }
 
     /// Returns why neither socket can be created: their directory no longer exists in this container. An obstacle for only one
@@ -233,6 +251,14 @@ impl AgentSnapshot {
 
     /// Returns why the agent is not ready, in sentences.
     pub(crate) fn not_ready(&self) -> Vec<String> {
+        match self.role {
+            Role::Leads { .. } => {}
+            Role::HandedOver => return self.pods.missing.clone().into_iter().collect(),
+            Role::Waits => {
+                let waits = "another agent leads on this node; this one waits until it is prepared and the other hands over";
+                return [waits.to_owned()].into_iter().chain(self.pods.missing.clone()).collect();
+            }
+        }
         let report = &self.status.report;
         let phase = match report.phase {
             Phase::Starting if self.status.turned.is_none() => {

@@ -21,10 +21,10 @@ use std::time::Duration;
 /// How long the agent waits for the runtime report of the probe container. The probe needs some seconds.
 const REPORT_WAIT: Duration = Duration::from_secs(60);
 
-/// Run the node agent: keep gybe-cni installed on this node and serve it the manifests of this node's pods
+/// Run the node agent: keep gybe-cni installed on this node and answer its queries about this node's pods
 ///
-/// Learns pods from a watch of the cluster it runs in as a pod, or of the cluster in --kubeconfig, or from the
-/// manifests in --pods-from. With one of these two flags it only serves pods, unless --install is given. Runs
+/// Watches the pods in the cluster in which it runs as a pod, or in the cluster of --kubeconfig, or reads the
+/// manifests in --pods-from. With one of these two flags it only answers queries, unless --install is given. Runs
 /// until SIGTERM and then leaves everything in place. gybe-cni sends its log lines to log.sock in the directory of
 /// the facts socket; the agent prints them on stderr. Settings: docs/CONFIGURE.md.
 #[derive(Debug, Args)]
@@ -33,16 +33,16 @@ const REPORT_WAIT: Duration = Duration::from_secs(60);
     "gybe node --kubeconfig ~/.kube/config --node-name worker-1",
 ]))]
 pub(super) struct NodeArgs {
-    /// Learn pods from the manifests in this directory, read again when they change; needs no cluster
+    /// Read the pods from the manifests in this directory, again when they change; needs no cluster
     #[arg(long, value_name = "DIR", conflicts_with_all = ["kubeconfig", "node_name"])]
     pods_from: Option<PathBuf>,
-    /// Watch the cluster of this file's current context [default: the cluster it runs in as a pod]
+    /// Watch the cluster of this file's current context [default: the cluster in which it runs as a pod]
     #[arg(long, value_name = "FILE")]
     kubeconfig: Option<PathBuf>,
     /// The node whose pods are served [default: KUBERNETES_NODE_NAME, or NODE_NAME, or this host's name]
     #[arg(long, value_name = "NAME")]
     node_name: Option<String>,
-    /// The socket on which gybe-cni requests pods (its facts.socket) [default: /run/gybe/facts.sock, or in
+    /// The socket on which gybe-cni queries pods (its facts.socket) [default: /run/gybe/facts.sock, or in
     /// CNI_AGENT_RUN_DIR]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
@@ -126,7 +126,7 @@ impl NodeArgs {
 impl Hint for NodeError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Serve { source, .. } => source.hint(),
+            Self::Serve { source, .. } | Self::Lead { source, .. } => source.hint(),
             Self::Wait { .. } => None,
         }
     }

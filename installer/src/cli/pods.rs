@@ -6,11 +6,12 @@ use super::style::{bad, doubtful, good, titles};
 use crate::host::entries::OurEntries;
 use crate::host::observe::{HashCache, ObserveScope, observe};
 use crate::host::pods_on_node::{
-    HostPaths, Network, PolicySources, Sandbox, SandboxList, SandboxVerdict, find, judge_all, summary, word,
+    HostPaths, Network, PolicySources, Sandbox, SandboxList, SandboxVerdict, find, judge_all, state_name,
+    summary,
 };
 use crate::pod::manifest::printable;
 use clap::Args;
-use gybe_netfilter::verdict::Answer;
+use gybe_netfilter::verdict::RedirectionState;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::pod::PodFacts;
@@ -96,11 +97,11 @@ impl OnNodeArgs {
 const POD: &str = "POD";
 
 /// Colours the words of a verdict.
-pub(super) fn coloured(answer: Answer, words: &str) -> String {
-    match answer {
-        Answer::Redirected | Answer::NotMeshed => good(words),
-        Answer::NotRedirected => bad(words),
-        Answer::ByOthers | Answer::Unknown => doubtful(words),
+pub(super) fn coloured(state: RedirectionState, words: &str) -> String {
+    match state {
+        RedirectionState::Redirected | RedirectionState::NotMeshed => good(words),
+        RedirectionState::NotRedirected => bad(words),
+        RedirectionState::ByOthers | RedirectionState::Unknown => doubtful(words),
     }
 }
 
@@ -121,10 +122,10 @@ fn output(judged: &[SandboxVerdict], unreadable: &[String]) -> CommandOutput {
     }
     for (name, one) in names.iter().zip(judged) {
         let line = printable(&one.line());
-        let verdict = word(one.verdict.answer);
+        let verdict = state_name(one.verdict.state);
         let rest = line.strip_prefix(verdict).unwrap_or_default();
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "{name:<widest$}  {}{rest}", coloured(one.verdict.answer, verdict));
+        let _ = writeln!(text, "{name:<widest$}  {}{rest}", coloured(one.verdict.state, verdict));
         let more = one.verdict.reasons.iter().skip(1).chain(&one.verdict.differences).filter(|_| one.fails());
         for difference in more {
             let _ = writeln!(text, "{:<widest$}    {}", "", printable(difference));
@@ -165,7 +166,7 @@ fn as_json(one: &SandboxVerdict) -> Value {
         "uid": pod.and_then(|pod| pod.uid.as_ref()).or(sandbox.uid.as_ref()),
         "container": sandbox.container,
         "netns": netns,
-        "verdict": verdict.answer.name(),
+        "verdict": verdict.state.name(),
         "reasons": verdict.reasons,
         "differences": verdict.differences,
         "notes": verdict.notes,

@@ -6,11 +6,11 @@ use super::output::{CommandError, CommandOutput, Exit};
 use super::pods::{OnNodeArgs, coloured};
 use super::policy_source::{PolicyArgs, Requested, Target};
 use super::style::{examples, good};
-use crate::host::pods_on_node::word;
+use crate::host::pods_on_node::state_name;
 use crate::pod::cgroups::Cgroups;
 use crate::pod::verdict::judge;
 use clap::Args;
-use gybe_netfilter::verdict::{Answer, Desired, Verdict};
+use gybe_netfilter::verdict::{Desired, RedirectionState, Verdict};
 use gybe_plugin::gates::InitContainer;
 use serde_json::json;
 use std::path::PathBuf;
@@ -20,10 +20,11 @@ use std::path::PathBuf;
 /// Exit code 0: they are, and Gybe's rules are exactly the requested ones. 1: they are not, or it cannot be
 /// determined; the reasons are printed. 2: the command failed. A pod that is left alone requests no rules.
 ///
-/// With --all, prints every pod sandbox of this node on a line of its own: redirected, not meshed, NOT
-/// REDIRECTED, redirected by another's rules, or unknown. Exit code 1: a sandbox is NOT REDIRECTED or unknown, or
-/// its rules differ from its policy. The policy of a pod comes from the sources that the plugin uses: the
-/// runtime's annotations, and those that the node's entry names.
+/// --pod NAMESPACE/NAME, or a manifest without --netns, finds the pod's sandbox on this node. --all prints every
+/// pod sandbox of this node on a line of its own: redirected, not meshed, NOT REDIRECTED, redirected by another's
+/// rules, or unknown. Exit code 1: a sandbox is NOT REDIRECTED or unknown, or its rules differ from its policy. The
+/// policy of a pod comes from the sources that the plugin uses: the runtime's annotations, and those that the
+/// node's entry names.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&[
     "gybe verify --all",
@@ -85,9 +86,9 @@ impl VerifyArgs {
 
 fn output(verdict: &Verdict, origin: &str) -> CommandOutput {
     let holds = verdict.holds();
-    let prefix = match verdict.answer {
-        Answer::Redirected | Answer::NotMeshed => String::new(),
-        answer => format!("{}: ", coloured(answer, word(answer))),
+    let prefix = match verdict.state {
+        RedirectionState::Redirected | RedirectionState::NotMeshed => String::new(),
+        state => format!("{}: ", coloured(state, state_name(state))),
     };
     let reasons = verdict.reasons.iter().map(|reason| format!("{prefix}{reason}"));
     let text = match holds {
@@ -98,7 +99,7 @@ fn output(verdict: &Verdict, origin: &str) -> CommandOutput {
         if verdict.differences.is_empty() && !holds { &verdict.reasons } else { &verdict.differences };
     let json = json!({
         "holds": holds,
-        "verdict": verdict.answer.name(),
+        "verdict": verdict.state.name(),
         "reasons": verdict.reasons,
         "differences": differences,
         "notes": verdict.notes,

@@ -27,6 +27,10 @@ pub struct AgentStatus {
     pub notes: Vec<String>,
     /// Whether its settings have `plugin_dir: confirmed`.
     pub plugin_dir_confirmed: bool,
+    /// Whether another agent of the node leads, and this one changes nothing.
+    pub standby: bool,
+    /// Why only a restart of its container helps.
+    pub restart: Option<String>,
 }
 
 /// Reports whether a line that is not a query about a pod requests the status.

@@ -102,8 +102,8 @@ fn step(change: &Change, directories: &NodeDirectories) -> Result<(), ApplyError
         }
         Change::Move { from, to, bytes } => conf::move_to(&conf()?, from, to, bytes),
         Change::Remove { file, bytes } => conf::remove(&conf()?, file, bytes),
-        Change::WriteDropIn { network, bytes, mode } => conf::drop_in(&conf()?, network, bytes, *mode),
-        Change::RemoveDropIn { network } => conf::take_out(&conf()?, network),
+        Change::WriteDropIn { network, bytes, mode } => conf::write_drop_in(&conf()?, network, bytes, *mode),
+        Change::RemoveDropIn { network } => conf::remove_drop_in(&conf()?, network),
         Change::Sweep(Directory::Conf) => conf()?.sweep(),
         Change::RemoveLock => OpenDirectory::open(&directories.programs)?.unlink(OsStr::new(LOCK)),
         Change::Sweep(Directory::Programs) => OpenDirectory::open(&directories.programs)?.sweep(),

@@ -146,7 +146,7 @@ pub fn is_well(found: &[Finding]) -> bool {
 
 /// The remedy if the kernel denies root the access, which only a security module does (F36).
 fn of_security(observation: &Observation) -> String {
-    let remedy = match observation.guard {
+    let remedy = match observation.security_module {
         observe::SecurityModule::SeLinux => {
             "set seLinuxOptions.type spc_t for the agent: SELinux is enforcing here"
         }

@@ -12,8 +12,8 @@ use std::ffi::OsStr;
 #[derive(Debug, Default)]
 pub(crate) struct OurEntries<'a> {
     pub(crate) listed: Vec<(&'a FileName, &'a [u8])>,
-    pub(crate) alone: Vec<(&'a FileName, &'a [u8])>,
-    pub(crate) dropped_in: Vec<(&'a FileName, &'a [u8])>,
+    pub(crate) standalone: Vec<(&'a FileName, &'a [u8])>,
+    pub(crate) drop_ins: Vec<(&'a FileName, &'a [u8])>,
 }
 
 impl<'a> OurEntries<'a> {
@@ -23,13 +23,13 @@ impl<'a> OurEntries<'a> {
         for (name, bytes) in files.filter_map(|(name, file)| Some((name, file.content.as_ref().ok()?))) {
             match PluginChain::read(bytes) {
                 Ok(chain) => ours.listed.extend(chain.entry(PLUGIN).map(|entry| (name, entry))),
-                Err(_) if is_of_our_type(bytes) => ours.alone.push((name, bytes)),
+                Err(_) if is_of_our_type(bytes) => ours.standalone.push((name, bytes)),
                 Err(_) => {}
             }
         }
         for (network, files) in &conf.networks {
             let there = files.get(OsStr::new(DROP_IN)).and_then(|file| file.content.as_ref().ok());
-            ours.dropped_in.extend(there.map(|bytes| (network, bytes.as_slice())));
+            ours.drop_ins.extend(there.map(|bytes| (network, bytes.as_slice())));
         }
         ours
     }
@@ -45,7 +45,7 @@ impl<'a> OurEntries<'a> {
 
     /// Every entry with the name of its file or network.
     pub(crate) fn entries(&self) -> impl Iterator<Item = (&'a FileName, &'a [u8])> + '_ {
-        [&self.listed, &self.alone, &self.dropped_in].into_iter().flatten().copied()
+        [&self.listed, &self.standalone, &self.drop_ins].into_iter().flatten().copied()
     }
 }
 

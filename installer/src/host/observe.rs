@@ -18,6 +18,7 @@ use super::runtimes::Runtimes;
 pub use file_name::FileName;
 pub use programs::{Hash, HashCache, ProgramFile};
 pub use result_cache::CachedPlugins;
+pub(crate) use result_cache::cached_plugins;
 
 /// The ending of a file that was set aside. No runtime loads a file with this ending.
 pub const ORIGINAL: &str = ".gybe-original";
@@ -223,7 +224,7 @@ pub fn observe(
         programs: programs::look(&directories.programs, &interest.programs, hashes),
         cached: match interest.sandboxes {
             SandboxLookup::Skip => CachedPlugins::Unknown,
-            SandboxLookup::Read => result_cache::look(&directories.results),
+            SandboxLookup::Read => cached_plugins(&directories.results),
         },
         us: nix::unistd::geteuid().as_raw(),
         runtimes: Runtimes::default(),

@@ -92,7 +92,7 @@ fn plan_install(observed: &ObservedState, install: &Install, plan: &mut Plan) {
 }
 
 fn plan_conf(observed: &ObservedState, install: &Install, plan: &mut Plan) {
-    let out = entry_removal::EntryRemoval {
+    let removal = entry_removal::EntryRemoval {
         observed,
         plugin: install.entry.plugin(),
         put_back: PutBack::Nothing,
@@ -102,8 +102,8 @@ fn plan_conf(observed: &ObservedState, install: &Install, plan: &mut Plan) {
     let kept = match &install.shape {
         Shape::Chained { .. } | Shape::DropIn if is_elsewhere => {
             // An entry that names a program which the runtime does not find fails every pod.
-            out.of_every_file(|_| false, plan);
-            drop_in::take_out(observed, None, plan);
+            removal.plan_every_file_except(|_| false, plan);
+            drop_in::remove(observed, None, plan);
             return;
         }
         Shape::Chained { pinned } => chained::put(observed, install, pinned.as_ref(), plan),
@@ -112,30 +112,30 @@ fn plan_conf(observed: &ObservedState, install: &Install, plan: &mut Plan) {
     };
     // While the right file for the entry is unknown, an existing entry stays where it is.
     let Some(kept) = kept else { return };
-    out.of_every_file(|file| kept.files.contains(file), plan);
-    drop_in::take_out(observed, kept.network.as_ref(), plan);
-    originals::forget(observed, |original| kept.files.contains(original), plan);
+    removal.plan_every_file_except(|file| kept.files.contains(file), plan);
+    drop_in::remove(observed, kept.network.as_ref(), plan);
+    originals::remove_unneeded(observed, |original| kept.files.contains(original), plan);
 }
 
 fn plan_uninstall(observed: &ObservedState, uninstall: &Uninstall, plan: &mut Plan) {
     // A directory that does not exist holds nothing of ours.
     let gone = directory_problems(&observed.conf, &observed.programs).into_iter();
     plan.problems.extend(gone.filter(|problem| !matches!(problem, Problem::Missing(_))));
-    let out = entry_removal::EntryRemoval {
+    let removal = entry_removal::EntryRemoval {
         observed,
         plugin: &uninstall.plugin,
         put_back: uninstall.put_back,
         stand_ins: &uninstall.tombstones,
     };
-    out.of_every_file(|_| false, plan);
-    drop_in::take_out(observed, None, plan);
-    originals::forget(observed, |_| false, plan);
-    out.still_named(plan);
+    removal.plan_every_file_except(|_| false, plan);
+    drop_in::remove(observed, None, plan);
+    originals::remove_unneeded(observed, |_| false, plan);
+    removal.report_still_named(plan);
     if plan.problems.iter().any(Problem::blocks) {
         // While a conf file may still name them, every program stays.
         return;
     }
-    programs::take_away(observed, uninstall, plan);
+    programs::remove(observed, uninstall, plan);
 }
 
 /// The files and the network that have our entry after the changes.

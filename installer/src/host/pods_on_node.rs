@@ -13,9 +13,9 @@ pub use find::{HostPaths, SandboxList, find};
 use crate::pod::cgroups::Cgroups;
 use crate::pod::own_namespace;
 use crate::pod::verdict::verdict_of;
-use desired::{Desired, answer};
+use desired::{Desired, adapt_verdict};
 use gybe_netfilter::netns::{Netns, NetnsError};
-use gybe_netfilter::verdict::{Answer, Verdict};
+use gybe_netfilter::verdict::{RedirectionState, Verdict};
 use gybe_plugin::args::PodRef;
 use serde_json::{Map, Value};
 use std::fmt;
@@ -84,43 +84,48 @@ impl SandboxVerdict {
     /// Reports whether the sandbox is not in its desired state. A sandbox that another mesh redirects does not fail.
     #[must_use]
     pub fn fails(&self) -> bool {
-        self.verdict.answer != Answer::ByOthers && !self.verdict.holds()
+        self.verdict.state != RedirectionState::ByOthers && !self.verdict.holds()
     }
 
     /// The verdict in one line.
     #[must_use]
     pub fn line(&self) -> String {
-        let word = word(self.verdict.answer);
+        let name = state_name(self.verdict.state);
         match self.verdict.reasons.first().or(self.verdict.differences.first()) {
-            Some(reason) => format!("{word}: {reason}"),
-            None => word.to_owned(),
+            Some(reason) => format!("{name}: {reason}"),
+            None => name.to_owned(),
         }
     }
 }
 
-/// The answer as text for people.
+/// The state as text for people.
 #[must_use]
-pub fn word(answer: Answer) -> &'static str {
-    match answer {
-        Answer::Redirected => "redirected",
-        Answer::NotMeshed => "not meshed",
-        Answer::NotRedirected => "NOT REDIRECTED",
-        Answer::ByOthers => "redirected by another's rules",
-        Answer::Unknown => "unknown",
+pub fn state_name(state: RedirectionState) -> &'static str {
+    match state {
+        RedirectionState::Redirected => "redirected",
+        RedirectionState::NotMeshed => "not meshed",
+        RedirectionState::NotRedirected => "NOT REDIRECTED",
+        RedirectionState::ByOthers => "redirected by another's rules",
+        RedirectionState::Unknown => "unknown",
     }
 }
 
 /// Returns the number of sandboxes of each kind, in one line.
 #[must_use]
 pub fn summary(judged: &[SandboxVerdict]) -> String {
-    let kinds =
-        [Answer::Redirected, Answer::ByOthers, Answer::NotMeshed, Answer::NotRedirected, Answer::Unknown];
-    let count = |kind: Answer| judged.iter().filter(|one| one.verdict.answer == kind).count();
-    let counted = kinds.map(|kind| (count(kind), word(kind)));
+    let kinds = [
+        RedirectionState::Redirected,
+        RedirectionState::ByOthers,
+        RedirectionState::NotMeshed,
+        RedirectionState::NotRedirected,
+        RedirectionState::Unknown,
+    ];
+    let count = |kind: RedirectionState| judged.iter().filter(|one| one.verdict.state == kind).count();
+    let counted = kinds.map(|kind| (count(kind), state_name(kind)));
     let counted: Vec<String> = counted
         .iter()
         .filter(|(count, _)| *count > 0)
-        .map(|(count, word)| format!("{count} {word}"))
+        .map(|(count, name)| format!("{count} {name}"))
         .collect();
     match judged.len() {
         0 => "no pod sandbox on this node".to_owned(),
@@ -137,7 +142,7 @@ pub fn judge_all(sandboxes: Vec<Sandbox>, sources: &PolicySources) -> Vec<Sandbo
 
 fn judge(sandbox: Sandbox, sources: &PolicySources) -> SandboxVerdict {
     let Network::Own(path) = &sandbox.network else {
-        let verdict = Verdict::because(Answer::NotMeshed, "it uses the node's network");
+        let verdict = Verdict::because(RedirectionState::NotMeshed, "it uses the node's network");
         return SandboxVerdict { sandbox, verdict, unknown_because: None };
     };
     let netns = Netns::open(path);
@@ -148,8 +153,8 @@ fn judge(sandbox: Sandbox, sources: &PolicySources) -> SandboxVerdict {
     };
     let desired = sources.desired(&sandbox, addresses);
     let verdict = match &netns {
-        Ok(netns) => answer(&desired, verdict_of(netns, desired.for_verdict(), &sandbox.cgroups)),
-        Err(why) => answer(&desired, Verdict::because(Answer::Unknown, cannot_open(why))),
+        Ok(netns) => adapt_verdict(&desired, verdict_of(netns, desired.for_verdict(), &sandbox.cgroups)),
+        Err(why) => adapt_verdict(&desired, Verdict::because(RedirectionState::Unknown, cannot_open(why))),
     };
     let unknown_because = match desired {
         Desired::NotKnown { why, .. } => Some(why),
@@ -169,24 +174,24 @@ mod tests {
 
     #[test]
     fn a_pod_whose_rules_differ_from_those_it_should_have_fails() {
-        let judged = |answer, differences: &[&str]| SandboxVerdict {
+        let judged = |state, differences: &[&str]| SandboxVerdict {
             sandbox: Sandbox::in_namespace(PathBuf::new()),
             verdict: Verdict {
                 differences: differences.iter().map(|one| (*one).to_owned()).collect(),
-                ..Verdict::because(answer, "as found")
+                ..Verdict::because(state, "as found")
             },
             unknown_because: None,
         };
-        for (answer, differences, fails) in [
-            (Answer::Redirected, &[][..], false),
-            (Answer::Redirected, &["a rule is missing"][..], true),
-            (Answer::NotMeshed, &[][..], false),
-            (Answer::NotMeshed, &["a rule too many"][..], true),
-            (Answer::NotRedirected, &[][..], true),
-            (Answer::Unknown, &[][..], true),
-            (Answer::ByOthers, &[][..], false),
+        for (state, differences, fails) in [
+            (RedirectionState::Redirected, &[][..], false),
+            (RedirectionState::Redirected, &["a rule is missing"][..], true),
+            (RedirectionState::NotMeshed, &[][..], false),
+            (RedirectionState::NotMeshed, &["a rule too many"][..], true),
+            (RedirectionState::NotRedirected, &[][..], true),
+            (RedirectionState::Unknown, &[][..], true),
+            (RedirectionState::ByOthers, &[][..], false),
         ] {
-            assert_eq!(judged(answer, differences).fails(), fails, "{answer:?} {differences:?}");
+            assert_eq!(judged(state, differences).fails(), fails, "{state:?} {differences:?}");
         }
     }
 }

@@ -10,7 +10,7 @@ mod socket_owner;
 pub use socket_owner::SocketOwner;
 
 use crate::pod::init_args::ValidationOptions;
-use crate::testnet::identity::act_as;
+use crate::testnet::socket::act_as;
 use connection::{Attempt, AttemptEnd, ProxyListeners};
 use gybe_netfilter::compile::{PASSTHROUGH_V4, PASSTHROUGH_V6};
 use gybe_netfilter::policy::RedirectPolicy;

@@ -7,14 +7,15 @@ use gybe_netfilter::choose::does;
 use gybe_netfilter::netns::Netns;
 use gybe_netfilter::probe::Profile;
 use gybe_netfilter::redirection::RedirectionError;
-use gybe_netfilter::verdict::{Answer, Desired, Verdict, VerdictContext, judge_namespace};
+use gybe_netfilter::verdict::{Desired, RedirectionState, Verdict, VerdictContext, judge_namespace};
 use gybe_plugin::probe_cache::ProbeCache;
 use std::error::Error;
 
 /// Judges `netns`. A namespace that cannot be entered or read is `Unknown`, with the reason.
 pub fn verdict_of(netns: &Netns, desired: Desired<'_>, cgroups: &Cgroups) -> Verdict {
-    let unknown =
-        |what: &str, why: &dyn Error| Verdict::because(Answer::Unknown, format!("{what}: {}", chain(why)));
+    let unknown = |what: &str, why: &dyn Error| {
+        Verdict::because(RedirectionState::Unknown, format!("{what}: {}", chain(why)))
+    };
     match netns.run(|| judge(desired, None, cgroups)) {
         Ok(Ok(verdict)) => verdict,
         Ok(Err(error)) => unknown("the rules cannot be read", &error),

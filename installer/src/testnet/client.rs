@@ -1,17 +1,16 @@
 //! A client: makes one connection from a namespace as a user, and returns its outcome.
 
-use super::identity::{IdentityError, act_as};
 use super::namespace::{Namespace, NamespaceError};
 use super::outcome::ConnectionOutcome;
-use super::socket;
+use super::socket::{IdentityError, act_as};
 use gybe_netfilter::hint::Hint;
+use gybe_netfilter::sockets;
 use gybe_netfilter::trace::{Owner, Transport};
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{MsgFlags, getsockopt, recv, send, setsockopt, sockopt};
+use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt};
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::time::{Duration, Instant};
 
 /// Attempts, if the neighbour table is full.
@@ -91,16 +90,7 @@ impl Client {
 
     fn reply(&self, deadline: Instant) -> nix::Result<String> {
         let fd = self.open_socket()?;
-        match socket::connect(&fd, self.to) {
-            Err(Errno::EINPROGRESS) => {
-                wait(&fd, PollFlags::POLLOUT, deadline)?;
-                match getsockopt(&fd, sockopt::SocketError)? {
-                    0 => {}
-                    error => return Err(Errno::from_raw(error)),
-                }
-            }
-            other => other?,
-        }
+        sockets::connect_until(&fd, self.to, deadline)?;
         if self.transport == Transport::Udp {
             send(fd.as_raw_fd(), b"who are you?", MsgFlags::empty())?;
         }
@@ -108,7 +98,7 @@ impl Client {
     }
 
     fn open_socket(&self) -> nix::Result<OwnedFd> {
-        let fd = socket::open(self.transport, self.to)?;
+        let fd = sockets::open(self.transport, self.to)?;
         let SourceOptions { address, port, mark } = self.source;
         if let Some(mark) = mark {
             setsockopt(&fd, sockopt::IpTransparent, &true)?;
@@ -117,7 +107,7 @@ impl Client {
         if address.is_some() || port.is_some() {
             let any =
                 if self.to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-            socket::bind(&fd, SocketAddr::new(address.unwrap_or(any), port.unwrap_or(0)))?;
+            sockets::bind(&fd, SocketAddr::new(address.unwrap_or(any), port.unwrap_or(0)))?;
         }
         Ok(fd)
     }
@@ -127,25 +117,12 @@ impl Client {
         let mut text = Vec::new();
         let mut piece = [0; 512];
         loop {
-            wait(fd, PollFlags::POLLIN, deadline)?;
+            sockets::wait_readable(fd, deadline)?;
             let read = recv(fd.as_raw_fd(), &mut piece, MsgFlags::empty())?;
             text.extend(piece.iter().take(read));
             if read == 0 || self.transport == Transport::Udp {
                 return Ok(String::from_utf8_lossy(&text).into_owned());
             }
-        }
-    }
-}
-
-fn wait(fd: &OwnedFd, what: PollFlags, deadline: Instant) -> nix::Result<()> {
-    loop {
-        let left = deadline.saturating_duration_since(Instant::now());
-        let timeout = PollTimeout::try_from(left).unwrap_or(PollTimeout::MAX);
-        match poll(&mut [PollFd::new(fd.as_fd(), what)], timeout) {
-            Ok(0) if left.is_zero() => return Err(Errno::ETIMEDOUT),
-            Ok(0) | Err(Errno::EINTR) => {}
-            Ok(_) => return Ok(()),
-            Err(errno) => return Err(errno),
         }
     }
 }

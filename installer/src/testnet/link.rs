@@ -1,44 +1,40 @@
-//! Links between namespaces, their addresses and routes. The kernel acknowledges every change before the next one
-//! is made; `ready` waits until links and addresses work.
-
-mod ready;
+//! Links between namespaces, their addresses and routes. The kernel does the last steps of a link and of an address
+//! after it has acknowledged the change, so this module waits for them.
 
 use super::namespace::{Namespace, NamespaceError};
-use super::rtnetlink::{Rtnetlink, RtnetlinkError};
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::policy::InterfaceName;
+pub use gybe_netfilter::routes::NextHop;
+use gybe_netfilter::routes::{RoutesError, Rtnetlink, VethEnd};
+use gybe_netfilter::sockets;
 use ipnet::IpNet;
-use netlink_packet_core::{NLM_F_CREATE, NLM_F_EXCL};
-use netlink_packet_route::address::{AddressAttribute, AddressHeaderFlags, AddressMessage};
-use netlink_packet_route::link::{
-    InfoData, InfoKind, InfoVeth, LinkAttribute, LinkFlags, LinkInfo, LinkMessage,
-};
-use netlink_packet_route::route::{
-    RouteAddress, RouteAttribute, RouteHeader, RouteMessage, RouteProtocol, RouteScope, RouteType,
-};
-use netlink_packet_route::{AddressFamily, RouteNetlinkMessage};
 use nix::errno::Errno;
+use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv};
 use std::borrow::Cow;
-use std::net::IpAddr;
+use std::io;
+use std::net::{IpAddr, Ipv6Addr};
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 #[derive(Debug, thiserror::Error)]
 pub enum LinkError {
     #[error("cannot {step}")]
-    Step { step: String, source: RtnetlinkError },
+    Step { step: String, source: RoutesError },
+    #[error("cannot wait for {what}")]
+    Wait { what: String, source: io::Error },
     #[error("{what} was not ready within {seconds} s")]
     NotReady { what: String, seconds: u64 },
     #[error("cannot add a link to a network namespace")]
     Namespace(#[from] NamespaceError),
     #[error("cannot write {value} to {path}")]
-    Sysctl { path: String, value: &'static str, source: std::io::Error },
+    Sysctl { path: String, value: &'static str, source: io::Error },
 }
 
 impl Hint for LinkError {
     fn hint(&self) -> Option<Cow<'static, str>> {
-        let Self::Step { source: RtnetlinkError::Refused { errno }, .. } = self else { return None };
-        match errno {
+        let Self::Step { source: RoutesError::Refused { source }, .. } = self else { return None };
+        match source {
             Errno::EOPNOTSUPP => Some("this kernel has no veth pairs: load module veth (CONFIG_VETH)".into()),
             Errno::EACCES | Errno::EAFNOSUPPORT => {
                 Some("IPv6 is disabled in this kernel: sysctl net.ipv6.conf.default.disable_ipv6, or ipv6.disable=1 on its command line".into())
@@ -56,16 +52,8 @@ pub struct LinkEnd<'a> {
     pub addresses: Vec<IpNet>,
 }
 
-/// The next hop of a route.
-#[derive(Debug, Clone, Copy)]
-pub enum NextHop {
-    Via(IpAddr),
-    /// A local route: every address of the network is one of the namespace's own.
-    Local,
-}
-
-/// Index of the loopback interface in every network namespace.
-const LOOPBACK: u32 = 1;
+/// The time limit for the kernel's last steps; a millisecond is usual.
+const WITHIN: Duration = Duration::from_secs(5);
 
 /// Creates a veth pair, adds the addresses of each end, and returns when packets can pass.
 pub fn join(left: &LinkEnd<'_>, right: &LinkEnd<'_>) -> Result<(), LinkError> {
@@ -73,40 +61,22 @@ pub fn join(left: &LinkEnd<'_>, right: &LinkEnd<'_>) -> Result<(), LinkError> {
     // notice that both are up (net/core/link_watch.c, linkwatch_urgent_event).
     static NEXT: AtomicU32 = AtomicU32::new(1000);
     let index = NEXT.fetch_add(2, Ordering::Relaxed);
-    let ends = [Indexed { end: left, index }, Indexed { end: right, index: index + 1 }];
-    left.namespace.run(|| create_pair(&ends))??;
-    for Indexed { end, index } in ends {
-        end.namespace.run(|| up(index, || format!("bring up {}", end.name.as_str())))??;
+    let ends = [(left, index), (right, index + 1)];
+    left.namespace.run(|| create_pair(ends))??;
+    for (end, index) in ends {
+        let step = || format!("bring up {}", end.name.as_str());
+        end.namespace.run(|| change(step, |rtnetlink| rtnetlink.raise(index)))??;
     }
-    for Indexed { end, index } in ends {
-        end.namespace.run(|| ready::until_up(end, index).and_then(|()| address(end, index)))??;
+    for (end, index) in ends {
+        end.namespace.run(|| wait_until_up(end, index).and_then(|()| add_addresses(end, index)))??;
     }
     Ok(())
 }
 
 /// Adds a route to `network` in `namespace`.
 pub fn route(namespace: &Namespace, network: IpNet, next_hop: NextHop) -> Result<(), LinkError> {
-    let mut message = RouteMessage::default();
-    message.header.address_family = family(network.addr());
-    message.header.destination_prefix_length = network.prefix_len();
-    message.header.table = RouteHeader::RT_TABLE_MAIN;
-    message.header.protocol = RouteProtocol::Boot;
-    message.attributes.push(RouteAttribute::Destination(route_address(network.network())));
-    match next_hop {
-        NextHop::Via(neighbour) => {
-            message.header.kind = RouteType::Unicast;
-            message.attributes.push(RouteAttribute::Gateway(route_address(neighbour)));
-        }
-        NextHop::Local => {
-            message.header.kind = RouteType::Local;
-            message.header.scope = RouteScope::Host;
-            message.attributes.push(RouteAttribute::Oif(LOOPBACK));
-        }
-    }
-    namespace.run(|| {
-        let add = RouteNetlinkMessage::NewRoute(message);
-        change(add, NLM_F_CREATE | NLM_F_EXCL, || format!("route {network} {next_hop:?}"))
-    })?
+    let step = || format!("route {network} {next_hop:?}");
+    namespace.run(|| change(step, |rtnetlink| rtnetlink.add_route(network, next_hop)))?
 }
 
 /// Makes `namespace` a router: it forwards packets for other addresses, from every interface.
@@ -126,73 +96,95 @@ pub fn forward(namespace: &Namespace) -> Result<(), LinkError> {
     })?
 }
 
-/// An end and the index that its interface gets.
-#[derive(Clone, Copy)]
-struct Indexed<'a> {
-    end: &'a LinkEnd<'a>,
-    index: u32,
+fn create_pair([(left, index), (right, right_index)]: [(&LinkEnd<'_>, u32); 2]) -> Result<(), LinkError> {
+    let (near, far) = (left.name.as_str(), right.name.as_str());
+    change(
+        || format!("create the veth pair {near} - {far}"),
+        |rtnetlink| {
+            let (near, far) = (VethEnd { index, name: near }, VethEnd { index: right_index, name: far });
+            rtnetlink.create_veth(near, far, right.namespace.as_fd())
+        },
+    )
 }
 
-fn create_pair([left, right]: &[Indexed<'_>; 2]) -> Result<(), LinkError> {
-    let half = |Indexed { end, index }: &Indexed<'_>| {
-        let mut half = LinkMessage::default();
-        half.header.index = *index;
-        half.attributes.push(LinkAttribute::IfName(end.name.as_str().to_owned()));
-        half
-    };
-    let mut peer = half(right);
-    peer.attributes.push(LinkAttribute::NetNsFd(right.end.namespace.as_fd().as_raw_fd()));
-    let mut pair = half(left);
-    pair.attributes.push(LinkAttribute::LinkInfo(vec![
-        LinkInfo::Kind(InfoKind::Veth),
-        LinkInfo::Data(InfoData::Veth(InfoVeth::Peer(peer))),
-    ]));
-    change(RouteNetlinkMessage::NewLink(pair), NLM_F_CREATE | NLM_F_EXCL, || {
-        format!("create the veth pair {} - {}", left.end.name.as_str(), right.end.name.as_str())
-    })
-}
-
-fn address(end: &LinkEnd<'_>, index: u32) -> Result<(), LinkError> {
-    for network in &end.addresses {
-        let mut message = AddressMessage::default();
-        message.header.family = family(network.addr());
-        message.header.prefix_len = network.prefix_len();
-        message.header.index = index;
-        // Duplicate address detection takes a second, and there is no other host on this link.
-        message.header.flags = AddressHeaderFlags::Nodad;
-        message.attributes.push(AddressAttribute::Local(network.addr()));
-        message.attributes.push(AddressAttribute::Address(network.addr()));
-        change(RouteNetlinkMessage::NewAddress(message), NLM_F_CREATE | NLM_F_EXCL, || {
-            format!("add to {} the address {network}", end.name.as_str())
-        })?;
-        if let IpAddr::V6(address) = network.addr() {
-            ready::until_multicast_joined(address, index)?;
+fn add_addresses(end: &LinkEnd<'_>, index: u32) -> Result<(), LinkError> {
+    for address in &end.addresses {
+        let step = || format!("add to {} the address {address}", end.name.as_str());
+        change(step, |rtnetlink| rtnetlink.add_address(index, *address))?;
+        if let IpAddr::V6(address) = address.addr() {
+            wait_until_multicast_joined(address, index)?;
         }
     }
     Ok(())
 }
 
-fn up(index: u32, step: impl Fn() -> String) -> Result<(), LinkError> {
-    let mut message = LinkMessage::default();
-    message.header.index = index;
-    message.header.flags = LinkFlags::Up;
-    message.header.change_mask = LinkFlags::Up;
-    change(RouteNetlinkMessage::SetLink(message), 0, step)
-}
-
-fn change(message: RouteNetlinkMessage, flags: u16, step: impl Fn() -> String) -> Result<(), LinkError> {
+/// Makes a change in the calling thread's namespace; `step` names it in the error.
+fn change<T>(
+    step: impl FnOnce() -> String,
+    make: impl FnOnce(&mut Rtnetlink) -> Result<T, RoutesError>,
+) -> Result<T, LinkError> {
     Rtnetlink::open()
-        .and_then(|mut kernel| kernel.change(message, flags))
+        .and_then(|mut rtnetlink| make(&mut rtnetlink))
         .map_err(|source| LinkError::Step { step: step(), source })
 }
 
-fn family(address: IpAddr) -> AddressFamily {
-    if address.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 }
+/// Waits until the kernel's link watcher reports the end as up: until then packets are lost.
+fn wait_until_up(end: &LinkEnd<'_>, index: u32) -> Result<(), LinkError> {
+    let what = || format!("interface {}", end.name.as_str());
+    wait(Group::Links, what, || {
+        let links = change(|| format!("query {}", what()), Rtnetlink::links)?;
+        Ok(links.iter().any(|link| link.index == index && link.is_up))
+    })
 }
 
-fn route_address(address: IpAddr) -> RouteAddress {
-    match address {
-        IpAddr::V4(address) => RouteAddress::Inet(address),
-        IpAddr::V6(address) => RouteAddress::Inet6(address),
+/// Waits until the kernel has joined the multicast group in which neighbours solicit the address. It joins in a work
+/// item of its own (net/ipv6/addrconf.c, `addrconf_dad_work`, v6.18). A solicitation before that is repeated only
+/// after a second (RFC 4861, RetransTimer).
+fn wait_until_multicast_joined(address: Ipv6Addr, index: u32) -> Result<(), LinkError> {
+    let [.., a, b, c] = address.octets();
+    let group = format!("ff0200000000000000000001ff{a:02x}{b:02x}{c:02x}");
+    let what = || format!("address {address}");
+    wait(Group::Ipv6Addresses, what, || {
+        // Of this thread's namespace; /proc/net shows the process's.
+        let groups = std::fs::read_to_string("/proc/thread-self/net/igmp6")
+            .map_err(|source| LinkError::Wait { what: what(), source })?;
+        let joined = |line: &str| {
+            let mut words = line.split_whitespace();
+            words.next().is_some_and(|word| word == index.to_string()) && words.nth(1) == Some(&group)
+        };
+        Ok(groups.lines().any(joined))
+    })
+}
+
+/// The multicast groups in which the kernel announces changes (`RTMGRP_LINK`, `RTMGRP_IPV6_IFADDR`,
+/// include/uapi/linux/rtnetlink.h).
+#[derive(Debug, Clone, Copy)]
+enum Group {
+    Links = 0x1,
+    Ipv6Addresses = 0x100,
+}
+
+/// Checks `is_ready` at once and after each change that the kernel announces in `group`.
+fn wait(
+    group: Group,
+    what: impl Fn() -> String,
+    is_ready: impl Fn() -> Result<bool, LinkError>,
+) -> Result<(), LinkError> {
+    let failed = |errno: Errno| LinkError::Wait { what: what(), source: errno.into() };
+    let deadline = Instant::now() + WITHIN;
+    let (family, flags) = (AddressFamily::Netlink, SockFlag::SOCK_CLOEXEC);
+    let announcements =
+        nix::sys::socket::socket(family, SockType::Raw, flags, SockProtocol::NetlinkRoute).map_err(failed)?;
+    bind(announcements.as_raw_fd(), &NetlinkAddr::new(0, group as u32)).map_err(failed)?;
+    while !is_ready()? {
+        match sockets::wait_readable(&announcements, deadline) {
+            // Only the arrival counts; the rest of a longer datagram is discarded.
+            Ok(()) => recv(announcements.as_raw_fd(), &mut [0], MsgFlags::empty()).map_err(failed)?,
+            Err(Errno::ETIMEDOUT) => {
+                return Err(LinkError::NotReady { what: what(), seconds: WITHIN.as_secs() });
+            }
+            Err(errno) => return Err(failed(errno)),
+        };
     }
+    Ok(())
 }

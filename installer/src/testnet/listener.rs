@@ -1,11 +1,11 @@
 //! Listeners: sockets of one user in one namespace, served by one thread. Each replies to every client with its own
 //! name and what it sees of the connection.
 
-use super::identity::{IdentityError, act_as};
 use super::namespace::{Namespace, NamespaceError};
 use super::outcome::Reply;
-use super::socket;
+use super::socket::{self, IdentityError, act_as};
 use gybe_netfilter::hint::Hint;
+use gybe_netfilter::sockets;
 use gybe_netfilter::trace::{Owner, Transport};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -143,12 +143,12 @@ fn open_all(
 }
 
 fn open(listening: &ListeningPort, address: SocketAddr) -> nix::Result<ListeningSocket> {
-    let fd = socket::open(listening.transport, address)?;
+    let fd = sockets::open(listening.transport, address)?;
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
     if listening.address == ListenAddress::Transparent {
         setsockopt(&fd, sockopt::IpTransparent, &true)?;
     }
-    socket::bind(&fd, address)?;
+    sockets::bind(&fd, address)?;
     let port = listening.port;
     Ok(match listening.transport {
         Transport::Tcp => {
@@ -202,7 +202,7 @@ impl ServerName {
 
 fn reply_on_stream(listener: &TcpListener, by: String) -> std::io::Result<()> {
     let (mut stream, client) = listener.accept()?;
-    let original = socket::original_destination(&stream, client);
+    let original = sockets::original_destination(&stream, client);
     let reply = Reply { by, original, source: client.ip() };
     stream.write_all(reply.to_string().as_bytes())
 }

@@ -1,49 +1,16 @@
-//! Socket calls that the standard library does not have. None of them blocks.
+//! UDP sockets that reply from the address at which a datagram arrived, and the owner of the sockets that a thread
+//! creates.
 
-use gybe_netfilter::trace::Transport;
+use gybe_netfilter::hint::Hint;
+use gybe_netfilter::trace::Owner;
 use nix::sys::socket::{
-    AddressFamily, ControlMessage, ControlMessageOwned, MsgFlags, SockFlag, SockType, SockaddrIn,
-    SockaddrIn6, SockaddrStorage, getsockopt, recvmsg, sendmsg, setsockopt, sockopt,
+    ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, recvmsg, sendmsg, setsockopt, sockopt,
 };
+use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
+use std::borrow::Cow;
 use std::io::{self, IoSlice, IoSliceMut};
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6, UdpSocket};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-
-/// Opens a non-blocking socket of `like`'s family, and of that family only.
-pub(crate) fn open(transport: Transport, like: SocketAddr) -> nix::Result<OwnedFd> {
-    let family = if like.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    let kind = match transport {
-        Transport::Tcp => SockType::Stream,
-        Transport::Udp => SockType::Datagram,
-    };
-    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
-    let fd = nix::sys::socket::socket(family, kind, flags, None)?;
-    if like.is_ipv6() {
-        setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
-    }
-    Ok(fd)
-}
-
-pub(crate) fn bind(fd: &OwnedFd, address: SocketAddr) -> nix::Result<()> {
-    nix::sys::socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(address))
-}
-
-pub(crate) fn connect(fd: &OwnedFd, address: SocketAddr) -> nix::Result<()> {
-    nix::sys::socket::connect(fd.as_raw_fd(), &SockaddrStorage::from(address))
-}
-
-/// Returns the original destination of an accepted connection; `None` if conntrack does not know it.
-pub(crate) fn original_destination(stream: &impl AsFd, caller: SocketAddr) -> Option<SocketAddr> {
-    if caller.is_ipv4() {
-        let address = getsockopt(stream, sockopt::OriginalDst).ok()?;
-        Some(SocketAddrV4::from(SockaddrIn::from(address)).into())
-    } else {
-        let address = getsockopt(stream, sockopt::Ip6tOriginalDst).ok()?;
-        let address = SocketAddrV6::from(SockaddrIn6::from(address));
-        // Flow label and scope are not part of the client's destination.
-        Some(SocketAddr::new((*address.ip()).into(), address.port()))
-    }
-}
+use std::os::fd::{AsRawFd, OwnedFd};
 
 /// Makes every received datagram carry the local address it was sent to, so that `reply` can be sent from there.
 pub(super) fn enable_packet_info(fd: &OwnedFd, like: SocketAddr) -> nix::Result<()> {
@@ -100,4 +67,36 @@ pub(super) fn reply(socket: &UdpSocket, datagram: &Datagram, text: &[u8]) -> io:
         _ => send(&[])?,
     };
     Ok(())
+}
+
+#[derive(Debug, thiserror::Error)]
+#[error("cannot create sockets owned by uid {} gid {}", .owner.uid, .owner.gid)]
+pub struct IdentityError {
+    pub owner: Owner,
+}
+
+impl Hint for IdentityError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = format!(
+            "in a user namespace these ids must be mapped: {} maps a whole range (package uidmap, /etc/subuid, /etc/subgid)",
+            gybe_netfilter::netns::UNPRIVILEGED
+        );
+        Some(hint.into())
+    }
+}
+
+/// Makes the calling thread, and no other, create sockets as this user and group for the rest of its life.
+///
+/// `meta skuid` compares `file->f_cred->fsuid` of the socket (net/netfilter/nft_meta.c,
+/// `nft_meta_get_eval_skugid`, v6.18), and those credentials are a copy of the thread's at
+/// `socket(2)` or `accept(2)`. The file system ids of a thread can be changed alone, and going from
+/// 0 to another one keeps `CAP_NET_ADMIN` and `CAP_NET_BIND_SERVICE` (capabilities(7)).
+pub(crate) fn act_as(owner: Owner) -> Result<(), IdentityError> {
+    setfsgid(Gid::from_raw(owner.gid));
+    setfsuid(Uid::from_raw(owner.uid));
+    // Both calls return the previous id whether they worked or not; an invalid id changes nothing.
+    let uid = setfsuid(Uid::from_raw(u32::MAX));
+    let gid = setfsgid(Gid::from_raw(u32::MAX));
+    let current = Owner { uid: uid.as_raw(), gid: gid.as_raw() };
+    if current == owner { Ok(()) } else { Err(IdentityError { owner }) }
 }

@@ -10,6 +10,7 @@ mod doctor;
 mod health_and_metrics;
 mod host_faults;
 mod kubeconfig;
+mod leader;
 mod node;
 mod pod_facts_command;
 mod pods_directory;

@@ -127,15 +127,3 @@ fn f14_an_agent_that_cannot_create_a_socket_is_not_ready_and_without_both_not_he
     wait_until("readiness", || agent.is_ready() && agent.get("/healthz").0 == 200);
     assert!(std::os::unix::net::UnixStream::connect(facts).is_ok());
 }
-
-#[test]
-fn two_agents_at_once_write_one_entry() {
-    let node = Node::new("two");
-    node.put_conf(FILE, PRIMARY);
-    let (one, two) = (node.start_agent(), node.start_agent());
-    for _ in 0..5 {
-        node.put_conf(FILE, PRIMARY);
-        wait_until("a repair", || node.conf_text(FILE).matches("\"gybe-cni\"").count() == 1);
-    }
-    wait_until("readiness", || one.is_ready() && two.is_ready());
-}

@@ -170,30 +170,40 @@ fn istio_cnis_agent_is_found_among_this_nodes_pods() {
 #[test]
 fn the_agent_uninstalls_with_its_daemonset_only_when_that_is_configured_and_the_daemonset_is_gone() {
     let mut cluster = Cluster::new("cluster-gone");
-    for (setting, before, after, is_uninstalled) in [
-        ("false", true, false, false),
-        ("true", true, true, false),
-        // A DaemonSet that never existed may have another name or namespace.
-        ("true", false, false, false),
-        ("true", true, false, true),
-    ] {
+    let started = |cluster: &mut Cluster, setting, before| {
         cluster.node.set_configmap(&[("leave_when_daemonset_gone", setting)]);
         cluster.set_daemonset(before);
         let queries = cluster.queries();
-        let mut agent = cluster.start_ready_agent();
+        let agent = cluster.start_ready_agent();
         wait_until("a query for the DaemonSet", || cluster.queries() > queries);
+        agent
+    };
+    for (setting, before, after) in [
+        ("false", true, false),
+        ("true", true, true),
+        // A DaemonSet that never existed may have another name or namespace.
+        ("true", false, false),
+    ] {
+        let mut agent = started(&mut cluster, setting, before);
         cluster.set_daemonset(after);
         assert!(agent.stop(Signal::SIGTERM).success());
-        assert_eq!(cluster.node.entry(FILE).is_none(), is_uninstalled, "{setting} {before} {after}");
+        assert!(cluster.node.entry(FILE).is_some(), "{setting} {before} {after}");
         if !before {
             agent.wait_for_message("the state of the DaemonSet is unknown; nothing is uninstalled");
         }
-        assert!(
-            cluster.node.program_path("gybe-cni").exists(),
-            "the runtime may still call it for starting sandboxes"
-        );
     }
-    assert_eq!(cluster.node.conf_text(FILE), PRIMARY);
+    let mut agent = started(&mut cluster, "true", true);
+    cluster.set_daemonset(false);
+    agent.signal(Signal::SIGTERM);
+    wait_until("the removal of the entry", || cluster.node.conf_text(FILE) == PRIMARY);
+    wait_until("the status", || agent.get("/left").1.contains("gybe-cni stays for another"));
+    // The runtime may still call the program for starting sandboxes, so the agent waits before it removes it.
+    assert!(cluster.node.program_path("gybe-cni").exists() && agent.try_wait().is_none());
+    // The DaemonSet is created again: its agent does not wait for the old one's end.
+    cluster.set_daemonset(true);
+    let new = cluster.start_ready_agent();
+    assert!(agent.wait().success() && cluster.node.entry(FILE).is_some());
+    assert!(cluster.node.program_path("gybe-cni").exists() && new.is_ready());
 }
 
 #[test]

@@ -20,7 +20,7 @@ fn the_defaults_without_any_setting() {
     let (environment, options) = (settings.environment, settings.options);
     assert_eq!((options.mode, options.shape), (Mode::Install, Shape::Chained { pinned: None }));
     assert_eq!((options.pod_source, options.take_over), (PodSource::Agent, TakeOverSetting::Wait));
-    assert_eq!((options.put_back, options.further.len()), (PutBack::Nothing, 0));
+    assert_eq!((options.put_back, options.unknown_members.len()), (PutBack::Nothing, 0));
     assert_eq!(options.conf.exclude_namespaces, names(&["kube-system", "istio-system"]));
     assert_eq!(environment.directories.results, Path::new("/host/var/lib/cni/results"));
     assert_eq!(options.conf.facts.socket.as_deref(), Some(Path::new("/run/gybe/facts.sock")));

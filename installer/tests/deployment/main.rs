@@ -35,6 +35,11 @@ fn selectors_labels_and_references_are_consistent() {
 }
 
 #[test]
+fn two_agents_fit_on_a_node_and_the_kubelet_queries_each_by_itself() {
+    pod::assert_surges(&base());
+}
+
+#[test]
 fn the_program_accepts_the_settings_and_its_directories_are_mounted() {
     settings::assert_accepted(&base());
 }

@@ -7,6 +7,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Container, Namespace, SecurityContex
 use k8s_openapi::api::rbac::v1::{
     ClusterRole, ClusterRoleBinding, PolicyRule, Role, RoleBinding, RoleRef, Subject,
 };
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 
 pub(crate) fn assert_confined(objects: &Objects) {
     let pod = objects.pod();
@@ -78,13 +79,30 @@ fn assert_mounts(containers: &[Container], volumes: &[Volume]) {
             }
             "config" | "cni-cache" => assert_eq!(mounted, only("install", true)),
             "proc" => assert_eq!(mounted, only("probe", true)),
-            "cni-conf" | "cni-bin" | "run" => assert_eq!(mounted, only("install", false)),
+            "cni-conf" | "cni-bin" | "run" | "pod" => assert_eq!(mounted, only("install", false)),
             other => panic!("unexpected volume {other}"),
         }
         assert!(volume.secret.is_none());
         if let Some(path) = volume.host_path.as_ref().map(|host| host.path.as_str()) {
             assert!(!["/", "/etc", "/run", "/var", "/var/run", "/var/lib", "/opt"].contains(&path), "{path}");
         }
+    }
+}
+
+/// Asserts that two agents fit on a node, and that the kubelet queries each by itself.
+pub(crate) fn assert_surges(objects: &Objects) {
+    let update = objects.daemon_set().spec.update_strategy.unwrap().rolling_update.unwrap();
+    assert_eq!(update.max_unavailable, Some(IntOrString::Int(0)));
+    assert!(update.max_surge.is_some_and(|surge| surge != IntOrString::Int(0)));
+    for container in objects.pod().containers {
+        // With hostNetwork the API server makes each port a port of the host, and the scheduler keeps two such pods
+        // off one node.
+        assert!(container.ports.is_none(), "{}", container.name);
+    }
+    let install = objects.container("install");
+    for (probe, question) in [(install.readiness_probe, "ready"), (install.liveness_probe, "healthy")] {
+        let command = probe.unwrap().exec.unwrap().command.unwrap();
+        assert_eq!(command[1..], ["agent-status", question]);
     }
 }
 
@@ -120,16 +138,13 @@ pub(crate) fn assert_consistent(objects: &Objects) {
         assert!(requests.contains_key("cpu") && requests.contains_key("memory"), "{}", container.name);
     }
     let annotations = template.annotations.unwrap();
-    let ports = objects.container("install").ports.unwrap();
-    let port =
-        |name: &str| ports.iter().find(|port| port.name.as_deref() == Some(name)).unwrap().container_port;
-    assert_eq!(annotations["prometheus.io/port"], port("metrics").to_string());
+    assert_eq!(annotations["prometheus.io/port"], "15014");
     let effects: Vec<_> =
         pod.tolerations.unwrap().into_iter().map(|it| it.effect.or(it.key).unwrap()).collect();
     assert_eq!(effects, ["NoSchedule", "NoExecute", "CriticalAddonsOnly"]);
     assert_eq!(pod.priority_class_name.as_deref(), Some("system-node-critical"));
     // The time that an uninstall at the agent's shutdown may take, in seconds.
-    assert_eq!(pod.termination_grace_period_seconds, Some(30));
+    assert_eq!(pod.termination_grace_period_seconds, Some(360));
     assert_eq!(pod.node_selector.unwrap()["kubernetes.io/os"], "linux");
 }
 

@@ -49,10 +49,10 @@ pub(crate) fn assert_accepted(objects: &Objects) {
     }
     assert_eq!(settings.options.conf.facts.socket.as_deref(), Some(environment.facts_socket().as_path()));
     assert_directories_mounted(objects, &settings);
-    let ports = objects.container("install").ports.unwrap();
-    let port = |name: &str| ports.iter().find(|it| it.name.as_deref() == Some(name)).unwrap().container_port;
-    assert_eq!(environment.health.map(|it| i32::from(it.port)), Some(port("health")));
-    assert_eq!(environment.metrics.map(|it| i32::from(it.port)), Some(port("metrics")));
+    assert_eq!(environment.health.map(|it| it.port), Some(8000));
+    let annotations = objects.daemon_set().spec.template.metadata.unwrap().annotations.unwrap();
+    let metrics = environment.metrics.map(|it| it.port.to_string());
+    assert_eq!(metrics.as_ref(), annotations.get("prometheus.io/port"));
 }
 
 /// Asserts that each directory of the agent is mounted from the right volume, and writable only where the agent writes.
@@ -64,6 +64,7 @@ fn assert_directories_mounted(objects: &Objects, settings: &Settings) {
         (&environment.directories.programs, "cni-bin", true),
         (environment.directories.results.parent().unwrap(), "cni-cache", false),
         (&environment.run, "run", true),
+        (environment.pod_directory.as_deref().unwrap(), "pod", true),
         (&environment.config, "config", false),
         (&environment.api.service_account, "token", false),
     ] {
@@ -85,11 +86,15 @@ fn assert_directories_mounted(objects: &Objects, settings: &Settings) {
 /// Asserts that `gybe` accepts the arguments in the manifests: followed by `--help` they succeed only if all are valid.
 pub(crate) fn assert_arguments_accepted(objects: &Objects) {
     for container in objects.pod().containers {
-        let arguments: Vec<String> = container.command.into_iter().chain(container.args).flatten().collect();
-        #[expect(clippy::disallowed_methods, reason = "runs the program under test")]
-        let mut gybe = Command::new(env!("CARGO_BIN_EXE_gybe"));
-        let output = gybe.args(&arguments[1..]).arg("--help").output().unwrap();
-        assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        let command: Vec<String> = container.command.into_iter().chain(container.args).flatten().collect();
+        let probes = [container.readiness_probe, container.liveness_probe].into_iter().flatten();
+        let probes = probes.map(|probe| probe.exec.unwrap().command.unwrap());
+        for arguments in probes.chain([command]) {
+            #[expect(clippy::disallowed_methods, reason = "runs the program under test")]
+            let mut gybe = Command::new(env!("CARGO_BIN_EXE_gybe"));
+            let output = gybe.args(&arguments[1..]).arg("--help").output().unwrap();
+            assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+        }
     }
     let shape = Settings::read(&settings_sources(objects)).unwrap().options.shape;
     assert!(matches!(shape, Shape::Chained { .. } | Shape::Standalone { .. }));

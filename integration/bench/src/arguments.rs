@@ -15,6 +15,8 @@ pub enum Part {
     Connections,
     /// Time and kernel memory of long lists.
     Lists,
+    /// Gybe's nftables encoder beside libnftnl and rustables.
+    Encoders,
     /// Instructions, counted by callgrind.
     Instructions,
 }
@@ -25,7 +27,7 @@ pub enum Part {
 pub struct Arguments {
     /// The parts to run; all by default
     parts: Vec<Part>,
-    /// How often `add` and `verbs` run each program
+    /// How often `add`, `verbs` and `encoders` measure each thing
     #[arg(long, default_value_t = 101)]
     pub times: usize,
     /// How often the other parts measure each thing

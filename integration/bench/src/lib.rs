@@ -9,6 +9,7 @@ pub mod agent;
 pub mod arguments;
 pub mod concurrent_adds;
 pub mod connections;
+pub mod encoders;
 pub mod instructions;
 pub mod lists;
 pub mod peak_memory;
@@ -46,6 +47,7 @@ fn measure(part: Part, arguments: &Arguments) -> Result<Report, Failure> {
         Part::Crowd => concurrent_adds::measure(arguments.rounds),
         Part::Connections => connections::measure(arguments.rounds),
         Part::Lists => lists::measure(arguments.rounds),
+        Part::Encoders => encoders::measure(arguments.times),
         Part::Instructions => instructions::measure(),
     }?;
     print::tables(&report);

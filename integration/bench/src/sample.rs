@@ -11,7 +11,7 @@ use std::time::Duration;
 pub struct Sample(Vec<f64>);
 
 impl Sample {
-    fn sorted(mut measurements: Vec<f64>) -> Self {
+    pub(crate) fn sorted(mut measurements: Vec<f64>) -> Self {
         measurements.sort_by(f64::total_cmp);
         Self(measurements)
     }

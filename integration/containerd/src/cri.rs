@@ -16,6 +16,9 @@ use tonic::{Response, Status};
 
 use crate::{HarnessError, Sandbox};
 
+/// Longer than a program takes on a busy machine.
+const EXEC_SECONDS: i64 = 30;
+
 /// Longer than any call takes on a busy machine.
 pub const CALL_TIMEOUT: Duration = Duration::from_secs(120);
 
@@ -207,6 +210,15 @@ impl Cri {
             exit_code: status.exit_code,
             pid: info.and_then(|info| info.get("pid")?.as_u64()),
         })
+    }
+
+    /// Runs a program in a container, as the kubelet does for a probe; returns its exit code and its standard output.
+    pub fn exec(&self, id: &str, command: &[String]) -> Result<(i32, String), HarnessError> {
+        let request =
+            v1::ExecSyncRequest { container_id: id.into(), cmd: command.to_vec(), timeout: EXEC_SECONDS };
+        let mut client = self.runtime.clone();
+        let response = response_of("ExecSync", self.executor.block_on(client.exec_sync(request)))?;
+        Ok((response.exit_code, String::from_utf8_lossy(&response.stdout).into_owned()))
     }
 
     /// Stops a container; containerd kills it after so many seconds.

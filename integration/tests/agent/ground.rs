@@ -112,7 +112,7 @@ pub(crate) fn add_as(by: &[&str], place: &Path, pod: &Namespace, annotations: Op
     let mut add: Value = serde_json::from_str(include_str!("../../../examples/add.json")).unwrap();
     add["env"]["CNI_NETNS"] = json!(pod.path());
     let entry = &mut add["stdin"];
-    entry["facts"] = json!({ "socket": place.join("run/facts.sock") });
+    entry["facts"] = json!({ "socket": place.join("run/facts.sock"), "deadline_ms": 4000 });
     if let Some(annotations) = annotations {
         entry["runtimeConfig"]["io.kubernetes.cri.pod-annotations"] = annotations;
     }

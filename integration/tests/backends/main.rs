@@ -7,15 +7,11 @@ mod concurrent_removal;
 mod probing;
 mod replacing;
 
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_integration::namespace::{in_new_namespace, sh};
 use gybe_netfilter::backend::{Backend, BackendKind};
 use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::nft::Nft;
 use std::time::Duration;
-
-fn in_new_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    Namespace::new().unwrap().run(work).unwrap()
-}
 
 /// Returns a backend with a deadline that suffices on a busy machine.
 fn patient(kind: BackendKind) -> Box<dyn Backend> {
@@ -25,13 +21,4 @@ fn patient(kind: BackendKind) -> Box<dyn Backend> {
         BackendKind::IptablesNft => Box::new(iptables(Variant::Nft)),
         BackendKind::IptablesLegacy => Box::new(iptables(Variant::Legacy)),
     }
-}
-
-/// Runs a shell command in this thread's namespace and returns its output.
-fn sh(command: &str) -> String {
-    // An unprivileged user may not open /run/xtables.lock, the default lock of all legacy programs.
-    let command = format!("export XTABLES_LOCKFILE=/proc/self/ns/net; {command}");
-    let run = gybe_integration::programs::run("sh", &["-c", &command], "").unwrap();
-    assert_eq!(run.code, Some(0), "{command}: {}", run.err);
-    run.out
 }

@@ -24,6 +24,9 @@ pub(crate) struct Call {
     pub(crate) stdin: Value,
 }
 
+/// Shorter than the default, because most faults last until the deadline.
+pub(crate) const DEADLINE_MS: u64 = 2000;
+
 const ANNOTATIONS: &str = "io.kubernetes.cri.pod-annotations";
 
 impl Kind {
@@ -56,7 +59,7 @@ impl Kind {
         };
         let entry = &mut add["stdin"];
         entry["pod_namespace"] = json!("gybe-system");
-        entry["facts"] = json!({ "socket": site.place.run().join("facts.sock") });
+        entry["facts"] = json!({ "socket": site.place.run().join("facts.sock"), "deadline_ms": DEADLINE_MS });
         let handed = entry["runtimeConfig"].as_object_mut().unwrap();
         match self {
             Self::Unmeshed => drop(handed.insert(ANNOTATIONS.into(), json!({ "example.com/colour": "red" }))),

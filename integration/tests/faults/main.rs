@@ -9,9 +9,9 @@ mod killed;
 mod restored;
 
 use gybe_integration::invocation::Invocation;
+use gybe_integration::namespace::sh;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::process::Command;
 
 /// A policy with every kind of object: sets, marks, zones, routes, routing rules and an address.
 const TPROXY: &str = r#"{"mode": "TPROXY", "enable_ipv6": true, "redirect_dns": true, "capture_all_dns": true,
@@ -46,12 +46,4 @@ fn add(scratch: &Scratch) -> Invocation {
         .run(|| sh("ip addr add 10.9.9.9/32 dev lo; ip addr add fd00::9/128 dev lo nodad"))
         .unwrap();
     invocation
-}
-
-/// Runs a shell command in this thread's namespace and returns its output.
-fn sh(command: &str) -> String {
-    let mut sh = Command::new("sh");
-    let output = sh.args(["-ec", command]).env("XTABLES_LOCKFILE", "/proc/self/ns/net").output().unwrap();
-    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
 }

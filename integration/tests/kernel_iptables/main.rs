@@ -16,14 +16,13 @@ mod repair;
 mod user_namespace;
 mod writing;
 
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_integration::namespace::{in_new_namespace, sh};
 use gybe_integration::vectors;
 use gybe_netfilter::apply::{ApplyError, apply};
 use gybe_netfilter::backend::{Backend, BackendError};
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::{Iptables, IptablesError, Variant};
 use gybe_netfilter::ruleset::Ruleset;
-use std::process::Command;
 use std::time::Duration;
 
 const VARIANTS: [Variant; 2] = [Variant::Legacy, Variant::Nft];
@@ -31,19 +30,6 @@ const VARIANTS: [Variant; 2] = [Variant::Legacy, Variant::Nft];
 /// Returns the backend with a deadline that suffices on a busy machine; other tests cover the deadline.
 fn patient(variant: Variant) -> Iptables {
     Iptables::find(variant).unwrap().with_deadline(Duration::from_secs(120))
-}
-
-fn in_new_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    Namespace::new().unwrap().run(work).unwrap()
-}
-
-/// Runs a shell command in this thread's namespace and returns its output.
-fn sh(command: &str) -> String {
-    let mut sh = Command::new("sh");
-    // An unprivileged user may not open /run/xtables.lock, the default lock of all legacy programs.
-    let output = sh.args(["-c", command]).env("XTABLES_LOCKFILE", "/proc/self/ns/net").output().unwrap();
-    assert!(output.status.success(), "{command}: {}", String::from_utf8_lossy(&output.stderr));
-    String::from_utf8(output.stdout).unwrap()
 }
 
 /// Returns the output of the variant's `iptables-save` and `ip6tables-save`, without dates and counters.

@@ -8,6 +8,7 @@ use gybe_netfilter::ruleset::Family;
 use nix::sched::{CloneFlags, setns};
 use std::fs::File;
 use std::io::Read;
+use std::process::Command;
 use std::process::{Child, Stdio};
 
 /// A network namespace that another user namespace owns, as a pod with `hostUsers: false` has.

@@ -83,7 +83,6 @@ fn f26_tables_of_others_are_neither_read_nor_touched() {
 fn counters_are_reported_and_make_no_difference() {
     in_new_namespace(|| {
         apply(&Nft, &redirect()).unwrap();
-        crate::namespace::ip("link set lo up");
         // No process listens on the port: one packet is sent, and the connection is refused.
         std::net::TcpStream::connect("127.0.0.1:9").unwrap_err();
         let inventory = inspected();

@@ -1,14 +1,7 @@
-//! A network namespace for one test, and functions that run programs inside it.
+//! Programs that run in the namespace of a test.
 
-use gybe_netfilter::netns::Netns;
+pub(crate) use gybe_integration::namespace::in_new_namespace;
 use std::process::Command;
-
-/// Runs `work` in a network namespace of its own.
-pub(crate) fn in_new_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    let netns = Netns::create();
-    let netns = netns.expect("this test needs a network namespace of its own; run: make test-kernel");
-    netns.run(work).unwrap()
-}
 
 /// Runs a program in the namespace of this thread and returns what it printed.
 #[expect(clippy::disallowed_methods, reason = "the referees of these tests are nft and ip themselves")]

@@ -25,14 +25,6 @@ fn routing() -> Rtnetlink {
     Rtnetlink::open().unwrap()
 }
 
-/// Runs `work` in a new namespace whose loopback interface is up, as a runtime prepares it.
-fn in_pod<T: Send>(work: impl FnOnce() -> T + Send) -> T {
-    in_new_namespace(|| {
-        ip("link set lo up");
-        work()
-    })
-}
-
 #[test]
 fn only_what_a_policy_needs_is_wanted() {
     let wanted = |mode, families, inbound| {
@@ -50,7 +42,7 @@ fn only_what_a_policy_needs_is_wanted() {
 
 #[test]
 fn tproxy_on_both_families_adds_rules_routes_and_the_address_once_however_often() {
-    in_pod(|| {
+    in_new_namespace(|| {
         let mut policy = policy();
         policy.mode = TPROXY;
         let (wanted, mut routing) = (Routes::of(&policy), routing());
@@ -82,7 +74,7 @@ fn our_rule_stands_ahead_of_every_rule_but_that_for_local_addresses() {
         ("from 192.0.2.7 lookup 100 priority 40000", 32765),
         ("from all lookup local priority 100", 32765),
     ] {
-        in_pod(|| {
+        in_new_namespace(|| {
             for family in ["", "-6 "] {
                 ip(&format!(
                     "{family}rule add {}",
@@ -110,7 +102,7 @@ fn our_rule_stands_ahead_of_every_rule_but_that_for_local_addresses() {
 /// The routing rule's priority may come from an earlier version, or from rules that the pod added before it.
 #[test]
 fn a_rule_of_ours_behind_another_is_missed_and_moved() {
-    in_pod(|| {
+    in_new_namespace(|| {
         let mut policy = policy();
         policy.mode = TPROXY;
         let (redirection, wanted) = (Redirection::of(&policy), Routes::of(&policy));
@@ -139,7 +131,7 @@ fn a_rule_that_looks_like_ours_and_is_for_some_packets_only_is_not_taken_for_it(
         "fwmark 0x539 lookup 133 suppress_prefixlength 0 priority 10",
         "fwmark 0x539/0xfff lookup 133 priority 10",
     ] {
-        in_pod(|| {
+        in_new_namespace(|| {
             ip(&format!("rule add {theirs}"));
             let mut policy = policy();
             (policy.mode, policy.families) = (TPROXY, Families::V4Only);
@@ -155,7 +147,7 @@ fn a_rule_that_looks_like_ours_and_is_for_some_packets_only_is_not_taken_for_it(
 #[test]
 fn two_calls_at_once_add_one_rule() {
     for _ in 0..20 {
-        in_pod(|| {
+        in_new_namespace(|| {
             ip("rule add from 192.0.2.7 lookup 100");
             let mut policy = policy();
             policy.mode = TPROXY;
@@ -172,7 +164,7 @@ fn two_calls_at_once_add_one_rule() {
 
 #[test]
 fn where_no_place_is_left_ahead_of_a_pods_rule_that_is_said() {
-    in_pod(|| {
+    in_new_namespace(|| {
         ip("rule add from 192.0.2.7 lookup 100 priority 0");
         let mut policy = policy();
         policy.mode = TPROXY;
@@ -184,7 +176,7 @@ fn where_no_place_is_left_ahead_of_a_pods_rule_that_is_said() {
 
 #[test]
 fn removing_takes_what_is_ours_and_nothing_else() {
-    in_pod(|| {
+    in_new_namespace(|| {
         ip("rule add fwmark 0x539 lookup 134");
         ip("-6 rule add fwmark 7 lookup 133");
         ip("route add local 192.0.2.0/24 dev lo table 133");
@@ -203,7 +195,7 @@ fn removing_takes_what_is_ours_and_nothing_else() {
 
 #[test]
 fn what_somebody_else_added_already_will_do_and_stays_theirs() {
-    in_pod(|| {
+    in_new_namespace(|| {
         ip("rule add fwmark 0x539 lookup 133");
         ip("route add local default dev lo table 133");
         ip("-6 addr add ::6/128 dev lo nodad");
@@ -220,7 +212,7 @@ fn what_somebody_else_added_already_will_do_and_stays_theirs() {
 
 #[test]
 fn a_table_that_leads_elsewhere_is_not_taken_for_ours() {
-    in_pod(|| {
+    in_new_namespace(|| {
         ip("route add blackhole default table 133");
         let mut policy = policy();
         (policy.mode, policy.families) = (TPROXY, Families::V4Only);
@@ -236,7 +228,7 @@ fn a_table_that_leads_elsewhere_is_not_taken_for_ours() {
 #[test]
 fn f40_ipv6_that_is_switched_off_is_said_to_be() {
     for interface in ["all", "lo"] {
-        in_pod(|| {
+        in_new_namespace(|| {
             let switch = format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6");
             std::fs::write(switch, "1").unwrap();
             let error = Routes::of(&policy()).apply(&mut routing()).unwrap_err();
@@ -255,7 +247,7 @@ fn f40_ipv6_that_is_switched_off_is_said_to_be() {
 
 #[test]
 fn without_privilege_the_hint_names_the_capability() {
-    in_pod(|| {
+    in_new_namespace(|| {
         without_privilege();
         let error = Routes::of(&policy()).apply(&mut routing()).unwrap_err();
         assert!(error.hint().unwrap().contains("CAP_NET_ADMIN"), "{error:?}");
@@ -264,7 +256,7 @@ fn without_privilege_the_hint_names_the_capability() {
 
 #[test]
 fn a_redirection_is_rules_and_routes_and_its_differences_name_both() {
-    in_pod(|| {
+    in_new_namespace(|| {
         let mut policy = policy();
         policy.mode = TPROXY;
         let redirection = Redirection::of(&policy);
@@ -295,7 +287,7 @@ fn a_redirection_is_rules_and_routes_and_its_differences_name_both() {
 
 #[test]
 fn routes_of_an_earlier_policy_are_a_difference_and_are_removed() {
-    in_pod(|| {
+    in_new_namespace(|| {
         let mut earlier = policy();
         (earlier.mode, earlier.families) = (TPROXY, Families::V4Only);
         Redirection::of(&earlier).apply_over(&mut routing(), &Nft).unwrap();
@@ -316,7 +308,7 @@ fn routes_of_an_earlier_policy_are_a_difference_and_are_removed() {
 
 #[test]
 fn addresses_come_in_the_kernels_order_with_their_interfaces_index() {
-    in_pod(|| {
+    in_new_namespace(|| {
         ip("link add eth0 index 40 type bridge");
         ip("link add six index 41 type bridge");
         ip("addr add 10.1.2.3/24 dev eth0 label eth0:1");
@@ -334,7 +326,7 @@ fn addresses_come_in_the_kernels_order_with_their_interfaces_index() {
 
 #[test]
 fn a_removal_that_the_kernel_refuses_is_an_error() {
-    in_pod(|| {
+    in_new_namespace(|| {
         let mut policy = policy();
         (policy.mode, policy.families) = (TPROXY, Families::V4AndV6);
         Routes::of(&policy).apply(&mut routing()).unwrap();

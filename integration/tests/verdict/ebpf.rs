@@ -10,7 +10,7 @@ use gybe_integration::failure::Failure;
 use gybe_integration::programs::{ours, run};
 use gybe_integration::vectors::Location;
 use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::verdict::{Answer, Desired, Verdict, VerdictContext, judge_namespace};
+use gybe_netfilter::verdict::{Desired, RedirectionState, Verdict, VerdictContext, judge_namespace};
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use std::fs;
@@ -118,7 +118,7 @@ fn rewriting() -> Vec<bpf::Instruction> {
 fn without_the_privilege_to_read_programs_the_verdict_says_what_it_did_not_see() -> Result<(), Failure> {
     let pod = Pod::new()?;
     let verdict = pod.verdict()?;
-    assert_eq!((verdict.answer, &verdict.reasons[..]), (Answer::Redirected, &[][..]), "{verdict:?}");
+    assert_eq!((verdict.state, &verdict.reasons[..]), (RedirectionState::Redirected, &[][..]), "{verdict:?}");
     let not_read = verdict.notes.iter().any(|note| {
         note == "eBPF programs of the pod's cgroups could not be read: Operation not permitted; it takes \
                  CAP_SYS_ADMIN in the first user namespace"
@@ -151,7 +151,7 @@ fn a_program_that_rewrites_destinations_makes_the_verdict_unknown() -> Result<()
         let _filters = pod.attach(bpf::CGROUP_EGRESS, &returning(1));
         let (answered, verdict) = (pod.answered_by()?, pod.verdict()?);
         assert!(answered.contains("envoy:15001"), "{answered}");
-        assert_eq!(verdict.answer, Answer::Redirected, "{verdict:?}");
+        assert_eq!(verdict.state, RedirectionState::Redirected, "{verdict:?}");
         let says = "at cgroup hook cgroup_inet_egress may drop packets";
         assert!(verdict.notes.iter().any(|note| note.contains(says)), "{verdict:?}");
     }
@@ -182,7 +182,7 @@ fn a_program_that_chooses_the_device_of_sockets_makes_the_verdict_unknown() -> R
     let _binds = pod.attach(bpf::SOCK_CREATE, &code);
     let (answered, verdict) = (pod.answered_by()?, pod.verdict()?);
     assert!(!answered.contains("envoy:15001"), "{answered}");
-    assert_eq!(verdict.answer, Answer::Unknown, "{verdict:?}");
+    assert_eq!(verdict.state, RedirectionState::Unknown, "{verdict:?}");
     let says = "at cgroup hook sock_create may choose the device and the mark of a socket";
     assert!(verdict.reasons.iter().any(|reason| reason.contains(says)), "{verdict:?}");
     Ok(())
@@ -194,22 +194,27 @@ fn programs_at_every_kind_of_hook_are_named() -> Result<(), Failure> {
         return Ok(());
     }
     for (kind, returns, answer, says) in [
-        (bpf::SENDMSG4, 1, Answer::Unknown, "at cgroup hook sendmsg4 may choose another destination"),
-        (bpf::SOCK_OPS, 1, Answer::Unknown, "at cgroup hook sock_ops may move"),
+        (
+            bpf::SENDMSG4,
+            1,
+            RedirectionState::Unknown,
+            "at cgroup hook sendmsg4 may choose another destination",
+        ),
+        (bpf::SOCK_OPS, 1, RedirectionState::Unknown, "at cgroup hook sock_ops may move"),
         (
             bpf::GETSOCKOPT,
             1,
-            Answer::Unknown,
+            RedirectionState::Unknown,
             "at cgroup hook getsockopt may change the original destination",
         ),
-        (bpf::POST_BIND4, 1, Answer::Redirected, "at cgroup hook post_bind4 may refuse a bind"),
-        (bpf::SK_LOOKUP, 1, Answer::Unknown, "at sk_lookup of the network namespace may choose"),
+        (bpf::POST_BIND4, 1, RedirectionState::Redirected, "at cgroup hook post_bind4 may refuse a bind"),
+        (bpf::SK_LOOKUP, 1, RedirectionState::Unknown, "at sk_lookup of the network namespace may choose"),
         // `TCX_NEXT`.
-        (bpf::TCX_INGRESS, u32::MAX, Answer::Unknown, "at tcx ingress of eth0 may rewrite"),
+        (bpf::TCX_INGRESS, u32::MAX, RedirectionState::Unknown, "at tcx ingress of eth0 may rewrite"),
         // `XDP_PASS`.
-        (bpf::XDP, 2, Answer::Unknown, "at XDP of eth0 may rewrite"),
+        (bpf::XDP, 2, RedirectionState::Unknown, "at XDP of eth0 may rewrite"),
         // On a kernel with CONFIG_NETFILTER_NETLINK_HOOK the namespace is known and the answer is unknown.
-        (bpf::NETFILTER, 1, Answer::Redirected, "at netfilter hook output priority 50 may drop"),
+        (bpf::NETFILTER, 1, RedirectionState::Redirected, "at netfilter hook output priority 50 may drop"),
     ] {
         let pod = Pod::new()?;
         let code = returning(returns);
@@ -230,7 +235,7 @@ fn programs_at_every_kind_of_hook_are_named() -> Result<(), Failure> {
         .unwrap_or_else(|why| panic!("{kind:?}: {why}"));
         let verdict = pod.verdict()?;
         let all = [verdict.reasons.clone(), verdict.notes.clone()].concat();
-        assert_eq!(verdict.answer, answer, "{kind:?}: {verdict:?}");
+        assert_eq!(verdict.state, answer, "{kind:?}: {verdict:?}");
         let is_named = |sentence: &String| sentence.contains("gybe_test") && sentence.contains(says);
         assert!(all.iter().any(is_named), "{kind:?}: {verdict:?}");
     }
@@ -245,7 +250,7 @@ fn filters_of_traffic_control_are_named() -> Result<(), Failure> {
         "tc qdisc add dev eth0 clsact && tc filter add dev eth0 egress bpf da bytecode '1,6 0 0 0,'";
     pod.world.foreign(classic)?;
     let verdict = pod.verdict()?;
-    assert_eq!(verdict.answer, Answer::Unknown, "{verdict:?}");
+    assert_eq!(verdict.state, RedirectionState::Unknown, "{verdict:?}");
     assert!(verdict.reasons[0].contains("at tc egress of eth0 is not evaluated"), "{verdict:?}");
     if !may_load() {
         return Ok(());
@@ -267,7 +272,7 @@ fn filters_of_traffic_control_are_named() -> Result<(), Failure> {
     fs::remove_dir(&directory).unwrap();
     assert_eq!(done.code, Some(0), "{done:?}");
     let verdict = pod.verdict()?;
-    assert_eq!(verdict.answer, Answer::Unknown, "{verdict:?}");
+    assert_eq!(verdict.state, RedirectionState::Unknown, "{verdict:?}");
     let reason = &verdict.reasons[0];
     assert!(
         reason.contains("gybe_test") && reason.contains("at tc ingress of eth0 may rewrite"),

@@ -8,11 +8,11 @@ use gybe_integration::parallel::in_parallel;
 use gybe_integration::programs::ours;
 use gybe_integration::vectors::Location;
 use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::verdict::{Answer, Desired, VerdictContext, judge_namespace};
+use gybe_netfilter::verdict::{Desired, RedirectionState, VerdictContext, judge_namespace};
 use std::time::Duration;
 
 /// Rules, the answer, and a part of its reasons or notes.
-type Case = (&'static str, Answer, &'static str);
+type Case = (&'static str, RedirectionState, &'static str);
 
 /// A table of nf_tables with one chain and one rule.
 macro_rules! nft {
@@ -28,84 +28,84 @@ macro_rules! nft {
 }
 
 const CASES: [Case; 34] = [
-    ("true", Answer::Redirected, ""),
+    ("true", RedirectionState::Redirected, ""),
     (
         "iptables-nft -t nat -I OUTPUT -p tcp -j REDIRECT --to-ports 9000",
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "goes to port 9000 of the pod instead of port 15001 of the proxy: hook output priority -100, ip nat OUTPUT",
     ),
     (
         nft!("nat hook output priority -110", "meta skuid 1000 tcp dport 80 redirect to :9000"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "hook output priority -110, inet other theirs: skuid 1000 tcp dport 80 redirect to :9000",
     ),
     (
         nft!("nat hook output priority -90", "meta skuid 1000 tcp dport 80 redirect to :9000"),
-        Answer::Redirected,
+        RedirectionState::Redirected,
         "changes no redirected connection: hook output priority -90, inet other theirs",
     ),
     (
         nft!("nat hook prerouting priority -110", "tcp dport 8080 accept"),
-        Answer::Redirected,
+        RedirectionState::Redirected,
         "changes no redirected connection",
     ),
     (
         nft!("nat hook prerouting priority -110", "tcp dport 8080 dnat ip to 10.244.0.10:9000"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "by eth0",
     ),
     (
         nft!("filter hook output priority -300", "notrack"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "hook output priority -300, inet other theirs: notrack",
     ),
     (
         nft!("filter hook prerouting priority -300", "iifname eth0 notrack"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "hook prerouting priority -300, inet other theirs: iifname \"eth0\" notrack",
     ),
     // After connection tracking this rule has no effect.
     (
         nft!("filter hook output priority 0", "notrack"),
-        Answer::Redirected,
+        RedirectionState::Redirected,
         "changes no redirected connection",
     ),
     // At prerouting no packet has an owner.
     (
         nft!("filter hook prerouting priority -300", "meta skuid 1337 notrack"),
-        Answer::Redirected,
+        RedirectionState::Redirected,
         "changes no redirected connection",
     ),
     // At output it takes the proxy's answers out of connection tracking.
     (
         nft!("filter hook output priority -300", "meta skuid 1337 notrack"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "gets no answer instead of port 15001 of the proxy: hook output priority -300, inet other theirs: skuid 1337 notrack",
     ),
     (
         nft!("filter hook output priority 10", "tcp dport 15001 drop"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "is dropped instead of port 15001 of the proxy: hook output priority 10, inet other theirs: tcp dport 15001 drop",
     ),
     (
         nft!("filter hook output priority 10", "tcp sport 15006 drop"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "hook output priority 10, inet other theirs: tcp sport 15006 drop",
     ),
     // Only answers to clients have such a port behind address translation.
     (
         nft!("filter hook output priority 10", "tcp dport 61000-65535 drop"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "from port 61000 to 198.51.100.1:9999 gets no answer instead of port 15001 of the proxy: hook output priority 10",
     ),
     (
         nft!("filter hook input priority 0; policy drop", "ct state established accept"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "hook input priority 0, inet other theirs: policy drop",
     ),
     (
         nft!("filter hook output priority 10", "ip daddr 169.254.169.254 drop"),
-        Answer::Redirected,
+        RedirectionState::Redirected,
         "changes no redirected connection: hook output priority 10, inet other theirs: ip daddr 169.254.169.254 drop",
     ),
     (
@@ -113,37 +113,37 @@ const CASES: [Case; 34] = [
             "filter hook output priority 10",
             "ip daddr { 10.1.2.0/24, 10.9.0.0/16 } tcp dport { 80, 8000-8100 } drop"
         ),
-        Answer::Redirected,
+        RedirectionState::Redirected,
         "ip daddr { 10.1.2.0-10.1.2.255, 10.9.0.0-10.9.255.255 } tcp dport { 80, 8000-8100 } drop",
     ),
     (
         nft!("filter hook output priority -150", "ip daddr . tcp dport { 10.7.7.7 . 443 } drop"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "to 10.7.7.7:443 is dropped instead of port 15001",
     ),
     (
         nft!("filter hook output priority -150", "tcp dport 443 limit rate over 1/second drop"),
-        Answer::Unknown,
+        RedirectionState::Unknown,
         "tcp dport 443 limit drop",
     ),
     (
         nft!("filter hook output priority -150", "tcp dport < 1024 drop"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "inet other theirs: tcp dport < 1024 drop",
     ),
     (
         nft!("filter hook output priority -150", "tcp dport >= 61000 drop"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "inet other theirs: tcp dport >= 61000 drop",
     ),
     (
         nft!("filter hook output priority -150", "meta skuid < 500 drop"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "is dropped instead of port 15001",
     ),
     (
         nft!("filter hook output priority -150", "tcp dport vmap { 80 : accept, 443 : drop }"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "443 is dropped instead of port 15001",
     ),
     (
@@ -151,54 +151,54 @@ const CASES: [Case; 34] = [
             "nat hook output priority -110",
             "dnat ip to tcp dport map { 80 : 10.1.2.3, 443 : 10.244.0.10 }"
         ),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "goes to 10.1.2.3:80 instead of port 15001",
     ),
     // nft compares both ports in one expression.
     (
         nft!("filter hook output priority -150", "tcp sport 1000 tcp dport 443 drop"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         ":443 is dropped instead of port 15001",
     ),
     (
         nft!("filter hook output priority -150", "ip saddr 10.244.0.10 ip daddr 10.1.2.3 drop"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "to 10.1.2.3:",
     ),
     (
         nft!("filter hook output priority -150", "ct reply ip saddr 10.7.7.7 drop"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "to 10.7.7.7:",
     ),
     (
         nft!("filter hook output priority -150", "meta mark and 0x4 == 0x4 meta mark and 0x2 == 0 drop"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "is dropped instead of port 15001",
     ),
     (
         nft!("filter hook output priority -150", "meta mark and 0x3 == 0x3 drop"),
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "meta mark & 0x3 == 0x3 drop",
     ),
-    (nft!("filter hook output priority -150", "tcp dport 443 counter log"), Answer::Redirected, ""),
+    (nft!("filter hook output priority -150", "tcp dport 443 counter log"), RedirectionState::Redirected, ""),
     (
         "nft -f - <<'END'\ntable netdev other {\nchain theirs {\ntype filter hook ingress device eth0 priority 0;\ndrop\n}\n}\nEND",
-        Answer::Unknown,
+        RedirectionState::Unknown,
         "chain netdev other theirs is not evaluated",
     ),
     (
         "iptables-legacy -t filter -A OUTPUT -p tcp -m multiport --dports 15001,15006 -j REJECT",
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "iptables-legacy filter OUTPUT",
     ),
     (
         "iptables-legacy -t raw -A OUTPUT -p tcp -m owner --uid-owner 1000 -j CT --notrack",
-        Answer::NotRedirected,
+        RedirectionState::NotRedirected,
         "hook output priority -300, iptables-legacy raw OUTPUT",
     ),
     (
         "iptables-nft -t filter -A OUTPUT -d 169.254.169.254 -j DROP",
-        Answer::Redirected,
+        RedirectionState::Redirected,
         "changes no redirected connection: hook output priority 0, ip filter OUTPUT",
     ),
 ];
@@ -208,7 +208,7 @@ fn wrong((script, answer, said): &Case) -> Result<Option<String>, Failure> {
     world.foreign(script)?;
     let verdict = world.verdict()?;
     let all = [verdict.reasons.join("\n"), verdict.notes.join("\n")].concat();
-    if verdict.answer != *answer || !all.contains(said) {
+    if verdict.state != *answer || !all.contains(said) {
         return Ok(Some(format!("{script}\nis {answer:?} because {said:?}, not {verdict:#?}")));
     }
     // A real connection of each kind has the predicted outcome.
@@ -243,10 +243,10 @@ fn rules_of_ours_that_do_nothing_are_not_taken_for_a_redirect_where_the_policy_i
         let judge = || judge_namespace(Desired::NotKnown, VerdictContext::default());
         let pod = world.topology.at(Location::Pod);
         let intact = pod.run(judge)??;
-        assert_eq!(intact.answer, Answer::Redirected, "{intact:?}");
+        assert_eq!(intact.state, RedirectionState::Redirected, "{intact:?}");
         world.foreign(script)?;
         let verdict = pod.run(judge)??;
-        assert_eq!(verdict.answer, Answer::NotRedirected, "{script}: {verdict:?}");
+        assert_eq!(verdict.state, RedirectionState::NotRedirected, "{script}: {verdict:?}");
         assert!(verdict.reasons.join("\n").contains(says), "{script}: {verdict:?}");
     }
     Ok(())

@@ -10,7 +10,7 @@ use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::live::Outcome;
 use gybe_netfilter::trace::{PacketOutcome, trace};
-use gybe_netfilter::verdict::Answer;
+use gybe_netfilter::verdict::RedirectionState;
 use proptest::collection::vec;
 use proptest::sample::select;
 use proptest::strategy::{Just, Strategy, ValueTree};
@@ -145,7 +145,7 @@ fn tried(seed: u64) -> Result<(Vec<String>, [usize; 3]), Failure> {
             PacketOutcome::Intercepted(port) => Outcome::Intercepted(port),
             PacketOutcome::Dropped => Outcome::Dropped,
         };
-        let missed = (outcome != expected && verdict.answer == Answer::Redirected).then(|| {
+        let missed = (outcome != expected && verdict.state == RedirectionState::Redirected).then(|| {
             format!("{}: {outcome:?} instead of {expected:?}, and the verdict is {verdict:?}", flow.id)
         });
         let sentences = sentence.into_iter().chain(missed);

@@ -10,7 +10,7 @@ use gybe_netfilter::compile::compile;
 use gybe_netfilter::live::{LiveRules, Outcome};
 use gybe_netfilter::redirection::Redirection;
 use gybe_netfilter::trace::{PacketOutcome, trace};
-use gybe_netfilter::verdict::{Answer, Desired, VerdictContext, judge_namespace};
+use gybe_netfilter::verdict::{Desired, RedirectionState, VerdictContext, judge_namespace};
 
 /// Writes the vector's policy, reads the rules back, and walks every connection through them.
 fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Failure> {
@@ -58,11 +58,11 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Failure> {
             VerdictContext { only: None, whole: &BackendKind::ALL, programs: None },
         )
     })??;
-    if (judged.answer, judged.holds()) != (Answer::Redirected, true) {
+    if (judged.state, judged.holds()) != (RedirectionState::Redirected, true) {
         wrong.push(format!("{kind} {}: {judged:?}", vector.name));
     }
     let unknown = pod.run(|| judge_namespace(Desired::NotKnown, VerdictContext::default()))??;
-    if unknown.answer != Answer::Redirected {
+    if unknown.state != RedirectionState::Redirected {
         wrong.push(format!("{kind} {} without its policy: {unknown:?}", vector.name));
     }
     Ok(wrong)

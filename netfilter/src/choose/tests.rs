@@ -29,7 +29,7 @@ fn the_first_that_does_what_is_essential_is_chosen() {
     let lame = || findings(&[(Profile::Tproxy, refused("tproxy")), (Profile::V4AndV6, refused("v6"))]);
     let without_lists = || findings(&[(Profile::Lists, Finding::Misbehaves("x".into()))]);
     let (auto, iptables) = (BackendSetting::Auto, BackendSetting::Iptables);
-    for (backends, wish, chosen) in [
+    for (backends, setting, chosen) in [
         (vec![(Nft, all()), (IptablesNft, all()), (IptablesLegacy, all())], auto, Some(Nft)),
         (vec![(Nft, all())], auto, Some(Nft)),
         // nftables with something missing comes before iptables with everything.
@@ -53,8 +53,8 @@ fn the_first_that_does_what_is_essential_is_chosen() {
         (vec![(Nft, none()), (IptablesNft, all())], BackendSetting::Only(Nft), None),
     ] {
         let known = known(&backends);
-        let found = choose(&known, wish);
-        assert_eq!(found.as_ref().ok().map(|choice| choice.backend), chosen, "{wish} {known:?}");
+        let found = choose(&known, setting);
+        assert_eq!(found.as_ref().ok().map(|choice| choice.backend), chosen, "{setting} {known:?}");
         assert!(found.is_ok() || !found.unwrap_err().hint().unwrap().is_empty());
     }
 }
@@ -63,7 +63,7 @@ fn the_first_that_does_what_is_essential_is_chosen() {
 fn no_more_is_tried_than_the_choice_needs() {
     let (all, none) = (|| findings(&[]), || findings(&[(Profile::V4, refused("v4"))]));
     let not_loaded = || Profile::ALL.map(|profile| (profile, Finding::NotLoaded)).into_iter().collect();
-    for (backends, wish, tried) in [
+    for (backends, setting, tried) in [
         (vec![], BackendSetting::Auto, Some(Nft)),
         (vec![(Nft, all())], BackendSetting::Auto, None),
         (vec![(Nft, none())], BackendSetting::Auto, Some(IptablesNft)),
@@ -81,7 +81,7 @@ fn no_more_is_tried_than_the_choice_needs() {
         (vec![(IptablesLegacy, not_loaded())], BackendSetting::Only(IptablesLegacy), Some(IptablesLegacy)),
         (vec![(IptablesLegacy, none())], BackendSetting::Only(IptablesLegacy), None),
     ] {
-        assert_eq!(next(&known(&backends), wish), tried, "{wish} {backends:?}");
+        assert_eq!(next(&known(&backends), setting), tried, "{setting} {backends:?}");
     }
 }
 

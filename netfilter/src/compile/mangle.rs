@@ -27,9 +27,9 @@ pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {
         .rule("keep-mark", [TCP, Match::Mark(Is::In, mark)], Verdict::SaveMark);
     match &p.inbound {
         Inbound::Only(ports) if ports.is_empty() => chain,
-        Inbound::Only(ports) => intercept(spare(chain, p, mark), p, mark, Some(ports)),
+        Inbound::Only(ports) => intercept(exempt(chain, p, mark), p, mark, Some(ports)),
         Inbound::AllBut(excluded) => {
-            let chain = spare(chain, p, mark).when(!excluded.is_empty(), |chain| {
+            let chain = exempt(chain, p, mark).when(!excluded.is_empty(), |chain| {
                 chain.rule("inbound-excluded-port", [TCP, dport(excluded.clone())], Verdict::Return)
             });
             intercept(chain, p, mark, None)
@@ -44,7 +44,7 @@ fn drop_invalid(chain: Chain, p: &RedirectPolicy) -> Chain {
 }
 
 /// Adds the exemptions from interception: arriving TCP packets that must not reach the inbound listener.
-fn spare(chain: Chain, p: &RedirectPolicy, mark: u32) -> Chain {
+fn exempt(chain: Chain, p: &RedirectPolicy, mark: u32) -> Chain {
     chain
         .rule("proxy-keeps-source", [TCP, Match::Mark(Is::In, mark)], Verdict::Return)
         .rule_per_family(

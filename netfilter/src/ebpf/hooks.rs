@@ -1,8 +1,8 @@
-//! Functions at netfilter's hooks that are no chain: eBPF programs and IPVS.
+//! Functions at netfilter's hooks that are not chains: eBPF programs and IPVS.
 //!
 //! The kernel lists the functions of each hook (CONFIG_NETFILTER_NETLINK_HOOK, Linux 5.14; programs are marked
 //! since 6.4). Where it does not, the eBPF programs at netfilter hooks are found among all links of the machine, and
-//! of which namespace they are is not known.
+//! their namespaces are not known.
 
 use super::bpf;
 use super::{Effect, Programs};
@@ -36,13 +36,13 @@ const GENERIC: usize = 4;
 /// outcome is unknown all the same: like a rule it may drop the connections that our rules redirect.
 const DROPS: Effect = Effect::Diverts("may drop connections");
 
-/// Of a program of which the namespace is not known.
-const ELSEWHERE_PERHAPS: Effect =
-    Effect::Filters("may drop connections; the kernel does not report of which network namespace it is");
+/// The effect of a program whose namespace is not known.
+const MAY_DROP_IN_UNKNOWN_NAMESPACE: Effect =
+    Effect::Filters("may drop connections; the kernel does not report its network namespace");
 
 pub(super) fn read(found: &mut Programs) {
     match functions() {
-        Ok(Some(functions)) => functions.iter().for_each(|function| function.note(found)),
+        Ok(Some(functions)) => functions.iter().for_each(|function| function.add_to(found)),
         Ok(None) => links(found),
         Err(why) => found.cannot_read("at netfilter hooks", why),
     }
@@ -53,8 +53,8 @@ fn links(found: &mut Programs) {
         Ok(links) => {
             for link in links {
                 let hook = InetHook::numbered(link.hook).map_or("unknown", InetHook::name);
-                let place = format!("netfilter hook {hook} priority {}", link.priority);
-                found.note(link.program, &place, ELSEWHERE_PERHAPS);
+                let hook = format!("netfilter hook {hook} priority {}", link.priority);
+                found.add_program(link.program, &hook, MAY_DROP_IN_UNKNOWN_NAMESPACE);
             }
         }
         // A kernel without links has none at netfilter hooks.
@@ -74,17 +74,18 @@ struct Function {
 }
 
 impl Function {
-    /// Of the functions without a chain, IPVS and ILA rewrite addresses; conntrack, defragmentation, address
-    /// translation and the security modules are part of what is evaluated, or change no address.
-    fn note(&self, found: &mut Programs) {
-        let place = format!("netfilter hook {} priority {}", self.hook.name(), self.priority);
+    /// Adds the function when it may change the outcome of a connection. Of the functions that are not chains, IPVS and
+    /// ILA rewrite addresses. The others (conntrack, defragmentation, address translation, security modules) are
+    /// evaluated or change no address.
+    fn add_to(&self, found: &mut Programs) {
+        let hook = format!("netfilter hook {} priority {}", self.hook.name(), self.priority);
         if let Some(program) = self.program {
-            found.note(program, &place, DROPS);
+            found.add_program(program, &hook, DROPS);
         }
         if let Some(name) =
             self.name.as_ref().filter(|name| name.starts_with("ip_vs_") || name.starts_with("ila_"))
         {
-            let sentence = format!("function {name} at {place} is not evaluated");
+            let sentence = format!("function {name} at {hook} is not evaluated");
             found.add(Programs { diverting: vec![sentence], ..Programs::default() });
         }
     }
@@ -160,7 +161,7 @@ mod tests {
             (-98, "ip_vs_out_hook", None),
             (10, "nf_hook_run_bpf", Some(u32::MAX)),
         ] {
-            function(InetHook::Output, &entry(priority, name, program)).unwrap().note(&mut found);
+            function(InetHook::Output, &entry(priority, name, program)).unwrap().add_to(&mut found);
         }
         let [ipvs, program] = &found.diverting[..] else { panic!("{found:?}") };
         assert_eq!(ipvs, "function ip_vs_out_hook at netfilter hook output priority -98 is not evaluated");

@@ -1,29 +1,21 @@
-//! What is attached to the interfaces of a network namespace: XDP programs, tcx programs, and the filters of
-//! traffic control. All of them see a packet before or behind netfilter's hooks, and may rewrite it or send it
-//! elsewhere.
+//! The XDP programs, tcx programs and traffic control filters at the interfaces of a network namespace. All of them see a
+//! packet before or behind netfilter's hooks, and may rewrite it or send it elsewhere.
 
 use super::bpf::{self, Target};
 use super::{Effect, Programs};
 use crate::netlink::attr::Attributes;
-use crate::routes::Rtnetlink;
+use crate::routes::{Link, Rtnetlink};
 use nix::errno::Errno;
 
-// include/uapi/linux/rtnetlink.h and if_link.h, v6.18.
-const RTM_GETLINK: u16 = 18;
+// include/uapi/linux/rtnetlink.h, v6.18.
 const RTM_GETQDISC: u16 = 38;
 const RTM_GETTFILTER: u16 = 46;
-const IFLA_IFNAME: u16 = 3;
-const IFLA_XDP: u16 = 43;
-/// `IFLA_XDP_PROG_ID`, and one for each mode (driver, generic, hardware).
-const XDP_PROGRAMS: std::ops::RangeInclusive<u16> = 4..=7;
 const TCA_KIND: u16 = 1;
 const TCA_OPTIONS: u16 = 2;
 /// include/uapi/linux/pkt_cls.h.
 const TCA_BPF_NAME: u16 = 7;
 const TCA_BPF_ID: u16 = 11;
 
-/// `struct ifinfomsg`.
-const LINK_HEADER: usize = 16;
 /// `struct tcmsg`: the interface's index at 4, the handle at 8, the parent at 12.
 const TC_HEADER: usize = 20;
 /// The parents of filters on ingress and egress (`TC_H_MIN_INGRESS`, `TC_H_MIN_EGRESS` of `TC_H_CLSACT`).
@@ -34,20 +26,19 @@ const TCX: [(u32, &str); 2] = [(46, "ingress"), (47, "egress")];
 const REWRITES: Effect = Effect::Diverts("may rewrite, redirect or drop packets");
 
 pub(super) fn read(routing: &mut Rtnetlink, found: &mut Programs) {
-    let Ok(links) = routing.request_list("interfaces", RTM_GETLINK, &[0; LINK_HEADER]) else {
+    let Ok(links) = routing.links() else {
         found.cannot_read("at the interfaces", Errno::EIO);
         return;
     };
-    let links: Vec<Link> = links.iter().filter_map(|entry| link(entry)).collect();
     for link in &links {
-        for program in &link.xdp {
-            found.note(*program, &format!("XDP of {}", link.name), REWRITES);
+        for program in &link.xdp_programs {
+            found.add_program(*program, &format!("XDP of {}", link.name), REWRITES);
         }
         for (attach_type, direction) in TCX {
             match bpf::programs_at(Target::Interface(link.index), attach_type) {
                 Ok(ids) => {
-                    let place = format!("tcx {direction} of {}", link.name);
-                    ids.into_iter().for_each(|id| found.note(id, &place, REWRITES));
+                    let hook = format!("tcx {direction} of {}", link.name);
+                    ids.into_iter().for_each(|id| found.add_program(id, &hook, REWRITES));
                 }
                 Err(Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOSYS | Errno::ENODEV) => {}
                 Err(why) => found.cannot_read("at tcx of the interfaces", why),
@@ -55,31 +46,31 @@ pub(super) fn read(routing: &mut Rtnetlink, found: &mut Programs) {
         }
     }
     // A kernel without traffic control lists nothing.
-    let queues =
+    let disciplines =
         routing.request_list("queueing disciplines", RTM_GETQDISC, &[0; TC_HEADER]).unwrap_or_default();
-    let queues: Vec<Queue> = queues.iter().filter_map(|entry| queue(entry)).collect();
+    let disciplines: Vec<Discipline> = disciplines.iter().filter_map(|entry| discipline(entry)).collect();
     for link in &links {
-        for queue in queues.iter().filter(|queue| queue.interface == link.index) {
-            for (parent, place) in queue.parents() {
-                filters(routing, link, parent, place, found);
+        for discipline in disciplines.iter().filter(|one| one.interface == link.index) {
+            for (parent, direction) in discipline.parents() {
+                filters(routing, link, parent, direction, found);
             }
         }
     }
 }
 
-fn filters(routing: &mut Rtnetlink, link: &Link, parent: u32, place: &str, found: &mut Programs) {
+fn filters(routing: &mut Rtnetlink, link: &Link, parent: u32, direction: &str, found: &mut Programs) {
     let mut header = [0; TC_HEADER];
     header[4..8].copy_from_slice(&link.index.to_ne_bytes());
     header[12..16].copy_from_slice(&parent.to_ne_bytes());
-    // A discipline without filters refuses the question.
+    // The kernel refuses the request for a discipline without filters.
     for entry in
         routing.request_list("filters of traffic control", RTM_GETTFILTER, &header).unwrap_or_default()
     {
-        let place = format!("tc {place} of {}", link.name);
+        let hook = format!("tc {direction} of {}", link.name);
         match filter(&entry) {
-            Some(Filter::Program(id)) => found.note(id, &place, REWRITES),
+            Some(Filter::Program(id)) => found.add_program(id, &hook, REWRITES),
             Some(Filter::Other(name)) => {
-                let sentence = format!("filter {name} at {place} is not evaluated");
+                let sentence = format!("filter {name} at {hook} is not evaluated");
                 found.add(Programs { diverting: vec![sentence], ..Programs::default() });
             }
             None => {}
@@ -87,31 +78,15 @@ fn filters(routing: &mut Rtnetlink, link: &Link, parent: u32, place: &str, found
     }
 }
 
-struct Link {
-    index: u32,
-    name: String,
-    xdp: Vec<u32>,
-}
-
-fn link(entry: &[u8]) -> Option<Link> {
-    let (header, rest) = entry.split_first_chunk::<LINK_HEADER>()?;
-    let attributes = Attributes::of(rest);
-    let xdp = attributes.get(IFLA_XDP).map_or(&[][..], |xdp| xdp.value);
-    let programs = Attributes::of(xdp).filter(|attribute| XDP_PROGRAMS.contains(&attribute.kind));
-    let mut xdp: Vec<u32> = programs.filter_map(|id| id.ne32()).filter(|id| *id != 0).collect();
-    xdp.dedup();
-    Some(Link { index: number(header, 4)?, name: attributes.get(IFLA_IFNAME)?.name(), xdp })
-}
-
 /// A queueing discipline.
-struct Queue {
+struct Discipline {
     interface: u32,
     handle: u32,
     kind: String,
 }
 
-impl Queue {
-    /// Where its filters hang. Those of its classes are not asked for.
+impl Discipline {
+    /// The parents of its filters, each with the direction of its packets. Filters of its classes are not read.
     fn parents(&self) -> Vec<(u32, &'static str)> {
         match self.kind.as_str() {
             "clsact" => CLSACT.to_vec(),
@@ -123,10 +98,10 @@ impl Queue {
     }
 }
 
-fn queue(entry: &[u8]) -> Option<Queue> {
+fn discipline(entry: &[u8]) -> Option<Discipline> {
     let (header, rest) = entry.split_first_chunk::<TC_HEADER>()?;
     let kind = Attributes::of(rest).get(TCA_KIND)?.name();
-    Some(Queue { interface: number(header, 4)?, handle: number(header, 8)?, kind })
+    Some(Discipline { interface: number(header, 4)?, handle: number(header, 8)?, kind })
 }
 
 enum Filter {

@@ -1,40 +1,40 @@
-//! Two inventories compared: each thing that is not as it should be, by the name people know.
+//! Compares two inventories: returns each chain, set, rule and element that differs, by its name.
 
 use super::{Inventory, Item, Part, PartKind};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-/// One thing that is not as it should be. `item` is `None` when it is the chain or set itself.
+/// One difference between the desired and the observed inventory. `item` is `None` when the chain or set itself differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Difference {
-    /// It should be there and is not.
+    /// It is desired and absent.
     Missing {
         /// Chain or set.
         kind: PartKind,
-        /// Which one.
+        /// Its name.
         part: String,
         /// The rule or element in it.
         item: Option<String>,
     },
-    /// It is there, and it is another.
+    /// It is there with another content.
     Changed {
         /// Chain or set.
         kind: PartKind,
-        /// Which one.
+        /// Its name.
         part: String,
         /// The rule or element in it.
         item: Option<String>,
     },
-    /// It is there and should not be.
+    /// It is there and not desired.
     Extra {
         /// Chain or set.
         kind: PartKind,
-        /// Which one.
+        /// Its name.
         part: String,
         /// The rule or element in it.
         item: Option<String>,
     },
-    /// It is there, but not in its place among the others.
+    /// It is there, in another order.
     Moved {
         /// The chain.
         part: String,
@@ -61,45 +61,45 @@ impl fmt::Display for Difference {
     }
 }
 
-/// What has to change in `found` to be as `wanted`.
-pub(super) fn between(wanted: &Inventory, found: &Inventory) -> Vec<Difference> {
+/// Returns the differences of `found` from `desired`.
+pub(super) fn between(desired: &Inventory, found: &Inventory) -> Vec<Difference> {
     let key = |part: &Part| (part.kind, part.name.clone());
     let there: HashMap<_, &Part> = found.parts.iter().map(|part| (key(part), part)).collect();
-    let asked: HashSet<_> = wanted.parts.iter().map(key).collect();
+    let names: HashSet<_> = desired.parts.iter().map(key).collect();
     let mut all = Vec::new();
-    for part in &wanted.parts {
+    for part in &desired.parts {
         match there.get(&key(part)) {
             Some(other) => compare(part, other, &mut all),
             None => all.push(Difference::Missing { kind: part.kind, part: part.name.clone(), item: None }),
         }
     }
-    let extra = found.parts.iter().filter(|part| !asked.contains(&key(part)));
+    let extra = found.parts.iter().filter(|part| !names.contains(&key(part)));
     all.extend(extra.map(|p| Difference::Extra { kind: p.kind, part: p.name.clone(), item: None }));
     all
 }
 
-pub(super) fn compare(wanted: &Part, found: &Part, all: &mut Vec<Difference>) {
-    let (kind, part) = (wanted.kind, &wanted.name);
-    if wanted.form != found.form {
+pub(super) fn compare(desired: &Part, found: &Part, all: &mut Vec<Difference>) {
+    let (kind, part) = (desired.kind, &desired.name);
+    if desired.form != found.form {
         all.push(Difference::Changed { kind, part: part.clone(), item: None });
     }
-    if wanted.items.len() == found.items.len() && wanted.items.iter().zip(&found.items).all(same) {
+    if desired.items.len() == found.items.len() && desired.items.iter().zip(&found.items).all(same) {
         return;
     }
-    // The first of several with one id stands for it; the others are too many.
-    let mut left: HashMap<&str, (usize, &Item)> = HashMap::with_capacity(found.items.len());
+    // Of several found items with one id the first is compared; the others are extra.
+    let mut first_found: HashMap<&str, (usize, &Item)> = HashMap::with_capacity(found.items.len());
     for (position, item) in found.items.iter().enumerate().rev() {
-        left.insert(&item.id, (position, item));
+        first_found.insert(&item.id, (position, item));
     }
-    let mut places = Vec::new();
+    let mut positions = Vec::new();
     let mut kept = HashSet::new();
-    for item in &wanted.items {
+    for item in &desired.items {
         let named = Some(item.id.clone());
-        match left.get(item.id.as_str()) {
+        match first_found.get(item.id.as_str()) {
             None => all.push(Difference::Missing { kind, part: part.clone(), item: named }),
             Some((position, other)) => {
                 kept.insert(*position);
-                places.push((*position, item));
+                positions.push((*position, item));
                 if !same((item, other)) {
                     all.push(Difference::Changed { kind, part: part.clone(), item: named });
                 }
@@ -107,25 +107,25 @@ pub(super) fn compare(wanted: &Part, found: &Part, all: &mut Vec<Difference>) {
         }
     }
     if kind == PartKind::Chain {
-        let moved = out_of_place(&places);
+        let moved = out_of_order(&positions);
         all.extend(moved.map(|item| Difference::Moved { part: part.clone(), item: item.id.clone() }));
     }
     let extra = found.items.iter().enumerate().filter(|(position, _)| !kept.contains(position));
     all.extend(extra.map(|(_, i)| Difference::Extra { kind, part: part.clone(), item: Some(i.id.clone()) }));
 }
 
-fn same((wanted, found): (&Item, &Item)) -> bool {
-    wanted.id == found.id && wanted.form == found.form
+fn same((desired, found): (&Item, &Item)) -> bool {
+    desired.id == found.id && desired.form == found.form
 }
 
-/// The fewest items that would have to move: those outside the longest ascending run of positions. A chain
-/// may have thousands of rules, so for each length only the run with the lowest end is known, by its last
-/// item, and of each item the one before it.
-fn out_of_place<'i>(places: &[(usize, &'i Item)]) -> impl Iterator<Item = &'i Item> {
-    let position = |at: usize| places.get(at).map(|(position, _)| *position);
-    let (mut ends, mut before) = (Vec::<usize>::new(), Vec::with_capacity(places.len()));
-    for (at, (place, _)) in places.iter().enumerate() {
-        let length = ends.partition_point(|end| position(*end) < Some(*place));
+/// The fewest items that have to move to be in order: those outside the longest ascending subsequence of positions. A
+/// chain may have thousands of rules, so the search keeps, for each length, only the subsequence with the lowest end: its
+/// last item, and for each item the one before it.
+fn out_of_order<'i>(positions: &[(usize, &'i Item)]) -> impl Iterator<Item = &'i Item> {
+    let position = |at: usize| positions.get(at).map(|(position, _)| *position);
+    let (mut ends, mut before) = (Vec::<usize>::new(), Vec::with_capacity(positions.len()));
+    for (at, (found_at, _)) in positions.iter().enumerate() {
+        let length = ends.partition_point(|end| position(*end) < Some(*found_at));
         before.push(length.checked_sub(1).and_then(|shorter| ends.get(shorter)).copied());
         match ends.get_mut(length) {
             Some(end) => *end = at,
@@ -134,8 +134,12 @@ fn out_of_place<'i>(places: &[(usize, &'i Item)]) -> impl Iterator<Item = &'i It
     }
     let last = ends.last().copied();
     let stay: HashSet<usize> = std::iter::successors(last, |at| before.get(*at).copied().flatten()).collect();
-    let moved: Vec<_> =
-        places.iter().enumerate().filter(|(at, _)| !stay.contains(at)).map(|(_, (_, item))| *item).collect();
+    let moved: Vec<_> = positions
+        .iter()
+        .enumerate()
+        .filter(|(at, _)| !stay.contains(at))
+        .map(|(_, (_, item))| *item)
+        .collect();
     moved.into_iter()
 }
 
@@ -157,8 +161,8 @@ mod tests {
         Inventory::of(vec![part(PartKind::Chain, "nat-output", ids)])
     }
 
-    fn sentences(wanted: &Inventory, found: &Inventory) -> Vec<String> {
-        wanted.differences(found).iter().map(ToString::to_string).collect()
+    fn sentences(desired: &Inventory, found: &Inventory) -> Vec<String> {
+        desired.differences(found).iter().map(ToString::to_string).collect()
     }
 
     #[test]
@@ -173,12 +177,12 @@ mod tests {
         let mut found = chain(&["a", "c", "x"]);
         found.parts[0].items[1].form = vec![9];
         let all = sentences(&chain(&["a", "b", "c"]), &found);
-        let wanted = [
+        let desired = [
             r#"rule "b" in chain nat-output is missing"#,
             r#"rule "c" in chain nat-output is not as it was written"#,
             r#"rule "x" in chain nat-output should not be there"#,
         ];
-        assert_eq!(all, wanted);
+        assert_eq!(all, desired);
     }
 
     #[test]
@@ -206,12 +210,12 @@ mod tests {
 
     #[test]
     fn chains_and_sets_are_told_apart_and_elements_named() {
-        let wanted =
+        let desired =
             Inventory::of(vec![part(PartKind::Set, "ports", &["80"]), part(PartKind::Chain, "c", &[])]);
         let mut found =
             Inventory::of(vec![part(PartKind::Set, "ports", &["81"]), part(PartKind::Chain, "ports", &[])]);
         found.parts[1].form = vec![2];
-        let all = sentences(&wanted, &found);
+        let all = sentences(&desired, &found);
         let sentences = [
             "chain c is missing",
             "set ports is not as it was written",

@@ -34,9 +34,9 @@ impl Line {
     }
 }
 
-/// The most rules of a product that is multiplied out: for a packet a jump to another chain is slower than a few rules,
-/// and rules of an earlier version still compare as equal.
-const MULTIPLIED_OUT: usize = 128;
+/// A product of at most this many rules is multiplied out: a jump to another chain costs a packet more than a few rules,
+/// and earlier versions of Gybe wrote such rules, which still compare as equal.
+const MAX_PRODUCT: usize = 128;
 
 /// The iptables rules of one rule.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -48,7 +48,7 @@ pub(super) struct Expansion {
 }
 
 /// The names of further chains.
-pub(super) struct Names<'n> {
+pub(super) struct ChainNames<'n> {
     /// The chain that carries out a divert with a mark.
     pub divert: &'n dyn Fn(u32) -> String,
     /// The number of list chains that the table has already.
@@ -62,15 +62,15 @@ pub(super) struct Excess {
     pub rules: usize,
 }
 
-/// Returns the iptables rules of `family` for `rule`, at most `most`; none when the rule is for the other family or
+/// Returns the iptables rules of `family` for `rule`, at most `limit`; none when the rule is for the other family or
 /// cannot match.
 pub(super) fn expand(
     rule: &Rule,
     family: Family,
-    names: &Names<'_>,
-    most: usize,
+    names: &ChainNames<'_>,
+    limit: usize,
 ) -> Result<Expansion, Excess> {
-    let Some(shape) = Shape::of(rule, family) else { return Ok(Expansion::default()) };
+    let Some(merged) = MergedMatches::of(rule, family) else { return Ok(Expansion::default()) };
     let target = match rule.verdict {
         Verdict::Return => Target::Return,
         Verdict::Drop => Target::Drop,
@@ -85,13 +85,13 @@ pub(super) fn expand(
     };
     // In a called chain these verdicts return to the calling chain.
     let returns = matches!(rule.verdict, Verdict::Return | Verdict::Goto(_));
-    let mut factors = shape.factors();
+    let mut factors = merged.factors();
     let product = factors.iter().fold(1, |product: usize, factor| product.saturating_mul(factor.len()));
-    let outer = if product > MULTIPLIED_OUT && !returns { outer(&mut factors) } else { Vec::new() };
+    let outer = if product > MAX_PRODUCT && !returns { outer(&mut factors) } else { Vec::new() };
     let called: usize = outer.iter().map(Vec::len).sum();
     let product = factors.iter().fold(1, |product: usize, factor| product.saturating_mul(factor.len()));
     let rules = product.saturating_add(called);
-    if rules > most {
+    if rules > limit {
         return Err(Excess { rules });
     }
     let line = |mut tokens: Vec<Token>, target: Target| {
@@ -136,12 +136,12 @@ fn outer(factors: &mut Vec<Factor>) -> Vec<Factor> {
 
 /// Returns every combination of one alternative of each factor.
 fn choices(factors: &[Factor]) -> Vec<Vec<Token>> {
-    factors.iter().fold(vec![Vec::new()], |drafts, factor| times(&drafts, factor))
+    factors.iter().fold(vec![Vec::new()], |drafts, factor| combine(&drafts, factor))
 }
 
 /// The matches of a rule, merged by property, because iptables accepts each option once.
 #[derive(Default)]
-struct Shape<'a> {
+struct MergedMatches<'a> {
     source: Option<Addresses>,
     destination: Option<Addresses>,
     arrives_by: Option<BTreeSet<InterfaceName>>,
@@ -152,19 +152,19 @@ struct Shape<'a> {
     others: Vec<Vec<Token>>,
 }
 
-impl<'a> Shape<'a> {
+impl<'a> MergedMatches<'a> {
     /// Returns `None` for a rule of the other family.
     fn of(rule: &'a Rule, family: Family) -> Option<Self> {
-        let mut shape = Self::default();
+        let mut merged = Self::default();
         for condition in &rule.matches {
-            shape.add(condition, family)?;
+            merged.add(condition, family)?;
         }
         // iptables accepts these targets and port matches only in a rule with a protocol.
         let needs_ports = matches!(rule.verdict, Verdict::Redirect(_) | Verdict::Tproxy { .. });
-        if shape.protocols.is_none() && (needs_ports || !shape.ports.is_empty()) {
-            shape.protocols = Some(BTreeSet::from([Transport::Tcp, Transport::Udp]));
+        if merged.protocols.is_none() && (needs_ports || !merged.ports.is_empty()) {
+            merged.protocols = Some(BTreeSet::from([Transport::Tcp, Transport::Udp]));
         }
-        Some(shape)
+        Some(merged)
     }
 
     fn add(&mut self, condition: &'a Match, family: Family) -> Option<()> {
@@ -202,7 +202,7 @@ impl<'a> Shape<'a> {
         let with_ports = |protocol| {
             let protocol_alone = vec![vec![Token::Protocol(protocol)]];
             self.ports.iter().fold(protocol_alone, |drafts, (end, is, set)| {
-                times(&drafts, &single(port_choices(protocol, *end, *is, set)))
+                combine(&drafts, &single(port_choices(protocol, *end, *is, set)))
             })
         };
         factors.push(match self.protocols {
@@ -213,12 +213,13 @@ impl<'a> Shape<'a> {
     }
 }
 
+/// A factor whose alternatives have one token each, or none.
 fn single(choices: Vec<Option<Token>>) -> Factor {
     choices.into_iter().map(|choice| choice.into_iter().collect()).collect()
 }
 
 /// Returns every combination of a draft and a choice.
-fn times(drafts: &[Vec<Token>], choices: &Factor) -> Vec<Vec<Token>> {
+fn combine(drafts: &[Vec<Token>], choices: &Factor) -> Vec<Vec<Token>> {
     let with = |draft: &Vec<Token>, choice: &Vec<Token>| [draft.as_slice(), choice].concat();
     drafts.iter().flat_map(|draft| choices.iter().map(|choice| with(draft, choice))).collect()
 }

@@ -28,7 +28,7 @@ impl Addresses {
 
     /// The addresses in both, because iptables accepts each option once.
     pub(super) fn and(self, other: Self) -> Self {
-        let (ours, theirs) = (self.spelled_out(), other.spelled_out());
+        let (ours, theirs) = (self.into_networks(), other.into_networks());
         let both = ours.iter().flat_map(|a| theirs.iter().filter_map(move |b| narrower(*a, *b)));
         Self::Any(both.collect())
     }
@@ -43,7 +43,7 @@ impl Addresses {
         }
     }
 
-    fn spelled_out(self) -> Vec<IpNet> {
+    fn into_networks(self) -> Vec<IpNet> {
         match self {
             Self::Any(nets) => nets,
             Self::AllBut(net) => {

@@ -6,7 +6,7 @@
 //! writes those that differ.
 
 use super::error::IptablesError;
-use super::expand::{Excess, Expansion, Line, Names, expand};
+use super::expand::{ChainNames, Excess, Expansion, Line, expand};
 use super::layout::{FAMILIES, MARK, MAX_RULES, TABLES};
 use super::rules::{FamilyRules, IptablesRules, RuleText, TableRules};
 use super::token::{Target, Token};
@@ -32,7 +32,12 @@ struct RuleBudget {
 }
 
 impl RuleBudget {
-    fn expand(&mut self, rule: &Rule, family: Family, names: &Names<'_>) -> Result<Expansion, IptablesError> {
+    fn expand(
+        &mut self,
+        rule: &Rule,
+        family: Family,
+        names: &ChainNames<'_>,
+    ) -> Result<Expansion, IptablesError> {
         let expansion = expand(rule, family, names, MAX_RULES.saturating_sub(self.rendered));
         let count = match &expansion {
             Ok(expansion) => {
@@ -64,7 +69,7 @@ fn render_family(
         let (mut entries, mut called) = (Vec::new(), BTreeMap::new());
         for rule in &chain.rules {
             let lists = lists.entry(stage).or_default();
-            let expansion = budget.expand(rule, family, &Names { divert: &divert, lists: *lists })?;
+            let expansion = budget.expand(rule, family, &ChainNames { divert: &divert, lists: *lists })?;
             *lists += expansion.lists.len();
             entries.extend(expansion.lines.into_iter().map(RuleText::from));
             let chains = expansion.lists.into_iter();

@@ -1,9 +1,10 @@
 //! Gybe's rules in the tables of iptables: the same value for rendered rules and for rules read from the kernel.
 
 use super::expand::Line;
-use super::save::words;
+use super::layout::family_name;
+use super::words::{quoted, words};
+use crate::inventory::{Inventory, Item, Part, PartKind};
 use crate::ruleset::{Family, Stage};
-use std::borrow::Cow;
 use std::collections::BTreeMap;
 
 /// Gybe's rules of both families.
@@ -100,19 +101,19 @@ impl RuleText {
 
     /// Its comment, the id of a rule of the ruleset; or empty.
     pub(super) fn comment(&self) -> String {
-        self.after(&["--comment"]).unwrap_or_default()
+        self.value_of(&["--comment"]).unwrap_or_default()
     }
 
     /// Its target or chain, or empty.
     pub(super) fn target(&self) -> String {
-        self.after(&["-j", "-g"]).unwrap_or_default()
+        self.value_of(&["-j", "-g"]).unwrap_or_default()
     }
 
     fn words(&self) -> Vec<String> {
         words(&self.text).unwrap_or_default()
     }
 
-    fn after(&self, options: &[&str]) -> Option<String> {
+    fn value_of(&self, options: &[&str]) -> Option<String> {
         let words = self.words();
         // A comment may look like an option.
         let is_comment = |at: usize| {
@@ -141,19 +142,6 @@ impl RuleText {
     }
 }
 
-/// Quotes a word as `xtables_save_string` does: only where necessary, with double quotes.
-fn quoted(word: &str) -> Cow<'_, str> {
-    if word.is_empty() || word.contains([' ', '\n', '"', '\'', '\\']) {
-        let escaped: String = word
-            .chars()
-            .flat_map(|c| ['"', '\'', '\\'].contains(&c).then_some('\\').into_iter().chain([c]))
-            .collect();
-        format!("\"{escaped}\"").into()
-    } else {
-        word.into()
-    }
-}
-
 impl TableRules {
     /// The rules that may be written back, and the number of those that may not.
     pub(super) fn writable(&self) -> (Self, usize) {
@@ -168,4 +156,42 @@ impl TableRules {
             .sum();
         (kept, dropped)
     }
+}
+
+/// The inventory of both families: one part for each of Gybe's chains and for each other chain that leads into one, with
+/// the name that iptables commands use (`ip nat ISTIO_OUTPUT`).
+pub(super) fn inventory(rules: &IptablesRules) -> Inventory {
+    let tables = rules.iter().flat_map(|(family, tables)| {
+        tables.iter().flat_map(move |(stage, table)| parts(*family, *stage, table))
+    });
+    Inventory::of(tables.collect())
+}
+
+fn parts(family: Family, stage: Stage, table: &TableRules) -> impl Iterator<Item = Part> {
+    let full_name = move |chain: &str| format!("{} {} {chain}", family_name(family), stage.table());
+    let part = move |(chain, rules): (&String, &Vec<RuleText>)| Part {
+        kind: PartKind::Chain,
+        name: full_name(chain),
+        form: Vec::new(),
+        items: items(rules),
+    };
+    table.chains.iter().chain(&table.hooks).map(part)
+}
+
+/// The rules of one chain. A rule with lists is several rules here: `id`, `id#2`, `id#3`, in order.
+fn items(rules: &[RuleText]) -> Vec<Item> {
+    let mut counts = BTreeMap::<String, usize>::new();
+    let items = rules.iter().map(|rule| {
+        // The rules that carry out a divert have no id.
+        let id = Some(rule.comment()).filter(|id| !id.is_empty()).unwrap_or_else(|| rule.target());
+        let count = counts.entry(id.clone()).or_default();
+        *count += 1;
+        Item {
+            id: if *count == 1 { id } else { format!("{id}#{count}") },
+            form: rule.text().as_bytes().to_vec(),
+            packets: rule.counters.map(|counters| counters.packets),
+            bytes: rule.counters.map(|counters| counters.bytes),
+        }
+    });
+    items.collect()
 }

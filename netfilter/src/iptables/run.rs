@@ -4,7 +4,7 @@
 use super::error::IptablesError;
 use super::programs::Program;
 use super::user_namespace::confine;
-use crate::program::{NotRun, run};
+use crate::program::{OutputLimits, ProgramError, run};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
@@ -73,10 +73,9 @@ pub(super) struct ProgramOutput {
     pub stderr: String,
 }
 
-/// Bytes of stdout; the rules of one namespace never take as much.
-const MAX_STDOUT: u64 = 64 << 20;
-/// Bytes of stderr, and how many of them an error message may quote.
-const MAX_STDERR: u64 = 64 << 10;
+/// The rules of one namespace never take 64 MiB of stdout.
+const LIMITS: OutputLimits = OutputLimits { stdout: 64 << 20, stderr: 64 << 10 };
+/// The bytes of stderr that an error message may quote.
 const MAX_QUOTED: usize = 4 << 10;
 
 impl Conditions<'_> {
@@ -95,11 +94,10 @@ impl Conditions<'_> {
         let not_run = |source| IptablesError::NotRun { program: program.path.clone(), source };
         let time = self.time_left();
         let command = self.command(program, arguments).map_err(not_run)?;
-        let longest = (MAX_STDOUT, MAX_STDERR);
-        let ended = run(command, input.as_bytes(), time, longest).map_err(|fault| match fault {
-            NotRun::Late(after) => IptablesError::Deadline { program: program.path.clone(), after },
-            NotRun::Talk(source) => not_run(source),
-            NotRun::Start(source) => match source.raw_os_error().map(Errno::from_raw) {
+        let output = run(command, input.as_bytes(), time, LIMITS).map_err(|fault| match fault {
+            ProgramError::Timeout(after) => IptablesError::Deadline { program: program.path.clone(), after },
+            ProgramError::Io(source) => not_run(source),
+            ProgramError::Start(source) => match source.raw_os_error().map(Errno::from_raw) {
                 // Fails between fork and exec: the user namespace may not have a root user to become.
                 Some(Errno::EINVAL | Errno::EPERM) if self.user_namespace.is_some() => {
                     IptablesError::UserNamespace(source)
@@ -108,9 +106,9 @@ impl Conditions<'_> {
             },
         })?;
         Ok(ProgramOutput {
-            status: ended.status,
-            stdout: String::from_utf8_lossy(&ended.stdout).into_owned(),
-            stderr: String::from_utf8_lossy(ended.stderr.get(..MAX_QUOTED).unwrap_or(&ended.stderr))
+            status: output.status,
+            stdout: String::from_utf8_lossy(&output.stdout).into_owned(),
+            stderr: String::from_utf8_lossy(output.stderr.get(..MAX_QUOTED).unwrap_or(&output.stderr))
                 .into_owned(),
         })
     }

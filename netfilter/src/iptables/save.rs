@@ -3,14 +3,11 @@
 //! Comments are free text, line breaks included, that a process in the pod may have written; they are parsed as
 //! quoted words, so that no comment is taken for a rule. Other owners' rules are skipped.
 
-mod lines;
-
 use super::layout::{MARK, PREFIX, TABLES};
 use super::rules::{Counters, FamilyRules, RuleText, TableRules};
+use super::words::{logical_lines, words};
 use crate::ruleset::{Hook, Stage};
 use crate::xt::legacy::{LegacyRule, LegacyTable};
-use lines::logical_lines;
-pub(super) use lines::words;
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The rules in one family's tables that matter to Gybe.
@@ -52,7 +49,7 @@ pub(super) fn parse(text: &str) -> Result<SavedRules, SaveError> {
         } else if line.starts_with('#') {
             refuse_incompatible(line)?;
         } else if let Some(table) = open.as_mut().filter(|_| stage.is_some()) {
-            table.take(line)?;
+            table.add_line(line)?;
         }
     }
     if open.is_some() {
@@ -114,7 +111,7 @@ fn legacy_rule(rule: &LegacyRule, number: usize) -> RuleText {
 }
 
 impl SavedTable {
-    fn take(&mut self, line: &str) -> Result<(), SaveError> {
+    fn add_line(&mut self, line: &str) -> Result<(), SaveError> {
         let not_a_rule = || SaveError::NotARule(line.chars().take(80).collect());
         if let Some(declared) = line.strip_prefix(':') {
             // `:NAME - [0:0]`; a built-in chain has a policy in place of the dash.

@@ -1,17 +1,20 @@
-//! Reads and writes the tables of one network namespace with the programs of one variant.
+//! Reads and writes the tables of one network namespace: with the programs of one variant, or, for reads of
+//! iptables-legacy, from the kernel, which is quicker and possible on a node without the programs.
 
 use super::error::IptablesError;
-use super::layout::{FAMILIES, TABLES};
-use super::legacy::read_legacy;
+use super::layout::{DEADLINE, FAMILIES, TABLES};
 use super::programs::{FamilyPrograms, Program, Programs, Variant};
 use super::restore::transaction;
 use super::rules::{FamilyRules, IptablesRules};
 use super::run::{Conditions, ProgramOutput};
 use super::save::{self, SavedRules};
 use crate::access::NamespaceAccess;
-use crate::chains::ListedChain;
+use crate::nft::listed_chains::ListedChain;
 use crate::nft::uapi::{NFPROTO_IPV4, NFPROTO_IPV6};
 use crate::ruleset::Family;
+use crate::xt::legacy;
+use std::fs::TryLockError;
+use std::time::Duration;
 
 /// Programs of one variant in the network namespace of the calling thread.
 pub(super) struct Session<'a> {
@@ -143,6 +146,33 @@ fn summary(stderr: &str) -> String {
     let is_informative =
         |line: &&str| !line.is_empty() && !line.starts_with("# Warning") && !line.starts_with("Try `");
     stderr.lines().map(str::trim).filter(is_informative).take(4).collect::<Vec<_>>().join("; ")
+}
+
+/// Access under the namespace's lock.
+pub(super) fn locked(time: Duration) -> Result<NamespaceAccess, IptablesError> {
+    NamespaceAccess::locked(time).map_err(|error| match error {
+        TryLockError::WouldBlock => IptablesError::Busy { after: time },
+        TryLockError::Error(source) => IptablesError::NoLock(source),
+    })
+}
+
+/// The rules in the namespace's legacy tables. Where there are no such tables, this reads two files of `/proc`.
+pub(crate) fn legacy_rules(access: &NamespaceAccess) -> Result<Vec<(Family, SavedRules)>, IptablesError> {
+    let mut names = FAMILIES.into_iter().map(legacy::table_names);
+    if names.all(|names| names.is_ok_and(|names| names.is_empty())) {
+        return Ok(Vec::new());
+    }
+    // A backend writes several tables one after the other; a state in between must not be judged.
+    let _lock = if access.is_locked() { None } else { Some(locked(DEADLINE)?) };
+    FAMILIES.into_iter().map(|family| Ok((family, read_legacy(family)?))).collect()
+}
+
+/// The rules of one family.
+fn read_legacy(family: Family) -> Result<SavedRules, IptablesError> {
+    let names = legacy::table_names(family)?;
+    let written = TABLES.into_iter().filter(|stage| names.iter().any(|name| stage.table() == name));
+    let tables = written.map(|stage| Ok((stage, legacy::table(family, stage.table())?)));
+    Ok(save::of_legacy(&tables.collect::<Result<_, IptablesError>>()?))
 }
 
 #[cfg(test)]

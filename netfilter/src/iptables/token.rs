@@ -16,7 +16,7 @@ pub(super) enum Transport {
 }
 
 impl Transport {
-    fn word(self) -> &'static str {
+    fn name(self) -> &'static str {
         match self {
             Self::Tcp => "tcp",
             Self::Udp => "udp",
@@ -104,9 +104,9 @@ impl Token {
             Self::Destination(is, net) => basic(words, *is, "-d", &net.to_string()),
             Self::InInterface(name) => basic(words, Is::In, "-i", name.as_str()),
             Self::OutInterface(name) => basic(words, Is::In, "-o", name.as_str()),
-            Self::Protocol(protocol) => basic(words, Is::In, "-p", protocol.word()),
+            Self::Protocol(protocol) => basic(words, Is::In, "-p", protocol.name()),
             Self::Port(protocol, end, is, range) => {
-                test(words, protocol.word(), *is, [flag(*end), &ports(*range)]);
+                test(words, protocol.name(), *is, [flag(*end), &ports(*range)]);
             }
             Self::Ports(end, is, ranges) => {
                 let list = ranges.iter().copied().map(ports).collect::<Vec<_>>().join(",");

@@ -11,7 +11,7 @@ mod ours;
 mod read;
 mod text;
 
-pub(crate) use field::{Component, Field, Symbols};
+pub(crate) use field::{Component, Field, LoadedFields};
 pub(crate) use read::read;
 
 use crate::ebpf::Programs;
@@ -55,7 +55,7 @@ pub(crate) enum TableFamily {
 
 impl TableFamily {
     /// Reports whether packets of this IP version pass tables of the family.
-    pub(crate) fn sees(self, is_v6: bool) -> bool {
+    pub(crate) fn applies_to(self, is_v6: bool) -> bool {
         match self {
             Self::Ip => !is_v6,
             Self::Ip6 => is_v6,
@@ -109,13 +109,13 @@ pub(crate) struct LiveChain {
     pub(crate) age: Option<Age>,
 }
 
-/// Handles: those of tables grow within a namespace, those of chains within a table.
+/// The order of registration, by handles: a newer table of a namespace, and a newer chain of a table, has a greater one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Age {
     pub(crate) table: u64,
     pub(crate) chain: u64,
     /// The table was created in one transaction with its chains.
-    pub(crate) is_of_one_piece: bool,
+    pub(crate) is_of_one_transaction: bool,
 }
 
 /// The hook, priority and policy of a base chain.

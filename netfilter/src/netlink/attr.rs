@@ -44,13 +44,13 @@ impl Writer {
 
     /// Writes one attribute.
     pub(crate) fn attr(&mut self, kind: u16, value: &[u8]) {
-        self.enclose(kind, |w| w.bytes.extend_from_slice(value));
+        self.enclose(kind, |w| w.raw(value));
     }
 
     /// Writes a string with the final NUL that `nla_strscpy` and `nft` expect.
     pub(crate) fn text(&mut self, kind: u16, value: impl AsRef<[u8]>) {
         self.enclose(kind, |w| {
-            w.bytes.extend_from_slice(value.as_ref());
+            w.raw(value.as_ref());
             w.bytes.push(0);
         });
     }
@@ -71,6 +71,11 @@ impl Writer {
     /// (docs/RULES.md, section 5.4).
     pub(crate) fn nested(&mut self, kind: u16, content: impl FnOnce(&mut Self)) {
         self.enclose(kind, content);
+    }
+
+    /// Writes bytes as they are: the fixed header at the start of a nested attribute.
+    pub(crate) fn raw(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
     }
 
     fn enclose(&mut self, kind: u16, content: impl FnOnce(&mut Self)) {

@@ -2,9 +2,8 @@
 //!
 //! Pure: takes received datagrams. Callers parse the entries.
 
-use super::answer::Answer;
 use super::message::{DONE, DUMP_INTERRUPTED, ERROR, Message, Messages};
-use super::reply::{Received, Unknown};
+use super::reply::{KernelReply, Received, Unknown};
 use nix::errno::Errno;
 
 /// The most bytes that are kept of one list: any process that may write rules determines the length.
@@ -64,12 +63,12 @@ impl List {
     }
 
     /// Adds the result of one receive call.
-    pub(crate) fn note(&mut self, received: Received<'_>) {
+    pub(crate) fn add(&mut self, received: Received<'_>) {
         let datagram = match received {
             Received::Datagram([]) | Received::Truncated => {
                 return self.end(End::Unknown(Unknown::Unreadable));
             }
-            Received::Overrun => return self.end(End::Unknown(Unknown::AnswersDropped)),
+            Received::Overrun => return self.end(End::Unknown(Unknown::RepliesDropped)),
             Received::Datagram(datagram) => datagram,
         };
         for message in Messages(datagram) {
@@ -87,7 +86,7 @@ impl List {
         match message.header.kind {
             DONE => self.done(message.body),
             ERROR => {
-                let refusal = Answer::read(message).and_then(Answer::refusal);
+                let refusal = KernelReply::read(message).and_then(KernelReply::refusal);
                 let unreadable = End::Unknown(Unknown::Unreadable);
                 self.end(refusal.map_or(unreadable, |refusal| End::Refused(refusal.errno)));
             }
@@ -137,7 +136,7 @@ mod tests {
     fn outcome(datagrams: &[Vec<u8>]) -> Listed {
         let mut list = List::of(SEQUENCE);
         for datagram in datagrams {
-            list.note(Received::Datagram(datagram));
+            list.add(Received::Datagram(datagram));
         }
         list.outcome()
     }
@@ -165,15 +164,15 @@ mod tests {
     #[test]
     fn f25_dropped_entries_make_the_outcome_unknown_even_when_the_end_arrives() {
         let mut list = List::of(SEQUENCE);
-        list.note(Received::Overrun);
-        list.note(Received::Datagram(&message(DONE, 0, &[0; 4])));
-        assert_eq!(list.outcome(), Listed::Unknown(Unknown::AnswersDropped));
+        list.add(Received::Overrun);
+        list.add(Received::Datagram(&message(DONE, 0, &[0; 4])));
+        assert_eq!(list.outcome(), Listed::Unknown(Unknown::RepliesDropped));
     }
 
     #[test]
     fn f25_an_empty_datagram_ends_the_list_as_unreadable() {
         let mut list = List::of(SEQUENCE);
-        list.note(Received::Datagram(&[]));
+        list.add(Received::Datagram(&[]));
         assert!(list.is_complete());
         assert_eq!(list.outcome(), Listed::Unknown(Unknown::Unreadable));
     }
@@ -181,7 +180,7 @@ mod tests {
     #[test]
     fn the_rest_of_an_earlier_reply_is_ignored() {
         let mut list = List::of(SEQUENCE + 1);
-        list.note(Received::Datagram(&entry()));
+        list.add(Received::Datagram(&entry()));
         assert!(!list.is_complete());
         assert_eq!(list.outcome(), Listed::Unknown(Unknown::NotAcknowledged));
     }

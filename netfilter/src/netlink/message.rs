@@ -73,10 +73,10 @@ pub(crate) struct Messages<'b>(pub(crate) &'b [u8]);
 
 /// The bytes are not a netlink message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Garbled;
+pub(crate) struct NotAMessage;
 
 impl<'b> Iterator for Messages<'b> {
-    type Item = Result<Message<'b>, Garbled>;
+    type Item = Result<Message<'b>, NotAMessage>;
 
     fn next(&mut self) -> Option<Self::Item> {
         if self.0.is_empty() {
@@ -86,7 +86,7 @@ impl<'b> Iterator for Messages<'b> {
         if message.is_none() {
             self.0 = &[];
         }
-        Some(message.ok_or(Garbled))
+        Some(message.ok_or(NotAMessage))
     }
 }
 
@@ -124,7 +124,7 @@ mod tests {
         let mut long = [0; 16];
         long[0] = 17;
         for bytes in [&[1, 2, 3][..], &[0; 16], &long] {
-            assert_eq!(Messages(bytes).collect::<Vec<_>>(), [Err(Garbled)], "{bytes:?}");
+            assert_eq!(Messages(bytes).collect::<Vec<_>>(), [Err(NotAMessage)], "{bytes:?}");
         }
     }
 }

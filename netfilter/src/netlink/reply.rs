@@ -2,8 +2,9 @@
 //!
 //! Pure: takes received datagrams in order and returns the outcome; `socket` receives them.
 
-use super::answer::{Answer, Refusal};
-use super::message::Messages;
+use super::attr::Attributes;
+use super::message::{ERROR, HEADER, Header, Message, Messages, align};
+use nix::errno::Errno;
 
 /// The result of one receive call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -23,10 +24,10 @@ pub enum Unknown {
     #[error("the kernel did not acknowledge it")]
     NotAcknowledged,
     /// `ENOBUFS`.
-    #[error("the kernel dropped answers for want of buffer space")]
-    AnswersDropped,
+    #[error("the kernel dropped replies for want of buffer space")]
+    RepliesDropped,
     /// A reply that cannot be parsed.
-    #[error("the kernel's answer cannot be read")]
+    #[error("the kernel's reply cannot be read")]
     Unreadable,
     /// More replies than are read.
     #[error("the kernel lists more than 64 MiB")]
@@ -45,54 +46,56 @@ pub(crate) enum Outcome {
 }
 
 /// The most irrelevant datagrams that are read; the kernel never sends as many.
-const STRANGE: u32 = 64;
+const MAX_INCONCLUSIVE: u32 = 64;
 
 /// The replies so far to messages of which the last requested an acknowledgement.
 #[derive(Debug)]
-pub(crate) struct Account {
+pub(crate) struct Replies {
     last: u32,
-    answered: bool,
+    replied: bool,
     refusals: Vec<Refusal>,
     unknown: Option<Unknown>,
     /// The number of irrelevant datagrams.
-    strange: u32,
+    inconclusive: u32,
 }
 
-impl Account {
-    /// An account without replies; message `last` requested an acknowledgement.
+impl Replies {
+    /// An replies without replies; message `last` requested an acknowledgement.
     pub(crate) fn of(last: u32) -> Self {
-        Self { last, answered: false, refusals: Vec::new(), unknown: None, strange: 0 }
+        Self { last, replied: false, refusals: Vec::new(), unknown: None, inconclusive: 0 }
     }
 
     /// Evaluates one received datagram.
     ///
     /// A refusal of any message counts: when a commit fails, the error is for the first message of the batch, while the
     /// last one is still acknowledged (`nfnetlink_rcv_batch`).
-    pub(crate) fn note(&mut self, received: Received<'_>) {
+    pub(crate) fn add(&mut self, received: Received<'_>) {
         let datagram = match received {
-            Received::Datagram([]) | Received::Truncated => return self.says_nothing(Unknown::Unreadable),
-            Received::Overrun => return self.says_nothing(Unknown::AnswersDropped),
+            Received::Datagram([]) | Received::Truncated => {
+                return self.note_inconclusive(Unknown::Unreadable);
+            }
+            Received::Overrun => return self.note_inconclusive(Unknown::RepliesDropped),
             Received::Datagram(datagram) => datagram,
         };
         for message in Messages(datagram) {
-            match message.ok().and_then(|message| Answer::read(&message)) {
+            match message.ok().and_then(|message| KernelReply::read(&message)) {
                 Some(answer) => {
-                    self.answered |= answer.sequence == self.last;
+                    self.replied |= answer.sequence == self.last;
                     self.refusals.extend(answer.refusal());
                 }
-                None => self.says_nothing(Unknown::Unreadable),
+                None => self.note_inconclusive(Unknown::Unreadable),
             }
         }
     }
 
-    fn says_nothing(&mut self, unknown: Unknown) {
+    fn note_inconclusive(&mut self, unknown: Unknown) {
         self.unknown = Some(unknown);
-        self.strange += 1;
+        self.inconclusive += 1;
     }
 
     /// Reports whether no further reply is expected: the last message has a reply, or the outcome is unknown.
-    pub(crate) fn is_settled(&self) -> bool {
-        self.answered || self.strange >= STRANGE
+    pub(crate) fn is_complete(&self) -> bool {
+        self.replied || self.inconclusive >= MAX_INCONCLUSIVE
     }
 
     /// The outcome, when no further reply is expected.
@@ -100,38 +103,100 @@ impl Account {
         match (self.refusals, self.unknown) {
             (refusals, _) if !refusals.is_empty() => Outcome::Refused(refusals),
             (_, Some(unknown)) => Outcome::Unknown(unknown),
-            (_, None) if self.answered => Outcome::Done,
+            (_, None) if self.replied => Outcome::Done,
             (_, None) => Outcome::Unknown(Unknown::NotAcknowledged),
         }
+    }
+}
+
+/// `NLM_F_CAPPED`: the reply repeats only the header of the request.
+const CAPPED: u16 = 0x100;
+/// `NLM_F_ACK_TLVS`: attributes follow (`NETLINK_EXT_ACK`).
+const ATTRIBUTES: u16 = 0x200;
+/// `NLMSGERR_ATTR_MSG`: the kernel's error message.
+const ATTR_MESSAGE: u16 = 1;
+/// `NLMSGERR_ATTR_OFFS`: the offset of the refused attribute in the request, in bytes.
+const ATTR_OFFSET: u16 = 2;
+
+/// A message the kernel refused.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    /// The sequence number of the refused message.
+    pub(crate) sequence: u32,
+    pub(crate) errno: Errno,
+    /// The kernel's error message, if it sent one.
+    pub(crate) kernel_message: Option<String>,
+    /// The offset of the refused attribute in the request, in bytes.
+    pub(crate) offset: Option<usize>,
+}
+
+/// One `NLMSG_ERROR` message: an acknowledgement, or a refusal with its reason. Layout: `include/uapi/linux/netlink.h`,
+/// `struct nlmsgerr` and what follows it.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct KernelReply<'b> {
+    /// The sequence number of the request.
+    pub(crate) sequence: u32,
+    errno: i32,
+    attributes: &'b [u8],
+}
+
+impl<'b> KernelReply<'b> {
+    /// Reads `struct nlmsgerr` and its attributes. Returns `None` for a message of another type.
+    pub(crate) fn read(message: &Message<'b>) -> Option<Self> {
+        if message.header.kind != ERROR {
+            return None;
+        }
+        let (errno, request) = message.body.split_first_chunk::<4>()?;
+        // The kernel always repeats the whole header of the request (`netlink_ack`).
+        let (header, length) = Header::read(request)?;
+        let repeated = match message.header.flags & CAPPED {
+            0 => align(length),
+            _ => HEADER,
+        };
+        let attributes = match message.header.flags & ATTRIBUTES {
+            0 => &[][..],
+            _ => request.get(repeated..)?,
+        };
+        Some(Self { sequence: header.sequence, errno: i32::from_ne_bytes(*errno), attributes })
+    }
+
+    /// Returns the refusal, or `None` for an acknowledgement.
+    pub(crate) fn refusal(self) -> Option<Refusal> {
+        let errno = match self.errno {
+            0 => return None,
+            negative => Errno::from_raw(negative.saturating_neg()),
+        };
+        let attributes = Attributes::of(self.attributes);
+        let kernel_message =
+            attributes.get(ATTR_MESSAGE).map(|words| String::from_utf8_lossy(words.text()).into_owned());
+        let offset = attributes.get(ATTR_OFFSET).and_then(|offset| offset.ne32()?.try_into().ok());
+        Some(Refusal { sequence: self.sequence, errno, kernel_message, offset })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::netlink::answer::{ATTR_MESSAGE, ATTR_OFFSET, ATTRIBUTES, CAPPED};
     use crate::netlink::attr::Writer;
-    use crate::netlink::message::{ERROR, Header};
-    use nix::errno::Errno;
 
     const LAST: u32 = 7;
 
     /// A datagram of `netlink_ack`: the header of the request, capped.
     fn answer(sequence: u32, errno: i32, attributes: impl FnOnce(&mut Writer)) -> Vec<u8> {
-        let asked = Header { kind: 0xa06, flags: 0, sequence };
+        let request = Header { kind: 0xa06, flags: 0, sequence };
         let mut fixed = errno.to_ne_bytes().to_vec();
-        fixed.extend_from_slice(&asked.to_bytes());
+        fixed.extend_from_slice(&request.to_bytes());
         let mut writer = Writer::default();
         writer.message(Header { kind: ERROR, flags: CAPPED | ATTRIBUTES, sequence }, &fixed, attributes);
         writer.finish().unwrap()
     }
 
     fn outcome(received: &[Received<'_>]) -> Outcome {
-        let mut account = Account::of(LAST);
+        let mut replies = Replies::of(LAST);
         for one in received {
-            account.note(*one);
+            replies.add(*one);
         }
-        account.outcome()
+        replies.outcome()
     }
 
     fn refused(outcome: Outcome) -> Vec<(u32, Errno)> {
@@ -173,7 +238,7 @@ mod tests {
     fn f25_dropped_answers_never_count_as_done() {
         let last = answer(LAST, 0, |_| ());
         let lost = outcome(&[Received::Overrun, Received::Datagram(&last)]);
-        assert_eq!(lost, Outcome::Unknown(Unknown::AnswersDropped));
+        assert_eq!(lost, Outcome::Unknown(Unknown::RepliesDropped));
         let refusal = answer(2, -1, |_| ());
         assert_eq!(refused(outcome(&[Received::Overrun, Received::Datagram(&refusal)])), [(2, Errno::EPERM)]);
     }
@@ -197,13 +262,13 @@ mod tests {
         for nothing in
             [Received::Overrun, Received::Truncated, Received::Datagram(&[]), Received::Datagram(&[0; 12])]
         {
-            let mut account = Account::of(LAST);
+            let mut replies = Replies::of(LAST);
             let heard = (0..1000).take_while(|_| {
-                account.note(nothing);
-                !account.is_settled()
+                replies.add(nothing);
+                !replies.is_complete()
             });
             assert!(heard.count() < 1000, "{nothing:?}");
-            assert!(matches!(account.outcome(), Outcome::Unknown(_)), "{nothing:?}");
+            assert!(matches!(replies.outcome(), Outcome::Unknown(_)), "{nothing:?}");
         }
     }
 
@@ -214,21 +279,24 @@ mod tests {
             w.ne32(ATTR_OFFSET, 40);
         });
         let Outcome::Refused(refusals) = outcome(&[Received::Datagram(&datagram)]) else { panic!() };
-        assert_eq!(refusals[0].said.as_deref(), Some("chain is bound"));
+        assert_eq!(refusals[0].kernel_message.as_deref(), Some("chain is bound"));
         assert_eq!(refusals[0].offset, Some(40));
     }
 
     #[test]
     fn attributes_are_found_behind_a_message_that_is_repeated_whole() {
-        let mut asked = Writer::default();
-        asked.message(Header { kind: 0xa06, flags: 0, sequence: LAST }, &[1, 2, 3, 4], |w| w.attr(9, &[1]));
+        let mut request = Writer::default();
+        request.message(Header { kind: 0xa06, flags: 0, sequence: LAST }, &[1, 2, 3, 4], |w| w.attr(9, &[1]));
         let mut fixed = (-17_i32).to_ne_bytes().to_vec();
-        fixed.extend(asked.finish().unwrap());
+        fixed.extend(request.finish().unwrap());
         let mut writer = Writer::default();
         let header = Header { kind: ERROR, flags: ATTRIBUTES, sequence: LAST };
         writer.message(header, &fixed, |w| w.text(ATTR_MESSAGE, "there already"));
         let datagram = writer.finish().unwrap();
         let Outcome::Refused(refusals) = outcome(&[Received::Datagram(&datagram)]) else { panic!() };
-        assert_eq!((refusals[0].errno, refusals[0].said.as_deref()), (Errno::EEXIST, Some("there already")));
+        assert_eq!(
+            (refusals[0].errno, refusals[0].kernel_message.as_deref()),
+            (Errno::EEXIST, Some("there already"))
+        );
     }
 }

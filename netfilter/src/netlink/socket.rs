@@ -4,7 +4,7 @@
 //! then.
 
 use super::list::{List, Listed};
-use super::reply::{Account, Outcome, Received};
+use super::reply::{Outcome, Received, Replies};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, SetSockOpt, SockFlag, SockProtocol, SockType};
 use nix::sys::socket::{recv, sendmsg, setsockopt, socket, sockopt};
@@ -19,12 +19,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 /// The kernel allocates as much memory for the next datagram before it knows whether there is one, plus 320 bytes
 /// (`struct skb_shared_info`): together 8 KiB, the largest allocation from kmalloc's caches; beyond it the kernel
 /// allocates pages (`KMALLOC_MAX_CACHE_SIZE`).
-const LISTED: usize = 8 * 1024 - 320;
+const LIST_BUFFER: usize = 8 * 1024 - 320;
 
 /// Bytes of the receive buffer for acknowledgements. A capped acknowledgement has some dozen bytes, rarely with a message
 /// of the kernel. The buffer is small and on the stack, because zeroing a larger one would cost an ADD a page fault
 /// per page.
-const ANSWER: usize = 4 * 1024;
+const REPLY_BUFFER: usize = 4 * 1024;
 
 /// The most consecutive EINTR of one call. Neither call sleeps, so even one signal is rare.
 const INTERRUPTIONS: usize = 100;
@@ -49,7 +49,7 @@ pub(crate) struct Socket {
 
 /// The error of opening the socket, or of sending or receiving; the outcome of the request is unknown.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum Failure {
+pub enum SocketError {
     /// The socket could not be opened.
     #[error("cannot open a netlink socket")]
     Open {
@@ -65,7 +65,7 @@ pub enum Failure {
         source: Errno,
     },
     /// The reply could not be received.
-    #[error("cannot read the kernel's answer")]
+    #[error("cannot read the kernel's reply")]
     Receive {
         /// The kernel's error.
         source: Errno,
@@ -74,12 +74,12 @@ pub enum Failure {
 
 impl Socket {
     /// Opens a socket. It needs no `bind`: the kernel assigns a port at the first message.
-    pub(crate) fn open(protocol: SockProtocol) -> Result<Self, Failure> {
+    pub(crate) fn open(protocol: SockProtocol) -> Result<Self, SocketError> {
         let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)
-            .map_err(|source| Failure::Open { source })?;
+            .map_err(|source| SocketError::Open { source })?;
         let socket = Self { fd };
-        socket.wish(ExtendedAck, &true);
-        socket.wish(CappedAck, &true);
+        socket.set_optional(ExtendedAck, &true);
+        socket.set_optional(CappedAck, &true);
         Ok(socket)
     }
 
@@ -91,40 +91,40 @@ impl Socket {
         // One and a half times the size: netlink counts the buffer's overhead too (`netlink_sendmsg`).
         let outgoing = outgoing.saturating_add(outgoing / 2).saturating_add(32 * 1024);
         if setsockopt(&self.fd, sockopt::SndBufForce, &outgoing).is_err() {
-            self.wish(sockopt::SndBuf, &outgoing);
+            self.set_optional(sockopt::SndBuf, &outgoing);
         }
         if setsockopt(&self.fd, sockopt::RcvBufForce, &RECEIVE_QUEUE).is_err() {
-            self.wish(sockopt::RcvBuf, &RECEIVE_QUEUE);
+            self.set_optional(sockopt::RcvBuf, &RECEIVE_QUEUE);
         }
     }
 
     /// Sends messages as one datagram and returns their outcome; message `last` requests an acknowledgement.
-    pub(crate) fn transact(&mut self, messages: &[u8], last: u32) -> Result<Outcome, Failure> {
+    pub(crate) fn transact(&mut self, messages: &[u8], last: u32) -> Result<Outcome, SocketError> {
         self.send(messages)?;
-        let (mut account, mut buffer) = (Account::of(last), [0; ANSWER]);
-        while !account.is_settled() {
+        let (mut replies, mut buffer) = (Replies::of(last), [0; REPLY_BUFFER]);
+        while !replies.is_complete() {
             match self.receive(&mut buffer)? {
-                Some(received) => account.note(received),
+                Some(received) => replies.add(received),
                 None => break,
             }
         }
-        Ok(account.outcome())
+        Ok(replies.outcome())
     }
 
     /// Sends a request for a list and collects it.
-    pub(crate) fn list(&mut self, request: &[u8], sequence: u32) -> Result<Listed, Failure> {
+    pub(crate) fn list(&mut self, request: &[u8], sequence: u32) -> Result<Listed, SocketError> {
         self.send(request)?;
-        let (mut list, mut buffer) = (List::of(sequence), [0; LISTED]);
+        let (mut list, mut buffer) = (List::of(sequence), [0; LIST_BUFFER]);
         while !list.is_complete() {
             match self.receive(&mut buffer)? {
-                Some(received) => list.note(received),
+                Some(received) => list.add(received),
                 None => break,
             }
         }
         Ok(list.outcome())
     }
 
-    fn send(&self, bytes: &[u8]) -> Result<(), Failure> {
+    fn send(&self, bytes: &[u8]) -> Result<(), SocketError> {
         // A signal arrived before the kernel accepted the datagram, so it is sent again.
         let mut sent = Err(Errno::EINTR);
         for _ in 0..INTERRUPTIONS {
@@ -133,11 +133,11 @@ impl Socket {
                 break;
             }
         }
-        sent.map(drop).map_err(|source| Failure::Send { bytes: bytes.len(), source })
+        sent.map(drop).map_err(|source| SocketError::Send { bytes: bytes.len(), source })
     }
 
     /// The next datagram; `None` when no more is queued.
-    fn receive<'b>(&self, buffer: &'b mut [u8]) -> Result<Option<Received<'b>>, Failure> {
+    fn receive<'b>(&self, buffer: &'b mut [u8]) -> Result<Option<Received<'b>>, SocketError> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
         for _ in 0..INTERRUPTIONS {
             match recv(self.fd.as_raw_fd(), buffer, flags) {
@@ -148,14 +148,14 @@ impl Socket {
                 Err(Errno::EAGAIN) => return Ok(None),
                 Err(Errno::ENOBUFS) => return Ok(Some(Received::Overrun)),
                 Err(Errno::EINTR) => {}
-                Err(source) => return Err(Failure::Receive { source }),
+                Err(source) => return Err(SocketError::Receive { source }),
             }
         }
-        Err(Failure::Receive { source: Errno::EINTR })
+        Err(SocketError::Receive { source: Errno::EINTR })
     }
 
     /// Sets an option that is not necessary, and that older kernels lack.
-    fn wish<O: SetSockOpt>(&self, option: O, value: &O::Val) {
+    fn set_optional<O: SetSockOpt>(&self, option: O, value: &O::Val) {
         let _refused = setsockopt(&self.fd, option, value);
     }
 }

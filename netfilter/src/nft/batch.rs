@@ -115,11 +115,11 @@ impl Batch {
         let Some(message) = messages.find(|message| message.header.sequence == sequence) else {
             return Vec::new();
         };
-        let place = |part: &[u8]| part.as_ptr().addr() - message.body.as_ptr().addr() + HEADER;
+        let offset_of = |part: &[u8]| part.as_ptr().addr() - message.body.as_ptr().addr() + HEADER;
         let rule = Attributes::of(message.body.get(GENERIC..).unwrap_or_default());
         let list = Attributes::of(rule.get(NFTA_RULE_EXPRESSIONS).map_or(&[], |list| list.value));
         list.filter(|e| {
-            offset.is_none_or(|at| (place(e.value)..=place(e.value) + e.value.len()).contains(&at))
+            offset.is_none_or(|at| (offset_of(e.value)..=offset_of(e.value) + e.value.len()).contains(&at))
         })
         .filter_map(|e| Some(Attributes::of(e.value).get(NFTA_EXPR_NAME)?.text()))
         .collect()
@@ -284,7 +284,7 @@ mod tests {
         Ruleset { families: Families::V4Only, chains: vec![chain] }
     }
 
-    /// The kinds of the messages, and what each is about.
+    /// The kind and the object of each message.
     fn read(batch: &Batch) -> Vec<(u16, String)> {
         let messages = Messages(batch.bytes()).map(|message| message.unwrap().header);
         messages.map(|header| (header.kind & 0xff, batch.object(header.sequence).to_string())).collect()
@@ -294,7 +294,7 @@ mod tests {
     fn the_sequence_number_of_a_message_gives_its_object() {
         let batch = Batch::apply(&rules(2), Start::Fresh).unwrap();
         let rule = "rule \"excluded\" in chain nat-output";
-        let wanted = [
+        let expected = [
             (NFNL_MSG_BATCH_BEGIN, "the transaction"),
             (0, "table inet gybe"),
             (3, "chain nat-output"),
@@ -303,7 +303,7 @@ mod tests {
             (6, rule),
             (NFNL_MSG_BATCH_END, "the transaction"),
         ];
-        assert_eq!(read(&batch), wanted.map(|(kind, object)| (kind, object.to_owned())));
+        assert_eq!(read(&batch), expected.map(|(kind, object)| (kind, object.to_owned())));
         assert_eq!(batch.object(batch.last()).to_string(), rule);
     }
 
@@ -318,10 +318,10 @@ mod tests {
     }
 
     #[test]
-    fn only_the_last_message_asks_for_an_acknowledgement() {
+    fn only_the_last_message_requests_an_acknowledgement() {
         let batch = Batch::apply(&rules(2), Start::Replace).unwrap();
-        let asking = Messages(batch.bytes()).flatten().filter(|message| message.header.flags & 0x4 != 0);
-        assert_eq!(asking.map(|message| message.header.sequence).collect::<Vec<_>>(), [batch.last()]);
+        let requesting = Messages(batch.bytes()).flatten().filter(|message| message.header.flags & 0x4 != 0);
+        assert_eq!(requesting.map(|message| message.header.sequence).collect::<Vec<_>>(), [batch.last()]);
     }
 
     #[test]
@@ -354,8 +354,8 @@ mod tests {
     fn the_expression_at_an_offset_is_found() {
         let batch = Batch::apply(&rules(2), Start::Fresh).unwrap();
         let all = batch.expressions(batch.last(), None);
-        let wanted: [&[u8]; 6] = [b"meta", b"cmp", b"payload", b"lookup", b"counter", b"immediate"];
-        assert_eq!(all, wanted);
+        let expected: [&[u8]; 6] = [b"meta", b"cmp", b"payload", b"lookup", b"counter", b"immediate"];
+        assert_eq!(all, expected);
         let message = Messages(batch.bytes()).flatten().find(|m| m.header.sequence == batch.last()).unwrap();
         let at = message.body.windows(9).position(|bytes| bytes == b"immediate").unwrap() + HEADER;
         assert_eq!(batch.expressions(batch.last(), Some(at)), [b"immediate"]);

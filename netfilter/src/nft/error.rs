@@ -3,7 +3,7 @@
 use super::batch::{Object, TooLong};
 use crate::hint::Hint;
 use crate::netlink::reply::Unknown;
-use crate::netlink::socket::Failure;
+use crate::netlink::socket::SocketError;
 use crate::ruleset::Stage;
 use nix::errno::Errno;
 use std::borrow::Cow;
@@ -13,18 +13,18 @@ use std::borrow::Cow;
 pub enum NftError {
     /// The netfilter socket failed.
     #[error("cannot exchange messages with nftables")]
-    Talk {
+    Socket {
         /// The cause.
         #[from]
-        source: Failure,
+        source: SocketError,
     },
     /// nftables refused the transaction and changed nothing.
-    #[error("nftables refused {object}{}", in_parentheses(.said.as_deref()))]
+    #[error("nftables refused {object}{}", in_parentheses(.kernel_message.as_deref()))]
     Refused {
         /// The first refused object.
         object: Object,
         /// The kernel's message (extended acknowledgement), if any.
-        said: Option<String>,
+        kernel_message: Option<String>,
         /// The part of the kernel that is probably missing.
         lacking: Option<KernelPart>,
         /// The number of other refused objects.
@@ -34,7 +34,7 @@ pub enum NftError {
     },
     /// The transaction was sent, and its outcome is unknown.
     #[error("the outcome of the nftables transaction is unknown")]
-    Unsettled {
+    OutcomeUnknown {
         /// The cause.
         source: Unknown,
     },
@@ -48,7 +48,7 @@ pub enum NftError {
     },
     /// The rules changed during every attempt to read them.
     #[error("the rules changed {attempts} times while they were read")]
-    Restless {
+    KeptChanging {
         /// The number of attempts.
         attempts: u32,
     },
@@ -110,8 +110,8 @@ impl KernelPart {
 impl NftError {
     /// Reports whether the kernel has no nfnetlink: then no module has registered the socket's protocol
     /// (`netlink_create`, net/netlink/af_netlink.c, v6.18).
-    pub(crate) fn is_kernel_without(&self) -> bool {
-        matches!(self, Self::Talk { source: Failure::Open { source: Errno::EPROTONOSUPPORT } })
+    pub(crate) fn is_without_nftables(&self) -> bool {
+        matches!(self, Self::Socket { source: SocketError::Open { source: Errno::EPROTONOSUPPORT } })
     }
 
     /// Reports whether the kernel refused the transaction because the table exists.
@@ -120,8 +120,8 @@ impl NftError {
     }
 
     /// Reports whether the transaction was sent and its outcome is unknown.
-    pub(super) fn leaves_it_open(&self) -> bool {
-        matches!(self, Self::Unsettled { .. } | Self::Talk { source: Failure::Receive { .. } })
+    pub(super) fn leaves_outcome_unknown(&self) -> bool {
+        matches!(self, Self::OutcomeUnknown { .. } | Self::Socket { source: SocketError::Receive { .. } })
     }
 
     /// Reports whether the kernel refused the transaction because there is no table.
@@ -134,17 +134,17 @@ impl Hint for NftError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::Refused { lacking: Some(part), .. } => Some(part.hint().into()),
-            _ if self.is_kernel_without() => Some(KernelPart::NF_TABLES.hint().into()),
+            _ if self.is_without_nftables() => Some(KernelPart::NF_TABLES.hint().into()),
             Self::Refused { source: Errno::EPERM, .. } | Self::List { source: Errno::EPERM, .. } => {
                 Some("it takes CAP_NET_ADMIN in the user namespace that owns this network namespace".into())
             }
             Self::Refused { object: Object::Table, source: Errno::EEXIST, .. } => {
                 Some("a table inet gybe is there already".into())
             }
-            Self::Talk { source: Failure::Send { source: Errno::EMSGSIZE, .. } } => {
+            Self::Socket { source: SocketError::Send { source: Errno::EMSGSIZE, .. } } => {
                 Some("raise the sysctl net.core.wmem_max, or run with CAP_NET_ADMIN on the host".into())
             }
-            Self::Unsettled { .. } => Some("applying again is safe".into()),
+            Self::OutcomeUnknown { .. } => Some("applying again is safe".into()),
             _ => None,
         }
     }
@@ -157,8 +157,8 @@ impl KernelPart {
     }
 }
 
-fn in_parentheses(said: Option<&str>) -> String {
-    said.map(|words| format!(" ({words})")).unwrap_or_default()
+fn in_parentheses(kernel_message: Option<&str>) -> String {
+    kernel_message.map(|words| format!(" ({words})")).unwrap_or_default()
 }
 
 #[cfg(test)]
@@ -167,7 +167,7 @@ mod tests {
     use crate::ruleset::{ChainName, RuleId};
 
     #[test]
-    fn f23_a_missing_module_is_told_by_what_was_refused() {
+    fn f23_a_missing_module_is_derived_from_the_refused_object() {
         let rule = Object::Rule(RuleId("a"), ChainName::NatOutput);
         let nat = Object::Chain(ChainName::NatOutput);
         let mangle = Object::Chain(ChainName::MangleOutput);

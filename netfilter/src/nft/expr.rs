@@ -135,7 +135,7 @@ impl Encoder<'_, '_> {
         let (from, to) = (first.to_be_bytes(), last.to_be_bytes());
         match is {
             _ if first == last => self.out.compare(equality(is), &from),
-            Is::NotIn => self.out.outside(&from, &to),
+            Is::NotIn => self.out.compare_outside(&from, &to),
             Is::In => {
                 self.out.compare(NFT_CMP_GTE, &from);
                 self.out.compare(NFT_CMP_LTE, &to);

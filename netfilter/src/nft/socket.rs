@@ -1,9 +1,8 @@
-//! The netfilter netlink socket of the library: sends a batch in one datagram and evaluates the kernel's replies.
+//! The netfilter socket: sends a batch in one datagram and evaluates the kernel's replies.
 
 use super::batch::{Batch, Object};
 use super::error::{KernelPart, NftError};
-use crate::netlink::answer::Refusal;
-use crate::netlink::reply::Outcome;
+use crate::netlink::reply::{Outcome, Refusal};
 use crate::netlink::socket::Socket;
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
@@ -20,15 +19,15 @@ impl Connection {
     /// Sends the batch. Returns `Ok` only if the kernel acknowledged it and refused no message.
     pub(super) fn transact(&mut self, batch: &Batch) -> Result<(), NftError> {
         self.0.make_room(batch.bytes().len());
-        verdict(batch, self.0.transact(batch.bytes(), batch.last())?)
+        to_result(batch, self.0.transact(batch.bytes(), batch.last())?)
     }
 }
 
 /// Converts the outcome of a batch to a result.
-pub(crate) fn verdict(batch: &Batch, outcome: Outcome) -> Result<(), NftError> {
+pub(crate) fn to_result(batch: &Batch, outcome: Outcome) -> Result<(), NftError> {
     match outcome {
         Outcome::Done => Ok(()),
-        Outcome::Unknown(source) => Err(NftError::Unsettled { source }),
+        Outcome::Unknown(source) => Err(NftError::OutcomeUnknown { source }),
         Outcome::Refused(refusals) => Err(refused(batch, refusals)),
     }
 }
@@ -38,10 +37,10 @@ pub(crate) fn verdict(batch: &Batch, outcome: Outcome) -> Result<(), NftError> {
 fn refused(batch: &Batch, refusals: Vec<Refusal>) -> NftError {
     let others = refusals.len().saturating_sub(1);
     let first = refusals.into_iter().min_by_key(|refusal| refusal.sequence);
-    let Some(Refusal { sequence, errno: source, said, offset }) = first else {
+    let Some(Refusal { sequence, errno: source, kernel_message, offset }) = first else {
         return NftError::Refused {
             object: Object::Transaction,
-            said: None,
+            kernel_message: None,
             lacking: None,
             others,
             source: Errno::UnknownErrno,
@@ -49,7 +48,7 @@ fn refused(batch: &Batch, refusals: Vec<Refusal>) -> NftError {
     };
     let object = batch.object(sequence).clone();
     let lacking = KernelPart::lacking(&object, source, &batch.expressions(sequence, offset));
-    NftError::Refused { object, said, lacking, others, source }
+    NftError::Refused { object, kernel_message, lacking, others, source }
 }
 
 #[cfg(test)]
@@ -79,7 +78,7 @@ mod tests {
     }
 
     fn refusal(sequence: u32, errno: Errno) -> Refusal {
-        Refusal { sequence, errno, said: None, offset: None }
+        Refusal { sequence, errno, kernel_message: None, offset: None }
     }
 
     #[test]
@@ -88,7 +87,7 @@ mod tests {
         // One beyond the last sequence number: a refusal of an unknown message is an error too.
         for sequence in 0..=batch.last() + 1 {
             for errno in REASONS {
-                let error = verdict(&batch, Outcome::Refused(vec![refusal(sequence, errno)])).unwrap_err();
+                let error = to_result(&batch, Outcome::Refused(vec![refusal(sequence, errno)])).unwrap_err();
                 let named = matches!(&error, NftError::Refused { object, source, .. }
                     if object == batch.object(sequence) && *source == errno);
                 assert!(named, "{error:?}");
@@ -96,23 +95,23 @@ mod tests {
                 let table = *batch.object(sequence) == Object::Table;
                 assert_eq!(error.is_table_there(), table && errno == Errno::EEXIST);
                 assert_eq!(error.is_table_absent(), table && errno == Errno::ENOENT);
-                assert!(!error.leaves_it_open(), "the kernel refused it: {error:?}");
+                assert!(!error.leaves_outcome_unknown(), "the kernel refused it: {error:?}");
             }
         }
     }
 
     #[test]
-    fn f25_an_unknown_outcome_is_an_unsettled_error_with_a_hint() {
-        for unknown in [Unknown::NotAcknowledged, Unknown::AnswersDropped, Unknown::Unreadable] {
-            let error = verdict(&batch(), Outcome::Unknown(unknown)).unwrap_err();
-            assert!(error.leaves_it_open() && error.hint().is_some(), "{error:?}");
+    fn f25_an_unknown_outcome_is_an_error_with_a_hint() {
+        for unknown in [Unknown::NotAcknowledged, Unknown::RepliesDropped, Unknown::Unreadable] {
+            let error = to_result(&batch(), Outcome::Unknown(unknown)).unwrap_err();
+            assert!(error.leaves_outcome_unknown() && error.hint().is_some(), "{error:?}");
         }
     }
 
     #[test]
     fn f25_the_error_reports_the_first_refusal_of_the_batch_and_the_number_of_the_others() {
         let all = vec![refusal(2, Errno::EOPNOTSUPP), refusal(0, Errno::ENOMEM), refusal(3, Errno::ENOENT)];
-        let error = verdict(&batch(), Outcome::Refused(all)).unwrap_err();
+        let error = to_result(&batch(), Outcome::Refused(all)).unwrap_err();
         let is_first = matches!(
             &error,
             NftError::Refused { object: Object::Transaction, source: Errno::ENOMEM, others: 2, .. }

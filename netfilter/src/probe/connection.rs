@@ -7,18 +7,18 @@
 use crate::policy::InterfaceName;
 use crate::policy::istio::PROXY_ID;
 use crate::ruleset::Ruleset;
+use crate::sockets::{bind, connect_until, open, original_destination, wait, wait_readable};
 use crate::trace::{Direction, Owner, Packet, PacketOutcome, Transport, trace};
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::poll::{PollFd, PollFlags};
 use nix::sys::socket::{
-    AddressFamily, Backlog, MsgFlags, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrStorage,
-    getsockopt, listen, recv, recvfrom, send, sendto, setsockopt, socket, sockopt,
+    Backlog, MsgFlags, SockaddrStorage, listen, recv, recvfrom, send, sendto, setsockopt, sockopt,
 };
 use nix::unistd::{Uid, setfsuid};
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The longest wait for a connection or a reply.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -152,33 +152,37 @@ impl ProbeConnection {
         let listeners = ports.map(|port| listener((any, port).into(), transparent));
         let listeners: Vec<TcpListener> = listeners.collect::<nix::Result<_>>()?;
         let Some(sender) = self.socket()? else { return Ok(None) };
-        connected(&sender, self.to)?;
+        connect_until(&sender, self.to, deadline())?;
         let taken = listeners.get(first_ready(&listeners)?).ok_or(Errno::EBADF)?;
         let (stream, _) = taken.accept().map_err(|error| errno_of(&error))?;
         let port = taken.local_addr().map_err(|error| errno_of(&error))?.port();
-        Ok(Some(Arrival::At { port, original_destination: original_destination(&stream)? }))
+        // Without translation conntrack knows none, and the connection has the local address.
+        let local = stream.local_addr().map_err(|error| errno_of(&error))?;
+        let original_destination = original_destination(&stream, local).unwrap_or(local);
+        Ok(Some(Arrival::At { port, original_destination }))
     }
 
     /// Sends a query and receives the reply, which conntrack translates back in the zone of the query.
     fn query(&self) -> nix::Result<Option<Arrival>> {
         let resolver = SocketAddr::from((Ipv4Addr::LOCALHOST, RESOLVER));
         // The zone of a reply depends on its socket's owner.
-        let Some(resolver_socket) = as_proxy(|| bound(Transport::Udp, resolver)).transpose()? else {
+        let Some(resolver_socket) = as_proxy(|| bound_socket(Transport::Udp, resolver)).transpose()? else {
             return Ok(None);
         };
-        let receivers = [(RESOLVER, resolver_socket), (self.to.port(), bound(Transport::Udp, self.to)?)];
+        let receivers =
+            [(RESOLVER, resolver_socket), (self.to.port(), bound_socket(Transport::Udp, self.to)?)];
         let Some(sender) = self.socket()? else { return Ok(None) };
         // One source port for all queries, so that two of them share one five-tuple.
         setsockopt(&sender, sockopt::ReuseAddr, &true)?;
         bind(&sender, SocketAddr::new(self.to.ip(), RESOLVER + 1))?;
-        connected(&sender, self.to)?;
+        connect_until(&sender, self.to, deadline())?;
         send(sender.as_raw_fd(), QUERY, MsgFlags::empty())?;
         let sockets = [&receivers[0].1, &receivers[1].1];
         let (port, receiver) = receivers.get(first_ready(&sockets)?).ok_or(Errno::EBADF)?;
         let mut text = [0; 64];
         let (_, from) = recvfrom::<SockaddrStorage>(receiver.as_raw_fd(), &mut text)?;
         sendto(receiver.as_raw_fd(), REPLY, &from.ok_or(Errno::ENOTCONN)?, MsgFlags::empty())?;
-        wait(&sender, PollFlags::POLLIN)?;
+        wait_readable(&sender, deadline())?;
         recv(sender.as_raw_fd(), &mut text, MsgFlags::empty())?;
         Ok(Some(Arrival::At { port: *port, original_destination: self.to }))
     }
@@ -203,30 +207,13 @@ impl ProbeConnection {
 fn as_proxy<T>(work: impl FnOnce() -> T) -> Option<T> {
     let before = setfsuid(Uid::from_raw(PROXY_ID));
     // An invalid id changes nothing and returns the current one.
-    let is = setfsuid(Uid::from_raw(u32::MAX)).as_raw() == PROXY_ID;
-    let done = is.then(work);
+    let is_proxy = setfsuid(Uid::from_raw(u32::MAX)).as_raw() == PROXY_ID;
+    let done = is_proxy.then(work);
     setfsuid(before);
     done
 }
 
-fn open(transport: Transport, like: SocketAddr) -> nix::Result<OwnedFd> {
-    let family = if like.is_ipv4() { AddressFamily::Inet } else { AddressFamily::Inet6 };
-    let kind = match transport {
-        Transport::Tcp => SockType::Stream,
-        Transport::Udp => SockType::Datagram,
-    };
-    let fd = socket(family, kind, SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK, None)?;
-    if like.is_ipv6() {
-        setsockopt(&fd, sockopt::Ipv6V6Only, &true)?;
-    }
-    Ok(fd)
-}
-
-fn bind(fd: &OwnedFd, address: SocketAddr) -> nix::Result<()> {
-    nix::sys::socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(address))
-}
-
-fn bound(transport: Transport, address: SocketAddr) -> nix::Result<OwnedFd> {
+fn bound_socket(transport: Transport, address: SocketAddr) -> nix::Result<OwnedFd> {
     let fd = open(transport, address)?;
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
     bind(&fd, address)?;
@@ -244,55 +231,16 @@ fn listener(address: SocketAddr, transparent: bool) -> nix::Result<TcpListener> 
     Ok(fd.into())
 }
 
-fn connected(fd: &OwnedFd, to: SocketAddr) -> nix::Result<()> {
-    match nix::sys::socket::connect(fd.as_raw_fd(), &SockaddrStorage::from(to)) {
-        Err(Errno::EINPROGRESS) => {
-            wait(fd, PollFlags::POLLOUT)?;
-            match getsockopt(fd, sockopt::SocketError)? {
-                0 => Ok(()),
-                error => Err(Errno::from_raw(error)),
-            }
-        }
-        other => other,
-    }
-}
-
-/// The original destination from conntrack; without translation, the local address.
-fn original_destination(stream: &TcpStream) -> nix::Result<SocketAddr> {
-    let local = stream.local_addr().map_err(|error| errno_of(&error))?;
-    let original = match local {
-        SocketAddr::V4(_) => getsockopt(stream, sockopt::OriginalDst)
-            .map(|address| SocketAddr::from(SocketAddrV4::from(SockaddrIn::from(address)))),
-        SocketAddr::V6(_) => getsockopt(stream, sockopt::Ip6tOriginalDst).map(|address| {
-            let address = SocketAddrV6::from(SockaddrIn6::from(address));
-            SocketAddr::new((*address.ip()).into(), address.port())
-        }),
-    };
-    Ok(original.unwrap_or(local))
-}
-
 /// The index of the first readable socket.
 fn first_ready<F: AsFd>(all: &[F]) -> nix::Result<usize> {
     let mut waiting: Vec<PollFd<'_>> =
         all.iter().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLIN)).collect();
-    poll_until_timeout(&mut waiting)?;
+    wait(&mut waiting, deadline())?;
     waiting.iter().position(|fd| fd.any().unwrap_or(false)).ok_or(Errno::ETIMEDOUT)
 }
 
-fn wait(fd: &OwnedFd, what: PollFlags) -> nix::Result<()> {
-    poll_until_timeout(&mut [PollFd::new(fd.as_fd(), what)])
-}
-
-fn poll_until_timeout(waiting: &mut [PollFd<'_>]) -> nix::Result<()> {
-    let timeout = PollTimeout::try_from(TIMEOUT).unwrap_or(PollTimeout::MAX);
-    loop {
-        match poll(waiting, timeout) {
-            Ok(0) => return Err(Errno::ETIMEDOUT),
-            Ok(_) => return Ok(()),
-            Err(Errno::EINTR) => {}
-            Err(errno) => return Err(errno),
-        }
-    }
+fn deadline() -> Instant {
+    Instant::now() + TIMEOUT
 }
 
 fn errno_of(error: &std::io::Error) -> Errno {

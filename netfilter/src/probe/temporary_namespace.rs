@@ -43,7 +43,7 @@ pub(super) enum NamespaceState {
 }
 
 /// Runs `work` in a namespace created for it, which the kernel frees afterwards.
-pub(super) fn in_new_namespace<T: Send>(
+pub(super) fn in_prepared_namespace<T: Send>(
     profile: Profile,
     work: impl FnOnce(NamespaceState) -> T + Send,
 ) -> Result<T, ProbeError> {
@@ -61,7 +61,7 @@ fn prepare(profile: Profile) -> Result<NamespaceState, ProbeError> {
     }
     match rtnetlink.add_to_loopback(HOME_V6) {
         Ok(()) => Ok(NamespaceState::Ready),
-        Err(RoutesError::Loopback { source }) => Ok(NamespaceState::WithoutIpv6(source)),
+        Err(RoutesError::Refused { source }) => Ok(NamespaceState::WithoutIpv6(source)),
         Err(error) => Err(error.into()),
     }
 }

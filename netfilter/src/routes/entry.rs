@@ -16,6 +16,7 @@ pub(super) const ORIGIN: u8 = 71;
 pub(super) const LOOPBACK: u32 = 1;
 
 /// Sizes of the fixed headers before the attributes, in bytes.
+pub(super) const LINK_HEADER: usize = 16;
 pub(super) const ADDRESS_HEADER: usize = 8;
 pub(super) const RULE_HEADER: usize = 12;
 const ROUTE_HEADER: usize = 12;
@@ -128,23 +129,26 @@ impl RoutingEntry {
                 let (&[found_family, to, from, tos, _, _, _, action, flags @ ..], rule) =
                     found.split_first_chunk::<RULE_HEADER>()?;
                 let number_of = |kind| Attributes::of(rule).get(kind).and_then(|value| value.ne32());
-                let whole = number_of(FRA_FWMASK) == Some(u32::MAX);
+                let has_full_mask = number_of(FRA_FWMASK) == Some(u32::MAX);
                 let (mark, table) = (number_of(FRA_FWMARK)?, number_of(FRA_TABLE)?);
                 let every_packet =
                     [to, from, tos] == [0; 3] && u32::from_ne_bytes(flags) & FIB_RULE_INVERT == 0;
                 let only_by_mark =
                     every_packet && Attributes::of(rule).all(|attribute| selects_nothing(&attribute));
-                let is_one =
-                    found_family == number(family) && action == FR_ACT_TO_TBL && whole && only_by_mark;
+                let is_one = found_family == number(family)
+                    && action == FR_ACT_TO_TBL
+                    && has_full_mask
+                    && only_by_mark;
                 is_one.then_some(Self::MarkRule { family, mark, table })
             }
             RoutingList::Routes(family) => {
                 let (&[found_family, length, _, _, _, _, _, kind, ..], route) =
                     found.split_first_chunk::<ROUTE_HEADER>()?;
                 let number_of = |kind| Attributes::of(route).get(kind).and_then(|value| value.ne32());
-                let whole = [found_family, length, kind] == [number(family), 0, RTN_LOCAL];
+                let is_local_default = [found_family, length, kind] == [number(family), 0, RTN_LOCAL];
                 let table = number_of(RTA_TABLE)?;
-                (whole && number_of(RTA_OIF) == Some(LOOPBACK)).then_some(Self::LocalRoute { family, table })
+                (is_local_default && number_of(RTA_OIF) == Some(LOOPBACK))
+                    .then_some(Self::LocalRoute { family, table })
             }
         }
     }
@@ -185,9 +189,9 @@ impl RoutingList {
     /// Its name, the type of the request, the size of the request's fixed header, and its family.
     pub(super) fn request(self) -> (&'static str, u16, usize, u8) {
         match self {
-            Self::Addresses => ("addresses", RTM_GETADDR, 8, AF_INET6),
-            Self::Rules(family) => ("routing rules", RTM_GETRULE, 12, number(family)),
-            Self::Routes(family) => ("routes", RTM_GETROUTE, 12, number(family)),
+            Self::Addresses => ("addresses", RTM_GETADDR, ADDRESS_HEADER, AF_INET6),
+            Self::Rules(family) => ("routing rules", RTM_GETRULE, RULE_HEADER, number(family)),
+            Self::Routes(family) => ("routes", RTM_GETROUTE, ROUTE_HEADER, number(family)),
         }
     }
 
@@ -221,8 +225,9 @@ pub(super) fn number(family: Family) -> u8 {
 fn is_passthrough(found: &[u8]) -> Option<bool> {
     let (&[family, length, _, _, interface @ ..], address) = found.split_first_chunk::<ADDRESS_HEADER>()?;
     let own = Attributes::of(address).get(IFA_ADDRESS)?.value;
-    let place = [family, length] == [AF_INET6, 128] && u32::from_ne_bytes(interface) == LOOPBACK;
-    Some(place && own == PASSTHROUGH_V6.octets())
+    let is_host_on_loopback =
+        [family, length] == [AF_INET6, 128] && u32::from_ne_bytes(interface) == LOOPBACK;
+    Some(is_host_on_loopback && own == PASSTHROUGH_V6.octets())
 }
 
 fn origin_of_address(found: &[u8]) -> Option<u8> {
@@ -230,7 +235,7 @@ fn origin_of_address(found: &[u8]) -> Option<u8> {
 }
 
 /// Reports whether the listed address has a number of origin.
-pub(super) fn names_origin(found: &[u8]) -> bool {
+pub(super) fn has_origin(found: &[u8]) -> bool {
     origin_of_address(found).is_some()
 }
 

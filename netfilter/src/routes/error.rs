@@ -3,7 +3,7 @@
 use super::entry::RoutingEntry;
 use crate::hint::Hint;
 use crate::netlink::reply::Unknown;
-use crate::netlink::socket::Failure;
+use crate::netlink::socket::SocketError;
 use nix::errno::Errno;
 use std::borrow::Cow;
 
@@ -12,10 +12,10 @@ use std::borrow::Cow;
 pub enum RoutesError {
     /// The routing socket failed.
     #[error("cannot exchange messages with the kernel over rtnetlink")]
-    Talk {
+    Socket {
         /// The socket's error.
         #[from]
-        source: Failure,
+        source: SocketError,
     },
     /// The kernel refused an entry.
     #[error("cannot add {entry}")]
@@ -47,9 +47,9 @@ pub enum RoutesError {
         /// The entry.
         entry: RoutingEntry,
     },
-    /// The loopback interface of a probe's namespace could not be configured.
-    #[error("cannot configure the loopback interface")]
-    Loopback {
+    /// The kernel refused a change in a namespace that Gybe created.
+    #[error("the kernel refused the request")]
+    Refused {
         /// The kernel's error.
         source: Errno,
     },
@@ -71,7 +71,7 @@ pub enum RoutesError {
     },
     /// A list changed at every attempt to read it.
     #[error("the {what} changed {attempts} times while they were read")]
-    Restless {
+    KeptChanging {
         /// The name of the list.
         what: &'static str,
         /// The number of attempts.
@@ -79,7 +79,7 @@ pub enum RoutesError {
     },
     /// The outcome of a request is unknown.
     #[error("the outcome of a request over rtnetlink is unknown")]
-    Unsettled {
+    OutcomeUnknown {
         /// The kernel's error.
         source: Unknown,
     },
@@ -102,7 +102,7 @@ impl RoutesError {
         match self {
             Self::Add { source, .. }
             | Self::Ipv6Off { source, .. }
-            | Self::Loopback { source }
+            | Self::Refused { source }
             | Self::Remove { source, .. }
             | Self::List { source, .. } => Some(*source),
             _ => None,

@@ -2,11 +2,10 @@
 
 use super::entry::{RoutingEntry, RoutingList};
 use super::error::RoutesError;
-use crate::netlink::answer::Refusal;
 use crate::netlink::attr::Writer;
 use crate::netlink::list::Listed;
 use crate::netlink::message::{ACK, CREATE, DUMP, EXCLUSIVE, Header, REQUEST};
-use crate::netlink::reply::Outcome;
+use crate::netlink::reply::{Outcome, Refusal};
 use crate::netlink::socket::Socket;
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
@@ -92,11 +91,11 @@ impl Rtnetlink {
                 Listed::Whole(entries) => return Ok(entries),
                 Listed::Refused(Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP) => return Ok(Vec::new()),
                 Listed::Refused(source) => return Err(RoutesError::List { what, source }),
-                Listed::Unknown(source) => return Err(RoutesError::Unsettled { source }),
+                Listed::Unknown(source) => return Err(RoutesError::OutcomeUnknown { source }),
                 Listed::Changed => {}
             }
         }
-        Err(RoutesError::Restless { what, attempts: ATTEMPTS })
+        Err(RoutesError::KeptChanging { what, attempts: ATTEMPTS })
     }
 
     /// Sends messages as one datagram; rtnetlink carries them out one by one, in order.
@@ -118,7 +117,7 @@ impl Rtnetlink {
         match self.socket.transact(&writer.finish().unwrap_or_default(), self.sequence)? {
             Outcome::Done => Ok(Vec::new()),
             Outcome::Refused(refusals) => Ok(refusals),
-            Outcome::Unknown(source) => Err(RoutesError::Unsettled { source }),
+            Outcome::Unknown(source) => Err(RoutesError::OutcomeUnknown { source }),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Entries, encoded and recognised, without a kernel.
 
-use super::entry::{LOOPBACK, ORIGIN, is_our_address, is_our_route, is_our_rule, names_origin};
+use super::entry::{LOOPBACK, ORIGIN, has_origin, is_our_address, is_our_route, is_our_rule};
 use super::uapi::*;
 use super::*;
 use crate::hint::Hint;
@@ -131,14 +131,14 @@ fn entries_of_gybe_are_those_with_its_origin() {
     assert!(!is_our_rule(&[]) && !is_our_route(&[]));
     assert!(!is_our_route(&with_byte(ROUTE, 5, 4)));
     let ours = listed(ADDRESS, 0);
-    assert!(names_origin(&ours) && is_our_address(&ours, true));
+    assert!(has_origin(&ours) && is_our_address(&ours, true));
     let of_another = with_attribute(ADDRESS, IFA_PROTO, &[4]);
-    assert!(names_origin(&of_another) && !is_our_address(&of_another, true));
+    assert!(has_origin(&of_another) && !is_our_address(&of_another, true));
     // Before Linux 5.18 no address has an origin: then `::6` on `lo` is Gybe's.
     let mut writer = Writer::default();
     writer.attr(IFA_ADDRESS, &crate::compile::PASSTHROUGH_V6.octets());
     let without = [ADDRESS.header(), writer.finish().unwrap()].concat();
-    assert!(!names_origin(&without) && !names_origin(&[]));
+    assert!(!has_origin(&without) && !has_origin(&[]));
     assert!(is_our_address(&without, false) && !is_our_address(&without, true));
     assert!(!is_our_address(&with_byte(ADDRESS, 4, 2), true), "::6 on another interface");
     assert!(!is_our_address(&with_byte(ADDRESS, 4, 2), false));
@@ -204,15 +204,22 @@ fn addresses_of_both_families_are_parsed() {
 }
 
 #[test]
-fn an_interface_is_parsed_with_its_index_and_name() {
+fn an_interface_is_parsed_with_its_index_name_and_state() {
     let mut writer = Writer::default();
     writer.attr(IFLA_IFNAME, b"eth0\0");
     // `struct ifinfomsg`: the index follows family, padding and type.
     let header = [&[0; 4][..], &7_u32.to_ne_bytes(), &[0; 8]].concat();
     let entry = [header.clone(), writer.finish().unwrap()].concat();
-    assert_eq!(address::link(&entry), Some((7, "eth0".to_owned())));
-    assert_eq!(address::link(&header), None);
-    assert_eq!(address::link(&[0; 8]), None);
+    let eth0 = |is_up| Some(Link { index: 7, name: "eth0".to_owned(), is_up, xdp_programs: Vec::new() });
+    assert_eq!(link::parse_link(&entry), eth0(false));
+    for (state, is_up) in [(0, false), (2, false), (IF_OPER_UP, true)] {
+        let mut writer = Writer::default();
+        writer.attr(IFLA_OPERSTATE, &[state]);
+        let entry = [entry.clone(), writer.finish().unwrap()].concat();
+        assert_eq!(link::parse_link(&entry), eth0(is_up), "{state}");
+    }
+    assert_eq!(link::parse_link(&header), None);
+    assert_eq!(link::parse_link(&[0; 8]), None);
 }
 
 #[test]

@@ -1,6 +1,6 @@
 //! The kernel's numbers for rtnetlink, under the kernel's names.
 //!
-//! From `include/uapi/linux/rtnetlink.h`, `if_addr.h` and `fib_rules.h` (Linux 6.12). Only what we use.
+//! From `include/uapi/linux/rtnetlink.h`, `if.h`, `if_link.h`, `if_addr.h`, `veth.h` and `fib_rules.h` (Linux 6.12).
 
 pub(super) const RTM_NEWLINK: u16 = 16;
 pub(super) const RTM_GETLINK: u16 = 18;
@@ -20,21 +20,34 @@ pub(super) const AF_INET6: u8 = 10;
 pub(super) const IFF_UP: u32 = 1;
 
 pub(super) const IFLA_IFNAME: u16 = 3;
+pub(super) const IFLA_OPERSTATE: u16 = 16;
+pub(super) const IFLA_LINKINFO: u16 = 18;
+pub(super) const IFLA_NET_NS_FD: u16 = 28;
+pub(super) const IFLA_XDP: u16 = 43;
+/// `IFLA_XDP_PROG_ID`, and one for each mode (driver, generic, hardware).
+pub(super) const IFLA_XDP_PROGRAMS: std::ops::RangeInclusive<u16> = 4..=7;
+pub(super) const IFLA_INFO_KIND: u16 = 1;
+pub(super) const IFLA_INFO_DATA: u16 = 2;
+pub(super) const VETH_INFO_PEER: u16 = 1;
+pub(super) const IF_OPER_UP: u8 = 6;
 
 pub(super) const IFA_ADDRESS: u16 = 1;
 pub(super) const IFA_LOCAL: u16 = 2;
 pub(super) const IFA_PROTO: u16 = 11;
-/// No duplicate address detection: no other host is on `lo`, and packets may use the address at once.
+/// No duplicate address detection: packets may use the address at once.
 pub(super) const IFA_F_NODAD: u8 = 0x02;
 
 pub(super) const RTA_DST: u16 = 1;
 pub(super) const RTA_OIF: u16 = 4;
+pub(super) const RTA_GATEWAY: u16 = 5;
 pub(super) const RTA_TABLE: u16 = 15;
 pub(super) const RT_TABLE_UNSPEC: u8 = 0;
+pub(super) const RT_TABLE_MAIN: u8 = 254;
 pub(super) const RT_TABLE_LOCAL: u8 = 255;
-pub(super) const RTPROT_STATIC: u8 = 4;
+pub(super) const RTPROT_BOOT: u8 = 3;
 pub(super) const RT_SCOPE_UNIVERSE: u8 = 0;
 pub(super) const RT_SCOPE_HOST: u8 = 254;
+pub(super) const RTN_UNICAST: u8 = 1;
 pub(super) const RTN_LOCAL: u8 = 2;
 
 pub(super) const FRA_PRIORITY: u16 = 6;

@@ -91,7 +91,7 @@ fn compare_within(time: Duration, wanted: &DesiredOutcomes<'_>, live: &LiveRules
         if walked.outcome == outcome && mark.is_none_or(|mark| mark == walked.mark) {
             return true;
         }
-        // Our own rules can lose answers too: they take a packet from port 53 for an answer.
+        // Our own rules can lose replies too: they take a packet from port 53 for a DNS reply.
         if walked.outcome == Outcome::AnswersLost && ours.walked(&packet, budget).outcome == walked.outcome {
             return true;
         }

@@ -52,7 +52,7 @@ pub(super) fn parts(component: &Component, family: TableFamily) -> Vec<Part> {
         };
         return places.iter().filter_map(|place| overlap(offset, length, *place)).collect();
     }
-    // An answer has source and destination of the first packet exchanged.
+    // A reply has source and destination of the first packet exchanged.
     let addresses = |is_v6: bool| match is_v6 {
         false => vec![Part::whole(Property::SourceV4), Part::whole(Property::DestinationV4)],
         true => vec![Part::whole(Property::SourceV6), Part::whole(Property::DestinationV6)],

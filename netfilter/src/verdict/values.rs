@@ -76,9 +76,9 @@ const EPHEMERAL: u128 = 32_768;
 #[derive(Debug, Default)]
 pub(super) struct Values {
     tests: BTreeSet<Test>,
-    /// The rule that is read is another owner's. It may be meant for answers, which have the ports of the
+    /// The rule that is read is another owner's. It may be meant for replies, which have the ports of the
     /// first packet exchanged.
-    also_of_answers: bool,
+    may_match_replies: bool,
     /// Names of interfaces.
     pub(super) interfaces: BTreeSet<String>,
     /// Comparisons whose values are not tried, one sentence each.
@@ -107,8 +107,8 @@ impl Values {
         };
         let ranges = merged(ranges);
         match property {
-            // A drop of port 22 loses no answer: clients do not connect from such a port.
-            Property::DestinationPort if self.also_of_answers && mask == greatest => {
+            // A drop of port 22 loses no reply: clients do not connect from such a port.
+            Property::DestinationPort if self.may_match_replies && mask == greatest => {
                 let of_clients = ranges.iter().filter(|(_, last)| *last >= EPHEMERAL);
                 let of_clients: Vec<_> =
                     of_clients.map(|(first, last)| (*first.max(&EPHEMERAL), *last)).collect();
@@ -116,7 +116,7 @@ impl Values {
                     self.tests.insert(Test { property: Property::SourcePort, mask, ranges: of_clients });
                 }
             }
-            Property::SourcePort if self.also_of_answers => {
+            Property::SourcePort if self.may_match_replies => {
                 let ranges = ranges.clone();
                 self.tests.insert(Test { property: Property::DestinationPort, mask, ranges });
             }

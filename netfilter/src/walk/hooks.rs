@@ -53,7 +53,7 @@ pub(super) fn translating(ns: &NamespaceRules, hook: InetHook, is_v6: bool) -> V
 }
 
 fn based(ns: &NamespaceRules, is_v6: bool) -> impl Iterator<Item = (usize, &LiveChain, BaseChain)> {
-    let chains = ns.chains.iter().enumerate().filter(move |(_, chain)| chain.table.family.sees(is_v6));
+    let chains = ns.chains.iter().enumerate().filter(move |(_, chain)| chain.table.family.applies_to(is_v6));
     chains.filter_map(|(index, chain)| Some((index, chain, chain.base?)))
 }
 
@@ -93,6 +93,6 @@ fn is_younger(first: &LiveChain, second: &LiveChain) -> bool {
     let (Some(first_age), Some(second_age)) = (first.age, second.age) else { return false };
     match first.table == second.table {
         true => first_age.chain > second_age.chain,
-        false => first_age.table > second_age.table && second_age.is_of_one_piece,
+        false => first_age.table > second_age.table && second_age.is_of_one_transaction,
     }
 }

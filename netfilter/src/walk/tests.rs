@@ -46,8 +46,8 @@ fn chain(table: &str, kind: ChainKind, at: (InetHook, i32), rules: Vec<LiveRule>
     LiveChain { table, name: "base".to_owned(), base: Some(base), rules, age: None }
 }
 
-fn aged(mut chain: LiveChain, table: u64, is_of_one_piece: bool) -> LiveChain {
-    chain.age = Some(Age { table, chain: 1, is_of_one_piece });
+fn aged(mut chain: LiveChain, table: u64, is_of_one_transaction: bool) -> LiveChain {
+    chain.age = Some(Age { table, chain: 1, is_of_one_transaction });
     chain
 }
 

@@ -1,5 +1,7 @@
-//! Facts from the node agent, over its unix socket. The messages are in `wire`.
+//! Facts from the node agent, over its unix socket. The messages are in `wire`, the wait for a socket that is away
+//! in `socket_watch`.
 
+use super::socket_watch::SocketWatch;
 use super::wire::{self, FactsRequest, FactsResponse, MAX_RESPONSE_BYTES, WireError};
 use crate::args::PodRef;
 use crate::bounded_read::{self, ReadError};
@@ -30,6 +32,13 @@ pub enum AgentFault {
     /// The socket does not exist, is not listened on, or denies access.
     #[error("cannot be reached: {}", .0.desc())]
     Unreachable(Errno),
+    /// The agent ended, or dropped the connection, before its response was complete.
+    #[error("closed the connection without a complete answer")]
+    Closed,
+    /// No agent served the socket until the deadline; with the fault of the last attempt. The text is the same at each
+    /// attempt of the kubelet, which counts equal events.
+    #[error("{0}; the plugin waited for it until facts.deadline_ms")]
+    Away(Box<AgentFault>),
     /// No response before the deadline.
     #[error("did not answer in time")]
     Timeout,
@@ -47,18 +56,96 @@ pub enum AgentFault {
     Reported(String),
 }
 
-/// Queries the agent; `None` when it does not know the pod.
-pub(super) fn query(socket: &Path, pod: &PodRef, deadline: Instant) -> Result<Option<PodFacts>, AgentError> {
-    request_pod(socket, pod, deadline).map_err(|fault| AgentError { socket: socket.to_owned(), fault })
+impl AgentFault {
+    fn is_away(&self) -> bool {
+        match self {
+            Self::Closed => true,
+            Self::Unreachable(errno) => {
+                matches!(errno, Errno::ENOENT | Errno::ECONNREFUSED | Errno::ECONNRESET | Errno::EPIPE)
+            }
+            _ => false,
+        }
+    }
 }
 
-fn request_pod(socket: &Path, pod: &PodRef, deadline: Instant) -> Result<Option<PodFacts>, AgentFault> {
-    let request = |left| wire::encode_request(&FactsRequest { pod: pod.clone(), timeout: Some(left) });
-    let bytes = exchange(socket, request, deadline)?;
-    match wire::decode_response(&bytes).map_err(AgentFault::Invalid)? {
-        FactsResponse::Pod(facts) => Ok(Some(*facts)),
-        FactsResponse::Unknown => Ok(None),
-        FactsResponse::Error(why) => Err(AgentFault::Reported(why)),
+impl AgentError {
+    /// Reports whether no agent serves the socket, which a restarted agent will serve again.
+    pub(super) fn is_away(&self) -> bool {
+        self.fault.is_away()
+    }
+}
+
+/// A query about one pod.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct AgentQuery<'a> {
+    pub(super) socket: &'a Path,
+    pub(super) pod: &'a PodRef,
+    pub(super) deadline: Instant,
+}
+
+/// A connection that the agent's backlog accepted without waiting, with the request sent; none when the backlog is
+/// full.
+#[derive(Debug)]
+pub(super) struct SentRequest(Option<OwnedFd>);
+
+impl AgentQuery<'_> {
+    /// Connects and sends the request, and waits for nothing.
+    pub(super) fn send(self) -> Result<SentRequest, AgentError> {
+        let sent = match connect_to(self.socket, None) {
+            Ok(agent) => self.request(agent).map(Some),
+            Err(AgentFault::Timeout) => Ok(None),
+            Err(fault) => Err(fault),
+        };
+        sent.map(SentRequest).map_err(|fault| self.error(fault))
+    }
+
+    /// Receives the response; `None` when the agent does not know the pod.
+    pub(super) fn receive(self, sent: SentRequest) -> Result<Option<PodFacts>, AgentError> {
+        let received = match sent.0 {
+            Some(agent) => self.response(&agent),
+            None => self.attempt(),
+        };
+        received.map_err(|fault| self.error(fault))
+    }
+
+    /// Waits for an agent that serves the socket, and queries it.
+    pub(super) fn await_agent(self) -> Result<Option<PodFacts>, AgentError> {
+        let watch = SocketWatch::start(self.socket);
+        loop {
+            let fault = match self.attempt() {
+                Err(fault) if fault.is_away() => fault,
+                done => return done.map_err(|fault| self.error(fault)),
+            };
+            if !watch.wait(self.deadline) {
+                return Err(self.error(AgentFault::Away(Box::new(fault))));
+            }
+        }
+    }
+
+    fn attempt(self) -> Result<Option<PodFacts>, AgentFault> {
+        let agent = connect_to(self.socket, Some(self.deadline))?;
+        self.response(&self.request(agent)?)
+    }
+
+    fn request(self, agent: OwnedFd) -> Result<OwnedFd, AgentFault> {
+        let request =
+            |left| wire::encode_request(&FactsRequest { pod: self.pod.clone(), timeout: Some(left) });
+        send_request(&agent, request, self.deadline).map(|()| agent)
+    }
+
+    fn response(self, agent: &OwnedFd) -> Result<Option<PodFacts>, AgentFault> {
+        let bytes = receive_response(agent, self.deadline)?;
+        match wire::decode_response(&bytes) {
+            Ok(FactsResponse::Pod(facts)) => Ok(Some(*facts)),
+            Ok(FactsResponse::Unknown) => Ok(None),
+            Ok(FactsResponse::Error(why)) => Err(AgentFault::Reported(why)),
+            Err(WireError::Incomplete) => Err(AgentFault::Closed),
+            Err(error) => Err(AgentFault::Invalid(error)),
+        }
+    }
+
+    fn error(self, fault: AgentFault) -> AgentError {
+        AgentError { socket: self.socket.to_owned(), fault }
     }
 }
 
@@ -72,11 +159,23 @@ pub fn exchange(
     request: impl FnOnce(Duration) -> String,
     deadline: Instant,
 ) -> Result<Vec<u8>, AgentFault> {
-    let agent = connect_to(socket, deadline)?;
-    check_peer(&agent)?;
+    let agent = connect_to(socket, Some(deadline))?;
+    send_request(&agent, request, deadline)?;
+    receive_response(&agent, deadline)
+}
+
+fn send_request(
+    agent: &OwnedFd,
+    request: impl FnOnce(Duration) -> String,
+    deadline: Instant,
+) -> Result<(), AgentFault> {
+    check_peer(agent)?;
     let request = request(deadline.saturating_duration_since(Instant::now()));
     // A new socket's buffer is far larger than a request, so this never waits.
-    write(&agent, request.as_bytes()).map_err(AgentFault::Unreachable)?;
+    write(agent, request.as_bytes()).map(drop).map_err(AgentFault::Unreachable)
+}
+
+fn receive_response(agent: &OwnedFd, deadline: Instant) -> Result<Vec<u8>, AgentFault> {
     bounded_read::line(agent.as_fd(), MAX_RESPONSE_BYTES, deadline).map_err(|error| match error {
         ReadError::Kernel(errno) => AgentFault::Unreachable(errno),
         ReadError::TooLong => AgentFault::TooLong,
@@ -84,14 +183,19 @@ pub fn exchange(
     })
 }
 
-/// Connects. With a full backlog connect(2) waits, for no longer than `SO_SNDTIMEO` (unix(7)).
-fn connect_to(path: &Path, deadline: Instant) -> Result<OwnedFd, AgentFault> {
-    let left = deadline.saturating_duration_since(Instant::now()).as_micros();
-    let left = i64::try_from(left).ok().filter(|left| *left > 0).ok_or(AgentFault::Timeout)?;
-    let agent = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC, None);
+/// Connects. With a full backlog connect(2) waits until the deadline, by `SO_SNDTIMEO`, and not at all on a
+/// nonblocking socket (unix(7)), which is made without a deadline.
+fn connect_to(path: &Path, deadline: Option<Instant>) -> Result<OwnedFd, AgentFault> {
+    let nonblocking = if deadline.is_some() { SockFlag::empty() } else { SockFlag::SOCK_NONBLOCK };
+    let agent = socket(AddressFamily::Unix, SockType::Stream, SockFlag::SOCK_CLOEXEC | nonblocking, None);
     let agent = agent.map_err(AgentFault::Unreachable)?;
-    let timeout = TimeVal::new(left / 1_000_000, left % 1_000_000);
-    setsockopt(&agent, sockopt::SendTimeout, &timeout).map_err(AgentFault::Unreachable)?;
+    if let Some(deadline) = deadline {
+        let left = deadline.saturating_duration_since(Instant::now()).as_micros();
+        // A timeout of zero would wait without end.
+        let left = i64::try_from(left).ok().filter(|left| *left > 0).ok_or(AgentFault::Timeout)?;
+        let timeout = TimeVal::new(left / 1_000_000, left % 1_000_000);
+        setsockopt(&agent, sockopt::SendTimeout, &timeout).map_err(AgentFault::Unreachable)?;
+    }
     let address = UnixAddr::new(path).map_err(AgentFault::Unreachable)?;
     match connect(agent.as_raw_fd(), &address) {
         Ok(()) => Ok(agent),

@@ -6,12 +6,12 @@ use crate::args::PodRef;
 use crate::bounded_read;
 use crate::pod::PodFacts;
 use gybe_netfilter::hint::Hint;
-use gybe_netfilter::program::{self, Ended, NotRun};
+use gybe_netfilter::program::{self, OutputLimits, ProgramError};
 use nix::errno::Errno;
 use std::borrow::Cow;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::process::{Command, Output};
 use std::time::{Duration, Instant};
 
 /// The program that queries the API server.
@@ -110,8 +110,10 @@ fn request_pod(path: &Path, pod: &PodRef, deadline: Instant) -> Result<Option<Po
     // Its timeout is an argument, without the time for its start and end.
     let request = wire::encode_request(&FactsRequest { pod: pod.clone(), timeout: None });
     let ended = run(&program, path, &request, time).map_err(|error| match error {
-        NotRun::Start(source) | NotRun::Talk(source) => KubeconfigFault::Program { program, source },
-        NotRun::Late(time) => KubeconfigFault::Timeout(time),
+        ProgramError::Start(source) | ProgramError::Io(source) => {
+            KubeconfigFault::Program { program, source }
+        }
+        ProgramError::Timeout(time) => KubeconfigFault::Timeout(time),
     })?;
     if !ended.status.success() {
         return Err(KubeconfigFault::Failed(failure_message(&ended)));
@@ -129,17 +131,18 @@ fn program_path() -> PathBuf {
 }
 
 #[expect(clippy::disallowed_methods, reason = "the client for the API server is a program of its own")]
-fn run(program: &Path, kubeconfig: &Path, request: &str, time: Duration) -> Result<Ended, NotRun> {
+fn run(program: &Path, kubeconfig: &Path, request: &str, time: Duration) -> Result<Output, ProgramError> {
     let deadline = time.saturating_sub(START_AND_END).as_millis().to_string();
     let mut command = Command::new(program);
     command.arg("pod-facts").arg("--kubeconfig").arg(kubeconfig).args(["--deadline-ms", &deadline]);
     command.env_clear().current_dir("/");
-    let limits = [MAX_RESPONSE_BYTES, MAX_STDERR_BYTES].map(|limit| u64::try_from(limit).unwrap_or(u64::MAX));
-    program::run(command, request.as_bytes(), time, limits.into())
+    let bytes = |limit: usize| u64::try_from(limit).unwrap_or(u64::MAX);
+    let limits = OutputLimits { stdout: bytes(MAX_RESPONSE_BYTES), stderr: bytes(MAX_STDERR_BYTES) };
+    program::run(command, request.as_bytes(), time, limits)
 }
 
 /// The beginning of its stderr, or its exit status.
-fn failure_message(ended: &Ended) -> String {
+fn failure_message(ended: &Output) -> String {
     let stderr = String::from_utf8_lossy(&ended.stderr);
     let stderr: String =
         stderr.trim().chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_MESSAGE).collect();

@@ -5,6 +5,7 @@ use super::*;
 use gybe_test_support::TestDir;
 use std::error::Error;
 use std::fs;
+use std::io::{Read, Write};
 use std::time::Duration;
 
 /// A directory of manifests, removed at the end of the test.
@@ -178,6 +179,25 @@ fn after_the_deadline_no_agent_is_asked() {
     // `SO_SNDTIMEO` of zero would wait without end.
     let late = exchange(&socket, |_| panic!("a request is sent"), Instant::now());
     assert!(matches!(late, Err(AgentFault::Timeout)), "{late:?}");
+}
+
+/// The socket appears between the attempt to connect and the watch, so that inotify reports nothing.
+#[test]
+fn f14_a_socket_that_appears_before_the_wait_for_it_begins_is_not_missed() {
+    let root = TestDir::new("facts-race");
+    let socket = root.join("facts.sock");
+    let conf = FactsConf { socket: Some(socket.clone()), ..FactsConf::default() };
+    let pod = pod("cart-0");
+    let lookup = Lookup::start(&conf, &pod);
+    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let answering = std::thread::spawn(move || {
+        let (mut connection, _) = listener.accept().unwrap();
+        writeln!(connection, r#"{{"version": 1, "pod": {}}}"#, manifest("")).unwrap();
+        // The plugin closes the connection once it has the answer.
+        let _ = connection.read_to_end(&mut Vec::new());
+    });
+    assert_eq!(lookup.finish(AbsentAgent::IsAwaited).unwrap().containers.len(), 1);
+    answering.join().unwrap();
 }
 
 #[test]

@@ -44,6 +44,9 @@ pub enum FactsResponse {
 /// Why a message is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WireError {
+    /// The message ends before its JSON does.
+    #[error("incomplete")]
+    Incomplete,
     /// Not JSON, or a member of the wrong type.
     #[error("malformed: it {0}")]
     Malformed(&'static str),
@@ -126,7 +129,10 @@ pub fn decode_response(bytes: &[u8]) -> Result<FactsResponse, WireError> {
 
 /// Without quoting the message, which may hold a secret.
 fn malformed(fault: &serde_json::Error) -> WireError {
-    WireError::Malformed(describe_json_error(fault))
+    match fault.is_eof() {
+        true => WireError::Incomplete,
+        false => WireError::Malformed(describe_json_error(fault)),
+    }
 }
 
 #[cfg(test)]

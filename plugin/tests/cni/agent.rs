@@ -166,7 +166,6 @@ fn a10_an_agent_with_a_full_backlog_is_not_waited_for() {
 #[test]
 fn a10_a_malformed_response_is_an_error() {
     for (i, answer) in [
-        b"".to_vec(),
         b"HTTP/1.1 200 OK\r\n\r\n".to_vec(),
         b"\xff\xfe\0\0".to_vec(),
         b"[1]".to_vec(),

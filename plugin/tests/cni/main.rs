@@ -1,6 +1,8 @@
 //! The built program `gybe-cni`, called as runtimes call it.
 
 #[cfg(test)]
+mod absent_agent;
+#[cfg(test)]
 mod agent;
 #[cfg(test)]
 mod bad_input;

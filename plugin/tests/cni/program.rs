@@ -1,7 +1,7 @@
 //! Runs the program once, with the variables of the test as its whole environment.
 
 use serde_json::Value;
-use std::fs::File;
+use std::fs::{self, File};
 use std::io::{PipeWriter, Write};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -38,12 +38,36 @@ impl Outcome {
     }
 }
 
+/// A call in progress.
+pub(crate) struct Running(Child);
+
+impl Running {
+    /// Starts `gybe-cni` with this environment and stdin.
+    pub(crate) fn start<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>, stdin: &str) -> Self {
+        let mut child = start(env, Stdio::piped());
+        // The plugin does not read stdin of a call that it refuses for its environment.
+        let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
+        Self(child)
+    }
+
+    /// Reports whether the call watches a directory with inotify.
+    pub(crate) fn watches_a_directory(&self) -> bool {
+        let descriptors = fs::read_dir(format!("/proc/{}/fdinfo", self.0.id()));
+        let descriptors = descriptors.into_iter().flatten().flatten();
+        descriptors
+            .filter_map(|descriptor| fs::read_to_string(descriptor.path()).ok())
+            .any(|text| text.contains("inotify wd:"))
+    }
+
+    /// Waits for the end of the call.
+    pub(crate) fn end(self) -> Outcome {
+        outcome(self.0)
+    }
+}
+
 /// Runs `gybe-cni` with this environment and stdin.
 pub(crate) fn run<'a>(env: impl IntoIterator<Item = (&'a str, &'a str)>, stdin: &str) -> Outcome {
-    let mut child = start(env, Stdio::piped());
-    // The plugin does not read stdin of a call that it refuses for its environment.
-    let _ = child.stdin.take().unwrap().write_all(stdin.as_bytes());
-    outcome(child)
+    Running::start(env, stdin).end()
 }
 
 /// Runs a copy of the program at another path.

@@ -5,10 +5,12 @@ use crate::agent::status::{PassReport, Phase, TurnReport};
 use crate::host::conflict::RewriteCounts;
 use crate::host::directory::{Directory, PerDirectory};
 use crate::host::image::PLUGIN;
+use crate::host::observe::{CachedPlugins, cached_plugins};
 use crate::host::pass::{Pass, RESYNC};
 use crate::host::plan::Plan;
 use crate::host::problem::Problem;
 use crate::host::settings::Mode;
+use crate::host::uninstall::KeptReason;
 use crate::log::Level;
 use serde_json::json;
 use std::time::{Duration, Instant};
@@ -102,13 +104,25 @@ impl Reconciler<'_> {
         let plugin_stays = settings.environment.directories.programs.join(PLUGIN).symlink_metadata().is_ok();
         let (phase, why) = match (is_out, plugin_stays) {
             (true, true) => {
-                (Phase::Uninstalled { plugin_stays }, Some("the plugin stays for existing sandboxes"))
+                let kept = Some(self.kept_reason());
+                (Phase::Uninstalled { kept }, Some("the plugin stays for existing sandboxes"))
             }
-            (true, false) => (Phase::Uninstalled { plugin_stays }, Some("no program stays")),
+            (true, false) => (Phase::Uninstalled { kept: None }, Some("no program stays")),
             (false, _) => (Phase::Uninstalling, None),
         };
         self.log.condition(Level::Info, "gybe node: uninstalled", why.map(str::to_owned), json!({}));
         phase
+    }
+
+    fn kept_reason(&self) -> KeptReason {
+        let left = self.grace_period.left(Instant::now()).filter(|left| !left.is_zero());
+        let results = &self.settings.current.environment.directories.results;
+        match (left, cached_plugins(results)) {
+            (Some(left), _) => KeptReason::GracePeriod { seconds: left.as_secs() + 1 },
+            (None, CachedPlugins::Unknown) => KeptReason::Unknown,
+            (None, named) if named.may_name(PLUGIN) => KeptReason::Named,
+            (None, _) => KeptReason::Failed,
+        }
     }
 }
 

@@ -121,7 +121,7 @@ fn while_another_gybe_changes_the_node_the_changes_wait_and_are_reported() {
         assert_eq!(report.phase, Phase::Uninstalling);
         drop(other);
         let report = turn();
-        assert!(report.missing.is_empty() && report.phase == Phase::Uninstalled { plugin_stays: true });
+        assert!(report.missing.is_empty() && matches!(report.phase, Phase::Uninstalled { kept: Some(_) }));
     });
 }
 

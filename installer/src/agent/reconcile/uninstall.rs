@@ -5,12 +5,15 @@ use crate::agent::status::Phase;
 use crate::host::settings::{Mode, ProgramRemoval};
 use crate::log::Level;
 use serde_json::json;
+use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-/// How long the agent tries to uninstall at its end, also during a conflict. Its pod has 30 s (`terminationGracePeriodSeconds`),
-/// of which up to 11 s may have passed by then: the agent responds to queries that wait for a pod, and queries the API server
-/// twice for the DaemonSet.
+/// How long the agent tries to remove its entry at its end, also during a conflict. Its pod has 360 s
+/// (`terminationGracePeriodSeconds`), of which up to 11 s may have passed by then: the agent responds to queries that wait for
+/// a pod, and queries the API server twice for the DaemonSet. The rest is for the grace period of the programs.
 const END_TIMEOUT: Duration = Duration::from_secs(8);
+/// How long the agent waits after the grace period for the last sandbox that needs the plugin.
+const SANDBOX_TIMEOUT: Duration = Duration::from_secs(20);
 
 /// The time for which the plugin stays installed after its entry has been removed: an ADD that began with the entry has no
 /// cached result until it ends.
@@ -55,19 +58,35 @@ impl GracePeriod {
 }
 
 impl Reconciler<'_> {
-    /// Removes our entry before the agent ends, in as many turns as `END_TIMEOUT` allows.
-    pub(crate) fn uninstall(&mut self) {
+    /// Removes our entry before the agent ends, and then the programs, in as many turns as the time allows: no turn follows.
+    /// Returns at once when `stop` is readable.
+    pub(crate) fn uninstall(&mut self, stop: BorrowedFd<'_>) {
         self.settings.current.options.mode = Mode::Leave;
-        let until = Instant::now() + END_TIMEOUT;
+        let started = Instant::now();
         loop {
             let turn: Turn = self.reconcile(Instant::now());
             let next = self.publish(turn);
-            let left = until.saturating_duration_since(Instant::now());
-            match self.status.report.phase {
-                Phase::Uninstalled { .. } => return,
-                _ if left.is_zero() => break,
-                _ => drop(self.wait(next.within(left), None)),
+            let (phase, passed) = (self.status.report.phase, started.elapsed());
+            let left = match phase {
+                Phase::Uninstalled { kept: None } => return,
+                Phase::Uninstalled { .. } => END_TIMEOUT + self.grace_period.length + SANDBOX_TIMEOUT,
+                _ => END_TIMEOUT,
+            };
+            let left = left.saturating_sub(passed);
+            if left.is_zero() {
+                return self.log_what_stays(phase);
             }
+            if self.wait(next.within(left), Some(stop)) {
+                return;
+            }
+        }
+    }
+
+    fn log_what_stays(&self, phase: Phase) {
+        if let Phase::Uninstalled { kept: Some(why) } = phase {
+            let hint = "run gybe uninstall on the node when it has been drained, or when these pods are gone";
+            let fields = json!({ "why": why.to_string(), "hint": hint });
+            return self.log.event(Level::Warn, "gybe node: programs stay on this node", fields);
         }
         let hint = "to take the node out of the chain, run gybe uninstall on it";
         let fields = json!({ "missing": self.status.report.missing, "hint": hint });

@@ -114,7 +114,7 @@ pub(super) fn remove(folder: &OpenDirectory, file: &FileName, bytes: &[u8]) -> R
 
 /// Writes our drop-in: writes the file in the conf directory and moves it into the network's directory. containerd
 /// watches only the conf directory, and loads the network again when a file is moved out of it.
-pub(super) fn drop_in(
+pub(super) fn write_drop_in(
     folder: &OpenDirectory,
     network: &FileName,
     bytes: &[u8],
@@ -135,7 +135,7 @@ pub(super) fn drop_in(
 }
 
 /// Removes our drop-in by way of the conf directory, for the same reason, and the network's directory if it is then empty.
-pub(super) fn take_out(folder: &OpenDirectory, network: &FileName) -> Result<(), ApplyError> {
+pub(super) fn remove_drop_in(folder: &OpenDirectory, network: &FileName) -> Result<(), ApplyError> {
     let inner = folder.inner(network)?;
     match renameat(&inner.fd, DROP_IN, &folder.fd, temporary_name()) {
         Ok(()) | Err(Errno::ENOENT) => {}

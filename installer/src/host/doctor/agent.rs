@@ -32,7 +32,7 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
 
 /// The agent's own status, as `/readyz` reports it.
 fn own_status(status: &AgentStatus) -> Vec<Finding> {
-    let AgentStatus { ready, leaves, reasons, settings, conflicts, notes, plugin_dir_confirmed: _ } = status;
+    let AgentStatus { ready, leaves, reasons, settings, conflicts, notes, .. } = status;
     let leaving = leaves.then(|| {
         let text =
             format!("the node agent removes Gybe from this node (mode: leave): {}", reasons.join("; "));

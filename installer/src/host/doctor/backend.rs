@@ -10,10 +10,10 @@ use gybe_netfilter::hint::Hint;
 
 pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     let Some(conf) = ours.plugin_conf() else { return Vec::new() };
-    let decided = node_backend(conf.backend, None, observation.found.as_ref());
+    let decided = node_backend(conf.backend, None, observation.probe_report.as_ref());
     let configured = format!("backend: {}", conf.backend.as_str());
     match &decided.verdict {
-        Verdict::Works(choice) if observation.no_programs.is_none() => {
+        Verdict::Works(choice) if observation.missing_programs.is_none() => {
             let mut found = vec![Finding::well(
                 About::Backend,
                 format!("{configured}; the backend in use is {}: {}", choice.backend, choice.why),
@@ -28,9 +28,11 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
             }));
             found
         }
-        Verdict::Works(_) | Verdict::Unknown if observation.no_programs.is_some() => {
-            observation.no_programs.iter().map(|gone| gone_since(conf.backend, &configured, gone)).collect()
-        }
+        Verdict::Works(_) | Verdict::Unknown if observation.missing_programs.is_some() => observation
+            .missing_programs
+            .iter()
+            .map(|gone| gone_since(conf.backend, &configured, gone))
+            .collect(),
         Verdict::Works(_) | Verdict::Unknown => {
             let remedy = match conf.backend {
                 BackendSetting::Only(_) => {

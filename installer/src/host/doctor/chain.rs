@@ -27,10 +27,10 @@ pub(super) fn is_for_multus(ours: &OurEntries<'_>, observation: &Observation) ->
             == observation.options.directories.conf
     };
     let of_multus = observation.snapshot.conf.is_of_multus;
-    let named = !ours.alone.is_empty()
+    let named = !ours.standalone.is_empty()
         || of_multus
         || (observation.platform == Platform::OpenShift && of_openshift());
-    named && ours.listed.is_empty() && ours.dropped_in.is_empty()
+    named && ours.listed.is_empty() && ours.drop_ins.is_empty()
 }
 
 /// The verdict for a pod that is started now.
@@ -54,8 +54,8 @@ fn fault(observation: &Observation) -> Option<ProgramFault> {
 
 /// The shape in which our entry is found, because the desired shape is not written on the node.
 fn shape(observation: &Observation, ours: &OurEntries<'_>) -> Shape {
-    let alone = ours.alone.first().map(|(file, _)| (*file).clone());
-    match (alone, ours.listed.first(), ours.dropped_in.is_empty()) {
+    let standalone = ours.standalone.first().map(|(file, _)| (*file).clone());
+    match (standalone, ours.listed.first(), ours.drop_ins.is_empty()) {
         (Some(file), None, true) => Shape::Standalone { file },
         (_, Some((file, _)), _) => Shape::Chained { pinned: Some((*file).clone()) },
         (_, None, false) => Shape::DropIn,
@@ -136,7 +136,7 @@ fn broken(observation: &Observation, judgement: &Judgement) -> Vec<Finding> {
 fn well(observation: &Observation, ours: &OurEntries<'_>, in_use: Option<&ChosenNetwork>) -> Finding {
     let last = |choice: &&ChosenNetwork| choice.network.plugins.last().is_some_and(|last| last == PLUGIN);
     let runs = |choice: &&ChosenNetwork| choice.network.plugins.iter().any(|kind| kind == PLUGIN);
-    let how = if ours.dropped_in.is_empty() { "" } else { " (as a drop-in)" };
+    let how = if ours.drop_ins.is_empty() { "" } else { " (as a drop-in)" };
     if let Some(choice) = in_use.filter(last) {
         return Finding::well(About::Chain, format!("{PLUGIN} is the last plugin in {}{how}", choice.file));
     }
@@ -146,7 +146,7 @@ fn well(observation: &Observation, ours: &OurEntries<'_>, in_use: Option<&Chosen
         return Finding::note(About::Chain, text, Some(writer(observation)));
     }
     let file = ours.entries().next().map_or(String::new(), |(file, _)| file.to_string());
-    let text = match ours.alone.is_empty() {
+    let text = match ours.standalone.is_empty() {
         true => format!("{PLUGIN} is in {file}, which Multus calls"),
         false => format!("{PLUGIN} is a network of its own in {file}, which Multus calls"),
     };
@@ -191,7 +191,7 @@ fn wrong(observation: &Observation, ours: &OurEntries<'_>, reason: &Problem) -> 
 
 fn not_in(ours: &OurEntries<'_>, file: &FileName) -> String {
     let listed = ours.listed.iter().map(|(name, _)| name.to_string());
-    let others = listed.chain(ours.dropped_in.iter().map(|(network, _)| format!("{network}/{DROP_IN}")));
+    let others = listed.chain(ours.drop_ins.iter().map(|(network, _)| format!("{network}/{DROP_IN}")));
     let others = others.collect::<Vec<_>>().join(", ");
     match others.is_empty() {
         true => format!("{PLUGIN} is not in {file}: new pods are not redirected"),
@@ -239,7 +239,7 @@ fn restore_entry(observation: &Observation, plugins: &[String]) -> String {
 
 /// Whether the runtimes read a network's own directory, if our entry is in one.
 pub(super) fn drop_in_support(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
-    if ours.dropped_in.is_empty() {
+    if ours.drop_ins.is_empty() {
         return Vec::new();
     }
     let text = |RuntimeProcess { name, pid, drop_ins, .. }: &RuntimeProcess| match drop_ins {

@@ -23,9 +23,11 @@ pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
         let remedy = "restart the runtime after changing the link: it watches the target that the link had when the runtime started";
         found.push(Finding::note(About::Directories, text, Some(remedy)));
     }
-    found.extend(observation.spaces.iter().filter_map(foreign));
-    found.extend(observation.spaces.iter().filter_map(open_to_all));
-    found.extend(observation.spaces.iter().flat_map(|space| of_space(observation, space)));
+    found.extend(observation.file_systems.iter().filter_map(foreign));
+    found.extend(observation.file_systems.iter().filter_map(open_to_all));
+    found.extend(
+        observation.file_systems.iter().flat_map(|file_system| of_file_system(observation, file_system)),
+    );
     found
 }
 
@@ -110,11 +112,11 @@ fn open_to_all(space: &FileSystem) -> Option<Finding> {
     Some(Finding::wrong(About::Directories, text, remedy))
 }
 
-fn of_space(observation: &Observation, space: &FileSystem) -> Vec<Finding> {
-    let FileSystem { of, path, mount, room, .. } = space;
+fn of_file_system(observation: &Observation, file_system: &FileSystem) -> Vec<Finding> {
+    let FileSystem { of, path, mount, space, .. } = file_system;
     let wrong = |text: String, remedy: &str| Finding::wrong(About::Directories, text, remedy);
-    let FreeSpace { bytes, inodes, read_only, no_exec } = match room {
-        Ok(room) => *room,
+    let FreeSpace { bytes, inodes, read_only, no_exec } = match space {
+        Ok(space) => *space,
         // The directory has its own finding; a missing run directory is normal before the first probe.
         Err(_) => return Vec::new(),
     };

@@ -12,7 +12,7 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
         .entries()
         .flat_map(|(file, entry)| of_entry(&file.to_string(), &members(entry).unwrap_or_default()))
         .collect();
-    if let Some((kubeconfig, why)) = &observation.no_kubeconfig {
+    if let Some((kubeconfig, why)) = &observation.unreadable_kubeconfig {
         let text = format!("the kubeconfig {} cannot be read: {}", kubeconfig.display(), why.desc());
         found.push(Finding::wrong(
             About::Entry,

@@ -50,23 +50,23 @@ pub struct Observation {
     pub platform: Platform,
     pub snapshot: ObservedState,
     /// The file systems of the conf, program and run directory.
-    pub spaces: Vec<FileSystem>,
+    pub file_systems: Vec<FileSystem>,
     /// The target of the conf directory, if it is a link.
     pub conf_link: Option<PathBuf>,
     /// The plugin's answer to VERSION, if it is installed.
     pub trial: Option<Result<(), TrialError>>,
     /// Whether the plugin that this `gybe` would place is another build.
-    pub brings_another: bool,
+    pub offers_another_build: bool,
     /// The agent's answer, if the entry names its socket.
     pub agent: Option<AgentContact>,
     /// The agent's log socket.
     pub log: Option<LogSocketContact>,
     /// The kubeconfig of the entry, if it cannot be read.
-    pub no_kubeconfig: Option<(PathBuf, Errno)>,
+    pub unreadable_kubeconfig: Option<(PathBuf, Errno)>,
     /// The probe report.
-    pub found: Option<NodeProbe>,
+    pub probe_report: Option<NodeProbe>,
     /// The backend in use, if its programs are missing on the host, and why.
-    pub no_programs: Option<(BackendKind, String)>,
+    pub missing_programs: Option<(BackendKind, String)>,
     /// The pods of this node with their verdicts; none if no entry of ours can be parsed.
     pub pods: Option<PodVerdicts>,
     /// How changes of the conf directory are reported.
@@ -74,9 +74,9 @@ pub struct Observation {
     /// The runtimes that run here, and what they watch.
     pub runtimes: Vec<RuntimeProcess>,
     /// The security module that may refuse an access.
-    pub guard: SecurityModule,
+    pub security_module: SecurityModule,
     /// Files of istio-cni's agent.
-    pub of_istio: Vec<PathBuf>,
+    pub istio_files: Vec<PathBuf>,
 }
 
 impl Observation {
@@ -134,28 +134,30 @@ pub fn observe(options: DoctorOptions) -> Observation {
         None if has_no_entry => Some(options.run.join(FACTS_SOCKET)),
         conf => conf.as_ref().and_then(|conf| conf.facts.socket.clone()),
     };
-    let probed = found(&options.run);
+    let probed = probe_report(&options.run);
     let running_now = running(&options.root, &options.directories.conf, drop_ins);
     snapshot.runtimes = RuntimeReport::of(&options.root, &running_now).known(&options.directories);
     Observation {
         platform: Platform::of_host(&options.root),
-        spaces: file_systems::of(directories),
+        file_systems: file_systems::of(directories),
         conf_link: fs::read_link(&options.directories.conf).ok(),
         trial: plugin.exists().then(|| try_program(&plugin, Trial::CniVersion)),
-        brings_another: options
+        offers_another_build: options
             .image
             .as_deref()
             .is_some_and(|image| is_another(&plugin, &image.join(PLUGIN))),
         agent: sockets.as_deref().map(query_agent),
         log: conf.as_ref().and_then(|conf| conf.facts.log_socket()).map(|path| sockets::connect_log(&path)),
-        no_kubeconfig: conf.as_ref().and_then(unreadable),
-        no_programs: conf.as_ref().and_then(|conf| no_programs(conf, probed.as_ref(), &options.root)),
-        found: probed,
+        unreadable_kubeconfig: conf.as_ref().and_then(unreadable),
+        missing_programs: conf
+            .as_ref()
+            .and_then(|conf| missing_programs(conf, probed.as_ref(), &options.root)),
+        probe_report: probed,
         pods: conf.map(|conf| pods_of(conf, &options)),
         watch: DirectoryWatch::new([options.directories.conf.clone()]).mode(),
         runtimes: running_now,
-        guard: guard(),
-        of_istio: of_istio(&options),
+        security_module: security_module(),
+        istio_files: istio_files(&options),
         snapshot,
         options,
     }
@@ -184,12 +186,16 @@ fn unreadable(conf: &PluginConf) -> Option<(PathBuf, Errno)> {
     Some((path.clone(), errno(&why)))
 }
 
-fn found(run: &Path) -> Option<NodeProbe> {
+fn probe_report(run: &Path) -> Option<NodeProbe> {
     let capabilities = ProbeCache::at(run).load()?;
     Some(NodeProbe { kernel: this_node().ok()?.kernel, capabilities })
 }
 
-fn no_programs(conf: &PluginConf, found: Option<&NodeProbe>, root: &Path) -> Option<(BackendKind, String)> {
+fn missing_programs(
+    conf: &PluginConf,
+    found: Option<&NodeProbe>,
+    root: &Path,
+) -> Option<(BackendKind, String)> {
     let kind = node_backend(conf.backend, None, found).writes()?;
     kind.look_under(root).err().map(|why| (kind, why.to_string()))
 }
@@ -202,7 +208,7 @@ fn pods_of(conf: PluginConf, options: &DoctorOptions) -> PodVerdicts {
 }
 
 /// Detects the security module by selinux(8)'s and apparmor(7)'s files.
-fn guard() -> SecurityModule {
+fn security_module() -> SecurityModule {
     let text = |path: &str| fs::read_to_string(path).unwrap_or_default();
     if text("/sys/fs/selinux/enforce").trim() == "1" {
         return SecurityModule::SeLinux;
@@ -212,7 +218,7 @@ fn guard() -> SecurityModule {
 }
 
 /// The files that istio-cni's agent keeps on a node (docs/ISTIO.md, section 5).
-fn of_istio(options: &DoctorOptions) -> Vec<PathBuf> {
+fn istio_files(options: &DoctorOptions) -> Vec<PathBuf> {
     let kept = ["log.sock", "istio-cni-kubeconfig", "pluginevent.sock"];
     let kept = kept.map(|name| options.root.join("var/run/istio-cni").join(name));
     let older = options.directories.conf.join("ZZZ-istio-cni-kubeconfig");

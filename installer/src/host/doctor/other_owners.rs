@@ -32,7 +32,7 @@ fn istio(observation: &Observation) -> Vec<Finding> {
         let has_program = program(observation, ISTIO).is_some();
         of_entry(&name.to_string(), &chain, has_program)
     }));
-    let files: Vec<String> = observation.of_istio.iter().map(|path| path.display().to_string()).collect();
+    let files: Vec<String> = observation.istio_files.iter().map(|path| path.display().to_string()).collect();
     if !files.is_empty() {
         let text = format!("files of istio-cni's agent: {}", files.join(", "));
         let remedy = "remove them once its DaemonSet is gone: a kubeconfig holds a token";

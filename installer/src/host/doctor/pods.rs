@@ -3,7 +3,7 @@
 use super::observe::{Observation, PodVerdicts};
 use super::{About, Finding};
 use crate::host::pods_on_node::{Sandbox, SandboxVerdict, summary};
-use gybe_netfilter::verdict::Answer;
+use gybe_netfilter::verdict::RedirectionState;
 use gybe_plugin::annotations::unknown;
 use gybe_plugin::gates::STATUS;
 
@@ -36,8 +36,8 @@ fn of_node(PodVerdicts { judged, unreadable }: &PodVerdicts) -> Vec<Finding> {
 
 fn failed(one: &SandboxVerdict) -> Finding {
     let text = format!("{}: {}", one.sandbox, one.line());
-    let remedy = match (one.verdict.answer, &one.sandbox.pod) {
-        (Answer::NotRedirected, Some(pod)) => {
+    let remedy = match (one.verdict.state, &one.sandbox.pod) {
+        (RedirectionState::NotRedirected, Some(pod)) => {
             format!(
                 "run gybe verify --pod {pod} to see what differs, then delete the pod: its controller makes a new one"
             )

@@ -101,6 +101,6 @@ fn with_reason(why: &TrialError) -> String {
 fn other_build(observation: &Observation) -> Option<Finding> {
     let text = format!("{PLUGIN} is another build than the one next to this gybe");
     observation
-        .brings_another
+        .offers_another_build
         .then(|| Finding::note(About::Programs, text, Some("run gybe install, which installs this one")))
 }

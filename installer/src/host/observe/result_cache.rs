@@ -37,7 +37,7 @@ impl CachedPlugins {
 /// Reads libcni's cache and that of Multus, which runs its delegates with a cache of its own next to it
 /// (`cniDir` of its configuration, `/var/lib/cni/multus`): with `shape: standalone` only Multus' cache names our
 /// plugin.
-pub(super) fn look(results: &Path) -> CachedPlugins {
+pub(crate) fn cached_plugins(results: &Path) -> CachedPlugins {
     let mut named = BTreeSet::new();
     // A missing directory counts as unknown: the node never ran a sandbox, or the directory is not mounted here. An
     // unneeded program does less harm than a pod that cannot be deleted.
@@ -123,18 +123,18 @@ mod tests {
         let root = Scratch(std::env::temp_dir().join(format!("gybe-cached-{}", std::process::id())));
         fs::create_dir(&root.0).unwrap();
         let (usual, multus) = (root.0.join("results"), root.0.join("multus/results"));
-        assert_eq!(look(&usual), CachedPlugins::Unknown);
+        assert_eq!(cached_plugins(&usual), CachedPlugins::Unknown);
         fs::create_dir(&usual).unwrap();
-        assert_eq!(look(&usual), CachedPlugins::Named(BTreeSet::new()), "a node without Multus");
+        assert_eq!(cached_plugins(&usual), CachedPlugins::Named(BTreeSet::new()), "a node without Multus");
         fs::create_dir_all(&multus).unwrap();
         // {"name":"n","plugins":[{"type":"a"},{"type":"gybe-cni"}]}
         let config = "eyJuYW1lIjoibiIsInBsdWdpbnMiOlt7InR5cGUiOiJhIn0seyJ0eXBlIjoiZ3liZS1jbmkifV19";
         fs::write(multus.join("gybe-1-net1"), format!("{{\"config\":\"{config}\"}}")).unwrap();
-        let named = look(&usual);
+        let named = cached_plugins(&usual);
         assert_ne!(named, CachedPlugins::Unknown);
         assert!(named.may_name("gybe-cni"));
         fs::remove_dir_all(&multus).unwrap();
         fs::write(&multus, "").unwrap();
-        assert_eq!(look(&usual), CachedPlugins::Unknown, "Multus' cache exists and cannot be read");
+        assert_eq!(cached_plugins(&usual), CachedPlugins::Unknown, "Multus' cache exists and cannot be read");
     }
 }

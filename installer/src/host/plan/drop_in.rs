@@ -37,7 +37,7 @@ pub(super) fn put(observed: &ObservedState, install: &Install, plan: &mut Plan) 
 }
 
 /// Removes our file from every network's directory except that of `kept`.
-pub(super) fn take_out(observed: &ObservedState, kept: Option<&FileName>, plan: &mut Plan) {
+pub(super) fn remove(observed: &ObservedState, kept: Option<&FileName>, plan: &mut Plan) {
     for (network, files) in &observed.conf.networks {
         if Some(network) != kept && files.contains_key(OsStr::new(DROP_IN)) {
             plan.changes.push(Change::RemoveDropIn { network: network.clone() });

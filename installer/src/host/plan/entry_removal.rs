@@ -19,38 +19,39 @@ pub(super) struct EntryRemoval<'a> {
     pub(super) stand_ins: &'a [Program],
 }
 
-/// A file with our entry in its chain.
-struct Held<'a> {
+/// Our entry in a file's chain.
+struct ListedEntry<'a> {
     name: &'a FileName,
     file: &'a ConfFile,
     bytes: &'a [u8],
     chain: PluginChain<'a>,
 }
 
-impl Held<'_> {
+impl ListedEntry<'_> {
     fn remove(&self) -> Change {
         Change::Remove { file: self.name.clone(), bytes: self.bytes.to_vec() }
     }
 }
 
 impl EntryRemoval<'_> {
-    pub(super) fn of_every_file(&self, kept: impl Fn(&FileName) -> bool, plan: &mut Plan) {
+    /// Plans the removal from every file that is not `kept`. Links and set-aside originals are never changed.
+    pub(super) fn plan_every_file_except(&self, kept: impl Fn(&FileName) -> bool, plan: &mut Plan) {
         for (name, file) in &self.observed.conf.files {
-            let theirs = file.kind == FileKind::Link || name.ends_in(ORIGINAL) || kept(name);
-            let (false, Ok(bytes)) = (theirs, &file.content) else { continue };
+            let is_kept = file.kind == FileKind::Link || name.ends_in(ORIGINAL) || kept(name);
+            let (false, Ok(bytes)) = (is_kept, &file.content) else { continue };
             if standalone::is_ours(bytes, self.plugin) {
-                self.of_our_own((name, file, bytes), plan);
+                self.plan_for_own_network((name, file, bytes), plan);
             } else if let Ok(chain) = PluginChain::read(bytes)
                 && chain.entry(self.plugin).is_some()
             {
-                self.of_file(&Held { name, file, bytes, chain }, plan);
+                self.plan_for_list(&ListedEntry { name, file, bytes, chain }, plan);
             }
         }
     }
 
     /// Removes a network that is ours alone, or restores istio-cni's in its place.
-    fn of_our_own(&self, (name, file, bytes): (&FileName, &ConfFile, &Vec<u8>), plan: &mut Plan) {
-        let change = match self.of_istio(name, standalone::is_of_istio, plan) {
+    fn plan_for_own_network(&self, (name, file, bytes): (&FileName, &ConfFile, &Vec<u8>), plan: &mut Plan) {
+        let change = match self.istio_original(name, standalone::is_of_istio, plan) {
             None => Change::Remove { file: name.clone(), bytes: bytes.clone() },
             Some(theirs) => Change::Write {
                 file: name.clone(),
@@ -63,7 +64,7 @@ impl EntryRemoval<'_> {
     }
 
     /// The original from before Gybe replaced istio-cni's entry, where it should and can be restored.
-    fn of_istio(
+    fn istio_original(
         &self,
         name: &FileName,
         has_istio: impl Fn(&[u8]) -> bool,
@@ -75,14 +76,14 @@ impl EntryRemoval<'_> {
         if self.put_back != PutBack::Istio || !has_istio(before) {
             return None;
         }
-        if !self.istio_is_there() {
+        if !self.has_istio_program() {
             plan.problems.push(Problem::IstioGone(name.clone()));
             return None;
         }
         Some(before)
     }
 
-    fn of_file(&self, held: &Held<'_>, plan: &mut Plan) {
+    fn plan_for_list(&self, held: &ListedEntry<'_>, plan: &mut Plan) {
         let unlisted = convert::unlisted(held.bytes, self.plugin);
         let singles = originals::singles_of(held.name);
         let original = originals::of_list(self.observed, held.name);
@@ -100,7 +101,7 @@ impl EntryRemoval<'_> {
             _ => {
                 let without = match unlisted.filter(|_| singles.is_empty()) {
                     Some(single) => Ok(single),
-                    None => self.replaced(held, plan),
+                    None => self.without_entry(held, plan),
                 };
                 rewrite(held, without, plan);
             }
@@ -108,9 +109,10 @@ impl EntryRemoval<'_> {
     }
 
     /// The file without our entry, and with istio-cni's again where that should and can be restored.
-    fn replaced(&self, held: &Held<'_>, plan: &mut Plan) -> Result<Vec<u8>, ConflistError> {
+    fn without_entry(&self, held: &ListedEntry<'_>, plan: &mut Plan) -> Result<Vec<u8>, ConflistError> {
         let without = held.chain.without(self.plugin);
-        let Some(bytes) = self.of_istio(held.name, |bytes| entry_of_istio(bytes).is_some(), plan) else {
+        let Some(bytes) = self.istio_original(held.name, |bytes| entry_of_istio(bytes).is_some(), plan)
+        else {
             return without;
         };
         if without == PluginChain::read(bytes)?.without(ISTIO) {
@@ -120,13 +122,13 @@ impl EntryRemoval<'_> {
         PluginChain::read(&held.chain.with(&entry, IstioEntry::Keep)?)?.without(self.plugin)
     }
 
-    fn istio_is_there(&self) -> bool {
+    fn has_istio_program(&self) -> bool {
         let stand_in = self.stand_ins.iter().find(|program| program.name.as_os_str() == ISTIO);
         stand_in.is_some_and(|stand_in| is_theirs(self.observed, stand_in))
     }
 
     /// Reports files that name our plugin and that no change corrects.
-    pub(super) fn still_named(&self, plan: &mut Plan) {
+    pub(super) fn report_still_named(&self, plan: &mut Plan) {
         let quoted = format!("\"{}\"", self.plugin);
         for (name, file) in &self.observed.conf.files {
             let changed = plan.changes.iter().any(|change| match change {
@@ -146,7 +148,7 @@ fn entry_of_istio(bytes: &[u8]) -> Option<Entry> {
     Entry::parse(PluginChain::read(bytes).ok()?.entry(ISTIO)?).ok()
 }
 
-fn rewrite(held: &Held<'_>, without: Result<Vec<u8>, ConflistError>, plan: &mut Plan) {
+fn rewrite(held: &ListedEntry<'_>, without: Result<Vec<u8>, ConflistError>, plan: &mut Plan) {
     match without {
         Ok(without) => plan.changes.push(Change::Write {
             file: held.name.clone(),

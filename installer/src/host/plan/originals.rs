@@ -90,7 +90,7 @@ impl Original<'_> {
 }
 
 /// Removes originals whose file no longer contains our entry.
-pub(super) fn forget(observed: &ObservedState, kept: impl Fn(&FileName) -> bool, plan: &mut Plan) {
+pub(super) fn remove_unneeded(observed: &ObservedState, kept: impl Fn(&FileName) -> bool, plan: &mut Plan) {
     for (aside, file) in &observed.conf.files {
         let Some(name) = aside.without(ORIGINAL) else { continue };
         let is_planned = plan.changes.iter().any(|change| match change {

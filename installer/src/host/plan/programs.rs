@@ -41,7 +41,7 @@ fn placed(observed: &ObservedState, program: &Program) -> Option<Change> {
 /// Removes programs. A plugin's program stays as a tombstone while a sandbox may need it for its DEL. The
 /// runtime may still cache a chain that was just changed, so the program also stays in the pass that changes
 /// the conf.
-pub(super) fn take_away(observed: &ObservedState, uninstall: &Uninstall, plan: &mut Plan) {
+pub(super) fn remove(observed: &ObservedState, uninstall: &Uninstall, plan: &mut Plan) {
     let conf_is_clean = plan.changes.is_empty();
     let is_needed = |name: &FileName| {
         !conf_is_clean

@@ -4,7 +4,7 @@
 use super::Sandbox;
 use crate::error::chain;
 use gybe_netfilter::policy::RedirectPolicy;
-use gybe_netfilter::verdict::{self, Answer, Verdict};
+use gybe_netfilter::verdict::{self, RedirectionState, Verdict};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::{FactsConf, PluginConf};
 use gybe_plugin::decide::{Decision, decide};
@@ -118,27 +118,28 @@ impl Desired {
 }
 
 /// Adapts the verdict on a namespace to the desired state of its pod.
-pub(super) fn answer(desired: &Desired, found: Verdict) -> Verdict {
-    match (desired, found.answer) {
-        (Desired::LeftAlone(LeaveAloneReason::IstioInit), Answer::NotMeshed) => {
-            Verdict::because(Answer::NotRedirected, "its init container istio-init has written no rules")
-        }
-        (Desired::LeftAlone(reason), Answer::NotMeshed | Answer::Unknown) => {
+pub(super) fn adapt_verdict(desired: &Desired, found: Verdict) -> Verdict {
+    match (desired, found.state) {
+        (Desired::LeftAlone(LeaveAloneReason::IstioInit), RedirectionState::NotMeshed) => Verdict::because(
+            RedirectionState::NotRedirected,
+            "its init container istio-init has written no rules",
+        ),
+        (Desired::LeftAlone(reason), RedirectionState::NotMeshed | RedirectionState::Unknown) => {
             let notes = [found.reasons, found.notes].concat();
-            Verdict { notes, ..Verdict::because(Answer::NotMeshed, reason.to_string()) }
+            Verdict { notes, ..Verdict::because(RedirectionState::NotMeshed, reason.to_string()) }
         }
-        (Desired::NotKnown { why, is_injected: true }, Answer::NotMeshed) => {
+        (Desired::NotKnown { why, is_injected: true }, RedirectionState::NotMeshed) => {
             let reason = format!("Istio's injector changed the pod, and there are no rules of Gybe; {why}");
-            Verdict::because(Answer::Unknown, reason)
+            Verdict::because(RedirectionState::Unknown, reason)
         }
-        (Desired::NotKnown { why, .. }, Answer::NotMeshed) => {
+        (Desired::NotKnown { why, .. }, RedirectionState::NotMeshed) => {
             let reasons =
                 found.reasons.iter().map(|reason| format!("{reason}, and its rules alone are judged"));
             let reasons = reasons.collect();
             let notes = [found.notes, vec![format!("judged by the rules alone: {why}")]].concat();
             Verdict { reasons, notes, ..found }
         }
-        (Desired::NotKnown { why, .. }, Answer::Redirected) => {
+        (Desired::NotKnown { why, .. }, RedirectionState::Redirected) => {
             let notes = [found.notes, vec![format!("judged by the rules alone: {why}")]].concat();
             Verdict { notes, ..found }
         }
@@ -157,36 +158,51 @@ mod tests {
         for (desired, found, expected, says) in [
             (
                 left_alone(LeaveAloneReason::NoProxy),
-                Answer::NotMeshed,
-                Answer::NotMeshed,
+                RedirectionState::NotMeshed,
+                RedirectionState::NotMeshed,
                 "no container istio-proxy",
             ),
             (
                 left_alone(LeaveAloneReason::NoProxy),
-                Answer::Unknown,
-                Answer::NotMeshed,
+                RedirectionState::Unknown,
+                RedirectionState::NotMeshed,
                 "no container istio-proxy",
             ),
             (
                 left_alone(LeaveAloneReason::IstioInit),
-                Answer::NotMeshed,
-                Answer::NotRedirected,
+                RedirectionState::NotMeshed,
+                RedirectionState::NotRedirected,
                 "istio-init has written no rules",
             ),
-            (left_alone(LeaveAloneReason::IstioInit), Answer::ByOthers, Answer::ByOthers, "as found"),
             (
-                left_alone(LeaveAloneReason::ExcludedNamespace),
-                Answer::Redirected,
-                Answer::Redirected,
+                left_alone(LeaveAloneReason::IstioInit),
+                RedirectionState::ByOthers,
+                RedirectionState::ByOthers,
                 "as found",
             ),
-            (not_known(true), Answer::NotMeshed, Answer::Unknown, "Istio's injector changed the pod"),
-            (not_known(false), Answer::NotMeshed, Answer::NotMeshed, "its rules alone are judged"),
-            (not_known(true), Answer::Redirected, Answer::Redirected, "as found"),
-            (not_known(true), Answer::NotRedirected, Answer::NotRedirected, "as found"),
+            (
+                left_alone(LeaveAloneReason::ExcludedNamespace),
+                RedirectionState::Redirected,
+                RedirectionState::Redirected,
+                "as found",
+            ),
+            (
+                not_known(true),
+                RedirectionState::NotMeshed,
+                RedirectionState::Unknown,
+                "Istio's injector changed the pod",
+            ),
+            (
+                not_known(false),
+                RedirectionState::NotMeshed,
+                RedirectionState::NotMeshed,
+                "its rules alone are judged",
+            ),
+            (not_known(true), RedirectionState::Redirected, RedirectionState::Redirected, "as found"),
+            (not_known(true), RedirectionState::NotRedirected, RedirectionState::NotRedirected, "as found"),
         ] {
-            let verdict = answer(&desired, Verdict::because(found, "as found"));
-            assert_eq!(verdict.answer, expected, "{desired:?}");
+            let verdict = adapt_verdict(&desired, Verdict::because(found, "as found"));
+            assert_eq!(verdict.state, expected, "{desired:?}");
             assert!(verdict.reasons.iter().any(|reason| reason.contains(says)), "{desired:?}: {verdict:?}");
         }
     }

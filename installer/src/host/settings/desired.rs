@@ -149,7 +149,7 @@ impl Settings {
         if let Some(probed) = node.probed.filter(|_| conf.probed == ProbeHint::default()) {
             conf.probed = probed.clone();
         }
-        let mut members = self.options.further.clone();
+        let mut members = self.options.unknown_members.clone();
         members.extend(conf.to_members());
         let capabilities = json!({ POD_ANNOTATIONS: true });
         members.insert("capabilities".to_owned(), capabilities);

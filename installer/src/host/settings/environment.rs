@@ -28,6 +28,8 @@ pub struct Environment {
     pub pod: String,
     /// The namespace of istiod.
     pub control_plane: String,
+    /// A directory of the agent's pod alone, with its status socket; none outside of a pod.
+    pub pod_directory: Option<PathBuf>,
     /// The address of `/healthz`, `/readyz` and `/left`.
     pub health: Option<Listen>,
     /// The address of `/metrics`.
@@ -63,6 +65,10 @@ pub enum ServerTrust {
     Any,
 }
 
+/// The variable with the directory of the agent's pod alone.
+pub const POD_DIRECTORY: &str = "GYBE_POD_DIR";
+/// The socket in that directory at which an agent reports its own status, also while another one leads.
+pub const STATUS_SOCKET: &str = "status.sock";
 /// The facts socket's name in the run directory.
 pub const FACTS_SOCKET: &str = "facts.sock";
 /// The kubeconfig's name in the run directory.
@@ -91,6 +97,7 @@ pub(super) fn read(reader: &mut SettingsReader<'_>) -> Environment {
         node: node.map_or(String::new(), |setting| setting.text.to_owned()),
         namespace: reader.text("POD_NAMESPACE"),
         pod: reader.text("POD_NAME"),
+        pod_directory: reader.variable(POD_DIRECTORY).map(|setting| setting.text.into()),
         control_plane: control_plane.to_owned(),
         health: listen::read(reader, ("HEALTH_ADDRESS", "HEALTH_PORT"), 8000),
         metrics: listen::read(reader, ("MONITORING_ADDRESS", "MONITORING_PORT"), 15014),

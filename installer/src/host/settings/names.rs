@@ -111,7 +111,7 @@ pub const KEYS: [SettingName; 18] = [
 ];
 
 /// Our own variables.
-pub const OURS: [SettingName; 11] = [
+pub const OURS: [SettingName; 12] = [
     honoured("GYBE_CONFIG_DIR", "/etc/gybe", "the ConfigMap's mount path"),
     honoured("GYBE_PROGRAMS_DIR", "/opt/gybe/bin", "the image's directory with `gybe` and `gybe-cni`"),
     honoured(
@@ -135,6 +135,11 @@ pub const OURS: [SettingName; 11] = [
     honoured("HEALTH_PORT", "8000", "their port; 0 for none"),
     honoured("MONITORING_ADDRESS", "all", "the IP address of `/metrics`"),
     honoured("POD_NAME", "", "the agent's own pod"),
+    honoured(
+        "GYBE_POD_DIR",
+        "",
+        "a directory of the agent's pod alone, for the socket that `gybe agent-status` queries",
+    ),
 ];
 
 /// The incumbent's variables.

@@ -21,7 +21,7 @@ pub struct Options {
     /// The entry's keys.
     pub conf: PluginConf,
     /// Keys of an operator's template that the plugin does not read: they are copied into the entry.
-    pub further: Map<String, Value>,
+    pub unknown_members: Map<String, Value>,
     pub pod_source: PodSource,
     pub take_over: TakeOverSetting,
     /// One more namespace in which istio-cni's agent may run.
@@ -100,7 +100,7 @@ pub(super) fn read(reader: &mut SettingsReader<'_>, environment: &Environment) -
         shape: shape(reader),
         pinned_by: conf_name(reader).map_or("conf_name", |setting| setting.name),
         conf,
-        further: template.map(template::Template::further).unwrap_or_default(),
+        unknown_members: template.map(template::Template::into_unknown_members).unwrap_or_default(),
         pod_source,
         take_over: reader.word(reader.key("take_over"), &TAKE_OVERS),
         istio_cni_namespace: istio_cni_namespace(reader),

@@ -52,8 +52,8 @@ pub(super) fn read(
             let all = setting.into_iter().chain(by);
             reader
                 .notes
-                .extend(all.filter_map(|(key, setting)| template.overruled(key, setting.name, &conf)));
-            reader.notes.extend(template.settle(environment, kubeconfig, &mut conf));
+                .extend(all.filter_map(|(key, setting)| template.note_of_override(key, setting.name, &conf)));
+            reader.notes.extend(template.replace_with_agents_values(environment, kubeconfig, &mut conf));
         }
         None => conf.facts.kubeconfig = kubeconfig,
     }

@@ -19,7 +19,7 @@ pub(super) struct Template {
     /// Its keys that the plugin reads.
     pub(super) members: Map<String, Value>,
     /// Its other keys, which are copied into the entry.
-    further: Map<String, Value>,
+    unknown_members: Map<String, Value>,
     /// The plugin's configuration as it would be without further settings.
     conf: PluginConf,
 }
@@ -37,8 +37,8 @@ pub(super) fn read(reader: &mut SettingsReader<'_>, environment: &Environment) -
     if !unknown.is_empty() {
         reader.notes.push(format!("{}: unknown keys {}", setting.name, unknown.join(", ")));
     }
-    let (members, further) = all.into_iter().partition(|(key, _)| is_plugin_key(key));
-    Some(Template { name: setting.name, members, further, conf })
+    let (members, unknown_members) = all.into_iter().partition(|(key, _)| is_plugin_key(key));
+    Some(Template { name: setting.name, members, unknown_members, conf })
 }
 
 fn values(environment: &Environment, level: &str) -> TemplateValues {
@@ -55,8 +55,8 @@ fn values(environment: &Environment, level: &str) -> TemplateValues {
 
 impl Template {
     /// Its other keys, which are copied into the entry.
-    pub(super) fn further(self) -> Map<String, Value> {
-        self.further
+    pub(super) fn into_unknown_members(self) -> Map<String, Value> {
+        self.unknown_members
     }
 
     /// Reports whether it has this key of an entry, or istio-cni's key of the same meaning.
@@ -74,7 +74,7 @@ impl Template {
     }
 
     /// Returns a note if a setting overrides a different value of the template.
-    pub(super) fn overruled(&self, key: &str, by: &str, conf: &PluginConf) -> Option<String> {
+    pub(super) fn note_of_override(&self, key: &str, by: &str, conf: &PluginConf) -> Option<String> {
         let (was, is) = (self.conf.to_members(), conf.to_members());
         let differs = self.has(key) && was.get(key) != is.get(key);
         differs.then(|| {
@@ -85,7 +85,7 @@ impl Template {
     }
 
     /// Replaces the template's values with the agent's own, and returns a note for each that differed.
-    pub(super) fn settle(
+    pub(super) fn replace_with_agents_values(
         &self,
         environment: &Environment,
         kubeconfig: Option<PathBuf>,

@@ -1,7 +1,7 @@
 //! The sockets of a validation: the test connection, and listeners on the proxy's ports.
 
 use super::{OtherConnection, ValidationError};
-use crate::testnet::socket;
+use gybe_netfilter::sockets;
 use gybe_netfilter::trace::Transport;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -33,9 +33,9 @@ impl Attempt {
     /// Starts an attempt and does not wait for its end.
     pub(super) fn start(source: IpAddr, target: SocketAddr) -> Self {
         let start = || {
-            let fd = socket::open(Transport::Tcp, target)?;
-            socket::bind(&fd, SocketAddr::new(source, 0))?;
-            Ok((socket::connect(&fd, target), fd))
+            let fd = sockets::open(Transport::Tcp, target)?;
+            sockets::bind(&fd, SocketAddr::new(source, 0))?;
+            Ok((sockets::connect(&fd, target), fd))
         };
         match start() {
             Ok((Err(Errno::EINPROGRESS), fd)) => Self { fd: Some(fd), end: None },
@@ -116,7 +116,7 @@ impl ProxyListeners {
             for (at, listener) in listeners {
                 // A client that is gone by now has left no connection to look at.
                 let Ok((stream, from)) = listener.accept() else { continue };
-                let meant_for = socket::original_destination(&stream, from);
+                let meant_for = sockets::original_destination(&stream, from);
                 if is_ours(OtherConnection { at: *at, from, meant_for }) {
                     return Ok(Some(*at));
                 }
@@ -155,9 +155,9 @@ struct Ready<'a> {
 }
 
 fn open(address: SocketAddr) -> nix::Result<TcpListener> {
-    let fd = socket::open(Transport::Tcp, address)?;
+    let fd = sockets::open(Transport::Tcp, address)?;
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
-    socket::bind(&fd, address)?;
+    sockets::bind(&fd, address)?;
     listen(&fd, Backlog::new(16)?)?;
     Ok(fd.into())
 }

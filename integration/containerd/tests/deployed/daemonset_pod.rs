@@ -12,8 +12,7 @@ use gybe_containerd_tests::cri::ContainerStatus;
 use gybe_containerd_tests::sandbox::{LOGS, PodNetwork};
 use gybe_containerd_tests::{Node, Sandbox};
 use gybe_test_support::wait_for_at_most;
-use k8s_openapi::api::core::v1::{Container, HTTPGetAction, PodSpec, Probe};
-use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use k8s_openapi::api::core::v1::{Container, PodSpec, Probe, Volume};
 
 use crate::cluster::{Cluster, NODE, config_map, daemon_set};
 use crate::kubelet::{self, PodContext};
@@ -54,7 +53,8 @@ impl<'s> DaemonSetPod<'s> {
             .into(),
             volumes: VOLUMES,
         };
-        for volume in pod.volumes.iter().flatten().filter(|volume| volume.host_path.is_some()) {
+        let is_created = |volume: &&Volume| volume.host_path.is_some() || volume.empty_dir.is_some();
+        for volume in pod.volumes.iter().flatten().filter(is_created) {
             fs::create_dir_all(host.path(kubelet::source(volume, &context))).unwrap();
         }
         let id = cluster.node.cri.run(&sandbox).unwrap();
@@ -80,10 +80,8 @@ impl<'s> DaemonSetPod<'s> {
     fn probe(&self, probe: impl Fn(&Container) -> &Option<Probe>) -> bool {
         let install = self.pod.containers.iter().find(|container| container.name == "install").unwrap();
         let probe = probe(install);
-        let HTTPGetAction { path, port, .. } = probe.clone().unwrap().http_get.unwrap();
-        let IntOrString::String(name) = port else { panic!("{port:?}") };
-        let port = install.ports.iter().flatten().find(|it| it.name.as_ref() == Some(&name)).unwrap();
-        self.is_ok(port.container_port.try_into().unwrap(), &path.unwrap())
+        let command = probe.clone().unwrap().exec.unwrap().command.unwrap();
+        self.cluster.node.cri.exec(&self.containers["install"], &command).is_ok_and(|(code, _)| code == 0)
     }
 
     /// Reports whether the agent answers 200.

@@ -1,5 +1,6 @@
 //! Netlink dumps of the kernel's nf_tables objects, transported by mnl.
 
+use gybe_referees::expressions::TABLE;
 use mnl::{Bus, Socket};
 
 /// `NFNL_SUBSYS_NFTABLES`, the high byte of a message's type.
@@ -31,7 +32,7 @@ impl DumpRequest<'_> {
             Self::Chains => (4, Vec::new()),
             Self::Rules => (7, Vec::new()),
             Self::Sets => (10, Vec::new()),
-            Self::ElementsOf(set) => (13, [string(1, crate::expressions::TABLE), string(2, set)].concat()),
+            Self::ElementsOf(set) => (13, [string(1, TABLE), string(2, set)].concat()),
         };
         let length = u32::try_from(HEADERS + attributes.len()).unwrap();
         let mut message = length.to_ne_bytes().to_vec();

@@ -1,10 +1,11 @@
-//! The kernel's listing of a namespace's tables in bytes, and the differences of two listings.
+//! The kernel's listing of a namespace's tables in bytes, the differences of two listings, and nft's listing.
 //!
 //! Handles are left out, because they number objects in the order of creation. Counters are compared: they are zero.
 
 use crate::dump::{DumpRequest, Message, dump};
-use crate::libnftnl;
+use gybe_referees::libnftnl;
 use std::collections::{BTreeMap, BTreeSet};
+use std::process::Command;
 
 /// Attributes that number objects: `NFTA_TABLE_HANDLE`, `NFTA_CHAIN_HANDLE` and so on
 /// (include/uapi/linux/netfilter/nf_tables.h). A rule's position is the handle of the rule before it.
@@ -93,4 +94,16 @@ fn elements(set: &Message, name: &str) -> Object {
     let mut text: Vec<_> = text.split('\t').collect();
     text.sort_unstable();
     Object { attributes, text: text.join("\t") }
+}
+
+/// Returns the table as the `nft` program lists it, with numbers instead of names.
+#[expect(clippy::disallowed_methods, reason = "the nft program is one of the readers")]
+pub(crate) fn nft_list() -> String {
+    let nft = ["/usr/sbin/nft", "/sbin/nft", "/usr/bin/nft"]
+        .into_iter()
+        .find(|path| std::path::Path::new(path).exists());
+    let nft = nft.expect("no nft program: integration/setup.sh installs it");
+    let output = Command::new(nft).args(["--numeric", "list", "table", "inet", "gybe"]).output().unwrap();
+    assert!(output.status.success(), "nft list: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
 }

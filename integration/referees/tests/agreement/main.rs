@@ -8,20 +8,18 @@
 )]
 
 mod dump;
-mod expressions;
-mod libnftnl;
 mod listing;
-mod namespace;
 mod policies;
-mod rustables_limits;
-mod with_nftnl;
+#[cfg(feature = "rustables")]
 mod with_rustables;
 
+use gybe_integration::namespace::in_new_namespace;
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::ruleset::Ruleset;
-use listing::{Listing, elements_of};
+use gybe_referees::backend::Libnftnl;
+use listing::Listing;
 use policies::Case;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -34,20 +32,20 @@ struct ObservedRules {
 
 impl ObservedRules {
     fn observe() -> Self {
-        Self { listing: Listing::observe(), nft: namespace::nft_list() }
+        Self { listing: Listing::observe(), nft: listing::nft_list() }
     }
 }
 
 fn written_by_gybe(rules: &Ruleset) -> ObservedRules {
-    namespace::in_new_namespace(|| {
+    in_new_namespace(|| {
         apply(&Nft, rules).unwrap();
         ObservedRules::observe()
     })
 }
 
-fn written_by_batch(batch: &[u8]) -> ObservedRules {
-    namespace::in_new_namespace(|| {
-        namespace::commit(batch).unwrap();
+fn written_by_nftnl(rules: &Ruleset) -> ObservedRules {
+    in_new_namespace(|| {
+        apply(&Libnftnl, rules).unwrap();
         ObservedRules::observe()
     })
 }
@@ -75,7 +73,7 @@ fn report_of(differences: &BTreeMap<String, String>) -> Option<String> {
 #[test]
 fn nftnl_and_gybe_write_the_same_bytes() {
     for_each(&all_cases(), |case| {
-        let reference = written_by_batch(&with_nftnl::batch(&case.rules));
+        let reference = written_by_nftnl(&case.rules);
         report_of(&written_by_gybe(&case.rules).listing.differences(&reference.listing))
     });
 }
@@ -83,8 +81,7 @@ fn nftnl_and_gybe_write_the_same_bytes() {
 #[test]
 fn nft_lists_the_rules_of_gybe_and_nftnl_equally() {
     for_each(&all_cases(), |case| {
-        let [gybe, reference] =
-            [written_by_gybe(&case.rules).nft, written_by_batch(&with_nftnl::batch(&case.rules)).nft];
+        let [gybe, reference] = [written_by_gybe(&case.rules).nft, written_by_nftnl(&case.rules).nft];
         (gybe != reference).then(|| format!("gybe:\n{gybe}\nnftnl:\n{reference}"))
     });
 }
@@ -92,8 +89,7 @@ fn nft_lists_the_rules_of_gybe_and_nftnl_equally() {
 #[test]
 fn libnftnl_reads_the_rules_and_sets_of_gybe_like_its_own() {
     for_each(&all_cases(), |case| {
-        let [gybe, reference] =
-            [written_by_gybe(&case.rules), written_by_batch(&with_nftnl::batch(&case.rules))];
+        let [gybe, reference] = [written_by_gybe(&case.rules), written_by_nftnl(&case.rules)];
         let [left, right] =
             [gybe.listing.texts(), reference.listing.texts()].map(Iterator::collect::<Vec<_>>);
         let rules = left.iter().filter(|(name, _)| name.starts_with("rule ")).count();
@@ -104,51 +100,13 @@ fn libnftnl_reads_the_rules_and_sets_of_gybe_like_its_own() {
 #[test]
 fn gybe_reads_the_rules_of_nftnl_like_its_own() {
     for_each(&all_cases(), |case| {
-        let found = namespace::in_new_namespace(|| {
-            namespace::commit(&with_nftnl::batch(&case.rules)).unwrap();
+        let found = in_new_namespace(|| {
+            apply(&Libnftnl, &case.rules).unwrap();
             Nft.inspect().unwrap()
         });
         let differences = Nft.desired(&case.rules).unwrap().differences(&found);
         (!differences.is_empty()).then(|| format!("{differences:?}"))
     });
-}
-
-#[test]
-fn rustables_and_gybe_write_the_same_except_for_what_rustables_cannot_express() {
-    for_each(&all_cases(), |case| {
-        let Ok(written) = with_rustables::batch(&case.rules) else { return None };
-        let reference = written_by_batch(&written.bytes);
-        let gybe = written_by_gybe(&case.rules);
-        let mut differences = gybe.listing.differences(&reference.listing);
-        for set in &written.sets_left_empty {
-            assert!(differences.remove(&elements_of(set)).is_some(), "{set} is not empty");
-        }
-        let listed_alike = !written.sets_left_empty.is_empty() || gybe.nft == reference.nft;
-        report_of(&differences)
-            .or_else(|| (!listed_alike).then(|| format!("{}\nand\n{}", gybe.nft, reference.nft)))
-    });
-}
-
-#[test]
-fn rustables_cannot_express_exactly_the_listed_policies() {
-    let cannot: BTreeMap<String, String> = policies::vectors()
-        .into_iter()
-        .filter_map(|case| match with_rustables::batch(&case.rules) {
-            Ok(written) if written.sets_left_empty.is_empty() => None,
-            Ok(_) => Some((case.name, rustables_limits::ENDS_OF_RANGES.to_owned())),
-            Err(inexpressible) => Some((case.name, inexpressible.to_string())),
-        })
-        .collect();
-    let known: BTreeMap<String, String> = rustables_limits::RUSTABLES_CANNOT
-        .iter()
-        .flat_map(|(reason, names)| {
-            names.split_whitespace().map(|name| (name.to_owned(), (*reason).to_owned()))
-        })
-        .collect();
-    let works: Vec<_> = known.keys().filter(|name| !cannot.contains_key(*name)).collect();
-    assert!(works.is_empty(), "rustables can express these now; remove them from the list: {works:?}");
-    let fails: Vec<_> = cannot.iter().filter(|(name, reason)| known.get(*name) != Some(reason)).collect();
-    assert!(fails.is_empty(), "not listed, or listed with another reason: {fails:?}");
 }
 
 /// Control of the tests above: the compared values differ when a rule is missing.
@@ -157,7 +115,7 @@ fn every_reader_detects_a_missing_rule() {
     for case in policies::vectors() {
         let (_, last) = case.rules.rules().last().unwrap();
         let fewer = case.rules.without(last.id.0).unwrap();
-        let [whole, fewer] = [written_by_gybe(&case.rules), written_by_batch(&with_nftnl::batch(&fewer))];
+        let [whole, fewer] = [written_by_gybe(&case.rules), written_by_nftnl(&fewer)];
         assert!(!whole.listing.differences(&fewer.listing).is_empty(), "{}", case.name);
         assert_ne!(whole.nft, fewer.nft, "{}", case.name);
         assert!(whole.listing.texts().ne(fewer.listing.texts()), "{}", case.name);
@@ -171,7 +129,7 @@ fn swapped_rules_are_detected() {
         let right = written_by_gybe(&case.rules);
         let chain = case.rules.chains.iter_mut().find(|chain| chain.rules.len() > 1).unwrap();
         chain.rules.swap(0, 1);
-        let wrong = written_by_batch(&with_nftnl::batch(&case.rules));
+        let wrong = written_by_nftnl(&case.rules);
         assert!(!right.listing.differences(&wrong.listing).is_empty(), "{}", case.name);
     }
 }

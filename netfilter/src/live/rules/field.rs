@@ -1,4 +1,4 @@
-//! The fields of a packet that a rule compares, by tracking what its statements load into registers.
+//! The fields of a packet that a rule compares: tracks which fields its statements load into registers.
 
 use super::expr::{Expr, Source};
 use crate::nft::uapi::*;
@@ -29,7 +29,7 @@ pub(crate) enum Field {
 pub(crate) struct Component {
     pub(crate) field: Field,
     pub(crate) source: Source,
-    /// How many bytes were loaded.
+    /// The number of loaded bytes.
     pub(crate) length: usize,
     /// The bits that are compared; `None` for all.
     pub(crate) mask: Option<Vec<u8>>,
@@ -41,16 +41,16 @@ pub(crate) struct Component {
     pub(crate) is_inverted: bool,
 }
 
-/// The registers of a rule.
+/// The fields and constants in the registers of a rule.
 #[derive(Debug, Default)]
-pub(crate) struct Symbols {
+pub(crate) struct LoadedFields {
     fields: Vec<(usize, Component)>,
     constants: Vec<(usize, Vec<u8>)>,
 }
 
-impl Symbols {
+impl LoadedFields {
     /// Records what an expression loads into registers.
-    pub(crate) fn note(&mut self, expr: &Expr) {
+    pub(crate) fn track(&mut self, expr: &Expr) {
         match expr {
             Expr::Load { source, to } => self.load(source, *to),
             Expr::Value { to, value } => {
@@ -136,7 +136,7 @@ impl Symbols {
     }
 }
 
-/// The field, its bytes, and whether they are in the machine's order.
+/// The field, the number of its bytes, and whether they are in the machine's byte order.
 fn field(source: &Source) -> (Field, usize, bool) {
     let other = |name: String, length| (Field::Other(name), length, false);
     match source {

@@ -9,25 +9,23 @@ use super::{
 };
 use crate::ebpf;
 use crate::netlink::attr::Attributes;
-use crate::nft::dump::{self, Entry, Lister, Lists};
+use crate::nft::dump;
+use crate::nft::lists::{self, Entry, Lister, Lists};
 use crate::nft::uapi::*;
 use crate::nft::{NftError, TABLE, socket::Connection};
 use crate::redirection::RedirectionError;
-use crate::routes::Rtnetlink;
+use crate::routes::{Link, Rtnetlink};
 use crate::xt::legacy::InetHook;
 use nix::errno::Errno;
 
-/// How often the lists are read again when they changed meanwhile.
-const ATTEMPTS: u32 = 5;
-
 /// A namespace with more tables, chains or rules is not evaluated.
-const MOST: usize = 20_000;
+const MAX_OBJECTS: usize = 20_000;
 
 /// A namespace with more sets is not evaluated.
-const MOST_SETS: usize = 2_000;
+const MAX_SETS: usize = 2_000;
 
-/// How many elements are read of all sets together.
-const MOST_ELEMENTS: usize = 100_000;
+/// A namespace whose sets have more elements together is not evaluated.
+const MAX_ELEMENTS: usize = 100_000;
 
 /// Reads all rules; what is not evaluated is named in `opaque`.
 pub(crate) fn read() -> Result<NamespaceRules, RedirectionError> {
@@ -42,7 +40,7 @@ pub(crate) fn read() -> Result<NamespaceRules, RedirectionError> {
 
 fn interfaces(routing: &mut Rtnetlink) -> Result<Vec<Interface>, RedirectionError> {
     let (links, addresses) = (routing.links()?, routing.addresses()?);
-    let with_addresses = |(index, name)| {
+    let with_addresses = |Link { index, name, .. }: Link| {
         let own = addresses.iter().filter(|address| address.index == index);
         Interface { index, name, addresses: own.map(|address| address.ip).collect() }
     };
@@ -52,26 +50,21 @@ fn interfaces(routing: &mut Rtnetlink) -> Result<Vec<Interface>, RedirectionErro
 fn nf_tables() -> Result<NamespaceRules, NftError> {
     let mut connection = match Connection::open() {
         Ok(connection) => connection,
-        Err(error) if error.is_kernel_without() => return Ok(NamespaceRules::default()),
+        Err(error) if error.is_without_nftables() => return Ok(NamespaceRules::default()),
         Err(error) => return Err(error),
     };
     read_by(&mut |request, sequence| connection.0.list(request, sequence))
 }
 
-/// Reads the rules by a lister: the kernel, or a recording of it.
+/// Reads the rules from a lister: the kernel, or a recording of its replies.
 pub(super) fn read_by(lister: &mut Lister<'_>) -> Result<NamespaceRules, NftError> {
-    for _ in 0..ATTEMPTS {
-        match attempt(&mut Lists::of_every_family(lister)) {
-            Ok(Some(found)) => return Ok(found),
-            Ok(None) => {}
-            // No such subsystem (`nfnetlink_rcv_msg`).
-            Err(NftError::List { source: Errno::EINVAL | Errno::EOPNOTSUPP, what: TABLES }) => {
-                return Ok(NamespaceRules::default());
-            }
-            Err(error) => return Err(error),
+    match lists::of_one_generation(lister, NFPROTO_UNSPEC, attempt) {
+        // No such subsystem (`nfnetlink_rcv_msg`).
+        Err(NftError::List { source: Errno::EINVAL | Errno::EOPNOTSUPP, what: TABLES }) => {
+            Ok(NamespaceRules::default())
         }
+        outcome => outcome,
     }
-    Err(NftError::Restless { attempts: ATTEMPTS })
 }
 
 const TABLES: &str = "the tables";
@@ -79,8 +72,8 @@ const TABLES: &str = "the tables";
 /// One attempt; `None` when something changed meanwhile.
 fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<NamespaceRules>, NftError> {
     macro_rules! listed {
-        ($asked:expr) => {
-            match $asked? {
+        ($list:expr) => {
+            match $list? {
                 Some(entries) => entries,
                 None => return Ok(None),
             }
@@ -96,7 +89,7 @@ fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<NamespaceRules>, NftError
     };
     let mut found = NamespaceRules::default();
     for (what, entries) in [("tables", &tables), ("chains", &chains), ("rules", &rules), ("sets", &sets)] {
-        let most = if what == "sets" { MOST_SETS } else { MOST };
+        let most = if what == "sets" { MAX_SETS } else { MAX_OBJECTS };
         if entries.len() > most {
             found.opaque.push(format!("{} {what}, more than the {most} that are evaluated", entries.len()));
             return Ok(Some(found));
@@ -109,10 +102,10 @@ fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<NamespaceRules>, NftError
         let raw = entry.attributes();
         let text = |kind| raw.get(kind).map(|name| name.text().to_vec()).unwrap_or_default();
         let (table, name) = (text(NFTA_SET_TABLE), text(NFTA_SET_NAME));
-        fill(&mut set, &listed!(lists.elements_of(entry.family(), &table, &name)));
+        add_elements(&mut set, &listed!(lists.elements(entry.family(), &table, &name)));
         elements = elements.saturating_add(set.elements.len());
-        if elements > MOST_ELEMENTS {
-            let all = format!("the sets have more than the {MOST_ELEMENTS} elements that are evaluated");
+        if elements > MAX_ELEMENTS {
+            let all = format!("the sets have more than the {MAX_ELEMENTS} elements that are evaluated");
             return Ok(Some(NamespaceRules { opaque: vec![all], ..NamespaceRules::default() }));
         }
         found.sets.push(set);
@@ -172,19 +165,23 @@ fn add_chains(found: &mut NamespaceRules, tables: &[Table], chains: &[Entry], ru
         let chain = entry.attributes();
         let text = |kind| chain.get(kind).map(|name| name.name());
         let (Some(table), Some(name)) = (text(NFTA_CHAIN_TABLE), text(NFTA_CHAIN_NAME)) else { continue };
-        let home = tables.iter().find(|one| one.family == entry.family() && one.name == table);
-        if home.is_some_and(|home| home.is_dormant) {
+        let own_table = tables.iter().find(|one| one.family == entry.family() && one.name == table);
+        if own_table.is_some_and(|table| table.is_dormant) {
             continue;
         }
         let handle = chain.get(NFTA_CHAIN_HANDLE).and_then(|handle| handle.be64());
-        let is_of_one_piece = entry.family() == NFPROTO_INET && table == TABLE;
-        let age = home.zip(handle).map(|(home, chain)| Age { table: home.handle, chain, is_of_one_piece });
+        let is_of_one_transaction = entry.family() == NFPROTO_INET && table == TABLE;
+        let age = own_table.zip(handle).map(|(own_table, chain)| Age {
+            table: own_table.handle,
+            chain,
+            is_of_one_transaction,
+        });
         match (table_name(entry.family(), table.clone()), base(&chain)) {
-            (Some(table), Placed::At(base)) => {
+            (Some(table), ChainHook::Evaluated(base)) => {
                 found.chains.push(LiveChain { table, name, base, rules: Vec::new(), age });
             }
-            (None, Placed::At(None)) => {}
-            (_, Placed::At(Some(_)) | Placed::Elsewhere) => {
+            (None, ChainHook::Evaluated(None)) => {}
+            (_, ChainHook::Evaluated(Some(_)) | ChainHook::NotEvaluated) => {
                 let uses = chain.get(NFTA_CHAIN_USE).and_then(|uses| uses.be32()).unwrap_or_default();
                 let drops = chain.get(NFTA_CHAIN_POLICY).and_then(|policy| policy.be32()) == Some(NF_DROP);
                 if uses > 0 || drops {
@@ -200,30 +197,30 @@ fn add_chains(found: &mut NamespaceRules, tables: &[Table], chains: &[Entry], ru
     }
 }
 
-/// The position of a chain.
-enum Placed {
-    /// At a hook of the IP layer, or at none.
-    At(Option<BaseChain>),
-    /// At a hook that is not evaluated.
-    Elsewhere,
+/// Whether the hook of a chain is evaluated.
+enum ChainHook {
+    /// A hook of the IP layer, or none.
+    Evaluated(Option<BaseChain>),
+    /// Another hook.
+    NotEvaluated,
 }
 
-fn base(chain: &Attributes<'_>) -> Placed {
-    let Some(hook) = chain.get(NFTA_CHAIN_HOOK) else { return Placed::At(None) };
+fn base(chain: &Attributes<'_>) -> ChainHook {
+    let Some(hook) = chain.get(NFTA_CHAIN_HOOK) else { return ChainHook::Evaluated(None) };
     let hook = Attributes::of(hook.value);
     let number = |kind| hook.get(kind).and_then(|value| value.be32());
     let kind = match chain.get(NFTA_CHAIN_TYPE).map(|kind| kind.text().to_vec()).as_deref() {
         Some(b"filter") => ChainKind::Filter,
         Some(b"nat") => ChainKind::Nat,
         Some(b"route") => ChainKind::Route,
-        _ => return Placed::Elsewhere,
+        _ => return ChainHook::NotEvaluated,
     };
     let drops = chain.get(NFTA_CHAIN_POLICY).and_then(|policy| policy.be32()) == Some(NF_DROP);
     match (number(NFTA_HOOK_HOOKNUM).and_then(InetHook::numbered), number(NFTA_HOOK_PRIORITY)) {
         (Some(hook), Some(priority)) => {
-            Placed::At(Some(BaseChain { kind, hook, priority: priority.cast_signed(), drops }))
+            ChainHook::Evaluated(Some(BaseChain { kind, hook, priority: priority.cast_signed(), drops }))
         }
-        _ => Placed::Elsewhere,
+        _ => ChainHook::NotEvaluated,
     }
 }
 
@@ -237,9 +234,9 @@ fn add_rule(found: &mut NamespaceRules, entry: &Entry) {
     let text = text::rule(&statements, |name| found.set(&table, name));
     let comment = dump::comment(&rule);
     let chain_name = name(NFTA_RULE_CHAIN);
-    let home = found.chains.iter_mut().find(|chain| chain.table == table && chain.name == chain_name);
-    if let Some(home) = home {
-        home.rules.push(LiveRule { text, comment, is_ours: false, statements });
+    let chain = found.chains.iter_mut().find(|chain| chain.table == table && chain.name == chain_name);
+    if let Some(chain) = chain {
+        chain.rules.push(LiveRule { text, comment, is_ours: false, statements });
     }
 }
 
@@ -266,7 +263,7 @@ fn set(entry: &Entry) -> Option<Set> {
 }
 
 /// Adds the listed elements to the set.
-fn fill(set: &mut Set, entries: &[Entry]) {
+fn add_elements(set: &mut Set, entries: &[Entry]) {
     // The end of an interval comes before the start of the next at the same key.
     let mut bounds: Vec<(Vec<u8>, bool, Data)> = Vec::new();
     for entry in entries {

@@ -1,7 +1,7 @@
 //! A rule of nf_tables on one line, close to what `nft` prints.
 
 use super::expr::{Code, Data, Expr, Nat, NatKind};
-use super::field::{Component, Field, Symbols};
+use super::field::{Component, Field, LoadedFields};
 use super::{Set, Statement};
 use crate::nft::uapi::*;
 use std::fmt::Write as _;
@@ -12,15 +12,15 @@ const SHOWN: usize = 8;
 
 /// The rule's text; `set` finds a set by its name.
 pub(super) fn rule<'s>(statements: &[Statement], set: impl Fn(&str) -> Option<&'s Set>) -> String {
-    let mut symbols = Symbols::default();
+    let mut loaded = LoadedFields::default();
     let mut words: Vec<String> = Vec::new();
     for statement in statements {
         match statement {
             Statement::Expr(expr) => {
-                if let Some(word) = word(expr, &symbols, &set) {
+                if let Some(word) = word(expr, &loaded, &set) {
                     add(&mut words, word);
                 }
-                symbols.note(expr);
+                loaded.track(expr);
             }
             Statement::Match(test) => words.push(test.to_string()),
             Statement::Target(target) => words.push(target.to_string()),
@@ -49,15 +49,15 @@ fn add(words: &mut Vec<String>, word: String) {
     words.push(word);
 }
 
-fn word<'s>(expr: &Expr, symbols: &Symbols, set: &impl Fn(&str) -> Option<&'s Set>) -> Option<String> {
-    let constant = |at: &usize| symbols.constant(*at).map_or("a map's value".to_owned(), number);
+fn word<'s>(expr: &Expr, loaded: &LoadedFields, set: &impl Fn(&str) -> Option<&'s Set>) -> Option<String> {
+    let constant = |at: &usize| loaded.constant(*at).map_or("a map's value".to_owned(), number);
     Some(match expr {
         Expr::Load { .. } | Expr::Value { .. } | Expr::Bitwise { .. } | Expr::ByteOrder { .. } => {
             return None;
         }
         Expr::Nothing(name) if name == "counter" => return None,
         Expr::Compare { op, at, value } => {
-            let field = symbols.field(*at);
+            let field = loaded.field(*at);
             let is_state = field.is_some_and(|f| f.field == Field::ConnectionState && f.mask.is_some());
             let op = match *op {
                 // A state test masks the state and compares with zero.
@@ -73,7 +73,7 @@ fn word<'s>(expr: &Expr, symbols: &Symbols, set: &impl Fn(&str) -> Option<&'s Se
             format!("{} {op}{}", name(field), masked_value(field, value))
         }
         Expr::Range { inverted, at, first, last } => {
-            let field = symbols.field(*at);
+            let field = loaded.field(*at);
             let not = if *inverted { "!= " } else { "" };
             format!("{} {not}{}-{}", name(field), value(field, first), value(field, last))
         }
@@ -86,20 +86,20 @@ fn word<'s>(expr: &Expr, symbols: &Symbols, set: &impl Fn(&str) -> Option<&'s Se
             };
             let found = set(asked);
             let (length, parts) = found.map_or((4, &[][..]), |set| (set.key_length, &set.parts));
-            let key = symbols.key(*at, length, parts);
+            let key = loaded.key(*at, length, parts);
             let fields: Vec<String> = key.into_iter().map(|(_, field)| name(field)).collect();
-            let elements = found.map_or_else(|| format!("@{asked}"), |set| elements(set, *at, symbols));
+            let elements = found.map_or_else(|| format!("@{asked}"), |set| elements(set, *at, loaded));
             format!("{} {not}{kind}{elements}", fields.join(" . "))
         }
         Expr::SetMark { from } => format!("meta mark set {}", constant(from)),
         Expr::SetConnectionMark { from } => format!("ct mark set {}", constant(from)),
         Expr::SetZone { from } => {
-            format!("ct zone set {}", symbols.constant(*from).map_or("?".to_owned(), zone))
+            format!("ct zone set {}", loaded.constant(*from).map_or("?".to_owned(), zone))
         }
         Expr::Verdict(code) => verdict(code),
-        Expr::Nat(nat) => translation(nat, symbols),
+        Expr::Nat(nat) => translation(nat, loaded),
         Expr::Tproxy { port, .. } => {
-            format!("tproxy to :{}", port.and_then(|at| symbols.constant(at)).map_or("?".to_owned(), big))
+            format!("tproxy to :{}", port.and_then(|at| loaded.constant(at)).map_or("?".to_owned(), big))
         }
         Expr::Untrack => "notrack".to_owned(),
         Expr::Reject => "reject".to_owned(),
@@ -235,7 +235,7 @@ fn verdict(code: &Code) -> String {
     }
 }
 
-fn translation(nat: &Nat, symbols: &Symbols) -> String {
+fn translation(nat: &Nat, loaded: &LoadedFields) -> String {
     let verb = match nat.kind {
         NatKind::Redirect => "redirect",
         NatKind::Destination => "dnat",
@@ -243,7 +243,7 @@ fn translation(nat: &Nat, symbols: &Symbols) -> String {
         NatKind::Masquerade => "masquerade",
     };
     let constant = |at: Option<usize>, print: fn(&[u8]) -> String| {
-        at.map(|at| symbols.constant(at).map_or("[map]".to_owned(), print))
+        at.map(|at| loaded.constant(at).map_or("[map]".to_owned(), print))
     };
     let (address, port) = (constant(nat.address, address), constant(nat.port, big));
     match (address, port) {
@@ -255,11 +255,11 @@ fn translation(nat: &Nat, symbols: &Symbols) -> String {
     }
 }
 
-fn elements(set: &Set, at: usize, symbols: &Symbols) -> String {
+fn elements(set: &Set, at: usize, loaded: &LoadedFields) -> String {
     if !set.name.starts_with("__") {
         return format!("@{}", set.name);
     }
-    let fields = symbols.key(at, set.key_length, &set.parts);
+    let fields = loaded.key(at, set.key_length, &set.parts);
     let key = |bytes: &[u8]| {
         let (mut rest, mut words) = (bytes, Vec::new());
         for (length, field) in &fields {

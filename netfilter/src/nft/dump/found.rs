@@ -1,6 +1,6 @@
-//! What the entries of the kernel's lists mean: chains with their rules, sets with their elements.
+//! Parses the entries of the kernel's lists: chains with their rules, and sets with their elements.
 //!
-//! What is not in our table is left out; what is in it but not by us gets a name to be told by.
+//! Objects outside of Gybe's table are skipped. Objects in it that Gybe did not write get a name that identifies them.
 
 use crate::inventory::{Item, Part, PartKind};
 use crate::netlink::attr::{Attributes, Writer};
@@ -8,13 +8,14 @@ use crate::nft::chain::TABLE;
 use crate::nft::chain::{self, Base};
 use crate::nft::expr;
 use crate::nft::key::{self, KeyType, Range};
+use crate::nft::lists::Entry;
 use crate::nft::uapi::*;
 
 /// The chains of our table, each with its rules in order.
-pub(super) fn chains(chains: &[Vec<u8>], rules: &[Vec<u8>]) -> Vec<Part> {
-    let mut parts: Vec<Part> = chains.iter().filter_map(|entry| chain(&Attributes::of(entry))).collect();
+pub(super) fn chains(chains: &[Entry], rules: &[Entry]) -> Vec<Part> {
+    let mut parts: Vec<Part> = chains.iter().filter_map(|entry| chain(&entry.attributes())).collect();
     for entry in rules {
-        let rule = Attributes::of(entry);
+        let rule = entry.attributes();
         let name = text(&rule, NFTA_RULE_CHAIN);
         let home = parts.iter_mut().find(|part| Some(&part.name) == name.as_ref());
         if let (Some(home), true) = (home, is_ours(&rule, NFTA_RULE_TABLE)) {
@@ -48,7 +49,7 @@ fn rule(rule: &Attributes<'_>) -> Item {
     Item { id: name_of(rule), form: writer.finish().unwrap_or_default(), packets, bytes }
 }
 
-/// A rule's comment; one without has only its handle to be told by.
+/// A rule's comment, or its handle when it has none.
 fn name_of(rule: &Attributes<'_>) -> String {
     let handle = || rule.get(NFTA_RULE_HANDLE).and_then(|handle| handle.be64()).unwrap_or_default();
     comment(rule).unwrap_or_else(|| format!("handle {}", handle()))
@@ -65,9 +66,9 @@ pub(crate) fn comment(rule: &Attributes<'_>) -> Option<String> {
 }
 
 /// The flags of our table (`enum nft_table_flags`, include/uapi/linux/netfilter/nf_tables.h, v6.18).
-/// Ours has none; a dormant table holds every rule, and none of them is asked.
-pub(super) fn table_flags(tables: &[Vec<u8>]) -> Vec<Part> {
-    let tables = tables.iter().map(|entry| Attributes::of(entry));
+/// Gybe's table has none of them. The kernel evaluates no rule of a dormant table.
+pub(super) fn table_flags(tables: &[Entry]) -> Vec<Part> {
+    let tables = tables.iter().map(|entry| entry.attributes());
     let flags = tables.filter(|table| is_ours(table, NFTA_TABLE_NAME));
     let flags = flags.filter_map(|table| table.get(NFTA_TABLE_FLAGS)?.be32()).fold(0, |all, some| all | some);
     [(1, "dormant"), (2, "owner"), (4, "persist")]
@@ -85,7 +86,7 @@ pub(super) fn table_flags(tables: &[Vec<u8>]) -> Vec<Part> {
 /// A set of our table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FoundSet {
-    /// As the kernel has it, to ask for its elements by.
+    /// As the kernel has it, for the request for its elements.
     pub(super) name: Vec<u8>,
     number: u32,
     length: u32,
@@ -93,8 +94,8 @@ pub(super) struct FoundSet {
 }
 
 /// The sets of our table.
-pub(super) fn sets(entries: &[Vec<u8>]) -> Vec<FoundSet> {
-    let sets = entries.iter().map(|entry| Attributes::of(entry));
+pub(super) fn sets(entries: &[Entry]) -> Vec<FoundSet> {
+    let sets = entries.iter().map(|entry| entry.attributes());
     let number =
         |set: &Attributes<'_>, kind| set.get(kind).and_then(|value| value.be32()).unwrap_or_default();
     sets.filter(|set| is_ours(set, NFTA_SET_TABLE))
@@ -110,8 +111,8 @@ pub(super) fn sets(entries: &[Vec<u8>]) -> Vec<FoundSet> {
 }
 
 impl FoundSet {
-    /// The set with the elements that were listed of it.
-    pub(super) fn part(self, entries: &[Vec<u8>]) -> Part {
+    /// The set with its listed elements.
+    pub(super) fn part(self, entries: &[Entry]) -> Part {
         let key = KeyType::numbered(self.number).filter(|key| u32::from(key.length()) == self.length);
         let mut ranges: Vec<Range> = match self.flags & NFT_SET_INTERVAL {
             0 => elements(entries).map(|(first, _)| Range { first, last: first }).collect(),
@@ -134,19 +135,19 @@ impl FoundSet {
 }
 
 /// The attributes of each listed element.
-fn listed(entries: &[Vec<u8>]) -> impl Iterator<Item = Attributes<'_>> {
-    let lists = entries.iter().filter_map(|entry| Attributes::of(entry).get(NFTA_SET_ELEM_LIST_ELEMENTS));
+fn listed(entries: &[Entry]) -> impl Iterator<Item = Attributes<'_>> {
+    let lists = entries.iter().filter_map(|entry| entry.attributes().get(NFTA_SET_ELEM_LIST_ELEMENTS));
     lists.flat_map(|list| Attributes::of(list.value)).map(|element| Attributes::of(element.value))
 }
 
-/// Is every key an element? No set of ours has such an element.
-fn has_catch_all(entries: &[Vec<u8>]) -> bool {
+/// Reports whether the set has the element that matches every key; Gybe writes none.
+fn has_catch_all(entries: &[Entry]) -> bool {
     let flags = |element: Attributes<'_>| element.get(NFTA_SET_ELEM_FLAGS)?.be32();
     listed(entries).filter_map(flags).any(|flags| flags & NFT_SET_ELEM_CATCHALL != 0)
 }
 
-/// Keys with whether each is the end of an interval.
-fn elements(entries: &[Vec<u8>]) -> impl Iterator<Item = (u128, bool)> {
+/// The keys, each with whether it is the end of an interval.
+fn elements(entries: &[Entry]) -> impl Iterator<Item = (u128, bool)> {
     listed(entries).filter_map(|element| {
         let key = Attributes::of(element.get(NFTA_SET_ELEM_KEY)?.value).get(NFTA_DATA_VALUE)?;
         let flags = element.get(NFTA_SET_ELEM_FLAGS).and_then(|flags| flags.be32()).unwrap_or_default();
@@ -154,7 +155,7 @@ fn elements(entries: &[Vec<u8>]) -> impl Iterator<Item = (u128, bool)> {
     })
 }
 
-/// Starts with their ends. `nft` writes an end at zero when no interval starts there: it ends none.
+/// The intervals between the listed bounds. When no interval starts at zero, `nft` writes an end there, which ends none.
 fn paired(mut bounds: Vec<(u128, bool)>, length: u8) -> Vec<Range> {
     // Where one interval ends and another starts, the end comes first.
     bounds.sort_unstable_by_key(|(key, is_end)| (*key, !is_end));
@@ -170,12 +171,12 @@ fn paired(mut bounds: Vec<(u128, bool)>, length: u8) -> Vec<Range> {
     ranges
 }
 
-/// What a set is, as comparable bytes.
+/// The type, key length and flags of a set, as comparable bytes.
 pub(super) fn set_form(number: u32, length: u32, flags: u32) -> Vec<u8> {
     [number, length, flags].map(u32::to_be_bytes).concat()
 }
 
-/// An element: its text and its bounds as bytes.
+/// An element: the text of its range, and the bounds as comparable bytes.
 pub(super) fn element(key: Option<KeyType>, range: Range) -> Item {
     let id = key.map_or_else(|| format!("{:x}-{:x}", range.first, range.last), |key| key.text(range));
     let form = [range.first, range.last].map(u128::to_be_bytes).concat();

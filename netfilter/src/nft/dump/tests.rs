@@ -3,8 +3,11 @@
 
 use super::*;
 use crate::compile::compile;
-use crate::netlink::message::{HEADER, Messages};
-use crate::nft::batch::{Batch, Start};
+use crate::netlink::attr::Attributes;
+use crate::netlink::list::Listed;
+use crate::netlink::message::{HEADER, Header, Messages};
+use crate::nft::batch::{Batch, GENERIC, Start};
+use crate::nft::lists::Entry;
 use crate::policy::{Families, Groups, InterfaceName, Owners, RedirectPolicy};
 
 /// An entry as a lister gives it: `struct nfgenmsg` of generation 7, then attributes.
@@ -47,7 +50,7 @@ fn a11_chains_and_sets_of_whatever_name_are_told_apart_and_asked_for_by_that_nam
 #[test]
 fn f25_a_list_that_says_one_name_twice_is_read_again_and_then_refused() {
     let (inventory, asked) = namespace(&[b"nat-output", b"nat-output"], &[]);
-    assert!(matches!(inventory, Err(NftError::Restless { attempts: ATTEMPTS })), "{inventory:?}");
+    assert!(matches!(inventory, Err(NftError::KeptChanging { attempts: lists::ATTEMPTS })), "{inventory:?}");
     assert!(asked.len() > 4);
 }
 
@@ -312,6 +315,39 @@ fn an_entry_of_a_list_of_every_family_has_its_family() {
         assert_eq!(Messages(request).next().unwrap().unwrap().body[0], NFPROTO_UNSPEC);
         Ok(Listed::Whole(vec![vec![NFPROTO_IPV4, 0, 0, 7], vec![NFPROTO_IPV6, 0, 0, 7]]))
     };
-    let tables = Lists::of_every_family(lister).all("the tables", NFT_MSG_GETTABLE, |_| ()).unwrap().unwrap();
+    let read = |lists: &mut Lists<'_, '_>| lists.all("the tables", NFT_MSG_GETTABLE, |_| ());
+    let tables = lists::of_one_generation(lister, NFPROTO_UNSPEC, read).unwrap();
     assert_eq!(tables.iter().map(Entry::family).collect::<Vec<_>>(), [NFPROTO_IPV4, NFPROTO_IPV6]);
+}
+
+#[test]
+fn lists_that_change_while_they_are_read_are_read_again_a_bounded_number_of_times() {
+    for (changes, is_read) in [(0, true), (1, true), (lists::ATTEMPTS - 1, true), (lists::ATTEMPTS, false)] {
+        let mut requests = 0;
+        let lister: &mut Lister<'_> = &mut |_, _| {
+            requests += 1;
+            Ok(if requests <= changes { Listed::Changed } else { Listed::Whole(Vec::new()) })
+        };
+        let read = |lists: &mut Lists<'_, '_>| lists.all("the chains", NFT_MSG_GETCHAIN, |_| ());
+        let chains = lists::of_one_generation(lister, NFPROTO_UNSPEC, read);
+        assert_eq!(chains.is_ok(), is_read, "{changes} changes");
+    }
+}
+
+#[test]
+fn lists_of_two_generations_are_read_again() {
+    let mut generation = 0;
+    let lister: &mut Lister<'_> = &mut |_, _| {
+        // Each of the first three lists is of a generation of its own.
+        generation = 3.min(generation + 1);
+        Ok(Listed::Whole(vec![vec![NFPROTO_INET, 0, 0, generation]]))
+    };
+    let attempts = std::cell::Cell::new(0);
+    let read = |lists: &mut Lists<'_, '_>| {
+        attempts.set(attempts.get() + 1);
+        let sets = lists.all("the sets", NFT_MSG_GETSET, |_| ())?;
+        Ok(sets.zip(lists.all("the chains", NFT_MSG_GETCHAIN, |_| ())?))
+    };
+    assert!(lists::of_one_generation(lister, NFPROTO_INET, read).is_ok());
+    assert_eq!(attempts.get(), 2);
 }

@@ -73,7 +73,7 @@ impl Expressions<'_> {
         });
     }
 
-    pub(super) fn outside(&mut self, first: &[u8], last: &[u8]) {
+    pub(super) fn compare_outside(&mut self, first: &[u8], last: &[u8]) {
         self.expression("range", |w| {
             w.be32(NFTA_RANGE_SREG, NFT_REG_1);
             w.be32(NFTA_RANGE_OP, NFT_RANGE_NEQ);

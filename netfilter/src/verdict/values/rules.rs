@@ -4,7 +4,7 @@ use super::super::parts::parts;
 use super::{Property, Values, number};
 use crate::live::rules::expr::{Data, Expr};
 use crate::live::rules::{
-    Component, Field, LiveChain, LiveRule, NamespaceRules, Set, Statement, Symbols, TableFamily, place,
+    Component, Field, LiveChain, LiveRule, LoadedFields, NamespaceRules, Set, Statement, TableFamily, place,
 };
 use crate::policy::PortRange;
 use crate::ruleset::{Match, Networks, Ruleset};
@@ -61,8 +61,8 @@ impl Values {
     }
 
     fn add_rule(&mut self, ns: &NamespaceRules, chain: &LiveChain, rule: &LiveRule) {
-        self.also_of_answers = !rule.is_ours;
-        let mut registers = Registers { symbols: Symbols::default(), family: chain.table.family };
+        self.may_match_replies = !rule.is_ours;
+        let mut registers = Registers { loaded: LoadedFields::default(), family: chain.table.family };
         let mut all_read = true;
         for statement in &rule.statements {
             match statement {
@@ -91,7 +91,7 @@ impl Values {
                 Statement::Target(_) => {}
             }
             if let Statement::Expr(expr) = statement {
-                registers.symbols.note(expr);
+                registers.loaded.track(expr);
             }
         }
         let counts = !all_read && rule.statements.iter().any(Statement::acts);
@@ -109,12 +109,12 @@ impl Values {
             Expr::Range { at, first, last, .. } => (*at, Bounds::Ranges(vec![(first, last)])),
             _ => return true,
         };
-        let component = registers.symbols.field(at);
+        let component = registers.loaded.field(at);
         component.is_some_and(|component| self.add_component(component, &bounds, registers.family))
     }
 
     fn add_set(&mut self, set: &Set, at: usize, registers: &Registers) -> bool {
-        let key = registers.symbols.key(at, set.key_length, &set.parts);
+        let key = registers.loaded.key(at, set.key_length, &set.parts);
         let (mut from, mut all_read) = (0, true);
         for (length, component) in &key {
             let part = |bytes: &'_ [u8]| bytes.get(from..from + length).unwrap_or_default().to_vec();
@@ -246,7 +246,7 @@ type Range<'b> = (&'b [u8], &'b [u8]);
 
 /// What the registers of a rule hold, and the family of its table.
 struct Registers {
-    symbols: Symbols,
+    loaded: LoadedFields,
     family: TableFamily,
 }
 

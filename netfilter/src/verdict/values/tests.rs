@@ -48,7 +48,7 @@ fn a_value_below_at_and_above_a_bound_is_tried() {
 
 /// Answers have the ports of the first packet exchanged.
 #[test]
-fn another_owners_test_of_a_port_is_also_one_of_answers() {
+fn another_owners_test_of_a_port_may_match_replies() {
     let to_clients =
         values(vec![payload(TRANSPORT, 2, 2), compare(NFT_CMP_EQ, &50_000_u16.to_be_bytes())], vec![]);
     assert!(of(&to_clients, Property::SourcePort).contains(&50_000));

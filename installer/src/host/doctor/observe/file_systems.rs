@@ -20,7 +20,7 @@ pub struct FileSystem {
     /// Its mode, if every user may write there.
     pub open_to_all: Option<u32>,
     /// Its free space and restrictions.
-    pub room: Result<FreeSpace, Errno>,
+    pub space: Result<FreeSpace, Errno>,
 }
 
 /// Free space and restrictions of a file system.
@@ -36,15 +36,15 @@ pub struct FreeSpace {
 
 pub(super) fn of(directories: [(&'static str, &PathBuf); 3]) -> Vec<FileSystem> {
     let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
-    let space = |(of, path): (&'static str, &PathBuf)| FileSystem {
+    let file_system = |(of, path): (&'static str, &PathBuf)| FileSystem {
         of,
         path: path.clone(),
         mount: mount_of(&mounts, path).unwrap_or_else(|| "its file system".to_owned()),
         other_owner: other_owner(path),
         open_to_all: open_to_all(path),
-        room: room(path),
+        space: space(path),
     };
-    directories.into_iter().map(space).collect()
+    directories.into_iter().map(file_system).collect()
 }
 
 fn other_owner(path: &Path) -> Option<u32> {
@@ -57,7 +57,7 @@ fn open_to_all(path: &Path) -> Option<u32> {
     (mode & 0o002 != 0).then_some(mode)
 }
 
-fn room(path: &Path) -> Result<FreeSpace, Errno> {
+fn space(path: &Path) -> Result<FreeSpace, Errno> {
     let found = statvfs(path)?;
     Ok(FreeSpace {
         bytes: found.blocks_free().saturating_mul(found.fragment_size()),
@@ -94,6 +94,6 @@ mod tests {
         let proc = mount_of(&mounts, Path::new("/proc/self/net")).unwrap();
         assert_eq!(proc, "/proc (proc)");
         assert_eq!(mount_of(&mounts, Path::new("/nowhere")), None);
-        assert!(room(Path::new("/nowhere")).is_err());
+        assert!(space(Path::new("/nowhere")).is_err());
     }
 }

@@ -6,16 +6,16 @@
 mod matches;
 mod sets;
 
-pub(crate) use sets::{Bound, Element, Set, SetContent, ValueOrder, sets};
+pub use sets::{Bound, Element, Set, SetContent, ValueOrder, sets};
 
 use gybe_netfilter::ruleset::{ChainName, Family, Hook, Is, Rule, Stage, Verdict};
 
 /// The name of the table.
-pub(crate) const TABLE: &str = "gybe";
+pub const TABLE: &str = "gybe";
 
 /// One nf_tables expression.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum NfExpression {
+pub enum NfExpression {
     /// Loads a property of the packet into register 1.
     Load(Field),
     /// Clears all other bits of register 1.
@@ -46,7 +46,7 @@ pub(crate) enum NfExpression {
 
 /// A property of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Field {
+pub enum Field {
     /// `NFPROTO_*`, one byte.
     NetworkProtocol,
     /// `IPPROTO_*`, one byte.
@@ -83,7 +83,7 @@ pub(crate) enum Field {
 
 /// A comparison with register 1.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Comparison {
+pub enum Comparison {
     Equal,
     Different,
     AtLeast,
@@ -92,7 +92,7 @@ pub(crate) enum Comparison {
 
 /// A verdict that ends a rule.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Decision {
+pub enum Decision {
     /// Ends the table's processing of the packet at this hook.
     Accept,
     /// Ends the chain.
@@ -105,7 +105,7 @@ pub(crate) enum Decision {
 
 /// The hook, type and priority of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Base {
+pub struct Base {
     pub kind: Kind,
     pub hook: Hook,
     pub priority: i32,
@@ -113,7 +113,7 @@ pub(crate) struct Base {
 
 /// The type of a base chain.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub enum Kind {
     Filter,
     /// The kernel routes the packet again when its mark has changed.
     Route,
@@ -122,7 +122,7 @@ pub(crate) enum Kind {
 }
 
 /// Returns `None` for chains that are reached only by `goto`.
-pub(crate) fn base(chain: ChainName) -> Option<Base> {
+pub fn base(chain: ChainName) -> Option<Base> {
     let hook = chain.hook()?;
     let (kind, priority) = match (chain.stage(), hook) {
         (Stage::Raw, _) => (Kind::Filter, -300),
@@ -134,7 +134,7 @@ pub(crate) fn base(chain: ChainName) -> Option<Base> {
 }
 
 /// Returns the expressions of a rule in order.
-pub(crate) fn expressions(rule: &Rule) -> Vec<NfExpression> {
+pub fn expressions(rule: &Rule) -> Vec<NfExpression> {
     let mut expressions = matches::expressions(rule);
     expressions.push(NfExpression::Count);
     expressions.extend(verdict(rule));

@@ -16,7 +16,7 @@ use std::ptr::NonNull;
 const REGISTER: u32 = libc::NFT_REG_1 as u32;
 
 /// Expressions for which nftnl 0.9 has no type.
-pub(crate) enum Missing<'a> {
+pub enum Missing<'a> {
     /// Matches if register 1 is outside of these bounds.
     Outside(&'a [u8], &'a [u8]),
     /// Matches if register 1 is in a set, or is not.
@@ -100,10 +100,10 @@ impl Raw {
 }
 
 /// nftnl's set with type, ranges and user data, for which nftnl has no functions.
-pub(crate) struct NamedSet<'t>(nftnl::set::Set<'t, AnyKey>);
+pub struct NamedSet<'t>(nftnl::set::Set<'t, AnyKey>);
 
 /// nftnl needs the type of a set's elements at compile time; `NamedSet::new` sets the real one.
-pub(crate) struct AnyKey;
+pub struct AnyKey;
 
 impl nftnl::set::SetKey for AnyKey {
     const TYPE: u32 = 0;
@@ -116,7 +116,7 @@ impl nftnl::set::SetKey for AnyKey {
 
 impl<'t> NamedSet<'t> {
     /// Makes the set with all its elements.
-    pub(crate) fn new(table: &'t Table, of: &Set) -> Self {
+    pub fn new(table: &'t Table, of: &Set) -> Self {
         let name = CString::new(of.name.as_str()).unwrap();
         let set = Self(nftnl::set::Set::new_named(&name, of.id, table, ProtoFamily::Inet));
         set.number(sys::NFTNL_SET_KEY_TYPE, of.key_type);
@@ -134,7 +134,7 @@ impl<'t> NamedSet<'t> {
     }
 
     /// nftnl's set, for a batch.
-    pub(crate) fn inner(&self) -> &nftnl::set::Set<'t, AnyKey> {
+    pub fn inner(&self) -> &nftnl::set::Set<'t, AnyKey> {
         &self.0
     }
 
@@ -180,7 +180,7 @@ impl<'t> NamedSet<'t> {
 }
 
 /// Returns libnftnl's text of a dumped rule without handle and position.
-pub(crate) fn rule_text(message: &[u8]) -> String {
+pub fn rule_text(message: &[u8]) -> String {
     let message = Aligned::new(message);
     // SAFETY: the message is whole and aligned, the rule is freed before leaving.
     unsafe {
@@ -196,7 +196,7 @@ pub(crate) fn rule_text(message: &[u8]) -> String {
 }
 
 /// Returns libnftnl's text of a dumped set with the elements of these messages.
-pub(crate) fn set_text(set: &[u8], elements: &[&[u8]]) -> String {
+pub fn set_text(set: &[u8], elements: &[&[u8]]) -> String {
     let set = Aligned::new(set);
     // SAFETY: the messages are whole and aligned, the set is freed before leaving.
     unsafe {

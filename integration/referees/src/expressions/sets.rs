@@ -5,7 +5,7 @@ use gybe_netfilter::ruleset::{Elements, Ruleset};
 use std::net::Ipv4Addr;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Set {
+pub struct Set {
     pub name: String,
     /// Its id within the batch, by which a rule may refer to it.
     pub id: u32,
@@ -21,7 +21,7 @@ pub(crate) struct Set {
 
 /// The kind of a set's elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum SetContent {
+pub enum SetContent {
     Values,
     /// Ranges: each has its first value and, marked as an end, the value after its last.
     Ranges,
@@ -29,7 +29,7 @@ pub(crate) enum SetContent {
 
 /// The byte order in which nft prints the elements.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ValueOrder {
+pub enum ValueOrder {
     /// That of their type.
     AsTyped,
     /// Host byte order. Without user data nft prints ids in network byte order.
@@ -37,14 +37,14 @@ pub(crate) enum ValueOrder {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Element {
+pub struct Element {
     pub key: Vec<u8>,
     pub bound: Bound,
 }
 
 /// The side of a range.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Bound {
+pub enum Bound {
     /// The first value of a range, or a single value.
     Start,
     /// The first value after a range.
@@ -52,7 +52,7 @@ pub(crate) enum Bound {
 }
 
 /// Returns all sets in the order of the rules that use them.
-pub(crate) fn sets(rules: &Ruleset) -> Vec<Set> {
+pub fn sets(rules: &Ruleset) -> Vec<Set> {
     let lists = rules.lists();
     (1..)
         .zip(&lists)

@@ -1,5 +1,7 @@
 //! Lines and words of `iptables-save` output, where a quoted word may hold line breaks.
 
+use std::borrow::Cow;
+
 /// A walk through text that knows whether it stands inside a quoted word. A quote opens only at
 /// the start of a word (`xtables_save_string` quotes whole words): inside one it is a letter, as in
 /// a chain name.
@@ -73,4 +75,17 @@ pub(in crate::iptables) fn words(spec: &str) -> Option<Vec<String>> {
     }
     words.extend(word);
     (!quotes.inside).then_some(words)
+}
+
+/// Quotes a word as `xtables_save_string` does: only where necessary, with double quotes.
+pub(super) fn quoted(word: &str) -> Cow<'_, str> {
+    if word.is_empty() || word.contains([' ', '\n', '"', '\'', '\\']) {
+        let escaped: String = word
+            .chars()
+            .flat_map(|c| ['"', '\'', '\\'].contains(&c).then_some('\\').into_iter().chain([c]))
+            .collect();
+        format!("\"{escaped}\"").into()
+    } else {
+        word.into()
+    }
 }

@@ -1,36 +1,66 @@
-//! First reference encoder: nftnl, with the bytes of libnftnl. It can express all rules and sets; `libnftnl.rs` adds the
-//! expressions that nftnl lacks.
+//! First reference encoder: nftnl, with the bytes of libnftnl. It can express all rules and sets; [`crate::libnftnl`]
+//! adds the expressions that nftnl lacks.
 
+use crate::batch::Batch;
 use crate::expressions::{self, Comparison, Decision, Field, Kind, NfExpression};
 use crate::libnftnl::{Missing, NamedSet};
+use gybe_netfilter::nft::{Object, Start};
 use gybe_netfilter::ruleset::{Hook, Rule, Ruleset};
 use nftnl::expr::{
     Bitwise, Cmp, CmpOp, Conntrack, Counter, Expression, Immediate, Meta, NetworkHeaderField, Payload,
     Register, TransportHeaderField, Verdict,
 };
-use nftnl::{Batch, Chain, ChainType, MsgType, Policy, ProtoFamily, Table};
+use nftnl::{Chain, ChainType, MsgType, Policy, ProtoFamily, Table};
 use std::ffi::CString;
 
-/// Returns the whole batch.
-pub(crate) fn batch(rules: &Ruleset) -> Vec<u8> {
+/// Returns the transaction that makes `rules` the content of the table.
+pub fn batch(rules: &Ruleset, start: Start) -> Batch {
     let table = Table::new(c(expressions::TABLE), ProtoFamily::Inet);
-    let mut batch = Batch::new();
-    batch.add(&table, MsgType::Add);
-    let chains: Vec<_> = rules.chains.iter().map(|one| (chain(&table, one.name), &one.rules)).collect();
-    for (chain, _) in &chains {
+    let (mut batch, mut objects) = (nftnl::Batch::new(), Vec::new());
+    add_table(&mut batch, &mut objects, &table, start);
+    let chains: Vec<_> = rules.chains.iter().map(|one| (chain(&table, one.name), one)).collect();
+    for (chain, of) in &chains {
         batch.add(chain, MsgType::Add);
+        objects.push(Object::Chain(of.name));
     }
-    for set in &expressions::sets(rules) {
-        let set = NamedSet::new(&table, set);
+    for of in &expressions::sets(rules) {
+        let set = NamedSet::new(&table, of);
         batch.add(set.inner(), MsgType::Add);
-        batch.add_iter(set.inner().elems_iter(), MsgType::Add);
+        objects.push(Object::Set(of.name.clone()));
+        let elements = set.inner().elems_iter();
+        batch.add_iter(elements.inspect(|_| objects.push(Object::Elements(of.name.clone()))), MsgType::Add);
     }
-    for (chain, rules) in &chains {
-        for one in *rules {
+    for (chain, of) in &chains {
+        for one in &of.rules {
             batch.add(&rule(chain, one), MsgType::Add);
+            objects.push(Object::Rule(one.id, of.name));
         }
     }
-    batch.finalize().iter().flatten().copied().collect()
+    finished(batch, objects, start)
+}
+
+/// Returns the transaction that deletes the table; the kernel refuses it when there is none.
+pub fn removal() -> Batch {
+    let mut batch = nftnl::Batch::new();
+    batch.add(&Table::new(c(expressions::TABLE), ProtoFamily::Inet), MsgType::Del);
+    finished(batch, vec![Object::Table], Start::Replace)
+}
+
+fn add_table(batch: &mut nftnl::Batch, objects: &mut Vec<Object>, table: &Table, start: Start) {
+    // Created first, so that the deletion cannot fail where there is no table.
+    let messages = match start {
+        Start::Fresh => vec![MsgType::Add],
+        Start::Replace => vec![MsgType::Add, MsgType::Del, MsgType::Add],
+    };
+    for message in messages {
+        batch.add(table, message);
+        objects.push(Object::Table);
+    }
+}
+
+/// nftnl's batch is in pages.
+fn finished(batch: nftnl::Batch, objects: Vec<Object>, start: Start) -> Batch {
+    Batch::new(batch.finalize().iter().flatten().copied().collect(), objects, start)
 }
 
 fn chain<'t>(table: &'t Table, name: gybe_netfilter::ruleset::ChainName) -> Chain<'t> {
