@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use gybe_integration::failure::Failure;
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
 
-use crate::api::wait_until;
+use crate::api::{PATIENCE, wait_until};
 use crate::cluster::Cluster;
 
 /// The agent's facts socket on the node.
@@ -45,18 +45,22 @@ pub(crate) fn kill(cluster: &Cluster) -> Result<usize, Failure> {
     Ok(agents.len())
 }
 
-/// Waits until an agent's socket accepts connections again after a kill.
-pub(crate) fn wait_for_socket(cluster: &Cluster) -> Result<Duration, Failure> {
-    let start = Instant::now();
+/// Kills the agents, and returns how long no agent accepted connections on its facts socket.
+pub(crate) fn kill_and_wait(cluster: &Cluster) -> Result<Duration, Failure> {
     let path = cluster.node.host().path(SOCKET);
-    let deadline = start + Duration::from_secs(240);
-    while UnixStream::connect(&path).is_err() {
-        if Instant::now() > deadline {
-            return Err(Failure::new("no agent listens on its facts socket"));
+    let start = Instant::now();
+    kill(cluster)?;
+    // The kernel closes the socket when it has ended the process.
+    let mut was_refused = false;
+    while start.elapsed() < PATIENCE {
+        match (UnixStream::connect(&path), was_refused) {
+            (Err(_), false) => was_refused = true,
+            (Ok(_), true) => return Ok(start.elapsed()),
+            (Err(_), true) | (Ok(_), false) => {}
         }
         sleep(INTERVAL);
     }
-    Ok(start.elapsed())
+    Err(Failure::new(format!("not within {PATIENCE:?}: the facts socket of a killed agent is served again")))
 }
 
 /// Waits until the node has an agent in a container of its own that was not restarted before.

@@ -15,7 +15,7 @@ use tokio::runtime::{Builder, Runtime};
 use tokio::time::timeout_at;
 
 /// More than anything awaited here takes on a busy machine.
-const PATIENCE: Duration = Duration::from_secs(240);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 /// The time between two looks at the API server.
 const INTERVAL: Duration = Duration::from_millis(100);
 

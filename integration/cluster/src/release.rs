@@ -85,6 +85,10 @@ impl Release {
 
 /// Waits until all agents are of the applied version and ready.
 pub(crate) fn roll_out(cluster: &Cluster) -> Result<(), Failure> {
-    let arguments = ["-n", "gybe-system", "rollout", "status", "daemonset", "gybe-node", "--timeout=240s"];
-    cluster.run("kubectl", &arguments).map(drop)
+    let gybe = |arguments: &[&str]| cluster.run("kubectl", &[&["-n", "gybe-system"], arguments].concat());
+    gybe(&["rollout", "status", "daemonset", "gybe-node", "--timeout=120s"]).map(drop).map_err(|error| {
+        let pods = gybe(&["describe", "pods"]).unwrap_or_default();
+        let logs = gybe(&["logs", "-l", "app.kubernetes.io/name=gybe-node", "--all-containers", "--prefix"]);
+        Failure::new(format!("{error:?}\n{pods}\n{}", logs.unwrap_or_default()))
+    })
 }

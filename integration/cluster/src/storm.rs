@@ -163,3 +163,26 @@ fn refusals(api: &Api, name: &str) -> Result<Vec<String>, Failure> {
         events.iter().filter(|event| text(event, "/involvedObject/name").starts_with(&format!("{name}-")));
     Ok(ours.map(|event| text(event, "/message")).collect())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn started(seconds: &[f64]) -> Started {
+        Started { seconds: seconds.to_vec(), refusals: Vec::new(), astray: Vec::new(), late: Vec::new() }
+    }
+
+    #[test]
+    fn quantiles_are_measured_pods() {
+        let pods = started(&[1.0, 2.0, 3.0, 4.0, 9.0]);
+        assert_eq!([0.0, 0.5, 0.9, 1.0].map(|part| pods.quantile(part)), [1.0, 3.0, 9.0, 9.0]);
+        assert!(started(&[]).quantile(0.5).is_nan());
+    }
+
+    #[test]
+    fn pods_are_compared_with_those_of_the_same_rank() {
+        let baseline = started(&[1.0, 2.0, 3.0]);
+        assert_eq!(started(&[1.5, 2.25, 3.0]).most_added_to(&baseline), 0.5);
+        assert!(started(&[]).most_added_to(&baseline).is_nan(), "without a pod ready there is no such time");
+    }
+}

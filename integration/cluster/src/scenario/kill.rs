@@ -32,8 +32,7 @@ pub(super) fn once(cluster: &Cluster, releases: &Releases) -> Result<Report, Fai
     let calm = Storm::start(cluster, PLAN)?.finish(cluster)?;
     let storm = Storm::start(cluster, Plan { name: "killed", ..PLAN })?;
     sleep(INTO_THE_STORM);
-    agent::kill(cluster)?;
-    let gap = agent::wait_for_socket(cluster)?.as_secs_f64();
+    let gap = agent::kill_and_wait(cluster)?.as_secs_f64();
     let killed = storm.finish(cluster)?;
     let title =
         format!("{} pods while the agent is killed once; its socket was away for {gap:.2} s", PLAN.count);
