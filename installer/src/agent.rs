@@ -3,7 +3,8 @@
 //! One thread answers the plugin's queries (`facts_socket`) until a signal stops it, one receives the plugin's log lines
 //! (`log_socket`) until the last query is answered, and one writes to stderr (`log`), so that no pod waits for a reader of
 //! stderr. The pods come from a [`PodLookup`]. `background` starts the threads that reconcile the node and publish the status:
-//! the reconcile loop, HTTP, and the queries about our own node and DaemonSet. Of the agents of a node only one changes it (`leader`).
+//! the reconcile loop, HTTP, and the queries about our own node and DaemonSet. If several agents run on a node, only one of
+//! them changes the node (`leader`).
 
 mod background;
 pub mod cluster;
@@ -44,6 +45,7 @@ use facts_socket::FactsSocket;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::LOG_SOCKET;
 use gybe_plugin::facts::wire::FactsResponse;
+use gybe_plugin::pod::PodFacts;
 use log_socket::LogSocket;
 use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;
@@ -68,9 +70,8 @@ pub trait PodLookup: Sync {
 
     fn state(&self) -> PodsState;
 
-    /// Reports whether a pod of this component is on this node, a terminating one included; none while the pods are not
-    /// known.
-    fn has_pod_of(&self, component: &IstioComponent) -> Option<bool>;
+    /// Reports whether such a pod is on this node, a terminating one included; none while the pods are not known.
+    fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool>;
 }
 
 /// The state of a [`PodLookup`].

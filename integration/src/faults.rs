@@ -197,6 +197,17 @@ fn is_in_macro(above: &[&str]) -> bool {
 mod tests {
     use super::*;
 
+    #[test]
+    fn every_fault_in_the_catalogue_has_a_test_and_every_test_of_a_fault_is_in_the_catalogue() {
+        // Cargo runs a test in its package's directory.
+        let root = Path::new("..");
+        let catalogue = catalogue(root).unwrap();
+        let ids: Vec<&str> = catalogue.iter().map(|fault| fault.id.as_str()).collect();
+        let faults = (1..=40).map(|n| format!("F{n:02}"));
+        assert_eq!(ids, faults.chain((1..=11).map(|n| format!("A{n:02}"))).collect::<Vec<_>>());
+        check(&catalogue, &fault_tests(root).unwrap()).unwrap_or_else(|error| panic!("{error}"));
+    }
+
     fn find(text: &str) -> Result<Vec<(String, String)>, String> {
         let mut tests = Vec::new();
         find_tests("x.rs", text, &mut tests).map_err(|why| why.to_string())?;

@@ -1,4 +1,4 @@
-//! An agent that keeps its node: the threads that run as long as the process (the queries about our own node and DaemonSet,
+//! An agent that reconciles its node: the threads that run as long as the process (the queries about our own node and DaemonSet,
 //! the socket that reports this agent's own status), and those of a term in which it leads (the reconcile loop, HTTP). The
 //! sockets for the plugin are created at the start of a term, and answer until the process ends.
 
@@ -14,7 +14,7 @@ use super::reconcile::{ReconcileConfig, ReconcileContext, Reconciler};
 use super::status::{PublishedStatus, StatusSources};
 use super::{NodeError, PodLookup, Role, SocketContext, Sockets, health, metrics};
 use crate::error::errno;
-use crate::host::settings::{Environment, Mode, STATUS_SOCKET, Settings};
+use crate::host::settings::{AGENT_LEADER, Environment, Mode, STATUS_SOCKET, Settings};
 use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;
 use serde_json::json;
@@ -24,7 +24,7 @@ use std::path::Path;
 use std::thread::{self, Scope, ScopedJoinHandle};
 use tokio::sync::oneshot;
 
-/// An agent that keeps its node: what its threads share.
+/// An agent that reconciles its node: what its threads share.
 pub(super) struct NodeAgent<'a> {
     pub(super) pods: &'a CountedPods<'a>,
     pub(super) calls: &'a PluginCalls,
@@ -35,7 +35,7 @@ pub(super) struct NodeAgent<'a> {
     pub(super) stop: &'a SignalFd,
 }
 
-/// What outlives a term of leading.
+/// What all terms share in which this agent leads.
 struct Terms<'a> {
     environment: &'a Environment,
     sources: StatusSources<'a>,
@@ -88,7 +88,7 @@ impl NodeAgent<'_> {
     ) -> Result<(), NodeError> {
         let (environment, log) = (terms.environment, self.context.log);
         let started = leader::pod_start(environment.pod_directory.as_deref());
-        let candidate = Candidate::new(&environment.run, "leader", started, &environment.pod);
+        let candidate = Candidate::new(&environment.run, AGENT_LEADER, started, &environment.pod);
         let unknown = |source| NodeError::Lead { directory: environment.run.clone(), source };
         loop {
             let mut is_prepared = || self.pods.state().missing.is_none() && reconciler.has_settings();
@@ -134,7 +134,8 @@ impl NodeAgent<'_> {
             // Queries that have arrived are answered while the loop runs.
             let served = if has_stopped { sockets.join().unwrap_or(Ok(())) } else { Ok(()) };
             if !has_stopped {
-                self.context.role.set(Role::HandedOver);
+                let was_ready = health::status(&terms.sources.snapshot()).ready;
+                self.context.role.set(Role::HandedOver { was_ready });
             }
             drop(reconciling);
             let mut reconciler = turns.join().ok();
@@ -226,7 +227,8 @@ impl NodeAgent<'_> {
         };
         match daemonset.state()? {
             DaemonSetState::Present => None,
-            // With the mode an operator has decided, and RBAC rules may be deleted with the DaemonSet.
+            // The operator has decided to uninstall. The API server may refuse the query because the RBAC rules were deleted
+            // with the DaemonSet.
             _ if leaves => Some("mode: leave"),
             DaemonSetState::Absent | DaemonSetState::BeingDeleted => Some("leave_when_daemonset_gone"),
             DaemonSetState::Refused(cause) => stays(

@@ -1,17 +1,17 @@
 //! Which agent of a node leads. During an upgrade or a rollback two agents run on the node, and only the one that leads
 //! changes anything there.
 //!
-//! The agent that holds the lock file leads; the kernel releases it when the process ends, in whatever way. The leader
-//! also listens at a socket. Every other agent of the node stays connected to it, so it notices at once when the leader
-//! ends, and requests the lead as soon as it is prepared. The leader hands over to an agent of a newer pod, and to no
-//! other: to a rollback as to an upgrade, and never to the pod that is being replaced.
+//! The agent that holds the lock file leads; the kernel releases the lock when the process ends, also after a crash. The
+//! leader also listens at a socket. Every other agent of the node stays connected to it, so it notices at once when the
+//! leader ends, and requests the lead as soon as it is prepared: it knows the node's pods and has valid settings. The
+//! leader hands over only to an agent of a newer pod: to the pod that replaces it, in an upgrade as in a rollback.
 //!
 //! | What happens | Which agent leads then |
 //! |---|---|
 //! | a newer pod's agent starts | the old one, until the new one is prepared; then the new one |
 //! | the new agent ends before it leads, or is never prepared | the old one, without a change |
 //! | the new agent ends while the lead passes, or afterwards | the old one, at once, while it runs |
-//! | the leader ends, in whatever way | the other one, at once, prepared or not |
+//! | the leader ends or crashes | the other one, at once, prepared or not |
 //! | the container of the old pod restarts | the new one: the pod's start counts, not the process' |
 //! | an agent without this protocol runs, too | the one with it; the other changes the node until it ends |
 
@@ -80,7 +80,7 @@ pub(crate) struct Successor {
     pub(crate) name: String,
 }
 
-/// Why a leader stopped to wait.
+/// Why a leader's wait ended.
 #[derive(Debug)]
 pub(crate) enum LeadEnd {
     /// One of the given descriptors is readable.
@@ -94,15 +94,14 @@ pub(crate) enum LeadEnd {
 /// How an attempt to follow a leader ended.
 enum Followed {
     Stopped,
-    /// The leader ended or released the lock; the connection, if it waits until the lock is taken.
+    /// The leader ended, or released the lock and waits until this connection is closed.
     Released(Option<UnixStream>),
 }
 
 impl Candidate {
-    /// An agent whose lock and socket are in `directory`, under `role`.
-    pub(crate) fn new(directory: &Path, role: &str, started: u64, name: &str) -> Self {
-        let path = |kind: &str| directory.join(format!("{role}.{kind}"));
-        Self { lock: path("lock"), socket: path("sock"), started, name: name.to_owned() }
+    /// An agent whose lock file and socket have these names in `directory`.
+    pub(crate) fn new(directory: &Path, (lock, socket): (&str, &str), started: u64, name: &str) -> Self {
+        Self { lock: directory.join(lock), socket: directory.join(socket), started, name: name.to_owned() }
     }
 
     /// Waits until this agent leads; returns none once `stop` is readable. While another agent leads, `waits` is called

@@ -195,11 +195,12 @@ impl<'a> Reconciler<'a> {
         let kubeconfig = self.update_kubeconfig();
         let facts = self.environment.observe(&self.settings.current, self.context.pods, &mut self.log);
         let backend = self.backend.decide(&self.settings.current, self.context.label, &mut self.log);
-        let known = |report| TurnReport {
+        let known = |report: TurnReport| TurnReport {
             token_expires: kubeconfig.as_ref().ok().and_then(|kubeconfig| kubeconfig.as_ref()?.expires),
             kubeconfig_failed: kubeconfig.is_err(),
             istio: Some(facts.istio),
             backend: Some(backend.clone()),
+            notes: facts.notes(report.notes),
             ..report
         };
         let node = NodeContext {

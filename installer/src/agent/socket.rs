@@ -37,7 +37,7 @@ impl<S: From<OwnedFd>> Socket<S> {
     }
 
     /// Creates the socket again when its file was removed. Called while the socket is idle: connections in the old socket's
-    /// queue are lost with it. If the directory that is mounted here was deleted on the host, only a restart helps; other
+    /// queue are lost with it. If the mounted directory was deleted on the host, only a restart helps; other
     /// obstacles may go away, so every call tries. Only a leading agent changes the directory.
     pub(crate) fn restore(&mut self, context: SocketContext<'_>) {
         if !matches!(context.role.read(), Role::Leads { .. }) {

@@ -206,7 +206,7 @@ impl StatusSources<'_> {
         let (status, role) = (self.published.read(), self.role.read());
         let idle = match role {
             Role::Leads { since } => status.turned.unwrap_or(since).elapsed(),
-            Role::Waits | Role::HandedOver => Duration::ZERO,
+            Role::Waits | Role::HandedOver { .. } => Duration::ZERO,
         };
         AgentSnapshot {
             idle,
@@ -236,7 +236,7 @@ impl AgentSnapshot {
                 .or_else(|| self.status.report.deleted_directory.clone())
                 .or_else(|| self.no_socket()),
             // The leader reports what concerns the node.
-            Role::Waits | Role::HandedOver => None,
+            Role::Waits | Role::HandedOver { .. } => None,
         }
     }
 
@@ -253,7 +253,11 @@ impl AgentSnapshot {
     pub(crate) fn not_ready(&self) -> Vec<String> {
         match self.role {
             Role::Leads { .. } => {}
-            Role::HandedOver => return self.pods.missing.clone().into_iter().collect(),
+            Role::HandedOver { was_ready } => {
+                let why =
+                    (!was_ready).then(|| "it was not ready when it handed over to another agent".to_owned());
+                return why.into_iter().chain(self.pods.missing.clone()).collect();
+            }
             Role::Waits => {
                 let waits = "another agent leads on this node; this one waits until it is prepared and the other hands over";
                 return [waits.to_owned()].into_iter().chain(self.pods.missing.clone()).collect();

@@ -16,8 +16,8 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// Report whether a node agent is ready or healthy
 ///
-/// In the agent's container it queries that very agent, and elsewhere the one that leads on this node: during an
-/// upgrade a node has two. Exit code 0: yes. 1: no; the reasons are printed. 2: no agent answers.
+/// In an agent's container it queries the agent of that container, and elsewhere the agent that leads on this node:
+/// during an upgrade a node has two. Exit code 0: yes. 1: no; the reasons are printed. 2: no agent answers.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&["gybe agent-status ready", "gybe agent-status healthy --socket /run/gybe/facts.sock"]))]
 pub(super) struct AgentStatusArgs {

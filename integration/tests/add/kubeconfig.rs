@@ -1,6 +1,4 @@
 //! ADD without an agent: the plugin queries the API server by a kubeconfig, through `gybe pod-facts`.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
-#![allow(clippy::disallowed_methods, reason = "the test runs the plugin")]
 
 use gybe_api_server::{ApiServer, Network, Verb};
 use gybe_installer::testnet::namespace::Namespace;
@@ -30,11 +28,11 @@ enum Outcome {
 
 impl TestCluster {
     fn new(test: &str) -> Self {
-        let (server, place) = (ApiServer::start().unwrap(), PluginDir::new(test));
-        let kubeconfig = server.kubeconfig(&place.run()).unwrap();
+        let (server, directory) = (ApiServer::start().unwrap(), PluginDir::new(test));
+        let kubeconfig = server.kubeconfig(&directory.run()).unwrap();
         let pod = Namespace::new().unwrap();
         pod.run(|| run("ip", &["address", "add", "10.244.0.10/32", "dev", "lo"], "")).unwrap().unwrap();
-        Self { server, kubeconfig, pod, _place: place }
+        Self { server, kubeconfig, pod, _place: directory }
     }
 
     /// Creates the example's pod under this name.
@@ -101,7 +99,8 @@ fn errors_of_the_api_server_and_of_the_kubeconfig_are_named() {
     cluster.server.tokens().revoke_all();
     cluster.assert_refused(11, "responded 401");
     cluster.server.set_network(Network::Unreachable).unwrap();
-    cluster.assert_refused(11, "did not answer within");
+    // The program reports its own deadline, or on a busy machine the plugin reports the program's.
+    cluster.assert_refused(11, "answer within");
     std::fs::remove_file(&cluster.kubeconfig).unwrap();
     cluster.assert_refused(7, "kubeconfig cannot be read");
 }

@@ -4,13 +4,14 @@
 //! and show the rest: what cannot be read is reported as such.
 
 use crate::bpf::{self, EXIT, Kind, link, load, returning, set, store};
-use crate::world::World;
+use crate::redirected_pod::RedirectedPod;
 use gybe_installer::pod::cgroups::Cgroups;
 use gybe_integration::failure::Failure;
 use gybe_integration::programs::{ours, run};
 use gybe_integration::vectors::Location;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::verdict::{Desired, RedirectionState, Verdict, VerdictContext, judge_namespace};
+use gybe_test_support::TestDir;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use std::fs;
@@ -28,7 +29,7 @@ fn may_load() -> bool {
 
 /// A redirected pod with one process, which lives in a cgroup of its own where one can be made.
 struct Pod {
-    world: World,
+    redirected: RedirectedPod,
     cgroup: Option<PathBuf>,
     process: Child,
 }
@@ -36,7 +37,7 @@ struct Pod {
 impl Pod {
     fn new() -> Result<Self, Failure> {
         static COUNT: AtomicU32 = AtomicU32::new(0);
-        let world = World::redirected_by(BackendKind::Nft)?;
+        let redirected = RedirectedPod::redirected_by(BackendKind::Nft)?;
         let cgroup = may_load().then(|| {
             let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
             let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).unwrap();
@@ -49,11 +50,11 @@ impl Pod {
         });
         #[allow(clippy::disallowed_methods, reason = "a process of the pod")]
         let start = || Command::new("sleep").arg("600").spawn();
-        let process = world.topology.at(Location::Pod).run(start)??;
+        let process = redirected.topology.at(Location::Pod).run(start)??;
         if let Some(cgroup) = &cgroup {
             fs::write(cgroup.join("cgroup.procs"), process.id().to_string()).unwrap();
         }
-        Ok(Self { world, cgroup, process })
+        Ok(Self { redirected, cgroup, process })
     }
 
     fn cgroup(&self) -> &Path {
@@ -74,22 +75,22 @@ impl Pod {
             "echo $$ > {}/cgroup.procs; exec timeout 5 setpriv --reuid=1000 --regid=1000 --clear-groups bash -c '{connect}'",
             self.cgroup().display()
         );
-        Ok(self.world.topology.at(Location::Pod).run(|| run("sh", &["-c", &script], ""))??.out)
+        Ok(self.redirected.topology.at(Location::Pod).run(|| run("sh", &["-c", &script], ""))??.out)
     }
 
     fn verdict(&self) -> Result<Verdict, Failure> {
-        let policy = &self.world.policy;
+        let policy = &self.redirected.policy;
         let judge = || {
             let programs = Cgroups::of_this_namespace().programs();
             let reading = VerdictContext { only: None, whole: &BackendKind::ALL, programs: Some(&programs) };
             judge_namespace(Desired::Policy(policy), reading)
         };
-        Ok(self.world.topology.at(Location::Pod).run(judge)??)
+        Ok(self.redirected.topology.at(Location::Pod).run(judge)??)
     }
 
     fn interface(&self, name: &str) -> Result<u32, Failure> {
         let index = || nix::net::if_::if_nametoindex(name);
-        Ok(self.world.topology.at(Location::Pod).run(index)??)
+        Ok(self.redirected.topology.at(Location::Pod).run(index)??)
     }
 }
 
@@ -115,7 +116,7 @@ fn rewriting() -> Vec<bpf::Instruction> {
 }
 
 #[test]
-fn without_the_privilege_to_read_programs_the_verdict_says_what_it_did_not_see() -> Result<(), Failure> {
+fn without_the_privilege_to_read_programs_the_verdict_has_a_note() -> Result<(), Failure> {
     let pod = Pod::new()?;
     let verdict = pod.verdict()?;
     assert_eq!((verdict.state, &verdict.reasons[..]), (RedirectionState::Redirected, &[][..]), "{verdict:?}");
@@ -128,9 +129,9 @@ fn without_the_privilege_to_read_programs_the_verdict_says_what_it_did_not_see()
 }
 
 #[test]
-fn a_namespace_without_a_process_is_judged_without_cgroups_and_the_output_says_so() -> Result<(), Failure> {
-    let world = World::redirected_by(BackendKind::Nft)?;
-    let netns = world.topology.at(Location::Pod).path().to_string_lossy().into_owned();
+fn a_namespace_without_a_process_is_judged_without_cgroups_and_a_note_says_so() -> Result<(), Failure> {
+    let redirected = RedirectedPod::redirected_by(BackendKind::Nft)?;
+    let netns = redirected.topology.at(Location::Pod).path().to_string_lossy().into_owned();
     let policy = r#"{"enable_ipv6": true, "inbound_ports_exclude": ["15090", "15021", "15020"]}"#;
     let verify = ours("gybe", &["verify", "--netns", &netns, "--policy", "-"], policy)?;
     let says = "cgroups were not looked for: no process was found in this network namespace";
@@ -158,7 +159,7 @@ fn a_program_that_rewrites_destinations_makes_the_verdict_unknown() -> Result<()
     let _rewrites = pod.attach(bpf::CONNECT4, &rewriting());
     let answered = pod.answered_by()?;
     assert!(answered.contains("app:9000"), "{answered}");
-    let netns = pod.world.topology.at(Location::Pod).path().to_string_lossy().into_owned();
+    let netns = pod.redirected.topology.at(Location::Pod).path().to_string_lossy().into_owned();
     let policy = r#"{"enable_ipv6": true, "inbound_ports_exclude": ["15090", "15021", "15020"]}"#;
     let verify = ours("gybe", &["verify", "--netns", &netns, "--policy", "-"], policy)?;
     assert_eq!(verify.code, Some(1), "{verify:?}");
@@ -218,7 +219,7 @@ fn programs_at_every_kind_of_hook_are_named() -> Result<(), Failure> {
     ] {
         let pod = Pod::new()?;
         let code = returning(returns);
-        let place = pod.world.topology.at(Location::Pod);
+        let place = pod.redirected.topology.at(Location::Pod);
         let program = || load(kind, "gybe_test", &code).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
         let _attached = match kind {
             bpf::NETFILTER => place.run(|| bpf::link_at_output(&program()))?,
@@ -248,7 +249,7 @@ fn filters_of_traffic_control_are_named() -> Result<(), Failure> {
     // A program of classic BPF that passes every packet.
     let classic =
         "tc qdisc add dev eth0 clsact && tc filter add dev eth0 egress bpf da bytecode '1,6 0 0 0,'";
-    pod.world.foreign(classic)?;
+    pod.redirected.run_as_other_owner(classic)?;
     let verdict = pod.verdict()?;
     assert_eq!(verdict.state, RedirectionState::Unknown, "{verdict:?}");
     assert!(verdict.reasons[0].contains("at tc egress of eth0 is not evaluated"), "{verdict:?}");
@@ -256,20 +257,18 @@ fn filters_of_traffic_control_are_named() -> Result<(), Failure> {
         return Ok(());
     }
     let pod = Pod::new()?;
-    let directory = std::env::temp_dir().join(format!("gybe-bpffs-{}", std::process::id()));
-    fs::create_dir_all(&directory).unwrap();
-    let done = pod.world.topology.at(Location::Pod).run(|| {
+    let directory = TestDir::new("bpffs");
+    let done = pod.redirected.topology.at(Location::Pod).run(|| {
         // The file system in which the program has a path is seen by this thread alone.
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
-        mount(Some("bpf"), &directory, Some("bpf"), MsFlags::empty(), None::<&str>).unwrap();
+        mount(Some("bpf"), directory.path(), Some("bpf"), MsFlags::empty(), None::<&str>).unwrap();
         let program = load(bpf::CLASSIFIER, "gybe_test", &returning(0)).unwrap();
         let path = directory.join("program");
         bpf::pin(&program, &path).unwrap();
         let add = "tc qdisc add dev eth0 clsact && tc filter add dev eth0 ingress bpf da object-pinned";
         run("sh", &["-ec", &format!("{add} {}", path.display())], "")
     })??;
-    fs::remove_dir(&directory).unwrap();
     assert_eq!(done.code, Some(0), "{done:?}");
     let verdict = pod.verdict()?;
     assert_eq!(verdict.state, RedirectionState::Unknown, "{verdict:?}");

@@ -1,8 +1,7 @@
 //! A kubeconfig, and the program `gybe` that queries the API server by it: missing, failing, silent, and
 //! endless ones, within the deadline.
 
-use crate::call::environment;
-use crate::pods::{Pods, meshed};
+use crate::call::{Pods, environment, meshed};
 use crate::program::{GYBE_CNI, Outcome, install, run_at};
 use serde_json::{Value, json};
 use std::fs;
@@ -149,8 +148,8 @@ fn the_programs_errors_are_passed_on() {
     let silent = PluginDirectory::new("silent-end").gybe("exit 2");
     silent.assert_refused(11, &["exit status: 2"]);
     let fault = PluginDirectory::new("fault")
-        .gybe(r#"echo '{"version": 1, "fault": "the API server said 403: no"}'"#);
-    fault.assert_refused(11, &["the API server said 403: no"]);
+        .gybe(r#"echo '{"version": 1, "fault": "the API server responded 403: no"}'"#);
+    fault.assert_refused(11, &["the API server responded 403: no"]);
     let unknown = PluginDirectory::new("unknown").gybe(r#"echo '{"version": 1}'"#);
     let message = unknown.call("ADD", "shop", &unknown.entry()).message();
     assert!(message.contains("GYBE-ADD-017") && message.contains("has no shop/cart-0"), "{message}");

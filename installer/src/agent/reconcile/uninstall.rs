@@ -58,7 +58,7 @@ impl GracePeriod {
 }
 
 impl Reconciler<'_> {
-    /// Removes our entry before the agent ends, and then the programs, in as many turns as the time allows: no turn follows.
+    /// Removes our entry before the agent ends, and then the programs, in as many turns as the time allows.
     /// Returns at once when `stop` is readable.
     pub(crate) fn uninstall(&mut self, stop: BorrowedFd<'_>) {
         self.settings.current.options.mode = Mode::Leave;

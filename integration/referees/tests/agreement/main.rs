@@ -15,9 +15,9 @@ mod with_rustables;
 
 use gybe_integration::namespace::in_new_namespace;
 use gybe_netfilter::apply::apply;
-use gybe_netfilter::backend::Backend;
+use gybe_netfilter::backend::{Backend, PreviousRules};
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::ruleset::Ruleset;
+use gybe_netfilter::ruleset::{ChainName, Rule, RuleId, Ruleset, Verdict};
 use gybe_referees::backend::Libnftnl;
 use listing::Listing;
 use policies::Case;
@@ -107,6 +107,37 @@ fn gybe_reads_the_rules_of_nftnl_like_its_own() {
         let differences = Nft.desired(&case.rules).unwrap().differences(&found);
         (!differences.is_empty()).then(|| format!("{differences:?}"))
     });
+}
+
+/// Writes one policy twice, then another, then one that the kernel refuses, and removes the rules twice.
+fn reports_what_it_replaced_and_what_was_refused(backend: &dyn Backend, [first, second]: [&Ruleset; 2]) {
+    in_new_namespace(|| {
+        let previous = |rules| apply(backend, rules).unwrap().previous;
+        assert_eq!(previous(first), PreviousRules::None);
+        assert_eq!(previous(first), PreviousRules::Same);
+        assert_eq!(previous(second), PreviousRules::Different);
+        let before = Nft.inspect().unwrap();
+        let mut refused = second.clone();
+        refused.chains.retain(|chain| chain.name != ChainName::ManglePrerouting);
+        let last = refused.chains.last_mut().unwrap();
+        let verdict = Verdict::Goto(ChainName::ManglePrerouting);
+        last.rules.push(Rule { id: RuleId("dangling"), matches: Vec::new(), verdict });
+        let chain = last.name;
+        let error = apply(backend, &refused).unwrap_err().to_string();
+        assert_eq!(error, format!("nftables refused rule \"dangling\" in chain {chain}"));
+        assert_eq!(Nft.inspect().unwrap(), before, "a refused transaction changes nothing");
+        for _ in 0..2 {
+            backend.remove().unwrap();
+            assert!(Nft.inspect().unwrap().is_empty());
+        }
+    });
+}
+
+#[test]
+fn nftnl_reports_what_it_replaced_and_what_was_refused() {
+    let rules = |name: &str| policies::vectors().into_iter().find(|case| case.name == name).unwrap().rules;
+    let both = [rules("inject-default-dual"), rules("dns-all-dual")];
+    reports_what_it_replaced_and_what_was_refused(&Libnftnl, both.each_ref());
 }
 
 /// Control of the tests above: the compared values differ when a rule is missing.

@@ -1,9 +1,13 @@
 //! Compares the rules of rustables with Gybe's, and lists the policies that rustables cannot write.
 
 use crate::listing::elements_of;
-use crate::{ObservedRules, all_cases, for_each, policies, report_of, written_by_gybe};
+use crate::{
+    ObservedRules, all_cases, for_each, policies, report_of, reports_what_it_replaced_and_what_was_refused,
+    written_by_gybe,
+};
 use gybe_integration::namespace::in_new_namespace;
 use gybe_netfilter::nft::Start;
+use gybe_referees::backend::Rustables;
 use gybe_referees::transport::transact;
 use gybe_referees::with_rustables::{Inexpressible, batch, complete};
 use std::collections::BTreeMap;
@@ -62,4 +66,12 @@ fn rustables_cannot_express_exactly_the_listed_policies() {
     assert!(works.is_empty(), "rustables can express these now; remove them from the list: {works:?}");
     let fails: Vec<_> = cannot.iter().filter(|(name, reason)| known.get(*name) != Some(reason)).collect();
     assert!(fails.is_empty(), "not listed, or listed with another reason: {fails:?}");
+}
+
+#[test]
+fn rustables_reports_what_it_replaced_and_what_was_refused() {
+    let all = policies::vectors().into_iter().map(|case| case.rules);
+    let expressible: Vec<_> = all.filter(|rules| complete(rules, Start::Fresh).is_ok()).collect();
+    let [first, second, ..] = expressible.as_slice() else { panic!("{} policies", expressible.len()) };
+    reports_what_it_replaced_and_what_was_refused(&Rustables, [first, second]);
 }
