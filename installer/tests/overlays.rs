@@ -55,6 +55,7 @@ fn the_assertions_about_the_base_hold_on_every_platform() {
         pod::assert_rights_to_read_and_to_write_events(&objects);
         pod::assert_confined(&objects);
         pod::assert_consistent(&objects);
+        pod::assert_surges(&objects);
         settings::assert_accepted(&objects);
         settings::assert_arguments_accepted(&objects);
         assert_eq!(

@@ -143,10 +143,8 @@ impl NodeAgent<'_> {
             }
             drop(reconciling);
             let mut reconciler = turns.join().ok();
-            if has_stopped {
-                if let Some(reconciler) = reconciler.take() {
-                    end = self.uninstall_without_daemonset(reconciler, terms.daemonset, &mut lead);
-                }
+            if let Some(reconciler) = reconciler.take_if(|_| has_stopped) {
+                end = self.uninstall_without_daemonset(reconciler, terms.daemonset, &mut lead);
             }
             // The ports are free before the next agent leads.
             drop(end_http);
@@ -163,7 +161,7 @@ impl NodeAgent<'_> {
                 lead.hand_over(successor, self.stop.as_fd());
             }
             LeadEnd::Lost => {
-                log.warn("gybe node: the lock file was removed, and another agent leads", json!({}))
+                log.warn("gybe node: the lock file was removed, and another agent leads", json!({}));
             }
         }
         Ok(reconciler.map(Reconciler::paused))

@@ -204,16 +204,14 @@ impl Lead {
 
     /// Reads from the clients, and returns the first that is newer. The other ones stay connected until this agent ends.
     fn receive(&mut self, readable: &[bool]) -> Option<Successor> {
-        let mut clients = std::mem::take(&mut self.clients).into_iter().zip(readable);
         let mut found = None;
-        for (mut client, is_readable) in clients.by_ref() {
-            match is_readable.then(|| client.receive()) {
-                None | Some(Ok(None)) => self.clients.push(client),
-                Some(Ok(Some((started, name)))) if found.is_none() && started > self.started => {
+        for (mut client, is_readable) in std::mem::take(&mut self.clients).into_iter().zip(readable) {
+            match is_readable.then(|| client.receive()).transpose() {
+                Ok(Some(Some((started, name)))) if found.is_none() && started > self.started => {
                     found = Some(Successor { stream: client.stream, name });
                 }
-                Some(Ok(Some(_))) => self.clients.push(client),
-                Some(Err(_)) => {}
+                Ok(_) => self.clients.push(client),
+                Err(_) => {}
             }
         }
         found

@@ -1,6 +1,7 @@
 //! The command line of the benchmark.
 
 use clap::{Parser, ValueEnum};
+use std::path::PathBuf;
 
 /// A part of the benchmark.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -32,6 +33,9 @@ pub struct Arguments {
     /// How often `add`, `verbs` and `encoders` measure each thing
     #[arg(long, default_value_t = 101)]
     pub times: usize,
+    /// The directory of an earlier build's gybe-cni, which `add` and `verbs` measure in the same run
+    #[arg(long, value_name = "DIRECTORY")]
+    pub before: Option<PathBuf>,
     /// How often the other parts measure each thing
     #[arg(long, default_value_t = 11)]
     pub rounds: usize,

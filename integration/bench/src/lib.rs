@@ -43,8 +43,8 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 
 fn measure(part: Part, arguments: &Arguments) -> Result<Report, Failure> {
     let report = match part {
-        Part::Add => add::measure(arguments.times),
-        Part::Verbs => verbs::measure(arguments.times),
+        Part::Add => add::measure(arguments.times, arguments.before.as_deref()),
+        Part::Verbs => verbs::measure(arguments.times, arguments.before.as_deref()),
         Part::Crowd => concurrent_adds::measure(arguments.rounds),
         Part::Connections => connections::measure(arguments.rounds),
         Part::Lists => lists::measure(arguments.rounds),

@@ -39,10 +39,10 @@ pub(super) fn at(ns: &NamespaceRules, hook: InetHook, is_v6: bool) -> Vec<HookPo
     if based(ns, is_v6).any(|(_, _, base)| base.kind == ChainKind::Nat) {
         match hook {
             InetHook::Prerouting | InetHook::Output => {
-                functions.push((NAT_DESTINATION, HookFunction::Translation))
+                functions.push((NAT_DESTINATION, HookFunction::Translation));
             }
             InetHook::Input | InetHook::Postrouting => {
-                functions.push((NAT_SOURCE, HookFunction::Translation))
+                functions.push((NAT_SOURCE, HookFunction::Translation));
             }
             InetHook::Forward => {}
         }

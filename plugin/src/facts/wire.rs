@@ -130,7 +130,7 @@ pub fn decode_response(bytes: &[u8]) -> Result<FactsResponse, WireError> {
     }
 }
 
-/// Without quoting the message, which may hold a secret.
+/// Describes the fault without quoting the message, which may hold a secret.
 fn malformed(fault: &serde_json::Error) -> WireError {
     match fault.is_eof() {
         true => WireError::Incomplete,
