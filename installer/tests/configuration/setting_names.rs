@@ -23,6 +23,7 @@ fn non_default_value(name: &str) -> &'static str {
         "HEALTH_ADDRESS" | "MONITORING_ADDRESS" => "::1",
         "mode" => "leave",
         "events" => "false",
+        "node_taints" => "cni.istio.io/not-ready",
         "shape" => "dropin",
         "backend" => "iptables-nft",
         "gates" => "strict",
