@@ -111,9 +111,9 @@ fn the_component_node_taint_adds_only_the_right_to_patch_nodes_and_the_policy_th
     let user = format!("system:serviceaccount:{}:{}", subject.namespace.as_deref().unwrap(), subject.name);
     let policy: ValidatingAdmissionPolicy = tainting.one("ValidatingAdmissionPolicy");
     let binding: ValidatingAdmissionPolicyBinding = tainting.one("ValidatingAdmissionPolicyBinding");
-    let (spec, bound) = (policy.spec.unwrap(), binding.spec.unwrap());
-    assert_eq!(bound.policy_name, policy.metadata.name);
-    assert_eq!(bound.validation_actions, Some(vec!["Deny".to_owned()]));
+    let (spec, bound) = (policy.spec.unwrap(), binding.spec);
+    assert_eq!(Some(bound.policy_name), policy.metadata.name);
+    assert_eq!(bound.validation_actions, ["Deny"]);
     assert_eq!((spec.failure_policy.as_deref(), bound.match_resources), (Some("Fail"), None));
     let conditions: Vec<_> = spec.match_conditions.into_iter().flatten().map(|it| it.expression).collect();
     assert_eq!(conditions, [format!("request.userInfo.username == {user:?}")]);
