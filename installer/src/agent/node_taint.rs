@@ -65,7 +65,9 @@ impl TaintKeeper<'_> {
                 self.report(&result, desired, &taints, &mut logged);
                 schedule.finish(taints.clone(), desired, result.ok(), Instant::now());
             }
-            let wait = if taints.is_empty() { IDLE_INTERVAL_MS } else { INTERVAL_MS };
+            // Before the first turn the setting is not known.
+            let is_idle = taints.is_empty() && agent.status.turned.is_some();
+            let wait = if is_idle { IDLE_INTERVAL_MS } else { INTERVAL_MS };
             match poll(&mut [PollFd::new(stop, PollFlags::POLLIN)], PollTimeout::from(wait)) {
                 Ok(0) | Err(_) => {}
                 Ok(_) => return,
