@@ -92,7 +92,7 @@ pub(super) fn again(cluster: &Cluster, releases: &Releases) -> Result<Report, Fa
                     row("agents killed", kills),
                     row("pods that ran at the end of that time", running.len()),
                     row("of these redirected", redirected),
-                    row("pods with an event `FailedCreatePodSandBox`", looped.refusals.len()),
+                    row("events `FailedCreatePodSandBox`", looped.refusals.len()),
                     row("of these without code 11", unexpected),
                 ],
             },
