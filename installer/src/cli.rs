@@ -28,6 +28,7 @@ mod print;
 mod probe;
 mod remove;
 mod render;
+mod repair;
 mod style;
 mod trace;
 mod uninstall;
@@ -55,7 +56,8 @@ struct Gybe {
 
 fn after_help() -> String {
     format!(
-        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, doctor, install, uninstall, probe, demo, agent-status)\n  \
+        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, repair, doctor, install, uninstall, probe, demo, \
+         agent-status)\n  \
          2    wrong arguments, or the command failed\n  126  the pod is not redirected (validate)\n\n{}",
         style::heading("Exit codes:"),
         "`gybe help COMMAND` explains a command and shows examples.",
@@ -71,6 +73,7 @@ enum Command {
     Inspect(inspect::InspectArgs),
     Trace(trace::TraceArgs),
     Remove(remove::RemoveArgs),
+    Repair(repair::RepairArgs),
     #[command(visible_alias = "agent")]
     Node(node::NodeArgs),
     AgentStatus(agent_status::AgentStatusArgs),
@@ -96,6 +99,7 @@ impl Command {
             Self::Inspect(args) => args.run(),
             Self::Trace(args) => args.run(),
             Self::Remove(args) => args.run(),
+            Self::Repair(args) => args.run(),
             Self::Node(args) => args.run(context),
             Self::AgentStatus(args) => args.run(context),
             Self::PodFacts(args) => args.run(),

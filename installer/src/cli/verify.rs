@@ -33,7 +33,7 @@ use std::path::PathBuf;
 ]))]
 pub(super) struct VerifyArgs {
     /// The network namespace: a file like /run/netns/NAME or /proc/PID/ns/net; without it --pod finds it
-    #[arg(long, value_name = "PATH", required_unless_present_any = ["all", "pod"])]
+    #[arg(long, value_name = "PATH", required_unless_present_any = ["all", "pod"], conflicts_with = "facts")]
     netns: Option<PathBuf>,
     /// Verify every pod sandbox of this node
     #[arg(long, group = "source", conflicts_with = "netns")]
