@@ -1,32 +1,51 @@
 # `make help` lists the targets.
 
-HOST   := $(shell rustc -vV | sed -n 's/^host: //p')
-STATIC := target/$(HOST)/release
-# A static program relocates itself. Its list of relocations takes 75 KB, and 1 KB packed, which glibc
-# reads from 2.36 on.
-PACKED := $(shell getconf GNU_LIBC_VERSION 2>/dev/null | \
-            awk '{ split($$2, v, "."); if (v[1] > 2 || v[2] >= 36) print "-C link-arg=-Wl,-z,pack-relative-relocs" }')
-# A panic ends a program at once, so unwind tables are dead weight, also those of std and libc. The linker
-# script places together what a call of the plugin executes.
+HOST := $(shell rustc -vV | sed -n 's/^host: //p')
+MUSL := $(firstword $(subst -, ,$(HOST)))-unknown-linux-musl
+# Both programs contain musl. A static program with glibc executes 43 CPUID instructions before main, each of which
+# leaves a virtual machine, and takes twice as long for a DEL. TARGET=aarch64-unknown-linux-musl builds for arm64.
+# Evaluated at its first use, because it may install the target.
+TARGET = $(eval TARGET := $(shell \
+    installed() { [ -d "$$(rustc --print sysroot)/lib/rustlib/$(MUSL)/lib" ]; }; \
+    installed || rustup target add $(MUSL) >&2; \
+    if installed; then echo $(MUSL); else echo $(HOST); \
+        echo 'make: no Rust target $(MUSL): the programs get the C library of $(HOST), and are slower' >&2; fi))$(TARGET)
+ARCH   = $(firstword $(subst -, ,$(TARGET)))
+NATIVE = $(filter $(ARCH)-%,$(HOST))
+# Compiles ring's assembler and links.
+CC_FOR = $(if $(NATIVE),cc,$(ARCH)-linux-gnu-gcc)
+STATIC = target/$(TARGET)/release
+DIST   = dist$(if $(NATIVE),,/$(ARCH))
+# A static program relocates itself. Its list of relocations takes 50 KB, and 1 KB packed, which glibc reads from 2.36
+# on, and musl from 1.2.4 on: Rust 1.93 has 1.2.5.
+GLIBC_PACKED = $(shell getconf GNU_LIBC_VERSION 2>/dev/null | \
+    awk '{ split($$2, v, "."); if (v[1] > 2 || v[2] >= 36) print "-C link-arg=-Wl,-z,pack-relative-relocs" }')
+MUSL_PACKED  = $(shell rustc --version | \
+    awk '{ split($$2, v, "."); if (v[1] > 1 || v[2] >= 93) print "-C link-arg=-Wl,-z,pack-relative-relocs" }')
+PACKED = $(if $(filter %-musl,$(TARGET)),$(MUSL_PACKED),$(GLIBC_PACKED))
+# A panic ends a program at once, so unwind tables are dead weight, also those of std and libc. The linker script places
+# together what a call of the plugin executes.
 LAYOUT := -C force-unwind-tables=no -C link-arg=-Wl,-T,plugin/layout.ld
-FLAGS  := -C target-feature=+crt-static $(LAYOUT) $(PACKED)
+FLAGS   = -C target-feature=+crt-static $(LAYOUT) $(PACKED)
+CARGO_BUILD = RUSTFLAGS='$(FLAGS)' CC_$(subst -,_,$(TARGET))=$(CC_FOR) \
+    cargo build --release --locked --target $(TARGET) --config 'target.$(TARGET).linker="$(CC_FOR)"'
 
 # Cargo builds a dependency with the union of the features that the selected packages ask for. The packages
 # outside the default members are always selected together: each other selection would build kube again.
-OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench
+OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-cluster
 REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
-.PHONY: help build image demo test test-unit test-kernel differential fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-states node-states bench-containerd test-shared test-manifests faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
+.PHONY: help build image demo test test-unit test-kernel differential incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-states node-states cluster bench-containerd test-shared test-manifests faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 24
 
-build: ## build both programs, static, in dist/   (needs: the Rust toolchain, a C linker)
-	RUSTFLAGS='$(FLAGS)' cargo build --release --locked --target $(HOST) -p gybe-plugin -p gybe-installer
-	@mkdir -p dist
-	@install -m 0755 $(STATIC)/gybe $(STATIC)/gybe-cni dist/
-	@dist/gybe-cni && dist/gybe --version
+build: ## build both programs, static, in dist/; TARGET=aarch64-unknown-linux-musl: in dist/aarch64/   (needs: the Rust toolchain, a C compiler)
+	$(CARGO_BUILD) -p gybe-plugin -p gybe-installer
+	@mkdir -p $(DIST)
+	@install -m 0755 $(STATIC)/gybe $(STATIC)/gybe-cni $(DIST)/
+	@$(if $(NATIVE),$(DIST)/gybe-cni && $(DIST)/gybe --version,ls -l $(DIST))
 
 image: build ## build an image of both programs, gybe:VERSION   (needs: docker, or BUILDER=podman or another with the same command line)
 	$(or $(BUILDER),docker) build --file manifests/Dockerfile --tag gybe:$(shell dist/gybe --version | cut -d' ' -f2) .
@@ -39,14 +58,26 @@ test: setup test-unit test-crash test-kernel ## all tests of a bare clone   (nee
 test-unit: ## unit tests and tests without privilege
 	cargo test --locked -p gybe-netfilter -p gybe-plugin -p gybe-installer -p gybe-api-server -p gybe-test-support
 
+# Root of a user namespace has no right to load eBPF programs or to send messages longer than net.core.wmem_max
+# (netlink(7), SO_SNDBUFFORCE in socket(7)).
+SKIP_ROOT_ONLY := --skip ebpf::a_program --skip an_add_takes_at_most_16_mib
+
 test-kernel: ## tests with real packets in temporary network namespaces   (needs: root, or unshare and newuidmap)
 	cargo build --locked
 	cargo test --locked --no-run -p gybe-integration
-	integration/as-root.sh cargo test --locked -p gybe-integration
+	integration/as-root.sh cargo test --locked -p gybe-integration -- $(if $(filter-out 0,$(shell id -u)),$(SKIP_ROOT_ONLY))
 
 differential: ## compare nft, iptables-legacy and trace on random policies: POLICIES=2000 SEED=1   (needs: as test-kernel)
 	cargo test --locked --no-run -p gybe-integration --test differential
 	GYBE_POLICIES=$(POLICIES) GYBE_SEED=$(SEED) integration/as-root.sh cargo test --locked -p gybe-integration --test differential -- --nocapture
+
+incumbent: build ## compare with Istio's own istio-iptables and istio-cni, and measure an ADD of both: SETS=500 PODS=100 SEED=1 ARGS="--times 31"   (needs: root, Go 1.26 and its module proxy)
+	integration/incumbent/setup.sh
+	cargo build --locked
+	GYBE_SETS=$(SETS) GYBE_PODS=$(PODS) GYBE_SEED=$(SEED) \
+	    cargo test --locked -p gybe-integration --test incumbent -- --nocapture --test-threads=1
+	RUSTFLAGS='$(FLAGS)' cargo build --release --locked --target $(HOST) -p gybe-bench
+	$(STATIC)/gybe-bench incumbent $(ARGS)
 
 fault-runs: build ## count the ADDs that fail while the cluster or the agent fails, of ADDS=1000 for each fault and kind of pod   (needs: as test-kernel; some minutes)
 	cargo test --locked --no-run -p gybe-integration --test cluster_faults
@@ -54,7 +85,7 @@ fault-runs: build ## count the ADDs that fail while the cluster or the agent fai
 	    cargo test --locked -p gybe-integration --test cluster_faults -- --nocapture --test-threads=1
 
 test-user: ## the kernel tests as an unprivileged user in a user namespace   (needs: root, to create that user)
-	integration/as-user.sh
+	integration/as-user.sh $(SKIP_ROOT_ONLY)
 
 test-crash: ## kill the installer before each of its system calls, and fail each of them   (needs: strace; some minutes)
 	cargo test --locked -p gybe-installer --test crash_injected
@@ -99,6 +130,13 @@ test-states: ## plan, readiness, metrics, doctor and the next pod in each state 
 node-states: ## write docs/NODE-STATES.md from those states   (needs: as test-containerd)
 	GYBE_WRITE=1 $(MAKE) test-states
 
+# FROM and TO are commits, which are built, too.
+cluster: build ## upgrades, crashes and removal in a Kubernetes of one node: SCENARIOS="install upgrade", FROM=COMMIT TO=COMMIT; KEEP=1 for a shell with kubectl   (needs: as test-containerd, and Go; half an hour the first time)
+	integration/containerd/setup.sh
+	integration/cluster/setup.sh $(FROM) $(TO)
+	cargo build --locked $(OUTSIDE) --bins
+	target/debug/gybe-cluster $(FROM:%=--release target/cluster/clones/%) $(TO:%=--next target/cluster/clones/%) $(if $(KEEP),--shell,$(SCENARIOS))
+
 # Without `--features gybe-referees/rustables` these tests need no libclang and leave out rustables.
 referees: ## libnftnl and rustables write the same rules as Gybe, byte by byte and in connections   (needs: as test-kernel, and libclang, libnftnl, libmnl to build: see setup)
 	integration/setup.sh referees
@@ -113,8 +151,13 @@ fuzz: ## fuzz every reader of untrusted input: SECONDS=60 SEED=1   (needs: a C++
 mutants: ## mutation testing of the code that decides, see docs/MUTANTS.md; FILES="a.rs b.rs" for these alone   (needs: as test-kernel; jq; hours for all; installs cargo-mutants)
 	integration/mutants.sh $(FILES)
 
-bench: build $(if $(PARTS),$(filter encoders,$(PARTS)),encoders) ## measure an ADD, a list, a connection and encoders: all, or PARTS="add crowd" ARGS="--times 31"   (needs: root, nftables, iptables; for encoders what referees builds with; valgrind to count instructions)
-	RUSTFLAGS='$(FLAGS)' cargo build --release --locked --target $(HOST) -p gybe-bench
+# The two programs that do nothing, for the host's C library: the one that contains it is the unit of the targets.
+FLOOR = rustc --edition 2024 -C opt-level=z -C lto=fat -C codegen-units=1 -C panic=abort -C strip=symbols --target $(HOST)
+
+bench: build $(if $(PARTS),$(filter encoders,$(PARTS)),encoders) ## measure an ADD, a list, a connection and encoders: all, or PARTS="add crowd" ARGS="--times 31 --before DIRECTORY"   (needs: root, nftables, iptables; for encoders what referees builds with; valgrind to count instructions)
+	$(CARGO_BUILD) -p gybe-bench
+	$(FLOOR) -C target-feature=+crt-static $(LAYOUT) $(GLIBC_PACKED) -o $(STATIC)/gybe-noop integration/bench/floors/noop.rs
+	$(FLOOR) -C relocation-model=static -C link-args='-nostartfiles -nostdlib -static' -o $(STATIC)/gybe-floor integration/bench/floors/without-libc.rs
 	$(STATIC)/gybe-bench $(PARTS) $(ARGS)
 
 # The part of the benchmark that links C libraries, which have no static form.

@@ -10,13 +10,12 @@ scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 trap 'exit 1' INT TERM HUP
 
-# A package state of our own beside the machine's: its mirror, its keys, other suites.
 find_mirror() {
     apt-get indextargets --format '$(REPO_URI)' \
         'Created-By: Packages' 'Origin: Debian' 'Label: Debian' | head -n 1
 }
 mirror=$(find_mirror)
-# An image without package lists does not know whose mirrors its are.
+# Without package lists apt cannot tell which of the sources is Debian's mirror.
 if [ -z "$mirror" ] && [ "$(id -u)" = 0 ]; then
     apt-get update -qq
     mirror=$(find_mirror)
@@ -30,6 +29,7 @@ mkdir -p "$scratch/state/lists/partial" "$scratch/cache/archives/partial" "$scra
 : >"$scratch/status"
 echo "deb [signed-by=/usr/share/keyrings/debian-archive-keyring.gpg] $mirror $suite main" >"$scratch/sources.list"
 
+# apt with directories and package sources of its own: the machine's mirror, Debian's keys, one suite.
 private_apt() {
     apt-get -qq -o "Dir::State=$scratch/state" -o "Dir::State::Status=$scratch/status" \
         -o "Dir::Cache=$scratch/cache" -o "Dir::Etc::SourceList=$scratch/sources.list" \

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
-# mutants.sh [FILE...]: one change at a time in the code that decides (all of it, or these files), and the
-# library's unit tests of its package; against the mutants that they do not detect, the package's other tests and the kernel
-# tests, as root. Writes docs/MUTANTS.md from each file's last result, kept in target/mutants. Some 10 s a
-# mutant; KERNEL is what the second step runs ("none" leaves it out).
+# mutants.sh [FILE...]: cargo-mutants changes one expression at a time in the files that decide (all, or those named) and
+# runs the unit tests of the library. The changes that they do not detect are tested again, as root, with the package's
+# other tests and the kernel tests. Writes docs/MUTANTS.md from the last result of each file in target/mutants. A change
+# takes about 10 s. KERNEL has the arguments of the second test run; "none" omits that run.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -14,7 +14,7 @@ kernel=${KERNEL:---tests}
 results=target/mutants justified=integration/mutants-justified.txt
 command -v jq >/dev/null || { echo "needs jq: apt-get install jq" >&2; exit 1; }
 
-# A mutant without a check may write rules into the namespace it runs in: never into this machine's own.
+# A mutant that lacks a check may write rules into its own namespace, which therefore is not the machine's.
 if [ "${GYBE_MUTANTS:-}" != apart ]; then
     command -v cargo-mutants >/dev/null || cargo install --quiet --locked cargo-mutants
     cargo fetch --quiet --locked
@@ -25,20 +25,20 @@ fi
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
 
-# The survivors of a result: file, line, column, function and change, and the diff.
+# Prints the undetected changes of a result: file, line, column, function and change; and the diff.
 survivors() {
     jq -r '.outcomes[] | select(.summary == "MissedMutant") | [.scenario.Mutant.name, .diff_path] | @tsv' \
         "$1/mutants.out/outcomes.json"
 }
 
 slow_tests() {
-    # shellcheck disable=SC2086 # a list of words is meant
+    # shellcheck disable=SC2086 # the list is split into words
     (cd "$scratch" && cargo build --quiet --locked && timeout 1800 integration/as-root.sh \
         cargo test --quiet --locked -p "$1" -p gybe-integration $kernel) >"$2" 2>&1 </dev/null
 }
 
-# Runs the slow tests on each survivor, in a copy of the tree that keeps what was built. Without a change
-# they have to pass, or a failure would say nothing.
+# Runs the slow tests on each undetected change, in a copy of the tree that keeps the build directory. They must pass
+# without a change first: otherwise a failure would not show that they detect one.
 kernel_tests() {
     local file=$1 out=$2 package=gybe-${1%%/*} change diff verdict
     [ -n "$(survivors "$out")" ] || return 0
@@ -75,7 +75,7 @@ table() {
     for out in "$results"/*/; do
         survivors "$out" | cut -f1 | while read -r change; do
             grep -qxF "caught	$change" "$out/kernel" 2>/dev/null && continue
-            # A justification outlives a change of lines.
+            # Justifications have no line numbers.
             change=$(sed -E 's/^([^:]*):[0-9]+:[0-9]+: /\1: /' <<<"$change")
             reason=$(grep -F "$change	" "$justified" 2>/dev/null | head -1 | cut -f2 || true)
             printf '| `%s` | %s |\n' "$(sed 's/|/\\|/g' <<<"$change")" "${reason:-to be looked at}"
@@ -87,7 +87,7 @@ for file in "${files[@]}"; do
     out=$results/${file//\//__} status=0
     rm -rf "$out" && mkdir -p "$out"
     cargo mutants --file "$file" --output "$out" --cargo-arg=--locked --colors never -- --lib || status=$?
-    # 2 and 3: some were not noticed, or never ended. That is what is looked for.
+    # 2: some changes were not detected; 3: some tests did not end. Both are results.
     case $status in 0 | 2 | 3) ;; *) exit "$status" ;; esac
     [ "$kernel" = none ] || kernel_tests "$file" "$out"
 done

@@ -1,24 +1,27 @@
 #!/bin/sh
 # Installs the Debian packages of the programs that the tests run. A caller who may not install packages gets the names
 # of the missing ones, and an error. With the argument `referees`: also the libraries that gybe-referees is built with;
-# with `fuzz`: the linker of the fuzzers.
+# with `fuzz`: the linker of the fuzzers; with `arm64`: what builds and runs the programs for it.
 set -eu
 
 # program:package
 needed="nft:nftables iptables-nft-restore:iptables strace:strace unshare:util-linux newuidmap:uidmap ip:iproute2
     strip:binutils readelf:binutils"
 [ "${1:-}" != fuzz ] || needed="g++:g++"
+[ "${1:-}" != arm64 ] || needed="aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu qemu-aarch64-static:qemu-user-static"
 
 missing=""
 for pair in $needed; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || [ -x "/usr/sbin/${pair%%:*}" ] || missing="$missing ${pair#*:}"
 done
-if [ "${1:-}" = referees ]; then
-    # rustables reads the kernel's headers through libclang; the crates nftnl and mnl link libnftnl and libmnl.
-    for package in pkg-config libclang-dev libnftnl-dev libmnl-dev; do
-        dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"
-    done
-fi
+packages=""
+# rustables reads the kernel's headers through libclang; the crates nftnl and mnl link libnftnl and libmnl.
+[ "${1:-}" != referees ] || packages="pkg-config libclang-dev libnftnl-dev libmnl-dev"
+[ "${1:-}" != arm64 ] || packages="libc6-dev-arm64-cross"
+for package in $packages; do
+    dpkg-query -W -f '${db:Status-Status}' "$package" 2>/dev/null | grep -qx installed || missing="$missing $package"
+done
+[ "${1:-}" != arm64 ] || rustup target add aarch64-unknown-linux-musl
 [ -n "$missing" ] || exit 0
 
 if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then

@@ -2,10 +2,10 @@
 
 pub mod cgroups;
 pub mod init_args;
-pub(crate) mod inside;
 pub mod manifest;
 pub mod own_namespace;
 pub mod policy_file;
+pub(crate) mod program_text;
 pub mod resolv_conf;
 pub mod validation;
 pub mod verdict;

@@ -1,5 +1,5 @@
-//! The agent's client against a real cluster, which it only reads: the one that `KUBECONFIG` means, and
-//! of that the node `GYBE_NODE`, or any. `make test-cluster`.
+//! The agent's client against a real cluster, which it only reads. `KUBECONFIG` names the cluster and
+//! `GYBE_NODE` the node, by default any. `make test-cluster` runs them.
 #![cfg(test)]
 
 use gybe_installer::agent::PodLookup;
@@ -26,7 +26,7 @@ fn soon() -> Instant {
     Instant::now() + Duration::from_secs(10)
 }
 
-/// What another client reads.
+/// Returns what another client reads at this path.
 fn read(path: &str) -> Value {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build().unwrap();
     runtime.block_on(async {
@@ -46,7 +46,7 @@ fn node() -> String {
     std::env::var("GYBE_NODE").unwrap_or_else(|_| any())
 }
 
-fn question(pod: &Value) -> String {
+fn query(pod: &Value) -> String {
     let metadata = &pod["metadata"];
     let [namespace, name, uid] = ["namespace", "name", "uid"].map(|key| metadata[key].clone());
     json!({ "version": 1, "namespace": namespace, "name": name, "uid": uid }).to_string()
@@ -63,17 +63,17 @@ fn every_pod_of_a_node_is_returned_as_the_api_server_has_it() {
     }
     let pods = read(&format!("/api/v1/pods?fieldSelector=spec.nodeName%3D{node}"));
     let pods = pods["items"].as_array().unwrap();
-    assert!(!pods.is_empty(), "node {node} has no pod to ask about");
+    assert!(!pods.is_empty(), "node {node} has no pod");
     for pod in pods {
-        let asked = wire::decode_request(question(pod).as_bytes()).unwrap().pod;
+        let reference = wire::decode_request(query(pod).as_bytes()).unwrap().pod;
         let before = Instant::now();
-        let answer = watched.wait_for(&asked, soon());
-        assert!(before.elapsed() < Duration::from_millis(250), "{asked}: {:?}", before.elapsed());
-        let alone = pod_facts(&cluster(), question(pod).as_bytes(), soon()).unwrap();
-        assert_eq!(answer, wire::decode_response(alone.as_bytes()).unwrap(), "{asked}");
+        let answer = watched.wait_for(&reference, soon());
+        assert!(before.elapsed() < Duration::from_millis(250), "{reference}: {:?}", before.elapsed());
+        let alone = pod_facts(&cluster(), query(pod).as_bytes(), soon()).unwrap();
+        assert_eq!(answer, wire::decode_response(alone.as_bytes()).unwrap(), "{reference}");
         assert!(
             matches!(answer, FactsResponse::Pod(facts) if pod["metadata"]["uid"] == facts.uid),
-            "{asked}"
+            "{reference}"
         );
     }
 }
@@ -81,10 +81,10 @@ fn every_pod_of_a_node_is_returned_as_the_api_server_has_it() {
 #[test]
 fn missing_objects_are_not_returned() {
     let watched = WatchedPods::start(&cluster(), &node()).unwrap();
-    let nobody = json!({ "metadata": { "namespace": "default", "name": "gybe-test-nobody", "uid": "u" } });
-    let asked = wire::decode_request(question(&nobody).as_bytes()).unwrap().pod;
-    assert_eq!(watched.wait_for(&asked, soon()), FactsResponse::Unknown);
-    assert_eq!(daemonset_state(&cluster(), "default", "gybe-test-nobody", soon()), DaemonSetState::Absent);
+    let absent = json!({ "metadata": { "namespace": "default", "name": "gybe-test-absent", "uid": "u" } });
+    let reference = wire::decode_request(query(&absent).as_bytes()).unwrap().pod;
+    assert_eq!(watched.wait_for(&reference, soon()), FactsResponse::Unknown);
+    assert_eq!(daemonset_state(&cluster(), "default", "gybe-test-absent", soon()), DaemonSetState::Absent);
 }
 
 #[test]

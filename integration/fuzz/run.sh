@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# run.sh SECONDS SEED: fuzzes each target for that many seconds, starting from the committed corpus and the
-# seeds that gybe-fuzz-seeds writes from recorded data. As many targets run at a time as there are
+# run.sh SECONDS SEED: fuzzes each target for that many seconds, starting from the seeds that gybe-fuzz-seeds
+# writes from seeds.json and from recorded data. As many targets run at a time as there are
 # processors; a target has one thread. Inputs that fail are in artifacts/; cargo-fuzz prints the command that
 # runs one again, and small ones are printed as well.
 set -euo pipefail
@@ -34,13 +34,11 @@ print_inputs() {
 }
 
 fuzz() {
-    local target=$1 log=$work/$1.log corpus=("$work/$1") seeds
+    local target=$1 log=$work/$1.log corpus=("$work/$1")
     mkdir "$work/$target"
     touch "$work/$target.started"
     # libFuzzer writes new inputs to the first directory and only reads the others.
-    for seeds in "corpus/$target" "$work/seeds/$target"; do
-        [ ! -d "$seeds" ] || corpus+=("$seeds")
-    done
+    [ ! -d "$work/seeds/$target" ] || corpus+=("$work/seeds/$target")
     # No other process adds inputs, and looking for them would make runs of one seed differ: -reload=0.
     if ! "${fixed_addresses[@]}" cargo fuzz run "${build[@]}" "$target" "${corpus[@]}" -- \
         -seed="$seed" -reload=0 -max_total_time="$seconds" -max_len=65536 -timeout=10 -rss_limit_mb=1024 \

@@ -157,12 +157,12 @@ impl Flow {
     /// An original destination of a connection that the rules leave alone depends on whether connection tracking
     /// is active for its family, which no rule of Gybe's decides. If present, it is the flow's destination.
     pub(crate) fn agrees(&self, expected: &ConnectionOutcome, found: &ConnectionOutcome) -> bool {
-        let (ConnectionOutcome::Answered(expected), ConnectionOutcome::Answered(found)) = (expected, found)
+        let (ConnectionOutcome::Replied(expected), ConnectionOutcome::Replied(found)) = (expected, found)
         else {
             return expected == found;
         };
         let left_alone =
-            matches!(&self.without_rules, ConnectionOutcome::Answered(reply) if reply.by == expected.by);
+            matches!(&self.without_rules, ConnectionOutcome::Replied(reply) if reply.by == expected.by);
         let same_target = if left_alone {
             found.original.is_none_or(|original| original == self.to)
         } else {

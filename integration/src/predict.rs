@@ -111,7 +111,7 @@ impl Flow {
     fn reply_is_captured(&self, rules: &Ruleset) -> Result<bool, InterfaceNameError> {
         let first = self.packet()?;
         let through =
-            matches!(&self.without_rules, ConnectionOutcome::Answered(answer) if answer.by == "ext-peer");
+            matches!(&self.without_rules, ConnectionOutcome::Replied(answer) if answer.by == "ext-peer");
         if self.from != Location::Vm
             || !through
             || trace(rules, &first).outcome != trace::PacketOutcome::Untouched
@@ -232,7 +232,7 @@ impl Flow {
 
     fn answered_by(&self, by: String, original: Option<SocketAddr>) -> ConnectionOutcome {
         let source = self.packet().map_or(self.to.ip(), |packet| packet.source.ip());
-        ConnectionOutcome::Answered(Reply { by, original, source })
+        ConnectionOutcome::Replied(Reply { by, original, source })
     }
 
     /// Reports whether the pod forwards it.
@@ -254,4 +254,51 @@ pub(crate) fn is_own(ip: IpAddr) -> bool {
     const OWN: [&str; 6] =
         ["10.244.0.10", "192.168.77.1", "172.30.0.10", "fd00:10::10", "fd00:77::1", "fd00:30::10"];
     ip.is_loopback() || OWN.contains(&ip.to_string().as_str())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::vectors;
+    use gybe_netfilter::compile::compile;
+    use gybe_netfilter::trace::PacketOutcome;
+
+    #[test]
+    fn trace_predicts_every_recorded_flow() {
+        let mut wrong = Vec::new();
+        for vector in vectors::all().unwrap() {
+            let rules = compile(&vector.policy);
+            for flow in &vector.flows {
+                let trace = trace_flow(&rules, flow).unwrap();
+                if !agrees_with_trace(&vector.policy, flow).unwrap() {
+                    wrong.push(format!(
+                        "{} {}: {} predicted {:?} by {:?}",
+                        vector.name, flow.id, flow.with_rules, trace.outcome, trace.decided_by
+                    ));
+                }
+            }
+        }
+        assert!(wrong.is_empty(), "{} flows:\n{}", wrong.len(), wrong.join("\n"));
+    }
+
+    #[test]
+    fn without_rules_trace_predicts_the_control_and_not_the_policy() {
+        for vector in vectors::all().unwrap() {
+            let no_rules = Ruleset { families: vector.policy.families, chains: Vec::new() };
+            let mut missed = 0;
+            for flow in &vector.flows {
+                let predicted = trace_flow(&no_rules, flow).unwrap().outcome;
+                assert_eq!(predicted, PacketOutcome::Untouched, "{} {}", vector.name, flow.id);
+                let control = Control { to: flow.to, outcome: &flow.without_rules };
+                assert!(
+                    follows(predicted, control, SideEffect::None, &flow.without_rules),
+                    "{} {}",
+                    vector.name,
+                    flow.id
+                );
+                missed += usize::from(!follows(predicted, control, SideEffect::None, &flow.with_rules));
+            }
+            assert!(missed > 0, "no flow of {} needs its rules", vector.name);
+        }
+    }
 }

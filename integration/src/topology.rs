@@ -134,7 +134,8 @@ fn app_services() -> Vec<ListeningPort> {
 /// A service on every port of `name` that a flow connects to.
 fn services_of(flows: &[Flow], name: &str) -> Vec<ListeningPort> {
     let mut services: Vec<ListeningPort> = Vec::new();
-    let is_to_name = |flow: &&Flow| matches!(&flow.without_rules, ConnectionOutcome::Answered(answer) if answer.by == name);
+    let is_to_name =
+        |flow: &&Flow| matches!(&flow.without_rules, ConnectionOutcome::Replied(answer) if answer.by == name);
     for flow in flows.iter().filter(is_to_name) {
         let service =
             ListeningPort { transport: flow.transport, port: flow.to.port(), address: ListenAddress::Any };

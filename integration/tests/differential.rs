@@ -35,7 +35,7 @@ fn number(variable: &str, otherwise: u64) -> u64 {
 
 #[test]
 fn nft_legacy_and_trace_never_disagree() -> Result<(), Failure> {
-    let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+    let _guard = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let (first, policies) = (number("GYBE_SEED", 1), number("GYBE_POLICIES", 200));
     println!("policies {first} to {}: GYBE_SEED={first} GYBE_POLICIES={policies}", first + policies - 1);
     let legacy = Iptables::find(Variant::Legacy)?.with_deadline(PATIENCE);
@@ -53,22 +53,22 @@ fn nft_legacy_and_trace_never_disagree() -> Result<(), Failure> {
 
 /// The control: without rules the destination of each connection is known, and the random ones cover all destinations.
 #[test]
-fn without_rules_random_connections_go_where_they_are_said_to_go() -> Result<(), Failure> {
-    let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+fn without_rules_random_connections_have_their_predicted_outcome() -> Result<(), Failure> {
+    let _guard = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     for (number, mode) in [(1, Mode::Redirect), (2, Mode::Tproxy { mark: 1337, route_table: 133 })] {
         let mut flows = vec(random_flow::flows(), 400).new_tree(&mut source(number)).unwrap().current();
         // The address `::6` exists only with a redirection.
         flows.retain(|flow| flow.source.is_none_or(|source| source.is_ipv4()));
-        let world = Topology::new(mode, &flows)?;
-        let found = differences(&world, &flows, Rules::Absent, Until::End)?;
+        let topology = Topology::new(mode, &flows)?;
+        let found = differences(&topology, &flows, Rules::Absent, Until::End)?;
         assert!(found.is_empty(), "{mode:?}: {} of {}: {found:#?}", found.len(), flows.len());
     }
     for vector in vectors::recorded()? {
         for flow in vector.flows.iter().filter(|flow| flow.mark.is_none()) {
-            if let gybe_installer::testnet::outcome::ConnectionOutcome::Answered(answer) = &flow.without_rules
+            if let gybe_installer::testnet::outcome::ConnectionOutcome::Replied(answer) = &flow.without_rules
             {
-                let said = flow.outcome_without_rules().to_string();
-                assert_eq!(said.split(' ').next(), Some(answer.by.as_str()), "{}", flow.id);
+                let outcome = flow.outcome_without_rules().to_string();
+                assert_eq!(outcome.split(' ').next(), Some(answer.by.as_str()), "{}", flow.id);
             }
         }
     }
@@ -76,14 +76,14 @@ fn without_rules_random_connections_go_where_they_are_said_to_go() -> Result<(),
 }
 
 #[test]
-fn who_answers_each_recorded_flow_is_foretold() -> Result<(), Failure> {
+fn the_listener_that_answers_each_recorded_flow_is_predicted() -> Result<(), Failure> {
     for vector in vectors::all()? {
         let rules = gybe_netfilter::compile::compile(&vector.policy);
         for flow in vector.flows.iter().filter(|flow| flow.mark.is_none()) {
-            let foretold = flow.clone().with_predicted_outcome(&vector.policy, &rules)?;
-            let (said, recorded) = (foretold.with_rules.to_string(), flow.with_rules.to_string());
+            let predicted = flow.clone().with_predicted_outcome(&vector.policy, &rules)?;
+            let (outcome, recorded) = (predicted.with_rules.to_string(), flow.with_rules.to_string());
             let by = |text: &str| text.split(' ').next().unwrap().to_owned();
-            assert_eq!(by(&said), by(&recorded), "{} {}", vector.name, flow.id);
+            assert_eq!(by(&outcome), by(&recorded), "{} {}", vector.name, flow.id);
         }
     }
     Ok(())
@@ -92,16 +92,16 @@ fn who_answers_each_recorded_flow_is_foretold() -> Result<(), Failure> {
 /// The control of the comparison: it detects a backend that omits a rule, and reports the policy, the packet, and the
 /// verdict of each backend's rules.
 #[test]
-fn a_backend_that_lacks_a_rule_is_found_out() -> Result<(), Failure> {
-    let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+fn a_backend_that_omits_a_rule_is_detected() -> Result<(), Failure> {
+    let _guard = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let named = |vector: &vectors::Vector| vector.name == "inject-default-dual";
     let vector = vectors::all()?.into_iter().find(named).unwrap();
     let legacy = Iptables::find(Variant::Legacy)?.with_deadline(PATIENCE);
     let case = Case::of(vector.policy.clone(), &policy_and_flows(1)?.1, 1)?;
-    let whole = Redirection::of(&case.policy);
-    let rules = whole.rules.without("proxy-uid").unwrap();
-    let lacking = Redirection { rules, ..whole.clone() };
-    for (nft, iptables) in [(&whole, &lacking), (&lacking, &whole)] {
+    let complete = Redirection::of(&case.policy);
+    let rules = complete.rules.without("proxy-uid").unwrap();
+    let incomplete = Redirection { rules, ..complete.clone() };
+    for (nft, iptables) in [(&complete, &incomplete), (&incomplete, &complete)] {
         let mode = case.policy.mode;
         let testbeds = [Testbed::new(mode, &Nft)?, Testbed::new(mode, &legacy)?];
         testbeds

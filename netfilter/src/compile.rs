@@ -68,9 +68,9 @@ impl Chain {
         self
     }
 
-    /// Adds `more` only when it can match.
-    fn when(self, wanted: bool, more: impl FnOnce(Self) -> Self) -> Self {
-        if wanted { more(self) } else { self }
+    /// Adds the rules of `more` when the condition holds.
+    fn when(self, condition: bool, more: impl FnOnce(Self) -> Self) -> Self {
+        if condition { more(self) } else { self }
     }
 
     /// Adds one rule for each family, in the order of `ids` (IPv4, IPv6).
@@ -118,7 +118,7 @@ impl RedirectPolicy {
 const TCP: Match = Match::Protocol(Protocol::Tcp);
 const UDP: Match = Match::Protocol(Protocol::Udp);
 
-/// The DNS servers whose queries are captured.
+/// The port of DNS servers.
 const DNS_PORT: u16 = 53;
 
 fn only(port: u16) -> PortSet {

@@ -119,7 +119,7 @@ pub fn of_cgroup(cgroup: BorrowedFd<'_>) -> Programs {
     for CgroupHook { attach_type, name, effect } in CGROUP_HOOKS {
         match bpf::programs_at(Target::EffectiveIn(cgroup), attach_type) {
             Ok(ids) => {
-                ids.into_iter().for_each(|id| found.add_program(id, &format!("cgroup hook {name}"), effect))
+                ids.into_iter().for_each(|id| found.add_program(id, &format!("cgroup hook {name}"), effect));
             }
             // A kernel that does not have this hook.
             Err(Errno::EINVAL | Errno::EOPNOTSUPP) => {}

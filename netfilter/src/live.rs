@@ -3,7 +3,7 @@
 pub(crate) mod rules;
 
 use crate::ebpf::Programs;
-use crate::live::rules::{Interface, NamespaceRules, place, read};
+use crate::live::rules::{Interface, NamespaceRules, location, read};
 use crate::policy::RedirectPolicy;
 use crate::redirection::RedirectionError;
 use crate::trace::{Owner, Packet};
@@ -60,8 +60,7 @@ pub struct LiveTrace {
     pub mark: u32,
     /// The conntrack zone chosen for it, if any.
     pub zone: Option<u16>,
-    /// Two chains of one priority, when the outcome depends on which of them comes first and the kernel
-    /// does not tell.
+    /// Two chains of one priority, when the outcome depends on their order and the kernel does not report it.
     pub order: Option<[String; 2]>,
 }
 
@@ -75,7 +74,7 @@ impl LiveRules {
         Ok(Self { rules: read()?, listeners: Listeners { proxy: PROXY, application } })
     }
 
-    /// Sets the identity of the policy's proxy, which answers redirected connections.
+    /// Sets the identity of the policy's proxy, which accepts redirected connections.
     #[must_use]
     pub fn with_proxy_of(mut self, policy: &RedirectPolicy) -> Self {
         let (uid, gid) = (policy.proxy_uids.first, policy.proxy_gids.first);
@@ -118,7 +117,7 @@ impl LiveRules {
     /// Follows the connection that begins with `packet`.
     pub fn trace(&self, packet: &Packet) -> LiveTrace {
         let walked = walk::walk(&self.rules, packet, self.listeners, Budget::of(TRACED_WITHIN));
-        let order = walked.order.map(|(first, second)| [first, second].map(|at| self.chain_place(at)));
+        let order = walked.order.map(|(first, second)| [first, second].map(|at| self.chain_location(at)));
         LiveTrace {
             outcome: walked.outcome,
             decided_by: walked.decided_by.map(|at| self.step(at)),
@@ -129,14 +128,14 @@ impl LiveRules {
         }
     }
 
-    fn chain_place(&self, index: usize) -> String {
-        self.rules.chains.get(index).map_or_else(|| "address translation".to_owned(), place)
+    fn chain_location(&self, index: usize) -> String {
+        self.rules.chains.get(index).map_or_else(|| "address translation".to_owned(), location)
     }
 
     pub(crate) fn step(&self, at: RuleAt) -> LiveStep {
         let chain = self.rules.chains.get(at.chain);
         let rule = chain.and_then(|chain| chain.rules.get(at.rule));
-        let base = self.chain_place(at.base);
+        let base = self.chain_location(at.base);
         let place = match chain {
             Some(chain) if at.chain != at.base => format!("{base}, chain {}", chain.name),
             _ => base,
@@ -168,7 +167,7 @@ impl fmt::Display for Outcome {
             Self::Intercepted(port) => write!(f, "is handed to the transparent port {port}"),
             Self::Translated(address) => write!(f, "goes to {address}"),
             Self::Dropped => f.write_str("is dropped"),
-            Self::AnswersLost => f.write_str("gets no answer"),
+            Self::RepliesLost => f.write_str("gets no answer"),
             Self::Unknown => f.write_str("goes to a destination that is not known"),
         }
     }

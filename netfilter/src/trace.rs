@@ -102,13 +102,13 @@ impl Tracer<'_> {
 
     /// Runs the chain at one hook and stage; reports whether the packet goes on to the next.
     fn stage(&mut self, hook: Hook, stage: Stage) -> bool {
-        let asked = stage != Stage::Nat || self.packet.connection.phase == ConnectionPhase::New;
+        let is_evaluated = stage != Stage::Nat || self.packet.connection.phase == ConnectionPhase::New;
         let base = self
             .rules
             .chains
             .iter()
             .find(|chain| chain.name.hook() == Some(hook) && chain.name.stage() == stage);
-        let Some(base) = base.filter(|_| asked) else { return true };
+        let Some(base) = base.filter(|_| is_evaluated) else { return true };
         let outcome = walk(self.rules, base, &mut self.packet, &mut self.trace);
         match outcome {
             ChainEnd::Passes(rule) => {

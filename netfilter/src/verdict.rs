@@ -118,7 +118,7 @@ pub fn judge_namespace(
         return Ok(Verdict::because(without, NO_RULES));
     }
     let live = LiveRules::read()?.with_programs(reading.programs.cloned().unwrap_or_default());
-    let (wanted, differences, live) = match (policy, kinds.first()) {
+    let (desired_rules, differences, live) = match (policy, kinds.first()) {
         (Some(policy), Some(kind)) => {
             let redirection = written(policy, *kind, reading.whole)?;
             let differences = redirection.differences(&*kind.find()?, &presence)?;
@@ -126,11 +126,11 @@ pub fn judge_namespace(
         }
         _ => (None, Vec::new(), live),
     };
-    let wanted = match &wanted {
+    let desired = match &desired_rules {
         Some(rules) => DesiredOutcomes::Rules(rules),
         None => DesiredOutcomes::OursAlone(live.ours_alone()),
     };
-    let mut compared = compare(&wanted, &live);
+    let mut compared = compare(&desired, &live);
     if policy.is_none() {
         compared.not_redirected.extend(broken(&kinds, &live));
     }

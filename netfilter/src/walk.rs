@@ -1,9 +1,9 @@
 //! Follows a connection through all rules of a namespace, as the kernel does: its outcome, and the rules that
 //! decide it. Pure.
 //!
-//! Up to four packets are followed: the first, its answer, and for TCP one behind each. What a rule tests and
-//! the walk does not know (a limit, a packet's length, an expression without a reader) is tried both ways; the
-//! outcome is unknown only when it depends on that.
+//! The walk follows up to four packets: the first, its reply, and for TCP one more in each direction. A test whose result
+//! the walk does not know (a limit, a packet's length, an expression without a decoder) is tried with both results; the
+//! outcome is unknown only when it depends on them.
 //!
 //! `path` takes a packet from hook to hook, `hooks` orders the chains at a hook, `chain` runs one chain, `actions`
 //! changes the packet and its connection; `choices` holds the values that are tried.
@@ -38,8 +38,8 @@ pub enum Outcome {
     Translated(SocketAddr),
     /// Its first packet is dropped.
     Dropped,
-    /// Its first packet arrives, and its answer or a later packet does not, or not as part of it.
-    AnswersLost,
+    /// Its first packet arrives; its reply or a later packet does not, or not as part of the connection.
+    RepliesLost,
     /// It depends on facts that are not known.
     Unknown,
 }
@@ -68,7 +68,7 @@ pub(crate) struct WalkResult {
     pub(crate) order: Option<(usize, usize)>,
 }
 
-/// The owners of the sockets that answer.
+/// The owners of the listening sockets.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Listeners {
     /// At the ports that connections are redirected to, and at the other ports of the proxy.
@@ -269,11 +269,10 @@ impl<'n> Walk<'n> {
         self.rules.is_local(address.ip())
     }
 
-    /// Sends what follows the first packet: its answer, a packet behind it, and one behind the answer. Connection
-    /// tracking may take a packet that it cannot place for the first of another connection, and translate it as
-    /// such.
+    /// Sends the packets after the first: its reply, a second packet, and a second reply. Connection tracking may take a
+    /// packet that it cannot assign for the first of another connection, and translate it as such.
     fn outcome_of_the_rest(&mut self, packet: &Packet, end: PacketEnd, outcome: Outcome) -> Outcome {
-        // The answer to a forwarded packet comes back by an interface that routing chooses.
+        // The reply to a forwarded packet comes back by an interface that routing chooses.
         if matches!(packet.direction, Direction::Arrives { .. }) && end == PacketEnd::Outside {
             return outcome;
         }
@@ -284,10 +283,10 @@ impl<'n> Walk<'n> {
         self.delivered_by = first.is_intercepted().then_some(self.packet.mark);
         let decisive = (self.decided_by, self.passed_by, self.translated_by);
         self.changed_by = None;
-        let mut lost = self.answer(packet, &first, SYN_ACK);
-        // A redirected UDP connection is a question and its answer.
+        let mut lost = self.reply(packet, &first, SYN_ACK);
+        // A redirected UDP connection is a query and its reply.
         if packet.protocol == Transport::Tcp {
-            lost = lost.or_else(|| self.follow(packet, &first)).or_else(|| self.answer(packet, &first, ACK));
+            lost = lost.or_else(|| self.follow(packet, &first)).or_else(|| self.reply(packet, &first, ACK));
         }
         if lost.is_none() {
             (self.decided_by, self.passed_by, self.translated_by) = decisive;
@@ -295,8 +294,8 @@ impl<'n> Walk<'n> {
         lost.unwrap_or(outcome)
     }
 
-    /// Sends a packet of the other side; returns the outcome when it does not arrive as an answer.
-    fn answer(&mut self, packet: &Packet, first: &First, flags: [u8; 2]) -> Option<Outcome> {
+    /// Sends a packet of the other side; returns the outcome when it does not arrive as a reply.
+    fn reply(&mut self, packet: &Packet, first: &First, flags: [u8; 2]) -> Option<Outcome> {
         let to_proxy = PROXY_PORTS.contains(&first.packet.destination.port());
         let owner = match (first.end, first.outcome) {
             (PacketEnd::Inside, Outcome::Untouched) if !to_proxy => Some(self.listeners.application),
@@ -328,7 +327,7 @@ impl<'n> Walk<'n> {
         self.lost(end, end == expected && ends == (packet.destination, packet.source))
     }
 
-    /// Sends another packet behind the first; returns the outcome when it goes elsewhere.
+    /// Sends a second packet; returns the outcome when it goes elsewhere.
     fn follow(&mut self, packet: &Packet, first: &First) -> Option<Outcome> {
         self.packet = CurrentPacket::of(packet, ACK);
         let end = self.send(&packet.direction);
@@ -340,11 +339,11 @@ impl<'n> Walk<'n> {
     fn lost(&mut self, end: PacketEnd, is_as_expected: bool) -> Option<Outcome> {
         match end {
             PacketEnd::Unknown => Some(Outcome::Unknown),
-            PacketEnd::Dropped => Some(Outcome::AnswersLost),
+            PacketEnd::Dropped => Some(Outcome::RepliesLost),
             _ if is_as_expected => None,
             _ => {
                 self.decided_by = self.changed_by.or(self.decided_by);
-                Some(Outcome::AnswersLost)
+                Some(Outcome::RepliesLost)
             }
         }
     }

@@ -148,7 +148,7 @@ fn parse_bool(text: &str) -> Result<bool, ArgsError> {
     }
 }
 
-/// Whether a text is a label: letters, digits and inner dashes, not empty (`dns1123LabelFmt`).
+/// Reports whether a text is a label: letters, digits and inner dashes, not empty (`dns1123LabelFmt`).
 fn is_label(text: &str) -> bool {
     let is_alphanumeric = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
     !text.is_empty()

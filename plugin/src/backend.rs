@@ -87,7 +87,7 @@ pub struct Selection<'a> {
 }
 
 impl<'a> Selection<'a> {
-    /// The selection of an ADD and of STATUS.
+    /// Returns the selection of an ADD and of STATUS.
     pub(crate) fn of(conf: &'a PluginConf) -> Self {
         Self { setting: conf.backend, probed: &conf.probed, age: MaxAge::Any }
     }
@@ -139,7 +139,7 @@ impl<'a> Selection<'a> {
         Ok(choose(&capabilities, self.setting)?)
     }
 
-    /// The backend to probe first when nothing is known. It is probed like any other.
+    /// Returns the backend to probe first when nothing is known. It is probed like any other.
     fn first(self, known: &Capabilities) -> Option<BackendKind> {
         if !known.backends.is_empty() || *self.probed == ProbeHint::default() {
             return None;
@@ -188,7 +188,7 @@ pub(crate) fn forget_contradicted_findings(error: &RedirectionError) {
     }
 }
 
-/// Whether an error is about what this node can do, and not about the pod or about other programs at work
+/// Reports whether an error is about what this node can do, and not about the pod or about other programs at work
 /// in its namespace: the latter must not make the next ADDs probe every backend again.
 fn contradicts_findings(error: &RedirectionError) -> bool {
     match error {
@@ -208,11 +208,11 @@ fn contradicts_findings(error: &RedirectionError) -> bool {
 /// Probes again what a backend could not do, unless the findings are recent.
 fn probe_again(kind: BackendKind) -> Result<Choice, SelectError> {
     let setting = BackendSetting::Only(kind);
-    let learnt = ProbeCache::default().get_or_probe(MaxAge::Recent, |known| next(known, setting))?;
-    Ok(choose(&learnt.capabilities, setting)?)
+    let report = ProbeCache::default().get_or_probe(MaxAge::Recent, |known| next(known, setting))?;
+    Ok(choose(&report.capabilities, setting)?)
 }
 
-/// The backend that would be chosen, if its programs are missing.
+/// Returns the backend that would be chosen, if its programs are missing.
 fn without_programs(known: &Capabilities, setting: BackendSetting) -> Option<BackendKind> {
     choose(known, setting).ok().map(|choice| choice.backend).filter(|kind| kind.find().is_err())
 }

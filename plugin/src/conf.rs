@@ -100,7 +100,7 @@ pub enum Ipv6Setting {
 pub struct MaxIntervals(u32);
 
 impl MaxIntervals {
-    /// The number as a length.
+    /// Returns the number as a length.
     #[must_use]
     pub fn get(self) -> usize {
         usize::try_from(self.0).unwrap_or(usize::MAX)
@@ -225,12 +225,12 @@ impl FactsConf {
         Self { socket, directory, kubeconfig, deadline }
     }
 
-    /// The node agent's socket for log lines, in the directory of the one for facts.
+    /// Returns the node agent's socket for log lines, in the directory of the one for facts.
     pub fn log_socket(&self) -> Option<PathBuf> {
         self.socket.as_ref().map(|socket| socket.with_file_name(LOG_SOCKET))
     }
 
-    /// An unused source is written as an empty string: a missing key would be the default.
+    /// Returns the value of `facts`. An unused source is an empty string: a missing key would be the default.
     fn to_json(&self) -> Value {
         let text =
             |path: &Option<PathBuf>| path.as_ref().map_or(String::new(), |it| it.display().to_string());
@@ -260,20 +260,20 @@ impl ProbeHint {
         Self { backend, kernel: keys.string("kernel") }
     }
 
-    /// The value of `probed`; none without a backend.
+    /// Returns the value of `probed`; none without a backend.
     fn to_json(&self) -> Option<Value> {
         let backend = self.backend?.name();
         Some(json!({ "backend": backend, "kernel": self.kernel }))
     }
 
-    /// The backend to probe first on this kernel.
+    /// Returns the backend to probe first on this kernel.
     #[must_use]
     pub fn on(&self, kernel: &str) -> Option<BackendKind> {
         self.backend.filter(|_| !kernel.is_empty() && self.kernel == kernel)
     }
 }
 
-/// The log level and the agent's log socket, read without the other keys, so that their errors can be logged.
+/// Returns the log level and the agent's log socket, read without the other keys, so that their errors can be logged.
 pub fn logging(members: &Map<String, Value>) -> (LogLevel, Option<PathBuf>) {
     let mut keys = ConfReader::new(members);
     let level = match keys.contains("log_level") {

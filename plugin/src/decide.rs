@@ -149,8 +149,8 @@ pub(crate) fn is_read_variable(variable: &str) -> bool {
     variable == INTERCEPTION_MODE || BOOLEANS.contains(&variable)
 }
 
-/// 0 counts as absent: the injector writes it for a proxy that runs as root (TPROXY), and Istio
-/// then takes 1337.
+/// Returns the proxy's user or group. 0 counts as absent: the injector writes it for a proxy that runs as root
+/// (TPROXY), and Istio then takes 1337.
 fn proxy_id(field: &'static str, value: Option<i64>) -> Result<u32, PodRefusal> {
     match value {
         None | Some(0) => Ok(PROXY_ID),

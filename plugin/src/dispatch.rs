@@ -19,7 +19,7 @@ use std::time::Instant;
 #[error("cni.dev/valid-attachments must be a list of {{\"containerID\": …, \"ifname\": …}}")]
 pub struct AttachmentsError;
 
-/// Answers a runtime's call.
+/// Performs a runtime's call, and returns its reply.
 pub fn handle(env: &Environment, stdin: BorrowedFd<'_>) -> Reply {
     let started = Instant::now();
     let Some(name) = env.text("CNI_COMMAND") else { return Reply::About };
@@ -85,7 +85,7 @@ fn is_attachment(item: &Value) -> bool {
     (item.is_object() && is_text("containerID") && is_text("ifname")) || item.is_null()
 }
 
-/// STATUS: whether ADD would work on this node.
+/// STATUS: reports whether ADD would work on this node.
 ///
 /// It judges the node, never the agent: a failing STATUS keeps every pod from starting, and so the agent
 /// itself. So it does not look for the sources of facts (socket, kubeconfig, directory). The code is CNI's

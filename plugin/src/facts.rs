@@ -242,7 +242,7 @@ fn joined(misses: Vec<FactsError>) -> FactsError {
     errors.into_iter().reduce(|first, other| first.and(&other)).unwrap_or(FactsError::NoSource)
 }
 
-/// The deadline of a source, which leaves the same time to each of the `remaining` ones.
+/// Returns the deadline of a source, which leaves the same time to each of the `remaining` ones.
 fn share(deadline: Instant, remaining: usize) -> Instant {
     let now = Instant::now();
     let left = deadline.saturating_duration_since(now);

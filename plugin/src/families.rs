@@ -75,7 +75,7 @@ pub fn choose(choice: Ipv6Setting, stack: Stack, addresses: &[IpAddr]) -> Result
     Ok(if v6 { Families::V4AndV6 } else { Families::V4Only })
 }
 
-/// Whether the namespace has IPv6 that `families` leaves alone; reported to the operator.
+/// Reports whether the namespace has IPv6 addresses that `families` leaves alone; ADD logs it.
 pub fn ipv6_left_alone(families: Families, addresses: &[IpAddr]) -> bool {
     families == Families::V4Only
         && addresses.iter().map(IpAddr::to_canonical).any(|a| a.is_ipv6() && is_usable(&a))

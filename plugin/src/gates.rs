@@ -96,7 +96,7 @@ pub fn check_without_facts(
     }
 }
 
-/// The gates that annotations alone decide. Without the injector's annotation a pod is not in the mesh, and
+/// Checks the gates that annotations alone decide. Without the injector's annotation a pod is not in the mesh, and
 /// with mode NONE it is left alone, whatever its manifest holds.
 ///
 /// The annotation `inject` decides nothing alone: a label, which no runtime hands over, overrides it, and an
@@ -109,7 +109,7 @@ fn annotation_gates(annotations: &Map<String, Value>) -> Option<LeaveAloneReason
     is_none.then_some(LeaveAloneReason::ModeNone)
 }
 
-/// Whether the runtime's annotations contradict a reason that follows from the facts, so that the facts are
+/// Reports whether the runtime's annotations contradict a reason that follows from the facts, so that the facts are
 /// another pod's. An injected pod has the injector's annotation and a proxy, and its mode is not NONE:
 /// [`check_without_facts`] would have left it alone.
 pub fn contradicts(annotations: RuntimeAnnotations<'_>, reason: &LeaveAloneReason) -> bool {
@@ -155,13 +155,13 @@ fn container_gates(pod: &PodFacts, init: InitContainer) -> Option<LeaveAloneReas
     other_proxy_type(proxy).map(LeaveAloneReason::NotASidecar)
 }
 
-/// The proxy's type if it is not a sidecar: `proxy router …`, `proxy waypoint …`. The default is a sidecar.
+/// Returns the proxy's type if it is not a sidecar: `proxy router …`, `proxy waypoint …`. The default is a sidecar.
 fn other_proxy_type(proxy: &Container) -> Option<String> {
     let [command, kind, ..] = proxy.args.as_slice() else { return None };
     (command == "proxy" && !kind.is_empty() && kind != "sidecar").then(|| kind.chars().take(32).collect())
 }
 
-/// The label overrides the annotation, even if it is not a boolean.
+/// Returns the value of `inject`. The label overrides the annotation, even if it is not a boolean.
 fn inject(pod: &PodFacts) -> Option<&str> {
     pod.labels.get(INJECT).map(String::as_str).or_else(|| pod.annotation(INJECT))
 }

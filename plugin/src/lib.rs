@@ -14,10 +14,11 @@
 //! are in `dispatch`. The modules that parse, decide or render are pure. These have effects: `bounded_read`
 //! and `reply` (the runtime's pipes), `facts` (files, sockets, a program), `target` (the pod's namespace),
 //! `loopback` (waits for another plugin), `backend` and `probe_cache` (what works on this node), and `log`.
-//! The rules are made and written by `gybe_netfilter`.
+//! The rules are made and written by `gybe_netfilter`. `arena` has the memory of a call.
 
 mod add;
 pub mod annotations;
+pub mod arena;
 pub mod args;
 pub mod backend;
 pub mod bounded_read;

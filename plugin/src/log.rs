@@ -153,7 +153,7 @@ impl Visit for Line {
     }
 }
 
-/// A pipe that is ready takes `PIPE_BUF` (4096) bytes without waiting (pipe(7)). Lines are shorter, because
+/// Writes the line to stderr, unless the pipe is full. A pipe that is ready takes `PIPE_BUF` (4096) bytes without waiting (pipe(7)). Lines are shorter, because
 /// text that callers and pods control goes through [`shorten`].
 fn write(line: &str) {
     let mut stderr = io::stderr().lock();

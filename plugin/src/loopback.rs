@@ -42,17 +42,17 @@ pub(crate) fn wait_for_loopback_plugin(
         return;
     }
     let start = Instant::now();
-    let (mut last_seen, mut is_down) = (start, lo_is_down(listed));
+    let (mut last_running, mut is_down) = (start, lo_is_down(listed));
     loop {
         // Checked after the list: a process that has brought `lo` up by then has executed `loopback`, and is
         // found as long as it runs.
         if is_running(parent_id(), netns) {
             // During execve(2) a process has no environment for a moment, and is not found.
-            last_seen = Instant::now();
+            last_running = Instant::now();
         } else if !is_down {
             return;
         }
-        if start.elapsed() >= MAX_RUN || last_seen.elapsed() >= MAX_DOWN {
+        if start.elapsed() >= MAX_RUN || last_running.elapsed() >= MAX_DOWN {
             tracing::warn!("gybe-cni cmdAdd: lo is down, or the loopback plugin still runs");
             return;
         }
@@ -61,12 +61,12 @@ pub(crate) fn wait_for_loopback_plugin(
     }
 }
 
-/// The kernel gives `lo` its addresses as it comes up.
+/// Reports whether `lo` is down: the kernel gives it addresses as it comes up.
 fn lo_is_down(listed: &[Address]) -> bool {
     listed.iter().all(|address| address.index != 1)
 }
 
-/// Whether a child of `runtime` is the plugin `loopback` for this namespace. False where /proc does not list
+/// Reports whether a child of `runtime` is the plugin `loopback` for this namespace. False where /proc does not list
 /// children (it needs CONFIG_PROC_CHILDREN).
 fn is_running(runtime: u32, netns: &Path) -> bool {
     let threads = fs::read_dir(format!("/proc/{runtime}/task"));

@@ -1,17 +1,21 @@
 //! The program `gybe-cni`: passes the runtime's call to the library and sends the reply.
 
-#![no_main]
-
-mod start;
-
+use gybe_plugin::arena::Arena;
 use gybe_plugin::dispatch;
 use gybe_plugin::request::{Environment, VARIABLES};
+use std::io;
+use std::os::fd::AsFd;
+use std::process::ExitCode;
+
+/// The first allocations of the program; the C library makes the others.
+#[global_allocator]
+static ARENA: Arena<{ 256 << 10 }> = Arena::new();
 
 /// The variables that the plugin reads.
 fn environment() -> Environment {
     VARIABLES.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?))).collect()
 }
 
-fn run() -> i32 {
-    dispatch::handle(&environment(), start::stdin()).send()
+fn main() -> ExitCode {
+    dispatch::handle(&environment(), io::stdin().as_fd()).send()
 }

@@ -76,22 +76,22 @@ impl NetworkConf {
         Ok(Self { name, version: declared.unwrap_or_else(|| UNDECLARED.to_owned()), members })
     }
 
-    /// The network's name.
+    /// Returns the network's name.
     pub fn name(&self) -> &str {
         &self.name
     }
 
-    /// `cniVersion`.
+    /// Returns `cniVersion`.
     pub fn version(&self) -> &str {
         &self.version
     }
 
-    /// All keys.
+    /// Returns all keys.
     pub fn members(&self) -> &Map<String, Value> {
         &self.members
     }
 
-    /// The pod's annotations, if the runtime hands them over. Go writes an empty map as null; a value that
+    /// Returns the pod's annotations, if the runtime hands them over. Go writes an empty map as null; a value that
     /// is neither null nor an object counts as not provided.
     pub fn pod_annotations(&self) -> RuntimeAnnotations<'_> {
         match self.member("runtimeConfig").and_then(|config| config.get(POD_ANNOTATIONS)) {
@@ -102,7 +102,7 @@ impl NetworkConf {
         }
     }
 
-    /// A key that the specification defines; null counts as absent.
+    /// Returns the value of a key that the specification defines; null counts as absent.
     pub fn member(&self, key: &str) -> Option<&Value> {
         member(&self.members, key)
     }
@@ -118,7 +118,7 @@ fn member<'a>(members: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
     entry(members, key).map(|(_, value)| value).filter(|value| !value.is_null())
 }
 
-/// The member of this name, else one that differs in case: Go's decoder, on which all runtimes and most
+/// Returns the member of this name, or else one whose name differs only in case: Go's decoder, on which all runtimes and most
 /// plugins are built, ignores the case of keys.
 fn entry<'a>(members: &'a Map<String, Value>, key: &str) -> Option<(&'a String, &'a Value)> {
     members.get_key_value(key).or_else(|| members.iter().find(|(other, _)| other.eq_ignore_ascii_case(key)))

@@ -105,12 +105,12 @@ impl PodFacts {
         manifest::to_value(self)
     }
 
-    /// Istio's proxy, as a container or as a native sidecar.
+    /// Returns Istio's proxy, as a container or as a native sidecar.
     pub fn proxy(&self) -> Option<&Container> {
         self.containers.iter().chain(&self.init_containers).find(|container| container.name == PROXY)
     }
 
-    /// The containers that run as long as the pod.
+    /// Returns the containers that run as long as the pod.
     pub fn long_lived(&self) -> impl Iterator<Item = &Container> {
         let sidecars = self.init_containers.iter().filter(|container| container.lifetime == Lifetime::Pod);
         self.containers.iter().chain(sidecars)
@@ -122,7 +122,7 @@ impl PodFacts {
 }
 
 impl Container {
-    /// The value of a boolean variable; none when it is absent or not a boolean.
+    /// Returns the value of a boolean variable; none when it is absent or not a boolean.
     pub fn bool_env(&self, variable: &str) -> Option<bool> {
         self.env.get(variable).and_then(|value| parse_bool(value))
     }

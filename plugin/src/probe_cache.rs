@@ -47,22 +47,22 @@ pub struct ProbeCache {
 /// The findings, and whether they could be kept.
 #[derive(Debug)]
 pub struct ProbeReport {
-    /// The findings, of now or of before.
+    /// The findings: new ones, or those that were kept.
     pub capabilities: Capabilities,
     /// The boot and kernel that they are about.
     pub node: NodeIdentity,
-    /// Why they could not be kept, if so.
+    /// The error if they could not be kept.
     pub store_error: Option<io::Error>,
 }
 
 /// The maximum age of findings.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MaxAge {
-    /// Any age, for a backend that can write; what else it cannot do does not matter.
+    /// Old findings count for a backend that can write rules, whatever else it cannot do.
     Any,
-    /// Any age, for a backend without negative findings.
+    /// Old findings count for a backend without negative findings.
     Recent,
-    /// Only findings of now.
+    /// Kept findings do not count.
     Fresh,
 }
 
@@ -97,7 +97,7 @@ impl Default for ProbeCache {
 }
 
 impl ProbeCache {
-    /// A cache in this directory.
+    /// Returns the cache in this directory.
     pub fn at(directory: &Path) -> Self {
         Self { directory: directory.to_owned() }
     }
@@ -142,7 +142,7 @@ impl ProbeCache {
         (is_recent || capabilities.backends.values().any(suffices)).then_some(capabilities)
     }
 
-    /// Whether there is a file of findings, usable or not.
+    /// Reports whether there is a file of findings, usable or not.
     pub fn exists(&self) -> bool {
         self.file().exists()
     }
@@ -219,7 +219,7 @@ struct CachedFindings {
 }
 
 impl CachedFindings {
-    /// Returns the findings that are not too old; none for fresh ones.
+    /// Returns the findings that are not too old; none for [`MaxAge::Fresh`].
     fn usable(mut self, max_age: MaxAge) -> Option<Capabilities> {
         let is_lasting = match max_age {
             MaxAge::Any => suffices,
@@ -233,7 +233,8 @@ impl CachedFindings {
     }
 }
 
-/// Without `O_NONBLOCK` the open of a FIFO waits for its other end. A symbolic link is not a file of Gybe.
+/// Adds `O_NONBLOCK`, without which the open of a FIFO waits for its other end, and `O_NOFOLLOW`: a symbolic link
+/// is not a file of Gybe.
 fn without_waiting(options: &mut OpenOptions) -> &mut OpenOptions {
     options.custom_flags((OFlag::O_NONBLOCK | OFlag::O_NOFOLLOW | OFlag::O_NOCTTY).bits())
 }

@@ -13,6 +13,7 @@ use crate::version::{NEWEST, SUPPORTED, VersionError};
 use gybe_netfilter::hint::Hint;
 use serde_json::{Value, json};
 use std::io::{self, Write};
+use std::process::ExitCode;
 
 /// The reply to a call.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -81,7 +82,7 @@ impl Reply {
     }
 
     /// Writes the reply, and returns the exit status.
-    pub fn send(&self) -> i32 {
+    pub fn send(&self) -> ExitCode {
         let written = match self {
             Self::About => writeln!(io::stderr(), "{}", about()),
             Self::Empty => Ok(()),
@@ -89,13 +90,13 @@ impl Reply {
             Self::Error(error) => write(&error.json()),
         };
         match (self, written) {
-            (Self::Error(_), _) => 1,
+            (Self::Error(_), _) => ExitCode::FAILURE,
             // A runtime that cannot read the result must not take the call for a success.
             (_, Err(error)) => {
                 tracing::error!(%error, "gybe-cni: cannot write the reply");
-                1
+                ExitCode::FAILURE
             }
-            (_, Ok(())) => 0,
+            (_, Ok(())) => ExitCode::SUCCESS,
         }
     }
 }
@@ -122,7 +123,7 @@ fn about() -> String {
     format!("CNI plugin gybe-cni {version}\nCNI protocol versions supported: {}", SUPPORTED.join(", "))
 }
 
-/// The verb as logs and events have it, like the incumbent's.
+/// Returns the verb as logs and events have it, like the incumbent's.
 pub(crate) fn command(verb: Verb) -> &'static str {
     match verb {
         Verb::Add => "cmdAdd",
@@ -134,7 +135,7 @@ pub(crate) fn command(verb: Verb) -> &'static str {
     }
 }
 
-/// The error number (docs/TROUBLESHOOTING.md) and CNI's code: 1 version, 4 environment, 5 I/O, 6 JSON,
+/// Returns the error number (docs/TROUBLESHOOTING.md) and CNI's code: 1 version, 4 environment, 5 I/O, 6 JSON,
 /// 7 configuration, 8 namespace, 11 try again later, 50 not available, 999 anything else, as in the incumbent.
 fn number_and_code(error: &PluginError) -> (u16, u32) {
     use PluginError as E;
@@ -161,7 +162,7 @@ fn number_and_code(error: &PluginError) -> (u16, u32) {
     }
 }
 
-/// The number and code of a malformed call.
+/// Returns the number and code of a malformed call.
 fn request_number(error: &RequestError) -> (u16, u32) {
     use NetworkConfError as N;
     match error {
@@ -174,7 +175,7 @@ fn request_number(error: &RequestError) -> (u16, u32) {
     }
 }
 
-/// The number and code of an error about the backend.
+/// Returns the number and code of an error about the backend.
 fn backend_number(error: &SelectError) -> (u16, u32) {
     match error {
         SelectError::Programs { .. } => (15, 7),
@@ -187,7 +188,7 @@ fn backend_number(error: &SelectError) -> (u16, u32) {
     }
 }
 
-/// The number and code of an error about the facts.
+/// Returns the number and code of an error about the facts.
 fn facts_number(error: &FactsError) -> (u16, u32) {
     match error {
         FactsError::NoSource => (16, 7),
@@ -203,7 +204,7 @@ fn facts_number(error: &FactsError) -> (u16, u32) {
     }
 }
 
-/// The first `max` characters.
+/// Returns the first `max` characters.
 fn truncate(text: &str, max: usize) -> String {
     if text.chars().count() <= max {
         return text.to_owned();

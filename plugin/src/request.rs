@@ -25,12 +25,12 @@ pub const VARIABLES: [&str; 7] = [
 pub struct Environment(BTreeMap<String, OsString>);
 
 impl Environment {
-    /// A variable's value; an empty one counts as missing, as in the reference library.
+    /// Returns a variable's value; an empty one counts as missing, as in the reference library.
     pub fn get(&self, name: &str) -> Option<&OsStr> {
         self.0.get(name).map(OsString::as_os_str).filter(|value| !value.is_empty())
     }
 
-    /// A variable's value as text. Bytes that are not UTF-8 become U+FFFD, which every check below refuses.
+    /// Returns a variable's value as text. Bytes that are not UTF-8 become U+FFFD, which every check below refuses.
     pub fn text(&self, name: &str) -> Option<String> {
         self.get(name).map(|value| value.to_string_lossy().into_owned())
     }
@@ -83,7 +83,7 @@ impl Verb {
         }
     }
 
-    /// The variables that the verb requires.
+    /// Returns the variables that the verb requires.
     fn required(self) -> &'static [&'static str] {
         match self {
             Self::Add | Self::Check => &["CNI_CONTAINERID", "CNI_NETNS", "CNI_IFNAME", "CNI_PATH"],
@@ -215,7 +215,7 @@ fn check_interface(name: &str) -> Result<(), RequestError> {
     }
 }
 
-/// Whether a name is a letter or digit, then letters, digits, `_`, `.` or `-`: the CNI specification's rule.
+/// Reports whether a name is a letter or digit, then letters, digits, `_`, `.` or `-`: the CNI specification's rule.
 pub(crate) fn is_plain_name(name: &str) -> bool {
     let mut bytes = name.bytes();
     bytes.next().is_some_and(|head| head.is_ascii_alphanumeric())

@@ -32,7 +32,7 @@ pub enum VersionError {
     },
 }
 
-/// The result of VERSION.
+/// Returns the result of VERSION.
 pub fn answer() -> Value {
     json!({ "cniVersion": NEWEST, "supportedVersions": SUPPORTED })
 }
@@ -64,7 +64,7 @@ fn since(verb: Verb) -> Option<&'static str> {
     }
 }
 
-/// Up to three numbers; missing ones are 0, as in the reference library.
+/// Parses up to three numbers; missing ones are 0, as in the reference library.
 fn numbers(version: &str) -> Option<[i64; 3]> {
     let mut parts = version.split('.');
     let first = parts.next()?.parse().ok()?;

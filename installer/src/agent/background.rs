@@ -4,6 +4,7 @@
 
 use super::cluster::DaemonSetState;
 use super::daemonset::DaemonSet;
+use super::events::EventWriter;
 use super::facts_socket::FactsSocket;
 use super::http::{self, Page};
 use super::leader::{self, Candidate, Lead, LeadEnd};
@@ -14,7 +15,7 @@ use super::reconcile::{ReconcileConfig, ReconcileContext, Reconciler};
 use super::status::{PublishedStatus, StatusSources};
 use super::{NodeError, PodLookup, Role, SocketContext, Sockets, health, metrics};
 use crate::error::errno;
-use crate::host::settings::{Environment, Mode, STATUS_SOCKET, Settings};
+use crate::host::settings::{AGENT_LEADER, Environment, Mode, STATUS_SOCKET, Settings};
 use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;
 use serde_json::json;
@@ -55,6 +56,7 @@ impl NodeAgent<'_> {
             log: self.context.log,
             published: &published,
             label: self.home.as_ref().map(|_| &label),
+            events: self.home.as_ref().and(self.context.events),
         };
         let reconciler = Reconciler::new(config, context);
         let (pods, calls) = (self.pods, self.calls);
@@ -67,6 +69,7 @@ impl NodeAgent<'_> {
         thread::scope(|scope| {
             scope.spawn(|| daemonset.observe(ended.as_fd()));
             scope.spawn(|| self.follow_label(&label, &ended));
+            scope.spawn(|| self.write_events(&environment));
             if let Some(mut own) = own {
                 let (ended, status) = (ended.as_fd(), || health::status(&sources.snapshot()));
                 scope.spawn(move || own.serve(ended, self.pods, &status, self.context));
@@ -75,6 +78,7 @@ impl NodeAgent<'_> {
             let served = self.lead(scope, &terms, reconciler);
             // Wakes the threads that poll the other end.
             drop(running);
+            self.context.events.inspect(|events| events.close());
             served
         })
     }
@@ -88,7 +92,7 @@ impl NodeAgent<'_> {
     ) -> Result<(), NodeError> {
         let (environment, log) = (terms.environment, self.context.log);
         let started = leader::pod_start(environment.pod_directory.as_deref());
-        let candidate = Candidate::new(&environment.run, "leader", started, &environment.pod);
+        let candidate = Candidate::new(&environment.run, AGENT_LEADER, started, &environment.pod);
         let unknown = |source| NodeError::Lead { directory: environment.run.clone(), source };
         loop {
             let mut is_prepared = || self.pods.state().missing.is_none() && reconciler.has_settings();
@@ -134,14 +138,13 @@ impl NodeAgent<'_> {
             // Queries that have arrived are answered while the loop runs.
             let served = if has_stopped { sockets.join().unwrap_or(Ok(())) } else { Ok(()) };
             if !has_stopped {
-                self.context.role.set(Role::HandedOver);
+                let was_ready = health::status(&terms.sources.snapshot()).ready;
+                self.context.role.set(Role::HandedOver { was_ready });
             }
             drop(reconciling);
             let mut reconciler = turns.join().ok();
-            if has_stopped {
-                if let Some(reconciler) = reconciler.take() {
-                    end = self.uninstall_without_daemonset(reconciler, terms.daemonset, &mut lead);
-                }
+            if let Some(reconciler) = reconciler.take_if(|_| has_stopped) {
+                end = self.uninstall_without_daemonset(reconciler, terms.daemonset, &mut lead);
             }
             // The ports are free before the next agent leads.
             drop(end_http);
@@ -158,7 +161,7 @@ impl NodeAgent<'_> {
                 lead.hand_over(successor, self.stop.as_fd());
             }
             LeadEnd::Lost => {
-                log.warn("gybe node: the lock file was removed, and another agent leads", json!({}))
+                log.warn("gybe node: the lock file was removed, and another agent leads", json!({}));
             }
         }
         Ok(reconciler.map(Reconciler::paused))
@@ -167,6 +170,14 @@ impl NodeAgent<'_> {
     fn follow_label(&self, label: &NodeLabel, stop: &PipeReader) {
         if let Some(home) = &self.home {
             label.follow(home, stop.as_fd(), self.context.log);
+        }
+    }
+
+    fn write_events(&self, environment: &Environment) {
+        if let (Some(home), Some(events)) = (&self.home, self.context.events) {
+            let (role, log) = (self.context.role, self.context.log);
+            let writer = EventWriter { home, instance: &environment.pod, pods: self.pods, role, log };
+            events.write_all(&writer);
         }
     }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 /// The name in the manifests and in our RBAC rules.
 const NAME: &str = "gybe-node";
-/// The kubelet gives the agent thirty seconds to end; up to two of these queries precede the uninstall.
+/// The kubelet gives the agent six minutes to end, five of them for the programs; up to two of these queries precede the uninstall.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// The time between two queries while the API server does not respond, in milliseconds.
 const RETRY_INTERVAL_MS: u16 = 60_000;

@@ -69,7 +69,8 @@ pub(crate) enum IstioAgent {
 impl IstioAgent {
     /// Looks for the pod, which exists before the socket and after it, and for the socket, which needs no API server.
     pub(crate) fn find(pods: &dyn PodLookup, settings: &Settings) -> Self {
-        match pods.has_pod_of(&IstioComponent::istio_cni(settings)) {
+        let component = IstioComponent::istio_cni(settings);
+        match pods.has_pod(&|pod| component.contains(pod)) {
             Some(true) => Self::HasPod,
             _ if accepts_log(&settings.environment.istio_run) => Self::Listens,
             Some(false) => Self::Absent,

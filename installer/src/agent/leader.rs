@@ -99,10 +99,9 @@ enum Followed {
 }
 
 impl Candidate {
-    /// An agent whose lock and socket are in `directory`, under `role`.
-    pub(crate) fn new(directory: &Path, role: &str, started: u64, name: &str) -> Self {
-        let path = |kind: &str| directory.join(format!("{role}.{kind}"));
-        Self { lock: path("lock"), socket: path("sock"), started, name: name.to_owned() }
+    /// An agent whose lock file and socket have these names in `directory`.
+    pub(crate) fn new(directory: &Path, (lock, socket): (&str, &str), started: u64, name: &str) -> Self {
+        Self { lock: directory.join(lock), socket: directory.join(socket), started, name: name.to_owned() }
     }
 
     /// Waits until this agent leads; returns none once `stop` is readable. While another agent leads, `waits` is called
@@ -205,16 +204,14 @@ impl Lead {
 
     /// Reads from the clients, and returns the first that is newer. The other ones stay connected until this agent ends.
     fn receive(&mut self, readable: &[bool]) -> Option<Successor> {
-        let mut clients = std::mem::take(&mut self.clients).into_iter().zip(readable);
         let mut found = None;
-        for (mut client, is_readable) in clients.by_ref() {
-            match is_readable.then(|| client.receive()) {
-                None | Some(Ok(None)) => self.clients.push(client),
-                Some(Ok(Some((started, name)))) if found.is_none() && started > self.started => {
+        for (mut client, is_readable) in std::mem::take(&mut self.clients).into_iter().zip(readable) {
+            match is_readable.then(|| client.receive()).transpose() {
+                Ok(Some(Some((started, name)))) if found.is_none() && started > self.started => {
                     found = Some(Successor { stream: client.stream, name });
                 }
-                Some(Ok(Some(_))) => self.clients.push(client),
-                Some(Err(_)) => {}
+                Ok(_) => self.clients.push(client),
+                Err(_) => {}
             }
         }
         found

@@ -1,6 +1,6 @@
 //! Pods from a directory of manifests, without a cluster. Files are read again when they change.
 
-use super::{IstioComponent, PodLookup, PodsState};
+use super::{PodLookup, PodsState};
 use crate::pod::manifest;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::bounded_read;
@@ -112,11 +112,11 @@ impl PodLookup for ManifestPods {
         PodsState { missing, pods, watch: None }
     }
 
-    fn has_pod_of(&self, component: &IstioComponent) -> Option<bool> {
+    fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         self.refresh(&mut files).ok()?;
         let mut known = files.values().filter_map(|file| file.pods.as_ref().ok()).flatten();
-        Some(known.any(|facts| component.contains(facts)))
+        Some(known.any(is_such))
     }
 }
 

@@ -4,9 +4,15 @@
 
 mod schedule;
 
+use super::leader::{self, Candidate, LeadEnd};
+use super::socket::SocketHealth;
+use super::socket_file::SocketError;
+use super::{Role, SharedRole, SocketContext};
+use crate::error::errno;
 use crate::host::platform::Platform;
 use crate::host::runtimes::processes::{DropInCheck, RuntimeProcess, running};
 use crate::host::runtimes::report::RuntimeReport;
+use crate::host::settings::PROBE_LEADER;
 use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::log::Log;
 use gybe_netfilter::backend::BackendKind;
@@ -14,11 +20,15 @@ use gybe_netfilter::choose::{BackendSetting, choose};
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::probe::Capabilities;
 use gybe_plugin::probe_cache::{DIRECTORY, MaxAge, ProbeCache, ProbeCacheError, ProbeReport};
+use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;
 use schedule::{ReportState, Schedule, is_flawless};
 use serde_json::json;
-use std::os::fd::AsFd;
+use std::borrow::Cow;
+use std::io::{self, pipe};
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// How often the loop checks what causes no event: which runtimes run, and their configuration.
@@ -30,19 +40,88 @@ pub(crate) fn untried(known: &Capabilities) -> Option<BackendKind> {
     BackendKind::ALL.into_iter().find(|kind| !known.backends.contains(*kind))
 }
 
-/// Probes all backends, whatever is known, and stores the report.
-///
-/// # Errors
-/// When this process cannot probe.
-pub(crate) fn probe_all() -> Result<ProbeReport, ProbeCacheError> {
-    ProbeCache::default().get_or_probe(MaxAge::Fresh, untried)
+/// Whether the report has to be stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Keep {
+    Required,
+    IfPossible,
 }
 
-/// Keeps the report up to date until `stop` is readable. `report` is the first one.
-pub(crate) fn watch(report: &ProbeReport, stop: &SignalFd, log: &Log) {
+/// Why the loop cannot run.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum ProbeLoopError {
+    #[error(transparent)]
+    Probe(#[from] ProbeCacheError),
+    #[error("the findings cannot be kept in /run/gybe")]
+    Store(#[source] io::Error),
+    #[error("cannot find out which probe of the node leads, in /run/gybe")]
+    Lead(#[source] SocketError),
+    #[error("cannot wait for signals")]
+    Wait(#[from] Errno),
+}
+
+impl Hint for ProbeLoopError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        match self {
+            Self::Probe(source) => source.hint(),
+            Self::Lead(source) => source.hint(),
+            Self::Store(_) | Self::Wait(_) => None,
+        }
+    }
+}
+
+/// Keeps the report up to date while this process leads among the probes of the node (`leader`), until `stop` is readable.
+///
+/// # Errors
+/// When this process cannot probe, or, with `Keep::Required`, cannot store its first report: what prevents that would prevent
+/// every later one.
+pub(crate) fn run(stop: &SignalFd, keep: Keep, log: &Log) -> Result<(), ProbeLoopError> {
+    let (health, role) = (SocketHealth::default(), SharedRole::default());
+    let context = SocketContext { log, health: &health, role: &role, events: None };
+    let candidate = Candidate::new(Path::new(DIRECTORY), PROBE_LEADER, leader::pod_start(None), "");
+    loop {
+        let waits = || log.info("gybe probe: another probe leads on this node; waiting", json!({}));
+        let mut lead = match candidate.wait(stop.as_fd(), &mut || true, waits) {
+            Ok(Some(lead)) => lead,
+            Ok(None) => return Ok(()),
+            // Nothing can be stored there, by this probe or another one.
+            Err(_) if keep == Keep::IfPossible => return probe_and_watch(stop.as_fd(), keep, log),
+            Err(why) => return Err(ProbeLoopError::Lead(why)),
+        };
+        role.set(Role::leads());
+        let (halted, probing) = pipe().map_err(|why| errno(&why))?;
+        let (ended, running) = pipe().map_err(|why| errno(&why))?;
+        let (end, watched) = thread::scope(|scope| {
+            let watched = scope.spawn(move || {
+                let _closed_at_the_end = running;
+                probe_and_watch(halted.as_fd(), keep, log)
+            });
+            let end = lead.wait(&[stop.as_fd(), ended.as_fd()], context);
+            drop(probing);
+            (end, watched.join())
+        });
+        watched.unwrap_or(Ok(()))?;
+        match end? {
+            LeadEnd::Stopped => return Ok(()),
+            LeadEnd::Requested(successor) => {
+                role.set(Role::HandedOver { was_ready: true });
+                log.info("gybe probe: hands over to a newer probe of this node", json!({}));
+                lead.hand_over(successor, stop.as_fd());
+            }
+            LeadEnd::Lost => role.set(Role::HandedOver { was_ready: true }),
+        }
+    }
+}
+
+/// Probes all backends, whatever is known, and then keeps the report up to date until `stop` is readable.
+fn probe_and_watch(stop: BorrowedFd<'_>, keep: Keep, log: &Log) -> Result<(), ProbeLoopError> {
+    let mut report = ProbeCache::default().get_or_probe(MaxAge::Fresh, untried)?;
+    if let Some(why) = report.store_error.take_if(|_| keep == Keep::Required) {
+        return Err(ProbeLoopError::Store(why));
+    }
     let mut watch = DirectoryWatch::new([DIRECTORY.into()]);
     let mut schedule = Schedule::new(&report.capabilities, Instant::now());
-    log_result(log, report);
+    log_result(log, &report);
     let mut runtimes = Vec::new();
     loop {
         report_runtimes(&mut runtimes, log);
@@ -56,8 +135,8 @@ pub(crate) fn watch(report: &ProbeReport, stop: &SignalFd, log: &Log) {
                 continue;
             }
         };
-        if watch.wait(wait, Some(stop.as_fd())) == WakeReason::Readable {
-            return;
+        if watch.wait(wait, Some(stop)) == WakeReason::Readable {
+            return Ok(());
         }
     }
 }
@@ -132,13 +211,12 @@ mod tests {
     use gybe_netfilter::probe::{Finding, Profile, Refusal};
     use gybe_plugin::probe_cache::findings;
     use gybe_plugin::probe_cache::this_node;
-    use std::fs;
+    use gybe_test_support::TestDir;
 
     /// A finding that the plugin uses until the next boot is probed again here, and nowhere on the path of a pod.
     #[test]
     fn a_backend_that_does_not_work_is_probed_again_although_another_works() {
-        let directory = std::env::temp_dir().join(format!("gybe-node-probe-{}", std::process::id()));
-        fs::create_dir(&directory).unwrap();
+        let directory = TestDir::new("probe-loop");
         let cache = ProbeCache::at(&directory);
         assert_eq!(report_state(&cache), ReportState::Missing);
         for (of_legacy, state) in [
@@ -154,9 +232,8 @@ mod tests {
             let backends = backends.filter_map(|(kind, finding)| Some((kind, all(finding?)))).collect();
             let capabilities = Capabilities { backends, ..Capabilities::default() };
             let json = findings::to_json(&this_node().unwrap(), &capabilities);
-            fs::write(directory.join("probe.json"), json.to_string()).unwrap();
+            directory.write("probe.json", json.to_string());
             assert_eq!(report_state(&cache), state);
         }
-        fs::remove_dir_all(&directory).unwrap();
     }
 }

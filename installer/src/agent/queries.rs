@@ -1,8 +1,9 @@
 //! The plugin's queries about pods, counted by their response.
 
-use super::{IstioComponent, PodLookup, PodsState};
+use super::{PodLookup, PodsState};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::wire::FactsResponse;
+use gybe_plugin::pod::PodFacts;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
@@ -51,7 +52,7 @@ impl PodLookup for CountedPods<'_> {
         self.pods.state()
     }
 
-    fn has_pod_of(&self, component: &IstioComponent) -> Option<bool> {
-        self.pods.has_pod_of(component)
+    fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {
+        self.pods.has_pod(is_such)
     }
 }

@@ -12,7 +12,10 @@ pub(crate) enum Role {
         since: Instant,
     },
     /// It has led, and a newer agent leads now; this one still knows the node's pods, and leads again when that one ends.
-    HandedOver,
+    HandedOver {
+        /// Whether it was ready then.
+        was_ready: bool,
+    },
 }
 
 impl Role {

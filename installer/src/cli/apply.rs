@@ -40,7 +40,7 @@ impl ApplyArgs {
                 return Ok(CommandOutput::done(text, json).with_notes(hint.into_iter().collect()));
             }
         };
-        // Last, because it may have to probe the node.
+        // Chosen last, because the choice may probe the node.
         let writer = self.backend.writer()?;
         let (redirection, notes) = backend::redirection(&writer, &policy)?;
         let backend = &*writer.backend;

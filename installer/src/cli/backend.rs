@@ -85,7 +85,7 @@ pub(super) fn presence(namespace: &OpenNamespace<'_>) -> Result<Presence, Comman
     })
 }
 
-/// Notes about other owners' rules that translate addresses there.
+/// Returns notes about other owners' rules that translate addresses in the namespace.
 pub(super) fn notes(other_nat: &[OtherNat]) -> Vec<String> {
     let notes = other_nat.iter();
     notes.map(|other| format!("note: another program translates addresses there: {other}")).collect()

@@ -2,7 +2,7 @@
 
 use super::backend;
 use super::invocation::Context;
-use super::istio_args::{IstioArgs, cannot_use, captures_nothing};
+use super::istio_args::{IstioArgs, cannot_use, captures_nothing_note};
 use super::output::{CommandError, CommandOutput};
 use super::style::{examples, heading};
 use super::validate::validate;
@@ -43,7 +43,9 @@ fn after_help() -> StyledStr {
     ]);
     format!(
         "{}\n{}\n{}",
-        heading("Arguments of istio-iptables, and the environment variables that set them:"),
+        heading(
+            "Arguments of istio-iptables, and the environment variables that set them (the last one counts):"
+        ),
         InitArgs::help(),
         examples.ansi()
     )
@@ -191,5 +193,5 @@ fn notes(policy: &RedirectPolicy, addresses: &[IpAddr]) -> Vec<String> {
     let left_alone = ipv6_left_alone(policy.families, addresses);
     let note = "note: the pod has an IPv6 address, and its IPv6 is left alone (ISTIO_DUAL_STACK is not true)";
     let left_alone = left_alone.then(|| note.to_owned());
-    left_alone.into_iter().chain(captures_nothing(policy)).collect()
+    left_alone.into_iter().chain(captures_nothing_note(policy)).collect()
 }

@@ -1,5 +1,5 @@
-//! The name and the first word with which the program was called. A pod's init container calls it as it
-//! would call Istio's image; all these forms become `gybe init`.
+//! The name and the first argument with which the program was called. Every form in which a pod's init container calls
+//! Istio's image becomes `gybe init`.
 
 use super::output::CommandError;
 use crate::host::image::{ISTIO_CNI_TAINT, ISTIO_IPTABLES, ISTIO_IPTABLES_SH};
@@ -72,8 +72,8 @@ fn is_istio_iptables(word: Option<&OsStr>) -> bool {
     word == Some(OsStr::new(ISTIO_IPTABLES))
 }
 
-/// clap leaves everything after `init` and `validate` to the parser of `istio-iptables`' flags, which has no
-/// help: a request for help replaces the other arguments.
+/// Reports whether the arguments request help. clap leaves everything after `init` and `validate` to the parser of
+/// `istio-iptables`' flags, which has no help, so a request for help replaces the other arguments.
 fn requests_help(args: &[OsString]) -> bool {
     args.iter().any(|arg| arg == "--help" || arg == "-h")
 }

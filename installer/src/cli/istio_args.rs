@@ -28,8 +28,8 @@ pub(super) fn cannot_use(why: InitArgsError) -> CommandError {
     CommandError::because("cannot use the arguments", why)
 }
 
-/// The note for a policy that captures nothing, as with the defaults of istio-iptables.
-pub(super) fn captures_nothing(policy: &RedirectPolicy) -> Option<String> {
+/// Returns a note if the policy captures nothing, as with the defaults of istio-iptables.
+pub(super) fn captures_nothing_note(policy: &RedirectPolicy) -> Option<String> {
     let note = "note: these arguments capture nothing: -i (outbound addresses) and -b (inbound ports) are empty; \
                 Istio's injector sets -i '*' -b '*'";
     policy.captures_nothing().then(|| note.to_owned())

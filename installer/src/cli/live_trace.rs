@@ -34,7 +34,7 @@ pub(super) fn json(live: &LiveTrace) -> Value {
         Outcome::Intercepted(port) => ("intercepted", Some(port.get())),
         Outcome::Translated(_) => ("translated", None),
         Outcome::Dropped => ("dropped", None),
-        Outcome::AnswersLost => ("answers-lost", None),
+        Outcome::RepliesLost => ("answers-lost", None),
         Outcome::Unknown => ("unknown", None),
     };
     let translated = match live.outcome {

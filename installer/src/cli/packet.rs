@@ -137,7 +137,7 @@ fn source(text: &str) -> Result<SocketAddr, String> {
     text.parse().or_else(|_| bare()).map_err(|_| "neither ADDRESS nor ADDRESS:PORT".to_owned())
 }
 
-/// The packet in one line.
+/// Returns the packet as one line of text.
 pub(super) fn sentence(packet: &Packet) -> String {
     let (direction, by) = direction_and_interface(packet);
     let protocol = protocol(packet);
@@ -146,7 +146,7 @@ pub(super) fn sentence(packet: &Packet) -> String {
     format!("{direction} {protocol} {} -> {} by {by}{owner}{mark}", packet.source, packet.destination)
 }
 
-/// The packet as JSON.
+/// Returns the packet as JSON.
 pub(super) fn as_json(packet: &Packet) -> Value {
     let (direction, by) = direction_and_interface(packet);
     json!({

@@ -28,7 +28,7 @@ pub(super) fn planned(plan: &Plan) -> CommandOutput {
     CommandOutput { text, json, exit, notes: Vec::new() }
 }
 
-/// What was done, what failed and what is left to do.
+/// The output of a pass: its changes, those that failed, and the remaining problems.
 pub(super) fn text(pass: &Pass) -> String {
     let (changes, failed) = (&pass.plan.changes, &pass.applied.failed);
     let attempted = pass.applied.done + failed.len();

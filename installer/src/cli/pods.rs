@@ -121,7 +121,7 @@ fn not_a_pod(pod: &str) -> CommandError {
         .with_hint("without --netns, name the pod as NAMESPACE/NAME, for example shop/cart-0".to_owned())
 }
 
-/// One line for each sandbox, its differences below, and the number of sandboxes with each verdict.
+/// Returns a line for each sandbox with its differences below, and the number of sandboxes with each verdict.
 fn output(judged: &[SandboxVerdict], unreadable: &[String]) -> CommandOutput {
     let names: Vec<String> = judged.iter().map(|one| printable(&one.sandbox.to_string())).collect();
     let widest = names.iter().map(String::len).chain([POD.len()]).max().unwrap_or(0);
@@ -153,7 +153,7 @@ fn output(judged: &[SandboxVerdict], unreadable: &[String]) -> CommandOutput {
     CommandOutput { text: format!("{text}{}\n", summary(judged)), json, exit, notes }
 }
 
-/// One note if the requested policy of some pods is not known: the first reason, and how many more pods there are.
+/// Returns a note if the policy of some pods is not known: the first reason, and how many more pods there are.
 fn notes(judged: &[SandboxVerdict]) -> Option<String> {
     let mut unknown =
         judged.iter().filter(|one| one.sandbox.pod.is_some()).filter_map(|one| one.unknown_because.as_ref());

@@ -3,7 +3,7 @@
 use super::backend::BackendArg;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{examples, titles};
-use crate::agent::probe_loop::{self, untried};
+use crate::agent::probe_loop::{self, Keep, untried};
 use crate::agent::stop_signal;
 use crate::log::Log;
 use crate::probe::host_mounts::{HOST_MOUNTS, HostMounts, HostMountsError};
@@ -61,12 +61,11 @@ impl ProbeArgs {
         Ok(output(&report, self.backend.setting))
     }
 
-    /// The first probe must succeed: what prevents it would prevent every later one.
     fn probe_and_watch(&self) -> Result<CommandOutput, CommandError> {
         let stop = stop_signal().map_err(|why| CommandError::because("cannot wait for signals", why))?;
-        let report = self.in_mount_namespace(probe_loop::probe_all)?;
-        let report = self.check_stored(report.map_err(cannot_probe)?)?;
-        self.in_mount_namespace(|| probe_loop::watch(&report, &stop, &Log::default()))?;
+        let keep = if self.keep { Keep::Required } else { Keep::IfPossible };
+        let watched = self.in_mount_namespace(|| probe_loop::run(&stop, keep, &Log::default()))?;
+        watched.map_err(cannot_probe)?;
         Ok(CommandOutput::done("", json!({ "stopped": true })))
     }
 

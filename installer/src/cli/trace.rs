@@ -102,7 +102,7 @@ impl TraceArgs {
     }
 }
 
-/// The path through the rules in the namespace, and notes on what was not evaluated.
+/// The path through the rules in the namespace, and notes about rules that were not evaluated.
 struct Live {
     trace: LiveTrace,
     notes: Vec<String>,

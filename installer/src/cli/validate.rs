@@ -1,7 +1,7 @@
 //! `gybe validate`: reports whether the pod it runs in is redirected.
 
 use super::invocation::Context;
-use super::istio_args::{IstioArgs, cannot_use, captures_nothing};
+use super::istio_args::{IstioArgs, cannot_use, captures_nothing_note};
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::examples;
 use crate::pod::init_args::InitArgs;
@@ -49,7 +49,7 @@ pub(super) fn validate(args: &InitArgs) -> Result<CommandOutput, CommandError> {
         ValidationResult::NotRedirected(_) => Exit::NotRedirected,
     };
     // Without arguments it is unknown what the rules should capture.
-    let notes = args.has_policy_arguments().then(|| captures_nothing(&policy)).flatten();
+    let notes = args.has_policy_arguments().then(|| captures_nothing_note(&policy)).flatten();
     let output =
         CommandOutput { exit, ..CommandOutput::done(result.text(&validation), result.json(&validation)) };
     Ok(output.with_notes(notes.into_iter().collect()))

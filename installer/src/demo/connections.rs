@@ -10,7 +10,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Where the client of a connection is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum From {
+pub enum ClientLocation {
     Pod,
     World,
 }
@@ -19,7 +19,7 @@ pub enum From {
 #[derive(Debug, Clone)]
 pub struct Connection {
     pub name: &'static str,
-    pub from: From,
+    pub from: ClientLocation,
     pub client: Client,
     /// The listener that replies without Gybe; `None` if the connection cannot be started.
     pub before: Option<&'static str>,
@@ -78,7 +78,7 @@ pub fn world_ports() -> Vec<(Transport, u16)> {
 /// A connection without a family.
 struct ConnectionTemplate {
     name: &'static str,
-    from: From,
+    from: ClientLocation,
     owner: Owner,
     transport: Transport,
     source: Source,
@@ -91,7 +91,7 @@ struct ConnectionTemplate {
 fn templates() -> [ConnectionTemplate; 12] {
     let tcp = |name, owner, (to, port), [before, after]: [&'static str; 2]| ConnectionTemplate {
         name,
-        from: From::Pod,
+        from: ClientLocation::Pod,
         owner,
         transport: Transport::Tcp,
         source: Source::Any,
@@ -101,7 +101,7 @@ fn templates() -> [ConnectionTemplate; 12] {
         after,
     };
     let inbound = |name, port, listeners| ConnectionTemplate {
-        from: From::World,
+        from: ClientLocation::World,
         ..tcp(name, OUTSIDER, (To::OwnAddress, port), listeners)
     };
     [

@@ -44,7 +44,7 @@ pub fn follows(
     replies_lost
         || match predicted {
             PacketOutcome::Redirected(port) | PacketOutcome::Intercepted(port) => {
-                matches!(outcome, ConnectionOutcome::Answered(reply) if reply.by == format!("envoy:{port}")
+                matches!(outcome, ConnectionOutcome::Replied(reply) if reply.by == format!("envoy:{port}")
                     && reply.original.is_none_or(|original| original == control.to))
             }
             PacketOutcome::Untouched => is_untouched(control, side_effect, outcome),
@@ -56,13 +56,13 @@ pub fn follows(
 fn is_untouched(control: Control<'_>, side_effect: SideEffect, outcome: &ConnectionOutcome) -> bool {
     let by_the_app = |by: &str| by == format!("app:{}", control.to.port());
     match (control.outcome, outcome) {
-        (ConnectionOutcome::Answered(before), ConnectionOutcome::Answered(after)) => before.by == after.by,
-        (ConnectionOutcome::Failed(Errno::EADDRNOTAVAIL), ConnectionOutcome::Answered(after))
+        (ConnectionOutcome::Replied(before), ConnectionOutcome::Replied(after)) => before.by == after.by,
+        (ConnectionOutcome::Failed(Errno::EADDRNOTAVAIL), ConnectionOutcome::Replied(after))
             if side_effect == SideEffect::AddsSource =>
         {
             by_the_app(&after.by)
         }
-        (ConnectionOutcome::Timeout, ConnectionOutcome::Answered(after))
+        (ConnectionOutcome::Timeout, ConnectionOutcome::Replied(after))
             if side_effect == SideEffect::MayLoseReplies =>
         {
             by_the_app(&after.by)

@@ -98,13 +98,13 @@ impl Row {
         let (expected, target) = (self.connection.after, self.connection.client.to);
         let mut faults = Vec::new();
         if !matches!((self.connection.before, &self.before),
-            (Some(expected), ConnectionOutcome::Answered(found)) if found.by == expected)
+            (Some(expected), ConnectionOutcome::Replied(found)) if found.by == expected)
             && !matches!((self.connection.before, &self.before), (None, ConnectionOutcome::Failed(_)))
         {
             faults.push(format!("{} already without Gybe", short(&self.before)));
         }
         match &self.after {
-            ConnectionOutcome::Answered(found) if found.by == expected => {
+            ConnectionOutcome::Replied(found) if found.by == expected => {
                 let is_redirected =
                     expected.starts_with("envoy:") && self.connection.before != Some(expected);
                 if is_redirected && found.original != Some(target) {
@@ -179,7 +179,7 @@ fn name_of(family: Family) -> &'static str {
 /// The outcome in the width of a column.
 fn short(outcome: &ConnectionOutcome) -> String {
     match outcome {
-        ConnectionOutcome::Answered(reply) => reply.by.clone(),
+        ConnectionOutcome::Replied(reply) => reply.by.clone(),
         ConnectionOutcome::Timeout => "no answer".to_owned(),
         ConnectionOutcome::Refused => "refused".to_owned(),
         ConnectionOutcome::Failed(errno) => format!("{errno:?}"),

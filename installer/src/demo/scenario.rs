@@ -1,7 +1,7 @@
 //! The scenario: the connections without Gybe, the ADD, the connections with Gybe. `report` prints the result.
 
 use super::add::{AddError, AddPaths, RecordedAdd};
-use super::connections::{self, Connection, From};
+use super::connections::{self, ClientLocation, Connection};
 use super::fixture::{Fixture, FixtureError, POD};
 use super::traced::TracedRun;
 use crate::testnet::client::ClientError;
@@ -84,7 +84,7 @@ impl Hint for ScenarioError {
     }
 }
 
-impl std::convert::From<crate::testnet::namespace::NamespaceError> for ScenarioError {
+impl From<crate::testnet::namespace::NamespaceError> for ScenarioError {
     fn from(error: crate::testnet::namespace::NamespaceError) -> Self {
         Self::Fixture(error.into())
     }
@@ -103,7 +103,7 @@ pub fn run(options: ScenarioOptions<'_>) -> Result<ScenarioResult, ScenarioError
     let all = connections::all();
     let before = all.iter().map(|one| connect(&fixture, one)).collect::<Result<Vec<_>, _>>()?;
     let add = add.call(options.plugin, AddPaths { netns: &fixture.pod.path(), scratch: options.scratch })?;
-    succeeded(&add)?;
+    check_exit(&add)?;
     let deviations = fixture.pod.run(|| desired.differences(&Nft, &Presence::look()?))??;
     if !deviations.is_empty() {
         let deviations: Vec<String> = deviations.iter().map(ToString::to_string).collect();
@@ -128,7 +128,7 @@ fn without_rule(desired: &Redirection, id: &str) -> Result<(RuleId, Redirection)
     }
 }
 
-fn succeeded(add: &TracedRun) -> Result<(), ScenarioError> {
+fn check_exit(add: &TracedRun) -> Result<(), ScenarioError> {
     if add.exit == Some(0) {
         return Ok(());
     }
@@ -138,8 +138,8 @@ fn succeeded(add: &TracedRun) -> Result<(), ScenarioError> {
 
 fn connect(fixture: &Fixture, connection: &Connection) -> Result<ConnectionOutcome, ClientError> {
     let namespace = match connection.from {
-        From::Pod => &fixture.pod,
-        From::World => &fixture.world,
+        ClientLocation::Pod => &fixture.pod,
+        ClientLocation::World => &fixture.world,
     };
     connection.client.connect(namespace, TIMEOUT)
 }
@@ -168,7 +168,7 @@ fn row(
 fn packet(connection: &Connection, before: &ConnectionOutcome) -> Result<Packet, ScenarioError> {
     let client = &connection.client;
     let source = match before {
-        ConnectionOutcome::Answered(reply) => Some(reply.source),
+        ConnectionOutcome::Replied(reply) => Some(reply.source),
         _ => client.source.address,
     };
     let source = SocketAddr::new(source.unwrap_or(client.to.ip()), 40000);
@@ -176,8 +176,10 @@ fn packet(connection: &Connection, before: &ConnectionOutcome) -> Result<Packet,
         client.to.ip().is_loopback() || [IpAddr::from(POD.0), POD.1.into()].contains(&client.to.ip());
     let eth0 = InterfaceName::parse("eth0")?;
     Ok(match connection.from {
-        From::World => Packet::first(Direction::Arrives { by: eth0 }, client.transport, source, client.to),
-        From::Pod => {
+        ClientLocation::World => {
+            Packet::first(Direction::Arrives { by: eth0 }, client.transport, source, client.to)
+        }
+        ClientLocation::Pod => {
             let by = if is_own { InterfaceName::loopback() } else { eth0 };
             Packet::first(Direction::Leaves { by }, client.transport, source, client.to)
                 .owned_by(client.owner)

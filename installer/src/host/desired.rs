@@ -1,7 +1,9 @@
 //! The desired state of a node: one value for install, upgrade, repair and uninstall.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use super::conflist::ISTIO;
 use super::conflist::entry::Entry;
 use super::observe::{FileName, Hash, ObserveScope, SandboxLookup};
 
@@ -84,6 +86,9 @@ pub struct Uninstall {
     /// began with the entry has no cached result yet, so the pass that removes the entry removes no program, and with
     /// `in_grace_period` no pass does.
     pub tombstones: Vec<Program>,
+    /// The hash of our program under istio-cni's name, which stays as a tombstone does. `None`: a program of that name is
+    /// istio-cni's own, and is left alone.
+    pub stand_in: Option<Hash>,
     /// Whether the istio-cni entry that Gybe replaced is restored.
     pub put_back: PutBack,
 }
@@ -157,7 +162,11 @@ impl DesiredState {
             }
         };
         let files = pinned.cloned().into_iter().collect();
-        ObserveScope { files, programs: programs.into_iter().cloned().collect(), sandboxes }
+        let mut programs: BTreeSet<FileName> = programs.into_iter().cloned().collect();
+        if matches!(self, Self::Uninstalled(_)) {
+            programs.extend(FileName::new(ISTIO).ok());
+        }
+        ObserveScope { files, programs, sandboxes }
     }
 }
 

@@ -5,7 +5,7 @@ use crate::host::conflist::{ISTIO, PluginChain};
 use crate::host::image::PLUGIN;
 use crate::host::observe::{CachedPlugins, Hash, ORIGINAL, ObservedState};
 use crate::host::settings::StandIn;
-use crate::pod::inside::holds;
+use crate::pod::program_text;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::ffi::OsStr;
@@ -42,7 +42,7 @@ pub(crate) fn our_stand_in(programs: &Path) -> Option<Hash> {
     // istio-cni's own program has a hundred megabytes, and need not be read.
     let is_small = path.symlink_metadata().is_ok_and(|file| file.is_file() && file.len() <= MAX_SIZE);
     let mut program = is_small.then(|| File::open(&path).ok()).flatten()?;
-    if !holds(&program, PLUGIN.as_bytes()).ok()? {
+    if !program_text::contains(&program, PLUGIN.as_bytes()).ok()? {
         return None;
     }
     program.rewind().ok()?;

@@ -14,6 +14,8 @@ mod programs;
 mod standalone;
 mod target;
 
+pub(crate) use programs::InstalledIstio;
+
 use super::change::Change;
 use super::desired::{DesiredState, Install, PlacementOrder, PutBack, Shape, Uninstall};
 use super::directory::Directory;
@@ -96,7 +98,7 @@ fn plan_conf(observed: &ObservedState, install: &Install, plan: &mut Plan) {
         observed,
         plugin: install.entry.plugin(),
         put_back: PutBack::Nothing,
-        stand_ins: &[],
+        stand_in: None,
     };
     let is_elsewhere = !elsewhere(&JudgeInput::new(install, observed)).is_empty();
     let kept = match &install.shape {
@@ -125,7 +127,7 @@ fn plan_uninstall(observed: &ObservedState, uninstall: &Uninstall, plan: &mut Pl
         observed,
         plugin: &uninstall.plugin,
         put_back: uninstall.put_back,
-        stand_ins: &uninstall.tombstones,
+        stand_in: uninstall.stand_in,
     };
     removal.plan_every_file_except(|_| false, plan);
     drop_in::remove(observed, None, plan);

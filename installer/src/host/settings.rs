@@ -21,8 +21,8 @@ mod template;
 
 pub use desired::{GRACE_PERIOD, NodeContext, ProgramRemoval, StandIn};
 pub use environment::{
-    ApiServer, Environment, FACTS_SOCKET, KUBECONFIG, KUBECONFIG_TEMPORARY, POD_DIRECTORY, SERVICE_ACCOUNT,
-    STATUS_SOCKET, ServerTrust,
+    AGENT_LEADER, ApiServer, Environment, FACTS_SOCKET, KUBECONFIG, KUBECONFIG_TEMPORARY, POD_DIRECTORY,
+    PROBE_LEADER, SERVICE_ACCOUNT, STATUS_SOCKET, ServerTrust,
 };
 pub use error::{InvalidSetting, SettingsError};
 pub use listen::Listen;

@@ -11,7 +11,7 @@ pub use other_directories::OtherDirectories;
 use super::install::{planned, settle};
 use crate::host::apply::Busy;
 use crate::host::change::Change;
-use crate::host::conflist::{ISTIO, PluginChain};
+use crate::host::conflist::PluginChain;
 use crate::host::desired::{DesiredState, Placement, PlacementOrder, Program, PutBack, Trial, Uninstall};
 use crate::host::image::PLUGIN;
 use crate::host::image::{Image, OTHER_NAMES, TOOL, every_name};
@@ -19,13 +19,15 @@ use crate::host::istio_cni::{is_served, our_stand_in};
 use crate::host::libcni::FileFormat;
 use crate::host::observe::{
     CachedPlugins, FileName, Hash, HashCache, LARGEST, NodeDirectories, ORIGINAL, ObserveScope,
-    ObservedState, ProgramFile, observe,
+    ObservedState, observe,
 };
 use crate::host::pass::{Pass, PassHistory, pass};
-use crate::host::plan::Plan;
+use crate::host::plan::{InstalledIstio, Plan};
 use crate::host::problem::Problem;
 use crate::host::runtimes::Runtimes;
-use crate::host::settings::{FACTS_SOCKET, GRACE_PERIOD, KUBECONFIG, KUBECONFIG_TEMPORARY};
+use crate::host::settings::{
+    AGENT_LEADER, FACTS_SOCKET, GRACE_PERIOD, KUBECONFIG, KUBECONFIG_TEMPORARY, PROBE_LEADER,
+};
 use gybe_plugin::conf::LOG_SOCKET;
 use gybe_plugin::probe_cache::FILES;
 use nix::sys::socket::SockType;
@@ -117,19 +119,20 @@ pub fn leave(
         retired: Vec::new(),
         last: FileName::new(TOOL).ok(),
         in_grace_period: grace_period(&directories.conf, SystemTime::now()).is_some(),
-        tombstones: tombstones(directories, hash(PLUGIN), image),
+        tombstones: tombstone(directories, hash(PLUGIN), image).into_iter().collect(),
+        // Recognized as our plugin, of whatever version.
+        stand_in: our_stand_in(&directories.programs),
         put_back,
     }
 }
 
-/// Returns the programs that answer DEL while a sandbox may need them. Under our plugin's name this is the installed
-/// program, or the image's if the installed one cannot be read. Under istio-cni's name it is our plugin of any
-/// version; any other program there is istio-cni's own and stays. Where no program exists, none is placed.
-fn tombstones(
+/// Returns the program that serves DEL while a sandbox may need it: the installed plugin, or the image's if the installed
+/// one cannot be read. Where no program exists, none is placed.
+fn tombstone(
     directories: &NodeDirectories,
     hash: Option<Hash>,
     image: impl FnOnce() -> Option<Image>,
-) -> Vec<Program> {
+) -> Option<Program> {
     let is_there = directories.programs.join(PLUGIN).symlink_metadata().is_ok();
     let of_image = || {
         image()?
@@ -137,21 +140,17 @@ fn tombstones(
             .into_iter()
             .find(|it| it.name.as_os_str() == PLUGIN)
     };
-    let as_it_is = |name: &str, hash, place| {
-        let (name, source) = (FileName::new(name).ok()?, directories.programs.join(name));
+    let installed = hash.and_then(|hash| {
         Some(Program {
-            name,
-            source,
+            name: FileName::new(PLUGIN).ok()?,
+            source: directories.programs.join(PLUGIN),
             hash,
             trial: Trial::CniVersion,
-            place,
+            place: Placement::Always,
             need: PlacementOrder::AfterEntry,
         })
-    };
-    let plugin = hash.and_then(|hash| as_it_is(PLUGIN, hash, Placement::Always));
-    let plugin = plugin.or_else(|| is_there.then(of_image).flatten());
-    let stand_in = our_stand_in(&directories.programs).unwrap_or_else(|| Hash::of(b"no such program"));
-    plugin.into_iter().chain(as_it_is(ISTIO, stand_in, Placement::IfAbsent)).collect()
+    });
+    installed.or_else(|| is_there.then(of_image).flatten())
 }
 
 /// Finds a file with our entry that no runtime reads by its name: a pinned file may have any name, and the operator need
@@ -205,23 +204,23 @@ impl UninstallReport {
     }
 }
 
-/// The tombstones that are there and are not another owner's program.
+/// Our programs that are there and that a sandbox may need.
 fn stays(
     observed: &ObservedState,
     leave: &Uninstall,
     (clean, remaining): (bool, Option<Duration>),
 ) -> Vec<KeptProgram> {
-    let ours = |program: &&Program, there: &ProgramFile| {
-        program.name.as_os_str() == PLUGIN || there.hash == Ok(program.hash)
+    let tombstones = leave.tombstones.iter().map(|program| &program.name);
+    let tombstones = tombstones.filter(|name| observed.programs.files.contains_key(*name));
+    let stand_in = match InstalledIstio::find(observed, leave.stand_in) {
+        Some(InstalledIstio::StandIn(name)) => Some(name),
+        Some(InstalledIstio::Own) | None => None,
     };
-    let there = leave.tombstones.iter().filter(|program| {
-        observed.programs.files.get(&program.name).is_some_and(|there| ours(program, there))
-    });
-    let until = |program: &Program| match &observed.cached {
+    let until = |name: &FileName| match &observed.cached {
         _ if !clean => KeptReason::InConf,
         CachedPlugins::Unknown => KeptReason::Unknown,
         CachedPlugins::Named(plugins)
-            if program.name.as_os_str().to_str().is_some_and(|name| plugins.contains(name)) =>
+            if name.as_os_str().to_str().is_some_and(|name| plugins.contains(name)) =>
         {
             KeptReason::Named
         }
@@ -230,7 +229,8 @@ fn stays(
             seconds: left.as_secs() + 1,
         }),
     };
-    there.map(|program| KeptProgram { program: program.name.clone(), until: until(program) }).collect()
+    let kept = |name: &FileName| KeptProgram { program: name.clone(), until: until(name) };
+    tombstones.chain(stand_in).map(kept).collect()
 }
 
 /// How long the plugin still has to stay after the conf was changed; none when `GRACE_PERIOD` has passed. It is computed from the node's
@@ -249,6 +249,7 @@ fn grace_period(conf: &Path, now: SystemTime) -> Option<Duration> {
 
 const TOKENS: [&str; 2] = [KUBECONFIG, KUBECONFIG_TEMPORARY];
 const SOCKETS: [(&str, SockType); 2] = [(FACTS_SOCKET, SockType::Stream), (LOG_SOCKET, SockType::Datagram)];
+const LEADERS: [(&str, &str); 2] = [AGENT_LEADER, PROBE_LEADER];
 
 /// Cleans `/run/gybe`: removes a kubeconfig at once, because it holds a token, and the other files when the uninstall has
 /// `finished`, because no program can need them any more.
@@ -256,7 +257,9 @@ const SOCKETS: [(&str, SockType); 2] = [(FACTS_SOCKET, SockType::Stream), (LOG_S
 #[must_use]
 pub fn forget_run_directory(directory: &Path, finished: bool) -> Vec<(PathBuf, io::Error)> {
     let silent = SOCKETS.iter().filter(|(name, kind)| !is_served(&directory.join(name), *kind));
-    let rest = silent.map(|(name, _)| name).chain(&FILES).filter(|_| finished);
+    let gone = LEADERS.iter().filter(|(_, socket)| !is_served(&directory.join(socket), SockType::Stream));
+    let gone = gone.flat_map(|(lock, socket)| [lock, socket]);
+    let rest = silent.map(|(name, _)| name).chain(gone).chain(&FILES).filter(|_| finished);
     let names = TOKENS.iter().chain(rest);
     let removed = names.map(|name| directory.join(name)).map(|path| (fs::remove_file(&path), path));
     let failed = removed.filter_map(|(removed, path)| Some((path, removed.err()?)));

@@ -1,6 +1,6 @@
 //! The cgroups (v2) of the processes in a network namespace, and the eBPF programs that run for their sockets.
 //!
-//! Which cgroups a pod has is known by its processes alone: `/proc/PID/cgroup`.
+//! A pod's cgroups are those of its processes: `/proc/PID/cgroup`.
 
 use gybe_netfilter::ebpf::{self, Programs};
 use gybe_netfilter::netns::{Identity, Netns};
@@ -17,7 +17,7 @@ const PROC: &str = "/proc";
 /// Longer than the cgroup file of any process.
 const LONGEST: u64 = 1 << 16;
 
-/// Read by the thread that looks the directories up: mounts are those of its own namespace.
+/// The mounts of this process's mount namespace, in which the cgroups' directories are opened.
 const MOUNTS: &str = "/proc/self/mountinfo";
 
 /// The cgroups of the processes in a network namespace.
@@ -29,8 +29,8 @@ pub struct Cgroups {
 }
 
 impl Cgroups {
-    /// Adds those of a process, by the text of its `/proc/PID/cgroup`. The line of cgroup v2 begins with
-    /// `0::`; without it the hierarchy was never mounted, and no program is in it.
+    /// Adds the cgroup that the text of a process's `/proc/PID/cgroup` names. The line of cgroup v2 begins with
+    /// `0::`; without that line cgroup v2 was never mounted, and no program is attached to it.
     pub fn add_process(&mut self, cgroup: &str) {
         self.has_process = true;
         let path = cgroup.lines().find_map(|line| line.strip_prefix("0::"));
@@ -38,7 +38,7 @@ impl Cgroups {
         self.paths.extend(path.filter(|path| !path.ends_with(" (deleted)")).map(str::to_owned));
     }
 
-    /// Finds those of the calling thread's network namespace, without this process's own.
+    /// Returns the cgroups of the processes in the calling thread's network namespace, except this process.
     #[must_use]
     pub fn of_this_namespace() -> Self {
         let mut cgroups = Self::default();
@@ -54,7 +54,7 @@ impl Cgroups {
         cgroups
     }
 
-    /// Reads the programs that run for their sockets.
+    /// Reads the eBPF programs that run for sockets of these cgroups.
     #[must_use]
     pub fn programs(&self) -> Programs {
         let not_read = |sentence: String| Programs { not_read: vec![sentence], ..Programs::default() };
@@ -82,32 +82,32 @@ impl Cgroups {
     }
 }
 
-/// The directories of the processes in `proc`.
+/// Returns the directories of the processes in `proc`.
 pub fn processes(proc: &Path) -> impl Iterator<Item = PathBuf> {
     let is_number = |name: &std::ffi::OsStr| name.as_encoded_bytes().iter().all(u8::is_ascii_digit);
     let entries = fs::read_dir(proc).into_iter().flatten().flatten();
     entries.filter(move |entry| is_number(&entry.file_name())).map(|entry| entry.path())
 }
 
-/// The text of a process's `cgroup` file; none when the process is gone.
+/// Returns the text of a process's `cgroup` file; `None` when the process has ended.
 pub fn cgroup_file(process: &Path) -> Option<String> {
     let mut text = String::new();
     File::open(process.join("cgroup")).ok()?.take(LONGEST).read_to_string(&mut text).ok()?;
     Some(text)
 }
 
-/// Opens the directory of the cgroup `path` under the first mount of cgroup v2 that shows it. Path and root of
-/// a mount are both relative to the root of this process's cgroup namespace, and one with `..` is outside it.
+/// Opens the directory of the cgroup `path` under the first mount of cgroup v2 that contains it. `path` and the root
+/// of a mount are relative to the root of this process's cgroup namespace; a path with `..` is outside it.
 fn directory(path: &str, mounts: &str) -> Option<std::io::Result<File>> {
-    let places = mounts
+    let directories = mounts
         .lines()
         .filter_map(cgroup_mount)
         .filter_map(|(root, mounted_at)| Some(mounted_at.join(Path::new(path).strip_prefix(&root).ok()?)));
-    let mut places = places.filter(|_| !path.split('/').any(|part| part == ".."));
-    places.next().map(File::open)
+    let mut directories = directories.filter(|_| !path.split('/').any(|part| part == ".."));
+    directories.next().map(File::open)
 }
 
-/// Root and mount point of a mount of cgroup v2 (proc_pid_mountinfo(5)).
+/// Returns the root and the mount point of a mount of cgroup v2 (proc_pid_mountinfo(5)).
 fn cgroup_mount(line: &str) -> Option<(PathBuf, PathBuf)> {
     let (mount, source) = line.split_once(" - ")?;
     let mut fields = mount.split(' ').skip(3);
@@ -115,7 +115,7 @@ fn cgroup_mount(line: &str) -> Option<(PathBuf, PathBuf)> {
     (source.split(' ').next()? == "cgroup2").then(|| (unescaped(root), unescaped(mounted_at)))
 }
 
-/// Blanks and backslashes stand there in octal.
+/// Decodes a field of mountinfo, which has blanks and backslashes in octal, like `\040`.
 fn unescaped(field: &str) -> PathBuf {
     let mut parts = field.split('\\');
     let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
@@ -130,6 +130,7 @@ fn unescaped(field: &str) -> PathBuf {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gybe_test_support::TestDir;
 
     const MOUNTINFO: &str = "\
 25 1 0:23 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755
@@ -142,19 +143,20 @@ mod tests {
     fn mounts_of_cgroup_v2_are_read_with_their_roots() {
         let mounts: Vec<_> = MOUNTINFO.lines().filter_map(cgroup_mount).collect();
         let expected = [("/kubepods", "/run/only pods"), ("/", "/sys/fs/cgroup/unified")];
-        assert_eq!(mounts, expected.map(|(root, place)| (PathBuf::from(root), PathBuf::from(place))));
+        assert_eq!(
+            mounts,
+            expected.map(|(root, mounted_at)| (PathBuf::from(root), PathBuf::from(mounted_at)))
+        );
     }
 
     #[test]
     fn a_cgroup_is_opened_under_a_mount_that_shows_it() {
-        let root = std::env::temp_dir().join(format!("gybe-cgroups-{}", std::process::id()));
-        fs::create_dir_all(root.join("pod1/app")).unwrap();
+        let root = TestDir::new("cgroups").with_subdirectories(&["pod1/app"]);
         let mounts = format!("27 25 0:25 /kubepods {} rw - cgroup2 cgroup2 rw\n", root.display());
         assert!(directory("/kubepods/pod1/app", &mounts).unwrap().is_ok());
         assert!(directory("/kubepods/pod2", &mounts).unwrap().is_err(), "removed");
         assert!(directory("/system.slice", &mounts).is_none(), "not under the root of the mount");
         assert!(directory("/../kubepods/pod1/app", &mounts).is_none(), "outside the cgroup namespace");
-        fs::remove_dir_all(root).unwrap();
     }
 
     #[test]

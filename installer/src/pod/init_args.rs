@@ -60,7 +60,7 @@ impl InitArgs {
     /// The first argument that is unknown, lacks its value or has an invalid one.
     pub fn read(args: &[String], environment: &BTreeMap<String, String>) -> Result<Self, InitArgsError> {
         let mut read = Self {
-            policy: nothing_captured(),
+            policy: capture_nothing(),
             has_policy_arguments: false,
             orders: BTreeSet::new(),
             settings: BTreeMap::new(),
@@ -111,11 +111,11 @@ impl InitArgs {
         self
     }
 
-    /// The policy asked for; `dns_servers` are those of the pod's `/etc/resolv.conf`, which count
+    /// Returns the policy of the arguments. `dns_servers` are those of the pod's `/etc/resolv.conf`; they have an effect
     /// when DNS is captured but not all of it (docs/ISTIO.md, section 2.3).
     ///
     /// # Errors
-    /// With every value that makes no sense.
+    /// All invalid values.
     pub fn policy(&self, dns_servers: &[IpAddr]) -> Result<PolicyFile, InitArgsError> {
         let mut policy = self.policy.clone();
         let servers =
@@ -248,8 +248,8 @@ impl InitArgs {
     }
 }
 
-/// Without arguments `istio-iptables` captures no port and no address.
-fn nothing_captured() -> Map<String, Value> {
+/// Returns the policy of `istio-iptables` without arguments: it captures no port and no address.
+fn capture_nothing() -> Map<String, Value> {
     let lists = FLAGS.iter().filter_map(|flag| match flag.meaning {
         Meaning::List(key) | Meaning::Numbers(key) | Meaning::Ports(key) => {
             Some((key.to_owned(), Value::Array(Vec::new())))
@@ -268,7 +268,7 @@ fn boolean(name: &str, value: &str) -> Result<bool, InitArgsError> {
     parse_bool(value).ok_or_else(neither)
 }
 
-/// Names faults as the operator wrote them: `--proxy-uid` instead of `proxy_uids`.
+/// Replaces the keys in faults by the flags that the operator wrote: `--proxy-uid` instead of `proxy_uids`.
 fn named_as_flags(error: PolicyFileError) -> PolicyFileError {
     let PolicyFileError::Faults(faults) = error else { return error };
     let flag_of = |key: &str| FLAGS.iter().find(|flag| flag.meaning.key() == Some(key));

@@ -27,7 +27,7 @@ impl PodTemplate {
 pub enum ManifestError {
     #[error("the manifest is longer than {LONGEST} bytes")]
     TooLong,
-    /// Neither YAML nor JSON, or beyond the limits on depth, nodes and aliases.
+    /// Neither YAML nor JSON, or above the limits of depth, nodes and aliases.
     #[error("the manifest is not valid YAML or JSON")]
     Syntax(#[source] Box<serde_saphyr::Error>),
     #[error("the manifest has no pod and no pod template{}", among(.kinds))]

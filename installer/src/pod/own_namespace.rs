@@ -40,7 +40,7 @@ impl fmt::Display for NodeEvidence {
 
 /// Returns evidence that the calling thread's network namespace is a node's; `None` in a pod.
 ///
-/// A node can be a container itself (kind); then only the kubelet's `/etc/hosts` tells it from a pod.
+/// A node can be a container itself (kind); then only the kubelet's `/etc/hosts` distinguishes it from a pod.
 pub fn node_evidence(proc: &Path, hosts: &Path) -> Option<NodeEvidence> {
     if is_the_first(proc) {
         return Some(NodeEvidence::First);
@@ -53,7 +53,7 @@ pub fn is_the_first(proc: &Path) -> bool {
     proc.join(SYSCTL_OF_THE_FIRST).exists()
 }
 
-/// Returns an empty line if there is no file.
+/// Returns the first line of a file; it is empty if there is no file.
 fn first_line(path: &Path) -> String {
     let mut line = Vec::new();
     if let Ok(file) = File::open(path) {
@@ -73,11 +73,12 @@ pub fn addresses() -> Result<Vec<IpAddr>, RoutesError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gybe_test_support::TestDir;
     use std::fs;
 
     #[test]
-    fn a_node_is_recognised_by_the_first_namespace_or_the_kubelets_hosts_file() {
-        let directory = std::env::temp_dir().join(format!("gybe-own-namespace-{}", std::process::id()));
+    fn a_node_is_recognized_by_the_first_namespace_or_the_kubelets_hosts_file() {
+        let directory = TestDir::new("own-namespace");
         let (proc, hosts) = (directory.join("proc"), directory.join("hosts"));
         fs::create_dir_all(proc.join("sys/net/core")).unwrap();
         assert_eq!(node_evidence(&proc, &hosts), None, "no evidence at all");
@@ -87,6 +88,5 @@ mod tests {
         assert_eq!(node_evidence(&proc, &hosts), Some(NodeEvidence::HostNetwork));
         fs::write(proc.join(SYSCTL_OF_THE_FIRST), "1000\n").unwrap();
         assert_eq!(node_evidence(&proc, &hosts), Some(NodeEvidence::First));
-        fs::remove_dir_all(directory).unwrap();
     }
 }

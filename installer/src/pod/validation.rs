@@ -1,7 +1,7 @@
 //! Tests whether a pod's rules redirect, as Istio does (docs/ISTIO.md, section 5): a connection of the proxy's
 //! user to a port without a listener must arrive at the proxy's ports.
 //!
-//! Writes no rule and needs no privilege but that of the proxy's user. `report` puts the result into words.
+//! Writes no rule and needs only the privilege to act as the proxy's user. `report` renders the result.
 
 mod connection;
 mod report;
@@ -44,7 +44,7 @@ pub enum ValidationResult {
     NotRedirected(Evidence),
 }
 
-/// What happened instead.
+/// What happened to the test connections instead.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Evidence {
     /// The user that made the attempts.
@@ -78,7 +78,7 @@ struct Found {
 
 #[derive(Debug, thiserror::Error)]
 pub enum ValidationError {
-    /// Not because another process listens there.
+    /// For another reason than a process that already listens there.
     #[error("cannot listen on {address}")]
     Listen { address: SocketAddr, source: Errno },
     #[error("cannot wait for connections")]
@@ -127,7 +127,7 @@ impl Validation {
     fn connect_and_listen(&self) -> Result<Found, ValidationError> {
         let mut evidence = Evidence { uid: self.act_as_the_proxy(), ..Evidence::default() };
         let (listeners, taken) = ProxyListeners::open(&self.listeners)?;
-        // Without a listener nothing can arrive.
+        // Without a listener no connection can arrive.
         let arrived_at =
             if listeners.is_empty() { Ok(None) } else { self.attempt(&listeners, &mut evidence) };
         Ok(Found { arrived_at: arrived_at.map_err(ValidationError::Wait)?, evidence, taken })
@@ -154,7 +154,7 @@ impl Validation {
                 listeners.wait_for(&mut attempt, next, |connection| match connection.meant_for {
                     Some(address) if address.port() == self.target.port() => true,
                     _ => {
-                        // A few examples are enough for a person.
+                        // A few examples are enough for an operator.
                         if evidence.others.len() < 5 {
                             evidence.others.push(connection);
                         }
@@ -169,7 +169,7 @@ impl Validation {
     }
 }
 
-/// Reports whether `address` is not this namespace's: only its own addresses can be bound to.
+/// Reports whether `address` does not belong to this namespace: a socket cannot bind it.
 fn is_elsewhere(address: IpAddr) -> bool {
     let bound = TcpListener::bind((address, 0));
     bound.is_err_and(|error| error.kind() == io::ErrorKind::AddrNotAvailable)

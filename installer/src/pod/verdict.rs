@@ -23,15 +23,15 @@ pub fn verdict_of(netns: &Netns, desired: Desired<'_>, cgroups: &Cgroups) -> Ver
     }
 }
 
-/// Judges the namespace of the calling thread; reads our own rules with the backend `only`, where one is
-/// named.
+/// Judges the namespace of the calling thread. With `only`, reads Gybe's rules with that backend alone.
 pub(crate) fn judge(
     desired: Desired<'_>,
     only: Option<BackendKind>,
     cgroups: &Cgroups,
 ) -> Result<Verdict, RedirectionError> {
-    let known = ProbeCache::default().load();
-    let is_whole = |kind: &BackendKind| known.as_ref().is_some_and(|known| does(known, *kind, Profile::Dns));
+    let report = ProbeCache::default().load();
+    let is_whole =
+        |kind: &BackendKind| report.as_ref().is_some_and(|report| does(report, *kind, Profile::Dns));
     let whole: Vec<BackendKind> =
         BackendKind::ALL.into_iter().filter(|kind| only == Some(*kind) || is_whole(kind)).collect();
     judge_namespace(desired, VerdictContext { only, whole: &whole, programs: Some(&cgroups.programs()) })

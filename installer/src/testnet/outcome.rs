@@ -8,7 +8,7 @@ use std::str::FromStr;
 /// The outcome of a connection, as its client sees it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ConnectionOutcome {
-    Answered(Reply),
+    Replied(Reply),
     Timeout,
     Refused,
     /// The client's own kernel did not start it.
@@ -29,7 +29,7 @@ pub struct Reply {
 impl fmt::Display for ConnectionOutcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Answered(reply) => reply.fmt(f),
+            Self::Replied(reply) => reply.fmt(f),
             Self::Timeout => f.write_str("timeout"),
             Self::Refused => f.write_str("refused"),
             Self::Failed(errno) => write!(f, "ERR [Errno {}] {}", *errno as i32, errno.desc()),
@@ -70,7 +70,7 @@ impl FromStr for ConnectionOutcome {
                 .map(|raw| Self::Failed(Errno::from_raw(raw)))
                 .map_err(|_| ParseOutcomeError(text.into()));
         }
-        reply(text).map(Self::Answered).ok_or_else(|| ParseOutcomeError(text.into()))
+        reply(text).map(Self::Replied).ok_or_else(|| ParseOutcomeError(text.into()))
     }
 }
 

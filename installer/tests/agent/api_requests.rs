@@ -53,7 +53,7 @@ fn a_daemonset_is_present_being_deleted_or_absent() {
 }
 
 #[test]
-fn a_daemonset_is_absent_only_when_the_api_server_says_not_found() {
+fn a_daemonset_is_absent_only_after_the_api_servers_not_found() {
     let cluster = TestCluster::new("not-gone");
     cluster.server.put(daemonset()).unwrap();
     cluster.server.tokens().revoke_all();

@@ -41,7 +41,7 @@ impl ClusterAgent {
 
     /// Queries a pod without a deadline.
     pub(crate) fn query(&self, name: &str, uid: &str) -> Value {
-        facts::query(&self.socket, &facts::question("shop", name, uid))
+        facts::query(&self.socket, &facts::request("shop", name, uid))
     }
 
     fn query_before(&self, name: &str, deadline_ms: &Value) -> Value {

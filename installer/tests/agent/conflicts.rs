@@ -125,7 +125,7 @@ fn f05_a_conflict_over_programs_is_reported_with_its_likely_owner_and_does_not_d
 #[derive(Debug, Default)]
 struct Unchained {
     all: Duration,
-    /// While `/readyz` said ready.
+    /// While `/readyz` was ready.
     ready: Duration,
 }
 

@@ -105,3 +105,23 @@ fn mode_leave_is_noted_and_not_wrong() {
         assert!(notes.len() == 1 && notes[0].contains("(mode: leave)"), "{about}: {found:#}");
     }
 }
+
+#[test]
+fn pods_with_istio_init_are_noted_by_the_agent_and_the_doctor_with_the_setting_of_istiod() {
+    let node = Node::new("explained-istio-init");
+    node.put_conf(FILE, PRIMARY);
+    let agent = node.start_agent();
+    wait_until("readiness", || agent.is_ready());
+    let is_noted = || findings_about_agent(&node, "note").iter().any(|says| says.contains("istio-init"));
+    assert!(!is_noted());
+    let pod = r#"{ "apiVersion": "v1", "kind": "Pod", "metadata": { "namespace": "shop", "name": "cart-0", "uid": "u" },
+        "spec": { "initContainers": [{ "name": "istio-init" }], "containers": [{ "name": "istio-proxy" }] } }"#;
+    fs::write(node.root.join("pods/cart.json"), pod).unwrap();
+    // Pods cause no event; another conf file does.
+    node.put_conf(FILE, PRIMARY);
+    wait_until("a note", is_noted);
+    assert!(agent.is_ready());
+    let line = agent.wait_for_message("pods of this node redirect themselves");
+    let hint = line["hint"].as_str().unwrap();
+    assert!(hint.contains("pilot.cni.enabled=true") && hint.contains("unvalidatedValues"), "{hint}");
+}

@@ -240,3 +240,18 @@ fn an_agent_that_waits_ends_at_once_and_removes_nothing() {
     assert_eq!(stamps(&node), before);
     assert!(node.root.join("run/facts.sock").exists() && page(&node, "/readyz").is_some());
 }
+
+#[test]
+fn a_leader_whose_lock_file_is_removed_makes_it_again_and_a_newer_agent_still_waits_for_it() {
+    let node = node("surge-lock");
+    let old = AgentPod::start(&node, "pod-1");
+    old.wait_until_it_leads();
+    for file in ["leader.lock", "leader.sock"] {
+        fs::remove_file(node.root.join("run").join(file)).unwrap();
+        wait_until("the file", || node.root.join("run").join(file).exists());
+    }
+    let new = AgentPod::start(&node, "pod-2");
+    new.wait_until_it_leads();
+    wait_until("the hand-over", || old.agent.log().iter().any(|line| line["msg"] == HANDS_OVER));
+    assert!(!old.leads());
+}

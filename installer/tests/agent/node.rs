@@ -214,7 +214,7 @@ impl Node {
 
     /// Queries a pod at the facts socket, as the plugin does.
     pub(crate) fn query(&self, namespace: &str, name: &str, uid: &str) -> Value {
-        let mut query = facts::question(namespace, name, uid);
+        let mut query = facts::request(namespace, name, uid);
         query["deadline_ms"] = 5000.into();
         facts::query(&self.root.join("run/facts.sock"), &query)
     }

@@ -123,7 +123,7 @@ fn a10_an_invalid_query_is_refused() {
     let cluster = TestCluster::new("facts-query");
     let kubeconfig = cluster.server.kubeconfig(&cluster.directory).unwrap();
     for (query, reason) in [
-        ("", "malformed"),
+        ("", "incomplete"),
         ("{\"version\": 2}", "version 2"),
         ("{\"version\": 1, \"namespace\": \"..\", \"name\": \"x\"}", "that is invalid in Kubernetes"),
         (&"x".repeat(5000), "it is longer than allowed"),

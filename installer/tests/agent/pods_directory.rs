@@ -55,7 +55,7 @@ impl ManifestAgent {
 
     /// Queries a pod.
     pub(crate) fn query(&self, namespace: &str, name: &str, uid: &str) -> Value {
-        facts::query(&self.socket(), &facts::question(namespace, name, uid))
+        facts::query(&self.socket(), &facts::request(namespace, name, uid))
     }
 }
 

@@ -38,7 +38,7 @@ fn f37_an_entry_from_before_the_report_is_removed_when_the_runtime_looks_elsewhe
     write_runtime_report(&node, "/usr/lib/cni", "image");
     agent.wait_for_message("the runtime looks for plugins in /usr/lib/cni");
     wait_until("no entry", || node.conf_text(FILE) == PRIMARY);
-    wait_until("unreadiness", || !agent.is_ready());
+    wait_until("the agent to be not ready", || !agent.is_ready());
     write_runtime_report(&node, "/opt/cni/bin", "bin");
     wait_until("an entry again", || node.entry(FILE).is_some() && agent.is_ready());
     assert_eq!(agent.metric("gybe_foreign_rewrites_total{what=\"conf\"}"), 0.0);

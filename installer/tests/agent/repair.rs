@@ -125,7 +125,7 @@ fn f05_a_repair_is_counted_once_and_a_change_of_settings_is_not_counted() {
         ([0.0; 2], [0.0; 2]),
         "an installation is not a repair"
     );
-    // A primary that removes its file and then writes it again counts as one undone entry.
+    // A primary that removes its file and then writes it again counts as one foreign rewrite.
     fs::remove_file(node.conf_path(FILE)).unwrap();
     wait_until("the agent to be unready", || !agent.is_ready());
     node.put_conf(FILE, PRIMARY);

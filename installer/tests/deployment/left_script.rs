@@ -13,7 +13,7 @@ case "$*" in
 *"get pods"*) cat pods ;;
 *--raw*) for word; do last=$word; done
     pod=${last#*/pods/}
-    test -e "left-${pod%%:*}" ;;
+    cat "left-${pod%%:*}" ;;
 *) echo "kubectl: unexpected arguments: $*" >&2; exit 2 ;;
 esac
 "#;
@@ -33,17 +33,19 @@ impl Cluster {
     }
 
     fn set_left(&self, agent: &str) {
-        self.0.write(format!("left-{agent}"), "");
+        self.0.write(format!("left-{agent}"), format!("uninstalled; report of {agent}\n"));
     }
 
-    /// Runs the script without waiting; returns whether it succeeded, and its standard error.
+    /// Runs the script without waiting; returns whether it succeeded, and what it printed: on success its standard output,
+    /// else its standard error.
     fn run_script(&self) -> (bool, String) {
         let path = format!("{}:{}", self.0.display(), std::env::var("PATH").unwrap());
         #[expect(clippy::disallowed_methods, reason = "runs the script under test")]
         let mut command = Command::new("sh");
-        let Output { status, stderr, .. } =
+        let Output { status, stdout, stderr } =
             command.args(["../manifests/left.sh", "0"]).env("PATH", path).output().unwrap();
-        (status.success(), String::from_utf8(stderr).unwrap())
+        let printed = if status.success() { stdout } else { stderr };
+        (status.success(), String::from_utf8(printed).unwrap())
     }
 }
 
@@ -54,7 +56,10 @@ fn the_script_waits_for_every_agent() {
     let (success, stderr) = cluster.run_script();
     assert!(!success && stderr.contains("two (gybe-b)") && !stderr.contains("one"), "{stderr}");
     cluster.set_left("gybe-b");
-    assert_eq!(cluster.run_script(), (true, String::new()));
+    let (success, stdout) = cluster.run_script();
+    let reports: Vec<_> = stdout.lines().take(2).collect();
+    assert!(success, "{stdout}");
+    assert_eq!(reports, ["one: uninstalled; report of gybe-a", "two: uninstalled; report of gybe-b"]);
 }
 
 #[test]

@@ -171,7 +171,7 @@ fn f37_the_entry_is_removed_if_the_runtime_looks_elsewhere_for_plugins() {
             let elsewhere = ConfiguredDirectory::Others(vec!["/usr/lib/cni".into()]);
             let known = Runtimes::of([(Runtime::Containerd, Some(DropIns::Loaded))]);
             let known = || Runtimes { plugin_directory: elsewhere.clone(), ..known.clone() };
-            let pass = node.pass_by(&DesiredState::Installed(install.clone()), known());
+            let pass = node.pass_with_runtimes(&DesiredState::Installed(install.clone()), known());
             assert_eq!(node.files(), before, "{file}");
             let is_elsewhere = |problem: &Problem| matches!(problem, Problem::PluginsElsewhere(_));
             assert!(
@@ -180,7 +180,7 @@ fn f37_the_entry_is_removed_if_the_runtime_looks_elsewhere_for_plugins() {
             );
             assert!(pass.left.changes.is_empty(), "the next pass has nothing to do: {pass:?}");
             install.confirmed = Confirmed::Yes;
-            node.pass_by(&DesiredState::Installed(install), known());
+            node.pass_with_runtimes(&DesiredState::Installed(install), known());
             assert_eq!(node.files(), chained, "the operator's confirmation takes precedence");
             node.settle(&uninstalled(&node.root, PutBack::Nothing));
         }
@@ -195,7 +195,7 @@ fn f06_another_owners_broken_file_is_skipped_and_never_written() {
         let node = TestNode::with(&[("00-bad.conflist", broken), ("10-calico.conflist", LIST)]);
         let by = |runtime| {
             let runtimes = Runtimes::of([(runtime, Some(DropIns::Loaded))]);
-            node.pass_by(&chained(&node.root), runtimes).left
+            node.pass_with_runtimes(&chained(&node.root), runtimes).left
         };
         let (crio, containerd) = (by(Runtime::CriO), by(Runtime::Containerd));
         assert!(crio.judgement.is_redirected() && crio.is_done(), "{broken:?}: {crio:?}");

@@ -81,8 +81,8 @@ impl TestNode {
         fs::read_to_string(self.conf(name)).unwrap()
     }
 
-    pub(crate) fn observe(&self, interest: &ObserveScope) -> ObservedState {
-        observe(&self.directories(), interest, &mut HashCache::default())
+    pub(crate) fn observe(&self, scope: &ObserveScope) -> ObservedState {
+        observe(&self.directories(), scope, &mut HashCache::default())
     }
 
     /// Returns the file that containerd would choose, and its plugins.
@@ -95,11 +95,11 @@ impl TestNode {
 
     pub(crate) fn pass(&self, desired: &DesiredState) -> Pass {
         // A current containerd, which reads drop-ins.
-        self.pass_by(desired, Runtimes::of([(Runtime::Containerd, Some(DropIns::Loaded))]))
+        self.pass_with_runtimes(desired, Runtimes::of([(Runtime::Containerd, Some(DropIns::Loaded))]))
     }
 
     /// As `pass`, with these known runtimes.
-    pub(crate) fn pass_by(&self, desired: &DesiredState, runtimes: Runtimes) -> Pass {
+    pub(crate) fn pass_with_runtimes(&self, desired: &DesiredState, runtimes: Runtimes) -> Pass {
         let mut history = PassHistory::default();
         history.set_runtimes(runtimes);
         pass(&self.directories(), desired, &mut history).unwrap()
@@ -216,11 +216,12 @@ pub(crate) fn uninstalled(root: &Path, put_back: PutBack) -> DesiredState {
     DesiredState::Uninstalled(Uninstall {
         plugin: "gybe-cni".into(),
         pinned: None,
-        programs: vec![name("gybe-cni"), name("gybe"), name("istio-cni")],
+        programs: vec![name("gybe-cni"), name("gybe")],
         retired: Vec::new(),
         last: None,
         in_grace_period: false,
-        tombstones: vec![program(root, "gybe-cni", "tombstone"), program(root, "istio-cni", "tombstone")],
+        tombstones: vec![program(root, "gybe-cni", "tombstone")],
+        stand_in: Some(program(root, "istio-cni", "tombstone").hash),
         put_back,
     })
 }

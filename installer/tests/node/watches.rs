@@ -29,9 +29,9 @@ fn write(node: &TestNode, n: usize) {
 }
 
 /// Polls without a pause: the next rewrite must come at once.
-fn yield_until(what: &str, mut is_so: impl FnMut() -> bool) {
+fn yield_until(what: &str, mut condition: impl FnMut() -> bool) {
     let start = Instant::now();
-    while !is_so() {
+    while !condition() {
         assert!(start.elapsed() < PATIENCE, "{what}");
         thread::yield_now();
     }

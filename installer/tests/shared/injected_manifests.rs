@@ -70,7 +70,7 @@ fn every_manifest_is_rendered_or_refused_with_one_line() {
 
 /// A difference between istio-cni and the init container.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Differs {
+enum Difference {
     /// docs/ISTIO.md, sections 2.8 and 4: without an annotation, port 15020 is
     /// left alone on the way out too.
     Outbound15020,
@@ -84,18 +84,18 @@ enum Differs {
     GroupFromContainer,
     /// A container that runs as root, as the injector makes it for TPROXY, counts as 1337.
     RootCountsAs1337,
-    /// A CronJob gets `sidecar.istio.io/status` where no pod of it has it.
-    StatusOutOfReach,
+    /// The injector puts `sidecar.istio.io/status` of a CronJob where its pods do not get it.
+    StatusNotOnPods,
 }
 
-use Differs::{
-    GroupFromContainer, ModeFromAnnotationOnly, Outbound15020, RootCountsAs1337, StatusOutOfReach, StatusPort,
+use Difference::{
+    GroupFromContainer, ModeFromAnnotationOnly, Outbound15020, RootCountsAs1337, StatusNotOnPods, StatusPort,
 };
 
-/// Every manifest whose init container differs in more, or in other things, than [`Outbound15020`].
-const KNOWN: [(&str, &[Differs]); 11] = [
-    ("cronjob-old-version.yaml.injected", &[StatusOutOfReach]),
-    ("cronjob.yaml.injected", &[StatusOutOfReach]),
+/// The manifests whose differences are not just [`Outbound15020`].
+const DIFFERENCES: [(&str, &[Difference]); 11] = [
+    ("cronjob-old-version.yaml.injected", &[StatusNotOnPods]),
+    ("cronjob.yaml.injected", &[StatusNotOnPods]),
     ("hello-tproxy.yaml.injected", &[Outbound15020, ModeFromAnnotationOnly]),
     ("kubevirtInterfaces.yaml.injected", &[Outbound15020, StatusPort]),
     ("proxy-override-runas.yaml.cni.injected", &[Outbound15020, GroupFromContainer]),
@@ -117,11 +117,11 @@ fn annotations_give_the_policy_of_the_init_containers_arguments() {
         let text = std::fs::read_to_string(&path).unwrap();
         let Ok(pods) = pods(&text) else { continue };
         let name = short(&path);
-        let known = KNOWN.iter().find(|(file, _)| *file == name).map(|(_, differs)| *differs);
-        let known: BTreeSet<Differs> = known.unwrap_or(&[Outbound15020]).iter().copied().collect();
+        let known = DIFFERENCES.iter().find(|(file, _)| *file == name).map(|(_, difference)| *difference);
+        let known: BTreeSet<Difference> = known.unwrap_or(&[Outbound15020]).iter().copied().collect();
         for pod in &pods {
             let Some(init) = of_init_container(pod) else { continue };
-            let (expected, used) = as_the_plugin_does(init, &pod.pod, &known);
+            let (expected, used) = with_known_differences(init, &pod.pod, &known);
             assert_eq!(used, known, "{name} {}: listed differences that change nothing", pod.origin);
             assert_eq!(of_annotations(pod), expected, "{name} {}", pod.origin);
             compared += 1;
@@ -155,34 +155,34 @@ fn of_init_container(pod: &PodTemplate) -> Option<RedirectPolicy> {
 }
 
 /// The init container's policy with the known differences made, and those that changed something.
-fn as_the_plugin_does(
+fn with_known_differences(
     init: RedirectPolicy,
     pod: &Value,
-    known: &BTreeSet<Differs>,
-) -> (Option<RedirectPolicy>, BTreeSet<Differs>) {
+    known: &BTreeSet<Difference>,
+) -> (Option<RedirectPolicy>, BTreeSet<Difference>) {
     let mut used = BTreeSet::new();
     let mut policy = init;
-    for differs in known {
-        let Some(changed) = changed(&policy, pod, *differs) else {
-            return (None, [*differs].into());
+    for difference in known {
+        let Some(changed) = changed(&policy, pod, *difference) else {
+            return (None, [*difference].into());
         };
         if changed != policy {
-            used.insert(*differs);
+            used.insert(*difference);
         }
         policy = changed;
     }
     (Some(policy), used)
 }
 
-fn changed(policy: &RedirectPolicy, pod: &Value, differs: Differs) -> Option<RedirectPolicy> {
+fn changed(policy: &RedirectPolicy, pod: &Value, difference: Difference) -> Option<RedirectPolicy> {
     let mut policy = policy.clone();
-    match differs {
+    match difference {
         Outbound15020 => {
             policy.outbound.excluded_ports = with(&policy.outbound.excluded_ports, &[15020]);
         }
         StatusPort => {
             let Inbound::AllBut(excluded) = &policy.inbound else { panic!("status port without *") };
-            // What is not one of Istio's own two was the status port: the pods here exclude nothing else.
+            // Every port but 15021 and 15090 is the status port: these pods exclude nothing else.
             let own: PortSet = [15090, 15021].into_iter().collect();
             assert!(excluded.ranges().len() <= 3, "{excluded:?}");
             policy.inbound = Inbound::AllBut(with(&own, &[15020]));
@@ -196,7 +196,7 @@ fn changed(policy: &RedirectPolicy, pod: &Value, differs: Differs) -> Option<Red
             assert_eq!(proxy(pod)["securityContext"]["runAsUser"], 0);
             policy.proxy_uids = Owners::new(1337, []);
         }
-        StatusOutOfReach => {
+        StatusNotOnPods => {
             assert!(pod.pointer("/metadata/annotations").is_none());
             return None;
         }

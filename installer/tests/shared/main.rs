@@ -43,7 +43,7 @@ pub(crate) fn json(bytes: &[u8]) -> Value {
 }
 
 /// Returns istio-cni's result with Gybe's entry in place of istio-cni's.
-pub(crate) fn with_ours(golden: &[u8]) -> Value {
+pub(crate) fn with_gybes_entry(golden: &[u8]) -> Value {
     let mut value = json(golden);
     let ours = json(&test_node::entry("info").print(&Layout::OneLine));
     for plugin in value["plugins"].as_array_mut().unwrap() {
@@ -54,8 +54,8 @@ pub(crate) fn with_ours(golden: &[u8]) -> Value {
     value
 }
 
-/// Removes the name and version, which istio-cni invents for a converted `.conf` and Gybe keeps.
-pub(crate) fn less(mut value: Value) -> Value {
+/// Removes the names and versions, which istio-cni invents for a converted `.conf` and Gybe keeps.
+pub(crate) fn without_names_and_versions(mut value: Value) -> Value {
     let members = value.as_object_mut().unwrap();
     members.remove("name");
     members.remove("cniVersion");

@@ -10,11 +10,12 @@ use gybe_integration::failure::Failure;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::nft::Nft;
+use std::path::Path;
 
 /// # Errors
 /// When a program fails, or the plugin writes other rules.
-pub fn measure(times: usize) -> Result<Report, Failure> {
-    let contenders = contenders()?;
+pub fn measure(times: usize, before: Option<&Path>) -> Result<Report, Failure> {
+    let contenders = contenders(before)?;
     // Kept until the end: the kernel's removal of a namespace would be in a later measurement.
     let mut pods = pod::new_pods(times * contenders.len() + 1)?.into_iter();
     let mut used = Vec::new();
@@ -34,13 +35,15 @@ pub fn measure(times: usize) -> Result<Report, Failure> {
     Ok(report(&contenders, &samples, times))
 }
 
-/// Returns the no-op, the plugin, then the programs of the system.
+/// Returns the no-op, the plugin, then the others; `before` has the plugin of another build.
 ///
 /// # Errors
 /// When a program is missing.
-pub fn contenders() -> Result<Vec<Contender>, Failure> {
+pub fn contenders(before: Option<&Path>) -> Result<Vec<Contender>, Failure> {
     let call = CniCall::new()?;
     let mut all = vec![Contender::noop(&call)?, Contender::gybe("gybe-cni ADD", &call)?];
+    all.push(Contender::floor(&call)?);
+    all.extend(before.map(|before| Contender::gybe_before("gybe-cni ADD, before", before, &call)));
     all.extend(Contender::system_programs()?);
     Ok(all)
 }
@@ -71,10 +74,11 @@ fn report(contenders: &[Contender], samples: &[[Sample; 2]], times: usize) -> Re
     let own = Target {
         what: "ADD of the default policy, against a program that does nothing".into(),
         measured: gybe / noop,
-        limit: Limit::AtMost(1.6),
+        limit: Limit::AtMost(1.4),
         unit: "x",
     };
-    let others = contenders.iter().zip(&medians).skip(2).map(|(contender, median)| Target {
+    let others = contenders.iter().zip(&medians).filter(|(contender, _)| contender.is_of_the_system());
+    let others = others.map(|(contender, median)| Target {
         what: format!("ADD faster than {}", contender.name),
         measured: median / gybe,
         limit: Limit::AtLeast(3.0),

@@ -10,6 +10,7 @@ pub mod arguments;
 pub mod concurrent_adds;
 pub mod connections;
 pub mod encoders;
+pub mod incumbent;
 pub mod instructions;
 pub mod lists;
 pub mod peak_memory;
@@ -42,13 +43,14 @@ pub fn run(arguments: &Arguments) -> ExitCode {
 
 fn measure(part: Part, arguments: &Arguments) -> Result<Report, Failure> {
     let report = match part {
-        Part::Add => add::measure(arguments.times),
-        Part::Verbs => verbs::measure(arguments.times),
+        Part::Add => add::measure(arguments.times, arguments.before.as_deref()),
+        Part::Verbs => verbs::measure(arguments.times, arguments.before.as_deref()),
         Part::Crowd => concurrent_adds::measure(arguments.rounds),
         Part::Connections => connections::measure(arguments.rounds),
         Part::Lists => lists::measure(arguments.rounds),
         Part::Encoders => encoders::measure(arguments.times),
         Part::Instructions => instructions::measure(),
+        Part::Incumbent => incumbent::measure(arguments.times, arguments.rounds),
     }?;
     print::tables(&report);
     Ok(report)

@@ -114,6 +114,29 @@ impl CniCall {
         self
     }
 
+    /// Sets the backend.
+    #[must_use]
+    pub fn with_backend(mut self, backend: &str) -> Self {
+        self.stdin.pointer_mut("/backend").into_iter().for_each(|value| *value = json!(backend));
+        self
+    }
+
+    /// Returns the call with the network configuration that Istio's installer writes. `directory` has the kubeconfig.
+    #[must_use]
+    pub fn for_istio(&self, directory: &Path, native_nftables: bool) -> Self {
+        let member = |name: &str| self.stdin.get(name).cloned().unwrap_or_default();
+        let stdin = json!({
+            "cniVersion": member("cniVersion"), "name": member("name"), "type": "istio-cni",
+            "plugin_log_level": "info", "cni_agent_run_dir": directory, "ambient_enabled": false,
+            "exclude_namespaces": ["kube-system"], "pod_namespace": "istio-system",
+            "native_nftables": native_nftables,
+            "runtimeConfig": member("runtimeConfig"), "prevResult": member("prevResult"),
+        });
+        // It looks for iptables and nft there.
+        let path = ("PATH".to_owned(), "/usr/sbin:/usr/bin:/sbin:/bin".to_owned());
+        Self { env: self.env.iter().cloned().chain([path]).collect(), stdin }
+    }
+
     /// The directory of the manifests.
     pub fn pods(&self) -> PathBuf {
         pods()

@@ -23,11 +23,13 @@ pub fn tables(report: &Report) {
 /// Writes the table of targets; succeeds when all are met.
 pub fn verdict(reports: &[Report]) -> ExitCode {
     let targets: Vec<&Target> = reports.iter().flat_map(|report| &report.targets).collect();
-    table(&Table {
-        title: "Targets".into(),
-        head: cells(["Target", "Limit", "Measured", "Verdict"]),
-        rows: targets.iter().map(|target| row(target)).collect(),
-    });
+    if !targets.is_empty() {
+        table(&Table {
+            title: "Targets".into(),
+            head: cells(["Target", "Limit", "Measured", "Verdict"]),
+            rows: targets.iter().map(|target| row(target)).collect(),
+        });
+    }
     if targets.iter().all(|target| target.is_met()) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 

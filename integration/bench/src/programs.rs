@@ -66,17 +66,20 @@ pub fn system_program(name: &str, package: &str) -> Result<PathBuf, Failure> {
 }
 
 impl Contender {
-    /// A program that does nothing.
+    /// A program that does nothing: static with glibc. Targets refer to it.
     ///
     /// # Errors
-    /// When a program is missing.
+    /// When it is not built.
     pub fn noop(call: &CniCall) -> Result<Self, Failure> {
-        let command = ProgramCommand {
-            program: built_program("gybe-noop")?,
-            arguments: Vec::new(),
-            ..ProgramCommand::cni(call)?
-        };
-        Ok(Self { name: "no-op", commands: vec![command], namespace: StartNamespace::Node })
+        Ok(Self::cni("no-op, glibc", built_program("gybe-noop")?, call))
+    }
+
+    /// A program that does nothing, without a C library.
+    ///
+    /// # Errors
+    /// When it is not built.
+    pub fn floor(call: &CniCall) -> Result<Self, Failure> {
+        Ok(Self::cni("no-op, no C library", built_program("gybe-floor")?, call))
     }
 
     /// The plugin with that call; `name` is its name in tables.
@@ -84,7 +87,35 @@ impl Contender {
     /// # Errors
     /// When it is not built.
     pub fn gybe(name: &'static str, call: &CniCall) -> Result<Self, Failure> {
-        Ok(Self { name, commands: vec![ProgramCommand::cni(call)?], namespace: StartNamespace::Node })
+        Ok(Self::cni(name, built_program("gybe-cni")?, call))
+    }
+
+    /// The plugin of another build, in this directory.
+    pub fn gybe_before(name: &'static str, before: &Path, call: &CniCall) -> Self {
+        Self::cni(name, before.join("gybe-cni"), call)
+    }
+
+    fn cni(name: &'static str, program: PathBuf, call: &CniCall) -> Self {
+        let command = ProgramCommand {
+            program,
+            arguments: Vec::new(),
+            stdin: call.stdin().into_bytes(),
+            environment: Environment::Cni(call.clone()),
+        };
+        Self { name, commands: vec![command], namespace: StartNamespace::Node }
+    }
+
+    /// Reports whether it consists of programs of the system.
+    pub fn is_of_the_system(&self) -> bool {
+        self.namespace == StartNamespace::Pod
+    }
+
+    /// Istio's plugin with that call.
+    pub fn istio(name: &'static str, program: PathBuf, call: &CniCall) -> Self {
+        let environment = Environment::Cni(call.clone());
+        let stdin = call.stdin().into_bytes();
+        let command = ProgramCommand { program, arguments: Vec::new(), environment, stdin };
+        Self { name, commands: vec![command], namespace: StartNamespace::Node }
     }
 
     /// Programs of the system that write the same rules.
@@ -201,11 +232,6 @@ impl RunTime {
 }
 
 impl ProgramCommand {
-    fn cni(call: &CniCall) -> Result<Self, Failure> {
-        let (program, stdin) = (built_program("gybe-cni")?, call.stdin().into_bytes());
-        Ok(Self { program, arguments: Vec::new(), environment: Environment::Cni(call.clone()), stdin })
-    }
-
     /// All but the start: stdin is written and closed, as a pipe has room for it.
     fn with_stdin(&self, pod: &Pod) -> Result<Command, Failure> {
         let (reader, mut writer) = pipe()?;

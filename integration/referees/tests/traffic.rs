@@ -1,6 +1,5 @@
 //! The rules of the reference encoders meet packets: connections under the policies of the flow vectors, the probe's
 //! profiles and random policies.
-#![expect(clippy::print_stdout, reason = "how many policies each encoder wrote")]
 
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::check_vectors;
@@ -68,8 +67,7 @@ mod rustables {
     }
 
     #[test]
-    fn a_profile_of_the_probe_works_with_rustables_or_is_refused_by_what_rustables_lacks()
-    -> Result<(), Failure> {
+    fn each_profile_of_the_probe_works_with_rustables_or_names_what_rustables_lacks() -> Result<(), Failure> {
         let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
         for profile in Profile::EVERY {
             let finding = try_out(&Rustables, profile)?;

@@ -1,5 +1,5 @@
-//! `gybe-fuzz-seeds DIRECTORY`: writes the fuzz seeds that other data holds, in one directory for each target:
-//! the CNI protocol vectors, the calls recorded from runtimes, and the examples.
+//! `gybe-fuzz-seeds DIRECTORY`: writes the fuzz seeds, in one directory for each target: those of
+//! `integration/fuzz/seeds.json`, the CNI protocol vectors, the calls recorded from runtimes, and the examples.
 
 use gybe_integration::failure::Failure;
 use serde::Deserialize;
@@ -22,10 +22,41 @@ struct Recording {
     calls: Vec<Call>,
 }
 
+/// A seed of `seeds.json`.
+#[derive(Deserialize)]
+#[serde(untagged)]
+enum Seed {
+    Text(String),
+    /// Lines of hexadecimal digits.
+    Bytes(Vec<String>),
+}
+
+impl Seed {
+    fn bytes(self) -> Result<Vec<u8>, Failure> {
+        match self {
+            Self::Text(text) => Ok(text.into_bytes()),
+            Self::Bytes(lines) => {
+                let digits = lines.concat();
+                let pairs = (0..digits.len()).step_by(2).map(|at| digits.get(at..at + 2).unwrap_or_default());
+                let bytes: Result<Vec<u8>, _> = pairs.map(|pair| u8::from_str_radix(pair, 16)).collect();
+                bytes.map_err(|error| Failure::new(format!("a seed is not hexadecimal: {error}")))
+            }
+        }
+    }
+}
+
 fn main() -> Result<(), Failure> {
     let Some(directory) = std::env::args_os().nth(1).map(PathBuf::from) else {
         return Err(Failure::new("usage: gybe-fuzz-seeds DIRECTORY"));
     };
+    for (target, seeds) in
+        read::<BTreeMap<String, BTreeMap<String, Seed>>>(&package().join("fuzz/seeds.json"))?
+    {
+        fs::create_dir_all(directory.join(&target))?;
+        for (name, seed) in seeds {
+            fs::write(directory.join(&target).join(name), seed.bytes()?)?;
+        }
+    }
     let calls = recorded_calls()?;
     write_seeds(&directory.join("request"), calls.iter().map(Call::request))?;
     write_seeds(&directory.join("args"), calls.iter().filter_map(|call| call.env.get("CNI_ARGS").cloned()))?;

@@ -5,17 +5,17 @@ use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 
-/// A question about a pod, without a deadline.
+/// A request about a pod, without a deadline.
 #[must_use]
-pub fn question(namespace: &str, name: &str, uid: &str) -> Value {
+pub fn request(namespace: &str, name: &str, uid: &str) -> Value {
     json!({ "version": 1, "namespace": namespace, "name": name, "uid": uid })
 }
 
-/// Sends a question and returns the reply.
+/// Sends a request and returns the reply.
 #[must_use]
-pub fn query(socket: &Path, question: &Value) -> Value {
-    let reply = send(socket, format!("{question}\n").as_bytes());
-    serde_json::from_str(&reply).unwrap_or_else(|error| panic!("{question}: {error}: {reply:?}"))
+pub fn query(socket: &Path, request: &Value) -> Value {
+    let reply = send(socket, format!("{request}\n").as_bytes());
+    serde_json::from_str(&reply).unwrap_or_else(|error| panic!("{request}: {error}: {reply:?}"))
 }
 
 /// Sends bytes and returns what comes back until the agent closes the connection; nothing if it closes at once.

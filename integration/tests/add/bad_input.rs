@@ -1,6 +1,5 @@
 //! Invalid input is refused, and the pod's network namespace does not change: an empty one, and one that an
 //! earlier ADD has redirected. The same ADD without its fault is the control.
-#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::programs::{Run, path_of_ours, run};
@@ -143,7 +142,7 @@ fn invalid_adds(pod: &TestPod) -> Vec<(&'static str, Add)> {
 }
 
 #[test]
-fn invalid_input_changes_neither_an_empty_namespace_nor_a_redirected_one() {
+fn invalid_input_changes_neither_an_empty_nor_a_redirected_namespace() {
     let pod = TestPod::new("both", &["10.244.0.10/32", "fd00:10::10/128"]);
     let empty = pod.state();
     invalid_adds(&pod).iter().for_each(|(name, add)| pod.assert_refused(name, add));

@@ -6,10 +6,10 @@ use gybe_integration::programs::{path_of_ours, run};
 use std::fs;
 
 /// Runs the example ADD in a new namespace and returns strace's record of these system calls.
-fn recorded(test: &str, calls: &str) -> Result<String, Failure> {
-    let (place, pod) = (PluginDir::new(test), pod()?);
-    let call = PluginCall::add(&pod, &place)?;
-    let (record, plugin) = (place.path().join("record"), path_of_ours("gybe-cni")?);
+fn record(test: &str, calls: &str) -> Result<String, Failure> {
+    let (directory, pod) = (PluginDir::new(test), pod()?);
+    let call = PluginCall::add(&pod, &directory)?;
+    let (record, plugin) = (directory.path().join("record"), path_of_ours("gybe-cni")?);
     let (record_path, plugin) = (record.to_string_lossy(), plugin.to_string_lossy());
     let (calls, env) =
         (format!("trace={calls}"), call.env.iter().map(|(name, value)| format!("{name}={value}")));
@@ -30,7 +30,7 @@ fn lines<'r>(record: &'r str, call: &str) -> Vec<&'r str> {
 
 #[test]
 fn f24_an_add_runs_no_program_and_starts_no_process() -> Result<(), Failure> {
-    let record = recorded("programs", "execve,execveat,fork,vfork,clone,clone3")?;
+    let record = record("programs", "execve,execveat,fork,vfork,clone,clone3")?;
     assert_eq!(lines(&record, "execve").len(), 1, "only the plugin's own: {record}");
     let made = record.lines().filter(|line| line.contains("clone") || line.contains("fork"));
     // The plugin's one thread, which enters the pod's namespace, is no process.
@@ -41,7 +41,7 @@ fn f24_an_add_runs_no_program_and_starts_no_process() -> Result<(), Failure> {
 
 #[test]
 fn f01_an_add_opens_one_netfilter_and_at_most_one_routing_socket_and_no_other() -> Result<(), Failure> {
-    let record = recorded("sockets", "socket,socketpair,io_uring_setup")?;
+    let record = record("sockets", "socket,socketpair,io_uring_setup")?;
     assert_eq!(lines(&record, "NETLINK_NETFILTER").len(), 1, "{record}");
     assert!(lines(&record, "NETLINK_ROUTE").len() <= 1, "{record}");
     let known = |line: &&str| line.contains("NETLINK_NETFILTER") || line.contains("NETLINK_ROUTE");
@@ -83,7 +83,7 @@ fn message_types(line: &str) -> Vec<u16> {
 /// After a delete, closing the netlink socket takes 7 to 15 ms.
 #[test]
 fn an_add_into_a_fresh_namespace_is_one_batch_and_deletes_nothing() -> Result<(), Failure> {
-    let record = recorded("deletes", "sendmsg,sendto,sendmmsg")?;
+    let record = record("deletes", "sendmsg,sendto,sendmmsg")?;
     let sent: Vec<Vec<u16>> = record.lines().map(message_types).collect();
     let (batches, others): (Vec<_>, Vec<_>) = sent.iter().partition(|types| types.contains(&NEW_RULE));
     let [batch] = batches.as_slice() else { return Err(Failure::new(record)) };
@@ -100,7 +100,7 @@ fn an_add_into_a_fresh_namespace_is_one_batch_and_deletes_nothing() -> Result<()
 fn f11_an_add_writes_nothing_to_a_disk() -> Result<(), Failure> {
     let changing = "open,openat,openat2,creat,mkdir,mkdirat,rename,renameat,renameat2,unlink,unlinkat,link,linkat,\
                     symlink,symlinkat,truncate,ftruncate,fsync,fdatasync";
-    let record = recorded("writes", changing)?;
+    let record = record("writes", changing)?;
     let opened =
         |line: &&str| line.contains("open") && !line.contains("O_WRONLY") && !line.contains("O_RDWR");
     let changes: Vec<_> = record.lines().filter(|line| !opened(line) || line.contains("O_CREAT")).collect();

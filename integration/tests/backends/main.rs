@@ -3,7 +3,6 @@
 
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
-mod concurrent_removal;
 mod probing;
 mod replacing;
 

@@ -22,9 +22,9 @@ fn every_profile_works_with_every_backend_on_this_kernel() {
 }
 
 /// A backend that connects to the namespace's IPv6 address before it writes rules.
-struct Hasty;
+struct ConnectsFirst;
 
-impl Backend for Hasty {
+impl Backend for ConnectsFirst {
     fn name(&self) -> &'static str {
         Nft.name()
     }
@@ -56,14 +56,14 @@ impl Backend for Hasty {
 /// An IPv6 address on `lo` becomes reachable some time after it is added: without waiting, a third of the connections
 /// failed.
 #[test]
-fn what_is_called_is_reachable_as_soon_as_rules_may_be_written() {
+fn the_probes_destination_is_reachable_before_rules_are_written() {
     for _ in 0..40 {
-        assert_eq!(try_out(&Hasty, Profile::V4AndV6).unwrap(), Finding::Works);
+        assert_eq!(try_out(&ConnectsFirst, Profile::V4AndV6).unwrap(), Finding::Works);
     }
 }
 
 #[test]
-fn probing_writes_nothing_where_it_is_asked() {
+fn probing_writes_nothing_into_the_callers_namespace() {
     in_new_namespace(|| {
         let (before, here) = (sh("nft list ruleset; ip addr; ip rule"), Netns::of_this_thread().unwrap());
         let mut known = Capabilities::default();
@@ -76,22 +76,22 @@ fn probing_writes_nothing_where_it_is_asked() {
 }
 
 /// A backend that omits some rules and reports all of them as present.
-struct Forgetful {
+struct OmitsRules {
     /// The prefix of the ids of the omitted rules, or `all`.
-    forgotten: &'static str,
+    omitted: &'static str,
 }
 
-impl Forgetful {
-    fn kept(&self, rules: &Ruleset) -> Ruleset {
+impl OmitsRules {
+    fn remaining(&self, rules: &Ruleset) -> Ruleset {
         let mut rules = rules.clone();
         for chain in &mut rules.chains {
-            chain.rules.retain(|rule| self.forgotten != "all" && !rule.id.0.starts_with(self.forgotten));
+            chain.rules.retain(|rule| self.omitted != "all" && !rule.id.0.starts_with(self.omitted));
         }
         rules
     }
 }
 
-impl Backend for Forgetful {
+impl Backend for OmitsRules {
     fn name(&self) -> &'static str {
         Nft.name()
     }
@@ -101,7 +101,7 @@ impl Backend for Forgetful {
     }
 
     fn write(&self, access: &mut NamespaceAccess, rules: &Ruleset) -> Result<PreviousRules, BackendError> {
-        Nft.write(access, &self.kept(rules))
+        Nft.write(access, &self.remaining(rules))
     }
 
     fn clear(&self, access: &mut NamespaceAccess) -> Result<(), BackendError> {
@@ -113,14 +113,14 @@ impl Backend for Forgetful {
     }
 
     fn desired(&self, rules: &Ruleset) -> Result<Inventory, BackendError> {
-        Nft.desired(&self.kept(rules))
+        Nft.desired(&self.remaining(rules))
     }
 }
 
 /// The control: without the rule that a connection tests, the probe finds that the profile misbehaves.
 #[test]
-fn each_profile_notices_what_it_is_there_to_notice() {
-    for (profile, forgotten, said) in [
+fn each_profile_detects_a_missing_rule() {
+    for (profile, omitted, sentence) in [
         (Profile::V4, "all", "TCP to 192.0.2.1:80 by the application should have arrived on port 15001"),
         (
             Profile::V4,
@@ -140,12 +140,10 @@ fn each_profile_notices_what_it_is_there_to_notice() {
         (Profile::Lists, "outbound-excluded-port", "TCP to 192.0.2.1:8050 by the application"),
         (Profile::Lists, "outbound-excluded-v4", "TCP to 192.0.2.65:80 by the application"),
     ] {
-        let known = profile.redirection().rules.rules().any(|(_, rule)| rule.id.0.starts_with(forgotten));
-        assert!(known || forgotten == "all", "{profile} has no rule {forgotten}");
-        let finding = try_out(&Forgetful { forgotten }, profile).unwrap();
-        let Finding::Misbehaves(what) = &finding else {
-            panic!("{profile} without {forgotten}: {finding:?}")
-        };
-        assert!(what.starts_with(said), "{profile} without {forgotten}: {what}");
+        let known = profile.redirection().rules.rules().any(|(_, rule)| rule.id.0.starts_with(omitted));
+        assert!(known || omitted == "all", "{profile} has no rule {omitted}");
+        let finding = try_out(&OmitsRules { omitted }, profile).unwrap();
+        let Finding::Misbehaves(what) = &finding else { panic!("{profile} without {omitted}: {finding:?}") };
+        assert!(what.starts_with(sentence), "{profile} without {omitted}: {what}");
     }
 }

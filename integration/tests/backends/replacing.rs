@@ -2,6 +2,7 @@
 //! and routes, as nft, iptables-save and ip list them.
 
 use super::{in_new_namespace, patient, sh};
+use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::vectors;
 use gybe_netfilter::apply::{ApplyError, apply};
 use gybe_netfilter::backend::{BackendError, BackendKind, PreviousRules};
@@ -10,8 +11,13 @@ use gybe_netfilter::policy::{Families, RedirectPolicy};
 use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::{Deviation, Redirection, remove_all};
 use gybe_netfilter::routes::Rtnetlink;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
 use std::collections::BTreeMap;
 use std::error::Error;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 /// Twelve policies that differ in families, mode, zones, lists and routes.
 const POLICIES: [&str; 12] = [
@@ -52,12 +58,12 @@ fn everything() -> String {
 }
 
 /// Returns the first line in which two listings differ.
-fn first_difference(found: &str, wanted: &str) -> String {
-    let (mut found, mut wanted) = (found.lines(), wanted.lines());
+fn first_difference(found: &str, desired: &str) -> String {
+    let (mut found, mut desired) = (found.lines(), desired.lines());
     loop {
-        match (found.next(), wanted.next()) {
+        match (found.next(), desired.next()) {
             (None, None) => return "none".to_owned(),
-            (left, right) if left != right => return format!("found {left:?}, wanted {right:?}"),
+            (left, right) if left != right => return format!("found {left:?}, desired {right:?}"),
             _ => {}
         }
     }
@@ -73,25 +79,25 @@ fn alone(redirection: &Redirection, kind: BackendKind) -> String {
 /// Applies the policies one after the other in one namespace; asserts after each step that exactly that one is in force.
 fn walk(steps: &[(&str, BackendKind)]) {
     let redirections = redirections();
-    let mut wanted = BTreeMap::new();
+    let mut desired = BTreeMap::new();
     in_new_namespace(|| {
         let mut last = "nothing".to_owned();
         for (name, kind) in steps {
             let redirection = &redirections[*name];
-            let wanted = wanted.entry((*name, *kind)).or_insert_with(|| alone(redirection, *kind));
+            let desired = desired.entry((*name, *kind)).or_insert_with(|| alone(redirection, *kind));
             let applied = redirection.apply(&*patient(*kind));
             applied.unwrap_or_else(|error| panic!("{name} by {kind} over {last}: {error:?}"));
             let found = everything();
-            let difference = first_difference(&found, wanted);
-            assert!(found == *wanted, "{name} by {kind} over {last}: {difference}");
+            let difference = first_difference(&found, desired);
+            assert!(found == *desired, "{name} by {kind} over {last}: {difference}");
             last = format!("{name} by {kind}");
         }
     });
 }
 
-/// Returns a sequence of the numbers below `places` in which every ordered pair occurs as neighbours exactly once.
-fn every_pair(places: usize) -> Vec<usize> {
-    let mut left: Vec<Vec<usize>> = (0..places).map(|_| (0..places).rev().collect()).collect();
+/// Returns a sequence of the numbers below `count` in which every ordered pair occurs in succession exactly once.
+fn every_pair(count: usize) -> Vec<usize> {
+    let mut left: Vec<Vec<usize>> = (0..count).map(|_| (0..count).rev().collect()).collect();
     let (mut path, mut walk) = (vec![0], Vec::new());
     while let Some(&here) = path.last() {
         match left[here].pop() {
@@ -104,7 +110,7 @@ fn every_pair(places: usize) -> Vec<usize> {
 }
 
 #[test]
-fn f18_every_policy_over_every_other_leaves_exactly_the_second_with_each_backend_in_turn() {
+fn f18_each_policy_applied_over_each_other_leaves_exactly_its_own_rules() {
     let pairs = every_pair(POLICIES.len());
     assert_eq!(pairs.len(), 12 * 12 + 1);
     // An order in which each backend follows each, itself included.
@@ -124,7 +130,7 @@ fn every_backend_over_every_other_with_the_policies_that_differ_most() {
 }
 
 #[test]
-fn f26_what_others_have_there_stays_to_the_byte_whatever_comes_and_goes() {
+fn f26_objects_of_other_owners_stay_unchanged_while_policies_and_backends_change() {
     let redirections = redirections();
     in_new_namespace(|| {
         sh("nft add table inet theirs; nft add chain inet theirs out '{ type nat hook output priority -100; }'
@@ -165,7 +171,7 @@ fn f26_what_others_have_there_stays_to_the_byte_whatever_comes_and_goes() {
 }
 
 #[test]
-fn what_is_too_much_is_a_difference_and_applying_again_mends_it() {
+fn extra_objects_are_differences_and_the_next_apply_removes_them() {
     let redirections = redirections();
     let (tproxy, plain) = (&redirections["tproxy-default-dual"], &redirections["inject-default-v4"]);
     let nft = patient(BackendKind::Nft);
@@ -174,13 +180,13 @@ fn what_is_too_much_is_a_difference_and_applying_again_mends_it() {
         // The state after a crash during apply.
         apply(&*nft, &plain.rules).unwrap();
         sh("iptables-legacy -t nat -N GYBE; iptables-legacy -t nat -N ISTIO_OUTPUT");
-        let said: Vec<String> = plain
+        let sentences: Vec<String> = plain
             .differences(&*nft, &Presence::look().unwrap())
             .unwrap()
             .iter()
             .map(ToString::to_string)
             .collect();
-        let wanted = [
+        let desired = [
             "rules written by backend iptables-legacy should not be there",
             "IPv4 rule fwmark 0x539 lookup 133 should not be there",
             "IPv6 rule fwmark 0x539 lookup 133 should not be there",
@@ -188,7 +194,7 @@ fn what_is_too_much_is_a_difference_and_applying_again_mends_it() {
             "IPv6 route local default dev lo table 133 should not be there",
             "address ::6/128 on lo should not be there",
         ];
-        assert_eq!(said, wanted);
+        assert_eq!(sentences, desired);
         assert_eq!(plain.apply(&*nft).unwrap().previous, PreviousRules::Different);
         assert_eq!(plain.differences(&*nft, &Presence::look().unwrap()).unwrap(), []);
         assert_eq!(plain.apply(&*nft).unwrap().previous, PreviousRules::Same);
@@ -196,7 +202,7 @@ fn what_is_too_much_is_a_difference_and_applying_again_mends_it() {
 }
 
 #[test]
-fn removing_takes_also_a_table_whose_chains_are_gone() {
+fn remove_also_deletes_a_table_without_chains() {
     in_new_namespace(|| {
         sh("nft add table inet gybe");
         remove_all().unwrap();
@@ -257,7 +263,7 @@ fn f18_a_foreign_mesh_is_refused_by_every_backend_before_anything_is_written() {
 }
 
 #[test]
-fn rules_of_another_backend_go_only_after_ours_are_in_force() {
+fn another_backends_rules_are_removed_only_after_the_new_ones_are_in_force() {
     let redirections = redirections();
     let (first, second) = (&redirections["inject-default-dual"], &redirections["dns-all-dual"]);
     in_new_namespace(|| {
@@ -298,5 +304,38 @@ fn the_policy_applied_last_is_the_only_one_and_each_rule_that_differs_is_named()
         assert!(all.iter().any(|line| line.contains("\"outbound-excluded-port\"")), "{all:?}");
         nft.remove().unwrap();
         assert!(nft.inspect().unwrap().is_empty() && !differences(&first).is_empty());
+    });
+}
+
+const PROGRAMS: &str = "/usr/sbin/xtables-nft-multi";
+
+/// Makes every iptables-nft program that this thread runs delete Gybe's table first, as a concurrent call may.
+fn delete_the_table_with_every_program(directory: &Path) {
+    let (real, wrapper) = (directory.join("real"), directory.join("wrapper"));
+    fs::copy(PROGRAMS, &real).unwrap();
+    let script = format!(
+        "#!/bin/bash\n/usr/sbin/nft delete table inet gybe 2>/dev/null\nexec -a \"${{0##*/}}\" {} \"$@\"\n",
+        real.display()
+    );
+    fs::write(&wrapper, script).unwrap();
+    fs::set_permissions(&wrapper, Permissions::from_mode(0o755)).unwrap();
+    unshare(CloneFlags::CLONE_NEWNS).unwrap();
+    let nothing = None::<&str>;
+    mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing).unwrap();
+    mount(Some(&wrapper), PROGRAMS, nothing, MsFlags::MS_BIND, nothing).unwrap();
+}
+
+#[test]
+fn a_table_that_is_deleted_while_an_earlier_backends_rules_are_removed_is_written_again() {
+    let all = vectors::all().unwrap();
+    let vector = all.into_iter().find(|vector| vector.name == "inject-default-v4").unwrap();
+    let redirection = Redirection::of(&vector.policy);
+    let directory = PluginDir::new("concurrent-removal");
+    in_new_namespace(|| {
+        redirection.apply(&*patient(BackendKind::IptablesNft)).unwrap();
+        delete_the_table_with_every_program(directory.path());
+        redirection.apply(&*patient(BackendKind::Nft)).unwrap();
+        assert!(sh("nft list tables").contains("table inet gybe"));
+        assert!(!sh("nft list ruleset").contains("ISTIO_OUTPUT"), "the earlier rules remain");
     });
 }

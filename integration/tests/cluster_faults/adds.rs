@@ -2,10 +2,10 @@
 //! and empties it afterwards, and uses it again, because creating and freeing thousands would keep the kernel busy and
 //! delay every other call.
 
-use crate::kind::{Call, Kind};
-use crate::meanwhile::Times;
+use crate::background::Times;
+use crate::node::{TestNode, known, programs};
 use crate::row::{Added, Row};
-use crate::site::{Site, known, programs};
+use crate::row::{Call, Kind};
 use gybe_installer::demo::add::RecordedAdd;
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::parallel::in_parallel_at_most;
@@ -37,14 +37,19 @@ static REDIRECTION: LazyLock<Redirection> = LazyLock::new(|| {
 });
 
 /// Makes `count` ADDs of a kind; `waits`: each is expected to wait for the agent or the API server.
-pub(crate) fn adds(site: &Site, (fault, kind): (&'static str, Kind), count: usize, waits: bool) -> Row {
+pub(crate) fn make_adds(
+    node: &TestNode,
+    (fault, kind): (&'static str, Kind),
+    count: usize,
+    waits: bool,
+) -> Row {
     let calls = (0..count).map(|number| (kind, number)).collect();
-    Row::of(fault, kind, batch(site, calls, if waits { MANY } else { FEW }))
+    Row::of(fault, kind, batch(node, calls, if waits { MANY } else { FEW }))
 }
 
 /// Makes `count` ADDs of each kind in turn, and more until the background event has happened the given number of times.
 pub(crate) fn adds_until(
-    site: &Site,
+    node: &TestNode,
     (fault, kinds): (&'static str, &[Kind]),
     count: usize,
     (times, often): (&Times, usize),
@@ -53,23 +58,23 @@ pub(crate) fn adds_until(
     let each: Vec<_> =
         (0..count.min(20)).flat_map(|number| kinds.iter().map(move |kind| (*kind, number))).collect();
     while added[0].len() < count || times.load(Ordering::Relaxed) < often {
-        for (place, one) in batch(site, each.clone(), SOME).into_iter().enumerate() {
-            added[place % kinds.len()].push(one);
+        for (directory, one) in batch(node, each.clone(), SOME).into_iter().enumerate() {
+            added[directory % kinds.len()].push(one);
         }
     }
     kinds.iter().zip(added).map(|(kind, added)| Row::of(fault, *kind, added)).collect()
 }
 
 /// Makes these ADDs, at most `at_a_time` concurrently. A call's number selects one of the pods in the agent's cache.
-fn batch(site: &Site, calls: Vec<(Kind, usize)>, at_a_time: usize) -> Vec<Added> {
+fn batch(node: &TestNode, calls: Vec<(Kind, usize)>, at_a_time: usize) -> Vec<Added> {
     // No rules are written for unmeshed pods, so they share one namespace.
     let shared = pod();
     let added = in_parallel_at_most(at_a_time, calls, |(kind, number)| {
         let name = if kind == Kind::Known { known(number) } else { fresh_name() };
-        let call = kind.call(site, &name);
+        let call = kind.call(node, &name);
         let added = if kind.is_meshed() { meshed(&call) } else { add(&call, &shared) };
         if kind == Kind::New {
-            site.server.delete_pod("shop", &name);
+            node.server.delete_pod("shop", &name);
         }
         added
     });
@@ -138,11 +143,11 @@ fn add(call: &Call, pod: &Namespace) -> Added {
 }
 
 /// Asserts what `gybe inspect` and `gybe verify` report for one pod of each kind.
-pub(crate) fn seen_by_an_operator(site: &Site) {
-    let manifest = site.place.manifest().display().to_string();
+pub(crate) fn assert_operators_view(node: &TestNode) {
+    let manifest = node.directory.manifest().display().to_string();
     for (number, kind) in Kind::ALL.into_iter().enumerate() {
-        let (pod, name) = (pod(), if kind == Kind::Known { known(0) } else { format!("seen-{number}") });
-        assert_eq!(add(&kind.call(site, &name), &pod).refused, None, "{kind:?}");
+        let (pod, name) = (pod(), if kind == Kind::Known { known(0) } else { format!("new-{number}") });
+        assert_eq!(add(&kind.call(node, &name), &pod).refused, None, "{kind:?}");
         let netns = pod.path().display().to_string();
         let inspected = ours("gybe", &["inspect", "--netns", &netns], "").unwrap();
         let verified = ours("gybe", &["verify", "--netns", &netns, "--pod", &manifest], "").unwrap();

@@ -1,8 +1,8 @@
-//! `gybe` in a network namespace: apply, verify, inspect and remove agree with each other.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+//! `gybe` in a network namespace: apply, verify, inspect and remove agree with each other, and render with nft(8).
 
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
+use gybe_integration::vectors;
 use gybe_netfilter::compile::compile;
 use serde_json::Value;
 
@@ -34,7 +34,7 @@ impl Pod {
         serde_json::from_str(&run.out).unwrap_or_else(|e| panic!("{words}: {e}: {run:?}"))
     }
 
-    fn done(&self, words: &str, stdin: &str) -> String {
+    fn succeed(&self, words: &str, stdin: &str) -> String {
         let run = self.gybe(words, stdin);
         assert_eq!((run.code, run.err.as_str()), (Some(0), ""), "{words}");
         run.out
@@ -59,10 +59,10 @@ fn rule_ids(inspected: &Value) -> Vec<String> {
 #[test]
 fn applied_rules_are_verified_inspected_and_removed() {
     let pod = Pod::new();
-    assert!(pod.done("inspect", "").starts_with("no rules of Gybe in "));
-    pod.done("apply --policy -", POLICY);
-    assert!(pod.done("verify --policy -", POLICY).starts_with("exactly as "));
-    pod.done("apply --policy -", POLICY);
+    assert!(pod.succeed("inspect", "").starts_with("no rules of Gybe in "));
+    pod.succeed("apply --policy -", POLICY);
+    assert!(pod.succeed("verify --policy -", POLICY).starts_with("exactly as "));
+    pod.succeed("apply --policy -", POLICY);
     assert_eq!(pod.json("verify --policy -", POLICY)["holds"], true);
 
     let file = gybe_installer::pod::policy_file::PolicyFile::parse(POLICY).unwrap();
@@ -74,9 +74,9 @@ fn applied_rules_are_verified_inspected_and_removed() {
     assert_eq!(inspected["backend"], "nft");
     assert!(!inspected["sets"].as_array().unwrap().is_empty(), "{inspected}");
 
-    pod.done("remove", "");
-    pod.done("remove", "");
-    assert!(pod.done("inspect", "").starts_with("no rules of Gybe in "));
+    pod.succeed("remove", "");
+    pod.succeed("remove", "");
+    assert!(pod.succeed("inspect", "").starts_with("no rules of Gybe in "));
     assert_eq!(pod.by_hand("nft", "list ruleset").out, "");
     assert!(!pod.by_hand("ip", "-6 addr show dev lo").out.contains("::6/128"));
 }
@@ -89,7 +89,7 @@ fn verify_names_missing_rules_and_those_of_another_policy() {
     assert_eq!(empty.out, "NOT REDIRECTED: no Gybe rules in this namespace\n");
     assert_eq!(pod.json("verify --policy -", POLICY)["verdict"], "not-redirected");
 
-    pod.done("apply --policy -", POLICY);
+    pod.succeed("apply --policy -", POLICY);
     pod.by_hand("nft", "flush chain inet gybe nat-prerouting");
     let differs = pod.gybe("verify --policy -", POLICY);
     assert_eq!((differs.code, differs.err.as_str()), (Some(1), ""));
@@ -102,7 +102,7 @@ fn verify_names_missing_rules_and_those_of_another_policy() {
     assert_eq!(as_json["holds"], false);
     assert_eq!(as_json["differences"].as_array().unwrap().len() + 1, differs.out.lines().count());
 
-    pod.done("apply --policy -", POLICY);
+    pod.succeed("apply --policy -", POLICY);
     assert_eq!(pod.gybe("verify --policy -", r#"{"enable_ipv6": true, "proxy_port": 16001}"#).code, Some(1));
     assert_eq!(pod.gybe("verify --policy -", POLICY).code, Some(0));
     pod.by_hand("ip", "-6 addr del ::6/128 dev lo");
@@ -111,9 +111,9 @@ fn verify_names_missing_rules_and_those_of_another_policy() {
 }
 
 #[test]
-fn counters_are_printed_and_are_no_difference() {
+fn counters_are_printed_and_do_not_count_as_a_difference() {
     let pod = Pod::new();
-    pod.done("apply --policy -", r#"{"enable_ipv6": false}"#);
+    pod.succeed("apply --policy -", r#"{"enable_ipv6": false}"#);
     // The connection is refused, because no process listens on the proxy's port, but a rule counts it.
     let refused = pod.0.run(|| std::net::TcpStream::connect("127.0.0.2:80").map(drop)).unwrap();
     assert!(refused.is_err());
@@ -122,8 +122,8 @@ fn counters_are_printed_and_are_no_difference() {
         chain["rules"].as_array().unwrap().iter().any(|rule| rule["packets"].as_u64() > Some(0))
     });
     assert!(counted, "{inspected}");
-    assert!(pod.done("inspect", "").contains("packets 1 bytes 60"));
-    pod.done("verify --policy -", r#"{"enable_ipv6": false}"#);
+    assert!(pod.succeed("inspect", "").contains("packets 1 bytes 60"));
+    pod.succeed("verify --policy -", r#"{"enable_ipv6": false}"#);
 }
 
 #[test]
@@ -137,7 +137,7 @@ fn for_a_pod_that_is_left_alone_nothing_is_written_and_rules_are_a_difference() 
     assert!(applied.err.starts_with("hint: Pod/a is not injected: "), "{}", applied.err);
     assert_eq!(pod.by_hand("nft", "list ruleset").out, "");
     assert_eq!(pod.gybe("verify --pod -", unmeshed).code, Some(0));
-    pod.done("apply --policy -", POLICY);
+    pod.succeed("apply --policy -", POLICY);
     let differs = pod.gybe("verify --pod -", unmeshed);
     assert_eq!(differs.code, Some(1));
     assert!(differs.err.starts_with("note: Pod/a is left alone: "), "{}", differs.err);
@@ -152,45 +152,30 @@ fn the_namespaces_addresses_decide_about_families() {
         assert!(nowhere.err.contains("has no address but loopback"), "{}", nowhere.err);
     }
     pod.by_hand("ip", "addr add 10.9.9.9/32 dev lo");
-    pod.done("apply --policy -", r#"{"enable_ipv6": true}"#);
-    pod.done("apply --policy -", "{}");
-    pod.done("verify --policy -", r#"{"enable_ipv6": false}"#);
-    pod.done("apply --policy -", r#"{"dual_stack": true}"#);
-    pod.done("verify --policy -", r#"{"enable_ipv6": false}"#);
+    pod.succeed("apply --policy -", r#"{"enable_ipv6": true}"#);
+    pod.succeed("apply --policy -", "{}");
+    pod.succeed("verify --policy -", r#"{"enable_ipv6": false}"#);
+    pod.succeed("apply --policy -", r#"{"dual_stack": true}"#);
+    pod.succeed("verify --policy -", r#"{"enable_ipv6": false}"#);
     pod.by_hand("ip", "addr add fd00::9/128 dev lo nodad");
     let both = pod.gybe("apply --policy -", "{}");
     assert_eq!(both.err, "note: the namespace has an IPv6 address, and its IPv6 is left alone\n");
-    pod.done("verify --policy -", r#"{"enable_ipv6": false}"#);
-    pod.done("apply --policy -", r#"{"dual_stack": true}"#);
-    pod.done("verify --policy -", r#"{"enable_ipv6": true}"#);
-    pod.done("apply --policy -", r#"{"enable_ipv6": false}"#);
+    pod.succeed("verify --policy -", r#"{"enable_ipv6": false}"#);
+    pod.succeed("apply --policy -", r#"{"dual_stack": true}"#);
+    pod.succeed("verify --policy -", r#"{"enable_ipv6": true}"#);
+    pod.succeed("apply --policy -", r#"{"enable_ipv6": false}"#);
     assert_eq!(
         pod.gybe("trace --policy - out tcp [fd00::9]:80", "{}").err,
         "note: IPv6 is left alone here\n"
     );
-    pod.done("trace --policy - out tcp [fd00::9]:80", r#"{"dual_stack": true}"#);
+    pod.succeed("trace --policy - out tcp [fd00::9]:80", r#"{"dual_stack": true}"#);
     let traced = pod.json("trace --policy - out tcp 10.9.9.9:80 --uid 1337", "{}");
     assert_eq!(traced["packet"]["interface"], "lo");
     assert_eq!(traced["port"], 15006);
 }
 
 #[test]
-fn tproxy_routes_are_added_and_removed() {
-    let pod = Pod::new();
-    let policy = r#"{"mode": "TPROXY", "enable_ipv6": false}"#;
-    pod.done("apply --policy -", policy);
-    assert!(pod.by_hand("ip", "rule").out.contains("fwmark 0x539 lookup 133"));
-    pod.done("verify --policy -", policy);
-    pod.by_hand("ip", "route flush table 133");
-    assert_eq!(pod.gybe("verify --policy -", policy).code, Some(1));
-    pod.done("apply --policy -", policy);
-    pod.done("verify --policy -", policy);
-    pod.done("remove", "");
-    assert!(!pod.by_hand("ip", "rule").out.contains("0x539"));
-}
-
-#[test]
-fn every_backend_that_is_named_applies_verifies_and_removes() {
+fn every_configured_backend_applies_verifies_and_removes() {
     for (word, name) in [
         ("nft", "nft"),
         ("iptables-nft", "iptables-nft"),
@@ -200,25 +185,16 @@ fn every_backend_that_is_named_applies_verifies_and_removes() {
         let pod = Pod::new();
         let applied = pod.json(&format!("apply --policy - --backend {word}"), POLICY);
         assert_eq!(applied["backend"], name, "{word}");
-        pod.done(&format!("verify --policy - --backend {word}"), POLICY);
+        pod.succeed(&format!("verify --policy - --backend {word}"), POLICY);
         let other = pod.gybe(&format!("verify --policy - --backend {word}"), r#"{"enable_ipv6": false}"#);
         assert_eq!(other.code, Some(1), "{word}");
-        assert!(!pod.done(&format!("inspect --backend {word}"), "").starts_with("no rules"), "{word}");
-        pod.done(&format!("remove --backend {word}"), "");
-        assert!(pod.done(&format!("inspect --backend {word}"), "").starts_with("no rules of Gybe"), "{word}");
+        assert!(!pod.succeed(&format!("inspect --backend {word}"), "").starts_with("no rules"), "{word}");
+        pod.succeed(&format!("remove --backend {word}"), "");
+        assert!(
+            pod.succeed(&format!("inspect --backend {word}"), "").starts_with("no rules of Gybe"),
+            "{word}"
+        );
     }
-}
-
-#[test]
-fn other_programs_tables_are_not_changed() {
-    let pod = Pod::new();
-    pod.by_hand("nft", "add table inet theirs");
-    pod.by_hand("nft", "add chain inet theirs nat-output");
-    let before = pod.by_hand("nft", "list table inet theirs").out;
-    pod.done("apply --policy -", POLICY);
-    pod.done("verify --policy -", POLICY);
-    pod.done("remove", "");
-    assert_eq!(pod.by_hand("nft", "list ruleset").out, before);
 }
 
 #[test]
@@ -255,4 +231,70 @@ fn the_nodes_namespace_is_refused_from_a_pod_that_sees_its_processes() {
         }
         assert_eq!(node.by_hand("nft", "list ruleset").out, "");
     }
+}
+
+fn render_or_apply(arguments: &[&str], policy: &str) -> String {
+    let run = ours("gybe", arguments, policy).unwrap();
+    assert_eq!((run.code, run.err.as_str()), (Some(0), ""), "gybe {arguments:?} with {policy}");
+    run.out
+}
+
+fn nft(namespace: &Namespace, arguments: &[&str], script: &str) -> Run {
+    namespace.run(|| run("nft", arguments, script)).unwrap().unwrap()
+}
+
+fn table(namespace: &Namespace) -> String {
+    let listed = nft(namespace, &["list", "table", "inet", "gybe"], "");
+    assert_eq!((listed.code, listed.err.as_str()), (Some(0), ""));
+    listed.out
+}
+
+#[test]
+fn nft_accepts_every_script_and_lists_the_rules_that_apply_writes() {
+    for (name, policy) in vectors::policy_files().unwrap() {
+        let script = render_or_apply(&["render", "--backend", "nft", "--policy", "-"], &policy);
+        let (by_nft, by_gybe) = (Namespace::new().unwrap(), Namespace::new().unwrap());
+        for arguments in [["-c", "-f", "-"].as_slice(), &["-f", "-"], &["-c", "-f", "-"]] {
+            let loaded = nft(&by_nft, arguments, &script);
+            assert_eq!(
+                (loaded.code, loaded.err.as_str()),
+                (Some(0), ""),
+                "{name}: nft {arguments:?}\n{script}"
+            );
+        }
+        let path = by_gybe.path();
+        render_or_apply(
+            &["apply", "--backend", "nft", "--policy", "-", "--netns", &path.to_string_lossy()],
+            &policy,
+        );
+        let (by_nft, by_gybe) = (table(&by_nft), table(&by_gybe));
+        let lines = by_nft.lines().zip(by_gybe.lines()).enumerate();
+        let differ: Vec<_> = lines.filter(|(_, (left, right))| left != right).take(5).collect();
+        assert_eq!(differ, [], "{name}: first lines that differ (by nft, by gybe)");
+        assert_eq!(by_nft.lines().count(), by_gybe.lines().count(), "{name}");
+    }
+}
+
+#[test]
+fn loading_the_script_twice_changes_nothing() {
+    let namespace = Namespace::new().unwrap();
+    let load = |script: &str| assert_eq!(nft(&namespace, &["-f", "-"], script).code, Some(0));
+    let other =
+        render_or_apply(&["render", "--policy", "-"], r#"{"redirect_dns": true, "capture_all_dns": true}"#);
+    let script = render_or_apply(&["render", "--policy", "-"], "{}");
+    load(&script);
+    let once = table(&namespace);
+    load(&other);
+    assert_ne!(table(&namespace), once);
+    load(&script);
+    assert_eq!(table(&namespace), once);
+}
+
+#[test]
+fn nft_accepts_the_comment_about_a_pod_that_is_left_alone() {
+    let namespace = Namespace::new().unwrap();
+    let pod = "{kind: Pod, spec: {containers: [{name: app}]}}";
+    let script = ours("gybe", &["render", "--pod", "-"], pod).unwrap().out;
+    assert!(script.starts_with("# "), "{script}");
+    assert_eq!(nft(&namespace, &["-c", "-f", "-"], &script).code, Some(0));
 }

@@ -3,10 +3,11 @@
 use gybe_integration::failure::Failure;
 use gybe_integration::parallel::in_parallel;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
+use gybe_test_support::TestDir;
 use serde_json::Value;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 fn demo(arguments: &[&str]) -> Result<Run, Failure> {
     let arguments: Vec<&str> = ["demo"].into_iter().chain(arguments.iter().copied()).collect();
@@ -48,9 +49,9 @@ fn without_any_one_rule_the_demo_fails_and_names_the_connections() -> Result<(),
 /// The control of the demo's claim that the plugin runs no program.
 #[test]
 fn a_plugin_that_runs_programs_is_reported() -> Result<(), Failure> {
-    let directory = TestDirectory::new("runs-programs")?;
+    let directory = TestDir::new("demo-runs-programs");
     let plugin = path_of_ours("gybe-cni")?;
-    let script = directory.program(&format!("#!/bin/sh\n/bin/true\nexec '{}'\n", plugin.display()))?;
+    let script = write_plugin(&directory, &format!("#!/bin/sh\n/bin/true\nexec '{}'\n", plugin.display()))?;
     let run = demo(&["--plugin", &script.to_string_lossy()])?;
     assert_eq!(run.code, Some(1), "{run:#?}");
     assert!(run.out.contains("the ADD ran 2 programs and forked 1 processes"), "{}", run.out);
@@ -60,10 +61,10 @@ fn a_plugin_that_runs_programs_is_reported() -> Result<(), Failure> {
 
 #[test]
 fn the_error_of_a_failing_plugin_is_printed_and_no_file_is_left() -> Result<(), Failure> {
-    let directory = TestDirectory::new("fails")?;
-    let script = directory.program("#!/bin/sh\necho '{\"code\": 7, \"msg\": \"no such luck\"}'\nexit 1\n")?;
-    let scratch = directory.0.join("scratch");
-    fs::create_dir(&scratch)?;
+    let directory = TestDir::new("demo-fails");
+    let script =
+        write_plugin(&directory, "#!/bin/sh\necho '{\"code\": 7, \"msg\": \"no such luck\"}'\nexit 1\n")?;
+    let scratch = directory.create_dir("scratch");
     let (gybe, setting) = (path_of_ours("gybe")?, format!("TMPDIR={}", scratch.display()));
     let script = script.to_string_lossy();
     let run = run("env", &[&setting, &gybe.to_string_lossy(), "demo", "--plugin", &script], "")?;
@@ -82,26 +83,9 @@ fn without_privilege_the_hint_names_the_command() -> Result<(), Failure> {
     Ok(())
 }
 
-/// A directory of one test, removed on drop.
-struct TestDirectory(PathBuf);
-
-impl TestDirectory {
-    fn new(test: &str) -> Result<Self, Failure> {
-        let path = std::env::temp_dir().join(format!("gybe-test-{test}-{}", std::process::id()));
-        fs::create_dir(&path)?;
-        Ok(Self(path))
-    }
-
-    fn program(&self, text: &str) -> Result<PathBuf, Failure> {
-        let path: &Path = &self.0.join("plugin");
-        fs::write(path, text)?;
-        fs::set_permissions(path, Permissions::from_mode(0o755))?;
-        Ok(path.to_owned())
-    }
-}
-
-impl Drop for TestDirectory {
-    fn drop(&mut self) {
-        let _removed = fs::remove_dir_all(&self.0);
-    }
+/// Writes a program that `--plugin` can name.
+fn write_plugin(directory: &TestDir, text: &str) -> Result<PathBuf, Failure> {
+    let path = directory.write("plugin", text);
+    fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+    Ok(path)
 }

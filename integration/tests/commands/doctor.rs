@@ -1,18 +1,12 @@
 //! `gybe doctor` on nodes with faults that need a kernel: mounts, limits, refused access; and on a complete node with the
 //! real programs and a running agent.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking; indexing a missing JSON member yields null"
-)]
 
 use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::programs::{Run, path_of_ours};
+use gybe_test_support::Agent;
 use serde_json::Value;
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
+use std::process::Command;
 
 const LIST: &str = r#"{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"bridge"}]}"#;
 
@@ -21,13 +15,13 @@ struct Node(PluginDir);
 
 impl Node {
     fn new(test: &str) -> Self {
-        let place = PluginDir::new(&format!("doctor-{test}"));
+        let directory = PluginDir::new(&format!("doctor-{test}"));
         for folder in ["etc/cni/net.d", "opt/cni/bin", "var/lib/cni/results"] {
-            fs::create_dir_all(place.path().join("root").join(folder)).unwrap();
+            fs::create_dir_all(directory.path().join("root").join(folder)).unwrap();
         }
-        fs::write(place.path().join("root/etc/cni/net.d/10-net.conflist"), LIST).unwrap();
-        fs::write(place.path().join("root/opt/cni/bin/bridge"), "").unwrap();
-        Self(place)
+        fs::write(directory.path().join("root/etc/cni/net.d/10-net.conflist"), LIST).unwrap();
+        fs::write(directory.path().join("root/opt/cni/bin/bridge"), "").unwrap();
+        Self(directory)
     }
 
     /// Runs a shell command: `ROOT` is the node's root, `GYBE` the program, `/run` its own.
@@ -44,12 +38,12 @@ impl Node {
         node
     }
 
-    /// Runs the shell commands `done` on the node, and returns the findings that are wrong, each with its remedy.
-    fn wrong_after(&self, done: &str) -> Vec<String> {
-        let ran = self.sh(&format!("{done} GYBE doctor --root ROOT --json"));
+    /// Runs these shell commands on the node, and returns the findings that are wrong, each with its remedy.
+    fn wrong_after(&self, commands: &str) -> Vec<String> {
+        let ran = self.sh(&format!("{commands} GYBE doctor --root ROOT --json"));
         assert_eq!(ran.code, Some(1), "{ran:#?}");
-        let told: Value = serde_json::from_str(&ran.out).unwrap();
-        let wrong = told["findings"].as_array().unwrap().iter().filter(|it| it["state"] == "wrong");
+        let report: Value = serde_json::from_str(&ran.out).unwrap();
+        let wrong = report["findings"].as_array().unwrap().iter().filter(|it| it["state"] == "wrong");
         wrong
             .map(|it| format!("{} -> {}", it["says"].as_str().unwrap(), it["remedy"].as_str().unwrap()))
             .collect()
@@ -69,7 +63,7 @@ fn f11_a_mount_that_is_read_only_full_or_noexec_is_named() {
     // Mounts a tmpfs over the directory, copies its files, and runs `then` to make the mount unusable.
     let on = |folder: &str, options: &str, then: &str| {
         format!(
-            "cp -a ROOT/{folder} ROOT/kept && mount -t tmpfs -o {options} ill ROOT/{folder} && cp -a ROOT/kept/. ROOT/{folder} \
+            "cp -a ROOT/{folder} ROOT/kept && mount -t tmpfs -o {options} test ROOT/{folder} && cp -a ROOT/kept/. ROOT/{folder} \
              && rm -r ROOT/kept && {then};"
         )
     };
@@ -109,9 +103,9 @@ fn f12_exhausted_inotify_is_reported_with_the_limit_to_raise() {
     let node = Node::installed("inotify");
     let inside = "echo 0 > /proc/sys/user/max_inotify_instances && GYBE doctor --root ROOT --json";
     let ran = node.sh(&format!("exec unshare --user --map-root-user sh -c '{inside}'"));
-    let told: Value = serde_json::from_str(&ran.out).unwrap();
-    let wrong = told["findings"].as_array().unwrap().iter().find(|it| it["about"] == "watching").unwrap();
-    assert_eq!(wrong["state"], "wrong", "{told:#}");
+    let report: Value = serde_json::from_str(&ran.out).unwrap();
+    let wrong = report["findings"].as_array().unwrap().iter().find(|it| it["about"] == "watching").unwrap();
+    assert_eq!(wrong["state"], "wrong", "{report:#}");
     assert!(wrong["says"].as_str().unwrap().starts_with("inotify is exhausted"), "{wrong}");
     assert_eq!(wrong["remedy"], "raise fs.inotify.max_user_instances, which the runtime needs too");
 }
@@ -136,41 +130,27 @@ fn f36_another_users_directory_is_reported_and_needs_three_capabilities() {
     ));
     assert_eq!(bare.code, Some(1), "{bare:#?}");
     assert!((bare.out + &bare.err).contains("components/foreign-owner"));
-    let told = node.sh("exec GYBE doctor --root ROOT");
-    assert!(told.out.contains("opt/cni/bin belongs to user 1000\n"), "{told:#?}");
+    let report = node.sh("exec GYBE doctor --root ROOT");
+    assert!(report.out.contains("opt/cni/bin belongs to user 1000\n"), "{report:#?}");
     let ran = node.sh(&format!("exec setpriv --bounding-set=-all,+dac_override,+chown,+fowner {install}"));
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     let entry = fs::read_to_string(node.0.path().join("root/etc/cni/net.d/10-net.conflist")).unwrap();
     assert!(entry.contains("gybe-cni"), "{entry}");
 }
 
-/// An agent in the background of the test; dropping it ends the agent.
-struct Agent(Child);
-
-impl Drop for Agent {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-fn agent(node: &Node) -> Agent {
+fn start_agent(node: &Node) -> Agent {
     let socket = node.0.run().join("gybe/facts.sock");
     #[expect(clippy::disallowed_methods, reason = "the agent runs in the background of the test")]
     let mut command = Command::new(path_of_ours("gybe").unwrap());
     command.args(["node", "--pods-from"]).arg(node.0.path()).arg("--socket").arg(socket);
-    let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
-    let mut first = String::new();
-    BufReader::new(child.stderr.take().unwrap()).read_line(&mut first).unwrap();
-    assert!(first.contains("serving"), "{first}");
-    Agent(child)
+    Agent::start_serving(command)
 }
 
 #[test]
 fn doctor_finds_nothing_wrong_on_a_complete_node() {
-    let node = Node::new("well");
+    let node = Node::new("complete");
     fs::create_dir_all(node.0.run().join("gybe")).unwrap();
-    let agent = agent(&node);
+    let agent = start_agent(&node);
     let ran =
         node.sh("GYBE probe >&2 && GYBE install --root ROOT --backend auto && exec GYBE doctor --root ROOT");
     assert_eq!(ran.code, Some(0), "{ran:#?}");
@@ -209,13 +189,14 @@ fn doctor_finds_nothing_wrong_on_a_complete_node() {
 
 #[test]
 fn f23_a_configured_backend_that_cannot_work_is_reported() {
-    let node = Node::new("word");
+    let node = Node::new("backend");
     let ran = node.sh("GYBE probe >&2 && exec GYBE install --root ROOT --backend iptables --pods-from /p");
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     let kept = node.0.run().join("gybe/probe.json");
     let mut known: Value = serde_json::from_str(&fs::read_to_string(&kept).unwrap()).unwrap();
     for backend in ["iptables-nft", "iptables-legacy"] {
-        known["backends"][backend]["v4"] = serde_json::json!({ "finding": "misbehaves", "what": "it rests" });
+        known["backends"][backend]["v4"] =
+            serde_json::json!({ "finding": "misbehaves", "what": "no answer" });
     }
     fs::write(&kept, known.to_string()).unwrap();
     let wrong = node.wrong_after("");

@@ -1,10 +1,6 @@
 //! The built `gybe` as an operator runs it: apply, inspect, verify, render, doctor, demo.
+#![cfg(test)]
 
-#[cfg(test)]
 mod command_line;
-#[cfg(test)]
 mod demo;
-#[cfg(test)]
 mod doctor;
-#[cfg(test)]
-mod render;

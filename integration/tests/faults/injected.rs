@@ -1,11 +1,12 @@
 //! Kernel errors at our sockets, injected by strace: the program retries, or reports a clear error, and it reports
 //! success exactly when the rules are in force.
 
-use super::{BEFORE, Scratch, TPROXY, add};
+use super::{BEFORE, TPROXY, add};
 use gybe_integration::invocation::{Invocation, State};
 use gybe_integration::programs::Run;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::redirection::remove;
+use gybe_test_support::TestDir;
 
 /// A system call that fails: the n-th call of a thread, or every call from the n-th on.
 struct Fault {
@@ -76,7 +77,7 @@ impl Fault {
 }
 
 /// Runs the invocation with each fault and returns how often it succeeded and how often it failed.
-fn success_is_reported_truthfully(
+fn assert_reports_are_true(
     invocation: &Invocation,
     prepare: &(dyn Fn() + Sync),
     is_reported: fn(&Run) -> bool,
@@ -88,7 +89,7 @@ fn success_is_reported_truthfully(
         let (state, name) = (invocation.state(&Nft).unwrap(), fault.name());
         match run.code {
             Some(0) => {
-                assert_eq!(state, State::Whole, "{name}: claimed, {run:?}");
+                assert_eq!(state, State::Whole, "{name}: success reported, {run:?}");
                 done += 1;
             }
             Some(code @ 1..=2) => {
@@ -124,28 +125,27 @@ fn plugin_reports(run: &Run) -> bool {
 }
 
 #[test]
-fn f25_gybe_apply_claims_exactly_what_is_true_whatever_the_kernel_answers() {
+fn f25_gybe_apply_reports_success_exactly_when_the_rules_are_in_force() {
     let invocation = Invocation::apply(TPROXY, "nft").unwrap();
-    let (done, failed) = success_is_reported_truthfully(&invocation, &|| remove(&Nft).unwrap(), gybe_reports);
+    let (done, failed) = assert_reports_are_true(&invocation, &|| remove(&Nft).unwrap(), gybe_reports);
     println!("gybe apply: {done} faults without effect, {failed} reported");
     assert!(done > 0 && failed > 0);
 }
 
 #[test]
-fn f25_gybe_apply_over_other_rules_claims_exactly_what_is_true_whatever_the_kernel_answers() {
+fn f25_gybe_apply_over_other_rules_reports_success_exactly_when_the_rules_are_in_force() {
     let invocation = Invocation::apply(TPROXY, "nft").unwrap();
     let before = Invocation::apply(BEFORE, "nft").unwrap().redirection;
     let (done, failed) =
-        success_is_reported_truthfully(&invocation, &|| drop(before.apply(&Nft).unwrap()), gybe_reports);
+        assert_reports_are_true(&invocation, &|| drop(before.apply(&Nft).unwrap()), gybe_reports);
     println!("gybe apply over others: {done} faults without effect, {failed} reported");
     assert!(done > 0 && failed > 0);
 }
 
 #[test]
-fn f25_an_add_claims_exactly_what_is_true_whatever_the_kernel_answers() {
-    let scratch = Scratch::new("injected");
-    let (done, failed) =
-        success_is_reported_truthfully(&add(&scratch), &|| remove(&Nft).unwrap(), plugin_reports);
+fn f25_an_add_reports_success_exactly_when_the_rules_are_in_force() {
+    let directory = TestDir::new("injected");
+    let (done, failed) = assert_reports_are_true(&add(&directory), &|| remove(&Nft).unwrap(), plugin_reports);
     println!("gybe-cni ADD: {done} faults without effect, {failed} reported");
     assert!(done > 0 && failed > 0);
 }

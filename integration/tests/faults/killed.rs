@@ -1,7 +1,7 @@
 //! SIGKILL at each system call: with nft all rules are in force or none; with iptables the next apply repairs partial
 //! rules.
 
-use super::{BEFORE, Scratch, TPROXY, add, sh};
+use super::{BEFORE, TPROXY, add, sh};
 use gybe_integration::invocation::{Invocation, State};
 use gybe_integration::kill::{End, WAIT_THEN_EXEC, kill_at_system_call};
 use gybe_netfilter::backend::Backend;
@@ -9,6 +9,7 @@ use gybe_netfilter::inventory::Inventory;
 use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::redirection::{Redirection, remove};
+use gybe_test_support::TestDir;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};
 
@@ -43,11 +44,11 @@ fn at_every_call(
     unreachable!("a program of endless system calls")
 }
 
-fn there(invocation: &Invocation) -> Inventory {
+fn inspect(invocation: &Invocation) -> Inventory {
     invocation.namespace.run(|| Nft.inspect()).unwrap().unwrap()
 }
 
-fn nft_is_whole_or_as_before(name: &str, invocation: &Invocation, before: Option<&Redirection>) {
+fn assert_all_rules_or_as_before(name: &str, invocation: &Invocation, before: Option<&Redirection>) {
     let run = |work: &(dyn Fn() + Sync)| invocation.namespace.run(work).unwrap();
     let prepare = || {
         run(&|| {
@@ -55,12 +56,12 @@ fn nft_is_whole_or_as_before(name: &str, invocation: &Invocation, before: Option
             before.into_iter().for_each(|before| drop(before.apply(&Nft).unwrap()));
         });
     };
-    let (mut as_before, mut whole) = (0, 0);
+    let (mut as_before, mut complete) = (0, 0);
     let judge = |at| {
-        let found = there(invocation);
+        let found = inspect(invocation);
         let is = |rules| Nft.desired(rules).unwrap().differences(&found).is_empty();
         if is(&invocation.redirection.rules) {
-            whole += 1;
+            complete += 1;
         } else {
             let unchanged = before.map_or(found.is_empty(), |before| is(&before.rules));
             assert!(unchanged, "{name}, killed at call {at}: {found:?}");
@@ -71,20 +72,22 @@ fn nft_is_whole_or_as_before(name: &str, invocation: &Invocation, before: Option
         assert_eq!(invocation.state(&Nft).unwrap(), State::Whole, "{name}, repaired after call {at}");
     };
     let (calls, killed) = at_every_call(invocation, 1.., prepare, judge);
-    println!("{name}: {calls} system calls, killed at each of them: {as_before} as before, {whole} whole");
-    assert!(killed >= calls && killed == as_before + whole, "{name}");
-    assert!(as_before > 0 && whole > 0, "{name}");
+    println!(
+        "{name}: {calls} system calls, killed at each of them: {as_before} as before, {complete} complete"
+    );
+    assert!(killed >= calls && killed == as_before + complete, "{name}");
+    assert!(as_before > 0 && complete > 0, "{name}");
 }
 
 #[test]
 fn f15_gybe_apply_killed_at_any_system_call_leaves_all_of_nfts_rules_or_none() {
-    nft_is_whole_or_as_before("gybe apply", &Invocation::apply(TPROXY, "nft").unwrap(), None);
+    assert_all_rules_or_as_before("gybe apply", &Invocation::apply(TPROXY, "nft").unwrap(), None);
 }
 
 #[test]
-fn f15_gybe_apply_killed_at_any_system_call_leaves_the_rules_there_were_or_the_new_ones() {
+fn f15_gybe_apply_killed_at_any_system_call_leaves_the_previous_rules_or_the_new_ones() {
     let before = Invocation::apply(BEFORE, "nft").unwrap().redirection;
-    nft_is_whole_or_as_before(
+    assert_all_rules_or_as_before(
         "gybe apply over others",
         &Invocation::apply(TPROXY, "nft").unwrap(),
         Some(&before),
@@ -93,12 +96,12 @@ fn f15_gybe_apply_killed_at_any_system_call_leaves_the_rules_there_were_or_the_n
 
 #[test]
 fn f15_an_add_killed_at_any_system_call_leaves_all_of_nfts_rules_or_none() {
-    let scratch = Scratch::new("killed");
-    nft_is_whole_or_as_before("gybe-cni ADD", &add(&scratch), None);
+    let directory = TestDir::new("killed");
+    assert_all_rules_or_as_before("gybe-cni ADD", &add(&directory), None);
 }
 
 /// Waits until no process runs in the namespace: the children of a killed program are killed shortly after it.
-fn until_nobody_is_in(invocation: &Invocation) {
+fn wait_until_no_process_is_in(invocation: &Invocation) {
     let inode = |path: std::path::PathBuf| std::fs::metadata(path).map(|file| file.ino()).ok();
     let here = inode(invocation.namespace.path());
     let deadline = Instant::now() + PATIENCE;
@@ -113,7 +116,7 @@ fn until_nobody_is_in(invocation: &Invocation) {
 }
 
 #[test]
-fn f15_what_gybe_apply_killed_with_iptables_leaves_the_next_one_repairs() {
+fn f15_after_gybe_apply_was_killed_with_iptables_the_next_one_repairs_the_rules() {
     for variant in [Variant::Legacy, Variant::Nft] {
         let backend = Iptables::find(variant).unwrap().with_deadline(PATIENCE);
         let invocation = Invocation::apply(TPROXY, variant.name()).unwrap();
@@ -128,7 +131,7 @@ fn f15_what_gybe_apply_killed_with_iptables_leaves_the_next_one_repairs() {
             }
         };
         let judge = |at| {
-            until_nobody_is_in(&invocation);
+            wait_until_no_process_is_in(&invocation);
             invocation.namespace.run(|| invocation.redirection.apply(&backend).unwrap()).unwrap();
             assert_eq!(invocation.state(&backend).unwrap(), State::Whole, "{}, call {at}", backend.name());
         };

@@ -2,7 +2,6 @@
 //! iptables and ip list it.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 #![allow(clippy::print_stdout, reason = "prints the number of tested system calls")]
-#![allow(clippy::disallowed_methods, reason = "nft, iptables and ip list the resulting state")]
 
 mod injected;
 mod killed;
@@ -10,8 +9,8 @@ mod restored;
 
 use gybe_integration::invocation::Invocation;
 use gybe_integration::namespace::sh;
+use gybe_test_support::TestDir;
 use std::net::IpAddr;
-use std::path::PathBuf;
 
 /// A policy with every kind of object: sets, marks, zones, routes, routing rules and an address.
 const TPROXY: &str = r#"{"mode": "TPROXY", "enable_ipv6": true, "redirect_dns": true, "capture_all_dns": true,
@@ -20,27 +19,10 @@ const TPROXY: &str = r#"{"mode": "TPROXY", "enable_ipv6": true, "redirect_dns": 
 /// An earlier policy, which the one under test replaces.
 const BEFORE: &str = r#"{"enable_ipv6": true, "outbound_ports_exclude": [1, 3, 5]}"#;
 
-/// A directory that is removed on drop.
-struct Scratch(PathBuf);
-
-impl Scratch {
-    fn new(name: &str) -> Self {
-        let path = std::env::temp_dir().join(format!("gybe-{name}-{}", std::process::id()));
-        std::fs::create_dir_all(&path).unwrap();
-        Self(path)
-    }
-}
-
-impl Drop for Scratch {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).unwrap();
-    }
-}
-
 /// The plugin's ADD for a pod with addresses of both families.
-fn add(scratch: &Scratch) -> Invocation {
+fn add(directory: &TestDir) -> Invocation {
     let addresses: [IpAddr; 2] = ["10.9.9.9".parse().unwrap(), "fd00::9".parse().unwrap()];
-    let invocation = Invocation::add(&addresses, &scratch.0).unwrap();
+    let invocation = Invocation::add(&addresses, directory).unwrap();
     invocation
         .namespace
         .run(|| sh("ip addr add 10.9.9.9/32 dev lo; ip addr add fd00::9/128 dev lo nodad"))

@@ -89,7 +89,7 @@ const POLICIES: [&str; 12] = [
     "dns-all-dual",
 ];
 
-fn leaves_it_as_it_was(backend: &dyn Backend, their_tables: &str, seen_before: &[&str]) {
+fn assert_restored(backend: &dyn Backend, their_tables: &str, used_before: &[&str]) {
     let recorded = vectors::all().unwrap();
     let policy = |name: &str| {
         let vector = recorded.iter().find(|vector| vector.name == name);
@@ -100,7 +100,7 @@ fn leaves_it_as_it_was(backend: &dyn Backend, their_tables: &str, seen_before: &
         .run(|| {
             sh(THEIRS);
             sh(&tables(their_tables));
-            for name in seen_before {
+            for name in used_before {
                 policy(name).apply(backend).unwrap();
             }
             remove(backend).unwrap();
@@ -131,18 +131,17 @@ fn leaves_it_as_it_was(backend: &dyn Backend, their_tables: &str, seen_before: &
 }
 
 #[test]
-fn what_nft_wrote_and_removed_leaves_everything_of_others_as_it_was() {
+fn after_apply_and_remove_by_nft_other_owners_objects_are_unchanged() {
     for theirs in ["legacy", "nft"] {
-        leaves_it_as_it_was(&Nft, theirs, &[]);
+        assert_restored(&Nft, theirs, &[]);
     }
 }
 
-/// What iptables itself leaves is no rule and nobody's: tables and built-in chains, once they were
-/// used, stay and are empty. So they have been used before.
+/// iptables leaves empty tables and built-in chains after their first use, so they are used once before the comparison.
 #[test]
-fn what_iptables_wrote_and_removed_leaves_everything_of_others_as_it_was() {
+fn after_apply_and_remove_by_iptables_other_owners_objects_are_unchanged() {
     for (variant, theirs) in [(Variant::Legacy, "legacy"), (Variant::Nft, "nft")] {
         let backend = Iptables::find(variant).unwrap().with_deadline(Duration::from_secs(120));
-        leaves_it_as_it_was(&backend, theirs, &["dns-all-tproxy-dual", "inject-default-dual"]);
+        assert_restored(&backend, theirs, &["dns-all-tproxy-dual", "inject-default-dual"]);
     }
 }

@@ -19,7 +19,7 @@ use std::time::Duration;
 static ONE_TEST_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 /// The number of networks that are created before the first connection.
-const WORLDS: usize = 16;
+const TOPOLOGIES: usize = 16;
 
 /// The iptables deadline, long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
@@ -30,22 +30,22 @@ fn redirected(
     vector: &Vector,
     change: impl FnOnce(&mut Redirection) + Send,
 ) -> Result<Topology, Failure> {
-    let world = Topology::new(vector.policy.mode, &vector.flows)?;
+    let topology = Topology::new(vector.policy.mode, &vector.flows)?;
     let mut redirection = Redirection::of(&vector.policy);
     change(&mut redirection);
-    world.at(Location::Pod).run(|| redirection.apply(backend))??;
-    Ok(world)
+    topology.at(Location::Pod).run(|| redirection.apply(backend))??;
+    Ok(topology)
 }
 
-fn every_flow_ends_as_recorded(variant: Variant) -> Result<(), Failure> {
-    let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+fn every_flow_has_its_recorded_outcome(variant: Variant) -> Result<(), Failure> {
+    let _guard = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let backend = Iptables::find(variant)?.with_deadline(PATIENCE);
     let mut all: Vec<String> = Vec::new();
-    for vectors in vectors::all()?.chunks(WORLDS) {
-        let worlds = in_parallel(vectors.iter().collect(), |vector| redirected(&backend, vector, |_| {}));
-        let worlds = worlds.into_iter().collect::<Result<Vec<_>, _>>()?;
-        let found = in_parallel(vectors.iter().zip(worlds).collect(), |(vector, world)| {
-            Ok::<_, Failure>((vector, differences(&world, &vector.flows, Rules::Present, Until::End)?))
+    for vectors in vectors::all()?.chunks(TOPOLOGIES) {
+        let topologies = in_parallel(vectors.iter().collect(), |vector| redirected(&backend, vector, |_| {}));
+        let topologies = topologies.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let found = in_parallel(vectors.iter().zip(topologies).collect(), |(vector, topology)| {
+            Ok::<_, Failure>((vector, differences(&topology, &vector.flows, Rules::Present, Until::End)?))
         });
         for found in found {
             let (vector, found) = found?;
@@ -57,13 +57,13 @@ fn every_flow_ends_as_recorded(variant: Variant) -> Result<(), Failure> {
 }
 
 #[test]
-fn with_iptables_legacy_every_flow_ends_as_recorded() -> Result<(), Failure> {
-    every_flow_ends_as_recorded(Variant::Legacy)
+fn with_iptables_legacy_every_flow_has_its_recorded_outcome() -> Result<(), Failure> {
+    every_flow_has_its_recorded_outcome(Variant::Legacy)
 }
 
 #[test]
-fn with_iptables_nft_every_flow_ends_as_recorded() -> Result<(), Failure> {
-    every_flow_ends_as_recorded(Variant::Nft)
+fn with_iptables_nft_every_flow_has_its_recorded_outcome() -> Result<(), Failure> {
+    every_flow_has_its_recorded_outcome(Variant::Nft)
 }
 
 /// Returns the policy with lists so long that their product needs chains that jump to each other. No flow matches the
@@ -87,8 +87,8 @@ fn with_long_lists(vector: &Vector) -> Result<Option<Vector>, Failure> {
 }
 
 #[test]
-fn with_a_product_of_long_lists_in_two_chains_every_flow_ends_as_recorded() -> Result<(), Failure> {
-    let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+fn with_a_product_of_long_lists_in_two_chains_every_flow_has_its_recorded_outcome() -> Result<(), Failure> {
+    let _guard = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let vectors = vectors::all()?.iter().map(with_long_lists).collect::<Result<Vec<_>, _>>()?;
     let vectors: Vec<Vector> = vectors.into_iter().flatten().collect();
     assert!(!vectors.is_empty(), "no policy captures networks for virtual machines");
@@ -97,8 +97,8 @@ fn with_a_product_of_long_lists_in_two_chains_every_flow_ends_as_recorded() -> R
         for vector in &vectors {
             let text = script(&compile(&vector.policy), Family::V4).unwrap();
             assert!(text.contains("-j ISTIO_LIST_1"), "{}: {text}", vector.name);
-            let world = redirected(&backend, vector, |_| {})?;
-            let found = differences(&world, &vector.flows, Rules::Present, Until::End)?;
+            let topology = redirected(&backend, vector, |_| {})?;
+            let found = differences(&topology, &vector.flows, Rules::Present, Until::End)?;
             assert!(found.is_empty(), "{variant:?}, {}: {found:#?}", vector.name);
         }
     }
@@ -106,19 +106,19 @@ fn with_a_product_of_long_lists_in_two_chains_every_flow_ends_as_recorded() -> R
 }
 
 #[test]
-fn a_missing_rule_is_noticed() -> Result<(), Failure> {
-    let _others_wait = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
+fn a_missing_rule_changes_the_outcome_of_a_flow() -> Result<(), Failure> {
+    let _guard = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let vector = vectors::all()?.into_iter().find(|vector| vector.name == "inject-default-dual");
     let vector = vector.ok_or_else(|| Failure::new("no vector inject-default-dual"))?;
     for variant in [Variant::Legacy, Variant::Nft] {
         for rule in ["proxy-uid", "inbound-to-proxy", "outbound-to-proxy", "proxy-to-own-pod-v6"] {
-            let world =
+            let topology =
                 redirected(&Iptables::find(variant)?.with_deadline(PATIENCE), &vector, |redirection| {
                     let rest = redirection.rules.without(rule);
                     redirection.rules = rest.unwrap_or_else(|| redirection.rules.clone());
                 })?;
             let found: Vec<Difference> =
-                differences(&world, &vector.flows, Rules::Present, Until::FirstDifference)?;
+                differences(&topology, &vector.flows, Rules::Present, Until::FirstDifference)?;
             assert!(!found.is_empty(), "{variant:?} without {rule}");
         }
     }

@@ -35,7 +35,7 @@ const PROXY_GROUP: Owner = Owner { uid: 2000, gid: 1337 };
 const TO_PROXY: &str = "envoy:15001";
 
 #[test]
-fn the_classic_rules_send_every_connection_where_they_always_did() -> Result<(), Failure> {
+fn with_istio_1_0s_policy_every_connection_has_the_expected_outcome() -> Result<(), Failure> {
     let flows = [
         // Inbound: the one port, and no other.
         flow(Location::Peer, APP, "10.244.0.10:80", ["refused", TO_PROXY])?,
@@ -60,9 +60,9 @@ fn the_classic_rules_send_every_connection_where_they_always_did() -> Result<(),
         flow(Location::Pod, PROXY, "10.244.0.10:15008", ["envoy:15008", "envoy:15008"])?,
     ];
     let policy = PolicyFile::parse(POLICY)?.policy(&[])?;
-    let vector = Vector { name: "classic".into(), policy, flows: flows.to_vec() };
-    let world = Topology::new(vector.policy.mode, &vector.flows)?;
-    let control = differences(&world, &vector.flows, Rules::Absent, Until::End)?;
+    let vector = Vector { name: "istio-1.0".into(), policy, flows: flows.to_vec() };
+    let topology = Topology::new(vector.policy.mode, &vector.flows)?;
+    let control = differences(&topology, &vector.flows, Rules::Absent, Until::End)?;
     assert!(control.is_empty(), "without rules: {control:#?}");
     let found = check_vector(&vector, &Redirection::of(&vector.policy), &Nft, Until::End)?;
     assert!(found.is_empty(), "with rules: {found:#?}");
@@ -76,7 +76,7 @@ fn flow(from: Location, owner: Owner, to: &str, [without, with]: [&str; 2]) -> R
         _ => "10.244.0.1",
     };
     // Listeners outside the pod do not report the original destination; without a redirect it is the same.
-    let told = |by: &str| match by {
+    let outcome = |by: &str| match by {
         "refused" => by.to_owned(),
         TO_PROXY => format!("{by} orig={to} src={source}"),
         _ => format!("{by} src={source}"),
@@ -90,7 +90,7 @@ fn flow(from: Location, owner: Owner, to: &str, [without, with]: [&str; 2]) -> R
         source: None,
         source_port: None,
         mark: None,
-        without_rules: told(without).parse()?,
-        with_rules: told(with).parse()?,
+        without_rules: outcome(without).parse()?,
+        with_rules: outcome(with).parse()?,
     })
 }

@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(5);
 
 #[test]
-fn without_rules_every_flow_goes_where_it_was_recorded_to_go() -> Result<(), Failure> {
+fn without_rules_every_flow_has_its_recorded_outcome() -> Result<(), Failure> {
     let all: Vec<_> = vectors::all()?.into_iter().flat_map(|vector| vector.flows).collect();
     let mut flows: Vec<vectors::Flow> = Vec::new();
     for flow in all {
@@ -32,22 +32,22 @@ fn without_rules_every_flow_goes_where_it_was_recorded_to_go() -> Result<(), Fai
     }
     // Without rules all policies share this one control; only the proxy's user differs.
     for mode in [Mode::Redirect, Mode::Tproxy { mark: 1337, route_table: 133 }] {
-        let world = Topology::new(mode, &flows)?;
-        let found = differences(&world, &flows, Rules::Absent, Until::End)?;
+        let topology = Topology::new(mode, &flows)?;
+        let found = differences(&topology, &flows, Rules::Absent, Until::End)?;
         assert!(found.is_empty(), "{mode:?}: {} flows: {found:#?}", found.len());
     }
     Ok(())
 }
 
 #[test]
-fn a_namespace_is_a_new_one_that_others_can_open_by_its_path() -> Result<(), Failure> {
+fn a_namespace_is_new_and_can_be_opened_by_its_path() -> Result<(), Failure> {
     let own = Netns::of_this_thread()?;
     let (one, other) = (Namespace::new()?, Namespace::new()?);
     let opened = Netns::open(&one.path())?;
     assert!(!opened.is_same_as(&own));
     assert!(!opened.is_same_as(&Netns::open(&other.path())?));
     assert!(one.run(Netns::of_this_thread)??.is_same_as(&opened));
-    assert!(Netns::of_this_thread()?.is_same_as(&own), "the test's own thread went nowhere");
+    assert!(Netns::of_this_thread()?.is_same_as(&own), "the test's own thread stays in its namespace");
     let found = one.run(addresses)??;
     assert!(found.iter().all(|address| address.index == 1), "{found:?}");
     assert!(!found.is_empty(), "lo is up and has its addresses");
@@ -55,17 +55,17 @@ fn a_namespace_is_a_new_one_that_others_can_open_by_its_path() -> Result<(), Fai
 }
 
 #[test]
-fn what_is_in_a_namespace_goes_with_it() -> Result<(), Failure> {
-    let (stays, goes) = (Namespace::new()?, Namespace::new()?);
+fn a_namespaces_links_are_removed_with_it() -> Result<(), Failure> {
+    let (kept, dropped) = (Namespace::new()?, Namespace::new()?);
     let name = InterfaceName::parse("eth0")?;
     let end = |namespace, address: &str| -> Result<LinkEnd<'_>, Failure> {
         Ok(LinkEnd { namespace, name: name.clone(), addresses: vec![address.parse()?] })
     };
-    join(&end(&stays, "10.9.0.1/24")?, &end(&goes, "10.9.0.2/24")?)?;
+    join(&end(&kept, "10.9.0.1/24")?, &end(&dropped, "10.9.0.2/24")?)?;
     let has_link =
-        || -> Result<bool, Failure> { Ok(stays.run(addresses)??.iter().any(|address| address.index != 1)) };
+        || -> Result<bool, Failure> { Ok(kept.run(addresses)??.iter().any(|address| address.index != 1)) };
     assert!(has_link()?);
-    drop(goes);
+    drop(dropped);
     // The kernel takes it down a moment later, and the other end of its link with it.
     let deadline = Instant::now() + PATIENCE;
     while has_link()? {
@@ -78,21 +78,21 @@ fn what_is_in_a_namespace_goes_with_it() -> Result<(), Failure> {
 /// `meta skuid` and `meta skgid` match the socket's owner, which is the user of the thread that created it: two threads of
 /// one process can be two users at the same time.
 #[test]
-fn a_socket_belongs_to_the_user_and_group_its_thread_acts_as() -> Result<(), Failure> {
-    let world = Topology::new(Mode::Redirect, &[])?;
+fn a_sockets_owner_is_the_user_and_group_of_its_thread() -> Result<(), Failure> {
+    let topology = Topology::new(Mode::Redirect, &[])?;
     let listener = |number| Port::new(number).ok_or_else(|| Failure::new("port 0"));
-    let turn = |id, owner, port| Rule {
+    let redirect = |id, owner, port| Rule {
         id: RuleId(id),
         matches: vec![Match::Protocol(Protocol::Tcp), owner],
         verdict: Verdict::Redirect(port),
     };
     let rules = vec![
-        turn("user", Match::OwnerUid(BTreeSet::from([1000])), listener(15001)?),
-        turn("group", Match::OwnerGid(BTreeSet::from([4401])), listener(15006)?),
+        redirect("user", Match::OwnerUid(BTreeSet::from([1000])), listener(15001)?),
+        redirect("group", Match::OwnerGid(BTreeSet::from([4401])), listener(15006)?),
     ];
     let chains = vec![Chain { name: ChainName::NatOutput, rules }];
     let rules = Ruleset { families: Families::V4AndV6, chains };
-    world.at(Location::Pod).run(|| apply(&Nft, &rules))??;
+    topology.at(Location::Pod).run(|| apply(&Nft, &rules))??;
     let to: SocketAddr = "10.244.0.10:8080".parse()?;
     let answers = |uid, gid, by: &'static str| {
         let call = Client {
@@ -101,11 +101,11 @@ fn a_socket_belongs_to_the_user_and_group_its_thread_acts_as() -> Result<(), Fai
             to,
             source: SourceOptions::default(),
         };
-        let world = &world;
+        let topology = &topology;
         move || -> Result<(), Failure> {
             for _ in 0..20 {
-                let fate = call.connect(world.at(Location::Pod), PATIENCE)?;
-                assert_eq!(fate.to_string().split(' ').next(), Some(by), "uid {uid} gid {gid}");
+                let outcome = call.connect(topology.at(Location::Pod), PATIENCE)?;
+                assert_eq!(outcome.to_string().split(' ').next(), Some(by), "uid {uid} gid {gid}");
             }
             Ok(())
         }
@@ -125,13 +125,13 @@ fn a_socket_belongs_to_the_user_and_group_its_thread_acts_as() -> Result<(), Fai
 }
 
 #[test]
-fn nobody_listening_is_told_from_nobody_answering() -> Result<(), Failure> {
-    let world = Topology::new(Mode::Redirect, &[])?;
+fn a_refused_connection_differs_from_an_unanswered_one() -> Result<(), Failure> {
+    let topology = Topology::new(Mode::Redirect, &[])?;
     let call = |to: &str| -> Result<String, Failure> {
         let owner = Owner { uid: 1000, gid: 1000 };
         let call =
             Client { owner, transport: Transport::Tcp, to: to.parse()?, source: SourceOptions::default() };
-        Ok(call.connect(world.at(Location::Pod), Duration::from_millis(200))?.to_string())
+        Ok(call.connect(topology.at(Location::Pod), Duration::from_millis(200))?.to_string())
     };
     assert_eq!(call("127.0.0.1:1")?, "refused");
     // An unused address on the pod's own network: ARP gets no answer.

@@ -1,20 +1,26 @@
-//! Every recorded connection under every recorded policy, with rules written by the nft backend.
+//! Every recorded connection under every recorded policy, with rules written by the nft backend; and every rule is necessary:
+//! without it, at least one connection has another outcome.
 
 use gybe_integration::failure::Failure;
-use gybe_integration::flow_check::{Rules, Until, check_vectors, differences};
+use gybe_integration::flow_check::{Rules, Until, check_vector, check_vectors, differences};
+use gybe_integration::mutation::{Mutant, mutants};
+use gybe_integration::parallel::in_parallel;
 use gybe_integration::programs::run;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Location};
+use gybe_netfilter::compile::RULE_IDS;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::redirection::{Redirection, remove};
+use gybe_netfilter::routes::Routes;
+use std::collections::BTreeSet;
 
 #[test]
-fn under_every_policy_every_flow_ends_where_it_was_recorded_to_end() -> Result<(), Failure> {
+fn under_every_policy_every_flow_has_its_recorded_outcome() -> Result<(), Failure> {
     check_vectors(vectors::all()?, &Nft)
 }
 
 #[test]
-fn what_is_applied_twice_or_after_another_policy_is_as_if_applied_once() -> Result<(), Failure> {
+fn a_policy_applied_twice_or_over_another_has_the_same_outcomes() -> Result<(), Failure> {
     let vectors = vectors::all()?;
     for (before, then) in [
         ("inject-default-dual", "inject-default-dual"),
@@ -26,25 +32,25 @@ fn what_is_applied_twice_or_after_another_policy_is_as_if_applied_once() -> Resu
             return Err(Failure::new(format!("no vector {before} or {then}")));
         };
         // Every network has both families, because routes and the address ::6 on lo stay for the next policy.
-        let world = Topology::new(then.policy.mode, &then.flows)?;
+        let topology = Topology::new(then.policy.mode, &then.flows)?;
         for policy in [&before.policy, &then.policy] {
             let redirection = Redirection::of(policy);
-            world.at(Location::Pod).run(|| redirection.apply(&Nft))??;
+            topology.at(Location::Pod).run(|| redirection.apply(&Nft))??;
         }
-        let found = differences(&world, &then.flows, Rules::Present, Until::End)?;
+        let found = differences(&topology, &then.flows, Rules::Present, Until::End)?;
         assert!(found.is_empty(), "{} after {}: {found:#?}", then.name, before.name);
     }
     Ok(())
 }
 
 #[test]
-fn when_the_rules_are_removed_every_flow_goes_where_it_went_before() -> Result<(), Failure> {
+fn after_removal_every_flow_has_its_outcome_without_rules() -> Result<(), Failure> {
     for vector in vectors::all()?.iter().filter(|vector| vector.name.ends_with("tproxy-dual")) {
-        let world = Topology::new(vector.policy.mode, &vector.flows)?;
+        let topology = Topology::new(vector.policy.mode, &vector.flows)?;
         let redirection = Redirection::of(&vector.policy);
-        world.at(Location::Pod).run(|| redirection.apply(&Nft))??;
-        world.at(Location::Pod).run(|| remove(&Nft))??;
-        let found = differences(&world, &vector.flows, Rules::Absent, Until::End)?;
+        topology.at(Location::Pod).run(|| redirection.apply(&Nft))??;
+        topology.at(Location::Pod).run(|| remove(&Nft))??;
+        let found = differences(&topology, &vector.flows, Rules::Absent, Until::End)?;
         assert!(found.is_empty(), "{}: {found:#?}", vector.name);
     }
     Ok(())
@@ -52,9 +58,9 @@ fn when_the_rules_are_removed_every_flow_goes_where_it_went_before() -> Result<(
 
 /// The source of an answer of the application is the pod's address, so such a rule matches it.
 #[test]
-fn with_tproxy_answers_find_the_proxy_beside_a_routing_rule_of_the_pods_own() -> Result<(), Failure> {
+fn with_tproxy_answers_reach_the_proxy_despite_a_routing_rule_of_the_pod() -> Result<(), Failure> {
     for vector in vectors::all()?.iter().filter(|vector| vector.name.ends_with("tproxy-dual")) {
-        let world = Topology::new(vector.policy.mode, &vector.flows)?;
+        let topology = Topology::new(vector.policy.mode, &vector.flows)?;
         for own in [
             "rule add from 10.244.0.10 lookup 100",
             "route add default via 10.244.0.1 table 100",
@@ -66,15 +72,65 @@ fn with_tproxy_answers_find_the_proxy_beside_a_routing_rule_of_the_pods_own() ->
             "-6 route add fd00:30::/64 dev net1 table 100",
         ] {
             let ran =
-                world.at(Location::Pod).run(|| run("ip", &own.split(' ').collect::<Vec<_>>(), ""))??;
+                topology.at(Location::Pod).run(|| run("ip", &own.split(' ').collect::<Vec<_>>(), ""))??;
             assert_eq!(ran.code, Some(0), "{own}: {}", ran.err);
         }
-        let control = differences(&world, &vector.flows, Rules::Absent, Until::End)?;
+        let control = differences(&topology, &vector.flows, Rules::Absent, Until::End)?;
         assert!(control.is_empty(), "{}, without rules: {control:#?}", vector.name);
         let redirection = Redirection::of(&vector.policy);
-        world.at(Location::Pod).run(|| redirection.apply(&Nft))??;
-        let found = differences(&world, &vector.flows, Rules::Present, Until::End)?;
+        topology.at(Location::Pod).run(|| redirection.apply(&Nft))??;
+        let found = differences(&topology, &vector.flows, Rules::Present, Until::End)?;
         assert!(found.is_empty(), "{}: {found:#?}", vector.name);
     }
     Ok(())
+}
+
+/// Rules whose absence no ordinary connection shows; `exceptional_packets.rs` tests them.
+const TESTED_WITH_EXCEPTIONAL_PACKETS: [&str; 7] = [
+    "drop-invalid",
+    "not-intercepted-v4",
+    "not-intercepted-v6",
+    "proxy-keeps-source",
+    "zone-upstream-answers",
+    "zone-upstream-answers-v4",
+    "zone-upstream-answers-v6",
+];
+
+/// The test below covers only rules that the policy of some flow has.
+#[test]
+fn every_rule_is_in_the_policy_of_some_flow() -> Result<(), Failure> {
+    let mutants = mutants(&vectors::all()?)?;
+    let used: BTreeSet<&str> = mutants.keys().map(|rule| rule.0).collect();
+    assert_eq!(used, BTreeSet::from(RULE_IDS));
+    Ok(())
+}
+
+#[test]
+fn without_any_one_rule_some_flow_has_another_outcome() -> Result<(), Failure> {
+    let mut mutants = mutants(&vectors::all()?)?;
+    mutants.retain(|rule, _| !TESTED_WITH_EXCEPTIONAL_PACKETS.contains(&rule.0));
+    let results = in_parallel(mutants.into_iter().collect(), |(rule, mutants)| {
+        Ok::<_, Failure>((rule, has_another_outcome(&mutants)?))
+    });
+    let mut survivors = Vec::new();
+    for result in results {
+        let (rule, is_detected) = result?;
+        if !is_detected {
+            survivors.push(rule.0);
+        }
+    }
+    assert!(survivors.is_empty(), "no flow needs these rules: {survivors:?}");
+    Ok(())
+}
+
+/// Reports whether a connection of one of the mutants shows that its rule is missing.
+fn has_another_outcome(mutants: &[Mutant]) -> Result<bool, Failure> {
+    for mutant in mutants {
+        let routes = Routes::of(&mutant.vector.policy);
+        let redirection = Redirection { rules: mutant.rules.clone(), routes };
+        if !check_vector(&mutant.vector, &redirection, &Nft, Until::FirstDifference)?.is_empty() {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }

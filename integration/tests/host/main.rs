@@ -1,14 +1,10 @@
-//! The host's programs and files, used from a container that has others: the probe in the host's mount namespace, and pods
-//! on a node that has only iptables-legacy. Each test's "host" is a mount namespace.
-#![allow(
-    clippy::unwrap_used,
-    clippy::panic,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking; indexing a missing JSON member yields null"
-)]
+//! A node's host as the agent's containers see it: the probe in the host's mount namespace, pods on a node that has only
+//! iptables-legacy, and the placement of the real plugin while it runs, damaged, on a full disk or in a renamed directory.
+//! Each test's "host" is a mount namespace or a directory.
+#![cfg(test)]
 
-mod kernel;
+mod container;
 mod legacy;
-mod probing;
-mod watching;
-mod world;
+mod placement;
+mod probe;
+mod programs;

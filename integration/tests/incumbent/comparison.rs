@@ -6,11 +6,15 @@ use gybe_integration::flow_check::{Rules, Until, differences};
 use gybe_integration::parallel::in_parallel_at_most;
 use gybe_integration::random_flow;
 use gybe_integration::topology::Topology;
-use gybe_integration::vectors::Flow;
-use gybe_netfilter::policy::RedirectPolicy;
+use gybe_integration::vectors::{Flow, Location};
+use gybe_netfilter::compile::PASSTHROUGH_V6;
+use gybe_netfilter::policy::{Families, RedirectPolicy};
+use gybe_test_support::wait_until;
 use proptest::collection::vec;
 use proptest::strategy::{Strategy, ValueTree};
 use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
+use std::net::UdpSocket;
+use std::ops::Range;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 /// Random connections for each policy, in addition to those that every policy gets.
@@ -55,44 +59,85 @@ pub(crate) fn network(policy: &RedirectPolicy) -> Result<Topology, Failure> {
 /// Counts the connections that were compared.
 pub(crate) static CONNECTIONS_MADE: AtomicUsize = AtomicUsize::new(0);
 
-/// Makes the connections; returns those with another outcome than the prediction.
-pub(crate) fn wrong_connections(
-    case: &Case,
-    topology: &Topology,
-    rules: Rules,
-    compared: Compared,
-) -> Result<Vec<String>, Failure> {
-    let is_compared = |flow: &&Flow| compared == Compared::BothFamilies || flow.to.is_ipv4();
-    // The address `::6` exists only with a redirection.
-    let exists = |flow: &&Flow| rules == Rules::Present || flow.source.is_none_or(|source| source.is_ipv4());
-    let flows: Vec<Flow> = case.flows.iter().filter(is_compared).filter(exists).cloned().collect();
-    CONNECTIONS_MADE.fetch_add(flows.len(), Ordering::Relaxed);
-    let found = differences(topology, &flows, rules, Until::End)?;
-    Ok(found.iter().map(ToString::to_string).collect())
+/// A network whose rules one program has written.
+pub(crate) struct Written {
+    /// Names the item, the program and its input.
+    pub(crate) what: String,
+    pub(crate) case: Case,
+    pub(crate) topology: Topology,
+    /// Why the program did not write what it should, if it did not.
+    pub(crate) failure: Option<String>,
+    /// Whether the pod is redirected.
+    pub(crate) rules: Rules,
+    pub(crate) compared: Compared,
+}
+
+impl Written {
+    /// Makes the connections; returns those with another outcome than the prediction.
+    pub(crate) fn differences(&self) -> Result<Vec<String>, Failure> {
+        if let Some(failure) = &self.failure {
+            return Ok(vec![format!("{}\n  {failure}", self.what)]);
+        }
+        let is_compared = |flow: &&Flow| self.compared == Compared::BothFamilies || flow.to.is_ipv4();
+        // The address `::6` exists only with a redirection.
+        let exists =
+            |flow: &&Flow| self.rules == Rules::Present || flow.source.is_none_or(|source| source.is_ipv4());
+        let flows: Vec<Flow> = self.case.flows.iter().filter(is_compared).filter(exists).cloned().collect();
+        if self.rules == Rules::Present && self.case.policy.families == Families::V4AndV6 {
+            wait_for_passthrough_address(&self.topology)?;
+        }
+        CONNECTIONS_MADE.fetch_add(flows.len(), Ordering::Relaxed);
+        let found = differences(&self.topology, &flows, self.rules, Until::End)?;
+        Ok(found.iter().map(|found| format!("{}\n  {found}", self.what)).collect())
+    }
+}
+
+/// `istio-iptables` does not wait for the kernel's check that no other host has the address.
+fn wait_for_passthrough_address(topology: &Topology) -> Result<(), Failure> {
+    let can_bind = || UdpSocket::bind((PASSTHROUGH_V6, 0)).is_ok();
+    Ok(topology.at(Location::Pod).run(|| wait_until("the address ::6 can be bound", can_bind))?)
 }
 
 /// Compares every numbered item, and once more when the first comparison found a difference: a busy machine may delay
 /// a connection. Panics with every difference that remains.
 pub(crate) fn compare_all(
     what: &str,
-    numbers: std::ops::Range<u64>,
-    compare: impl Fn(u64) -> Result<Vec<String>, Failure> + Sync,
+    numbers: Range<u64>,
+    write: impl Fn(u64) -> Result<Vec<Written>, Failure> + Sync,
 ) -> Result<(), Failure> {
-    let count = numbers.end - numbers.start;
-    let repeated = AtomicUsize::new(0);
-    let found = in_parallel_at_most(CONCURRENT, numbers.collect(), |number| {
-        if compare(number)?.is_empty() {
-            return Ok(Vec::new());
-        }
-        repeated.fetch_add(1, Ordering::Relaxed);
-        compare(number)
-    });
-    let found = found.into_iter().collect::<Result<Vec<Vec<String>>, Failure>>()?.concat();
-    let (made, repeated) = (CONNECTIONS_MADE.load(Ordering::Relaxed), repeated.into_inner());
+    let numbers: Vec<u64> = numbers.collect();
+    let first = doubtful(&numbers, &write)?;
+    let again: Vec<u64> = first.iter().map(|(number, _)| *number).collect();
+    let found = doubtful(&again, &write)?;
+    let made = CONNECTIONS_MADE.load(Ordering::Relaxed);
     println!(
-        "{count} {what}: {made} connections so far, {} differences, {repeated} compared twice",
-        found.len()
+        "{} {what}: {made} connections so far, {} with differences, {} compared twice",
+        numbers.len(),
+        found.len(),
+        again.len()
     );
+    let found: Vec<String> = found.into_iter().flat_map(|(_, found)| found).collect();
     assert!(found.is_empty(), "{}", found.join("\n"));
     Ok(())
+}
+
+/// Returns the numbers with differences. Between fork and exec a child holds a copy of every socket of this process, and a
+/// port that a copy uses cannot be bound again, so no connection is made while programs start.
+fn doubtful(
+    numbers: &[u64],
+    write: &(impl Fn(u64) -> Result<Vec<Written>, Failure> + Sync),
+) -> Result<Vec<(u64, Vec<String>)>, Failure> {
+    let mut found = Vec::new();
+    for numbers in numbers.chunks(CONCURRENT) {
+        let written =
+            in_parallel_at_most(CONCURRENT, numbers.to_vec(), |number| Ok((number, write(number)?)));
+        let written = written.into_iter().collect::<Result<Vec<(u64, Vec<Written>)>, Failure>>()?;
+        let compared = in_parallel_at_most(CONCURRENT, written, |(number, written)| {
+            let found = written.iter().map(Written::differences).collect::<Result<Vec<_>, Failure>>()?;
+            Ok((number, found.concat()))
+        });
+        let compared = compared.into_iter().collect::<Result<Vec<(u64, Vec<String>)>, Failure>>()?;
+        found.extend(compared.into_iter().filter(|(_, found)| !found.is_empty()));
+    }
+    Ok(found)
 }

@@ -3,7 +3,7 @@
 //!
 //! `make incumbent SEED=17 SETS=1 PODS=0` tries argument set 17 alone.
 #![allow(clippy::print_stdout, reason = "the seed of a run, for the next one")]
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 mod argument_set;
 mod comparison;

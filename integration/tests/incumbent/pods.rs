@@ -1,14 +1,13 @@
 //! Random pods, each by an ADD of `istio-cni` and one of `gybe-cni`.
 
 use crate::argument_set::{ADDRESSES, istio};
-use crate::comparison::{Compared, case, compare_all, drawn, number, wrong_connections};
+use crate::comparison::{Compared, Written, case, compare_all, drawn, network, number};
 use crate::random_pods::manifests;
 use gybe_api_server::ApiServer;
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::Rules;
 use gybe_integration::plugin_call::{PluginCall, PluginDir};
 use gybe_integration::programs::{Run, path_of_ours, run};
-use gybe_integration::random_flow;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::Location;
 use gybe_netfilter::policy::{Families, Mode, RedirectPolicy};
@@ -50,11 +49,11 @@ impl Cluster {
 /// Makes the ADD of the example for this pod.
 fn add(plugin: Plugin, cluster: &Cluster, pod: &Value, topology: &Topology) -> Result<Run, Failure> {
     let directory = PluginDir::new("incumbent");
-    fs::write(directory.manifest(), pod.to_string())?;
     let namespace = topology.at(Location::Pod);
     let mut call = PluginCall::add(namespace, &directory)?;
     let text = |pointer: &str| pod.pointer(pointer).and_then(Value::as_str).unwrap_or_default().to_owned();
     let (name, uid) = (text("/metadata/name"), text("/metadata/uid"));
+    fs::write(directory.manifest().with_file_name(format!("{name}.json")), pod.to_string())?;
     let args = format!("IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME={name};K8S_POD_UID={uid}");
     call.env.insert("CNI_ARGS".into(), args);
     let annotations = pod.pointer("/metadata/annotations").cloned().unwrap_or_default();
@@ -101,8 +100,8 @@ fn default_policy() -> Result<RedirectPolicy, Failure> {
     Ok(gybe_installer::pod::policy_file::PolicyFile::parse("{}")?.with_families(Families::V4AndV6))
 }
 
-/// Returns what differs from the decision and the connections that Gybe predicts for the pod.
-fn compare(cluster: &Cluster, number: u64) -> Result<Vec<String>, Failure> {
+/// Makes the ADDs of a pod, each in a network of its own.
+fn add_by_each(cluster: &Cluster, number: u64) -> Result<Vec<Written>, Failure> {
     let mut pod = drawn(number, &manifests());
     pod["metadata"]["name"] = format!("cart-{number}").into();
     pod["metadata"]["uid"] = format!("uid-{number}").into();
@@ -113,21 +112,21 @@ fn compare(cluster: &Cluster, number: u64) -> Result<Vec<String>, Failure> {
         Decision::LeaveAlone(_) | Decision::Refuse(_) => (default_policy()?, Rules::Absent),
     };
     let case = case(policy, number)?;
-    let mut found = Vec::new();
-    for plugin in PLUGINS {
-        let context = |text: &str| format!("pod {number}, {plugin:?}: {text}\n  {decision:?}\n  {pod}");
-        let topology = Topology::new(case.policy.mode, &random_flow::every_port())?;
-        let run = add(plugin, cluster, &pod, &topology)?;
-        if (run.code == Some(0)) == matches!(decision, Decision::Refuse(_)) {
-            found.push(context(&format!("exit code {:?}: {} {}", run.code, run.out, run.err)));
-            continue;
-        }
-        let v4_only = plugin == Plugin::IstioNft && case.policy.families == Families::V4Only;
-        let compared = if v4_only { Compared::V4 } else { Compared::BothFamilies };
-        let wrong = wrong_connections(&case, &topology, rules, compared)?;
-        found.extend(wrong.iter().map(|wrong| context(wrong)));
-    }
-    Ok(found)
+    let written = PLUGINS.iter().map(|plugin| {
+        let topology = network(&case.policy)?;
+        let run = add(*plugin, cluster, &pod, &topology)?;
+        let is_expected = (run.code == Some(0)) != matches!(decision, Decision::Refuse(_));
+        let v4_only = *plugin == Plugin::IstioNft && case.policy.families == Families::V4Only;
+        Ok(Written {
+            what: format!("pod {number}, {plugin:?}: {pod}\n  {decision:?}"),
+            case: case.clone(),
+            topology,
+            failure: (!is_expected).then(|| format!("exit code {:?}: {} {}", run.code, run.out, run.err)),
+            rules,
+            compared: if v4_only { Compared::V4 } else { Compared::BothFamilies },
+        })
+    });
+    written.collect()
 }
 
 #[test]
@@ -146,5 +145,5 @@ fn random_pods_are_redirected_alike() -> Result<(), Failure> {
         count(|kind| matches!(kind, Decision::Refuse(_))),
     );
     let cluster = Cluster::new()?;
-    compare_all("pods, each by 4 plugins", first..first + pods, |number| compare(&cluster, number))
+    compare_all("pods, each by 4 plugins", first..first + pods, |number| add_by_each(&cluster, number))
 }

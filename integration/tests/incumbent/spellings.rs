@@ -2,8 +2,8 @@
 //! Gybe's.
 
 use crate::argument_set::{ArgumentSet, Writer};
-use crate::comparison::{compare_all, network};
-use crate::init::compare;
+use crate::comparison::{Written, compare_all, network};
+use crate::init::write;
 use gybe_integration::failure::Failure;
 use gybe_integration::programs::run;
 use gybe_integration::vectors::Location;
@@ -34,7 +34,7 @@ const EQUAL: [(&str, &str, bool); 24] = [
     ("-b :5000 -i *", "", false),
     ("-b * -d 4000: -i *", "", false),
     ("-b +8080 -o +9000 -i *", "", false),
-    ("-b 0x1f90 -o 0x2328 -p 0x3a99 -u 0x539 -i *", "", true),
+    ("-b 0x1f90 -q 0x2328 -p 0x3a99 -u 0x539 -i *", "", true),
     ("-b * -i * --redirect-dns", "  nameserver 10.96.0.10\n\tnameserver 8.8.8.8\n", true),
     ("-b * -i * --redirect-dns", "nameserver fd00:96::10\n", true),
     ("-b * -i * --redirect-dns --dual-stack", "nameserver 10.96.0.10\nnameserver fd00:96::10\n", true),
@@ -46,7 +46,7 @@ fn values_that_are_equal_capture_the_same_connections() -> Result<(), Failure> {
     compare_all("rows", 0..EQUAL.len() as u64, |number| {
         let (line, resolv_conf, with_nft) = EQUAL[usize::try_from(number)?];
         let writers = if with_nft { Writer::ALL.as_slice() } else { &IPTABLES };
-        compare(&ArgumentSet::parse(line, resolv_conf), number, writers)
+        write(&ArgumentSet::parse(line, resolv_conf), number, writers)
     })
 }
 
@@ -58,7 +58,7 @@ enum Istio {
     Fails,
 }
 
-const REFUSED: [(&str, &str, Istio); 14] = [
+const REFUSED: [(&str, &str, Istio); 15] = [
     ("-i * -b 05000", "leading zero", Istio::Writes("--dport 2560 ")),
     ("-i * -b 1 -u 01337", "leading zero", Istio::Writes("--uid-owner 735 ")),
     ("-i * -b http", "not a port", Istio::Writes("--dport 80 ")),
@@ -71,6 +71,7 @@ const REFUSED: [(&str, &str, Istio); 14] = [
     ("-i * -b 80 -m TPROXY -r 254", "the kernel's own", Istio::Writes("TPROXY")),
     ("-i * -b 80 -m TPROXY -r 255", "the kernel's own", Istio::Writes("TPROXY")),
     ("-i * -b 5000:4000", "is reversed", Istio::Fails),
+    ("-i * -b 8O80", "not a port", Istio::Fails),
     ("-i * -b 80 --redirect-dns=yes", "neither true nor false", Istio::Fails),
     ("-i * -b 80 --dry-run=", "neither true nor false", Istio::Fails),
 ];
@@ -105,8 +106,13 @@ fn values_that_gybe_refuses_are_named_and_istio_does_what_the_page_says() -> Res
 #[test]
 fn a_mapped_name_server_is_captured_by_gybe_only() -> Result<(), Failure> {
     let set = ArgumentSet::parse("-i * -b * --redirect-dns", "nameserver ::ffff:10.96.0.10\n");
-    assert_eq!(compare(&set, 1, &[Writer::GybeNft, Writer::GybeLegacy])?, Vec::<String>::new());
-    let found = compare(&set, 1, &[Writer::IstioLegacy, Writer::IstioIptablesNft])?;
+    let found = |writers: &[Writer]| {
+        let written = write(&set, 1, writers)?;
+        let found = written.iter().map(Written::differences).collect::<Result<Vec<_>, Failure>>()?;
+        Ok::<_, Failure>(found.concat())
+    };
+    assert_eq!(found(&[Writer::GybeNft, Writer::GybeLegacy])?, Vec::<String>::new());
+    let found = found(&[Writer::IstioLegacy, Writer::IstioIptablesNft])?;
     assert!(!found.is_empty() && found.iter().all(|one| one.contains("10.96.0.10:53")), "{found:#?}");
     Ok(())
 }

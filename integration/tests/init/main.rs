@@ -1,8 +1,7 @@
 //! `gybe init` and `gybe validate` as a pod's init containers call them, in network namespaces.
-#![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+#![cfg(test)]
 
-mod orders;
-mod place;
+mod arguments;
 mod pod;
 mod validation;
 mod writing;

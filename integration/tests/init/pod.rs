@@ -70,14 +70,14 @@ impl Pod {
     }
 
     /// Runs the program and requires success without messages.
-    pub(crate) fn done(&self, line: &str) -> String {
+    pub(crate) fn succeed(&self, line: &str) -> String {
         let run = self.gybe(line);
         assert_eq!((run.code, run.err.as_str()), (Some(0), ""), "{line}: {}", run.out);
         run.out
     }
 
     /// Requires that the pod's rules are exactly those of this policy.
-    pub(crate) fn holds_exactly(&self, policy: &str) {
+    pub(crate) fn assert_rules_of(&self, policy: &str) {
         let netns = self.inside.path().to_string_lossy().into_owned();
         let verify = ours("gybe", &["verify", "--netns", &netns, "--policy", "-"], policy).unwrap();
         assert_eq!(verify.code, Some(0), "{policy}: {}{}", verify.out, verify.err);

@@ -17,9 +17,9 @@ fn validation_fails_after_five_seconds_without_rules_and_passes_at_once_with_the
     ] {
         assert!(before.out.contains(expected), "{expected}: {}", before.out);
     }
-    pod.done(&format!("istio-iptables {INJECTED}"));
+    pod.succeed(&format!("istio-iptables {INJECTED}"));
     let passed = "redirected: a connection to 127.0.0.6:15002 arrived at 127.0.0.1:15006\n";
-    assert_eq!(pod.done("validate"), passed);
+    assert_eq!(pod.succeed("validate"), passed);
 }
 
 #[test]
@@ -29,7 +29,7 @@ fn istio_validation_works_without_any_privilege() {
     let before = pod.gybe_as(1337, &format!("{container} --probe-timeout 1s"));
     assert_eq!(before.code, Some(126), "{}{}", before.out, before.err);
     assert_eq!(pod.rules(), "");
-    pod.done(&format!("istio-iptables {INJECTED}"));
+    pod.succeed(&format!("istio-iptables {INJECTED}"));
     let after = pod.gybe_as(1337, &container);
     assert_eq!((after.code, after.err.as_str()), (Some(0), ""), "{}", after.out);
     assert!(after.out.contains("arrived at 127.0.0.1:15006"), "{}", after.out);
@@ -56,7 +56,7 @@ fn init_writes_and_validates_in_one_run_for_either_family() {
             assert_eq!(before.code, Some(126));
             assert!(before.out.contains("address ::6 is not on lo"), "{}", before.out);
         }
-        let out = pod.done(&format!("istio-iptables {INJECTED} --run-validation"));
+        let out = pod.succeed(&format!("istio-iptables {INJECTED} --run-validation"));
         assert!(out.lines().count() == 2 && out.contains(target), "{out}");
         let lost = pod.gybe(&format!(
             "istio-iptables {INJECTED} -u 5 --skip-rule-apply --run-validation --probe-timeout 100ms"
@@ -66,9 +66,9 @@ fn init_writes_and_validates_in_one_run_for_either_family() {
 }
 
 #[test]
-fn bare_flags_have_one_port_to_validate() {
+fn flags_without_a_command_validate_one_port() {
     let pod = Pod::new();
-    let out = pod.done("-p 15001 -u 1337 -m REDIRECT -i * -x '' -b * -d '' --run-validation");
+    let out = pod.succeed("-p 15001 -u 1337 -m REDIRECT -i * -x '' -b * -d '' --run-validation");
     assert!(out.contains("arrived at 127.0.0.1:15001"), "{out}");
 }
 
@@ -83,7 +83,7 @@ fn a_process_that_listens_on_the_test_or_proxy_ports_is_named() {
     drop(other_listener);
 
     let _envoy = pod.listen(PROXY, "envoy", &[15006]);
-    pod.done(&format!("istio-iptables {INJECTED}"));
+    pod.succeed(&format!("istio-iptables {INJECTED}"));
     let run = pod.gybe("validate --probe-timeout 100ms");
     assert_eq!(run.code, Some(126));
     assert!(run.out.contains("cannot listen on 127.0.0.1:15006: process "), "{}", run.out);
@@ -94,7 +94,7 @@ fn a_process_that_listens_on_the_test_or_proxy_ports_is_named() {
     let begun = Instant::now();
     let run = pod.gybe("validate --probe-timeout 1m");
     assert_eq!(run.code, Some(126));
-    assert!(begun.elapsed() < Duration::from_secs(30), "there is nothing to wait for");
+    assert!(begun.elapsed() < Duration::from_secs(30), "it must not wait");
     assert!(
         run.out.contains("could arrive: other processes listen on 127.0.0.1:15001 or 127.0.0.1:15006"),
         "{}",

@@ -7,18 +7,18 @@ use std::fs;
 const DEFAULTS: &str = "{}";
 
 #[test]
-fn as_an_init_container_it_writes_exactly_the_policy_and_the_pod_is_redirected() {
+fn the_injectors_arguments_write_exactly_the_policy_and_the_pod_is_redirected() {
     let pod = Pod::new();
     let _proxy = pod.listen(PROXY, "envoy", &[15001, 15006]);
     assert_eq!(pod.connect_from_peer("10.244.0.10:8080"), "refused", "the control");
-    let out = pod.done(&format!("istio-iptables {INJECTED}"));
+    let out = pod.succeed(&format!("istio-iptables {INJECTED}"));
     assert_eq!(out.lines().count(), 1, "{out}");
-    pod.holds_exactly(DEFAULTS);
+    pod.assert_rules_of(DEFAULTS);
     assert_eq!(pod.connect_from_app("10.1.2.3:80"), "envoy:15001 orig=10.1.2.3:80 src=10.244.0.10");
     assert_eq!(pod.connect_from_peer("10.244.0.10:8080"), "envoy:15006 orig=10.244.0.10:8080 src=10.244.0.1");
     let before = pod.rules();
-    pod.done(&format!("init {INJECTED}"));
-    assert_eq!(pod.rules().lines().count(), before.lines().count(), "twice is the same as once");
+    pod.succeed(&format!("init {INJECTED}"));
+    assert_eq!(pod.rules().lines().count(), before.lines().count(), "a second run changes nothing");
 }
 
 #[test]
@@ -36,19 +36,19 @@ fn every_name_of_the_program_writes_the_same_rules() {
         let pod = Pod::new();
         let run = pod.script(script, INJECTED);
         assert_eq!((run.code, run.err.as_str()), (Some(0), ""), "{script}");
-        pod.holds_exactly(policy);
+        pod.assert_rules_of(policy);
     }
 }
 
 #[test]
-fn bare_flags_have_their_meaning_of_istio_1_0() {
+fn flags_without_a_command_have_their_meaning_in_istio_1_0() {
     let pod = Pod::new();
     let _proxy = pod.listen(PROXY, "envoy", &[15001]);
-    pod.done("-p 15001 -u 1337 -m REDIRECT -i * -x '' -b 80,8080 -d ''");
-    pod.holds_exactly(r#"{"inbound_capture_port": 15001, "inbound_ports_include": [80, 8080]}"#);
+    pod.succeed("-p 15001 -u 1337 -m REDIRECT -i * -x '' -b 80,8080 -d ''");
+    pod.assert_rules_of(r#"{"inbound_capture_port": 15001, "inbound_ports_include": [80, 8080]}"#);
     assert_eq!(pod.connect_from_peer("10.244.0.10:8080"), "envoy:15001 orig=10.244.0.10:8080 src=10.244.0.1");
-    pod.done("-p 15001 -z 15006 -u 1337 -m REDIRECT -i * -x '' -b * -d 15090,15021,15020");
-    pod.holds_exactly(DEFAULTS);
+    pod.succeed("-p 15001 -z 15006 -u 1337 -m REDIRECT -i * -x '' -b * -d 15090,15021,15020");
+    pod.assert_rules_of(DEFAULTS);
 }
 
 #[test]
@@ -89,28 +89,28 @@ fn arguments_that_capture_nothing_have_a_note_and_those_of_the_readme_capture() 
 #[test]
 fn tproxy_adds_its_routes_and_cleanup_removes_them() {
     let pod = Pod::new();
-    pod.done(&format!("istio-iptables {INJECTED} -m TPROXY"));
-    pod.holds_exactly(r#"{"mode": "TPROXY"}"#);
+    pod.succeed(&format!("istio-iptables {INJECTED} -m TPROXY"));
+    pod.assert_rules_of(r#"{"mode": "TPROXY"}"#);
     assert!(pod.run_program("ip rule").contains("lookup 133"));
-    pod.done("istio-iptables --cleanup-only");
+    pod.succeed("istio-iptables --cleanup-only");
     assert_eq!(pod.rules(), "");
     assert!(!pod.run_program("ip rule").contains("lookup 133"));
 }
 
 #[test]
-fn the_pods_addresses_and_arguments_decide_about_ipv6() {
+fn ipv6_depends_on_the_pods_addresses_and_arguments() {
     let dual = || Pod::with_addresses("10.244.0.10/24 fd00:10::10/64", "10.244.0.1/24 fd00:10::1/64");
     let pod = dual();
     let run = pod.gybe(&format!("istio-iptables {INJECTED}"));
     assert_eq!(run.code, Some(0), "{}", run.err);
     assert!(run.err.contains("its IPv6 is left alone"), "{}", run.err);
-    pod.holds_exactly(r#"{"enable_ipv6": false}"#);
-    pod.done(&format!("istio-iptables {INJECTED} --dual-stack"));
-    pod.holds_exactly(r#"{"enable_ipv6": true}"#);
+    pod.assert_rules_of(r#"{"enable_ipv6": false}"#);
+    pod.succeed(&format!("istio-iptables {INJECTED} --dual-stack"));
+    pod.assert_rules_of(r#"{"enable_ipv6": true}"#);
 
     let pod = Pod::with_addresses("fd00:10::10/64", "fd00:10::1/64");
-    pod.done(&format!("istio-iptables {INJECTED} --run-validation"));
-    pod.holds_exactly(r#"{"enable_ipv6": true}"#);
+    pod.succeed(&format!("istio-iptables {INJECTED} --run-validation"));
+    pod.assert_rules_of(r#"{"enable_ipv6": true}"#);
 }
 
 #[test]
@@ -122,7 +122,7 @@ fn dns_is_captured_for_the_servers_of_the_pods_own_resolv_conf() {
     let pod = Pod::new();
     let run = pod.script(script, &format!("istio-iptables {INJECTED} --redirect-dns"));
     assert_eq!((run.code, run.err.as_str()), (Some(0), ""));
-    pod.holds_exactly(
+    pod.assert_rules_of(
         r#"{"redirect_dns": true, "dns_servers_v4": ["10.96.0.10"], "dns_servers_v6": ["fd00:96::10"]}"#,
     );
     // Capturing all DNS needs no list of servers, so the file is not read.
@@ -131,5 +131,5 @@ fn dns_is_captured_for_the_servers_of_the_pods_own_resolv_conf() {
         &format!("istio-iptables {INJECTED} --redirect-dns --capture-all-dns"),
     );
     assert_eq!((run.code, run.err.as_str()), (Some(0), ""));
-    pod.holds_exactly(r#"{"redirect_dns": true, "capture_all_dns": true}"#);
+    pod.assert_rules_of(r#"{"redirect_dns": true, "capture_all_dns": true}"#);
 }

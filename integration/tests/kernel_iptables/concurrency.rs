@@ -23,7 +23,7 @@ fn at_once<T: Send>(works: Vec<Box<dyn FnOnce() -> T + Send + '_>>) -> Vec<T> {
 }
 
 #[test]
-fn f18_of_adds_at_once_for_one_namespace_each_succeeds_and_one_ones_rules_are_there_once() {
+fn f18_concurrent_adds_for_one_namespace_succeed_and_one_rule_set_is_in_force() {
     let rules = ["inject-default-dual", "dns-all-tproxy-dual"].map(ruleset);
     for variant in VARIANTS {
         let backend = patient(variant);
@@ -46,7 +46,7 @@ fn f18_of_adds_at_once_for_one_namespace_each_succeeds_and_one_ones_rules_are_th
 
 /// Each variant removes the other's rules once its own are in force; without the lock none might remain.
 #[test]
-fn f18_of_adds_at_once_by_both_kinds_of_programs_one_ones_rules_are_there() {
+fn f18_after_concurrent_adds_by_both_variants_one_rule_set_is_in_force() {
     let rules = ruleset("inject-default-dual");
     let backends = VARIANTS.map(patient);
     for round in 0..ROUNDS {
@@ -60,7 +60,7 @@ fn f18_of_adds_at_once_by_both_kinds_of_programs_one_ones_rules_are_there() {
             let ours = Presence::look().unwrap().ours;
             let [one] = ours.as_slice() else { panic!("{round}: {ours:?}") };
             let there = backends.iter().find(|backend| backend.name() == one.name()).unwrap();
-            assert_there(there, &rules);
+            assert_in_force(there, &rules);
         });
     }
 }
@@ -68,7 +68,7 @@ fn f18_of_adds_at_once_by_both_kinds_of_programs_one_ones_rules_are_there() {
 /// The nft backend takes no lock. If an iptables program and nftables write rules for one pod concurrently, both sets
 /// may remain, which CHECK reports; it must not happen that none remains.
 #[test]
-fn f18_of_adds_at_once_by_nftables_and_a_program_rules_are_there() {
+fn f18_after_concurrent_adds_by_nftables_and_iptables_a_rule_set_is_in_force() {
     let rules = ruleset("inject-default-dual");
     for variant in VARIANTS {
         let program = patient(variant);
@@ -91,7 +91,7 @@ fn f18_of_adds_at_once_by_nftables_and_a_program_rules_are_there() {
 }
 
 #[test]
-fn f18_f22_a_lock_that_somebody_holds_is_waited_for_no_longer_than_the_deadline() {
+fn f18_f22_apply_waits_for_a_held_lock_until_the_deadline() {
     for variant in VARIANTS {
         in_new_namespace(|| {
             let held = File::open("/proc/thread-self/ns/net").unwrap();
@@ -103,7 +103,7 @@ fn f18_f22_a_lock_that_somebody_holds_is_waited_for_no_longer_than_the_deadline(
             // Each network namespace has its own lock.
             in_new_namespace(|| apply(&patient(variant), &rules).unwrap());
             drop(held);
-            assert!(names_nothing_of_ours(&save(variant)));
+            assert!(has_nothing_of_gybe(&save(variant)));
             apply(&patient(variant), &rules).unwrap();
         });
     }

@@ -1,53 +1,44 @@
-//! iptables programs that fail, hang or wait: the namespace does not change, and the error names the cause.
+//! iptables programs that fail, hang or wait: the namespace does not change, and the error names the cause. The next apply
+//! repairs the partial rules of a killed one.
 
 use super::*;
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::backend::PreviousRules;
 use gybe_netfilter::hint::Hint;
+use gybe_netfilter::iptables::script;
 use gybe_netfilter::ruleset::Family;
+use gybe_test_support::TestDir;
 use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::PathBuf;
-use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 /// Programs of a variant in a directory of their own, one of them replaced by a shell script.
-struct Programs(PathBuf);
+struct Programs(TestDir);
 
 impl Programs {
     fn with(variant: Variant, replaced: &str, script: &str) -> Self {
-        static NEXT: AtomicU32 = AtomicU32::new(0);
-        let number = NEXT.fetch_add(1, Ordering::Relaxed);
-        let place = std::env::temp_dir().join(format!("gybe-programs-{}-{number}", std::process::id()));
-        std::fs::create_dir(&place).unwrap();
+        let directory = TestDir::new("programs");
         let name = variant.name().trim_start_matches("iptables-");
         for program in ["iptables", "ip6tables"] {
             for verb in ["save", "restore"] {
                 let program = format!("{program}-{name}-{verb}");
-                symlink(format!("/usr/sbin/{program}"), place.join(program)).unwrap();
+                symlink(format!("/usr/sbin/{program}"), directory.join(program)).unwrap();
             }
         }
-        let path = place.join(replaced);
-        std::fs::remove_file(&path).unwrap();
-        std::fs::write(&path, format!("#!/bin/sh\n{script}\n")).unwrap();
+        std::fs::remove_file(directory.join(replaced)).unwrap();
+        let path = directory.write(replaced, format!("#!/bin/sh\n{script}\n"));
         std::fs::set_permissions(&path, PermissionsExt::from_mode(0o755)).unwrap();
-        Self(place)
+        Self(directory)
     }
 
     fn backend(&self, variant: Variant) -> Iptables {
-        Iptables::find_in(variant, std::slice::from_ref(&self.0))
+        Iptables::find_in(variant, &[self.0.path().to_owned()])
             .unwrap()
             .with_deadline(Duration::from_secs(120))
     }
 }
 
-impl Drop for Programs {
-    fn drop(&mut self) {
-        std::fs::remove_dir_all(&self.0).unwrap();
-    }
-}
-
 #[test]
-fn f16_when_ipv6_is_refused_halfway_both_families_are_as_they_were() {
+fn f16_when_ipv6_is_refused_both_families_are_restored() {
     for variant in VARIANTS {
         let name = variant.name().trim_start_matches("iptables-");
         // Commits the first table and refuses the rest, once.
@@ -65,7 +56,7 @@ fn f16_when_ipv6_is_refused_halfway_both_families_are_as_they_were() {
             assert!(matches!(&error, IptablesError::PutBack { family: Family::V6, .. }), "{error:?}");
             assert!(std::error::Error::source(&error).unwrap().to_string().contains("no more"));
             assert_eq!(save(variant), before);
-            assert_there(&backend, &first);
+            assert_in_force(&backend, &first);
         });
     }
 }
@@ -85,7 +76,7 @@ fn a_failure_that_cannot_be_undone_names_both_failures_and_the_next_apply_repair
             assert!(matches!(&error, IptablesError::HalfWritten { family: Family::V4, .. }), "{error:?}");
             assert!(error.to_string().contains("no more") && error.hint().unwrap().contains("apply again"));
             apply(&backend, &rules).unwrap();
-            assert_there(&backend, &rules);
+            assert_in_force(&backend, &rules);
         });
     }
 }
@@ -107,7 +98,7 @@ fn a10_a_program_that_does_not_end_is_killed_and_named() {
 }
 
 #[test]
-fn programs_see_no_users_and_the_host_still_does() {
+fn programs_run_without_the_hosts_user_database() {
     let look = "cat /etc/passwd /etc/group /etc/nsswitch.conf | wc -c >&2; exit 1";
     let programs = Programs::with(Variant::Nft, "iptables-nft-restore", look);
     in_new_namespace(|| {
@@ -119,7 +110,7 @@ fn programs_see_no_users_and_the_host_still_does() {
 }
 
 #[test]
-fn f24_f40_missing_ipv6_programs_are_missed_before_anything_is_written() {
+fn f24_f40_missing_ipv6_programs_are_an_error_before_anything_is_written() {
     for variant in VARIANTS {
         let name = variant.name().trim_start_matches("iptables-");
         let programs = Programs::with(variant, &format!("ip6tables-{name}-restore"), "");
@@ -128,39 +119,83 @@ fn f24_f40_missing_ipv6_programs_are_missed_before_anything_is_written() {
             let backend = programs.backend(variant);
             let error = refusal(&backend, &ruleset("inject-default-dual"));
             assert!(matches!(&error, IptablesError::ProgramMissing { family: Family::V6, .. }), "{error:?}");
-            assert!(names_nothing_of_ours(&save(variant)));
+            assert!(has_nothing_of_gybe(&save(variant)));
             apply(&backend, &ruleset("inject-default-v4")).unwrap();
         });
     }
 }
 
 #[test]
-fn the_program_of_many_names_does_as_well() {
+fn the_multi_call_programs_work_under_their_own_names() {
     for (variant, multi) in [(Variant::Legacy, "xtables-legacy-multi"), (Variant::Nft, "xtables-nft-multi")] {
-        let place = std::env::temp_dir().join(format!("gybe-{multi}-{}", std::process::id()));
-        std::fs::create_dir(&place).unwrap();
-        let programs = Programs(place);
+        let programs = Programs(TestDir::new(multi));
         symlink(format!("/usr/sbin/{multi}"), programs.0.join(multi)).unwrap();
         in_new_namespace(|| {
             let rules = ruleset("dns-all-tproxy-dual");
             apply(&programs.backend(variant), &rules).unwrap();
-            assert_there(&programs.backend(variant), &rules);
-            assert_there(&patient(variant), &rules);
+            assert_in_force(&programs.backend(variant), &rules);
+            assert_in_force(&patient(variant), &rules);
         });
     }
 }
 
 /// iptables-nft 1.8.7 does this if /etc/protocols is missing.
 #[test]
-fn programs_that_print_protocols_as_numbers_are_understood() {
+fn output_with_protocols_as_numbers_is_read() {
     let print = "/usr/sbin/iptables-nft-save \"$@\" | sed -e 's/ -p tcp / -p 6 /' -e 's/ -p udp / -p 17 /'";
     let programs = Programs::with(Variant::Nft, "iptables-nft-save", print);
     let (backend, rules) = (programs.backend(Variant::Nft), ruleset("dns-all-tproxy-dual"));
     in_new_namespace(|| {
         assert_eq!(apply(&backend, &rules).unwrap().previous, PreviousRules::None);
-        assert_there(&backend, &rules);
+        assert_in_force(&backend, &rules);
         assert_eq!(apply(&backend, &rules).unwrap().previous, PreviousRules::Same);
         backend.remove().unwrap();
-        assert!(names_nothing_of_ours(&save(Variant::Nft)));
+        assert!(has_nothing_of_gybe(&save(Variant::Nft)));
     });
+}
+
+/// Each table of each family, in the order they are committed.
+const COMMITS: [(&str, Family, &str); 6] = [
+    ("ip", Family::V4, "raw"),
+    ("ip", Family::V4, "mangle"),
+    ("ip", Family::V4, "nat"),
+    ("ip6", Family::V6, "raw"),
+    ("ip6", Family::V6, "mangle"),
+    ("ip6", Family::V6, "nat"),
+];
+
+/// Writes the part of the rules that one commit contains.
+fn commit(variant: Variant, rules: &Ruleset, (program, family, table): (&str, Family, &str)) {
+    let text = script(rules, family).unwrap();
+    let part = text.split_inclusive("COMMIT\n").find(|part| part.starts_with(&format!("*{table}\n")));
+    if let Some(part) = part {
+        tables(variant, &format!("{program}tables-restore --noflush <<'EOF'\n{part}EOF"));
+    }
+}
+
+/// A killed apply has made its first commits; one that is killed while it restores has undone the first of them. The other
+/// tables are as before: empty, or with another policy's rules.
+#[test]
+fn f15_the_next_apply_repairs_the_partial_rules_of_a_killed_one() {
+    let (other, rules) = (ruleset("outbound-exclude-cidr"), ruleset("dns-all-tproxy-dual"));
+    for variant in VARIANTS {
+        let backend = patient(variant);
+        for (before, cut) in [None, Some(&other)].into_iter().flat_map(|b| (0..=6).map(move |cut| (b, cut))) {
+            for undone in [false, true] {
+                in_new_namespace(|| {
+                    for (position, one) in COMMITS.into_iter().enumerate() {
+                        match before {
+                            _ if (position < cut) != undone => commit(variant, &rules, one),
+                            Some(before) => commit(variant, before, one),
+                            None => {}
+                        }
+                    }
+                    apply(&backend, &rules).unwrap_or_else(|error| panic!("cut at {cut}: {error:?}"));
+                    assert_in_force(&backend, &rules);
+                    backend.remove().unwrap();
+                    assert!(has_nothing_of_gybe(&save(variant)));
+                });
+            }
+        }
+    }
 }

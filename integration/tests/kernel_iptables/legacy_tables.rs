@@ -70,7 +70,7 @@ const V6: [&str; 14] = [
 ];
 
 #[test]
-fn what_iptables_legacy_save_prints_is_what_is_read() {
+fn tables_are_read_as_iptables_legacy_save_prints_them() {
     for (family, program, rules) in
         [(Family::V4, "iptables-legacy", &V4[..]), (Family::V6, "ip6tables-legacy", &V6[..])]
     {
@@ -90,7 +90,7 @@ fn what_iptables_legacy_save_prints_is_what_is_read() {
 }
 
 #[test]
-fn every_rule_of_ours_reads_as_its_program_prints_it() {
+fn every_rule_of_gybe_is_read_as_iptables_legacy_save_prints_it() {
     let backend = patient(Variant::Legacy);
     in_new_namespace(|| {
         for (name, rules) in every_ruleset() {
@@ -106,11 +106,11 @@ fn every_rule_of_ours_reads_as_its_program_prints_it() {
 
 /// iptables creates a table when it reads it; Gybe does not.
 #[test]
-fn looking_makes_no_table() {
+fn reading_creates_no_table() {
     in_new_namespace(|| {
         let listed =
             || sh("cat /proc/thread-self/net/ip_tables_names /proc/thread-self/net/ip6_tables_names");
-        let looked = || {
+        let read_all = || {
             for family in [Family::V4, Family::V6] {
                 assert!(legacy_tables(family).is_ok());
             }
@@ -119,10 +119,10 @@ fn looking_makes_no_table() {
             assert!(gybe_netfilter::presence::Presence::look().unwrap().ours.is_empty());
         };
         assert_eq!(listed(), "");
-        looked();
+        read_all();
         assert_eq!(listed(), "");
         sh("iptables-legacy -t raw -A OUTPUT -j NOTRACK");
-        looked();
+        read_all();
         assert_eq!(listed(), "raw\n");
         assert_eq!(table_names(Family::V4).unwrap(), ["raw"]);
         assert_eq!(legacy_tables(Family::V4).unwrap()[0].chains.len(), 2);
@@ -148,7 +148,7 @@ fn a_redirect_in_legacy_tables_is_refused_where_their_programs_are_missing() {
 }
 
 #[test]
-fn a_table_larger_than_is_read_is_refused_by_name() {
+fn a_table_over_the_size_limit_is_refused_by_name() {
     in_new_namespace(|| {
         sh(
             "(echo '*nat'; i=0; while [ $i -lt 60000 ]; do echo '-A OUTPUT -p tcp -j ACCEPT'; i=$((i+1)); done; \
@@ -161,7 +161,7 @@ fn a_table_larger_than_is_read_is_refused_by_name() {
 }
 
 #[test]
-fn a_table_that_others_change_all_the_time_is_read_whole() {
+fn a_table_that_changes_all_the_time_is_read_consistently() {
     in_new_namespace(|| {
         sh("iptables-legacy -t nat -N BUSY; iptables-legacy -t nat -A OUTPUT -j BUSY");
         std::thread::scope(|scope| {

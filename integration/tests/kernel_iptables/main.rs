@@ -11,8 +11,6 @@
 mod concurrency;
 mod failures;
 mod legacy_tables;
-mod other_owners;
-mod repair;
 mod user_namespace;
 mod writing;
 
@@ -55,7 +53,7 @@ fn ruleset(name: &str) -> Ruleset {
 }
 
 /// Asserts that exactly these rules are in force.
-fn assert_there(backend: &Iptables, rules: &Ruleset) {
+fn assert_in_force(backend: &Iptables, rules: &Ruleset) {
     let found = backend.inspect().unwrap();
     let differences: Vec<String> =
         backend.desired(rules).unwrap().differences(&found).iter().map(ToString::to_string).collect();
@@ -69,6 +67,6 @@ fn refusal(backend: &Iptables, rules: &Ruleset) -> IptablesError {
     }
 }
 
-fn names_nothing_of_ours(text: &str) -> bool {
+fn has_nothing_of_gybe(text: &str) -> bool {
     !text.contains("ISTIO_") && !text.contains("GYBE")
 }

@@ -62,7 +62,7 @@ impl Drop for UserPod {
 }
 
 #[test]
-fn a_namespace_of_another_user_namespace_is_redirected_from_inside_it() {
+fn a_namespace_that_another_user_namespace_owns_is_redirected() {
     for variant in VARIANTS {
         let pod = UserPod::new();
         let backend = patient(variant);
@@ -76,17 +76,17 @@ fn a_namespace_of_another_user_namespace_is_redirected_from_inside_it() {
             ));
             assert_eq!(outside.trim(), "refused");
             apply(&backend, &rules).unwrap();
-            assert_there(&backend, &rules);
+            assert_in_force(&backend, &rules);
             assert!(save(variant).contains("--uid-owner 1337"));
             backend.remove().unwrap();
-            assert!(names_nothing_of_ours(&save(variant)));
+            assert!(has_nothing_of_gybe(&save(variant)));
         });
     }
 }
 
-/// Without a root of its own nobody can write there by a program: exec would drop the capabilities.
+/// In a user namespace without root no program can write rules: exec drops the capabilities.
 #[test]
-fn a_user_namespace_without_root_is_refused_by_name_and_with_the_remedy() {
+fn a_user_namespace_without_root_is_refused_with_a_hint() {
     for variant in VARIANTS {
         let mut pod = waiting("unshare", &["--user", "--net"]);
         for map in ["gid_map", "uid_map"] {
@@ -103,20 +103,20 @@ fn a_user_namespace_without_root_is_refused_by_name_and_with_the_remedy() {
         });
         pod.kill().unwrap();
         pod.wait().unwrap();
-        let (mut told, mut cause) = (refused.to_string(), std::error::Error::source(&refused));
+        let (mut text, mut cause) = (refused.to_string(), std::error::Error::source(&refused));
         while let Some(error) = cause {
-            told += &format!(": {error}");
+            text += &format!(": {error}");
             cause = error.source();
         }
-        // In a user namespace of our own its files in /proc already cannot be read, and that is told.
-        if in_the_first_user_namespace() {
-            assert!(told.contains("user namespace that owns this network namespace"), "{told}");
-            assert!(refused.hint().is_some_and(|hint| hint.contains("\"nft\"")), "{told}");
+        // In a user namespace of our own its files in /proc cannot be read, which is the reported error.
+        if is_in_first_user_namespace() {
+            assert!(text.contains("user namespace that owns this network namespace"), "{text}");
+            assert!(refused.hint().is_some_and(|hint| hint.contains("\"nft\"")), "{text}");
         }
     }
 }
 
-/// It maps every id to itself.
-fn in_the_first_user_namespace() -> bool {
+/// Reports whether this process is in the first user namespace, which maps every id to itself.
+fn is_in_first_user_namespace() -> bool {
     std::fs::read_to_string("/proc/self/uid_map").unwrap().contains("4294967295")
 }

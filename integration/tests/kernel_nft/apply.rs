@@ -1,14 +1,13 @@
 //! The nft backend: apply, apply again, apply another policy, dry run, remove.
 
-use crate::namespace::{in_new_namespace, nft};
-use crate::rules::{differences, every_match, every_verdict, inspected, redirect};
+use crate::fixture::{differences, every_match, every_verdict, in_new_namespace, inspected, nft, redirect};
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::inventory::Inventory;
 use gybe_netfilter::nft::Nft;
 
 #[test]
-fn what_was_applied_is_what_is_there() {
+fn the_applied_rules_read_back_equal() {
     in_new_namespace(|| {
         assert!(inspected().is_empty());
         apply(&Nft, &redirect()).unwrap();
@@ -17,17 +16,17 @@ fn what_was_applied_is_what_is_there() {
 }
 
 #[test]
-fn f18_applying_twice_is_the_same_as_once_and_keeps_the_rules_that_are_there() {
+fn f18_a_second_apply_of_the_same_rules_changes_nothing() {
     in_new_namespace(|| {
         apply(&Nft, &redirect()).unwrap();
         let before = nft(&["-a", "list", "ruleset"]);
         apply(&Nft, &redirect()).unwrap();
-        assert_eq!(nft(&["-a", "list", "ruleset"]), before, "handles and all");
+        assert_eq!(nft(&["-a", "list", "ruleset"]), before, "with the same handles");
     });
 }
 
 #[test]
-fn f18_other_rules_take_the_place_of_those_that_are_there() {
+fn f18_other_rules_replace_the_previous_ones() {
     in_new_namespace(|| {
         for rules in [redirect(), every_match(), every_verdict(), redirect()] {
             apply(&Nft, &rules).unwrap();
@@ -37,7 +36,7 @@ fn f18_other_rules_take_the_place_of_those_that_are_there() {
 }
 
 #[test]
-fn removing_leaves_nothing_and_is_success_when_nothing_is_there() {
+fn remove_leaves_nothing_and_succeeds_without_rules() {
     in_new_namespace(|| {
         Nft.remove().unwrap();
         apply(&Nft, &every_match()).unwrap();
@@ -49,7 +48,7 @@ fn removing_leaves_nothing_and_is_success_when_nothing_is_there() {
 }
 
 #[test]
-fn a_dry_run_keeps_nothing_and_changes_nothing() {
+fn a_dry_run_changes_nothing() {
     in_new_namespace(|| {
         Nft.dry_run(&every_match()).unwrap();
         assert_eq!(nft(&["list", "ruleset"]), "");
@@ -61,7 +60,7 @@ fn a_dry_run_keeps_nothing_and_changes_nothing() {
 }
 
 #[test]
-fn f26_tables_of_others_are_neither_read_nor_touched() {
+fn f26_tables_of_other_owners_are_neither_read_nor_changed() {
     in_new_namespace(|| {
         nft(&[
             "add table inet gybe-like; add chain inet gybe-like nat-output { type nat hook output priority 7; }",
@@ -80,7 +79,7 @@ fn f26_tables_of_others_are_neither_read_nor_touched() {
 }
 
 #[test]
-fn counters_are_reported_and_make_no_difference() {
+fn counters_are_reported_and_do_not_count_as_a_difference() {
     in_new_namespace(|| {
         apply(&Nft, &redirect()).unwrap();
         // No process listens on the port: one packet is sent, and the connection is refused.

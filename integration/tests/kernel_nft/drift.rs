@@ -1,7 +1,6 @@
 //! Every change by another program to Gybe's table is detected and named (F21).
 
-use crate::namespace::{in_new_namespace, nft};
-use crate::rules::{differences, redirect};
+use crate::fixture::{differences, in_new_namespace, nft, redirect};
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::nft::Nft;
 use std::io::Write;
@@ -33,7 +32,7 @@ fn f21_each_rule_that_was_deleted_is_named() {
 
 /// nft lists every rule of a dormant table, although none is in force.
 #[test]
-fn f21_a_table_put_to_sleep_is_named_and_woken_by_the_next_apply() {
+fn f21_a_dormant_table_is_named_and_the_next_apply_repairs_it() {
     in_new_namespace(|| {
         apply(&Nft, &redirect()).unwrap();
         nft(&["add table inet gybe { flags dormant; }"]);
@@ -60,7 +59,7 @@ fn f21_a_rule_that_was_changed_is_named() {
 }
 
 #[test]
-fn f21_rules_that_are_too_many_or_in_another_place_are_named() {
+fn f21_extra_rules_and_rules_out_of_order_are_named() {
     in_new_namespace(|| {
         apply(&Nft, &redirect()).unwrap();
         nft(&["insert rule inet gybe nat-output drop"]);
@@ -80,7 +79,7 @@ fn f21_rules_that_are_too_many_or_in_another_place_are_named() {
 }
 
 #[test]
-fn f21_elements_of_a_set_are_named() {
+fn f21_missing_and_extra_elements_of_a_set_are_named() {
     in_new_namespace(|| {
         apply(&Nft, &redirect()).unwrap();
         nft(&["delete element inet gybe inbound-excluded-ports { 15090 }"]);
@@ -134,7 +133,7 @@ fn interactive_nft() -> Child {
 }
 
 #[test]
-fn f21_a_whole_table_that_is_gone_is_every_chain_and_set_missing() {
+fn f21_for_a_missing_table_every_chain_and_set_is_named() {
     in_new_namespace(|| {
         apply(&Nft, &redirect()).unwrap();
         nft(&["flush ruleset"]);
@@ -151,7 +150,7 @@ fn f21_a_whole_table_that_is_gone_is_every_chain_and_set_missing() {
 }
 
 #[test]
-fn f21_a_chain_that_hangs_elsewhere_is_named() {
+fn f21_a_chain_with_another_priority_is_named() {
     in_new_namespace(|| {
         apply(&Nft, &redirect()).unwrap();
         nft(&["flush chain inet gybe nat-prerouting; delete chain inet gybe nat-prerouting"]);
@@ -161,7 +160,7 @@ fn f21_a_chain_that_hangs_elsewhere_is_named() {
 }
 
 #[test]
-fn a11_applying_mends_whatever_was_done() {
+fn a11_apply_removes_objects_that_another_program_added_to_the_table() {
     in_new_namespace(|| {
         apply(&Nft, &redirect()).unwrap();
         nft(&[

@@ -1,5 +1,4 @@
-//! Writing rules, routes and addresses on this machine's kernel, in network namespaces that live for
-//! one test.
+//! Writing rules, routes and addresses on this machine's kernel, in network namespaces of one test.
 //!
 //! These tests check that the kernel accepts and lists exactly what was written, and the errors if it does not; the tests
 //! in `flows/` check what happens to packets.
@@ -14,10 +13,8 @@
 
 mod apply;
 mod drift;
+mod fixture;
 mod forms;
-mod namespace;
 mod netns;
 mod refusal;
 mod routes;
-mod rules;
-mod sets;

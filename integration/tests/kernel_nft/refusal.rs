@@ -1,7 +1,8 @@
 //! Errors of the kernel: the message names the object, the reason and the remedy.
 
-use crate::namespace::{in_new_namespace, nft, without_privilege};
-use crate::rules::{differences, every_verdict, inspected, redirect, rule, ruleset};
+use crate::fixture::{
+    differences, every_verdict, in_new_namespace, inspected, nft, redirect, rule, ruleset, without_privilege,
+};
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::hint::Hint;
@@ -18,7 +19,7 @@ fn refused(rules: &Ruleset) -> (String, Errno, Option<Cow<'static, str>>) {
 }
 
 #[test]
-fn a_goto_to_a_chain_that_is_not_there_names_its_rule_and_blames_no_module() {
+fn the_error_of_a_goto_to_a_missing_chain_names_its_rule_and_no_module() {
     let rules = ruleset(vec![(
         ChainName::NatOutput,
         vec![
@@ -27,15 +28,15 @@ fn a_goto_to_a_chain_that_is_not_there_names_its_rule_and_blames_no_module() {
         ],
     )]);
     in_new_namespace(|| {
-        let (said, errno, hint) = refused(&rules);
-        assert_eq!(said, r#"nftables refused rule "lost" in chain nat-output"#);
+        let (sentence, errno, hint) = refused(&rules);
+        assert_eq!(sentence, r#"nftables refused rule "lost" in chain nat-output"#);
         assert_eq!((errno, hint), (Errno::ENOENT, None));
         assert_eq!(nft(&["list", "ruleset"]), "", "nothing of a refused transaction stays");
     });
 }
 
 #[test]
-fn f16_a_refused_transaction_leaves_the_rules_that_were_there() {
+fn f16_a_refused_transaction_leaves_the_previous_rules() {
     let wrong = ruleset(vec![(
         ChainName::NatOutput,
         vec![rule("lost", vec![], Verdict::Goto(ChainName::NatCapture))],
@@ -49,13 +50,16 @@ fn f16_a_refused_transaction_leaves_the_rules_that_were_there() {
 }
 
 #[test]
-fn a_verdict_in_a_chain_that_cannot_carry_it_names_its_rule() {
+fn the_error_of_a_verdict_in_the_wrong_chain_names_its_rule() {
     let tcp = Match::Protocol(Protocol::Tcp);
     let redirect = Verdict::Redirect(15001.try_into().unwrap());
     let rules = ruleset(vec![(ChainName::MangleOutput, vec![rule("misplaced", vec![tcp], redirect)])]);
     in_new_namespace(|| {
-        let (said, errno, hint) = refused(&rules);
-        assert!(said.starts_with(r#"nftables refused rule "misplaced" in chain mangle-output"#), "{said}");
+        let (sentence, errno, hint) = refused(&rules);
+        assert!(
+            sentence.starts_with(r#"nftables refused rule "misplaced" in chain mangle-output"#),
+            "{sentence}"
+        );
         assert_eq!(errno, Errno::EOPNOTSUPP);
         assert!(hint.unwrap().contains("nft_redir"));
         let tried = Nft.dry_run(&rules).unwrap_err();
@@ -67,8 +71,8 @@ fn a_verdict_in_a_chain_that_cannot_carry_it_names_its_rule() {
 fn without_privilege_the_hint_names_the_capability() {
     in_new_namespace(|| {
         without_privilege();
-        let (said, errno, hint) = refused(&redirect());
-        assert_eq!((said.as_str(), errno), ("nftables does not list the chains", Errno::EPERM));
+        let (sentence, errno, hint) = refused(&redirect());
+        assert_eq!((sentence.as_str(), errno), ("nftables does not list the chains", Errno::EPERM));
         assert!(hint.unwrap().contains("CAP_NET_ADMIN"));
         for error in [Nft.inspect().unwrap_err(), Nft.remove().unwrap_err()] {
             assert!(error.hint().is_some_and(|hint| hint.contains("CAP_NET_ADMIN")), "{error:?}");
@@ -96,7 +100,7 @@ fn a_rule_id_that_is_too_long_for_a_comment_is_refused_by_name() {
 }
 
 #[test]
-fn f19_fifty_namespaces_at_once_do_not_wait_for_each_other_in_vain() {
+fn f19_concurrent_applies_in_fifty_namespaces_succeed() {
     std::thread::scope(|scope| {
         for _ in 0..50 {
             scope.spawn(|| in_new_namespace(|| apply(&Nft, &every_verdict()).unwrap()));

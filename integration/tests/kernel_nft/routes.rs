@@ -1,11 +1,10 @@
 //! Routes, routing rules and the address `::6` are added, listed and removed without any other change.
 
-use crate::namespace::{in_new_namespace, ip, without_privilege};
-use crate::rules::policy;
+use crate::fixture::{in_new_namespace, ip, policy, without_privilege};
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::policy::{Families, Inbound, Mode, PortSet};
+use gybe_netfilter::policy::{Families, Mode};
 use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::{self, Redirection};
 use gybe_netfilter::routes::{self, Routes, RoutesError, Rtnetlink, addresses};
@@ -26,28 +25,13 @@ fn routing() -> Rtnetlink {
 }
 
 #[test]
-fn only_what_a_policy_needs_is_wanted() {
-    let wanted = |mode, families, inbound| {
-        let mut policy = policy();
-        (policy.mode, policy.families, policy.inbound) = (mode, families, inbound);
-        Routes::of(&policy)
-    };
-    let all = || Inbound::AllBut(PortSet::default());
-    let none = || Inbound::Only(PortSet::default());
-    assert!(wanted(Mode::Redirect, Families::V4Only, all()).is_empty());
-    assert!(wanted(TPROXY, Families::V4Only, none()).is_empty());
-    assert!(!wanted(Mode::Redirect, Families::V4AndV6, none()).is_empty());
-    assert!(!wanted(TPROXY, Families::V4Only, all()).is_empty());
-}
-
-#[test]
-fn tproxy_on_both_families_adds_rules_routes_and_the_address_once_however_often() {
+fn repeated_applies_add_tproxys_rules_routes_and_address_once() {
     in_new_namespace(|| {
         let mut policy = policy();
         policy.mode = TPROXY;
-        let (wanted, mut routing) = (Routes::of(&policy), routing());
-        assert_eq!(wanted.missing(&mut routing).unwrap().len(), 5);
-        wanted.apply(&mut routing).unwrap();
+        let (desired, mut routing) = (Routes::of(&policy), routing());
+        assert_eq!(desired.missing(&mut routing).unwrap().len(), 5);
+        desired.apply(&mut routing).unwrap();
         let once = everything();
         for family in ["-4", "-6"] {
             let rules = ip(&format!("{family} rule"));
@@ -56,17 +40,17 @@ fn tproxy_on_both_families_adds_rules_routes_and_the_address_once_however_often(
             assert!(routes.starts_with("local default dev lo proto 71"), "{routes}");
         }
         assert!(ip("-6 addr show dev lo").contains("inet6 ::6/128 scope global"), "{once}");
-        wanted.apply(&mut routing).unwrap();
+        desired.apply(&mut routing).unwrap();
         assert_eq!(everything(), once);
-        assert_eq!(wanted.missing(&mut routing).unwrap(), []);
+        assert_eq!(desired.missing(&mut routing).unwrap(), []);
     });
 }
 
 #[test]
-fn our_rule_stands_ahead_of_every_rule_but_that_for_local_addresses() {
+fn gybes_routing_rule_precedes_every_rule_except_the_one_for_local_addresses() {
     let mut policy = policy();
     policy.mode = TPROXY;
-    let wanted = Routes::of(&policy);
+    let desired = Routes::of(&policy);
     for (own, priority) in [
         ("from 192.0.2.7 lookup 100", 32764),
         ("from 192.0.2.7 lookup 100 priority 1", 0),
@@ -81,10 +65,10 @@ fn our_rule_stands_ahead_of_every_rule_but_that_for_local_addresses() {
                     if family.is_empty() { own.into() } else { own.replace("192.0.2.7", "fd00::7") }
                 ));
             }
-            wanted.apply(&mut routing()).unwrap();
-            wanted.apply(&mut routing()).unwrap();
+            desired.apply(&mut routing()).unwrap();
+            desired.apply(&mut routing()).unwrap();
             assert_eq!(
-                (wanted.missing(&mut routing()).unwrap(), wanted.extra(&mut routing()).unwrap()),
+                (desired.missing(&mut routing()).unwrap(), desired.extra(&mut routing()).unwrap()),
                 (vec![], vec![])
             );
             for family in ["-4", "-6"] {
@@ -101,15 +85,15 @@ fn our_rule_stands_ahead_of_every_rule_but_that_for_local_addresses() {
 
 /// The routing rule's priority may come from an earlier version, or from rules that the pod added before it.
 #[test]
-fn a_rule_of_ours_behind_another_is_missed_and_moved() {
+fn a_routing_rule_of_gybe_behind_another_counts_as_missing_and_is_moved() {
     in_new_namespace(|| {
         let mut policy = policy();
         policy.mode = TPROXY;
-        let (redirection, wanted) = (Redirection::of(&policy), Routes::of(&policy));
+        let (redirection, desired) = (Redirection::of(&policy), Routes::of(&policy));
         redirection.apply(&Nft).unwrap();
         ip("rule add from 192.0.2.7 lookup 100");
         let missing: Vec<String> =
-            wanted.missing(&mut routing()).unwrap().iter().map(ToString::to_string).collect();
+            desired.missing(&mut routing()).unwrap().iter().map(ToString::to_string).collect();
         assert_eq!(missing, ["IPv4 rule fwmark 0x539 lookup 133"]);
         redirection.apply(&Nft).unwrap();
         assert_eq!(redirection.differences(&Nft, &Presence::look().unwrap()).unwrap(), []);
@@ -120,7 +104,7 @@ fn a_rule_of_ours_behind_another_is_missed_and_moved() {
 }
 
 #[test]
-fn a_rule_that_looks_like_ours_and_is_for_some_packets_only_is_not_taken_for_it() {
+fn a_routing_rule_with_further_conditions_does_not_count_as_gybes() {
     for theirs in [
         "from 192.0.2.7 fwmark 0x539 lookup 133 priority 10",
         "to 192.0.2.7 fwmark 0x539 lookup 133 priority 10",
@@ -145,16 +129,16 @@ fn a_rule_that_looks_like_ours_and_is_for_some_packets_only_is_not_taken_for_it(
 }
 
 #[test]
-fn two_calls_at_once_add_one_rule() {
+fn concurrent_calls_add_one_rule() {
     for _ in 0..20 {
         in_new_namespace(|| {
             ip("rule add from 192.0.2.7 lookup 100");
             let mut policy = policy();
             policy.mode = TPROXY;
-            let wanted = Routes::of(&policy);
+            let desired = Routes::of(&policy);
             std::thread::scope(|scope| {
                 for _ in 0..4 {
-                    scope.spawn(|| wanted.apply(&mut routing()).unwrap());
+                    scope.spawn(|| desired.apply(&mut routing()).unwrap());
                 }
             });
             assert_eq!(ip("rule").matches("lookup 133").count(), 1);
@@ -163,7 +147,7 @@ fn two_calls_at_once_add_one_rule() {
 }
 
 #[test]
-fn where_no_place_is_left_ahead_of_a_pods_rule_that_is_said() {
+fn without_a_free_priority_before_a_pods_rule_apply_fails() {
     in_new_namespace(|| {
         ip("rule add from 192.0.2.7 lookup 100 priority 0");
         let mut policy = policy();
@@ -175,7 +159,7 @@ fn where_no_place_is_left_ahead_of_a_pods_rule_that_is_said() {
 }
 
 #[test]
-fn removing_takes_what_is_ours_and_nothing_else() {
+fn remove_deletes_only_gybes_objects() {
     in_new_namespace(|| {
         ip("rule add fwmark 0x539 lookup 134");
         ip("-6 rule add fwmark 7 lookup 133");
@@ -194,16 +178,16 @@ fn removing_takes_what_is_ours_and_nothing_else() {
 }
 
 #[test]
-fn what_somebody_else_added_already_will_do_and_stays_theirs() {
+fn equal_objects_of_another_owner_are_used_and_stay() {
     in_new_namespace(|| {
         ip("rule add fwmark 0x539 lookup 133");
         ip("route add local default dev lo table 133");
         ip("-6 addr add ::6/128 dev lo nodad");
         let mut policy = policy();
         policy.mode = TPROXY;
-        let wanted = Routes::of(&policy);
-        wanted.apply(&mut routing()).unwrap();
-        assert_eq!(wanted.missing(&mut routing()).unwrap(), []);
+        let desired = Routes::of(&policy);
+        desired.apply(&mut routing()).unwrap();
+        assert_eq!(desired.missing(&mut routing()).unwrap(), []);
         routes::remove(&mut routing()).unwrap();
         assert!(ip("rule").contains("fwmark 0x539") && ip("-6 addr show dev lo").contains("::6/128"));
         assert!(ip("-6 route show table all").lines().all(|line| !line.contains("table 133")));
@@ -211,7 +195,7 @@ fn what_somebody_else_added_already_will_do_and_stays_theirs() {
 }
 
 #[test]
-fn a_table_that_leads_elsewhere_is_not_taken_for_ours() {
+fn a_route_with_the_same_key_is_an_error() {
     in_new_namespace(|| {
         ip("route add blackhole default table 133");
         let mut policy = policy();
@@ -226,7 +210,7 @@ fn a_table_that_leads_elsewhere_is_not_taken_for_ours() {
 }
 
 #[test]
-fn f40_ipv6_that_is_switched_off_is_said_to_be() {
+fn f40_disabled_ipv6_is_named_in_the_error() {
     for interface in ["all", "lo"] {
         in_new_namespace(|| {
             let switch = format!("/proc/sys/net/ipv6/conf/{interface}/disable_ipv6");
@@ -264,7 +248,7 @@ fn a_redirection_is_rules_and_routes_and_its_differences_name_both() {
         assert_eq!(redirection.differences(&Nft, &Presence::look().unwrap()).unwrap(), []);
         ip("-6 addr del ::6/128 dev lo");
         ip("rule del fwmark 0x539 lookup 133");
-        crate::namespace::nft(&["delete chain inet gybe mangle-output"]);
+        crate::fixture::nft(&["delete chain inet gybe mangle-output"]);
         let found: Vec<_> = redirection
             .differences(&Nft, &Presence::look().unwrap())
             .unwrap()

@@ -1,12 +1,8 @@
 //! The probe report: programs probe the node, store the report and choose a backend by it. Each test has its own `/run`.
-#![allow(
-    clippy::unwrap_used,
-    clippy::indexing_slicing,
-    reason = "a test fails by panicking; indexing a missing JSON member yields null"
-)]
+#![cfg(test)]
 
-mod checking;
-mod knowing;
+mod check;
+mod report;
 mod status;
 
 use gybe_integration::failure::Failure;
@@ -18,50 +14,51 @@ use std::path::PathBuf;
 use std::time::{Duration, SystemTime};
 
 /// After this time failed probes are repeated.
-const LATER: Duration = Duration::from_secs(31);
+const RETRY_AFTER: Duration = Duration::from_secs(31);
 
-fn gybe(place: &PluginDir, words: &str, stdin: &str) -> Result<Run, Failure> {
-    place.sh(&format!("exec {} {words}", path_of_ours("gybe")?.display()), stdin)
+fn gybe(directory: &PluginDir, words: &str, stdin: &str) -> Result<Run, Failure> {
+    directory.sh(&format!("exec {} {words}", path_of_ours("gybe")?.display()), stdin)
 }
 
-fn kept(place: &PluginDir) -> PathBuf {
-    place.run().join("gybe/probe.json")
+fn report_path(directory: &PluginDir) -> PathBuf {
+    directory.run().join("gybe/probe.json")
 }
 
-fn change(place: &PluginDir, pointer: &str, value: Value) -> Result<(), Failure> {
-    let mut known: Value = serde_json::from_str(&fs::read_to_string(kept(place))?)?;
-    *known.pointer_mut(pointer).ok_or_else(|| Failure::new(format!("no {pointer}")))? = value;
-    Ok(fs::write(kept(place), known.to_string())?)
+/// Sets the value at this JSON pointer of the stored report.
+fn change_report(directory: &PluginDir, pointer: &str, value: Value) -> Result<(), Failure> {
+    let mut report: Value = serde_json::from_str(&fs::read_to_string(report_path(directory))?)?;
+    *report.pointer_mut(pointer).ok_or_else(|| Failure::new(format!("no {pointer}")))? = value;
+    Ok(fs::write(report_path(directory), report.to_string())?)
 }
 
-fn refused(why: &str) -> Value {
+fn refused_finding(why: &str) -> Value {
     json!({ "finding": "refused", "why": why, "errno": 2, "object": null, "hint": null })
 }
 
-/// Sets the stored report's modification time back by [`LATER`].
-fn later(place: &PluginDir) -> Result<(), Failure> {
-    let file = fs::OpenOptions::new().write(true).open(kept(place))?;
-    Ok(file.set_modified(SystemTime::now() - LATER)?)
+/// Sets the stored report's modification time back by [`RETRY_AFTER`].
+fn age_report(directory: &PluginDir) -> Result<(), Failure> {
+    let file = fs::OpenOptions::new().write(true).open(report_path(directory))?;
+    Ok(file.set_modified(SystemTime::now() - RETRY_AFTER)?)
 }
 
-/// Runs a command and returns the number of network namespaces it created: one for each probe.
-fn namespaces(place: &PluginDir, command: &str) -> Result<usize, Failure> {
-    let record = place.path().join("record");
+/// Runs a command and returns the number of network namespaces that it created: one for each probe.
+fn count_probes(directory: &PluginDir, command: &str) -> Result<usize, Failure> {
+    let record = directory.path().join("record");
     let strace = format!("strace -f -qq -e trace=unshare -o {} ", record.display());
-    let ran = place.sh(&format!("exec {strace} {command}"), "")?;
+    let ran = directory.sh(&format!("exec {strace} {command}"), "")?;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
-    attempts(place)
+    recorded_probes(directory)
 }
 
-/// As [`namespaces`], for a call of the plugin; also returns its result.
-fn attempted(place: &PluginDir, call: &PluginCall) -> Result<(usize, Run), Failure> {
-    let record = place.path().join("record");
-    let ran = call.run(place, &format!("strace -f -qq -e trace=unshare -o {}", record.display()))?;
-    Ok((attempts(place)?, ran))
+/// As [`count_probes`], for a call of the plugin; also returns the call's result.
+fn call_and_count_probes(directory: &PluginDir, call: &PluginCall) -> Result<(usize, Run), Failure> {
+    let record = directory.path().join("record");
+    let ran = call.run(directory, &format!("strace -f -qq -e trace=unshare -o {}", record.display()))?;
+    Ok((recorded_probes(directory)?, ran))
 }
 
-fn attempts(place: &PluginDir) -> Result<usize, Failure> {
+fn recorded_probes(directory: &PluginDir) -> Result<usize, Failure> {
     // The thread that runs iptables also calls unshare, for its mounts; only network namespaces count.
-    let record = fs::read_to_string(place.path().join("record"))?;
+    let record = fs::read_to_string(directory.path().join("record"))?;
     Ok(record.lines().filter(|line| line.contains("unshare(CLONE_NEWNET)")).count())
 }

@@ -1,16 +1,17 @@
 //! eBPF programs: what they do to a real connection, and that the verdict names them.
 //!
-//! Loading a program takes CAP_SYS_ADMIN in the first user namespace. A plain user's tests run in another one
-//! and show the rest: what cannot be read is reported as such.
+//! Only the machine's root may load programs; `make` leaves out the tests that do, `a_program…`, when another user runs
+//! it (`ROOT_ONLY` in the Makefile). The other tests run in either case.
 
 use crate::bpf::{self, EXIT, Kind, link, load, returning, set, store};
-use crate::world::World;
+use crate::redirected_pod::RedirectedPod;
 use gybe_installer::pod::cgroups::Cgroups;
 use gybe_integration::failure::Failure;
 use gybe_integration::programs::{ours, run};
 use gybe_integration::vectors::Location;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::verdict::{Desired, RedirectionState, Verdict, VerdictContext, judge_namespace};
+use gybe_test_support::TestDir;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use std::fs;
@@ -20,40 +21,45 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Reports whether programs can be loaded: by root of the first user namespace.
-fn may_load() -> bool {
+/// Reports whether the test runs as root of the first user namespace, who may read and load programs.
+fn is_machines_root() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap();
     map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// A redirected pod with one process, which lives in a cgroup of its own where one can be made.
+/// A redirected pod with one process.
 struct Pod {
-    world: World,
+    redirected: RedirectedPod,
     cgroup: Option<PathBuf>,
     process: Child,
 }
 
 impl Pod {
     fn new() -> Result<Self, Failure> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
-        let world = World::redirected_by(BackendKind::Nft)?;
-        let cgroup = may_load().then(|| {
-            let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-            let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).unwrap();
-            let number = COUNT.fetch_add(1, Ordering::Relaxed);
-            let name = format!("gybe-test-{}-{number}", std::process::id());
-            // A parent cgroup, and the pod's own.
-            let own = Path::new(mount.split(' ').nth(4).unwrap()).join(name).join("app");
-            fs::create_dir_all(&own).unwrap();
-            own
-        });
+        let redirected = RedirectedPod::redirected_by(BackendKind::Nft)?;
         #[allow(clippy::disallowed_methods, reason = "a process of the pod")]
         let start = || Command::new("sleep").arg("600").spawn();
-        let process = world.topology.at(Location::Pod).run(start)??;
-        if let Some(cgroup) = &cgroup {
-            fs::write(cgroup.join("cgroup.procs"), process.id().to_string()).unwrap();
-        }
-        Ok(Self { world, cgroup, process })
+        let process = redirected.topology.at(Location::Pod).run(start)??;
+        Ok(Self { redirected, cgroup: None, process })
+    }
+
+    /// Makes a pod whose process is in a cgroup of its own, to which programs can be attached.
+    fn in_own_cgroup() -> Result<Self, Failure> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        assert!(
+            is_machines_root(),
+            "only the machine's root may load eBPF programs: run make test-kernel as root"
+        );
+        let mut pod = Self::new()?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).unwrap();
+        let name = format!("gybe-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        // A parent cgroup, and the pod's own.
+        let own = Path::new(mount.split(' ').nth(4).unwrap()).join(name).join("app");
+        fs::create_dir_all(&own).unwrap();
+        pod.cgroup = Some(own);
+        fs::write(pod.cgroup().join("cgroup.procs"), pod.process.id().to_string()).unwrap();
+        Ok(pod)
     }
 
     fn cgroup(&self) -> &Path {
@@ -74,22 +80,22 @@ impl Pod {
             "echo $$ > {}/cgroup.procs; exec timeout 5 setpriv --reuid=1000 --regid=1000 --clear-groups bash -c '{connect}'",
             self.cgroup().display()
         );
-        Ok(self.world.topology.at(Location::Pod).run(|| run("sh", &["-c", &script], ""))??.out)
+        Ok(self.redirected.topology.at(Location::Pod).run(|| run("sh", &["-c", &script], ""))??.out)
     }
 
     fn verdict(&self) -> Result<Verdict, Failure> {
-        let policy = &self.world.policy;
+        let policy = &self.redirected.policy;
         let judge = || {
             let programs = Cgroups::of_this_namespace().programs();
             let reading = VerdictContext { only: None, whole: &BackendKind::ALL, programs: Some(&programs) };
             judge_namespace(Desired::Policy(policy), reading)
         };
-        Ok(self.world.topology.at(Location::Pod).run(judge)??)
+        Ok(self.redirected.topology.at(Location::Pod).run(judge)??)
     }
 
     fn interface(&self, name: &str) -> Result<u32, Failure> {
         let index = || nix::net::if_::if_nametoindex(name);
-        Ok(self.world.topology.at(Location::Pod).run(index)??)
+        Ok(self.redirected.topology.at(Location::Pod).run(index)??)
     }
 }
 
@@ -115,7 +121,8 @@ fn rewriting() -> Vec<bpf::Instruction> {
 }
 
 #[test]
-fn without_the_privilege_to_read_programs_the_verdict_says_what_it_did_not_see() -> Result<(), Failure> {
+fn the_verdict_has_a_note_about_unread_programs_only_without_the_privilege_to_read_them()
+-> Result<(), Failure> {
     let pod = Pod::new()?;
     let verdict = pod.verdict()?;
     assert_eq!((verdict.state, &verdict.reasons[..]), (RedirectionState::Redirected, &[][..]), "{verdict:?}");
@@ -123,14 +130,14 @@ fn without_the_privilege_to_read_programs_the_verdict_says_what_it_did_not_see()
         note == "eBPF programs of the pod's cgroups could not be read: Operation not permitted; it takes \
                  CAP_SYS_ADMIN in the first user namespace"
     });
-    assert_eq!(not_read, !may_load(), "{verdict:?}");
+    assert_eq!(not_read, !is_machines_root(), "{verdict:?}");
     Ok(())
 }
 
 #[test]
-fn a_namespace_without_a_process_is_judged_without_cgroups_and_the_output_says_so() -> Result<(), Failure> {
-    let world = World::redirected_by(BackendKind::Nft)?;
-    let netns = world.topology.at(Location::Pod).path().to_string_lossy().into_owned();
+fn a_namespace_without_a_process_is_judged_without_cgroups_and_a_note_says_so() -> Result<(), Failure> {
+    let redirected = RedirectedPod::redirected_by(BackendKind::Nft)?;
+    let netns = redirected.topology.at(Location::Pod).path().to_string_lossy().into_owned();
     let policy = r#"{"enable_ipv6": true, "inbound_ports_exclude": ["15090", "15021", "15020"]}"#;
     let verify = ours("gybe", &["verify", "--netns", &netns, "--policy", "-"], policy)?;
     let says = "cgroups were not looked for: no process was found in this network namespace";
@@ -141,10 +148,7 @@ fn a_namespace_without_a_process_is_judged_without_cgroups_and_the_output_says_s
 /// The control: without a program, and with one that only filters, the proxy answers.
 #[test]
 fn a_program_that_rewrites_destinations_makes_the_verdict_unknown() -> Result<(), Failure> {
-    if !may_load() {
-        return Ok(());
-    }
-    let pod = Pod::new()?;
+    let pod = Pod::in_own_cgroup()?;
     let answered = pod.answered_by()?;
     assert!(answered.contains("envoy:15001"), "{answered}");
     {
@@ -158,7 +162,7 @@ fn a_program_that_rewrites_destinations_makes_the_verdict_unknown() -> Result<()
     let _rewrites = pod.attach(bpf::CONNECT4, &rewriting());
     let answered = pod.answered_by()?;
     assert!(answered.contains("app:9000"), "{answered}");
-    let netns = pod.world.topology.at(Location::Pod).path().to_string_lossy().into_owned();
+    let netns = pod.redirected.topology.at(Location::Pod).path().to_string_lossy().into_owned();
     let policy = r#"{"enable_ipv6": true, "inbound_ports_exclude": ["15090", "15021", "15020"]}"#;
     let verify = ours("gybe", &["verify", "--netns", &netns, "--policy", "-"], policy)?;
     assert_eq!(verify.code, Some(1), "{verify:?}");
@@ -173,10 +177,7 @@ fn a_program_that_rewrites_destinations_makes_the_verdict_unknown() -> Result<()
 /// A socket that is bound to eth0 does not reach the proxy on `lo`.
 #[test]
 fn a_program_that_chooses_the_device_of_sockets_makes_the_verdict_unknown() -> Result<(), Failure> {
-    if !may_load() {
-        return Ok(());
-    }
-    let pod = Pod::new()?;
+    let pod = Pod::in_own_cgroup()?;
     // `struct bpf_sock`: bound_dev_if at 0.
     let code = [set(2, pod.interface("eth0")?), store(0, 2), set(0, 1), EXIT];
     let _binds = pod.attach(bpf::SOCK_CREATE, &code);
@@ -189,10 +190,7 @@ fn a_program_that_chooses_the_device_of_sockets_makes_the_verdict_unknown() -> R
 }
 
 #[test]
-fn programs_at_every_kind_of_hook_are_named() -> Result<(), Failure> {
-    if !may_load() {
-        return Ok(());
-    }
+fn a_program_at_any_kind_of_hook_is_named() -> Result<(), Failure> {
     for (kind, returns, answer, says) in [
         (
             bpf::SENDMSG4,
@@ -216,9 +214,9 @@ fn programs_at_every_kind_of_hook_are_named() -> Result<(), Failure> {
         // On a kernel with CONFIG_NETFILTER_NETLINK_HOOK the namespace is known and the answer is unknown.
         (bpf::NETFILTER, 1, RedirectionState::Redirected, "at netfilter hook output priority 50 may drop"),
     ] {
-        let pod = Pod::new()?;
+        let pod = Pod::in_own_cgroup()?;
         let code = returning(returns);
-        let place = pod.world.topology.at(Location::Pod);
+        let place = pod.redirected.topology.at(Location::Pod);
         let program = || load(kind, "gybe_test", &code).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
         let _attached = match kind {
             bpf::NETFILTER => place.run(|| bpf::link_at_output(&program()))?,
@@ -248,28 +246,28 @@ fn filters_of_traffic_control_are_named() -> Result<(), Failure> {
     // A program of classic BPF that passes every packet.
     let classic =
         "tc qdisc add dev eth0 clsact && tc filter add dev eth0 egress bpf da bytecode '1,6 0 0 0,'";
-    pod.world.foreign(classic)?;
+    pod.redirected.run_as_other_owner(classic)?;
     let verdict = pod.verdict()?;
     assert_eq!(verdict.state, RedirectionState::Unknown, "{verdict:?}");
     assert!(verdict.reasons[0].contains("at tc egress of eth0 is not evaluated"), "{verdict:?}");
-    if !may_load() {
-        return Ok(());
-    }
-    let pod = Pod::new()?;
-    let directory = std::env::temp_dir().join(format!("gybe-bpffs-{}", std::process::id()));
-    fs::create_dir_all(&directory).unwrap();
-    let done = pod.world.topology.at(Location::Pod).run(|| {
+    Ok(())
+}
+
+#[test]
+fn a_program_of_traffic_control_is_named() -> Result<(), Failure> {
+    let pod = Pod::in_own_cgroup()?;
+    let directory = TestDir::new("bpffs");
+    let done = pod.redirected.topology.at(Location::Pod).run(|| {
         // The file system in which the program has a path is seen by this thread alone.
         unshare(CloneFlags::CLONE_NEWNS).unwrap();
         mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
-        mount(Some("bpf"), &directory, Some("bpf"), MsFlags::empty(), None::<&str>).unwrap();
+        mount(Some("bpf"), directory.path(), Some("bpf"), MsFlags::empty(), None::<&str>).unwrap();
         let program = load(bpf::CLASSIFIER, "gybe_test", &returning(0)).unwrap();
         let path = directory.join("program");
         bpf::pin(&program, &path).unwrap();
         let add = "tc qdisc add dev eth0 clsact && tc filter add dev eth0 ingress bpf da object-pinned";
         run("sh", &["-ec", &format!("{add} {}", path.display())], "")
     })??;
-    fs::remove_dir(&directory).unwrap();
     assert_eq!(done.code, Some(0), "{done:?}");
     let verdict = pod.verdict()?;
     assert_eq!(verdict.state, RedirectionState::Unknown, "{verdict:?}");

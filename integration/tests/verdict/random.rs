@@ -3,7 +3,7 @@
 //!
 //! `GYBE_SEED=17 GYBE_RULESETS=1` tries rule set 17 alone.
 
-use crate::world::World;
+use crate::redirected_pod::RedirectedPod;
 use gybe_integration::failure::Failure;
 use gybe_integration::parallel::in_parallel;
 use gybe_netfilter::backend::BackendKind;
@@ -124,21 +124,21 @@ fn rule_set(seed: u64) -> String {
 
 /// The connections of one rule set that did not end as predicted, and how many had which outcome.
 fn tried(seed: u64) -> Result<(Vec<String>, [usize; 3]), Failure> {
-    let world = World::redirected_by(BackendKind::Nft)?;
+    let pod = RedirectedPod::redirected_by(BackendKind::Nft)?;
     let rules = rule_set(seed);
-    world.foreign(&format!("nft -f - <<'END'\n{rules}\nEND"))?;
-    let live = world.live()?;
-    let (desired, verdict) = (compile(&world.policy), world.verdict()?);
+    pod.run_as_other_owner(&format!("nft -f - <<'END'\n{rules}\nEND"))?;
+    let live = pod.live()?;
+    let (desired, verdict) = (compile(&pod.policy), pod.verdict()?);
     let (mut wrong, mut counts) = (Vec::new(), [0; 3]);
-    for flow in &world.flows {
+    for flow in &pod.flows {
         let outcome = live.trace(&flow.packet()?).outcome;
         let place = match outcome {
             Outcome::Unknown | Outcome::Translated(_) => 2,
-            Outcome::Dropped | Outcome::AnswersLost => 1,
+            Outcome::Dropped | Outcome::RepliesLost => 1,
             _ => 0,
         };
         counts.iter_mut().skip(place).take(1).for_each(|count| *count += 1);
-        let sentence = world.disagreement(&live, flow)?;
+        let sentence = pod.disagreement(&live, flow)?;
         let expected = match trace(&desired, &flow.packet()?).outcome {
             PacketOutcome::Untouched => outcome,
             PacketOutcome::Redirected(port) => Outcome::Redirected(port),
@@ -155,7 +155,7 @@ fn tried(seed: u64) -> Result<(Vec<String>, [usize; 3]), Failure> {
 }
 
 #[test]
-fn real_connections_end_as_predicted_beside_random_rules() -> Result<(), Failure> {
+fn with_random_rules_of_other_owners_real_connections_end_as_predicted() -> Result<(), Failure> {
     let (first, count) = (number("GYBE_SEED", 1), number("GYBE_RULESETS", RULE_SETS));
     let found = in_parallel((first..first + count).collect(), tried);
     let found = found.into_iter().collect::<Result<Vec<_>, Failure>>()?;

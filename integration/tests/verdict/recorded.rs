@@ -27,7 +27,7 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Failure> {
         let (traced, walked) = (trace(&rules, &packet), live.trace(&packet));
         let same = match (traced.outcome, walked.outcome) {
             // The prediction for one packet does not cover TPROXY's effect on answers of other transparent sockets.
-            (PacketOutcome::Untouched, Outcome::AnswersLost) => flow.mark.is_some() || flow.source.is_some(),
+            (PacketOutcome::Untouched, Outcome::RepliesLost) => flow.mark.is_some() || flow.source.is_some(),
             (PacketOutcome::Redirected(one), Outcome::Redirected(other))
             | (PacketOutcome::Intercepted(one), Outcome::Intercepted(other)) => one == other,
             (PacketOutcome::Dropped, Outcome::Dropped) | (PacketOutcome::Untouched, Outcome::Untouched) => {
@@ -42,13 +42,13 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Failure> {
         }
         let recorded = Control { to: flow.to, outcome: &flow.without_rules };
         let is_plain = flow.mark.is_none() && flow.source.is_none() && !flow.is_forwarded();
-        let fate = match walked.outcome {
+        let outcome = match walked.outcome {
             Outcome::Redirected(port) => PacketOutcome::Redirected(port),
             Outcome::Intercepted(port) => PacketOutcome::Intercepted(port),
             Outcome::Dropped => PacketOutcome::Dropped,
             _ => PacketOutcome::Untouched,
         };
-        if is_plain && !follows(fate, recorded, SideEffect::None, &flow.with_rules) {
+        if is_plain && !follows(outcome, recorded, SideEffect::None, &flow.with_rules) {
             wrong.push(format!("{kind} {} {}: recorded {}, {by}", vector.name, flow.id, flow.with_rules));
         }
     }
@@ -69,7 +69,7 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Failure> {
 }
 
 #[test]
-fn every_backends_rules_read_back_give_every_recorded_connection_its_outcome() -> Result<(), Failure> {
+fn every_backends_rules_read_back_predict_every_recorded_outcome() -> Result<(), Failure> {
     for kind in BackendKind::ALL {
         let vectors = vectors::all()?;
         let count = vectors.len();

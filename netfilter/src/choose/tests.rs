@@ -121,15 +121,15 @@ fn a_policy_is_refused_for_what_it_needs_and_for_nothing_else() {
 #[test]
 fn dns_goes_without_zones_where_that_was_seen_to_work() {
     let server = std::net::IpAddr::from([192, 0, 2, 53]);
-    let asks = policy(|policy| policy.dns = Dns::Servers(CidrSet::from_iter([server])));
+    let with_dns = policy(|policy| policy.dns = Dns::Servers(CidrSet::from_iter([server])));
     let dns = (Profile::Dns, refused("zones"));
     let without = |finding| {
         let findings = findings(&[dns.clone(), (Profile::DnsWithoutZones, finding)]);
         choose(&known(&[(Nft, findings)]), BackendSetting::Auto).unwrap()
     };
-    assert_eq!(without(Finding::Works).variant(&asks), Ok(RuleVariant::WithoutZones));
+    assert_eq!(without(Finding::Works).variant(&with_dns), Ok(RuleVariant::WithoutZones));
     assert_eq!(without(Finding::Works).variant(&policy(|_| ())), Ok(RuleVariant::Complete));
-    assert!(without(refused("dns too")).variant(&asks).is_err());
+    assert!(without(refused("dns too")).variant(&with_dns).is_err());
 }
 
 #[test]

@@ -1,4 +1,4 @@
-//! Which chains and rules exist for policies at the edge of what they can say.
+//! Which chains and rules exist for extreme policies.
 
 use super::*;
 use crate::policy::istio::{TPROXY_MARK, TPROXY_TABLE};

@@ -63,7 +63,7 @@ pub(super) fn programs_at(target: Target<'_>, attach_type: u32) -> Result<Vec<u3
         Err(why) => return Err(why),
     }
     let count = usize::try_from(number(&attributes, 24)).unwrap_or(MOST_PROGRAMS);
-    Ok((0..count.min(MOST_PROGRAMS)).map(|place| number(&ids, 4 * place)).collect())
+    Ok((0..count.min(MOST_PROGRAMS)).map(|index| number(&ids, 4 * index)).collect())
 }
 
 /// The name that its loader gave a program, at most 15 characters of printable ASCII; none without
@@ -77,7 +77,7 @@ pub(super) fn name_of(program: u32) -> Option<String> {
     Some(name.escape_ascii().to_string()).filter(|name| !name.is_empty())
 }
 
-/// The programs at netfilter hooks, of every network namespace of the machine: a link does not tell its
+/// The programs at netfilter hooks, of every network namespace of the machine: a link does not report its
 /// namespace (`bpf_nf_link_fill_link_info`, net/netfilter/nf_bpf_link.c, v6.18).
 pub(super) fn netfilter_links() -> Result<Vec<NetfilterLink>, Errno> {
     let (mut links, mut last) = (Vec::new(), 0);
@@ -120,7 +120,7 @@ fn open(command: libc::c_int, id: u32) -> Result<OwnedFd, Errno> {
 
 /// Where the kernel writes more than fits into the attributes.
 struct Output<'b> {
-    /// The place of its address in the attributes.
+    /// The offset of its address in the attributes.
     address_at: usize,
     bytes: &'b mut [u8],
 }
@@ -136,7 +136,7 @@ fn call(
         put(attributes, output.address_at, &u64::try_from(address).unwrap_or_default().to_ne_bytes());
     }
     // SAFETY: the kernel reads and writes `attributes` within the length that is passed. The one address in them
-    // is that of a buffer which outlives the call, and the callers pass its length beside it.
+    // is that of a buffer which outlives the call, and the callers pass its length too.
     let done = unsafe { libc::syscall(libc::SYS_bpf, command, attributes.as_mut_ptr(), attributes.len()) };
     let done = Errno::result(done)?;
     libc::c_int::try_from(done).map_err(|_| Errno::EOVERFLOW)

@@ -172,7 +172,7 @@ const EXPLANATIONS: [(&str, &str); 9] = [
 const TOO_OLD: &str = "this iptables is too old; choose the backend \"nft\"";
 
 fn explain(stderr: &str) -> Option<&'static str> {
-    EXPLANATIONS.iter().find(|(said, _)| stderr.contains(said)).map(|(_, means)| *means)
+    EXPLANATIONS.iter().find(|(text, _)| stderr.contains(text)).map(|(_, means)| *means)
 }
 
 #[cfg(test)]
@@ -182,7 +182,7 @@ mod tests {
     /// Texts of iptables 1.8.9.
     #[test]
     fn stderr_of_the_programs_is_explained() {
-        for (said, meant) in [
+        for (stderr, expected) in [
             ("Another app is currently holding the xtables lock. Stopped waiting after 2s.", "lock"),
             ("Couldn't load target `NOSUCH':No such file or directory", "extension"),
             ("iptables-restore v1.8.9 (legacy): unknown option \"--zoneeee\"", "too old"),
@@ -191,7 +191,11 @@ mod tests {
             ("Could not fetch rule set generation id: Permission denied (you must be root)", "CAP_NET_ADMIN"),
             ("iptables-restore: unable to initialize table 'raw'", "no such table"),
         ] {
-            assert!(explain(said).is_some_and(|hint| hint.contains(meant)), "{said}: {:?}", explain(said));
+            assert!(
+                explain(stderr).is_some_and(|hint| hint.contains(expected)),
+                "{stderr}: {:?}",
+                explain(stderr)
+            );
         }
     }
 }

@@ -1,4 +1,4 @@
-//! Which programs carry a variant of iptables, found by absolute path: no `PATH`, no shell.
+//! Finds the programs of a variant of iptables by absolute path: no `PATH`, no shell.
 
 use super::error::IptablesError;
 use crate::ruleset::Family;
@@ -24,7 +24,7 @@ impl Variant {
     }
 }
 
-/// One program: a path, and for a program of many names the one it shall answer to.
+/// One program: its path, and for a multi-call program the name of the applet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Program {
     pub path: PathBuf,
@@ -73,15 +73,15 @@ fn family_programs(variant: Variant, family: Family, directories: &[PathBuf]) ->
     })
 }
 
-/// A plain `iptables-restore` may be either variant and is not asked; the program of many names
-/// that it is a link to stands beside it wherever it does.
+/// Finds the variant's program, or the multi-call program. A plain `iptables-restore` may be either variant and is not
+/// used: wherever it exists, the multi-call program that it links to is in the same directories.
 fn program(variant: Variant, applet: &'static str, directories: &[PathBuf]) -> Option<Program> {
-    let (word, multis): (_, &[&str]) = match variant {
+    let (infix, multis): (_, &[&str]) = match variant {
         // xtables-multi is iptables 1.4 to 1.6, which knew one engine.
         Variant::Legacy => ("tables-legacy-", &["xtables-legacy-multi", "xtables-multi"]),
         Variant::Nft => ("tables-nft-", &["xtables-nft-multi"]),
     };
-    let own_name = executable(directories, &applet.replacen("tables-", word, 1));
+    let own_name = executable(directories, &applet.replacen("tables-", infix, 1));
     let own = own_name.map(|path| Program { path, applet: None });
     own.or_else(|| {
         let path = multis.iter().find_map(|multi| executable(directories, multi))?;
@@ -101,15 +101,15 @@ fn is_executable(path: &Path) -> bool {
 mod tests {
     use super::*;
     use crate::hint::Hint;
+    use gybe_test_support::TestDir;
     use std::fs::{self, Permissions};
 
-    /// A directory with these programs and one file that is none, gone with the value.
-    struct Directory(PathBuf);
+    /// A directory with these programs and a file that is not executable.
+    struct Directory(TestDir);
 
     impl Directory {
         fn with(name: &str, programs: &[&str]) -> Self {
-            let path = std::env::temp_dir().join(format!("gybe-{name}-{}", std::process::id()));
-            fs::create_dir(&path).unwrap();
+            let path = TestDir::new(name);
             fs::write(path.join("iptables-legacy-save"), "not executable").unwrap();
             for program in programs {
                 fs::write(path.join(program), "").unwrap();
@@ -119,13 +119,7 @@ mod tests {
         }
 
         fn find(&self, variant: Variant) -> Result<Programs, IptablesError> {
-            Programs::find(variant, &["/nonexistent".into(), self.0.clone()])
-        }
-    }
-
-    impl Drop for Directory {
-        fn drop(&mut self) {
-            fs::remove_dir_all(&self.0).unwrap();
+            Programs::find(variant, &["/nonexistent".into(), self.0.path().to_owned()])
         }
     }
 

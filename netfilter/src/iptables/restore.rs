@@ -127,49 +127,49 @@ fn is_continued_into(rules: &Ruleset, name: ChainName) -> bool {
     rules.rules().any(|(_, rule)| rule.verdict == Verdict::Goto(name))
 }
 
-/// Returns input for `iptables-restore --noflush` that changes `found` to `wanted`, or `None` if they are equal.
-pub(super) fn transaction(found: &FamilyRules, wanted: &FamilyRules) -> Option<String> {
+/// Returns input for `iptables-restore --noflush` that changes `found` to `desired`, or `None` if they are equal.
+pub(super) fn transaction(found: &FamilyRules, desired: &FamilyRules) -> Option<String> {
     let nothing = TableRules::default();
     let mut text = String::new();
     for stage in TABLES {
         let found = found.get(&stage).unwrap_or(&nothing);
-        let wanted = wanted.get(&stage).unwrap_or(&nothing);
-        if found != wanted {
-            table(&mut text, stage, found, wanted);
+        let desired = desired.get(&stage).unwrap_or(&nothing);
+        if found != desired {
+            table(&mut text, stage, found, desired);
         }
     }
     (!text.is_empty()).then_some(text)
 }
 
-fn table(text: &mut String, stage: Stage, found: &TableRules, wanted: &TableRules) {
+fn table(text: &mut String, stage: Stage, found: &TableRules, desired: &TableRules) {
     let mut line = |words: &[&str]| {
         words.iter().for_each(|word| text.push_str(word));
         text.push('\n');
     };
     line(&["*", stage.table()]);
-    let stale = || found.chains.keys().filter(|chain| !wanted.chains.contains_key(*chain));
+    let stale = || found.chains.keys().filter(|chain| !desired.chains.contains_key(*chain));
     // The declaration of a chain creates it, or flushes it if it exists.
-    wanted.chains.keys().for_each(|chain| line(&[":", chain, " - [0:0]"]));
+    desired.chains.keys().for_each(|chain| line(&[":", chain, " - [0:0]"]));
     stale().for_each(|chain| line(&["-F ", chain]));
-    unhook(found, wanted).iter().for_each(|unhooking| line(&[unhooking]));
+    unhook(found, desired).iter().for_each(|unhooking| line(&[unhooking]));
     stale().for_each(|chain| line(&["-X ", chain]));
     // A hook that is as desired keeps its position among other owners' rules.
-    let hooks = wanted.hooks.iter().filter(|(chain, _)| !is_hooked(found, wanted, chain));
-    for (chain, entries) in wanted.chains.iter().chain(hooks) {
+    let hooks = desired.hooks.iter().filter(|(chain, _)| !is_hooked(found, desired, chain));
+    for (chain, entries) in desired.chains.iter().chain(hooks) {
         entries.iter().for_each(|entry| line(&["-A ", chain, " ", entry.text()]));
     }
     line(&["COMMIT"]);
 }
 
-fn is_hooked(found: &TableRules, wanted: &TableRules, chain: &str) -> bool {
-    found.hooks.get(chain) == wanted.hooks.get(chain)
+fn is_hooked(found: &TableRules, desired: &TableRules, chain: &str) -> bool {
+    found.hooks.get(chain) == desired.hooks.get(chain)
 }
 
 /// Returns lines that delete the rules that lead into Gybe's chains: by specification where it can be written, because
 /// a rule that another program inserts meanwhile changes the numbers; the others by number, the last first.
-fn unhook(found: &TableRules, wanted: &TableRules) -> Vec<String> {
+fn unhook(found: &TableRules, desired: &TableRules) -> Vec<String> {
     let mut lines = Vec::new();
-    for (chain, entries) in found.hooks.iter().filter(|(chain, _)| !is_hooked(found, wanted, chain)) {
+    for (chain, entries) in found.hooks.iter().filter(|(chain, _)| !is_hooked(found, desired, chain)) {
         let strange = entries.iter().rev().filter(|entry| !entry.is_writable());
         lines.extend(strange.map(|entry| format!("-D {chain} {}", entry.number)));
         let plain = entries.iter().filter(|entry| entry.is_writable());

@@ -40,7 +40,7 @@ impl Session<'_> {
         // Reading takes capabilities only. From inside the user namespace the process's files in /proc may not be
         // readable: they belong to the user who was that namespace's root when the network namespace was made.
         let outside = Conditions { user_namespace: None, ..self.conditions };
-        let output = accepted(&programs.save, outside.run(&programs.save, &["-c".to_owned()], "")?, "")?;
+        let output = check_status(&programs.save, outside.run(&programs.save, &["-c".to_owned()], "")?, "")?;
         save::parse(&output.stdout)
             .map_err(|source| IptablesError::Unreadable { program: programs.save.path.clone(), source })
     }
@@ -71,7 +71,7 @@ impl Session<'_> {
             arguments.extend(["-w".to_owned(), self.conditions.time_left().as_secs().max(1).to_string()]);
         }
         let output = self.conditions.run(&programs.restore, &arguments, &text)?;
-        accepted(&programs.restore, output, &text).map(drop)
+        check_status(&programs.restore, output, &text).map(drop)
     }
 
     /// Removes Gybe's rules. Tries both families, even when the first fails.
@@ -120,7 +120,11 @@ fn has_nft_tables(family: Family, chains: &[ListedChain]) -> bool {
 }
 
 /// Returns the output of a program that succeeded.
-fn accepted(program: &Program, output: ProgramOutput, input: &str) -> Result<ProgramOutput, IptablesError> {
+fn check_status(
+    program: &Program,
+    output: ProgramOutput,
+    input: &str,
+) -> Result<ProgramOutput, IptablesError> {
     if output.status.success() {
         return Ok(output);
     }

@@ -1,10 +1,9 @@
-//! Lines and words of `iptables-save` output, where a quoted word may hold line breaks.
+//! Splits `iptables-save` output into lines and words, where a quoted word may contain line breaks; quotes words.
 
 use std::borrow::Cow;
 
-/// A walk through text that knows whether it stands inside a quoted word. A quote opens only at
-/// the start of a word (`xtables_save_string` quotes whole words): inside one it is a letter, as in
-/// a chain name.
+/// Tracks whether a position of the text is inside a quoted word. A quote opens only at the start of a word
+/// (`xtables_save_string` quotes whole words): inside a word, such as a chain name, it is a letter.
 #[derive(Default)]
 struct Quotes {
     inside: bool,
@@ -12,7 +11,7 @@ struct Quotes {
     mid_word: bool,
 }
 
-/// What a character is.
+/// The meaning of a character.
 #[derive(PartialEq, Eq)]
 enum Meaning {
     /// Itself.
@@ -49,7 +48,7 @@ impl Quotes {
 pub(super) fn logical_lines(text: &str) -> Option<Vec<&str>> {
     let (mut quotes, mut start, mut lines) = (Quotes::default(), 0, Vec::new());
     for (at, c) in text.char_indices() {
-        // A remark or a chain's name is no place for quotes.
+        // Remarks and the declarations of chains have no quotes.
         let line = text.get(start..at).unwrap_or_default();
         let bare = line.starts_with(['#', ':', '*']);
         let meaning = if bare && c != '\n' { Meaning::Letter } else { quotes.meaning(c) };

@@ -2,7 +2,7 @@
 //!
 //! One model for both engines: expressions of nf_tables and matches and targets of iptables are statements of a rule.
 //! `read` reads nf_tables, `legacy` iptables-legacy, `ours` marks our rules, `expr` decodes expressions, `field` names
-//! what registers hold, `text` prints a rule. `crate::walk` evaluates the model.
+//! the content of registers, `text` prints a rule. `crate::walk` evaluates the model.
 
 pub(crate) mod expr;
 mod field;
@@ -254,7 +254,7 @@ impl NamespaceRules {
 }
 
 /// The location of a chain, as text.
-pub(crate) fn place(chain: &LiveChain) -> String {
+pub(crate) fn location(chain: &LiveChain) -> String {
     match chain.base {
         Some(base) => {
             format!("hook {} priority {}, {} {}", base.hook.name(), base.priority, chain.table, chain.name)

@@ -176,8 +176,8 @@ mod tests {
             w.nested(2, |w| w.attr(3, &[9]));
         });
         // nla(20){4}: nla(8){1} "cmp\0"; nla(12){2}: nla(5){3} 09 + 3 bytes of padding
-        let wanted = [24, 0, 4, 0, 8, 0, 1, 0, b'c', b'm', b'p', 0, 12, 0, 2, 0, 5, 0, 3, 0, 9, 0, 0, 0];
-        assert_eq!(writer.finish().unwrap(), wanted);
+        let expected = [24, 0, 4, 0, 8, 0, 1, 0, b'c', b'm', b'p', 0, 12, 0, 2, 0, 5, 0, 3, 0, 9, 0, 0, 0];
+        assert_eq!(writer.finish().unwrap(), expected);
     }
 
     #[test]

@@ -52,7 +52,7 @@ const MAX_INCONCLUSIVE: u32 = 64;
 #[derive(Debug)]
 pub(crate) struct Replies {
     last: u32,
-    replied: bool,
+    last_has_reply: bool,
     refusals: Vec<Refusal>,
     unknown: Option<Unknown>,
     /// The number of irrelevant datagrams.
@@ -60,9 +60,9 @@ pub(crate) struct Replies {
 }
 
 impl Replies {
-    /// An replies without replies; message `last` requested an acknowledgement.
+    /// No replies yet; message `last` requested an acknowledgement.
     pub(crate) fn of(last: u32) -> Self {
-        Self { last, replied: false, refusals: Vec::new(), unknown: None, inconclusive: 0 }
+        Self { last, last_has_reply: false, refusals: Vec::new(), unknown: None, inconclusive: 0 }
     }
 
     /// Evaluates one received datagram.
@@ -79,9 +79,9 @@ impl Replies {
         };
         for message in Messages(datagram) {
             match message.ok().and_then(|message| KernelReply::read(&message)) {
-                Some(answer) => {
-                    self.replied |= answer.sequence == self.last;
-                    self.refusals.extend(answer.refusal());
+                Some(reply) => {
+                    self.last_has_reply |= reply.sequence == self.last;
+                    self.refusals.extend(reply.refusal());
                 }
                 None => self.note_inconclusive(Unknown::Unreadable),
             }
@@ -95,7 +95,7 @@ impl Replies {
 
     /// Reports whether no further reply is expected: the last message has a reply, or the outcome is unknown.
     pub(crate) fn is_complete(&self) -> bool {
-        self.replied || self.inconclusive >= MAX_INCONCLUSIVE
+        self.last_has_reply || self.inconclusive >= MAX_INCONCLUSIVE
     }
 
     /// The outcome, when no further reply is expected.
@@ -103,7 +103,7 @@ impl Replies {
         match (self.refusals, self.unknown) {
             (refusals, _) if !refusals.is_empty() => Outcome::Refused(refusals),
             (_, Some(unknown)) => Outcome::Unknown(unknown),
-            (_, None) if self.replied => Outcome::Done,
+            (_, None) if self.last_has_reply => Outcome::Done,
             (_, None) => Outcome::Unknown(Unknown::NotAcknowledged),
         }
     }
@@ -182,7 +182,7 @@ mod tests {
     const LAST: u32 = 7;
 
     /// A datagram of `netlink_ack`: the header of the request, capped.
-    fn answer(sequence: u32, errno: i32, attributes: impl FnOnce(&mut Writer)) -> Vec<u8> {
+    fn reply(sequence: u32, errno: i32, attributes: impl FnOnce(&mut Writer)) -> Vec<u8> {
         let request = Header { kind: 0xa06, flags: 0, sequence };
         let mut fixed = errno.to_ne_bytes().to_vec();
         fixed.extend_from_slice(&request.to_bytes());
@@ -208,44 +208,44 @@ mod tests {
 
     #[test]
     fn it_is_done_when_the_last_message_is_acknowledged_and_nothing_refused() {
-        assert_eq!(outcome(&[Received::Datagram(&answer(LAST, 0, |_| ()))]), Outcome::Done);
+        assert_eq!(outcome(&[Received::Datagram(&reply(LAST, 0, |_| ()))]), Outcome::Done);
     }
 
     #[test]
     fn f25_an_acknowledgement_of_another_message_is_none() {
-        let early = answer(LAST - 1, 0, |_| ());
+        let early = reply(LAST - 1, 0, |_| ());
         assert_eq!(outcome(&[Received::Datagram(&early)]), Outcome::Unknown(Unknown::NotAcknowledged));
         assert_eq!(outcome(&[]), Outcome::Unknown(Unknown::NotAcknowledged));
     }
 
     #[test]
     fn f25_an_error_on_the_batch_begin_outweighs_the_last_acknowledgement() {
-        let (begin, last) = (answer(0, -12, |_| ()), answer(LAST, 0, |_| ()));
+        let (begin, last) = (reply(0, -12, |_| ()), reply(LAST, 0, |_| ()));
         let both = outcome(&[Received::Datagram(&begin), Received::Datagram(&last)]);
         assert_eq!(refused(both), [(0, Errno::ENOMEM)]);
     }
 
     #[test]
     fn every_refusal_is_kept_with_its_message_also_several_in_one_datagram() {
-        let mut datagram = answer(3, -95, |_| ());
-        datagram.extend(answer(5, -2, |_| ()));
-        let last = answer(LAST, 0, |_| ());
+        let mut datagram = reply(3, -95, |_| ());
+        datagram.extend(reply(5, -2, |_| ()));
+        let last = reply(LAST, 0, |_| ());
         let all = outcome(&[Received::Datagram(&datagram), Received::Datagram(&last)]);
         assert_eq!(refused(all), [(3, Errno::EOPNOTSUPP), (5, Errno::ENOENT)]);
     }
 
     #[test]
-    fn f25_dropped_answers_never_count_as_done() {
-        let last = answer(LAST, 0, |_| ());
+    fn f25_dropped_replies_never_count_as_done() {
+        let last = reply(LAST, 0, |_| ());
         let lost = outcome(&[Received::Overrun, Received::Datagram(&last)]);
         assert_eq!(lost, Outcome::Unknown(Unknown::RepliesDropped));
-        let refusal = answer(2, -1, |_| ());
+        let refusal = reply(2, -1, |_| ());
         assert_eq!(refused(outcome(&[Received::Overrun, Received::Datagram(&refusal)])), [(2, Errno::EPERM)]);
     }
 
     #[test]
-    fn f25_an_answer_that_cannot_be_read_never_counts_as_done() {
-        let last = answer(LAST, 0, |_| ());
+    fn f25_a_reply_that_cannot_be_parsed_never_counts_as_done() {
+        let last = reply(LAST, 0, |_| ());
         let other = Header { kind: 99, flags: 0, sequence: LAST }.to_bytes();
         // An acknowledgement that ends within the header of the request.
         let short = [&35_u32.to_ne_bytes(), &last[4..6], &[0, 0], &last[8..35]].concat();
@@ -258,23 +258,23 @@ mod tests {
     }
 
     #[test]
-    fn f25_who_hears_nothing_but_nonsense_stops_listening() {
+    fn f25_after_64_irrelevant_datagrams_no_more_are_read() {
         for nothing in
             [Received::Overrun, Received::Truncated, Received::Datagram(&[]), Received::Datagram(&[0; 12])]
         {
             let mut replies = Replies::of(LAST);
-            let heard = (0..1000).take_while(|_| {
+            let read = (0..1000).take_while(|_| {
                 replies.add(nothing);
                 !replies.is_complete()
             });
-            assert!(heard.count() < 1000, "{nothing:?}");
+            assert!(read.count() < 1000, "{nothing:?}");
             assert!(matches!(replies.outcome(), Outcome::Unknown(_)), "{nothing:?}");
         }
     }
 
     #[test]
-    fn the_kernels_own_words_and_the_offset_are_kept() {
-        let datagram = answer(3, -22, |w| {
+    fn the_kernels_message_and_the_offset_are_kept() {
+        let datagram = reply(3, -22, |w| {
             w.text(ATTR_MESSAGE, "chain is bound");
             w.ne32(ATTR_OFFSET, 40);
         });

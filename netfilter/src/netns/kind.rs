@@ -6,7 +6,7 @@ use nix::sys::statfs::{FsType, fstatfs};
 use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// `NSFS_MAGIC` of `include/uapi/linux/magic.h`: the file system of namespace files.
-const NSFS: FsType = FsType(nix::libc::NSFS_MAGIC);
+const NSFS: FsType = FsType(0x6e73_6673);
 
 mod request {
     // `NS_GET_NSTYPE`, `_IO(0xb7, 3)` of `include/uapi/linux/nsfs.h`. Linux 4.11.

@@ -10,15 +10,14 @@ use crate::ruleset::{ChainName, Hook, Stage};
 /// The table's name, family `inet`. All of Gybe's nftables objects are in it, and no other owner's.
 pub const TABLE: &str = "gybe";
 
-/// Before conntrack looks at the packet (`NF_IP_PRI_CONNTRACK` is -200): it is chosen there in which
-/// zone it will be looked up.
+/// Before conntrack looks up the packet (`NF_IP_PRI_CONNTRACK` is -200): the rules choose the zone of the lookup.
 const RAW: i32 = -300;
 
-/// After conntrack, before address translation: marks are set by what conntrack knows.
+/// After conntrack, before address translation: the rules that set marks test conntrack's state.
 const MANGLE: i32 = -150;
 
-/// `NF_IP_PRI_NAT_DST` on both hooks. `nft` calls it `dstnat` on prerouting only; on output, where
-/// redirecting is destination NAT just the same, it refuses the word and takes the number.
+/// `NF_IP_PRI_NAT_DST` on both hooks. On output, where redirecting is destination NAT too, `nft` refuses the name `dstnat`
+/// and accepts the number.
 const NAT: i32 = -100;
 
 /// What makes a chain a base chain.
@@ -31,14 +30,14 @@ pub(crate) struct Base {
 }
 
 impl Base {
-    /// Where that chain hangs; `None` for one that rules go to.
+    /// The hook of that chain; `None` for a chain that only rules lead to.
     pub(super) fn of(chain: ChainName) -> Option<Self> {
         let hook = chain.hook()?;
         let (kind, priority) = match (chain.stage(), hook) {
             (Stage::Raw, _) => ("filter", RAW),
             (Stage::Mangle, Hook::Prerouting) => ("filter", MANGLE),
-            // A `route` chain routes a packet again when its mark was changed: that is what sends the
-            // application's answers back through the proxy's transparent socket.
+            // A `route` chain routes a packet again when its mark was changed, which sends the
+            // application's replies back through the proxy's transparent socket.
             (Stage::Mangle, Hook::Output) => ("route", MANGLE),
             (Stage::Nat, _) => ("nat", NAT),
         };
@@ -46,11 +45,11 @@ impl Base {
             Hook::Prerouting => NF_INET_PRE_ROUTING,
             Hook::Output => NF_INET_LOCAL_OUT,
         };
-        // What no rule of ours takes goes on as if we were not there.
+        // A packet without a matching rule continues as without Gybe.
         Some(Self { kind: kind.into(), hook, priority, policy: NF_ACCEPT })
     }
 
-    /// Reads it from a chain's attributes; `None` for one that does not hang on a hook.
+    /// Reads it from a chain's attributes; `None` for a chain without a hook.
     pub(crate) fn read(chain: &Attributes<'_>) -> Option<Self> {
         let hook = Attributes::of(chain.get(NFTA_CHAIN_HOOK)?.value);
         Some(Self {
@@ -78,7 +77,7 @@ impl Base {
     }
 }
 
-/// A chain as comparable bytes: nothing for one that hangs on no hook.
+/// The base of a chain as comparable bytes; empty for a chain without a hook.
 pub(super) fn form(base: Option<&Base>) -> Vec<u8> {
     let mut writer = Writer::default();
     if let Some(base) = base {

@@ -91,7 +91,7 @@ fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<Inventory>, NftError> {
         parts.push(set.part(&elements));
     }
     let inventory = Inventory::of(parts);
-    // A name stands twice only in a list that changed between two of its datagrams.
+    // A name appears twice only in a list that changed between two of its datagrams.
     Ok((!inventory.has_duplicate_names()).then_some(inventory))
 }
 

@@ -41,7 +41,7 @@ pub(super) struct ProbeConnection {
 /// The owner of the connecting socket.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Sender {
-    /// The user of the probe, which stands for every user but the proxy.
+    /// The user of the probe, as an example of every user but the proxy.
     Application,
     /// The proxy's user.
     Proxy,

@@ -161,11 +161,11 @@ mod tests {
         let nets: Vec<Ipv4Net> =
             ["11.0.0.0/16", "10.0.0.0/8", "10.1.0.0/16", "128.0.0.0/1"].map(|n| n.parse().unwrap()).to_vec();
         let address = |text: &str| text.parse::<Ipv4Addr>().unwrap();
-        let wanted = [
+        let expected = [
             address("10.0.0.0")..=address("11.0.255.255"),
             address("128.0.0.0")..=address("255.255.255.255"),
         ];
-        assert_eq!(v4_ranges(&nets), wanted);
+        assert_eq!(v4_ranges(&nets), expected);
         let nets: Vec<Ipv6Net> = ["8000::/1", "::/1"].map(|n| n.parse().unwrap()).to_vec();
         assert_eq!(v6_ranges(&nets), [Ipv6Addr::UNSPECIFIED..=Ipv6Addr::from_bits(u128::MAX)]);
     }

@@ -44,7 +44,7 @@ pub enum ConnectionPhase {
     New,
     /// A later packet, or one related to a known connection.
     Established,
-    /// A packet that conntrack cannot place.
+    /// A packet that conntrack cannot assign to a connection.
     Invalid,
 }
 

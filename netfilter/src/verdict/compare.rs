@@ -4,7 +4,7 @@
 use super::connections::{self, CLIENT_PORT, MOST};
 use super::values::Values;
 use crate::live::LiveRules;
-use crate::live::rules::{Statement, place};
+use crate::live::rules::{Statement, location};
 use crate::ruleset::Ruleset;
 use crate::trace::{Direction, Packet, PacketOutcome, Transport, trace};
 use crate::walk::{Budget, Outcome, RuleAt, WalkResult};
@@ -57,14 +57,14 @@ impl DesiredOutcomes<'_> {
 }
 
 /// Compares a register with a value.
-pub(super) fn compare(wanted: &DesiredOutcomes<'_>, live: &LiveRules) -> Comparison {
-    compare_within(WITHIN, wanted, live)
+pub(super) fn compare(desired: &DesiredOutcomes<'_>, live: &LiveRules) -> Comparison {
+    compare_within(WITHIN, desired, live)
 }
 
-fn compare_within(time: Duration, wanted: &DesiredOutcomes<'_>, live: &LiveRules) -> Comparison {
+fn compare_within(time: Duration, desired: &DesiredOutcomes<'_>, live: &LiveRules) -> Comparison {
     let budget = Budget::of(time);
     let mut values = Values::default();
-    if let DesiredOutcomes::Rules(rules) = wanted {
+    if let DesiredOutcomes::Rules(rules) = desired {
         values.add_desired(rules);
     }
     values.add_live(&live.rules);
@@ -74,7 +74,7 @@ fn compare_within(time: Duration, wanted: &DesiredOutcomes<'_>, live: &LiveRules
     let mut reported: Vec<(Outcome, Option<RuleAt>)> = Vec::new();
     let ours = live.ours_alone();
     let tried = connections::each(&live.rules, &values, live.listeners, |packet| {
-        let (outcome, mark) = wanted.of(&packet, budget);
+        let (outcome, mark) = desired.of(&packet, budget);
         redirects |= matches!(outcome, Outcome::Redirected(_) | Outcome::Intercepted(_));
         is_out_of_time = budget.is_spent();
         if is_out_of_time {
@@ -92,7 +92,7 @@ fn compare_within(time: Duration, wanted: &DesiredOutcomes<'_>, live: &LiveRules
             return true;
         }
         // Our own rules can lose replies too: they take a packet from port 53 for a DNS reply.
-        if walked.outcome == Outcome::AnswersLost && ours.walked(&packet, budget).outcome == walked.outcome {
+        if walked.outcome == Outcome::RepliesLost && ours.walked(&packet, budget).outcome == walked.outcome {
             return true;
         }
         let finding = (walked.outcome, walked.decided_by);
@@ -109,14 +109,14 @@ fn compare_within(time: Duration, wanted: &DesiredOutcomes<'_>, live: &LiveRules
     });
     if tried.is_none() {
         compared.unknown.push(format!(
-            "the rules tell more than {MOST} kinds of connections apart, which are not all tried"
+            "the rules distinguish more than {MOST} kinds of connections, which are not all tried"
         ));
     }
     if is_out_of_time {
         compared.unknown.push(format!("not evaluated within {} s", time.as_secs()));
     }
     let all_tried = tried.is_some() && !is_out_of_time && live.not_evaluated().is_empty();
-    if matches!(wanted, DesiredOutcomes::OursAlone(_)) && all_tried && !redirects {
+    if matches!(desired, DesiredOutcomes::OursAlone(_)) && all_tried && !redirects {
         compared.not_redirected.push("our rules redirect no connection".to_owned());
     }
     let is_reported = |at: &RuleAt| {
@@ -129,7 +129,7 @@ fn compare_within(time: Duration, wanted: &DesiredOutcomes<'_>, live: &LiveRules
 }
 
 /// `TCP from user 1000 to 198.51.100.1:80 goes to port 9999 of the pod instead of 15001: hook ...`.
-fn sentence(live: &LiveRules, packet: &Packet, wanted: Outcome, walked: &WalkResult) -> String {
+fn sentence(live: &LiveRules, packet: &Packet, desired: Outcome, walked: &WalkResult) -> String {
     let protocol = match packet.protocol {
         Transport::Tcp => "TCP",
         Transport::Udp => "UDP",
@@ -146,7 +146,7 @@ fn sentence(live: &LiveRules, packet: &Packet, wanted: Outcome, walked: &WalkRes
     if packet.mark != 0 {
         from.push_str(&format!(" with mark {:#x}", packet.mark));
     }
-    let instead = match wanted {
+    let instead = match desired {
         Outcome::Redirected(port) => format!("port {port} of the proxy"),
         Outcome::Intercepted(port) => format!("the proxy's transparent port {port}"),
         Outcome::Dropped => "being dropped".to_owned(),
@@ -155,9 +155,9 @@ fn sentence(live: &LiveRules, packet: &Packet, wanted: Outcome, walked: &WalkRes
     let to = packet.destination;
     let by = match (walked.order, walked.decided_by) {
         (Some((first, second)), _) => {
-            let places = [first, second]
-                .map(|index| live.rules.chains.get(index).map_or("address translation".to_owned(), place));
-            format!("the kernel does not report which comes first: {}", places.join(" or "))
+            let locations = [first, second]
+                .map(|index| live.rules.chains.get(index).map_or("address translation".to_owned(), location));
+            format!("the kernel does not report which comes first: {}", locations.join(" or "))
         }
         (None, Some(at)) => live.step(at).to_string(),
         (None, None) => "no rule decides".to_owned(),

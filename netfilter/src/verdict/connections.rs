@@ -1,4 +1,4 @@
-//! The connections that are tried: one of every kind that the desired rules or the rules of the namespace tell apart.
+//! The connections that are tried: one of every kind that the desired rules or the rules of the namespace distinguish.
 
 use super::values::{Property, Values, number};
 use crate::live::rules::NamespaceRules;
@@ -7,7 +7,7 @@ use crate::trace::{Direction, Owner, Packet, Transport};
 use crate::walk::Listeners;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
-/// How many combinations of values are tried.
+/// More combinations of values are not tried.
 pub(super) const MOST: usize = 300_000;
 
 /// The port of a client, where no rule names one.

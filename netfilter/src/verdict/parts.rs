@@ -34,23 +34,36 @@ impl Part {
     }
 }
 
-/// A property, the byte of the header it begins at, and its bytes.
-type Place = (Property, usize, usize);
+/// The position of a property in its header.
+#[derive(Clone, Copy)]
+struct HeaderField {
+    property: Property,
+    offset: usize,
+}
 
-const V4: [Place; 2] = [(Property::SourceV4, 12, 4), (Property::DestinationV4, 16, 4)];
-const V6: [Place; 2] = [(Property::SourceV6, 8, 16), (Property::DestinationV6, 24, 16)];
-const PORTS: [Place; 2] = [(Property::SourcePort, 0, 2), (Property::DestinationPort, 2, 2)];
+impl HeaderField {
+    const fn at(offset: usize, property: Property) -> Self {
+        Self { property, offset }
+    }
+}
+
+const V4: [HeaderField; 2] =
+    [HeaderField::at(12, Property::SourceV4), HeaderField::at(16, Property::DestinationV4)];
+const V6: [HeaderField; 2] =
+    [HeaderField::at(8, Property::SourceV6), HeaderField::at(24, Property::DestinationV6)];
+const PORTS: [HeaderField; 2] =
+    [HeaderField::at(0, Property::SourcePort), HeaderField::at(2, Property::DestinationPort)];
 
 /// The parts of what was loaded; none when none of it is a property.
 pub(super) fn parts(component: &Component, family: TableFamily) -> Vec<Part> {
     if let Source::Payload { base, offset, length } = component.source {
         let Ok(offset) = usize::try_from(offset) else { return Vec::new() };
-        let places = match base {
+        let fields = match base {
             NFT_PAYLOAD_NETWORK_HEADER => network_header(offset, length, family),
             NFT_PAYLOAD_TRANSPORT_HEADER => PORTS.to_vec(),
             _ => Vec::new(),
         };
-        return places.iter().filter_map(|place| overlap(offset, length, *place)).collect();
+        return fields.iter().filter_map(|field| overlap(offset, length, *field)).collect();
     }
     // A reply has source and destination of the first packet exchanged.
     let addresses = |is_v6: bool| match is_v6 {
@@ -69,8 +82,9 @@ pub(super) fn parts(component: &Component, family: TableFamily) -> Vec<Part> {
     }
 }
 
-/// The fields of both IP versions, where neither the table nor nft's usual loads say which is meant.
-fn network_header(offset: usize, length: usize, family: TableFamily) -> Vec<Place> {
+/// The fields of a load from the network header: those of both IP versions, when neither the table nor the loads that nft
+/// usually writes determine the version.
+fn network_header(offset: usize, length: usize, family: TableFamily) -> Vec<HeaderField> {
     match (family, offset, length) {
         (TableFamily::Ip, ..) | (_, 12, 1..=4 | 8) | (_, 16, 1..=4) if family != TableFamily::Ip6 => {
             V4.to_vec()
@@ -80,8 +94,10 @@ fn network_header(offset: usize, length: usize, family: TableFamily) -> Vec<Plac
     }
 }
 
-fn overlap(offset: usize, length: usize, (property, start, size): Place) -> Option<Part> {
-    let (first, end) = (offset.max(start), (offset.saturating_add(length)).min(start + size));
+/// The part of `field` in a load of `length` bytes at `offset` of the header.
+fn overlap(offset: usize, length: usize, field: HeaderField) -> Option<Part> {
+    let HeaderField { property, offset: start } = field;
+    let (first, end) = (offset.max(start), offset.saturating_add(length).min(start + property.length()));
     let length = end.checked_sub(first).filter(|length| *length > 0)?;
     Some(Part { property, at: first - offset, skip: first - start, length })
 }

@@ -1,13 +1,13 @@
-//! The values of a packet that rules tell apart: for each property one value of every region between the bounds
-//! that a rule names. `rules` reads the tests from rules.
+//! The values of a packet that rules distinguish: for each property one value of every region between the bounds of
+//! rules. `rules` reads the tests from rules.
 
 mod rules;
 
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
-/// The limit of candidates times tests of one property.
-const MOST_TESTED: usize = 10_000_000;
+/// The greatest product of candidates and tests of one property.
+const MAX_TESTED: usize = 10_000_000;
 
 /// A property of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -24,7 +24,7 @@ pub(super) enum Property {
 }
 
 impl Property {
-    /// In bytes.
+    /// The length in bytes.
     pub(super) fn length(self) -> usize {
         match self {
             Self::SourceV6 | Self::DestinationV6 => 16,
@@ -55,7 +55,7 @@ impl Property {
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
 struct Test {
     property: Property,
-    /// Bits that count.
+    /// The tested bits.
     mask: u128,
     /// Values from first to last, sorted, none touching the next.
     ranges: Vec<(u128, u128)>,
@@ -153,7 +153,7 @@ impl Values {
             (kind(*value), passed)
         };
         let one_of_each = |candidates: &mut Vec<u128>| {
-            let is_bounded = candidates.len().saturating_mul(tests.len()) <= MOST_TESTED;
+            let is_bounded = candidates.len().saturating_mul(tests.len()) <= MAX_TESTED;
             let mut regions = BTreeSet::new();
             is_bounded.then(|| candidates.retain(|value| regions.insert(region(value))))
         };
@@ -166,7 +166,7 @@ impl Values {
                 .flat_map(|bits| {
                     candidates.iter().map(move |value| (value & !test.mask) | (bits & test.mask))
                 })
-                .take(MOST_TESTED)
+                .take(MAX_TESTED)
                 .filter(|value| *value >= least)
                 .collect();
             candidates.extend(combined);
@@ -176,7 +176,7 @@ impl Values {
     }
 }
 
-/// Sorted, and those that overlap or touch as one.
+/// Sorts the ranges, and merges those that overlap or touch.
 fn merged(mut ranges: Vec<(u128, u128)>) -> Vec<(u128, u128)> {
     ranges.sort_unstable();
     let mut merged: Vec<(u128, u128)> = Vec::new();

@@ -77,7 +77,7 @@ impl Walk<'_> {
     pub(super) fn tproxy(&mut self, is_for: Option<Family>, port: Option<usize>) -> StatementResult {
         let is_v6 = self.packet.is_v6();
         if is_for.is_some_and(|family| (family == Family::V6) != is_v6) {
-            return Err(RuleEnd::NotForThis);
+            return Err(RuleEnd::DoesNotApply);
         }
         let port = match port.map(|from| self.rule.registers.get(from, 2)) {
             None => self.packet.destination.port(),

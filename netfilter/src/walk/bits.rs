@@ -107,12 +107,12 @@ impl Registers {
     /// Fills the last register of 4 bytes with zeros, as the kernel does.
     pub(super) fn put(&mut self, at: usize, bits: &Bits) {
         let length = bits.value.len().next_multiple_of(4);
-        for place in 0..length {
-            let (value, known) = match (bits.value.get(place), bits.known.get(place)) {
+        for index in 0..length {
+            let (value, known) = match (bits.value.get(index), bits.known.get(index)) {
                 (Some(value), Some(known)) => (*value, *known),
                 _ => (0, 0xff),
             };
-            if let (Some(to), Some(is)) = (self.value.get_mut(at + place), self.known.get_mut(at + place)) {
+            if let (Some(to), Some(is)) = (self.value.get_mut(at + index), self.known.get_mut(at + index)) {
                 (*to, *is) = (value, known);
             }
         }

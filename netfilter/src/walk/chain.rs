@@ -8,12 +8,12 @@ use crate::live::rules::{LiveRule, Set, Statement};
 use crate::xt::XtMatch;
 use crate::xt::legacy::InetHook;
 
-/// How many rules are run from one base chain.
-const MOST_RULES: usize = 100_000;
-/// After this many rules the budget is checked.
-const RULES_PER_LOOK: usize = 16;
-/// `NFT_JUMP_STACK_SIZE` is 16; iptables allows more.
-const MOST_JUMPS: usize = 64;
+/// The outcome is unknown when more rules are run from one base chain.
+const MAX_RULES: usize = 100_000;
+/// The budget is checked once in this many rules.
+const RULES_PER_CHECK: usize = 16;
+/// Nested jumps. `NFT_JUMP_STACK_SIZE` is 16; iptables allows more.
+const MAX_JUMPS: usize = 64;
 
 /// The rule that is run.
 pub(super) struct RunningRule {
@@ -31,10 +31,10 @@ impl Default for RunningRule {
 
 /// The result of a rule for a packet.
 pub(super) enum RuleEnd {
-    /// It did not apply.
-    NotForThis,
-    /// It applied, and the next one is run.
-    GoesOn,
+    /// It does not apply.
+    DoesNotApply,
+    /// It applies, and the next one is run.
+    Continues,
     Accept,
     Drop,
     Return,
@@ -51,11 +51,11 @@ impl Walk<'_> {
     pub(super) fn chain(&mut self, base: usize, hook: InetHook) -> HookEnd {
         let (mut chain, mut rule) = (base, 0);
         let mut returns: Vec<(usize, usize)> = Vec::new();
-        for count in 0..MOST_RULES {
-            if count % RULES_PER_LOOK == 0 && self.choices.is_out_of_time() {
+        for count in 0..MAX_RULES {
+            if count % RULES_PER_CHECK == 0 && self.choices.is_out_of_time() {
                 return HookEnd::Unknown;
             }
-            let Some((home, current)) = self.rules.chains.get(chain).map(|home| (home, home.rules.get(rule)))
+            let Some((own, current)) = self.rules.chains.get(chain).map(|own| (own, own.rules.get(rule)))
             else {
                 return HookEnd::Unknown;
             };
@@ -69,11 +69,11 @@ impl Walk<'_> {
             let at = RuleAt { base, chain, rule };
             rule += 1;
             let ended = self.rule(current, at, hook);
-            if !matches!(ended, RuleEnd::NotForThis) {
+            if !matches!(ended, RuleEnd::DoesNotApply) {
                 self.steps.push(at);
             }
             match ended {
-                RuleEnd::NotForThis | RuleEnd::GoesOn => {}
+                RuleEnd::DoesNotApply | RuleEnd::Continues => {}
                 RuleEnd::Accept => {
                     self.decided_by.get_or_insert(at);
                     return HookEnd::Passes;
@@ -93,25 +93,25 @@ impl Walk<'_> {
                         return self.policy(base);
                     }
                 },
-                RuleEnd::Jump(to) | RuleEnd::Goto(to) if self.rules.chain(&home.table, &to).is_none() => {
+                RuleEnd::Jump(to) | RuleEnd::Goto(to) if self.rules.chain(&own.table, &to).is_none() => {
                     self.decided_by = Some(at);
                     return HookEnd::Unknown;
                 }
                 RuleEnd::Jump(to) => {
-                    if returns.len() >= MOST_JUMPS {
+                    if returns.len() >= MAX_JUMPS {
                         return HookEnd::Unknown;
                     }
                     returns.push((chain, rule));
-                    (chain, rule) = (self.index(home, &to), 0);
+                    (chain, rule) = (self.index(own, &to), 0);
                 }
-                RuleEnd::Goto(to) => (chain, rule) = (self.index(home, &to), 0),
+                RuleEnd::Goto(to) => (chain, rule) = (self.index(own, &to), 0),
             }
         }
         HookEnd::Unknown
     }
 
-    fn index(&self, home: &crate::live::rules::LiveChain, name: &str) -> usize {
-        self.rules.chain(&home.table, name).map_or(usize::MAX, |(index, _)| index)
+    fn index(&self, from: &crate::live::rules::LiveChain, name: &str) -> usize {
+        self.rules.chain(&from.table, name).map_or(usize::MAX, |(index, _)| index)
     }
 
     fn policy(&mut self, base: usize) -> HookEnd {
@@ -126,7 +126,7 @@ impl Walk<'_> {
     fn rule(&mut self, rule: &LiveRule, at: RuleAt, hook: InetHook) -> RuleEnd {
         // A rule that only counts or logs changes nothing.
         if !rule.statements.iter().any(Statement::acts) {
-            return RuleEnd::NotForThis;
+            return RuleEnd::DoesNotApply;
         }
         self.rule = RunningRule { at, hook, registers: Registers::default() };
         for statement in &rule.statements {
@@ -140,13 +140,13 @@ impl Walk<'_> {
                 return ended;
             }
         }
-        RuleEnd::GoesOn
+        RuleEnd::Continues
     }
 
     fn test(&mut self, truth: Truth) -> StatementResult {
         let at = self.rule.at;
         let applies = truth.unwrap_or_else(|| self.choices.assume(UnknownFact::Applies(at)));
-        if applies { Ok(()) } else { Err(RuleEnd::NotForThis) }
+        if applies { Ok(()) } else { Err(RuleEnd::DoesNotApply) }
     }
 
     fn matches(&mut self, test: &XtMatch) -> StatementResult {
@@ -159,7 +159,7 @@ impl Walk<'_> {
             Expr::Load { source, to } => {
                 match self.packet.load(source, self.entries.get(self.current), self.rules) {
                     Some(bits) => self.rule.registers.put(*to, &bits),
-                    None => return Err(RuleEnd::NotForThis),
+                    None => return Err(RuleEnd::DoesNotApply),
                 }
             }
             Expr::Value { to, value } => self.rule.registers.put(*to, &Bits::known(value.clone())),
@@ -219,7 +219,7 @@ impl Walk<'_> {
             return self.test(found.map(|found| found.is_some() != inverted));
         };
         match found {
-            Some(None) => Err(RuleEnd::NotForThis),
+            Some(None) => Err(RuleEnd::DoesNotApply),
             Some(Some(Data::Verdict(code))) if to == VERDICT => verdict(code),
             Some(Some(Data::Value(value))) => {
                 self.rule.registers.put(to, &Bits::known(value.clone()));
@@ -235,7 +235,7 @@ fn verdict(code: &Code) -> StatementResult {
         Code::Accept => Err(RuleEnd::Accept),
         Code::Drop => Err(RuleEnd::Drop),
         Code::Continue => Ok(()),
-        Code::Break => Err(RuleEnd::NotForThis),
+        Code::Break => Err(RuleEnd::DoesNotApply),
         Code::Return => Err(RuleEnd::Return),
         Code::Jump(chain) => Err(RuleEnd::Jump(chain.clone())),
         Code::Goto(chain) => Err(RuleEnd::Goto(chain.clone())),

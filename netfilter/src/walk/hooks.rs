@@ -14,42 +14,46 @@ const NAT_SOURCE: i32 = 100;
 
 /// What the kernel runs at a hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Item {
+pub(super) enum HookFunction {
     Chain(usize),
     Tracking,
     Translation,
 }
 
-/// A position in the order. The order of two chains of one priority is not always known.
+/// A function of a hook, in the order of the kernel. The order of two chains of one priority is not always known.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Place {
-    pub(super) item: Item,
+pub(super) struct HookPosition {
+    pub(super) function: HookFunction,
     pub(super) may_come_after_next: bool,
 }
 
 /// What the kernel runs at `hook`, in order.
-pub(super) fn at(ns: &NamespaceRules, hook: InetHook, is_v6: bool) -> Vec<Place> {
-    let mut items: Vec<(i32, Item)> = based(ns, is_v6)
+pub(super) fn at(ns: &NamespaceRules, hook: InetHook, is_v6: bool) -> Vec<HookPosition> {
+    let mut functions: Vec<(i32, HookFunction)> = based(ns, is_v6)
         .filter(|(_, _, base)| base.hook == hook && base.kind != ChainKind::Nat)
-        .map(|(index, _, base)| (base.priority, Item::Chain(index)))
+        .map(|(index, _, base)| (base.priority, HookFunction::Chain(index)))
         .collect();
     if matches!(hook, InetHook::Prerouting | InetHook::Output) {
-        items.push((CONNTRACK, Item::Tracking));
+        functions.push((CONNTRACK, HookFunction::Tracking));
     }
     if based(ns, is_v6).any(|(_, _, base)| base.kind == ChainKind::Nat) {
         match hook {
-            InetHook::Prerouting | InetHook::Output => items.push((NAT_DESTINATION, Item::Translation)),
-            InetHook::Input | InetHook::Postrouting => items.push((NAT_SOURCE, Item::Translation)),
+            InetHook::Prerouting | InetHook::Output => {
+                functions.push((NAT_DESTINATION, HookFunction::Translation));
+            }
+            InetHook::Input | InetHook::Postrouting => {
+                functions.push((NAT_SOURCE, HookFunction::Translation));
+            }
             InetHook::Forward => {}
         }
     }
-    ordered(ns, items)
+    ordered(ns, functions)
 }
 
 /// The chains of type nat at `hook`, in order: the first that translates decides.
-pub(super) fn translating(ns: &NamespaceRules, hook: InetHook, is_v6: bool) -> Vec<Place> {
+pub(super) fn translating(ns: &NamespaceRules, hook: InetHook, is_v6: bool) -> Vec<HookPosition> {
     let chains = based(ns, is_v6).filter(|(_, _, base)| base.hook == hook && base.kind == ChainKind::Nat);
-    ordered(ns, chains.map(|(index, _, base)| (base.priority, Item::Chain(index))).collect())
+    ordered(ns, chains.map(|(index, _, base)| (base.priority, HookFunction::Chain(index))).collect())
 }
 
 fn based(ns: &NamespaceRules, is_v6: bool) -> impl Iterator<Item = (usize, &LiveChain, BaseChain)> {
@@ -59,32 +63,36 @@ fn based(ns: &NamespaceRules, is_v6: bool) -> impl Iterator<Item = (usize, &Live
 
 /// Sorts by priority; of one priority the chain that was registered last comes first (`nf_hook_entries_grow`,
 /// net/netfilter/core.c, v6.18).
-fn ordered(ns: &NamespaceRules, mut items: Vec<(i32, Item)>) -> Vec<Place> {
-    let chain = |item: Item| match item {
-        Item::Chain(index) => ns.chains.get(index),
-        Item::Tracking | Item::Translation => None,
+fn ordered(ns: &NamespaceRules, mut functions: Vec<(i32, HookFunction)>) -> Vec<HookPosition> {
+    let chain = |function: HookFunction| match function {
+        HookFunction::Chain(index) => ns.chains.get(index),
+        HookFunction::Tracking | HookFunction::Translation => None,
     };
     // A chain of unknown age is most likely younger than the others.
-    let age = |item: Item| {
-        chain(item).and_then(|chain| chain.age).map_or((u64::MAX, 0), |age| (age.table, age.chain))
+    let age = |function: HookFunction| {
+        chain(function).and_then(|chain| chain.age).map_or((u64::MAX, 0), |age| (age.table, age.chain))
     };
-    items.sort_by_key(|(priority, item)| (*priority, Reverse(age(*item))));
-    let mut places: Vec<Place> =
-        items.iter().map(|(_, item)| Place { item: *item, may_come_after_next: false }).collect();
-    let matters = |item: Item| chain(item).is_none_or(|chain| !chain.rules.is_empty());
-    let is_known = |first: Item, second: Item| match (chain(first), chain(second)) {
+    functions.sort_by_key(|(priority, function)| (*priority, Reverse(age(*function))));
+    let mut positions: Vec<HookPosition> = functions
+        .iter()
+        .map(|(_, function)| HookPosition { function: *function, may_come_after_next: false })
+        .collect();
+    let matters = |function: HookFunction| chain(function).is_none_or(|chain| !chain.rules.is_empty());
+    let is_known = |first: HookFunction, second: HookFunction| match (chain(first), chain(second)) {
         (Some(first), Some(second)) => is_younger(first, second),
         _ => false,
     };
     // A pair of unknown order makes the order of all between them unknown.
-    for (at, (priority, first)) in items.iter().enumerate().filter(|(_, (_, item))| matters(*item)) {
-        let same = items.iter().enumerate().skip(at + 1).filter(|(_, (other, _))| other == priority);
+    for (at, (priority, first)) in
+        functions.iter().enumerate().filter(|(_, (_, function))| matters(*function))
+    {
+        let same = functions.iter().enumerate().skip(at + 1).filter(|(_, (other, _))| other == priority);
         let mut unknown = same.filter(|(_, (_, second))| matters(*second) && !is_known(*first, *second));
         if let Some((last, _)) = unknown.next_back() {
-            places.iter_mut().take(last).skip(at).for_each(|place| place.may_come_after_next = true);
+            positions.iter_mut().take(last).skip(at).for_each(|position| position.may_come_after_next = true);
         }
     }
-    places
+    positions
 }
 
 /// Reports whether the first was certainly registered after the second. Handles of tables grow within a namespace,

@@ -1,4 +1,4 @@
-//! The packet that is followed, as rules see it, and its connection as connection tracking keeps it.
+//! The packet of a walk with the properties that rules test, and its entry of connection tracking.
 
 use super::bits::Bits;
 use crate::live::rules::NamespaceRules;

@@ -1,7 +1,7 @@
 //! The path of one packet: from a socket or an interface through the hooks, with connection tracking and address
 //! translation, by way of `lo` where routing says so.
 
-use super::hooks::{self, Item, Place};
+use super::hooks::{self, HookFunction, HookPosition};
 use super::packet::{ConntrackEntry, HookInterface, Tracking};
 use super::{HookEnd, LOOPBACK, PacketEnd, SYN_ACK, UnknownFact, Walk};
 use crate::trace::Transport;
@@ -57,16 +57,16 @@ impl Walk<'_> {
 
     /// Runs a hook; returns the end of the path when the packet goes no further.
     fn hook(&mut self, hook: InetHook) -> Option<PacketEnd> {
-        let mut places = hooks::at(self.rules, hook, self.packet.is_v6());
-        self.decide_order(&mut places);
-        for place in places {
-            let end = match place.item {
-                Item::Chain(index) => self.chain(index, hook),
-                Item::Tracking => {
+        let mut positions = hooks::at(self.rules, hook, self.packet.is_v6());
+        self.decide_order(&mut positions);
+        for position in positions {
+            let end = match position.function {
+                HookFunction::Chain(index) => self.chain(index, hook),
+                HookFunction::Tracking => {
                     self.track();
                     HookEnd::Passes
                 }
-                Item::Translation => self.translation(hook),
+                HookFunction::Translation => self.translation(hook),
             };
             match end {
                 HookEnd::Passes => {}
@@ -81,22 +81,23 @@ impl Walk<'_> {
         None
     }
 
-    fn decide_order(&mut self, places: &mut [Place]) {
-        let chain = |place: &Place| match place.item {
-            Item::Chain(index) => index,
-            Item::Tracking | Item::Translation => usize::MAX,
+    fn decide_order(&mut self, positions: &mut [HookPosition]) {
+        let chain = |position: &HookPosition| match position.function {
+            HookFunction::Chain(index) => index,
+            HookFunction::Tracking | HookFunction::Translation => usize::MAX,
         };
-        for run in places.chunk_by_mut(|before, _| before.may_come_after_next) {
+        for run in positions.chunk_by_mut(|before, _| before.may_come_after_next) {
             // Selects the first of the remaining chains: every order is tried once.
             for from in 0..run.len() {
-                let Some((first, rest)) = run.get_mut(from..).and_then(<[Place]>::split_first_mut) else {
+                let Some((first, rest)) = run.get_mut(from..).and_then(<[HookPosition]>::split_first_mut)
+                else {
                     continue;
                 };
                 for other in rest {
                     if self.choices.assume(UnknownFact::Order(chain(first), chain(other))) {
                         break;
                     }
-                    std::mem::swap(&mut first.item, &mut other.item);
+                    std::mem::swap(&mut first.function, &mut other.function);
                 }
             }
         }
@@ -120,7 +121,7 @@ impl Walk<'_> {
                 self.current = index;
                 tracking
             }
-            // An answer without a first packet begins no connection (`tcp_new`).
+            // A reply without a first packet begins no connection (`tcp_new`).
             None if self.packet.flags == SYN_ACK && self.packet.protocol == Transport::Tcp => {
                 Tracking::Invalid
             }
@@ -144,10 +145,10 @@ impl Walk<'_> {
         let is_decided =
             |walk: &Self| walk.entries.get(walk.current).is_none_or(|e| e.is_known || half(e).is_decided);
         if !is_decided(self) {
-            let mut places = hooks::translating(self.rules, hook, self.packet.is_v6());
-            self.decide_order(&mut places);
-            for place in places {
-                let Item::Chain(index) = place.item else { continue };
+            let mut positions = hooks::translating(self.rules, hook, self.packet.is_v6());
+            self.decide_order(&mut positions);
+            for position in positions {
+                let HookFunction::Chain(index) = position.function else { continue };
                 match self.chain(index, hook) {
                     HookEnd::Passes if is_decided(self) => break,
                     HookEnd::Passes => {}
@@ -158,7 +159,7 @@ impl Walk<'_> {
         let Some(entry) = self.entries.get_mut(self.current) else { return HookEnd::Passes };
         let decided = if is_destination { &mut entry.destination } else { &mut entry.source };
         decided.is_decided = true;
-        // An answer is translated back at the hook of the other half.
+        // A reply is translated back at the hook of the other half.
         let turned = if is_destination != is_reply { entry.destination } else { entry.source };
         if turned.is_done {
             let (from, to) = if is_reply { entry.original } else { entry.reply };

@@ -133,12 +133,12 @@ fn an_untracked_packet_is_not_translated_and_after_tracking_it_is_too_late() {
     assert_eq!(walked(vec![ours(), untrack(-150)]).outcome, to(15001));
 }
 
-/// Without tracking the answers of the proxy are not translated back.
+/// Without tracking the replies of the proxy are not translated back.
 #[test]
 fn the_proxys_untracked_answers_are_lost() {
     let rules = vec![owned_by(1337, Expr::Untrack)];
     let walked = walked(vec![ours(), chain("other", ChainKind::Filter, (InetHook::Output, -300), rules)]);
-    assert_eq!((walked.outcome, walked.decided_by.map(|at| at.chain)), (Outcome::AnswersLost, Some(1)));
+    assert_eq!((walked.outcome, walked.decided_by.map(|at| at.chain)), (Outcome::RepliesLost, Some(1)));
 }
 
 #[test]

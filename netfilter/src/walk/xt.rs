@@ -21,11 +21,11 @@ pub(super) fn passes(
     match test {
         XtMatch::Tcp(test) => {
             let ports = test.source.applies(source) && test.destination.applies(destination);
-            let flags = test.flags.map_or(Some(true), |asked| {
+            let flags = test.flags.map_or(Some(true), |test| {
                 let [flags, known] = packet.flags;
-                let equal = (flags & asked.mask) == asked.set;
-                match asked.mask & !known {
-                    0 => Some(equal == (asked.is == Is::In)),
+                let equal = (flags & test.mask) == test.set;
+                match test.mask & !known {
+                    0 => Some(equal == (test.is == Is::In)),
                     _ => None,
                 }
             });
@@ -123,14 +123,14 @@ fn conntrack(test: &Conntrack, packet: &CurrentPacket, entry: Option<&ConntrackE
         }
         ConntrackTest::Address { option, is, address, mask } => {
             let (from, to) = if option.contains("repl") { known.reply } else { known.original };
-            let asked = if option.ends_with("src") { from.ip() } else { to.ip() };
-            Some(masked(asked, *mask) == masked(*address, *mask) && asked.is_ipv4() == address.is_ipv4())
+            let tested = if option.ends_with("src") { from.ip() } else { to.ip() };
+            Some(masked(tested, *mask) == masked(*address, *mask) && tested.is_ipv4() == address.is_ipv4())
                 .map(|equal| equal == (*is == Is::In))
         }
         ConntrackTest::Port { option, is, range } => {
             let (from, to) = if option.contains("repl") { known.reply } else { known.original };
-            let asked = if option.ends_with("srcport") { from.port() } else { to.port() };
-            Some(contains(*range, asked) == (*is == Is::In))
+            let tested = if option.ends_with("srcport") { from.port() } else { to.port() };
+            Some(contains(*range, tested) == (*is == Is::In))
         }
         ConntrackTest::Original(is) => Some((packet.tracking == Tracking::Original) == (*is == Is::In)),
         ConntrackTest::Status(..) | ConntrackTest::Expires(..) => None,
@@ -156,16 +156,16 @@ fn address_types(test: &AddressTypes, packet: &CurrentPacket, ns: &NamespaceRule
     if test.limit_in || test.limit_out {
         return None;
     }
-    let is_one = |asked: Option<TypeTest>, address: IpAddr| {
-        let Some(asked) = asked else { return Some(true) };
+    let is_one = |test: Option<TypeTest>, address: IpAddr| {
+        let Some(test) = test else { return Some(true) };
         let kind = match address {
             address if ns.is_local(address) => 1 << 2,
             address if address.is_multicast() => 1 << 5,
             // The routing tables decide about broadcast, blackhole and the other types.
-            _ if asked.types & !(1 << 1 | 1 << 2 | 1 << 5) != 0 => return None,
+            _ if test.types & !(1 << 1 | 1 << 2 | 1 << 5) != 0 => return None,
             _ => 1 << 1,
         };
-        Some((asked.types & kind != 0) == (asked.is == Is::In))
+        Some((test.types & kind != 0) == (test.is == Is::In))
     };
     all([is_one(test.source, packet.source.ip()), is_one(test.destination, packet.destination.ip())])
 }

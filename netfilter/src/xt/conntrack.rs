@@ -59,7 +59,7 @@ pub struct States(u16);
 impl States {
     /// A packet that belongs to no connection.
     pub const INVALID: Self = Self(1);
-    /// Part of a connection that was answered.
+    /// Part of a connection with packets in both directions.
     pub const ESTABLISHED: Self = Self(1 << 1);
     /// Caused by another connection.
     pub const RELATED: Self = Self(1 << 2);

@@ -13,7 +13,7 @@ pub struct NatRange {
     pub addresses: Option<[IpAddr; 2]>,
     /// The ports; `None` leaves the port as it is.
     pub ports: Option<PortRange>,
-    /// The port that the first of `ports` stands for, where ports are shifted.
+    /// The original port that becomes the first of `ports`, where ports are shifted.
     pub base: Option<u16>,
     /// `NF_NAT_RANGE_*`.
     flags: u32,

@@ -68,9 +68,9 @@ pub enum XtTarget {
         /// The netlink group.
         group: u16,
     },
-    /// `REJECT`: dropped, and answered.
+    /// `REJECT`: drops the packet and sends an error.
     Reject {
-        /// The answer's name.
+        /// The name of the error.
         with: &'static str,
     },
     /// `NFQUEUE`: a program decides.

@@ -6,7 +6,7 @@ use crate::gates::{INJECT, STATUS};
 /// The prefix of Istio's traffic annotations, all of which are known.
 const TRAFFIC: &str = "traffic.sidecar.istio.io/";
 
-/// The most sentences.
+/// The maximum number of sentences.
 const MAX_SENTENCES: usize = 8;
 
 /// Returns a sentence for each unknown name that is one edit away from a known one, or that has the prefix of
@@ -31,7 +31,7 @@ pub(crate) fn nearest(name: &str) -> Option<&'static str> {
     all().find(|known| *known == name).or_else(|| all().find(|known| is_one_edit(known, name)))
 }
 
-/// Whether two names differ by one byte (inserted, deleted or replaced) or by two adjacent bytes swapped.
+/// Reports whether two names differ by one byte (inserted, deleted or replaced) or by two adjacent bytes swapped.
 fn is_one_edit(one: &str, other: &str) -> bool {
     let (one, other) = (one.as_bytes(), other.as_bytes());
     let same = one.iter().zip(other).take_while(|(a, b)| a == b).count();

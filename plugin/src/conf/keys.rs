@@ -52,7 +52,7 @@ const PROBED: [&str; 2] = ["backend", "kernel"];
 const KUBERNETES: [&str; 5] =
     ["kubeconfig", "cni_bin_dir", "exclude_namespaces", "k8s_api_root", "node_name"];
 
-/// Whether this key of an entry is one of the plugin's own, or one of istio-cni's that it reads.
+/// Reports whether this key of an entry is one of the plugin's own, or one of istio-cni's that it reads.
 #[must_use]
 pub fn is_plugin_key(key: &str) -> bool {
     PLUGIN.contains(&key)

@@ -58,7 +58,7 @@ impl<'a> ConfReader<'a> {
         self.get(key).is_some()
     }
 
-    /// A boolean; false when the key is missing.
+    /// Reads a boolean; false when the key is missing.
     pub(super) fn boolean(&mut self, key: &str) -> bool {
         match self.get(key) {
             None => false,
@@ -80,7 +80,7 @@ impl<'a> ConfReader<'a> {
         let () = self.wrong(key, value, expected);
     }
 
-    /// One of a few names; the default when the key is missing.
+    /// Reads one of a few names; the default when the key is missing.
     pub(super) fn choice<T: Copy + Default>(&mut self, key: &str, choices: &[(&str, T)]) -> T {
         let Some(value) = self.get(key) else { return T::default() };
         let chosen = value.as_str().and_then(|text| choices.iter().find(|(name, _)| *name == text));
@@ -94,7 +94,7 @@ impl<'a> ConfReader<'a> {
         )
     }
 
-    /// A string; empty when the key is missing.
+    /// Reads a string; empty when the key is missing.
     pub(super) fn string(&mut self, key: &str) -> String {
         match self.get(key) {
             None => String::new(),
@@ -103,7 +103,7 @@ impl<'a> ConfReader<'a> {
         }
     }
 
-    /// A list of strings; empty when the key is missing.
+    /// Reads a list of strings; empty when the key is missing.
     pub(super) fn strings(&mut self, key: &str) -> BTreeSet<String> {
         let Some(value) = self.get(key) else { return BTreeSet::new() };
         let string = |item: &Value| item.as_str().filter(|text| !is_placeholder(text)).map(str::to_owned);
@@ -114,7 +114,7 @@ impl<'a> ConfReader<'a> {
         }
     }
 
-    /// An absolute path; none when the key is missing or empty.
+    /// Reads an absolute path; none when the key is missing or empty.
     pub(super) fn path(&mut self, key: &str) -> Option<PathBuf> {
         match self.get(key)? {
             Value::String(text) if text.is_empty() => None,
@@ -123,7 +123,7 @@ impl<'a> ConfReader<'a> {
         }
     }
 
-    /// A time of 1 to 60,000 milliseconds.
+    /// Reads a time of 1 to 60,000 milliseconds.
     pub(super) fn milliseconds(&mut self, key: &str) -> Option<Duration> {
         let value = self.get(key)?;
         match value.as_u64().filter(|ms| (1..=60_000).contains(ms)) {
@@ -132,7 +132,7 @@ impl<'a> ConfReader<'a> {
         }
     }
 
-    /// A limit of intervals.
+    /// Reads a limit of intervals.
     pub(super) fn intervals(&mut self, key: &str) -> Option<MaxIntervals> {
         let value = self.get(key)?;
         match value.as_u64().and_then(|n| u32::try_from(n).ok()).filter(|n| (1..=65_536).contains(n)) {
@@ -172,7 +172,7 @@ impl<'a> ConfReader<'a> {
     }
 }
 
-/// Whether a value is a placeholder of an installer's template, like `__KUBECONFIG_FILEPATH__`.
+/// Reports whether a value is a placeholder of an installer's template, like `__KUBECONFIG_FILEPATH__`.
 fn is_placeholder(text: &str) -> bool {
     let name = text.strip_prefix("__").and_then(|rest| rest.strip_suffix("__"));
     name.is_some_and(|name| !name.is_empty() && name.bytes().all(|b| b.is_ascii_uppercase() || b == b'_'))

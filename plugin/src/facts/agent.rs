@@ -204,7 +204,7 @@ fn connect_to(path: &Path, deadline: Option<Instant>) -> Result<OwnedFd, AgentFa
     }
 }
 
-/// The listening process decides about a pod's traffic, so it must run as root or as the plugin's user.
+/// Checks that the listening process runs as root or as the plugin's user: it decides about a pod's traffic.
 fn check_peer(agent: &OwnedFd) -> Result<(), AgentFault> {
     let peer = getsockopt(agent, sockopt::PeerCredentials).map_err(AgentFault::Unreachable)?.uid();
     let is_trusted = peer == 0 || peer == Uid::effective().as_raw();

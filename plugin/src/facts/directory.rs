@@ -34,7 +34,7 @@ pub enum DirectoryError {
     },
 }
 
-/// The path of the pod's manifest. The names are Kubernetes names, so the path stays in the directory.
+/// Returns the path of the pod's manifest. The names are Kubernetes names, so the path stays in the directory.
 pub(super) fn path(directory: &Path, pod: &PodRef) -> PathBuf {
     directory.join(pod.namespace.as_str()).join(format!("{}.json", pod.name))
 }

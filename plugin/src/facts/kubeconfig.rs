@@ -65,7 +65,7 @@ pub enum KubeconfigFault {
 }
 
 impl KubeconfigError {
-    /// Whether every attempt fails until an operator changes this node.
+    /// Reports whether every attempt fails until an operator changes this node.
     pub fn is_configured_wrong(&self) -> bool {
         match &self.fault {
             KubeconfigFault::Read(_) => true,
@@ -125,7 +125,7 @@ fn request_pod(path: &Path, pod: &PodRef, deadline: Instant) -> Result<Option<Po
     }
 }
 
-/// The installer puts both programs into one directory; PATH is not searched.
+/// Returns the path of the program: the installer puts it into the directory of `gybe-cni`. PATH is not searched.
 fn program_path() -> PathBuf {
     std::env::current_exe().unwrap_or_default().with_file_name(PROGRAM)
 }
@@ -141,7 +141,7 @@ fn run(program: &Path, kubeconfig: &Path, request: &str, time: Duration) -> Resu
     program::run(command, request.as_bytes(), time, limits)
 }
 
-/// The beginning of its stderr, or its exit status.
+/// Returns the beginning of its stderr, or its exit status.
 fn failure_message(ended: &Output) -> String {
     let stderr = String::from_utf8_lossy(&ended.stderr);
     let stderr: String =

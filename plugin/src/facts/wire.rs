@@ -4,7 +4,10 @@
 //! the decision needs, or without a pod if it knows none, or with an error, and closes the connection.
 //!
 //! Either side ignores unknown members, so either may be the newer release. A change that an older release
-//! must not ignore needs another version.
+//! must not ignore needs another version. During an upgrade plugin and agent may differ by one version, so a release
+//! with version N also speaks N-1: its agent responds in the version of the request, and its plugin sends a request
+//! again in N-1 when the response is an error in N-1. `integration/vectors/facts` has a recording of each version, and
+//! a test fails when the recording of the current version or of the one before is missing or is answered otherwise.
 
 use crate::args::{Namespace, PodName, PodRef};
 use crate::pod::{Manifest, ManifestError, PodFacts, describe_json_error};
@@ -127,7 +130,7 @@ pub fn decode_response(bytes: &[u8]) -> Result<FactsResponse, WireError> {
     }
 }
 
-/// Without quoting the message, which may hold a secret.
+/// Describes the fault without quoting the message, which may hold a secret.
 fn malformed(fault: &serde_json::Error) -> WireError {
     match fault.is_eof() {
         true => WireError::Incomplete,

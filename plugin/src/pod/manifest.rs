@@ -65,7 +65,7 @@ pub(super) fn from_slice(bytes: &[u8]) -> Result<PodFacts, ManifestError> {
     serde_json::from_slice(bytes).map_err(|error| shape(&error)).and_then(Manifest::facts)
 }
 
-/// The position of the error, without serde's text, which quotes the value: a manifest may hold a password.
+/// Returns the position of the error, without serde's text, which quotes the value: a manifest may hold a password.
 fn shape(error: &serde_json::Error) -> ManifestError {
     ManifestError::Shape { what: describe_json_error(error), line: error.line(), column: error.column() }
 }
@@ -80,7 +80,7 @@ pub(crate) fn describe_json_error(error: &serde_json::Error) -> &'static str {
 }
 
 impl Manifest {
-    /// `metadata.resourceVersion`, or empty.
+    /// Returns `metadata.resourceVersion`, or an empty text.
     pub fn resource_version(&self) -> &str {
         self.metadata.as_ref().and_then(|metadata| metadata.resource_version.as_deref()).unwrap_or_default()
     }

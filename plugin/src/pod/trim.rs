@@ -29,7 +29,7 @@ pub(super) struct Command(pub(super) Vec<String>);
 #[derive(Default)]
 pub(super) struct Annotations(pub(super) BTreeMap<String, String>);
 
-/// Whether an annotation or a label is Istio's, or marks the mirror of a static pod.
+/// Reports whether an annotation or a label is Istio's, or marks the mirror of a static pod.
 pub(super) fn is_istio_key(key: &str) -> bool {
     let domain = key.split_once('/').map_or("", |(domain, _)| domain);
     domain == "istio.io" || domain.ends_with(".istio.io") || key.starts_with("kubernetes.io/config.")
@@ -38,7 +38,7 @@ pub(super) fn is_istio_key(key: &str) -> bool {
 /// The labels of the pods of Istio's components (docs/ISTIO.md, section 5).
 pub const ISTIO_COMPONENTS: [(&str, &str); 2] = [("k8s-app", "istio-cni-node"), ("app", "istiod")];
 
-/// Whether a label is kept: Istio's, or one that marks a pod of an Istio component.
+/// Reports whether a label is kept: Istio's, or one that marks a pod of an Istio component.
 pub(super) fn is_kept_label(key: &str, value: &str) -> bool {
     is_istio_key(key) || ISTIO_COMPONENTS.contains(&(key, value))
 }

@@ -50,7 +50,7 @@ pub enum ConvertError {
 }
 
 impl Format {
-    /// The format of a version; an empty one is 0.1.0, which had no such key.
+    /// Returns the format of a version; an empty one is 0.1.0, which had no such key.
     pub fn of(version: &str) -> Option<Self> {
         let version = if version.is_empty() { "0.1.0" } else { version };
         VERSIONS.into_iter().find(|(_, all)| all.contains(&version)).map(|(format, _)| format)

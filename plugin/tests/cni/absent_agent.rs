@@ -1,20 +1,18 @@
 //! ADDs while the agent's socket is away: the wait for it, and the calls that do not wait.
 
-use crate::call::{STATUS, call, entry, environment};
-use crate::pods::{Pods, meshed};
+use crate::call::{Pods, STATUS, call, entry, environment, meshed};
 use crate::program::{Outcome, Running};
 use gybe_test_support::wait_until;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use serde_json::{Value, json};
-use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 /// No test waits so long: an ADD that ends has been woken, or has not waited.
 const NO_END: u64 = 60_000;

@@ -1,6 +1,6 @@
 //! Invalid input: refused with its name and cause before anything is changed; DEL accepts it.
 
-use crate::pods::{Pods, meshed};
+use crate::call::{Pods, meshed};
 use crate::program::{Outcome, run, run_with_own_run_directory};
 use serde_json::{Value, json};
 use std::fs;

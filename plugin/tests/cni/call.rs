@@ -1,7 +1,8 @@
-//! A call of the plugin with an agent's socket in its configuration and with the runtime's annotations.
+//! A call of the plugin with an agent's socket in its configuration and with the runtime's annotations, and a directory of
+//! manifests for it.
 
-use crate::pods::Pods;
 use crate::program::{Outcome, run};
+use gybe_test_support::TestDir;
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -38,4 +39,35 @@ pub(crate) fn call(verb: &str, pod: &str, entry: &Value) -> Outcome {
     let outcome = run(environment(verb, &args), &entry.to_string());
     assert!(before.elapsed() < Duration::from_secs(20), "{:?}: {outcome:?}", before.elapsed());
     outcome
+}
+
+/// A directory of manifests for one test.
+pub(crate) struct Pods(pub(crate) TestDir);
+
+impl Pods {
+    pub(crate) fn new(test: &str) -> Self {
+        Self(TestDir::new(&format!("cni-{test}")))
+    }
+
+    /// Writes the pod's manifest to the path where the plugin looks for it.
+    pub(crate) fn add(&self, namespace: &str, name: &str, manifest: &Value) {
+        self.0.write(format!("{namespace}/{name}.json"), manifest.to_string());
+    }
+
+    /// The value of the key `facts` for this directory.
+    pub(crate) fn facts(&self) -> Value {
+        json!({ "directory": self.0.path() })
+    }
+}
+
+/// A pod as Istio's injector leaves it, with these annotations added.
+pub(crate) fn meshed(annotations: &[(&str, &str)]) -> Value {
+    let mut pod = json!({
+        "metadata": { "annotations": { "sidecar.istio.io/status": "{}" } },
+        "spec": { "containers": [{ "name": "app" }, { "name": "istio-proxy", "args": ["proxy", "sidecar"] }] },
+    });
+    for (name, value) in annotations {
+        pod["metadata"]["annotations"][*name] = (*value).into();
+    }
+    pod
 }

@@ -1,6 +1,6 @@
 //! 221 calls recorded with the reference library, and the deviations from it.
 
-use crate::pods::Pods;
+use crate::call::Pods;
 use crate::program::{Outcome, run};
 use serde_json::Value;
 use std::collections::BTreeMap;

@@ -3,7 +3,7 @@
 //! The source of facts is added to the recorded configurations. Findings of STATUS about the machine that runs
 //! the test are not kept.
 
-use crate::pods::{Pods, meshed};
+use crate::call::{Pods, meshed};
 use crate::program::{Outcome, run_with_own_run_directory};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

@@ -4,18 +4,14 @@ use crate::call::environment;
 use crate::program::{install, run, run_at};
 use gybe_test_support::TestDir;
 use serde_json::{Value, json};
-use std::fs;
 
 const VERSIONS: [&str; 8] = ["", "0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "1.0.0", "1.1.0"];
 
 /// Configurations of every release of Gybe and istio-cni, and one of a future release.
 fn old_entries() -> Vec<(String, Value)> {
-    let directory = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cni/old_entries");
-    let files = fs::read_dir(directory).unwrap().map(|file| file.unwrap().path());
-    let read = |path: std::path::PathBuf| {
-        (path.display().to_string(), serde_json::from_slice(&fs::read(path).unwrap()).unwrap())
-    };
-    files.map(read).collect()
+    let entries: serde_json::Map<String, Value> =
+        serde_json::from_str(include_str!("old_entries.json")).unwrap();
+    entries.into_iter().collect()
 }
 
 /// Calls DEL as runtimes do on stop, on removal, and after a failed ADD (docs/RULES.md, section 6).
@@ -45,30 +41,30 @@ fn assert_torn_down(entry: &Value, label: &str) {
 fn f32_del_succeeds_with_the_configuration_of_every_release() {
     let entries = old_entries();
     assert!(entries.len() >= 7, "{}", entries.len());
-    for (file, entry) in entries {
+    for (release, entry) in entries {
         for version in VERSIONS {
             let mut entry = entry.clone();
             entry["cniVersion"] = version.into();
-            assert_torn_down(&entry, &format!("{file} of {version:?}"));
+            assert_torn_down(&entry, &format!("{release} of {version:?}"));
         }
         let mut undeclared = entry;
         undeclared.as_object_mut().unwrap().remove("cniVersion");
-        assert_torn_down(&undeclared, &format!("{file} without a version"));
+        assert_torn_down(&undeclared, &format!("{release} without a version"));
     }
 }
 
 /// An older runtime passes the whole list, with its name and version.
 #[test]
 fn f32_del_succeeds_with_a_whole_list_as_configuration() {
-    for (file, entry) in old_entries() {
+    for (release, entry) in old_entries() {
         let whole = json!({ "cniVersion": "0.4.0", "name": "k8s-pod-network", "plugins": [entry] });
-        assert_torn_down(&whole, &format!("{file} in its list"));
+        assert_torn_down(&whole, &format!("{release} in its list"));
     }
 }
 
 #[test]
 fn f31_del_succeeds_with_a_truncated_cached_result() {
-    let (_, entry) = old_entries().into_iter().find(|(file, _)| file.contains("gybe-0.1")).unwrap();
+    let (_, entry) = old_entries().into_iter().find(|(release, _)| release == "gybe-0.1").unwrap();
     let result = json!({ "cniVersion": "1.0.0", "interfaces": [{ "name": "eth0" }], "ips": [], "dns": {} });
     let whole = result.to_string();
     // A runtime may pass the truncated file as text.
@@ -93,19 +89,19 @@ fn f29_under_istio_cnis_name_the_plugin_answers_for_istio_cnis_sandboxes() {
         let pod = "IgnoreUnknown=1;K8S_POD_NAMESPACE=kube-system;K8S_POD_NAME=dns";
         run_at(&program, environment(verb, pod), &entry.to_string())
     };
-    for (file, entry) in old_entries().into_iter().filter(|(file, _)| file.contains("istio-cni")) {
+    for (release, entry) in old_entries().into_iter().filter(|(release, _)| release.contains("istio-cni")) {
         let mut entry = entry;
         entry["cniVersion"] = "1.0.0".into();
         entry["type"] = "istio-cni".into();
-        assert_eq!(call("DEL", &entry).exit, Some(0), "{file}");
-        assert!(call("VERSION", &entry).stdout.contains("supportedVersions"), "{file}");
+        assert_eq!(call("DEL", &entry).exit, Some(0), "{release}");
+        assert!(call("VERSION", &entry).stdout.contains("supportedVersions"), "{release}");
         // istio-cni's agent may have restored its entry: the ADD then calls gybe-cni, and an excluded pod passes.
         entry["exclude_namespaces"] = json!(["kube-system"]);
         entry["prevResult"] = json!({ "cniVersion": "1.0.0", "ips": [{ "address": "10.0.0.1/24" }] });
         let is_ambient = entry["ambient_enabled"] == true;
         for verb in ["ADD", "CHECK"] {
             let outcome = call(verb, &entry);
-            assert_eq!(outcome.exit, Some(i32::from(is_ambient)), "{file}: {verb}: {outcome:?}");
+            assert_eq!(outcome.exit, Some(i32::from(is_ambient)), "{release}: {verb}: {outcome:?}");
         }
     }
 }

@@ -8,7 +8,6 @@ pub(super) use cached_pod::CachedPod;
 pub(super) use pending::{WaitLimits, timed_out};
 
 use super::error::ApiError;
-use crate::agent::IstioComponent;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::matches;
 use gybe_plugin::facts::wire::FactsResponse;
@@ -181,11 +180,9 @@ impl PodCache {
     }
 
     /// Reports whether a pod of this component is known; none before the first complete list.
-    pub(super) fn has_pod_of(&self, component: &IstioComponent) -> Option<bool> {
+    pub(super) fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {
         let state = self.lock();
-        state
-            .synced
-            .then(|| state.pods.values().map(CachedPod::identity).any(|facts| component.contains(facts)))
+        state.synced.then(|| state.pods.values().map(CachedPod::identity).any(is_such))
     }
 
     pub(super) fn state(&self) -> WatchState {

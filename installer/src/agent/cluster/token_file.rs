@@ -56,10 +56,12 @@ impl TokenFile {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gybe_test_support::TestDir;
 
     #[test]
     fn f02_the_files_token_is_sent_and_the_last_one_while_it_cannot_be_read() {
-        let path = std::env::temp_dir().join(format!("gybe-token-{}", std::process::id()));
+        let directory = TestDir::new("token");
+        let path = directory.join("token");
         let file = TokenFile::new(path.clone());
         assert!(matches!(file.bearer(), Err(ApiError::Token { .. })));
         for token in ["one", "two\n", "three"] {

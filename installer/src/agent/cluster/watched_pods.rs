@@ -5,10 +5,11 @@ use super::access::{Cluster, ClusterError};
 use super::lookup::{self, Lookup};
 use super::pod_cache::{PodCache, WaitLimits, WatchState};
 use super::watch::Watch;
-use crate::agent::{IstioComponent, PodLookup, PodsState, WatchCounts};
+use crate::agent::{PodLookup, PodsState, WatchCounts};
 use crate::log::Log;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::wire::FactsResponse;
+use gybe_plugin::pod::PodFacts;
 use nix::sys::signal::{SigSet, SigmaskHow};
 use std::sync::Arc;
 use std::thread::{self, JoinHandle};
@@ -103,8 +104,8 @@ impl PodLookup for WatchedPods {
         PodsState { missing, pods, watch: Some(WatchCounts { silent, reconnects, errors }) }
     }
 
-    fn has_pod_of(&self, component: &IstioComponent) -> Option<bool> {
-        self.cache.has_pod_of(component)
+    fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {
+        self.cache.has_pod(is_such)
     }
 }
 

@@ -10,6 +10,7 @@ use crate::host::istio_cni::{our_stand_in, stand_in};
 use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, observe};
 use crate::host::settings::{Settings, StandIn, TakeOverSetting};
 use crate::log::Level;
+use gybe_plugin::pod::PodFacts;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -31,6 +32,16 @@ pub(super) struct EnvironmentFacts {
     pub(super) istio: IstioAgent,
     pub(super) take_over: TakeOver,
     pub(super) stand_in: StandIn,
+    /// Whether pods of this node come with Istio's own init container, in a sentence.
+    pub(super) istio_init: Option<&'static str>,
+}
+
+impl EnvironmentFacts {
+    /// Returns a turn's notes with its own; those of a turn that could not observe the node have it already.
+    pub(super) fn notes(&self, of_turn: Vec<String>) -> Vec<String> {
+        let others = of_turn.into_iter().filter(|note| Some(note.as_str()) != self.istio_init);
+        self.istio_init.map(str::to_owned).into_iter().chain(others).collect()
+    }
 }
 
 impl Environment {
@@ -50,7 +61,11 @@ impl Environment {
         log.condition(Level::Warn, "gybe node: istio-cni's agent runs", is_early.then_some(why), hint);
         let why = istiod_in_mesh(pods, settings);
         log.condition(Level::Warn, "gybe node: istiod's namespace is not excluded", why, json!({}));
-        EnvironmentFacts { istio, take_over, stand_in: self.stand_in }
+        let istio_init = has_istio_init(pods, settings).then_some(ISTIO_INIT);
+        let hint = json!({ "hint": ISTIO_INIT_HINT });
+        let message = "gybe node: pods of this node redirect themselves";
+        log.condition(Level::Warn, message, istio_init.map(str::to_owned), hint);
+        EnvironmentFacts { istio, take_over, stand_in: self.stand_in, istio_init }
     }
 
     /// Observes the program under istio-cni's name: at once if its file has changed, otherwise once a minute.
@@ -77,10 +92,26 @@ fn take_over(setting: TakeOverSetting, istio: IstioAgent) -> TakeOver {
     }
 }
 
+const ISTIO_INIT: &str = "pods of this node come with the init container istio-init, so Gybe leaves them alone: istiod does \
+                          not have pilot.cni.enabled, or these pods are older than that setting";
+const ISTIO_INIT_HINT: &str = "set pilot.cni.enabled=true (Helm), or unvalidatedValues.pilot.cni.enabled=true (istioctl, \
+                               IstioOperator), and create the pods again; such a pod has istio-validation and no istio-init";
+
+/// Reports whether a pod brings its own redirection. Pods of excluded namespaces do not count.
+pub(super) fn has_istio_init(pods: &dyn PodLookup, settings: &Settings) -> bool {
+    let excluded = &settings.options.conf.exclude_namespaces;
+    let has_init = |pod: &PodFacts| {
+        pod.init_containers.iter().any(|container| container.name == "istio-init")
+            && !excluded.contains(&pod.namespace)
+    };
+    pods.has_pod(&has_init) == Some(true)
+}
+
 /// istiod's own pods must start before any pod can be in the mesh.
 pub(super) fn istiod_in_mesh(pods: &dyn PodLookup, settings: &Settings) -> Option<String> {
     let namespace = &settings.environment.control_plane;
     let is_excluded = settings.options.conf.exclude_namespaces.contains(namespace);
-    let is_in_mesh = !is_excluded && pods.has_pod_of(&IstioComponent::istiod(settings))?;
+    let istiod = IstioComponent::istiod(settings);
+    let is_in_mesh = !is_excluded && pods.has_pod(&|pod| istiod.contains(pod))?;
     is_in_mesh.then(|| format!("istiod runs in namespace {namespace}, which is not excluded"))
 }

@@ -2,29 +2,27 @@
 
 mod uninstall;
 
-use super::environment::istiod_in_mesh;
+use super::environment::{has_istio_init, istiod_in_mesh};
 use super::*;
 use crate::agent::ManifestPods;
 use crate::host::apply::NodeLock;
 use crate::host::change::Change;
 use crate::host::conflict::{Conflict, ForeignRewrite};
 use crate::host::settings::GRACE_PERIOD;
+use gybe_test_support::TestDir;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// The directories of a node, removed with the value.
-struct TestNode(PathBuf);
+/// The directories of a node.
+struct TestNode(TestDir);
 
 impl TestNode {
     fn new(test: &str) -> Self {
-        let root = std::env::temp_dir().join(format!("gybe-reconcile-{test}-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&root);
-        for folder in ["net.d", "bin", "cache/results", "image", "config", "run", "pods"] {
-            fs::create_dir_all(root.join(folder)).unwrap();
-        }
+        let folders = ["net.d", "bin", "cache/results", "image", "config", "run", "pods"];
+        let root = TestDir::new(&format!("reconcile-{test}")).with_subdirectories(&folders);
         fs::write(root.join("bin/calico"), "").unwrap();
         for program in ["gybe", "gybe-cni"] {
             let file = root.join("image").join(program);
@@ -82,8 +80,14 @@ fn with_loop(
 ) {
     let pods = ManifestPods::new(&node.0.join("pods"));
     let (published, calls, log) = Default::default();
-    let context =
-        ReconcileContext { pods: &pods, calls: &calls, published: &published, log: &log, label: None };
+    let context = ReconcileContext {
+        pods: &pods,
+        calls: &calls,
+        published: &published,
+        log: &log,
+        label: None,
+        events: None,
+    };
     work(&mut Reconciler::new(node.config(grace_period), context), &published, &calls);
 }
 
@@ -247,6 +251,25 @@ fn whether_the_runtime_reads_a_drop_in_is_unknown_until_an_add_that_only_the_dro
             calls.record(json!({ "verb": "ADD", "decision": "leave alone" }).as_object().unwrap());
             assert_eq!(missing().is_empty(), is_known);
         });
+    }
+}
+
+#[test]
+fn a_pod_with_istio_init_is_reported_unless_its_namespace_is_excluded() {
+    let node = TestNode::new("istio-init");
+    let pods = ManifestPods::new(&node.0.join("pods"));
+    let is_reported = || has_istio_init(&pods, &node.config(GRACE_PERIOD).settings.current);
+    for (namespace, init, expected) in [
+        ("shop", "istio-validation", false),
+        ("shop", "istio-init", true),
+        ("kube-system", "istio-init", false),
+    ] {
+        let pod = json!({
+            "apiVersion": "v1", "kind": "Pod", "metadata": { "namespace": namespace, "name": "cart-0", "uid": "u" },
+            "spec": { "initContainers": [{ "name": init }], "containers": [{ "name": "istio-proxy" }] },
+        });
+        fs::write(node.0.join("pods/cart.json"), pod.to_string()).unwrap();
+        assert_eq!(is_reported(), expected, "{namespace} {init}");
     }
 }
 

@@ -3,9 +3,10 @@
 use std::ffi::OsStr;
 
 use nix::errno::Errno;
-use nix::fcntl::{RenameFlags, renameat};
+use nix::fcntl::renameat;
 use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
+use rustix::fs::RenameFlags;
 
 use super::ApplyError;
 use super::open_directory::{OpenDirectory, temporary_name};
@@ -32,7 +33,7 @@ pub(super) fn write(
 }
 
 fn create(folder: &OpenDirectory, file: &FileName) -> Result<(), ApplyError> {
-    let how = RenameFlags::RENAME_NOREPLACE;
+    let how = RenameFlags::NOREPLACE;
     match folder.rename_with(OsStr::new(temporary_name()), file.as_os_str(), how) {
         Ok(()) => Ok(()),
         Err(Errno::EEXIST) => Err(folder.overtaken(file)),
@@ -77,7 +78,7 @@ fn put_back(
 }
 
 fn swap(folder: &OpenDirectory, file: &FileName) -> Result<(), Errno> {
-    folder.rename_with(OsStr::new(temporary_name()), file.as_os_str(), RenameFlags::RENAME_EXCHANGE)
+    folder.rename_with(OsStr::new(temporary_name()), file.as_os_str(), RenameFlags::EXCHANGE)
 }
 
 /// Reports whether the file system lacks these renames.
@@ -97,7 +98,7 @@ pub(super) fn move_to(
     }
     folder.rename(from, to)?;
     if folder.read(to).as_deref() != Some(bytes) {
-        let _ = folder.rename_with(to.as_os_str(), from.as_os_str(), RenameFlags::RENAME_NOREPLACE);
+        let _ = folder.rename_with(to.as_os_str(), from.as_os_str(), RenameFlags::NOREPLACE);
         return Err(folder.overtaken(from));
     }
     folder.sync()

@@ -10,9 +10,10 @@ use std::sync::LazyLock;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::errno::Errno;
-use nix::fcntl::{OFlag, RenameFlags, openat, renameat, renameat2};
+use nix::fcntl::{OFlag, openat, renameat};
 use nix::sys::stat::{Mode, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, fsync, unlinkat};
+use rustix::fs::{RenameFlags, renameat_with};
 
 use super::{ApplyError, attributes};
 use crate::error::errno;
@@ -132,7 +133,8 @@ impl OpenDirectory {
     }
 
     pub(super) fn rename_with(&self, from: &OsStr, to: &OsStr, how: RenameFlags) -> Result<(), Errno> {
-        renameat2(&self.fd, from, &self.fd, to, how)
+        renameat_with(&self.fd, from, &self.fd, to, how)
+            .map_err(|errno| Errno::from_raw(errno.raw_os_error()))
     }
 
     /// Removes a file; succeeds if it does not exist.

@@ -97,15 +97,7 @@ fn plugins(result: &[u8]) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A temporary directory, removed on drop.
-    struct Scratch(std::path::PathBuf);
-
-    impl Drop for Scratch {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
-        }
-    }
+    use gybe_test_support::TestDir;
 
     #[test]
     fn the_plugins_of_a_cached_result_are_found() {
@@ -120,9 +112,8 @@ mod tests {
 
     #[test]
     fn the_cache_of_multus_is_read_too() {
-        let root = Scratch(std::env::temp_dir().join(format!("gybe-cached-{}", std::process::id())));
-        fs::create_dir(&root.0).unwrap();
-        let (usual, multus) = (root.0.join("results"), root.0.join("multus/results"));
+        let root = TestDir::new("result-cache");
+        let (usual, multus) = (root.join("results"), root.join("multus/results"));
         assert_eq!(cached_plugins(&usual), CachedPlugins::Unknown);
         fs::create_dir(&usual).unwrap();
         assert_eq!(cached_plugins(&usual), CachedPlugins::Named(BTreeSet::new()), "a node without Multus");

@@ -1,13 +1,13 @@
 //! Removes our entry from conf files, and restores each file as it was.
 
 use super::originals;
-use super::programs::is_theirs;
+use super::programs::InstalledIstio;
 use super::{Plan, standalone};
 use crate::host::change::{Change, NewAccess};
 use crate::host::conflist::entry::Entry;
 use crate::host::conflist::{ConflistError, ISTIO, IstioEntry, PluginChain, convert};
-use crate::host::desired::{Program, PutBack};
-use crate::host::observe::{ConfFile, FileKind, FileName, ORIGINAL, ObservedState};
+use crate::host::desired::PutBack;
+use crate::host::observe::{ConfFile, FileKind, FileName, Hash, ORIGINAL, ObservedState};
 use crate::host::problem::Problem;
 
 /// Removes the entry of `plugin` from conf files.
@@ -16,7 +16,8 @@ pub(super) struct EntryRemoval<'a> {
     pub(super) observed: &'a ObservedState,
     pub(super) plugin: &'a str,
     pub(super) put_back: PutBack,
-    pub(super) stand_ins: &'a [Program],
+    /// The hash of our program under istio-cni's name, if there is one.
+    pub(super) stand_in: Option<Hash>,
 }
 
 /// Our entry in a file's chain.
@@ -123,8 +124,7 @@ impl EntryRemoval<'_> {
     }
 
     fn has_istio_program(&self) -> bool {
-        let stand_in = self.stand_ins.iter().find(|program| program.name.as_os_str() == ISTIO);
-        stand_in.is_some_and(|stand_in| is_theirs(self.observed, stand_in))
+        matches!(InstalledIstio::find(self.observed, self.stand_in), Some(InstalledIstio::Own))
     }
 
     /// Reports files that name our plugin and that no change corrects.

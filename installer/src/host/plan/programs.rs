@@ -2,8 +2,9 @@
 
 use super::Plan;
 use crate::host::change::Change;
+use crate::host::conflist::ISTIO;
 use crate::host::desired::{Install, Placement, PlacementOrder, Program, Uninstall};
-use crate::host::observe::{FileName, ObservedState};
+use crate::host::observe::{FileName, Hash, ObservedState};
 use std::ffi::OsStr;
 
 const MODE: u32 = 0o755;
@@ -51,15 +52,18 @@ pub(super) fn remove(observed: &ObservedState, uninstall: &Uninstall, plan: &mut
     let mut stays = false;
     for tombstone in &uninstall.tombstones {
         let Some(there) = observed.programs.files.get(&tombstone.name) else { continue };
-        // Under a stand-in's name istio-cni's own program stays.
-        let theirs = is_theirs(observed, tombstone);
-        stays |= !theirs && is_needed(&tombstone.name);
+        stays |= is_needed(&tombstone.name);
         match is_needed(&tombstone.name) {
             // During the grace period any readable version serves a DEL.
             true if conf_is_clean && uninstall.in_grace_period && there.hash.is_ok() => {}
             true => plan.changes.extend(placed(observed, tombstone)),
-            false if theirs => {}
             false => plan.changes.push(Change::RemoveProgram(tombstone.name.clone())),
+        }
+    }
+    if let Some(InstalledIstio::StandIn(name)) = InstalledIstio::find(observed, uninstall.stand_in) {
+        match is_needed(name) {
+            true => stays = true,
+            false => plan.changes.push(Change::RemoveProgram(name.clone())),
         }
     }
     let is_tombstone = |name: &FileName| uninstall.tombstones.iter().any(|tombstone| tombstone.name == *name);
@@ -84,8 +88,21 @@ pub(super) fn remove_lock(observed: &ObservedState, uninstall: &Uninstall, plan:
     }
 }
 
-/// Reports whether the program under a stand-in's name is not ours.
-pub(super) fn is_theirs(observed: &ObservedState, stand_in: &Program) -> bool {
-    stand_in.place == Placement::IfAbsent
-        && observed.programs.files.get(&stand_in.name).is_some_and(|there| there.hash != Ok(stand_in.hash))
+/// The program that has istio-cni's name.
+pub(crate) enum InstalledIstio<'a> {
+    /// Ours.
+    StandIn(&'a FileName),
+    /// istio-cni's.
+    Own,
+}
+
+impl<'a> InstalledIstio<'a> {
+    /// `None` when no program has the name. `stand_in`: the hash of our program under it, if there is one.
+    pub(crate) fn find(observed: &'a ObservedState, stand_in: Option<Hash>) -> Option<Self> {
+        let (name, there) = observed.programs.files.get_key_value(OsStr::new(ISTIO))?;
+        Some(match stand_in {
+            Some(ours) if there.hash == Ok(ours) => Self::StandIn(name),
+            _ => Self::Own,
+        })
+    }
 }

@@ -3,7 +3,7 @@
 
 use crate::host::runtimes::DropIns;
 use crate::host::runtimes::config::{RuntimeConfig, configured};
-use crate::pod::inside::holds;
+use crate::pod::program_text;
 use nix::sys::stat::stat;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -97,7 +97,7 @@ fn arguments(process: &Path) -> Vec<String> {
 fn drop_ins(program: &Path) -> Option<DropIns> {
     let program = File::open(program).ok()?;
     let length = program.metadata().ok()?.len();
-    let knows = holds(Some(program).filter(|_| length <= MAX_PROGRAM_SIZE)?, KEY).ok()?;
+    let knows = program_text::contains(Some(program).filter(|_| length <= MAX_PROGRAM_SIZE)?, KEY).ok()?;
     Some(if knows { DropIns::Loaded } else { DropIns::Ignored })
 }
 
@@ -125,17 +125,16 @@ fn inode(line: &str) -> Option<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gybe_test_support::TestDir;
     use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
     use std::os::unix::fs::symlink;
-    use std::path::PathBuf;
 
     /// A node whose init is in the initial namespaces, with its `/proc`.
-    struct Processes(PathBuf);
+    struct Processes(TestDir);
 
     impl Processes {
         fn new(test: &str) -> Self {
-            let root = std::env::temp_dir().join(format!("gybe-processes-{test}-{}", std::process::id()));
-            let processes = Self(root);
+            let processes = Self(TestDir::new(&format!("processes-{test}")));
             processes.runs(1, ("systemd", 0), ["pid:[1]", "user:[1]"]);
             processes
         }
@@ -154,12 +153,6 @@ mod tests {
         fn runtimes(&self) -> Vec<u32> {
             let found = running(&self.0, &self.0.join("net.d"), DropInCheck::Read);
             found.iter().map(|runtime| runtime.pid).collect()
-        }
-    }
-
-    impl Drop for Processes {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.0);
         }
     }
 
@@ -190,12 +183,11 @@ mod tests {
 
     #[test]
     fn f13_a_watch_is_identified_by_its_inode_which_a_new_directory_does_not_have() {
-        let directory = std::env::temp_dir().join(format!("gybe-watched-{}", std::process::id()));
-        fs::create_dir(&directory).unwrap();
+        let directory = TestDir::new("watched");
         let watch = Inotify::init(InitFlags::IN_CLOEXEC).unwrap();
-        watch.add_watch(&directory, AddWatchFlags::IN_CREATE).unwrap();
+        watch.add_watch(directory.path(), AddWatchFlags::IN_CREATE).unwrap();
         let own = || inodes(Path::new("/proc/self")).unwrap();
-        let inode = stat(&directory).unwrap().st_ino;
+        let inode = stat(directory.path()).unwrap().st_ino;
         assert!(own().contains(&inode));
         fs::remove_dir(&directory).unwrap();
         assert!(!own().contains(&inode), "the kernel drops a watch with its directory");

@@ -128,6 +128,7 @@ mod tests {
     use super::*;
     use crate::host::runtimes::config::RuntimeConfig;
     use crate::host::runtimes::processes::RuntimeWatch;
+    use gybe_test_support::TestDir;
     use std::fs;
     use std::os::unix::fs::symlink;
 
@@ -145,16 +146,14 @@ mod tests {
     /// A host with two plugin directories and two conf directories. The first plugin directory is mounted at
     /// another path, as in the agent's container.
     struct Host {
-        root: PathBuf,
+        root: TestDir,
         directories: NodeDirectories,
     }
 
     impl Host {
         fn new(test: &str) -> Self {
-            let root = std::env::temp_dir().join(format!("gybe-report-{test}-{}", std::process::id()));
-            for folder in ["opt/cni/bin", "usr/lib/cni", "etc/cni/net.d", "etc/cni/custom"] {
-                fs::create_dir_all(root.join(folder)).unwrap();
-            }
+            let folders = ["opt/cni/bin", "usr/lib/cni", "etc/cni/net.d", "etc/cni/custom"];
+            let root = TestDir::new(&format!("report-{test}")).with_subdirectories(&folders);
             symlink(root.join("opt/cni/bin"), root.join("mounted")).unwrap();
             let directories = NodeDirectories {
                 conf: root.join("etc/cni/net.d"),
@@ -167,12 +166,6 @@ mod tests {
         fn known(&self, all: &[RuntimeProcess]) -> Runtimes {
             RuntimeReport::of(&self.root, all).keep_in(&self.root).unwrap();
             RuntimeReport::kept_in(&self.root).unwrap().known(&self.directories)
-        }
-    }
-
-    impl Drop for Host {
-        fn drop(&mut self) {
-            let _ = fs::remove_dir_all(&self.root);
         }
     }
 

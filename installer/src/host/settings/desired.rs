@@ -135,7 +135,8 @@ impl Settings {
             retired: further_names(node.image).collect(),
             last: last.into_iter().map(|program| program.name).next(),
             in_grace_period: node.program_removal == ProgramRemoval::Deferred,
-            tombstones: plugin.into_iter().chain(stand_in(node)).collect(),
+            tombstones: plugin,
+            stand_in: stand_in(node).map(|program| program.hash),
             put_back: self.options.put_back,
         }
     }

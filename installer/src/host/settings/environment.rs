@@ -69,6 +69,10 @@ pub enum ServerTrust {
 pub const POD_DIRECTORY: &str = "GYBE_POD_DIR";
 /// The socket in that directory at which an agent reports its own status, also while another one leads.
 pub const STATUS_SOCKET: &str = "status.sock";
+/// The lock file and the socket of the node's leading agent, in the run directory (`agent::leader`).
+pub const AGENT_LEADER: (&str, &str) = ("leader.lock", "leader.sock");
+/// The same of the leading probe.
+pub const PROBE_LEADER: (&str, &str) = ("probe-leader.lock", "probe-leader.sock");
 /// The facts socket's name in the run directory.
 pub const FACTS_SOCKET: &str = "facts.sock";
 /// The kubeconfig's name in the run directory.

@@ -151,14 +151,13 @@ fn bounded(file: File) -> io::Result<Option<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gybe_test_support::TestDir;
     use std::fs;
     use std::os::unix::fs::symlink;
 
     #[test]
     fn a_configmap_that_the_kubelet_replaces_while_it_is_read_is_never_read_in_part() {
-        let root = std::env::temp_dir().join(format!("gybe-sources-{}", std::process::id()));
-        let _ = fs::remove_dir_all(&root);
-        fs::create_dir_all(&root).unwrap();
+        let root = TestDir::new("sources");
         let nothing = whole(&root, None);
         for version in ["..1", "..2"] {
             fs::create_dir(root.join(version)).unwrap();
@@ -171,7 +170,6 @@ mod tests {
         fs::rename(root.join("..data_tmp"), root.join("..data")).unwrap();
         fs::remove_dir_all(root.join("..1")).unwrap();
         let (removed, again) = (whole(&root, held.as_ref()), config_map(&root));
-        fs::remove_dir_all(&root).unwrap();
         let leave = BTreeMap::from([("mode".to_owned(), "leave".to_owned())]);
         assert_eq!((nothing.unwrap(), removed.unwrap()), (None, None));
         assert_eq!((before.unwrap(), again.unwrap()), (Some(leave.clone()), leave));

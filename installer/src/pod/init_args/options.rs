@@ -60,7 +60,7 @@ impl InitArgs {
         }
     }
 
-    /// The network namespace to write into, if it is not the caller's own.
+    /// Returns the path in --network-namespace.
     pub fn network_namespace(&self) -> Option<&str> {
         self.setting(Setting::NetworkNamespace)
     }
@@ -109,7 +109,7 @@ fn duration(text: &str) -> Option<Duration> {
     (!text.is_empty() && sum <= LONGEST_TIMEOUT).then_some(sum)
 }
 
-/// Splits after the leading characters that `belongs` accepts; none if it accepts none.
+/// Splits after the leading characters that `belongs` accepts; returns `None` if it does not accept the first one.
 fn split(text: &str, belongs: impl Fn(char) -> bool) -> Option<(&str, &str)> {
     let end = text.find(|c| !belongs(c)).unwrap_or(text.len());
     (end > 0).then(|| text.split_at(end))

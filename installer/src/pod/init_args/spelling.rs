@@ -20,7 +20,7 @@ pub(super) fn number(text: &str) -> Cow<'_, str> {
 /// Returns a port, or a range of ports with a hyphen: `4000:5000`, `:5000` (from 0) and `4000:` (to 65535).
 pub(super) fn ports(text: &str) -> Cow<'_, str> {
     let Some((first, last)) = text.split_once(':') else { return number(text) };
-    let or = |port, otherwise| if port == "" { Cow::Borrowed(otherwise) } else { number(port) };
+    let or = |port, otherwise| if str::is_empty(port) { Cow::Borrowed(otherwise) } else { number(port) };
     Cow::Owned(format!("{}-{}", or(first, "0"), or(last, "65535")))
 }
 

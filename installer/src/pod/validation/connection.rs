@@ -61,7 +61,7 @@ impl Attempt {
         }
     }
 
-    /// How it ended. An attempt that has not ended counts as unanswered.
+    /// Returns how it ended. An attempt that has not ended counts as unanswered.
     pub(super) fn end(&self) -> AttemptEnd {
         self.end.unwrap_or(AttemptEnd::Unanswered)
     }
@@ -83,7 +83,7 @@ impl AttemptEnd {
 pub(super) struct ProxyListeners(Vec<(SocketAddr, TcpListener)>);
 
 impl ProxyListeners {
-    /// Listens on all free addresses and returns those that another process holds.
+    /// Listens on all free addresses and returns those on which other processes listen.
     ///
     /// # Errors
     /// When listening fails for another reason.
@@ -103,8 +103,8 @@ impl ProxyListeners {
         self.0.is_empty()
     }
 
-    /// Waits until `deadline` for a connection that `is_ours`, and returns where it arrived. Notices meanwhile
-    /// how `attempt` ends.
+    /// Waits until `deadline` for a connection for which `is_ours` is true, and returns where it arrived. Meanwhile
+    /// records how `attempt` ends.
     pub(super) fn wait_for(
         &self,
         attempt: &mut Attempt,
@@ -114,7 +114,7 @@ impl ProxyListeners {
         loop {
             let Ready { listeners, has_ended } = self.poll(attempt, deadline)?;
             for (at, listener) in listeners {
-                // A client that is gone by now has left no connection to look at.
+                // The client may have closed the connection before it was accepted.
                 let Ok((stream, from)) = listener.accept() else { continue };
                 let meant_for = sockets::original_destination(&stream, from);
                 if is_ours(OtherConnection { at: *at, from, meant_for }) {
@@ -148,7 +148,7 @@ impl ProxyListeners {
     }
 }
 
-/// What poll(2) returned: nothing is ready when the deadline has passed.
+/// The result of poll(2): empty when the deadline has passed.
 struct Ready<'a> {
     listeners: Vec<&'a (SocketAddr, TcpListener)>,
     has_ended: bool,

@@ -1,4 +1,4 @@
-//! The result of a validation in words: what arrived where, and what to do.
+//! Renders the result of a validation as text and as JSON: where connections arrived, and a hint.
 
 use super::connection::AttemptEnd;
 use super::{Evidence, OtherConnection, SocketOwner, Validation, ValidationResult};
@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use std::fmt;
 
 impl ValidationResult {
-    /// One line, or one and the evidence.
+    /// Returns one line; if the pod is not redirected, also the evidence and a hint.
     pub fn text(&self, validation: &Validation) -> String {
         match self {
             Self::Redirected(at) => {

@@ -1,9 +1,15 @@
-//! Start and stop of the server, and its log of requests.
+//! Start and stop of the server, its log of requests, and its credential files: a kubeconfig and a service account's directory.
 
 use crate::client::{Client, TIMEOUT};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use gybe_api_server::{ApiServer, Bearer, Fault, FaultKind, Network, Validity};
+use gybe_test_support::TestDir;
+use serde_json::Value;
 use std::net::{Ipv6Addr, TcpStream};
-use std::thread;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::{fs, thread};
 
 #[test]
 fn the_server_listens_on_ipv6() {
@@ -58,4 +64,41 @@ fn a_test_can_wait_for_a_request_that_is_never_answered() {
         assert_eq!(server.requests()[0].code, None);
         server.set_network(Network::Refusing).unwrap();
     });
+}
+
+#[test]
+fn a_service_account_token_is_replaced_as_the_kubelet_does() {
+    let (server, directory) = (ApiServer::start().unwrap(), TestDir::new("account"));
+    let account = server.service_account(&directory).unwrap();
+    assert_eq!(account.path(), directory.path());
+    assert_eq!(fs::read_link(directory.join("token")).unwrap(), Path::new("..data/token"));
+    let before = (
+        fs::read_link(directory.join("..data")).unwrap(),
+        fs::read_to_string(directory.join("token")).unwrap(),
+    );
+    assert_eq!(fs::read_to_string(directory.join("ca.crt")).unwrap(), server.ca_pem());
+    assert_eq!(fs::read_to_string(directory.join("namespace")).unwrap(), "gybe-system");
+    let token = server.tokens().issue(Validity::Valid);
+    account.write(&token).unwrap();
+    assert_eq!(fs::read_to_string(directory.join("token")).unwrap(), token.text());
+    assert_ne!(before.1, token.text());
+    let mut names: Vec<_> =
+        fs::read_dir(directory.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
+    names.sort();
+    let now = fs::read_link(directory.join("..data")).unwrap();
+    assert!(names.len() == 5 && names.contains(&now.clone().into_os_string()), "{names:?}");
+    assert_ne!(before.0, now);
+}
+
+#[test]
+fn a_kubeconfig_is_complete_and_readable_only_by_its_owner() {
+    let (server, directory) = (ApiServer::start().unwrap(), TestDir::new("kubeconfig"));
+    let path = server.kubeconfig(&directory).unwrap();
+    assert_eq!(fs::metadata(&path).unwrap().permissions().mode() & 0o777, 0o600);
+    let config: Value = serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap();
+    let cluster = &config["clusters"][0]["cluster"];
+    assert_eq!(cluster["server"], server.url());
+    let ca = STANDARD.decode(cluster["certificate-authority-data"].as_str().unwrap()).unwrap();
+    assert_eq!(String::from_utf8(ca).unwrap(), server.ca_pem());
+    assert!(config["users"][0]["user"]["token"].as_str().unwrap().starts_with("ey"));
 }

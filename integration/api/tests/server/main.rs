@@ -8,7 +8,6 @@
 
 mod client;
 mod faults;
-mod files;
 mod lifecycle;
 mod lists;
 mod recordings;

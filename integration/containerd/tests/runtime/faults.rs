@@ -1,19 +1,19 @@
-//! Faults and repeated calls: the errors that the kubelet receives, and what is left on the node.
-
-use std::io::Read;
-use std::net::Shutdown;
-use std::thread;
-
-use gybe_containerd_tests::{
-    Conflist, Generation, PausePoint, RecordedCall, Sandbox, conflist, manifest, recorder,
-};
-use serde_json::{Value, json};
+//! Faults and repeated calls: the errors that the kubelet receives, and what is left on the node; an ADD killed at each of its
+//! system calls, and lost cached results.
 
 use crate::fixture::{
-    assert_no_sandbox_is_left, gybe_node, gybe_node_with, kill_containerd_during_add, node,
-    on_every_generation, program,
+    assert_no_sandbox_is_left, entries, error_chain, gybe_node, gybe_node_with, kill_containerd_during_add,
+    node, node_with_gybe, on_every_generation, program,
 };
 use crate::pod::{Destination, OutsideClient, RunningPod};
+use gybe_containerd_tests::{
+    Conflist, Generation, Node, PausePoint, RecordedCall, Sandbox, conflist, manifest, recorder,
+};
+use serde_json::{Value, json};
+use std::io::Read;
+use std::net::Shutdown;
+use std::path::{Path, PathBuf};
+use std::{fs, thread};
 
 const PAUSE_SOCKET: &str = "/run/gybe/pause.sock";
 
@@ -131,5 +131,118 @@ on_every_generation! {
         for id in node.cri.list().unwrap() {
             node.cri.delete(&id).unwrap();
         }
+    }
+}
+
+/// libcni's cached results (`CacheDir`, libcni/api.go).
+const RESULTS: &str = "/var/lib/cni/results";
+
+/// The cached results of the only sandbox.
+fn cached_results(node: &Node) -> Vec<PathBuf> {
+    let files = entries(node, RESULTS).into_iter();
+    files.map(|file| node.host().path(RESULTS).join(file)).collect()
+}
+
+/// Starts a pod and damages its cached results.
+fn pod_with_damaged_result(node: &Node, name: &str, damage: impl Fn(&Path)) -> String {
+    let sandbox = Sandbox::injected("shop", name);
+    let pod = RunningPod::start(node, &sandbox, &manifest::injected(&sandbox));
+    assert!(!cached_results(node).is_empty(), "containerd caches results there");
+    cached_results(node).iter().for_each(|file| damage(file));
+    pod.id.clone()
+}
+
+fn delete(node: &Node, id: &str) {
+    node.cri.delete(id).unwrap();
+    assert!(node.host().pod_links().unwrap().is_empty(), "a link is left");
+}
+
+/// Deletes a sandbox. In older runtimes libcni fails at a file that it cannot read and calls no plugin
+/// (<https://github.com/containerd/containerd/issues/8197>); without the file the deletion succeeds.
+fn delete_with_damaged_result(node: &Node, id: &str, generation: Generation) {
+    if generation != Generation::V2 {
+        let refused = node.cri.stop(id).unwrap_err();
+        assert!(error_chain(&refused).contains("cached result"), "{}", error_chain(&refused));
+        assert!(!error_chain(&refused).contains("gybe-cni"), "{}", error_chain(&refused));
+        cached_results(node).iter().for_each(|file| fs::remove_file(file).unwrap());
+    }
+    delete(node, id);
+}
+
+on_every_generation! {
+    fn f31_a_sandbox_with_an_empty_truncated_or_missing_cached_result_can_be_deleted(generation: Generation) {
+        let node = gybe_node(generation);
+        let empty = pod_with_damaged_result(&node, "empty-0", |file| fs::write(file, "").unwrap());
+        delete_with_damaged_result(&node, &empty, generation);
+        let truncated = pod_with_damaged_result(&node, "truncated-0", |file| {
+            let whole = fs::read(file).unwrap();
+            fs::write(file, &whole[..whole.len() / 2]).unwrap();
+        });
+        delete_with_damaged_result(&node, &truncated, generation);
+        let missing = pod_with_damaged_result(&node, "missing-0", |file| fs::remove_file(file).unwrap());
+        delete(&node, &missing);
+    }
+}
+
+/// Pods that start at the same time, each killed at another system call.
+const CONCURRENT: usize = 16;
+/// Far more system calls than an ADD makes.
+const LIMIT: usize = 2_000;
+
+/// Gybe as the delegate of the crash injector.
+fn crashing_gybe() -> Value {
+    let mut entry = conflist::gybe();
+    entry["delegate"] = json!(program("gybe-cni"));
+    entry["type"] = json!("gybe-crash-injector");
+    entry
+}
+
+fn publish(node: &Node, sandbox: Sandbox) -> Sandbox {
+    manifest::publish(node.host(), &sandbox, &manifest::injected(&sandbox)).unwrap();
+    sandbox
+}
+
+/// Asserts that a sandbox is redirected, and deletes it.
+fn assert_redirected_and_delete(node: &Node, id: &str) {
+    let pod = RunningPod::in_sandbox(node, id.to_owned());
+    let outside = OutsideClient::new(node);
+    for address in pod.addresses.iter().copied() {
+        assert_eq!(outside.connect(address, 8080), Destination::proxy(15006, address, 8080));
+    }
+    node.cri.delete(id).unwrap();
+}
+
+on_every_generation! {
+    fn f15_a_pod_whose_add_is_killed_at_any_system_call_fails_and_the_next_pod_is_redirected(generation: Generation) {
+        let node = node_with_gybe(generation, &Conflist::reference_plugins(generation).with_plugin(crashing_gybe()));
+        let (mut killed, mut completed) = (0, 0);
+        for first in (1..LIMIT).step_by(CONCURRENT) {
+            let pod_killed_at = |at: usize| {
+                let pod = Sandbox::injected("shop", &format!("cart-{at}"));
+                publish(&node, pod.with_annotation("crash-at", &at.to_string()))
+            };
+            let pods: Vec<Sandbox> = (first..first + CONCURRENT).map(pod_killed_at).collect();
+            for (pod, result) in pods.iter().zip(node.cri.run_concurrently(&pods)) {
+                match result {
+                    Err(error) => {
+                        assert!(error.message().contains("killed"), "{}: {error}", pod.name);
+                        killed += 1;
+                    }
+                    // The ADD makes fewer system calls than this pod's number.
+                    Ok(id) => {
+                        assert_redirected_and_delete(&node, &id);
+                        completed += 1;
+                    }
+                }
+            }
+            assert_no_sandbox_is_left(&node);
+            let next = publish(&node, Sandbox::injected("shop", &format!("after-{first}")));
+            assert_redirected_and_delete(&node, &node.cri.run(&next).unwrap());
+            if completed >= CONCURRENT {
+                println!("containerd {generation}: gybe-cni killed at each of the {killed} system calls of an ADD");
+                return;
+            }
+        }
+        panic!("an ADD makes more than {LIMIT} system calls");
     }
 }

@@ -10,9 +10,7 @@
 )]
 
 mod agent;
-mod cached_results;
 mod calls;
-mod crash_injected;
 mod faults;
 mod fixture;
 mod pod;

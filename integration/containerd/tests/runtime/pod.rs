@@ -91,7 +91,7 @@ fn listeners(namespace: &Arc<Namespace>, owner: Owner, name: ServerName, ports: 
 fn connect(namespace: &Namespace, owner: Owner, to: SocketAddr) -> Destination {
     let client = Client { owner, transport: Transport::Tcp, to, source: SourceOptions::default() };
     match client.connect(namespace, TIMEOUT).unwrap() {
-        ConnectionOutcome::Answered(Reply { by, original, .. }) => Destination { listener: by, original },
+        ConnectionOutcome::Replied(Reply { by, original, .. }) => Destination { listener: by, original },
         other => Destination { listener: other.to_string(), original: None },
     }
 }

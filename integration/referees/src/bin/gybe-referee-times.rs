@@ -36,7 +36,7 @@ fn main() -> Result<(), Box<dyn Error>> {
                     Ok(_) if round == 0 => {}
                     Ok(time) => println!("{policy}\t{name}\t{:.1}", time.as_secs_f64() * 1e6),
                     Err(BackendError::Other(lacking)) if round == 1 => {
-                        println!("{policy}\t{name}\t{lacking}")
+                        println!("{policy}\t{name}\t{lacking}");
                     }
                     Err(BackendError::Other(_)) => {}
                     Err(error) => return Err(error.into()),

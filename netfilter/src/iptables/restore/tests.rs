@@ -44,7 +44,7 @@ fn saved(tables: &FamilyRules) -> FamilyRules {
 
 #[test]
 fn a_fresh_namespace_gets_this_text() {
-    let wanted = "*nat\n\
+    let desired = "*nat\n\
         :GYBE - [0:0]\n\
         :ISTIO_OUTPUT - [0:0]\n\
         :ISTIO_REDIRECT - [0:0]\n\
@@ -54,23 +54,23 @@ fn a_fresh_namespace_gets_this_text() {
         -A OUTPUT -m comment --comment nat-output -j ISTIO_OUTPUT\n\
         COMMIT\n";
     for family in [Family::V4, Family::V6] {
-        assert_eq!(transaction(&FamilyRules::new(), &render(&small(), family)).as_deref(), Some(wanted));
+        assert_eq!(transaction(&FamilyRules::new(), &render(&small(), family)).as_deref(), Some(desired));
     }
 }
 
 #[test]
 fn existing_rules_are_not_written_again() {
-    let wanted = render(&small(), Family::V4);
-    assert_eq!(transaction(&saved(&wanted), &wanted), None);
+    let desired = render(&small(), Family::V4);
+    assert_eq!(transaction(&saved(&desired), &desired), None);
 }
 
 #[test]
 fn removal_deletes_the_mark_and_names_no_chain_of_other_owners() {
     let text = transaction(&saved(&render(&small(), Family::V4)), &FamilyRules::new()).unwrap();
-    let wanted = "*nat\n-F GYBE\n-F ISTIO_OUTPUT\n-F ISTIO_REDIRECT\n\
+    let desired = "*nat\n-F GYBE\n-F ISTIO_OUTPUT\n-F ISTIO_REDIRECT\n\
         -D OUTPUT -m comment --comment nat-output -j ISTIO_OUTPUT\n\
         -X GYBE\n-X ISTIO_OUTPUT\n-X ISTIO_REDIRECT\nCOMMIT\n";
-    assert_eq!(text, wanted);
+    assert_eq!(text, desired);
 }
 
 #[test]
@@ -91,8 +91,8 @@ fn only_tables_that_differ_are_written() {
     let mut more = small();
     more.chains.push(Chain { name: ChainName::RawOutput, rules: vec![dns] });
     let (less, more) = (render(&small(), Family::V4), render(&more, Family::V4));
-    for (found, wanted) in [(&less, &more), (&more, &less)] {
-        let text = transaction(&saved(found), wanted).unwrap();
+    for (found, desired) in [(&less, &more), (&more, &less)] {
+        let text = transaction(&saved(found), desired).unwrap();
         assert!(text.starts_with("*raw\n") && !text.contains("*nat"), "{text}");
     }
 }

@@ -39,7 +39,7 @@ pub(crate) enum Expr {
     Tproxy { is_for: Option<Family>, port: Option<usize> },
     /// Takes the packet out of connection tracking.
     Untrack,
-    /// Drops the packet and answers with an error.
+    /// Drops the packet and sends an error.
     Reject,
     /// Changes no outcome: a counter, a log line.
     Nothing(String),

@@ -77,18 +77,18 @@ fn word<'s>(expr: &Expr, loaded: &LoadedFields, set: &impl Fn(&str) -> Option<&'
             let not = if *inverted { "!= " } else { "" };
             format!("{} {not}{}-{}", name(field), value(field, first), value(field, last))
         }
-        Expr::Lookup { set: asked, at, inverted, to } => {
+        Expr::Lookup { set: set_name, at, inverted, to } => {
             let not = if *inverted { "!= " } else { "" };
             let kind = match to {
                 None => "",
                 Some(super::expr::VERDICT) => "vmap ",
                 Some(_) => "map ",
             };
-            let found = set(asked);
+            let found = set(set_name);
             let (length, parts) = found.map_or((4, &[][..]), |set| (set.key_length, &set.parts));
             let key = loaded.key(*at, length, parts);
             let fields: Vec<String> = key.into_iter().map(|(_, field)| name(field)).collect();
-            let elements = found.map_or_else(|| format!("@{asked}"), |set| elements(set, *at, loaded));
+            let elements = found.map_or_else(|| format!("@{set_name}"), |set| elements(set, *at, loaded));
             format!("{} {not}{kind}{elements}", fields.join(" . "))
         }
         Expr::SetMark { from } => format!("meta mark set {}", constant(from)),

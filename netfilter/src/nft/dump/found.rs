@@ -17,9 +17,9 @@ pub(super) fn chains(chains: &[Entry], rules: &[Entry]) -> Vec<Part> {
     for entry in rules {
         let rule = entry.attributes();
         let name = text(&rule, NFTA_RULE_CHAIN);
-        let home = parts.iter_mut().find(|part| Some(&part.name) == name.as_ref());
-        if let (Some(home), true) = (home, is_ours(&rule, NFTA_RULE_TABLE)) {
-            home.items.push(self::rule(&rule));
+        let chain = parts.iter_mut().find(|part| Some(&part.name) == name.as_ref());
+        if let (Some(chain), true) = (chain, is_ours(&rule, NFTA_RULE_TABLE)) {
+            chain.items.push(self::rule(&rule));
         }
     }
     parts

@@ -22,36 +22,36 @@ fn entry(attributes: &[(u16, &[u8])]) -> Vec<u8> {
     writer.finish().unwrap().split_off(HEADER)
 }
 
-/// A namespace whose table has these chains and sets, and no rules; with what was asked of it.
+/// A namespace whose table has these chains and sets, and no rules; with the requests for its lists.
 fn namespace(chains: &[&[u8]], sets: &[&[u8]]) -> (Result<Inventory, NftError>, Vec<Vec<u8>>) {
     let table = TABLE.as_bytes();
-    let mut asked = Vec::new();
+    let mut requests = Vec::new();
     let inventory = inventory_by(&mut |request, sequence| {
-        asked.push(request.to_vec());
+        requests.push(request.to_vec());
         Ok(Listed::Whole(match sequence {
             1 => sets.iter().map(|n| entry(&[(NFTA_SET_TABLE, table), (NFTA_SET_NAME, n)])).collect(),
             2 => chains.iter().map(|n| entry(&[(NFTA_CHAIN_TABLE, table), (NFTA_CHAIN_NAME, n)])).collect(),
             _ => Vec::new(),
         }))
     });
-    (inventory, asked)
+    (inventory, requests)
 }
 
 #[test]
-fn a11_chains_and_sets_of_whatever_name_are_told_apart_and_asked_for_by_that_name() {
-    let (inventory, asked) = namespace(&[b"\xff", b"\xfe", b"nat-output"], &[b"\x1b[2J"]);
+fn a11_chains_and_sets_of_any_name_are_distinguished_and_requested_by_that_name() {
+    let (inventory, requests) = namespace(&[b"\xff", b"\xfe", b"nat-output"], &[b"\x1b[2J"]);
     let inventory = inventory.unwrap();
     let names: Vec<&str> = inventory.parts.iter().map(|part| part.name.as_str()).collect();
     assert_eq!(names, [r"\x1b[2J", r"\xfe", r"\xff", "nat-output"]);
     assert!(inventory.differences(&inventory).is_empty());
-    assert!(asked[4].windows(5).any(|bytes| bytes == b"\x1b[2J\0"), "{asked:x?}");
+    assert!(requests[4].windows(5).any(|bytes| bytes == b"\x1b[2J\0"), "{requests:x?}");
 }
 
 #[test]
-fn f25_a_list_that_says_one_name_twice_is_read_again_and_then_refused() {
-    let (inventory, asked) = namespace(&[b"nat-output", b"nat-output"], &[]);
+fn f25_a_list_with_one_name_twice_is_read_again_and_then_refused() {
+    let (inventory, requests) = namespace(&[b"nat-output", b"nat-output"], &[]);
     assert!(matches!(inventory, Err(NftError::KeptChanging { attempts: lists::ATTEMPTS })), "{inventory:?}");
-    assert!(asked.len() > 4);
+    assert!(requests.len() > 4);
 }
 
 /// The lists of a namespace after a batch.
@@ -82,7 +82,7 @@ impl Recording {
         recording
     }
 
-    /// The list that a request asks for.
+    /// The list for a request.
     fn list(&self, request: &[u8]) -> Vec<Vec<u8>> {
         let message = Messages(request).next().unwrap().unwrap();
         assert_eq!(message.header.flags, 0x301, "NLM_F_REQUEST | NLM_F_DUMP");

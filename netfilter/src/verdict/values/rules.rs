@@ -4,17 +4,18 @@ use super::super::parts::parts;
 use super::{Property, Values, number};
 use crate::live::rules::expr::{Data, Expr};
 use crate::live::rules::{
-    Component, Field, LiveChain, LiveRule, LoadedFields, NamespaceRules, Set, Statement, TableFamily, place,
+    Component, Field, LiveChain, LiveRule, LoadedFields, NamespaceRules, Set, Statement, TableFamily,
+    location,
 };
 use crate::policy::PortRange;
 use crate::ruleset::{Match, Networks, Ruleset};
 use crate::xt::{ConntrackTest, IdTest, PortEnd, XtMatch};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// `NFT_CMP_LT` and every operator behind it ask which of two values is greater.
+/// The first operator that compares the order of values: `NFT_CMP_LT`, which the others follow.
 const FIRST_ORDER: u32 = 2;
 
-/// How many comparisons that cannot be evaluated are named.
+/// At most this many comparisons that cannot be evaluated are reported.
 const NAMED: usize = 5;
 
 impl Values {
@@ -96,8 +97,8 @@ impl Values {
         }
         let counts = !all_read && rule.statements.iter().any(Statement::acts);
         if counts && self.not_evaluated.len() < NAMED {
-            let place = place(chain);
-            self.not_evaluated.push(format!("comparison not evaluated: {place}: {}", rule.text));
+            let location = location(chain);
+            self.not_evaluated.push(format!("comparison not evaluated: {location}: {}", rule.text));
         }
     }
 
@@ -149,7 +150,7 @@ impl Values {
         let parts = parts(component, family);
         let is_little = component.is_host_order != component.is_swapped && cfg!(target_endian = "little");
         let is_by_value = matches!(bounds, Bounds::Ranges(ranges) if ranges.iter().all(|(a, b)| a == b));
-        // The kernel compares bytes: in little-endian order that says nothing about the size of a number.
+        // The kernel compares bytes, whose order is not that of little-endian numbers.
         let is_read = !component.is_inverted
             && (is_by_value || !is_little)
             && (parts.len() == 1 || !component.is_swapped);

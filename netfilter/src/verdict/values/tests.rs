@@ -46,7 +46,7 @@ fn a_value_below_at_and_above_a_bound_is_tried() {
     assert!(ports.contains(&1024) && ports.iter().any(|port| *port > 1024), "{ports:?}");
 }
 
-/// Answers have the ports of the first packet exchanged.
+/// Replies have the ports of the first packet exchanged.
 #[test]
 fn another_owners_test_of_a_port_may_match_replies() {
     let to_clients =

@@ -1,8 +1,8 @@
 //! Decodes the bytes of a table into chains and rules. Pure; stays within the bytes.
 //!
-//! A table is a run of entries. A built-in chain begins where the table's hook says, a user chain after
-//! an entry with the target ERROR, which has its name; each ends with its policy or an unconditional
-//! RETURN, and the table with a last ERROR (`translate_table`, net/ipv4/netfilter/ip_tables.c, v6.18).
+//! A table is a sequence of entries. A built-in chain begins at the offset of the table's hook, a user chain after an entry
+//! with the target ERROR, which has its name. Each chain ends with its policy or an unconditional RETURN, and the table
+//! with a last ERROR (`translate_table`, net/ipv4/netfilter/ip_tables.c, v6.18).
 
 use super::sockopt::Info;
 use super::{AddressTest, BuiltIn, Counters, Header, InetHook, InterfaceTest, LegacyChain, LegacyRule};
@@ -177,18 +177,18 @@ impl Reader<'_> {
             return Some(Some(decoded));
         }
         // Not negative: the offset of the entry where the evaluation continues.
-        let Ok(place) = usize::try_from(target.array(EXTENSION).map(i32::from_ne_bytes)?) else {
+        let Ok(next) = usize::try_from(target.array(EXTENSION).map(i32::from_ne_bytes)?) else {
             return Some(Some(decoded));
         };
-        if place == entry.at + entry.fields.0.len() {
+        if next == entry.at + entry.fields.0.len() {
             return Some(None);
         }
-        let chain = self.names.get(&place)?.clone();
+        let chain = self.names.get(&next)?.clone();
         let is_goto = u32::from(entry.fields.u8(self.layout.flags)?) & self.layout.goto != 0;
         Some(Some(if is_goto { XtTarget::Goto(chain) } else { XtTarget::Jump(chain) }))
     }
 
-    /// Tests that have no place in the header are added to `others`.
+    /// Reads the header test of an entry. Tests that [`Header`] cannot express are added to `others`.
     fn header(&self, fields: Fields<'_>, others: &mut Vec<XtMatch>) -> Option<Header> {
         let layout = self.layout;
         let (flags, inverted) = (u32::from(fields.u8(layout.flags)?), u32::from(fields.u8(layout.inverted)?));

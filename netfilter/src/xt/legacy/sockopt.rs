@@ -28,8 +28,8 @@ pub(super) struct Info {
 
 pub(super) fn info(socket: BorrowedFd<'_>, family: Family, table: &str) -> Result<Info, Errno> {
     const SIZE: usize = NAME + 4 + 4 * HOOKS + 4 * HOOKS + 4 + 4;
-    let answer = get(socket, family, GET_INFO, request(table, SIZE)?)?;
-    let fields = Fields(&answer);
+    let reply = get(socket, family, GET_INFO, request(table, SIZE)?)?;
+    let fields = Fields(&reply);
     let read = || {
         let mut begins = [0; HOOKS];
         for (hook, begin) in begins.iter_mut().enumerate() {
@@ -53,9 +53,9 @@ pub(super) fn entries(
     let length = usize::try_from(size).map_err(|_| Errno::EINVAL)?;
     let mut request = request(table, HEAD + length)?;
     request.get_mut(NAME..NAME + 4).ok_or(Errno::EINVAL)?.copy_from_slice(&size.to_ne_bytes());
-    let mut answer = get(socket, family, GET_ENTRIES, request)?;
-    answer.drain(..HEAD);
-    Ok(answer)
+    let mut reply = get(socket, family, GET_ENTRIES, request)?;
+    reply.drain(..HEAD);
+    Ok(reply)
 }
 
 /// A buffer of `length` bytes that begins with the table's name.
@@ -78,8 +78,8 @@ fn get(socket: BorrowedFd<'_>, family: Family, option: i32, mut buffer: Vec<u8>)
     // SAFETY: both pointers are to values that live through the call, and the kernel writes at most
     // `length` bytes (`copy_to_user` after a comparison of `*len`, net/ipv4/netfilter/ip_tables.c), which
     // is the buffer's length.
-    let answer = unsafe {
+    let reply = unsafe {
         libc::getsockopt(socket.as_raw_fd(), level, option, buffer.as_mut_ptr().cast(), &raw mut length)
     };
-    Errno::result(answer).map(|_| buffer)
+    Errno::result(reply).map(|_| buffer)
 }

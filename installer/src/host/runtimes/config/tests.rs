@@ -1,12 +1,13 @@
 //! The directories that a runtime's configuration names, in files as an operator or a distribution writes them.
 
 use super::*;
+use gybe_test_support::TestDir;
 
-struct Host(PathBuf);
+struct Host(TestDir);
 
 impl Host {
     fn with(test: &str, files: &[(&str, &str)]) -> Self {
-        let root = std::env::temp_dir().join(format!("gybe-runtime-{test}-{}", std::process::id()));
+        let root = TestDir::new(&format!("runtime-{test}"));
         for (path, text) in files {
             let path = on_host(&root, Path::new(path));
             fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -27,12 +28,6 @@ impl Host {
     fn dirs(&self, name: &str, words: &str) -> Option<Vec<String>> {
         let found = self.configured(name, words).plugin_dirs?;
         Some(found.iter().map(|path| path.display().to_string()).collect())
-    }
-}
-
-impl Drop for Host {
-    fn drop(&mut self) {
-        let _ = fs::remove_dir_all(&self.0);
     }
 }
 

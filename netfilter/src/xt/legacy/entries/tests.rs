@@ -46,8 +46,8 @@ fn info(bytes: &[u8]) -> Info {
     Info { hooks: 1 << 3, begins: [0; 5], size: bytes.len().try_into().unwrap() }
 }
 
-/// Where the user chain's first rule stands.
-fn place() -> usize {
+/// The offset of the user chain's first rule.
+fn first_rule_offset() -> usize {
     let lengths = [
         entry(&[extension("comment", b"why\0")], &standard(0)),
         entry(&[], &standard(0)),
@@ -58,7 +58,7 @@ fn place() -> usize {
 
 #[test]
 fn chains_end_before_their_policies_and_jumps_have_names() {
-    let bytes = table("MINE", place());
+    let bytes = table("MINE", first_rule_offset());
     let chains = chains(Family::V4, &info(&bytes), &bytes).unwrap();
     let lines: Vec<String> = chains
         .iter()
@@ -71,16 +71,19 @@ fn chains_end_before_their_policies_and_jumps_have_names() {
 
 #[test]
 fn a_chains_name_is_one_word() {
-    let bytes = table("A B\n-j", place());
+    let bytes = table("A B\n-j", first_rule_offset());
     let chains = chains(Family::V4, &info(&bytes), &bytes).unwrap();
     assert_eq!(chains[1].name, r"A\x20B\x0a-j");
 }
 
 #[test]
 fn entries_that_contradict_each_other_are_refused() {
-    let whole = table("MINE", place());
-    assert!(chains(Family::V4, &info(&whole), &table("MINE", place() + 1)).is_none(), "a jump to nowhere");
-    for length in (1..whole.len()).filter(|length| *length != place()) {
+    let whole = table("MINE", first_rule_offset());
+    assert!(
+        chains(Family::V4, &info(&whole), &table("MINE", first_rule_offset() + 1)).is_none(),
+        "a jump to nowhere"
+    );
+    for length in (1..whole.len()).filter(|length| *length != first_rule_offset()) {
         let cut = &whole[..length];
         let read = chains(Family::V4, &info(cut), cut);
         assert!(read.is_none() || whole.len() - length < 400, "cut to {length}: {read:?}");
@@ -89,7 +92,7 @@ fn entries_that_contradict_each_other_are_refused() {
 
 #[test]
 fn any_byte_may_be_another_without_a_panic() {
-    let whole = table("MINE", place());
+    let whole = table("MINE", first_rule_offset());
     for at in 0..whole.len() {
         for byte in [0, 1, 0x7f, 0xff] {
             let mut bytes = whole.clone();

@@ -1,0 +1,10 @@
+//! The outcomes of a pod's connections with rules of other owners in its namespace: predicted from the rules that are
+//! read back, judged by `gybe verify`, and shown by real connections.
+#![cfg(test)]
+
+mod bpf;
+mod ebpf;
+mod other_owners;
+mod random;
+mod recorded;
+mod redirected_pod;

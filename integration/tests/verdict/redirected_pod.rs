@@ -1,0 +1,119 @@
+//! A pod redirected by the default policy, in the recorded network, with rules of other owners.
+
+use gybe_installer::testnet::outcome::ConnectionOutcome;
+use gybe_integration::failure::Failure;
+use gybe_integration::flow_check::make;
+use gybe_integration::programs::run;
+use gybe_integration::topology::Topology;
+use gybe_integration::vectors::{self, Flow, Location};
+use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::live::{LiveRules, LiveTrace, Outcome};
+use gybe_netfilter::policy::RedirectPolicy;
+use gybe_netfilter::redirection::Redirection;
+use gybe_netfilter::verdict::{Desired, Verdict, VerdictContext, judge_namespace};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::time::Duration;
+
+/// How long an answer may take on a busy machine.
+const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
+/// How long the test waits for an answer to a connection that is predicted to get none.
+const UNANSWERED_FOR: Duration = Duration::from_secs(1);
+
+/// The recorded names of one connection of every kind that the default policy distinguishes.
+const KINDS: [&str; 12] = [
+    "v4.app->ext:80",
+    "v4.app->ext:9000",
+    "v4.app->lo:8080",
+    "v4.app->ownip:8080",
+    "v4.envoy->ext:80",
+    "v4.envoy->ownip:8080",
+    "v4.app->dns:53udp",
+    "v4.in:8080",
+    "v4.in:15008",
+    "v4.in:8080udp",
+    "v6.app->ext:80",
+    "v6.in:8080",
+];
+
+pub(crate) struct RedirectedPod {
+    pub(crate) topology: Topology,
+    pub(crate) policy: RedirectPolicy,
+    pub(crate) flows: Vec<Flow>,
+}
+
+impl RedirectedPod {
+    /// Creates a pod whose rules are written by the backend `kind`.
+    pub(crate) fn redirected_by(kind: BackendKind) -> Result<Self, Failure> {
+        let named = |vector: &vectors::Vector| vector.name == "inject-default-dual";
+        let vector = vectors::all()?.into_iter().find(named).unwrap();
+        let topology = Topology::new(vector.policy.mode, &vector.flows)?;
+        let (redirection, backend) = (Redirection::of(&vector.policy), kind.find()?);
+        topology.at(Location::Pod).run(|| redirection.apply(&*backend))??;
+        let flows: Vec<Flow> =
+            vector.flows.into_iter().filter(|flow| KINDS.contains(&flow.id.as_str())).collect();
+        assert_eq!(flows.len(), KINDS.len());
+        Ok(Self { topology, policy: vector.policy, flows })
+    }
+
+    /// Runs a line of commands in the pod, as an owner of other rules would.
+    pub(crate) fn run_as_other_owner(&self, script: &str) -> Result<(), Failure> {
+        // A plain user may not write the file that iptables-legacy locks otherwise.
+        let with_lock = format!("export XTABLES_LOCKFILE=/proc/self/ns/net\n{script}");
+        let done = self.topology.at(Location::Pod).run(|| run("sh", &["-ec", &with_lock], ""))??;
+        if done.code == Some(0) { Ok(()) } else { Err(Failure::new(format!("{script}: {}", done.err))) }
+    }
+
+    pub(crate) fn live(&self) -> Result<LiveRules, Failure> {
+        Ok(self.topology.at(Location::Pod).run(LiveRules::read)??.with_proxy_of(&self.policy))
+    }
+
+    pub(crate) fn verdict(&self) -> Result<Verdict, Failure> {
+        let reading = VerdictContext { only: None, whole: &BackendKind::ALL, programs: None };
+        let judge = || judge_namespace(Desired::Policy(&self.policy), reading);
+        Ok(self.topology.at(Location::Pod).run(judge)??)
+    }
+
+    pub(crate) fn flow(&self, id: &str) -> &Flow {
+        self.flows.iter().find(|flow| flow.id == id).unwrap()
+    }
+
+    /// Makes the connection; returns a message if its outcome is not the one predicted from the rules.
+    pub(crate) fn disagreement(&self, live: &LiveRules, flow: &Flow) -> Result<Option<String>, Failure> {
+        let predicted = live.trace(&flow.packet()?);
+        let Some(expected) = expected(flow, &predicted) else { return Ok(None) };
+        let patience = if expected.is_some() { ANSWERED_WITHIN } else { UNANSWERED_FOR };
+        let found = make(&self.topology, flow, patience)?;
+        let by = match &found {
+            ConnectionOutcome::Replied(answer) => Some(answer.by.clone()),
+            // Also how a packet may be dropped: `reject`.
+            ConnectionOutcome::Refused if predicted.outcome == Outcome::Dropped => None,
+            ConnectionOutcome::Refused => Some("refused".to_owned()),
+            ConnectionOutcome::Timeout | ConnectionOutcome::Failed(_) => None,
+        };
+        let rule = predicted.decided_by.map(|step| step.to_string()).unwrap_or_default();
+        let sentence = || format!("{}: {found}, predicted {:?} by {rule}", flow.id, predicted.outcome);
+        Ok((by != expected).then(sentence))
+    }
+}
+
+/// The listener that answers a connection of this outcome: `Some(None)` for no answer, `None` when that
+/// is not known.
+fn expected(flow: &Flow, predicted: &LiveTrace) -> Option<Option<String>> {
+    let loopback: IpAddr = match flow.to {
+        SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    let outcome = match predicted.outcome {
+        Outcome::Untouched => flow.outcome_without_rules(),
+        Outcome::Redirected(port) | Outcome::Intercepted(port) => {
+            flow.in_the_pod(SocketAddr::new(loopback, port.get()))
+        }
+        Outcome::Dropped | Outcome::RepliesLost => return Some(None),
+        Outcome::Translated(_) | Outcome::Unknown => return None,
+    };
+    Some(match outcome {
+        ConnectionOutcome::Replied(answer) => Some(answer.by),
+        ConnectionOutcome::Refused => Some("refused".to_owned()),
+        ConnectionOutcome::Timeout | ConnectionOutcome::Failed(_) => None,
+    })
+}
