@@ -103,7 +103,10 @@ impl RepairArgs {
                 }
                 None => {
                     if had_entry {
-                        log.warn("gybe repair: waiting for the entry of gybe-cni", json!({ "why": NO_ENTRY }));
+                        log.warn(
+                            "gybe repair: waiting for the entry of gybe-cni",
+                            json!({ "why": NO_ENTRY }),
+                        );
                     }
                     Duration::from_secs(1)
                 }
@@ -174,7 +177,8 @@ impl RepairArgs {
     }
 
     fn summary(&self, reports: &[RepairReport]) -> String {
-        let count = |is_counted: fn(&RepairReport) -> bool| reports.iter().filter(|one| is_counted(one)).count();
+        let count =
+            |is_counted: fn(&RepairReport) -> bool| reports.iter().filter(|one| is_counted(one)).count();
         let repaired = count(|one| matches!(one.repair, Some(Ok(_))));
         let failed = count(|one| matches!(one.repair, Some(Err(_))));
         let planned = count(|one| one.repair.is_none() && one.decision.action == Action::Repair);

@@ -8,8 +8,8 @@ mod processes;
 mod result_cache;
 
 pub use desired::{PodPolicy, PolicySources};
-pub(crate) use processes::is_process_of;
 pub use find::{HostPaths, SandboxList, find};
+pub(crate) use processes::is_process_of;
 
 use crate::pod::cgroups::Cgroups;
 use crate::pod::own_namespace;

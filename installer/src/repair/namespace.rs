@@ -125,7 +125,9 @@ pub(super) fn repair(
     let backend = &*selected.backend;
     netns.run(|| {
         if own_namespace::is_the_first(Path::new("/proc")) {
-            return Err(RepairError::Changed("it is the network namespace this kernel booted with".to_owned()));
+            return Err(RepairError::Changed(
+                "it is the network namespace this kernel booted with".to_owned(),
+            ));
         }
         let presence = Presence::look().map_err(RepairError::Presence)?;
         if let Some(mesh) = presence.other_meshes.into_iter().next() {

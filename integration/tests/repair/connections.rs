@@ -48,8 +48,11 @@ impl Linked {
             name: InterfaceName::parse("eth0").unwrap(),
             addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
         };
-        join(&end(&pod.netns, ["10.244.0.3/24", "fd00:10::3/64"]), &end(&peer, ["10.244.0.77/24", "fd00:10::77/64"]))
-            .unwrap();
+        join(
+            &end(&pod.netns, ["10.244.0.3/24", "fd00:10::3/64"]),
+            &end(&peer, ["10.244.0.77/24", "fd00:10::77/64"]),
+        )
+        .unwrap();
         let mut linked = Self { pod, peer, open: Vec::new(), patience };
         for (of_pod, of_peer) in FAMILIES {
             for traffic in [Traffic::Busy, Traffic::Idle] {
@@ -64,7 +67,8 @@ impl Linked {
         let (inward, server) = connection(&self.peer, &self.pod.netns, of_pod);
         let (outward, other) = connection(&self.pod.netns, &self.peer, of_peer);
         for (what, of_pod, of_peer) in [("inbound", server, inward), ("outbound", outward, other)] {
-            let mut open = Open { what: format!("{traffic:?} {what} {}", of_pod.peer_addr().unwrap()), of_pod, of_peer };
+            let mut open =
+                Open { what: format!("{traffic:?} {what} {}", of_pod.peer_addr().unwrap()), of_pod, of_peer };
             for end in [&open.of_pod, &open.of_peer] {
                 end.set_read_timeout(Some(self.patience)).unwrap();
             }

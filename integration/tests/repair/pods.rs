@@ -12,7 +12,8 @@ use std::time::Instant;
 /// As istio-cni writes them with iptables, in short.
 const ISTIO_CHAINS: &str = "iptables-nft -t nat -N ISTIO_OUTPUT; iptables-nft -t nat -A OUTPUT -p tcp -j ISTIO_OUTPUT; \
     iptables-nft -t nat -A ISTIO_OUTPUT -d 192.0.2.1 -j RETURN";
-const ISTIO_TABLE: &str = "nft 'table inet istio-proxy-nat { chain output { type nat hook output priority -100; }; }'";
+const ISTIO_TABLE: &str =
+    "nft 'table inet istio-proxy-nat { chain output { type nat hook output priority -100; }; }'";
 
 fn by_name<'a>(sandboxes: &'a [Value], pod: &Pod) -> &'a Value {
     let found = sandboxes.iter().find(|one| one["name"] == json!(pod.name()));
@@ -48,27 +49,56 @@ fn pods_that_started_without_gybe_are_redirected_and_no_other_pod_is_touched() {
     leave("have no uid", "shop", nothing, &|pod| {
         drop(pod["metadata"].as_object_mut().unwrap().remove("uid"));
     });
-    leave("its ADD may be running", "shop", &|node, pod| fs::remove_file(node.root.join(results(pod))).unwrap(), same);
+    leave(
+        "its ADD may be running",
+        "shop",
+        &|node, pod| fs::remove_file(node.root.join(results(pod))).unwrap(),
+        same,
+    );
     let loopback_only = |node: &Node, pod: &Pod| {
         fs::remove_file(node.root.join(results(pod))).unwrap();
         node.cached("shop", pod, "lo");
     };
     leave("its ADD may be running", "shop", &loopback_only, same);
-    leave("a process of the pod with uid", "shop", &|node, pod| {
-        node.process(5000, "0::/kubepods/pod00000000-4b68-4efa-917f-4b560e3e86aa/x", &pod.netns);
-    }, same);
-    leave("no process of the pod", "shop", &|node, pod| {
-        fs::remove_dir_all(node.root.join(format!("proc/{}", 1000 + pod.number))).unwrap();
-    }, same);
-    leave("none of the addresses", "shop", &|_, pod| {
-        drop(pod.sh("ip address flush dev eth0; ip address add 10.250.0.9/32 dev eth0"));
-    }, same);
-    leave("has rules of Gybe that do not redirect", "shop", &|_, pod| {
-        let path = pod.netns.path().display().to_string();
-        let policy = r#"{"outbound_cidrs_include":[]}"#;
-        let ran = gybe_integration::programs::ours("gybe", &["apply", "--netns", &path, "--policy", "-"], policy);
-        assert_eq!(ran.as_ref().unwrap().code, Some(0), "{ran:?}");
-    }, same);
+    leave(
+        "a process of the pod with uid",
+        "shop",
+        &|node, pod| {
+            node.process(5000, "0::/kubepods/pod00000000-4b68-4efa-917f-4b560e3e86aa/x", &pod.netns);
+        },
+        same,
+    );
+    leave(
+        "no process of the pod",
+        "shop",
+        &|node, pod| {
+            fs::remove_dir_all(node.root.join(format!("proc/{}", 1000 + pod.number))).unwrap();
+        },
+        same,
+    );
+    leave(
+        "none of the addresses",
+        "shop",
+        &|_, pod| {
+            drop(pod.sh("ip address flush dev eth0; ip address add 10.250.0.9/32 dev eth0"));
+        },
+        same,
+    );
+    leave(
+        "has rules of Gybe that do not redirect",
+        "shop",
+        &|_, pod| {
+            let path = pod.netns.path().display().to_string();
+            let policy = r#"{"outbound_cidrs_include":[]}"#;
+            let ran = gybe_integration::programs::ours(
+                "gybe",
+                &["apply", "--netns", &path, "--policy", "-"],
+                policy,
+            );
+            assert_eq!(ran.as_ref().unwrap().code, Some(0), "{ran:?}");
+        },
+        same,
+    );
     let before: Vec<String> = untouched.iter().map(|(pod, _)| pod.rules()).collect();
     assert!(unredirected.iter().all(|pod| pod.rules().is_empty()) && !unredirected[0].is_redirected());
 
@@ -86,11 +116,15 @@ fn pods_that_started_without_gybe_are_redirected_and_no_other_pod_is_touched() {
     }
     for ((pod, why), before) in untouched.iter().zip(before) {
         let by_name = sandboxes.iter().find(|one| {
-            one["name"] == json!(pod.name()) || one["uid"] == json!(pod.uid())
+            one["name"] == json!(pod.name())
+                || one["uid"] == json!(pod.uid())
                 || one["netns"].as_str().is_some_and(|path| path.ends_with(&pod.name()))
         });
         let found = by_name.unwrap_or_else(|| panic!("{why}: {sandboxes:?}"));
-        assert!(found["repaired"] == json!(false) && found["reason"].as_str().unwrap().contains(why), "{why}: {found}");
+        assert!(
+            found["repaired"] == json!(false) && found["reason"].as_str().unwrap().contains(why),
+            "{why}: {found}"
+        );
         assert_eq!(pod.rules(), before, "{why}");
         assert!(!pod.is_redirected(), "{why}");
     }
@@ -151,7 +185,8 @@ fn a_watch_redirects_a_pod_as_soon_as_its_add_has_ended_and_logs_it_once() {
     assert!([&early, &late, &third].into_iter().all(Pod::is_redirected));
     let pid = watch.0.id().to_string();
     assert_eq!(run("kill", &["-TERM", &pid], "").unwrap().code, Some(0));
-    let lines: Vec<String> = BufReader::new(watch.0.stderr.take().unwrap()).lines().map(Result::unwrap).collect();
+    let lines: Vec<String> =
+        BufReader::new(watch.0.stderr.take().unwrap()).lines().map(Result::unwrap).collect();
     assert_eq!(watch.0.wait().unwrap().code(), Some(0));
     let repaired = lines.iter().filter(|line| line.contains("gybe repair: redirected a running pod"));
     assert_eq!(repaired.count(), 3, "{lines:?}");

@@ -130,8 +130,7 @@ mod tests {
             read(&cached(&more)).unwrap().ended_add.map(|ended| ended.addresses)
         };
         let both = vec!["10.244.0.9".parse().unwrap(), "fd00::9".parse().unwrap()];
-        let current =
-            json!({ "ips": [{ "address": "10.244.0.9/24" }, { "address": "fd00::9/64" }, { "address": "x" }] });
+        let current = json!({ "ips": [{ "address": "10.244.0.9/24" }, { "address": "fd00::9/64" }, { "address": "x" }] });
         let old = json!({ "ip4": { "ip": "10.244.0.9/24" }, "ip6": { "ip": "fd00::9/64" } });
         for (more, ended) in [
             (json!({ "ifName": "eth0", "result": current }), Some(both.clone())),
