@@ -1,6 +1,6 @@
 #!/bin/sh
 # Runs the kernel tests as an unprivileged user in a user namespace. It creates that user with a range of ids to
-# map, and deletes it again; for that it needs root.
+# map, and deletes it again; for that it needs root. The arguments are given to every test program.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -31,15 +31,14 @@ programs="$(cargo test --locked --no-run -p gybe-integration --message-format=js
     sed -n 's|.*"executable":"\([^"]*/deps/[^"]*\)".*|\1|p')"
 
 # The user may have no access to this directory: a mount namespace shows it elsewhere. Cargo runs a test in its
-# package's directory, so this does too. The tests of hostile annotations write thousands of rules in one message,
-# and only the machine's root may send one longer than net.core.wmem_max (netlink(7), SO_SNDBUFFORCE in socket(7)).
+# package's directory, so this does too.
 # shellcheck disable=SC2016 # expanded inside
 unshare --mount --propagation private sh -euc '
-    here="$1" place="$2" user="$3"
-    shift 3
+    here="$1" place="$2" user="$3" programs="$4"
+    shift 4
     mount --bind "$here" "$place"
     cd "$place/integration"
-    for program in "$@"; do
-        runuser -u "$user" -- ./as-root.sh "..${program#"$here"}" --skip hostile_annotations::
+    for program in $programs; do
+        runuser -u "$user" -- ./as-root.sh "..${program#"$here"}" "$@"
     done
-' as-user "$PWD" "$place" "$user" $programs
+' as-user "$PWD" "$place" "$user" "$programs" "$@"

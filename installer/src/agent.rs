@@ -9,6 +9,7 @@
 mod background;
 pub mod cluster;
 mod daemonset;
+mod events;
 mod facts_socket;
 mod health;
 mod http;
@@ -41,6 +42,7 @@ use crate::error::errno;
 use crate::host::agent_status::AgentStatus;
 use crate::log::Log;
 use background::NodeAgent;
+use events::EventQueue;
 use facts_socket::FactsSocket;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::LOG_SOCKET;
@@ -123,6 +125,8 @@ pub(crate) struct SocketContext<'a> {
     pub(crate) log: &'a Log,
     pub(crate) health: &'a SocketHealth,
     pub(crate) role: &'a SharedRole,
+    /// None for an agent or a probe that writes no events.
+    pub(crate) events: Option<&'a EventQueue>,
 }
 
 /// Serves until SIGTERM or SIGINT, and leaves the node as it is then.
@@ -133,8 +137,8 @@ pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
     // Blocked before the first thread is created, so that every thread inherits it (signal(7)).
     let stop = stop_signal().map_err(|source| NodeError::Wait { what: "signals", source })?;
     let (health, role, log) = (SocketHealth::default(), SharedRole::default(), Log::default());
-    let (pods, calls) = (CountedPods::new(agent.pods), PluginCalls::default());
-    let context = SocketContext { log: &log, health: &health, role: &role };
+    let (pods, calls, events) = (CountedPods::new(agent.pods), PluginCalls::default(), EventQueue::default());
+    let context = SocketContext { log: &log, health: &health, role: &role, events: Some(&events) };
     let served = match agent.reconcile {
         Some(config) => {
             let (pods, calls, facts, home) = (&pods, &calls, agent.facts, agent.home);

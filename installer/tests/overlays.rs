@@ -52,7 +52,7 @@ fn the_assertions_about_the_base_hold_on_every_platform() {
         println!("{platform}");
         let objects = built(platform);
         objects.assert_all_fields_known();
-        pod::assert_rights_to_read_only(&objects);
+        pod::assert_rights_to_read_and_to_write_events(&objects);
         pod::assert_confined(&objects);
         pod::assert_consistent(&objects);
         pod::assert_surges(&objects);

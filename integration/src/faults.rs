@@ -33,6 +33,8 @@ pub enum FaultError {
         line: usize,
         name: String,
     },
+    #[error("{0}: no module declares this file, so its tests do not run")]
+    NotCompiled(String),
     #[error("{file}: {name} has the id {id}, which is not in docs/FAULTS.md")]
     UnknownId { id: String, file: String, name: String },
     #[error("no test has the id {}, which is in docs/FAULTS.md", .0.join(" or "))]
@@ -66,14 +68,19 @@ fn parse_catalogue(text: &str) -> Vec<Fault> {
 /// Returns every test below `root` whose name begins with an id, ordered by id, file and name.
 ///
 /// # Errors
-/// When a file cannot be read, and when a function has an id and is not a test.
+/// When a file cannot be read, when a function has an id and is not a test, and when no module declares a file with
+/// tests.
 pub fn fault_tests(root: &Path) -> Result<Vec<FaultTest>, FaultError> {
     let mut files = Vec::new();
     collect_sources(root, &mut files)?;
     let mut tests = Vec::new();
     for path in files {
         let file = path.strip_prefix(root).unwrap_or(&path).to_string_lossy().into_owned();
-        find_tests(&file, &read(&path)?, &mut tests)?;
+        let text = read(&path)?;
+        if text.contains("#[test]") && !is_compiled(&path) {
+            return Err(FaultError::NotCompiled(file));
+        }
+        find_tests(&file, &text, &mut tests)?;
     }
     tests.sort();
     Ok(tests)
@@ -108,6 +115,20 @@ pub fn list(catalogue: &[Fault], tests: &[FaultTest]) -> String {
         }
     }
     text
+}
+
+/// Reports whether this file is the root of a cargo target, or such a root declares it, directly or by other modules.
+fn is_compiled(file: &Path) -> bool {
+    let (Some(folder), Some(name)) = (file.parent(), file.file_stem()) else { return false };
+    if name == "main" || name == "lib" || folder.ends_with("tests") || folder.ends_with("bin") {
+        return true;
+    }
+    let declaration = format!("mod {};", name.to_string_lossy());
+    let declares = |parent: &PathBuf| {
+        fs::read_to_string(parent).is_ok_and(|text| text.lines().any(|line| line.ends_with(&declaration)))
+    };
+    let parents = [folder.join("main.rs"), folder.join("lib.rs"), folder.with_extension("rs")];
+    parents.into_iter().any(|parent| declares(&parent) && is_compiled(&parent))
 }
 
 fn read(path: &Path) -> Result<String, FaultError> {
@@ -237,6 +258,20 @@ mod tests {
     fn a_function_with_an_id_that_is_not_a_test_is_an_error() {
         let error = find("fn f05_helper() {}").unwrap_err();
         assert_eq!(error, "x.rs:1: f05_helper has the id of a fault and is not a test");
+    }
+
+    #[test]
+    fn a_file_with_tests_that_no_module_declares_is_an_error() {
+        let root = gybe_test_support::TestDir::new("faults");
+        root.write("tests/kernel/main.rs", "mod rules;");
+        root.write("tests/kernel/rules.rs", "#[test]\nfn f05_it_holds() {}");
+        assert_eq!(fault_tests(&root).unwrap().len(), 1);
+        root.write("tests/kernel/main.rs", "");
+        let error = fault_tests(&root).unwrap_err();
+        assert_eq!(
+            error.to_string(),
+            "tests/kernel/rules.rs: no module declares this file, so its tests do not run"
+        );
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! made in it, policies and connections drawn at random, and the built programs. The tests are in `tests/`.
 
 pub mod differential;
+pub mod documented;
 pub mod failure;
 pub mod faults;
 pub mod flow_check;

@@ -4,20 +4,12 @@
 //! primary CNI plugin and one address, writable without touching the machine.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
+use gybe_integration::documented::{commands, elsewhere};
 use gybe_integration::programs::{path_of_ours, run};
 use gybe_test_support::TestDir;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
-
-/// Lines that run elsewhere: how they begin, and where they run or what they need.
-const ELSEWHERE: &[(&str, &str)] = &[
-    ("make demo", "a step of .ci/run"),
-    ("make test ", "a step of .ci/run"),
-    ("make bench", "a benchmark needs a quiet machine"),
-    ("kubectl ", "needs a cluster"),
-    ("manifests/left.sh", "needs a cluster"),
-];
 
 /// A node that the commands may change: copies of its directories, and an address.
 const NODE: &str = r#"
@@ -38,30 +30,6 @@ touch /opt/cni/bin/bridge
 set +e
 "#;
 
-/// The lines of a page's `sh` blocks, without comments; a here-document is one line.
-fn commands(page: &str) -> Vec<String> {
-    let mut commands: Vec<String> = Vec::new();
-    let (mut is_in_block, mut end_of_document) = (false, None::<String>);
-    for line in page.lines() {
-        if let Some(end) = &end_of_document {
-            commands.last_mut().unwrap().push_str(&format!("\n{line}"));
-            if line == end {
-                end_of_document = None;
-            }
-        } else if line.starts_with("```") {
-            is_in_block = line == "```sh";
-        } else if is_in_block && !line.trim().is_empty() {
-            end_of_document = line.split_once("<<'").map(|(_, rest)| rest.trim_end_matches('\'').to_owned());
-            commands.push(line.to_owned());
-        }
-    }
-    commands
-}
-
-fn runs_elsewhere(command: &str) -> bool {
-    ELSEWHERE.iter().any(|(start, _)| command.starts_with(start))
-}
-
 /// The shell script for `commands`: each prints its exit code and its number on descriptor 3.
 fn script(commands: &[String]) -> String {
     let lines =
@@ -73,7 +41,7 @@ fn exit_codes_are_documented(page: &str) -> usize {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let text = fs::read_to_string(root.join(page)).unwrap();
     let commands: Vec<String> =
-        commands(&text).into_iter().filter(|command| !runs_elsewhere(command)).collect();
+        commands(&text).into_iter().filter(|command| elsewhere(command).is_none()).collect();
     if commands.is_empty() {
         return 0;
     }

@@ -118,7 +118,11 @@ unsafe impl<const SIZE: usize> GlobalAlloc for Arena<SIZE> {
 
 #[cfg(test)]
 mod tests {
-    #![expect(unsafe_code, reason = "an allocator's functions are unsafe")]
+    #![expect(
+        unsafe_code,
+        clippy::undocumented_unsafe_blocks,
+        reason = "an allocator's functions are unsafe; the tests pass them what they got from them"
+    )]
 
     use super::*;
 

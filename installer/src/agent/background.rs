@@ -4,6 +4,7 @@
 
 use super::cluster::DaemonSetState;
 use super::daemonset::DaemonSet;
+use super::events::EventWriter;
 use super::facts_socket::FactsSocket;
 use super::http::{self, Page};
 use super::leader::{self, Candidate, Lead, LeadEnd};
@@ -55,6 +56,7 @@ impl NodeAgent<'_> {
             log: self.context.log,
             published: &published,
             label: self.home.as_ref().map(|_| &label),
+            events: self.home.as_ref().and(self.context.events),
         };
         let reconciler = Reconciler::new(config, context);
         let (pods, calls) = (self.pods, self.calls);
@@ -67,6 +69,7 @@ impl NodeAgent<'_> {
         thread::scope(|scope| {
             scope.spawn(|| daemonset.observe(ended.as_fd()));
             scope.spawn(|| self.follow_label(&label, &ended));
+            scope.spawn(|| self.write_events(&environment));
             if let Some(mut own) = own {
                 let (ended, status) = (ended.as_fd(), || health::status(&sources.snapshot()));
                 scope.spawn(move || own.serve(ended, self.pods, &status, self.context));
@@ -75,6 +78,7 @@ impl NodeAgent<'_> {
             let served = self.lead(scope, &terms, reconciler);
             // Wakes the threads that poll the other end.
             drop(running);
+            self.context.events.inspect(|events| events.close());
             served
         })
     }
@@ -166,6 +170,14 @@ impl NodeAgent<'_> {
     fn follow_label(&self, label: &NodeLabel, stop: &PipeReader) {
         if let Some(home) = &self.home {
             label.follow(home, stop.as_fd(), self.context.log);
+        }
+    }
+
+    fn write_events(&self, environment: &Environment) {
+        if let (Some(home), Some(events)) = (&self.home, self.context.events) {
+            let (role, log) = (self.context.role, self.context.log);
+            let writer = EventWriter { home, instance: &environment.pod, pods: self.pods, role, log };
+            events.write_all(&writer);
         }
     }
 

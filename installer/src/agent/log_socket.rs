@@ -1,10 +1,9 @@
-//! The socket to which the plugin sends its log lines: each is counted and logged.
+//! The socket to which the plugin sends its log lines: each is counted and logged, and a refused pod gets an event.
 
 use super::SocketContext;
 use super::plugin_calls::PluginCalls;
 use super::socket::{CHECK_INTERVAL, Socket};
 use super::socket_file::SocketError;
-use crate::log::Log;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::SockType;
@@ -44,7 +43,7 @@ impl LogSocket {
             };
             let [has_ended, has_lines] = fds.map(|fd| fd.any().unwrap_or(false));
             if has_lines {
-                self.receive(context.log, calls);
+                self.receive(calls, context);
             }
             if has_ended {
                 return Ok(());
@@ -57,15 +56,18 @@ impl LogSocket {
 
     /// Counts and logs the lines that have arrived. Anything but a JSON object is dropped. A line without a message is below
     /// the plugin's log level, and only counted.
-    fn receive(&self, log: &Log, calls: &PluginCalls) {
+    fn receive(&self, calls: &PluginCalls, context: SocketContext<'_>) {
         let mut buffer = vec![0; MAX_LINE];
         for _ in 0..BATCH {
             let Ok(length) = self.0.open.recv(&mut buffer) else { return };
             if let Ok(Value::Object(line)) = serde_json::from_slice(buffer.get(..length).unwrap_or_default())
             {
                 calls.record(&line);
+                if let Some(events) = context.events {
+                    events.post_refusal(&line);
+                }
                 if line.contains_key("msg") {
-                    log.forward(line);
+                    context.log.forward(line);
                 }
             }
         }

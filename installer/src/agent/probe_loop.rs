@@ -77,7 +77,7 @@ impl Hint for ProbeLoopError {
 /// every later one.
 pub(crate) fn run(stop: &SignalFd, keep: Keep, log: &Log) -> Result<(), ProbeLoopError> {
     let (health, role) = (SocketHealth::default(), SharedRole::default());
-    let context = SocketContext { log, health: &health, role: &role };
+    let context = SocketContext { log, health: &health, role: &role, events: None };
     let candidate = Candidate::new(Path::new(DIRECTORY), PROBE_LEADER, leader::pod_start(None), "");
     loop {
         let waits = || log.info("gybe probe: another probe leads on this node; waiting", json!({}));

@@ -4,6 +4,7 @@
 mod backend;
 mod environment;
 mod live_settings;
+mod node_events;
 mod report;
 mod status_log;
 #[cfg(test)]
@@ -13,6 +14,7 @@ mod uninstall;
 pub use live_settings::{LiveSettings, SettingsLoadError};
 
 use super::PodLookup;
+use super::events::EventQueue;
 use super::kubeconfig::{self, Kubeconfig};
 use super::node_label::NodeLabel;
 use super::plugin_calls::PluginCalls;
@@ -35,6 +37,7 @@ use environment::Environment;
 use gybe_netfilter::hint::Hint;
 use gybe_plugin::probe_cache::ProbeCache;
 use live_settings::Origin;
+use node_events::NodeEvents;
 use report::RepairTimer;
 use serde_json::json;
 use status_log::StatusLog;
@@ -76,6 +79,7 @@ pub(crate) struct Reconciler<'a> {
     grace_period: GracePeriod,
     context: ReconcileContext<'a>,
     status: Status,
+    events: NodeEvents,
     log: StatusLog<'a>,
 }
 
@@ -88,6 +92,8 @@ pub(crate) struct ReconcileContext<'a> {
     pub(crate) log: &'a Log,
     /// None without a cluster.
     pub(crate) label: Option<&'a NodeLabel>,
+    /// None without a cluster.
+    pub(crate) events: Option<&'a EventQueue>,
 }
 
 /// The result of a turn.
@@ -117,6 +123,7 @@ impl<'a> Reconciler<'a> {
             grace_period: GracePeriod::new(config.grace_period),
             context,
             status: Status::default(),
+            events: NodeEvents::default(),
             log: StatusLog::new(context.log),
         }
     }
@@ -146,6 +153,7 @@ impl<'a> Reconciler<'a> {
         self.memory.desired_state_changed();
         self.desired = None;
         self.status.pause();
+        self.events = NodeEvents::default();
         self.context.published.publish(&self.status);
         self
     }
@@ -181,12 +189,25 @@ impl<'a> Reconciler<'a> {
         };
         self.status.update(report, Instant::now());
         self.context.published.publish(&self.status);
+        self.post_events();
         next
+    }
+
+    fn post_events(&mut self) {
+        let Some(queue) = self.context.events else { return };
+        let is_followed = self.settings.origin == Origin::ConfigMap;
+        queue.set_enabled(is_followed && self.settings.current.options.events);
+        self.events.observe(&self.status).into_iter().for_each(|event| queue.post(event));
     }
 
     /// Returns the report of a turn that could not observe the node: the last report, with `why` as what is missing.
     fn unchanged(&self, why: String, next: NextTurn) -> Turn {
-        let before = TurnReport { pass: None, kubeconfig_failed: false, ..self.status.report.clone() };
+        let before = TurnReport {
+            pass: None,
+            is_redirected: None,
+            kubeconfig_failed: false,
+            ..self.status.report.clone()
+        };
         Turn { report: TurnReport { missing: vec![why], ..before }, next }
     }
 

@@ -25,6 +25,8 @@ pub(crate) struct TurnReport {
     pub(crate) phase: Phase,
     /// What differs from the desired state, in sentences.
     pub(crate) missing: Vec<String>,
+    /// Whether a pod started now is redirected, as the last pass judged it; none without a pass, and in mode leave.
+    pub(crate) is_redirected: Option<bool>,
     /// Notes for operators; they do not prevent a pod's redirection.
     pub(crate) notes: Vec<String>,
     /// A directory that is mounted in this container and was deleted on the host, in a sentence.
@@ -86,6 +88,8 @@ pub(crate) struct Status {
     /// Since when something is missing; none until the node has once been in its desired state.
     missing_since: Option<Instant>,
     was_complete: bool,
+    /// Since when a pod started now would not be redirected.
+    unredirected_since: Option<Instant>,
     pub(crate) counts: Counts,
 }
 
@@ -121,8 +125,18 @@ impl Status {
             Some(since) => Some(since),
             None => Some(now),
         };
+        self.unredirected_since = match report.is_redirected {
+            Some(true) => None,
+            Some(false) => self.unredirected_since.or(Some(now)),
+            None => self.unredirected_since,
+        };
         self.turned = Some(now);
         self.report = report;
+    }
+
+    /// Reports whether a pod started now would not be redirected, for longer than `MOMENT`.
+    pub(crate) fn is_unredirected(&self) -> bool {
+        self.unredirected_since.is_some_and(|since| since.elapsed() >= MOMENT)
     }
 
     /// Forgets the last report, and keeps the counters.

@@ -92,21 +92,31 @@ impl OnNodeArgs {
         Ok(output(&judge_all(these, sources), &[]))
     }
 
-    fn found(&self) -> SandboxList {
+    pub(super) fn found(&self) -> SandboxList {
         let results = self.directories.node_directories().results;
         find(&HostPaths { results, root: self.directories.root().to_owned() })
     }
 
+    pub(super) fn results(&self) -> PathBuf {
+        self.directories.node_directories().results
+    }
+
+    /// Returns the configuration in the node's own entry, with the directory of --facts; none if there is no entry.
+    pub(super) fn conf_of_node(&self) -> Option<PluginConf> {
+        let directories = self.directories.node_directories();
+        let observed = observe(&directories, &ObserveScope::default(), &mut HashCache::default());
+        OurEntries::find(&observed.conf).plugin_conf().map(|conf| self.with_facts(conf))
+    }
+
     /// Uses the configuration of the node's own entry unless the operator named another one.
     fn sources(&self, conf: Option<PluginConf>) -> PolicySources {
-        let of_node = || {
-            let directories = self.directories.node_directories();
-            OurEntries::find(&observe(&directories, &ObserveScope::default(), &mut HashCache::default()).conf)
-                .plugin_conf()
-        };
-        let mut conf = conf.or_else(of_node).unwrap_or_default();
+        let conf = conf.or_else(|| self.conf_of_node()).unwrap_or_default();
+        PolicySources::of(self.with_facts(conf))
+    }
+
+    fn with_facts(&self, mut conf: PluginConf) -> PluginConf {
         conf.facts.directory = self.facts.clone().or(conf.facts.directory);
-        PolicySources::of(conf)
+        conf
     }
 }
 
@@ -128,7 +138,7 @@ fn pod_ref(pod: &str) -> Result<PodRef, CommandError> {
 }
 
 /// The title of the first column.
-const POD: &str = "POD";
+pub(super) const POD: &str = "POD";
 
 /// Colours the words of a verdict.
 pub(super) fn coloured(state: RedirectionState, words: &str) -> String {
@@ -187,7 +197,7 @@ fn notes(judged: &[SandboxVerdict]) -> Option<String> {
     Some(format!("note: the policy of a pod is not known, so only its rules are judged: {first}{more}"))
 }
 
-fn as_json(one: &SandboxVerdict) -> Value {
+pub(super) fn as_json(one: &SandboxVerdict) -> Value {
     let SandboxVerdict { sandbox, verdict, unknown_because } = one;
     let pod = sandbox.pod.as_ref();
     let netns = match &sandbox.network {

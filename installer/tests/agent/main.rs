@@ -7,6 +7,7 @@ mod cluster;
 mod cluster_queries;
 mod conflicts;
 mod doctor;
+mod events;
 mod facts_protocol;
 mod health_and_metrics;
 mod host_faults;

@@ -6,16 +6,16 @@ use gybe_test_support::{Agent, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 
-const FILE: &str = "10-calico.conflist";
+pub(crate) const FILE: &str = "10-calico.conflist";
 
-struct Cluster {
-    server: ApiServer,
+pub(crate) struct Cluster {
+    pub(crate) server: ApiServer,
     account: ServiceAccount,
-    node: Node,
+    pub(crate) node: Node,
 }
 
 impl Cluster {
-    fn new(test: &str) -> Self {
+    pub(crate) fn new(test: &str) -> Self {
         let mut node = Node::new(test);
         let server = ApiServer::start().unwrap();
         let account = server.service_account(&node.root.join("account")).unwrap();
@@ -59,7 +59,7 @@ impl Cluster {
     }
 
     /// Creates or deletes the DaemonSet.
-    fn set_daemonset(&self, is_there: bool) {
+    pub(crate) fn set_daemonset(&self, is_there: bool) {
         match is_there {
             true => drop(self.server.put(daemonset()).unwrap()),
             false => drop(self.server.delete(&daemonset())),
@@ -72,7 +72,7 @@ impl Cluster {
         self.server.requests().iter().filter(|it| is_query(&it.path) && it.code.is_some()).count()
     }
 
-    fn start_ready_agent(&self) -> Agent {
+    pub(crate) fn start_ready_agent(&self) -> Agent {
         let agent = self.node.start_agent();
         wait_until("readiness", || agent.is_ready());
         agent

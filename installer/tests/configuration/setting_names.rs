@@ -22,6 +22,7 @@ fn non_default_value(name: &str) -> &'static str {
         "MONITORING_PORT" | "HEALTH_PORT" => "-1",
         "HEALTH_ADDRESS" | "MONITORING_ADDRESS" => "::1",
         "mode" => "leave",
+        "events" => "false",
         "shape" => "dropin",
         "backend" => "iptables-nft",
         "gates" => "strict",

@@ -20,8 +20,8 @@ fn every_field_of_every_object_is_known_to_kubernetes() {
 }
 
 #[test]
-fn the_agent_has_only_rights_to_read() {
-    pod::assert_rights_to_read_only(&base());
+fn the_agent_has_only_rights_to_read_and_to_write_events() {
+    pod::assert_rights_to_read_and_to_write_events(&base());
 }
 
 #[test]

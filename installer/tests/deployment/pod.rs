@@ -157,12 +157,13 @@ fn rule_line(rule: &PolicyRule) -> String {
     format!("{:?} {}{names}: {}", join(&rule.api_groups), join(&rule.resources), rule.verbs.join(" "))
 }
 
-const CLUSTER_RULES: [&str; 2] = [r#""" pods: get list watch"#, r#""" nodes: get"#];
+const CLUSTER_RULES: [&str; 3] =
+    [r#""" pods: get list watch"#, r#""" nodes: get"#, r#""events.k8s.io" events: create patch"#];
 const NAMESPACE_RULE: &str = r#""apps" daemonsets [gybe-node]: get"#;
 /// Admits the pod on OpenShift.
 const SCC_RULE: &str = r#""security.openshift.io" securitycontextconstraints [privileged]: use"#;
 
-pub(crate) fn assert_rights_to_read_only(objects: &Objects) {
+pub(crate) fn assert_rights_to_read_and_to_write_events(objects: &Objects) {
     let cluster: ClusterRole = objects.one("ClusterRole");
     let rules: Vec<_> = cluster.rules.iter().flatten().map(rule_line).collect();
     assert_eq!(rules, CLUSTER_RULES);

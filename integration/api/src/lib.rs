@@ -29,6 +29,7 @@ mod service;
 mod tls;
 mod tokens;
 mod watch;
+mod write;
 
 pub use credentials::ServiceAccount;
 pub use faults::{Fault, FaultKind};

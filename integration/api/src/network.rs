@@ -1,6 +1,8 @@
 //! Connections: accepts and serves them, and simulates faults of the network.
 
+use crate::response::ConnectionCut;
 use crate::service::Service;
+use http_body_util::BodyExt;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -172,8 +174,12 @@ impl ConnectionContext {
         let Ok(stream) = self.tls.accept(stream).await else { return };
         let reused = AtomicBool::new(false);
         let service = service_fn(|request: hyper::Request<hyper::body::Incoming>| {
-            let (head, _) = request.into_parts();
-            Arc::clone(&self.service).answer(head, reused.swap(true, Ordering::Relaxed))
+            let (service, is_reused) = (Arc::clone(&self.service), reused.swap(true, Ordering::Relaxed));
+            async move {
+                let (head, body) = request.into_parts();
+                let body = body.collect().await.map_err(|_| ConnectionCut)?.to_bytes();
+                service.answer(head, &body, is_reused).await
+            }
         });
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new());

@@ -206,6 +206,7 @@ pub(crate) enum Resource {
     Pods,
     Nodes,
     DaemonSets,
+    Events,
 }
 
 impl Resource {
@@ -215,13 +216,14 @@ impl Resource {
             None | Some("Pod") => Some(Self::Pods),
             Some("Node") => Some(Self::Nodes),
             Some("DaemonSet") => Some(Self::DaemonSets),
+            Some("Event") => Some(Self::Events),
             Some(_) => None,
         }
     }
 
     /// Returns the resource of a path's segment below `api/v1` or `apis/GROUP/v1`.
     pub(crate) fn of_path(group: &str, name: &str) -> Option<Self> {
-        [Self::Pods, Self::Nodes, Self::DaemonSets]
+        [Self::Pods, Self::Nodes, Self::DaemonSets, Self::Events]
             .into_iter()
             .find(|resource| resource.group() == group && resource.name() == name)
     }
@@ -231,6 +233,7 @@ impl Resource {
             Self::Pods => "pods",
             Self::Nodes => "nodes",
             Self::DaemonSets => "daemonsets",
+            Self::Events => "events",
         }
     }
 
@@ -239,6 +242,7 @@ impl Resource {
             Self::Pods => "Pod",
             Self::Nodes => "Node",
             Self::DaemonSets => "DaemonSet",
+            Self::Events => "Event",
         }
     }
 
@@ -246,6 +250,7 @@ impl Resource {
         match self {
             Self::Pods | Self::Nodes => "",
             Self::DaemonSets => "apps",
+            Self::Events => "events.k8s.io",
         }
     }
 
@@ -253,6 +258,7 @@ impl Resource {
         match self {
             Self::Pods | Self::Nodes => "v1",
             Self::DaemonSets => "apps/v1",
+            Self::Events => "events.k8s.io/v1",
         }
     }
 

@@ -1,5 +1,6 @@
 //! The log of received requests.
 
+use crate::request::ApiRequest;
 use crate::tokens::Bearer;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -13,6 +14,8 @@ pub struct Request {
     pub path: String,
     /// The query as received; may be empty.
     pub query: String,
+    /// The body of a request that writes; else empty.
+    pub body: String,
     /// The token that came with it.
     pub bearer: Bearer,
     /// The response's status; `None` until the response begins.
@@ -23,6 +26,13 @@ impl Request {
     /// Reports whether it starts a watch.
     pub fn is_watch(&self) -> bool {
         self.query.split('&').any(|pair| matches!(pair, "watch=1" | "watch=true"))
+    }
+
+    /// Returns the right that it needs: API group, resource and verb of RBAC; none for a path that is no resource.
+    pub fn right(&self) -> Option<(String, String, &'static str)> {
+        let method = self.method.parse().ok()?;
+        let request = ApiRequest::parse(&method, &self.path, &self.query)?;
+        Some((request.group, request.resource, request.verb.name()))
     }
 
     /// Reports whether it reads a list of pods or a page of one.

@@ -133,6 +133,10 @@ pub(crate) fn object(object: &Value, layout: JsonLayout) -> ApiResponse {
     response(200, "pod-200", layout.text(object))
 }
 
+pub(crate) fn created(object: &Value, layout: JsonLayout) -> ApiResponse {
+    response(201, "pod-200", layout.text(object))
+}
+
 /// A chunked response with the headers of that recording.
 pub(crate) fn stream(recording: &str, body: Channel<Bytes, ConnectionCut>) -> ApiResponse {
     with_headers(200, recording, Either::Right(body))

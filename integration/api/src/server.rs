@@ -132,7 +132,7 @@ impl ApiServer {
         Ok(self.identity.present(validity)?)
     }
 
-    /// Creates or replaces an object by its `kind`: Pod (the default), Node or `DaemonSet`. Returns its version.
+    /// Creates or replaces an object by its `kind`: Pod (the default), Node, `DaemonSet` or Event. Returns its version.
     ///
     /// # Errors
     /// When the kind is another.
@@ -157,6 +157,13 @@ impl ApiServer {
     pub fn delete(&self, object: &Value) -> bool {
         let resource = Resource::of_kind(object.get("kind").and_then(Value::as_str));
         resource.is_some_and(|resource| self.service.objects.delete(resource, &key(object)))
+    }
+
+    /// Returns the objects of a kind; none of a kind that this server does not store.
+    pub fn objects(&self, kind: &str) -> Vec<Value> {
+        let Some(resource) = Resource::of_kind(Some(kind)) else { return Vec::new() };
+        let objects = self.service.objects.at(resource, self.service.objects.newest());
+        objects.into_values().map(|object| Value::clone(&object)).collect()
     }
 
     /// Sets the number of generated pods on other nodes, 110 on each. They take no memory until they are read.

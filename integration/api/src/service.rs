@@ -3,13 +3,14 @@
 use crate::faults::{FaultKind, Faults};
 use crate::list::list;
 use crate::objects::Objects;
-use crate::request::{ApiRequest, Verb};
+use crate::request::{ApiRequest, Resource, Verb};
 use crate::request_log::{Request, RequestLog};
-use crate::response::{ApiResponse, ConnectionCut, JsonLayout, StatusError, object, plain};
+use crate::response::{ApiResponse, ConnectionCut, JsonLayout, StatusError, created, object, plain};
 use crate::tokens::{Authentication, Bearer, SERVICE_ACCOUNT, Tokens};
 use crate::watch::{WatchCommand, watch};
+use crate::write::{self, Written};
 use hyper::HeaderMap;
-use hyper::header::{AUTHORIZATION, USER_AGENT};
+use hyper::header::{AUTHORIZATION, CONTENT_TYPE, USER_AGENT};
 use hyper::http::request::Parts;
 use std::collections::BTreeSet;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,12 +28,14 @@ pub(crate) struct Service {
 }
 
 /// The rights in the agent's ClusterRole.
-const RIGHTS: [(Verb, &str); 5] = [
+const RIGHTS: [(Verb, &str); 7] = [
     (Verb::Get, "pods"),
     (Verb::List, "pods"),
     (Verb::Watch, "pods"),
     (Verb::Get, "nodes"),
     (Verb::Get, "daemonsets"),
+    (Verb::Create, "events"),
+    (Verb::Patch, "events"),
 ];
 
 impl Service {
@@ -59,6 +62,7 @@ impl Service {
     pub(crate) async fn answer(
         self: Arc<Self>,
         request: Parts,
+        body: &[u8],
         reused_connection: bool,
     ) -> Result<ApiResponse, ConnectionCut> {
         let Parts { method, uri, headers, .. } = request;
@@ -69,6 +73,7 @@ impl Service {
             method: method.to_string(),
             path: uri.path().to_owned(),
             query: query.to_owned(),
+            body: String::from_utf8_lossy(body).into_owned(),
             bearer: authentication.bearer,
             code: None,
         });
@@ -84,7 +89,11 @@ impl Service {
             Some(fault) => fault.response(layout),
             None => None,
         };
-        let response = response.unwrap_or_else(|| self.respond(request.as_ref(), authentication, layout));
+        let content_type =
+            headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or_default();
+        let written = Written { content_type, body };
+        let respond = || self.respond(request.as_ref(), authentication, layout, written);
+        let response = response.unwrap_or_else(respond);
         self.log.set_code(index, response.status().as_u16());
         Ok(response)
     }
@@ -102,6 +111,7 @@ impl Service {
         request: Option<&ApiRequest>,
         Authentication { bearer, accepted }: Authentication,
         layout: JsonLayout,
+        written: Written<'_>,
     ) -> ApiResponse {
         if !accepted {
             return StatusError::unauthorized().response(layout);
@@ -114,7 +124,7 @@ impl Service {
         if !self.is_authorized(bearer, request) {
             return StatusError::forbidden(request, &user).response(layout);
         }
-        self.serve_resource(request, layout).unwrap_or_else(|refusal| refusal.response(layout))
+        self.serve_resource(request, layout, written).unwrap_or_else(|refusal| refusal.response(layout))
     }
 
     fn is_authorized(&self, bearer: Bearer, request: &ApiRequest) -> bool {
@@ -123,7 +133,12 @@ impl Service {
         matches!(bearer, Bearer::Token(_)) && rights.iter().any(granted)
     }
 
-    fn serve_resource(&self, request: &ApiRequest, layout: JsonLayout) -> Result<ApiResponse, StatusError> {
+    fn serve_resource(
+        &self,
+        request: &ApiRequest,
+        layout: JsonLayout,
+        written: Written<'_>,
+    ) -> Result<ApiResponse, StatusError> {
         let resource = request.known_resource().ok_or_else(|| StatusError::not_found(request))?;
         match (request.verb, &request.name) {
             (Verb::Get, Some(name)) => {
@@ -134,7 +149,15 @@ impl Service {
             }
             (Verb::List, None) => list(&self.objects, resource, request),
             (Verb::Watch, None) => watch(&self.objects, resource, request, self.watch_commands.subscribe()),
-            // Clients cannot write to this server.
+            (Verb::Create, None) if resource == Resource::Events => {
+                let event = write::create(&self.objects, resource, request, written)?;
+                Ok(created(&event, layout))
+            }
+            (Verb::Patch, Some(_)) if matches!(resource, Resource::Events | Resource::Nodes) => {
+                let patched = write::patch(&self.objects, resource, request, written)?;
+                Ok(object(&patched, layout))
+            }
+            // Clients cannot write other objects to this server.
             _ => Err(StatusError::new(405, "MethodNotAllowed", "the server does not allow this method")),
         }
     }

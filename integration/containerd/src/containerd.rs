@@ -17,9 +17,9 @@ pub const ROOT: &str = "/run/gybe/root";
 /// containerd's socket.
 pub const SOCKET: &str = "/run/gybe/containerd.sock";
 /// The directory of the CNI configuration.
-pub const CONF_DIR: &str = "/run/gybe/net.d";
+pub const CONF_DIR: &str = "/etc/cni/net.d";
 /// The directory of the CNI plugins.
-pub const BIN_DIR: &str = "/run/gybe/bin";
+pub const BIN_DIR: &str = "/opt/cni/bin";
 
 const CONFIGURATION: &str = "/run/gybe/containerd.toml";
 

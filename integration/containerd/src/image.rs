@@ -17,6 +17,13 @@ const PAUSE_PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pause"));
 pub(crate) const PAUSE: Image<'static> =
     Image { name: PAUSE_IMAGE, files: &[("pause", PAUSE_PROGRAM)], entrypoint: "/pause" };
 
+/// The image of a pod's containers: each argument of its program is a port that answers a connection.
+pub const WORKLOAD: Image<'static> = Image {
+    name: "localhost/gybe-workload:1",
+    files: &[("workload", include_bytes!(concat!(env!("OUT_DIR"), "/workload")))],
+    entrypoint: "/workload",
+};
+
 /// An image of one layer.
 #[derive(Debug, Clone, Copy)]
 pub struct Image<'i> {

@@ -19,18 +19,14 @@ const FORK_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A running program. It ends with its host at the latest.
 #[derive(Debug)]
-pub(crate) struct HostProcess {
+pub struct HostProcess {
     program: PathBuf,
     nsenter: Child,
 }
 
 impl HostProcess {
     /// Starts a program and returns when a line of its log contains `ready`. The log is appended to `log`.
-    pub(crate) fn start_and_wait(
-        command: Command,
-        ready: &'static str,
-        log: &Path,
-    ) -> Result<Self, HarnessError> {
+    pub fn start_and_wait(command: Command, ready: &'static str, log: &Path) -> Result<Self, HarnessError> {
         let (process, is_ready) = HostProcess::spawn(command, ready, log)?;
         match is_ready.recv_timeout(CALL_TIMEOUT) {
             Ok(()) => Ok(process),
@@ -44,7 +40,7 @@ impl HostProcess {
     }
 
     /// Starts a program and returns at once.
-    pub(crate) fn start(command: Command, ready: &'static str, log: &Path) -> Result<Self, HarnessError> {
+    pub fn start(command: Command, ready: &'static str, log: &Path) -> Result<Self, HarnessError> {
         Ok(HostProcess::spawn(command, ready, log)?.0)
     }
 
@@ -69,7 +65,7 @@ impl HostProcess {
     }
 
     /// The process id outside the host's namespaces: that of nsenter's only child.
-    pub(crate) fn pid(&self) -> Result<Pid, HarnessError> {
+    pub fn pid(&self) -> Result<Pid, HarnessError> {
         let nsenter = self.nsenter.id();
         let list = PathBuf::from(format!("/proc/{nsenter}/task/{nsenter}/children"));
         let start = Instant::now();
@@ -85,7 +81,7 @@ impl HostProcess {
     }
 
     /// Sends a signal and waits until the program has ended. Its child processes go on running.
-    pub(crate) fn stop(mut self, signal: Signal) -> Result<(), HarnessError> {
+    pub fn stop(mut self, signal: Signal) -> Result<(), HarnessError> {
         kill(self.pid()?, signal).map_err(|errno| HarnessError::file(&self.program)(errno.into()))?;
         self.nsenter.wait().map(drop).map_err(HarnessError::file(self.program))
     }

@@ -1,6 +1,6 @@
-//! CHECK and `gybe verify` compare with the backend that writer the rules, not with the one that would be chosen now.
+//! CHECK and `gybe verify` compare with the backend that wrote the rules, not with the one that would be chosen now.
 
-use crate::{change_report, gybe,  age_report, refused_finding};
+use crate::{age_report, change_report, gybe, refused_finding, report_path};
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
 use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
@@ -26,7 +26,8 @@ fn without_zones(directory: &PluginDir, pod: &Namespace, backend: &str) -> Resul
     capture_dns(directory)?;
     gybe(directory, "probe", "")?;
     change_report(directory, &format!("/backends/{backend}/dns"), refused_finding("zones"))?;
-    let call = PluginCall::add(pod, directory)?.with_backend(if backend == "nft" { "auto" } else { "iptables" });
+    let call =
+        PluginCall::add(pod, directory)?.with_backend(if backend == "nft" { "auto" } else { "iptables" });
     let ran = call.run(directory, "")?;
     assert_eq!(ran.code, Some(0), "{ran:#?}");
     assert!(ran.err.contains("DNS is captured without"), "{}", ran.err);
@@ -74,7 +75,8 @@ fn f23_check_accepts_rules_without_zones_after_the_probe_report_changes() -> Res
 }
 
 #[test]
-fn check_reports_missing_zone_chains_where_zones_work_and_other_missing_rules_everywhere() -> Result<(), Failure> {
+fn check_reports_missing_zone_chains_where_zones_work_and_other_missing_rules_everywhere()
+-> Result<(), Failure> {
     let (directory, pod) = (PluginDir::new("probe-zones-lost"), pod()?);
     capture_dns(&directory)?;
     let call = PluginCall::add(&pod, &directory)?.with_backend("auto");
@@ -83,7 +85,10 @@ fn check_reports_missing_zone_chains_where_zones_work_and_other_missing_rules_ev
     let assert_missing = |what: &[&str]| -> Result<(), Failure> {
         let report: Value = serde_json::from_str(&call.clone().with_verb("CHECK").run(&directory, "")?.out)?;
         let message = report["msg"].as_str().unwrap_or_default();
-        assert!(message.contains("GYBE-CHECK-025") && what.iter().all(|what| message.contains(what)), "{report:#}");
+        assert!(
+            message.contains("GYBE-CHECK-025") && what.iter().all(|what| message.contains(what)),
+            "{report:#}"
+        );
         Ok(())
     };
     for chain in ["raw-output", "raw-prerouting"] {

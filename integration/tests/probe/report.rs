@@ -1,6 +1,8 @@
 //! The findings of a probe, how often a probe is repeated, and how an ADD uses the report.
 
-use crate::{call_and_count_probes, change_report, gybe,  age_report, count_probes, refused_finding};
+use crate::{
+    age_report, call_and_count_probes, change_report, count_probes, gybe, refused_finding, report_path,
+};
 use gybe_integration::failure::Failure;
 use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
 use gybe_integration::programs::{path_of_ours, run};
@@ -34,9 +36,7 @@ fn a_probe_reports_what_works_with_each_backend_and_the_chosen_one() -> Result<(
         "{}",
         text.out
     );
-    assert!(
-        text.out.ends_with("\niptables-nft writes the rules (iptables: iptables-nft does everything)\n")
-    );
+    assert!(text.out.ends_with("\niptables-nft writes the rules (iptables: iptables-nft does everything)\n"));
     Ok(())
 }
 
@@ -61,10 +61,12 @@ fn a08_a_report_of_another_user_is_not_used() -> Result<(), Failure> {
     assert_eq!((count_probes(&directory, &probe)?, count_probes(&directory, &probe)?), (15, 0));
     chown(report_path(&directory), Some(1000), Some(1000))?;
     assert_eq!(count_probes(&directory, &probe)?, 15);
-    let (made, ran) = call_and_count_probes(&directory, &PluginCall::add(&pod()?, &directory)?.with_backend("auto"))?;
+    let (made, ran) =
+        call_and_count_probes(&directory, &PluginCall::add(&pod()?, &directory)?.with_backend("auto"))?;
     assert_eq!((ran.code, made), (Some(0), 0), "the report is root's again: {ran:#?}");
     chown(report_path(&directory), Some(1000), Some(1000))?;
-    let (made, ran) = call_and_count_probes(&directory, &PluginCall::add(&pod()?, &directory)?.with_backend("auto"))?;
+    let (made, ran) =
+        call_and_count_probes(&directory, &PluginCall::add(&pod()?, &directory)?.with_backend("auto"))?;
     assert_eq!((ran.code, made), (Some(0), 5), "{ran:#?}");
     Ok(())
 }
@@ -82,7 +84,8 @@ fn of_concurrent_probes_one_probes_the_node() -> Result<(), Failure> {
 fn an_add_with_backend_auto_probes_what_it_needs_and_the_next_one_uses_the_report() -> Result<(), Failure> {
     let directory = PluginDir::new("probe-add");
     for (pod, attempts) in [(pod()?, 5), (pod()?, 0)] {
-        let (made, ran) = call_and_count_probes(&directory, &PluginCall::add(&pod, &directory)?.with_backend("auto"))?;
+        let (made, ran) =
+            call_and_count_probes(&directory, &PluginCall::add(&pod, &directory)?.with_backend("auto"))?;
         assert_eq!((ran.code, made), (Some(0), attempts), "nftables does all that is needed: {ran:#?}");
         assert!(ran.err.contains(r#""tool":"nft""#), "{}", ran.err);
     }
@@ -191,7 +194,8 @@ fn commands_choose_the_backend_for_auto_and_iptables() -> Result<(), Failure> {
     let directory = PluginDir::new("probe-words");
     for (configured, name) in [("auto", "nft"), ("iptables", "iptables-nft")] {
         let pod = pod()?;
-        let words = |verb: &str| format!("{verb} --json --backend {configured} --netns {}", pod.path().display());
+        let words =
+            |verb: &str| format!("{verb} --json --backend {configured} --netns {}", pod.path().display());
         let policy = r#"{"enable_ipv6": true}"#;
         let json_of = |verb: &str| -> Result<Value, Failure> {
             Ok(serde_json::from_str(&gybe(&directory, &words(verb), policy)?.out)?)

@@ -1,6 +1,6 @@
 //! STATUS reports whether an ADD would succeed with the configured backend, and what it costs.
 
-use crate::{call_and_count_probes, change_report, gybe,  age_report, refused_finding};
+use crate::{age_report, call_and_count_probes, change_report, gybe, refused_finding, report_path};
 use gybe_integration::failure::Failure;
 use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
 use gybe_integration::programs::Run;
@@ -33,7 +33,9 @@ fn f28_status_fails_when_the_programs_of_the_configured_backend_do_not_work() ->
     let call = PluginCall::add(&pod, &directory)?;
     let broken = in_place_of(&[NFT, LEGACY], "/bin/false");
     for configured in ["iptables-nft", "iptables-legacy", "iptables"] {
-        let (code, reply) = code_and_reply(&call.clone().with_verb("STATUS").with_backend(configured).run(&directory, &broken)?);
+        let (code, reply) = code_and_reply(
+            &call.clone().with_verb("STATUS").with_backend(configured).run(&directory, &broken)?,
+        );
         assert_eq!((code, &reply["code"]), (Some(1), &json!(50)), "{configured}: {reply:#}");
         let msg = reply["msg"].as_str().unwrap_or_default();
         let begins =
@@ -43,10 +45,12 @@ fn f28_status_fails_when_the_programs_of_the_configured_backend_do_not_work() ->
     // When the programs work again, STATUS succeeds, at the latest after the next probe of the failed backend.
     age_report(&directory)?;
     for configured in ["iptables-nft", "iptables-legacy", "iptables", "nft"] {
-        let (attempts, ran) = call_and_count_probes(&directory, &call.clone().with_verb("STATUS").with_backend(configured))?;
+        let (attempts, ran) =
+            call_and_count_probes(&directory, &call.clone().with_verb("STATUS").with_backend(configured))?;
         assert_eq!((ran.code, ran.out.as_str()), (Some(0), ""), "{configured}: {ran:#?}");
         assert_eq!(attempts, if configured == "iptables" { 0 } else { 5 }, "{configured}");
-        let (attempts, ran) = call_and_count_probes(&directory, &call.clone().with_verb("STATUS").with_backend(configured))?;
+        let (attempts, ran) =
+            call_and_count_probes(&directory, &call.clone().with_verb("STATUS").with_backend(configured))?;
         assert_eq!((ran.code, attempts), (Some(0), 0), "{configured}: the stored report is used");
     }
     Ok(())

@@ -1,7 +1,7 @@
 //! eBPF programs: what they do to a real connection, and that the verdict names them.
 //!
-//! Loading a program takes CAP_SYS_ADMIN in the first user namespace. A plain user's tests run in another one
-//! and show the rest: what cannot be read is reported as such.
+//! Only the machine's root may load programs; `make` leaves out the tests that do, `a_program…`, when another user runs
+//! it (`ROOT_ONLY` in the Makefile). The other tests run in either case.
 
 use crate::bpf::{self, EXIT, Kind, link, load, returning, set, store};
 use crate::redirected_pod::RedirectedPod;
@@ -21,13 +21,13 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// Reports whether programs can be loaded: by root of the first user namespace.
-fn may_load() -> bool {
+/// Reports whether the test runs as root of the first user namespace, who may read and load programs.
+fn is_machines_root() -> bool {
     let map = fs::read_to_string("/proc/self/uid_map").unwrap();
     map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
-/// A redirected pod with one process, which lives in a cgroup of its own where one can be made.
+/// A redirected pod with one process.
 struct Pod {
     redirected: RedirectedPod,
     cgroup: Option<PathBuf>,
@@ -36,25 +36,30 @@ struct Pod {
 
 impl Pod {
     fn new() -> Result<Self, Failure> {
-        static COUNT: AtomicU32 = AtomicU32::new(0);
         let redirected = RedirectedPod::redirected_by(BackendKind::Nft)?;
-        let cgroup = may_load().then(|| {
-            let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
-            let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).unwrap();
-            let number = COUNT.fetch_add(1, Ordering::Relaxed);
-            let name = format!("gybe-test-{}-{number}", std::process::id());
-            // A parent cgroup, and the pod's own.
-            let own = Path::new(mount.split(' ').nth(4).unwrap()).join(name).join("app");
-            fs::create_dir_all(&own).unwrap();
-            own
-        });
         #[allow(clippy::disallowed_methods, reason = "a process of the pod")]
         let start = || Command::new("sleep").arg("600").spawn();
         let process = redirected.topology.at(Location::Pod).run(start)??;
-        if let Some(cgroup) = &cgroup {
-            fs::write(cgroup.join("cgroup.procs"), process.id().to_string()).unwrap();
-        }
-        Ok(Self { redirected, cgroup, process })
+        Ok(Self { redirected, cgroup: None, process })
+    }
+
+    /// Makes a pod whose process is in a cgroup of its own, to which programs can be attached.
+    fn in_own_cgroup() -> Result<Self, Failure> {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        assert!(
+            is_machines_root(),
+            "only the machine's root may load eBPF programs: run make test-kernel as root"
+        );
+        let mut pod = Self::new()?;
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).unwrap();
+        let name = format!("gybe-test-{}-{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        // A parent cgroup, and the pod's own.
+        let own = Path::new(mount.split(' ').nth(4).unwrap()).join(name).join("app");
+        fs::create_dir_all(&own).unwrap();
+        pod.cgroup = Some(own);
+        fs::write(pod.cgroup().join("cgroup.procs"), pod.process.id().to_string()).unwrap();
+        Ok(pod)
     }
 
     fn cgroup(&self) -> &Path {
@@ -116,7 +121,8 @@ fn rewriting() -> Vec<bpf::Instruction> {
 }
 
 #[test]
-fn without_the_privilege_to_read_programs_the_verdict_has_a_note() -> Result<(), Failure> {
+fn the_verdict_has_a_note_about_unread_programs_only_without_the_privilege_to_read_them()
+-> Result<(), Failure> {
     let pod = Pod::new()?;
     let verdict = pod.verdict()?;
     assert_eq!((verdict.state, &verdict.reasons[..]), (RedirectionState::Redirected, &[][..]), "{verdict:?}");
@@ -124,7 +130,7 @@ fn without_the_privilege_to_read_programs_the_verdict_has_a_note() -> Result<(),
         note == "eBPF programs of the pod's cgroups could not be read: Operation not permitted; it takes \
                  CAP_SYS_ADMIN in the first user namespace"
     });
-    assert_eq!(not_read, !may_load(), "{verdict:?}");
+    assert_eq!(not_read, !is_machines_root(), "{verdict:?}");
     Ok(())
 }
 
@@ -142,10 +148,7 @@ fn a_namespace_without_a_process_is_judged_without_cgroups_and_a_note_says_so() 
 /// The control: without a program, and with one that only filters, the proxy answers.
 #[test]
 fn a_program_that_rewrites_destinations_makes_the_verdict_unknown() -> Result<(), Failure> {
-    if !may_load() {
-        return Ok(());
-    }
-    let pod = Pod::new()?;
+    let pod = Pod::in_own_cgroup()?;
     let answered = pod.answered_by()?;
     assert!(answered.contains("envoy:15001"), "{answered}");
     {
@@ -174,10 +177,7 @@ fn a_program_that_rewrites_destinations_makes_the_verdict_unknown() -> Result<()
 /// A socket that is bound to eth0 does not reach the proxy on `lo`.
 #[test]
 fn a_program_that_chooses_the_device_of_sockets_makes_the_verdict_unknown() -> Result<(), Failure> {
-    if !may_load() {
-        return Ok(());
-    }
-    let pod = Pod::new()?;
+    let pod = Pod::in_own_cgroup()?;
     // `struct bpf_sock`: bound_dev_if at 0.
     let code = [set(2, pod.interface("eth0")?), store(0, 2), set(0, 1), EXIT];
     let _binds = pod.attach(bpf::SOCK_CREATE, &code);
@@ -190,10 +190,7 @@ fn a_program_that_chooses_the_device_of_sockets_makes_the_verdict_unknown() -> R
 }
 
 #[test]
-fn programs_at_every_kind_of_hook_are_named() -> Result<(), Failure> {
-    if !may_load() {
-        return Ok(());
-    }
+fn a_program_at_any_kind_of_hook_is_named() -> Result<(), Failure> {
     for (kind, returns, answer, says) in [
         (
             bpf::SENDMSG4,
@@ -217,7 +214,7 @@ fn programs_at_every_kind_of_hook_are_named() -> Result<(), Failure> {
         // On a kernel with CONFIG_NETFILTER_NETLINK_HOOK the namespace is known and the answer is unknown.
         (bpf::NETFILTER, 1, RedirectionState::Redirected, "at netfilter hook output priority 50 may drop"),
     ] {
-        let pod = Pod::new()?;
+        let pod = Pod::in_own_cgroup()?;
         let code = returning(returns);
         let place = pod.redirected.topology.at(Location::Pod);
         let program = || load(kind, "gybe_test", &code).unwrap_or_else(|why| panic!("{kind:?}: {why}"));
@@ -253,10 +250,12 @@ fn filters_of_traffic_control_are_named() -> Result<(), Failure> {
     let verdict = pod.verdict()?;
     assert_eq!(verdict.state, RedirectionState::Unknown, "{verdict:?}");
     assert!(verdict.reasons[0].contains("at tc egress of eth0 is not evaluated"), "{verdict:?}");
-    if !may_load() {
-        return Ok(());
-    }
-    let pod = Pod::new()?;
+    Ok(())
+}
+
+#[test]
+fn a_program_of_traffic_control_is_named() -> Result<(), Failure> {
+    let pod = Pod::in_own_cgroup()?;
     let directory = TestDir::new("bpffs");
     let done = pod.redirected.topology.at(Location::Pod).run(|| {
         // The file system in which the program has a path is seen by this thread alone.

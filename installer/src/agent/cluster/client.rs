@@ -90,10 +90,13 @@ async fn send<C>(
 where
     C: Connect + Clone + Send + Sync + 'static,
 {
-    // This program sends only GETs: they have no body, and may be repeated.
-    let (head, _) = request.into_parts();
-    let send =
-        |client: legacy::Client<C, Body>| client.request(Request::from_parts(head.clone(), Body::empty()));
+    // Every request may be repeated: a GET, a merge patch, or the creation of an object with a name, whose repetition is
+    // answered with 409. Bodies are small and in memory.
+    let (head, body) = request.into_parts();
+    let body = body.collect_bytes().await?;
+    let send = |client: legacy::Client<C, Body>| {
+        client.request(Request::from_parts(head.clone(), Body::from(body.clone())))
+    };
     match send(pooled).await {
         Err(fault) if has_hung_up(&fault) => Ok(send(new).await?),
         response => Ok(response?),
@@ -106,13 +109,14 @@ async fn authenticate(
     token: Option<&TokenFile>,
     request: Request<Body>,
 ) -> Result<Response<Incoming>, ApiError> {
-    let (mut head, _) = request.into_parts();
+    let (mut head, body) = request.into_parts();
+    let body = body.collect_bytes().await?;
     let mut sent = None;
     loop {
         if let Some(token) = token {
             head.headers.insert(AUTHORIZATION, token.bearer()?);
         }
-        let request = Request::from_parts(head.clone(), Body::empty());
+        let request = Request::from_parts(head.clone(), Body::from(body.clone()));
         let response = timeout(RESPONSE_TIMEOUT, transport.clone().oneshot(request)).await;
         let response = response.map_err(|_| ApiError::Late(RESPONSE_TIMEOUT))?;
         let response = response.map_err(|fault| ApiError::broken(&*fault))?;

@@ -9,10 +9,11 @@ use super::pod_requests::{self, invalid_name};
 use crate::error::chain;
 use gybe_plugin::facts::wire::{self, FactsResponse, WireError};
 use hyper::Request;
-use kube::api::GetParams;
+use kube::api::{GetParams, Patch, PatchParams, PostParams};
 use kube::core::Request as ApiRequest;
 use serde::Deserialize;
-use serde::de::DeserializeOwned;
+use serde::de::{DeserializeOwned, IgnoredAny};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::time::Instant;
 use tokio::runtime;
@@ -63,7 +64,7 @@ pub fn node_labels(
 ) -> Result<BTreeMap<String, String>, QueryError> {
     let request = ApiRequest::new("/api/v1/nodes").get(node, &GetParams::default());
     let request = request.map_err(|_| invalid_name())?;
-    Ok(get::<Object>(cluster, request, until)?.metadata.labels.unwrap_or_default())
+    Ok(send::<Object>(cluster, request, until)?.metadata.labels.unwrap_or_default())
 }
 
 /// Returns the state of a DaemonSet. Needs `get` on it by its name.
@@ -74,13 +75,54 @@ pub fn daemonset_state(cluster: &Cluster, namespace: &str, name: &str, until: In
     }
     let daemonsets = ApiRequest::new(format!("/apis/apps/v1/namespaces/{namespace}/daemonsets"));
     let request = daemonsets.get(name, &GetParams::default()).map_err(|_| QueryError::from(invalid_name()));
-    match request.and_then(|request| get::<Object>(cluster, request, until)) {
+    match request.and_then(|request| send::<Object>(cluster, request, until)) {
         Ok(Object { metadata }) if metadata.deletion_timestamp.is_some() => DaemonSetState::BeingDeleted,
         Ok(_) => DaemonSetState::Present,
         Err(QueryError::Api(fault)) if fault.is_not_found() => DaemonSetState::Absent,
         Err(QueryError::Api(fault)) if fault.is_forbidden() => DaemonSetState::Refused(fault.to_string()),
         Err(fault) => DaemonSetState::Unknown(fault.to_string()),
     }
+}
+
+/// Creates an event. Needs `create` on events of the group events.k8s.io.
+///
+/// # Errors
+/// When the cluster cannot be reached, refuses, or does not respond in time.
+pub fn create_event(
+    cluster: &Cluster,
+    namespace: &str,
+    event: &Value,
+    until: Instant,
+) -> Result<(), QueryError> {
+    let request = events(namespace).create(&PostParams::default(), event.to_string().into_bytes());
+    write(cluster, request, until)
+}
+
+/// Changes an event by a merge patch. Needs `patch` on events of the group events.k8s.io.
+///
+/// # Errors
+/// As [`create_event`].
+pub fn patch_event(
+    cluster: &Cluster,
+    namespace: &str,
+    name: &str,
+    patch: &Value,
+    until: Instant,
+) -> Result<(), QueryError> {
+    write(cluster, events(namespace).patch(name, &PatchParams::default(), &Patch::Merge(patch)), until)
+}
+
+fn events(namespace: &str) -> ApiRequest {
+    ApiRequest::new(format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"))
+}
+
+fn write(
+    cluster: &Cluster,
+    request: Result<Request<Vec<u8>>, kube::core::request::Error>,
+    until: Instant,
+) -> Result<(), QueryError> {
+    let request = request.map_err(|_| invalid_name())?;
+    send::<IgnoredAny>(cluster, request, until).map(drop)
 }
 
 /// Answers a query of the plugin, in the protocol of the facts socket, with one request to the API server.
@@ -90,7 +132,7 @@ pub fn daemonset_state(cluster: &Cluster, namespace: &str, name: &str, until: In
 pub fn pod_facts(cluster: &Cluster, query: &[u8], until: Instant) -> Result<String, WireError> {
     let pod = wire::decode_request(query)?.pod;
     let request = pod_requests::one(&pod).map_err(QueryError::from);
-    let response = match request.and_then(|request| get(cluster, request, until)) {
+    let response = match request.and_then(|request| send(cluster, request, until)) {
         Ok(manifest) => lookup::facts_response(Ok(manifest), ""),
         Err(QueryError::Api(fault)) => lookup::facts_response(Err(fault), ""),
         Err(QueryError::Cluster(fault)) => FactsResponse::Error(chain(&fault)),
@@ -98,7 +140,7 @@ pub fn pod_facts(cluster: &Cluster, query: &[u8], until: Instant) -> Result<Stri
     Ok(wire::encode_response(&response))
 }
 
-fn get<T: DeserializeOwned>(
+fn send<T: DeserializeOwned>(
     cluster: &Cluster,
     request: Request<Vec<u8>>,
     until: Instant,

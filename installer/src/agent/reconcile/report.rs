@@ -55,6 +55,8 @@ impl Reconciler<'_> {
         let conflict = |directory| pass.conflicts.of(directory).as_ref().map(ToString::to_string);
         let report = TurnReport {
             missing,
+            is_redirected: (settings.options.mode == Mode::Install)
+                .then(|| pass.left.judgement.is_redirected()),
             notes: notes.into_iter().chain(settings.notes.iter().cloned()).collect(),
             deleted_directory: deleted,
             conflicts: PerDirectory::made(conflict),

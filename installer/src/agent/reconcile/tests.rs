@@ -80,8 +80,14 @@ fn with_loop(
 ) {
     let pods = ManifestPods::new(&node.0.join("pods"));
     let (published, calls, log) = Default::default();
-    let context =
-        ReconcileContext { pods: &pods, calls: &calls, published: &published, log: &log, label: None };
+    let context = ReconcileContext {
+        pods: &pods,
+        calls: &calls,
+        published: &published,
+        log: &log,
+        label: None,
+        events: None,
+    };
     work(&mut Reconciler::new(node.config(grace_period), context), &published, &calls);
 }
 

@@ -37,7 +37,7 @@ const fn other(support: Support, name: &'static str, meaning: &'static str) -> S
 }
 
 /// Keys of the ConfigMap. The agent applies a change without a restart.
-pub const KEYS: [SettingName; 18] = [
+pub const KEYS: [SettingName; 19] = [
     honoured(
         "mode",
         "install",
@@ -107,6 +107,11 @@ pub const KEYS: [SettingName; 18] = [
         "leave_when_daemonset_gone",
         "false",
         "whether the agent uninstalls Gybe when the DaemonSet is deleted",
+    ),
+    honoured(
+        "events",
+        "true",
+        "whether the agent writes Kubernetes events about refused pods and about this node",
     ),
 ];
 

@@ -34,6 +34,8 @@ pub struct Options {
     pub also_as: BTreeSet<FileName>,
     /// Whether the agent uninstalls Gybe when the DaemonSet is deleted.
     pub leave_when_daemonset_gone: bool,
+    /// Whether the agent writes Kubernetes events.
+    pub events: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -108,6 +110,7 @@ pub(super) fn read(reader: &mut SettingsReader<'_>, environment: &Environment) -
         plugin_dir: reader.word(reader.key("plugin_dir"), &PLUGIN_DIRS),
         also_as: also_as(reader),
         leave_when_daemonset_gone: reader.yes(reader.key("leave_when_daemonset_gone")),
+        events: reader.yes_or_no(reader.key("events")).unwrap_or(true),
     }
 }
 

@@ -43,8 +43,12 @@ fn set_up() -> Result<(), Box<dyn Error>> {
     mount_new("proc", "/proc")?;
     mount_new("tmpfs", "/run")?;
     mount_new("tmpfs", "/var/lib")?;
-    for directory in ["netns", "gybe/net.d", "gybe/bin", "gybe/calls"] {
-        fs::create_dir_all(Path::new("/run").join(directory))?;
+    mount_new("tmpfs", "/var/log")?;
+    for directory in ["/etc", "/opt"] {
+        mount_overlay(directory)?;
+    }
+    for directory in ["/run/netns", "/run/gybe/calls", "/etc/cni/net.d", "/opt/cni/bin"] {
+        fs::create_dir_all(directory)?;
     }
     fs::write(DUPLICATE_ADDRESS_DETECTION, "0")?;
     #[expect(
@@ -60,6 +64,18 @@ fn set_up() -> Result<(), Box<dyn Error>> {
 
 fn mount_new(kind: &str, target: &str) -> nix::Result<()> {
     mount(Some(kind), target, Some(kind), MsFlags::empty(), None::<&str>)
+}
+
+/// Keeps changes below a directory of the machine in the node's memory. The machine may lack the directories of CNI,
+/// so these cannot be mount points.
+fn mount_overlay(directory: &str) -> Result<(), Box<dyn Error>> {
+    let scratch = format!("/run/overlay{directory}");
+    let (upper, work) = (format!("{scratch}/upper"), format!("{scratch}/work"));
+    fs::create_dir_all(&upper)?;
+    fs::create_dir_all(&work)?;
+    let options = format!("lowerdir={directory},upperdir={upper},workdir={work}");
+    mount(Some("overlay"), directory, Some("overlay"), MsFlags::empty(), Some(options.as_str()))?;
+    Ok(())
 }
 
 /// Reaps orphaned processes, whose parent process 1 is, until the standard input closes.

@@ -1,10 +1,10 @@
 //! The DaemonSet's pod on the node: its volumes, its containers, its HTTP endpoints.
 
 use std::collections::BTreeMap;
-use std::fs;
+use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::Path;
 use std::time::Duration;
 
@@ -55,7 +55,12 @@ impl<'s> DaemonSetPod<'s> {
         };
         let is_created = |volume: &&Volume| volume.host_path.is_some() || volume.empty_dir.is_some();
         for volume in pod.volumes.iter().flatten().filter(is_created) {
-            fs::create_dir_all(host.path(kubelet::source(volume, &context))).unwrap();
+            let directory = host.path(kubelet::source(volume, &context));
+            fs::create_dir_all(&directory).unwrap();
+            if volume.empty_dir.is_some() {
+                // As the kubelet does (pkg/volume/emptydir/empty_dir.go, v1.36).
+                fs::set_permissions(&directory, Permissions::from_mode(0o1777)).unwrap();
+            }
         }
         let id = cluster.node.cri.run(&sandbox).unwrap();
         let start = |container: &Container| {

@@ -1,9 +1,7 @@
-//! Translates a container of a pod's specification to the CRI as the kubelet does. Only the host's directories of
-//! CNI files differ from the manifests: they are the test node's.
+//! Translates a container of a pod's specification to the CRI as the kubelet does.
 
 use std::collections::BTreeMap;
 
-use gybe_containerd_tests::containerd;
 use k8s_cri::v1;
 use k8s_openapi::api::core::v1::{Container, PodSpec, SecurityContext, Volume};
 
@@ -17,15 +15,10 @@ pub(crate) struct PodContext<'p> {
     pub(crate) volumes: &'p str,
 }
 
-/// The host's directories that have another path on a test node.
-const MOVED_DIRECTORIES: [(&str, &str); 2] =
-    [("/etc/cni/net.d", containerd::CONF_DIR), ("/opt/cni/bin", containerd::BIN_DIR)];
-
 /// Returns a volume's directory on the test node.
 pub(crate) fn source(volume: &Volume, context: &PodContext<'_>) -> String {
-    let Some(host) = &volume.host_path else { return format!("{}/{}", context.volumes, volume.name) };
-    let moved = MOVED_DIRECTORIES.iter().find(|(path, _)| *path == host.path);
-    moved.map_or(host.path.clone(), |(_, directory)| (*directory).to_owned())
+    let host = volume.host_path.as_ref().map(|host| host.path.clone());
+    host.unwrap_or_else(|| format!("{}/{}", context.volumes, volume.name))
 }
 
 pub(crate) fn container(

@@ -1,0 +1,280 @@
+//! The events that are known, and which of them is written next: bounded, with a rate limit, and with repeats counted in a series
+//! instead of written each. Pure.
+
+use super::event::Event;
+use std::time::{Duration, Instant, SystemTime};
+
+/// The most events that are kept: more than the pods of a node, which may all be refused.
+const MAX_EVENTS: usize = 256;
+/// How many requests are sent without a delay, and then one after each interval.
+const BURST: u32 = 25;
+const REQUEST_INTERVAL: Duration = Duration::from_secs(2);
+/// The first repeat is written at once, the count of further ones so often.
+const SERIES_INTERVAL: Duration = Duration::from_secs(60);
+/// After so long without a repeat an event is forgotten; another one like it is a new event. An event that could not be written
+/// for so long is dropped.
+const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
+/// The delay after a failed request, doubled with each further one.
+const RETRY: Duration = Duration::from_secs(5);
+const MAX_RETRY: Duration = Duration::from_secs(60);
+
+/// All known events, the oldest first.
+#[derive(Debug)]
+pub(super) struct EventTable {
+    entries: Vec<Entry>,
+    next_id: u64,
+    /// The rate limit: how many requests may be sent now, and since when.
+    left: u32,
+    counted: Option<Instant>,
+    /// The delay after the last failure, and when it ends.
+    backoff: Option<(Duration, Instant)>,
+}
+
+#[derive(Debug)]
+struct Entry {
+    id: u64,
+    event: Event,
+    /// Its name in the cluster, once it is created.
+    name: Option<String>,
+    first: SystemTime,
+    last: SystemTime,
+    repeated: Instant,
+    count: u32,
+    /// The count in the cluster.
+    written: u32,
+    /// When its count may be written again.
+    next_write: Instant,
+}
+
+/// A request that is due.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Write {
+    id: u64,
+    pub(super) request: Request,
+    pub(super) event: Event,
+    pub(super) name: String,
+    pub(super) first: SystemTime,
+    pub(super) last: SystemTime,
+    pub(super) count: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Request {
+    Create,
+    Repeat,
+}
+
+/// How a request ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Outcome {
+    Written,
+    /// The event no longer exists (the API server deletes events after an hour), or its namespace does not.
+    Missing,
+    /// The API server will not accept it.
+    Refused,
+    /// It may succeed later.
+    Failed,
+}
+
+impl Default for EventTable {
+    fn default() -> Self {
+        Self { entries: Vec::new(), next_id: 0, left: BURST, counted: None, backoff: None }
+    }
+}
+
+impl EventTable {
+    /// Adds an event, or counts it if it is known. Drops it when the table is full of events that are not written yet.
+    pub(super) fn post(&mut self, event: Event, now: Instant) {
+        let time = SystemTime::now();
+        if let Some(entry) = self.entries.iter_mut().find(|entry| entry.event == event) {
+            // The API's type is an int32.
+            entry.count = (entry.count + 1).min(i32::MAX.unsigned_abs());
+            (entry.last, entry.repeated) = (time, now);
+            return;
+        }
+        if self.entries.len() >= MAX_EVENTS {
+            let Some(written) = self.entries.iter().position(Entry::is_written) else { return };
+            self.entries.remove(written);
+        }
+        self.next_id += 1;
+        self.entries.push(Entry {
+            id: self.next_id,
+            event,
+            name: None,
+            first: time,
+            last: time,
+            repeated: now,
+            count: 1,
+            written: 0,
+            next_write: now,
+        });
+    }
+
+    /// Returns the request to send now.
+    pub(super) fn next(&mut self, now: Instant) -> Option<Write> {
+        self.entries.retain(|entry| now.duration_since(entry.repeated) < FORGOTTEN_AFTER);
+        self.refill(now);
+        if self.left == 0 || self.backoff.is_some_and(|(_, end)| now < end) {
+            return None;
+        }
+        let is_due = |entry: &&Entry| !entry.is_written() && entry.next_write <= now;
+        let entry = self.entries.iter().find(is_due)?;
+        self.left -= 1;
+        let request = if entry.name.is_some() { Request::Repeat } else { Request::Create };
+        let name = entry.name.clone().unwrap_or_else(|| entry.event.new_name(entry.first));
+        Some(Write {
+            id: entry.id,
+            request,
+            event: entry.event.clone(),
+            name,
+            first: entry.first,
+            last: entry.last,
+            count: entry.count,
+        })
+    }
+
+    /// Returns how long there is nothing to send; none while nothing waits.
+    pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
+        let waiting = self.entries.iter().filter(|entry| !entry.is_written());
+        let due = waiting.map(|entry| entry.next_write).min()?;
+        let limited = self.counted.filter(|_| self.left == 0).map(|counted| counted + REQUEST_INTERVAL);
+        let delayed = self.backoff.map(|(_, end)| end);
+        let due = [limited, delayed].into_iter().flatten().fold(due, Instant::max);
+        Some(due.saturating_duration_since(now))
+    }
+
+    /// Records how a request ended.
+    pub(super) fn finish(&mut self, write: &Write, outcome: Outcome, now: Instant) {
+        self.backoff = match outcome {
+            Outcome::Failed => {
+                let delay = self.backoff.map_or(RETRY, |(before, _)| (before * 2).min(MAX_RETRY));
+                Some((delay, now + delay))
+            }
+            Outcome::Written | Outcome::Missing | Outcome::Refused => None,
+        };
+        let is_it = |entry: &Entry| entry.id == write.id;
+        let Some(entry) = self.entries.iter_mut().find(|entry| is_it(entry)) else { return };
+        match (outcome, write.request) {
+            (Outcome::Written, request) => {
+                entry.written = write.count;
+                if request == Request::Repeat || write.count > 1 {
+                    entry.next_write = now + SERIES_INTERVAL;
+                }
+                entry.name = Some(write.name.clone());
+            }
+            // The repeats become a new event.
+            (Outcome::Missing, Request::Repeat) => {
+                (entry.name, entry.first) = (None, entry.last);
+                entry.count -= entry.written.min(entry.count - 1);
+                (entry.written, entry.next_write) = (0, now);
+            }
+            (Outcome::Missing | Outcome::Refused, _) => self.entries.retain(|entry| !is_it(entry)),
+            (Outcome::Failed, _) => {}
+        }
+    }
+
+    fn refill(&mut self, now: Instant) {
+        let counted = *self.counted.get_or_insert(now);
+        if self.left >= BURST {
+            self.counted = Some(now);
+            return;
+        }
+        let intervals = now.duration_since(counted).as_millis() / REQUEST_INTERVAL.as_millis();
+        let intervals = u32::try_from(intervals).unwrap_or(BURST).min(BURST);
+        self.left = (self.left + intervals).min(BURST);
+        self.counted = Some(counted + REQUEST_INTERVAL * intervals);
+    }
+}
+
+impl Entry {
+    fn is_written(&self) -> bool {
+        self.written == self.count
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::event::Reason;
+    use super::*;
+
+    fn event(note: &str) -> Event {
+        Event::of_node(Reason::RedirectionLost, note)
+    }
+
+    /// Returns the requests that are due at `now`, each with its count, and finishes them.
+    fn written(table: &mut EventTable, now: Instant) -> Vec<(Request, u32)> {
+        std::iter::from_fn(|| {
+            let write = table.next(now)?;
+            table.finish(&write, Outcome::Written, now);
+            Some((write.request, write.count))
+        })
+        .collect()
+    }
+
+    #[test]
+    fn repeats_are_one_event_whose_count_is_written_once_a_minute() {
+        let (mut table, start) = (EventTable::default(), Instant::now());
+        let later = |seconds| start + Duration::from_secs(seconds);
+        let post = |table: &mut EventTable, seconds| table.post(event("x"), later(seconds));
+        post(&mut table, 0);
+        assert_eq!(written(&mut table, start), [(Request::Create, 1)]);
+        assert_eq!(table.wait(start), None, "nothing waits");
+        post(&mut table, 0);
+        assert_eq!(written(&mut table, start), [(Request::Repeat, 2)]);
+        (1..50).for_each(|second| post(&mut table, second));
+        assert_eq!(written(&mut table, later(50)), []);
+        assert_eq!(table.wait(later(50)), Some(Duration::from_secs(10)));
+        assert_eq!(written(&mut table, later(60)), [(Request::Repeat, 51)]);
+        assert_eq!(written(&mut table, later(700)), []);
+        post(&mut table, 700);
+        assert_eq!(written(&mut table, later(700)), [(Request::Create, 1)], "the old series is forgotten");
+    }
+
+    #[test]
+    fn many_events_are_written_at_a_limited_rate_and_the_queue_is_bounded() {
+        let (mut table, start) = (EventTable::default(), Instant::now());
+        (0..10_000).for_each(|n| table.post(event(&n.to_string()), start));
+        assert_eq!(table.entries.len(), MAX_EVENTS);
+        assert_eq!(written(&mut table, start).len(), 25);
+        assert_eq!(table.wait(start), Some(REQUEST_INTERVAL));
+        assert_eq!(written(&mut table, start + Duration::from_secs(11)).len(), 5);
+        // Written events make room.
+        (0..10_000).for_each(|n| table.post(event(&format!("later {n}")), start));
+        assert_eq!(table.entries.len(), MAX_EVENTS);
+        let end = start + FORGOTTEN_AFTER;
+        assert_eq!(written(&mut table, end), [], "too old");
+        assert!(table.entries.is_empty());
+    }
+
+    #[test]
+    fn a_failed_request_is_repeated_after_a_growing_delay_and_a_refused_one_is_not() {
+        let (mut table, mut now) = (EventTable::default(), Instant::now());
+        table.post(event("x"), now);
+        let first = table.next(now).unwrap();
+        for seconds in [5, 10, 20, 40, 60, 60] {
+            let write = table.next(now).unwrap();
+            assert_eq!(write.name, first.name, "a request whose response was lost may have arrived");
+            table.finish(&write, Outcome::Failed, now);
+            assert_eq!((table.next(now), table.wait(now)), (None, Some(Duration::from_secs(seconds))));
+            now += Duration::from_secs(seconds);
+        }
+        let write = table.next(now).unwrap();
+        table.finish(&write, Outcome::Refused, now);
+        assert_eq!((table.next(now), table.wait(now)), (None, None));
+    }
+
+    #[test]
+    fn repeats_of_an_event_that_the_api_server_deleted_are_a_new_event() {
+        let (mut table, start) = (EventTable::default(), Instant::now());
+        table.post(event("x"), start);
+        written(&mut table, start);
+        (0..3).for_each(|_| table.post(event("x"), start));
+        let now = start + REQUEST_INTERVAL;
+        let write = table.next(now).unwrap();
+        assert_eq!((write.request, write.count), (Request::Repeat, 4));
+        table.finish(&write, Outcome::Missing, now);
+        let new = table.next(now).unwrap();
+        assert_eq!((new.request, new.count), (Request::Create, 3));
+        assert_ne!(new.name, write.name);
+    }
+}

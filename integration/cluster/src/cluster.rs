@@ -1,0 +1,132 @@
+//! The cluster: a node with containerd and a kubelet, and the control plane, in the node's namespaces.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use gybe_containerd_tests::containerd::SOCKET;
+use gybe_containerd_tests::{
+    Conflist, Generation, HostProcess, Node, Programs, WORKLOAD, program_under_test,
+};
+use gybe_integration::failure::Failure;
+use nix::sched::{CloneFlags, setns};
+use serde_json::Value;
+
+use crate::api::{Api, wait_until};
+use crate::components::{self, KERNEL_SETTINGS};
+use crate::credentials::{self, DIRECTORY, kubeconfig};
+use crate::network::{self, NODE};
+
+/// A running cluster. It ends when it is dropped or the process ends.
+pub(crate) struct Cluster {
+    pub(crate) api: Api,
+    pub(crate) node: Node,
+    programs: PathBuf,
+    logs: PathBuf,
+    // Kept for its lifetime: the programs end with the node.
+    _components: Vec<HostProcess>,
+}
+
+impl Cluster {
+    /// Starts the cluster and returns when its node is ready. This process joins the node's network namespace.
+    ///
+    /// `programs` has Kubernetes' programs and etcd; the logs of all programs are written to `logs`.
+    pub(crate) fn start(programs: PathBuf, logs: PathBuf) -> Result<Cluster, Failure> {
+        if logs.exists() {
+            fs::remove_dir_all(&logs)?;
+        }
+        fs::create_dir_all(&logs)?;
+        let (host_init, generation) = (program_under_test("gybe-host-init")?, Generation::V2);
+        let parts = Programs { host_init: &host_init, plugins: &[] };
+        let conflist = Conflist::reference_plugins(generation);
+        let node = Node::start(parts, generation, &conflist, logs.join("containerd.log"))?;
+        node.import(&WORKLOAD)?;
+        network::set_up(node.host())?;
+        setns(File::open(node.host().netns())?, CloneFlags::CLONE_NEWNET)?;
+        credentials::write(&node.host().path(DIRECTORY))?;
+
+        let start = |name: &str, arguments: Vec<String>, ready: &'static str| {
+            let mut command = node.host().command(&programs, programs.join(name));
+            command.args(arguments);
+            HostProcess::start_and_wait(command, ready, &logs.join(format!("{name}.log")))
+        };
+        let mut running = vec![start("etcd", components::etcd(), "ready to serve client requests")?];
+        running.push(start("kube-apiserver", components::apiserver(), "Serving securely")?);
+        let api = Api::connect(&node.host().path(kubeconfig("admin")))?;
+        wait_until("the API server is ready", || api.is_ready())?;
+        running.push(start("kube-controller-manager", components::controller_manager(), "Serving securely")?);
+        running.push(start("kube-scheduler", components::scheduler(), "Serving securely")?);
+        prepare_kubelet(&node)?;
+        running.push(start("kubelet", components::kubelet(), "Started kubelet")?);
+        let cluster = Cluster { api, node, programs, logs, _components: running };
+        wait_until("the node is ready", || cluster.is_node_ready())?;
+        Ok(cluster)
+    }
+
+    fn is_node_ready(&self) -> Result<bool, Failure> {
+        let node = self.api.get(&format!("/api/v1/nodes/{NODE}"))?;
+        Ok(node.is_some_and(|node| has_condition(&node, "Ready")))
+    }
+
+    /// Runs a program of the machine or of Kubernetes on the node and returns its standard output.
+    pub(crate) fn run(&self, program: &str, arguments: &[&str]) -> Result<String, Failure> {
+        let mut command = self.node.host().command(&self.programs, program);
+        command.args(arguments).env("KUBECONFIG", kubeconfig("admin"));
+        let output = command.output()?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() {
+            return Ok(text(&output.stdout));
+        }
+        Err(Failure::new(format!(
+            "{program} {}: {}: {}{}",
+            arguments.join(" "),
+            output.status,
+            text(&output.stdout),
+            text(&output.stderr)
+        )))
+    }
+
+    /// Runs a shell on the node, for a developer.
+    pub(crate) fn shell(&self, directory: &Path) -> Result<(), Failure> {
+        let shell = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".into());
+        let mut command = self.node.host().command(&self.programs, shell);
+        command.env("KUBECONFIG", kubeconfig("admin")).env("LOGS", &self.logs).current_dir(directory);
+        for variable in ["HOME", "TERM"] {
+            command.envs(std::env::var(variable).map(|value| (variable, value)));
+        }
+        command.stdin(std::process::Stdio::inherit()).status()?;
+        Ok(())
+    }
+}
+
+/// Reports whether a condition of an object's status is `True`.
+pub(crate) fn has_condition(object: &Value, condition: &str) -> bool {
+    let conditions = object.pointer("/status/conditions").and_then(Value::as_array);
+    conditions.into_iter().flatten().any(|it| {
+        it.get("type").and_then(Value::as_str) == Some(condition)
+            && it.get("status").and_then(Value::as_str) == Some("True")
+    })
+}
+
+/// Writes the kubelet's configuration, makes its cgroup in each hierarchy, and hides the machine's kernel settings.
+fn prepare_kubelet(node: &Node) -> Result<(), Failure> {
+    let host = node.host();
+    let configuration = components::kubelet_configuration(&host.cgroup(), SOCKET);
+    fs::write(host.path(credentials::file("kubelet.json")), configuration.to_string())?;
+    let hierarchies = Path::new("/sys/fs/cgroup");
+    if hierarchies.join("cgroup.controllers").exists() {
+        fs::create_dir_all(hierarchies.join(host.cgroup().trim_start_matches('/')))?;
+    } else {
+        for hierarchy in fs::read_dir(hierarchies)? {
+            let hierarchy = hierarchy?;
+            if hierarchy.file_type()?.is_dir() {
+                fs::create_dir_all(hierarchy.path().join(host.cgroup().trim_start_matches('/')))?;
+            }
+        }
+    }
+    for (setting, value) in KERNEL_SETTINGS {
+        let file = credentials::file(&setting.replace('/', "."));
+        fs::write(host.path(&file), format!("{value}\n"))?;
+        host.run(Path::new("mount"), &["--bind", &file, &format!("/proc/sys/{setting}")])?;
+    }
+    Ok(())
+}

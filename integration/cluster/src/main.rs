@@ -1,0 +1,87 @@
+//! `gybe-cluster`: starts a Kubernetes cluster of one node, runs the scenarios in it, prints the results, and fails
+//! when a target is missed.
+
+mod agent;
+mod api;
+mod cluster;
+mod components;
+mod credentials;
+mod network;
+mod pods;
+mod release;
+mod scenario;
+mod storm;
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, ValueEnum};
+use gybe_bench::print;
+use gybe_bench::report::Report;
+use gybe_integration::failure::Failure;
+use serde_json::json;
+
+use crate::api::wait_until;
+use crate::cluster::Cluster;
+use crate::release::Release;
+use crate::scenario::{Releases, Scenario};
+use crate::storm::NAMESPACE;
+
+/// Starts a Kubernetes cluster of one node, runs scenarios with Gybe in it, and fails when a target is missed.
+#[derive(Debug, Parser)]
+#[command(name = "gybe-cluster")]
+struct Arguments {
+    /// The scenarios to run; all by default
+    scenarios: Vec<Scenario>,
+    /// Starts a shell on the node, with Gybe installed, instead of running scenarios
+    #[arg(long, conflicts_with = "scenarios")]
+    shell: bool,
+    /// The directory of Kubernetes' programs and etcd
+    #[arg(long, default_value = "target/cluster")]
+    programs: PathBuf,
+    /// The clone whose programs (in dist) and manifests are installed
+    #[arg(long, default_value = ".")]
+    release: PathBuf,
+    /// The clone to which they are upgraded; by default the same, as another version
+    #[arg(long)]
+    next: Option<PathBuf>,
+}
+
+fn main() -> ExitCode {
+    run(&Arguments::parse()).unwrap_or_else(|error| print::failure(&error))
+}
+
+fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    print::preface();
+    let programs = arguments.programs.canonicalize()?;
+    let release = arguments.release.canonicalize()?;
+    let next = arguments.next.clone().unwrap_or(release.clone()).canonicalize()?;
+    let releases = Releases {
+        installed: Release::new(&release, "0.1.0", ""),
+        // A program ends where its ELF header says.
+        next: Release::new(&next, "0.1.1", "\nanother release\n"),
+    };
+    let cluster = Cluster::start(programs.clone(), programs.join("logs"))?;
+    pods::listen_outside()?;
+    cluster.api.create("/api/v1/namespaces", &json!({ "metadata": { "name": NAMESPACE } }))?;
+    let account = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default");
+    wait_until("the namespace has a service account", || Ok(cluster.api.get(&account)?.is_some()))?;
+    releases.installed.publish(&cluster)?;
+    releases.next.publish(&cluster)?;
+    if arguments.shell {
+        releases.installed.install(&cluster)?;
+        cluster.shell(&release)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let scenarios = match arguments.scenarios.as_slice() {
+        [] => Scenario::value_variants(),
+        chosen => chosen,
+    };
+    let mut reports: Vec<Report> = Vec::new();
+    for scenario in scenarios {
+        let report = scenario.run(&cluster, &releases)?;
+        print::tables(&report);
+        reports.push(report);
+    }
+    Ok(print::verdict(&reports))
+}

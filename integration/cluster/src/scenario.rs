@@ -1,0 +1,83 @@
+//! What happens to pods while an operator or a failure changes Gybe on their node.
+
+mod install;
+mod kill;
+mod leave;
+mod upgrade;
+mod versions;
+
+use clap::ValueEnum;
+use gybe_bench::report::{Limit, Report, Table, Target, cells};
+use gybe_integration::failure::Failure;
+
+use crate::cluster::Cluster;
+use crate::release::Release;
+use crate::storm::Started;
+
+/// A scenario. They run in this order on one node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Scenario {
+    /// The manifests are applied; the next pod of the mesh is redirected
+    Install,
+    /// Pods start during a rolling upgrade and its rollback
+    Upgrade,
+    /// The agent is killed once while pods start
+    Kill,
+    /// Two versions run on the node for a minute
+    Versions,
+    /// The agent is killed again and again while pods start
+    KillLoop,
+    /// Every command of the documentation that needs a cluster; the last of them remove Gybe
+    Leave,
+}
+
+/// The installed release, and the one to which it is upgraded.
+pub(crate) struct Releases {
+    pub(crate) installed: Release,
+    pub(crate) next: Release,
+}
+
+impl Scenario {
+    pub(crate) fn run(self, cluster: &Cluster, releases: &Releases) -> Result<Report, Failure> {
+        match self {
+            Scenario::Install => install::run(cluster, releases),
+            Scenario::Upgrade => upgrade::run(cluster, releases),
+            Scenario::Kill => kill::once(cluster, releases),
+            Scenario::Versions => versions::run(cluster, releases),
+            Scenario::KillLoop => kill::again(cluster, releases),
+            Scenario::Leave => leave::run(cluster, releases),
+        }
+    }
+}
+
+/// The target that there is none of these.
+fn none(what: &str, count: usize) -> Target {
+    // Counts of pods are small.
+    let measured = u32::try_from(count).map_or(f64::INFINITY, f64::from);
+    Target { what: what.to_owned(), measured, limit: Limit::AtMost(0.0), unit: "" }
+}
+
+/// The distribution of the pods' times.
+fn distribution(title: &str, rows: &[(&str, &Started)], baseline: &Started) -> Table {
+    let row = |(name, pods): &(&str, &Started)| {
+        let seconds = [0.0, 0.5, 0.9, 1.0].map(|part| format!("{:.2}", pods.quantile(part)));
+        let counts = [&pods.refusals, &pods.late, &pods.astray].map(|list| list.len().to_string());
+        let added = format!("{:+.2}", pods.most_added_to(baseline));
+        [vec![(*name).to_owned()], seconds.to_vec(), vec![added], counts.to_vec()].concat()
+    };
+    Table {
+        title: title.to_owned(),
+        head: cells([
+            "Pods",
+            "min s",
+            "median",
+            "90 %",
+            "max",
+            "most added",
+            "refused",
+            "not ready",
+            "not redirected",
+        ]),
+        rows: rows.iter().map(row).collect(),
+    }
+}

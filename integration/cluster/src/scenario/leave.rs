@@ -1,0 +1,89 @@
+//! The ways to leave: `mode: leave` as docs/INSTALL.md has it, with each command of the documentation before it.
+
+use std::time::{Duration, Instant};
+
+use gybe_bench::report::{Report, Table, cells};
+use gybe_integration::documented::{IN_A_CLUSTER, commands, elsewhere};
+use gybe_integration::failure::Failure;
+
+use super::{Releases, none};
+use crate::agent;
+use crate::api::{wait_at_most, wait_until};
+use crate::cluster::{Cluster, has_condition};
+use crate::pods::{Kind, pod};
+use crate::storm::name_of;
+
+/// The pages with commands for a cluster, in an order in which all of them work: INSTALL ends with the removal.
+const PAGES: [&str; 3] = ["README.md", "docs/TROUBLESHOOTING.md", "docs/INSTALL.md"];
+/// A pod of the mesh, in kubectl's default namespace.
+const POD: &str = "documented";
+/// How long what is left after the last command may stay.
+const GRACE: Duration = Duration::from_secs(30);
+
+pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Failure> {
+    releases.installed.install(cluster)?;
+    let account = "/api/v1/namespaces/default/serviceaccounts/default";
+    wait_until("the default service account", || Ok(cluster.api.get(account)?.is_some()))?;
+    let path = format!("/api/v1/namespaces/default/pods/{POD}");
+    cluster
+        .api
+        .create("/api/v1/namespaces/default/pods", &pod(Kind::Meshed, "default", POD, "documented"))?;
+    wait_until("the pod is ready", || {
+        Ok(cluster.api.get(&path)?.is_some_and(|pod| has_condition(&pod, "Ready")))
+    })?;
+    let selector = "labelSelector=app.kubernetes.io%2Fname%3Dgybe-node";
+    let agents = cluster.api.list(&format!("/api/v1/namespaces/gybe-system/pods?{selector}"))?;
+    let agent = agents.first().map(name_of).unwrap_or_default();
+    let mut rows = Vec::new();
+    let mut failed = 0;
+    for (page, command) in documented(cluster, releases)? {
+        // The programs stay while a pod's cached result names the plugin: an operator restarts such pods before.
+        if command.starts_with("manifests/left.sh") {
+            cluster.api.delete(&path)?;
+            wait_until("the pod is deleted", || Ok(cluster.api.get(&path)?.is_none()))?;
+        }
+        let line = command.replace("POD", &agent).replace(" NAME ", &format!(" {POD} "));
+        let start = Instant::now();
+        let script = format!("cd {} && {line}", releases.installed.clone_path());
+        let outcome = match cluster.run("timeout", &["600", "sh", "-c", &script]) {
+            Ok(_) => "0".to_owned(),
+            Err(error) => {
+                failed += 1;
+                format!("{error:?}").lines().last().unwrap_or_default().to_owned()
+            }
+        };
+        rows.push(vec![
+            page,
+            format!("`{command}`"),
+            format!("{:.1}", start.elapsed().as_secs_f64()),
+            outcome,
+        ]);
+    }
+    let gone = wait_at_most(GRACE, "gone", || Ok(agent::installed(cluster)?.is_empty()));
+    let stays = if gone.is_ok() { Vec::new() } else { agent::installed(cluster)? };
+    Ok(Report {
+        tables: vec![Table {
+            title: "The documented commands of a cluster; the last of them remove Gybe".into(),
+            head: cells(["Page", "Command", "Seconds", "Exit code"]),
+            rows,
+        }],
+        targets: vec![
+            none("documented commands that fail", failed),
+            none(&format!("left on the node after the removal: {}", stays.join(", ")), stays.len()),
+        ],
+    })
+}
+
+/// The commands that need a cluster, with their pages.
+fn documented(cluster: &Cluster, releases: &Releases) -> Result<Vec<(String, String)>, Failure> {
+    let clone = cluster.node.host().path(releases.installed.clone_path());
+    let mut found = Vec::new();
+    for page in PAGES {
+        for command in commands(&std::fs::read_to_string(clone.join(page))?) {
+            if elsewhere(&command) == Some(IN_A_CLUSTER) {
+                found.push((page.to_owned(), command));
+            }
+        }
+    }
+    Ok(found)
+}
