@@ -5,6 +5,7 @@
 #![cfg(test)]
 
 mod conf_files;
+mod explained_manifests;
 mod injected_manifests;
 mod install_to_uninstall;
 #[path = "../node/test_node.rs"]
