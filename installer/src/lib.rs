@@ -8,5 +8,6 @@ pub mod host;
 mod log;
 pub mod pod;
 pub mod probe;
+pub mod repair;
 pub mod retry;
 pub mod testnet;

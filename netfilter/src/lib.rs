@@ -35,6 +35,7 @@ pub mod lock;
 mod netlink;
 pub mod netns;
 pub mod nft;
+pub mod open_connections;
 pub mod policy;
 pub mod presence;
 pub mod probe;

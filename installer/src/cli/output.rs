@@ -58,7 +58,7 @@ impl CommandOutput {
 #[derive(Debug)]
 pub(super) struct CommandError {
     what: String,
-    why: Option<Box<dyn Error>>,
+    why: Option<Box<dyn Error + Send>>,
     hint: Option<Cow<'static, str>>,
 }
 
@@ -67,12 +67,12 @@ impl CommandError {
         Self { what: what.into(), why: None, hint: None }
     }
 
-    pub(super) fn because(what: impl Into<String>, why: impl Error + 'static) -> Self {
+    pub(super) fn because(what: impl Into<String>, why: impl Error + Send + 'static) -> Self {
         Self { what: what.into(), why: Some(Box::new(why)), hint: None }
     }
 
     /// An error with the hint of its cause.
-    pub(super) fn hinted(what: impl Into<String>, why: impl Error + Hint + 'static) -> Self {
+    pub(super) fn hinted(what: impl Into<String>, why: impl Error + Hint + Send + 'static) -> Self {
         Self { what: what.into(), hint: why.hint(), why: Some(Box::new(why)) }
     }
 
@@ -91,7 +91,7 @@ impl CommandError {
 impl fmt::Display for CommandError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}", self.what)?;
-        let mut next: Option<&dyn Error> = self.why.as_deref();
+        let mut next = self.why.as_deref().map(|why| why as &dyn Error);
         while let Some(cause) = next {
             write!(f, ": {cause}")?;
             next = cause.source();

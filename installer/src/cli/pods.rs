@@ -23,7 +23,7 @@ use std::path::PathBuf;
 #[derive(Debug, Args)]
 pub(super) struct OnNodeArgs {
     /// Also take the policies of pods from the manifests in this directory, NAMESPACE/NAME.json
-    #[arg(long, value_name = "DIR", conflicts_with = "netns")]
+    #[arg(long, value_name = "DIR")]
     facts: Option<PathBuf>,
     #[command(flatten)]
     directories: DirectoriesArg,
@@ -38,10 +38,27 @@ impl OnNodeArgs {
 
     /// Judges the sandbox of one pod, NAMESPACE/NAME.
     pub(super) fn named(&self, pod: &str, conf: Option<PluginConf>) -> Result<CommandOutput, CommandError> {
-        let (namespace, name) = pod.split_once('/').ok_or_else(|| not_a_pod(pod))?;
-        let namespace = Namespace::parse(namespace).map_err(|_| not_a_pod(pod))?;
-        let name = PodName::parse(name).map_err(|_| not_a_pod(pod))?;
-        self.one(&PodRef { namespace, name, uid: None }, &self.sources(conf))
+        self.one(&pod_ref(pod)?, &self.sources(conf))
+    }
+
+    /// Returns what the sources that the plugin uses know of a pod, NAMESPACE/NAME.
+    pub(super) fn known(&self, pod: &str, conf: Option<PluginConf>) -> Result<KnownPod, CommandError> {
+        let pod = pod_ref(pod)?;
+        let sources = self.sources(conf);
+        let hint = "name the manifest: kubectl get pod NAME -n NAMESPACE -o yaml | gybe explain --pod -";
+        let facts = sources
+            .facts(&pod)
+            .map_err(|why| CommandError::new(format!("cannot look up pod {pod}: {why}")).with_hint(hint))?;
+        let network =
+            self.found().sandboxes.into_iter().find_map(|sandbox| match (&sandbox.pod, sandbox.network) {
+                (Some(named), Network::Own(path))
+                    if (&named.namespace, &named.name) == (&pod.namespace, &pod.name) =>
+                {
+                    Some(path)
+                }
+                _ => None,
+            });
+        Ok(KnownPod { facts, netns: network, conf: sources.into_conf() })
     }
 
     /// Judges the sandbox of the pod in a manifest.
@@ -75,26 +92,53 @@ impl OnNodeArgs {
         Ok(output(&judge_all(these, sources), &[]))
     }
 
-    fn found(&self) -> SandboxList {
+    pub(super) fn found(&self) -> SandboxList {
         let results = self.directories.node_directories().results;
         find(&HostPaths { results, root: self.directories.root().to_owned() })
     }
 
+    pub(super) fn results(&self) -> PathBuf {
+        self.directories.node_directories().results
+    }
+
+    /// Returns the configuration in the node's own entry, with the directory of --facts; none if there is no entry.
+    pub(super) fn conf_of_node(&self) -> Option<PluginConf> {
+        let directories = self.directories.node_directories();
+        let observed = observe(&directories, &ObserveScope::default(), &mut HashCache::default());
+        OurEntries::find(&observed.conf).plugin_conf().map(|conf| self.with_facts(conf))
+    }
+
     /// Uses the configuration of the node's own entry unless the operator named another one.
     fn sources(&self, conf: Option<PluginConf>) -> PolicySources {
-        let of_node = || {
-            let directories = self.directories.node_directories();
-            OurEntries::find(&observe(&directories, &ObserveScope::default(), &mut HashCache::default()).conf)
-                .plugin_conf()
-        };
-        let mut conf = conf.or_else(of_node).unwrap_or_default();
+        let conf = conf.or_else(|| self.conf_of_node()).unwrap_or_default();
+        PolicySources::of(self.with_facts(conf))
+    }
+
+    fn with_facts(&self, mut conf: PluginConf) -> PluginConf {
         conf.facts.directory = self.facts.clone().or(conf.facts.directory);
-        PolicySources::of(conf)
+        conf
     }
 }
 
+/// What a node knows of one pod.
+#[derive(Debug)]
+pub(super) struct KnownPod {
+    pub(super) facts: PodFacts,
+    /// The network namespace of its sandbox; none if this node has no sandbox of the pod.
+    pub(super) netns: Option<PathBuf>,
+    /// The configuration of the plugin.
+    pub(super) conf: PluginConf,
+}
+
+fn pod_ref(pod: &str) -> Result<PodRef, CommandError> {
+    let (namespace, name) = pod.split_once('/').ok_or_else(|| not_a_pod(pod))?;
+    let namespace = Namespace::parse(namespace).map_err(|_| not_a_pod(pod))?;
+    let name = PodName::parse(name).map_err(|_| not_a_pod(pod))?;
+    Ok(PodRef { namespace, name, uid: None })
+}
+
 /// The title of the first column.
-const POD: &str = "POD";
+pub(super) const POD: &str = "POD";
 
 /// Colours the words of a verdict.
 pub(super) fn coloured(state: RedirectionState, words: &str) -> String {
@@ -153,7 +197,7 @@ fn notes(judged: &[SandboxVerdict]) -> Option<String> {
     Some(format!("note: the policy of a pod is not known, so only its rules are judged: {first}{more}"))
 }
 
-fn as_json(one: &SandboxVerdict) -> Value {
+pub(super) fn as_json(one: &SandboxVerdict) -> Value {
     let SandboxVerdict { sandbox, verdict, unknown_because } = one;
     let pod = sandbox.pod.as_ref();
     let netns = match &sandbox.network {

@@ -89,7 +89,7 @@ fn on_host<T: Send>(namespace: &Path, work: impl FnOnce() -> T + Send) -> Result
     HostMounts::open(namespace)?.run(work)
 }
 
-fn cannot_probe(why: impl Error + Hint + 'static) -> CommandError {
+fn cannot_probe(why: impl Error + Hint + Send + 'static) -> CommandError {
     CommandError::hinted("cannot probe", why)
 }
 

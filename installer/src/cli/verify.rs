@@ -33,7 +33,7 @@ use std::path::PathBuf;
 ]))]
 pub(super) struct VerifyArgs {
     /// The network namespace: a file like /run/netns/NAME or /proc/PID/ns/net; without it --pod finds it
-    #[arg(long, value_name = "PATH", required_unless_present_any = ["all", "pod"])]
+    #[arg(long, value_name = "PATH", required_unless_present_any = ["all", "pod"], conflicts_with = "facts")]
     netns: Option<PathBuf>,
     /// Verify every pod sandbox of this node
     #[arg(long, group = "source", conflicts_with = "netns")]
@@ -73,11 +73,11 @@ impl VerifyArgs {
     }
 
     fn on_this_node(&self) -> Result<CommandOutput, CommandError> {
-        let conf = self.policy.plugin_conf()?;
+        let conf = self.policy.pods().plugin_conf()?;
         if self.all {
             return Ok(self.on_node.all(conf));
         }
-        match self.policy.named_pod() {
+        match self.policy.pods().named_pod() {
             Some(pod) => self.on_node.named(pod, conf),
             None => self.on_node.of_manifest(self.policy.one()?.facts()?, conf),
         }

@@ -7,8 +7,9 @@ mod find;
 mod processes;
 mod result_cache;
 
-pub use desired::PolicySources;
+pub use desired::{PodPolicy, PolicySources};
 pub use find::{HostPaths, SandboxList, find};
+pub(crate) use processes::is_process_of;
 
 use crate::pod::cgroups::Cgroups;
 use crate::pod::own_namespace;
@@ -19,6 +20,7 @@ use gybe_netfilter::verdict::{RedirectionState, Verdict};
 use gybe_plugin::args::PodRef;
 use serde_json::{Map, Value};
 use std::fmt;
+use std::net::IpAddr;
 use std::path::PathBuf;
 
 /// A pod sandbox.
@@ -35,6 +37,26 @@ pub struct Sandbox {
     pub annotations: Option<Map<String, Value>>,
     /// The cgroups of its processes.
     pub cgroups: Cgroups,
+    /// Its processes that belong to a pod.
+    pub processes: Vec<PodProcess>,
+    /// The ADD of its network, if libcni has cached the result. It does so after the last plugin of the chain.
+    pub ended_add: Option<EndedAdd>,
+}
+
+/// A process in a sandbox's namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodProcess {
+    /// Its directory in `/proc`.
+    pub directory: PathBuf,
+    /// The uid of its pod.
+    pub uid: String,
+}
+
+/// What libcni cached of an ADD. An ADD for the interface `lo` does not count: the runtime makes it first.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct EndedAdd {
+    /// The addresses that the plugins assigned.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// The network of a sandbox.
@@ -44,6 +66,16 @@ pub enum Network {
     Own(PathBuf),
     /// The node's (`hostNetwork: true`).
     OfNode,
+}
+
+/// A sandbox with its open namespace, its policy and the verdict on it.
+#[derive(Debug)]
+pub struct JudgedSandbox {
+    pub report: SandboxVerdict,
+    /// Open since before the verdict: its path may lead to another namespace by now.
+    pub netns: Option<Netns>,
+    /// The policy that the sandbox should have; none if it should have none, or it is not known.
+    pub policy: Option<Box<PodPolicy>>,
 }
 
 /// A sandbox and the verdict on it.
@@ -64,6 +96,8 @@ impl Sandbox {
             network: Network::Own(path),
             annotations: None,
             cgroups: Cgroups::default(),
+            processes: Vec::new(),
+            ended_add: None,
         }
     }
 }
@@ -141,26 +175,37 @@ pub fn judge_all(sandboxes: Vec<Sandbox>, sources: &PolicySources) -> Vec<Sandbo
 }
 
 fn judge(sandbox: Sandbox, sources: &PolicySources) -> SandboxVerdict {
+    judge_open(sandbox, sources).report
+}
+
+/// Judges a sandbox and keeps its namespace open.
+#[must_use]
+pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
     let Network::Own(path) = &sandbox.network else {
         let verdict = Verdict::because(RedirectionState::NotMeshed, "it uses the node's network");
-        return SandboxVerdict { sandbox, verdict, unknown_because: None };
+        let report = SandboxVerdict { sandbox, verdict, unknown_because: None };
+        return JudgedSandbox { report, netns: None, policy: None };
     };
     let netns = Netns::open(path);
-    let addresses = || {
-        let netns = netns.as_ref().map_err(ToString::to_string)?;
-        let found = netns.run(own_namespace::addresses).map_err(|why| why.to_string())?;
-        found.map_err(|why| why.to_string())
-    };
+    let addresses = || addresses_in(netns.as_ref().map_err(ToString::to_string)?);
     let desired = sources.desired(&sandbox, addresses);
     let verdict = match &netns {
         Ok(netns) => adapt_verdict(&desired, verdict_of(netns, desired.for_verdict(), &sandbox.cgroups)),
         Err(why) => adapt_verdict(&desired, Verdict::because(RedirectionState::Unknown, cannot_open(why))),
     };
-    let unknown_because = match desired {
-        Desired::NotKnown { why, .. } => Some(why),
-        _ => None,
+    let (policy, unknown_because) = match desired {
+        Desired::Policy(policy) => (Some(policy), None),
+        Desired::NotKnown { why, .. } => (None, Some(why)),
+        Desired::LeftAlone(_) => (None, None),
     };
-    SandboxVerdict { sandbox, verdict, unknown_because }
+    let report = SandboxVerdict { sandbox, verdict, unknown_because };
+    JudgedSandbox { report, netns: netns.ok(), policy }
+}
+
+/// Returns the addresses in the namespace, without those that Gybe adds.
+pub(crate) fn addresses_in(netns: &Netns) -> Result<Vec<IpAddr>, String> {
+    let found = netns.run(own_namespace::addresses).map_err(|why| why.to_string())?;
+    found.map_err(|why| why.to_string())
 }
 
 fn cannot_open(why: &NetnsError) -> String {

@@ -102,16 +102,6 @@ fn an_entry_of_the_ambient_mode_is_refused_with_the_reason() {
 }
 
 #[test]
-fn istio_cnis_entry_is_restored_on_request() {
-    let mut node = node("take-back");
-    let agent = node.start_agent();
-    wait_until("our entry", || node.entry(FILE).is_some());
-    node.set_configmap(&[("mode", "leave"), ("put_back_istio", "true")]);
-    wait_until("the end of the uninstall", || agent.get("/left").0 == 200);
-    assert_eq!(node.conf_text(FILE), istio(ISTIO), "byte for byte");
-}
-
-#[test]
 fn f29_a_stand_in_of_any_version_is_recognized_and_removed_with_the_last_sandbox() {
     let node = node("take-old");
     node.add_sandbox("old", &["calico", "istio-cni"]);

@@ -47,21 +47,6 @@ fn f29_mode_leave_uninstalls_and_reports_when_it_is_done() {
 }
 
 #[test]
-fn uninstall_restores_a_converted_conf_and_removes_gybes_files() {
-    let mut node = Node::new("leaves-conf");
-    let single = r#"{"cniVersion":"0.4.0","name":"n","type":"bridge"}"#;
-    node.put_conf("10-net.conf", single);
-    let agent = node.start_agent();
-    wait_until("a list", || node.entry("10-net.conflist").is_some());
-    node.set_configmap(&[("mode", "leave")]);
-    wait_until("the end of the uninstall", || agent.get("/left").0 == 200);
-    assert_eq!(node.conf_text("10-net.conf"), single);
-    let names: Vec<_> =
-        std::fs::read_dir(node.root.join("net.d")).unwrap().map(|it| it.unwrap().file_name()).collect();
-    assert_eq!(names, ["10-net.conf"]);
-}
-
-#[test]
 fn uninstall_without_an_install_changes_nothing() {
     let mut node = Node::new("leaves-nothing");
     node.set_configmap(&[("mode", "leave")]);

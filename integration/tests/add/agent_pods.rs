@@ -30,21 +30,6 @@ fn a_pod_only_the_agent_knows_is_redirected_and_its_line_reaches_the_agent() {
 }
 
 #[test]
-fn f14_without_the_agent_a_meshed_pod_is_refused_unchanged_and_an_unmeshed_one_succeeds() {
-    let (mut agent, pod) = (Agent::start("crash"), pod());
-    agent.stop(Signal::SIGKILL);
-    let refused = add(&agent, &pod, None);
-    let answer: Value = serde_json::from_str(&refused.out).unwrap();
-    assert_eq!((refused.code, answer["code"].as_u64()), (Some(1), Some(11)), "{refused:?}");
-    assert!(answer["msg"].as_str().unwrap().contains("GYBE-ADD-032: the node agent at"), "{answer}");
-    assert!(inspect(&pod).starts_with("no rules of Gybe"), "{}", inspect(&pod));
-    for unmeshed in [json!(null), json!({}), json!({ "example.com/x": "y" })] {
-        let ran = add(&agent, &pod, Some(unmeshed));
-        assert_eq!(ran.code, Some(0), "{ran:?}");
-    }
-}
-
-#[test]
 fn a08_an_agent_of_an_unprivileged_user_is_not_trusted() {
     let (agent, pod) = (Agent::start_as(UNPRIVILEGED, "unprivileged"), pod());
     let refused = add(&agent, &pod, None);

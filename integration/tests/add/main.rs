@@ -1,18 +1,20 @@
 //! ADD, CHECK and DEL by the built plugin in a namespace, alone and with the built agent: input, annotations, address
-//! families, system calls, and facts from the agent and from the API server.
+//! families, system calls, explained policies, and facts from the agent and from the API server.
 #![cfg(test)]
 
 mod agent;
 mod agent_pods;
 mod annotations;
 mod bad_input;
-mod kubeconfig;
+mod explained;
 mod system_calls;
 
+use gybe_api_server::ApiServer;
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
 use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
 use gybe_integration::programs::{ours, run};
+use serde_json::{Value, json};
 
 /// Creates the namespace of the example pod, whose policy has both families, and disables IPv6 in it.
 fn without_ipv6() -> Result<Namespace, Failure> {
@@ -63,5 +65,32 @@ fn f40_no_backend_writes_ipv6_rules_where_ipv6_is_off() -> Result<(), Failure> {
             assert_eq!(ran.code, Some(0), "{backend} {verb}: {ran:?}");
         }
     }
+    Ok(())
+}
+
+#[test]
+fn without_an_agent_a_pod_is_redirected_by_the_facts_of_gybe_pod_facts() -> Result<(), Failure> {
+    let (server, directory, pod) = (ApiServer::start()?, PluginDir::new("kubeconfig"), pod()?);
+    let kubeconfig = server.kubeconfig(&directory.run())?;
+    let mut call = PluginCall::add(&pod, &directory)?.with_backend("nft");
+    let args = "IgnoreUnknown=1;K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0;K8S_POD_UID=u1";
+    call.env.insert("CNI_ARGS".into(), args.into());
+    call.stdin["facts"] = json!({ "socket": "", "kubeconfig": kubeconfig, "deadline_ms": 2000 });
+    let inspect = || ours("gybe", &["inspect", "--netns", &pod.path().to_string_lossy()], "");
+
+    let refused = call.run(&directory, "")?;
+    assert!(
+        refused.code == Some(1) && refused.out.contains("GYBE-ADD-017"),
+        "the pod does not exist: {refused:?}"
+    );
+    assert!(inspect()?.out.starts_with("no rules of Gybe"));
+
+    let mut example: Value = serde_json::from_str(include_str!("../../../examples/pod.json"))?;
+    example["metadata"]["uid"] = "u1".into();
+    server.put_pod(example);
+    let added = call.run(&directory, "")?;
+    assert_eq!(added.code, Some(0), "{added:?}");
+    assert!(inspect()?.out.contains("outbound-to-proxy"));
+    assert_eq!(server.requests().len(), 2, "{:?}", server.requests());
     Ok(())
 }

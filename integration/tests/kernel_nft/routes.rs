@@ -4,7 +4,7 @@ use crate::fixture::{in_new_namespace, ip, policy, without_privilege};
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::policy::{Families, Inbound, Mode, PortSet};
+use gybe_netfilter::policy::{Families, Mode};
 use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::{self, Redirection};
 use gybe_netfilter::routes::{self, Routes, RoutesError, Rtnetlink, addresses};
@@ -22,21 +22,6 @@ fn everything() -> String {
 
 fn routing() -> Rtnetlink {
     Rtnetlink::open().unwrap()
-}
-
-#[test]
-fn only_what_a_policy_needs_is_wanted() {
-    let desired = |mode, families, inbound| {
-        let mut policy = policy();
-        (policy.mode, policy.families, policy.inbound) = (mode, families, inbound);
-        Routes::of(&policy)
-    };
-    let all = || Inbound::AllBut(PortSet::default());
-    let none = || Inbound::Only(PortSet::default());
-    assert!(desired(Mode::Redirect, Families::V4Only, all()).is_empty());
-    assert!(desired(TPROXY, Families::V4Only, none()).is_empty());
-    assert!(!desired(Mode::Redirect, Families::V4AndV6, none()).is_empty());
-    assert!(!desired(TPROXY, Families::V4Only, all()).is_empty());
 }
 
 #[test]

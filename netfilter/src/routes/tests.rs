@@ -57,7 +57,9 @@ fn a_policy_needs_an_address_for_ipv6_and_a_table_for_tproxy() {
         routes(Families::V4AndV6, true, all()).entries,
         [ADDRESS, ROUTE, MARK_RULE, ROUTE_V6, MARK_RULE_V6]
     );
-    assert!(routes(Families::V4Only, true, Inbound::Only(Default::default())).is_empty());
+    let no_port = || Inbound::Only(Default::default());
+    assert!(routes(Families::V4Only, true, no_port()).is_empty());
+    assert_eq!(routes(Families::V4AndV6, false, no_port()).entries, [ADDRESS]);
 }
 
 #[test]

@@ -94,19 +94,6 @@ fn the_errors_of_agent_and_kubeconfig_are_both_named() {
 }
 
 #[test]
-fn a_placeholder_that_the_installer_did_not_replace_is_a_wrong_value() {
-    let directory = PluginDirectory::new("placeholder");
-    let mut entry = directory.entry();
-    entry["kubernetes"]["kubeconfig"] = "__KUBECONFIG_FILEPATH__".into();
-    let message = directory.call("ADD", "shop", &entry).message();
-    assert!(
-        message.contains("ADD-009") && message.contains("the installer did not replace its placeholder"),
-        "{message}"
-    );
-    assert_eq!(directory.call("DEL", "shop", &entry).exit, Some(0));
-}
-
-#[test]
 fn a_missing_program_is_named_by_its_path() {
     let directory = PluginDirectory::new("alone");
     directory.assert_refused(7, &["/gybe,", "cannot be run: No such file"]);
@@ -153,16 +140,6 @@ fn the_programs_errors_are_passed_on() {
     let unknown = PluginDirectory::new("unknown").gybe(r#"echo '{"version": 1}'"#);
     let message = unknown.call("ADD", "shop", &unknown.entry()).message();
     assert!(message.contains("GYBE-ADD-017") && message.contains("has no shop/cart-0"), "{message}");
-}
-
-#[test]
-fn f39_facts_of_an_earlier_pod_are_not_used() {
-    let mut pod = meshed(&[]);
-    pod["metadata"]["uid"] = "u0".into();
-    let directory =
-        PluginDirectory::new("uid").gybe(&format!("echo '{}'", json!({ "version": 1, "pod": pod })));
-    let message = directory.call("ADD", "shop", &directory.entry()).message();
-    assert!(message.contains("GYBE-ADD-018") && message.contains("another pod"), "{message}");
 }
 
 #[test]

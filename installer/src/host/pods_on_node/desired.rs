@@ -29,11 +29,19 @@ pub struct PolicySources {
     until: Instant,
 }
 
+/// The policy of a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodPolicy {
+    pub policy: RedirectPolicy,
+    /// Whether the facts have the pod's uid. Facts without a uid may be those of an earlier pod of that name.
+    pub is_of_uid: bool,
+}
+
 /// The desired state of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Desired {
     /// The rules of this policy.
-    Policy(Box<RedirectPolicy>),
+    Policy(Box<PodPolicy>),
     /// No rule of ours.
     LeftAlone(LeaveAloneReason),
     /// It is not known.
@@ -92,12 +100,25 @@ impl PolicySources {
         };
         match decide(&self.conf, &facts, &addresses, InitContainer::Counts) {
             Decision::LeaveAlone(reason) => Desired::LeftAlone(reason),
-            Decision::Redirect(policy) => Desired::Policy(Box::new(policy)),
+            Decision::Redirect(policy) => {
+                let is_of_uid = facts::same_uid(&facts, pod);
+                Desired::Policy(Box::new(PodPolicy { policy, is_of_uid }))
+            }
             Decision::Refuse(cause) => not_known(chain(&cause)),
         }
     }
 
-    fn facts(&self, pod: &PodRef) -> Result<PodFacts, String> {
+    /// The plugin's configuration.
+    #[must_use]
+    pub fn into_conf(self) -> PluginConf {
+        self.conf
+    }
+
+    /// Returns the facts of a pod from the first source that knows it.
+    ///
+    /// # Errors
+    /// When no source knows the pod in time.
+    pub fn facts(&self, pod: &PodRef) -> Result<PodFacts, String> {
         if let Some(manifest) = self.manifest.as_ref().filter(|manifest| matches(manifest, pod)) {
             return Ok(manifest.clone());
         }
@@ -110,7 +131,7 @@ impl PolicySources {
 impl Desired {
     pub(super) fn for_verdict(&self) -> verdict::Desired<'_> {
         match self {
-            Self::Policy(policy) => verdict::Desired::Policy(policy),
+            Self::Policy(known) => verdict::Desired::Policy(&known.policy),
             Self::LeftAlone(_) => verdict::Desired::LeftAlone,
             Self::NotKnown { .. } => verdict::Desired::NotKnown,
         }

@@ -2,7 +2,7 @@
 
 use super::processes;
 use super::result_cache;
-use super::{Network, Sandbox};
+use super::{Network, PodProcess, Sandbox};
 use crate::error::chain;
 use crate::pod::cgroups::Cgroups;
 use gybe_netfilter::netns::{Identity, NetnsError};
@@ -85,6 +85,9 @@ impl Listing {
                         let there = there.get_mut();
                         there.pod = there.pod.take().or(sandbox.pod);
                         there.annotations = there.annotations.take().or(sandbox.annotations);
+                        if let Some(ended) = sandbox.ended_add {
+                            there.ended_add.get_or_insert_default().addresses.extend(ended.addresses);
+                        }
                     }
                 },
             }
@@ -140,10 +143,13 @@ impl Listing {
                     self.others.push(Sandbox { uid: Some(uid), network: Network::OfNode, ..sandbox });
                 }
             } else if let Some(sandbox) = self.by_namespace.get_mut(&process.identity) {
-                sandbox.uid.get_or_insert(uid);
+                sandbox.uid.get_or_insert_with(|| uid.clone());
+                sandbox.processes.push(PodProcess { directory: process.directory, uid });
             } else if !self.is_cached(&uid) {
                 let sandbox = Sandbox::in_namespace(process.netns);
-                self.by_namespace.insert(process.identity, Sandbox { uid: Some(uid), ..sandbox });
+                let processes = vec![PodProcess { directory: process.directory, uid: uid.clone() }];
+                let sandbox = Sandbox { uid: Some(uid), processes, ..sandbox };
+                self.by_namespace.insert(process.identity, sandbox);
             }
         }
     }

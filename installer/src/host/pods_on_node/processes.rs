@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Process {
+    pub(super) directory: PathBuf,
     /// The uid of its pod; none for a process that belongs to no pod.
     pub(super) pod: Option<String>,
     pub(super) netns: PathBuf,
@@ -30,7 +31,9 @@ pub(super) fn read(proc: &Path) -> Processes {
         let Some(cgroup) = cgroup_file(&process) else { continue };
         let (pod, netns) = (pod_uid(&cgroup), process.join("ns/net"));
         match Identity::at(&netns) {
-            Ok(identity) => found.all.push(Process { pod, netns, identity, cgroup }),
+            Ok(identity) => {
+                found.all.push(Process { directory: process, pod, netns, identity, cgroup });
+            }
             Err(why) if pod.is_some() && !matches!(why, NetnsError::Missing { .. }) => {
                 found.refused = Some(why);
             }
@@ -38,6 +41,12 @@ pub(super) fn read(proc: &Path) -> Processes {
         }
     }
     found
+}
+
+/// Reports whether the process in this directory of `/proc` exists, belongs to the pod with this uid and is in this namespace.
+pub(crate) fn is_process_of(process: &Path, uid: &str, namespace: Identity) -> bool {
+    let is_here = Identity::at(&process.join("ns/net")).is_ok_and(|identity| identity == namespace);
+    is_here && cgroup_file(process).and_then(|cgroup| pod_uid(&cgroup)).as_deref() == Some(uid)
 }
 
 /// The lengths of the groups of a UUID, the usual form of a pod's uid.

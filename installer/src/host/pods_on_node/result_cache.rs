@@ -1,7 +1,7 @@
 //! The sandboxes in libcni's result cache, which has one file for each network of each sandbox
 //! (`cachedInfo` of libcni/api.go).
 
-use super::{Network, Sandbox};
+use super::{EndedAdd, Network, Sandbox};
 use crate::host::observe::result_cache::{ResultCache, each_result};
 use crate::pod::cgroups::Cgroups;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
@@ -17,6 +17,7 @@ struct CachedInfo {
     container_id: String,
     /// Since libcni 1.3; before, the result's interfaces name it.
     netns: String,
+    if_name: String,
     cni_args: Vec<(String, String)>,
     capability_args: Map<String, Value>,
     result: Value,
@@ -59,7 +60,18 @@ fn sandbox(bytes: &[u8]) -> Option<Sandbox> {
             _ => None,
         },
         cgroups: Cgroups::default(),
+        processes: Vec::new(),
+        ended_add: ended_add(&info),
     })
+}
+
+/// Versions 0.3 to 1.1 of the CNI specification have the addresses in `ips`; older ones had `ip4` and `ip6`.
+fn ended_add(info: &CachedInfo) -> Option<EndedAdd> {
+    let ips = info.result.get("ips").and_then(Value::as_array).into_iter().flatten();
+    let old = ["ip4", "ip6"].into_iter().filter_map(|key| info.result.get(key)?.get("ip"));
+    let texts = ips.filter_map(|ip| ip.get("address")).chain(old).filter_map(Value::as_str);
+    let addresses = texts.filter_map(|text| text.split('/').next()?.parse().ok()).collect();
+    (!matches!(info.if_name.as_str(), "" | "lo")).then_some(EndedAdd { addresses })
 }
 
 fn netns(info: &CachedInfo) -> Option<PathBuf> {
@@ -106,6 +118,28 @@ mod tests {
             assert_eq!(found.pod.unwrap().uid.as_deref(), Some("u1"));
             assert_eq!(found.network, Network::Own(netns.into()));
             assert_eq!(found.annotations, None);
+        }
+    }
+
+    #[test]
+    fn an_add_has_ended_when_its_result_is_cached_and_the_loopback_interfaces_does_not_count() {
+        let added = |more: Value| {
+            let netns = json!({ "netns": "/run/netns/a" });
+            let mut more = more;
+            more.as_object_mut().unwrap().extend(netns.as_object().unwrap().clone());
+            read(&cached(&more)).unwrap().ended_add.map(|ended| ended.addresses)
+        };
+        let both = vec!["10.244.0.9".parse().unwrap(), "fd00::9".parse().unwrap()];
+        let current = json!({ "ips": [{ "address": "10.244.0.9/24" }, { "address": "fd00::9/64" }, { "address": "x" }] });
+        let old = json!({ "ip4": { "ip": "10.244.0.9/24" }, "ip6": { "ip": "fd00::9/64" } });
+        for (more, ended) in [
+            (json!({ "ifName": "eth0", "result": current }), Some(both.clone())),
+            (json!({ "ifName": "eth0", "result": old }), Some(both)),
+            (json!({ "ifName": "eth0", "result": {} }), Some(vec![])),
+            (json!({ "ifName": "lo", "result": current }), None),
+            (json!({ "result": current }), None),
+        ] {
+            assert_eq!(added(more.clone()), ended, "{more}");
         }
     }
 

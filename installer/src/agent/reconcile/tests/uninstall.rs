@@ -37,19 +37,6 @@ fn f29_the_plugin_is_removed_after_the_grace_period_and_the_last_sandbox() {
 }
 
 #[test]
-fn f29_without_the_runtimes_cache_the_plugin_stays() {
-    let node = TestNode::new("no-cache");
-    fs::remove_dir_all(node.0.join("cache")).unwrap();
-    phases(&node, Duration::ZERO, |turn| {
-        turn();
-        node.set_mode("leave");
-        for _ in 0..3 {
-            assert!(matches!(turn(), Phase::Uninstalled { kept: Some(_) }));
-        }
-    });
-}
-
-#[test]
 fn f29_a_stand_in_of_any_version_is_removed_on_uninstall() {
     let node = TestNode::new("old-stand-in");
     fs::write(node.0.join("bin/istio-cni"), "#!/bin/sh\n# gybe-cni of another version\n").unwrap();

@@ -1,0 +1,229 @@
+//! `gybe repair`: redirects running pods of this node that should be redirected and are not.
+
+use super::output::{CommandError, CommandOutput, Exit};
+use super::pods::{OnNodeArgs, POD, as_json};
+use super::style::{bad, doubtful, examples, good, titles};
+use crate::agent::stop_signal;
+use crate::host::pods_on_node::{PolicySources, SandboxList};
+use crate::host::watch::{DirectoryWatch, WakeReason};
+use crate::log::Log;
+use crate::pod::manifest::printable;
+use crate::probe::host_mounts::{HOST_MOUNTS, HostMounts};
+use crate::repair::{Action, RepairMode, RepairPass, RepairReport, RepairWatch};
+use clap::{Args, ValueEnum};
+use gybe_plugin::conf::PluginConf;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Redirect running pods of this node that should be redirected and are not
+///
+/// Such pods started before gybe-cni was in the runtime's chain, or lost their rules. Judges every pod sandbox as
+/// `gybe verify --all` does, and writes the rules of those that should be redirected, whose ADD has ended and whose
+/// namespace has no rules of Gybe. Leaves alone and reports every sandbox about which anything is unclear, those that
+/// istio-cni or istio-init redirects, and those whose rules of Gybe differ from their policy. TCP connections that are
+/// open keep their path, past the proxy; new ones are redirected.
+///
+/// The node needs an entry of gybe-cni in its conf file: it names the sources of the pods' policies. Exit code 0: no
+/// sandbox is left that should be redirected and is not. 1: there is one, or a verdict is not known. 2: the command
+/// failed.
+#[derive(Debug, Args)]
+#[command(after_help = examples(&["gybe repair --dry-run", "gybe repair", "gybe repair --json"]))]
+pub(super) struct RepairArgs {
+    /// Print what would happen, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    /// Keep running: make a pass whenever an ADD has ended, and every minute
+    #[arg(long, conflicts_with = "dry_run")]
+    watch: bool,
+    /// repair: write the rules; off: only report
+    #[arg(long, value_name = "MODE", default_value = "repair", hide_possible_values = true)]
+    mode: ModeArg,
+    /// Run in the host's mount namespace: with its programs, directories and sockets
+    #[arg(long)]
+    host: bool,
+    /// The file of the host's mount namespace
+    #[arg(long, value_name = "PATH", default_value = HOST_MOUNTS, requires = "host")]
+    mount_namespace: PathBuf,
+    #[command(flatten)]
+    on_node: OnNodeArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum ModeArg {
+    Repair,
+    Off,
+}
+
+/// How often the directory of the cached results may start a pass.
+const MIN_INTERVAL: Duration = Duration::from_millis(100);
+
+impl RepairArgs {
+    pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
+        if !self.host {
+            return self.run_here();
+        }
+        let cannot = |why| CommandError::hinted("cannot repair pods", why);
+        HostMounts::open(&self.mount_namespace).map_err(cannot)?.run(|| self.run_here()).map_err(cannot)?
+    }
+
+    fn run_here(&self) -> Result<CommandOutput, CommandError> {
+        if self.watch {
+            return self.watch();
+        }
+        let Some(conf) = self.on_node.conf_of_node() else {
+            return Err(CommandError::new(NO_ENTRY).with_hint(INSTALL));
+        };
+        let SandboxList { sandboxes, unreadable } = self.on_node.found();
+        let sources = PolicySources::of(conf.clone());
+        Ok(self.output(&self.pass(&conf, &sources).run(sandboxes), &unreadable))
+    }
+
+    fn pass<'a>(&self, conf: &'a PluginConf, sources: &'a PolicySources) -> RepairPass<'a> {
+        let mode = match self.mode {
+            ModeArg::Repair => RepairMode::Repair,
+            ModeArg::Off => RepairMode::Off,
+        };
+        RepairPass { conf, sources, mode, is_dry_run: self.dry_run }
+    }
+
+    fn watch(&self) -> Result<CommandOutput, CommandError> {
+        let stop = stop_signal().map_err(|why| CommandError::because("cannot wait for signals", why))?;
+        let (log, mut memory, mut had_entry) = (Log::default(), RepairWatch::default(), true);
+        let mut watch = DirectoryWatch::new([self.on_node.results()]);
+        loop {
+            let started = Instant::now();
+            let conf = self.on_node.conf_of_node();
+            let wait = match &conf {
+                Some(conf) => {
+                    let SandboxList { sandboxes, .. } = self.on_node.found();
+                    memory.pass(sandboxes, &self.pass(conf, &PolicySources::of(conf.clone())), &log)
+                }
+                None => {
+                    if had_entry {
+                        log.warn(
+                            "gybe repair: waiting for the entry of gybe-cni",
+                            json!({ "why": NO_ENTRY }),
+                        );
+                    }
+                    Duration::from_secs(1)
+                }
+            };
+            had_entry = conf.is_some();
+            let pause = MIN_INTERVAL.saturating_sub(started.elapsed());
+            if let Some(WakeReason::Readable) = (!pause.is_zero()).then(|| Self::pause(pause, &stop)) {
+                break;
+            }
+            match watch.wait(wait, Some(stop.as_fd())) {
+                WakeReason::Readable => break,
+                WakeReason::TimedOut => memory.judge_all_again(),
+                WakeReason::Changed => {}
+            }
+        }
+        Ok(CommandOutput::done("", json!({ "stopped": true })))
+    }
+
+    /// Waits for the signal alone, so that many ADDs that end together are one pass.
+    fn pause(time: Duration, stop: &impl AsFd) -> WakeReason {
+        DirectoryWatch::new([]).wait(time, Some(stop.as_fd()))
+    }
+
+    fn output(&self, reports: &[RepairReport], unreadable: &[String]) -> CommandOutput {
+        let names: Vec<String> =
+            reports.iter().map(|one| printable(&one.before.sandbox.to_string())).collect();
+        let widest = names.iter().map(String::len).chain([POD.len()]).max().unwrap_or(0);
+        let mut text = String::new();
+        if !reports.is_empty() {
+            text += &titles(&format!("{POD:<widest$}  RESULT"));
+            text.push('\n');
+        }
+        for (name, report) in names.iter().zip(reports) {
+            // Writing to a String cannot fail.
+            let _ = writeln!(text, "{name:<widest$}  {}", self.line(report));
+        }
+        let _ = writeln!(text, "{}", self.summary(reports));
+        let holds = unreadable.is_empty() && reports.iter().all(RepairReport::is_well);
+        let json = json!({
+            "holds": holds,
+            "dry_run": self.dry_run,
+            "sandboxes": reports.iter().map(report_as_json).collect::<Vec<_>>(),
+            "unreadable": unreadable,
+        });
+        let notes = unreadable.iter().map(|what| format!("note: sandboxes may be missing: {what}")).collect();
+        CommandOutput { text, json, exit: if holds { Exit::Yes } else { Exit::No }, notes }
+    }
+
+    fn line(&self, report: &RepairReport) -> String {
+        let reason = printable(&report.decision.reason);
+        match (&report.repair, report.decision.action) {
+            (Some(Ok(repaired)), _) => {
+                let open = match repaired.open_connections {
+                    0 => String::new(),
+                    1 => "; 1 TCP connection was open and bypasses the proxy".to_owned(),
+                    many => format!("; {many} TCP connections were open and bypass the proxy"),
+                };
+                format!("{}: {} wrote its rules{open}", good("repaired"), repaired.backend)
+            }
+            (Some(Err(why)), _) => format!("{}: {}", bad("NOT REPAIRED"), printable(why)),
+            (None, Action::None) => format!("{}: {reason}", good("nothing to do")),
+            (None, Action::Repair) => format!("{}: {reason}", doubtful("would be repaired")),
+            (None, _) => {
+                let verdict = printable(&report.before.line());
+                format!("{}: {reason} ({verdict})", bad("left alone"))
+            }
+        }
+    }
+
+    fn summary(&self, reports: &[RepairReport]) -> String {
+        let count =
+            |is_counted: fn(&RepairReport) -> bool| reports.iter().filter(|one| is_counted(one)).count();
+        let repaired = count(|one| matches!(one.repair, Some(Ok(_))));
+        let failed = count(|one| matches!(one.repair, Some(Err(_))));
+        let planned = count(|one| one.repair.is_none() && one.decision.action == Action::Repair);
+        let reported = count(|one| one.decision.action == Action::Report);
+        let parts = [
+            (planned, "would be repaired"),
+            (repaired, "repaired"),
+            (failed, "not repaired"),
+            (reported, "left alone"),
+        ];
+        let parts: Vec<String> = parts
+            .into_iter()
+            .filter(|(number, _)| *number > 0)
+            .map(|(number, what)| format!("{number} {what}"))
+            .collect();
+        let parts = if parts.is_empty() { "nothing to repair".to_owned() } else { parts.join(", ") };
+        match reports.len() {
+            0 => "no pod sandbox on this node".to_owned(),
+            1 => format!("1 sandbox: {parts}"),
+            many => format!("{many} sandboxes: {parts}"),
+        }
+    }
+}
+
+const NO_ENTRY: &str =
+    "this node's conf file has no entry of gybe-cni, so the policies of its pods are not known";
+const INSTALL: &str = "install Gybe on this node first; gybe doctor reports what is missing";
+
+fn report_as_json(report: &RepairReport) -> Value {
+    let mut json = as_json(&report.before);
+    let (repaired, error) = match &report.repair {
+        Some(Ok(repaired)) => (Some(repaired), None),
+        Some(Err(why)) => (None, Some(why)),
+        None => (None, None),
+    };
+    let more = json!({
+        "action": report.decision.action.name(),
+        "reason": report.decision.reason,
+        "repaired": repaired.is_some(),
+        "backend": repaired.map(|repaired| repaired.backend),
+        "open_connections": repaired.map(|repaired| repaired.open_connections),
+        "error": error,
+    });
+    if let (Some(json), Value::Object(more)) = (json.as_object_mut(), more) {
+        json.extend(more);
+    }
+    json
+}

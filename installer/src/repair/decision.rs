@@ -1,0 +1,170 @@
+//! What happens to a sandbox: decided from its verdict and from what is known of it. Pure.
+
+use gybe_netfilter::verdict::RedirectionState;
+
+/// What is known of a sandbox when its action is decided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Candidate {
+    /// The verdict on its namespace.
+    pub state: RedirectionState,
+    pub policy: KnownPolicy,
+    /// Whether libcni has cached the result of its ADD. Before that, the ADD may be running and write.
+    pub has_ended_add: bool,
+    /// Whether the namespace has rules of Gybe.
+    pub has_our_rules: bool,
+    /// Why it is not certain that the namespace is the pod's; none if it is certain.
+    pub doubt: Option<String>,
+}
+
+/// What is known of a pod's policy.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KnownPolicy {
+    /// It should be redirected by this policy.
+    Redirect,
+    /// It should have no rules of Gybe.
+    LeaveAlone,
+    /// No source knows the pod.
+    NotKnown,
+}
+
+/// The configured way to treat pods that are not redirected (`repair`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum RepairMode {
+    /// Writes the rules into the pod's namespace.
+    #[default]
+    Repair,
+    /// Deletes the pod, so that its controller starts another one.
+    Delete,
+    /// Labels the pod.
+    Label,
+    /// Only reports it.
+    Off,
+}
+
+/// What happens to a sandbox.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// Nothing, and nothing is wrong.
+    None,
+    Repair,
+    Delete,
+    Label,
+    /// Nothing, and an operator has to look at it.
+    Report,
+}
+
+impl Action {
+    /// Its name in JSON and in log lines.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::None => "none",
+            Self::Repair => "repair",
+            Self::Delete => "delete",
+            Self::Label => "label",
+            Self::Report => "report",
+        }
+    }
+}
+
+/// An action and its reason, one sentence.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decision {
+    pub action: Action,
+    pub reason: String,
+}
+
+/// Decides what happens to a sandbox. A wrong repair is worse than none: a sandbox about which anything is unclear is
+/// reported and left alone.
+#[must_use]
+pub fn decide(candidate: &Candidate, mode: RepairMode) -> Decision {
+    let decision = |action, reason: &str| Decision { action, reason: reason.to_owned() };
+    match candidate.state {
+        RedirectionState::Redirected => return decision(Action::None, "it is redirected"),
+        RedirectionState::NotMeshed if candidate.policy == KnownPolicy::NotKnown => {
+            return decision(Action::None, "it has no rules, and its policy is not known");
+        }
+        RedirectionState::NotMeshed => return decision(Action::None, "it should not be redirected"),
+        RedirectionState::ByOthers => {
+            return decision(Action::None, "it is redirected by istio-cni or istio-init");
+        }
+        RedirectionState::Unknown => {
+            return decision(Action::Report, "it is not known whether it is redirected");
+        }
+        RedirectionState::NotRedirected => {}
+    }
+    if !candidate.has_ended_add {
+        return decision(Action::None, "its ADD may be running: libcni has cached no result");
+    }
+    if candidate.policy != KnownPolicy::Redirect {
+        return decision(Action::Report, "it is not redirected, and Gybe has no policy for it");
+    }
+    if let Some(doubt) = &candidate.doubt {
+        return Decision {
+            action: Action::Report,
+            reason: format!("it is not certain that the namespace is this pod's: {doubt}"),
+        };
+    }
+    if candidate.has_our_rules {
+        // A pod's rules are those of its ADD. Facts that changed since then change no running pod.
+        return decision(
+            Action::Report,
+            "it has rules of Gybe that do not redirect it as its policy requests",
+        );
+    }
+    let action = match mode {
+        RepairMode::Repair => Action::Repair,
+        RepairMode::Delete => Action::Delete,
+        RepairMode::Label => Action::Label,
+        RepairMode::Off => Action::Report,
+    };
+    decision(action, "it should be redirected, and its namespace has no rules of Gybe")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const UNREDIRECTED: Candidate = Candidate {
+        state: RedirectionState::NotRedirected,
+        policy: KnownPolicy::Redirect,
+        has_ended_add: true,
+        has_our_rules: false,
+        doubt: None,
+    };
+
+    #[test]
+    fn only_a_pod_that_is_certainly_not_redirected_is_repaired() {
+        let doubt = || Some("its uid changed".to_owned());
+        for (candidate, action) in [
+            (UNREDIRECTED, Action::Repair),
+            (Candidate { has_ended_add: false, ..UNREDIRECTED }, Action::None),
+            (Candidate { has_ended_add: false, doubt: doubt(), ..UNREDIRECTED }, Action::None),
+            (Candidate { policy: KnownPolicy::LeaveAlone, ..UNREDIRECTED }, Action::Report),
+            (Candidate { policy: KnownPolicy::NotKnown, ..UNREDIRECTED }, Action::Report),
+            (Candidate { has_our_rules: true, ..UNREDIRECTED }, Action::Report),
+            (Candidate { doubt: doubt(), ..UNREDIRECTED }, Action::Report),
+            (Candidate { state: RedirectionState::Unknown, ..UNREDIRECTED }, Action::Report),
+            (Candidate { state: RedirectionState::Redirected, ..UNREDIRECTED }, Action::None),
+            (Candidate { state: RedirectionState::NotMeshed, ..UNREDIRECTED }, Action::None),
+            (Candidate { state: RedirectionState::ByOthers, ..UNREDIRECTED }, Action::None),
+        ] {
+            assert_eq!(decide(&candidate, RepairMode::Repair).action, action, "{candidate:?}");
+        }
+    }
+
+    #[test]
+    fn the_mode_changes_only_what_happens_to_pods_that_would_be_repaired() {
+        for (mode, action) in [
+            (RepairMode::Delete, Action::Delete),
+            (RepairMode::Label, Action::Label),
+            (RepairMode::Off, Action::Report),
+        ] {
+            assert_eq!(decide(&UNREDIRECTED, mode).action, action);
+            let running = Candidate { has_ended_add: false, ..UNREDIRECTED };
+            assert_eq!(decide(&running, mode).action, Action::None);
+            let changed = Candidate { has_our_rules: true, ..UNREDIRECTED };
+            assert_eq!(decide(&changed, mode).action, Action::Report);
+        }
+    }
+}

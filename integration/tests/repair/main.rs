@@ -1,0 +1,10 @@
+//! `gybe repair` on a node whose pods started without Gybe: real namespaces and connections, with the node's files and
+//! processes in a directory.
+#![allow(clippy::indexing_slicing, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
+
+#[cfg(test)]
+mod connections;
+#[cfg(test)]
+mod node;
+#[cfg(test)]
+mod pods;

@@ -1,0 +1,193 @@
+//! Which pods are repaired, and which are left alone.
+
+use crate::node::{Node, Pod};
+use gybe_integration::programs::{path_of_ours, run};
+use gybe_test_support::wait_until;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::process::{Command, Stdio};
+use std::time::Instant;
+
+/// As istio-cni writes them with iptables, in short.
+const ISTIO_CHAINS: &str = "iptables-nft -t nat -N ISTIO_OUTPUT; iptables-nft -t nat -A OUTPUT -p tcp -j ISTIO_OUTPUT; \
+    iptables-nft -t nat -A ISTIO_OUTPUT -d 192.0.2.1 -j RETURN";
+const ISTIO_TABLE: &str =
+    "nft 'table inet istio-proxy-nat { chain output { type nat hook output priority -100; }; }'";
+
+fn by_name<'a>(sandboxes: &'a [Value], pod: &Pod) -> &'a Value {
+    let found = sandboxes.iter().find(|one| one["name"] == json!(pod.name()));
+    found.unwrap_or_else(|| panic!("{}: {sandboxes:?}", pod.name()))
+}
+
+#[test]
+fn pods_that_started_without_gybe_are_redirected_and_no_other_pod_is_touched() {
+    let node = Node::new("all", "auto");
+    let unredirected: Vec<Pod> = (0..30).map(|number| node.unredirected(number)).collect();
+    let mut untouched: Vec<(Pod, &str)> = Vec::new();
+    let mut numbers = 100..;
+    let mut leave = |why, namespace: &str, prepare: &dyn Fn(&Node, &Pod), change: &dyn Fn(&mut Value)| {
+        let pod = Pod::new(numbers.next().unwrap());
+        node.manifest(namespace, &pod, change);
+        node.cached(namespace, &pod, "eth0");
+        node.start(&pod);
+        prepare(&node, &pod);
+        untouched.push((pod, why));
+    };
+    let (nothing, same): (&dyn Fn(&Node, &Pod), &dyn Fn(&mut Value)) = (&|_, _| (), &|_| ());
+    let results = |pod: &Pod| format!("var/lib/cni/results/pods-{}-eth0", pod.name());
+    leave("should not be redirected", "kube-system", nothing, same);
+    leave("should not be redirected", "shop", nothing, &|pod| {
+        pod["metadata"]["annotations"]["sidecar.istio.io/status"].take();
+        drop(pod["metadata"]["annotations"].as_object_mut().unwrap().remove("sidecar.istio.io/status"));
+    });
+    leave("by istio-cni", "shop", &|_, pod| drop(pod.sh(ISTIO_CHAINS)), same);
+    leave("by istio-cni", "shop", &|_, pod| drop(pod.sh(ISTIO_TABLE)), same);
+    leave("its policy is not known", "shop", nothing, &|pod| {
+        pod["metadata"]["uid"] = json!("00000000-70b7-4d3c-9a51-2b8f0a6f3c11");
+    });
+    leave("have no uid", "shop", nothing, &|pod| {
+        drop(pod["metadata"].as_object_mut().unwrap().remove("uid"));
+    });
+    leave(
+        "its ADD may be running",
+        "shop",
+        &|node, pod| fs::remove_file(node.root.join(results(pod))).unwrap(),
+        same,
+    );
+    let loopback_only = |node: &Node, pod: &Pod| {
+        fs::remove_file(node.root.join(results(pod))).unwrap();
+        node.cached("shop", pod, "lo");
+    };
+    leave("its ADD may be running", "shop", &loopback_only, same);
+    leave(
+        "a process of the pod with uid",
+        "shop",
+        &|node, pod| {
+            node.process(5000, "0::/kubepods/pod00000000-4b68-4efa-917f-4b560e3e86aa/x", &pod.netns);
+        },
+        same,
+    );
+    leave(
+        "no process of the pod",
+        "shop",
+        &|node, pod| {
+            fs::remove_dir_all(node.root.join(format!("proc/{}", 1000 + pod.number))).unwrap();
+        },
+        same,
+    );
+    leave(
+        "none of the addresses",
+        "shop",
+        &|_, pod| {
+            drop(pod.sh("ip address flush dev eth0; ip address add 10.250.0.9/32 dev eth0"));
+        },
+        same,
+    );
+    leave(
+        "has rules of Gybe that do not redirect",
+        "shop",
+        &|_, pod| {
+            let path = pod.netns.path().display().to_string();
+            let policy = r#"{"outbound_cidrs_include":[]}"#;
+            let ran = gybe_integration::programs::ours(
+                "gybe",
+                &["apply", "--netns", &path, "--policy", "-"],
+                policy,
+            );
+            assert_eq!(ran.as_ref().unwrap().code, Some(0), "{ran:?}");
+        },
+        same,
+    );
+    let before: Vec<String> = untouched.iter().map(|(pod, _)| pod.rules()).collect();
+    assert!(unredirected.iter().all(|pod| pod.rules().is_empty()) && !unredirected[0].is_redirected());
+
+    let planned = node.gybe(&["repair", "--dry-run"]);
+    assert!(planned.code == Some(1) && planned.out.contains("30 would be repaired"), "{planned:?}");
+    assert!(unredirected.iter().all(|pod| pod.rules().is_empty()), "a dry run writes nothing");
+
+    let started = Instant::now();
+    let sandboxes = node.repair();
+    println!("{} sandboxes: {:?}", sandboxes.len(), started.elapsed());
+    for pod in &unredirected {
+        let found = by_name(&sandboxes, pod);
+        assert_eq!((&found["repaired"], &found["open_connections"]), (&json!(true), &json!(0)), "{found}");
+        assert!(pod.is_redirected(), "{found}");
+    }
+    for ((pod, why), before) in untouched.iter().zip(before) {
+        let by_name = sandboxes.iter().find(|one| {
+            one["name"] == json!(pod.name())
+                || one["uid"] == json!(pod.uid())
+                || one["netns"].as_str().is_some_and(|path| path.ends_with(&pod.name()))
+        });
+        let found = by_name.unwrap_or_else(|| panic!("{why}: {sandboxes:?}"));
+        assert!(
+            found["repaired"] == json!(false) && found["reason"].as_str().unwrap().contains(why),
+            "{why}: {found}"
+        );
+        assert_eq!(pod.rules(), before, "{why}");
+        assert!(!pod.is_redirected(), "{why}");
+    }
+    let again = node.repair();
+    assert!(again.iter().all(|one| one["repaired"] == json!(false)), "a second pass repairs nothing");
+    assert_eq!(by_name(&again, &unredirected[0])["verdict"], json!("redirected"));
+}
+
+#[test]
+fn a_node_without_an_entry_of_gybe_is_left_alone() {
+    let node = Node::new("no-entry", "auto");
+    let pod = node.unredirected(1);
+    fs::remove_file(node.root.join("etc/cni/net.d/10-pods.conflist")).unwrap();
+    let ran = node.gybe(&["repair"]);
+    assert!(ran.code == Some(2) && ran.err.contains("has no entry of gybe-cni"), "{ran:?}");
+    assert_eq!(pod.rules(), "");
+}
+
+#[test]
+fn a_pod_whose_rules_were_flushed_is_repaired() {
+    let node = Node::new("flushed", "nft");
+    let pod = node.unredirected(1);
+    assert_eq!(node.repair()[0]["repaired"], json!(true));
+    pod.sh("nft flush ruleset");
+    assert!(!pod.is_redirected());
+    assert_eq!(node.repair()[0]["repaired"], json!(true));
+    assert!(pod.is_redirected());
+}
+
+/// `gybe repair --watch`, ended with the value.
+struct Watch(std::process::Child);
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_watch_redirects_a_pod_as_soon_as_its_add_has_ended_and_logs_it_once() {
+    let node = Node::new("watch", "auto");
+    let early = node.unredirected(1);
+    #[allow(clippy::disallowed_methods, reason = "it runs in the background of the test")]
+    let mut command = Command::new(path_of_ours("gybe").unwrap());
+    command.args(["repair", "--watch", "--root"]).arg(node.root.path());
+    let mut watch = Watch(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+    wait_until("the pod that was there is redirected", || !early.rules().is_empty());
+    let late = Pod::new(2);
+    node.manifest("shop", &late, |_| ());
+    node.start(&late);
+    node.cached("shop", &late, "lo");
+    let third = node.unredirected(3);
+    wait_until("the pod whose ADD has ended is redirected", || !third.rules().is_empty());
+    assert_eq!(late.rules(), "", "the ADD of this one has not ended");
+    node.cached("shop", &late, "eth0");
+    wait_until("the pod is redirected", || !late.rules().is_empty());
+    assert!([&early, &late, &third].into_iter().all(Pod::is_redirected));
+    let pid = watch.0.id().to_string();
+    assert_eq!(run("kill", &["-TERM", &pid], "").unwrap().code, Some(0));
+    let lines: Vec<String> =
+        BufReader::new(watch.0.stderr.take().unwrap()).lines().map(Result::unwrap).collect();
+    assert_eq!(watch.0.wait().unwrap().code(), Some(0));
+    let repaired = lines.iter().filter(|line| line.contains("gybe repair: redirected a running pod"));
+    assert_eq!(repaired.count(), 3, "{lines:?}");
+}
