@@ -27,7 +27,7 @@ pub use environment::{
 pub use error::{InvalidSetting, SettingsError};
 pub use listen::Listen;
 pub use names::{INCUMBENTS, KEYS, OURS, SettingName, Support};
-pub use options::{Mode, Options, PodSource, STANDALONE, TakeOverSetting};
+pub use options::{Mode, Options, PodSource, RepairMode, STANDALONE, TakeOverSetting};
 pub use sources::{CONFIG, SettingsSources, SourceError, config_directory};
 
 use reader::SettingsReader;

@@ -15,6 +15,7 @@ mod kubeconfig;
 mod leader;
 mod node;
 mod pod_facts_command;
+mod pod_repairs;
 mod pods_directory;
 mod program_directory;
 mod queries;
