@@ -8,6 +8,7 @@ mod backend;
 mod demo;
 mod directories;
 mod doctor;
+mod explain;
 mod help;
 mod init;
 mod input;
@@ -56,8 +57,7 @@ struct Gybe {
 
 fn after_help() -> String {
     format!(
-        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, repair, doctor, install, uninstall, probe, demo, \
-         agent-status)\n  \
+        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, install, uninstall, probe, demo,\n       agent-status)\n  \
          2    wrong arguments, or the command failed\n  126  the pod is not redirected (validate)\n\n{}",
         style::heading("Exit codes:"),
         "`gybe help COMMAND` explains a command and shows examples.",
@@ -72,6 +72,7 @@ enum Command {
     Render(render::RenderArgs),
     Inspect(inspect::InspectArgs),
     Trace(trace::TraceArgs),
+    Explain(explain::ExplainArgs),
     Remove(remove::RemoveArgs),
     Repair(repair::RepairArgs),
     #[command(visible_alias = "agent")]
@@ -98,6 +99,7 @@ impl Command {
             Self::Render(args) => args.run(),
             Self::Inspect(args) => args.run(),
             Self::Trace(args) => args.run(),
+            Self::Explain(args) => args.run(),
             Self::Remove(args) => args.run(),
             Self::Repair(args) => args.run(),
             Self::Node(args) => args.run(context),

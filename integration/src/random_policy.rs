@@ -207,3 +207,17 @@ fn loopback() -> impl Strategy<Value = LoopbackCidr> {
     select(vec!["127.0.0.1/32", "127.0.0.1/32", "127.0.0.0/8", "127.1.0.0/16"])
         .prop_filter_map("a loopback network", |text| text.parse().ok())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gybe_installer::pod::policy_file::PolicyFile;
+
+    proptest::proptest! {
+        #[test]
+        fn a_policy_written_as_a_policy_file_is_parsed_as_the_same_policy(policy in policies()) {
+            let file = PolicyFile::from_entries(&PolicyFile::entries(&policy)).unwrap();
+            proptest::prop_assert_eq!(file.policy(&[]).unwrap(), policy);
+        }
+    }
+}

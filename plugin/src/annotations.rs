@@ -106,16 +106,16 @@ impl InvalidAnnotations {
 }
 
 /// The annotation of the mode.
-pub(crate) const MODE: &str = "sidecar.istio.io/interceptionMode";
-const INCLUDE_TO: &str = "traffic.sidecar.istio.io/includeOutboundIPRanges";
-const EXCLUDE_TO: &str = "traffic.sidecar.istio.io/excludeOutboundIPRanges";
-const INCLUDE_INBOUND: &str = "traffic.sidecar.istio.io/includeInboundPorts";
-const EXCLUDE_INBOUND: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
-const INCLUDE_OUTBOUND: &str = "traffic.sidecar.istio.io/includeOutboundPorts";
-const EXCLUDE_OUTBOUND: &str = "traffic.sidecar.istio.io/excludeOutboundPorts";
-const EXCLUDE_INTERFACES: &str = "traffic.sidecar.istio.io/excludeInterfaces";
-const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
-const KUBEVIRT_INTERFACES: &str = "traffic.sidecar.istio.io/kubevirtInterfaces";
+pub const MODE: &str = "sidecar.istio.io/interceptionMode";
+pub(crate) const INCLUDE_TO: &str = "traffic.sidecar.istio.io/includeOutboundIPRanges";
+pub(crate) const EXCLUDE_TO: &str = "traffic.sidecar.istio.io/excludeOutboundIPRanges";
+pub(crate) const INCLUDE_INBOUND: &str = "traffic.sidecar.istio.io/includeInboundPorts";
+pub(crate) const EXCLUDE_INBOUND: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
+pub(crate) const INCLUDE_OUTBOUND: &str = "traffic.sidecar.istio.io/includeOutboundPorts";
+pub(crate) const EXCLUDE_OUTBOUND: &str = "traffic.sidecar.istio.io/excludeOutboundPorts";
+pub(crate) const EXCLUDE_INTERFACES: &str = "traffic.sidecar.istio.io/excludeInterfaces";
+pub(crate) const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
+pub(crate) const KUBEVIRT_INTERFACES: &str = "traffic.sidecar.istio.io/kubevirtInterfaces";
 
 /// The annotations whose value is a list.
 const LISTS: [&str; 9] = [
@@ -208,12 +208,16 @@ impl AnnotationLists<'_> {
         Ok(listed.ranges().iter().copied().chain(proxy).collect())
     }
 
-    /// The older name counts only if the newer is absent.
     fn virtual_interfaces(&self) -> Result<BTreeSet<InterfaceName>, AnnotationError> {
-        match self.read(VIRTUAL_INTERFACES, lists::interfaces)? {
-            Some(listed) => Ok(listed),
-            None => Ok(self.read(KUBEVIRT_INTERFACES, lists::interfaces)?.unwrap_or_default()),
-        }
+        Ok(self.read(virtual_interfaces_annotation(self.pod), lists::interfaces)?.unwrap_or_default())
+    }
+}
+
+/// Returns the annotation that counts: the older name only if the newer is absent.
+pub(crate) fn virtual_interfaces_annotation(pod: &PodFacts) -> &'static str {
+    match pod.annotation(VIRTUAL_INTERFACES) {
+        Some(_) => VIRTUAL_INTERFACES,
+        None => KUBEVIRT_INTERFACES,
     }
 }
 

@@ -2,7 +2,9 @@
 //!
 //! It follows from the configuration, the pod's facts and its addresses. The gates are in `gates`, the
 //! annotations in `annotations`, the address families in `families`; here they are combined with Istio's
-//! fixed values (docs/ISTIO.md, sections 1 and 4).
+//! fixed values (docs/ISTIO.md, sections 1 and 4). `decide/inputs.rs` names the source of each value.
+
+pub mod inputs;
 
 use crate::annotations::{self, AnnotationError, InboundPorts, Interception, TrafficAnnotations};
 use crate::conf::{InboundDefault, PluginConf};

@@ -67,10 +67,10 @@ const AGENTS: [&str; 2] = ["gybe-node-", "istio-cni-node-"];
 pub const STATUS: &str = "sidecar.istio.io/status";
 
 /// The label, and the annotation, that asks for injection or forbids it.
-pub(crate) const INJECT: &str = "sidecar.istio.io/inject";
+pub const INJECT: &str = "sidecar.istio.io/inject";
 
 /// The variable that switches the proxy off.
-pub(crate) const DISABLE_ENVOY: &str = "DISABLE_ENVOY";
+pub const DISABLE_ENVOY: &str = "DISABLE_ENVOY";
 
 /// Checks the gates that need no facts, so that these pods never wait for a source of facts.
 ///
@@ -122,37 +122,111 @@ pub fn contradicts(annotations: RuntimeAnnotations<'_>, reason: &LeaveAloneReaso
         )
 }
 
+/// A condition under which a pod is left alone.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Gate {
+    /// The configuration excludes the pod's namespace.
+    Namespace,
+    /// The pod has an init container `istio-init`.
+    IstioInit,
+    /// The pod has no proxy.
+    Proxy,
+    /// The proxy is switched off.
+    Envoy,
+    /// The proxy is a gateway or a waypoint.
+    ProxyType,
+    /// The pod opts out.
+    Inject,
+    /// The injector has not changed the pod.
+    Status,
+    /// Strict gates: `inject` is neither absent nor true.
+    StrictInject,
+    /// Strict gates: there is no container beside the proxy.
+    StrictContainers,
+    /// The pod asks for no interception. Its annotation may be invalid.
+    Mode,
+}
+
+impl Gate {
+    /// All gates, in Istio's order.
+    pub const ALL: [Self; 10] = [
+        Self::Namespace,
+        Self::IstioInit,
+        Self::Proxy,
+        Self::Envoy,
+        Self::ProxyType,
+        Self::Inject,
+        Self::Status,
+        Self::StrictInject,
+        Self::StrictContainers,
+        Self::Mode,
+    ];
+
+    /// Reports whether the configuration has this gate.
+    pub fn applies(self, conf: &PluginConf) -> bool {
+        !matches!(self, Self::StrictInject | Self::StrictContainers) || conf.gates == Gates::Strict
+    }
+
+    /// Returns the reason if this gate is closed.
+    ///
+    /// # Errors
+    /// When the pod's mode is unknown, so that it may have meant to opt out.
+    pub fn closed(
+        self,
+        conf: &PluginConf,
+        pod: &PodFacts,
+        init: InitContainer,
+    ) -> Result<Option<LeaveAloneReason>, AnnotationError> {
+        let (is_closed, reason) = match self {
+            Self::Namespace => {
+                (conf.exclude_namespaces.contains(&pod.namespace), LeaveAloneReason::ExcludedNamespace)
+            }
+            Self::IstioInit => {
+                let mut all = pod.containers.iter().chain(&pod.init_containers);
+                let is_there = all.any(|container| container.name == "istio-init");
+                (init == InitContainer::Counts && is_there, LeaveAloneReason::IstioInit)
+            }
+            Self::Proxy => (pod.proxy().is_none(), LeaveAloneReason::NoProxy),
+            Self::Envoy => {
+                let is_disabled = pod.proxy().and_then(|proxy| proxy.bool_env(DISABLE_ENVOY)) == Some(true);
+                (is_disabled, LeaveAloneReason::EnvoyDisabled)
+            }
+            Self::ProxyType => {
+                return Ok(pod.proxy().and_then(other_proxy_type).map(LeaveAloneReason::NotASidecar));
+            }
+            Self::Inject => {
+                let is_refused = inject(pod).and_then(|inject| parse_bool(inject.value)) == Some(false);
+                (is_refused, LeaveAloneReason::InjectionRefused)
+            }
+            Self::Status => (pod.annotation(STATUS).is_none(), LeaveAloneReason::NotInjected),
+            Self::StrictInject => {
+                let is_unclear = inject(pod).is_some_and(|inject| parse_bool(inject.value) != Some(true));
+                (is_unclear, LeaveAloneReason::InjectionUnclear)
+            }
+            Self::StrictContainers => (pod.long_lived().count() < 2, LeaveAloneReason::ProxyAlone),
+            Self::Mode => (annotations::interception(pod)? == Interception::None, LeaveAloneReason::ModeNone),
+        };
+        Ok(is_closed.then_some(reason))
+    }
+}
+
 /// Checks all gates in order; none means that the pod is redirected.
 ///
 /// # Errors
-/// When the pod's mode is unknown, so that it may have meant to opt out.
+/// As [`Gate::closed`].
 pub fn check(
     conf: &PluginConf,
     pod: &PodFacts,
     init: InitContainer,
 ) -> Result<Option<LeaveAloneReason>, AnnotationError> {
-    let is_excluded = conf.exclude_namespaces.contains(&pod.namespace);
-    let reason = is_excluded
-        .then_some(LeaveAloneReason::ExcludedNamespace)
-        .or_else(|| container_gates(pod, init))
-        .or_else(|| injection_gates(pod))
-        .or_else(|| if conf.gates == Gates::Strict { strict_gates(pod) } else { None });
-    if reason.is_some() {
-        return Ok(reason);
+    for gate in Gate::ALL {
+        if gate.applies(conf)
+            && let Some(reason) = gate.closed(conf, pod, init)?
+        {
+            return Ok(Some(reason));
+        }
     }
-    Ok((annotations::interception(pod)? == Interception::None).then_some(LeaveAloneReason::ModeNone))
-}
-
-fn container_gates(pod: &PodFacts, init: InitContainer) -> Option<LeaveAloneReason> {
-    let mut all = pod.containers.iter().chain(&pod.init_containers);
-    if init == InitContainer::Counts && all.any(|container| container.name == "istio-init") {
-        return Some(LeaveAloneReason::IstioInit);
-    }
-    let Some(proxy) = pod.proxy() else { return Some(LeaveAloneReason::NoProxy) };
-    if proxy.bool_env(DISABLE_ENVOY) == Some(true) {
-        return Some(LeaveAloneReason::EnvoyDisabled);
-    }
-    other_proxy_type(proxy).map(LeaveAloneReason::NotASidecar)
+    Ok(None)
 }
 
 /// Returns the proxy's type if it is not a sidecar: `proxy router …`, `proxy waypoint …`. The default is a sidecar.
@@ -161,23 +235,19 @@ fn other_proxy_type(proxy: &Container) -> Option<String> {
     (command == "proxy" && !kind.is_empty() && kind != "sidecar").then(|| kind.chars().take(32).collect())
 }
 
+/// The value of `inject`, and whether the pod's label or its annotation has it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Inject<'p> {
+    /// The label has it.
+    pub is_label: bool,
+    /// The value, which may not be a boolean.
+    pub value: &'p str,
+}
+
 /// Returns the value of `inject`. The label overrides the annotation, even if it is not a boolean.
-fn inject(pod: &PodFacts) -> Option<&str> {
-    pod.labels.get(INJECT).map(String::as_str).or_else(|| pod.annotation(INJECT))
-}
-
-fn injection_gates(pod: &PodFacts) -> Option<LeaveAloneReason> {
-    if inject(pod).and_then(parse_bool) == Some(false) {
-        return Some(LeaveAloneReason::InjectionRefused);
-    }
-    pod.annotation(STATUS).is_none().then_some(LeaveAloneReason::NotInjected)
-}
-
-fn strict_gates(pod: &PodFacts) -> Option<LeaveAloneReason> {
-    if inject(pod).is_some_and(|value| parse_bool(value) != Some(true)) {
-        return Some(LeaveAloneReason::InjectionUnclear);
-    }
-    (pod.long_lived().count() < 2).then_some(LeaveAloneReason::ProxyAlone)
+pub fn inject(pod: &PodFacts) -> Option<Inject<'_>> {
+    let label = pod.labels.get(INJECT).map(|value| Inject { is_label: true, value });
+    label.or_else(|| pod.annotation(INJECT).map(|value| Inject { is_label: false, value }))
 }
 
 #[cfg(test)]

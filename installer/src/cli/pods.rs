@@ -37,10 +37,27 @@ impl OnNodeArgs {
 
     /// Judges the sandbox of one pod, NAMESPACE/NAME.
     pub(super) fn named(&self, pod: &str, conf: Option<PluginConf>) -> Result<CommandOutput, CommandError> {
-        let (namespace, name) = pod.split_once('/').ok_or_else(|| not_a_pod(pod))?;
-        let namespace = Namespace::parse(namespace).map_err(|_| not_a_pod(pod))?;
-        let name = PodName::parse(name).map_err(|_| not_a_pod(pod))?;
-        self.one(&PodRef { namespace, name, uid: None }, &self.sources(conf))
+        self.one(&pod_ref(pod)?, &self.sources(conf))
+    }
+
+    /// Returns what the sources that the plugin uses know of a pod, NAMESPACE/NAME.
+    pub(super) fn known(&self, pod: &str, conf: Option<PluginConf>) -> Result<KnownPod, CommandError> {
+        let pod = pod_ref(pod)?;
+        let sources = self.sources(conf);
+        let hint = "name the manifest: kubectl get pod NAME -n NAMESPACE -o yaml | gybe explain --pod -";
+        let facts = sources
+            .facts(&pod)
+            .map_err(|why| CommandError::new(format!("cannot look up pod {pod}: {why}")).with_hint(hint))?;
+        let network =
+            self.found().sandboxes.into_iter().find_map(|sandbox| match (&sandbox.pod, sandbox.network) {
+                (Some(named), Network::Own(path))
+                    if (&named.namespace, &named.name) == (&pod.namespace, &pod.name) =>
+                {
+                    Some(path)
+                }
+                _ => None,
+            });
+        Ok(KnownPod { facts, netns: network, conf: sources.into_conf() })
     }
 
     /// Judges the sandbox of the pod in a manifest.
@@ -88,6 +105,23 @@ impl OnNodeArgs {
         conf.facts.directory = self.facts.clone().or(conf.facts.directory);
         PolicySources::of(conf)
     }
+}
+
+/// What a node knows of one pod.
+#[derive(Debug)]
+pub(super) struct KnownPod {
+    pub(super) facts: PodFacts,
+    /// The network namespace of its sandbox; none if this node has no sandbox of the pod.
+    pub(super) netns: Option<PathBuf>,
+    /// The configuration of the plugin.
+    pub(super) conf: PluginConf,
+}
+
+fn pod_ref(pod: &str) -> Result<PodRef, CommandError> {
+    let (namespace, name) = pod.split_once('/').ok_or_else(|| not_a_pod(pod))?;
+    let namespace = Namespace::parse(namespace).map_err(|_| not_a_pod(pod))?;
+    let name = PodName::parse(name).map_err(|_| not_a_pod(pod))?;
+    Ok(PodRef { namespace, name, uid: None })
 }
 
 /// The title of the first column.

@@ -21,17 +21,24 @@ use std::rc::Rc;
 #[command(group = ArgGroup::new("source").args(["policy", "pod"]))]
 pub(super) struct PolicyArgs {
     /// A policy file (JSON); - is stdin
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "plugin_conf"])]
     policy: Option<PathBuf>,
+    #[command(flatten)]
+    pods: PodArgs,
+}
+
+/// The flags that name a pod and the plugin's configuration.
+#[derive(Debug, Args)]
+pub(super) struct PodArgs {
     /// A manifest with a pod or a pod template (YAML or JSON); - is stdin
     #[arg(long, value_name = "FILE")]
     pod: Option<PathBuf>,
     /// The pod to use, if the manifest has several: NAME or KIND/NAME
-    #[arg(long, value_name = "NAME", conflicts_with = "policy")]
+    #[arg(long, value_name = "NAME")]
     name: Option<String>,
     /// Decide about the pod as gybe-cni does with this configuration (JSON): its entry, or the list that
     /// contains it. Its backend is ignored [default: an entry without keys]
-    #[arg(long, value_name = "FILE", conflicts_with = "policy")]
+    #[arg(long, value_name = "FILE")]
     plugin_conf: Option<PathBuf>,
 }
 
@@ -75,7 +82,7 @@ pub(super) enum Target {
 impl PolicyArgs {
     /// Reports whether a policy or a pod is named.
     pub(super) fn is_given(&self) -> bool {
-        self.policy.is_some() || self.pod.is_some()
+        self.policy.is_some() || self.pods.pod.is_some()
     }
 
     /// Returns the only source; several pods are an error.
@@ -93,13 +100,24 @@ impl PolicyArgs {
 
     /// Returns every source in the file, at least one.
     pub(super) fn all(&self) -> Result<Vec<PolicySource>, CommandError> {
-        match (&self.policy, &self.pod) {
+        match (&self.policy, &self.pods.pod) {
             (Some(path), _) => Ok(vec![policy_file(path)?]),
-            (None, Some(path)) => self.pods(path),
+            (None, Some(_)) => {
+                let conf = Rc::new(self.pods.plugin_conf()?.unwrap_or_default());
+                let source = |template| PolicySource::Pod { template, conf: Rc::clone(&conf) };
+                Ok(self.pods.templates()?.into_iter().map(source).collect())
+            }
             (None, None) => Err(CommandError::new("neither --policy nor --pod is given")),
         }
     }
 
+    /// The flags of a pod alone.
+    pub(super) fn pods(&self) -> &PodArgs {
+        &self.pods
+    }
+}
+
+impl PodArgs {
     /// Returns the value of --pod if no file has that path: NAMESPACE/NAME.
     pub(super) fn named_pod(&self) -> Option<&str> {
         let path = self.pod.as_deref().filter(|path| path.as_os_str() != "-" && !path.exists())?;
@@ -110,16 +128,16 @@ impl PolicyArgs {
         self.plugin_conf.as_deref().map(input::plugin_conf).transpose()
     }
 
-    fn pods(&self, path: &Path) -> Result<Vec<PolicySource>, CommandError> {
+    /// Returns the pods of the manifest, at least one: all, or those of the name.
+    pub(super) fn templates(&self) -> Result<Vec<PodTemplate>, CommandError> {
+        let Some(path) = &self.pod else { return Err(CommandError::new("--pod is not given")) };
         let cannot = format!("cannot use the manifest {}", path.display());
         let text = input::text(path).map_err(|why| CommandError::because("cannot use the manifest", why))?;
         let pods = manifest::pods(&text).map_err(|why| CommandError::because(cannot, why))?;
-        let conf = Rc::new(self.plugin_conf()?.unwrap_or_default());
-        let source = |template| PolicySource::Pod { template, conf: Rc::clone(&conf) };
-        let Some(name) = &self.name else { return Ok(pods.into_iter().map(source).collect()) };
+        let Some(name) = &self.name else { return Ok(pods) };
         let all: Vec<String> = pods.iter().map(|pod| pod.origin.clone()).collect();
         let has_name = |pod: &PodTemplate| pod.origin == *name || pod.name() == name;
-        let named: Vec<PolicySource> = pods.into_iter().filter(has_name).map(source).collect();
+        let named: Vec<PodTemplate> = pods.into_iter().filter(has_name).collect();
         if named.is_empty() {
             let hint = format!("it has {}", all.join(", "));
             return Err(CommandError::new(format!("the manifest has no pod called {name}")).with_hint(hint));
@@ -247,7 +265,7 @@ impl Target {
 
     /// An assumed namespace has both families, IPv4 first: IPv6 is then redirected if the policy includes it,
     /// and left alone if the policy does not mention it (docs/ISTIO.md, section 2.5).
-    fn addresses(&self) -> Vec<IpAddr> {
+    pub(super) fn addresses(&self) -> Vec<IpAddr> {
         match self {
             Self::Namespace(addresses) => addresses.clone(),
             Self::Assumed(_) => vec![

@@ -73,11 +73,11 @@ impl VerifyArgs {
     }
 
     fn on_this_node(&self) -> Result<CommandOutput, CommandError> {
-        let conf = self.policy.plugin_conf()?;
+        let conf = self.policy.pods().plugin_conf()?;
         if self.all {
             return Ok(self.on_node.all(conf));
         }
-        match self.policy.named_pod() {
+        match self.policy.pods().named_pod() {
             Some(pod) => self.on_node.named(pod, conf),
             None => self.on_node.of_manifest(self.policy.one()?.facts()?, conf),
         }

@@ -3,6 +3,7 @@
 
 use serde_json::{Map, Value};
 use serde_saphyr::options::NonFiniteFloatPolicy;
+use std::collections::BTreeMap;
 
 /// The longest manifest in bytes. etcd limits an object to 1.5 MiB; a file may contain several.
 pub const LONGEST: usize = 8 << 20;
@@ -14,7 +15,12 @@ pub struct PodTemplate {
     pub origin: String,
     /// The pod as the API server stores it: `metadata` and `spec`.
     pub pod: Value,
+    /// The labels of its namespace; none if the manifest does not contain the namespace.
+    pub namespace_labels: Option<Labels>,
 }
+
+/// An object's labels.
+pub type Labels = BTreeMap<String, String>;
 
 impl PodTemplate {
     /// Returns the name without the kind.
@@ -50,7 +56,14 @@ pub fn pods(text: &str) -> Result<Vec<PodTemplate>, ManifestError> {
     for document in documents(text)? {
         found.add(document);
     }
-    if found.pods.is_empty() { Err(ManifestError::NoPod { kinds: found.others }) } else { Ok(found.pods) }
+    if found.pods.is_empty() {
+        return Err(ManifestError::NoPod { kinds: found.others });
+    }
+    for one in &mut found.pods {
+        let namespace = one.pod.pointer("/metadata/namespace").and_then(Value::as_str);
+        one.namespace_labels = found.namespaces.get(namespace.unwrap_or("default")).cloned();
+    }
+    Ok(found.pods)
 }
 
 /// Aliases may repeat parts of a manifest but not multiply them: 250,000 nodes in all.
@@ -67,6 +80,7 @@ fn documents(text: &str) -> Result<Vec<Value>, ManifestError> {
 #[derive(Default)]
 struct Found {
     pods: Vec<PodTemplate>,
+    namespaces: BTreeMap<String, Labels>,
     others: Vec<String>,
 }
 
@@ -77,10 +91,13 @@ impl Found {
             return items.into_iter().for_each(|item| self.add(item));
         }
         let kind = printable(text_at(&object, "kind").unwrap_or("unknown kind"));
+        if kind == "Namespace" {
+            self.namespaces.insert(name(&object).to_owned(), labels(&object));
+        }
         match pod_in(&kind, &object) {
             Some(pod) => {
                 let origin = format!("{kind}/{}", printable(name(&object)));
-                self.pods.push(PodTemplate { origin, pod });
+                self.pods.push(PodTemplate { origin, pod, namespace_labels: None });
             }
             None => self.others.push(kind),
         }
@@ -121,6 +138,13 @@ fn name(object: &Map<String, Value>) -> &str {
     let metadata = object.get("metadata").and_then(Value::as_object);
     let given = |key| metadata.and_then(|metadata| text_at(metadata, key));
     given("name").or_else(|| given("generateName")).unwrap_or("unnamed")
+}
+
+fn labels(object: &Map<String, Value>) -> Labels {
+    let labels =
+        object.get("metadata").and_then(|metadata| metadata.get("labels")).and_then(Value::as_object);
+    let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
+    labels.into_iter().flatten().filter_map(text).collect()
 }
 
 fn text_at<'a>(object: &'a Map<String, Value>, key: &str) -> Option<&'a str> {

@@ -5,6 +5,7 @@
 
 mod read;
 mod values;
+mod write;
 
 pub use gybe_netfilter::policy::Families;
 pub use gybe_plugin::families::Stack;
@@ -98,6 +99,11 @@ impl PolicyFile {
     /// Returns the policy with the caller's families.
     pub fn with_families(&self, families: Families) -> RedirectPolicy {
         RedirectPolicy { families, ..self.policy.clone() }
+    }
+
+    /// Returns the policy file of a policy: every key, and families that no address changes.
+    pub fn entries(policy: &RedirectPolicy) -> Map<String, Value> {
+        write::entries(policy)
     }
 
     pub fn families(&self) -> FamilyChoice {

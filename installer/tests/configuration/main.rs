@@ -1,9 +1,10 @@
 //! What operators and pods configure: settings in the environment and the ConfigMap with the desired state that results from
-//! them, policy files, manifests, and the arguments of `istio-iptables`.
+//! them, policy files, manifests, explanations of pods, and the arguments of `istio-iptables`.
 #![cfg(test)]
 
 mod configmap;
 mod desired_state;
+mod explanations;
 mod init_arguments;
 mod manifests;
 mod policy_files;

@@ -18,7 +18,7 @@ use std::process::Command;
 /// The number of manifests.
 const MANIFESTS: usize = 89;
 
-fn manifests() -> Vec<PathBuf> {
+pub(crate) fn manifests() -> Vec<PathBuf> {
     let directory = crate::reference("injected");
     let entries = std::fs::read_dir(&directory).unwrap();
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
@@ -28,7 +28,7 @@ fn manifests() -> Vec<PathBuf> {
     files
 }
 
-fn short(path: &Path) -> String {
+pub(crate) fn short(path: &Path) -> String {
     path.file_name().unwrap().to_string_lossy().into_owned()
 }
 

@@ -5,16 +5,16 @@
 #![cfg(test)]
 
 mod conf_files;
+mod explained_manifests;
 mod injected_manifests;
 mod install_to_uninstall;
 #[path = "../node/test_node.rs"]
 #[allow(dead_code, reason = "shared with the tests of another target")]
 mod test_node;
 
-use std::path::{Path, PathBuf};
-
 use gybe_installer::host::conflist::entry::Layout;
 use serde_json::Value;
+use std::path::{Path, PathBuf};
 
 /// Returns the path of a file or directory of the reference material.
 pub(crate) fn reference(path: &str) -> PathBuf {

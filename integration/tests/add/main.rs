@@ -1,11 +1,12 @@
 //! ADD, CHECK and DEL by the built plugin in a namespace, alone and with the built agent: input, annotations, address
-//! families, system calls, and facts from the agent and from the API server.
+//! families, system calls, explained policies, and facts from the agent and from the API server.
 #![cfg(test)]
 
 mod agent;
 mod agent_pods;
 mod annotations;
 mod bad_input;
+mod explained;
 mod system_calls;
 
 use gybe_api_server::ApiServer;

@@ -108,7 +108,17 @@ impl PolicySources {
         }
     }
 
-    fn facts(&self, pod: &PodRef) -> Result<PodFacts, String> {
+    /// The plugin's configuration.
+    #[must_use]
+    pub fn into_conf(self) -> PluginConf {
+        self.conf
+    }
+
+    /// Returns the facts of a pod from the first source that knows it.
+    ///
+    /// # Errors
+    /// When no source knows the pod in time.
+    pub fn facts(&self, pod: &PodRef) -> Result<PodFacts, String> {
         if let Some(manifest) = self.manifest.as_ref().filter(|manifest| matches(manifest, pod)) {
             return Ok(manifest.clone());
         }

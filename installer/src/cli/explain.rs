@@ -1,0 +1,98 @@
+//! `gybe explain`: what gybe-cni does with a pod, and why.
+
+use super::namespace::{FamiliesArg, OpenNamespace};
+use super::output::{CommandError, CommandOutput, Exit};
+use super::pods::{KnownPod, OnNodeArgs};
+use super::policy_source::{IgnoreInitArg, PodArgs, Target};
+use super::style::examples;
+use crate::pod::explanation::{Addresses, Explanation, Subject};
+use crate::pod::manifest::PodTemplate;
+use clap::{ArgGroup, Args};
+use gybe_plugin::conf::PluginConf;
+use gybe_plugin::decide::Decision;
+use gybe_plugin::pod::PodFacts;
+
+/// Explain what gybe-cni does with a pod, and why
+///
+/// Prints each gate, the source of each value (an annotation, a variable of istio-proxy, the plugin's configuration or
+/// the default), and the policy in words; for a pod without a sidecar, what kept it out of injection. With --json
+/// `policy` is a policy file. The plugin's own code decides.
+///
+/// --pod NAMESPACE/NAME queries the sources that the plugin on this node uses, with the configuration in the node's
+/// entry. A manifest that also contains the pod's Namespace shows its labels. Exit code 1: a pod is refused.
+#[derive(Debug, Args)]
+#[command(group = ArgGroup::new("explained").args(["pod"]).required(true))]
+#[command(after_help = examples(&[
+    "gybe explain --pod deployment.yaml",
+    "gybe explain --pod shop/cart-0",
+    "kubectl get namespace/shop pod/cart-0 -n shop -o yaml | gybe explain --pod -",
+]))]
+pub(super) struct ExplainArgs {
+    #[command(flatten)]
+    pods: PodArgs,
+    #[command(flatten)]
+    on_node: OnNodeArgs,
+    #[command(flatten)]
+    families: FamiliesArg,
+    #[command(flatten)]
+    init: IgnoreInitArg,
+}
+
+impl ExplainArgs {
+    pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
+        let conf = self.pods.plugin_conf()?;
+        let explanations = match self.pods.named_pod() {
+            Some(pod) => vec![self.known(pod, self.on_node.known(pod, conf)?)?],
+            None => {
+                let (conf, pods) = (conf.unwrap_or_default(), self.pods.templates()?);
+                pods.iter().map(|pod| self.template(pod, &conf)).collect::<Result<_, _>>()?
+            }
+        };
+        Ok(output(&explanations))
+    }
+
+    fn template(&self, pod: &PodTemplate, conf: &PluginConf) -> Result<Explanation, CommandError> {
+        let facts = PodFacts::from_manifest(&pod.pod)
+            .map_err(|why| CommandError::because(format!("cannot use {}", pod.origin), why))?;
+        let target = Target::of(None, self.families.families());
+        let subject = Subject {
+            origin: &pod.origin,
+            facts: &facts,
+            manifest: Some(&pod.pod),
+            namespace_labels: pod.namespace_labels.as_ref(),
+            addresses: &target.addresses(),
+            addresses_are: Addresses::Assumed,
+            families: self.families.families(),
+        };
+        Ok(Explanation::of(&subject, conf, self.init.gate()))
+    }
+
+    fn known(&self, pod: &str, known: KnownPod) -> Result<Explanation, CommandError> {
+        let namespace = known.netns.as_deref().map(OpenNamespace::at).transpose()?;
+        let addresses = namespace.as_ref().map(OpenNamespace::addresses).transpose()?;
+        let addresses_are = if addresses.is_some() { Addresses::Read } else { Addresses::Assumed };
+        let target = Target::of(addresses, self.families.families());
+        let subject = Subject {
+            origin: pod,
+            facts: &known.facts,
+            manifest: None,
+            namespace_labels: None,
+            addresses: &target.addresses(),
+            addresses_are,
+            families: self.families.families(),
+        };
+        Ok(Explanation::of(&subject, &known.conf, self.init.gate()))
+    }
+}
+
+fn output(explanations: &[Explanation]) -> CommandOutput {
+    let is_refused = |one: &Explanation| matches!(one.decision(), Decision::Refuse(_));
+    let texts: Vec<String> = explanations.iter().map(Explanation::text).collect();
+    let warnings = explanations.iter().flat_map(Explanation::warnings);
+    CommandOutput {
+        text: texts.join("\n"),
+        json: explanations.iter().map(Explanation::json).collect(),
+        exit: if explanations.iter().any(is_refused) { Exit::No } else { Exit::Yes },
+        notes: warnings.map(|warning| format!("warning: {warning}")).collect(),
+    }
+}
