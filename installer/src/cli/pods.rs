@@ -4,8 +4,7 @@ use super::directories::DirectoriesArg;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, good, titles};
 use crate::host::pods_on_node::{
-    Network, PolicySources, Sandbox, SandboxList, SandboxVerdict, judge_all, state_name,
-    summary,
+    Network, PolicySources, Sandbox, SandboxList, SandboxVerdict, judge_all, state_name, summary,
 };
 use crate::pod::manifest::printable;
 use crate::repair::RepairNode;

@@ -8,9 +8,9 @@ use crate::host::settings::RepairMode;
 use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::log::{Level, Log};
 use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
 
 /// How long until the next pass while a sandbox has newly been found not to be in its desired state, or without an ended ADD.
@@ -98,7 +98,10 @@ impl RepairWatch {
         if let Some(directory) = shared.filter(|_| self.written != Some(counts)) {
             self.written = Some(counts);
             if let Err(why) = PodRepairs::keep_in(counts, directory) {
-                log.warn("gybe repair: the counts cannot be stored in /run/gybe", json!({ "why": why.to_string() }));
+                log.warn(
+                    "gybe repair: the counts cannot be stored in /run/gybe",
+                    json!({ "why": why.to_string() }),
+                );
             }
         }
         wait

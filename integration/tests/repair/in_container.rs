@@ -20,7 +20,9 @@ fn the_container_repairs_pods_when_the_agents_setting_requests_it_with_the_hosts
     let mut child = container.start(&format!("{command} --watch --keep --repair --root {root}"));
     let (sender, lines) = channel();
     let stderr = child.stderr.take().unwrap();
-    thread::spawn(move || BufReader::new(stderr).lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
+    thread::spawn(move || {
+        BufReader::new(stderr).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+    });
     let logged = |text: &str| wait_until(text, || lines.try_recv().is_ok_and(|line| line.contains(text)));
     logged("the agent has not written the setting");
     let file = |name: &str| host.report_path().with_file_name(name);

@@ -9,8 +9,8 @@ mod connections;
 #[allow(dead_code, reason = "the tests of the probe use the rest")]
 mod container;
 #[cfg(test)]
-mod node;
-#[cfg(test)]
 mod in_container;
+#[cfg(test)]
+mod node;
 #[cfg(test)]
 mod pods;

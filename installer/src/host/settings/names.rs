@@ -273,10 +273,10 @@ pub const INCUMBENTS: [SettingName; 61] = [
     other(Support::Ignored, "ALLOW_SWITCH_TO_HOST_NS", "the agent enters no namespace"),
 ];
 
-const REPAIR: &str =
-    "Gybe redirects running pods and neither deletes nor labels them; unset it, and set `repair: off` if pods must not be repaired";
+const REPAIR: &str = "Gybe redirects running pods and neither deletes nor labels them; unset it, and set `repair: off` if pods must not be repaired";
 const NO_LABEL: &str = "Gybe labels no pod";
-const JUDGED: &str = "Gybe judges the pod's network namespace, and does not wait for an init container that failed";
+const JUDGED: &str =
+    "Gybe judges the pod's network namespace, and does not wait for an init container that failed";
 const SELECTORS: &str =
     "Gybe repairs every pod of the node that should be redirected and is not; unset it, or set `repair: off`";
 
