@@ -48,7 +48,7 @@ impl OnNodeArgs {
             .facts(&pod)
             .map_err(|why| CommandError::new(format!("cannot look up pod {pod}: {why}")).with_hint(hint))?;
         let network =
-            self.found().sandboxes.into_iter().find_map(|sandbox| match (&sandbox.pod, sandbox.network) {
+            self.node().sandboxes().sandboxes.into_iter().find_map(|sandbox| match (&sandbox.pod, sandbox.network) {
                 (Some(named), Network::Own(path))
                     if (&named.namespace, &named.name) == (&pod.namespace, &pod.name) =>
                 {
