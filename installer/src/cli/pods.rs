@@ -47,15 +47,16 @@ impl OnNodeArgs {
         let facts = sources
             .facts(&pod)
             .map_err(|why| CommandError::new(format!("cannot look up pod {pod}: {why}")).with_hint(hint))?;
-        let network =
-            self.node().sandboxes().sandboxes.into_iter().find_map(|sandbox| match (&sandbox.pod, sandbox.network) {
+        let network = self.node().sandboxes().sandboxes.into_iter().find_map(|sandbox| {
+            match (&sandbox.pod, sandbox.network) {
                 (Some(named), Network::Own(path))
                     if (&named.namespace, &named.name) == (&pod.namespace, &pod.name) =>
                 {
                     Some(path)
                 }
                 _ => None,
-            });
+            }
+        });
         Ok(KnownPod { facts, netns: network, conf: sources.into_conf() })
     }
 
