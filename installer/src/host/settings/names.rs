@@ -114,6 +114,11 @@ pub const KEYS: [SettingName; 20] = [
         "whether the agent uninstalls Gybe when the DaemonSet is deleted",
     ),
     honoured(
+        "node_taints",
+        "",
+        "comma-separated list of taint keys, such as `cni.istio.io/not-ready`: the agent removes these `NoSchedule` taints from its node when it is ready, and sets them again when pods would start without redirection; needs the component `node-taint`",
+    ),
+    honoured(
         "events",
         "true",
         "whether the agent writes Kubernetes events about refused pods and about this node",
