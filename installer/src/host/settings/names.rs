@@ -37,7 +37,7 @@ const fn other(support: Support, name: &'static str, meaning: &'static str) -> S
 }
 
 /// Keys of the ConfigMap. The agent applies a change without a restart.
-pub const KEYS: [SettingName; 20] = [
+pub const KEYS: [SettingName; 21] = [
     honoured(
         "mode",
         "install",
