@@ -6,6 +6,7 @@ use gybe_test_support::wait_until;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -70,7 +71,7 @@ fn pods_that_started_without_gybe_are_redirected_and_no_other_pod_is_touched() {
         same,
     );
     leave(
-        "no process of the pod",
+        "no process of a pod runs in it",
         "shop",
         &|node, pod| {
             fs::remove_dir_all(node.root.join(format!("proc/{}", 1000 + pod.number))).unwrap();
@@ -183,6 +184,16 @@ fn a_watch_redirects_a_pod_as_soon_as_its_add_has_ended_and_logs_it_once() {
     assert_eq!(late.rules(), "", "the ADD of this one has not ended");
     node.cached("shop", &late, "eth0");
     wait_until("the pod is redirected", || !late.rules().is_empty());
+    // The runtime starts the first process after the ADD.
+    let fourth = Pod::new(4);
+    node.manifest("shop", &fourth, |_| ());
+    symlink(fourth.netns.path(), node.root.join("run/netns").join(fourth.name())).unwrap();
+    node.cached("shop", &fourth, "eth0");
+    let fifth = node.unredirected(5);
+    wait_until("the other pod is redirected", || !fifth.rules().is_empty());
+    assert_eq!(fourth.rules(), "", "no process runs in it yet");
+    node.process(2004, &fourth.cgroup(), &fourth.netns);
+    wait_until("the pod is redirected", || !fourth.rules().is_empty());
     assert!([&early, &late, &third].into_iter().all(Pod::is_redirected));
     let pid = watch.0.id().to_string();
     assert_eq!(run("kill", &["-TERM", &pid], "").unwrap().code, Some(0));
@@ -190,5 +201,5 @@ fn a_watch_redirects_a_pod_as_soon_as_its_add_has_ended_and_logs_it_once() {
         BufReader::new(watch.0.stderr.take().unwrap()).lines().map(Result::unwrap).collect();
     assert_eq!(watch.0.wait().unwrap().code(), Some(0));
     let repaired = lines.iter().filter(|line| line.contains("gybe repair: redirected a running pod"));
-    assert_eq!(repaired.count(), 3, "{lines:?}");
+    assert_eq!((repaired.count(), lines.len()), (5, 5), "{lines:?}");
 }
