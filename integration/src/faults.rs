@@ -242,8 +242,8 @@ mod tests {
     #[test]
     fn a_test_covers_every_id_at_the_beginning_of_its_name() {
         let text = "#[test]\n#[cfg(unix)]\nfn f05_a03_it_holds() {}\n\n#[test]\nfn no_id_f05_inside() {}";
-        let want = ["F05", "A03"].map(|id| (id.to_owned(), "f05_a03_it_holds".to_owned()));
-        assert_eq!(find(text).unwrap(), want);
+        let expected = ["F05", "A03"].map(|id| (id.to_owned(), "f05_a03_it_holds".to_owned()));
+        assert_eq!(find(text).unwrap(), expected);
     }
 
     #[test]

@@ -114,11 +114,11 @@ mod tests {
             ("", [&none; 4], [&none; 4]),
         ] {
             let choices = [Ipv6Setting::Auto, Ipv6Setting::Redirect, Ipv6Setting::Leave, Ipv6Setting::Reject];
-            for (stack, wants) in [(Stack::Single, single), (Stack::Dual, dual)] {
-                for (choice, want) in choices.into_iter().zip(wants) {
+            for (stack, expected_families) in [(Stack::Single, single), (Stack::Dual, dual)] {
+                for (choice, expected) in choices.into_iter().zip(expected_families) {
                     assert_eq!(
                         &choose(choice, stack, &addresses(text)),
-                        want,
+                        expected,
                         "{text}: {stack:?} {choice:?}"
                     );
                 }

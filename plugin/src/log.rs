@@ -204,7 +204,7 @@ mod tests {
 
     #[test]
     fn a_timestamp_is_rfc_3339() {
-        for (micros, want) in [
+        for (micros, expected) in [
             (0, "1970-01-01T00:00:00.000000Z"),
             (951_782_399_999_999, "2000-02-28T23:59:59.999999Z"),
             (951_782_400_000_000, "2000-02-29T00:00:00.000000Z"),
@@ -212,7 +212,7 @@ mod tests {
             (1_735_689_599_000_000, "2024-12-31T23:59:59.000000Z"),
             (4_107_542_400_000_000, "2100-03-01T00:00:00.000000Z"),
         ] {
-            assert_eq!(timestamp(SystemTime::UNIX_EPOCH + Duration::from_micros(micros)), want);
+            assert_eq!(timestamp(SystemTime::UNIX_EPOCH + Duration::from_micros(micros)), expected);
         }
     }
 

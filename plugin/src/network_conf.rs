@@ -37,12 +37,12 @@ pub enum NetworkConfError {
     #[error("not JSON: {0}")]
     Syntax(String),
     /// A value of the wrong JSON type.
-    #[error("{what} must be {wanted}")]
+    #[error("{what} must be {expected}")]
     Shape {
         /// The key, or the whole.
         what: &'static str,
         /// The type that it must have.
-        wanted: &'static str,
+        expected: &'static str,
     },
     /// No name.
     #[error("missing network name")]
@@ -62,7 +62,7 @@ impl NetworkConf {
             Ok(Value::Object(members)) => members,
             // Go reads null into an empty struct; the vectors expect "missing name", not "bad JSON".
             Ok(Value::Null) => Map::new(),
-            Ok(_) => return Err(NetworkConfError::Shape { what: "the entry", wanted: "a JSON object" }),
+            Ok(_) => return Err(NetworkConfError::Shape { what: "the entry", expected: "a JSON object" }),
             Err(error) => return Err(NetworkConfError::Syntax(error.to_string())),
         };
         let name = text(&members, "name")?.unwrap_or_default();
@@ -128,7 +128,7 @@ fn text(members: &Map<String, Value>, key: &'static str) -> Result<Option<String
     match member(members, key) {
         None => Ok(None),
         Some(Value::String(text)) => Ok(Some(text.clone())),
-        Some(_) => Err(NetworkConfError::Shape { what: key, wanted: "a string" }),
+        Some(_) => Err(NetworkConfError::Shape { what: key, expected: "a string" }),
     }
 }
 

@@ -133,12 +133,12 @@ mod tests {
 
     #[test]
     fn without_prev_result_the_result_is_empty_where_the_version_allows_it() {
-        for (config, want) in [
+        for (config, expected) in [
             ("0.2.0", None),
             ("0.3.1", Some(json!({ "cniVersion": "0.3.1", "dns": {} }))),
             ("1.1.0", Some(json!({ "cniVersion": "1.1.0" }))),
         ] {
-            assert_eq!(reply(config, "null").ok(), want, "{config}");
+            assert_eq!(reply(config, "null").ok(), expected, "{config}");
         }
     }
 }

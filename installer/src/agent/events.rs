@@ -162,8 +162,7 @@ fn outcome(error: Option<&QueryError>) -> Outcome {
             // The first attempt arrived, and its response was lost.
             Some(409) => Outcome::Written,
             Some(404) => Outcome::Missing,
-            Some(408 | 429) | None => Outcome::Failed,
-            Some(500..) => Outcome::Failed,
+            Some(408 | 429 | 500..) | None => Outcome::Failed,
             // Events cannot be created while their namespace is being deleted, or without the right to do so.
             Some(_) => Outcome::Refused,
         },

@@ -19,7 +19,7 @@ fn findings_about(report: &Value, about: &str, state: &str) -> Vec<String> {
 }
 
 #[test]
-fn the_agents_readiness_and_its_reasons_are_in_the_doctors_answer() {
+fn the_agents_readiness_and_its_reasons_are_in_the_doctors_report() {
     let mut node = Node::new("explained");
     node.set_env("CNI_CONF_NAME", FILE);
     node.put_conf(FILE, PRIMARY);

@@ -76,7 +76,7 @@ fn lost_and_restored_redirection_are_events_about_the_node() {
 }
 
 #[test]
-fn f05_the_begin_of_a_conflict_is_an_event_about_the_node() {
+fn f05_the_start_of_a_conflict_is_an_event_about_the_node() {
     let cluster = Cluster::new("events-conflict");
     let agent = cluster.start_ready_agent();
     wait_until("a conflict", || {
@@ -89,7 +89,7 @@ fn f05_the_begin_of_a_conflict_is_an_event_about_the_node() {
 }
 
 #[test]
-fn f29_events_wait_while_the_api_server_fails_and_delay_nothing() {
+fn f01_events_wait_while_the_api_server_fails_and_delay_nothing() {
     let cluster = Cluster::new("events-failing");
     let agent = cluster.start_ready_agent();
     cluster.server.add_fault(Fault::always(FaultKind::Fails(500)).at(Verb::Create));

@@ -65,7 +65,7 @@ impl AgentPod {
     }
 }
 
-/// A node on which both agents want the same two ports.
+/// A node on which both agents are configured with the same two ports.
 fn node(test: &str) -> Node {
     let mut node = Node::new(test);
     for name in ["HEALTH_ADDRESS", "MONITORING_ADDRESS"] {

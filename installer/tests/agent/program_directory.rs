@@ -19,11 +19,11 @@ fn node(test: &str) -> Node {
     node
 }
 
-/// Writes a probe report, as read from containerd's configuration, with this directory of plugins, which is the test's
-/// `folder`.
+/// Writes a probe report: containerd's configuration names `directory` as its directory of plugins, which is the same
+/// directory as the test's `folder`.
 fn write_runtime_report(node: &Node, directory: &str, folder: &str) {
-    let there = stat(&node.root.join(folder)).unwrap();
-    let directories = json!([{ "path": directory, "identity": [there.st_dev, there.st_ino] }]);
+    let status = stat(&node.root.join(folder)).unwrap();
+    let directories = json!([{ "path": directory, "identity": [status.st_dev, status.st_ino] }]);
     let runtime = json!({ "name": "containerd", "reads_drop_ins": true, "plugin_dirs": directories });
     fs::write(node.root.join("probe/runtime.json"), json!({ "runtimes": [runtime] }).to_string()).unwrap();
 }

@@ -181,9 +181,9 @@ fn a09_only_the_plugins_log_lines_are_forwarded() {
     for line in ["\u{1b}[2J", "[1]", "{\"msg\": \"one\"\n}", "{\"level\":\"info\",\"msg\":\"two\\nlines\"}"] {
         plugin.send_to(line.as_bytes(), &log).unwrap();
     }
-    for want in [json!({ "msg": "one" }), json!({ "level": "info", "msg": "two\nlines" })] {
+    for expected in [json!({ "msg": "one" }), json!({ "level": "info", "msg": "two\nlines" })] {
         let mut line = agent.next_line();
         assert!(line.as_object_mut().unwrap().remove("time").is_some_and(|time| time.is_string()), "{line}");
-        assert_eq!(line, want);
+        assert_eq!(line, expected);
     }
 }

@@ -39,15 +39,15 @@ fn queries_received_before_sigterm_are_answered() {
     agent.put("shop/cart-0.json", &injected_pod("cart-0", "u1").to_string());
     agent.signal(Signal::SIGSTOP);
     // The last client sends nothing, and must not delay the others.
-    let mut calls: Vec<_> = (0..3).map(|_| UnixStream::connect(agent.socket()).unwrap()).collect();
-    for call in calls.iter_mut().take(2) {
-        call.write_all(b"{\"version\": 1, \"namespace\": \"shop\", \"name\": \"cart-0\"}\n").unwrap();
+    let mut connections: Vec<_> = (0..3).map(|_| UnixStream::connect(agent.socket()).unwrap()).collect();
+    for connection in connections.iter_mut().take(2) {
+        connection.write_all(b"{\"version\": 1, \"namespace\": \"shop\", \"name\": \"cart-0\"}\n").unwrap();
     }
     agent.signal(Signal::SIGTERM);
     agent.signal(Signal::SIGCONT);
-    for call in calls.iter_mut().take(2) {
+    for connection in connections.iter_mut().take(2) {
         let mut answer = String::new();
-        call.read_to_string(&mut answer).unwrap();
+        connection.read_to_string(&mut answer).unwrap();
         assert!(answer.contains("istio-proxy"), "{answer}");
     }
     assert!(agent.terminate().success());

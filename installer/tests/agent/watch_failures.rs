@@ -243,8 +243,8 @@ fn f03_a_token_that_is_not_valid_yet_is_reported_and_the_next_one_is_used() {
 #[test]
 fn f03_an_expired_certificate_is_reported_and_the_next_one_is_trusted() {
     let (cluster, watched) = watched_cluster("certificate");
-    for off in [Validity::NotYetValid, Validity::Expired] {
-        cluster.server.present_certificate(off).unwrap();
+    for validity in [Validity::NotYetValid, Validity::Expired] {
+        cluster.server.present_certificate(validity).unwrap();
         cluster.server.set_network(Network::Refusing).unwrap();
         cluster.server.set_network(Network::Open).unwrap();
         wait_for_state(&watched, |state| {

@@ -60,7 +60,7 @@ fn the_plugin_reads_every_key_of_the_entry() {
     let settings =
         read(&[("POD_NAMESPACE", "gybe-system")], &[("log_level", "debug"), ("backend", "iptables")]);
     let install = installed(&settings, &node(&image));
-    let want = json!({
+    let expected = json!({
         "type": "gybe-cni", "log_level": "debug", "backend": "iptables",
         "exclude_namespaces": ["gybe-system", "istio-system", "kube-system"], "pod_namespace": "gybe-system",
         "gates": "istio", "inboundDefault": "all", "ipv6": "auto", "max_intervals": 4096,
@@ -68,7 +68,7 @@ fn the_plugin_reads_every_key_of_the_entry() {
         "capabilities": { "io.kubernetes.cri.pod-annotations": true },
     });
     let entry = json_of(&install.entry);
-    assert_eq!(entry, want);
+    assert_eq!(entry, expected);
     let members = entry.as_object().unwrap();
     assert_eq!(PluginConf::read(members).unwrap(), settings.options.conf);
     assert_eq!(unknown_keys(members), [""; 0]);

@@ -7,7 +7,7 @@ use gybe_installer::host::settings::{INCUMBENTS, KEYS, OURS, Settings, SettingsS
 /// Returns a value other than the default.
 fn non_default_value(name: &str) -> &'static str {
     match name {
-        "CHAINED_CNI_PLUGIN" => "false",
+        "CHAINED_CNI_PLUGIN" | "events" => "false",
         "LOG_LEVEL" | "LOG_OUTPUT_LEVEL" | "log_level" => "debug",
         "CNI_NETWORK_CONFIG" | "CNI_NETWORK_CONFIG_FILE" | "cni_network_config" => {
             r#"{"type":"istio-cni","log_level":"__LOG_LEVEL__","gates":"strict"}"#
@@ -22,7 +22,6 @@ fn non_default_value(name: &str) -> &'static str {
         "MONITORING_PORT" | "HEALTH_PORT" => "-1",
         "HEALTH_ADDRESS" | "MONITORING_ADDRESS" => "::1",
         "mode" => "leave",
-        "events" => "false",
         "shape" => "dropin",
         "backend" => "iptables-nft",
         "gates" => "strict",

@@ -35,13 +35,13 @@ fn the_defaults_without_any_setting() {
 fn kube_system_gybes_own_and_the_control_planes_namespace_are_excluded_by_default() {
     let of =
         |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).options.conf.exclude_namespaces;
-    let us = ("POD_NAMESPACE", "gybe-system");
-    assert_eq!(of(&[us], &[]), names(&["gybe-system", "kube-system", "istio-system"]));
-    let plane = ("SYSTEM_NAMESPACE", "mesh");
-    assert_eq!(of(&[us, plane], &[]), names(&["gybe-system", "kube-system", "mesh"]));
-    assert_eq!(of(&[us, ("EXCLUDE_NAMESPACES", "a")], &[]), names(&["a"]));
-    assert_eq!(of(&[us, ("EXCLUDE_NAMESPACES", "a")], &[("exclude_namespaces", "b\n")]), names(&["b"]));
-    assert_eq!(of(&[us], &[("exclude_namespaces", "")]), names(&[]));
+    let own = ("POD_NAMESPACE", "gybe-system");
+    assert_eq!(of(&[own], &[]), names(&["gybe-system", "kube-system", "istio-system"]));
+    let control_plane = ("SYSTEM_NAMESPACE", "mesh");
+    assert_eq!(of(&[own, control_plane], &[]), names(&["gybe-system", "kube-system", "mesh"]));
+    assert_eq!(of(&[own, ("EXCLUDE_NAMESPACES", "a")], &[]), names(&["a"]));
+    assert_eq!(of(&[own, ("EXCLUDE_NAMESPACES", "a")], &[("exclude_namespaces", "b\n")]), names(&["b"]));
+    assert_eq!(of(&[own], &[("exclude_namespaces", "")]), names(&[]));
     let notes = read(&[("EXCLUDE_NAMESPACES", "a")], &[]).notes;
     assert!(notes[0].contains("istio-system"), "{notes:?}");
     assert!(read(&[], &[("exclude_namespaces", "istio-system")]).notes.is_empty());
@@ -49,7 +49,7 @@ fn kube_system_gybes_own_and_the_control_planes_namespace_are_excluded_by_defaul
 
 #[test]
 fn lists_are_trimmed_and_empty_elements_dropped() {
-    for (text, want) in [
+    for (text, expected) in [
         (" a , b ", &["a", "b"][..]),
         ("a,", &["a"]),
         (",a", &["a"]),
@@ -58,7 +58,7 @@ fn lists_are_trimmed_and_empty_elements_dropped() {
         ("  ", &[]),
     ] {
         let conf = read(&[("EXCLUDE_NAMESPACES", text)], &[]).options.conf;
-        assert_eq!(conf.exclude_namespaces, names(want), "{text:?}");
+        assert_eq!(conf.exclude_namespaces, names(expected), "{text:?}");
     }
     for text in ["A", "a b", "-a", "a-", "a.b", &"a".repeat(64)] {
         assert!(
@@ -75,10 +75,10 @@ fn the_log_level_is_the_first_that_is_configured() {
     assert_eq!(level(&[scopes, ("LOG_LEVEL", "error")], &[("log_level", "none")]), LogLevel::None);
     assert_eq!(level(&[scopes, ("LOG_LEVEL", "error")], &[]), LogLevel::Error);
     assert_eq!(level(&[scopes], &[]), LogLevel::Debug);
-    for (scopes, want) in
+    for (scopes, expected) in
         [("debug", LogLevel::Debug), ("cni:debug", LogLevel::Info), ("all:warn", LogLevel::Warn)]
     {
-        assert_eq!(level(&[("LOG_OUTPUT_LEVEL", scopes)], &[]), want, "{scopes}");
+        assert_eq!(level(&[("LOG_OUTPUT_LEVEL", scopes)], &[]), expected, "{scopes}");
     }
     assert_eq!(level(&[("LOG_OUTPUT_LEVEL", "cni:info,default:fatal")], &[]), LogLevel::Error);
     assert!(
@@ -137,8 +137,9 @@ fn listen_addresses_are_read_in_every_form_and_can_be_off() {
     };
     assert_eq!(of(&[]), ["[::]:8000", "0.0.0.0:8000"]);
     assert_eq!(of(&[("HEALTH_PORT", "81")]), ["[::]:81", "0.0.0.0:81"]);
-    for (address, want) in [("::1", "[::1]:8000"), ("[::1]", "[::1]:8000"), ("10.0.0.1", "10.0.0.1:8000")] {
-        assert_eq!(of(&[("HEALTH_ADDRESS", address)]), [want]);
+    for (address, expected) in [("::1", "[::1]:8000"), ("[::1]", "[::1]:8000"), ("10.0.0.1", "10.0.0.1:8000")]
+    {
+        assert_eq!(of(&[("HEALTH_ADDRESS", address)]), [expected]);
     }
     assert_eq!(of(&[("HEALTH_ADDRESS", "127.0.0.1:9"), ("HEALTH_PORT", "8")]), ["127.0.0.1:9"]);
     assert_eq!(of(&[("HEALTH_ADDRESS", ":9")]), ["[::]:9", "0.0.0.0:9"]);

@@ -124,15 +124,15 @@ fn settings_and_the_agents_own_values_override_a_template() {
     for Row { template, settings, entry: more, notes } in rows() {
         let files: Vec<_> = settings.iter().copied().chain([("cni_network_config", template)]).collect();
         let with = read(POD, &files);
-        let mut want = entry(&plain, &image);
+        let mut expected = entry(&plain, &image);
         for (key, value) in more.as_object().unwrap() {
-            match (want.get_mut(key).and_then(Value::as_object_mut), value.as_object()) {
+            match (expected.get_mut(key).and_then(Value::as_object_mut), value.as_object()) {
                 (Some(inner), Some(value)) => inner.extend(value.clone()),
-                _ => want[key] = value.clone(),
+                _ => expected[key] = value.clone(),
             }
         }
         let written = entry(&with, &image);
-        assert_eq!(written, want, "{template} {settings:?}");
+        assert_eq!(written, expected, "{template} {settings:?}");
         assert_eq!(with.notes, notes, "{template} {settings:?}");
         let read_back = PluginConf::read(written.as_object().unwrap()).unwrap();
         assert_eq!(read_back, with.options.conf, "{template} {settings:?}");

@@ -1,9 +1,6 @@
 //! The scenarios: a prepared directory and the pass to run on it under strace.
 
-use std::path::Path;
-use std::process::{Command, ExitCode, Output};
-use std::time::{Duration, Instant};
-
+use crate::test_node::{TestNode, chained, directories, install, installed, name, uninstalled};
 use gybe_installer::host::apply::ApplyError;
 use gybe_installer::host::desired::{DesiredState, PutBack, Shape};
 use gybe_installer::host::libcni::choice::choose;
@@ -11,8 +8,9 @@ use gybe_installer::host::observe::ObserveScope;
 use gybe_installer::host::pass::{Pass, PassHistory, pass};
 use gybe_installer::host::runtimes::{DropIns, Runtime};
 use gybe_netfilter::hint::Hint;
-
-use crate::test_node::{TestNode, chained, directories, install, installed, name, uninstalled};
+use std::path::Path;
+use std::process::{Command, ExitCode, Output};
+use std::time::{Duration, Instant};
 
 const LIST: &str =
     "{\n  \"name\": \"net\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\"\n    }\n  ]\n}\n";

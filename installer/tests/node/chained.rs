@@ -242,8 +242,8 @@ fn f30_an_upgrade_replaces_program_and_entry_and_a_downgrade_does_too() {
     let node = TestNode::with(&[("10-calico.conflist", LIST)]);
     for build in ["1", "2", "1"] {
         node.settle(&DesiredState::Installed(install(&node.root, Shape::Chained { pinned: None }, build)));
-        let there = fs::read_to_string(node.root.join("bin/gybe-cni")).unwrap();
-        assert!(there.contains(&format!("# {build}\n")));
+        let program = fs::read_to_string(node.root.join("bin/gybe-cni")).unwrap();
+        assert!(program.contains(&format!("# {build}\n")));
         assert_eq!(node.text("10-calico.conflist").contains("debug"), build == "2");
     }
     node.settle(&uninstalled(&node.root, PutBack::Nothing));
@@ -330,9 +330,9 @@ fn expected_attributes() -> [(&'static str, Vec<u8>); 3] {
 }
 
 fn has_all_attributes(path: &Path) -> bool {
-    let there = fs::metadata(path).unwrap();
+    let metadata = fs::metadata(path).unwrap();
     let mut value = vec![0; 1024];
-    (there.uid(), there.gid(), there.mode() & 0o777) == (1001, 1002, 0o640)
+    (metadata.uid(), metadata.gid(), metadata.mode() & 0o777) == (1001, 1002, 0o640)
         && expected_attributes().iter().all(|(name, expected)| {
             getxattr(path, *name, value.as_mut_slice()).is_ok_and(|length| value[..length] == *expected)
         })

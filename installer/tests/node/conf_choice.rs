@@ -1,14 +1,11 @@
 //! Gybe chooses the same network from a conf directory as containerd and CRI-O: choices recorded from libcni.
 
-use std::os::unix::fs::symlink;
-
+use crate::test_node::TestNode;
 use gybe_installer::host::libcni::choice::{NoChoice, choose};
 use gybe_installer::host::observe::ObserveScope;
-use gybe_installer::host::runtimes::DropIns;
-use gybe_installer::host::runtimes::Runtime;
+use gybe_installer::host::runtimes::{DropIns, Runtime};
 use serde_json::Value;
-
-use crate::test_node::TestNode;
+use std::os::unix::fs::symlink;
 
 fn node_with(files: &Value) -> TestNode {
     let node = TestNode::new();
@@ -35,27 +32,31 @@ fn the_choices_recorded_from_libcni_are_predicted() {
         let node = node_with(&case["files"]);
         let observed = node.observe(&ObserveScope::default());
         for (runtime, key) in [(Runtime::Containerd, "containerd"), (Runtime::CriO, "crio")] {
-            let (want, found) = (&case["pick"][key], choose(&observed.conf, runtime, DropIns::Loaded));
+            let (expected, found) = (&case["pick"][key], choose(&observed.conf, runtime, DropIns::Loaded));
             let about = format!("{} by {key}: {found:?}", case["name"]);
             match &found {
                 Ok(choice) => {
-                    assert_eq!(want["file"], choice.file.to_string(), "{about}");
-                    assert_eq!(want["name"], choice.network.name, "{about}");
-                    assert_eq!(want["cniVersion"].as_str().unwrap_or(""), choice.network.version, "{about}");
+                    assert_eq!(expected["file"], choice.file.to_string(), "{about}");
+                    assert_eq!(expected["name"], choice.network.name, "{about}");
+                    assert_eq!(
+                        expected["cniVersion"].as_str().unwrap_or(""),
+                        choice.network.version,
+                        "{about}"
+                    );
                     let types: Vec<_> =
-                        want["types"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
+                        expected["types"].as_array().unwrap().iter().map(|it| it.as_str().unwrap()).collect();
                     assert_eq!(types, choice.network.plugins, "{about}");
                 }
                 Err(NoChoice::Stopped(broken)) => {
-                    assert!(want["error"].is_string(), "{about}");
-                    assert_eq!(want["file"], broken.file.to_string(), "{about}");
+                    assert!(expected["error"].is_string(), "{about}");
+                    assert_eq!(expected["file"], broken.file.to_string(), "{about}");
                 }
                 // A dangling link: from inside a container the agent cannot find out what the runtime reads there.
                 Err(NoChoice::Unknown(broken)) => {
                     assert_eq!(case["files"][broken.file.to_string()]["content"], Value::Null, "{about}");
                 }
                 Err(NoChoice::Nothing) => {
-                    assert!(want["error"].is_string() && want["file"].is_null(), "{about}");
+                    assert!(expected["error"].is_string() && expected["file"].is_null(), "{about}");
                 }
             }
         }

@@ -1,15 +1,12 @@
 //! Conflicts over a program's name: replacements are rate limited after the fifth, and the likely owner is reported.
 
-use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
-
+use crate::test_node::{TestNode, install, program};
 use gybe_installer::host::desired::{DesiredState, Shape};
 use gybe_installer::host::directory::Directory;
 use gybe_installer::host::pass::{PassHistory, pass};
-
-use crate::test_node::TestNode;
-use crate::test_node::{install, program};
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
 
 const LIST: &str = "{\"name\":\"net\",\"plugins\":[{\"type\":\"calico\"}]}";
 
@@ -84,7 +81,7 @@ fn f05_a_conflict_over_a_program_is_rate_limited_and_names_the_likely_owner_and_
 }
 
 /// Replaces the program with another version of Gybe's plugin, which answers VERSION.
-fn bring_another(program: &Path) {
+fn replace_by_another_version(program: &Path) {
     replace(program);
     fs::write(program, "#!/bin/sh\necho '{\"supportedVersions\":[\"1.0.0\"]}'\n").unwrap();
     fs::set_permissions(program, Permissions::from_mode(0o755)).unwrap();
@@ -97,7 +94,7 @@ fn f05_while_a_programs_repair_waits_the_chain_is_repaired_if_a_working_program_
         // No pod depends on the tool.
         ("gybe", remove, true),
         ("gybe", replace, true),
-        ("gybe-cni", bring_another, true),
+        ("gybe-cni", replace_by_another_version, true),
         ("gybe-cni", open_to_all, true),
         ("gybe-cni", replace, false),
         ("gybe-cni", remove, false),

@@ -1,7 +1,7 @@
 //! Functions that change conf files change only Gybe's entry; every other byte of another owner's file stays.
 
 use gybe_installer::host::conflist::convert::{listed, unlisted};
-use gybe_installer::host::conflist::entry::Entry;
+use gybe_installer::host::conflist::entry::{Entry, Layout};
 use gybe_installer::host::conflist::{ConflistError, ISTIO, IstioEntry, PluginChain};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -114,13 +114,13 @@ fn f33_a_single_conf_becomes_a_list_and_is_restored_byte_for_byte() {
         "{\r\n\t\"type\":\"x\",\r\n\t\"name\":\"y\"}",
     ] {
         let list = listed(single.as_bytes(), &entry()).unwrap();
-        let was: Value = serde_json::from_str(single).unwrap();
-        let is: Value = serde_json::from_slice(&list).unwrap();
-        assert_eq!((&is["name"], &is["cniVersion"]), (&was["name"], &was["cniVersion"]));
-        assert_eq!(is["plugins"][0], was);
+        let conf: Value = serde_json::from_str(single).unwrap();
+        let parsed: Value = serde_json::from_slice(&list).unwrap();
+        assert_eq!((&parsed["name"], &parsed["cniVersion"]), (&conf["name"], &conf["cniVersion"]));
+        assert_eq!(parsed["plugins"][0], conf);
         assert_eq!(unlisted(&list, "gybe-cni").as_deref(), Some(single.as_bytes()));
         assert_eq!(with(&list), list);
-        let reformatted = serde_json::to_vec(&is).unwrap();
+        let reformatted = serde_json::to_vec(&parsed).unwrap();
         assert_eq!(unlisted(&reformatted, "gybe-cni"), None, "a reformatted list is not converted back");
     }
     assert_eq!(listed(br#"{"type":"bridge"}"#, &entry()), Err(ConflistError::NoName));
@@ -191,9 +191,10 @@ proptest! {
         prop_assert_eq!(with(&inside), inside.clone());
         prop_assert_eq!(String::from_utf8(without(&inside)).unwrap(), file.clone());
 
-        let mut want: Value = serde_json::from_str(&file).unwrap();
-        want["plugins"].as_array_mut().unwrap().push(serde_json::from_slice(&entry().print(&gybe_installer::host::conflist::entry::Layout::OneLine)).unwrap());
-        prop_assert_eq!(serde_json::from_slice::<Value>(&inside).unwrap(), want);
+        let mut expected: Value = serde_json::from_str(&file).unwrap();
+        let printed = entry().print(&Layout::OneLine);
+        expected["plugins"].as_array_mut().unwrap().push(serde_json::from_slice(&printed).unwrap());
+        prop_assert_eq!(serde_json::from_slice::<Value>(&inside).unwrap(), expected);
     }
 
     #[test]

@@ -134,7 +134,7 @@ fn a_backend_whose_programs_are_gone_is_reported() {
 }
 
 #[test]
-fn a_directory_that_every_user_may_write_in_is_wrong() {
+fn a_directory_that_every_user_may_write_to_is_wrong() {
     let node = installed_node();
     for folder in ["etc/cni/net.d", "opt/cni/bin"] {
         let path = node.root.join(folder);

@@ -1,5 +1,7 @@
 //! Property tests: after every single change to any conf directory the runtime loads the same network as before.
 
+use crate::test_node::TestNode;
+use crate::test_node::{chained, installed, name, uninstalled};
 use gybe_installer::host::apply::apply;
 use gybe_installer::host::desired::{Confirmed, DesiredState, Install, PutBack, Shape};
 use gybe_installer::host::libcni::choice::choose;
@@ -8,9 +10,6 @@ use gybe_installer::host::plan::plan;
 use gybe_installer::host::runtimes::DropIns;
 use gybe_installer::host::runtimes::Runtime;
 use proptest::prelude::*;
-
-use crate::test_node::TestNode;
-use crate::test_node::{chained, installed, name, uninstalled};
 
 const NAMES: [&str; 10] = [
     "10-a.conf",

@@ -1,18 +1,16 @@
 //! The lock that lets one process at a time change a node; unprivileged users cannot hold it.
 
+use crate::test_node::TestNode;
+use crate::test_node::{chained, uninstalled};
+use gybe_installer::host::apply::NodeLock;
+use gybe_installer::host::desired::PutBack;
+use gybe_installer::host::observe::LOCK;
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-
-use gybe_installer::host::apply::NodeLock;
-use gybe_installer::host::desired::PutBack;
-use gybe_installer::host::observe::LOCK;
-
-use crate::test_node::TestNode;
-use crate::test_node::{chained, uninstalled};
 
 const LIST: &str = "{\"name\":\"net\",\"plugins\":[{\"type\":\"calico\"}]}";
 /// The uid and gid of an unprivileged user.

@@ -21,40 +21,40 @@ struct Host(TestDir);
 impl Host {
     fn new(test: &str) -> Self {
         let host = Self(TestDir::new(&format!("pods-on-node-{test}")));
-        host.file("node-netns", "");
-        host.process(1, "0::/init.scope", "node-netns");
+        host.write("node-netns", "");
+        host.add_process(1, "0::/init.scope", "node-netns");
         host
     }
 
-    fn file(&self, path: &str, text: &str) {
+    fn write(&self, path: &str, text: &str) {
         self.0.write(path, text);
     }
 
-    fn process(&self, pid: u32, cgroup: &str, netns: &str) {
+    fn add_process(&self, pid: u32, cgroup: &str, netns: &str) {
         let process = self.0.join(format!("proc/{pid}"));
         fs::create_dir_all(process.join("ns")).unwrap();
         fs::write(process.join("cgroup"), format!("{cgroup}\n")).unwrap();
         symlink(self.0.join(netns), process.join("ns/net")).unwrap();
     }
 
-    /// Writes a cached result of the pod `shop/NAME`.
-    fn cached(&self, file: &str, (name, uid): (&str, &str), netns: &str) {
+    /// Writes a result of the pod `shop/NAME`.
+    fn cache_result(&self, file: &str, (name, uid): (&str, &str), netns: &str) {
         let arguments = [["K8S_POD_NAMESPACE", "shop"], ["K8S_POD_NAME", name], ["K8S_POD_UID", uid]];
         let info = json!({ "containerId": file, "netns": netns, "cniArgs": arguments });
-        self.file(&format!("var/lib/cni/results/{file}"), &info.to_string());
+        self.write(&format!("var/lib/cni/results/{file}"), &info.to_string());
     }
 
     fn find(&self) -> SandboxList {
         find(&HostPaths { results: self.0.join("var/lib/cni/results"), root: self.0.path().to_owned() })
     }
 
-    fn shown(&self, sandbox: &Sandbox) -> String {
-        let of = match &sandbox.network {
+    fn display(&self, sandbox: &Sandbox) -> String {
+        let network = match &sandbox.network {
             Network::Own(path) => path.strip_prefix(self.0.path()).unwrap().display().to_string(),
             Network::OfNode => "the node's network".to_owned(),
         };
         let root = format!("{}/", self.0.display());
-        format!("{}: {of}", sandbox.to_string().replace(&root, ""))
+        format!("{}: {network}", sandbox.to_string().replace(&root, ""))
     }
 }
 
@@ -67,25 +67,25 @@ fn pod_cgroup(uid: &str) -> String {
 fn a_namespace_found_in_several_sources_is_one_sandbox_with_the_most_precise_name() {
     let host = Host::new("sources");
     for namespace in ["cni-cart", "cni-lost", "cni-unknown"] {
-        host.file(&format!("run/netns/{namespace}"), "");
+        host.write(&format!("run/netns/{namespace}"), "");
     }
     // The cache also has the loopback network's result, and one of a sandbox that no longer exists.
-    host.cached("net-cart-eth0", ("cart-0", CART), "/var/run/netns/cni-cart");
-    host.cached("loopback-cart-lo", ("cart-0", CART), "/run/netns/cni-cart");
-    host.cached("net-gone-eth0", ("gone-0", GONE), "/var/run/netns/cni-gone");
-    host.process(100, &pod_cgroup(CART), "run/netns/cni-cart");
+    host.cache_result("net-cart-eth0", ("cart-0", CART), "/var/run/netns/cni-cart");
+    host.cache_result("loopback-cart-lo", ("cart-0", CART), "/run/netns/cni-cart");
+    host.cache_result("net-gone-eth0", ("gone-0", GONE), "/var/run/netns/cni-gone");
+    host.add_process(100, &pod_cgroup(CART), "run/netns/cni-cart");
     // A network namespace that a process of the pod created.
-    host.file("inner", "");
-    host.process(101, &pod_cgroup(CART), "inner");
-    host.process(102, &pod_cgroup(LOST), "run/netns/cni-lost");
-    host.process(103, &pod_cgroup(LOST), "run/netns/cni-lost");
-    host.process(104, &pod_cgroup(HOST), "node-netns");
-    host.process(105, &pod_cgroup(HOST), "node-netns");
-    host.process(106, "0::/system.slice/sshd.service", "node-netns");
+    host.write("inner", "");
+    host.add_process(101, &pod_cgroup(CART), "inner");
+    host.add_process(102, &pod_cgroup(LOST), "run/netns/cni-lost");
+    host.add_process(103, &pod_cgroup(LOST), "run/netns/cni-lost");
+    host.add_process(104, &pod_cgroup(HOST), "node-netns");
+    host.add_process(105, &pod_cgroup(HOST), "node-netns");
+    host.add_process(106, "0::/system.slice/sshd.service", "node-netns");
     fs::create_dir_all(host.0.join(format!("var/log/pods/kube-system_proxy-x_{HOST}"))).unwrap();
     let SandboxList { sandboxes, unreadable } = host.find();
     assert_eq!(unreadable, [""; 0]);
-    let shown: Vec<String> = sandboxes.iter().map(|sandbox| host.shown(sandbox)).collect();
+    let shown: Vec<String> = sandboxes.iter().map(|sandbox| host.display(sandbox)).collect();
     assert_eq!(
         shown,
         [
@@ -100,17 +100,17 @@ fn a_namespace_found_in_several_sources_is_one_sandbox_with_the_most_precise_nam
 #[test]
 fn without_cache_and_named_namespaces_sandboxes_are_found_by_their_processes() {
     let host = Host::new("processes");
-    host.file("of-the-pod", "");
+    host.write("of-the-pod", "");
     // A node that is a container itself (kind): the pod's cgroup is below another container's.
     let nested = format!(
         "0::/system.slice/docker-8445c3ca20fac1d8e74854d84a7e6a57297ffb22809098b2816b31a428f2b777.scope/kubelet.slice/\
          kubelet-kubepods.slice/kubelet-kubepods-besteffort.slice/kubelet-kubepods-besteffort-pod{}.slice/cri-containerd-75c7.scope",
         CART.replace('-', "_")
     );
-    host.process(7, &nested, "of-the-pod");
+    host.add_process(7, &nested, "of-the-pod");
     fs::create_dir_all(host.0.join(format!("var/log/pods/shop_cart-0_{CART}"))).unwrap();
     let found = host.find();
-    let shown: Vec<String> = found.sandboxes.iter().map(|sandbox| host.shown(sandbox)).collect();
+    let shown: Vec<String> = found.sandboxes.iter().map(|sandbox| host.display(sandbox)).collect();
     assert_eq!((shown, found.unreadable), (vec!["shop/cart-0: proc/7/ns/net".to_owned()], Vec::new()));
 }
 
@@ -118,14 +118,14 @@ fn without_cache_and_named_namespaces_sandboxes_are_found_by_their_processes() {
 #[test]
 fn cached_results_without_any_visible_namespace_are_reported_as_unreadable() {
     let host = Host::new("invisible");
-    host.cached("net-cart-eth0", ("cart-0", CART), "/var/run/netns/cni-cart");
+    host.cache_result("net-cart-eth0", ("cart-0", CART), "/var/run/netns/cni-cart");
     let found = host.find();
     assert!(found.sandboxes.is_empty());
     assert!(
         found.unreadable[0].starts_with("none of 1 cached results has its network namespace"),
         "{found:?}"
     );
-    host.file("run/netns/cni-other", "");
+    host.write("run/netns/cni-other", "");
     assert_eq!(
         host.find().unreadable,
         [""; 0],
@@ -136,8 +136,8 @@ fn cached_results_without_any_visible_namespace_are_reported_as_unreadable() {
 #[test]
 fn unreadable_sources_are_reported() {
     let host = Host::new("unreadable");
-    host.file("var/lib/cni/results", "no directory");
-    host.file("run/netns", "no directory");
+    host.write("var/lib/cni/results", "no directory");
+    host.write("run/netns", "no directory");
     let found = host.find();
     assert!(found.sandboxes.is_empty());
     assert_eq!(found.unreadable.len(), 2, "{:?}", found.unreadable);

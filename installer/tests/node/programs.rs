@@ -1,20 +1,18 @@
 //! A program is renamed into place only after it was hashed and run once; until then the previous program stays.
 
+use crate::test_node::{StopFlag, TestNode};
+use crate::test_node::{chained, install, program};
+use gybe_installer::host::apply::{ApplyError, TrialError};
+use gybe_installer::host::desired::{DesiredState, Install, PlacementOrder, Shape};
+use gybe_installer::host::observe::Hash;
 use gybe_netfilter::hint::Hint;
+use nix::errno::Errno;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
-
-use gybe_installer::host::apply::{ApplyError, TrialError};
-use gybe_installer::host::desired::{DesiredState, Install, PlacementOrder, Shape};
-use gybe_installer::host::observe::Hash;
-use nix::errno::Errno;
-
-use crate::test_node::{StopFlag, TestNode};
-use crate::test_node::{chained, install, program};
 
 const LIST: &str = "{\"name\":\"net\",\"plugins\":[{\"type\":\"calico\"}]}";
 
@@ -44,10 +42,10 @@ fn f10_a_program_that_does_not_run_is_not_installed_and_nothing_names_it() {
         (b"#!/bin/sh\necho hello\n", TrialError::NoVersions),
         (b"#!/no/such/interpreter\n", TrialError::NotRun(Errno::ENOENT)),
     ];
-    for (bytes, want) in cases {
+    for (bytes, expected) in cases {
         let node = TestNode::with(&[("10-a.conflist", LIST)]);
         let error = refused_placement(&node, with_plugin(&node, bytes));
-        assert!(matches!(&error, ApplyError::Trial { why, .. } if *why == want), "{error:?}");
+        assert!(matches!(&error, ApplyError::Trial { why, .. } if *why == expected), "{error:?}");
         assert_eq!(node.text("10-a.conflist"), LIST);
         assert!(node.programs().is_empty(), "{:?}", node.programs());
     }

@@ -1,14 +1,12 @@
 //! The shapes standalone and drop-in, and files to which the entry is not added.
 
-use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
-
-use gybe_installer::host::desired::{Confirmed, DesiredState, Install, PutBack, Shape};
-use gybe_installer::host::problem::Problem;
-
 use crate::chained::{LIST, SINGLE};
 use crate::test_node::TestNode;
 use crate::test_node::{chained, install, installed, name, uninstalled};
+use gybe_installer::host::desired::{Confirmed, DesiredState, Install, PutBack, Shape};
+use gybe_installer::host::problem::Problem;
+use std::fs;
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 #[test]
 fn standalone_writes_a_network_of_its_own_and_no_other_file() {

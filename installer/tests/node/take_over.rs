@@ -1,14 +1,12 @@
 //! Gybe's entry replaces istio-cni's; uninstall restores it on request.
 
-use std::fs;
-
-use gybe_installer::host::conflist::ConflistError;
-use gybe_installer::host::desired::{DesiredState, PutBack, Shape, TakeOver};
-use gybe_installer::host::problem::Problem;
-
 use crate::chained::LIST;
 use crate::test_node::TestNode;
 use crate::test_node::{chained, install, installed, name, program, uninstalled};
+use gybe_installer::host::conflist::ConflistError;
+use gybe_installer::host::desired::{DesiredState, PutBack, Shape, TakeOver};
+use gybe_installer::host::problem::Problem;
+use std::fs;
 
 const ISTIO: &str = "{\"cniVersion\":\"0.3.1\",\"name\":\"n\",\"plugins\":[{\"type\":\"calico\"},{\"type\":\"istio-cni\",\"ambient_enabled\":false}]}\n";
 

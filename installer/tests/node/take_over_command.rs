@@ -41,7 +41,7 @@ fn an_istio_cni_entry_whose_agent_is_gone_is_replaced() {
 
 /// istio-cni's agent removes its program when it ends, but sandboxes it set up still need the program for DEL.
 #[test]
-fn f29_a_stand_in_answers_for_istio_cni_and_goes_with_the_last_sandbox() {
+fn f29_a_stand_in_answers_for_istio_cni_and_is_removed_with_the_last_sandbox() {
     let node = HostRoot::with(&[("10-calico.conflist", THEIRS)]);
     node.add_sandbox("n-old-eth0", &["calico", "istio-cni"]);
     assert_eq!(node.install("--take-over now").code, 0);

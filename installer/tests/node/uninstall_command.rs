@@ -230,8 +230,8 @@ fn f37_files_in_another_platforms_directories_are_reported_as_remaining() {
     let (conf, bin) = (node.root.join("etc/cni/net.d"), node.root.join("opt/cni/bin"));
     for arguments in ["", "--dry-run"] {
         let ran = node.uninstall(arguments);
-        for place in [&conf, &bin] {
-            assert!(ran.err.contains(&place.display().to_string()), "{ran:?}");
+        for directory in [&conf, &bin] {
+            assert!(ran.err.contains(&directory.display().to_string()), "{ran:?}");
         }
     }
     let ran = node.uninstall("");

@@ -1,6 +1,13 @@
 //! Watches on the conf directory: each rewrite by another program wakes a pass, which repairs it with one write and never
 //! reverts it.
 
+use crate::test_node::chained;
+use crate::test_node::{StopFlag, TestNode};
+use gybe_installer::host::apply::{Busy, NodeLock};
+use gybe_installer::host::conflict::other_owner::OtherOwner;
+use gybe_installer::host::conflist::PluginChain;
+use gybe_installer::host::pass::{PassHistory, pass};
+use gybe_installer::host::watch::{DirectoryWatch, WakeReason, WatchMode};
 use gybe_test_support::PATIENCE;
 use std::fs;
 use std::os::fd::AsFd;
@@ -8,15 +15,6 @@ use std::os::unix::fs::symlink;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
-
-use gybe_installer::host::apply::{Busy, NodeLock};
-use gybe_installer::host::conflict::other_owner::OtherOwner;
-use gybe_installer::host::conflist::PluginChain;
-use gybe_installer::host::pass::{PassHistory, pass};
-use gybe_installer::host::watch::{DirectoryWatch, WakeReason, WatchMode};
-
-use crate::test_node::chained;
-use crate::test_node::{StopFlag, TestNode};
 
 fn list(n: usize) -> String {
     format!("{{\"name\":\"net\",\"n\":{n},\"plugins\":[{{\"type\":\"cilium-cni\"}}]}}\n")

@@ -1,6 +1,8 @@
 //! Reference conf files, templates and kubeconfigs of istio-cni and other projects, read and written by the
 //! installer's functions.
 
+use crate::test_node::TestNode;
+use crate::{json, shared, test_node, text, with_gybes_entry, without_names_and_versions};
 use gybe_installer::agent::kubeconfig::{Credentials, render};
 use gybe_installer::host::conflist::convert::{listed, unlisted};
 use gybe_installer::host::conflist::entry::Entry;
@@ -10,9 +12,6 @@ use gybe_installer::host::libcni::{FileFormat, network};
 use gybe_installer::host::problem::Problem;
 use gybe_installer::host::settings::{ApiServer, ServerTrust, Settings, SettingsSources};
 use serde_json::Value;
-
-use crate::test_node::TestNode;
-use crate::{json, shared, test_node, text, with_gybes_entry, without_names_and_versions};
 
 fn unit(file: &str) -> Vec<u8> {
     shared(&format!("install-unit/{file}"))

@@ -1,12 +1,11 @@
 //! The sixteen end-to-end cases of istio-cni's installer: install, repair of a removed entry, uninstall.
 
+use crate::test_node::TestNode;
+use crate::{json, shared, test_node, text, with_gybes_entry, without_names_and_versions};
 use gybe_installer::host::conflist::PluginChain;
 use gybe_installer::host::desired::{DesiredState, PutBack, Shape};
 use gybe_installer::host::problem::Problem;
 use serde_json::Value;
-
-use crate::test_node::TestNode;
-use crate::{json, shared, test_node, text, with_gybes_entry, without_names_and_versions};
 
 const CALICO: (&str, &str) = ("calico.conflist", "10-calico.conflist-istioconfig");
 const MINIKUBE: (&str, &str) = ("minikube_cni.conf", "minikube_cni.conflist.expected");
@@ -63,10 +62,10 @@ fn assert_install_to_uninstall(
     let before = node.files();
     node.settle(desired);
     let result = node.text(becomes);
-    let want = with_gybes_entry(&shared(&format!("install-e2e/expected/{golden}")));
+    let expected_entry = with_gybes_entry(&shared(&format!("install-e2e/expected/{golden}")));
     assert_eq!(
         without_names_and_versions(json(result.as_bytes())),
-        without_names_and_versions(want),
+        without_names_and_versions(expected_entry),
         "{becomes}"
     );
     let original = text(&format!("install-e2e/pre/{pre}"));

@@ -12,10 +12,9 @@ mod install_to_uninstall;
 #[allow(dead_code, reason = "shared with the tests of another target")]
 mod test_node;
 
-use std::path::{Path, PathBuf};
-
 use gybe_installer::host::conflist::entry::Layout;
 use serde_json::Value;
+use std::path::{Path, PathBuf};
 
 /// Returns the path of a file or directory of the reference material.
 pub(crate) fn reference(path: &str) -> PathBuf {

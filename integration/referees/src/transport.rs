@@ -47,7 +47,7 @@ fn prepare(socket: &Socket) -> nix::Result<()> {
 }
 
 fn replies(socket: &Socket, batch: &Batch) -> Result<(), NftError> {
-    // mnl wants a buffer that is aligned to the netlink header.
+    // mnl needs a buffer that is aligned to the netlink header.
     let mut buffer = vec![0_u8; REPLY_SIZE + 4];
     let aligned = buffer.as_ptr().align_offset(4);
     let (mut refused, mut acknowledged) = (Vec::new(), false);

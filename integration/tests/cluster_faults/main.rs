@@ -137,7 +137,7 @@ fn f04_before_the_agent_runs_only_pods_in_the_mesh_are_refused() {
     node.start_agent();
     assert_outcomes(&node, "F04 an agent, and no API yet", Meshed::Refused);
     node.server.set_network(Network::Open).unwrap();
-    assert_recovers(&node, "F04 the API is there");
+    assert_recovers(&node, "F04 API: answers");
 }
 
 #[test]

@@ -28,7 +28,7 @@ fn names(text: &str) -> BTreeSet<InterfaceName> {
 
 #[test]
 fn a_pod_without_annotations_has_istios_defaults() {
-    let want = TrafficAnnotations {
+    let expected = TrafficAnnotations {
         interception: Interception::Redirect,
         included_to: Destinations::All,
         excluded_to: CidrSet::default(),
@@ -39,12 +39,12 @@ fn a_pod_without_annotations_has_istios_defaults() {
         excluded_interfaces: BTreeSet::new(),
         virtual_interfaces: BTreeSet::new(),
     };
-    assert_eq!(traffic_of(&pod(&[])), Ok(want));
+    assert_eq!(traffic_of(&pod(&[])), Ok(expected));
 }
 
 #[test]
 fn the_proxys_ports_are_always_excluded_from_inbound() {
-    for (value, want) in [
+    for (value, expected) in [
         ("", "15020,15021,15090"),
         ("3306", "3306,15020,15021,15090"),
         ("15090, 15090", "15020,15021,15090"),
@@ -54,13 +54,13 @@ fn the_proxys_ports_are_always_excluded_from_inbound() {
         ("0,65535", "0,65535,15020,15021,15090"),
     ] {
         let read = traffic_of(&pod(&[(EXCLUDE_INBOUND, value)])).unwrap();
-        assert_eq!(read.excluded_inbound, ports(want), "{value:?}");
+        assert_eq!(read.excluded_inbound, ports(expected), "{value:?}");
     }
 }
 
 #[test]
 fn included_inbound_ports_may_be_all_some_none_or_unset() {
-    for (value, want) in [
+    for (value, expected) in [
         ("*", InboundPorts::All),
         (" * ", InboundPorts::All),
         ("", InboundPorts::Only(PortSet::default())),
@@ -68,7 +68,7 @@ fn included_inbound_ports_may_be_all_some_none_or_unset() {
     ] {
         assert_eq!(
             traffic_of(&pod(&[(INCLUDE_INBOUND, value)])).unwrap().included_inbound,
-            want,
+            expected,
             "{value:?}"
         );
     }
@@ -76,15 +76,19 @@ fn included_inbound_ports_may_be_all_some_none_or_unset() {
 
 #[test]
 fn excluded_outbound_ports_replace_the_default() {
-    for (value, want) in [("", ""), ("25,587", "25,587"), ("15020", "15020")] {
+    for (value, expected) in [("", ""), ("25,587", "25,587"), ("15020", "15020")] {
         let read = traffic_of(&pod(&[(EXCLUDE_OUTBOUND, value), (INCLUDE_OUTBOUND, value)])).unwrap();
-        assert_eq!((read.excluded_outbound, read.included_outbound), (ports(want), ports(want)), "{value:?}");
+        assert_eq!(
+            (read.excluded_outbound, read.included_outbound),
+            (ports(expected), ports(expected)),
+            "{value:?}"
+        );
     }
 }
 
 #[test]
 fn networks_may_be_of_both_families_and_have_host_bits() {
-    for (value, want) in [
+    for (value, expected) in [
         ("*", Destinations::All),
         ("", Destinations::Only(CidrSet::default())),
         ("10.1.2.3/8, fd00::1/8", Destinations::Only(networks("10.0.0.0/8,fd00::/8"))),
@@ -92,7 +96,7 @@ fn networks_may_be_of_both_families_and_have_host_bits() {
         ("::ffff:10.0.0.0/104", Destinations::Only(networks("::ffff:a00:0/104"))),
         ("127.0.0.1/32", Destinations::Only(networks("127.0.0.1/32"))),
     ] {
-        assert_eq!(traffic_of(&pod(&[(INCLUDE_TO, value)])).unwrap().included_to, want, "{value:?}");
+        assert_eq!(traffic_of(&pod(&[(INCLUDE_TO, value)])).unwrap().included_to, expected, "{value:?}");
     }
     let read = traffic_of(&pod(&[(EXCLUDE_TO, "10.0.0.0/9,10.128.0.0/9")])).unwrap();
     assert_eq!(read.excluded_to, networks("10.0.0.0/8"));
@@ -145,19 +149,19 @@ fn a04_interface_lists_are_valid_as_in_istio() {
 
 #[test]
 fn the_older_annotation_of_virtual_interfaces_counts_only_without_the_newer() {
-    for (newer, want) in [(None, "old0"), (Some("new0"), "new0"), (Some(""), "")] {
+    for (newer, expected) in [(None, "old0"), (Some("new0"), "new0"), (Some(""), "")] {
         let mut value = vec![(KUBEVIRT_INTERFACES, "old0")];
         value.extend(newer.map(|value| (VIRTUAL_INTERFACES, value)));
-        assert_eq!(traffic_of(&pod(&value)).unwrap().virtual_interfaces, names(want), "{newer:?}");
+        assert_eq!(traffic_of(&pod(&value)).unwrap().virtual_interfaces, names(expected), "{newer:?}");
     }
 }
 
 #[test]
 fn unknown_modes_are_refused() {
-    for (value, want) in
+    for (value, expected) in
         [("REDIRECT", Interception::Redirect), ("TPROXY", Interception::Tproxy), ("NONE", Interception::None)]
     {
-        assert_eq!(interception(&pod(&[(MODE, value)])), Ok(want));
+        assert_eq!(interception(&pod(&[(MODE, value)])), Ok(expected));
     }
     for value in ["", "redirect", "TPROXY ", "none", "REDIRECT,TPROXY"] {
         assert!(interception(&pod(&[(MODE, value)])).is_err(), "{value:?}");

@@ -31,7 +31,7 @@ fn every_key_is_read() {
         "probed": { "backend": "iptables-legacy", "kernel": "5.4.0" }, "max_intervals": 65_536,
     }))
     .unwrap();
-    let want = PluginConf {
+    let expected = PluginConf {
         log_level: LogLevel::Debug,
         backend: BackendSetting::Only(BackendKind::IptablesLegacy),
         probed: ProbeHint { backend: Some(BackendKind::IptablesLegacy), kernel: "5.4.0".to_owned() },
@@ -48,7 +48,7 @@ fn every_key_is_read() {
             deadline: Duration::from_millis(150),
         },
     };
-    assert_eq!(conf, want);
+    assert_eq!(conf, expected);
 }
 
 #[test]
@@ -146,8 +146,8 @@ fn istio_cnis_entries_are_read_once_their_type_is_changed() {
         backend: BackendSetting::Only(BackendKind::Nft),
         ..one.clone()
     };
-    for (entry, want) in [(older, PluginConf { facts, ..one }), (newer, two)] {
-        assert_eq!(read(&entry), Ok(want), "{entry}");
+    for (entry, expected) in [(older, PluginConf { facts, ..one }), (newer, two)] {
+        assert_eq!(read(&entry), Ok(expected), "{entry}");
         assert_eq!(unknown_keys(entry.as_object().unwrap()), [""; 0]);
     }
 }
@@ -224,8 +224,8 @@ fn f30_entries_of_other_versions_are_read() {
     assert_eq!((conf.log_level, conf.facts.socket), (LogLevel::Warn, Some("/s".into())));
     assert_eq!(unknown_keys(ahead.as_object().unwrap()), ["zones", "facts.quic"]);
     let behind = json!({ "log_level": "warn" });
-    let want = PluginConf { log_level: LogLevel::Warn, ..PluginConf::default() };
-    assert_eq!(read(&behind), Ok(want));
+    let expected = PluginConf { log_level: LogLevel::Warn, ..PluginConf::default() };
+    assert_eq!(read(&behind), Ok(expected));
 }
 
 #[test]

@@ -32,7 +32,7 @@ fn annotate(pod: &mut PodFacts, name: &str, value: &str) {
 
 #[test]
 fn a_meshed_pod_without_annotations_has_istios_default_policy() {
-    let want = RedirectPolicy {
+    let expected = RedirectPolicy {
         mode: Mode::Redirect,
         outbound_port: Port::new(15001).unwrap(),
         inbound_port: Port::new(15006).unwrap(),
@@ -54,7 +54,7 @@ fn a_meshed_pod_without_annotations_has_istios_default_policy() {
         loopback: LoopbackCidr::default(),
         families: Families::V4Only,
     };
-    assert_eq!(policy(&PluginConf::default(), &meshed()), want);
+    assert_eq!(policy(&PluginConf::default(), &meshed()), expected);
 }
 
 #[test]
@@ -87,7 +87,7 @@ fn every_annotation_sets_its_part_of_the_policy() {
 
 #[test]
 fn a05_the_proxys_ids_are_its_security_context_or_1337() {
-    for (value, want) in [
+    for (value, expected) in [
         (None, Some(1337)),
         (Some(0), Some(1337)),
         (Some(1), Some(1)),
@@ -106,7 +106,7 @@ fn a05_the_proxys_ids_are_its_security_context_or_1337() {
             } else {
                 proxy.run_as_group = value;
             }
-            match (decide(&PluginConf::default(), &pod, &addresses(), InitContainer::Counts), want) {
+            match (decide(&PluginConf::default(), &pod, &addresses(), InitContainer::Counts), expected) {
                 (Decision::Redirect(policy), Some(id)) => {
                     let (uid, gid) = if field == "runAsUser" { (id, 1337) } else { (1337, id) };
                     assert_eq!(
@@ -179,16 +179,16 @@ fn all_invalid_annotations_are_named() {
     else {
         panic!("{pod:?}")
     };
-    let want = "annotation sidecar.istio.io/interceptionMode: \"TPROX\" is not REDIRECT, TPROXY or NONE; \
+    let expected = "annotation sidecar.istio.io/interceptionMode: \"TPROX\" is not REDIRECT, TPROXY or NONE; \
                 also wrong: includeOutboundIPRanges, excludeInboundPorts";
-    assert_eq!(refusal.to_string(), want);
+    assert_eq!(refusal.to_string(), expected);
 }
 
 #[test]
 fn container_ports_count_only_if_configured_and_not_overridden_by_the_pod() {
     let all = Inbound::AllBut([15020, 15021, 15090].into_iter().collect());
     let declared = Inbound::Only([80, 8443].into_iter().collect());
-    for (default, value, want) in [
+    for (default, value, expected) in [
         (InboundDefault::All, None, &all),
         (InboundDefault::ContainerPorts, None, &declared),
         (InboundDefault::ContainerPorts, Some("*"), &all),
@@ -210,18 +210,18 @@ fn container_ports_count_only_if_configured_and_not_overridden_by_the_pod() {
             annotate(&mut pod, "traffic.sidecar.istio.io/includeInboundPorts", value);
         }
         let conf = PluginConf { inbound_default: default, ..PluginConf::default() };
-        assert_eq!(&policy(&conf, &pod).inbound, want, "{default:?} {value:?}");
+        assert_eq!(&policy(&conf, &pod).inbound, expected, "{default:?} {value:?}");
     }
 }
 
 #[test]
 fn the_families_follow_from_the_addresses() {
     let both: Vec<IpAddr> = ["10.0.0.5", "fd00::5"].iter().map(|text| text.parse().unwrap()).collect();
-    for (dual, want) in [("false", Families::V4Only), ("true", Families::V4AndV6)] {
+    for (dual, expected) in [("false", Families::V4Only), ("true", Families::V4AndV6)] {
         let mut pod = meshed();
         pod.containers[1].env.insert("ISTIO_DUAL_STACK".to_owned(), dual.to_owned());
         match decide(&PluginConf::default(), &pod, &both, InitContainer::Counts) {
-            Decision::Redirect(policy) => assert_eq!(policy.families, want, "{dual}"),
+            Decision::Redirect(policy) => assert_eq!(policy.families, expected, "{dual}"),
             other => panic!("{other:?}"),
         }
     }

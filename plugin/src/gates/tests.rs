@@ -79,10 +79,10 @@ fn each_gate_leaves_its_pods_alone() {
             LeaveAloneReason::InjectionRefused,
         ),
     ];
-    for (i, (change, want)) in table.into_iter().enumerate() {
+    for (i, (change, expected)) in table.into_iter().enumerate() {
         let mut pod = meshed();
         change(&mut pod);
-        assert_eq!(check(&conf(), &pod, InitContainer::Counts), Ok(Some(want)), "case {i}");
+        assert_eq!(check(&conf(), &pod, InitContainer::Counts), Ok(Some(expected)), "case {i}");
     }
 }
 
@@ -152,10 +152,10 @@ fn strict_gates_require_two_containers_and_an_inject_value_that_is_true() {
             None,
         ),
     ];
-    for (i, (change, want)) in table.into_iter().enumerate() {
+    for (i, (change, expected)) in table.into_iter().enumerate() {
         let mut pod = meshed();
         change(&mut pod);
-        assert_eq!(check(&strict(), &pod, InitContainer::Counts), Ok(want), "case {i}");
+        assert_eq!(check(&strict(), &pod, InitContainer::Counts), Ok(expected), "case {i}");
     }
 }
 
@@ -187,7 +187,7 @@ fn the_runtimes_annotations_decide_before_a_source_of_facts_is_queried() {
     let these = |json: &'static Value| RuntimeAnnotations::Present(json.as_object().unwrap());
     let leak = |json: Value| these(Box::leak(Box::new(json)));
     let (meshed, other, none, unclear) = (leak(meshed), leak(other), leak(none), leak(unclear));
-    for (namespace, name, annotations, want) in [
+    for (namespace, name, annotations, expected) in [
         ("shop", "cart-0", RuntimeAnnotations::NotProvided, None),
         ("shop", "cart-0", RuntimeAnnotations::Empty, Some(LeaveAloneReason::NotInjected)),
         ("shop", "cart-0", other, Some(LeaveAloneReason::NotInjected)),
@@ -209,7 +209,7 @@ fn the_runtimes_annotations_decide_before_a_source_of_facts_is_queried() {
     ] {
         assert_eq!(
             check_without_facts(&conf(), namespace, name, annotations),
-            want,
+            expected,
             "{namespace}/{name} {annotations:?}"
         );
     }

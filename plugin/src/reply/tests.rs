@@ -77,9 +77,9 @@ fn a_long_message_leaves_room_for_the_hint() {
 #[test]
 fn an_error_has_the_configurations_version_or_the_newest() {
     let error = PluginError::Stdin(crate::bounded_read::StdinError::TooLong);
-    for (declared, want) in [(Some("0.4.0"), "0.4.0"), (Some("7.0.0"), "1.1.0"), (None, "1.1.0")] {
+    for (declared, expected) in [(Some("0.4.0"), "0.4.0"), (Some("7.0.0"), "1.1.0"), (None, "1.1.0")] {
         match Reply::error(Some(Verb::Add), declared, &error) {
-            Reply::Error(reply) => assert_eq!(reply.json()["cniVersion"], want, "{declared:?}"),
+            Reply::Error(reply) => assert_eq!(reply.json()["cniVersion"], expected, "{declared:?}"),
             other => panic!("{other:?}"),
         }
     }

@@ -79,7 +79,7 @@ fn a_verb_in_another_case_is_unknown() {
 
 #[test]
 fn the_plugins_own_namespace_is_allowed_only_by_the_override() {
-    for (value, want) in [
+    for (value, expected) in [
         ("1", OwnNamespace::Allowed),
         ("TRUE", OwnNamespace::Allowed),
         ("true", OwnNamespace::Allowed),
@@ -88,7 +88,7 @@ fn the_plugins_own_namespace_is_allowed_only_by_the_override() {
         ("", OwnNamespace::Refused),
     ] {
         let request = parse("ADD", &call(&[("CNI_NETNS_OVERRIDE", value)])).unwrap();
-        assert_eq!(request.own_namespace, want, "{value:?}");
+        assert_eq!(request.own_namespace, expected, "{value:?}");
     }
 }
 

@@ -35,14 +35,14 @@ pub enum ConvertError {
     #[error("a result cannot be written in version {0:?}")]
     Version(String),
     /// A member of the wrong type, or not an address.
-    #[error("{part} is {value}, which must be {wanted}")]
+    #[error("{part} is {value}, which must be {expected}")]
     Part {
         /// The member.
         part: &'static str,
         /// Its value as JSON, truncated to 64 characters.
         value: String,
         /// What it must be.
-        wanted: &'static str,
+        expected: &'static str,
     },
     /// Before 0.3.0 a result must have an address.
     #[error("there is no address in it, and a result of version {0} must have one")]
@@ -151,8 +151,8 @@ fn address(cidr: &Value) -> Result<IpAddr, ConvertError> {
     if fits { Ok(ip) } else { Err(refused()) }
 }
 
-fn wrong(part: &'static str, value: &Value, wanted: &'static str) -> ConvertError {
-    ConvertError::Part { part, value: value.to_string().chars().take(64).collect(), wanted }
+fn wrong(part: &'static str, value: &Value, expected: &'static str) -> ConvertError {
+    ConvertError::Part { part, value: value.to_string().chars().take(64).collect(), expected }
 }
 
 /// Calls `work` for each object of a list.

@@ -54,10 +54,10 @@ fn call(case: &RecordedCall, stdin: &str) -> Outcome {
 fn differs(case: &RecordedCall, outcome: &Outcome) -> Option<String> {
     let answer = outcome.json().unwrap_or(Value::Null);
     // Where the reference refuses after its work it prints two documents; the second is the error.
-    let want_code = case.stdout["code"].as_u64().or_else(|| case.stdout.get("_raw").map(|_| 8));
-    let same_body = want_code.is_some() || answer == case.stdout;
-    let same = outcome.exit == Some(case.exit) && outcome.code() == want_code && same_body;
-    (!same).then(|| format!("{}: want {} {}, got {outcome:?}", case.name, case.exit, case.stdout))
+    let expected_code = case.stdout["code"].as_u64().or_else(|| case.stdout.get("_raw").map(|_| 8));
+    let same_body = expected_code.is_some() || answer == case.stdout;
+    let same = outcome.exit == Some(case.exit) && outcome.code() == expected_code && same_body;
+    (!same).then(|| format!("{}: expected {} {}: {outcome:?}", case.name, case.exit, case.stdout))
 }
 
 #[test]

@@ -38,7 +38,7 @@ const RECORDINGS: [(&str, usize); 10] = [
 
 const DIRECTORY: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../integration/vectors/runtime");
 
-/// Every recorded call, with its file and position.
+/// Returns every recorded call, with its file and position.
 fn calls() -> Vec<(String, RuntimeCall)> {
     let mut all = Vec::new();
     for (name, count) in RECORDINGS {
@@ -75,7 +75,7 @@ impl RuntimeCall {
         )
     }
 
-    /// The call for a pod in the mesh, if the runtime hands over annotations.
+    /// Returns the call for a pod in the mesh, if the runtime passes annotations.
     fn annotated(mut self) -> Self {
         if let Some(annotations) = self.stdin.pointer_mut("/runtimeConfig/io.kubernetes.cri.pod-annotations")
         {

@@ -31,7 +31,7 @@ const HOST_INIT: &str = env!("CARGO_BIN_EXE_gybe-host-init");
 /// The directory of the agent's image on the node.
 const IMAGE: &str = "/run/gybe/image";
 /// The directory of the files to which links in the conf directory lead.
-const LINK_TARGETS: &str = "/run/gybe/link-targets";
+const LINK_TARGETS: &str = "/etc/cni/link-targets";
 /// A directory of programs that the runtime does not search.
 pub(crate) const OTHER_BIN_DIR: &str = "/run/gybe/other-bin";
 const ISTIO_RUN_DIR: &str = "/run/gybe/istio";

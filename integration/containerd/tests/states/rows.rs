@@ -121,7 +121,7 @@ const OLD: Generation = Generation::V1_7;
 const NO_CAPABILITIES: &[&str] = &["setpriv", "--bounding-set=-all", "--inh-caps=-all"];
 /// A container that does not mount the targets of links.
 const NO_LINK_TARGETS: &[&str] =
-    &["unshare", "--mount", "sh", "-c", "mount -t tmpfs none /run/gybe/link-targets && exec \"$0\" \"$@\""];
+    &["unshare", "--mount", "sh", "-c", "mount -t tmpfs none /etc/cni/link-targets && exec \"$0\" \"$@\""];
 const STANDALONE: &[(&str, &str)] = &[("shape", "standalone")];
 const DROP_IN: &[(&str, &str)] = &[("shape", "dropin")];
 const PINNED: &[(&str, &str)] = &[("conf_name", LIST)];
