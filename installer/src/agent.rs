@@ -20,6 +20,7 @@ mod log_socket;
 mod manifest_pods;
 mod metrics;
 mod node_label;
+mod node_taint;
 mod plugin_calls;
 pub(crate) mod probe_loop;
 mod process;

@@ -11,7 +11,7 @@ pub(crate) use watch::RepairWatch;
 
 use crate::host::pods_on_node::{JudgedSandbox, PolicySources, Sandbox, SandboxVerdict, judge_open};
 use gybe_plugin::conf::PluginConf;
-use std::sync::Mutex;
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 /// The sandboxes that one pass judges and repairs at the same time.
@@ -59,7 +59,7 @@ impl RepairPass<'_> {
             // A thread that panics has taken its sandbox from the queue already.
             while let Some((index, sandbox)) = next(&queue) {
                 let report = self.treat(judge_open(sandbox, self.sources));
-                reports.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((index, report));
+                reports.lock().unwrap_or_else(PoisonError::into_inner).push((index, report));
             }
         };
         thread::scope(|scope| {
@@ -69,7 +69,7 @@ impl RepairPass<'_> {
             }
             work();
         });
-        let mut reports = reports.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut reports = reports.into_inner().unwrap_or_else(PoisonError::into_inner);
         reports.sort_by_key(|(index, _)| *index);
         reports.into_iter().map(|(_, report)| report).collect()
     }
@@ -108,5 +108,5 @@ impl RepairPass<'_> {
 }
 
 fn next<T>(queue: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
-    queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).next()
+    queue.lock().unwrap_or_else(PoisonError::into_inner).next()
 }

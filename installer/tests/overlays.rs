@@ -17,6 +17,10 @@ mod settings;
 use gybe_installer::host::desired::Shape;
 use gybe_installer::host::observe::FileName;
 use gybe_installer::host::settings::Settings;
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
 use objects::Objects;
 use std::collections::BTreeSet;
 use std::fs;
@@ -91,10 +95,35 @@ fn the_component_selinux_sets_only_the_type() {
 }
 
 #[test]
+fn the_component_node_taint_adds_only_the_right_to_patch_nodes_and_the_policy_that_confines_it() {
+    let (default, tainting) = (built("default"), built("with-node-taint"));
+    tainting.assert_all_fields_known();
+    assert_eq!(tainting.pod(), default.pod());
+    let roles: Vec<ClusterRole> = tainting.of("ClusterRole");
+    let added: Vec<_> = roles.into_iter().filter(|role| *role != default.one("ClusterRole")).collect();
+    let [role] = added.as_slice() else { panic!("{added:?}") };
+    let rules: Vec<_> = role.rules.iter().flatten().map(pod::rule_line).collect();
+    assert_eq!(rules, [r#""" nodes: patch"#]);
+    let bindings: Vec<ClusterRoleBinding> = tainting.of("ClusterRoleBinding");
+    let of_role = bindings.iter().filter(|it| Some(&it.role_ref.name) == role.metadata.name.as_ref());
+    let subjects: Vec<_> = of_role.flat_map(|it| it.subjects.iter().flatten()).collect();
+    let [subject] = subjects.as_slice() else { panic!("{subjects:?}") };
+    let user = format!("system:serviceaccount:{}:{}", subject.namespace.as_deref().unwrap(), subject.name);
+    let policy: ValidatingAdmissionPolicy = tainting.one("ValidatingAdmissionPolicy");
+    let binding: ValidatingAdmissionPolicyBinding = tainting.one("ValidatingAdmissionPolicyBinding");
+    let (spec, bound) = (policy.spec.unwrap(), binding.spec);
+    assert_eq!(Some(bound.policy_name), policy.metadata.name);
+    assert_eq!(bound.validation_actions, ["Deny"]);
+    assert_eq!((spec.failure_policy.as_deref(), bound.match_resources), (Some("Fail"), None));
+    let conditions: Vec<_> = spec.match_conditions.into_iter().flatten().map(|it| it.expression).collect();
+    assert_eq!(conditions, [format!("request.userInfo.username == {user:?}")]);
+}
+
+#[test]
 fn every_component_is_tested() {
     let components = fs::read_dir("../manifests/components").unwrap().map(|entry| entry.unwrap().file_name());
     let components: BTreeSet<_> = components.map(|name| name.into_string().unwrap()).collect();
-    assert_eq!(components, ["foreign-owner", "selinux"].map(str::to_owned).into());
+    assert_eq!(components, ["foreign-owner", "node-taint", "selinux"].map(str::to_owned).into());
 }
 
 #[test]

@@ -9,6 +9,7 @@ use super::facts_socket::FactsSocket;
 use super::http::{self, Page};
 use super::leader::{self, Candidate, Lead, LeadEnd};
 use super::node_label::{ClusterNode, NodeLabel};
+use super::node_taint::TaintKeeper;
 use super::plugin_calls::PluginCalls;
 use super::queries::CountedPods;
 use super::reconcile::{ReconcileConfig, ReconcileContext, Reconciler};
@@ -70,6 +71,7 @@ impl NodeAgent<'_> {
             scope.spawn(|| daemonset.observe(ended.as_fd()));
             scope.spawn(|| self.follow_label(&label, &ended));
             scope.spawn(|| self.write_events(&environment));
+            scope.spawn(|| self.keep_taints(&sources, &ended));
             if let Some(mut own) = own {
                 let (ended, status) = (ended.as_fd(), || health::status(&sources.snapshot()));
                 scope.spawn(move || own.serve(ended, self.pods, &status, self.context));
@@ -178,6 +180,13 @@ impl NodeAgent<'_> {
             let (role, log) = (self.context.role, self.context.log);
             let writer = EventWriter { home, instance: &environment.pod, pods: self.pods, role, log };
             events.write_all(&writer);
+        }
+    }
+
+    fn keep_taints(&self, sources: &StatusSources<'_>, stop: &PipeReader) {
+        if let Some(home) = &self.home {
+            let (events, log) = (self.context.events, self.context.log);
+            TaintKeeper { home, sources, events, log }.keep(stop.as_fd());
         }
     }
 

@@ -181,7 +181,10 @@ impl<'a> Reconciler<'a> {
     }
 
     fn publish(&mut self, Turn { report, next }: Turn) -> NextTurn {
+        let is_followed = self.settings.origin == Origin::ConfigMap;
+        let taints = is_followed.then(|| self.settings.current.options.node_taints.clone());
         let report = TurnReport {
+            taints: taints.unwrap_or_default(),
             settings_error: self.settings.error.clone(),
             plugin_dir: self.settings.current.options.plugin_dir,
             is_notified: self.watch.mode() == WatchMode::Inotify,

@@ -9,6 +9,7 @@ use super::{PodLookup, PodsState, Role, SharedRole, process};
 use crate::host::conflict::RewriteCounts;
 use crate::host::desired::Confirmed;
 use crate::host::directory::{Directory, PerDirectory};
+use crate::host::settings::NodeTaint;
 use crate::host::uninstall::KeptReason;
 use crate::probe::node_backend::{NodeBackend, Verdict};
 use std::sync::{Mutex, PoisonError};
@@ -33,6 +34,8 @@ pub(crate) struct TurnReport {
     pub(crate) deleted_directory: Option<String>,
     /// Why the ConfigMap is invalid, while the previous settings stay in use.
     pub(crate) settings_error: Option<String>,
+    /// The setting `node_taints`; empty while the ConfigMap cannot be followed.
+    pub(crate) taints: Vec<NodeTaint>,
     /// The setting `plugin_dir`.
     pub(crate) plugin_dir: Confirmed,
     /// The conflict over each directory, in sentences.
@@ -136,7 +139,12 @@ impl Status {
 
     /// Reports whether a pod started now would not be redirected, for longer than `MOMENT`.
     pub(crate) fn is_unredirected(&self) -> bool {
-        self.unredirected_since.is_some_and(|since| since.elapsed() >= MOMENT)
+        self.unredirected_for().is_some_and(|time| time >= MOMENT)
+    }
+
+    /// Returns for how long a pod started now would not have been redirected; none if it would be, or that is unknown.
+    pub(crate) fn unredirected_for(&self) -> Option<Duration> {
+        self.unredirected_since.map(|since| since.elapsed())
     }
 
     /// Forgets the last report, and keeps the counters.

@@ -12,6 +12,7 @@ mod exclusion;
 mod listen;
 mod logging;
 mod names;
+mod node_taint;
 mod options;
 mod placeholders;
 mod plugin_conf;
@@ -27,6 +28,7 @@ pub use environment::{
 pub use error::{InvalidSetting, SettingsError};
 pub use listen::Listen;
 pub use names::{INCUMBENTS, KEYS, OURS, SettingName, Support};
+pub use node_taint::NodeTaint;
 pub use options::{Mode, Options, PodSource, STANDALONE, TakeOverSetting};
 pub use sources::{CONFIG, SettingsSources, SourceError, config_directory};
 

@@ -152,7 +152,7 @@ fn of_two_agents_on_a_node_only_the_leader_writes_events() {
 }
 
 /// Returns the rights in the rules of a manifest: API group, resource and verb of each.
-fn rights_in(manifest: &Path) -> BTreeSet<(String, String, String)> {
+pub(crate) fn rights_in(manifest: &Path) -> BTreeSet<(String, String, String)> {
     let documents: Vec<Value> = serde_saphyr::from_multiple(&fs::read_to_string(manifest).unwrap()).unwrap();
     let texts = |rule: &Value, key: &str| -> Vec<String> {
         rule[key].as_array().unwrap().iter().map(|text| text.as_str().unwrap().to_owned()).collect()
@@ -169,7 +169,7 @@ fn rights_in(manifest: &Path) -> BTreeSet<(String, String, String)> {
     rights
 }
 
-fn used_rights(cluster: &Cluster) -> BTreeSet<(String, String, String)> {
+pub(crate) fn used_rights(cluster: &Cluster) -> BTreeSet<(String, String, String)> {
     let requests = cluster.server.requests();
     let rights = requests.iter().map(|request| request.right().unwrap());
     rights.map(|(group, resource, verb)| (group, resource, verb.to_owned())).collect()

@@ -14,6 +14,7 @@ mod host_faults;
 mod kubeconfig;
 mod leader;
 mod node;
+mod node_taint;
 mod pod_facts_command;
 mod pods_directory;
 mod program_directory;

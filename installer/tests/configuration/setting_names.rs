@@ -22,6 +22,7 @@ fn non_default_value(name: &str) -> &'static str {
         "MONITORING_PORT" | "HEALTH_PORT" => "-1",
         "HEALTH_ADDRESS" | "MONITORING_ADDRESS" => "::1",
         "mode" => "leave",
+        "node_taints" => "cni.istio.io/not-ready",
         "shape" => "dropin",
         "backend" => "iptables-nft",
         "gates" => "strict",

@@ -1,5 +1,8 @@
 //! Kubernetes objects in YAML, each parsed as its type without unknown fields.
 
+use k8s_openapi::api::admissionregistration::v1::{
+    ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
+};
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Namespace, PodSpec, ResourceQuota, ServiceAccount};
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
@@ -81,6 +84,12 @@ impl Objects {
                 ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => round_trip::<ClusterRoleBinding>,
                 ("rbac.authorization.k8s.io/v1", "Role") => round_trip::<Role>,
                 ("rbac.authorization.k8s.io/v1", "RoleBinding") => round_trip::<RoleBinding>,
+                ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicy") => {
+                    round_trip::<ValidatingAdmissionPolicy>
+                }
+                ("admissionregistration.k8s.io/v1", "ValidatingAdmissionPolicyBinding") => {
+                    round_trip::<ValidatingAdmissionPolicyBinding>
+                }
                 ("k8s.cni.cncf.io/v1", "NetworkAttachmentDefinition") => {
                     round_trip::<NetworkAttachmentDefinition>
                 }

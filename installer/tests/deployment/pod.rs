@@ -149,7 +149,7 @@ pub(crate) fn assert_consistent(objects: &Objects) {
 }
 
 /// Returns a rule as one line: API groups, resources, names, verbs.
-fn rule_line(rule: &PolicyRule) -> String {
+pub(crate) fn rule_line(rule: &PolicyRule) -> String {
     let join = |list: &Option<Vec<String>>| list.clone().unwrap_or_default().join(",");
     assert!(rule.non_resource_urls.is_none(), "{rule:?}");
     let names =

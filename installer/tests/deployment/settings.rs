@@ -64,7 +64,7 @@ fn assert_directories_mounted(objects: &Objects, settings: &Settings) {
         (&environment.directories.programs, "cni-bin", true),
         (environment.directories.results.parent().unwrap(), "cni-cache", false),
         (&environment.run, "run", true),
-        (environment.pod_directory.as_deref().unwrap(), "pod", true),
+        (environment.pod_directory.as_deref().and_then(Path::parent).unwrap(), "pod", true),
         (&environment.config, "config", false),
         (&environment.api.service_account, "token", false),
     ] {

@@ -34,7 +34,8 @@ fn pods_that_started_without_gybe_are_redirected_and_no_other_pod_is_touched() {
         prepare(&node, &pod);
         untouched.push((pod, why));
     };
-    let (nothing, same): (&dyn Fn(&Node, &Pod), &dyn Fn(&mut Value)) = (&|_, _| (), &|_| ());
+    let nothing: &dyn Fn(&Node, &Pod) = &|_, _| ();
+    let same: &dyn Fn(&mut Value) = &|_| ();
     let results = |pod: &Pod| format!("var/lib/cni/results/pods-{}-eth0", pod.name());
     leave("should not be redirected", "kube-system", nothing, same);
     leave("should not be redirected", "shop", nothing, &|pod| {

@@ -7,13 +7,14 @@ use super::error::ApiError;
 use super::lookup;
 use super::pod_requests::{self, invalid_name};
 use crate::error::chain;
+use crate::host::settings::NodeTaint;
 use gybe_plugin::facts::wire::{self, FactsResponse, WireError};
 use hyper::Request;
 use kube::api::{GetParams, Patch, PatchParams, PostParams};
 use kube::core::Request as ApiRequest;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Instant;
 use tokio::runtime;
@@ -82,6 +83,77 @@ pub fn daemonset_state(cluster: &Cluster, namespace: &str, name: &str, until: In
         Err(QueryError::Api(fault)) if fault.is_forbidden() => DaemonSetState::Refused(fault.to_string()),
         Err(fault) => DaemonSetState::Unknown(fault.to_string()),
     }
+}
+
+/// Whether a node has taints.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum TaintState {
+    Present,
+    Absent,
+}
+
+/// A node, without what is not needed to change its taints.
+#[derive(Deserialize)]
+struct TaintedNode {
+    metadata: VersionedMetadata,
+    #[serde(default)]
+    spec: TaintedSpec,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct VersionedMetadata {
+    resource_version: String,
+}
+
+#[derive(Deserialize, Default)]
+struct TaintedSpec {
+    taints: Option<Vec<Value>>,
+}
+
+/// Adds the missing ones of these taints to a node, or removes those that it has; reports whether there was something to
+/// change. Needs `get` on nodes, and `patch` for a change.
+///
+/// # Errors
+/// As [`create_event`]; also when the node was changed meanwhile.
+pub fn set_taints(
+    cluster: &Cluster,
+    node: &str,
+    taints: &[NodeTaint],
+    state: TaintState,
+    until: Instant,
+) -> Result<bool, QueryError> {
+    let nodes = ApiRequest::new("/api/v1/nodes");
+    let request = nodes.get(node, &GetParams::default()).map_err(|_| invalid_name())?;
+    let TaintedNode { metadata, spec } = send(cluster, request, until)?;
+    let before = spec.taints.unwrap_or_default();
+    let Some(after) = changed_taints(&before, taints, state) else { return Ok(false) };
+    // A merge patch replaces the whole list, so the API server must refuse it if another client has changed the node.
+    let patch =
+        json!({ "metadata": { "resourceVersion": metadata.resource_version }, "spec": { "taints": after } });
+    write(cluster, nodes.patch(node, &PatchParams::default(), &Patch::Merge(patch)), until)?;
+    Ok(true)
+}
+
+/// Returns the node's taints after the change; none when nothing changes.
+fn changed_taints(before: &[Value], taints: &[NodeTaint], state: TaintState) -> Option<Vec<Value>> {
+    let text = |taint: &Value, name: &str| taint.get(name).and_then(Value::as_str).map(str::to_owned);
+    let is = |taint: &Value, named: &NodeTaint| {
+        text(taint, "key").as_deref() == Some(named.key())
+            && text(taint, "effect").as_deref() == Some(NodeTaint::EFFECT)
+    };
+    let after: Vec<Value> = match state {
+        TaintState::Absent => {
+            let stays = |taint: &&Value| !taints.iter().any(|named| is(taint, named));
+            before.iter().filter(stays).cloned().collect()
+        }
+        TaintState::Present => {
+            let missing = taints.iter().filter(|named| !before.iter().any(|taint| is(taint, named)));
+            let missing = missing.map(|named| json!({ "key": named.key(), "effect": NodeTaint::EFFECT }));
+            before.iter().cloned().chain(missing).collect()
+        }
+    };
+    (after.len() != before.len()).then_some(after)
 }
 
 /// Creates an event. Needs `create` on events of the group events.k8s.io.
@@ -156,4 +228,32 @@ fn send<T: DeserializeOwned>(
     // Does not wait for a thread of the runtime that is still blocked in a DNS lookup.
     runtime.shutdown_background();
     result
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_named_taints_with_their_effect_are_changed() {
+        let named: Vec<_> = ["a", "b"].into_iter().filter_map(NodeTaint::parse).collect();
+        let taint = |key: &str, effect: &str| json!({ "key": key, "effect": effect });
+        let (a, b) = (taint("a", "NoSchedule"), taint("b", "NoSchedule"));
+        let others = [
+            json!({ "key": "a", "effect": "NoExecute", "timeAdded": "2026-01-01T00:00:00Z" }),
+            json!({ "key": "c", "value": "x", "effect": "NoSchedule" }),
+        ];
+        let with = |taints: &[&Value]| -> Vec<Value> {
+            others.iter().chain(taints.iter().copied()).cloned().collect()
+        };
+        for (before, state, after) in [
+            (with(&[&a, &b]), TaintState::Absent, Some(with(&[]))),
+            (with(&[]), TaintState::Absent, None),
+            (with(&[]), TaintState::Present, Some(with(&[&a, &b]))),
+            (with(&[&b]), TaintState::Present, Some(with(&[&b, &a]))),
+            (with(&[&a, &b]), TaintState::Present, None),
+        ] {
+            assert_eq!(changed_taints(&before, &named, state), after, "{before:?} {state:?}");
+        }
+    }
 }

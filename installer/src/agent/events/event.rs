@@ -41,6 +41,8 @@ pub(crate) enum Reason {
     /// Another program undoes our changes again and again.
     ConflictBegan,
     ConflictEnded,
+    TaintRemoved,
+    TaintSet,
 }
 
 /// The text of an event: at most as long as the API server accepts, without control characters.
@@ -67,14 +69,18 @@ impl Reason {
             Self::RedirectionRestored => "RedirectionRestored",
             Self::ConflictBegan => "ConflictBegan",
             Self::ConflictEnded => "ConflictEnded",
+            Self::TaintRemoved => "TaintRemoved",
+            Self::TaintSet => "TaintSet",
         }
     }
 
     /// The event's `type`.
     fn kind(self) -> &'static str {
         match self {
-            Self::RedirectionRefused | Self::RedirectionLost | Self::ConflictBegan => "Warning",
-            Self::RedirectionRestored | Self::ConflictEnded => "Normal",
+            Self::RedirectionRefused | Self::RedirectionLost | Self::ConflictBegan | Self::TaintSet => {
+                "Warning"
+            }
+            Self::RedirectionRestored | Self::ConflictEnded | Self::TaintRemoved => "Normal",
         }
     }
 
@@ -85,6 +91,7 @@ impl Reason {
             Self::RedirectionLost | Self::RedirectionRestored | Self::ConflictBegan | Self::ConflictEnded => {
                 "Reconcile"
             }
+            Self::TaintRemoved | Self::TaintSet => "Taint",
         }
     }
 }

@@ -37,7 +37,7 @@ const fn other(support: Support, name: &'static str, meaning: &'static str) -> S
 }
 
 /// Keys of the ConfigMap. The agent applies a change without a restart.
-pub const KEYS: [SettingName; 19] = [
+pub const KEYS: [SettingName; 20] = [
     honoured(
         "mode",
         "install",
@@ -107,6 +107,11 @@ pub const KEYS: [SettingName; 19] = [
         "leave_when_daemonset_gone",
         "false",
         "whether the agent uninstalls Gybe when the DaemonSet is deleted",
+    ),
+    honoured(
+        "node_taints",
+        "",
+        "comma-separated list of taint keys, such as `cni.istio.io/not-ready`: the agent removes these `NoSchedule` taints from its node when it is ready, and sets them again when pods would start without redirection; needs the component `node-taint`",
     ),
     honoured(
         "events",

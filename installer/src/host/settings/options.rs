@@ -1,6 +1,7 @@
 //! An operator's options: the settings that a changed ConfigMap may change while the agent runs.
 
 use super::environment::Environment;
+use super::node_taint::{self, NodeTaint};
 use super::reader::{RawSetting, SettingsReader, list};
 use super::{plugin_conf, template};
 use crate::host::desired::{Confirmed, PutBack, Shape};
@@ -34,6 +35,8 @@ pub struct Options {
     pub also_as: BTreeSet<FileName>,
     /// Whether the agent uninstalls Gybe when the DaemonSet is deleted.
     pub leave_when_daemonset_gone: bool,
+    /// The taints that the agent removes from its node when it is ready, and sets again.
+    pub node_taints: Vec<NodeTaint>,
     /// Whether the agent writes Kubernetes events.
     pub events: bool,
 }
@@ -110,6 +113,7 @@ pub(super) fn read(reader: &mut SettingsReader<'_>, environment: &Environment) -
         plugin_dir: reader.word(reader.key("plugin_dir"), &PLUGIN_DIRS),
         also_as: also_as(reader),
         leave_when_daemonset_gone: reader.yes(reader.key("leave_when_daemonset_gone")),
+        node_taints: node_taint::read(reader),
         events: reader.yes_or_no(reader.key("events")).unwrap_or(true),
     }
 }
