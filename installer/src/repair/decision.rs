@@ -27,28 +27,13 @@ pub enum KnownPolicy {
     NotKnown,
 }
 
-/// The configured way to treat pods that are not redirected (`repair`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum RepairMode {
-    /// Writes the rules into the pod's namespace.
-    #[default]
-    Repair,
-    /// Deletes the pod, so that its controller starts another one.
-    Delete,
-    /// Labels the pod.
-    Label,
-    /// Only reports it.
-    Off,
-}
-
 /// What happens to a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Nothing, and nothing is wrong.
     None,
+    /// Its rules are written.
     Repair,
-    Delete,
-    Label,
     /// Nothing, and an operator has to look at it.
     Report,
 }
@@ -60,8 +45,6 @@ impl Action {
         match self {
             Self::None => "none",
             Self::Repair => "repair",
-            Self::Delete => "delete",
-            Self::Label => "label",
             Self::Report => "report",
         }
     }
@@ -77,7 +60,7 @@ pub struct Decision {
 /// Decides what happens to a sandbox. A wrong repair is worse than none: a sandbox about which anything is unclear is
 /// reported and left alone.
 #[must_use]
-pub fn decide(candidate: &Candidate, mode: RepairMode) -> Decision {
+pub fn decide(candidate: &Candidate) -> Decision {
     let decision = |action, reason: &str| Decision { action, reason: reason.to_owned() };
     match candidate.state {
         RedirectionState::Redirected => return decision(Action::None, "it is redirected"),
@@ -112,13 +95,7 @@ pub fn decide(candidate: &Candidate, mode: RepairMode) -> Decision {
             "it has rules of Gybe that do not redirect it as its policy requests",
         );
     }
-    let action = match mode {
-        RepairMode::Repair => Action::Repair,
-        RepairMode::Delete => Action::Delete,
-        RepairMode::Label => Action::Label,
-        RepairMode::Off => Action::Report,
-    };
-    decision(action, "it should be redirected, and its namespace has no rules of Gybe")
+    decision(Action::Repair, "it should be redirected, and its namespace has no rules of Gybe")
 }
 
 #[cfg(test)]
@@ -149,22 +126,7 @@ mod tests {
             (Candidate { state: RedirectionState::NotMeshed, ..UNREDIRECTED }, Action::None),
             (Candidate { state: RedirectionState::ByOthers, ..UNREDIRECTED }, Action::None),
         ] {
-            assert_eq!(decide(&candidate, RepairMode::Repair).action, action, "{candidate:?}");
-        }
-    }
-
-    #[test]
-    fn the_mode_changes_only_what_happens_to_pods_that_would_be_repaired() {
-        for (mode, action) in [
-            (RepairMode::Delete, Action::Delete),
-            (RepairMode::Label, Action::Label),
-            (RepairMode::Off, Action::Report),
-        ] {
-            assert_eq!(decide(&UNREDIRECTED, mode).action, action);
-            let running = Candidate { has_ended_add: false, ..UNREDIRECTED };
-            assert_eq!(decide(&running, mode).action, Action::None);
-            let changed = Candidate { has_our_rules: true, ..UNREDIRECTED };
-            assert_eq!(decide(&changed, mode).action, Action::Report);
+            assert_eq!(decide(&candidate).action, action, "{candidate:?}");
         }
     }
 }

@@ -32,6 +32,8 @@ fn non_default_value(name: &str) -> &'static str {
         "pod_source" => "api",
         "take_over" => "now",
         "plugin_dir" => "confirmed",
+        "repair" => "off",
+        "REPAIR_ENABLED" | "REPAIR_REPAIR_PODS" => "false",
         "also_as" => "istio-iptables",
         name if name.contains("DIR") || name == "KUBE_CA_FILE" => "/else/where",
         _ => "another",
