@@ -94,7 +94,7 @@ impl RuleReader {
             Expr::Load { .. } | Expr::Bitwise { .. } | Expr::Value { .. } => self.loaded.track(expr),
             Expr::Nothing(name) if name == "counter" => {}
             Expr::Compare { op, at, value } => {
-                let found = self.compared(*op, self.loaded.field(*at)?.clone(), value)?;
+                let found = self.compared(*op, &self.loaded.field(*at)?.clone(), value)?;
                 self.matches.extend(found);
             }
             Expr::Range { inverted: true, at, first, last } => {
@@ -110,7 +110,7 @@ impl RuleReader {
             Expr::SetMark { from } => match self.loaded.constant(*from) {
                 Some(mark) => self.mark = Some(number(mark)?),
                 None if self.loaded.field(*from)?.field == Field::ConnectionMark => {
-                    self.end(Verdict::RestoreMark)?
+                    self.end(Verdict::RestoreMark)?;
                 }
                 None => return None,
             },
@@ -156,7 +156,7 @@ impl RuleReader {
     }
 
     /// The match of a comparison; none for the first port of a range.
-    fn compared(&mut self, op: u32, component: Component, value: &[u8]) -> Option<Option<Match>> {
+    fn compared(&mut self, op: u32, component: &Component, value: &[u8]) -> Option<Option<Match>> {
         let is = match op {
             NFT_CMP_EQ => Is::In,
             NFT_CMP_NEQ => Is::NotIn,
@@ -195,8 +195,8 @@ impl RuleReader {
             Field::OutInterface if is_in => Match::OutInterface(BTreeSet::from([interface(value)?])),
             Field::Uid if is_in => Match::OwnerUid(BTreeSet::from([number(value)?])),
             Field::Gid if is_in => Match::OwnerGid(BTreeSet::from([number(value)?])),
-            Field::Source => Match::Source(is, network(self.family()?, &component, value)?),
-            Field::Destination => Match::Destination(is, network(self.family()?, &component, value)?),
+            Field::Source => Match::Source(is, network(self.family()?, component, value)?),
+            Field::Destination => Match::Destination(is, network(self.family()?, component, value)?),
             Field::SourcePort | Field::DestinationPort => {
                 ports(&component.field, is, [PortRange::new(port(value)?, port(value)?)?])?
             }
