@@ -1,21 +1,65 @@
 //! Pods of this node that should be redirected and are not: a pass over the sandboxes finds them, `decision` decides what
-//! happens to each, `namespace` writes the rules. `watch` remembers what earlier passes found.
+//! happens to each, `namespace` writes the rules. `watch` makes
+//! a pass whenever an ADD has ended; `shared_files` connects it with the agent.
 
 mod decision;
 mod namespace;
+mod shared_files;
 mod watch;
 
-pub use decision::{Action, Candidate, Decision, KnownPolicy, RepairMode, decide};
+pub use decision::{Action, Candidate, Decision, KnownPolicy, decide};
 pub use namespace::{RepairError, Repaired};
-pub(crate) use watch::RepairWatch;
+pub(crate) use shared_files::{PodRepairs, RepairSetting};
+pub(crate) use watch::{Occasion, watch};
 
-use crate::host::pods_on_node::{JudgedSandbox, PolicySources, Sandbox, SandboxVerdict, judge_open};
+use crate::host::entries::OurEntries;
+use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, observe};
+use crate::host::platform::Platform;
+use crate::host::pods_on_node::{
+    HostPaths, JudgedSandbox, PolicySources, Sandbox, SandboxList, SandboxVerdict, find, judge_open,
+};
+use gybe_netfilter::verdict::RedirectionState;
 use gybe_plugin::conf::PluginConf;
-use std::sync::Mutex;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 /// The sandboxes that one pass judges and repairs at the same time.
 const AT_ONCE: usize = 4;
+
+/// A node as this process sees it.
+#[derive(Debug)]
+pub struct RepairNode {
+    /// The host's root directory.
+    pub root: PathBuf,
+    pub directories: NodeDirectories,
+    /// A directory of manifests as a further source of pods.
+    pub facts: Option<PathBuf>,
+}
+
+impl RepairNode {
+    /// The host's, for a process in its mount namespace.
+    #[must_use]
+    pub fn of_host(root: &Path) -> Self {
+        let directories = Platform::of_host(root).node_directories(root);
+        Self { root: root.to_owned(), directories, facts: None }
+    }
+
+    /// Returns the plugin's configuration in the node's own entry; none if there is no entry.
+    #[must_use]
+    pub fn conf(&self) -> Option<PluginConf> {
+        let observed = observe(&self.directories, &ObserveScope::default(), &mut HashCache::default());
+        let mut conf = OurEntries::find(&observed.conf).plugin_conf()?;
+        conf.facts.directory = self.facts.clone().or(conf.facts.directory);
+        Some(conf)
+    }
+
+    /// Lists the sandboxes.
+    #[must_use]
+    pub fn sandboxes(&self) -> SandboxList {
+        find(&HostPaths { results: self.directories.results.clone(), root: self.root.clone() })
+    }
+}
 
 /// One pass over sandboxes.
 #[derive(Debug)]
@@ -23,7 +67,6 @@ pub struct RepairPass<'a> {
     /// The plugin's configuration: its backend, and the sources of the pods' policies.
     pub conf: &'a PluginConf,
     pub sources: &'a PolicySources,
-    pub mode: RepairMode,
     /// Whether nothing is written.
     pub is_dry_run: bool,
 }
@@ -39,12 +82,15 @@ pub struct RepairReport {
 }
 
 impl RepairReport {
-    /// Reports whether the pod is redirected by now, or needs no redirection.
+    /// Reports whether the pod is redirected by now, or needs no redirection. A pod that is being created is not.
     #[must_use]
     pub fn is_well(&self) -> bool {
         match &self.repair {
             Some(repair) => repair.is_ok(),
-            None => self.decision.action == Action::None,
+            None => {
+                let state = self.before.verdict.state;
+                self.decision.action == Action::None && state != RedirectionState::NotRedirected
+            }
         }
     }
 }
@@ -59,7 +105,7 @@ impl RepairPass<'_> {
             // A thread that panics has taken its sandbox from the queue already.
             while let Some((index, sandbox)) = next(&queue) {
                 let report = self.treat(judge_open(sandbox, self.sources));
-                reports.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).push((index, report));
+                reports.lock().unwrap_or_else(PoisonError::into_inner).push((index, report));
             }
         };
         thread::scope(|scope| {
@@ -69,7 +115,7 @@ impl RepairPass<'_> {
             }
             work();
         });
-        let mut reports = reports.into_inner().unwrap_or_else(|poisoned| poisoned.into_inner());
+        let mut reports = reports.into_inner().unwrap_or_else(PoisonError::into_inner);
         reports.sort_by_key(|(index, _)| *index);
         reports.into_iter().map(|(_, report)| report).collect()
     }
@@ -86,6 +132,7 @@ impl RepairPass<'_> {
                 (None, None) => KnownPolicy::LeaveAlone,
             },
             has_ended_add: sandbox.ended_add.is_some(),
+            has_process: !sandbox.processes.is_empty(),
             has_our_rules: !matches!(ours, Some(Ok(false))),
             doubt: match (&policy, &netns) {
                 (Some(known), _) if !known.is_of_uid => {
@@ -95,7 +142,7 @@ impl RepairPass<'_> {
                 (_, None) => Some("it cannot be opened".to_owned()),
             },
         };
-        let decision = decide(&candidate, self.mode);
+        let decision = decide(&candidate);
         let repair = match (decision.action, &netns, &policy) {
             (Action::Repair, Some(netns), Some(known)) if !self.is_dry_run => {
                 let repaired = namespace::repair(sandbox, netns, &known.policy, self.conf);
@@ -108,5 +155,5 @@ impl RepairPass<'_> {
 }
 
 fn next<T>(queue: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
-    queue.lock().unwrap_or_else(|poisoned| poisoned.into_inner()).next()
+    queue.lock().unwrap_or_else(PoisonError::into_inner).next()
 }

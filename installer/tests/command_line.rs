@@ -321,6 +321,37 @@ fn faults_of_a_policy_file_are_named_by_line_and_column() {
 }
 
 #[test]
+fn a_pod_by_name_is_explained_from_the_sources_of_the_plugin() {
+    let directory = TestDir::new("explain-by-name");
+    let manifest = r#"{"metadata": {"name": "cart-0", "namespace": "shop", "annotations": {"sidecar.istio.io/status": "{}"}},
+        "spec": {"containers": [{"name": "app", "ports": [{"containerPort": 8080}]}, {"name": "istio-proxy"}]}}"#;
+    directory.write("shop/cart-0.json", manifest);
+    let path = directory.path().to_string_lossy().into_owned();
+    let conf = format!(
+        r#"{{"inboundDefault": "containerPorts", "facts": {{"socket": "", "directory": "{path}"}}}}"#
+    );
+    directory.write("entry.json", &conf);
+    let entry = format!("{path}/entry.json");
+    let explained = json(&format!("explain --json --pod shop/cart-0 --plugin-conf {entry}"), "");
+    assert_eq!(explained[0]["decision"], "redirect");
+    assert_eq!(explained[0]["policy"]["inbound_ports_include"], serde_json::json!([8080]));
+
+    let unknown = gybe(&["explain", "--pod", "shop/cart-1", "--plugin-conf", &entry], "");
+    assert_eq!(unknown.code, 2, "{}", unknown.err);
+    assert!(unknown.err.contains("cannot look up pod shop/cart-1: "), "{}", unknown.err);
+}
+
+#[test]
+fn explain_exits_with_1_for_a_refused_pod_and_explains_the_others() {
+    let run = gybe(&["explain", "--pod", "-"], &three_pods());
+    assert_eq!(run.code, 1, "{}{}", run.out, run.err);
+    let headlines = run.out.lines().filter(|line| line.starts_with("Pod/"));
+    let refused = headlines.clone().filter(|line| line.contains(": refused, so it does not start: "));
+    assert_eq!((headlines.count(), refused.count()), (3, 1), "{}", run.out);
+    assert_eq!(gybe(&["explain"], "").code, 2);
+}
+
+#[test]
 fn a_manifest_that_is_not_injected_is_reported_with_a_hint() {
     let bare =
         "{kind: Deployment, metadata: {name: cart}, spec: {template: {spec: {containers: [{name: app}]}}}}";

@@ -6,9 +6,11 @@ use crate::ebpf::Programs;
 use crate::live::rules::{Interface, NamespaceRules, location, read};
 use crate::policy::RedirectPolicy;
 use crate::redirection::RedirectionError;
+use crate::ruleset::Ruleset;
 use crate::trace::{Owner, Packet};
 use crate::walk::{self, Budget, Listeners, RuleAt, WalkResult};
 
+pub use crate::live::rules::ruleset::NotOurRule;
 pub use crate::walk::Outcome;
 use std::fmt;
 use std::net::IpAddr;
@@ -112,6 +114,14 @@ impl LiveRules {
     /// What was not evaluated and may change the outcome of a connection, one sentence each.
     pub fn not_evaluated(&self) -> &[String] {
         &self.rules.opaque
+    }
+
+    /// Returns the rules of the nft backend as the ruleset that it wrote.
+    ///
+    /// # Errors
+    /// When Gybe's table has a rule or chain that Gybe does not write.
+    pub fn gybes_ruleset(&self) -> Result<Ruleset, NotOurRule> {
+        rules::ruleset::ruleset(&self.rules)
     }
 
     /// Follows the connection that begins with `packet`.

@@ -20,9 +20,23 @@ use std::time::{Duration, SystemTime};
 /// The directory of the file: a tmpfs, which is empty after a boot.
 pub const DIRECTORY: &str = "/run/gybe";
 /// The files that Gybe may write in it.
-pub const FILES: [&str; 5] = [FINDINGS, ".probe.json.new", LOCK, RUNTIME, ".runtime.json.new"];
+pub const FILES: [&str; 9] = [
+    FINDINGS,
+    ".probe.json.new",
+    LOCK,
+    RUNTIME,
+    ".runtime.json.new",
+    REPAIR_SETTING,
+    ".repair.json.new",
+    REPAIRS,
+    ".repairs.json.new",
+];
 /// The node agent's file on the container runtimes.
 pub const RUNTIME: &str = "runtime.json";
+/// The node agent's setting for the process that repairs pods.
+pub const REPAIR_SETTING: &str = "repair.json";
+/// The counts of that process.
+pub const REPAIRS: &str = "repairs.json";
 const FINDINGS: &str = "probe.json";
 const LOCK: &str = "probe.lock";
 

@@ -62,7 +62,8 @@ impl NodeAgent<'_> {
         let reconciler = Reconciler::new(config, context);
         let (pods, calls) = (self.pods, self.calls);
         let (sockets, role) = (self.context.health, self.context.role);
-        let sources = StatusSources { published: &published, pods, calls, sockets, role };
+        let sources =
+            StatusSources { published: &published, pods, calls, sockets, role, probe: &environment.probe };
         let own = environment.pod_directory.as_ref().map(|directory| directory.join(STATUS_SOCKET));
         let own =
             own.map(|path| FactsSocket::open(&path).map_err(|source| NodeError::Serve { path, source }));

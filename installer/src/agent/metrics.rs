@@ -7,6 +7,7 @@ use super::plugin_calls::CallCounts;
 use super::status::{AgentSnapshot, Phase, RepairCounts, Status};
 use crate::host::directory::Directory;
 use crate::probe::node_backend::{NodeBackend, Verdict};
+use crate::repair::PodRepairs;
 use exposition::{Exposition, Kind};
 use gybe_netfilter::backend::BackendKind;
 use std::time::SystemTime;
@@ -18,6 +19,7 @@ pub(crate) fn text(agent: &AgentSnapshot) -> String {
     node(&agent.status, &mut out);
     turns(&agent.status, &mut out);
     repairs(&agent.status, &mut out);
+    pod_repairs(agent.pod_repairs, &mut out);
     pods(agent, &mut out);
     backend(agent.status.report.backend.as_ref(), &mut out);
     calls(&agent.calls, &mut out);
@@ -42,8 +44,8 @@ fn process(agent: &AgentSnapshot, out: &mut Exposition) {
     }
 }
 
-/// `istio_cni_repair_pods_repaired_total`, `nodeagent_reconcile_events_total` and `ztunnel_connected`
-/// are left out: Gybe has neither repair nor ambient mode, and a value of 0 would suggest that it has.
+/// `nodeagent_reconcile_events_total` and `ztunnel_connected` are left out: Gybe has no ambient mode, and a value of 0 would
+/// suggest that it has.
 fn incumbent(agent: &AgentSnapshot, out: &mut Exposition) {
     let counts = &agent.status.counts;
     out.family("istio_cni_installs_total", Kind::Counter, "Passes of the installer by their result.");
@@ -135,6 +137,22 @@ fn repairs(status: &Status, out: &mut Exposition) {
         "Whether there is a conflict over the entry or a program.",
         &|directory| u64::from(status.report.conflicts.of(directory).is_some()).to_string(),
     );
+}
+
+/// Left out where no process repairs pods.
+fn pod_repairs(repairs: Option<PodRepairs>, out: &mut Exposition) {
+    let Some(repairs) = repairs else { return };
+    out.family(
+        "istio_cni_repair_pods_repaired_total",
+        Kind::Counter,
+        "Repairs of running pods by their result, since the process that repairs started.",
+    );
+    for (result, count) in [("success", repairs.repaired), ("fail", repairs.failed)] {
+        out.sample(&[("type", "repair"), ("result", result)], count);
+    }
+    let help = "Running pods that should be redirected and are not, or of which that is not known, after the last pass.";
+    out.family("gybe_pods_not_redirected", Kind::Gauge, help);
+    out.sample(&[], repairs.not_redirected);
 }
 
 fn turns(status: &Status, out: &mut Exposition) {

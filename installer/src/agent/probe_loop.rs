@@ -15,6 +15,7 @@ use crate::host::runtimes::report::RuntimeReport;
 use crate::host::settings::PROBE_LEADER;
 use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::log::Log;
+use crate::repair::{self, Occasion, RepairNode};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, choose};
 use gybe_netfilter::hint::Hint;
@@ -70,12 +71,18 @@ impl Hint for ProbeLoopError {
     }
 }
 
-/// Keeps the report up to date while this process leads among the probes of the node (`leader`), until `stop` is readable.
+/// Keeps the report up to date while this process leads among the probes of the node (`leader`), until `stop` is readable. The
+/// leader also repairs the pods of `repair`, when the agent's setting requests it.
 ///
 /// # Errors
 /// When this process cannot probe, or, with `Keep::Required`, cannot store its first report: what prevents that would prevent
 /// every later one.
-pub(crate) fn run(stop: &SignalFd, keep: Keep, log: &Log) -> Result<(), ProbeLoopError> {
+pub(crate) fn run(
+    stop: &SignalFd,
+    keep: Keep,
+    repair: Option<&RepairNode>,
+    log: &Log,
+) -> Result<(), ProbeLoopError> {
     let (health, role) = (SocketHealth::default(), SharedRole::default());
     let context = SocketContext { log, health: &health, role: &role, events: None };
     let candidate = Candidate::new(Path::new(DIRECTORY), PROBE_LEADER, leader::pod_start(None), "");
@@ -91,10 +98,15 @@ pub(crate) fn run(stop: &SignalFd, keep: Keep, log: &Log) -> Result<(), ProbeLoo
         role.set(Role::leads());
         let (halted, probing) = pipe().map_err(|why| errno(&why))?;
         let (ended, running) = pipe().map_err(|why| errno(&why))?;
+        let halted = halted.as_fd();
         let (end, watched) = thread::scope(|scope| {
+            if let Some(node) = repair {
+                let occasion = Occasion::AsTheAgentRequests(Path::new(DIRECTORY));
+                scope.spawn(move || repair::watch(node, occasion, halted, log));
+            }
             let watched = scope.spawn(move || {
                 let _closed_at_the_end = running;
-                probe_and_watch(halted.as_fd(), keep, log)
+                probe_and_watch(halted, keep, log)
             });
             let end = lead.wait(&[stop.as_fd(), ended.as_fd()], context);
             drop(probing);

@@ -31,6 +31,7 @@ use crate::host::runtimes::{ConfiguredDirectory, Runtimes};
 use crate::host::settings::{Mode, NodeContext, PodSource, ProgramRemoval, Settings};
 use crate::host::watch::{DirectoryWatch, WakeReason, WatchMode};
 use crate::log::{Level, Log};
+use crate::repair::RepairSetting;
 use crate::retry::NextTurn;
 use backend::Backend;
 use environment::Environment;
@@ -193,7 +194,20 @@ impl<'a> Reconciler<'a> {
         self.status.update(report, Instant::now());
         self.context.published.publish(&self.status);
         self.post_events();
+        self.write_repair_setting();
         next
+    }
+
+    /// For the process that repairs pods. An uninstall removes the file, and without our entry that process repairs nothing.
+    fn write_repair_setting(&mut self) {
+        let Settings { options, environment, .. } = &self.settings.current;
+        if self.settings.origin != Origin::ConfigMap || options.mode == Mode::Leave {
+            return;
+        }
+        let written = RepairSetting { repair: options.repair }.keep_in(&environment.probe);
+        let why = written.err().map(|why| why.to_string());
+        let message = "gybe node: the setting `repair` cannot be stored in /run/gybe";
+        self.log.condition(Level::Warn, message, why, json!({}));
     }
 
     fn post_events(&mut self) {

@@ -12,6 +12,8 @@ use crate::host::directory::{Directory, PerDirectory};
 use crate::host::settings::NodeTaint;
 use crate::host::uninstall::KeptReason;
 use crate::probe::node_backend::{NodeBackend, Verdict};
+use crate::repair::PodRepairs;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -202,6 +204,8 @@ pub(crate) struct StatusSources<'a> {
     pub(crate) calls: &'a PluginCalls,
     pub(crate) sockets: &'a SocketHealth,
     pub(crate) role: &'a SharedRole,
+    /// The directory in which the process that repairs pods keeps its counts.
+    pub(crate) probe: &'a Path,
 }
 
 /// The state of the whole agent at one time.
@@ -218,6 +222,8 @@ pub(crate) struct AgentSnapshot {
     pub(crate) sockets_lost: [(&'static str, u64); 2],
     /// When the process started, in seconds since 1970.
     pub(crate) start_time: Option<f64>,
+    /// None where no process repairs pods.
+    pub(crate) pod_repairs: Option<PodRepairs>,
     pub(crate) role: Role,
     /// The time since the last turn ended; zero while another agent leads.
     idle: Duration,
@@ -240,6 +246,7 @@ impl StatusSources<'_> {
             socket_problems: self.sockets.problems(),
             sockets_lost: self.sockets.lost(),
             start_time: process::start_time(),
+            pod_repairs: PodRepairs::kept_in(self.probe),
         }
     }
 }

@@ -42,7 +42,7 @@ impl ExplainArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         let conf = self.pods.plugin_conf()?;
         let explanations = match self.pods.named_pod() {
-            Some(pod) => vec![self.known(pod, self.on_node.known(pod, conf)?)?],
+            Some(pod) => vec![self.known(pod, &self.on_node.known(pod, conf)?)?],
             None => {
                 let (conf, pods) = (conf.unwrap_or_default(), self.pods.templates()?);
                 pods.iter().map(|pod| self.template(pod, &conf)).collect::<Result<_, _>>()?
@@ -67,7 +67,7 @@ impl ExplainArgs {
         Ok(Explanation::of(&subject, conf, self.init.gate()))
     }
 
-    fn known(&self, pod: &str, known: KnownPod) -> Result<Explanation, CommandError> {
+    fn known(&self, pod: &str, known: &KnownPod) -> Result<Explanation, CommandError> {
         let namespace = known.netns.as_deref().map(OpenNamespace::at).transpose()?;
         let addresses = namespace.as_ref().map(OpenNamespace::addresses).transpose()?;
         let addresses_are = if addresses.is_some() { Addresses::Read } else { Addresses::Assumed };

@@ -3,13 +3,11 @@
 use super::directories::DirectoriesArg;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, good, titles};
-use crate::host::entries::OurEntries;
-use crate::host::observe::{HashCache, ObserveScope, observe};
 use crate::host::pods_on_node::{
-    HostPaths, Network, PolicySources, Sandbox, SandboxList, SandboxVerdict, find, judge_all, state_name,
-    summary,
+    Network, PolicySources, Sandbox, SandboxList, SandboxVerdict, judge_all, state_name, summary,
 };
 use crate::pod::manifest::printable;
+use crate::repair::RepairNode;
 use clap::Args;
 use gybe_netfilter::verdict::RedirectionState;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
@@ -32,7 +30,7 @@ pub(super) struct OnNodeArgs {
 impl OnNodeArgs {
     /// Judges every sandbox. `conf` is the plugin's configuration if the operator named one.
     pub(super) fn all(&self, conf: Option<PluginConf>) -> CommandOutput {
-        let SandboxList { sandboxes, unreadable } = self.found();
+        let SandboxList { sandboxes, unreadable } = self.node().sandboxes();
         output(&judge_all(sandboxes, &self.sources(conf)), &unreadable)
     }
 
@@ -49,15 +47,16 @@ impl OnNodeArgs {
         let facts = sources
             .facts(&pod)
             .map_err(|why| CommandError::new(format!("cannot look up pod {pod}: {why}")).with_hint(hint))?;
-        let network =
-            self.found().sandboxes.into_iter().find_map(|sandbox| match (&sandbox.pod, sandbox.network) {
+        let network = self.node().sandboxes().sandboxes.into_iter().find_map(|sandbox| {
+            match (&sandbox.pod, sandbox.network) {
                 (Some(named), Network::Own(path))
                     if (&named.namespace, &named.name) == (&pod.namespace, &pod.name) =>
                 {
                     Some(path)
                 }
                 _ => None,
-            });
+            }
+        });
         Ok(KnownPod { facts, netns: network, conf: sources.into_conf() })
     }
 
@@ -76,7 +75,7 @@ impl OnNodeArgs {
     }
 
     fn one(&self, pod: &PodRef, sources: &PolicySources) -> Result<CommandOutput, CommandError> {
-        let SandboxList { sandboxes, unreadable } = self.found();
+        let SandboxList { sandboxes, unreadable } = self.node().sandboxes();
         let is_it = |sandbox: &Sandbox| {
             let named = sandbox.pod.as_ref();
             named.is_some_and(|it| it.namespace == pod.namespace && it.name == pod.name)
@@ -92,31 +91,19 @@ impl OnNodeArgs {
         Ok(output(&judge_all(these, sources), &[]))
     }
 
-    pub(super) fn found(&self) -> SandboxList {
-        let results = self.directories.node_directories().results;
-        find(&HostPaths { results, root: self.directories.root().to_owned() })
-    }
-
-    pub(super) fn results(&self) -> PathBuf {
-        self.directories.node_directories().results
-    }
-
-    /// Returns the configuration in the node's own entry, with the directory of --facts; none if there is no entry.
-    pub(super) fn conf_of_node(&self) -> Option<PluginConf> {
-        let directories = self.directories.node_directories();
-        let observed = observe(&directories, &ObserveScope::default(), &mut HashCache::default());
-        OurEntries::find(&observed.conf).plugin_conf().map(|conf| self.with_facts(conf))
+    pub(super) fn node(&self) -> RepairNode {
+        RepairNode {
+            root: self.directories.root().to_owned(),
+            directories: self.directories.node_directories(),
+            facts: self.facts.clone(),
+        }
     }
 
     /// Uses the configuration of the node's own entry unless the operator named another one.
     fn sources(&self, conf: Option<PluginConf>) -> PolicySources {
-        let conf = conf.or_else(|| self.conf_of_node()).unwrap_or_default();
-        PolicySources::of(self.with_facts(conf))
-    }
-
-    fn with_facts(&self, mut conf: PluginConf) -> PluginConf {
+        let mut conf = conf.or_else(|| self.node().conf()).unwrap_or_default();
         conf.facts.directory = self.facts.clone().or(conf.facts.directory);
-        conf
+        PolicySources::of(conf)
     }
 }
 

@@ -7,6 +7,7 @@ use crate::agent::probe_loop::{self, Keep, untried};
 use crate::agent::stop_signal;
 use crate::log::Log;
 use crate::probe::host_mounts::{HOST_MOUNTS, HostMounts, HostMountsError};
+use crate::repair::RepairNode;
 use clap::Args;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, choose};
@@ -48,6 +49,13 @@ pub(super) struct ProbeArgs {
     /// Keep running, and probe again when the kept findings are removed, invalid or another kernel's
     #[arg(long)]
     watch: bool,
+    /// With --watch: also redirect running pods that should be redirected and are not, unless the agent's setting
+    /// `repair` is off
+    #[arg(long, requires = "watch")]
+    repair: bool,
+    /// The root directory of the node whose pods are repaired
+    #[arg(long, value_name = "DIR", default_value = "/", requires = "repair")]
+    root: PathBuf,
 }
 
 impl ProbeArgs {
@@ -64,7 +72,10 @@ impl ProbeArgs {
     fn probe_and_watch(&self) -> Result<CommandOutput, CommandError> {
         let stop = stop_signal().map_err(|why| CommandError::because("cannot wait for signals", why))?;
         let keep = if self.keep { Keep::Required } else { Keep::IfPossible };
-        let watched = self.in_mount_namespace(|| probe_loop::run(&stop, keep, &Log::default()))?;
+        let watched = self.in_mount_namespace(|| {
+            let node = self.repair.then(|| RepairNode::of_host(&self.root));
+            probe_loop::run(&stop, keep, node.as_ref(), &Log::default())
+        })?;
         watched.map_err(cannot_probe)?;
         Ok(CommandOutput::done("", json!({ "stopped": true })))
     }

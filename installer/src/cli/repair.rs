@@ -5,18 +5,15 @@ use super::pods::{OnNodeArgs, POD, as_json};
 use super::style::{bad, doubtful, examples, good, titles};
 use crate::agent::stop_signal;
 use crate::host::pods_on_node::{PolicySources, SandboxList};
-use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::log::Log;
 use crate::pod::manifest::printable;
 use crate::probe::host_mounts::{HOST_MOUNTS, HostMounts};
-use crate::repair::{Action, RepairMode, RepairPass, RepairReport, RepairWatch};
-use clap::{Args, ValueEnum};
-use gybe_plugin::conf::PluginConf;
+use crate::repair::{Action, Occasion, RepairPass, RepairReport, watch};
+use clap::Args;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
 
 /// Redirect running pods of this node that should be redirected and are not
 ///
@@ -38,9 +35,6 @@ pub(super) struct RepairArgs {
     /// Keep running: make a pass whenever an ADD has ended, and every minute
     #[arg(long, conflicts_with = "dry_run")]
     watch: bool,
-    /// repair: write the rules; off: only report
-    #[arg(long, value_name = "MODE", default_value = "repair", hide_possible_values = true)]
-    mode: ModeArg,
     /// Run in the host's mount namespace: with its programs, directories and sockets
     #[arg(long)]
     host: bool,
@@ -50,15 +44,6 @@ pub(super) struct RepairArgs {
     #[command(flatten)]
     on_node: OnNodeArgs,
 }
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum ModeArg {
-    Repair,
-    Off,
-}
-
-/// How often the directory of the cached results may start a pass.
-const MIN_INTERVAL: Duration = Duration::from_millis(100);
 
 impl RepairArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
@@ -70,64 +55,19 @@ impl RepairArgs {
     }
 
     fn run_here(&self) -> Result<CommandOutput, CommandError> {
+        let node = self.on_node.node();
         if self.watch {
-            return self.watch();
+            let stop = stop_signal().map_err(|why| CommandError::because("cannot wait for signals", why))?;
+            watch(&node, Occasion::Always, stop.as_fd(), &Log::default());
+            return Ok(CommandOutput::done("", json!({ "stopped": true })));
         }
-        let Some(conf) = self.on_node.conf_of_node() else {
+        let Some(conf) = node.conf() else {
             return Err(CommandError::new(NO_ENTRY).with_hint(INSTALL));
         };
-        let SandboxList { sandboxes, unreadable } = self.on_node.found();
+        let SandboxList { sandboxes, unreadable } = node.sandboxes();
         let sources = PolicySources::of(conf.clone());
-        Ok(self.output(&self.pass(&conf, &sources).run(sandboxes), &unreadable))
-    }
-
-    fn pass<'a>(&self, conf: &'a PluginConf, sources: &'a PolicySources) -> RepairPass<'a> {
-        let mode = match self.mode {
-            ModeArg::Repair => RepairMode::Repair,
-            ModeArg::Off => RepairMode::Off,
-        };
-        RepairPass { conf, sources, mode, is_dry_run: self.dry_run }
-    }
-
-    fn watch(&self) -> Result<CommandOutput, CommandError> {
-        let stop = stop_signal().map_err(|why| CommandError::because("cannot wait for signals", why))?;
-        let (log, mut memory, mut had_entry) = (Log::default(), RepairWatch::default(), true);
-        let mut watch = DirectoryWatch::new([self.on_node.results()]);
-        loop {
-            let started = Instant::now();
-            let conf = self.on_node.conf_of_node();
-            let wait = match &conf {
-                Some(conf) => {
-                    let SandboxList { sandboxes, .. } = self.on_node.found();
-                    memory.pass(sandboxes, &self.pass(conf, &PolicySources::of(conf.clone())), &log)
-                }
-                None => {
-                    if had_entry {
-                        log.warn(
-                            "gybe repair: waiting for the entry of gybe-cni",
-                            json!({ "why": NO_ENTRY }),
-                        );
-                    }
-                    Duration::from_secs(1)
-                }
-            };
-            had_entry = conf.is_some();
-            let pause = MIN_INTERVAL.saturating_sub(started.elapsed());
-            if let Some(WakeReason::Readable) = (!pause.is_zero()).then(|| Self::pause(pause, &stop)) {
-                break;
-            }
-            match watch.wait(wait, Some(stop.as_fd())) {
-                WakeReason::Readable => break,
-                WakeReason::TimedOut => memory.judge_all_again(),
-                WakeReason::Changed => {}
-            }
-        }
-        Ok(CommandOutput::done("", json!({ "stopped": true })))
-    }
-
-    /// Waits for the signal alone, so that many ADDs that end together are one pass.
-    fn pause(time: Duration, stop: &impl AsFd) -> WakeReason {
-        DirectoryWatch::new([]).wait(time, Some(stop.as_fd()))
+        let pass = RepairPass { conf: &conf, sources: &sources, is_dry_run: self.dry_run };
+        Ok(self.output(&pass.run(sandboxes), &unreadable))
     }
 
     fn output(&self, reports: &[RepairReport], unreadable: &[String]) -> CommandOutput {
@@ -167,6 +107,7 @@ impl RepairArgs {
                 format!("{}: {} wrote its rules{open}", good("repaired"), repaired.backend)
             }
             (Some(Err(why)), _) => format!("{}: {}", bad("NOT REPAIRED"), printable(why)),
+            (None, Action::None) if !report.is_well() => format!("{}: {reason}", doubtful("not yet")),
             (None, Action::None) => format!("{}: {reason}", good("nothing to do")),
             (None, Action::Repair) => format!("{}: {reason}", doubtful("would be repaired")),
             (None, _) => {

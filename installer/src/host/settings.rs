@@ -29,7 +29,7 @@ pub use error::{InvalidSetting, SettingsError};
 pub use listen::Listen;
 pub use names::{INCUMBENTS, KEYS, OURS, SettingName, Support};
 pub use node_taint::NodeTaint;
-pub use options::{Mode, Options, PodSource, STANDALONE, TakeOverSetting};
+pub use options::{Mode, Options, PodSource, RepairMode, STANDALONE, TakeOverSetting};
 pub use sources::{CONFIG, SettingsSources, SourceError, config_directory};
 
 use reader::SettingsReader;

@@ -10,6 +10,8 @@ pub struct Candidate {
     pub policy: KnownPolicy,
     /// Whether libcni has cached the result of its ADD. Before that, the ADD may be running and write.
     pub has_ended_add: bool,
+    /// Whether a process of a pod runs in the namespace. The runtime starts the first one after the ADD.
+    pub has_process: bool,
     /// Whether the namespace has rules of Gybe.
     pub has_our_rules: bool,
     /// Why it is not certain that the namespace is the pod's; none if it is certain.
@@ -27,28 +29,13 @@ pub enum KnownPolicy {
     NotKnown,
 }
 
-/// The configured way to treat pods that are not redirected (`repair`).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum RepairMode {
-    /// Writes the rules into the pod's namespace.
-    #[default]
-    Repair,
-    /// Deletes the pod, so that its controller starts another one.
-    Delete,
-    /// Labels the pod.
-    Label,
-    /// Only reports it.
-    Off,
-}
-
 /// What happens to a sandbox.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
     /// Nothing, and nothing is wrong.
     None,
+    /// Its rules are written.
     Repair,
-    Delete,
-    Label,
     /// Nothing, and an operator has to look at it.
     Report,
 }
@@ -60,8 +47,6 @@ impl Action {
         match self {
             Self::None => "none",
             Self::Repair => "repair",
-            Self::Delete => "delete",
-            Self::Label => "label",
             Self::Report => "report",
         }
     }
@@ -77,7 +62,7 @@ pub struct Decision {
 /// Decides what happens to a sandbox. A wrong repair is worse than none: a sandbox about which anything is unclear is
 /// reported and left alone.
 #[must_use]
-pub fn decide(candidate: &Candidate, mode: RepairMode) -> Decision {
+pub fn decide(candidate: &Candidate) -> Decision {
     let decision = |action, reason: &str| Decision { action, reason: reason.to_owned() };
     match candidate.state {
         RedirectionState::Redirected => return decision(Action::None, "it is redirected"),
@@ -96,6 +81,9 @@ pub fn decide(candidate: &Candidate, mode: RepairMode) -> Decision {
     if !candidate.has_ended_add {
         return decision(Action::None, "its ADD may be running: libcni has cached no result");
     }
+    if !candidate.has_process {
+        return decision(Action::None, "no process of a pod runs in it yet, or the last one has ended");
+    }
     if candidate.policy != KnownPolicy::Redirect {
         return decision(Action::Report, "it is not redirected, and Gybe has no policy for it");
     }
@@ -112,13 +100,7 @@ pub fn decide(candidate: &Candidate, mode: RepairMode) -> Decision {
             "it has rules of Gybe that do not redirect it as its policy requests",
         );
     }
-    let action = match mode {
-        RepairMode::Repair => Action::Repair,
-        RepairMode::Delete => Action::Delete,
-        RepairMode::Label => Action::Label,
-        RepairMode::Off => Action::Report,
-    };
-    decision(action, "it should be redirected, and its namespace has no rules of Gybe")
+    decision(Action::Repair, "it should be redirected, and its namespace has no rules of Gybe")
 }
 
 #[cfg(test)]
@@ -129,6 +111,7 @@ mod tests {
         state: RedirectionState::NotRedirected,
         policy: KnownPolicy::Redirect,
         has_ended_add: true,
+        has_process: true,
         has_our_rules: false,
         doubt: None,
     };
@@ -139,6 +122,7 @@ mod tests {
         for (candidate, action) in [
             (UNREDIRECTED, Action::Repair),
             (Candidate { has_ended_add: false, ..UNREDIRECTED }, Action::None),
+            (Candidate { has_process: false, ..UNREDIRECTED }, Action::None),
             (Candidate { has_ended_add: false, doubt: doubt(), ..UNREDIRECTED }, Action::None),
             (Candidate { policy: KnownPolicy::LeaveAlone, ..UNREDIRECTED }, Action::Report),
             (Candidate { policy: KnownPolicy::NotKnown, ..UNREDIRECTED }, Action::Report),
@@ -149,22 +133,7 @@ mod tests {
             (Candidate { state: RedirectionState::NotMeshed, ..UNREDIRECTED }, Action::None),
             (Candidate { state: RedirectionState::ByOthers, ..UNREDIRECTED }, Action::None),
         ] {
-            assert_eq!(decide(&candidate, RepairMode::Repair).action, action, "{candidate:?}");
-        }
-    }
-
-    #[test]
-    fn the_mode_changes_only_what_happens_to_pods_that_would_be_repaired() {
-        for (mode, action) in [
-            (RepairMode::Delete, Action::Delete),
-            (RepairMode::Label, Action::Label),
-            (RepairMode::Off, Action::Report),
-        ] {
-            assert_eq!(decide(&UNREDIRECTED, mode).action, action);
-            let running = Candidate { has_ended_add: false, ..UNREDIRECTED };
-            assert_eq!(decide(&running, mode).action, Action::None);
-            let changed = Candidate { has_our_rules: true, ..UNREDIRECTED };
-            assert_eq!(decide(&changed, mode).action, Action::Report);
+            assert_eq!(decide(&candidate).action, action, "{candidate:?}");
         }
     }
 }

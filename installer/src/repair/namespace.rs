@@ -37,7 +37,7 @@ pub enum RepairError {
     #[error(transparent)]
     Netns(#[from] NetnsError),
     #[error("cannot choose a backend")]
-    Backend(#[from] SelectError),
+    Backend(#[from] Box<SelectError>),
     #[error("cannot determine which programs have rules in the namespace")]
     Presence(#[source] BackendError),
     #[error(transparent)]
@@ -117,8 +117,8 @@ pub(super) fn repair(
 ) -> Result<Repaired, RepairError> {
     // First, because it may have to probe the node.
     let selection = Selection { setting: conf.backend, probed: &conf.probed, age: MaxAge::Any };
-    let selected = selection.to_write()?;
-    let (redirection, _) = selected.redirection(policy)?;
+    let selected = selection.to_write().map_err(Box::new)?;
+    let (redirection, _) = selected.redirection(policy).map_err(Box::new)?;
     if let Some(why) = doubt(sandbox, netns) {
         return Err(RepairError::Changed(why));
     }

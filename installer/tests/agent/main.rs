@@ -16,6 +16,7 @@ mod leader;
 mod node;
 mod node_taint;
 mod pod_facts_command;
+mod pod_repairs;
 mod pods_directory;
 mod program_directory;
 mod queries;

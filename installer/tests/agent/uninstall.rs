@@ -13,9 +13,9 @@ fn f29_mode_leave_uninstalls_and_reports_when_it_is_done() {
     node.add_sandbox("one", &["calico", "gybe-cni"]);
     let agent = node.start_agent();
     wait_until("readiness", || agent.is_ready() && node.program_path("istio-iptables").exists());
-    let in_force = node.conf_text(FILE);
+    let before = node.conf_text(FILE);
     let refused = node.gybe("uninstall").arg("--run-dir").arg(node.root.join("run")).output().unwrap();
-    assert_eq!((refused.status.code(), node.conf_text(FILE)), (Some(2), in_force), "{refused:?}");
+    assert_eq!((refused.status.code(), node.conf_text(FILE)), (Some(2), before), "{refused:?}");
     assert_eq!(agent.get("/left"), (503, "no uninstall requested\n".to_owned()));
     assert_eq!(agent.metric("gybe_left"), 0.0);
     node.set_configmap(&[("mode", "leave"), ("also_as", "istio-iptables")]);

@@ -46,7 +46,7 @@ impl Cluster {
         self.server.put(node).unwrap();
     }
 
-    fn put_pod_of_istio_cni(&self, name: &str) {
+    fn put_istio_cni_pod(&self, name: &str) {
         let labels = json!({ "k8s-app": "istio-cni-node" });
         let metadata = json!({ "namespace": "istio-system", "name": name, "uid": name, "labels": labels });
         self.server.put_pod(json!({ "kind": "Pod", "metadata": metadata, "spec": { "nodeName": "node-1", "containers": [] } }));
@@ -90,7 +90,7 @@ fn daemonset() -> Value {
 #[test]
 fn f02_the_agent_is_ready_once_pods_are_listed_and_stays_ready_while_tokens_change() {
     let cluster = Cluster::new("cluster-ready");
-    cluster.put_pod_of_istio_cni("cart-0");
+    cluster.put_istio_cni_pod("istio-cni-node-0");
     let agent = cluster.start_ready_agent();
     assert_eq!((agent.metric("gybe_pods"), agent.metric("gybe_pods_known")), (1.0, 1.0));
     for _ in 0..10 {
@@ -101,7 +101,7 @@ fn f02_the_agent_is_ready_once_pods_are_listed_and_stays_ready_while_tokens_chan
         assert!(agent.is_ready(), "{:?}", agent.get("/readyz"));
     }
     assert!(agent.metric("gybe_watch_age_seconds") < 60.0);
-    // The API server rejects the next agent's token: the agent maintains the node, and write_runtime_report the reason.
+    // The API server rejects the next agent's token: the agent maintains the node, and reports the reason.
     drop(agent);
     cluster.server.tokens().revoke_all();
     cluster.node.put_conf(FILE, PRIMARY);
@@ -156,7 +156,7 @@ fn the_backend_in_a_nodes_label_is_in_its_entry_and_stays_while_the_api_server_i
 #[test]
 fn istio_cnis_agent_is_found_among_this_nodes_pods() {
     let cluster = Cluster::new("cluster-istio");
-    cluster.put_pod_of_istio_cni("istio-cni-node-abcde");
+    cluster.put_istio_cni_pod("istio-cni-node-abcde");
     let entry = PRIMARY.replace("calico\"\n    }", "calico\"\n    },\n    { \"type\": \"istio-cni\" }");
     cluster.node.put_conf(FILE, &entry);
     let agent = cluster.node.start_agent();
@@ -309,7 +309,7 @@ fn f38_hostile_pods_do_not_fill_the_agents_memory() {
     let listed = memory(&agent);
     // Further hostile pods arrive by the watch.
     cluster.put_pods((250..260).map(hostile_pod));
-    wait_until("the others", || agent.metric("gybe_pods") == 260.0);
+    wait_until("the further pods", || agent.metric("gybe_pods") == 260.0);
     let watched = memory(&agent);
     println!("{listed} KiB of anonymous memory after the list, {watched} KiB after the watch");
     assert!(listed.max(watched) <= 16 << 10, "{listed} KiB, {watched} KiB");

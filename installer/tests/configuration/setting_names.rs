@@ -7,7 +7,7 @@ use gybe_installer::host::settings::{INCUMBENTS, KEYS, OURS, Settings, SettingsS
 /// Returns a value other than the default.
 fn non_default_value(name: &str) -> &'static str {
     match name {
-        "CHAINED_CNI_PLUGIN" | "events" => "false",
+        "CHAINED_CNI_PLUGIN" | "events" | "REPAIR_ENABLED" | "REPAIR_REPAIR_PODS" => "false",
         "LOG_LEVEL" | "LOG_OUTPUT_LEVEL" | "log_level" => "debug",
         "CNI_NETWORK_CONFIG" | "CNI_NETWORK_CONFIG_FILE" | "cni_network_config" => {
             r#"{"type":"istio-cni","log_level":"__LOG_LEVEL__","gates":"strict"}"#
@@ -32,6 +32,7 @@ fn non_default_value(name: &str) -> &'static str {
         "pod_source" => "api",
         "take_over" => "now",
         "plugin_dir" => "confirmed",
+        "repair" => "off",
         "also_as" => "istio-iptables",
         name if name.contains("DIR") || name == "KUBE_CA_FILE" => "/else/where",
         _ => "another",

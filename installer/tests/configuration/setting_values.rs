@@ -2,7 +2,7 @@
 
 use crate::{Pairs, read, refused};
 use gybe_installer::host::desired::{PutBack, Shape};
-use gybe_installer::host::settings::{Mode, PodSource, ServerTrust, TakeOverSetting};
+use gybe_installer::host::settings::{Mode, PodSource, RepairMode, ServerTrust, TakeOverSetting};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::BackendSetting;
 use gybe_plugin::conf::LogLevel;
@@ -12,6 +12,35 @@ use std::path::Path;
 
 fn names(all: &[&str]) -> BTreeSet<String> {
     all.iter().map(|name| (*name).to_owned()).collect()
+}
+
+#[test]
+fn pods_are_repaired_unless_the_key_or_a_variable_of_the_incumbent_switches_it_off() {
+    // As the incumbent's chart sets them with its default values.
+    let chart = [
+        ("REPAIR_ENABLED", "true"),
+        ("REPAIR_REPAIR_PODS", "true"),
+        ("REPAIR_DELETE_PODS", "false"),
+        ("REPAIR_LABEL_PODS", "false"),
+        ("REPAIR_INIT_CONTAINER_NAME", "istio-validation"),
+        ("REPAIR_BROKEN_POD_LABEL_KEY", "cni.istio.io/uninitialized"),
+        ("REPAIR_BROKEN_POD_LABEL_VALUE", "true"),
+        ("REPAIR_NODE_NAME", "worker-1"),
+    ];
+    for (environment, files, mode) in [
+        (&[][..], &[][..], RepairMode::Repair),
+        (&chart, &[], RepairMode::Repair),
+        (&[("REPAIR_ENABLED", "false"), ("REPAIR_REPAIR_PODS", "true")], &[], RepairMode::Off),
+        (&[("REPAIR_REPAIR_PODS", "false")], &[], RepairMode::Off),
+        (&[("REPAIR_ENABLED", "false")], &[("repair", "repair")], RepairMode::Repair),
+        (&chart, &[("repair", "off")], RepairMode::Off),
+    ] {
+        let settings = read(environment, files);
+        assert_eq!(settings.options.repair, mode, "{environment:?} {files:?}");
+    }
+    assert_eq!(read(&chart, &[]).environment.node, "worker-1");
+    assert!(refused(&[("REPAIR_DELETE_PODS", "true")], &[]).contains("neither deletes nor labels"));
+    assert!(refused(&[], &[("repair", "delete")]).contains("must be one of repair, off"));
 }
 
 #[test]

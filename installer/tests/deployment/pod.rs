@@ -25,6 +25,7 @@ pub(crate) fn assert_confined(objects: &Objects) {
     let mut needed = NEEDED.map(|(_, name, _)| name.strip_prefix("CAP_").unwrap());
     needed.sort_unstable();
     assert_capabilities(&objects.container("probe"), &needed);
+    assert!(objects.container("probe").command.unwrap().contains(&"--repair".to_owned()));
     assert_mounts(&pod.containers, &pod.volumes.unwrap());
 }
 

@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 
 /// Returns the path of a file or directory of the reference material.
 pub(crate) fn reference(path: &str) -> PathBuf {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
-    let root = std::env::var_os("GYBE_SHARED").map_or(beside, PathBuf::from);
+    let default = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../shared");
+    let root = std::env::var_os("GYBE_SHARED").map_or(default, PathBuf::from);
     let path = root.join("vectors").join(path);
     assert!(
         path.exists(),

@@ -4,3 +4,4 @@
 mod command_line;
 mod demo;
 mod doctor;
+mod inspect;

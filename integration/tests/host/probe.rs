@@ -47,10 +47,10 @@ fn without_the_hosts_pid_namespace_a_mounted_proc_suffices() {
 fn a_stored_report_does_not_replace_the_probe() {
     let (host, container) = (Host::without("fresh", &[NFT]), Container::new("fresh"));
     container.sh(&container.probe(&host, &CAPABILITIES));
-    let mut doctored = host.report();
-    doctored["backends"]["nft"]["v4"] =
+    let mut earlier = host.report();
+    earlier["backends"]["nft"]["v4"] =
         serde_json::json!({ "finding": "misbehaves", "what": "of an earlier probe" });
-    fs::write(host.report_path(), doctored.to_string()).unwrap();
+    fs::write(host.report_path(), earlier.to_string()).unwrap();
     assert_eq!(container.sh(&container.probe(&host, &CAPABILITIES)).code, Some(0));
     assert_eq!(host.report()["backends"]["nft"]["v4"]["finding"], "works");
 }
@@ -116,16 +116,16 @@ impl Watcher {
 
 /// Reads the log lines in the background; the test receives each with a deadline.
 fn lines_of(stderr: BufReader<ChildStderr>) -> Receiver<Value> {
-    let (tell, report) = channel();
+    let (sender, lines) = channel();
     std::thread::spawn(move || {
         for line in stderr.lines().map_while(Result::ok) {
             let line = serde_json::from_str(&line).unwrap_or(Value::String(line));
-            if tell.send(line).is_err() {
+            if sender.send(line).is_err() {
                 return;
             }
         }
     });
-    report
+    lines
 }
 
 impl Drop for Watcher {

@@ -101,8 +101,10 @@ fn passes(from: &mut TcpStream, to: &mut TcpStream) -> bool {
     from.write_all(b"x").is_ok() && to.read_exact(&mut byte).is_ok()
 }
 
+type ChangePod = fn(&mut Value);
+
 /// Policies that treat packets of unknown connections differently.
-const POLICIES: [(&str, fn(&mut Value)); 3] = [
+const POLICIES: [(&str, ChangePod); 3] = [
     ("redirect", |_| ()),
     ("tproxy", |pod| {
         pod["metadata"]["annotations"]["sidecar.istio.io/interceptionMode"] = json!("TPROXY");

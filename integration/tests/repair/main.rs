@@ -5,6 +5,12 @@
 #[cfg(test)]
 mod connections;
 #[cfg(test)]
+#[path = "../host/container.rs"]
+#[allow(dead_code, reason = "the tests of the probe use the rest")]
+mod container;
+#[cfg(test)]
+mod in_container;
+#[cfg(test)]
 mod node;
 #[cfg(test)]
 mod pods;

@@ -2,13 +2,15 @@
 //!
 //! One model for both engines: expressions of nf_tables and matches and targets of iptables are statements of a rule.
 //! `read` reads nf_tables, `legacy` iptables-legacy, `ours` marks our rules, `expr` decodes expressions, `field` names
-//! the content of registers, `text` prints a rule. `crate::walk` evaluates the model.
+//! the content of registers, `text` prints a rule, `ruleset`
+//! reads Gybe's own rules back. `crate::walk` evaluates the model.
 
 pub(crate) mod expr;
 mod field;
 mod legacy;
 mod ours;
 mod read;
+pub(crate) mod ruleset;
 mod text;
 
 pub(crate) use field::{Component, Field, LoadedFields};

@@ -90,6 +90,7 @@ pub(super) fn read(reader: &mut SettingsReader<'_>) -> Environment {
         results: cache.join("results"),
     };
     let node = reader.variable("KUBERNETES_NODE_NAME").or_else(|| reader.variable("NODE_NAME"));
+    let node = node.or_else(|| reader.variable("REPAIR_NODE_NAME"));
     let control_plane = reader.variable("SYSTEM_NAMESPACE").map_or("istio-system", |setting| setting.text);
     Environment {
         config: config_directory(&reader.sources.environment),

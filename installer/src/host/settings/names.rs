@@ -37,7 +37,7 @@ const fn other(support: Support, name: &'static str, meaning: &'static str) -> S
 }
 
 /// Keys of the ConfigMap. The agent applies a change without a restart.
-pub const KEYS: [SettingName; 20] = [
+pub const KEYS: [SettingName; 21] = [
     honoured(
         "mode",
         "install",
@@ -102,6 +102,11 @@ pub const KEYS: [SettingName; 20] = [
         "cni_network_config",
         "",
         "the entry as a template, the older form: its keys apply where no other setting does",
+    ),
+    honoured(
+        "repair",
+        "repair",
+        "`repair`: running pods that should be redirected and are not are redirected; or `off`",
     ),
     honoured(
         "leave_when_daemonset_gone",
@@ -250,27 +255,35 @@ pub const INCUMBENTS: [SettingName; 61] = [
         "it applies only to ambient mode, which Gybe does not have",
     ),
     other(Support::Ignored, "REVISION", "it applies only to ambient mode, which Gybe does not have"),
-    other(Support::RefusedIfTrue, "REPAIR_ENABLED", REPAIR),
-    other(Support::RefusedIfTrue, "REPAIR_REPAIR_PODS", REPAIR),
+    honoured("REPAIR_ENABLED", "true", "false means `repair: off`"),
+    honoured("REPAIR_REPAIR_PODS", "true", "false means `repair: off`"),
     other(Support::RefusedIfTrue, "REPAIR_DELETE_PODS", REPAIR),
     other(Support::RefusedIfTrue, "REPAIR_LABEL_PODS", REPAIR),
-    other(Support::Ignored, "REPAIR_BROKEN_POD_LABEL_KEY", REPAIRS),
-    other(Support::Ignored, "REPAIR_BROKEN_POD_LABEL_VALUE", REPAIRS),
-    other(Support::Ignored, "REPAIR_NODE_NAME", REPAIRS),
-    other(Support::Ignored, "REPAIR_SIDECAR_ANNOTATION", REPAIRS),
-    other(Support::Ignored, "REPAIR_INIT_CONTAINER_NAME", REPAIRS),
-    other(Support::Ignored, "REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE", REPAIRS),
-    other(Support::Ignored, "REPAIR_INIT_CONTAINER_EXIT_CODE", REPAIRS),
-    other(Support::Ignored, "REPAIR_LABEL_SELECTORS", REPAIRS),
-    other(Support::Ignored, "REPAIR_FIELD_SELECTORS", REPAIRS),
+    other(Support::Ignored, "REPAIR_BROKEN_POD_LABEL_KEY", NO_LABEL),
+    other(Support::Ignored, "REPAIR_BROKEN_POD_LABEL_VALUE", NO_LABEL),
+    honoured(
+        "REPAIR_NODE_NAME",
+        "",
+        "this node's name, if neither KUBERNETES_NODE_NAME nor NODE_NAME is set",
+    ),
+    other(Support::Ignored, "REPAIR_SIDECAR_ANNOTATION", JUDGED),
+    other(Support::Ignored, "REPAIR_INIT_CONTAINER_NAME", JUDGED),
+    other(Support::Ignored, "REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE", JUDGED),
+    other(Support::Ignored, "REPAIR_INIT_CONTAINER_EXIT_CODE", JUDGED),
+    other(Support::Refused, "REPAIR_LABEL_SELECTORS", SELECTORS),
+    other(Support::Refused, "REPAIR_FIELD_SELECTORS", SELECTORS),
     other(Support::Ignored, "REPAIR_RUN_AS_DAEMON", "it has no effect in istio-cni either"),
     other(Support::Ignored, "CURRENT_AGENT_VERSION", "it has no effect in istio-cni either"),
     other(Support::Ignored, "GOMEMLIMIT", "Gybe is not written in Go"),
     other(Support::Ignored, "ALLOW_SWITCH_TO_HOST_NS", "the agent enters no namespace"),
 ];
 
-const REPAIR: &str = "Gybe does not repair pods yet: delete a pod that started without redirection, whose istio-validation fails; unset it";
-const REPAIRS: &str = "Gybe does not repair pods yet";
+const REPAIR: &str = "Gybe redirects running pods and neither deletes nor labels them; unset it, and set `repair: off` if pods must not be repaired";
+const NO_LABEL: &str = "Gybe labels no pod";
+const JUDGED: &str =
+    "Gybe judges the pod's network namespace, and does not wait for an init container that failed";
+const SELECTORS: &str =
+    "Gybe repairs every pod of the node that should be redirected and is not; unset it, or set `repair: off`";
 
 /// Refuses settings that Gybe cannot apply, and notes those without effect.
 pub(super) fn judge(reader: &mut SettingsReader<'_>) {

@@ -84,7 +84,7 @@ fn outbound(policy: &RedirectPolicy) -> Vec<String> {
                 sentences.push(format!("Connections of groups {} keep their destination.", list(excluded)));
             }
             Groups::Only(only) => {
-                sentences.push(format!("Only connections of groups {} are redirected.", list(only)))
+                sentences.push(format!("Only connections of groups {} are redirected.", list(only)));
             }
         }
     }

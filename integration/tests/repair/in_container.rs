@@ -1,0 +1,41 @@
+//! The DaemonSet's container `probe` repairs pods: with its capabilities, in the host's mount namespace, with programs that the
+//! image does not have.
+
+use crate::container::{CAPABILITIES, Container, Host};
+use crate::node::Node;
+use gybe_test_support::wait_until;
+use serde_json::{Value, json};
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::sync::mpsc::channel;
+use std::thread;
+
+#[test]
+fn the_container_repairs_pods_when_the_agents_setting_requests_it_with_the_hosts_programs() {
+    let node = Node::new("container", "iptables-legacy");
+    let pod = node.unredirected(1);
+    let (host, container) = (Host::without("repair", &[]), Container::new("repair"));
+    let root = node.root.path().display();
+    let command = container.probe(&host, &CAPABILITIES);
+    let mut child = container.start(&format!("{command} --watch --keep --repair --root {root}"));
+    let (sender, lines) = channel();
+    let stderr = child.stderr.take().unwrap();
+    thread::spawn(move || {
+        BufReader::new(stderr).lines().map_while(Result::ok).try_for_each(|line| sender.send(line))
+    });
+    let logged = |text: &str| wait_until(text, || lines.try_recv().is_ok_and(|line| line.contains(text)));
+    logged("the agent has not written the setting");
+    let file = |name: &str| host.report_path().with_file_name(name);
+    let counts = || serde_json::from_slice::<Value>(&fs::read(file("repairs.json")).ok()?).ok();
+    fs::write(file("repair.json"), r#"{"repair":"off"}"#).unwrap();
+    wait_until("no counts, because it is off", || counts().is_none());
+    assert!(!pod.is_redirected());
+    fs::write(file("repair.json"), r#"{"repair":"repair"}"#).unwrap();
+    logged("gybe repair: redirected a running pod");
+    assert!(pod.is_redirected());
+    let expected = json!({ "repaired": 1, "failed": 0, "not_redirected": 0 });
+    wait_until("the counts", || counts() == Some(expected.clone()));
+    assert_eq!(pod.rules(), "", "written with iptables-legacy");
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
