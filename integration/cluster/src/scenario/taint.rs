@@ -24,9 +24,10 @@ const OBJECTS: &str =
     "clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding";
 
 pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Failure> {
-    let taint = json!({ "spec": { "taints": [{ "key": KEY, "effect": "NoSchedule" }] } });
-    cluster.api.patch(&node(NODE), &taint)?;
-    let other = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": OTHER_NODE }, "spec": taint["spec"] });
+    let spec = json!({ "taints": [{ "key": KEY, "effect": "NoSchedule" }] });
+    cluster.api.patch(&node(NODE), &json!({ "spec": spec }))?;
+    let other =
+        json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": OTHER_NODE }, "spec": spec });
     cluster.api.create("/api/v1/nodes", &other)?;
     let before = Instant::now();
     releases.installed.install_with_node_taint(cluster, KEY)?;
@@ -65,21 +66,27 @@ fn node(name: &str) -> String {
 fn is_tainted(cluster: &Cluster, name: &str) -> Result<bool, Failure> {
     let node = cluster.api.get(&node(name))?.unwrap_or_default();
     let taints = node.pointer("/spec/taints").and_then(Value::as_array);
-    Ok(taints.into_iter().flatten().any(|taint| taint["key"] == KEY))
+    Ok(taints.into_iter().flatten().any(|taint| text(taint, "/key") == KEY))
+}
+
+fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
+    object.pointer(pointer).and_then(Value::as_str).unwrap_or_default()
 }
 
 /// Returns the seconds until a pod that the plugin refuses has the agent's event.
 fn refused_pod_is_noted(cluster: &Cluster) -> Result<f64, Failure> {
     let mut refused = pod(Kind::Meshed, "default", REFUSED, REFUSED);
-    refused["metadata"]["annotations"]["traffic.sidecar.istio.io/excludeOutboundPorts"] = json!("none");
+    if let Some(annotations) = refused.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
+        annotations.insert("traffic.sidecar.istio.io/excludeOutboundPorts".to_owned(), json!("none"));
+    }
     let created = cluster.api.create("/api/v1/namespaces/default/pods", &refused)?;
     let before = Instant::now();
     let events = "/apis/events.k8s.io/v1/namespaces/default/events";
     wait_until("the event of the refused pod", || {
         let is_it = |event: &Value| {
-            event["reason"] == "RedirectionRefused"
-                && event["regarding"]["uid"] == created["metadata"]["uid"]
-                && event["note"].as_str().is_some_and(|note| note.starts_with("GYBE-ADD-"))
+            text(event, "/reason") == "RedirectionRefused"
+                && text(event, "/regarding/uid") == text(&created, "/metadata/uid")
+                && text(event, "/note").starts_with("GYBE-ADD-")
         };
         Ok(cluster.api.list(events)?.iter().any(is_it))
     })?;
@@ -97,7 +104,7 @@ fn changes_with_the_agents_token(cluster: &Cluster) -> Result<Vec<Vec<String>>, 
     let agent = agents.first().map(name_of).unwrap_or_default();
     let account = ["-n", "gybe-system", "create", "token", "gybe-node"];
     let bound = ["--bound-object-kind=Pod", &format!("--bound-object-name={agent}")];
-    let token = cluster.run("kubectl", &[&account[..], &bound[..]].concat())?;
+    let token = cluster.run("kubectl", &[account.as_slice(), bound.as_slice()].concat())?;
     let unbound = cluster.run("kubectl", &account)?;
     let (no_schedule, no_execute) = (
         json!({ "spec": { "taints": [{ "key": "example.com/x", "effect": "NoSchedule" }] } }),
