@@ -18,6 +18,7 @@ use crate::host::platform::Platform;
 use crate::host::pods_on_node::{
     HostPaths, JudgedSandbox, PolicySources, Sandbox, SandboxList, SandboxVerdict, find, judge_open,
 };
+use gybe_netfilter::verdict::RedirectionState;
 use gybe_plugin::conf::PluginConf;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
@@ -81,12 +82,15 @@ pub struct RepairReport {
 }
 
 impl RepairReport {
-    /// Reports whether the pod is redirected by now, or needs no redirection.
+    /// Reports whether the pod is redirected by now, or needs no redirection. A pod that is being created is not.
     #[must_use]
     pub fn is_well(&self) -> bool {
         match &self.repair {
             Some(repair) => repair.is_ok(),
-            None => self.decision.action == Action::None,
+            None => {
+                let state = self.before.verdict.state;
+                self.decision.action == Action::None && state != RedirectionState::NotRedirected
+            }
         }
     }
 }
@@ -128,6 +132,7 @@ impl RepairPass<'_> {
                 (None, None) => KnownPolicy::LeaveAlone,
             },
             has_ended_add: sandbox.ended_add.is_some(),
+            has_process: !sandbox.processes.is_empty(),
             has_our_rules: !matches!(ours, Some(Ok(false))),
             doubt: match (&policy, &netns) {
                 (Some(known), _) if !known.is_of_uid => {

@@ -33,8 +33,7 @@ pub(super) fn is_taint(args: &[OsString]) -> bool {
 
 /// The error of a call as `istio-cni-taint`.
 pub(super) fn no_taint() -> CommandError {
-    let hint =
-        "istiod removes the taint when the node agent is ready (PILOT_ENABLE_NODE_UNTAINT_CONTROLLERS)";
+    let hint = "the node agent removes the taint when the node redirects pods: node_taints: NodeReadiness in its ConfigMap";
     CommandError::new(format!(
         "{ISTIO_CNI_TAINT} is not part of this version of gybe, and no node's taint was changed"
     ))

@@ -107,6 +107,7 @@ impl RepairArgs {
                 format!("{}: {} wrote its rules{open}", good("repaired"), repaired.backend)
             }
             (Some(Err(why)), _) => format!("{}: {}", bad("NOT REPAIRED"), printable(why)),
+            (None, Action::None) if !report.is_well() => format!("{}: {reason}", doubtful("not yet")),
             (None, Action::None) => format!("{}: {reason}", good("nothing to do")),
             (None, Action::Repair) => format!("{}: {reason}", doubtful("would be repaired")),
             (None, _) => {

@@ -10,6 +10,8 @@ pub struct Candidate {
     pub policy: KnownPolicy,
     /// Whether libcni has cached the result of its ADD. Before that, the ADD may be running and write.
     pub has_ended_add: bool,
+    /// Whether a process of a pod runs in the namespace. The runtime starts the first one after the ADD.
+    pub has_process: bool,
     /// Whether the namespace has rules of Gybe.
     pub has_our_rules: bool,
     /// Why it is not certain that the namespace is the pod's; none if it is certain.
@@ -79,6 +81,9 @@ pub fn decide(candidate: &Candidate) -> Decision {
     if !candidate.has_ended_add {
         return decision(Action::None, "its ADD may be running: libcni has cached no result");
     }
+    if !candidate.has_process {
+        return decision(Action::None, "no process of a pod runs in it yet, or the last one has ended");
+    }
     if candidate.policy != KnownPolicy::Redirect {
         return decision(Action::Report, "it is not redirected, and Gybe has no policy for it");
     }
@@ -106,6 +111,7 @@ mod tests {
         state: RedirectionState::NotRedirected,
         policy: KnownPolicy::Redirect,
         has_ended_add: true,
+        has_process: true,
         has_our_rules: false,
         doubt: None,
     };
@@ -116,6 +122,7 @@ mod tests {
         for (candidate, action) in [
             (UNREDIRECTED, Action::Repair),
             (Candidate { has_ended_add: false, ..UNREDIRECTED }, Action::None),
+            (Candidate { has_process: false, ..UNREDIRECTED }, Action::None),
             (Candidate { has_ended_add: false, doubt: doubt(), ..UNREDIRECTED }, Action::None),
             (Candidate { policy: KnownPolicy::LeaveAlone, ..UNREDIRECTED }, Action::Report),
             (Candidate { policy: KnownPolicy::NotKnown, ..UNREDIRECTED }, Action::Report),

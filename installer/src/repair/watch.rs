@@ -7,14 +7,18 @@ use crate::host::pods_on_node::{PolicySources, Sandbox};
 use crate::host::settings::RepairMode;
 use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::log::{Level, Log};
+use gybe_netfilter::verdict::RedirectionState;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// How long until the next pass while a sandbox has newly been found not to be in its desired state, or without an ended ADD.
+/// The longest time until the next pass while a new sandbox is not in its desired state, as one whose first process has not
+/// started: the passes follow one another ever more slowly.
 const UNSETTLED: Duration = Duration::from_secs(2);
+/// How long a sandbox may be left unredirected before that is logged: the agent may not know its pod yet.
+const GRACE: Duration = Duration::from_secs(5);
 /// How long until the next pass otherwise. An ended ADD starts one at once. After this time every sandbox is judged again.
 const SETTLED: Duration = Duration::from_secs(60);
 
@@ -120,12 +124,18 @@ impl RepairWatch {
         for report in pass.run(open) {
             let key = key(&report.before.sandbox);
             self.count(&report);
-            self.log_once(&key, &report, log);
             if is_settled(&report) {
+                self.log_once(&key, &report, log);
                 self.unsettled.remove(&key);
                 self.settled.insert(key);
-            } else if self.unsettled.entry(key).or_insert_with(Instant::now).elapsed() < SETTLED {
-                wait = UNSETTLED;
+                continue;
+            }
+            let known_for = self.unsettled.entry(key.clone()).or_insert_with(Instant::now).elapsed();
+            if report.repair.is_some() || known_for >= GRACE {
+                self.log_once(&key, &report, log);
+            }
+            if known_for < SETTLED {
+                wait = wait.min((known_for / 2).clamp(MIN_INTERVAL, UNSETTLED));
             }
         }
         wait
@@ -197,6 +207,12 @@ impl Line {
                 details: why.clone(),
             },
             (None, Action::None) => return None,
+            (None, action) if report.before.verdict.state == RedirectionState::Unknown => Self {
+                level: Level::Warn,
+                message: "gybe repair: it is not known whether a pod is redirected",
+                fields: json!({ "action": action.name() }),
+                details: report.before.line(),
+            },
             (None, action) => Self {
                 level: Level::Warn,
                 message: "gybe repair: a pod is not redirected",

@@ -51,15 +51,35 @@ impl Release {
         for name in ["manifests", "docs", "README.md"] {
             host.run(Path::new("cp"), &["-r", &self.tree.join(name).to_string_lossy(), &self.clone_path()])?;
         }
-        let kustomization = format!(
+        fs::write(overlay.join("kustomization.yaml"), self.kustomization())?;
+        Ok(())
+    }
+
+    fn kustomization(&self) -> String {
+        format!(
             "apiVersion: kustomize.config.k8s.io/v1beta1\n\
              kind: Kustomization\n\
              resources: [../gybe/manifests/overlays/default]\n\
              images: [{{ name: gybe, newTag: '{}' }}]\n",
             self.version
+        )
+    }
+
+    /// Applies the manifests with the component `node-taint` and this taint, and waits as [`Release::install`].
+    pub(crate) fn install_with_node_taint(&self, cluster: &Cluster, taint: &str) -> Result<(), Failure> {
+        let overlay = format!("{DIRECTORY}/{}/tainted", self.version);
+        let kustomization = format!(
+            "{}components: [../gybe/manifests/components/node-taint]\n\
+             patches:\n\
+             - target: {{ kind: ConfigMap, name: gybe-config }}\n  \
+               patch: '[{{ \"op\": \"add\", \"path\": \"/data/node_taints\", \"value\": \"{taint}\" }}]'\n",
+            self.kustomization()
         );
-        fs::write(overlay.join("kustomization.yaml"), kustomization)?;
-        Ok(())
+        let host = cluster.node.host().path(&overlay);
+        fs::create_dir_all(&host)?;
+        fs::write(host.join("kustomization.yaml"), kustomization)?;
+        cluster.run("kubectl", &["apply", "-k", &overlay])?;
+        roll_out(cluster)
     }
 
     /// The clone on the node, without sources.

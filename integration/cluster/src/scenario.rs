@@ -3,6 +3,7 @@
 mod install;
 mod kill;
 mod leave;
+mod taint;
 mod upgrade;
 mod versions;
 
@@ -19,6 +20,8 @@ use crate::storm::Started;
 pub(crate) enum Scenario {
     /// The manifests are applied; the next pod of the mesh is redirected
     Install,
+    /// The agent removes the node's taint; a refused pod has an event; the policy confines the agent's rights
+    Taint,
     /// Pods start during a rolling upgrade and its rollback
     Upgrade,
     /// The agent is killed once while pods start
@@ -41,6 +44,7 @@ impl Scenario {
     pub(crate) fn run(self, cluster: &Cluster, releases: &Releases) -> Result<Report, Failure> {
         match self {
             Scenario::Install => install::run(cluster, releases),
+            Scenario::Taint => taint::run(cluster, releases),
             Scenario::Upgrade => upgrade::run(cluster, releases),
             Scenario::Kill => kill::once(cluster, releases),
             Scenario::Versions => versions::run(cluster, releases),

@@ -6,6 +6,7 @@ use gybe_test_support::wait_until;
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::fs::symlink;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -70,7 +71,7 @@ fn pods_that_started_without_gybe_are_redirected_and_no_other_pod_is_touched() {
         same,
     );
     leave(
-        "no process of the pod",
+        "no process of a pod runs in it",
         "shop",
         &|node, pod| {
             fs::remove_dir_all(node.root.join(format!("proc/{}", 1000 + pod.number))).unwrap();
@@ -158,6 +159,19 @@ fn a_pod_whose_rules_were_flushed_is_repaired() {
 /// `gybe repair --watch`, ended with the value.
 struct Watch(std::process::Child);
 
+impl Watch {
+    fn start(node: &Node) -> Self {
+        #[allow(clippy::disallowed_methods, reason = "it runs in the background of the test")]
+        let mut command = Command::new(path_of_ours("gybe").unwrap());
+        command.args(["repair", "--watch", "--root"]).arg(node.root.path());
+        Self(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
+    }
+
+    fn open_files(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.0.id())).unwrap().count()
+    }
+}
+
 impl Drop for Watch {
     fn drop(&mut self) {
         let _ = self.0.kill();
@@ -169,10 +183,7 @@ impl Drop for Watch {
 fn a_watch_redirects_a_pod_as_soon_as_its_add_has_ended_and_logs_it_once() {
     let node = Node::new("watch", "auto");
     let early = node.unredirected(1);
-    #[allow(clippy::disallowed_methods, reason = "it runs in the background of the test")]
-    let mut command = Command::new(path_of_ours("gybe").unwrap());
-    command.args(["repair", "--watch", "--root"]).arg(node.root.path());
-    let mut watch = Watch(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap());
+    let mut watch = Watch::start(&node);
     wait_until("the pod that was there is redirected", || !early.rules().is_empty());
     let late = Pod::new(2);
     node.manifest("shop", &late, |_| ());
@@ -183,6 +194,16 @@ fn a_watch_redirects_a_pod_as_soon_as_its_add_has_ended_and_logs_it_once() {
     assert_eq!(late.rules(), "", "the ADD of this one has not ended");
     node.cached("shop", &late, "eth0");
     wait_until("the pod is redirected", || !late.rules().is_empty());
+    // The runtime starts the first process after the ADD.
+    let fourth = Pod::new(4);
+    node.manifest("shop", &fourth, |_| ());
+    symlink(fourth.netns.path(), node.root.join("run/netns").join(fourth.name())).unwrap();
+    node.cached("shop", &fourth, "eth0");
+    let fifth = node.unredirected(5);
+    wait_until("the other pod is redirected", || !fifth.rules().is_empty());
+    assert_eq!(fourth.rules(), "", "no process runs in it yet");
+    node.process(2004, &fourth.cgroup(), &fourth.netns);
+    wait_until("the pod is redirected", || !fourth.rules().is_empty());
     assert!([&early, &late, &third].into_iter().all(Pod::is_redirected));
     let pid = watch.0.id().to_string();
     assert_eq!(run("kill", &["-TERM", &pid], "").unwrap().code, Some(0));
@@ -190,5 +211,38 @@ fn a_watch_redirects_a_pod_as_soon_as_its_add_has_ended_and_logs_it_once() {
         BufReader::new(watch.0.stderr.take().unwrap()).lines().map(Result::unwrap).collect();
     assert_eq!(watch.0.wait().unwrap().code(), Some(0));
     let repaired = lines.iter().filter(|line| line.contains("gybe repair: redirected a running pod"));
-    assert_eq!(repaired.count(), 3, "{lines:?}");
+    assert_eq!((repaired.count(), lines.len()), (5, 5), "{lines:?}");
+}
+
+/// The path of a sandbox's namespace leads to the next sandbox's as soon as the runtime uses the name again, and a cached
+/// result may be left of a sandbox that a crash ended.
+#[test]
+fn no_rule_reaches_the_namespace_that_has_taken_the_place_of_a_pods() {
+    let node = Node::new("replaced", "auto");
+    let first = node.unredirected(1);
+    let watch = Watch::start(&node);
+    wait_until("the first pod is redirected", || !first.rules().is_empty());
+    let before = watch.open_files();
+    let mut successors = Vec::new();
+    for number in 10..40 {
+        let (pod, successor) = (Pod::new(number), Pod::new(number + 100));
+        node.manifest("shop", &pod, |_| ());
+        // Half of the pods are seen by a pass before they end, the others may end during one.
+        node.start(&pod);
+        node.cached("shop", &pod, "eth0");
+        if number % 2 == 0 {
+            wait_until("the pod is redirected", || !pod.rules().is_empty());
+        }
+        let path = node.root.join("run/netns").join(pod.name());
+        symlink(successor.netns.path(), path.with_extension("new")).unwrap();
+        fs::rename(path.with_extension("new"), &path).unwrap();
+        node.process(3000 + number, &successor.cgroup(), &successor.netns);
+        fs::remove_dir_all(node.root.join(format!("proc/{}", 1000 + number))).unwrap();
+        successors.push(successor);
+    }
+    let last = node.unredirected(2);
+    wait_until("a pod that started after all of them is redirected", || !last.rules().is_empty());
+    assert!(successors.iter().all(|successor| successor.rules().is_empty()));
+    // A pass holds the namespaces of the sandboxes open that it judges.
+    wait_until("the files of ended sandboxes are closed", || watch.open_files() <= before + 4);
 }
