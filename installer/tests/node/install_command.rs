@@ -33,12 +33,13 @@ fn install_places_the_programs_and_adds_the_entry_as_the_last_plugin() {
 }
 
 /// Keys that only concern a running agent; and `cni_network_config`, a template, which is a file of `--config`.
-const WITHOUT_FLAG: [&str; 8] = [
+const WITHOUT_FLAG: [&str; 9] = [
     "mode",
     "put_back_istio",
     "leave_when_daemonset_gone",
     "events",
     "node_taints",
+    "repair",
     "pod_source",
     "istio_cni_namespace",
     "cni_network_config",

@@ -1,9 +1,10 @@
 //! Reference files of other projects: conf directories before and after istio-cni's installer ran, and manifests as Istio's
-//! injector writes them.
+//! injector writes them, and its fake `/proc`.
 //!
 //! They are not in this repository: GYBE_SHARED names their directory.
 #![cfg(test)]
 
+mod cgroups;
 mod conf_files;
 mod explained_manifests;
 mod injected_manifests;
