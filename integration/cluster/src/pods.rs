@@ -1,9 +1,9 @@
 //! Pods of the mesh and outside of it, and the connections that show whether a pod is redirected.
 
-use std::io::{self, Read};
+use std::io::{self, ErrorKind, Read};
 use std::net::{IpAddr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use gybe_containerd_tests::WORKLOAD;
 use gybe_integration::failure::Failure;
@@ -23,6 +23,8 @@ const OUTBOUND: u16 = 15001;
 const INBOUND: u16 = 15006;
 /// A pod's answer takes longer than the connection that it makes.
 const TIMEOUT: Duration = Duration::from_secs(10);
+/// The time between two attempts to connect.
+const RETRY_INTERVAL: Duration = Duration::from_millis(20);
 
 /// Whether a pod has a sidecar.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -113,7 +115,16 @@ impl Reached {
 }
 
 fn connect(address: IpAddr, port: u16) -> io::Result<String> {
-    let mut connection = TcpStream::connect_timeout(&SocketAddr::new(address, port), TIMEOUT)?;
+    let begin = Instant::now();
+    let mut connection = loop {
+        match TcpStream::connect_timeout(&SocketAddr::new(address, port), TIMEOUT) {
+            // A container is ready before its program listens.
+            Err(error) if error.kind() == ErrorKind::ConnectionRefused && begin.elapsed() < TIMEOUT => {
+                thread::sleep(RETRY_INTERVAL);
+            }
+            connection => break connection?,
+        }
+    };
     connection.set_read_timeout(Some(TIMEOUT))?;
     let mut answer = String::new();
     connection.read_to_string(&mut answer)?;

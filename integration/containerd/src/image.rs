@@ -4,6 +4,7 @@
 
 use std::fmt::Write;
 use std::io;
+use std::path::Path;
 
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
@@ -31,6 +32,7 @@ pub struct Image<'i> {
     pub name: &'i str,
     /// Executable files by their paths below the root.
     pub files: &'i [(&'i str, &'i [u8])],
+    /// The absolute path of the program; PATH is its directory.
     pub entrypoint: &'i str,
 }
 
@@ -38,10 +40,11 @@ impl Image<'_> {
     /// Returns a tar archive for `ctr images import`.
     pub fn archive(&self) -> io::Result<Vec<u8>> {
         let layer = tar_of(self.files)?;
+        let directory = Path::new(self.entrypoint).parent().unwrap_or(Path::new("/")).display();
         let config = json!({
             "architecture": architecture(),
             "os": "linux",
-            "config": { "Entrypoint": [self.entrypoint] },
+            "config": { "Entrypoint": [self.entrypoint], "Env": [format!("PATH={directory}")] },
             "rootfs": { "type": "layers", "diff_ids": [digest(&layer)] },
         });
         let config = config.to_string().into_bytes();
