@@ -197,8 +197,11 @@ fn a_newcomer_that_is_killed_at_any_moment_leaves_the_lead_to_the_old_agent() {
         sleep(Duration::from_millis(8 * n));
         new.agent.stop(Signal::SIGKILL);
         old.wait_until_it_leads();
-        node.put_conf(FILE, PRIMARY);
-        wait_until("a repair", || node.entry(FILE).is_some());
+        // Fewer than make a conflict.
+        if n % 8 == 0 {
+            node.put_conf(FILE, PRIMARY);
+            wait_until("a repair", || node.entry(FILE).is_some());
+        }
     }
     wait_until("the ports", || page(&node, "/metrics").is_some());
     // Some were killed before the lead passed, and some afterwards.

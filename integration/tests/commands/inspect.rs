@@ -82,7 +82,9 @@ fn style_iptables_prints_what_the_programs_print(variant: Variant) -> Result<(),
             let (program, arguments) = command.split_once(' ').unwrap_or_default();
             let program = format!("{program}-{}", variant.name().trim_start_matches("iptables-"));
             let arguments: Vec<&str> = arguments.split(' ').collect();
-            let printed = pod.run(|| run(&program, &arguments, ""))??;
+            let command =
+                [&["XTABLES_LOCKFILE=/proc/self/ns/net", program.as_str()], arguments.as_slice()].concat();
+            let printed = pod.run(|| run("env", &command, ""))??;
             assert_eq!(printed.code, Some(0), "{printed:?}");
             assert_eq!(*block, without_policies(&printed.out), "{}: {program} {arguments:?}", vector.name);
             counted |= block.lines().any(|line| line.starts_with("1           1 "));
