@@ -1,10 +1,10 @@
 //! The node agent's threads and how they stop.
 //!
-//! One thread answers the plugin's queries (`facts_socket`) until a signal stops it, one receives the plugin's log lines
-//! (`log_socket`) until the last query is answered, and one writes to stderr (`log`), so that no pod waits for a reader of
-//! stderr. The pods come from a [`PodLookup`]. `background` starts the threads that reconcile the node and publish the status:
-//! the reconcile loop, HTTP, and the queries about our own node and DaemonSet. If several agents run on a node, only one of
-//! them changes the node (`leader`).
+//! One thread answers the plugin's queries (`facts_socket`) until a signal stops it, one receives the plugin's log
+//! lines (`log_socket`) until the last query is answered, and one writes to stderr (`log`), so that no pod waits for a
+//! reader of stderr. The pods come from a [`PodLookup`]. `background` starts the threads that reconcile the node and
+//! publish the status: the reconcile loop, HTTP, and the queries about our own node and DaemonSet. If several agents
+//! run on a node, only one of them changes the node (`leader`).
 
 mod background;
 pub mod cluster;
@@ -51,14 +51,13 @@ use gybe_plugin::facts::wire::FactsResponse;
 use gybe_plugin::pod::PodFacts;
 use log_socket::LogSocket;
 use nix::errno::Errno;
-use nix::sys::signalfd::SignalFd;
 use plugin_calls::PluginCalls;
 use queries::CountedPods;
 pub(crate) use role::{Role, SharedRole};
 use serde_json::json;
 use socket::SocketHealth;
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -148,7 +147,7 @@ pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
         None => {
             role.set(Role::leads());
             let status = || health::status_without_node(pods.state().missing, health.problems());
-            Sockets::open(agent.facts, &log)?.serve(&pods, &calls, &status, &stop, context)
+            Sockets::open(agent.facts, &log)?.serve(&pods, &calls, &status, stop.as_fd(), context)
         }
     };
     log.info("gybe node: stopped", json!({}));
@@ -175,21 +174,21 @@ impl Sockets {
         Ok(sockets)
     }
 
-    /// Serves until `stop` is readable and every query that has arrived has its response, within its deadline. Then removes
-    /// the sockets before anything else ends, so that no plugin connects to an agent that will not respond.
+    /// Serves until `stop` is readable and every query that has arrived has its response, within its deadline. Then
+    /// removes the sockets before anything else ends, so that no plugin connects to an agent that will not respond.
     fn serve(
         mut self,
         pods: &dyn PodLookup,
         calls: &PluginCalls,
         status: &(dyn Fn() -> AgentStatus + Sync),
-        stop: &SignalFd,
+        stop: BorrowedFd<'_>,
         context: SocketContext<'_>,
     ) -> Result<(), NodeError> {
         let wait = |what| move |source| NodeError::Wait { what, source };
         let (ended, running) = std::io::pipe().map_err(|why| wait("the end of the agent")(errno(&why)))?;
         thread::scope(|scope| {
             let logging = scope.spawn(|| self.log.serve(ended.as_fd(), calls, context));
-            let served = self.facts.serve(stop.as_fd(), pods, status, context).map_err(wait("queries"));
+            let served = self.facts.serve(stop, pods, status, context).map_err(wait("queries"));
             // Wakes the thread that polls the other end.
             drop(running);
             let logged = logging.join().unwrap_or(Err(Errno::EIO)).map_err(wait("log lines"));

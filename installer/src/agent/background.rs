@@ -1,6 +1,7 @@
-//! An agent that reconciles its node: the threads that run as long as the process (the queries about our own node and DaemonSet,
-//! the socket that reports this agent's own status), and those of a term in which it leads (the reconcile loop, HTTP). The
-//! sockets for the plugin are created at the start of a term, and answer until the process ends.
+//! An agent that reconciles its node: the threads that run as long as the process (the queries about our own node and
+//! DaemonSet, the socket that reports this agent's own status), and those of a term in which it leads (the reconcile
+//! loop, HTTP). The sockets for the plugin are created at the start of a term, and answer until the next one or the end
+//! of the process.
 
 use super::cluster::DaemonSetState;
 use super::daemonset::DaemonSet;
@@ -20,7 +21,7 @@ use crate::host::settings::{AGENT_LEADER, Environment, Mode, STATUS_SOCKET, Sett
 use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;
 use serde_json::json;
-use std::io::{PipeReader, pipe};
+use std::io::{PipeReader, PipeWriter, pipe};
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::thread::{self, Scope, ScopedJoinHandle};
@@ -42,6 +43,23 @@ struct Terms<'a> {
     environment: &'a Environment,
     sources: StatusSources<'a>,
     daemonset: &'a DaemonSet<'a>,
+}
+
+/// The sockets for the plugin of one term. When this is dropped they respond to what has arrived, and close.
+struct Answering<'scope> {
+    thread: ScopedJoinHandle<'scope, Result<(), NodeError>>,
+    /// Readable when the thread has ended.
+    served: PipeReader,
+    /// The thread polls the other end.
+    running: PipeWriter,
+}
+
+impl Answering<'_> {
+    /// Waits until they have closed.
+    fn end(self) -> Result<(), NodeError> {
+        drop(self.running);
+        self.thread.join().unwrap_or(Ok(()))
+    }
 }
 
 impl NodeAgent<'_> {
@@ -97,49 +115,52 @@ impl NodeAgent<'_> {
         let started = leader::pod_start(environment.pod_directory.as_deref());
         let candidate = Candidate::new(&environment.run, AGENT_LEADER, started, &environment.pod);
         let unknown = |source| NodeError::Lead { directory: environment.run.clone(), source };
+        let mut former: Option<Answering<'_>> = None;
         loop {
             let mut is_prepared = || self.pods.state().missing.is_none() && reconciler.has_settings();
             let waits = || log.info("gybe node: another agent leads on this node; waiting", json!({}));
             let lead = candidate.wait(self.stop.as_fd(), &mut is_prepared, waits).map_err(unknown)?;
             let Some(lead) = lead else { return Ok(()) };
+            // Before the role: while this agent leads, the sockets of the former term create a file that is not served,
+            // and two threads would create the same file at once.
+            let sockets = Sockets::open(self.facts, log)?;
+            drop(former.take());
             self.context.role.set(Role::leads());
             log.info("gybe node: leads", json!({}));
-            // Answers until the process ends: the plugin's connections to the old socket are served, too, while the next
-            // leader replaces its file.
+            let (ends, running) = pipe().map_err(|why| waiting("the sockets")(errno(&why)))?;
             let (served, serving) = pipe().map_err(|why| waiting("the sockets")(errno(&why)))?;
-            let sockets = Sockets::open(self.facts, log)?;
             let sources = terms.sources;
-            let sockets = scope.spawn(move || {
+            let thread = scope.spawn(move || {
                 let _closed_at_the_end = serving;
                 let status = || health::status(&sources.snapshot());
-                sockets.serve(self.pods, self.calls, &status, self.stop, self.context)
+                sockets.serve(self.pods, self.calls, &status, ends.as_fd(), self.context)
             });
-            match self.term(lead, sockets, &served, terms, reconciler)? {
-                Some(returned) => reconciler = returned,
+            match self.term(lead, Answering { thread, served, running }, terms, reconciler)? {
+                Some((returned, answering)) => (reconciler, former) = (returned, Some(answering)),
                 None => return Ok(()),
             }
         }
     }
 
-    /// Keeps the node until the signal to stop, or until another agent leads: then returns the reconciler.
+    /// Keeps the node until the signal to stop, or until another agent leads: then returns the reconciler, and the
+    /// sockets, which answer until the next leader has replaced their files.
     fn term<'scope>(
         &self,
         mut lead: Lead,
-        sockets: ScopedJoinHandle<'_, Result<(), NodeError>>,
-        served: &PipeReader,
+        sockets: Answering<'scope>,
         terms: &Terms<'_>,
         reconciler: Reconciler<'scope>,
-    ) -> Result<Option<Reconciler<'scope>>, NodeError> {
+    ) -> Result<Option<(Reconciler<'scope>, Answering<'scope>)>, NodeError> {
         let (halted, reconciling) = pipe().map_err(|why| waiting("the loop")(errno(&why)))?;
         let (end_http, http_ends) = oneshot::channel();
-        let (end, reconciler) = thread::scope(|term| {
+        let (end, continued) = thread::scope(|term| {
             let turns = term.spawn(move || reconciler.run(halted.as_fd()));
             term.spawn(|| self.serve_http(terms.environment, &terms.sources, http_ends));
-            let ends = [self.stop.as_fd(), served.as_fd()];
+            let ends = [self.stop.as_fd(), sockets.served.as_fd()];
             let mut end = lead.wait(&ends, self.context).map_err(waiting("the lead"));
             let has_stopped = !matches!(end, Ok(LeadEnd::Requested(_) | LeadEnd::Lost));
             // Queries that have arrived are answered while the loop runs.
-            let served = if has_stopped { sockets.join().unwrap_or(Ok(())) } else { Ok(()) };
+            let (served, sockets) = if has_stopped { (sockets.end(), None) } else { (Ok(()), Some(sockets)) };
             if !has_stopped {
                 let was_ready = health::status(&terms.sources.snapshot()).ready;
                 self.context.role.set(Role::HandedOver { was_ready });
@@ -151,7 +172,7 @@ impl NodeAgent<'_> {
             }
             // The ports are free before the next agent leads.
             drop(end_http);
-            (served.and(end), reconciler)
+            (served.and(end), reconciler.zip(sockets))
         });
         let log = self.context.log;
         match end? {
@@ -167,7 +188,7 @@ impl NodeAgent<'_> {
                 log.warn("gybe node: the lock file was removed, and another agent leads", json!({}));
             }
         }
-        Ok(reconciler.map(Reconciler::paused))
+        Ok(continued.map(|(reconciler, sockets)| (reconciler.paused(), sockets)))
     }
 
     fn follow_label(&self, label: &NodeLabel, stop: &PipeReader) {
@@ -208,8 +229,8 @@ impl NodeAgent<'_> {
         }
     }
 
-    /// Leaves the node as it is, unless the settings say to uninstall and the DaemonSet is gone: then removes the entry, and
-    /// the programs as soon as no sandbox needs them. Ends early when another agent requests the lead.
+    /// Leaves the node as it is, unless the settings say to uninstall and the DaemonSet is gone: then removes the
+    /// entry, and the programs as soon as no sandbox needs them. Ends early when another agent requests the lead.
     fn uninstall_without_daemonset(
         &self,
         mut reconciler: Reconciler<'_>,
@@ -247,8 +268,8 @@ impl NodeAgent<'_> {
         };
         match daemonset.state()? {
             DaemonSetState::Present => None,
-            // The operator has decided to uninstall. The API server may refuse the query because the RBAC rules were deleted
-            // with the DaemonSet.
+            // The operator has decided to uninstall. The API server may refuse the query because the RBAC rules were
+            // deleted with the DaemonSet.
             _ if leaves => Some("mode: leave"),
             DaemonSetState::Absent | DaemonSetState::BeingDeleted => Some("leave_when_daemonset_gone"),
             DaemonSetState::Refused(cause) => stays(

@@ -191,19 +191,19 @@ fn a_newcomer_that_is_killed_at_any_moment_leaves_the_lead_to_the_old_agent() {
     let node = node("surge-mid");
     let old = AgentPod::start(&node, "pod-1");
     old.wait_until_it_leads();
+    let threads = || fs::read_dir(format!("/proc/{}/task", old.agent.pid())).unwrap().count();
+    let threads_before = threads();
     let hand_overs = || old.agent.log().iter().filter(|line| line["msg"] == HANDS_OVER).count();
     for n in 0..25_u64 {
         let mut new = AgentPod::start(&node, &format!("pod-2-{n}"));
         sleep(Duration::from_millis(8 * n));
         new.agent.stop(Signal::SIGKILL);
         old.wait_until_it_leads();
-        // Fewer than make a conflict.
-        if n % 8 == 0 {
-            node.put_conf(FILE, PRIMARY);
-            wait_until("a repair", || node.entry(FILE).is_some());
-        }
+        node.put_conf(FILE, PRIMARY);
+        wait_until("a repair", || node.entry(FILE).is_some());
     }
     wait_until("the ports", || page(&node, "/metrics").is_some());
+    wait_until("the end of the threads of each term but the last", || threads() <= threads_before);
     // Some were killed before the lead passed, and some afterwards.
     assert!((1..25).contains(&hand_overs()), "{}", hand_overs());
 }
