@@ -2,8 +2,8 @@
 //!
 //! musl's allocator maps and unmaps memory page by page, which took an ADD 28 of its 100 system calls. An ADD allocates
 //! some 400 times, 85 KB in all, so the arena is larger than every usual call needs. Memory is freed only if it was
-//! allocated last, which growing buffers are. When the arena is full, the C library allocates, so that hostile input costs
-//! no more memory than before plus the arena.
+//! allocated last, which growing buffers are. When the arena is full, the C library allocates, so that hostile input
+//! costs no more memory than before plus the arena.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::UnsafeCell;
@@ -35,17 +35,18 @@ impl<const SIZE: usize> Arena<SIZE> {
         pointer.addr().checked_sub(self.start().addr()).filter(|offset| *offset < SIZE)
     }
 
-    /// Reserves memory, and returns its offset; none if it does not fit.
+    /// Reserves memory, and returns its offset; none if it does not fit. Acquires what [`Self::move_end`] released:
+    /// another thread may have freed this memory, and its writes come before ours.
     fn reserve(&self, layout: Layout) -> Option<usize> {
         let start = self.start().addr();
         let aligned = |used: usize| Some((start + used).checked_next_multiple_of(layout.align())? - start);
         let end = |used| aligned(used)?.checked_add(layout.size()).filter(|end| *end <= SIZE);
-        self.used.fetch_update(Ordering::Relaxed, Ordering::Relaxed, end).ok().and_then(aligned)
+        self.used.fetch_update(Ordering::Acquire, Ordering::Relaxed, end).ok().and_then(aligned)
     }
 
     /// Changes the end of the last allocation. Returns false, and changes nothing, if another one is the last.
     fn move_end(&self, from: usize, to: usize) -> bool {
-        to <= SIZE && self.used.compare_exchange(from, to, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+        to <= SIZE && self.used.compare_exchange(from, to, Ordering::AcqRel, Ordering::Relaxed).is_ok()
     }
 }
 
@@ -55,7 +56,8 @@ impl<const SIZE: usize> Default for Arena<SIZE> {
     }
 }
 
-// SAFETY: threads share the bytes, but each allocation is reserved atomically, and only its owner touches it.
+// SAFETY: threads share the bytes, but each allocation is reserved atomically, only its owner touches it, and a free
+// happens before the next reservation of the same bytes.
 #[expect(unsafe_code, reason = "an allocator is shared by all threads")]
 unsafe impl<const SIZE: usize> Sync for Arena<SIZE> {}
 
