@@ -1,10 +1,10 @@
 //! The TCP connections that are open in a network namespace when rules are written into it.
 //!
-//! Conntrack starts with the first rule that needs it, and takes the next packet of an open connection for the first one
-//! of a new connection: the rules then redirect it, and both sides reset it. [`keep`] prevents that. With
+//! Conntrack starts with the first rule that needs it, and takes the next packet of an open connection for the first
+//! one of a new connection: the rules then redirect it, and both sides reset it. [`keep`] prevents that. With
 //! `nf_conntrack_tcp_loose` = 0 conntrack classifies such a packet as invalid (`tcp_new` in
-//! net/netfilter/nf_conntrack_proto_tcp.c, v6.18), and no translation applies to it. A policy that drops invalid packets,
-//! or delivers by TPROXY, needs more: an entry of conntrack for each open connection.
+//! net/netfilter/nf_conntrack_proto_tcp.c, v6.18), and no translation applies to it. A policy that drops invalid
+//! packets, or delivers by TPROXY, needs more: an entry of conntrack for each open connection.
 //!
 //! Everything here acts on the network namespace of the calling thread.
 
@@ -95,7 +95,7 @@ impl KeptConnections {
     /// # Errors
     /// When it cannot be written.
     pub fn undo(&self) -> io::Result<()> {
-        self.previous.as_ref().map_or(Ok(()), |previous| fs::write(LOOSE, previous))
+        restore(self.previous.as_deref())
     }
 }
 
@@ -107,7 +107,10 @@ impl KeptConnections {
 pub fn keep(policy: &RedirectPolicy) -> Result<KeptConnections, KeepError> {
     // First the sysctl: a connection that opens after the list was read is then kept by it.
     let loose = refuse_unknown_segments();
-    let connections = list()?;
+    let connections = list().inspect_err(|_| {
+        // The rules are not written, and the error says why.
+        let _ = loose.as_ref().map(|previous| restore(previous.as_deref()));
+    })?;
     let previous = match loose {
         Ok(previous) => previous,
         // Without conntrack no other rule translates here, and without connections there is nothing to keep.
@@ -133,6 +136,11 @@ fn refuse_unknown_segments() -> io::Result<Option<String>> {
     }
     fs::write(LOOSE, "0")?;
     Ok(Some(previous))
+}
+
+/// Sets the sysctl to the value that it had, if it was changed.
+fn restore(previous: Option<&str>) -> io::Result<()> {
+    previous.map_or(Ok(()), |previous| fs::write(LOOSE, previous))
 }
 
 /// An open TCP connection. One between two sockets of the namespace is listed twice.
