@@ -12,7 +12,7 @@ use std::os::unix::fs::{PermissionsExt, chown};
 
 #[test]
 fn a_probe_reports_what_works_with_each_backend_and_the_chosen_one() -> Result<(), Failure> {
-    let directory = PluginDir::new("probe-tells");
+    let directory = PluginDir::new("probe-reports");
     let ran = gybe(&directory, "probe --json", "")?;
     assert_eq!((ran.code, ran.err.as_str()), (Some(0), ""));
     let report: Value = serde_json::from_str(&ran.out)?;
@@ -209,8 +209,8 @@ fn commands_choose_the_backend_for_auto_and_iptables() -> Result<(), Failure> {
     Ok(())
 }
 
-/// In a user namespace that maps only root, `xt_owner` rejects uid 1337 (`owner_check`), which is a real kernel error for
-/// iptables; nftables compares the number.
+/// In a user namespace that maps only root, `xt_owner` rejects uid 1337 (`owner_check`), which is a real kernel error
+/// for iptables; nftables compares the number.
 #[test]
 fn a_refusal_by_the_kernel_is_reported_with_the_rule_and_another_backend() -> Result<(), Failure> {
     let directory = PluginDir::new("probe-refused");

@@ -96,16 +96,7 @@ mod tests {
 
     #[test]
     fn no_two_chains_share_a_name_in_a_table() {
-        let chains = [
-            ChainName::RawPrerouting,
-            ChainName::RawOutput,
-            ChainName::ManglePrerouting,
-            ChainName::MangleOutput,
-            ChainName::NatPrerouting,
-            ChainName::NatOutput,
-            ChainName::NatLoopback,
-            ChainName::NatCapture,
-        ];
+        let chains = ChainName::ALL;
         let places: BTreeSet<_> = chains.iter().map(|c| (c.stage().table(), c.iptables())).collect();
         assert_eq!(places.len(), chains.len());
         // XT_EXTENSION_MAXNAMELEN less the NUL: a longer name is refused by the program.

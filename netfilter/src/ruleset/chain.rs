@@ -44,6 +44,18 @@ pub enum Hook {
 }
 
 impl ChainName {
+    /// All chains, in the order of a packet's path.
+    pub(crate) const ALL: [Self; 8] = [
+        Self::RawPrerouting,
+        Self::RawOutput,
+        Self::ManglePrerouting,
+        Self::MangleOutput,
+        Self::NatPrerouting,
+        Self::NatOutput,
+        Self::NatLoopback,
+        Self::NatCapture,
+    ];
+
     /// The stage of the chain's rules.
     pub fn stage(self) -> Stage {
         match self {

@@ -23,17 +23,6 @@ pub struct NotOurRule {
     pub what: String,
 }
 
-const CHAINS: [ChainName; 8] = [
-    ChainName::RawPrerouting,
-    ChainName::RawOutput,
-    ChainName::ManglePrerouting,
-    ChainName::MangleOutput,
-    ChainName::NatPrerouting,
-    ChainName::NatOutput,
-    ChainName::NatLoopback,
-    ChainName::NatCapture,
-];
-
 /// Reads the rules of table `inet gybe`.
 pub(crate) fn ruleset(found: &NamespaceRules) -> Result<Ruleset, NotOurRule> {
     let ours = found.chains.iter().filter(|chain| chain.table.is_ours());
@@ -58,7 +47,7 @@ fn chain(found: &NamespaceRules, chain: &LiveChain) -> Result<Chain, NotOurRule>
 }
 
 fn chain_name(name: &str) -> Option<ChainName> {
-    CHAINS.into_iter().find(|known| known.as_str() == name)
+    ChainName::ALL.into_iter().find(|known| known.as_str() == name)
 }
 
 fn rule(found: &NamespaceRules, chain: &LiveChain, live: &LiveRule) -> Option<Rule> {

@@ -2,6 +2,7 @@
 
 use super::*;
 use gybe_plugin::facts::wire;
+use gybe_test_support::wait_until;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread;
 
@@ -128,9 +129,9 @@ fn a_pod_from_the_watch_ends_the_wait_for_its_lookup() {
         let waiting = scope.spawn(move || {
             cache.wait_for(&pod_ref("cart-0", "u1"), limits(Duration::ZERO, in_a_minute()), || {})
         });
-        while cache.lock().pending.values().next().is_none_or(|pending| !pending.lookup_started) {
-            thread::yield_now();
-        }
+        let has_started =
+            || cache.lock().pending.values().next().is_some_and(|pending| pending.lookup_started);
+        wait_until("the lookup", has_started);
         cache.insert(facts("cart-0", "u1"));
         assert_eq!(waiting.join().unwrap(), pod("cart-0", "u1"));
     });
@@ -141,9 +142,7 @@ fn a_refused_request_does_not_count_as_an_event_of_the_watch() {
     let cache = PodCache::default();
     cache.insert(facts("cart-0", "u1"));
     let some = Duration::from_millis(20);
-    while cache.state().silent < some {
-        thread::sleep(Duration::from_millis(1));
-    }
+    wait_until("some silence", || cache.state().silent >= some);
     cache.failed(&ApiError::Refused {
         status: 401,
         reason: String::new(),
