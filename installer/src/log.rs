@@ -1,8 +1,8 @@
 //! The log of the agent and of the probe: one JSON object a line on stderr, our own lines and those of the plugin.
 //!
-//! A pipe without a reader is full after 64 KiB, and its writer then blocks for ever (pipe(7)). Non-blocking writes are not
-//! possible: O_NONBLOCK belongs to the open file description, which stderr shares with other processes (open(2)). So one
-//! thread writes, from a bounded queue, and no other thread waits for it.
+//! A pipe without a reader is full after 64 KiB, and its writer then blocks for ever (pipe(7)). Non-blocking writes are
+//! not possible: O_NONBLOCK belongs to the open file description, which stderr shares with other processes (open(2)).
+//! So one thread writes, from a bounded queue, and no other thread waits for it.
 
 use gybe_plugin::timestamp;
 use nix::sys::signal::{SigSet, SigmaskHow};

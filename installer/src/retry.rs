@@ -1,9 +1,11 @@
-//! When to try again: a rate limit, an exponential backoff, and the time of a loop's next turn. Pure, but for the jitter.
+//! When to try again: a rate limit, an exponential backoff, and the time of a loop's next turn. Pure, but for the
+//! jitter.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
-/// A token bucket: a burst of writes at once, after that a steady rate. Kept as the time at which the bucket is full again.
+/// A token bucket: a burst of writes at once, after that a steady rate. Kept as the time at which the bucket is full
+/// again.
 #[derive(Debug)]
 pub struct RateLimit {
     burst: u32,
@@ -39,8 +41,8 @@ pub(crate) struct Backoff {
     failures: u32,
 }
 
-/// A server may request a longer wait than the backoff's, but not more than this: an agent that waits longer notices too
-/// late that the server is back.
+/// A server may request a longer wait than the backoff's, but not more than this: an agent that waits longer notices
+/// too late that the server is back.
 const MAX_REQUESTED: Duration = Duration::from_secs(60);
 
 impl Backoff {
@@ -64,8 +66,9 @@ impl Backoff {
         wait
     }
 
-    /// Counts a failure of a server and returns how long to wait: a random time between half the backoff's and the whole,
-    /// since thousands of agents lose the same server at the same moment. `requested` is the server's `Retry-After`.
+    /// Counts a failure of a server and returns how long to wait: a random time between half the backoff's and the
+    /// whole, since thousands of agents lose the same server at the same moment. `requested` is the server's
+    /// `Retry-After`.
     pub(crate) fn failed_at_server(&mut self, longest: Duration, requested: Option<Duration>) -> Duration {
         let wait = self.failed(longest).mul_f64(0.5 + random() / 2.0);
         requested

@@ -1,5 +1,5 @@
-//! Makes the same connections under the same policy with each backend's rules, and compares their outcomes with each other and
-//! with the prediction of `trace`. The callers choose the policies and connections.
+//! Makes the same connections under the same policy with each backend's rules, and compares their outcomes with each
+//! other and with the prediction of `trace`. The callers choose the policies and connections.
 
 use crate::failure::Failure;
 use crate::flow_check::{Rules, Until, differences, make};
@@ -39,8 +39,8 @@ pub struct Case {
 }
 
 impl Case {
-    /// Returns the policy with these connections, and those that every policy gets: `number` keeps their ports apart from
-    /// another policy's.
+    /// Returns the policy with these connections, and those that every policy gets: `number` keeps their ports apart
+    /// from another policy's.
     ///
     /// # Errors
     /// Never, as long as the prediction names valid interfaces.

@@ -19,8 +19,8 @@ use std::ops::Range;
 /// Random connections for each policy, in addition to those that every policy gets.
 const CONNECTIONS: usize = 100;
 
-/// Concurrent groups of networks, each with one network for each backend. Creating and removing a network takes long, so
-/// each network gets many policies.
+/// Concurrent groups of networks, each with one network for each backend. Creating and removing a network takes long,
+/// so each network gets many policies.
 const LANES: usize = 12;
 
 /// The limit of smaller policies that are tried after a disagreement.

@@ -24,8 +24,8 @@ use std::time::{Duration, Instant};
 /// The iptables deadline, long enough for a busy machine.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Between fork and exec a child holds a copy of every socket of this process, and a port that a copy uses cannot be bound
-/// again. Therefore no connection is made while another test writes rules.
+/// Between fork and exec a child holds a copy of every socket of this process, and a port that a copy uses cannot be
+/// bound again. Therefore no connection is made while another test writes rules.
 static ONE_TEST_AT_A_TIME: Mutex<()> = Mutex::new(());
 
 fn number(variable: &str, otherwise: u64) -> u64 {

@@ -20,8 +20,8 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use std::collections::BTreeSet;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
-/// The source address of Istio's inbound passthrough cluster, which distinguishes connections that the proxy forwards to
-/// the application from connections of the proxy to its own pod.
+/// The source address of Istio's inbound passthrough cluster, which distinguishes connections that the proxy forwards
+/// to the application from connections of the proxy to its own pod.
 pub const PASSTHROUGH_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
 /// The IPv6 source address. IPv6 has one loopback address, so `::6` must be added to `lo`.
 pub const PASSTHROUGH_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);

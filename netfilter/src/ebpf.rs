@@ -1,9 +1,9 @@
 //! The eBPF programs that can change the outcome of a pod's connections, and that no list of rules shows: at the
 //! cgroups of its processes, at the interfaces of its network namespace, and at netfilter's hooks.
 //!
-//! Programs are not evaluated: the hook alone decides how a program is reported. At most hooks the kernel lets a program
-//! choose another address, device, mark or socket: with such a program the outcome of a connection is unknown. At the
-//! other hooks a program can only pass or drop packets: it is reported, and the outcome stays known. Only reads.
+//! Programs are not evaluated: the hook alone decides how a program is reported. At most hooks the kernel lets a
+//! program choose another address, device, mark or socket: with such a program the outcome of a connection is unknown.
+//! At the other hooks a program can only pass or drop packets: it is reported, and the outcome stays known. Only reads.
 //!
 //! `bpf` contains the system call, `interfaces` reads what is attached to interfaces, `hooks` netfilter's hooks.
 

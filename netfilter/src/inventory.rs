@@ -1,4 +1,5 @@
-//! Gybe's rules in a namespace as names and comparable bytes: chains with their rules in order, sets with their elements.
+//! Gybe's rules in a namespace as names and comparable bytes: chains with their rules in order, sets with their
+//! elements.
 
 mod difference;
 

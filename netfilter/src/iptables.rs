@@ -1,7 +1,7 @@
 //! The iptables backends: the same rules as input of `iptables-restore` and `ip6tables-restore`.
 //!
-//! `restore` renders the input, `save` parses the existing rules. This module orders reads and writes, and restores both
-//! families when the rules of the second are refused.
+//! `restore` renders the input, `save` parses the existing rules. This module orders reads and writes, and restores
+//! both families when the rules of the second are refused.
 
 pub(crate) mod error;
 mod expand;

@@ -1,4 +1,5 @@
-//! Whose rules a namespace has: the backends of Gybe, other meshes, and other owners that translate addresses. Only reads.
+//! Whose rules a namespace has: the backends of Gybe, other meshes, and other owners that translate addresses. Only
+//! reads.
 //!
 //! The nftables chains, iptables-nft's among them, come over netlink. The tables of iptables-legacy are read with
 //! getsockopt, and only where the kernel lists such tables for the namespace.

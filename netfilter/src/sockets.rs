@@ -88,8 +88,8 @@ pub fn wait_readable(socket: &impl AsFd, deadline: Instant) -> nix::Result<()> {
     wait(&mut [PollFd::new(socket.as_fd(), PollFlags::POLLIN)], deadline)
 }
 
-/// The original destination of an accepted connection; `None` when conntrack does not know it. `like`: an address of the
-/// connection's family.
+/// The original destination of an accepted connection; `None` when conntrack does not know it. `like`: an address of
+/// the connection's family.
 pub fn original_destination(stream: &impl AsFd, like: SocketAddr) -> Option<SocketAddr> {
     if like.is_ipv4() {
         let address = getsockopt(stream, sockopt::OriginalDst).ok()?;

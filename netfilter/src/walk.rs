@@ -1,9 +1,9 @@
 //! Follows a connection through all rules of a namespace, as the kernel does: its outcome, and the rules that
 //! decide it. Pure.
 //!
-//! The walk follows up to four packets: the first, its reply, and for TCP one more in each direction. A test whose result
-//! the walk does not know (a limit, a packet's length, an expression without a decoder) is tried with both results; the
-//! outcome is unknown only when it depends on them.
+//! The walk follows up to four packets: the first, its reply, and for TCP one more in each direction. A test whose
+//! result the walk does not know (a limit, a packet's length, an expression without a decoder) is tried with both
+//! results; the outcome is unknown only when it depends on them.
 //!
 //! `path` takes a packet from hook to hook, `hooks` orders the chains at a hook, `chain` runs one chain, `actions`
 //! changes the packet and its connection; `choices` holds the values that are tried.
@@ -269,8 +269,8 @@ impl<'n> Walk<'n> {
         self.rules.is_local(address.ip())
     }
 
-    /// Sends the packets after the first: its reply, a second packet, and a second reply. Connection tracking may take a
-    /// packet that it cannot assign for the first of another connection, and translate it as such.
+    /// Sends the packets after the first: its reply, a second packet, and a second reply. Connection tracking may take
+    /// a packet that it cannot assign for the first of another connection, and translate it as such.
     fn outcome_of_the_rest(&mut self, packet: &Packet, end: PacketEnd, outcome: Outcome) -> Outcome {
         // The reply to a forwarded packet comes back by an interface that routing chooses.
         if matches!(packet.direction, Direction::Arrives { .. }) && end == PacketEnd::Outside {

@@ -153,8 +153,8 @@ impl Visit for Line {
     }
 }
 
-/// Writes the line to stderr, unless the pipe is full. A pipe that is ready takes `PIPE_BUF` (4096) bytes without waiting (pipe(7)). Lines are shorter, because
-/// text that callers and pods control goes through [`shorten`].
+/// Writes the line to stderr, unless the pipe is full. A pipe that is ready takes `PIPE_BUF` (4096) bytes without
+/// waiting (pipe(7)). Lines are shorter, because text that callers and pods control goes through [`shorten`].
 fn write(line: &str) {
     let mut stderr = io::stderr().lock();
     let mut ready = [PollFd::new(stderr.as_fd(), PollFlags::POLLOUT)];

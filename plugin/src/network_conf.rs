@@ -118,8 +118,8 @@ fn member<'a>(members: &'a Map<String, Value>, key: &str) -> Option<&'a Value> {
     entry(members, key).map(|(_, value)| value).filter(|value| !value.is_null())
 }
 
-/// Returns the member of this name, or else one whose name differs only in case: Go's decoder, on which all runtimes and most
-/// plugins are built, ignores the case of keys.
+/// Returns the member of this name, or else one whose name differs only in case: Go's decoder, on which all runtimes
+/// and most plugins are built, ignores the case of keys.
 fn entry<'a>(members: &'a Map<String, Value>, key: &str) -> Option<(&'a String, &'a Value)> {
     members.get_key_value(key).or_else(|| members.iter().find(|(other, _)| other.eq_ignore_ascii_case(key)))
 }

@@ -6,8 +6,9 @@
 //!                                                                 └─ queries: our node, our DaemonSet, a pod for the plugin; events and taints
 //! ```
 //!
-//! Every request but those that write events, and taints where they are configured, is a GET, and lists contain only this node's pods. The watch and the lookups run on one thread, which has a
-//! tokio runtime; the callers are threads without one.
+//! Every request but those that write events, and taints where they are configured, is a GET, and lists contain only
+//! this node's pods. The watch and the lookups run on one thread, which has a tokio runtime; the callers are threads
+//! without one.
 
 mod access;
 mod client;

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 
 /// The name in the manifests and in our RBAC rules.
 const NAME: &str = "gybe-node";
-/// The kubelet gives the agent six minutes to end, five of them for the programs; up to two of these queries precede the uninstall.
+/// The kubelet gives the agent six minutes to end, five of them for the programs; up to two of these queries precede
+/// the uninstall.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// The time between two queries while the API server does not respond, in milliseconds.
 const RETRY_INTERVAL_MS: u16 = 60_000;
@@ -28,7 +29,8 @@ impl<'a> DaemonSet<'a> {
         Self { node, namespace: namespace.to_owned(), was_present: AtomicBool::new(false) }
     }
 
-    /// Queries until the API server has responded, or `stop` is readable. A refused query is repeated too: an operator may grant the permission later.
+    /// Queries until the API server has responded, or `stop` is readable. A refused query is repeated too: an operator
+    /// may grant the permission later.
     pub(super) fn observe(&self, stop: BorrowedFd<'_>) {
         while let Some(DaemonSetState::Unknown(_) | DaemonSetState::Refused(_)) = self.query() {
             match poll(&mut [PollFd::new(stop, PollFlags::POLLIN)], PollTimeout::from(RETRY_INTERVAL_MS)) {

@@ -1,5 +1,5 @@
-//! Events about this node and its pods: the queue into which the agent's threads post them, and the thread that writes them to
-//! the API server. Posting never waits for a request.
+//! Events about this node and its pods: the queue into which the agent's threads post them, and the thread that writes
+//! them to the API server. Posting never waits for a request.
 //!
 //! What an event contains is in `event`; which one is written next, and when, in `table`.
 
@@ -139,7 +139,8 @@ impl EventWriter<'_> {
         }
     }
 
-    /// Adds the pod's uid from the pod cache where the runtime did not pass one: `kubectl describe` selects events by uid.
+    /// Adds the pod's uid from the pod cache where the runtime did not pass one: `kubectl describe` selects events by
+    /// uid.
     fn identified(&self, event: &Event) -> Event {
         let Regarding::Pod(pod @ PodRef { uid: None, .. }) = &event.regarding else { return event.clone() };
         let uid = RefCell::new(None);

@@ -1,9 +1,9 @@
-//! The socket at which the plugin queries facts about pods. The protocol is in `gybe_plugin`'s `facts::wire`; the pods come
-//! from a [`PodLookup`].
+//! The socket at which the plugin queries facts about pods. The protocol is in `gybe_plugin`'s `facts::wire`; the pods
+//! come from a [`PodLookup`].
 //!
-//! One thread reads all connections and responds at once if the pod is in the cache, which it nearly always is: a thread for
-//! each connection costs more than the response. Queries that have to wait are in `job_queue`. Idle connections are bounded;
-//! the oldest is dropped.
+//! One thread reads all connections and responds at once if the pod is in the cache, which it nearly always is: a
+//! thread for each connection costs more than the response. Queries that have to wait are in `job_queue`. Idle
+//! connections are bounded; the oldest is dropped.
 
 mod connection;
 mod dispatcher;
@@ -31,15 +31,15 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The maximum number of connections without a complete query. The plugin sends as soon as it is connected, and a node has 110 pods,
-/// or some hundreds.
+/// The maximum number of connections without a complete query. The plugin sends as soon as it is connected, and a node
+/// has 110 pods, or some hundreds.
 const MAX_IDLE: usize = 256;
 
 /// At the end of the agent all waiting connections are accepted: as many as a backlog holds (net.core.somaxconn).
 const BACKLOG: usize = 4096;
 
-/// How long the loop accepts no connection after accept(2) failed: without a free file descriptor the listener stays readable,
-/// and the loop would spin.
+/// How long the loop accepts no connection after accept(2) failed: without a free file descriptor the listener stays
+/// readable, and the loop would spin.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
@@ -65,8 +65,8 @@ impl FactsSocket {
         Ok(Self { socket, uid: geteuid().as_raw(), paused_until: None })
     }
 
-    /// Responds to queries until `stop` is readable. Queries that have arrived by then, and those that wait for a pod, still get
-    /// a response within their deadlines.
+    /// Responds to queries until `stop` is readable. Queries that have arrived by then, and those that wait for a pod,
+    /// still get a response within their deadlines.
     pub(crate) fn serve(
         &mut self,
         stop: BorrowedFd<'_>,
@@ -108,7 +108,8 @@ impl FactsSocket {
         let events = if pause.is_some() { PollFlags::empty() } else { PollFlags::POLLIN };
         let mut fds = vec![readable(stop), PollFd::new(self.socket.as_fd(), events)];
         fds.extend(idle.iter().map(|connection| readable(connection.as_fd())));
-        // All connections have the same timeout, so the first one's deadline comes first; poll(2) counts whole milliseconds.
+        // All connections have the same timeout, so the first one's deadline comes first; poll(2) counts whole
+        // milliseconds.
         let left = idle.front().map_or(CHECK_INTERVAL, |first| first.left() + Duration::from_millis(1));
         let left = left.min(pause.unwrap_or(CHECK_INTERVAL)).min(CHECK_INTERVAL);
         let timed_out = match poll(&mut fds, PollTimeout::try_from(left).map_err(|_| Errno::EINVAL)?) {

@@ -21,8 +21,8 @@ use std::time::Duration;
 use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::sync::oneshot;
 
-/// The number of connections of each server. A further one drops the oldest, which is most likely idle: a request takes little
-/// time, and idle connections must not delay the kubelet's probes.
+/// The number of connections of each server. A further one drops the oldest, which is most likely idle: a request takes
+/// little time, and idle connections must not delay the kubelet's probes.
 const MAX_CONNECTIONS: usize = 16;
 /// The deadline of a connection.
 const TIMEOUT: Duration = Duration::from_secs(5);
@@ -134,8 +134,8 @@ async fn bind(server: Server<'_>, log: &Log) -> TcpListener {
     }
 }
 
-/// Binds as `TcpListener::bind` does, but `[::]` accepts IPv4 for any value of `net.ipv6.bindv6only` (ipv6(7)): the kubelet
-/// connects to the node's address, of either family.
+/// Binds as `TcpListener::bind` does, but `[::]` accepts IPv4 for any value of `net.ipv6.bindv6only` (ipv6(7)): the
+/// kubelet connects to the node's address, of either family.
 fn listener(address: SocketAddr) -> io::Result<TcpListener> {
     let socket = match address {
         SocketAddr::V4(_) => TcpSocket::new_v4()?,

@@ -1,7 +1,7 @@
 //! Istio's components on this node: their pods, and whether istio-cni's agent runs.
 //!
-//! Neither an entry nor a program of istio-cni shows whether its agent runs: the agent writes a removed entry again, and
-//! removes its entry and its program when it ends.
+//! Neither an entry nor a program of istio-cni shows whether its agent runs: the agent writes a removed entry again,
+//! and removes its entry and its program when it ends.
 
 use super::PodLookup;
 use crate::host::istio_cni::accepts_log;
@@ -12,8 +12,8 @@ use std::collections::BTreeSet;
 /// The namespace into which the Sail operator installs istio-cni.
 const SAIL_NAMESPACE: &str = "istio-cni";
 
-/// A component of Istio whose pods matter to the agent. It is recognized by namespace, name and the label of Istio's charts:
-/// any tenant can give a pod that name or that label.
+/// A component of Istio whose pods matter to the agent. It is recognized by namespace, name and the label of Istio's
+/// charts: any tenant can give a pod that name or that label.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct IstioComponent {
     prefix: &'static str,
@@ -22,9 +22,9 @@ pub struct IstioComponent {
 }
 
 impl IstioComponent {
-    /// istio-cni's agent, in a namespace of the cluster, of the mesh or of ours, or in one that an operator names. The name
-    /// of its DaemonSet is fixed (docs/ISTIO.md, section 5). Our DaemonSet has the label too, because istiod's untaint
-    /// controller looks for it.
+    /// istio-cni's agent, in a namespace of the cluster, of the mesh or of ours, or in one that an operator names. The
+    /// name of its DaemonSet is fixed (docs/ISTIO.md, section 5). Our DaemonSet has the label too, because istiod's
+    /// untaint controller looks for it.
     #[must_use]
     pub fn istio_cni(settings: &Settings) -> Self {
         let (environment, options) = (&settings.environment, &settings.options);

@@ -133,8 +133,8 @@ fn is_current(path: &Path, text: &str, mode: u32) -> bool {
     has_mode && read(path).is_ok_and(|bytes| bytes == text.as_bytes())
 }
 
-/// Writes a temporary file and renames it, so that no process reads a partial file, or a file with a wider mode. Not synced: the
-/// directory is in memory.
+/// Writes a temporary file and renames it, so that no process reads a partial file, or a file with a wider mode. Not
+/// synced: the directory is in memory.
 fn replace(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     let temporary = path.with_file_name(KUBECONFIG_TEMPORARY);
     remove_file(&temporary)?;

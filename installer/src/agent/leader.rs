@@ -1,10 +1,10 @@
 //! Which agent of a node leads. During an upgrade or a rollback two agents run on the node, and only the one that leads
 //! changes anything there.
 //!
-//! The agent that holds the lock file leads; the kernel releases the lock when the process ends, also after a crash. The
-//! leader also listens at a socket. Every other agent of the node stays connected to it, so it notices at once when the
-//! leader ends, and requests the lead as soon as it is prepared: it knows the node's pods and has valid settings. The
-//! leader hands over only to an agent of a newer pod: to the pod that replaces it, in an upgrade as in a rollback.
+//! The agent that holds the lock file leads; the kernel releases the lock when the process ends, also after a crash.
+//! The leader also listens at a socket. Every other agent of the node stays connected to it, so it notices at once when
+//! the leader ends, and requests the lead as soon as it is prepared: it knows the node's pods and has valid settings.
+//! The leader hands over only to an agent of a newer pod: to the pod that replaces it, in an upgrade as in a rollback.
 //!
 //! | What happens | Which agent leads then |
 //! |---|---|
@@ -202,7 +202,8 @@ impl Lead {
         }
     }
 
-    /// Reads from the clients, and returns the first that is newer. The other ones stay connected until this agent ends.
+    /// Reads from the clients, and returns the first that is newer. The other ones stay connected until this agent
+    /// ends.
     fn receive(&mut self, readable: &[bool]) -> Option<Successor> {
         let mut found = None;
         for (mut client, is_readable) in std::mem::take(&mut self.clients).into_iter().zip(readable) {

@@ -54,8 +54,8 @@ impl LogSocket {
         }
     }
 
-    /// Counts and logs the lines that have arrived. Anything but a JSON object is dropped. A line without a message is below
-    /// the plugin's log level, and only counted.
+    /// Counts and logs the lines that have arrived. Anything but a JSON object is dropped. A line without a message is
+    /// below the plugin's log level, and only counted.
     fn receive(&self, calls: &PluginCalls, context: SocketContext<'_>) {
         let mut buffer = vec![0; MAX_LINE];
         for _ in 0..BATCH {

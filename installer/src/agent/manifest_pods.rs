@@ -52,7 +52,8 @@ impl ManifestPods {
         Ok(())
     }
 
-    /// Returns the pod from the files as they are now. The directory is not listed when the file with this pod is unchanged.
+    /// Returns the pod from the files as they are now. The directory is not listed when the file with this pod is
+    /// unchanged.
     fn query(&self, pod: &PodRef) -> FactsResponse {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(facts) = unchanged(&files, pod) {

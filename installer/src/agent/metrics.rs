@@ -44,8 +44,8 @@ fn process(agent: &AgentSnapshot, out: &mut Exposition) {
     }
 }
 
-/// `nodeagent_reconcile_events_total` and `ztunnel_connected` are left out: Gybe has no ambient mode, and a value of 0 would
-/// suggest that it has.
+/// `nodeagent_reconcile_events_total` and `ztunnel_connected` are left out: Gybe has no ambient mode, and a value of 0
+/// would suggest that it has.
 fn incumbent(agent: &AgentSnapshot, out: &mut Exposition) {
     let counts = &agent.status.counts;
     out.family("istio_cni_installs_total", Kind::Counter, "Passes of the installer by their result.");

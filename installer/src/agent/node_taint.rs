@@ -1,5 +1,5 @@
-//! The taints of our node: removed when the agent is ready, and set again when pods would start without redirection. The
-//! settings name them; without names the agent queries and writes nothing.
+//! The taints of our node: removed when the agent is ready, and set again when pods would start without redirection.
+//! The settings name them; without names the agent queries and writes nothing.
 
 use super::Role;
 use super::cluster::{QueryError, TaintState, set_taints};
@@ -15,16 +15,18 @@ use serde_json::json;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-/// How long pods would have to start without redirection until the taints are set: shorter than a new agent needs would keep pods
-/// off every node of a rollout.
+/// How long pods would have to start without redirection until the taints are set: shorter than a new agent needs would
+/// keep pods off every node of a rollout.
 const SET_AFTER: Duration = Duration::from_secs(30);
-/// The time between two writes, and between two queries while nothing changes: a node that registers again has its taints again.
+/// The time between two writes, and between two queries while nothing changes: a node that registers again has its
+/// taints again.
 const WRITE_INTERVAL: Duration = Duration::from_secs(60);
 /// The delay after a failed request.
 const RETRY: Duration = Duration::from_secs(5);
 /// The deadline of the requests; the end of the agent is delayed by no more than it.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// How often the agent's state is compared with the node's, in milliseconds; and how often the settings are, without taints.
+/// How often the agent's state is compared with the node's, in milliseconds; and how often the settings are, without
+/// taints.
 const INTERVAL_MS: u16 = 1_000;
 const IDLE_INTERVAL_MS: u16 = 10_000;
 

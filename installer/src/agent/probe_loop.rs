@@ -1,6 +1,6 @@
-//! The loop of `gybe probe --watch`, which keeps the probe's report up to date: it probes at the start, and again when the report
-//! was removed, has findings that do not work, or is another kernel's. The plugin removes the report on the first "not
-//! supported"; this loop notices that at once, so that the next ADD finds a new one.
+//! The loop of `gybe probe --watch`, which keeps the probe's report up to date: it probes at the start, and again when
+//! the report was removed, has findings that do not work, or is another kernel's. The plugin removes the report on the
+//! first "not supported"; this loop notices that at once, so that the next ADD finds a new one.
 
 mod schedule;
 
@@ -71,8 +71,8 @@ impl Hint for ProbeLoopError {
     }
 }
 
-/// Keeps the report up to date while this process leads among the probes of the node (`leader`), until `stop` is readable. The
-/// leader also repairs the pods of `repair`, when the agent's setting requests it.
+/// Keeps the report up to date while this process leads among the probes of the node (`leader`), until `stop` is
+/// readable. The leader also repairs the pods of `repair`, when the agent's setting requests it.
 ///
 /// # Errors
 /// When this process cannot probe, or, with `Keep::Required`, cannot store its first report: what prevents that would prevent
@@ -153,8 +153,8 @@ fn probe_and_watch(stop: BorrowedFd<'_>, keep: Keep, log: &Log) -> Result<(), Pr
     }
 }
 
-/// Stores the node's runtimes for the agent. Called in the host's mount namespace. A runtime's program is read once: it has some
-/// 50 MB.
+/// Stores the node's runtimes for the agent. Called in the host's mount namespace. A runtime's program is read once: it
+/// has some 50 MB.
 fn report_runtimes(known: &mut Vec<RuntimeProcess>, log: &Log) {
     let root = Path::new("/");
     let conf = Platform::of_host(root).node_directories(root).conf;

@@ -6,8 +6,8 @@ use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::{SysconfVar, sysconf};
 use std::fs;
 
-/// Returns a descriptor that is readable after SIGTERM or SIGINT. It is created before the first thread: each inherits the
-/// blocked signals (signal(7)).
+/// Returns a descriptor that is readable after SIGTERM or SIGINT. It is created before the first thread: each inherits
+/// the blocked signals (signal(7)).
 pub(crate) fn stop_signal() -> Result<SignalFd, Errno> {
     let mut signals = SigSet::empty();
     signals.add(Signal::SIGTERM);

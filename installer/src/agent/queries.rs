@@ -20,8 +20,8 @@ impl<'a> CountedPods<'a> {
         Self { pods, known: AtomicU64::new(0), unknown: AtomicU64::new(0), faults: AtomicU64::new(0) }
     }
 
-    /// Returns the number of responses of each kind, by the HTTP status with which the incumbent's agent would respond: 200 a
-    /// pod, 404 unknown, 503 an error.
+    /// Returns the number of responses of each kind, by the HTTP status with which the incumbent's agent would respond:
+    /// 200 a pod, 404 unknown, 503 an error.
     pub(crate) fn counts(&self) -> [(u16, u64); 3] {
         let count = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
         [(200, count(&self.known)), (404, count(&self.unknown)), (503, count(&self.faults))]

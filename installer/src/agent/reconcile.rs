@@ -1,5 +1,5 @@
-//! The reconcile loop: wakes when something may have changed, observes the node, and applies one pass of changes. Each turn
-//! returns a report, which is published as the agent's status. No error of a turn ends the loop.
+//! The reconcile loop: wakes when something may have changed, observes the node, and applies one pass of changes. Each
+//! turn returns a report, which is published as the agent's status. No error of a turn ends the loop.
 
 mod backend;
 mod environment;
@@ -59,8 +59,8 @@ pub struct ReconcileConfig {
     pub probe: ProbeCache,
     /// How long after the start the loop waits for the probe's report about the runtimes before it writes an entry.
     pub report_wait: Duration,
-    /// How long the plugin stays after an uninstall has removed its entry; [`crate::host::settings::GRACE_PERIOD`] except in
-    /// tests.
+    /// How long the plugin stays after an uninstall has removed its entry; [`crate::host::settings::GRACE_PERIOD`]
+    /// except in tests.
     pub grace_period: Duration,
 }
 
@@ -198,7 +198,8 @@ impl<'a> Reconciler<'a> {
         next
     }
 
-    /// For the process that repairs pods. An uninstall removes the file, and without our entry that process repairs nothing.
+    /// For the process that repairs pods. An uninstall removes the file, and without our entry that process repairs
+    /// nothing.
     fn write_repair_setting(&mut self) {
         let Settings { options, environment, .. } = &self.settings.current;
         if self.settings.origin != Origin::ConfigMap || options.mode == Mode::Leave {
@@ -294,8 +295,8 @@ impl<'a> Reconciler<'a> {
         turn
     }
 
-    /// Returns the probe's report about the runtimes. A call of our plugin shows that the runtime reads the drop-in, if it comes
-    /// so late that the runtime cannot have begun the sandbox under an earlier conf.
+    /// Returns the probe's report about the runtimes. A call of our plugin shows that the runtime reads the drop-in, if
+    /// it comes so late that the runtime cannot have begun the sandbox under an earlier conf.
     fn runtimes(&self) -> Runtimes {
         let environment = &self.settings.current.environment;
         let report = RuntimeReport::kept_in(&environment.probe);
@@ -311,8 +312,8 @@ impl<'a> Reconciler<'a> {
         runtimes
     }
 
-    /// Writes the kubeconfig, before the conf that names it; none if the settings need none. Its failure does not delay the
-    /// conf: the plugin queries the agent first.
+    /// Writes the kubeconfig, before the conf that names it; none if the settings need none. Its failure does not delay
+    /// the conf: the plugin queries the agent first.
     fn update_kubeconfig(&mut self) -> Result<Option<Kubeconfig>, String> {
         let settings = &self.settings.current;
         if settings.options.pod_source == PodSource::Agent || settings.options.mode == Mode::Leave {
@@ -370,8 +371,8 @@ impl<'a> Reconciler<'a> {
 const BUSY: &str = "gybe node: the node cannot be changed now";
 const KUBECONFIG_FAILED: &str = "gybe node: the kubeconfig cannot be kept up to date";
 
-/// Returns the directories whose changes wake the loop. The host's directories may appear later; the other two are mounts, which
-/// exist from the start or never.
+/// Returns the directories whose changes wake the loop. The host's directories may appear later; the other two are
+/// mounts, which exist from the start or never.
 fn watched_directories(settings: &Settings) -> Vec<PathBuf> {
     let environment = &settings.environment;
     let mounts = [&environment.config, &environment.api.service_account];

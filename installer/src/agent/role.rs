@@ -11,7 +11,8 @@ pub(crate) enum Role {
     Leads {
         since: Instant,
     },
-    /// It has led, and a newer agent leads now; this one still knows the node's pods, and leads again when that one ends.
+    /// It has led, and a newer agent leads now; this one still knows the node's pods, and leads again when that one
+    /// ends.
     HandedOver {
         /// Whether it was ready then.
         was_ready: bool,

@@ -1,5 +1,5 @@
-//! The agent's sockets, and their re-creation when another program removes them: without them every ADD of a pod in the mesh is
-//! refused, and an uninstall, or a cleanup of `/run`, may remove them at any time.
+//! The agent's sockets, and their re-creation when another program removes them: without them every ADD of a pod in the
+//! mesh is refused, and an uninstall, or a cleanup of `/run`, may remove them at any time.
 
 use super::socket_file::{SocketError, SocketFile};
 use super::{NodeError, Role, SocketContext};
@@ -36,8 +36,8 @@ impl<S: From<OwnedFd>> Socket<S> {
         Ok(Self { open: socket.into(), file, path: path.to_owned(), kind })
     }
 
-    /// Creates the socket again when its file was removed. Called while the socket is idle: connections in the old socket's
-    /// queue are lost with it. If the mounted directory was deleted on the host, only a restart helps; other
+    /// Creates the socket again when its file was removed. Called while the socket is idle: connections in the old
+    /// socket's queue are lost with it. If the mounted directory was deleted on the host, only a restart helps; other
     /// obstacles may go away, so every call tries. Only a leading agent changes the directory.
     pub(crate) fn restore(&mut self, context: SocketContext<'_>) {
         if !matches!(context.role.read(), Role::Leads { .. }) {

@@ -1,5 +1,5 @@
-//! A socket's file: created atomically with mode 0600, in a directory that only its owner may write to, and removed only while
-//! the path still is this process's socket.
+//! A socket's file: created atomically with mode 0600, in a directory that only its owner may write to, and removed
+//! only while the path still is this process's socket.
 
 use crate::host::istio_cni::is_served;
 use gybe_netfilter::hint::Hint;
@@ -57,8 +57,9 @@ pub(crate) struct SocketFile {
 }
 
 impl SocketFile {
-    /// Binds a new socket, calls `prepare` (listen) with it, and renames it to `path`, replacing the socket of an earlier
-    /// agent. Until it is prepared no process can connect to it (unix(7)), so no client sees it with another mode.
+    /// Binds a new socket, calls `prepare` (listen) with it, and renames it to `path`, replacing the socket of an
+    /// earlier agent. Until it is prepared no process can connect to it (unix(7)), so no client sees it with another
+    /// mode.
     pub(crate) fn create(
         path: &Path,
         kind: SockType,

@@ -269,8 +269,8 @@ impl AgentSnapshot {
         }
     }
 
-    /// Returns why neither socket can be created: their directory no longer exists in this container. An obstacle for only one
-    /// of them would remain after a restart, and the restart would interrupt the other one.
+    /// Returns why neither socket can be created: their directory no longer exists in this container. An obstacle for
+    /// only one of them would remain after a restart, and the restart would interrupt the other one.
     fn no_socket(&self) -> Option<String> {
         match self.socket_problems.as_slice() {
             [why, _, ..] => Some(why.clone()),

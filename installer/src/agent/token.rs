@@ -4,8 +4,8 @@ use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
 use serde_json::Value;
 use std::time::{Duration, SystemTime};
 
-/// A token that expires within this time has not been renewed. The kubelet renews a token after four fifths of its life, so
-/// a one-hour token has at least twelve minutes left (kubelet, `requiresRefresh` in token_manager.go).
+/// A token that expires within this time has not been renewed. The kubelet renews a token after four fifths of its
+/// life, so a one-hour token has at least twelve minutes left (kubelet, `requiresRefresh` in token_manager.go).
 pub(crate) const RENEWAL_OVERDUE: Duration = Duration::from_secs(300);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -15,8 +15,8 @@ use std::fmt::Write;
 
 /// List Gybe's chains, rules with their counters, and sets in a network namespace
 ///
-/// The first line names the backend and the command that lists the same rules without Gybe. --style iptables prints them
-/// as `iptables -S` and `iptables -L -n -v -x --line-numbers` do, without the rules of other owners.
+/// The first line names the backend and the command that lists the same rules without Gybe. --style iptables prints
+/// them as `iptables -S` and `iptables -L -n -v -x --line-numbers` do, without the rules of other owners.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&[
     "gybe inspect --netns /run/netns/shop",

@@ -1,5 +1,5 @@
-//! Foreign rewrites of one directory: how often other programs undo our changes, when that is a conflict, the rate limit
-//! of our writes during a conflict, and the program that most likely causes it. Pure.
+//! Foreign rewrites of one directory: how often other programs undo our changes, when that is a conflict, the rate
+//! limit of our writes during a conflict, and the program that most likely causes it. Pure.
 
 pub mod other_owner;
 #[cfg(test)]
@@ -89,7 +89,8 @@ impl ConflictTracker {
         }
     }
 
-    /// Records the object that the plan has to write, and the program that may have undone it, for the report of a conflict.
+    /// Records the object that the plan has to write, and the program that may have undone it, for the report of a
+    /// conflict.
     pub fn identify(&mut self, snapshot: &ObservedState, plan: &Plan) {
         if let Some(rewrite) = ForeignRewrite::of(snapshot, plan, self.directory) {
             self.rewrite = rewrite;

@@ -86,8 +86,8 @@ pub struct Uninstall {
     /// began with the entry has no cached result yet, so the pass that removes the entry removes no program, and with
     /// `in_grace_period` no pass does.
     pub tombstones: Vec<Program>,
-    /// The hash of our program under istio-cni's name, which stays as a tombstone does. `None`: a program of that name is
-    /// istio-cni's own, and is left alone.
+    /// The hash of our program under istio-cni's name, which stays as a tombstone does. `None`: a program of that name
+    /// is istio-cni's own, and is left alone.
     pub stand_in: Option<Hash>,
     /// Whether the istio-cni entry that Gybe replaced is restored.
     pub put_back: PutBack,

@@ -1,5 +1,6 @@
-//! istio-cni on this node: whether its agent listens, and whether our plugin has to stand in under its name. istio-cni's agent
-//! removes its program when it ends, and the runtime still calls that program for the DEL of sandboxes made with it.
+//! istio-cni on this node: whether its agent listens, and whether our plugin has to stand in under its name.
+//! istio-cni's agent removes its program when it ends, and the runtime still calls that program for the DEL of
+//! sandboxes made with it.
 
 use crate::host::conflist::{ISTIO, PluginChain};
 use crate::host::image::PLUGIN;
@@ -17,8 +18,8 @@ use std::path::Path;
 /// The largest program that is searched, in bytes. Our plugin has two megabytes, and twenty in a debug build.
 const MAX_SIZE: u64 = 64 << 20;
 
-/// Reports whether istio-cni's agent accepts log lines in its directory. It serves HTTP there; a connection that is closed at
-/// once has no effect.
+/// Reports whether istio-cni's agent accepts log lines in its directory. It serves HTTP there; a connection that is
+/// closed at once has no effect.
 pub(crate) fn accepts_log(run: &Path) -> bool {
     is_served(&run.join("log.sock"), SockType::Stream)
 }
@@ -35,8 +36,8 @@ pub(crate) fn is_served(path: &Path, kind: SockType) -> bool {
     }
 }
 
-/// Returns the hash of the program under istio-cni's name, if it is our plugin of any version: our plugin contains its own
-/// name, and no other program does.
+/// Returns the hash of the program under istio-cni's name, if it is our plugin of any version: our plugin contains its
+/// own name, and no other program does.
 pub(crate) fn our_stand_in(programs: &Path) -> Option<Hash> {
     let path = programs.join(ISTIO);
     // istio-cni's own program has a hundred megabytes, and need not be read.
@@ -49,8 +50,8 @@ pub(crate) fn our_stand_in(programs: &Path) -> Option<Hash> {
     Hash::of_all(program).ok()
 }
 
-/// Decides about the program under istio-cni's name; `ours` is its hash if it is our plugin. The snapshot must include the
-/// plugins of the existing sandboxes. Pure.
+/// Decides about the program under istio-cni's name; `ours` is its hash if it is our plugin. The snapshot must include
+/// the plugins of the existing sandboxes. Pure.
 #[must_use]
 pub(crate) fn stand_in(snapshot: &ObservedState, ours: Option<Hash>) -> StandIn {
     let exists = snapshot.programs.names.contains(OsStr::new(ISTIO));
@@ -62,8 +63,8 @@ pub(crate) fn stand_in(snapshot: &ObservedState, ours: Option<Hash>) -> StandIn 
     }
 }
 
-/// Reports whether a program with istio-cni's name is needed. Without the runtime's cache it is needed as long as a conf file
-/// names istio-cni, or a kept original does.
+/// Reports whether a program with istio-cni's name is needed. Without the runtime's cache it is needed as long as a
+/// conf file names istio-cni, or a kept original does.
 fn is_needed(snapshot: &ObservedState) -> bool {
     match &snapshot.cached {
         CachedPlugins::Named(plugins) => plugins.contains(ISTIO),

@@ -63,7 +63,8 @@ impl PassHistory {
         self.runtimes = runtimes;
     }
 
-    /// Records that the desired state changed: the next difference is not a foreign rewrite, and its write not a repair.
+    /// Records that the desired state changed: the next difference is not a foreign rewrite, and its write not a
+    /// repair.
     pub fn desired_state_changed(&mut self) {
         self.retries.clear();
         for directory in Directory::BOTH {
@@ -103,8 +104,8 @@ impl PassHistory {
 
 /// The longest time between two turns. Some changes cause no event: a node's label, an agent that ended, a token's age.
 pub(crate) const RESYNC: Duration = Duration::from_secs(10);
-/// After a step that failed, or while another `gybe` changes the node: our own attempts cause events too, which must not
-/// start the next attempt at once.
+/// After a step that failed, or while another `gybe` changes the node: our own attempts cause events too, which must
+/// not start the next attempt at once.
 pub(crate) const RETRY: Duration = Duration::from_secs(1);
 
 /// What one pass found, did and left.
@@ -123,8 +124,8 @@ pub struct Pass {
 }
 
 impl Pass {
-    /// Returns when the next pass is due: after `longest` at the latest, unless a conflict over the conf or a failed step has to
-    /// wait longer.
+    /// Returns when the next pass is due: after `longest` at the latest, unless a conflict over the conf or a failed
+    /// step has to wait longer.
     #[must_use]
     pub fn next_turn(&self, longest: Duration) -> NextTurn {
         let wait = |conflict: &Option<Conflict>| conflict.as_ref().and_then(|conflict| conflict.wait);
@@ -141,14 +142,14 @@ impl Pass {
         NextTurn::OnChange(longest).within(next.unwrap_or(longest))
     }
 
-    /// Returns the steps that the system refused. After a step that another program overtook, that program's write wakes
-    /// the loop.
+    /// Returns the steps that the system refused. After a step that another program overtook, that program's write
+    /// wakes the loop.
     pub fn refused(&self) -> impl Iterator<Item = &FailedChange> {
         self.applied.failed.iter().filter(|failed| !failed.is_overtaken())
     }
 
-    /// Reports whether a program that was placed is to be placed again: the file system keeps no modes, or another program
-    /// writes that name too. Our own write wakes the loop, and would do so without end.
+    /// Reports whether a program that was placed is to be placed again: the file system keeps no modes, or another
+    /// program writes that name too. Our own write wakes the loop, and would do so without end.
     fn is_in_vain(&self) -> bool {
         let mut placed =
             self.plan.changes.iter().filter(|change| matches!(change, Change::PlaceProgram { .. }));

@@ -1,4 +1,5 @@
-//! Programs that could not be placed: when each is tried again. Every try writes and reads megabytes, so the waits grow.
+//! Programs that could not be placed: when each is tried again. Every try writes and reads megabytes, so the waits
+//! grow.
 
 use std::fs;
 use std::path::Path;

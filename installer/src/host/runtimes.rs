@@ -20,7 +20,8 @@ pub enum Runtime {
 pub enum DropIns {
     /// The plugins in `<dir>/<name>/` are appended.
     Loaded,
-    /// They are not appended: libcni is older than 1.3, the file has `loadOnlyInlinedPlugins`, or it is a single plugin.
+    /// They are not appended: libcni is older than 1.3, the file has `loadOnlyInlinedPlugins`, or it is a single
+    /// plugin.
     Ignored,
 }
 

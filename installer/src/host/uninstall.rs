@@ -126,8 +126,8 @@ pub fn leave(
     }
 }
 
-/// Returns the program that serves DEL while a sandbox may need it: the installed plugin, or the image's if the installed
-/// one cannot be read. Where no program exists, none is placed.
+/// Returns the program that serves DEL while a sandbox may need it: the installed plugin, or the image's if the
+/// installed one cannot be read. Where no program exists, none is placed.
 fn tombstone(
     directories: &NodeDirectories,
     hash: Option<Hash>,
@@ -153,8 +153,8 @@ fn tombstone(
     installed.or_else(|| is_there.then(of_image).flatten())
 }
 
-/// Finds a file with our entry that no runtime reads by its name: a pinned file may have any name, and the operator need
-/// not name it again.
+/// Finds a file with our entry that no runtime reads by its name: a pinned file may have any name, and the operator
+/// need not name it again.
 pub(super) fn of_any_name(conf: &Path) -> Option<FileName> {
     let entries = fs::read_dir(conf).ok()?.flatten();
     let names = entries.filter_map(|entry| FileName::new(entry.file_name()).ok());
@@ -233,10 +233,10 @@ fn stays(
     tombstones.chain(stand_in).map(kept).collect()
 }
 
-/// How long the plugin still has to stay after the conf was changed; none when `GRACE_PERIOD` has passed. It is computed from the node's
-/// files, so it also holds for a repeated call, for an agent that ended a moment ago, and for an entry that another
-/// program removed. A file written by renaming changes the modification time of its directory: of the conf directory,
-/// or of a network's own.
+/// How long the plugin still has to stay after the conf was changed; none when `GRACE_PERIOD` has passed. It is
+/// computed from the node's files, so it also holds for a repeated call, for an agent that ended a moment ago, and for
+/// an entry that another program removed. A file written by renaming changes the modification time of its directory: of
+/// the conf directory, or of a network's own.
 fn grace_period(conf: &Path, now: SystemTime) -> Option<Duration> {
     let networks = fs::read_dir(conf).into_iter().flatten().flatten();
     let networks = networks.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
@@ -251,9 +251,9 @@ const TOKENS: [&str; 2] = [KUBECONFIG, KUBECONFIG_TEMPORARY];
 const SOCKETS: [(&str, SockType); 2] = [(FACTS_SOCKET, SockType::Stream), (LOG_SOCKET, SockType::Datagram)];
 const LEADERS: [(&str, &str); 2] = [AGENT_LEADER, PROBE_LEADER];
 
-/// Cleans `/run/gybe`: removes a kubeconfig at once, because it holds a token, and the other files when the uninstall has
-/// `finished`, because no program can need them any more.
-/// The sockets of a running agent stay. Returns the files that could not be removed. A missing file is no failure.
+/// Cleans `/run/gybe`: removes a kubeconfig at once, because it holds a token, and the other files when the uninstall
+/// has `finished`, because no program can need them any more. The sockets of a running agent stay. Returns the files
+/// that could not be removed. A missing file is no failure.
 #[must_use]
 pub fn forget_run_directory(directory: &Path, finished: bool) -> Vec<(PathBuf, io::Error)> {
     let silent = SOCKETS.iter().filter(|(name, kind)| !is_served(&directory.join(name), *kind));

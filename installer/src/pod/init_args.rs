@@ -111,8 +111,8 @@ impl InitArgs {
         self
     }
 
-    /// Returns the policy of the arguments. `dns_servers` are those of the pod's `/etc/resolv.conf`; they have an effect
-    /// when DNS is captured but not all of it (docs/ISTIO.md, section 2.3).
+    /// Returns the policy of the arguments. `dns_servers` are those of the pod's `/etc/resolv.conf`; they have an
+    /// effect when DNS is captured but not all of it (docs/ISTIO.md, section 2.3).
     ///
     /// # Errors
     /// All invalid values.

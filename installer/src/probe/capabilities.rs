@@ -1,5 +1,5 @@
-//! The capabilities that a probe needs, and which of them this process lacks. All missing ones are reported at once, before
-//! the first trial: a trial that fails for want of a capability shows nothing about the kernel.
+//! The capabilities that a probe needs, and which of them this process lacks. All missing ones are reported at once,
+//! before the first trial: a trial that fails for want of a capability shows nothing about the kernel.
 
 use gybe_netfilter::hint::Hint;
 use std::borrow::Cow;
@@ -45,7 +45,8 @@ impl Hint for MissingCapabilities {
     }
 }
 
-/// Checks the capabilities of the calling thread. If the kernel does not report them, the trials will show what is missing.
+/// Checks the capabilities of the calling thread. If the kernel does not report them, the trials will show what is
+/// missing.
 ///
 /// # Errors
 /// Names all that are missing.

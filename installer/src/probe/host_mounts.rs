@@ -1,5 +1,5 @@
-//! The host's mount namespace, entered from a container: a probe needs the host's programs, and stores its report on the host. The
-//! thread that enters it never leaves it.
+//! The host's mount namespace, entered from a container: a probe needs the host's programs, and stores its report on
+//! the host. The thread that enters it never leaves it.
 
 use gybe_netfilter::hint::Hint;
 use nix::errno::Errno;

@@ -1,9 +1,9 @@
-//! The backend of a node: the operator's setting for the node, else for the cluster, else the plugin's choice; and whether it
-//! works according to the probe. Pure.
+//! The backend of a node: the operator's setting for the node, else for the cluster, else the plugin's choice; and
+//! whether it works according to the probe. Pure.
 //!
-//! The operator's setting goes into the entry's `backend`, which the plugin uses without probing. The result of the probe goes
-//! into `probed`, with the kernel that it is true for: as a setting it would outlive its kernel after a reboot, and every ADD
-//! until the agent runs again would be refused.
+//! The operator's setting goes into the entry's `backend`, which the plugin uses without probing. The result of the
+//! probe goes into `probed`, with the kernel that it is true for: as a setting it would outlive its kernel after a
+//! reboot, and every ADD until the agent runs again would be refused.
 
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, choose, next};
@@ -54,8 +54,8 @@ pub struct NodeBackend {
     pub unknown_label: Option<String>,
 }
 
-/// Decides the node's backend. While the report is missing because the plugin removed it, the caller passes the last one, so
-/// that the entry is not rewritten.
+/// Decides the node's backend. While the report is missing because the plugin removed it, the caller passes the last
+/// one, so that the entry is not rewritten.
 #[must_use]
 pub fn node_backend(cluster: BackendSetting, label: Option<&str>, probe: Option<&NodeProbe>) -> NodeBackend {
     let by_label = label.and_then(|label| label.parse().ok());

@@ -1,5 +1,5 @@
-//! Two files in `/run/gybe`: the agent writes the setting for the process that repairs pods, and that process writes its
-//! counts for the agent's metrics. The agent enters no namespace, and the other process reads no setting.
+//! Two files in `/run/gybe`: the agent writes the setting for the process that repairs pods, and that process writes
+//! its counts for the agent's metrics. The agent enters no namespace, and the other process reads no setting.
 
 use crate::host::settings::RepairMode;
 use gybe_plugin::probe_cache::{REPAIR_SETTING, REPAIRS, read_own_file, replace_file};

@@ -1,5 +1,5 @@
-//! Makes a pass whenever an ADD has ended, and every minute. Remembers which sandboxes need no further look, and what has
-//! been logged.
+//! Makes a pass whenever an ADD has ended, and every minute. Remembers which sandboxes need no further look, and what
+//! has been logged.
 
 use super::shared_files::{PodRepairs, RepairSetting};
 use super::{Action, RepairNode, RepairPass, RepairReport};
@@ -14,12 +14,13 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The longest time until the next pass while a new sandbox is not in its desired state, as one whose first process has not
-/// started: the passes follow one another ever more slowly.
+/// The longest time until the next pass while a new sandbox is not in its desired state, as one whose first process has
+/// not started: the passes follow one another ever more slowly.
 const UNSETTLED: Duration = Duration::from_secs(2);
 /// How long a sandbox may be left unredirected before that is logged: the agent may not know its pod yet.
 const GRACE: Duration = Duration::from_secs(5);
-/// How long until the next pass otherwise. An ended ADD starts one at once. After this time every sandbox is judged again.
+/// How long until the next pass otherwise. An ended ADD starts one at once. After this time every sandbox is judged
+/// again.
 const SETTLED: Duration = Duration::from_secs(60);
 
 /// The shortest time between two passes, so that many ADDs that end together are one pass.
@@ -111,8 +112,8 @@ impl RepairWatch {
         wait
     }
 
-    /// Makes a pass over the sandboxes that are not known to be in their desired state, logs what is new and returns how
-    /// long to wait for the next pass.
+    /// Makes a pass over the sandboxes that are not known to be in their desired state, logs what is new and returns
+    /// how long to wait for the next pass.
     fn pass(&mut self, sandboxes: Vec<Sandbox>, pass: &RepairPass<'_>, log: &Log) -> Duration {
         let present: BTreeSet<String> = sandboxes.iter().map(key).collect();
         self.settled.retain(|settled| present.contains(settled));

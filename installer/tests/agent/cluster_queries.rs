@@ -176,8 +176,8 @@ fn f38_with_250_pods_in_a_cluster_of_100_000_the_agent_has_at_most_12_mib() {
         cluster.wait_for_requests(|requests| {
             requests.iter().filter(|request| request.is_list_of_pods()).count() > life + 1
         });
-        // Waits until the last pod is answered from the cache: events arrive in order, and a list replaces the previous one
-        // as a whole.
+        // Waits until the last pod is answered from the cache: events arrive in order, and a list replaces the previous
+        // one as a whole.
         let (last, mut gets) = (format!("u249-{}", life + 1), usize::MAX);
         while gets != cluster.get_count("cart-249") {
             gets = cluster.get_count("cart-249");

@@ -1,4 +1,5 @@
-//! Conflicts: another program undoes Gybe's repairs; the agent detects it, limits its rate, and reports the likely owner.
+//! Conflicts: another program undoes Gybe's repairs; the agent detects it, limits its rate, and reports the likely
+//! owner.
 
 use crate::node::{Node, PRIMARY};
 use gybe_test_support::{Agent, wait_until};
@@ -167,8 +168,8 @@ fn rewritten_every(period: Duration, lasting: Duration, (node, agent): (&Node, &
     }
 }
 
-/// Rewrites the file once, and reads `/readyz` when the agent has counted the rewrite. Returns false, for a result that shows
-/// nothing, if the agent had restored its entry by then or the conflict was over.
+/// Rewrites the file once, and reads `/readyz` when the agent has counted the rewrite. Returns false, for a result that
+/// shows nothing, if the agent had restored its entry by then or the conflict was over.
 fn is_unready_until_repaired((node, agent): (&Node, &Agent)) -> bool {
     wait_until("an entry again", || agent.is_ready() && node.entry(FILE).is_some());
     let number = |name: &str| agent.metric(&format!("gybe_{name}_total{{what=\"conf\"}}"));

@@ -1,4 +1,5 @@
-//! Kubernetes events: what the agent writes to the API server about refused pods and about its node, and with which rights.
+//! Kubernetes events: what the agent writes to the API server about refused pods and about its node, and with which
+//! rights.
 
 use crate::node::PRIMARY;
 use crate::with_api_server::{Cluster, FILE};

@@ -1,5 +1,6 @@
 //! The facts socket's protocol between two releases, with messages that programs of a release sent
-//! (`integration/vectors/facts/version-N.json`): during an upgrade and a rollback, plugin and agent may differ by one version.
+//! (`integration/vectors/facts/version-N.json`): during an upgrade and a rollback, plugin and agent may differ by one
+//! version.
 
 use crate::node::Node;
 use gybe_plugin::facts::wire::{self, FactsResponse, VERSION};

@@ -1,5 +1,5 @@
-//! Missing and replaced directories, a held lock, an image without programs, and no free file descriptors: the agent reports
-//! each with a remedy and continues once the fault is gone.
+//! Missing and replaced directories, a held lock, an image without programs, and no free file descriptors: the agent
+//! reports each with a remedy and continues once the fault is gone.
 
 use crate::node::{Node, PRIMARY};
 use gybe_installer::host::apply::NodeLock;

@@ -1,5 +1,5 @@
-//! The built `gybe node` and the agent's parts, each on directories and an API server of one test: the reconcile loop on a
-//! node's directories, the pod cache and its watch, the sockets, the pages for probes and metrics.
+//! The built `gybe node` and the agent's parts, each on directories and an API server of one test: the reconcile loop
+//! on a node's directories, the pod cache and its watch, the sockets, the pages for probes and metrics.
 #![cfg(test)]
 
 mod api_requests;

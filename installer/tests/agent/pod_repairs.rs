@@ -1,4 +1,5 @@
-//! The agent's setting `repair` reaches the process that repairs pods, and the counts of that process reach the metrics.
+//! The agent's setting `repair` reaches the process that repairs pods, and the counts of that process reach the
+//! metrics.
 
 use crate::node::{Node, PRIMARY};
 use gybe_test_support::wait_until;

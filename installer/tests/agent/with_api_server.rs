@@ -291,7 +291,8 @@ fn f38_with_250_pods_the_agent_has_at_most_12_mib() {
     assert_eq!(agent.metric("gybe_pods"), 250.0);
     for _ in 0..5 {
         cluster.node.put_conf(FILE, PRIMARY);
-        // The repairs are not counted here: a rewrite before the pods are known counts as a change of the desired state.
+        // The repairs are not counted here: a rewrite before the pods are known counts as a change of the desired
+        // state.
         wait_until("a repair", || cluster.node.entry(FILE).is_some());
     }
     (0..100).for_each(|_| drop((agent.get("/readyz"), agent.get("/metrics"))));

@@ -1,5 +1,5 @@
-//! The arguments of `istio-iptables`: every form that pflag accepts, the lists with which Istio's injector calls it, and
-//! the policy of each.
+//! The arguments of `istio-iptables`: every form that pflag accepts, the lists with which Istio's injector calls it,
+//! and the policy of each.
 
 use gybe_installer::pod::init_args::{InitArgs, InitArgsError, Order, ValidationOptions};
 use gybe_installer::pod::policy_file::{Families, PolicyFile};

@@ -1,5 +1,5 @@
-//! What operators and pods configure: settings in the environment and the ConfigMap with the desired state that results from
-//! them, policy files, manifests, explanations of pods, and the arguments of `istio-iptables`.
+//! What operators and pods configure: settings in the environment and the ConfigMap with the desired state that results
+//! from them, policy files, manifests, explanations of pods, and the arguments of `istio-iptables`.
 #![cfg(test)]
 
 mod configmap;

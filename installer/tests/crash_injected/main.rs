@@ -96,8 +96,8 @@ fn f07_f14_killed_before_every_call_the_node_works(scenario: Scenario) {
 
 const WRITING: [&str; 7] = ["write", "fsync", "fchmod", "renameat2", "renameat", "unlinkat", "mkdirat"];
 
-/// Each writing system call fails once with each usual error: existing files stay, the message names the path and a hint,
-/// and the next pass completes the change.
+/// Each writing system call fails once with each usual error: existing files stay, the message names the path and a
+/// hint, and the next pass completes the change.
 fn f11_with_every_writing_call_refused_the_node_works(scenario: Scenario) {
     let desired = scenario.undisturbed();
     let mut calls = calls(&scenario.prepared(), scenario.act);

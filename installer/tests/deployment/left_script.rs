@@ -36,8 +36,8 @@ impl Cluster {
         self.0.write(format!("left-{agent}"), format!("uninstalled; report of {agent}\n"));
     }
 
-    /// Runs the script without waiting; returns whether it succeeded, and what it printed: on success its standard output,
-    /// else its standard error.
+    /// Runs the script without waiting; returns whether it succeeded, and what it printed: on success its standard
+    /// output, else its standard error.
     fn run_script(&self) -> (bool, String) {
         let path = format!("{}:{}", self.0.display(), std::env::var("PATH").unwrap());
         #[expect(clippy::disallowed_methods, reason = "runs the script under test")]

@@ -1,5 +1,5 @@
-//! The agent pod's security settings and mounts, its rights in the cluster (RBAC), and the references between the manifests'
-//! objects.
+//! The agent pod's security settings and mounts, its rights in the cluster (RBAC), and the references between the
+//! manifests' objects.
 
 use crate::objects::Objects;
 use gybe_installer::probe::NEEDED;

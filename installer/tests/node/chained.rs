@@ -1,5 +1,5 @@
-//! The chained shape from install to uninstall: repair, upgrade, a changed primary, and what uninstall restores and keeps.
-//! A conf file that Gybe rewrites keeps its owner, mode and extended attributes.
+//! The chained shape from install to uninstall: repair, upgrade, a changed primary, and what uninstall restores and
+//! keeps. A conf file that Gybe rewrites keeps its owner, mode and extended attributes.
 
 use crate::test_node::{TestNode, chained, install, installed, name, uninstalled};
 use gybe_installer::host::desired::{Confirmed, DesiredState, PutBack, Shape};

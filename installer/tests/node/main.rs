@@ -1,5 +1,5 @@
-//! A node's directories: the passes that change them, called as functions on a [`test_node::TestNode`], and the commands
-//! `gybe install`, `gybe uninstall` and `gybe doctor` as an operator calls them, on a [`host_root::HostRoot`].
+//! A node's directories: the passes that change them, called as functions on a [`test_node::TestNode`], and the
+//! commands `gybe install`, `gybe uninstall` and `gybe doctor` as an operator calls them, on a [`host_root::HostRoot`].
 //!
 //! The plugin here is a script that answers VERSION; the tests in `integration/` use the real plugin.
 #![cfg(test)]

@@ -99,7 +99,8 @@ fn f37_the_entry_waits_for_the_tool_only_where_the_plugin_runs_it() {
     }
 }
 
-/// Entry and program were installed before; since then the program was damaged and the conf rewritten without the entry.
+/// Entry and program were installed before; since then the program was damaged and the conf rewritten without the
+/// entry.
 #[test]
 fn f10_no_conf_names_a_program_that_does_not_work_and_cannot_be_replaced() {
     let directory: fn(&Path) = |plugin| fs::create_dir(plugin).unwrap();

@@ -1,5 +1,5 @@
-//! The directories of a simulated node, and desired states of it: scripts that answer as the real programs do, and an entry
-//! like the real one.
+//! The directories of a simulated node, and desired states of it: scripts that answer as the real programs do, and an
+//! entry like the real one.
 
 use gybe_installer::host::conflist::entry::Entry;
 use gybe_installer::host::desired::{

@@ -1,5 +1,5 @@
-//! Watches on the conf directory: each rewrite by another program wakes a pass, which repairs it with one write and never
-//! reverts it.
+//! Watches on the conf directory: each rewrite by another program wakes a pass, which repairs it with one write and
+//! never reverts it.
 
 use crate::test_node::chained;
 use crate::test_node::{StopFlag, TestNode};

@@ -1,4 +1,5 @@
-//! The pods of istio-cni's fake `/proc`: a node that is a container itself, with the kubelet's cgroups below another container's.
+//! The pods of istio-cni's fake `/proc`: a node that is a container itself, with the kubelet's cgroups below another
+//! container's.
 
 use crate::reference;
 use gybe_installer::host::pods_on_node::{HostPaths, find};

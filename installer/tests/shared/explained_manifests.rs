@@ -1,5 +1,5 @@
-//! `gybe explain` on the manifests that Istio's injector wrote: what it prints, and that the printed policy is the one that the
-//! plugin decides.
+//! `gybe explain` on the manifests that Istio's injector wrote: what it prints, and that the printed policy is the one
+//! that the plugin decides.
 
 use crate::injected_manifests::{manifests, short};
 use gybe_installer::pod::manifest::pods;

@@ -1,5 +1,5 @@
-//! Manifests as Istio's injector writes them: the policy from a pod's annotations equals the policy from the arguments of its
-//! init container, except where istio-cni itself differs from the init container.
+//! Manifests as Istio's injector writes them: the policy from a pod's annotations equals the policy from the arguments
+//! of its init container, except where istio-cni itself differs from the init container.
 
 use gybe_installer::pod::init_args::InitArgs;
 use gybe_installer::pod::manifest::{PodTemplate, pods};

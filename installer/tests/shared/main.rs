@@ -1,5 +1,5 @@
-//! Reference files of other projects: conf directories before and after istio-cni's installer ran, and manifests as Istio's
-//! injector writes them, and its fake `/proc`.
+//! Reference files of other projects: conf directories before and after istio-cni's installer ran, and manifests as
+//! Istio's injector writes them, and its fake `/proc`.
 //!
 //! They are not in this repository: GYBE_SHARED names their directory.
 #![cfg(test)]

@@ -1,8 +1,8 @@
 //! Processor time of the client's thread for a connection over a veth pair between two namespaces, established and
 //! reset.
 //!
-//! The kernel processes a packet in both namespaces mostly on the thread that sent it, so the client's time includes the
-//! pod's rules in either direction.
+//! The kernel processes a packet in both namespaces mostly on the thread that sent it, so the client's time includes
+//! the pod's rules in either direction.
 
 mod pod_link;
 

@@ -1,5 +1,5 @@
-//! The ADD of Istio's own `istio-cni` beside Gybe's: one at a time, and 50 at once. `integration/incumbent/setup.sh` builds
-//! Istio's program.
+//! The ADD of Istio's own `istio-cni` beside Gybe's: one at a time, and 50 at once. `integration/incumbent/setup.sh`
+//! builds Istio's program.
 
 use crate::agent::Agent;
 use crate::concurrent_adds::run_concurrently;

@@ -1,4 +1,5 @@
-//! Long lists: the time to apply them, from the policy to the kernel's acknowledgement, and the kernel's memory for them.
+//! Long lists: the time to apply them, from the policy to the kernel's acknowledgement, and the kernel's memory for
+//! them.
 
 use crate::policies::{default, networks, scattered_ports};
 use crate::report::{Limit, Report, Table, Target, cells};

@@ -1,5 +1,5 @@
-//! The other calls beside a program that does nothing: ADD of an unmeshed pod, ADD with facts from the node agent, DEL and
-//! STATUS; and the peak memory of each.
+//! The other calls beside a program that does nothing: ADD of an unmeshed pod, ADD with facts from the node agent, DEL
+//! and STATUS; and the peak memory of each.
 
 use crate::agent::Agent;
 use crate::peak_memory::peak_memory;

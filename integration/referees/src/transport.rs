@@ -33,7 +33,8 @@ pub fn transact(batch: &Batch) -> Result<(), NftError> {
     }
 }
 
-/// Enlarges the buffers, which mnl cannot, and makes the socket non-blocking: all replies are queued when `send` returns.
+/// Enlarges the buffers, which mnl cannot, and makes the socket non-blocking: all replies are queued when `send`
+/// returns.
 fn prepare(socket: &Socket) -> nix::Result<()> {
     #[expect(unsafe_code, reason = "mnl's socket has only AsRawFd")]
     // SAFETY: the socket owns the descriptor and lives longer than `descriptor`.

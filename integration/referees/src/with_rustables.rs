@@ -1,8 +1,8 @@
 //! Second reference encoder: rustables, written in Rust without a C library.
 //!
-//! rustables 0.9 has fewer expressions than the kernel. It allows any name with the attributes of another expression, so a
-//! missing one is written with the attributes of an existing one that has the same numbers and sizes. A rule for which
-//! none has them is [`Inexpressible`].
+//! rustables 0.9 has fewer expressions than the kernel. It allows any name with the attributes of another expression,
+//! so a missing one is written with the attributes of an existing one that has the same numbers and sizes. A rule for
+//! which none has them is [`Inexpressible`].
 
 use crate::batch::Batch;
 use crate::expressions::{self, Comparison, Decision, Field, Kind, NfExpression, SetContent, ValueOrder};

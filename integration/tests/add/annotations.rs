@@ -1,5 +1,5 @@
-//! The memory that an ADD takes for the longest lists that annotations can hold, its error for longer ones, and warnings
-//! about unknown annotations.
+//! The memory that an ADD takes for the longest lists that annotations can hold, its error for longer ones, and
+//! warnings about unknown annotations.
 //!
 //! `cargo test -p gybe-integration --test add annotations -- --nocapture` prints the table of
 //! docs/BENCHMARKS.md.

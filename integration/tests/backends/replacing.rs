@@ -1,5 +1,5 @@
-//! Any policy applied over any other, by any backend, leaves exactly the second policy's rules, addresses, routing rules
-//! and routes, as nft, iptables-save and ip list them.
+//! Any policy applied over any other, by any backend, leaves exactly the second policy's rules, addresses, routing
+//! rules and routes, as nft, iptables-save and ip list them.
 
 use super::{in_new_namespace, patient, sh};
 use gybe_integration::plugin_call::PluginDir;
@@ -40,8 +40,8 @@ fn redirections() -> BTreeMap<String, Redirection> {
     all.map(|vector| (vector.name, Redirection::of(&vector.policy))).collect()
 }
 
-/// Returns the rules, routes and addresses of every owner, without counters, without tables that iptables left empty, and
-/// without the routes that the kernel adds some time after an address. Each line has its table, and the tables are
+/// Returns the rules, routes and addresses of every owner, without counters, without tables that iptables left empty,
+/// and without the routes that the kernel adds some time after an address. Each line has its table, and the tables are
 /// sorted, because iptables-legacy lists them in the order of their creation.
 fn everything() -> String {
     let of = |program: &str| {
@@ -76,7 +76,8 @@ fn alone(redirection: &Redirection, kind: BackendKind) -> String {
     })
 }
 
-/// Applies the policies one after the other in one namespace; asserts after each step that exactly that one is in force.
+/// Applies the policies one after the other in one namespace; asserts after each step that exactly that one is in
+/// force.
 fn walk(steps: &[(&str, BackendKind)]) {
     let redirections = redirections();
     let mut desired = BTreeMap::new();

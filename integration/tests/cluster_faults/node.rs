@@ -28,8 +28,8 @@ pub(crate) fn programs(name: &str) -> PathBuf {
     }
 }
 
-/// Returns the command that starts the agent. Its `/run` is the test directory's, with the service account's files in it;
-/// `/var/run` is a link to it.
+/// Returns the command that starts the agent. Its `/run` is the test directory's, with the service account's files in
+/// it; `/var/run` is a link to it.
 #[expect(clippy::disallowed_methods, reason = "the agent runs in the background of the test")]
 fn gybe_node(directory: &PluginDir, server: &ApiServer) -> Command {
     // The agent dies with the thread that started it, also if the test is killed.
@@ -103,8 +103,8 @@ impl TestNode {
         self.cut_connections();
     }
 
-    /// Writes a new token into the file while the last is still valid, as the kubelet does, and ends the watch that uses
-    /// the last.
+    /// Writes a new token into the file while the last is still valid, as the kubelet does, and ends the watch that
+    /// uses the last.
     pub(crate) fn rotate(&self, last: &Token) -> Token {
         let next = self.server.tokens().issue(Validity::Valid);
         self.account.write(&next).unwrap();

@@ -1,5 +1,5 @@
-//! A row of the table: the results of the ADDs of one kind of pod during one fault, and assertions about them; and the kinds
-//! of pods that a kubelet starts, with the call that its runtime makes for each.
+//! A row of the table: the results of the ADDs of one kind of pod during one fault, and assertions about them; and the
+//! kinds of pods that a kubelet starts, with the call that its runtime makes for each.
 
 use crate::node::{TestNode, meshed, uid};
 use serde_json::{Value, json};

@@ -1,5 +1,5 @@
-//! `gybe doctor` on nodes with faults that need a kernel: mounts, limits, refused access; and on a complete node with the
-//! real programs and a running agent.
+//! `gybe doctor` on nodes with faults that need a kernel: mounts, limits, refused access; and on a complete node with
+//! the real programs and a running agent.
 
 use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::programs::{Run, path_of_ours};

@@ -19,8 +19,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// With iptables there are so many system calls that only every n-th is tested.
 const STRIDE: usize = 9;
 
-/// Kills the program at its n-th system call for every n in `steps`, each time after `prepare`, until it exits by itself.
-/// Returns the number of its system calls, and how often it was killed.
+/// Kills the program at its n-th system call for every n in `steps`, each time after `prepare`, until it exits by
+/// itself. Returns the number of its system calls, and how often it was killed.
 fn at_every_call(
     invocation: &Invocation,
     steps: impl Iterator<Item = u64>,

@@ -1,5 +1,5 @@
-//! Rules whose effect no ordinary connection shows: crafted packets or conntrack's entries show it. Each test runs with the
-//! rule, and as a control without it.
+//! Rules whose effect no ordinary connection shows: crafted packets or conntrack's entries show it. Each test runs with
+//! the rule, and as a control without it.
 
 use gybe_installer::testnet::client::{Client, SourceOptions};
 use gybe_installer::testnet::outcome::ConnectionOutcome;
@@ -60,8 +60,8 @@ fn arrives_by_eth0() -> Result<Match, Failure> {
     Ok(Match::InInterface(BTreeSet::from([InterfaceName::parse("eth0")?])))
 }
 
-/// A segment that belongs to no connection: without `drop-invalid` the pod's kernel answers it with a reset, which would
-/// end a connection whose late segment conntrack classified as invalid.
+/// A segment that belongs to no connection: without `drop-invalid` the pod's kernel answers it with a reset, which
+/// would end a connection whose late segment conntrack classified as invalid.
 #[test]
 fn a_segment_without_a_connection_is_dropped_and_not_answered() -> Result<(), Failure> {
     let vector = vector("drop-invalid")?;
@@ -118,8 +118,8 @@ fn counted(topology: &Topology, id: &str) -> Result<u64, Failure> {
     Ok(items.filter(|item| item.id == id).filter_map(|item| item.packets).sum())
 }
 
-/// A policy may use as the proxy's mark the one that the proxy's connections to its own pod get. Those then count as the
-/// proxy's connections to the application, and are not intercepted.
+/// A policy may use as the proxy's mark the one that the proxy's connections to its own pod get. Those then count as
+/// the proxy's connections to the application, and are not intercepted.
 #[test]
 fn a_proxys_mark_that_is_also_the_mark_of_its_connections_to_its_own_pod_is_not_intercepted()
 -> Result<(), Failure> {
@@ -203,7 +203,8 @@ fn tproxy_connections_without_a_listening_proxy_do_not_reach_the_application() -
     outcomes.into_iter().collect()
 }
 
-/// The control, for each family: with nft's tproxy alone, connections bypass the missing proxy and reach the application.
+/// The control, for each family: with nft's tproxy alone, connections bypass the missing proxy and reach the
+/// application.
 #[test]
 fn without_the_rule_not_intercepted_nft_passes_such_connections_to_the_application() -> Result<(), Failure> {
     let rules = [

@@ -1,5 +1,5 @@
-//! Istio 1.0's rules: one inbound port, inbound and outbound both redirected to 15001, the proxy as user and group 1337.
-//! The expected outcomes are written by hand, and differences to today's rules are marked.
+//! Istio 1.0's rules: one inbound port, inbound and outbound both redirected to 15001, the proxy as user and group
+//! 1337. The expected outcomes are written by hand, and differences to today's rules are marked.
 //!
 //! ```text
 //! -A PREROUTING -p tcp -j ISTIO_INBOUND
@@ -51,8 +51,8 @@ fn with_istio_1_0s_policy_every_connection_has_the_expected_outcome() -> Result<
         flow(Location::Pod, PROXY, "127.0.0.1:8080", ["app:8080", "app:8080"])?,
         // The proxy's connections to its own pod's address are redirected to the proxy.
         flow(Location::Pod, PROXY, "10.244.0.10:8080", ["app:8080", TO_PROXY])?,
-        // Different today: the old fourth rule matched no owner, so the application's connections to its own pod's address
-        // were redirected too. Now they are direct.
+        // Different today: the old fourth rule matched no owner, so the application's connections to its own pod's
+        // address were redirected too. Now they are direct.
         flow(Location::Pod, APP, "10.244.0.10:8080", ["app:8080", "app:8080"])?,
         // Different today: for the same reason connections of a proxy that is matched by group alone were redirected.
         flow(Location::Pod, PROXY_GROUP, "10.244.0.10:8080", ["app:8080", "app:8080"])?,

@@ -1,5 +1,5 @@
-//! Controls of the test network: namespaces are new and removed afterwards, sockets have the requested owner, and without
-//! rules every recorded connection has its recorded outcome.
+//! Controls of the test network: namespaces are new and removed afterwards, sockets have the requested owner, and
+//! without rules every recorded connection has its recorded outcome.
 
 use gybe_installer::testnet::client::{Client, SourceOptions};
 use gybe_installer::testnet::link::{LinkEnd, join};
@@ -75,8 +75,8 @@ fn a_namespaces_links_are_removed_with_it() -> Result<(), Failure> {
     Ok(())
 }
 
-/// `meta skuid` and `meta skgid` match the socket's owner, which is the user of the thread that created it: two threads of
-/// one process can be two users at the same time.
+/// `meta skuid` and `meta skgid` match the socket's owner, which is the user of the thread that created it: two threads
+/// of one process can be two users at the same time.
 #[test]
 fn a_sockets_owner_is_the_user_and_group_of_its_thread() -> Result<(), Failure> {
     let topology = Topology::new(Mode::Redirect, &[])?;

@@ -1,5 +1,5 @@
-//! Every recorded connection under every recorded policy, with rules written by the nft backend; and every rule is necessary:
-//! without it, at least one connection has another outcome.
+//! Every recorded connection under every recorded policy, with rules written by the nft backend; and every rule is
+//! necessary: without it, at least one connection has another outcome.
 
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::{Rules, Until, check_vector, check_vectors, differences};

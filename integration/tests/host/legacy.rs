@@ -1,5 +1,5 @@
-//! Pods on a node whose backend in use is iptables-legacy: because its kernel has no other, or because of the node's label. A
-//! seccomp filter simulates a kernel without nf_tables.
+//! Pods on a node whose backend in use is iptables-legacy: because its kernel has no other, or because of the node's
+//! label. A seccomp filter simulates a kernel without nf_tables.
 
 use gybe_installer::probe::node_backend::{NodeProbe, node_backend};
 use gybe_integration::failure::Failure;

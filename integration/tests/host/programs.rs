@@ -1,5 +1,6 @@
-//! Placement of the real plugin: a program that was damaged during copying is never renamed to the plugin's name; a full disk
-//! keeps the previous files; no ADD fails while the plugin is replaced; a directory that is renamed on the host.
+//! Placement of the real plugin: a program that was damaged during copying is never renamed to the plugin's name; a
+//! full disk keeps the previous files; no ADD fails while the plugin is replaced; a directory that is renamed on the
+//! host.
 
 use crate::placement::{LIST, Node, add, in_own_mount_namespace};
 use gybe_installer::host::apply::{ApplyError, FailedChange};

@@ -121,8 +121,8 @@ pub(crate) fn compare_all(
     Ok(())
 }
 
-/// Returns the numbers with differences. Between fork and exec a child holds a copy of every socket of this process, and a
-/// port that a copy uses cannot be bound again, so no connection is made while programs start.
+/// Returns the numbers with differences. Between fork and exec a child holds a copy of every socket of this process,
+/// and a port that a copy uses cannot be bound again, so no connection is made while programs start.
 fn doubtful(
     numbers: &[u64],
     write: &(impl Fn(u64) -> Result<Vec<Written>, Failure> + Sync),

@@ -1,5 +1,5 @@
-//! The arguments of the init container that are not part of the policy, and those without effect; the refusal of a node's
-//! namespace, since `gybe init` writes into the namespace it runs in.
+//! The arguments of the init container that are not part of the policy, and those without effect; the refusal of a
+//! node's namespace, since `gybe init` writes into the namespace it runs in.
 
 use crate::pod::{INJECTED, Pod};
 use gybe_integration::programs::run;

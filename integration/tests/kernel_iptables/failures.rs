@@ -1,5 +1,5 @@
-//! iptables programs that fail, hang or wait: the namespace does not change, and the error names the cause. The next apply
-//! repairs the partial rules of a killed one.
+//! iptables programs that fail, hang or wait: the namespace does not change, and the error names the cause. The next
+//! apply repairs the partial rules of a killed one.
 
 use super::*;
 use gybe_netfilter::apply::apply;
@@ -173,8 +173,8 @@ fn commit(variant: Variant, rules: &Ruleset, (program, family, table): (&str, Fa
     }
 }
 
-/// A killed apply has made its first commits; one that is killed while it restores has undone the first of them. The other
-/// tables are as before: empty, or with another policy's rules.
+/// A killed apply has made its first commits; one that is killed while it restores has undone the first of them. The
+/// other tables are as before: empty, or with another policy's rules.
 #[test]
 fn f15_the_next_apply_repairs_the_partial_rules_of_a_killed_one() {
     let (other, rules) = (ruleset("outbound-exclude-cidr"), ruleset("dns-all-tproxy-dual"));

@@ -1,7 +1,7 @@
 //! Writing rules, routes and addresses on this machine's kernel, in network namespaces of one test.
 //!
-//! These tests check that the kernel accepts and lists exactly what was written, and the errors if it does not; the tests
-//! in `flows/` check what happens to packets.
+//! These tests check that the kernel accepts and lists exactly what was written, and the errors if it does not; the
+//! tests in `flows/` check what happens to packets.
 
 #![allow(
     clippy::unwrap_used,

@@ -1,4 +1,5 @@
-//! The probe report: programs probe the node, store the report and choose a backend by it. Each test has its own `/run`.
+//! The probe report: programs probe the node, store the report and choose a backend by it. Each test has its own
+//! `/run`.
 #![cfg(test)]
 
 mod check;

@@ -1,5 +1,5 @@
-//! The DaemonSet's container `probe` repairs pods: with its capabilities, in the host's mount namespace, with programs that the
-//! image does not have.
+//! The DaemonSet's container `probe` repairs pods: with its capabilities, in the host's mount namespace, with programs
+//! that the image does not have.
 
 use crate::container::{CAPABILITIES, Container, Host};
 use crate::node::Node;

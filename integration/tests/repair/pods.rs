@@ -214,8 +214,8 @@ fn a_watch_redirects_a_pod_as_soon_as_its_add_has_ended_and_logs_it_once() {
     assert_eq!((repaired.count(), lines.len()), (5, 5), "{lines:?}");
 }
 
-/// The path of a sandbox's namespace leads to the next sandbox's as soon as the runtime uses the name again, and a cached
-/// result may be left of a sandbox that a crash ended.
+/// The path of a sandbox's namespace leads to the next sandbox's as soon as the runtime uses the name again, and a
+/// cached result may be left of a sandbox that a crash ended.
 #[test]
 fn no_rule_reaches_the_namespace_that_has_taken_the_place_of_a_pods() {
     let node = Node::new("replaced", "auto");

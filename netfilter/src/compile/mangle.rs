@@ -107,7 +107,8 @@ pub(super) fn output(p: &RedirectPolicy) -> Chain {
                 .map(|(id, nets)| to_own_pod(id, nets, any_gid(&p.proxy_gids))),
             Verdict::SetMark(OWN_POD_MARK),
         )
-        // Restores the mark on the application's replies, so that routing delivers them to the proxy's transparent socket.
+        // Restores the mark on the application's replies, so that routing delivers them to the proxy's transparent
+        // socket.
         .rule("answer-to-proxy", [TCP, Match::ConnectionMark(mark)], Verdict::RestoreMark)
 }
 

@@ -1,5 +1,5 @@
-//! The XDP programs, tcx programs and traffic control filters at the interfaces of a network namespace. All of them see a
-//! packet before or behind netfilter's hooks, and may rewrite it or send it elsewhere.
+//! The XDP programs, tcx programs and traffic control filters at the interfaces of a network namespace. All of them see
+//! a packet before or behind netfilter's hooks, and may rewrite it or send it elsewhere.
 
 use super::bpf::{self, Target};
 use super::{Effect, Programs};

@@ -4,7 +4,8 @@ use super::{Inventory, Item, Part, PartKind};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-/// One difference between the desired and the observed inventory. `item` is `None` when the chain or set itself differs.
+/// One difference between the desired and the observed inventory. `item` is `None` when the chain or set itself
+/// differs.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Difference {
     /// It is desired and absent.
@@ -119,8 +120,8 @@ fn same((desired, found): (&Item, &Item)) -> bool {
 }
 
 /// The fewest items that have to move to be in order: those outside the longest ascending subsequence of positions. A
-/// chain may have thousands of rules, so the search keeps, for each length, only the subsequence with the lowest end: its
-/// last item, and for each item the one before it.
+/// chain may have thousands of rules, so the search keeps, for each length, only the subsequence with the lowest end:
+/// its last item, and for each item the one before it.
 fn out_of_order<'i>(positions: &[(usize, &'i Item)]) -> impl Iterator<Item = &'i Item> {
     let position = |at: usize| positions.get(at).map(|(position, _)| *position);
     let (mut ends, mut before) = (Vec::<usize>::new(), Vec::with_capacity(positions.len()));

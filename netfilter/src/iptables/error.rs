@@ -161,7 +161,8 @@ const EXPLANATIONS: [(&str, &str); 9] = [
     ("you must be root", "it takes CAP_NET_ADMIN in the user namespace that owns the network namespace"),
     ("initialize table", "the kernel has no such table; load ip_tables and its tables, or choose \"nft\""),
     ("does not exist", "the kernel has no such table; load ip_tables and its tables, or choose \"nft\""),
-    // iptables-legacy prints only "line 12 failed", iptables-nft an errno: EINVAL from xt_owner, ENOENT for a missing part.
+    // iptables-legacy prints only "line 12 failed", iptables-nft an errno: EINVAL from xt_owner, ENOENT for a missing
+    // part.
     (
         "failed",
         "the kernel refused a rule: it lacks a match or target (xt_owner, xt_REDIRECT, xt_comment, xt_multiport, \

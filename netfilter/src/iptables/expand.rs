@@ -34,8 +34,8 @@ impl Line {
     }
 }
 
-/// A product of at most this many rules is multiplied out: a jump to another chain costs a packet more than a few rules,
-/// and earlier versions of Gybe wrote such rules, which still compare as equal.
+/// A product of at most this many rules is multiplied out: a jump to another chain costs a packet more than a few
+/// rules, and earlier versions of Gybe wrote such rules, which still compare as equal.
 const MAX_PRODUCT: usize = 128;
 
 /// The iptables rules of one rule.

@@ -158,8 +158,8 @@ impl TableRules {
     }
 }
 
-/// The inventory of both families: one part for each of Gybe's chains and for each other chain that leads into one, with
-/// the name that iptables commands use (`ip nat ISTIO_OUTPUT`).
+/// The inventory of both families: one part for each of Gybe's chains and for each other chain that leads into one,
+/// with the name that iptables commands use (`ip nat ISTIO_OUTPUT`).
 pub(super) fn inventory(rules: &IptablesRules) -> Inventory {
     let tables = rules.iter().flat_map(|(family, tables)| {
         tables.iter().flat_map(move |(stage, table)| parts(*family, *stage, table))

@@ -48,7 +48,8 @@ pub(super) fn confine(command: &mut Command, user_namespace: Option<OwnedFd>) {
             setresgid(group, group, group)?;
             setresuid(user, user, user)?;
         }
-        // Last, because a change of uid clears the signal. When the caller is killed, the program must stop writing rules.
+        // Last, because a change of uid clears the signal. When the caller is killed, the program must stop writing
+        // rules.
         set_pdeathsig(Signal::SIGKILL)?;
         Ok(())
     };

@@ -111,7 +111,8 @@ pub(crate) struct LiveChain {
     pub(crate) age: Option<Age>,
 }
 
-/// The order of registration, by handles: a newer table of a namespace, and a newer chain of a table, has a greater one.
+/// The order of registration, by handles: a newer table of a namespace, and a newer chain of a table, has a greater
+/// one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Age {
     pub(crate) table: u64,

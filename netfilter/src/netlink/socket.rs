@@ -21,9 +21,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 /// allocates pages (`KMALLOC_MAX_CACHE_SIZE`).
 const LIST_BUFFER: usize = 8 * 1024 - 320;
 
-/// Bytes of the receive buffer for acknowledgements. A capped acknowledgement has some dozen bytes, rarely with a message
-/// of the kernel. The buffer is small and on the stack, because zeroing a larger one would cost an ADD a page fault
-/// per page.
+/// Bytes of the receive buffer for acknowledgements. A capped acknowledgement has some dozen bytes, rarely with a
+/// message of the kernel. The buffer is small and on the stack, because zeroing a larger one would cost an ADD a page
+/// fault per page.
 const REPLY_BUFFER: usize = 4 * 1024;
 
 /// The most consecutive EINTR of one call. Neither call sleeps, so even one signal is rare.

@@ -16,8 +16,8 @@ const RAW: i32 = -300;
 /// After conntrack, before address translation: the rules that set marks test conntrack's state.
 const MANGLE: i32 = -150;
 
-/// `NF_IP_PRI_NAT_DST` on both hooks. On output, where redirecting is destination NAT too, `nft` refuses the name `dstnat`
-/// and accepts the number.
+/// `NF_IP_PRI_NAT_DST` on both hooks. On output, where redirecting is destination NAT too, `nft` refuses the name
+/// `dstnat` and accepts the number.
 const NAT: i32 = -100;
 
 /// What makes a chain a base chain.

@@ -1,4 +1,5 @@
-//! Lists of nftables objects that show one generation of the rules: they are read again when something changed meanwhile.
+//! Lists of nftables objects that show one generation of the rules: they are read again when something changed
+//! meanwhile.
 
 use super::batch::{GENERIC, TooLong};
 use super::error::NftError;

@@ -1,5 +1,5 @@
-//! The connections of a probe: where `trace` predicts that they arrive, and where they do in the namespace of the calling
-//! thread, with the original destination that the listener sees.
+//! The connections of a probe: where `trace` predicts that they arrive, and where they do in the namespace of the
+//! calling thread, with the original destination that the listener sees.
 //!
 //! One thread has both ends: the kernel delivers a packet over `lo` before the system call that sent it returns, and
 //! no wait is longer than [`TIMEOUT`].

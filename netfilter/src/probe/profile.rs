@@ -1,7 +1,8 @@
 //! The policies and connections of a probe. Pure.
 //!
-//! All connections leave by `lo`, the only interface of a temporary namespace. The policies therefore capture a loopback
-//! network as a destination, which extends captures to connections inside the pod (quirk E9, docs/ISTIO.md, section 6).
+//! All connections leave by `lo`, the only interface of a temporary namespace. The policies therefore capture a
+//! loopback network as a destination, which extends captures to connections inside the pod (quirk E9, docs/ISTIO.md,
+//! section 6).
 
 use super::connection::{ProbeConnection, Sender};
 use crate::policy::istio::{OWN_POD_MARK, PROXY_ID, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT};

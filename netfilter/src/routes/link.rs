@@ -73,9 +73,9 @@ impl Rtnetlink {
         Ok(listed.iter().filter_map(|entry| parse_link(entry)).collect())
     }
 
-    /// The addresses of all interfaces, both families, in the kernel's order. The caller depends on the order: the first
-    /// address that is neither loopback nor link-local decides which families are redirected (docs/ISTIO.md, section
-    /// 2.5).
+    /// The addresses of all interfaces, both families, in the kernel's order. The caller depends on the order: the
+    /// first address that is neither loopback nor link-local decides which families are redirected (docs/ISTIO.md,
+    /// section 2.5).
     ///
     /// # Errors
     /// When the kernel does not list them.

@@ -82,8 +82,8 @@ pub(super) fn parts(component: &Component, family: TableFamily) -> Vec<Part> {
     }
 }
 
-/// The fields of a load from the network header: those of both IP versions, when neither the table nor the loads that nft
-/// usually writes determine the version.
+/// The fields of a load from the network header: those of both IP versions, when neither the table nor the loads that
+/// nft usually writes determine the version.
 fn network_header(offset: usize, length: usize, family: TableFamily) -> Vec<HeaderField> {
     match (family, offset, length) {
         (TableFamily::Ip, ..) | (_, 12, 1..=4 | 8) | (_, 16, 1..=4) if family != TableFamily::Ip6 => {

@@ -1,5 +1,5 @@
-//! A call of the plugin with an agent's socket in its configuration and with the runtime's annotations, and a directory of
-//! manifests for it.
+//! A call of the plugin with an agent's socket in its configuration and with the runtime's annotations, and a directory
+//! of manifests for it.
 
 use crate::program::{Outcome, run};
 use gybe_test_support::TestDir;

@@ -1,5 +1,5 @@
-//! The API server's address and our credentials, from a pod's service account or a kubeconfig. Reads files, and sends no
-//! request.
+//! The API server's address and our credentials, from a pod's service account or a kubeconfig. Reads files, and sends
+//! no request.
 
 use super::client;
 use super::token_file::TokenFile;
@@ -70,8 +70,8 @@ impl ServiceAccount {
         let authority = self.directory.join("ca.crt");
         readable(&authority)?;
         let mut config = Config::new(self.server()?);
-        // The file is used, and read again when it changes. Without the empty list kube would first look for the node's own
-        // certificates, and the image has none.
+        // The file is used, and read again when it changes. Without the empty list kube would first look for the node's
+        // own certificates, and the image has none.
         config.root_cert = Some(Vec::new());
         config.root_cert_file = Some(authority);
         Ok((config, Some(TokenFile::new(self.directory.join("token")))))

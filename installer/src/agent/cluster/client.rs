@@ -1,7 +1,8 @@
-//! The transport of requests to the API server: credentials, deadlines, and the reason of a refusal. kube builds the requests.
+//! The transport of requests to the API server: credentials, deadlines, and the reason of a refusal. kube builds the
+//! requests.
 //!
-//! kube's own transport is not used because it repeats a refused request up to fifteen times, for as long as a server requests,
-//! and sends a token for up to a minute after it was replaced.
+//! kube's own transport is not used because it repeats a refused request up to fifteen times, for as long as a server
+//! requests, and sends a token for up to a minute after it was replaced.
 
 use super::error::{ApiError, has_hung_up, truncate};
 use super::pod_requests::MAX_OBJECT;
@@ -80,8 +81,8 @@ fn tcp() -> HttpConnector {
     tcp
 }
 
-/// Sends a request over a pooled connection, and again over a new one if the server closed the pooled one before it responded:
-/// a server may close an idle connection at any moment.
+/// Sends a request over a pooled connection, and again over a new one if the server closed the pooled one before it
+/// responded: a server may close an idle connection at any moment.
 async fn send<C>(
     pooled: legacy::Client<C, Body>,
     new: legacy::Client<C, Body>,
@@ -90,8 +91,8 @@ async fn send<C>(
 where
     C: Connect + Clone + Send + Sync + 'static,
 {
-    // Every request may be repeated: a GET, a merge patch, or the creation of an object with a name, whose repetition is
-    // answered with 409. Bodies are small and in memory.
+    // Every request may be repeated: a GET, a merge patch, or the creation of an object with a name, whose repetition
+    // is answered with 409. Bodies are small and in memory.
     let (head, body) = request.into_parts();
     let body = body.collect_bytes().await?;
     let send = |client: legacy::Client<C, Body>| {
@@ -103,7 +104,8 @@ where
     }
 }
 
-/// Sends a request with the token of the file, and once more if the server refused the token and the file contains a newer one.
+/// Sends a request with the token of the file, and once more if the server refused the token and the file contains a
+/// newer one.
 async fn authenticate(
     transport: Transport,
     token: Option<&TokenFile>,

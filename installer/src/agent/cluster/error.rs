@@ -50,8 +50,9 @@ impl ApiError {
         self.status() == Some(StatusCode::NOT_FOUND.as_u16())
     }
 
-    /// Reports whether the API server stated that the object does not exist. A proxy, or a server that does not know the kind,
-    /// also responds 404, but without that reason (apimachinery's `StatusReasonNotFound`, with details of the object).
+    /// Reports whether the API server stated that the object does not exist. A proxy, or a server that does not know
+    /// the kind, also responds 404, but without that reason (apimachinery's `StatusReasonNotFound`, with details of the
+    /// object).
     pub fn is_not_found(&self) -> bool {
         self.is_missing() && matches!(self, Self::Refused { reason, .. } if reason == "NotFound")
     }
@@ -114,8 +115,8 @@ pub(super) fn truncate(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_MESSAGE).collect()
 }
 
-/// Joins the layers of an error. The outermost often states only that a request failed, some repeat the next one's text, and
-/// rustls appends a URL.
+/// Joins the layers of an error. The outermost often states only that a request failed, some repeat the next one's
+/// text, and rustls appends a URL.
 fn describe(fault: &(dyn Error + 'static)) -> String {
     let mut parts: Vec<String> = Vec::new();
     for layer in layers(fault).map(ToString::to_string) {

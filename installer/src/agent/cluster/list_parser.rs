@@ -1,15 +1,15 @@
 //! Splits a list into its items as the bytes arrive. Pure.
 //!
-//! A server may send a node's whole list at once, which is megabytes; a cached pod has a few hundred bytes. So only one item
-//! of a list is in memory at a time.
+//! A server may send a node's whole list at once, which is megabytes; a cached pod has a few hundred bytes. So only one
+//! item of a list is in memory at a time.
 
 use super::pod_requests::MAX_OBJECT;
 
 /// The limit of the list without its items (kind, version, the token of the next page), in bytes.
 const MAX_REST: usize = 64 << 10;
 
-/// Splits a list (`{"kind": …, "metadata": …, "items": [ … ]}`) into its items and the rest. It does not validate JSON: the
-/// parsers of the items and of the rest do.
+/// Splits a list (`{"kind": …, "metadata": …, "items": [ … ]}`) into its items and the rest. It does not validate JSON:
+/// the parsers of the items and of the rest do.
 #[derive(Debug, Default)]
 pub(super) struct ListParser {
     item: Vec<u8>,

@@ -1,5 +1,5 @@
-//! The cache of this node's pods and the state of the watch that fills it. Queries may wait here for a pod that is not known
-//! yet. While the API server is down the cache stays as it is.
+//! The cache of this node's pods and the state of the watch that fills it. Queries may wait here for a pod that is not
+//! known yet. While the API server is down the cache stays as it is.
 
 mod cached_pod;
 mod pending;
@@ -22,8 +22,8 @@ use std::time::{Duration, Instant};
 pub struct WatchState {
     /// Whether a list was complete once: from then on queries are answered, however old the cache is.
     pub synced: bool,
-    /// The time since the API server last sent something about pods: a list, the start of a watch, an event or a bookmark.
-    /// A server sends a bookmark about every minute. A refusal does not count: it delivers no new pods.
+    /// The time since the API server last sent something about pods: a list, the start of a watch, an event or a
+    /// bookmark. A server sends a bookmark about every minute. A refusal does not count: it delivers no new pods.
     pub silent: Duration,
     /// Why the watch is not open; none while it is.
     pub problem: Option<WatchProblem>,
@@ -90,8 +90,8 @@ impl PodCache {
         self.lock().find(&pod.to_string(), pod)
     }
 
-    /// Returns the pod, and waits for one that is unknown. A pod of that name with another uid is an earlier or a later one,
-    /// and counts as unknown. `look_up` is called for the first of all queries that wait for the same pod.
+    /// Returns the pod, and waits for one that is unknown. A pod of that name with another uid is an earlier or a later
+    /// one, and counts as unknown. `look_up` is called for the first of all queries that wait for the same pod.
     pub(super) fn wait_for(&self, pod: &PodRef, limits: WaitLimits, look_up: impl FnOnce()) -> FactsResponse {
         let (name, key) = (pod.to_string(), key_with_uid(pod));
         let (mut state, mut look_up) = (self.lock(), Some(look_up));

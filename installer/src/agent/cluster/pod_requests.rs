@@ -1,5 +1,5 @@
-//! The requests about pods: this node's list, its watch, and a single pod; and the responses as types that keep only what is
-//! needed. Pure.
+//! The requests about pods: this node's list, its watch, and a single pod; and the responses as types that keep only
+//! what is needed. Pure.
 
 use super::error::ApiError;
 use gybe_plugin::args::PodRef;
@@ -46,9 +46,10 @@ impl Page {
 
 /// Requests a page of a node's pods.
 ///
-/// Version 0 means "from the server's cache". Without it the server would read all of the cluster's pods from etcd for every
-/// agent; the kubelet lists in the same way. A pod that such a list does not contain yet comes by the watch, or is looked up.
-/// kube omits the version from a request with a limit, so it is added here; from the second page on the token contains it.
+/// Version 0 means "from the server's cache". Without it the server would read all of the cluster's pods from etcd for
+/// every agent; the kubelet lists in the same way. A pod that such a list does not contain yet comes by the watch, or
+/// is looked up. kube omits the version from a request with a limit, so it is added here; from the second page on the
+/// token contains it.
 pub(super) fn list(node: &str, next: Option<&str>) -> Result<Request<Vec<u8>>, ApiError> {
     let mut params = ListParams::default().fields(&of_node(node)).limit(PAGE_SIZE);
     params.continue_token = next.map(str::to_owned);

@@ -1,5 +1,5 @@
-//! Rare single queries: our own node, our own DaemonSet, and a pod for the plugin. Each runs on the calling thread, with a
-//! deadline.
+//! Rare single queries: our own node, our own DaemonSet, and a pod for the plugin. Each runs on the calling thread,
+//! with a deadline.
 
 use super::access::{Cluster, ClusterError};
 use super::client;
@@ -34,8 +34,8 @@ pub enum DaemonSetState {
     Present,
     BeingDeleted,
     Absent,
-    /// The API server refuses us (401, 403): the namespace or the service account may be gone, or a role was changed. This
-    /// does not prove that the DaemonSet is gone.
+    /// The API server refuses us (401, 403): the namespace or the service account may be gone, or a role was changed.
+    /// This does not prove that the DaemonSet is gone.
     Refused(String),
     /// There was no response.
     Unknown(String),
@@ -111,8 +111,8 @@ struct TaintedSpec {
     taints: Option<Vec<Value>>,
 }
 
-/// Adds the missing ones of these taints to a node, or removes those that it has; reports whether there was something to
-/// change. Needs `get` on nodes, and `patch` for a change.
+/// Adds the missing ones of these taints to a node, or removes those that it has; reports whether there was something
+/// to change. Needs `get` on nodes, and `patch` for a change.
 ///
 /// # Errors
 /// As [`create_event`]; also when the node was changed meanwhile.

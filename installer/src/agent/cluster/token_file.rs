@@ -1,7 +1,7 @@
 //! A token in a file that the kubelet renews before it expires; it is read for every request.
 //!
-//! The kube crate caches a token for 50 seconds of wall-clock time, even if the API server has refused it in between. Requests
-//! are rare here, and a read from tmpfs takes microseconds.
+//! The kube crate caches a token for 50 seconds of wall-clock time, even if the API server has refused it in between.
+//! Requests are rare here, and a read from tmpfs takes microseconds.
 
 use super::error::ApiError;
 use gybe_plugin::bounded_read;

@@ -1,8 +1,8 @@
 //! The watch of this node's pods: a list, and then events.
 //!
-//! kube's `watcher` is not used. When a server ends each watch at once, it opens the next one without a pause. It hides the
-//! server's bookmarks and `Retry-After`, holds each page of a list in memory, and makes the server read every agent's list
-//! from etcd.
+//! kube's `watcher` is not used. When a server ends each watch at once, it opens the next one without a pause. It hides
+//! the server's bookmarks and `Retry-After`, holds each page of a list in memory, and makes the server read every
+//! agent's list from etcd.
 
 use super::error::ApiError;
 use super::line_splitter::LineSplitter;
@@ -21,16 +21,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
-/// The length of a watch in seconds, and the spread around it, so that the agents do not all reconnect at the same time. kube
-/// allows less than 295 seconds.
+/// The length of a watch in seconds, and the spread around it, so that the agents do not all reconnect at the same
+/// time. kube allows less than 295 seconds.
 const WATCH_SECONDS: f64 = 240.0;
 const SPREAD_SECONDS: f64 = 50.0;
 /// The server ends a watch itself. A watch that it has not ended after this time is dead.
 const GRACE: Duration = Duration::from_secs(10);
 /// How long the next part of a list may take.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
-/// After this many failures in a row the pods are listed again: a server restored from a backup does not know our resource
-/// version, and need not report that.
+/// After this many failures in a row the pods are listed again: a server restored from a backup does not know our
+/// resource version, and need not report that.
 const MAX_FAILURES: u32 = 5;
 
 /// The waits between two watches.
@@ -85,8 +85,8 @@ impl Watch {
         }
     }
 
-    /// Lists the pods where there is no version to continue from, and watches them until the watch ends. `opened` is set when
-    /// the watch is open.
+    /// Lists the pods where there is no version to continue from, and watches them until the watch ends. `opened` is
+    /// set when the watch is open.
     async fn watch(
         &self,
         version: &mut Option<String>,
@@ -117,7 +117,8 @@ impl Watch {
     ) -> Result<(), ApiError> {
         let mut lines = LineSplitter::default();
         while let Some(frame) = timeout(limit, body.frame()).await.map_err(|_| ApiError::Late(limit))? {
-            // A broken connection is handled like a watch that the server ended: if there is a problem, the next request fails.
+            // A broken connection is handled like a watch that the server ended: if there is a problem, the next
+            // request fails.
             let Ok(frame) = frame else { return Ok(()) };
             self.cache.record_event();
             lines.feed(&frame.into_data().unwrap_or_default());
@@ -196,8 +197,8 @@ impl Watch {
     }
 }
 
-/// Reports whether the watch cannot continue from the last version: 410, or any other status that concerns the request, not us
-/// or the server's health.
+/// Reports whether the watch cannot continue from the last version: 410, or any other status that concerns the request,
+/// not us or the server's health.
 fn has_expired(fault: &ApiError) -> bool {
     fault.status().is_some_and(|status| (400..500).contains(&status) && ![401, 403, 429].contains(&status))
 }

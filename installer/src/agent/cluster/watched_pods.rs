@@ -1,5 +1,5 @@
-//! This node's pods by a watch of the cluster: queries are answered from the cache, and otherwise from the watch or a lookup,
-//! whichever is first.
+//! This node's pods by a watch of the cluster: queries are answered from the cache, and otherwise from the watch or a
+//! lookup, whichever is first.
 
 use super::access::{Cluster, ClusterError};
 use super::lookup::{self, Lookup};
@@ -20,8 +20,8 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 /// How long the watch may lag behind the kubelet's, before a pod is looked up at the API server.
 const WATCH_LAG: Duration = Duration::from_millis(300);
 
-/// A server sends a bookmark every minute. This is longer than a watch lasts, so neither a slow server nor a token that is being
-/// replaced causes such a silence.
+/// A server sends a bookmark every minute. This is longer than a watch lasts, so neither a slow server nor a token that
+/// is being replaced causes such a silence.
 const STALE: Duration = Duration::from_secs(300);
 
 /// The watch, running on a thread of its own until it is dropped.
@@ -67,7 +67,8 @@ impl WatchedPods {
     }
 }
 
-/// Calls `make` with all signals blocked, so that the thread that it creates receives none: the agent's loop handles them.
+/// Calls `make` with all signals blocked, so that the thread that it creates receives none: the agent's loop handles
+/// them.
 fn without_signals<T>(make: impl FnOnce() -> std::io::Result<T>) -> Result<T, ClusterError> {
     let failed = |errno: nix::errno::Errno| ClusterError::Thread(errno.into());
     let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(failed)?;

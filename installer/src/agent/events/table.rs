@@ -1,5 +1,5 @@
-//! The events that are known, and which of them is written next: bounded, with a rate limit, and with repeats counted in a series
-//! instead of written each. Pure.
+//! The events that are known, and which of them is written next: bounded, with a rate limit, and with repeats counted
+//! in a series instead of written each. Pure.
 
 use super::event::Event;
 use std::time::{Duration, Instant, SystemTime};
@@ -11,8 +11,8 @@ const BURST: u32 = 25;
 const REQUEST_INTERVAL: Duration = Duration::from_secs(2);
 /// The first repeat is written at once, the count of further ones so often.
 const SERIES_INTERVAL: Duration = Duration::from_secs(60);
-/// After so long without a repeat an event is forgotten; another one like it is a new event. An event that could not be written
-/// for so long is dropped.
+/// After so long without a repeat an event is forgotten; another one like it is a new event. An event that could not be
+/// written for so long is dropped.
 const FORGOTTEN_AFTER: Duration = Duration::from_secs(600);
 /// The delay after a failed request, doubled with each further one.
 const RETRY: Duration = Duration::from_secs(5);

@@ -24,7 +24,8 @@ pub(super) struct Dispatcher<'scope, 'env> {
 }
 
 impl Dispatcher<'_, '_> {
-    /// Reads from a connection, and responds to its request or enqueues it. Returns the connection while its request is incomplete.
+    /// Reads from a connection, and responds to its request or enqueues it. Returns the connection while its request is
+    /// incomplete.
     pub(super) fn receive(&self, mut connection: Connection) -> Option<Connection> {
         match connection.receive() {
             Received::Incomplete => return Some(connection),

@@ -1,5 +1,5 @@
-//! Requests that wait: for a pod that the API server does not have yet, or for a client that reads slowly. Each has a thread and
-//! a deadline of its own; the number of threads and the length of the queue are bounded.
+//! Requests that wait: for a pod that the API server does not have yet, or for a client that reads slowly. Each has a
+//! thread and a deadline of its own; the number of threads and the length of the queue are bounded.
 
 use super::connection::Connection;
 use super::dispatcher::Dispatcher;
@@ -38,8 +38,8 @@ struct Queue {
 }
 
 impl Dispatcher<'_, '_> {
-    /// Enqueues a job. If the queue is full, the client receives an error. If no thread runs and the kernel creates none, the
-    /// connections of all queued jobs are closed, and the clients retry.
+    /// Enqueues a job. If the queue is full, the client receives an error. If no thread runs and the kernel creates
+    /// none, the connections of all queued jobs are closed, and the clients retry.
     pub(super) fn enqueue(&self, job: Job) {
         let mut queue = self.queue.lock();
         if queue.jobs.len() >= MAX_QUEUED {

@@ -1,4 +1,5 @@
-//! Prometheus' text format, version 0.0.4. A library would add registries and atomics for numbers that other modules keep.
+//! Prometheus' text format, version 0.0.4. A library would add registries and atomics for numbers that other modules
+//! keep.
 
 use crate::agent::plugin_calls::{BOUNDS, Histogram};
 use std::fmt::{Display, Write as _};

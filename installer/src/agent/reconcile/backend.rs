@@ -14,8 +14,8 @@ use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use serde_json::json;
 use std::time::Duration;
 
-/// How long the first turn waits for the label. A reachable API server responds within this time; without a response the agent
-/// uses the label's last value, which is in the existing entry.
+/// How long the first turn waits for the label. A reachable API server responds within this time; without a response
+/// the agent uses the label's last value, which is in the existing entry.
 const LABEL_WAIT: Duration = Duration::from_secs(2);
 
 /// The last probe report, and the label.
@@ -66,8 +66,8 @@ impl Backend {
         backend
     }
 
-    /// Returns the probe result in our entry, until there is a report. It names the kernel for which it holds, so the entry may
-    /// keep it; removing it would mean a write to the conf file at every boot.
+    /// Returns the probe result in our entry, until there is a report. It names the kernel for which it holds, so the
+    /// entry may keep it; removing it would mean a write to the conf file at every boot.
     pub(super) fn recorded_probe(&self) -> Option<&ProbeHint> {
         self.initial.as_ref().filter(|_| self.probe.is_none())?.probed.as_ref()
     }
@@ -91,7 +91,8 @@ impl Backend {
 }
 
 impl InitialEntry {
-    /// Reads the entry. The agent uses its setting until it knows the label, so that the backend does not change meanwhile.
+    /// Reads the entry. The agent uses its setting until it knows the label, so that the backend does not change
+    /// meanwhile.
     fn read(directories: &NodeDirectories, cluster: BackendSetting) -> Self {
         let observed = observe(directories, &ObserveScope::default(), &mut HashCache::default());
         let contents = observed.conf.files.values().filter_map(|file| file.content.as_ref().ok());

@@ -14,7 +14,8 @@ use gybe_plugin::pod::PodFacts;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
-/// The interval of reads of the runtime's result cache while istio-cni's program is unchanged: it has a file for each sandbox.
+/// The interval of reads of the runtime's result cache while istio-cni's program is unchanged: it has a file for each
+/// sandbox.
 const CACHE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The last observation.

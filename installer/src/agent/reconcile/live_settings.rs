@@ -1,6 +1,6 @@
-//! Settings that follow the ConfigMap: read again at every turn, and used if they are valid. An invalid ConfigMap is logged
-//! once, and the previous settings stay in use. If there are none, because the agent has just started, the node stays as it is
-//! until the ConfigMap is valid.
+//! Settings that follow the ConfigMap: read again at every turn, and used if they are valid. An invalid ConfigMap is
+//! logged once, and the previous settings stay in use. If there are none, because the agent has just started, the node
+//! stays as it is until the ConfigMap is valid.
 
 use super::status_log::StatusLog;
 use crate::error::chain;
@@ -49,8 +49,8 @@ fn load(
 }
 
 impl LiveSettings {
-    /// Reads the settings. An invalid ConfigMap alone does not stop the agent: without an agent the plugin refuses every pod of
-    /// the mesh on this node.
+    /// Reads the settings. An invalid ConfigMap alone does not stop the agent: without an agent the plugin refuses
+    /// every pod of the mesh on this node.
     ///
     /// # Errors
     /// When the environment is invalid, which cannot change while the process runs. Names everything that is invalid.

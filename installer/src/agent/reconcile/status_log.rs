@@ -33,8 +33,8 @@ impl<'a> StatusLog<'a> {
         self.log.log(level, message, fields);
     }
 
-    /// Sets a condition, and logs it with its reason in the field `why` when it begins or its reason changes. A condition
-    /// without a reason does not hold.
+    /// Sets a condition, and logs it with its reason in the field `why` when it begins or its reason changes. A
+    /// condition without a reason does not hold.
     pub(super) fn condition(
         &mut self,
         level: Level,

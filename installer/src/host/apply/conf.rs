@@ -135,7 +135,8 @@ pub(super) fn write_drop_in(
     folder.sync()
 }
 
-/// Removes our drop-in by way of the conf directory, for the same reason, and the network's directory if it is then empty.
+/// Removes our drop-in by way of the conf directory, for the same reason, and the network's directory if it is then
+/// empty.
 pub(super) fn remove_drop_in(folder: &OpenDirectory, network: &FileName) -> Result<(), ApplyError> {
     let inner = folder.inner(network)?;
     match renameat(&inner.fd, DROP_IN, &folder.fd, temporary_name()) {

@@ -71,8 +71,8 @@ pub fn choose(conf: &ConfDirectory, runtime: Runtime, drop_ins: DropIns) -> Resu
     Err(NoChoice::Nothing)
 }
 
-/// Returns the file that CRI-O uses if its configuration names a network (`cni_default_network`): the first with a network
-/// of this name. ocicni skips every other file.
+/// Returns the file that CRI-O uses if its configuration names a network (`cni_default_network`): the first with a
+/// network of this name. ocicni skips every other file.
 pub fn choose_by_name(
     conf: &ConfDirectory,
     name: &str,

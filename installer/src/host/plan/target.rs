@@ -50,8 +50,8 @@ pub(super) fn target<'a>(
     }
 }
 
-/// Finds the pinned file. As with istio-cni, a name that ends in `.conf` also selects the `.conflist` if only that exists,
-/// and the reverse.
+/// Finds the pinned file. As with istio-cni, a name that ends in `.conf` also selects the `.conflist` if only that
+/// exists, and the reverse.
 fn pinned_file(observed: &ObservedState, pinned: &FileName) -> Option<FileName> {
     let single = pinned.ended(".conflist", ".conf");
     let names = [pinned.clone()].into_iter().chain(originals::as_list(pinned)).chain(single);

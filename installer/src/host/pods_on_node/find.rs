@@ -154,8 +154,8 @@ impl Listing {
         }
     }
 
-    /// Reports whether this pod's sandbox is known. If it is, another namespace of its processes is one that the pod itself
-    /// made, and not a sandbox.
+    /// Reports whether this pod's sandbox is known. If it is, another namespace of its processes is one that the pod
+    /// itself made, and not a sandbox.
     fn is_cached(&self, uid: &str) -> bool {
         let is_it = |pod: &PodRef| pod.uid.as_deref() == Some(uid);
         self.by_namespace.values().any(|sandbox| sandbox.pod.as_ref().is_some_and(is_it))

@@ -43,7 +43,8 @@ pub(super) fn read(proc: &Path) -> Processes {
     found
 }
 
-/// Reports whether the process in this directory of `/proc` exists, belongs to the pod with this uid and is in this namespace.
+/// Reports whether the process in this directory of `/proc` exists, belongs to the pod with this uid and is in this
+/// namespace.
 pub(crate) fn is_process_of(process: &Path, uid: &str, namespace: Identity) -> bool {
     let is_here = Identity::at(&process.join("ns/net")).is_ok_and(|identity| identity == namespace);
     is_here && cgroup_file(process).and_then(|cgroup| pod_uid(&cgroup)).as_deref() == Some(uid)

@@ -1,5 +1,5 @@
-//! The taints that keep pods off a node whose agent is not ready. The effect is always `NoSchedule`: `NoExecute` would evict
-//! running pods, whose rules stay while the agent is not ready.
+//! The taints that keep pods off a node whose agent is not ready. The effect is always `NoSchedule`: `NoExecute` would
+//! evict running pods, whose rules stay while the agent is not ready.
 
 use super::reader::{SettingsReader, list};
 use std::collections::BTreeSet;

@@ -1,5 +1,5 @@
-//! Spellings that `istio-iptables` takes and a policy file does not, since iptables parses the values there. A text with
-//! no such spelling is unchanged: the policy file's parser reports it.
+//! Spellings that `istio-iptables` takes and a policy file does not, since iptables parses the values there. A text
+//! with no such spelling is unchanged: the policy file's parser reports it.
 
 use std::borrow::Cow;
 

@@ -1,4 +1,5 @@
-//! Start and stop of the server, its log of requests, and its credential files: a kubeconfig and a service account's directory.
+//! Start and stop of the server, its log of requests, and its credential files: a kubeconfig and a service account's
+//! directory.
 
 use crate::client::{Client, TIMEOUT};
 use base64::Engine;

@@ -1,5 +1,5 @@
-//! Faults and repeated calls: the errors that the kubelet receives, and what is left on the node; an ADD killed at each of its
-//! system calls, and lost cached results.
+//! Faults and repeated calls: the errors that the kubelet receives, and what is left on the node; an ADD killed at each
+//! of its system calls, and lost cached results.
 
 use crate::fixture::{
     assert_no_sandbox_is_left, entries, error_chain, gybe_node, gybe_node_with, kill_containerd_during_add,

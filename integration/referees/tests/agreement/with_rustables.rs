@@ -12,9 +12,9 @@ use gybe_referees::transport::transact;
 use gybe_referees::with_rustables::{Inexpressible, batch, complete};
 use std::collections::BTreeMap;
 
-/// The policies of the flow vectors that rustables cannot write completely, by reason. The list may only shrink, except for
-/// policies that are new in the vectors (the last line). All rules and all other sets of policies with ranges in a set are
-/// written and compared.
+/// The policies of the flow vectors that rustables cannot write completely, by reason. The list may only shrink, except
+/// for policies that are new in the vectors (the last line). All rules and all other sets of policies with ranges in a
+/// set are written and compared.
 const RUSTABLES_CANNOT: [(Inexpressible, &str); 1] = [(
     Inexpressible::EndsOfRanges,
     "

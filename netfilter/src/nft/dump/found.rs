@@ -155,7 +155,8 @@ fn elements(entries: &[Entry]) -> impl Iterator<Item = (u128, bool)> {
     })
 }
 
-/// The intervals between the listed bounds. When no interval starts at zero, `nft` writes an end there, which ends none.
+/// The intervals between the listed bounds. When no interval starts at zero, `nft` writes an end there, which ends
+/// none.
 fn paired(mut bounds: Vec<(u128, bool)>, length: u8) -> Vec<Range> {
     // Where one interval ends and another starts, the end comes first.
     bounds.sort_unstable_by_key(|(key, is_end)| (*key, !is_end));

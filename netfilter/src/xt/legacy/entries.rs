@@ -1,8 +1,8 @@
 //! Decodes the bytes of a table into chains and rules. Pure; stays within the bytes.
 //!
-//! A table is a sequence of entries. A built-in chain begins at the offset of the table's hook, a user chain after an entry
-//! with the target ERROR, which has its name. Each chain ends with its policy or an unconditional RETURN, and the table
-//! with a last ERROR (`translate_table`, net/ipv4/netfilter/ip_tables.c, v6.18).
+//! A table is a sequence of entries. A built-in chain begins at the offset of the table's hook, a user chain after an
+//! entry with the target ERROR, which has its name. Each chain ends with its policy or an unconditional RETURN, and the
+//! table with a last ERROR (`translate_table`, net/ipv4/netfilter/ip_tables.c, v6.18).
 
 use super::sockopt::Info;
 use super::{AddressTest, BuiltIn, Counters, Header, InetHook, InterfaceTest, LegacyChain, LegacyRule};

@@ -1,5 +1,5 @@
-//! One pod in the cache. Of a pod larger than `MAX_SIZE` the cache has only the identity, so that no pod's owner can fill the
-//! agent's memory; for each query about it the agent requests the pod from the API server.
+//! One pod in the cache. Of a pod larger than `MAX_SIZE` the cache has only the identity, so that no pod's owner can
+//! fill the agent's memory; for each query about it the agent requests the pod from the API server.
 
 use gybe_plugin::pod::{Container, ISTIO_COMPONENTS, PodFacts};
 use std::mem::size_of;

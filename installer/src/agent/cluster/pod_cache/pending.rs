@@ -29,8 +29,8 @@ impl PendingPod {
         Self { since: Instant::now(), waiting: 0, lookup_started: false, response: None }
     }
 
-    /// Returns how long to wait for a change, or, as an error, the response. The first query that has waited long enough for the
-    /// watch starts the lookup.
+    /// Returns how long to wait for a change, or, as an error, the response. The first query that has waited long
+    /// enough for the watch starts the lookup.
     pub(super) fn wait(
         &mut self,
         limits: WaitLimits,
