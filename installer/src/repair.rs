@@ -1,6 +1,6 @@
-//! Pods of this node that should be redirected and are not: a pass over the sandboxes finds them, `decision` decides
-//! what happens to each, `namespace` writes the rules. `watch` makes a pass whenever an ADD has ended; `shared_files`
-//! connects it with the agent.
+//! Pods of this node that should be redirected and are not: a pass over the sandboxes finds them, `decision` decides what
+//! happens to each, `namespace` writes the rules. `watch` makes a pass whenever an ADD has ended; `shared_files` connects
+//! it with the agent.
 
 mod decision;
 mod namespace;
