@@ -77,21 +77,15 @@ impl Container {
         self.with_mounted_proc(&limited(capabilities, &probe))
     }
 
-    /// Returns the command of `gybe` as an operator calls it in the container, which has the host's `/proc` mounted and
-    /// a variable that names the host's mount namespace.
-    pub(crate) fn gybe(&self, host: &Host, arguments: &str) -> String {
-        let variable = format!("env GYBE_HOST_MOUNTS={}", self.mounted(&host.namespace()));
-        self.with_mounted_proc(&format!("{variable} {}", limited(&CAPABILITIES, arguments)))
-    }
-
-    fn with_mounted_proc(&self, command: &str) -> String {
+    /// Returns a command that runs `command` in a PID namespace of its own, with the host's `/proc` mounted.
+    pub(crate) fn with_mounted_proc(&self, command: &str) -> String {
         let mounted = self.mounted("/proc");
         let alone = format!("exec unshare --pid --fork --mount-proc {command}");
         format!("mkdir -p {mounted} && mount --rbind /proc {mounted} && {} && {alone}", hide(&NO_IPTABLES))
     }
 
     /// The container's path of a path in the host's `/proc`.
-    fn mounted(&self, path: &str) -> String {
+    pub(crate) fn mounted(&self, path: &str) -> String {
         format!("{}{path}", self.0.path().display())
     }
 
@@ -114,7 +108,7 @@ impl Container {
 }
 
 /// Returns the command of `gybe` with these capabilities.
-fn limited(capabilities: &[&str], arguments: &str) -> String {
+pub(crate) fn limited(capabilities: &[&str], arguments: &str) -> String {
     let set: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
     let gybe = path_of_ours("gybe").unwrap();
     format!("setpriv --inh-caps=-all --bounding-set=-all{set} {} {arguments}", gybe.display())

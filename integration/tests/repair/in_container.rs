@@ -1,7 +1,7 @@
 //! The DaemonSet's container `repair` repairs pods: with its capabilities, in the host's mount namespace, with programs
 //! that the image does not have.
 
-use crate::container::{CAPABILITIES, Container, Host};
+use crate::container::{CAPABILITIES, Container, Host, limited};
 use crate::node::Node;
 use gybe_test_support::wait_until;
 use serde_json::{Value, json};
@@ -46,7 +46,12 @@ fn an_operator_judges_live_pods_from_the_container_without_naming_the_host() {
     let (pod, other) = (node.unredirected(1), node.unredirected(2));
     let (host, container) = (Host::without("operator", &[]), Container::new("operator"));
     let root = format!("--root {}", node.root.path().display());
-    let gybe = |arguments: &str| container.sh(&container.gybe(&host, arguments));
+    // The variable of the DaemonSet's container.
+    let variable = format!("env GYBE_HOST_MOUNTS={}", container.mounted(&host.namespace()));
+    let gybe = |arguments: &str| {
+        let command = format!("{variable} {}", limited(&CAPABILITIES, arguments));
+        container.sh(&container.with_mounted_proc(&command))
+    };
     let verdicts = || {
         let ran = gybe(&format!("verify --all --json {root}"));
         let out: Value = serde_json::from_str(&ran.out).unwrap_or_else(|why| panic!("{why}: {ran:?}"));
