@@ -53,7 +53,7 @@ build: ## build both programs, static, in dist/; TARGET=aarch64-unknown-linux-mu
 	@$(if $(NATIVE),$(DIST)/gybe-cni && $(DIST)/gybe --version,ls -l $(DIST))
 
 contents: build
-	integration/setup.sh $(if $(BUILDER),contents,image)
+	integration/setup.sh $(if $(BUILDER),contents,image || { echo 'or run: make image BUILDER=docker' >&2; exit 1; })
 	manifests/notices.sh $(TARGET) $(DIST)
 
 image: contents ## build an image of both programs as an OCI archive beside them, gybe-VERSION.oci.tar, or with BUILDER=docker in docker's store   (needs: as build, and buildah and jq, see setup; or that builder)
