@@ -56,14 +56,14 @@ contents: build
 	integration/setup.sh $(if $(BUILDER),contents,image || { echo 'or run: make image BUILDER=docker' >&2; exit 1; })
 	manifests/notices.sh $(TARGET) $(DIST)
 
-image: contents ## build an image of both programs as an OCI archive beside them, gybe-VERSION.oci.tar, or with BUILDER=docker in docker's store   (needs: as build, and buildah and jq, see setup; or that builder)
+image: contents ## build their image as an OCI archive, dist/gybe-VERSION.oci.tar; BUILDER=docker: in docker's store   (needs: as build, jq, and buildah or that builder)
 ifdef BUILDER
 	$(BUILDER) build --file manifests/Containerfile --platform linux/$(PLATFORM) --tag gybe:$(CARGO_VERSION) $(DIST)
 else
 	manifests/image.sh $(CARGO_VERSION) $(DIST)/gybe-$(CARGO_VERSION).oci.tar $(PLATFORM)=$(DIST)
 endif
 
-release: ## build everything of a release in dist/release: VERSION=x.y.z IMAGE=registry.example/mesh/gybe   (needs: as image for both architectures, and as test-manifests)
+release: ## build everything of a release in dist/release: VERSION=x.y.z IMAGE=registry.example/mesh/gybe   (needs: as image and test-manifests, and gcc for arm64)
 	manifests/release.sh $(VERSION) $(IMAGE)
 
 demo: build ## show where a pod's connections go with and without Gybe   (needs: root, or unshare and newuidmap)

@@ -11,9 +11,13 @@ trap 'exit 1' INT TERM HUP
 
 sysroot=$(rustc --print sysroot)
 rust=$(rustc --version | cut -d' ' -f2)
-musl=""
 case $target in
 *-musl) musl=$(strings "$sysroot/lib/rustlib/$target/lib/self-contained/libc.a" | grep -xE '1\.[0-9]+\.[0-9]+') ;;
+*)
+    echo "programs for $target contain this machine's C library, which an image must not: install Rust's target" \
+        "${target%%-*}-unknown-linux-musl" >&2
+    exit 1
+    ;;
 esac
 
 # The crates that these two packages use with these features: `cargo metadata` unites the features of the workspace.
@@ -57,14 +61,15 @@ jq -r --rawfile crates "$scratch/crates" '($crates | split("\n")) as $names
 heading() { printf '\n%s\n' "======== $*"; }
 {
     echo "Gybe is licensed under the Apache License 2.0. Its programs contain these crates, the standard library of"
-    echo "Rust $rust${musl:+, and musl $musl}. The texts of their licences follow."
+    echo "Rust $rust, and musl $musl. The texts of their licences follow."
     echo
     cat "$scratch/list"
     while read -r hash; do
         heading "$(paste -sd, "$scratch/names/$hash" | sed 's/,/, /g')"
         cat "$scratch/texts/$hash"
     done <"$scratch/order"
-    [ -z "$musl" ] || { heading "musl $musl" && cat manifests/musl.LICENSE; }
+    heading "musl $musl"
+    cat manifests/musl.LICENSE
     heading "Rust $rust, standard library"
     # The text of the page.
     sed -e 's/<[^>]*>//g; s/^[[:space:]]*//; s/&lt;/</g; s/&gt;/>/g; s/&quot;/"/g; s/&#34;/"/g' \

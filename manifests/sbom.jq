@@ -1,6 +1,6 @@
 # From `cargo metadata` to a CycloneDX 1.5 document about the programs. $crates: lines of NAME@VERSION, the crates that
-# they contain; $rust and $musl: versions of the standard library and of the C library, which may be empty. Without
-# serial number and time, so that two builds write the same bytes.
+# they contain; $rust and $musl: versions of the standard library and of the C library. Without serial number and time,
+# so that two builds write the same bytes.
 def reference: "pkg:cargo/\(.name)@\(.version)";
 # Old crates separate alternatives by a slash.
 def licences: [{ expression: (.license | gsub(" */ *"; " OR ")) }];
@@ -16,7 +16,7 @@ def linked($name; $version; $product; $licence): {
 | (first($shipped[] | select(.name == "gybe-installer")) | .version) as $version
 | [
     linked("rust-std"; $rust; "rust-lang:rust"; "MIT OR Apache-2.0"),
-    (select($musl != "") | linked("musl"; $musl; "musl-libc:musl"; "MIT"))
+    linked("musl"; $musl; "musl-libc:musl"; "MIT")
 ] as $runtime
 | {
     bomFormat: "CycloneDX",
