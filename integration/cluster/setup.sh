@@ -31,9 +31,10 @@ fi
 for commit in "$@"; do
     clone=$into/clones/$commit
     [ ! -x "$clone/dist/gybe-cni" ] || continue
-    mkdir -p "$clone"
-    git archive "$commit" | tar -x -C "$clone"
-    # The dependencies that are built already.
-    ln -sfn "$PWD/target" "$clone/target"
+    mkdir -p "$clone" "$into/build"
+    # Cargo compiles what is newer than its last build there, so the files get the time of now, and clones do not share
+    # the directory of builds with this tree.
+    git archive "$commit" | tar -xm -C "$clone"
+    ln -sfn "$into/build" "$clone/target"
     make -C "$clone" build
 done
