@@ -9,6 +9,7 @@ use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBind
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -42,6 +43,26 @@ impl Objects {
         let text = fs::read_to_string(file)
             .unwrap_or_else(|error| panic!("{}: {error}; run: make test-manifests", file.display()));
         Self(documents(&text))
+    }
+
+    /// Returns the objects by kind, namespace and name, without namespaces, which the chart leaves to helm.
+    #[allow(dead_code, reason = "only the tests of the overlays use it")]
+    pub(crate) fn by_name(&self) -> BTreeMap<String, Value> {
+        let name = |object: &Value| {
+            let [namespace, name] = ["namespace", "name"].map(|key| object["metadata"][key].as_str());
+            format!("{} {}/{}", object["kind"], namespace.unwrap_or_default(), name.unwrap())
+        };
+        let objects = self.0.iter().filter(|object| object["kind"] != "Namespace");
+        let mut by_name: BTreeMap<_, _> =
+            objects.clone().map(|object| (name(object), object.clone())).collect();
+        // kustomize puts a patched volume first.
+        for object in by_name.values_mut() {
+            if let Some(volumes) = object.pointer_mut("/spec/template/spec/volumes") {
+                volumes.as_array_mut().unwrap().sort_by_key(|volume| volume["name"].to_string());
+            }
+        }
+        assert_eq!(by_name.len(), objects.count(), "two objects have one name");
+        by_name
     }
 
     /// Returns the objects of a kind.
