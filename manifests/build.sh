@@ -5,10 +5,13 @@
 # --write writes them, and without it they must be equal.
 # target/manifests/PLATFORM.yaml       the overlay
 # target/manifests/with-COMPONENT.yaml the default overlay with a component
-# target/manifests/chart/NAME.yaml     the chart with the values of the platform or component, or of manifests/values/NAME
+# target/manifests/chart/NAME.yaml     the chart for a platform, with a component, or with the values of chart-values/NAME
+#
+# Also lints the chart, and runs the unit tests of its alerts.
 #
 # Uses the installed helm if its version is 3.14 or later, and the installed kustomize or kubectl's if its version is 5 or
-# later. Otherwise builds them with Go: the installed one, or Debian 13's, which it unpacks below target/tools.
+# later. Otherwise builds them with Go: the installed one, or Debian 13's, which it unpacks below target/tools, as it does
+# with Debian 12's promtool where none is installed.
 set -eu
 cd "$(dirname "$0")/.."
 
@@ -45,6 +48,12 @@ if helm version --short 2>/dev/null | grep -Eq "$of_version_3_14"; then
 else
     install helm "helm.sh/helm/v3/cmd/helm@$helm_version"
     helm=$tools/helm
+fi
+
+promtool=promtool
+if ! command -v promtool >/dev/null; then
+    promtool=$tools/prometheus/usr/bin/promtool
+    [ -x "$promtool" ] || integration/debian-unpack.sh "$tools/prometheus" bookworm prometheus
 fi
 
 # render ARGUMENT...: prints the chart's objects without hooks.
@@ -104,10 +113,18 @@ YAML
     build "target/components/$name" >"$out/with-$name.yaml"
 done
 
-"$helm" lint --quiet --strict manifests/chart
+"$helm" lint --quiet --strict --kube-version 1.30.0 manifests/chart
+"$promtool" test rules manifests/alerts-test.yaml
 for platform in $(sed -n 's/^\([a-z0-9]*\):.*/\1/p' manifests/chart/files/platforms.yaml); do
     render --set "platform=$platform" >"$out/chart/$platform.yaml"
 done
 render --set foreignOwner=true >"$out/chart/with-foreign-owner.yaml"
 render --set seLinuxOptions.type=spc_t >"$out/chart/with-selinux.yaml"
 render --set nodeTaints={cni.istio.io/not-ready} >"$out/chart/with-node-taint.yaml"
+render -f manifests/chart-values/pools.yaml >"$out/chart/pools.yaml"
+render -f manifests/chart-values/all.yaml >"$out/chart/all.yaml"
+render -f manifests/chart-values/istio-cni.yaml >"$out/chart/istio-cni.yaml"
+if render -f manifests/chart-values/refused.yaml >"$out/chart/refused" 2>&1; then
+    echo "the chart accepts manifests/chart-values/refused.yaml" >&2
+    exit 1
+fi

@@ -7,6 +7,8 @@
     reason = "a failed expectation ends the test"
 )]
 
+#[path = "overlays/chart.rs"]
+mod chart;
 #[path = "deployment/objects.rs"]
 mod objects;
 #[path = "deployment/pod.rs"]

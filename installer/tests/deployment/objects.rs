@@ -4,7 +4,9 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Namespace, PodSpec, ResourceQuota, ServiceAccount};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -101,6 +103,10 @@ impl Objects {
                 ("v1", "ConfigMap") => round_trip::<ConfigMap>,
                 ("v1", "ResourceQuota") => round_trip::<ResourceQuota>,
                 ("apps/v1", "DaemonSet") => round_trip::<DaemonSet>,
+                ("batch/v1", "Job") => round_trip::<Job>,
+                ("networking.k8s.io/v1", "NetworkPolicy") => round_trip::<NetworkPolicy>,
+                // Custom resources of the Prometheus Operator.
+                ("monitoring.coreos.com/v1", "PodMonitor" | "PrometheusRule") => Value::clone,
                 ("rbac.authorization.k8s.io/v1", "ClusterRole") => round_trip::<ClusterRole>,
                 ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => round_trip::<ClusterRoleBinding>,
                 ("rbac.authorization.k8s.io/v1", "Role") => round_trip::<Role>,

@@ -25,7 +25,9 @@ pub(crate) fn settings_sources(objects: &Objects) -> SettingsSources {
         };
         environment.insert(variable.name, value);
     }
-    let config: ConfigMap = objects.one("ConfigMap");
+    let mounted = objects.pod().volumes.unwrap().into_iter().find_map(|volume| volume.config_map).unwrap();
+    let is_mounted = |map: &ConfigMap| map.metadata.name.as_ref() == Some(&mounted.name);
+    let config = objects.of("ConfigMap").into_iter().find(is_mounted).unwrap();
     SettingsSources { environment, files: config.data.unwrap(), network_config: None }
 }
 
