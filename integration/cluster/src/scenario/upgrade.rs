@@ -49,12 +49,15 @@ fn rolls(
     for (plan, pods) in [(upgrade, &upgraded), (rollback, &rolled_back)] {
         let name = plan.name;
         targets.push(none(&format!("{name}: `FailedCreatePodSandBox`"), pods.refusals.len()));
-        targets.push(Target {
-            what: format!("{name}: added to the start of a pod"),
-            measured: pods.most_added_to(&without),
-            limit: Limit::AtMost(1.0),
-            unit: "s",
-        });
+        // Pods that start at one instant keep the processors busy: their times show the work of the roll itself.
+        if plan.interval > Duration::ZERO {
+            targets.push(Target {
+                what: format!("{name}: added to the start of a pod"),
+                measured: pods.most_added_to(&without),
+                limit: Limit::AtMost(1.0),
+                unit: "s",
+            });
+        }
     }
     let all = |list: fn(&Started) -> &Vec<String>| rows.iter().map(|(_, pods)| list(pods).len()).sum();
     targets.push(none(&format!("pods {how} that are not redirected"), all(|pods| &pods.astray)));
