@@ -30,6 +30,7 @@ mod probe;
 mod remove;
 mod render;
 mod repair;
+mod status;
 mod style;
 mod trace;
 mod uninstall;
@@ -57,7 +58,7 @@ struct Gybe {
 
 fn after_help() -> String {
     format!(
-        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, install, uninstall, probe, demo,\n       agent-status)\n  \
+        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, status, install, uninstall, probe, demo,\n       agent-status)\n  \
          2    wrong arguments, or the command failed\n  126  the pod is not redirected (validate)\n\n{}",
         style::heading("Exit codes:"),
         "`gybe help COMMAND` explains a command and shows examples.",
@@ -82,6 +83,7 @@ enum Command {
     Install(Box<install::InstallArgs>),
     Uninstall(uninstall::UninstallArgs),
     Doctor(doctor::DoctorArgs),
+    Status(status::StatusArgs),
     Init(init::InitCommand),
     Validate(validate::ValidateArgs),
     Demo(demo::DemoArgs),
@@ -108,6 +110,7 @@ impl Command {
             Self::Install(args) => args.run(),
             Self::Uninstall(args) => args.run(),
             Self::Doctor(args) => Ok(args.run()),
+            Self::Status(args) => args.run(context),
             Self::Init(args) => args.run(context),
             Self::Validate(args) => args.run(context),
             Self::Demo(args) => args.run(),
