@@ -43,7 +43,7 @@ impl NamespaceArgs {
             (None, Some(pid), _) => directories.root().join(format!("proc/{pid}/ns/net")),
             (None, None, Some(id)) => {
                 let is_it = |sandbox: &Sandbox| sandbox.has_container(id);
-                pods::network_namespace(directories, &format!("sandbox or container {id}"), is_it)?
+                pods::network_namespace(directories, &format!("container {id}"), is_it)?
             }
             (None, None, None) => return Err(CommandError::new("no network namespace is named")),
         };
@@ -58,7 +58,7 @@ pub(super) struct PodNamespaceArgs {
     #[command(flatten)]
     namespace: NamespaceArgs,
     /// The network namespace of this pod
-    #[arg(long, value_name = "NAMESPACE/NAME", group = NAMESPACE, value_parser = pods::parse_pod)]
+    #[arg(long, value_name = "NS/NAME", group = NAMESPACE, value_parser = pods::parse_pod)]
     pod: Option<PodRef>,
     #[command(flatten)]
     directories: DirectoriesArg,
