@@ -34,7 +34,7 @@ pub(super) struct ApplyArgs {
 impl ApplyArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         let source = self.policy.one()?;
-        let namespace = self.namespace.open(&self.directories)?.to_change()?;
+        let namespace = self.namespace.open(&self.directories)?.not_a_nodes()?;
         let target = Target::Namespace(namespace.addresses()?);
         let policy = match source.requested(&target, InitContainer::Counts)? {
             Requested::Redirect(policy) => policy,

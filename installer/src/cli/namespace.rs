@@ -120,7 +120,7 @@ impl OpenNamespace {
     /// With a mistyped path every connection of a node would go to a port without a listener. The caller's own
     /// namespace is not always the node's (a pod with `hostPID`), so the node's is also recognised as the kernel's
     /// first namespace, and, if nodes are containers, as that of process 1.
-    pub(super) fn to_change(self) -> Result<Self, CommandError> {
+    pub(super) fn not_a_nodes(self) -> Result<Self, CommandError> {
         let here = Netns::of_this_thread().map_err(cannot_use)?;
         let refuse = |whose: &str| {
             let what = format!("{} is {whose}", self.path());

@@ -71,7 +71,7 @@ impl OnNodeArgs {
             |_| CommandError::new("the manifest does not name one pod; name its sandbox with --netns");
         let namespace = Namespace::parse(namespace).map_err(unnamed)?;
         let name = PodName::parse(&facts.name).map_err(unnamed)?;
-        self.one(&PodRef { namespace, name, uid: None }, &self.sources(conf).with_manifest(facts))
+        self.one(&PodRef { namespace, name, uid: None }, &self.sources(conf).with_manifests(vec![facts]))
     }
 
     fn one(&self, pod: &PodRef, sources: &PolicySources) -> Result<CommandOutput, CommandError> {

@@ -23,7 +23,7 @@ pub(super) struct RemoveArgs {
 
 impl RemoveArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
-        let namespace = self.namespace.open()?.to_change()?;
+        let namespace = self.namespace.open()?.not_a_nodes()?;
         let backends = self.backend.readers(&namespace)?;
         let removed = namespace.inside(|| match self.backend.setting.named() {
             Some(_) => redirection::remove_by(backends.iter().map(|backend| &**backend)),

@@ -5,12 +5,14 @@
 mod container_id;
 mod desired;
 mod find;
+mod migration;
 mod processes;
 mod result_cache;
 
 pub use container_id::ContainerId;
 pub use desired::{PodPolicy, PolicySources};
 pub use find::{HostPaths, SandboxList, find};
+pub use migration::{Change, SandboxChange, changes};
 pub(crate) use processes::is_process_of;
 
 use crate::pod::cgroups::{Cgroups, cgroup_file};

@@ -76,7 +76,7 @@ fn nodes_without_a_problem_are_listed_and_the_exit_code_is_0() {
     // A pod of another DaemonSet, and an agent that is being deleted.
     put_agent(&cluster, "other", "node-1", |pod| pod["metadata"]["labels"] = json!({}));
     put_agent(&cluster, "old", "node-1", |pod| {
-        pod["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z".into()
+        pod["metadata"]["deletionTimestamp"] = "2026-01-02T00:00:00Z".into();
     });
     let found = status(&kubeconfig, &[]);
     let expected = "\
