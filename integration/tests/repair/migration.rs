@@ -40,9 +40,12 @@ fn pod(node: &Node, number: u32, rules: &str) -> Pod {
     pod
 }
 
+/// Changes the manifest of the example.
+type Change<'a> = &'a dyn Fn(&mut Value);
+
 /// The pods' manifests as `kubectl get pods -o json` prints them.
-fn list(node: &Node, pods: &[(&Pod, &dyn Fn(&mut Value))]) -> String {
-    let manifest = |(pod, change): &(&Pod, &dyn Fn(&mut Value))| {
+fn list(node: &Node, pods: &[(&Pod, Change<'_>)]) -> String {
+    let manifest = |(pod, change): &(&Pod, Change<'_>)| {
         let mut manifest: Value = serde_json::from_str(include_str!("../../../examples/pod.json")).unwrap();
         manifest["metadata"]["name"] = json!(pod.name());
         manifest["metadata"]["uid"] = json!(pod.uid());
@@ -62,10 +65,9 @@ fn pods_that_gybe_would_treat_otherwise_are_named_with_the_connections() {
     let unredirected = node.unredirected(4);
     let own_init = pod(&node, 5, ISTIO);
     let unlisted = pod(&node, 6, ISTIO);
-    let same: &dyn Fn(&mut Value) = &|_| ();
-    let no_proxy: &dyn Fn(&mut Value) = &|pod| pod["spec"]["initContainers"] = json!([]);
-    let istio_init: &dyn Fn(&mut Value) =
-        &|pod| pod["spec"]["initContainers"][0]["name"] = "istio-init".into();
+    let same: Change<'_> = &|_| ();
+    let no_proxy: Change<'_> = &|pod| pod["spec"]["initContainers"] = json!([]);
+    let istio_init: Change<'_> = &|pod| pod["spec"]["initContainers"][0]["name"] = "istio-init".into();
     let pods = list(
         &node,
         &[
