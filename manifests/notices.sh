@@ -30,7 +30,8 @@ jq --rawfile crates "$scratch/crates" --arg rust "$rust" --arg musl "$musl" -f m
 
 # Prints the paths of a crate's licences.
 licences_in() {
-    find "$1" -type f -iregex '.*/\(licen[cs]e\|copying\|copyright\|notice\|unlicense\)[^/]*' ! -name '*.rs' | LC_ALL=C sort
+    find "$1" -type f -iregex '.*/\(licen[cs]e\|copying\|copyright\|notice\|unlicense\)[^/]*' ! -name '*.rs' |
+        LC_ALL=C sort
 }
 
 # Each text once: texts/HASH, and in names/HASH the crates that have it, in the order of the file `order`.

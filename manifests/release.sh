@@ -1,7 +1,7 @@
 #!/bin/sh
 # release.sh VERSION [IMAGE]: builds everything of a release in dist/release: the programs for both architectures, their
-# image, what they are made of, the manifests of each platform, notes and checksums. IMAGE is the name under which the
-# manifests find the image, without a tag.
+# image, what they are made of, the chart, the manifests of each platform, notes and checksums. IMAGE is the name under
+# which the chart and the manifests find the image, without a tag.
 set -eu
 cd "$(dirname "$0")/.."
 version=${1:-} image=${2:-gybe}
@@ -46,6 +46,14 @@ for overlay in manifests/overlays/*/; do
     platform=$(basename "$overlay")
     sed "s|image: gybe:|image: $image:|" "target/manifests/$platform.yaml" >"$into/gybe-$platform.yaml"
 done
+# `helm package` writes the time into the archive.
+chart=target/releases/chart
+rm -rf "$chart"
+mkdir -p "$chart"
+cp -R manifests/chart "$chart/gybe"
+sed -i "s|^  repository: gybe$|  repository: $image|" "$chart/gybe/values.yaml"
+tar --create --directory "$chart" --format ustar --sort name --mtime @0 --owner 0 --group 0 --numeric-owner \
+    --mode u=rwX,go=rX gybe | gzip -9n >"$into/gybe-$version.tgz"
 echo "$notes" >"$into/NOTES.md"
 (cd "$into" && sha256sum -- * >SHA256SUMS)
 ls -l "$into"

@@ -32,7 +32,10 @@ def linked($name; $version; $product; $licence): {
       + if .repository then { externalReferences: [{ type: "vcs", url: .repository }] } else {} end
     ] | sort_by(."bom-ref")),
     dependencies: ([
-        { ref: "gybe@\($version)", dependsOn: ([$shipped[] | select(is_own) | reference] + [$runtime[]."bom-ref"] | sort) },
+        {
+            ref: "gybe@\($version)",
+            dependsOn: ([$shipped[] | select(is_own) | reference] + [$runtime[]."bom-ref"] | sort)
+        },
         (.resolve.nodes[] | select($references[.id]) | {
             ref: $references[.id],
             dependsOn: [.deps[] | select(any(.dep_kinds[]; .kind == null)) | $references[.pkg] // empty] | unique
