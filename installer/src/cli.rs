@@ -33,6 +33,7 @@ mod render;
 mod repair;
 mod status;
 mod style;
+mod support_bundle;
 mod trace;
 mod uninstall;
 mod validate;
@@ -92,6 +93,7 @@ enum Command {
     Uninstall(uninstall::UninstallArgs),
     Doctor(doctor::DoctorArgs),
     Status(status::StatusArgs),
+    SupportBundle(support_bundle::SupportBundleArgs),
     Init(init::InitCommand),
     Validate(validate::ValidateArgs),
     Demo(demo::DemoArgs),
@@ -137,6 +139,7 @@ impl Command {
             Self::Uninstall(args) => args.run(),
             Self::Doctor(args) => Ok(args.run()),
             Self::Status(args) => args.run(context),
+            Self::SupportBundle(args) => args.run(),
             Self::Init(args) => args.run(context),
             Self::Validate(args) => args.run(context),
             Self::Demo(args) => args.run(),
