@@ -60,10 +60,7 @@ impl SupportBundleArgs {
         let (directories, run) = (self.doctor.directories(), self.doctor.run_directory());
         let mut bundle = SupportBundle::default();
         let kernel = nix::sys::utsname::uname().map(|it| it.release().to_string_lossy().into_owned());
-        bundle.add_json(
-            "versions",
-            json!({ "gybe": VersionArgs.run().json["version"], "kernel": kernel.ok() }),
-        );
+        bundle.add_json("versions", json!({ "gybe": VersionArgs.run().json, "kernel": kernel.ok() }));
         bundle.add_json("doctor", self.doctor.run().json);
         bundle.add_json("verify", OnNodeArgs::of(directories.clone()).all(None).json);
         let agent = agent_status::query(&run.join(FACTS_SOCKET), TIMEOUT);

@@ -97,7 +97,7 @@ mod tests {
             ("Authorization: Bearer abc", "Authorization: (removed) (removed)"),
             ("token=hunter2 next", "token=(removed) next"),
             (r#"{"password": "hunter2", "mtu": 1500}"#, r#"{"password": "(removed)", "mtu": 1500}"#),
-            ("https://user:hunter2@host/x", "https:(removed):(removed)@host/x"),
+            ("https://user:hunter2@host/x", "https://user:(removed)@host/x"),
             ("eyJhbGciOi.eyJpc3Mi.c2ln", "(removed).(removed).(removed)"),
             ("MIIEvQIBADANBgkqhkiG9w0BAQEFAASC", "(removed)"),
             ("/etc/cni/net.d/10-calico.conflist", "/etc/cni/net.d/10-calico.conflist"),
