@@ -16,6 +16,7 @@ mod inspect;
 mod install;
 mod invocation;
 mod istio_args;
+mod leave;
 mod live_trace;
 mod namespace;
 mod node;
@@ -63,7 +64,7 @@ struct Gybe {
 
 fn after_help() -> String {
     format!(
-        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, install, uninstall, probe, demo,\n       agent-status)\n  \
+        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, install, uninstall, probe, demo,\n       agent-status, leave)\n  \
          2    wrong arguments, or the command failed\n  126  the pod is not redirected (validate)\n\n{}",
         style::heading("Exit codes:"),
         "`gybe help COMMAND` explains a command and shows examples.",
@@ -85,6 +86,7 @@ enum Command {
     Node(node::NodeArgs),
     AgentStatus(agent_status::AgentStatusArgs),
     PodFacts(pod_facts::PodFactsArgs),
+    Leave(leave::LeaveArgs),
     Install(Box<install::InstallArgs>),
     Uninstall(uninstall::UninstallArgs),
     Doctor(doctor::DoctorArgs),
@@ -128,6 +130,7 @@ impl Command {
             Self::Node(args) => args.run(context),
             Self::AgentStatus(args) => args.run(context),
             Self::PodFacts(args) => args.run(),
+            Self::Leave(args) => args.run(context),
             Self::Install(args) => args.run(),
             Self::Uninstall(args) => args.run(),
             Self::Doctor(args) => Ok(args.run()),

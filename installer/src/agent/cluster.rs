@@ -11,6 +11,7 @@
 //! without one.
 
 mod access;
+mod agents;
 mod client;
 mod error;
 mod line_splitter;
@@ -24,6 +25,7 @@ mod watch;
 mod watched_pods;
 
 pub use access::{Cluster, ClusterError, ServiceAccount};
+pub use agents::{AgentPod, Left, agent_pods, desired_agents, left, set_mode_leave};
 pub use error::ApiError;
 pub use pod_cache::{WatchProblem, WatchState};
 pub use queries::{

@@ -207,6 +207,7 @@ pub(crate) enum Resource {
     Nodes,
     DaemonSets,
     Events,
+    ConfigMaps,
 }
 
 impl Resource {
@@ -217,13 +218,14 @@ impl Resource {
             Some("Node") => Some(Self::Nodes),
             Some("DaemonSet") => Some(Self::DaemonSets),
             Some("Event") => Some(Self::Events),
+            Some("ConfigMap") => Some(Self::ConfigMaps),
             Some(_) => None,
         }
     }
 
     /// Returns the resource of a path's segment below `api/v1` or `apis/GROUP/v1`.
     pub(crate) fn of_path(group: &str, name: &str) -> Option<Self> {
-        [Self::Pods, Self::Nodes, Self::DaemonSets, Self::Events]
+        [Self::Pods, Self::Nodes, Self::DaemonSets, Self::Events, Self::ConfigMaps]
             .into_iter()
             .find(|resource| resource.group() == group && resource.name() == name)
     }
@@ -234,6 +236,7 @@ impl Resource {
             Self::Nodes => "nodes",
             Self::DaemonSets => "daemonsets",
             Self::Events => "events",
+            Self::ConfigMaps => "configmaps",
         }
     }
 
@@ -243,12 +246,13 @@ impl Resource {
             Self::Nodes => "Node",
             Self::DaemonSets => "DaemonSet",
             Self::Events => "Event",
+            Self::ConfigMaps => "ConfigMap",
         }
     }
 
     pub(crate) fn group(self) -> &'static str {
         match self {
-            Self::Pods | Self::Nodes => "",
+            Self::Pods | Self::Nodes | Self::ConfigMaps => "",
             Self::DaemonSets => "apps",
             Self::Events => "events.k8s.io",
         }
@@ -256,7 +260,7 @@ impl Resource {
 
     pub(crate) fn api_version(self) -> &'static str {
         match self {
-            Self::Pods | Self::Nodes => "v1",
+            Self::Pods | Self::Nodes | Self::ConfigMaps => "v1",
             Self::DaemonSets => "apps/v1",
             Self::Events => "events.k8s.io/v1",
         }
