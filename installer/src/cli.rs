@@ -18,6 +18,7 @@ mod invocation;
 mod istio_args;
 mod leave;
 mod live_trace;
+mod migrate;
 mod namespace;
 mod node;
 mod output;
@@ -31,6 +32,7 @@ mod probe;
 mod remove;
 mod render;
 mod repair;
+mod status;
 mod style;
 mod trace;
 mod uninstall;
@@ -64,7 +66,7 @@ struct Gybe {
 
 fn after_help() -> String {
     format!(
-        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, install, uninstall, probe, demo,\n       agent-status, leave)\n  \
+        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, status, migrate, install, uninstall, probe,\n       demo, agent-status, leave)\n  \
          2    wrong arguments, or the command failed\n  126  the pod is not redirected (validate)\n\n{}",
         style::heading("Exit codes:"),
         "`gybe help COMMAND` explains a command and shows examples.",
@@ -82,6 +84,7 @@ enum Command {
     Explain(explain::ExplainArgs),
     Remove(remove::RemoveArgs),
     Repair(repair::RepairArgs),
+    Migrate(migrate::MigrateArgs),
     #[command(visible_alias = "agent")]
     Node(node::NodeArgs),
     AgentStatus(agent_status::AgentStatusArgs),
@@ -90,6 +93,7 @@ enum Command {
     Install(Box<install::InstallArgs>),
     Uninstall(uninstall::UninstallArgs),
     Doctor(doctor::DoctorArgs),
+    Status(status::StatusArgs),
     Init(init::InitCommand),
     Validate(validate::ValidateArgs),
     Demo(demo::DemoArgs),
@@ -127,6 +131,7 @@ impl Command {
             Self::Explain(args) => args.run(),
             Self::Remove(args) => args.run(),
             Self::Repair(args) => args.run(),
+            Self::Migrate(args) => args.run(),
             Self::Node(args) => args.run(context),
             Self::AgentStatus(args) => args.run(context),
             Self::PodFacts(args) => args.run(),
@@ -134,6 +139,7 @@ impl Command {
             Self::Install(args) => args.run(),
             Self::Uninstall(args) => args.run(),
             Self::Doctor(args) => Ok(args.run()),
+            Self::Status(args) => args.run(context),
             Self::Init(args) => args.run(context),
             Self::Validate(args) => args.run(context),
             Self::Demo(args) => args.run(),

@@ -10,8 +10,8 @@ use std::path::PathBuf;
 
 /// Every command, in the order and under the heading in which `gybe --help` lists it.
 const GROUPS: [(&str, &[&str]); 6] = [
-    ("Node", &["install", "uninstall", "doctor", "repair", "probe", "node", "agent-status"]),
-    ("Cluster", &["leave"]),
+    ("Cluster", &["status", "leave"]),
+    ("Node", &["install", "uninstall", "doctor", "repair", "migrate", "probe", "node", "agent-status"]),
     ("Network namespace", &["apply", "verify", "inspect", "trace", "remove", "render"]),
     ("Pod", &["explain"]),
     ("Pod (run inside it)", &["init", "validate"]),

@@ -4,7 +4,7 @@
 use super::invocation::Context;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::examples;
-use crate::agent::cluster::{self, AgentPod, Cluster, Left, QueryError, ServiceAccount};
+use crate::agent::cluster::{self, AgentAddress, Cluster, Left, QueryError, ServiceAccount};
 use crate::error::chain;
 use crate::host::settings::SERVICE_ACCOUNT;
 use clap::Args;
@@ -91,15 +91,15 @@ impl LeaveArgs {
         left: &mut BTreeMap<String, String>,
     ) -> Result<Vec<String>, QueryError> {
         let (namespace, deadline) = (self.namespace.as_str(), Instant::now() + TIMEOUT);
-        let agents = cluster::agent_pods(cluster, namespace, deadline)?;
+        let agents = cluster::agent_addresses(cluster, namespace, deadline)?;
         let desired = cluster::desired_agents(cluster, namespace, deadline)?;
         let mut waiting = Vec::new();
         let mut queries: BTreeMap<&str, SocketAddr> = BTreeMap::new();
-        for AgentPod { name, node, address } in &agents {
+        for AgentAddress { pod, node, address } in &agents {
             match (node, address) {
-                (None, _) => waiting.push(format!("the pod {name} has no node yet")),
+                (None, _) => waiting.push(format!("the pod {pod} has no node yet")),
                 (Some(node), _) if left.contains_key(node) => {}
-                (Some(node), None) => waiting.push(format!("{node}: the pod {name} does not run yet")),
+                (Some(node), None) => waiting.push(format!("{node}: the pod {pod} does not run yet")),
                 // During an update a node has two agents, of which one answers at the node's address.
                 (Some(node), Some(address)) => {
                     queries.insert(node, SocketAddr::new(*address, self.port.get()));

@@ -86,7 +86,7 @@ fn closed_port() -> String {
 
 #[test]
 fn the_command_sets_the_mode_and_waits_until_the_agent_has_removed_the_entry() {
-    let mut cluster = self::cluster("leave");
+    let mut cluster = cluster("leave");
     put_config_map(&cluster, CONFIG_MAP);
     put_daemonset(&cluster, "gybe-node", 1);
     put_agent(&cluster, "gybe-node-x7k2p", Some("node-1"), Some("127.0.0.1"));
@@ -106,7 +106,7 @@ fn the_command_sets_the_mode_and_waits_until_the_agent_has_removed_the_entry() {
 
 #[test]
 fn the_command_names_every_node_that_has_not_answered() {
-    let cluster = self::cluster("leave-late");
+    let cluster = cluster("leave-late");
     put_config_map(&cluster, CONFIG_MAP);
     put_config_map(&cluster, "gybe-config-canary");
     put_daemonset(&cluster, "gybe-node", 3);
@@ -138,7 +138,7 @@ fn the_command_names_every_node_that_has_not_answered() {
 
 #[test]
 fn a_cluster_without_agents_is_left_and_one_that_refuses_is_an_error() {
-    let cluster = self::cluster("leave-none");
+    let cluster = cluster("leave-none");
     let (code, text) = ended(start(&cluster, &["--timeout", "0"]));
     assert_eq!(code, 2, "{text}");
     assert!(text.contains("the ConfigMap gybe-config") && text.contains("404"), "{text}");

@@ -1,195 +1,254 @@
-//! The agents of all nodes: their pods, the ConfigMaps that they follow, and their page `/left`.
+//! The node agents of a cluster: their pods, and the page `/status` of each, through the API server's proxy for pods.
 
-use super::access::ClusterError;
-use super::queries::{QueryError, send, write};
-use super::{Cluster, pod_requests};
-use futures::{StreamExt, stream};
-use http_body_util::{BodyExt, Empty, Limited};
-use hyper::body::Bytes;
-use hyper_util::client::legacy::Client;
-use hyper_util::client::legacy::connect::HttpConnector;
-use hyper_util::rt::TokioExecutor;
-use kube::api::{ListParams, Patch, PatchParams};
+use super::access::Cluster;
+use super::client;
+use super::error::ApiError;
+use super::pod_requests::{Page, invalid_name};
+use super::queries::{QueryError, run};
+use crate::host::agent_status::NodeStatus;
+use futures::stream::{self, StreamExt};
+use http_body_util::{BodyExt, Limited};
+use hyper::Request;
+use kube::Client;
+use kube::api::ListParams;
+use kube::client::Body;
 use kube::core::Request as ApiRequest;
 use serde::Deserialize;
-use serde_json::json;
-use std::net::{IpAddr, SocketAddr};
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-use tokio::runtime;
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout_at};
+
+/// The number of pods in a page of the list: some 12 KiB each.
+const PAGE_SIZE: u32 = 100;
+/// The limit of an agent's page.
+const MAX_STATUS: usize = 256 << 10;
+/// The deadline of one agent's page.
+const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
+/// The number of pages that are requested at the same time.
+const CONCURRENCY: usize = 64;
+/// The annotation by which Prometheus finds the port; the page is there, too.
+const PORT_ANNOTATION: &str = "prometheus.io/port";
+const DEFAULT_PORT: u16 = 15014;
 
 /// The label of the agents' DaemonSets and pods.
-const SELECTOR: &str = "app.kubernetes.io/name=gybe-node";
-const PAGE_SIZE: u32 = 100;
-/// The number of agents that are queried at the same time.
-const CONCURRENT: usize = 64;
-/// The deadline of one agent's response.
-const TIMEOUT: Duration = Duration::from_secs(5);
-/// The limit of a page.
-const MAX_PAGE: usize = 16 << 10;
+pub const AGENTS: &str = "app.kubernetes.io/name=gybe-node";
 
-/// The pod of an agent.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AgentPod {
-    pub name: String,
-    /// None until it is scheduled.
-    pub node: Option<String>,
-    /// The node's; none until the kubelet has reported it.
-    pub address: Option<IpAddr>,
+/// Which pods are agents.
+#[derive(Debug, Clone)]
+pub struct AgentSelector {
+    pub namespace: String,
+    /// A label selector.
+    pub labels: String,
 }
 
-/// An agent's response at `/left`.
+/// An agent's pod, and its page.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Left {
-    /// The entry is removed; the text names the programs that stay.
-    Yes(String),
-    /// Why it is not, or why there is no response.
-    No(String),
+pub struct ClusterAgent {
+    pub pod: String,
+    /// Empty while the pod is not scheduled.
+    pub node: String,
+    /// Why the pod does not run; none if it runs.
+    pub waits: Option<String>,
+    /// What its page contains, or why it cannot be read.
+    pub status: Result<NodeStatus, String>,
+}
+
+/// Reads the status of every agent.
+///
+/// # Errors
+/// When the agents' pods cannot be listed in time. A page that cannot be read is the result of its agent.
+pub fn agents(
+    cluster: &Cluster,
+    selector: &AgentSelector,
+    until: Instant,
+) -> Result<Vec<ClusterAgent>, QueryError> {
+    run(async {
+        let client = cluster.client().await?;
+        let pods = timeout_at(until.into(), list(&client, selector)).await;
+        let pods = pods.unwrap_or(Err(ApiError::Unreadable("is not complete before the deadline")))?;
+        let read = |pod: AgentPod| {
+            let client = client.clone();
+            async move { agent(&client, &selector.namespace, pod, until).await }
+        };
+        let mut agents: Vec<_> = stream::iter(pods).map(read).buffer_unordered(CONCURRENCY).collect().await;
+        agents.sort_by(|one, other| (&one.node, &one.pod).cmp(&(&other.node, &other.pod)));
+        Ok(agents)
+    })?
 }
 
 #[derive(Deserialize)]
-#[serde(bound = "T: Deserialize<'de>")]
-struct List<T> {
+struct AgentPods {
     #[serde(flatten)]
-    page: pod_requests::Page,
-    #[serde(default = "Vec::new")]
-    items: Vec<T>,
+    page: Page,
+    items: Vec<AgentPod>,
 }
 
 #[derive(Deserialize)]
-struct Pod {
-    metadata: Name,
+pub(super) struct AgentPod {
+    pub(super) metadata: PodMetadata,
     #[serde(default)]
-    spec: PodSpec,
+    pub(super) spec: PodSpec,
     #[serde(default)]
-    status: PodStatus,
+    pub(super) status: PodStatus,
 }
 
 #[derive(Deserialize)]
-struct Name {
-    name: String,
+#[serde(rename_all = "camelCase")]
+pub(super) struct PodMetadata {
+    pub(super) name: String,
+    #[serde(default)]
+    annotations: BTreeMap<String, String>,
+    deletion_timestamp: Option<String>,
 }
 
 #[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
-struct PodSpec {
-    node_name: Option<String>,
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct PodSpec {
+    pub(super) node_name: String,
 }
 
 #[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
-struct PodStatus {
+#[serde(rename_all = "camelCase", default)]
+pub(super) struct PodStatus {
     #[serde(rename = "hostIP")]
-    host_ip: Option<String>,
-}
-
-#[derive(Deserialize)]
-struct DaemonSet {
-    #[serde(default)]
-    status: DaemonSetStatus,
+    pub(super) host_ip: String,
+    phase: String,
+    reason: String,
+    container_statuses: Vec<ContainerStatus>,
+    conditions: Vec<Condition>,
 }
 
 #[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
-struct DaemonSetStatus {
-    #[serde(default)]
-    desired_number_scheduled: usize,
+#[serde(default)]
+struct ContainerStatus {
+    name: String,
+    state: ContainerState,
 }
 
-/// Sets `mode: leave` in a ConfigMap. Needs `patch` on it.
-///
-/// # Errors
-/// When the cluster cannot be reached, refuses, or does not respond in time.
-pub fn set_mode_leave(
-    cluster: &Cluster,
-    namespace: &str,
-    config_map: &str,
-    until: Instant,
-) -> Result<(), QueryError> {
-    let config_maps = ApiRequest::new(format!("/api/v1/namespaces/{namespace}/configmaps"));
-    let patch = Patch::Merge(json!({ "data": { "mode": "leave" } }));
-    write(cluster, config_maps.patch(config_map, &PatchParams::default(), &patch), until)
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct ContainerState {
+    waiting: Option<Waiting>,
 }
 
-/// Returns the pods of all agents. Needs `list` on pods.
-///
-/// # Errors
-/// As [`set_mode_leave`].
-pub fn agent_pods(cluster: &Cluster, namespace: &str, until: Instant) -> Result<Vec<AgentPod>, QueryError> {
-    let pods: Vec<Pod> = list(cluster, &format!("/api/v1/namespaces/{namespace}/pods"), until)?;
-    let agent = |pod: Pod| AgentPod {
-        name: pod.metadata.name,
-        node: pod.spec.node_name.filter(|node| !node.is_empty()),
-        address: pod.status.host_ip.and_then(|address| address.parse().ok()),
-    };
-    Ok(pods.into_iter().map(agent).collect())
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Waiting {
+    reason: String,
 }
 
-/// Returns the number of nodes that should have an agent. Needs `list` on DaemonSets.
-///
-/// # Errors
-/// As [`set_mode_leave`].
-pub fn desired_agents(cluster: &Cluster, namespace: &str, until: Instant) -> Result<usize, QueryError> {
-    let sets: Vec<DaemonSet> =
-        list(cluster, &format!("/apis/apps/v1/namespaces/{namespace}/daemonsets"), until)?;
-    Ok(sets.iter().map(|set| set.status.desired_number_scheduled).sum())
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Condition {
+    r#type: String,
+    status: String,
+    message: String,
 }
 
-fn list<T: for<'de> Deserialize<'de>>(
-    cluster: &Cluster,
-    path: &str,
-    until: Instant,
-) -> Result<Vec<T>, QueryError> {
-    let mut items = Vec::new();
-    let mut params = ListParams::default().labels(SELECTOR).limit(PAGE_SIZE);
+impl AgentPod {
+    fn port(&self) -> u16 {
+        let named = self.metadata.annotations.get(PORT_ANNOTATION);
+        named.and_then(|port| port.parse().ok()).unwrap_or(DEFAULT_PORT)
+    }
+
+    /// Returns why a container of the pod does not run.
+    fn waits(&self) -> Option<String> {
+        let PodStatus { phase, reason, container_statuses, conditions, host_ip: _ } = &self.status;
+        let waiting = container_statuses.iter().find_map(|container| {
+            Some(format!("container {} waits: {}", container.name, container.state.waiting.as_ref()?.reason))
+        });
+        let unscheduled = || {
+            let condition =
+                conditions.iter().find(|it| it.r#type == "PodScheduled" && it.status == "False")?;
+            Some(format!("not scheduled: {}", condition.message))
+        };
+        let stopped = || match (phase.as_str(), reason.as_str()) {
+            ("Running", _) => None,
+            (phase, "") => Some(format!("its phase is {phase:?}")),
+            (phase, reason) => Some(format!("its phase is {phase:?}: {reason}")),
+        };
+        waiting.or_else(unscheduled).or_else(stopped)
+    }
+}
+
+/// Lists the agents' pods page by page, without those that are being deleted.
+pub(super) async fn list(client: &Client, selector: &AgentSelector) -> Result<Vec<AgentPod>, ApiError> {
+    let pods = ApiRequest::new(format!("/api/v1/namespaces/{}/pods", selector.namespace));
+    let mut params = ListParams::default().labels(&selector.labels).limit(PAGE_SIZE);
+    let mut found = Vec::new();
     loop {
-        let request = ApiRequest::new(path).list(&params).map_err(|_| pod_requests::invalid_name())?;
-        let List { page, items: more } = send::<List<T>>(cluster, request, until)?;
-        items.extend(more);
+        let request = pods.list(&params).map_err(|_| invalid_name())?;
+        let AgentPods { page, items } = client::object(client, request).await?;
+        found.extend(items.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()));
         match page.next() {
             Some(next) => params.continue_token = Some(next.to_owned()),
-            None => return Ok(items),
+            None => return Ok(found),
         }
     }
 }
 
-/// Queries the agents at these addresses; the responses are in their order.
-///
-/// # Errors
-/// When no thread for the requests can be started.
-pub fn left(addresses: &[SocketAddr]) -> Result<Vec<Left>, ClusterError> {
-    let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build();
-    let client = Client::builder(TokioExecutor::new()).build(HttpConnector::new());
-    Ok(runtime.map_err(ClusterError::Thread)?.block_on(async {
-        let client = &client;
-        let queries = addresses.iter().copied().map(|address| async move {
-            match timeout(TIMEOUT, query(client, address)).await {
-                Ok(left) => left.unwrap_or_else(|why| Left::No(format!("{address}: {}", innermost(&*why)))),
-                Err(_) => Left::No(format!("{address} did not respond within {} s", TIMEOUT.as_secs())),
+async fn agent(client: &Client, namespace: &str, pod: AgentPod, until: Instant) -> ClusterAgent {
+    let waits = pod.waits();
+    let status = match &waits {
+        Some(why) => Err(why.clone()),
+        None => {
+            let before = until.min(Instant::now() + STATUS_TIMEOUT);
+            let page = timeout_at(before.into(), status(client, namespace, &pod)).await;
+            let late = |_| "it did not answer in time".to_owned();
+            page.map_err(late).and_then(|page| page.map_err(|fault| fault.to_string()))
+        }
+    };
+    ClusterAgent { pod: pod.metadata.name, node: pod.spec.node_name, waits, status }
+}
+
+/// Requests the page of an agent; again when the API server requests a later attempt.
+async fn status(client: &Client, namespace: &str, pod: &AgentPod) -> Result<NodeStatus, ApiError> {
+    let (name, port) = (&pod.metadata.name, pod.port());
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/status");
+    loop {
+        let request = Request::get(&path).body(Body::empty()).map_err(|_| invalid_name())?;
+        match client.send(request).await.map_err(ApiError::from) {
+            Ok(response) => {
+                let body = Limited::new(response.into_body(), MAX_STATUS).collect().await;
+                let bytes = body.map_err(|fault| ApiError::broken(&*fault))?.to_bytes();
+                return serde_json::from_slice(&bytes).map_err(|_| ApiError::Unreadable("is not a status"));
             }
-        });
-        stream::iter(queries).buffered(CONCURRENT).collect().await
-    }))
+            Err(fault) => match fault.retry_after() {
+                Some(wait) => sleep(wait).await,
+                None => return Err(fault),
+            },
+        }
+    }
 }
 
-async fn query(
-    client: &Client<HttpConnector, Empty<Bytes>>,
-    address: SocketAddr,
-) -> Result<Left, Box<dyn std::error::Error + Send + Sync>> {
-    let response = client.get(format!("http://{address}/left").parse()?).await?;
-    let status = response.status();
-    let body = Limited::new(response.into_body(), MAX_PAGE).collect().await?.to_bytes();
-    let text = String::from_utf8_lossy(&body);
-    // The text is printed: each line of it once, without control characters.
-    let lines: Vec<String> = text.lines().map(|line| line.replace(char::is_control, " ")).collect();
-    let text = lines.join(" ").trim().to_owned();
-    Ok(match status.as_u16() {
-        200 => Left::Yes(text),
-        503 => Left::No(text),
-        other => Left::No(format!("{address} responded {other}, and may not be an agent")),
-    })
-}
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::{Value, json};
 
-fn innermost(error: &(dyn std::error::Error + 'static)) -> String {
-    error.source().map_or_else(|| error.to_string(), innermost)
+    fn pod(status: &Value) -> AgentPod {
+        serde_json::from_value(json!({ "metadata": { "name": "a" }, "status": status })).unwrap()
+    }
+
+    #[test]
+    fn a_pod_that_does_not_run_has_a_reason() {
+        let scheduled = json!({ "type": "PodScheduled", "status": "False", "message": "too many pods" });
+        for (status, waits) in [
+            (
+                json!({ "phase": "Running", "containerStatuses": [{ "name": "install", "state": { "running": {} } }] }),
+                None,
+            ),
+            (
+                json!({ "phase": "Pending", "containerStatuses": [
+                    { "name": "install", "state": { "waiting": { "reason": "ImagePullBackOff" } } }
+                ] }),
+                Some("container install waits: ImagePullBackOff"),
+            ),
+            (json!({ "phase": "Pending", "conditions": [scheduled] }), Some("not scheduled: too many pods")),
+            (json!({ "phase": "Failed", "reason": "Evicted" }), Some("its phase is \"Failed\": Evicted")),
+            (json!({ "phase": "Unknown" }), Some("its phase is \"Unknown\"")),
+        ] {
+            assert_eq!(pod(&status).waits().as_deref(), waits, "{status}");
+        }
+    }
 }
