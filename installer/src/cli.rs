@@ -5,6 +5,7 @@
 mod agent_status;
 mod apply;
 mod backend;
+mod cluster;
 mod demo;
 mod directories;
 mod doctor;
@@ -16,6 +17,7 @@ mod inspect;
 mod install;
 mod invocation;
 mod istio_args;
+mod istio_cni_taint;
 mod live_trace;
 mod namespace;
 mod node;
@@ -57,7 +59,7 @@ struct Gybe {
 
 fn after_help() -> String {
     format!(
-        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, install, uninstall, probe, demo,\n       agent-status)\n  \
+        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, install, uninstall, probe, demo,\n       agent-status, istio-cni-taint)\n  \
          2    wrong arguments, or the command failed\n  126  the pod is not redirected (validate)\n\n{}",
         style::heading("Exit codes:"),
         "`gybe help COMMAND` explains a command and shows examples.",
@@ -79,6 +81,7 @@ enum Command {
     Node(node::NodeArgs),
     AgentStatus(agent_status::AgentStatusArgs),
     PodFacts(pod_facts::PodFactsArgs),
+    IstioCniTaint(istio_cni_taint::IstioCniTaintArgs),
     Install(Box<install::InstallArgs>),
     Uninstall(uninstall::UninstallArgs),
     Doctor(doctor::DoctorArgs),
@@ -105,6 +108,7 @@ impl Command {
             Self::Node(args) => args.run(context),
             Self::AgentStatus(args) => args.run(context),
             Self::PodFacts(args) => args.run(),
+            Self::IstioCniTaint(args) => args.run(context),
             Self::Install(args) => args.run(),
             Self::Uninstall(args) => args.run(),
             Self::Doctor(args) => Ok(args.run()),
@@ -129,10 +133,6 @@ pub fn run(
     args: impl IntoIterator<Item = OsString>,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
 ) -> Exit {
-    let args: Vec<OsString> = args.into_iter().collect();
-    if invocation::is_taint(&args) {
-        return print::failure(&invocation::no_taint());
-    }
     let (called_as, args) = invocation::read(args);
     let text =
         |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));

@@ -208,7 +208,7 @@ impl NodeAgent<'_> {
     fn keep_taints(&self, sources: &StatusSources<'_>, stop: &PipeReader) {
         if let Some(home) = &self.home {
             let (events, log) = (self.context.events, self.context.log);
-            TaintKeeper { home, sources, events, log }.keep(stop.as_fd());
+            TaintKeeper { home, events, log }.keep(sources, stop.as_fd());
         }
     }
 

@@ -3,7 +3,7 @@
 //! ```text
 //! access ─► client (token, deadlines, refusals) ─► kube's client ─┬─ watch ─► pod_cache ─► WatchedPods ─► facts socket
 //!                                                                 ├─ lookup: one pod that the watch has not delivered
-//!                                                                 └─ queries: our node, our DaemonSet, a pod for the plugin; events and taints
+//!                                                                 └─ queries: our node, DaemonSets, a ConfigMap, a pod for the plugin; events and taints
 //! ```
 //!
 //! Every request but those that write events, and taints where they are configured, is a GET, and lists contain only
@@ -26,8 +26,9 @@ mod watched_pods;
 pub use access::{Cluster, ClusterError, ServiceAccount};
 pub use error::ApiError;
 pub use pod_cache::{WatchProblem, WatchState};
+pub use pod_requests::PodSelector;
 pub use queries::{
-    DaemonSetState, QueryError, TaintState, create_event, daemonset_state, node_labels, patch_event,
-    pod_facts, set_taints,
+    DaemonSetState, QueryError, TaintState, config_map, create_event, daemonset_state, has_ready_pod,
+    node_labels, patch_event, pod_facts, set_taints,
 };
 pub use watched_pods::WatchedPods;

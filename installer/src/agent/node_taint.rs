@@ -1,5 +1,10 @@
 //! The taints of our node: removed when the agent is ready, and set again when pods would start without redirection.
-//! The settings name them; without names the agent queries and writes nothing.
+//! The settings name them; without names the agent queries and writes nothing. `critical` does the same for another
+//! taint and other conditions.
+
+mod critical;
+
+pub use critical::{ConfigMapRef, CriticalDaemonSets, CriticalError};
 
 use super::Role;
 use super::cluster::{QueryError, TaintState, set_taints};
@@ -15,8 +20,8 @@ use serde_json::json;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-/// How long pods would have to start without redirection until the taints are set: shorter than a new agent needs would
-/// keep pods off every node of a rollout.
+/// How long pods would have to start without redirection, or a critical DaemonSet be without a ready pod, until the
+/// taints are set: shorter than a new agent needs would keep pods off every node of a rollout.
 const SET_AFTER: Duration = Duration::from_secs(30);
 /// The time between two writes, and between two queries while nothing changes: a node that registers again has its
 /// taints again.
@@ -25,17 +30,24 @@ const WRITE_INTERVAL: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_secs(5);
 /// The deadline of the requests; the end of the agent is delayed by no more than it.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// How often the agent's state is compared with the node's, in milliseconds; and how often the settings are, without
-/// taints.
-const INTERVAL_MS: u16 = 1_000;
-const IDLE_INTERVAL_MS: u16 = 10_000;
+/// How often the agent's state is compared with the node's; and how often the settings are, without taints.
+const INTERVAL: Duration = Duration::from_secs(1);
+const IDLE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What keeping the taints needs.
 pub(super) struct TaintKeeper<'a> {
     pub(super) home: &'a ClusterNode,
-    pub(super) sources: &'a StatusSources<'a>,
     pub(super) events: Option<&'a EventQueue>,
     pub(super) log: &'a Log,
+}
+
+/// What should be done about the node's taints now.
+struct TaintOrder {
+    taints: Vec<NodeTaint>,
+    /// None: they stay as they are.
+    desired: Option<TaintState>,
+    /// How long until the next order.
+    wait: Duration,
 }
 
 /// When the next request may be sent.
@@ -50,27 +62,38 @@ struct Schedule {
 }
 
 impl TaintKeeper<'_> {
-    /// Keeps the taints until `stop` is readable.
-    pub(super) fn keep(&self, stop: BorrowedFd<'_>) {
-        let (mut schedule, mut logged) = (Schedule::default(), String::new());
-        loop {
-            let agent = self.sources.snapshot();
+    /// Keeps the agent's taints until `stop` is readable.
+    pub(super) fn keep(&self, sources: &StatusSources<'_>, stop: BorrowedFd<'_>) {
+        self.follow(stop, || {
+            let agent = sources.snapshot();
             let taints = agent.status.report.taints.clone();
             let (status, is_ready) = (&agent.status, agent.not_ready().is_empty());
             let leads = matches!(agent.role, Role::Leads { .. });
             let desired =
                 leads.then(|| desired(&status.report, is_ready, status.unredirected_for())).flatten();
+            // Before the first turn the setting is not known.
+            let is_idle = taints.is_empty() && agent.status.turned.is_some();
+            TaintOrder { taints, desired, wait: if is_idle { IDLE_INTERVAL } else { INTERVAL } }
+        });
+    }
+
+    /// Follows orders until `stop` is readable.
+    fn follow(&self, stop: BorrowedFd<'_>, mut next: impl FnMut() -> TaintOrder) {
+        let (mut schedule, mut logged) = (Schedule::default(), String::new());
+        loop {
+            let TaintOrder { taints, desired, mut wait } = next();
             let desired = desired.filter(|desired| schedule.is_due(&taints, *desired, Instant::now()));
             if let Some(desired) = desired {
                 let until = Instant::now() + TIMEOUT;
                 let result = set_taints(&self.home.cluster, &self.home.node, &taints, desired, until);
                 self.report(&result, desired, &taints, &mut logged);
-                schedule.finish(taints.clone(), desired, result.ok(), Instant::now());
+                if result.is_err() {
+                    wait = wait.min(RETRY);
+                }
+                schedule.finish(taints, desired, result.ok(), Instant::now());
             }
-            // Before the first turn the setting is not known.
-            let is_idle = taints.is_empty() && agent.status.turned.is_some();
-            let wait = if is_idle { IDLE_INTERVAL_MS } else { INTERVAL_MS };
-            match poll(&mut [PollFd::new(stop, PollFlags::POLLIN)], PollTimeout::from(wait)) {
+            let wait = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(stop, PollFlags::POLLIN)], wait) {
                 Ok(0) | Err(_) => {}
                 Ok(_) => return,
             }
