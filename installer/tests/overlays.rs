@@ -126,9 +126,8 @@ fn the_component_istio_cni_taint_adds_to_node_taint_a_container_and_the_right_to
     let list = critical.take("ConfigMap", "gybe-critical-daemonsets");
     settings::assert_arguments_accepted(&critical);
     let mut pod = critical.pod();
-    let added = pod.containers.iter().position(|container| container.name == "taint").unwrap();
-    let container = pod.containers.remove(added);
-    assert_eq!(pod, tainting.pod());
+    let container = pod.containers.pop().unwrap();
+    assert_eq!((container.name.as_str(), &pod), ("taint", &tainting.pod()));
     pod::assert_capabilities(&container, &[]);
     let mounts: Vec<_> = container.volume_mounts.iter().flatten().map(|it| it.name.as_str()).collect();
     assert_eq!(mounts, ["token"]);
