@@ -155,7 +155,8 @@ mutants: ## mutation testing of the code that decides, see docs/MUTANTS.md; FILE
 FLOOR = rustc --edition 2024 -C opt-level=z -C lto=fat -C codegen-units=1 -C panic=abort -C strip=symbols --target $(HOST)
 
 bench: build $(if $(PARTS),$(filter encoders,$(PARTS)),encoders) ## measure an ADD, a list, a connection and encoders: all, or PARTS="add crowd" ARGS="--times 31 --before DIRECTORY"   (needs: root, nftables, iptables; for encoders what referees builds with; valgrind to count instructions)
-	$(CARGO_BUILD) -p gybe-bench
+	cargo build --release --locked -p gybe-bench
+	@install -m 0755 target/release/gybe-bench $(STATIC)/
 	$(FLOOR) -C target-feature=+crt-static $(LAYOUT) $(GLIBC_PACKED) -o $(STATIC)/gybe-noop integration/bench/floors/noop.rs
 	$(FLOOR) -C relocation-model=static -C link-args='-nostartfiles -nostdlib -static' -o $(STATIC)/gybe-floor integration/bench/floors/without-libc.rs
 	$(STATIC)/gybe-bench $(PARTS) $(ARGS)

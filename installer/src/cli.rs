@@ -40,10 +40,16 @@ mod verify;
 
 pub use output::Exit;
 
+use crate::probe::host_mounts::HostMounts;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use invocation::Context;
 use output::{CommandError, CommandOutput};
 use std::ffi::OsString;
+use std::path::Path;
+
+/// The variable of a container that names the host's mount namespace: every command that does not enter it by itself
+/// then runs there.
+const HOST_MOUNTS: &str = "GYBE_HOST_MOUNTS";
 
 /// Redirects a pod's traffic to its mesh proxy, with nftables over netlink
 #[derive(Debug, Parser)]
@@ -94,7 +100,24 @@ enum Command {
 }
 
 impl Command {
+    /// Runs the command where the environment requests it: here, or in the host's mount namespace.
     fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
+        let enters_it = match self {
+            Self::Probe(args) => args.host,
+            Self::Repair(args) => args.host,
+            _ => false,
+        };
+        match context.environment.get(HOST_MOUNTS).filter(|path| !path.is_empty() && !enters_it) {
+            None => self.run_here(context),
+            Some(path) => {
+                let cannot = |why| CommandError::hinted(format!("cannot use {HOST_MOUNTS}"), why);
+                let host = HostMounts::open(Path::new(path)).map_err(cannot)?;
+                host.run(|| self.run_here(context)).map_err(cannot)?
+            }
+        }
+    }
+
+    fn run_here(&self, context: &Context) -> Result<CommandOutput, CommandError> {
         match self {
             Self::Apply(args) => args.run(),
             Self::Probe(args) => args.run(),

@@ -19,7 +19,7 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How long the agent waits for the runtime report of the probe container. The probe needs some seconds.
+/// How long the agent waits for the runtime report of the container `repair`. The probe needs some seconds.
 const REPORT_WAIT: Duration = Duration::from_secs(60);
 
 /// Run the node agent: keep gybe-cni installed on this node and answer its queries about this node's pods
@@ -111,7 +111,7 @@ fn reconcile(context: &Context, as_a_pod: bool) -> Result<ReconcileConfig, Comma
     let image = Image::read(&settings.environment().image)
         .map_err(|why| CommandError::because(cannot, why).with_hint(hint))?;
     let probe = ProbeCache::at(&settings.environment().probe);
-    // Outside the DaemonSet no probe container runs.
+    // Outside the DaemonSet no such container runs.
     let report_wait = if as_a_pod { REPORT_WAIT } else { Duration::ZERO };
     Ok(ReconcileConfig { settings, image, probe, report_wait, grace_period: GRACE_PERIOD })
 }

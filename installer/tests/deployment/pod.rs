@@ -21,11 +21,11 @@ pub(crate) fn assert_confined(objects: &Objects) {
     assert_eq!(seccomp.type_, "RuntimeDefault");
     assert_eq!(pod.containers.len(), 2);
     assert_capabilities(&objects.container("install"), &[]);
-    // The agent's container has no capabilities; the probe's has those that `gybe probe` reports if missing.
+    // The agent's container has no capabilities; that of the container `repair` has those that `gybe probe` reports if missing.
     let mut needed = NEEDED.map(|(_, name, _)| name.strip_prefix("CAP_").unwrap());
     needed.sort_unstable();
-    assert_capabilities(&objects.container("probe"), &needed);
-    assert!(objects.container("probe").command.unwrap().contains(&"--repair".to_owned()));
+    assert_capabilities(&objects.container("repair"), &needed);
+    assert!(objects.container("repair").command.unwrap().contains(&"--repair".to_owned()));
     assert_mounts(&pod.containers, &pod.volumes.unwrap());
 }
 
@@ -79,7 +79,7 @@ fn assert_mounts(containers: &[Container], volumes: &[Volume]) {
                 assert_eq!(mounted, only("install", true));
             }
             "config" | "cni-cache" => assert_eq!(mounted, only("install", true)),
-            "proc" => assert_eq!(mounted, only("probe", true)),
+            "proc" => assert_eq!(mounted, only("repair", true)),
             "cni-conf" | "cni-bin" | "run" | "pod" => assert_eq!(mounted, only("install", false)),
             other => panic!("unexpected volume {other}"),
         }
