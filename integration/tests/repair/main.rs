@@ -14,3 +14,5 @@ mod in_container;
 mod node;
 #[cfg(test)]
 mod pods;
+#[cfg(test)]
+mod race;

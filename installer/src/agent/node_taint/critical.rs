@@ -79,6 +79,7 @@ pub struct CriticalDaemonSets {
 }
 
 /// The result of a check.
+#[derive(Debug, Clone, Copy)]
 enum Readiness {
     /// Each DaemonSet has a ready pod on the node.
     Ready,
@@ -210,7 +211,7 @@ fn parse(data: &BTreeMap<String, String>) -> Result<Vec<DaemonSet>, String> {
     }
     match daemonsets.len() {
         0 => Err("it lists no DaemonSet".to_owned()),
-        ..=MAX => Ok(daemonsets),
+        1..=MAX => Ok(daemonsets),
         many => Err(format!("it lists {many} DaemonSets; at most {MAX} are allowed")),
     }
 }
