@@ -25,7 +25,7 @@ const CHAINS: &str = "iptables -t nat -N ISTIO_REDIRECT && \
     iptables -t nat -N ISTIO_OUTPUT && iptables -t nat -A OUTPUT -p tcp -j ISTIO_OUTPUT && \
     iptables -t nat -A ISTIO_OUTPUT -m owner --uid-owner 1337 -j RETURN && \
     iptables -t nat -A ISTIO_OUTPUT -p tcp -j ISTIO_REDIRECT";
-const TABLE: &str = "nft 'table ip istio-proxy-nat { chain output { type nat hook output priority -100; \
+const TABLE: &str = "nft 'table inet istio-proxy-nat { chain output { type nat hook output priority -100; \
     meta skuid != 1337 meta l4proto tcp redirect to :15001; }; }'";
 
 /// What a pod that must stay as it is has, and is.
