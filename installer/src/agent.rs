@@ -19,7 +19,6 @@ pub(crate) mod leader;
 mod log_socket;
 mod manifest_pods;
 mod metrics;
-mod node_label;
 mod node_taint;
 mod plugin_calls;
 pub(crate) mod probe_loop;
@@ -32,9 +31,9 @@ mod socket_file;
 mod status;
 mod token;
 
+pub use cluster::ClusterNode;
 pub use istio::IstioComponent;
 pub use manifest_pods::ManifestPods;
-pub use node_label::ClusterNode;
 pub use node_taint::{ConfigMapRef, CriticalDaemonSets, CriticalError};
 pub(crate) use process::stop_signal;
 pub use reconcile::{LiveSettings, ReconcileConfig, SettingsLoadError};

@@ -19,6 +19,7 @@ mod invocation;
 mod istio_args;
 mod istio_cni_taint;
 mod live_trace;
+mod migrate;
 mod namespace;
 mod node;
 mod output;
@@ -32,6 +33,7 @@ mod probe;
 mod remove;
 mod render;
 mod repair;
+mod status;
 mod style;
 mod trace;
 mod uninstall;
@@ -65,7 +67,7 @@ struct Gybe {
 
 fn after_help() -> String {
     format!(
-        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, install, uninstall, probe, demo,\n       agent-status, istio-cni-taint)\n  \
+        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, status, migrate, install, uninstall, probe,\n       demo, agent-status, istio-cni-taint)\n  \
          2    wrong arguments, or the command failed\n  126  the pod is not redirected (validate)\n\n{}",
         style::heading("Exit codes:"),
         "`gybe help COMMAND` explains a command and shows examples.",
@@ -83,6 +85,7 @@ enum Command {
     Explain(explain::ExplainArgs),
     Remove(remove::RemoveArgs),
     Repair(repair::RepairArgs),
+    Migrate(migrate::MigrateArgs),
     #[command(visible_alias = "agent")]
     Node(node::NodeArgs),
     AgentStatus(agent_status::AgentStatusArgs),
@@ -91,6 +94,7 @@ enum Command {
     Install(Box<install::InstallArgs>),
     Uninstall(uninstall::UninstallArgs),
     Doctor(doctor::DoctorArgs),
+    Status(status::StatusArgs),
     Init(init::InitCommand),
     Validate(validate::ValidateArgs),
     Demo(demo::DemoArgs),
@@ -128,6 +132,7 @@ impl Command {
             Self::Explain(args) => args.run(),
             Self::Remove(args) => args.run(),
             Self::Repair(args) => args.run(),
+            Self::Migrate(args) => args.run(),
             Self::Node(args) => args.run(context),
             Self::AgentStatus(args) => args.run(context),
             Self::PodFacts(args) => args.run(),
@@ -135,6 +140,7 @@ impl Command {
             Self::Install(args) => args.run(),
             Self::Uninstall(args) => args.run(),
             Self::Doctor(args) => Ok(args.run()),
+            Self::Status(args) => args.run(context),
             Self::Init(args) => args.run(context),
             Self::Validate(args) => args.run(context),
             Self::Demo(args) => args.run(),

@@ -47,7 +47,7 @@ impl IstioCniTaintArgs {
         let critical = CriticalDaemonSets { home: self.cluster.cluster_node(context)?, config_map };
         if self.run_as_daemon {
             let stop = stop_signal().map_err(|why| CommandError::because("cannot wait for signals", why))?;
-            critical.keep(stop.as_fd());
+            critical.keep(stop.as_fd()).map_err(|why| CommandError::hinted("cannot keep the taint", why))?;
             return Ok(CommandOutput::done("", json!({ "stopped": true })));
         }
         let node = &critical.home.node;

@@ -101,7 +101,7 @@ fn the_taint_is_removed_once_each_daemonset_has_a_ready_pod() {
     // It uses the rights of the component and, of those of the base, two.
     let component =
         |name: &str| rights_in(&Path::new("../manifests/components").join(name).join("rbac.yaml"));
-    let base = ["nodes get", "pods list"].map(|it| it.split_once(' ').unwrap());
+    let base = ["nodes watch", "pods list"].map(|it| it.split_once(' ').unwrap());
     let base = base.map(|(resource, verb)| (String::new(), resource.to_owned(), verb.to_owned()));
     assert!(rights_in(Path::new("../manifests/base/rbac.yaml")).is_superset(&base.clone().into()));
     let granted = component("istio-cni-taint").into_iter().chain(component("node-taint")).chain(base);

@@ -49,6 +49,9 @@ impl Verb {
     }
 }
 
+/// The subresource by which a client requests a page of a pod.
+pub(crate) const PROXY: &str = "pods/proxy";
+
 /// A request of the resource API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ApiRequest {
@@ -73,6 +76,7 @@ impl ApiRequest {
         let (namespace, resource, name) = match *rest.as_slice() {
             ["namespaces", namespace, resource] => (Some(namespace), resource, None),
             ["namespaces", namespace, resource, name] => (Some(namespace), resource, Some(name)),
+            ["namespaces", namespace, "pods", name, "proxy", ..] => (Some(namespace), PROXY, Some(name)),
             [resource] => (None, resource, None),
             [resource, name] => (None, resource, Some(name)),
             _ => return None,

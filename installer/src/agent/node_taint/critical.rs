@@ -2,8 +2,10 @@
 //! the taint `NodeReadiness` is removed.
 
 use super::{RETRY, SET_AFTER, TaintKeeper, TaintOrder, WRITE_INTERVAL};
-use crate::agent::ClusterNode;
-use crate::agent::cluster::{PodSelector, QueryError, TaintState, config_map, has_ready_pod, set_taints};
+use crate::agent::cluster::{
+    ClusterNode, OwnNode, PodSelector, QueryError, TaintState, changed_taints, config_map, has_ready_pod,
+    set_taints,
+};
 use crate::error::chain;
 use crate::host::settings::NodeTaint;
 use crate::log::Log;
@@ -14,7 +16,9 @@ use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::fmt;
+use std::io::{self, pipe};
 use std::os::fd::BorrowedFd;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// The key of the taint.
@@ -56,8 +60,12 @@ pub enum CriticalError {
     Invalid(ConfigMapRef, String),
     #[error("cannot list the pods of the DaemonSet {0}")]
     Pods(String, #[source] QueryError),
+    #[error("the API server has not sent the node {0}")]
+    Node(String),
     #[error("cannot change the taint {KEY} of the node {0}")]
     Taint(String, #[source] QueryError),
+    #[error("cannot watch the node {0}")]
+    Watch(String, #[source] io::Error),
 }
 
 impl Hint for CriticalError {
@@ -96,23 +104,53 @@ impl CriticalDaemonSets {
     pub fn check(&self) -> Result<Vec<String>, CriticalError> {
         let unready = self.unready()?;
         if unready.is_empty() {
-            let ClusterNode { cluster, node } = &self.home;
-            set_taints(cluster, node, &taint(), TaintState::Absent, Instant::now() + TIMEOUT)
-                .map_err(|why| CriticalError::Taint(node.clone(), why))?;
+            self.watching(&Log::default(), |own_node| self.remove(own_node))??;
         }
         Ok(unready)
     }
 
+    fn remove(&self, own_node: &OwnNode) -> Result<(), CriticalError> {
+        let name = || self.home.node.clone();
+        let observed = own_node.wait(TIMEOUT).ok_or_else(|| CriticalError::Node(name()))?;
+        let Some(changed) = changed_taints(&observed.taints, &taint(), TaintState::Absent) else {
+            return Ok(());
+        };
+        set_taints(&self.home, &observed, &changed, Instant::now() + TIMEOUT)
+            .map_err(|why| CriticalError::Taint(name(), why))
+    }
+
+    /// Watches the node while `work` runs.
+    fn watching<T>(&self, log: &Log, work: impl FnOnce(&OwnNode) -> T) -> Result<T, CriticalError> {
+        let failed = |why| CriticalError::Watch(self.home.node.clone(), why);
+        let (own_node, (ended, running)) = (OwnNode::default(), pipe().map_err(failed)?);
+        thread::scope(|scope| {
+            let watch = scope.spawn(|| own_node.follow(&self.home, &ended, log));
+            let done = work(&own_node);
+            // Wakes the thread, which polls the other end.
+            drop(running);
+            watch.join().unwrap_or(Ok(())).map_err(failed)?;
+            Ok(done)
+        })
+    }
+
     /// Keeps the taint until `stop` is readable: removes it as [`CriticalDaemonSets::check`] does, and sets it when a
     /// DaemonSet has been without a ready pod for some time.
-    pub fn keep(&self, stop: BorrowedFd<'_>) {
+    ///
+    /// # Errors
+    /// When the node cannot be watched.
+    pub fn keep(&self, stop: BorrowedFd<'_>) -> Result<(), CriticalError> {
         let log = Log::default();
+        self.watching(&log, |own_node| self.keep_watched(own_node, stop, &log))
+    }
+
+    fn keep_watched(&self, own_node: &OwnNode, stop: BorrowedFd<'_>, log: &Log) {
         let (mut unready_since, mut logged) = (None, None);
-        TaintKeeper { home: &self.home, events: None, log: &log }.follow(stop, || {
-            let unready = self.unready();
+        TaintKeeper { home: &self.home, own_node, events: None, log }.follow(stop, || {
+            let node = own_node.wait(TIMEOUT).ok_or_else(|| CriticalError::Node(self.home.node.clone()));
+            let unready = node.and_then(|_| self.unready());
             let state = unready.as_ref().map_err(|why| chain(why)).cloned();
             if logged.as_ref() != Some(&state) {
-                self.log(&unready, &log);
+                self.log(&unready, log);
                 logged = Some(state);
             }
             unready_since = match &unready {
