@@ -156,7 +156,7 @@ impl Racer {
                     |node, pod| drop(fs::remove_file(node.netns_name(pod))),
                     |node, pod| drop(fs::remove_file(node.result(pod, "eth0"))),
                     |node, pod| {
-                        drop(fs::remove_file(node.root.join(format!("pods/shop/{}.json", pod.name()))))
+                        drop(fs::remove_file(node.root.join(format!("pods/shop/{}.json", pod.name()))));
                     },
                 ];
                 while !removals.is_empty() {
