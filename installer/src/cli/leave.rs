@@ -4,9 +4,8 @@
 use super::invocation::Context;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::examples;
-use crate::agent::cluster::{self, AgentAddress, Cluster, Left, QueryError, ServiceAccount};
+use crate::agent::cluster::{self, AgentAddress, Cluster, Left, QueryError};
 use crate::error::chain;
-use crate::host::settings::SERVICE_ACCOUNT;
 use clap::Args;
 use gybe_plugin::args::Namespace;
 use serde_json::json;
@@ -57,12 +56,8 @@ struct Nodes {
 impl LeaveArgs {
     pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
         let until = Instant::now() + Duration::from_secs(self.timeout.into());
-        let variable = |name| context.environment.get(name).cloned();
-        let cluster = Cluster::Own(ServiceAccount {
-            host: variable("KUBERNETES_SERVICE_HOST").unwrap_or_default(),
-            port: variable("KUBERNETES_SERVICE_PORT").unwrap_or_default(),
-            directory: variable("GYBE_SERVICE_ACCOUNT_DIR").unwrap_or(SERVICE_ACCOUNT.to_owned()).into(),
-        });
+        let cluster = super::cluster::own(context)
+            .ok_or_else(|| CommandError::new("gybe leave does not run in a pod of a cluster"))?;
         for config_map in &self.config_maps {
             let deadline = Instant::now() + TIMEOUT;
             cluster::set_mode_leave(&cluster, self.namespace.as_str(), config_map, deadline).map_err(

@@ -6,6 +6,7 @@ mod api_requests;
 mod cluster;
 mod cluster_queries;
 mod conflicts;
+mod critical_daemonsets;
 mod doctor;
 mod events;
 mod facts_protocol;

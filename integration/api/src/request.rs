@@ -210,8 +210,8 @@ pub(crate) enum Resource {
     Pods,
     Nodes,
     DaemonSets,
-    Events,
     ConfigMaps,
+    Events,
 }
 
 impl Resource {
@@ -221,15 +221,15 @@ impl Resource {
             None | Some("Pod") => Some(Self::Pods),
             Some("Node") => Some(Self::Nodes),
             Some("DaemonSet") => Some(Self::DaemonSets),
-            Some("Event") => Some(Self::Events),
             Some("ConfigMap") => Some(Self::ConfigMaps),
+            Some("Event") => Some(Self::Events),
             Some(_) => None,
         }
     }
 
     /// Returns the resource of a path's segment below `api/v1` or `apis/GROUP/v1`.
     pub(crate) fn of_path(group: &str, name: &str) -> Option<Self> {
-        [Self::Pods, Self::Nodes, Self::DaemonSets, Self::Events, Self::ConfigMaps]
+        [Self::Pods, Self::Nodes, Self::DaemonSets, Self::ConfigMaps, Self::Events]
             .into_iter()
             .find(|resource| resource.group() == group && resource.name() == name)
     }
@@ -239,8 +239,8 @@ impl Resource {
             Self::Pods => "pods",
             Self::Nodes => "nodes",
             Self::DaemonSets => "daemonsets",
-            Self::Events => "events",
             Self::ConfigMaps => "configmaps",
+            Self::Events => "events",
         }
     }
 
@@ -249,8 +249,8 @@ impl Resource {
             Self::Pods => "Pod",
             Self::Nodes => "Node",
             Self::DaemonSets => "DaemonSet",
-            Self::Events => "Event",
             Self::ConfigMaps => "ConfigMap",
+            Self::Events => "Event",
         }
     }
 
