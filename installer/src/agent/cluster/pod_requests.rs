@@ -2,7 +2,7 @@
 //! types that keep only what is needed. Pure.
 
 use super::error::ApiError;
-use gybe_plugin::args::PodRef;
+use gybe_plugin::args::{Namespace, PodRef};
 use gybe_plugin::pod::Manifest;
 use hyper::{Request, Uri};
 use kube::api::{GetParams, ListParams};
@@ -17,6 +17,14 @@ pub(super) const MAX_OBJECT: usize = 4 << 20;
 
 /// The number of pods in a page, if the server splits the list: one page at a time is parsed.
 const PAGE_SIZE: u32 = 100;
+
+/// Pods of a namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodSelector {
+    pub namespace: Namespace,
+    /// A label selector, which the API server parses.
+    pub labels: String,
+}
 
 /// A list without its items.
 #[derive(Deserialize)]
@@ -92,6 +100,13 @@ fn watch_fields(
 pub(super) fn one(pod: &PodRef) -> Result<Request<Vec<u8>>, ApiError> {
     let pods = format!("/api/v1/namespaces/{}/pods", pod.namespace);
     ApiRequest::new(pods).get(pod.name.as_str(), &GetParams::default()).map_err(|_| invalid_name())
+}
+
+/// Requests the selected pods of a node, from the server's cache.
+pub(super) fn selected(node: &str, selected: &PodSelector) -> Result<Request<Vec<u8>>, ApiError> {
+    let params = ListParams::default().fields(&of_node(node)).labels(&selected.labels).match_any();
+    let pods = ApiRequest::new(format!("/api/v1/namespaces/{}/pods", selected.namespace));
+    pods.list(&params).map_err(|_| invalid_name())
 }
 
 pub(super) type Pod = Manifest;
