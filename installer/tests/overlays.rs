@@ -95,26 +95,42 @@ fn the_component_selinux_sets_only_the_type() {
 }
 
 #[test]
-fn the_component_node_taint_adds_only_the_right_to_patch_nodes_and_the_policy_that_confines_it() {
-    let (default, tainting) = (built("default"), built("with-node-taint"));
-    tainting.assert_all_fields_known();
-    assert_eq!(tainting.pod(), default.pod());
-    let roles: Vec<ClusterRole> = tainting.of("ClusterRole");
+fn a_component_that_grants_a_right_adds_only_that_right_and_the_policy_that_confines_it() {
+    for (component, right) in [
+        ("node-taint", r#""" nodes: patch"#),
+        ("repair-delete", r#""" pods: delete"#),
+        ("repair-label", r#""" pods/status: patch"#),
+    ] {
+        assert_adds_one_confined_right(component, right);
+    }
+}
+
+fn assert_adds_one_confined_right(component: &str, right: &str) {
+    let (default, extended) = (built("default"), built(&format!("with-{component}")));
+    extended.assert_all_fields_known();
+    assert_eq!(extended.pod(), default.pod());
+    let roles: Vec<ClusterRole> = extended.of("ClusterRole");
     let added: Vec<_> = roles.into_iter().filter(|role| *role != default.one("ClusterRole")).collect();
     let [role] = added.as_slice() else { panic!("{added:?}") };
     let rules: Vec<_> = role.rules.iter().flatten().map(pod::rule_line).collect();
-    assert_eq!(rules, [r#""" nodes: patch"#]);
-    let bindings: Vec<ClusterRoleBinding> = tainting.of("ClusterRoleBinding");
+    assert_eq!(rules, [right]);
+    let bindings: Vec<ClusterRoleBinding> = extended.of("ClusterRoleBinding");
     let of_role = bindings.iter().filter(|it| Some(&it.role_ref.name) == role.metadata.name.as_ref());
     let subjects: Vec<_> = of_role.flat_map(|it| it.subjects.iter().flatten()).collect();
     let [subject] = subjects.as_slice() else { panic!("{subjects:?}") };
     let user = format!("system:serviceaccount:{}:{}", subject.namespace.as_deref().unwrap(), subject.name);
-    let policy: ValidatingAdmissionPolicy = tainting.one("ValidatingAdmissionPolicy");
-    let binding: ValidatingAdmissionPolicyBinding = tainting.one("ValidatingAdmissionPolicyBinding");
+    let policy: ValidatingAdmissionPolicy = extended.one("ValidatingAdmissionPolicy");
+    let binding: ValidatingAdmissionPolicyBinding = extended.one("ValidatingAdmissionPolicyBinding");
     let (spec, bound) = (policy.spec.unwrap(), binding.spec);
     assert_eq!(Some(bound.policy_name), policy.metadata.name);
     assert_eq!(bound.validation_actions, ["Deny"]);
     assert_eq!((spec.failure_policy.as_deref(), bound.match_resources), (Some("Fail"), None));
+    // The policy applies to the resource of the right.
+    let rules = spec.match_constraints.unwrap().resource_rules.unwrap();
+    let [rule] = rules.as_slice() else { panic!("{rules:?}") };
+    assert_eq!(rule.resources.as_ref(), role.rules.as_ref().and_then(|rules| rules[0].resources.as_ref()));
+    let operation = if right.ends_with("delete") { "DELETE" } else { "UPDATE" };
+    assert_eq!(rule.operations, Some(vec![operation.to_owned()]));
     let conditions: Vec<_> = spec.match_conditions.into_iter().flatten().map(|it| it.expression).collect();
     assert_eq!(conditions, [format!("request.userInfo.username == {user:?}")]);
 }
@@ -123,7 +139,10 @@ fn the_component_node_taint_adds_only_the_right_to_patch_nodes_and_the_policy_th
 fn every_component_is_tested() {
     let components = fs::read_dir("../manifests/components").unwrap().map(|entry| entry.unwrap().file_name());
     let components: BTreeSet<_> = components.map(|name| name.into_string().unwrap()).collect();
-    assert_eq!(components, ["foreign-owner", "node-taint", "selinux"].map(str::to_owned).into());
+    assert_eq!(
+        components,
+        ["foreign-owner", "node-taint", "repair-delete", "repair-label", "selinux"].map(str::to_owned).into()
+    );
 }
 
 #[test]

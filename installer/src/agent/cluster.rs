@@ -3,10 +3,10 @@
 //! ```text
 //! access ─► client (token, deadlines, refusals) ─► kube's client ─┬─ watch ─► pod_cache ─► WatchedPods ─► facts socket
 //!                                                                 ├─ lookup: one pod that the watch has not delivered
-//!                                                                 └─ queries: our node, our DaemonSet, a pod for the plugin; events and taints
+//!                                                                 └─ queries: our node, our DaemonSet, a pod for the plugin; events, taints, broken pods
 //! ```
 //!
-//! Every request but those that write events, and taints where they are configured, is a GET, and lists contain only
+//! Every request but those that write events, and taints and pods where that is configured, is a GET, and lists contain only
 //! this node's pods. The watch and the lookups run on one thread, which has a tokio runtime; the callers are threads
 //! without one.
 
@@ -27,7 +27,7 @@ pub use access::{Cluster, ClusterError, ServiceAccount};
 pub use error::ApiError;
 pub use pod_cache::{WatchProblem, WatchState};
 pub use queries::{
-    DaemonSetState, QueryError, TaintState, create_event, daemonset_state, node_labels, patch_event,
-    pod_facts, set_taints,
+    BrokenPod, DaemonSetState, PodChange, QueryError, TaintState, broken_pod, change_pod, create_event,
+    daemonset_state, node_labels, patch_event, pod_facts, set_taints,
 };
 pub use watched_pods::WatchedPods;

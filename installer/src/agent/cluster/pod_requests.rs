@@ -72,6 +72,23 @@ pub(super) fn one(pod: &PodRef) -> Result<Request<Vec<u8>>, ApiError> {
     ApiRequest::new(pods).get(pod.name.as_str(), &GetParams::default()).map_err(|_| invalid_name())
 }
 
+/// Requests a list with this pod, or without any if it is not on this node or further selectors do not select it.
+pub(super) fn selected(
+    node: &str,
+    pod: &PodRef,
+    fields: &str,
+    labels: &str,
+) -> Result<Request<Vec<u8>>, ApiError> {
+    let fields = match fields {
+        "" => format!("metadata.name={},{}", pod.name, of_node(node)),
+        more => format!("metadata.name={},{},{more}", pod.name, of_node(node)),
+    };
+    let pods = format!("/api/v1/namespaces/{}/pods", pod.namespace);
+    let params = ListParams::default().fields(&fields);
+    let params = if labels.is_empty() { params } else { params.labels(labels) };
+    ApiRequest::new(pods).list(&params).map_err(|_| invalid_name())
+}
+
 pub(super) type Pod = Manifest;
 
 fn of_node(node: &str) -> String {
