@@ -55,7 +55,9 @@ fn cluster(test: &str, settings: &[(&str, &str)], pods: &[&str]) -> Cluster {
     let mut cluster = Cluster::new(test);
     cluster.server.permit(Verb::Delete, "pods");
     cluster.server.permit(Verb::Patch, "pods/status");
-    pods.iter().for_each(|name| drop(cluster.server.put_pod(pod(name))));
+    for name in pods {
+        cluster.server.put_pod(pod(name));
+    }
     cluster.node.set_configmap(settings);
     // As the process that repairs pods does: its counts are in the metrics, too.
     let counts = json!({ "repaired": 0, "failed": 0, "not_redirected": 1 });

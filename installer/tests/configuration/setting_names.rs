@@ -16,6 +16,8 @@ fn non_default_value(name: &str) -> &'static str {
         "CNI_CONF_GROUP_READ"
         | "SKIP_TLS_VERIFY"
         | "NATIVE_NFTABLES"
+        | "REPAIR_DELETE_PODS"
+        | "REPAIR_LABEL_PODS"
         | "put_back_istio"
         | "leave_when_daemonset_gone" => "true",
         "FORCE_IPTABLES_BINARY" => "legacy",
@@ -36,7 +38,6 @@ fn non_default_value(name: &str) -> &'static str {
         "repair_label" => "broken=true",
         "repair_label_selector" | "REPAIR_LABEL_SELECTORS" => "app=cart",
         "repair_exit_code" | "REPAIR_INIT_CONTAINER_EXIT_CODE" => "1",
-        "REPAIR_DELETE_PODS" | "REPAIR_LABEL_PODS" => "true",
         "also_as" => "istio-iptables",
         name if name.contains("DIR") || name == "KUBE_CA_FILE" => "/else/where",
         _ => "another",

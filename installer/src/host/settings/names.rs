@@ -138,7 +138,7 @@ pub const KEYS: [SettingName; 26] = [
     honoured(
         "events",
         "true",
-        "whether the agent writes Kubernetes events about refused pods and about this node",
+        "whether the agent writes Kubernetes events about refused, repaired, deleted and labelled pods, and about this node",
     ),
 ];
 
