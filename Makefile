@@ -93,7 +93,7 @@ test-crash: ## kill the installer before each of its system calls, and fail each
 # The former name.
 test-struck: test-crash
 
-test-manifests: ## check the manifests of every platform as kustomize renders them   (needs: kustomize 5, kubectl with it, or Go or Debian's mirror to build it)
+test-manifests: ## check the chart and the manifests of every platform, as helm and kustomize render them   (needs: helm 3, kustomize 5, promtool; or Go or Debian's mirror to get them)
 	manifests/build.sh
 	cargo test --locked -p gybe-installer --test overlays
 

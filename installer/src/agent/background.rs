@@ -69,7 +69,7 @@ impl NodeAgent<'_> {
         let (ended, running) = pipe().map_err(|why| waiting("the end of the agent")(errno(&why)))?;
         let (published, label) = (PublishedStatus::default(), NodeLabel::default());
         let environment = config.settings.environment().clone();
-        let daemonset = DaemonSet::new(self.home.as_ref(), &environment.namespace);
+        let daemonset = DaemonSet::new(self.home.as_ref(), &environment);
         let context = ReconcileContext {
             pods: self.pods,
             calls: self.calls,

@@ -43,6 +43,7 @@ impl<'s> DaemonSetPod<'s> {
                 ("spec.nodeName", NODE),
                 ("metadata.namespace", &namespace),
                 ("metadata.name", &sandbox.name),
+                ("status.hostIP", "127.0.0.1"),
             ]
             .map(|(field, value)| (field, value.to_owned()))
             .into(),
