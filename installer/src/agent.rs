@@ -20,7 +20,6 @@ pub(crate) mod leader;
 mod log_socket;
 mod manifest_pods;
 mod metrics;
-mod node_label;
 mod node_taint;
 mod plugin_calls;
 pub(crate) mod probe_loop;
@@ -34,9 +33,9 @@ mod socket_file;
 mod status;
 mod token;
 
+pub use cluster::ClusterNode;
 pub use istio::IstioComponent;
 pub use manifest_pods::ManifestPods;
-pub use node_label::ClusterNode;
 pub(crate) use process::stop_signal;
 pub use reconcile::{LiveSettings, ReconcileConfig, SettingsLoadError};
 pub use socket_file::SocketError;

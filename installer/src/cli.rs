@@ -17,6 +17,7 @@ mod install;
 mod invocation;
 mod istio_args;
 mod live_trace;
+mod migrate;
 mod namespace;
 mod node;
 mod output;
@@ -30,6 +31,7 @@ mod probe;
 mod remove;
 mod render;
 mod repair;
+mod status;
 mod style;
 mod trace;
 mod uninstall;
@@ -63,7 +65,7 @@ struct Gybe {
 
 fn after_help() -> String {
     format!(
-        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, install, uninstall, probe, demo,\n       agent-status)\n  \
+        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, status, migrate, install, uninstall, probe,\n       demo, agent-status)\n  \
          2    wrong arguments, or the command failed\n  126  the pod is not redirected (validate)\n\n{}",
         style::heading("Exit codes:"),
         "`gybe help COMMAND` explains a command and shows examples.",
@@ -81,6 +83,7 @@ enum Command {
     Explain(explain::ExplainArgs),
     Remove(remove::RemoveArgs),
     Repair(repair::RepairArgs),
+    Migrate(migrate::MigrateArgs),
     #[command(visible_alias = "agent")]
     Node(node::NodeArgs),
     AgentStatus(agent_status::AgentStatusArgs),
@@ -88,6 +91,7 @@ enum Command {
     Install(Box<install::InstallArgs>),
     Uninstall(uninstall::UninstallArgs),
     Doctor(doctor::DoctorArgs),
+    Status(status::StatusArgs),
     Init(init::InitCommand),
     Validate(validate::ValidateArgs),
     Demo(demo::DemoArgs),
@@ -125,12 +129,14 @@ impl Command {
             Self::Explain(args) => args.run(),
             Self::Remove(args) => args.run(),
             Self::Repair(args) => args.run(),
+            Self::Migrate(args) => args.run(),
             Self::Node(args) => args.run(context),
             Self::AgentStatus(args) => args.run(context),
             Self::PodFacts(args) => args.run(),
             Self::Install(args) => args.run(),
             Self::Uninstall(args) => args.run(),
             Self::Doctor(args) => Ok(args.run()),
+            Self::Status(args) => args.run(context),
             Self::Init(args) => args.run(context),
             Self::Validate(args) => args.run(context),
             Self::Demo(args) => args.run(),

@@ -101,6 +101,16 @@ fn the_chart_has_the_objects_of_each_component() {
     let taints = settings.as_object_mut().unwrap().remove("node_taints");
     assert_eq!(taints.unwrap(), "cni.istio.io/not-ready");
     assert_eq!(tainting, built("with-node-taint").by_name());
+    for mode in ["delete", "label"] {
+        let component = format!("with-repair-{mode}");
+        let (mut rendered, mut built) = (rendered(&component).by_name(), built(&component).by_name());
+        let setting = |objects: &mut BTreeMap<String, serde_json::Value>| {
+            let settings = &mut objects.get_mut("\"ConfigMap\" gybe-system/gybe-config").unwrap()["data"];
+            settings.as_object_mut().unwrap().remove("repair").unwrap()
+        };
+        assert_eq!((setting(&mut rendered), setting(&mut built)), (mode.into(), "repair".into()));
+        assert_eq!(rendered, built, "{component}");
+    }
 }
 
 #[test]

@@ -2,9 +2,9 @@
 //! repairs, and in the modes `delete` and `label` the requests to the API server.
 
 use super::SocketContext;
-use super::cluster::{BrokenPod, PodChange, QueryError, broken_pod, change_pod};
+use super::cluster::{BrokenPod, ClusterNode, PodChange, QueryError, broken_pod, change_pod};
 use super::events::{PodEvent, Reason};
-use super::node_label::ClusterNode;
+
 use super::repair_socket::RepairSocket;
 use super::status::StatusSources;
 use crate::error::chain;

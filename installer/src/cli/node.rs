@@ -96,7 +96,7 @@ impl NodeArgs {
 
     fn cluster(&self, context: &Context) -> Result<Cluster, CommandError> {
         if let Some(kubeconfig) = &self.kubeconfig {
-            return Ok(Cluster::Kubeconfig(kubeconfig.clone()));
+            return Ok(Cluster::Kubeconfig { path: kubeconfig.clone(), context: None });
         }
         let names = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
         match names.map(|name| context.environment.get(name).cloned()) {

@@ -26,6 +26,7 @@ mod settings;
 mod shutdown;
 mod sockets;
 mod start_and_end;
+mod status_command;
 mod take_over;
 mod uninstall;
 mod unknown_pods;

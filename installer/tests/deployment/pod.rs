@@ -159,7 +159,7 @@ pub(crate) fn rule_line(rule: &PolicyRule) -> String {
 }
 
 const CLUSTER_RULES: [&str; 3] =
-    [r#""" pods: get list watch"#, r#""" nodes: get"#, r#""events.k8s.io" events: create patch"#];
+    [r#""" pods: get list watch"#, r#""" nodes: watch"#, r#""events.k8s.io" events: create patch"#];
 const NAMESPACE_RULE: &str = r#""apps" daemonsets [gybe-node]: get"#;
 /// Admits the pod on OpenShift.
 const SCC_RULE: &str = r#""security.openshift.io" securitycontextconstraints [privileged]: use"#;

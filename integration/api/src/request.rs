@@ -49,6 +49,9 @@ impl Verb {
     }
 }
 
+/// The subresource by which a client requests a page of a pod.
+pub(crate) const PROXY: &str = "pods/proxy";
+
 /// A request of the resource API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ApiRequest {
@@ -75,6 +78,9 @@ impl ApiRequest {
         let (namespace, resource, name, subresource) = match *rest.as_slice() {
             ["namespaces", namespace, resource] => (Some(namespace), resource, None, None),
             ["namespaces", namespace, resource, name] => (Some(namespace), resource, Some(name), None),
+            ["namespaces", namespace, "pods", name, "proxy", ..] => {
+                (Some(namespace), PROXY, Some(name), None)
+            }
             ["namespaces", namespace, resource, name, subresource] => {
                 (Some(namespace), resource, Some(name), Some(subresource))
             }
