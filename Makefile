@@ -131,7 +131,7 @@ node-states: ## write docs/NODE-STATES.md from those states   (needs: as test-co
 	GYBE_WRITE=1 $(MAKE) test-states
 
 # FROM and TO are commits, which are built, too.
-cluster: build ## upgrades, crashes and removal in a Kubernetes of one node: SCENARIOS="install upgrade", FROM=COMMIT TO=COMMIT; KEEP=1 for a shell with kubectl   (needs: as test-containerd, and Go; half an hour the first time)
+cluster: build ## upgrades, crashes and removal in a Kubernetes of one node: SCENARIOS="install upgrade", FROM=COMMIT TO=COMMIT; KEEP=1 for a shell with kubectl   (needs: as test-containerd, and Go; an hour the first time)
 	integration/containerd/setup.sh
 	integration/cluster/setup.sh $(FROM) $(TO)
 	cargo build --locked $(OUTSIDE) --bins
