@@ -36,7 +36,7 @@ OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-clust
 REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
-.PHONY: help build image demo test test-unit test-kernel differential incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-states node-states cluster bench-containerd test-shared test-manifests faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
+.PHONY: help build image demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-take-over test-states node-states cluster bench-containerd test-shared test-manifests test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -71,6 +71,11 @@ differential: ## compare nft, iptables-legacy and trace on random policies: POLI
 	cargo test --locked --no-run -p gybe-integration --test differential
 	GYBE_POLICIES=$(POLICIES) GYBE_SEED=$(SEED) integration/as-root.sh cargo test --locked -p gybe-integration --test differential -- --nocapture
 
+repair-race: ## pods that start, fail, are replaced and deleted at random while gybe repair --watch runs: PODS=1000 SEED=1   (needs: as test-kernel)
+	cargo build --locked
+	cargo test --locked --no-run -p gybe-integration --test repair
+	GYBE_PODS=$(PODS) GYBE_SEED=$(SEED) integration/as-root.sh cargo test --locked -p gybe-integration --test repair race -- --nocapture
+
 incumbent: build ## compare with Istio's own istio-iptables and istio-cni, and measure an ADD of both: SETS=500 PODS=100 SEED=1 ARGS="--times 31"   (needs: root, Go 1.26 and its module proxy)
 	integration/incumbent/setup.sh
 	cargo build --locked
@@ -97,6 +102,11 @@ test-manifests: ## check the chart and the manifests of every platform, as helm 
 	manifests/build.sh
 	cargo test --locked -p gybe-installer --test overlays
 
+test-chart: ## install, upgrade, roll back and delete the chart in a real API server, without a node   (needs: root, openssl, and Go; Kubernetes is built the first time)
+	integration/cluster/setup.sh
+	manifests/build.sh
+	manifests/server-check.sh target/cluster
+
 faults: ## print the tests of every fault in docs/FAULTS.md
 	@cargo run --quiet --locked -p gybe-integration --bin gybe-faults
 
@@ -121,6 +131,11 @@ test-node: build ## the agent on a busy node: rewrites, upgrades, crashes, unins
 	cargo test --locked $(OUTSIDE) --test states
 	cargo test --locked $(OUTSIDE) --test node -- --nocapture
 	cargo test --locked $(OUTSIDE) --test deployed
+
+test-take-over: build ## Gybe replaces Istio's own istio-cni on a node with 50 of its pods, which are then deleted   (needs: as test-containerd and incumbent)
+	integration/containerd/setup.sh
+	integration/incumbent/setup.sh
+	cargo test --locked $(OUTSIDE) --test take_over -- --nocapture
 
 test-states: ## plan, readiness, metrics, doctor and the next pod in each state of a node   (needs: as test-containerd)
 	integration/containerd/setup.sh

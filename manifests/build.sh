@@ -56,9 +56,12 @@ if ! command -v promtool >/dev/null; then
     [ -x "$promtool" ] || integration/debian-unpack.sh "$tools/prometheus" bookworm prometheus
 fi
 
-# render ARGUMENT...: prints the chart's objects without hooks.
+# with_hooks ARGUMENT...: prints the chart's objects.
+with_hooks() {
+    "$helm" template gybe manifests/chart --namespace gybe-system --kube-version 1.30.0 "$@"
+}
 render() {
-    "$helm" template gybe manifests/chart --namespace gybe-system --kube-version 1.30.0 --no-hooks "$@"
+    with_hooks --no-hooks "$@"
 }
 
 # rendered FILE TEMPLATE ARGUMENT...: the file is what the template renders.
@@ -129,6 +132,7 @@ render --set nodeTaints={cni.istio.io/not-ready} >"$out/chart/with-node-taint.ya
 render --set settings.repair=delete >"$out/chart/with-repair-delete.yaml"
 render --set settings.repair=label >"$out/chart/with-repair-label.yaml"
 render -f manifests/chart-values/pools.yaml >"$out/chart/pools.yaml"
+with_hooks -f manifests/chart-values/pools.yaml --show-only templates/leave.yaml >"$out/chart/leave.yaml"
 render -f manifests/chart-values/all.yaml >"$out/chart/all.yaml"
 render -f manifests/chart-values/istio-cni.yaml >"$out/chart/istio-cni.yaml"
 render -f manifests/chart-values/istio-cni-label.yaml >"$out/chart/istio-cni-label.yaml"

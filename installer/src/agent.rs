@@ -36,6 +36,7 @@ mod token;
 pub use cluster::ClusterNode;
 pub use istio::IstioComponent;
 pub use manifest_pods::ManifestPods;
+pub use node_taint::{ConfigMapRef, CriticalDaemonSets, CriticalError};
 pub(crate) use process::stop_signal;
 pub use reconcile::{LiveSettings, ReconcileConfig, SettingsLoadError};
 pub use socket_file::SocketError;

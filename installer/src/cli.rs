@@ -5,6 +5,7 @@
 mod agent_status;
 mod apply;
 mod backend;
+mod cluster;
 mod demo;
 mod directories;
 mod doctor;
@@ -16,6 +17,8 @@ mod inspect;
 mod install;
 mod invocation;
 mod istio_args;
+mod istio_cni_taint;
+mod leave;
 mod live_trace;
 mod migrate;
 mod namespace;
@@ -65,7 +68,7 @@ struct Gybe {
 
 fn after_help() -> String {
     format!(
-        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, status, migrate, install, uninstall, probe,\n       demo, agent-status)\n  \
+        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, status, migrate, install, uninstall, probe,\n       demo, agent-status, istio-cni-taint, leave)\n  \
          2    wrong arguments, or the command failed\n  126  the pod is not redirected (validate)\n\n{}",
         style::heading("Exit codes:"),
         "`gybe help COMMAND` explains a command and shows examples.",
@@ -88,6 +91,8 @@ enum Command {
     Node(node::NodeArgs),
     AgentStatus(agent_status::AgentStatusArgs),
     PodFacts(pod_facts::PodFactsArgs),
+    IstioCniTaint(istio_cni_taint::IstioCniTaintArgs),
+    Leave(leave::LeaveArgs),
     Install(Box<install::InstallArgs>),
     Uninstall(uninstall::UninstallArgs),
     Doctor(doctor::DoctorArgs),
@@ -133,6 +138,8 @@ impl Command {
             Self::Node(args) => args.run(context),
             Self::AgentStatus(args) => args.run(context),
             Self::PodFacts(args) => args.run(),
+            Self::IstioCniTaint(args) => args.run(context),
+            Self::Leave(args) => args.run(context),
             Self::Install(args) => args.run(),
             Self::Uninstall(args) => args.run(),
             Self::Doctor(args) => Ok(args.run()),
@@ -158,10 +165,6 @@ pub fn run(
     args: impl IntoIterator<Item = OsString>,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
 ) -> Exit {
-    let args: Vec<OsString> = args.into_iter().collect();
-    if invocation::is_taint(&args) {
-        return print::failure(&invocation::no_taint());
-    }
     let (called_as, args) = invocation::read(args);
     let text =
         |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));

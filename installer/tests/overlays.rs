@@ -22,7 +22,7 @@ use gybe_installer::host::settings::Settings;
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role};
 use objects::Objects;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -192,12 +192,40 @@ fn assert_adds_one_confined_right(component: &str, right: &str) {
 }
 
 #[test]
+fn the_component_istio_cni_taint_adds_to_node_taint_a_container_and_the_right_to_get_its_configmap() {
+    let (tainting, mut critical) = (built("with-node-taint"), built("with-istio-cni-taint"));
+    critical.assert_all_fields_known();
+    let list = critical.take("ConfigMap", "gybe-critical-daemonsets");
+    settings::assert_arguments_accepted(&critical);
+    let mut pod = critical.pod();
+    let container = pod.containers.pop().unwrap();
+    assert_eq!((container.name.as_str(), &pod), ("taint", &tainting.pod()));
+    pod::assert_capabilities(&container, &[]);
+    let mounts: Vec<_> = container.volume_mounts.iter().flatten().map(|it| it.name.as_str()).collect();
+    assert_eq!(mounts, ["token"]);
+    let text = |key: &str| list["metadata"][key].as_str().unwrap();
+    let arguments = ["namespace", "name"].map(|key| format!("--configmap-{key}={}", text(key)));
+    assert_eq!(container.command.unwrap()[1..], [&["istio-cni-taint".to_owned()], &arguments[..]].concat());
+    let role: Role = serde_json::from_value(critical.take("Role", "gybe-critical-daemonsets")).unwrap();
+    let rules: Vec<_> = role.rules.iter().flatten().map(pod::rule_line).collect();
+    assert_eq!(rules, [r#""" configmaps [gybe-critical-daemonsets]: get"#]);
+    critical.take("RoleBinding", "gybe-critical-daemonsets");
+    // Nothing else is added.
+    for kind in ["ConfigMap", "Role", "RoleBinding", "ClusterRole", "ValidatingAdmissionPolicy"] {
+        let of = |objects: &Objects| objects.of::<serde_json::Value>(kind);
+        assert_eq!(of(&critical), of(&tainting), "{kind}");
+    }
+}
+
+#[test]
 fn every_component_is_tested() {
     let components = fs::read_dir("../manifests/components").unwrap().map(|entry| entry.unwrap().file_name());
     let components: BTreeSet<_> = components.map(|name| name.into_string().unwrap()).collect();
     assert_eq!(
         components,
-        ["foreign-owner", "node-taint", "repair-delete", "repair-label", "selinux"].map(str::to_owned).into()
+        ["foreign-owner", "istio-cni-taint", "node-taint", "repair-delete", "repair-label", "selinux"]
+            .map(str::to_owned)
+            .into()
     );
 }
 

@@ -227,7 +227,7 @@ impl NodeAgent<'_> {
     fn keep_taints(&self, own_node: &OwnNode, sources: &StatusSources<'_>, stop: &PipeReader) {
         if let Some(home) = &self.home {
             let (events, log) = (self.context.events, self.context.log);
-            TaintKeeper { home, own_node, sources, events, log }.keep(stop.as_fd());
+            TaintKeeper { home, own_node, events, log }.keep(sources, stop.as_fd());
         }
     }
 

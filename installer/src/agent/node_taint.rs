@@ -1,5 +1,10 @@
 //! The taints of our node: removed when the agent is ready, and set again when pods would start without redirection.
-//! The settings name them; without names the agent writes nothing.
+//! The settings name them; without names the agent writes nothing. `critical` does the same for another taint and other
+//! conditions.
+
+mod critical;
+
+pub use critical::{ConfigMapRef, CriticalDaemonSets, CriticalError};
 
 use super::Role;
 use super::cluster::{ClusterNode, OwnNode, QueryError, TaintState, changed_taints, set_taints};
@@ -14,8 +19,8 @@ use serde_json::json;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-/// How long pods would have to start without redirection until the taints are set: shorter than a new agent needs would
-/// keep pods off every node of a rollout.
+/// How long pods would have to start without redirection, or a critical DaemonSet be without a ready pod, until the
+/// taints are set: shorter than a new agent needs would keep pods off every node of a rollout.
 const SET_AFTER: Duration = Duration::from_secs(30);
 /// The time between two writes.
 const WRITE_INTERVAL: Duration = Duration::from_secs(60);
@@ -23,18 +28,25 @@ const WRITE_INTERVAL: Duration = Duration::from_secs(60);
 const RETRY: Duration = Duration::from_secs(5);
 /// The deadline of the requests; the end of the agent is delayed by no more than it.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// How often the agent's state is compared with the node's, in milliseconds; and how often the settings are, without
-/// taints.
-const INTERVAL_MS: u16 = 1_000;
-const IDLE_INTERVAL_MS: u16 = 10_000;
+/// How often the agent's state is compared with the node's; and how often the settings are, without taints.
+const INTERVAL: Duration = Duration::from_secs(1);
+const IDLE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What keeping the taints needs.
 pub(super) struct TaintKeeper<'a> {
     pub(super) home: &'a ClusterNode,
     pub(super) own_node: &'a OwnNode,
-    pub(super) sources: &'a StatusSources<'a>,
     pub(super) events: Option<&'a EventQueue>,
     pub(super) log: &'a Log,
+}
+
+/// What should be done about the node's taints now.
+struct TaintOrder {
+    taints: Vec<NodeTaint>,
+    /// None: they stay as they are.
+    desired: Option<TaintState>,
+    /// How long until the next order.
+    wait: Duration,
 }
 
 /// When the next write may be made.
@@ -44,16 +56,26 @@ struct Schedule {
 }
 
 impl TaintKeeper<'_> {
-    /// Keeps the taints until `stop` is readable.
-    pub(super) fn keep(&self, stop: BorrowedFd<'_>) {
-        let (mut schedule, mut logged) = (Schedule::default(), String::new());
-        loop {
-            let agent = self.sources.snapshot();
+    /// Keeps the agent's taints until `stop` is readable.
+    pub(super) fn keep(&self, sources: &StatusSources<'_>, stop: BorrowedFd<'_>) {
+        self.follow(stop, || {
+            let agent = sources.snapshot();
             let taints = agent.status.report.taints.clone();
             let (status, is_ready) = (&agent.status, agent.not_ready().is_empty());
             let leads = matches!(agent.role, Role::Leads { .. });
             let desired =
                 leads.then(|| desired(&status.report, is_ready, status.unredirected_for())).flatten();
+            // Before the first turn the setting is not known.
+            let is_idle = taints.is_empty() && agent.status.turned.is_some();
+            TaintOrder { taints, desired, wait: if is_idle { IDLE_INTERVAL } else { INTERVAL } }
+        });
+    }
+
+    /// Follows orders until `stop` is readable.
+    fn follow(&self, stop: BorrowedFd<'_>, mut next: impl FnMut() -> TaintOrder) {
+        let (mut schedule, mut logged) = (Schedule::default(), String::new());
+        loop {
+            let TaintOrder { taints, desired, mut wait } = next();
             let change = desired.filter(|_| schedule.is_due(Instant::now())).and_then(|desired| {
                 let observed = self.own_node.read()?;
                 Some((changed_taints(&observed.taints, &taints, desired)?, observed, desired))
@@ -61,12 +83,13 @@ impl TaintKeeper<'_> {
             if let Some((changed, observed, desired)) = change {
                 let result = set_taints(self.home, &observed, &changed, Instant::now() + TIMEOUT);
                 self.report(&result, desired, &taints, &mut logged);
+                if result.is_err() {
+                    wait = wait.min(RETRY);
+                }
                 schedule.finish(result.is_ok(), Instant::now());
             }
-            // Before the first turn the setting is not known.
-            let is_idle = taints.is_empty() && agent.status.turned.is_some();
-            let wait = if is_idle { IDLE_INTERVAL_MS } else { INTERVAL_MS };
-            match poll(&mut [PollFd::new(stop, PollFlags::POLLIN)], PollTimeout::from(wait)) {
+            let wait = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(stop, PollFlags::POLLIN)], wait) {
                 Ok(0) | Err(_) => {}
                 Ok(_) => return,
             }

@@ -80,6 +80,13 @@ impl Objects {
         all.remove(0)
     }
 
+    /// Takes the object of this kind and name.
+    #[allow(dead_code, reason = "only the tests of the overlays use it")]
+    pub(crate) fn take(&mut self, kind: &str, name: &str) -> Value {
+        let is = |object: &Value| object["kind"] == kind && object["metadata"]["name"] == name;
+        self.0.remove(self.0.iter().position(is).unwrap())
+    }
+
     pub(crate) fn daemon_set(&self) -> DaemonSet {
         self.one("DaemonSet")
     }

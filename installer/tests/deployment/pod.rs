@@ -29,7 +29,7 @@ pub(crate) fn assert_confined(objects: &Objects) {
     assert_mounts(&pod.containers, &pod.volumes.unwrap());
 }
 
-fn assert_capabilities(container: &Container, expected: &[&str]) {
+pub(crate) fn assert_capabilities(container: &Container, expected: &[&str]) {
     let context: SecurityContext = container.security_context.clone().unwrap();
     let capabilities = context.capabilities.unwrap();
     assert_eq!(capabilities.drop, Some(vec!["ALL".to_owned()]), "{}", container.name);

@@ -224,6 +224,7 @@ pub(crate) enum Resource {
     Pods,
     Nodes,
     DaemonSets,
+    ConfigMaps,
     Events,
 }
 
@@ -234,6 +235,7 @@ impl Resource {
             None | Some("Pod") => Some(Self::Pods),
             Some("Node") => Some(Self::Nodes),
             Some("DaemonSet") => Some(Self::DaemonSets),
+            Some("ConfigMap") => Some(Self::ConfigMaps),
             Some("Event") => Some(Self::Events),
             Some(_) => None,
         }
@@ -241,7 +243,7 @@ impl Resource {
 
     /// Returns the resource of a path's segment below `api/v1` or `apis/GROUP/v1`.
     pub(crate) fn of_path(group: &str, name: &str) -> Option<Self> {
-        [Self::Pods, Self::Nodes, Self::DaemonSets, Self::Events]
+        [Self::Pods, Self::Nodes, Self::DaemonSets, Self::ConfigMaps, Self::Events]
             .into_iter()
             .find(|resource| resource.group() == group && resource.name() == name)
     }
@@ -251,6 +253,7 @@ impl Resource {
             Self::Pods => "pods",
             Self::Nodes => "nodes",
             Self::DaemonSets => "daemonsets",
+            Self::ConfigMaps => "configmaps",
             Self::Events => "events",
         }
     }
@@ -260,13 +263,14 @@ impl Resource {
             Self::Pods => "Pod",
             Self::Nodes => "Node",
             Self::DaemonSets => "DaemonSet",
+            Self::ConfigMaps => "ConfigMap",
             Self::Events => "Event",
         }
     }
 
     pub(crate) fn group(self) -> &'static str {
         match self {
-            Self::Pods | Self::Nodes => "",
+            Self::Pods | Self::Nodes | Self::ConfigMaps => "",
             Self::DaemonSets => "apps",
             Self::Events => "events.k8s.io",
         }
@@ -274,7 +278,7 @@ impl Resource {
 
     pub(crate) fn api_version(self) -> &'static str {
         match self {
-            Self::Pods | Self::Nodes => "v1",
+            Self::Pods | Self::Nodes | Self::ConfigMaps => "v1",
             Self::DaemonSets => "apps/v1",
             Self::Events => "events.k8s.io/v1",
         }

@@ -190,7 +190,7 @@ impl Service {
 /// Reports whether clients can patch the resource or its subresource.
 fn is_patched(resource: Resource, subresource: Option<&str>) -> bool {
     match subresource {
-        None => matches!(resource, Resource::Events | Resource::Nodes),
+        None => matches!(resource, Resource::Events | Resource::Nodes | Resource::ConfigMaps),
         Some(subresource) => (resource, subresource) == (Resource::Pods, "status"),
     }
 }

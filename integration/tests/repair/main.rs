@@ -16,3 +16,5 @@ mod migration;
 mod node;
 #[cfg(test)]
 mod pods;
+#[cfg(test)]
+mod race;

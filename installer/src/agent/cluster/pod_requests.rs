@@ -2,7 +2,7 @@
 //! types that keep only what is needed. Pure.
 
 use super::error::ApiError;
-use gybe_plugin::args::PodRef;
+use gybe_plugin::args::{Namespace, PodRef};
 use gybe_plugin::pod::Manifest;
 use hyper::{Request, Uri};
 use kube::api::{GetParams, ListParams};
@@ -17,6 +17,14 @@ pub(super) const MAX_OBJECT: usize = 4 << 20;
 
 /// The number of pods in a page, if the server splits the list: one page at a time is parsed.
 const PAGE_SIZE: u32 = 100;
+
+/// Pods of a namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodSelector {
+    pub namespace: Namespace,
+    /// A label selector, which the API server parses.
+    pub labels: String,
+}
 
 /// A list without its items.
 #[derive(Deserialize)]
@@ -95,7 +103,7 @@ pub(super) fn one(pod: &PodRef) -> Result<Request<Vec<u8>>, ApiError> {
 }
 
 /// Requests a list with this pod, or without any if it is not on this node or further selectors do not select it.
-pub(super) fn selected(
+pub(super) fn one_if_selected(
     node: &str,
     pod: &PodRef,
     fields: &str,
@@ -109,6 +117,13 @@ pub(super) fn selected(
     let params = ListParams::default().fields(&fields);
     let params = if labels.is_empty() { params } else { params.labels(labels) };
     ApiRequest::new(pods).list(&params).map_err(|_| invalid_name())
+}
+
+/// Requests the selected pods of a node, from the server's cache.
+pub(super) fn selected(node: &str, selected: &PodSelector) -> Result<Request<Vec<u8>>, ApiError> {
+    let params = ListParams::default().fields(&of_node(node)).labels(&selected.labels).match_any();
+    let pods = ApiRequest::new(format!("/api/v1/namespaces/{}/pods", selected.namespace));
+    pods.list(&params).map_err(|_| invalid_name())
 }
 
 pub(super) type Pod = Manifest;

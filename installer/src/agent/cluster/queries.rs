@@ -6,10 +6,10 @@ use super::client;
 use super::error::ApiError;
 use super::lookup;
 use super::own_node::{ClusterNode, ObservedNode};
-use super::pod_requests::{self, invalid_name};
+use super::pod_requests::{self, PodSelector, invalid_name};
 use crate::error::chain;
 use crate::host::settings::{NodeTaint, PodLabel};
-use gybe_plugin::args::PodRef;
+use gybe_plugin::args::{Namespace, PodRef};
 use gybe_plugin::facts::wire::{self, FactsResponse, WireError};
 use hyper::Request;
 use kube::api::{DeleteParams, GetParams, Patch, PatchParams, PostParams, Preconditions};
@@ -69,6 +69,69 @@ pub fn daemonset_state(cluster: &Cluster, namespace: &str, name: &str, until: In
         Err(QueryError::Api(fault)) if fault.is_not_found() => DaemonSetState::Absent,
         Err(QueryError::Api(fault)) if fault.is_forbidden() => DaemonSetState::Refused(fault.to_string()),
         Err(fault) => DaemonSetState::Unknown(fault.to_string()),
+    }
+}
+
+/// Returns the texts in a ConfigMap, by key. Needs `get` on it.
+///
+/// # Errors
+/// As [`create_event`].
+pub fn config_map(
+    cluster: &Cluster,
+    namespace: &Namespace,
+    name: &str,
+    until: Instant,
+) -> Result<BTreeMap<String, String>, QueryError> {
+    #[derive(Deserialize)]
+    struct ConfigMap {
+        data: Option<BTreeMap<String, String>>,
+    }
+    let maps = ApiRequest::new(format!("/api/v1/namespaces/{namespace}/configmaps"));
+    let request = maps.get(name, &GetParams::default()).map_err(|_| invalid_name())?;
+    Ok(send::<ConfigMap>(cluster, request, until)?.data.unwrap_or_default())
+}
+
+/// Reports whether a pod of the node that the label selector selects is ready. Needs `list` on pods.
+///
+/// # Errors
+/// As [`create_event`]; also when the selector is invalid.
+pub fn has_ready_pod(
+    cluster: &Cluster,
+    node: &str,
+    selected: &PodSelector,
+    until: Instant,
+) -> Result<bool, QueryError> {
+    let pods: ConditionedPods = send(cluster, pod_requests::selected(node, selected)?, until)?;
+    Ok(pods.items.into_iter().flatten().any(|pod| pod.is_ready()))
+}
+
+/// Pods with their conditions alone.
+#[derive(Deserialize)]
+struct ConditionedPods {
+    items: Option<Vec<ConditionedPod>>,
+}
+
+#[derive(Deserialize)]
+struct ConditionedPod {
+    #[serde(default)]
+    status: PodConditions,
+}
+
+#[derive(Deserialize, Default)]
+struct PodConditions {
+    conditions: Option<Vec<Condition>>,
+}
+
+#[derive(Deserialize)]
+struct Condition {
+    r#type: String,
+    status: String,
+}
+
+impl ConditionedPod {
+    fn is_ready(&self) -> bool {
+        let mut conditions = self.status.conditions.iter().flatten();
+        conditions.any(|condition| condition.r#type == "Ready" && condition.status == "True")
     }
 }
 
@@ -196,7 +259,7 @@ pub fn broken_pod(
     [fields, labels]: [&str; 2],
     until: Instant,
 ) -> Result<Option<BrokenPod>, QueryError> {
-    let request = pod_requests::selected(node, pod, fields, labels)?;
+    let request = pod_requests::one_if_selected(node, pod, fields, labels)?;
     let listed = send::<ListedPods>(cluster, request, until)?.items.into_iter().next();
     Ok(listed.map(|ListedPod { metadata, status }| BrokenPod {
         uid: metadata.uid,
@@ -281,7 +344,7 @@ fn events(namespace: &str) -> ApiRequest {
     ApiRequest::new(format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"))
 }
 
-fn write(
+pub(super) fn write(
     cluster: &Cluster,
     request: Result<Request<Vec<u8>>, kube::core::request::Error>,
     until: Instant,
@@ -305,7 +368,7 @@ pub fn pod_facts(cluster: &Cluster, query: &[u8], until: Instant) -> Result<Stri
     Ok(wire::encode_response(&response))
 }
 
-fn send<T: DeserializeOwned>(
+pub(super) fn send<T: DeserializeOwned>(
     cluster: &Cluster,
     request: Request<Vec<u8>>,
     until: Instant,
