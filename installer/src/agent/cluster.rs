@@ -4,17 +4,18 @@
 //! access ─► client (token, deadlines, refusals) ─► kube's client ─┬─ pod_watch ─► pod_cache ─► WatchedPods ─► facts socket
 //!                                                                 ├─ lookup: one pod that the watch has not delivered
 //!                                                                 ├─ own_node: our node's labels and taints, by a watch
-//!                                                                 └─ queries: our DaemonSet, a ConfigMap, a pod for the plugin; events and taints
+//!                                                                 └─ queries: our DaemonSet, a ConfigMap, a pod for the plugin; events, taints, broken pods
 //! ```
 //!
-//! Every request but those that write events, and taints where they are configured, is a GET, and lists contain only
-//! this node's pods. The watch of pods and the lookups run on one thread, which has a tokio runtime; the callers are
+//! Every request but those that write events, and taints and pods where that is configured, is a GET, and lists
+//! contain only this node's pods. The watch of pods and the lookups run on one thread, which has a tokio runtime; the callers are
 //! threads without one. The watch of the node runs on the thread that calls it.
 
 mod access;
 mod agents;
 mod client;
 mod error;
+mod leave;
 mod line_splitter;
 mod list_parser;
 mod lookup;
@@ -28,14 +29,15 @@ mod watch;
 mod watched_pods;
 
 pub use access::{Cluster, ClusterError, ServiceAccount};
-pub use agents::{AgentSelector, ClusterAgent, agents};
+pub use agents::{AGENTS, AgentSelector, ClusterAgent, agents};
 pub use error::ApiError;
+pub use leave::{AgentAddress, Left, agent_addresses, desired_agents, left, set_mode_leave};
 pub(crate) use own_node::OwnNode;
 pub use own_node::{ClusterNode, ObservedNode};
 pub use pod_cache::{WatchProblem, WatchState};
 pub use pod_requests::PodSelector;
 pub use queries::{
-    DaemonSetState, QueryError, TaintState, changed_taints, config_map, create_event, daemonset_state,
-    has_ready_pod, patch_event, pod_facts, set_taints,
+    BrokenPod, DaemonSetState, PodChange, QueryError, TaintState, broken_pod, change_pod, changed_taints,
+    config_map, create_event, daemonset_state, has_ready_pod, patch_event, pod_facts, set_taints,
 };
 pub use watched_pods::WatchedPods;

@@ -3,6 +3,7 @@
 #![cfg(test)]
 
 mod api_requests;
+mod broken_pods;
 mod cluster;
 mod cluster_queries;
 mod conflicts;
@@ -14,6 +15,7 @@ mod health_and_metrics;
 mod host_faults;
 mod kubeconfig;
 mod leader;
+mod leave;
 mod node;
 mod node_taint;
 mod pod_facts_command;

@@ -1,15 +1,17 @@
 //! The chart's values, as helm renders the files in `manifests/chart-values`.
 
 use crate::objects::Objects;
-use crate::{rendered, settings};
+use crate::{pod, rendered, settings};
 use gybe_installer::host::desired::Shape;
 use gybe_installer::host::observe::FileName;
 use gybe_installer::host::settings::{KEYS, RepairMode, Settings};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::BackendSetting;
 use gybe_plugin::conf::LogLevel;
+use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{ConfigMap, Container, ResourceQuota};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{ConfigMap, Container, ResourceQuota, ServiceAccount};
 use k8s_openapi::api::rbac::v1::Role;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
@@ -85,7 +87,7 @@ fn the_program_accepts_the_settings_of_a_chart_with_all_values() {
     objects.assert_all_fields_known();
     let settings = Settings::read(&settings::settings_sources(&objects)).unwrap();
     assert_eq!(settings.notes, [""; 0]);
-    assert_eq!(settings.options.repair, RepairMode::Off, "an unquoted `off`");
+    assert_eq!(settings.options.repair.mode, RepairMode::Off, "an unquoted `off`");
     assert!(settings.options.leave_when_daemonset_gone);
     assert_eq!(settings.options.node_taints.len(), 1);
     let excluded = &settings.options.conf.exclude_namespaces;
@@ -117,7 +119,7 @@ fn the_values_of_istio_cnis_chart_have_their_meaning() {
     let settings = Settings::read(&settings::settings_sources(&objects)).unwrap();
     let options = &settings.options;
     assert_eq!(options.shape, Shape::Standalone { file: FileName::new("mesh.conf").unwrap() });
-    assert_eq!(options.repair, RepairMode::Off);
+    assert_eq!(options.repair.mode, RepairMode::Off);
     assert!(options.conf.exclude_namespaces.contains("ops"));
     assert_eq!(options.conf.backend, BackendSetting::Only(BackendKind::Nft));
     assert_eq!(options.conf.log_level, LogLevel::Debug);
@@ -129,9 +131,55 @@ fn the_values_of_istio_cnis_chart_have_their_meaning() {
 }
 
 #[test]
+fn the_values_of_istio_cnis_chart_select_the_mode_and_the_label_of_repair_and_the_policy_allows_only_that_label()
+ {
+    let objects = rendered("istio-cni-label");
+    let options = Settings::read(&settings::settings_sources(&objects)).unwrap().options.repair;
+    assert_eq!(
+        (options.mode, options.label.to_string().as_str()),
+        (RepairMode::Label, "example.com/broken=true")
+    );
+    let policy: ValidatingAdmissionPolicy = objects.one("ValidatingAdmissionPolicy");
+    let variables = policy.spec.unwrap().variables.unwrap();
+    let keys = variables.iter().find(|variable| variable.name == "keys").unwrap();
+    assert_eq!(keys.expression, "['example.com/broken']");
+}
+
+#[test]
+fn the_job_before_the_deletion_leaves_every_pool_and_has_three_rights() {
+    let objects = rendered("leave");
+    let job: Job = objects.one("Job");
+    assert_eq!(job.metadata.annotations.unwrap()["helm.sh/hook"], "pre-delete");
+    let spec = job.spec.unwrap();
+    let pod = spec.template.spec.unwrap();
+    let account = objects.one::<ServiceAccount>("ServiceAccount").metadata.name;
+    assert_eq!((&pod.service_account_name, pod.host_network), (&account, None));
+    let container = &pod.containers[0];
+    let command = container.command.clone().unwrap();
+    settings::assert_command_accepted(&command);
+    for pool in ["", "-canary", "-edge"] {
+        assert!(command.contains(&format!("--config-map=gybe-config{pool}")), "{command:?}");
+    }
+    let timeout = command.iter().find_map(|it| it.strip_prefix("--timeout=")?.parse::<i64>().ok()).unwrap();
+    assert!(timeout < 300, "helm waits for 300 seconds");
+    assert!(spec.active_deadline_seconds.unwrap() > timeout);
+    let context = container.security_context.clone().unwrap();
+    assert_eq!(context.capabilities.unwrap().drop.unwrap(), ["ALL"]);
+    assert_eq!(
+        (context.read_only_root_filesystem, context.allow_privilege_escalation),
+        (Some(true), Some(false))
+    );
+    assert_eq!(pod.security_context.unwrap().run_as_non_root, Some(true));
+    // As in installer/tests/agent/leave.rs.
+    let rules: Vec<_> = objects.one::<Role>("Role").rules.unwrap().iter().map(pod::rule_line).collect();
+    let maps = r#""" configmaps [gybe-config,gybe-config-canary,gybe-config-edge]: patch"#;
+    assert_eq!(rules, [maps, r#""" pods: list"#, r#""apps" daemonsets: list"#]);
+}
+
+#[test]
 fn values_that_cannot_be_applied_are_refused_together() {
     let message = fs::read_to_string("../target/manifests/chart/refused").unwrap();
-    for key in ["hub", "ambient.enabled", "repair.deletePods", "platform", "global.resourceScope"] {
+    for key in ["hub", "ambient.enabled", "platform", "global.resourceScope"] {
         assert!(message.contains(&format!("\n- {key}: ")), "{key}: {message}");
     }
 }
