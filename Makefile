@@ -41,7 +41,7 @@ OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-clust
 REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
-.PHONY: help build contents image release demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-take-over test-states node-states cluster bench-containerd test-shared test-manifests test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
+.PHONY: help build contents image release demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-take-over test-states node-states cluster bench-containerd bench-repair test-shared test-manifests test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -202,6 +202,11 @@ bench-containerd: build ## measure what Gybe adds to the start of a sandbox: ARG
 	integration/containerd/setup.sh
 	cargo build --locked $(OUTSIDE) --bins
 	target/debug/gybe-containerd-bench $(ARGS)
+
+bench-repair: build ## measure how soon gybe repair redirects pods that started without Gybe: ARGS="--pods 200"   (needs: as test-containerd; a quiet machine)
+	integration/containerd/setup.sh
+	cargo build --locked $(OUTSIDE) --bins
+	target/debug/gybe-repair-bench $(ARGS)
 
 lint: ## check formatting and run clippy, warnings are errors
 	cargo fmt --all --check
