@@ -29,7 +29,7 @@ PACKED = $(if $(filter %-musl,$(TARGET)),$(MUSL_PACKED),$(GLIBC_PACKED))
 # A panic ends a program at once, so unwind tables are dead weight, also those of std and libc. The linker script places
 # together what a call of the plugin executes.
 LAYOUT := -C force-unwind-tables=no -C link-arg=-Wl,-T,plugin/layout.ld
-# Panic messages name source files: without the builder's directories, two machines build the same bytes.
+# Panic messages name source files. The builder's directories are not among them.
 SOURCES = --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo
 FLAGS   = -C target-feature=+crt-static $(LAYOUT) $(PACKED) $(SOURCES)
 CARGO_BUILD = RUSTFLAGS='$(FLAGS)' CC_$(subst -,_,$(TARGET))=$(CC_FOR) \
