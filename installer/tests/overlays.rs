@@ -1,5 +1,5 @@
-//! The manifests of each platform, which `make test-manifests` builds first with kustomize and with the chart: both have
-//! the same objects, the assertions about the base hold for them, and their directories are the platform's.
+//! The manifests of each platform, which `make test-manifests` builds first with kustomize and with the chart: both
+//! have the same objects, the assertions about the base hold for them, and their directories are the platform's.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -1,7 +1,7 @@
 //! An agent that reconciles its node: the threads that run as long as the process (the watch of our own node, the query
 //! about our DaemonSet, the socket that reports this agent's own status), and those of a term in which it leads (the
-//! reconcile loop, HTTP, requests about running pods). The sockets for the plugin are created at the start of a term, and
-//! answer until the next one or the end of the process.
+//! reconcile loop, HTTP, requests about running pods). The sockets for the plugin are created at the start of a term,
+//! and answer until the next one or the end of the process.
 
 use super::broken_pods::{BrokenPods, SharedBrokenPodCounts};
 use super::cluster::{ClusterNode, DaemonSetState, OwnNode};

@@ -7,9 +7,9 @@
 //!                                                                 └─ queries: our DaemonSet, a ConfigMap, a pod for the plugin; events, taints, broken pods
 //! ```
 //!
-//! Every request but those that write events, and taints and pods where that is configured, is a GET, and lists
-//! contain only this node's pods. The watch of pods and the lookups run on one thread, which has a tokio runtime; the callers are
-//! threads without one. The watch of the node runs on the thread that calls it.
+//! Every request but those that write events, and taints and pods where that is configured, is a GET, and lists contain
+//! only this node's pods. The watch of pods and the lookups run on one thread, which has a tokio runtime; the callers
+//! are threads without one. The watch of the node runs on the thread that calls it.
 
 mod access;
 mod agents;

@@ -25,8 +25,8 @@ const INTERVAL: Duration = Duration::from_secs(2);
 /// Sets mode: leave in the ConfigMaps of the agents and queries each agent until it has removed the entry of gybe-cni
 /// from its node. Then the DaemonSets may be deleted. Runs in a pod, as the service account of that pod.
 ///
-/// Exit code 0: no conf file names gybe-cni on any node; prints the programs that stay. 1: prints the nodes that have not
-/// answered so, each with the reason. 2: the ConfigMaps cannot be changed.
+/// Exit code 0: no conf file names gybe-cni on any node; prints the programs that stay. 1: prints the nodes that have
+/// not answered so, each with the reason. 2: the ConfigMaps cannot be changed.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&["gybe leave", "gybe leave --config-map gybe-config --config-map gybe-config-canary --timeout 600"]))]
 pub(super) struct LeaveArgs {

@@ -15,10 +15,10 @@ use std::path::PathBuf;
 
 /// Report which pods of this node would be treated otherwise by Gybe
 ///
-/// For a node that istio-cni redirects, before Gybe takes its place. Follows every kind of connection of each pod through
-/// the rules in its network namespace, and through the rules that Gybe would write for it, and prints where they end
-/// otherwise: what happens now, and what Gybe would do instead. Changes nothing. Pods with the init container istio-init
-/// keep it, and are not compared.
+/// For a node that istio-cni redirects, before Gybe takes its place. Follows every kind of connection of each pod
+/// through the rules in its network namespace, and through the rules that Gybe would write for it, and prints where
+/// they end otherwise: what happens now, and what Gybe would do instead. Changes nothing. Pods with the init container
+/// istio-init keep it, and are not compared.
 ///
 /// The pods come from --pods; without it, from the annotations that the runtime passed and the sources that the plugin
 /// would use. Exit code 0: nothing would change. 1: something would, or that is not known. 2: the command failed.

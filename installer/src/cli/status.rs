@@ -17,9 +17,9 @@ use std::time::{Duration, Instant};
 /// Report the state of every node of a cluster
 ///
 /// Lists the agents' pods and reads the page /status of each through the API server: version, whether pods started now
-/// are redirected, the backend, the pods, and running pods that should be redirected and are not. Exit code 0: every node
-/// is ready, and nothing is wrong. 1: a node has a problem, which is printed below it. 2: the command failed, or the
-/// cluster has no agent.
+/// are redirected, the backend, the pods, and running pods that should be redirected and are not. Exit code 0: every
+/// node is ready, and nothing is wrong. 1: a node has a problem, which is printed below it. 2: the command failed, or
+/// the cluster has no agent.
 ///
 /// Needs the rights to list pods and to get pods/proxy in the namespace of the agents. Of a kubeconfig it uses client
 /// certificates, tokens, passwords and credential programs (exec); it refuses auth-provider and proxy-url. A node on

@@ -24,8 +24,8 @@ const REPORTS: [&str; 2] = ["probe.json", "runtime.json"];
 
 /// Collect what a maintainer needs of this node, without secrets
 ///
-/// Writes a tar archive with the output of `gybe doctor` and `gybe verify --all`, the status of the node agent, the conf
-/// files of the runtime, the reports of the probe, the versions, and the ends of the agent's logs. Kubeconfigs,
+/// Writes a tar archive with the output of `gybe doctor` and `gybe verify --all`, the status of the node agent, the
+/// conf files of the runtime, the reports of the probe, the versions, and the ends of the agent's logs. Kubeconfigs,
 /// environment variables, manifests and annotations are not read into it; in the rest, values with the name of a secret
 /// and words that look like one are replaced by `(removed)`. Read it before you pass it on: names of pods, namespaces,
 /// nodes and addresses stay in it. Changes nothing else. Exit code 0: written; 2: the command failed.

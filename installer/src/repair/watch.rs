@@ -194,7 +194,8 @@ impl RepairWatch {
                     log.warn("gybe repair: the agent accepts no findings yet", json!({ "why": why }));
                 }
                 self.send_error = Some(why);
-                // A pod that is not redirected now may be when an agent accepts findings again: the next pass judges it.
+                // A pod that is not redirected now may be when an agent accepts findings again: the next pass judges
+                // it.
                 self.unsent.retain(|finding| !matches!(finding.found, Found::NotRedirected { .. }));
                 self.handed_over.clear();
                 return;

@@ -21,7 +21,8 @@ pub(crate) fn assert_confined(objects: &Objects) {
     assert_eq!(seccomp.type_, "RuntimeDefault");
     assert_eq!(pod.containers.len(), 2);
     assert_capabilities(&objects.container("install"), &[]);
-    // The agent's container has no capabilities; that of the container `repair` has those that `gybe probe` reports if missing.
+    // The agent's container has no capabilities; that of the container `repair` has those that `gybe probe` reports if
+    // missing.
     let mut needed = NEEDED.map(|(_, name, _)| name.strip_prefix("CAP_").unwrap());
     needed.sort_unstable();
     assert_capabilities(&objects.container("repair"), &needed);

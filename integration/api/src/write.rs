@@ -1,5 +1,5 @@
-//! Requests that write: the creation of an event, merge patches of events, nodes, ConfigMaps and the status of pods, and
-//! the deletion of a pod.
+//! Requests that write: the creation of an event, merge patches of events, nodes, ConfigMaps and the status of pods,
+//! and the deletion of a pod.
 
 use crate::objects::{Key, Objects};
 use crate::request::{ApiRequest, Resource};

@@ -1,5 +1,5 @@
-//! Rare single requests: our own DaemonSet, a pod for the plugin, events, and our node's taints. Each runs on the calling
-//! thread, with a deadline.
+//! Rare single requests: our own DaemonSet, a pod for the plugin, events, and our node's taints. Each runs on the
+//! calling thread, with a deadline.
 
 use super::access::{Cluster, ClusterError};
 use super::client;
@@ -276,8 +276,8 @@ fn exits(InitStatus { name, state, last_state }: InitStatus) -> impl Iterator<It
     states.filter_map(|state| state.terminated).map(move |ended| (name.clone(), ended.exit_code))
 }
 
-/// Deletes a pod, or adds a label to it, if it is still the observed one; reports whether it was changed. Needs `delete`
-/// on pods, or `patch` on their status.
+/// Deletes a pod, or adds a label to it, if it is still the observed one; reports whether it was changed. Needs
+/// `delete` on pods, or `patch` on their status.
 ///
 /// # Errors
 /// As [`create_event`].
@@ -296,8 +296,8 @@ pub fn change_pod(
             pods.delete(name, &DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() })
         }
         PodChange::Label(PodLabel { key, value }) => {
-            // The uid of an object cannot change, but the API server refuses such a patch as it does an invalid one; the
-            // version makes the refusal a conflict.
+            // The uid of an object cannot change, but the API server refuses such a patch as it does an invalid one;
+            // the version makes the refusal a conflict.
             let BrokenPod { uid, version, .. } = observed;
             let metadata =
                 json!({ "uid": uid, "resourceVersion": version, "labels": { key.as_str(): value } });

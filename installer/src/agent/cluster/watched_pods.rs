@@ -21,8 +21,8 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 /// How long the watch may lag behind the kubelet's, before a pod is looked up at the API server.
 const WATCH_LAG: Duration = Duration::from_millis(300);
 
-/// A server sends a bookmark every minute. This is longer than a silent watch lasts, so neither a slow server nor a token
-/// that is being replaced causes such a silence.
+/// A server sends a bookmark every minute. This is longer than a silent watch lasts, so neither a slow server nor a
+/// token that is being replaced causes such a silence.
 const STALE: Duration = Duration::from_secs(300);
 
 /// The watch, running on a thread of its own until it is dropped.

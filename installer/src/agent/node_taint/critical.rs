@@ -1,5 +1,5 @@
-//! The critical DaemonSets of istio-cni-taint: a ConfigMap lists them, and each must have a ready pod on the node before
-//! the taint `NodeReadiness` is removed.
+//! The critical DaemonSets of istio-cni-taint: a ConfigMap lists them, and each must have a ready pod on the node
+//! before the taint `NodeReadiness` is removed.
 
 use super::{RETRY, SET_AFTER, TaintKeeper, TaintOrder, WRITE_INTERVAL};
 use crate::agent::cluster::{

@@ -1,5 +1,5 @@
-//! The component `node-taint` and the agent's events, with a real API server: a tainted node, a refused pod, a node that
-//! no longer redirects new pods, and what the policy of the component refuses.
+//! The component `node-taint` and the agent's events, with a real API server: a tainted node, a refused pod, a node
+//! that no longer redirects new pods, and what the policy of the component refuses.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -1,5 +1,5 @@
-//! Measures how long a sandbox that started without Gybe stays unredirected while `gybe repair --watch` runs, and prints
-//! the distribution.
+//! Measures how long a sandbox that started without Gybe stays unredirected while `gybe repair --watch` runs, and
+//! prints the distribution.
 
 use std::collections::VecDeque;
 use std::error::Error;
