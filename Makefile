@@ -36,7 +36,7 @@ OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-clust
 REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
-.PHONY: help build image demo test test-unit test-kernel differential incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-states node-states cluster bench-containerd test-shared test-manifests faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
+.PHONY: help build kernel-programs image demo test test-unit test-kernel differential incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-kernels kernels test-node test-states node-states cluster bench-containerd test-shared test-manifests faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -111,10 +111,25 @@ test-containerd: ## sandboxes started by containerd 1.6, 1.7 and 2.x   (needs: r
 	cargo build --locked
 	cargo test --locked $(OUTSIDE) --test runtime
 
-test-iptables-versions: ## ADD, CHECK and ADD again with iptables 1.8.7, 1.8.9, 1.8.11 and 1.8.13   (needs: as test-kernel; Debian's mirror, see integration/iptables/setup.sh)
+test-iptables-versions: ## ADD, CHECK and ADD again with iptables 1.8.7, 1.8.9, 1.8.11 and 1.8.13; lists and deletion by nft of the same ages   (needs: as test-kernel; Debian's mirror, see integration/iptables/setup.sh)
 	integration/iptables/setup.sh
 	cargo test --locked --no-run -p gybe-integration --test iptables_versions
 	integration/as-root.sh cargo test --locked -p gybe-integration --test iptables_versions
+
+# The programs of the machines: of this architecture, and of arm64.
+kernel-programs: build
+	$(CARGO_BUILD) -p gybe-kernels --bins
+	integration/kernels/programs.sh $(if $(filter aarch64,$(ARCH)),arm64,amd64) $(STATIC)
+
+test-kernels: ## Debian's kernels from 5.10 to the newest, and kernels with parts missing, in virtual machines: ONLY="5.10 nft_redir"   (needs: an x86-64 host, root or the packages of integration/kernels/setup.sh; Debian's mirror; a quarter of an hour)
+	integration/kernels/setup.sh
+	integration/setup.sh arm64
+	$(MAKE) kernel-programs
+	$(MAKE) kernel-programs TARGET=aarch64-unknown-linux-musl
+	$(STATIC)/gybe-kernels $(ONLY)
+
+kernels: ## write docs/KERNELS.md from those results   (needs: as test-kernels)
+	GYBE_WRITE=1 $(MAKE) test-kernels
 
 test-node: build ## the agent on a busy node: rewrites, upgrades, crashes, uninstall   (needs: as test-containerd; some minutes)
 	integration/containerd/setup.sh
