@@ -41,7 +41,7 @@ pack() {
     mv "$2.new" "$2"
 }
 
-# The programs of the guest, from the release that setup-tools' iptables is of.
+# make_base ARCHITECTURE: an initrd with busybox and the iptables of Debian 12.
 make_base() {
     base=$kernels/base-$1
     [ ! -e "$base.cpio" ] || return 0

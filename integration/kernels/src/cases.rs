@@ -59,7 +59,11 @@ pub(crate) const CASES: &[Case] = &[
     without("xt_REDIRECT", &["xt_REDIRECT"], all(Nft)),
     without("xt_TPROXY", &["xt_TPROXY"], all(Nft)),
     without("xt_CT", &["xt_CT"], all(Nft)),
-    without("nf_tproxy_ipv6", &["nf_tproxy_ipv6"], [Some(Nft), Some(Nft), Some(Nft), None]),
+    Case {
+        // What needs it cannot be loaded either.
+        named: &["nft_tproxy", "xt_TPROXY"],
+        ..without("nf_tproxy_ipv6", &["nf_tproxy_ipv6"], [Some(Nft), Some(Nft), Some(Nft), None])
+    },
     without("ip6table_nat", &["ip6table_nat"], all(Nft)),
     Case {
         load: LEGACY_LOADED,

@@ -19,7 +19,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 /// Machines at a time. Each has two processors, and waits for deadlines in between.
-const MACHINES: usize = 3;
+const MACHINES: usize = 2;
 
 const PAGE: &str = "docs/KERNELS.md";
 
