@@ -36,7 +36,7 @@ OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-clust
 REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
-.PHONY: help build kernel-programs image demo test test-unit test-kernel differential incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-kernels kernels test-node test-states node-states cluster bench-containerd test-shared test-manifests faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
+.PHONY: help build kernel-programs image demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-kernels kernels test-node test-take-over test-states node-states cluster bench-containerd test-shared test-manifests faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -71,6 +71,11 @@ differential: ## compare nft, iptables-legacy and trace on random policies: POLI
 	cargo test --locked --no-run -p gybe-integration --test differential
 	GYBE_POLICIES=$(POLICIES) GYBE_SEED=$(SEED) integration/as-root.sh cargo test --locked -p gybe-integration --test differential -- --nocapture
 
+repair-race: ## pods that start, fail, are replaced and deleted at random while gybe repair --watch runs: PODS=1000 SEED=1   (needs: as test-kernel)
+	cargo build --locked
+	cargo test --locked --no-run -p gybe-integration --test repair
+	GYBE_PODS=$(PODS) GYBE_SEED=$(SEED) integration/as-root.sh cargo test --locked -p gybe-integration --test repair race -- --nocapture
+
 incumbent: build ## compare with Istio's own istio-iptables and istio-cni, and measure an ADD of both: SETS=500 PODS=100 SEED=1 ARGS="--times 31"   (needs: root, Go 1.26 and its module proxy)
 	integration/incumbent/setup.sh
 	cargo build --locked
@@ -93,7 +98,7 @@ test-crash: ## kill the installer before each of its system calls, and fail each
 # The former name.
 test-struck: test-crash
 
-test-manifests: ## check the manifests of every platform as kustomize renders them   (needs: kustomize 5, kubectl with it, or Go or Debian's mirror to build it)
+test-manifests: ## check the chart and the manifests of every platform, as helm and kustomize render them   (needs: helm 3, kustomize 5, promtool; or Go or Debian's mirror to get them)
 	manifests/build.sh
 	cargo test --locked -p gybe-installer --test overlays
 
@@ -137,6 +142,11 @@ test-node: build ## the agent on a busy node: rewrites, upgrades, crashes, unins
 	cargo test --locked $(OUTSIDE) --test node -- --nocapture
 	cargo test --locked $(OUTSIDE) --test deployed
 
+test-take-over: build ## Gybe replaces Istio's own istio-cni on a node with 50 of its pods, which are then deleted   (needs: as test-containerd and incumbent)
+	integration/containerd/setup.sh
+	integration/incumbent/setup.sh
+	cargo test --locked $(OUTSIDE) --test take_over -- --nocapture
+
 test-states: ## plan, readiness, metrics, doctor and the next pod in each state of a node   (needs: as test-containerd)
 	integration/containerd/setup.sh
 	cargo build --locked
@@ -146,7 +156,7 @@ node-states: ## write docs/NODE-STATES.md from those states   (needs: as test-co
 	GYBE_WRITE=1 $(MAKE) test-states
 
 # FROM and TO are commits, which are built, too.
-cluster: build ## upgrades, crashes and removal in a Kubernetes of one node: SCENARIOS="install upgrade", FROM=COMMIT TO=COMMIT; KEEP=1 for a shell with kubectl   (needs: as test-containerd, and Go; half an hour the first time)
+cluster: build ## upgrades, crashes and removal in a Kubernetes of one node: SCENARIOS="install upgrade", FROM=COMMIT TO=COMMIT; KEEP=1 for a shell with kubectl   (needs: as test-containerd, and Go; an hour the first time)
 	integration/containerd/setup.sh
 	integration/cluster/setup.sh $(FROM) $(TO)
 	cargo build --locked $(OUTSIDE) --bins
@@ -170,7 +180,8 @@ mutants: ## mutation testing of the code that decides, see docs/MUTANTS.md; FILE
 FLOOR = rustc --edition 2024 -C opt-level=z -C lto=fat -C codegen-units=1 -C panic=abort -C strip=symbols --target $(HOST)
 
 bench: build $(if $(PARTS),$(filter encoders,$(PARTS)),encoders) ## measure an ADD, a list, a connection and encoders: all, or PARTS="add crowd" ARGS="--times 31 --before DIRECTORY"   (needs: root, nftables, iptables; for encoders what referees builds with; valgrind to count instructions)
-	$(CARGO_BUILD) -p gybe-bench
+	cargo build --release --locked -p gybe-bench
+	@install -m 0755 target/release/gybe-bench $(STATIC)/
 	$(FLOOR) -C target-feature=+crt-static $(LAYOUT) $(GLIBC_PACKED) -o $(STATIC)/gybe-noop integration/bench/floors/noop.rs
 	$(FLOOR) -C relocation-model=static -C link-args='-nostartfiles -nostdlib -static' -o $(STATIC)/gybe-floor integration/bench/floors/without-libc.rs
 	$(STATIC)/gybe-bench $(PARTS) $(ARGS)

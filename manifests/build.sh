@@ -1,25 +1,38 @@
 #!/bin/sh
-# Builds each overlay with kustomize into target/manifests/PLATFORM.yaml, and the default overlay with each component
-# into with-COMPONENT.yaml. Uses the installed kustomize or kubectl's if its version is 5 or later. Otherwise builds
-# kustomize with Go: the installed one, or Debian 13's, which it unpacks below target/tools.
+# build.sh [--write]: renders the chart, and builds the overlays and components with kustomize.
+#
+# The files of the base, and those of the overlays and components that are no patches, are rendered from the chart:
+# --write writes them, and without it they must be equal.
+# target/manifests/PLATFORM.yaml       the overlay
+# target/manifests/with-COMPONENT.yaml the default overlay with a component
+# target/manifests/chart/NAME.yaml     the chart for a platform, with a component, or with the values of chart-values/NAME
+#
+# Also lints the chart, and runs the unit tests of its alerts.
+#
+# Uses the installed helm if its version is 3.14 or later, and the installed kustomize or kubectl's if its version is 5 or
+# later. Otherwise builds them with Go: the installed one, or Debian 13's, which it unpacks below target/tools, as it does
+# with Debian 12's promtool where none is installed.
 set -eu
 cd "$(dirname "$0")/.."
 
-version=v5.7.1
-# kustomize's go.mod requires 1.22.7; Debian 12 has 1.19.
-required_go='go1\.(2[3-9]|[3-9][0-9])'
-tools="$PWD/target/tools"
+# helm's go.mod requires 1.24, which Debian 13 has.
+kustomize_version=v5.7.1 helm_version=v3.19.5
+required_go='go1\.(2[4-9]|[3-9][0-9])'
+tools="$PWD/target/tools" out=target/manifests
 of_version_5='v([5-9]|[1-9][0-9]+)\.'
+of_version_3_14='^v(3\.(1[4-9]|[2-9][0-9])|[4-9])'
 
 go_of_debian() {
     go="$tools/debian/usr/lib/go-1.24/bin/go"
     [ -x "$go" ] || integration/debian-unpack.sh "$tools/debian" trixie golang-1.24-go golang-1.24-src
 }
 
-build_kustomize() {
+# install PROGRAM MODULE@VERSION
+install() {
+    [ ! -x "$tools/$1" ] || return 0
     go=go
     go version 2>/dev/null | grep -Eq "$required_go" || go_of_debian
-    GOBIN="$tools" GOFLAGS=-buildvcs=false "$go" install "sigs.k8s.io/kustomize/kustomize/v5@$version"
+    GOBIN="$tools" GOFLAGS=-buildvcs=false "$go" install "$2"
 }
 
 if kustomize version 2>/dev/null | grep -Eq "$of_version_5"; then
@@ -27,25 +40,91 @@ if kustomize version 2>/dev/null | grep -Eq "$of_version_5"; then
 elif kubectl version --client 2>/dev/null | grep -Eq "^Kustomize Version: $of_version_5"; then
     build() { kubectl kustomize "$1"; }
 else
-    [ -x "$tools/kustomize" ] || build_kustomize
+    install kustomize "sigs.k8s.io/kustomize/kustomize/v5@$kustomize_version"
     build() { "$tools/kustomize" build "$1"; }
 fi
+if helm version --short 2>/dev/null | grep -Eq "$of_version_3_14"; then
+    helm=helm
+else
+    install helm "helm.sh/helm/v3/cmd/helm@$helm_version"
+    helm=$tools/helm
+fi
 
-mkdir -p target/manifests
-rm -f target/manifests/*.yaml
+promtool=promtool
+if ! command -v promtool >/dev/null; then
+    promtool=$tools/prometheus/usr/bin/promtool
+    [ -x "$promtool" ] || integration/debian-unpack.sh "$tools/prometheus" bookworm prometheus
+fi
+
+# render ARGUMENT...: prints the chart's objects without hooks.
+render() {
+    "$helm" template gybe manifests/chart --namespace gybe-system --kube-version 1.30.0 --no-hooks "$@"
+}
+
+# rendered FILE TEMPLATE ARGUMENT...: the file is what the template renders.
+differs=""
+rendered() {
+    file=manifests/$1 template=$2 new=$out/rendered
+    shift 2
+    {
+        echo "# Rendered from manifests/chart/templates/$template by manifests/build.sh --write."
+        render --show-only "templates/$template" "$@" | sed -e '1{/^---$/d}' -e '/^# Source: /d'
+    } >"$new"
+    if [ "$write" = 1 ]; then
+        cp "$new" "$file"
+    else
+        diff -u "$file" "$new" || differs="$differs $file"
+    fi
+    rm "$new"
+}
+
+write=0
+[ "${1:-}" != --write ] || write=1
+rm -rf "$out"
+mkdir -p "$out/chart"
+
+for name in serviceaccount rbac configmap daemonset; do
+    rendered "base/$name.yaml" "$name.yaml"
+done
+rendered components/node-taint/rbac.yaml node-taint-rbac.yaml --set nodeTaints={key}
+rendered components/node-taint/policy.yaml node-taint-policy.yaml --set nodeTaints={key}
+rendered overlays/gke/resourcequota.yaml resourcequota.yaml --set platform=gke
+rendered overlays/openshift/networkattachmentdefinition.yaml networkattachmentdefinition.yaml --set platform=openshift
+rendered overlays/openshift/scc.yaml scc.yaml --set platform=openshift
+if [ -n "$differs" ]; then
+    echo "not as the chart renders them:$differs; run: manifests/build.sh --write" >&2
+    exit 1
+fi
+
 for overlay in manifests/overlays/*/; do
     platform=$(basename "$overlay")
-    build "$overlay" >"target/manifests/$platform.yaml"
+    build "$overlay" >"$out/$platform.yaml"
 done
 for component in manifests/components/*/; do
     name=$(basename "$component")
     mkdir -p "target/components/$name"
     # The same as an operator's overlay.
-    cat >"target/components/$name/kustomization.yaml" <<END
+    cat >"target/components/$name/kustomization.yaml" <<YAML
 apiVersion: kustomize.config.k8s.io/v1beta1
 kind: Kustomization
 resources: [../../../manifests/overlays/default]
 components: [../../../$component]
-END
-    build "target/components/$name" >"target/manifests/with-$name.yaml"
+YAML
+    build "target/components/$name" >"$out/with-$name.yaml"
 done
+
+"$helm" lint --quiet --strict --kube-version 1.30.0 manifests/chart
+"$promtool" test rules manifests/alerts-test.yaml
+for platform in $(sed -n 's/^\([a-z0-9]*\):.*/\1/p' manifests/chart/files/platforms.yaml); do
+    render --set "platform=$platform" >"$out/chart/$platform.yaml"
+done
+render --set foreignOwner=true >"$out/chart/with-foreign-owner.yaml"
+render --set seLinuxOptions.type=spc_t >"$out/chart/with-selinux.yaml"
+render --set nodeTaints={cni.istio.io/not-ready} >"$out/chart/with-node-taint.yaml"
+render -f manifests/chart-values/pools.yaml >"$out/chart/pools.yaml"
+render -f manifests/chart-values/all.yaml >"$out/chart/all.yaml"
+render -f manifests/chart-values/istio-cni.yaml >"$out/chart/istio-cni.yaml"
+if render -f manifests/chart-values/refused.yaml >"$out/chart/refused" 2>&1; then
+    echo "the chart accepts manifests/chart-values/refused.yaml" >&2
+    exit 1
+fi

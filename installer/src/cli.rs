@@ -5,6 +5,7 @@
 mod agent_status;
 mod apply;
 mod backend;
+mod cluster;
 mod demo;
 mod directories;
 mod doctor;
@@ -16,7 +17,9 @@ mod inspect;
 mod install;
 mod invocation;
 mod istio_args;
+mod istio_cni_taint;
 mod live_trace;
+mod migrate;
 mod namespace;
 mod node;
 mod output;
@@ -30,6 +33,7 @@ mod probe;
 mod remove;
 mod render;
 mod repair;
+mod status;
 mod style;
 mod trace;
 mod uninstall;
@@ -38,10 +42,16 @@ mod verify;
 
 pub use output::Exit;
 
+use crate::probe::host_mounts::HostMounts;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use invocation::Context;
 use output::{CommandError, CommandOutput};
 use std::ffi::OsString;
+use std::path::Path;
+
+/// The variable of a container that names the host's mount namespace: every command that does not enter it by itself
+/// then runs there.
+const HOST_MOUNTS: &str = "GYBE_HOST_MOUNTS";
 
 /// Redirects a pod's traffic to its mesh proxy, with nftables over netlink
 #[derive(Debug, Parser)]
@@ -57,7 +67,7 @@ struct Gybe {
 
 fn after_help() -> String {
     format!(
-        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, install, uninstall, probe, demo,\n       agent-status)\n  \
+        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, status, migrate, install, uninstall, probe,\n       demo, agent-status, istio-cni-taint)\n  \
          2    wrong arguments, or the command failed\n  126  the pod is not redirected (validate)\n\n{}",
         style::heading("Exit codes:"),
         "`gybe help COMMAND` explains a command and shows examples.",
@@ -75,13 +85,16 @@ enum Command {
     Explain(explain::ExplainArgs),
     Remove(remove::RemoveArgs),
     Repair(repair::RepairArgs),
+    Migrate(migrate::MigrateArgs),
     #[command(visible_alias = "agent")]
     Node(node::NodeArgs),
     AgentStatus(agent_status::AgentStatusArgs),
     PodFacts(pod_facts::PodFactsArgs),
+    IstioCniTaint(istio_cni_taint::IstioCniTaintArgs),
     Install(Box<install::InstallArgs>),
     Uninstall(uninstall::UninstallArgs),
     Doctor(doctor::DoctorArgs),
+    Status(status::StatusArgs),
     Init(init::InitCommand),
     Validate(validate::ValidateArgs),
     Demo(demo::DemoArgs),
@@ -91,7 +104,24 @@ enum Command {
 }
 
 impl Command {
+    /// Runs the command where the environment requests it: here, or in the host's mount namespace.
     fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
+        let enters_it = match self {
+            Self::Probe(args) => args.host,
+            Self::Repair(args) => args.host,
+            _ => false,
+        };
+        match context.environment.get(HOST_MOUNTS).filter(|path| !path.is_empty() && !enters_it) {
+            None => self.run_here(context),
+            Some(path) => {
+                let cannot = |why| CommandError::hinted(format!("cannot use {HOST_MOUNTS}"), why);
+                let host = HostMounts::open(Path::new(path)).map_err(cannot)?;
+                host.run(|| self.run_here(context)).map_err(cannot)?
+            }
+        }
+    }
+
+    fn run_here(&self, context: &Context) -> Result<CommandOutput, CommandError> {
         match self {
             Self::Apply(args) => args.run(),
             Self::Probe(args) => args.run(),
@@ -102,12 +132,15 @@ impl Command {
             Self::Explain(args) => args.run(),
             Self::Remove(args) => args.run(),
             Self::Repair(args) => args.run(),
+            Self::Migrate(args) => args.run(),
             Self::Node(args) => args.run(context),
             Self::AgentStatus(args) => args.run(context),
             Self::PodFacts(args) => args.run(),
+            Self::IstioCniTaint(args) => args.run(context),
             Self::Install(args) => args.run(),
             Self::Uninstall(args) => args.run(),
             Self::Doctor(args) => Ok(args.run()),
+            Self::Status(args) => args.run(context),
             Self::Init(args) => args.run(context),
             Self::Validate(args) => args.run(context),
             Self::Demo(args) => args.run(),
@@ -129,10 +162,6 @@ pub fn run(
     args: impl IntoIterator<Item = OsString>,
     environment: impl IntoIterator<Item = (OsString, OsString)>,
 ) -> Exit {
-    let args: Vec<OsString> = args.into_iter().collect();
-    if invocation::is_taint(&args) {
-        return print::failure(&invocation::no_taint());
-    }
     let (called_as, args) = invocation::read(args);
     let text =
         |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));

@@ -1,5 +1,5 @@
-//! The manifests of each platform, which `make test-manifests` builds first: the assertions about the base hold for
-//! them, and their directories are the platform's.
+//! The manifests of each platform, which `make test-manifests` builds first with kustomize and with the chart: both have
+//! the same objects, the assertions about the base hold for them, and their directories are the platform's.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -7,6 +7,8 @@
     reason = "a failed expectation ends the test"
 )]
 
+#[path = "overlays/chart.rs"]
+mod chart;
 #[path = "deployment/objects.rs"]
 mod objects;
 #[path = "deployment/pod.rs"]
@@ -20,9 +22,9 @@ use gybe_installer::host::settings::Settings;
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
-use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding};
+use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role};
 use objects::Objects;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -41,8 +43,16 @@ const PLATFORMS: [(&str, &str, &str); 7] = [
     ("openshift", "/etc/cni/multus/net.d", "/var/lib/cni/bin"),
 ];
 
+/// The platforms of the chart that need no overlay, because their runtimes have the default directories.
+const LIKE_DEFAULT: [&str; 5] = ["aks", "eks", "iks", "k0s", "talos"];
+
 fn built(platform: &str) -> Objects {
     Objects::in_file(&Path::new("../target/manifests").join(platform).with_extension("yaml"))
+}
+
+/// Returns the objects of the chart.
+fn rendered(name: &str) -> Objects {
+    built(&format!("chart/{name}"))
 }
 
 fn host_path(objects: &Objects, volume: &str) -> String {
@@ -70,10 +80,46 @@ fn the_assertions_about_the_base_hold_on_every_platform() {
 }
 
 #[test]
+fn the_chart_has_the_objects_of_each_overlay() {
+    for (platform, ..) in PLATFORMS {
+        assert_eq!(rendered(platform).by_name(), built(platform).by_name(), "{platform}");
+    }
+    for platform in LIKE_DEFAULT {
+        assert_eq!(rendered(platform).by_name(), built("default").by_name(), "{platform}");
+    }
+}
+
+#[test]
+fn the_chart_has_the_objects_of_each_component() {
+    for component in ["foreign-owner", "selinux"] {
+        let name = format!("with-{component}");
+        assert_eq!(rendered(&name).by_name(), built(&name).by_name(), "{component}");
+    }
+    // One value of the chart is the setting, too.
+    let mut tainting = rendered("with-node-taint").by_name();
+    let settings = &mut tainting.get_mut("\"ConfigMap\" gybe-system/gybe-config").unwrap()["data"];
+    let taints = settings.as_object_mut().unwrap().remove("node_taints");
+    assert_eq!(taints.unwrap(), "cni.istio.io/not-ready");
+    assert_eq!(tainting, built("with-node-taint").by_name());
+}
+
+#[test]
+fn on_bottlerocket_the_pod_has_the_selinux_type_that_may_write_the_hosts_files() {
+    let (default, mut pod) = (rendered("default").pod(), rendered("bottlerocket").pod());
+    let options = pod.security_context.as_mut().unwrap().se_linux_options.take().unwrap();
+    assert_eq!(options.type_.as_deref(), Some("super_t"));
+    assert_eq!(pod, default);
+}
+
+#[test]
 fn every_overlay_is_tested() {
     let overlays = fs::read_dir("../manifests/overlays").unwrap().map(|entry| entry.unwrap().file_name());
     let overlays: BTreeSet<_> = overlays.map(|name| name.into_string().unwrap()).collect();
     assert_eq!(overlays, PLATFORMS.map(|(name, ..)| name.to_owned()).into());
+    let platforms = fs::read_to_string("../manifests/chart/files/platforms.yaml").unwrap();
+    let platforms: BTreeMap<String, serde_json::Value> = serde_saphyr::from_str(&platforms).unwrap();
+    let tested = PLATFORMS.map(|(name, ..)| name).into_iter().chain(LIKE_DEFAULT).chain(["bottlerocket"]);
+    assert_eq!(platforms.into_keys().collect::<BTreeSet<_>>(), tested.map(str::to_owned).collect());
 }
 
 #[test]
@@ -120,10 +166,39 @@ fn the_component_node_taint_adds_only_the_right_to_patch_nodes_and_the_policy_th
 }
 
 #[test]
+fn the_component_istio_cni_taint_adds_to_node_taint_a_container_and_the_right_to_get_its_configmap() {
+    let (tainting, mut critical) = (built("with-node-taint"), built("with-istio-cni-taint"));
+    critical.assert_all_fields_known();
+    let list = critical.take("ConfigMap", "gybe-critical-daemonsets");
+    settings::assert_arguments_accepted(&critical);
+    let mut pod = critical.pod();
+    let container = pod.containers.pop().unwrap();
+    assert_eq!((container.name.as_str(), &pod), ("taint", &tainting.pod()));
+    pod::assert_capabilities(&container, &[]);
+    let mounts: Vec<_> = container.volume_mounts.iter().flatten().map(|it| it.name.as_str()).collect();
+    assert_eq!(mounts, ["token"]);
+    let text = |key: &str| list["metadata"][key].as_str().unwrap();
+    let arguments = ["namespace", "name"].map(|key| format!("--configmap-{key}={}", text(key)));
+    assert_eq!(container.command.unwrap()[1..], [&["istio-cni-taint".to_owned()], &arguments[..]].concat());
+    let role: Role = serde_json::from_value(critical.take("Role", "gybe-critical-daemonsets")).unwrap();
+    let rules: Vec<_> = role.rules.iter().flatten().map(pod::rule_line).collect();
+    assert_eq!(rules, [r#""" configmaps [gybe-critical-daemonsets]: get"#]);
+    critical.take("RoleBinding", "gybe-critical-daemonsets");
+    // Nothing else is added.
+    for kind in ["ConfigMap", "Role", "RoleBinding", "ClusterRole", "ValidatingAdmissionPolicy"] {
+        let of = |objects: &Objects| objects.of::<serde_json::Value>(kind);
+        assert_eq!(of(&critical), of(&tainting), "{kind}");
+    }
+}
+
+#[test]
 fn every_component_is_tested() {
     let components = fs::read_dir("../manifests/components").unwrap().map(|entry| entry.unwrap().file_name());
     let components: BTreeSet<_> = components.map(|name| name.into_string().unwrap()).collect();
-    assert_eq!(components, ["foreign-owner", "node-taint", "selinux"].map(str::to_owned).into());
+    assert_eq!(
+        components,
+        ["foreign-owner", "istio-cni-taint", "node-taint", "selinux"].map(str::to_owned).into()
+    );
 }
 
 #[test]

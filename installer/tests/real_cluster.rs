@@ -3,9 +3,7 @@
 #![cfg(test)]
 
 use gybe_installer::agent::PodLookup;
-use gybe_installer::agent::cluster::{
-    Cluster, DaemonSetState, WatchedPods, daemonset_state, node_labels, pod_facts,
-};
+use gybe_installer::agent::cluster::{Cluster, DaemonSetState, WatchedPods, daemonset_state, pod_facts};
 use gybe_plugin::facts::wire::{self, FactsResponse};
 use serde_json::{Value, json};
 use std::path::PathBuf;
@@ -19,7 +17,7 @@ fn kubeconfig() -> PathBuf {
 }
 
 fn cluster() -> Cluster {
-    Cluster::Kubeconfig(kubeconfig())
+    Cluster::Kubeconfig { path: kubeconfig(), context: None }
 }
 
 fn soon() -> Instant {
@@ -85,10 +83,4 @@ fn missing_objects_are_not_returned() {
     let reference = wire::decode_request(query(&absent).as_bytes()).unwrap().pod;
     assert_eq!(watched.wait_for(&reference, soon()), FactsResponse::Unknown);
     assert_eq!(daemonset_state(&cluster(), "default", "gybe-test-absent", soon()), DaemonSetState::Absent);
-}
-
-#[test]
-fn a_nodes_labels_are_returned_by_a_real_cluster() {
-    let labels = node_labels(&cluster(), &node(), soon()).unwrap();
-    assert_eq!(labels.get("kubernetes.io/os").map(String::as_str), Some("linux"), "{labels:?}");
 }

@@ -9,15 +9,15 @@ into=$PWD/target/cluster
 modules=integration/cluster/kubernetes
 mkdir -p "$into"
 
-# The kubelet reports this version; without it, v0.0.0.
-version=$(sed -n 's/^\tk8s.io\/kubernetes //p' $modules/go.mod)
-
-if [ "$(cat "$into/.built" 2>/dev/null)" != "$version" ]; then
+if ! cmp -s $modules/go.sum "$into/go.sum"; then
     if ! command -v go >/dev/null; then
         echo "the cluster's programs are built with Go $(sed -n 's/^go //p' $modules/go.mod) or later: https://go.dev/dl" >&2
         exit 1
     fi
-    for package in $(sed -n '/^tool (/,/^)/ s/^\t//p' $modules/go.mod); do
+    # The kubelet reports this version; without it, v0.0.0.
+    version=$(go list -C $modules -mod=readonly -m -f '{{.Version}}' k8s.io/kubernetes)
+    packages=$(go list -C $modules -mod=readonly tool)
+    for package in $packages; do
         name=${package##*/}
         # The program at the root of etcd's module.
         [ "$package" != go.etcd.io/etcd/server/v3 ] || name=etcd
@@ -25,15 +25,16 @@ if [ "$(cat "$into/.built" 2>/dev/null)" != "$version" ]; then
         CGO_ENABLED=0 go build -C $modules -mod=readonly \
             -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$version" -o "$into/$name" "$package"
     done
-    echo "$version" >"$into/.built"
+    cp $modules/go.sum "$into/"
 fi
 
 for commit in "$@"; do
     clone=$into/clones/$commit
     [ ! -x "$clone/dist/gybe-cni" ] || continue
-    mkdir -p "$clone"
-    git archive "$commit" | tar -x -C "$clone"
-    # The dependencies that are built already.
-    ln -sfn "$PWD/target" "$clone/target"
+    mkdir -p "$clone" "$into/build"
+    # Cargo compiles what is newer than its last build there, so the files get the time of now, and clones do not share
+    # the directory of builds with this tree.
+    git archive "$commit" | tar -xm -C "$clone"
+    ln -sfn "$into/build" "$clone/target"
     make -C "$clone" build
 done

@@ -9,13 +9,15 @@ mod parts;
 mod values;
 
 use crate::backend::BackendKind;
+use crate::compile::compile;
 use crate::ebpf::Programs;
 use crate::inventory::Inventory;
 use crate::live::LiveRules;
-use crate::policy::RedirectPolicy;
+use crate::policy::{Families, RedirectPolicy};
 use crate::presence::Presence;
 use crate::redirection::{Deviation, Redirection, RedirectionError, RuleVariant};
-use compare::{Comparison, DesiredOutcomes, compare};
+use crate::ruleset::Ruleset;
+use compare::{Compared, Comparison, DesiredOutcomes, compare};
 
 /// The desired state of a namespace.
 #[derive(Debug, Clone, Copy)]
@@ -130,12 +132,39 @@ pub fn judge_namespace(
         Some(rules) => DesiredOutcomes::Rules(rules),
         None => DesiredOutcomes::OursAlone(live.ours_alone()),
     };
-    let mut compared = compare(&desired, &live);
+    let mut compared = compare(&desired, &live, Compared::Redirected);
     if policy.is_none() {
         compared.not_redirected.extend(broken(&kinds, &live));
     }
     compared.notes.extend(live.notes().iter().cloned());
     Ok(verdict(compared, &differences))
+}
+
+/// How connections would end otherwise if the rules of a policy took the place of the rules of the namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Treatment {
+    /// Connections that end otherwise now, one sentence each.
+    pub differences: Vec<String>,
+    /// Outcomes that are not known, one sentence each.
+    pub unknown: Vec<String>,
+}
+
+/// Compares all connections under the rules of the calling thread's namespace, whoever wrote them, with those under the
+/// rules of a policy; without a policy every connection would keep its destination.
+///
+/// # Errors
+/// When the rules of the namespace cannot be read.
+pub fn compare_treatment(
+    policy: Option<&RedirectPolicy>,
+    programs: &Programs,
+) -> Result<Treatment, RedirectionError> {
+    let live = LiveRules::read()?.with_programs(programs.clone());
+    let (rules, live) = match policy {
+        Some(policy) => (compile(policy), live.with_proxy_of(policy)),
+        None => (Ruleset { families: Families::V4AndV6, chains: Vec::new() }, live),
+    };
+    let compared = compare(&DesiredOutcomes::Rules(&rules), &live, Compared::All);
+    Ok(Treatment { differences: compared.not_redirected, unknown: compared.unknown })
 }
 
 /// Why the rules of ours that were found belong to no policy, one sentence each.

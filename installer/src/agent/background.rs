@@ -1,15 +1,14 @@
-//! An agent that reconciles its node: the threads that run as long as the process (the queries about our own node and
-//! DaemonSet, the socket that reports this agent's own status), and those of a term in which it leads (the reconcile
+//! An agent that reconciles its node: the threads that run as long as the process (the watch of our own node, the query
+//! about our DaemonSet, the socket that reports this agent's own status), and those of a term in which it leads (the reconcile
 //! loop, HTTP). The sockets for the plugin are created at the start of a term, and answer until the next one or the end
 //! of the process.
 
-use super::cluster::DaemonSetState;
+use super::cluster::{ClusterNode, DaemonSetState, OwnNode};
 use super::daemonset::DaemonSet;
 use super::events::EventWriter;
 use super::facts_socket::FactsSocket;
 use super::http::{self, Page};
 use super::leader::{self, Candidate, Lead, LeadEnd};
-use super::node_label::{ClusterNode, NodeLabel};
 use super::node_taint::TaintKeeper;
 use super::plugin_calls::PluginCalls;
 use super::queries::CountedPods;
@@ -66,15 +65,15 @@ impl NodeAgent<'_> {
     /// Runs until the signal to stop. Leads as soon as no other agent of the node does.
     pub(super) fn run(&self, config: ReconcileConfig) -> Result<(), NodeError> {
         let (ended, running) = pipe().map_err(|why| waiting("the end of the agent")(errno(&why)))?;
-        let (published, label) = (PublishedStatus::default(), NodeLabel::default());
+        let (published, own_node) = (PublishedStatus::default(), OwnNode::default());
         let environment = config.settings.environment().clone();
-        let daemonset = DaemonSet::new(self.home.as_ref(), &environment.namespace);
+        let daemonset = DaemonSet::new(self.home.as_ref(), &environment);
         let context = ReconcileContext {
             pods: self.pods,
             calls: self.calls,
             log: self.context.log,
             published: &published,
-            label: self.home.as_ref().map(|_| &label),
+            node: self.home.as_ref().map(|_| &own_node),
             events: self.home.as_ref().and(self.context.events),
         };
         let reconciler = Reconciler::new(config, context);
@@ -88,9 +87,9 @@ impl NodeAgent<'_> {
         let own = own.transpose()?;
         thread::scope(|scope| {
             scope.spawn(|| daemonset.observe(ended.as_fd()));
-            scope.spawn(|| self.follow_label(&label, &ended));
+            scope.spawn(|| self.follow_node(&own_node, &ended));
             scope.spawn(|| self.write_events(&environment));
-            scope.spawn(|| self.keep_taints(&sources, &ended));
+            scope.spawn(|| self.keep_taints(&own_node, &sources, &ended));
             if let Some(mut own) = own {
                 let (ended, status) = (ended.as_fd(), || health::status(&sources.snapshot()));
                 scope.spawn(move || own.serve(ended, self.pods, &status, self.context));
@@ -191,9 +190,12 @@ impl NodeAgent<'_> {
         Ok(continued.map(|(reconciler, sockets)| (reconciler.paused(), sockets)))
     }
 
-    fn follow_label(&self, label: &NodeLabel, stop: &PipeReader) {
-        if let Some(home) = &self.home {
-            label.follow(home, stop.as_fd(), self.context.log);
+    fn follow_node(&self, own_node: &OwnNode, stop: &PipeReader) {
+        let log = self.context.log;
+        if let Some(home) = &self.home
+            && let Err(why) = own_node.follow(home, stop, log)
+        {
+            log.error("gybe node: the agent's node is not watched", json!({ "cause": why.to_string() }));
         }
     }
 
@@ -205,10 +207,10 @@ impl NodeAgent<'_> {
         }
     }
 
-    fn keep_taints(&self, sources: &StatusSources<'_>, stop: &PipeReader) {
+    fn keep_taints(&self, own_node: &OwnNode, sources: &StatusSources<'_>, stop: &PipeReader) {
         if let Some(home) = &self.home {
             let (events, log) = (self.context.events, self.context.log);
-            TaintKeeper { home, sources, events, log }.keep(stop.as_fd());
+            TaintKeeper { home, own_node, events, log }.keep(sources, stop.as_fd());
         }
     }
 
@@ -216,6 +218,7 @@ impl NodeAgent<'_> {
         let health = |path: &str| health::page(path, &sources.snapshot()).unwrap_or_else(Page::not_found);
         let metrics = |path: &str| match path {
             "/metrics" => Page::metrics(metrics::text(&sources.snapshot())),
+            "/status" => Page::json(&health::node_status(&sources.snapshot())),
             _ => Page::not_found(),
         };
         let health = environment.health.map(|listen| http::Server { listen, page: &health, name: "health" });

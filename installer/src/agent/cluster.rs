@@ -1,33 +1,41 @@
-//! The agent's view of the cluster: this node's pods by list and watch, and a few single queries.
+//! The agent's view of the cluster: this node's pods by list and watch, this node by a watch, and a few single queries.
 //!
 //! ```text
-//! access ─► client (token, deadlines, refusals) ─► kube's client ─┬─ watch ─► pod_cache ─► WatchedPods ─► facts socket
+//! access ─► client (token, deadlines, refusals) ─► kube's client ─┬─ pod_watch ─► pod_cache ─► WatchedPods ─► facts socket
 //!                                                                 ├─ lookup: one pod that the watch has not delivered
-//!                                                                 └─ queries: our node, our DaemonSet, a pod for the plugin; events and taints
+//!                                                                 ├─ own_node: our node's labels and taints, by a watch
+//!                                                                 └─ queries: our DaemonSet, a ConfigMap, a pod for the plugin; events and taints
 //! ```
 //!
 //! Every request but those that write events, and taints where they are configured, is a GET, and lists contain only
-//! this node's pods. The watch and the lookups run on one thread, which has a tokio runtime; the callers are threads
-//! without one.
+//! this node's pods. The watch of pods and the lookups run on one thread, which has a tokio runtime; the callers are
+//! threads without one. The watch of the node runs on the thread that calls it.
 
 mod access;
+mod agents;
 mod client;
 mod error;
 mod line_splitter;
 mod list_parser;
 mod lookup;
+mod own_node;
 mod pod_cache;
 mod pod_requests;
+mod pod_watch;
 mod queries;
 mod token_file;
 mod watch;
 mod watched_pods;
 
 pub use access::{Cluster, ClusterError, ServiceAccount};
+pub use agents::{AgentSelector, ClusterAgent, agents};
 pub use error::ApiError;
+pub(crate) use own_node::OwnNode;
+pub use own_node::{ClusterNode, ObservedNode};
 pub use pod_cache::{WatchProblem, WatchState};
+pub use pod_requests::PodSelector;
 pub use queries::{
-    DaemonSetState, QueryError, TaintState, create_event, daemonset_state, node_labels, patch_event,
-    pod_facts, set_taints,
+    DaemonSetState, QueryError, TaintState, changed_taints, config_map, create_event, daemonset_state,
+    has_ready_pod, patch_event, pod_facts, set_taints,
 };
 pub use watched_pods::WatchedPods;

@@ -1,15 +1,13 @@
 //! Whether our DaemonSet exists. Its absence counts only if this process has observed it before: an operator may have
 //! installed it under another name, and then every query reports it absent.
 
-use super::node_label::ClusterNode;
-use crate::agent::cluster::{DaemonSetState, daemonset_state};
+use crate::agent::cluster::{ClusterNode, DaemonSetState, daemonset_state};
+use crate::host::settings::Environment;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The name in the manifests and in our RBAC rules.
-const NAME: &str = "gybe-node";
 /// The kubelet gives the agent six minutes to end, five of them for the programs; up to two of these queries precede
 /// the uninstall.
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -21,12 +19,14 @@ const RETRY_INTERVAL_MS: u16 = 60_000;
 pub(super) struct DaemonSet<'a> {
     node: Option<&'a ClusterNode>,
     namespace: String,
+    name: String,
     was_present: AtomicBool,
 }
 
 impl<'a> DaemonSet<'a> {
-    pub(super) fn new(node: Option<&'a ClusterNode>, namespace: &str) -> Self {
-        Self { node, namespace: namespace.to_owned(), was_present: AtomicBool::new(false) }
+    pub(super) fn new(node: Option<&'a ClusterNode>, environment: &Environment) -> Self {
+        let (namespace, name) = (environment.namespace.clone(), environment.daemonset.clone());
+        Self { node, namespace, name, was_present: AtomicBool::new(false) }
     }
 
     /// Queries until the API server has responded, or `stop` is readable. A refused query is repeated too: an operator
@@ -44,7 +44,10 @@ impl<'a> DaemonSet<'a> {
     pub(super) fn state(&self) -> Option<DaemonSetState> {
         let state = self.query()?;
         if state == DaemonSetState::Absent && !self.was_present.load(Ordering::Acquire) {
-            let why = format!("{NAME} was absent during the agent's whole run; it may have another name");
+            let why = format!(
+                "{} was absent during the agent's whole run; if it has another name, set GYBE_DAEMONSET",
+                self.name
+            );
             return Some(DaemonSetState::Unknown(why));
         }
         Some(state)
@@ -52,7 +55,7 @@ impl<'a> DaemonSet<'a> {
 
     fn query(&self) -> Option<DaemonSetState> {
         let until = Instant::now() + TIMEOUT;
-        let state = daemonset_state(&self.node?.cluster, &self.namespace, NAME, until);
+        let state = daemonset_state(&self.node?.cluster, &self.namespace, &self.name, until);
         if state == DaemonSetState::Present {
             self.was_present.store(true, Ordering::Release);
         }

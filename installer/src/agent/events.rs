@@ -8,9 +8,8 @@ mod table;
 
 pub(crate) use event::{Event, PodEvent, Reason};
 
-use super::node_label::ClusterNode;
 use super::{PodLookup, Role, SharedRole};
-use crate::agent::cluster::{QueryError, create_event, patch_event};
+use crate::agent::cluster::{ClusterNode, QueryError, create_event, patch_event};
 use crate::error::chain;
 use crate::log::Log;
 use event::{Regarding, created, repeated};

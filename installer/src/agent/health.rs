@@ -3,8 +3,9 @@
 use super::Role;
 use super::http::Page;
 use super::status::{AgentSnapshot, Phase};
-use crate::host::agent_status::AgentStatus;
+use crate::host::agent_status::{AgentStatus, NodeStatus};
 use crate::host::desired::Confirmed;
+use crate::probe::node_backend::NodeBackend;
 use std::fmt::Write as _;
 
 /// Returns the page at `path`; none for an unknown path.
@@ -33,6 +34,18 @@ pub(crate) fn status(agent: &AgentSnapshot) -> AgentStatus {
         plugin_dir_confirmed: report.plugin_dir == Confirmed::Yes,
         standby: !matches!(agent.role, Role::Leads { .. }),
         restart: agent.needs_restart(),
+    }
+}
+
+/// Returns the status of the agent and its node.
+pub(crate) fn node_status(agent: &AgentSnapshot) -> NodeStatus {
+    let backend = agent.status.report.backend.as_ref().and_then(NodeBackend::writes);
+    NodeStatus {
+        version: env!("CARGO_PKG_VERSION").to_owned(),
+        backend: backend.map(|kind| kind.name().to_owned()),
+        pods: u64::try_from(agent.pods.pods).unwrap_or(u64::MAX),
+        not_redirected: agent.pod_repairs.map(|repairs| repairs.not_redirected),
+        agent: status(agent),
     }
 }
 

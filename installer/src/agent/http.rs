@@ -11,6 +11,7 @@ use hyper::{Method, Request, Response, StatusCode};
 use hyper_util::rt::{TokioIo, TokioTimer};
 use nix::sys::socket::setsockopt;
 use nix::sys::socket::sockopt::Ipv6V6Only;
+use serde::Serialize;
 use serde_json::json;
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -36,6 +37,7 @@ const BIND_RETRY: Duration = Duration::from_millis(500);
 /// Prometheus' text format, version 0.0.4.
 const METRICS: &str = "text/plain; version=0.0.4; charset=utf-8";
 const TEXT: &str = "text/plain; charset=utf-8";
+const JSON: &str = "application/json";
 
 /// A response.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +58,10 @@ impl Page {
 
     pub(crate) fn metrics(text: String) -> Self {
         Self { status: 200, media_type: METRICS, text }
+    }
+
+    pub(crate) fn json(value: &impl Serialize) -> Self {
+        Self { status: 200, media_type: JSON, text: format!("{:#}\n", json!(value)) }
     }
 
     pub(crate) fn not_found() -> Self {

@@ -1,11 +1,15 @@
 //! The taints of our node: removed when the agent is ready, and set again when pods would start without redirection.
-//! The settings name them; without names the agent queries and writes nothing.
+//! The settings name them; without names the agent writes nothing. `critical` does the same for another taint and other
+//! conditions.
+
+mod critical;
+
+pub use critical::{ConfigMapRef, CriticalDaemonSets, CriticalError};
 
 use super::Role;
-use super::cluster::{QueryError, TaintState, set_taints};
+use super::cluster::{ClusterNode, OwnNode, QueryError, TaintState, changed_taints, set_taints};
 use super::events::{Event, EventQueue, Reason};
 use super::istio::IstioAgent;
-use super::node_label::ClusterNode;
 use super::status::{StatusSources, TurnReport};
 use crate::error::chain;
 use crate::host::settings::NodeTaint;
@@ -15,62 +19,77 @@ use serde_json::json;
 use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
-/// How long pods would have to start without redirection until the taints are set: shorter than a new agent needs would
-/// keep pods off every node of a rollout.
+/// How long pods would have to start without redirection, or a critical DaemonSet be without a ready pod, until the
+/// taints are set: shorter than a new agent needs would keep pods off every node of a rollout.
 const SET_AFTER: Duration = Duration::from_secs(30);
-/// The time between two writes, and between two queries while nothing changes: a node that registers again has its
-/// taints again.
+/// The time between two writes.
 const WRITE_INTERVAL: Duration = Duration::from_secs(60);
 /// The delay after a failed request.
 const RETRY: Duration = Duration::from_secs(5);
 /// The deadline of the requests; the end of the agent is delayed by no more than it.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// How often the agent's state is compared with the node's, in milliseconds; and how often the settings are, without
-/// taints.
-const INTERVAL_MS: u16 = 1_000;
-const IDLE_INTERVAL_MS: u16 = 10_000;
+/// How often the agent's state is compared with the node's; and how often the settings are, without taints.
+const INTERVAL: Duration = Duration::from_secs(1);
+const IDLE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// What keeping the taints needs.
 pub(super) struct TaintKeeper<'a> {
     pub(super) home: &'a ClusterNode,
-    pub(super) sources: &'a StatusSources<'a>,
+    pub(super) own_node: &'a OwnNode,
     pub(super) events: Option<&'a EventQueue>,
     pub(super) log: &'a Log,
 }
 
-/// When the next request may be sent.
+/// What should be done about the node's taints now.
+struct TaintOrder {
+    taints: Vec<NodeTaint>,
+    /// None: they stay as they are.
+    desired: Option<TaintState>,
+    /// How long until the next order.
+    wait: Duration,
+}
+
+/// When the next write may be made.
 #[derive(Debug, Default)]
 struct Schedule {
-    /// What the node had after the last query.
-    observed: Option<(Vec<NodeTaint>, TaintState)>,
-    next_query: Option<Instant>,
     next_write: Option<Instant>,
-    /// When a failed request may be repeated.
-    retry: Option<Instant>,
 }
 
 impl TaintKeeper<'_> {
-    /// Keeps the taints until `stop` is readable.
-    pub(super) fn keep(&self, stop: BorrowedFd<'_>) {
-        let (mut schedule, mut logged) = (Schedule::default(), String::new());
-        loop {
-            let agent = self.sources.snapshot();
+    /// Keeps the agent's taints until `stop` is readable.
+    pub(super) fn keep(&self, sources: &StatusSources<'_>, stop: BorrowedFd<'_>) {
+        self.follow(stop, || {
+            let agent = sources.snapshot();
             let taints = agent.status.report.taints.clone();
             let (status, is_ready) = (&agent.status, agent.not_ready().is_empty());
             let leads = matches!(agent.role, Role::Leads { .. });
             let desired =
                 leads.then(|| desired(&status.report, is_ready, status.unredirected_for())).flatten();
-            let desired = desired.filter(|desired| schedule.is_due(&taints, *desired, Instant::now()));
-            if let Some(desired) = desired {
-                let until = Instant::now() + TIMEOUT;
-                let result = set_taints(&self.home.cluster, &self.home.node, &taints, desired, until);
-                self.report(&result, desired, &taints, &mut logged);
-                schedule.finish(taints.clone(), desired, result.ok(), Instant::now());
-            }
             // Before the first turn the setting is not known.
             let is_idle = taints.is_empty() && agent.status.turned.is_some();
-            let wait = if is_idle { IDLE_INTERVAL_MS } else { INTERVAL_MS };
-            match poll(&mut [PollFd::new(stop, PollFlags::POLLIN)], PollTimeout::from(wait)) {
+            TaintOrder { taints, desired, wait: if is_idle { IDLE_INTERVAL } else { INTERVAL } }
+        });
+    }
+
+    /// Follows orders until `stop` is readable.
+    fn follow(&self, stop: BorrowedFd<'_>, mut next: impl FnMut() -> TaintOrder) {
+        let (mut schedule, mut logged) = (Schedule::default(), String::new());
+        loop {
+            let TaintOrder { taints, desired, mut wait } = next();
+            let change = desired.filter(|_| schedule.is_due(Instant::now())).and_then(|desired| {
+                let observed = self.own_node.read()?;
+                Some((changed_taints(&observed.taints, &taints, desired)?, observed, desired))
+            });
+            if let Some((changed, observed, desired)) = change {
+                let result = set_taints(self.home, &observed, &changed, Instant::now() + TIMEOUT);
+                self.report(&result, desired, &taints, &mut logged);
+                if result.is_err() {
+                    wait = wait.min(RETRY);
+                }
+                schedule.finish(result.is_ok(), Instant::now());
+            }
+            let wait = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(stop, PollFlags::POLLIN)], wait) {
                 Ok(0) | Err(_) => {}
                 Ok(_) => return,
             }
@@ -79,14 +98,14 @@ impl TaintKeeper<'_> {
 
     fn report(
         &self,
-        result: &Result<bool, QueryError>,
+        result: &Result<(), QueryError>,
         desired: TaintState,
         taints: &[NodeTaint],
         logged: &mut String,
     ) {
         let names: Vec<_> = taints.iter().map(ToString::to_string).collect();
         match result {
-            Ok(changed) => {
+            Ok(()) => {
                 logged.clear();
                 let (message, event) = match desired {
                     TaintState::Absent => {
@@ -102,10 +121,8 @@ impl TaintKeeper<'_> {
                         ("gybe node: set the node's taints", Event::of_node(Reason::TaintSet, &note))
                     }
                 };
-                if *changed {
-                    self.log.info(message, json!({ "taints": names }));
-                    self.events.inspect(|events| events.post(event));
-                }
+                self.log.info(message, json!({ "taints": names }));
+                self.events.inspect(|events| events.post(event));
             }
             Err(why) => {
                 let cause = chain(why);
@@ -136,25 +153,13 @@ fn desired(report: &TurnReport, is_ready: bool, unredirected_for: Option<Duratio
 }
 
 impl Schedule {
-    fn is_due(&self, taints: &[NodeTaint], desired: TaintState, now: Instant) -> bool {
-        let is_over = |time: Option<Instant>| time.is_none_or(|time| time <= now);
-        let is_known = self.observed.as_ref().is_some_and(|(of, state)| of == taints && *state == desired);
-        is_over(self.retry) && is_over(self.next_write) && (!is_known || is_over(self.next_query))
+    fn is_due(&self, now: Instant) -> bool {
+        self.next_write.is_none_or(|time| time <= now)
     }
 
-    /// Records a request; `changed` is none if it failed.
-    fn finish(&mut self, taints: Vec<NodeTaint>, desired: TaintState, changed: Option<bool>, now: Instant) {
-        match changed {
-            Some(changed) => {
-                self.observed = Some((taints, desired));
-                self.next_query = Some(now + WRITE_INTERVAL);
-                if changed {
-                    self.next_write = Some(now + WRITE_INTERVAL);
-                }
-            }
-            // The write may have arrived, although its response did not.
-            None => self.retry = Some(now + RETRY),
-        }
+    /// Records a write. One that failed may have arrived, although its response did not.
+    fn finish(&mut self, is_done: bool, now: Instant) {
+        self.next_write = Some(now + if is_done { WRITE_INTERVAL } else { RETRY });
     }
 }
 
@@ -194,18 +199,13 @@ mod tests {
     }
 
     #[test]
-    fn the_node_is_written_at_most_once_a_minute_and_queried_once_a_minute() {
+    fn the_node_is_written_at_most_once_a_minute_and_after_a_failure_in_five_seconds() {
         let (mut schedule, start) = (Schedule::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
-        assert!(schedule.is_due(&taints(), TaintState::Absent, start));
-        schedule.finish(taints(), TaintState::Absent, Some(true), start);
-        assert!(!schedule.is_due(&taints(), TaintState::Present, after(59)), "a write");
-        assert!(schedule.is_due(&taints(), TaintState::Present, after(60)));
-        schedule.finish(taints(), TaintState::Absent, Some(false), after(60));
-        assert!(!schedule.is_due(&taints(), TaintState::Absent, after(119)), "a query");
-        assert!(schedule.is_due(&taints(), TaintState::Present, after(119)), "nothing was written");
-        schedule.finish(taints(), TaintState::Present, None, after(119));
-        assert!(!schedule.is_due(&taints(), TaintState::Present, after(123)), "a failure");
-        assert!(schedule.is_due(&taints(), TaintState::Present, after(124)));
+        assert!(schedule.is_due(start));
+        schedule.finish(true, start);
+        assert_eq!([59, 60].map(|seconds| schedule.is_due(after(seconds))), [false, true]);
+        schedule.finish(false, after(60));
+        assert_eq!([64, 65].map(|seconds| schedule.is_due(after(seconds))), [false, true]);
     }
 }

@@ -14,9 +14,9 @@ mod uninstall;
 pub use live_settings::{LiveSettings, SettingsLoadError};
 
 use super::PodLookup;
+use super::cluster::OwnNode;
 use super::events::EventQueue;
 use super::kubeconfig::{self, Kubeconfig};
-use super::node_label::NodeLabel;
 use super::plugin_calls::PluginCalls;
 use super::status::{Phase, PublishedStatus, Status, TurnReport};
 use super::token::Validity;
@@ -92,7 +92,7 @@ pub(crate) struct ReconcileContext<'a> {
     pub(crate) published: &'a PublishedStatus,
     pub(crate) log: &'a Log,
     /// None without a cluster.
-    pub(crate) label: Option<&'a NodeLabel>,
+    pub(crate) node: Option<&'a OwnNode>,
     /// None without a cluster.
     pub(crate) events: Option<&'a EventQueue>,
 }
@@ -233,7 +233,7 @@ impl<'a> Reconciler<'a> {
     fn reconcile(&mut self, woken: Instant) -> Turn {
         let kubeconfig = self.update_kubeconfig();
         let facts = self.environment.observe(&self.settings.current, self.context.pods, &mut self.log);
-        let backend = self.backend.decide(&self.settings.current, self.context.label, &mut self.log);
+        let backend = self.backend.decide(&self.settings.current, self.context.node, &mut self.log);
         let known = |report: TurnReport| TurnReport {
             token_expires: kubeconfig.as_ref().ok().and_then(|kubeconfig| kubeconfig.as_ref()?.expires),
             kubeconfig_failed: kubeconfig.is_err(),

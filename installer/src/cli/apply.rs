@@ -1,7 +1,8 @@
 //! `gybe apply`: writes a policy's rules into a namespace.
 
 use super::backend::{self, BackendArg};
-use super::namespace::NetnsArg;
+use super::directories::DirectoriesArg;
+use super::namespace::{NAMESPACE, NamespaceArgs};
 use super::output::{CommandError, CommandOutput};
 use super::policy_source::{PolicyArgs, Requested, Target};
 use super::style::examples;
@@ -14,13 +15,16 @@ use serde_json::json;
 /// Replaces Gybe's own rules and leaves other programs' rules alone. Applying the same policy again
 /// changes nothing. For a pod that is left alone no rule is written and none is removed.
 #[derive(Debug, Args)]
+#[command(mut_group(NAMESPACE, |group| group.required(true)))]
 #[command(after_help = examples(&[
     "gybe apply --netns /run/netns/shop --policy policy.json",
-    "gybe apply --netns /proc/4711/ns/net --pod pod.yaml",
+    "gybe apply --pid 4711 --pod pod.yaml",
 ]))]
 pub(super) struct ApplyArgs {
     #[command(flatten)]
-    netns: NetnsArg,
+    namespace: NamespaceArgs,
+    #[command(flatten)]
+    directories: DirectoriesArg,
     #[command(flatten)]
     policy: PolicyArgs,
     #[command(flatten)]
@@ -30,7 +34,7 @@ pub(super) struct ApplyArgs {
 impl ApplyArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         let source = self.policy.one()?;
-        let namespace = self.netns.open_to_change()?;
+        let namespace = self.namespace.open(&self.directories)?.not_a_nodes()?;
         let target = Target::Namespace(namespace.addresses()?);
         let policy = match source.requested(&target, InitContainer::Counts)? {
             Requested::Redirect(policy) => policy,

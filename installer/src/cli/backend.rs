@@ -44,10 +44,7 @@ impl BackendArg {
 
     /// Returns the backends that read: the configured one, or all that have rules in the namespace; if none has, the
     /// first that the setting allows. Never empty.
-    pub(super) fn readers(
-        &self,
-        namespace: &OpenNamespace<'_>,
-    ) -> Result<Vec<Box<dyn Backend>>, CommandError> {
+    pub(super) fn readers(&self, namespace: &OpenNamespace) -> Result<Vec<Box<dyn Backend>>, CommandError> {
         let kinds = match self.setting.named() {
             Some(kind) => vec![kind],
             None => presence(namespace)?.ours,
@@ -75,7 +72,7 @@ pub(super) fn redirection(
 }
 
 /// Reads which programs have rules in a namespace.
-pub(super) fn presence(namespace: &OpenNamespace<'_>) -> Result<Presence, CommandError> {
+pub(super) fn presence(namespace: &OpenNamespace) -> Result<Presence, CommandError> {
     let found = namespace.inside(Presence::look)?;
     found.map_err(|why| {
         CommandError::hinted(

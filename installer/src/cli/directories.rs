@@ -2,6 +2,7 @@
 
 use crate::host::observe::NodeDirectories;
 use crate::host::platform::Platform;
+use crate::host::pods_on_node::{HostPaths, SandboxList, find};
 use clap::Args;
 use std::path::{Path, PathBuf};
 
@@ -25,6 +26,10 @@ pub(super) struct DirectoriesArg {
 impl DirectoriesArg {
     pub(super) fn root(&self) -> &Path {
         &self.root
+    }
+
+    pub(super) fn sandboxes(&self) -> SandboxList {
+        find(&HostPaths { results: self.node_directories().results, root: self.root.clone() })
     }
 
     pub(super) fn node_directories(&self) -> NodeDirectories {

@@ -68,7 +68,7 @@ impl ExplainArgs {
     }
 
     fn known(&self, pod: &str, known: &KnownPod) -> Result<Explanation, CommandError> {
-        let namespace = known.netns.as_deref().map(OpenNamespace::at).transpose()?;
+        let namespace = known.netns.clone().map(OpenNamespace::at).transpose()?;
         let addresses = namespace.as_ref().map(OpenNamespace::addresses).transpose()?;
         let addresses_are = if addresses.is_some() { Addresses::Read } else { Addresses::Assumed };
         let target = Target::of(addresses, self.families.families());

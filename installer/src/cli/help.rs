@@ -9,8 +9,22 @@ use serde_json::json;
 use std::path::PathBuf;
 
 /// Every command, in the order and under the heading in which `gybe --help` lists it.
-const GROUPS: [(&str, &[&str]); 5] = [
-    ("Node", &["install", "uninstall", "doctor", "repair", "probe", "node", "agent-status"]),
+const GROUPS: [(&str, &[&str]); 6] = [
+    ("Cluster", &["status"]),
+    (
+        "Node",
+        &[
+            "install",
+            "uninstall",
+            "doctor",
+            "repair",
+            "migrate",
+            "probe",
+            "node",
+            "agent-status",
+            "istio-cni-taint",
+        ],
+    ),
     ("Network namespace", &["apply", "verify", "inspect", "trace", "remove", "render"]),
     ("Pod", &["explain"]),
     ("Pod (run inside it)", &["init", "validate"]),

@@ -1,7 +1,7 @@
 //! `gybe inspect`: lists Gybe's chains, rules and sets in a namespace, with counters.
 
 use super::backend::{self, BackendArg};
-use super::namespace::{NetnsArg, OpenNamespace};
+use super::namespace::{OpenNamespace, PodNamespaceArgs};
 use super::output::{CommandError, CommandOutput};
 use super::style::examples;
 use crate::pod::manifest::printable;
@@ -20,12 +20,13 @@ use std::fmt::Write;
 #[derive(Debug, Args)]
 #[command(after_help = examples(&[
     "gybe inspect --netns /run/netns/shop",
-    "gybe inspect --netns /proc/4711/ns/net --json",
+    "gybe inspect --pod shop/cart-0",
+    "gybe inspect --pid 4711 --json",
     "gybe inspect --netns /run/netns/shop --style iptables",
 ]))]
 pub(super) struct InspectArgs {
     #[command(flatten)]
-    netns: NetnsArg,
+    namespace: PodNamespaceArgs,
     /// The form of the text: gybe or iptables
     #[arg(long, value_name = "STYLE", default_value = "gybe", hide_possible_values = true)]
     style: Style,
@@ -35,7 +36,7 @@ pub(super) struct InspectArgs {
 
 impl InspectArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
-        let namespace = self.netns.open()?;
+        let namespace = self.namespace.open()?;
         let backends = self.backend.readers(&namespace)?;
         let found = namespace.inside(|| inspected(&backends))?;
         let found = found.map_err(|why| {
@@ -87,7 +88,7 @@ fn native_command(backend: &str, netns: &str) -> String {
 }
 
 /// Returns the nft backend's rules as an iptables backend would have them, with their counters.
-fn as_iptables(namespace: &OpenNamespace<'_>, found: &Inventory) -> Result<Inventory, CommandError> {
+fn as_iptables(namespace: &OpenNamespace, found: &Inventory) -> Result<Inventory, CommandError> {
     let cannot = || format!("cannot show the rules in {} in the style of iptables", namespace.path());
     let live = namespace.inside(LiveRules::read)?.map_err(|why| CommandError::hinted(cannot(), why))?;
     let rules = live.gybes_ruleset().map_err(|why| CommandError::because(cannot(), why))?;

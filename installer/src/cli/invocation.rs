@@ -1,7 +1,6 @@
 //! The name and the first argument with which the program was called. Every form in which a pod's init container calls
-//! Istio's image becomes `gybe init`.
+//! Istio's image becomes `gybe init`, and the program name `istio-cni-taint` becomes the command of that name.
 
-use super::output::CommandError;
 use crate::host::image::{ISTIO_CNI_TAINT, ISTIO_IPTABLES, ISTIO_IPTABLES_SH};
 use crate::pod::init_args::InitArgs;
 use std::collections::BTreeMap;
@@ -24,22 +23,6 @@ pub(super) enum CalledAs {
     BareFlags,
 }
 
-/// Reports whether the program was called as `istio-cni-taint`. It then does nothing else: a caller that
-/// waits for a taint to be removed must not mistake another command's success for it.
-pub(super) fn is_taint(args: &[OsString]) -> bool {
-    let name = args.first().and_then(|program| Path::new(program).file_name());
-    name == Some(OsStr::new(ISTIO_CNI_TAINT))
-}
-
-/// The error of a call as `istio-cni-taint`.
-pub(super) fn no_taint() -> CommandError {
-    let hint = "the node agent removes the taint when the node redirects pods: node_taints: NodeReadiness in its ConfigMap";
-    CommandError::new(format!(
-        "{ISTIO_CNI_TAINT} is not part of this version of gybe, and no node's taint was changed"
-    ))
-    .with_hint(hint)
-}
-
 /// Returns the command line in gybe's own form.
 pub(super) fn read(args: impl IntoIterator<Item = OsString>) -> (CalledAs, Vec<OsString>) {
     let mut args = args.into_iter();
@@ -47,6 +30,9 @@ pub(super) fn read(args: impl IntoIterator<Item = OsString>) -> (CalledAs, Vec<O
     let rest: Vec<OsString> = args.collect();
     let first = rest.first().map(OsString::as_os_str);
     let name = Path::new(&program).file_name();
+    if name == Some(OsStr::new(ISTIO_CNI_TAINT)) {
+        return (CalledAs::Gybe, [program, ISTIO_CNI_TAINT.into()].into_iter().chain(rest).collect());
+    }
     // The entry point of Istio's image before 1.3 was a script of this name.
     if name == Some(OsStr::new(ISTIO_IPTABLES_SH)) {
         return (CalledAs::BareFlags, as_init(program, rest));
@@ -107,6 +93,9 @@ mod tests {
             ("istio-iptables", CalledAs::Gybe, "istio-iptables init"),
             ("istio-iptables --help", CalledAs::Gybe, "istio-iptables init --help"),
             ("pilot-agent istio-iptables -n", CalledAs::Gybe, "pilot-agent init istio-iptables -n"),
+            ("istio-cni-taint", CalledAs::Gybe, "istio-cni-taint istio-cni-taint"),
+            ("/opt/istio-cni-taint --help", CalledAs::Gybe, "/opt/istio-cni-taint istio-cni-taint --help"),
+            ("istio-cni-taint doctor", CalledAs::Gybe, "istio-cni-taint istio-cni-taint doctor"),
             ("gybe -p 15001 -u 1337", CalledAs::BareFlags, "gybe init -p 15001 -u 1337"),
             ("gybe -p15001", CalledAs::BareFlags, "gybe init -p15001"),
             ("gybe --envoy-port=1 -b *", CalledAs::BareFlags, "gybe init --envoy-port=1 -b *"),

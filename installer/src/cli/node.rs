@@ -1,14 +1,15 @@
 //! `gybe node`: the node agent, in the foreground.
 
+use super::cluster::ClusterArgs;
 use super::invocation::Context;
 use super::output::{CommandError, CommandOutput};
 use super::style::examples;
-use crate::agent::cluster::{Cluster, ServiceAccount, WatchedPods};
+use crate::agent::cluster::WatchedPods;
 use crate::agent::{
     self, Agent, ClusterNode, LiveSettings, ManifestPods, NodeError, PodLookup, ReconcileConfig,
 };
 use crate::host::image::Image;
-use crate::host::settings::{GRACE_PERIOD, SERVICE_ACCOUNT};
+use crate::host::settings::GRACE_PERIOD;
 use clap::Args;
 use gybe_netfilter::hint::Hint;
 use gybe_plugin::conf::SOCKET;
@@ -18,7 +19,7 @@ use std::borrow::Cow;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How long the agent waits for the runtime report of the probe container. The probe needs some seconds.
+/// How long the agent waits for the runtime report of the container `repair`. The probe needs some seconds.
 const REPORT_WAIT: Duration = Duration::from_secs(60);
 
 /// Run the node agent: keep gybe-cni installed on this node and answer its queries about this node's pods
@@ -36,12 +37,8 @@ pub(super) struct NodeArgs {
     /// Read the pods from the manifests in this directory, again when they change; needs no cluster
     #[arg(long, value_name = "DIR", conflicts_with_all = ["kubeconfig", "node_name"])]
     pods_from: Option<PathBuf>,
-    /// Watch the cluster of this file's current context [default: the cluster in which it runs as a pod]
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
-    /// The node whose pods are served [default: KUBERNETES_NODE_NAME, or NODE_NAME, or this host's name]
-    #[arg(long, value_name = "NAME")]
-    node_name: Option<String>,
+    #[command(flatten)]
+    cluster: ClusterArgs,
     /// The socket on which gybe-cni queries pods (its facts.socket) [default: /run/gybe/facts.sock, or in
     /// CNI_AGENT_RUN_DIR]
     #[arg(long, value_name = "PATH")]
@@ -55,7 +52,7 @@ pub(super) struct NodeArgs {
 impl NodeArgs {
     pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
         let cluster_node = self.cluster_node(context)?;
-        let as_a_pod = self.pods_from.is_none() && self.kubeconfig.is_none();
+        let as_a_pod = self.pods_from.is_none() && self.cluster.kubeconfig.is_none();
         let reconcile = self.install.unwrap_or(as_a_pod).then(|| reconcile(context, as_a_pod)).transpose()?;
         let facts = self.facts(reconcile.as_ref())?;
         let pods = self.pods(cluster_node.as_ref())?;
@@ -91,35 +88,7 @@ impl NodeArgs {
         if self.pods_from.is_some() {
             return Ok(None);
         }
-        Ok(Some(ClusterNode { cluster: self.cluster(context)?, node: self.node(context)? }))
-    }
-
-    fn cluster(&self, context: &Context) -> Result<Cluster, CommandError> {
-        if let Some(kubeconfig) = &self.kubeconfig {
-            return Ok(Cluster::Kubeconfig(kubeconfig.clone()));
-        }
-        let names = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
-        match names.map(|name| context.environment.get(name).cloned()) {
-            [Some(host), Some(port)] => {
-                let directory = context.environment.get("GYBE_SERVICE_ACCOUNT_DIR");
-                let directory = directory.map_or(SERVICE_ACCOUNT, String::as_str).into();
-                Ok(Cluster::Own(ServiceAccount { host, port, directory }))
-            }
-            _ => Err(CommandError::new("no source of pods: gybe does not run in a pod of a cluster")
-                .with_hint("name a cluster with --kubeconfig, or manifests with --pods-from".to_owned())),
-        }
-    }
-
-    fn node(&self, context: &Context) -> Result<String, CommandError> {
-        let variable = |name: &str| context.environment.get(name).filter(|name| !name.is_empty()).cloned();
-        let given = self.node_name.clone();
-        let given = given.or_else(|| variable("KUBERNETES_NODE_NAME")).or_else(|| variable("NODE_NAME"));
-        // The kubelet uses its host's name in lower case.
-        let host = || Some(nix::unistd::gethostname().ok()?.into_string().ok()?.to_lowercase());
-        given.or_else(host).ok_or_else(|| {
-            CommandError::new("this host has no name that could be a node name")
-                .with_hint("name the node with --node-name, or KUBERNETES_NODE_NAME".to_owned())
-        })
+        self.cluster.cluster_node(context).map(Some)
     }
 }
 
@@ -142,7 +111,7 @@ fn reconcile(context: &Context, as_a_pod: bool) -> Result<ReconcileConfig, Comma
     let image = Image::read(&settings.environment().image)
         .map_err(|why| CommandError::because(cannot, why).with_hint(hint))?;
     let probe = ProbeCache::at(&settings.environment().probe);
-    // Outside the DaemonSet no probe container runs.
+    // Outside the DaemonSet no such container runs.
     let report_wait = if as_a_pod { REPORT_WAIT } else { Duration::ZERO };
     Ok(ReconcileConfig { settings, image, probe, report_wait, grace_period: GRACE_PERIOD })
 }

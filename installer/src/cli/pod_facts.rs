@@ -30,7 +30,7 @@ impl PodFactsArgs {
         let until = Instant::now() + Duration::from_millis(self.deadline_ms.into());
         let request = bounded_read::to_end(std::io::stdin().as_fd(), MAX_REQUEST_BYTES, until)
             .map_err(|why| CommandError::because("the request on stdin cannot be read", why))?;
-        let cluster = Cluster::Kubeconfig(self.kubeconfig.clone());
+        let cluster = Cluster::Kubeconfig { path: self.kubeconfig.clone(), context: None };
         let response = cluster::pod_facts(&cluster, &request, until)
             .map_err(|why| CommandError::because("the request on stdin is", why))?;
         let json: Value = serde_json::from_str(&response)

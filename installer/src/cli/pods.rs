@@ -28,9 +28,13 @@ pub(super) struct OnNodeArgs {
 }
 
 impl OnNodeArgs {
+    pub(super) fn directories(&self) -> &DirectoriesArg {
+        &self.directories
+    }
+
     /// Judges every sandbox. `conf` is the plugin's configuration if the operator named one.
     pub(super) fn all(&self, conf: Option<PluginConf>) -> CommandOutput {
-        let SandboxList { sandboxes, unreadable } = self.node().sandboxes();
+        let SandboxList { sandboxes, unreadable } = self.directories.sandboxes();
         output(&judge_all(sandboxes, &self.sources(conf)), &unreadable)
     }
 
@@ -47,16 +51,12 @@ impl OnNodeArgs {
         let facts = sources
             .facts(&pod)
             .map_err(|why| CommandError::new(format!("cannot look up pod {pod}: {why}")).with_hint(hint))?;
-        let network = self.node().sandboxes().sandboxes.into_iter().find_map(|sandbox| {
-            match (&sandbox.pod, sandbox.network) {
-                (Some(named), Network::Own(path))
-                    if (&named.namespace, &named.name) == (&pod.namespace, &pod.name) =>
-                {
-                    Some(path)
-                }
-                _ => None,
-            }
-        });
+        let sandboxes = self.directories.sandboxes().sandboxes.into_iter();
+        let network =
+            sandboxes.filter(|sandbox| sandbox.is_of(&pod)).find_map(|sandbox| match sandbox.network {
+                Network::Own(path) => Some(path),
+                Network::OfNode => None,
+            });
         Ok(KnownPod { facts, netns: network, conf: sources.into_conf() })
     }
 
@@ -71,23 +71,11 @@ impl OnNodeArgs {
             |_| CommandError::new("the manifest does not name one pod; name its sandbox with --netns");
         let namespace = Namespace::parse(namespace).map_err(unnamed)?;
         let name = PodName::parse(&facts.name).map_err(unnamed)?;
-        self.one(&PodRef { namespace, name, uid: None }, &self.sources(conf).with_manifest(facts))
+        self.one(&PodRef { namespace, name, uid: None }, &self.sources(conf).with_manifests(vec![facts]))
     }
 
     fn one(&self, pod: &PodRef, sources: &PolicySources) -> Result<CommandOutput, CommandError> {
-        let SandboxList { sandboxes, unreadable } = self.node().sandboxes();
-        let is_it = |sandbox: &Sandbox| {
-            let named = sandbox.pod.as_ref();
-            named.is_some_and(|it| it.namespace == pod.namespace && it.name == pod.name)
-        };
-        let these: Vec<Sandbox> = sandboxes.into_iter().filter(is_it).collect();
-        if these.is_empty() {
-            let what = format!("this node has no sandbox of pod {pod}");
-            let why =
-                if unreadable.is_empty() { String::new() } else { format!(": {}", unreadable.join("; ")) };
-            let hint = "gybe verify --all lists the sandboxes of this node; --netns names a namespace";
-            return Err(CommandError::new(what + &why).with_hint(hint));
-        }
+        let these = found(&self.directories, &format!("pod {pod}"), |sandbox| sandbox.is_of(pod))?;
         Ok(output(&judge_all(these, sources), &[]))
     }
 
@@ -117,11 +105,57 @@ pub(super) struct KnownPod {
     pub(super) conf: PluginConf,
 }
 
-fn pod_ref(pod: &str) -> Result<PodRef, CommandError> {
-    let (namespace, name) = pod.split_once('/').ok_or_else(|| not_a_pod(pod))?;
-    let namespace = Namespace::parse(namespace).map_err(|_| not_a_pod(pod))?;
-    let name = PodName::parse(name).map_err(|_| not_a_pod(pod))?;
+/// Returns the sandboxes of this node that are meant, at least one. `what` names them in the error.
+fn found(
+    directories: &DirectoriesArg,
+    what: &str,
+    is_it: impl Fn(&Sandbox) -> bool,
+) -> Result<Vec<Sandbox>, CommandError> {
+    let SandboxList { sandboxes, unreadable } = directories.sandboxes();
+    let these: Vec<Sandbox> = sandboxes.into_iter().filter(is_it).collect();
+    if these.is_empty() {
+        let why = if unreadable.is_empty() { String::new() } else { format!(": {}", unreadable.join("; ")) };
+        let hint = "gybe verify --all lists the sandboxes of this node; --netns names a namespace";
+        return Err(CommandError::new(format!("this node has no sandbox of {what}{why}")).with_hint(hint));
+    }
+    Ok(these)
+}
+
+/// Returns the path of the one network namespace that is meant.
+pub(super) fn network_namespace(
+    directories: &DirectoriesArg,
+    what: &str,
+    is_it: impl Fn(&Sandbox) -> bool,
+) -> Result<PathBuf, CommandError> {
+    let mut these = found(directories, what, is_it)?;
+    match (these.len(), these.pop().map(|sandbox| sandbox.network)) {
+        (1, Some(Network::Own(path))) => Ok(path),
+        (1, _) => {
+            let hint = "Gybe writes no rules for pods with hostNetwork: true";
+            Err(CommandError::new(format!("{what} uses the node's network")).with_hint(hint))
+        }
+        (several, _) => {
+            let hint = "name one with --container-id or --netns; gybe verify --all --json lists both";
+            Err(CommandError::new(format!("this node has {several} sandboxes of {what}")).with_hint(hint))
+        }
+    }
+}
+
+/// Parses NAMESPACE/NAME.
+pub(super) fn parse_pod(pod: &str) -> Result<PodRef, &'static str> {
+    let parse = || {
+        let (namespace, name) = pod.split_once('/')?;
+        Some((Namespace::parse(namespace).ok()?, PodName::parse(name).ok()?))
+    };
+    let (namespace, name) = parse().ok_or("name the pod as NAMESPACE/NAME, for example shop/cart-0")?;
     Ok(PodRef { namespace, name, uid: None })
+}
+
+fn pod_ref(pod: &str) -> Result<PodRef, CommandError> {
+    parse_pod(pod).map_err(|hint| {
+        let what = format!("--pod {} is neither a file nor NAMESPACE/NAME", printable(pod));
+        CommandError::new(what).with_hint(format!("without a network namespace, {hint}"))
+    })
 }
 
 /// The title of the first column.
@@ -134,12 +168,6 @@ pub(super) fn coloured(state: RedirectionState, words: &str) -> String {
         RedirectionState::NotRedirected => bad(words),
         RedirectionState::ByOthers | RedirectionState::Unknown => doubtful(words),
     }
-}
-
-fn not_a_pod(pod: &str) -> CommandError {
-    let what = format!("--pod {} is neither a file nor NAMESPACE/NAME", printable(pod));
-    CommandError::new(what)
-        .with_hint("without --netns, name the pod as NAMESPACE/NAME, for example shop/cart-0".to_owned())
 }
 
 /// Returns a line for each sandbox with its differences below, and the number of sandboxes with each verdict.

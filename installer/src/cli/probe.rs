@@ -39,7 +39,7 @@ pub(super) struct ProbeArgs {
     fresh: bool,
     /// Probe in the host's mount namespace: with its programs, and findings kept in its /run/gybe
     #[arg(long)]
-    host: bool,
+    pub(super) host: bool,
     /// The file of the host's mount namespace
     #[arg(long, value_name = "PATH", default_value = HOST_MOUNTS, requires = "host")]
     mount_namespace: PathBuf,

@@ -1,7 +1,7 @@
 //! `gybe remove`: removes everything of Gybe from a namespace.
 
 use super::backend::BackendArg;
-use super::namespace::NetnsArg;
+use super::namespace::PodNamespaceArgs;
 use super::output::{CommandError, CommandOutput};
 use super::style::examples;
 use clap::Args;
@@ -16,14 +16,14 @@ use serde_json::json;
 #[command(after_help = examples(&["gybe remove --netns /run/netns/shop"]))]
 pub(super) struct RemoveArgs {
     #[command(flatten)]
-    netns: NetnsArg,
+    namespace: PodNamespaceArgs,
     #[command(flatten)]
     backend: BackendArg,
 }
 
 impl RemoveArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
-        let namespace = self.netns.open_to_change()?;
+        let namespace = self.namespace.open()?.not_a_nodes()?;
         let backends = self.backend.readers(&namespace)?;
         let removed = namespace.inside(|| match self.backend.setting.named() {
             Some(_) => redirection::remove_by(backends.iter().map(|backend| &**backend)),

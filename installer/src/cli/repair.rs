@@ -37,7 +37,7 @@ pub(super) struct RepairArgs {
     watch: bool,
     /// Run in the host's mount namespace: with its programs, directories and sockets
     #[arg(long)]
-    host: bool,
+    pub(super) host: bool,
     /// The file of the host's mount namespace
     #[arg(long, value_name = "PATH", default_value = HOST_MOUNTS, requires = "host")]
     mount_namespace: PathBuf,

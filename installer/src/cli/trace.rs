@@ -1,7 +1,8 @@
 //! `gybe trace`: predicts the destination of a connection, and names the rules that decide it.
 
+use super::directories::DirectoriesArg;
 use super::live_trace;
-use super::namespace::{OpenNamespace, OptionalNetnsArgs};
+use super::namespace::{FamiliesArg, NAMESPACE, NamespaceArgs, OpenNamespace};
 use super::output::{CommandError, CommandOutput};
 use super::packet::{self, PacketArgs};
 use super::policy_source::{IgnoreInitArg, PolicyArgs, Requested, Target};
@@ -20,10 +21,12 @@ use std::net::IpAddr;
 
 /// Predict where a connection goes, and name the rules that decide it
 ///
-/// Sends no packet and writes no rule. With --netns the connection passes all rules of that network
-/// namespace, whichever program wrote them; with --policy or --pod it passes the rules of that policy. With
-/// both it passes both, and the output reports whether they differ.
+/// Sends no packet and writes no rule. With --netns, --pid or --container-id the connection passes all rules of that
+/// network namespace, whichever program wrote them; with --policy or --pod it passes the rules of that policy. With
+/// both it passes both, and the output reports whether they differ; the policy is then for the addresses and families
+/// of the namespace.
 #[derive(Debug, Args)]
+#[command(mut_arg("families", |families| families.conflicts_with(NAMESPACE)))]
 #[command(after_help = examples(&[
     "gybe trace --netns /run/netns/x out tcp 10.1.2.3:80 --uid 1000",
     "gybe trace --policy policy.json out tcp 10.1.2.3:80 --uid 1000",
@@ -34,7 +37,11 @@ pub(super) struct TraceArgs {
     #[command(flatten)]
     policy: PolicyArgs,
     #[command(flatten)]
-    netns: OptionalNetnsArgs,
+    namespace: NamespaceArgs,
+    #[command(flatten)]
+    directories: DirectoriesArg,
+    #[command(flatten)]
+    families: FamiliesArg,
     #[command(flatten)]
     init: IgnoreInitArg,
     #[command(flatten)]
@@ -43,7 +50,8 @@ pub(super) struct TraceArgs {
 
 impl TraceArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
-        let namespace = self.netns.open()?;
+        let is_live = self.namespace.is_given();
+        let namespace = is_live.then(|| self.namespace.open(&self.directories)).transpose()?;
         let addresses = namespace.as_ref().map(OpenNamespace::addresses).transpose()?;
         let packet = self.packet.packet(addresses.as_deref().unwrap_or_default())?;
         let desired = match self.policy.is_given() || namespace.is_none() {
@@ -66,14 +74,14 @@ impl TraceArgs {
             }
             // Cannot happen: without a namespace the desired rules are traced.
             (None, None) => {
-                return Err(CommandError::new("neither --netns nor --policy nor --pod is given"));
+                return Err(CommandError::new("neither a network namespace nor --policy nor --pod is given"));
             }
         })
     }
 
     fn desired(&self, addresses: Option<Vec<IpAddr>>) -> Result<DesiredRules, CommandError> {
         let source = self.policy.one()?;
-        let target = Target::of(addresses, self.netns.families());
+        let target = Target::of(addresses, self.families.families());
         Ok(match source.requested(&target, self.init.gate())? {
             Requested::Redirect(policy) => {
                 DesiredRules::Rules { rules: compile(&policy), policy, warnings: source.warnings() }
@@ -86,7 +94,7 @@ impl TraceArgs {
 
     fn live(
         &self,
-        namespace: &OpenNamespace<'_>,
+        namespace: &OpenNamespace,
         packet: &Packet,
         desired: Option<&DesiredRules>,
     ) -> Result<Live, CommandError> {

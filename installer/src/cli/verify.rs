@@ -1,7 +1,7 @@
 //! `gybe verify`: compares a namespace's rules with a policy or a pod.
 
 use super::backend::BackendArg;
-use super::namespace::OpenNamespace;
+use super::namespace::{NAMESPACE, NamespaceArgs};
 use super::output::{CommandError, CommandOutput, Exit};
 use super::pods::{OnNodeArgs, coloured};
 use super::policy_source::{PolicyArgs, Requested, Target};
@@ -13,30 +13,30 @@ use clap::Args;
 use gybe_netfilter::verdict::{Desired, RedirectionState, Verdict};
 use gybe_plugin::gates::InitContainer;
 use serde_json::json;
-use std::path::PathBuf;
 
 /// Report whether a pod's connections are redirected as a policy or a pod requests
 ///
 /// Exit code 0: they are, and Gybe's rules are exactly the requested ones. 1: they are not, or it cannot be
 /// determined; the reasons are printed. 2: the command failed. A pod that is left alone requests no rules.
 ///
-/// --pod NAMESPACE/NAME, or a manifest without --netns, finds the pod's sandbox on this node. --all prints every
+/// --pod NAMESPACE/NAME, or a manifest without a namespace, finds the pod's sandbox on this node. --all prints every
 /// pod sandbox of this node on a line of its own: redirected, not meshed, NOT REDIRECTED, redirected by another's
 /// rules, or unknown. Exit code 1: a sandbox is NOT REDIRECTED or unknown, or its rules differ from its policy. The
 /// policy of a pod comes from the sources that the plugin uses: the runtime's annotations, and those that the
 /// node's entry names.
 #[derive(Debug, Args)]
+#[command(mut_group("source", |group| group.required(true)))]
+#[command(mut_arg("facts", |facts| facts.conflicts_with(NAMESPACE)))]
 #[command(after_help = examples(&[
     "gybe verify --all",
     "gybe verify --pod shop/cart-0",
     "gybe verify --netns /run/netns/shop --policy policy.json",
 ]))]
 pub(super) struct VerifyArgs {
-    /// The network namespace: a file like /run/netns/NAME or /proc/PID/ns/net; without it --pod finds it
-    #[arg(long, value_name = "PATH", required_unless_present_any = ["all", "pod"], conflicts_with = "facts")]
-    netns: Option<PathBuf>,
+    #[command(flatten)]
+    namespace: NamespaceArgs,
     /// Verify every pod sandbox of this node
-    #[arg(long, group = "source", conflicts_with = "netns")]
+    #[arg(long, group = "source", conflicts_with = NAMESPACE)]
     all: bool,
     #[command(flatten)]
     on_node: OnNodeArgs,
@@ -48,9 +48,11 @@ pub(super) struct VerifyArgs {
 
 impl VerifyArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
-        let Some(netns) = &self.netns else { return self.on_this_node() };
+        if !self.namespace.is_given() {
+            return self.on_this_node();
+        }
         let source = self.policy.one()?;
-        let namespace = OpenNamespace::at(netns)?;
+        let namespace = self.namespace.open(self.on_node.directories())?;
         let only = self.backend.setting.named();
         let judged = |desired| {
             let verdict = namespace.inside(|| judge(desired, only, &Cgroups::of_this_namespace()))?;

@@ -33,6 +33,22 @@ pub struct AgentStatus {
     pub restart: Option<String>,
 }
 
+/// What the page `/status` of an agent contains, for `gybe status`.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct NodeStatus {
+    /// The version of the agent.
+    pub version: String,
+    /// The backend that writes the rules of this node's pods; none while it is not known.
+    pub backend: Option<String>,
+    /// The known pods of the node.
+    pub pods: u64,
+    /// Running pods that should be redirected and are not, or of which that is not known; none where no process repairs
+    /// pods.
+    pub not_redirected: Option<u64>,
+    pub agent: AgentStatus,
+}
+
 /// Reports whether a line that is not a query about a pod requests the status.
 pub(crate) fn is_request(line: &[u8]) -> bool {
     let request: Value = serde_json::from_slice(line).unwrap_or_default();

@@ -16,7 +16,7 @@ pub const TOOL: &str = "gybe";
 pub const ISTIO_IPTABLES: &str = "istio-iptables";
 /// The name of the script in the images of Istio 1.0 to 1.2, which took only flags.
 pub const ISTIO_IPTABLES_SH: &str = "istio-iptables.sh";
-/// A name under which the tool only reports that it changes no taint.
+/// The tool's name as Istio's controller of the taint `NodeReadiness`.
 pub const ISTIO_CNI_TAINT: &str = "istio-cni-taint";
 /// Further names that the tool may have on a host: the values of `also_as`.
 pub const OTHER_NAMES: [&str; 3] = [ISTIO_IPTABLES, ISTIO_IPTABLES_SH, ISTIO_CNI_TAINT];

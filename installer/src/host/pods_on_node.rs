@@ -2,16 +2,20 @@
 //!
 //! `find` lists the sandboxes, `desired` decides the desired state of each, `pod::verdict` judges the observed state.
 
+mod container_id;
 mod desired;
 mod find;
+mod migration;
 mod processes;
 mod result_cache;
 
+pub use container_id::ContainerId;
 pub use desired::{PodPolicy, PolicySources};
 pub use find::{HostPaths, SandboxList, find};
+pub use migration::{Change, SandboxChange, changes};
 pub(crate) use processes::is_process_of;
 
-use crate::pod::cgroups::Cgroups;
+use crate::pod::cgroups::{Cgroups, cgroup_file};
 use crate::pod::own_namespace;
 use crate::pod::verdict::verdict_of;
 use desired::{Desired, adapt_verdict};
@@ -99,6 +103,23 @@ impl Sandbox {
             processes: Vec::new(),
             ended_add: None,
         }
+    }
+
+    /// Reports whether it belongs to a pod of this namespace and name.
+    #[must_use]
+    pub fn is_of(&self, pod: &PodRef) -> bool {
+        self.pod.as_ref().is_some_and(|own| own.namespace == pod.namespace && own.name == pod.name)
+    }
+
+    /// Reports whether the id is its own or that of a container in it.
+    #[must_use]
+    pub fn has_container(&self, id: &ContainerId) -> bool {
+        self.container.as_ref().is_some_and(|own| id.is_id(own))
+            || self
+                .processes
+                .iter()
+                .filter_map(|process| cgroup_file(&process.directory))
+                .any(|it| id.is_in(&it))
     }
 }
 

@@ -225,7 +225,7 @@ impl Hint for Problem {
                  does look there, set plugin_dir: confirmed (--plugin-dir confirmed)"
             }
             Self::Unreported => {
-                "the container probe of the agent's pod writes /run/gybe/runtime.json; if it does not, look at its \
+                "the container repair of the agent's pod writes /run/gybe/runtime.json; if it does not, look at its \
                  log: the agent continues without it after a minute"
             }
             Self::PluginsElsewhere(_) => {

@@ -1,8 +1,8 @@
-//! Single API requests: the labels of the agent's node, and the state of its DaemonSet.
+//! Single API requests: the state of the agent's DaemonSet.
 
-use crate::cluster::{NODE, QUERY_DEADLINE, TestCluster};
+use crate::cluster::{QUERY_DEADLINE, TestCluster};
 use gybe_api_server::{Fault, FaultKind, Network, Verb};
-use gybe_installer::agent::cluster::{Cluster, DaemonSetState, ServiceAccount, daemonset_state, node_labels};
+use gybe_installer::agent::cluster::{Cluster, DaemonSetState, ServiceAccount, daemonset_state};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 
@@ -19,23 +19,6 @@ fn daemonset_of(cluster: &TestCluster) -> DaemonSetState {
     let state = daemonset_state(&cluster.settings(), "gybe-system", "gybe-node", soon());
     assert!(before.elapsed() < QUERY_DEADLINE + Duration::from_secs(5), "{:?}: {state:?}", before.elapsed());
     state
-}
-
-#[test]
-fn a_nodes_labels_are_returned() {
-    let cluster = TestCluster::new("labels");
-    let node = |labels: Value| json!({ "kind": "Node", "metadata": { "name": NODE, "labels": labels } });
-    cluster.server.put(node(json!({ "gybe.dev/backend": "nft", "kubernetes.io/os": "linux" }))).unwrap();
-    let labels = node_labels(&cluster.settings(), NODE, soon()).unwrap();
-    assert_eq!((labels.len(), labels["gybe.dev/backend"].as_str()), (2, "nft"));
-    cluster.server.put(node(Value::Null)).unwrap();
-    assert!(node_labels(&cluster.settings(), NODE, soon()).unwrap().is_empty());
-    let missing = node_labels(&cluster.settings(), "node-2", soon()).unwrap_err().to_string();
-    assert!(missing.contains("404") && missing.contains("node-2"), "{missing}");
-    let nonsense = node_labels(&cluster.settings(), "a b", soon()).unwrap_err().to_string();
-    assert!(nonsense.contains("a name in the request is invalid"), "{nonsense}");
-    let paths: Vec<_> = cluster.server.requests().into_iter().map(|request| request.path).collect();
-    assert_eq!(paths, ["/api/v1/nodes/node-1", "/api/v1/nodes/node-1", "/api/v1/nodes/node-2"]);
 }
 
 #[test]
@@ -87,14 +70,17 @@ fn a_daemonset_is_absent_only_after_the_api_servers_not_found() {
 #[test]
 fn a_missing_part_of_the_service_account_is_named() {
     let cluster = TestCluster::new("missing");
-    let error_of = |cluster: &Cluster| node_labels(cluster, NODE, soon()).unwrap_err();
+    let error_of = |cluster: &Cluster| match daemonset_state(cluster, "gybe-system", "gybe-node", soon()) {
+        DaemonSetState::Unknown(why) => why,
+        other => panic!("{other:?}"),
+    };
     let Cluster::Own(account) = cluster.settings() else { unreachable!() };
     let nowhere = ServiceAccount { directory: cluster.directory.join("nowhere"), ..account.clone() };
-    let fault = error_of(&Cluster::Own(nowhere)).to_string();
+    let fault = error_of(&Cluster::Own(nowhere));
     assert!(fault.contains("nowhere/ca.crt cannot be read"), "{fault}");
     std::fs::remove_file(account.directory.join("token")).unwrap();
-    let fault = error_of(&Cluster::Own(account.clone())).to_string();
+    let fault = error_of(&Cluster::Own(account.clone()));
     assert!(fault.contains("serviceaccount/token cannot be used: No such file"), "{fault}");
-    let fault = error_of(&Cluster::Own(ServiceAccount { port: "none".into(), ..account })).to_string();
+    let fault = error_of(&Cluster::Own(ServiceAccount { port: "none".into(), ..account }));
     assert!(fault.contains("no address"), "{fault}");
 }

@@ -1,8 +1,10 @@
 //! Health and metrics: requests by the kubelet, by Prometheus and by hostile clients.
 
 use crate::node::{Node, PRIMARY};
+use crate::with_api_server::Cluster;
 use gybe_test_support::{Agent, http, wait_until};
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixDatagram;
@@ -93,6 +95,34 @@ fn the_plugins_log_lines_are_counted_in_metrics() {
     assert_eq!(silent, 0, "a line without a message is counted and not logged");
 }
 
+/// Returns the names of metrics in a text.
+fn metric_names(text: &str) -> BTreeSet<&str> {
+    let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');
+    words.filter(|word| word.starts_with("gybe_") || word.starts_with("istio_cni_")).collect()
+}
+
+#[test]
+fn every_metric_of_the_charts_alerts_and_dashboard_is_on_the_agents_page() {
+    let cluster = Cluster::new("chart-metrics");
+    cluster.node.root.write("probe/repairs.json", r#"{ "repaired": 1, "failed": 0, "not_redirected": 0 }"#);
+    let agent = cluster.start_ready_agent();
+    let add = json!({ "verb": "ADD", "decision": "error", "took_us": 1 }).to_string();
+    let plugin = UnixDatagram::unbound().unwrap();
+    plugin.send_to(add.as_bytes(), cluster.node.root.join("run/log.sock")).unwrap();
+    wait_until("a call", || agent.get("/metrics").1.contains("verb=\"ADD\""));
+    let page = agent.get("/metrics").1;
+    let served = metric_names(&page);
+    for file in [
+        include_str!("../../../manifests/chart/files/alerts.yaml"),
+        include_str!("../../../manifests/chart/files/dashboard.json"),
+    ] {
+        let named = metric_names(file);
+        assert!(named.len() >= 7, "{named:?}");
+        let missing: Vec<_> = named.difference(&served).collect();
+        assert_eq!(missing, [&""; 0]);
+    }
+}
+
 #[test]
 fn every_line_has_a_time_and_the_metrics_have_the_version_the_start_time_and_lost_sockets() {
     let node = Node::new("times");
@@ -134,7 +164,7 @@ fn every_metric_has_its_help_its_type_and_one_value_for_its_labels() {
     node.put_conf(FILE, PRIMARY);
     let agent = node.start_agent();
     let text = agent.get("/metrics").1;
-    let (mut family, mut names) = (String::new(), std::collections::BTreeSet::new());
+    let (mut family, mut names) = (String::new(), BTreeSet::new());
     for line in text.lines() {
         if let Some(rest) = line.strip_prefix("# HELP ") {
             family = rest.split(' ').next().unwrap().to_owned();

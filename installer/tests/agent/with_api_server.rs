@@ -138,7 +138,7 @@ fn the_backend_in_a_nodes_label_is_in_its_entry_and_stays_while_the_api_server_i
     let before = cluster.node.conf_text(FILE);
     cluster.server.tokens().revoke_all();
     let agent = cluster.node.start_agent();
-    agent.wait_for_message("the node's label cannot be read");
+    agent.wait_for_message("the agent's node is not watched");
     wait_until("a pass", || agent.metric("gybe_passes_total") >= 1.0);
     assert_eq!(cluster.node.conf_text(FILE), before, "without the label nothing is written");
     // The operator's setting takes precedence over the node's label.
@@ -151,6 +151,65 @@ fn the_backend_in_a_nodes_label_is_in_its_entry_and_stays_while_the_api_server_i
     let agent = cluster.start_ready_agent();
     agent.wait_for_message("gybe.dev/backend");
     assert_eq!(cluster.entry_backend(), "auto", "a label that names no backend is ignored");
+    cluster.set_labels(&json!({ "gybe.dev/backend": "nft" }));
+    cluster.node.put_conf(FILE, PRIMARY);
+    wait_until("the changed label", || cluster.entry_backend() == "nft");
+}
+
+#[test]
+fn the_page_status_has_what_gybe_status_prints() {
+    let cluster = Cluster::new("cluster-status-page");
+    cluster.put_pods((0..3).map(|n| injected_pod(&format!("cart-{n}"))));
+    let agent = cluster.start_ready_agent();
+    let (code, page) = agent.get("/status");
+    let page: Value = serde_json::from_str(&page).unwrap();
+    let expected =
+        json!({ "ready": true, "standby": false, "leaves": false, "reasons": [], "conflicts": [] });
+    for (key, value) in expected.as_object().unwrap() {
+        assert_eq!(&page["agent"][key], value, "{page:#}");
+    }
+    assert_eq!((code, &page["pods"], &page["version"]), (200, &json!(3), &json!(env!("CARGO_PKG_VERSION"))));
+    cluster.node.put_conf(FILE, "{");
+    wait_until("a reason", || {
+        let page: Value = serde_json::from_str(&agent.get("/status").1).unwrap();
+        page["agent"]["ready"] == false && page["agent"]["reasons"][0].is_string()
+    });
+}
+
+/// The agents of the largest cluster that Kubernetes supports.
+const AGENTS: f64 = 5_000.0;
+
+#[test]
+fn f38_an_agent_without_work_sends_no_request_but_those_of_two_watches_that_last_20_minutes() {
+    let cluster = Cluster::new("cluster-requests");
+    cluster.set_daemonset(true);
+    let agent = cluster.start_ready_agent();
+    let requests = || -> Vec<String> {
+        let requests = cluster.server.requests();
+        requests.iter().map(|it| format!("{} {}?{}", it.method, it.path, it.query)).collect()
+    };
+    wait_until("the requests of a start", || requests().len() >= 4);
+    let turns = agent.metric("gybe_passes_total");
+    cluster.server.send_bookmarks();
+    cluster.node.put_conf(FILE, PRIMARY);
+    wait_until("another turn", || agent.metric("gybe_passes_total") > turns && agent.is_ready());
+    let mut sent = requests();
+    sent.sort();
+    assert_eq!(sent.len(), 4, "{sent:#?}");
+    let seconds = |request: &String| {
+        let (_, seconds) = request.split_once("&timeoutSeconds=")?;
+        seconds.parse::<f64>().ok()
+    };
+    let watches: Vec<f64> = sent.iter().filter_map(seconds).collect();
+    assert!(watches.len() == 2 && watches.iter().all(|seconds| *seconds >= 1_200.0), "{sent:#?}");
+    let rate: f64 = watches.iter().map(|seconds| AGENTS / seconds).sum();
+    println!("{AGENTS} such agents send {rate:.1} requests a second");
+    // A watch that the server ends is opened again from where it was, without a list.
+    cluster.server.end_watches();
+    wait_until("both watches", || requests().len() >= 6);
+    let added: Vec<String> = requests().into_iter().skip(4).collect();
+    assert!(added.iter().all(|request| request.contains("watch=true")), "{added:#?}");
+    assert!(added.iter().all(|request| !request.contains("resourceVersion=0&")), "{added:#?}");
 }
 
 #[test]

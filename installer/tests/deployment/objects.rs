@@ -4,11 +4,14 @@ use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
 use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, Namespace, PodSpec, ResourceQuota, ServiceAccount};
+use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -44,6 +47,26 @@ impl Objects {
         Self(documents(&text))
     }
 
+    /// Returns the objects by kind, namespace and name, without namespaces, which the chart leaves to helm.
+    #[allow(dead_code, reason = "only the tests of the overlays use it")]
+    pub(crate) fn by_name(&self) -> BTreeMap<String, Value> {
+        let name = |object: &Value| {
+            let [namespace, name] = ["namespace", "name"].map(|key| object["metadata"][key].as_str());
+            format!("{} {}/{}", object["kind"], namespace.unwrap_or_default(), name.unwrap())
+        };
+        let objects = self.0.iter().filter(|object| object["kind"] != "Namespace");
+        let mut by_name: BTreeMap<_, _> =
+            objects.clone().map(|object| (name(object), object.clone())).collect();
+        // kustomize puts a patched volume first.
+        for object in by_name.values_mut() {
+            if let Some(volumes) = object.pointer_mut("/spec/template/spec/volumes") {
+                volumes.as_array_mut().unwrap().sort_by_key(|volume| volume["name"].to_string());
+            }
+        }
+        assert_eq!(by_name.len(), objects.count(), "two objects have one name");
+        by_name
+    }
+
     /// Returns the objects of a kind.
     pub(crate) fn of<T: DeserializeOwned>(&self, kind: &str) -> Vec<T> {
         let objects = self.0.iter().filter(|object| object["kind"] == kind);
@@ -55,6 +78,13 @@ impl Objects {
         let mut all = self.of(kind);
         assert_eq!(all.len(), 1, "{kind}");
         all.remove(0)
+    }
+
+    /// Takes the object of this kind and name.
+    #[allow(dead_code, reason = "only the tests of the overlays use it")]
+    pub(crate) fn take(&mut self, kind: &str, name: &str) -> Value {
+        let is = |object: &Value| object["kind"] == kind && object["metadata"]["name"] == name;
+        self.0.remove(self.0.iter().position(is).unwrap())
     }
 
     pub(crate) fn daemon_set(&self) -> DaemonSet {
@@ -80,6 +110,10 @@ impl Objects {
                 ("v1", "ConfigMap") => round_trip::<ConfigMap>,
                 ("v1", "ResourceQuota") => round_trip::<ResourceQuota>,
                 ("apps/v1", "DaemonSet") => round_trip::<DaemonSet>,
+                ("batch/v1", "Job") => round_trip::<Job>,
+                ("networking.k8s.io/v1", "NetworkPolicy") => round_trip::<NetworkPolicy>,
+                // Custom resources of the Prometheus Operator.
+                ("monitoring.coreos.com/v1", "PodMonitor" | "PrometheusRule") => Value::clone,
                 ("rbac.authorization.k8s.io/v1", "ClusterRole") => round_trip::<ClusterRole>,
                 ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => round_trip::<ClusterRoleBinding>,
                 ("rbac.authorization.k8s.io/v1", "Role") => round_trip::<Role>,

@@ -21,15 +21,15 @@ pub(crate) fn assert_confined(objects: &Objects) {
     assert_eq!(seccomp.type_, "RuntimeDefault");
     assert_eq!(pod.containers.len(), 2);
     assert_capabilities(&objects.container("install"), &[]);
-    // The agent's container has no capabilities; the probe's has those that `gybe probe` reports if missing.
+    // The agent's container has no capabilities; that of the container `repair` has those that `gybe probe` reports if missing.
     let mut needed = NEEDED.map(|(_, name, _)| name.strip_prefix("CAP_").unwrap());
     needed.sort_unstable();
-    assert_capabilities(&objects.container("probe"), &needed);
-    assert!(objects.container("probe").command.unwrap().contains(&"--repair".to_owned()));
+    assert_capabilities(&objects.container("repair"), &needed);
+    assert!(objects.container("repair").command.unwrap().contains(&"--repair".to_owned()));
     assert_mounts(&pod.containers, &pod.volumes.unwrap());
 }
 
-fn assert_capabilities(container: &Container, expected: &[&str]) {
+pub(crate) fn assert_capabilities(container: &Container, expected: &[&str]) {
     let context: SecurityContext = container.security_context.clone().unwrap();
     let capabilities = context.capabilities.unwrap();
     assert_eq!(capabilities.drop, Some(vec!["ALL".to_owned()]), "{}", container.name);
@@ -79,7 +79,7 @@ fn assert_mounts(containers: &[Container], volumes: &[Volume]) {
                 assert_eq!(mounted, only("install", true));
             }
             "config" | "cni-cache" => assert_eq!(mounted, only("install", true)),
-            "proc" => assert_eq!(mounted, only("probe", true)),
+            "proc" => assert_eq!(mounted, only("repair", true)),
             "cni-conf" | "cni-bin" | "run" | "pod" => assert_eq!(mounted, only("install", false)),
             other => panic!("unexpected volume {other}"),
         }
@@ -159,7 +159,7 @@ pub(crate) fn rule_line(rule: &PolicyRule) -> String {
 }
 
 const CLUSTER_RULES: [&str; 3] =
-    [r#""" pods: get list watch"#, r#""" nodes: get"#, r#""events.k8s.io" events: create patch"#];
+    [r#""" pods: get list watch"#, r#""" nodes: watch"#, r#""events.k8s.io" events: create patch"#];
 const NAMESPACE_RULE: &str = r#""apps" daemonsets [gybe-node]: get"#;
 /// Admits the pod on OpenShift.
 const SCC_RULE: &str = r#""security.openshift.io" securitycontextconstraints [privileged]: use"#;

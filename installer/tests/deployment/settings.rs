@@ -3,7 +3,7 @@
 use crate::objects::Objects;
 use gybe_installer::host::desired::Shape;
 use gybe_installer::host::settings::{
-    INCUMBENTS, KEYS, OURS, SettingName, Settings, SettingsSources, Support,
+    INCUMBENTS, KEYS, Listen, OURS, SettingName, Settings, SettingsSources, Support,
 };
 use k8s_openapi::api::core::v1::{ConfigMap, VolumeMount};
 use std::collections::BTreeMap;
@@ -13,7 +13,8 @@ use std::process::Command;
 /// Returns the environment and ConfigMap of the agent on the node worker-1.
 pub(crate) fn settings_sources(objects: &Objects) -> SettingsSources {
     let namespace = objects.daemon_set().metadata.namespace.unwrap();
-    let downward = [("spec.nodeName", "worker-1"), ("metadata.name", "gybe-node-x7k2p")];
+    let downward =
+        [("spec.nodeName", "worker-1"), ("metadata.name", "gybe-node-x7k2p"), ("status.hostIP", "10.0.0.7")];
     let mut environment = BTreeMap::new();
     for variable in objects.container("install").env.unwrap() {
         let field = variable.value_from.and_then(|from| from.field_ref).map(|field| field.field_path);
@@ -24,7 +25,9 @@ pub(crate) fn settings_sources(objects: &Objects) -> SettingsSources {
         };
         environment.insert(variable.name, value);
     }
-    let config: ConfigMap = objects.one("ConfigMap");
+    let mounted = objects.pod().volumes.unwrap().into_iter().find_map(|volume| volume.config_map).unwrap();
+    let is_mounted = |map: &ConfigMap| map.metadata.name.as_ref() == Some(&mounted.name);
+    let config = objects.of("ConfigMap").into_iter().find(is_mounted).unwrap();
     SettingsSources { environment, files: config.data.unwrap(), network_config: None }
 }
 
@@ -49,7 +52,9 @@ pub(crate) fn assert_accepted(objects: &Objects) {
     }
     assert_eq!(settings.options.conf.facts.socket.as_deref(), Some(environment.facts_socket().as_path()));
     assert_directories_mounted(objects, &settings);
-    assert_eq!(environment.health.map(|it| it.port), Some(8000));
+    let node = "10.0.0.7".parse().unwrap();
+    assert_eq!(environment.health, Some(Listen { address: Some(node), port: 8000 }));
+    assert_eq!(environment.metrics.and_then(|it| it.address), Some(node));
     let annotations = objects.daemon_set().spec.template.metadata.unwrap().annotations.unwrap();
     let metrics = environment.metrics.map(|it| it.port.to_string());
     assert_eq!(metrics.as_ref(), annotations.get("prometheus.io/port"));

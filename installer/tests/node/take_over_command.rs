@@ -63,22 +63,3 @@ fn f29_a_stand_in_answers_for_istio_cni_and_is_removed_with_the_last_sandbox() {
     assert_eq!(node.after_grace_period().uninstall("--json").json()["finished"], true);
     assert!(node.programs().is_empty());
 }
-
-#[test]
-fn istio_cni_taint_does_nothing_and_reports_that() {
-    let node = HostRoot::new();
-    let path = node.root.join("istio-cni-taint");
-    std::os::unix::fs::symlink(env!("CARGO_BIN_EXE_gybe"), &path).unwrap();
-    for arguments in [&[][..], &["--help"], &["doctor"], &["istio-iptables", "-p", "15001"]] {
-        #[allow(clippy::disallowed_methods, reason = "the program under test, by another name")]
-        let ran = std::process::Command::new(&path).args(arguments).output().unwrap();
-        assert_eq!((ran.status.code(), ran.stdout.len()), (Some(2), 0), "{arguments:?}");
-        let err = String::from_utf8(ran.stderr).unwrap();
-        assert!(
-            err.starts_with(
-                "gybe: istio-cni-taint is not part of this version of gybe, and no node's taint was changed\n"
-            ),
-            "{err}"
-        );
-    }
-}

@@ -49,6 +49,9 @@ impl Verb {
     }
 }
 
+/// The subresource by which a client requests a page of a pod.
+pub(crate) const PROXY: &str = "pods/proxy";
+
 /// A request of the resource API.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ApiRequest {
@@ -73,6 +76,7 @@ impl ApiRequest {
         let (namespace, resource, name) = match *rest.as_slice() {
             ["namespaces", namespace, resource] => (Some(namespace), resource, None),
             ["namespaces", namespace, resource, name] => (Some(namespace), resource, Some(name)),
+            ["namespaces", namespace, "pods", name, "proxy", ..] => (Some(namespace), PROXY, Some(name)),
             [resource] => (None, resource, None),
             [resource, name] => (None, resource, Some(name)),
             _ => return None,
@@ -206,6 +210,7 @@ pub(crate) enum Resource {
     Pods,
     Nodes,
     DaemonSets,
+    ConfigMaps,
     Events,
 }
 
@@ -216,6 +221,7 @@ impl Resource {
             None | Some("Pod") => Some(Self::Pods),
             Some("Node") => Some(Self::Nodes),
             Some("DaemonSet") => Some(Self::DaemonSets),
+            Some("ConfigMap") => Some(Self::ConfigMaps),
             Some("Event") => Some(Self::Events),
             Some(_) => None,
         }
@@ -223,7 +229,7 @@ impl Resource {
 
     /// Returns the resource of a path's segment below `api/v1` or `apis/GROUP/v1`.
     pub(crate) fn of_path(group: &str, name: &str) -> Option<Self> {
-        [Self::Pods, Self::Nodes, Self::DaemonSets, Self::Events]
+        [Self::Pods, Self::Nodes, Self::DaemonSets, Self::ConfigMaps, Self::Events]
             .into_iter()
             .find(|resource| resource.group() == group && resource.name() == name)
     }
@@ -233,6 +239,7 @@ impl Resource {
             Self::Pods => "pods",
             Self::Nodes => "nodes",
             Self::DaemonSets => "daemonsets",
+            Self::ConfigMaps => "configmaps",
             Self::Events => "events",
         }
     }
@@ -242,13 +249,14 @@ impl Resource {
             Self::Pods => "Pod",
             Self::Nodes => "Node",
             Self::DaemonSets => "DaemonSet",
+            Self::ConfigMaps => "ConfigMap",
             Self::Events => "Event",
         }
     }
 
     pub(crate) fn group(self) -> &'static str {
         match self {
-            Self::Pods | Self::Nodes => "",
+            Self::Pods | Self::Nodes | Self::ConfigMaps => "",
             Self::DaemonSets => "apps",
             Self::Events => "events.k8s.io",
         }
@@ -256,7 +264,7 @@ impl Resource {
 
     pub(crate) fn api_version(self) -> &'static str {
         match self {
-            Self::Pods | Self::Nodes => "v1",
+            Self::Pods | Self::Nodes | Self::ConfigMaps => "v1",
             Self::DaemonSets => "apps/v1",
             Self::Events => "events.k8s.io/v1",
         }

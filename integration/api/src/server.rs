@@ -14,7 +14,7 @@ use serde_json::Value;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, mpsc};
+use std::sync::{Arc, PoisonError, mpsc};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use tokio::runtime::Builder;
@@ -146,6 +146,12 @@ impl ApiServer {
     /// Creates or replaces a pod and returns its version.
     pub fn put_pod(&self, pod: Value) -> u64 {
         self.service.objects.put(Resource::Pods, pod)
+    }
+
+    /// Sets the page that a pod serves at a port, at any path.
+    pub fn set_page(&self, name: &str, port: u16, page: &str) {
+        let mut pages = self.service.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        pages.insert(format!("{name}:{port}"), page.to_owned());
     }
 
     /// Deletes a pod; reports whether it existed.

@@ -3,7 +3,7 @@
 use crate::faults::{FaultKind, Faults};
 use crate::list::list;
 use crate::objects::Objects;
-use crate::request::{ApiRequest, Resource, Verb};
+use crate::request::{ApiRequest, PROXY, Resource, Verb};
 use crate::request_log::{Request, RequestLog};
 use crate::response::{ApiResponse, ConnectionCut, JsonLayout, StatusError, created, object, plain};
 use crate::tokens::{Authentication, Bearer, SERVICE_ACCOUNT, Tokens};
@@ -12,7 +12,7 @@ use crate::write::{self, Written};
 use hyper::HeaderMap;
 use hyper::header::{AUTHORIZATION, CONTENT_TYPE, USER_AGENT};
 use hyper::http::request::Parts;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use tokio::sync::broadcast;
 
@@ -24,6 +24,8 @@ pub(crate) struct Service {
     pub(crate) faults: Faults,
     pub(crate) log: RequestLog,
     pub(crate) watch_commands: broadcast::Sender<WatchCommand>,
+    /// Pages of pods by `NAME:PORT`.
+    pub(crate) pages: Mutex<BTreeMap<String, String>>,
     rights: Mutex<BTreeSet<(Verb, &'static str)>>,
 }
 
@@ -32,7 +34,7 @@ const RIGHTS: [(Verb, &str); 7] = [
     (Verb::Get, "pods"),
     (Verb::List, "pods"),
     (Verb::Watch, "pods"),
-    (Verb::Get, "nodes"),
+    (Verb::Watch, "nodes"),
     (Verb::Get, "daemonsets"),
     (Verb::Create, "events"),
     (Verb::Patch, "events"),
@@ -46,6 +48,7 @@ impl Service {
             faults: Faults::default(),
             log: RequestLog::default(),
             watch_commands: broadcast::Sender::new(64),
+            pages: Mutex::default(),
             rights: Mutex::new(BTreeSet::from(RIGHTS)),
         }
     }
@@ -124,6 +127,9 @@ impl Service {
         if !self.is_authorized(bearer, request) {
             return StatusError::forbidden(request, &user).response(layout);
         }
+        if request.resource == PROXY {
+            return self.serve_page(request, layout);
+        }
         self.serve_resource(request, layout, written).unwrap_or_else(|refusal| refusal.response(layout))
     }
 
@@ -131,6 +137,19 @@ impl Service {
         let rights = self.rights.lock().unwrap_or_else(PoisonError::into_inner);
         let granted = |(verb, name): &(Verb, &str)| *verb == request.verb && *name == request.resource;
         matches!(bearer, Bearer::Token(_)) && rights.iter().any(granted)
+    }
+
+    /// Returns the page of a pod, or what a real server returns when the pod does not answer.
+    fn serve_page(&self, request: &ApiRequest, layout: JsonLayout) -> ApiResponse {
+        let pages = self.pages.lock().unwrap_or_else(PoisonError::into_inner);
+        match request.name.as_ref().and_then(|name| pages.get(name)) {
+            Some(page) => plain(200, page),
+            None => {
+                let message =
+                    "error trying to reach service: dial tcp 10.0.0.1:15014: connect: connection refused";
+                StatusError::new(503, "ServiceUnavailable", message).response(layout)
+            }
+        }
     }
 
     fn serve_resource(

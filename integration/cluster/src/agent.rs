@@ -9,17 +9,27 @@ use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
 use gybe_integration::failure::Failure;
-use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
+use nix::errno::Errno;
+use nix::fcntl::AT_FDCWD;
+use nix::sys::fanotify::{EventFFlags, Fanotify, FanotifyEvent, InitFlags, MarkFlags, MaskFlags};
+use serde_json::Value;
 
 use crate::api::{PATIENCE, wait_until};
 use crate::cluster::Cluster;
 
 /// The agent's facts socket on the node.
 const SOCKET: &str = "/run/gybe/facts.sock";
-/// The directories in which only the agent that leads writes.
-const DIRECTORIES: [&str; 2] = ["/etc/cni/net.d", "/opt/cni/bin"];
+/// The directories in which only the agent and the probe that lead write: conf files, programs, and findings of the
+/// probe beside sockets.
+const DIRECTORIES: [&str; 3] = ["/etc/cni/net.d", "/opt/cni/bin", "/run/gybe"];
 /// The time between two looks for a process or a socket.
 const INTERVAL: Duration = Duration::from_millis(5);
+
+/// Returns the pods of the DaemonSet.
+pub(crate) fn pods(cluster: &Cluster) -> Result<Vec<Value>, Failure> {
+    let selector = "labelSelector=app.kubernetes.io%2Fname%3Dgybe-node";
+    cluster.api.list(&format!("/api/v1/namespaces/gybe-system/pods?{selector}"))
+}
 
 /// Returns the ids of the agents' processes in the node's PID namespace.
 pub(crate) fn processes(cluster: &Cluster) -> Result<Vec<String>, Failure> {
@@ -70,43 +80,85 @@ pub(crate) fn replace(cluster: &Cluster) -> Result<(), Failure> {
     wait_until("a single agent", || Ok(processes(cluster)?.len() == 1))
 }
 
+/// A change of a file in one of [`DIRECTORIES`].
+#[derive(Debug)]
+pub(crate) struct Write {
+    pub(crate) at: Instant,
+    pub(crate) directory: &'static str,
+    /// The cgroups of the process, as the kernel lists them; empty when it had ended.
+    cgroups: String,
+}
+
+impl Write {
+    /// Reports whether a container of this pod wrote.
+    pub(crate) fn is_by(&self, pod_uid: &str) -> bool {
+        // The kubelet's name of the pod's cgroup (`GetPodCgroupNameSuffix`, pkg/kubelet/cm, v1.36).
+        self.cgroups.contains(&format!("/pod{pod_uid}/"))
+    }
+}
+
 /// The changes in the directories that an agent writes.
 pub(crate) struct Writes {
     is_over: Arc<AtomicBool>,
-    watcher: JoinHandle<Result<Vec<(Instant, String)>, Failure>>,
+    watcher: JoinHandle<Result<Vec<Write>, Failure>>,
 }
 
 impl Writes {
     pub(crate) fn watch(cluster: &Cluster) -> Result<Writes, Failure> {
-        let inotify = Inotify::init(InitFlags::IN_NONBLOCK | InitFlags::IN_CLOEXEC)?;
-        let changes = AddWatchFlags::IN_CREATE
-            | AddWatchFlags::IN_MODIFY
-            | AddWatchFlags::IN_ATTRIB
-            | AddWatchFlags::IN_MOVED_TO
-            | AddWatchFlags::IN_DELETE;
-        for directory in DIRECTORIES {
-            inotify.add_watch(&cluster.node.host().path(directory), changes)?;
-        }
+        let groups = DIRECTORIES
+            .map(|directory| watched(&cluster.node.host().path(directory)).map(|group| (directory, group)));
+        let groups = groups.into_iter().collect::<Result<Vec<_>, _>>()?;
         let is_over = Arc::new(AtomicBool::new(false));
         let stop = Arc::clone(&is_over);
         let watcher = thread::spawn(move || {
             let mut written = Vec::new();
-            while !stop.load(Ordering::Relaxed) {
-                for event in inotify.read_events().unwrap_or_default() {
-                    let name = event.name.unwrap_or_default().to_string_lossy().into_owned();
-                    written.push((Instant::now(), name));
+            loop {
+                let is_last = stop.load(Ordering::Relaxed);
+                for (directory, group) in &groups {
+                    written.extend(changes(group)?.into_iter().map(|event| Write {
+                        at: Instant::now(),
+                        directory,
+                        cgroups:
+                            fs::read_to_string(format!("/proc/{}/cgroup", event.pid())).unwrap_or_default(),
+                    }));
+                }
+                if is_last {
+                    return Ok(written);
                 }
                 sleep(INTERVAL);
             }
-            Ok(written)
         });
         Ok(Writes { is_over, watcher })
     }
 
-    /// Returns the times and the names of the changed files.
-    pub(crate) fn finish(self) -> Result<Vec<(Instant, String)>, Failure> {
+    /// Returns the changes so far.
+    pub(crate) fn finish(self) -> Result<Vec<Write>, Failure> {
         self.is_over.store(true, Ordering::Relaxed);
-        self.watcher.join().map_err(|_| Failure::new("the thread of inotify panicked"))?
+        self.watcher.join().map_err(|_| Failure::new("the thread of fanotify panicked"))?
+    }
+}
+
+/// Watches the files in a directory. inotify does not report which process changed them.
+fn watched(directory: &Path) -> Result<Fanotify, Failure> {
+    // FAN_REPORT_DIR_FID (fanotify_init(2)), without which the kernel reports no names that appear or disappear.
+    let reports_directories = InitFlags::from_bits_retain(0x400);
+    let flags = InitFlags::FAN_CLOEXEC | InitFlags::FAN_NONBLOCK | reports_directories;
+    let group = Fanotify::init(flags, EventFFlags::empty())?;
+    let changes = MaskFlags::FAN_CREATE
+        | MaskFlags::FAN_MODIFY
+        | MaskFlags::FAN_ATTRIB
+        | MaskFlags::FAN_MOVED_TO
+        | MaskFlags::FAN_DELETE
+        | MaskFlags::FAN_EVENT_ON_CHILD;
+    group.mark(MarkFlags::FAN_MARK_ADD, changes, AT_FDCWD, Some(directory))?;
+    Ok(group)
+}
+
+/// Returns the changes that have not been read yet.
+fn changes(group: &Fanotify) -> Result<Vec<FanotifyEvent>, Failure> {
+    match group.read_events() {
+        Err(Errno::EAGAIN) => Ok(Vec::new()),
+        result => Ok(result?),
     }
 }
 

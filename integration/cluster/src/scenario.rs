@@ -1,5 +1,6 @@
 //! What happens to pods while an operator or a failure changes Gybe on their node.
 
+mod delete;
 mod install;
 mod kill;
 mod leave;
@@ -30,6 +31,8 @@ pub(crate) enum Scenario {
     Versions,
     /// The agent is killed again and again while pods start
     KillLoop,
+    /// The DaemonSet is deleted without `mode: leave`: by default, and with `leave_when_daemonset_gone`
+    Delete,
     /// Every command of the documentation that needs a cluster; the last of them remove Gybe
     Leave,
 }
@@ -49,6 +52,7 @@ impl Scenario {
             Scenario::Kill => kill::once(cluster, releases),
             Scenario::Versions => versions::run(cluster, releases),
             Scenario::KillLoop => kill::again(cluster, releases),
+            Scenario::Delete => delete::run(cluster, releases),
             Scenario::Leave => leave::run(cluster, releases),
         }
     }
@@ -59,6 +63,12 @@ fn none(what: &str, count: usize) -> Target {
     // Counts of pods are small.
     let measured = u32::try_from(count).map_or(f64::INFINITY, f64::from);
     Target { what: what.to_owned(), measured, limit: Limit::AtMost(0.0), unit: "" }
+}
+
+/// The target that all these pods started and are as expected.
+fn wrong(what: &str, storms: &[&Started]) -> Target {
+    let pods: Vec<_> = storms.iter().flat_map(|storm| storm.astray.iter().chain(&storm.late)).collect();
+    none(&format!("{what} {pods:?}"), pods.len())
 }
 
 /// The distribution of the pods' times.
@@ -84,4 +94,9 @@ fn distribution(title: &str, rows: &[(&str, &Started)], baseline: &Started) -> T
         ]),
         rows: rows.iter().map(row).collect(),
     }
+}
+
+/// The ids of errors with code 11 about a pod's facts (plugin/src/reply.rs). The kubelet does not show the code.
+fn is_try_again(message: &str) -> bool {
+    ["017", "018", "019", "032", "033"].iter().any(|number| message.contains(&format!("GYBE-ADD-{number}")))
 }

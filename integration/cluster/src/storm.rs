@@ -65,6 +65,22 @@ impl Storm {
         Ok(running.map(|pod| (name_of(pod), Reached::by(pod) == expected)).collect())
     }
 
+    /// Returns how many of the pods the scheduler cannot place.
+    pub(crate) fn unscheduled(&self, cluster: &Cluster) -> Result<usize, Failure> {
+        let pods = cluster.api.list(&selected(self.plan.name))?;
+        let is_refused = |condition: &Value| {
+            condition.get("type").and_then(Value::as_str) == Some("PodScheduled")
+                && condition.get("reason").and_then(Value::as_str) == Some("Unschedulable")
+        };
+        let conditions = |pod: &Value| pod.pointer("/status/conditions").and_then(Value::as_array).cloned();
+        Ok(pods.iter().filter(|pod| conditions(pod).unwrap_or_default().iter().any(is_refused)).count())
+    }
+
+    /// Returns the messages of the kubelet's refused sandboxes so far.
+    pub(crate) fn refusals(&self, cluster: &Cluster) -> Result<Vec<String>, Failure> {
+        refusals(&cluster.api, self.plan.name)
+    }
+
     /// Waits until all pods are ready, connects to each, and deletes them.
     pub(crate) fn finish(self, cluster: &Cluster) -> Result<Started, Failure> {
         let plan = self.plan;

@@ -47,6 +47,8 @@ pub struct SandboxStatus {
 pub struct ContainerStatus {
     /// Whether its process runs.
     pub running: bool,
+    /// Its start, in nanoseconds since 1970.
+    pub started_at: i64,
     /// Its exit code, if it has ended.
     pub exit_code: i32,
     /// Its process id in containerd's PID namespace.
@@ -207,6 +209,7 @@ impl Cri {
         let info = response.info.get("info").and_then(|text| serde_json::from_str::<Value>(text).ok());
         Ok(ContainerStatus {
             running: status.state == i32::from(v1::ContainerState::ContainerRunning),
+            started_at: status.started_at,
             exit_code: status.exit_code,
             pid: info.and_then(|info| info.get("pid")?.as_u64()),
         })

@@ -3,6 +3,7 @@
 use std::collections::HashMap;
 
 use k8s_cri::v1;
+use sha2::{Digest, Sha256};
 
 /// A pod for which a sandbox is requested.
 #[derive(Debug, Clone, Default)]
@@ -88,9 +89,12 @@ impl Sandbox {
         self
     }
 
-    /// `metadata.uid`, derived from the name: two sandboxes of one name belong to one pod.
+    /// `metadata.uid`, a UUID derived from the name: two sandboxes of one name belong to one pod.
     pub fn uid(&self) -> String {
-        format!("uid-of-{}-{}", self.namespace, self.name)
+        let hash = Sha256::digest(format!("{}/{}", self.namespace, self.name));
+        let group = |range| hash.get(range).into_iter().flatten().map(|byte| format!("{byte:02x}")).collect();
+        let groups: [String; 5] = [0..4, 4..6, 6..8, 8..10, 10..16].map(group);
+        groups.join("-")
     }
 
     /// The CRI's configuration of this sandbox.
@@ -122,7 +126,8 @@ impl Sandbox {
             annotations: self.annotations.clone(),
             log_directory: LOGS.into(),
             linux: Some(v1::LinuxPodSandboxConfig {
-                cgroup_parent: cgroup.into(),
+                // As the kubelet's driver cgroupfs names it.
+                cgroup_parent: format!("{cgroup}/pod{}", self.uid()),
                 security_context: Some(security_context(self.users, self.network)),
                 ..v1::LinuxPodSandboxConfig::default()
             }),

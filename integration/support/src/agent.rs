@@ -171,7 +171,7 @@ impl Agent {
 
     /// Status and body of one of its pages.
     pub fn get(&self, path: &str) -> (u16, String) {
-        let purpose = if path == "/metrics" { "metrics" } else { "health" };
+        let purpose = if matches!(path, "/metrics" | "/status") { "metrics" } else { "health" };
         http::get(&self.address(purpose), path)
     }
 

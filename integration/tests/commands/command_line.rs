@@ -205,7 +205,7 @@ fn a_path_that_is_no_network_namespace_is_named() {
             let run = ours("gybe", &words, "{}").unwrap();
             assert_eq!((run.code, run.out.as_str()), (Some(2), ""), "{words:?}");
             assert!(
-                run.err.starts_with("gybe: cannot use --netns: ") && run.err.contains(path),
+                run.err.starts_with("gybe: cannot use the network namespace: ") && run.err.contains(path),
                 "{}",
                 run.err
             );

@@ -11,7 +11,7 @@ use std::process::{Child, Command, Stdio};
 /// The programs to hide so that the container looks like an image without iptables.
 const NO_IPTABLES: [&str; 2] = ["/usr/sbin/xtables-nft-multi", "/usr/sbin/xtables-legacy-multi"];
 
-/// The capabilities of the DaemonSet's probe container.
+/// The capabilities of the DaemonSet's container `repair`.
 pub(crate) const CAPABILITIES: [&str; 7] =
     ["setuid", "net_bind_service", "net_admin", "net_raw", "sys_chroot", "sys_ptrace", "sys_admin"];
 
@@ -67,20 +67,26 @@ impl Container {
 
     /// Returns the command of `gybe probe --host` for this host, with these capabilities.
     pub(crate) fn probe(&self, host: &Host, capabilities: &[&str]) -> String {
-        let set: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
-        let gybe = path_of_ours("gybe").unwrap();
-        let limited = format!("setpriv --inh-caps=-all --bounding-set=-all{set}");
-        let probe = format!("{} probe --host --mount-namespace {}", gybe.display(), host.namespace());
-        format!("{} && exec {limited} {probe}", hide(&NO_IPTABLES))
+        let probe = format!("probe --host --mount-namespace {}", host.namespace());
+        format!("{} && exec {}", hide(&NO_IPTABLES), limited(capabilities, &probe))
     }
 
     /// As [`Self::probe`], from a PID namespace of its own, as without `hostPID`: with the host's `/proc` mounted.
     pub(crate) fn probe_by_mounted_proc(&self, host: &Host, capabilities: &[&str]) -> String {
-        let mounted = self.0.path().join("proc").display().to_string();
-        let alone = "exec unshare --pid --fork --mount-proc";
-        let probe = self.probe(host, capabilities).replace("exec setpriv", &format!("{alone} setpriv"));
-        let probe = probe.replace(" /proc/", &format!(" {mounted}/"));
-        format!("mkdir -p {mounted} && mount --rbind /proc {mounted} && {probe}")
+        let probe = format!("probe --host --mount-namespace {}", self.mounted(&host.namespace()));
+        self.with_mounted_proc(&limited(capabilities, &probe))
+    }
+
+    /// Returns a command that runs `command` in a PID namespace of its own, with the host's `/proc` mounted.
+    pub(crate) fn with_mounted_proc(&self, command: &str) -> String {
+        let mounted = self.mounted("/proc");
+        let alone = format!("exec unshare --pid --fork --mount-proc {command}");
+        format!("mkdir -p {mounted} && mount --rbind /proc {mounted} && {} && {alone}", hide(&NO_IPTABLES))
+    }
+
+    /// The container's path of a path in the host's `/proc`.
+    pub(crate) fn mounted(&self, path: &str) -> String {
+        format!("{}{path}", self.0.path().display())
     }
 
     pub(crate) fn sh(&self, command: &str) -> Run {
@@ -99,6 +105,13 @@ impl Container {
     pub(crate) fn has_no_report(&self) -> bool {
         !self.0.run().join("gybe").exists()
     }
+}
+
+/// Returns the command of `gybe` with these capabilities.
+pub(crate) fn limited(capabilities: &[&str], arguments: &str) -> String {
+    let set: String = capabilities.iter().map(|name| format!(",+{name}")).collect();
+    let gybe = path_of_ours("gybe").unwrap();
+    format!("setpriv --inh-caps=-all --bounding-set=-all{set} {} {arguments}", gybe.display())
 }
 
 /// Returns the shell commands that make these programs unexecutable if this machine has them.

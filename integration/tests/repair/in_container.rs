@@ -1,7 +1,7 @@
-//! The DaemonSet's container `probe` repairs pods: with its capabilities, in the host's mount namespace, with programs
+//! The DaemonSet's container `repair` repairs pods: with its capabilities, in the host's mount namespace, with programs
 //! that the image does not have.
 
-use crate::container::{CAPABILITIES, Container, Host};
+use crate::container::{CAPABILITIES, Container, Host, limited};
 use crate::node::Node;
 use gybe_test_support::wait_until;
 use serde_json::{Value, json};
@@ -38,4 +38,38 @@ fn the_container_repairs_pods_when_the_agents_setting_requests_it_with_the_hosts
     assert_eq!(pod.rules(), "", "written with iptables-legacy");
     child.kill().unwrap();
     child.wait().unwrap();
+}
+
+#[test]
+fn an_operator_judges_live_pods_from_the_container_without_naming_the_host() {
+    let node = Node::new("operator", "iptables-legacy");
+    let (pod, other) = (node.unredirected(1), node.unredirected(2));
+    let (host, container) = (Host::without("operator", &[]), Container::new("operator"));
+    let root = format!("--root {}", node.root.path().display());
+    // The variable of the DaemonSet's container.
+    let variable = format!("env GYBE_HOST_MOUNTS={}", container.mounted(&host.namespace()));
+    let gybe = |arguments: &str| {
+        let command = format!("{variable} {}", limited(&CAPABILITIES, arguments));
+        container.sh(&container.with_mounted_proc(&command))
+    };
+    let verdicts = || {
+        let ran = gybe(&format!("verify --all --json {root}"));
+        let out: Value = serde_json::from_str(&ran.out).unwrap_or_else(|why| panic!("{why}: {ran:?}"));
+        let sandboxes = out["sandboxes"].as_array().unwrap().clone();
+        sandboxes.iter().map(|one| one["verdict"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+    };
+    assert_eq!(verdicts(), ["not-redirected"; 2]);
+    // With a program that only the host has.
+    let repaired = gybe(&format!("repair {root}"));
+    assert_eq!(repaired.code, Some(0), "{repaired:?}");
+    assert!(pod.is_redirected() && other.is_redirected());
+    assert_eq!(verdicts(), ["redirected"; 2]);
+    let netns = node.root.join("run/netns/cart-1").display().to_string();
+    let inspected = gybe(&format!("inspect --netns {netns}"));
+    assert!(
+        inspected.out.starts_with("iptables-legacy: ") && inspected.out.contains("inbound-to-proxy"),
+        "{inspected:?}"
+    );
+    let traced = gybe(&format!("trace --netns {netns} out tcp 203.0.113.9:80 --uid 1000"));
+    assert!(traced.code == Some(0) && traced.out.contains("15001"), "{traced:?}");
 }

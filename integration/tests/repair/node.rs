@@ -1,14 +1,21 @@
 //! A node's root directory: the conf file, libcni's cached results, manifests and `/proc`.
 
+use gybe_installer::testnet::link::{LinkEnd, NextHop, join, route};
 use gybe_installer::testnet::namespace::Namespace;
 use gybe_integration::namespace::sh;
-use gybe_integration::programs::{Run, ours, run};
-use gybe_test_support::TestDir;
+use gybe_integration::programs::{Run, ours, path_of_ours, run};
+use gybe_netfilter::policy::InterfaceName;
+use gybe_test_support::{Agent, TestDir};
 use serde_json::{Value, json};
 use std::fs;
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::os::unix::fs::symlink;
+use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
+
+/// The message of a repair.
+pub(crate) const REDIRECTED: &str = "gybe repair: redirected a running pod";
 
 pub(crate) struct Node {
     pub(crate) root: TestDir,
@@ -43,6 +50,20 @@ impl Node {
         symlink(netns.path(), process.join("ns/net")).unwrap();
     }
 
+    pub(crate) fn end_process(&self, pid: u32) {
+        let _ = fs::remove_dir_all(self.root.join(format!("proc/{pid}")));
+    }
+
+    /// The path of the namespace's name.
+    pub(crate) fn netns_name(&self, pod: &Pod) -> PathBuf {
+        self.root.join("run/netns").join(pod.name())
+    }
+
+    /// The path of the cached result of the pod's ADD for this interface.
+    pub(crate) fn result(&self, pod: &Pod, interface: &str) -> PathBuf {
+        self.root.join(format!("var/lib/cni/results/pods-{}-{interface}", pod.name()))
+    }
+
     /// The example's pod under this name and uid, changed by `change`.
     pub(crate) fn manifest(&self, namespace: &str, pod: &Pod, change: impl FnOnce(&mut Value)) {
         let mut manifest: Value = serde_json::from_str(include_str!("../../../examples/pod.json")).unwrap();
@@ -64,12 +85,12 @@ impl Node {
             "kind": "cniCacheV1", "containerId": format!("container-{name}"), "ifName": interface,
             "netns": format!("/var/run/netns/{name}"), "cniArgs": arguments, "result": result,
         });
-        self.root.write(format!("var/lib/cni/results/pods-{name}-{interface}"), info.to_string());
+        fs::write(self.result(pod, interface), info.to_string()).unwrap();
     }
 
     /// Binds the namespace's name and starts the pod's process.
     pub(crate) fn start(&self, pod: &Pod) {
-        symlink(pod.netns.path(), self.root.join(format!("run/netns/{}", pod.name()))).unwrap();
+        symlink(pod.netns.path(), self.netns_name(pod)).unwrap();
         self.process(1000 + pod.number, &pod.cgroup(), &pod.netns);
     }
 
@@ -80,6 +101,14 @@ impl Node {
         self.cached("shop", &pod, "eth0");
         self.start(&pod);
         pod
+    }
+
+    /// Starts `gybe repair --watch`.
+    pub(crate) fn watch(&self) -> Agent {
+        #[allow(clippy::disallowed_methods, reason = "it runs in the background of the test")]
+        let mut command = Command::new(path_of_ours("gybe").unwrap());
+        command.args(["repair", "--watch", "--root"]).arg(self.root.path());
+        Agent::start(command)
     }
 
     pub(crate) fn gybe(&self, arguments: &[&str]) -> Run {
@@ -99,11 +128,14 @@ impl Node {
 impl Pod {
     pub(crate) fn new(number: u32) -> Self {
         let pod = Self { number, netns: Namespace::new().unwrap() };
-        let (address, gateway) = (pod.address(), pod.address().replace("10.244", "10.245"));
-        pod.sh(&format!(
-            "ip link add eth0 type veth peer name other; ip link set eth0 up; ip link set other up; ip address add {address}/32 dev eth0; \
-             ip route add {gateway} dev eth0; ip route add default via {gateway}"
-        ));
+        let end = |name, addresses| {
+            let name = InterfaceName::parse(name).unwrap();
+            LinkEnd { namespace: &pod.netns, name, addresses }
+        };
+        let address = format!("{}/16", pod.address()).parse().unwrap();
+        join(&end("eth0", vec![address]), &end("other", Vec::new())).unwrap();
+        let gateway = NextHop::Via("10.244.255.254".parse().unwrap());
+        route(&pod.netns, "0.0.0.0/0".parse().unwrap(), gateway).unwrap();
         pod
     }
 
@@ -116,7 +148,7 @@ impl Pod {
     }
 
     pub(crate) fn address(&self) -> String {
-        format!("10.244.{}.{}", self.number / 250, self.number % 250 + 2)
+        format!("10.244.{}.{}", self.number / 250 % 250, self.number % 250 + 2)
     }
 
     pub(crate) fn cgroup(&self) -> String {
@@ -142,4 +174,8 @@ impl Pod {
         let list = || run("nft", &["--stateless", "list", "ruleset"], "").unwrap().out;
         self.netns.run(list).unwrap()
     }
+}
+
+pub(crate) fn open_files(process: &Agent) -> usize {
+    fs::read_dir(format!("/proc/{}/fd", process.pid())).unwrap().count()
 }

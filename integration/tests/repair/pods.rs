@@ -1,13 +1,10 @@
 //! Which pods are repaired, and which are left alone.
 
-use crate::node::{Node, Pod};
-use gybe_integration::programs::{path_of_ours, run};
+use crate::node::{Node, Pod, REDIRECTED, open_files};
 use gybe_test_support::wait_until;
 use serde_json::{Value, json};
 use std::fs;
-use std::io::{BufRead, BufReader};
 use std::os::unix::fs::symlink;
-use std::process::{Command, Stdio};
 use std::time::Instant;
 
 /// As istio-cni writes them with iptables, in short.
@@ -156,34 +153,11 @@ fn a_pod_whose_rules_were_flushed_is_repaired() {
     assert!(pod.is_redirected());
 }
 
-/// `gybe repair --watch`, ended with the value.
-struct Watch(std::process::Child);
-
-impl Watch {
-    fn start(node: &Node) -> Self {
-        #[allow(clippy::disallowed_methods, reason = "it runs in the background of the test")]
-        let mut command = Command::new(path_of_ours("gybe").unwrap());
-        command.args(["repair", "--watch", "--root"]).arg(node.root.path());
-        Self(command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap())
-    }
-
-    fn open_files(&self) -> usize {
-        fs::read_dir(format!("/proc/{}/fd", self.0.id())).unwrap().count()
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 #[test]
 fn a_watch_redirects_a_pod_as_soon_as_its_add_has_ended_and_logs_it_once() {
     let node = Node::new("watch", "auto");
     let early = node.unredirected(1);
-    let mut watch = Watch::start(&node);
+    let mut watch = node.watch();
     wait_until("the pod that was there is redirected", || !early.rules().is_empty());
     let late = Pod::new(2);
     node.manifest("shop", &late, |_| ());
@@ -205,12 +179,9 @@ fn a_watch_redirects_a_pod_as_soon_as_its_add_has_ended_and_logs_it_once() {
     node.process(2004, &fourth.cgroup(), &fourth.netns);
     wait_until("the pod is redirected", || !fourth.rules().is_empty());
     assert!([&early, &late, &third].into_iter().all(Pod::is_redirected));
-    let pid = watch.0.id().to_string();
-    assert_eq!(run("kill", &["-TERM", &pid], "").unwrap().code, Some(0));
-    let lines: Vec<String> =
-        BufReader::new(watch.0.stderr.take().unwrap()).lines().map(Result::unwrap).collect();
-    assert_eq!(watch.0.wait().unwrap().code(), Some(0));
-    let repaired = lines.iter().filter(|line| line.contains("gybe repair: redirected a running pod"));
+    assert!(watch.terminate().success());
+    let lines = watch.whole_log();
+    let repaired = lines.iter().filter(|line| line["msg"] == REDIRECTED);
     assert_eq!((repaired.count(), lines.len()), (5, 5), "{lines:?}");
 }
 
@@ -220,9 +191,9 @@ fn a_watch_redirects_a_pod_as_soon_as_its_add_has_ended_and_logs_it_once() {
 fn no_rule_reaches_the_namespace_that_has_taken_the_place_of_a_pods() {
     let node = Node::new("replaced", "auto");
     let first = node.unredirected(1);
-    let watch = Watch::start(&node);
+    let watch = node.watch();
     wait_until("the first pod is redirected", || !first.rules().is_empty());
-    let before = watch.open_files();
+    let before = open_files(&watch);
     let mut successors = Vec::new();
     for number in 10..40 {
         let (pod, successor) = (Pod::new(number), Pod::new(number + 100));
@@ -244,5 +215,5 @@ fn no_rule_reaches_the_namespace_that_has_taken_the_place_of_a_pods() {
     wait_until("a pod that started after all of them is redirected", || !last.rules().is_empty());
     assert!(successors.iter().all(|successor| successor.rules().is_empty()));
     // A pass holds the namespaces of the sandboxes open that it judges.
-    wait_until("the files of ended sandboxes are closed", || watch.open_files() <= before + 4);
+    wait_until("the files of ended sandboxes are closed", || open_files(&watch) <= before + 4);
 }

@@ -56,12 +56,26 @@ impl DesiredOutcomes<'_> {
     }
 }
 
-/// Compares a register with a value.
-pub(super) fn compare(desired: &DesiredOutcomes<'_>, live: &LiveRules) -> Comparison {
-    compare_within(WITHIN, desired, live)
+/// The connections to compare.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Compared {
+    /// Those that the desired rules redirect or drop.
+    Redirected,
+    /// All, except those whose replies are lost: whether they are depends on rules of more than one owner.
+    All,
 }
 
-fn compare_within(time: Duration, desired: &DesiredOutcomes<'_>, live: &LiveRules) -> Comparison {
+/// Compares the outcomes of connections.
+pub(super) fn compare(desired: &DesiredOutcomes<'_>, live: &LiveRules, which: Compared) -> Comparison {
+    compare_within(WITHIN, desired, live, which)
+}
+
+fn compare_within(
+    time: Duration,
+    desired: &DesiredOutcomes<'_>,
+    live: &LiveRules,
+    which: Compared,
+) -> Comparison {
     let budget = Budget::of(time);
     let mut values = Values::default();
     if let DesiredOutcomes::Rules(rules) = desired {
@@ -80,7 +94,7 @@ fn compare_within(time: Duration, desired: &DesiredOutcomes<'_>, live: &LiveRule
         if is_out_of_time {
             return false;
         }
-        if matches!(outcome, Outcome::Untouched) {
+        if matches!(outcome, Outcome::Untouched) && which == Compared::Redirected {
             return true;
         }
         let walked = live.walked(&packet, budget);
@@ -89,6 +103,9 @@ fn compare_within(time: Duration, desired: &DesiredOutcomes<'_>, live: &LiveRule
             return false;
         }
         if walked.outcome == outcome && mark.is_none_or(|mark| mark == walked.mark) {
+            return true;
+        }
+        if walked.outcome == Outcome::RepliesLost && which == Compared::All {
             return true;
         }
         // Our own rules can lose replies too: they take a packet from port 53 for a DNS reply.
@@ -150,6 +167,7 @@ fn sentence(live: &LiveRules, packet: &Packet, desired: Outcome, walked: &WalkRe
         Outcome::Redirected(port) => format!("port {port} of the proxy"),
         Outcome::Intercepted(port) => format!("the proxy's transparent port {port}"),
         Outcome::Dropped => "being dropped".to_owned(),
+        Outcome::Untouched => "keeping its destination".to_owned(),
         other => other.to_string(),
     };
     let to = packet.destination;

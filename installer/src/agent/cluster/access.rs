@@ -16,8 +16,8 @@ use std::path::{Path, PathBuf};
 pub enum Cluster {
     /// The cluster in which the agent runs as a pod.
     Own(ServiceAccount),
-    /// The cluster of a kubeconfig's current context.
-    Kubeconfig(PathBuf),
+    /// The cluster of a kubeconfig's context; none for the current one.
+    Kubeconfig { path: PathBuf, context: Option<String> },
 }
 
 /// The environment and files that the kubelet gives to a pod.
@@ -56,7 +56,7 @@ impl Cluster {
     pub(super) async fn client(&self) -> Result<Client, ClusterError> {
         let (config, token) = match self {
             Self::Own(account) => account.config()?,
-            Self::Kubeconfig(path) => kubeconfig(path).await?,
+            Self::Kubeconfig { path, context } => kubeconfig(path, context.clone()).await?,
         };
         client::client(&config, token).map_err(|fault| match fault {
             kube::Error::Auth(_) => ClusterError::Credentials("the credentials in the kubeconfig"),
@@ -90,11 +90,14 @@ impl ServiceAccount {
     }
 }
 
-async fn kubeconfig(path: &Path) -> Result<(Config, Option<TokenFile>), ClusterError> {
+async fn kubeconfig(
+    path: &Path,
+    context: Option<String>,
+) -> Result<(Config, Option<TokenFile>), ClusterError> {
     readable(path)?;
     let wrong = |what| ClusterError::Kubeconfig { path: path.to_owned(), what };
     let read = Kubeconfig::read_from(path).map_err(|fault| wrong(reason(&fault)))?;
-    let options = KubeConfigOptions::default();
+    let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
     let config = Config::from_custom_kubeconfig(read, &options).await;
     let mut config = config.map_err(|fault| wrong(reason(&fault)))?;
     if config.proxy_url.is_some() {

@@ -1,21 +1,30 @@
-//! The requests about pods: this node's list, its watch, and a single pod; and the responses as types that keep only
-//! what is needed. Pure.
+//! The requests about pods (this node's list, its watch, a single pod) and the watch of this node; and the responses as
+//! types that keep only what is needed. Pure.
 
 use super::error::ApiError;
-use gybe_plugin::args::PodRef;
+use gybe_plugin::args::{Namespace, PodRef};
 use gybe_plugin::pod::Manifest;
 use hyper::{Request, Uri};
-use kube::api::{GetParams, ListParams, WatchParams};
+use kube::api::{GetParams, ListParams};
 use kube::core::Request as ApiRequest;
 use serde::Deserialize;
 
 const PODS: &str = "/api/v1/pods";
+const NODES: &str = "/api/v1/nodes";
 
 /// The limit of an object: etcd has 1.5 MiB, and the API server 3.
 pub(super) const MAX_OBJECT: usize = 4 << 20;
 
 /// The number of pods in a page, if the server splits the list: one page at a time is parsed.
 const PAGE_SIZE: u32 = 100;
+
+/// Pods of a namespace.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PodSelector {
+    pub namespace: Namespace,
+    /// A label selector, which the API server parses.
+    pub labels: String,
+}
 
 /// A list without its items.
 #[derive(Deserialize)]
@@ -63,13 +72,41 @@ pub(super) fn list(node: &str, next: Option<&str>) -> Result<Request<Vec<u8>>, A
 
 /// Requests the events of a node's pods after a version, for `seconds`.
 pub(super) fn watch(node: &str, version: &str, seconds: u32) -> Result<Request<Vec<u8>>, ApiError> {
-    let params = WatchParams::default().fields(&of_node(node)).timeout(seconds);
-    ApiRequest::new(PODS).watch(&params, version).map_err(|_| invalid_name())
+    watch_fields(PODS, &of_node(node), version, seconds)
+}
+
+/// Requests the events of a node after a version, for `seconds`.
+pub(super) fn watch_node(node: &str, version: &str, seconds: u32) -> Result<Request<Vec<u8>>, ApiError> {
+    watch_fields(NODES, &format!("metadata.name={node}"), version, seconds)
+}
+
+/// kube allows no watch of five minutes or more.
+fn watch_fields(
+    objects: &str,
+    fields: &str,
+    version: &str,
+    seconds: u32,
+) -> Result<Request<Vec<u8>>, ApiError> {
+    let query = form_urlencoded::Serializer::new(String::new())
+        .append_pair("watch", "true")
+        .append_pair("fieldSelector", fields)
+        .append_pair("resourceVersion", version)
+        .append_pair("allowWatchBookmarks", "true")
+        .append_pair("timeoutSeconds", &seconds.to_string())
+        .finish();
+    Request::get(format!("{objects}?{query}")).body(Vec::new()).map_err(|_| invalid_name())
 }
 
 pub(super) fn one(pod: &PodRef) -> Result<Request<Vec<u8>>, ApiError> {
     let pods = format!("/api/v1/namespaces/{}/pods", pod.namespace);
     ApiRequest::new(pods).get(pod.name.as_str(), &GetParams::default()).map_err(|_| invalid_name())
+}
+
+/// Requests the selected pods of a node, from the server's cache.
+pub(super) fn selected(node: &str, selected: &PodSelector) -> Result<Request<Vec<u8>>, ApiError> {
+    let params = ListParams::default().fields(&of_node(node)).labels(&selected.labels).match_any();
+    let pods = ApiRequest::new(format!("/api/v1/namespaces/{}/pods", selected.namespace));
+    pods.list(&params).map_err(|_| invalid_name())
 }
 
 pub(super) type Pod = Manifest;
@@ -97,10 +134,11 @@ mod tests {
 
     #[test]
     fn a_watch_has_bookmarks_and_an_end() {
-        let uri = watch("node-1", "77", 240).unwrap().uri().to_string();
-        for part in ["watch=true", "allowWatchBookmarks=true", "timeoutSeconds=240", "resourceVersion=77"] {
-            assert!(uri.contains(part), "{uri}");
-        }
+        let query = "resourceVersion=77&allowWatchBookmarks=true&timeoutSeconds=2400";
+        let uri = watch("node-1", "77", 2_400).unwrap().uri().to_string();
+        assert_eq!(uri, format!("/api/v1/pods?watch=true&fieldSelector=spec.nodeName%3Dnode-1&{query}"));
+        let uri = watch_node("a&b", "77", 2_400).unwrap().uri().to_string();
+        assert_eq!(uri, format!("/api/v1/nodes?watch=true&fieldSelector=metadata.name%3Da%26b&{query}"));
     }
 
     #[test]

@@ -1,13 +1,15 @@
-//! Rare single queries: our own node, our own DaemonSet, and a pod for the plugin. Each runs on the calling thread,
-//! with a deadline.
+//! Rare single requests: our own DaemonSet, a pod for the plugin, events, and our node's taints. Each runs on the calling
+//! thread, with a deadline.
 
 use super::access::{Cluster, ClusterError};
 use super::client;
 use super::error::ApiError;
 use super::lookup;
-use super::pod_requests::{self, invalid_name};
+use super::own_node::{ClusterNode, ObservedNode};
+use super::pod_requests::{self, PodSelector, invalid_name};
 use crate::error::chain;
 use crate::host::settings::NodeTaint;
+use gybe_plugin::args::Namespace;
 use gybe_plugin::facts::wire::{self, FactsResponse, WireError};
 use hyper::Request;
 use kube::api::{GetParams, Patch, PatchParams, PostParams};
@@ -50,22 +52,7 @@ struct Object {
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
 struct Metadata {
-    labels: Option<BTreeMap<String, String>>,
     deletion_timestamp: Option<String>,
-}
-
-/// Returns the labels of a node. Needs `get` on nodes.
-///
-/// # Errors
-/// When the cluster cannot be queried, or does not respond in time.
-pub fn node_labels(
-    cluster: &Cluster,
-    node: &str,
-    until: Instant,
-) -> Result<BTreeMap<String, String>, QueryError> {
-    let request = ApiRequest::new("/api/v1/nodes").get(node, &GetParams::default());
-    let request = request.map_err(|_| invalid_name())?;
-    Ok(send::<Object>(cluster, request, until)?.metadata.labels.unwrap_or_default())
 }
 
 /// Returns the state of a DaemonSet. Needs `get` on it by its name.
@@ -85,6 +72,69 @@ pub fn daemonset_state(cluster: &Cluster, namespace: &str, name: &str, until: In
     }
 }
 
+/// Returns the texts in a ConfigMap, by key. Needs `get` on it.
+///
+/// # Errors
+/// As [`create_event`].
+pub fn config_map(
+    cluster: &Cluster,
+    namespace: &Namespace,
+    name: &str,
+    until: Instant,
+) -> Result<BTreeMap<String, String>, QueryError> {
+    #[derive(Deserialize)]
+    struct ConfigMap {
+        data: Option<BTreeMap<String, String>>,
+    }
+    let maps = ApiRequest::new(format!("/api/v1/namespaces/{namespace}/configmaps"));
+    let request = maps.get(name, &GetParams::default()).map_err(|_| invalid_name())?;
+    Ok(send::<ConfigMap>(cluster, request, until)?.data.unwrap_or_default())
+}
+
+/// Reports whether a pod of the node that the label selector selects is ready. Needs `list` on pods.
+///
+/// # Errors
+/// As [`create_event`]; also when the selector is invalid.
+pub fn has_ready_pod(
+    cluster: &Cluster,
+    node: &str,
+    selected: &PodSelector,
+    until: Instant,
+) -> Result<bool, QueryError> {
+    let pods: ConditionedPods = send(cluster, pod_requests::selected(node, selected)?, until)?;
+    Ok(pods.items.into_iter().flatten().any(|pod| pod.is_ready()))
+}
+
+/// Pods with their conditions alone.
+#[derive(Deserialize)]
+struct ConditionedPods {
+    items: Option<Vec<ConditionedPod>>,
+}
+
+#[derive(Deserialize)]
+struct ConditionedPod {
+    #[serde(default)]
+    status: PodConditions,
+}
+
+#[derive(Deserialize, Default)]
+struct PodConditions {
+    conditions: Option<Vec<Condition>>,
+}
+
+#[derive(Deserialize)]
+struct Condition {
+    r#type: String,
+    status: String,
+}
+
+impl ConditionedPod {
+    fn is_ready(&self) -> bool {
+        let mut conditions = self.status.conditions.iter().flatten();
+        conditions.any(|condition| condition.r#type == "Ready" && condition.status == "True")
+    }
+}
+
 /// Whether a node has taints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TaintState {
@@ -92,51 +142,25 @@ pub enum TaintState {
     Absent,
 }
 
-/// A node, without what is not needed to change its taints.
-#[derive(Deserialize)]
-struct TaintedNode {
-    metadata: VersionedMetadata,
-    #[serde(default)]
-    spec: TaintedSpec,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct VersionedMetadata {
-    resource_version: String,
-}
-
-#[derive(Deserialize, Default)]
-struct TaintedSpec {
-    taints: Option<Vec<Value>>,
-}
-
-/// Adds the missing ones of these taints to a node, or removes those that it has; reports whether there was something
-/// to change. Needs `get` on nodes, and `patch` for a change.
+/// Changes the taints of a node; `changed` are those that it should have instead of the observed ones. Needs `patch` on
+/// nodes.
 ///
 /// # Errors
-/// As [`create_event`]; also when the node was changed meanwhile.
+/// As [`create_event`]; also when the node was changed since it was observed.
 pub fn set_taints(
-    cluster: &Cluster,
-    node: &str,
-    taints: &[NodeTaint],
-    state: TaintState,
+    home: &ClusterNode,
+    observed: &ObservedNode,
+    changed: &[Value],
     until: Instant,
-) -> Result<bool, QueryError> {
-    let nodes = ApiRequest::new("/api/v1/nodes");
-    let request = nodes.get(node, &GetParams::default()).map_err(|_| invalid_name())?;
-    let TaintedNode { metadata, spec } = send(cluster, request, until)?;
-    let before = spec.taints.unwrap_or_default();
-    let Some(after) = changed_taints(&before, taints, state) else { return Ok(false) };
+) -> Result<(), QueryError> {
     // A merge patch replaces the whole list, so the API server must refuse it if another client has changed the node.
-    let patch =
-        json!({ "metadata": { "resourceVersion": metadata.resource_version }, "spec": { "taints": after } });
-    write(cluster, nodes.patch(node, &PatchParams::default(), &Patch::Merge(patch)), until)?;
-    Ok(true)
+    let patch = json!({ "metadata": { "resourceVersion": observed.version }, "spec": { "taints": changed } });
+    let nodes = ApiRequest::new("/api/v1/nodes");
+    write(&home.cluster, nodes.patch(&home.node, &PatchParams::default(), &Patch::Merge(patch)), until)
 }
 
 /// Returns the node's taints after the change; none when nothing changes.
-fn changed_taints(before: &[Value], taints: &[NodeTaint], state: TaintState) -> Option<Vec<Value>> {
+pub fn changed_taints(before: &[Value], taints: &[NodeTaint], state: TaintState) -> Option<Vec<Value>> {
     let text = |taint: &Value, name: &str| taint.get(name).and_then(Value::as_str).map(str::to_owned);
     let is = |taint: &Value, named: &NodeTaint| {
         text(taint, "key").as_deref() == Some(named.key())
@@ -218,16 +242,21 @@ fn send<T: DeserializeOwned>(
     until: Instant,
 ) -> Result<T, QueryError> {
     let started = Instant::now();
-    let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build();
-    let runtime = runtime.map_err(ClusterError::Thread)?;
-    let result = runtime.block_on(async {
+    run(async {
         let client = cluster.client().await?;
         let object = tokio::time::timeout_at(until.into(), client::object(&client, request)).await;
         Ok(object.unwrap_or_else(|_| Err(ApiError::Late(started.elapsed())))?)
-    });
+    })?
+}
+
+/// Runs requests on the calling thread.
+pub(super) fn run<T>(requests: impl Future<Output = T>) -> Result<T, ClusterError> {
+    let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build();
+    let runtime = runtime.map_err(ClusterError::Thread)?;
+    let result = runtime.block_on(requests);
     // Does not wait for a thread of the runtime that is still blocked in a DNS lookup.
     runtime.shutdown_background();
-    result
+    Ok(result)
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The watch of this node's pods: a list, and then events.
+//! A watch that runs until it is dropped: opened again with a backoff whenever it ends.
 //!
 //! kube's `watcher` is not used. When a server ends each watch at once, it opens the next one without a pause. It hides
 //! the server's bookmarks and `Retry-After`, holds each page of a list in memory, and makes the server read every
@@ -6,50 +6,70 @@
 
 use super::error::ApiError;
 use super::line_splitter::LineSplitter;
-use super::list_parser::ListParser;
-use super::pod_cache::{CachedPod, PodCache, PodsByName, key};
-use super::pod_requests::{self, Page, Pod};
 use crate::log::Log;
 use crate::retry::{Backoff, random};
 use http_body_util::BodyExt;
+use hyper::Request;
 use kube::Client;
 use kube::client::Body;
 use kube::core::WatchEvent;
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use std::convert::Infallible;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
 /// The length of a watch in seconds, and the spread around it, so that the agents do not all reconnect at the same
-/// time. kube allows less than 295 seconds.
-const WATCH_SECONDS: f64 = 240.0;
-const SPREAD_SECONDS: f64 = 50.0;
-/// The server ends a watch itself. A watch that it has not ended after this time is dead.
-const GRACE: Duration = Duration::from_secs(10);
-/// How long the next part of a list may take.
-const LIST_TIMEOUT: Duration = Duration::from_secs(30);
-/// After this many failures in a row the pods are listed again: a server restored from a backup does not know our
-/// resource version, and need not report that.
+/// time. 5,000 agents with two watches each send six requests a second to open them again.
+const WATCH_SECONDS: f64 = 1_800.0;
+const SPREAD_SECONDS: f64 = 1_200.0;
+/// A server sends a bookmark every minute. A watch that is silent for this time is dead.
+const SILENCE: Duration = Duration::from_secs(240);
+/// After this many failures in a row the watch begins anew: a server restored from a backup does not know our resource
+/// version, and need not report that.
 const MAX_FAILURES: u32 = 5;
 
-/// The waits between two watches.
+/// The first wait between two watches.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
-const LONGEST_WAIT: Duration = Duration::from_secs(30);
 /// A watch that was open for less than this did not succeed, however it ended.
 const STEADY: Duration = Duration::from_secs(5);
 
-const TOO_LONG: &str = "has an object that is longer than the limit";
+pub(super) const TOO_LONG: &str = "has an object that is longer than the limit";
 
-pub(super) struct Watch {
-    pub(super) client: Client,
-    pub(super) node: String,
-    pub(super) cache: Arc<PodCache>,
-    pub(super) log: Log,
+/// The objects of a watch.
+pub(super) trait Watched {
+    type Object: DeserializeOwned;
+
+    /// The longest wait between two watches.
+    const LONGEST_WAIT: Duration;
+
+    /// Returns the version from which a new watch begins, after a list if one is needed.
+    fn first_version(&self, client: &Client, log: &Log) -> impl Future<Output = Result<String, ApiError>>;
+
+    /// Requests the events after a version, for `seconds`.
+    fn request(&self, version: &str, seconds: u32) -> Result<Request<Vec<u8>>, ApiError>;
+
+    /// Handles the object of an event; returns its resource version.
+    fn handle(&self, object: Self::Object, is_deleted: bool) -> Option<String>;
+
+    /// Records that the server has sent something.
+    fn record_event(&self);
+
+    /// Records that the watch is open.
+    fn opened(&self, log: &Log);
+
+    /// Records why the watch ended, and in how many milliseconds it is opened again.
+    fn failed(&self, fault: &ApiError, again_in_ms: u64, log: &Log);
 }
 
-impl Watch {
-    /// Lists and watches the pods until the future is dropped.
+pub(super) struct Watch<'a, W> {
+    pub(super) client: Client,
+    pub(super) watched: W,
+    pub(super) log: &'a Log,
+}
+
+impl<W: Watched> Watch<'_, W> {
+    /// Watches until the future is dropped.
     pub(super) async fn run(self) -> Infallible {
         let (mut backoff, mut version) = (Backoff::new(FIRST_WAIT), None);
         loop {
@@ -59,9 +79,9 @@ impl Watch {
                 backoff.succeeded();
             }
             let requested = fault.as_ref().and_then(ApiError::retry_after);
-            let wait = backoff.failed_at_server(LONGEST_WAIT, requested);
+            let wait = backoff.failed_at_server(W::LONGEST_WAIT, requested);
             if let Some(fault) = &fault {
-                self.report(fault, wait);
+                self.watched.failed(fault, u64::try_from(wait.as_millis()).unwrap_or(u64::MAX), self.log);
             }
             if backoff.failures() >= MAX_FAILURES || fault.is_some_and(|fault| has_expired(&fault)) {
                 version = None;
@@ -70,23 +90,7 @@ impl Watch {
         }
     }
 
-    fn report(&self, fault: &ApiError, wait: Duration) {
-        // 410 only means that the pods have to be listed again.
-        let expected = fault.status() == Some(410) && self.cache.state().synced;
-        if expected {
-            return;
-        }
-        self.cache.count_error(fault);
-        if self.cache.failed(fault) {
-            let (cause, wait) = (fault.to_string(), wait.as_millis());
-            let pods = self.cache.state().pods;
-            let fields = json!({ "cause": cause, "again_in_ms": u64::try_from(wait).ok(), "pods": pods });
-            self.log.warn("gybe node: pods are not watched; queries about cached pods are served", fields);
-        }
-    }
-
-    /// Lists the pods where there is no version to continue from, and watches them until the watch ends. `opened` is
-    /// set when the watch is open.
+    /// Watches until the watch ends. `opened` is set when it is open.
     async fn watch(
         &self,
         version: &mut Option<String>,
@@ -94,33 +98,25 @@ impl Watch {
     ) -> Result<(), ApiError> {
         let from = match version {
             Some(version) => version.clone(),
-            None => version.insert(self.list().await?).clone(),
+            None => version.insert(self.watched.first_version(&self.client, self.log).await?).clone(),
         };
         let seconds = WATCH_SECONDS + SPREAD_SECONDS * (random() - 0.5);
-        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some hundred seconds")]
-        let request = pod_requests::watch(&self.node, &from, seconds as u32)?;
+        #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some thousand seconds")]
+        let request = self.watched.request(&from, seconds as u32)?;
         let response = self.client.send(request.map(Body::from)).await?;
         *opened = Some(Instant::now());
-        if self.cache.opened() {
-            self.log.info("gybe node: pods are watched again", json!({}));
-        }
-        let timeout = Duration::from_secs_f64(seconds) + GRACE;
-        self.follow(response.into_body(), timeout, version).await
+        self.watched.opened(self.log);
+        self.follow(response.into_body(), version).await
     }
 
     /// Reads events, one a line, until the server ends the watch.
-    async fn follow(
-        &self,
-        mut body: Body,
-        limit: Duration,
-        version: &mut Option<String>,
-    ) -> Result<(), ApiError> {
+    async fn follow(&self, mut body: Body, version: &mut Option<String>) -> Result<(), ApiError> {
         let mut lines = LineSplitter::default();
-        while let Some(frame) = timeout(limit, body.frame()).await.map_err(|_| ApiError::Late(limit))? {
+        while let Some(frame) = timeout(SILENCE, body.frame()).await.map_err(|_| ApiError::Late(SILENCE))? {
             // A broken connection is handled like a watch that the server ended: if there is a problem, the next
             // request fails.
             let Ok(frame) = frame else { return Ok(()) };
-            self.cache.record_event();
+            self.watched.record_event();
             lines.feed(&frame.into_data().unwrap_or_default());
             while let Some(line) = lines.next().map_err(|_| ApiError::Unreadable(TOO_LONG))? {
                 if let Some(latest) = self.event(&line)? {
@@ -133,67 +129,18 @@ impl Watch {
 
     /// Handles the event of a line; returns its resource version.
     fn event(&self, line: &[u8]) -> Result<Option<String>, ApiError> {
-        match serde_json::from_slice(line) {
-            Ok(event) => self.handle(event),
-            // A malformed object must not stop the events of other pods. (kube ends the watch at such a line.)
+        let (object, is_deleted) = match serde_json::from_slice(line) {
+            Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => (object, false),
+            Ok(WatchEvent::Deleted(object)) => (object, true),
+            Ok(WatchEvent::Bookmark(mark)) => return Ok(Some(mark.metadata.resource_version)),
+            Ok(WatchEvent::Error(status)) => return Err(kube::Error::Api(status).into()),
+            // A malformed object must not stop the events of other objects. (kube ends the watch at such a line.)
             Err(_) => {
-                self.log.warn("gybe node: an event about a pod cannot be read", json!({}));
-                Ok(None)
+                self.log.warn("gybe node: an event of a watch cannot be read", json!({}));
+                return Ok(None);
             }
-        }
-    }
-
-    /// Handles an event; returns its resource version.
-    fn handle(&self, event: WatchEvent<Pod>) -> Result<Option<String>, ApiError> {
-        let (pod, is_deleted) = match event {
-            WatchEvent::Added(pod) | WatchEvent::Modified(pod) => (pod, false),
-            WatchEvent::Deleted(pod) => (pod, true),
-            WatchEvent::Bookmark(mark) => return Ok(Some(mark.metadata.resource_version)),
-            WatchEvent::Error(status) => return Err(kube::Error::Api(status).into()),
         };
-        let version = Some(pod.resource_version().to_owned()).filter(|version| !version.is_empty());
-        match pod.facts() {
-            Ok(facts) if is_deleted => self.cache.remove(&facts),
-            Ok(facts) => self.cache.insert(facts),
-            // A pod without containers has no facts.
-            Err(_) => {}
-        }
-        Ok(version)
-    }
-
-    /// Lists the pods page by page; returns the resource version from which they can be watched.
-    async fn list(&self) -> Result<String, ApiError> {
-        let (mut found, mut next) = (PodsByName::new(), None);
-        loop {
-            let request = pod_requests::list(&self.node, next.as_deref())?;
-            let response = self.client.send(request.map(Body::from)).await?;
-            let page = self.page(response.into_body(), &mut found).await?;
-            next = page.next().map(str::to_owned);
-            if next.is_none() {
-                let (version, pods) = (page.version()?, found.len());
-                if self.cache.replace(found) {
-                    self.log.info("gybe node: pods are known", json!({ "pods": pods }));
-                }
-                return Ok(version);
-            }
-        }
-    }
-
-    async fn page(&self, mut body: Body, found: &mut PodsByName) -> Result<Page, ApiError> {
-        let mut list = ListParser::default();
-        while let Some(frame) =
-            timeout(LIST_TIMEOUT, body.frame()).await.map_err(|_| ApiError::Late(LIST_TIMEOUT))?
-        {
-            let bytes = frame.map_err(ApiError::from)?.into_data().unwrap_or_default();
-            self.cache.record_event();
-            let cut = list.feed(&bytes, |item| {
-                let facts = serde_json::from_slice::<Pod>(item).ok().and_then(|pod| pod.facts().ok());
-                facts.iter().for_each(|facts| self.cache.insert_before_sync(facts));
-                found.extend(facts.map(|facts| (key(&facts), CachedPod::new(facts))));
-            });
-            cut.map_err(|_| ApiError::Unreadable(TOO_LONG))?;
-        }
-        serde_json::from_slice(&list.rest()).map_err(|_| ApiError::Unreadable("is not a list"))
+        Ok(self.watched.handle(object, is_deleted))
     }
 }
 

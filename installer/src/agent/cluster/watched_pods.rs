@@ -4,6 +4,7 @@
 use super::access::{Cluster, ClusterError};
 use super::lookup::{self, Lookup};
 use super::pod_cache::{PodCache, WaitLimits, WatchState};
+use super::pod_watch::NodePods;
 use super::watch::Watch;
 use crate::agent::{PodLookup, PodsState, WatchCounts};
 use crate::log::Log;
@@ -20,8 +21,8 @@ use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 /// How long the watch may lag behind the kubelet's, before a pod is looked up at the API server.
 const WATCH_LAG: Duration = Duration::from_millis(300);
 
-/// A server sends a bookmark every minute. This is longer than a watch lasts, so neither a slow server nor a token that
-/// is being replaced causes such a silence.
+/// A server sends a bookmark every minute. This is longer than a silent watch lasts, so neither a slow server nor a token
+/// that is being replaced causes such a silence.
 const STALE: Duration = Duration::from_secs(300);
 
 /// The watch, running on a thread of its own until it is dropped.
@@ -44,16 +45,16 @@ impl WatchedPods {
         let client = runtime.block_on(cluster.client())?;
         let cache = Arc::<PodCache>::default();
         let (sender, lookups) = unbounded_channel();
-        let watch = Watch {
-            client: client.clone(),
-            node: node.to_owned(),
-            cache: Arc::clone(&cache),
-            log: Log::default(),
+        let watched = NodePods { node: node.to_owned(), cache: Arc::clone(&cache) };
+        let watching = client.clone();
+        let watch = async move {
+            let log = Log::default();
+            Watch { client: watching, watched, log: &log }.run().await
         };
         let serve = lookup::serve(Arc::clone(&cache), client, lookups);
         let thread = without_signals(|| {
             thread::Builder::new().name("cluster".to_owned()).spawn(move || {
-                let _watching = runtime.spawn(watch.run());
+                let _watching = runtime.spawn(watch);
                 runtime.block_on(serve);
                 // Does not wait for a thread of the runtime that is still blocked in a DNS lookup.
                 runtime.shutdown_background();

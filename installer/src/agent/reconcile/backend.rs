@@ -1,13 +1,13 @@
 //! The backend that the entry names, from the node's label, the settings and the last probe report.
 
 use super::status_log::StatusLog;
-use crate::agent::node_label::{LabelState, NodeLabel};
+use crate::agent::cluster::{ObservedNode, OwnNode};
 use crate::host::conflist::PluginChain;
 use crate::host::image::PLUGIN;
 use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, observe};
 use crate::host::settings::Settings;
 use crate::log::Level;
-use crate::probe::node_backend::{NodeBackend, NodeProbe, node_backend};
+use crate::probe::node_backend::{LABEL, NodeBackend, NodeProbe, node_backend};
 use gybe_netfilter::choose::BackendSetting;
 use gybe_plugin::conf::{PluginConf, ProbeHint};
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
@@ -17,6 +17,15 @@ use std::time::Duration;
 /// How long the first turn waits for the label. A reachable API server responds within this time; without a response
 /// the agent uses the label's last value, which is in the existing entry.
 const LABEL_WAIT: Duration = Duration::from_secs(2);
+
+/// The label of the node that names a backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum LabelState {
+    /// The API server has not sent the node yet.
+    Unknown,
+    Absent,
+    Set(String),
+}
 
 /// The last probe report, and the label.
 #[derive(Debug)]
@@ -45,7 +54,7 @@ impl Backend {
     pub(super) fn decide(
         &mut self,
         settings: &Settings,
-        label: Option<&NodeLabel>,
+        node: Option<&OwnNode>,
         log: &mut StatusLog<'_>,
     ) -> NodeBackend {
         // The plugin removes the report when a backend fails; until the next probe the agent uses the last one.
@@ -53,12 +62,12 @@ impl Backend {
             self.probe = Some(NodeProbe { kernel: node.kernel, capabilities });
         }
         let cluster = settings.options.conf.backend;
-        self.read_label(label, &settings.environment.directories, cluster);
+        self.read_label(node, &settings.environment.directories, cluster);
         let label = match &self.label {
             LabelState::Set(label) => Some(label.as_str()),
             LabelState::Absent => None,
             LabelState::Unknown => {
-                label.and(self.initial.as_ref()).and_then(|initial| initial.setting(cluster))
+                node.and(self.initial.as_ref()).and_then(|initial| initial.setting(cluster))
             }
         };
         let backend = node_backend(cluster, label, self.probe.as_ref());
@@ -72,19 +81,16 @@ impl Backend {
         self.initial.as_ref().filter(|_| self.probe.is_none())?.probed.as_ref()
     }
 
-    fn read_label(
-        &mut self,
-        label: Option<&NodeLabel>,
-        directories: &NodeDirectories,
-        cluster: BackendSetting,
-    ) {
+    fn read_label(&mut self, node: Option<&OwnNode>, directories: &NodeDirectories, cluster: BackendSetting) {
         let is_first = self.initial.is_none();
         if is_first {
             self.initial = Some(InitialEntry::read(directories, cluster));
         }
-        self.label = match label {
-            Some(label) if is_first => label.wait(LABEL_WAIT),
-            Some(label) => label.read(),
+        let observed = node.and_then(|node| if is_first { node.wait(LABEL_WAIT) } else { node.read() });
+        self.label = match observed {
+            Some(ObservedNode { mut labels, .. }) => {
+                labels.remove(LABEL).map_or(LabelState::Absent, LabelState::Set)
+            }
             None => LabelState::Unknown,
         };
     }

@@ -85,7 +85,7 @@ fn with_loop(
         calls: &calls,
         published: &published,
         log: &log,
-        label: None,
+        node: None,
         events: None,
     };
     work(&mut Reconciler::new(node.config(grace_period), context), &published, &calls);

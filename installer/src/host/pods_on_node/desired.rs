@@ -24,8 +24,8 @@ const ALTOGETHER: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub struct PolicySources {
     conf: PluginConf,
-    /// The manifest that an operator named for one pod.
-    manifest: Option<PodFacts>,
+    /// Manifests that an operator named.
+    manifests: Vec<PodFacts>,
     until: Instant,
 }
 
@@ -56,13 +56,13 @@ impl PolicySources {
     /// The sources that the plugin's configuration names. Their deadline begins now.
     #[must_use]
     pub fn of(conf: PluginConf) -> Self {
-        Self { conf, manifest: None, until: Instant::now() + ALTOGETHER }
+        Self { conf, manifests: Vec::new(), until: Instant::now() + ALTOGETHER }
     }
 
-    /// Adds a manifest for its pod.
+    /// Adds manifests for their pods; they precede the other sources.
     #[must_use]
-    pub fn with_manifest(self, manifest: PodFacts) -> Self {
-        Self { manifest: Some(manifest), ..self }
+    pub fn with_manifests(self, manifests: Vec<PodFacts>) -> Self {
+        Self { manifests, ..self }
     }
 
     /// `addresses` are those of the sandbox's namespace, read when they decide something.
@@ -119,7 +119,7 @@ impl PolicySources {
     /// # Errors
     /// When no source knows the pod in time.
     pub fn facts(&self, pod: &PodRef) -> Result<PodFacts, String> {
-        if let Some(manifest) = self.manifest.as_ref().filter(|manifest| matches(manifest, pod)) {
+        if let Some(manifest) = self.manifests.iter().find(|manifest| matches(manifest, pod)) {
             return Ok(manifest.clone());
         }
         let deadline = self.until.saturating_duration_since(Instant::now()).min(PER_POD);

@@ -136,19 +136,22 @@ impl Listing {
         for process in found.all {
             self.cgroups.entry(process.identity).or_default().add_process(&process.cgroup);
             let Some(uid) = process.pod else { continue };
+            let of_pod = PodProcess { directory: process.directory, uid: uid.clone() };
             if Some(process.identity) == of_node {
-                let is_it = |other: &Sandbox| other.uid.as_ref() == Some(&uid);
-                if !self.others.iter().any(is_it) {
+                let is_it = |other: &&mut Sandbox| other.uid.as_ref() == Some(&uid);
+                if let Some(sandbox) = self.others.iter_mut().find(is_it) {
+                    sandbox.processes.push(of_pod);
+                } else {
                     let sandbox = Sandbox::in_namespace(PathBuf::new());
-                    self.others.push(Sandbox { uid: Some(uid), network: Network::OfNode, ..sandbox });
+                    let (network, processes) = (Network::OfNode, vec![of_pod]);
+                    self.others.push(Sandbox { uid: Some(uid), network, processes, ..sandbox });
                 }
             } else if let Some(sandbox) = self.by_namespace.get_mut(&process.identity) {
-                sandbox.uid.get_or_insert_with(|| uid.clone());
-                sandbox.processes.push(PodProcess { directory: process.directory, uid });
+                sandbox.uid.get_or_insert(uid);
+                sandbox.processes.push(of_pod);
             } else if !self.is_cached(&uid) {
                 let sandbox = Sandbox::in_namespace(process.netns);
-                let processes = vec![PodProcess { directory: process.directory, uid: uid.clone() }];
-                let sandbox = Sandbox { uid: Some(uid), processes, ..sandbox };
+                let sandbox = Sandbox { uid: Some(uid), processes: vec![of_pod], ..sandbox };
                 self.by_namespace.insert(process.identity, sandbox);
             }
         }

@@ -26,6 +26,8 @@ pub struct Environment {
     pub namespace: String,
     /// The agent's pod; empty if not set.
     pub pod: String,
+    /// The DaemonSet of that pod.
+    pub daemonset: String,
     /// The namespace of istiod.
     pub control_plane: String,
     /// A directory of the agent's pod alone, with its status socket; none outside of a pod.
@@ -102,6 +104,7 @@ pub(super) fn read(reader: &mut SettingsReader<'_>) -> Environment {
         node: node.map_or(String::new(), |setting| setting.text.to_owned()),
         namespace: reader.text("POD_NAMESPACE"),
         pod: reader.text("POD_NAME"),
+        daemonset: reader.variable("GYBE_DAEMONSET").map_or("gybe-node", |setting| setting.text).to_owned(),
         pod_directory: reader.variable(POD_DIRECTORY).map(|setting| setting.text.into()),
         control_plane: control_plane.to_owned(),
         health: listen::read(reader, ("HEALTH_ADDRESS", "HEALTH_PORT"), 8000),

@@ -126,7 +126,7 @@ pub const KEYS: [SettingName; 21] = [
 ];
 
 /// Our own variables.
-pub const OURS: [SettingName; 12] = [
+pub const OURS: [SettingName; 13] = [
     honoured("GYBE_CONFIG_DIR", "/etc/gybe", "the ConfigMap's mount path"),
     honoured("GYBE_PROGRAMS_DIR", "/opt/gybe/bin", "the image's directory with `gybe` and `gybe-cni`"),
     honoured(
@@ -150,6 +150,11 @@ pub const OURS: [SettingName; 12] = [
     honoured("HEALTH_PORT", "8000", "their port; 0 for none"),
     honoured("MONITORING_ADDRESS", "all", "the IP address of `/metrics`"),
     honoured("POD_NAME", "", "the agent's own pod"),
+    honoured(
+        "GYBE_DAEMONSET",
+        "gybe-node",
+        "the DaemonSet of that pod, which the agent queries when it ends, for `leave_when_daemonset_gone`",
+    ),
     honoured(
         "GYBE_POD_DIR",
         "",

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use gybe_bench::report::{Limit, Report, Table, Target, cells};
 use gybe_integration::failure::Failure;
 
-use super::{Releases, distribution, none};
+use super::{Releases, distribution, is_try_again, none};
 use crate::agent;
 use crate::cluster::Cluster;
 use crate::pods::Kind;
@@ -111,9 +111,4 @@ pub(super) fn again(cluster: &Cluster, releases: &Releases) -> Result<Report, Fa
             none("killed in a loop: pods that were not ready after it", looped.late.len()),
         ],
     })
-}
-
-/// The ids of errors with code 11 about a pod's facts (plugin/src/reply.rs). The kubelet does not show the code.
-fn is_try_again(message: &str) -> bool {
-    ["017", "018", "019", "032", "033"].iter().any(|number| message.contains(&format!("GYBE-ADD-{number}")))
 }

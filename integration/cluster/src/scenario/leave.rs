@@ -31,9 +31,7 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
     wait_until("the pod is ready", || {
         Ok(cluster.api.get(&path)?.is_some_and(|pod| has_condition(&pod, "Ready")))
     })?;
-    let selector = "labelSelector=app.kubernetes.io%2Fname%3Dgybe-node";
-    let agents = cluster.api.list(&format!("/api/v1/namespaces/gybe-system/pods?{selector}"))?;
-    let agent = agents.first().map(name_of).unwrap_or_default();
+    let agent = agent::pods(cluster)?.first().map(name_of).unwrap_or_default();
     let mut rows = Vec::new();
     let mut failed = 0;
     for (page, command) in documented(cluster, releases)? {

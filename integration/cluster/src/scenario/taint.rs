@@ -1,18 +1,21 @@
-//! The component `node-taint` and the agent's events, with a real API server: a tainted node, a refused pod, and what
-//! the policy of the component refuses.
+//! The component `node-taint` and the agent's events, with a real API server: a tainted node, a refused pod, a node that
+//! no longer redirects new pods, and what the policy of the component refuses.
 
+use std::fs;
 use std::time::{Duration, Instant};
 
-use gybe_bench::report::{Report, Table, cells};
+use gybe_bench::report::{Limit, Report, Table, Target, cells};
+use gybe_containerd_tests::{Conflist, Generation};
 use gybe_integration::failure::Failure;
 use serde_json::{Value, json};
 
 use super::{Releases, none};
+use crate::agent;
 use crate::api::{wait_at_most, wait_until};
 use crate::cluster::Cluster;
 use crate::network::NODE;
 use crate::pods::{Kind, pod};
-use crate::storm::name_of;
+use crate::storm::{Plan, Storm, name_of};
 
 const KEY: &str = "cni.istio.io/not-ready";
 /// A node without a kubelet.
@@ -20,6 +23,20 @@ const OTHER_NODE: &str = "worker-2";
 const REFUSED: &str = "refused";
 /// How long the agent may take to remove the taint: the kubelet updates a mounted ConfigMap about once a minute.
 const REMOVAL: Duration = Duration::from_secs(90);
+/// How long pods would have to start without redirection until the agent sets the taint again.
+const LOST: Duration = Duration::from_secs(30);
+/// The agent writes the node at most once a minute.
+const WRITE_INTERVAL: Duration = Duration::from_secs(60);
+/// How long the agent may take beyond these times.
+const SLACK: Duration = Duration::from_secs(15);
+/// Pods that do not tolerate the taint.
+const KEPT_OFF: Plan = Plan {
+    name: "kept-off",
+    kind: Kind::Meshed,
+    count: 2,
+    interval: Duration::ZERO,
+    patience: Duration::from_secs(240),
+};
 const OBJECTS: &str =
     "clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding";
 
@@ -34,6 +51,7 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
     wait_at_most(REMOVAL, "the taint is removed", || Ok(!is_tainted(cluster, NODE)?))?;
     let removed = before.elapsed().as_secs_f64();
     let noted = refused_pod_is_noted(cluster)?;
+    let again = set_again(cluster)?;
     let rows = changes_with_the_agents_token(cluster)?;
     let wrong = rows.iter().filter(|row| row.first() != row.get(1)).count();
     cluster.run("kubectl", &["delete", OBJECTS, "gybe-node-taint"])?;
@@ -47,6 +65,14 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
                 rows: vec![
                     vec!["`kubectl apply -k` until the taint is removed".to_owned(), format!("{removed:.2}")],
                     vec!["a refused pod until its event".to_owned(), format!("{noted:.2}")],
+                    vec![
+                        "pods would start without redirection until the taint is set".to_owned(),
+                        format!("{:.2}", again.set),
+                    ],
+                    vec![
+                        "they would be redirected again until the taint is removed".to_owned(),
+                        format!("{:.2}", again.removed),
+                    ],
                 ],
             },
             Table {
@@ -55,7 +81,19 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
                 rows,
             },
         ],
-        targets: vec![none("changes of nodes not as expected", wrong)],
+        targets: vec![
+            none("changes of nodes not as expected", wrong),
+            Target {
+                what: "pods would start without redirection until the taint is set".to_owned(),
+                measured: again.set,
+                limit: Limit::AtLeast(LOST.as_secs_f64()),
+                unit: "s",
+            },
+            none(
+                &format!("pods that waited for the taint not as expected {:?}", again.wrong),
+                again.wrong.len(),
+            ),
+        ],
     })
 }
 
@@ -97,11 +135,42 @@ fn refused_pod_is_noted(cluster: &Cluster) -> Result<f64, Failure> {
     Ok(noted)
 }
 
+/// What happened to the node while new pods would not have been redirected, and afterwards.
+struct SetAgain {
+    /// The seconds until the taint was set.
+    set: f64,
+    /// The seconds until it was removed.
+    removed: f64,
+    /// The pods that were not redirected, or not ready, after it was removed.
+    wrong: Vec<String>,
+}
+
+/// Writes a conf file that the runtime takes and that is too large for the agent, until the node is tainted.
+fn set_again(cluster: &Cluster) -> Result<SetAgain, Failure> {
+    let host = cluster.node.host();
+    let (temporary, path) = (host.path("/etc/cni/large"), host.path("/etc/cni/net.d/00-large.conflist"));
+    let mut conf: Value = serde_json::from_str(&Conflist::reference_plugins(Generation::V2).text(0))?;
+    if let Some(members) = conf.as_object_mut() {
+        members.insert("padding".to_owned(), "x".repeat(2 << 20).into());
+    }
+    fs::write(&temporary, conf.to_string())?;
+    let before = Instant::now();
+    fs::rename(&temporary, &path)?;
+    wait_at_most(LOST + WRITE_INTERVAL + SLACK, "the taint is set", || is_tainted(cluster, NODE))?;
+    let set = before.elapsed().as_secs_f64();
+    let waiting = Storm::start(cluster, KEPT_OFF)?;
+    wait_until("the scheduler has found no node", || Ok(waiting.unscheduled(cluster)? == KEPT_OFF.count))?;
+    let before = Instant::now();
+    fs::remove_file(&path)?;
+    wait_at_most(WRITE_INTERVAL + SLACK, "the taint is removed", || Ok(!is_tainted(cluster, NODE)?))?;
+    let removed = before.elapsed().as_secs_f64();
+    let started = waiting.finish(cluster)?;
+    Ok(SetAgain { set, removed, wrong: [started.astray, started.late].concat() })
+}
+
 /// Returns for each patch whether it should be allowed and whether it was, the node and the patch.
 fn changes_with_the_agents_token(cluster: &Cluster) -> Result<Vec<Vec<String>>, Failure> {
-    let selector = "labelSelector=app.kubernetes.io%2Fname%3Dgybe-node";
-    let agents = cluster.api.list(&format!("/api/v1/namespaces/gybe-system/pods?{selector}"))?;
-    let agent = agents.first().map(name_of).unwrap_or_default();
+    let agent = agent::pods(cluster)?.first().map(name_of).unwrap_or_default();
     let account = ["-n", "gybe-system", "create", "token", "gybe-node"];
     let bound = ["--bound-object-kind=Pod", &format!("--bound-object-name={agent}")];
     let token = cluster.run("kubectl", &[account.as_slice(), bound.as_slice()].concat())?;

@@ -1,19 +1,26 @@
-//! Two versions on the node for a minute: the new agent leads, and the old one writes nothing.
+//! Two versions on the node for a minute, in which another program rewrites the conf file and removes the plugin: the
+//! new agent leads, and the old one writes nothing.
 
+use std::fs;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use gybe_bench::report::{Report, Table, cells};
+use gybe_bench::report::{Limit, Report, Table, Target, cells};
+use gybe_containerd_tests::node::CONFLIST;
+use gybe_containerd_tests::{Conflist, Generation};
 use gybe_integration::failure::Failure;
-use serde_json::json;
+use serde_json::{Value, json};
 
 use super::{Releases, none};
-use crate::agent::{self, Writes};
+use crate::agent::{self, Write, Writes};
 use crate::api::wait_until;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, has_condition};
+use crate::release::roll_out;
 
 /// How long both agents run.
 const TOGETHER: Duration = Duration::from_secs(60);
+/// How often another program writes the conf file without Gybe's entry in that time: fewer times than a conflict needs.
+const REWRITES: u32 = 4;
 /// The DaemonSet.
 const DAEMON_SET: &str = "/apis/apps/v1/namespaces/gybe-system/daemonsets/gybe-node";
 
@@ -21,48 +28,91 @@ const DAEMON_SET: &str = "/apis/apps/v1/namespaces/gybe-system/daemonsets/gybe-n
 pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Failure> {
     releases.installed.install(cluster)?;
     agent::replace(cluster)?;
+    let old = uids(cluster)?;
     let since = cluster.run("date", &["-u", "+%Y-%m-%dT%H:%M:%SZ"])?;
     let min_ready = |seconds: u64| json!({ "spec": { "minReadySeconds": seconds } });
     let writes = Writes::watch(cluster)?;
     releases.next.apply(cluster)?;
-    cluster.api.patch(DAEMON_SET, &min_ready(TOGETHER.as_secs()))?;
+    cluster.api.patch(DAEMON_SET, &min_ready(10 * TOGETHER.as_secs()))?;
     wait_until("two agents", || Ok(agent::processes(cluster)?.len() == 2))?;
-    let logs = |since: &str| {
-        let selector = ["-l", "app.kubernetes.io/name=gybe-node", "-c", "install", "--prefix", "--tail=-1"];
-        cluster.run(
-            "kubectl",
-            &[&["-n", "gybe-system", "logs", "--since-time", since.trim()], &selector[..]].concat(),
-        )
-    };
     // The newcomer leads as soon as it is ready.
-    let ready = |pod: &serde_json::Value| crate::cluster::has_condition(pod, "Ready");
-    let pods = "/api/v1/namespaces/gybe-system/pods?labelSelector=app.kubernetes.io%2Fname%3Dgybe-node";
-    wait_until("the new agent is ready", || Ok(cluster.api.list(pods)?.iter().all(ready)))?;
+    let ready = |pod: &Value| has_condition(pod, "Ready");
+    wait_until("the new agent is ready", || Ok(agent::pods(cluster)?.iter().all(ready)))?;
     let leads = Instant::now();
-    sleep(TOGETHER.saturating_sub(Duration::from_secs(10)));
+    for number in 1..=REWRITES {
+        rewrite_conf(cluster, number.into())?;
+        sleep((leads + TOGETHER * number / REWRITES).saturating_duration_since(Instant::now()));
+    }
+    remove_plugin(cluster)?;
     let are_both_there = agent::processes(cluster)?.len() == 2;
-    let text = logs(&since)?;
-    let until = Instant::now();
+    let new: Vec<String> = uids(cluster)?.into_iter().filter(|uid| !old.contains(uid)).collect();
+    let text = logs(cluster, &since)?;
+    let seconds = leads.elapsed().as_secs();
     let written = writes.finish()?;
     cluster.api.patch(DAEMON_SET, &min_ready(0))?;
-    crate::release::roll_out(cluster)?;
-    let (handover, together): (Vec<_>, Vec<_>) = written.iter().partition(|(at, _)| *at < leads);
+    roll_out(cluster)?;
+    let count = |pods: &[String], is_counted: &dyn Fn(&Write) -> bool| {
+        written.iter().filter(|write| pods.iter().any(|uid| write.is_by(uid)) && is_counted(write)).count()
+    };
+    let before = |write: &Write| write.at < leads;
+    let after = |write: &Write| write.at >= leads;
+    let repairs = count(&new, &|write| after(write) && write.directory == "/etc/cni/net.d");
     let conflicts = text.lines().filter(|line| line.contains("conflict")).count();
     let row = |what: &str, count: usize| vec![what.to_owned(), count.to_string()];
     Ok(Report {
         tables: vec![Table {
-            title: format!("Two versions on the node for {} s", until.duration_since(leads).as_secs()),
+            title: format!("Two versions on the node for {seconds} s"),
             head: cells(["What", "Count"]),
             rows: vec![
-                row("changes of programs and conf until the new agent was ready", handover.len()),
-                row("changes afterwards", together.len()),
+                row("changes by the old pod until the new agent was ready", count(&old, &before)),
+                row("changes by the new pod until then", count(&new, &before)),
+                row("changes by the old pod afterwards", count(&old, &after)),
+                row("changes by the new pod afterwards, which repaired", count(&new, &after)),
                 row("lines about a conflict in both logs", conflicts),
             ],
         }],
         targets: vec![
             none("two versions: agents missing at the end", usize::from(!are_both_there)),
-            none("two versions: changes after the new agent was ready", together.len()),
+            none("two versions: changes by the pod that does not lead", count(&old, &after)),
+            Target {
+                what: format!("two versions: repairs of the conf file, which was rewritten {REWRITES} times"),
+                measured: u32::try_from(repairs).map_or(f64::NAN, f64::from),
+                limit: Limit::AtLeast(REWRITES.into()),
+                unit: "",
+            },
             none("two versions: lines about a conflict", conflicts),
         ],
     })
+}
+
+/// Returns the UIDs of the agents' pods.
+fn uids(cluster: &Cluster) -> Result<Vec<String>, Failure> {
+    let uid =
+        |pod: &Value| pod.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default().to_owned();
+    Ok(agent::pods(cluster)?.iter().map(uid).collect())
+}
+
+/// Replaces the conf file as the primary plugin does, and waits until it has Gybe's entry again.
+fn rewrite_conf(cluster: &Cluster, revision: u64) -> Result<(), Failure> {
+    let host = cluster.node.host();
+    let (temporary, path) = (host.path("/etc/cni/new"), host.path("/etc/cni/net.d").join(CONFLIST));
+    fs::write(&temporary, Conflist::reference_plugins(Generation::V2).text(revision))?;
+    fs::rename(&temporary, &path)?;
+    wait_until("the entry is in the rewritten conf file", || {
+        Ok(fs::read_to_string(&path)?.contains("gybe-cni"))
+    })
+}
+
+/// Removes the plugin, and waits until it is there again.
+fn remove_plugin(cluster: &Cluster) -> Result<(), Failure> {
+    let path = cluster.node.host().path("/opt/cni/bin/gybe-cni");
+    fs::remove_file(&path)?;
+    wait_until("the removed plugin is installed again", || Ok(path.exists()))
+}
+
+/// Returns the logs of both agents.
+fn logs(cluster: &Cluster, since: &str) -> Result<String, Failure> {
+    let pods = ["-n", "gybe-system", "logs", "-l", "app.kubernetes.io/name=gybe-node", "-c", "install"];
+    let lines = ["--prefix", "--tail=-1", "--since-time", since.trim()];
+    cluster.run("kubectl", &[pods.as_slice(), &lines].concat())
 }

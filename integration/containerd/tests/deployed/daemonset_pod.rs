@@ -25,11 +25,31 @@ const VOLUMES: &str = "/run/kubelet";
 pub(crate) struct DaemonSetPod<'s> {
     cluster: &'s Cluster,
     pod: PodSpec,
-    containers: BTreeMap<String, String>,
+    sandbox: Sandbox,
+    /// The id of the sandbox.
+    id: String,
+    context: PodContext<'static>,
+    containers: BTreeMap<String, StartedContainer>,
+}
+
+struct StartedContainer {
+    id: String,
+    /// The number of earlier starts.
+    attempt: u32,
 }
 
 impl<'s> DaemonSetPod<'s> {
+    /// Starts all of its containers.
     pub(crate) fn start(cluster: &'s Cluster) -> Self {
+        let mut created = Self::new(cluster);
+        for container in created.pod.containers.clone() {
+            created.start_container(&container.name);
+        }
+        created
+    }
+
+    /// Creates its volumes and its sandbox. No container runs.
+    pub(crate) fn new(cluster: &'s Cluster) -> Self {
         let pod = daemon_set().spec.template.spec.unwrap();
         let namespace = daemon_set().metadata.namespace.unwrap();
         let host = cluster.node.host();
@@ -43,6 +63,7 @@ impl<'s> DaemonSetPod<'s> {
                 ("spec.nodeName", NODE),
                 ("metadata.namespace", &namespace),
                 ("metadata.name", &sandbox.name),
+                ("status.hostIP", "127.0.0.1"),
             ]
             .map(|(field, value)| (field, value.to_owned()))
             .into(),
@@ -63,13 +84,19 @@ impl<'s> DaemonSetPod<'s> {
             }
         }
         let id = cluster.node.cri.run(&sandbox).unwrap();
-        let start = |container: &Container| {
-            let config = kubelet::container(&pod, container, &context);
-            let id = cluster.node.cri.start_container(&id, &sandbox, config).unwrap();
-            (container.name.clone(), id)
-        };
-        let containers = pod.containers.iter().map(start).collect();
-        Self { cluster, pod, containers }
+        Self { cluster, pod, sandbox, id, context, containers: BTreeMap::new() }
+    }
+
+    /// Starts a container, or starts it again.
+    pub(crate) fn start_container(&mut self, name: &str) {
+        let attempt = self.containers.get(name).map_or(0, |earlier| earlier.attempt + 1);
+        let config = kubelet::container(&self.pod, self.container(name), &self.context, attempt);
+        let id = self.cluster.node.cri.start_container(&self.id, &self.sandbox, config).unwrap();
+        self.containers.insert(name.to_owned(), StartedContainer { id, attempt });
+    }
+
+    fn container(&self, name: &str) -> &Container {
+        self.pod.containers.iter().find(|container| container.name == name).unwrap()
     }
 
     /// Runs the agent's readiness probe as the kubelet does.
@@ -83,10 +110,9 @@ impl<'s> DaemonSetPod<'s> {
     }
 
     fn probe(&self, probe: impl Fn(&Container) -> &Option<Probe>) -> bool {
-        let install = self.pod.containers.iter().find(|container| container.name == "install").unwrap();
-        let probe = probe(install);
+        let probe = probe(self.container("install"));
         let command = probe.clone().unwrap().exec.unwrap().command.unwrap();
-        self.cluster.node.cri.exec(&self.containers["install"], &command).is_ok_and(|(code, _)| code == 0)
+        self.cluster.node.cri.exec(&self.containers["install"].id, &command).is_ok_and(|(code, _)| code == 0)
     }
 
     /// Reports whether the agent answers 200.
@@ -114,7 +140,7 @@ impl<'s> DaemonSetPod<'s> {
     }
 
     pub(crate) fn status(&self, container: &str) -> ContainerStatus {
-        self.cluster.node.cri.container_status(&self.containers[container]).unwrap()
+        self.cluster.node.cri.container_status(&self.containers[container].id).unwrap()
     }
 
     /// Returns a line of /proc/PID/status of the container's process.
@@ -127,17 +153,19 @@ impl<'s> DaemonSetPod<'s> {
     }
 
     pub(crate) fn stop(&self, container: &str) {
-        self.cluster.node.cri.stop_container(&self.containers[container], 10).unwrap();
+        self.cluster.node.cri.stop_container(&self.containers[container].id, 10).unwrap();
     }
 
     /// Returns the containers' status and logs.
     pub(crate) fn logs(&self) -> String {
-        let logs = self.cluster.node.host().path(LOGS);
-        let read = |name: &String| fs::read_to_string(logs.join(format!("{name}.log"))).unwrap_or_default();
-        self.containers
-            .keys()
-            .map(|name| format!("{name}: {:?}\n{}", self.status(name), read(name)))
-            .collect()
+        let names = self.containers.keys();
+        names.map(|name| format!("{name}: {:?}\n{}", self.status(name), self.log(name))).collect()
+    }
+
+    /// Returns the log of a container since its last start.
+    pub(crate) fn log(&self, container: &str) -> String {
+        let file = format!("{container}.{}.log", self.containers[container].attempt);
+        fs::read_to_string(self.cluster.node.host().path(LOGS).join(file)).unwrap_or_default()
     }
 }
 

@@ -12,7 +12,7 @@ use crate::pod::{Destination, OutsideClient, RunningPod};
 
 /// CAP_SETUID, CAP_NET_BIND_SERVICE, CAP_NET_ADMIN, CAP_NET_RAW, CAP_SYS_CHROOT, CAP_SYS_PTRACE and
 /// CAP_SYS_ADMIN (include/uapi/linux/capability.h).
-const PROBE_CAPABILITIES: u64 = 1 << 7 | 1 << 10 | 1 << 12 | 1 << 13 | 1 << 18 | 1 << 19 | 1 << 21;
+const REPAIR_CAPABILITIES: u64 = 1 << 7 | 1 << 10 | 1 << 12 | 1 << 13 | 1 << 18 | 1 << 19 | 1 << 21;
 
 fn conflist(cluster: &Cluster) -> String {
     fs::read_to_string(cluster.node.host().path(containerd::CONF_DIR).join(CONFLIST)).unwrap()
@@ -26,7 +26,7 @@ fn gybe_entry(cluster: &Cluster) -> Value {
 
 /// Asserts that the containers have only these capabilities, cannot gain others, and have a system call filter.
 fn assert_confined(agent: &DaemonSetPod<'_>) {
-    for (container, capabilities) in [("install", 0), ("probe", PROBE_CAPABILITIES)] {
+    for (container, capabilities) in [("install", 0), ("repair", REPAIR_CAPABILITIES)] {
         for set in ["CapPrm", "CapEff", "CapBnd"] {
             let held = u64::from_str_radix(&agent.proc_status(container, set), 16).unwrap();
             assert_eq!(held, capabilities, "{container} {set} {held:x}");
@@ -67,7 +67,7 @@ fn assert_deployment_works(generation: Generation) {
 
     // After the agent's end Gybe stays in the conflist, and unmeshed pods start.
     agent.stop("install");
-    agent.stop("probe");
+    agent.stop("repair");
     assert!(!agent.status("install").running && agent.status("install").exit_code == 0, "{}", agent.logs());
     assert_eq!(gybe_entry(&cluster)["log_level"], "debug");
     cluster.node.cri.run(&Sandbox::new("shop", "plain-0")).unwrap();

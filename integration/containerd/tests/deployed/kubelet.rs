@@ -25,6 +25,7 @@ pub(crate) fn container(
     pod: &PodSpec,
     container: &Container,
     context: &PodContext<'_>,
+    attempt: u32,
 ) -> v1::ContainerConfig {
     let volumes = pod.volumes.as_deref().unwrap_or_default();
     let mounts = container.volume_mounts.iter().flatten().map(|mount| v1::Mount {
@@ -41,13 +42,13 @@ pub(crate) fn container(
     });
     let service = context.service.iter().map(|(name, value)| variable(name, value.clone()));
     v1::ContainerConfig {
-        metadata: Some(v1::ContainerMetadata { name: container.name.clone(), attempt: 0 }),
+        metadata: Some(v1::ContainerMetadata { name: container.name.clone(), attempt }),
         image: Some(v1::ImageSpec { image: container.image.clone().unwrap(), ..v1::ImageSpec::default() }),
         command: container.command.clone().unwrap_or_default(),
         args: container.args.clone().unwrap_or_default(),
         envs: service.chain(variables).collect(),
         mounts: mounts.collect(),
-        log_path: format!("{}.log", container.name),
+        log_path: format!("{}.{attempt}.log", container.name),
         linux: Some(v1::LinuxContainerConfig {
             security_context: Some(security_context(pod, container.security_context.as_ref().unwrap())),
             ..v1::LinuxContainerConfig::default()

@@ -15,3 +15,4 @@ mod kubelet;
 #[path = "../runtime/pod.rs"]
 #[allow(dead_code, reason = "shared with the tests of other targets")]
 mod pod;
+mod repair;

@@ -70,7 +70,7 @@ on_every_generation! {
 
         assert_eq!(add.argument("K8S_POD_NAMESPACE"), Some("shop"));
         assert_eq!(add.argument("K8S_POD_NAME"), Some("cart"));
-        assert_eq!(add.argument("K8S_POD_UID"), Some("uid-of-shop-cart"));
+        assert_eq!(add.argument("K8S_POD_UID"), Some(Sandbox::new("shop", "cart").uid().as_str()));
         assert_eq!(add.argument("K8S_POD_INFRA_CONTAINER_ID"), Some(id.as_str()));
         assert_eq!(add.argument("IgnoreUnknown"), Some("1"));
         assert_eq!(add.variable("CNI_CONTAINERID"), id);

@@ -1,0 +1,125 @@
+//! `gybe migrate --dry-run`: the pods of this node that would be treated otherwise after a move to Gybe.
+
+use super::directories::DirectoriesArg;
+use super::input;
+use super::output::{CommandError, CommandOutput, Exit};
+use super::pods::POD;
+use super::style::{bad, doubtful, examples, good, titles};
+use crate::host::pods_on_node::{Change, Network, PolicySources, SandboxChange, SandboxList, changes};
+use crate::pod::manifest::{self, printable};
+use clap::Args;
+use gybe_plugin::pod::PodFacts;
+use serde_json::{Value, json};
+use std::fmt::Write;
+use std::path::PathBuf;
+
+/// Report which pods of this node would be treated otherwise by Gybe
+///
+/// For a node that istio-cni redirects, before Gybe takes its place. Follows every kind of connection of each pod through
+/// the rules in its network namespace, and through the rules that Gybe would write for it, and prints where they end
+/// otherwise: what happens now, and what Gybe would do instead. Changes nothing. Pods with the init container istio-init
+/// keep it, and are not compared.
+///
+/// The pods come from --pods; without it, from the annotations that the runtime passed and the sources that the plugin
+/// would use. Exit code 0: nothing would change. 1: something would, or that is not known. 2: the command failed.
+#[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    "kubectl get pods -A -o json --field-selector spec.nodeName=NODE | gybe migrate --dry-run --pods -",
+    "gybe migrate --dry-run --pods pods.json --plugin-conf gybe-cni.json",
+]))]
+pub(super) struct MigrateArgs {
+    /// Compare only. The move itself: docs/INSTALL.md, section 5
+    #[arg(long, required = true)]
+    dry_run: bool,
+    /// The pods of the node, as `kubectl get pods -o json` prints them; - is stdin
+    #[arg(long, value_name = "FILE")]
+    pods: Option<PathBuf>,
+    /// The configuration that gybe-cni would have (JSON): its entry, or the list that contains it [default: an entry
+    /// without keys]
+    #[arg(long, value_name = "FILE")]
+    plugin_conf: Option<PathBuf>,
+    #[command(flatten)]
+    directories: DirectoriesArg,
+}
+
+impl MigrateArgs {
+    pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
+        let conf = self.plugin_conf.as_deref().map(input::plugin_conf).transpose()?.unwrap_or_default();
+        let SandboxList { sandboxes, unreadable } = self.directories.sandboxes();
+        let sources = PolicySources::of(conf).with_manifests(self.manifests()?);
+        Ok(output(&changes(sandboxes, &sources), &unreadable))
+    }
+
+    fn manifests(&self) -> Result<Vec<PodFacts>, CommandError> {
+        let Some(path) = &self.pods else { return Ok(Vec::new()) };
+        let cannot = || format!("cannot use the pods in {}", path.display());
+        let text = input::text(path).map_err(|why| CommandError::because("cannot use the pods", why))?;
+        let pods = manifest::pods(&text).map_err(|why| CommandError::because(cannot(), why))?;
+        let facts = |pod: &manifest::PodTemplate| {
+            let what = |why| CommandError::because(format!("{}: {}", cannot(), pod.origin), why);
+            PodFacts::from_manifest(&pod.pod).map_err(what)
+        };
+        pods.iter().map(facts).collect()
+    }
+}
+
+fn output(changes: &[SandboxChange], unreadable: &[String]) -> CommandOutput {
+    let names: Vec<String> = changes.iter().map(|one| printable(&one.sandbox.to_string())).collect();
+    let widest = names.iter().map(String::len).chain([POD.len()]).max().unwrap_or(0);
+    let mut text = String::new();
+    if !changes.is_empty() {
+        text += &titles(&format!("{POD:<widest$}  CHANGE"));
+        text.push('\n');
+    }
+    for (name, one) in names.iter().zip(changes) {
+        let (state, sentences) = match &one.change {
+            Change::None(reason) => (good("none"), std::slice::from_ref(reason)),
+            Change::Otherwise(sentences) => (bad("OTHERWISE"), sentences.as_slice()),
+            Change::Unknown(reasons) => (doubtful("unknown"), reasons.as_slice()),
+        };
+        let mut sentences = sentences.iter().map(|sentence| printable(sentence));
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{name:<widest$}  {state}: {}", sentences.next().unwrap_or_default());
+        for sentence in sentences {
+            let _ = writeln!(text, "{:<widest$}    {sentence}", "");
+        }
+    }
+    let count = |is_it: fn(&Change) -> bool| changes.iter().filter(|one| is_it(&one.change)).count();
+    let otherwise = count(|change| matches!(change, Change::Otherwise(_)));
+    let unknown = count(|change| matches!(change, Change::Unknown(_)));
+    let holds = otherwise + unknown == 0 && unreadable.is_empty();
+    let sandboxes = match changes.len() {
+        0 => "no pod sandbox on this node".to_owned(),
+        1 => "1 sandbox".to_owned(),
+        many => format!("{many} sandboxes"),
+    };
+    let _ = writeln!(text, "{sandboxes}: {otherwise} would be treated otherwise, {unknown} unknown");
+    let json = json!({
+        "holds": holds,
+        "sandboxes": changes.iter().map(as_json).collect::<Vec<_>>(),
+        "unreadable": unreadable,
+    });
+    let notes = unreadable.iter().map(|what| format!("note: sandboxes may be missing: {what}")).collect();
+    CommandOutput { text, json, exit: if holds { Exit::Yes } else { Exit::No }, notes }
+}
+
+fn as_json(SandboxChange { sandbox, change }: &SandboxChange) -> Value {
+    let (name, sentences) = match change {
+        Change::None(reason) => ("none", std::slice::from_ref(reason)),
+        Change::Otherwise(sentences) => ("otherwise", sentences.as_slice()),
+        Change::Unknown(reasons) => ("unknown", reasons.as_slice()),
+    };
+    let pod = sandbox.pod.as_ref();
+    let netns = match &sandbox.network {
+        Network::Own(path) => Some(path.display().to_string()),
+        Network::OfNode => None,
+    };
+    json!({
+        "namespace": pod.map(|pod| pod.namespace.as_str()),
+        "name": pod.map(|pod| pod.name.as_str()),
+        "container": sandbox.container,
+        "netns": netns,
+        "change": name,
+        "reasons": sentences,
+    })
+}

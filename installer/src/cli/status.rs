@@ -1,0 +1,235 @@
+//! `gybe status`: the state of every node of a cluster, from a workstation.
+
+use super::invocation::Context;
+use super::output::{CommandError, CommandOutput, Exit};
+use super::style::{bad, doubtful, examples, good, titles};
+use crate::agent::cluster::{AgentSelector, Cluster, ClusterAgent, agents};
+use crate::host::agent_status::NodeStatus;
+use crate::pod::manifest::printable;
+use clap::Args;
+use gybe_plugin::args::Namespace;
+use serde_json::{Value, json};
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Report the state of every node of a cluster
+///
+/// Lists the agents' pods and reads the page /status of each through the API server: version, whether pods started now
+/// are redirected, the backend, the pods, and running pods that should be redirected and are not. Exit code 0: every node
+/// is ready, and nothing is wrong. 1: a node has a problem, which is printed below it. 2: the command failed, or the
+/// cluster has no agent.
+///
+/// Needs the rights to list pods and to get pods/proxy in the namespace of the agents. Of a kubeconfig it uses client
+/// certificates, tokens, passwords and credential programs (exec); it refuses auth-provider and proxy-url. A node on
+/// which no agent's pod was created is not listed: `kubectl -n gybe-system get daemonset gybe-node` counts those. As
+/// kubectl-gybe in the PATH this program is also `kubectl gybe`.
+#[derive(Debug, Args)]
+#[command(after_help = examples(&["gybe status", "kubectl gybe status", "gybe status --context prod --json"]))]
+pub(super) struct StatusArgs {
+    /// The kubeconfig [default: KUBECONFIG, else ~/.kube/config]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig [default: its current context]
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+    /// The namespace of the agents
+    #[arg(long, short, value_name = "NAMESPACE", default_value = "gybe-system", value_parser = namespace)]
+    namespace: String,
+    /// The label selector of the agents' pods
+    #[arg(long, short = 'l', value_name = "LABELS", default_value = "app.kubernetes.io/name=gybe-node")]
+    selector: String,
+    /// How long to wait for all answers, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    timeout: u64,
+}
+
+fn namespace(text: &str) -> Result<String, &'static str> {
+    Namespace::parse(text).map(|_| text.to_owned()).map_err(|_| "this is no name of a namespace")
+}
+
+impl StatusArgs {
+    pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
+        let path = self.kubeconfig(context)?;
+        let cluster = Cluster::Kubeconfig { path, context: self.context.clone() };
+        let selector = AgentSelector { namespace: self.namespace.clone(), labels: self.selector.clone() };
+        let until = Instant::now() + Duration::from_secs(self.timeout);
+        let found = agents(&cluster, &selector, until)
+            .map_err(|why| CommandError::because("cannot list the agents' pods", why))?;
+        if found.is_empty() {
+            let what = format!("namespace {} has no pod with the labels {}", self.namespace, self.selector);
+            let hint = "name the namespace in which Gybe is installed with --namespace";
+            return Err(CommandError::new(what).with_hint(hint));
+        }
+        Ok(output(&nodes(&found)))
+    }
+
+    fn kubeconfig(&self, context: &Context) -> Result<PathBuf, CommandError> {
+        let variable = |name| context.environment.get(name).filter(|value| !value.is_empty());
+        match (&self.kubeconfig, variable("KUBECONFIG"), variable("HOME")) {
+            (Some(path), ..) => Ok(path.clone()),
+            (None, Some(paths), _) if paths.contains(':') => {
+                Err(CommandError::new("KUBECONFIG names several files")
+                    .with_hint("name one with --kubeconfig"))
+            }
+            (None, Some(path), _) => Ok(path.into()),
+            (None, None, Some(home)) => Ok(PathBuf::from(home).join(".kube/config")),
+            (None, None, None) => {
+                Err(CommandError::new("no kubeconfig is named").with_hint("name one with --kubeconfig"))
+            }
+        }
+    }
+}
+
+/// A node, as its agents report it.
+struct NodeRow<'a> {
+    name: &'a str,
+    /// The agent that leads, or the one that is described.
+    agent: &'a ClusterAgent,
+    status: Option<&'a NodeStatus>,
+    problems: Vec<String>,
+}
+
+/// Returns a row for each node. During an upgrade a node has two agents, of which one leads. The agents of a node share
+/// its address, so that both pages may be the leader's.
+fn nodes(agents: &[ClusterAgent]) -> Vec<NodeRow<'_>> {
+    let mut by_node: BTreeMap<&str, Vec<&ClusterAgent>> = BTreeMap::new();
+    for agent in agents {
+        by_node.entry(&agent.node).or_default().push(agent);
+    }
+    let pods_without_node = by_node.remove("").unwrap_or_default();
+    let nodes = by_node.into_iter().filter_map(|(name, agents)| row(name, &agents));
+    nodes.chain(pods_without_node.into_iter().filter_map(|agent| row("", &[agent]))).collect()
+}
+
+fn row<'a>(name: &'a str, agents: &[&'a ClusterAgent]) -> Option<NodeRow<'a>> {
+    let leads = |agent: &&&ClusterAgent| agent.status.as_ref().is_ok_and(|status| !status.agent.standby);
+    let agent = *agents.iter().find(leads).or_else(|| agents.first())?;
+    let status = agent.status.as_ref().ok();
+    let problems = match &agent.status {
+        Ok(status) => problems(status),
+        Err(why) => vec![format!("pod {}: {why}", agent.pod)],
+    };
+    // The newer agent of a node whose old one still leads.
+    let waiting = agents.iter().filter(|other| other.pod != agent.pod);
+    let waiting = waiting.filter_map(|other| Some(format!("pod {}: {}", other.pod, other.waits.as_ref()?)));
+    Some(NodeRow { name, agent, status, problems: problems.into_iter().chain(waiting).collect() })
+}
+
+fn problems(status: &NodeStatus) -> Vec<String> {
+    let NodeStatus { agent, not_redirected, .. } = status;
+    let mut problems = agent.reasons.clone();
+    problems.extend(agent.settings.iter().map(|why| format!("the ConfigMap is not followed: {why}")));
+    problems.extend(agent.conflicts.iter().cloned());
+    if let Some(pods @ 1..) = not_redirected {
+        let pods = if *pods == 1 { "1 pod".to_owned() } else { format!("{pods} pods") };
+        problems.push(format!("{pods} should be redirected and may not be: gybe verify --all on the node"));
+    }
+    if problems.is_empty() && !agent.ready {
+        problems.push("it is not ready, and reports no reason".to_owned());
+    }
+    problems
+}
+
+impl NodeRow<'_> {
+    fn state(&self) -> &'static str {
+        match self.status {
+            Some(NodeStatus { agent, .. }) if agent.leaves => "leaves",
+            Some(NodeStatus { agent, .. }) if agent.ready => "ready",
+            Some(_) => "NOT READY",
+            None => "NO ANSWER",
+        }
+    }
+
+    fn cells(&self) -> [String; 6] {
+        let number = |number: Option<u64>| number.map_or("-".to_owned(), |number| number.to_string());
+        let text = |text: Option<&String>| {
+            printable(text.filter(|text| !text.is_empty()).map_or("-", String::as_str))
+        };
+        let name = if self.name.is_empty() { "(no node)" } else { self.name };
+        [
+            printable(name),
+            self.state().to_owned(),
+            text(self.status.map(|status| &status.version)),
+            text(self.status.and_then(|status| status.backend.as_ref())),
+            number(self.status.map(|status| status.pods)),
+            number(self.status.and_then(|status| status.not_redirected)),
+        ]
+    }
+
+    fn json(&self) -> Value {
+        let status = self.status;
+        let agent = status.map(|status| &status.agent);
+        json!({
+            "node": self.name,
+            "pod": self.agent.pod,
+            "version": status.map(|status| &status.version),
+            "ready": agent.map(|agent| agent.ready),
+            "leaves": agent.map(|agent| agent.leaves),
+            "backend": status.and_then(|status| status.backend.as_ref()),
+            "pods": status.map(|status| status.pods),
+            "not_redirected": status.and_then(|status| status.not_redirected),
+            "conflicts": agent.map(|agent| &agent.conflicts),
+            "problems": self.problems,
+            "notes": agent.map(|agent| &agent.notes),
+        })
+    }
+}
+
+/// Returns a line for each node with its problems below, and the number of nodes in each state and of each version.
+fn output(rows: &[NodeRow<'_>]) -> CommandOutput {
+    const TITLES: [&str; 6] = ["NODE", "STATE", "VERSION", "BACKEND", "PODS", "NOT REDIRECTED"];
+    let cells: Vec<[String; 6]> = rows.iter().map(NodeRow::cells).collect();
+    let widths: Vec<usize> = TITLES
+        .iter()
+        .enumerate()
+        .map(|(column, title)| {
+            let widest = cells.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count());
+            widest.chain([title.len()]).max().unwrap_or(0)
+        })
+        .collect();
+    let line = |cells: &[&str]| {
+        let padded = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        padded.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    };
+    let mut text = titles(&line(&TITLES)) + "\n";
+    for (row, cells) in rows.iter().zip(&cells) {
+        let plain = line(&cells.each_ref().map(String::as_str));
+        let state = row.state();
+        let colour = if state == "ready" {
+            good
+        } else if state == "leaves" {
+            doubtful
+        } else {
+            bad
+        };
+        // Writing to a String cannot fail.
+        let _ =
+            writeln!(text, "{}", plain.replacen(&format!("  {state}"), &format!("  {}", colour(state)), 1));
+        for problem in &row.problems {
+            let _ = writeln!(text, "    {}", printable(problem));
+        }
+    }
+    let well = rows.iter().all(|row| row.problems.is_empty());
+    let states = counted(rows.iter().map(NodeRow::state));
+    let versions = counted(rows.iter().filter_map(|row| Some(row.status?.version.as_str())));
+    let nodes = if rows.len() == 1 { "1 node".to_owned() } else { format!("{} nodes", rows.len()) };
+    let list = |counts: &BTreeMap<&str, usize>| {
+        counts
+            .iter()
+            .map(|(what, count)| format!("{count} {}", printable(what)))
+            .collect::<Vec<_>>()
+            .join(", ")
+    };
+    let _ = writeln!(text, "\n{nodes}: {}; versions: {}", list(&states), list(&versions));
+    let all: Vec<Value> = rows.iter().map(NodeRow::json).collect();
+    let json = json!({ "well": well, "states": states, "versions": versions, "nodes": all });
+    CommandOutput { text, json, exit: if well { Exit::Yes } else { Exit::No }, notes: Vec::new() }
+}
+
+fn counted<'a>(values: impl Iterator<Item = &'a str>) -> BTreeMap<&'a str, usize> {
+    let mut counts = BTreeMap::new();
+    values.for_each(|value| *counts.entry(value).or_default() += 1);
+    counts
+}

@@ -1,0 +1,75 @@
+//! How the pods of a node would be treated if Gybe wrote their rules instead of the program that wrote them: what
+//! `gybe migrate --dry-run` prints. Only reads.
+
+use super::desired::{Desired, PolicySources};
+use super::{Network, Sandbox, addresses_in};
+use crate::error::chain;
+use gybe_netfilter::netns::Netns;
+use gybe_netfilter::policy::RedirectPolicy;
+use gybe_netfilter::verdict::{Treatment, compare_treatment};
+use gybe_plugin::gates::LeaveAloneReason;
+
+/// What the move to Gybe changes for a pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Change {
+    /// Nothing; the reason in a sentence.
+    None(String),
+    /// Connections end otherwise; a sentence for each kind, what happens now first.
+    Otherwise(Vec<String>),
+    /// It is not known; the reasons.
+    Unknown(Vec<String>),
+}
+
+/// A sandbox, and what changes for it.
+#[derive(Debug, Clone)]
+pub struct SandboxChange {
+    pub sandbox: Sandbox,
+    pub change: Change,
+}
+
+/// Compares each sandbox's connections now with those under the rules that Gybe would write, in the order of the
+/// sandboxes.
+#[must_use]
+pub fn changes(sandboxes: Vec<Sandbox>, sources: &PolicySources) -> Vec<SandboxChange> {
+    let change = |sandbox| SandboxChange { change: change(&sandbox, sources), sandbox };
+    sandboxes.into_iter().map(change).collect()
+}
+
+fn change(sandbox: &Sandbox, sources: &PolicySources) -> Change {
+    let Network::Own(path) = &sandbox.network else {
+        return Change::None("it uses the node's network".to_owned());
+    };
+    let netns = match Netns::open(path) {
+        Ok(netns) => netns,
+        Err(why) => return unknown(format!("its network namespace cannot be opened: {}", chain(&why))),
+    };
+    match sources.desired(sandbox, || addresses_in(&netns)) {
+        Desired::NotKnown { why, .. } => unknown(why),
+        Desired::LeftAlone(reason @ LeaveAloneReason::IstioInit) => Change::None(reason.to_string()),
+        Desired::LeftAlone(reason) => compared(
+            &netns,
+            sandbox,
+            None,
+            format!("Gybe would leave it alone ({reason}), and nothing redirects it"),
+        ),
+        Desired::Policy(known) => {
+            let same = "Gybe would redirect the same connections".to_owned();
+            compared(&netns, sandbox, Some(&known.policy), same)
+        }
+    }
+}
+
+fn compared(netns: &Netns, sandbox: &Sandbox, policy: Option<&RedirectPolicy>, same: String) -> Change {
+    let programs = sandbox.cgroups.programs();
+    match netns.run(|| compare_treatment(policy, &programs)) {
+        Ok(Ok(Treatment { differences, .. })) if !differences.is_empty() => Change::Otherwise(differences),
+        Ok(Ok(Treatment { unknown, .. })) if !unknown.is_empty() => Change::Unknown(unknown),
+        Ok(Ok(_)) => Change::None(same),
+        Ok(Err(why)) => unknown(format!("its rules cannot be read: {}", chain(&why))),
+        Err(why) => unknown(format!("its network namespace cannot be entered: {}", chain(&why))),
+    }
+}
+
+fn unknown(why: String) -> Change {
+    Change::Unknown(vec![why])
+}

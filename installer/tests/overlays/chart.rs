@@ -1,0 +1,180 @@
+//! The chart's values, as helm renders the files in `manifests/chart-values`.
+
+use crate::objects::Objects;
+use crate::{rendered, settings};
+use gybe_installer::host::desired::Shape;
+use gybe_installer::host::observe::FileName;
+use gybe_installer::host::settings::{KEYS, RepairMode, Settings};
+use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::choose::BackendSetting;
+use gybe_plugin::conf::LogLevel;
+use k8s_openapi::api::apps::v1::DaemonSet;
+use k8s_openapi::api::core::v1::{ConfigMap, Container, ResourceQuota};
+use k8s_openapi::api::rbac::v1::Role;
+use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
+use serde_json::Value;
+use std::collections::BTreeSet;
+use std::fs;
+
+fn install(set: &DaemonSet) -> Container {
+    let containers = set.spec.template.spec.clone().unwrap().containers;
+    containers.into_iter().find(|container| container.name == "install").unwrap()
+}
+
+/// Returns how many agents may run, by the quota.
+fn quota(objects: &Objects) -> String {
+    let quota: ResourceQuota = objects.one("ResourceQuota");
+    quota.spec.unwrap().hard.unwrap()["pods"].0.clone()
+}
+
+#[test]
+fn each_pool_has_a_daemonset_and_a_configmap_and_no_node_is_in_two() {
+    let objects = rendered("pools");
+    objects.assert_all_fields_known();
+    let mut sets: Vec<DaemonSet> = objects.of("DaemonSet");
+    sets.sort_by_key(|set| set.metadata.name.clone());
+    let names: Vec<_> = sets.iter().map(|set| set.metadata.name.clone().unwrap()).collect();
+    assert_eq!(names, ["gybe-node", "gybe-node-canary", "gybe-node-edge"]);
+    let [others, canary, edge] = sets.as_slice() else { panic!("{names:?}") };
+    for (set, pool) in [(canary, "canary"), (edge, "edge")] {
+        let pod = set.spec.template.spec.clone().unwrap();
+        let labels = set.spec.template.metadata.clone().unwrap().labels.unwrap();
+        assert_eq!(pod.node_selector.unwrap()["gybe.dev/pool"], pool);
+        assert_eq!(labels["gybe.dev/pool"], pool);
+        assert_eq!(set.spec.selector.match_labels.clone().unwrap()["gybe.dev/pool"], pool);
+        assert_eq!(labels["app.kubernetes.io/name"], "gybe-node", "the name by which agents are found");
+        let name = install(set).env.unwrap().into_iter().find(|variable| variable.name == "GYBE_DAEMONSET");
+        assert_eq!(name.unwrap().value, set.metadata.name);
+        let mounted = pod.volumes.unwrap().into_iter().find_map(|volume| volume.config_map).unwrap();
+        assert_eq!(mounted.name, format!("gybe-config-{pool}"));
+    }
+    let affinity = others.spec.template.spec.clone().unwrap().affinity.unwrap().node_affinity.unwrap();
+    let terms = affinity.required_during_scheduling_ignored_during_execution.unwrap().node_selector_terms;
+    for term in &terms {
+        let excluded = term.match_expressions.iter().flatten().find(|it| it.key == "gybe.dev/pool").unwrap();
+        assert_eq!(
+            (excluded.operator.as_str(), excluded.values.clone().unwrap()),
+            ("NotIn", vec!["canary".to_owned(), "edge".to_owned()])
+        );
+        assert_eq!(term.match_expressions.iter().flatten().count(), 2, "the affinity of the values stays");
+    }
+    let role = objects.of::<Role>("Role").remove(0).rules.unwrap().remove(0);
+    assert_eq!(role.resource_names, Some(names));
+
+    // A pool's own values have precedence, also those that are false.
+    let image = |set: &DaemonSet| install(set).image.unwrap();
+    assert_eq!((image(canary).as_str(), image(others)), ("gybe:0.2.0", image(edge)));
+    let added = |set: &DaemonSet| install(set).security_context.unwrap().capabilities.unwrap().add;
+    assert!(added(canary).is_none() && added(others).is_some() && added(edge).is_some());
+    let maps: Vec<ConfigMap> = objects.of("ConfigMap");
+    let backend = |name: &str| {
+        let map = maps.iter().find(|map| map.metadata.name.as_deref() == Some(name)).unwrap();
+        map.data.clone().unwrap()["backend"].clone()
+    };
+    assert_eq!(
+        [backend("gybe-config"), backend("gybe-config-canary"), backend("gybe-config-edge")],
+        ["auto", "nft", "auto"]
+    );
+    // 101 nodes: at most 11 of one pool with 10%, rounded up in each of the three.
+    assert_eq!(quota(&objects), "114");
+}
+
+#[test]
+fn the_program_accepts_the_settings_of_a_chart_with_all_values() {
+    let objects = rendered("all");
+    objects.assert_all_fields_known();
+    let settings = Settings::read(&settings::settings_sources(&objects)).unwrap();
+    assert_eq!(settings.notes, [""; 0]);
+    assert_eq!(settings.options.repair, RepairMode::Off, "an unquoted `off`");
+    assert!(settings.options.leave_when_daemonset_gone);
+    assert_eq!(settings.options.node_taints.len(), 1);
+    let excluded = &settings.options.conf.exclude_namespaces;
+    assert!(excluded.contains("ops") && excluded.contains("kube-system"));
+    let environment = settings.environment;
+    assert_eq!(environment.control_plane, "mesh");
+    let (health, metrics) = (environment.health.unwrap(), environment.metrics.unwrap());
+    assert_eq!((health.address, health.port), (None, 8001));
+    assert_eq!((metrics.address, metrics.port), (Some("::1".parse().unwrap()), 15015));
+    let pod = objects.pod();
+    let digest = "0".repeat(64);
+    for container in &pod.containers {
+        assert_eq!(container.image, Some(format!("registry.example/gybe@sha256:{digest}")));
+    }
+    let secrets: Vec<_> = pod.image_pull_secrets.unwrap().into_iter().map(|secret| secret.name).collect();
+    assert_eq!(secrets, ["registry", "mirror"]);
+    let annotations = objects.daemon_set().spec.template.metadata.unwrap().annotations.unwrap();
+    assert_eq!(annotations["prometheus.io/port"], "15015");
+    // The API server refuses a surge beside nodes without an agent.
+    let update = objects.daemon_set().spec.update_strategy.unwrap().rolling_update.unwrap();
+    assert_eq!((update.max_unavailable, update.max_surge), (Some(IntOrString::Int(1)), None));
+    assert_eq!(quota(&objects), "5000");
+}
+
+#[test]
+fn the_values_of_istio_cnis_chart_have_their_meaning() {
+    let objects = rendered("istio-cni");
+    objects.assert_all_fields_known();
+    let settings = Settings::read(&settings::settings_sources(&objects)).unwrap();
+    let options = &settings.options;
+    assert_eq!(options.shape, Shape::Standalone { file: FileName::new("mesh.conf").unwrap() });
+    assert_eq!(options.repair, RepairMode::Off);
+    assert!(options.conf.exclude_namespaces.contains("ops"));
+    assert_eq!(options.conf.backend, BackendSetting::Only(BackendKind::Nft));
+    assert_eq!(options.conf.log_level, LogLevel::Debug);
+    assert_eq!(objects.container("install").image_pull_policy.as_deref(), Some("Always"));
+    assert_eq!(objects.pod().image_pull_secrets.unwrap()[0].name, "registry");
+    assert_eq!(crate::host_path(&objects, "cni-conf"), crate::K3S);
+    // Its limit counts nodes; an update here has more pods than nodes.
+    assert_eq!(quota(&objects), "5500");
+}
+
+#[test]
+fn values_that_cannot_be_applied_are_refused_together() {
+    let message = fs::read_to_string("../target/manifests/chart/refused").unwrap();
+    for key in ["hub", "ambient.enabled", "repair.deletePods", "platform", "global.resourceScope"] {
+        assert!(message.contains(&format!("\n- {key}: ")), "{key}: {message}");
+    }
+}
+
+#[test]
+fn the_schema_has_every_key_of_the_configmap() {
+    let schema: Value =
+        serde_json::from_str(include_str!("../../../manifests/chart/values.schema.json")).unwrap();
+    let keys = schema["definitions"]["settings"]["properties"].as_object().unwrap().keys();
+    // `nodeTaints` of the chart also gives the right to change taints.
+    let known = KEYS.iter().map(|key| key.name).filter(|key| *key != "node_taints");
+    assert_eq!(keys.map(String::as_str).collect::<BTreeSet<_>>(), known.collect());
+}
+
+#[test]
+fn every_value_of_istio_cnis_chart_has_one_meaning_here() {
+    let table = include_str!("../../../manifests/chart/files/istio-cni-values.yaml");
+    let table: Vec<Value> = serde_saphyr::from_str(table).unwrap();
+    let schema: Value =
+        serde_json::from_str(include_str!("../../../manifests/chart/values.schema.json")).unwrap();
+    let keys: BTreeSet<_> = table.iter().map(|row| row["key"].as_str().unwrap()).collect();
+    assert_eq!(keys.len(), table.len(), "a key is there twice");
+    for row in &table {
+        let meanings = ["to", "refused", "ignored"].into_iter().filter(|name| row.get(name).is_some());
+        assert_eq!(meanings.count(), 1, "{row}");
+        for path in [row.get("key"), row.get("to")].into_iter().flatten() {
+            let top = path.as_str().unwrap().split('.').next().unwrap();
+            assert!(schema["properties"].get(top).is_some(), "the schema has no {top}");
+        }
+    }
+}
+
+#[test]
+fn each_alert_names_its_entry_in_the_troubleshooting_page() {
+    let alerts: Value =
+        serde_saphyr::from_str(include_str!("../../../manifests/chart/files/alerts.yaml")).unwrap();
+    let page = include_str!("../../../docs/TROUBLESHOOTING.md");
+    let rules = alerts["groups"][0]["rules"].as_array().unwrap();
+    assert!(rules.len() >= 8);
+    for rule in rules {
+        let name = rule["alert"].as_str().unwrap();
+        assert!(page.contains(&format!("\n### {name}\n")), "docs/TROUBLESHOOTING.md lacks {name}");
+        let anchor = format!("docs/TROUBLESHOOTING.md#{}", name.to_lowercase());
+        assert_eq!(rule["annotations"]["runbook"], anchor.as_str());
+    }
+}

@@ -1,0 +1,147 @@
+//! Gybe replaces Istio's own istio-cni on a node full of its pods. Needs what the DaemonSet's tests need, and Istio's
+//! program: make test-take-over
+#![allow(
+    clippy::unwrap_used,
+    clippy::panic,
+    clippy::indexing_slicing,
+    reason = "a test that cannot be set up must stop"
+)]
+#![allow(dead_code, reason = "the modules are shared with the tests of other targets")]
+
+#[path = "../deployed/cluster.rs"]
+mod cluster;
+#[path = "../deployed/daemonset_pod.rs"]
+mod daemonset_pod;
+#[path = "../deployed/kubelet.rs"]
+mod kubelet;
+#[path = "../runtime/pod.rs"]
+mod pod;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use gybe_containerd_tests::node::CONFLIST;
+use gybe_containerd_tests::{Conflist, Generation, Sandbox, containerd};
+use gybe_test_support::wait_until;
+use serde_json::{Value, json};
+
+use cluster::Cluster;
+use daemonset_pod::DaemonSetPod;
+use pod::{APPLICATION, Destination, OUTSIDE, OutsideClient, RunningPod};
+
+/// The pods of each of istio-cni's engines.
+const PODS: usize = 25;
+/// The most sandboxes that start at the same time.
+const AT_ONCE: usize = 5;
+/// The directory of istio-cni's kubeconfig on the test node.
+const ISTIO: &str = "/run/istio-cni";
+/// libcni's cache of results.
+const RESULTS: &str = "/var/lib/cni/results";
+
+/// Returns the path of Istio's program. A test is in target/PROFILE/deps.
+fn istio_cni() -> PathBuf {
+    let target = std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned();
+    let program = target.join("incumbent/istio-cni");
+    assert!(program.is_file(), "there is no {}; run: make test-take-over", program.display());
+    program
+}
+
+/// Returns the conflist with istio-cni's entry, as its installer writes it.
+fn with_istio_cni(is_native: bool) -> Conflist {
+    Conflist::reference_plugins(Generation::V2).with_plugin(json!({
+        "type": "istio-cni", "plugin_log_level": "info", "cni_agent_run_dir": ISTIO, "ambient_enabled": false,
+        "exclude_namespaces": ["kube-system"], "pod_namespace": "istio-system", "native_nftables": is_native,
+    }))
+}
+
+fn conflist(cluster: &Cluster) -> PathBuf {
+    cluster.node.host().path(containerd::CONF_DIR).join(CONFLIST)
+}
+
+/// Replaces the conflist as its owner does, and waits until containerd has loaded it.
+fn write_conflist(cluster: &Cluster, list: &Conflist) {
+    let text = list.text(0);
+    let (path, loaded): (_, Value) = (conflist(cluster), serde_json::from_str(&text).unwrap());
+    fs::write(path.with_extension("new"), text).unwrap();
+    fs::rename(path.with_extension("new"), path).unwrap();
+    let is_loaded = || cluster.node.cri.loaded_network().unwrap().conflist.as_ref() == Some(&loaded);
+    wait_until("containerd has loaded the conflist", is_loaded);
+}
+
+/// Starts the pods of one engine.
+fn start(cluster: &Cluster, engine: &str) -> Vec<RunningPod> {
+    let sandbox = |number| Sandbox::injected("shop", &format!("{engine}-{number}"));
+    let sandboxes: Vec<_> = (0..PODS).map(sandbox).collect();
+    sandboxes.iter().for_each(|sandbox| cluster.schedule(sandbox));
+    let ids = sandboxes.chunks(AT_ONCE).flat_map(|some| cluster.node.cri.run_concurrently(some));
+    ids.map(|id| RunningPod::in_sandbox(&cluster.node, id.unwrap())).collect()
+}
+
+/// Returns the rules of every owner in a pod's network namespace.
+fn rules(cluster: &Cluster, pod: &RunningPod) -> String {
+    let netns = cluster.node.cri.sandbox_status(&pod.id).unwrap().netns.unwrap();
+    let arguments = [&format!("--net={}", netns.display()), "nft", "--stateless", "list", "ruleset"];
+    cluster.node.host().run(Path::new("nsenter"), &arguments).unwrap()
+}
+
+fn assert_redirected(cluster: &Cluster, pods: &[RunningPod]) {
+    let outside = OutsideClient::new(&cluster.node);
+    for pod in pods {
+        let address = pod.addresses[0];
+        assert_eq!(outside.connect(address, 8080), Destination::proxy(15006, address, 8080));
+        assert_eq!(pod.connect(APPLICATION, OUTSIDE[0], 80), Destination::proxy(15001, OUTSIDE[0], 80));
+    }
+}
+
+#[test]
+fn fifty_pods_of_istio_cni_stay_redirected_once_and_are_deleted_after_gybe_has_replaced_it() {
+    let cluster = Cluster::new(Generation::V2);
+    let host = cluster.node.host();
+    let program = host.path(containerd::BIN_DIR).join("istio-cni");
+    fs::copy(istio_cni(), &program).unwrap();
+    let directory = host.path(ISTIO);
+    fs::create_dir_all(&directory).unwrap();
+    fs::rename(cluster.api.kubeconfig(&directory).unwrap(), directory.join("istio-cni-kubeconfig")).unwrap();
+    let mut pods = Vec::new();
+    for (engine, is_native, marks) in [
+        ("iptables", false, ["chain ISTIO_OUTPUT", "chain ISTIO_INBOUND"]),
+        ("nft", true, ["table inet istio-proxy-nat", "istio"]),
+    ] {
+        write_conflist(&cluster, &with_istio_cni(is_native));
+        for pod in start(&cluster, engine) {
+            let rules = rules(&cluster, &pod);
+            assert!(marks.iter().all(|mark| rules.contains(mark)), "{engine}: {rules}");
+            pods.push((pod, rules));
+        }
+    }
+
+    // istio-cni's agent ends, and takes its program away. Gybe's agent starts.
+    fs::remove_file(&program).unwrap();
+    let agent = DaemonSetPod::start(&cluster);
+    agent.wait_for("ready", || agent.is_ready());
+    let list: Value = serde_json::from_str(&fs::read_to_string(conflist(&cluster)).unwrap()).unwrap();
+    let kinds: Vec<_> = list["plugins"].as_array().unwrap().iter().map(|it| it["type"].clone()).collect();
+    assert_eq!(kinds, ["bridge", "portmap", "gybe-cni"]);
+    let next = Sandbox::injected("shop", "next");
+    cluster.schedule(&next);
+    let next = RunningPod::in_sandbox(&cluster.node, cluster.node.cri.run(&next).unwrap());
+    assert_redirected(&cluster, std::slice::from_ref(&next));
+    for (pod, before) in &pods {
+        assert_eq!(&rules(&cluster, pod), before, "no rule of Gybe is added");
+    }
+    let (mut pods, _): (Vec<_>, Vec<_>) = pods.into_iter().unzip();
+    assert_redirected(&cluster, &pods);
+
+    // The connections end with the pods' processes, and then the runtime deletes all at the same time.
+    pods.push(next);
+    let ids: Vec<_> = pods.into_iter().map(|pod| pod.id).collect();
+    let started = Instant::now();
+    for (id, stopped) in ids.iter().zip(cluster.node.cri.stop_concurrently(&ids)) {
+        stopped.unwrap_or_else(|error| panic!("{id} is stuck: {error}"));
+        cluster.node.cri.remove(id).unwrap();
+    }
+    println!("{} pods were deleted in {:?}", ids.len(), started.elapsed());
+    assert_eq!(host.pod_links().unwrap(), [""; 0]);
+    assert_eq!(fs::read_dir(host.path(RESULTS)).unwrap().count(), 0);
+}

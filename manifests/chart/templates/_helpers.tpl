@@ -1,0 +1,137 @@
+{{/*
+The values as YAML: those below `cni` over the top level, those of istio-cni's chart under their names here, and those
+of the platform where a value is empty. `ignored` has a line for each value without effect. Fails with all values that
+cannot be applied.
+*/}}
+{{- define "gybe.values" -}}
+{{- $values := deepCopy .Values -}}
+{{- $values = mergeOverwrite $values (deepCopy ($values.cni | default dict)) -}}
+{{- $refused := list -}}
+{{- $ignored := list -}}
+{{- range $row := .Files.Get "files/istio-cni-values.yaml" | fromYamlArray -}}
+  {{- $value := $values -}}
+  {{- range splitList "." $row.key -}}
+    {{- if and (kindIs "map" $value) (hasKey $value .) -}}
+      {{- $value = get $value . -}}
+    {{- else -}}
+      {{- $value = dict -}}
+    {{- end -}}
+  {{- end -}}
+  {{- if not (or (kindIs "map" $value) (kindIs "invalid" $value)) -}}
+    {{- if hasKey ($row.of | default dict) (toString $value) -}}
+      {{- $value = get $row.of (toString $value) -}}
+    {{- else if $row.refused -}}
+      {{- $refused = append $refused (printf "%s: %s" $row.key $row.refused) -}}
+    {{- else if $row.ignored -}}
+      {{- $ignored = append $ignored (printf "%s has no effect: %s" $row.key $row.ignored) -}}
+    {{- end -}}
+    {{- if and $row.to (not (kindIs "invalid" $value)) -}}
+      {{- range reverse (splitList "." $row.to) -}}{{- $value = dict . $value -}}{{- end -}}
+      {{- $values = mergeOverwrite $values $value -}}
+    {{- end -}}
+  {{- end -}}
+{{- end -}}
+{{- $platforms := .Files.Get "files/platforms.yaml" | fromYaml -}}
+{{- $detected := contains "-gke" .Capabilities.KubeVersion.Version | ternary "gke" "default" -}}
+{{- $platform := $values.platform | default $detected -}}
+{{- if not (hasKey $platforms $platform) -}}
+  {{- $names := keys $platforms | sortAlpha | join ", " -}}
+  {{- $refused = append $refused (printf "platform: %s is none of %s" $platform $names) -}}
+{{- end -}}
+{{- with $refused -}}{{- fail (printf "values that cannot be applied:\n- %s" (join "\n- " .)) -}}{{- end -}}
+{{- if eq ($values.provider | default "") "multus" -}}
+  {{- $values = merge $values (dict "settings" (dict "shape" "standalone")) -}}
+{{- end -}}
+{{- with $values.seLinuxOptions -}}{{- $_ := set $values "seLinuxOptions" (merge . (dict "type" "spc_t")) -}}{{- end -}}
+{{- $values = merge $values (get $platforms $platform) $platforms.default -}}
+{{- if not (hasKey $values.resourceQuotas "enabled") -}}
+  {{- $_ := set $values.resourceQuotas "enabled" ($values.quotaRequired | default false) -}}
+{{- end -}}
+{{- toYaml (set $values "ignored" $ignored) -}}
+{{- end -}}
+
+{{/* The names of the pools as a JSON list. The pool with an empty name has the nodes of no other. */}}
+{{- define "gybe.pools" -}}
+{{- concat (list "") (keys .pools | sortAlpha) | toJson -}}
+{{- end -}}
+
+{{/* The values of a pool as YAML. */}}
+{{- define "gybe.pool" -}}
+{{- mergeOverwrite (deepCopy .values) (get .values.pools .name | default dict) | toYaml -}}
+{{- end -}}
+
+{{/* What is appended to the names of a pool's objects. */}}
+{{- define "gybe.suffix" -}}{{- with . -}}-{{ . }}{{- end -}}{{- end -}}
+
+{{- define "gybe.labels" -}}
+app.kubernetes.io/part-of: gybe
+{{- end -}}
+
+{{- define "gybe.image" -}}
+{{ .image.repository }}{{ with .image.digest }}@{{ . }}{{ else }}:{{ .image.tag | default .version }}{{ end }}
+{{- end -}}
+
+{{/* Of the Kubernetes form, or names as in istio-cni's chart. */}}
+{{- define "gybe.pullSecrets" -}}
+{{- range . }}
+- {{ if kindIs "string" . }}name: {{ . }}{{ else }}{{ toJson . }}{{ end }}
+{{- end }}
+{{- end -}}
+
+{{/* The affinity of the agents on the nodes of no pool. */}}
+{{- define "gybe.affinity" -}}
+{{- $affinity := deepCopy .affinity -}}
+{{- $no := dict "key" "gybe.dev/pool" "operator" "NotIn" "values" (keys .pools | sortAlpha) -}}
+{{- $required := "requiredDuringSchedulingIgnoredDuringExecution" -}}
+{{- $terms := list -}}
+{{- range dig "nodeAffinity" $required "nodeSelectorTerms" (list dict) $affinity -}}
+  {{- $terms = append $terms (set . "matchExpressions" (append (.matchExpressions | default list) $no)) -}}
+{{- end -}}
+{{- mergeOverwrite $affinity (dict "nodeAffinity" (dict $required (dict "nodeSelectorTerms" $terms))) | toYaml -}}
+{{- end -}}
+
+{{/* The agent's variables with a listen address and its port. */}}
+{{- define "gybe.listen" -}}
+{{- if eq .listen.address "node" }}
+- name: {{ .name }}_ADDRESS
+  valueFrom:
+    fieldRef:
+      fieldPath: status.hostIP
+{{- else if ne .listen.address "all" }}
+- name: {{ .name }}_ADDRESS
+  value: {{ .listen.address | quote }}
+{{- end }}
+{{- if ne (int .listen.port) .default }}
+- name: {{ .name }}_PORT
+  value: {{ .listen.port | quote }}
+{{- end }}
+{{- end -}}
+
+{{/* The update strategy without a surge where nodes may be without an agent: the API server refuses both. */}}
+{{- define "gybe.updateStrategy" -}}
+{{- $strategy := deepCopy .updateStrategy -}}
+{{- with $strategy.rollingUpdate -}}
+  {{- if or (ne $strategy.type "RollingUpdate") (not (has (toString .maxUnavailable) (list "0" "0%" "<nil>"))) -}}
+    {{- $strategy = set $strategy "rollingUpdate" (omit . "maxSurge") -}}
+  {{- end -}}
+{{- end -}}
+{{- if ne $strategy.type "RollingUpdate" -}}{{- $strategy = omit $strategy "rollingUpdate" -}}{{- end -}}
+{{- toYaml $strategy -}}
+{{- end -}}
+
+{{/* The number of agents during an update: the nodes, and for each pool the surge, rounded up. */}}
+{{- define "gybe.agents" -}}
+{{- $values := . -}}
+{{- $surge := 0 -}}
+{{- range $name := fromJsonArray (include "gybe.pools" $values) -}}
+  {{- $pool := fromYaml (include "gybe.pool" (dict "values" $values "name" $name)) -}}
+  {{- $max := dig "rollingUpdate" "maxSurge" 0 (fromYaml (include "gybe.updateStrategy" $pool)) | toString -}}
+  {{- if hasSuffix "%" $max -}}
+    {{- $percent := mul $values.resourceQuotas.nodes (trimSuffix "%" $max) -}}
+    {{- $surge = max $surge (add (div (add $percent 99) 100) (len $values.pools)) -}}
+  {{- else -}}
+    {{- $surge = max $surge (mul $max (add 1 (len $values.pools))) -}}
+  {{- end -}}
+{{- end -}}
+{{- add $values.resourceQuotas.nodes $surge -}}
+{{- end -}}
