@@ -19,6 +19,15 @@ pub(crate) struct Case {
     pub(crate) named: &'static [&'static str],
     /// The backend with `auto` of each pod, in the order of `PODS`; `None` is a refusal.
     pub(crate) auto: [Option<BackendKind>; 4],
+    pub(crate) zones: Zones,
+}
+
+/// Whether the kernel has conntrack zones. Without them `auto` captures DNS all the same, and the agent's own query
+/// from the five-tuple of an application's query goes to the agent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Zones {
+    Present,
+    Absent,
 }
 
 const NONE: [Option<BackendKind>; 4] = [None; 4];
@@ -33,7 +42,16 @@ const fn without(
     absent: &'static [&'static str],
     auto: [Option<BackendKind>; 4],
 ) -> Case {
-    Case { name, kernel: "6.12", absent, load: &[], parameters: "", named: absent, auto }
+    Case {
+        name,
+        kernel: "6.12",
+        absent,
+        load: &[],
+        parameters: "",
+        named: absent,
+        auto,
+        zones: Zones::Present,
+    }
 }
 
 /// A node whose kube-proxy or CNI plugin uses iptables-legacy.
@@ -46,7 +64,7 @@ pub(crate) const CASES: &[Case] = &[
         ..without("nft_chain_nat, ip_tables loaded", &["nft_chain_nat"], all(IptablesLegacy))
     },
     without("nft_redir", &["nft_redir"], all(IptablesNft)),
-    without("nft_ct", &["nft_ct"], [Some(Nft), Some(Nft), Some(Nft), None]),
+    Case { zones: Zones::Absent, ..without("nft_ct", &["nft_ct"], [Some(Nft), Some(Nft), Some(Nft), None]) },
     without("nft_tproxy", &["nft_tproxy"], [Some(Nft), Some(Nft), Some(Nft), None]),
     without("nf_tables", &["nf_tables"], NONE),
     Case {
