@@ -131,7 +131,7 @@ mod tests {
             let wrong = Flows::Made { number: 144, wrong: vec!["v4: timeout".to_owned()] };
             match results.get_mut(index) {
                 Some(CheckResult::Column { flows, .. } | CheckResult::Add(Add { flows, .. })) => {
-                    *flows = wrong
+                    *flows = wrong;
                 }
                 _ => panic!("no result {index}"),
             }

@@ -87,11 +87,11 @@ fn main() -> ExitCode {
         eprintln!("{failed} of {} machines are not as expected", outcomes.len());
         return ExitCode::FAILURE;
     }
-    if names.is_empty() && std::env::var_os("GYBE_WRITE").is_some() {
-        if let Err(error) = fs::write(PAGE, text) {
-            eprintln!("cannot write {PAGE}: {error}");
-            return ExitCode::FAILURE;
-        }
+    let is_written = names.is_empty() && std::env::var_os("GYBE_WRITE").is_some();
+    let written = if is_written { fs::write(PAGE, text) } else { Ok(()) };
+    if let Err(error) = written {
+        eprintln!("cannot write {PAGE}: {error}");
+        return ExitCode::FAILURE;
     }
     ExitCode::SUCCESS
 }

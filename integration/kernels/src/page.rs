@@ -143,7 +143,9 @@ fn probed(results: &[CheckResult], kind: BackendKind) -> String {
     let findings = report.into_iter().flatten();
     let findings =
         findings.map(|(profile, found)| (profile.as_str(), found.get("finding").and_then(Value::as_str)));
-    summary(findings.map(|(profile, finding)| (profile, finding.unwrap_or("no finding"))).collect(), "works")
+    let findings: Vec<_> =
+        findings.map(|(profile, finding)| (profile, finding.unwrap_or("no finding"))).collect();
+    summary(&findings, "works")
 }
 
 /// What ADDs with a setting did: `nft`, `refused`, `no TPROXY`.
@@ -153,11 +155,11 @@ fn added(results: &[CheckResult], setting: BackendSetting) -> String {
     let outcomes: Vec<(&str, &str)> =
         known.map(|add| (add.pod.as_str(), add.rules_by.first().map_or("refused", String::as_str))).collect();
     let backend = outcomes.iter().map(|(_, outcome)| *outcome).find(|outcome| *outcome != "refused");
-    summary(outcomes.clone(), backend.unwrap_or("refused"))
+    summary(&outcomes, backend.unwrap_or("refused"))
 }
 
 /// `usual` where every outcome is that; another outcome that all have; else the exceptions.
-fn summary(outcomes: Vec<(&str, &str)>, usual: &str) -> String {
+fn summary(outcomes: &[(&str, &str)], usual: &str) -> String {
     let Some((_, first)) = outcomes.first() else { return "no result".to_owned() };
     if outcomes.iter().all(|(_, outcome)| outcome == first) {
         return (*first).to_owned();

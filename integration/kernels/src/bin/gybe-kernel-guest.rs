@@ -2,6 +2,7 @@
 //! result is a line on stdout.
 
 #![allow(clippy::print_stdout, reason = "the results of the checks")]
+#![allow(clippy::indexing_slicing, reason = "of the JSON of the examples, which is part of this program")]
 
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::{Rules, Until, differences};
