@@ -36,7 +36,7 @@ OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-clust
 REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
-.PHONY: help build kernel-programs image demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-kernels kernels test-node test-take-over test-states node-states cluster bench-containerd test-shared test-manifests faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
+.PHONY: help build kernel-programs image demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-kernels kernels test-node test-take-over test-states node-states cluster bench-containerd test-shared test-manifests test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -101,6 +101,11 @@ test-struck: test-crash
 test-manifests: ## check the chart and the manifests of every platform, as helm and kustomize render them   (needs: helm 3, kustomize 5, promtool; or Go or Debian's mirror to get them)
 	manifests/build.sh
 	cargo test --locked -p gybe-installer --test overlays
+
+test-chart: ## install, upgrade, roll back and delete the chart in a real API server, without a node   (needs: root, openssl, and Go; Kubernetes is built the first time)
+	integration/cluster/setup.sh
+	manifests/build.sh
+	manifests/server-check.sh target/cluster
 
 faults: ## print the tests of every fault in docs/FAULTS.md
 	@cargo run --quiet --locked -p gybe-integration --bin gybe-faults

@@ -56,9 +56,12 @@ if ! command -v promtool >/dev/null; then
     [ -x "$promtool" ] || integration/debian-unpack.sh "$tools/prometheus" bookworm prometheus
 fi
 
-# render ARGUMENT...: prints the chart's objects without hooks.
+# with_hooks ARGUMENT...: prints the chart's objects.
+with_hooks() {
+    "$helm" template gybe manifests/chart --namespace gybe-system --kube-version 1.30.0 "$@"
+}
 render() {
-    "$helm" template gybe manifests/chart --namespace gybe-system --kube-version 1.30.0 --no-hooks "$@"
+    with_hooks --no-hooks "$@"
 }
 
 # rendered FILE TEMPLATE ARGUMENT...: the file is what the template renders.
@@ -122,6 +125,7 @@ render --set foreignOwner=true >"$out/chart/with-foreign-owner.yaml"
 render --set seLinuxOptions.type=spc_t >"$out/chart/with-selinux.yaml"
 render --set nodeTaints={cni.istio.io/not-ready} >"$out/chart/with-node-taint.yaml"
 render -f manifests/chart-values/pools.yaml >"$out/chart/pools.yaml"
+with_hooks -f manifests/chart-values/pools.yaml --show-only templates/leave.yaml >"$out/chart/leave.yaml"
 render -f manifests/chart-values/all.yaml >"$out/chart/all.yaml"
 render -f manifests/chart-values/istio-cni.yaml >"$out/chart/istio-cni.yaml"
 if render -f manifests/chart-values/refused.yaml >"$out/chart/refused" 2>&1; then

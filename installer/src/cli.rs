@@ -18,6 +18,7 @@ mod install;
 mod invocation;
 mod istio_args;
 mod istio_cni_taint;
+mod leave;
 mod live_trace;
 mod migrate;
 mod namespace;
@@ -67,7 +68,7 @@ struct Gybe {
 
 fn after_help() -> String {
     format!(
-        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, status, migrate, install, uninstall, probe,\n       demo, agent-status, istio-cni-taint)\n  \
+        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, status, migrate, install, uninstall, probe,\n       demo, agent-status, istio-cni-taint, leave)\n  \
          2    wrong arguments, or the command failed\n  126  the pod is not redirected (validate)\n\n{}",
         style::heading("Exit codes:"),
         "`gybe help COMMAND` explains a command and shows examples.",
@@ -91,6 +92,7 @@ enum Command {
     AgentStatus(agent_status::AgentStatusArgs),
     PodFacts(pod_facts::PodFactsArgs),
     IstioCniTaint(istio_cni_taint::IstioCniTaintArgs),
+    Leave(leave::LeaveArgs),
     Install(Box<install::InstallArgs>),
     Uninstall(uninstall::UninstallArgs),
     Doctor(doctor::DoctorArgs),
@@ -137,6 +139,7 @@ impl Command {
             Self::AgentStatus(args) => args.run(context),
             Self::PodFacts(args) => args.run(),
             Self::IstioCniTaint(args) => args.run(context),
+            Self::Leave(args) => args.run(context),
             Self::Install(args) => args.run(),
             Self::Uninstall(args) => args.run(),
             Self::Doctor(args) => Ok(args.run()),

@@ -5,6 +5,9 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("make demo", "a step of .ci/run"),
     ("make test ", "a step of .ci/run"),
     ("make bench", "a benchmark needs a quiet machine"),
+    ("helm ", "a cluster that can pull the image from a registry"),
+    ("kubectl create namespace", "as helm"),
+    ("kubectl label namespace", "as helm"),
     ("kubectl ", IN_A_CLUSTER),
     ("manifests/left.sh", IN_A_CLUSTER),
 ];

@@ -15,6 +15,7 @@ mod access;
 mod agents;
 mod client;
 mod error;
+mod leave;
 mod line_splitter;
 mod list_parser;
 mod lookup;
@@ -28,8 +29,9 @@ mod watch;
 mod watched_pods;
 
 pub use access::{Cluster, ClusterError, ServiceAccount};
-pub use agents::{AgentSelector, ClusterAgent, agents};
+pub use agents::{AGENTS, AgentSelector, ClusterAgent, agents};
 pub use error::ApiError;
+pub use leave::{AgentAddress, Left, agent_addresses, desired_agents, left, set_mode_leave};
 pub(crate) use own_node::OwnNode;
 pub use own_node::{ClusterNode, ObservedNode};
 pub use pod_cache::{WatchProblem, WatchState};

@@ -27,16 +27,10 @@ impl ClusterArgs {
         if let Some(kubeconfig) = &self.kubeconfig {
             return Ok(Cluster::Kubeconfig { path: kubeconfig.clone(), context: None });
         }
-        let names = ["KUBERNETES_SERVICE_HOST", "KUBERNETES_SERVICE_PORT"];
-        match names.map(|name| context.environment.get(name).cloned()) {
-            [Some(host), Some(port)] => {
-                let directory = context.environment.get("GYBE_SERVICE_ACCOUNT_DIR");
-                let directory = directory.map_or(SERVICE_ACCOUNT, String::as_str).into();
-                Ok(Cluster::Own(ServiceAccount { host, port, directory }))
-            }
-            _ => Err(CommandError::new("no cluster is named, and gybe does not run in a pod of a cluster")
-                .with_hint("name a cluster with --kubeconfig")),
-        }
+        own(context).ok_or_else(|| {
+            CommandError::new("no cluster is named, and gybe does not run in a pod of a cluster")
+                .with_hint("name a cluster with --kubeconfig")
+        })
     }
 
     fn node(&self, context: &Context) -> Result<String, CommandError> {
@@ -50,4 +44,15 @@ impl ClusterArgs {
                 .with_hint("name the node with --node-name, or KUBERNETES_NODE_NAME")
         })
     }
+}
+
+/// Returns the cluster in which the command runs as a pod.
+pub(super) fn own(context: &Context) -> Option<Cluster> {
+    let variable = |name| context.environment.get(name).cloned();
+    let directory = variable("GYBE_SERVICE_ACCOUNT_DIR").unwrap_or_else(|| SERVICE_ACCOUNT.to_owned());
+    Some(Cluster::Own(ServiceAccount {
+        host: variable("KUBERNETES_SERVICE_HOST")?,
+        port: variable("KUBERNETES_SERVICE_PORT")?,
+        directory: directory.into(),
+    }))
 }

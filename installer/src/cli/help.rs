@@ -10,7 +10,7 @@ use std::path::PathBuf;
 
 /// Every command, in the order and under the heading in which `gybe --help` lists it.
 const GROUPS: [(&str, &[&str]); 6] = [
-    ("Cluster", &["status"]),
+    ("Cluster", &["status", "leave"]),
     (
         "Node",
         &[

@@ -3,7 +3,7 @@
 use super::invocation::Context;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, examples, good, titles};
-use crate::agent::cluster::{AgentSelector, Cluster, ClusterAgent, agents};
+use crate::agent::cluster::{AGENTS, AgentSelector, Cluster, ClusterAgent, agents};
 use crate::host::agent_status::NodeStatus;
 use crate::pod::manifest::printable;
 use clap::Args;
@@ -38,7 +38,7 @@ pub(super) struct StatusArgs {
     #[arg(long, short, value_name = "NAMESPACE", default_value = "gybe-system", value_parser = namespace)]
     namespace: String,
     /// The label selector of the agents' pods
-    #[arg(long, short = 'l', value_name = "LABELS", default_value = "app.kubernetes.io/name=gybe-node")]
+    #[arg(long, short = 'l', value_name = "LABELS", default_value = AGENTS)]
     selector: String,
     /// How long to wait for all answers, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=3600))]

@@ -14,6 +14,7 @@ mod health_and_metrics;
 mod host_faults;
 mod kubeconfig;
 mod leader;
+mod leave;
 mod node;
 mod node_taint;
 mod pod_facts_command;

@@ -95,12 +95,17 @@ pub(crate) fn assert_arguments_accepted(objects: &Objects) {
         let probes = [container.readiness_probe, container.liveness_probe].into_iter().flatten();
         let probes = probes.map(|probe| probe.exec.unwrap().command.unwrap());
         for arguments in probes.chain([command]) {
-            #[expect(clippy::disallowed_methods, reason = "runs the program under test")]
-            let mut gybe = Command::new(env!("CARGO_BIN_EXE_gybe"));
-            let output = gybe.args(&arguments[1..]).arg("--help").output().unwrap();
-            assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
+            assert_command_accepted(&arguments);
         }
     }
     let shape = Settings::read(&settings_sources(objects)).unwrap().options.shape;
     assert!(matches!(shape, Shape::Chained { .. } | Shape::Standalone { .. }));
+}
+
+pub(crate) fn assert_command_accepted(arguments: &[String]) {
+    assert_eq!(arguments[0], "/opt/gybe/bin/gybe");
+    #[expect(clippy::disallowed_methods, reason = "runs the program under test")]
+    let mut gybe = Command::new(env!("CARGO_BIN_EXE_gybe"));
+    let output = gybe.args(&arguments[1..]).arg("--help").output().unwrap();
+    assert!(output.status.success(), "{arguments:?}: {}", String::from_utf8_lossy(&output.stderr));
 }

@@ -1,7 +1,7 @@
 //! The chart's values, as helm renders the files in `manifests/chart-values`.
 
 use crate::objects::Objects;
-use crate::{rendered, settings};
+use crate::{pod, rendered, settings};
 use gybe_installer::host::desired::Shape;
 use gybe_installer::host::observe::FileName;
 use gybe_installer::host::settings::{KEYS, RepairMode, Settings};
@@ -9,7 +9,8 @@ use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::BackendSetting;
 use gybe_plugin::conf::LogLevel;
 use k8s_openapi::api::apps::v1::DaemonSet;
-use k8s_openapi::api::core::v1::{ConfigMap, Container, ResourceQuota};
+use k8s_openapi::api::batch::v1::Job;
+use k8s_openapi::api::core::v1::{ConfigMap, Container, ResourceQuota, ServiceAccount};
 use k8s_openapi::api::rbac::v1::Role;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
@@ -126,6 +127,37 @@ fn the_values_of_istio_cnis_chart_have_their_meaning() {
     assert_eq!(crate::host_path(&objects, "cni-conf"), crate::K3S);
     // Its limit counts nodes; an update here has more pods than nodes.
     assert_eq!(quota(&objects), "5500");
+}
+
+#[test]
+fn the_job_before_the_deletion_leaves_every_pool_and_has_three_rights() {
+    let objects = rendered("leave");
+    let job: Job = objects.one("Job");
+    assert_eq!(job.metadata.annotations.unwrap()["helm.sh/hook"], "pre-delete");
+    let spec = job.spec.unwrap();
+    let pod = spec.template.spec.unwrap();
+    let account = objects.one::<ServiceAccount>("ServiceAccount").metadata.name;
+    assert_eq!((&pod.service_account_name, pod.host_network), (&account, None));
+    let container = &pod.containers[0];
+    let command = container.command.clone().unwrap();
+    settings::assert_command_accepted(&command);
+    for pool in ["", "-canary", "-edge"] {
+        assert!(command.contains(&format!("--config-map=gybe-config{pool}")), "{command:?}");
+    }
+    let timeout = command.iter().find_map(|it| it.strip_prefix("--timeout=")?.parse::<i64>().ok()).unwrap();
+    assert!(timeout < 300, "helm waits for 300 seconds");
+    assert!(spec.active_deadline_seconds.unwrap() > timeout);
+    let context = container.security_context.clone().unwrap();
+    assert_eq!(context.capabilities.unwrap().drop.unwrap(), ["ALL"]);
+    assert_eq!(
+        (context.read_only_root_filesystem, context.allow_privilege_escalation),
+        (Some(true), Some(false))
+    );
+    assert_eq!(pod.security_context.unwrap().run_as_non_root, Some(true));
+    // As in installer/tests/agent/leave.rs.
+    let rules: Vec<_> = objects.one::<Role>("Role").rules.unwrap().iter().map(pod::rule_line).collect();
+    let maps = r#""" configmaps [gybe-config,gybe-config-canary,gybe-config-edge]: patch"#;
+    assert_eq!(rules, [maps, r#""" pods: list"#, r#""apps" daemonsets: list"#]);
 }
 
 #[test]

@@ -132,7 +132,8 @@ impl ApiServer {
         Ok(self.identity.present(validity)?)
     }
 
-    /// Creates or replaces an object by its `kind`: Pod (the default), Node, `DaemonSet` or Event. Returns its version.
+    /// Creates or replaces an object by its `kind`: Pod (the default), Node, `DaemonSet`, `ConfigMap` or Event. Returns
+    /// its version.
     ///
     /// # Errors
     /// When the kind is another.

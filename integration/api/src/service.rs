@@ -172,7 +172,9 @@ impl Service {
                 let event = write::create(&self.objects, resource, request, written)?;
                 Ok(created(&event, layout))
             }
-            (Verb::Patch, Some(_)) if matches!(resource, Resource::Events | Resource::Nodes) => {
+            (Verb::Patch, Some(_))
+                if matches!(resource, Resource::Events | Resource::Nodes | Resource::ConfigMaps) =>
+            {
                 let patched = write::patch(&self.objects, resource, request, written)?;
                 Ok(object(&patched, layout))
             }

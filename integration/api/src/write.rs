@@ -1,4 +1,4 @@
-//! Requests that write: the creation of an event, and merge patches of events and nodes.
+//! Requests that write: the creation of an event, and merge patches of events, nodes and ConfigMaps.
 
 use crate::objects::{Key, Objects};
 use crate::request::{ApiRequest, Resource};

@@ -135,3 +135,13 @@ app.kubernetes.io/part-of: gybe
 {{- end -}}
 {{- add $values.resourceQuotas.nodes $surge -}}
 {{- end -}}
+
+{{/* The metadata of the hook's objects after the name. The account is there before the Job. */}}
+{{- define "gybe.leave.hook" }}
+  namespace: {{ .Release.Namespace }}
+  labels:
+    {{- include "gybe.labels" . | nindent 4 }}
+  annotations:
+    helm.sh/hook: pre-delete
+    helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}

@@ -30,6 +30,9 @@ const CONCURRENCY: usize = 64;
 const PORT_ANNOTATION: &str = "prometheus.io/port";
 const DEFAULT_PORT: u16 = 15014;
 
+/// The label of the agents' DaemonSets and pods.
+pub const AGENTS: &str = "app.kubernetes.io/name=gybe-node";
+
 /// Which pods are agents.
 #[derive(Debug, Clone)]
 pub struct AgentSelector {
@@ -81,18 +84,18 @@ struct AgentPods {
 }
 
 #[derive(Deserialize)]
-struct AgentPod {
-    metadata: PodMetadata,
+pub(super) struct AgentPod {
+    pub(super) metadata: PodMetadata,
     #[serde(default)]
-    spec: PodSpec,
+    pub(super) spec: PodSpec,
     #[serde(default)]
-    status: PodStatus,
+    pub(super) status: PodStatus,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
-struct PodMetadata {
-    name: String,
+pub(super) struct PodMetadata {
+    pub(super) name: String,
     #[serde(default)]
     annotations: BTreeMap<String, String>,
     deletion_timestamp: Option<String>,
@@ -100,13 +103,15 @@ struct PodMetadata {
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-struct PodSpec {
-    node_name: String,
+pub(super) struct PodSpec {
+    pub(super) node_name: String,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-struct PodStatus {
+pub(super) struct PodStatus {
+    #[serde(rename = "hostIP")]
+    pub(super) host_ip: String,
     phase: String,
     reason: String,
     container_statuses: Vec<ContainerStatus>,
@@ -148,7 +153,7 @@ impl AgentPod {
 
     /// Returns why a container of the pod does not run.
     fn waits(&self) -> Option<String> {
-        let PodStatus { phase, reason, container_statuses, conditions } = &self.status;
+        let PodStatus { phase, reason, container_statuses, conditions, host_ip: _ } = &self.status;
         let waiting = container_statuses.iter().find_map(|container| {
             Some(format!("container {} waits: {}", container.name, container.state.waiting.as_ref()?.reason))
         });
@@ -167,7 +172,7 @@ impl AgentPod {
 }
 
 /// Lists the agents' pods page by page, without those that are being deleted.
-async fn list(client: &Client, selector: &AgentSelector) -> Result<Vec<AgentPod>, ApiError> {
+pub(super) async fn list(client: &Client, selector: &AgentSelector) -> Result<Vec<AgentPod>, ApiError> {
     let pods = ApiRequest::new(format!("/api/v1/namespaces/{}/pods", selector.namespace));
     let mut params = ListParams::default().labels(&selector.labels).limit(PAGE_SIZE);
     let mut found = Vec::new();

@@ -212,7 +212,7 @@ fn events(namespace: &str) -> ApiRequest {
     ApiRequest::new(format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"))
 }
 
-fn write(
+pub(super) fn write(
     cluster: &Cluster,
     request: Result<Request<Vec<u8>>, kube::core::request::Error>,
     until: Instant,
@@ -236,7 +236,7 @@ pub fn pod_facts(cluster: &Cluster, query: &[u8], until: Instant) -> Result<Stri
     Ok(wire::encode_response(&response))
 }
 
-fn send<T: DeserializeOwned>(
+pub(super) fn send<T: DeserializeOwned>(
     cluster: &Cluster,
     request: Request<Vec<u8>>,
     until: Instant,

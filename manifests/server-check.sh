@@ -1,0 +1,95 @@
+#!/bin/sh
+# server-check.sh DIRECTORY: installs the chart for each platform, and with the values of manifests/chart-values, in a
+# real API server, which validates and stores the objects; then upgrades, rolls back and deletes it. No node runs, so the
+# Job before the deletion is left out. DIRECTORY has etcd, kube-apiserver and kubectl, as integration/cluster/setup.sh
+# builds them (target/cluster). Runs in a network namespace of its own, with the helm that manifests/build.sh has used.
+set -eu
+cd "$(dirname "$0")/.."
+programs=$(realpath "$1")
+
+if [ -z "${GYBE_IN_NAMESPACE:-}" ]; then
+    GYBE_IN_NAMESPACE=1 exec unshare --net --pid --fork --kill-child --mount-proc "$0" "$programs"
+fi
+
+helm=$PWD/target/tools/helm
+[ -x "$helm" ] || helm=helm
+data=$(mktemp -d)
+trap 'rm -rf "$data"' EXIT
+ip link set lo up
+openssl genrsa -out "$data/accounts.key" 2048 2>/dev/null
+echo "token,admin,admin,system:masters" >"$data/tokens.csv"
+"$programs/etcd" --data-dir="$data/etcd" --unsafe-no-fsync >"$data/etcd.log" 2>&1 &
+"$programs/kube-apiserver" --etcd-servers=http://127.0.0.1:2379 --secure-port=6443 --bind-address=127.0.0.1 \
+    --advertise-address=192.0.2.1 --cert-dir="$data" --token-auth-file="$data/tokens.csv" \
+    --authorization-mode=RBAC --allow-privileged=true --service-cluster-ip-range=10.96.0.0/16 \
+    --service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$data/accounts.key" \
+    --service-account-signing-key-file="$data/accounts.key" >"$data/apiserver.log" 2>&1 &
+cat >"$data/kubeconfig" <<YAML
+apiVersion: v1
+kind: Config
+clusters: [{ name: c, cluster: { server: "https://127.0.0.1:6443", insecure-skip-tls-verify: true } }]
+users: [{ name: u, user: { token: token } }]
+contexts: [{ name: x, context: { cluster: c, user: u } }]
+current-context: x
+YAML
+export KUBECONFIG="$data/kubeconfig" HELM_CACHE_HOME="$data" HELM_CONFIG_HOME="$data" HELM_DATA_HOME="$data"
+kubectl() { "$programs/kubectl" --request-timeout=30s "$@"; }
+
+deadline=$(($(date +%s) + 300))
+until kubectl get --raw /readyz >/dev/null 2>&1; do
+    if [ "$(date +%s)" -ge "$deadline" ]; then
+        tail -n 20 "$data/apiserver.log" "$data/etcd.log" >&2
+        exit 1
+    fi
+    sleep 1
+done
+# The custom resources of Multus and of the Prometheus Operator, of any content.
+for resource in k8s.cni.cncf.io/NetworkAttachmentDefinition/network-attachment-definitions \
+    monitoring.coreos.com/PodMonitor/podmonitors monitoring.coreos.com/PrometheusRule/prometheusrules; do
+    group=${resource%%/*} kind=${resource#*/} plural=${resource##*/}
+    kind=${kind%/*}
+    kubectl apply -f - >/dev/null <<YAML
+apiVersion: apiextensions.k8s.io/v1
+kind: CustomResourceDefinition
+metadata: { name: $plural.$group }
+spec:
+  group: $group
+  names: { kind: $kind, plural: $plural }
+  scope: Namespaced
+  versions:
+    - name: v1
+      served: true
+      storage: true
+      schema: { openAPIV3Schema: { type: object, x-kubernetes-preserve-unknown-fields: true } }
+YAML
+done
+kubectl wait --for=condition=Established --timeout=60s crd --all >/dev/null
+kubectl create namespace gybe-system >/dev/null
+
+# release VERB ARGUMENT...
+release() {
+    verb=$1
+    shift
+    "$helm" "$verb" gybe ${chart:+"$chart"} --namespace gybe-system "$@" >"$data/helm.log" 2>&1 ||
+        { cat "$data/helm.log" >&2 && exit 1; }
+}
+names() {
+    kubectl -n gybe-system get serviceaccounts,configmaps,daemonsets,roles,rolebindings,podmonitors,prometheusrules \
+        -l app.kubernetes.io/part-of=gybe -o name | sort
+}
+for platform in $(sed -n 's/^\([a-z0-9]*\):.*/\1/p' manifests/chart/files/platforms.yaml); do
+    chart=manifests/chart release install --set "platform=$platform"
+    chart='' release uninstall --no-hooks
+    echo "installed and deleted: $platform"
+done
+chart=manifests/chart release install -f manifests/chart-values/all.yaml
+all=$(names)
+chart=manifests/chart release upgrade -f manifests/chart-values/pools.yaml
+pools=$(names)
+chart=manifests/chart release upgrade -f manifests/chart-values/istio-cni.yaml
+chart='' release rollback 1
+[ "$(names)" = "$all" ] || { names && exit 1; }
+echo "$pools" | grep -q daemonset.apps/gybe-node-canary
+chart='' release uninstall --no-hooks
+[ -z "$(names)" ] || { names && exit 1; }
+echo "installed, upgraded, rolled back and deleted: $(echo "$all" | wc -l) objects in the namespace"
