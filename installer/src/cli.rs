@@ -36,6 +36,7 @@ mod render;
 mod repair;
 mod status;
 mod style;
+mod support_bundle;
 mod trace;
 mod uninstall;
 mod validate;
@@ -97,6 +98,7 @@ enum Command {
     Uninstall(uninstall::UninstallArgs),
     Doctor(doctor::DoctorArgs),
     Status(status::StatusArgs),
+    SupportBundle(support_bundle::SupportBundleArgs),
     Init(init::InitCommand),
     Validate(validate::ValidateArgs),
     Demo(demo::DemoArgs),
@@ -144,6 +146,7 @@ impl Command {
             Self::Uninstall(args) => args.run(),
             Self::Doctor(args) => Ok(args.run()),
             Self::Status(args) => args.run(context),
+            Self::SupportBundle(args) => args.run(),
             Self::Init(args) => args.run(context),
             Self::Validate(args) => args.run(context),
             Self::Demo(args) => args.run(),

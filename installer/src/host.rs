@@ -32,5 +32,6 @@ pub mod problem;
 mod program_retry;
 pub mod runtimes;
 pub mod settings;
+pub mod support_bundle;
 pub mod uninstall;
 pub mod watch;

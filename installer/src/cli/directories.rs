@@ -7,7 +7,7 @@ use clap::Args;
 use std::path::{Path, PathBuf};
 
 /// The directories of the node. Defaults depend on the kind of node (`platform`).
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(super) struct DirectoriesArg {
     /// The runtime's directory of network configurations [default: this kind of node's, usually /etc/cni/net.d]
     #[arg(long, value_name = "DIR")]

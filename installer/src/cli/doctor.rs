@@ -11,7 +11,7 @@ use clap::Args;
 use gybe_plugin::probe_cache::DIRECTORY;
 use serde_json::{Value, json};
 use std::fmt::Write;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// Check this node: print what is well, what is wrong, and what to do about it
 ///
@@ -34,6 +34,14 @@ pub(super) struct DoctorArgs {
 }
 
 impl DoctorArgs {
+    pub(super) fn directories(&self) -> &DirectoriesArg {
+        &self.directories
+    }
+
+    pub(super) fn run_directory(&self) -> &Path {
+        &self.run_dir
+    }
+
     pub(super) fn run(&self) -> CommandOutput {
         let directories = self.directories.node_directories();
         let installed = directories.programs.canonicalize().ok();

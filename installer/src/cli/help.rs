@@ -22,6 +22,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
             "probe",
             "node",
             "agent-status",
+            "support-bundle",
             "istio-cni-taint",
         ],
     ),

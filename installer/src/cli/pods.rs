@@ -32,6 +32,11 @@ impl OnNodeArgs {
         &self.directories
     }
 
+    /// The flags without a value.
+    pub(super) fn of(directories: DirectoriesArg) -> Self {
+        Self { facts: None, directories }
+    }
+
     /// Judges every sandbox. `conf` is the plugin's configuration if the operator named one.
     pub(super) fn all(&self, conf: Option<PluginConf>) -> CommandOutput {
         let SandboxList { sandboxes, unreadable } = self.directories.sandboxes();

@@ -17,6 +17,7 @@ mod locks;
 mod pods_on_node;
 mod programs;
 mod shapes;
+mod support_bundle;
 mod take_over;
 mod take_over_command;
 mod test_node;
