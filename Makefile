@@ -36,7 +36,7 @@ OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-clust
 REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
-.PHONY: help build kernel-programs image demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-kernels kernels test-node test-take-over test-states node-states cluster bench-containerd test-shared test-manifests test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
+.PHONY: help build image demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-take-over test-states node-states cluster bench-containerd bench-repair test-shared test-manifests test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -126,6 +126,7 @@ test-iptables-versions: ## ADD, CHECK and ADD again with iptables 1.8.7, 1.8.9, 
 	cargo test --locked --no-run -p gybe-integration --test iptables_versions
 	integration/as-root.sh cargo test --locked -p gybe-integration --test iptables_versions
 
+.PHONY: kernel-programs test-kernels kernels
 # The programs of the machines: of this architecture, and of arm64.
 kernel-programs: build
 	$(CARGO_BUILD) -p gybe-kernels --bins
@@ -201,6 +202,11 @@ bench-containerd: build ## measure what Gybe adds to the start of a sandbox: ARG
 	integration/containerd/setup.sh
 	cargo build --locked $(OUTSIDE) --bins
 	target/debug/gybe-containerd-bench $(ARGS)
+
+bench-repair: build ## measure how soon gybe repair redirects pods that started without Gybe: ARGS="--pods 200"   (needs: as test-containerd; a quiet machine)
+	integration/containerd/setup.sh
+	cargo build --locked $(OUTSIDE) --bins
+	target/debug/gybe-repair-bench $(ARGS)
 
 lint: ## check formatting and run clippy, warnings are errors
 	cargo fmt --all --check

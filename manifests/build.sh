@@ -91,6 +91,11 @@ for name in serviceaccount rbac configmap daemonset; do
 done
 rendered components/node-taint/rbac.yaml node-taint-rbac.yaml --set nodeTaints={key}
 rendered components/node-taint/policy.yaml node-taint-policy.yaml --set nodeTaints={key}
+for mode in delete label; do
+    for object in rbac policy; do
+        rendered "components/repair-$mode/$object.yaml" "repair-$mode-$object.yaml" --set "settings.repair=$mode"
+    done
+done
 rendered overlays/gke/resourcequota.yaml resourcequota.yaml --set platform=gke
 rendered overlays/openshift/networkattachmentdefinition.yaml networkattachmentdefinition.yaml --set platform=openshift
 rendered overlays/openshift/scc.yaml scc.yaml --set platform=openshift
@@ -124,10 +129,13 @@ done
 render --set foreignOwner=true >"$out/chart/with-foreign-owner.yaml"
 render --set seLinuxOptions.type=spc_t >"$out/chart/with-selinux.yaml"
 render --set nodeTaints={cni.istio.io/not-ready} >"$out/chart/with-node-taint.yaml"
+render --set settings.repair=delete >"$out/chart/with-repair-delete.yaml"
+render --set settings.repair=label >"$out/chart/with-repair-label.yaml"
 render -f manifests/chart-values/pools.yaml >"$out/chart/pools.yaml"
 with_hooks -f manifests/chart-values/pools.yaml --show-only templates/leave.yaml >"$out/chart/leave.yaml"
 render -f manifests/chart-values/all.yaml >"$out/chart/all.yaml"
 render -f manifests/chart-values/istio-cni.yaml >"$out/chart/istio-cni.yaml"
+render -f manifests/chart-values/istio-cni-label.yaml >"$out/chart/istio-cni-label.yaml"
 if render -f manifests/chart-values/refused.yaml >"$out/chart/refused" 2>&1; then
     echo "the chart accepts manifests/chart-values/refused.yaml" >&2
     exit 1

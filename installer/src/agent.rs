@@ -7,6 +7,7 @@
 //! run on a node, only one of them changes the node (`leader`).
 
 mod background;
+mod broken_pods;
 pub mod cluster;
 mod daemonset;
 mod events;
@@ -25,6 +26,7 @@ pub(crate) mod probe_loop;
 mod process;
 mod queries;
 mod reconcile;
+mod repair_socket;
 mod role;
 mod socket;
 mod socket_file;

@@ -1,13 +1,15 @@
 //! Pods of this node that should be redirected and are not: a pass over the sandboxes finds them, `decision` decides what
-//! happens to each, `namespace` writes the rules. `watch` makes a pass whenever an ADD has ended; `shared_files` connects
-//! it with the agent.
+//! happens to each, `namespace` writes the rules. `watch` makes a pass whenever an ADD has ended; `shared_files` and
+//! `finding` connect it with the agent, which alone has access to the API server.
 
 mod decision;
+mod finding;
 mod namespace;
 mod shared_files;
 mod watch;
 
 pub use decision::{Action, Candidate, Decision, KnownPolicy, decide};
+pub(crate) use finding::{Finding, Found, MAX_FINDING, REPAIR_SOCKET, RepairedPod};
 pub use namespace::{RepairError, Repaired};
 pub(crate) use shared_files::{PodRepairs, RepairSetting};
 pub(crate) use watch::{Occasion, watch};
@@ -82,6 +84,12 @@ pub struct RepairReport {
 }
 
 impl RepairReport {
+    /// Reports whether the pod is certainly not redirected, and its rules have not been written.
+    #[must_use]
+    pub fn is_to_be_repaired(&self) -> bool {
+        self.repair.is_none() && self.decision.action == Action::Repair
+    }
+
     /// Reports whether the pod is redirected by now, or needs no redirection. A pod that is being created is not.
     #[must_use]
     pub fn is_well(&self) -> bool {

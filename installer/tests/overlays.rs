@@ -101,6 +101,16 @@ fn the_chart_has_the_objects_of_each_component() {
     let taints = settings.as_object_mut().unwrap().remove("node_taints");
     assert_eq!(taints.unwrap(), "cni.istio.io/not-ready");
     assert_eq!(tainting, built("with-node-taint").by_name());
+    for mode in ["delete", "label"] {
+        let component = format!("with-repair-{mode}");
+        let (mut rendered, mut built) = (rendered(&component).by_name(), built(&component).by_name());
+        let setting = |objects: &mut BTreeMap<String, serde_json::Value>| {
+            let settings = &mut objects.get_mut("\"ConfigMap\" gybe-system/gybe-config").unwrap()["data"];
+            settings.as_object_mut().unwrap().remove("repair").unwrap()
+        };
+        assert_eq!((setting(&mut rendered), setting(&mut built)), (mode.into(), "repair".into()));
+        assert_eq!(rendered, built, "{component}");
+    }
 }
 
 #[test]
@@ -141,26 +151,42 @@ fn the_component_selinux_sets_only_the_type() {
 }
 
 #[test]
-fn the_component_node_taint_adds_only_the_right_to_patch_nodes_and_the_policy_that_confines_it() {
-    let (default, tainting) = (built("default"), built("with-node-taint"));
-    tainting.assert_all_fields_known();
-    assert_eq!(tainting.pod(), default.pod());
-    let roles: Vec<ClusterRole> = tainting.of("ClusterRole");
+fn a_component_that_grants_a_right_adds_only_that_right_and_the_policy_that_confines_it() {
+    for (component, right) in [
+        ("node-taint", r#""" nodes: patch"#),
+        ("repair-delete", r#""" pods: delete"#),
+        ("repair-label", r#""" pods/status: patch"#),
+    ] {
+        assert_adds_one_confined_right(component, right);
+    }
+}
+
+fn assert_adds_one_confined_right(component: &str, right: &str) {
+    let (default, extended) = (built("default"), built(&format!("with-{component}")));
+    extended.assert_all_fields_known();
+    assert_eq!(extended.pod(), default.pod());
+    let roles: Vec<ClusterRole> = extended.of("ClusterRole");
     let added: Vec<_> = roles.into_iter().filter(|role| *role != default.one("ClusterRole")).collect();
     let [role] = added.as_slice() else { panic!("{added:?}") };
     let rules: Vec<_> = role.rules.iter().flatten().map(pod::rule_line).collect();
-    assert_eq!(rules, [r#""" nodes: patch"#]);
-    let bindings: Vec<ClusterRoleBinding> = tainting.of("ClusterRoleBinding");
+    assert_eq!(rules, [right]);
+    let bindings: Vec<ClusterRoleBinding> = extended.of("ClusterRoleBinding");
     let of_role = bindings.iter().filter(|it| Some(&it.role_ref.name) == role.metadata.name.as_ref());
     let subjects: Vec<_> = of_role.flat_map(|it| it.subjects.iter().flatten()).collect();
     let [subject] = subjects.as_slice() else { panic!("{subjects:?}") };
     let user = format!("system:serviceaccount:{}:{}", subject.namespace.as_deref().unwrap(), subject.name);
-    let policy: ValidatingAdmissionPolicy = tainting.one("ValidatingAdmissionPolicy");
-    let binding: ValidatingAdmissionPolicyBinding = tainting.one("ValidatingAdmissionPolicyBinding");
+    let policy: ValidatingAdmissionPolicy = extended.one("ValidatingAdmissionPolicy");
+    let binding: ValidatingAdmissionPolicyBinding = extended.one("ValidatingAdmissionPolicyBinding");
     let (spec, bound) = (policy.spec.unwrap(), binding.spec);
     assert_eq!(Some(bound.policy_name), policy.metadata.name);
     assert_eq!(bound.validation_actions, ["Deny"]);
     assert_eq!((spec.failure_policy.as_deref(), bound.match_resources), (Some("Fail"), None));
+    // The policy applies to the resource of the right.
+    let rules = spec.match_constraints.unwrap().resource_rules.unwrap();
+    let [rule] = rules.as_slice() else { panic!("{rules:?}") };
+    assert_eq!(rule.resources.as_ref(), role.rules.as_ref().and_then(|rules| rules[0].resources.as_ref()));
+    let operation = if right.ends_with("delete") { "DELETE" } else { "UPDATE" };
+    assert_eq!(rule.operations, Some(vec![operation.to_owned()]));
     let conditions: Vec<_> = spec.match_conditions.into_iter().flatten().map(|it| it.expression).collect();
     assert_eq!(conditions, [format!("request.userInfo.username == {user:?}")]);
 }
@@ -197,7 +223,9 @@ fn every_component_is_tested() {
     let components: BTreeSet<_> = components.map(|name| name.into_string().unwrap()).collect();
     assert_eq!(
         components,
-        ["foreign-owner", "istio-cni-taint", "node-taint", "selinux"].map(str::to_owned).into()
+        ["foreign-owner", "istio-cni-taint", "node-taint", "repair-delete", "repair-label", "selinux"]
+            .map(str::to_owned)
+            .into()
     );
 }
 

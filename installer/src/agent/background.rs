@@ -1,8 +1,9 @@
 //! An agent that reconciles its node: the threads that run as long as the process (the watch of our own node, the query
-//! about our DaemonSet, the socket that reports this agent's own status), and those of a term in which it leads (the reconcile
-//! loop, HTTP). The sockets for the plugin are created at the start of a term, and answer until the next one or the end
-//! of the process.
+//! about our DaemonSet, the socket that reports this agent's own status), and those of a term in which it leads (the
+//! reconcile loop, HTTP, requests about running pods). The sockets for the plugin are created at the start of a term, and
+//! answer until the next one or the end of the process.
 
+use super::broken_pods::{BrokenPods, SharedBrokenPodCounts};
 use super::cluster::{ClusterNode, DaemonSetState, OwnNode};
 use super::daemonset::DaemonSet;
 use super::events::EventWriter;
@@ -21,7 +22,7 @@ use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;
 use serde_json::json;
 use std::io::{PipeReader, PipeWriter, pipe};
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::thread::{self, Scope, ScopedJoinHandle};
 use tokio::sync::oneshot;
@@ -79,8 +80,17 @@ impl NodeAgent<'_> {
         let reconciler = Reconciler::new(config, context);
         let (pods, calls) = (self.pods, self.calls);
         let (sockets, role) = (self.context.health, self.context.role);
-        let sources =
-            StatusSources { published: &published, pods, calls, sockets, role, probe: &environment.probe };
+        let broken_pods = SharedBrokenPodCounts::default();
+        let sources = StatusSources {
+            published: &published,
+            pods,
+            calls,
+            sockets,
+            role,
+            probe: &environment.probe,
+            broken_pods: &broken_pods,
+            events: self.home.as_ref().and(self.context.events),
+        };
         let own = environment.pod_directory.as_ref().map(|directory| directory.join(STATUS_SOCKET));
         let own =
             own.map(|path| FactsSocket::open(&path).map_err(|source| NodeError::Serve { path, source }));
@@ -153,7 +163,9 @@ impl NodeAgent<'_> {
         let (halted, reconciling) = pipe().map_err(|why| waiting("the loop")(errno(&why)))?;
         let (end_http, http_ends) = oneshot::channel();
         let (end, continued) = thread::scope(|term| {
-            let turns = term.spawn(move || reconciler.run(halted.as_fd()));
+            let halted = halted.as_fd();
+            let turns = term.spawn(move || reconciler.run(halted));
+            term.spawn(move || self.act_on_broken_pods(terms, halted));
             term.spawn(|| self.serve_http(terms.environment, &terms.sources, http_ends));
             let ends = [self.stop.as_fd(), sockets.served.as_fd()];
             let mut end = lead.wait(&ends, self.context).map_err(waiting("the lead"));
@@ -205,6 +217,11 @@ impl NodeAgent<'_> {
             let writer = EventWriter { home, instance: &environment.pod, pods: self.pods, role, log };
             events.write_all(&writer);
         }
+    }
+
+    fn act_on_broken_pods(&self, terms: &Terms<'_>, stop: BorrowedFd<'_>) {
+        let (home, sources) = (self.home.as_ref(), &terms.sources);
+        BrokenPods { home, sources, context: self.context }.serve(&terms.environment.probe, stop);
     }
 
     fn keep_taints(&self, own_node: &OwnNode, sources: &StatusSources<'_>, stop: &PipeReader) {

@@ -4,11 +4,11 @@
 //! access ─► client (token, deadlines, refusals) ─► kube's client ─┬─ pod_watch ─► pod_cache ─► WatchedPods ─► facts socket
 //!                                                                 ├─ lookup: one pod that the watch has not delivered
 //!                                                                 ├─ own_node: our node's labels and taints, by a watch
-//!                                                                 └─ queries: our DaemonSet, a ConfigMap, a pod for the plugin; events and taints
+//!                                                                 └─ queries: our DaemonSet, a ConfigMap, a pod for the plugin; events, taints, broken pods
 //! ```
 //!
-//! Every request but those that write events, and taints where they are configured, is a GET, and lists contain only
-//! this node's pods. The watch of pods and the lookups run on one thread, which has a tokio runtime; the callers are
+//! Every request but those that write events, and taints and pods where that is configured, is a GET, and lists
+//! contain only this node's pods. The watch of pods and the lookups run on one thread, which has a tokio runtime; the callers are
 //! threads without one. The watch of the node runs on the thread that calls it.
 
 mod access;
@@ -37,7 +37,7 @@ pub use own_node::{ClusterNode, ObservedNode};
 pub use pod_cache::{WatchProblem, WatchState};
 pub use pod_requests::PodSelector;
 pub use queries::{
-    DaemonSetState, QueryError, TaintState, changed_taints, config_map, create_event, daemonset_state,
-    has_ready_pod, patch_event, pod_facts, set_taints,
+    BrokenPod, DaemonSetState, PodChange, QueryError, TaintState, broken_pod, change_pod, changed_taints,
+    config_map, create_event, daemonset_state, has_ready_pod, patch_event, pod_facts, set_taints,
 };
 pub use watched_pods::WatchedPods;

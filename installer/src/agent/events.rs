@@ -60,8 +60,14 @@ impl EventQueue {
     pub(crate) fn set_enabled(&self, is_enabled: bool) {
         let mut state = self.state();
         if state.is_enabled != is_enabled {
-            *state = State { is_enabled, is_closed: state.is_closed, ..State::default() };
+            state.is_enabled = is_enabled;
+            state.table.clear();
         }
+    }
+
+    /// Returns how many events were dropped without being written.
+    pub(crate) fn dropped(&self) -> u64 {
+        self.state().table.dropped()
     }
 
     /// Ends [`Self::write_all`].

@@ -9,19 +9,16 @@ mod connection;
 mod dispatcher;
 mod job_queue;
 
-use super::socket::{CHECK_INTERVAL, Socket};
+use super::socket::{CHECK_INTERVAL, Socket, is_authorized};
 use super::socket_file::SocketError;
 use super::{PodLookup, SocketContext};
 use crate::host::agent_status::AgentStatus;
-use crate::log::Log;
 use connection::Connection;
 use dispatcher::Dispatcher;
 use job_queue::JobQueue;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{SockType, getsockopt, sockopt};
-use nix::unistd::geteuid;
-use serde_json::json;
+use nix::sys::socket::SockType;
 use std::collections::VecDeque;
 use std::io;
 use std::iter;
@@ -45,7 +42,6 @@ const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 #[derive(Debug)]
 pub(crate) struct FactsSocket {
     socket: Socket<UnixListener>,
-    uid: u32,
     /// Until when no connection is accepted.
     paused_until: Option<Instant>,
 }
@@ -62,7 +58,7 @@ struct Ready {
 impl FactsSocket {
     pub(crate) fn open(path: &Path) -> Result<Self, SocketError> {
         let socket = Socket::open(path, SockType::Stream)?;
-        Ok(Self { socket, uid: geteuid().as_raw(), paused_until: None })
+        Ok(Self { socket, paused_until: None })
     }
 
     /// Responds to queries until `stop` is readable. Queries that have arrived by then, and those that wait for a pod,
@@ -86,9 +82,9 @@ impl FactsSocket {
                 idle = still_idle.filter(Connection::has_time).collect();
                 let most = if ready.stop { BACKLOG } else { usize::from(ready.listener) };
                 let accepted: Vec<_> = iter::from_fn(|| self.accept()).take(most).collect();
-                let authorized =
-                    accepted.into_iter().filter_map(|stream| self.authorize(stream, context.log));
-                idle.extend(authorized.filter_map(|connection| dispatcher.receive(connection)));
+                let authorized = accepted.into_iter().filter(|stream| is_authorized(stream, context.log));
+                let connections = authorized.map(|stream| Connection::new(stream, Instant::now()));
+                idle.extend(connections.filter_map(|connection| dispatcher.receive(connection)));
                 idle.drain(..idle.len().saturating_sub(MAX_IDLE));
                 if ready.stop {
                     return Ok(());
@@ -129,18 +125,6 @@ impl FactsSocket {
                 self.paused_until = Some(Instant::now() + ACCEPT_PAUSE);
                 None
             }
-        }
-    }
-
-    /// Only root and our own user may query pods.
-    fn authorize(&self, stream: UnixStream, log: &Log) -> Option<Connection> {
-        match getsockopt(&stream, sockopt::PeerCredentials).map(|peer| peer.uid()) {
-            Ok(uid) if uid == 0 || uid == self.uid => Some(Connection::new(stream, Instant::now())),
-            Ok(uid) => {
-                log.warn("gybe node: a connection was refused", json!({ "uid": uid }));
-                None
-            }
-            Err(_) => None,
         }
     }
 }

@@ -7,7 +7,6 @@ use super::plugin_calls::CallCounts;
 use super::status::{AgentSnapshot, Phase, RepairCounts, Status};
 use crate::host::directory::Directory;
 use crate::probe::node_backend::{NodeBackend, Verdict};
-use crate::repair::PodRepairs;
 use exposition::{Exposition, Kind};
 use gybe_netfilter::backend::BackendKind;
 use std::time::SystemTime;
@@ -19,7 +18,8 @@ pub(crate) fn text(agent: &AgentSnapshot) -> String {
     node(&agent.status, &mut out);
     turns(&agent.status, &mut out);
     repairs(&agent.status, &mut out);
-    pod_repairs(agent.pod_repairs, &mut out);
+    pod_repairs(agent, &mut out);
+    events(agent.events_dropped, &mut out);
     pods(agent, &mut out);
     backend(agent.status.report.backend.as_ref(), &mut out);
     calls(&agent.calls, &mut out);
@@ -140,19 +140,31 @@ fn repairs(status: &Status, out: &mut Exposition) {
 }
 
 /// Left out where no process repairs pods.
-fn pod_repairs(repairs: Option<PodRepairs>, out: &mut Exposition) {
-    let Some(repairs) = repairs else { return };
+fn pod_repairs(agent: &AgentSnapshot, out: &mut Exposition) {
+    let Some(repairs) = agent.pod_repairs else { return };
     out.family(
         "istio_cni_repair_pods_repaired_total",
         Kind::Counter,
-        "Repairs of running pods by their result, since the process that repairs started.",
+        "Running pods that were not redirected, by what was done and its result; repairs since the process that repairs started.",
     );
     for (result, count) in [("success", repairs.repaired), ("fail", repairs.failed)] {
         out.sample(&[("type", "repair"), ("result", result)], count);
     }
+    for (kind, counts) in [("delete", agent.broken_pods.deleted), ("label", agent.broken_pods.labelled)] {
+        for (result, count) in [("success", counts.success), ("skip", counts.skip), ("fail", counts.fail)] {
+            out.sample(&[("type", kind), ("result", result)], count);
+        }
+    }
     let help = "Running pods that should be redirected and are not, or of which that is not known, after the last pass.";
     out.family("gybe_pods_not_redirected", Kind::Gauge, help);
     out.sample(&[], repairs.not_redirected);
+}
+
+/// Left out without a cluster.
+fn events(dropped: Option<u64>, out: &mut Exposition) {
+    let Some(dropped) = dropped else { return };
+    out.family("gybe_events_dropped_total", Kind::Counter, "Kubernetes events that were never written.");
+    out.sample(&[], dropped);
 }
 
 fn turns(status: &Status, out: &mut Exposition) {

@@ -183,9 +183,10 @@ impl<'a> Reconciler<'a> {
 
     fn publish(&mut self, Turn { report, next }: Turn) -> NextTurn {
         let is_followed = self.settings.origin == Origin::ConfigMap;
-        let taints = is_followed.then(|| self.settings.current.options.node_taints.clone());
+        let followed = is_followed.then(|| self.settings.current.options.clone());
         let report = TurnReport {
-            taints: taints.unwrap_or_default(),
+            taints: followed.as_ref().map(|options| options.node_taints.clone()).unwrap_or_default(),
+            repair: followed.map(|options| options.repair).unwrap_or_default(),
             settings_error: self.settings.error.clone(),
             plugin_dir: self.settings.current.options.plugin_dir,
             is_notified: self.watch.mode() == WatchMode::Inotify,
@@ -205,7 +206,7 @@ impl<'a> Reconciler<'a> {
         if self.settings.origin != Origin::ConfigMap || options.mode == Mode::Leave {
             return;
         }
-        let written = RepairSetting { repair: options.repair }.keep_in(&environment.probe);
+        let written = RepairSetting { repair: options.repair.mode }.keep_in(&environment.probe);
         let why = written.err().map(|why| why.to_string());
         let message = "gybe node: the setting `repair` cannot be stored in /run/gybe";
         self.log.condition(Level::Warn, message, why, json!({}));

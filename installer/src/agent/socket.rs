@@ -4,7 +4,9 @@
 use super::socket_file::{SocketError, SocketFile};
 use super::{NodeError, Role, SocketContext};
 use crate::error::chain;
-use nix::sys::socket::{Backlog, SockType, listen};
+use crate::log::Log;
+use nix::sys::socket::{Backlog, SockType, getsockopt, listen, sockopt};
+use nix::unistd::geteuid;
 use serde_json::json;
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -26,11 +28,11 @@ pub(crate) struct Socket<S> {
 }
 
 impl<S: From<OwnedFd>> Socket<S> {
-    /// Creates a socket at `path`; a stream socket listens.
+    /// Creates a socket at `path`; one with connections listens.
     pub(crate) fn open(path: &Path, kind: SockType) -> Result<Self, SocketError> {
         let (file, socket) = SocketFile::create(path, kind, |socket| match kind {
             // 110 pods may start at once; the kernel bounds this by net.core.somaxconn.
-            SockType::Stream => listen(socket, Backlog::MAXCONN),
+            SockType::Stream | SockType::SeqPacket => listen(socket, Backlog::MAXCONN),
             _ => Ok(()),
         })?;
         Ok(Self { open: socket.into(), file, path: path.to_owned(), kind })
@@ -68,6 +70,18 @@ impl<S: From<OwnedFd>> Socket<S> {
 impl<S: AsFd> AsFd for Socket<S> {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.open.as_fd()
+    }
+}
+
+/// Reports whether the peer of a connection is root or our own user; logs another one.
+pub(crate) fn is_authorized(connection: &impl AsFd, log: &Log) -> bool {
+    match getsockopt(connection, sockopt::PeerCredentials).map(|peer| peer.uid()) {
+        Ok(uid) if uid == 0 || uid == geteuid().as_raw() => true,
+        Ok(uid) => {
+            log.warn("gybe node: a connection was refused", json!({ "uid": uid }));
+            false
+        }
+        Err(_) => false,
     }
 }
 

@@ -1,6 +1,8 @@
 //! The agent's status: the report of each turn of the reconcile loop, counters over all turns, and the snapshot that
 //! `/readyz`, `/metrics` and the facts socket report.
 
+use super::broken_pods::{BrokenPodCounts, SharedBrokenPodCounts};
+use super::events::EventQueue;
 use super::istio::IstioAgent;
 use super::plugin_calls::{CallCounts, PluginCalls};
 use super::queries::CountedPods;
@@ -9,7 +11,7 @@ use super::{PodLookup, PodsState, Role, SharedRole, process};
 use crate::host::conflict::RewriteCounts;
 use crate::host::desired::Confirmed;
 use crate::host::directory::{Directory, PerDirectory};
-use crate::host::settings::NodeTaint;
+use crate::host::settings::{NodeTaint, RepairOptions};
 use crate::host::uninstall::KeptReason;
 use crate::probe::node_backend::{NodeBackend, Verdict};
 use crate::repair::PodRepairs;
@@ -38,6 +40,8 @@ pub(crate) struct TurnReport {
     pub(crate) settings_error: Option<String>,
     /// The setting `node_taints`; empty while the ConfigMap cannot be followed.
     pub(crate) taints: Vec<NodeTaint>,
+    /// The setting `repair` and its kin; the defaults while the ConfigMap cannot be followed.
+    pub(crate) repair: RepairOptions,
     /// The setting `plugin_dir`.
     pub(crate) plugin_dir: Confirmed,
     /// The conflict over each directory, in sentences.
@@ -206,6 +210,9 @@ pub(crate) struct StatusSources<'a> {
     pub(crate) role: &'a SharedRole,
     /// The directory in which the process that repairs pods keeps its counts.
     pub(crate) probe: &'a Path,
+    pub(crate) broken_pods: &'a SharedBrokenPodCounts,
+    /// None without a cluster.
+    pub(crate) events: Option<&'a EventQueue>,
 }
 
 /// The state of the whole agent at one time.
@@ -224,6 +231,9 @@ pub(crate) struct AgentSnapshot {
     pub(crate) start_time: Option<f64>,
     /// None where no process repairs pods.
     pub(crate) pod_repairs: Option<PodRepairs>,
+    pub(crate) broken_pods: BrokenPodCounts,
+    /// How many events were never written; none without a cluster.
+    pub(crate) events_dropped: Option<u64>,
     pub(crate) role: Role,
     /// The time since the last turn ended; zero while another agent leads.
     idle: Duration,
@@ -247,6 +257,8 @@ impl StatusSources<'_> {
             sockets_lost: self.sockets.lost(),
             start_time: process::start_time(),
             pod_repairs: PodRepairs::kept_in(self.probe),
+            broken_pods: self.broken_pods.read(),
+            events_dropped: self.events.map(EventQueue::dropped),
         }
     }
 }

@@ -122,7 +122,7 @@ impl RepairArgs {
             |is_counted: fn(&RepairReport) -> bool| reports.iter().filter(|one| is_counted(one)).count();
         let repaired = count(|one| matches!(one.repair, Some(Ok(_))));
         let failed = count(|one| matches!(one.repair, Some(Err(_))));
-        let planned = count(|one| one.repair.is_none() && one.decision.action == Action::Repair);
+        let planned = count(RepairReport::is_to_be_repaired);
         let reported = count(|one| one.decision.action == Action::Report);
         let parts = [
             (planned, "would be repaired"),

@@ -17,6 +17,7 @@ mod options;
 mod placeholders;
 mod plugin_conf;
 mod reader;
+mod repair;
 mod sources;
 mod template;
 
@@ -29,7 +30,8 @@ pub use error::{InvalidSetting, SettingsError};
 pub use listen::Listen;
 pub use names::{INCUMBENTS, KEYS, OURS, SettingName, Support};
 pub use node_taint::NodeTaint;
-pub use options::{Mode, Options, PodSource, RepairMode, STANDALONE, TakeOverSetting};
+pub use options::{Mode, Options, PodSource, STANDALONE, TakeOverSetting};
+pub use repair::{FailedInit, PodLabel, RepairMode, RepairOptions};
 pub use sources::{CONFIG, SettingsSources, SourceError, config_directory};
 
 use reader::SettingsReader;

@@ -9,7 +9,7 @@ use gybe_netfilter::backend::BackendError;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::netns::{Identity, Netns, NetnsError};
 use gybe_netfilter::open_connections::{KeepError, keep};
-use gybe_netfilter::policy::RedirectPolicy;
+use gybe_netfilter::policy::{Dns, InvalidPackets, RedirectPolicy};
 use gybe_netfilter::presence::{OtherMesh, Presence};
 use gybe_netfilter::redirection::RedirectionError;
 use gybe_netfilter::verdict::{Desired, RedirectionState};
@@ -26,6 +26,10 @@ pub struct Repaired {
     pub backend: &'static str,
     /// The number of TCP connections with other hosts that were open. They keep their path, past the proxy.
     pub open_connections: usize,
+    /// Whether DNS queries go to the proxy now.
+    pub captures_dns: bool,
+    /// Whether packets that conntrack classifies as invalid are dropped now.
+    pub drops_invalid: bool,
 }
 
 /// Why a pod could not be repaired.
@@ -144,9 +148,12 @@ pub(super) fn repair(
         }
         let verdict = judge(Desired::Policy(policy), None, &sandbox.cgroups).map_err(RepairError::Rules)?;
         match verdict.state {
-            RedirectionState::Redirected => {
-                Ok(Repaired { backend: backend.name(), open_connections: kept.open })
-            }
+            RedirectionState::Redirected => Ok(Repaired {
+                backend: backend.name(),
+                open_connections: kept.open,
+                captures_dns: policy.dns != Dns::Off,
+                drops_invalid: policy.invalid == InvalidPackets::Drop,
+            }),
             _ => Err(RepairError::NotRedirected(verdict.reasons.join("; "))),
         }
     })?

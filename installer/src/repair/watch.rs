@@ -2,14 +2,14 @@
 //! has been logged.
 
 use super::shared_files::{PodRepairs, RepairSetting};
-use super::{Action, RepairNode, RepairPass, RepairReport};
+use super::{Action, Finding, Found, RepairNode, RepairPass, RepairReport};
 use crate::host::pods_on_node::{PolicySources, Sandbox};
 use crate::host::settings::RepairMode;
 use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::log::{Level, Log};
 use gybe_netfilter::verdict::RedirectionState;
 use serde_json::json;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -27,6 +27,9 @@ const SETTLED: Duration = Duration::from_secs(60);
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// How long until the node's entry and the agent's setting are looked for again.
 const NOT_YET: Duration = Duration::from_secs(1);
+
+/// The most findings that wait for an agent: more than the pods of a node.
+const MAX_UNSENT: usize = 256;
 
 /// When pods are repaired.
 #[derive(Debug, Clone, Copy)]
@@ -72,6 +75,14 @@ struct RepairWatch {
     /// What was last logged about a sandbox.
     logged: BTreeMap<String, String>,
     counts: PodRepairs,
+    /// Findings that no agent has accepted yet, the oldest first.
+    unsent: VecDeque<Finding>,
+    /// Why the last one was not accepted.
+    send_error: Option<String>,
+    /// When the agent last received that a sandbox is not redirected.
+    handed_over: BTreeMap<String, Instant>,
+    /// The mode of the last turn; none before the agent has written it.
+    mode: Option<RepairMode>,
     /// What was written to the file.
     written: Option<Option<PodRepairs>>,
     /// What the last turn waited for.
@@ -84,17 +95,25 @@ impl RepairWatch {
         let mode = shared.map_or(Some(RepairMode::Repair), |shared| {
             RepairSetting::kept_in(shared).map(|setting| setting.repair)
         });
+        // What was found in another mode is not acted on.
+        self.handed_over.retain(|_, _| mode == self.mode);
+        self.mode = mode;
         let conf = node.conf();
         let (wait, waits_for) = match (mode, &conf) {
             (Some(RepairMode::Off), _) => (SETTLED, None),
             (None, _) => (NOT_YET, Some("the agent has not written the setting `repair`")),
             (_, None) => (NOT_YET, Some("the node's conf file has no entry of gybe-cni")),
-            (Some(RepairMode::Repair), Some(conf)) => {
+            (Some(mode @ (RepairMode::Repair | RepairMode::Delete | RepairMode::Label)), Some(conf)) => {
                 let sources = PolicySources::of(conf.clone());
-                let pass = RepairPass { conf, sources: &sources, is_dry_run: false };
-                (self.pass(node.sandboxes().sandboxes, &pass, log), None)
+                let is_dry_run = mode != RepairMode::Repair;
+                let pass = RepairPass { conf, sources: &sources, is_dry_run };
+                (self.pass(node.sandboxes().sandboxes, &pass, mode, log), None)
             }
         };
+        if let Some(directory) = shared {
+            self.send(directory, log);
+        }
+        let wait = if self.unsent.is_empty() { wait } else { wait.min(UNSETTLED) };
         if let Some(why) = waits_for.filter(|_| waits_for != self.waits_for) {
             log.info("gybe repair: waiting", json!({ "why": why }));
         }
@@ -114,32 +133,75 @@ impl RepairWatch {
 
     /// Makes a pass over the sandboxes that are not known to be in their desired state, logs what is new and returns
     /// how long to wait for the next pass.
-    fn pass(&mut self, sandboxes: Vec<Sandbox>, pass: &RepairPass<'_>, log: &Log) -> Duration {
+    fn pass(
+        &mut self,
+        sandboxes: Vec<Sandbox>,
+        pass: &RepairPass<'_>,
+        mode: RepairMode,
+        log: &Log,
+    ) -> Duration {
         let present: BTreeSet<String> = sandboxes.iter().map(key).collect();
         self.settled.retain(|settled| present.contains(settled));
         self.unsettled.retain(|unsettled, _| present.contains(unsettled));
         self.logged.retain(|logged, _| present.contains(logged));
+        self.handed_over.retain(|key, at| present.contains(key) && at.elapsed() < SETTLED);
         let open = sandboxes.into_iter().filter(|sandbox| !self.settled.contains(&key(sandbox))).collect();
         let mut wait = SETTLED;
         self.counts.not_redirected = 0;
         for report in pass.run(open) {
             let key = key(&report.before.sandbox);
             self.count(&report);
+            self.hand_over(&key, &report, mode);
             if is_settled(&report) {
-                self.log_once(&key, &report, log);
+                self.log_once(&key, &report, mode, log);
                 self.unsettled.remove(&key);
                 self.settled.insert(key);
                 continue;
             }
             let known_for = self.unsettled.entry(key.clone()).or_insert_with(Instant::now).elapsed();
             if report.repair.is_some() || known_for >= GRACE {
-                self.log_once(&key, &report, log);
+                self.log_once(&key, &report, mode, log);
             }
             if known_for < SETTLED {
                 wait = wait.min((known_for / 2).clamp(MIN_INTERVAL, UNSETTLED));
             }
         }
         wait
+    }
+
+    /// Queues what the agent has to know. It receives every repair, and once a minute that a pod is not redirected: it
+    /// may not have been allowed to act on it.
+    fn hand_over(&mut self, key: &str, report: &RepairReport, mode: RepairMode) {
+        let Some(finding) = Finding::of(report, mode) else { return };
+        if !matches!(finding.found, Found::Repaired(_)) {
+            if self.handed_over.contains_key(key) {
+                return;
+            }
+            self.handed_over.insert(key.to_owned(), Instant::now());
+        }
+        if self.unsent.len() >= MAX_UNSENT {
+            self.unsent.pop_front();
+        }
+        self.unsent.push_back(finding);
+    }
+
+    /// Sends to the agent what it has not received yet.
+    fn send(&mut self, directory: &Path, log: &Log) {
+        while let Some(finding) = self.unsent.front() {
+            if let Err(why) = finding.send(directory) {
+                let why = why.to_string();
+                if self.send_error.as_ref() != Some(&why) {
+                    log.warn("gybe repair: the agent accepts no findings yet", json!({ "why": why }));
+                }
+                self.send_error = Some(why);
+                // A pod that is not redirected now may be when an agent accepts findings again: the next pass judges it.
+                self.unsent.retain(|finding| !matches!(finding.found, Found::NotRedirected { .. }));
+                self.handed_over.clear();
+                return;
+            }
+            self.send_error = None;
+            self.unsent.pop_front();
+        }
     }
 
     fn count(&mut self, report: &RepairReport) {
@@ -151,8 +213,8 @@ impl RepairWatch {
         self.counts.not_redirected += u64::from(!report.is_well());
     }
 
-    fn log_once(&mut self, key: &str, report: &RepairReport, log: &Log) {
-        let Some(line) = Line::of(report) else {
+    fn log_once(&mut self, key: &str, report: &RepairReport, mode: RepairMode, log: &Log) {
+        let Some(line) = Line::of(report, mode) else {
             self.logged.remove(key);
             return;
         };
@@ -192,8 +254,9 @@ struct Line {
 
 impl Line {
     /// None if there is nothing to log.
-    fn of(report: &RepairReport) -> Option<Self> {
+    fn of(report: &RepairReport, mode: RepairMode) -> Option<Self> {
         let reason = &report.decision.reason;
+        let handed_over = report.is_to_be_repaired().then(|| json!(mode));
         Some(match (&report.repair, report.decision.action) {
             (Some(Ok(repaired)), _) => Self {
                 level: Level::Info,
@@ -214,12 +277,15 @@ impl Line {
                 fields: json!({ "action": action.name() }),
                 details: report.before.line(),
             },
-            (None, action) => Self {
-                level: Level::Warn,
-                message: "gybe repair: a pod is not redirected",
-                fields: json!({ "action": action.name(), "reason": reason }),
-                details: format!("{}: {reason}", action.name()),
-            },
+            (None, action) => {
+                let action = handed_over.unwrap_or_else(|| json!(action.name()));
+                Self {
+                    level: Level::Warn,
+                    message: "gybe repair: a pod is not redirected",
+                    fields: json!({ "action": action, "reason": reason }),
+                    details: format!("{action}: {reason}"),
+                }
+            }
         })
     }
 }

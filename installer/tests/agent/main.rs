@@ -3,6 +3,7 @@
 #![cfg(test)]
 
 mod api_requests;
+mod broken_pods;
 mod cluster;
 mod cluster_queries;
 mod conflicts;

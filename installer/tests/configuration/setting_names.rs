@@ -16,6 +16,8 @@ fn non_default_value(name: &str) -> &'static str {
         "CNI_CONF_GROUP_READ"
         | "SKIP_TLS_VERIFY"
         | "NATIVE_NFTABLES"
+        | "REPAIR_DELETE_PODS"
+        | "REPAIR_LABEL_PODS"
         | "put_back_istio"
         | "leave_when_daemonset_gone" => "true",
         "FORCE_IPTABLES_BINARY" => "legacy",
@@ -33,6 +35,9 @@ fn non_default_value(name: &str) -> &'static str {
         "take_over" => "now",
         "plugin_dir" => "confirmed",
         "repair" => "off",
+        "repair_label" => "broken=true",
+        "repair_label_selector" | "REPAIR_LABEL_SELECTORS" => "app=cart",
+        "repair_exit_code" | "REPAIR_INIT_CONTAINER_EXIT_CODE" => "1",
         "also_as" => "istio-iptables",
         name if name.contains("DIR") || name == "KUBE_CA_FILE" => "/else/where",
         _ => "another",
@@ -42,8 +47,18 @@ fn non_default_value(name: &str) -> &'static str {
 /// The variables that the kubelet sets in every pod.
 const POD: &[(&str, &str)] = &[("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("KUBERNETES_SERVICE_PORT", "443")];
 
+/// The settings without which `name` has no effect.
+fn without(name: &str) -> SettingsSources {
+    let required: &[(&str, &str)] = match name {
+        "repair_init_container" | "REPAIR_INIT_CONTAINER_NAME" => &[("repair_exit_code", "126")],
+        name if name.to_lowercase().contains("_selector") => &[("repair", "label")],
+        _ => &[],
+    };
+    sources(POD, required)
+}
+
 fn with(name: &str) -> SettingsSources {
-    let mut sources = sources(POD, &[]);
+    let mut sources = without(name);
     let value = non_default_value(name).to_owned();
     match name {
         "CNI_NETWORK_CONFIG_FILE" => sources.network_config = Some(value),
@@ -57,8 +72,8 @@ fn with(name: &str) -> SettingsSources {
 
 #[test]
 fn every_supported_setting_has_an_effect() {
-    let plain = Settings::read(&sources(POD, &[])).unwrap();
     for name in KEYS.iter().chain(&OURS).chain(&INCUMBENTS).filter(|name| name.support == Support::Honoured) {
+        let plain = Settings::read(&without(name.name)).unwrap();
         let changed = Settings::read(&with(name.name)).unwrap_or_else(|why| panic!("{}: {why}", name.name));
         let same = (&changed.environment, &changed.options) == (&plain.environment, &plain.options);
         assert!(!same, "{} changes nothing", name.name);

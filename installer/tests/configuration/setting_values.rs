@@ -2,7 +2,9 @@
 
 use crate::{Pairs, read, refused};
 use gybe_installer::host::desired::{PutBack, Shape};
-use gybe_installer::host::settings::{Mode, PodSource, RepairMode, ServerTrust, TakeOverSetting};
+use gybe_installer::host::settings::{
+    FailedInit, Mode, PodSource, RepairMode, RepairOptions, ServerTrust, TakeOverSetting,
+};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::BackendSetting;
 use gybe_plugin::conf::LogLevel;
@@ -34,13 +36,60 @@ fn pods_are_repaired_unless_the_key_or_a_variable_of_the_incumbent_switches_it_o
         (&[("REPAIR_REPAIR_PODS", "false")], &[], RepairMode::Off),
         (&[("REPAIR_ENABLED", "false")], &[("repair", "repair")], RepairMode::Repair),
         (&chart, &[("repair", "off")], RepairMode::Off),
+        (&[("REPAIR_DELETE_PODS", "true"), ("REPAIR_LABEL_PODS", "true")], &[], RepairMode::Delete),
+        (&[("REPAIR_REPAIR_PODS", "false"), ("REPAIR_LABEL_PODS", "true")], &[], RepairMode::Label),
+        (&[("REPAIR_REPAIR_PODS", "true"), ("REPAIR_DELETE_PODS", "true")], &[], RepairMode::Repair),
+        (&[("REPAIR_DELETE_PODS", "true")], &[("repair", "label")], RepairMode::Label),
     ] {
         let settings = read(environment, files);
-        assert_eq!(settings.options.repair, mode, "{environment:?} {files:?}");
+        assert_eq!(settings.options.repair.mode, mode, "{environment:?} {files:?}");
     }
     assert_eq!(read(&chart, &[]).environment.node, "worker-1");
-    assert!(refused(&[("REPAIR_DELETE_PODS", "true")], &[]).contains("neither deletes nor labels"));
-    assert!(refused(&[], &[("repair", "delete")]).contains("must be one of repair, off"));
+    assert!(refused(&[], &[("repair", "remove")]).contains("must be one of repair, delete, label, off"));
+}
+
+#[test]
+fn the_label_the_selectors_and_the_exit_code_of_repair_have_the_incumbents_variables_and_keys() {
+    let default = read(&[("REPAIR_INIT_CONTAINER_NAME", "istio-validation")], &[]).options.repair;
+    assert_eq!(default, RepairOptions::default());
+    assert_eq!(default.label.to_string(), "cni.istio.io/uninitialized=true");
+    let failed = |container: &str, exit_code| Some(FailedInit { container: container.to_owned(), exit_code });
+    let variables = [
+        ("REPAIR_LABEL_PODS", "true"),
+        ("REPAIR_BROKEN_POD_LABEL_KEY", "example.com/broken"),
+        ("REPAIR_BROKEN_POD_LABEL_VALUE", "yes"),
+        ("REPAIR_INIT_CONTAINER_EXIT_CODE", "126"),
+        ("REPAIR_LABEL_SELECTORS", "app in (a, b)"),
+        ("REPAIR_FIELD_SELECTORS", "metadata.namespace=shop"),
+    ];
+    let options = read(&variables, &[]).options.repair;
+    assert_eq!(options.label.to_string(), "example.com/broken=yes");
+    assert_eq!(options.failed_init, failed("istio-validation", 126));
+    assert_eq!(options.label_selector, "app in (a, b)");
+    assert_eq!(options.field_selector, "metadata.namespace=shop");
+    let keys = [
+        ("repair_label", "broken="),
+        ("repair_exit_code", "0"),
+        ("repair_init_container", "check"),
+        ("repair_label_selector", "app=c"),
+    ];
+    let options = read(&variables, &keys).options.repair;
+    assert_eq!((options.label.to_string(), options.label_selector), ("broken=".into(), "app=c".into()));
+    assert_eq!(options.failed_init, failed("check", 0));
+    for (key, value) in [
+        ("repair_label", "broken"),
+        ("repair_label", "=true"),
+        ("repair_label", "a b=c"),
+        ("repair_label", "a=-"),
+        ("repair_exit_code", "256"),
+        ("repair_exit_code", "x"),
+        ("repair_label_selector", "a=b\nc=d"),
+    ] {
+        assert!(refused(&[], &[("repair", "label"), (key, value)]).contains(key), "{key}: {value}");
+    }
+    // In the mode `repair` a selector would have no effect, and pods that the operator excluded would be repaired.
+    assert!(refused(&[("REPAIR_LABEL_SELECTORS", "app=a")], &[]).contains("another mode"));
+    assert!(read(&[("REPAIR_LABEL_SELECTORS", "app=a"), ("REPAIR_ENABLED", "false")], &[]).notes.is_empty());
 }
 
 #[test]

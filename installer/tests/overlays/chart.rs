@@ -8,6 +8,7 @@ use gybe_installer::host::settings::{KEYS, RepairMode, Settings};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::BackendSetting;
 use gybe_plugin::conf::LogLevel;
+use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::batch::v1::Job;
 use k8s_openapi::api::core::v1::{ConfigMap, Container, ResourceQuota, ServiceAccount};
@@ -86,7 +87,7 @@ fn the_program_accepts_the_settings_of_a_chart_with_all_values() {
     objects.assert_all_fields_known();
     let settings = Settings::read(&settings::settings_sources(&objects)).unwrap();
     assert_eq!(settings.notes, [""; 0]);
-    assert_eq!(settings.options.repair, RepairMode::Off, "an unquoted `off`");
+    assert_eq!(settings.options.repair.mode, RepairMode::Off, "an unquoted `off`");
     assert!(settings.options.leave_when_daemonset_gone);
     assert_eq!(settings.options.node_taints.len(), 1);
     let excluded = &settings.options.conf.exclude_namespaces;
@@ -118,7 +119,7 @@ fn the_values_of_istio_cnis_chart_have_their_meaning() {
     let settings = Settings::read(&settings::settings_sources(&objects)).unwrap();
     let options = &settings.options;
     assert_eq!(options.shape, Shape::Standalone { file: FileName::new("mesh.conf").unwrap() });
-    assert_eq!(options.repair, RepairMode::Off);
+    assert_eq!(options.repair.mode, RepairMode::Off);
     assert!(options.conf.exclude_namespaces.contains("ops"));
     assert_eq!(options.conf.backend, BackendSetting::Only(BackendKind::Nft));
     assert_eq!(options.conf.log_level, LogLevel::Debug);
@@ -127,6 +128,21 @@ fn the_values_of_istio_cnis_chart_have_their_meaning() {
     assert_eq!(crate::host_path(&objects, "cni-conf"), crate::K3S);
     // Its limit counts nodes; an update here has more pods than nodes.
     assert_eq!(quota(&objects), "5500");
+}
+
+#[test]
+fn the_values_of_istio_cnis_chart_select_the_mode_and_the_label_of_repair_and_the_policy_allows_only_that_label()
+ {
+    let objects = rendered("istio-cni-label");
+    let options = Settings::read(&settings::settings_sources(&objects)).unwrap().options.repair;
+    assert_eq!(
+        (options.mode, options.label.to_string().as_str()),
+        (RepairMode::Label, "example.com/broken=true")
+    );
+    let policy: ValidatingAdmissionPolicy = objects.one("ValidatingAdmissionPolicy");
+    let variables = policy.spec.unwrap().variables.unwrap();
+    let keys = variables.iter().find(|variable| variable.name == "keys").unwrap();
+    assert_eq!(keys.expression, "['example.com/broken']");
 }
 
 #[test]
@@ -163,7 +179,7 @@ fn the_job_before_the_deletion_leaves_every_pool_and_has_three_rights() {
 #[test]
 fn values_that_cannot_be_applied_are_refused_together() {
     let message = fs::read_to_string("../target/manifests/chart/refused").unwrap();
-    for key in ["hub", "ambient.enabled", "repair.deletePods", "platform", "global.resourceScope"] {
+    for key in ["hub", "ambient.enabled", "platform", "global.resourceScope"] {
         assert!(message.contains(&format!("\n- {key}: ")), "{key}: {message}");
     }
 }

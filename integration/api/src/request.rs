@@ -60,6 +60,8 @@ pub(crate) struct ApiRequest {
     pub(crate) resource: String,
     pub(crate) namespace: Option<String>,
     pub(crate) name: Option<String>,
+    /// Such as `status`.
+    pub(crate) subresource: Option<String>,
     parameters: BTreeMap<String, String>,
 }
 
@@ -73,12 +75,17 @@ impl ApiRequest {
             _ => return None,
         };
         let rest: Vec<&str> = parts.collect();
-        let (namespace, resource, name) = match *rest.as_slice() {
-            ["namespaces", namespace, resource] => (Some(namespace), resource, None),
-            ["namespaces", namespace, resource, name] => (Some(namespace), resource, Some(name)),
-            ["namespaces", namespace, "pods", name, "proxy", ..] => (Some(namespace), PROXY, Some(name)),
-            [resource] => (None, resource, None),
-            [resource, name] => (None, resource, Some(name)),
+        let (namespace, resource, name, subresource) = match *rest.as_slice() {
+            ["namespaces", namespace, resource] => (Some(namespace), resource, None, None),
+            ["namespaces", namespace, resource, name] => (Some(namespace), resource, Some(name), None),
+            ["namespaces", namespace, "pods", name, "proxy", ..] => {
+                (Some(namespace), PROXY, Some(name), None)
+            }
+            ["namespaces", namespace, resource, name, subresource] => {
+                (Some(namespace), resource, Some(name), Some(subresource))
+            }
+            [resource] => (None, resource, None, None),
+            [resource, name] => (None, resource, Some(name), None),
             _ => return None,
         };
         let parameters: BTreeMap<String, String> =
@@ -90,8 +97,15 @@ impl ApiRequest {
             resource: resource.to_owned(),
             namespace: namespace.map(str::to_owned),
             name: name.map(str::to_owned),
+            subresource: subresource.map(str::to_owned),
             parameters,
         })
+    }
+
+    /// The resource as a rule of RBAC names it: `pods`, `pods/status`.
+    pub(crate) fn rbac_resource(&self) -> String {
+        let subresource = self.subresource.as_ref().map(|name| format!("/{name}"));
+        self.resource.clone() + &subresource.unwrap_or_default()
     }
 
     /// Returns `None` for a resource that this server does not store.

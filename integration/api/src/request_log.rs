@@ -32,7 +32,7 @@ impl Request {
     pub fn right(&self) -> Option<(String, String, &'static str)> {
         let method = self.method.parse().ok()?;
         let request = ApiRequest::parse(&method, &self.path, &self.query)?;
-        Some((request.group, request.resource, request.verb.name()))
+        Some((request.group.clone(), request.rbac_resource(), request.verb.name()))
     }
 
     /// Reports whether it reads a list of pods or a page of one.

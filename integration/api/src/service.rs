@@ -135,7 +135,8 @@ impl Service {
 
     fn is_authorized(&self, bearer: Bearer, request: &ApiRequest) -> bool {
         let rights = self.rights.lock().unwrap_or_else(PoisonError::into_inner);
-        let granted = |(verb, name): &(Verb, &str)| *verb == request.verb && *name == request.resource;
+        let resource = request.rbac_resource();
+        let granted = |(verb, name): &(Verb, &str)| *verb == request.verb && *name == resource;
         matches!(bearer, Bearer::Token(_)) && rights.iter().any(granted)
     }
 
@@ -172,14 +173,24 @@ impl Service {
                 let event = write::create(&self.objects, resource, request, written)?;
                 Ok(created(&event, layout))
             }
-            (Verb::Patch, Some(_))
-                if matches!(resource, Resource::Events | Resource::Nodes | Resource::ConfigMaps) =>
-            {
+            (Verb::Delete, Some(_)) if resource == Resource::Pods && request.subresource.is_none() => {
+                let deleted = write::delete(&self.objects, resource, request, written)?;
+                Ok(object(&deleted, layout))
+            }
+            (Verb::Patch, Some(_)) if is_patched(resource, request.subresource.as_deref()) => {
                 let patched = write::patch(&self.objects, resource, request, written)?;
                 Ok(object(&patched, layout))
             }
             // Clients cannot write other objects to this server.
             _ => Err(StatusError::new(405, "MethodNotAllowed", "the server does not allow this method")),
         }
+    }
+}
+
+/// Reports whether clients can patch the resource or its subresource.
+fn is_patched(resource: Resource, subresource: Option<&str>) -> bool {
+    match subresource {
+        None => matches!(resource, Resource::Events | Resource::Nodes | Resource::ConfigMaps),
+        Some(subresource) => (resource, subresource) == (Resource::Pods, "status"),
     }
 }

@@ -1,4 +1,5 @@
-//! Requests that write: the creation of an event, and merge patches of events, nodes and ConfigMaps.
+//! Requests that write: the creation of an event, merge patches of events, nodes, ConfigMaps and the status of pods, and
+//! the deletion of a pod.
 
 use crate::objects::{Key, Objects};
 use crate::request::{ApiRequest, Resource};
@@ -64,6 +65,10 @@ pub(crate) fn patch(
             "the object has been modified; please apply your changes to the latest version and try again";
         return Err(StatusError::new(409, "Conflict", message));
     }
+    let uid = patch.pointer("/metadata/uid");
+    if uid.is_some_and(|uid| Some(uid) != before.pointer("/metadata/uid")) {
+        return Err(StatusError::new(422, "Invalid", "metadata.uid: Invalid value: field is immutable"));
+    }
     let mut after = Value::clone(&before);
     merge(&mut after, patch);
     if resource == Resource::Events {
@@ -76,6 +81,25 @@ pub(crate) fn patch(
     }
     objects.put(resource, after);
     objects.get(resource, &key).ok_or_else(|| StatusError::not_found(request))
+}
+
+/// Deletes an object at once, if it meets the preconditions of the request.
+pub(crate) fn delete(
+    objects: &Objects,
+    resource: Resource,
+    request: &ApiRequest,
+    written: Written<'_>,
+) -> Result<Arc<Value>, StatusError> {
+    let options = written.parse(JSON)?;
+    let key = key_of(request, request.name.as_deref().unwrap_or_default());
+    let before = objects.get(resource, &key).ok_or_else(|| StatusError::not_found(request))?;
+    let required = options.pointer("/preconditions/uid");
+    if required.is_some_and(|uid| Some(uid) != before.pointer("/metadata/uid")) {
+        let message = "Precondition failed: UID in precondition does not match UID in object meta";
+        return Err(StatusError::new(409, "Conflict", message));
+    }
+    objects.delete(resource, &key);
+    Ok(before)
 }
 
 fn key_of(request: &ApiRequest, name: &str) -> Key {

@@ -31,6 +31,19 @@ cannot be applied.
     {{- end -}}
   {{- end -}}
 {{- end -}}
+{{- $repair := $values.repair | default dict -}}
+{{- if and (ne (toString $repair.enabled) "false") (eq (toString $repair.repairPods) "false") -}}
+  {{- /* As in istio-cni's chart, these have an effect only without repairPods. */}}
+  {{- if $repair.deletePods -}}
+    {{- $_ := set $values.settings "repair" "delete" -}}
+  {{- else if $repair.labelPods -}}
+    {{- $_ := set $values.settings "repair" "label" -}}
+  {{- end -}}
+{{- end -}}
+{{- if or $repair.brokenPodLabelKey $repair.brokenPodLabelValue -}}
+  {{- $key := $repair.brokenPodLabelKey | default "cni.istio.io/uninitialized" -}}
+  {{- $_ := set $values.settings "repair_label" (printf "%s=%s" $key (toString ($repair.brokenPodLabelValue | default "true"))) -}}
+{{- end -}}
 {{- $platforms := .Files.Get "files/platforms.yaml" | fromYaml -}}
 {{- $detected := contains "-gke" .Capabilities.KubeVersion.Version | ternary "gke" "default" -}}
 {{- $platform := $values.platform | default $detected -}}
@@ -134,6 +147,28 @@ app.kubernetes.io/part-of: gybe
   {{- end -}}
 {{- end -}}
 {{- add $values.resourceQuotas.nodes $surge -}}
+{{- end -}}
+
+{{/* The values of `settings.repair` of all pools, as a JSON list. */}}
+{{- define "gybe.repairs" -}}
+{{- $values := . -}}
+{{- $modes := list -}}
+{{- range $name := fromJsonArray (include "gybe.pools" $values) -}}
+  {{- $pool := fromYaml (include "gybe.pool" (dict "values" $values "name" $name)) -}}
+  {{- $modes = append $modes (toString $pool.settings.repair) -}}
+{{- end -}}
+{{- $modes | uniq | toJson -}}
+{{- end -}}
+
+{{/* The keys in `settings.repair_label` of all pools, as a JSON list. */}}
+{{- define "gybe.labelKeys" -}}
+{{- $values := . -}}
+{{- $keys := list -}}
+{{- range $name := fromJsonArray (include "gybe.pools" $values) -}}
+  {{- $pool := fromYaml (include "gybe.pool" (dict "values" $values "name" $name)) -}}
+  {{- $keys = append $keys ($pool.settings.repair_label | default "cni.istio.io/uninitialized" | splitList "=" | first) -}}
+{{- end -}}
+{{- $keys | uniq | toJson -}}
 {{- end -}}
 
 {{/* The metadata of the hook's objects after the name. The account is there before the Job. */}}

@@ -102,6 +102,23 @@ pub(super) fn one(pod: &PodRef) -> Result<Request<Vec<u8>>, ApiError> {
     ApiRequest::new(pods).get(pod.name.as_str(), &GetParams::default()).map_err(|_| invalid_name())
 }
 
+/// Requests a list with this pod, or without any if it is not on this node or further selectors do not select it.
+pub(super) fn one_if_selected(
+    node: &str,
+    pod: &PodRef,
+    fields: &str,
+    labels: &str,
+) -> Result<Request<Vec<u8>>, ApiError> {
+    let fields = match fields {
+        "" => format!("metadata.name={},{}", pod.name, of_node(node)),
+        more => format!("metadata.name={},{},{more}", pod.name, of_node(node)),
+    };
+    let pods = format!("/api/v1/namespaces/{}/pods", pod.namespace);
+    let params = ListParams::default().fields(&fields);
+    let params = if labels.is_empty() { params } else { params.labels(labels) };
+    ApiRequest::new(pods).list(&params).map_err(|_| invalid_name())
+}
+
 /// Requests the selected pods of a node, from the server's cache.
 pub(super) fn selected(node: &str, selected: &PodSelector) -> Result<Request<Vec<u8>>, ApiError> {
     let params = ListParams::default().fields(&of_node(node)).labels(&selected.labels).match_any();

@@ -34,6 +34,14 @@ pub(super) enum Regarding {
 pub(crate) enum Reason {
     /// The plugin refused an ADD.
     RedirectionRefused,
+    /// A running pod was not redirected, and its rules were written.
+    RedirectionRepaired,
+    /// They cannot be written.
+    RepairFailed,
+    /// A pod that was not redirected was deleted; the incumbent's name.
+    DeleteBrokenPod,
+    /// Or labelled.
+    LabelBrokenPod,
     /// A pod started now would not be redirected.
     RedirectionLost,
     /// It would be again.
@@ -65,6 +73,10 @@ impl Reason {
     fn name(self) -> &'static str {
         match self {
             Self::RedirectionRefused => "RedirectionRefused",
+            Self::RedirectionRepaired => "RedirectionRepaired",
+            Self::RepairFailed => "RepairFailed",
+            Self::DeleteBrokenPod => "DeleteBrokenPod",
+            Self::LabelBrokenPod => "LabelBrokenPod",
             Self::RedirectionLost => "RedirectionLost",
             Self::RedirectionRestored => "RedirectionRestored",
             Self::ConflictBegan => "ConflictBegan",
@@ -77,10 +89,17 @@ impl Reason {
     /// The event's `type`.
     fn kind(self) -> &'static str {
         match self {
-            Self::RedirectionRefused | Self::RedirectionLost | Self::ConflictBegan | Self::TaintSet => {
-                "Warning"
-            }
-            Self::RedirectionRestored | Self::ConflictEnded | Self::TaintRemoved => "Normal",
+            Self::RedirectionRefused
+            | Self::RepairFailed
+            | Self::DeleteBrokenPod
+            | Self::LabelBrokenPod
+            | Self::RedirectionLost
+            | Self::ConflictBegan
+            | Self::TaintSet => "Warning",
+            Self::RedirectionRepaired
+            | Self::RedirectionRestored
+            | Self::ConflictEnded
+            | Self::TaintRemoved => "Normal",
         }
     }
 
@@ -88,6 +107,9 @@ impl Reason {
     fn action(self) -> &'static str {
         match self {
             Self::RedirectionRefused => "Add",
+            Self::RedirectionRepaired | Self::RepairFailed => "Repair",
+            Self::DeleteBrokenPod => "Delete",
+            Self::LabelBrokenPod => "Label",
             Self::RedirectionLost | Self::RedirectionRestored | Self::ConflictBegan | Self::ConflictEnded => {
                 "Reconcile"
             }

@@ -22,6 +22,8 @@ const MAX_RETRY: Duration = Duration::from_secs(60);
 #[derive(Debug)]
 pub(super) struct EventTable {
     entries: Vec<Entry>,
+    /// How many events were dropped without ever being written.
+    dropped: u64,
     next_id: u64,
     /// The rate limit: how many requests may be sent now, and since when.
     left: u32,
@@ -78,7 +80,7 @@ pub(super) enum Outcome {
 
 impl Default for EventTable {
     fn default() -> Self {
-        Self { entries: Vec::new(), next_id: 0, left: BURST, counted: None, backoff: None }
+        Self { entries: Vec::new(), dropped: 0, next_id: 0, left: BURST, counted: None, backoff: None }
     }
 }
 
@@ -93,7 +95,10 @@ impl EventTable {
             return;
         }
         if self.entries.len() >= MAX_EVENTS {
-            let Some(written) = self.entries.iter().position(Entry::is_written) else { return };
+            let Some(written) = self.entries.iter().position(Entry::is_written) else {
+                self.dropped += 1;
+                return;
+            };
             self.entries.remove(written);
         }
         self.next_id += 1;
@@ -112,7 +117,9 @@ impl EventTable {
 
     /// Returns the request to send now.
     pub(super) fn next(&mut self, now: Instant) -> Option<Write> {
-        self.entries.retain(|entry| now.duration_since(entry.repeated) < FORGOTTEN_AFTER);
+        let forgotten =
+            self.entries.extract_if(.., |entry| now.duration_since(entry.repeated) >= FORGOTTEN_AFTER);
+        self.dropped += forgotten.filter(|entry| entry.name.is_none()).map(|_| 1).sum::<u64>();
         self.refill(now);
         if self.left == 0 || self.backoff.is_some_and(|(_, end)| now < end) {
             return None;
@@ -131,6 +138,17 @@ impl EventTable {
             last: entry.last,
             count: entry.count,
         })
+    }
+
+    /// Returns how many events were dropped: the table was full, or the API server refused them, or accepted none for
+    /// `FORGOTTEN_AFTER`.
+    pub(super) fn dropped(&self) -> u64 {
+        self.dropped
+    }
+
+    /// Forgets all events, and keeps the count.
+    pub(super) fn clear(&mut self) {
+        *self = Self { dropped: self.dropped, ..Self::default() };
     }
 
     /// Returns how long there is nothing to send; none while nothing waits.
@@ -168,7 +186,10 @@ impl EventTable {
                 entry.count -= entry.written.min(entry.count - 1);
                 (entry.written, entry.next_write) = (0, now);
             }
-            (Outcome::Missing | Outcome::Refused, _) => self.entries.retain(|entry| !is_it(entry)),
+            (Outcome::Missing | Outcome::Refused, request) => {
+                self.dropped += u64::from(request == Request::Create);
+                self.entries.retain(|entry| !is_it(entry));
+            }
             (Outcome::Failed, _) => {}
         }
     }

@@ -37,7 +37,7 @@ const fn other(support: Support, name: &'static str, meaning: &'static str) -> S
 }
 
 /// Keys of the ConfigMap. The agent applies a change without a restart.
-pub const KEYS: [SettingName; 21] = [
+pub const KEYS: [SettingName; 26] = [
     honoured(
         "mode",
         "install",
@@ -106,8 +106,25 @@ pub const KEYS: [SettingName; 21] = [
     honoured(
         "repair",
         "repair",
-        "`repair`: running pods that should be redirected and are not are redirected; or `off`",
+        "what happens to running pods that should be redirected and are not: `repair` redirects them, `delete` deletes them (needs the component `repair-delete`), `label` labels them (`repair-label`), `off`",
     ),
+    honoured("repair_label", "cni.istio.io/uninitialized=true", "`KEY=VALUE`: the label of `repair: label`"),
+    honoured(
+        "repair_label_selector",
+        "",
+        "a label selector: `repair: delete` and `label` act only on pods that it selects",
+    ),
+    honoured(
+        "repair_field_selector",
+        "",
+        "a field selector: `repair: delete` and `label` act only on pods that it selects",
+    ),
+    honoured(
+        "repair_exit_code",
+        "",
+        "an exit code, as 126: `repair: delete` and `label` act only after an init container has ended with it; 0: with any code but 0; empty: they do not wait for that",
+    ),
+    honoured("repair_init_container", "istio-validation", "the name of that init container"),
     honoured(
         "leave_when_daemonset_gone",
         "false",
@@ -121,7 +138,7 @@ pub const KEYS: [SettingName; 21] = [
     honoured(
         "events",
         "true",
-        "whether the agent writes Kubernetes events about refused pods and about this node",
+        "whether the agent writes Kubernetes events about refused, repaired, deleted and labelled pods, and about this node",
     ),
 ];
 
@@ -261,34 +278,33 @@ pub const INCUMBENTS: [SettingName; 61] = [
     ),
     other(Support::Ignored, "REVISION", "it applies only to ambient mode, which Gybe does not have"),
     honoured("REPAIR_ENABLED", "true", "false means `repair: off`"),
-    honoured("REPAIR_REPAIR_PODS", "true", "false means `repair: off`"),
-    other(Support::RefusedIfTrue, "REPAIR_DELETE_PODS", REPAIR),
-    other(Support::RefusedIfTrue, "REPAIR_LABEL_PODS", REPAIR),
-    other(Support::Ignored, "REPAIR_BROKEN_POD_LABEL_KEY", NO_LABEL),
-    other(Support::Ignored, "REPAIR_BROKEN_POD_LABEL_VALUE", NO_LABEL),
+    honoured(
+        "REPAIR_REPAIR_PODS",
+        "true",
+        "true means `repair: repair`; false `repair: off`, unless pods are deleted or labelled",
+    ),
+    honoured("REPAIR_DELETE_PODS", "false", "true means `repair: delete`, unless REPAIR_REPAIR_PODS is true"),
+    honoured("REPAIR_LABEL_PODS", "false", "true means `repair: label`, unless pods are repaired or deleted"),
+    honoured("REPAIR_BROKEN_POD_LABEL_KEY", "cni.istio.io/uninitialized", "the key in `repair_label`"),
+    honoured("REPAIR_BROKEN_POD_LABEL_VALUE", "true", "the value in `repair_label`"),
     honoured(
         "REPAIR_NODE_NAME",
         "",
         "this node's name, if neither KUBERNETES_NODE_NAME nor NODE_NAME is set",
     ),
     other(Support::Ignored, "REPAIR_SIDECAR_ANNOTATION", JUDGED),
-    other(Support::Ignored, "REPAIR_INIT_CONTAINER_NAME", JUDGED),
+    honoured("REPAIR_INIT_CONTAINER_NAME", "istio-validation", "as `repair_init_container`"),
     other(Support::Ignored, "REPAIR_INIT_CONTAINER_TERMINATION_MESSAGE", JUDGED),
-    other(Support::Ignored, "REPAIR_INIT_CONTAINER_EXIT_CODE", JUDGED),
-    other(Support::Refused, "REPAIR_LABEL_SELECTORS", SELECTORS),
-    other(Support::Refused, "REPAIR_FIELD_SELECTORS", SELECTORS),
+    honoured("REPAIR_INIT_CONTAINER_EXIT_CODE", "", "as `repair_exit_code`"),
+    honoured("REPAIR_LABEL_SELECTORS", "", "as `repair_label_selector`"),
+    honoured("REPAIR_FIELD_SELECTORS", "", "as `repair_field_selector`"),
     other(Support::Ignored, "REPAIR_RUN_AS_DAEMON", "it has no effect in istio-cni either"),
     other(Support::Ignored, "CURRENT_AGENT_VERSION", "it has no effect in istio-cni either"),
     other(Support::Ignored, "GOMEMLIMIT", "Gybe is not written in Go"),
     other(Support::Ignored, "ALLOW_SWITCH_TO_HOST_NS", "the agent enters no namespace"),
 ];
 
-const REPAIR: &str = "Gybe redirects running pods and neither deletes nor labels them; unset it, and set `repair: off` if pods must not be repaired";
-const NO_LABEL: &str = "Gybe labels no pod";
-const JUDGED: &str =
-    "Gybe judges the pod's network namespace, and does not wait for an init container that failed";
-const SELECTORS: &str =
-    "Gybe repairs every pod of the node that should be redirected and is not; unset it, or set `repair: off`";
+const JUDGED: &str = "Gybe judges the pod's network namespace";
 
 /// Refuses settings that Gybe cannot apply, and notes those without effect.
 pub(super) fn judge(reader: &mut SettingsReader<'_>) {

@@ -27,10 +27,7 @@ impl NodeTaint {
             Some(_) => return None,
             None => text,
         };
-        let (prefix, name) = key.rsplit_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
-        let is_prefix =
-            prefix.is_none_or(|prefix| prefix.len() <= MAX_PREFIX && prefix.split('.').all(is_label));
-        (is_prefix && is_name(name)).then(|| Self { key: key.to_owned() })
+        is_qualified_name(key).then(|| Self { key: key.to_owned() })
     }
 
     #[must_use]
@@ -45,7 +42,15 @@ impl fmt::Display for NodeTaint {
     }
 }
 
-fn is_name(name: &str) -> bool {
+/// Reports whether a text is the key of a label or taint: a name, after a DNS prefix and a slash or alone.
+pub(super) fn is_qualified_name(key: &str) -> bool {
+    let (prefix, name) = key.rsplit_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
+    let is_prefix = prefix.is_none_or(|prefix| prefix.len() <= MAX_PREFIX && prefix.split('.').all(is_label));
+    is_prefix && is_name(name)
+}
+
+/// Reports whether a text is the name in such a key, or the value of a label.
+pub(super) fn is_name(name: &str) -> bool {
     let is_end = |end: Option<char>| end.is_some_and(|c| c.is_ascii_alphanumeric());
     let is_inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
     name.len() <= MAX_NAME

@@ -3,13 +3,13 @@
 use super::environment::Environment;
 use super::node_taint::{self, NodeTaint};
 use super::reader::{RawSetting, SettingsReader, list};
+use super::repair::{self, RepairOptions};
 use super::{plugin_conf, template};
 use crate::host::desired::{Confirmed, PutBack, Shape};
 use crate::host::image::OTHER_NAMES;
 use crate::host::observe::FileName;
 use gybe_plugin::args::Namespace;
 use gybe_plugin::conf::PluginConf;
-use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 
@@ -34,8 +34,8 @@ pub struct Options {
     pub plugin_dir: Confirmed,
     /// Further names for `gybe` on the host.
     pub also_as: BTreeSet<FileName>,
-    /// Whether pods that should be redirected and are not are repaired.
-    pub repair: RepairMode,
+    /// What happens to running pods that should be redirected and are not.
+    pub repair: RepairOptions,
     /// Whether the agent uninstalls Gybe when the DaemonSet is deleted.
     pub leave_when_daemonset_gone: bool,
     /// The taints that the agent removes from its node when it is ready, and sets again.
@@ -51,17 +51,6 @@ pub enum Mode {
     Install,
     /// The entry is removed, and then the programs, when no sandbox needs them.
     Leave,
-}
-
-/// What happens to running pods that should be redirected and are not.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "lowercase")]
-pub enum RepairMode {
-    /// Their rules are written.
-    #[default]
-    Repair,
-    /// Nothing.
-    Off,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -96,7 +85,6 @@ enum Form {
 const FORMS: [(&str, Form); 3] =
     [("chained", Form::Chained), ("standalone", Form::Standalone), ("dropin", Form::DropIn)];
 const MODES: [(&str, Mode); 2] = [("install", Mode::Install), ("leave", Mode::Leave)];
-const REPAIR_MODES: [(&str, RepairMode); 2] = [("repair", RepairMode::Repair), ("off", RepairMode::Off)];
 const POD_SOURCES: [(&str, PodSource); 2] = [("agent", PodSource::Agent), ("api", PodSource::Api)];
 const PLUGIN_DIRS: [(&str, Confirmed); 2] = [("check", Confirmed::No), ("confirmed", Confirmed::Yes)];
 const TAKE_OVERS: [(&str, TakeOverSetting); 2] =
@@ -127,21 +115,10 @@ pub(super) fn read(reader: &mut SettingsReader<'_>, environment: &Environment) -
         put_back,
         plugin_dir: reader.word(reader.key("plugin_dir"), &PLUGIN_DIRS),
         also_as: also_as(reader),
-        repair: repair(reader),
+        repair: repair::read(reader),
         leave_when_daemonset_gone: reader.yes(reader.key("leave_when_daemonset_gone")),
         node_taints: node_taint::read(reader),
         events: reader.yes_or_no(reader.key("events")).unwrap_or(true),
-    }
-}
-
-/// The incumbent repairs no pod when either of its variables is false.
-fn repair(reader: &mut SettingsReader<'_>) -> RepairMode {
-    let variables = ["REPAIR_ENABLED", "REPAIR_REPAIR_PODS"];
-    let is_off = variables.map(|name| reader.yes_or_no(reader.variable(name)) == Some(false)).contains(&true);
-    match reader.key("repair") {
-        Some(setting) => reader.word(Some(setting), &REPAIR_MODES),
-        None if is_off => RepairMode::Off,
-        None => RepairMode::Repair,
     }
 }
 

@@ -7,6 +7,7 @@
     clippy::indexing_slicing,
     reason = "a test that cannot be set up must stop"
 )]
+#![allow(clippy::print_stdout, reason = "the tests print what they measured")]
 
 mod cluster;
 mod daemonset_pod;

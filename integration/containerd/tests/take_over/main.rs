@@ -6,6 +6,7 @@
     clippy::indexing_slicing,
     reason = "a test that cannot be set up must stop"
 )]
+#![allow(clippy::print_stdout, reason = "the tests print what they measured")]
 #![allow(dead_code, reason = "the modules are shared with the tests of other targets")]
 
 #[path = "../deployed/cluster.rs"]
