@@ -16,6 +16,9 @@ NATIVE = $(filter $(ARCH)-%,$(HOST))
 CC_FOR = $(if $(NATIVE),cc,$(ARCH)-linux-gnu-gcc)
 STATIC = target/$(TARGET)/release
 DIST   = dist$(if $(NATIVE),,/$(ARCH))
+# The architecture as images name it.
+PLATFORM = $(patsubst x86_64,amd64,$(patsubst aarch64,arm64,$(ARCH)))
+CARGO_VERSION = $(shell cargo pkgid --locked -p gybe-installer | sed 's/.*[\#@]//')
 # A static program relocates itself. Its list of relocations takes 50 KB, and 1 KB packed, which glibc reads from 2.36
 # on, and musl from 1.2.4 on: Rust 1.93 has 1.2.5.
 GLIBC_PACKED = $(shell getconf GNU_LIBC_VERSION 2>/dev/null | \
@@ -26,7 +29,9 @@ PACKED = $(if $(filter %-musl,$(TARGET)),$(MUSL_PACKED),$(GLIBC_PACKED))
 # A panic ends a program at once, so unwind tables are dead weight, also those of std and libc. The linker script places
 # together what a call of the plugin executes.
 LAYOUT := -C force-unwind-tables=no -C link-arg=-Wl,-T,plugin/layout.ld
-FLAGS   = -C target-feature=+crt-static $(LAYOUT) $(PACKED)
+# Panic messages name source files. The builder's directories are not among them.
+SOURCES = --remap-path-prefix=$(or $(CARGO_HOME),$(HOME)/.cargo)=/cargo
+FLAGS   = -C target-feature=+crt-static $(LAYOUT) $(PACKED) $(SOURCES)
 CARGO_BUILD = RUSTFLAGS='$(FLAGS)' CC_$(subst -,_,$(TARGET))=$(CC_FOR) \
     cargo build --release --locked --target $(TARGET) --config 'target.$(TARGET).linker="$(CC_FOR)"'
 
@@ -36,7 +41,7 @@ OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-clust
 REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
-.PHONY: help build image demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-take-over test-states node-states cluster bench-containerd bench-repair test-shared test-manifests test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
+.PHONY: help build contents image release demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-take-over test-states node-states cluster bench-containerd bench-repair test-shared test-manifests test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -47,8 +52,19 @@ build: ## build both programs, static, in dist/; TARGET=aarch64-unknown-linux-mu
 	@install -m 0755 $(STATIC)/gybe $(STATIC)/gybe-cni $(DIST)/
 	@$(if $(NATIVE),$(DIST)/gybe-cni && $(DIST)/gybe --version,ls -l $(DIST))
 
-image: build ## build an image of both programs, gybe:VERSION   (needs: docker, or BUILDER=podman or another with the same command line)
-	$(or $(BUILDER),docker) build --file manifests/Dockerfile --tag gybe:$(shell dist/gybe --version | cut -d' ' -f2) .
+contents: build
+	integration/setup.sh $(if $(BUILDER),contents,image || { echo 'or run: make image BUILDER=docker' >&2; exit 1; })
+	manifests/notices.sh $(TARGET) $(DIST)
+
+image: contents ## build their image as an OCI archive, dist/gybe-VERSION.oci.tar; BUILDER=docker: in docker's store   (needs: as build, jq, and buildah or that builder)
+ifdef BUILDER
+	$(BUILDER) build --file manifests/Containerfile --platform linux/$(PLATFORM) --tag gybe:$(CARGO_VERSION) $(DIST)
+else
+	manifests/image.sh $(CARGO_VERSION) $(DIST)/gybe-$(CARGO_VERSION).oci.tar $(PLATFORM)=$(DIST)
+endif
+
+release: ## build everything of a release in dist/release: VERSION=x.y.z IMAGE=registry.example/mesh/gybe   (needs: as image and test-manifests, and gcc for arm64)
+	manifests/release.sh $(VERSION) $(IMAGE)
 
 demo: build ## show where a pod's connections go with and without Gybe   (needs: root, or unshare and newuidmap)
 	@integration/as-root.sh dist/gybe demo
@@ -126,23 +142,7 @@ test-iptables-versions: ## ADD, CHECK and ADD again with iptables 1.8.7, 1.8.9, 
 	cargo test --locked --no-run -p gybe-integration --test iptables_versions
 	integration/as-root.sh cargo test --locked -p gybe-integration --test iptables_versions
 
-.PHONY: kernel-programs test-kernels kernels
-# The programs of the machines: of this architecture, and of arm64.
-kernel-programs: build
-	$(CARGO_BUILD) -p gybe-kernels --bins
-	integration/kernels/programs.sh $(if $(filter aarch64,$(ARCH)),arm64,amd64) $(STATIC)
-
-test-kernels: ## Debian's kernels from 5.10 to the newest, and kernels with parts missing, in virtual machines: ONLY="5.10 nft_redir"   (needs: an x86-64 host, root or the packages of integration/kernels/setup.sh; Debian's mirror; a quarter of an hour)
-	integration/kernels/setup.sh
-	integration/setup.sh arm64
-	$(MAKE) kernel-programs
-	$(MAKE) kernel-programs TARGET=aarch64-unknown-linux-musl
-	$(STATIC)/gybe-kernels $(ONLY)
-
-kernels: ## write docs/KERNELS.md from those results   (needs: as test-kernels)
-	GYBE_WRITE=1 $(MAKE) test-kernels
-
-test-node: build ## the agent on a busy node: rewrites, upgrades, crashes, uninstall   (needs: as test-containerd; some minutes)
+test-node: image ## the agent on a busy node: rewrites, upgrades, crashes, uninstall   (needs: as test-containerd and image; some minutes)
 	integration/containerd/setup.sh
 	cargo test --locked $(OUTSIDE) --test states
 	cargo test --locked $(OUTSIDE) --test node -- --nocapture
@@ -227,6 +227,22 @@ advisories: ## check for known vulnerabilities   (needs: cargo-deny and its advi
 
 setup: ## install the programs that the tests run, or name them   (needs: root to install)
 	integration/setup.sh
+
+.PHONY: kernel-programs test-kernels kernels
+# The programs of the machines: of this architecture, and of arm64.
+kernel-programs: build
+	$(CARGO_BUILD) -p gybe-kernels --bins
+	integration/kernels/programs.sh $(if $(filter aarch64,$(ARCH)),arm64,amd64) $(STATIC)
+
+test-kernels: ## Debian's kernels from 5.10 to the newest, and kernels with parts missing, in virtual machines: ONLY="5.10 nft_redir"   (needs: an x86-64 host, root or the packages of integration/kernels/setup.sh; Debian's mirror; a quarter of an hour)
+	integration/kernels/setup.sh
+	integration/setup.sh arm64
+	$(MAKE) kernel-programs
+	$(MAKE) kernel-programs TARGET=aarch64-unknown-linux-musl
+	$(STATIC)/gybe-kernels $(ONLY)
+
+kernels: ## write docs/KERNELS.md from those results   (needs: as test-kernels)
+	GYBE_WRITE=1 $(MAKE) test-kernels
 
 clean: ## remove what the build made
 	cargo clean

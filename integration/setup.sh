@@ -1,13 +1,16 @@
 #!/bin/sh
 # Installs the Debian packages of the programs that the tests run. A caller who may not install packages gets the names
 # of the missing ones, and an error. With the argument `referees`: also the libraries that gybe-referees is built with;
-# with `fuzz`: the linker of the fuzzers; with `arm64`: what builds and runs the programs for it.
+# with `fuzz`: the linker of the fuzzers; with `arm64`: what builds and runs the programs for it; with `contents`: what
+# lists the contents of the image; with `image`: also what builds it.
 set -eu
 
 # program:package
 needed="nft:nftables iptables-nft-restore:iptables strace:strace unshare:util-linux newuidmap:uidmap ip:iproute2
     strip:binutils readelf:binutils"
 [ "${1:-}" != fuzz ] || needed="g++:g++"
+[ "${1:-}" != contents ] || needed="jq:jq strings:binutils"
+[ "${1:-}" != image ] || needed="jq:jq strings:binutils buildah:buildah"
 [ "${1:-}" != arm64 ] || needed="aarch64-linux-gnu-gcc:gcc-aarch64-linux-gnu qemu-aarch64-static:qemu-user-static"
 
 missing=""
@@ -29,7 +32,7 @@ if [ "$(id -u)" = 0 ] && command -v apt-get >/dev/null 2>&1; then
     # shellcheck disable=SC2086 # the list is split into words
     DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
 else
-    echo "these tests need the Debian packages:$missing" >&2
+    echo "missing Debian packages:$missing" >&2
     echo "install them:  sudo apt-get install$missing" >&2
     exit 1
 fi

@@ -62,21 +62,26 @@ impl Node {
 
     /// Imports an image into the namespace of the CRI service.
     pub fn import(&self, image: &Image<'_>) -> Result<(), HarnessError> {
-        let archive = "/run/gybe/image.tar";
-        let path = self.host.path(archive);
-        let written = image.archive().and_then(|bytes| fs::write(&path, bytes));
-        written.map_err(HarnessError::file(path))?;
+        let archive = image.archive().map_err(HarnessError::file(image.name))?;
+        self.import_archive(image.name, &archive)
+    }
+
+    /// Imports an OCI archive of the image with this name into the namespace of the CRI service.
+    pub fn import_archive(&self, name: &str, archive: &[u8]) -> Result<(), HarnessError> {
+        let on_node = "/run/gybe/image.tar";
+        let path = self.host.path(on_node);
+        fs::write(&path, archive).map_err(HarnessError::file(path))?;
         let programs = self.generation.programs()?;
         let program = programs.join("ctr");
         let mut command = self.host.command(&programs, &program);
         command.args(["--address", SOCKET, "--namespace", "k8s.io"]);
-        command.args(["images", "import", archive]);
+        command.args(["images", "import", on_node]);
         let output = command.output().map_err(HarnessError::start(&program))?;
         if !output.status.success() {
             let message = String::from_utf8_lossy(&output.stderr).into_owned();
             return Err(HarnessError::Ended { program, message });
         }
-        self.cri.wait_for_image(image.name)
+        self.cri.wait_for_image(name)
     }
 
     /// Starts an agent that answers queries about the published pods and installs nothing. Returns when it serves.

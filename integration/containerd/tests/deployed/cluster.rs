@@ -1,11 +1,11 @@
 //! A node without Gybe, its cluster, and the manifests that install Gybe.
 
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::thread;
 
 use gybe_api_server::{ApiServer, Validity};
-use gybe_containerd_tests::{Conflist, Generation, Image, Node, Programs, Sandbox, manifest};
+use gybe_containerd_tests::{Conflist, Generation, Node, Programs, Sandbox, manifest};
 use gybe_installer::testnet::namespace::Namespace;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::ConfigMap;
@@ -33,9 +33,7 @@ impl Cluster {
         let api = network.run(ApiServer::start).unwrap().unwrap();
         let node_object = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": NODE } });
         api.put(node_object).unwrap();
-        let copied = copied_files();
-        let files: Vec<_> = copied.iter().map(|(path, bytes)| (path.as_str(), bytes.as_slice())).collect();
-        node.import(&Image { name: &image(), files: &files, entrypoint: "/opt/gybe/bin/gybe" }).unwrap();
+        node.import_archive(&image(), &archive()).unwrap();
         Self { api, node, network }
     }
 
@@ -75,15 +73,8 @@ fn image() -> String {
     format!("docker.io/library/{}", pod.containers[0].image.clone().unwrap())
 }
 
-/// Returns the files that the Dockerfile copies: the path in the image and the content of each.
-fn copied_files() -> Vec<(String, Vec<u8>)> {
-    let text = fs::read_to_string(Path::new(TOP).join("manifests/Dockerfile")).unwrap();
-    let copy = text.lines().find_map(|line| line.strip_prefix("COPY ")).unwrap();
-    let words: Vec<&str> = copy.split(' ').collect();
-    let (to, sources) = words.split_last().unwrap();
-    let in_image = |source: &Path| format!("{}{}", &to[1..], source.file_name().unwrap().to_str().unwrap());
-    let read = |path: PathBuf| {
-        fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}; run: make build", path.display()))
-    };
-    sources.iter().map(|source| (in_image(Path::new(source)), read(Path::new(TOP).join(source)))).collect()
+/// Reads the archive that `make image` writes.
+fn archive() -> Vec<u8> {
+    let path = Path::new(TOP).join(concat!("dist/gybe-", env!("CARGO_PKG_VERSION"), ".oci.tar"));
+    fs::read(&path).unwrap_or_else(|error| panic!("{}: {error}; run: make image", path.display()))
 }

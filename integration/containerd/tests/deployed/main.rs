@@ -1,5 +1,5 @@
-//! The DaemonSet's pod as the manifests describe it, started by real containerd as a kubelet requests it: with
-//! exactly its capabilities, mounts, variables and probes. Needs root and the packages of `setup.sh`:
+//! The DaemonSet's pod as the manifests describe it, started by real containerd from the image's archive as a kubelet
+//! requests it: with exactly its capabilities, mounts, variables and probes. Needs root and the packages of `setup.sh`:
 //! make test-node
 #![allow(
     clippy::unwrap_used,
