@@ -137,7 +137,7 @@ test-containerd: ## sandboxes started by containerd 1.6, 1.7 and 2.x   (needs: r
 	cargo build --locked
 	cargo test --locked $(OUTSIDE) --test runtime
 
-test-iptables-versions: ## ADD, CHECK and ADD again with iptables 1.8.7, 1.8.9, 1.8.11 and 1.8.13   (needs: as test-kernel; Debian's mirror, see integration/iptables/setup.sh)
+test-iptables-versions: ## ADD, CHECK and ADD again with iptables 1.8.7, 1.8.9, 1.8.11 and 1.8.13; lists and deletion by nft of the same ages   (needs: as test-kernel; Debian's mirror, see integration/iptables/setup.sh)
 	integration/iptables/setup.sh
 	cargo test --locked --no-run -p gybe-integration --test iptables_versions
 	integration/as-root.sh cargo test --locked -p gybe-integration --test iptables_versions
@@ -227,6 +227,22 @@ advisories: ## check for known vulnerabilities   (needs: cargo-deny and its advi
 
 setup: ## install the programs that the tests run, or name them   (needs: root to install)
 	integration/setup.sh
+
+.PHONY: kernel-programs test-kernels kernels
+# The programs of the machines: of this architecture, and of arm64.
+kernel-programs: build
+	$(CARGO_BUILD) -p gybe-kernels --bins
+	integration/kernels/programs.sh $(if $(filter aarch64,$(ARCH)),arm64,amd64) $(STATIC)
+
+test-kernels: ## Debian's kernels from 5.10 to the newest, and kernels with parts missing, in virtual machines: ONLY="5.10 nft_redir"   (needs: an x86-64 host, root or the packages of integration/kernels/setup.sh; Debian's mirror; a quarter of an hour)
+	integration/kernels/setup.sh
+	integration/setup.sh arm64
+	$(MAKE) kernel-programs
+	$(MAKE) kernel-programs TARGET=aarch64-unknown-linux-musl
+	$(STATIC)/gybe-kernels $(ONLY)
+
+kernels: ## write docs/KERNELS.md from those results   (needs: as test-kernels)
+	GYBE_WRITE=1 $(MAKE) test-kernels
 
 clean: ## remove what the build made
 	cargo clean

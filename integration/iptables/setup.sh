@@ -1,5 +1,5 @@
 #!/bin/sh
-# Unpacks the iptables of four Debian suites under target/iptables/SUITE, each with the C library it was
+# Unpacks the iptables and the nft of four Debian suites under target/iptables/SUITE, each with the C library it was
 # built for, and writes the programs that tests run into target/iptables/SUITE/programs. Suites already
 # unpacked are skipped. Installs no package except netbase, for /etc/protocols.
 set -eu
@@ -7,18 +7,19 @@ cd "$(dirname "$0")/../.."
 
 versions=${CARGO_TARGET_DIR:-target}/iptables
 suites="bullseye bookworm trixie sid"
-packages="iptables libxtables12 libip4tc2 libip6tc2 libnftnl11 libmnl0 libnetfilter-conntrack3 libnfnetlink0 libc6"
+packages="iptables libxtables12 libip4tc2 libip6tc2 libnftnl11 libmnl0 libnetfilter-conntrack3 libnfnetlink0 libc6
+    nftables libnftables1 libjansson4 libgmp10 libedit2 libbsd0 libmd0 libtinfo6"
 
-# write_program FAMILY VARIANT VERB: writes $tree/programs/FAMILY-VARIANT-VERB, which uses that tree's own loader,
-# libraries and extensions.
+# write_program NAME BINARY [APPLET]: writes $tree/programs/NAME, which uses that tree's own loader, libraries and
+# extensions.
 write_program() {
-    program=$tree/programs/$1-$2-$3
+    program=$tree/programs/$1
     cat >"$program" <<PROGRAM
 #!/bin/sh
 tree=\${0%/*}/..
 export XTABLES_LIBDIR="\$tree/usr/lib/$architecture/xtables"
 exec "\$tree/$loader" --library-path "\$tree/lib/$architecture:\$tree/usr/lib/$architecture" \\
-    "\$tree/usr/sbin/xtables-$2-multi" "$1-$3" "\$@"
+    "\$tree/usr/sbin/$2" ${3:-} "\$@"
 PROGRAM
     chmod 0755 "$program"
 }
@@ -41,7 +42,8 @@ fi
 
 for suite in $suites; do
     tree=$versions/$suite
-    [ ! -e "$tree/programs/.complete" ] || continue
+    # The stamp has the packages of the run that made it.
+    [ "$(cat "$tree/programs/.complete" 2>/dev/null)" != "$packages" ] || continue
     rm -rf "$tree"
     # shellcheck disable=SC2086 # $packages is split into words on purpose
     integration/debian-unpack.sh "$tree" "$suite" $packages
@@ -54,9 +56,11 @@ for suite in $suites; do
     mkdir "$tree/programs"
     for family in iptables ip6tables; do
         for variant in nft legacy; do
-            write_program "$family" "$variant" save
-            write_program "$family" "$variant" restore
+            for verb in save restore; do
+                write_program "$family-$variant-$verb" "xtables-$variant-multi" "$family-$verb"
+            done
         done
     done
-    touch "$tree/programs/.complete"
+    write_program nft nft
+    echo "$packages" >"$tree/programs/.complete"
 done

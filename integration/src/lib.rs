@@ -7,6 +7,8 @@ pub mod failure;
 pub mod faults;
 pub mod flow_check;
 pub mod invocation;
+// nix has `ptrace::syscall_info` for glibc alone.
+#[cfg(target_env = "gnu")]
 pub mod kill;
 pub mod mutation;
 pub mod namespace;

@@ -11,8 +11,9 @@ use gybe_installer::testnet::link::{LinkEnd, LinkError, NextHop, forward, join, 
 use gybe_installer::testnet::listener::{ListenAddress, ListenError, Listeners, ListeningPort, ServerName};
 use gybe_installer::testnet::namespace::{Namespace, NamespaceError};
 use gybe_installer::testnet::outcome::ConnectionOutcome;
-use gybe_netfilter::policy::{InterfaceName, InterfaceNameError, Mode};
+use gybe_netfilter::policy::{Families, InterfaceName, InterfaceNameError, Mode};
 use gybe_netfilter::trace::{Owner, Transport};
+use ipnet::IpNet;
 use std::sync::Arc;
 
 /// The recorded network; its namespaces and listeners end with the value.
@@ -51,12 +52,25 @@ impl Topology {
     /// # Errors
     /// When a namespace, link or listener cannot be made.
     pub fn new(mode: Mode, flows: &[Flow]) -> Result<Self, TopologyError> {
+        Self::with_families(mode, flows, Families::V4AndV6)
+    }
+
+    /// As [`Topology::new`], with addresses and routes of these families alone: a kernel may be without IPv6.
+    ///
+    /// # Errors
+    /// When a namespace, link or listener cannot be made.
+    pub fn with_families(mode: Mode, flows: &[Flow], families: Families) -> Result<Self, TopologyError> {
         let namespace = || Namespace::new().map(Arc::new);
         let (pod, peer, vm, sec) = (namespace()?, namespace()?, namespace()?, namespace()?);
-        wire(&pod, "eth0", "10.244.0.10/24 fd00:10::10/64", (&peer, "10.244.0.1/24 fd00:10::1/64"))?;
-        wire(&pod, "eth1", "192.168.77.1/24 fd00:77::1/64", (&vm, "192.168.77.2/24 fd00:77::2/64"))?;
-        wire(&pod, "net1", "172.30.0.10/24 fd00:30::10/64", (&sec, "172.30.0.1/24 fd00:30::1/64"))?;
-        forward(&pod)?;
+        for (name, addresses, other) in [
+            ("eth0", "10.244.0.10/24 fd00:10::10/64", (&*peer, "10.244.0.1/24 fd00:10::1/64")),
+            ("eth1", "192.168.77.1/24 fd00:77::1/64", (&*vm, "192.168.77.2/24 fd00:77::2/64")),
+            ("net1", "172.30.0.10/24 fd00:30::10/64", (&*sec, "172.30.0.1/24 fd00:30::1/64")),
+        ] {
+            wire(families, &pod, name, addresses, other)?;
+        }
+        forward(&pod, families)?;
+        let has_family = |network: &IpNet| families == Families::V4AndV6 || network.addr().is_ipv4();
         for (from, network, neighbour) in [
             (&pod, "0.0.0.0/0", "10.244.0.1"),
             (&pod, "::/0", "fd00:10::1"),
@@ -65,11 +79,15 @@ impl Topology {
             (&peer, "192.168.77.0/24", "10.244.0.10"),
             (&peer, "fd00:77::/64", "fd00:10::10"),
         ] {
-            route(from, network.parse()?, NextHop::Via(neighbour.parse()?))?;
+            let (network, neighbour) = (network.parse()?, neighbour.parse()?);
+            if has_family(&network) {
+                route(from, network, NextHop::Via(neighbour))?;
+            }
         }
         // The peer has every address outside the other networks.
-        route(&peer, "0.0.0.0/0".parse()?, NextHop::Local)?;
-        route(&peer, "::/0".parse()?, NextHop::Local)?;
+        for every in ["0.0.0.0/0".parse()?, "::/0".parse()?].into_iter().filter(has_family) {
+            route(&peer, every, NextHop::Local)?;
+        }
         let listeners = vec![
             Listeners::start(&pod, proxy(mode), ServerName::NameAndPort("envoy"), proxy_services())?,
             Listeners::start(&pod, APP, ServerName::NameAndPort("app"), app_services())?,
@@ -92,13 +110,15 @@ impl Topology {
 
 /// A link from `pod` to another namespace, in which it is called `eth0`.
 fn wire(
+    families: Families,
     pod: &Namespace,
     name: &str,
     addresses: &str,
     other: (&Namespace, &str),
 ) -> Result<(), TopologyError> {
     let end = |namespace, name, addresses: &str| -> Result<LinkEnd<'_>, TopologyError> {
-        let addresses = addresses.split(' ').map(str::parse).collect::<Result<_, _>>()?;
+        let mut addresses = addresses.split(' ').map(str::parse).collect::<Result<Vec<IpNet>, _>>()?;
+        addresses.retain(|address| families == Families::V4AndV6 || address.addr().is_ipv4());
         Ok(LinkEnd { namespace, name: InterfaceName::parse(name)?, addresses })
     };
     Ok(join(&end(pod, name, addresses)?, &end(other.0, "eth0", other.1)?)?)

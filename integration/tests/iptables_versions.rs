@@ -1,13 +1,15 @@
-//! ADD, CHECK and ADD again with the iptables of four Debian releases. `integration/iptables/setup.sh`
-//! unpacks them; they run on this machine's kernel, in namespaces made for them.
+//! ADD, CHECK and ADD again with the iptables of four Debian releases, and what their tools list and delete of Gybe's
+//! rules. `integration/iptables/setup.sh` unpacks them; they run on this machine's kernel, in namespaces made for them.
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up must stop")]
 #![allow(clippy::disallowed_methods, reason = "what the backend wrote is judged by the programs themselves")]
 
 use gybe_installer::testnet::namespace::Namespace;
+use gybe_integration::programs::run;
 use gybe_integration::vectors;
 use gybe_netfilter::backend::{Backend, PreviousRules};
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::{Destinations, InterfaceName};
 use gybe_netfilter::ruleset::Ruleset;
 use nix::mount::{MsFlags, mount};
@@ -46,7 +48,7 @@ fn assert_there(context: &str, backend: &Iptables, rules: &Ruleset) {
     assert!(differences.is_empty(), "{context}: {differences:#?}");
 }
 
-fn apply(context: &str, backend: &Iptables, rules: &Ruleset) -> PreviousRules {
+fn apply(context: &str, backend: &dyn Backend, rules: &Ruleset) -> PreviousRules {
     gybe_netfilter::apply::apply(backend, rules)
         .unwrap_or_else(|error| panic!("{context}: {error:?}"))
         .previous
@@ -152,6 +154,56 @@ fn a_version_finds_the_rules_of_another_whole_except_1_8_7_those_of_newer_ones()
     }
 }
 
+/// A node's own tools may be older than the rules: an operator lists and deletes them, and kube-proxy lists all tables.
+#[test]
+fn nft_of_every_release_lists_and_deletes_what_each_backend_writes() {
+    for (suite, _) in VERSIONS {
+        let release = Release::of(suite);
+        let by_iptables = release.backend(Variant::Nft);
+        for (name, rules) in every_ruleset() {
+            let context = format!("{suite}, {name}");
+            let listed = || {
+                apply(&context, &Nft, &rules);
+                let text = release.nft(&["list", "ruleset"]);
+                assert!(text.contains("table inet gybe {"), "{context}: {text}");
+                for (_, rule) in rules.rules() {
+                    let comment = format!("comment \"{}\"", rule.id.0);
+                    assert!(text.contains(&comment), "{context}: no {comment} in {text}");
+                }
+                release.nft(&["-j", "list", "ruleset"]);
+                release.nft(&["delete", "table", "inet", "gybe"]);
+                assert_eq!(release.nft(&["list", "ruleset"]), "", "{context}");
+                apply(&context, &by_iptables, &rules);
+                assert!(release.nft(&["list", "ruleset"]).contains("ISTIO_"), "{context}");
+                release.nft(&["flush", "ruleset"]);
+                assert!(by_iptables.inspect().unwrap().is_empty(), "{context}");
+            };
+            Namespace::new().unwrap().run(listed).unwrap();
+        }
+    }
+}
+
+/// As `iptables -F` and `iptables -X` in each table.
+#[test]
+fn iptables_of_every_release_deletes_what_it_wrote_with_both_variants() {
+    for (suite, _) in VERSIONS {
+        let release = Release::of(suite);
+        for variant in VARIANTS {
+            let backend = release.backend(variant);
+            for (name, rules) in every_ruleset() {
+                let context = format!("{suite}, {}, {name}", variant.name());
+                let deleted = || {
+                    apply(&context, &backend, &rules);
+                    assert!(release.save(variant).contains("ISTIO_"), "{context}");
+                    release.restore(variant, "*raw\nCOMMIT\n*mangle\nCOMMIT\n*nat\nCOMMIT\n");
+                    assert!(backend.inspect().unwrap().is_empty(), "{context}: {}", release.save(variant));
+                };
+                Namespace::new().unwrap().run(deleted).unwrap();
+            }
+        }
+    }
+}
+
 /// Debian's suites and the version of iptables in each. The last suite is unstable: its version may be newer.
 const VERSIONS: [(&str, &str); 4] =
     [("bullseye", "1.8.7"), ("bookworm", "1.8.9"), ("trixie", "1.8.11"), ("sid", "1.8.13")];
@@ -187,6 +239,23 @@ impl Release {
         let output = Command::new(self.programs.join(&name)).output().unwrap();
         assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
+    }
+
+    /// Replaces the tables of both families in the namespace of this thread by `tables`.
+    fn restore(&self, variant: Variant, tables: &str) {
+        for family in ["iptables", "ip6tables"] {
+            let name = format!("{family}-{}-restore", variant.name().trim_start_matches("iptables-"));
+            let program = self.programs.join(&name);
+            let ran = run(&program.to_string_lossy(), &[], tables).unwrap();
+            assert_eq!(ran.code, Some(0), "{name}: {}", ran.err);
+        }
+    }
+
+    /// What this release's nft prints in the namespace of this thread.
+    fn nft(&self, arguments: &[&str]) -> String {
+        let ran = run(&self.programs.join("nft").to_string_lossy(), arguments, "").unwrap();
+        assert_eq!(ran.code, Some(0), "{} nft {arguments:?}: {}", self.suite, ran.err);
+        ran.out
     }
 
     /// Fails unless `saved` says that the programs of this version printed it.

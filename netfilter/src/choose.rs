@@ -41,7 +41,7 @@ pub struct Choice {
     /// The reason, in one sentence.
     pub why: String,
     /// The profiles that do not work here, with the finding.
-    pub missing: Table<Profile, String>,
+    pub missing: Table<Profile, Finding>,
 }
 
 /// No backend works.
@@ -64,7 +64,7 @@ pub struct UnsupportedPolicy {
     /// The chosen backend.
     pub backend: BackendKind,
     /// The finding of the probe.
-    pub found: String,
+    pub found: Finding,
 }
 
 impl BackendSetting {
@@ -180,8 +180,8 @@ fn chosen(
     passed_over: &[(BackendKind, String)],
 ) -> Choice {
     let failing = findings.iter().filter(|(_, finding)| !finding.works());
-    let missing: Table<Profile, String> =
-        failing.map(|(profile, finding)| (profile, finding.to_string())).collect();
+    let missing: Table<Profile, Finding> =
+        failing.map(|(profile, finding)| (profile, finding.clone())).collect();
     let works = match missing.is_empty() {
         true => format!("{backend} does everything"),
         false => {
@@ -247,8 +247,8 @@ impl Choice {
 
 impl Hint for UnsupportedPolicy {
     fn hint(&self) -> Option<Cow<'static, str>> {
-        let hint = "gybe probe lists the backends that can; configure one of them as backend, or load the missing kernel modules";
-        Some(hint.into())
+        let other = "gybe probe lists the backends that can; configure one of them as backend";
+        self.found.hint().or_else(|| Some(other.into()))
     }
 }
 

@@ -163,7 +163,8 @@ fn verdict(chosen: &Result<Choice, NoBackend>) -> String {
 fn as_json(chosen: &Result<Choice, NoBackend>) -> Value {
     match chosen {
         Ok(Choice { backend, why, missing }) => {
-            let missing = missing.iter().map(|(profile, what)| (profile.name().to_owned(), json!(what)));
+            let missing =
+                missing.iter().map(|(profile, what)| (profile.name().to_owned(), json!(what.to_string())));
             json!({ "backend": backend.name(), "why": why, "missing": missing.collect::<serde_json::Map<_, _>>() })
         }
         Err(none) => json!({ "backend": null, "why": none.to_string(), "hint": none.hint() }),

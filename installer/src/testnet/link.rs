@@ -3,7 +3,7 @@
 
 use super::namespace::{Namespace, NamespaceError};
 use gybe_netfilter::hint::Hint;
-use gybe_netfilter::policy::InterfaceName;
+use gybe_netfilter::policy::{Families, InterfaceName};
 pub use gybe_netfilter::routes::NextHop;
 use gybe_netfilter::routes::{RoutesError, Rtnetlink, VethEnd};
 use gybe_netfilter::sockets;
@@ -79,8 +79,8 @@ pub fn route(namespace: &Namespace, network: IpNet, next_hop: NextHop) -> Result
     namespace.run(|| change(step, |rtnetlink| rtnetlink.add_route(network, next_hop)))?
 }
 
-/// Makes `namespace` a router: it forwards packets for other addresses, from every interface.
-pub fn forward(namespace: &Namespace) -> Result<(), LinkError> {
+/// Makes `namespace` a router for these families: it forwards packets for other addresses, from every interface.
+pub fn forward(namespace: &Namespace, families: Families) -> Result<(), LinkError> {
     let set = |path: &str, value: &'static str| {
         // /proc/sys/net shows the namespace of the calling thread (net/sysctl_net.c, net_ctl_header_lookup).
         let path = format!("/proc/sys/net/{path}");
@@ -88,7 +88,9 @@ pub fn forward(namespace: &Namespace) -> Result<(), LinkError> {
     };
     namespace.run(|| {
         set("ipv4/ip_forward", "1")?;
-        set("ipv6/conf/all/forwarding", "1")?;
+        if families == Families::V4AndV6 {
+            set("ipv6/conf/all/forwarding", "1")?;
+        }
         // A new namespace may inherit the machine's setting (net.core.devconf_inherit_init_net), and tests of a
         // router use asymmetric paths.
         set("ipv4/conf/all/rp_filter", "0")?;

@@ -135,11 +135,19 @@ fn open_all(
         _ => [IpAddr::V4(Ipv4Addr::UNSPECIFIED), IpAddr::V6(Ipv6Addr::UNSPECIFIED)],
     };
     let each = ports.iter().flat_map(|port| both_families(port).map(|address| (port, address)));
-    each.map(|(port, address)| {
+    let opened = each.map(|(port, address)| {
         let address = SocketAddr::new(address, port.port);
-        open(port, address).map_err(|errno| ListenError::Socket { transport: port.transport, address, errno })
-    })
-    .collect()
+        match open(port, address) {
+            // A kernel without IPv6: no client has it either.
+            Err(Errno::EAFNOSUPPORT) if address.is_ipv6() => Ok(None),
+            opened => opened.map(Some).map_err(|errno| ListenError::Socket {
+                transport: port.transport,
+                address,
+                errno,
+            }),
+        }
+    });
+    opened.filter_map(Result::transpose).collect()
 }
 
 fn open(listening: &ListeningPort, address: SocketAddr) -> nix::Result<ListeningSocket> {

@@ -144,17 +144,22 @@ fn every_backend_setting_is_read_as_it_is_written() {
 }
 
 #[test]
-fn a_refused_policy_names_the_command_that_lists_the_backends() {
-    let unsupported = UnsupportedPolicy {
+fn a_refused_policy_names_the_missing_part_or_the_command_that_lists_the_backends() {
+    let refusal = Refusal { why: "no module".into(), ..Refusal::default() };
+    let unsupported = |refusal| UnsupportedPolicy {
         need: "the pod asks for TPROXY",
         backend: Nft,
-        found: "refused: no module".into(),
+        found: Finding::Refused(refusal),
     };
     assert_eq!(
-        unsupported.to_string(),
+        unsupported(refusal.clone()).to_string(),
         "the pod asks for TPROXY, which nft cannot do on this node: refused: no module"
     );
-    assert!(unsupported.hint().unwrap().starts_with("gybe probe lists the backends that can;"));
+    assert!(
+        unsupported(refusal.clone()).hint().unwrap().starts_with("gybe probe lists the backends that can;")
+    );
+    let hinted = Refusal { hint: Some("this kernel lacks nft_tproxy".into()), ..refusal };
+    assert_eq!(unsupported(hinted).hint().unwrap(), "this kernel lacks nft_tproxy");
 }
 
 #[test]

@@ -8,7 +8,8 @@ use super::message::{Header, align};
 /// The bits of `nla_type` that hold the type (`NLA_TYPE_MASK`); the others are flags (`NLA_F_NESTED`,
 /// `NLA_F_NET_BYTEORDER`).
 const TYPE_MASK: u16 = 0x3fff;
-const HEADER: usize = 4;
+/// The bytes of an attribute before its value.
+pub(crate) const HEADER: usize = 4;
 
 /// A buffer of netlink messages and attributes.
 #[derive(Debug, Default)]

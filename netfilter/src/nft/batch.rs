@@ -4,7 +4,7 @@ use super::chain::Base;
 use super::chain::TABLE;
 use super::uapi::*;
 use super::{expr, set};
-use crate::netlink::attr::{Attributes, Writer};
+use crate::netlink::attr::{Attributes, HEADER as ATTRIBUTE_HEADER, Writer};
 use crate::netlink::message::{ACK, APPEND, CREATE, EXCLUSIVE, HEADER, Header, Messages, REQUEST};
 use crate::ruleset::{Chain, ChainName, NamedList, Rule, RuleId, Ruleset};
 use std::fmt;
@@ -108,18 +108,21 @@ impl Batch {
         index.and_then(|index| self.objects.get(index)).unwrap_or(&Object::Transaction)
     }
 
-    /// The names of the expressions of the rule in this message: only the expression that contains byte `offset` of
-    /// the message, or all of them without an offset.
+    /// The names of the expressions of the rule in this message: only the expression at byte `offset` of the message,
+    /// or all of them without an offset. The kernel reports the offset of the header of the refused attribute
+    /// (`NL_SET_BAD_ATTR`, include/linux/netlink.h, v6.18).
     pub(super) fn expressions(&self, sequence: u32, offset: Option<usize>) -> Vec<&[u8]> {
         let mut messages = Messages(&self.bytes).flatten();
         let Some(message) = messages.find(|message| message.header.sequence == sequence) else {
             return Vec::new();
         };
-        let offset_of = |part: &[u8]| part.as_ptr().addr() - message.body.as_ptr().addr() + HEADER;
+        let offset_of =
+            |value: &[u8]| value.as_ptr().addr() - message.body.as_ptr().addr() + HEADER - ATTRIBUTE_HEADER;
         let rule = Attributes::of(message.body.get(GENERIC..).unwrap_or_default());
         let list = Attributes::of(rule.get(NFTA_RULE_EXPRESSIONS).map_or(&[], |list| list.value));
         list.filter(|e| {
-            offset.is_none_or(|at| (offset_of(e.value)..=offset_of(e.value) + e.value.len()).contains(&at))
+            let begin = offset_of(e.value);
+            offset.is_none_or(|at| (begin..begin + ATTRIBUTE_HEADER + e.value.len()).contains(&at))
         })
         .filter_map(|e| Some(Attributes::of(e.value).get(NFTA_EXPR_NAME)?.text()))
         .collect()
@@ -357,7 +360,12 @@ mod tests {
         let expected: [&[u8]; 6] = [b"meta", b"cmp", b"payload", b"lookup", b"counter", b"immediate"];
         assert_eq!(all, expected);
         let message = Messages(batch.bytes()).flatten().find(|m| m.header.sequence == batch.last()).unwrap();
-        let at = message.body.windows(9).position(|bytes| bytes == b"immediate").unwrap() + HEADER;
-        assert_eq!(batch.expressions(batch.last(), Some(at)), [b"immediate"]);
+        for name in expected {
+            // The headers of the expression and of its name are before it.
+            let named = message.body.windows(name.len()).position(|bytes| bytes == name).unwrap() + HEADER;
+            for at in [named - 2 * ATTRIBUTE_HEADER, named] {
+                assert_eq!(batch.expressions(batch.last(), Some(at)), [name], "{at}");
+            }
+        }
     }
 }

@@ -82,6 +82,8 @@ impl KernelPart {
     const REDIR: Self = Self { module: "nft_redir", config: "CONFIG_NFT_REDIR" };
     const TPROXY: Self = Self { module: "nft_tproxy", config: "CONFIG_NFT_TPROXY" };
     const CT: Self = Self { module: "nft_ct", config: "CONFIG_NFT_CT" };
+    /// Part of nf_tables from Linux 5.18 on.
+    const COUNTER: Self = Self { module: "nft_counter", config: "CONFIG_NFT_COUNTER" };
 
     /// The part of the kernel whose absence explains this refusal of `object`; `expressions` are the refused rule's.
     /// Observed on booted kernels 5.10 to 7.3: a missing module is `ENOENT` for the chain or the rule; without
@@ -94,6 +96,10 @@ impl KernelPart {
             (Object::Transaction, Errno::EINVAL | Errno::EOPNOTSUPP)
             | (Object::Table, Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT)
             | (Object::Chain(_), Errno::ENOENT | Errno::EOPNOTSUPP) => Some(Self::NF_TABLES),
+            // Every rule has a counter, so it explains a refusal only where the kernel names it.
+            (Object::Rule(..), Errno::ENOENT) if *expressions == [b"counter".as_slice()] => {
+                Some(Self::COUNTER)
+            }
             (Object::Rule(..), Errno::ENOENT | Errno::EOPNOTSUPP) => {
                 expressions.iter().rev().find_map(|name| match *name {
                     b"redir" => Some(Self::REDIR),
@@ -183,6 +189,8 @@ mod tests {
             (&rule, Errno::ENOENT, &[b"tproxy"], Some("nft_tproxy")),
             (&rule, Errno::ENOENT, &[b"ct"], Some("nft_ct")),
             (&rule, Errno::ENOENT, &[b"immediate"], None),
+            (&rule, Errno::ENOENT, &[b"counter", b"immediate"], None),
+            (&rule, Errno::ENOENT, &[b"counter"], Some("nft_counter")),
         ] {
             let lacking = KernelPart::lacking(object, errno, expressions);
             assert_eq!(lacking.map(|part| part.module), module, "{object} {errno} {expressions:?}");

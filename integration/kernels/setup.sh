@@ -1,0 +1,99 @@
+#!/bin/sh
+# Unpacks what the virtual machines of the kernel tests boot, under target/kernels: for each architecture an initrd with
+# busybox, iptables and an init, and for each kernel its image and an initrd with its modules. A kernel that
+# has been unpacked is not fetched again; delete its directory to get the newest of its series. A kernel that its mirror
+# does not have is reported, and the tests fail.
+set -eu
+cd "$(dirname "$0")/../.."
+
+kernels=${CARGO_TARGET_DIR:-target}/kernels
+
+# NAME:ARCHITECTURE:SUITE:VERSION, VERSION as a regular expression of the package's name. From Linux 6.19 on the package
+# linux-image-VERSION is empty, and linux-binary-VERSION and linux-modules-VERSION have its content.
+series="
+    5.10:amd64:bullseye-security:5\.10\.0-[0-9]+
+    6.1:amd64:bookworm-security:6\.1\.0-[0-9]+
+    6.12:amd64:trixie-security:6\.12\.[0-9]+\+deb13(\.[0-9]+)?
+    backports:amd64:trixie-backports:[0-9.]+\+deb13(\.[0-9]+)?
+    sid:amd64:sid:[0-9.]+\+deb[0-9.]+
+    6.12-arm64:arm64:trixie-security:6\.12\.[0-9]+\+deb13(\.[0-9]+)?
+"
+
+# program:package
+missing=""
+for pair in qemu-system-x86_64:qemu-system-x86 qemu-system-aarch64:qemu-system-arm cpio:cpio xz:xz-utils depmod:kmod; do
+    command -v "${pair%%:*}" >/dev/null 2>&1 || [ -x "/usr/sbin/${pair%%:*}" ] || missing="$missing ${pair#*:}"
+done
+if [ -n "$missing" ] && [ "$(id -u)" != 0 ]; then
+    echo "these tests need the Debian packages:$missing" >&2
+    echo "install them:  sudo apt-get install --no-install-recommends$missing" >&2
+    exit 1
+fi
+if [ -n "$missing" ]; then
+    apt-get update -qq
+    # shellcheck disable=SC2086 # the list is split into words
+    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
+fi
+
+# pack DIR FILE: writes the content of DIR as an initrd.
+pack() {
+    (cd "$1" && find . | cpio --quiet --create --format newc --owner 0:0) >"$2.new"
+    mv "$2.new" "$2"
+}
+
+# make_base ARCHITECTURE: an initrd with busybox and the iptables of Debian 12.
+make_base() {
+    base=$kernels/base-$1
+    [ ! -e "$base.cpio" ] || return 0
+    rm -rf "$base"
+    ARCHITECTURE=$1 integration/debian-unpack.sh "$base" bookworm busybox-static iptables libxtables12 libip4tc2 \
+        libip6tc2 libnftnl11 libmnl0 libnetfilter-conntrack3 libnfnetlink0 libc6 netbase
+    rm -rf "$base/usr/share" "$base"/lib/*/gconv "$base"/usr/lib/*/gconv
+    mkdir -p "$base/sbin" "$base/proc" "$base/sys" "$base/dev" "$base/run" "$base/tmp" "$base/gybe"
+    for link in bin/sh sbin/modprobe; do ln -s /bin/busybox "$base/$link"; done
+    pack "$base" "$base.cpio"
+}
+
+# unpack_kernel NAME ARCHITECTURE SUITE VERSION
+unpack_kernel() {
+    tree=$kernels/$1
+    [ ! -e "$tree/modules.cpio" ] || return 0
+    rm -rf "$tree"
+    mkdir -p "$tree/root"
+    (
+        ARCHITECTURE=$2 integration/debian-unpack.sh "$tree/root" "$3" \
+            "^linux-binary-$4-cloud-$2\$" "^linux-modules-$4-cloud-$2\$" ||
+            ARCHITECTURE=$2 integration/debian-unpack.sh "$tree/root" "$3" "^linux-image-$4-cloud-$2\$"
+    ) >"$tree/packages" 2>"$tree/missing" || return 0
+    rm "$tree/missing"
+    for modules in "$tree"/root/lib/modules/* "$tree"/root/usr/lib/modules/*; do
+        [ ! -d "$modules/kernel" ] || break
+    done
+    release=${modules##*/}
+    into=$tree/initrd/lib/modules/$release
+    mkdir -p "$into/kernel/net" "$into/kernel/drivers/net"
+    for list in modules.builtin modules.builtin.modinfo modules.order; do
+        [ ! -e "$modules/$list" ] || cp "$modules/$list" "$into/"
+    done
+    for part in net/netfilter net/ipv4 net/ipv6 lib crypto; do
+        [ ! -d "$modules/kernel/$part" ] || cp -r "$modules/kernel/$part" "$into/kernel/${part%/*}/"
+    done
+    cp "$modules"/kernel/drivers/net/veth.ko* "$into/kernel/drivers/net/"
+    find "$into" -name '*.xz' -exec xz -d {} +
+    PATH="$PATH:/usr/sbin:/sbin" depmod -b "$tree/initrd" "$release"
+    for image in "$modules/vmlinuz" "$tree/root/boot/vmlinuz-$release"; do
+        [ ! -e "$image" ] || cp "$image" "$tree/vmlinuz"
+    done
+    echo "$release" >"$tree/release"
+    rm -rf "$tree/root"
+    pack "$tree/initrd" "$tree/modules.cpio"
+}
+
+mkdir -p "$kernels"
+for architecture in amd64 arm64; do make_base "$architecture"; done
+for kernel in $series; do
+    IFS=: read -r name architecture suite version <<KERNEL
+$kernel
+KERNEL
+    unpack_kernel "$name" "$architecture" "$suite" "$version"
+done
