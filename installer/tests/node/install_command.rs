@@ -33,13 +33,18 @@ fn install_places_the_programs_and_adds_the_entry_as_the_last_plugin() {
 }
 
 /// Keys that only concern a running agent; and `cni_network_config`, a template, which is a file of `--config`.
-const WITHOUT_FLAG: [&str; 9] = [
+const WITHOUT_FLAG: [&str; 14] = [
     "mode",
     "put_back_istio",
     "leave_when_daemonset_gone",
     "events",
     "node_taints",
     "repair",
+    "repair_label",
+    "repair_label_selector",
+    "repair_field_selector",
+    "repair_exit_code",
+    "repair_init_container",
     "pod_source",
     "istio_cni_namespace",
     "cni_network_config",

@@ -1,7 +1,7 @@
 //! Lists: pages, versions, selectors, generated pods.
 
 use crate::client::Client;
-use gybe_api_server::ApiServer;
+use gybe_api_server::{ApiServer, Verb};
 use serde_json::{Value, json};
 
 pub(crate) fn pod(name: &str, node: &str) -> Value {
@@ -122,6 +122,8 @@ fn a_node_and_a_daemonset_can_be_read_and_not_listed() {
     server.put(agents.clone()).unwrap();
     assert!(server.put(json!({ "kind": "Secret" })).is_err());
     let client = Client::new(&server);
+    assert_eq!(client.get("/api/v1/nodes/n").code, 403);
+    server.permit(Verb::Get, "nodes");
     assert_eq!(client.get("/api/v1/nodes/n").json()["metadata"]["labels"]["gybe.dev/backend"], "nft");
     let path = "/apis/apps/v1/namespaces/gybe-system/daemonsets/gybe-node";
     assert_eq!(client.get(path).json()["apiVersion"], "apps/v1");
