@@ -18,10 +18,13 @@ use nix::unistd::{Uid, setfsuid};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::thread;
 use std::time::{Duration, Instant};
 
-/// The longest wait for a connection or a reply.
+/// The longest wait for a connection or a reply, and for an address that is in use.
 const TIMEOUT: Duration = Duration::from_secs(5);
+/// How often the address is tried: nothing reports that it is free.
+const BIND_INTERVAL: Duration = Duration::from_millis(1);
 
 /// The ports that a connection may be redirected to. The UDP socket of the agent's resolver is bound to loopback as
 /// Istio's is, so that its replies leave from the address at which the query arrived.
@@ -216,8 +219,21 @@ fn as_proxy<T>(work: impl FnOnce() -> T) -> Option<T> {
 fn bound_socket(transport: Transport, address: SocketAddr) -> nix::Result<OwnedFd> {
     let fd = open(transport, address)?;
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
-    bind(&fd, address)?;
+    bind_when_free(&fd, address)?;
     Ok(fd)
+}
+
+/// Binds, and tries again until the deadline while the address is in use. The namespace is the probe's alone, but a
+/// process that another thread starts has copies of the sockets of the connection before, until it executes its
+/// program.
+fn bind_when_free(fd: &OwnedFd, address: SocketAddr) -> nix::Result<()> {
+    let until = deadline();
+    loop {
+        match bind(fd, address) {
+            Err(Errno::EADDRINUSE) if Instant::now() < until => thread::sleep(BIND_INTERVAL),
+            bound => return bound,
+        }
+    }
 }
 
 fn listener(address: SocketAddr, transparent: bool) -> nix::Result<TcpListener> {
@@ -226,7 +242,7 @@ fn listener(address: SocketAddr, transparent: bool) -> nix::Result<TcpListener> 
     if transparent {
         setsockopt(&fd, sockopt::IpTransparent, &true)?;
     }
-    bind(&fd, address)?;
+    bind_when_free(&fd, address)?;
     listen(&fd, Backlog::new(8)?)?;
     Ok(fd.into())
 }
@@ -245,4 +261,27 @@ fn deadline() -> Instant {
 
 fn errno_of(error: &std::io::Error) -> Errno {
     Errno::from_raw(error.raw_os_error().unwrap_or_default())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn a_listener_waits_for_an_address_that_is_still_in_use() {
+        let earlier = listener((Ipv4Addr::LOCALHOST, 0).into(), false).unwrap();
+        let address = earlier.local_addr().unwrap();
+        let fd = open(Transport::Tcp, address).unwrap();
+        setsockopt(&fd, sockopt::ReuseAddr, &true).unwrap();
+        assert_eq!(bind(&fd, address), Err(Errno::EADDRINUSE));
+        let (starts, started) = channel();
+        let later = thread::spawn(move || {
+            starts.send(()).unwrap();
+            listener(address, false).and_then(|it| it.local_addr().map_err(|error| errno_of(&error)))
+        });
+        started.recv().unwrap();
+        drop(earlier);
+        assert_eq!(later.join().unwrap(), Ok(address));
+    }
 }
