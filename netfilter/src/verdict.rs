@@ -149,8 +149,8 @@ pub struct Treatment {
     pub unknown: Vec<String>,
 }
 
-/// Compares all connections under the rules of the calling thread's namespace, whoever wrote them, with those under the
-/// rules of a policy; without a policy every connection would keep its destination.
+/// Compares all connections under the rules of the calling thread's namespace, also those of other programs, with those
+/// under the rules of a policy; without a policy every connection would keep its destination.
 ///
 /// # Errors
 /// When the rules of the namespace cannot be read.

@@ -50,7 +50,7 @@ const UNTESTED: &str = "
   which Linux has from 5.2 on. A kernel that refuses it is treated as one without `nft_chain_nat`: iptables is used where
   it works.
 - Kernels of other distributions and vendors: Red Hat, SUSE, Ubuntu, Amazon Linux, Bottlerocket, Container-Optimized OS,
-  Flatcar, Talos, Azure Linux. `gybe probe` tells what they do.
+  Flatcar, Talos, Azure Linux. `gybe probe` shows which backends work on them.
 - Kernels built without IPv6: Debian's have it built in, so that only the parameters can switch it off.
 - Real hardware, and arm64 kernels but the one above.
 ";
