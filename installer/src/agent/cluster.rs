@@ -13,6 +13,7 @@
 
 mod access;
 mod agents;
+mod broken_pod;
 mod client;
 mod error;
 mod leave;
@@ -30,6 +31,7 @@ mod watched_pods;
 
 pub use access::{Cluster, ClusterError, ServiceAccount};
 pub use agents::{AGENTS, AgentSelector, ClusterAgent, agents};
+pub use broken_pod::{BrokenPod, PodChange, broken_pod, change_pod};
 pub use error::ApiError;
 pub use leave::{AgentAddress, Left, agent_addresses, desired_agents, left, set_mode_leave};
 pub(crate) use own_node::OwnNode;
@@ -37,7 +39,7 @@ pub use own_node::{ClusterNode, ObservedNode};
 pub use pod_cache::{WatchProblem, WatchState};
 pub use pod_requests::PodSelector;
 pub use queries::{
-    BrokenPod, DaemonSetState, PodChange, QueryError, TaintState, broken_pod, change_pod, changed_taints,
-    config_map, create_event, daemonset_state, has_ready_pod, patch_event, pod_facts, set_taints,
+    DaemonSetState, QueryError, TaintState, changed_taints, config_map, create_event, daemonset_state,
+    has_ready_pod, patch_event, pod_facts, set_taints,
 };
 pub use watched_pods::WatchedPods;
