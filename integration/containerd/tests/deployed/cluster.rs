@@ -11,6 +11,8 @@ use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::{Value, json};
 
+use crate::pod::{APPLICATION, Destination, OUTSIDE, OutsideClient, RunningPod};
+
 const HOST_INIT: &str = env!("CARGO_BIN_EXE_gybe-host-init");
 /// The workspace's root, relative to this package's directory.
 const TOP: &str = "../..";
@@ -42,6 +44,16 @@ impl Cluster {
         let mut pod = manifest::injected(sandbox);
         pod["spec"]["nodeName"] = NODE.into();
         self.api.put_pod(pod);
+    }
+
+    /// Asserts that new connections into and out of each pod end at its proxy.
+    pub(crate) fn assert_redirected(&self, pods: &[RunningPod]) {
+        let outside = OutsideClient::new(&self.node);
+        for pod in pods {
+            let address = pod.addresses[0];
+            assert_eq!(outside.connect(address, 8080), Destination::proxy(15006, address, 8080));
+            assert_eq!(pod.connect(APPLICATION, OUTSIDE[0], 80), Destination::proxy(15001, OUTSIDE[0], 80));
+        }
     }
 
     /// Writes a service account's files as the kubelet does.

@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::cluster::{Cluster, NODE};
 use crate::daemonset_pod::DaemonSetPod;
-use crate::pod::{APPLICATION, Destination, OUTSIDE, OutsideClient, RunningPod};
+use crate::pod::{APPLICATION, OUTSIDE, OutsideClient, RunningPod};
 
 const PODS: usize = 50;
 /// The most sandboxes that start at the same time.
@@ -120,16 +120,6 @@ fn wait_for_repairs(agent: &DaemonSetPod<'_>, what: &str) {
     );
 }
 
-/// Asserts that the first connections of the pods after the repair end at the proxy.
-fn assert_redirected(cluster: &Cluster, pods: &[RunningPod]) {
-    let outside = OutsideClient::new(&cluster.node);
-    for pod in pods {
-        let address = pod.addresses[0];
-        assert_eq!(outside.connect(address, 8080), Destination::proxy(15006, address, 8080));
-        assert_eq!(pod.connect(APPLICATION, OUTSIDE[0], 80), Destination::proxy(15001, OUTSIDE[0], 80));
-    }
-}
-
 #[test]
 fn fifty_pods_that_started_without_gybe_are_redirected_and_no_other_pod_is_touched() {
     let cluster = Cluster::new(Generation::V2);
@@ -146,7 +136,7 @@ fn fifty_pods_that_started_without_gybe_are_redirected_and_no_other_pod_is_touch
 
     let mut agent = DaemonSetPod::start(&cluster);
     wait_for_repairs(&agent, "a new node");
-    assert_redirected(&cluster, &pods);
+    cluster.assert_redirected(&pods);
 
     // The rules are lost, and the agent and the probe's report are there when the container starts.
     agent.wait_for("ready", || agent.is_ready());
@@ -156,7 +146,7 @@ fn fifty_pods_that_started_without_gybe_are_redirected_and_no_other_pod_is_touch
     }
     agent.start_container("repair");
     wait_for_repairs(&agent, "a node whose agent runs");
-    assert_redirected(&cluster, &pods);
+    cluster.assert_redirected(&pods);
 
     let outside = OutsideClient::new(&cluster.node);
     for Untouched { what, pod, rules: before, reaches } in &untouched {

@@ -29,7 +29,7 @@ use serde_json::{Value, json};
 
 use cluster::Cluster;
 use daemonset_pod::DaemonSetPod;
-use pod::{APPLICATION, Destination, OUTSIDE, OutsideClient, RunningPod};
+use pod::RunningPod;
 
 /// The pods of each of istio-cni's engines.
 const PODS: usize = 25;
@@ -86,15 +86,6 @@ fn rules(cluster: &Cluster, pod: &RunningPod) -> String {
     cluster.node.host().run(Path::new("nsenter"), &arguments).unwrap()
 }
 
-fn assert_redirected(cluster: &Cluster, pods: &[RunningPod]) {
-    let outside = OutsideClient::new(&cluster.node);
-    for pod in pods {
-        let address = pod.addresses[0];
-        assert_eq!(outside.connect(address, 8080), Destination::proxy(15006, address, 8080));
-        assert_eq!(pod.connect(APPLICATION, OUTSIDE[0], 80), Destination::proxy(15001, OUTSIDE[0], 80));
-    }
-}
-
 #[test]
 fn fifty_pods_of_istio_cni_stay_redirected_once_and_are_deleted_after_gybe_has_replaced_it() {
     let cluster = Cluster::new(Generation::V2);
@@ -127,12 +118,12 @@ fn fifty_pods_of_istio_cni_stay_redirected_once_and_are_deleted_after_gybe_has_r
     let next = Sandbox::injected("shop", "next");
     cluster.schedule(&next);
     let next = RunningPod::in_sandbox(&cluster.node, cluster.node.cri.run(&next).unwrap());
-    assert_redirected(&cluster, std::slice::from_ref(&next));
+    cluster.assert_redirected(std::slice::from_ref(&next));
     for (pod, before) in &pods {
         assert_eq!(&rules(&cluster, pod), before, "no rule of Gybe is added");
     }
     let (mut pods, _): (Vec<_>, Vec<_>) = pods.into_iter().unzip();
-    assert_redirected(&cluster, &pods);
+    cluster.assert_redirected(&pods);
 
     // The connections end with the pods' processes, and then the runtime deletes all at the same time.
     pods.push(next);
