@@ -4,7 +4,6 @@
 use super::SocketContext;
 use super::cluster::{BrokenPod, ClusterNode, PodChange, QueryError, broken_pod, change_pod};
 use super::events::{PodEvent, Reason};
-
 use super::repair_socket::RepairSocket;
 use super::status::StatusSources;
 use crate::error::chain;

@@ -59,7 +59,6 @@ pub(crate) fn watch(node: &RepairNode, occasion: Occasion<'_>, stop: BorrowedFd<
         }
         match watch.wait(wait, Some(stop)) {
             WakeReason::Readable => return,
-            WakeReason::TimedOut if wait == SETTLED => memory.settled.clear(),
             WakeReason::TimedOut | WakeReason::Changed => {}
         }
     }
@@ -70,6 +69,8 @@ pub(crate) fn watch(node: &RepairNode, occasion: Occasion<'_>, stop: BorrowedFd<
 struct RepairWatch {
     /// The runtime's ids of sandboxes in their desired state.
     settled: BTreeSet<String>,
+    /// Since when these have not been judged again.
+    settled_since: Option<Instant>,
     /// Since when the other sandboxes are known.
     unsettled: BTreeMap<String, Instant>,
     /// What was last logged about a sandbox.
@@ -92,6 +93,7 @@ struct RepairWatch {
 impl RepairWatch {
     /// Makes a pass if it is due and the node has an entry. Returns how long to wait for the next turn.
     fn turn(&mut self, node: &RepairNode, shared: Option<&Path>, log: &Log) -> Duration {
+        self.forget_settled(Instant::now());
         let mode = shared.map_or(Some(RepairMode::Repair), |shared| {
             RepairSetting::kept_in(shared).map(|setting| setting.repair)
         });
@@ -129,6 +131,15 @@ impl RepairWatch {
             }
         }
         wait
+    }
+
+    /// Lets every sandbox be judged again after `SETTLED`, also while ADDs end all the time.
+    fn forget_settled(&mut self, now: Instant) {
+        let since = *self.settled_since.get_or_insert(now);
+        if now.duration_since(since) >= SETTLED {
+            self.settled.clear();
+            self.settled_since = Some(now);
+        }
     }
 
     /// Makes a pass over the sandboxes that are not known to be in their desired state, logs what is new and returns
@@ -196,7 +207,7 @@ impl RepairWatch {
                 self.send_error = Some(why);
                 // A pod that is not redirected now may be when an agent accepts findings again: the next pass judges
                 // it.
-                self.unsent.retain(|finding| !matches!(finding.found, Found::NotRedirected { .. }));
+                self.unsent.retain(|finding| matches!(finding.found, Found::Repaired(_)));
                 self.handed_over.clear();
                 return;
             }
@@ -288,5 +299,51 @@ impl Line {
                 }
             }
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::repair::RepairedPod;
+    use gybe_plugin::args::PodRef;
+    use gybe_test_support::TestDir;
+
+    #[test]
+    fn settled_sandboxes_are_judged_again_every_minute_however_often_adds_end() {
+        let (mut memory, start) = (RepairWatch::default(), Instant::now());
+        memory.settled.insert("a".to_owned());
+        for second in 0..60 {
+            memory.forget_settled(start + Duration::from_secs(second));
+            assert!(!memory.settled.is_empty(), "after {second} s");
+        }
+        memory.forget_settled(start + SETTLED);
+        assert!(memory.settled.is_empty());
+        memory.settled.insert("a".to_owned());
+        memory.forget_settled(start + SETTLED + Duration::from_secs(1));
+        assert!(!memory.settled.is_empty());
+    }
+
+    #[test]
+    fn without_an_agent_only_repairs_wait_and_other_findings_are_made_again() {
+        let directory = TestDir::new("no-agent");
+        let pod = PodRef::from_args("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0;K8S_POD_UID=5f1d")
+            .unwrap()
+            .unwrap();
+        let repaired = Found::Repaired(RepairedPod {
+            backend: "nft".to_owned(),
+            open_connections: 0,
+            captures_dns: false,
+            drops_invalid: false,
+        });
+        let why = || "x".to_owned();
+        let others = [Found::NotRepaired { why: why() }, Found::NotRedirected { why: why() }];
+        let mut memory = RepairWatch::default();
+        let found = [repaired.clone()].into_iter().chain(others);
+        memory.unsent.extend(found.map(|found| Finding { pod: pod.clone(), found }));
+        memory.handed_over.insert("a".to_owned(), Instant::now());
+        memory.send(directory.path(), &Log::default());
+        let left: Vec<_> = memory.unsent.iter().map(|finding| &finding.found).collect();
+        assert_eq!((left, memory.handed_over.is_empty()), (vec![&repaired], true));
     }
 }
