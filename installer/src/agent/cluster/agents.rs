@@ -9,6 +9,7 @@ use crate::host::agent_status::NodeStatus;
 use futures::stream::{self, StreamExt};
 use http_body_util::{BodyExt, Limited};
 use hyper::Request;
+use hyper::body::Bytes;
 use kube::Client;
 use kube::api::ListParams;
 use kube::client::Body;
@@ -21,7 +22,7 @@ use tokio::time::{sleep, timeout_at};
 /// The number of pods in a page of the list: some 12 KiB each.
 const PAGE_SIZE: u32 = 100;
 /// The limit of an agent's page.
-const MAX_STATUS: usize = 256 << 10;
+const MAX_PAGE: usize = 256 << 10;
 /// The deadline of one agent's page.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of pages that are requested at the same time.
@@ -201,17 +202,20 @@ async fn agent(client: &Client, namespace: &str, pod: AgentPod, until: Instant) 
     ClusterAgent { pod: pod.metadata.name, node: pod.spec.node_name, waits, status }
 }
 
-/// Requests the page of an agent; again when the API server requests a later attempt.
 async fn status(client: &Client, namespace: &str, pod: &AgentPod) -> Result<NodeStatus, ApiError> {
-    let (name, port) = (&pod.metadata.name, pod.port());
-    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/status");
+    let page = page(client, namespace, &format!("{}:{}", pod.metadata.name, pod.port()), "status").await?;
+    serde_json::from_slice(&page).map_err(|_| ApiError::Unreadable("is not a status"))
+}
+
+/// Requests a page of a pod, `NAME:PORT`; again when the API server requests a later attempt.
+pub(super) async fn page(client: &Client, namespace: &str, pod: &str, page: &str) -> Result<Bytes, ApiError> {
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{pod}/proxy/{page}");
     loop {
         let request = Request::get(&path).body(Body::empty()).map_err(|_| invalid_name())?;
         match client.send(request).await.map_err(ApiError::from) {
             Ok(response) => {
-                let body = Limited::new(response.into_body(), MAX_STATUS).collect().await;
-                let bytes = body.map_err(|fault| ApiError::broken(&*fault))?.to_bytes();
-                return serde_json::from_slice(&bytes).map_err(|_| ApiError::Unreadable("is not a status"));
+                let body = Limited::new(response.into_body(), MAX_PAGE).collect().await;
+                return Ok(body.map_err(|fault| ApiError::broken(&*fault))?.to_bytes());
             }
             Err(fault) => match fault.retry_after() {
                 Some(wait) => sleep(wait).await,
