@@ -79,6 +79,10 @@ fn each_pool_has_a_daemonset_and_a_configmap_and_no_node_is_in_two() {
     );
     // 101 nodes: at most 11 of one pool with 10%, rounded up in each of the three.
     assert_eq!(quota(&objects), "114");
+    let spec = objects.one::<ResourceQuota>("ResourceQuota").spec.unwrap();
+    let scope = &spec.scope_selector.unwrap().match_expressions.unwrap()[0];
+    let classes = scope.values.clone().unwrap();
+    assert_eq!(classes, ["system-node-critical", "edge-critical"], "the agents' of every pool");
 }
 
 #[test]
@@ -131,6 +135,19 @@ fn the_values_of_istio_cnis_chart_have_their_meaning() {
 }
 
 #[test]
+fn a_global_value_sets_only_what_is_not_set() {
+    let objects = rendered("global");
+    let conf = Settings::read(&settings::settings_sources(&objects)).unwrap().options.conf;
+    assert_eq!(conf.backend, BackendSetting::Iptables);
+    assert_eq!(conf.log_level, LogLevel::Debug);
+    let install = objects.container("install");
+    assert_eq!(install.image_pull_policy.as_deref(), Some("Always"));
+    assert_eq!(objects.pod().image_pull_secrets.unwrap()[0].name, "own");
+    assert!(crate::host_path(&objects, "cni-conf").starts_with("/var/snap/microk8s"));
+    assert_eq!(objects.of::<Value>("NetworkPolicy").len(), 0);
+}
+
+#[test]
 fn the_values_of_istio_cnis_chart_select_the_mode_and_the_label_of_repair_and_the_policy_allows_only_that_label()
  {
     let objects = rendered("istio-cni-label");
@@ -157,9 +174,6 @@ fn the_job_before_the_deletion_leaves_every_pool_and_has_three_rights() {
     let container = &pod.containers[0];
     let command = container.command.clone().unwrap();
     settings::assert_command_accepted(&command);
-    for pool in ["", "-canary", "-edge"] {
-        assert!(command.contains(&format!("--config-map=gybe-config{pool}")), "{command:?}");
-    }
     let timeout = command.iter().find_map(|it| it.strip_prefix("--timeout=")?.parse::<i64>().ok()).unwrap();
     assert!(timeout < 300, "helm waits for 300 seconds");
     assert!(spec.active_deadline_seconds.unwrap() > timeout);
@@ -169,11 +183,22 @@ fn the_job_before_the_deletion_leaves_every_pool_and_has_three_rights() {
         (context.read_only_root_filesystem, context.allow_privilege_escalation),
         (Some(true), Some(false))
     );
-    assert_eq!(pod.security_context.unwrap().run_as_non_root, Some(true));
+    let user = pod.security_context.unwrap();
+    assert_eq!((user.run_as_non_root, user.run_as_user), (Some(true), Some(65_532)));
+    let tolerations: Vec<_> =
+        pod.tolerations.unwrap().into_iter().map(|it| (it.operator, it.effect)).collect();
+    assert_eq!(tolerations, [(Some("Exists".to_owned()), Some("NoSchedule".to_owned()))]);
     // As in installer/tests/agent/leave.rs.
     let rules: Vec<_> = objects.one::<Role>("Role").rules.unwrap().iter().map(pod::rule_line).collect();
     let maps = r#""" configmaps [gybe-config,gybe-config-canary,gybe-config-edge]: patch"#;
     assert_eq!(rules, [maps, r#""" pods: list"#, r#""apps" daemonsets: list"#]);
+}
+
+#[test]
+fn on_openshift_the_job_names_no_user() {
+    let job: Job = rendered("leave-openshift").one("Job");
+    let user = job.spec.unwrap().template.spec.unwrap().security_context.unwrap();
+    assert_eq!((user.run_as_non_root, user.run_as_user, user.run_as_group), (Some(true), None, None));
 }
 
 #[test]
