@@ -24,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// The reports in the directory of the probe.
 const REPORTS: [&str; 2] = ["probe.json", "runtime.json"];
 
-/// Collect what a maintainer needs of this node, without secrets
+/// Collect what a maintainer needs of this node, without values that look like secrets
 ///
 /// Writes a tar archive with the output of `gybe doctor` and `gybe verify --all`, the status of the node agent, the
 /// conf files of the runtime, the reports of the probe, the versions, and the ends of the agent's logs. Kubeconfigs,
