@@ -30,7 +30,7 @@ mod watch;
 mod watched_pods;
 
 pub use access::{Cluster, ClusterError, ServiceAccount};
-pub use agents::{AGENTS, AgentSelector, ClusterAgent, agents};
+pub use agents::{AGENTS, AgentSelector, ClusterAgent, StatusPage, agents};
 pub use broken_pod::{BrokenPod, PodChange, broken_pod, change_pod};
 pub use error::ApiError;
 pub use leave::{

@@ -4,7 +4,7 @@ use super::cluster::KubeconfigArgs;
 use super::invocation::Context;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, examples, good, titles};
-use crate::agent::cluster::{AGENTS, AgentSelector, ClusterAgent, agents};
+use crate::agent::cluster::{AGENTS, AgentSelector, ClusterAgent, StatusPage, agents};
 use crate::host::agent_status::NodeStatus;
 use crate::pod::manifest::printable;
 use clap::Args;
@@ -83,18 +83,23 @@ fn nodes(agents: &[ClusterAgent]) -> Vec<NodeRow<'_>> {
 }
 
 fn row<'a>(name: &'a str, agents: &[&'a ClusterAgent]) -> Option<NodeRow<'a>> {
-    let leads = |agent: &&&ClusterAgent| agent.status.as_ref().is_ok_and(|status| !status.agent.standby);
+    let leads = |agent: &&&ClusterAgent| agent.page.status().is_some_and(|status| !status.agent.standby);
     let agent = *agents.iter().find(leads).or_else(|| agents.first())?;
-    let status = agent.status.as_ref().ok();
-    let problems = match &agent.status {
-        Ok(status) => problems(status),
-        Err(why) => vec![format!("pod {}: {why}", agent.pod)],
+    let status = agent.page.status();
+    let mut problems = match &agent.page {
+        StatusPage::Read(status) => problems(status),
+        StatusPage::NotRunning => Vec::new(),
+        StatusPage::NotServed => vec![format!("pod {}: {NOT_SERVED}", agent.pod)],
+        StatusPage::Failed(why) => vec![format!("pod {}: {why}", agent.pod)],
     };
-    // The newer agent of a node whose old one still leads.
-    let waiting = agents.iter().filter(|other| other.pod != agent.pod);
-    let waiting = waiting.filter_map(|other| Some(format!("pod {}: {}", other.pod, other.waits.as_ref()?)));
-    Some(NodeRow { name, agent, status, problems: problems.into_iter().chain(waiting).collect() })
+    // Also the newer agent of a node whose old one still leads.
+    problems
+        .extend(agents.iter().filter_map(|one| Some(format!("pod {}: {}", one.pod, one.waits.as_ref()?))));
+    Some(NodeRow { name, agent, status, problems })
 }
+
+const NOT_SERVED: &str = "the agent serves no status, because MONITORING_PORT (metrics.port of the chart) is 0: set a port, \
+                          or run gybe doctor on the node";
 
 fn problems(status: &NodeStatus) -> Vec<String> {
     let NodeStatus { agent, not_redirected, .. } = status;
@@ -113,11 +118,13 @@ fn problems(status: &NodeStatus) -> Vec<String> {
 
 impl NodeRow<'_> {
     fn state(&self) -> &'static str {
-        match self.status {
-            Some(NodeStatus { agent, .. }) if agent.leaves => "leaves",
-            Some(NodeStatus { agent, .. }) if agent.ready => "ready",
-            Some(_) => "NOT READY",
-            None => "NO ANSWER",
+        match &self.agent.page {
+            StatusPage::Read(NodeStatus { agent, .. }) if agent.leaves => "leaves",
+            StatusPage::Read(NodeStatus { agent, .. }) if agent.ready => "ready",
+            StatusPage::Read(_) => "NOT READY",
+            StatusPage::NotRunning => "NOT RUNNING",
+            StatusPage::NotServed => "NOT SERVED",
+            StatusPage::Failed(_) => "NO ANSWER",
         }
     }
 

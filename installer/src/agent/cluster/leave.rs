@@ -216,8 +216,8 @@ pub fn left(
 }
 
 async fn through_api_server(client: &Client, namespace: &str, agent: &RunningAgent) -> Left {
-    let pod = format!("{}:{}", agent.pod, agent.address.port());
-    match agents::page(client, namespace, &pod, "left").await {
+    let path = agents::page_path(namespace, &agent.pod, agent.address.port(), "left");
+    match agents::page(client, &path).await {
         Ok(page) => left_of(200, &page, agent.address),
         Err(ApiError::Refused { status, sentence, .. }) => {
             left_of(status, sentence.as_bytes(), agent.address)
