@@ -40,6 +40,9 @@ that is set. `ignored` has a line for each value without effect. Fails with all 
       {{- $refused = append $refused (printf "%s: %s" $row.key $row.refused) -}}
     {{- else if $row.ignored -}}
       {{- $ignored = append $ignored (printf "%s has no effect: %s" $row.key $row.ignored) -}}
+    {{- else if $row.of -}}
+      {{- $known := keys $row.of | sortAlpha | join ", " -}}
+      {{- $refused = append $refused (printf "%s: %s is none of %s" $row.key (toString $value) $known) -}}
     {{- else if $row.join -}}
       {{- $texts := list -}}
       {{- range $row.join -}}
