@@ -101,6 +101,11 @@ for name in serviceaccount rbac configmap daemonset; do
 done
 rendered components/node-taint/rbac.yaml node-taint-rbac.yaml --set nodeTaints={key}
 rendered components/node-taint/policy.yaml node-taint-policy.yaml --set nodeTaints={key}
+critical='criticalDaemonSets[0].name=gybe-node,criticalDaemonSets[0].namespace=gybe-system'
+critical="$critical,criticalDaemonSets[0].selector=app.kubernetes.io/name\=gybe-node"
+for object in rbac configmap; do
+    rendered "components/istio-cni-taint/$object.yaml" "istio-cni-taint-$object.yaml" --set "$critical"
+done
 for mode in delete label; do
     for object in rbac policy; do
         rendered "components/repair-$mode/$object.yaml" "repair-$mode-$object.yaml" --set "settings.repair=$mode"
@@ -139,6 +144,7 @@ done
 render --set foreignOwner=true >"$out/chart/with-foreign-owner.yaml"
 render --set seLinuxOptions.type=spc_t >"$out/chart/with-selinux.yaml"
 render --set nodeTaints={cni.istio.io/not-ready} >"$out/chart/with-node-taint.yaml"
+render --set "$critical" >"$out/chart/with-istio-cni-taint.yaml"
 render --set settings.repair=delete >"$out/chart/with-repair-delete.yaml"
 render --set settings.repair=label >"$out/chart/with-repair-label.yaml"
 render -f manifests/chart-values/pools.yaml >"$out/chart/pools.yaml"
@@ -153,6 +159,7 @@ if render_all | grep -n gybe-leave; then
     exit 1
 fi
 render -f manifests/chart-values/all.yaml >"$out/chart/all.yaml"
+render --set serviceMonitor.enabled=true >"$out/chart/servicemonitor.yaml"
 render -f manifests/chart-values/istio-cni.yaml >"$out/chart/istio-cni.yaml"
 render -f manifests/chart-values/istio-cni-label.yaml >"$out/chart/istio-cni-label.yaml"
 render -f manifests/chart-values/global.yaml >"$out/chart/global.yaml"
@@ -163,4 +170,7 @@ done
 refused refused 'values that cannot be applied' -f manifests/chart-values/refused.yaml
 refused leave-port 'leave.enabled needs health.port' --set health.port=0
 refused leave-address 'the Job cannot query the agents at 127.0.0.1' --set health.address=127.0.0.1
+refused taint-twice 'NodeReadiness is in nodeTaints' --set "$critical" --set nodeTaints={NodeReadiness}
+refused monitors 'would scrape each agent twice' --set podMonitor.enabled=true,serviceMonitor.enabled=true
+refused servicemonitor-port 'serviceMonitor.enabled needs metrics.port' --set serviceMonitor.enabled=true,metrics.port=0
 refused podmonitor-port 'podMonitor.enabled needs metrics.port' --set podMonitor.enabled=true,metrics.port=0

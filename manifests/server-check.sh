@@ -45,7 +45,8 @@ until kubectl get --raw /readyz >/dev/null 2>&1; do
 done
 # The custom resources of Multus and of the Prometheus Operator, of any content.
 for resource in k8s.cni.cncf.io/NetworkAttachmentDefinition/network-attachment-definitions \
-    monitoring.coreos.com/PodMonitor/podmonitors monitoring.coreos.com/PrometheusRule/prometheusrules; do
+    monitoring.coreos.com/PodMonitor/podmonitors monitoring.coreos.com/ServiceMonitor/servicemonitors \
+    monitoring.coreos.com/PrometheusRule/prometheusrules; do
     group=${resource%%/*} kind=${resource#*/} plural=${resource##*/}
     kind=${kind%/*}
     kubectl apply -f - >/dev/null <<YAML
@@ -88,7 +89,7 @@ chart=manifests/chart release install -f manifests/chart-values/all.yaml
 all=$(names)
 chart=manifests/chart release upgrade -f manifests/chart-values/pools.yaml
 pools=$(names)
-chart=manifests/chart release upgrade -f manifests/chart-values/istio-cni.yaml
+chart=manifests/chart release upgrade -f manifests/chart-values/istio-cni.yaml --set serviceMonitor.enabled=true
 chart='' release rollback 1
 restored=$(names)
 [ "$restored" = "$all" ] || { echo "$restored" && exit 1; }

@@ -11,7 +11,7 @@ use gybe_plugin::conf::LogLevel;
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ConfigMap, Container, ResourceQuota, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, ResourceQuota, Service, ServiceAccount};
 use k8s_openapi::api::rbac::v1::Role;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
@@ -132,6 +132,29 @@ fn the_values_of_istio_cnis_chart_have_their_meaning() {
     assert_eq!(crate::host_path(&objects, "cni-conf"), crate::K3S);
     // Its limit counts nodes; an update here has more pods than nodes.
     assert_eq!(quota(&objects), "5500");
+}
+
+#[test]
+fn the_servicemonitor_selects_the_service_of_the_agents() {
+    let objects = rendered("servicemonitor");
+    objects.assert_all_fields_known();
+    let (service, monitor): (Service, Value) = (objects.one("Service"), objects.one("ServiceMonitor"));
+    let labels = service.metadata.labels.unwrap();
+    for (name, value) in monitor["spec"]["selector"]["matchLabels"].as_object().unwrap() {
+        assert_eq!(labels.get(name).map(String::as_str), value.as_str(), "{name}");
+    }
+    let spec = service.spec.unwrap();
+    let pods = objects.daemon_set().spec.template.metadata.unwrap().labels.unwrap();
+    for (name, value) in spec.selector.unwrap() {
+        assert_eq!(pods.get(&name), Some(&value));
+    }
+    let port = spec.ports.unwrap().remove(0);
+    let endpoint = &monitor["spec"]["endpoints"][0];
+    assert_eq!((port.name.as_deref(), port.port), (endpoint["port"].as_str(), 15_014));
+    let relabelings = endpoint["relabelings"].as_array().unwrap();
+    let job = relabelings.iter().find(|it| it["targetLabel"] == "job").unwrap();
+    let alerts = include_str!("../../../manifests/chart/files/alerts.yaml");
+    assert!(job["replacement"] == "gybe-system/gybe-node" && alerts.contains("up{job=~\".*/gybe-node\"}"));
 }
 
 #[test]

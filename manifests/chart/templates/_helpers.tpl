@@ -184,6 +184,20 @@ app.kubernetes.io/part-of: gybe
 {{- $keys | uniq | toJson -}}
 {{- end -}}
 
+{{/* The address and the node of an agent's page for Prometheus, from the pod's annotation. */}}
+{{- define "gybe.relabelings" -}}
+- sourceLabels: [__meta_kubernetes_pod_ip, __meta_kubernetes_pod_annotation_prometheus_io_port]
+  regex: ([0-9.]+);([0-9]+)
+  replacement: $1:$2
+  targetLabel: __address__
+- sourceLabels: [__meta_kubernetes_pod_ip, __meta_kubernetes_pod_annotation_prometheus_io_port]
+  regex: (.*:.*);([0-9]+)
+  replacement: "[$1]:$2"
+  targetLabel: __address__
+- sourceLabels: [__meta_kubernetes_pod_node_name]
+  targetLabel: node
+{{- end -}}
+
 {{/* The metadata of the hook's objects after the name. The account is there before the Job. */}}
 {{- define "gybe.leave.hook" }}
   namespace: {{ .Release.Namespace }}
