@@ -89,7 +89,7 @@ impl HealthyNode {
         let netns = healthy.pod.netns.path();
         let arguments = ["apply", "--backend", "nft", "--netns"].map(str::to_owned);
         let files = [netns.display().to_string(), "--pod".to_owned(), manifest.display().to_string()];
-        let applied = healthy.gybe([arguments.to_vec(), files.to_vec()].concat());
+        let applied = healthy.gybe(&[arguments.to_vec(), files.to_vec()].concat());
         assert_eq!(applied.code, Some(0), "{applied:?}");
         match agent {
             AgentState::Running => healthy.start_agent(),
@@ -107,7 +107,20 @@ impl HealthyNode {
         self.node.root.join(path)
     }
 
-    fn gybe(&self, arguments: Vec<String>) -> Run {
+    pub(crate) fn write(&self, path: &str, text: &str) {
+        self.node.root.write(path, text);
+    }
+
+    pub(crate) fn set_mode(&self, path: &str, mode: u32) {
+        fs::set_permissions(self.path(path), Permissions::from_mode(mode)).unwrap();
+    }
+
+    /// Runs a shell command in the pod.
+    pub(crate) fn in_pod(&self, command: &str) {
+        self.pod.sh(command);
+    }
+
+    fn gybe(&self, arguments: &[String]) -> Run {
         let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
         gybe_integration::programs::ours("gybe", &arguments, "").unwrap()
     }

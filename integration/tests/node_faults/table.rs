@@ -6,8 +6,8 @@ use gybe_integration::programs::path_of_ours;
 use gybe_test_support::wait_until;
 use nix::mount::MsFlags;
 use serde_json::json;
-use std::fs::{self, Permissions};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::fs;
+use std::os::unix::fs::symlink;
 
 /// The alert for a node on which a pod that starts now is not redirected.
 const NOT_READY: &str = "GybeNodeNotReady";
@@ -160,11 +160,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         agent: Some(Absent),
         parts: &[Part::Conf],
         plant: |node| {
-            drop(
-                node.node
-                    .root
-                    .write("etc/cni/net.d/05-new.conflist", node.conf().replace("gybe-cni", "bridge")),
-            )
+            node.write("etc/cni/net.d/05-new.conflist", &node.conf().replace("gybe-cni", "bridge"));
         },
         doctor: &[wrong(
             "chain",
@@ -216,7 +212,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         agent: Some(Absent),
         parts: &[Part::Conf],
         plant: |node| {
-            node.change_conf("\"bridge\": \"cni0\"", "\"bridge\": \"cni0\" }, { \"type\": \"istio-cni\"")
+            node.change_conf("\"bridge\": \"cni0\"", "\"bridge\": \"cni0\" }, { \"type\": \"istio-cni\"");
         },
         doctor: &[wrong("others", NOT_READY, "has entries of istio-cni and gybe-cni", "--take-over now")],
         verify: None,
@@ -254,7 +250,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         parts: &[Part::Plugin],
         // e_machine of elf(5): SPARC.
         plant: |node| {
-            node.put_plugin(&beginning_of_plugin(|program| program[18..20].copy_from_slice(&[2, 0])), 0o755)
+            node.put_plugin(&beginning_of_plugin(|program| program[18..20].copy_from_slice(&[2, 0])), 0o755);
         },
         doctor: &[wrong("programs", NOT_READY, "for another architecture", "run gybe install")],
         verify: None,
@@ -264,7 +260,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         agent: Some(Absent),
         parts: &[Part::Plugin],
         plant: |node| {
-            fs::set_permissions(node.path("opt/cni/bin/gybe-cni"), Permissions::from_mode(0o644)).unwrap()
+            node.set_mode("opt/cni/bin/gybe-cni", 0o644);
         },
         doctor: &[wrong("programs", NOT_READY, "gybe-cni is not executable: mode 0644", "run gybe install")],
         verify: None,
@@ -274,7 +270,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         agent: Some(Absent),
         parts: &[Part::Plugin],
         plant: |node| {
-            fs::set_permissions(node.path("opt/cni/bin/gybe-cni"), Permissions::from_mode(0o777)).unwrap()
+            node.set_mode("opt/cni/bin/gybe-cni", 0o777);
         },
         doctor: &[wrong("programs", "", "gybe-cni is writable by other users: mode 0777", "can become root")],
         verify: None,
@@ -332,7 +328,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         name: "the pod's rules were deleted",
         agent: None,
         parts: &[Part::Rules],
-        plant: |node| drop(node.pod.sh("nft delete table inet gybe")),
+        plant: |node| node.in_pod("nft delete table inet gybe"),
         doctor: &[wrong(
             "pods",
             "GybePodsNotRedirected",
@@ -347,7 +343,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         parts: &[Part::Rules],
         plant: |node| {
             let script = "table ip other { chain output { type nat hook output priority -150; tcp dport 80 dnat to 192.0.2.1; }; }";
-            drop(node.pod.sh(&format!("nft '{script}'")));
+            node.in_pod(&format!("nft '{script}'"));
         },
         doctor: &[wrong(
             "pods",
@@ -361,7 +357,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         name: "IPv6 was switched off in the pod",
         agent: None,
         parts: &[Part::Rules],
-        plant: |node| drop(node.pod.sh("echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6")),
+        plant: |node| node.in_pod("echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6"),
         doctor: &[wrong("pods", "GybePodsNotRedirected", "shop/cart-1: redirected: IPv6 is off", "")],
         verify: None,
     },
@@ -422,7 +418,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         parts: &[Part::Cache, Part::Annotations],
         plant: |node| {
             fs::remove_dir_all(node.path("var/lib/cni/results")).unwrap();
-            node.node.root.write("var/lib/cni/results", "");
+            node.write("var/lib/cni/results", "");
         },
         doctor: &[wrong("pods", "", "pods may be missing in this list", "")],
         verify: None,
@@ -458,7 +454,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         name: "every user may write to the conf directory",
         agent: None,
         parts: &[Part::ConfDirectory],
-        plant: |node| fs::set_permissions(node.path("etc/cni/net.d"), Permissions::from_mode(0o777)).unwrap(),
+        plant: |node| node.set_mode("etc/cni/net.d", 0o777),
         doctor: &[wrong("directories", "", "every user may write to", "chmod 0755")],
         verify: None,
     },
