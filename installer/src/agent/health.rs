@@ -3,7 +3,7 @@
 use super::http::Page;
 use super::status::{AgentSnapshot, Phase};
 use super::{PodsState, Role};
-use crate::host::agent_status::{AgentStatus, NodeStatus};
+use crate::host::agent_status::{AgentStatus, NodeStatus, UNINSTALLED};
 use crate::host::desired::Confirmed;
 use crate::probe::node_backend::NodeBackend;
 use std::fmt::Write as _;
@@ -76,9 +76,9 @@ fn ready(agent: &AgentSnapshot) -> Page {
 fn left(agent: &AgentSnapshot) -> Page {
     let report = &agent.status.report;
     match report.phase {
-        Phase::Uninstalled { kept: None } => Page::ok("uninstalled; no program stays\n"),
+        Phase::Uninstalled { kept: None } => Page::ok(format!("{UNINSTALLED}; no program stays\n")),
         Phase::Uninstalled { kept: Some(why) } => Page::ok(format!(
-            "uninstalled; the DaemonSet may be deleted. gybe-cni stays {why}; then this agent removes it, or gybe uninstall on \
+            "{UNINSTALLED}; the DaemonSet may be deleted. gybe-cni stays {why}; then this agent removes it, or gybe uninstall on \
              the node\n",
         )),
         Phase::Uninstalling => {

@@ -1,9 +1,10 @@
 //! `gybe status`: the state of every node of a cluster, from a workstation.
 
+use super::cluster::KubeconfigArgs;
 use super::invocation::Context;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, examples, good, titles};
-use crate::agent::cluster::{AGENTS, AgentSelector, Cluster, ClusterAgent, StatusPage, agents};
+use crate::agent::cluster::{AGENTS, AgentSelector, ClusterAgent, StatusPage, agents};
 use crate::host::agent_status::NodeStatus;
 use crate::pod::manifest::printable;
 use clap::Args;
@@ -11,7 +12,6 @@ use gybe_plugin::args::Namespace;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Report the state of every node of a cluster
@@ -28,12 +28,8 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Args)]
 #[command(after_help = examples(&["gybe status", "kubectl gybe status", "gybe status --context prod --json"]))]
 pub(super) struct StatusArgs {
-    /// The kubeconfig [default: KUBECONFIG, else ~/.kube/config]
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
-    /// The context of the kubeconfig [default: its current context]
-    #[arg(long, value_name = "NAME")]
-    context: Option<String>,
+    #[command(flatten)]
+    kubeconfig: KubeconfigArgs,
     /// The namespace of the agents
     #[arg(long, short, value_name = "NAMESPACE", default_value = "gybe-system", value_parser = namespace)]
     namespace: String,
@@ -51,8 +47,7 @@ fn namespace(text: &str) -> Result<String, &'static str> {
 
 impl StatusArgs {
     pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
-        let path = self.kubeconfig(context)?;
-        let cluster = Cluster::Kubeconfig { path, context: self.context.clone() };
+        let cluster = self.kubeconfig.cluster(context)?;
         let selector = AgentSelector { namespace: self.namespace.clone(), labels: self.selector.clone() };
         let until = Instant::now() + Duration::from_secs(self.timeout);
         let found = agents(&cluster, &selector, until)
@@ -63,22 +58,6 @@ impl StatusArgs {
             return Err(CommandError::new(what).with_hint(hint));
         }
         Ok(output(&nodes(&found)))
-    }
-
-    fn kubeconfig(&self, context: &Context) -> Result<PathBuf, CommandError> {
-        let variable = |name| context.environment.get(name).filter(|value| !value.is_empty());
-        match (&self.kubeconfig, variable("KUBECONFIG"), variable("HOME")) {
-            (Some(path), ..) => Ok(path.clone()),
-            (None, Some(paths), _) if paths.contains(':') => {
-                Err(CommandError::new("KUBECONFIG names several files")
-                    .with_hint("name one with --kubeconfig"))
-            }
-            (None, Some(path), _) => Ok(path.into()),
-            (None, None, Some(home)) => Ok(PathBuf::from(home).join(".kube/config")),
-            (None, None, None) => {
-                Err(CommandError::new("no kubeconfig is named").with_hint("name one with --kubeconfig"))
-            }
-        }
     }
 }
 

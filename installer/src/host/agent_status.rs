@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+/// How the page `/left` of an agent begins once its entry is removed. Agents and `gybe leave` may differ in version.
+pub(crate) const UNINSTALLED: &str = "uninstalled";
+
 /// The version of the request and of its response.
 const VERSION: u64 = 1;
 

@@ -9,6 +9,7 @@ use crate::host::agent_status::NodeStatus;
 use futures::stream::{self, StreamExt};
 use http_body_util::{BodyExt, Limited};
 use hyper::Request;
+use hyper::body::Bytes;
 use kube::Client;
 use kube::api::ListParams;
 use kube::client::Body;
@@ -20,7 +21,7 @@ use tokio::time::{sleep, timeout_at};
 /// The number of pods in a page of the list: some 12 KiB each.
 const PAGE_SIZE: u32 = 100;
 /// The limit of an agent's page.
-const MAX_STATUS: usize = 256 << 10;
+const MAX_PAGE: usize = 256 << 10;
 /// The deadline of one agent's page.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of pages that are requested at the same time.
@@ -239,8 +240,7 @@ async fn agent(client: &Client, namespace: &str, pod: AgentPod, until: Instant) 
         _ if !pod.runs_agent() => StatusPage::NotRunning,
         None => StatusPage::NotServed,
         Some(port) => {
-            let path =
-                format!("/api/v1/namespaces/{namespace}/pods/{}:{port}/proxy/status", pod.metadata.name);
+            let path = page_path(namespace, &pod.metadata.name, port, "status");
             let before = until.min(Instant::now() + STATUS_TIMEOUT);
             match timeout_at(before.into(), status(client, &path)).await {
                 Ok(Ok(status)) => StatusPage::Read(status),
@@ -253,15 +253,23 @@ async fn agent(client: &Client, namespace: &str, pod: AgentPod, until: Instant) 
     ClusterAgent { pod: pod.metadata.name, node: pod.spec.node_name, waits, page }
 }
 
-/// Requests the page of an agent; again when the API server requests a later attempt.
 async fn status(client: &Client, path: &str) -> Result<NodeStatus, ApiError> {
+    serde_json::from_slice(&page(client, path).await?).map_err(|_| ApiError::Unreadable("is not a status"))
+}
+
+/// Returns the path of a page of a pod at the API server's proxy.
+pub(super) fn page_path(namespace: &str, pod: &str, port: u16, page: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/{page}")
+}
+
+/// Requests a page of an agent; again when the API server requests a later attempt.
+pub(super) async fn page(client: &Client, path: &str) -> Result<Bytes, ApiError> {
     loop {
         let request = Request::get(path).body(Body::empty()).map_err(|_| invalid_name())?;
         match client.send(request).await.map_err(ApiError::from) {
             Ok(response) => {
-                let body = Limited::new(response.into_body(), MAX_STATUS).collect().await;
-                let bytes = body.map_err(|fault| ApiError::broken(&*fault))?.to_bytes();
-                return serde_json::from_slice(&bytes).map_err(|_| ApiError::Unreadable("is not a status"));
+                let body = Limited::new(response.into_body(), MAX_PAGE).collect().await;
+                return Ok(body.map_err(|fault| ApiError::broken(&*fault))?.to_bytes());
             }
             Err(fault) => match fault.retry_after() {
                 Some(wait) => sleep(wait).await,
