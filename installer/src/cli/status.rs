@@ -104,6 +104,7 @@ const NOT_SERVED: &str = "the agent serves no status, because MONITORING_PORT (m
 fn problems(status: &NodeStatus) -> Vec<String> {
     let NodeStatus { agent, not_redirected, .. } = status;
     let mut problems = agent.reasons.clone();
+    problems.extend(agent.unwatched.iter().map(|why| format!("new pods are not known: {why}")));
     problems.extend(agent.settings.iter().map(|why| format!("the ConfigMap is not followed: {why}")));
     problems.extend(agent.conflicts.iter().cloned());
     if let Some(pods @ 1..) = not_redirected {

@@ -22,6 +22,8 @@ pub struct AgentStatus {
     pub leaves: bool,
     /// Why it is not ready.
     pub reasons: Vec<String>,
+    /// Why it does not learn of new pods at present; pods that it knows stay known.
+    pub unwatched: Option<String>,
     /// Why it still uses an older ConfigMap.
     pub settings: Option<String>,
     /// The programs that keep undoing its changes, and in which directory.

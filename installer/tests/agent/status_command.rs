@@ -101,6 +101,7 @@ fn each_problem_is_printed_below_its_node() {
     for (pod, node, page) in [
         ("a", "not-ready", page(json!({ "ready": false, "reasons": ["no backend works\u{1b}[2J"] }))),
         ("b", "settings", page(json!({ "ready": true, "settings": "backend: x" }))),
+        ("b2", "unwatched", page(json!({ "ready": true, "unwatched": "401" }))),
         (
             "c",
             "conflict",
@@ -144,6 +145,7 @@ fn each_problem_is_printed_below_its_node() {
     for (node, state, problem) in [
         ("not-ready", "NOT READY", "no backend works\\u{1b}[2J"),
         ("settings", "ready", "the ConfigMap is not followed: backend: x"),
+        ("unwatched", "ready", "new pods are not known: 401"),
         ("conflict", "ready", "cilium rewrites 05-cilium.conflist"),
         ("pods", "ready", "2 pods should be redirected and may not be: gybe verify --all on the node"),
         ("garbage", "NO ANSWER", "pod e: the API server's answer is not a status"),
@@ -165,7 +167,7 @@ fn each_problem_is_printed_below_its_node() {
     let json = status(&kubeconfig, &["--json"]).json();
     let nodes = json["nodes"].as_array().unwrap();
     let failing = nodes.iter().filter(|node| node["problems"] != json!([]));
-    assert_eq!((nodes.len(), failing.count(), &json["well"]), (12, 9, &json!(false)), "{json:#}");
+    assert_eq!((nodes.len(), failing.count(), &json["well"]), (13, 10, &json!(false)), "{json:#}");
 }
 
 #[test]
