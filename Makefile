@@ -122,10 +122,18 @@ checkov: ## compare what checkov finds in the manifests with the findings that h
 	manifests/build.sh
 	manifests/checkov.sh
 
-test-chart: ## install, upgrade, roll back and delete the chart in a real API server, without a node   (needs: root, openssl, and Go; Kubernetes is built the first time)
+# The oldest version of Kubernetes that the chart supports.
+OLDEST := integration/cluster/kubernetes-1.30
+target/cluster/kube-apiserver-1.30: $(OLDEST)/go.sum
+	CGO_ENABLED=0 go build -C $(OLDEST) -mod=readonly -o $(CURDIR)/$@ -ldflags "-s -w -X \
+	    k8s.io/component-base/version.gitVersion=$$(go list -C $(OLDEST) -mod=readonly -m -f '{{.Version}}' k8s.io/kubernetes)" \
+	    k8s.io/kubernetes/cmd/kube-apiserver
+
+test-chart: target/cluster/kube-apiserver-1.30 ## install, upgrade, roll back and delete the chart in real API servers, the newest and 1.30, without a node   (needs: root, openssl, and Go; Kubernetes is built the first time)
 	integration/cluster/setup.sh
 	manifests/build.sh
 	manifests/server-check.sh target/cluster
+	manifests/server-check.sh target/cluster 1.30
 
 faults: ## print the tests of every fault in docs/FAULTS.md
 	@cargo run --quiet --locked -p gybe-integration --bin gybe-faults
