@@ -16,6 +16,7 @@ use serde_json::Value;
 
 use crate::api::{PATIENCE, wait_until};
 use crate::cluster::Cluster;
+use crate::storm::name_of;
 
 /// The agent's facts socket on the node.
 const SOCKET: &str = "/run/gybe/facts.sock";
@@ -29,6 +30,38 @@ const INTERVAL: Duration = Duration::from_millis(5);
 pub(crate) fn pods(cluster: &Cluster) -> Result<Vec<Value>, Failure> {
     let selector = "labelSelector=app.kubernetes.io%2Fname%3Dgybe-node";
     cluster.api.list(&format!("/api/v1/namespaces/gybe-system/pods?{selector}"))
+}
+
+/// Tokens of the agent's service account.
+pub(crate) struct Tokens {
+    /// As the kubelet requests it for the agent's pod, which names the node.
+    pub(crate) bound: String,
+    pub(crate) unbound: String,
+}
+
+impl Tokens {
+    pub(crate) fn create(cluster: &Cluster) -> Result<Tokens, Failure> {
+        let agent = pods(cluster)?.first().map(name_of).unwrap_or_default();
+        let account = ["-n", "gybe-system", "create", "token", "gybe-node"];
+        let pod = ["--bound-object-kind=Pod", &format!("--bound-object-name={agent}")];
+        let create = |arguments: &[&str]| cluster.run("kubectl", arguments).map(|it| it.trim().to_owned());
+        Ok(Tokens { bound: create(&[account.as_slice(), &pod].concat())?, unbound: create(&account)? })
+    }
+}
+
+pub(crate) const ALLOWED: &str = "allowed";
+pub(crate) const REFUSED: &str = "refused";
+
+/// Sends a request with a token: [`ALLOWED`], [`REFUSED`] by this policy, or another error.
+pub(crate) fn observed(cluster: &Cluster, token: &str, arguments: &[&str], policy: &str) -> String {
+    let token = format!("--token={token}");
+    match cluster.run("kubectl", &[&[token.as_str()], arguments].concat()) {
+        Ok(_) => ALLOWED.to_owned(),
+        Err(error) if format!("{error:?}").contains(&format!("ValidatingAdmissionPolicy '{policy}'")) => {
+            REFUSED.to_owned()
+        }
+        Err(error) => format!("{error:?}"),
+    }
 }
 
 /// Returns the ids of the agents' processes in the node's PID namespace.
