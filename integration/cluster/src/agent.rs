@@ -14,7 +14,7 @@ use nix::fcntl::AT_FDCWD;
 use nix::sys::fanotify::{EventFFlags, Fanotify, FanotifyEvent, InitFlags, MarkFlags, MaskFlags};
 use serde_json::Value;
 
-use crate::api::{PATIENCE, wait_until};
+use crate::api::{Api, PATIENCE, wait_until};
 use crate::cluster::Cluster;
 use crate::storm::name_of;
 
@@ -32,33 +32,30 @@ pub(crate) fn pods(cluster: &Cluster) -> Result<Vec<Value>, Failure> {
     cluster.api.list(&format!("/api/v1/namespaces/gybe-system/pods?{selector}"))
 }
 
-/// Tokens of the agent's service account.
-pub(crate) struct Tokens {
-    /// As the kubelet requests it for the agent's pod, which names the node.
-    pub(crate) bound: String,
-    pub(crate) unbound: String,
+/// Connections as the agent's service account.
+pub(crate) struct AgentApi {
+    /// With a token as the kubelet requests it for the agent's pod: it names the node.
+    pub(crate) bound: Api,
+    /// With the token of no pod.
+    pub(crate) unbound: Api,
 }
 
-impl Tokens {
-    pub(crate) fn create(cluster: &Cluster) -> Result<Tokens, Failure> {
+impl AgentApi {
+    pub(crate) fn connect(cluster: &Cluster) -> Result<AgentApi, Failure> {
         let agent = pods(cluster)?.first().map(name_of).unwrap_or_default();
         let account = ["-n", "gybe-system", "create", "token", "gybe-node"];
         let pod = ["--bound-object-kind=Pod", &format!("--bound-object-name={agent}")];
-        let create = |arguments: &[&str]| cluster.run("kubectl", arguments).map(|it| it.trim().to_owned());
-        Ok(Tokens { bound: create(&[account.as_slice(), &pod].concat())?, unbound: create(&account)? })
+        let connect = |arguments: &[&str]| cluster.api.with_token(cluster.run("kubectl", arguments)?.trim());
+        Ok(AgentApi { bound: connect(&[account.as_slice(), &pod].concat())?, unbound: connect(&account)? })
     }
 }
 
-pub(crate) const ALLOWED: &str = "allowed";
-pub(crate) const REFUSED: &str = "refused";
-
-/// Sends a request with a token: [`ALLOWED`], [`REFUSED`] by this policy, or another error.
-pub(crate) fn observed(cluster: &Cluster, token: &str, arguments: &[&str], policy: &str) -> String {
-    let token = format!("--token={token}");
-    match cluster.run("kubectl", &[&[token.as_str()], arguments].concat()) {
-        Ok(_) => ALLOWED.to_owned(),
+/// The result of a request that a policy may refuse.
+pub(crate) fn answer<T>(response: Result<T, Failure>, policy: &str) -> String {
+    match response {
+        Ok(_) => "allowed".to_owned(),
         Err(error) if format!("{error:?}").contains(&format!("ValidatingAdmissionPolicy '{policy}'")) => {
-            REFUSED.to_owned()
+            "refused".to_owned()
         }
         Err(error) => format!("{error:?}"),
     }

@@ -9,26 +9,22 @@ use gybe_integration::failure::Failure;
 use serde_json::{Value, json};
 
 use super::{Releases, none};
-use crate::agent::{self, Tokens};
-use crate::api::{wait_at_most, wait_until};
+use crate::agent::{AgentApi, answer};
+use crate::api::{Api, wait_at_most, wait_until};
 use crate::cluster::{Cluster, has_condition};
-use crate::network::NODE;
 use crate::pods::{Kind, Reached, pod};
 
 const LABEL: &str = "cni.istio.io/uninitialized";
 /// A node without a kubelet.
 const OTHER_NODE: &str = "worker-2";
-/// On the other node.
+/// A pod of the other node.
 const ELSEWHERE: &str = "elsewhere";
-/// On this node, outside of the mesh.
+/// A pod of this node, outside of the mesh.
 const HERE: &str = "here";
 /// How long a setting may take to reach the node: the kubelet updates a mounted ConfigMap about once a minute.
 const SETTING: Duration = Duration::from_secs(150);
 /// The plugin directory's program.
 const GYBE: &str = "/opt/cni/bin/gybe";
-/// The agent's tokens.
-const BOUND: &str = "token of the agent's pod";
-const UNBOUND: &str = "token of no pod";
 const OBJECTS: &str =
     "clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding";
 
@@ -67,7 +63,7 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
             },
             Table {
                 title: "Requests about pods with the agent's token".into(),
-                head: cells(["Expected", "Observed", "Request"]),
+                head: cells(["Expected", "Observed", "Token", "Request"]),
                 rows: requests,
             },
         ],
@@ -131,42 +127,39 @@ fn lose_rules(
 
 /// Returns for each request whether it should be allowed and whether it was, and the request.
 fn changes_with_the_agents_token(cluster: &Cluster, mode: &str) -> Result<Vec<Vec<String>>, Failure> {
-    let Tokens { bound, unbound } = Tokens::create(cluster)?;
+    let AgentApi { bound, unbound } = AgentApi::connect(cluster)?;
     let policy = format!("gybe-repair-{mode}");
-    let label = json!({ "metadata": { "labels": { LABEL: "true" } } });
-    let requests = if mode == "delete" {
-        vec![(false, BOUND, delete(ELSEWHERE)), (false, UNBOUND, delete(HERE)), (true, BOUND, delete(HERE))]
-    } else {
-        vec![
-            (false, BOUND, patch(ELSEWHERE, &label)),
-            (false, UNBOUND, patch(HERE, &label)),
-            (true, BOUND, patch(HERE, &label)),
-            (false, BOUND, patch(HERE, &json!({ "metadata": { "labels": { "x": "y" } } }))),
-            (false, BOUND, patch(HERE, &json!({ "metadata": { "labels": { "storm": null } } }))),
-            (false, BOUND, patch(HERE, &json!({ "metadata": { "labels": { "storm": "other" } } }))),
-            (false, BOUND, patch(HERE, &json!({ "metadata": { "annotations": { "x": "y" } } }))),
-            (false, BOUND, patch(HERE, &json!({ "metadata": { "finalizers": ["example.com/x"] } }))),
-            (false, BOUND, patch(HERE, &json!({ "status": { "message": "x" } }))),
-        ]
-    };
     let mut rows = Vec::new();
-    for (is_allowed, token, arguments) in requests {
-        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
-        let bearer = if token == BOUND { &bound } else { &unbound };
-        let observed = agent::observed(cluster, bearer, &arguments, &policy);
-        let expected = if is_allowed { agent::ALLOWED } else { agent::REFUSED };
-        let node = if arguments.contains(&ELSEWHERE) { OTHER_NODE } else { NODE };
-        let request = format!("{token}, pod of {node}: `{}`", arguments.join(" "));
-        rows.push(vec![expected.to_owned(), observed, request]);
+    let mut add = |expected: &str, token: &str, request: String, response: Result<Value, Failure>| {
+        rows.push(vec![expected.to_owned(), answer(response, &policy), token.to_owned(), request]);
+    };
+    let (of_pod, of_none) = ("of the agent's pod", "of no pod");
+    if mode == "delete" {
+        let mut delete = |expected, token, api: &Api, name| {
+            add(expected, token, format!("delete {name}"), api.delete(&path(name)).map(|()| Value::Null));
+        };
+        delete("refused", of_pod, &bound, ELSEWHERE);
+        delete("refused", of_none, &unbound, HERE);
+        delete("allowed", of_pod, &bound, HERE);
+        return Ok(rows);
+    }
+    let mut patch = |expected, token, api: &Api, name, patch: &Value| {
+        let response = api.patch(&format!("{}/status", path(name)), patch);
+        add(expected, token, format!("patch {name}/status `{patch}`"), response);
+    };
+    let label = json!({ "metadata": { "labels": { LABEL: "true" } } });
+    patch("refused", of_pod, &bound, ELSEWHERE, &label);
+    patch("refused", of_none, &unbound, HERE, &label);
+    patch("allowed", of_pod, &bound, HERE, &label);
+    for other in [
+        json!({ "metadata": { "labels": { "x": "y" } } }),
+        json!({ "metadata": { "labels": { "storm": null } } }),
+        json!({ "metadata": { "labels": { "storm": "other" } } }),
+        json!({ "metadata": { "annotations": { "x": "y" } } }),
+        json!({ "metadata": { "finalizers": ["example.com/x"] } }),
+        json!({ "status": { "message": "x" } }),
+    ] {
+        patch("refused", of_pod, &bound, HERE, &other);
     }
     Ok(rows)
-}
-
-fn delete(name: &str) -> Vec<String> {
-    ["delete", "pod", name, "--wait=false"].map(str::to_owned).into()
-}
-
-fn patch(name: &str, patch: &Value) -> Vec<String> {
-    let patch = patch.to_string();
-    ["patch", "pod", name, "--subresource=status", "--type=merge", "-p", &patch].map(str::to_owned).into()
 }

@@ -10,7 +10,7 @@ use gybe_integration::failure::Failure;
 use serde_json::{Value, json};
 
 use super::{Releases, none};
-use crate::agent::{self, Tokens};
+use crate::agent::{AgentApi, answer};
 use crate::api::{wait_at_most, wait_until};
 use crate::cluster::Cluster;
 use crate::network::NODE;
@@ -170,26 +170,23 @@ fn set_again(cluster: &Cluster) -> Result<SetAgain, Failure> {
 
 /// Returns for each patch whether it should be allowed and whether it was, the node and the patch.
 fn changes_with_the_agents_token(cluster: &Cluster) -> Result<Vec<Vec<String>>, Failure> {
-    let Tokens { bound, unbound } = Tokens::create(cluster)?;
+    let AgentApi { bound, unbound } = AgentApi::connect(cluster)?;
     let (no_schedule, no_execute) = (
         json!({ "spec": { "taints": [{ "key": "example.com/x", "effect": "NoSchedule" }] } }),
         json!({ "spec": { "taints": [{ "key": "example.com/x", "effect": "NoExecute" }] } }),
     );
     let mut rows = Vec::new();
-    for (is_allowed, token, name, patch) in [
-        (true, &bound, NODE, no_schedule.clone()),
-        (true, &bound, NODE, json!({ "spec": { "taints": [] } })),
-        (false, &bound, NODE, no_execute),
-        (false, &bound, NODE, json!({ "metadata": { "labels": { "x": "y" } } })),
-        (false, &bound, NODE, json!({ "metadata": { "annotations": { "x": "y" } } })),
-        (false, &bound, NODE, json!({ "spec": { "unschedulable": true } })),
-        (false, &bound, OTHER_NODE, no_schedule.clone()),
-        (false, &unbound, NODE, no_schedule),
+    for (expected, api, name, patch) in [
+        ("allowed", &bound, NODE, no_schedule.clone()),
+        ("allowed", &bound, NODE, json!({ "spec": { "taints": [] } })),
+        ("refused", &bound, NODE, no_execute),
+        ("refused", &bound, NODE, json!({ "metadata": { "labels": { "x": "y" } } })),
+        ("refused", &bound, NODE, json!({ "metadata": { "annotations": { "x": "y" } } })),
+        ("refused", &bound, NODE, json!({ "spec": { "unschedulable": true } })),
+        ("refused", &bound, OTHER_NODE, no_schedule.clone()),
+        ("refused", &unbound, NODE, no_schedule),
     ] {
-        let patch = patch.to_string();
-        let arguments = ["patch", "node", name, "--type=merge", "-p", &patch];
-        let observed = agent::observed(cluster, token, &arguments, "gybe-node-taint");
-        let expected = if is_allowed { agent::ALLOWED } else { agent::REFUSED };
+        let observed = answer(api.patch(&node(name), &patch), "gybe-node-taint");
         rows.push(vec![expected.to_owned(), observed, name.to_owned(), format!("`{patch}`")]);
     }
     Ok(rows)
