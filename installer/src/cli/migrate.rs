@@ -37,7 +37,7 @@ use values::ValuesArgs;
 pub(super) struct MigrateArgs {
     #[command(subcommand)]
     command: Option<MigrateCommand>,
-    /// Compare only. The move itself: docs/INSTALL.md, section 5
+    /// Compare only. The move itself: docs/MIGRATE.md
     #[arg(long, required = true)]
     dry_run: bool,
     /// The pods of the node, as `kubectl get pods -o json` prints them; - is stdin
