@@ -24,6 +24,7 @@ use tokio::time::sleep;
 const CREDENTIALS_RETRY: Duration = Duration::from_secs(60);
 /// A watch from this version begins with an event about the node as the server's cache has it.
 const ANY_VERSION: &str = "0";
+const RIGHT: &str = "the manifests of this version grant the agent the right to watch nodes";
 
 /// A cluster, and a node of it.
 #[derive(Debug, Clone)]
@@ -92,7 +93,7 @@ impl OwnNode {
                     let watched = WatchedNode { name: &home.node, own: self };
                     let _never = Watch { client, watched, log }.run().await;
                 }
-                Err(why) => self.report(chain(&why), log),
+                Err(why) => self.report(chain(&why), None, log),
             }
             sleep(CREDENTIALS_RETRY).await;
         }
@@ -104,10 +105,9 @@ impl OwnNode {
     }
 
     /// Logs a problem once.
-    fn report(&self, cause: String, log: &Log) {
+    fn report(&self, cause: String, hint: Option<&str>, log: &Log) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.problem.as_ref() != Some(&cause) {
-            let hint = "the manifests of this version grant the agent the right to watch nodes";
             log.warn("gybe node: the agent's node is not watched", json!({ "cause": cause, "hint": hint }));
             state.problem = Some(cause);
         }
@@ -176,7 +176,7 @@ impl Watched for WatchedNode<'_> {
     fn failed(&self, fault: &ApiError, _again_in_ms: u64, log: &Log) {
         // 410 only means that the watch has to begin anew.
         if fault.status() != Some(410) {
-            self.own.report(fault.to_string(), log);
+            self.own.report(fault.to_string(), fault.is_forbidden().then_some(RIGHT), log);
         }
     }
 }
