@@ -362,6 +362,23 @@ pub(crate) const FAULTS: &[Fault] = &[
         verify: None,
     },
     Fault {
+        name: "IPv6 is off in the pod, and a rule is missing",
+        agent: None,
+        parts: &[Part::Rules],
+        plant: |node| {
+            node.in_pod(
+                "echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6; nft flush chain inet gybe nat-prerouting",
+            )
+        },
+        doctor: &[wrong(
+            "pods",
+            "GybePodsNotRedirected",
+            "shop/cart-1: NOT REDIRECTED: TCP",
+            "gybe verify --pod shop/cart-1",
+        )],
+        verify: Some(("not-redirected", "in chain nat-prerouting is missing")),
+    },
+    Fault {
         name: "the proxy does not listen",
         agent: None,
         parts: &[Part::Proxy],
@@ -484,6 +501,16 @@ pub(crate) const HIDDEN: &[Hidden] = &[
         fault: "the pod's rules were deleted",
         behind: WITHOUT_POLICY,
         instead: &[wrong("pods", "GybePodsNotRedirected", "there are no rules of Gybe", "gybe verify --all")],
+    },
+    Hidden {
+        fault: "IPv6 is off in the pod, and a rule is missing",
+        behind: WITHOUT_POLICY,
+        instead: &[wrong(
+            "pods",
+            "GybePodsNotRedirected",
+            "NOT REDIRECTED: chain nat-prerouting of table inet gybe has no rule",
+            "gybe verify --pod shop/cart-1",
+        )],
     },
     Hidden { fault: "IPv6 was switched off in the pod", behind: WITHOUT_POLICY, instead: &[] },
     Hidden { fault: "the proxy does not listen", behind: WITHOUT_POLICY, instead: &[] },
