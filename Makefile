@@ -237,7 +237,7 @@ kernel-programs: build
 # Empty when ONLY selects no kernel of arm64.
 KERNELS_ARM64 = $(if $(ONLY),$(findstring arm64,$(ONLY)),arm64)
 
-test-kernels: ## Debian's kernels from 5.10 to the newest, and kernels with parts missing, in virtual machines: ONLY="5.10 nft_redir"   (needs: an x86-64 host, root or the packages of integration/kernels/setup.sh; Debian's mirror; a quarter of an hour)
+test-kernels: ## Debian's kernels from 5.10 to the newest, and kernels with parts missing, in virtual machines: ONLY="5.10 nft_redir 'nf_tables, ip_tables'"   (needs: an x86-64 host, root or the packages of integration/kernels/setup.sh; Debian's mirror; a quarter of an hour)
 	$(CARGO_BUILD) -p gybe-kernels --bin gybe-kernels
 	kernels=$$($(STATIC)/gybe-kernels --kernels $(ONLY)) && integration/kernels/setup.sh $$kernels
 	$(MAKE) kernel-programs
