@@ -41,7 +41,7 @@ OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-clust
 REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
-.PHONY: help build contents image release demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-take-over test-states node-states cluster bench-containerd bench-repair test-shared test-manifests test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
+.PHONY: help build contents image release demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-take-over test-states node-states cluster bench-containerd bench-repair test-shared test-manifests checkov test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -117,6 +117,10 @@ test-struck: test-crash
 test-manifests: ## check the chart and the manifests of every platform, as helm and kustomize render them   (needs: helm 3, kustomize 5, promtool; or Go or Debian's mirror to get them)
 	manifests/build.sh
 	cargo test --locked -p gybe-installer --test overlays
+
+checkov: ## compare what checkov finds in the manifests with the findings that have a reason   (needs: as test-manifests, and jq, Python's venv and PyPI)
+	manifests/build.sh
+	manifests/checkov.sh
 
 test-chart: ## install, upgrade, roll back and delete the chart in a real API server, without a node   (needs: root, openssl, and Go; Kubernetes is built the first time)
 	integration/cluster/setup.sh

@@ -1,7 +1,7 @@
 #!/bin/sh
 # server-check.sh DIRECTORY: installs the chart for each platform, and with the values of manifests/chart-values, in a
 # real API server, which validates and stores the objects; then upgrades, rolls back and deletes it. No node runs, so the
-# Job before the deletion is left out. DIRECTORY has etcd, kube-apiserver and kubectl, as integration/cluster/setup.sh
+# Job before the deletion fails, or is left out. DIRECTORY has etcd, kube-apiserver and kubectl, as integration/cluster/setup.sh
 # builds them (target/cluster). Runs in a network namespace of its own, with the helm that manifests/build.sh has used.
 set -eu
 cd "$(dirname "$0")/.."
@@ -45,7 +45,8 @@ until kubectl get --raw /readyz >/dev/null 2>&1; do
 done
 # The custom resources of Multus and of the Prometheus Operator, of any content.
 for resource in k8s.cni.cncf.io/NetworkAttachmentDefinition/network-attachment-definitions \
-    monitoring.coreos.com/PodMonitor/podmonitors monitoring.coreos.com/PrometheusRule/prometheusrules; do
+    monitoring.coreos.com/PodMonitor/podmonitors monitoring.coreos.com/ServiceMonitor/servicemonitors \
+    monitoring.coreos.com/PrometheusRule/prometheusrules; do
     group=${resource%%/*} kind=${resource#*/} plural=${resource##*/}
     kind=${kind%/*}
     kubectl apply -f - >/dev/null <<YAML
@@ -73,9 +74,11 @@ release() {
     "$helm" "$verb" gybe ${chart:+"$chart"} --namespace gybe-system "$@" >"$data/helm.log" 2>&1 ||
         { cat "$data/helm.log" >&2 && exit 1; }
 }
+# Fails with kubectl: without its exit code an error would be an empty list.
 names() {
     kubectl -n gybe-system get serviceaccounts,configmaps,daemonsets,roles,rolebindings,podmonitors,prometheusrules \
-        -l app.kubernetes.io/part-of=gybe -o name | sort
+        -l app.kubernetes.io/part-of=gybe -o name >"$data/names"
+    sort "$data/names"
 }
 for platform in $(sed -n 's/^\([a-z0-9]*\):.*/\1/p' manifests/chart/files/platforms.yaml); do
     chart=manifests/chart release install --set "platform=$platform"
@@ -86,10 +89,27 @@ chart=manifests/chart release install -f manifests/chart-values/all.yaml
 all=$(names)
 chart=manifests/chart release upgrade -f manifests/chart-values/pools.yaml
 pools=$(names)
-chart=manifests/chart release upgrade -f manifests/chart-values/istio-cni.yaml
+chart=manifests/chart release upgrade -f manifests/chart-values/istio-cni.yaml --set serviceMonitor.enabled=true
 chart='' release rollback 1
-[ "$(names)" = "$all" ] || { names && exit 1; }
+restored=$(names)
+[ "$restored" = "$all" ] || { echo "$restored" && exit 1; }
 echo "$pools" | grep -q daemonset.apps/gybe-node-canary
+# Without nodes the Job before the deletion does not end: nothing is deleted, and a rollback sets the mode again.
+"$helm" get hooks gybe --namespace gybe-system >"$data/hooks"
+grep -q 'name: gybe-leave' "$data/hooks"
+if "$helm" uninstall gybe --namespace gybe-system --timeout 5s >"$data/helm.log" 2>&1; then
+    echo "the chart is deleted without its Job" >&2
+    exit 1
+fi
+grep -Eq 'timed out|deadline' "$data/helm.log" || { cat "$data/helm.log" >&2 && exit 1; }
+kubectl -n gybe-system patch configmap gybe-config --type merge --patch '{"data":{"mode":"leave"}}' >/dev/null
+chart='' release rollback 4
+mode=$(kubectl -n gybe-system get configmap gybe-config -o jsonpath='{.data.mode}')
+[ "$mode" = install ] || { echo "mode: $mode" >&2 && exit 1; }
+kept=$(names)
+[ "$kept" = "$all" ] || { echo "$kept" && exit 1; }
+echo "kept after a Job that failed, and rolled back"
 chart='' release uninstall --no-hooks
-[ -z "$(names)" ] || { names && exit 1; }
+left=$(names)
+[ -z "$left" ] || { echo "$left" && exit 1; }
 echo "installed, upgraded, rolled back and deleted: $(echo "$all" | wc -l) objects in the namespace"

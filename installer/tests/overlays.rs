@@ -91,7 +91,7 @@ fn the_chart_has_the_objects_of_each_overlay() {
 
 #[test]
 fn the_chart_has_the_objects_of_each_component() {
-    for component in ["foreign-owner", "selinux"] {
+    for component in ["foreign-owner", "istio-cni-taint", "selinux"] {
         let name = format!("with-{component}");
         assert_eq!(rendered(&name).by_name(), built(&name).by_name(), "{component}");
     }

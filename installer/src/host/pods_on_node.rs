@@ -17,7 +17,7 @@ pub(crate) use processes::is_process_of;
 
 use crate::pod::cgroups::{Cgroups, cgroup_file};
 use crate::pod::own_namespace;
-use crate::pod::verdict::verdict_of;
+use crate::pod::verdict::{silent_ports, verdict_of};
 use desired::{Desired, adapt_verdict};
 use gybe_netfilter::netns::{Netns, NetnsError};
 use gybe_netfilter::verdict::{RedirectionState, Verdict};
@@ -89,6 +89,8 @@ pub struct SandboxVerdict {
     pub verdict: Verdict,
     /// Why the desired state is unknown; none if it is known.
     pub unknown_because: Option<String>,
+    /// The ports of the proxy on which no process listens, of a pod of the mesh that has processes.
+    pub silent_ports: Vec<u16>,
 }
 
 impl Sandbox {
@@ -151,6 +153,14 @@ impl SandboxVerdict {
             None => name.to_owned(),
         }
     }
+
+    /// Why connections that are redirected fail.
+    #[must_use]
+    pub fn silent_proxy(&self) -> Option<String> {
+        let ports: Vec<String> = self.silent_ports.iter().map(ToString::to_string).collect();
+        (!ports.is_empty())
+            .then(|| format!("no process listens on {}, where the proxy should", ports.join(" and ")))
+    }
 }
 
 /// The state as text for people.
@@ -204,7 +214,7 @@ fn judge(sandbox: Sandbox, sources: &PolicySources) -> SandboxVerdict {
 pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
     let Network::Own(path) = &sandbox.network else {
         let verdict = Verdict::because(RedirectionState::NotMeshed, "it uses the node's network");
-        let report = SandboxVerdict { sandbox, verdict, unknown_because: None };
+        let report = SandboxVerdict { sandbox, verdict, unknown_because: None, silent_ports: Vec::new() };
         return JudgedSandbox { report, netns: None, policy: None };
     };
     let netns = Netns::open(path);
@@ -219,7 +229,11 @@ pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
         Desired::NotKnown { why, .. } => (None, Some(why)),
         Desired::LeftAlone(_) => (None, None),
     };
-    let report = SandboxVerdict { sandbox, verdict, unknown_because };
+    let silent_ports = match (&netns, &policy) {
+        (Ok(netns), Some(known)) if !sandbox.processes.is_empty() => silent_ports(netns, &known.policy),
+        _ => Vec::new(),
+    };
+    let report = SandboxVerdict { sandbox, verdict, unknown_because, silent_ports };
     JudgedSandbox { report, netns: netns.ok(), policy }
 }
 
@@ -247,6 +261,7 @@ mod tests {
                 ..Verdict::because(state, "as found")
             },
             unknown_because: None,
+            silent_ports: Vec::new(),
         };
         for (state, differences, fails) in [
             (RedirectionState::Redirected, &[][..], false),

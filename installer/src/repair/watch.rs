@@ -112,10 +112,9 @@ impl RepairWatch {
                 (self.pass(node.sandboxes().sandboxes, &pass, mode, log), None)
             }
         };
-        if let Some(directory) = shared {
-            self.send(directory, log);
-        }
+        self.send(shared, log);
         let wait = if self.unsent.is_empty() { wait } else { wait.min(UNSETTLED) };
+        let wait = wait.min(self.until_judged_again(Instant::now()));
         if let Some(why) = waits_for.filter(|_| waits_for != self.waits_for) {
             log.info("gybe repair: waiting", json!({ "why": why }));
         }
@@ -140,6 +139,11 @@ impl RepairWatch {
             self.settled.clear();
             self.settled_since = Some(now);
         }
+    }
+
+    fn until_judged_again(&self, now: Instant) -> Duration {
+        let since = self.settled_since.map_or(Duration::ZERO, |since| now.duration_since(since));
+        SETTLED.saturating_sub(since).max(MIN_INTERVAL)
     }
 
     /// Makes a pass over the sandboxes that are not known to be in their desired state, logs what is new and returns
@@ -196,8 +200,12 @@ impl RepairWatch {
         self.unsent.push_back(finding);
     }
 
-    /// Sends to the agent what it has not received yet.
-    fn send(&mut self, directory: &Path, log: &Log) {
+    /// Sends to the agent of `shared` what it has not received yet.
+    fn send(&mut self, shared: Option<&Path>, log: &Log) {
+        let Some(directory) = shared else {
+            self.unsent.clear();
+            return;
+        };
         while let Some(finding) = self.unsent.front() {
             if let Err(why) = finding.send(directory) {
                 let why = why.to_string();
@@ -322,6 +330,9 @@ mod tests {
         memory.settled.insert("a".to_owned());
         memory.forget_settled(start + SETTLED + Duration::from_secs(1));
         assert!(!memory.settled.is_empty());
+        // An ADD that ends late in a minute does not delay the judgement.
+        let left = memory.until_judged_again(start + SETTLED + Duration::from_secs(59));
+        assert_eq!(left, Duration::from_secs(1));
     }
 
     #[test]
@@ -342,8 +353,11 @@ mod tests {
         let found = [repaired.clone()].into_iter().chain(others);
         memory.unsent.extend(found.map(|found| Finding { pod: pod.clone(), found }));
         memory.handed_over.insert("a".to_owned(), Instant::now());
-        memory.send(directory.path(), &Log::default());
+        memory.send(Some(directory.path()), &Log::default());
         let left: Vec<_> = memory.unsent.iter().map(|finding| &finding.found).collect();
         assert_eq!((left, memory.handed_over.is_empty()), (vec![&repaired], true));
+        // `gybe repair --watch` has none to send them to.
+        memory.send(None, &Log::default());
+        assert!(memory.unsent.is_empty());
     }
 }

@@ -1,6 +1,7 @@
 //! A release of Gybe: the image of its programs, and its manifests as an operator applies them.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use gybe_containerd_tests::Image;
@@ -48,6 +49,9 @@ impl Release {
         let (clone, overlay) = (host.path(self.clone_path()), host.path(self.overlay()));
         fs::create_dir_all(&clone)?;
         fs::create_dir_all(&overlay)?;
+        fs::create_dir_all(clone.join("dist"))?;
+        fs::write(clone.join("dist/gybe"), &gybe)?;
+        fs::set_permissions(clone.join("dist/gybe"), Permissions::from_mode(0o755))?;
         for name in ["manifests", "docs", "README.md"] {
             host.run(Path::new("cp"), &["-r", &self.tree.join(name).to_string_lossy(), &self.clone_path()])?;
         }
