@@ -19,10 +19,18 @@ series="
     6.12-arm64:arm64:trixie-security:6\.12\.[0-9]+\+deb13(\.[0-9]+)?
 "
 
+selected=""
+for kernel in $series; do
+    name=${kernel%%:*}
+    case " ${*:-$name} " in *" $name "*) selected="$selected $kernel" ;; esac
+done
+
 # program:package
+needed="cpio:cpio xz:xz-utils depmod:kmod readelf:binutils"
+case $selected in *:amd64:*) needed="$needed qemu-system-x86_64:qemu-system-x86" ;; esac
+case $selected in *:arm64:*) needed="$needed qemu-system-aarch64:qemu-system-arm" ;; esac
 missing=""
-for pair in qemu-system-x86_64:qemu-system-x86 qemu-system-aarch64:qemu-system-arm cpio:cpio xz:xz-utils depmod:kmod \
-    readelf:binutils; do
+for pair in $needed; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || [ -x "/usr/sbin/${pair%%:*}" ] || missing="$missing ${pair#*:}"
 done
 if [ -n "$missing" ] && [ "$(id -u)" != 0 ]; then
@@ -112,18 +120,11 @@ unpack_kernel() {
     pack "$tree/initrd" "$tree/modules.cpio"
 }
 
-is_selected() {
-    [ -n "$selected" ] || return 0
-    case " $selected " in *" $1 "*) return 0 ;; *) return 1 ;; esac
-}
-
-selected=$*
 mkdir -p "$kernels"
-for kernel in $series; do
+for kernel in $selected; do
     IFS=: read -r name architecture suite version <<KERNEL
 $kernel
 KERNEL
-    is_selected "$name" || continue
     make_base "$architecture"
     unpack_kernel "$name" "$architecture" "$suite" "$version"
 done
