@@ -41,7 +41,7 @@ OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-clust
 REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
-.PHONY: help build contents image release demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-take-over test-states node-states cluster bench-containerd bench-repair test-shared test-manifests checkov test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
+.PHONY: help build contents image release demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-readme test-take-over test-states node-states cluster bench-containerd bench-repair test-shared test-manifests checkov test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -122,10 +122,18 @@ checkov: ## compare what checkov finds in the manifests with the findings that h
 	manifests/build.sh
 	manifests/checkov.sh
 
-test-chart: ## install, upgrade, roll back and delete the chart in a real API server, without a node   (needs: root, openssl, and Go; Kubernetes is built the first time)
+# The oldest version of Kubernetes that the chart supports.
+OLDEST := integration/cluster/kubernetes-1.30
+target/cluster/kube-apiserver-1.30: $(OLDEST)/go.sum
+	CGO_ENABLED=0 go build -C $(OLDEST) -mod=readonly -o $(CURDIR)/$@ -ldflags "-s -w -X \
+	    k8s.io/component-base/version.gitVersion=$$(go list -C $(OLDEST) -mod=readonly -m -f '{{.Version}}' k8s.io/kubernetes)" \
+	    k8s.io/kubernetes/cmd/kube-apiserver
+
+test-chart: target/cluster/kube-apiserver-1.30 ## install, upgrade, roll back and delete the chart in real API servers, the newest and 1.30, without a node   (needs: root, openssl, and Go; Kubernetes is built the first time)
 	integration/cluster/setup.sh
 	manifests/build.sh
 	manifests/server-check.sh target/cluster
+	manifests/server-check.sh target/cluster 1.30
 
 faults: ## print the tests of every fault in docs/FAULTS.md
 	@cargo run --quiet --locked -p gybe-integration --bin gybe-faults
@@ -151,6 +159,11 @@ test-node: image ## the agent on a busy node: rewrites, upgrades, crashes, unins
 	cargo test --locked $(OUTSIDE) --test states
 	cargo test --locked $(OUTSIDE) --test node -- --nocapture
 	cargo test --locked $(OUTSIDE) --test deployed
+
+test-readme: image ## the README's commands for a node with containerd and without a cluster   (needs: as test-containerd and image; Go)
+	integration/containerd/setup.sh
+	integration/containerd/crictl/setup.sh
+	cargo test --locked $(OUTSIDE) --test readme
 
 test-take-over: build ## Gybe replaces Istio's own istio-cni on a node with 50 of its pods, which are then deleted   (needs: as test-containerd and incumbent)
 	integration/containerd/setup.sh

@@ -142,6 +142,7 @@ for platform in $(sed -n 's/^\([a-z0-9]*\):.*/\1/p' manifests/chart/files/platfo
     render --set "platform=$platform" >"$out/chart/$platform.yaml"
 done
 render --set foreignOwner=true >"$out/chart/with-foreign-owner.yaml"
+render --set probeOnce=true --set settings.repair=off >"$out/chart/with-probe-once.yaml"
 render --set seLinuxOptions.type=spc_t >"$out/chart/with-selinux.yaml"
 render --set nodeTaints={cni.istio.io/not-ready} >"$out/chart/with-node-taint.yaml"
 render --set "$critical" >"$out/chart/with-istio-cni-taint.yaml"

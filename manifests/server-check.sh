@@ -1,14 +1,15 @@
 #!/bin/sh
-# server-check.sh DIRECTORY: installs the chart for each platform, and with the values of manifests/chart-values, in a
-# real API server, which validates and stores the objects; then upgrades, rolls back and deletes it. No node runs, so the
-# Job before the deletion fails, or is left out. DIRECTORY has etcd, kube-apiserver and kubectl, as integration/cluster/setup.sh
-# builds them (target/cluster). Runs in a network namespace of its own, with the helm that manifests/build.sh has used.
+# server-check.sh DIRECTORY [VERSION]: installs the chart for each platform, and with the values of manifests/chart-values,
+# in a real API server, which validates and stores the objects; then upgrades, rolls back and deletes it. No node runs, so
+# the Job before the deletion fails, or is left out. DIRECTORY has etcd, kube-apiserver (kube-apiserver-VERSION) and
+# kubectl, as `make test-chart` builds them (target/cluster). Runs in a network namespace of its own, with the helm that
+# manifests/build.sh has used.
 set -eu
 cd "$(dirname "$0")/.."
-programs=$(realpath "$1")
+programs=$(realpath "$1") apiserver=kube-apiserver${2:+-$2}
 
 if [ -z "${GYBE_IN_NAMESPACE:-}" ]; then
-    GYBE_IN_NAMESPACE=1 exec unshare --net --pid --fork --kill-child --mount-proc "$0" "$programs"
+    GYBE_IN_NAMESPACE=1 exec unshare --net --pid --fork --kill-child --mount-proc "$0" "$programs" ${2:+"$2"}
 fi
 
 helm=$PWD/target/tools/helm
@@ -19,7 +20,7 @@ ip link set lo up
 openssl genrsa -out "$data/accounts.key" 2048 2>/dev/null
 echo "token,admin,admin,system:masters" >"$data/tokens.csv"
 "$programs/etcd" --data-dir="$data/etcd" --unsafe-no-fsync >"$data/etcd.log" 2>&1 &
-"$programs/kube-apiserver" --etcd-servers=http://127.0.0.1:2379 --secure-port=6443 --bind-address=127.0.0.1 \
+"$programs/$apiserver" --etcd-servers=http://127.0.0.1:2379 --secure-port=6443 --bind-address=127.0.0.1 \
     --advertise-address=192.0.2.1 --cert-dir="$data" --token-auth-file="$data/tokens.csv" \
     --authorization-mode=RBAC --allow-privileged=true --service-cluster-ip-range=10.96.0.0/16 \
     --service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$data/accounts.key" \
@@ -112,4 +113,4 @@ echo "kept after a Job that failed, and rolled back"
 chart='' release uninstall --no-hooks
 left=$(names)
 [ -z "$left" ] || { echo "$left" && exit 1; }
-echo "installed, upgraded, rolled back and deleted: $(echo "$all" | wc -l) objects in the namespace"
+echo "$apiserver: installed, upgraded, rolled back and deleted: $(echo "$all" | wc -l) objects in the namespace"

@@ -89,7 +89,7 @@ pub struct SandboxVerdict {
     pub verdict: Verdict,
     /// Why the desired state is unknown; none if it is known.
     pub unknown_because: Option<String>,
-    /// The ports of the proxy on which no process listens, of a pod of the mesh that has processes.
+    /// The ports of the proxy on which no process listens, of a pod of the mesh whose containers run.
     pub silent_ports: Vec<u16>,
 }
 
@@ -111,6 +111,13 @@ impl Sandbox {
     #[must_use]
     pub fn is_of(&self, pod: &PodRef) -> bool {
         self.pod.as_ref().is_some_and(|own| own.namespace == pod.namespace && own.name == pod.name)
+    }
+
+    /// Reports whether a process of a container runs in it. The first process is the sandbox's own.
+    fn has_started(&self) -> bool {
+        let is_own =
+            |cgroup: &String| self.container.as_ref().is_some_and(|own| cgroup.contains(own.as_str()));
+        self.processes.iter().any(|process| !cgroup_file(&process.directory).is_some_and(|it| is_own(&it)))
     }
 
     /// Reports whether the id is its own or that of a container in it.
@@ -230,7 +237,7 @@ pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
         Desired::LeftAlone(_) => (None, None),
     };
     let silent_ports = match (&netns, &policy) {
-        (Ok(netns), Some(known)) if !sandbox.processes.is_empty() => silent_ports(netns, &known.policy),
+        (Ok(netns), Some(known)) if sandbox.has_started() => silent_ports(netns, &known.policy),
         _ => Vec::new(),
     };
     let report = SandboxVerdict { sandbox, verdict, unknown_because, silent_ports };

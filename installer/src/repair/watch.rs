@@ -3,6 +3,7 @@
 
 use super::shared_files::{PodRepairs, RepairSetting};
 use super::{Action, Finding, Found, RepairNode, RepairPass, RepairReport};
+use crate::host::observe::NodeDirectories;
 use crate::host::pods_on_node::{PolicySources, Sandbox};
 use crate::host::settings::RepairMode;
 use crate::host::watch::{DirectoryWatch, WakeReason};
@@ -11,7 +12,7 @@ use gybe_netfilter::verdict::RedirectionState;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// The longest time until the next pass while a new sandbox is not in its desired state, as one whose first process has
@@ -25,7 +26,7 @@ const SETTLED: Duration = Duration::from_secs(60);
 
 /// The shortest time between two passes, so that many ADDs that end together are one pass.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
-/// How long until the node's entry and the agent's setting are looked for again.
+/// How long until the node's entry and the agent's setting are looked for again, where no event announces them.
 const NOT_YET: Duration = Duration::from_secs(1);
 
 /// The most findings that wait for an agent: more than the pods of a node.
@@ -47,7 +48,9 @@ pub(crate) fn watch(node: &RepairNode, occasion: Occasion<'_>, stop: BorrowedFd<
         Occasion::Always => None,
         Occasion::AsTheAgentRequests(directory) => Some(directory),
     };
-    let directories = [node.directories.results.clone()].into_iter().chain(shared.map(Path::to_owned));
+    // Ended ADDs, the node's entry, the agent's setting.
+    let NodeDirectories { results, conf, .. } = &node.directories;
+    let directories = [results, conf].into_iter().map(PathBuf::as_path).chain(shared).map(Path::to_owned);
     let mut watch = DirectoryWatch::new(directories);
     let mut nothing = DirectoryWatch::new([]);
     loop {

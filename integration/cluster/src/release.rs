@@ -69,14 +69,19 @@ impl Release {
         )
     }
 
-    /// Applies the manifests with the component `node-taint` and this taint, and waits as [`Release::install`].
-    pub(crate) fn install_with_node_taint(&self, cluster: &Cluster, taint: &str) -> Result<(), Failure> {
-        let overlay = format!("{DIRECTORY}/{}/tainted", self.version);
+    /// Applies the manifests with a component and its setting, and waits as [`Release::install`].
+    pub(crate) fn install_with(
+        &self,
+        cluster: &Cluster,
+        component: &str,
+        (key, value): (&str, &str),
+    ) -> Result<(), Failure> {
+        let overlay = format!("{DIRECTORY}/{}/with-{component}", self.version);
         let kustomization = format!(
-            "{}components: [../gybe/manifests/components/node-taint]\n\
+            "{}components: [../gybe/manifests/components/{component}]\n\
              patches:\n\
              - target: {{ kind: ConfigMap, name: gybe-config }}\n  \
-               patch: '[{{ \"op\": \"add\", \"path\": \"/data/node_taints\", \"value\": \"{taint}\" }}]'\n",
+               patch: '[{{ \"op\": \"add\", \"path\": \"/data/{key}\", \"value\": \"{value}\" }}]'\n",
             self.kustomization()
         );
         let host = cluster.node.host().path(&overlay);

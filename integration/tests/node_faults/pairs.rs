@@ -2,7 +2,7 @@
 
 use crate::fault::{AgentState, Expected, Fault};
 use crate::fixture::{HealthyNode, with_own_mounts};
-use crate::table::{FAULTS, HIDDEN};
+use crate::table::{FAULTS, HIDDEN, SOMETIMES};
 use gybe_integration::parallel::in_parallel_at_most;
 use serde_json::Value;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -22,10 +22,13 @@ fn misses(agent: AgentState, faults: &[&Fault]) -> Vec<String> {
         let instead = |fault: &Fault| HIDDEN.iter().find(|it| it.applies(fault, faults)).map(|it| it.instead);
         let mut misses: Vec<String> =
             faults.iter().flat_map(|fault| fault.unreported(instead(fault), &doctor, &verify)).collect();
-        let is_explained = |finding: &&Value| {
-            let is_it = |expected: &&Expected| expected.is(finding);
-            faults.iter().any(|fault| instead(fault).unwrap_or(fault.doctor).iter().any(|it| is_it(&it)))
-        };
+        let expected = faults.iter().flat_map(|fault| {
+            let sometimes =
+                SOMETIMES.iter().filter(|(name, _)| *name == fault.name).map(|(_, expected)| expected);
+            instead(fault).unwrap_or(fault.doctor).iter().chain(sometimes)
+        });
+        let expected: Vec<&Expected> = expected.collect();
+        let is_explained = |finding: &&Value| expected.iter().any(|expected| expected.is(finding));
         let wrong =
             doctor["findings"].as_array().unwrap().iter().filter(|finding| finding["state"] == "wrong");
         misses.extend(wrong.filter(|finding| !is_explained(finding)).map(|it| format!("unexpected: {it}")));

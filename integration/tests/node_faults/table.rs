@@ -460,6 +460,16 @@ pub(crate) const FAULTS: &[Fault] = &[
     },
 ];
 
+/// What is reported of a fault at some moments.
+pub(crate) const SOMETIMES: &[(&str, Expected)] = &[
+    // The agent limits its writes.
+    (
+        "another program keeps rewriting the conf file",
+        wrong("chain", NOT_READY, "gybe-cni is not in 10-pods", "the agent"),
+    ),
+    ("another program keeps rewriting the conf file", wrong("agent", NOT_READY, "10-pods.conflist", "")),
+];
+
 /// Without the agent, and without the entry that names the source of pods, a pod's policy is not known, and its rules
 /// alone are judged.
 const WITHOUT_POLICY: &[&str] = &[

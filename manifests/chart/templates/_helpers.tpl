@@ -207,3 +207,75 @@ app.kubernetes.io/part-of: gybe
     helm.sh/hook: pre-delete
     helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
 {{- end -}}
+
+{{/*
+The container that probes: `repair`, which keeps running, or with probeOnce the init container `probe`.
+*/}}
+{{- define "gybe.probe" -}}
+{{- if .values.probeOnce -}}
+# Tries each backend on the host, finds out which runtimes run there, and stores both reports in the host's /run/gybe,
+# from which plugin and agent read them.
+- name: probe
+{{- else -}}
+# Redirects running pods that should be redirected and are not, as the agent's setting `repair` requests. Tries
+# each backend on the host and stores the report in the host's /run/gybe, from which plugin and agent read it.
+# To judge the pods of its node: kubectl exec -n {{ .namespace }} POD -c repair -- gybe verify --all
+- name: repair
+{{- end }}
+  image: {{ .image }}
+  imagePullPolicy: {{ .values.image.pullPolicy }}
+  command:
+    - /opt/gybe/bin/gybe
+    - probe
+    - --host
+    - --mount-namespace=/host/proc/1/ns/mnt
+    {{- if .values.probeOnce }}
+    - --for-agent
+    {{- else }}
+    - --keep
+    - --watch
+    - --repair
+    {{- end }}
+  {{- if not .values.probeOnce }}
+  # Commands without --host, too, run in the host's mount namespace: with its pods, programs and sockets.
+  env:
+    - name: GYBE_HOST_MOUNTS
+      value: /host/proc/1/ns/mnt
+  {{- end }}
+  resources:
+    {{- toYaml .values.repairResources | nindent 4 }}
+  securityContext:
+    privileged: false
+    # It needs only the capabilities with which it starts. The API server refuses `false` beside the
+    # name CAP_SYS_ADMIN (ValidateSecurityContext, pkg/apis/core/validation), but not beside SYS_ADMIN, which
+    # the runtime knows too.
+    allowPrivilegeEscalation: false
+    readOnlyRootFilesystem: true
+    runAsUser: 0
+    runAsGroup: 0
+    capabilities:
+      drop: [ALL]
+      add:
+        # Connections as the proxy's user.
+        - SETUID
+        # A listener at port 53.
+        - NET_BIND_SERVICE
+        # Rules, routes and marks in a temporary network namespace.
+        - NET_ADMIN
+        # iptables-legacy.
+        - NET_RAW
+        # Opening and entering the host's mount namespace. Reading the processes and the configuration of
+        # containerd and CRI-O every minute, for /run/gybe/runtime.json.
+        - SYS_PTRACE
+        - SYS_ADMIN
+        - SYS_CHROOT
+    # The default profile forbids reading processes outside of it.
+    appArmorProfile:
+      type: Unconfined
+  volumeMounts:
+    # Gives only this container access to process 1. With hostPID the other container, which also runs as
+    # root, could kill any process of the host.
+    - name: proc
+      mountPath: /host/proc
+      readOnly: true
+{{- end -}}
