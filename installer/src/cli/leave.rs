@@ -13,8 +13,6 @@ use clap::Args;
 use gybe_plugin::args::Namespace;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
-use std::num::NonZeroU16;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -43,9 +41,6 @@ pub(super) struct LeaveArgs {
     /// The namespace of the agents
     #[arg(long, short, value_name = "NAMESPACE", default_value = "gybe-system", value_parser = Namespace::parse)]
     namespace: Namespace,
-    /// The port of the agents' health page
-    #[arg(long, value_name = "PORT", default_value = "8000")]
-    port: NonZeroU16,
     /// How long to wait for the agents
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
@@ -91,15 +86,17 @@ impl LeaveArgs {
             .collect();
         let agents = cluster::agent_addresses(cluster, namespace, deadline())?;
         let mut queried: BTreeMap<&str, RunningAgent> = BTreeMap::new();
-        for AgentAddress { pod, node, address } in &agents {
-            match (node, address) {
+        for AgentAddress { pod, node, address, port } in &agents {
+            match (node, address.zip(*port)) {
                 (None, _) => waiting.push(format!("the pod {pod} has no node yet")),
                 (Some(node), _) if nodes.left.contains_key(node) => {}
+                (Some(node), None) if port.is_none() => {
+                    waiting.push(format!("{node}: the agent of the pod {pod} serves no page (HEALTH_PORT)"));
+                }
                 (Some(node), None) => waiting.push(format!("{node}: the pod {pod} does not run yet")),
                 // During an update a node has two agents, of which one answers at the node's address.
                 (Some(node), Some(address)) => {
-                    let address = SocketAddr::new(*address, self.port.get());
-                    queried.insert(node, RunningAgent { pod: pod.clone(), address });
+                    queried.insert(node, RunningAgent { pod: pod.clone(), address: address.into() });
                 }
             }
         }

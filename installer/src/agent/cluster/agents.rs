@@ -26,8 +26,9 @@ const MAX_PAGE: usize = 256 << 10;
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of pages that are requested at the same time.
 const CONCURRENCY: usize = 64;
-/// The container of the agent, and its variable with the port of the page.
+/// The container of the agent.
 const CONTAINER: &str = "install";
+/// The variable with the port of the page.
 const PORT: &str = "MONITORING_PORT";
 const DEFAULT_PORT: u16 = 15014;
 
@@ -181,13 +182,13 @@ struct Condition {
 }
 
 impl AgentPod {
-    /// Returns the port of the agent's page; none if it serves none.
-    fn port(&self) -> Option<u16> {
+    /// Returns the port of a page of the agent, which this variable sets; none if it serves none.
+    pub(super) fn port(&self, variable: &str, default: u16) -> Option<u16> {
         let agent = self.spec.containers.iter().find(|container| container.name == CONTAINER);
-        let variable = agent.and_then(|agent| agent.env.iter().find(|variable| variable.name == PORT));
+        let variable = agent.and_then(|agent| agent.env.iter().find(|it| it.name == variable));
         match variable.and_then(|variable| variable.value.parse::<i64>().ok()) {
             Some(port) => u16::try_from(port).ok().filter(|port| *port > 0),
-            None => Some(DEFAULT_PORT),
+            None => Some(default),
         }
     }
 
@@ -236,7 +237,7 @@ pub(super) async fn list(client: &Client, selector: &AgentSelector) -> Result<Ve
 }
 
 async fn agent(client: &Client, namespace: &str, pod: AgentPod, until: Instant) -> ClusterAgent {
-    let page = match pod.port() {
+    let page = match pod.port(PORT, DEFAULT_PORT) {
         _ if !pod.runs_agent() => StatusPage::NotRunning,
         None => StatusPage::NotServed,
         Some(port) => {

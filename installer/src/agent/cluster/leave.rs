@@ -27,6 +27,8 @@ const CONCURRENT: usize = 64;
 pub const PAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The limit of a page.
 const MAX_PAGE: usize = 16 << 10;
+/// The variable with the port of the page, and its default.
+const PORT: (&str, u16) = ("HEALTH_PORT", 8000);
 /// The volume of an agent's pod with its settings.
 const CONFIG_VOLUME: &str = "config";
 
@@ -48,6 +50,8 @@ pub struct AgentAddress {
     pub node: Option<String>,
     /// The node's; none until the kubelet has reported it.
     pub address: Option<IpAddr>,
+    /// The port of its page; none if it serves none.
+    pub port: Option<u16>,
 }
 
 /// An agent that is queried.
@@ -153,6 +157,7 @@ pub fn agent_addresses(
 ) -> Result<Vec<AgentAddress>, QueryError> {
     let selector = AgentSelector { namespace: namespace.to_owned(), labels: AGENTS.to_owned() };
     let address = |pod: AgentPod| AgentAddress {
+        port: pod.port(PORT.0, PORT.1),
         pod: pod.metadata.name,
         node: Some(pod.spec.node_name).filter(|node| !node.is_empty()),
         address: pod.status.host_ip.parse().ok(),
