@@ -37,7 +37,7 @@ CARGO_BUILD = RUSTFLAGS='$(FLAGS)' CC_$(subst -,_,$(TARGET))=$(CC_FOR) \
 
 # Cargo builds a dependency with the union of the features that the selected packages ask for. The packages
 # outside the default members are always selected together: each other selection would build kube again.
-OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-cluster
+OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-cluster -p gybe-kernels
 REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
@@ -246,16 +246,20 @@ setup: ## install the programs that the tests run, or name them   (needs: root t
 	integration/setup.sh
 
 .PHONY: kernel-programs test-kernels kernels
-# The programs of the machines: of this architecture, and of arm64.
+# The programs in the machines, of one architecture.
 kernel-programs: build
-	$(CARGO_BUILD) -p gybe-kernels --bins
-	integration/kernels/programs.sh $(if $(filter aarch64,$(ARCH)),arm64,amd64) $(STATIC)
+	$(CARGO_BUILD) -p gybe-kernels --bin gybe-kernel-guest
+	integration/kernels/programs.sh $(PLATFORM) $(STATIC)
 
-test-kernels: ## Debian's kernels from 5.10 to the newest, and kernels with parts missing, in virtual machines: ONLY="5.10 nft_redir"   (needs: an x86-64 host, root or the packages of integration/kernels/setup.sh; Debian's mirror; a quarter of an hour)
-	integration/kernels/setup.sh
-	integration/setup.sh arm64
+# Empty when ONLY selects no kernel of arm64.
+KERNELS_ARM64 = $(if $(ONLY),$(findstring arm64,$(ONLY)),arm64)
+
+test-kernels: ## Debian's kernels from 5.10 to the newest, and kernels with parts missing, in virtual machines: ONLY="5.10 nft_redir 'nf_tables, ip_tables'"   (needs: an x86-64 host, root or the packages of integration/kernels/setup.sh; Debian's mirror; a quarter of an hour)
+	$(CARGO_BUILD) -p gybe-kernels --bin gybe-kernels
+	kernels=$$($(STATIC)/gybe-kernels --kernels $(ONLY)) && integration/kernels/setup.sh $$kernels
 	$(MAKE) kernel-programs
-	$(MAKE) kernel-programs TARGET=aarch64-unknown-linux-musl
+	$(if $(KERNELS_ARM64),integration/setup.sh arm64)
+	$(if $(KERNELS_ARM64),$(MAKE) kernel-programs TARGET=aarch64-unknown-linux-musl)
 	$(STATIC)/gybe-kernels $(ONLY)
 
 kernels: ## write docs/KERNELS.md from those results   (needs: as test-kernels)
