@@ -86,6 +86,7 @@ impl BrokenPods<'_> {
         let (mut memory, mut logged) = (Memory::default(), None);
         loop {
             let served = RepairSocket::open(&path).map_err(|why| chain(&why)).and_then(|mut socket| {
+                logged = None;
                 let served = socket.serve(end, self.context, |finding| self.act(&finding, &mut memory));
                 served.map_err(|why| why.to_string())
             });

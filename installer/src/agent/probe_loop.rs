@@ -152,7 +152,7 @@ fn probe_and_watch(stop: BorrowedFd<'_>, keep: Keep, log: &Log) -> Result<(), Pr
 /// Probes all backends and stores the report and the one about the runtimes. Called in the host's mount namespace.
 ///
 /// # Errors
-/// When this process cannot probe, or cannot store the report.
+/// When this process cannot probe, or cannot store the probe's report. A failure of the other one is logged.
 pub(crate) fn run_once(log: &Log) -> Result<(), ProbeLoopError> {
     probe_at_start(Keep::Required, log)?;
     report_runtimes(&mut Vec::new(), log);

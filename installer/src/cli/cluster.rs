@@ -49,7 +49,8 @@ impl KubeconfigArgs {
 
     /// Returns the cluster in which the command runs as a pod, if no kubeconfig is named.
     pub(super) fn cluster_or_own(&self, context: &Context) -> Result<Cluster, CommandError> {
-        let is_named = self.kubeconfig.is_some() || self.context.is_some();
+        let variable = context.environment.get("KUBECONFIG").is_some_and(|value| !value.is_empty());
+        let is_named = self.kubeconfig.is_some() || self.context.is_some() || variable;
         own(context).filter(|_| !is_named).map_or_else(|| self.cluster(context), Ok)
     }
 }

@@ -28,7 +28,8 @@ const INTERVAL: Duration = Duration::from_secs(2);
 /// stay.
 ///
 /// Exit code 0: no conf file names gybe-cni on any node that has an agent; prints the programs that stay. 1: prints the
-/// nodes that have not answered so, each with the reason; or no agent runs. 2: the command failed.
+/// nodes that still have the entry or whose agent did not answer, each with the reason; or no agent runs. 2: the command
+/// failed.
 ///
 /// Needs the rights to list pods and daemonsets, and to patch the ConfigMaps, in the namespace of the agents. In a pod
 /// it runs as that pod's service account and queries the agents at the addresses of their nodes; with a kubeconfig,
@@ -63,14 +64,26 @@ impl LeaveArgs {
         let cluster = self.kubeconfig.cluster_or_own(context)?;
         let mut nodes = Nodes::default();
         loop {
-            // A request that fails now may succeed later: the chart creates the rights just before the Job.
-            nodes.waiting = self.query(&cluster, &mut nodes, until).unwrap_or_else(|why| vec![chain(&why)]);
+            let left_before = nodes.left.len();
+            nodes.waiting = match self.query(&cluster, &mut nodes, until) {
+                Ok(waiting) => waiting,
+                Err(why @ QueryError::Cluster(_)) => {
+                    return Err(CommandError::because("cannot use the cluster", why));
+                }
+                // It may succeed later: the chart creates the rights just before the Job.
+                Err(why @ QueryError::Api(_)) => vec![chain(&why)],
+            };
             // A query without time for the answers would report other reasons.
             let is_last = until.saturating_duration_since(Instant::now()) < INTERVAL + PAGE_TIMEOUT;
-            if nodes.waiting.is_empty() || is_last {
+            if is_last || (nodes.waiting.is_empty() && left_before == 0) {
                 return Ok(output(&nodes, &self.namespace));
             }
-            thread::sleep(INTERVAL);
+            if nodes.waiting.is_empty() {
+                // A node that left earlier may have Gybe again, if another program has set the mode meanwhile.
+                nodes = Nodes::default();
+            } else {
+                thread::sleep(INTERVAL);
+            }
         }
     }
 
@@ -146,7 +159,7 @@ fn output(Nodes { left, waiting, changed: _ }: &Nodes, namespace: &Namespace) ->
         (true, true) => {
             text += &format!(
                 "no agent runs in the namespace {namespace}, so that none can remove Gybe; name another one with \
-                 --namespace, or run gybe uninstall on each node\n"
+                 --namespace, or run gybe uninstall on each node; where no node has Gybe: helm uninstall --no-hooks\n"
             );
             Exit::No
         }

@@ -50,8 +50,8 @@ pub(super) struct ProbeArgs {
     /// Keep running, and probe again when the kept findings are removed, invalid or another kernel's
     #[arg(long, conflicts_with = "for_agent")]
     watch: bool,
-    /// Keep the findings and the report about the node's runtimes for the node agent, and exit with 0 whatever they
-    /// are: the agent reports what does not work
+    /// Keep the findings and the report about the node's runtimes for the node agent, and exit with 0 also when nothing
+    /// works or nothing can be kept: the agent reports it
     #[arg(long)]
     for_agent: bool,
     /// With --watch: also redirect running pods that should be redirected and are not, unless the agent's setting
@@ -69,14 +69,22 @@ impl ProbeArgs {
             return self.probe_and_watch();
         }
         if self.for_agent {
-            let kept = self.in_mount_namespace(|| probe_loop::run_once(&Log::default()))?;
-            kept.map_err(cannot_probe)?;
-            return Ok(CommandOutput::done("", json!({ "kept": true })));
+            return Ok(self.probe_for_agent());
         }
         let age = if self.fresh || self.host { MaxAge::Fresh } else { MaxAge::Recent };
         let report = self.in_mount_namespace(|| ProbeCache::default().get_or_probe(age, untried))?;
         let report = self.check_stored(report.map_err(cannot_probe)?)?;
         Ok(output(&report, self.backend.setting))
+    }
+
+    fn probe_for_agent(&self) -> CommandOutput {
+        let log = Log::default();
+        let kept = self.in_mount_namespace(|| probe_loop::run_once(&log));
+        let kept = kept.and_then(|kept| kept.map_err(cannot_probe));
+        if let Err(why) = &kept {
+            log.error("gybe probe: nothing is kept for the agent", json!({ "why": why.to_string() }));
+        }
+        CommandOutput::done("", json!({ "kept": kept.is_ok() }))
     }
 
     fn probe_and_watch(&self) -> Result<CommandOutput, CommandError> {

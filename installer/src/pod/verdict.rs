@@ -34,11 +34,11 @@ fn is_ipv6_off() -> bool {
     switch.is_ok_and(|value| value.trim() != "0")
 }
 
-/// Returns the ports of the proxy on which no process in `netns` listens. None if the namespace cannot be entered.
+/// Returns the ports of the proxy on which no process in `netns` listens; none if the namespace cannot be entered.
 pub fn silent_ports(netns: &Netns, policy: &RedirectPolicy) -> Vec<u16> {
     let inbound = (policy.inbound != Inbound::Only(PortSet::default())).then_some(policy.inbound_port);
     let ports = [policy.outbound_port].into_iter().chain(inbound).map(Port::get);
-    let is_silent = |port: &u16| SocketOwner::of((Ipv4Addr::LOCALHOST, *port).into()).is_none();
+    let is_silent = |port: &u16| !SocketOwner::is_there((Ipv4Addr::LOCALHOST, *port).into());
     netns.run(|| ports.filter(is_silent).collect()).unwrap_or_default()
 }
 

@@ -75,6 +75,10 @@ fn put_agent(cluster: &Cluster, name: &str, node: Option<&str>, address: Option<
 }
 
 fn start(cluster: &Cluster, arguments: &[&str]) -> Child {
+    start_with(cluster, arguments, &[])
+}
+
+fn start_with(cluster: &Cluster, arguments: &[&str], variables: &[(&str, &str)]) -> Child {
     let agent = cluster.node.command();
     let environment = agent.get_envs().filter_map(|(name, value)| Some((name, value?)));
     #[expect(clippy::disallowed_methods, reason = "the program under test is a program")]
@@ -83,6 +87,7 @@ fn start(cluster: &Cluster, arguments: &[&str]) -> Child {
         .args(arguments)
         .env_clear()
         .envs(environment)
+        .envs(variables.iter().copied())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -181,6 +186,42 @@ fn the_mode_is_set_again_until_it_is_set() {
     put_config_map(&cluster, CONFIG_MAP);
     wait_until("the ConfigMap", || data(&cluster, CONFIG_MAP)["mode"] == "leave");
     assert_eq!(ended(leave).0, 1, "no agent runs");
+}
+
+#[test]
+fn a_mode_that_was_changed_back_while_the_command_waited_is_set_again() {
+    let cluster = cluster("leave-reverted");
+    cluster.server.permit(Verb::Get, "pods/proxy");
+    put_daemonset(&cluster, "gybe-node", 2);
+    put_agent(&cluster, "gybe-node-a", Some("node-a"), Some("192.0.2.1"), "8001");
+    put_agent(&cluster, "gybe-node-b", Some("node-b"), Some("192.0.2.2"), "8001");
+    cluster.server.set_page("gybe-node-a", 8001, REPORT);
+    let kubeconfig = cluster.server.kubeconfig(&cluster.node.root).unwrap();
+    let leave = start(&cluster, &["--kubeconfig", kubeconfig.to_str().unwrap(), "--timeout", "60"]);
+    let queries = |pod| cluster.server.requests().iter().filter(|it| it.path.contains(pod)).count();
+    // In the second round node-a is known to have left.
+    wait_until("a second query", || queries("gybe-node-b:8001") >= 2);
+    put_config_map(&cluster, CONFIG_MAP);
+    let before = queries("gybe-node-a:8001");
+    cluster.server.set_page("gybe-node-b", 8001, REPORT);
+    let (code, text) = ended(leave);
+    assert_eq!((code, data(&cluster, CONFIG_MAP)["mode"].as_str()), (0, Some("leave")), "{text}");
+    assert!(queries("gybe-node-a:8001") > before);
+}
+
+#[test]
+fn a_kubeconfig_that_cannot_be_read_ends_the_command_also_in_a_pod() {
+    let cluster = cluster("leave-unreadable");
+    put_daemonset(&cluster, "gybe-node", 1);
+    let missing = cluster.node.root.join("kubeconfig-that-is-not-there");
+    let missing = missing.to_str().unwrap();
+    let by_argument = start(&cluster, &["--kubeconfig", missing]);
+    let by_variable = start_with(&cluster, &[], &[("KUBECONFIG", missing)]);
+    for leave in [by_argument, by_variable] {
+        let (code, text) = ended(leave);
+        assert!(code == 2 && text.contains(missing), "{code}: {text}");
+    }
+    assert_eq!(data(&cluster, CONFIG_MAP)["mode"], "install");
 }
 
 #[test]

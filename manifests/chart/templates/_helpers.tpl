@@ -186,6 +186,10 @@ app.kubernetes.io/part-of: gybe
 
 {{/* The address and the node of an agent's page for Prometheus, from the pod's annotation. */}}
 {{- define "gybe.relabelings" -}}
+# An agent without this port serves no metrics.
+- sourceLabels: [__meta_kubernetes_pod_annotation_prometheus_io_port]
+  regex: "[0-9]+"
+  action: keep
 - sourceLabels: [__meta_kubernetes_pod_ip, __meta_kubernetes_pod_annotation_prometheus_io_port]
   regex: ([0-9.]+);([0-9]+)
   replacement: $1:$2

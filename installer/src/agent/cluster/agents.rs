@@ -150,6 +150,7 @@ pub(super) struct PodStatus {
     pub(super) host_ip: String,
     phase: String,
     reason: String,
+    init_container_statuses: Vec<ContainerStatus>,
     container_statuses: Vec<ContainerStatus>,
     conditions: Vec<Condition>,
 }
@@ -194,7 +195,9 @@ impl AgentPod {
 
     /// Returns why the pod, or a container of it, does not run.
     fn waits(&self) -> Option<String> {
-        let waiting = self.status.container_statuses.iter().find_map(|container| {
+        // The other containers wait for an init container.
+        let PodStatus { init_container_statuses, container_statuses, .. } = &self.status;
+        let waiting = init_container_statuses.iter().chain(container_statuses).find_map(|container| {
             Some(format!("container {} waits: {}", container.name, container.state.waiting.as_ref()?.reason))
         });
         waiting.or_else(|| self.stopped())
@@ -302,6 +305,18 @@ mod tests {
                     { "name": "install", "state": { "waiting": { "reason": "ImagePullBackOff" } } }
                 ] }),
                 Some("container install waits: ImagePullBackOff"),
+            ),
+            (
+                json!({
+                    "phase": "Pending",
+                    "initContainerStatuses": [
+                        { "name": "probe", "state": { "waiting": { "reason": "CrashLoopBackOff" } } }
+                    ],
+                    "containerStatuses": [
+                        { "name": "install", "state": { "waiting": { "reason": "PodInitializing" } } }
+                    ],
+                }),
+                Some("container probe waits: CrashLoopBackOff"),
             ),
             (json!({ "phase": "Pending", "conditions": [scheduled] }), Some("not scheduled: too many pods")),
             (json!({ "phase": "Failed", "reason": "Evicted" }), Some("its phase is \"Failed\": Evicted")),

@@ -212,9 +212,9 @@ pub fn left(
                 }
             };
             let before = until.min(Instant::now() + PAGE_TIMEOUT);
-            timeout_at(before.into(), page).await.unwrap_or_else(|_| {
-                Left::No(format!("{} did not respond within {} s", agent.address, PAGE_TIMEOUT.as_secs()))
-            })
+            timeout_at(before.into(), page)
+                .await
+                .unwrap_or_else(|_| Left::No(format!("{} did not respond in time", agent.address)))
         });
         Ok(stream::iter(queries).buffered(CONCURRENT).collect().await)
     })?

@@ -68,7 +68,11 @@ fn output(Translation { values, outcomes }: &Translation) -> CommandOutput {
 /// Writes nested maps as blocks, and other values as JSON, which YAML contains.
 fn write_yaml(values: &Map<String, Value>, depth: usize, text: &mut String) {
     for (name, value) in values {
-        let plain = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_');
+        // YAML 1.1, which helm reads, has further words for booleans.
+        let is_word = name.chars().all(|c| c.is_ascii_alphabetic() || c == '_');
+        let plain = is_word
+            && !["y", "n", "yes", "no", "on", "off", "true", "false", "null"]
+                .contains(&name.to_ascii_lowercase().as_str());
         let name = if plain { name.clone() } else { Value::from(name.as_str()).to_string() };
         let _ = write!(text, "{:1$}{name}:", "", depth * 2);
         match value {

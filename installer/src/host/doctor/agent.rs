@@ -89,13 +89,14 @@ fn facts(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact)
         let text = format!("the node agent answers at {socket}");
         return Finding::well(About::Agent, text);
     };
-    let away = match fault {
-        FactsError::Agent(agent) => match agent.fault {
-            AgentFault::Unreachable(Errno::ENOENT) => "is not there",
-            AgentFault::Unreachable(Errno::ECONNREFUSED) => "is gone",
-            AgentFault::Unreachable(Errno::EACCES | Errno::EPERM) => "refuses the connection",
-            _ => "does not answer correctly",
-        },
+    let errno = match fault {
+        FactsError::Agent(AgentError { fault: AgentFault::Unreachable(errno), .. }) => Some(*errno),
+        _ => None,
+    };
+    let away = match errno {
+        Some(Errno::ENOENT) => "is not there",
+        Some(Errno::ECONNREFUSED) => "is gone",
+        Some(Errno::EACCES | Errno::EPERM) => "refuses the connection",
         _ => "does not answer correctly",
     };
     if let FactsError::Agent(AgentError { fault: AgentFault::Reported(why), .. }) = fault {
@@ -107,11 +108,15 @@ fn facts(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact)
             false => Finding::wrong(About::Agent, text, API_SERVER).in_section(Section::PodsUnknown),
         };
     }
-    if !ours.is_anywhere() && away == "is not there" {
+    if !ours.is_anywhere() && errno == Some(Errno::ENOENT) {
         // A node may have no agent. That the entry is missing is a finding of its own.
         return Finding::note(About::Agent, format!("no node agent answers at {socket}"), Some(RUNNING));
     }
-    let remedy = if away == "refuses the connection" { of_security(observation) } else { RUNNING.to_owned() };
+    let remedy = if matches!(errno, Some(Errno::EACCES | Errno::EPERM)) {
+        of_security(observation)
+    } else {
+        RUNNING.to_owned()
+    };
     if !ours.is_anywhere() && !agent.is_running() {
         let text = format!(
             "the node agent at {socket} {away}, and no conf file names gybe-cni, so new pods are not redirected: {fault}"

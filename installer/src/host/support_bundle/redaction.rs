@@ -24,6 +24,8 @@ const SECRET_NAMES: [&str; 17] = [
     "key-",
     "key_",
 ];
+/// What a value of `Authorization` begins with, before a space.
+const SCHEMES: [&str; 2] = ["bearer", "basic"];
 /// A word of mixed letters and digits that is at least this long may be a secret.
 const LONG: usize = 32;
 /// The beginning of base64 of `{"`: a part of a JSON web token.
@@ -103,10 +105,12 @@ fn redacted_words(line: &str) -> String {
 
 /// Returns what stands before and behind the value of the secret that `word` names.
 fn around_value<'a>(word: &str, after: &'a str, is_first: bool) -> Option<(&'a str, &'a str)> {
-    let is_scheme = ["bearer", "basic"].iter().any(|scheme| word.eq_ignore_ascii_case(scheme));
-    // Words with a slash are paths and pods.
-    let is_name = is_secret_name(word) && !word.contains('/');
+    let is_scheme = SCHEMES.iter().any(|scheme| word.eq_ignore_ascii_case(scheme));
     let unquoted = after.trim_start_matches(['\\', '"', '\'']);
+    // Words with a slash are names below a domain; or paths, or, within a line, a pod before a colon.
+    let (domain, name) = word.rsplit_once('/').unwrap_or(("", word));
+    let is_pod = !domain.is_empty() && !is_first && unquoted.starts_with(": ");
+    let is_name = is_secret_name(name) && !word.starts_with('/') && !is_pod;
     let value = match unquoted.trim_start().strip_prefix([':', '=']) {
         Some(value) if is_name => value.trim_start_matches([':', '=', '>', ' ', '\t']),
         None if is_scheme || is_secret_argument(word) => {
@@ -127,7 +131,13 @@ fn around_value<'a>(word: &str, after: &'a str, is_first: bool) -> Option<(&'a s
     } else if is_first && separator.ends_with([' ', '\t']) {
         None
     } else {
-        value.find(char::is_whitespace)
+        let scheme = SCHEMES.iter().find_map(|scheme| {
+            let start = value.find(is_of_word)?;
+            let (before, _) = value.split_at_checked(start + scheme.len())?;
+            before.to_ascii_lowercase().ends_with(scheme).then_some(before.len() + 1)
+        });
+        let from = scheme.filter(|from| value.is_char_boundary(*from)).unwrap_or(0);
+        value.split_at(from).1.find(char::is_whitespace).map(|end| from + end)
     };
     let (separator, _) = after.split_at(separator.len() + quote.len());
     let (_, behind) = quoted.split_at(end.unwrap_or(quoted.len()));
@@ -153,7 +163,8 @@ fn is_of_word(c: char) -> bool {
 
 fn is_secret_name(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
-    name.ends_with("key") || SECRET_NAMES.iter().any(|part| name.contains(part))
+    let is_pass = || name.rsplit(['_', '-', '.']).next() == Some("pass");
+    name.ends_with("key") || is_pass() || SECRET_NAMES.iter().any(|part| name.contains(part))
 }
 
 /// Reports whether the argument's value is a secret and follows it.
@@ -184,6 +195,11 @@ mod tests {
             (r#"{"password": "hunter2", "mtu": 1500}"#, r#"{"mtu":1500,"password":"(removed)"}"#),
             ("eyJhbGciOi.eyJpc3Mi.c2ln", "(removed)"),
             ("MIIEvQIBADANBgkqhkiG9w0BAQEFAASC", "(removed)"),
+            ("x.go:469] Authorization: Basic YWRt", "x.go:469] Authorization: (removed)"),
+            ("> Authorization: Bearer abc123def x", "> Authorization: (removed) x"),
+            (r#"curl -H "Authorization: Basic YWRt" x"#, r#"curl -H "Authorization: (removed) x"#),
+            ("map[Authorization:[Basic YWRt] A:[b]]", "map[Authorization:(removed) A:[b]]"),
+            ("basic: x Authorization: Basic", "basic: x Authorization: (removed)"),
             // Punctuation, quotes and spaces.
             ("password=p@ss,w0rd!;x&y next", "password=(removed) next"),
             ("password:p@ss next", "password:(removed) next"),
@@ -218,6 +234,9 @@ mod tests {
                 "key=(removed) etcd_key=(removed) signingKey=(removed) keyData=(removed)",
             ),
             (r#"F {"keyData":["a"],"level":"info"}"#, r#"F {"keyData":"(removed)","level":"info"}"#),
+            ("DB_PASS=a pass=b bypass=c", "DB_PASS=(removed) pass=(removed) bypass=c"),
+            ("example.com/password=hunter2", "example.com/password=(removed)"),
+            ("example.com/api-token: hunter2", "example.com/api-token: (removed)"),
             // What stays.
             ("/etc/cni/net.d/10-calico.conflist", "/etc/cni/net.d/10-calico.conflist"),
             ("pod 863b91d4-4b68-4efa-917f-4b560e3e86aa", "pod 863b91d4-4b68-4efa-917f-4b560e3e86aa"),

@@ -21,14 +21,15 @@ const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/t
 const LISTENING: &str = "0A";
 
 impl SocketOwner {
-    /// Returns the owner of the socket that receives connections to `address`.
+    /// Returns the owner of the socket that receives connections to `address`. Reads the descriptors of all processes.
     pub fn of(address: SocketAddr) -> Option<Self> {
-        let tables = TABLES.iter().filter_map(|table| fs::read_to_string(table).ok());
-        let listeners: Vec<Listener> = tables.flat_map(|table| listeners(&table)).collect();
-        let exact = listeners.iter().find(|listener| listener.address == address);
-        let any = || listeners.iter().find(|listener| listener.has_wildcard_for(address));
-        let found = exact.or_else(any)?;
-        Some(Self { address: found.address, uid: found.uid, process: process(found.inode) })
+        let Listener { address, uid, inode } = Listener::of(address)?;
+        Some(Self { address, uid, process: process(inode) })
+    }
+
+    /// Reports whether a socket receives connections to `address`.
+    pub fn is_there(address: SocketAddr) -> bool {
+        Listener::of(address).is_some()
     }
 }
 
@@ -40,6 +41,14 @@ struct Listener {
 }
 
 impl Listener {
+    fn of(address: SocketAddr) -> Option<Self> {
+        let tables = TABLES.iter().filter_map(|table| fs::read_to_string(table).ok());
+        let mut listeners: Vec<Self> = tables.flat_map(|table| listeners(&table)).collect();
+        let exact = listeners.iter().position(|listener| listener.address == address);
+        let any = || listeners.iter().position(|listener| listener.has_wildcard_for(address));
+        exact.or_else(any).map(|at| listeners.swap_remove(at))
+    }
+
     /// A socket on `::` receives IPv4 too, unless IPV6_V6ONLY is set, which the table does not show.
     fn has_wildcard_for(&self, address: SocketAddr) -> bool {
         let families_fit = self.address.is_ipv6() || address.is_ipv4();
@@ -117,7 +126,7 @@ mod tests {
                 bound
             };
             let owner = SocketOwner::of(queried).unwrap();
-            assert_eq!(owner.address, bound);
+            assert!(owner.address == bound && SocketOwner::is_there(queried));
             let process = owner.process.unwrap();
             assert!(process.starts_with(&format!("{} (", std::process::id())), "{process}");
         }
