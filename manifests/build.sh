@@ -169,8 +169,9 @@ for name in istio-cni istio-cni-label global; do
     render -f "manifests/chart-values/translated/$name.yaml" | diff "$out/chart/$name.yaml" - >&2 || exit 1
 done
 refused refused 'values that cannot be applied' -f manifests/chart-values/refused.yaml
-refused leave-port 'leave.enabled needs health.port' --set health.port=0
-refused leave-address 'the Job cannot query the agents at 127.0.0.1' --set health.address=127.0.0.1
+refused repair-key "additional properties 'repairPod' not allowed" --set repair.repairPod=false
+refused leave-port 'the Job that leaves needs health.port' --set health.port=0
+refused leave-address 'it cannot query the agents at 127.0.0.1' --set health.address=127.0.0.1
 refused taint-twice 'NodeReadiness is in nodeTaints' --set "$critical" --set nodeTaints={NodeReadiness}
 refused monitors 'would scrape each agent twice' --set podMonitor.enabled=true,serviceMonitor.enabled=true
 refused servicemonitor-port 'serviceMonitor.enabled needs metrics.port' --set serviceMonitor.enabled=true,metrics.port=0

@@ -10,9 +10,7 @@ use crate::host::observe::{HashCache, ObserveScope, observe};
 use crate::host::settings::FACTS_SOCKET;
 use crate::host::support_bundle::SupportBundle;
 use clap::Args;
-use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::json;
-use std::ffi::OsString;
 use std::fs::{self, OpenOptions};
 use std::io::{self, BufWriter};
 use std::os::unix::fs::OpenOptionsExt;
@@ -80,19 +78,13 @@ impl SupportBundleArgs {
         bundle
     }
 
-    /// Writes the archive under a temporary name first, so that a failed write leaves no part of one.
+    /// Writes the archive to a new file; a failed write leaves no part of it.
     fn write(&self, bundle: &SupportBundle) -> io::Result<()> {
-        let mut name = OsString::from(".");
-        name.push(self.output.file_name().unwrap_or_default());
-        name.push(format!(".{}", std::process::id()));
-        let temporary = self.output.with_file_name(name);
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.output)?;
         let written = bundle.write(BufWriter::new(&file)).and_then(|()| file.sync_all());
-        let written = written
-            .and_then(|()| Ok(renameat_with(CWD, &temporary, CWD, &self.output, RenameFlags::NOREPLACE)?));
         if written.is_err() {
             // The error of the write is the one to report.
-            let _ = fs::remove_file(&temporary);
+            let _ = fs::remove_file(&self.output);
         }
         written
     }

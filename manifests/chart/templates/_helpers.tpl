@@ -13,8 +13,8 @@
 
 {{/*
 The values as YAML: those below `cni` over the top level, those of istio-cni's chart under their names here, and those
-of the platform where a value is empty. Of istio-cni's chart, empty values set nothing, and those below `global` nothing
-that is set. `ignored` has a line for each value without effect. Fails with all values that cannot be applied.
+of the platform where a value is empty. Empty values of
+istio-cni's chart are ignored; those below `global` apply only where no other value is set. `ignored` has a line for each value without effect. Fails with all values that cannot be applied.
 */}}
 {{- define "gybe.values" -}}
 {{- $values := deepCopy .Values -}}
