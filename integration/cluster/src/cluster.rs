@@ -16,6 +16,9 @@ use crate::components::{self, KERNEL_SETTINGS};
 use crate::credentials::{self, DIRECTORY, kubeconfig};
 use crate::network::{self, NODE};
 
+/// The home directory of programs that run on the node: kubectl and helm keep caches there.
+const HOME: &str = "/run/gybe/home";
+
 /// A running cluster. It ends when it is dropped or the process ends.
 pub(crate) struct Cluster {
     pub(crate) api: Api,
@@ -23,7 +26,7 @@ pub(crate) struct Cluster {
     programs: PathBuf,
     logs: PathBuf,
     // Kept for its lifetime: the programs end with the node.
-    _components: Vec<HostProcess>,
+    components: Vec<HostProcess>,
 }
 
 impl Cluster {
@@ -57,9 +60,19 @@ impl Cluster {
         running.push(start("kube-scheduler", components::scheduler(), "Serving securely")?);
         prepare_kubelet(&node)?;
         running.push(start("kubelet", components::kubelet(), "Started kubelet")?);
-        let cluster = Cluster { api, node, programs, logs, _components: running };
+        let cluster = Cluster { api, node, programs, logs, components: running };
         wait_until("the node is ready", || cluster.is_node_ready())?;
         Ok(cluster)
+    }
+
+    /// Starts another program of the cluster, which runs as long as the cluster, and returns at once. Its standard
+    /// output and error are its log.
+    pub(crate) fn start_component(&mut self, name: &str, arguments: &[String]) -> Result<(), Failure> {
+        let mut command = self.node.host().command(&self.programs, "sh");
+        command.args(["-c", "exec \"$@\" >&2", "sh"]).arg(self.programs.join(name)).args(arguments);
+        let log = self.logs.join(format!("{name}.log"));
+        self.components.push(HostProcess::start(command, "\n", &log)?);
+        Ok(())
     }
 
     fn is_node_ready(&self) -> Result<bool, Failure> {
@@ -70,7 +83,7 @@ impl Cluster {
     /// Runs a program of the machine or of Kubernetes on the node and returns its standard output.
     pub(crate) fn run(&self, program: &str, arguments: &[&str]) -> Result<String, Failure> {
         let mut command = self.node.host().command(&self.programs, program);
-        command.args(arguments).env("KUBECONFIG", kubeconfig("admin"));
+        command.args(arguments).env("KUBECONFIG", kubeconfig("admin")).env("HOME", HOME);
         let output = command.output()?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if output.status.success() {

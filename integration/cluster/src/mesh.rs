@@ -1,0 +1,135 @@
+//! A mesh in the cluster: istiod, sidecars with Envoy, and Gybe from its image and chart. Each scenario shows by
+//! requests that connections pass through the sidecars: everywhere mutual TLS is required, so that a connection that
+//! misses a sidecar is refused.
+
+mod application;
+mod checks;
+mod early;
+mod gybe;
+mod images;
+mod istio;
+mod istio_cni;
+mod life;
+mod modes;
+mod sidecars;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use gybe_bench::print;
+use gybe_bench::report::Report;
+use gybe_integration::failure::Failure;
+use serde_json::json;
+
+use crate::api::wait_until;
+use crate::cluster::Cluster;
+use crate::components;
+use crate::credentials::file;
+
+use application::{MESHED, PLAIN};
+use gybe::Gybe;
+
+/// A scenario of the mesh. They run in this order on one node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Scenario {
+    /// A tainted node with a meshed pod gets Gybe
+    Early,
+    /// Native and plain sidecars, with each backend
+    Sidecars,
+    /// TPROXY, IPv6, DNS capture, exclusions, waiting applications, Jobs, probes
+    Modes,
+    /// An upgrade, its rollback, and failures, while pods make requests
+    Life,
+    /// Gybe and istio-cni replace each other, while pods make requests
+    TakeOver,
+}
+
+/// Where the mesh's programs are.
+pub(crate) struct Programs {
+    /// Those of the cluster, Envoy, helm and Istio's charts.
+    pub(crate) cluster: PathBuf,
+    /// Istio's.
+    pub(crate) istio: PathBuf,
+    /// The clone of Gybe, with its image in `dist`.
+    pub(crate) clone: PathBuf,
+}
+
+/// A running mesh, and Gybe as it is installed there.
+struct Mesh {
+    cluster: Cluster,
+    gybe: Gybe,
+    /// Istio's charts.
+    charts: PathBuf,
+}
+
+impl Mesh {
+    /// Starts the cluster with istiod, without Gybe.
+    fn start(programs: &Programs) -> Result<Mesh, Failure> {
+        let logs = programs.cluster.join("mesh-logs");
+        let mut cluster = Cluster::start(programs.cluster.clone(), logs)?;
+        cluster.start_component("kube-proxy", &components::proxy())?;
+        let corefile = file("Corefile");
+        fs::write(cluster.node.host().path(&corefile), components::corefile())?;
+        cluster.start_component("coredns", &components::dns(&corefile))?;
+        images::import(&cluster, &programs.cluster, &programs.istio)?;
+        let gybe = Gybe::import(&cluster, &programs.clone)?;
+        let charts = programs.cluster.join("istio-charts");
+        istio::install(&cluster, &charts)?;
+        for (namespace, injection) in [(MESHED, "enabled"), (PLAIN, "disabled")] {
+            let labels = json!({ "istio-injection": injection });
+            let metadata = json!({ "name": namespace, "labels": labels });
+            cluster.api.create("/api/v1/namespaces", &json!({ "metadata": metadata }))?;
+        }
+        wait_until("istiod has given the namespace its certificate", || {
+            let path = format!("/api/v1/namespaces/{MESHED}/configmaps/istio-ca-root-cert");
+            Ok(cluster.api.get(&path)?.is_some())
+        })?;
+        Ok(Mesh { cluster, gybe, charts })
+    }
+
+    /// Installs Gybe with nftables.
+    fn ensure_gybe(&self) -> Result<(), Failure> {
+        self.gybe.install(&self.cluster, &["settings.backend=nft"])?;
+        self.gybe.wait_for_backend(&self.cluster, "nft")
+    }
+}
+
+impl Scenario {
+    fn run(self, mesh: &Mesh) -> Result<Report, Failure> {
+        match self {
+            Scenario::Early => early::run(mesh),
+            Scenario::Sidecars => sidecars::run(mesh),
+            Scenario::Modes => modes::run(mesh),
+            Scenario::Life => life::run(mesh),
+            Scenario::TakeOver => life::take_over(mesh),
+        }
+    }
+}
+
+/// Starts the mesh and runs the scenarios in it; all without a choice. With `shell`, a shell on the node instead.
+pub(crate) fn run(programs: &Programs, chosen: &[Scenario], shell: bool) -> Result<Vec<Report>, Failure> {
+    let mesh = Mesh::start(programs)?;
+    if shell {
+        mesh.gybe.install(&mesh.cluster, &[])?;
+        mesh.cluster.shell(&programs.clone)?;
+        return Ok(Vec::new());
+    }
+    let scenarios = if chosen.is_empty() { Scenario::value_variants() } else { chosen };
+    let mut reports = Vec::new();
+    for scenario in scenarios {
+        let report = scenario.run(&mesh)?;
+        print::tables(&report);
+        reports.push(report);
+    }
+    Ok(reports)
+}
+
+/// Returns the absolute path of the mesh's part of a directory.
+pub(crate) fn programs(cluster: &Path, istio: &Path, clone: &Path) -> Result<Programs, Failure> {
+    Ok(Programs {
+        cluster: cluster.canonicalize()?,
+        istio: istio.canonicalize()?,
+        clone: clone.canonicalize()?,
+    })
+}

@@ -1,0 +1,100 @@
+//! What an operator and failures do while pods of the mesh make requests: each request is answered, and each pod that
+//! starts meanwhile is redirected.
+
+use gybe_bench::report::Report;
+use gybe_integration::failure::Failure;
+use serde::Deserialize;
+
+use super::Mesh;
+use super::application::{self, MESHED, control, pod, request, service, start};
+use super::checks::Checks;
+use super::gybe::NEXT;
+use super::istio_cni;
+use crate::agent;
+use crate::cluster::Cluster;
+
+const SERVER: &str = "life-server";
+const CLIENT: &str = "life-client";
+/// A pod that starts during each step.
+const FRESH: &str = "life-fresh";
+
+/// How many requests a load has made, and which failed.
+#[derive(Debug, Deserialize)]
+struct Counts {
+    requests: u64,
+    failed: u64,
+    /// What the first of them received.
+    #[expect(dead_code, reason = "printed with the others")]
+    failures: Vec<String>,
+}
+
+/// Upgrades, a rollback, and failures.
+pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
+    let cluster = &mesh.cluster;
+    let mut checks = Checks::default();
+    mesh.ensure_gybe()?;
+    start_pair(cluster)?;
+    let mut during =
+        |what: &str, step: &dyn Fn() -> Result<(), Failure>| under_load(cluster, &mut checks, what, step);
+    during("`helm upgrade` to another release", &|| mesh.gybe.upgrade(cluster, NEXT))?;
+    during("`helm rollback`", &|| mesh.gybe.roll_back(cluster))?;
+    during("the agent is killed", &|| agent::kill_and_wait(cluster).map(drop))?;
+    application::delete(cluster, &[(MESHED, SERVER), (MESHED, CLIENT)])?;
+    Ok(checks.report("Upgrades and failures under a load of requests"))
+}
+
+/// Gybe is removed, istio-cni installed and taken over, and Gybe removed again.
+pub(super) fn take_over(mesh: &Mesh) -> Result<Report, Failure> {
+    let cluster = &mesh.cluster;
+    let mut checks = Checks::default();
+    mesh.ensure_gybe()?;
+    start_pair(cluster)?;
+    let mut during =
+        |what: &str, step: &dyn Fn() -> Result<(), Failure>| under_load(cluster, &mut checks, what, step);
+    during("Gybe is removed with `helm uninstall`, and istio-cni is installed", &|| {
+        mesh.gybe.uninstall(cluster)?;
+        istio_cni::install(cluster, &mesh.charts)
+    })?;
+    during("Gybe is installed and waits while istio-cni runs", &|| {
+        mesh.gybe.install_beside_istio_cni(cluster)
+    })?;
+    during("istio-cni is removed, and Gybe takes over", &|| {
+        istio_cni::uninstall(cluster)?;
+        mesh.gybe.wait_for_backend(cluster, "nft")
+    })?;
+    let installed = agent::installed(cluster)?;
+    checks.holds("Gybe's programs and entry on the node", !installed.is_empty(), &installed, "some");
+    mesh.gybe.uninstall(cluster)?;
+    let conf: Vec<String> =
+        agent::installed(cluster)?.into_iter().filter(|path| path.starts_with("/etc")).collect();
+    checks.equal("conf files with Gybe's entry after `helm uninstall`", &conf, &Vec::new());
+    application::delete(cluster, &[(MESHED, SERVER), (MESHED, CLIENT)])?;
+    Ok(checks.report("istio-cni, Gybe, istio-cni, Gybe under a load of requests"))
+}
+
+fn start_pair(cluster: &Cluster) -> Result<(), Failure> {
+    for name in [SERVER, CLIENT] {
+        start(cluster, MESHED, &pod(name))?;
+    }
+    Ok(())
+}
+
+/// Does a step while the client makes requests, and starts a pod after it, before the load ends.
+fn under_load(
+    cluster: &Cluster,
+    checks: &mut Checks,
+    what: &str,
+    step: &dyn Fn() -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    let client = (MESHED, CLIENT);
+    control(cluster, client, &format!("load/{}", service((MESHED, SERVER))))?;
+    step()?;
+    start(cluster, MESHED, &pod(FRESH))?;
+    let answer = request(cluster, (MESHED, FRESH), &service((MESHED, SERVER)))?;
+    let is_by = answer.is_by(SERVER, (MESHED, FRESH));
+    checks.holds(&format!("{what}: a pod that starts then"), is_by, &answer, "by mutual TLS");
+    let counts: Counts = serde_json::from_value(control(cluster, client, "counts")?)?;
+    let what = format!("{what}: {} requests of a running pod", counts.requests);
+    checks.holds(&what, counts.requests > 0 && counts.failed == 0, &counts, "all answered");
+    application::delete(cluster, &[(MESHED, FRESH)])
+}

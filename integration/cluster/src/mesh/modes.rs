@@ -1,0 +1,232 @@
+//! What annotations, and the kinds of pods, change: TPROXY, IPv6, DNS capture, excluded ports and addresses, proxies
+//! for which the application waits, and pods that end.
+
+use gybe_bench::report::Report;
+use gybe_integration::failure::Failure;
+use serde_json::{Value, json};
+
+use super::Mesh;
+use super::application::{
+    self, Answer, EXCLUDED_PORT, MESHED, PLAIN, PORT, READY, annotated, control, create, ending, get, pod,
+    request, service, wait_until_ready,
+};
+use super::checks::Checks;
+use crate::api::wait_at_most;
+use crate::cluster::{Cluster, has_condition};
+
+/// The server and the client without annotations.
+const SERVER: &str = "modes-server";
+const CLIENT: &str = "modes-client";
+const TPROXY: &str = "tproxy";
+const DNS_CLIENT: &str = "dns-client";
+const PORT_CLIENT: &str = "excluded-port-client";
+const RANGE_CLIENT: &str = "excluded-range-client";
+/// A host that only istiod knows, and its address.
+const HOST: &str = "only-in-the-mesh.internal";
+const HOST_ADDRESS: &str = "198.18.0.10";
+/// Where Envoy's connections to the application come from, unless it keeps the client's address
+/// (`InboundPassthroughBindIpv4`, pilot/pkg/networking/core of Istio).
+const PASSTHROUGH: &str = "127.0.0.6";
+
+pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
+    let cluster = &mesh.cluster;
+    let mut checks = Checks::default();
+    let ports = format!("8081,{EXCLUDED_PORT}");
+    let capture = json!({ "proxyMetadata": { "ISTIO_META_DNS_CAPTURE": "true" } }).to_string();
+    let pods = [
+        annotated(pod(SERVER), &[("traffic.sidecar.istio.io/excludeInboundPorts", &ports)]),
+        pod(CLIENT),
+        annotated(pod(TPROXY), &[("sidecar.istio.io/interceptionMode", "TPROXY")]),
+        annotated(pod(DNS_CLIENT), &[("proxy.istio.io/config", &capture)]),
+        annotated(pod(PORT_CLIENT), &[("traffic.sidecar.istio.io/excludeOutboundPorts", &PORT.to_string())]),
+        annotated(
+            pod(RANGE_CLIENT),
+            &[("traffic.sidecar.istio.io/excludeOutboundIPRanges", "10.88.0.0/16,10.96.0.0/16")],
+        ),
+    ];
+    mesh.ensure_gybe()?;
+    for pod in &pods {
+        create(cluster, MESHED, pod)?;
+    }
+    let outside = [(PLAIN, SERVER), (PLAIN, CLIENT)];
+    for (namespace, name) in outside {
+        create(cluster, namespace, &pod(name))?;
+    }
+    let meshed = [SERVER, CLIENT, TPROXY, DNS_CLIENT, PORT_CLIENT, RANGE_CLIENT].map(|name| (MESHED, name));
+    for pod in meshed.iter().chain(&outside) {
+        wait_until_ready(cluster, *pod)?;
+    }
+    tproxy(cluster, &mut checks)?;
+    families(cluster, &mut checks)?;
+    dns(cluster, &mut checks)?;
+    excluded(cluster, &mut checks)?;
+    ends(cluster, &mut checks)?;
+    probes(cluster, &mut checks)?;
+    let all: Vec<_> = meshed.into_iter().chain(outside).collect();
+    application::delete(cluster, &all)?;
+    Ok(checks.report("Modes of redirection and kinds of pods"))
+}
+
+/// Inbound, TPROXY keeps the client's address; outbound it is as REDIRECT.
+fn tproxy(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
+    let client = get(cluster, (MESHED, CLIENT))?.unwrap_or_default();
+    let address = client.pointer("/status/podIP").and_then(Value::as_str).unwrap_or_default();
+    for (server, peer) in [(SERVER, PASSTHROUGH), (TPROXY, address)] {
+        let answer = request(cluster, (MESHED, CLIENT), &service((MESHED, server)))?;
+        let is_by = answer.is_by(server, (MESHED, CLIENT));
+        checks.holds(&format!("{CLIENT} to {server}"), is_by, &answer, "by mutual TLS");
+        let observed = answer.received().map(|received| received.peer.as_str());
+        checks.equal(&format!("the client's address in {server}"), &observed, &Some(peer));
+    }
+    let answer = request(cluster, (MESHED, TPROXY), &service((MESHED, SERVER)))?;
+    let is_by = answer.is_by(SERVER, (MESHED, TPROXY));
+    checks.holds(&format!("{TPROXY} to {SERVER}"), is_by, &answer, "by mutual TLS");
+    let answer = request(cluster, (PLAIN, CLIENT), &service((MESHED, TPROXY)))?;
+    let is_refused = matches!(answer, Answer::Error(_));
+    checks.holds(&format!("a client without a sidecar to {TPROXY}"), is_refused, &answer, "refused");
+    Ok(())
+}
+
+/// A service's addresses of both families.
+fn families(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
+    for server in [SERVER, TPROXY] {
+        let found = cluster.api.get(&format!("/api/v1/namespaces/{MESHED}/services/{server}"))?;
+        let addresses = found.as_ref().and_then(|service| service.pointer("/spec/clusterIPs"));
+        let addresses: Vec<&str> =
+            addresses.and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
+        checks.equal(&format!("addresses of {server}'s service"), &addresses.len(), &2);
+        for address in addresses {
+            let target = if address.contains(':') {
+                format!("[{address}]:{PORT}")
+            } else {
+                format!("{address}:{PORT}")
+            };
+            let answer = request(cluster, (MESHED, CLIENT), &target)?;
+            let is_by = answer.is_by(server, (MESHED, CLIENT));
+            checks.holds(&format!("{CLIENT} to {server} at {address}"), is_by, &answer, "by mutual TLS");
+            let answer = request(cluster, (PLAIN, CLIENT), &target)?;
+            let is_refused = matches!(answer, Answer::Error(_));
+            checks.holds(&format!("a client without a sidecar to {address}"), is_refused, &answer, "refused");
+        }
+    }
+    Ok(())
+}
+
+/// With DNS capture pilot-agent answers for hosts that only istiod knows, and forwards other queries.
+fn dns(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
+    let entries = format!("/apis/networking.istio.io/v1/namespaces/{MESHED}/serviceentries");
+    let spec = json!({
+        "hosts": [HOST],
+        "addresses": [HOST_ADDRESS],
+        "location": "MESH_INTERNAL",
+        "resolution": "STATIC",
+        "ports": [{ "number": PORT, "name": "http", "protocol": "HTTP" }],
+        "workloadSelector": { "labels": { "app": SERVER } },
+    });
+    cluster.api.create(&entries, &json!({ "metadata": { "name": "host" }, "spec": spec }))?;
+    let resolved = |client| control(cluster, (MESHED, client), &format!("resolve/{HOST}"));
+    wait_at_most(READY, "pilot-agent answers for a host of istiod", || {
+        Ok(resolved(DNS_CLIENT)? == json!([HOST_ADDRESS]))
+    })?;
+    checks.equal("addresses without DNS capture", &resolved(CLIENT)?, &json!([]));
+    let answer = request(cluster, (MESHED, DNS_CLIENT), &format!("{HOST}:{PORT}"))?;
+    let is_by = answer.is_by(SERVER, (MESHED, DNS_CLIENT));
+    checks.holds("a request to a host that only pilot-agent resolves", is_by, &answer, "by mutual TLS");
+    let answer = request(cluster, (MESHED, DNS_CLIENT), &service((MESHED, SERVER)))?;
+    let is_by = answer.is_by(SERVER, (MESHED, DNS_CLIENT));
+    checks.holds(
+        "a request to a host that the cluster's DNS server resolves",
+        is_by,
+        &answer,
+        "by mutual TLS",
+    );
+    cluster.api.delete(&format!("{entries}/host"))
+}
+
+/// Connections to excluded ports and addresses miss the sidecar, and only these.
+fn excluded(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
+    let server = get(cluster, (MESHED, SERVER))?.unwrap_or_default();
+    let address = server.pointer("/status/podIP").and_then(Value::as_str).unwrap_or_default();
+    let answer = request(cluster, (PLAIN, CLIENT), &format!("{address}:{EXCLUDED_PORT}"))?;
+    let is_plain = answer.is_plain_by(SERVER);
+    checks.holds("a client without a sidecar to an excluded inbound port", is_plain, &answer, "plain");
+    let answer = request(cluster, (PLAIN, CLIENT), &format!("{address}:{PORT}"))?;
+    let is_refused = matches!(answer, Answer::Error(_));
+    checks.holds("the same to the other port", is_refused, &answer, "refused");
+    for (client, is_redirected) in [(CLIENT, true), (PORT_CLIENT, false), (RANGE_CLIENT, false)] {
+        // Envoy gives each request that it forwards an id.
+        let answer = request(cluster, (MESHED, client), &service((PLAIN, SERVER)))?;
+        let has_id = answer.received().map(|received| received.has_id);
+        checks.equal(&format!("{client}'s request passes its sidecar"), &has_id, &Some(is_redirected));
+        let answer = request(cluster, (MESHED, client), &service((MESHED, SERVER)))?;
+        let (is_met, expected) = if is_redirected {
+            (answer.is_by(SERVER, (MESHED, client)), "by mutual TLS")
+        } else {
+            (matches!(answer, Answer::Error(_)), "refused")
+        };
+        checks.holds(&format!("{client} to {SERVER}"), is_met, &answer, expected);
+    }
+    Ok(())
+}
+
+/// An application whose first request passes because it waits for its proxy, and a Job that ends.
+fn ends(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
+    let target = service((MESHED, SERVER));
+    let hold = json!({ "holdApplicationUntilProxyStarts": true }).to_string();
+    let waiting = annotated(
+        ending("waiting", &target),
+        &[("proxy.istio.io/config", &hold), ("sidecar.istio.io/nativeSidecar", "false")],
+    );
+    create(cluster, MESHED, &waiting)?;
+    let mut exit_code = None;
+    wait_at_most(READY, "the application that waits for its proxy has ended", || {
+        let pod = get(cluster, (MESHED, "waiting"))?.unwrap_or_default();
+        let statuses =
+            pod.pointer("/status/containerStatuses").and_then(Value::as_array).cloned().unwrap_or_default();
+        let status = statuses.iter().find(|status| status.get("name").and_then(Value::as_str) == Some("app"));
+        exit_code =
+            status.and_then(|status| status.pointer("/state/terminated/exitCode")).and_then(Value::as_i64);
+        Ok(exit_code.is_some())
+    })?;
+    checks.equal(
+        "exit code of an application with one request, which waits for its proxy",
+        &exit_code,
+        &Some(0),
+    );
+
+    let mut template = ending("job", &target);
+    let spec = template.pointer_mut("/spec").map(Value::take).unwrap_or_default();
+    let jobs = format!("/apis/batch/v1/namespaces/{MESHED}/jobs");
+    let job = json!({
+        "metadata": { "name": "job" },
+        "spec": { "backoffLimit": 0, "template": { "metadata": { "labels": { "app": "job" } }, "spec": spec } },
+    });
+    application::create_account(cluster, MESHED, "job")?;
+    cluster.api.create(&jobs, &job)?;
+    let mut found = Value::Null;
+    wait_at_most(READY, "the Job has ended", || {
+        found = cluster.api.get(&format!("{jobs}/job"))?.unwrap_or_default();
+        Ok(has_condition(&found, "Complete") || has_condition(&found, "Failed"))
+    })?;
+    checks.equal(
+        "a Job with one request and a native sidecar is complete",
+        &has_condition(&found, "Complete"),
+        &true,
+    );
+    cluster.api.delete(&format!("{jobs}/job?propagationPolicy=Background"))?;
+    application::delete(cluster, &[(MESHED, "waiting")])
+}
+
+/// The kubelet's probes reach the application through pilot-agent: the kubelet has no client certificate.
+fn probes(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
+    let server = get(cluster, (MESHED, SERVER))?.unwrap_or_default();
+    let probe = server.pointer("/spec/containers/0/readinessProbe/httpGet");
+    let path = probe.and_then(|probe| probe.get("path")).and_then(Value::as_str);
+    checks.equal(
+        "the path of a readiness probe that istiod has rewritten",
+        &path,
+        &Some("/app-health/app/readyz"),
+    );
+    checks.equal("the pod is ready", &has_condition(&server, "Ready"), &true);
+    Ok(())
+}
