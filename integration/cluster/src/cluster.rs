@@ -2,6 +2,8 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 
 use gybe_containerd_tests::containerd::SOCKET;
 use gybe_containerd_tests::{
@@ -9,6 +11,7 @@ use gybe_containerd_tests::{
 };
 use gybe_integration::failure::Failure;
 use nix::sched::{CloneFlags, setns};
+use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
 use crate::api::{Api, wait_until};
@@ -25,6 +28,7 @@ pub(crate) struct Cluster {
     pub(crate) node: Node,
     programs: PathBuf,
     logs: PathBuf,
+    apiserver: HostProcess,
     // Kept for its lifetime: the programs end with the node.
     components: Vec<HostProcess>,
 }
@@ -53,14 +57,14 @@ impl Cluster {
             HostProcess::start_and_wait(command, ready, &logs.join(format!("{name}.log")))
         };
         let mut running = vec![start("etcd", components::etcd(), "ready to serve client requests")?];
-        running.push(start("kube-apiserver", components::apiserver(), "Serving securely")?);
+        let apiserver = start("kube-apiserver", components::apiserver(), "Serving securely")?;
         let api = Api::connect(&node.host().path(kubeconfig("admin")))?;
         wait_until("the API server is ready", || api.is_ready())?;
         running.push(start("kube-controller-manager", components::controller_manager(), "Serving securely")?);
         running.push(start("kube-scheduler", components::scheduler(), "Serving securely")?);
         prepare_kubelet(&node)?;
         running.push(start("kubelet", components::kubelet(), "Started kubelet")?);
-        let cluster = Cluster { api, node, programs, logs, components: running };
+        let cluster = Cluster { api, node, programs, logs, apiserver, components: running };
         wait_until("the node is ready", || cluster.is_node_ready())?;
         Ok(cluster)
     }
@@ -73,6 +77,14 @@ impl Cluster {
         let log = self.logs.join(format!("{name}.log"));
         self.components.push(HostProcess::start(command, "\n", &log)?);
         Ok(())
+    }
+
+    /// Stops the API server for some time: connections to it are accepted by the kernel, and not answered.
+    pub(crate) fn stop_apiserver_for(&self, time: Duration) -> Result<(), Failure> {
+        let process = self.apiserver.pid()?;
+        kill(process, Signal::SIGSTOP)?;
+        sleep(time);
+        Ok(kill(process, Signal::SIGCONT)?)
     }
 
     fn is_node_ready(&self) -> Result<bool, Failure> {
@@ -96,6 +108,17 @@ impl Cluster {
             text(&output.stdout),
             text(&output.stderr)
         )))
+    }
+
+    /// Returns the error with the description of these pods and the end of their logs.
+    pub(crate) fn with_pods(&self, error: &Failure, namespace: &str, selection: &[&str]) -> Failure {
+        let kubectl = |arguments: &[&str]| {
+            let timed = [&["20", "kubectl", "-n", namespace], arguments, selection].concat();
+            self.run("timeout", &timed).unwrap_or_else(|error| format!("{error:?}"))
+        };
+        let description = kubectl(&["describe", "pods"]);
+        let logs = kubectl(&["logs", "--all-containers", "--prefix", "--tail=30"]);
+        Failure::new(format!("{error:?}\n{description}\n{logs}"))
     }
 
     /// Runs a shell on the node, for a developer.

@@ -18,7 +18,8 @@ use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use gybe_bench::print;
-use gybe_bench::report::Report;
+use gybe_bench::report::{Report, Table, cells};
+use gybe_containerd_tests::Generation;
 use gybe_integration::failure::Failure;
 use serde_json::json;
 
@@ -107,7 +108,7 @@ impl Scenario {
     }
 }
 
-/// Starts the mesh and runs the scenarios in it; all without a choice. With `shell`, a shell on the node instead.
+/// Starts the mesh and runs the scenarios in it, also after one that failed; all without a choice. With `shell`, a shell on the node instead.
 pub(crate) fn run(programs: &Programs, chosen: &[Scenario], shell: bool) -> Result<Vec<Report>, Failure> {
     let mesh = Mesh::start(programs)?;
     if shell {
@@ -115,14 +116,49 @@ pub(crate) fn run(programs: &Programs, chosen: &[Scenario], shell: bool) -> Resu
         mesh.cluster.shell(&programs.clone)?;
         return Ok(Vec::new());
     }
+    print::tables(&versions(&mesh, programs)?);
     let scenarios = if chosen.is_empty() { Scenario::value_variants() } else { chosen };
     let mut reports = Vec::new();
     for scenario in scenarios {
-        let report = scenario.run(&mesh)?;
+        for namespace in [MESHED, PLAIN] {
+            // Those of a scenario that failed.
+            application::delete_all(&mesh.cluster, namespace)?;
+        }
+        let report = scenario.run(&mesh).unwrap_or_else(|error| {
+            print::failure(&error);
+            checks::failed(&format!("{scenario:?}"), &error)
+        });
         print::tables(&report);
         reports.push(report);
     }
     Ok(reports)
+}
+
+/// Returns the table of the versions that run.
+fn versions(mesh: &Mesh, programs: &Programs) -> Result<Report, Failure> {
+    let containerd = Generation::V2.programs()?.join("containerd").to_string_lossy().into_owned();
+    let envoy = programs.cluster.join("envoy").to_string_lossy().into_owned();
+    let first_line = |program: &str, option: &str| {
+        let output = mesh.cluster.run(program, &[option])?;
+        Ok::<_, Failure>(output.trim().lines().next().unwrap_or_default().to_owned())
+    };
+    let module = mesh.charts.canonicalize()?;
+    let module = module.iter().find(|part| part.to_string_lossy().starts_with("istio@"));
+    let rows = [
+        ("Kubernetes", first_line("kubelet", "--version")?),
+        ("Istio", module.map(|module| module.to_string_lossy().into_owned()).unwrap_or_default()),
+        ("Envoy", first_line(&envoy, "--version")?),
+        ("containerd", first_line(&containerd, "--version")?),
+        ("runc", first_line("runc", "--version")?),
+        ("CoreDNS", first_line("coredns", "-version")?),
+        ("nft", first_line("nft", "--version")?),
+    ];
+    let table = Table {
+        title: "Versions".into(),
+        head: cells(["Program", "Version"]),
+        rows: rows.map(|(name, version)| vec![name.to_owned(), version]).to_vec(),
+    };
+    Ok(Report { tables: vec![table], targets: Vec::new() })
 }
 
 /// Returns the absolute path of the mesh's part of a directory.

@@ -128,15 +128,7 @@ pub(super) fn wait_until_ready(cluster: &Cluster, pod: Name<'_>) -> Result<Value
         found = get(cluster, pod)?.unwrap_or_default();
         Ok(has_condition(&found, "Ready"))
     });
-    ready.map(|()| found).map_err(|error| {
-        let kubectl = |arguments: &[&str]| {
-            let timed = [&["20", "kubectl", "-n", namespace], arguments, &[name]].concat();
-            cluster.run("timeout", &timed).unwrap_or_default()
-        };
-        let description = kubectl(&["describe", "pod"]);
-        let logs = kubectl(&["logs", "--all-containers", "--prefix", "--tail=30"]);
-        Failure::new(format!("{error:?}\n{description}\n{logs}"))
-    })
+    ready.map(|()| found).map_err(|error| cluster.with_pods(&error, namespace, &[name]))
 }
 
 /// Creates a pod and waits until it is ready.
@@ -158,6 +150,15 @@ pub(super) fn delete(cluster: &Cluster, pods: &[Name<'_>]) -> Result<(), Failure
             }
         }
         Ok(true)
+    })
+}
+
+/// Deletes all pods of a namespace, and waits until they are gone.
+pub(super) fn delete_all(cluster: &Cluster, namespace: &str) -> Result<(), Failure> {
+    let pods = format!("/api/v1/namespaces/{namespace}/pods");
+    cluster.api.delete(&pods)?;
+    wait_at_most(READY, &format!("the pods of {namespace} are deleted"), || {
+        Ok(cluster.api.list(&pods)?.is_empty())
     })
 }
 

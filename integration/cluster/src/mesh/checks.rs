@@ -3,6 +3,7 @@
 use std::fmt::Debug;
 
 use gybe_bench::report::{Report, Table, cells};
+use gybe_integration::failure::Failure;
 
 use crate::scenario::none;
 
@@ -41,6 +42,14 @@ impl Checks {
             }],
         }
     }
+}
+
+/// Returns the report of a scenario that an error ended.
+pub(super) fn failed(title: &str, error: &Failure) -> Report {
+    let mut checks = Checks::default();
+    let error = format!("{error:?}");
+    checks.holds("the scenario", false, &error.lines().next(), "ends without an error");
+    checks.report(title)
 }
 
 #[cfg(test)]

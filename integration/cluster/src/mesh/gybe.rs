@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use gybe_integration::failure::Failure;
 
+use super::application::Name;
 use crate::agent;
 use crate::api::wait_until;
 use crate::cluster::Cluster;
@@ -77,14 +78,22 @@ impl Gybe {
     /// Returns the verdict of `gybe verify --all` for each pod.
     pub(super) fn verify(&self, cluster: &Cluster) -> Result<Vec<(String, String)>, Failure> {
         // It exits with 1 when a pod is not redirected.
-        let verify =
-            "kubectl -n gybe-system exec daemonset/gybe-node -c repair -- gybe verify --all; [ $? -le 1 ]";
-        let listed = cluster.run("timeout", &["60", "sh", "-c", verify])?;
+        let listed = on_the_node(cluster, "gybe verify --all; [ $? -le 1 ]")?;
         let rows = listed.lines().filter_map(|line| line.split_once(char::is_whitespace));
         Ok(rows
             .filter(|(pod, _)| pod.contains('/'))
             .map(|(pod, verdict)| (pod.to_owned(), verdict.trim().to_owned()))
             .collect())
+    }
+
+    /// Returns the backend that has written a pod's rules, as `gybe inspect` names it.
+    pub(super) fn backend_of(
+        &self,
+        cluster: &Cluster,
+        (namespace, name): Name<'_>,
+    ) -> Result<String, Failure> {
+        let listed = on_the_node(cluster, &format!("gybe inspect --pod {namespace}/{name}"))?;
+        Ok(listed.split(':').next().unwrap_or_default().to_owned())
     }
 
     /// Runs `gybe status` as an administrator, and returns the node's line: its state, version and backend.
@@ -100,4 +109,10 @@ impl Gybe {
         let expected = ["ready", env!("CARGO_PKG_VERSION"), backend];
         wait_until(&format!("`gybe status` reports {expected:?}"), || Ok(self.status(cluster)? == expected))
     }
+}
+
+/// Runs a command of gybe's in the container `repair`, as docs/TROUBLESHOOTING.md has it.
+fn on_the_node(cluster: &Cluster, command: &str) -> Result<String, Failure> {
+    let exec = format!("kubectl -n {NAMESPACE} exec daemonset/gybe-node -c repair -- {command}");
+    cluster.run("timeout", &["60", "sh", "-c", &exec])
 }

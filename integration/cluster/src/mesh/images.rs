@@ -14,6 +14,9 @@ pub(super) const TAG: &str = "module";
 /// The application's image.
 pub(super) const APPLICATION: &str = "localhost/gybe-mesh-application:1";
 
+/// The user of istiod and of the proxy in Istio's images.
+const PROXY_USER: &str = "1337:1337";
+
 /// Imports the images. `programs` has Envoy and a link to Istio's charts, `istio` Istio's programs.
 pub(super) fn import(cluster: &Cluster, programs: &Path, istio: &Path) -> Result<(), Failure> {
     let discovery = fs::read(istio.join("pilot-discovery"))?;
@@ -21,13 +24,14 @@ pub(super) fn import(cluster: &Cluster, programs: &Path, istio: &Path) -> Result
         cluster,
         &format!("{HUB}/pilot:{TAG}"),
         &[("usr/local/bin/pilot-discovery".to_owned(), discovery)],
+        PROXY_USER,
     )?;
     // install-cni copies the plugin from this directory.
     let istio_cni: Vec<_> = ["install-cni", "istio-cni"]
         .map(|name| fs::read(istio.join(name)).map(|program| (format!("opt/cni/bin/{name}"), program)))
         .into_iter()
         .collect::<Result<_, _>>()?;
-    import_files(cluster, &format!("{HUB}/install-cni:{TAG}"), &istio_cni)?;
+    import_files(cluster, &format!("{HUB}/install-cni:{TAG}"), &istio_cni, "")?;
     let envoy = programs.join("envoy");
     // As Istio's own image has them (pilot/docker/Dockerfile.proxyv2).
     let module = programs.join("istio-charts").canonicalize()?.join("../../tools/packaging/common");
@@ -40,18 +44,23 @@ pub(super) fn import(cluster: &Cluster, programs: &Path, istio: &Path) -> Result
         ),
     ];
     proxy.extend(libraries(cluster, &envoy)?);
-    import_files(cluster, &format!("{HUB}/proxyv2:{TAG}"), &proxy)?;
+    import_files(cluster, &format!("{HUB}/proxyv2:{TAG}"), &proxy, PROXY_USER)?;
     let application = program_under_test("gybe-mesh-application")?;
     let mut files = vec![("usr/local/bin/gybe-mesh-application".to_owned(), fs::read(&application)?)];
     files.extend(libraries(cluster, &application)?);
-    import_files(cluster, APPLICATION, &files)
+    import_files(cluster, APPLICATION, &files, "1000:1000")
 }
 
 /// Imports an image whose first file is its program.
-fn import_files(cluster: &Cluster, name: &str, files: &[(String, Vec<u8>)]) -> Result<(), Failure> {
+fn import_files(
+    cluster: &Cluster,
+    name: &str,
+    files: &[(String, Vec<u8>)],
+    user: &str,
+) -> Result<(), Failure> {
     let entrypoint = files.first().map(|(path, _)| format!("/{path}")).unwrap_or_default();
     let files: Vec<_> = files.iter().map(|(path, content)| (path.as_str(), content.as_slice())).collect();
-    Ok(cluster.node.import(&Image { name, files: &files, entrypoint: &entrypoint })?)
+    Ok(cluster.node.import(&Image { name, files: &files, entrypoint: &entrypoint, user })?)
 }
 
 /// Returns the shared libraries of a program, and the program that loads them, as ldd(1) lists them.

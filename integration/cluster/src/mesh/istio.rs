@@ -26,11 +26,17 @@ pub(super) fn install(cluster: &Cluster, charts: &Path) -> Result<(), Failure> {
     helm(
         "istiod",
         &chart("istio-control/istio-discovery"),
-        &["--values", values, "--wait", "--timeout", "240s"],
-    )?;
+        &["--values", values, "--wait", "--timeout", "120s"],
+    )
+    .map_err(|error| cluster.with_pods(&error, NAMESPACE, &["-l", "app=istiod"]))?;
     cluster.api.create(
         &format!("/apis/security.istio.io/v1/namespaces/{NAMESPACE}/peerauthentications"),
-        &json!({ "metadata": { "name": "default" }, "spec": { "mtls": { "mode": "STRICT" } } }),
+        &json!({
+            "apiVersion": "security.istio.io/v1",
+            "kind": "PeerAuthentication",
+            "metadata": { "name": "default" },
+            "spec": { "mtls": { "mode": "STRICT" } },
+        }),
     )?;
     Ok(())
 }

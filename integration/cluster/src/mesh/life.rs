@@ -1,6 +1,8 @@
 //! What an operator and failures do while pods of the mesh make requests: each request is answered, and each pod that
 //! starts meanwhile is redirected.
 
+use std::time::Duration;
+
 use gybe_bench::report::Report;
 use gybe_integration::failure::Failure;
 use serde::Deserialize;
@@ -17,6 +19,9 @@ const SERVER: &str = "life-server";
 const CLIENT: &str = "life-client";
 /// A pod that starts during each step.
 const FRESH: &str = "life-fresh";
+
+/// Less than the time after which pods of a node without a kubelet count as not ready.
+const OUTAGE: Duration = Duration::from_secs(20);
 
 /// How many requests a load has made, and which failed.
 #[derive(Debug, Deserialize)]
@@ -39,6 +44,7 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     during("`helm upgrade` to another release", &|| mesh.gybe.upgrade(cluster, NEXT))?;
     during("`helm rollback`", &|| mesh.gybe.roll_back(cluster))?;
     during("the agent is killed", &|| agent::kill_and_wait(cluster).map(drop))?;
+    during("the API server does not answer for 20 seconds", &|| cluster.stop_apiserver_for(OUTAGE))?;
     application::delete(cluster, &[(MESHED, SERVER), (MESHED, CLIENT)])?;
     Ok(checks.report("Upgrades and failures under a load of requests"))
 }

@@ -123,7 +123,13 @@ fn dns(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
         "ports": [{ "number": PORT, "name": "http", "protocol": "HTTP" }],
         "workloadSelector": { "labels": { "app": SERVER } },
     });
-    cluster.api.create(&entries, &json!({ "metadata": { "name": "host" }, "spec": spec }))?;
+    let entry = json!({
+        "apiVersion": "networking.istio.io/v1",
+        "kind": "ServiceEntry",
+        "metadata": { "name": "host" },
+        "spec": spec,
+    });
+    cluster.api.create(&entries, &entry)?;
     let resolved = |client| control(cluster, (MESHED, client), &format!("resolve/{HOST}"));
     wait_at_most(READY, "pilot-agent answers for a host of istiod", || {
         Ok(resolved(DNS_CLIENT)? == json!([HOST_ADDRESS]))

@@ -44,6 +44,10 @@ fn requests(mesh: &Mesh, checks: &mut Checks, backend: &str, native: bool) -> Re
             &Some(0),
         );
     }
+    for name in [SERVER, CLIENT] {
+        let written = mesh.gybe.backend_of(cluster, (MESHED, name))?;
+        checks.equal(&title(&format!("the backend of {name}'s rules")), &written.as_str(), &backend);
+    }
     start(cluster, PLAIN, &pod(SERVER))?;
     start(cluster, PLAIN, &pod(CLIENT))?;
 
