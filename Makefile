@@ -168,14 +168,14 @@ cluster: build ## upgrades, crashes and removal in a Kubernetes of one node: SCE
 	cargo build --locked $(OUTSIDE) --bins
 	target/debug/gybe-cluster $(FROM:%=--release target/cluster/clones/%) $(TO:%=--next target/cluster/clones/%) $(if $(KEEP),--shell,$(SCENARIOS))
 
-test-mesh: image ## istiod and Envoy around Gybe in a Kubernetes of one node: SCENARIOS="sidecars modes"; KEEP=1 for a shell with kubectl   (needs: as cluster and incumbent, and Python's pip)
+test-mesh: image ## istiod and Envoy around Gybe in a Kubernetes of one node: SCENARIOS="sidecars modes" ARGS="--proxy-mode iptables"; KEEP=1 for a shell with kubectl   (needs: as cluster and incumbent, and Python's pip)
 	integration/containerd/setup.sh
 	integration/cluster/setup.sh
 	integration/incumbent/setup.sh mesh
 	manifests/build.sh
 	integration/cluster/mesh.sh
 	cargo build --locked $(OUTSIDE) --bins
-	target/debug/gybe-cluster mesh $(if $(KEEP),--shell,$(SCENARIOS))
+	target/debug/gybe-cluster mesh $(ARGS) $(if $(KEEP),--shell,$(SCENARIOS))
 
 # Without `--features gybe-referees/rustables` these tests need no libclang and leave out rustables.
 referees: ## libnftnl and rustables write the same rules as Gybe, byte by byte and in connections   (needs: as test-kernel, and libclang, libnftnl, libmnl to build: see setup)

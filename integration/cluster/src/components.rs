@@ -1,5 +1,7 @@
 //! The arguments of Kubernetes' programs and etcd.
 
+use std::fmt;
+
 use serde_json::{Value, json};
 
 use crate::credentials::{DIRECTORY, file, kubeconfig};
@@ -80,12 +82,28 @@ pub(crate) fn kubelet() -> Vec<String> {
     ])
 }
 
+/// How kube-proxy writes its rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ProxyMode {
+    Nftables,
+    Iptables,
+}
+
+impl fmt::Display for ProxyMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ProxyMode::Nftables => "nftables",
+            ProxyMode::Iptables => "iptables",
+        })
+    }
+}
+
 /// The proxy of services. The kernel's limits of connections are the whole machine's.
-pub(crate) fn proxy() -> Vec<String> {
+pub(crate) fn proxy(mode: ProxyMode) -> Vec<String> {
     strings(&[
         &format!("--kubeconfig={}", kubeconfig("proxy")),
         &format!("--hostname-override={NODE}"),
-        "--proxy-mode=nftables",
+        &format!("--proxy-mode={mode}"),
         "--conntrack-max-per-core=0",
         "--conntrack-tcp-timeout-established=0",
         "--conntrack-tcp-timeout-close-wait=0",

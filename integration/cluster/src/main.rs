@@ -24,6 +24,7 @@ use serde_json::json;
 
 use crate::api::wait_until;
 use crate::cluster::Cluster;
+use crate::components::ProxyMode;
 use crate::release::Release;
 use crate::scenario::{Releases, Scenario};
 use crate::storm::NAMESPACE;
@@ -63,6 +64,9 @@ enum Mesh {
         /// Starts a shell on the node, with Gybe installed, instead of running scenarios
         #[arg(long, conflicts_with = "scenarios")]
         shell: bool,
+        /// How kube-proxy writes its rules
+        #[arg(long, value_enum, default_value_t = ProxyMode::Nftables)]
+        proxy_mode: ProxyMode,
         /// The directory of Kubernetes' programs, Envoy, helm and Istio's charts
         #[arg(long, default_value = "target/cluster")]
         programs: PathBuf,
@@ -81,9 +85,9 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     print::preface();
-    if let Some(Mesh::Mesh { scenarios, shell, programs, istio, release }) = &arguments.mesh {
+    if let Some(Mesh::Mesh { scenarios, shell, proxy_mode, programs, istio, release }) = &arguments.mesh {
         let programs = mesh::programs(programs, istio, release)?;
-        return Ok(print::verdict(&mesh::run(&programs, scenarios, *shell)?));
+        return Ok(print::verdict(&mesh::run(&programs, *proxy_mode, scenarios, *shell)?));
     }
     let programs = arguments.programs.canonicalize()?;
     let release = arguments.release.canonicalize()?;

@@ -25,7 +25,7 @@ use serde_json::json;
 
 use crate::api::wait_until;
 use crate::cluster::Cluster;
-use crate::components;
+use crate::components::{self, ProxyMode};
 use crate::credentials::file;
 
 use application::{MESHED, PLAIN};
@@ -66,10 +66,10 @@ struct Mesh {
 
 impl Mesh {
     /// Starts the cluster with istiod, without Gybe.
-    fn start(programs: &Programs) -> Result<Mesh, Failure> {
+    fn start(programs: &Programs, proxy_mode: ProxyMode) -> Result<Mesh, Failure> {
         let logs = programs.cluster.join("mesh-logs");
         let mut cluster = Cluster::start(programs.cluster.clone(), logs)?;
-        cluster.start_component("kube-proxy", &components::proxy())?;
+        cluster.start_component("kube-proxy", &components::proxy(proxy_mode))?;
         let corefile = file("Corefile");
         fs::write(cluster.node.host().path(&corefile), components::corefile())?;
         cluster.start_component("coredns", &components::dns(&corefile))?;
@@ -82,10 +82,7 @@ impl Mesh {
             let metadata = json!({ "name": namespace, "labels": labels });
             cluster.api.create("/api/v1/namespaces", &json!({ "metadata": metadata }))?;
         }
-        wait_until("istiod has given the namespace its certificate", || {
-            let path = format!("/api/v1/namespaces/{MESHED}/configmaps/istio-ca-root-cert");
-            Ok(cluster.api.get(&path)?.is_some())
-        })?;
+        wait_until("istiod adds sidecars", || application::is_injected(&cluster))?;
         Ok(Mesh { cluster, gybe, charts })
     }
 
@@ -109,14 +106,19 @@ impl Scenario {
 }
 
 /// Starts the mesh and runs the scenarios in it, also after one that failed; all without a choice. With `shell`, a shell on the node instead.
-pub(crate) fn run(programs: &Programs, chosen: &[Scenario], shell: bool) -> Result<Vec<Report>, Failure> {
-    let mesh = Mesh::start(programs)?;
+pub(crate) fn run(
+    programs: &Programs,
+    proxy_mode: ProxyMode,
+    chosen: &[Scenario],
+    shell: bool,
+) -> Result<Vec<Report>, Failure> {
+    let mesh = Mesh::start(programs, proxy_mode)?;
     if shell {
         mesh.gybe.install(&mesh.cluster, &[])?;
         mesh.cluster.shell(&programs.clone)?;
         return Ok(Vec::new());
     }
-    print::tables(&versions(&mesh, programs)?);
+    print::tables(&versions(&mesh, programs, proxy_mode)?);
     let scenarios = if chosen.is_empty() { Scenario::value_variants() } else { chosen };
     let mut reports = Vec::new();
     for scenario in scenarios {
@@ -135,7 +137,7 @@ pub(crate) fn run(programs: &Programs, chosen: &[Scenario], shell: bool) -> Resu
 }
 
 /// Returns the table of the versions that run.
-fn versions(mesh: &Mesh, programs: &Programs) -> Result<Report, Failure> {
+fn versions(mesh: &Mesh, programs: &Programs, proxy_mode: ProxyMode) -> Result<Report, Failure> {
     let containerd = Generation::V2.programs()?.join("containerd").to_string_lossy().into_owned();
     let envoy = programs.cluster.join("envoy").to_string_lossy().into_owned();
     let first_line = |program: &str, option: &str| {
@@ -151,7 +153,7 @@ fn versions(mesh: &Mesh, programs: &Programs) -> Result<Report, Failure> {
         ("containerd", first_line(&containerd, "--version")?),
         ("runc", first_line("runc", "--version")?),
         ("CoreDNS", first_line("coredns", "-version")?),
-        ("nft", first_line("nft", "--version")?),
+        ("kube-proxy's mode", proxy_mode.to_string()),
     ];
     let table = Table {
         title: "Versions".into(),

@@ -27,6 +27,9 @@ pub(super) const READY: Duration = Duration::from_secs(180);
 /// More than the application takes for a request.
 const ANSWER: Duration = Duration::from_secs(60);
 
+/// Envoy's text where it knows no endpoint.
+const NO_ENDPOINT: &str = "no healthy upstream";
+
 /// Which pod: its namespace and its name, which is also that of its service and of its service account.
 pub(super) type Name<'n> = (&'n str, &'n str);
 
@@ -82,6 +85,15 @@ pub(super) fn ending(name: &str, target: &str) -> Value {
             }],
         },
     })
+}
+
+/// Reports whether a pod that were created now would get a sidecar.
+pub(super) fn is_injected(cluster: &Cluster) -> Result<bool, Failure> {
+    let spec = json!({ "containers": [{ "name": "app", "image": APPLICATION }] });
+    let pod = json!({ "metadata": { "name": "dry-run" }, "spec": spec });
+    // Refused until the namespace has its service account, and kube-proxy the address of istiod's pod.
+    let created = cluster.api.create(&format!("/api/v1/namespaces/{MESHED}/pods?dryRun=All"), &pod);
+    Ok(created.is_ok_and(|pod| pod.pointer("/spec/initContainers/0/name").is_some()))
 }
 
 /// Creates a pod with its service account and service, and returns at once.
@@ -167,8 +179,8 @@ pub(super) fn delete_all(cluster: &Cluster, namespace: &str) -> Result<(), Failu
 pub(super) enum Answer {
     /// An application answered.
     Application(Received),
-    /// An answer with another status, from a proxy.
-    Status(u64),
+    /// An answer with another status, from a proxy, and its text.
+    Status(u64, String),
     /// The connection failed.
     Error(String),
 }
@@ -208,15 +220,23 @@ impl Answer {
         let text = |key: &str| answer.get(key).and_then(Value::as_str).unwrap_or_default();
         Ok(match answer.get("status").and_then(Value::as_u64) {
             Some(200) => Answer::Application(serde_json::from_str(text("body"))?),
-            Some(status) => Answer::Status(status),
+            Some(status) => Answer::Status(status, text("body").to_owned()),
             None => Answer::Error(text("error").to_owned()),
         })
     }
 }
 
-/// Makes a request to `HOST:PORT/PATH` from inside a pod.
+/// Makes a request to `HOST:PORT/PATH` from inside a pod. Makes it again as long as the client's sidecar knows no
+/// endpoint of the service: istiod sends a new pod's address when the pod is ready.
 pub(super) fn request(cluster: &Cluster, from: Name<'_>, target: &str) -> Result<Answer, Failure> {
-    Answer::from(&control(cluster, from, &format!("get/{target}"))?)
+    let mut answer = None;
+    wait_at_most(READY, &format!("the sidecar of {from:?} knows an endpoint of {target}"), || {
+        let received = Answer::from(&control(cluster, from, &format!("get/{target}"))?)?;
+        let has_endpoint = received != Answer::Status(503, NO_ENDPOINT.to_owned());
+        answer = Some(received);
+        Ok(has_endpoint)
+    })?;
+    answer.ok_or_else(|| Failure::new(format!("no request to {target}")))
 }
 
 /// Sends a command to the application of a pod, from the node.
@@ -258,7 +278,8 @@ mod tests {
         let plain = answer(Value::Null);
         assert!(!plain.is_by("server", ("mesh", "client")) && plain.is_plain_by("server"));
         let other = |answer: Value| Answer::from(&answer).unwrap();
-        assert_eq!(other(json!({ "status": 503, "body": "" })), Answer::Status(503));
+        let unavailable = Answer::Status(503, "text".to_owned());
+        assert_eq!(other(json!({ "status": 503, "body": "text" })), unavailable);
         assert_eq!(other(json!({ "error": "reset" })), Answer::Error("reset".to_owned()));
     }
 }
