@@ -2,7 +2,8 @@
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpStream};
-use std::time::Duration;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 use gybe_integration::failure::Failure;
 use serde::Deserialize;
@@ -27,8 +28,10 @@ pub(super) const READY: Duration = Duration::from_secs(180);
 /// More than the application takes for a request.
 const ANSWER: Duration = Duration::from_secs(60);
 
-/// Envoy's text where it knows no endpoint.
-const NO_ENDPOINT: &str = "no healthy upstream";
+/// More than istiod takes to configure running sidecars.
+const CONFIGURED: Duration = Duration::from_secs(30);
+/// The time between two requests.
+const INTERVAL: Duration = Duration::from_millis(200);
 
 /// Which pod: its namespace and its name, which is also that of its service and of its service account.
 pub(super) type Name<'n> = (&'n str, &'n str);
@@ -226,17 +229,27 @@ impl Answer {
     }
 }
 
-/// Makes a request to `HOST:PORT/PATH` from inside a pod. Makes it again as long as the client's sidecar knows no
-/// endpoint of the service: istiod sends a new pod's address when the pod is ready.
+/// Makes a request to `HOST:PORT/PATH` from inside a pod.
 pub(super) fn request(cluster: &Cluster, from: Name<'_>, target: &str) -> Result<Answer, Failure> {
-    let mut answer = None;
-    wait_at_most(READY, &format!("the sidecar of {from:?} knows an endpoint of {target}"), || {
-        let received = Answer::from(&control(cluster, from, &format!("get/{target}"))?)?;
-        let has_endpoint = received != Answer::Status(503, NO_ENDPOINT.to_owned());
-        answer = Some(received);
-        Ok(has_endpoint)
-    })?;
-    answer.ok_or_else(|| Failure::new(format!("no request to {target}")))
+    Answer::from(&control(cluster, from, &format!("get/{target}"))?)
+}
+
+/// Makes a request from a pod of the mesh until its answer proves mutual TLS with this server, and returns the last
+/// answer: istiod sends a new service, and a new pod's address, to running sidecars after some time.
+pub(super) fn request_by_mutual_tls(
+    cluster: &Cluster,
+    client: &str,
+    server: &str,
+    target: &str,
+) -> Result<Answer, Failure> {
+    let deadline = Instant::now() + CONFIGURED;
+    loop {
+        let answer = request(cluster, (MESHED, client), target)?;
+        if answer.is_by(server, (MESHED, client)) || Instant::now() >= deadline {
+            return Ok(answer);
+        }
+        sleep(INTERVAL);
+    }
 }
 
 /// Sends a command to the application of a pod, from the node.

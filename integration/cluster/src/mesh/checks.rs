@@ -5,6 +5,8 @@ use std::fmt::Debug;
 use gybe_bench::report::{Report, Table, cells};
 use gybe_integration::failure::Failure;
 
+use super::application::{Answer, MESHED, request_by_mutual_tls};
+use crate::cluster::Cluster;
 use crate::scenario::none;
 
 /// The results of a scenario so far.
@@ -23,6 +25,19 @@ impl Checks {
     /// Records whether an observed value is as `expected` describes it.
     pub(super) fn holds(&mut self, what: &str, is_met: bool, observed: &impl Debug, expected: &str) {
         self.record(what, is_met, &format!("{observed:?}"), expected);
+    }
+
+    /// Records whether a client's request to a target of this server passes by mutual TLS.
+    pub(super) fn passes(
+        &mut self,
+        what: &str,
+        cluster: &Cluster,
+        [client, server]: [&str; 2],
+        target: &str,
+    ) -> Result<Answer, Failure> {
+        let answer = request_by_mutual_tls(cluster, client, server, target)?;
+        self.holds(what, answer.is_by(server, (MESHED, client)), &answer, "by mutual TLS");
+        Ok(answer)
     }
 
     fn record(&mut self, what: &str, is_met: bool, observed: &str, expected: &str) {

@@ -27,6 +27,7 @@ const HOST_ADDRESS: &str = "198.18.0.10";
 /// Where Envoy's connections to the application come from, unless it keeps the client's address
 /// (`InboundPassthroughBindIpv4`, pilot/pkg/networking/core of Istio).
 const PASSTHROUGH: &str = "127.0.0.6";
+const PASSTHROUGH_6: &str = "::6";
 
 pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     let cluster = &mesh.cluster;
@@ -41,7 +42,10 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
         annotated(pod(PORT_CLIENT), &[("traffic.sidecar.istio.io/excludeOutboundPorts", &PORT.to_string())]),
         annotated(
             pod(RANGE_CLIENT),
-            &[("traffic.sidecar.istio.io/excludeOutboundIPRanges", "10.88.0.0/16,10.96.0.0/16")],
+            &[(
+                "traffic.sidecar.istio.io/excludeOutboundIPRanges",
+                "10.88.0.0/16,10.96.0.0/16,fd00:88::/64,fd00:96::/112",
+            )],
         ),
     ];
     mesh.ensure_gybe()?;
@@ -56,7 +60,6 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     for pod in meshed.iter().chain(&outside) {
         wait_until_ready(cluster, *pod)?;
     }
-    tproxy(cluster, &mut checks)?;
     families(cluster, &mut checks)?;
     dns(cluster, &mut checks)?;
     excluded(cluster, &mut checks)?;
@@ -67,49 +70,51 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     Ok(checks.report("Modes of redirection and kinds of pods"))
 }
 
-/// Inbound, TPROXY keeps the client's address; outbound it is as REDIRECT.
-fn tproxy(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
+/// Services of one family each. REDIRECT gives the application's connections an address of the proxy's; TPROXY keeps
+/// the client's. Outbound, both modes redirect.
+fn families(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
     let client = get(cluster, (MESHED, CLIENT))?.unwrap_or_default();
-    let address = client.pointer("/status/podIP").and_then(Value::as_str).unwrap_or_default();
-    for (server, peer) in [(SERVER, PASSTHROUGH), (TPROXY, address)] {
-        let answer = request(cluster, (MESHED, CLIENT), &service((MESHED, server)))?;
-        let is_by = answer.is_by(server, (MESHED, CLIENT));
-        checks.holds(&format!("{CLIENT} to {server}"), is_by, &answer, "by mutual TLS");
-        let observed = answer.received().map(|received| received.peer.as_str());
-        checks.equal(&format!("the client's address in {server}"), &observed, &Some(peer));
+    for (family, proxy) in [("IPv4", PASSTHROUGH), ("IPv6", PASSTHROUGH_6)] {
+        let of_client = address(&client, family);
+        for (server, peer) in [(SERVER, proxy), (TPROXY, of_client.as_str())] {
+            let target = single_stack(cluster, server, family)?;
+            let what = format!("{CLIENT} to {server}, {family}");
+            let answer = checks.passes(&what, cluster, [CLIENT, server], &target)?;
+            let observed = answer.received().map(|received| received.peer.as_str());
+            checks.equal(&format!("the client's address in {server}, {family}"), &observed, &Some(peer));
+            let answer = request(cluster, (PLAIN, CLIENT), &target)?;
+            let is_refused = matches!(answer, Answer::Error(_));
+            let what = format!("a client without a sidecar to {server}, {family}");
+            checks.holds(&what, is_refused, &answer, "refused");
+        }
+        let target = single_stack(cluster, SERVER, family)?;
+        checks.passes(&format!("{TPROXY} to {SERVER}, {family}"), cluster, [TPROXY, SERVER], &target)?;
     }
-    let answer = request(cluster, (MESHED, TPROXY), &service((MESHED, SERVER)))?;
-    let is_by = answer.is_by(SERVER, (MESHED, TPROXY));
-    checks.holds(&format!("{TPROXY} to {SERVER}"), is_by, &answer, "by mutual TLS");
-    let answer = request(cluster, (PLAIN, CLIENT), &service((MESHED, TPROXY)))?;
-    let is_refused = matches!(answer, Answer::Error(_));
-    checks.holds(&format!("a client without a sidecar to {TPROXY}"), is_refused, &answer, "refused");
     Ok(())
 }
 
-/// A service's addresses of both families.
-fn families(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
-    for server in [SERVER, TPROXY] {
-        let found = cluster.api.get(&format!("/api/v1/namespaces/{MESHED}/services/{server}"))?;
-        let addresses = found.as_ref().and_then(|service| service.pointer("/spec/clusterIPs"));
-        let addresses: Vec<&str> =
-            addresses.and_then(Value::as_array).into_iter().flatten().filter_map(Value::as_str).collect();
-        checks.equal(&format!("addresses of {server}'s service"), &addresses.len(), &2);
-        for address in addresses {
-            let target = if address.contains(':') {
-                format!("[{address}]:{PORT}")
-            } else {
-                format!("{address}:{PORT}")
-            };
-            let answer = request(cluster, (MESHED, CLIENT), &target)?;
-            let is_by = answer.is_by(server, (MESHED, CLIENT));
-            checks.holds(&format!("{CLIENT} to {server} at {address}"), is_by, &answer, "by mutual TLS");
-            let answer = request(cluster, (PLAIN, CLIENT), &target)?;
-            let is_refused = matches!(answer, Answer::Error(_));
-            checks.holds(&format!("a client without a sidecar to {address}"), is_refused, &answer, "refused");
-        }
+/// Returns a pod's address of this family.
+fn address(pod: &Value, family: &str) -> String {
+    let addresses = pod.pointer("/status/podIPs").and_then(Value::as_array);
+    let mut addresses =
+        addresses.into_iter().flatten().filter_map(|it| it.get("ip")).filter_map(Value::as_str);
+    let found = addresses.find(|address| address.contains(':') == (family == "IPv6"));
+    found.unwrap_or_default().to_owned()
+}
+
+/// Creates a service of one family for a server, unless it exists, and returns its host and port.
+fn single_stack(cluster: &Cluster, server: &str, family: &str) -> Result<String, Failure> {
+    let name = format!("{server}-{}", family.to_lowercase());
+    let services = format!("/api/v1/namespaces/{MESHED}/services");
+    if cluster.api.get(&format!("{services}/{name}"))?.is_none() {
+        let spec = json!({
+            "selector": { "app": server },
+            "ipFamilies": [family],
+            "ports": [{ "name": "http", "port": PORT }],
+        });
+        cluster.api.create(&services, &json!({ "metadata": { "name": name }, "spec": spec }))?;
     }
-    Ok(())
+    Ok(service((MESHED, &name)))
 }
 
 /// With DNS capture pilot-agent answers for hosts that only istiod knows, and forwards other queries.
@@ -135,17 +140,11 @@ fn dns(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
         Ok(resolved(DNS_CLIENT)? == json!([HOST_ADDRESS]))
     })?;
     checks.equal("addresses without DNS capture", &resolved(CLIENT)?, &json!([]));
-    let answer = request(cluster, (MESHED, DNS_CLIENT), &format!("{HOST}:{PORT}"))?;
-    let is_by = answer.is_by(SERVER, (MESHED, DNS_CLIENT));
-    checks.holds("a request to a host that only pilot-agent resolves", is_by, &answer, "by mutual TLS");
-    let answer = request(cluster, (MESHED, DNS_CLIENT), &service((MESHED, SERVER)))?;
-    let is_by = answer.is_by(SERVER, (MESHED, DNS_CLIENT));
-    checks.holds(
-        "a request to a host that the cluster's DNS server resolves",
-        is_by,
-        &answer,
-        "by mutual TLS",
-    );
+    let pair = [DNS_CLIENT, SERVER];
+    let what = "a request to a host that only pilot-agent resolves";
+    checks.passes(what, cluster, pair, &format!("{HOST}:{PORT}"))?;
+    let what = "a request to a host that the cluster's DNS server resolves";
+    checks.passes(what, cluster, pair, &service((MESHED, SERVER)))?;
     cluster.api.delete(&format!("{entries}/host"))
 }
 
@@ -164,13 +163,13 @@ fn excluded(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
         let answer = request(cluster, (MESHED, client), &service((PLAIN, SERVER)))?;
         let has_id = answer.received().map(|received| received.has_id);
         checks.equal(&format!("{client}'s request passes its sidecar"), &has_id, &Some(is_redirected));
-        let answer = request(cluster, (MESHED, client), &service((MESHED, SERVER)))?;
-        let (is_met, expected) = if is_redirected {
-            (answer.is_by(SERVER, (MESHED, client)), "by mutual TLS")
+        let (target, what) = (service((MESHED, SERVER)), format!("{client} to {SERVER}"));
+        if is_redirected {
+            checks.passes(&what, cluster, [client, SERVER], &target)?;
         } else {
-            (matches!(answer, Answer::Error(_)), "refused")
-        };
-        checks.holds(&format!("{client} to {SERVER}"), is_met, &answer, expected);
+            let answer = request(cluster, (MESHED, client), &target)?;
+            checks.holds(&what, matches!(answer, Answer::Error(_)), &answer, "refused");
+        }
     }
     Ok(())
 }
