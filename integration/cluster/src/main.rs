@@ -86,7 +86,7 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     print::preface();
     if let Some(Mesh::Mesh { scenarios, shell, proxy_mode, programs, istio, release }) = &arguments.mesh {
-        let programs = mesh::programs(programs, istio, release)?;
+        let programs = mesh::Programs::new(programs, istio, release)?;
         return Ok(print::verdict(&mesh::run(&programs, *proxy_mode, scenarios, *shell)?));
     }
     let programs = arguments.programs.canonicalize()?;

@@ -46,7 +46,7 @@ pub(crate) enum Scenario {
     TakeOver,
 }
 
-/// Where the mesh's programs are.
+/// The directories of what runs in the mesh.
 pub(crate) struct Programs {
     /// Those of the cluster, Envoy, helm and Istio's charts.
     pub(crate) cluster: PathBuf,
@@ -56,7 +56,18 @@ pub(crate) struct Programs {
     pub(crate) clone: PathBuf,
 }
 
-/// A running mesh, and Gybe as it is installed there.
+impl Programs {
+    /// Programs on the node are started by absolute paths.
+    pub(crate) fn new(cluster: &Path, istio: &Path, clone: &Path) -> Result<Programs, Failure> {
+        Ok(Programs {
+            cluster: cluster.canonicalize()?,
+            istio: istio.canonicalize()?,
+            clone: clone.canonicalize()?,
+        })
+    }
+}
+
+/// A running mesh, and Gybe's image and chart.
 struct Mesh {
     cluster: Cluster,
     gybe: Gybe,
@@ -86,7 +97,7 @@ impl Mesh {
         Ok(Mesh { cluster, gybe, charts })
     }
 
-    /// Installs Gybe with nftables.
+    /// Installs Gybe with the backend nft, or upgrades it to that.
     fn ensure_gybe(&self) -> Result<(), Failure> {
         self.gybe.install(&self.cluster, &["settings.backend=nft"])?;
         self.gybe.wait_for_backend(&self.cluster, "nft")
@@ -105,7 +116,8 @@ impl Scenario {
     }
 }
 
-/// Starts the mesh and runs the scenarios in it, also after one that failed; all without a choice. With `shell`, a shell on the node instead.
+/// Starts the mesh and runs the scenarios in it, also after one that failed; all without a choice. With `shell`, starts
+/// a shell on the node instead.
 pub(crate) fn run(
     programs: &Programs,
     proxy_mode: ProxyMode,
@@ -161,13 +173,4 @@ fn versions(mesh: &Mesh, programs: &Programs, proxy_mode: ProxyMode) -> Result<R
         rows: rows.map(|(name, version)| vec![name.to_owned(), version]).to_vec(),
     };
     Ok(Report { tables: vec![table], targets: Vec::new() })
-}
-
-/// Returns the absolute path of the mesh's part of a directory.
-pub(crate) fn programs(cluster: &Path, istio: &Path, clone: &Path) -> Result<Programs, Failure> {
-    Ok(Programs {
-        cluster: cluster.canonicalize()?,
-        istio: istio.canonicalize()?,
-        clone: clone.canonicalize()?,
-    })
 }

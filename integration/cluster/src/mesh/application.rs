@@ -22,7 +22,7 @@ pub(super) const PORT: u16 = 8080;
 /// Another port of the application.
 pub(super) const EXCLUDED_PORT: u16 = 8082;
 /// The port at which the application makes requests for the scenarios; excluded from the redirection.
-const CONTROL: u16 = 8081;
+pub(super) const CONTROL: u16 = 8081;
 /// More than a pod with Envoy takes to be ready on a busy machine.
 pub(super) const READY: Duration = Duration::from_secs(180);
 /// More than the application takes for a request.

@@ -17,15 +17,14 @@ pub(super) const NAMESPACE: &str = "gybe-system";
 /// The version of another release, whose programs differ.
 pub(super) const NEXT: &str = "0.1.1";
 
-/// The chart, and the version of the image that was imported.
+/// Gybe's chart, and the program for commands from a workstation.
 pub(super) struct Gybe {
     chart: PathBuf,
-    /// The program, for commands from a workstation.
     program: PathBuf,
 }
 
 impl Gybe {
-    /// Imports the image that `make image` wrote to `dist`.
+    /// Imports the image that `make image` wrote to `dist`, and that of another release.
     pub(super) fn import(cluster: &Cluster, clone: &Path) -> Result<Gybe, Failure> {
         let version = env!("CARGO_PKG_VERSION");
         let path = clone.join(format!("dist/gybe-{version}.oci.tar"));
@@ -76,7 +75,7 @@ impl Gybe {
     /// Returns the verdict of `gybe verify --all` for each pod.
     pub(super) fn verify(&self, cluster: &Cluster) -> Result<Vec<(String, String)>, Failure> {
         // It exits with 1 when a pod is not redirected.
-        let listed = on_the_node(cluster, "gybe verify --all; [ $? -le 1 ]")?;
+        let listed = on_the_node(cluster, "gybe verify --all || [ $? -le 1 ]")?;
         let rows = listed.lines().filter_map(|line| line.split_once(char::is_whitespace));
         Ok(rows
             .filter(|(pod, _)| pod.contains('/'))
@@ -94,9 +93,10 @@ impl Gybe {
         Ok(listed.split(':').next().unwrap_or_default().to_owned())
     }
 
-    /// Runs `gybe status` as an administrator, and returns the node's line: its state, version and backend.
-    pub(super) fn status(&self, cluster: &Cluster) -> Result<Vec<String>, Failure> {
-        let status = format!("{} status; [ $? -le 1 ]", self.program.display());
+    /// Runs `gybe status` as an administrator, and returns the words of the node's line that are its state, version and
+    /// backend; none while there is no agent.
+    fn status(&self, cluster: &Cluster) -> Result<Vec<String>, Failure> {
+        let status = format!("{} status || [ $? -le 2 ]", self.program.display());
         let listed = cluster.run("timeout", &["60", "sh", "-c", &status])?;
         let line = listed.lines().find(|line| line.starts_with(NODE)).unwrap_or_default();
         Ok(line.split_whitespace().skip(1).take(3).map(str::to_owned).collect())

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::Mesh;
 use super::application::{
-    self, Answer, EXCLUDED_PORT, MESHED, PLAIN, PORT, READY, annotated, control, create, ending, get, pod,
-    request, service, wait_until_ready,
+    self, Answer, CONTROL, EXCLUDED_PORT, MESHED, PLAIN, PORT, READY, annotated, control, create, ending,
+    get, pod, request, service, wait_until_ready,
 };
 use super::checks::Checks;
 use crate::api::wait_at_most;
@@ -25,14 +25,14 @@ const RANGE_CLIENT: &str = "excluded-range-client";
 const HOST: &str = "only-in-the-mesh.internal";
 const HOST_ADDRESS: &str = "198.18.0.10";
 /// Where Envoy's connections to the application come from, unless it keeps the client's address
-/// (`InboundPassthroughBindIpv4`, pilot/pkg/networking/core of Istio).
+/// (`InboundPassthroughBindIpv4`, pilot/pkg/networking/core/listener_address.go of Istio).
 const PASSTHROUGH: &str = "127.0.0.6";
 const PASSTHROUGH_6: &str = "::6";
 
 pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     let cluster = &mesh.cluster;
     let mut checks = Checks::default();
-    let ports = format!("8081,{EXCLUDED_PORT}");
+    let ports = format!("{CONTROL},{EXCLUDED_PORT}");
     let capture = json!({ "proxyMetadata": { "ISTIO_META_DNS_CAPTURE": "true" } }).to_string();
     let pods = [
         annotated(pod(SERVER), &[("traffic.sidecar.istio.io/excludeInboundPorts", &ports)]),
