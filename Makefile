@@ -37,11 +37,11 @@ CARGO_BUILD = RUSTFLAGS='$(FLAGS)' CC_$(subst -,_,$(TARGET))=$(CC_FOR) \
 
 # Cargo builds a dependency with the union of the features that the selected packages ask for. The packages
 # outside the default members are always selected together: each other selection would build kube again.
-OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-cluster
+OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-cluster -p gybe-kernels
 REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
-.PHONY: help build contents image release demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-mesh test-containerd test-iptables-versions test-node test-take-over test-states node-states cluster bench-containerd bench-repair test-shared test-manifests test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
+.PHONY: help build contents image release demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-mesh test-containerd test-iptables-versions test-node test-readme test-take-over test-states node-states cluster bench-containerd bench-repair test-shared test-manifests checkov test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -118,10 +118,22 @@ test-manifests: ## check the chart and the manifests of every platform, as helm 
 	manifests/build.sh
 	cargo test --locked -p gybe-installer --test overlays
 
-test-chart: ## install, upgrade, roll back and delete the chart in a real API server, without a node   (needs: root, openssl, and Go; Kubernetes is built the first time)
+checkov: ## compare what checkov finds in the manifests with the findings that have a reason   (needs: as test-manifests, and jq, Python's venv and PyPI)
+	manifests/build.sh
+	manifests/checkov.sh
+
+# The oldest version of Kubernetes that the chart supports.
+OLDEST := integration/cluster/kubernetes-1.30
+target/cluster/kube-apiserver-1.30: $(OLDEST)/go.sum
+	CGO_ENABLED=0 go build -C $(OLDEST) -mod=readonly -o $(CURDIR)/$@ -ldflags "-s -w -X \
+	    k8s.io/component-base/version.gitVersion=$$(go list -C $(OLDEST) -mod=readonly -m -f '{{.Version}}' k8s.io/kubernetes)" \
+	    k8s.io/kubernetes/cmd/kube-apiserver
+
+test-chart: target/cluster/kube-apiserver-1.30 ## install, upgrade, roll back and delete the chart in real API servers, the newest and 1.30, without a node   (needs: root, openssl, and Go; Kubernetes is built the first time)
 	integration/cluster/setup.sh
 	manifests/build.sh
 	manifests/server-check.sh target/cluster
+	manifests/server-check.sh target/cluster 1.30
 
 faults: ## print the tests of every fault in docs/FAULTS.md
 	@cargo run --quiet --locked -p gybe-integration --bin gybe-faults
@@ -147,6 +159,11 @@ test-node: image ## the agent on a busy node: rewrites, upgrades, crashes, unins
 	cargo test --locked $(OUTSIDE) --test states
 	cargo test --locked $(OUTSIDE) --test node -- --nocapture
 	cargo test --locked $(OUTSIDE) --test deployed
+
+test-readme: image ## the README's commands for a node with containerd and without a cluster   (needs: as test-containerd and image; Go)
+	integration/containerd/setup.sh
+	integration/containerd/crictl/setup.sh
+	cargo test --locked $(OUTSIDE) --test readme
 
 test-take-over: build ## Gybe replaces Istio's own istio-cni on a node with 50 of its pods, which are then deleted   (needs: as test-containerd and incumbent)
 	integration/containerd/setup.sh
@@ -238,16 +255,20 @@ setup: ## install the programs that the tests run, or name them   (needs: root t
 	integration/setup.sh
 
 .PHONY: kernel-programs test-kernels kernels
-# The programs of the machines: of this architecture, and of arm64.
+# The programs in the machines, of one architecture.
 kernel-programs: build
-	$(CARGO_BUILD) -p gybe-kernels --bins
-	integration/kernels/programs.sh $(if $(filter aarch64,$(ARCH)),arm64,amd64) $(STATIC)
+	$(CARGO_BUILD) -p gybe-kernels --bin gybe-kernel-guest
+	integration/kernels/programs.sh $(PLATFORM) $(STATIC)
 
-test-kernels: ## Debian's kernels from 5.10 to the newest, and kernels with parts missing, in virtual machines: ONLY="5.10 nft_redir"   (needs: an x86-64 host, root or the packages of integration/kernels/setup.sh; Debian's mirror; a quarter of an hour)
-	integration/kernels/setup.sh
-	integration/setup.sh arm64
+# Empty when ONLY selects no kernel of arm64.
+KERNELS_ARM64 = $(if $(ONLY),$(findstring arm64,$(ONLY)),arm64)
+
+test-kernels: ## Debian's kernels from 5.10 to the newest, and kernels with parts missing, in virtual machines: ONLY="5.10 nft_redir 'nf_tables, ip_tables'"   (needs: an x86-64 host, root or the packages of integration/kernels/setup.sh; Debian's mirror; a quarter of an hour)
+	$(CARGO_BUILD) -p gybe-kernels --bin gybe-kernels
+	kernels=$$($(STATIC)/gybe-kernels --kernels $(ONLY)) && integration/kernels/setup.sh $$kernels
 	$(MAKE) kernel-programs
-	$(MAKE) kernel-programs TARGET=aarch64-unknown-linux-musl
+	$(if $(KERNELS_ARM64),integration/setup.sh arm64)
+	$(if $(KERNELS_ARM64),$(MAKE) kernel-programs TARGET=aarch64-unknown-linux-musl)
 	$(STATIC)/gybe-kernels $(ONLY)
 
 kernels: ## write docs/KERNELS.md from those results   (needs: as test-kernels)

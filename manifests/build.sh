@@ -56,12 +56,22 @@ if ! command -v promtool >/dev/null; then
     [ -x "$promtool" ] || integration/debian-unpack.sh "$tools/prometheus" bookworm prometheus
 fi
 
-# with_hooks ARGUMENT...: prints the chart's objects.
-with_hooks() {
+# render_all ARGUMENT...: prints the chart's objects, with those of hooks.
+render_all() {
     "$helm" template gybe manifests/chart --namespace gybe-system --kube-version 1.30.0 "$@"
 }
 render() {
-    with_hooks --no-hooks "$@"
+    render_all --no-hooks "$@"
+}
+# refused NAME TEXT ARGUMENT...: the chart does not accept the values, for this reason.
+refused() {
+    name=$1 text=$2
+    shift 2
+    if render_all "$@" >"$out/chart/$name" 2>&1; then
+        echo "the chart accepts: $*" >&2
+        exit 1
+    fi
+    grep -qF "$text" "$out/chart/$name" || { cat "$out/chart/$name" >&2 && exit 1; }
 }
 
 # rendered FILE TEMPLATE ARGUMENT...: the file is what the template renders.
@@ -91,6 +101,11 @@ for name in serviceaccount rbac configmap daemonset; do
 done
 rendered components/node-taint/rbac.yaml node-taint-rbac.yaml --set nodeTaints={key}
 rendered components/node-taint/policy.yaml node-taint-policy.yaml --set nodeTaints={key}
+critical='criticalDaemonSets[0].name=gybe-node,criticalDaemonSets[0].namespace=gybe-system'
+critical="$critical,criticalDaemonSets[0].selector=app.kubernetes.io/name\=gybe-node"
+for object in rbac configmap; do
+    rendered "components/istio-cni-taint/$object.yaml" "istio-cni-taint-$object.yaml" --set "$critical"
+done
 for mode in delete label; do
     for object in rbac policy; do
         rendered "components/repair-$mode/$object.yaml" "repair-$mode-$object.yaml" --set "settings.repair=$mode"
@@ -127,16 +142,36 @@ for platform in $(sed -n 's/^\([a-z0-9]*\):.*/\1/p' manifests/chart/files/platfo
     render --set "platform=$platform" >"$out/chart/$platform.yaml"
 done
 render --set foreignOwner=true >"$out/chart/with-foreign-owner.yaml"
+render --set probeOnce=true --set settings.repair=off >"$out/chart/with-probe-once.yaml"
 render --set seLinuxOptions.type=spc_t >"$out/chart/with-selinux.yaml"
 render --set nodeTaints={cni.istio.io/not-ready} >"$out/chart/with-node-taint.yaml"
+render --set "$critical" >"$out/chart/with-istio-cni-taint.yaml"
 render --set settings.repair=delete >"$out/chart/with-repair-delete.yaml"
 render --set settings.repair=label >"$out/chart/with-repair-label.yaml"
 render -f manifests/chart-values/pools.yaml >"$out/chart/pools.yaml"
-with_hooks -f manifests/chart-values/pools.yaml --show-only templates/leave.yaml >"$out/chart/leave.yaml"
-render -f manifests/chart-values/all.yaml >"$out/chart/all.yaml"
-render -f manifests/chart-values/istio-cni.yaml >"$out/chart/istio-cni.yaml"
-render -f manifests/chart-values/istio-cni-label.yaml >"$out/chart/istio-cni-label.yaml"
-if render -f manifests/chart-values/refused.yaml >"$out/chart/refused" 2>&1; then
-    echo "the chart accepts manifests/chart-values/refused.yaml" >&2
+leave() {
+    render_all --set leave.enabled=true --show-only templates/leave.yaml "$@"
+}
+leave -f manifests/chart-values/pools.yaml >"$out/chart/leave.yaml"
+leave --set platform=openshift >"$out/chart/leave-openshift.yaml"
+# `kubectl apply` would run the Job at once.
+if render_all | grep -n gybe-leave; then
+    echo "helm template renders the Job that leaves every node" >&2
     exit 1
 fi
+render -f manifests/chart-values/all.yaml >"$out/chart/all.yaml"
+render --set serviceMonitor.enabled=true >"$out/chart/servicemonitor.yaml"
+render -f manifests/chart-values/istio-cni.yaml >"$out/chart/istio-cni.yaml"
+render -f manifests/chart-values/istio-cni-label.yaml >"$out/chart/istio-cni-label.yaml"
+render -f manifests/chart-values/global.yaml >"$out/chart/global.yaml"
+# What `gybe migrate values` prints for these files, which a test of the program compares.
+for name in istio-cni istio-cni-label global; do
+    render -f "manifests/chart-values/translated/$name.yaml" | diff "$out/chart/$name.yaml" - >&2 || exit 1
+done
+refused refused 'values that cannot be applied' -f manifests/chart-values/refused.yaml
+refused leave-port 'leave.enabled needs health.port' --set health.port=0
+refused leave-address 'the Job cannot query the agents at 127.0.0.1' --set health.address=127.0.0.1
+refused taint-twice 'NodeReadiness is in nodeTaints' --set "$critical" --set nodeTaints={NodeReadiness}
+refused monitors 'would scrape each agent twice' --set podMonitor.enabled=true,serviceMonitor.enabled=true
+refused servicemonitor-port 'serviceMonitor.enabled needs metrics.port' --set serviceMonitor.enabled=true,metrics.port=0
+refused podmonitor-port 'podMonitor.enabled needs metrics.port' --set podMonitor.enabled=true,metrics.port=0

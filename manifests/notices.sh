@@ -59,6 +59,10 @@ jq -r --rawfile crates "$scratch/crates" '($crates | split("\n")) as $names
         done <"$scratch/found"
     done
 
+# The text of the page. A file: the exit code of a command in a pipe is lost.
+sed -e 's/<[^>]*>//g; s/^[[:space:]]*//; s/&lt;/</g; s/&gt;/>/g; s/&quot;/"/g; s/&#34;/"/g' \
+    -e "s/&#39;/'/g; s/&#x27;/'/g; s/&amp;/\&/g" "$sysroot/share/doc/rust/COPYRIGHT-library.html" >"$scratch/std"
+
 heading() { printf '\n%s\n' "======== $*"; }
 {
     echo "Gybe is licensed under the Apache License 2.0. Its programs contain these crates, the standard library of"
@@ -72,9 +76,7 @@ heading() { printf '\n%s\n' "======== $*"; }
     heading "musl $musl"
     cat manifests/musl.LICENSE
     heading "Rust $rust, standard library"
-    # The text of the page.
-    sed -e 's/<[^>]*>//g; s/^[[:space:]]*//; s/&lt;/</g; s/&gt;/>/g; s/&quot;/"/g; s/&#34;/"/g' \
-        -e "s/&#39;/'/g; s/&#x27;/'/g; s/&amp;/\&/g" "$sysroot/share/doc/rust/COPYRIGHT-library.html" | cat -s
+    cat -s "$scratch/std"
 } >"$scratch/NOTICES"
 
 mkdir -p "$into"

@@ -1,14 +1,15 @@
 #!/bin/sh
-# server-check.sh DIRECTORY: installs the chart for each platform, and with the values of manifests/chart-values, in a
-# real API server, which validates and stores the objects; then upgrades, rolls back and deletes it. No node runs, so the
-# Job before the deletion is left out. DIRECTORY has etcd, kube-apiserver and kubectl, as integration/cluster/setup.sh
-# builds them (target/cluster). Runs in a network namespace of its own, with the helm that manifests/build.sh has used.
+# server-check.sh DIRECTORY [VERSION]: installs the chart for each platform, and with the values of manifests/chart-values,
+# in a real API server, which validates and stores the objects; then upgrades, rolls back and deletes it. No node runs, so
+# the Job before the deletion fails, or is left out. DIRECTORY has etcd, kube-apiserver (kube-apiserver-VERSION) and
+# kubectl, as `make test-chart` builds them (target/cluster). Runs in a network namespace of its own, with the helm that
+# manifests/build.sh has used.
 set -eu
 cd "$(dirname "$0")/.."
-programs=$(realpath "$1")
+programs=$(realpath "$1") apiserver=kube-apiserver${2:+-$2}
 
 if [ -z "${GYBE_IN_NAMESPACE:-}" ]; then
-    GYBE_IN_NAMESPACE=1 exec unshare --net --pid --fork --kill-child --mount-proc "$0" "$programs"
+    GYBE_IN_NAMESPACE=1 exec unshare --net --pid --fork --kill-child --mount-proc "$0" "$programs" ${2:+"$2"}
 fi
 
 helm=$PWD/target/tools/helm
@@ -19,7 +20,7 @@ ip link set lo up
 openssl genrsa -out "$data/accounts.key" 2048 2>/dev/null
 echo "token,admin,admin,system:masters" >"$data/tokens.csv"
 "$programs/etcd" --data-dir="$data/etcd" --unsafe-no-fsync >"$data/etcd.log" 2>&1 &
-"$programs/kube-apiserver" --etcd-servers=http://127.0.0.1:2379 --secure-port=6443 --bind-address=127.0.0.1 \
+"$programs/$apiserver" --etcd-servers=http://127.0.0.1:2379 --secure-port=6443 --bind-address=127.0.0.1 \
     --advertise-address=192.0.2.1 --cert-dir="$data" --token-auth-file="$data/tokens.csv" \
     --authorization-mode=RBAC --allow-privileged=true --service-cluster-ip-range=10.96.0.0/16 \
     --service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$data/accounts.key" \
@@ -45,7 +46,8 @@ until kubectl get --raw /readyz >/dev/null 2>&1; do
 done
 # The custom resources of Multus and of the Prometheus Operator, of any content.
 for resource in k8s.cni.cncf.io/NetworkAttachmentDefinition/network-attachment-definitions \
-    monitoring.coreos.com/PodMonitor/podmonitors monitoring.coreos.com/PrometheusRule/prometheusrules; do
+    monitoring.coreos.com/PodMonitor/podmonitors monitoring.coreos.com/ServiceMonitor/servicemonitors \
+    monitoring.coreos.com/PrometheusRule/prometheusrules; do
     group=${resource%%/*} kind=${resource#*/} plural=${resource##*/}
     kind=${kind%/*}
     kubectl apply -f - >/dev/null <<YAML
@@ -73,9 +75,11 @@ release() {
     "$helm" "$verb" gybe ${chart:+"$chart"} --namespace gybe-system "$@" >"$data/helm.log" 2>&1 ||
         { cat "$data/helm.log" >&2 && exit 1; }
 }
+# Fails with kubectl: without its exit code an error would be an empty list.
 names() {
     kubectl -n gybe-system get serviceaccounts,configmaps,daemonsets,roles,rolebindings,podmonitors,prometheusrules \
-        -l app.kubernetes.io/part-of=gybe -o name | sort
+        -l app.kubernetes.io/part-of=gybe -o name >"$data/names"
+    sort "$data/names"
 }
 for platform in $(sed -n 's/^\([a-z0-9]*\):.*/\1/p' manifests/chart/files/platforms.yaml); do
     chart=manifests/chart release install --set "platform=$platform"
@@ -86,10 +90,27 @@ chart=manifests/chart release install -f manifests/chart-values/all.yaml
 all=$(names)
 chart=manifests/chart release upgrade -f manifests/chart-values/pools.yaml
 pools=$(names)
-chart=manifests/chart release upgrade -f manifests/chart-values/istio-cni.yaml
+chart=manifests/chart release upgrade -f manifests/chart-values/istio-cni.yaml --set serviceMonitor.enabled=true
 chart='' release rollback 1
-[ "$(names)" = "$all" ] || { names && exit 1; }
+restored=$(names)
+[ "$restored" = "$all" ] || { echo "$restored" && exit 1; }
 echo "$pools" | grep -q daemonset.apps/gybe-node-canary
+# Without nodes the Job before the deletion does not end: nothing is deleted, and a rollback sets the mode again.
+"$helm" get hooks gybe --namespace gybe-system >"$data/hooks"
+grep -q 'name: gybe-leave' "$data/hooks"
+if "$helm" uninstall gybe --namespace gybe-system --timeout 5s >"$data/helm.log" 2>&1; then
+    echo "the chart is deleted without its Job" >&2
+    exit 1
+fi
+grep -Eq 'timed out|deadline' "$data/helm.log" || { cat "$data/helm.log" >&2 && exit 1; }
+kubectl -n gybe-system patch configmap gybe-config --type merge --patch '{"data":{"mode":"leave"}}' >/dev/null
+chart='' release rollback 4
+mode=$(kubectl -n gybe-system get configmap gybe-config -o jsonpath='{.data.mode}')
+[ "$mode" = install ] || { echo "mode: $mode" >&2 && exit 1; }
+kept=$(names)
+[ "$kept" = "$all" ] || { echo "$kept" && exit 1; }
+echo "kept after a Job that failed, and rolled back"
 chart='' release uninstall --no-hooks
-[ -z "$(names)" ] || { names && exit 1; }
-echo "installed, upgraded, rolled back and deleted: $(echo "$all" | wc -l) objects in the namespace"
+left=$(names)
+[ -z "$left" ] || { echo "$left" && exit 1; }
+echo "$apiserver: installed, upgraded, rolled back and deleted: $(echo "$all" | wc -l) objects in the namespace"

@@ -83,6 +83,8 @@ pub trait PodLookup: Sync {
 pub struct PodsState {
     /// Why queries cannot be answered reliably; none when they can.
     pub missing: Option<String>,
+    /// Why new pods are not known at present: the watch is not open. Short interruptions are normal.
+    pub unwatched: Option<String>,
     /// The number of known pods.
     pub pods: usize,
     /// The counters of the watch; none without a cluster.
@@ -148,7 +150,7 @@ pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
         }
         None => {
             role.set(Role::leads());
-            let status = || health::status_without_node(pods.state().missing, health.problems());
+            let status = || health::status_without_node(pods.state(), health.problems());
             Sockets::open(agent.facts, &log)?.serve(&pods, &calls, &status, stop.as_fd(), context)
         }
     };

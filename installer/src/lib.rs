@@ -1,6 +1,7 @@
 //! The library of `gybe`: the node agent and the operator's command line.
 
 pub mod agent;
+mod chart_values;
 pub mod cli;
 pub mod demo;
 mod error;

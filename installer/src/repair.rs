@@ -1,7 +1,6 @@
 //! Pods of this node that should be redirected and are not: a pass over the sandboxes finds them, `decision` decides
 //! what happens to each, `namespace` writes the rules. `watch` makes a pass whenever an ADD has ended; `shared_files`
-//! and
-//! `finding` connect it with the agent, which alone has access to the API server.
+//! and `finding` connect it with the agent, which alone has access to the API server.
 
 mod decision;
 mod finding;

@@ -22,6 +22,7 @@ use gybe_installer::host::settings::Settings;
 use k8s_openapi::api::admissionregistration::v1::{
     ValidatingAdmissionPolicy, ValidatingAdmissionPolicyBinding,
 };
+use k8s_openapi::api::core::v1::ConfigMap;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role};
 use objects::Objects;
 use std::collections::{BTreeMap, BTreeSet};
@@ -91,7 +92,7 @@ fn the_chart_has_the_objects_of_each_overlay() {
 
 #[test]
 fn the_chart_has_the_objects_of_each_component() {
-    for component in ["foreign-owner", "selinux"] {
+    for component in ["foreign-owner", "istio-cni-taint", "probe-once", "selinux"] {
         let name = format!("with-{component}");
         assert_eq!(rendered(&name).by_name(), built(&name).by_name(), "{component}");
     }
@@ -140,6 +141,27 @@ fn the_component_foreign_owner_adds_only_three_capabilities() {
     let added = capabilities.add.take().unwrap();
     assert_eq!(added, ["DAC_OVERRIDE", "CHOWN", "FOWNER"]);
     assert_eq!(pod, default);
+}
+
+#[test]
+fn the_component_probe_once_leaves_no_container_with_capabilities_and_no_repair() {
+    let (default, once) = (built("default"), built("with-probe-once"));
+    once.assert_all_fields_known();
+    settings::assert_arguments_accepted(&once);
+    let (before, mut pod) = (default.pod(), once.pod());
+    let probes = pod.init_containers.take().unwrap();
+    let ([probe], [install]) = (probes.as_slice(), pod.containers.as_slice()) else { panic!("{pod:?}") };
+    assert_eq!(*install, default.container("install"));
+    // Where the container `repair` has them, and nothing else.
+    let repair = default.container("repair");
+    assert_eq!(
+        (&probe.security_context, &probe.volume_mounts),
+        (&repair.security_context, &repair.volume_mounts)
+    );
+    assert!(!probe.command.clone().unwrap().contains(&"--watch".to_owned()));
+    pod.containers = before.containers.clone();
+    assert_eq!(pod, before);
+    assert_eq!(once.one::<ConfigMap>("ConfigMap").data.unwrap()["repair"], "off");
 }
 
 #[test]
@@ -223,9 +245,17 @@ fn every_component_is_tested() {
     let components: BTreeSet<_> = components.map(|name| name.into_string().unwrap()).collect();
     assert_eq!(
         components,
-        ["foreign-owner", "istio-cni-taint", "node-taint", "repair-delete", "repair-label", "selinux"]
-            .map(str::to_owned)
-            .into()
+        [
+            "foreign-owner",
+            "istio-cni-taint",
+            "node-taint",
+            "probe-once",
+            "repair-delete",
+            "repair-label",
+            "selinux"
+        ]
+        .map(str::to_owned)
+        .into()
     );
 }
 

@@ -1,8 +1,8 @@
 #!/bin/sh
-# Unpacks what the virtual machines of the kernel tests boot, under target/kernels: for each architecture an initrd with
-# busybox, iptables and an init, and for each kernel its image and an initrd with its modules. A kernel that
-# has been unpacked is not fetched again; delete its directory to get the newest of its series. A kernel that its mirror
-# does not have is reported, and the tests fail.
+# setup.sh [KERNEL...]: unpacks what the virtual machines of the kernel tests boot, under target/kernels: for each
+# architecture an initrd with busybox and iptables, and for each kernel (all of them without arguments) its image and an
+# initrd with its modules. A kernel that has been unpacked is not fetched again; delete its directory to get the newest
+# of its series. A kernel that its mirror does not have is reported, and the tests fail.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -19,9 +19,18 @@ series="
     6.12-arm64:arm64:trixie-security:6\.12\.[0-9]+\+deb13(\.[0-9]+)?
 "
 
+selected=""
+for kernel in $series; do
+    name=${kernel%%:*}
+    case " ${*:-$name} " in *" $name "*) selected="$selected $kernel" ;; esac
+done
+
 # program:package
+needed="cpio:cpio xz:xz-utils depmod:kmod readelf:binutils"
+case $selected in *:amd64:*) needed="$needed qemu-system-x86_64:qemu-system-x86" ;; esac
+case $selected in *:arm64:*) needed="$needed qemu-system-aarch64:qemu-system-arm" ;; esac
 missing=""
-for pair in qemu-system-x86_64:qemu-system-x86 qemu-system-aarch64:qemu-system-arm cpio:cpio xz:xz-utils depmod:kmod; do
+for pair in $needed; do
     command -v "${pair%%:*}" >/dev/null 2>&1 || [ -x "/usr/sbin/${pair%%:*}" ] || missing="$missing ${pair#*:}"
 done
 if [ -n "$missing" ] && [ "$(id -u)" != 0 ]; then
@@ -54,6 +63,25 @@ make_base() {
     pack "$base" "$base.cpio"
 }
 
+# without_inet_nat MODULE: changes nft_chain_nat so that nftables has address translation in the families ip and ip6
+# alone, as before Linux 5.2: the chain type of the family inet becomes one of the family arp, which has no such chains.
+without_inet_nat() {
+    # shellcheck disable=SC2046 # the section's number and the offset in it
+    set -- "$1" $(readelf -sW "$1" | awk '$8 == "nft_chain_nat_inet" { print $7, $2 }')
+    section=$(readelf -SW "$1" | tr -d '[]' | awk -v number="$2" '$1 == number { print $5 }')
+    # struct nft_chain_type: a pointer, the type (2: nat), the family (1: inet).
+    at=$((0x$section + 0x$3 + 8))
+    # shellcheck disable=SC2046 # the two numbers
+    set -- "$1" $(od -An -t u4 -j "$at" -N 8 "$1")
+    if [ "$2 $3" != "2 1" ]; then
+        echo "$1 has no nft_chain_nat_inet of the form that this script knows" >&2
+        return 1
+    fi
+    printf '\003' | dd of="$1" bs=1 seek=$((at + 4)) conv=notrunc status=none
+    # The kernel loads a module without a signature, but not one with a wrong signature.
+    if tail -c 28 "$1" | grep -q 'Module signature appended'; then truncate -s -1 "$1"; fi
+}
+
 # unpack_kernel NAME ARCHITECTURE SUITE VERSION
 unpack_kernel() {
     tree=$kernels/$1
@@ -81,6 +109,9 @@ unpack_kernel() {
     cp "$modules"/kernel/drivers/net/veth.ko* "$into/kernel/drivers/net/"
     find "$into" -name '*.xz' -exec xz -d {} +
     PATH="$PATH:/usr/sbin:/sbin" depmod -b "$tree/initrd" "$release"
+    mkdir "$tree/initrd/lib/modules/changed"
+    find "$into" -name nft_chain_nat.ko -exec cp {} "$tree/initrd/lib/modules/changed/" \;
+    without_inet_nat "$tree/initrd/lib/modules/changed/nft_chain_nat.ko"
     for image in "$modules/vmlinuz" "$tree/root/boot/vmlinuz-$release"; do
         [ ! -e "$image" ] || cp "$image" "$tree/vmlinuz"
     done
@@ -90,10 +121,10 @@ unpack_kernel() {
 }
 
 mkdir -p "$kernels"
-for architecture in amd64 arm64; do make_base "$architecture"; done
-for kernel in $series; do
+for kernel in $selected; do
     IFS=: read -r name architecture suite version <<KERNEL
 $kernel
 KERNEL
+    make_base "$architecture"
     unpack_kernel "$name" "$architecture" "$suite" "$version"
 done

@@ -9,7 +9,7 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("kubectl create namespace", "as helm"),
     ("kubectl label namespace", "as helm"),
     ("kubectl ", IN_A_CLUSTER),
-    ("manifests/left.sh", IN_A_CLUSTER),
+    ("gybe leave", IN_A_CLUSTER),
 ];
 
 /// Where the lines run that need a cluster.

@@ -50,11 +50,11 @@ impl NamespaceAccess {
         }
     }
 
-    /// All nftables chains of the namespace, of every owner; none where the kernel has no nftables.
-    pub(crate) fn chains(&mut self) -> Result<Vec<ListedChain>, NftError> {
+    /// All nftables chains of the namespace, of every owner; `None` where the kernel has no nftables.
+    pub(crate) fn chains(&mut self) -> Result<Option<Vec<ListedChain>>, NftError> {
         match self.connection() {
             Ok(connection) => listed_chains::list(connection),
-            Err(error) if error.is_without_nftables() => Ok(Vec::new()),
+            Err(error) if error.is_without_nftables() => Ok(None),
             Err(error) => Err(error),
         }
     }

@@ -111,7 +111,7 @@ impl Iptables {
         desired: &IptablesRules,
     ) -> Result<PreviousRules, IptablesError> {
         let observed = session.ours(access)?;
-        session.can_write(desired)?;
+        session.can_write(access, desired)?;
         for family in FAMILIES {
             // Two families are two transactions: when the second is refused, the first is undone.
             if let Err(refusal) =

@@ -105,7 +105,7 @@ impl Presence {
     }
 
     pub(crate) fn read(access: &mut NamespaceAccess) -> Result<Self, BackendError> {
-        let mut presence = Self::of_chains(&access.chains()?);
+        let mut presence = Self::of_chains(&access.chains()?.unwrap_or_default());
         for (family, saved) in legacy_rules(access)? {
             presence.add_legacy(family, saved);
         }

@@ -10,6 +10,8 @@ use crate::error::chain;
 use crate::host::settings::{FailedInit, RepairMode, RepairOptions};
 use crate::repair::{Finding, Found, REPAIR_SOCKET, RepairedPod};
 use gybe_plugin::args::PodRef;
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, poll};
 use serde_json::json;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
@@ -19,7 +21,9 @@ use std::time::{Duration, Instant};
 
 /// The deadline of the requests about a pod; the end of the agent is delayed by no more than it.
 const TIMEOUT: Duration = Duration::from_secs(3);
-/// How many pods are deleted in `DELETION_INTERVAL` at most.
+/// How long until a socket that could not be opened is opened again, in milliseconds.
+const REOPEN: u16 = 5_000;
+/// How many deletions are requested in `DELETION_INTERVAL` at most.
 const MAX_DELETIONS: usize = 10;
 const DELETION_INTERVAL: Duration = Duration::from_secs(60);
 /// The most pods of which it is remembered what was logged: more than a node has.
@@ -69,7 +73,7 @@ impl SharedBrokenPodCounts {
 /// What is remembered between findings.
 #[derive(Debug, Default)]
 struct Memory {
-    /// When pods were deleted, the oldest first.
+    /// When deletions were requested, the oldest first: one that failed may have been carried out.
     deletions: VecDeque<Instant>,
     /// What was last logged about a pod, by its uid.
     logged: BTreeMap<String, String>,
@@ -79,17 +83,22 @@ impl BrokenPods<'_> {
     /// Acts on the findings that arrive at the socket in `directory`, until `end` is readable.
     pub(super) fn serve(&self, directory: &Path, end: BorrowedFd<'_>) {
         let path = directory.join(REPAIR_SOCKET);
-        let mut memory = Memory::default();
-        let cannot = |why: String| {
-            let fields = json!({ "socket": path.display().to_string(), "why": why });
-            self.context.log.error("gybe node: findings about running pods cannot be received", fields);
-        };
-        match RepairSocket::open(&path) {
-            Ok(mut socket) => {
+        let (mut memory, mut logged) = (Memory::default(), None);
+        loop {
+            let served = RepairSocket::open(&path).map_err(|why| chain(&why)).and_then(|mut socket| {
                 let served = socket.serve(end, self.context, |finding| self.act(&finding, &mut memory));
-                served.unwrap_or_else(|why| cannot(why.to_string()));
+                served.map_err(|why| why.to_string())
+            });
+            let Err(why) = served else { return };
+            if logged.as_ref() != Some(&why) {
+                let fields = json!({ "socket": path.display().to_string(), "why": why });
+                self.context.log.error("gybe node: findings about running pods cannot be received", fields);
+                logged = Some(why);
             }
-            Err(why) => cannot(chain(&why)),
+            if !matches!(poll(&mut [PollFd::new(end, PollFlags::POLLIN)], REOPEN), Ok(0) | Err(Errno::EINTR))
+            {
+                return;
+            }
         }
     }
 
@@ -133,7 +142,7 @@ impl BrokenPods<'_> {
         };
         let result = match prevented {
             Some(why) => Ok(Some(why)),
-            None => self.request(home, pod, uid, change, options, now + TIMEOUT),
+            None => self.request(home, pod, uid, change, options, now + TIMEOUT, &mut memory.deletions),
         };
         let counts = self.sources.broken_pods;
         match result {
@@ -143,7 +152,6 @@ impl BrokenPods<'_> {
                 let fields = json!({ "pod": pod.to_string(), "uid": uid, "why": why });
                 let (message, reason, note) = match change {
                     PodChange::Delete => {
-                        memory.deletions.push_back(now);
                         let note = format!("deleted the pod, because it was not redirected: {why}");
                         ("gybe node: deleted a pod that is not redirected", Reason::DeleteBrokenPod, note)
                     }
@@ -192,12 +200,16 @@ impl BrokenPods<'_> {
         change: &PodChange<'_>,
         options: &RepairOptions,
         until: Instant,
+        deletions: &mut VecDeque<Instant>,
     ) -> Result<Option<String>, QueryError> {
         let selectors = [options.field_selector.as_str(), options.label_selector.as_str()];
         let observed = broken_pod(&home.cluster, &home.node, pod, selectors, until)?;
         let Some(observed) = observed else { return Ok(Some(UNKNOWN.to_owned())) };
         if let Some(why) = prevents_change(&observed, uid, change, options.failed_init.as_ref()) {
             return Ok(Some(why.to_owned()));
+        }
+        if *change == PodChange::Delete {
+            deletions.push_back(Instant::now());
         }
         let is_changed = change_pod(&home.cluster, pod, &observed, change, until)?;
         Ok((!is_changed).then(|| CHANGED.to_owned()))
@@ -228,7 +240,7 @@ fn prevents_deletion(unready: Option<String>, deletions: usize) -> Option<String
     match unready {
         Some(why) => Some(format!("a replacement may not be redirected either: {why}")),
         None if deletions >= MAX_DELETIONS => {
-            Some(format!("{MAX_DELETIONS} pods were deleted within the last minute"))
+            Some(format!("{MAX_DELETIONS} deletions were requested within the last minute"))
         }
         None => None,
     }
@@ -254,7 +266,7 @@ fn prevents_change(
     }
     let has_failed = |required: &FailedInit| {
         observed.init_exits.iter().any(|(name, code)| {
-            let is_it = required.container.is_empty() || *name == required.container;
+            let is_it = *name == required.container;
             let is_code =
                 if required.exit_code == 0 { *code != 0 } else { *code == i32::from(required.exit_code) };
             is_it && is_code
@@ -316,11 +328,11 @@ mod tests {
             ("ended", &label, None, |it| it.has_ended = true, false),
             ("labelled", &label, None, |it| it.labels.push("cni.istio.io/uninitialized".to_owned()), false),
             ("exit code", &delete, init("istio-validation", 126), |_| {}, true),
-            ("any exit code", &delete, init("", 0), |_| {}, true),
+            ("any exit code", &delete, init("istio-validation", 0), |_| {}, true),
             ("another container", &delete, init("init", 126), |_| {}, false),
             ("another exit code", &delete, init("istio-validation", 1), |_| {}, false),
-            ("success", &delete, init("", 0), |it| it.init_exits = vec![("x".to_owned(), 0)], false),
-            ("not failed yet", &label, init("", 126), |it| it.init_exits.clear(), false),
+            ("success", &delete, init("x", 0), |it| it.init_exits = vec![("x".to_owned(), 0)], false),
+            ("not failed yet", &label, init("istio-validation", 126), |it| it.init_exits.clear(), false),
         ] {
             let mut pod = observed();
             alter(&mut pod);
@@ -332,7 +344,10 @@ mod tests {
     #[test]
     fn pods_are_deleted_only_when_their_replacement_is_redirected_and_ten_a_minute() {
         assert_eq!(prevents_deletion(None, 9), None);
-        assert_eq!(prevents_deletion(None, 10).unwrap(), "10 pods were deleted within the last minute");
+        assert_eq!(
+            prevents_deletion(None, 10).unwrap(),
+            "10 deletions were requested within the last minute"
+        );
         let unready = prevents_deletion(Some("no entry".to_owned()), 0).unwrap();
         assert!(unready.contains("a replacement may not be redirected either: no entry"), "{unready}");
     }

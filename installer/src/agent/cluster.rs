@@ -30,10 +30,13 @@ mod watch;
 mod watched_pods;
 
 pub use access::{Cluster, ClusterError, ServiceAccount};
-pub use agents::{AGENTS, AgentSelector, ClusterAgent, agents};
+pub use agents::{AGENTS, AgentSelector, ClusterAgent, StatusPage, agents};
 pub use broken_pod::{BrokenPod, PodChange, broken_pod, change_pod};
 pub use error::ApiError;
-pub use leave::{AgentAddress, Left, agent_addresses, desired_agents, left, set_mode_leave};
+pub use leave::{
+    AgentAddress, AgentDaemonSet, Left, PAGE_TIMEOUT, RunningAgent, agent_addresses, agent_daemonsets, left,
+    set_mode_leave,
+};
 pub(crate) use own_node::OwnNode;
 pub use own_node::{ClusterNode, ObservedNode};
 pub use pod_cache::{WatchProblem, WatchState};

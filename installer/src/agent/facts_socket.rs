@@ -9,7 +9,7 @@ mod connection;
 mod dispatcher;
 mod job_queue;
 
-use super::socket::{CHECK_INTERVAL, Socket, is_authorized};
+use super::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, Socket, is_authorized};
 use super::socket_file::SocketError;
 use super::{PodLookup, SocketContext};
 use crate::host::agent_status::AgentStatus;
@@ -34,10 +34,6 @@ const MAX_IDLE: usize = 256;
 
 /// At the end of the agent all waiting connections are accepted: as many as a backlog holds (net.core.somaxconn).
 const BACKLOG: usize = 4096;
-
-/// How long the loop accepts no connection after accept(2) failed: without a free file descriptor the listener stays
-/// readable, and the loop would spin.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(crate) struct FactsSocket {

@@ -1,9 +1,9 @@
 //! The pages `/healthz`, `/readyz` and `/left`, for the kubelet's probes, an operator and the chart's hook. Pure.
 
-use super::Role;
 use super::http::Page;
 use super::status::{AgentSnapshot, Phase};
-use crate::host::agent_status::{AgentStatus, NodeStatus};
+use super::{PodsState, Role};
+use crate::host::agent_status::{AgentStatus, NodeStatus, UNINSTALLED};
 use crate::host::desired::Confirmed;
 use crate::probe::node_backend::NodeBackend;
 use std::fmt::Write as _;
@@ -28,6 +28,7 @@ pub(crate) fn status(agent: &AgentSnapshot) -> AgentStatus {
         ready: reasons.is_empty(),
         leaves: matches!(report.phase, Phase::Uninstalling | Phase::Uninstalled { .. }),
         reasons,
+        unwatched: agent.pods.unwatched.clone(),
         settings: report.settings_error.clone(),
         conflicts: report.conflicts.conf.iter().chain(&report.conflicts.programs).cloned().collect(),
         notes: report.notes.clone(),
@@ -50,21 +51,22 @@ pub(crate) fn node_status(agent: &AgentSnapshot) -> NodeStatus {
 }
 
 /// Returns the status of an agent that only serves queries about pods.
-pub(crate) fn status_without_node(pods: Option<String>, sockets: Vec<String>) -> AgentStatus {
-    let reasons: Vec<String> = pods.into_iter().chain(sockets).collect();
-    AgentStatus { ready: reasons.is_empty(), reasons, ..AgentStatus::default() }
+pub(crate) fn status_without_node(pods: PodsState, sockets: Vec<String>) -> AgentStatus {
+    let reasons: Vec<String> = pods.missing.into_iter().chain(sockets).collect();
+    AgentStatus { ready: reasons.is_empty(), reasons, unwatched: pods.unwatched, ..AgentStatus::default() }
 }
 
 fn ready(agent: &AgentSnapshot) -> Page {
-    let AgentStatus { ready, reasons, settings, conflicts, notes, .. } = status(agent);
+    let AgentStatus { ready, reasons, unwatched, settings, conflicts, notes, .. } = status(agent);
     let mut text = String::new();
     // Writing to a String cannot fail.
     let _ = match ready {
         true => writeln!(text, "ready"),
         false => writeln!(text, "not ready\n- {}", reasons.join("\n- ")),
     };
+    let unwatched = unwatched.map(|why| format!("new pods are not known: {why}"));
     let settings = settings.map(|why| format!("the ConfigMap is not followed: {why}"));
-    for note in settings.into_iter().chain(conflicts).chain(notes) {
+    for note in unwatched.into_iter().chain(settings).chain(conflicts).chain(notes) {
         let _ = writeln!(text, "note: {note}");
     }
     if ready { Page::ok(text) } else { Page::unavailable(text) }
@@ -74,9 +76,9 @@ fn ready(agent: &AgentSnapshot) -> Page {
 fn left(agent: &AgentSnapshot) -> Page {
     let report = &agent.status.report;
     match report.phase {
-        Phase::Uninstalled { kept: None } => Page::ok("uninstalled; no program stays\n"),
+        Phase::Uninstalled { kept: None } => Page::ok(format!("{UNINSTALLED}; no program stays\n")),
         Phase::Uninstalled { kept: Some(why) } => Page::ok(format!(
-            "uninstalled; the DaemonSet may be deleted. gybe-cni stays {why}; then this agent removes it, or gybe uninstall on \
+            "{UNINSTALLED}; the DaemonSet may be deleted. gybe-cni stays {why}; then this agent removes it, or gybe uninstall on \
              the node\n",
         )),
         Phase::Uninstalling => {

@@ -110,7 +110,7 @@ impl PodLookup for ManifestPods {
         let refreshed = self.refresh(&mut files);
         let missing = refreshed.err().map(|why| format!("{}: {why}", self.directory.display()));
         let pods = files.values().filter_map(|file| file.pods.as_ref().ok()).map(Vec::len).sum();
-        PodsState { missing, pods, watch: None }
+        PodsState { missing, unwatched: None, pods, watch: None }
     }
 
     fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {

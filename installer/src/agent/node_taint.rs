@@ -76,17 +76,19 @@ impl TaintKeeper<'_> {
         let (mut schedule, mut logged) = (Schedule::default(), String::new());
         loop {
             let TaintOrder { taints, desired, mut wait } = next();
-            let change = desired.filter(|_| schedule.is_due(Instant::now())).and_then(|desired| {
+            let change = desired.and_then(|desired| {
                 let observed = self.own_node.read()?;
                 Some((changed_taints(&observed.taints, &taints, desired)?, observed, desired))
             });
             if let Some((changed, observed, desired)) = change {
-                let result = set_taints(self.home, &observed, &changed, Instant::now() + TIMEOUT);
-                self.report(&result, desired, &taints, &mut logged);
-                if result.is_err() {
-                    wait = wait.min(RETRY);
+                let now = Instant::now();
+                let not_before = schedule.wait(now);
+                wait = wait.min(not_before.max(RETRY));
+                if not_before.is_zero() {
+                    let result = set_taints(self.home, &observed, &changed, now + TIMEOUT);
+                    self.report(&result, desired, &taints, &mut logged);
+                    schedule.finish(result.is_ok(), Instant::now());
                 }
-                schedule.finish(result.is_ok(), Instant::now());
             }
             let wait = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
             match poll(&mut [PollFd::new(stop, PollFlags::POLLIN)], wait) {
@@ -153,8 +155,9 @@ fn desired(report: &TurnReport, is_ready: bool, unredirected_for: Option<Duratio
 }
 
 impl Schedule {
-    fn is_due(&self, now: Instant) -> bool {
-        self.next_write.is_none_or(|time| time <= now)
+    /// Returns how long until the next write may be made.
+    fn wait(&self, now: Instant) -> Duration {
+        self.next_write.map_or(Duration::ZERO, |time| time.saturating_duration_since(now))
     }
 
     /// Records a write. One that failed may have arrived, although its response did not.
@@ -202,10 +205,10 @@ mod tests {
     fn the_node_is_written_at_most_once_a_minute_and_after_a_failure_in_five_seconds() {
         let (mut schedule, start) = (Schedule::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
-        assert!(schedule.is_due(start));
+        assert_eq!(schedule.wait(start), Duration::ZERO);
         schedule.finish(true, start);
-        assert_eq!([59, 60].map(|seconds| schedule.is_due(after(seconds))), [false, true]);
+        assert_eq!([0, 59, 60].map(|at| schedule.wait(after(at)).as_secs()), [60, 1, 0]);
         schedule.finish(false, after(60));
-        assert_eq!([64, 65].map(|seconds| schedule.is_due(after(seconds))), [false, true]);
+        assert_eq!([60, 64, 65].map(|at| schedule.wait(after(at)).as_secs()), [5, 1, 0]);
     }
 }

@@ -127,13 +127,9 @@ pub(crate) fn run(
 
 /// Probes all backends, whatever is known, and then keeps the report up to date until `stop` is readable.
 fn probe_and_watch(stop: BorrowedFd<'_>, keep: Keep, log: &Log) -> Result<(), ProbeLoopError> {
-    let mut report = ProbeCache::default().get_or_probe(MaxAge::Fresh, untried)?;
-    if let Some(why) = report.store_error.take_if(|_| keep == Keep::Required) {
-        return Err(ProbeLoopError::Store(why));
-    }
+    let report = probe_at_start(keep, log)?;
     let mut watch = DirectoryWatch::new([DIRECTORY.into()]);
     let mut schedule = Schedule::new(&report.capabilities, Instant::now());
-    log_result(log, &report);
     let mut runtimes = Vec::new();
     loop {
         report_runtimes(&mut runtimes, log);
@@ -151,6 +147,26 @@ fn probe_and_watch(stop: BorrowedFd<'_>, keep: Keep, log: &Log) -> Result<(), Pr
             return Ok(());
         }
     }
+}
+
+/// Probes all backends and stores the report and the one about the runtimes. Called in the host's mount namespace.
+///
+/// # Errors
+/// When this process cannot probe, or cannot store the report.
+pub(crate) fn run_once(log: &Log) -> Result<(), ProbeLoopError> {
+    probe_at_start(Keep::Required, log)?;
+    report_runtimes(&mut Vec::new(), log);
+    Ok(())
+}
+
+/// Probes all backends, whatever is known, and stores the report.
+fn probe_at_start(keep: Keep, log: &Log) -> Result<ProbeReport, ProbeLoopError> {
+    let mut report = ProbeCache::default().get_or_probe(MaxAge::Fresh, untried)?;
+    if let Some(why) = report.store_error.take_if(|_| keep == Keep::Required) {
+        return Err(ProbeLoopError::Store(why));
+    }
+    log_result(log, &report);
+    Ok(report)
 }
 
 /// Stores the node's runtimes for the agent. Called in the host's mount namespace. A runtime's program is read once: it

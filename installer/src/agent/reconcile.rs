@@ -49,6 +49,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 use uninstall::GracePeriod;
 
+/// How long until the probe's report about the runtimes is looked for again, for a minute after the start at most. Its
+/// file is not watched, and the pods of a new node are not redirected before.
+const PROBE_RETRY: Duration = Duration::from_millis(100);
+
 /// The configuration of the loop.
 #[derive(Debug)]
 pub struct ReconcileConfig {
@@ -281,8 +285,7 @@ impl<'a> Reconciler<'a> {
             self.remove_kubeconfig();
         }
         report.missing.extend(kubeconfig.err());
-        // The file with the probe's report is not watched.
-        Turn { report, next: if waits_for_probe { next.within(RETRY) } else { next } }
+        Turn { report, next: if waits_for_probe { next.within(PROBE_RETRY) } else { next } }
     }
 
     /// Another gybe holds the lock, or there is no free descriptor: the node could not be observed.

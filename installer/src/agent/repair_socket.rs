@@ -1,7 +1,7 @@
 //! The socket to which the process that repairs pods sends its findings: one message for each connection.
 
 use super::SocketContext;
-use super::socket::{CHECK_INTERVAL, Socket, SocketHealth, is_authorized};
+use super::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, Socket, SocketHealth, is_authorized};
 use super::socket_file::SocketError;
 use crate::repair::{Finding, MAX_FINDING};
 use nix::errno::Errno;
@@ -16,8 +16,6 @@ use std::time::Duration;
 
 /// How long a connected process may take to send.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long no connection is accepted after accept(2) failed, as without a free file descriptor.
-const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 #[derive(Debug)]
 pub(crate) struct RepairSocket(Socket<UnixListener>);

@@ -17,6 +17,9 @@ use std::time::Duration;
 
 /// How long a socket is idle before its file is checked.
 pub(crate) const CHECK_INTERVAL: Duration = Duration::from_secs(1);
+/// How long a loop accepts no connection after accept(2) failed: without a free file descriptor the listener stays
+/// readable, and the loop would spin.
+pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 
 /// A non-blocking socket and its file. One thread serves it and checks its file.
 #[derive(Debug)]

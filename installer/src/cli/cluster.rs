@@ -18,6 +18,42 @@ pub(super) struct ClusterArgs {
     node_name: Option<String>,
 }
 
+/// The cluster of a command that runs on a workstation.
+#[derive(Debug, Args)]
+pub(super) struct KubeconfigArgs {
+    /// The kubeconfig [default: KUBECONFIG, else ~/.kube/config]
+    #[arg(long, value_name = "FILE")]
+    kubeconfig: Option<PathBuf>,
+    /// The context of the kubeconfig [default: its current context]
+    #[arg(long, value_name = "NAME")]
+    context: Option<String>,
+}
+
+impl KubeconfigArgs {
+    pub(super) fn cluster(&self, context: &Context) -> Result<Cluster, CommandError> {
+        let variable = |name| context.environment.get(name).filter(|value| !value.is_empty());
+        let path = match (&self.kubeconfig, variable("KUBECONFIG"), variable("HOME")) {
+            (Some(path), ..) => Ok(path.clone()),
+            (None, Some(paths), _) if paths.contains(':') => {
+                Err(CommandError::new("KUBECONFIG names several files")
+                    .with_hint("name one with --kubeconfig"))
+            }
+            (None, Some(path), _) => Ok(path.into()),
+            (None, None, Some(home)) => Ok(PathBuf::from(home).join(".kube/config")),
+            (None, None, None) => {
+                Err(CommandError::new("no kubeconfig is named").with_hint("name one with --kubeconfig"))
+            }
+        }?;
+        Ok(Cluster::Kubeconfig { path, context: self.context.clone() })
+    }
+
+    /// Returns the cluster in which the command runs as a pod, if no kubeconfig is named.
+    pub(super) fn cluster_or_own(&self, context: &Context) -> Result<Cluster, CommandError> {
+        let is_named = self.kubeconfig.is_some() || self.context.is_some();
+        own(context).filter(|_| !is_named).map_or_else(|| self.cluster(context), Ok)
+    }
+}
+
 impl ClusterArgs {
     pub(super) fn cluster_node(&self, context: &Context) -> Result<ClusterNode, CommandError> {
         Ok(ClusterNode { cluster: self.cluster(context)?, node: self.node(context)? })

@@ -1,17 +1,18 @@
 //! `gybe leave`: sets `mode: leave`, and waits until every agent has removed Gybe from its node. The chart's Job runs it
 //! before a release is deleted.
 
+use super::cluster::KubeconfigArgs;
 use super::invocation::Context;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::examples;
-use crate::agent::cluster::{self, AgentAddress, Cluster, Left, QueryError};
+use crate::agent::cluster::{
+    self, AgentAddress, AgentDaemonSet, Cluster, Left, PAGE_TIMEOUT, QueryError, RunningAgent,
+};
 use crate::error::chain;
 use clap::Args;
 use gybe_plugin::args::Namespace;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::SocketAddr;
-use std::num::NonZeroU16;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -22,31 +23,34 @@ const INTERVAL: Duration = Duration::from_secs(2);
 
 /// Remove Gybe from every node of the cluster
 ///
-/// Sets mode: leave in the ConfigMaps of the agents and queries each agent until it has removed the entry of gybe-cni
-/// from its node. Then the DaemonSets may be deleted. Runs in a pod, as the service account of that pod.
+/// Sets mode: leave in the ConfigMap of each DaemonSet of agents, and queries each agent until it has removed the entry
+/// of gybe-cni from its node. Then the DaemonSets may be deleted. It can be repeated, for example to see which programs
+/// stay.
 ///
-/// Exit code 0: no conf file names gybe-cni on any node; prints the programs that stay. 1: prints the nodes that have
-/// not answered so, each with the reason. 2: the ConfigMaps cannot be changed.
+/// Exit code 0: no conf file names gybe-cni on any node that has an agent; prints the programs that stay. 1: prints the
+/// nodes that have not answered so, each with the reason; or no agent runs. 2: the command failed.
+///
+/// Needs the rights to list pods and daemonsets, and to patch the ConfigMaps, in the namespace of the agents. In a pod
+/// it runs as that pod's service account and queries the agents at the addresses of their nodes; with a kubeconfig,
+/// which is read as by gybe status, through the API server, for which it also needs to get pods/proxy.
 #[derive(Debug, Args)]
-#[command(after_help = examples(&["gybe leave", "gybe leave --config-map gybe-config --config-map gybe-config-canary --timeout 600"]))]
+#[command(after_help = examples(&["gybe leave", "gybe leave --context prod --timeout 600 && kubectl delete -k ../mesh"]))]
 pub(super) struct LeaveArgs {
+    #[command(flatten)]
+    kubeconfig: KubeconfigArgs,
     /// The namespace of the agents
-    #[arg(long, value_name = "NAMESPACE", default_value = "gybe-system", value_parser = Namespace::parse)]
+    #[arg(long, short, value_name = "NAMESPACE", default_value = "gybe-system", value_parser = Namespace::parse)]
     namespace: Namespace,
-    /// The ConfigMap of a node pool's agents; may be repeated
-    #[arg(long = "config-map", value_name = "NAME", default_value = "gybe-config")]
-    config_maps: Vec<String>,
-    /// The port of the agents' health page
-    #[arg(long, value_name = "PORT", default_value = "8000")]
-    port: NonZeroU16,
     /// How long to wait for the agents
-    #[arg(long, value_name = "SECONDS", default_value_t = 300)]
-    timeout: u32,
+    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    timeout: u64,
 }
 
 /// What is known of the nodes.
 #[derive(Debug, Default)]
 struct Nodes {
+    /// The ConfigMaps with `mode: leave`.
+    changed: BTreeSet<String>,
     /// The nodes without an entry, each with its agent's report.
     left: BTreeMap<String, String>,
     /// Why the command waits: nodes, or requests that failed.
@@ -55,79 +59,96 @@ struct Nodes {
 
 impl LeaveArgs {
     pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
-        let until = Instant::now() + Duration::from_secs(self.timeout.into());
-        let cluster = super::cluster::own(context)
-            .ok_or_else(|| CommandError::new("gybe leave does not run in a pod of a cluster"))?;
-        for config_map in &self.config_maps {
-            let deadline = Instant::now() + TIMEOUT;
-            cluster::set_mode_leave(&cluster, self.namespace.as_str(), config_map, deadline).map_err(
-                |why| {
-                    CommandError::because(
-                        format!("cannot set mode: leave in the ConfigMap {config_map}"),
-                        why,
-                    )
-                },
-            )?;
-        }
+        let until = Instant::now() + Duration::from_secs(self.timeout);
+        let cluster = self.kubeconfig.cluster_or_own(context)?;
         let mut nodes = Nodes::default();
         loop {
-            nodes.waiting = self.query(&cluster, &mut nodes.left).unwrap_or_else(|why| vec![chain(&why)]);
-            if nodes.waiting.is_empty() || Instant::now() >= until {
-                return Ok(output(&nodes));
+            // A request that fails now may succeed later: the chart creates the rights just before the Job.
+            nodes.waiting = self.query(&cluster, &mut nodes, until).unwrap_or_else(|why| vec![chain(&why)]);
+            // A query without time for the answers would report other reasons.
+            let is_last = until.saturating_duration_since(Instant::now()) < INTERVAL + PAGE_TIMEOUT;
+            if nodes.waiting.is_empty() || is_last {
+                return Ok(output(&nodes, &self.namespace));
             }
             thread::sleep(INTERVAL);
         }
     }
 
-    /// Queries the agents of the nodes that have not left, and returns why the command has to wait.
-    fn query(
-        &self,
-        cluster: &Cluster,
-        left: &mut BTreeMap<String, String>,
-    ) -> Result<Vec<String>, QueryError> {
-        let (namespace, deadline) = (self.namespace.as_str(), Instant::now() + TIMEOUT);
-        let agents = cluster::agent_addresses(cluster, namespace, deadline)?;
-        let desired = cluster::desired_agents(cluster, namespace, deadline)?;
-        let mut waiting = Vec::new();
-        let mut queries: BTreeMap<&str, SocketAddr> = BTreeMap::new();
-        for AgentAddress { pod, node, address } in &agents {
-            match (node, address) {
+    /// Sets the mode where it is not set, queries the agents of the nodes that have not left, and returns why the
+    /// command has to wait.
+    fn query(&self, cluster: &Cluster, nodes: &mut Nodes, until: Instant) -> Result<Vec<String>, QueryError> {
+        let namespace = self.namespace.as_str();
+        let deadline = || until.min(Instant::now() + TIMEOUT);
+        let daemonsets = cluster::agent_daemonsets(cluster, namespace, deadline())?;
+        let mut waiting: Vec<String> = daemonsets
+            .iter()
+            .filter_map(|daemonset| self.set_mode(cluster, daemonset, &mut nodes.changed, deadline()).err())
+            .collect();
+        let agents = cluster::agent_addresses(cluster, namespace, deadline())?;
+        let mut queried: BTreeMap<&str, RunningAgent> = BTreeMap::new();
+        for AgentAddress { pod, node, address, port } in &agents {
+            match (node, address.zip(*port)) {
                 (None, _) => waiting.push(format!("the pod {pod} has no node yet")),
-                (Some(node), _) if left.contains_key(node) => {}
+                (Some(node), _) if nodes.left.contains_key(node) => {}
+                (Some(node), None) if port.is_none() => {
+                    waiting.push(format!("{node}: the agent of the pod {pod} serves no page (HEALTH_PORT)"));
+                }
                 (Some(node), None) => waiting.push(format!("{node}: the pod {pod} does not run yet")),
                 // During an update a node has two agents, of which one answers at the node's address.
                 (Some(node), Some(address)) => {
-                    queries.insert(node, SocketAddr::new(*address, self.port.get()));
+                    queried.insert(node, RunningAgent { pod: pod.clone(), address: address.into() });
                 }
             }
         }
-        let addresses: Vec<SocketAddr> = queries.values().copied().collect();
-        for (node, answer) in queries.keys().zip(cluster::left(&addresses)?) {
+        let running: Vec<RunningAgent> = queried.values().cloned().collect();
+        for (node, answer) in queried.keys().zip(cluster::left(cluster, namespace, &running, until)?) {
             match answer {
-                Left::Yes(report) => drop(left.insert((*node).to_owned(), report)),
+                Left::Yes(report) => drop(nodes.left.insert((*node).to_owned(), report)),
                 Left::No(why) => waiting.push(format!("{node}: {why}")),
             }
         }
         let with_agent = agents.iter().filter_map(|agent| agent.node.as_ref()).collect::<BTreeSet<_>>().len();
+        let desired = daemonsets.iter().map(|daemonset| daemonset.desired).sum();
         if with_agent < desired {
             waiting.push(format!("{with_agent} of {desired} nodes have an agent"));
         }
         Ok(waiting)
     }
+
+    fn set_mode(
+        &self,
+        cluster: &Cluster,
+        AgentDaemonSet { name, config_map, .. }: &AgentDaemonSet,
+        changed: &mut BTreeSet<String>,
+        until: Instant,
+    ) -> Result<(), String> {
+        let Some(config_map) = config_map else {
+            return Err(format!("the pods of the DaemonSet {name} mount no ConfigMap with settings"));
+        };
+        if !changed.contains(config_map) {
+            cluster::set_mode_leave(cluster, self.namespace.as_str(), config_map, until).map_err(|why| {
+                format!("cannot set mode: leave in the ConfigMap {config_map}: {}", chain(&why))
+            })?;
+            changed.insert(config_map.clone());
+        }
+        Ok(())
+    }
 }
 
-fn output(nodes: &Nodes) -> CommandOutput {
-    let Nodes { left, waiting } = nodes;
+fn output(Nodes { left, waiting, changed: _ }: &Nodes, namespace: &Namespace) -> CommandOutput {
     let json = json!({ "left": left, "waiting": waiting });
     let mut text: String = left.iter().map(|(node, report)| format!("{node}: {report}\n")).collect();
     let exit = match (waiting.is_empty(), left.is_empty()) {
-        (true, true) => {
-            text += "no agent runs; where Gybe is on a node, gybe uninstall on the node removes it\n";
+        (true, false) => {
+            text += "no conf file names gybe-cni on any node that has an agent\n";
             Exit::Yes
         }
-        (true, false) => {
-            text += "no conf file names gybe-cni on any node\n";
-            Exit::Yes
+        (true, true) => {
+            text += &format!(
+                "no agent runs in the namespace {namespace}, so that none can remove Gybe; name another one with \
+                 --namespace, or run gybe uninstall on each node\n"
+            );
+            Exit::No
         }
         (false, _) => {
             text += &format!("Gybe is not removed from every node:\n- {}\n", waiting.join("\n- "));

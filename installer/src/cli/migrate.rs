@@ -1,5 +1,7 @@
 //! `gybe migrate --dry-run`: the pods of this node that would be treated otherwise after a move to Gybe.
 
+mod values;
+
 use super::directories::DirectoriesArg;
 use super::input;
 use super::output::{CommandError, CommandOutput, Exit};
@@ -7,11 +9,12 @@ use super::pods::POD;
 use super::style::{bad, doubtful, examples, good, titles};
 use crate::host::pods_on_node::{Change, Network, PolicySources, SandboxChange, SandboxList, changes};
 use crate::pod::manifest::{self, printable};
-use clap::Args;
+use clap::{Args, Subcommand};
 use gybe_plugin::pod::PodFacts;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
+use values::ValuesArgs;
 
 /// Report which pods of this node would be treated otherwise by Gybe
 ///
@@ -22,13 +25,19 @@ use std::path::PathBuf;
 ///
 /// The pods come from --pods; without it, from the annotations that the runtime passed and the sources that the plugin
 /// would use. Exit code 0: nothing would change. 1: something would, or that is not known. 2: the command failed.
+///
+/// `gybe migrate values FILE` translates the values of istio-cni's chart.
 #[derive(Debug, Args)]
+#[command(args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 #[command(after_help = examples(&[
     "kubectl get pods -A -o json --field-selector spec.nodeName=NODE | gybe migrate --dry-run --pods -",
     "gybe migrate --dry-run --pods pods.json --plugin-conf gybe-cni.json",
+    "gybe migrate values istio-cni.yaml",
 ]))]
 pub(super) struct MigrateArgs {
-    /// Compare only. The move itself: docs/INSTALL.md, section 5
+    #[command(subcommand)]
+    command: Option<MigrateCommand>,
+    /// Compare only. The move itself: docs/MIGRATE.md
     #[arg(long, required = true)]
     dry_run: bool,
     /// The pods of the node, as `kubectl get pods -o json` prints them; - is stdin
@@ -42,8 +51,16 @@ pub(super) struct MigrateArgs {
     directories: DirectoriesArg,
 }
 
+#[derive(Debug, Subcommand)]
+enum MigrateCommand {
+    Values(ValuesArgs),
+}
+
 impl MigrateArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
+        if let Some(MigrateCommand::Values(args)) = &self.command {
+            return args.run();
+        }
         let conf = self.plugin_conf.as_deref().map(input::plugin_conf).transpose()?.unwrap_or_default();
         let SandboxList { sandboxes, unreadable } = self.directories.sandboxes();
         let sources = PolicySources::of(conf).with_manifests(self.manifests()?);

@@ -194,6 +194,9 @@ fn output(judged: &[SandboxVerdict], unreadable: &[String]) -> CommandOutput {
         for difference in more {
             let _ = writeln!(text, "{:<widest$}    {}", "", printable(difference));
         }
+        if let Some(what) = one.silent_proxy() {
+            let _ = writeln!(text, "{:<widest$}    note: {what}", "");
+        }
     }
     let holds = unreadable.is_empty() && !judged.iter().any(SandboxVerdict::fails);
     let json = json!({
@@ -218,7 +221,7 @@ fn notes(judged: &[SandboxVerdict]) -> Option<String> {
 }
 
 pub(super) fn as_json(one: &SandboxVerdict) -> Value {
-    let SandboxVerdict { sandbox, verdict, unknown_because } = one;
+    let SandboxVerdict { sandbox, verdict, unknown_because, silent_ports } = one;
     let pod = sandbox.pod.as_ref();
     let netns = match &sandbox.network {
         Network::Own(path) => Some(path.display().to_string()),
@@ -235,5 +238,6 @@ pub(super) fn as_json(one: &SandboxVerdict) -> Value {
         "differences": verdict.differences,
         "notes": verdict.notes,
         "judged_by_rules_alone": unknown_because,
+        "proxy_silent_on": silent_ports,
     })
 }

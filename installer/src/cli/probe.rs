@@ -28,7 +28,8 @@ use std::path::{Path, PathBuf};
 /// if its kernel modules are loaded.
 ///
 /// In a container with the necessary capabilities and the host's /proc, `--host --watch --keep` with
-/// `--mount-namespace=/host/proc/1/ns/mnt` keeps the findings up to date for the plugin and the node agent.
+/// `--mount-namespace=/host/proc/1/ns/mnt` keeps the findings up to date for the plugin and the node agent; in an init
+/// container `--host --for-agent` keeps them once.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&["gybe probe", "gybe probe --fresh --backend iptables-nft"]))]
 pub(super) struct ProbeArgs {
@@ -47,8 +48,12 @@ pub(super) struct ProbeArgs {
     #[arg(long)]
     keep: bool,
     /// Keep running, and probe again when the kept findings are removed, invalid or another kernel's
-    #[arg(long)]
+    #[arg(long, conflicts_with = "for_agent")]
     watch: bool,
+    /// Keep the findings and the report about the node's runtimes for the node agent, and exit with 0 whatever they
+    /// are: the agent reports what does not work
+    #[arg(long)]
+    for_agent: bool,
     /// With --watch: also redirect running pods that should be redirected and are not, unless the agent's setting
     /// `repair` is off
     #[arg(long, requires = "watch")]
@@ -62,6 +67,11 @@ impl ProbeArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         if self.watch {
             return self.probe_and_watch();
+        }
+        if self.for_agent {
+            let kept = self.in_mount_namespace(|| probe_loop::run_once(&Log::default()))?;
+            kept.map_err(cannot_probe)?;
+            return Ok(CommandOutput::done("", json!({ "kept": true })));
         }
         let age = if self.fresh || self.host { MaxAge::Fresh } else { MaxAge::Recent };
         let report = self.in_mount_namespace(|| ProbeCache::default().get_or_probe(age, untried))?;

@@ -1,9 +1,10 @@
 //! `gybe status`: the state of every node of a cluster, from a workstation.
 
+use super::cluster::KubeconfigArgs;
 use super::invocation::Context;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, examples, good, titles};
-use crate::agent::cluster::{AGENTS, AgentSelector, Cluster, ClusterAgent, agents};
+use crate::agent::cluster::{AGENTS, AgentSelector, ClusterAgent, StatusPage, agents};
 use crate::host::agent_status::NodeStatus;
 use crate::pod::manifest::printable;
 use clap::Args;
@@ -11,7 +12,6 @@ use gybe_plugin::args::Namespace;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fmt::Write;
-use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Report the state of every node of a cluster
@@ -28,12 +28,8 @@ use std::time::{Duration, Instant};
 #[derive(Debug, Args)]
 #[command(after_help = examples(&["gybe status", "kubectl gybe status", "gybe status --context prod --json"]))]
 pub(super) struct StatusArgs {
-    /// The kubeconfig [default: KUBECONFIG, else ~/.kube/config]
-    #[arg(long, value_name = "FILE")]
-    kubeconfig: Option<PathBuf>,
-    /// The context of the kubeconfig [default: its current context]
-    #[arg(long, value_name = "NAME")]
-    context: Option<String>,
+    #[command(flatten)]
+    kubeconfig: KubeconfigArgs,
     /// The namespace of the agents
     #[arg(long, short, value_name = "NAMESPACE", default_value = "gybe-system", value_parser = namespace)]
     namespace: String,
@@ -51,8 +47,7 @@ fn namespace(text: &str) -> Result<String, &'static str> {
 
 impl StatusArgs {
     pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
-        let path = self.kubeconfig(context)?;
-        let cluster = Cluster::Kubeconfig { path, context: self.context.clone() };
+        let cluster = self.kubeconfig.cluster(context)?;
         let selector = AgentSelector { namespace: self.namespace.clone(), labels: self.selector.clone() };
         let until = Instant::now() + Duration::from_secs(self.timeout);
         let found = agents(&cluster, &selector, until)
@@ -63,22 +58,6 @@ impl StatusArgs {
             return Err(CommandError::new(what).with_hint(hint));
         }
         Ok(output(&nodes(&found)))
-    }
-
-    fn kubeconfig(&self, context: &Context) -> Result<PathBuf, CommandError> {
-        let variable = |name| context.environment.get(name).filter(|value| !value.is_empty());
-        match (&self.kubeconfig, variable("KUBECONFIG"), variable("HOME")) {
-            (Some(path), ..) => Ok(path.clone()),
-            (None, Some(paths), _) if paths.contains(':') => {
-                Err(CommandError::new("KUBECONFIG names several files")
-                    .with_hint("name one with --kubeconfig"))
-            }
-            (None, Some(path), _) => Ok(path.into()),
-            (None, None, Some(home)) => Ok(PathBuf::from(home).join(".kube/config")),
-            (None, None, None) => {
-                Err(CommandError::new("no kubeconfig is named").with_hint("name one with --kubeconfig"))
-            }
-        }
     }
 }
 
@@ -104,22 +83,28 @@ fn nodes(agents: &[ClusterAgent]) -> Vec<NodeRow<'_>> {
 }
 
 fn row<'a>(name: &'a str, agents: &[&'a ClusterAgent]) -> Option<NodeRow<'a>> {
-    let leads = |agent: &&&ClusterAgent| agent.status.as_ref().is_ok_and(|status| !status.agent.standby);
+    let leads = |agent: &&&ClusterAgent| agent.page.status().is_some_and(|status| !status.agent.standby);
     let agent = *agents.iter().find(leads).or_else(|| agents.first())?;
-    let status = agent.status.as_ref().ok();
-    let problems = match &agent.status {
-        Ok(status) => problems(status),
-        Err(why) => vec![format!("pod {}: {why}", agent.pod)],
+    let status = agent.page.status();
+    let mut problems = match &agent.page {
+        StatusPage::Read(status) => problems(status),
+        StatusPage::NotRunning => Vec::new(),
+        StatusPage::NotServed => vec![format!("pod {}: {NOT_SERVED}", agent.pod)],
+        StatusPage::Failed(why) => vec![format!("pod {}: {why}", agent.pod)],
     };
-    // The newer agent of a node whose old one still leads.
-    let waiting = agents.iter().filter(|other| other.pod != agent.pod);
-    let waiting = waiting.filter_map(|other| Some(format!("pod {}: {}", other.pod, other.waits.as_ref()?)));
-    Some(NodeRow { name, agent, status, problems: problems.into_iter().chain(waiting).collect() })
+    // Also the newer agent of a node whose old one still leads.
+    problems
+        .extend(agents.iter().filter_map(|one| Some(format!("pod {}: {}", one.pod, one.waits.as_ref()?))));
+    Some(NodeRow { name, agent, status, problems })
 }
+
+const NOT_SERVED: &str = "the agent serves no status, because MONITORING_PORT (metrics.port of the chart) is 0: set a port, \
+                          or run gybe doctor on the node";
 
 fn problems(status: &NodeStatus) -> Vec<String> {
     let NodeStatus { agent, not_redirected, .. } = status;
     let mut problems = agent.reasons.clone();
+    problems.extend(agent.unwatched.iter().map(|why| format!("new pods are not known: {why}")));
     problems.extend(agent.settings.iter().map(|why| format!("the ConfigMap is not followed: {why}")));
     problems.extend(agent.conflicts.iter().cloned());
     if let Some(pods @ 1..) = not_redirected {
@@ -134,11 +119,13 @@ fn problems(status: &NodeStatus) -> Vec<String> {
 
 impl NodeRow<'_> {
     fn state(&self) -> &'static str {
-        match self.status {
-            Some(NodeStatus { agent, .. }) if agent.leaves => "leaves",
-            Some(NodeStatus { agent, .. }) if agent.ready => "ready",
-            Some(_) => "NOT READY",
-            None => "NO ANSWER",
+        match &self.agent.page {
+            StatusPage::Read(NodeStatus { agent, .. }) if agent.leaves => "leaves",
+            StatusPage::Read(NodeStatus { agent, .. }) if agent.ready => "ready",
+            StatusPage::Read(_) => "NOT READY",
+            StatusPage::NotRunning => "NOT RUNNING",
+            StatusPage::NotServed => "NOT SERVED",
+            StatusPage::Failed(_) => "NO ANSWER",
         }
     }
 

@@ -10,8 +10,10 @@ use crate::host::observe::{HashCache, ObserveScope, observe};
 use crate::host::settings::FACTS_SOCKET;
 use crate::host::support_bundle::SupportBundle;
 use clap::Args;
+use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::json;
-use std::fs::OpenOptions;
+use std::ffi::OsString;
+use std::fs::{self, OpenOptions};
 use std::io::{self, BufWriter};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -22,7 +24,7 @@ const TIMEOUT: Duration = Duration::from_secs(5);
 /// The reports in the directory of the probe.
 const REPORTS: [&str; 2] = ["probe.json", "runtime.json"];
 
-/// Collect what a maintainer needs of this node, without secrets
+/// Collect what a maintainer needs of this node, without values that look like secrets
 ///
 /// Writes a tar archive with the output of `gybe doctor` and `gybe verify --all`, the status of the node agent, the
 /// conf files of the runtime, the reports of the probe, the versions, and the ends of the agent's logs. Kubeconfigs,
@@ -78,8 +80,20 @@ impl SupportBundleArgs {
         bundle
     }
 
+    /// Writes the archive under a temporary name first, so that a failed write leaves no part of one.
     fn write(&self, bundle: &SupportBundle) -> io::Result<()> {
-        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&self.output)?;
-        bundle.write(BufWriter::new(file))
+        let mut name = OsString::from(".");
+        name.push(self.output.file_name().unwrap_or_default());
+        name.push(format!(".{}", std::process::id()));
+        let temporary = self.output.with_file_name(name);
+        let file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+        let written = bundle.write(BufWriter::new(&file)).and_then(|()| file.sync_all());
+        let written = written
+            .and_then(|()| Ok(renameat_with(CWD, &temporary, CWD, &self.output, RenameFlags::NOREPLACE)?));
+        if written.is_err() {
+            // The error of the write is the one to report.
+            let _ = fs::remove_file(&temporary);
+        }
+        written
     }
 }

@@ -7,6 +7,9 @@ use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
+/// How the page `/left` of an agent begins once its entry is removed. Agents and `gybe leave` may differ in version.
+pub(crate) const UNINSTALLED: &str = "uninstalled";
+
 /// The version of the request and of its response.
 const VERSION: u64 = 1;
 
@@ -19,6 +22,8 @@ pub struct AgentStatus {
     pub leaves: bool,
     /// Why it is not ready.
     pub reasons: Vec<String>,
+    /// Why it does not learn of new pods at present; pods that it knows stay known.
+    pub unwatched: Option<String>,
     /// Why it still uses an older ConfigMap.
     pub settings: Option<String>,
     /// The programs that keep undoing its changes, and in which directory.

@@ -24,6 +24,56 @@ pub struct Finding {
     pub state: Severity,
     pub text: String,
     pub remedy: Option<String>,
+    pub section: Option<Section>,
+}
+
+/// A section of docs/TROUBLESHOOTING.md: the id of an error of the plugin, or the name of an alert, that has the same
+/// cause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Section {
+    WrongEntry,
+    MissingPrograms,
+    NoBackend,
+    AgentDoesNotAnswer,
+    WrongKubeconfig,
+    NodeNotReady,
+    PodsUnknown,
+    PodsNotRedirected,
+    Conflict,
+    SettingsRefused,
+}
+
+impl Section {
+    #[cfg(test)]
+    const ALL: [Self; 10] = [
+        Self::WrongEntry,
+        Self::MissingPrograms,
+        Self::NoBackend,
+        Self::AgentDoesNotAnswer,
+        Self::WrongKubeconfig,
+        Self::NodeNotReady,
+        Self::PodsUnknown,
+        Self::PodsNotRedirected,
+        Self::Conflict,
+        Self::SettingsRefused,
+    ];
+
+    /// The heading, which is also the id in JSON.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::WrongEntry => "GYBE-009",
+            Self::MissingPrograms => "GYBE-015",
+            Self::NoBackend => "GYBE-027",
+            Self::AgentDoesNotAnswer => "GYBE-032",
+            Self::WrongKubeconfig => "GYBE-033",
+            Self::NodeNotReady => "GybeNodeNotReady",
+            Self::PodsUnknown => "GybePodsUnknown",
+            Self::PodsNotRedirected => "GybePodsNotRedirected",
+            Self::Conflict => "GybeConflict",
+            Self::SettingsRefused => "GybeSettingsRefused",
+        }
+    }
 }
 
 /// The topic of a finding, in the order of the output.
@@ -96,21 +146,32 @@ impl Severity {
 
 impl Finding {
     fn well(about: About, text: impl Into<String>) -> Self {
-        Self { about, state: Severity::Ok, text: text.into(), remedy: None }
+        Self { about, state: Severity::Ok, text: text.into(), remedy: None, section: None }
     }
 
     fn note(about: About, text: impl Into<String>, remedy: Option<&str>) -> Self {
-        Self { about, state: Severity::Note, text: text.into(), remedy: remedy.map(str::to_owned) }
+        Self {
+            about,
+            state: Severity::Note,
+            text: text.into(),
+            remedy: remedy.map(str::to_owned),
+            section: None,
+        }
     }
 
     fn wrong(about: About, text: impl Into<String>, remedy: impl Into<String>) -> Self {
-        Self { about, state: Severity::Wrong, text: text.into(), remedy: Some(remedy.into()) }
+        Self { about, state: Severity::Wrong, text: text.into(), remedy: Some(remedy.into()), section: None }
+    }
+
+    fn in_section(self, section: Section) -> Self {
+        Self { section: Some(section), ..self }
     }
 
     #[must_use]
     pub fn to_json(&self) -> Value {
-        let Self { about, state, text, remedy } = self;
-        json!({ "about": about.name(), "state": state.name().to_lowercase(), "says": text, "remedy": remedy })
+        let Self { about, state, text, remedy, section } = self;
+        let id = section.map(Section::name);
+        json!({ "about": about.name(), "state": state.name().to_lowercase(), "says": text, "remedy": remedy, "id": id })
     }
 }
 
@@ -130,7 +191,7 @@ pub fn examine(observation: &Observation) -> Vec<Finding> {
         found.extend(leftovers::examine(observation, &ours));
         found.extend(agent::examine(observation, &ours));
     }
-    if ours.is_anywhere() {
+    if ours.is_anywhere() || programs::are_there(observation) {
         found.extend(backend::examine(observation, &ours));
         found.extend(pods::examine(observation));
     }
@@ -158,4 +219,17 @@ fn of_security(observation: &Observation) -> String {
         }
     };
     remedy.to_owned()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_id_of_a_finding_is_a_section_of_the_troubleshooting_page() {
+        let page = include_str!("../../../docs/TROUBLESHOOTING.md");
+        for section in Section::ALL {
+            assert!(page.contains(&format!("\n### {}\n", section.name())), "{section:?}");
+        }
+    }
 }

@@ -86,6 +86,10 @@ pub fn judge(question: &JudgeInput<'_>) -> Judgement {
             reasons.into_iter().filter(|reason| !judgement.reasons.contains(reason) && !follows(reason));
         judgement.reasons.extend(new.collect::<Vec<_>>());
     }
+    // The file on which the network waits is there, and broken.
+    if judgement.reasons.iter().any(|reason| matches!(reason, Problem::BrokenFirst(_))) {
+        judgement.reasons.retain(|reason| *reason != Problem::Waiting);
+    }
     let same_file = |choices: &[Option<ChosenNetwork>]| {
         let file = |choice: &Option<ChosenNetwork>| choice.as_ref().map(|choice| choice.file.clone());
         choices.windows(2).all(|pair| matches!(pair, [one, other] if file(one) == file(other)))

@@ -17,7 +17,7 @@ pub(crate) use processes::is_process_of;
 
 use crate::pod::cgroups::{Cgroups, cgroup_file};
 use crate::pod::own_namespace;
-use crate::pod::verdict::verdict_of;
+use crate::pod::verdict::{silent_ports, verdict_of};
 use desired::{Desired, adapt_verdict};
 use gybe_netfilter::netns::{Netns, NetnsError};
 use gybe_netfilter::verdict::{RedirectionState, Verdict};
@@ -89,6 +89,8 @@ pub struct SandboxVerdict {
     pub verdict: Verdict,
     /// Why the desired state is unknown; none if it is known.
     pub unknown_because: Option<String>,
+    /// The ports of the proxy on which no process listens, of a pod of the mesh whose containers run.
+    pub silent_ports: Vec<u16>,
 }
 
 impl Sandbox {
@@ -109,6 +111,13 @@ impl Sandbox {
     #[must_use]
     pub fn is_of(&self, pod: &PodRef) -> bool {
         self.pod.as_ref().is_some_and(|own| own.namespace == pod.namespace && own.name == pod.name)
+    }
+
+    /// Reports whether a process of a container runs in it. The first process is the sandbox's own.
+    fn has_started(&self) -> bool {
+        let is_own =
+            |cgroup: &String| self.container.as_ref().is_some_and(|own| cgroup.contains(own.as_str()));
+        self.processes.iter().any(|process| !cgroup_file(&process.directory).is_some_and(|it| is_own(&it)))
     }
 
     /// Reports whether the id is its own or that of a container in it.
@@ -150,6 +159,14 @@ impl SandboxVerdict {
             Some(reason) => format!("{name}: {reason}"),
             None => name.to_owned(),
         }
+    }
+
+    /// Why connections that are redirected fail.
+    #[must_use]
+    pub fn silent_proxy(&self) -> Option<String> {
+        let ports: Vec<String> = self.silent_ports.iter().map(ToString::to_string).collect();
+        (!ports.is_empty())
+            .then(|| format!("no process listens on {}, where the proxy should", ports.join(" and ")))
     }
 }
 
@@ -196,15 +213,21 @@ pub fn judge_all(sandboxes: Vec<Sandbox>, sources: &PolicySources) -> Vec<Sandbo
 }
 
 fn judge(sandbox: Sandbox, sources: &PolicySources) -> SandboxVerdict {
-    judge_open(sandbox, sources).report
+    let JudgedSandbox { mut report, netns, policy } = judge_open(sandbox, sources);
+    if let (Some(netns), Some(known)) = (netns, policy)
+        && report.sandbox.has_started()
+    {
+        report.silent_ports = silent_ports(&netns, &known.policy);
+    }
+    report
 }
 
-/// Judges a sandbox and keeps its namespace open.
+/// Judges a sandbox and keeps its namespace open. Does not look for the proxy.
 #[must_use]
 pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
     let Network::Own(path) = &sandbox.network else {
         let verdict = Verdict::because(RedirectionState::NotMeshed, "it uses the node's network");
-        let report = SandboxVerdict { sandbox, verdict, unknown_because: None };
+        let report = SandboxVerdict { sandbox, verdict, unknown_because: None, silent_ports: Vec::new() };
         return JudgedSandbox { report, netns: None, policy: None };
     };
     let netns = Netns::open(path);
@@ -219,7 +242,7 @@ pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
         Desired::NotKnown { why, .. } => (None, Some(why)),
         Desired::LeftAlone(_) => (None, None),
     };
-    let report = SandboxVerdict { sandbox, verdict, unknown_because };
+    let report = SandboxVerdict { sandbox, verdict, unknown_because, silent_ports: Vec::new() };
     JudgedSandbox { report, netns: netns.ok(), policy }
 }
 
@@ -247,6 +270,7 @@ mod tests {
                 ..Verdict::because(state, "as found")
             },
             unknown_because: None,
+            silent_ports: Vec::new(),
         };
         for (state, differences, fails) in [
             (RedirectionState::Redirected, &[][..], false),

@@ -225,8 +225,8 @@ impl Hint for Problem {
                  does look there, set plugin_dir: confirmed (--plugin-dir confirmed)"
             }
             Self::Unreported => {
-                "the container repair of the agent's pod writes /run/gybe/runtime.json; if it does not, look at its \
-                 log: the agent continues without it after a minute"
+                "the container repair (or the init container probe) of the agent's pod writes /run/gybe/runtime.json; \
+                 if it does not, look at its log: the agent continues without it after a minute"
             }
             Self::PluginsElsewhere(_) => {
                 "let the DaemonSet's mount cni-bin, or --bin-dir, name one of these directories, or add ours to the \

@@ -18,7 +18,7 @@ const AGENT: &str = "_gybe-node-";
 /// The largest report.
 const MAX_REPORT: u64 = 1 << 20;
 
-/// Files by their name in the archive, without secrets.
+/// Files by their name in the archive, without values that look like secrets.
 #[derive(Debug, Default)]
 pub struct SupportBundle {
     files: BTreeMap<String, String>,

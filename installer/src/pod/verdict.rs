@@ -1,15 +1,18 @@
 //! The verdict on a pod's network namespace, as `gybe verify` and `gybe doctor` report it.
 
 use super::cgroups::Cgroups;
+use super::validation::SocketOwner;
 use crate::error::chain;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::does;
 use gybe_netfilter::netns::Netns;
+use gybe_netfilter::policy::{Families, Inbound, Port, PortSet, RedirectPolicy};
 use gybe_netfilter::probe::Profile;
 use gybe_netfilter::redirection::RedirectionError;
 use gybe_netfilter::verdict::{Desired, RedirectionState, Verdict, VerdictContext, judge_namespace};
 use gybe_plugin::probe_cache::ProbeCache;
 use std::error::Error;
+use std::net::Ipv4Addr;
 
 /// Judges `netns`. A namespace that cannot be entered or read is `Unknown`, with the reason.
 pub fn verdict_of(netns: &Netns, desired: Desired<'_>, cgroups: &Cgroups) -> Verdict {
@@ -23,6 +26,22 @@ pub fn verdict_of(netns: &Netns, desired: Desired<'_>, cgroups: &Cgroups) -> Ver
     }
 }
 
+/// Why a namespace without IPv6 has rules for it.
+const IPV6_OFF: &str = "IPv6 is off (net.ipv6.conf.all.disable_ipv6), and was on when the rules were written";
+
+fn is_ipv6_off() -> bool {
+    let switch = std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
+    switch.is_ok_and(|value| value.trim() != "0")
+}
+
+/// Returns the ports of the proxy on which no process in `netns` listens. None if the namespace cannot be entered.
+pub fn silent_ports(netns: &Netns, policy: &RedirectPolicy) -> Vec<u16> {
+    let inbound = (policy.inbound != Inbound::Only(PortSet::default())).then_some(policy.inbound_port);
+    let ports = [policy.outbound_port].into_iter().chain(inbound).map(Port::get);
+    let is_silent = |port: &u16| SocketOwner::of((Ipv4Addr::LOCALHOST, *port).into()).is_none();
+    netns.run(|| ports.filter(is_silent).collect()).unwrap_or_default()
+}
+
 /// Judges the namespace of the calling thread. With `only`, reads Gybe's rules with that backend alone.
 pub(crate) fn judge(
     desired: Desired<'_>,
@@ -34,5 +53,19 @@ pub(crate) fn judge(
         |kind: &BackendKind| report.as_ref().is_some_and(|report| does(report, *kind, Profile::Dns));
     let whole: Vec<BackendKind> =
         BackendKind::ALL.into_iter().filter(|kind| only == Some(*kind) || is_whole(kind)).collect();
-    judge_namespace(desired, VerdictContext { only, whole: &whole, programs: Some(&cgroups.programs()) })
+    let context = VerdictContext { only, whole: &whole, programs: Some(&cgroups.programs()) };
+    let mut verdict = judge_namespace(desired, context)?;
+    if let Desired::Policy(policy) = desired
+        && policy.families == Families::V4Only
+        && !verdict.differences.is_empty()
+        && is_ipv6_off()
+    {
+        let policy = RedirectPolicy { families: Families::V4AndV6, ..policy.clone() };
+        let with_ipv6 = judge_namespace(Desired::Policy(&policy), context)?;
+        // A rule that was changed otherwise differs from those of both policies.
+        if !with_ipv6.differences.iter().any(|difference| verdict.differences.contains(difference)) {
+            verdict.reasons.insert(0, IPV6_OFF.to_owned());
+        }
+    }
+    Ok(verdict)
 }

@@ -3,6 +3,7 @@
 
 use super::shared_files::{PodRepairs, RepairSetting};
 use super::{Action, Finding, Found, RepairNode, RepairPass, RepairReport};
+use crate::host::observe::NodeDirectories;
 use crate::host::pods_on_node::{PolicySources, Sandbox};
 use crate::host::settings::RepairMode;
 use crate::host::watch::{DirectoryWatch, WakeReason};
@@ -11,7 +12,7 @@ use gybe_netfilter::verdict::RedirectionState;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::BorrowedFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// The longest time until the next pass while a new sandbox is not in its desired state, as one whose first process has
@@ -25,7 +26,7 @@ const SETTLED: Duration = Duration::from_secs(60);
 
 /// The shortest time between two passes, so that many ADDs that end together are one pass.
 const MIN_INTERVAL: Duration = Duration::from_millis(100);
-/// How long until the node's entry and the agent's setting are looked for again.
+/// How long until the node's entry and the agent's setting are looked for again, where no event announces them.
 const NOT_YET: Duration = Duration::from_secs(1);
 
 /// The most findings that wait for an agent: more than the pods of a node.
@@ -47,7 +48,9 @@ pub(crate) fn watch(node: &RepairNode, occasion: Occasion<'_>, stop: BorrowedFd<
         Occasion::Always => None,
         Occasion::AsTheAgentRequests(directory) => Some(directory),
     };
-    let directories = [node.directories.results.clone()].into_iter().chain(shared.map(Path::to_owned));
+    // Ended ADDs, the node's entry, the agent's setting.
+    let NodeDirectories { results, conf, .. } = &node.directories;
+    let directories = [results, conf].into_iter().map(PathBuf::as_path).chain(shared).map(Path::to_owned);
     let mut watch = DirectoryWatch::new(directories);
     let mut nothing = DirectoryWatch::new([]);
     loop {
@@ -112,10 +115,9 @@ impl RepairWatch {
                 (self.pass(node.sandboxes().sandboxes, &pass, mode, log), None)
             }
         };
-        if let Some(directory) = shared {
-            self.send(directory, log);
-        }
+        self.send(shared, log);
         let wait = if self.unsent.is_empty() { wait } else { wait.min(UNSETTLED) };
+        let wait = wait.min(self.until_judged_again(Instant::now()));
         if let Some(why) = waits_for.filter(|_| waits_for != self.waits_for) {
             log.info("gybe repair: waiting", json!({ "why": why }));
         }
@@ -140,6 +142,11 @@ impl RepairWatch {
             self.settled.clear();
             self.settled_since = Some(now);
         }
+    }
+
+    fn until_judged_again(&self, now: Instant) -> Duration {
+        let since = self.settled_since.map_or(Duration::ZERO, |since| now.duration_since(since));
+        SETTLED.saturating_sub(since).max(MIN_INTERVAL)
     }
 
     /// Makes a pass over the sandboxes that are not known to be in their desired state, logs what is new and returns
@@ -196,8 +203,12 @@ impl RepairWatch {
         self.unsent.push_back(finding);
     }
 
-    /// Sends to the agent what it has not received yet.
-    fn send(&mut self, directory: &Path, log: &Log) {
+    /// Sends to the agent of `shared` what it has not received yet.
+    fn send(&mut self, shared: Option<&Path>, log: &Log) {
+        let Some(directory) = shared else {
+            self.unsent.clear();
+            return;
+        };
         while let Some(finding) = self.unsent.front() {
             if let Err(why) = finding.send(directory) {
                 let why = why.to_string();
@@ -322,6 +333,9 @@ mod tests {
         memory.settled.insert("a".to_owned());
         memory.forget_settled(start + SETTLED + Duration::from_secs(1));
         assert!(!memory.settled.is_empty());
+        // An ADD that ends late in a minute does not delay the judgement.
+        let left = memory.until_judged_again(start + SETTLED + Duration::from_secs(59));
+        assert_eq!(left, Duration::from_secs(1));
     }
 
     #[test]
@@ -342,8 +356,11 @@ mod tests {
         let found = [repaired.clone()].into_iter().chain(others);
         memory.unsent.extend(found.map(|found| Finding { pod: pod.clone(), found }));
         memory.handed_over.insert("a".to_owned(), Instant::now());
-        memory.send(directory.path(), &Log::default());
+        memory.send(Some(directory.path()), &Log::default());
         let left: Vec<_> = memory.unsent.iter().map(|finding| &finding.found).collect();
         assert_eq!((left, memory.handed_over.is_empty()), (vec![&repaired], true));
+        // `gybe repair --watch` has none to send them to.
+        memory.send(None, &Log::default());
+        assert!(memory.unsent.is_empty());
     }
 }

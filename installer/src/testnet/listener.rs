@@ -138,8 +138,8 @@ fn open_all(
     let opened = each.map(|(port, address)| {
         let address = SocketAddr::new(address, port.port);
         match open(port, address) {
-            // A kernel without IPv6: no client has it either.
-            Err(Errno::EAFNOSUPPORT) if address.is_ipv6() => Ok(None),
+            // A kernel without IPv6, or a namespace without ::1 (disable_ipv6): no client has it either.
+            Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) if address.is_ipv6() => Ok(None),
             opened => opened.map(Some).map_err(|errno| ListenError::Socket {
                 transport: port.transport,
                 address,

@@ -131,6 +131,17 @@ fn delete_deletes_the_reported_pod_with_an_event_and_with_the_rights_of_its_comp
 }
 
 #[test]
+fn a_socket_that_cannot_be_created_is_tried_again() {
+    let cluster = cluster("broken-socket", &[("repair", "label")], &["cart-0"]);
+    cluster.node.root.write("probe/repair.sock/file", "");
+    let agent = cluster.start_ready_agent();
+    agent.wait_for_message("findings about running pods cannot be received");
+    fs::remove_dir_all(socket_of(&cluster)).unwrap();
+    report_pod(&cluster, "cart-0", &uid("cart-0"));
+    wait_until("the label", || label(&cluster, "cart-0", LABEL) == "true");
+}
+
+#[test]
 fn label_labels_the_reported_pod_once_with_an_event_and_with_the_rights_of_its_component() {
     let cluster = cluster("broken-label", &[("repair", "label")], &["cart-0"]);
     cluster.set_daemonset(true);

@@ -6,10 +6,13 @@ use crate::with_api_server::{Cluster, FILE};
 use gybe_api_server::Verb;
 use gybe_test_support::{Agent, wait_until};
 use serde_json::{Value, json};
+use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::process::{Child, Command, Output, Stdio};
+use std::thread;
 
 const CONFIG_MAP: &str = "gybe-config";
+const REPORT: &str = "uninstalled; no program stays";
 /// The rights of the chart's Job (`installer/tests/overlays/chart.rs`).
 const RIGHTS: [[&str; 3]; 3] =
     [["", "configmaps", "patch"], ["", "pods", "list"], ["apps", "daemonsets", "list"]];
@@ -33,18 +36,35 @@ fn data(cluster: &Cluster, name: &str) -> Value {
     maps.iter().find(|map| map["metadata"]["name"] == name).unwrap()["data"].clone()
 }
 
-/// Puts a DaemonSet that should run on so many nodes.
+/// Puts a DaemonSet that should run on so many nodes, with its ConfigMap.
 fn put_daemonset(cluster: &Cluster, name: &str, nodes: usize) {
-    let labels = json!({ "app.kubernetes.io/name": "gybe-node" });
-    let metadata = json!({ "namespace": "gybe-system", "name": name, "labels": labels });
-    let status = json!({ "desiredNumberScheduled": nodes });
-    cluster.server.put(json!({ "kind": "DaemonSet", "metadata": metadata, "status": status })).unwrap();
+    put_config_map(cluster, &config_map_of(name));
+    put_daemonset_alone(cluster, name, nodes);
 }
 
-fn put_agent(cluster: &Cluster, name: &str, node: Option<&str>, address: Option<&str>) {
+fn config_map_of(daemonset: &str) -> String {
+    daemonset.replace("gybe-node", CONFIG_MAP)
+}
+
+fn put_daemonset_alone(cluster: &Cluster, name: &str, nodes: usize) {
+    let labels = json!({ "app.kubernetes.io/name": "gybe-node" });
+    let metadata = json!({ "namespace": "gybe-system", "name": name, "labels": labels });
+    let volumes = json!([
+        { "name": "run", "hostPath": { "path": "/run/gybe" } },
+        { "name": "config", "configMap": { "name": config_map_of(name) } },
+    ]);
+    let spec = json!({ "template": { "spec": { "volumes": volumes } } });
+    let status = json!({ "desiredNumberScheduled": nodes });
+    let daemonset = json!({ "kind": "DaemonSet", "metadata": metadata, "spec": spec, "status": status });
+    cluster.server.put(daemonset).unwrap();
+}
+
+/// Puts the pod of an agent whose page is at this port.
+fn put_agent(cluster: &Cluster, name: &str, node: Option<&str>, address: Option<&str>, port: &str) {
     let labels = json!({ "app.kubernetes.io/name": "gybe-node" });
     let metadata = json!({ "namespace": "gybe-system", "name": name, "uid": name, "labels": labels });
-    let mut pod = json!({ "kind": "Pod", "metadata": metadata, "spec": { "containers": [] } });
+    let container = json!({ "name": "install", "env": [{ "name": "HEALTH_PORT", "value": port }] });
+    let mut pod = json!({ "kind": "Pod", "metadata": metadata, "spec": { "containers": [container] } });
     if let Some(node) = node {
         pod["spec"]["nodeName"] = node.into();
     }
@@ -79,21 +99,14 @@ fn port_of(agent: &Agent) -> String {
     agent.address("health").rsplit_once(':').unwrap().1.to_owned()
 }
 
-/// A port at which nothing listens.
-fn closed_port() -> String {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port().to_string()
-}
-
 #[test]
 fn the_command_sets_the_mode_and_waits_until_the_agent_has_removed_the_entry() {
     let mut cluster = cluster("leave");
-    put_config_map(&cluster, CONFIG_MAP);
     put_daemonset(&cluster, "gybe-node", 1);
-    put_agent(&cluster, "gybe-node-x7k2p", Some("node-1"), Some("127.0.0.1"));
     let agent = cluster.start_ready_agent();
+    put_agent(&cluster, "gybe-node-x7k2p", Some("node-1"), Some("127.0.0.1"), &port_of(&agent));
     assert!(cluster.node.entry(FILE).is_some());
-    let port = port_of(&agent);
-    let leave = start(&cluster, &["--port", &port, "--timeout", "60"]);
+    let leave = start(&cluster, &["--timeout", "60"]);
     wait_until("the ConfigMap", || data(&cluster, CONFIG_MAP)["mode"] == "leave");
     assert_eq!(data(&cluster, CONFIG_MAP)["backend"], "auto", "other keys stay");
     // As the kubelet does.
@@ -107,25 +120,24 @@ fn the_command_sets_the_mode_and_waits_until_the_agent_has_removed_the_entry() {
 #[test]
 fn the_command_names_every_node_that_has_not_answered() {
     let cluster = cluster("leave-late");
-    put_config_map(&cluster, CONFIG_MAP);
-    put_config_map(&cluster, "gybe-config-canary");
     put_daemonset(&cluster, "gybe-node", 3);
     put_daemonset(&cluster, "gybe-node-canary", 2);
     let agent = cluster.start_ready_agent();
     let port = port_of(&agent);
-    put_agent(&cluster, "gybe-node-a", Some("node-a"), Some("127.0.0.1"));
-    put_agent(&cluster, "gybe-node-b", Some("node-b"), Some("127.0.0.2"));
-    put_agent(&cluster, "gybe-node-c", None, None);
-    put_agent(&cluster, "gybe-node-canary-d", Some("node-d"), None);
-    let maps = ["--config-map", CONFIG_MAP, "--config-map", "gybe-config-canary"];
-    let (code, text) = ended(start(&cluster, &[&maps[..], &["--port", &port, "--timeout", "0"]].concat()));
+    put_agent(&cluster, "gybe-node-a", Some("node-a"), Some("127.0.0.1"), &port);
+    put_agent(&cluster, "gybe-node-b", Some("node-b"), Some("127.0.0.2"), &port);
+    put_agent(&cluster, "gybe-node-c", None, None, &port);
+    put_agent(&cluster, "gybe-node-canary-d", Some("node-d"), None, &port);
+    put_agent(&cluster, "gybe-node-canary-e", Some("node-e"), Some("127.0.0.1"), "0");
+    let (code, text) = ended(start(&cluster, &["--timeout", "5"]));
     assert_eq!(code, 1, "{text}");
     for line in [
         "- node-a: no uninstall requested\n",
         "- node-b: 127.0.0.2:",
         "- the pod gybe-node-c has no node yet\n",
         "- node-d: the pod gybe-node-canary-d does not run yet\n",
-        "- 3 of 5 nodes have an agent\n",
+        "- node-e: the agent of the pod gybe-node-canary-e serves no page (HEALTH_PORT)\n",
+        "- 4 of 5 nodes have an agent\n",
     ] {
         assert!(text.contains(line), "{line}\n{text}");
     }
@@ -137,17 +149,80 @@ fn the_command_names_every_node_that_has_not_answered() {
 }
 
 #[test]
-fn a_cluster_without_agents_is_left_and_one_that_refuses_is_an_error() {
+fn without_an_agent_nothing_is_left_and_a_cluster_that_refuses_is_named() {
     let cluster = cluster("leave-none");
-    let (code, text) = ended(start(&cluster, &["--timeout", "0"]));
-    assert_eq!(code, 2, "{text}");
-    assert!(text.contains("the ConfigMap gybe-config") && text.contains("404"), "{text}");
-    put_config_map(&cluster, CONFIG_MAP);
-    let (code, text) = ended(start(&cluster, &["--port", &closed_port(), "--timeout", "0"]));
-    assert_eq!(code, 0, "{text}");
-    assert!(text.contains("no agent runs"), "{text}");
+    for nodes in [None, Some(0)] {
+        if let Some(nodes) = nodes {
+            put_daemonset(&cluster, "gybe-node", nodes);
+        }
+        let (code, text) = ended(start(&cluster, &["--timeout", "60"]));
+        assert_eq!(code, 1, "{text}");
+        assert!(text.starts_with("no agent runs in the namespace gybe-system"), "{text}");
+    }
     cluster.server.forbid(Verb::List, "pods");
-    let (code, text) = ended(start(&cluster, &["--timeout", "0"]));
+    let (code, text) = ended(start(&cluster, &["--timeout", "1"]));
     assert_eq!(code, 1, "{text}");
     assert!(text.contains("403"), "{text}");
+}
+
+#[test]
+fn the_mode_is_set_again_until_it_is_set() {
+    let cluster = cluster("leave-retry");
+    put_daemonset_alone(&cluster, "gybe-node", 0);
+    let (code, text) = ended(start(&cluster, &["--timeout", "1"]));
+    assert_eq!(code, 1, "{text}");
+    assert!(
+        text.contains("cannot set mode: leave in the ConfigMap gybe-config") && text.contains("404"),
+        "{text}"
+    );
+    let leave = start(&cluster, &["--timeout", "60"]);
+    let patches = || cluster.server.requests().iter().filter(|request| request.method == "PATCH").count();
+    wait_until("a second attempt", || patches() >= 3);
+    put_config_map(&cluster, CONFIG_MAP);
+    wait_until("the ConfigMap", || data(&cluster, CONFIG_MAP)["mode"] == "leave");
+    assert_eq!(ended(leave).0, 1, "no agent runs");
+}
+
+#[test]
+fn the_page_of_another_program_is_no_answer() {
+    let cluster = cluster("leave-other");
+    put_daemonset(&cluster, "gybe-node", 1);
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    put_agent(&cluster, "gybe-node-a", Some("node-a"), Some("127.0.0.1"), &port);
+    let server = thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let read = stream.read(&mut [0; 4096]).unwrap();
+        stream.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 3\r\nConnection: close\r\n\r\nok\n").unwrap();
+        read
+    });
+    let (code, text) = ended(start(&cluster, &["--timeout", "5"]));
+    assert_eq!(code, 1, "{text}");
+    assert!(text.contains("responded 200, not as an agent: ok"), "{text}");
+    assert!(server.join().unwrap() > 0);
+}
+
+#[test]
+fn with_a_kubeconfig_the_agents_are_queried_through_the_api_server() {
+    let cluster = cluster("leave-kubeconfig");
+    cluster.server.permit(Verb::Get, "pods/proxy");
+    put_daemonset(&cluster, "gybe-node", 2);
+    put_agent(&cluster, "gybe-node-a", Some("node-a"), Some("192.0.2.1"), "8001");
+    put_agent(&cluster, "gybe-node-b", Some("node-b"), Some("192.0.2.2"), "8001");
+    let kubeconfig = cluster.server.kubeconfig(&cluster.node.root).unwrap();
+    let run = |timeout| {
+        ended(start(&cluster, &["--kubeconfig", kubeconfig.to_str().unwrap(), "--timeout", timeout]))
+    };
+    cluster.server.set_page("gybe-node-a", 8001, REPORT);
+    let (code, text) = run("5");
+    assert_eq!(code, 1, "{text}");
+    assert!(text.starts_with(&format!("node-a: {REPORT}\nGybe is not removed")), "{text}");
+    assert!(text.contains("- node-b: error trying to reach service"), "{text}");
+    cluster.server.set_page("gybe-node-b", 8001, "ok");
+    assert!(run("5").1.contains("- node-b: 192.0.2.2:8001 responded 200, not as an agent: ok"));
+    cluster.server.set_page("gybe-node-b", 8001, REPORT);
+    let (code, text) = run("60");
+    assert_eq!(code, 0, "{text}");
+    assert!(text.ends_with("no conf file names gybe-cni on any node that has an agent\n"), "{text}");
+    assert_eq!(data(&cluster, CONFIG_MAP)["mode"], "leave");
 }

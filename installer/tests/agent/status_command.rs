@@ -47,11 +47,10 @@ fn status(kubeconfig: &Path, arguments: &[&str]) -> Run {
 fn put_agent(cluster: &TestCluster, name: &str, node: &str, change: impl FnOnce(&mut Value)) {
     let metadata = json!({
         "namespace": "gybe-system", "name": name, "labels": { "app.kubernetes.io/name": "gybe-node" },
-        "annotations": { "prometheus.io/port": PORT.to_string() },
     });
     let running = json!({ "name": "install", "state": { "running": {} } });
     let mut pod = json!({
-        "kind": "Pod", "metadata": metadata, "spec": { "nodeName": node },
+        "kind": "Pod", "metadata": metadata, "spec": { "nodeName": node, "containers": [{ "name": "install" }] },
         "status": { "phase": "Running", "containerStatuses": [running] },
     });
     change(&mut pod);
@@ -102,6 +101,7 @@ fn each_problem_is_printed_below_its_node() {
     for (pod, node, page) in [
         ("a", "not-ready", page(json!({ "ready": false, "reasons": ["no backend works\u{1b}[2J"] }))),
         ("b", "settings", page(json!({ "ready": true, "settings": "backend: x" }))),
+        ("b2", "unwatched", page(json!({ "ready": true, "unwatched": "401" }))),
         (
             "c",
             "conflict",
@@ -122,23 +122,44 @@ fn each_problem_is_printed_below_its_node() {
             { "name": "install", "state": { "waiting": { "reason": "ImagePullBackOff" } } }
         ] });
     });
+    let port = |pod: &mut Value, port: &str| {
+        pod["spec"]["containers"][0]["env"] = json!([{ "name": "MONITORING_PORT", "value": port }]);
+    };
+    put_agent(&cluster, "l", "no-page", |pod| port(pod, "0"));
+    put_agent(&cluster, "m", "other-port", |pod| port(pod, "9999"));
+    cluster.server.set_page("m", 9999, &page(json!({ "ready": true })).to_string());
+    put_agent(&cluster, "n", "repair", |pod| {
+        let waits = json!({ "name": "repair", "state": { "waiting": { "reason": "CrashLoopBackOff" } } });
+        pod["status"]["containerStatuses"].as_array_mut().unwrap().insert(0, waits);
+    });
+    set_page(&cluster, "n", &page(json!({ "ready": true })));
     let found = status(&kubeconfig, &[]);
     assert_eq!((found.code, found.err.as_str()), (1, ""), "{}", found.out);
     let below = |node: &str| {
         let mut lines = found.out.lines().skip_while(|line| !line.starts_with(&format!("{node} ")));
-        let state = lines.next().unwrap().split_whitespace().nth(1).unwrap().to_owned();
+        let cells: Vec<&str> = lines.next().unwrap().split("  ").filter(|cell| !cell.is_empty()).collect();
+        let state = cells[1].trim().to_owned();
         let problems: Vec<&str> = lines.take_while(|line| line.starts_with("    ")).map(str::trim).collect();
         (state, problems.join("\n"))
     };
     for (node, state, problem) in [
-        ("not-ready", "NOT", "no backend works\\u{1b}[2J"),
+        ("not-ready", "NOT READY", "no backend works\\u{1b}[2J"),
         ("settings", "ready", "the ConfigMap is not followed: backend: x"),
+        ("unwatched", "ready", "new pods are not known: 401"),
         ("conflict", "ready", "cilium rewrites 05-cilium.conflist"),
         ("pods", "ready", "2 pods should be redirected and may not be: gybe verify --all on the node"),
-        ("garbage", "NO", "pod e: the API server's answer is not a status"),
+        ("garbage", "NO ANSWER", "pod e: the API server's answer is not a status"),
         ("leaves", "leaves", ""),
         ("upgraded", "ready", ""),
-        ("image", "NO", "pod k: container install waits: ImagePullBackOff"),
+        ("image", "NOT RUNNING", "pod k: container install waits: ImagePullBackOff"),
+        (
+            "no-page",
+            "NOT SERVED",
+            "pod l: the agent serves no status, because MONITORING_PORT (metrics.port of the chart) is 0: set a port, \
+             or run gybe doctor on the node",
+        ),
+        ("other-port", "ready", ""),
+        ("repair", "ready", "pod n: container repair waits: CrashLoopBackOff"),
     ] {
         assert_eq!(below(node), (state.to_owned(), problem.to_owned()), "{}", found.out);
     }
@@ -146,7 +167,7 @@ fn each_problem_is_printed_below_its_node() {
     let json = status(&kubeconfig, &["--json"]).json();
     let nodes = json["nodes"].as_array().unwrap();
     let failing = nodes.iter().filter(|node| node["problems"] != json!([]));
-    assert_eq!((nodes.len(), failing.count(), &json["well"]), (9, 7, &json!(false)), "{json:#}");
+    assert_eq!((nodes.len(), failing.count(), &json["well"]), (13, 10, &json!(false)), "{json:#}");
 }
 
 #[test]

@@ -36,6 +36,18 @@ fn the_agent_waits_while_istio_cnis_agent_has_a_pod_here_and_then_replaces_its_e
 }
 
 #[test]
+fn when_istio_cnis_agent_removes_its_own_entry_at_its_end_ours_is_written_while_its_pod_terminates() {
+    let node = node("take-ended");
+    node.add_pod("istio-cni-node-x7x2p");
+    let agent = node.start_agent();
+    agent.wait_for_message("istio-cni's agent still runs");
+    // What istio-cni's agent does on SIGTERM.
+    node.put_conf(FILE, PRIMARY);
+    fs::remove_file(node.program_path("istio-cni")).unwrap();
+    wait_until("our entry", || node.entry(FILE).is_some() && agent.is_ready());
+}
+
+#[test]
 fn a_listening_socket_of_istio_cnis_agent_delays_the_take_over_too() {
     let node = node("take-socket");
     fs::create_dir(node.root.join("istio")).unwrap();

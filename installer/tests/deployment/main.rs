@@ -1,7 +1,7 @@
 //! The manifests of the base: valid objects, minimal rights, and settings that the program accepts.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
-mod left_script;
+mod migrate_values;
 mod objects;
 mod pod;
 mod settings;

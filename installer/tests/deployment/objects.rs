@@ -5,7 +5,9 @@ use k8s_openapi::api::admissionregistration::v1::{
 };
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ConfigMap, Container, Namespace, PodSpec, ResourceQuota, ServiceAccount};
+use k8s_openapi::api::core::v1::{
+    ConfigMap, Container, Namespace, PodSpec, ResourceQuota, Service, ServiceAccount,
+};
 use k8s_openapi::api::networking::v1::NetworkPolicy;
 use k8s_openapi::api::rbac::v1::{ClusterRole, ClusterRoleBinding, Role, RoleBinding};
 use serde::de::DeserializeOwned;
@@ -109,11 +111,14 @@ impl Objects {
                 ("v1", "ServiceAccount") => round_trip::<ServiceAccount>,
                 ("v1", "ConfigMap") => round_trip::<ConfigMap>,
                 ("v1", "ResourceQuota") => round_trip::<ResourceQuota>,
+                ("v1", "Service") => round_trip::<Service>,
                 ("apps/v1", "DaemonSet") => round_trip::<DaemonSet>,
                 ("batch/v1", "Job") => round_trip::<Job>,
                 ("networking.k8s.io/v1", "NetworkPolicy") => round_trip::<NetworkPolicy>,
                 // Custom resources of the Prometheus Operator.
-                ("monitoring.coreos.com/v1", "PodMonitor" | "PrometheusRule") => Value::clone,
+                ("monitoring.coreos.com/v1", "PodMonitor" | "ServiceMonitor" | "PrometheusRule") => {
+                    Value::clone
+                }
                 ("rbac.authorization.k8s.io/v1", "ClusterRole") => round_trip::<ClusterRole>,
                 ("rbac.authorization.k8s.io/v1", "ClusterRoleBinding") => round_trip::<ClusterRoleBinding>,
                 ("rbac.authorization.k8s.io/v1", "Role") => round_trip::<Role>,

@@ -90,7 +90,8 @@ fn assert_directories_mounted(objects: &Objects, settings: &Settings) {
 
 /// Asserts that `gybe` accepts the arguments in the manifests: followed by `--help` they succeed only if all are valid.
 pub(crate) fn assert_arguments_accepted(objects: &Objects) {
-    for container in objects.pod().containers {
+    let pod = objects.pod();
+    for container in pod.init_containers.into_iter().flatten().chain(pod.containers) {
         let command: Vec<String> = container.command.into_iter().chain(container.args).flatten().collect();
         let probes = [container.readiness_probe, container.liveness_probe].into_iter().flatten();
         let probes = probes.map(|probe| probe.exec.unwrap().command.unwrap());

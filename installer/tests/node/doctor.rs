@@ -124,9 +124,16 @@ fn a_wrong_chain_is_reported_with_a_remedy() {
     let (says, remedy) = findings(&report, "chain", "wrong").remove(0);
     assert_eq!(says, "gybe-cni is not in 10-calico.conflist: new pods are not redirected");
     assert!(remedy.contains("cni.exclusive=false"), "{remedy}");
+    assert!(remedy.contains("start the agent (DaemonSet gybe-node)"), "{remedy}");
+    // The node may have no agent, and may have one whose socket was left.
+    let (says, _) = findings(&report, "agent", "note").remove(0);
+    assert!(says.starts_with("no node agent answers at"), "{says}");
+    drop(UnixListener::bind(node.root.join("run/gybe/facts.sock")).unwrap());
+    let report = node.doctor("--json").json();
     let (says, remedy) = findings(&report, "agent", "wrong").remove(0);
-    assert!(says.contains("facts.sock is not there, and no conf file names gybe-cni, so new pods"), "{says}");
+    assert!(says.contains("facts.sock is gone, and no conf file names gybe-cni, so new pods"), "{says}");
     assert!(remedy.contains("DaemonSet gybe-node"), "{remedy}");
+    fs::remove_file(node.root.join("run/gybe/facts.sock")).unwrap();
 
     let not_last = r#"{"name":"n","plugins":[{"type":"calico"},{"type":"gybe-cni","facts":{"directory":"/p"},"capabilities":{"io.kubernetes.cri.pod-annotations":true}},{"type":"bandwidth"}]}"#;
     node.put_conf("10-calico.conflist", not_last);

@@ -6,19 +6,22 @@ use serde_json::json;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
+use std::process::Command;
 
 /// A JSON web token, a key, and plain words.
-const SECRETS: [&str; 5] = [
+const SECRETS: [&str; 7] = [
     "eyJhbGciOiJSUzI1NiIsImtpZCI6IlBsYW50ZWQifQ.eyJpc3MiOiJwbGFudGVkIn0.UGxhbnRlZFNpZ25hdHVyZQ",
     "MIIEvQIBADANBgkqhkiG9w0BAQEFAASCBKcwggSjAgEAAoIBAQC7Planted",
     "planted-password",
     "planted-annotation",
     "planted-variable",
+    "p!ss,w@rd;planted",
+    "planted pre-shared words",
 ];
 
 /// Plants each secret where such a secret may be on a node.
 fn plant(node: &HostRoot) {
-    let [token, key, password, annotation, variable] = SECRETS;
+    let [token, key, password, annotation, variable, punctuated, spaced] = SECRETS;
     let conf = json!({ "cniVersion": "1.0.0", "name": "other", "plugins": [{
         "type": "bridge", "k8s_auth_token": token, "etcd_key": key, "mtu": 1500,
         "datastore": { "password": password, "url": format!("https://etcd:{password}@10.0.0.1:2379") },
@@ -38,7 +41,8 @@ fn plant(node: &HostRoot) {
     });
     node.root.write("var/lib/cni/results/net-eth0", cached.to_string());
     let log = format!(
-        "{{\"msg\":\"gybe node: leads\"}}\nAuthorization: Bearer {token}\npassword={password}\n{key}\n"
+        "{{\"msg\":\"gybe node: leads\"}}\nAuthorization: Bearer {token}\npassword={password}\n{key}\n\
+         GET https://user:{punctuated}@10.0.0.1/x\netcd --password {punctuated} --psk '{spaced}'\n"
     );
     node.root.write("var/log/pods/gybe-system_gybe-node-x_uid/install/0.log", log);
     let process = node.add_process("containerd");
@@ -97,4 +101,20 @@ fn the_archive_has_what_a_maintainer_needs_and_no_secret() {
     let printed = node.gybe("support-bundle --root ROOT --run-dir ROOT/run/gybe --output - --json");
     assert_eq!(printed.json()["files"].as_object().unwrap().len(), expected.len());
     assert!(!SECRETS.iter().any(|secret| printed.out.contains(secret)), "{}", printed.out);
+}
+
+#[test]
+#[allow(clippy::disallowed_methods, reason = "the program under test")]
+fn an_archive_that_cannot_be_written_leaves_no_part_of_it() {
+    let node = installed_node();
+    fs::create_dir(node.root.join("out")).unwrap();
+    // The shell's limit for the size of a file, 512 bytes or 1 KiB, without the signal that would end the program.
+    let words = "trap '' XFSZ; ulimit -f 1; exec \"$0\" support-bundle --root \"$1\" --run-dir \"$1/run/gybe\" \
+                 --output \"$1/out/support.tar\"";
+    let mut command = Command::new("sh");
+    command.args(["-c", words, env!("CARGO_BIN_EXE_gybe")]).arg(&*node.root);
+    let ran = command.output().unwrap();
+    let err = String::from_utf8_lossy(&ran.stderr);
+    assert!(ran.status.code() == Some(2) && err.contains("out/support.tar: File too large"), "{ran:?}");
+    assert!(node.files("out").is_empty(), "{:?}", node.files("out").keys());
 }

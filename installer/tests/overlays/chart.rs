@@ -11,7 +11,7 @@ use gybe_plugin::conf::LogLevel;
 use k8s_openapi::api::admissionregistration::v1::ValidatingAdmissionPolicy;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::batch::v1::Job;
-use k8s_openapi::api::core::v1::{ConfigMap, Container, ResourceQuota, ServiceAccount};
+use k8s_openapi::api::core::v1::{ConfigMap, Container, ResourceQuota, Service, ServiceAccount};
 use k8s_openapi::api::rbac::v1::Role;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
@@ -79,6 +79,10 @@ fn each_pool_has_a_daemonset_and_a_configmap_and_no_node_is_in_two() {
     );
     // 101 nodes: at most 11 of one pool with 10%, rounded up in each of the three.
     assert_eq!(quota(&objects), "114");
+    let spec = objects.one::<ResourceQuota>("ResourceQuota").spec.unwrap();
+    let scope = &spec.scope_selector.unwrap().match_expressions.unwrap()[0];
+    let classes = scope.values.clone().unwrap();
+    assert_eq!(classes, ["system-node-critical", "edge-critical"], "the agents' of every pool");
 }
 
 #[test]
@@ -131,6 +135,42 @@ fn the_values_of_istio_cnis_chart_have_their_meaning() {
 }
 
 #[test]
+fn the_servicemonitor_selects_the_service_of_the_agents() {
+    let objects = rendered("servicemonitor");
+    objects.assert_all_fields_known();
+    let (service, monitor): (Service, Value) = (objects.one("Service"), objects.one("ServiceMonitor"));
+    let labels = service.metadata.labels.unwrap();
+    for (name, value) in monitor["spec"]["selector"]["matchLabels"].as_object().unwrap() {
+        assert_eq!(labels.get(name).map(String::as_str), value.as_str(), "{name}");
+    }
+    let spec = service.spec.unwrap();
+    let pods = objects.daemon_set().spec.template.metadata.unwrap().labels.unwrap();
+    for (name, value) in spec.selector.unwrap() {
+        assert_eq!(pods.get(&name), Some(&value));
+    }
+    let port = spec.ports.unwrap().remove(0);
+    let endpoint = &monitor["spec"]["endpoints"][0];
+    assert_eq!((port.name.as_deref(), port.port), (endpoint["port"].as_str(), 15_014));
+    let relabelings = endpoint["relabelings"].as_array().unwrap();
+    let job = relabelings.iter().find(|it| it["targetLabel"] == "job").unwrap();
+    let alerts = include_str!("../../../manifests/chart/files/alerts.yaml");
+    assert!(job["replacement"] == "gybe-system/gybe-node" && alerts.contains("up{job=~\".*/gybe-node\"}"));
+}
+
+#[test]
+fn a_global_value_sets_only_what_is_not_set() {
+    let objects = rendered("global");
+    let conf = Settings::read(&settings::settings_sources(&objects)).unwrap().options.conf;
+    assert_eq!(conf.backend, BackendSetting::Iptables);
+    assert_eq!(conf.log_level, LogLevel::Debug);
+    let install = objects.container("install");
+    assert_eq!(install.image_pull_policy.as_deref(), Some("Always"));
+    assert_eq!(objects.pod().image_pull_secrets.unwrap()[0].name, "own");
+    assert!(crate::host_path(&objects, "cni-conf").starts_with("/var/snap/microk8s"));
+    assert_eq!(objects.of::<Value>("NetworkPolicy").len(), 0);
+}
+
+#[test]
 fn the_values_of_istio_cnis_chart_select_the_mode_and_the_label_of_repair_and_the_policy_allows_only_that_label()
  {
     let objects = rendered("istio-cni-label");
@@ -157,9 +197,6 @@ fn the_job_before_the_deletion_leaves_every_pool_and_has_three_rights() {
     let container = &pod.containers[0];
     let command = container.command.clone().unwrap();
     settings::assert_command_accepted(&command);
-    for pool in ["", "-canary", "-edge"] {
-        assert!(command.contains(&format!("--config-map=gybe-config{pool}")), "{command:?}");
-    }
     let timeout = command.iter().find_map(|it| it.strip_prefix("--timeout=")?.parse::<i64>().ok()).unwrap();
     assert!(timeout < 300, "helm waits for 300 seconds");
     assert!(spec.active_deadline_seconds.unwrap() > timeout);
@@ -169,11 +206,22 @@ fn the_job_before_the_deletion_leaves_every_pool_and_has_three_rights() {
         (context.read_only_root_filesystem, context.allow_privilege_escalation),
         (Some(true), Some(false))
     );
-    assert_eq!(pod.security_context.unwrap().run_as_non_root, Some(true));
+    let user = pod.security_context.unwrap();
+    assert_eq!((user.run_as_non_root, user.run_as_user), (Some(true), Some(65_532)));
+    let tolerations: Vec<_> =
+        pod.tolerations.unwrap().into_iter().map(|it| (it.operator, it.effect)).collect();
+    assert_eq!(tolerations, [(Some("Exists".to_owned()), Some("NoSchedule".to_owned()))]);
     // As in installer/tests/agent/leave.rs.
     let rules: Vec<_> = objects.one::<Role>("Role").rules.unwrap().iter().map(pod::rule_line).collect();
     let maps = r#""" configmaps [gybe-config,gybe-config-canary,gybe-config-edge]: patch"#;
     assert_eq!(rules, [maps, r#""" pods: list"#, r#""apps" daemonsets: list"#]);
+}
+
+#[test]
+fn on_openshift_the_job_names_no_user() {
+    let job: Job = rendered("leave-openshift").one("Job");
+    let user = job.spec.unwrap().template.spec.unwrap().security_context.unwrap();
+    assert_eq!((user.run_as_non_root, user.run_as_user, user.run_as_group), (Some(true), None, None));
 }
 
 #[test]

@@ -14,8 +14,9 @@ use nix::fcntl::AT_FDCWD;
 use nix::sys::fanotify::{EventFFlags, Fanotify, FanotifyEvent, InitFlags, MarkFlags, MaskFlags};
 use serde_json::Value;
 
-use crate::api::{PATIENCE, wait_until};
+use crate::api::{Api, PATIENCE, wait_until};
 use crate::cluster::Cluster;
+use crate::storm::name_of;
 
 /// The agent's facts socket on the node.
 const SOCKET: &str = "/run/gybe/facts.sock";
@@ -29,6 +30,35 @@ const INTERVAL: Duration = Duration::from_millis(5);
 pub(crate) fn pods(cluster: &Cluster) -> Result<Vec<Value>, Failure> {
     let selector = "labelSelector=app.kubernetes.io%2Fname%3Dgybe-node";
     cluster.api.list(&format!("/api/v1/namespaces/gybe-system/pods?{selector}"))
+}
+
+/// Connections as the agent's service account.
+pub(crate) struct AgentApi {
+    /// With a token as the kubelet requests it for the agent's pod: it names the node.
+    pub(crate) bound: Api,
+    /// With the token of no pod.
+    pub(crate) unbound: Api,
+}
+
+impl AgentApi {
+    pub(crate) fn connect(cluster: &Cluster) -> Result<AgentApi, Failure> {
+        let agent = pods(cluster)?.first().map(name_of).unwrap_or_default();
+        let account = ["-n", "gybe-system", "create", "token", "gybe-node"];
+        let pod = ["--bound-object-kind=Pod", &format!("--bound-object-name={agent}")];
+        let connect = |arguments: &[&str]| cluster.api.with_token(cluster.run("kubectl", arguments)?.trim());
+        Ok(AgentApi { bound: connect(&[account.as_slice(), &pod].concat())?, unbound: connect(&account)? })
+    }
+}
+
+/// The result of a request that a policy may refuse.
+pub(crate) fn answer<T>(response: Result<T, Failure>, policy: &str) -> String {
+    match response {
+        Ok(_) => "allowed".to_owned(),
+        Err(error) if format!("{error:?}").contains(&format!("ValidatingAdmissionPolicy '{policy}'")) => {
+            "refused".to_owned()
+        }
+        Err(error) => format!("{error:?}"),
+    }
 }
 
 /// Returns the ids of the agents' processes in the node's PID namespace.

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use futures::StreamExt;
 use gybe_integration::failure::Failure;
 use hyper::{Method, Request};
-use kube::config::{KubeConfigOptions, Kubeconfig};
+use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::core::WatchEvent;
 use kube::{Client, Config};
 use serde_json::Value;
@@ -43,6 +43,13 @@ impl Api {
     /// Opens another connection, for another thread.
     pub(crate) fn another(&self) -> Result<Api, Failure> {
         Api::with(self.config.clone(), Builder::new_current_thread().enable_all().build()?)
+    }
+
+    /// Opens a connection with this token instead of the administrator's certificate.
+    pub(crate) fn with_token(&self, token: &str) -> Result<Api, Failure> {
+        let mut config = self.config.clone();
+        config.auth_info = AuthInfo { token: Some(token.to_owned().into()), ..AuthInfo::default() };
+        Api::with(config, Builder::new_current_thread().enable_all().build()?)
     }
 
     pub(crate) fn is_ready(&self) -> Result<bool, Failure> {

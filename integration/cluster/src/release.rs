@@ -1,6 +1,7 @@
 //! A release of Gybe: the image of its programs, and its manifests as an operator applies them.
 
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
 use gybe_containerd_tests::Image;
@@ -49,6 +50,9 @@ impl Release {
         let (clone, overlay) = (host.path(self.clone_path()), host.path(self.overlay()));
         fs::create_dir_all(&clone)?;
         fs::create_dir_all(&overlay)?;
+        fs::create_dir_all(clone.join("dist"))?;
+        fs::write(clone.join("dist/gybe"), &gybe)?;
+        fs::set_permissions(clone.join("dist/gybe"), Permissions::from_mode(0o755))?;
         for name in ["manifests", "docs", "README.md"] {
             host.run(Path::new("cp"), &["-r", &self.tree.join(name).to_string_lossy(), &self.clone_path()])?;
         }
@@ -66,14 +70,19 @@ impl Release {
         )
     }
 
-    /// Applies the manifests with the component `node-taint` and this taint, and waits as [`Release::install`].
-    pub(crate) fn install_with_node_taint(&self, cluster: &Cluster, taint: &str) -> Result<(), Failure> {
-        let overlay = format!("{DIRECTORY}/{}/tainted", self.version);
+    /// Applies the manifests with a component and its setting, and waits as [`Release::install`].
+    pub(crate) fn install_with(
+        &self,
+        cluster: &Cluster,
+        component: &str,
+        (key, value): (&str, &str),
+    ) -> Result<(), Failure> {
+        let overlay = format!("{DIRECTORY}/{}/with-{component}", self.version);
         let kustomization = format!(
-            "{}components: [../gybe/manifests/components/node-taint]\n\
+            "{}components: [../gybe/manifests/components/{component}]\n\
              patches:\n\
              - target: {{ kind: ConfigMap, name: gybe-config }}\n  \
-               patch: '[{{ \"op\": \"add\", \"path\": \"/data/node_taints\", \"value\": \"{taint}\" }}]'\n",
+               patch: '[{{ \"op\": \"add\", \"path\": \"/data/{key}\", \"value\": \"{value}\" }}]'\n",
             self.kustomization()
         );
         let host = cluster.node.host().path(&overlay);

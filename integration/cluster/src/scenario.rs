@@ -4,6 +4,7 @@ mod delete;
 mod install;
 mod kill;
 mod leave;
+mod repair;
 mod taint;
 mod upgrade;
 mod versions;
@@ -23,6 +24,8 @@ pub(crate) enum Scenario {
     Install,
     /// The agent removes the node's taint; a refused pod has an event; the policy confines the agent's rights
     Taint,
+    /// A pod without its rules is redirected, labelled or deleted; the policies confine the agent's rights
+    Repair,
     /// Pods start during a rolling upgrade and its rollback
     Upgrade,
     /// The agent is killed once while pods start
@@ -48,6 +51,7 @@ impl Scenario {
         match self {
             Scenario::Install => install::run(cluster, releases),
             Scenario::Taint => taint::run(cluster, releases),
+            Scenario::Repair => repair::run(cluster, releases),
             Scenario::Upgrade => upgrade::run(cluster, releases),
             Scenario::Kill => kill::once(cluster, releases),
             Scenario::Versions => versions::run(cluster, releases),

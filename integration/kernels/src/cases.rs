@@ -13,7 +13,7 @@ pub(crate) struct Case {
     pub(crate) absent: &'static [&'static str],
     /// The modules that are loaded before the probe.
     pub(crate) load: &'static [&'static str],
-    /// Parameters of the kernel.
+    /// Parameters of the kernel and of the init.
     pub(crate) parameters: &'static str,
     /// Each refusal has one of these words, the missing part.
     pub(crate) named: &'static [&'static str],
@@ -91,6 +91,11 @@ pub(crate) const CASES: &[Case] = &[
             [Some(IptablesLegacy), None, None, None],
         )
     },
+    Case {
+        load: LEGACY_LOADED,
+        zones: Zones::Absent,
+        ..without("nf_tables, xt_CT; ip_tables loaded", &["nf_tables", "xt_CT"], all(IptablesLegacy))
+    },
     without("nf_tables, ip_tables", &["nf_tables", "ip_tables"], NONE),
     without("nft_redir, xt_owner", &["nft_redir", "xt_owner"], NONE),
     Case {
@@ -102,6 +107,11 @@ pub(crate) const CASES: &[Case] = &[
         )
     },
     without("nft_tproxy, xt_TPROXY", &["nft_tproxy", "xt_TPROXY"], [Some(Nft), Some(Nft), Some(Nft), None]),
+    Case {
+        parameters: "gybe.changed=nft_chain_nat",
+        named: &["nft_chain_nat"],
+        ..without("NAT in the family inet (as before Linux 5.2)", &[], all(IptablesNft))
+    },
     Case { kernel: "5.10", ..without("nft_counter", &["nft_counter"], NONE) },
     Case { parameters: "ipv6.disable=1", ..without("IPv6 (ipv6.disable=1)", &[], all(Nft)) },
     Case {

@@ -169,6 +169,18 @@ mod tests {
     }
 
     #[test]
+    fn troubleshooting_md_has_an_entry_for_every_part_that_may_be_missing() {
+        let document = include_str!("../../../docs/TROUBLESHOOTING.md");
+        let (_, section) = document.split_once("\n## 5. Missing parts of the kernel\n").unwrap();
+        for part in CASES.iter().flat_map(|case| case.absent.iter().chain(case.named)) {
+            assert!(
+                section.lines().any(|line| line.starts_with('|') && line.contains(&format!("`{part}`"))),
+                "{part}"
+            );
+        }
+    }
+
+    #[test]
     fn every_case_names_an_unpacked_kernel_and_what_a_refusal_must_name() {
         for case in CASES {
             assert!(case.machine().is_some(), "{}", case.name);

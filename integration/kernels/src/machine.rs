@@ -63,7 +63,7 @@ pub(crate) struct Machine {
     pub(crate) absent: &'static [&'static str],
     /// Modules that are loaded before the checks.
     pub(crate) load: &'static [&'static str],
-    /// Further parameters of the kernel.
+    /// Further parameters of the kernel and of the init.
     pub(crate) parameters: &'static str,
     /// Groups of checks.
     pub(crate) checks: &'static str,

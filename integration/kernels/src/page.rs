@@ -1,6 +1,8 @@
-//! docs/KERNELS.md, from the results. Pure, but for the names of the kernels' versions.
+//! The tables of docs/KERNELS.md, from the results. Pure, but for the names of the kernels' versions.
 
+use crate::cases::Case;
 use crate::judge::{adds, find_column};
+use crate::machine::Kernel;
 use crate::{Outcome, Run};
 use gybe_kernels::{Add, COLUMNS, CheckResult, Flows, PODS};
 use gybe_netfilter::backend::BackendKind;
@@ -9,96 +11,74 @@ use serde_json::Value;
 use std::fmt::Write;
 use std::path::Path;
 
-const HEAD: &str = "# Kernels
-
-`make test-kernels` boots Debian's kernels in virtual machines and checks there what Gybe does; `make kernels` writes
-this page from the results. Each kernel starts with the static programs, busybox and iptables 1.8.9 in an initrd, under
-qemu's software emulation.
-
-Gybe does not ask for a kernel's version: the probe tries what the kernel does ([BACKENDS.md](BACKENDS.md)). Back-ported
-and disabled features therefore count as they are.
-
-## 1. Complete kernels
-
-Each number is how many connections were made under one policy of the flow vectors (`integration/vectors/rules`), with
-rules written by `gybe apply`; each connection arrived as recorded. In the column *user namespace* another user namespace
-owns the pod's network namespace (`hostUsers: false`). *ADD* is the backend that `gybe-cni` used with `backend: auto` for
-four pods (IPv4, dual stack, DNS, TPROXY), whose connections arrived as recorded, too.
-
-";
-
-const PARTS: &str = "
-## 2. Kernels with parts missing
-
-The modules are left out of the initrd of Linux 6.12, where the table names no other kernel. For each, `gybe probe` runs,
-then `gybe-cni ADD` for pods with IPv4, both families, DNS capture (with both families) and TPROXY, with each setting of
-`backend`. Every redirected pod's connections arrive as recorded. Every refused pod has no rule of Gybe, its connections
-are those of a pod without rules, and the error's hint names the missing part. A cell lists the exceptions: `no TPROXY`
-means that everything else works or is redirected.
-
-";
-
-const REST: &str = "
-What a refusal says in each case:
-
-";
-
-const UNTESTED: &str = "
-## 3. Not tested
-
-- Kernels before 5.10: Debian's mirrors have none. Gybe's nftables rules need address translation in the inet family,
-  which Linux has from 5.2 on. A kernel that refuses it is treated as one without `nft_chain_nat`: iptables is used where
-  it works.
-- Kernels of other distributions and vendors: Red Hat, SUSE, Ubuntu, Amazon Linux, Bottlerocket, Container-Optimized OS,
-  Flatcar, Talos, Azure Linux. `gybe probe` shows which backends work on them.
-- Kernels built without IPv6: Debian's have it built in, so that only the parameters can switch it off.
-- Real hardware, and arm64 kernels but the one above.
-";
-
-/// Returns the page; for a selection of runs, its rows alone.
-pub(crate) fn render<'r>(
+/// Returns the tables of the page, each with its name there; for a selection of runs, their rows alone.
+pub(crate) fn tables<'r>(
     directory: &Path,
     outcomes: impl Iterator<Item = (Run, &'r Outcome)> + Clone,
-) -> String {
-    let mut text = HEAD.to_owned();
-    let columns: Vec<&str> = COLUMNS.iter().map(|column| column.name).collect();
-    text += &row(&[&["Linux", "Debian"], columns.as_slice(), &["ADD"]].concat());
-    text += &line(columns.len() + 3);
-    for (run, outcome) in outcomes.clone() {
-        if let Run::Kernel(kernel) = run {
-            let release = kernel.release(directory).unwrap_or_else(|why| why);
-            let results = outcome.as_deref().unwrap_or_default();
-            let numbers = COLUMNS.iter().map(|column| number(find_column(results, column.name)));
-            let cells: Vec<String> = [release, kernel.suite.to_owned()]
-                .into_iter()
-                .chain(numbers)
-                .chain([added(results, BackendSetting::Auto)])
-                .collect();
-            text += &row(&cells);
-        }
-    }
-    text += PARTS;
-    let backends = BackendKind::ALL.map(BackendKind::name);
-    let probes = backends.map(|name| format!("probe: {name}"));
-    let settings = BackendKind::ALL.map(BackendSetting::Only);
-    let with = settings.map(|setting| format!("ADD with `{setting}`"));
-    let titles = [&["Left out".to_owned()][..], &probes, &["ADD with `auto`".to_owned()], &with].concat();
-    text += &row(&titles);
-    text += &line(titles.len());
-    let cases = outcomes.filter_map(|(run, outcome)| match run {
+) -> [(&'static str, String); 3] {
+    let cases = outcomes.clone().filter_map(|(run, outcome)| match run {
         Run::Case(case) => Some((case, outcome.as_deref().unwrap_or_default())),
         Run::Kernel(_) => None,
     });
-    for (case, results) in cases.clone() {
+    let kernels = outcomes.filter_map(|(run, outcome)| match run {
+        Run::Kernel(kernel) => Some((kernel, outcome.as_deref().unwrap_or_default())),
+        Run::Case(_) => None,
+    });
+    [
+        ("complete kernels", complete(directory, kernels)),
+        ("parts missing", parts_missing(cases.clone())),
+        ("refusals", refusals(cases)),
+    ]
+}
+
+/// Returns the page with these tables between its comments `<!-- NAME -->` and `<!-- end -->`.
+///
+/// # Errors
+/// When the page has no such comments.
+pub(crate) fn with_tables(page: &str, tables: &[(&str, String)]) -> Result<String, String> {
+    tables.iter().try_fold(page.to_owned(), |page, (name, table)| {
+        let begin = format!("<!-- {name} -->\n");
+        let parts = page.split_once(&begin).and_then(|(before, after)| {
+            let (_, after) = after.split_once("<!-- end -->")?;
+            Some(format!("{before}{begin}{table}<!-- end -->{after}"))
+        });
+        parts.ok_or_else(|| format!("it has no {} with an end", begin.trim()))
+    })
+}
+
+fn complete<'r>(
+    directory: &Path,
+    kernels: impl Iterator<Item = (&'static Kernel, &'r [CheckResult])>,
+) -> String {
+    let columns: Vec<&str> = COLUMNS.iter().map(|column| column.name).collect();
+    let mut text = head(&[&["Linux", "Debian"], columns.as_slice(), &["ADD"]].concat());
+    for (kernel, results) in kernels {
+        let release = kernel.release(directory).unwrap_or_else(|why| why);
+        let numbers = COLUMNS.iter().map(|column| number(find_column(results, column.name)));
+        let cells = [release, kernel.suite.to_owned()].into_iter().chain(numbers);
+        text += &row(&cells.chain([added(results, BackendSetting::Auto)]).collect::<Vec<_>>());
+    }
+    text
+}
+
+fn parts_missing<'r>(cases: impl Iterator<Item = (&'static Case, &'r [CheckResult])>) -> String {
+    let probes = BackendKind::ALL.map(|kind| format!("probe: {kind}"));
+    let settings = BackendKind::ALL.map(BackendSetting::Only);
+    let with = settings.map(|setting| format!("ADD with `{setting}`"));
+    let mut text =
+        head(&[&["Left out".to_owned()][..], &probes, &["ADD with `auto`".to_owned()], &with].concat());
+    for (case, results) in cases {
         let probes = BackendKind::ALL.map(|kind| probed(results, kind));
         let with = settings.map(|setting| added(results, setting));
         let kernel = if case.kernel == "6.12" { String::new() } else { format!(" (Linux {})", case.kernel) };
         let name = format!("{}{kernel}", case.name);
         text += &row(&[&[name][..], &probes, &[added(results, BackendSetting::Auto)], &with].concat());
     }
-    text += REST;
-    text += &row(&["Left out", "`backend`", "Pod", "Error", "Hint"]);
-    text += &line(5);
+    text
+}
+
+fn refusals<'r>(cases: impl Iterator<Item = (&'static Case, &'r [CheckResult])>) -> String {
+    let mut text = head(&["Left out", "`backend`", "Pod", "Error", "Hint"]);
     for (case, results) in cases {
         let mut last = None;
         for add in adds(results) {
@@ -112,17 +92,17 @@ pub(crate) fn render<'r>(
             text += &row(&[case.name, &add.setting, &add.pod, id, &refusal.hint]);
         }
     }
-    text + UNTESTED
+    text
+}
+
+fn head<S: AsRef<str>>(titles: &[S]) -> String {
+    format!("{}{}|\n", row(titles), "|---".repeat(titles.len()))
 }
 
 fn row<S: AsRef<str>>(cells: &[S]) -> String {
     // A vertical bar would end the cell.
     let cells: Vec<String> = cells.iter().map(|cell| cell.as_ref().replace('|', "\\|")).collect();
     format!("| {} |\n", cells.join(" | "))
-}
-
-fn line(columns: usize) -> String {
-    format!("{}|\n", "|---".repeat(columns))
 }
 
 fn number(flows: Option<&Flows>) -> String {
@@ -173,4 +153,37 @@ fn summary(outcomes: &[(&str, &str)], usual: &str) -> String {
         };
     }
     text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const PAGE: &str = include_str!("../../../docs/KERNELS.md");
+
+    #[test]
+    fn the_page_has_a_place_for_every_table_and_keeps_the_text_around_it() {
+        let tables = tables(Path::new("nowhere"), std::iter::empty());
+        let rewritten = with_tables(PAGE, &tables).unwrap();
+        let has_no_table = |line: &&str| !line.starts_with('|');
+        let text = |page: &str| page.lines().filter(has_no_table).collect::<Vec<_>>().join("\n");
+        assert_eq!(text(&rewritten), text(PAGE));
+        for (name, table) in &tables {
+            assert!(rewritten.contains(table), "{name}");
+        }
+        assert!(with_tables("# Kernels\n<!-- refusals -->\n", &tables).is_err());
+    }
+
+    #[test]
+    fn a_cell_has_what_all_share_or_the_exceptions() {
+        for (outcomes, expected) in [
+            (&[("IPv4", "nft"), ("TPROXY", "nft")][..], "nft"),
+            (&[("IPv4", "nft"), ("TPROXY", "refused")], "nft, no TPROXY"),
+            (&[("IPv4", "refused"), ("TPROXY", "refused")], "refused"),
+            (&[("IPv4", "nft"), ("TPROXY", "misbehaves")], "nft, TPROXY: misbehaves"),
+            (&[], "no result"),
+        ] {
+            assert_eq!(summary(outcomes, "nft"), expected);
+        }
+    }
 }

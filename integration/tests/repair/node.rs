@@ -30,7 +30,12 @@ pub(crate) struct Pod {
 
 impl Node {
     pub(crate) fn new(test: &str, backend: &str) -> Self {
-        let node = Self { root: TestDir::new(&format!("repair-{test}")), own: Namespace::new().unwrap() };
+        Self::at(TestDir::new(&format!("repair-{test}")), backend)
+    }
+
+    /// A node whose root is this empty directory.
+    pub(crate) fn at(root: TestDir, backend: &str) -> Self {
+        let node = Self { root, own: Namespace::new().unwrap() };
         let facts = json!({ "directory": node.root.join("pods"), "deadline_ms": 1000 });
         let ours = json!({ "type": "gybe-cni", "facts": facts, "backend": backend, "exclude_namespaces": ["kube-system"] });
         let primary = json!({ "type": "bridge", "bridge": "cni0" });

@@ -1,48 +1,61 @@
+{{/* The value below a path of keys, as the field `value` of a JSON object; empty where there is none. */}}
+{{- define "gybe.at" -}}
+{{- $value := .values -}}
+{{- range splitList "." .path -}}
+  {{- if and (kindIs "map" $value) (hasKey $value .) -}}
+    {{- $value = get $value . -}}
+  {{- else -}}
+    {{- $value = "" -}}
+  {{- end -}}
+{{- end -}}
+{{- dict "value" $value | toJson -}}
+{{- end -}}
+
 {{/*
 The values as YAML: those below `cni` over the top level, those of istio-cni's chart under their names here, and those
-of the platform where a value is empty. `ignored` has a line for each value without effect. Fails with all values that
-cannot be applied.
+of the platform where a value is empty. Of istio-cni's chart, empty values set nothing, and those below `global` nothing
+that is set. `ignored` has a line for each value without effect. Fails with all values that cannot be applied.
 */}}
 {{- define "gybe.values" -}}
 {{- $values := deepCopy .Values -}}
 {{- $values = mergeOverwrite $values (deepCopy ($values.cni | default dict)) -}}
 {{- $refused := list -}}
 {{- $ignored := list -}}
+{{- $empty := list "null" "\"\"" "[]" -}}
 {{- range $row := .Files.Get "files/istio-cni-values.yaml" | fromYamlArray -}}
-  {{- $value := $values -}}
-  {{- range splitList "." $row.key -}}
-    {{- if and (kindIs "map" $value) (hasKey $value .) -}}
-      {{- $value = get $value . -}}
-    {{- else -}}
-      {{- $value = dict -}}
-    {{- end -}}
+  {{- $value := (include "gybe.at" (dict "values" $values "path" $row.key) | fromJson).value -}}
+  {{- $sets := not (or (kindIs "map" $value) (has (toJson $value) (list "null" "\"\""))) -}}
+  {{- range $path, $text := $row.when -}}
+    {{- $other := (include "gybe.at" (dict "values" $values "path" $path) | fromJson).value -}}
+    {{- $sets = and $sets (eq (toString $other) $text) -}}
   {{- end -}}
-  {{- if not (or (kindIs "map" $value) (kindIs "invalid" $value)) -}}
+  {{- if and $row.to (hasPrefix "global." $row.key) -}}
+    {{- $own := (include "gybe.at" (dict "values" $values "path" $row.to) | fromJson).value -}}
+    {{- $sets = and $sets (has (toJson $own) $empty) -}}
+  {{- end -}}
+  {{- if $sets -}}
     {{- if hasKey ($row.of | default dict) (toString $value) -}}
       {{- $value = get $row.of (toString $value) -}}
     {{- else if $row.refused -}}
       {{- $refused = append $refused (printf "%s: %s" $row.key $row.refused) -}}
     {{- else if $row.ignored -}}
       {{- $ignored = append $ignored (printf "%s has no effect: %s" $row.key $row.ignored) -}}
+    {{- else if $row.of -}}
+      {{- $known := keys $row.of | sortAlpha | join ", " -}}
+      {{- $refused = append $refused (printf "%s: %s is none of %s" $row.key (toString $value) $known) -}}
+    {{- else if $row.join -}}
+      {{- $texts := list -}}
+      {{- range $row.join -}}
+        {{- $part := (include "gybe.at" (dict "values" $values "path" .key) | fromJson).value -}}
+        {{- $texts = append $texts (toString ($part | default .default)) -}}
+      {{- end -}}
+      {{- $value = join "=" $texts -}}
     {{- end -}}
     {{- if and $row.to (not (kindIs "invalid" $value)) -}}
       {{- range reverse (splitList "." $row.to) -}}{{- $value = dict . $value -}}{{- end -}}
       {{- $values = mergeOverwrite $values $value -}}
     {{- end -}}
   {{- end -}}
-{{- end -}}
-{{- $repair := $values.repair | default dict -}}
-{{- if and (ne (toString $repair.enabled) "false") (eq (toString $repair.repairPods) "false") -}}
-  {{- /* As in istio-cni's chart, these have an effect only without repairPods. */}}
-  {{- if $repair.deletePods -}}
-    {{- $_ := set $values.settings "repair" "delete" -}}
-  {{- else if $repair.labelPods -}}
-    {{- $_ := set $values.settings "repair" "label" -}}
-  {{- end -}}
-{{- end -}}
-{{- if or $repair.brokenPodLabelKey $repair.brokenPodLabelValue -}}
-  {{- $key := $repair.brokenPodLabelKey | default "cni.istio.io/uninitialized" -}}
-  {{- $_ := set $values.settings "repair_label" (printf "%s=%s" $key (toString ($repair.brokenPodLabelValue | default "true"))) -}}
 {{- end -}}
 {{- $platforms := .Files.Get "files/platforms.yaml" | fromYaml -}}
 {{- $detected := contains "-gke" .Capabilities.KubeVersion.Version | ternary "gke" "default" -}}
@@ -171,6 +184,20 @@ app.kubernetes.io/part-of: gybe
 {{- $keys | uniq | toJson -}}
 {{- end -}}
 
+{{/* The address and the node of an agent's page for Prometheus, from the pod's annotation. */}}
+{{- define "gybe.relabelings" -}}
+- sourceLabels: [__meta_kubernetes_pod_ip, __meta_kubernetes_pod_annotation_prometheus_io_port]
+  regex: ([0-9.]+);([0-9]+)
+  replacement: $1:$2
+  targetLabel: __address__
+- sourceLabels: [__meta_kubernetes_pod_ip, __meta_kubernetes_pod_annotation_prometheus_io_port]
+  regex: (.*:.*);([0-9]+)
+  replacement: "[$1]:$2"
+  targetLabel: __address__
+- sourceLabels: [__meta_kubernetes_pod_node_name]
+  targetLabel: node
+{{- end -}}
+
 {{/* The metadata of the hook's objects after the name. The account is there before the Job. */}}
 {{- define "gybe.leave.hook" }}
   namespace: {{ .Release.Namespace }}
@@ -179,4 +206,76 @@ app.kubernetes.io/part-of: gybe
   annotations:
     helm.sh/hook: pre-delete
     helm.sh/hook-delete-policy: before-hook-creation,hook-succeeded
+{{- end -}}
+
+{{/*
+The container that probes: `repair`, which keeps running, or with probeOnce the init container `probe`.
+*/}}
+{{- define "gybe.probe" -}}
+{{- if .values.probeOnce -}}
+# Tries each backend on the host, finds out which runtimes run there, and stores both reports in the host's /run/gybe,
+# from which plugin and agent read them.
+- name: probe
+{{- else -}}
+# Redirects running pods that should be redirected and are not, as the agent's setting `repair` requests. Tries
+# each backend on the host and stores the report in the host's /run/gybe, from which plugin and agent read it.
+# To judge the pods of its node: kubectl exec -n {{ .namespace }} POD -c repair -- gybe verify --all
+- name: repair
+{{- end }}
+  image: {{ .image }}
+  imagePullPolicy: {{ .values.image.pullPolicy }}
+  command:
+    - /opt/gybe/bin/gybe
+    - probe
+    - --host
+    - --mount-namespace=/host/proc/1/ns/mnt
+    {{- if .values.probeOnce }}
+    - --for-agent
+    {{- else }}
+    - --keep
+    - --watch
+    - --repair
+    {{- end }}
+  {{- if not .values.probeOnce }}
+  # Commands without --host, too, run in the host's mount namespace: with its pods, programs and sockets.
+  env:
+    - name: GYBE_HOST_MOUNTS
+      value: /host/proc/1/ns/mnt
+  {{- end }}
+  resources:
+    {{- toYaml .values.repairResources | nindent 4 }}
+  securityContext:
+    privileged: false
+    # It needs only the capabilities with which it starts. The API server refuses `false` beside the
+    # name CAP_SYS_ADMIN (ValidateSecurityContext, pkg/apis/core/validation), but not beside SYS_ADMIN, which
+    # the runtime knows too.
+    allowPrivilegeEscalation: false
+    readOnlyRootFilesystem: true
+    runAsUser: 0
+    runAsGroup: 0
+    capabilities:
+      drop: [ALL]
+      add:
+        # Connections as the proxy's user.
+        - SETUID
+        # A listener at port 53.
+        - NET_BIND_SERVICE
+        # Rules, routes and marks in a temporary network namespace.
+        - NET_ADMIN
+        # iptables-legacy.
+        - NET_RAW
+        # Opening and entering the host's mount namespace. Reading the processes and the configuration of
+        # containerd and CRI-O every minute, for /run/gybe/runtime.json.
+        - SYS_PTRACE
+        - SYS_ADMIN
+        - SYS_CHROOT
+    # The default profile forbids reading processes outside of it.
+    appArmorProfile:
+      type: Unconfined
+  volumeMounts:
+    # Gives only this container access to process 1. With hostPID the other container, which also runs as
+    # root, could kill any process of the host.
+    - name: proc
+      mountPath: /host/proc
+      readOnly: true
 {{- end -}}

@@ -3,7 +3,7 @@
 use super::layout::{DIRECTORIES, MAX_RULES};
 use super::save::SaveError;
 use crate::hint::Hint;
-use crate::nft::error::NftError;
+use crate::nft::error::{KernelPart, NftError};
 use crate::ruleset::{Family, RuleId};
 use crate::xt::legacy::LegacyError;
 use std::borrow::Cow;
@@ -25,6 +25,9 @@ pub enum IptablesError {
     /// The kernel did not list the nftables chains, and so not the tables of iptables-nft.
     #[error("cannot list the nftables chains of this network namespace")]
     Chains(#[source] NftError),
+    /// The kernel lacks what iptables-nft writes to.
+    #[error("iptables-nft needs nftables, which this kernel does not have")]
+    NoNftables,
     /// The policy has more rules than the backend writes.
     #[error("the policy takes more than {MAX_RULES} iptables rules, {rules} of them for the lists of {rule}")]
     TooManyRules {
@@ -126,6 +129,7 @@ impl Hint for IptablesError {
                 "shorten the pod's lists of networks, ports and interfaces, or choose nft: there a list is one rule".into(),
             ),
             Self::Chains(error) => error.hint(),
+            Self::NoNftables => Some(lacks(KernelPart::NF_TABLES.module)),
             Self::Legacy(error) => error.hint(),
             Self::Unreadable { source: SaveError::Incompatible(_), .. } => {
                 Some("choose the backend \"nft\"".into())
@@ -171,10 +175,13 @@ const TOO_OLD: &str = "this iptables is too old; choose the backend \"nft\"";
 fn explain(program: &Path, stderr: &str) -> Option<Cow<'static, str>> {
     let missing = missing_modules(program, stderr);
     if !missing.is_empty() {
-        let missing = missing.join(" or ");
-        return Some(format!("this kernel lacks {missing}: load it, or choose another backend").into());
+        return Some(lacks(&missing.join(" or ")));
     }
     EXPLANATIONS.iter().find(|(text, _)| stderr.contains(text)).map(|(_, means)| (*means).into())
+}
+
+fn lacks(missing: &str) -> Cow<'static, str> {
+    format!("this kernel lacks {missing}: load it, or choose another backend").into()
 }
 
 /// The kernel modules whose absence explains stderr: all of them, or one of them. Seen with iptables 1.8.9 on kernels
@@ -182,9 +189,6 @@ fn explain(program: &Path, stderr: &str) -> Option<Cow<'static, str>> {
 fn missing_modules(program: &Path, stderr: &str) -> Vec<String> {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
     let is_nft = stderr.contains("(nf_tables)") || name.contains("nft");
-    if stderr.contains("Failed to initialize nft") {
-        return vec!["nf_tables".to_owned()];
-    }
     if stderr.contains("CHAIN_ADD failed (No such file or directory)") {
         return vec!["nft_chain_nat".to_owned()];
     }
@@ -286,11 +290,6 @@ mod tests {
                 "iptables-nft-restore",
                 "line 38: CHAIN_ADD failed (No such file or directory): chain OUTPUT",
                 "lacks nft_chain_nat:",
-            ),
-            (
-                "iptables-nft-restore",
-                "iptables-nft-restore: Failed to initialize nft: Protocol not supported",
-                "lacks nf_tables:",
             ),
         ] {
             let hint = explain(Path::new(program), stderr).unwrap();

@@ -34,7 +34,8 @@ impl Session<'_> {
             return read_legacy(family);
         }
         let Some(programs) = self.programs.of(family) else { return Ok(SavedRules::default()) };
-        if !has_nft_tables(family, &access.chains().map_err(IptablesError::Chains)?) {
+        let chains = access.chains().map_err(IptablesError::Chains)?.unwrap_or_default();
+        if !has_nft_tables(family, &chains) {
             return Ok(SavedRules::default());
         }
         // Reading takes capabilities only. From inside the user namespace the process's files in /proc may not be
@@ -50,8 +51,16 @@ impl Session<'_> {
         FAMILIES.into_iter().map(|family| Ok((family, self.read(access, family)?.ours))).collect()
     }
 
-    /// Checks that there are programs for every family in `desired`.
-    pub(super) fn can_write(&self, desired: &IptablesRules) -> Result<(), IptablesError> {
+    /// Checks that there are programs for every family in `desired`, and nftables in the kernel where the variant
+    /// needs it: without it, iptables-nft names only the extensions that it cannot query.
+    pub(super) fn can_write(
+        &self,
+        access: &mut NamespaceAccess,
+        desired: &IptablesRules,
+    ) -> Result<(), IptablesError> {
+        if self.variant == Variant::Nft && access.chains().map_err(IptablesError::Chains)?.is_none() {
+            return Err(IptablesError::NoNftables);
+        }
         let mut families = desired.iter().filter(|(_, rules)| !rules.is_empty());
         families.try_for_each(|(family, _)| self.programs_of(*family).map(drop))
     }

@@ -159,7 +159,7 @@ impl Hint for NftError {
 impl KernelPart {
     fn hint(self) -> String {
         let Self { module, config } = self;
-        format!("this kernel lacks {module} ({config}): load the module, or choose an iptables backend")
+        format!("this kernel lacks {module} ({config}): load the module, or choose another backend")
     }
 }
 

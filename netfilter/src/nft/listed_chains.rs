@@ -20,18 +20,16 @@ pub(crate) struct ListedChain {
     pub(crate) uses: u32,
 }
 
-/// Lists all chains; none where the kernel has no nftables.
-pub(crate) fn list(connection: &mut Connection) -> Result<Vec<ListedChain>, NftError> {
+/// Lists all chains; `None` where the kernel has no nftables.
+pub(crate) fn list(connection: &mut Connection) -> Result<Option<Vec<ListedChain>>, NftError> {
     let lister: &mut Lister<'_> = &mut |request, sequence| connection.0.list(request, sequence);
     let chains = lists::of_one_generation(lister, NFPROTO_UNSPEC, |lists| {
         lists.all("the chains", NFT_MSG_GETCHAIN, |_| ())
     });
     match chains {
-        Ok(entries) => Ok(parse(&entries)),
+        Ok(entries) => Ok(Some(parse(&entries))),
         // No such subsystem (`nfnetlink_rcv_msg`).
-        Err(NftError::List { source: Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOENT, .. }) => {
-            Ok(Vec::new())
-        }
+        Err(NftError::List { source: Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOENT, .. }) => Ok(None),
         Err(error) => Err(error),
     }
 }

@@ -281,6 +281,9 @@ mod tests {
             listener(address, false).and_then(|it| it.local_addr().map_err(|error| errno_of(&error)))
         });
         started.recv().unwrap();
+        // Long enough for several attempts; the thread can only end once the address is free.
+        thread::sleep(20 * BIND_INTERVAL);
+        assert!(!later.is_finished());
         drop(earlier);
         assert_eq!(later.join().unwrap(), Ok(address));
     }

@@ -27,8 +27,11 @@ fn sentence(name: &str) -> Option<String> {
 
 /// Returns the known annotation of this name, or one that is one edit away.
 pub(crate) fn nearest(name: &str) -> Option<&'static str> {
-    let all = || LISTS.into_iter().chain([MODE, STATUS, INJECT]);
     all().find(|known| *known == name).or_else(|| all().find(|known| is_one_edit(known, name)))
+}
+
+fn all() -> impl Iterator<Item = &'static str> {
+    LISTS.into_iter().chain([MODE, STATUS, INJECT])
 }
 
 /// Reports whether two names differ by one byte (inserted, deleted or replaced) or by two adjacent bytes swapped.
@@ -47,6 +50,16 @@ fn is_one_edit(one: &str, other: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::collections::BTreeSet;
+
+    #[test]
+    fn docs_configure_has_exactly_the_known_annotations() {
+        let page = include_str!("../../../docs/CONFIGURE.md");
+        let (_, section) = page.split_once("## 4. A pod: annotations").unwrap();
+        let section = section.split("\n## ").next().unwrap();
+        let documented = section.lines().filter_map(|line| line.strip_prefix("| `")?.split('`').next());
+        assert_eq!(documented.collect::<BTreeSet<_>>(), all().collect());
+    }
 
     #[test]
     fn a_name_one_edit_away_is_reported_with_the_known_name() {

@@ -9,25 +9,27 @@ use crate::host::agent_status::NodeStatus;
 use futures::stream::{self, StreamExt};
 use http_body_util::{BodyExt, Limited};
 use hyper::Request;
+use hyper::body::Bytes;
 use kube::Client;
 use kube::api::ListParams;
 use kube::client::Body;
 use kube::core::Request as ApiRequest;
 use serde::Deserialize;
-use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout_at};
 
 /// The number of pods in a page of the list: some 12 KiB each.
 const PAGE_SIZE: u32 = 100;
 /// The limit of an agent's page.
-const MAX_STATUS: usize = 256 << 10;
+const MAX_PAGE: usize = 256 << 10;
 /// The deadline of one agent's page.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of pages that are requested at the same time.
 const CONCURRENCY: usize = 64;
-/// The annotation by which Prometheus finds the port; the page is there, too.
-const PORT_ANNOTATION: &str = "prometheus.io/port";
+/// The container of the agent.
+const CONTAINER: &str = "install";
+/// The variable with the port of the page.
+const PORT: &str = "MONITORING_PORT";
 const DEFAULT_PORT: u16 = 15014;
 
 /// The label of the agents' DaemonSets and pods.
@@ -47,10 +49,31 @@ pub struct ClusterAgent {
     pub pod: String,
     /// Empty while the pod is not scheduled.
     pub node: String,
-    /// Why the pod does not run; none if it runs.
+    /// Why the pod, or a container of it, does not run; none if all run.
     pub waits: Option<String>,
-    /// What its page contains, or why it cannot be read.
-    pub status: Result<NodeStatus, String>,
+    pub page: StatusPage,
+}
+
+/// The page of an agent.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum StatusPage {
+    Read(NodeStatus),
+    /// The agent does not run.
+    NotRunning,
+    /// The agent serves none: its port is 0.
+    NotServed,
+    /// Why the page cannot be read.
+    Failed(String),
+}
+
+impl StatusPage {
+    #[must_use]
+    pub fn status(&self) -> Option<&NodeStatus> {
+        match self {
+            Self::Read(status) => Some(status),
+            _ => None,
+        }
+    }
 }
 
 /// Reads the status of every agent.
@@ -96,8 +119,6 @@ pub(super) struct AgentPod {
 #[serde(rename_all = "camelCase")]
 pub(super) struct PodMetadata {
     pub(super) name: String,
-    #[serde(default)]
-    annotations: BTreeMap<String, String>,
     deletion_timestamp: Option<String>,
 }
 
@@ -105,6 +126,21 @@ pub(super) struct PodMetadata {
 #[serde(rename_all = "camelCase", default)]
 pub(super) struct PodSpec {
     pub(super) node_name: String,
+    containers: Vec<Container>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Container {
+    name: String,
+    env: Vec<Variable>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct Variable {
+    name: String,
+    value: String,
 }
 
 #[derive(Deserialize, Default)]
@@ -146,28 +182,41 @@ struct Condition {
 }
 
 impl AgentPod {
-    fn port(&self) -> u16 {
-        let named = self.metadata.annotations.get(PORT_ANNOTATION);
-        named.and_then(|port| port.parse().ok()).unwrap_or(DEFAULT_PORT)
+    /// Returns the port of a page of the agent, which this variable sets; none if it serves none.
+    pub(super) fn port(&self, variable: &str, default: u16) -> Option<u16> {
+        let agent = self.spec.containers.iter().find(|container| container.name == CONTAINER);
+        let variable = agent.and_then(|agent| agent.env.iter().find(|it| it.name == variable));
+        match variable.and_then(|variable| variable.value.parse::<i64>().ok()) {
+            Some(port) => u16::try_from(port).ok().filter(|port| *port > 0),
+            None => Some(default),
+        }
     }
 
-    /// Returns why a container of the pod does not run.
+    /// Returns why the pod, or a container of it, does not run.
     fn waits(&self) -> Option<String> {
-        let PodStatus { phase, reason, container_statuses, conditions, host_ip: _ } = &self.status;
-        let waiting = container_statuses.iter().find_map(|container| {
+        let waiting = self.status.container_statuses.iter().find_map(|container| {
             Some(format!("container {} waits: {}", container.name, container.state.waiting.as_ref()?.reason))
         });
-        let unscheduled = || {
-            let condition =
-                conditions.iter().find(|it| it.r#type == "PodScheduled" && it.status == "False")?;
-            Some(format!("not scheduled: {}", condition.message))
-        };
-        let stopped = || match (phase.as_str(), reason.as_str()) {
-            ("Running", _) => None,
-            (phase, "") => Some(format!("its phase is {phase:?}")),
-            (phase, reason) => Some(format!("its phase is {phase:?}: {reason}")),
-        };
-        waiting.or_else(unscheduled).or_else(stopped)
+        waiting.or_else(|| self.stopped())
+    }
+
+    /// Reports whether the pod runs, and the agent's container does not wait in it.
+    fn runs_agent(&self) -> bool {
+        let waits =
+            |container: &ContainerStatus| container.name == CONTAINER && container.state.waiting.is_some();
+        self.stopped().is_none() && !self.status.container_statuses.iter().any(waits)
+    }
+
+    /// Returns why the pod does not run.
+    fn stopped(&self) -> Option<String> {
+        let PodStatus { phase, reason, conditions, .. } = &self.status;
+        let unscheduled = conditions.iter().find(|it| it.r#type == "PodScheduled" && it.status == "False");
+        match (phase.as_str(), reason.as_str(), unscheduled) {
+            ("Running", ..) => None,
+            (.., Some(condition)) => Some(format!("not scheduled: {}", condition.message)),
+            (phase, "", None) => Some(format!("its phase is {phase:?}")),
+            (phase, reason, None) => Some(format!("its phase is {phase:?}: {reason}")),
+        }
     }
 }
 
@@ -188,30 +237,40 @@ pub(super) async fn list(client: &Client, selector: &AgentSelector) -> Result<Ve
 }
 
 async fn agent(client: &Client, namespace: &str, pod: AgentPod, until: Instant) -> ClusterAgent {
-    let waits = pod.waits();
-    let status = match &waits {
-        Some(why) => Err(why.clone()),
-        None => {
+    let page = match pod.port(PORT, DEFAULT_PORT) {
+        _ if !pod.runs_agent() => StatusPage::NotRunning,
+        None => StatusPage::NotServed,
+        Some(port) => {
+            let path = page_path(namespace, &pod.metadata.name, port, "status");
             let before = until.min(Instant::now() + STATUS_TIMEOUT);
-            let page = timeout_at(before.into(), status(client, namespace, &pod)).await;
-            let late = |_| "it did not answer in time".to_owned();
-            page.map_err(late).and_then(|page| page.map_err(|fault| fault.to_string()))
+            match timeout_at(before.into(), status(client, &path)).await {
+                Ok(Ok(status)) => StatusPage::Read(status),
+                Ok(Err(fault)) => StatusPage::Failed(fault.to_string()),
+                Err(_) => StatusPage::Failed("it did not answer in time".to_owned()),
+            }
         }
     };
-    ClusterAgent { pod: pod.metadata.name, node: pod.spec.node_name, waits, status }
+    let waits = pod.waits();
+    ClusterAgent { pod: pod.metadata.name, node: pod.spec.node_name, waits, page }
 }
 
-/// Requests the page of an agent; again when the API server requests a later attempt.
-async fn status(client: &Client, namespace: &str, pod: &AgentPod) -> Result<NodeStatus, ApiError> {
-    let (name, port) = (&pod.metadata.name, pod.port());
-    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:{port}/proxy/status");
+async fn status(client: &Client, path: &str) -> Result<NodeStatus, ApiError> {
+    serde_json::from_slice(&page(client, path).await?).map_err(|_| ApiError::Unreadable("is not a status"))
+}
+
+/// Returns the path of a page of a pod at the API server's proxy.
+pub(super) fn page_path(namespace: &str, pod: &str, port: u16, page: &str) -> String {
+    format!("/api/v1/namespaces/{namespace}/pods/{pod}:{port}/proxy/{page}")
+}
+
+/// Requests a page of an agent; again when the API server requests a later attempt.
+pub(super) async fn page(client: &Client, path: &str) -> Result<Bytes, ApiError> {
     loop {
-        let request = Request::get(&path).body(Body::empty()).map_err(|_| invalid_name())?;
+        let request = Request::get(path).body(Body::empty()).map_err(|_| invalid_name())?;
         match client.send(request).await.map_err(ApiError::from) {
             Ok(response) => {
-                let body = Limited::new(response.into_body(), MAX_STATUS).collect().await;
-                let bytes = body.map_err(|fault| ApiError::broken(&*fault))?.to_bytes();
-                return serde_json::from_slice(&bytes).map_err(|_| ApiError::Unreadable("is not a status"));
+                let body = Limited::new(response.into_body(), MAX_PAGE).collect().await;
+                return Ok(body.map_err(|fault| ApiError::broken(&*fault))?.to_bytes());
             }
             Err(fault) => match fault.retry_after() {
                 Some(wait) => sleep(wait).await,

@@ -91,8 +91,8 @@ async fn send<C>(
 where
     C: Connect + Clone + Send + Sync + 'static,
 {
-    // Every request may be repeated: a GET, a merge patch, or the creation of an object with a name, whose repetition
-    // is answered with 409. Bodies are small and in memory.
+    // Every request may be repeated: a GET, a merge patch, or one whose repetition is answered with 404 or 409: the
+    // creation of an object with a name, the deletion of the pod with a uid. Bodies are small and in memory.
     let (head, body) = request.into_parts();
     let body = body.collect_bytes().await?;
     let send = |client: legacy::Client<C, Body>| {

@@ -1,30 +1,46 @@
-//! The removal of Gybe from all nodes: the agents' addresses, the ConfigMaps that they follow, and their page `/left`.
+//! The removal of Gybe from all nodes: the agents' DaemonSets, the ConfigMaps that they follow, and their page `/left`.
 
 use super::access::{Cluster, ClusterError};
 use super::agents::{self, AGENTS, AgentPod, AgentSelector};
-use super::error::ApiError;
+use super::error::{ApiError, truncate};
 use super::pod_requests::invalid_name;
 use super::queries::{QueryError, run, send, write};
+use crate::host::agent_status::UNINSTALLED;
 use futures::{StreamExt, stream};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
-use hyper_util::client::legacy::Client;
+use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::HttpConnector;
 use hyper_util::rt::TokioExecutor;
+use kube::Client;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::core::Request as ApiRequest;
 use serde::Deserialize;
 use serde_json::json;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
-use tokio::time::{timeout, timeout_at};
+use tokio::time::timeout_at;
 
 /// The number of agents that are queried at the same time.
 const CONCURRENT: usize = 64;
 /// The deadline of one agent's response.
-const TIMEOUT: Duration = Duration::from_secs(5);
+pub const PAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The limit of a page.
 const MAX_PAGE: usize = 16 << 10;
+/// The variable with the port of the page, and its default.
+const PORT: (&str, u16) = ("HEALTH_PORT", 8000);
+/// The volume of an agent's pod with its settings.
+const CONFIG_VOLUME: &str = "config";
+
+/// A DaemonSet of agents.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AgentDaemonSet {
+    pub name: String,
+    /// The number of nodes that should have an agent.
+    pub desired: usize,
+    /// The ConfigMap with the agents' settings; none if their pods mount none.
+    pub config_map: Option<String>,
+}
 
 /// The pod of an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,6 +50,15 @@ pub struct AgentAddress {
     pub node: Option<String>,
     /// The node's; none until the kubelet has reported it.
     pub address: Option<IpAddr>,
+    /// The port of its page; none if it serves none.
+    pub port: Option<u16>,
+}
+
+/// An agent that is queried.
+#[derive(Debug, Clone)]
+pub struct RunningAgent {
+    pub pod: String,
+    pub address: SocketAddr,
 }
 
 /// An agent's response at `/left`.
@@ -52,15 +77,58 @@ struct DaemonSets {
 
 #[derive(Deserialize)]
 struct DaemonSet {
+    metadata: Metadata,
+    #[serde(default)]
+    spec: DaemonSetSpec,
     #[serde(default)]
     status: DaemonSetStatus,
 }
 
+#[derive(Deserialize)]
+struct Metadata {
+    name: String,
+}
+
 #[derive(Deserialize, Default)]
+#[serde(default)]
+struct DaemonSetSpec {
+    template: PodTemplate,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct PodTemplate {
+    spec: PodSpec,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(default)]
+struct PodSpec {
+    volumes: Vec<Volume>,
+}
+
+#[derive(Deserialize)]
 #[serde(rename_all = "camelCase")]
+struct Volume {
+    name: String,
+    config_map: Option<Metadata>,
+}
+
+#[derive(Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
 struct DaemonSetStatus {
-    #[serde(default)]
     desired_number_scheduled: usize,
+}
+
+impl From<DaemonSet> for AgentDaemonSet {
+    fn from(DaemonSet { metadata, spec, status }: DaemonSet) -> Self {
+        let settings = spec.template.spec.volumes.into_iter().find(|volume| volume.name == CONFIG_VOLUME);
+        Self {
+            name: metadata.name,
+            desired: status.desired_number_scheduled,
+            config_map: settings.and_then(|volume| Some(volume.config_map?.name)),
+        }
+    }
 }
 
 /// Sets `mode: leave` in a ConfigMap. Needs `patch` on it.
@@ -89,6 +157,7 @@ pub fn agent_addresses(
 ) -> Result<Vec<AgentAddress>, QueryError> {
     let selector = AgentSelector { namespace: namespace.to_owned(), labels: AGENTS.to_owned() };
     let address = |pod: AgentPod| AgentAddress {
+        port: pod.port(PORT.0, PORT.1),
         pod: pod.metadata.name,
         node: Some(pod.spec.node_name).filter(|node| !node.is_empty()),
         address: pod.status.host_ip.parse().ok(),
@@ -101,51 +170,88 @@ pub fn agent_addresses(
     })?
 }
 
-/// Returns the number of nodes that should have an agent. Needs `list` on DaemonSets.
+/// Returns the DaemonSets of the agents. Needs `list` on DaemonSets.
 ///
 /// # Errors
 /// As [`set_mode_leave`].
-pub fn desired_agents(cluster: &Cluster, namespace: &str, until: Instant) -> Result<usize, QueryError> {
+pub fn agent_daemonsets(
+    cluster: &Cluster,
+    namespace: &str,
+    until: Instant,
+) -> Result<Vec<AgentDaemonSet>, QueryError> {
     let request = ApiRequest::new(format!("/apis/apps/v1/namespaces/{namespace}/daemonsets"));
     let request = request.list(&ListParams::default().labels(AGENTS)).map_err(|_| invalid_name())?;
     let DaemonSets { items } = send(cluster, request, until)?;
-    Ok(items.iter().map(|set| set.status.desired_number_scheduled).sum())
+    Ok(items.into_iter().map(AgentDaemonSet::from).collect())
 }
 
-/// Queries the agents at these addresses; the responses are in their order.
+/// Queries the agents; the responses are in their order. In a pod of the cluster it queries them at their addresses,
+/// because some clusters' API servers reach no such port of a node. Elsewhere through the API server, which needs
+/// `get` on pods/proxy.
 ///
 /// # Errors
-/// When no thread for the requests can be started.
-pub fn left(addresses: &[SocketAddr]) -> Result<Vec<Left>, ClusterError> {
-    let client = Client::builder(TokioExecutor::new()).build(HttpConnector::new());
+/// When no thread for the requests can be started, or the cluster cannot be used.
+pub fn left(
+    cluster: &Cluster,
+    namespace: &str,
+    agents: &[RunningAgent],
+    until: Instant,
+) -> Result<Vec<Left>, ClusterError> {
+    let direct = legacy::Client::builder(TokioExecutor::new()).build(HttpConnector::new());
     run(async {
-        let client = &client;
-        let queries = addresses.iter().copied().map(|address| async move {
-            match timeout(TIMEOUT, query(client, address)).await {
-                Ok(left) => left.unwrap_or_else(|why| Left::No(format!("{address}: {}", innermost(&*why)))),
-                Err(_) => Left::No(format!("{address} did not respond within {} s", TIMEOUT.as_secs())),
-            }
+        let proxy = match cluster {
+            Cluster::Own(_) => None,
+            Cluster::Kubeconfig { .. } => Some(cluster.client().await?),
+        };
+        let (direct, proxy) = (&direct, proxy.as_ref());
+        let queries = agents.iter().map(|agent| async move {
+            let page = async {
+                match proxy {
+                    Some(client) => through_api_server(client, namespace, agent).await,
+                    None => at_address(direct, agent.address).await,
+                }
+            };
+            let before = until.min(Instant::now() + PAGE_TIMEOUT);
+            timeout_at(before.into(), page).await.unwrap_or_else(|_| {
+                Left::No(format!("{} did not respond within {} s", agent.address, PAGE_TIMEOUT.as_secs()))
+            })
         });
-        stream::iter(queries).buffered(CONCURRENT).collect().await
-    })
+        Ok(stream::iter(queries).buffered(CONCURRENT).collect().await)
+    })?
 }
 
-async fn query(
-    client: &Client<HttpConnector, Empty<Bytes>>,
-    address: SocketAddr,
-) -> Result<Left, Box<dyn std::error::Error + Send + Sync>> {
-    let response = client.get(format!("http://{address}/left").parse()?).await?;
-    let status = response.status();
-    let body = Limited::new(response.into_body(), MAX_PAGE).collect().await?.to_bytes();
-    let text = String::from_utf8_lossy(&body);
+async fn through_api_server(client: &Client, namespace: &str, agent: &RunningAgent) -> Left {
+    let path = agents::page_path(namespace, &agent.pod, agent.address.port(), "left");
+    match agents::page(client, &path).await {
+        Ok(page) => left_of(200, &page, agent.address),
+        Err(ApiError::Refused { status, sentence, .. }) => {
+            left_of(status, sentence.as_bytes(), agent.address)
+        }
+        Err(fault) => Left::No(fault.to_string()),
+    }
+}
+
+async fn at_address(client: &legacy::Client<HttpConnector, Empty<Bytes>>, address: SocketAddr) -> Left {
+    let response = async {
+        let response = client.get(format!("http://{address}/left").parse()?).await?;
+        let status = response.status().as_u16();
+        let body = Limited::new(response.into_body(), MAX_PAGE).collect().await?.to_bytes();
+        Ok::<_, Box<dyn std::error::Error + Send + Sync>>(left_of(status, &body, address))
+    };
+    response.await.unwrap_or_else(|why| Left::No(format!("{address}: {}", innermost(&*why))))
+}
+
+/// Another program may listen at the port: only the agent's own text counts.
+fn left_of(status: u16, body: &[u8], address: SocketAddr) -> Left {
+    let text = String::from_utf8_lossy(body);
     // The text is printed: each line of it once, without control characters.
     let lines: Vec<String> = text.lines().map(|line| line.replace(char::is_control, " ")).collect();
     let text = lines.join(" ").trim().to_owned();
-    Ok(match status.as_u16() {
-        200 => Left::Yes(text),
+    match status {
+        200 if text.starts_with(UNINSTALLED) => Left::Yes(text),
         503 => Left::No(text),
-        other => Left::No(format!("{address} responded {other}, and may not be an agent")),
-    })
+        _ => Left::No(format!("{address} responded {status}, not as an agent: {}", truncate(&text))),
+    }
 }
 
 fn innermost(error: &(dyn std::error::Error + 'static)) -> String {

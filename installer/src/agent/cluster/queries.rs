@@ -18,7 +18,7 @@ use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use tokio::runtime;
 
 /// Why a query has no response.
@@ -241,11 +241,13 @@ pub(super) fn send<T: DeserializeOwned>(
     request: Request<Vec<u8>>,
     until: Instant,
 ) -> Result<T, QueryError> {
-    let started = Instant::now();
+    // In whole seconds: texts of errors are compared, so that an error that repeats is logged once.
+    let left = until.saturating_duration_since(Instant::now());
+    let left = Duration::from_secs(left.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX));
     run(async {
         let client = cluster.client().await?;
         let object = tokio::time::timeout_at(until.into(), client::object(&client, request)).await;
-        Ok(object.unwrap_or_else(|_| Err(ApiError::Late(started.elapsed())))?)
+        Ok(object.unwrap_or(Err(ApiError::Late(left)))?)
     })?
 }
 

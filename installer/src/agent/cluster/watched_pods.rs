@@ -94,7 +94,8 @@ impl PodLookup for WatchedPods {
 
     fn state(&self) -> PodsState {
         let WatchState { synced, silent, problem, pods, reconnects, errors } = self.cache.state();
-        let why = problem.map_or(String::new(), |problem| format!(": {}", problem.sentence));
+        let unwatched = problem.map(|problem| problem.sentence);
+        let why = unwatched.as_ref().map_or(String::new(), |why| format!(": {why}"));
         let missing = match synced {
             false => Some(format!("this node's pods are not known yet{why}")),
             // Queries about cached pods are served however old the cache is, but new pods are not in it.
@@ -103,7 +104,7 @@ impl PodLookup for WatchedPods {
             }
             true => None,
         };
-        PodsState { missing, pods, watch: Some(WatchCounts { silent, reconnects, errors }) }
+        PodsState { missing, unwatched, pods, watch: Some(WatchCounts { silent, reconnects, errors }) }
     }
 
     fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {

@@ -148,7 +148,8 @@ impl EventTable {
 
     /// Forgets all events, and keeps the count.
     pub(super) fn clear(&mut self) {
-        *self = Self { dropped: self.dropped, ..Self::default() };
+        // The response to a request that is under way must not be taken for that to another event.
+        *self = Self { dropped: self.dropped, next_id: self.next_id, ..Self::default() };
     }
 
     /// Returns how long there is nothing to send; none while nothing waits.

@@ -9,6 +9,7 @@ use crate::agent::cluster::{
 use crate::error::chain;
 use crate::host::settings::NodeTaint;
 use crate::log::Log;
+use crate::retry::Backoff;
 use gybe_netfilter::hint::Hint;
 use gybe_plugin::args::{Namespace, PodName};
 use serde::Deserialize;
@@ -93,7 +94,8 @@ enum Readiness {
     Ready,
     /// For this time each check has found a DaemonSet without one.
     Unready(Duration),
-    Unknown,
+    /// The check failed; the next one is made after this time.
+    Unknown(Duration),
 }
 
 impl CriticalDaemonSets {
@@ -144,7 +146,7 @@ impl CriticalDaemonSets {
     }
 
     fn keep_watched(&self, own_node: &OwnNode, stop: BorrowedFd<'_>, log: &Log) {
-        let (mut unready_since, mut logged) = (None, None);
+        let (mut unready_since, mut logged, mut backoff) = (None, None, Backoff::new(RETRY));
         TaintKeeper { home: &self.home, own_node, events: None, log }.follow(stop, || {
             let node = own_node.wait(TIMEOUT).ok_or_else(|| CriticalError::Node(self.home.node.clone()));
             let unready = node.and_then(|_| self.unready());
@@ -157,10 +159,13 @@ impl CriticalDaemonSets {
                 Ok(names) if !names.is_empty() => unready_since.or(Some(Instant::now())),
                 _ => None,
             };
+            if unready.is_ok() {
+                backoff.succeeded();
+            }
             order(match (unready, unready_since) {
                 (Ok(_), None) => Readiness::Ready,
                 (Ok(_), Some(since)) => Readiness::Unready(since.elapsed()),
-                (Err(_), _) => Readiness::Unknown,
+                (Err(_), _) => Readiness::Unknown(backoff.failed_at_server(WRITE_INTERVAL, None)),
             })
         });
     }
@@ -206,7 +211,7 @@ fn order(readiness: Readiness) -> TaintOrder {
     let (desired, wait) = match readiness {
         Readiness::Ready => (Some(TaintState::Absent), WRITE_INTERVAL),
         Readiness::Unready(time) => ((time >= SET_AFTER).then_some(TaintState::Present), RETRY),
-        Readiness::Unknown => (None, RETRY),
+        Readiness::Unknown(wait) => (None, wait),
     };
     TaintOrder { taints: taint(), desired, wait }
 }
@@ -298,7 +303,7 @@ mod tests {
         let unready = |seconds| Readiness::Unready(Duration::from_secs(seconds));
         for (readiness, desired) in [
             (Readiness::Ready, Some(TaintState::Absent)),
-            (Readiness::Unknown, None),
+            (Readiness::Unknown(RETRY), None),
             (unready(29), None),
             (unready(30), Some(TaintState::Present)),
         ] {

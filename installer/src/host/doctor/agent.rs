@@ -1,10 +1,10 @@
 //! Findings about the node agent: whether its sockets answer, and its own status.
 
 use super::observe::{AgentContact, LogSocketContact, Observation};
-use super::{About, Finding, of_security};
+use super::{About, Finding, Section, of_security};
 use crate::host::agent_status::AgentStatus;
 use crate::host::entries::OurEntries;
-use gybe_plugin::facts::{AgentFault, FactsError};
+use gybe_plugin::facts::{AgentError, AgentFault, FactsError};
 use nix::errno::Errno;
 
 pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
@@ -32,7 +32,7 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
 
 /// The agent's own status, as `/readyz` reports it.
 fn own_status(status: &AgentStatus) -> Vec<Finding> {
-    let AgentStatus { ready, leaves, reasons, settings, conflicts, notes, .. } = status;
+    let AgentStatus { ready, leaves, reasons, unwatched, settings, conflicts, notes, .. } = status;
     let leaving = leaves.then(|| {
         let text =
             format!("the node agent removes Gybe from this node (mode: leave): {}", reasons.join("; "));
@@ -45,6 +45,11 @@ fn own_status(status: &AgentStatus) -> Vec<Finding> {
             text,
             "see docs/AGENT.md for the meaning of each reason, and the agent's log for what it tried",
         )
+        .in_section(Section::NodeNotReady)
+    });
+    let unwatched = unwatched.iter().map(|why| {
+        Finding::wrong(About::Agent, format!("the node agent does not learn of new pods: {why}"), API_SERVER)
+            .in_section(Section::PodsUnknown)
     });
     let settings = settings.iter().map(|why| {
         let text = format!("the node agent rejects the ConfigMap and keeps the previous settings: {why}");
@@ -53,6 +58,7 @@ fn own_status(status: &AgentStatus) -> Vec<Finding> {
             text,
             "correct the ConfigMap gybe-config; the agent reads it again at once",
         )
+        .in_section(Section::SettingsRefused)
     });
     let conflicts = conflicts.iter().map(|conflict| {
         let text = format!("another program keeps undoing the node agent's changes: {conflict}");
@@ -61,11 +67,20 @@ fn own_status(status: &AgentStatus) -> Vec<Finding> {
             text,
             "stop the other writer: until then new pods may start without redirection",
         )
+        .in_section(Section::Conflict)
     });
     let notes =
         notes.iter().map(|note| Finding::note(About::Agent, format!("the node agent notes: {note}"), None));
     let is_ready = ready.then(|| Finding::well(About::Agent, "the node agent is ready"));
-    is_ready.into_iter().chain(leaving).chain(reasons).chain(settings).chain(conflicts).chain(notes).collect()
+    is_ready
+        .into_iter()
+        .chain(leaving)
+        .chain(reasons)
+        .chain(unwatched)
+        .chain(settings)
+        .chain(conflicts)
+        .chain(notes)
+        .collect()
 }
 
 fn facts(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact) -> Finding {
@@ -83,19 +98,34 @@ fn facts(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact)
         },
         _ => "does not answer correctly",
     };
+    if let FactsError::Agent(AgentError { fault: AgentFault::Reported(why), .. }) = fault {
+        // Its status has the reason, too.
+        let is_reported = agent.status.as_ref().is_some_and(|status| status.unwatched.is_some());
+        let text = format!("the node agent at {socket} cannot look up new pods: {why}");
+        return match is_reported {
+            true => Finding::well(About::Agent, format!("the node agent answers at {socket}")),
+            false => Finding::wrong(About::Agent, text, API_SERVER).in_section(Section::PodsUnknown),
+        };
+    }
+    if !ours.is_anywhere() && away == "is not there" {
+        // A node may have no agent. That the entry is missing is a finding of its own.
+        return Finding::note(About::Agent, format!("no node agent answers at {socket}"), Some(RUNNING));
+    }
     let remedy = if away == "refuses the connection" { of_security(observation) } else { RUNNING.to_owned() };
     if !ours.is_anywhere() && !agent.is_running() {
         let text = format!(
             "the node agent at {socket} {away}, and no conf file names gybe-cni, so new pods are not redirected: {fault}"
         );
         let remedy = format!("{remedy}; if Gybe was removed on purpose, run gybe uninstall to finish");
-        return Finding::wrong(About::Agent, text, remedy);
+        return Finding::wrong(About::Agent, text, remedy).in_section(Section::AgentDoesNotAnswer);
     }
     let text =
         format!("the node agent at {socket} {away}, so the plugin refuses new pods of the mesh: {fault}");
-    Finding::wrong(About::Agent, text, remedy)
+    Finding::wrong(About::Agent, text, remedy).in_section(Section::AgentDoesNotAnswer)
 }
 
+const API_SERVER: &str =
+    "make the API server reachable from this node; if it refuses, check the agent's token and its RBAC";
 const RUNNING: &str = "check that the pod of DaemonSet gybe-node runs on this node, and look at its log; pods outside the mesh \
                        start without it";
 

@@ -1,7 +1,7 @@
 //! Findings about the backend in use: the configured one, and the probe report.
 
 use super::observe::Observation;
-use super::{About, Finding};
+use super::{About, Finding, Section};
 use crate::host::entries::OurEntries;
 use crate::probe::node_backend::{Verdict, node_backend};
 use gybe_netfilter::backend::BackendKind;
@@ -9,10 +9,13 @@ use gybe_netfilter::choose::BackendSetting;
 use gybe_netfilter::hint::Hint;
 
 pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
-    let Some(conf) = ours.plugin_conf() else { return Vec::new() };
+    let entry = ours.plugin_conf();
+    let (has_entry, conf) = (entry.is_some(), entry.unwrap_or_default());
     let decided = node_backend(conf.backend, None, observation.probe_report.as_ref());
     let configured = format!("backend: {}", conf.backend.as_str());
     match &decided.verdict {
+        // Which backend is configured is not known.
+        Verdict::Works(_) | Verdict::Unknown if !has_entry => Vec::new(),
         Verdict::Works(choice) if observation.missing_programs.is_none() => {
             let mut found = vec![Finding::well(
                 About::Backend,
@@ -44,11 +47,14 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
         }
         Verdict::Fails(none) => {
             let remedy = none.hint().unwrap_or_else(|| "run gybe probe --fresh to see what was tried".into());
-            vec![Finding::wrong(
-                About::Backend,
-                format!("{configured}, and the plugin refuses every pod of the mesh: {none}"),
-                remedy,
-            )]
+            vec![
+                Finding::wrong(
+                    About::Backend,
+                    format!("{configured}, and the plugin refuses every pod of the mesh: {none}"),
+                    remedy,
+                )
+                .in_section(Section::NoBackend),
+            ]
         }
     }
 }
@@ -61,7 +67,7 @@ fn gone_since(setting: BackendSetting, configured: &str, (kind, why): &(BackendK
             let remedy = format!(
                 "install {kind}'s programs again, or set backend: auto: until then the plugin refuses every pod of the mesh"
             );
-            Finding::wrong(About::Backend, text, remedy)
+            Finding::wrong(About::Backend, text, remedy).in_section(Section::MissingPrograms)
         }
         BackendSetting::Auto | BackendSetting::Iptables => {
             let remedy = "run gybe probe --fresh, or wait: the next ADD of a pod of the mesh probes again";

@@ -2,7 +2,7 @@
 
 use super::observe::{AgentContact, Observation};
 use super::programs::program;
-use super::{About, Finding, of_security};
+use super::{About, Finding, Section, of_security};
 use crate::host::conflict::other_owner;
 use crate::host::conflist::ISTIO;
 use crate::host::desired::Shape;
@@ -186,7 +186,7 @@ fn wrong(observation: &Observation, ours: &OurEntries<'_>, reason: &Problem) -> 
         | Problem::NetworksElsewhere(_) => About::Directories,
         _ => About::Chain,
     };
-    Finding::wrong(about, text, remedy)
+    Finding::wrong(about, text, remedy).in_section(Section::NodeNotReady)
 }
 
 fn not_in(ours: &OurEntries<'_>, file: &FileName) -> String {

@@ -1,7 +1,7 @@
 //! Findings about our entry's values, parsed as the plugin parses them.
 
 use super::observe::Observation;
-use super::{About, Finding};
+use super::{About, Finding, Section};
 use crate::host::entries::{OurEntries, members};
 use gybe_plugin::conf::{PluginConf, unknown_keys};
 use gybe_plugin::network_conf::POD_ANNOTATIONS;
@@ -14,11 +14,9 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
         .collect();
     if let Some((kubeconfig, why)) = &observation.unreadable_kubeconfig {
         let text = format!("the kubeconfig {} cannot be read: {}", kubeconfig.display(), why.desc());
-        found.push(Finding::wrong(
-            About::Entry,
-            text,
-            "set pod_source: api, so that the agent writes the file, or remove the path from the entry",
-        ));
+        let remedy =
+            "set pod_source: api, so that the agent writes the file, or remove the path from the entry";
+        found.push(Finding::wrong(About::Entry, text, remedy).in_section(Section::WrongKubeconfig));
     }
     found
 }
@@ -28,11 +26,8 @@ fn of_entry(file: &str, members: &Map<String, Value>) -> Vec<Finding> {
         Ok(conf) => conf,
         Err(wrong) => {
             let text = format!("in {file}: {wrong}; the plugin refuses every ADD (GYBE-ADD-009)");
-            return vec![Finding::wrong(
-                About::Entry,
-                text,
-                "docs/CONFIGURE.md lists every key; gybe install writes the entry again",
-            )];
+            let remedy = "docs/CONFIGURE.md lists every key; gybe install writes the entry again";
+            return vec![Finding::wrong(About::Entry, text, remedy).in_section(Section::WrongEntry)];
         }
     };
     let mut found = Vec::new();

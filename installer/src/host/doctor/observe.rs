@@ -67,7 +67,7 @@ pub struct Observation {
     pub probe_report: Option<NodeProbe>,
     /// The backend in use, if its programs are missing on the host, and why.
     pub missing_programs: Option<(BackendKind, String)>,
-    /// The pods of this node with their verdicts; none if no entry of ours can be parsed.
+    /// The pods of this node with their verdicts; none if Gybe is not installed, or leaves the node.
     pub pods: Option<PodVerdicts>,
     /// How changes of the conf directory are reported.
     pub watch: WatchMode,
@@ -134,6 +134,9 @@ pub fn observe(options: DoctorOptions) -> Observation {
         None if has_no_entry => Some(options.run.join(FACTS_SOCKET)),
         conf => conf.as_ref().and_then(|conf| conf.facts.socket.clone()),
     };
+    let agent = sockets.as_deref().map(query_agent);
+    let is_installed = ours.is_anywhere() || plugin.exists();
+    let judges_pods = is_installed && !agent.as_ref().is_some_and(AgentContact::leaves);
     let probed = probe_report(&options.run);
     let running_now = running(&options.root, &options.directories.conf, drop_ins);
     snapshot.runtimes = RuntimeReport::of(&options.root, &running_now).known(&options.directories);
@@ -146,14 +149,14 @@ pub fn observe(options: DoctorOptions) -> Observation {
             .image
             .as_deref()
             .is_some_and(|image| is_another(&plugin, &image.join(PLUGIN))),
-        agent: sockets.as_deref().map(query_agent),
+        agent,
         log: conf.as_ref().and_then(|conf| conf.facts.log_socket()).map(|path| sockets::connect_log(&path)),
         unreadable_kubeconfig: conf.as_ref().and_then(unreadable),
         missing_programs: conf
             .as_ref()
             .and_then(|conf| missing_programs(conf, probed.as_ref(), &options.root)),
         probe_report: probed,
-        pods: conf.map(|conf| pods_of(conf, &options)),
+        pods: judges_pods.then(|| pods_of(conf.unwrap_or_else(|| without_entry(&options)), &options)),
         watch: DirectoryWatch::new([options.directories.conf.clone()]).mode(),
         runtimes: running_now,
         security_module: security_module(),
@@ -198,6 +201,13 @@ fn missing_programs(
 ) -> Option<(BackendKind, String)> {
     let kind = node_backend(conf.backend, None, found).writes()?;
     kind.look_under(root).err().map(|why| (kind, why.to_string()))
+}
+
+/// The configuration of an entry that is missing or cannot be parsed: the defaults, with the agent of this node.
+fn without_entry(options: &DoctorOptions) -> PluginConf {
+    let mut conf = PluginConf::default();
+    conf.facts.socket = Some(options.run.join(FACTS_SOCKET));
+    conf
 }
 
 fn pods_of(conf: PluginConf, options: &DoctorOptions) -> PodVerdicts {

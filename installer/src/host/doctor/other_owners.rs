@@ -2,7 +2,7 @@
 
 use super::observe::Observation;
 use super::programs::program;
-use super::{About, Finding};
+use super::{About, Finding, Section};
 use crate::host::conflict::other_owner::likely;
 use crate::host::conflist::{ISTIO, PluginChain};
 use crate::host::image::PLUGIN;
@@ -45,7 +45,9 @@ fn istio(observation: &Observation) -> Vec<Finding> {
 /// Judges an istio-cni entry. Pods stay redirected whichever remedy an operator applies.
 fn of_entry(name: &str, chain: &PluginChain, has_program: bool) -> Finding {
     let has_ours = chain.entry(PLUGIN).is_some();
-    let wrong = |text: String, remedy: &str| Finding::wrong(About::Others, text, remedy);
+    let wrong = |text: String, remedy: &str| {
+        Finding::wrong(About::Others, text, remedy).in_section(Section::NodeNotReady)
+    };
     let note = |text: String, remedy: &str| Finding::note(About::Others, text, Some(remedy));
     if chain.is_ambient() {
         let text = format!("{name} has an istio-cni entry that serves ambient mode (ambient_enabled: true)");

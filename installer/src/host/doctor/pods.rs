@@ -1,7 +1,7 @@
 //! Findings about this node's pods: whether they are redirected, and their unknown annotations.
 
 use super::observe::{Observation, PodVerdicts};
-use super::{About, Finding};
+use super::{About, Finding, Section};
 use crate::host::pods_on_node::{Sandbox, SandboxVerdict, summary};
 use gybe_netfilter::verdict::RedirectionState;
 use gybe_plugin::annotations::unknown;
@@ -11,7 +11,8 @@ use gybe_plugin::gates::STATUS;
 const MOST: usize = 16;
 
 pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
-    observation.pods.iter().flat_map(|pods| of_node(pods).into_iter().chain(doubtful(pods))).collect()
+    let of_pods = |pods| [of_node(pods), silent(pods), doubtful(pods)].concat();
+    observation.pods.iter().flat_map(of_pods).collect()
 }
 
 /// The number of pods of each kind, and each pod of the mesh that is not known to be redirected.
@@ -22,14 +23,15 @@ fn of_node(PodVerdicts { judged, unreadable }: &PodVerdicts) -> Vec<Finding> {
         Finding::wrong(
             About::Pods,
             format!("pods may be missing in this list: {what}"),
-            "run gybe doctor as root on the node",
+            "run gybe doctor as root on the node; --results-dir names the directory of libcni's cache",
         )
     }));
     let failing: Vec<_> = judged.iter().filter(|one| one.fails()).collect();
     found.extend(failing.iter().take(MOST).map(|one| failed(one)));
     if let Some(more) = failing.len().checked_sub(MOST).filter(|more| *more > 0) {
         let text = format!("{more} more pods are not redirected, or not verified");
-        found.push(Finding::wrong(About::Pods, text, "run gybe verify --all, which lists them"));
+        let more = Finding::wrong(About::Pods, text, "run gybe verify --all, which lists them");
+        found.push(more.in_section(Section::PodsNotRedirected));
     }
     found
 }
@@ -37,14 +39,29 @@ fn of_node(PodVerdicts { judged, unreadable }: &PodVerdicts) -> Vec<Finding> {
 fn failed(one: &SandboxVerdict) -> Finding {
     let text = format!("{}: {}", one.sandbox, one.line());
     let remedy = match (one.verdict.state, &one.sandbox.pod) {
-        (RedirectionState::NotRedirected, Some(pod)) => {
+        (RedirectionState::NotRedirected | RedirectionState::Redirected, Some(pod)) => {
             format!(
                 "run gybe verify --pod {pod} to see what differs, then delete the pod: its controller makes a new one"
             )
         }
         _ => "run gybe verify --all, which has the reasons".to_owned(),
     };
-    Finding::wrong(About::Pods, text, remedy)
+    Finding::wrong(About::Pods, text, remedy).in_section(Section::PodsNotRedirected)
+}
+
+/// Pods whose proxy does not listen, so that their connections fail.
+fn silent(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<Finding> {
+    let silent: Vec<_> = judged.iter().filter_map(|one| Some((&one.sandbox, one.silent_proxy()?))).collect();
+    let remedy =
+        "look at the log of the pod's container istio-proxy: connections are refused until it listens";
+    let note = |(sandbox, what): &(&Sandbox, String)| {
+        Finding::note(About::Pods, format!("pod {sandbox}: {what}"), Some(remedy))
+    };
+    let mut found: Vec<_> = silent.iter().take(MOST).map(note).collect();
+    if let Some(more) = silent.len().checked_sub(MOST).filter(|more| *more > 0) {
+        found.push(Finding::note(About::Pods, format!("{more} more pods whose proxy does not listen"), None));
+    }
+    found
 }
 
 /// Injected pods with unknown annotations, as the runtime passed them on.

@@ -1,8 +1,8 @@
 //! Findings about the programs in the runtime's directory: whether they exist, are complete, run, and are
 //! writable only by root.
 
-use super::observe::Observation;
-use super::{About, Finding, of_security};
+use super::observe::{FileSystem, Observation};
+use super::{About, Finding, Section, of_security};
 use crate::host::apply::TrialError;
 use crate::host::conflist::ISTIO;
 use crate::host::entries::OurEntries;
@@ -32,13 +32,19 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
             format!("the program {PLUGIN} is missing, and a conf file or an existing sandbox may need it");
         let remedy =
             "run gybe install: until then every ADD and DEL that needs it fails, and CRI-O drops the network";
-        found.push(Finding::wrong(About::Programs, text, remedy));
+        found.push(Finding::wrong(About::Programs, text, remedy).in_section(Section::NodeNotReady));
     } else if ours.is_anywhere() && program(observation, TOOL).is_none() {
         let text =
             "the program gybe is missing next to the plugin, so the plugin cannot query the API server";
         found.push(Finding::note(About::Programs, text, Some("run gybe install")));
     }
-    found.extend(observation.trial.as_ref().map(|trial| of_trial(observation, trial)));
+    // That no program can be run, or this one, has its own finding.
+    let is_noexec =
+        |space: &FileSystem| space.of == "program" && space.space.is_ok_and(|space| space.no_exec);
+    let may_run = program(observation, PLUGIN).is_some_and(|plugin| is_executable(plugin.access.mode))
+        && !observation.file_systems.iter().any(is_noexec);
+    let trial = observation.trial.as_ref().filter(|_| may_run);
+    found.extend(trial.map(|trial| of_trial(observation, trial)));
     found.extend(other_build(observation));
     found
 }
@@ -68,12 +74,16 @@ fn of_program(observation: &Observation, name: &str, program: &ProgramFile) -> F
             "run gybe install: a user who writes it can become root",
         );
     }
-    if access.mode & 0o111 != 0o111 {
+    if !is_executable(access.mode) {
         let text = format!("{name} is not executable: mode {:04o}", access.mode);
-        return Finding::wrong(About::Programs, text, "run gybe install");
+        return Finding::wrong(About::Programs, text, "run gybe install").in_section(Section::NodeNotReady);
     }
     let short: String = hash.chars().take(12).collect();
     Finding::well(About::Programs, format!("{name}: mode {:04o}, SHA-256 {short}…", access.mode))
+}
+
+fn is_executable(mode: u32) -> bool {
+    mode & 0o111 == 0o111
 }
 
 fn of_trial(observation: &Observation, trial: &Result<(), TrialError>) -> Finding {
@@ -83,15 +93,20 @@ fn of_trial(observation: &Observation, trial: &Result<(), TrialError>) -> Findin
             let text = format!("{PLUGIN} does not run: {}", with_reason(why));
             let remedy = match why {
                 TrialError::NotRun(Errno::EACCES | Errno::EPERM) => of_security(observation),
-                why => why.hint().unwrap_or("run gybe install, which replaces it".into()).into_owned(),
+                TrialError::Hung => why.hint().unwrap_or_default().into_owned(),
+                _ => "run gybe install, which replaces it with a program for this node's architecture"
+                    .to_owned(),
             };
-            Finding::wrong(About::Programs, text, remedy)
+            Finding::wrong(About::Programs, text, remedy).in_section(Section::NodeNotReady)
         }
     }
 }
 
 fn with_reason(why: &TrialError) -> String {
     match why {
+        TrialError::NotRun(Errno::ENOEXEC) => {
+            format!("{why}: it is empty, damaged, or for another architecture (Exec format error)")
+        }
         TrialError::NotRun(errno) => format!("{why}: {}", errno.desc()),
         why => why.to_string(),
     }

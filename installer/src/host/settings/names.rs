@@ -122,7 +122,7 @@ pub const KEYS: [SettingName; 26] = [
     honoured(
         "repair_exit_code",
         "",
-        "an exit code, as 126: `repair: delete` and `label` act only after an init container has ended with it; 0: with any code but 0; empty: they do not wait for that",
+        "an exit code, such as 126: `repair: delete` and `label` act only after `repair_init_container` has ended with it. 0 stands for any code but 0. Empty: no condition",
     ),
     honoured("repair_init_container", "istio-validation", "the name of that init container"),
     honoured(

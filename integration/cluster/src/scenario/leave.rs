@@ -36,13 +36,14 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
     let mut failed = 0;
     for (page, command) in documented(cluster, releases)? {
         // The programs stay while a pod's cached result names the plugin: an operator restarts such pods before.
-        if command.starts_with("manifests/left.sh") {
+        if command.starts_with("gybe leave") {
             cluster.api.delete(&path)?;
             wait_until("the pod is deleted", || Ok(cluster.api.get(&path)?.is_none()))?;
         }
         let line = command.replace("POD", &agent).replace(" NAME ", &format!(" {POD} "));
         let start = Instant::now();
-        let script = format!("cd {} && {line}", releases.installed.clone_path());
+        let script =
+            format!("cd {} && export PATH=\"$PWD/dist:$PATH\" && {line}", releases.installed.clone_path());
         let outcome = match cluster.run("timeout", &["600", "sh", "-c", &script]) {
             Ok(_) => "0".to_owned(),
             Err(error) => {

@@ -10,12 +10,12 @@ use gybe_integration::failure::Failure;
 use serde_json::{Value, json};
 
 use super::{Releases, none};
-use crate::agent;
+use crate::agent::{AgentApi, answer};
 use crate::api::{wait_at_most, wait_until};
 use crate::cluster::Cluster;
 use crate::network::NODE;
 use crate::pods::{Kind, pod};
-use crate::storm::{Plan, Storm, name_of};
+use crate::storm::{Plan, Storm};
 
 const KEY: &str = "cni.istio.io/not-ready";
 /// A node without a kubelet.
@@ -47,7 +47,7 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
         json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": OTHER_NODE }, "spec": spec });
     cluster.api.create("/api/v1/nodes", &other)?;
     let before = Instant::now();
-    releases.installed.install_with_node_taint(cluster, KEY)?;
+    releases.installed.install_with(cluster, "node-taint", ("node_taints", KEY))?;
     wait_at_most(REMOVAL, "the taint is removed", || Ok(!is_tainted(cluster, NODE)?))?;
     let removed = before.elapsed().as_secs_f64();
     let noted = refused_pod_is_noted(cluster)?;
@@ -170,36 +170,23 @@ fn set_again(cluster: &Cluster) -> Result<SetAgain, Failure> {
 
 /// Returns for each patch whether it should be allowed and whether it was, the node and the patch.
 fn changes_with_the_agents_token(cluster: &Cluster) -> Result<Vec<Vec<String>>, Failure> {
-    let agent = agent::pods(cluster)?.first().map(name_of).unwrap_or_default();
-    let account = ["-n", "gybe-system", "create", "token", "gybe-node"];
-    let bound = ["--bound-object-kind=Pod", &format!("--bound-object-name={agent}")];
-    let token = cluster.run("kubectl", &[account.as_slice(), bound.as_slice()].concat())?;
-    let unbound = cluster.run("kubectl", &account)?;
+    let AgentApi { bound, unbound } = AgentApi::connect(cluster)?;
     let (no_schedule, no_execute) = (
         json!({ "spec": { "taints": [{ "key": "example.com/x", "effect": "NoSchedule" }] } }),
         json!({ "spec": { "taints": [{ "key": "example.com/x", "effect": "NoExecute" }] } }),
     );
     let mut rows = Vec::new();
-    for (is_allowed, token, name, patch) in [
-        (true, &token, NODE, no_schedule.clone()),
-        (true, &token, NODE, json!({ "spec": { "taints": [] } })),
-        (false, &token, NODE, no_execute),
-        (false, &token, NODE, json!({ "metadata": { "labels": { "x": "y" } } })),
-        (false, &token, NODE, json!({ "metadata": { "annotations": { "x": "y" } } })),
-        (false, &token, NODE, json!({ "spec": { "unschedulable": true } })),
-        (false, &token, OTHER_NODE, no_schedule.clone()),
-        (false, &unbound, NODE, no_schedule),
+    for (expected, api, name, patch) in [
+        ("allowed", &bound, NODE, no_schedule.clone()),
+        ("allowed", &bound, NODE, json!({ "spec": { "taints": [] } })),
+        ("refused", &bound, NODE, no_execute),
+        ("refused", &bound, NODE, json!({ "metadata": { "labels": { "x": "y" } } })),
+        ("refused", &bound, NODE, json!({ "metadata": { "annotations": { "x": "y" } } })),
+        ("refused", &bound, NODE, json!({ "spec": { "unschedulable": true } })),
+        ("refused", &bound, OTHER_NODE, no_schedule.clone()),
+        ("refused", &unbound, NODE, no_schedule),
     ] {
-        let (option, patch) = (format!("--token={}", token.trim()), patch.to_string());
-        let patched = cluster.run("kubectl", &[&option, "patch", "node", name, "--type=merge", "-p", &patch]);
-        let observed = match patched {
-            Ok(_) => "allowed".to_owned(),
-            Err(error) if format!("{error:?}").contains("ValidatingAdmissionPolicy 'gybe-node-taint'") => {
-                "refused".to_owned()
-            }
-            Err(error) => format!("{error:?}"),
-        };
-        let expected = if is_allowed { "allowed" } else { "refused" };
+        let observed = answer(api.patch(&node(name), &patch), "gybe-node-taint");
         rows.push(vec![expected.to_owned(), observed, name.to_owned(), format!("`{patch}`")]);
     }
     Ok(rows)

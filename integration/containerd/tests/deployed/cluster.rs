@@ -65,18 +65,23 @@ impl Cluster {
 
 pub(crate) const NODE: &str = "worker-1";
 
-/// Reads the single object of a file in `manifests/base`.
+/// Reads the single object of a file in `manifests`.
 fn object(file: &str) -> Value {
-    let path = Path::new(TOP).join("manifests/base").join(file);
+    let path = Path::new(TOP).join("manifests").join(file);
     serde_saphyr::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }
 
 pub(crate) fn daemon_set() -> DaemonSet {
-    serde_json::from_value(object("daemonset.yaml")).unwrap()
+    serde_json::from_value(object("base/daemonset.yaml")).unwrap()
+}
+
+/// The component's patch of the DaemonSet.
+pub(crate) fn probe_once() -> DaemonSet {
+    serde_json::from_value(object("components/probe-once/daemonset.yaml")).unwrap()
 }
 
 pub(crate) fn config_map() -> ConfigMap {
-    serde_json::from_value(object("configmap.yaml")).unwrap()
+    serde_json::from_value(object("base/configmap.yaml")).unwrap()
 }
 
 fn image() -> String {

@@ -14,7 +14,7 @@ use gybe_containerd_tests::{Node, Sandbox};
 use gybe_test_support::wait_for_at_most;
 use k8s_openapi::api::core::v1::{Container, PodSpec, Probe, Volume};
 
-use crate::cluster::{Cluster, NODE, config_map, daemon_set};
+use crate::cluster::{Cluster, NODE, config_map, daemon_set, probe_once};
 use crate::kubelet::{self, PodContext};
 
 /// Longer than any awaited event takes on a busy machine.
@@ -41,7 +41,33 @@ struct StartedContainer {
 impl<'s> DaemonSetPod<'s> {
     /// Starts all of its containers.
     pub(crate) fn start(cluster: &'s Cluster) -> Self {
+        Self::start_with(cluster, || {})
+    }
+
+    /// Starts all of its containers after `prepare`, which may change its ConfigMap.
+    pub(crate) fn start_with(cluster: &'s Cluster, prepare: impl FnOnce()) -> Self {
         let mut created = Self::new(cluster);
+        prepare();
+        for container in created.pod.containers.clone() {
+            created.start_container(&container.name);
+        }
+        created
+    }
+
+    /// Starts it with the component `probe-once`: the other container after the init container has ended.
+    pub(crate) fn start_with_probe_once(cluster: &'s Cluster) -> Self {
+        let mut created = Self::new(cluster);
+        let patch = probe_once().spec.template.spec.unwrap();
+        created.pod.containers.retain(|one| patch.containers.iter().all(|removed| removed.name != one.name));
+        created.pod.init_containers = patch.init_containers;
+        let mut data = config_map().data.unwrap();
+        data.insert("repair".into(), "off".into());
+        write_config(&cluster.node, &data);
+        for container in created.pod.init_containers.clone().unwrap() {
+            created.start_container(&container.name);
+            created.wait_for("the end of the init container", || !created.status(&container.name).running);
+            assert_eq!(created.status(&container.name).exit_code, 0, "{}", created.logs());
+        }
         for container in created.pod.containers.clone() {
             created.start_container(&container.name);
         }
@@ -96,7 +122,8 @@ impl<'s> DaemonSetPod<'s> {
     }
 
     fn container(&self, name: &str) -> &Container {
-        self.pod.containers.iter().find(|container| container.name == name).unwrap()
+        let containers = self.pod.init_containers.iter().flatten().chain(&self.pod.containers);
+        containers.into_iter().find(|container| container.name == name).unwrap()
     }
 
     /// Runs the agent's readiness probe as the kubelet does.

@@ -89,6 +89,22 @@ fn f14_the_deployment_works_on_2_x() {
 }
 
 #[test]
+fn with_an_init_container_that_probes_no_container_keeps_capabilities() {
+    let cluster = Cluster::new(Generation::V2);
+    let agent = DaemonSetPod::start_with_probe_once(&cluster);
+    for report in ["/run/gybe/probe.json", "/run/gybe/runtime.json"] {
+        assert!(cluster.node.host().path(report).is_file(), "{report}:\n{}", agent.logs());
+    }
+    agent.wait_for("ready", || agent.is_ready());
+    assert_eq!(gybe_entry(&cluster)["probed"]["backend"], "nft");
+    assert_next_pod_is_redirected(&cluster, "cart-0");
+    // Without its report the plugin probes by itself.
+    fs::remove_file(cluster.node.host().path("/run/gybe/probe.json")).unwrap();
+    assert_next_pod_is_redirected(&cluster, "cart-1");
+    agent.wait_for("ready", || agent.is_ready());
+}
+
+#[test]
 fn f29_mode_leave_in_the_configmap_removes_gybe_from_the_conflist() {
     let cluster = Cluster::new(Generation::V2);
     let before = conflist(&cluster);

@@ -1,15 +1,17 @@
 //! The container `repair` on a node whose pods started while Gybe was not in the runtime's chain.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Duration;
 
+use gybe_api_server::Verb;
 use gybe_containerd_tests::sandbox::PodNetwork;
 use gybe_containerd_tests::{Generation, Sandbox, manifest};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, NODE};
-use crate::daemonset_pod::DaemonSetPod;
+use crate::cluster::{Cluster, NODE, config_map};
+use crate::daemonset_pod::{DaemonSetPod, write_config};
 use crate::pod::{APPLICATION, OUTSIDE, OutsideClient, RunningPod};
 
 const PODS: usize = 50;
@@ -90,9 +92,9 @@ fn start_untouched(cluster: &Cluster) -> Vec<Untouched> {
 }
 
 /// Starts meshed pods.
-fn start_meshed(cluster: &Cluster) -> Vec<RunningPod> {
+fn start_meshed(cluster: &Cluster, count: usize) -> Vec<RunningPod> {
     let sandboxes: Vec<_> =
-        (0..PODS).map(|number| Sandbox::injected("shop", &format!("cart-{number}"))).collect();
+        (0..count).map(|number| Sandbox::injected("shop", &format!("cart-{number}"))).collect();
     sandboxes.iter().for_each(|sandbox| cluster.schedule(sandbox));
     let ids = sandboxes.chunks(AT_ONCE).flat_map(|some| cluster.node.cri.run_concurrently(some));
     ids.map(|id| RunningPod::in_sandbox(&cluster.node, id.unwrap())).collect()
@@ -120,10 +122,58 @@ fn wait_for_repairs(agent: &DaemonSetPod<'_>, what: &str) {
     );
 }
 
+fn assert_untouched(cluster: &Cluster, untouched: &[Untouched]) {
+    let outside = OutsideClient::new(&cluster.node);
+    for Untouched { what, pod, rules: before, reaches } in untouched {
+        assert_eq!(&rules(cluster, &pod.id), before, "{what}");
+        assert_eq!(&outside.connect(pod.addresses[0], 8080), "app", "{what}");
+        assert_eq!(&pod.connect(APPLICATION, OUTSIDE[0], 80), *reaches, "{what}");
+    }
+}
+
+/// Returns the names of the API server's pods, and of those that have the label of `repair: label`.
+fn pods_and_labelled(cluster: &Cluster) -> [BTreeSet<String>; 2] {
+    let name = |pod: &Value| pod["metadata"]["name"].as_str().unwrap().to_owned();
+    let is_labelled = |pod: &&Value| pod["metadata"]["labels"]["cni.istio.io/uninitialized"] == "true";
+    let pods = cluster.api.objects("Pod");
+    [pods.iter().map(name).collect(), pods.iter().filter(is_labelled).map(name).collect()]
+}
+
+#[test]
+fn label_and_delete_change_the_objects_of_the_pods_that_are_not_redirected_and_no_rules() {
+    let cluster = Cluster::new(Generation::V2);
+    cluster.api.permit(Verb::Delete, "pods");
+    cluster.api.permit(Verb::Patch, "pods/status");
+    let (pods, untouched) = (start_meshed(&cluster, 5), start_untouched(&cluster));
+    let broken: BTreeSet<_> = (0..pods.len()).map(|number| format!("cart-{number}")).collect();
+    let [all, _] = pods_and_labelled(&cluster);
+    let set = |mode: &str| {
+        let mut data = config_map().data.unwrap();
+        data.insert("repair".into(), mode.into());
+        write_config(&cluster.node, &data);
+    };
+    let agent = DaemonSetPod::start_with(&cluster, || set("label"));
+    agent.wait_for("the labels", || pods_and_labelled(&cluster)[1].len() >= broken.len());
+    assert_eq!(pods_and_labelled(&cluster), [all.clone(), broken.clone()]);
+    set("delete");
+    agent.wait_for("the deletions", || pods_and_labelled(&cluster)[0].len() <= all.len() - broken.len());
+    assert_eq!(pods_and_labelled(&cluster)[0], &all - &broken);
+    let outside = OutsideClient::new(&cluster.node);
+    for pod in &pods {
+        assert_eq!(&outside.connect(pod.addresses[0], 8080), "app", "its rules are not written");
+    }
+    drop(outside);
+    assert_untouched(&cluster, &untouched);
+    // What a controller creates in their place.
+    let replacement = Sandbox::injected("shop", "cart-new");
+    cluster.schedule(&replacement);
+    cluster.assert_redirected(&[start(&cluster, &replacement)]);
+}
+
 #[test]
 fn fifty_pods_that_started_without_gybe_are_redirected_and_no_other_pod_is_touched() {
     let cluster = Cluster::new(Generation::V2);
-    let (pods, untouched) = (start_meshed(&cluster), start_untouched(&cluster));
+    let (pods, untouched) = (start_meshed(&cluster, PODS), start_untouched(&cluster));
     let of_node = Sandbox { network: PodNetwork::Host, ..Sandbox::injected("shop", "of-node") };
     cluster.schedule(&of_node);
     let of_node = cluster.node.cri.run(&of_node).unwrap();
@@ -148,11 +198,6 @@ fn fifty_pods_that_started_without_gybe_are_redirected_and_no_other_pod_is_touch
     wait_for_repairs(&agent, "a node whose agent runs");
     cluster.assert_redirected(&pods);
 
-    let outside = OutsideClient::new(&cluster.node);
-    for Untouched { what, pod, rules: before, reaches } in &untouched {
-        assert_eq!(&rules(&cluster, &pod.id), before, "{what}");
-        assert_eq!(&outside.connect(pod.addresses[0], 8080), "app", "{what}");
-        assert_eq!(&pod.connect(APPLICATION, OUTSIDE[0], 80), *reaches, "{what}");
-    }
+    assert_untouched(&cluster, &untouched);
     assert_eq!(rules(&cluster, &of_node), rules_of_node, "the node's own namespace");
 }

@@ -1,0 +1,264 @@
+//! A healthy node: a root directory in a mount namespace of its own, with an agent or without one, and a redirected pod
+//! whose proxy listens.
+
+use crate::fault::AgentState;
+use crate::node::{Node, Pod};
+use gybe_api_server::{ApiServer, ServiceAccount, Validity};
+use gybe_integration::plugin_call::PluginDir;
+use gybe_integration::programs::{Run, path_of_ours};
+use gybe_test_support::{Agent, TestDir, wait_until};
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use serde_json::{Value, json};
+use std::fs::{self, Permissions};
+use std::net::TcpListener;
+use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::LazyLock;
+use std::thread;
+
+const PRIMARY: &str =
+    r#"{ "cniVersion": "1.0.0", "name": "pods", "plugins": [{ "type": "bridge", "bridge": "cni0" }] }"#;
+const NODE: &str = "node-1";
+/// Where Istio's proxy listens.
+const PROXY: [u16; 2] = [15001, 15006];
+
+/// What a probe of this machine reports.
+static PROBE_REPORT: LazyLock<String> = LazyLock::new(|| {
+    let directory = PluginDir::new("node-faults-probe");
+    let gybe = path_of_ours("gybe").unwrap();
+    let probed = directory.sh(&format!("exec {} probe --json", gybe.display()), "").unwrap();
+    fs::read_to_string(directory.run().join("gybe/probe.json"))
+        .unwrap_or_else(|why| panic!("{why}: {probed:?}"))
+});
+
+pub(crate) struct HealthyNode {
+    pub(crate) node: Node,
+    pub(crate) pod: Pod,
+    pub(crate) proxy: Vec<TcpListener>,
+    /// The agent, and the cluster that it queries.
+    pub(crate) agent: Option<Agent>,
+    pub(crate) cluster: Option<(ApiServer, ServiceAccount)>,
+    settings: u32,
+}
+
+/// Calls `work` with an empty directory in memory, in a mount namespace of its own: every mount ends with it.
+pub(crate) fn with_own_mounts<T: Send>(work: impl FnOnce(&Path) -> T + Send) -> T {
+    let directory = TestDir::new("node-faults");
+    let inside = || {
+        unshare(CloneFlags::CLONE_NEWNS).unwrap();
+        let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
+        mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
+        mount(Some("test"), &*directory, Some("tmpfs"), MsFlags::empty(), Some("size=256m,mode=0755"))
+            .unwrap();
+        work(&directory)
+    };
+    thread::scope(|scope| scope.spawn(inside).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+}
+
+fn annotate(node: &Node, pod: &Pod, annotations: &Value) {
+    let path = node.result(pod, "eth0");
+    let mut cached: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+    cached["capabilityArgs"] = json!({ "io.kubernetes.cri.pod-annotations": annotations });
+    fs::write(path, cached.to_string()).unwrap();
+}
+
+impl HealthyNode {
+    /// Installs by hand, or starts an agent that installs.
+    pub(crate) fn new(directory: &Path, agent: AgentState) -> Self {
+        let (node, pod) = (Node::at(TestDir::new_in(directory, "node"), "auto"), Pod::new(1));
+        node.root.write("etc/cni/net.d/10-pods.conflist", PRIMARY);
+        node.root.write("run/gybe/probe.json", &*PROBE_REPORT);
+        // No process named containerd or crio runs on this node.
+        node.root.write("run/gybe/runtime.json", r#"{"runtimes":[]}"#);
+        let answer = r#"{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}"#;
+        for program in ["opt/cni/bin/bridge", "image/gybe", "image/gybe-cni"] {
+            node.root.write(program, format!("#!/bin/sh\n# {program}\necho '{answer}'\n"));
+            fs::set_permissions(node.root.join(program), Permissions::from_mode(0o755)).unwrap();
+        }
+        pod.sh("ip address add fd00:10::10/64 dev eth0 nodad");
+        node.manifest("shop", &pod, |_| ());
+        node.cached("shop", &pod, "eth0");
+        node.start(&pod);
+        annotate(&node, &pod, &json!({ "sidecar.istio.io/status": "{}" }));
+        let listen = |port| pod.netns.run(|| TcpListener::bind(("0.0.0.0", port)).unwrap()).unwrap();
+        let proxy = PROXY.map(listen).into();
+        let mut healthy = Self { node, pod, proxy, agent: None, cluster: None, settings: 0 };
+        let manifest = healthy.path("pods/shop/cart-1.json");
+        let netns = healthy.pod.netns.path();
+        let arguments = ["apply", "--backend", "nft", "--netns"].map(str::to_owned);
+        let files = [netns.display().to_string(), "--pod".to_owned(), manifest.display().to_string()];
+        let applied = healthy.gybe(&[arguments.to_vec(), files.to_vec()].concat());
+        assert_eq!(applied.code, Some(0), "{applied:?}");
+        match agent {
+            AgentState::Running => healthy.start_agent(),
+            AgentState::Absent => {
+                let from = healthy.path("image").display().to_string();
+                let pods = healthy.path("pods").display().to_string();
+                let installed = healthy.on_host(&["install", "--from", &from, "--pods-from", &pods]);
+                assert_eq!(installed.code, Some(0), "{installed:?}");
+            }
+        }
+        healthy
+    }
+
+    pub(crate) fn path(&self, path: &str) -> PathBuf {
+        self.node.root.join(path)
+    }
+
+    pub(crate) fn write(&self, path: &str, text: &str) {
+        self.node.root.write(path, text);
+    }
+
+    pub(crate) fn set_mode(&self, path: &str, mode: u32) {
+        fs::set_permissions(self.path(path), Permissions::from_mode(mode)).unwrap();
+    }
+
+    /// Runs a shell command in the pod.
+    pub(crate) fn in_pod(&self, command: &str) {
+        self.pod.sh(command);
+    }
+
+    fn gybe(&self, arguments: &[String]) -> Run {
+        let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+        gybe_integration::programs::ours("gybe", &arguments, "").unwrap()
+    }
+
+    fn on_host(&self, arguments: &[&str]) -> Run {
+        self.node.gybe(arguments)
+    }
+
+    #[expect(clippy::disallowed_methods, reason = "the agent runs in the background of the test")]
+    fn start_agent(&mut self) {
+        let server = ApiServer::start().unwrap();
+        let account = server.service_account(&self.path("account")).unwrap();
+        let manifest = fs::read_to_string(self.path("pods/shop/cart-1.json")).unwrap();
+        let mut pod: Value = serde_json::from_str(&manifest).unwrap();
+        pod["spec"]["nodeName"] = json!(NODE);
+        server.put_pod(pod);
+        server.put(json!({ "kind": "Node", "metadata": { "name": NODE, "labels": {} } })).unwrap();
+        self.set_configmap("log_level", "debug");
+        let mut command = Command::new(path_of_ours("gybe").unwrap());
+        command.arg("node").env_clear();
+        for (name, directory) in [
+            ("MOUNTED_CNI_NET_DIR", "etc/cni/net.d"),
+            ("MOUNTED_CNI_BIN_DIR", "opt/cni/bin"),
+            ("MOUNTED_CNI_CACHE_DIR", "var/lib/cni"),
+            ("GYBE_PROGRAMS_DIR", "image"),
+            ("GYBE_CONFIG_DIR", "config"),
+            ("GYBE_SERVICE_ACCOUNT_DIR", "account"),
+            ("GYBE_PROBE_DIR", "run/gybe"),
+            ("GYBE_ISTIO_RUN_DIR", "var/run/istio-cni"),
+            ("CNI_AGENT_RUN_DIR", "run/gybe"),
+        ] {
+            command.env(name, self.path(directory));
+        }
+        for (name, value) in [
+            ("HEALTH_ADDRESS", "127.0.0.1:0".to_owned()),
+            ("MONITORING_ADDRESS", "127.0.0.1:0".to_owned()),
+            ("POD_NAMESPACE", "gybe-system".to_owned()),
+            ("KUBERNETES_NODE_NAME", NODE.to_owned()),
+            ("KUBERNETES_SERVICE_HOST", server.address().ip().to_string()),
+            ("KUBERNETES_SERVICE_PORT", server.address().port().to_string()),
+        ] {
+            command.env(name, value);
+        }
+        let agent = Agent::start(command);
+        wait_until("readiness", || agent.is_ready());
+        (self.agent, self.cluster) = (Some(agent), Some((server, account)));
+    }
+
+    /// Replaces the mounted ConfigMap, as the kubelet does.
+    pub(crate) fn set_configmap(&mut self, key: &str, value: &str) {
+        self.settings += 1;
+        let data = format!("..version-{}", self.settings);
+        self.node.root.write(format!("config/{data}/{key}"), value);
+        let _ = symlink(Path::new("..data").join(key), self.path("config").join(key));
+        symlink(&data, self.path("config/..data_tmp")).unwrap();
+        fs::rename(self.path("config/..data_tmp"), self.path("config/..data")).unwrap();
+    }
+
+    /// Sets the annotations that the runtime passed to the plugins.
+    pub(crate) fn annotate(&self, annotations: &Value) {
+        annotate(&self.node, &self.pod, annotations);
+    }
+
+    /// Lets every token of the cluster expire, and ends the connections that used one.
+    pub(crate) fn expire_tokens(&self) {
+        let (server, account) = self.cluster.as_ref().unwrap();
+        let expired = server.tokens().issue(Validity::Expired);
+        server.tokens().accept_only(&[&expired]);
+        account.write(&expired).unwrap();
+        server.cut_watches();
+    }
+
+    pub(crate) fn agent(&self) -> &Agent {
+        self.agent.as_ref().unwrap()
+    }
+
+    pub(crate) fn conf(&self) -> String {
+        fs::read_to_string(self.path("etc/cni/net.d/10-pods.conflist")).unwrap()
+    }
+
+    /// Writes the conf file by rename, as other programs do.
+    pub(crate) fn put_conf(&self, text: &str) {
+        let new = self.node.root.write("etc/cni/net.d/.other", text);
+        fs::rename(new, self.path("etc/cni/net.d/10-pods.conflist")).unwrap();
+    }
+
+    /// The conf file without Gybe's entry.
+    pub(crate) fn put_primary(&self) {
+        self.put_conf(PRIMARY);
+    }
+
+    /// Replaces a text in the conf file.
+    pub(crate) fn change_conf(&self, from: &str, to: &str) {
+        let conf = self.conf();
+        assert!(conf.contains(from), "{from} in {conf}");
+        self.put_conf(&conf.replace(from, to));
+    }
+
+    /// Replaces the plugin's program by a new file.
+    pub(crate) fn put_plugin(&self, content: &[u8], mode: u32) {
+        let new = self.node.root.write("opt/cni/bin/.other", content);
+        fs::set_permissions(&new, Permissions::from_mode(mode)).unwrap();
+        fs::rename(new, self.path("opt/cni/bin/gybe-cni")).unwrap();
+    }
+
+    /// Sets what the probe's report says of a backend, for every profile.
+    pub(crate) fn set_finding(&self, backend: &str, finding: &Value) {
+        let path = self.path("run/gybe/probe.json");
+        let mut report: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
+        report["untried"] = json!([]);
+        for profile in report["backends"][backend].as_object_mut().unwrap().values_mut() {
+            *profile = finding.clone();
+        }
+        fs::write(path, report.to_string()).unwrap();
+    }
+
+    /// Mounts a directory of the host on itself, with these flags.
+    pub(crate) fn remount(&self, directory: &str, flags: MsFlags) {
+        let path = self.path(directory);
+        mount(Some(&path), &path, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | flags;
+        mount(None::<&str>, &path, None::<&str>, flags, None::<&str>).unwrap();
+    }
+
+    /// The report of `gybe doctor --json`.
+    pub(crate) fn doctor(&self) -> Value {
+        let run = self.path("run/gybe").display().to_string();
+        let ran = self.on_host(&["doctor", "--run-dir", &run, "--json"]);
+        let report: Value = serde_json::from_str(&ran.out).unwrap_or_else(|why| panic!("{why}: {ran:?}"));
+        assert_eq!(ran.code == Some(0), report["well"] == json!(true), "{ran:?}");
+        report
+    }
+
+    /// The report of `gybe verify --all --json`.
+    pub(crate) fn verify(&self) -> Value {
+        let ran = self.on_host(&["verify", "--all", "--json"]);
+        let report: Value = serde_json::from_str(&ran.out).unwrap_or_else(|why| panic!("{why}: {ran:?}"));
+        assert_eq!(ran.code == Some(0), report["holds"] == json!(true), "{ran:?}");
+        report
+    }
+}
