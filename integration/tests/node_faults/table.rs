@@ -378,7 +378,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         plant: |node| {
             node.in_pod(
                 "echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6; nft flush chain inet gybe nat-prerouting",
-            )
+            );
         },
         doctor: &[wrong(
             "pods",
