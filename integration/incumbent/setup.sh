@@ -1,8 +1,7 @@
 #!/bin/sh
 # setup.sh [mesh]: builds Istio's own programs, istio-cni and pilot-agent (which contains istio-iptables), into
-# target/incumbent, in the version of go.mod; with `mesh` also istiod (pilot-discovery) and istio-cni's agent
-# (install-cni). Nothing is built when that version is there. Some five minutes of processor time, once, and as many for
-# istiod.
+# target/incumbent, in the version of go.mod; with `mesh` also istiod (pilot-discovery). Nothing is built when
+# that version is there. Some five minutes of processor time, once, and as many for istiod.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -24,9 +23,8 @@ build() {
     cp integration/incumbent/go.sum "$stamp"
 }
 
-agent_tags=agent,disable_pgv,grpcnotrace,retrynotrace
-build go.sum $agent_tags istio.io/istio/cni/cmd/istio-cni istio.io/istio/pilot/cmd/pilot-agent
+build go.sum agent,disable_pgv,grpcnotrace,retrynotrace \
+    istio.io/istio/cni/cmd/istio-cni istio.io/istio/pilot/cmd/pilot-agent
 if [ "${1:-}" = mesh ]; then
-    build install-cni.sum $agent_tags istio.io/istio/cni/cmd/install-cni
     build pilot-discovery.sum vtprotobuf,disable_pgv istio.io/istio/pilot/cmd/pilot-discovery
 fi

@@ -8,7 +8,6 @@ mod early;
 mod gybe;
 mod images;
 mod istio;
-mod istio_cni;
 mod life;
 mod modes;
 mod sidecars;
@@ -42,8 +41,6 @@ pub(crate) enum Scenario {
     Modes,
     /// An upgrade, its rollback, and failures, while pods make requests
     Life,
-    /// Gybe and istio-cni replace each other, while pods make requests
-    TakeOver,
 }
 
 /// The directories of what runs in the mesh.
@@ -71,8 +68,6 @@ impl Programs {
 struct Mesh {
     cluster: Cluster,
     gybe: Gybe,
-    /// Istio's charts.
-    charts: PathBuf,
 }
 
 impl Mesh {
@@ -86,15 +81,14 @@ impl Mesh {
         cluster.start_component("coredns", &components::dns(&corefile))?;
         images::import(&cluster, &programs.cluster, &programs.istio)?;
         let gybe = Gybe::import(&cluster, &programs.clone)?;
-        let charts = programs.cluster.join("istio-charts");
-        istio::install(&cluster, &charts)?;
+        istio::install(&cluster, &programs.cluster.join("istio-charts"))?;
         for (namespace, injection) in [(MESHED, "enabled"), (PLAIN, "disabled")] {
             let labels = json!({ "istio-injection": injection });
             let metadata = json!({ "name": namespace, "labels": labels });
             cluster.api.create("/api/v1/namespaces", &json!({ "metadata": metadata }))?;
         }
         wait_until("istiod adds sidecars", || application::is_injected(&cluster))?;
-        Ok(Mesh { cluster, gybe, charts })
+        Ok(Mesh { cluster, gybe })
     }
 
     /// Installs Gybe with the backend nft, or upgrades it to that.
@@ -111,7 +105,6 @@ impl Scenario {
             Scenario::Sidecars => sidecars::run(mesh),
             Scenario::Modes => modes::run(mesh),
             Scenario::Life => life::run(mesh),
-            Scenario::TakeOver => life::take_over(mesh),
         }
     }
 }
@@ -156,7 +149,7 @@ fn versions(mesh: &Mesh, programs: &Programs, proxy_mode: ProxyMode) -> Result<R
         let output = mesh.cluster.run(program, &[option])?;
         Ok::<_, Failure>(output.trim().lines().next().unwrap_or_default().to_owned())
     };
-    let module = mesh.charts.canonicalize()?;
+    let module = programs.cluster.join("istio-charts").canonicalize()?;
     let module = module.iter().find(|part| part.to_string_lossy().starts_with("istio@"));
     let rows = [
         ("Kubernetes", first_line("kubelet", "--version")?),

@@ -51,19 +51,6 @@ impl Gybe {
         roll_out(cluster)
     }
 
-    /// Installs Gybe where istio-cni runs, and waits until its agent reports that it waits.
-    pub(super) fn install_beside_istio_cni(&self, cluster: &Cluster) -> Result<(), Failure> {
-        self.apply(cluster, &["settings.backend=nft"])?;
-        wait_until("`gybe status` reports an agent that is not ready", || {
-            Ok(self.status(cluster)?.starts_with(&["NOT".to_owned(), "READY".to_owned()]))
-        })
-    }
-
-    /// Removes Gybe. Its agents may run on for minutes, until no sandbox needs the plugin.
-    pub(super) fn uninstall(&self, cluster: &Cluster) -> Result<(), Failure> {
-        cluster.run("helm", &["uninstall", "gybe", "--namespace", NAMESPACE, "--timeout", "300s"]).map(drop)
-    }
-
     fn apply(&self, cluster: &Cluster, values: &[&str]) -> Result<(), Failure> {
         let chart = self.chart.to_string_lossy();
         let install =

@@ -26,12 +26,6 @@ pub(super) fn import(cluster: &Cluster, programs: &Path, istio: &Path) -> Result
         &[("usr/local/bin/pilot-discovery".to_owned(), discovery)],
         PROXY_USER,
     )?;
-    // install-cni copies the plugin from this directory.
-    let istio_cni: Vec<_> = ["install-cni", "istio-cni"]
-        .map(|name| fs::read(istio.join(name)).map(|program| (format!("opt/cni/bin/{name}"), program)))
-        .into_iter()
-        .collect::<Result<_, _>>()?;
-    import_files(cluster, &format!("{HUB}/install-cni:{TAG}"), &istio_cni, "")?;
     let envoy = programs.join("envoy");
     // As Istio's own image has them (pilot/docker/Dockerfile.proxyv2).
     let module = programs.join("istio-charts").canonicalize()?.join("../../tools/packaging/common");

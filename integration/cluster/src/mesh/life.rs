@@ -11,7 +11,6 @@ use super::Mesh;
 use super::application::{self, MESHED, control, pod, service, start};
 use super::checks::Checks;
 use super::gybe::NEXT;
-use super::istio_cni;
 use crate::agent;
 use crate::cluster::Cluster;
 
@@ -47,35 +46,6 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     during("the API server does not answer for 20 seconds", &|| cluster.stop_apiserver_for(OUTAGE))?;
     application::delete(cluster, &[(MESHED, SERVER), (MESHED, CLIENT)])?;
     Ok(checks.report("Upgrades and failures under a load of requests"))
-}
-
-/// Gybe is removed, istio-cni installed and taken over, and Gybe removed again.
-pub(super) fn take_over(mesh: &Mesh) -> Result<Report, Failure> {
-    let cluster = &mesh.cluster;
-    let mut checks = Checks::default();
-    mesh.ensure_gybe()?;
-    start_pair(cluster)?;
-    let mut during =
-        |what: &str, step: &dyn Fn() -> Result<(), Failure>| under_load(cluster, &mut checks, what, step);
-    during("Gybe is removed with `helm uninstall`, and istio-cni is installed", &|| {
-        mesh.gybe.uninstall(cluster)?;
-        istio_cni::install(cluster, &mesh.charts)
-    })?;
-    during("Gybe is installed and waits while istio-cni runs", &|| {
-        mesh.gybe.install_beside_istio_cni(cluster)
-    })?;
-    during("istio-cni is removed, and Gybe takes over", &|| {
-        istio_cni::uninstall(cluster)?;
-        mesh.gybe.wait_for_backend(cluster, "nft")
-    })?;
-    let installed = agent::installed(cluster)?;
-    checks.holds("Gybe's programs and entry on the node", !installed.is_empty(), &installed, "some");
-    mesh.gybe.uninstall(cluster)?;
-    let conf: Vec<String> =
-        agent::installed(cluster)?.into_iter().filter(|path| path.starts_with("/etc")).collect();
-    checks.equal("conf files with Gybe's entry after `helm uninstall`", &conf, &Vec::new());
-    application::delete(cluster, &[(MESHED, SERVER), (MESHED, CLIENT)])?;
-    Ok(checks.report("istio-cni, Gybe, istio-cni, Gybe under a load of requests"))
 }
 
 fn start_pair(cluster: &Cluster) -> Result<(), Failure> {
