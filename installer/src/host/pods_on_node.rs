@@ -213,10 +213,16 @@ pub fn judge_all(sandboxes: Vec<Sandbox>, sources: &PolicySources) -> Vec<Sandbo
 }
 
 fn judge(sandbox: Sandbox, sources: &PolicySources) -> SandboxVerdict {
-    judge_open(sandbox, sources).report
+    let JudgedSandbox { mut report, netns, policy } = judge_open(sandbox, sources);
+    if let (Some(netns), Some(known)) = (netns, policy)
+        && report.sandbox.has_started()
+    {
+        report.silent_ports = silent_ports(&netns, &known.policy);
+    }
+    report
 }
 
-/// Judges a sandbox and keeps its namespace open.
+/// Judges a sandbox and keeps its namespace open. Does not look for the proxy.
 #[must_use]
 pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
     let Network::Own(path) = &sandbox.network else {
@@ -236,11 +242,7 @@ pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
         Desired::NotKnown { why, .. } => (None, Some(why)),
         Desired::LeftAlone(_) => (None, None),
     };
-    let silent_ports = match (&netns, &policy) {
-        (Ok(netns), Some(known)) if sandbox.has_started() => silent_ports(netns, &known.policy),
-        _ => Vec::new(),
-    };
-    let report = SandboxVerdict { sandbox, verdict, unknown_because, silent_ports };
+    let report = SandboxVerdict { sandbox, verdict, unknown_because, silent_ports: Vec::new() };
     JudgedSandbox { report, netns: netns.ok(), policy }
 }
 

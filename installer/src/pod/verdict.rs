@@ -55,9 +55,17 @@ pub(crate) fn judge(
         BackendKind::ALL.into_iter().filter(|kind| only == Some(*kind) || is_whole(kind)).collect();
     let context = VerdictContext { only, whole: &whole, programs: Some(&cgroups.programs()) };
     let mut verdict = judge_namespace(desired, context)?;
-    let without_ipv6 = matches!(desired, Desired::Policy(policy) if policy.families == Families::V4Only);
-    if without_ipv6 && !verdict.differences.is_empty() && is_ipv6_off() {
-        verdict.reasons.insert(0, IPV6_OFF.to_owned());
+    if let Desired::Policy(policy) = desired
+        && policy.families == Families::V4Only
+        && !verdict.differences.is_empty()
+        && is_ipv6_off()
+    {
+        let policy = RedirectPolicy { families: Families::V4AndV6, ..policy.clone() };
+        let with_ipv6 = judge_namespace(Desired::Policy(&policy), context)?;
+        // A rule that was changed otherwise differs from those of both policies.
+        if !with_ipv6.differences.iter().any(|difference| verdict.differences.contains(difference)) {
+            verdict.reasons.insert(0, IPV6_OFF.to_owned());
+        }
     }
     Ok(verdict)
 }

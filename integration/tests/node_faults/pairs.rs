@@ -29,6 +29,10 @@ fn misses(agent: AgentState, faults: &[&Fault]) -> Vec<String> {
         });
         let expected: Vec<&Expected> = expected.collect();
         let is_explained = |finding: &&Value| expected.iter().any(|expected| expected.is(finding));
+        let page = include_str!("../../../docs/TROUBLESHOOTING.md");
+        for id in doctor["findings"].as_array().unwrap().iter().filter_map(|finding| finding["id"].as_str()) {
+            assert!(page.contains(&format!("\n### {id}\n")), "docs/TROUBLESHOOTING.md has no section {id}");
+        }
         let wrong =
             doctor["findings"].as_array().unwrap().iter().filter(|finding| finding["state"] == "wrong");
         misses.extend(wrong.filter(|finding| !is_explained(finding)).map(|it| format!("unexpected: {it}")));

@@ -136,7 +136,7 @@ pub(crate) const FAULTS: &[Fault] = &[
             let conf = node.conf();
             node.put_conf(&conf[..conf.len() / 2]);
         },
-        doctor: &[wrong("chain", NOT_READY, NO_NETWORK, "")],
+        doctor: &[wrong("chain", NOT_READY, NO_NETWORK, "let its owner write it again")],
         verify: None,
     },
     Fault {
@@ -144,7 +144,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         agent: Some(Absent),
         parts: &[Part::Conf],
         plant: |node| node.put_conf(""),
-        doctor: &[wrong("chain", NOT_READY, NO_NETWORK, "")],
+        doctor: &[wrong("chain", NOT_READY, NO_NETWORK, "let its owner write it again")],
         verify: None,
     },
     Fault {
@@ -175,7 +175,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         agent: Some(Absent),
         parts: &[Part::Conf],
         plant: |node| symlink("/nowhere", node.path("etc/cni/net.d/05-new.conflist")).unwrap(),
-        doctor: &[wrong("chain", NOT_READY, "05-new.conflist cannot be read here", "")],
+        doctor: &[wrong("chain", NOT_READY, "05-new.conflist cannot be read here", "it is a symbolic link")],
         verify: None,
     },
     Fault {
@@ -292,7 +292,12 @@ pub(crate) const FAULTS: &[Fault] = &[
                 node.set_finding(backend, &json!({ "finding": "misbehaves", "what": "no answer" }));
             }
         },
-        doctor: &[wrong("backend", "GYBE-027", "the plugin refuses every pod of the mesh", "")],
+        doctor: &[wrong(
+            "backend",
+            "GYBE-027",
+            "the plugin refuses every pod of the mesh",
+            "gybe probe --fresh",
+        )],
         verify: None,
     },
     Fault {
@@ -358,8 +363,30 @@ pub(crate) const FAULTS: &[Fault] = &[
         agent: None,
         parts: &[Part::Rules],
         plant: |node| node.in_pod("echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6"),
-        doctor: &[wrong("pods", "GybePodsNotRedirected", "shop/cart-1: redirected: IPv6 is off", "")],
+        doctor: &[wrong(
+            "pods",
+            "GybePodsNotRedirected",
+            "shop/cart-1: redirected: IPv6 is off",
+            "then delete the pod",
+        )],
         verify: None,
+    },
+    Fault {
+        name: "IPv6 is off in the pod, and a rule is missing",
+        agent: None,
+        parts: &[Part::Rules],
+        plant: |node| {
+            node.in_pod(
+                "echo 1 >/proc/sys/net/ipv6/conf/all/disable_ipv6; nft flush chain inet gybe nat-prerouting",
+            );
+        },
+        doctor: &[wrong(
+            "pods",
+            "GybePodsNotRedirected",
+            "shop/cart-1: NOT REDIRECTED: TCP",
+            "gybe verify --pod shop/cart-1",
+        )],
+        verify: Some(("not-redirected", "in chain nat-prerouting is missing")),
     },
     Fault {
         name: "the proxy does not listen",
@@ -420,7 +447,7 @@ pub(crate) const FAULTS: &[Fault] = &[
             fs::remove_dir_all(node.path("var/lib/cni/results")).unwrap();
             node.write("var/lib/cni/results", "");
         },
-        doctor: &[wrong("pods", "", "pods may be missing in this list", "")],
+        doctor: &[wrong("pods", "", "pods may be missing in this list", "--results-dir")],
         verify: None,
     },
     Fault {
@@ -436,10 +463,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         agent: Some(Absent),
         parts: &[Part::ProgramDirectory, Part::Plugin],
         plant: |node| node.remount("opt/cni/bin", MsFlags::MS_NOEXEC),
-        doctor: &[
-            wrong("directories", "", "which is mounted noexec", "mount it without noexec"),
-            wrong("programs", NOT_READY, "gybe-cni does not run: it cannot be run: Permission denied", ""),
-        ],
+        doctor: &[wrong("directories", "", "which is mounted noexec", "mount it without noexec")],
         verify: None,
     },
     Fault {
@@ -467,7 +491,10 @@ pub(crate) const SOMETIMES: &[(&str, Expected)] = &[
         "another program keeps rewriting the conf file",
         wrong("chain", NOT_READY, "gybe-cni is not in 10-pods", "the agent"),
     ),
-    ("another program keeps rewriting the conf file", wrong("agent", NOT_READY, "10-pods.conflist", "")),
+    (
+        "another program keeps rewriting the conf file",
+        wrong("agent", NOT_READY, "10-pods.conflist", "docs/AGENT.md"),
+    ),
 ];
 
 /// Without the agent, and without the entry that names the source of pods, a pod's policy is not known, and its rules
@@ -484,6 +511,16 @@ pub(crate) const HIDDEN: &[Hidden] = &[
         fault: "the pod's rules were deleted",
         behind: WITHOUT_POLICY,
         instead: &[wrong("pods", "GybePodsNotRedirected", "there are no rules of Gybe", "gybe verify --all")],
+    },
+    Hidden {
+        fault: "IPv6 is off in the pod, and a rule is missing",
+        behind: WITHOUT_POLICY,
+        instead: &[wrong(
+            "pods",
+            "GybePodsNotRedirected",
+            "NOT REDIRECTED: chain nat-prerouting of table inet gybe has no rule",
+            "gybe verify --pod shop/cart-1",
+        )],
     },
     Hidden { fault: "IPv6 was switched off in the pod", behind: WITHOUT_POLICY, instead: &[] },
     Hidden { fault: "the proxy does not listen", behind: WITHOUT_POLICY, instead: &[] },

@@ -23,7 +23,7 @@ fn of_node(PodVerdicts { judged, unreadable }: &PodVerdicts) -> Vec<Finding> {
         Finding::wrong(
             About::Pods,
             format!("pods may be missing in this list: {what}"),
-            "run gybe doctor as root on the node",
+            "run gybe doctor as root on the node; --results-dir names the directory of libcni's cache",
         )
     }));
     let failing: Vec<_> = judged.iter().filter(|one| one.fails()).collect();

@@ -1,7 +1,7 @@
 //! Findings about the programs in the runtime's directory: whether they exist, are complete, run, and are
 //! writable only by root.
 
-use super::observe::Observation;
+use super::observe::{FileSystem, Observation};
 use super::{About, Finding, Section, of_security};
 use crate::host::apply::TrialError;
 use crate::host::conflist::ISTIO;
@@ -38,9 +38,12 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
             "the program gybe is missing next to the plugin, so the plugin cannot query the API server";
         found.push(Finding::note(About::Programs, text, Some("run gybe install")));
     }
-    // A program that is not executable has its own finding.
-    let is_executable = program(observation, PLUGIN).is_some_and(|plugin| is_executable(plugin.access.mode));
-    let trial = observation.trial.as_ref().filter(|_| is_executable);
+    // That no program can be run, or this one, has its own finding.
+    let is_noexec =
+        |space: &FileSystem| space.of == "program" && space.space.is_ok_and(|space| space.no_exec);
+    let may_run = program(observation, PLUGIN).is_some_and(|plugin| is_executable(plugin.access.mode))
+        && !observation.file_systems.iter().any(is_noexec);
+    let trial = observation.trial.as_ref().filter(|_| may_run);
     found.extend(trial.map(|trial| of_trial(observation, trial)));
     found.extend(other_build(observation));
     found
