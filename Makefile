@@ -41,7 +41,7 @@ OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-clust
 REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
-.PHONY: help build contents image release demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-containerd test-iptables-versions test-node test-readme test-take-over test-states node-states cluster bench-containerd bench-repair test-shared test-manifests checkov test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
+.PHONY: help build contents image release demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-mesh test-containerd test-iptables-versions test-node test-readme test-take-over test-states node-states cluster bench-containerd bench-repair test-shared test-manifests checkov test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -184,6 +184,15 @@ cluster: build ## upgrades, crashes and removal in a Kubernetes of one node: SCE
 	integration/cluster/setup.sh $(FROM) $(TO)
 	cargo build --locked $(OUTSIDE) --bins
 	target/debug/gybe-cluster $(FROM:%=--release target/cluster/clones/%) $(TO:%=--next target/cluster/clones/%) $(if $(KEEP),--shell,$(SCENARIOS))
+
+test-mesh: image ## istiod and Envoy around Gybe in a Kubernetes of one node: SCENARIOS="sidecars modes" ARGS="--proxy-mode iptables"; KEEP=1 for a shell with kubectl   (needs: as cluster and incumbent, and Python's pip)
+	integration/containerd/setup.sh
+	integration/cluster/setup.sh
+	integration/incumbent/setup.sh mesh
+	manifests/build.sh
+	integration/cluster/mesh.sh
+	cargo build --locked $(OUTSIDE) --bins
+	target/debug/gybe-cluster mesh $(ARGS) $(if $(KEEP),--shell,$(SCENARIOS))
 
 # Without `--features gybe-referees/rustables` these tests need no libclang and leave out rustables.
 referees: ## libnftnl and rustables write the same rules as Gybe, byte by byte and in connections   (needs: as test-kernel, and libclang, libnftnl, libmnl to build: see setup)

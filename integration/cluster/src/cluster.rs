@@ -2,6 +2,8 @@
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
 
 use gybe_containerd_tests::containerd::SOCKET;
 use gybe_containerd_tests::{
@@ -9,6 +11,7 @@ use gybe_containerd_tests::{
 };
 use gybe_integration::failure::Failure;
 use nix::sched::{CloneFlags, setns};
+use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
 use crate::api::{Api, wait_until};
@@ -16,14 +19,18 @@ use crate::components::{self, KERNEL_SETTINGS};
 use crate::credentials::{self, DIRECTORY, kubeconfig};
 use crate::network::{self, NODE};
 
+/// The home directory of programs that run on the node: kubectl and helm keep caches there.
+const HOME: &str = "/run/gybe/home";
+
 /// A running cluster. It ends when it is dropped or the process ends.
 pub(crate) struct Cluster {
     pub(crate) api: Api,
     pub(crate) node: Node,
     programs: PathBuf,
     logs: PathBuf,
+    apiserver: HostProcess,
     // Kept for its lifetime: the programs end with the node.
-    _components: Vec<HostProcess>,
+    components: Vec<HostProcess>,
 }
 
 impl Cluster {
@@ -50,16 +57,34 @@ impl Cluster {
             HostProcess::start_and_wait(command, ready, &logs.join(format!("{name}.log")))
         };
         let mut running = vec![start("etcd", components::etcd(), "ready to serve client requests")?];
-        running.push(start("kube-apiserver", components::apiserver(), "Serving securely")?);
+        let apiserver = start("kube-apiserver", components::apiserver(), "Serving securely")?;
         let api = Api::connect(&node.host().path(kubeconfig("admin")))?;
         wait_until("the API server is ready", || api.is_ready())?;
         running.push(start("kube-controller-manager", components::controller_manager(), "Serving securely")?);
         running.push(start("kube-scheduler", components::scheduler(), "Serving securely")?);
         prepare_kubelet(&node)?;
         running.push(start("kubelet", components::kubelet(), "Started kubelet")?);
-        let cluster = Cluster { api, node, programs, logs, _components: running };
+        let cluster = Cluster { api, node, programs, logs, apiserver, components: running };
         wait_until("the node is ready", || cluster.is_node_ready())?;
         Ok(cluster)
+    }
+
+    /// Starts another program of the cluster, which runs as long as the cluster, and returns at once. Its standard
+    /// output and error are its log.
+    pub(crate) fn start_component(&mut self, name: &str, arguments: &[String]) -> Result<(), Failure> {
+        let mut command = self.node.host().command(&self.programs, "sh");
+        command.args(["-c", "exec \"$@\" >&2", "sh"]).arg(self.programs.join(name)).args(arguments);
+        let log = self.logs.join(format!("{name}.log"));
+        self.components.push(HostProcess::start(command, "\n", &log)?);
+        Ok(())
+    }
+
+    /// Stops the API server for some time: connections to it are accepted by the kernel, and not answered.
+    pub(crate) fn stop_apiserver_for(&self, time: Duration) -> Result<(), Failure> {
+        let process = self.apiserver.pid()?;
+        kill(process, Signal::SIGSTOP)?;
+        sleep(time);
+        Ok(kill(process, Signal::SIGCONT)?)
     }
 
     fn is_node_ready(&self) -> Result<bool, Failure> {
@@ -70,7 +95,7 @@ impl Cluster {
     /// Runs a program of the machine or of Kubernetes on the node and returns its standard output.
     pub(crate) fn run(&self, program: &str, arguments: &[&str]) -> Result<String, Failure> {
         let mut command = self.node.host().command(&self.programs, program);
-        command.args(arguments).env("KUBECONFIG", kubeconfig("admin"));
+        command.args(arguments).env("KUBECONFIG", kubeconfig("admin")).env("HOME", HOME);
         let output = command.output()?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if output.status.success() {
@@ -83,6 +108,17 @@ impl Cluster {
             text(&output.stdout),
             text(&output.stderr)
         )))
+    }
+
+    /// Returns the error with the description of these pods and the end of their logs.
+    pub(crate) fn with_pods(&self, error: &Failure, namespace: &str, selection: &[&str]) -> Failure {
+        let kubectl = |arguments: &[&str]| {
+            let timed = [&["20", "kubectl", "-n", namespace], arguments, selection].concat();
+            self.run("timeout", &timed).unwrap_or_else(|error| format!("{error:?}"))
+        };
+        let description = kubectl(&["describe", "pods"]);
+        let logs = kubectl(&["logs", "--all-containers", "--prefix", "--tail=30"]);
+        Failure::new(format!("{error:?}\n{description}\n{logs}"))
     }
 
     /// Runs a shell on the node, for a developer.

@@ -1,9 +1,11 @@
 //! The arguments of Kubernetes' programs and etcd.
 
+use std::fmt;
+
 use serde_json::{Value, json};
 
 use crate::credentials::{DIRECTORY, file, kubeconfig};
-use crate::network::{NODE, NODE_ADDRESS, NODE_ADDRESS_6, SERVICE_RANGES};
+use crate::network::{DNS_ADDRESS, NODE, NODE_ADDRESS, NODE_ADDRESS_6, SERVICE_RANGES};
 
 /// etcd's address for clients.
 const ETCD: &str = "http://127.0.0.1:2379";
@@ -80,6 +82,47 @@ pub(crate) fn kubelet() -> Vec<String> {
     ])
 }
 
+/// How kube-proxy writes its rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
+pub(crate) enum ProxyMode {
+    Nftables,
+    Iptables,
+}
+
+impl fmt::Display for ProxyMode {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            ProxyMode::Nftables => "nftables",
+            ProxyMode::Iptables => "iptables",
+        })
+    }
+}
+
+/// The proxy of services. The kernel's limits of connections are the whole machine's.
+pub(crate) fn proxy(mode: ProxyMode) -> Vec<String> {
+    strings(&[
+        &format!("--kubeconfig={}", kubeconfig("proxy")),
+        &format!("--hostname-override={NODE}"),
+        &format!("--proxy-mode={mode}"),
+        "--conntrack-max-per-core=0",
+        "--conntrack-tcp-timeout-established=0",
+        "--conntrack-tcp-timeout-close-wait=0",
+    ])
+}
+
+/// CoreDNS with this file of its configuration.
+pub(crate) fn dns(corefile: &str) -> Vec<String> {
+    strings(&["-conf", corefile])
+}
+
+/// The names of the cluster's services, from the API server.
+pub(crate) fn corefile() -> String {
+    format!(
+        "cluster.local:53 {{\n    bind {DNS_ADDRESS}\n    errors\n    kubernetes {{\n        kubeconfig {}\n    }}\n}}\n",
+        kubeconfig("admin")
+    )
+}
+
 /// The kubelet's configuration. All cgroups are below `cgroup`, which ends with the node. The oom score and
 /// memory limits stay as they are: the machine may forbid to change them.
 pub(crate) fn kubelet_configuration(cgroup: &str, runtime: &str) -> Value {
@@ -101,6 +144,7 @@ pub(crate) fn kubelet_configuration(cgroup: &str, runtime: &str) -> Value {
         "imageGCHighThresholdPercent": 100,
         "volumePluginDir": "/var/lib/kubelet/volume-plugins",
         "maxPods": 250,
+        "clusterDNS": [DNS_ADDRESS],
         "clusterDomain": "cluster.local",
         // Many pods at a time: the default of 50 requests a second is for clusters of many nodes.
         "kubeAPIQPS": 200,

@@ -16,11 +16,12 @@ use crate::network::{NODE, NODE_ADDRESS, SERVICE_ADDRESS};
 pub(crate) const DIRECTORY: &str = "/run/gybe/kubernetes";
 
 /// The components and an administrator: the name of the kubeconfig, the user, and its group.
-const USERS: [(&str, &str, &str); 4] = [
+const USERS: [(&str, &str, &str); 5] = [
     ("admin", "admin", "system:masters"),
     ("kubelet", "system:node:worker-1", "system:nodes"),
     ("controller-manager", "system:kube-controller-manager", ""),
     ("scheduler", "system:kube-scheduler", ""),
+    ("proxy", "system:kube-proxy", ""),
 ];
 
 /// Returns the path of a file on the node.

@@ -6,6 +6,7 @@ mod api;
 mod cluster;
 mod components;
 mod credentials;
+mod mesh;
 mod network;
 mod pods;
 mod release;
@@ -15,7 +16,7 @@ mod storm;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, ValueEnum};
+use clap::{Parser, Subcommand, ValueEnum};
 use gybe_bench::print;
 use gybe_bench::report::Report;
 use gybe_integration::failure::Failure;
@@ -23,14 +24,21 @@ use serde_json::json;
 
 use crate::api::wait_until;
 use crate::cluster::Cluster;
+use crate::components::ProxyMode;
 use crate::release::Release;
 use crate::scenario::{Releases, Scenario};
 use crate::storm::NAMESPACE;
 
 /// Starts a Kubernetes cluster of one node, runs scenarios with Gybe in it, and fails when a target is missed.
 #[derive(Debug, Parser)]
-#[command(name = "gybe-cluster")]
+#[command(
+    name = "gybe-cluster",
+    args_conflicts_with_subcommands = true,
+    subcommand_precedence_over_arg = true
+)]
 struct Arguments {
+    #[command(subcommand)]
+    mesh: Option<Mesh>,
     /// The scenarios to run; all by default
     scenarios: Vec<Scenario>,
     /// Starts a shell on the node, with Gybe installed, instead of running scenarios
@@ -47,12 +55,40 @@ struct Arguments {
     next: Option<PathBuf>,
 }
 
+#[derive(Debug, Subcommand)]
+enum Mesh {
+    /// Runs scenarios of a mesh: istiod, sidecars with Envoy, and Gybe from its image and chart
+    Mesh {
+        /// The scenarios to run; all by default
+        scenarios: Vec<mesh::Scenario>,
+        /// Starts a shell on the node, with Gybe installed, instead of running scenarios
+        #[arg(long, conflicts_with = "scenarios")]
+        shell: bool,
+        /// How kube-proxy writes its rules
+        #[arg(long, value_enum, default_value_t = ProxyMode::Nftables)]
+        proxy_mode: ProxyMode,
+        /// The directory of Kubernetes' programs, Envoy, helm and Istio's charts
+        #[arg(long, default_value = "target/cluster")]
+        programs: PathBuf,
+        /// The directory of Istio's programs
+        #[arg(long, default_value = "target/incumbent")]
+        istio: PathBuf,
+        /// The clone whose image (in dist) and chart are installed
+        #[arg(long, default_value = ".")]
+        release: PathBuf,
+    },
+}
+
 fn main() -> ExitCode {
     run(&Arguments::parse()).unwrap_or_else(|error| print::failure(&error))
 }
 
 fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     print::preface();
+    if let Some(Mesh::Mesh { scenarios, shell, proxy_mode, programs, istio, release }) = &arguments.mesh {
+        let programs = mesh::Programs::new(programs, istio, release)?;
+        return Ok(print::verdict(&mesh::run(&programs, *proxy_mode, scenarios, *shell)?));
+    }
     let programs = arguments.programs.canonicalize()?;
     let release = arguments.release.canonicalize()?;
     let next = arguments.next.clone().unwrap_or(release.clone()).canonicalize()?;

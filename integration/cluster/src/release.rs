@@ -42,6 +42,7 @@ impl Release {
             name: &format!("docker.io/library/gybe:{}", self.version),
             files: &[("opt/gybe/bin/gybe", &gybe), ("opt/gybe/bin/gybe-cni", &plugin)],
             entrypoint: "/opt/gybe/bin/gybe",
+            user: "",
         };
         cluster.node.import(&image)?;
         // As manifests/README.md has it: an overlay of the operator's own beside the clone.
@@ -114,10 +115,8 @@ impl Release {
 
 /// Waits until all agents are of the applied version and ready.
 pub(crate) fn roll_out(cluster: &Cluster) -> Result<(), Failure> {
-    let gybe = |arguments: &[&str]| cluster.run("kubectl", &[&["-n", "gybe-system"], arguments].concat());
-    gybe(&["rollout", "status", "daemonset", "gybe-node", "--timeout=120s"]).map(drop).map_err(|error| {
-        let pods = gybe(&["describe", "pods"]).unwrap_or_default();
-        let logs = gybe(&["logs", "-l", "app.kubernetes.io/name=gybe-node", "--all-containers", "--prefix"]);
-        Failure::new(format!("{error:?}\n{pods}\n{}", logs.unwrap_or_default()))
+    let rollout = ["-n", "gybe-system", "rollout", "status", "daemonset", "gybe-node", "--timeout=120s"];
+    cluster.run("kubectl", &rollout).map(drop).map_err(|error| {
+        cluster.with_pods(&error, "gybe-system", &["-l", "app.kubernetes.io/name=gybe-node"])
     })
 }

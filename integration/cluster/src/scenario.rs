@@ -63,7 +63,7 @@ impl Scenario {
 }
 
 /// The target that there is none of these.
-fn none(what: &str, count: usize) -> Target {
+pub(crate) fn none(what: &str, count: usize) -> Target {
     // Counts of pods are small.
     let measured = u32::try_from(count).map_or(f64::INFINITY, f64::from);
     Target { what: what.to_owned(), measured, limit: Limit::AtMost(0.0), unit: "" }

@@ -16,13 +16,14 @@ const PAUSE_PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/pause"));
 
 /// The image of the sandboxes.
 pub(crate) const PAUSE: Image<'static> =
-    Image { name: PAUSE_IMAGE, files: &[("pause", PAUSE_PROGRAM)], entrypoint: "/pause" };
+    Image { name: PAUSE_IMAGE, files: &[("pause", PAUSE_PROGRAM)], entrypoint: "/pause", user: "" };
 
 /// The image of a pod's containers: each argument of its program is a port that answers a connection.
 pub const WORKLOAD: Image<'static> = Image {
     name: "localhost/gybe-workload:1",
     files: &[("workload", include_bytes!(concat!(env!("OUT_DIR"), "/workload")))],
     entrypoint: "/workload",
+    user: "",
 };
 
 /// An image of one layer.
@@ -34,6 +35,8 @@ pub struct Image<'i> {
     pub files: &'i [(&'i str, &'i [u8])],
     /// The absolute path of the program; PATH is its directory.
     pub entrypoint: &'i str,
+    /// The program's user and group, `UID:GID`, where the pod's specification has none; empty is root.
+    pub user: &'i str,
 }
 
 impl Image<'_> {
@@ -44,7 +47,11 @@ impl Image<'_> {
         let config = json!({
             "architecture": architecture(),
             "os": "linux",
-            "config": { "Entrypoint": [self.entrypoint], "Env": [format!("PATH={directory}")] },
+            "config": {
+                "Entrypoint": [self.entrypoint],
+                "Env": [format!("PATH={directory}")],
+                "User": self.user,
+            },
             "rootfs": { "type": "layers", "diff_ids": [digest(&layer)] },
         });
         let config = config.to_string().into_bytes();

@@ -3,7 +3,9 @@
 
 use gybe_installer::testnet::client::{Client, SourceOptions};
 use gybe_installer::testnet::link::{LinkEnd, join};
+use gybe_installer::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
 use gybe_installer::testnet::namespace::Namespace;
+use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::{Rules, Until, differences};
 use gybe_integration::topology::Topology;
@@ -15,7 +17,9 @@ use gybe_netfilter::policy::{Families, InterfaceName, Mode, Port};
 use gybe_netfilter::ruleset::{Chain, ChainName, Match, Protocol, Rule, RuleId, Ruleset, Verdict};
 use gybe_netfilter::trace::{Owner, Transport};
 use std::collections::BTreeSet;
+use std::fs;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -72,6 +76,21 @@ fn a_namespaces_links_are_removed_with_it() -> Result<(), Failure> {
         assert!(Instant::now() < deadline, "the link outlived its namespace");
         thread::yield_now();
     }
+    Ok(())
+}
+
+/// As on a kernel with `ipv6.disable_ipv6=1`.
+#[test]
+fn listeners_start_in_a_namespace_without_ipv6_addresses() -> Result<(), Failure> {
+    let namespace = Arc::new(Namespace::new()?);
+    namespace.run(|| fs::write("/proc/sys/net/ipv6/conf/all/disable_ipv6", "1"))??;
+    let root = Owner { uid: 0, gid: 0 };
+    let port = ListeningPort { transport: Transport::Tcp, port: 15053, address: ListenAddress::Loopback };
+    let _listening = Listeners::start(&namespace, root, ServerName::Name("dns"), vec![port])?;
+    let to = SocketAddr::from(([127, 0, 0, 1], 15053));
+    let client = Client { owner: root, transport: Transport::Tcp, to, source: SourceOptions::default() };
+    let outcome = client.connect(&namespace, PATIENCE)?;
+    assert!(matches!(&outcome, ConnectionOutcome::Replied(reply) if reply.by == "dns"), "{outcome}");
     Ok(())
 }
 

@@ -6,6 +6,8 @@ use std::io::Write;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::Command;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 use std::{fs, io};
 
 use nix::errno::Errno;
@@ -18,6 +20,10 @@ use nix::unistd::Pid;
 
 /// The hierarchy of cgroup version 2, or the directory of the hierarchies of version 1.
 const CGROUPS: &str = "/sys/fs/cgroup";
+/// How long the removal of all cgroups may take.
+const REMOVAL: Duration = Duration::from_secs(30);
+/// The time between two attempts.
+const INTERVAL: Duration = Duration::from_millis(50);
 
 fn main() -> Result<(), Box<dyn Error>> {
     // The inherited /proc has this process under its id outside the PID namespace.
@@ -114,12 +120,18 @@ fn remove_cgroups(name: &str) -> io::Result<()> {
     for entry in fs::read_dir(CGROUPS)? {
         hierarchies.push(entry?.path());
     }
-    for cgroup in hierarchies.iter().map(|root| root.join(name)) {
-        if cgroup.is_dir() {
-            remove(&cgroup)?;
+    let deadline = Instant::now() + REMOVAL;
+    let mut result = Ok(());
+    for cgroup in hierarchies.iter().map(|root| root.join(name)).filter(|cgroup| cgroup.is_dir()) {
+        // The kernel may be removing a process that was killed.
+        let mut removed = remove(&cgroup);
+        while removed.is_err() && Instant::now() < deadline {
+            sleep(INTERVAL);
+            removed = remove(&cgroup);
         }
+        result = result.and(removed);
     }
-    Ok(())
+    result
 }
 
 /// Removes the subdirectories first. The files in a cgroup belong to the kernel and need no removal.

@@ -1,0 +1,169 @@
+//! A mesh in the cluster: istiod, sidecars with Envoy, and Gybe from its image and chart. Each scenario shows by
+//! requests that connections pass through the sidecars: everywhere mutual TLS is required, so that a connection that
+//! misses a sidecar is refused.
+
+mod application;
+mod checks;
+mod early;
+mod gybe;
+mod images;
+mod istio;
+mod life;
+mod modes;
+mod sidecars;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+use gybe_bench::print;
+use gybe_bench::report::{Report, Table, cells};
+use gybe_containerd_tests::Generation;
+use gybe_integration::failure::Failure;
+use serde_json::json;
+
+use crate::api::wait_until;
+use crate::cluster::Cluster;
+use crate::components::{self, ProxyMode};
+use crate::credentials::file;
+
+use application::{MESHED, PLAIN};
+use gybe::Gybe;
+
+/// A scenario of the mesh. They run in this order on one node.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Scenario {
+    /// A tainted node with a meshed pod gets Gybe
+    Early,
+    /// Native and plain sidecars, with each backend
+    Sidecars,
+    /// TPROXY, IPv6, DNS capture, exclusions, waiting applications, Jobs, probes
+    Modes,
+    /// An upgrade, its rollback, and failures, while pods make requests
+    Life,
+}
+
+/// The directories of what runs in the mesh.
+pub(crate) struct Programs {
+    /// Those of the cluster, Envoy, helm and Istio's charts.
+    pub(crate) cluster: PathBuf,
+    /// Istio's.
+    pub(crate) istio: PathBuf,
+    /// The clone of Gybe, with its image in `dist`.
+    pub(crate) clone: PathBuf,
+}
+
+impl Programs {
+    /// Programs on the node are started by absolute paths.
+    pub(crate) fn new(cluster: &Path, istio: &Path, clone: &Path) -> Result<Programs, Failure> {
+        Ok(Programs {
+            cluster: cluster.canonicalize()?,
+            istio: istio.canonicalize()?,
+            clone: clone.canonicalize()?,
+        })
+    }
+}
+
+/// A running mesh, and Gybe's image and chart.
+struct Mesh {
+    cluster: Cluster,
+    gybe: Gybe,
+}
+
+impl Mesh {
+    /// Starts the cluster with istiod, without Gybe.
+    fn start(programs: &Programs, proxy_mode: ProxyMode) -> Result<Mesh, Failure> {
+        let logs = programs.cluster.join("mesh-logs");
+        let mut cluster = Cluster::start(programs.cluster.clone(), logs)?;
+        cluster.start_component("kube-proxy", &components::proxy(proxy_mode))?;
+        let corefile = file("Corefile");
+        fs::write(cluster.node.host().path(&corefile), components::corefile())?;
+        cluster.start_component("coredns", &components::dns(&corefile))?;
+        images::import(&cluster, &programs.cluster, &programs.istio)?;
+        let gybe = Gybe::import(&cluster, &programs.clone)?;
+        istio::install(&cluster, &programs.cluster.join("istio-charts"))?;
+        for (namespace, injection) in [(MESHED, "enabled"), (PLAIN, "disabled")] {
+            let labels = json!({ "istio-injection": injection });
+            let metadata = json!({ "name": namespace, "labels": labels });
+            cluster.api.create("/api/v1/namespaces", &json!({ "metadata": metadata }))?;
+        }
+        wait_until("istiod adds sidecars", || application::is_injected(&cluster))?;
+        Ok(Mesh { cluster, gybe })
+    }
+
+    /// Installs Gybe with the backend nft, or upgrades it to that.
+    fn ensure_gybe(&self) -> Result<(), Failure> {
+        self.gybe.install(&self.cluster, &["settings.backend=nft"])?;
+        self.gybe.wait_for_backend(&self.cluster, "nft")
+    }
+}
+
+impl Scenario {
+    fn run(self, mesh: &Mesh) -> Result<Report, Failure> {
+        match self {
+            Scenario::Early => early::run(mesh),
+            Scenario::Sidecars => sidecars::run(mesh),
+            Scenario::Modes => modes::run(mesh),
+            Scenario::Life => life::run(mesh),
+        }
+    }
+}
+
+/// Starts the mesh and runs the scenarios in it, also after one that failed; all without a choice. With `shell`, starts
+/// a shell on the node instead.
+pub(crate) fn run(
+    programs: &Programs,
+    proxy_mode: ProxyMode,
+    chosen: &[Scenario],
+    shell: bool,
+) -> Result<Vec<Report>, Failure> {
+    let mesh = Mesh::start(programs, proxy_mode)?;
+    if shell {
+        mesh.gybe.install(&mesh.cluster, &[])?;
+        mesh.cluster.shell(&programs.clone)?;
+        return Ok(Vec::new());
+    }
+    print::tables(&versions(&mesh, programs, proxy_mode)?);
+    let scenarios = if chosen.is_empty() { Scenario::value_variants() } else { chosen };
+    let mut reports = Vec::new();
+    for scenario in scenarios {
+        for namespace in [MESHED, PLAIN] {
+            // Those of a scenario that failed.
+            application::delete_all(&mesh.cluster, namespace)?;
+        }
+        let report = scenario.run(&mesh).unwrap_or_else(|error| {
+            print::failure(&error);
+            checks::failed(&format!("{scenario:?}"), &error)
+        });
+        print::tables(&report);
+        reports.push(report);
+    }
+    Ok(reports)
+}
+
+/// Returns the table of the versions that run.
+fn versions(mesh: &Mesh, programs: &Programs, proxy_mode: ProxyMode) -> Result<Report, Failure> {
+    let containerd = Generation::V2.programs()?.join("containerd").to_string_lossy().into_owned();
+    let envoy = programs.cluster.join("envoy").to_string_lossy().into_owned();
+    let first_line = |program: &str, option: &str| {
+        let output = mesh.cluster.run(program, &[option])?;
+        Ok::<_, Failure>(output.trim().lines().next().unwrap_or_default().to_owned())
+    };
+    let module = programs.cluster.join("istio-charts").canonicalize()?;
+    let module = module.iter().find(|part| part.to_string_lossy().starts_with("istio@"));
+    let rows = [
+        ("Kubernetes", first_line("kubelet", "--version")?),
+        ("Istio", module.map(|module| module.to_string_lossy().into_owned()).unwrap_or_default()),
+        ("Envoy", first_line(&envoy, "--version")?),
+        ("containerd", first_line(&containerd, "--version")?),
+        ("runc", first_line("runc", "--version")?),
+        ("CoreDNS", first_line("coredns", "-version")?),
+        ("kube-proxy's mode", proxy_mode.to_string()),
+    ];
+    let table = Table {
+        title: "Versions".into(),
+        head: cells(["Program", "Version"]),
+        rows: rows.map(|(name, version)| vec![name.to_owned(), version]).to_vec(),
+    };
+    Ok(Report { tables: vec![table], targets: Vec::new() })
+}

@@ -1,0 +1,298 @@
+//! The pods of the mesh, and requests from one to another.
+
+use std::io::{Read, Write};
+use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use gybe_integration::failure::Failure;
+use serde::Deserialize;
+use serde_json::{Value, json};
+
+use super::images::APPLICATION;
+use crate::api::wait_at_most;
+use crate::cluster::{Cluster, has_condition};
+
+/// The namespace whose pods istiod injects.
+pub(super) const MESHED: &str = "mesh";
+/// The namespace of pods without a sidecar.
+pub(super) const PLAIN: &str = "plain";
+/// The port of the application.
+pub(super) const PORT: u16 = 8080;
+/// Another port of the application.
+pub(super) const EXCLUDED_PORT: u16 = 8082;
+/// The port at which the application makes requests for the scenarios; excluded from the redirection.
+pub(super) const CONTROL: u16 = 8081;
+/// More than a pod with Envoy takes to be ready on a busy machine.
+pub(super) const READY: Duration = Duration::from_secs(180);
+/// More than the application takes for a request.
+const ANSWER: Duration = Duration::from_secs(60);
+
+/// More than istiod takes to configure running sidecars.
+const CONFIGURED: Duration = Duration::from_secs(30);
+/// The time between two requests.
+const INTERVAL: Duration = Duration::from_millis(200);
+
+/// Which pod: its namespace and its name, which is also that of its service and of its service account.
+pub(super) type Name<'n> = (&'n str, &'n str);
+
+/// Returns an application's pod.
+pub(super) fn pod(name: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name,
+            "labels": { "app": name },
+            "annotations": { "traffic.sidecar.istio.io/excludeInboundPorts": CONTROL.to_string() },
+        },
+        "spec": {
+            "serviceAccountName": name,
+            "enableServiceLinks": false,
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{
+                "name": "app",
+                "image": APPLICATION,
+                "imagePullPolicy": "Never",
+                "args": ["serve", format!("--control={CONTROL}"), PORT.to_string(), EXCLUDED_PORT.to_string()],
+                "ports": [{ "containerPort": PORT }],
+                "readinessProbe": { "httpGet": { "port": PORT, "path": "/ready" }, "periodSeconds": 1 },
+            }],
+        },
+    })
+}
+
+/// Returns the pod with these annotations, too.
+pub(super) fn annotated(mut pod: Value, annotations: &[(&str, &str)]) -> Value {
+    if let Some(map) = pod.pointer_mut("/metadata/annotations").and_then(Value::as_object_mut) {
+        map.extend(annotations.iter().map(|(key, value)| ((*key).to_owned(), json!(value))));
+    }
+    pod
+}
+
+/// Returns a pod that makes one request and ends: with 0 if it was answered.
+pub(super) fn ending(name: &str, target: &str) -> Value {
+    json!({
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": { "name": name, "labels": { "app": name }, "annotations": {} },
+        "spec": {
+            "serviceAccountName": name,
+            "restartPolicy": "Never",
+            "terminationGracePeriodSeconds": 1,
+            "containers": [{
+                "name": "app",
+                "image": APPLICATION,
+                "imagePullPolicy": "Never",
+                "args": ["get", target],
+            }],
+        },
+    })
+}
+
+/// Reports whether a pod that were created now would get a sidecar.
+pub(super) fn is_injected(cluster: &Cluster) -> Result<bool, Failure> {
+    let spec = json!({ "containers": [{ "name": "app", "image": APPLICATION }] });
+    let pod = json!({ "metadata": { "name": "dry-run" }, "spec": spec });
+    // Refused until the namespace has its service account, and kube-proxy the address of istiod's pod.
+    let created = cluster.api.create(&format!("/api/v1/namespaces/{MESHED}/pods?dryRun=All"), &pod);
+    Ok(created.is_ok_and(|pod| pod.pointer("/spec/initContainers/0/name").is_some()))
+}
+
+/// Creates a pod with its service account and service, and returns at once.
+pub(super) fn create(cluster: &Cluster, namespace: &str, pod: &Value) -> Result<(), Failure> {
+    let name = pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+    create_account(cluster, namespace, name)?;
+    cluster.api.create(&format!("/api/v1/namespaces/{namespace}/pods"), pod)?;
+    Ok(())
+}
+
+/// Creates a service account and a service, unless those of a deleted pod exist.
+pub(super) fn create_account(cluster: &Cluster, namespace: &str, name: &str) -> Result<(), Failure> {
+    let path = |kind: &str| format!("/api/v1/namespaces/{namespace}/{kind}");
+    let metadata = json!({ "name": name });
+    if cluster.api.get(&format!("{}/{name}", path("serviceaccounts")))?.is_none() {
+        cluster.api.create(&path("serviceaccounts"), &json!({ "metadata": metadata }))?;
+        let spec = json!({
+            "selector": { "app": name },
+            "ipFamilyPolicy": "PreferDualStack",
+            "ports": [{ "name": "http", "port": PORT }],
+        });
+        cluster.api.create(&path("services"), &json!({ "metadata": metadata, "spec": spec }))?;
+    }
+    Ok(())
+}
+
+/// Returns a pod as the API server has it.
+pub(super) fn get(cluster: &Cluster, (namespace, name): Name<'_>) -> Result<Option<Value>, Failure> {
+    cluster.api.get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))
+}
+
+/// Returns the status of an init container of a pod.
+pub(super) fn init_status<'p>(pod: &'p Value, container: &str) -> Option<&'p Value> {
+    let statuses = pod.pointer("/status/initContainerStatuses").and_then(Value::as_array);
+    let is_it = |status: &&Value| status.get("name").and_then(Value::as_str) == Some(container);
+    statuses.into_iter().flatten().find(is_it)
+}
+
+/// Waits until a pod is ready, and returns it. A failure has the pod's description and the logs of its containers.
+pub(super) fn wait_until_ready(cluster: &Cluster, pod: Name<'_>) -> Result<Value, Failure> {
+    let (namespace, name) = pod;
+    let mut found = Value::Null;
+    let ready = wait_at_most(READY, &format!("pod {namespace}/{name} is ready"), || {
+        found = get(cluster, pod)?.unwrap_or_default();
+        Ok(has_condition(&found, "Ready"))
+    });
+    ready.map(|()| found).map_err(|error| cluster.with_pods(&error, namespace, &[name]))
+}
+
+/// Creates a pod and waits until it is ready.
+pub(super) fn start(cluster: &Cluster, namespace: &str, pod: &Value) -> Result<Value, Failure> {
+    create(cluster, namespace, pod)?;
+    let name = pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
+    wait_until_ready(cluster, (namespace, name))
+}
+
+/// Deletes pods, and waits until they are gone.
+pub(super) fn delete(cluster: &Cluster, pods: &[Name<'_>]) -> Result<(), Failure> {
+    for (namespace, name) in pods {
+        cluster.api.delete(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
+    }
+    wait_at_most(READY, &format!("{pods:?} are deleted"), || {
+        for pod in pods {
+            if get(cluster, *pod)?.is_some() {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    })
+}
+
+/// Deletes all pods of a namespace, and waits until they are gone.
+pub(super) fn delete_all(cluster: &Cluster, namespace: &str) -> Result<(), Failure> {
+    let pods = format!("/api/v1/namespaces/{namespace}/pods");
+    cluster.api.delete(&pods)?;
+    wait_at_most(READY, &format!("the pods of {namespace} are deleted"), || {
+        Ok(cluster.api.list(&pods)?.is_empty())
+    })
+}
+
+/// What a pod's application received for a request.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Answer {
+    /// An application answered.
+    Application(Received),
+    /// An answer with another status, from a proxy, and its text.
+    Status(u64, String),
+    /// The connection failed.
+    Error(String),
+}
+
+/// What an application received.
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+pub(super) struct Received {
+    /// The application's pod.
+    pub(super) pod: String,
+    /// The address from which the application saw the connection.
+    pub(super) peer: String,
+    /// The client that the server's sidecar authenticated, as Envoy describes it.
+    client: Option<String>,
+    /// A sidecar gave the request an id.
+    pub(super) has_id: bool,
+}
+
+impl Answer {
+    /// Reports whether this application answered, and its sidecar authenticated the client by mutual TLS.
+    pub(super) fn is_by(&self, server: &str, client: Name<'_>) -> bool {
+        let uri = format!("URI=spiffe://cluster.local/ns/{}/sa/{}", client.0, client.1);
+        let is_client = |described: &String| described.split([';', ',']).any(|part| part == uri);
+        matches!(self, Answer::Application(it) if it.pod == server && it.client.as_ref().is_some_and(is_client))
+    }
+
+    /// Reports whether this application answered to a client that no sidecar authenticated.
+    pub(super) fn is_plain_by(&self, server: &str) -> bool {
+        matches!(self, Answer::Application(it) if it.pod == server && it.client.is_none())
+    }
+
+    /// What the application received; nothing if none answered.
+    pub(super) fn received(&self) -> Option<&Received> {
+        if let Answer::Application(received) = self { Some(received) } else { None }
+    }
+
+    fn from(answer: &Value) -> Result<Answer, Failure> {
+        let text = |key: &str| answer.get(key).and_then(Value::as_str).unwrap_or_default();
+        Ok(match answer.get("status").and_then(Value::as_u64) {
+            Some(200) => Answer::Application(serde_json::from_str(text("body"))?),
+            Some(status) => Answer::Status(status, text("body").to_owned()),
+            None => Answer::Error(text("error").to_owned()),
+        })
+    }
+}
+
+/// Makes a request to `HOST:PORT/PATH` from inside a pod.
+pub(super) fn request(cluster: &Cluster, from: Name<'_>, target: &str) -> Result<Answer, Failure> {
+    Answer::from(&control(cluster, from, &format!("get/{target}"))?)
+}
+
+/// Makes a request from a pod of the mesh until its answer proves mutual TLS with this server, and returns the last
+/// answer: istiod sends a new service, and a new pod's address, to running sidecars after some time.
+pub(super) fn request_by_mutual_tls(
+    cluster: &Cluster,
+    client: &str,
+    server: &str,
+    target: &str,
+) -> Result<Answer, Failure> {
+    let deadline = Instant::now() + CONFIGURED;
+    loop {
+        let answer = request(cluster, (MESHED, client), target)?;
+        if answer.is_by(server, (MESHED, client)) || Instant::now() >= deadline {
+            return Ok(answer);
+        }
+        sleep(INTERVAL);
+    }
+}
+
+/// Sends a command to the application of a pod, from the node.
+pub(super) fn control(cluster: &Cluster, pod: Name<'_>, command: &str) -> Result<Value, Failure> {
+    let found = get(cluster, pod)?.unwrap_or_default();
+    let address = found.pointer("/status/podIP").and_then(Value::as_str);
+    let Some(Ok(address)) = address.map(str::parse::<IpAddr>) else {
+        return Err(Failure::new(format!("pod {pod:?} has no address")));
+    };
+    let mut connection = TcpStream::connect_timeout(&SocketAddr::new(address, CONTROL), ANSWER)?;
+    connection.set_read_timeout(Some(ANSWER))?;
+    let request = format!("GET /{command} HTTP/1.1\r\nHost: control\r\nConnection: close\r\n\r\n");
+    connection.write_all(request.as_bytes())?;
+    let mut answer = String::new();
+    connection.read_to_string(&mut answer)?;
+    let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
+    Ok(serde_json::from_str(body)?)
+}
+
+/// Returns the host and port of a pod's service.
+pub(super) fn service((namespace, name): Name<'_>) -> String {
+    format!("{name}.{namespace}.svc.cluster.local:{PORT}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_an_answer_to_an_authenticated_client_proves_mutual_tls() {
+        let answer = |client: Value| {
+            let body = json!({ "pod": "server", "peer": "127.0.0.6", "client": client, "has_id": true });
+            Answer::from(&json!({ "status": 200, "body": body.to_string() })).unwrap()
+        };
+        let by = "By=spiffe://cluster.local/ns/mesh/sa/server;Hash=0;Subject=\"\"";
+        let through = answer(json!(format!("{by};URI=spiffe://cluster.local/ns/mesh/sa/client")));
+        assert!(through.is_by("server", ("mesh", "client")) && !through.is_plain_by("server"));
+        assert!(!through.is_by("server", ("mesh", "clien")) && !through.is_by("other", ("mesh", "client")));
+        let plain = answer(Value::Null);
+        assert!(!plain.is_by("server", ("mesh", "client")) && plain.is_plain_by("server"));
+        let other = |answer: Value| Answer::from(&answer).unwrap();
+        let unavailable = Answer::Status(503, "text".to_owned());
+        assert_eq!(other(json!({ "status": 503, "body": "text" })), unavailable);
+        assert_eq!(other(json!({ "error": "reset" })), Answer::Error("reset".to_owned()));
+    }
+}

@@ -1,0 +1,64 @@
+//! A node that gets Gybe after its pods: Istio's validation container refuses a pod that is not redirected, Gybe
+//! redirects it, and istiod removes the node's taint when Gybe's agent is ready.
+
+use gybe_bench::report::Report;
+use gybe_integration::failure::Failure;
+use serde_json::{Value, json};
+
+use super::Mesh;
+use super::application::{self, MESHED, READY, create, get, init_status, pod, service, wait_until_ready};
+use super::checks::Checks;
+use crate::api::wait_at_most;
+use crate::cluster::Cluster;
+use crate::network::NODE;
+
+const TAINT: &str = "cni.istio.io/not-ready";
+/// A pod that starts before Gybe, and one that the taint keeps off the node.
+const EARLY: &str = "early";
+const KEPT_OFF: &str = "kept-off";
+/// The exit code of Istio's validation container when connections are not redirected.
+const NOT_REDIRECTED: i64 = 126;
+
+pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
+    let cluster = &mesh.cluster;
+    let mut checks = Checks::default();
+    create(cluster, MESHED, &pod(EARLY))?;
+    let mut exit_code = None;
+    wait_at_most(READY, "Istio's validation container has ended", || {
+        let pod = get(cluster, (MESHED, EARLY))?.unwrap_or_default();
+        let ended = |state| init_status(&pod, "istio-validation")?.pointer(state).and_then(Value::as_i64);
+        exit_code = ended("/state/terminated/exitCode").or(ended("/lastState/terminated/exitCode"));
+        Ok(exit_code.is_some())
+    })?;
+    let what = "exit code of istio-validation in a pod that started before Gybe";
+    checks.equal(what, &exit_code, &Some(NOT_REDIRECTED));
+
+    let node = format!("/api/v1/nodes/{NODE}");
+    let taint = json!({ "key": TAINT, "effect": "NoSchedule" });
+    cluster.api.patch(&node, &json!({ "spec": { "taints": [taint] } }))?;
+    create(cluster, MESHED, &pod(KEPT_OFF))?;
+    wait_at_most(READY, "the scheduler has found no node", || {
+        let pod = get(cluster, (MESHED, KEPT_OFF))?.unwrap_or_default();
+        let conditions =
+            pod.pointer("/status/conditions").and_then(Value::as_array).cloned().unwrap_or_default();
+        Ok(conditions.iter().any(|it| it.get("reason").and_then(Value::as_str) == Some("Unschedulable")))
+    })?;
+    checks.equal("taints of the node without Gybe", &taints(cluster, &node)?, &vec![TAINT.to_owned()]);
+
+    mesh.ensure_gybe()?;
+    wait_until_ready(cluster, (MESHED, KEPT_OFF))?;
+    checks.equal("taints of the node when Gybe is ready", &taints(cluster, &node)?, &Vec::new());
+    wait_until_ready(cluster, (MESHED, EARLY))?;
+    for (from, to) in [(KEPT_OFF, EARLY), (EARLY, KEPT_OFF)] {
+        checks.passes(&format!("{from} to {to}"), cluster, [from, to], &service((MESHED, to)))?;
+    }
+    application::delete(cluster, &[(MESHED, EARLY), (MESHED, KEPT_OFF)])?;
+    Ok(checks.report("A node that gets Gybe after its pods"))
+}
+
+fn taints(cluster: &Cluster, node: &str) -> Result<Vec<String>, Failure> {
+    let node = cluster.api.get(node)?.unwrap_or_default();
+    let taints = node.pointer("/spec/taints").and_then(Value::as_array).cloned().unwrap_or_default();
+    let keys = taints.iter().filter_map(|taint| taint.get("key").and_then(Value::as_str));
+    Ok(keys.map(str::to_owned).collect())
+}

@@ -1,0 +1,103 @@
+//! Gybe in the cluster, installed from its image and its chart.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use gybe_integration::failure::Failure;
+
+use super::application::Name;
+use crate::api::wait_until;
+use crate::cluster::Cluster;
+use crate::network::NODE;
+use crate::release::{Release, roll_out};
+
+/// The namespace of the agents.
+pub(super) const NAMESPACE: &str = "gybe-system";
+
+/// The version of another release, whose programs differ.
+pub(super) const NEXT: &str = "0.1.1";
+
+/// Gybe's chart, and the program for commands from a workstation.
+pub(super) struct Gybe {
+    chart: PathBuf,
+    program: PathBuf,
+}
+
+impl Gybe {
+    /// Imports the image that `make image` wrote to `dist`, and that of another release.
+    pub(super) fn import(cluster: &Cluster, clone: &Path) -> Result<Gybe, Failure> {
+        let version = env!("CARGO_PKG_VERSION");
+        let path = clone.join(format!("dist/gybe-{version}.oci.tar"));
+        let archive = fs::read(&path)
+            .map_err(|error| Failure::new(format!("{}: {error}; run: make image", path.display())))?;
+        cluster.node.import_archive(&format!("docker.io/library/gybe:{version}"), &archive)?;
+        Release::new(clone, NEXT, "\nanother release\n").publish(cluster)?;
+        Ok(Gybe { chart: clone.join("manifests/chart"), program: clone.join("dist/gybe") })
+    }
+
+    /// Installs or upgrades the chart with these values, and waits until the DaemonSet is rolled out.
+    pub(super) fn install(&self, cluster: &Cluster, values: &[&str]) -> Result<(), Failure> {
+        self.apply(cluster, values)?;
+        roll_out(cluster)
+    }
+
+    /// Upgrades to another version, with the values of the installation.
+    pub(super) fn upgrade(&self, cluster: &Cluster, version: &str) -> Result<(), Failure> {
+        self.install(cluster, &["settings.backend=nft", &format!("image.tag={version}")])
+    }
+
+    pub(super) fn roll_back(&self, cluster: &Cluster) -> Result<(), Failure> {
+        cluster.run("helm", &["rollback", "gybe", "--namespace", NAMESPACE])?;
+        roll_out(cluster)
+    }
+
+    fn apply(&self, cluster: &Cluster, values: &[&str]) -> Result<(), Failure> {
+        let chart = self.chart.to_string_lossy();
+        let install =
+            ["upgrade", "--install", "gybe", &chart, "--namespace", NAMESPACE, "--create-namespace"];
+        let values = values.iter().flat_map(|value| ["--set", value]).collect::<Vec<_>>();
+        cluster.run("helm", &[&install[..], &values].concat()).map(drop)
+    }
+
+    /// Returns the verdict of `gybe verify --all` for each pod.
+    pub(super) fn verify(&self, cluster: &Cluster) -> Result<Vec<(String, String)>, Failure> {
+        // It exits with 1 when a pod is not redirected.
+        let listed = on_the_node(cluster, "gybe verify --all || [ $? -le 1 ]")?;
+        let rows = listed.lines().filter_map(|line| line.split_once(char::is_whitespace));
+        Ok(rows
+            .filter(|(pod, _)| pod.contains('/'))
+            .map(|(pod, verdict)| (pod.to_owned(), verdict.trim().to_owned()))
+            .collect())
+    }
+
+    /// Returns the backend that has written a pod's rules, as `gybe inspect` names it.
+    pub(super) fn backend_of(
+        &self,
+        cluster: &Cluster,
+        (namespace, name): Name<'_>,
+    ) -> Result<String, Failure> {
+        let listed = on_the_node(cluster, &format!("gybe inspect --pod {namespace}/{name}"))?;
+        Ok(listed.split(':').next().unwrap_or_default().to_owned())
+    }
+
+    /// Runs `gybe status` as an administrator, and returns the words of the node's line that are its state, version and
+    /// backend; none while there is no agent.
+    fn status(&self, cluster: &Cluster) -> Result<Vec<String>, Failure> {
+        let status = format!("{} status || [ $? -le 2 ]", self.program.display());
+        let listed = cluster.run("timeout", &["60", "sh", "-c", &status])?;
+        let line = listed.lines().find(|line| line.starts_with(NODE)).unwrap_or_default();
+        Ok(line.split_whitespace().skip(1).take(3).map(str::to_owned).collect())
+    }
+
+    /// Waits until the agent reports that it is ready with this backend.
+    pub(super) fn wait_for_backend(&self, cluster: &Cluster, backend: &str) -> Result<(), Failure> {
+        let expected = ["ready", env!("CARGO_PKG_VERSION"), backend];
+        wait_until(&format!("`gybe status` reports {expected:?}"), || Ok(self.status(cluster)? == expected))
+    }
+}
+
+/// Runs a command of gybe's in the container `repair`, as docs/TROUBLESHOOTING.md has it.
+fn on_the_node(cluster: &Cluster, command: &str) -> Result<String, Failure> {
+    let exec = format!("kubectl -n {NAMESPACE} exec daemonset/gybe-node -c repair -- {command}");
+    cluster.run("timeout", &["60", "sh", "-c", &exec])
+}

@@ -1,0 +1,65 @@
+//! The images of the mesh: istiod, the proxy (pilot-agent and Envoy), and the application, with the machine's C library.
+
+use std::fs;
+use std::path::Path;
+
+use gybe_containerd_tests::{Image, program_under_test};
+use gybe_integration::failure::Failure;
+
+use crate::cluster::Cluster;
+
+/// The repository and tag of Istio's images.
+pub(super) const HUB: &str = "localhost/istio";
+pub(super) const TAG: &str = "module";
+/// The application's image.
+pub(super) const APPLICATION: &str = "localhost/gybe-mesh-application:1";
+
+/// The user of istiod and of the proxy in Istio's images.
+const PROXY_USER: &str = "1337:1337";
+
+/// Imports the images. `programs` has Envoy and a link to Istio's charts, `istio` Istio's programs.
+pub(super) fn import(cluster: &Cluster, programs: &Path, istio: &Path) -> Result<(), Failure> {
+    let discovery = fs::read(istio.join("pilot-discovery"))?;
+    import_files(
+        cluster,
+        &format!("{HUB}/pilot:{TAG}"),
+        &[("usr/local/bin/pilot-discovery".to_owned(), discovery)],
+        PROXY_USER,
+    )?;
+    let envoy = programs.join("envoy");
+    // As Istio's own image has them (pilot/docker/Dockerfile.proxyv2).
+    let module = programs.join("istio-charts").canonicalize()?.join("../../tools/packaging/common");
+    let mut proxy = vec![
+        ("usr/local/bin/pilot-agent".to_owned(), fs::read(istio.join("pilot-agent"))?),
+        ("usr/local/bin/envoy".to_owned(), fs::read(&envoy)?),
+        (
+            "var/lib/istio/envoy/envoy_bootstrap_tmpl.json".to_owned(),
+            fs::read(module.join("envoy_bootstrap.json"))?,
+        ),
+    ];
+    proxy.extend(libraries(cluster, &envoy)?);
+    import_files(cluster, &format!("{HUB}/proxyv2:{TAG}"), &proxy, PROXY_USER)?;
+    let application = program_under_test("gybe-mesh-application")?;
+    let mut files = vec![("usr/local/bin/gybe-mesh-application".to_owned(), fs::read(&application)?)];
+    files.extend(libraries(cluster, &application)?);
+    import_files(cluster, APPLICATION, &files, "1000:1000")
+}
+
+/// Imports an image whose first file is its program.
+fn import_files(
+    cluster: &Cluster,
+    name: &str,
+    files: &[(String, Vec<u8>)],
+    user: &str,
+) -> Result<(), Failure> {
+    let entrypoint = files.first().map(|(path, _)| format!("/{path}")).unwrap_or_default();
+    let files: Vec<_> = files.iter().map(|(path, content)| (path.as_str(), content.as_slice())).collect();
+    Ok(cluster.node.import(&Image { name, files: &files, entrypoint: &entrypoint, user })?)
+}
+
+/// Returns the shared libraries of a program, and the program that loads them, as ldd(1) lists them.
+fn libraries(cluster: &Cluster, program: &Path) -> Result<Vec<(String, Vec<u8>)>, Failure> {
+    let listed = cluster.run("ldd", &[&program.to_string_lossy()])?;
+    let paths = listed.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
+    paths.map(|path| Ok((path.trim_start_matches('/').to_owned(), fs::read(path)?))).collect()
+}

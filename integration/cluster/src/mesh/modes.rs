@@ -1,0 +1,237 @@
+//! What annotations, and the kinds of pods, change: TPROXY, IPv6, DNS capture, excluded ports and addresses, proxies
+//! for which the application waits, and pods that end.
+
+use gybe_bench::report::Report;
+use gybe_integration::failure::Failure;
+use serde_json::{Value, json};
+
+use super::Mesh;
+use super::application::{
+    self, Answer, CONTROL, EXCLUDED_PORT, MESHED, PLAIN, PORT, READY, annotated, control, create, ending,
+    get, pod, request, service, wait_until_ready,
+};
+use super::checks::Checks;
+use crate::api::wait_at_most;
+use crate::cluster::{Cluster, has_condition};
+
+/// The server and the client without annotations.
+const SERVER: &str = "modes-server";
+const CLIENT: &str = "modes-client";
+const TPROXY: &str = "tproxy";
+const DNS_CLIENT: &str = "dns-client";
+const PORT_CLIENT: &str = "excluded-port-client";
+const RANGE_CLIENT: &str = "excluded-range-client";
+/// A host that only istiod knows, and its address.
+const HOST: &str = "only-in-the-mesh.internal";
+const HOST_ADDRESS: &str = "198.18.0.10";
+/// Where Envoy's connections to the application come from, unless it keeps the client's address
+/// (`InboundPassthroughBindIpv4`, pilot/pkg/networking/core/listener_address.go of Istio).
+const PASSTHROUGH: &str = "127.0.0.6";
+const PASSTHROUGH_6: &str = "::6";
+
+pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
+    let cluster = &mesh.cluster;
+    let mut checks = Checks::default();
+    let ports = format!("{CONTROL},{EXCLUDED_PORT}");
+    let capture = json!({ "proxyMetadata": { "ISTIO_META_DNS_CAPTURE": "true" } }).to_string();
+    let pods = [
+        annotated(pod(SERVER), &[("traffic.sidecar.istio.io/excludeInboundPorts", &ports)]),
+        pod(CLIENT),
+        annotated(pod(TPROXY), &[("sidecar.istio.io/interceptionMode", "TPROXY")]),
+        annotated(pod(DNS_CLIENT), &[("proxy.istio.io/config", &capture)]),
+        annotated(pod(PORT_CLIENT), &[("traffic.sidecar.istio.io/excludeOutboundPorts", &PORT.to_string())]),
+        annotated(
+            pod(RANGE_CLIENT),
+            &[(
+                "traffic.sidecar.istio.io/excludeOutboundIPRanges",
+                "10.88.0.0/16,10.96.0.0/16,fd00:88::/64,fd00:96::/112",
+            )],
+        ),
+    ];
+    mesh.ensure_gybe()?;
+    for pod in &pods {
+        create(cluster, MESHED, pod)?;
+    }
+    let outside = [(PLAIN, SERVER), (PLAIN, CLIENT)];
+    for (namespace, name) in outside {
+        create(cluster, namespace, &pod(name))?;
+    }
+    let meshed = [SERVER, CLIENT, TPROXY, DNS_CLIENT, PORT_CLIENT, RANGE_CLIENT].map(|name| (MESHED, name));
+    for pod in meshed.iter().chain(&outside) {
+        wait_until_ready(cluster, *pod)?;
+    }
+    families(cluster, &mut checks)?;
+    dns(cluster, &mut checks)?;
+    excluded(cluster, &mut checks)?;
+    ends(cluster, &mut checks)?;
+    probes(cluster, &mut checks)?;
+    let all: Vec<_> = meshed.into_iter().chain(outside).collect();
+    application::delete(cluster, &all)?;
+    Ok(checks.report("Modes of redirection and kinds of pods"))
+}
+
+/// Services of one family each. REDIRECT gives the application's connections an address of the proxy's; TPROXY keeps
+/// the client's. Outbound, both modes redirect.
+fn families(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
+    let client = get(cluster, (MESHED, CLIENT))?.unwrap_or_default();
+    for (family, proxy) in [("IPv4", PASSTHROUGH), ("IPv6", PASSTHROUGH_6)] {
+        let of_client = address(&client, family);
+        for (server, peer) in [(SERVER, proxy), (TPROXY, of_client.as_str())] {
+            let target = single_stack(cluster, server, family)?;
+            let what = format!("{CLIENT} to {server}, {family}");
+            let answer = checks.passes(&what, cluster, [CLIENT, server], &target)?;
+            let observed = answer.received().map(|received| received.peer.as_str());
+            checks.equal(&format!("the client's address in {server}, {family}"), &observed, &Some(peer));
+            let answer = request(cluster, (PLAIN, CLIENT), &target)?;
+            let is_refused = matches!(answer, Answer::Error(_));
+            let what = format!("a client without a sidecar to {server}, {family}");
+            checks.holds(&what, is_refused, &answer, "refused");
+        }
+        let target = single_stack(cluster, SERVER, family)?;
+        checks.passes(&format!("{TPROXY} to {SERVER}, {family}"), cluster, [TPROXY, SERVER], &target)?;
+    }
+    Ok(())
+}
+
+/// Returns a pod's address of this family.
+fn address(pod: &Value, family: &str) -> String {
+    let addresses = pod.pointer("/status/podIPs").and_then(Value::as_array);
+    let mut addresses =
+        addresses.into_iter().flatten().filter_map(|it| it.get("ip")).filter_map(Value::as_str);
+    let found = addresses.find(|address| address.contains(':') == (family == "IPv6"));
+    found.unwrap_or_default().to_owned()
+}
+
+/// Creates a service of one family for a server, unless it exists, and returns its host and port.
+fn single_stack(cluster: &Cluster, server: &str, family: &str) -> Result<String, Failure> {
+    let name = format!("{server}-{}", family.to_lowercase());
+    let services = format!("/api/v1/namespaces/{MESHED}/services");
+    if cluster.api.get(&format!("{services}/{name}"))?.is_none() {
+        let spec = json!({
+            "selector": { "app": server },
+            "ipFamilies": [family],
+            "ports": [{ "name": "http", "port": PORT }],
+        });
+        cluster.api.create(&services, &json!({ "metadata": { "name": name }, "spec": spec }))?;
+    }
+    Ok(service((MESHED, &name)))
+}
+
+/// With DNS capture pilot-agent answers for hosts that only istiod knows, and forwards other queries.
+fn dns(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
+    let entries = format!("/apis/networking.istio.io/v1/namespaces/{MESHED}/serviceentries");
+    let spec = json!({
+        "hosts": [HOST],
+        "addresses": [HOST_ADDRESS],
+        "location": "MESH_INTERNAL",
+        "resolution": "STATIC",
+        "ports": [{ "number": PORT, "name": "http", "protocol": "HTTP" }],
+        "workloadSelector": { "labels": { "app": SERVER } },
+    });
+    let entry = json!({
+        "apiVersion": "networking.istio.io/v1",
+        "kind": "ServiceEntry",
+        "metadata": { "name": "host" },
+        "spec": spec,
+    });
+    cluster.api.create(&entries, &entry)?;
+    let resolved = |client| control(cluster, (MESHED, client), &format!("resolve/{HOST}"));
+    wait_at_most(READY, "pilot-agent answers for a host of istiod", || {
+        Ok(resolved(DNS_CLIENT)? == json!([HOST_ADDRESS]))
+    })?;
+    checks.equal("addresses without DNS capture", &resolved(CLIENT)?, &json!([]));
+    let pair = [DNS_CLIENT, SERVER];
+    let what = "a request to a host that only pilot-agent resolves";
+    checks.passes(what, cluster, pair, &format!("{HOST}:{PORT}"))?;
+    let what = "a request to a host that the cluster's DNS server resolves";
+    checks.passes(what, cluster, pair, &service((MESHED, SERVER)))?;
+    cluster.api.delete(&format!("{entries}/host"))
+}
+
+/// Connections to excluded ports and addresses miss the sidecar, and only these.
+fn excluded(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
+    let server = get(cluster, (MESHED, SERVER))?.unwrap_or_default();
+    let address = server.pointer("/status/podIP").and_then(Value::as_str).unwrap_or_default();
+    let answer = request(cluster, (PLAIN, CLIENT), &format!("{address}:{EXCLUDED_PORT}"))?;
+    let is_plain = answer.is_plain_by(SERVER);
+    checks.holds("a client without a sidecar to an excluded inbound port", is_plain, &answer, "plain");
+    let answer = request(cluster, (PLAIN, CLIENT), &format!("{address}:{PORT}"))?;
+    let is_refused = matches!(answer, Answer::Error(_));
+    checks.holds("the same to the other port", is_refused, &answer, "refused");
+    for (client, is_redirected) in [(CLIENT, true), (PORT_CLIENT, false), (RANGE_CLIENT, false)] {
+        // Envoy gives each request that it forwards an id.
+        let answer = request(cluster, (MESHED, client), &service((PLAIN, SERVER)))?;
+        let has_id = answer.received().map(|received| received.has_id);
+        checks.equal(&format!("{client}'s request passes its sidecar"), &has_id, &Some(is_redirected));
+        let (target, what) = (service((MESHED, SERVER)), format!("{client} to {SERVER}"));
+        if is_redirected {
+            checks.passes(&what, cluster, [client, SERVER], &target)?;
+        } else {
+            let answer = request(cluster, (MESHED, client), &target)?;
+            checks.holds(&what, matches!(answer, Answer::Error(_)), &answer, "refused");
+        }
+    }
+    Ok(())
+}
+
+/// An application whose first request passes because it waits for its proxy, and a Job that ends.
+fn ends(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
+    let target = service((MESHED, SERVER));
+    let hold = json!({ "holdApplicationUntilProxyStarts": true }).to_string();
+    let waiting = annotated(
+        ending("waiting", &target),
+        &[("proxy.istio.io/config", &hold), ("sidecar.istio.io/nativeSidecar", "false")],
+    );
+    create(cluster, MESHED, &waiting)?;
+    let mut exit_code = None;
+    wait_at_most(READY, "the application that waits for its proxy has ended", || {
+        let pod = get(cluster, (MESHED, "waiting"))?.unwrap_or_default();
+        let statuses =
+            pod.pointer("/status/containerStatuses").and_then(Value::as_array).cloned().unwrap_or_default();
+        let status = statuses.iter().find(|status| status.get("name").and_then(Value::as_str) == Some("app"));
+        exit_code =
+            status.and_then(|status| status.pointer("/state/terminated/exitCode")).and_then(Value::as_i64);
+        Ok(exit_code.is_some())
+    })?;
+    checks.equal(
+        "exit code of an application with one request, which waits for its proxy",
+        &exit_code,
+        &Some(0),
+    );
+
+    let mut template = ending("job", &target);
+    let spec = template.pointer_mut("/spec").map(Value::take).unwrap_or_default();
+    let jobs = format!("/apis/batch/v1/namespaces/{MESHED}/jobs");
+    let job = json!({
+        "metadata": { "name": "job" },
+        "spec": { "backoffLimit": 0, "template": { "metadata": { "labels": { "app": "job" } }, "spec": spec } },
+    });
+    application::create_account(cluster, MESHED, "job")?;
+    cluster.api.create(&jobs, &job)?;
+    let mut found = Value::Null;
+    wait_at_most(READY, "the Job has ended", || {
+        found = cluster.api.get(&format!("{jobs}/job"))?.unwrap_or_default();
+        Ok(has_condition(&found, "Complete") || has_condition(&found, "Failed"))
+    })?;
+    checks.equal(
+        "a Job with one request and a native sidecar is complete",
+        &has_condition(&found, "Complete"),
+        &true,
+    );
+    cluster.api.delete(&format!("{jobs}/job?propagationPolicy=Background"))?;
+    application::delete(cluster, &[(MESHED, "waiting")])
+}
+
+/// The kubelet's probes reach the application through pilot-agent: the kubelet has no client certificate.
+fn probes(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
+    let server = get(cluster, (MESHED, SERVER))?.unwrap_or_default();
+    let probe = server.pointer("/spec/containers/0/readinessProbe/httpGet");
+    let path = probe.and_then(|probe| probe.get("path")).and_then(Value::as_str);
+    checks.equal(
+        "the path of a readiness probe that istiod has rewritten",
+        &path,
+        &Some("/app-health/app/readyz"),
+    );
+    checks.equal("the pod is ready", &has_condition(&server, "Ready"), &true);
+    Ok(())
+}
