@@ -41,7 +41,7 @@ OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-clust
 REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
-.PHONY: help build contents image release demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-mesh test-containerd test-iptables-versions test-node test-readme test-take-over test-states node-states cluster bench-containerd bench-repair test-shared test-manifests checkov test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
+.PHONY: help build contents image release demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-mesh test-containerd test-iptables-versions test-node test-readme test-take-over test-states node-states cluster bench-containerd bench-repair api-load test-shared test-manifests checkov test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -233,6 +233,10 @@ bench-repair: build ## measure how soon gybe repair redirects pods that started 
 	integration/containerd/setup.sh
 	cargo build --locked $(OUTSIDE) --bins
 	target/debug/gybe-repair-bench $(ARGS)
+
+api-load: build ## count the requests of 500 agents that start at once, and of 25 minutes afterwards, in a real API server: AGENTS=100 MINUTES=5   (needs: as cluster; half an hour)
+	integration/cluster/setup.sh
+	integration/cluster/api-load.sh $(or $(AGENTS),500) $(or $(MINUTES),25)
 
 lint: ## check formatting and run clippy, warnings are errors
 	cargo fmt --all --check

@@ -15,7 +15,7 @@ if [ -z "${GYBE_IN_NAMESPACE:-}" ]; then
 fi
 
 data=$(mktemp -d)
-trap 'rm -rf "$data"' EXIT
+trap 'kill $(jobs -p) 2>/dev/null; wait; rm -rf "$data"' EXIT
 ip link set lo up
 mount -t tmpfs tmpfs /run
 openssl genrsa -out "$data/accounts.key" 2048 2>/dev/null
