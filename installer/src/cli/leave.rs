@@ -50,8 +50,6 @@ pub(super) struct LeaveArgs {
 /// What is known of the nodes.
 #[derive(Debug, Default)]
 struct Nodes {
-    /// The ConfigMaps with `mode: leave`.
-    changed: BTreeSet<String>,
     /// The nodes without an entry, each with its agent's report.
     left: BTreeMap<String, String>,
     /// Why the command waits: nodes, or requests that failed.
@@ -62,47 +60,39 @@ impl LeaveArgs {
     pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
         let until = Instant::now() + Duration::from_secs(self.timeout);
         let cluster = self.kubeconfig.cluster_or_own(context)?;
-        let mut nodes = Nodes::default();
         loop {
-            let left_before = nodes.left.len();
-            nodes.waiting = match self.query(&cluster, &mut nodes, until) {
-                Ok(waiting) => waiting,
+            let nodes = match self.query(&cluster, until) {
+                Ok(nodes) => nodes,
                 Err(why @ QueryError::Cluster(_)) => {
                     return Err(CommandError::because("cannot use the cluster", why));
                 }
                 // It may succeed later: the chart creates the rights just before the Job.
-                Err(why @ QueryError::Api(_)) => vec![chain(&why)],
+                Err(why @ QueryError::Api(_)) => Nodes { waiting: vec![chain(&why)], ..Nodes::default() },
             };
             // A query without time for the answers would report other reasons.
             let is_last = until.saturating_duration_since(Instant::now()) < INTERVAL + PAGE_TIMEOUT;
-            if is_last || (nodes.waiting.is_empty() && left_before == 0) {
+            if is_last || nodes.waiting.is_empty() {
                 return Ok(output(&nodes, &self.namespace));
             }
-            if nodes.waiting.is_empty() {
-                // A node that left earlier may have Gybe again, if another program has set the mode meanwhile.
-                nodes = Nodes::default();
-            } else {
-                thread::sleep(INTERVAL);
-            }
+            thread::sleep(INTERVAL);
         }
     }
 
-    /// Sets the mode where it is not set, queries the agents of the nodes that have not left, and returns why the
-    /// command has to wait.
-    fn query(&self, cluster: &Cluster, nodes: &mut Nodes, until: Instant) -> Result<Vec<String>, QueryError> {
+    /// Sets the mode and queries all agents. Each time, because another program may have set the mode back meanwhile, and
+    /// an agent that had left may have written its entry again.
+    fn query(&self, cluster: &Cluster, until: Instant) -> Result<Nodes, QueryError> {
         let namespace = self.namespace.as_str();
         let deadline = || until.min(Instant::now() + TIMEOUT);
         let daemonsets = cluster::agent_daemonsets(cluster, namespace, deadline())?;
         let mut waiting: Vec<String> = daemonsets
             .iter()
-            .filter_map(|daemonset| self.set_mode(cluster, daemonset, &mut nodes.changed, deadline()).err())
+            .filter_map(|daemonset| self.set_mode(cluster, daemonset, deadline()).err())
             .collect();
         let agents = cluster::agent_addresses(cluster, namespace, deadline())?;
         let mut queried: BTreeMap<&str, RunningAgent> = BTreeMap::new();
         for AgentAddress { pod, node, address, port } in &agents {
             match (node, address.zip(*port)) {
                 (None, _) => waiting.push(format!("the pod {pod} has no node yet")),
-                (Some(node), _) if nodes.left.contains_key(node) => {}
                 (Some(node), None) if port.is_none() => {
                     waiting.push(format!("{node}: the agent of the pod {pod} serves no page (HEALTH_PORT)"));
                 }
@@ -114,9 +104,10 @@ impl LeaveArgs {
             }
         }
         let running: Vec<RunningAgent> = queried.values().cloned().collect();
+        let mut left = BTreeMap::new();
         for (node, answer) in queried.keys().zip(cluster::left(cluster, namespace, &running, until)?) {
             match answer {
-                Left::Yes(report) => drop(nodes.left.insert((*node).to_owned(), report)),
+                Left::Yes(report) => drop(left.insert((*node).to_owned(), report)),
                 Left::No(why) => waiting.push(format!("{node}: {why}")),
             }
         }
@@ -125,30 +116,24 @@ impl LeaveArgs {
         if with_agent < desired {
             waiting.push(format!("{with_agent} of {desired} nodes have an agent"));
         }
-        Ok(waiting)
+        Ok(Nodes { left, waiting })
     }
 
     fn set_mode(
         &self,
         cluster: &Cluster,
         AgentDaemonSet { name, config_map, .. }: &AgentDaemonSet,
-        changed: &mut BTreeSet<String>,
         until: Instant,
     ) -> Result<(), String> {
         let Some(config_map) = config_map else {
             return Err(format!("the pods of the DaemonSet {name} mount no ConfigMap with settings"));
         };
-        if !changed.contains(config_map) {
-            cluster::set_mode_leave(cluster, self.namespace.as_str(), config_map, until).map_err(|why| {
-                format!("cannot set mode: leave in the ConfigMap {config_map}: {}", chain(&why))
-            })?;
-            changed.insert(config_map.clone());
-        }
-        Ok(())
+        cluster::set_mode_leave(cluster, self.namespace.as_str(), config_map, until)
+            .map_err(|why| format!("cannot set mode: leave in the ConfigMap {config_map}: {}", chain(&why)))
     }
 }
 
-fn output(Nodes { left, waiting, changed: _ }: &Nodes, namespace: &Namespace) -> CommandOutput {
+fn output(Nodes { left, waiting }: &Nodes, namespace: &Namespace) -> CommandOutput {
     let json = json!({ "left": left, "waiting": waiting });
     let mut text: String = left.iter().map(|(node, report)| format!("{node}: {report}\n")).collect();
     let exit = match (waiting.is_empty(), left.is_empty()) {

@@ -112,7 +112,7 @@ fn problems(status: &NodeStatus) -> Vec<String> {
         problems.push(format!("{pods} should be redirected and may not be: gybe verify --all on the node"));
     }
     if problems.is_empty() && !agent.ready {
-        problems.push("the agent is not ready, and reports no reason: see its log".to_owned());
+        problems.push("the agent is not ready; its log may have the cause".to_owned());
     }
     problems
 }

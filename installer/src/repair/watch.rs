@@ -144,6 +144,7 @@ impl RepairWatch {
         }
     }
 
+    /// Returns how long until every sandbox is judged again.
     fn until_judged_again(&self, now: Instant) -> Duration {
         let since = self.settled_since.map_or(Duration::ZERO, |since| now.duration_since(since));
         SETTLED.saturating_sub(since).max(MIN_INTERVAL)

@@ -199,7 +199,7 @@ fn a_mode_that_was_changed_back_while_the_command_waited_is_set_again() {
     let kubeconfig = cluster.server.kubeconfig(&cluster.node.root).unwrap();
     let leave = start(&cluster, &["--kubeconfig", kubeconfig.to_str().unwrap(), "--timeout", "60"]);
     let queries = |pod| cluster.server.requests().iter().filter(|it| it.path.contains(pod)).count();
-    // In the second round node-a is known to have left.
+    // node-a has left by then.
     wait_until("a second query", || queries("gybe-node-b:8001") >= 2);
     put_config_map(&cluster, CONFIG_MAP);
     let before = queries("gybe-node-a:8001");

@@ -243,7 +243,7 @@ pub(super) fn send<T: DeserializeOwned>(
 ) -> Result<T, QueryError> {
     // In whole seconds: texts of errors are compared, so that an error that repeats is logged once.
     let left = until.saturating_duration_since(Instant::now());
-    let left = Duration::from_secs(left.as_millis().div_ceil(1000).try_into().unwrap_or(u64::MAX));
+    let left = Duration::from_secs(left.as_secs() + u64::from(left.subsec_nanos() > 0));
     run(async {
         let client = cluster.client().await?;
         let object = tokio::time::timeout_at(until.into(), client::object(&client, request)).await;

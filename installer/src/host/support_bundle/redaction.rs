@@ -131,13 +131,10 @@ fn around_value<'a>(word: &str, after: &'a str, is_first: bool) -> Option<(&'a s
     } else if is_first && separator.ends_with([' ', '\t']) {
         None
     } else {
-        let scheme = SCHEMES.iter().find_map(|scheme| {
-            let start = value.find(is_of_word)?;
-            let (before, _) = value.split_at_checked(start + scheme.len())?;
-            before.to_ascii_lowercase().ends_with(scheme).then_some(before.len() + 1)
-        });
-        let from = scheme.filter(|from| value.is_char_boundary(*from)).unwrap_or(0);
-        value.split_at(from).1.find(char::is_whitespace).map(|end| from + end)
+        let is_scheme = |word: &&str| SCHEMES.iter().any(|scheme| word.eq_ignore_ascii_case(scheme));
+        let first = value.split(|c| !is_of_word(c)).find(|word| !word.is_empty()).filter(is_scheme);
+        let mut ends = value.match_indices(char::is_whitespace).map(|(end, _)| end);
+        if first.is_some() { ends.nth(1) } else { ends.next() }
     };
     let (separator, _) = after.split_at(separator.len() + quote.len());
     let (_, behind) = quoted.split_at(end.unwrap_or(quoted.len()));
