@@ -129,8 +129,9 @@ target/cluster/kube-apiserver-1.30: $(OLDEST)/go.sum
 	    k8s.io/component-base/version.gitVersion=$$(go list -C $(OLDEST) -mod=readonly -m -f '{{.Version}}' k8s.io/kubernetes)" \
 	    k8s.io/kubernetes/cmd/kube-apiserver
 
-test-chart: target/cluster/kube-apiserver-1.30 ## install, upgrade, roll back and delete the chart in real API servers, the newest and 1.30, without a node   (needs: root, openssl, and Go; Kubernetes is built the first time)
+test-chart: ## install, upgrade, roll back and delete the chart in real API servers, the newest and 1.30, without a node   (needs: root, openssl, and Go; Kubernetes is built the first time)
 	integration/cluster/setup.sh
+	$(MAKE) target/cluster/kube-apiserver-1.30
 	manifests/build.sh
 	manifests/server-check.sh target/cluster
 	manifests/server-check.sh target/cluster 1.30

@@ -155,7 +155,8 @@ leave() {
 leave -f manifests/chart-values/pools.yaml >"$out/chart/leave.yaml"
 leave --set platform=openshift >"$out/chart/leave-openshift.yaml"
 # `kubectl apply` would run the Job at once.
-if render_all | grep -n gybe-leave; then
+render_all >"$out/chart/applied"
+if grep -n gybe-leave "$out/chart/applied"; then
     echo "helm template renders the Job that leaves every node" >&2
     exit 1
 fi
@@ -169,6 +170,7 @@ for name in istio-cni istio-cni-label global; do
     render -f "manifests/chart-values/translated/$name.yaml" | diff "$out/chart/$name.yaml" - >&2 || exit 1
 done
 refused refused 'values that cannot be applied' -f manifests/chart-values/refused.yaml
+refused probe-once 'probeOnce: set settings.repair to off' --set probeOnce=true
 refused repair-key "additional properties 'repairPod' not allowed" --set repair.repairPod=false
 refused leave-port 'the Job that leaves needs health.port' --set health.port=0
 refused leave-address 'it cannot query the agents at 127.0.0.1' --set health.address=127.0.0.1

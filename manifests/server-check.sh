@@ -77,7 +77,8 @@ release() {
 }
 # Fails with kubectl: without its exit code an error would be an empty list.
 names() {
-    kubectl -n gybe-system get serviceaccounts,configmaps,daemonsets,roles,rolebindings,podmonitors,prometheusrules \
+    kinds=serviceaccounts,configmaps,daemonsets,roles,rolebindings,services,networkpolicies,resourcequotas
+    kubectl -n gybe-system get "$kinds,podmonitors,servicemonitors,prometheusrules" \
         -l app.kubernetes.io/part-of=gybe -o name >"$data/names"
     sort "$data/names"
 }

@@ -111,7 +111,7 @@ added() {
     awk 'NR == FNR { before[$1 " " $2 " " $3] = $4; next } { print $1, $2, $3, $4 - before[$1 " " $2 " " $3] }' "$1" "$2" |
         awk '$4 != 0'
 }
-know_their_pods() { [ "$(cat "$data"/*/log | grep -c 'pods are known')" -ge "$agents" ]; }
+know_their_pods() { [ "$(grep -l 'pods are known' "$data"/*/log | wc -l)" -ge "$agents" ]; }
 processor() { awk '{ print ($14 + $15) / 100 }' "/proc/$(pgrep -x kube-apiserver)/stat"; }
 
 counts "$data/before"

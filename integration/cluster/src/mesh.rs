@@ -109,8 +109,8 @@ impl Scenario {
     }
 }
 
-/// Starts the mesh and runs the scenarios in it, also after one that failed; all without a choice. With `shell`, starts
-/// a shell on the node instead.
+/// Starts the mesh and runs the chosen scenarios in it; all if none is chosen. One that fails does not stop the next.
+/// With `shell`, starts a shell on the node instead.
 pub(crate) fn run(
     programs: &Programs,
     proxy_mode: ProxyMode,
@@ -128,7 +128,7 @@ pub(crate) fn run(
     let mut reports = Vec::new();
     for scenario in scenarios {
         for namespace in [MESHED, PLAIN] {
-            // Those of a scenario that failed.
+            // Pods that a failed scenario has left.
             application::delete_all(&mesh.cluster, namespace)?;
         }
         let report = scenario.run(&mesh).unwrap_or_else(|error| {

@@ -50,22 +50,6 @@ pub(crate) struct Fault {
     pub(crate) verify: Option<(&'static str, &'static str)>,
 }
 
-/// A fault that another one hides on a node with both.
-pub(crate) struct Hidden {
-    pub(crate) fault: &'static str,
-    /// The beginnings of the names of the faults that hide it.
-    pub(crate) behind: &'static [&'static str],
-    /// What is reported instead.
-    pub(crate) instead: &'static [Expected],
-}
-
-impl Hidden {
-    pub(crate) fn applies(&self, fault: &Fault, others: &[&Fault]) -> bool {
-        let hides = |other: &&Fault| self.behind.iter().any(|name| other.name.starts_with(name));
-        self.fault == fault.name && others.iter().any(hides)
-    }
-}
-
 impl Expected {
     pub(crate) fn is(&self, finding: &Value) -> bool {
         let text = |key: &str| finding[key].as_str().unwrap_or_default();

@@ -5,6 +5,7 @@
 
 mod fault;
 mod fixture;
+mod hidden;
 #[path = "../repair/node.rs"]
 #[allow(dead_code, reason = "the tests of repairs use the rest")]
 mod node;

@@ -1,7 +1,7 @@
 //! The faults.
 
 use crate::fault::AgentState::{Absent, Running};
-use crate::fault::{Expected, Fault, Hidden, Part};
+use crate::fault::{Expected, Fault, Part};
 use gybe_integration::programs::path_of_ours;
 use gybe_test_support::wait_until;
 use nix::mount::MsFlags;
@@ -10,9 +10,14 @@ use std::fs;
 use std::os::unix::fs::symlink;
 
 /// The alert for a node on which a pod that starts now is not redirected.
-const NOT_READY: &str = "GybeNodeNotReady";
+pub(crate) const NOT_READY: &str = "GybeNodeNotReady";
 
-const fn wrong(about: &'static str, id: &'static str, says: &'static str, remedy: &'static str) -> Expected {
+pub(crate) const fn wrong(
+    about: &'static str,
+    id: &'static str,
+    says: &'static str,
+    remedy: &'static str,
+) -> Expected {
     Expected { state: "wrong", about, id, says, remedy }
 }
 
@@ -317,7 +322,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         verify: None,
     },
     Fault {
-        name: "the programs of the backend were removed",
+        name: "a backend is configured whose programs are missing",
         agent: Some(Absent),
         parts: &[Part::Conf],
         plant: |node| node.change_conf("\"backend\":\"auto\"", "\"backend\":\"iptables-nft\""),
@@ -482,47 +487,4 @@ pub(crate) const FAULTS: &[Fault] = &[
         doctor: &[wrong("directories", "", "every user may write to", "chmod 0755")],
         verify: None,
     },
-];
-
-/// What is reported of a fault at some moments.
-pub(crate) const SOMETIMES: &[(&str, Expected)] = &[
-    // The agent limits its writes.
-    (
-        "another program keeps rewriting the conf file",
-        wrong("chain", NOT_READY, "gybe-cni is not in 10-pods", "the agent"),
-    ),
-    (
-        "another program keeps rewriting the conf file",
-        wrong("agent", NOT_READY, "10-pods.conflist", "docs/AGENT.md"),
-    ),
-];
-
-/// Without the agent, and without the entry that names the source of pods, a pod's policy is not known, and its rules
-/// alone are judged.
-const WITHOUT_POLICY: &[&str] = &[
-    "the agent is dead",
-    "the primary rewrote the conf file",
-    "the conf file is",
-    "a value of the entry is invalid",
-];
-
-pub(crate) const HIDDEN: &[Hidden] = &[
-    Hidden {
-        fault: "the pod's rules were deleted",
-        behind: WITHOUT_POLICY,
-        instead: &[wrong("pods", "GybePodsNotRedirected", "there are no rules of Gybe", "gybe verify --all")],
-    },
-    Hidden {
-        fault: "IPv6 is off in the pod, and a rule is missing",
-        behind: WITHOUT_POLICY,
-        instead: &[wrong(
-            "pods",
-            "GybePodsNotRedirected",
-            "NOT REDIRECTED: chain nat-prerouting of table inet gybe has no rule",
-            "gybe verify --pod shop/cart-1",
-        )],
-    },
-    Hidden { fault: "IPv6 was switched off in the pod", behind: WITHOUT_POLICY, instead: &[] },
-    Hidden { fault: "the proxy does not listen", behind: WITHOUT_POLICY, instead: &[] },
-    Hidden { fault: "the programs of the backend were removed", behind: &["no backend works"], instead: &[] },
 ];

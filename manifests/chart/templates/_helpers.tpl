@@ -13,8 +13,9 @@
 
 {{/*
 The values as YAML: those below `cni` over the top level, those of istio-cni's chart under their names here, and those
-of the platform where a value is empty. Empty values of
-istio-cni's chart are ignored; those below `global` apply only where no other value is set. `ignored` has a line for each value without effect. Fails with all values that cannot be applied.
+of the platform where a value is empty. Empty values of istio-cni's chart are ignored; those below `global` apply only
+where no other value is set. `ignored` has a line for each value without effect. Fails with all values that cannot be
+applied.
 */}}
 {{- define "gybe.values" -}}
 {{- $values := deepCopy .Values -}}
@@ -269,7 +270,7 @@ The container that probes: `repair`, which keeps running, or with probeOnce the 
         # iptables-legacy.
         - NET_RAW
         # Opening and entering the host's mount namespace. Reading the processes and the configuration of
-        # containerd and CRI-O every minute, for /run/gybe/runtime.json.
+        # containerd and CRI-O, for /run/gybe/runtime.json.
         - SYS_PTRACE
         - SYS_ADMIN
         - SYS_CHROOT
@@ -277,7 +278,7 @@ The container that probes: `repair`, which keeps running, or with probeOnce the 
     appArmorProfile:
       type: Unconfined
   volumeMounts:
-    # Gives only this container access to process 1. With hostPID the other container, which also runs as
+    # Gives only this container access to process 1. With hostPID the container install, which also runs as
     # root, could kill any process of the host.
     - name: proc
       mountPath: /host/proc

@@ -90,7 +90,7 @@ pub(super) fn ending(name: &str, target: &str) -> Value {
     })
 }
 
-/// Reports whether a pod that were created now would get a sidecar.
+/// Reports whether a pod that is created now gets a sidecar.
 pub(super) fn is_injected(cluster: &Cluster) -> Result<bool, Failure> {
     let spec = json!({ "containers": [{ "name": "app", "image": APPLICATION }] });
     let pod = json!({ "metadata": { "name": "dry-run" }, "spec": spec });
@@ -214,6 +214,13 @@ impl Answer {
         matches!(self, Answer::Application(it) if it.pod == server && it.client.is_none())
     }
 
+    /// Reports whether a sidecar that allows only mutual TLS closed the connection: one that cannot be made, or is not
+    /// answered in time, fails with another error.
+    pub(super) fn is_refused(&self) -> bool {
+        let texts = ["Connection reset by peer", "not an answer: \"\""];
+        matches!(self, Answer::Error(error) if texts.iter().any(|text| error.contains(text)))
+    }
+
     /// What the application received; nothing if none answered.
     pub(super) fn received(&self) -> Option<&Received> {
         if let Answer::Application(received) = self { Some(received) } else { None }
@@ -293,6 +300,13 @@ mod tests {
         let other = |answer: Value| Answer::from(&answer).unwrap();
         let unavailable = Answer::Status(503, "text".to_owned());
         assert_eq!(other(json!({ "status": 503, "body": "text" })), unavailable);
-        assert_eq!(other(json!({ "error": "reset" })), Answer::Error("reset".to_owned()));
+        for (error, is_refused) in [
+            ("Connection reset by peer (os error 104)", true),
+            ("not an answer: \"\"", true),
+            ("connection timed out", false),
+            ("failed to lookup address information: Name or service not known", false),
+        ] {
+            assert_eq!(other(json!({ "error": error })).is_refused(), is_refused, "{error}");
+        }
     }
 }

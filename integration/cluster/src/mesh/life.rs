@@ -1,11 +1,12 @@
-//! What an operator and failures do while pods of the mesh make requests: each request is answered, and each pod that
-//! starts meanwhile is redirected.
+//! What an operator and failures do while a pod of the mesh makes requests: each request is answered, and a pod that
+//! starts after each step is redirected.
 
 use std::time::Duration;
 
 use gybe_bench::report::Report;
 use gybe_integration::failure::Failure;
 use serde::Deserialize;
+use serde_json::Value;
 
 use super::Mesh;
 use super::application::{self, MESHED, control, pod, service, start};
@@ -16,7 +17,7 @@ use crate::cluster::Cluster;
 
 const SERVER: &str = "life-server";
 const CLIENT: &str = "life-client";
-/// A pod that starts during each step.
+/// A pod that starts after each step.
 const FRESH: &str = "life-fresh";
 
 /// Less than the time after which pods of a node without a kubelet count as not ready.
@@ -38,12 +39,20 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     let mut checks = Checks::default();
     mesh.ensure_gybe()?;
     start_pair(cluster)?;
-    let mut during =
-        |what: &str, step: &dyn Fn() -> Result<(), Failure>| under_load(cluster, &mut checks, what, step);
-    during("`helm upgrade` to another release", &|| mesh.gybe.upgrade(cluster, NEXT))?;
-    during("`helm rollback`", &|| mesh.gybe.roll_back(cluster))?;
-    during("the agent is killed", &|| agent::kill_and_wait(cluster).map(drop))?;
-    during("the API server does not answer for 20 seconds", &|| cluster.stop_apiserver_for(OUTAGE))?;
+    let mut during = |what: &str, version: &str, step: &dyn Fn() -> Result<(), Failure>| {
+        under_load(cluster, &mut checks, what, step)?;
+        checks.equal(
+            &format!("{what}: the agents' images"),
+            &images(cluster)?,
+            &vec![format!("gybe:{version}")],
+        );
+        Ok::<_, Failure>(())
+    };
+    let first = env!("CARGO_PKG_VERSION");
+    during("`helm upgrade` to another release", NEXT, &|| mesh.gybe.upgrade(cluster, NEXT))?;
+    during("`helm rollback`", first, &|| mesh.gybe.roll_back(cluster))?;
+    during("the agent is killed", first, &|| agent::kill_and_wait(cluster).map(drop))?;
+    during("the API server does not answer for 20 seconds", first, &|| cluster.stop_apiserver_for(OUTAGE))?;
     application::delete(cluster, &[(MESHED, SERVER), (MESHED, CLIENT)])?;
     Ok(checks.report("Upgrades and failures under a load of requests"))
 }
@@ -53,6 +62,12 @@ fn start_pair(cluster: &Cluster) -> Result<(), Failure> {
         start(cluster, MESHED, &pod(name))?;
     }
     Ok(())
+}
+
+/// Returns the image of each agent.
+fn images(cluster: &Cluster) -> Result<Vec<String>, Failure> {
+    let image = |pod: &Value| Some(pod.pointer("/spec/containers/0/image")?.as_str()?.to_owned());
+    Ok(agent::pods(cluster)?.iter().filter_map(image).collect())
 }
 
 /// Does a step while the client makes requests, and starts a pod after it, before the load ends.

@@ -7,8 +7,8 @@ use serde_json::{Value, json};
 
 use super::Mesh;
 use super::application::{
-    self, Answer, CONTROL, EXCLUDED_PORT, MESHED, PLAIN, PORT, READY, annotated, control, create, ending,
-    get, pod, request, service, wait_until_ready,
+    self, CONTROL, EXCLUDED_PORT, MESHED, Name, PLAIN, PORT, READY, annotated, control, create, ending, get,
+    pod, request, service, wait_until_ready,
 };
 use super::checks::Checks;
 use crate::api::wait_at_most;
@@ -77,17 +77,21 @@ fn families(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
     for (family, proxy) in [("IPv4", PASSTHROUGH), ("IPv6", PASSTHROUGH_6)] {
         let of_client = address(&client, family);
         for (server, peer) in [(SERVER, proxy), (TPROXY, of_client.as_str())] {
-            let target = single_stack(cluster, server, family)?;
+            let target = single_stack(cluster, (MESHED, server), family)?;
             let what = format!("{CLIENT} to {server}, {family}");
             let answer = checks.passes(&what, cluster, [CLIENT, server], &target)?;
             let observed = answer.received().map(|received| received.peer.as_str());
             checks.equal(&format!("the client's address in {server}, {family}"), &observed, &Some(peer));
             let answer = request(cluster, (PLAIN, CLIENT), &target)?;
-            let is_refused = matches!(answer, Answer::Error(_));
             let what = format!("a client without a sidecar to {server}, {family}");
-            checks.holds(&what, is_refused, &answer, "refused");
+            checks.holds(&what, answer.is_refused(), &answer, "refused");
         }
-        let target = single_stack(cluster, SERVER, family)?;
+        // The control: without sidecars the same request is answered.
+        let target = single_stack(cluster, (PLAIN, SERVER), family)?;
+        let answer = request(cluster, (PLAIN, CLIENT), &target)?;
+        let what = format!("the same to a server without one, {family}");
+        checks.holds(&what, answer.is_plain_by(SERVER), &answer, "plain");
+        let target = single_stack(cluster, (MESHED, SERVER), family)?;
         checks.passes(&format!("{TPROXY} to {SERVER}, {family}"), cluster, [TPROXY, SERVER], &target)?;
     }
     Ok(())
@@ -103,9 +107,9 @@ fn address(pod: &Value, family: &str) -> String {
 }
 
 /// Creates a service of one family for a server, unless it exists, and returns its host and port.
-fn single_stack(cluster: &Cluster, server: &str, family: &str) -> Result<String, Failure> {
+fn single_stack(cluster: &Cluster, (namespace, server): Name<'_>, family: &str) -> Result<String, Failure> {
     let name = format!("{server}-{}", family.to_lowercase());
-    let services = format!("/api/v1/namespaces/{MESHED}/services");
+    let services = format!("/api/v1/namespaces/{namespace}/services");
     if cluster.api.get(&format!("{services}/{name}"))?.is_none() {
         let spec = json!({
             "selector": { "app": server },
@@ -114,7 +118,7 @@ fn single_stack(cluster: &Cluster, server: &str, family: &str) -> Result<String,
         });
         cluster.api.create(&services, &json!({ "metadata": { "name": name }, "spec": spec }))?;
     }
-    Ok(service((MESHED, &name)))
+    Ok(service((namespace, &name)))
 }
 
 /// With DNS capture pilot-agent answers for hosts that only istiod knows, and forwards other queries.
@@ -156,8 +160,7 @@ fn excluded(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
     let is_plain = answer.is_plain_by(SERVER);
     checks.holds("a client without a sidecar to an excluded inbound port", is_plain, &answer, "plain");
     let answer = request(cluster, (PLAIN, CLIENT), &format!("{address}:{PORT}"))?;
-    let is_refused = matches!(answer, Answer::Error(_));
-    checks.holds("the same to the other port", is_refused, &answer, "refused");
+    checks.holds("the same to the other port", answer.is_refused(), &answer, "refused");
     for (client, is_redirected) in [(CLIENT, true), (PORT_CLIENT, false), (RANGE_CLIENT, false)] {
         // Envoy gives each request that it forwards an id.
         let answer = request(cluster, (MESHED, client), &service((PLAIN, SERVER)))?;
@@ -168,7 +171,7 @@ fn excluded(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
             checks.passes(&what, cluster, [client, SERVER], &target)?;
         } else {
             let answer = request(cluster, (MESHED, client), &target)?;
-            checks.holds(&what, matches!(answer, Answer::Error(_)), &answer, "refused");
+            checks.holds(&what, answer.is_refused(), &answer, "refused");
         }
     }
     Ok(())

@@ -20,6 +20,12 @@ const TOP: &str = "../..";
 /// The command that builds the image. `make test-readme` has run it before.
 const BUILD: &str = "make image";
 
+/// How long a script of the README's commands may take, in seconds.
+const PATIENCE: &str = "600";
+/// Prints what is left of Gybe on the node.
+const LISTS_GYBE: &str =
+    "{ ls /opt/cni/bin | grep gybe || true; } && { grep -rl gybe-cni /etc/cni/net.d || true; }";
+
 /// A command of a `console` block, and what the README shows of its output.
 #[derive(Debug, PartialEq, Eq)]
 struct Shown {
@@ -90,13 +96,13 @@ impl ContainerdNode {
     fn run(&self, script: &str) -> String {
         let crictl = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("crictl");
         assert!(crictl.join("crictl").exists(), "{}: run make test-readme", crictl.display());
-        let mut command = self.node.host().command(&self.programs, "bash");
+        let mut command = self.node.host().command(&self.programs, "timeout");
         command
             .env("CONTAINERD_ADDRESS", SOCKET)
             .env("CONTAINER_RUNTIME_ENDPOINT", format!("unix://{SOCKET}"));
         let top = fs::canonicalize(TOP).unwrap();
         let enter = format!("cd {} && export PATH={}:$PATH\n", top.display(), crictl.display());
-        let output = command.arg("-c").arg(enter + script).output().unwrap();
+        let output = command.args([PATIENCE, "bash", "-c"]).arg(enter + script).output().unwrap();
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 }
@@ -115,6 +121,7 @@ fn assert_the_walk_succeeds(generation: Generation) {
     let run = |(number, shown): (usize, &Shown)| {
         format!("{{ {}; }} >/run/readme-{number} 2>&1; echo \"$?\"\n", shown.command)
     };
+    let left = format!("{LISTS_GYBE} && ip netns && crictl pods --quiet && echo listed");
     let codes = node.run(&walk.iter().enumerate().skip(1).map(run).collect::<String>());
     let codes: Vec<&str> = codes.lines().collect();
     assert_eq!(codes.len(), walk.len() - 1, "{codes:?}");
@@ -126,10 +133,10 @@ fn assert_the_walk_succeeds(generation: Generation) {
             "{generation}: {shown:#?}\nexit code {code}\n{output}"
         );
     }
-    // The five minutes for which the program stays are over.
-    let left = "touch -d '-301 seconds' /etc/cni/net.d && /opt/cni/bin/gybe uninstall >&2; \
-                ls /opt/cni/bin | grep gybe; grep -rl gybe-cni /etc/cni/net.d; ip netns; crictl pods --quiet";
-    assert_eq!(node.run(left), "", "what stays on the node");
+    // The control: for five minutes the program stays.
+    assert!(node.run(&left).contains("gybe-cni\n"), "{}", node.run(&left));
+    node.run("touch -d '-301 seconds' /etc/cni/net.d && /opt/cni/bin/gybe uninstall");
+    assert_eq!(node.run(&left), "listed\n", "what stays on the node");
 }
 
 #[test]
