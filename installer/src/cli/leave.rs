@@ -33,7 +33,7 @@ const INTERVAL: Duration = Duration::from_secs(2);
 ///
 /// Exit code 0: no conf file names gybe-cni on any node that has an agent; prints the programs that stay. 1: prints the
 /// nodes that still have the entry or whose agent did not answer, each with the reason; or no agent runs. 2: the command
-/// failed.
+/// failed, or the answer was not y.
 ///
 /// Needs the rights to list pods and daemonsets, and to patch the ConfigMaps, in the namespace of the agents. In a pod
 /// it runs as that pod's service account and queries the agents at the addresses of their nodes; with a kubeconfig,
