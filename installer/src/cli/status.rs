@@ -1,6 +1,6 @@
 //! `gybe status`: the state of every node of a cluster, from a workstation.
 
-use super::cluster::KubeconfigArgs;
+use super::cluster::{KubeconfigArgs, query_failed};
 use super::invocation::Context;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, examples, good, titles};
@@ -51,7 +51,7 @@ impl StatusArgs {
         let selector = AgentSelector { namespace: self.namespace.clone(), labels: self.selector.clone() };
         let until = Instant::now() + Duration::from_secs(self.timeout);
         let found = agents(&cluster, &selector, until)
-            .map_err(|why| CommandError::because("cannot list the agents' pods", why))?;
+            .map_err(|why| query_failed("cannot list the agents' pods", why))?;
         if found.is_empty() {
             let what = format!("namespace {} has no pod with the labels {}", self.namespace, self.selector);
             let hint = "name the namespace in which Gybe is installed with --namespace";
