@@ -107,7 +107,7 @@ fn port_of(agent: &Agent) -> String {
 
 #[test]
 fn the_command_sets_the_mode_and_waits_until_the_agent_has_removed_the_entry() {
-    let mut cluster = cluster("leave");
+    let cluster = cluster("leave");
     put_daemonset(&cluster, "gybe-node", 1);
     let agent = cluster.start_ready_agent();
     put_agent(&cluster, "gybe-node-x7k2p", Some("node-1"), Some("127.0.0.1"), &port_of(&agent));

@@ -84,7 +84,7 @@ fn a_listening_socket_of_istio_cnis_agent_delays_the_take_over_too() {
 
 #[test]
 fn take_over_now_does_not_wait_and_warns_about_istio_cnis_agent() {
-    let mut node = node("take-now");
+    let node = node("take-now");
     node.add_pod("istio-cni-node-x7x2p");
     node.set_configmap(&[("take_over", "now")]);
     let agent = node.start_agent();
