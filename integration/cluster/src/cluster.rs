@@ -206,5 +206,10 @@ fn prepare_kubelet(node: &Node) -> Result<(), Failure> {
         fs::write(host.path(&file), format!("{value}\n"))?;
         host.run(Path::new("mount"), &["--bind", &file, &format!("/proc/sys/{setting}")])?;
     }
+    // For pods with a user namespace: there the kernel mounts proc only beside one without hidden files
+    // (`mount_too_revealing`, fs/namespace.c, v6.18).
+    let proc = credentials::file("proc");
+    fs::create_dir_all(host.path(&proc))?;
+    host.run(Path::new("mount"), &["-t", "proc", "proc", &proc])?;
     Ok(())
 }

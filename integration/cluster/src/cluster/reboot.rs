@@ -12,6 +12,7 @@ use gybe_integration::failure::Failure;
 use super::{Cluster, KUBELET_STARTED};
 use crate::api::wait_until;
 use crate::components;
+use crate::credentials::DIRECTORY;
 
 /// What goes on.
 const CONTROL_PLANE: [&str; 5] =
@@ -19,7 +20,7 @@ const CONTROL_PLANE: [&str; 5] =
 /// How long the kernel may take to end all other processes.
 const END: Duration = Duration::from_secs(60);
 const INTERVAL: Duration = Duration::from_millis(50);
-/// Mounts that the kernel would not have after a boot.
+/// Where the mounts are that the node would not have after a boot.
 const MOUNTS: [&str; 3] = ["/run/", "/var/lib/kubelet/", "/var/run/"];
 /// What of `/run` is no file of a real node: changes of `/etc` and `/opt`, and the directory of this cluster's files.
 const OVERLAYS: &str = "/run/overlay";
@@ -75,14 +76,24 @@ impl Cluster {
     }
 
     fn unmount(&self) -> Result<(), Failure> {
+        // The newest first. One may end with another that contained it.
+        for target in self.mounts()?.iter().rev() {
+            let _ = self.run("umount", &["--lazy", target]);
+        }
+        match self.mounts()?.as_slice() {
+            [] => Ok(()),
+            left => Err(Failure::new(format!("mounts {left:?} of the node do not end"))),
+        }
+    }
+
+    /// The mount points that the node would not have after a boot.
+    fn mounts(&self) -> Result<Vec<String>, Failure> {
         let mounts = fs::read_to_string(self.node.host().path("/proc/1/mounts"))?;
         let targets = mounts.lines().filter_map(|line| line.split(' ').nth(1));
-        let is_gone = |target: &&str| MOUNTS.iter().any(|below| target.starts_with(below));
-        // The newest first.
-        for target in targets.filter(is_gone).collect::<Vec<_>>().into_iter().rev() {
-            self.run("umount", &["--lazy", target])?;
-        }
-        Ok(())
+        let is_gone = |target: &&str| {
+            MOUNTS.iter().any(|below| target.starts_with(below)) && !target.starts_with(DIRECTORY)
+        };
+        Ok(targets.filter(is_gone).map(str::to_owned).collect())
     }
 
     fn wipe(&self, kept: &BTreeSet<String>) -> Result<(), Failure> {

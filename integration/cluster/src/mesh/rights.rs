@@ -55,8 +55,9 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     mesh.gybe.wait_for_backend(cluster, "nft")?;
     request_pods_and_events(cluster, &mut log)?;
     compare(cluster, &mut checks, &log, "default values")?;
+    let defaults = log.requested.clone();
     for mode in ["label", "delete"] {
-        let mut log = log.clone();
+        log.requested.clone_from(&defaults);
         mesh.gybe.install(cluster, &["settings.backend=nft", &format!("settings.repair={mode}")])?;
         // A running agent would notice the setting within about a minute.
         agent::replace(cluster)?;
@@ -122,7 +123,7 @@ fn compare(cluster: &Cluster, checks: &mut Checks, log: &AuditLog, what: &str) -
 }
 
 /// The requests of the agents so far.
-#[derive(Debug, Clone, Default)]
+#[derive(Debug, Default)]
 struct AuditLog {
     /// How many bytes have been read.
     position: usize,
