@@ -76,9 +76,9 @@ impl Cluster {
     }
 
     fn unmount(&self) -> Result<(), Failure> {
-        // The newest first. One may end with another that contained it.
-        for target in self.mounts()?.iter().rev() {
-            let _ = self.run("umount", &["--lazy", target]);
+        // One may end with another that contained it.
+        for target in self.mounts()? {
+            let _ = self.run("umount", &["--lazy", &target]);
         }
         match self.mounts()?.as_slice() {
             [] => Ok(()),
@@ -86,10 +86,12 @@ impl Cluster {
         }
     }
 
-    /// The mount points that the node would not have after a boot.
+    /// The mount points that the node would not have after a boot, the newest first.
     fn mounts(&self) -> Result<Vec<String>, Failure> {
         let mounts = fs::read_to_string(self.node.host().path("/proc/1/mounts"))?;
-        let targets = mounts.lines().filter_map(|line| line.split(' ').nth(1));
+        // Those before the node's own /run are the machine's, and hidden.
+        let targets = mounts.lines().rev().filter_map(|line| line.split(' ').nth(1));
+        let targets = targets.take_while(|target| *target != "/run");
         let is_gone = |target: &&str| {
             MOUNTS.iter().any(|below| target.starts_with(below)) && !target.starts_with(DIRECTORY)
         };
