@@ -3,7 +3,8 @@
 //! reconcile loop, HTTP, requests about running pods). The sockets for the plugin are created at the start of a term,
 //! and answer until the next one or the end of the process.
 
-use super::broken_pods::{BrokenPods, SharedBrokenPodCounts};
+use super::broken_pod_counts::SharedBrokenPodCounts;
+use super::broken_pods::BrokenPods;
 use super::cluster::{ClusterNode, DaemonSetState, OwnNode};
 use super::daemonset::DaemonSet;
 use super::events::EventWriter;

@@ -131,7 +131,7 @@ fn reconnects_of_the_watch_and_errors_of_the_api_server_are_counted() {
 
 #[test]
 fn the_backend_in_a_nodes_label_is_in_its_entry_and_stays_while_the_api_server_is_down() {
-    let mut cluster = Cluster::new("cluster-label");
+    let cluster = Cluster::new("cluster-label");
     cluster.set_labels(&json!({ "gybe.dev/backend": "iptables-legacy" }));
     drop(cluster.start_ready_agent());
     assert_eq!(cluster.entry_backend(), "iptables-legacy");
@@ -289,7 +289,7 @@ fn an_agent_that_has_left_removes_its_files_when_it_ends_without_its_daemonset()
 
 #[test]
 fn f29_when_the_api_server_refuses_to_show_the_daemonset_nothing_is_uninstalled() {
-    let mut cluster = Cluster::new("cluster-refused");
+    let cluster = Cluster::new("cluster-refused");
     cluster.node.set_configmap(&[("leave_when_daemonset_gone", "true")]);
     for refuse in
         [(|server: &ApiServer| server.forbid(Verb::Get, "daemonsets")) as fn(&ApiServer), |server| {

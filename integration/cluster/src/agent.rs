@@ -51,17 +51,6 @@ impl AgentApi {
     }
 }
 
-/// The result of a request that a policy may refuse.
-pub(crate) fn answer<T>(response: Result<T, Failure>, policy: &str) -> String {
-    match response {
-        Ok(_) => "allowed".to_owned(),
-        Err(error) if format!("{error:?}").contains(&format!("ValidatingAdmissionPolicy '{policy}'")) => {
-            "refused".to_owned()
-        }
-        Err(error) => format!("{error:?}"),
-    }
-}
-
 /// Returns the ids of the agents' processes in the node's PID namespace.
 pub(crate) fn processes(cluster: &Cluster) -> Result<Vec<String>, Failure> {
     let mut found = Vec::new();
