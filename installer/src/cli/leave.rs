@@ -7,7 +7,8 @@ use super::output::{CommandError, CommandOutput, Exit};
 use super::print;
 use super::style::examples;
 use crate::agent::cluster::{
-    self, AgentAddress, AgentDaemonSet, Cluster, ClusterNames, Left, PAGE_TIMEOUT, QueryError, RunningAgent,
+    self, AgentAddress, AgentDaemonSet, ApiError, Cluster, ClusterNames, Left, PAGE_TIMEOUT, QueryError,
+    RunningAgent,
 };
 use crate::error::chain;
 use clap::Args;
@@ -66,17 +67,14 @@ struct Nodes {
 impl LeaveArgs {
     pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
         let cluster = self.kubeconfig.cluster_or_own(context)?;
-        let names = cluster::names(&cluster).map_err(|why| CommandError::because(CANNOT, why))?;
-        if let Some(names) = &names {
-            self.confirm(&cluster, names)?;
+        if let Some(names) = cluster::names(&cluster).map_err(|why| CommandError::because(CANNOT, why))? {
+            self.confirm(&cluster, &names)?;
         }
         let until = Instant::now() + Duration::from_secs(self.timeout);
         loop {
             let nodes = match self.query(&cluster, until) {
                 Ok(nodes) => nodes,
-                // Of a kubeconfig, neither the credentials nor the rights change by themselves. In a pod, the chart
-                // creates the service account and its rights just before the Job.
-                Err(QueryError::Api(why)) if names.is_none() || !why.is_forbidden() => {
+                Err(QueryError::Api(why)) if !is_final(&cluster, &why) => {
                     Nodes { waiting: vec![why.to_string()], ..Nodes::default() }
                 }
                 Err(why) => return Err(query_failed(CANNOT, why)),
@@ -119,10 +117,21 @@ impl LeaveArgs {
         let namespace = self.namespace.as_str();
         let deadline = || until.min(Instant::now() + TIMEOUT);
         let daemonsets = cluster::agent_daemonsets(cluster, namespace, deadline())?;
-        let mut waiting: Vec<String> = daemonsets
-            .iter()
-            .filter_map(|daemonset| self.set_mode(cluster, daemonset, deadline()).err())
-            .collect();
+        let mut waiting = Vec::new();
+        for AgentDaemonSet { name, config_map, .. } in &daemonsets {
+            let Some(config_map) = config_map else {
+                waiting.push(format!("the pods of the DaemonSet {name} mount no ConfigMap with settings"));
+                continue;
+            };
+            match cluster::set_mode_leave(cluster, namespace, config_map, deadline()) {
+                Ok(()) => {}
+                Err(QueryError::Api(why)) if is_final(cluster, &why) => return Err(why.into()),
+                Err(why) => {
+                    let why = chain(&why);
+                    waiting.push(format!("cannot set mode: leave in the ConfigMap {config_map}: {why}"));
+                }
+            }
+        }
         let agents = cluster::agent_addresses(cluster, namespace, deadline())?;
         let mut queried: BTreeMap<&str, RunningAgent> = BTreeMap::new();
         for AgentAddress { pod, node, address, port } in &agents {
@@ -153,19 +162,12 @@ impl LeaveArgs {
         }
         Ok(Nodes { left, waiting })
     }
+}
 
-    fn set_mode(
-        &self,
-        cluster: &Cluster,
-        AgentDaemonSet { name, config_map, .. }: &AgentDaemonSet,
-        until: Instant,
-    ) -> Result<(), String> {
-        let Some(config_map) = config_map else {
-            return Err(format!("the pods of the DaemonSet {name} mount no ConfigMap with settings"));
-        };
-        cluster::set_mode_leave(cluster, self.namespace.as_str(), config_map, until)
-            .map_err(|why| format!("cannot set mode: leave in the ConfigMap {config_map}: {}", chain(&why)))
-    }
+/// Reports whether a later request would be refused too: neither the credentials nor the rights of a kubeconfig change by
+/// themselves. In a pod, the chart creates the service account and its rights just before the Job.
+fn is_final(cluster: &Cluster, why: &ApiError) -> bool {
+    matches!(cluster, Cluster::Kubeconfig { .. }) && why.is_forbidden()
 }
 
 fn output(Nodes { left, waiting }: &Nodes, namespace: &Namespace) -> CommandOutput {

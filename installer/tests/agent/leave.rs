@@ -316,15 +316,20 @@ fn a_kubeconfig_without_rights_or_with_refused_credentials_ends_the_command_at_o
     put_daemonset(&cluster, "gybe-node", 1);
     let kubeconfig = cluster.server.kubeconfig(&cluster.node.root).unwrap();
     let run = || ended(start(&cluster, &["--kubeconfig", kubeconfig.to_str().unwrap(), "--timeout", "60"]));
-    // The command waits for the agent that has not left, when the API server begins to refuse it.
-    let waiting = start(&cluster, &["--kubeconfig", kubeconfig.to_str().unwrap(), "--timeout", "60"]);
-    wait_until("the ConfigMap", || data(&cluster, CONFIG_MAP)["mode"] == "leave");
-    cluster.server.forbid(Verb::List, "daemonsets");
-    for (code, text) in [ended(waiting), run()] {
-        assert!(
-            code == 2 && text.contains("403") && text.contains("the rights that --help names"),
-            "{code}: {text}"
-        );
+    put_agent(&cluster, "gybe-node-a", Some("node-a"), Some("192.0.2.1"), "8001");
+    let rights = [(Verb::Get, "pods/proxy"), (Verb::Patch, "configmaps"), (Verb::List, "daemonsets")];
+    for (verb, resource) in rights {
+        cluster.server.permit(Verb::Get, "pods/proxy");
+        // The command waits for the agent that has not left, when the API server begins to refuse it.
+        put_config_map(&cluster, CONFIG_MAP);
+        let waiting = start(&cluster, &["--kubeconfig", kubeconfig.to_str().unwrap(), "--timeout", "60"]);
+        wait_until("the ConfigMap", || data(&cluster, CONFIG_MAP)["mode"] == "leave");
+        cluster.server.forbid(verb, resource);
+        for (code, text) in [ended(waiting), run()] {
+            assert!(code == 2 && text.contains("403"), "{resource}: {code}: {text}");
+            assert!(text.contains("the rights that --help names"), "{resource}: {text}");
+        }
+        cluster.server.permit(verb, resource);
     }
     cluster.server.tokens().revoke_all();
     let (code, text) = run();

@@ -116,6 +116,9 @@ fn values_of_the_form_have_an_effect_and_others_are_refused() {
             let has_effect = decided != absent && !matches!(decided, Decision::Refuse(_));
             assert!(has_effect, "{} {value:?}: {decided:?}", annotation.name);
         }
+        if matches!(annotation.form, ValueForm::PortsOrAll | ValueForm::NetworksOrAll) {
+            assert!(!matches!(with(annotation, "*"), Decision::Refuse(_)), "{}", annotation.name);
+        }
         for value in invalid {
             let decided = with(annotation, value);
             assert!(matches!(decided, Decision::Refuse(_)), "{} {value:?}: {decided:?}", annotation.name);

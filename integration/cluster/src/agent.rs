@@ -12,6 +12,7 @@ use gybe_integration::failure::Failure;
 use nix::errno::Errno;
 use nix::fcntl::AT_FDCWD;
 use nix::sys::fanotify::{EventFFlags, Fanotify, FanotifyEvent, InitFlags, MarkFlags, MaskFlags};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::api::{Api, PATIENCE, wait_until};
@@ -66,10 +67,15 @@ pub(crate) fn processes(cluster: &Cluster) -> Result<Vec<String>, Failure> {
 
 /// Kills all agents with SIGKILL, and returns how many there were.
 pub(crate) fn kill(cluster: &Cluster) -> Result<usize, Failure> {
+    signal(cluster, Signal::SIGKILL)
+}
+
+/// Sends a signal to all agents, and returns how many there were.
+pub(crate) fn signal(cluster: &Cluster, signal: Signal) -> Result<usize, Failure> {
     let agents = processes(cluster)?;
     for process in &agents {
         // It may have ended meanwhile.
-        let _ = cluster.run("kill", &["-KILL", process]);
+        let _ = cluster.run("kill", &["-s", signal.as_str().trim_start_matches("SIG"), process]);
     }
     Ok(agents.len())
 }
