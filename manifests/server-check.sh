@@ -16,34 +16,10 @@ helm=$PWD/target/tools/helm
 [ -x "$helm" ] || helm=helm
 data=$(mktemp -d)
 trap 'rm -rf "$data"' EXIT
-ip link set lo up
-openssl genrsa -out "$data/accounts.key" 2048 2>/dev/null
-echo "token,admin,admin,system:masters" >"$data/tokens.csv"
-"$programs/etcd" --data-dir="$data/etcd" --unsafe-no-fsync >"$data/etcd.log" 2>&1 &
-"$programs/$apiserver" --etcd-servers=http://127.0.0.1:2379 --secure-port=6443 --bind-address=127.0.0.1 \
-    --advertise-address=192.0.2.1 --cert-dir="$data" --token-auth-file="$data/tokens.csv" \
-    --authorization-mode=RBAC --allow-privileged=true --service-cluster-ip-range=10.96.0.0/16 \
-    --service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$data/accounts.key" \
-    --service-account-signing-key-file="$data/accounts.key" >"$data/apiserver.log" 2>&1 &
-cat >"$data/kubeconfig" <<YAML
-apiVersion: v1
-kind: Config
-clusters: [{ name: c, cluster: { server: "https://127.0.0.1:6443", insecure-skip-tls-verify: true } }]
-users: [{ name: u, user: { token: token } }]
-contexts: [{ name: x, context: { cluster: c, user: u } }]
-current-context: x
-YAML
-export KUBECONFIG="$data/kubeconfig" HELM_CACHE_HOME="$data" HELM_CONFIG_HOME="$data" HELM_DATA_HOME="$data"
-kubectl() { "$programs/kubectl" --request-timeout=30s "$@"; }
-
-deadline=$(($(date +%s) + 300))
-until kubectl get --raw /readyz >/dev/null 2>&1; do
-    if [ "$(date +%s)" -ge "$deadline" ]; then
-        tail -n 20 "$data/apiserver.log" "$data/etcd.log" >&2
-        exit 1
-    fi
-    sleep 1
-done
+export HELM_CACHE_HOME="$data" HELM_CONFIG_HOME="$data" HELM_DATA_HOME="$data"
+# shellcheck source=integration/cluster/api-server.sh
+. integration/cluster/api-server.sh
+start_api_server "$apiserver"
 # The custom resources of Multus and of the Prometheus Operator, of any content.
 for resource in k8s.cni.cncf.io/NetworkAttachmentDefinition/network-attachment-definitions \
     monitoring.coreos.com/PodMonitor/podmonitors monitoring.coreos.com/ServiceMonitor/servicemonitors \

@@ -15,45 +15,13 @@ if [ -z "${GYBE_IN_NAMESPACE:-}" ]; then
 fi
 
 data=$(mktemp -d)
-trap 'kill $(jobs -p) 2>/dev/null; wait; rm -rf "$data"' EXIT
-ip link set lo up
+# An API server that is to end waits minutes for etcd, which has ended.
+trap '[ $? = 0 ] || tail -n 5 "$data/1/log" >&2; { kill -KILL $(jobs -p); wait; } 2>/dev/null; rm -rf "$data"' EXIT
 mount -t tmpfs tmpfs /run
-openssl genrsa -out "$data/accounts.key" 2048 2>/dev/null
-openssl req -x509 -newkey rsa:2048 -nodes -keyout "$data/server.key" -out "$data/server.crt" -days 1 \
-    -subj /CN=kubernetes -addext subjectAltName=IP:127.0.0.1 -addext basicConstraints=critical,CA:FALSE 2>/dev/null
-printf '%s\n' "admin,admin,admin,system:masters" \
-    "agent,system:serviceaccount:gybe-system:gybe-node,agent,system:serviceaccounts" >"$data/tokens.csv"
-"$programs/etcd" --data-dir="$data/etcd" --unsafe-no-fsync >"$data/etcd.log" 2>&1 &
-"$programs/kube-apiserver" --etcd-servers=http://127.0.0.1:2379 --secure-port=6443 --bind-address=127.0.0.1 \
-    --advertise-address=192.0.2.1 --tls-cert-file="$data/server.crt" --tls-private-key-file="$data/server.key" \
-    --token-auth-file="$data/tokens.csv" --authorization-mode=RBAC --disable-admission-plugins=ServiceAccount \
-    --allow-privileged=true --service-cluster-ip-range=10.96.0.0/16 \
-    --service-account-issuer=https://kubernetes.default.svc --service-account-key-file="$data/accounts.key" \
-    --service-account-signing-key-file="$data/accounts.key" >"$data/apiserver.log" 2>&1 &
-cat >"$data/kubeconfig" <<YAML
-apiVersion: v1
-kind: Config
-clusters: [{ name: c, cluster: { server: "https://127.0.0.1:6443", certificate-authority: "$data/server.crt" } }]
-users: [{ name: u, user: { token: admin } }]
-contexts: [{ name: x, context: { cluster: c, user: u } }]
-current-context: x
-YAML
-kubectl() { "$programs/kubectl" --kubeconfig="$data/kubeconfig" "$@"; }
-# until_at_most SECONDS COMMAND...
-until_at_most() {
-    local deadline=$((SECONDS + $1))
-    shift
-    until "$@"; do
-        if [ "$SECONDS" -ge "$deadline" ]; then
-            echo "not in time: $*" >&2
-            tail -n 5 "$data/apiserver.log" "$data/etcd.log" "$data"/1/log >&2
-            exit 1
-        fi
-        sleep 0.2
-    done
-}
-is_serving() { kubectl get --raw /readyz >/dev/null 2>&1; }
-until_at_most 300 is_serving
+# shellcheck source=integration/cluster/api-server.sh
+. integration/cluster/api-server.sh
+echo "agent,system:serviceaccount:gybe-system:gybe-node,agent,system:serviceaccounts" >"$data/tokens.csv"
+start_api_server kube-apiserver --disable-admission-plugins=ServiceAccount
 kubectl apply -k manifests/overlays/default >/dev/null
 
 # All agents see one node's findings, and programs that answer as the real ones do.
