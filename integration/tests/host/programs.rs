@@ -85,7 +85,7 @@ fn f10_a_truncated_plugin_is_never_accepted() {
         assert_refused(&node, &desired, &mut history);
     }
     assert_previous_serves(&node, &before);
-    println!("cut off at {} directories", ends.len());
+    println!("cut off at {} places", ends.len());
 }
 
 fn small_disk(at: &Path, options: &str) {
