@@ -196,7 +196,7 @@ pub(crate) struct Set {
     pub(crate) is_interval: bool,
     /// Lengths of the parts of a concatenated key, where the kernel reports them.
     pub(crate) parts: Vec<usize>,
-    /// Packets or time change its elements.
+    /// Packets or time change its elements, or which packets they match.
     pub(crate) is_dynamic: bool,
     pub(crate) elements: Vec<Element>,
     /// The data of every key without an element of its own.
