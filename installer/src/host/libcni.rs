@@ -161,8 +161,10 @@ impl GoType {
     /// members.
     fn accepts(self, node: &JsonValue) -> bool {
         match (self, &node.kind) {
-            (_, JsonKind::Null) | (Self::Any, _) => true,
-            (Self::Text, JsonKind::Text(_)) | (Self::Bool, JsonKind::Bool(_)) => true,
+            (_, JsonKind::Null)
+            | (Self::Any, _)
+            | (Self::Text, JsonKind::Text(_))
+            | (Self::Bool, JsonKind::Bool(_)) => true,
             (Self::List(of), JsonKind::Array(elements)) => elements.iter().all(|element| of.accepts(element)),
             (Self::Map(of), JsonKind::Object(members)) => {
                 members.iter().all(|member| of.accepts(&member.value))

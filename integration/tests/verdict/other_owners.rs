@@ -27,7 +27,7 @@ macro_rules! nft {
     };
 }
 
-const CASES: [Case; 35] = [
+const CASES: [Case; 36] = [
     ("true", RedirectionState::Redirected, ""),
     (
         "iptables-nft -t nat -I OUTPUT -p tcp -j REDIRECT --to-ports 9000",
@@ -135,6 +135,13 @@ const CASES: [Case; 35] = [
         ),
         RedirectionState::Unknown,
         "tcp dport @limited drop",
+    ),
+    // Copies of the proxy's answers reach the client before they are translated back.
+    (
+        "nft -f - <<'END'\ntable ip other {\nchain theirs {\ntype filter hook output priority 0;\n\
+         dup to 10.244.0.1 device eth0\n}\n}\nEND",
+        RedirectionState::Unknown,
+        "hook output priority 0, ip other theirs: [dup]",
     ),
     (
         nft!("filter hook output priority -150", "tcp dport < 1024 drop"),

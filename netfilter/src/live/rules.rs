@@ -43,6 +43,8 @@ pub(crate) struct NamespaceRules {
 pub(crate) struct Interface {
     pub(crate) index: u32,
     pub(crate) name: String,
+    /// Whether it was brought up.
+    pub(crate) is_raised: bool,
     /// In the kernel's order: a redirect at prerouting goes to the first of its family.
     pub(crate) addresses: Vec<IpAddr>,
 }

@@ -40,9 +40,9 @@ pub(crate) fn read() -> Result<NamespaceRules, RedirectionError> {
 
 fn interfaces(routing: &mut Rtnetlink) -> Result<Vec<Interface>, RedirectionError> {
     let (links, addresses) = (routing.links()?, routing.addresses()?);
-    let with_addresses = |Link { index, name, .. }: Link| {
+    let with_addresses = |Link { index, name, is_raised, .. }: Link| {
         let own = addresses.iter().filter(|address| address.index == index);
-        Interface { index, name, addresses: own.map(|address| address.ip).collect() }
+        Interface { index, name, is_raised, addresses: own.map(|address| address.ip).collect() }
     };
     Ok(links.into_iter().map(with_addresses).collect())
 }
