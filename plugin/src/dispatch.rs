@@ -14,11 +14,6 @@ use std::mem::ManuallyDrop;
 use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
-/// A list of valid attachments of the wrong shape.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("cni.dev/valid-attachments must be a list of {{\"containerID\": …, \"ifname\": …}}")]
-pub struct AttachmentsError;
-
 /// Performs a runtime's call, and returns its reply.
 pub fn handle(env: &Environment, stdin: BorrowedFd<'_>) -> Reply {
     let started = Instant::now();
@@ -71,13 +66,13 @@ fn del() -> Reply {
 ///
 /// # Errors
 /// When the list of valid attachments is malformed: a plugin that deletes by it would do harm.
-fn gc(request: &Request) -> Result<Reply, AttachmentsError> {
+fn gc(request: &Request) -> Result<Reply, PluginError> {
     // A runtime sends an empty list as null (docs/RULES.md, section 6).
     let is_valid = match request.network.member("cni.dev/valid-attachments") {
         None => true,
         Some(list) => list.as_array().is_some_and(|list| list.iter().all(is_attachment)),
     };
-    if is_valid { Ok(Reply::Empty) } else { Err(AttachmentsError) }
+    if is_valid { Ok(Reply::Empty) } else { Err(PluginError::Attachments) }
 }
 
 fn is_attachment(item: &Value) -> bool {

@@ -7,7 +7,6 @@ use crate::backend::SelectError;
 use crate::bounded_read::StdinError;
 use crate::conf::ConfError;
 use crate::decide::PodRefusal;
-use crate::dispatch::AttachmentsError;
 use crate::facts::FactsError;
 use crate::request::RequestError;
 use crate::result::ResultError;
@@ -65,8 +64,8 @@ pub enum PluginError {
     #[error("the pod's redirection is not as ADD left it: {}", .0.join("; "))]
     Drifted(Vec<String>),
     /// GC's list of valid attachments is malformed.
-    #[error(transparent)]
-    Attachments(#[from] AttachmentsError),
+    #[error("cni.dev/valid-attachments must be a list of {{\"containerID\": …, \"ifname\": …}}")]
+    Attachments,
 }
 
 impl From<SelectError> for PluginError {

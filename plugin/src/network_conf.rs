@@ -2,7 +2,6 @@
 //!
 //! The plugin's own keys in it are read by `conf`, its prevResult is passed on by `result`.
 
-use crate::request::is_plain_name;
 use serde_json::{Map, Value};
 
 /// The version of a configuration without `cniVersion` (CNI 0.1.0 had no such key).
@@ -130,6 +129,13 @@ fn text(members: &Map<String, Value>, key: &'static str) -> Result<Option<String
         Some(Value::String(text)) => Ok(Some(text.clone())),
         Some(_) => Err(NetworkConfError::Shape { what: key, expected: "a string" }),
     }
+}
+
+/// Reports whether a name is a letter or digit, then letters, digits, `_`, `.` or `-`: the CNI specification's rule.
+pub(crate) fn is_plain_name(name: &str) -> bool {
+    let mut bytes = name.bytes();
+    bytes.next().is_some_and(|head| head.is_ascii_alphanumeric())
+        && bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
 }
 
 #[cfg(test)]

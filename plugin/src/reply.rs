@@ -158,7 +158,7 @@ fn number_and_code(error: &PluginError) -> (u16, u32) {
         E::Addresses(_) => (23, 999),
         E::Redirection(_) => (24, 999),
         E::Drifted(_) => (25, 999),
-        E::Attachments(_) => (26, 999),
+        E::Attachments => (26, 999),
     }
 }
 

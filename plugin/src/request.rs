@@ -3,7 +3,7 @@
 //! Pure: takes the environment, and a function that reads stdin. `dispatch` performs the call; `version` knows
 //! the versions that a verb accepts.
 
-use crate::network_conf::{NetworkConf, NetworkConfError};
+use crate::network_conf::{NetworkConf, NetworkConfError, is_plain_name};
 use std::collections::BTreeMap;
 use std::ffi::{OsStr, OsString};
 use std::fmt;
@@ -213,13 +213,6 @@ fn check_interface(name: &str) -> Result<(), RequestError> {
     } else {
         Err(RequestError::Interface(name.chars().take(32).collect()))
     }
-}
-
-/// Reports whether a name is a letter or digit, then letters, digits, `_`, `.` or `-`: the CNI specification's rule.
-pub(crate) fn is_plain_name(name: &str) -> bool {
-    let mut bytes = name.bytes();
-    bytes.next().is_some_and(|head| head.is_ascii_alphanumeric())
-        && bytes.all(|b| b.is_ascii_alphanumeric() || matches!(b, b'_' | b'.' | b'-'))
 }
 
 #[cfg(test)]

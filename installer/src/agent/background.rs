@@ -3,7 +3,8 @@
 //! reconcile loop, HTTP, requests about running pods). The sockets for the plugin are created at the start of a term,
 //! and answer until the next one or the end of the process.
 
-use super::broken_pods::{BrokenPods, SharedBrokenPodCounts};
+use super::broken_pod_counts::SharedBrokenPodCounts;
+use super::broken_pods::BrokenPods;
 use super::cluster::{ClusterNode, DaemonSetState, OwnNode};
 use super::daemonset::DaemonSet;
 use super::events::EventWriter;
@@ -18,6 +19,7 @@ use super::status::{PublishedStatus, StatusSources};
 use super::{NodeError, PodLookup, Role, SocketContext, Sockets, health, metrics};
 use crate::error::errno;
 use crate::host::settings::{AGENT_LEADER, Environment, Mode, STATUS_SOCKET, Settings};
+use crate::host::uninstall::forget_run_directory;
 use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;
 use serde_json::json;
@@ -179,7 +181,7 @@ impl NodeAgent<'_> {
             drop(reconciling);
             let mut reconciler = turns.join().ok();
             if let Some(reconciler) = reconciler.take_if(|_| has_stopped) {
-                end = self.uninstall_without_daemonset(reconciler, terms.daemonset, &mut lead);
+                end = self.uninstall_without_daemonset(reconciler, terms, &mut lead);
             }
             // The ports are free before the next agent leads.
             drop(end_http);
@@ -250,28 +252,39 @@ impl NodeAgent<'_> {
     }
 
     /// Leaves the node as it is, unless the settings say to uninstall and the DaemonSet is gone: then removes the
-    /// entry, and the programs as soon as no sandbox needs them. Ends early when another agent requests the lead.
+    /// entry, the programs as soon as no sandbox needs them, and the files in the agent's directory. Ends early when
+    /// another agent requests the lead.
     fn uninstall_without_daemonset(
         &self,
         mut reconciler: Reconciler<'_>,
-        daemonset: &DaemonSet<'_>,
+        terms: &Terms<'_>,
         lead: &mut Lead,
     ) -> Result<LeadEnd, NodeError> {
-        let Some(removal) = self.removal(reconciler.settings(), daemonset) else {
+        let Some(removal) = self.removal(reconciler.settings(), terms.daemonset) else {
             return Ok(LeadEnd::Stopped);
         };
         self.context.log.info("gybe node: the DaemonSet is gone; uninstalling", json!({ "mode": removal }));
         let (halted, uninstalling) = pipe().map_err(|why| waiting("the uninstall")(errno(&why)))?;
         let (ended, running) = pipe().map_err(|why| waiting("the uninstall")(errno(&why)))?;
-        thread::scope(|scope| {
-            scope.spawn(move || {
+        let (end, is_complete) = thread::scope(|scope| {
+            let uninstall = scope.spawn(move || {
                 let _closed_at_the_end = running;
-                reconciler.uninstall(halted.as_fd());
+                reconciler.uninstall(halted.as_fd())
             });
             let end = lead.wait(&[ended.as_fd()], self.context).map_err(waiting("the uninstall"));
             drop(uninstalling);
-            end
-        })
+            (end, uninstall.join().unwrap_or(false))
+        });
+        // The agent of another pod that waits for the lead needs these files.
+        if is_complete && matches!(end, Ok(LeadEnd::Stopped)) && !lead.is_awaited() {
+            let Environment { run, probe, .. } = terms.environment;
+            let failed = [run, probe].into_iter().flat_map(|directory| forget_run_directory(directory, true));
+            for (path, why) in failed.chain(lead.remove_lock_file().err()) {
+                let fields = json!({ "path": path.display().to_string(), "cause": why.to_string() });
+                self.context.log.warn("gybe node: a file stays on this node", fields);
+            }
+        }
+        end
     }
 
     /// Returns the setting by which the agent uninstalls as it ends; none when the node stays as it is.

@@ -16,7 +16,6 @@ use serde_json::json;
 use std::collections::{BTreeMap, VecDeque};
 use std::os::fd::BorrowedFd;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 /// The deadline of the requests about a pod; the end of the agent is delayed by no more than it.
@@ -35,39 +34,6 @@ pub(super) struct BrokenPods<'a> {
     pub(super) home: Option<&'a ClusterNode>,
     pub(super) sources: &'a StatusSources<'a>,
     pub(super) context: SocketContext<'a>,
-}
-
-/// How often pods were deleted and labelled.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct BrokenPodCounts {
-    pub(crate) deleted: ResultCounts,
-    pub(crate) labelled: ResultCounts,
-}
-
-/// The incumbent's results.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct ResultCounts {
-    pub(crate) success: u64,
-    /// The pod was left alone.
-    pub(crate) skip: u64,
-    pub(crate) fail: u64,
-}
-
-#[derive(Debug, Default)]
-pub(crate) struct SharedBrokenPodCounts(Mutex<BrokenPodCounts>);
-
-impl SharedBrokenPodCounts {
-    pub(crate) fn read(&self) -> BrokenPodCounts {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    fn count(&self, change: &PodChange<'_>, count: impl FnOnce(&mut ResultCounts)) {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        count(match change {
-            PodChange::Delete => &mut counts.deleted,
-            PodChange::Label(_) => &mut counts.labelled,
-        });
-    }
 }
 
 /// What is remembered between findings.

@@ -29,7 +29,7 @@ mod token_file;
 mod watch;
 mod watched_pods;
 
-pub use access::{Cluster, ClusterError, ServiceAccount};
+pub use access::{Cluster, ClusterError, ClusterNames, ServiceAccount};
 pub use agents::{AGENTS, AgentSelector, ClusterAgent, StatusPage, agents};
 pub use broken_pod::{BrokenPod, PodChange, broken_pod, change_pod};
 pub use error::ApiError;
@@ -43,6 +43,6 @@ pub use pod_cache::{WatchProblem, WatchState};
 pub use pod_requests::PodSelector;
 pub use queries::{
     DaemonSetState, QueryError, TaintState, changed_taints, config_map, create_event, daemonset_state,
-    has_ready_pod, patch_event, pod_facts, set_taints,
+    has_ready_pod, names, patch_event, pod_facts, set_taints,
 };
 pub use watched_pods::WatchedPods;

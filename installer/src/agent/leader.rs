@@ -202,6 +202,16 @@ impl Lead {
         }
     }
 
+    /// Reports whether another agent of this node waits.
+    pub(crate) fn is_awaited(&self) -> bool {
+        !self.clients.is_empty()
+    }
+
+    /// Removes the lock file while its lock is held. An agent that starts meanwhile makes another one.
+    pub(crate) fn remove_lock_file(&self) -> Result<(), (PathBuf, io::Error)> {
+        fs::remove_file(&self.path).map_err(|why| (self.path.clone(), why))
+    }
+
     /// Reads from the clients, and returns the first that is newer. The other ones stay connected until this agent
     /// ends.
     fn receive(&mut self, readable: &[bool]) -> Option<Successor> {

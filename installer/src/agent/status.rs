@@ -1,7 +1,7 @@
 //! The agent's status: the report of each turn of the reconcile loop, counters over all turns, and the snapshot that
 //! `/readyz`, `/metrics` and the facts socket report.
 
-use super::broken_pods::{BrokenPodCounts, SharedBrokenPodCounts};
+use super::broken_pod_counts::{BrokenPodCounts, SharedBrokenPodCounts};
 use super::events::EventQueue;
 use super::istio::IstioAgent;
 use super::plugin_calls::{CallCounts, PluginCalls};

@@ -3,7 +3,7 @@
 use super::invocation::Context;
 use super::output::CommandError;
 use crate::agent::ClusterNode;
-use crate::agent::cluster::{Cluster, ServiceAccount};
+use crate::agent::cluster::{Cluster, QueryError, ServiceAccount};
 use crate::host::settings::SERVICE_ACCOUNT;
 use clap::Args;
 use std::path::PathBuf;
@@ -80,6 +80,25 @@ impl ClusterArgs {
             CommandError::new("this host has no name that could be a node name")
                 .with_hint("name the node with --node-name, or KUBERNETES_NODE_NAME")
         })
+    }
+}
+
+/// Returns the error of a command to which the API server of a kubeconfig does not respond as it should.
+pub(super) fn query_failed(what: &'static str, why: QueryError) -> CommandError {
+    let hint = match &why {
+        QueryError::Api(fault) => match fault.status() {
+            Some(401) => {
+                Some("renew the credentials in the kubeconfig, or name another context with --context")
+            }
+            Some(403) => Some("let the user of the kubeconfig have the rights that --help names"),
+            _ => None,
+        },
+        QueryError::Cluster(_) => None,
+    };
+    let failed = CommandError::because(what, why);
+    match hint {
+        Some(hint) => failed.with_hint(hint),
+        None => failed,
     }
 }
 

@@ -1,23 +1,27 @@
 //! `gybe leave`: sets `mode: leave`, and waits until every agent has removed Gybe from its node. The chart's Job runs it
 //! before a release is deleted.
 
-use super::cluster::KubeconfigArgs;
+use super::cluster::{KubeconfigArgs, query_failed};
 use super::invocation::Context;
 use super::output::{CommandError, CommandOutput, Exit};
+use super::print;
 use super::style::examples;
 use crate::agent::cluster::{
-    self, AgentAddress, AgentDaemonSet, Cluster, Left, PAGE_TIMEOUT, QueryError, RunningAgent,
+    self, AgentAddress, AgentDaemonSet, ApiError, Cluster, ClusterNames, Left, PAGE_TIMEOUT, QueryError,
+    RunningAgent,
 };
 use crate::error::chain;
 use clap::Args;
 use gybe_plugin::args::Namespace;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io::{IsTerminal, stdin};
 use std::thread;
 use std::time::{Duration, Instant};
 
 /// The deadline of one request to the API server.
 const TIMEOUT: Duration = Duration::from_secs(15);
+const CANNOT: &str = "cannot remove Gybe from the cluster";
 /// The kubelet takes up to a minute to deliver the ConfigMap to the agents.
 const INTERVAL: Duration = Duration::from_secs(2);
 
@@ -25,11 +29,12 @@ const INTERVAL: Duration = Duration::from_secs(2);
 ///
 /// Sets mode: leave in the ConfigMap of each DaemonSet of agents, and queries each agent until it has removed the entry
 /// of gybe-cni from its node. Then the DaemonSets may be deleted. It can be repeated, for example to see which programs
-/// stay.
+/// stay. With a kubeconfig it first prints the context, the API server and the number of nodes, and asks whether to
+/// continue if stdin is a terminal.
 ///
 /// Exit code 0: no conf file names gybe-cni on any node that has an agent; prints the programs that stay. 1: prints the
 /// nodes that still have the entry or whose agent did not answer, each with the reason; or no agent runs. 2: the command
-/// failed.
+/// failed, or the answer was not y.
 ///
 /// Needs the rights to list pods and daemonsets, and to patch the ConfigMaps, in the namespace of the agents. In a pod
 /// it runs as that pod's service account and queries the agents at the addresses of their nodes; with a kubeconfig,
@@ -45,6 +50,9 @@ pub(super) struct LeaveArgs {
     /// How long to wait for the agents
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=86_400))]
     timeout: u64,
+    /// Do not ask whether to continue
+    #[arg(long, short)]
+    yes: bool,
 }
 
 /// What is known of the nodes.
@@ -58,16 +66,18 @@ struct Nodes {
 
 impl LeaveArgs {
     pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
-        let until = Instant::now() + Duration::from_secs(self.timeout);
         let cluster = self.kubeconfig.cluster_or_own(context)?;
+        if let Some(names) = cluster::names(&cluster).map_err(|why| CommandError::because(CANNOT, why))? {
+            self.confirm(&cluster, &names)?;
+        }
+        let until = Instant::now() + Duration::from_secs(self.timeout);
         loop {
             let nodes = match self.query(&cluster, until) {
                 Ok(nodes) => nodes,
-                Err(why @ QueryError::Cluster(_)) => {
-                    return Err(CommandError::because("cannot use the cluster", why));
+                Err(QueryError::Api(why)) if !is_final(&cluster, &why) => {
+                    Nodes { waiting: vec![why.to_string()], ..Nodes::default() }
                 }
-                // It may succeed later: the chart creates the rights just before the Job.
-                Err(why @ QueryError::Api(_)) => Nodes { waiting: vec![chain(&why)], ..Nodes::default() },
+                Err(why) => return Err(query_failed(CANNOT, why)),
             };
             // A query without time for the answers would report other reasons.
             let is_last = until.saturating_duration_since(Instant::now()) < INTERVAL + PAGE_TIMEOUT;
@@ -78,16 +88,50 @@ impl LeaveArgs {
         }
     }
 
+    /// Prints which cluster and how many nodes the command concerns, and asks on a terminal.
+    fn confirm(
+        &self,
+        cluster: &Cluster,
+        ClusterNames { context, server }: &ClusterNames,
+    ) -> Result<(), CommandError> {
+        let namespace = self.namespace.as_str();
+        let daemonsets = cluster::agent_daemonsets(cluster, namespace, Instant::now() + TIMEOUT)
+            .map_err(|why| query_failed(CANNOT, why))?;
+        let nodes: usize = daemonsets.iter().map(|daemonset| daemonset.desired).sum();
+        let nodes = if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") };
+        print::notice(&format!(
+            "context {context}, {}: the namespace {namespace} has agents for {nodes}",
+            server.trim_end_matches('/')
+        ));
+        let asks = !self.yes && !daemonsets.is_empty() && stdin().is_terminal();
+        let question = format!("Remove Gybe from {nodes}? Pods that start afterwards are not redirected.");
+        if asks && !print::confirm(&question) {
+            return Err(CommandError::new("nothing was changed").with_hint("answer y, or use --yes"));
+        }
+        Ok(())
+    }
+
     /// Sets the mode and queries all agents. Each time, because another program may have set the mode back meanwhile, and
     /// an agent that had left may have written its entry again.
     fn query(&self, cluster: &Cluster, until: Instant) -> Result<Nodes, QueryError> {
         let namespace = self.namespace.as_str();
         let deadline = || until.min(Instant::now() + TIMEOUT);
         let daemonsets = cluster::agent_daemonsets(cluster, namespace, deadline())?;
-        let mut waiting: Vec<String> = daemonsets
-            .iter()
-            .filter_map(|daemonset| self.set_mode(cluster, daemonset, deadline()).err())
-            .collect();
+        let mut waiting = Vec::new();
+        for AgentDaemonSet { name, config_map, .. } in &daemonsets {
+            let Some(config_map) = config_map else {
+                waiting.push(format!("the pods of the DaemonSet {name} mount no ConfigMap with settings"));
+                continue;
+            };
+            match cluster::set_mode_leave(cluster, namespace, config_map, deadline()) {
+                Ok(()) => {}
+                Err(QueryError::Api(why)) if is_final(cluster, &why) => return Err(why.into()),
+                Err(why) => {
+                    let why = chain(&why);
+                    waiting.push(format!("cannot set mode: leave in the ConfigMap {config_map}: {why}"));
+                }
+            }
+        }
         let agents = cluster::agent_addresses(cluster, namespace, deadline())?;
         let mut queried: BTreeMap<&str, RunningAgent> = BTreeMap::new();
         for AgentAddress { pod, node, address, port } in &agents {
@@ -118,19 +162,12 @@ impl LeaveArgs {
         }
         Ok(Nodes { left, waiting })
     }
+}
 
-    fn set_mode(
-        &self,
-        cluster: &Cluster,
-        AgentDaemonSet { name, config_map, .. }: &AgentDaemonSet,
-        until: Instant,
-    ) -> Result<(), String> {
-        let Some(config_map) = config_map else {
-            return Err(format!("the pods of the DaemonSet {name} mount no ConfigMap with settings"));
-        };
-        cluster::set_mode_leave(cluster, self.namespace.as_str(), config_map, until)
-            .map_err(|why| format!("cannot set mode: leave in the ConfigMap {config_map}: {}", chain(&why)))
-    }
+/// Reports whether a later request would be refused too: neither the credentials nor the rights of a kubeconfig change by
+/// themselves. In a pod, the chart creates the service account and its rights just before the Job.
+fn is_final(cluster: &Cluster, why: &ApiError) -> bool {
+    matches!(cluster, Cluster::Kubeconfig { .. }) && why.is_forbidden()
 }
 
 fn output(Nodes { left, waiting }: &Nodes, namespace: &Namespace) -> CommandOutput {

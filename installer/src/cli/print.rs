@@ -4,7 +4,10 @@ use super::output::{CommandError, CommandOutput, Exit};
 use super::style;
 use crate::pod::manifest::printable;
 use anstream::AutoStream;
-use std::io::{self, ErrorKind, Write};
+use std::io::{self, BufRead, ErrorKind, Read, Write};
+
+/// The limit of an answer on stdin.
+const MAX_ANSWER: u64 = 64;
 
 /// Prints a command's output as text or as JSON, and returns its exit code.
 pub(super) fn output(output: &CommandOutput, as_json: bool) -> Exit {
@@ -23,6 +26,21 @@ pub(super) fn failure(failure: &CommandError) -> Exit {
         line_on_stderr(&format!("hint: {hint}"));
     }
     Exit::Failed
+}
+
+/// Prints a line on stderr while a command runs.
+pub(super) fn notice(line: &str) {
+    line_on_stderr(line);
+}
+
+/// Asks on stderr, and returns whether the line on stdin is `y` or `yes`.
+pub(super) fn confirm(question: &str) -> bool {
+    let mut answer = String::new();
+    let mut stderr = io::stderr().lock();
+    let is_asked = write!(stderr, "{question} [y/N] ").and_then(|()| stderr.flush()).is_ok();
+    is_asked
+        && io::stdin().lock().take(MAX_ANSWER).read_line(&mut answer).is_ok()
+        && matches!(answer.trim().to_ascii_lowercase().as_str(), "y" | "yes")
 }
 
 /// Prints what the argument parser returned: help and version on stdout, everything else on stderr.

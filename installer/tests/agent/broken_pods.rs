@@ -52,7 +52,7 @@ fn uid(name: &str) -> String {
 
 /// Returns a cluster with these pods in which a mode's component and setting are in effect.
 fn cluster(test: &str, settings: &[(&str, &str)], pods: &[&str]) -> Cluster {
-    let mut cluster = Cluster::new(test);
+    let cluster = Cluster::new(test);
     cluster.server.permit(Verb::Delete, "pods");
     cluster.server.permit(Verb::Patch, "pods/status");
     for name in pods {
@@ -215,7 +215,7 @@ fn nothing_is_deleted_while_a_replacement_would_not_be_redirected_and_at_most_te
 
 #[test]
 fn other_modes_write_nothing_and_without_the_right_the_component_is_logged() {
-    let mut cluster = cluster("broken-modes", &[("repair", "repair")], &["cart-0"]);
+    let cluster = cluster("broken-modes", &[("repair", "repair")], &["cart-0"]);
     let agent = cluster.start_ready_agent();
     report_pod(&cluster, "cart-0", &uid("cart-0"));
     // Messages are handled in order: after an event about the second one the first one was ignored.

@@ -39,7 +39,7 @@ fn the_agents_readiness_and_its_reasons_are_in_the_doctors_report() {
 
 #[test]
 fn a_configmap_that_the_agent_rejects_is_wrong() {
-    let mut node = Node::new("explained-settings");
+    let node = Node::new("explained-settings");
     node.set_configmap(&[("log_level", "debug")]);
     node.put_conf(FILE, PRIMARY);
     let agent = node.start_agent();
@@ -74,7 +74,7 @@ fn a_conflict_over_the_chain_is_wrong_and_the_other_writer_is_named() {
 
 #[test]
 fn f37_the_doctor_uses_the_agents_setting_of_plugin_dir() {
-    let mut node = Node::new("explained-confirmed");
+    let node = Node::new("explained-confirmed");
     for plugin in PRIMARIES {
         fs::remove_file(node.program_path(plugin)).unwrap();
     }
@@ -91,7 +91,7 @@ fn f37_the_doctor_uses_the_agents_setting_of_plugin_dir() {
 
 #[test]
 fn mode_leave_is_noted_and_not_wrong() {
-    let mut node = Node::new("explained-leaving");
+    let node = Node::new("explained-leaving");
     node.put_conf(FILE, PRIMARY);
     let agent = node.start_agent();
     wait_until("readiness", || agent.is_ready());

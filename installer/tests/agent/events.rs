@@ -106,7 +106,7 @@ fn f01_events_wait_while_the_api_server_fails_and_delay_nothing() {
 
 #[test]
 fn no_event_is_written_while_they_are_switched_off_or_forbidden() {
-    let mut cluster = Cluster::new("events-off");
+    let cluster = Cluster::new("events-off");
     cluster.node.set_configmap(&[("events", "false")]);
     let agent = cluster.start_ready_agent();
     refuse(&cluster, "cart-0", "why");

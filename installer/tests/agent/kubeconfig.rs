@@ -2,10 +2,10 @@
 
 use crate::node::{Node, PRIMARY};
 use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
-use gybe_test_support::{Agent, wait_until};
+use gybe_test_support::{Agent, wait_until, write_volume};
 use serde_json::Value;
 use std::fs;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::PermissionsExt;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 const FILE: &str = "10-calico.conflist";
@@ -17,18 +17,10 @@ fn token(n: u32, seconds: i64) -> String {
     format!("eyJhbGciOiJSUzI1NiJ9.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims))
 }
 
-/// Replaces the service account's directory atomically, as the kubelet does.
-fn rotate_token(node: &Node, n: u32, token: &str) {
-    let account = node.root.join("account");
-    let data = account.join(format!("..{n}"));
-    fs::create_dir(&data).unwrap();
-    fs::write(data.join("token"), token).unwrap();
-    fs::write(data.join("ca.crt"), "-----BEGIN CERTIFICATE-----\n").unwrap();
-    for file in ["token", "ca.crt"] {
-        let _ = symlink(format!("..data/{file}"), account.join(file));
-    }
-    symlink(format!("..{n}"), account.join("..data_tmp")).unwrap();
-    fs::rename(account.join("..data_tmp"), account.join("..data")).unwrap();
+/// Replaces the files of the service account, as the kubelet does.
+fn rotate_token(node: &Node, token: &str) {
+    let files = [("token", token), ("ca.crt", "-----BEGIN CERTIFICATE-----\n")];
+    write_volume(&node.root.join("account"), files).unwrap();
 }
 
 fn node(test: &str, source: &str) -> Node {
@@ -57,7 +49,7 @@ fn entry_names_kubeconfig(node: &Node) -> bool {
 #[test]
 fn f02_a_rotated_token_is_in_the_kubeconfig_at_once_and_the_agent_stays_ready() {
     let node = node("token", "api");
-    rotate_token(&node, 0, &token(0, 3600));
+    rotate_token(&node, &token(0, 3600));
     let agent = node.start_agent();
     wait_until("readiness", || agent.is_ready() && entry_names_kubeconfig(&node));
     let mode = fs::metadata(node.root.join("run/kubeconfig")).unwrap().permissions().mode() & 0o777;
@@ -66,7 +58,7 @@ fn f02_a_rotated_token_is_in_the_kubeconfig_at_once_and_the_agent_stays_ready() 
     let before = node.conf_text(FILE);
     for n in 1..=10 {
         let fresh = token(n, 3600);
-        rotate_token(&node, n, &fresh);
+        rotate_token(&node, &fresh);
         wait_until("the fresh token", || {
             assert!(agent.is_ready());
             token_in_kubeconfig(&node).as_ref() == Some(&fresh)
@@ -78,8 +70,8 @@ fn f02_a_rotated_token_is_in_the_kubeconfig_at_once_and_the_agent_stays_ready() 
 
 #[test]
 fn no_token_is_on_the_host_unless_it_is_configured() {
-    let mut node = node("no-token", "agent");
-    rotate_token(&node, 0, &token(0, 3600));
+    let node = node("no-token", "agent");
+    rotate_token(&node, &token(0, 3600));
     let agent = node.start_agent();
     wait_until("readiness", || agent.is_ready());
     assert_eq!(kubeconfig(&node), None);
@@ -100,18 +92,18 @@ fn no_token_is_on_the_host_unless_it_is_configured() {
 #[test]
 fn f02_a_token_that_expires_is_logged_beforehand_and_no_line_contains_a_token() {
     let node = node("ends-token", "api");
-    rotate_token(&node, 0, &token(0, 200));
+    rotate_token(&node, &token(0, 200));
     let mut agent = node.start_agent();
     agent.wait_for_message("expires soon");
-    rotate_token(&node, 1, &token(1, -5));
+    rotate_token(&node, &token(1, -5));
     agent.wait_for_message("has expired");
-    rotate_token(&node, 2, "");
+    rotate_token(&node, "");
     agent.wait_for_message("is empty");
     let prefix = token(1, 0).split('.').next().unwrap().to_owned();
     assert!(token_in_kubeconfig(&node).unwrap().starts_with(&prefix), "the last one stays");
     assert!(node.entry(FILE).is_some(), "an unusable token does not prevent the entry");
     wait_until("a reason", || agent.get("/readyz").1.contains("is empty"));
-    rotate_token(&node, 3, &token(3, 3600));
+    rotate_token(&node, &token(3, 3600));
     wait_until("readiness", || agent.is_ready());
     assert!(!agent_text(&mut agent).contains("eyJ"), "no token in the log");
 }

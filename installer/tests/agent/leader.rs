@@ -210,7 +210,7 @@ fn a_newcomer_that_is_killed_at_any_moment_leaves_the_lead_to_the_old_agent() {
 
 #[test]
 fn an_agent_without_valid_settings_does_not_take_the_lead_from_one_that_works() {
-    let mut node = node("surge-invalid");
+    let node = node("surge-invalid");
     let mut old = AgentPod::start(&node, "pod-1");
     old.wait_until_it_leads();
     node.set_configmap(&[("mode", "sideways")]);

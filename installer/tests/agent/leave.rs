@@ -88,6 +88,7 @@ fn start_with(cluster: &Cluster, arguments: &[&str], variables: &[(&str, &str)])
         .env_clear()
         .envs(environment)
         .envs(variables.iter().copied())
+        .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -106,7 +107,7 @@ fn port_of(agent: &Agent) -> String {
 
 #[test]
 fn the_command_sets_the_mode_and_waits_until_the_agent_has_removed_the_entry() {
-    let mut cluster = cluster("leave");
+    let cluster = cluster("leave");
     put_daemonset(&cluster, "gybe-node", 1);
     let agent = cluster.start_ready_agent();
     put_agent(&cluster, "gybe-node-x7k2p", Some("node-1"), Some("127.0.0.1"), &port_of(&agent));
@@ -264,6 +265,73 @@ fn with_a_kubeconfig_the_agents_are_queried_through_the_api_server() {
     cluster.server.set_page("gybe-node-b", 8001, REPORT);
     let (code, text) = run("60");
     assert_eq!(code, 0, "{text}");
-    assert!(text.ends_with("no conf file names gybe-cni on any node that has an agent\n"), "{text}");
+    let server = cluster.server.url();
+    let named = format!(
+        "no conf file names gybe-cni on any node that has an agent\n\
+         context gybe, {server}: the namespace gybe-system has agents for 2 nodes\n"
+    );
+    assert!(text.ends_with(&named), "{text}");
     assert_eq!(data(&cluster, CONFIG_MAP)["mode"], "leave");
+}
+
+#[test]
+fn on_a_terminal_the_command_asks_and_changes_nothing_without_a_yes() {
+    let cluster = cluster("leave-asks");
+    cluster.server.permit(Verb::Get, "pods/proxy");
+    put_daemonset(&cluster, "gybe-node", 1);
+    put_agent(&cluster, "gybe-node-a", Some("node-a"), Some("192.0.2.1"), "8001");
+    cluster.server.set_page("gybe-node-a", 8001, REPORT);
+    let kubeconfig = cluster.server.kubeconfig(&cluster.node.root).unwrap();
+    let run = |flag: &str, answer: &str| {
+        let gybe = env!("CARGO_BIN_EXE_gybe");
+        let command = format!("{gybe} leave {flag} --timeout 30 --kubeconfig {}", kubeconfig.display());
+        #[expect(clippy::disallowed_methods, reason = "script gives the program a terminal")]
+        let mut script = Command::new("script");
+        script.args(["--quiet", "--return", "--command", &command, "/dev/null"]);
+        script.env("SHELL", "/bin/sh").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+        let mut script = script.spawn().unwrap();
+        script.stdin.take().unwrap().write_all(answer.as_bytes()).unwrap();
+        ended(script)
+    };
+    let question = "Remove Gybe from 1 node? Pods that start afterwards are not redirected. [y/N]";
+    for answer in ["n\n", "\n", "yesterday\n"] {
+        let (code, text) = run("", answer);
+        assert!(
+            code == 2 && text.contains(question) && text.contains("nothing was changed"),
+            "{code}: {text}"
+        );
+        assert_eq!(data(&cluster, CONFIG_MAP)["mode"], "install");
+    }
+    for (flag, answer, asks) in [("", "y\n", true), ("--yes", "", false)] {
+        put_config_map(&cluster, CONFIG_MAP);
+        let (code, text) = run(flag, answer);
+        assert!(code == 0 && text.contains(question) == asks, "{code}: {text}");
+        assert_eq!(data(&cluster, CONFIG_MAP)["mode"], "leave");
+    }
+}
+
+#[test]
+fn a_kubeconfig_without_rights_or_with_refused_credentials_ends_the_command_at_once() {
+    let cluster = cluster("leave-unauthorized");
+    put_daemonset(&cluster, "gybe-node", 1);
+    let kubeconfig = cluster.server.kubeconfig(&cluster.node.root).unwrap();
+    let run = || ended(start(&cluster, &["--kubeconfig", kubeconfig.to_str().unwrap(), "--timeout", "60"]));
+    put_agent(&cluster, "gybe-node-a", Some("node-a"), Some("192.0.2.1"), "8001");
+    let rights = [(Verb::Get, "pods/proxy"), (Verb::Patch, "configmaps"), (Verb::List, "daemonsets")];
+    for (verb, resource) in rights {
+        cluster.server.permit(Verb::Get, "pods/proxy");
+        // The command waits for the agent that has not left, when the API server begins to refuse it.
+        put_config_map(&cluster, CONFIG_MAP);
+        let waiting = start(&cluster, &["--kubeconfig", kubeconfig.to_str().unwrap(), "--timeout", "60"]);
+        wait_until("the ConfigMap", || data(&cluster, CONFIG_MAP)["mode"] == "leave");
+        cluster.server.forbid(verb, resource);
+        for (code, text) in [ended(waiting), run()] {
+            assert!(code == 2 && text.contains("403"), "{resource}: {code}: {text}");
+            assert!(text.contains("the rights that --help names"), "{resource}: {text}");
+        }
+        cluster.server.permit(verb, resource);
+    }
+    cluster.server.tokens().revoke_all();
+    let (code, text) = run();
+    assert!(code == 2 && text.contains("401") && text.contains("renew the credentials"), "{code}: {text}");
 }

@@ -3,11 +3,11 @@
 use gybe_installer::host::conflist::PluginChain;
 use gybe_plugin::probe_cache::findings::{self, VERSION};
 use gybe_plugin::probe_cache::this_node;
-use gybe_test_support::{Agent, TestDir, facts};
+use gybe_test_support::{Agent, TestDir, facts, write_volume};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
@@ -19,7 +19,6 @@ pub(crate) const PRIMARIES: [&str; 3] = ["bridge", "calico", "cilium-cni"];
 /// The directories of a node, and the agent's environment.
 pub(crate) struct Node {
     pub(crate) root: TestDir,
-    versions: u32,
     pub(crate) environment: BTreeMap<String, String>,
 }
 
@@ -37,7 +36,7 @@ impl Node {
                 "probe",
                 "pods",
             ]);
-        let mut node = Self { root, versions: 0, environment: BTreeMap::new() };
+        let mut node = Self { root, environment: BTreeMap::new() };
         for (name, folder) in [
             ("MOUNTED_CNI_NET_DIR", "net.d"),
             ("MOUNTED_CNI_BIN_DIR", "bin"),
@@ -103,17 +102,9 @@ impl Node {
         fs::write(self.root.join("probe/probe.json"), text.to_string()).unwrap();
     }
 
-    /// Replaces the mounted ConfigMap atomically, as the kubelet does.
-    pub(crate) fn set_configmap(&mut self, files: &[(&str, &str)]) {
-        self.versions += 1;
-        let (config, data) = (self.root.join("config"), format!("..version-{}", self.versions));
-        fs::create_dir(config.join(&data)).unwrap();
-        for (key, text) in files {
-            fs::write(config.join(&data).join(key), text).unwrap();
-            let _ = symlink(Path::new("..data").join(key), config.join(key));
-        }
-        symlink(&data, config.join("..data_tmp")).unwrap();
-        fs::rename(config.join("..data_tmp"), config.join("..data")).unwrap();
+    /// Replaces the mounted ConfigMap, as the kubelet does.
+    pub(crate) fn set_configmap(&self, files: &[(&str, &str)]) {
+        write_volume(&self.root.join("config"), files.iter().copied()).unwrap();
     }
 
     /// Writes a file into the conf directory by rename, as other agents do.

@@ -17,7 +17,7 @@ fn taint(key: &str, effect: &str) -> Value {
 
 /// Returns a cluster whose node has these taints, with the right to change them, and the setting `node_taints`.
 fn cluster(test: &str, taints: &Value, setting: &str) -> Cluster {
-    let mut cluster = Cluster::new(test);
+    let cluster = Cluster::new(test);
     cluster.server.permit(Verb::Patch, "nodes");
     let labels = json!({ "kubernetes.io/os": "linux" });
     let metadata = json!({ "name": "node-1", "labels": labels });
@@ -95,7 +95,7 @@ fn without_the_right_the_agent_stays_ready_and_logs_the_component() {
 
 #[test]
 fn the_taint_is_set_after_thirty_seconds_without_redirection_unless_the_configmap_is_invalid() {
-    let mut invalid = cluster("taint-invalid", &json!([]), NOT_READY);
+    let invalid = cluster("taint-invalid", &json!([]), NOT_READY);
     let cluster = cluster("taint-set", &json!([]), NOT_READY);
     let agents = [cluster.start_ready_agent(), invalid.start_ready_agent()];
     invalid.node.set_configmap(&[("node_taints", NOT_READY), ("mode", "instal")]);

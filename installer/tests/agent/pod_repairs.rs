@@ -8,7 +8,7 @@ use std::fs;
 
 #[test]
 fn the_setting_is_written_for_the_process_that_repairs_and_follows_the_configmap() {
-    let mut node = Node::new("repair-setting");
+    let node = Node::new("repair-setting");
     node.put_conf("10-calico.conflist", PRIMARY);
     let agent = node.start_agent();
     let file = node.root.join("probe/repair.json");

@@ -58,7 +58,7 @@ fn f37_nothing_is_chained_until_a_plugin_of_the_primary_appears() {
 
 #[test]
 fn f37_an_operator_or_the_runtimes_configuration_confirms_the_directory() {
-    let mut node = node("confirmed");
+    let node = node("confirmed");
     let agent = node.start_agent();
     agent.wait_for_message(UNCONFIRMED);
     node.set_configmap(&[("plugin_dir", "confirmed")]);

@@ -113,7 +113,7 @@ fn f10_a_damaged_program_is_placed_again() {
 
 #[test]
 fn f05_a_repair_is_counted_once_and_a_change_of_settings_is_not_counted() {
-    let mut node = Node::new("counts");
+    let node = Node::new("counts");
     node.put_conf(FILE, PRIMARY);
     let agent = node.start_agent();
     wait_until("readiness", || agent.is_ready());
@@ -161,7 +161,7 @@ fn f33_the_agent_waits_for_the_primary_and_converts_its_single_conf_to_a_list() 
 
 #[test]
 fn f04_a_removed_drop_in_is_written_again_at_once() {
-    let mut node = Node::new("drop-in");
+    let node = Node::new("drop-in");
     node.set_configmap(&[("shape", "dropin")]);
     node.put_conf(FILE, PRIMARY);
     let agent = node.start_agent();

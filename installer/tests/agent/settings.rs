@@ -8,7 +8,7 @@ const FILE: &str = "10-calico.conflist";
 
 #[test]
 fn a_changed_configmap_is_applied_in_one_write() {
-    let mut node = Node::new("follows");
+    let node = Node::new("follows");
     node.set_configmap(&[("log_level", "info")]);
     node.put_conf(FILE, PRIMARY);
     let agent = node.start_agent();
@@ -46,7 +46,7 @@ fn a_changed_configmap_is_applied_in_one_write() {
 
 #[test]
 fn an_invalid_configmap_is_logged_once_and_the_previous_settings_apply() {
-    let mut node = Node::new("invalid");
+    let node = Node::new("invalid");
     node.set_configmap(&[("log_level", "debug")]);
     node.put_conf(FILE, PRIMARY);
     let agent = node.start_agent();
@@ -69,7 +69,7 @@ fn an_invalid_configmap_is_logged_once_and_the_previous_settings_apply() {
 /// "As it is": as the previous agent left it, or as the primary has rewritten it since.
 #[test]
 fn with_an_invalid_configmap_at_the_start_queries_are_answered_and_the_node_stays_as_it_is() {
-    let mut node = Node::new("invalid-at-start");
+    let node = Node::new("invalid-at-start");
     node.set_configmap(&[("log_level", "debug")]);
     node.put_conf(FILE, PRIMARY);
     let agent = node.start_agent();
@@ -102,7 +102,7 @@ fn with_an_invalid_configmap_at_the_start_queries_are_answered_and_the_node_stay
 
 #[test]
 fn the_agent_waits_for_a_configmap_that_cannot_be_read_at_the_start() {
-    let mut node = Node::new("unread");
+    let node = Node::new("unread");
     node.put_conf(FILE, PRIMARY);
     std::fs::write(node.root.join("config/mode"), [0xff]).unwrap();
     let agent = node.start_agent();
@@ -154,7 +154,7 @@ fn the_probe_report_is_in_the_entry_and_stays_there_while_the_report_is_missing(
 
 #[test]
 fn notes_about_the_settings_are_in_the_readiness_page() {
-    let mut node = Node::new("noted");
+    let node = Node::new("noted");
     node.set_configmap(&[("quic_ports", "443")]);
     node.put_conf(FILE, PRIMARY);
     let agent = node.start_agent();
@@ -170,7 +170,7 @@ fn notes_about_the_settings_are_in_the_readiness_page() {
 /// the metrics and the doctor's findings.
 #[test]
 fn with_a_template_the_entry_the_metrics_and_the_doctor_name_one_backend_and_no_missing_kubeconfig() {
-    let mut node = Node::new("template");
+    let node = Node::new("template");
     let template = r#"{"type":"istio-cni","log_level":"__LOG_LEVEL__","backend":"nft",
         "kubernetes":{"kubeconfig":"__KUBECONFIG_FILEPATH__"}}"#;
     node.set_configmap(&[

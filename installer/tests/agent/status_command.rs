@@ -134,7 +134,9 @@ fn each_problem_is_printed_below_its_node() {
     });
     set_page(&cluster, "n", &page(json!({ "ready": true })));
     let found = status(&kubeconfig, &[]);
-    assert_eq!((found.code, found.err.as_str()), (1, ""), "{}", found.out);
+    let hint = "hint: gybe doctor on a node prints the remedies, on conflict: \
+                kubectl -n gybe-system exec c -c repair -- gybe doctor\n";
+    assert_eq!((found.code, found.err.as_str()), (1, hint), "{}", found.out);
     let below = |node: &str| {
         let mut lines = found.out.lines().skip_while(|line| !line.starts_with(&format!("{node} ")));
         let cells: Vec<&str> = lines.next().unwrap().split("  ").filter(|cell| !cell.is_empty()).collect();

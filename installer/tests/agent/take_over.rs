@@ -2,6 +2,7 @@
 
 use crate::node::{Node, PRIMARY};
 use gybe_test_support::wait_until;
+use serde_json::Value;
 use std::fs;
 use std::os::unix::net::UnixListener;
 
@@ -48,6 +49,25 @@ fn when_istio_cnis_agent_removes_its_own_entry_at_its_end_ours_is_written_while_
 }
 
 #[test]
+fn an_istio_cni_that_writes_its_entry_behind_ours_makes_the_node_not_ready_until_its_agent_has_gone() {
+    let node = node("take-both");
+    node.put_conf(FILE, PRIMARY);
+    let pod = node.add_pod("istio-cni-node-x7x2p");
+    let agent = node.start_agent();
+    wait_until("our entry", || node.entry(FILE).is_some() && agent.is_ready());
+    // What istio-cni's agent does when it starts again.
+    let mut both: Value = serde_json::from_str(&node.conf_text(FILE)).unwrap();
+    both["plugins"].as_array_mut().unwrap().push(serde_json::from_str(ISTIO).unwrap());
+    node.put_conf(FILE, &both.to_string());
+    wait_until("the reason", || agent.get("/readyz").1.contains("has entries of istio-cni and gybe-cni"));
+    assert!(node.entry(FILE).is_some() && node.conf_text(FILE).contains("\"istio-cni\""));
+    fs::remove_file(pod).unwrap();
+    node.put_conf("99-other.conf", "{}");
+    wait_until("the removal of its entry", || !node.conf_text(FILE).contains("\"istio-cni\""));
+    wait_until("readiness", || agent.is_ready());
+}
+
+#[test]
 fn a_listening_socket_of_istio_cnis_agent_delays_the_take_over_too() {
     let node = node("take-socket");
     fs::create_dir(node.root.join("istio")).unwrap();
@@ -64,7 +84,7 @@ fn a_listening_socket_of_istio_cnis_agent_delays_the_take_over_too() {
 
 #[test]
 fn take_over_now_does_not_wait_and_warns_about_istio_cnis_agent() {
-    let mut node = node("take-now");
+    let node = node("take-now");
     node.add_pod("istio-cni-node-x7x2p");
     node.set_configmap(&[("take_over", "now")]);
     let agent = node.start_agent();

@@ -7,7 +7,7 @@ const FILE: &str = "10-calico.conflist";
 
 #[test]
 fn f29_mode_leave_uninstalls_and_reports_when_it_is_done() {
-    let mut node = Node::new("uninstall");
+    let node = Node::new("uninstall");
     node.set_configmap(&[("also_as", "istio-iptables")]);
     node.put_conf(FILE, PRIMARY);
     node.add_sandbox("one", &["calico", "gybe-cni"]);
@@ -48,7 +48,7 @@ fn f29_mode_leave_uninstalls_and_reports_when_it_is_done() {
 
 #[test]
 fn uninstall_without_an_install_changes_nothing() {
-    let mut node = Node::new("leaves-nothing");
+    let node = Node::new("leaves-nothing");
     node.set_configmap(&[("mode", "leave")]);
     node.put_conf(FILE, PRIMARY);
     let agent = node.start_agent();

@@ -131,7 +131,7 @@ fn reconnects_of_the_watch_and_errors_of_the_api_server_are_counted() {
 
 #[test]
 fn the_backend_in_a_nodes_label_is_in_its_entry_and_stays_while_the_api_server_is_down() {
-    let mut cluster = Cluster::new("cluster-label");
+    let cluster = Cluster::new("cluster-label");
     cluster.set_labels(&json!({ "gybe.dev/backend": "iptables-legacy" }));
     drop(cluster.start_ready_agent());
     assert_eq!(cluster.entry_backend(), "iptables-legacy");
@@ -266,8 +266,30 @@ fn the_agent_uninstalls_with_its_daemonset_only_when_that_is_configured_and_the_
 }
 
 #[test]
+fn an_agent_that_has_left_removes_its_files_when_it_ends_without_its_daemonset() {
+    let mut cluster = Cluster::new("cluster-files");
+    cluster.node.set_configmap(&[("mode", "leave")]);
+    cluster.set_daemonset(true);
+    let files = |cluster: &Cluster| {
+        let of = |directory: &str| std::fs::read_dir(cluster.node.root.join(directory)).into_iter().flatten();
+        of("run").chain(of("probe")).map(|file| file.unwrap().file_name()).collect::<Vec<_>>()
+    };
+    for is_present in [true, false] {
+        let queries = cluster.queries();
+        let mut agent = cluster.node.start_agent();
+        wait_until("its end", || agent.get("/left") == (200, "uninstalled; no program stays\n".to_owned()));
+        wait_until("a query for the DaemonSet", || cluster.queries() > queries);
+        cluster.set_daemonset(is_present);
+        assert!(agent.stop(Signal::SIGTERM).success());
+        let left = files(&cluster);
+        // While the DaemonSet is there, the next agent needs the report of the probe.
+        assert_eq!(left.is_empty(), !is_present, "{left:?}");
+    }
+}
+
+#[test]
 fn f29_when_the_api_server_refuses_to_show_the_daemonset_nothing_is_uninstalled() {
-    let mut cluster = Cluster::new("cluster-refused");
+    let cluster = Cluster::new("cluster-refused");
     cluster.node.set_configmap(&[("leave_when_daemonset_gone", "true")]);
     for refuse in
         [(|server: &ApiServer| server.forbid(Verb::Get, "daemonsets")) as fn(&ApiServer), |server| {

@@ -1,10 +1,9 @@
 //! Reading the mounted ConfigMap while the kubelet replaces it: never a mixture of two versions.
 
 use gybe_installer::host::settings::{CONFIG, SettingsSources, config_directory};
-use gybe_test_support::TestDir;
+use gybe_test_support::{TestDir, write_volume};
 use std::collections::BTreeMap;
 use std::fs;
-use std::os::unix::fs::symlink;
 use std::path::Path;
 
 /// The mount point of the ConfigMap's volume.
@@ -13,22 +12,6 @@ struct Mount(TestDir);
 impl Mount {
     fn new(test: &str) -> Self {
         Self(TestDir::new(&format!("configmap-{test}")))
-    }
-
-    /// Replaces the mounted ConfigMap as the kubelet's AtomicWriter does.
-    fn replace(&self, version: &str, files: &[(&str, &str)]) {
-        let data = self.0.join(format!("..{version}"));
-        fs::create_dir(&data).unwrap();
-        for (key, text) in files {
-            fs::write(data.join(key), text).unwrap();
-            let _ = symlink(Path::new("..data").join(key), self.0.join(key));
-        }
-        let old = fs::read_link(self.0.join("..data")).map(|old| self.0.join(old));
-        symlink(format!("..{version}"), self.0.join("..data_tmp")).unwrap();
-        fs::rename(self.0.join("..data_tmp"), self.0.join("..data")).unwrap();
-        if let Ok(old) = old {
-            fs::remove_dir_all(old).unwrap();
-        }
     }
 
     fn environment(&self) -> BTreeMap<String, String> {
@@ -47,9 +30,9 @@ fn pairs(all: &[(&str, &str)]) -> BTreeMap<String, String> {
 #[test]
 fn the_kubelets_newest_version_is_read_whole() {
     let mount = Mount::new("swap");
-    mount.replace("one", &[("mode", "install"), ("log_level", "debug")]);
+    write_volume(&mount.0, [("mode", "install"), ("log_level", "debug")]).unwrap();
     assert_eq!(mount.files(), pairs(&[("mode", "install"), ("log_level", "debug")]));
-    mount.replace("two", &[("mode", "leave")]);
+    write_volume(&mount.0, [("mode", "leave")]).unwrap();
     assert_eq!(mount.files(), pairs(&[("mode", "leave")]), "the link log_level is dangling");
 }
 

@@ -2,11 +2,13 @@
 //! from them, policy files, manifests, explanations of pods, and the arguments of `istio-iptables`.
 #![cfg(test)]
 
+mod annotations;
 mod configmap;
 mod desired_state;
 mod explanations;
 mod init_arguments;
 mod manifests;
+mod page;
 mod policy_files;
 mod setting_names;
 mod setting_values;

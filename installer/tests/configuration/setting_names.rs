@@ -3,7 +3,6 @@
 use crate::{read, refused, sources};
 use gybe_installer::host::image::OTHER_NAMES;
 use gybe_installer::host::settings::{INCUMBENTS, KEYS, OURS, Settings, SettingsSources, Support};
-use std::fs;
 
 /// Returns a value other than the default.
 fn non_default_value(name: &str) -> &'static str {
@@ -138,40 +137,6 @@ fn a_key_that_may_be_misspelt_is_refused_and_another_unknown_one_is_noted() {
     );
     let notes = read(&[], &[("quic_ports", "1")]).notes;
     assert!(notes[0].contains("unknown key quic_ports"), "{notes:?}");
-}
-
-const PAGE: &str = "../docs/CONFIGURE.md";
-
-/// Keeps the tables of names in the code and in docs/CONFIGURE.md equal; with GYBE_WRITE=1 writes the page.
-#[test]
-fn docs_configure_has_every_name() {
-    let mut page = fs::read_to_string(PAGE).unwrap();
-    for names in [&KEYS[..], &OURS, &INCUMBENTS] {
-        let table: String = names
-            .iter()
-            .map(|name| {
-                let effect = match name.support {
-                    Support::Honoured => "",
-                    Support::RefusedIfTrue => "refused if true: ",
-                    Support::Refused => "refused: ",
-                    Support::Ignored => "no effect: ",
-                };
-                format!("| `{}` | {} | {effect}{} |\n", name.name, name.default, name.meaning)
-            })
-            .collect();
-        // The table begins with its first name and ends with a line that is no row.
-        let (start, _) =
-            page.match_indices("\n| `").find(|(at, _)| page[at + 4..].starts_with(names[0].name)).unwrap();
-        let rows = page[start + 1..].split_inclusive('\n').take_while(|line| line.starts_with('|'));
-        let end = start + 1 + rows.map(str::len).sum::<usize>();
-        page.replace_range(start + 1..end, &table);
-    }
-    if std::env::var_os("GYBE_WRITE").is_some() {
-        fs::write(PAGE, &page).unwrap();
-    }
-    let written = fs::read_to_string(PAGE).unwrap();
-    let differing = page.lines().zip(written.lines()).find(|(new, old)| new != old);
-    assert!(page == written, "{PAGE} differs; with GYBE_WRITE=1 this test writes it: {differing:?}");
 }
 
 #[test]

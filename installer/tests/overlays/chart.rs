@@ -15,7 +15,7 @@ use k8s_openapi::api::core::v1::{ConfigMap, Container, ResourceQuota, Service, S
 use k8s_openapi::api::rbac::v1::Role;
 use k8s_openapi::apimachinery::pkg::util::intstr::IntOrString;
 use serde_json::Value;
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 fn install(set: &DaemonSet) -> Container {
@@ -215,6 +215,27 @@ fn the_job_before_the_deletion_leaves_every_pool_and_has_three_rights() {
     let rules: Vec<_> = objects.one::<Role>("Role").rules.unwrap().iter().map(pod::rule_line).collect();
     let maps = r#""" configmaps [gybe-config,gybe-config-canary,gybe-config-edge]: patch"#;
     assert_eq!(rules, [maps, r#""" pods: list"#, r#""apps" daemonsets: list"#]);
+}
+
+#[test]
+fn a_prune_leaves_what_an_agent_needs_to_find_out_that_its_daemonset_is_gone() {
+    let unpruned = [
+        ("argocd.argoproj.io/sync-options", "Prune=false,Delete=false"),
+        ("kustomize.toolkit.fluxcd.io/prune", "disabled"),
+    ];
+    let unpruned = unpruned.map(|(key, value)| (key.to_owned(), value.to_owned()));
+    // Only the values `all` set leave_when_daemonset_gone.
+    for (name, expected) in [("all", Some(BTreeMap::from(unpruned))), ("pools", None)] {
+        let mut objects = rendered(name);
+        let annotations = ["ServiceAccount", "Role", "RoleBinding"].map(|kind| {
+            let object = objects.take(kind, "gybe-node");
+            serde_json::from_value::<Option<BTreeMap<String, String>>>(
+                object["metadata"]["annotations"].clone(),
+            )
+            .unwrap()
+        });
+        assert_eq!(annotations, [expected.clone(), expected.clone(), expected], "{name}");
+    }
 }
 
 #[test]

@@ -3,12 +3,12 @@
 use crate::tokens::{SERVICE_ACCOUNT, Token};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
+use gybe_test_support::write_volume;
 use serde_json::json;
-use std::fs::{self, OpenOptions};
+use std::fs::OpenOptions;
 use std::io::{self, Write};
-use std::os::unix::fs::{OpenOptionsExt, symlink};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::time::{SystemTime, UNIX_EPOCH};
 
 /// Writes a kubeconfig in JSON, which is valid YAML.
 pub(crate) fn kubeconfig(path: &Path, server: &str, ca: &str, token: &Token) -> io::Result<()> {
@@ -19,7 +19,8 @@ pub(crate) fn kubeconfig(path: &Path, server: &str, ca: &str, token: &Token) -> 
         "users": [{ "name": "gybe", "user": { "token": token.text() } }],
         "contexts": [{ "name": "gybe", "context": { "cluster": "local", "user": "gybe" } }],
     });
-    write(path, 0o600, &text.to_string())
+    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(path)?;
+    file.write_all(text.to_string().as_bytes())
 }
 
 /// A service account's directory as the kubelet mounts it.
@@ -39,37 +40,12 @@ impl ServiceAccount {
         &self.directory
     }
 
-    /// Replaces the token as the kubelet does: writes all files to a new directory with a time in its name,
-    /// points the symbolic link `..data` to it by a rename, then removes the old directory
-    /// (`pkg/volume/util/atomic_writer.go`).
+    /// Replaces the token, as the kubelet does.
     ///
     /// # Errors
     /// Errors of the file system.
     pub fn write(&self, token: &Token) -> io::Result<()> {
-        fs::create_dir_all(&self.directory)?;
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
-        let name = format!("..{}.{:09}", now.as_secs(), now.subsec_nanos());
-        let fresh = self.directory.join(&name);
-        fs::create_dir(&fresh)?;
         let files = [("ca.crt", self.ca.as_str()), ("namespace", SERVICE_ACCOUNT.0), ("token", token.text())];
-        for (file, text) in files {
-            write(&fresh.join(file), 0o644, text)?;
-        }
-        let (data, next) = (self.directory.join("..data"), self.directory.join("..data_tmp"));
-        let before = fs::read_link(&data).ok();
-        symlink(&name, &next)?;
-        fs::rename(&next, &data)?;
-        for (file, _) in files {
-            let link = self.directory.join(file);
-            if !link.is_symlink() {
-                symlink(Path::new("..data").join(file), link)?;
-            }
-        }
-        before.map_or(Ok(()), |before| fs::remove_dir_all(self.directory.join(before)))
+        write_volume(&self.directory, files)
     }
-}
-
-fn write(path: &Path, mode: u32, text: &str) -> io::Result<()> {
-    let mut file = OpenOptions::new().write(true).create(true).truncate(true).mode(mode).open(path)?;
-    file.write_all(text.as_bytes())
 }

@@ -12,6 +12,7 @@ use gybe_integration::failure::Failure;
 use nix::errno::Errno;
 use nix::fcntl::AT_FDCWD;
 use nix::sys::fanotify::{EventFFlags, Fanotify, FanotifyEvent, InitFlags, MarkFlags, MaskFlags};
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::api::{Api, PATIENCE, wait_until};
@@ -50,17 +51,6 @@ impl AgentApi {
     }
 }
 
-/// The result of a request that a policy may refuse.
-pub(crate) fn answer<T>(response: Result<T, Failure>, policy: &str) -> String {
-    match response {
-        Ok(_) => "allowed".to_owned(),
-        Err(error) if format!("{error:?}").contains(&format!("ValidatingAdmissionPolicy '{policy}'")) => {
-            "refused".to_owned()
-        }
-        Err(error) => format!("{error:?}"),
-    }
-}
-
 /// Returns the ids of the agents' processes in the node's PID namespace.
 pub(crate) fn processes(cluster: &Cluster) -> Result<Vec<String>, Failure> {
     let mut found = Vec::new();
@@ -77,10 +67,15 @@ pub(crate) fn processes(cluster: &Cluster) -> Result<Vec<String>, Failure> {
 
 /// Kills all agents with SIGKILL, and returns how many there were.
 pub(crate) fn kill(cluster: &Cluster) -> Result<usize, Failure> {
+    signal(cluster, Signal::SIGKILL)
+}
+
+/// Sends a signal to all agents, and returns how many there were.
+pub(crate) fn signal(cluster: &Cluster, signal: Signal) -> Result<usize, Failure> {
     let agents = processes(cluster)?;
     for process in &agents {
         // It may have ended meanwhile.
-        let _ = cluster.run("kill", &["-KILL", process]);
+        let _ = cluster.run("kill", &["-s", signal.as_str().trim_start_matches("SIG"), process]);
     }
     Ok(agents.len())
 }

@@ -1,13 +1,16 @@
 //! The cluster: a node with containerd and a kubelet, and the control plane, in the node's namespaces.
 
+mod reboot;
+
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
 use std::thread::sleep;
 use std::time::Duration;
 
 use gybe_containerd_tests::containerd::SOCKET;
 use gybe_containerd_tests::{
-    Conflist, Generation, HostProcess, Node, Programs, WORKLOAD, program_under_test,
+    Conflist, Generation, HarnessError, HostProcess, Node, Programs, WORKLOAD, program_under_test,
 };
 use gybe_integration::failure::Failure;
 use nix::sched::{CloneFlags, setns};
@@ -20,7 +23,10 @@ use crate::credentials::{self, DIRECTORY, kubeconfig};
 use crate::network::{self, NODE};
 
 /// The home directory of programs that run on the node: kubectl and helm keep caches there.
-const HOME: &str = "/run/gybe/home";
+pub(crate) const HOME: &str = "/run/gybe/home";
+
+/// What the kubelet logs when it has started.
+const KUBELET_STARTED: &str = "Started kubelet";
 
 /// A running cluster. It ends when it is dropped or the process ends.
 pub(crate) struct Cluster {
@@ -36,26 +42,25 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts the cluster and returns when its node is ready. This process joins the node's network namespace.
     ///
-    /// `programs` has Kubernetes' programs and etcd; the logs of all programs are written to `logs`.
-    pub(crate) fn start(programs: PathBuf, logs: PathBuf) -> Result<Cluster, Failure> {
+    /// `programs` has Kubernetes' programs and etcd; the logs of all programs are written to `logs`. containerd runs
+    /// `runc`, or the machine's.
+    pub(crate) fn start(programs: PathBuf, logs: PathBuf, runc: Option<&Path>) -> Result<Cluster, Failure> {
         if logs.exists() {
             fs::remove_dir_all(&logs)?;
         }
         fs::create_dir_all(&logs)?;
         let (host_init, generation) = (program_under_test("gybe-host-init")?, Generation::V2);
-        let parts = Programs { host_init: &host_init, plugins: &[] };
+        let parts = Programs { host_init: &host_init, plugins: &[], runc };
         let conflist = Conflist::reference_plugins(generation);
         let node = Node::start(parts, generation, &conflist, logs.join("containerd.log"))?;
         node.import(&WORKLOAD)?;
         network::set_up(node.host())?;
         setns(File::open(node.host().netns())?, CloneFlags::CLONE_NEWNET)?;
         credentials::write(&node.host().path(DIRECTORY))?;
+        components::write_audit_policy(node.host())?;
 
-        let start = |name: &str, arguments: Vec<String>, ready: &'static str| {
-            let mut command = node.host().command(&programs, programs.join(name));
-            command.args(arguments);
-            HostProcess::start_and_wait(command, ready, &logs.join(format!("{name}.log")))
-        };
+        let start =
+            |name: &str, arguments, ready| start_program((&node, &programs, &logs), name, arguments, ready);
         let mut running = vec![start("etcd", components::etcd(), "ready to serve client requests")?];
         let apiserver = start("kube-apiserver", components::apiserver(), "Serving securely")?;
         let api = Api::connect(&node.host().path(kubeconfig("admin")))?;
@@ -63,10 +68,20 @@ impl Cluster {
         running.push(start("kube-controller-manager", components::controller_manager(), "Serving securely")?);
         running.push(start("kube-scheduler", components::scheduler(), "Serving securely")?);
         prepare_kubelet(&node)?;
-        running.push(start("kubelet", components::kubelet(), "Started kubelet")?);
+        running.push(start("kubelet", components::kubelet(), KUBELET_STARTED)?);
         let cluster = Cluster { api, node, programs, logs, apiserver, components: running };
         wait_until("the node is ready", || cluster.is_node_ready())?;
         Ok(cluster)
+    }
+
+    /// Starts a program of the cluster and returns when a line of its log contains `ready`.
+    fn start_program(
+        &self,
+        name: &str,
+        arguments: Vec<String>,
+        ready: &'static str,
+    ) -> Result<HostProcess, HarnessError> {
+        start_program((&self.node, &self.programs, &self.logs), name, arguments, ready)
     }
 
     /// Starts another program of the cluster, which runs as long as the cluster, and returns at once. Its standard
@@ -94,20 +109,15 @@ impl Cluster {
 
     /// Runs a program of the machine or of Kubernetes on the node and returns its standard output.
     pub(crate) fn run(&self, program: &str, arguments: &[&str]) -> Result<String, Failure> {
+        self.spawn(program, arguments)?.output()
+    }
+
+    /// Starts a program of the machine or of Kubernetes on the node.
+    pub(crate) fn spawn(&self, program: &str, arguments: &[&str]) -> Result<Running, Failure> {
         let mut command = self.node.host().command(&self.programs, program);
         command.args(arguments).env("KUBECONFIG", kubeconfig("admin")).env("HOME", HOME);
-        let output = command.output()?;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        if output.status.success() {
-            return Ok(text(&output.stdout));
-        }
-        Err(Failure::new(format!(
-            "{program} {}: {}: {}{}",
-            arguments.join(" "),
-            output.status,
-            text(&output.stdout),
-            text(&output.stderr)
-        )))
+        let process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+        Ok(Running { command: format!("{program} {}", arguments.join(" ")), process })
     }
 
     /// Returns the error with the description of these pods and the end of their logs.
@@ -129,8 +139,40 @@ impl Cluster {
         for variable in ["HOME", "TERM"] {
             command.envs(std::env::var(variable).map(|value| (variable, value)));
         }
-        command.stdin(std::process::Stdio::inherit()).status()?;
+        command.stdin(Stdio::inherit()).status()?;
         Ok(())
+    }
+}
+
+fn start_program(
+    (node, programs, logs): (&Node, &Path, &Path),
+    name: &str,
+    arguments: Vec<String>,
+    ready: &'static str,
+) -> Result<HostProcess, HarnessError> {
+    let mut command = node.host().command(programs, programs.join(name));
+    command.args(arguments);
+    HostProcess::start_and_wait(command, ready, &logs.join(format!("{name}.log")))
+}
+
+/// A program that runs on the node. It ends with the node at the latest.
+#[derive(Debug)]
+pub(crate) struct Running {
+    command: String,
+    process: Child,
+}
+
+impl Running {
+    /// Waits until the program has ended, and returns its standard output.
+    pub(crate) fn output(self) -> Result<String, Failure> {
+        let Running { command, process } = self;
+        let output = process.wait_with_output()?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.success() {
+            return Ok(text(&output.stdout));
+        }
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        Err(Failure::new(format!("{command}: {}: {stdout}{stderr}", output.status)))
     }
 }
 
@@ -164,5 +206,10 @@ fn prepare_kubelet(node: &Node) -> Result<(), Failure> {
         fs::write(host.path(&file), format!("{value}\n"))?;
         host.run(Path::new("mount"), &["--bind", &file, &format!("/proc/sys/{setting}")])?;
     }
+    // For pods with a user namespace: there the kernel mounts proc only beside one without hidden files
+    // (`mount_too_revealing`, fs/namespace.c, v6.18).
+    let proc = credentials::file("proc");
+    fs::create_dir_all(host.path(&proc))?;
+    host.run(Path::new("mount"), &["-t", "proc", "proc", &proc])?;
     Ok(())
 }

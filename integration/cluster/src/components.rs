@@ -1,7 +1,9 @@
 //! The arguments of Kubernetes' programs and etcd.
 
-use std::fmt;
+use std::{fmt, fs};
 
+use gybe_containerd_tests::SimulatedHost;
+use gybe_integration::failure::Failure;
 use serde_json::{Value, json};
 
 use crate::credentials::{DIRECTORY, file, kubeconfig};
@@ -9,6 +11,10 @@ use crate::network::{DNS_ADDRESS, NODE, NODE_ADDRESS, NODE_ADDRESS_6, SERVICE_RA
 
 /// etcd's address for clients.
 const ETCD: &str = "http://127.0.0.1:2379";
+
+/// The API server's log of requests, on the node, and its policy.
+pub(crate) const AUDIT_LOG: &str = "/run/gybe/kubernetes/audit.log";
+const AUDIT_POLICY: &str = "audit-policy.json";
 
 /// etcd with its data in memory.
 pub(crate) fn etcd() -> Vec<String> {
@@ -40,8 +46,22 @@ pub(crate) fn apiserver() -> Vec<String> {
         &format!("--service-account-key-file={}", file("service-accounts.pub")),
         &format!("--service-account-signing-key-file={}", file("service-accounts.key")),
         "--api-audiences=https://kubernetes.default.svc,istio-ca",
+        &format!("--audit-policy-file={}", file(AUDIT_POLICY)),
+        &format!("--audit-log-path={AUDIT_LOG}"),
         "--profiling=false",
     ])
+}
+
+/// Writes the API server's policy: the log has the requests of Gybe's agents alone.
+pub(crate) fn write_audit_policy(host: &SimulatedHost) -> Result<(), Failure> {
+    let agents = "system:serviceaccount:gybe-system:gybe-node";
+    let policy = json!({
+        "apiVersion": "audit.k8s.io/v1",
+        "kind": "Policy",
+        "omitStages": ["RequestReceived"],
+        "rules": [{ "level": "Metadata", "users": [agents] }, { "level": "None" }],
+    });
+    Ok(fs::write(host.path(file(AUDIT_POLICY)), policy.to_string())?)
 }
 
 pub(crate) fn controller_manager() -> Vec<String> {

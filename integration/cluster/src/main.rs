@@ -97,7 +97,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         // A program ends where its ELF header says.
         next: Release::new(&next, "0.1.1", "\nanother release\n"),
     };
-    let cluster = Cluster::start(programs.clone(), programs.join("logs"))?;
+    let cluster = Cluster::start(programs.clone(), programs.join("logs"), None)?;
     pods::listen_outside()?;
     cluster.api.create("/api/v1/namespaces", &json!({ "metadata": { "name": NAMESPACE } }))?;
     let account = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default");

@@ -8,8 +8,15 @@ mod early;
 mod gybe;
 mod images;
 mod istio;
+mod istio_cni;
 mod life;
+mod load;
+mod migrate;
 mod modes;
+mod node_files;
+mod reboot;
+mod remove;
+mod rights;
 mod sidecars;
 
 use std::fs;
@@ -22,13 +29,15 @@ use gybe_containerd_tests::Generation;
 use gybe_integration::failure::Failure;
 use serde_json::json;
 
-use crate::api::wait_until;
+use crate::agent;
+use crate::api::{wait_at_most, wait_until};
 use crate::cluster::Cluster;
 use crate::components::{self, ProxyMode};
 use crate::credentials::file;
 
 use application::{MESHED, PLAIN};
 use gybe::Gybe;
+use node_files::NodeFiles;
 
 /// A scenario of the mesh. They run in this order on one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -41,6 +50,14 @@ pub(crate) enum Scenario {
     Modes,
     /// An upgrade, its rollback, and failures, while pods make requests
     Life,
+    /// `helm uninstall` while pods make requests, and another installation
+    Remove,
+    /// docs/MIGRATE.md: from istio-cni to Gybe, and back
+    Migrate,
+    /// What the agents request from the API server, and what they are allowed to
+    Rights,
+    /// The node's processes are killed, its `/run` is wiped, and it starts again
+    Reboot,
 }
 
 /// The directories of what runs in the mesh.
@@ -68,27 +85,35 @@ impl Programs {
 struct Mesh {
     cluster: Cluster,
     gybe: Gybe,
+    /// The node's files before Gybe was installed for the first time.
+    before: NodeFiles,
+    /// Istio's charts.
+    charts: PathBuf,
+    proxy_mode: ProxyMode,
 }
 
 impl Mesh {
     /// Starts the cluster with istiod, without Gybe.
     fn start(programs: &Programs, proxy_mode: ProxyMode) -> Result<Mesh, Failure> {
         let logs = programs.cluster.join("mesh-logs");
-        let mut cluster = Cluster::start(programs.cluster.clone(), logs)?;
+        let mut cluster =
+            Cluster::start(programs.cluster.clone(), logs, Some(&programs.cluster.join("runc")))?;
         cluster.start_component("kube-proxy", &components::proxy(proxy_mode))?;
         let corefile = file("Corefile");
         fs::write(cluster.node.host().path(&corefile), components::corefile())?;
         cluster.start_component("coredns", &components::dns(&corefile))?;
         images::import(&cluster, &programs.cluster, &programs.istio)?;
         let gybe = Gybe::import(&cluster, &programs.clone)?;
-        istio::install(&cluster, &programs.cluster.join("istio-charts"))?;
+        let charts = programs.cluster.join("istio-charts");
+        istio::install(&cluster, &charts)?;
         for (namespace, injection) in [(MESHED, "enabled"), (PLAIN, "disabled")] {
             let labels = json!({ "istio-injection": injection });
             let metadata = json!({ "name": namespace, "labels": labels });
             cluster.api.create("/api/v1/namespaces", &json!({ "metadata": metadata }))?;
         }
         wait_until("istiod adds sidecars", || application::is_injected(&cluster))?;
-        Ok(Mesh { cluster, gybe })
+        let before = NodeFiles::read(&cluster)?;
+        Ok(Mesh { cluster, gybe, before, charts, proxy_mode })
     }
 
     /// Installs Gybe with the backend nft, or upgrades it to that.
@@ -96,15 +121,27 @@ impl Mesh {
         self.gybe.install(&self.cluster, &["settings.backend=nft"])?;
         self.gybe.wait_for_backend(&self.cluster, "nft")
     }
+
+    /// Removes Gybe, if helm has a release of it, and waits until the last agent has ended.
+    fn remove_gybe(&self) -> Result<(), Failure> {
+        if self.gybe.is_installed(&self.cluster)? {
+            self.gybe.uninstall(&self.cluster)?.output()?;
+        }
+        wait_at_most(gybe::END, "the agents have ended", || Ok(agent::pods(&self.cluster)?.is_empty()))
+    }
 }
 
 impl Scenario {
-    fn run(self, mesh: &Mesh) -> Result<Report, Failure> {
+    fn run(self, mesh: &mut Mesh) -> Result<Report, Failure> {
         match self {
             Scenario::Early => early::run(mesh),
             Scenario::Sidecars => sidecars::run(mesh),
             Scenario::Modes => modes::run(mesh),
             Scenario::Life => life::run(mesh),
+            Scenario::Remove => remove::run(mesh),
+            Scenario::Migrate => migrate::run(mesh),
+            Scenario::Rights => rights::run(mesh),
+            Scenario::Reboot => reboot::run(mesh),
         }
     }
 }
@@ -117,7 +154,7 @@ pub(crate) fn run(
     chosen: &[Scenario],
     shell: bool,
 ) -> Result<Vec<Report>, Failure> {
-    let mesh = Mesh::start(programs, proxy_mode)?;
+    let mut mesh = Mesh::start(programs, proxy_mode)?;
     if shell {
         mesh.gybe.install(&mesh.cluster, &[])?;
         mesh.cluster.shell(&programs.clone)?;
@@ -131,7 +168,7 @@ pub(crate) fn run(
             // Pods that a failed scenario has left.
             application::delete_all(&mesh.cluster, namespace)?;
         }
-        let report = scenario.run(&mesh).unwrap_or_else(|error| {
+        let report = scenario.run(&mut mesh).unwrap_or_else(|error| {
             print::failure(&error);
             checks::failed(&format!("{scenario:?}"), &error)
         });

@@ -1,5 +1,6 @@
 //! What happens to pods while an operator or a failure changes Gybe on their node.
 
+mod admission;
 mod delete;
 mod install;
 mod kill;

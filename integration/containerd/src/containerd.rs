@@ -73,15 +73,16 @@ impl Generation {
     ///
     /// `restrict_oom_score_adj` is for machines without CAP_SYS_RESOURCE, where runc may not lower the score of the
     /// sandbox's process. AppArmor is disabled, so that no profile has to be loaded.
-    fn configuration(self) -> String {
+    fn configuration(self, runc: Option<&Path>) -> String {
         let version = match self {
             Generation::V1_6 | Generation::V1_7 => 2,
             Generation::V2 => 3,
         };
-        let cri = match self {
-            Generation::V1_6 | Generation::V1_7 => cri_configuration_1(),
-            Generation::V2 => cri_configuration_2(),
+        let (runtime, cri) = match self {
+            Generation::V1_6 | Generation::V1_7 => ("io.containerd.grpc.v1.cri", cri_configuration_1()),
+            Generation::V2 => ("io.containerd.cri.v1.runtime", cri_configuration_2()),
         };
+        let runc = runc.map(|runc| runc_configuration(runtime, runc)).unwrap_or_default();
         format!(
             "version = {version}\n\
              root = '{ROOT}'\n\
@@ -91,7 +92,8 @@ impl Generation {
              address = '{SOCKET}'\n\
              [ttrpc]\n\
              address = '{SOCKET}.ttrpc'\n\
-             {cri}"
+             {cri}\
+             {runc}"
         )
     }
 }
@@ -131,6 +133,16 @@ fn cri_configuration_2() -> String {
     )
 }
 
+fn runc_configuration(plugin: &str, runc: &Path) -> String {
+    format!(
+        "[plugins.'{plugin}'.containerd.runtimes.runc]\n\
+         runtime_type = 'io.containerd.runc.v2'\n\
+         [plugins.'{plugin}'.containerd.runtimes.runc.options]\n\
+         BinaryName = '{}'\n",
+        runc.display()
+    )
+}
+
 /// Returns a directory that `setup.sh` unpacked: in `runtimes` of the build directory, which is a parent of the
 /// running program.
 fn unpacked(name: &str) -> Result<PathBuf, HarnessError> {
@@ -153,10 +165,17 @@ pub struct Containerd(HostProcess);
 
 impl Containerd {
     /// Starts containerd and returns when its sockets accept connections. Its log is appended to `log`.
-    pub fn start(host: &SimulatedHost, generation: Generation, log: &Path) -> Result<Self, HarnessError> {
+    ///
+    /// It runs `runc`, or the machine's.
+    pub fn start(
+        host: &SimulatedHost,
+        generation: Generation,
+        runc: Option<&Path>,
+        log: &Path,
+    ) -> Result<Self, HarnessError> {
         let programs = generation.programs()?;
         let path = host.path(CONFIGURATION);
-        fs::write(&path, generation.configuration()).map_err(HarnessError::file(path))?;
+        fs::write(&path, generation.configuration(runc)).map_err(HarnessError::file(path))?;
         let mut command = host.command(&programs, programs.join("containerd"));
         command.args(["--config", CONFIGURATION]);
         HostProcess::start_and_wait(command, BOOTED, log).map(Self)

@@ -21,6 +21,8 @@ pub struct Programs<'p> {
     pub host_init: &'p Path,
     /// The plugins under test.
     pub plugins: &'p [&'p Path],
+    /// The runc of containerd; without it, the machine's.
+    pub runc: Option<&'p Path>,
 }
 
 /// A node that can run sandboxes.
@@ -30,6 +32,7 @@ pub struct Node {
     pub cri: Cri,
     containerd: Containerd,
     generation: Generation,
+    runc: Option<PathBuf>,
     log: PathBuf,
     host: SimulatedHost,
 }
@@ -49,9 +52,10 @@ impl Node {
         link_plugins(&host, generation, programs.plugins)?;
         let path = host.path(CONF_DIR).join(CONFLIST);
         fs::write(&path, conflist.text(0)).map_err(HarnessError::file(path))?;
-        let containerd = Containerd::start(&host, generation, &log)?;
+        let runc = programs.runc.map(Path::to_path_buf);
+        let containerd = Containerd::start(&host, generation, runc.as_deref(), &log)?;
         let cri = connect(&host)?;
-        let node = Node { cri, containerd, generation, log, host };
+        let node = Node { cri, containerd, generation, runc, log, host };
         node.import(&PAUSE)?;
         Ok(node)
     }
@@ -129,10 +133,18 @@ impl Node {
         RecordedCall::read_all(&self.host.path(recorder::DIRECTORY))
     }
 
+    /// Starts containerd again, whose process has ended, with its persistent state.
+    pub fn start_containerd_again(&mut self) -> Result<(), HarnessError> {
+        self.containerd = Containerd::start(&self.host, self.generation, self.runc.as_deref(), &self.log)?;
+        self.cri = connect(&self.host)?;
+        Ok(())
+    }
+
     /// Kills containerd with SIGKILL. Pods and running plugins go on.
     pub fn kill_containerd(self) -> Result<NodeWithoutContainerd, HarnessError> {
-        self.containerd.kill()?;
-        Ok(NodeWithoutContainerd { generation: self.generation, log: self.log, host: self.host })
+        let Node { containerd, generation, runc, log, host, .. } = self;
+        containerd.kill()?;
+        Ok(NodeWithoutContainerd { generation, runc, log, host })
     }
 }
 
@@ -140,6 +152,7 @@ impl Node {
 #[derive(Debug)]
 pub struct NodeWithoutContainerd {
     generation: Generation,
+    runc: Option<PathBuf>,
     log: PathBuf,
     host: SimulatedHost,
 }
@@ -147,9 +160,10 @@ pub struct NodeWithoutContainerd {
 impl NodeWithoutContainerd {
     /// Starts containerd again with its persistent state.
     pub fn restart_containerd(self) -> Result<Node, HarnessError> {
-        let containerd = Containerd::start(&self.host, self.generation, &self.log)?;
-        let cri = connect(&self.host)?;
-        Ok(Node { cri, containerd, generation: self.generation, log: self.log, host: self.host })
+        let NodeWithoutContainerd { generation, runc, log, host } = self;
+        let containerd = Containerd::start(&host, generation, runc.as_deref(), &log)?;
+        let cri = connect(&host)?;
+        Ok(Node { cri, containerd, generation, runc, log, host })
     }
 }
 

@@ -1,6 +1,7 @@
-//! What tests of several crates need: temporary directories, waiting for a condition, a running node agent.
+//! What tests of several crates need: temporary directories, volumes that the kubelet updates, waiting for a condition, a
+//! running node agent.
 //!
-//! Everything here panics when the test cannot go on; waiting does after [`PATIENCE`]. Network namespaces are
+//! Almost everything here panics when the test cannot go on; waiting does after [`PATIENCE`]. Network namespaces are
 //! `gybe_installer`'s; the recorded network and its connections are `gybe_integration`'s.
 #![allow(
     clippy::unwrap_used,
@@ -13,8 +14,10 @@ mod agent;
 mod directory;
 pub mod facts;
 pub mod http;
+mod volume;
 mod wait;
 
 pub use agent::{Agent, SERVING};
 pub use directory::TestDir;
+pub use volume::write_volume;
 pub use wait::{PATIENCE, wait_for, wait_for_at_most, wait_until};

@@ -24,9 +24,9 @@ const MODE: &str = "sidecar.istio.io/interceptionMode";
 
 /// The limit in KiB for the plugin and its largest child together: it runs one at a time, and waits for it.
 const LIMIT: u64 = 16 * 1024;
-/// KiB that the released `gybe-cni` needs for a pod without annotations ("most memory in use" in
-/// docs/BENCHMARKS.md). The program under test is not optimized, and has 4 MB more of code: its growth over a
-/// pod without annotations is added to this.
+/// KiB that the released `gybe-cni` needs for a pod without annotations (section 1 of docs/BENCHMARKS.md, rounded up).
+/// The program under test is not optimized, and has 4 MB more of code: its growth over a pod without annotations is
+/// added to this.
 const RELEASED: u64 = 1400;
 
 /// Networks of which no two are adjacent.

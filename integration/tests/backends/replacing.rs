@@ -2,6 +2,7 @@
 //! rules and routes, as nft, iptables-save and ip list them.
 
 use super::{in_new_namespace, patient, sh};
+use gybe_integration::namespace::unshare_mounts;
 use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::vectors;
 use gybe_netfilter::apply::{ApplyError, apply};
@@ -12,7 +13,6 @@ use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::{Deviation, Redirection, remove_all};
 use gybe_netfilter::routes::Rtnetlink;
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::fs::{self, Permissions};
@@ -320,10 +320,8 @@ fn delete_the_table_with_every_program(directory: &Path) {
     );
     fs::write(&wrapper, script).unwrap();
     fs::set_permissions(&wrapper, Permissions::from_mode(0o755)).unwrap();
-    unshare(CloneFlags::CLONE_NEWNS).unwrap();
-    let nothing = None::<&str>;
-    mount(nothing, "/", nothing, MsFlags::MS_REC | MsFlags::MS_PRIVATE, nothing).unwrap();
-    mount(Some(&wrapper), PROGRAMS, nothing, MsFlags::MS_BIND, nothing).unwrap();
+    unshare_mounts().unwrap();
+    mount(Some(&wrapper), PROGRAMS, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
 }
 
 #[test]

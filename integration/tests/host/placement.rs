@@ -7,14 +7,11 @@ use gybe_installer::host::desired::{
 use gybe_installer::host::observe::{FileName, Hash, NodeDirectories};
 use gybe_integration::programs::{path_of_ours, run};
 use gybe_test_support::TestDir;
-use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 use serde_json::json;
 use std::fs;
 use std::io::Write;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-use std::thread;
 
 /// A primary's conf file.
 pub(crate) const LIST: &str =
@@ -111,17 +108,4 @@ pub(crate) fn add(plugin: &Path) {
     let ran = child.wait_with_output().unwrap();
     let result: serde_json::Value = serde_json::from_slice(&ran.stdout).unwrap_or_else(|_| panic!("{ran:?}"));
     assert_eq!((ran.status.code(), &result), (Some(0), &call["prevResult"]), "{ran:?}");
-}
-
-/// Runs `work` on a thread in a mount namespace of its own, which ends with the thread.
-pub(crate) fn in_own_mount_namespace(work: impl FnOnce() + Send) {
-    thread::scope(|scope| {
-        let own = scope.spawn(|| {
-            unshare(CloneFlags::CLONE_NEWNS).unwrap();
-            let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-            mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
-            work();
-        });
-        own.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic));
-    });
 }

@@ -2,13 +2,14 @@
 //! full disk keeps the previous files; no ADD fails while the plugin is replaced; a directory that is renamed on the
 //! host.
 
-use crate::placement::{LIST, Node, add, in_own_mount_namespace};
+use crate::placement::{LIST, Node, add};
 use gybe_installer::host::apply::{ApplyError, FailedChange};
 use gybe_installer::host::desired::DesiredState;
 use gybe_installer::host::directory::Directory;
 use gybe_installer::host::observe::NodeDirectories;
 use gybe_installer::host::pass::{Pass, PassHistory, pass};
 use gybe_installer::host::problem::Problem;
+use gybe_integration::namespace::with_own_mounts;
 use gybe_netfilter::hint::Hint;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
@@ -84,7 +85,7 @@ fn f10_a_truncated_plugin_is_never_accepted() {
         assert_refused(&node, &desired, &mut history);
     }
     assert_previous_serves(&node, &before);
-    println!("cut off at {} directories", ends.len());
+    println!("cut off at {} places", ends.len());
 }
 
 fn small_disk(at: &Path, options: &str) {
@@ -109,7 +110,7 @@ fn assert_disk_full(pass: &Pass) {
 #[test]
 fn f11_on_a_full_disk_the_old_program_stays_until_space_is_free() {
     let node = Node::new("full-bin");
-    in_own_mount_namespace(|| {
+    with_own_mounts(|| {
         // Room for one and a half programs.
         let size = fs::metadata(node.image("1")).unwrap().len() * 3 / 2;
         small_disk(&node.0.join("bin"), &format!("size={size}"));
@@ -133,7 +134,7 @@ fn f11_on_a_full_disk_the_old_program_stays_until_space_is_free() {
 #[test]
 fn f11_on_a_full_disk_the_primarys_file_stays_as_it_is() {
     let node = Node::new("full-conf");
-    in_own_mount_namespace(|| {
+    with_own_mounts(|| {
         let (conf, mut history) = (node.0.join("net.d"), PassHistory::default());
         small_disk(&conf, "size=64k");
         fs::write(conf.join("10-a.conflist"), LIST).unwrap();
@@ -154,7 +155,7 @@ fn bind_mount(of: &Path, at: &Path) {
 #[test]
 fn f13_a_directory_that_is_renamed_on_the_host_counts_as_deleted() {
     let node = Node::new("renamed");
-    in_own_mount_namespace(|| {
+    with_own_mounts(|| {
         for (of, folder) in [(Directory::Conf, "net.d"), (Directory::Programs, "bin")] {
             let pod = node.0.join(format!("pod-{folder}"));
             let (conf, programs) = (pod.join("net.d"), pod.join("bin"));

@@ -1,13 +1,13 @@
 //! Legacy tables read with getsockopt(2) equal the output of `iptables-legacy-save`.
 
 use super::*;
+use gybe_integration::namespace::unshare_mounts;
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::ruleset::Family;
 use gybe_netfilter::xt::legacy::{LegacyError, table_names, tables as legacy_tables};
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 
 /// Rules of `iptables`, each form at least once.
 const V4: [&str; 38] = [
@@ -134,11 +134,8 @@ fn a_redirect_in_legacy_tables_is_refused_where_their_programs_are_missing() {
     in_new_namespace(|| {
         sh("iptables-legacy -t nat -N ISTIO_OUTPUT; iptables-legacy -t nat -A OUTPUT -j ISTIO_OUTPUT");
         let program = std::fs::canonicalize("/usr/sbin/iptables-legacy-save").unwrap();
-        // A mount namespace of this thread, which ends with the test.
-        unshare(CloneFlags::CLONE_NEWNS).unwrap();
-        let (none, flags) = (None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE);
-        mount(none, "/", none, flags, none).unwrap();
-        mount(Some("/dev/null"), &program, none, MsFlags::MS_BIND, none).unwrap();
+        unshare_mounts().unwrap();
+        mount(Some("/dev/null"), &program, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
         assert!(Iptables::find(Variant::Legacy).is_err());
         for backend in [&Nft as &dyn Backend, &patient(Variant::Nft)] {
             let error = apply(backend, &ruleset("inject-default-dual")).unwrap_err().to_string();

@@ -5,9 +5,11 @@ use gybe_netfilter::apply::apply;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::iptables::script;
 use gybe_netfilter::ruleset::Family;
+use gybe_netfilter::xt::legacy::table_names;
 use nix::sched::{CloneFlags, setns};
+use nix::unistd::{Uid, setfsuid};
 use std::fs::File;
-use std::io::Read;
+use std::io::{ErrorKind, Read};
 use std::process::Command;
 use std::process::{Child, Stdio};
 
@@ -82,6 +84,21 @@ fn a_namespace_that_another_user_namespace_owns_is_redirected() {
             assert!(has_nothing_of_gybe(&save(variant)));
         });
     }
+}
+
+/// The agent's container `repair` is root without CAP_DAC_OVERRIDE.
+#[test]
+fn the_list_of_legacy_tables_is_read_without_the_right_to_read_every_file() {
+    UserPod::new().run(|| {
+        sh("iptables-legacy -t raw -A OUTPUT -j NOTRACK");
+        // A thread whose user for files is not root has no capability over files.
+        setfsuid(Uid::from_raw(1));
+        let read = || std::fs::read_to_string("/proc/thread-self/net/ip_tables_names");
+        for _ in 0..2 {
+            assert_eq!(read().unwrap_err().kind(), ErrorKind::PermissionDenied, "the control");
+            assert_eq!(table_names(Family::V4).unwrap(), ["raw"]);
+        }
+    });
 }
 
 /// In a user namespace without root no program can write rules: exec drops the capabilities.

@@ -4,19 +4,18 @@
 use crate::fault::AgentState;
 use crate::node::{Node, Pod};
 use gybe_api_server::{ApiServer, ServiceAccount, Validity};
+use gybe_integration::namespace::with_own_mounts;
 use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::programs::{Run, path_of_ours};
-use gybe_test_support::{Agent, TestDir, wait_until};
+use gybe_test_support::{Agent, TestDir, wait_until, write_volume};
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
-use std::os::unix::fs::{PermissionsExt, symlink};
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
-use std::thread;
 
 const PRIMARY: &str =
     r#"{ "cniVersion": "1.0.0", "name": "pods", "plugins": [{ "type": "bridge", "bridge": "cni0" }] }"#;
@@ -40,21 +39,16 @@ pub(crate) struct HealthyNode {
     /// The agent, and the cluster that it queries.
     pub(crate) agent: Option<Agent>,
     pub(crate) cluster: Option<(ApiServer, ServiceAccount)>,
-    settings: u32,
 }
 
-/// Calls `work` with an empty directory in memory, in a mount namespace of its own: every mount ends with it.
-pub(crate) fn with_own_mounts<T: Send>(work: impl FnOnce(&Path) -> T + Send) -> T {
+/// Calls `work` with an empty directory in memory, in a mount namespace of its own.
+pub(crate) fn with_directory_in_memory<T: Send>(work: impl FnOnce(&Path) -> T + Send) -> T {
     let directory = TestDir::new("node-faults");
-    let inside = || {
-        unshare(CloneFlags::CLONE_NEWNS).unwrap();
-        let private = MsFlags::MS_REC | MsFlags::MS_PRIVATE;
-        mount(None::<&str>, "/", None::<&str>, private, None::<&str>).unwrap();
+    with_own_mounts(|| {
         mount(Some("test"), &*directory, Some("tmpfs"), MsFlags::empty(), Some("size=256m,mode=0755"))
             .unwrap();
         work(&directory)
-    };
-    thread::scope(|scope| scope.spawn(inside).join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+    })
 }
 
 fn annotate(node: &Node, pod: &Pod, annotations: &Value) {
@@ -84,7 +78,7 @@ impl HealthyNode {
         annotate(&node, &pod, &json!({ "sidecar.istio.io/status": "{}" }));
         let listen = |port| pod.netns.run(|| TcpListener::bind(("0.0.0.0", port)).unwrap()).unwrap();
         let proxy = PROXY.map(listen).into();
-        let mut healthy = Self { node, pod, proxy, agent: None, cluster: None, settings: 0 };
+        let mut healthy = Self { node, pod, proxy, agent: None, cluster: None };
         let manifest = healthy.path("pods/shop/cart-1.json");
         let netns = healthy.pod.netns.path();
         let arguments = ["apply", "--backend", "nft", "--netns"].map(str::to_owned);
@@ -170,13 +164,8 @@ impl HealthyNode {
     }
 
     /// Replaces the mounted ConfigMap, as the kubelet does.
-    pub(crate) fn set_configmap(&mut self, key: &str, value: &str) {
-        self.settings += 1;
-        let data = format!("..version-{}", self.settings);
-        self.node.root.write(format!("config/{data}/{key}"), value);
-        let _ = symlink(Path::new("..data").join(key), self.path("config").join(key));
-        symlink(&data, self.path("config/..data_tmp")).unwrap();
-        fs::rename(self.path("config/..data_tmp"), self.path("config/..data")).unwrap();
+    pub(crate) fn set_configmap(&self, key: &str, value: &str) {
+        write_volume(&self.path("config"), [(key, value)]).unwrap();
     }
 
     /// Sets the annotations that the runtime passed to the plugins.

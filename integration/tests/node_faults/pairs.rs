@@ -1,7 +1,7 @@
 //! Each fault alone, and pairs of them.
 
 use crate::fault::{AgentState, Expected, Fault};
-use crate::fixture::{HealthyNode, with_own_mounts};
+use crate::fixture::{HealthyNode, with_directory_in_memory};
 use crate::hidden::{HIDDEN, SOMETIMES};
 use crate::table::FAULTS;
 use gybe_integration::parallel::in_parallel_at_most;
@@ -14,7 +14,7 @@ const THREADS: usize = 4;
 /// Plants the faults on a new node, and returns what the commands do not report, and findings that none of the faults
 /// explains.
 fn misses(agent: AgentState, faults: &[&Fault]) -> Vec<String> {
-    with_own_mounts(|directory| {
+    with_directory_in_memory(|directory| {
         let mut node = HealthyNode::new(directory, agent);
         for fault in faults {
             (fault.plant)(&mut node);
@@ -66,7 +66,7 @@ fn agents(faults: &[&Fault]) -> Vec<AgentState> {
 #[test]
 fn nothing_is_wrong_on_a_healthy_node() {
     for agent in [AgentState::Running, AgentState::Absent] {
-        let (doctor, verify) = with_own_mounts(|directory| {
+        let (doctor, verify) = with_directory_in_memory(|directory| {
             let node = HealthyNode::new(directory, agent);
             (node.doctor(), node.verify())
         });

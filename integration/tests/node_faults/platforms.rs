@@ -3,6 +3,7 @@
 use gybe_integration::programs::{Run, ours};
 use gybe_test_support::TestDir;
 use serde_json::Value;
+use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 
@@ -20,33 +21,16 @@ fn signs(platform: &str) -> (&'static [&'static str], &'static str) {
     }
 }
 
-/// The platforms, each with its lines.
-fn platforms() -> Vec<(&'static str, Vec<&'static str>)> {
-    let mut platforms: Vec<(&str, Vec<&str>)> = Vec::new();
-    for line in PLATFORMS.lines().filter(|line| !line.starts_with('#')) {
-        match line.strip_prefix("  ") {
-            Some(value) => platforms.last_mut().unwrap().1.push(value),
-            None => platforms.push((line.split(':').next().unwrap(), Vec::new())),
-        }
-    }
-    platforms
-}
-
 #[test]
 fn on_a_healthy_node_of_each_platform_the_doctor_finds_nothing() {
-    let platforms = platforms();
+    let platforms: BTreeMap<&str, Value> = serde_saphyr::from_str(PLATFORMS).unwrap();
     assert_eq!(platforms.len(), 13);
-    for (platform, lines) in platforms {
-        let directory = |key: &str, default: &'static str| {
-            lines
-                .iter()
-                .find_map(|line| line.strip_prefix(key))
-                .unwrap_or(default)
-                .trim_start_matches('/')
-                .to_owned()
+    for (platform, values) in &platforms {
+        let directory = |key: &str| {
+            let set = values[key].as_str().or_else(|| platforms["default"][key].as_str());
+            set.unwrap().trim_start_matches('/').to_owned()
         };
-        let conf = directory("cniConfDir: ", "/etc/cni/net.d");
-        let programs = directory("cniBinDir: ", "/opt/cni/bin");
+        let (conf, programs) = (directory("cniConfDir"), directory("cniBinDir"));
         let root =
             TestDir::new(&format!("platform-{platform}")).with_subdirectories(&["var/lib/cni/results"]);
         let (paths, id) = signs(platform);
@@ -57,7 +41,7 @@ fn on_a_healthy_node_of_each_platform_the_doctor_finds_nothing() {
             fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
         };
         paths.iter().for_each(|path| write_program((*path).to_owned()));
-        let multus = lines.iter().any(|line| line.contains("shape: standalone"));
+        let multus = values["settings"]["shape"] == "standalone";
         for program in ["bridge", "multus"] {
             write_program(format!("{programs}/{program}"));
         }

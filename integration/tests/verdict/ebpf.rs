@@ -7,13 +7,13 @@ use crate::bpf::{self, EXIT, Kind, link, load, returning, set, store};
 use crate::redirected_pod::RedirectedPod;
 use gybe_installer::pod::cgroups::Cgroups;
 use gybe_integration::failure::Failure;
+use gybe_integration::namespace::unshare_mounts;
 use gybe_integration::programs::{ours, run};
 use gybe_integration::vectors::Location;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::verdict::{Desired, RedirectionState, Verdict, VerdictContext, judge_namespace};
 use gybe_test_support::TestDir;
 use nix::mount::{MsFlags, mount};
-use nix::sched::{CloneFlags, unshare};
 use std::fs;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -258,9 +258,7 @@ fn a_program_of_traffic_control_is_named() -> Result<(), Failure> {
     let pod = Pod::in_own_cgroup()?;
     let directory = TestDir::new("bpffs");
     let done = pod.redirected.topology.at(Location::Pod).run(|| {
-        // The file system in which the program has a path is seen by this thread alone.
-        unshare(CloneFlags::CLONE_NEWNS).unwrap();
-        mount(None::<&str>, "/", None::<&str>, MsFlags::MS_REC | MsFlags::MS_PRIVATE, None::<&str>).unwrap();
+        unshare_mounts().unwrap();
         mount(Some("bpf"), directory.path(), Some("bpf"), MsFlags::empty(), None::<&str>).unwrap();
         let program = load(bpf::CLASSIFIER, "gybe_test", &returning(0)).unwrap();
         let path = directory.join("program");

@@ -87,6 +87,24 @@ applied.
 {{- mergeOverwrite (deepCopy .values) (get .values.pools .name | default dict) | toYaml -}}
 {{- end -}}
 
+{{/*
+Annotations of the objects without which the API server refuses an agent's query for its DaemonSet: a prune by Argo CD or
+Flux leaves them, so that the agents find out that the DaemonSet is gone. Only with leave_when_daemonset_gone.
+*/}}
+{{- define "gybe.unpruned" -}}
+{{- $all := fromYaml (include "gybe.values" .) -}}
+{{- $leaves := false -}}
+{{- range fromJsonArray (include "gybe.pools" $all) -}}
+  {{- $settings := (include "gybe.pool" (dict "values" $all "name" .) | fromYaml).settings | default dict -}}
+  {{- $leaves = or $leaves (eq (toString $settings.leave_when_daemonset_gone) "true") -}}
+{{- end -}}
+{{- if $leaves -}}
+annotations:
+  argocd.argoproj.io/sync-options: Prune=false,Delete=false
+  kustomize.toolkit.fluxcd.io/prune: disabled
+{{- end -}}
+{{- end -}}
+
 {{/* What is appended to the names of a pool's objects. */}}
 {{- define "gybe.suffix" -}}{{- with . -}}-{{ . }}{{- end -}}{{- end -}}
 

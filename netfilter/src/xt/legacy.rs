@@ -13,12 +13,13 @@ use crate::hint::Hint;
 use crate::ruleset::{Family, Is};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
-use nix::unistd::{getpid, gettid};
+use nix::unistd::{Uid, getpid, gettid, setfsuid};
 use std::borrow::Cow;
 use std::io::{self, ErrorKind};
 use std::net::IpAddr;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
 
 /// A table with all its chains.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -240,11 +241,27 @@ fn list_of(family: Family) -> PathBuf {
 /// When the kernel's list cannot be read.
 pub fn table_names(family: Family) -> Result<Vec<String>, LegacyError> {
     let path = list_of(family);
-    match std::fs::read_to_string(&path) {
+    let read = match std::fs::read_to_string(&path) {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied => read_as_owner(&path),
+        read => read,
+    };
+    match read {
         Ok(names) => Ok(names.lines().map(str::to_owned).collect()),
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(Vec::new()),
         Err(source) => Err(LegacyError::List { path, source }),
     }
+}
+
+/// Reads a file as its owner, which takes CAP_SETUID. The list belongs to root of the user namespace that owns the
+/// network namespace (`proc_net_ns_init`, fs/proc/proc_net.c, v6.18): with `hostUsers: false` to a user of the host that
+/// is not root, and root needs CAP_DAC_OVERRIDE or this.
+fn read_as_owner(path: &Path) -> io::Result<String> {
+    let owner = Uid::from_raw(std::fs::metadata(path)?.uid());
+    // Of this thread alone, and only for files.
+    let before = setfsuid(owner);
+    let read = std::fs::read_to_string(path);
+    setfsuid(before);
+    read
 }
 
 /// All tables of this namespace.

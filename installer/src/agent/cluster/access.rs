@@ -31,6 +31,13 @@ pub struct ServiceAccount {
     pub directory: PathBuf,
 }
 
+/// The names by which an operator knows the cluster of a kubeconfig.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ClusterNames {
+    pub context: String,
+    pub server: String,
+}
+
 /// The limit of a kubeconfig.
 const MAX_SIZE: u64 = 1 << 20;
 
@@ -56,12 +63,22 @@ impl Cluster {
     pub(super) async fn client(&self) -> Result<Client, ClusterError> {
         let (config, token) = match self {
             Self::Own(account) => account.config()?,
-            Self::Kubeconfig { path, context } => kubeconfig(path, context.clone()).await?,
+            Self::Kubeconfig { path, context } => {
+                let (_, config, token) = kubeconfig(path, context.clone()).await?;
+                (config, token)
+            }
         };
         client::client(&config, token).map_err(|fault| match fault {
             kube::Error::Auth(_) => ClusterError::Credentials("the credentials in the kubeconfig"),
             _ => ClusterError::Credentials("the certificate of the API server's CA, or our own"),
         })
+    }
+
+    /// Returns the names in the kubeconfig; none for the cluster in which the program runs as a pod.
+    pub(super) async fn names(&self) -> Result<Option<ClusterNames>, ClusterError> {
+        let Self::Kubeconfig { path, context } = self else { return Ok(None) };
+        let (context, config, _) = kubeconfig(path, context.clone()).await?;
+        Ok(Some(ClusterNames { context, server: config.cluster_url.to_string() }))
     }
 }
 
@@ -90,13 +107,15 @@ impl ServiceAccount {
     }
 }
 
+/// Returns the name of the context, the configuration of its cluster, and the file with its token.
 async fn kubeconfig(
     path: &Path,
     context: Option<String>,
-) -> Result<(Config, Option<TokenFile>), ClusterError> {
+) -> Result<(String, Config, Option<TokenFile>), ClusterError> {
     readable(path)?;
     let wrong = |what| ClusterError::Kubeconfig { path: path.to_owned(), what };
     let read = Kubeconfig::read_from(path).map_err(|fault| wrong(reason(&fault)))?;
+    let name = context.clone().or_else(|| read.current_context.clone()).unwrap_or_default();
     let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
     let config = Config::from_custom_kubeconfig(read, &options).await;
     let mut config = config.map_err(|fault| wrong(reason(&fault)))?;
@@ -105,7 +124,7 @@ async fn kubeconfig(
     }
     // A token in the kubeconfig itself takes precedence (client-go).
     let file = config.auth_info.token_file.take().filter(|_| config.auth_info.token.is_none());
-    Ok((config, file.map(|file| TokenFile::new(file.into()))))
+    Ok((name, config, file.map(|file| TokenFile::new(file.into()))))
 }
 
 /// Checks a file before kube reads it: kube reads any size, and blocks on a FIFO.

@@ -57,6 +57,11 @@ impl ApiError {
         self.is_missing() && matches!(self, Self::Refused { reason, .. } if reason == "NotFound")
     }
 
+    /// Reports whether the response is a `Status` with a reason, as the API server sends it.
+    pub(super) fn has_reason(&self) -> bool {
+        matches!(self, Self::Refused { reason, .. } if !reason.is_empty())
+    }
+
     /// Reports whether the server refused our identity or our rights.
     pub fn is_forbidden(&self) -> bool {
         matches!(self.status(), Some(401 | 403))

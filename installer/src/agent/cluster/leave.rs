@@ -1,12 +1,12 @@
 //! The removal of Gybe from all nodes: the agents' DaemonSets, the ConfigMaps that they follow, and their page `/left`.
 
-use super::access::{Cluster, ClusterError};
+use super::access::Cluster;
 use super::agents::{self, AGENTS, AgentPod, AgentSelector};
 use super::error::{ApiError, truncate};
 use super::pod_requests::invalid_name;
 use super::queries::{QueryError, run, send, write};
 use crate::host::agent_status::UNINSTALLED;
-use futures::{StreamExt, stream};
+use futures::{StreamExt, TryStreamExt, stream};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
 use hyper_util::client::legacy;
@@ -190,13 +190,13 @@ pub fn agent_daemonsets(
 /// `get` on pods/proxy.
 ///
 /// # Errors
-/// When no thread for the requests can be started, or the cluster cannot be used.
+/// When no thread for the requests can be started, or the cluster cannot be used, or the API server refuses them.
 pub fn left(
     cluster: &Cluster,
     namespace: &str,
     agents: &[RunningAgent],
     until: Instant,
-) -> Result<Vec<Left>, ClusterError> {
+) -> Result<Vec<Left>, QueryError> {
     let direct = legacy::Client::builder(TokioExecutor::new()).build(HttpConnector::new());
     run(async {
         let proxy = match cluster {
@@ -208,27 +208,33 @@ pub fn left(
             let page = async {
                 match proxy {
                     Some(client) => through_api_server(client, namespace, agent).await,
-                    None => at_address(direct, agent.address).await,
+                    None => Ok(at_address(direct, agent.address).await),
                 }
             };
             let before = until.min(Instant::now() + PAGE_TIMEOUT);
             timeout_at(before.into(), page)
                 .await
-                .unwrap_or_else(|_| Left::No(format!("{} did not respond in time", agent.address)))
+                .unwrap_or_else(|_| Ok(Left::No(format!("{} did not respond in time", agent.address))))
         });
-        Ok(stream::iter(queries).buffered(CONCURRENT).collect().await)
+        Ok(stream::iter(queries).buffered(CONCURRENT).try_collect().await?)
     })?
 }
 
-async fn through_api_server(client: &Client, namespace: &str, agent: &RunningAgent) -> Left {
+async fn through_api_server(
+    client: &Client,
+    namespace: &str,
+    agent: &RunningAgent,
+) -> Result<Left, ApiError> {
     let path = agents::page_path(namespace, &agent.pod, agent.address.port(), "left");
-    match agents::page(client, &path).await {
+    Ok(match agents::page(client, &path).await {
         Ok(page) => left_of(200, &page, agent.address),
+        // Only the API server itself gives a reason; the page of another program may have this status too.
+        Err(fault) if fault.is_forbidden() && fault.has_reason() => return Err(fault),
         Err(ApiError::Refused { status, sentence, .. }) => {
             left_of(status, sentence.as_bytes(), agent.address)
         }
         Err(fault) => Left::No(fault.to_string()),
-    }
+    })
 }
 
 async fn at_address(client: &legacy::Client<HttpConnector, Empty<Bytes>>, address: SocketAddr) -> Left {

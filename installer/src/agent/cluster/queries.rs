@@ -1,7 +1,7 @@
 //! Rare single requests: our own DaemonSet, a ConfigMap, a pod for the plugin, events, and our node's taints. Each runs
 //! on the calling thread, with a deadline.
 
-use super::access::{Cluster, ClusterError};
+use super::access::{Cluster, ClusterError, ClusterNames};
 use super::client;
 use super::error::ApiError;
 use super::lookup;
@@ -53,6 +53,15 @@ struct Object {
 #[serde(rename_all = "camelCase")]
 struct Metadata {
     deletion_timestamp: Option<String>,
+}
+
+/// Returns the names of the cluster in its kubeconfig; none for the cluster in which the program runs as a pod. Sends no
+/// request.
+///
+/// # Errors
+/// When the kubeconfig cannot be used.
+pub fn names(cluster: &Cluster) -> Result<Option<ClusterNames>, ClusterError> {
+    run(cluster.names())?
 }
 
 /// Returns the state of a DaemonSet. Needs `get` on it by its name.

@@ -60,8 +60,8 @@ impl GracePeriod {
 
 impl Reconciler<'_> {
     /// Removes our entry before the agent ends, and then the programs, in as many turns as the time allows.
-    /// Returns at once when `stop` is readable.
-    pub(crate) fn uninstall(&mut self, stop: BorrowedFd<'_>) {
+    /// Returns at once when `stop` is readable. Reports whether nothing stays.
+    pub(crate) fn uninstall(&mut self, stop: BorrowedFd<'_>) -> bool {
         self.settings.current.options.mode = Mode::Leave;
         let started = Instant::now();
         loop {
@@ -69,16 +69,17 @@ impl Reconciler<'_> {
             let next = self.publish(turn);
             let (phase, passed) = (self.status.report.phase, started.elapsed());
             let left = match phase {
-                Phase::Uninstalled { kept: None } => return,
+                Phase::Uninstalled { kept: None } => return true,
                 Phase::Uninstalled { .. } => END_TIMEOUT + self.grace_period.length + SANDBOX_TIMEOUT,
                 _ => END_TIMEOUT,
             };
             let left = left.saturating_sub(passed);
             if left.is_zero() {
-                return self.log_what_stays(phase);
+                self.log_what_stays(phase);
+                return false;
             }
             if self.wait(next.within(left), Some(stop)) {
-                return;
+                return false;
             }
         }
     }

@@ -151,24 +151,16 @@ fn bounded(file: File) -> io::Result<Option<String>> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gybe_test_support::TestDir;
-    use std::fs;
-    use std::os::unix::fs::symlink;
+    use gybe_test_support::{TestDir, write_volume};
 
     #[test]
     fn a_configmap_that_the_kubelet_replaces_while_it_is_read_is_never_read_in_part() {
         let root = TestDir::new("sources");
         let nothing = whole(&root, None);
-        for version in ["..1", "..2"] {
-            fs::create_dir(root.join(version)).unwrap();
-            fs::write(root.join(version).join("mode"), "leave").unwrap();
-        }
-        symlink("..1", root.join("..data")).unwrap();
+        write_volume(&root, [("mode", "leave")]).unwrap();
         let held = current(&root).unwrap();
         let before = whole(&root, held.as_ref());
-        symlink("..2", root.join("..data_tmp")).unwrap();
-        fs::rename(root.join("..data_tmp"), root.join("..data")).unwrap();
-        fs::remove_dir_all(root.join("..1")).unwrap();
+        write_volume(&root, [("mode", "leave")]).unwrap();
         let (removed, again) = (whole(&root, held.as_ref()), config_map(&root));
         let leave = BTreeMap::from([("mode".to_owned(), "leave".to_owned())]);
         assert_eq!((nothing.unwrap(), removed.unwrap()), (None, None));

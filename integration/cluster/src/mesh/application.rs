@@ -23,6 +23,9 @@ pub(super) const PORT: u16 = 8080;
 pub(super) const EXCLUDED_PORT: u16 = 8082;
 /// The port at which the application makes requests for the scenarios; excluded from the redirection.
 pub(super) const CONTROL: u16 = 8081;
+/// Istio's validation container, and its exit code when connections are not redirected.
+pub(super) const VALIDATION: &str = "istio-validation";
+pub(super) const NOT_REDIRECTED: i64 = 126;
 /// More than a pod with Envoy takes to be ready on a busy machine.
 pub(super) const READY: Duration = Duration::from_secs(180);
 /// More than the application takes for a request.
@@ -135,11 +138,36 @@ pub(super) fn init_status<'p>(pod: &'p Value, container: &str) -> Option<&'p Val
     statuses.into_iter().flatten().find(is_it)
 }
 
+/// Returns the exit code of Istio's validation container when it ended last; nothing if it has not ended yet.
+pub(super) fn validation_exit_code(pod: &Value) -> Option<i64> {
+    let ended = |state| init_status(pod, VALIDATION)?.pointer(state).and_then(Value::as_i64);
+    ended("/state/terminated/exitCode").or_else(|| ended("/lastState/terminated/exitCode"))
+}
+
+/// Waits until Istio's validation container in a pod has ended, and returns its exit code.
+pub(super) fn wait_for_validation(cluster: &Cluster, pod: Name<'_>) -> Result<Option<i64>, Failure> {
+    let mut exit_code = None;
+    wait_at_most(READY, &format!("Istio's validation container in {pod:?} has ended"), || {
+        exit_code = validation_exit_code(&get(cluster, pod)?.unwrap_or_default());
+        Ok(exit_code.is_some())
+    })?;
+    Ok(exit_code)
+}
+
 /// Waits until a pod is ready, and returns it. A failure has the pod's description and the logs of its containers.
 pub(super) fn wait_until_ready(cluster: &Cluster, pod: Name<'_>) -> Result<Value, Failure> {
+    wait_until_ready_for(cluster, pod, READY)
+}
+
+/// As [`wait_until_ready`], for at most `limit`.
+pub(super) fn wait_until_ready_for(
+    cluster: &Cluster,
+    pod: Name<'_>,
+    limit: Duration,
+) -> Result<Value, Failure> {
     let (namespace, name) = pod;
     let mut found = Value::Null;
-    let ready = wait_at_most(READY, &format!("pod {namespace}/{name} is ready"), || {
+    let ready = wait_at_most(limit, &format!("pod {namespace}/{name} is ready"), || {
         found = get(cluster, pod)?.unwrap_or_default();
         Ok(has_condition(&found, "Ready"))
     });
@@ -221,6 +249,11 @@ impl Answer {
         matches!(self, Answer::Error(error) if texts.iter().any(|text| error.contains(text)))
     }
 
+    /// Reports whether nothing listens at the address.
+    fn has_no_endpoint(&self) -> bool {
+        matches!(self, Answer::Error(error) if error.contains("Connection refused"))
+    }
+
     /// What the application received; nothing if none answered.
     pub(super) fn received(&self) -> Option<&Received> {
         if let Answer::Application(received) = self { Some(received) } else { None }
@@ -236,9 +269,29 @@ impl Answer {
     }
 }
 
-/// Makes a request to `HOST:PORT/PATH` from inside a pod.
+/// Makes a request to `HOST:PORT/PATH` from inside a pod. kube-proxy refuses connections to a new service until it knows
+/// the endpoint: such a request is made again.
 pub(super) fn request(cluster: &Cluster, from: Name<'_>, target: &str) -> Result<Answer, Failure> {
+    repeated(|| request_once(cluster, from, target), |answer| !answer.has_no_endpoint())
+}
+
+fn request_once(cluster: &Cluster, from: Name<'_>, target: &str) -> Result<Answer, Failure> {
     Answer::from(&control(cluster, from, &format!("get/{target}"))?)
+}
+
+/// Makes a request until its answer is as it should be, and returns the last answer.
+fn repeated(
+    request: impl Fn() -> Result<Answer, Failure>,
+    is_expected: impl Fn(&Answer) -> bool,
+) -> Result<Answer, Failure> {
+    let deadline = Instant::now() + CONFIGURED;
+    loop {
+        let answer = request()?;
+        if is_expected(&answer) || Instant::now() >= deadline {
+            return Ok(answer);
+        }
+        sleep(INTERVAL);
+    }
 }
 
 /// Makes a request from a pod of the mesh until its answer proves mutual TLS with this server, and returns the last
@@ -249,14 +302,8 @@ pub(super) fn request_by_mutual_tls(
     server: &str,
     target: &str,
 ) -> Result<Answer, Failure> {
-    let deadline = Instant::now() + CONFIGURED;
-    loop {
-        let answer = request(cluster, (MESHED, client), target)?;
-        if answer.is_by(server, (MESHED, client)) || Instant::now() >= deadline {
-            return Ok(answer);
-        }
-        sleep(INTERVAL);
-    }
+    let once = || request_once(cluster, (MESHED, client), target);
+    repeated(once, |answer| answer.is_by(server, (MESHED, client)))
 }
 
 /// Sends a command to the application of a pod, from the node.

@@ -6,6 +6,7 @@ use gybe_bench::report::{Report, Table, cells};
 use gybe_integration::failure::Failure;
 
 use super::application::{Answer, MESHED, request_by_mutual_tls};
+use super::gybe::Verdicts;
 use crate::cluster::Cluster;
 use crate::scenario::none;
 
@@ -38,6 +39,17 @@ impl Checks {
         let answer = request_by_mutual_tls(cluster, client, server, target)?;
         self.holds(what, answer.is_by(server, (MESHED, client)), &answer, "by mutual TLS");
         Ok(answer)
+    }
+
+    /// Records whether `gybe verify --all` finds these pods of the mesh redirected.
+    pub(super) fn redirected(&mut self, what: &str, verdicts: &Verdicts, pods: &[&str]) {
+        for name in pods {
+            let pod = format!("{MESHED}/{name}");
+            let verdict = verdicts.iter().find(|(name, _)| *name == pod).map(|(_, verdict)| verdict.as_str());
+            let is_redirected = verdict.is_some_and(|verdict| verdict.starts_with("redirected"));
+            let title = format!("{what}: `gybe verify --all` about {pod}");
+            self.holds(&title, is_redirected, &verdict, "redirected");
+        }
     }
 
     fn record(&mut self, what: &str, is_met: bool, observed: &str, expected: &str) {

@@ -6,7 +6,9 @@ use gybe_integration::failure::Failure;
 use serde_json::{Value, json};
 
 use super::Mesh;
-use super::application::{self, MESHED, READY, create, get, init_status, pod, service, wait_until_ready};
+use super::application::{
+    self, MESHED, NOT_REDIRECTED, READY, create, get, pod, service, wait_for_validation, wait_until_ready,
+};
 use super::checks::Checks;
 use crate::api::wait_at_most;
 use crate::cluster::Cluster;
@@ -16,20 +18,12 @@ const TAINT: &str = "cni.istio.io/not-ready";
 /// A pod that starts before Gybe, and one that the taint keeps off the node.
 const EARLY: &str = "early";
 const KEPT_OFF: &str = "kept-off";
-/// The exit code of Istio's validation container when connections are not redirected.
-const NOT_REDIRECTED: i64 = 126;
 
 pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     let cluster = &mesh.cluster;
     let mut checks = Checks::default();
     create(cluster, MESHED, &pod(EARLY))?;
-    let mut exit_code = None;
-    wait_at_most(READY, "Istio's validation container has ended", || {
-        let pod = get(cluster, (MESHED, EARLY))?.unwrap_or_default();
-        let ended = |state| init_status(&pod, "istio-validation")?.pointer(state).and_then(Value::as_i64);
-        exit_code = ended("/state/terminated/exitCode").or(ended("/lastState/terminated/exitCode"));
-        Ok(exit_code.is_some())
-    })?;
+    let exit_code = wait_for_validation(cluster, (MESHED, EARLY))?;
     let what = "exit code of istio-validation in a pod that started before Gybe";
     checks.equal(what, &exit_code, &Some(NOT_REDIRECTED));
 

@@ -2,12 +2,13 @@
 
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use gybe_integration::failure::Failure;
 
 use super::application::Name;
 use crate::api::wait_until;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, Running};
 use crate::network::NODE;
 use crate::release::{Release, roll_out};
 
@@ -17,10 +18,13 @@ pub(super) const NAMESPACE: &str = "gybe-system";
 /// The version of another release, whose programs differ.
 pub(super) const NEXT: &str = "0.1.1";
 
-/// Gybe's chart, and the program for commands from a workstation.
+/// More than the agents' pods take to end (`terminationGracePeriodSeconds`): the programs stay for five minutes.
+pub(super) const END: Duration = Duration::from_secs(420);
+
+/// Gybe's chart, and the directory of its programs for commands from a workstation.
 pub(super) struct Gybe {
     chart: PathBuf,
-    program: PathBuf,
+    programs: PathBuf,
 }
 
 impl Gybe {
@@ -32,7 +36,7 @@ impl Gybe {
             .map_err(|error| Failure::new(format!("{}: {error}; run: make image", path.display())))?;
         cluster.node.import_archive(&format!("docker.io/library/gybe:{version}"), &archive)?;
         Release::new(clone, NEXT, "\nanother release\n").publish(cluster)?;
-        Ok(Gybe { chart: clone.join("manifests/chart"), program: clone.join("dist/gybe") })
+        Ok(Gybe { chart: clone.join("manifests/chart"), programs: clone.join("dist") })
     }
 
     /// Installs or upgrades the chart with these values, and waits until the DaemonSet is rolled out.
@@ -51,6 +55,14 @@ impl Gybe {
         roll_out(cluster)
     }
 
+    /// Keeps Gybe after a `helm uninstall` that failed: `helm rollback` to the last revision of `helm history`.
+    pub(super) fn roll_back_to_last(&self, cluster: &Cluster) -> Result<(), Failure> {
+        let history = cluster.run("helm", &["history", "gybe", "--namespace", NAMESPACE])?;
+        let last = history.lines().last().and_then(|line| line.split_whitespace().next()).unwrap_or_default();
+        cluster.run("helm", &["rollback", "gybe", last, "--namespace", NAMESPACE])?;
+        roll_out(cluster)
+    }
+
     fn apply(&self, cluster: &Cluster, values: &[&str]) -> Result<(), Failure> {
         let chart = self.chart.to_string_lossy();
         let install =
@@ -59,15 +71,41 @@ impl Gybe {
         cluster.run("helm", &[&install[..], &values].concat()).map(drop)
     }
 
-    /// Returns the verdict of `gybe verify --all` for each pod.
-    pub(super) fn verify(&self, cluster: &Cluster) -> Result<Vec<(String, String)>, Failure> {
+    /// Starts `helm uninstall`, as docs/INSTALL.md has it.
+    pub(super) fn uninstall(&self, cluster: &Cluster) -> Result<Running, Failure> {
+        cluster.spawn("helm", &["uninstall", "gybe", "--namespace", NAMESPACE])
+    }
+
+    /// Reports whether helm has a release of Gybe.
+    pub(super) fn is_installed(&self, cluster: &Cluster) -> Result<bool, Failure> {
+        let all = ["list", "--all", "--short", "--namespace", NAMESPACE];
+        Ok(cluster.run("helm", &all)?.lines().any(|name| name == "gybe"))
+    }
+
+    /// Returns the verdict of `gybe verify --all` for each pod, by the agent's container `repair`.
+    pub(super) fn verify(&self, cluster: &Cluster) -> Result<Verdicts, Failure> {
         // It exits with 1 when a pod is not redirected.
-        let listed = on_the_node(cluster, "gybe verify --all || [ $? -le 1 ]")?;
-        let rows = listed.lines().filter_map(|line| line.split_once(char::is_whitespace));
-        Ok(rows
-            .filter(|(pod, _)| pod.contains('/'))
-            .map(|(pod, verdict)| (pod.to_owned(), verdict.trim().to_owned()))
-            .collect())
+        Ok(verdicts(&on_the_node(cluster, "gybe verify --all || [ $? -le 1 ]")?))
+    }
+
+    /// Returns the same by the program of a workstation, copied to the node: without an agent.
+    pub(super) fn verify_by_hand(&self, cluster: &Cluster) -> Result<Verdicts, Failure> {
+        Ok(verdicts(&self.by_hand(cluster, "verify --all || [ $? -le 1 ]")?))
+    }
+
+    /// Runs a command of gybe's on the node, as root.
+    fn by_hand(&self, cluster: &Cluster, command: &str) -> Result<String, Failure> {
+        self.shell(cluster, &format!("gybe {command}"))
+    }
+
+    /// Runs a shell's commands on the node, with the programs of a workstation.
+    pub(super) fn shell(&self, cluster: &Cluster, commands: &str) -> Result<String, Failure> {
+        let script = format!("PATH={}:$PATH; {commands}", self.programs.display());
+        cluster.run("timeout", &["600", "sh", "-c", &script])
+    }
+
+    pub(super) fn chart(&self) -> &Path {
+        &self.chart
     }
 
     /// Returns the backend that has written a pod's rules, as `gybe inspect` names it.
@@ -83,8 +121,7 @@ impl Gybe {
     /// Runs `gybe status` as an administrator, and returns the words of the node's line that are its state, version and
     /// backend; none while there is no agent.
     fn status(&self, cluster: &Cluster) -> Result<Vec<String>, Failure> {
-        let status = format!("{} status || [ $? -le 2 ]", self.program.display());
-        let listed = cluster.run("timeout", &["60", "sh", "-c", &status])?;
+        let listed = self.by_hand(cluster, "status || [ $? -le 2 ]")?;
         let line = listed.lines().find(|line| line.starts_with(NODE)).unwrap_or_default();
         Ok(line.split_whitespace().skip(1).take(3).map(str::to_owned).collect())
     }
@@ -94,6 +131,16 @@ impl Gybe {
         let expected = ["ready", env!("CARGO_PKG_VERSION"), backend];
         wait_until(&format!("`gybe status` reports {expected:?}"), || Ok(self.status(cluster)? == expected))
     }
+}
+
+/// The verdict for each pod, `NAMESPACE/NAME`.
+pub(super) type Verdicts = Vec<(String, String)>;
+
+fn verdicts(listed: &str) -> Verdicts {
+    let rows = listed.lines().filter_map(|line| line.split_once(char::is_whitespace));
+    rows.filter(|(pod, _)| pod.contains('/'))
+        .map(|(pod, verdict)| (pod.to_owned(), verdict.trim().to_owned()))
+        .collect()
 }
 
 /// Runs a command of gybe's in the container `repair`, as docs/TROUBLESHOOTING.md has it.

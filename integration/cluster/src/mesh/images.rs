@@ -1,4 +1,5 @@
-//! The images of the mesh: istiod, the proxy (pilot-agent and Envoy), and the application, with the machine's C library.
+//! The images of the mesh: istiod, the proxy (pilot-agent and Envoy), istio-cni, and the application, with the
+//! machine's C library.
 
 use std::fs;
 use std::path::Path;
@@ -39,10 +40,33 @@ pub(super) fn import(cluster: &Cluster, programs: &Path, istio: &Path) -> Result
     ];
     proxy.extend(libraries(cluster, &envoy)?);
     import_files(cluster, &format!("{HUB}/proxyv2:{TAG}"), &proxy, PROXY_USER)?;
+    import_istio_cni(cluster, istio)?;
     let application = program_under_test("gybe-mesh-application")?;
     let mut files = vec![("usr/local/bin/gybe-mesh-application".to_owned(), fs::read(&application)?)];
     files.extend(libraries(cluster, &application)?);
     import_files(cluster, APPLICATION, &files, "1000:1000")
+}
+
+/// Imports the image of istio-cni's agent, with this machine's iptables for its repair of pods.
+fn import_istio_cni(cluster: &Cluster, istio: &Path) -> Result<(), Failure> {
+    let mut files = vec![
+        ("usr/local/bin/install-cni".to_owned(), fs::read(istio.join("install-cni"))?),
+        ("opt/cni/bin/istio-cni".to_owned(), fs::read(istio.join("istio-cni"))?),
+    ];
+    for family in ["iptables", "ip6tables"] {
+        for name in ["", "-save", "-restore"].map(|action| format!("{family}{action}")) {
+            files.push((format!("usr/local/bin/{name}"), fs::read(Path::new("/usr/sbin").join(name))?));
+        }
+    }
+    files.extend(libraries(cluster, Path::new("/usr/sbin/iptables"))?);
+    // The directory of extensions in Debian's libxtables.
+    let extensions = format!("usr/lib/{}-linux-gnu/xtables", std::env::consts::ARCH);
+    for entry in fs::read_dir(Path::new("/").join(&extensions))? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        files.push((format!("{extensions}/{name}"), fs::read(&path)?));
+    }
+    import_files(cluster, &format!("{HUB}/install-cni:{TAG}"), &files, "")
 }
 
 /// Imports an image whose first file is its program.

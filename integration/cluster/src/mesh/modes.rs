@@ -1,6 +1,9 @@
 //! What annotations, and the kinds of pods, change: TPROXY, IPv6, DNS capture, excluded ports and addresses, proxies
 //! for which the application waits, and pods that end.
 
+use std::collections::BTreeSet;
+use std::fs;
+
 use gybe_bench::report::Report;
 use gybe_integration::failure::Failure;
 use serde_json::{Value, json};
@@ -21,6 +24,7 @@ const TPROXY: &str = "tproxy";
 const DNS_CLIENT: &str = "dns-client";
 const PORT_CLIENT: &str = "excluded-port-client";
 const RANGE_CLIENT: &str = "excluded-range-client";
+const USER_NAMESPACE: &str = "user-namespace";
 /// A host that only istiod knows, and its address.
 const HOST: &str = "only-in-the-mesh.internal";
 const HOST_ADDRESS: &str = "198.18.0.10";
@@ -47,6 +51,7 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
                 "10.88.0.0/16,10.96.0.0/16,fd00:88::/64,fd00:96::/112",
             )],
         ),
+        in_a_user_namespace(pod(USER_NAMESPACE)),
     ];
     mesh.ensure_gybe()?;
     for pod in &pods {
@@ -56,7 +61,8 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     for (namespace, name) in outside {
         create(cluster, namespace, &pod(name))?;
     }
-    let meshed = [SERVER, CLIENT, TPROXY, DNS_CLIENT, PORT_CLIENT, RANGE_CLIENT].map(|name| (MESHED, name));
+    let meshed = [SERVER, CLIENT, TPROXY, DNS_CLIENT, PORT_CLIENT, RANGE_CLIENT, USER_NAMESPACE]
+        .map(|name| (MESHED, name));
     for pod in meshed.iter().chain(&outside) {
         wait_until_ready(cluster, *pod)?;
     }
@@ -65,6 +71,7 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     excluded(cluster, &mut checks)?;
     ends(cluster, &mut checks)?;
     probes(cluster, &mut checks)?;
+    user_namespace(mesh, &mut checks)?;
     let all: Vec<_> = meshed.into_iter().chain(outside).collect();
     application::delete(cluster, &all)?;
     Ok(checks.report("Modes of redirection and kinds of pods"))
@@ -95,6 +102,50 @@ fn families(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
         checks.passes(&format!("{TPROXY} to {SERVER}, {family}"), cluster, [TPROXY, SERVER], &target)?;
     }
     Ok(())
+}
+
+/// Returns the pod with `hostUsers: false`.
+fn in_a_user_namespace(mut pod: Value) -> Value {
+    if let Some(spec) = pod.pointer_mut("/spec").and_then(Value::as_object_mut) {
+        spec.insert("hostUsers".to_owned(), json!(false));
+    }
+    pod
+}
+
+/// A pod with users of its own is redirected as others are.
+fn user_namespace(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
+    let cluster = &mesh.cluster;
+    let pod = get(cluster, (MESHED, USER_NAMESPACE))?.unwrap_or_default();
+    let uid = pod.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default();
+    let maps = user_maps(cluster, uid)?;
+    let is_mapped = !maps.is_empty() && maps.iter().all(|first| first.as_str() != "0");
+    checks.holds(
+        "users of the node that are root in a pod with `hostUsers: false`",
+        is_mapped,
+        &maps,
+        "not root",
+    );
+    for [from, to] in [[USER_NAMESPACE, SERVER], [CLIENT, USER_NAMESPACE]] {
+        checks.passes(&format!("{from} to {to}"), cluster, [from, to], &service((MESHED, to)))?;
+    }
+    let answer = request(cluster, (PLAIN, CLIENT), &service((MESHED, USER_NAMESPACE)))?;
+    checks.holds("a client without a sidecar to that pod", answer.is_refused(), &answer, "refused");
+    checks.redirected("a pod with `hostUsers: false`", &mesh.gybe.verify(cluster)?, &[USER_NAMESPACE]);
+    Ok(())
+}
+
+/// Returns which user of the node is root in each process of a pod's containers.
+fn user_maps(cluster: &Cluster, pod_uid: &str) -> Result<BTreeSet<String>, Failure> {
+    let mut found = BTreeSet::new();
+    for entry in fs::read_dir(cluster.node.host().path("/proc"))? {
+        let process = entry?.path();
+        // A process may end meanwhile.
+        let text = |file: &str| fs::read_to_string(process.join(file)).unwrap_or_default();
+        if text("cgroup").contains(&format!("/pod{pod_uid}/")) {
+            found.extend(text("uid_map").split_whitespace().nth(1).map(str::to_owned));
+        }
+    }
+    Ok(found)
 }
 
 /// Returns a pod's address of this family.

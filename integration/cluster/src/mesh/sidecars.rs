@@ -6,7 +6,9 @@ use gybe_integration::failure::Failure;
 use serde_json::Value;
 
 use super::Mesh;
-use super::application::{self, MESHED, PLAIN, annotated, init_status, pod, request, service, start};
+use super::application::{
+    self, MESHED, PLAIN, VALIDATION, annotated, init_status, pod, request, service, start,
+};
 use super::checks::Checks;
 
 const SERVER: &str = "server";
@@ -83,7 +85,7 @@ fn init_containers(pod: &Value) -> Vec<String> {
 
 /// Returns the exit code of Istio's validation container, if it ran once and ended.
 fn validation(pod: &Value) -> Option<i64> {
-    let status = init_status(pod, "istio-validation")?;
+    let status = init_status(pod, VALIDATION)?;
     if status.get("restartCount").and_then(Value::as_i64) != Some(0) {
         return None;
     }

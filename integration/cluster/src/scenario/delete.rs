@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 use gybe_bench::report::{Report, Table, cells};
 use gybe_integration::failure::Failure;
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::{Releases, is_try_again, none, wrong};
 use crate::agent;
@@ -80,12 +80,11 @@ fn by_default(cluster: &Cluster, releases: &Releases) -> Result<Report, Failure>
 /// The agent removes the entry as it ends, and the programs when no sandbox needs them.
 fn with_the_setting(cluster: &Cluster, releases: &Releases) -> Result<Report, Failure> {
     releases.installed.install(cluster)?;
-    let setting = |value: Value| json!({ "data": { "leave_when_daemonset_gone": value } });
-    cluster.api.patch(SETTINGS, &setting("true".into()))?;
+    cluster.api.patch(SETTINGS, &json!({ "data": { "leave_when_daemonset_gone": "true" } }))?;
     agent::replace(cluster)?;
     let running = started(cluster, Plan { name: "redirected", ..PLAN })?;
     let before = Instant::now();
-    delete_daemon_set(cluster)?;
+    prune(cluster)?;
     let is_in_conf = |name: &String| name.starts_with("/etc/");
     wait_at_most(ENTRY, "the entry is removed", || Ok(!agent::installed(cluster)?.iter().any(is_in_conf)))?;
     let entry = before.elapsed().as_secs_f64();
@@ -96,11 +95,10 @@ fn with_the_setting(cluster: &Cluster, releases: &Releases) -> Result<Report, Fa
     wait_at_most(PROGRAMS, "the programs are removed", || Ok(agent::installed(cluster)?.is_empty()))?;
     let removed = before.elapsed().as_secs_f64();
     wait_until("the agent ends", || Ok(agent::pods(cluster)?.is_empty()))?;
-    cluster.api.patch(SETTINGS, &setting(Value::Null))?;
     let row = |what: &str, seconds: f64| vec![what.to_owned(), format!("{seconds:.1}")];
     Ok(Report {
         tables: vec![Table {
-            title: "The DaemonSet is deleted, with `leave_when_daemonset_gone`".into(),
+            title: "The DaemonSet is pruned, with `leave_when_daemonset_gone`".into(),
             head: cells(["What", "Seconds"]),
             rows: vec![
                 row("until the entry is removed", entry),
@@ -109,12 +107,12 @@ fn with_the_setting(cluster: &Cluster, releases: &Releases) -> Result<Report, Fa
         }],
         targets: vec![
             none(
-                "deleted, with the setting: programs missing while a sandbox needs them",
+                "pruned, with the setting: programs missing while a sandbox needs them",
                 usize::from(programs == 0),
             ),
-            none("deleted, with the setting: new pods of the mesh that are redirected", redirected),
-            none("deleted, with the setting: new pods that are refused", new.refusals.len() + new.late.len()),
-            wrong("deleted, with the setting: running pods not as expected", &[&old]),
+            none("pruned, with the setting: new pods of the mesh that are redirected", redirected),
+            none("pruned, with the setting: new pods that are refused", new.refusals.len() + new.late.len()),
+            wrong("pruned, with the setting: running pods not as expected", &[&old]),
         ],
     })
 }
@@ -129,4 +127,17 @@ fn started(cluster: &Cluster, plan: Plan) -> Result<Storm, Failure> {
 /// As `kubectl delete`: the DaemonSet is gone at once, and the garbage collector deletes its pods.
 fn delete_daemon_set(cluster: &Cluster) -> Result<(), Failure> {
     cluster.run("kubectl", &["-n", "gybe-system", "delete", "daemonset", "gybe-node"]).map(drop)
+}
+
+/// As a GitOps tool: the DaemonSet and all else but the ServiceAccount, its Role and its RoleBinding, which the chart
+/// annotates so that such a tool leaves them. The rights are deleted first, which is the worst order.
+fn prune(cluster: &Cluster) -> Result<(), Failure> {
+    let objects = [
+        "clusterrolebinding/gybe-node",
+        "clusterrole/gybe-node",
+        "configmap/gybe-config",
+        "daemonset/gybe-node",
+    ];
+    let command = [&["-n", "gybe-system", "delete"][..], &objects].concat();
+    cluster.run("kubectl", &command).map(drop)
 }

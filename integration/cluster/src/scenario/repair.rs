@@ -8,15 +8,14 @@ use gybe_bench::report::{Report, Table, cells};
 use gybe_integration::failure::Failure;
 use serde_json::{Value, json};
 
-use super::{Releases, none};
-use crate::agent::{AgentApi, answer};
+use super::Releases;
+use super::admission::{AdmissionChecks, OTHER_NODE, create_other_node, delete_component, delete_other_node};
+use crate::agent::AgentApi;
 use crate::api::{Api, wait_at_most, wait_until};
 use crate::cluster::{Cluster, has_condition};
 use crate::pods::{Kind, Reached, pod};
 
 const LABEL: &str = "cni.istio.io/uninitialized";
-/// A node without a kubelet.
-const OTHER_NODE: &str = "worker-2";
 /// A pod of the other node.
 const ELSEWHERE: &str = "elsewhere";
 /// A pod of this node, outside of the mesh.
@@ -25,12 +24,9 @@ const HERE: &str = "here";
 const SETTING: Duration = Duration::from_secs(150);
 /// The plugin directory's program.
 const GYBE: &str = "/opt/cni/bin/gybe";
-const OBJECTS: &str =
-    "clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding";
 
 pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Failure> {
-    let node = json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": OTHER_NODE } });
-    cluster.api.create("/api/v1/nodes", &node)?;
+    create_other_node(cluster, &json!({}))?;
     let mut elsewhere = pod(Kind::Plain, "default", ELSEWHERE, ELSEWHERE);
     if let Some(spec) = elsewhere.pointer_mut("/spec").and_then(Value::as_object_mut) {
         spec.insert("nodeName".to_owned(), json!(OTHER_NODE));
@@ -38,20 +34,21 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
     create(cluster, &elsewhere)?;
     create(cluster, &pod(Kind::Plain, "default", HERE, HERE))?;
     wait_until_ready(cluster, HERE)?;
-    let (mut times, mut requests) = (Vec::new(), Vec::new());
+    let (mut times, mut requests) = (Vec::new(), AdmissionChecks::default());
     times.push(("repair", lose_rules(cluster, "repair", |name| Ok(is_redirected(&get(cluster, name)?)))?));
     for (mode, is_done) in [("label", is_labelled as fn(&Value) -> bool), ("delete", Value::is_null)] {
         let component = format!("repair-{mode}");
         releases.installed.install_with(cluster, &component, ("repair", mode))?;
         times.push((mode, lose_rules(cluster, mode, |name| Ok(is_done(&get(cluster, name)?)))?));
-        requests.extend(changes_with_the_agents_token(cluster, mode)?);
-        cluster.run("kubectl", &["delete", OBJECTS, &format!("gybe-{component}")])?;
+        changes_with_the_agents_token(cluster, mode, &mut requests)?;
+        delete_component(cluster, &component)?;
     }
     releases.installed.install(cluster)?;
     // The other node has no kubelet, which would confirm that the pod has ended.
     cluster.run("kubectl", &["delete", "pod", "--force", "--grace-period=0", ELSEWHERE])?;
-    cluster.api.delete(&format!("/api/v1/nodes/{OTHER_NODE}"))?;
-    let wrong = requests.iter().filter(|row| row.first() != row.get(1)).count();
+    delete_other_node(cluster)?;
+    let (requests, as_expected) =
+        requests.report("Requests about pods with the agent's token", ["Token", "Request"]);
     let row =
         |(mode, time): &(&str, Duration)| vec![(*mode).to_owned(), format!("{:.2}", time.as_secs_f64())];
     Ok(Report {
@@ -61,13 +58,9 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
                 head: cells(["`repair`", "Seconds until it is redirected, labelled or deleted"]),
                 rows: times.iter().map(row).collect(),
             },
-            Table {
-                title: "Requests about pods with the agent's token".into(),
-                head: cells(["Expected", "Observed", "Token", "Request"]),
-                rows: requests,
-            },
+            requests,
         ],
-        targets: vec![none("requests not as expected", wrong)],
+        targets: vec![as_expected],
     })
 }
 
@@ -125,13 +118,16 @@ fn lose_rules(
     Ok(time)
 }
 
-/// Returns for each request whether it should be allowed and whether it was, and the request.
-fn changes_with_the_agents_token(cluster: &Cluster, mode: &str) -> Result<Vec<Vec<String>>, Failure> {
+/// Adds requests with the tokens of the agent's pod and of no pod.
+fn changes_with_the_agents_token(
+    cluster: &Cluster,
+    mode: &str,
+    checks: &mut AdmissionChecks,
+) -> Result<(), Failure> {
     let AgentApi { bound, unbound } = AgentApi::connect(cluster)?;
-    let policy = format!("gybe-repair-{mode}");
-    let mut rows = Vec::new();
+    let component = format!("repair-{mode}");
     let mut add = |expected: &str, token: &str, request: String, response: Result<Value, Failure>| {
-        rows.push(vec![expected.to_owned(), answer(response, &policy), token.to_owned(), request]);
+        checks.add(&component, expected, response, [token, &request]);
     };
     let (of_pod, of_none) = ("of the agent's pod", "of no pod");
     if mode == "delete" {
@@ -141,7 +137,7 @@ fn changes_with_the_agents_token(cluster: &Cluster, mode: &str) -> Result<Vec<Ve
         delete("refused", of_pod, &bound, ELSEWHERE);
         delete("refused", of_none, &unbound, HERE);
         delete("allowed", of_pod, &bound, HERE);
-        return Ok(rows);
+        return Ok(());
     }
     let mut patch = |expected, token, api: &Api, name, patch: &Value| {
         let response = api.patch(&format!("{}/status", path(name)), patch);
@@ -161,5 +157,5 @@ fn changes_with_the_agents_token(cluster: &Cluster, mode: &str) -> Result<Vec<Ve
     ] {
         patch("refused", of_pod, &bound, HERE, &other);
     }
-    Ok(rows)
+    Ok(())
 }

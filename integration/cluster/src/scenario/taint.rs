@@ -9,8 +9,9 @@ use gybe_containerd_tests::{Conflist, Generation};
 use gybe_integration::failure::Failure;
 use serde_json::{Value, json};
 
+use super::admission::{AdmissionChecks, OTHER_NODE, create_other_node, delete_component, delete_other_node};
 use super::{Releases, none};
-use crate::agent::{AgentApi, answer};
+use crate::agent::AgentApi;
 use crate::api::{wait_at_most, wait_until};
 use crate::cluster::Cluster;
 use crate::network::NODE;
@@ -18,9 +19,8 @@ use crate::pods::{Kind, pod};
 use crate::storm::{Plan, Storm};
 
 const KEY: &str = "cni.istio.io/not-ready";
-/// A node without a kubelet.
-const OTHER_NODE: &str = "worker-2";
 const REFUSED: &str = "refused";
+const COMPONENT: &str = "node-taint";
 /// How long the agent may take to remove the taint: the kubelet updates a mounted ConfigMap about once a minute.
 const REMOVAL: Duration = Duration::from_secs(90);
 /// How long pods would have to start without redirection until the agent sets the taint again.
@@ -37,25 +37,21 @@ const KEPT_OFF: Plan = Plan {
     interval: Duration::ZERO,
     patience: Duration::from_secs(240),
 };
-const OBJECTS: &str =
-    "clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding";
 
 pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Failure> {
     let spec = json!({ "taints": [{ "key": KEY, "effect": "NoSchedule" }] });
     cluster.api.patch(&node(NODE), &json!({ "spec": spec }))?;
-    let other =
-        json!({ "apiVersion": "v1", "kind": "Node", "metadata": { "name": OTHER_NODE }, "spec": spec });
-    cluster.api.create("/api/v1/nodes", &other)?;
+    create_other_node(cluster, &spec)?;
     let before = Instant::now();
-    releases.installed.install_with(cluster, "node-taint", ("node_taints", KEY))?;
+    releases.installed.install_with(cluster, COMPONENT, ("node_taints", KEY))?;
     wait_at_most(REMOVAL, "the taint is removed", || Ok(!is_tainted(cluster, NODE)?))?;
     let removed = before.elapsed().as_secs_f64();
     let noted = refused_pod_is_noted(cluster)?;
     let again = set_again(cluster)?;
-    let rows = changes_with_the_agents_token(cluster)?;
-    let wrong = rows.iter().filter(|row| row.first() != row.get(1)).count();
-    cluster.run("kubectl", &["delete", OBJECTS, "gybe-node-taint"])?;
-    cluster.api.delete(&node(OTHER_NODE))?;
+    let (changes, as_expected) = changes_with_the_agents_token(cluster)?
+        .report("Changes of nodes with the agent's token", ["Node", "Patch"]);
+    delete_component(cluster, COMPONENT)?;
+    delete_other_node(cluster)?;
     releases.installed.install(cluster)?;
     Ok(Report {
         tables: vec![
@@ -75,14 +71,10 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
                     ],
                 ],
             },
-            Table {
-                title: "Changes of nodes with the agent's token".into(),
-                head: cells(["Expected", "Observed", "Node", "Patch"]),
-                rows,
-            },
+            changes,
         ],
         targets: vec![
-            none("changes of nodes not as expected", wrong),
+            as_expected,
             Target {
                 what: "pods would start without redirection until the taint is set".to_owned(),
                 measured: again.set,
@@ -168,14 +160,14 @@ fn set_again(cluster: &Cluster) -> Result<SetAgain, Failure> {
     Ok(SetAgain { set, removed, wrong: [started.astray, started.late].concat() })
 }
 
-/// Returns for each patch whether it should be allowed and whether it was, the node and the patch.
-fn changes_with_the_agents_token(cluster: &Cluster) -> Result<Vec<Vec<String>>, Failure> {
+/// Patches nodes with the tokens of the agent's pod and of no pod.
+fn changes_with_the_agents_token(cluster: &Cluster) -> Result<AdmissionChecks, Failure> {
     let AgentApi { bound, unbound } = AgentApi::connect(cluster)?;
     let (no_schedule, no_execute) = (
         json!({ "spec": { "taints": [{ "key": "example.com/x", "effect": "NoSchedule" }] } }),
         json!({ "spec": { "taints": [{ "key": "example.com/x", "effect": "NoExecute" }] } }),
     );
-    let mut rows = Vec::new();
+    let mut checks = AdmissionChecks::default();
     for (expected, api, name, patch) in [
         ("allowed", &bound, NODE, no_schedule.clone()),
         ("allowed", &bound, NODE, json!({ "spec": { "taints": [] } })),
@@ -186,8 +178,8 @@ fn changes_with_the_agents_token(cluster: &Cluster) -> Result<Vec<Vec<String>>, 
         ("refused", &bound, OTHER_NODE, no_schedule.clone()),
         ("refused", &unbound, NODE, no_schedule),
     ] {
-        let observed = answer(api.patch(&node(name), &patch), "gybe-node-taint");
-        rows.push(vec![expected.to_owned(), observed, name.to_owned(), format!("`{patch}`")]);
+        let response = api.patch(&node(name), &patch);
+        checks.add(COMPONENT, expected, response, [name, &format!("`{patch}`")]);
     }
-    Ok(rows)
+    Ok(checks)
 }

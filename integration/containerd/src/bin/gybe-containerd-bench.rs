@@ -74,7 +74,7 @@ fn contenders(generation: Generation, programs: &Path) -> Result<[Contender; 2],
     let gybe = programs.join("gybe-cni").canonicalize()?;
     let start = |conflist: &Conflist, plugins: &[&Path], name: &str| -> Result<Node, Box<dyn Error>> {
         let own = env::current_exe()?;
-        let programs = Programs { host_init: &own.with_file_name("gybe-host-init"), plugins };
+        let programs = Programs { host_init: &own.with_file_name("gybe-host-init"), plugins, runc: None };
         let log = env::temp_dir().join(format!("gybe-containerd-bench-{name}.log"));
         Ok(Node::start(programs, generation, conflist, log)?)
     };

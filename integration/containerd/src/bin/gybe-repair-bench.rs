@@ -40,7 +40,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     print::preface();
     let generation = Generation::V2;
     let host_init = env::current_exe()?.with_file_name("gybe-host-init");
-    let programs = Programs { host_init: &host_init, plugins: &[] };
+    let programs = Programs { host_init: &host_init, plugins: &[], runc: None };
     let chain = Conflist::reference_plugins(generation);
     let log = env::temp_dir().join(format!("gybe-repair-bench-{}.log", std::process::id()));
     let node = Node::start(programs, generation, &chain, log.clone())?;

@@ -29,7 +29,7 @@ impl Cluster {
     pub(crate) fn new(generation: Generation) -> Self {
         let name = thread::current().name().unwrap_or("unnamed").replace("::", ".");
         let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{name}.log"));
-        let programs = Programs { host_init: Path::new(HOST_INIT), plugins: &[] };
+        let programs = Programs { host_init: Path::new(HOST_INIT), plugins: &[], runc: None };
         let node = Node::start(programs, generation, &Conflist::reference_plugins(generation), log).unwrap();
         let network = Namespace::open(&node.host().netns()).unwrap();
         let api = network.run(ApiServer::start).unwrap().unwrap();

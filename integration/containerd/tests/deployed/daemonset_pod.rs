@@ -4,14 +4,13 @@ use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, TcpStream};
-use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::Path;
+use std::os::unix::fs::PermissionsExt;
 use std::time::Duration;
 
 use gybe_containerd_tests::cri::ContainerStatus;
 use gybe_containerd_tests::sandbox::{LOGS, PodNetwork};
 use gybe_containerd_tests::{Node, Sandbox};
-use gybe_test_support::wait_for_at_most;
+use gybe_test_support::{wait_for_at_most, write_volume};
 use k8s_openapi::api::core::v1::{Container, PodSpec, Probe, Volume};
 
 use crate::cluster::{Cluster, NODE, config_map, daemon_set, probe_once};
@@ -60,9 +59,7 @@ impl<'s> DaemonSetPod<'s> {
         let patch = probe_once().spec.template.spec.unwrap();
         created.pod.containers.retain(|one| patch.containers.iter().all(|removed| removed.name != one.name));
         created.pod.init_containers = patch.init_containers;
-        let mut data = config_map().data.unwrap();
-        data.insert("repair".into(), "off".into());
-        write_config(&cluster.node, &data);
+        set_config(&cluster.node, &[("repair", "off")]);
         for container in created.pod.init_containers.clone().unwrap() {
             created.start_container(&container.name);
             created.wait_for("the end of the init container", || !created.status(&container.name).running);
@@ -81,7 +78,7 @@ impl<'s> DaemonSetPod<'s> {
         let host = cluster.node.host();
         fs::create_dir_all(host.path(LOGS)).unwrap();
         cluster.write_token(&host.path(VOLUMES).join("token"));
-        write_config(&cluster.node, &config_map().data.unwrap());
+        set_config(&cluster.node, &[]);
         let sandbox = Sandbox { network: PodNetwork::Host, ..Sandbox::new(&namespace, "gybe-node-x7k2p") };
         let address = cluster.api.address();
         let context = PodContext {
@@ -196,23 +193,9 @@ impl<'s> DaemonSetPod<'s> {
     }
 }
 
-/// Writes a ConfigMap as the kubelet does: to a new directory, to which the link `..data` is changed by a rename.
-pub(crate) fn write_config(node: &Node, data: &BTreeMap<String, String>) {
-    let volume = node.host().path(VOLUMES).join("config");
-    fs::create_dir_all(&volume).unwrap();
-    let before = fs::read_link(volume.join("..data")).ok();
-    let new = if before.as_deref() == Some(Path::new("..one")) { "..two" } else { "..one" };
-    fs::create_dir(volume.join(new)).unwrap();
-    for (key, value) in data {
-        fs::write(volume.join(new).join(key), value).unwrap();
-        let link = volume.join(key);
-        if !link.is_symlink() {
-            symlink(Path::new("..data").join(key), link).unwrap();
-        }
-    }
-    symlink(new, volume.join("..data_tmp")).unwrap();
-    fs::rename(volume.join("..data_tmp"), volume.join("..data")).unwrap();
-    if let Some(before) = before {
-        fs::remove_dir_all(volume.join(before)).unwrap();
-    }
+/// Replaces the agent's mounted ConfigMap, as the kubelet does, by the one of the manifests with these settings changed.
+pub(crate) fn set_config(node: &Node, changed: &[(&str, &str)]) {
+    let mut data = config_map().data.unwrap();
+    data.extend(changed.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));
+    write_volume(&node.host().path(VOLUMES).join("config"), data).unwrap();
 }

@@ -6,8 +6,8 @@ use gybe_containerd_tests::node::CONFLIST;
 use gybe_containerd_tests::{Generation, Sandbox, containerd};
 use serde_json::Value;
 
-use crate::cluster::{Cluster, config_map};
-use crate::daemonset_pod::{DaemonSetPod, write_config};
+use crate::cluster::Cluster;
+use crate::daemonset_pod::{DaemonSetPod, set_config};
 use crate::pod::{Destination, OutsideClient, RunningPod};
 
 /// CAP_SETUID, CAP_NET_BIND_SERVICE, CAP_NET_ADMIN, CAP_NET_RAW, CAP_SYS_CHROOT, CAP_SYS_PTRACE and
@@ -59,9 +59,7 @@ fn assert_deployment_works(generation: Generation) {
     assert_next_pod_is_redirected(&cluster, "cart-0");
 
     // A changed ConfigMap takes effect without a restart.
-    let mut data = config_map().data.unwrap();
-    data.insert("log_level".into(), "debug".into());
-    write_config(&cluster.node, &data);
+    set_config(&cluster.node, &[("log_level", "debug")]);
     agent.wait_for("the conflist has the new setting", || gybe_entry(&cluster)["log_level"] == "debug");
     assert!(agent.get(15014, "/metrics").unwrap().contains("istio_cni_install_ready 1"), "{}", agent.logs());
 
@@ -110,9 +108,7 @@ fn f29_mode_leave_in_the_configmap_removes_gybe_from_the_conflist() {
     let before = conflist(&cluster);
     let agent = DaemonSetPod::start(&cluster);
     agent.wait_for("ready", || agent.is_ready());
-    let mut data = config_map().data.unwrap();
-    data.insert("mode".into(), "leave".into());
-    write_config(&cluster.node, &data);
+    set_config(&cluster.node, &[("mode", "leave")]);
     agent.wait_for("the conflist without Gybe", || conflist(&cluster) == before);
     agent.wait_for("/left", || agent.is_ok(8000, "/left"));
 }

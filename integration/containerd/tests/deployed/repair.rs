@@ -10,8 +10,8 @@ use gybe_containerd_tests::{Generation, Sandbox, manifest};
 use k8s_openapi::jiff::Timestamp;
 use serde_json::{Value, json};
 
-use crate::cluster::{Cluster, NODE, config_map};
-use crate::daemonset_pod::{DaemonSetPod, write_config};
+use crate::cluster::{Cluster, NODE};
+use crate::daemonset_pod::{DaemonSetPod, set_config};
 use crate::pod::{APPLICATION, OUTSIDE, OutsideClient, RunningPod};
 
 const PODS: usize = 50;
@@ -147,11 +147,7 @@ fn label_and_delete_change_the_objects_of_the_pods_that_are_not_redirected_and_n
     let (pods, untouched) = (start_meshed(&cluster, 5), start_untouched(&cluster));
     let broken: BTreeSet<_> = (0..pods.len()).map(|number| format!("cart-{number}")).collect();
     let [all, _] = pods_and_labelled(&cluster);
-    let set = |mode: &str| {
-        let mut data = config_map().data.unwrap();
-        data.insert("repair".into(), mode.into());
-        write_config(&cluster.node, &data);
-    };
+    let set = |mode: &str| set_config(&cluster.node, &[("repair", mode)]);
     let agent = DaemonSetPod::start_with(&cluster, || set("label"));
     agent.wait_for("the labels", || pods_and_labelled(&cluster)[1].len() >= broken.len());
     assert_eq!(pods_and_labelled(&cluster), [all.clone(), broken.clone()]);

@@ -36,7 +36,7 @@ impl Image {
 
 /// A node on which only the primary plugin has written a conflist.
 pub(crate) fn node(generation: Generation) -> Node {
-    let programs = Programs { host_init: Path::new(HOST_INIT), plugins: &[] };
+    let programs = Programs { host_init: Path::new(HOST_INIT), plugins: &[], runc: None };
     let thread = thread::current();
     let test = thread.name().unwrap_or("unnamed").replace("::", ".");
     let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}.log"));

@@ -88,7 +88,8 @@ impl ContainerdNode {
         let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("readme-{generation}.log"));
         let host_init = Path::new(env!("CARGO_BIN_EXE_gybe-host-init"));
         let network = Conflist::reference_plugins(generation);
-        let node = Node::start(Programs { host_init, plugins: &[] }, generation, &network, log).unwrap();
+        let node =
+            Node::start(Programs { host_init, plugins: &[], runc: None }, generation, &network, log).unwrap();
         Self { node, programs: generation.programs().unwrap() }
     }
 

@@ -54,7 +54,7 @@ pub(crate) fn program(name: &str) -> PathBuf {
 }
 
 fn start_node(generation: Generation, conflist: &Conflist, plugins: &[&Path]) -> Node {
-    let programs = Programs { host_init: Path::new(HOST_INIT), plugins };
+    let programs = Programs { host_init: Path::new(HOST_INIT), plugins, runc: None };
     Node::start(programs, generation, conflist, log())
         .unwrap_or_else(|error| panic!("{}", error_chain(&error)))
 }

@@ -93,7 +93,7 @@ pub(crate) struct StateNode {
 impl StateNode {
     /// Starts a node with containerd and runs the probe on it. `number` tells nodes of one generation apart.
     pub(crate) fn start(generation: Generation, number: usize) -> Self {
-        let programs = Programs { host_init: Path::new(HOST_INIT), plugins: &[] };
+        let programs = Programs { host_init: Path::new(HOST_INIT), plugins: &[], runc: None };
         let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("states-{generation}-{number}.log"));
         let conflist = Conflist::reference_plugins(generation);
         let node = Node::start(programs, generation, &conflist, log).unwrap();

@@ -1,0 +1,133 @@
+//! Every annotation in the plugin's table has its default, its form and an effect.
+
+use gybe_plugin::annotations::{ANNOTATIONS, Annotation, ValueForm};
+use gybe_plugin::conf::PluginConf;
+use gybe_plugin::decide::{Decision, decide};
+use gybe_plugin::gates::{InitContainer, STATUS};
+use gybe_plugin::pod::PodFacts;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Decides about an injected pod with these annotations.
+fn decision(annotations: &[(&str, &str)]) -> Decision {
+    let mut all = BTreeMap::from([(STATUS, "{}")]);
+    all.extend(annotations.iter().copied());
+    let pod = json!({
+        "kind": "Pod", "metadata": { "name": "a", "namespace": "shop", "annotations": all },
+        "spec": { "containers": [{ "name": "app" }, { "name": "istio-proxy", "args": ["proxy", "sidecar"] }] },
+    });
+    let facts = PodFacts::from_manifest(&pod).unwrap();
+    decide(&PluginConf::default(), &facts, &["10.244.0.10".parse().unwrap()], InitContainer::Counts)
+}
+
+fn with(annotation: &Annotation, value: &str) -> Decision {
+    decision(&[(annotation.name, value)])
+}
+
+/// Returns values of a form whose effect is not that of any default, and values that it refuses.
+fn values(form: ValueForm) -> (&'static [&'static str], &'static [&'static str]) {
+    match form {
+        ValueForm::Text => (&[], &[]),
+        ValueForm::Boolean => (&["false", "0", "F"], &[]),
+        ValueForm::Mode => (&["TPROXY", "NONE"], &["redirect", ""]),
+        ValueForm::Ports => (&["80", "80, 8000-8100"], &["*", "net1", "10.0.0.0/8"]),
+        ValueForm::PortsOrAll => (&["", "80", "80,8000-8100"], &["net1", "10.0.0.0/8"]),
+        ValueForm::Networks => (&["10.0.0.0/8", "10.1.2.3/8, fd00::/8"], &["*", "80", "net1"]),
+        ValueForm::NetworksOrAll => (&["", "10.0.0.0/8", "fd00::/8,192.0.2.0/24"], &["80", "net1"]),
+        ValueForm::Interfaces => (&["net1", "net1, tap0"], &["*", "80", "10.0.0.0/8"]),
+    }
+}
+
+/// A value that the plugin refuses.
+pub(crate) struct InvalidValue {
+    annotation: &'static str,
+    value: fn() -> String,
+    /// The form and the value, for the page.
+    pub(crate) form: &'static str,
+    pub(crate) text: &'static str,
+}
+
+const PORTS: &str = "traffic.sidecar.istio.io/excludeOutboundPorts";
+
+/// A value for each error in a value.
+pub(crate) const INVALID_VALUES: [InvalidValue; 9] = [
+    InvalidValue {
+        annotation: "sidecar.istio.io/interceptionMode",
+        value: || "redirect".to_owned(),
+        form: "mode",
+        text: "`redirect`",
+    },
+    InvalidValue { annotation: PORTS, value: || "http".to_owned(), form: "ports", text: "`http`" },
+    InvalidValue { annotation: PORTS, value: || "080".to_owned(), form: "ports", text: "`080`" },
+    InvalidValue { annotation: PORTS, value: || "8100-8000".to_owned(), form: "ports", text: "`8100-8000`" },
+    InvalidValue { annotation: PORTS, value: || "*".to_owned(), form: "ports", text: "`*`" },
+    InvalidValue {
+        annotation: "traffic.sidecar.istio.io/excludeOutboundIPRanges",
+        value: || "10.0.0.1".to_owned(),
+        form: "networks",
+        text: "`10.0.0.1`",
+    },
+    InvalidValue {
+        annotation: "traffic.sidecar.istio.io/excludeInterfaces",
+        value: || "-net1".to_owned(),
+        form: "interfaces",
+        text: "`-net1`",
+    },
+    InvalidValue { annotation: PORTS, value: || "80,,443".to_owned(), form: "every list", text: "`80,,443`" },
+    InvalidValue {
+        annotation: PORTS,
+        value: || (0..=4096).map(|n| (2 * n).to_string()).collect::<Vec<_>>().join(","),
+        form: "every list",
+        text: "more than `max_intervals`",
+    },
+];
+
+impl InvalidValue {
+    /// Returns what the plugin says about the value.
+    pub(crate) fn error(&self) -> String {
+        let Decision::Refuse(refusal) = decision(&[(self.annotation, &(self.value)())]) else {
+            panic!("{} is valid", self.text);
+        };
+        let error = refusal.to_string();
+        let (_, fault) = error.split_once(&format!("annotation {}: ", self.annotation)).unwrap();
+        fault.to_owned()
+    }
+}
+
+#[test]
+fn the_default_has_the_effect_of_no_annotation() {
+    let absent = decision(&[]);
+    assert!(matches!(absent, Decision::Redirect(_)), "{absent:?}");
+    for annotation in &ANNOTATIONS {
+        match annotation.default {
+            Some(value) => assert_eq!(with(annotation, value), absent, "{}", annotation.name),
+            None => assert_eq!(annotation.name, STATUS),
+        }
+    }
+}
+
+#[test]
+fn values_of_the_form_have_an_effect_and_others_are_refused() {
+    let absent = decision(&[]);
+    for annotation in &ANNOTATIONS {
+        let (valid, invalid) = values(annotation.form);
+        for value in valid {
+            let decided = with(annotation, value);
+            let has_effect = decided != absent && !matches!(decided, Decision::Refuse(_));
+            assert!(has_effect, "{} {value:?}: {decided:?}", annotation.name);
+        }
+        if matches!(annotation.form, ValueForm::PortsOrAll | ValueForm::NetworksOrAll) {
+            assert!(!matches!(with(annotation, "*"), Decision::Refuse(_)), "{}", annotation.name);
+        }
+        for value in invalid {
+            let decided = with(annotation, value);
+            assert!(matches!(decided, Decision::Refuse(_)), "{} {value:?}: {decided:?}", annotation.name);
+        }
+    }
+}
+
+#[test]
+fn every_invalid_value_has_an_error_of_its_own() {
+    let errors: BTreeSet<String> = INVALID_VALUES.iter().map(InvalidValue::error).collect();
+    assert_eq!(errors.len(), INVALID_VALUES.len(), "{errors:#?}");
+}

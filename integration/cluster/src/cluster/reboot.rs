@@ -1,0 +1,120 @@
+//! A reboot of the node, as its pods and Gybe experience it. The control plane, which shares the node's namespaces, and
+//! its network go on: in a cluster they are another machine's.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::Path;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use gybe_integration::failure::Failure;
+
+use super::{Cluster, KUBELET_STARTED};
+use crate::api::wait_until;
+use crate::components;
+use crate::credentials::DIRECTORY;
+
+/// What goes on.
+const CONTROL_PLANE: [&str; 5] =
+    ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns"];
+/// How long the kernel may take to end all other processes.
+const END: Duration = Duration::from_secs(60);
+const INTERVAL: Duration = Duration::from_millis(50);
+/// Where the mounts are that the node would not have after a boot.
+const MOUNTS: [&str; 3] = ["/run/", "/var/lib/kubelet/", "/var/run/"];
+/// What of `/run` is no file of a real node: changes of `/etc` and `/opt`, and the directory of this cluster's files.
+const OVERLAYS: &str = "/run/overlay";
+const OWN: &str = "/run/gybe";
+
+impl Cluster {
+    /// Kills all processes of the node but the control plane's, wipes `/run` and the node's network, and starts
+    /// containerd and the kubelet again. `kept` are the names of the cluster's own files in `/run/gybe`.
+    pub(crate) fn reboot(&mut self, kept: &BTreeSet<String>) -> Result<(), Failure> {
+        self.kill_node()?;
+        self.unmount()?;
+        self.wipe(kept)?;
+        // Pods' links are gone with their namespaces.
+        self.run("sh", &["-c", "nft flush ruleset && ip link delete cni0"])?;
+        self.node.start_containerd_again()?;
+        let kubelet = self.start_program("kubelet", components::kubelet(), KUBELET_STARTED)?;
+        self.components.push(kubelet);
+        wait_until("the node is ready", || self.is_node_ready())
+    }
+
+    /// Kills all processes but those of the control plane and process 1, until there are no others.
+    fn kill_node(&self) -> Result<(), Failure> {
+        let deadline = Instant::now() + END;
+        loop {
+            let others = self.other_processes()?;
+            if others.is_empty() {
+                return Ok(());
+            }
+            if Instant::now() > deadline {
+                return Err(Failure::new(format!("processes {others:?} of the node do not end")));
+            }
+            let arguments = ["-KILL"].into_iter().chain(others.iter().map(String::as_str));
+            // Some may have ended meanwhile.
+            let _ = self.run("kill", &arguments.collect::<Vec<_>>());
+            sleep(INTERVAL);
+        }
+    }
+
+    /// The ids in the node's PID namespace.
+    fn other_processes(&self) -> Result<Vec<String>, Failure> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(self.node.host().path("/proc"))? {
+            let entry = entry?;
+            let id = entry.file_name().to_string_lossy().into_owned();
+            // A kernel thread, or a process that has ended, has no program.
+            let Ok(program) = fs::read_link(entry.path().join("exe")) else { continue };
+            let name = program.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if id != "1" && id.parse::<u32>().is_ok() && !CONTROL_PLANE.contains(&name.as_str()) {
+                found.push(id);
+            }
+        }
+        Ok(found)
+    }
+
+    fn unmount(&self) -> Result<(), Failure> {
+        // One may end with another that contained it.
+        for target in self.mounts()? {
+            let _ = self.run("umount", &["--lazy", &target]);
+        }
+        match self.mounts()?.as_slice() {
+            [] => Ok(()),
+            left => Err(Failure::new(format!("mounts {left:?} of the node do not end"))),
+        }
+    }
+
+    /// The mount points that the node would not have after a boot, the newest first.
+    fn mounts(&self) -> Result<Vec<String>, Failure> {
+        let mounts = fs::read_to_string(self.node.host().path("/proc/1/mounts"))?;
+        // Those before the node's own /run are the machine's, and hidden.
+        let targets = mounts.lines().rev().filter_map(|line| line.split(' ').nth(1));
+        let targets = targets.take_while(|target| *target != "/run");
+        let is_gone = |target: &&str| {
+            MOUNTS.iter().any(|below| target.starts_with(below)) && !target.starts_with(DIRECTORY)
+        };
+        Ok(targets.filter(is_gone).map(str::to_owned).collect())
+    }
+
+    fn wipe(&self, kept: &BTreeSet<String>) -> Result<(), Failure> {
+        let host = self.node.host();
+        for directory in ["/run", OWN] {
+            for entry in fs::read_dir(host.path(directory))? {
+                let entry = entry?;
+                let path = Path::new(directory).join(entry.file_name());
+                let name = path.to_string_lossy().into_owned();
+                if [OVERLAYS, OWN].contains(&name.as_str()) || kept.contains(&name) {
+                    continue;
+                }
+                if entry.file_type()?.is_dir() {
+                    fs::remove_dir_all(entry.path())?;
+                } else {
+                    fs::remove_file(entry.path())?;
+                }
+            }
+        }
+        Ok(())
+    }
+}

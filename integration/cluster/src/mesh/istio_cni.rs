@@ -1,0 +1,27 @@
+//! istio-cni, from the chart of Istio's module: its values, and waiting for its agent.
+
+use gybe_integration::failure::Failure;
+use serde_json::{Value, json};
+
+use super::images::{HUB, TAG};
+use super::istio::NAMESPACE;
+use crate::cluster::Cluster;
+
+/// The values of istio-cni's chart as an operator has them: where the images are, and defaults.
+pub(super) fn values() -> Value {
+    json!({ "global": { "hub": HUB, "tag": TAG, "imagePullPolicy": "Never" } })
+}
+
+/// Waits until the agent of the applied version is ready on each of its nodes.
+pub(super) fn roll_out(cluster: &Cluster) -> Result<(), Failure> {
+    let rollout = ["-n", NAMESPACE, "rollout", "status", "daemonset", "istio-cni-node", "--timeout=180s"];
+    cluster
+        .run("kubectl", &rollout)
+        .map(drop)
+        .map_err(|error| cluster.with_pods(&error, NAMESPACE, &["-l", "k8s-app=istio-cni-node"]))
+}
+
+/// Returns the agents' pods.
+pub(super) fn pods(cluster: &Cluster) -> Result<Vec<Value>, Failure> {
+    cluster.api.list(&format!("/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=k8s-app%3Distio-cni-node"))
+}

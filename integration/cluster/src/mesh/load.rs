@@ -1,0 +1,107 @@
+//! Requests of a running pod to another one, one after the other, while something happens to the node.
+
+use std::time::Duration;
+
+use gybe_integration::failure::Failure;
+use serde::Deserialize;
+
+use super::application::{self, MESHED, Name, control, pod, service, start};
+use super::checks::Checks;
+use crate::cluster::Cluster;
+
+/// The kubelet waits up to five minutes before it starts a failed init container again.
+pub(super) const NEXT_ATTEMPT: Duration = Duration::from_secs(420);
+
+/// How many requests a load has made, and which failed.
+#[derive(Debug, Deserialize)]
+struct Counts {
+    requests: u64,
+    failed: u64,
+    /// What the first of them received.
+    #[expect(dead_code, reason = "printed with the others")]
+    failures: Vec<String>,
+}
+
+/// Two pods of the mesh, of which the client makes requests to the server.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Pair {
+    pub(super) client: &'static str,
+    pub(super) server: &'static str,
+    /// The name of a pod that starts after each step.
+    pub(super) fresh: &'static str,
+}
+
+impl Pair {
+    /// Starts both pods.
+    pub(super) fn start(&self, cluster: &Cluster) -> Result<(), Failure> {
+        for name in [self.server, self.client] {
+            start(cluster, MESHED, &pod(name))?;
+        }
+        Ok(())
+    }
+
+    /// Both pods.
+    pub(super) fn pods(&self) -> [Name<'static>; 2] {
+        [self.server, self.client].map(|name| (MESHED, name))
+    }
+
+    /// Does a step while the client makes requests, and starts a pod after it, before the load ends.
+    pub(super) fn under_load(
+        &self,
+        cluster: &Cluster,
+        checks: &mut Checks,
+        what: &str,
+        step: impl FnOnce(&mut Checks) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        self.load_during(cluster, checks, what, |checks| {
+            step(checks)?;
+            start(cluster, MESHED, &pod(self.fresh))?;
+            self.passes(cluster, checks, what, self.fresh)
+        })?;
+        application::delete(cluster, &[(MESHED, self.fresh)])
+    }
+
+    /// Does a step while the client makes requests.
+    pub(super) fn load_during(
+        &self,
+        cluster: &Cluster,
+        checks: &mut Checks,
+        what: &str,
+        step: impl FnOnce(&mut Checks) -> Result<(), Failure>,
+    ) -> Result<(), Failure> {
+        let client = (MESHED, self.client);
+        control(cluster, client, &format!("load/{}", service((MESHED, self.server))))?;
+        step(checks)?;
+        let counts: Counts = serde_json::from_value(control(cluster, client, "counts")?)?;
+        let what = format!("{what}: {} requests of a running pod", counts.requests);
+        checks.holds(&what, counts.requests > 0 && counts.failed == 0, &counts, "all answered");
+        Ok(())
+    }
+
+    /// Records whether the client's requests pass by mutual TLS.
+    pub(super) fn passes_between(
+        &self,
+        cluster: &Cluster,
+        checks: &mut Checks,
+        what: &str,
+    ) -> Result<(), Failure> {
+        let title = format!("{what}: {} to {}", self.client, self.server);
+        let target = service((MESHED, self.server));
+        checks.passes(&title, cluster, [self.client, self.server], &target).map(drop)
+    }
+
+    /// Records whether requests of another pod to the server, and of the client to that pod, pass by mutual TLS.
+    pub(super) fn passes(
+        &self,
+        cluster: &Cluster,
+        checks: &mut Checks,
+        what: &str,
+        other: &str,
+    ) -> Result<(), Failure> {
+        for [from, to] in [[other, self.server], [self.client, other]] {
+            let title = format!("{what}: {from} to {to}");
+            checks.passes(&title, cluster, [from, to], &service((MESHED, to)))?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,131 @@
+//! `helm uninstall` while pods run: its Job waits for the agents, running pods keep their rules, pods that start
+//! afterwards are not redirected until Gybe is installed again, and in the end the node is as before.
+
+use std::time::Instant;
+
+use gybe_bench::report::Report;
+use gybe_integration::failure::Failure;
+use nix::sys::signal::Signal;
+
+use super::Mesh;
+use super::application::{
+    self, MESHED, NOT_REDIRECTED, Name, PLAIN, create, get, pod, start, validation_exit_code,
+    wait_for_validation, wait_until_ready_for,
+};
+use super::checks::Checks;
+use super::gybe::NAMESPACE;
+use super::load::{NEXT_ATTEMPT, Pair};
+use super::node_files::NodeFiles;
+use crate::agent;
+use crate::api::wait_until;
+use crate::cluster::{Cluster, has_condition};
+
+const PAIR: Pair = Pair { client: "remove-client", server: "remove-server", fresh: "remove-fresh" };
+/// A pod that starts while helm waits for the Job, and one that starts when helm has ended.
+const DURING: &str = "remove-during";
+const AFTER: &str = "remove-after";
+pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
+    let cluster = &mesh.cluster;
+    let mut checks = Checks::default();
+    mesh.ensure_gybe()?;
+    PAIR.start(cluster)?;
+    names_a_stopped_agent(mesh, &mut checks)?;
+    mesh.ensure_gybe()?;
+    let what = "`helm uninstall`";
+    PAIR.load_during(cluster, &mut checks, what, |checks| while_pods_run(mesh, checks, what))?;
+    let what = "Gybe is installed again";
+    PAIR.under_load(cluster, &mut checks, what, |checks| {
+        mesh.ensure_gybe()?;
+        for name in [DURING, AFTER] {
+            wait_until_ready_for(cluster, (MESHED, name), NEXT_ATTEMPT)?;
+            PAIR.passes(cluster, checks, what, name)?;
+        }
+        Ok(())
+    })?;
+    checks.redirected(what, &mesh.gybe.verify(cluster)?, &[PAIR.client, PAIR.server, DURING, AFTER]);
+    for namespace in [MESHED, PLAIN] {
+        application::delete_all(cluster, namespace)?;
+    }
+    mesh.remove_gybe()?;
+    let left = NodeFiles::read(cluster)?.differences(&mesh.before);
+    checks.equal("files of the node that differ from before the installation", &left, &Vec::new());
+    Ok(checks.report("Removal with pods that run"))
+}
+
+/// `helm uninstall` fails with the name of a node whose agent does not answer, and deletes nothing. `helm rollback` keeps
+/// Gybe, as docs/INSTALL.md has it.
+fn names_a_stopped_agent(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
+    let cluster = &mesh.cluster;
+    mesh.gybe.install(cluster, &["settings.backend=nft", "leave.timeoutSeconds=20"])?;
+    let what = "`helm uninstall` with an agent that does not answer";
+    PAIR.under_load(cluster, checks, what, |checks| {
+        agent::signal(cluster, Signal::SIGSTOP)?;
+        let failed = mesh.gybe.uninstall(cluster)?.output();
+        checks.holds(what, failed.is_err(), &failed, "fails");
+        let log = cluster.run("kubectl", &["-n", NAMESPACE, "logs", "job/gybe-leave"])?;
+        let is_named = log.contains("\n- worker-1: ");
+        checks.holds(&format!("{what}: the Job's log"), is_named, &log, "names the node and the reason");
+        checks.equal(&format!("{what}: agents' pods that stay"), &agent::pods(cluster)?.len(), &1);
+        agent::signal(cluster, Signal::SIGCONT)?;
+        mesh.gybe.roll_back_to_last(cluster)?;
+        mesh.gybe.wait_for_backend(cluster, "nft")
+    })
+}
+
+fn while_pods_run(mesh: &Mesh, checks: &mut Checks, what: &str) -> Result<(), Failure> {
+    let cluster = &mesh.cluster;
+    let begin = Instant::now();
+    let helm = mesh.gybe.uninstall(cluster)?;
+    let jobs =
+        format!("/api/v1/namespaces/{NAMESPACE}/pods?labelSelector=app.kubernetes.io%2Fname%3Dgybe-leave");
+    wait_until("the Job of helm's hook has a pod", || Ok(!cluster.api.list(&jobs)?.is_empty()))?;
+    create(cluster, MESHED, &pod(DURING))?;
+    start(cluster, PLAIN, &pod(DURING))?;
+    let ended = helm.output();
+    let title = format!("{what} ends after {:.0} s", begin.elapsed().as_secs_f64());
+    checks.holds(&title, ended.is_ok(), &ended, "without an error");
+    checks.equal(&format!("{what}: releases of helm"), &mesh.gybe.is_installed(cluster)?, &false);
+    let files = NodeFiles::read(cluster)?;
+    let named = files.conf_files_with("gybe-cni");
+    checks.equal(&format!("{what}: conf files that name gybe-cni"), &named, &Vec::new());
+    let conf: Vec<_> =
+        files.differences(&mesh.before).into_iter().filter(|path| path.starts_with("/etc")).collect();
+    checks.equal(&format!("{what}: conf files that differ from before"), &conf, &Vec::new());
+
+    create(cluster, MESHED, &pod(AFTER))?;
+    start(cluster, PLAIN, &pod(AFTER))?;
+    let exit_code = wait_for_validation(cluster, (MESHED, AFTER))?;
+    let title = format!("{what}: exit code of istio-validation in a pod that starts then");
+    checks.equal(&title, &exit_code, &Some(NOT_REDIRECTED));
+    let during = settled(cluster, (MESHED, DURING))?;
+    checks.holds(
+        &format!("{what}: a pod that starts while it waits"),
+        matches!(during, Settled::Ready | Settled::Validation(NOT_REDIRECTED)),
+        &during,
+        "is redirected, or refused by istio-validation",
+    );
+    PAIR.passes_between(cluster, checks, what)?;
+    checks.redirected(what, &mesh.gybe.verify_by_hand(cluster)?, &[PAIR.client, PAIR.server]);
+    Ok(())
+}
+
+/// What has become of a pod of the mesh.
+#[derive(Debug, PartialEq, Eq)]
+enum Settled {
+    Ready,
+    /// The exit code of Istio's validation container.
+    Validation(i64),
+}
+
+fn settled(cluster: &Cluster, pod: Name<'_>) -> Result<Settled, Failure> {
+    let mut found = None;
+    wait_until(&format!("{pod:?} is ready, or refused by istio-validation"), || {
+        let pod = get(cluster, pod)?.unwrap_or_default();
+        found = match validation_exit_code(&pod) {
+            Some(0) | None => has_condition(&pod, "Ready").then_some(Settled::Ready),
+            Some(code) => Some(Settled::Validation(code)),
+        };
+        Ok(found.is_some())
+    })?;
+    found.ok_or_else(|| Failure::new("a pod that has settled has no state"))
+}
