@@ -267,7 +267,7 @@ fn the_agent_uninstalls_with_its_daemonset_only_when_that_is_configured_and_the_
 
 #[test]
 fn an_agent_that_has_left_removes_its_files_when_it_ends_without_its_daemonset() {
-    let mut cluster = Cluster::new("cluster-files");
+    let cluster = Cluster::new("cluster-files");
     cluster.node.set_configmap(&[("mode", "leave")]);
     cluster.set_daemonset(true);
     let files = |cluster: &Cluster| {
