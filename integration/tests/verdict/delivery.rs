@@ -63,6 +63,10 @@ fn with_tproxy_a_check_of_marked_packets_sources_is_the_reason() -> Result<(), F
             set("src_valid_mark", 0)?;
         }
         assert_redirected(&pod, flow)?;
+        pod.run_as_other_owner("echo 1 > /proc/sys/net/ipv4/conf/net1/src_valid_mark")?;
+        assert_eq!(pod.verdict()?.state, RedirectionState::NotRedirected);
+        pod.run_as_other_owner("ip -4 address flush dev net1")?;
+        assert_redirected(&pod, flow)?;
     }
     Ok(())
 }

@@ -4,6 +4,7 @@
 use crate::live::rules::Interface;
 use crate::policy::{Families, Inbound, Mode, PortSet, RedirectPolicy};
 use std::fs;
+use std::net::IpAddr;
 
 const LOOPBACK: &str = "lo";
 
@@ -21,13 +22,15 @@ pub(super) fn obstacles(policy: Option<&RedirectPolicy>, interfaces: &[Interface
     } else if !has(false) || (has_ipv6 && !has(true)) {
         all.push("redirected packets do not reach the proxy: lo has lost its address".to_owned());
     }
-    let intercepted = |one: &&Interface| policy.is_some_and(|policy| is_intercepted(policy, &one.name));
+    let has_ipv4 = |one: &Interface| one.addresses.iter().any(IpAddr::is_ipv4);
+    let intercepted =
+        |one: &&Interface| policy.is_some_and(|policy| is_intercepted(policy, &one.name)) && has_ipv4(one);
     let names = interfaces.iter().filter(intercepted).map(|one| one.name.as_str());
     let dropped: Vec<&str> = names.filter(|name| are_marked_packets_dropped(name)).collect();
     if !dropped.is_empty() {
         all.push(format!(
-            "the kernel drops intercepted IPv4 packets that arrive by {}: net.ipv4.conf.INTERFACE.src_valid_mark is \
-             set there, or for all interfaces; the pod's namespace began with the node's values",
+            "the kernel drops intercepted IPv4 packets that arrive by {}: net.ipv4.conf.INTERFACE.src_valid_mark, or \
+             that of all, is 1; set it to 0, and on the node for new pods",
             dropped.join(", ")
         ));
     }
