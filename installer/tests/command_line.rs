@@ -238,6 +238,10 @@ fn trace_prints_the_outcome_and_the_rule() {
         ("out tcp 10.1.2.3:80 --pod-ip 10.9.9.9", "redirected", Some(15001), "10.9.9.9:40000"),
         ("out tcp 10.9.9.9:80 --pod-ip 10.9.9.9 --uid 1337", "redirected", Some(15006), "10.9.9.9:40000"),
         ("out tcp 10.9.9.9:80 --pod-ip 10.9.9.9", "untouched", None, "10.9.9.9:40000"),
+        // The packets of these connections have other addresses.
+        ("out tcp [::ffff:10.1.2.3]:80", "redirected", Some(15001), "192.0.2.1:40000"),
+        ("out tcp 0.0.0.0:80 --uid 1337", "untouched", None, "127.0.0.1:40000"),
+        ("out tcp [::]:80 --families dual --uid 1337", "untouched", None, "[::1]:40000"),
         ("in tcp 10.9.9.9:80", "redirected", Some(15006), "192.0.2.1:40000"),
         ("in tcp 10.9.9.9:15021 --from 10.1.1.1:5", "untouched", None, "10.1.1.1:5"),
         ("in tcp [fd00::1]:80 --families dual", "redirected", Some(15006), "[2001:db8::1]:40000"),

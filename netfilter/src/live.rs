@@ -94,6 +94,7 @@ impl LiveRules {
         self.rules.interfaces.push(Interface {
             index: 0,
             name: String::new(),
+            is_raised: true,
             addresses: addresses.to_vec(),
         });
         self

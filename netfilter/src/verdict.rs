@@ -5,6 +5,7 @@
 
 mod compare;
 mod connections;
+mod delivery;
 mod parts;
 mod values;
 
@@ -136,6 +137,7 @@ pub fn judge_namespace(
     if policy.is_none() {
         compared.not_redirected.extend(broken(&kinds, &live));
     }
+    compared.not_redirected.extend(delivery::obstacles(policy, &live.rules.interfaces));
     compared.notes.extend(live.notes().iter().cloned());
     Ok(verdict(compared, &differences))
 }

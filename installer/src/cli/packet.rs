@@ -5,7 +5,7 @@ use clap::{Args, ValueEnum};
 use gybe_netfilter::policy::InterfaceName;
 use gybe_netfilter::trace::{Direction, Owner, Packet, Transport};
 use serde_json::{Value, json};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{AddrParseError, IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// The direction of a connection from the pod's point of view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -32,7 +32,7 @@ pub(super) struct PacketArgs {
     #[arg(value_name = "tcp|udp", hide_possible_values = true)]
     protocol: ProtocolArg,
     /// The destination: ADDRESS:PORT, or [ADDRESS]:PORT for IPv6
-    #[arg(value_name = "ADDRESS:PORT")]
+    #[arg(value_name = "ADDRESS:PORT", value_parser = destination)]
     to: SocketAddr,
     /// The source: ADDRESS or ADDRESS:PORT [default: an address of the documentation range]
     #[arg(long, value_name = "ADDRESS", value_parser = source)]
@@ -101,7 +101,7 @@ impl PacketArgs {
     /// The kernel routes packets to its own addresses through `lo`.
     fn stays_inside(&self, addresses: &[IpAddr]) -> bool {
         let to = self.to.ip();
-        to.is_loopback() || to.is_unspecified() || self.pod_ip.contains(&to) || addresses.contains(&to)
+        to.is_loopback() || self.pod_ip.contains(&to) || addresses.contains(&to)
     }
 
     fn source(&self, addresses: &[IpAddr]) -> SocketAddr {
@@ -134,7 +134,24 @@ fn eth0() -> InterfaceName {
 
 fn source(text: &str) -> Result<SocketAddr, String> {
     let bare = || text.parse::<IpAddr>().map(|address| SocketAddr::new(address, DEFAULT_SOURCE_PORT));
-    text.parse().or_else(|_| bare()).map_err(|_| "neither ADDRESS nor ADDRESS:PORT".to_owned())
+    let source = text.parse().or_else(|_| bare()).map_err(|_| "neither ADDRESS nor ADDRESS:PORT")?;
+    Ok(of_the_packet(source))
+}
+
+/// The address in the packets of a connection to this one: the kernel sends those to 0.0.0.0 and `::` to the loopback
+/// address (`ip_route_connect`, include/net/route.h; `tcp_v6_connect`, net/ipv6/tcp_ipv6.c, v6.18).
+fn destination(text: &str) -> Result<SocketAddr, AddrParseError> {
+    let to = of_the_packet(text.parse()?);
+    let loopback = match to {
+        SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
+        SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
+    };
+    Ok(if to.ip().is_unspecified() { SocketAddr::new(loopback, to.port()) } else { to })
+}
+
+/// A process that connects to `::ffff:10.1.2.3` sends IPv4 packets.
+fn of_the_packet(address: SocketAddr) -> SocketAddr {
+    SocketAddr::new(address.ip().to_canonical(), address.port())
 }
 
 /// Returns the packet as one line of text.

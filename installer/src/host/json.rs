@@ -69,22 +69,26 @@ impl JsonValue {
     /// The member of this name; of duplicates the last, as in every decoder.
     #[must_use]
     pub fn member(&self, key: &str) -> Option<&JsonValue> {
-        self.last_member(|name| name == key)
+        self.members(|name| name == key).last()
     }
 
-    /// The member of this name as Go fills a struct: the case of ASCII letters is ignored.
+    /// The member of this name as Go fills a struct: the case of ASCII letters is ignored, and null changes nothing.
     #[must_use]
     pub fn field(&self, key: &str) -> Option<&JsonValue> {
-        self.last_member(|name| name.eq_ignore_ascii_case(key))
+        self.fields(key).filter(|value| !value.is_null()).last()
     }
 
-    fn last_member(&self, is_it: impl Fn(&str) -> bool) -> Option<&JsonValue> {
-        match &self.kind {
-            JsonKind::Object(members) => {
-                members.iter().rev().find(|member| is_it(&member.key)).map(|member| &member.value)
-            }
-            _ => None,
-        }
+    /// The members with which Go fills the field of a struct, in the order of the file.
+    pub fn fields(&self, key: &str) -> impl Iterator<Item = &JsonValue> {
+        self.members(move |name| name.eq_ignore_ascii_case(key))
+    }
+
+    fn members(&self, is_it: impl Fn(&str) -> bool) -> impl Iterator<Item = &JsonValue> {
+        let members = match &self.kind {
+            JsonKind::Object(members) => members.as_slice(),
+            _ => &[],
+        };
+        members.iter().filter(move |member| is_it(&member.key)).map(|member| &member.value)
     }
 
     /// The string, if it is one.

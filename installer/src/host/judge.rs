@@ -7,6 +7,7 @@ use std::ffi::OsStr;
 use serde_json::{Map, Value};
 
 use gybe_plugin::conf::PluginConf;
+use gybe_plugin::version::SUPPORTED;
 
 use super::conflist::{ISTIO, PluginChain};
 use super::desired::{Confirmed, Install, Shape};
@@ -149,6 +150,15 @@ pub fn elsewhere(question: &JudgeInput<'_>) -> Vec<Problem> {
     plugins.into_iter().chain(others(conf_directory).map(Problem::NetworksElsewhere)).collect()
 }
 
+/// Returns a problem if our plugin refuses every pod of the network, because it does not support its CNI version.
+#[must_use]
+pub fn unsupported(choice: &ChosenNetwork) -> Option<Problem> {
+    let version = choice.network.version.as_str();
+    let is_supported = version.is_empty() || SUPPORTED.contains(&version);
+    let (file, version) = (choice.file.clone(), version.chars().take(32).collect());
+    (!is_supported).then_some(Problem::UnsupportedVersion { file, version })
+}
+
 /// Reports whether the operator confirmed the directories, or the conf directory is Multus' own, which no
 /// runtime reads.
 fn is_settled(question: &JudgeInput<'_>) -> bool {
@@ -245,6 +255,9 @@ impl JudgeInput<'_> {
     fn of(&self, choice: &ChosenNetwork, drop_ins: DropIns) -> Vec<Problem> {
         if primaries(&choice.network, self.plugin).is_empty() {
             return vec![Problem::NoPrimary(choice.file.clone())];
+        }
+        if let Some(problem) = unsupported(choice) {
+            return vec![problem];
         }
         let mut reasons: Vec<_> = unconfirmed(self, choice).into_iter().collect();
         if choice.network.plugins.iter().any(|kind| kind == self.plugin) {

@@ -63,6 +63,8 @@ pub enum LoadError {
     NoPlugins,
     #[error("its plugin {0} has no type")]
     NoType(usize),
+    #[error("in its plugin {0}, \"{1}\" has the wrong type")]
+    WrongInPlugin(usize, &'static str),
     /// A file in the network's own directory is broken, and breaks the network.
     #[error("a drop-in in its network's directory is broken")]
     DropIn(#[source] Box<Self>),
@@ -77,7 +79,7 @@ pub fn network(form: FileFormat, bytes: &[u8], drop_ins: &[&[u8]]) -> Result<Net
     match form {
         FileFormat::List => list(&tree, drop_ins),
         FileFormat::Single => {
-            let kind = plugin(&tree).ok_or(LoadError::NoType(0))?;
+            let kind = plugin(0, &tree)?;
             Ok(Network {
                 name: text_field(&tree, "name")?,
                 version: text_field(&tree, "cniVersion")?,
@@ -124,23 +126,67 @@ fn inlined(plugins: &JsonValue) -> Result<Vec<String>, LoadError> {
     if plugins.is_empty() {
         return Err(LoadError::NoPlugins);
     }
-    let types = plugins.iter().enumerate().map(|(n, node)| plugin(node).ok_or(LoadError::NoType(n)));
-    types.collect()
+    plugins.iter().enumerate().map(|(position, node)| plugin(position, node)).collect()
 }
 
-/// The type of a plugin, if its other members have the types that libcni's struct requires.
-fn plugin(node: &JsonValue) -> Option<String> {
-    let texts = ["name", "cniVersion"].iter().all(|key| text_field(node, key).is_ok());
-    let objects =
-        ["ipam", "dns"].iter().all(|key| node.field(key).is_none_or(|it| it.is_object() || it.is_null()));
-    let capabilities = node.field("capabilities").is_none_or(|it| match &it.kind {
-        JsonKind::Object(members) => {
-            members.iter().all(|member| matches!(member.value.kind, JsonKind::Bool(_) | JsonKind::Null))
+/// The types that libcni's structs `PluginConf` and `GCAttachment` require of their members
+/// (pkg/types/types.go, v1.3.0).
+#[derive(Debug, Clone, Copy)]
+enum GoType {
+    Text,
+    Bool,
+    Any,
+    List(&'static GoType),
+    Map(&'static GoType),
+    Struct(&'static [(&'static str, GoType)]),
+}
+
+const TEXTS: GoType = GoType::List(&GoType::Text);
+const DNS: [(&str, GoType); 4] =
+    [("nameservers", TEXTS), ("domain", GoType::Text), ("search", TEXTS), ("options", TEXTS)];
+const ATTACHMENT: GoType = GoType::Struct(&[("containerID", GoType::Text), ("ifname", GoType::Text)]);
+const PLUGIN: [(&str, GoType); 8] = [
+    ("cniVersion", GoType::Text),
+    ("name", GoType::Text),
+    ("type", GoType::Text),
+    ("capabilities", GoType::Map(&GoType::Bool)),
+    ("ipam", GoType::Struct(&[("type", GoType::Text)])),
+    ("dns", GoType::Struct(&DNS)),
+    ("prevResult", GoType::Map(&GoType::Any)),
+    ("cni.dev/valid-attachments", GoType::List(&ATTACHMENT)),
+];
+
+impl GoType {
+    /// Reports whether Go's decoder accepts the value. It accepts null for every type, and checks each of duplicate
+    /// members.
+    fn accepts(self, node: &JsonValue) -> bool {
+        match (self, &node.kind) {
+            (_, JsonKind::Null)
+            | (Self::Any, _)
+            | (Self::Text, JsonKind::Text(_))
+            | (Self::Bool, JsonKind::Bool(_)) => true,
+            (Self::List(of), JsonKind::Array(elements)) => elements.iter().all(|element| of.accepts(element)),
+            (Self::Map(of), JsonKind::Object(members)) => {
+                members.iter().all(|member| of.accepts(&member.value))
+            }
+            (Self::Struct(fields), JsonKind::Object(_)) => {
+                fields.iter().all(|(name, kind)| node.fields(name).all(|value| kind.accepts(value)))
+            }
+            _ => false,
         }
-        kind => matches!(kind, JsonKind::Null),
-    });
-    let kind = text_field(node, "type").ok().filter(|kind| !kind.is_empty());
-    kind.filter(|_| texts && objects && capabilities)
+    }
+}
+
+/// The type of the plugin at this position, if its members have the types that libcni's struct requires.
+fn plugin(position: usize, node: &JsonValue) -> Result<String, LoadError> {
+    let is_wrong = |(name, kind): &&(&str, GoType)| !node.fields(name).all(|value| kind.accepts(value));
+    match text_field(node, "type") {
+        Ok(kind) if !kind.is_empty() => match PLUGIN.iter().find(is_wrong) {
+            Some((name, _)) => Err(LoadError::WrongInPlugin(position, name)),
+            None => Ok(kind),
+        },
+        _ => Err(LoadError::NoType(position)),
+    }
 }
 
 /// Reads a string as Go does: absent and null are empty.

@@ -19,7 +19,7 @@ pub(crate) use programs::InstalledIstio;
 use super::change::Change;
 use super::desired::{DesiredState, Install, PlacementOrder, PutBack, Shape, Uninstall};
 use super::directory::Directory;
-use super::judge::{JudgeInput, Judgement, directory_problems, elsewhere, judge};
+use super::judge::{self, JudgeInput, Judgement, directory_problems, elsewhere, judge};
 use super::observe::{DirectoryState, FileName, ObservedState};
 use super::problem::Problem;
 
@@ -101,9 +101,11 @@ fn plan_conf(observed: &ObservedState, install: &Install, plan: &mut Plan) {
         stand_in: None,
     };
     let is_elsewhere = !elsewhere(&JudgeInput::new(install, observed)).is_empty();
+    let primary = judge::primary(&observed.conf, install.entry.plugin(), &observed.runtimes);
+    let is_refused = primary.is_some_and(|choice| judge::unsupported(&choice).is_some());
     let kept = match &install.shape {
-        Shape::Chained { .. } | Shape::DropIn if is_elsewhere => {
-            // An entry that names a program which the runtime does not find fails every pod.
+        Shape::Chained { .. } | Shape::DropIn if is_elsewhere || is_refused => {
+            // An entry whose program the runtime does not find, or which refuses every call, fails every pod.
             removal.plan_every_file_except(|_| false, plan);
             drop_in::remove(observed, None, plan);
             return;

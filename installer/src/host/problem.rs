@@ -1,6 +1,7 @@
 //! What prevents a change or a pod's redirection, or what an operator should know, each with its hint.
 
 use gybe_netfilter::hint::Hint;
+use gybe_plugin::version::SUPPORTED;
 use std::borrow::Cow;
 use std::path::PathBuf;
 
@@ -65,6 +66,16 @@ pub enum Problem {
     /// The runtime uses a file without a primary plugin.
     #[error("the runtime uses {0}, which has no plugin that gives a pod a network")]
     NoPrimary(FileName),
+    /// Our plugin refuses every call for the network.
+    #[error(
+        "the CNI version of {file} is {version:?}, and gybe-cni, which supports {all}, would refuse every pod",
+        all = SUPPORTED.join(", ")
+    )]
+    UnsupportedVersion {
+        file: FileName,
+        /// Truncated.
+        version: String,
+    },
     /// Our standalone network, on a node without Multus.
     #[error("the runtime uses {by} ({}), and only Multus would call {file}", .plugins.join(", "))]
     NotMultus {
@@ -240,6 +251,10 @@ impl Hint for Problem {
                 "the agent writes the entry within a second; if it does not, look at its log, or run gybe install"
             }
             Self::NoPrimary(_) => "remove it, or give it a name that sorts after the primary's file",
+            Self::UnsupportedVersion { .. } => {
+                "set one of these versions in the file, or update Gybe; until then no entry is written, and pods start \
+                 without redirection"
+            }
             Self::NotMultus { .. } => {
                 "set shape: chained (CHAINED_CNI_PLUGIN: true), unless Multus will be installed on this node"
             }

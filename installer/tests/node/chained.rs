@@ -155,6 +155,29 @@ fn a_pinned_file_that_multus_calls_redirects_pods_although_the_runtime_uses_anot
 }
 
 #[test]
+fn f33_a_chain_of_a_version_that_the_plugin_refuses_has_no_entry() {
+    let supported = LIST.replace("0.3.1", "1.1.0");
+    let node = TestNode::with(&[("10-calico.conflist", &supported)]);
+    node.settle(&chained(&node.root));
+    let with_entry = node.text("10-calico.conflist");
+    for content in [with_entry.replace("1.1.0", "1.2.0"), LIST.replace("0.3.1", "1.2.0")] {
+        node.put("10-calico.conflist", &content);
+        let pass = node.pass(&chained(&node.root));
+        let is_version = |problem: &Problem| matches!(problem, Problem::UnsupportedVersion { .. });
+        assert!(
+            matches!(pass.left.problems.as_slice(), [only] if is_version(only)),
+            "{:?}",
+            pass.left.problems
+        );
+        assert!(!pass.left.judgement.is_redirected());
+        assert_eq!(node.chain().1, ["calico", "portmap"]);
+    }
+    node.put("10-calico.conflist", &supported);
+    node.settle(&chained(&node.root));
+    assert_eq!(node.chain().1, ["calico", "portmap", "gybe-cni"]);
+}
+
+#[test]
 fn f37_the_entry_is_removed_if_the_runtime_looks_elsewhere_for_plugins() {
     for (file, text) in [("10-calico.conflist", LIST), ("10-calico.conf", SINGLE)] {
         let node = TestNode::with(&[(file, text)]);

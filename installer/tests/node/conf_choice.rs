@@ -2,6 +2,7 @@
 
 use crate::test_node::TestNode;
 use gybe_installer::host::libcni::choice::{NoChoice, choose};
+use gybe_installer::host::libcni::{FileFormat, LoadError, network};
 use gybe_installer::host::observe::ObserveScope;
 use gybe_installer::host::runtimes::{DropIns, Runtime};
 use serde_json::Value;
@@ -60,5 +61,32 @@ fn the_choices_recorded_from_libcni_are_predicted() {
                 }
             }
         }
+    }
+}
+
+#[test]
+fn a_plugin_whose_members_have_other_types_than_libcni_requires_is_no_network() {
+    // As the reference library 1.3.0 decides.
+    for (member, wrong) in [
+        (r#""ipam":{"type":"host-local","subnet":5}"#, None),
+        (r#""ipam":null,"dns":null,"capabilities":null,"prevResult":null"#, None),
+        (r#""dns":{"nameservers":["10.0.0.10"],"search":null}"#, None),
+        (r#""Type":null"#, None),
+        (r#""prevResult":{}"#, None),
+        (r#""ipam":{"type":5}"#, Some("ipam")),
+        (r#""IPAM":[]"#, Some("ipam")),
+        (r#""dns":{"nameservers":"10.0.0.10"}"#, Some("dns")),
+        (r#""dns":{"search":[5]}"#, Some("dns")),
+        (r#""dns":{"domain":{}}"#, Some("dns")),
+        (r#""dns":{"options":{}},"dns":{}"#, Some("dns")),
+        (r#""capabilities":{"portMappings":"true"}"#, Some("capabilities")),
+        (r#""name":5"#, Some("name")),
+        (r#""prevResult":"""#, Some("prevResult")),
+        (r#""cni.dev/valid-attachments":[{"ifname":5}]"#, Some("cni.dev/valid-attachments")),
+    ] {
+        let text = format!(r#"{{"cniVersion":"1.0.0","type":"bridge",{member}}}"#);
+        let found = network(FileFormat::Single, text.as_bytes(), &[]);
+        let expected = wrong.map_or(Ok("bridge".to_owned()), |name| Err(LoadError::WrongInPlugin(0, name)));
+        assert_eq!(found.map(|network| network.plugins.concat()), expected, "{member}");
     }
 }

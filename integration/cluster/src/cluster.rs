@@ -5,7 +5,6 @@ mod reboot;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
-use std::thread::sleep;
 use std::time::Duration;
 
 use gybe_containerd_tests::containerd::SOCKET;
@@ -14,7 +13,6 @@ use gybe_containerd_tests::{
 };
 use gybe_integration::failure::Failure;
 use nix::sched::{CloneFlags, setns};
-use nix::sys::signal::{Signal, kill};
 use serde_json::Value;
 
 use crate::api::{Api, wait_until};
@@ -96,10 +94,7 @@ impl Cluster {
 
     /// Stops the API server for some time: connections to it are accepted by the kernel, and not answered.
     pub(crate) fn stop_apiserver_for(&self, time: Duration) -> Result<(), Failure> {
-        let process = self.apiserver.pid()?;
-        kill(process, Signal::SIGSTOP)?;
-        sleep(time);
-        Ok(kill(process, Signal::SIGCONT)?)
+        Ok(self.apiserver.pause(time)?)
     }
 
     fn is_node_ready(&self) -> Result<bool, Failure> {

@@ -80,6 +80,21 @@ impl HostProcess {
         Err(self.ended("it does not run any more"))
     }
 
+    /// Stops the program for some time.
+    ///
+    /// nsenter stops itself with its child. It has to go on, too: otherwise nothing reaps the child, and the host cannot
+    /// end.
+    pub fn pause(&self, time: Duration) -> Result<(), HarnessError> {
+        let send = |process, signal| {
+            kill(process, signal).map_err(|errno| HarnessError::file(&self.program)(errno.into()))
+        };
+        let program = self.pid()?;
+        send(program, Signal::SIGSTOP)?;
+        thread::sleep(time);
+        send(program, Signal::SIGCONT)?;
+        send(Pid::from_raw(self.nsenter.id().cast_signed()), Signal::SIGCONT)
+    }
+
     /// Sends a signal and waits until the program has ended. Its child processes go on running.
     pub fn stop(mut self, signal: Signal) -> Result<(), HarnessError> {
         kill(self.pid()?, signal).map_err(|errno| HarnessError::file(&self.program)(errno.into()))?;

@@ -108,6 +108,22 @@ fn f21_a_catch_all_element_of_a_set_is_named() {
     });
 }
 
+/// A limit of an element keeps it from matching further packets.
+#[test]
+fn f21_a_limit_of_the_elements_of_a_set_is_named() {
+    in_new_namespace(|| {
+        apply(&Nft, &redirect()).unwrap();
+        let set = "set inbound-excluded-ports {";
+        let table = nft(&["list", "table", "inet", "gybe"]);
+        let limited = table.replacen("flags interval", "flags interval; limit rate 1/day burst 1 packets", 1);
+        assert!(table.contains(set) && limited != table, "{table}");
+        nft(&[&format!("delete table inet gybe\n{limited}")]);
+        assert_eq!(differences(&redirect()), ["set inbound-excluded-ports is not as it was written"]);
+        apply(&Nft, &redirect()).unwrap();
+        assert_eq!(differences(&redirect()), [""; 0]);
+    });
+}
+
 /// The kernel removes a table with an owner when that process ends.
 #[test]
 fn f21_a_table_that_a_process_owns_is_named() {

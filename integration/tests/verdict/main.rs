@@ -3,6 +3,7 @@
 #![cfg(test)]
 
 mod bpf;
+mod delivery;
 mod ebpf;
 mod other_owners;
 mod random;

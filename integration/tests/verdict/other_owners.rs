@@ -27,7 +27,7 @@ macro_rules! nft {
     };
 }
 
-const CASES: [Case; 34] = [
+const CASES: [Case; 36] = [
     ("true", RedirectionState::Redirected, ""),
     (
         "iptables-nft -t nat -I OUTPUT -p tcp -j REDIRECT --to-ports 9000",
@@ -125,6 +125,23 @@ const CASES: [Case; 34] = [
         nft!("filter hook output priority -150", "tcp dport 443 limit rate over 1/second drop"),
         RedirectionState::Unknown,
         "tcp dport 443 limit drop",
+    ),
+    (
+        concat!(
+            "nft -f - <<'END'\ntable inet other {\nset limited {\ntype inet_service; limit rate over 1/second\n",
+            "elements = { 443 }\n}\nset counted {\ntype inet_service; counter; elements = { 444 }\n}\n",
+            "chain theirs {\ntype filter hook output priority -150;\n",
+            "tcp dport @limited drop\ntcp dport @counted accept\n}\n}\nEND"
+        ),
+        RedirectionState::Unknown,
+        "tcp dport @limited drop",
+    ),
+    // Copies of the proxy's answers reach the client before they are translated back.
+    (
+        "nft -f - <<'END'\ntable ip other {\nchain theirs {\ntype filter hook output priority 0;\n\
+         dup to 10.244.0.1 device eth0\n}\n}\nEND",
+        RedirectionState::Unknown,
+        "hook output priority 0, ip other theirs: [dup]",
     ),
     (
         nft!("filter hook output priority -150", "tcp dport < 1024 drop"),

@@ -1,4 +1,4 @@
-//! A pod redirected by the default policy, in the recorded network, with rules of other owners.
+//! A redirected pod in the recorded network, with rules of other owners.
 
 use gybe_installer::testnet::outcome::ConnectionOutcome;
 use gybe_integration::failure::Failure;
@@ -42,9 +42,14 @@ pub(crate) struct RedirectedPod {
 }
 
 impl RedirectedPod {
-    /// Creates a pod whose rules are written by the backend `kind`.
+    /// Creates a pod of the default policy whose rules are written by the backend `kind`.
     pub(crate) fn redirected_by(kind: BackendKind) -> Result<Self, Failure> {
-        let named = |vector: &vectors::Vector| vector.name == "inject-default-dual";
+        Self::of("inject-default-dual", kind)
+    }
+
+    /// Creates a pod of a recorded policy.
+    pub(crate) fn of(policy: &str, kind: BackendKind) -> Result<Self, Failure> {
+        let named = |vector: &vectors::Vector| vector.name == policy;
         let vector = vectors::all()?.into_iter().find(named).unwrap();
         let topology = Topology::new(vector.policy.mode, &vector.flows)?;
         let (redirection, backend) = (Redirection::of(&vector.policy), kind.find()?);

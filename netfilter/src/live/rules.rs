@@ -43,6 +43,8 @@ pub(crate) struct NamespaceRules {
 pub(crate) struct Interface {
     pub(crate) index: u32,
     pub(crate) name: String,
+    /// Whether it was brought up.
+    pub(crate) is_raised: bool,
     /// In the kernel's order: a redirect at prerouting goes to the first of its family.
     pub(crate) addresses: Vec<IpAddr>,
 }
@@ -196,7 +198,7 @@ pub(crate) struct Set {
     pub(crate) is_interval: bool,
     /// Lengths of the parts of a concatenated key, where the kernel reports them.
     pub(crate) parts: Vec<usize>,
-    /// Packets or time change its elements.
+    /// Packets or time change its elements, or which packets they match.
     pub(crate) is_dynamic: bool,
     pub(crate) elements: Vec<Element>,
     /// The data of every key without an element of its own.

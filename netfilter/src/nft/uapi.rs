@@ -78,7 +78,9 @@ pub(crate) const NFTA_SET_ELEM_LIST_ELEMENTS: u16 = 3;
 pub(crate) const NFTA_SET_ELEM_KEY: u16 = 1;
 pub(crate) const NFTA_SET_ELEM_DATA: u16 = 2;
 pub(crate) const NFTA_SET_ELEM_FLAGS: u16 = 3;
+pub(crate) const NFTA_SET_ELEM_EXPR: u16 = 7;
 pub(crate) const NFTA_SET_ELEM_KEY_END: u16 = 10;
+pub(crate) const NFTA_SET_ELEM_EXPRESSIONS: u16 = 11;
 pub(crate) const NFT_SET_ELEM_INTERVAL_END: u32 = 1;
 /// The element `*`: matches every key without an element of its own.
 pub(crate) const NFT_SET_ELEM_CATCHALL: u32 = 2;

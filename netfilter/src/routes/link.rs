@@ -19,6 +19,8 @@ pub struct Link {
     pub index: u32,
     /// Its name, escaped.
     pub name: String,
+    /// Whether it was brought up (`IFF_UP`).
+    pub(crate) is_raised: bool,
     /// Whether packets can pass (`IF_OPER_UP`). Never of `lo`, whose state is always unknown to the kernel.
     pub is_up: bool,
     /// The ids of its XDP programs.
@@ -195,15 +197,16 @@ impl Rtnetlink {
 
 /// Parses `struct ifinfomsg` and its attributes.
 pub(super) fn parse_link(entry: &[u8]) -> Option<Link> {
-    let (&[_, _, _, _, a, b, c, d, ..], rest) = entry.split_first_chunk::<LINK_HEADER>()?;
+    let (&[_, _, _, _, a, b, c, d, e, f, g, h, ..], rest) = entry.split_first_chunk::<LINK_HEADER>()?;
     let attributes = Attributes::of(rest);
     let name = attributes.get(IFLA_IFNAME)?.name();
+    let is_raised = u32::from_ne_bytes([e, f, g, h]) & IFF_UP != 0;
     let is_up = attributes.get(IFLA_OPERSTATE).is_some_and(|state| state.value == [IF_OPER_UP]);
     let xdp = Attributes::of(attributes.get(IFLA_XDP).map_or(&[], |xdp| xdp.value));
     let ids = xdp.filter(|attribute| IFLA_XDP_PROGRAMS.contains(&attribute.kind)).filter_map(|id| id.ne32());
     let mut xdp_programs: Vec<u32> = ids.filter(|id| *id != 0).collect();
     xdp_programs.dedup();
-    Some(Link { index: u32::from_ne_bytes([a, b, c, d]), name, is_up, xdp_programs })
+    Some(Link { index: u32::from_ne_bytes([a, b, c, d]), name, is_raised, is_up, xdp_programs })
 }
 
 /// Parses the entries of a list of addresses.

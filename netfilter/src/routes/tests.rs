@@ -209,10 +209,13 @@ fn addresses_of_both_families_are_parsed() {
 fn an_interface_is_parsed_with_its_index_name_and_state() {
     let mut writer = Writer::default();
     writer.attr(IFLA_IFNAME, b"eth0\0");
-    // `struct ifinfomsg`: the index follows family, padding and type.
-    let header = [&[0; 4][..], &7_u32.to_ne_bytes(), &[0; 8]].concat();
+    // `struct ifinfomsg`: index and flags follow family, padding and type.
+    let header = [&[0; 4][..], &7_u32.to_ne_bytes(), &IFF_UP.to_ne_bytes(), &[0; 4]].concat();
     let entry = [header.clone(), writer.finish().unwrap()].concat();
-    let eth0 = |is_up| Some(Link { index: 7, name: "eth0".to_owned(), is_up, xdp_programs: Vec::new() });
+    let raised = |is_raised, is_up| {
+        Some(Link { index: 7, name: "eth0".to_owned(), is_raised, is_up, xdp_programs: Vec::new() })
+    };
+    let eth0 = |is_up| raised(true, is_up);
     assert_eq!(link::parse_link(&entry), eth0(false));
     for (state, is_up) in [(0, false), (2, false), (IF_OPER_UP, true)] {
         let mut writer = Writer::default();
@@ -220,6 +223,8 @@ fn an_interface_is_parsed_with_its_index_name_and_state() {
         let entry = [entry.clone(), writer.finish().unwrap()].concat();
         assert_eq!(link::parse_link(&entry), eth0(is_up), "{state}");
     }
+    let down = [&entry[..8], &[0; 4], &entry[12..]].concat();
+    assert_eq!(link::parse_link(&down), raised(false, false));
     assert_eq!(link::parse_link(&header), None);
     assert_eq!(link::parse_link(&[0; 8]), None);
 }

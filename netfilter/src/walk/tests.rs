@@ -55,6 +55,7 @@ fn namespace(chains: Vec<LiveChain>) -> NamespaceRules {
     let interface = |index, name: &str, address: &str| Interface {
         index,
         name: name.to_owned(),
+        is_raised: true,
         addresses: vec![address.parse().unwrap()],
     };
     let interfaces = vec![interface(1, "lo", "127.0.0.1"), interface(2, "eth0", "10.9.9.9")];

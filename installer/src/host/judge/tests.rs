@@ -119,6 +119,22 @@ fn standalone() -> Shape {
 }
 
 #[test]
+fn a_network_whose_version_the_plugin_refuses_redirects_no_pod() {
+    let with = |version: &str| CHAINED.replacen('{', &format!(r#"{{"cniVersion":"{version}","#), 1);
+    for version in ["", "0.1.0", "1.1.0"] {
+        assert!(World::with(&[("10-a.conflist", &with(version))]).judged().is_redirected(), "{version}");
+    }
+    for version in ["1.0", "1.2.0", "x"] {
+        let reason = World::with(&[("10-a.conflist", &with(version))]).reason();
+        let begins =
+            format!("the CNI version of 10-a.conflist is {version:?}, and gybe-cni, which supports 0.1.0,");
+        assert!(reason.starts_with(&begins), "{reason}");
+    }
+    let several = with("1.0.0").replacen('{', r#"{"cniVersions":["1.1.0","1.2.0"],"#, 1);
+    assert!(World::with(&[("10-a.conflist", &several)]).judged().is_redirected(), "libcni uses 1.1.0");
+}
+
+#[test]
 fn a_pod_is_redirected_if_the_file_in_use_runs_the_plugin() {
     let world = World::with(&[("10-a.conflist", CHAINED), ("20-b.conflist", LIST)]);
     let judged = world.judged();

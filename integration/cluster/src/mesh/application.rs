@@ -249,9 +249,10 @@ impl Answer {
         matches!(self, Answer::Error(error) if texts.iter().any(|text| error.contains(text)))
     }
 
-    /// Reports whether nothing listens at the address.
+    /// Reports whether kube-proxy does not know the service, or its endpoint, yet.
     fn has_no_endpoint(&self) -> bool {
-        matches!(self, Answer::Error(error) if error.contains("Connection refused"))
+        let texts = ["Connection refused", "No route to host"];
+        matches!(self, Answer::Error(error) if texts.iter().any(|text| error.contains(text)))
     }
 
     /// What the application received; nothing if none answered.
@@ -269,8 +270,7 @@ impl Answer {
     }
 }
 
-/// Makes a request to `HOST:PORT/PATH` from inside a pod. kube-proxy refuses connections to a new service until it knows
-/// the endpoint: such a request is made again.
+/// Makes a request to `HOST:PORT/PATH` from inside a pod; again while kube-proxy does not know a new service.
 pub(super) fn request(cluster: &Cluster, from: Name<'_>, target: &str) -> Result<Answer, Failure> {
     repeated(|| request_once(cluster, from, target), |answer| !answer.has_no_endpoint())
 }

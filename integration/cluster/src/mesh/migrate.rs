@@ -155,11 +155,9 @@ fn between(
 /// Records that the conf file names this plugin, and not the other one.
 fn only(operator: &Operator<'_>, checks: &mut Checks, what: &str, plugin: &str) -> Result<(), Failure> {
     let files = NodeFiles::read(&operator.mesh.cluster)?;
-    for (named, count) in
-        [("istio-cni", usize::from(plugin == "istio-cni")), ("gybe-cni", usize::from(plugin == "gybe-cni"))]
-    {
+    for named in ["istio-cni", "gybe-cni"] {
         let title = format!("{what}: conf files that name {named}");
-        checks.equal(&title, &files.conf_files_with(named).len(), &count);
+        checks.equal(&title, &files.conf_files_with(named).len(), &usize::from(named == plugin));
     }
     Ok(())
 }

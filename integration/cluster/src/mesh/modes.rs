@@ -14,7 +14,7 @@ use super::application::{
     pod, request, service, wait_until_ready,
 };
 use super::checks::Checks;
-use crate::api::wait_at_most;
+use crate::api::{wait_at_most, wait_until};
 use crate::cluster::{Cluster, has_condition};
 
 /// The server and the client without annotations.
@@ -112,7 +112,7 @@ fn in_a_user_namespace(mut pod: Value) -> Value {
     pod
 }
 
-/// A pod with users of its own is redirected as others are.
+/// A pod with users of its own is redirected as others are, and repaired.
 fn user_namespace(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
     let cluster = &mesh.cluster;
     let pod = get(cluster, (MESHED, USER_NAMESPACE))?.unwrap_or_default();
@@ -130,8 +130,20 @@ fn user_namespace(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
     }
     let answer = request(cluster, (PLAIN, CLIENT), &service((MESHED, USER_NAMESPACE)))?;
     checks.holds("a client without a sidecar to that pod", answer.is_refused(), &answer, "refused");
-    checks.redirected("a pod with `hostUsers: false`", &mesh.gybe.verify(cluster)?, &[USER_NAMESPACE]);
-    Ok(())
+    mesh.gybe.shell(cluster, &format!("gybe remove --pod {MESHED}/{USER_NAMESPACE}"))?;
+    wait_until("the event about the repair of the pod with `hostUsers: false`", || {
+        let events = cluster.api.list(&format!("/apis/events.k8s.io/v1/namespaces/{MESHED}/events"))?;
+        let text = |event: &Value, pointer| event.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
+        let is_repair = |event: &Value| {
+            text(event, "/reason").as_deref() == Some("RedirectionRepaired")
+                && text(event, "/regarding/name").as_deref() == Some(USER_NAMESPACE)
+        };
+        Ok(events.iter().any(is_repair))
+    })?;
+    let what = "a pod with `hostUsers: false` that had lost its rules";
+    checks.redirected(what, &mesh.gybe.verify(cluster)?, &[USER_NAMESPACE]);
+    let target = service((MESHED, USER_NAMESPACE));
+    checks.passes(&format!("{CLIENT} to {what}"), cluster, [CLIENT, USER_NAMESPACE], &target).map(drop)
 }
 
 /// Returns which user of the node is root in each process of a pod's containers.

@@ -19,11 +19,13 @@ use super::node_files::NodeFiles;
 use crate::agent;
 use crate::api::wait_until;
 use crate::cluster::{Cluster, has_condition};
+use crate::network::NODE;
 
 const PAIR: Pair = Pair { client: "remove-client", server: "remove-server", fresh: "remove-fresh" };
 /// A pod that starts while helm waits for the Job, and one that starts when helm has ended.
 const DURING: &str = "remove-during";
 const AFTER: &str = "remove-after";
+
 pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     let cluster = &mesh.cluster;
     let mut checks = Checks::default();
@@ -63,7 +65,7 @@ fn names_a_stopped_agent(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure
         let failed = mesh.gybe.uninstall(cluster)?.output();
         checks.holds(what, failed.is_err(), &failed, "fails");
         let log = cluster.run("kubectl", &["-n", NAMESPACE, "logs", "job/gybe-leave"])?;
-        let is_named = log.contains("\n- worker-1: ");
+        let is_named = log.contains(&format!("\n- {NODE}: "));
         checks.holds(&format!("{what}: the Job's log"), is_named, &log, "names the node and the reason");
         checks.equal(&format!("{what}: agents' pods that stay"), &agent::pods(cluster)?.len(), &1);
         agent::signal(cluster, Signal::SIGCONT)?;

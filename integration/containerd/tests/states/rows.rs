@@ -135,6 +135,8 @@ const DROP_IN_FILE: &str = "gybe-test/50-tuning.conf";
 const SINGLE: Step = File("10-net.conf", SinglePlugin);
 
 const TRUNCATED: Content = Text(r#"{"name":"other","plugins":["#);
+const ONE_NAMESERVER: &str = r#"{"name":"other","cniVersion":"1.0.0","plugins":[{"type":"bridge","dns":{"nameservers":"10.0.0.10"}}]}"#;
+const NEWER_VERSION: &str = r#"{"name":"gybe-test","cniVersion":"1.2.0","plugins":[{"type":"bridge"}]}"#;
 const ISTIO_CNI: Content = Text(r#"{"name":"istio-cni","cniVersion":"1.0.0","type":"istio-cni"}"#);
 const TUNING: Content = Text(r#"{"name":"gybe-test","cniVersion":"1.0.0","type":"tuning"}"#);
 
@@ -171,6 +173,9 @@ pub(crate) const ROWS: &[Row] = &[
     row("a .conf without a type first", NOT, &[File("05-other.conf", Text("{}")), PRIMARY]),
     row("a list with a comment first", NOT, &[File(BEFORE, ListAfter("// ours\n")), PRIMARY]),
     row("a list with a byte order mark first", NOT, &[File(BEFORE, ListAfter("\u{feff}")), PRIMARY]),
+    row("a list with one nameserver in place of a list first", NOT,
+        &[File(BEFORE, Text(ONE_NAMESERVER)), PRIMARY]),
+    row("a list of a CNI version that Gybe does not support", NOT, &[File(LIST, Text(NEWER_VERSION))]),
     row("a broken file with the name .conf", NOT, &[File(".conf", Text("{}")), PRIMARY]),
     row("a broken .bak first", REDIRECTED, &[File("05-other.conflist.bak", TRUNCATED), PRIMARY]),
     row("a broken .CONFLIST first", REDIRECTED, &[File("05-OTHER.CONFLIST", TRUNCATED), PRIMARY]),

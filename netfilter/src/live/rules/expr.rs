@@ -237,7 +237,7 @@ fn decode_known(name: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
         "tproxy" => tproxy(f)?,
         "notrack" => Expr::Untrack,
         "reject" => Expr::Reject,
-        "counter" | "log" | "last" | "dup" => Expr::Nothing(name.to_owned()),
+        "counter" | "log" | "last" => Expr::Nothing(name.to_owned()),
         "limit" | "quota" | "connlimit" | "dynset" => Expr::Test(name.to_owned()),
         "objref" => object(f)?,
         "fib" | "socket" | "numgen" | "hash" | "rt" | "osf" | "exthdr" | "xfrm" | "tunnel" => {

@@ -40,9 +40,9 @@ pub(crate) fn read() -> Result<NamespaceRules, RedirectionError> {
 
 fn interfaces(routing: &mut Rtnetlink) -> Result<Vec<Interface>, RedirectionError> {
     let (links, addresses) = (routing.links()?, routing.addresses()?);
-    let with_addresses = |Link { index, name, .. }: Link| {
+    let with_addresses = |Link { index, name, is_raised, .. }: Link| {
         let own = addresses.iter().filter(|address| address.index == index);
-        Interface { index, name, addresses: own.map(|address| address.ip).collect() }
+        Interface { index, name, is_raised, addresses: own.map(|address| address.ip).collect() }
     };
     Ok(links.into_iter().map(with_addresses).collect())
 }
@@ -262,6 +262,17 @@ fn set(entry: &Entry) -> Option<Set> {
     })
 }
 
+/// Reports whether an element has a statement other than a counter: a limit or a quota keeps it from matching some
+/// packets (`nft_set_elem_update_expr`, include/net/netfilter/nf_tables.h, v6.18).
+fn may_not_match(element: &Attributes<'_>) -> bool {
+    let list = Attributes::of(element.get(NFTA_SET_ELEM_EXPRESSIONS).map_or(&[], |list| list.value));
+    let mut statements = element.get(NFTA_SET_ELEM_EXPR).into_iter().chain(list);
+    statements.any(|one| {
+        let name = Attributes::of(one.value).get(NFTA_EXPR_NAME);
+        name.is_none_or(|name| !matches!(name.text(), b"counter" | b"last"))
+    })
+}
+
 /// Adds the listed elements to the set.
 fn add_elements(set: &mut Set, entries: &[Entry]) {
     // The end of an interval comes before the start of the next at the same key.
@@ -272,6 +283,7 @@ fn add_elements(set: &mut Set, entries: &[Entry]) {
         for element in list {
             let element = Attributes::of(element.value);
             let flags = element.get(NFTA_SET_ELEM_FLAGS).and_then(|flags| flags.be32()).unwrap_or_default();
+            set.is_dynamic |= may_not_match(&element);
             let data = element.get(NFTA_SET_ELEM_DATA).map_or(Data::None, expr::data);
             let key = |kind| match element.get(kind).map(expr::data) {
                 Some(Data::Value(key)) => Some(key),

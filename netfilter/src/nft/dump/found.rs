@@ -125,9 +125,11 @@ impl FoundSet {
             packets: None,
             bytes: None,
         });
+        let mut form = set_form(self.number, self.length, self.flags);
+        form.extend(has_statement(entries).then_some(1));
         Part {
             kind: PartKind::Set,
-            form: set_form(self.number, self.length, self.flags),
+            form,
             name: self.name.escape_ascii().to_string(),
             items: ranges.into_iter().map(|range| element(key, range)).chain(catch_all).collect(),
         }
@@ -144,6 +146,12 @@ fn listed(entries: &[Entry]) -> impl Iterator<Item = Attributes<'_>> {
 fn has_catch_all(entries: &[Entry]) -> bool {
     let flags = |element: Attributes<'_>| element.get(NFTA_SET_ELEM_FLAGS)?.be32();
     listed(entries).filter_map(flags).any(|flags| flags & NFT_SET_ELEM_CATCHALL != 0)
+}
+
+/// Reports whether an element has a statement, such as a limit, which can keep it from matching; Gybe writes none.
+fn has_statement(entries: &[Entry]) -> bool {
+    let kinds = [NFTA_SET_ELEM_EXPR, NFTA_SET_ELEM_EXPRESSIONS];
+    listed(entries).any(|element| kinds.iter().any(|kind| element.get(*kind).is_some()))
 }
 
 /// The keys, each with whether it is the end of an interval.
