@@ -75,8 +75,8 @@ impl Hint for ProbeLoopError {
 /// readable. The leader also repairs the pods of `repair`, when the agent's setting requests it.
 ///
 /// # Errors
-/// When this process cannot probe, or, with `Keep::Required`, cannot store its first report: what prevents that would prevent
-/// every later one.
+/// When this process cannot probe, or, with `Keep::Required`, cannot store its first report: what prevents that would
+/// prevent every later one.
 pub(crate) fn run(
     stop: &SignalFd,
     keep: Keep,

@@ -15,10 +15,10 @@ use std::path::{Path, PathBuf};
 
 /// Check this node: print what is well, what is wrong, and what to do about it
 ///
-/// Checks the runtime's directories and their file systems, the conf file that the runtime uses and
-/// Gybe's entry in it, the programs, the node agent's sockets, the probe's findings, other programs that write
-/// conf files, and leftovers of an earlier installation. Changes nothing. Where an error id or an alert has the
-/// same cause, the remedy ends with it: it is a section of docs/TROUBLESHOOTING.md. Exit code 0: nothing is wrong. 1: something is.
+/// Checks the runtime's directories and their file systems, the conf file that the runtime uses and Gybe's entry in it,
+/// the programs, the node agent's sockets, the probe's findings, other programs that write conf files, and leftovers of
+/// an earlier installation. Changes nothing. Where an error id or an alert has the same cause, the remedy ends with it:
+/// it is a section of docs/TROUBLESHOOTING.md. Exit code 0: nothing is wrong. 1: something is.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&["gybe doctor", "kubectl exec -n gybe-system ds/gybe-node -- gybe doctor --root /host", "gybe doctor --json"]))]
 pub(super) struct DoctorArgs {

@@ -1,5 +1,5 @@
-//! `gybe leave`: sets `mode: leave`, and waits until every agent has removed Gybe from its node. The chart's Job runs it
-//! before a release is deleted.
+//! `gybe leave`: sets `mode: leave`, and waits until every agent has removed Gybe from its node. The chart's Job runs
+//! it before a release is deleted.
 
 use super::cluster::{KubeconfigArgs, query_failed};
 use super::invocation::Context;
@@ -33,8 +33,8 @@ const INTERVAL: Duration = Duration::from_secs(2);
 /// continue if stdin is a terminal.
 ///
 /// Exit code 0: no conf file names gybe-cni on any node that has an agent; prints the programs that stay. 1: prints the
-/// nodes that still have the entry or whose agent did not answer, each with the reason; or no agent runs. 2: the command
-/// failed, or the answer was not y.
+/// nodes that still have the entry or whose agent did not answer, each with the reason; or no agent runs. 2: the
+/// command failed, or the answer was not y.
 ///
 /// Needs the rights to list pods and daemonsets, and to patch the ConfigMaps, in the namespace of the agents. In a pod
 /// it runs as that pod's service account and queries the agents at the addresses of their nodes; with a kubeconfig,
@@ -111,8 +111,8 @@ impl LeaveArgs {
         Ok(())
     }
 
-    /// Sets the mode and queries all agents. Each time, because another program may have set the mode back meanwhile, and
-    /// an agent that had left may have written its entry again.
+    /// Sets the mode and queries all agents. Each time, because another program may have set the mode back meanwhile,
+    /// and an agent that had left may have written its entry again.
     fn query(&self, cluster: &Cluster, until: Instant) -> Result<Nodes, QueryError> {
         let namespace = self.namespace.as_str();
         let deadline = || until.min(Instant::now() + TIMEOUT);
@@ -164,8 +164,8 @@ impl LeaveArgs {
     }
 }
 
-/// Reports whether a later request would be refused too: neither the credentials nor the rights of a kubeconfig change by
-/// themselves. In a pod, the chart creates the service account and its rights just before the Job.
+/// Reports whether a later request would be refused too: neither the credentials nor the rights of a kubeconfig change
+/// by themselves. In a pod, the chart creates the service account and its rights just before the Job.
 fn is_final(cluster: &Cluster, why: &ApiError) -> bool {
     matches!(cluster, Cluster::Kubeconfig { .. }) && why.is_forbidden()
 }

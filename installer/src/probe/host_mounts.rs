@@ -68,8 +68,8 @@ impl HostMounts {
     /// Opens the mount namespace at `path`.
     ///
     /// # Errors
-    /// When it cannot be opened, or is the caller's own: then the caller is on the host already, or sees only a container's
-    /// processes, and `path` is its own namespace.
+    /// When it cannot be opened, or is the caller's own: then the caller is on the host already, or sees only a
+    /// container's processes, and `path` is its own namespace.
     pub fn open(path: &Path) -> Result<Self, HostMountsError> {
         let failed = |source| HostMountsError::Open { path: path.to_owned(), source };
         let fd = open_file(path).map_err(failed)?;

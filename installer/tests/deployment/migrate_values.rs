@@ -1,5 +1,5 @@
-//! `gybe migrate values` on the files in `manifests/chart-values`. `manifests/build.sh` checks that the chart renders the
-//! same objects from a file and from its translation.
+//! `gybe migrate values` on the files in `manifests/chart-values`. `manifests/build.sh` checks that the chart renders
+//! the same objects from a file and from its translation.
 
 use std::fs;
 use std::process::{Command, Output};

@@ -82,8 +82,8 @@ impl HostProcess {
 
     /// Stops the program for some time.
     ///
-    /// nsenter stops itself with its child. It has to go on, too: otherwise nothing reaps the child, and the host cannot
-    /// end.
+    /// nsenter stops itself with its child. It has to go on, too: otherwise nothing reaps the child, and the host
+    /// cannot end.
     pub fn pause(&self, time: Duration) -> Result<(), HarnessError> {
         let send = |process, signal| {
             kill(process, signal).map_err(|errno| HarnessError::file(&self.program)(errno.into()))

@@ -1,5 +1,5 @@
-//! What tests of several crates need: temporary directories, volumes that the kubelet updates, waiting for a condition, a
-//! running node agent.
+//! What tests of several crates need: temporary directories, volumes that the kubelet updates, waiting for a condition,
+//! a running node agent.
 //!
 //! Almost everything here panics when the test cannot go on; waiting does after [`PATIENCE`]. Network namespaces are
 //! `gybe_installer`'s; the recorded network and its connections are `gybe_integration`'s.

@@ -5,9 +5,9 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 use std::{fs, io};
 
-/// Replaces a volume's files in one step, as the kubelet does (`pkg/volume/util/atomic_writer.go`): writes all of them to
-/// a new directory, points the symbolic link `..data` to it by a rename, and removes the old directory. The path of each
-/// file is a link through `..data`; links to files that are no longer in the volume stay.
+/// Replaces a volume's files in one step, as the kubelet does (`pkg/volume/util/atomic_writer.go`): writes all of them
+/// to a new directory, points the symbolic link `..data` to it by a rename, and removes the old directory. The path of
+/// each file is a link through `..data`; links to files that are no longer in the volume stay.
 ///
 /// # Errors
 /// Errors of the file system.

@@ -1,5 +1,5 @@
-//! `gybe repair` and `gybe migrate` on a node whose pods started without Gybe: real namespaces and connections, with the
-//! node's files and processes in a directory.
+//! `gybe repair` and `gybe migrate` on a node whose pods started without Gybe: real namespaces and connections, with
+//! the node's files and processes in a directory.
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[cfg(test)]

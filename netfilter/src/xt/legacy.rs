@@ -253,8 +253,8 @@ pub fn table_names(family: Family) -> Result<Vec<String>, LegacyError> {
 }
 
 /// Reads a file as its owner, which takes CAP_SETUID. The list belongs to root of the user namespace that owns the
-/// network namespace (`proc_net_ns_init`, fs/proc/proc_net.c, v6.18): with `hostUsers: false` to a user of the host that
-/// is not root, and root needs CAP_DAC_OVERRIDE or this.
+/// network namespace (`proc_net_ns_init`, fs/proc/proc_net.c, v6.18): with `hostUsers: false` to a user of the host
+/// that is not root, and root needs CAP_DAC_OVERRIDE or this.
 fn read_as_owner(path: &Path) -> io::Result<String> {
     let owner = Uid::from_raw(std::fs::metadata(path)?.uid());
     // Of this thread alone, and only for files.

@@ -55,8 +55,8 @@ struct Metadata {
     deletion_timestamp: Option<String>,
 }
 
-/// Returns the names of the cluster in its kubeconfig; none for the cluster in which the program runs as a pod. Sends no
-/// request.
+/// Returns the names of the cluster in its kubeconfig; none for the cluster in which the program runs as a pod. Sends
+/// no request.
 ///
 /// # Errors
 /// When the kubeconfig cannot be used.

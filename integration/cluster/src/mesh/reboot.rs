@@ -1,5 +1,5 @@
-//! A reboot of the node: pods, Gybe's agent and its sockets are gone, its entry and programs are there. Afterwards every
-//! pod is redirected again.
+//! A reboot of the node: pods, Gybe's agent and its sockets are gone, its entry and programs are there. Afterwards
+//! every pod is redirected again.
 
 use gybe_bench::report::Report;
 use gybe_integration::failure::Failure;

@@ -54,8 +54,8 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     Ok(checks.report("Removal with pods that run"))
 }
 
-/// `helm uninstall` fails with the name of a node whose agent does not answer, and deletes nothing. `helm rollback` keeps
-/// Gybe, as docs/INSTALL.md has it.
+/// `helm uninstall` fails with the name of a node whose agent does not answer, and deletes nothing. `helm rollback`
+/// keeps Gybe, as docs/INSTALL.md has it.
 fn names_a_stopped_agent(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
     let cluster = &mesh.cluster;
     mesh.gybe.install(cluster, &["settings.backend=nft", "leave.timeoutSeconds=20"])?;

@@ -1,5 +1,5 @@
-//! Running pods that lost their rules, with a real API server: in each mode of the setting `repair`; and what the policies
-//! of the components `repair-label` and `repair-delete` refuse.
+//! Running pods that lost their rules, with a real API server: in each mode of the setting `repair`; and what the
+//! policies of the components `repair-label` and `repair-delete` refuse.
 
 use std::fs;
 use std::time::{Duration, Instant};

@@ -193,7 +193,8 @@ impl<'s> DaemonSetPod<'s> {
     }
 }
 
-/// Replaces the agent's mounted ConfigMap, as the kubelet does, by the one of the manifests with these settings changed.
+/// Replaces the agent's mounted ConfigMap, as the kubelet does, by the one of the manifests with these settings
+/// changed.
 pub(crate) fn set_config(node: &Node, changed: &[(&str, &str)]) {
     let mut data = config_map().data.unwrap();
     data.extend(changed.iter().map(|(key, value)| ((*key).to_owned(), (*value).to_owned())));

@@ -1,6 +1,6 @@
-//! Runs the README's commands for a node with containerd and without a cluster, as they stand, on a node of its own, and
-//! compares their output with what the README shows. Needs root, the image, and the packages of `setup.sh`:
-//! make test-readme
+//! Runs the README's commands for a node with containerd and without a cluster, as they stand, on a node of its own,
+//! and compares their output with what the README shows. Needs root, the image, and the packages of `setup.sh`: make
+//! test-readme
 #![cfg(test)]
 #![allow(
     clippy::unwrap_used,
