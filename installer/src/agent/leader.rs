@@ -202,14 +202,19 @@ impl Lead {
         }
     }
 
-    /// Reports whether another agent of this node waits.
+    /// Reports whether another agent of this node waits, or connects just now.
     pub(crate) fn is_awaited(&self) -> bool {
-        !self.clients.is_empty()
+        let connects = wait(&[self.requests.as_fd()], Duration::ZERO);
+        !self.clients.is_empty() || connects.map_or(true, |ready| ready.contains(&true))
     }
 
-    /// Removes the lock file while its lock is held. An agent that starts meanwhile makes another one.
+    /// Removes the lock file while its lock is held, unless another agent has made a new one. An agent that starts
+    /// meanwhile makes a new one.
     pub(crate) fn remove_lock_file(&self) -> Result<(), (PathBuf, io::Error)> {
-        fs::remove_file(&self.path).map_err(|why| (self.path.clone(), why))
+        if is_in_place(&self.lock, &self.path) {
+            fs::remove_file(&self.path).map_err(|why| (self.path.clone(), why))?;
+        }
+        Ok(())
     }
 
     /// Reads from the clients, and returns the first that is newer. The other ones stay connected until this agent

@@ -95,17 +95,21 @@ impl LeaveArgs {
         ClusterNames { context, server }: &ClusterNames,
     ) -> Result<(), CommandError> {
         let namespace = self.namespace.as_str();
-        let daemonsets = cluster::agent_daemonsets(cluster, namespace, Instant::now() + TIMEOUT)
-            .map_err(|why| query_failed(CANNOT, why))?;
+        let asks = !self.yes && stdin().is_terminal();
+        let daemonsets = match cluster::agent_daemonsets(cluster, namespace, Instant::now() + TIMEOUT) {
+            Ok(daemonsets) => daemonsets,
+            // Without a question, the requests below are repeated until the timeout.
+            Err(QueryError::Api(why)) if !asks && !is_final(cluster, &why) => return Ok(()),
+            Err(why) => return Err(query_failed(CANNOT, why)),
+        };
         let nodes: usize = daemonsets.iter().map(|daemonset| daemonset.desired).sum();
         let nodes = if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") };
         print::notice(&format!(
             "context {context}, {}: the namespace {namespace} has agents for {nodes}",
             server.trim_end_matches('/')
         ));
-        let asks = !self.yes && !daemonsets.is_empty() && stdin().is_terminal();
         let question = format!("Remove Gybe from {nodes}? Pods that start afterwards are not redirected.");
-        if asks && !print::confirm(&question) {
+        if asks && !daemonsets.is_empty() && !print::confirm(&question) {
             return Err(CommandError::new("nothing was changed").with_hint("answer y, or use --yes"));
         }
         Ok(())

@@ -88,7 +88,7 @@ pub enum Problem {
     #[error("{0} does not contain our network")]
     NoNetwork(FileName),
     /// Both entries would redirect a pod.
-    #[error("{0} has entries of istio-cni and gybe-cni: both redirect, and the second is refused")]
+    #[error("{0} has entries of istio-cni and gybe-cni: a meshed pod gets the rules of both, or is refused")]
     BothEntries(FileName),
     /// The plugin refuses every call with such an entry.
     #[error("the plugin refuses its entry in {file}: {why}")]

@@ -252,14 +252,17 @@ const SOCKETS: [(&str, SockType); 2] = [(FACTS_SOCKET, SockType::Stream), (LOG_S
 const LEADERS: [(&str, &str); 2] = [AGENT_LEADER, PROBE_LEADER];
 
 /// Cleans `/run/gybe`: removes a kubeconfig at once, because it holds a token, and the other files when the uninstall
-/// has `finished`, because no program can need them any more. The sockets of a running agent stay. Returns the files
-/// that could not be removed. A missing file is no failure.
+/// has `finished`, because no program can need them any more. The sockets of a running agent, and the reports of a
+/// running probe, stay. Returns the files that could not be removed. A missing file is no failure.
 #[must_use]
 pub fn forget_run_directory(directory: &Path, finished: bool) -> Vec<(PathBuf, io::Error)> {
     let silent = SOCKETS.iter().filter(|(name, kind)| !is_served(&directory.join(name), *kind));
     let gone = LEADERS.iter().filter(|(_, socket)| !is_served(&directory.join(socket), SockType::Stream));
     let gone = gone.flat_map(|(lock, socket)| [lock, socket]);
-    let rest = silent.map(|(name, _)| name).chain(gone).chain(&FILES).filter(|_| finished);
+    // A probe that runs belongs to another agent, which reads its reports.
+    let is_probing = is_served(&directory.join(PROBE_LEADER.1), SockType::Stream);
+    let reports = FILES.iter().filter(|_| !is_probing);
+    let rest = silent.map(|(name, _)| name).chain(gone).chain(reports).filter(|_| finished);
     let names = TOKENS.iter().chain(rest);
     let removed = names.map(|name| directory.join(name)).map(|path| (fs::remove_file(&path), path));
     let failed = removed.filter_map(|(removed, path)| Some((path, removed.err()?)));

@@ -97,7 +97,7 @@ pub fn decide(candidate: &Candidate) -> Decision {
         // A pod's rules are those of its ADD. Facts that changed since then change no running pod.
         return decision(
             Action::Report,
-            "it has rules of Gybe that do not redirect it as its policy requests",
+            "it has rules of Gybe, and is not redirected as its policy requests",
         );
     }
     decision(Action::Repair, "it should be redirected, and its namespace has no rules of Gybe")

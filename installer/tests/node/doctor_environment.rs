@@ -56,7 +56,10 @@ fn leftovers_of_another_mesh_are_reported() {
     node.put_conf("10-calico.conflist", &text.replace("\"portmap\"", "\"istio-cni\""));
     let (about, says, _) = only_wrong_finding(&node, "");
     assert_eq!(about, "others");
-    assert!(says.contains("has entries of istio-cni and gybe-cni: both redirect"), "{says}");
+    assert!(
+        says.contains("has entries of istio-cni and gybe-cni: a meshed pod gets the rules of both"),
+        "{says}"
+    );
 }
 
 /// Returns a node with istio-cni's entry; `program`: istio-cni's program is still installed.

@@ -84,7 +84,7 @@ fn pods_that_started_without_gybe_are_redirected_and_no_other_pod_is_touched() {
         same,
     );
     leave(
-        "has rules of Gybe that do not redirect",
+        "has rules of Gybe, and is not redirected",
         "shop",
         &|_, pod| {
             let path = pod.netns.path().display().to_string();

@@ -37,7 +37,7 @@ fn the_state_of_lo_is_the_reason_why_connections_are_not_redirected() -> Result<
     let flow = "v4.app->ext:80";
     assert_redirected(&pod, flow)?;
     pod.run_as_other_owner("ip address delete 127.0.0.1/8 dev lo")?;
-    assert_lost(&pod, flow, "lo has lost its address")?;
+    assert_lost(&pod, flow, "lo has lost 127.0.0.1")?;
     pod.run_as_other_owner("ip address add 127.0.0.1/8 dev lo")?;
     assert_redirected(&pod, flow)?;
     pod.run_as_other_owner("ip link set lo down")?;
@@ -59,6 +59,11 @@ fn with_tproxy_a_check_of_marked_packets_sources_is_the_reason() -> Result<(), F
             assert_lost(&pod, flow, "src_valid_mark")?;
             set("accept_local", 1)?;
             assert_redirected(&pod, flow)?;
+            set("rp_filter", 1)?;
+            assert_lost(&pod, flow, "src_valid_mark")?;
+            set("rp_filter", 2)?;
+            assert_redirected(&pod, flow)?;
+            set("rp_filter", 0)?;
             set("accept_local", 0)?;
             set("src_valid_mark", 0)?;
         }

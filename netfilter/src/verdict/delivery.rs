@@ -4,23 +4,35 @@
 use crate::live::rules::Interface;
 use crate::policy::{Families, Inbound, Mode, PortSet, RedirectPolicy};
 use std::fs;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 const LOOPBACK: &str = "lo";
+const LOOPBACK_V4: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
+const LOOPBACK_V6: IpAddr = IpAddr::V6(Ipv6Addr::LOCALHOST);
+
+/// `rp_filter`: the reply would have to leave by the interface.
+const STRICT: u8 = 1;
 
 /// The obstacles in the namespace of the calling thread, one sentence each.
 pub(super) fn obstacles(policy: Option<&RedirectPolicy>, interfaces: &[Interface]) -> Vec<String> {
     let lo = interfaces.iter().find(|one| one.name == LOOPBACK);
-    let has = |is_v6: bool| {
-        let mut addresses = lo.into_iter().flat_map(|lo| &lo.addresses);
-        addresses.any(|address| address.is_loopback() && address.is_ipv6() == is_v6)
-    };
     let has_ipv6 = policy.is_some_and(|policy| policy.families == Families::V4AndV6);
     let mut all = Vec::new();
     if !lo.is_some_and(|lo| lo.is_raised) {
-        all.push("no packet reaches the proxy: lo is down".to_owned());
-    } else if !has(false) || (has_ipv6 && !has(true)) {
-        all.push("redirected packets do not reach the proxy: lo has lost its address".to_owned());
+        let lost = "no connection of the application reaches the proxy, and the proxy reaches no application";
+        all.push(format!("lo is down: {lost}; run ip link set lo up in the pod's namespace"));
+    } else {
+        for (address, length, is_needed) in [(LOOPBACK_V4, 8, true), (LOOPBACK_V6, 128, has_ipv6)] {
+            let has = lo.is_some_and(|lo| {
+                lo.addresses.iter().any(|one| one.is_loopback() && one.is_ipv4() == address.is_ipv4())
+            });
+            if is_needed && !has {
+                all.push(format!(
+                    "lo has lost {address}: no connection of the application reaches the proxy; run \
+                     ip address add {address}/{length} dev lo in the pod's namespace"
+                ));
+            }
+        }
     }
     let has_ipv4 = |one: &Interface| one.addresses.iter().any(IpAddr::is_ipv4);
     let intercepted =
@@ -29,8 +41,8 @@ pub(super) fn obstacles(policy: Option<&RedirectPolicy>, interfaces: &[Interface
     let dropped: Vec<&str> = names.filter(|name| are_marked_packets_dropped(name)).collect();
     if !dropped.is_empty() {
         all.push(format!(
-            "the kernel drops intercepted IPv4 packets that arrive by {}: net.ipv4.conf.INTERFACE.src_valid_mark, or \
-             that of all, is 1; set it to 0, and on the node for new pods",
+            "the kernel drops intercepted IPv4 packets that arrive by {}: src_valid_mark is set, in net.ipv4.conf.all or \
+             the interface's; set it to 0 in the pod's namespace, and on the node, from which new namespaces copy it",
             dropped.join(", ")
         ));
     }
@@ -45,12 +57,14 @@ fn is_intercepted(policy: &RedirectPolicy, interface: &str) -> bool {
 }
 
 /// Reports whether the kernel looks up the source of a marked packet with its mark. It then finds the route that
-/// delivers intercepted packets to this host, and drops the packet (`__fib_validate_source`, net/ipv4/fib_frontend.c,
-/// v6.18). IPv6 has no such check.
+/// delivers intercepted packets to this host, and drops the packet, unless `accept_local` is set and `rp_filter` is not
+/// strict (`__fib_validate_source`, net/ipv4/fib_frontend.c, v6.18). IPv6 has no such check.
 fn are_marked_packets_dropped(interface: &str) -> bool {
-    let is_set = |path: String| fs::read_to_string(path).is_ok_and(|value| value.trim() != "0");
-    let is_on = |key: &str| {
-        ["all", interface].iter().any(|name| is_set(format!("/proc/sys/net/ipv4/conf/{name}/{key}")))
+    // Of all and of the interface, the larger value counts (include/linux/inetdevice.h, v6.18).
+    let value = |key: &str| {
+        let paths = ["all", interface].map(|name| format!("/proc/sys/net/ipv4/conf/{name}/{key}"));
+        let values = paths.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse::<u8>().ok());
+        values.max().unwrap_or_default()
     };
-    is_on("src_valid_mark") && !is_on("accept_local")
+    value("src_valid_mark") != 0 && (value("accept_local") == 0 || value("rp_filter") == STRICT)
 }

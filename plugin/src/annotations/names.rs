@@ -24,7 +24,8 @@ pub struct Annotation {
 pub enum ValueForm {
     /// Any text.
     Text,
-    /// A boolean, as Go's `strconv.ParseBool` reads it. Another text counts as no annotation.
+    /// A boolean, as Go's `strconv.ParseBool` reads it. Another text counts as no annotation, except that with
+    /// `gates: strict` `sidecar.istio.io/inject` then leaves the pod alone.
     Boolean,
     /// A mode.
     Mode,

@@ -61,7 +61,7 @@ fn of_entry(name: &str, chain: &PluginChain, has_program: bool) -> Finding {
     match (has_ours, has_program) {
         (true, _) => {
             let text = format!(
-                "{name} has entries of istio-cni and gybe-cni: both redirect, and the second is refused"
+                "{name} has entries of istio-cni and gybe-cni: a meshed pod gets the rules of both, or is refused"
             );
             wrong(text, take_over)
         }

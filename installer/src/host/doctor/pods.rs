@@ -41,7 +41,8 @@ fn failed(one: &SandboxVerdict) -> Finding {
     let remedy = match (one.verdict.state, &one.sandbox.pod) {
         (RedirectionState::NotRedirected | RedirectionState::Redirected, Some(pod)) => {
             format!(
-                "run gybe verify --pod {pod} to see what differs, then delete the pod: its controller makes a new one"
+                "run gybe verify --pod {pod}, which has the reasons; where rules differ, delete the pod: its controller makes a \
+                 new one"
             )
         }
         _ => "run gybe verify --all, which has the reasons".to_owned(),
