@@ -72,7 +72,8 @@ impl JsonValue {
         self.members(|name| name == key).last()
     }
 
-    /// The member of this name as Go fills a struct: the case of ASCII letters is ignored, and null changes nothing.
+    /// The member of this name as Go fills a struct's string: the case of ASCII letters is ignored, and null changes
+    /// nothing.
     #[must_use]
     pub fn field(&self, key: &str) -> Option<&JsonValue> {
         self.fields(key).filter(|value| !value.is_null()).last()

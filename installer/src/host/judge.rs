@@ -9,14 +9,15 @@ use serde_json::{Map, Value};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::version::SUPPORTED;
 
+use super::conflist::convert::as_list;
 use super::conflist::{ISTIO, PluginChain};
 use super::desired::{Confirmed, Install, Shape};
 use super::directory::Directory;
 use super::json::{self, JsonValue};
-use super::libcni::Network;
 use super::libcni::choice::{
     BrokenFile, BrokenReason, ChosenNetwork, NoChoice, candidates, choose, choose_by_name,
 };
+use super::libcni::{FileFormat, Network, network};
 use super::observe::{
     ConfDirectory, DROP_IN, DirectoryState, FileName, ORIGINAL, ObservedState, ProgramDirectory, Unreadable,
 };
@@ -134,6 +135,30 @@ pub fn primary(conf: &ConfDirectory, plugin: &str, runtimes: &Runtimes) -> Optio
     None
 }
 
+/// Finds the pinned file. As with istio-cni, a name that ends in `.conf` also selects the `.conflist` if only that
+/// exists, and the reverse.
+#[must_use]
+pub fn pinned_file(conf: &ConfDirectory, pinned: &FileName) -> Option<FileName> {
+    let single = pinned.ended(".conflist", ".conf");
+    let names = [pinned.clone()].into_iter().chain(as_list(pinned)).chain(single);
+    names.into_iter().find(|name| conf.files.contains_key(name))
+}
+
+/// The format of a file for our entry. A pinned file may have any name, so its content decides; none if it contains no
+/// network.
+#[must_use]
+pub fn format_of(name: &FileName, bytes: &[u8]) -> Option<FileFormat> {
+    let tree = json::parse(bytes).ok()?;
+    let is_single = tree.field("type").and_then(JsonValue::as_text).is_some();
+    match FileFormat::of(name.as_os_str()) {
+        Some(FileFormat::List) => Some(FileFormat::List),
+        Some(FileFormat::Single) if is_single => Some(FileFormat::Single),
+        _ if PluginChain::read(bytes).is_ok() => Some(FileFormat::List),
+        _ if is_single => Some(FileFormat::Single),
+        _ => None,
+    }
+}
+
 /// Our directories that the runtimes' configuration does not name (F37): a chain that names our plugin fails
 /// every pod where the runtime does not find it.
 #[must_use]
@@ -225,6 +250,21 @@ fn program_fault(install: &Install, observed: &ObservedState) -> Option<ProgramF
 }
 
 impl JudgeInput<'_> {
+    /// The network of another owner that is to have our entry: the pinned file's, or the primary's.
+    #[must_use]
+    pub fn network_for_entry(&self) -> Option<ChosenNetwork> {
+        match self.shape {
+            Shape::Standalone { .. } => None,
+            Shape::Chained { pinned: Some(pinned) } => {
+                let file = pinned_file(self.conf, pinned)?;
+                let bytes = self.conf.files.get(&file)?.content.as_ref().ok()?;
+                let network = network(format_of(&file, bytes)?, bytes, &[]).ok()?;
+                Some(ChosenNetwork { file, network })
+            }
+            Shape::Chained { pinned: None } | Shape::DropIn => primary(self.conf, self.plugin, self.runtimes),
+        }
+    }
+
     fn under(&self, Possible { runtime, drop_ins }: Possible) -> (Option<ChosenNetwork>, Vec<Problem>) {
         let named = self.runtimes.crio_network.as_deref().filter(|_| runtime == Runtime::CriO);
         let chosen = match named {
@@ -256,11 +296,13 @@ impl JudgeInput<'_> {
         if primaries(&choice.network, self.plugin).is_empty() {
             return vec![Problem::NoPrimary(choice.file.clone())];
         }
-        if let Some(problem) = unsupported(choice) {
+        let has_entry = choice.network.plugins.iter().any(|kind| kind == self.plugin);
+        let network = if has_entry { Some(choice.clone()) } else { self.network_for_entry() };
+        if let Some(problem) = network.and_then(|network| unsupported(&network)) {
             return vec![problem];
         }
         let mut reasons: Vec<_> = unconfirmed(self, choice).into_iter().collect();
-        if choice.network.plugins.iter().any(|kind| kind == self.plugin) {
+        if has_entry {
             if choice.network.plugins.iter().any(|kind| kind == ISTIO) {
                 reasons.push(Problem::BothEntries(choice.file.clone()));
             }

@@ -192,7 +192,7 @@ fn plugin(position: usize, node: &JsonValue) -> Result<String, LoadError> {
 /// Reads a string as Go does: absent and null are empty.
 fn text_field(node: &JsonValue, key: &'static str) -> Result<String, LoadError> {
     match node.field(key).map(|node| &node.kind) {
-        None | Some(JsonKind::Null) => Ok(String::new()),
+        None => Ok(String::new()),
         Some(JsonKind::Text(text)) => Ok(text.clone()),
         Some(_) => Err(LoadError::Wrong(key)),
     }

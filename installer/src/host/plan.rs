@@ -19,7 +19,7 @@ pub(crate) use programs::InstalledIstio;
 use super::change::Change;
 use super::desired::{DesiredState, Install, PlacementOrder, PutBack, Shape, Uninstall};
 use super::directory::Directory;
-use super::judge::{self, JudgeInput, Judgement, directory_problems, elsewhere, judge};
+use super::judge::{JudgeInput, Judgement, directory_problems, elsewhere, judge, unsupported};
 use super::observe::{DirectoryState, FileName, ObservedState};
 use super::problem::Problem;
 
@@ -100,9 +100,9 @@ fn plan_conf(observed: &ObservedState, install: &Install, plan: &mut Plan) {
         put_back: PutBack::Nothing,
         stand_in: None,
     };
-    let is_elsewhere = !elsewhere(&JudgeInput::new(install, observed)).is_empty();
-    let primary = judge::primary(&observed.conf, install.entry.plugin(), &observed.runtimes);
-    let is_refused = primary.is_some_and(|choice| judge::unsupported(&choice).is_some());
+    let question = JudgeInput::new(install, observed);
+    let is_elsewhere = !elsewhere(&question).is_empty();
+    let is_refused = question.network_for_entry().is_some_and(|network| unsupported(&network).is_some());
     let kept = match &install.shape {
         Shape::Chained { .. } | Shape::DropIn if is_elsewhere || is_refused => {
             // An entry whose program the runtime does not find, or which refuses every call, fails every pod.

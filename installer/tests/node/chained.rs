@@ -151,6 +151,38 @@ fn a_pinned_file_that_multus_calls_redirects_pods_although_the_runtime_uses_anot
         node.settle(&installed(&node.root, pinned("10-calico.conflist")));
         assert!(node.text("10-calico.conflist").contains("gybe-cni"), "{plugin}");
         assert_eq!(node.text("00-multus.conf"), multus);
+        let newer = multus.replacen('{', r#"{"cniVersion":"1.2.0","#, 1);
+        node.put("00-multus.conf", &newer);
+        node.settle(&installed(&node.root, pinned("10-calico.conflist")));
+        assert!(
+            node.text("10-calico.conflist").contains("gybe-cni"),
+            "{plugin}: Multus' version does not count"
+        );
+    }
+}
+
+#[test]
+fn f33_a_pinned_file_of_a_version_that_the_plugin_refuses_has_no_entry() {
+    let refused = LIST.replace("0.3.1", "1.2.0");
+    let desired = |node: &TestNode| installed(&node.root, pinned("10-calico.conflist"));
+    for version in ["", r#""cniVersion":"1.0.0","#] {
+        let multus = format!(r#"{{{version}"name":"multus-cni-network","type":"multus"}}"#);
+        let node = TestNode::with(&[("00-multus.conf", multus.as_str()), ("10-calico.conflist", LIST)]);
+        fs::write(node.root.join("bin/multus"), "").unwrap();
+        node.settle(&desired(&node));
+        let with_entry = node.text("10-calico.conflist").replace("0.3.1", "1.2.0");
+        assert!(with_entry.contains("gybe-cni"));
+        for content in [&with_entry, &refused] {
+            node.put("10-calico.conflist", content);
+            let left = node.pass(&desired(&node)).left;
+            let is_version = |problem: &Problem| matches!(problem, Problem::UnsupportedVersion { file, .. } if *file == name("10-calico.conflist"));
+            assert!(matches!(left.problems.as_slice(), [only] if is_version(only)), "{:?}", left.problems);
+            assert!(left.changes.is_empty() && !left.judgement.is_redirected(), "{left:?}");
+            assert_eq!(node.text("10-calico.conflist"), refused);
+        }
+        node.put("10-calico.conflist", LIST);
+        node.settle(&desired(&node));
+        assert!(node.text("10-calico.conflist").contains("gybe-cni"));
     }
 }
 

@@ -3,6 +3,7 @@
 use super::{ConflistError, PluginChain};
 use crate::host::conflist::entry::{Entry, Layout, layout_of};
 use crate::host::json::{self, JsonValue};
+use crate::host::observe::FileName;
 
 /// Returns the list that a runtime would make of the one plugin, followed by `entry`: the network's name and version as
 /// they were, and the plugin's own text unchanged.
@@ -11,6 +12,18 @@ pub fn listed(single: &[u8], entry: &Entry) -> Result<Vec<u8>, ConflistError> {
     let layout = outer_layout(single, &tree);
     let printed = entry.print(&deeper(&layout));
     wrapped(single, &tree, &printed)
+}
+
+/// Returns the names that a single file can have as a list. Each sorts after the name of the single file, so a runtime
+/// loads the single file for as long as it exists, also if its owner writes it again.
+#[must_use]
+pub fn as_list(name: &FileName) -> Vec<FileName> {
+    let appended = name.with(".conflist");
+    match name.ended(".conf", ".conflist") {
+        Some(list) => vec![list, appended],
+        None if name.ends_in(".json") || name.as_os_str() == ".json" => vec![appended],
+        None => Vec::new(),
+    }
 }
 
 /// Returns the original file of a list that `listed` made; none if the list has been changed since.

@@ -135,6 +135,32 @@ fn a_network_whose_version_the_plugin_refuses_redirects_no_pod() {
 }
 
 #[test]
+fn only_the_version_of_the_network_that_has_or_is_to_have_the_entry_counts() {
+    let newer = |text: &str| text.replacen('{', r#"{"cniVersion":"1.2.0","#, 1);
+    let (multus, list, chained) = (newer(MULTUS), newer(LIST), newer(CHAINED));
+    let pinned = || Shape::Chained { pinned: Some(name("10-a.conf")) };
+    for in_use in [MULTUS, &multus] {
+        let of_ours = World::with(&[("00-multus.conf", in_use), ("YYY-gybe-cni.conf", OURS)]);
+        assert!(of_ours.shaped(standalone()).judged().is_redirected(), "{in_use}");
+        let behind =
+            |text| World::with(&[("00-multus.conf", in_use), ("10-a.conflist", text)]).shaped(pinned());
+        assert!(behind(CHAINED).judged().is_redirected(), "{in_use}");
+        for text in [&list, &chained] {
+            let reason = behind(text).reason();
+            assert!(reason.starts_with(r#"the CNI version of 10-a.conflist is "1.2.0""#), "{text}: {reason}");
+        }
+    }
+    // An entry that is still in the file in use decides, although another file is to have it.
+    let still = [("05-b.conflist", chained.as_str()), ("10-a.conflist", LIST)];
+    let reason = World::with(&still).shaped(pinned()).reason();
+    assert!(reason.starts_with("the CNI version of 05-b.conflist"), "{reason}");
+    for shape in [Shape::Chained { pinned: None }, Shape::DropIn] {
+        let reason = World::with(&[("10-a.conflist", &list)]).shaped(shape).reason();
+        assert!(reason.starts_with("the CNI version of 10-a.conflist"), "{reason}");
+    }
+}
+
+#[test]
 fn a_pod_is_redirected_if_the_file_in_use_runs_the_plugin() {
     let world = World::with(&[("10-a.conflist", CHAINED), ("20-b.conflist", LIST)]);
     let judged = world.judged();

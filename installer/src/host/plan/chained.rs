@@ -1,10 +1,11 @@
 //! `shape: chained`: our entry as the last one of the primary plugin's chain.
 
-use super::originals::{self, as_list};
+use super::originals;
 use super::target::{Target, target};
 use super::{Kept, Plan};
 use crate::host::change::{Change, NewAccess};
-use crate::host::conflist::{ConflistError, ISTIO, IstioEntry, PluginChain, convert};
+use crate::host::conflist::convert::{self, as_list};
+use crate::host::conflist::{ConflistError, ISTIO, IstioEntry, PluginChain};
 use crate::host::desired::{Install, TakeOver};
 use crate::host::judge::{self, JudgeInput};
 use crate::host::libcni::choice::ChosenNetwork;

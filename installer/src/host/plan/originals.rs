@@ -5,7 +5,8 @@
 
 use super::Plan;
 use crate::host::change::{Change, NewAccess};
-use crate::host::conflist::{PluginChain, convert};
+use crate::host::conflist::PluginChain;
+use crate::host::conflist::convert::{self, as_list};
 use crate::host::observe::{ConfFile, FileKind, FileName, ORIGINAL, ObservedState};
 
 /// A file that was set aside.
@@ -16,17 +17,6 @@ pub(super) struct Original<'a> {
     /// The name under which it is restored.
     pub(super) name: FileName,
     pub(super) file: &'a ConfFile,
-}
-
-/// Returns the names that a single file can have as a list. Each sorts after the name of the single file, so a runtime
-/// loads the single file for as long as it exists, also if its owner writes it again.
-pub(super) fn as_list(name: &FileName) -> Vec<FileName> {
-    let appended = name.with(".conflist");
-    match name.ended(".conf", ".conflist") {
-        Some(list) => vec![list, appended],
-        None if name.ends_in(".json") || name.as_os_str() == ".json" => vec![appended],
-        None => Vec::new(),
-    }
 }
 
 /// Returns the names of the single files that can have been converted to a list of this name.
