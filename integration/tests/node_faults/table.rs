@@ -372,7 +372,7 @@ pub(crate) const FAULTS: &[Fault] = &[
             "pods",
             "GybePodsNotRedirected",
             "shop/cart-1: redirected: IPv6 is off",
-            "then delete the pod",
+            "where rules differ, delete the pod",
         )],
         verify: None,
     },
