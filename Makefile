@@ -35,7 +35,7 @@ FLAGS   = -C target-feature=+crt-static $(LAYOUT) $(PACKED) $(SOURCES)
 CARGO_BUILD = RUSTFLAGS='$(FLAGS)' CC_$(subst -,_,$(TARGET))=$(CC_FOR) \
     cargo build --release --locked --target $(TARGET) --config 'target.$(TARGET).linker="$(CC_FOR)"'
 
-# Most tests wait for programs and connections.
+# Four tests of a program at once for each processor: most of them wait for programs and connections.
 export RUST_TEST_THREADS ?= $(shell echo $$((4 * $$(getconf _NPROCESSORS_ONLN))))
 
 # Cargo builds a dependency with the union of the features that the selected packages ask for. The packages

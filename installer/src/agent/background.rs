@@ -23,6 +23,7 @@ use crate::host::uninstall::forget_run_directory;
 use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::io::{PipeReader, PipeWriter, pipe};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
@@ -278,7 +279,9 @@ impl NodeAgent<'_> {
         // The agent of another pod that waits for the lead needs these files.
         if is_complete && matches!(end, Ok(LeadEnd::Stopped)) && !lead.is_awaited() {
             let Environment { run, probe, .. } = terms.environment;
-            let failed = [run, probe].into_iter().flat_map(|directory| forget_run_directory(directory, true));
+            let failed = BTreeSet::from([run, probe])
+                .into_iter()
+                .flat_map(|directory| forget_run_directory(directory, true));
             for (path, why) in failed.chain(lead.remove_lock_file().err()) {
                 let fields = json!({ "path": path.display().to_string(), "cause": why.to_string() });
                 self.context.log.warn("gybe node: a file stays on this node", fields);

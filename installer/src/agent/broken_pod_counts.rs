@@ -3,14 +3,13 @@
 use super::cluster::PodChange;
 use std::sync::{Mutex, PoisonError};
 
-/// How often pods were deleted and labelled.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct BrokenPodCounts {
     pub(crate) deleted: ResultCounts,
     pub(crate) labelled: ResultCounts,
 }
 
-/// The incumbent's results.
+/// The results that istio-cni's metrics distinguish.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct ResultCounts {
     pub(crate) success: u64,

@@ -73,7 +73,7 @@ impl BrokenPods<'_> {
         match found {
             Found::Repaired(repaired) => self.post(pod, Reason::RedirectionRepaired, repaired_note(repaired)),
             Found::NotRepaired { why } => {
-                let note = format!("the pod is not redirected, and its rules cannot be written: {why}");
+                let note = format!("the pod is not redirected, and its repair failed: {why}");
                 self.post(pod, Reason::RepairFailed, note);
             }
             Found::NotRedirected { why } => {

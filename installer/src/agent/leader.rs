@@ -202,7 +202,7 @@ impl Lead {
         }
     }
 
-    /// Reports whether another agent of this node waits, or connects just now.
+    /// Reports whether another agent of this node waits for the lead, or is connecting.
     pub(crate) fn is_awaited(&self) -> bool {
         let connects = wait(&[self.requests.as_fd()], Duration::ZERO);
         !self.clients.is_empty() || connects.map_or(true, |ready| ready.contains(&true))

@@ -3,7 +3,7 @@
 use super::invocation::Context;
 use super::output::CommandError;
 use crate::agent::ClusterNode;
-use crate::agent::cluster::{Cluster, QueryError, ServiceAccount};
+use crate::agent::cluster::{Cluster, ServiceAccount};
 use crate::host::settings::SERVICE_ACCOUNT;
 use clap::Args;
 use std::path::PathBuf;
@@ -47,6 +47,14 @@ impl KubeconfigArgs {
         Ok(Cluster::Kubeconfig { path, context: self.context.clone() })
     }
 
+    /// Returns the beginning of a kubectl command for the same cluster.
+    pub(super) fn kubectl(&self) -> String {
+        let file =
+            self.kubeconfig.as_ref().map(|path| format!(" --kubeconfig={:?}", path.display().to_string()));
+        let context = self.context.as_ref().map(|name| format!(" --context={name:?}"));
+        ["kubectl".to_owned()].into_iter().chain(file).chain(context).collect()
+    }
+
     /// Returns the cluster in which the command runs as a pod, if no kubeconfig is named.
     pub(super) fn cluster_or_own(&self, context: &Context) -> Result<Cluster, CommandError> {
         let variable = context.environment.get("KUBECONFIG").is_some_and(|value| !value.is_empty());
@@ -80,25 +88,6 @@ impl ClusterArgs {
             CommandError::new("this host has no name that could be a node name")
                 .with_hint("name the node with --node-name, or KUBERNETES_NODE_NAME")
         })
-    }
-}
-
-/// Returns the error of a command to which the API server of a kubeconfig does not respond as it should.
-pub(super) fn query_failed(what: &'static str, why: QueryError) -> CommandError {
-    let hint = match &why {
-        QueryError::Api(fault) => match fault.status() {
-            Some(401) => {
-                Some("renew the credentials in the kubeconfig, or name another context with --context")
-            }
-            Some(403) => Some("let the user of the kubeconfig have the rights that --help names"),
-            _ => None,
-        },
-        QueryError::Cluster(_) => None,
-    };
-    let failed = CommandError::because(what, why);
-    match hint {
-        Some(hint) => failed.with_hint(hint),
-        None => failed,
     }
 }
 

@@ -1,7 +1,7 @@
 //! `gybe leave`: sets `mode: leave`, and waits until every agent has removed Gybe from its node. The chart's Job runs
 //! it before a release is deleted.
 
-use super::cluster::{KubeconfigArgs, query_failed};
+use super::cluster::KubeconfigArgs;
 use super::invocation::Context;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::print;
@@ -67,7 +67,7 @@ struct Nodes {
 impl LeaveArgs {
     pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
         let cluster = self.kubeconfig.cluster_or_own(context)?;
-        if let Some(names) = cluster::names(&cluster).map_err(|why| CommandError::because(CANNOT, why))? {
+        if let Some(names) = cluster::names(&cluster).map_err(|why| CommandError::hinted(CANNOT, why))? {
             self.confirm(&cluster, &names)?;
         }
         let until = Instant::now() + Duration::from_secs(self.timeout);
@@ -77,7 +77,7 @@ impl LeaveArgs {
                 Err(QueryError::Api(why)) if !is_final(&cluster, &why) => {
                     Nodes { waiting: vec![why.to_string()], ..Nodes::default() }
                 }
-                Err(why) => return Err(query_failed(CANNOT, why)),
+                Err(why) => return Err(CommandError::hinted(CANNOT, why)),
             };
             // A query without time for the answers would report other reasons.
             let is_last = until.saturating_duration_since(Instant::now()) < INTERVAL + PAGE_TIMEOUT;
@@ -95,19 +95,17 @@ impl LeaveArgs {
         ClusterNames { context, server }: &ClusterNames,
     ) -> Result<(), CommandError> {
         let namespace = self.namespace.as_str();
+        print::line_on_stderr(&format!("context {context}, {}", server.trim_end_matches('/')));
         let asks = !self.yes && stdin().is_terminal();
         let daemonsets = match cluster::agent_daemonsets(cluster, namespace, Instant::now() + TIMEOUT) {
             Ok(daemonsets) => daemonsets,
             // Without a question, the requests below are repeated until the timeout.
             Err(QueryError::Api(why)) if !asks && !is_final(cluster, &why) => return Ok(()),
-            Err(why) => return Err(query_failed(CANNOT, why)),
+            Err(why) => return Err(CommandError::hinted(CANNOT, why)),
         };
         let nodes: usize = daemonsets.iter().map(|daemonset| daemonset.desired).sum();
         let nodes = if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") };
-        print::notice(&format!(
-            "context {context}, {}: the namespace {namespace} has agents for {nodes}",
-            server.trim_end_matches('/')
-        ));
+        print::line_on_stderr(&format!("the namespace {namespace} has agents for {nodes}"));
         let question = format!("Remove Gybe from {nodes}? Pods that start afterwards are not redirected.");
         if asks && !daemonsets.is_empty() && !print::confirm(&question) {
             return Err(CommandError::new("nothing was changed").with_hint("answer y, or use --yes"));

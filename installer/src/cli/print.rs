@@ -28,11 +28,6 @@ pub(super) fn failure(failure: &CommandError) -> Exit {
     Exit::Failed
 }
 
-/// Prints a line on stderr while a command runs.
-pub(super) fn notice(line: &str) {
-    line_on_stderr(line);
-}
-
 /// Asks on stderr, and returns whether the line on stdin is `y` or `yes`.
 pub(super) fn confirm(question: &str) -> bool {
     let mut answer = String::new();
@@ -66,6 +61,6 @@ fn on_stdout(text: &str, exit: Exit) -> Exit {
 
 /// Control characters from files and arguments are escaped. An error is ignored: without stderr there is no
 /// place left to report it.
-fn line_on_stderr(line: &str) {
+pub(super) fn line_on_stderr(line: &str) {
     let _ = writeln!(AutoStream::auto(io::stderr().lock()), "{}", style::message(&printable(line)));
 }

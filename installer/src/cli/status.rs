@@ -1,6 +1,6 @@
 //! `gybe status`: the state of every node of a cluster, from a workstation.
 
-use super::cluster::{KubeconfigArgs, query_failed};
+use super::cluster::KubeconfigArgs;
 use super::invocation::Context;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, examples, good, titles};
@@ -51,13 +51,14 @@ impl StatusArgs {
         let selector = AgentSelector { namespace: self.namespace.clone(), labels: self.selector.clone() };
         let until = Instant::now() + Duration::from_secs(self.timeout);
         let found = agents(&cluster, &selector, until)
-            .map_err(|why| query_failed("cannot list the agents' pods", why))?;
+            .map_err(|why| CommandError::hinted("cannot list the agents' pods", why))?;
         if found.is_empty() {
             let what = format!("namespace {} has no pod with the labels {}", self.namespace, self.selector);
             let hint = "name the namespace in which Gybe is installed with --namespace";
             return Err(CommandError::new(what).with_hint(hint));
         }
-        Ok(output(&nodes(&found), &self.namespace))
+        let kubectl = format!("{} -n {}", self.kubeconfig.kubectl(), self.namespace);
+        Ok(output(&nodes(&found), &kubectl))
     }
 }
 
@@ -165,7 +166,7 @@ impl NodeRow<'_> {
 }
 
 /// Returns a line for each node with its problems below, and the number of nodes in each state and of each version.
-fn output(rows: &[NodeRow<'_>], namespace: &str) -> CommandOutput {
+fn output(rows: &[NodeRow<'_>], kubectl: &str) -> CommandOutput {
     const TITLES: [&str; 6] = ["NODE", "STATE", "VERSION", "BACKEND", "PODS", "NOT REDIRECTED"];
     let cells: Vec<[String; 6]> = rows.iter().map(NodeRow::cells).collect();
     let widths: Vec<usize> = TITLES
@@ -214,7 +215,9 @@ fn output(rows: &[NodeRow<'_>], namespace: &str) -> CommandOutput {
     let json = json!({ "well": well, "states": states, "versions": versions, "nodes": all });
     let first = rows.iter().find(|row| !row.problems.is_empty() && row.status.is_some());
     let hint = first.map(|NodeRow { name, agent, .. }| {
-        let command = format!("kubectl -n {namespace} exec {} -c repair -- gybe doctor", agent.pod);
+        let doctor =
+            if agent.has_repair { "repair -- gybe doctor" } else { "install -- gybe doctor --root /host" };
+        let command = format!("{kubectl} exec {} -c {doctor}", agent.pod);
         format!("hint: gybe doctor on a node prints the remedies, on {name}: {command}")
     });
     let exit = if well { Exit::Yes } else { Exit::No };

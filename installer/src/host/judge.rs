@@ -297,8 +297,12 @@ impl JudgeInput<'_> {
             return vec![Problem::NoPrimary(choice.file.clone())];
         }
         let has_entry = choice.network.plugins.iter().any(|kind| kind == self.plugin);
-        let network = if has_entry { Some(choice.clone()) } else { self.network_for_entry() };
-        if let Some(problem) = network.and_then(|network| unsupported(&network)) {
+        let refused = if has_entry {
+            unsupported(choice)
+        } else {
+            self.network_for_entry().as_ref().and_then(unsupported)
+        };
+        if let Some(problem) = refused {
             return vec![problem];
         }
         let mut reasons: Vec<_> = unconfirmed(self, choice).into_iter().collect();

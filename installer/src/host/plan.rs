@@ -102,7 +102,7 @@ fn plan_conf(observed: &ObservedState, install: &Install, plan: &mut Plan) {
     };
     let question = JudgeInput::new(install, observed);
     let is_elsewhere = !elsewhere(&question).is_empty();
-    let is_refused = question.network_for_entry().is_some_and(|network| unsupported(&network).is_some());
+    let is_refused = question.network_for_entry().as_ref().and_then(unsupported).is_some();
     let kept = match &install.shape {
         Shape::Chained { .. } | Shape::DropIn if is_elsewhere || is_refused => {
             // An entry whose program the runtime does not find, or which refuses every call, fails every pod.

@@ -256,11 +256,11 @@ const LEADERS: [(&str, &str); 2] = [AGENT_LEADER, PROBE_LEADER];
 /// running probe, stay. Returns the files that could not be removed. A missing file is no failure.
 #[must_use]
 pub fn forget_run_directory(directory: &Path, finished: bool) -> Vec<(PathBuf, io::Error)> {
+    // A running probe of this node writes and reads its reports.
+    let is_probing = is_served(&directory.join(PROBE_LEADER.1), SockType::Stream);
     let silent = SOCKETS.iter().filter(|(name, kind)| !is_served(&directory.join(name), *kind));
     let gone = LEADERS.iter().filter(|(_, socket)| !is_served(&directory.join(socket), SockType::Stream));
     let gone = gone.flat_map(|(lock, socket)| [lock, socket]);
-    // A probe that runs belongs to another agent, which reads its reports.
-    let is_probing = is_served(&directory.join(PROBE_LEADER.1), SockType::Stream);
     let reports = FILES.iter().filter(|_| !is_probing);
     let rest = silent.map(|(name, _)| name).chain(gone).chain(reports).filter(|_| finished);
     let names = TOKENS.iter().chain(rest);

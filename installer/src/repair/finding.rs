@@ -38,7 +38,7 @@ pub(crate) struct Finding {
 pub(crate) enum Found {
     /// It was not redirected, and its rules were written.
     Repaired(RepairedPod),
-    /// It is not redirected, and its rules cannot be written.
+    /// It is not redirected, and its repair failed.
     NotRepaired { why: String },
     /// It is certainly not redirected, and the mode is not `repair`.
     NotRedirected { why: String },

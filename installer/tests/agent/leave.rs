@@ -268,7 +268,7 @@ fn with_a_kubeconfig_the_agents_are_queried_through_the_api_server() {
     let server = cluster.server.url();
     let named = format!(
         "no conf file names gybe-cni on any node that has an agent\n\
-         context gybe, {server}: the namespace gybe-system has agents for 2 nodes\n"
+         context gybe, {server}\nthe namespace gybe-system has agents for 2 nodes\n"
     );
     assert!(text.ends_with(&named), "{text}");
     assert_eq!(data(&cluster, CONFIG_MAP)["mode"], "leave");
@@ -286,8 +286,8 @@ fn on_a_terminal_the_command_asks_and_changes_nothing_without_a_yes() {
         let gybe = env!("CARGO_BIN_EXE_gybe");
         let command = format!("{gybe} leave {flag} --timeout 30 --kubeconfig {}", kubeconfig.display());
         #[expect(clippy::disallowed_methods, reason = "script gives the program a terminal")]
-        let mut script = Command::new("script");
-        script.args(["--quiet", "--return", "--command", &command, "/dev/null"]);
+        let mut script = Command::new("timeout");
+        script.args(["90", "script", "--quiet", "--return", "--command", &command, "/dev/null"]);
         script.env("SHELL", "/bin/sh").stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
         let mut script = script.spawn().unwrap();
         script.stdin.take().unwrap().write_all(answer.as_bytes()).unwrap();

@@ -8,8 +8,9 @@ use std::process::Command;
 use std::sync::Arc;
 
 pub(crate) struct ManifestAgent {
-    pub(crate) directory: Arc<TestDir>,
+    // Dropped first: an agent that runs would write into a directory that is being removed.
     process: gybe_test_support::Agent,
+    pub(crate) directory: Arc<TestDir>,
 }
 
 pub(crate) fn directory_of(test: &str) -> TestDir {

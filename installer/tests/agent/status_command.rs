@@ -113,7 +113,9 @@ fn each_problem_is_printed_below_its_node() {
         ("g", "upgraded", page(json!({ "ready": true }))),
         ("h", "upgraded", page(json!({ "ready": false, "standby": true, "reasons": ["waits"] }))),
     ] {
-        put_agent(&cluster, pod, node, |_| {});
+        put_agent(&cluster, pod, node, |pod| {
+            pod["spec"]["containers"].as_array_mut().unwrap().push(json!({ "name": "repair" }));
+        });
         set_page(&cluster, pod, &page);
     }
     put_agent(&cluster, "i", "silent", |_| {});
@@ -134,9 +136,10 @@ fn each_problem_is_printed_below_its_node() {
     });
     set_page(&cluster, "n", &page(json!({ "ready": true })));
     let found = status(&kubeconfig, &[]);
-    let hint = "hint: gybe doctor on a node prints the remedies, on conflict: \
-                kubectl -n gybe-system exec c -c repair -- gybe doctor\n";
-    assert_eq!((found.code, found.err.as_str()), (1, hint), "{}", found.out);
+    let hint =
+        |command: &str| format!("hint: gybe doctor on a node prints the remedies, on conflict: {command}\n");
+    let on_host = hint("kubectl -n gybe-system exec c -c repair -- gybe doctor");
+    assert_eq!((found.code, &found.err), (1, &on_host), "{}", found.out);
     let below = |node: &str| {
         let mut lines = found.out.lines().skip_while(|line| !line.starts_with(&format!("{node} ")));
         let cells: Vec<&str> = lines.next().unwrap().split("  ").filter(|cell| !cell.is_empty()).collect();
@@ -170,6 +173,11 @@ fn each_problem_is_printed_below_its_node() {
     let nodes = json["nodes"].as_array().unwrap();
     let failing = nodes.iter().filter(|node| node["problems"] != json!([]));
     assert_eq!((nodes.len(), failing.count(), &json["well"]), (13, 10, &json!(false)), "{json:#}");
+    // Without a container `repair`, and with another context.
+    put_agent(&cluster, "c", "conflict", |_| {});
+    let found = status(&kubeconfig, &["--context", "gybe"]);
+    let in_agent = "kubectl --context=\"gybe\" -n gybe-system exec c -c install -- gybe doctor --root /host";
+    assert_eq!(found.err, hint(in_agent), "{}", found.out);
 }
 
 #[test]

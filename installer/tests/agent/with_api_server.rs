@@ -5,6 +5,7 @@ use gybe_api_server::{ApiServer, ServiceAccount, Validity, Verb};
 use gybe_test_support::{Agent, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
+use std::os::unix::net::UnixListener;
 
 pub(crate) const FILE: &str = "10-calico.conflist";
 
@@ -274,16 +275,20 @@ fn an_agent_that_has_left_removes_its_files_when_it_ends_without_its_daemonset()
         let of = |directory: &str| std::fs::read_dir(cluster.node.root.join(directory)).into_iter().flatten();
         of("run").chain(of("probe")).map(|file| file.unwrap().file_name()).collect::<Vec<_>>()
     };
-    for is_present in [true, false] {
+    for (is_present, is_probing) in [(true, false), (false, true), (false, false)] {
+        let socket = cluster.node.root.join("probe/probe-leader.sock");
+        let probe = is_probing.then(|| UnixListener::bind(&socket).unwrap());
         let queries = cluster.queries();
         let mut agent = cluster.node.start_agent();
-        wait_until("its end", || agent.get("/left") == (200, "uninstalled; no program stays\n".to_owned()));
+        wait_until("/left", || agent.get("/left") == (200, "uninstalled; no program stays\n".to_owned()));
         wait_until("a query for the DaemonSet", || cluster.queries() > queries);
         cluster.set_daemonset(is_present);
         assert!(agent.stop(Signal::SIGTERM).success());
         let left = files(&cluster);
-        // While the DaemonSet is there, the next agent needs the report of the probe.
-        assert_eq!(left.is_empty(), !is_present, "{left:?}");
+        // While the DaemonSet is there, the next agent needs the report of the probe; a probe that runs needs it, too.
+        assert_eq!(left.iter().any(|name| name == "probe.json"), is_present || is_probing, "{left:?}");
+        assert_eq!(left.is_empty(), !is_present && !is_probing, "{left:?}");
+        drop(probe);
     }
 }
 

@@ -1,6 +1,6 @@
 //! The tables in docs/CONFIGURE.md are those of the code.
 
-use crate::annotations::{INVALID_VALUES, InvalidValue};
+use crate::annotations::INVALID_VALUES;
 use gybe_installer::host::settings::{INCUMBENTS, KEYS, OURS, Support};
 use gybe_plugin::annotations::{ANNOTATIONS, ValueForm};
 use std::fs;
@@ -66,8 +66,8 @@ fn annotations() -> Vec<String> {
 }
 
 fn invalid_values() -> Vec<String> {
-    let rows = INVALID_VALUES.iter().map(|invalid @ InvalidValue { form, text, .. }| {
-        format!("| {form} | {text} | {} |\n", invalid.error().replace('|', "\\|"))
+    let rows = INVALID_VALUES.iter().map(|invalid| {
+        format!("| {} | {} | {} |\n", invalid.form, invalid.text(), invalid.error().replace('|', "\\|"))
     });
     rows.collect()
 }

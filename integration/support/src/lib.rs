@@ -1,8 +1,8 @@
 //! What tests of several crates need: temporary directories, volumes that the kubelet updates, waiting for a condition,
 //! a running node agent.
 //!
-//! Almost everything here panics when the test cannot go on; waiting does after [`PATIENCE`]. Network namespaces are
-//! `gybe_installer`'s; the recorded network and its connections are `gybe_integration`'s.
+//! Functions panic when the test cannot go on, and waits after [`PATIENCE`]; [`write_volume`] returns its errors.
+//! Network namespaces are `gybe_installer`'s; the recorded network and its connections are `gybe_integration`'s.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

@@ -12,8 +12,9 @@ use std::process::Command;
 
 /// A running agent whose cache has the example's pod. Dropping it ends the agent.
 pub(crate) struct Agent {
-    pub(crate) directory: TestDir,
+    // Dropped first: an agent that runs would write into a directory that is being removed.
     process: gybe_test_support::Agent,
+    pub(crate) directory: TestDir,
 }
 
 /// The uid of an unprivileged user.

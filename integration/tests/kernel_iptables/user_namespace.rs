@@ -94,6 +94,7 @@ fn the_list_of_legacy_tables_is_read_without_the_right_to_read_every_file() {
         // A thread whose user for files is not root has no capability over files.
         setfsuid(Uid::from_raw(1));
         let read = || std::fs::read_to_string("/proc/thread-self/net/ip_tables_names");
+        // The second time because `table_names` changes the thread's user for files, and must restore it.
         for _ in 0..2 {
             assert_eq!(read().unwrap_err().kind(), ErrorKind::PermissionDenied, "the control");
             assert_eq!(table_names(Family::V4).unwrap(), ["raw"]);

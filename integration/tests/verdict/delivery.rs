@@ -41,7 +41,12 @@ fn the_state_of_lo_is_the_reason_why_connections_are_not_redirected() -> Result<
     pod.run_as_other_owner("ip address add 127.0.0.1/8 dev lo")?;
     assert_redirected(&pod, flow)?;
     pod.run_as_other_owner("ip link set lo down")?;
-    assert_lost(&pod, flow, "lo is down")
+    assert_lost(&pod, flow, "lo is down")?;
+    let pod = RedirectedPod::of("inject-default-dual", BackendKind::Nft)?;
+    let flow = "v6.app->ext:80";
+    assert_redirected(&pod, flow)?;
+    pod.run_as_other_owner("ip address delete ::1/128 dev lo")?;
+    assert_lost(&pod, flow, "lo has lost ::1")
 }
 
 #[test]
@@ -69,7 +74,12 @@ fn with_tproxy_a_check_of_marked_packets_sources_is_the_reason() -> Result<(), F
         }
         assert_redirected(&pod, flow)?;
         pod.run_as_other_owner("echo 1 > /proc/sys/net/ipv4/conf/net1/src_valid_mark")?;
-        assert_eq!(pod.verdict()?.state, RedirectionState::NotRedirected);
+        let verdict = pod.verdict()?;
+        assert_eq!(verdict.state, RedirectionState::NotRedirected);
+        assert!(
+            verdict.reasons.iter().any(|why| why.contains("arrive by net1: src_valid_mark")),
+            "{verdict:?}"
+        );
         pod.run_as_other_owner("ip -4 address flush dev net1")?;
         assert_redirected(&pod, flow)?;
     }

@@ -296,7 +296,7 @@ The container that probes: `repair`, which keeps running, or with probeOnce the 
     appArmorProfile:
       type: Unconfined
   volumeMounts:
-    # Gives only this container access to process 1. With hostPID the container install, which also runs as
+    # Gives only this container access to process 1. With hostPID the container `install`, which also runs as
     # root, could kill any process of the host.
     - name: proc
       mountPath: /host/proc

@@ -3,10 +3,12 @@
 
 use super::client;
 use super::token_file::TokenFile;
+use gybe_netfilter::hint::Hint;
 use gybe_plugin::bounded_read;
 use hyper::Uri;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
+use std::borrow::Cow;
 use std::io;
 use std::net::IpAddr;
 use std::path::{Path, PathBuf};
@@ -56,6 +58,17 @@ pub enum ClusterError {
     Credentials(&'static str),
     #[error("cannot start a thread for requests")]
     Thread(#[source] io::Error),
+}
+
+impl Hint for ClusterError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        match self {
+            Self::Read { .. } | Self::Kubeconfig { .. } => {
+                Some("name a kubeconfig with --kubeconfig, or another context with --context".into())
+            }
+            Self::Address { .. } | Self::Credentials(_) | Self::Thread(_) => None,
+        }
+    }
 }
 
 impl Cluster {

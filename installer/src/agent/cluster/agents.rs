@@ -28,6 +28,8 @@ const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 const CONCURRENCY: usize = 64;
 /// The container of the agent.
 const CONTAINER: &str = "install";
+/// The container whose commands run on the host.
+const REPAIR: &str = "repair";
 /// The variable with the port of the page.
 const PORT: &str = "MONITORING_PORT";
 const DEFAULT_PORT: u16 = 15014;
@@ -51,6 +53,8 @@ pub struct ClusterAgent {
     pub node: String,
     /// Why the pod, or a container of it, does not run; none if all run.
     pub waits: Option<String>,
+    /// Whether it has the container `repair`, whose commands run on the host.
+    pub has_repair: bool,
     pub page: StatusPage,
 }
 
@@ -254,7 +258,8 @@ async fn agent(client: &Client, namespace: &str, pod: AgentPod, until: Instant) 
         }
     };
     let waits = pod.waits();
-    ClusterAgent { pod: pod.metadata.name, node: pod.spec.node_name, waits, page }
+    let has_repair = pod.spec.containers.iter().any(|container| container.name == REPAIR);
+    ClusterAgent { pod: pod.metadata.name, node: pod.spec.node_name, waits, has_repair, page }
 }
 
 async fn status(client: &Client, path: &str) -> Result<NodeStatus, ApiError> {

@@ -9,6 +9,7 @@ use super::own_node::{ClusterNode, ObservedNode};
 use super::pod_requests::{self, PodSelector, invalid_name};
 use crate::error::chain;
 use crate::host::settings::NodeTaint;
+use gybe_netfilter::hint::Hint;
 use gybe_plugin::args::Namespace;
 use gybe_plugin::facts::wire::{self, FactsResponse, WireError};
 use hyper::Request;
@@ -17,6 +18,7 @@ use kube::core::Request as ApiRequest;
 use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
+use std::borrow::Cow;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::runtime;
@@ -28,6 +30,22 @@ pub enum QueryError {
     Cluster(#[from] ClusterError),
     #[error(transparent)]
     Api(#[from] ApiError),
+}
+
+impl Hint for QueryError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = match self {
+            Self::Cluster(why) => return why.hint(),
+            Self::Api(fault) => match fault.status() {
+                Some(401) => {
+                    "renew the credentials in the kubeconfig, or name another context with --context"
+                }
+                Some(403) => "grant the user of the kubeconfig the rights that --help names",
+                _ => return None,
+            },
+        };
+        Some(hint.into())
+    }
 }
 
 /// Whether a DaemonSet exists.

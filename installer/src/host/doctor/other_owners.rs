@@ -7,7 +7,8 @@ use crate::host::conflict::other_owner::likely;
 use crate::host::conflist::{ISTIO, PluginChain};
 use crate::host::image::PLUGIN;
 use crate::host::judge::primary;
-use crate::host::observe::ORIGINAL;
+use crate::host::observe::{FileName, ORIGINAL};
+use crate::host::problem::Problem;
 
 pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
     let mut found = istio(observation);
@@ -30,7 +31,7 @@ fn istio(observation: &Observation) -> Vec<Finding> {
     let mut found = Vec::new();
     found.extend(chains.filter(|(_, chain)| chain.entry(ISTIO).is_some()).map(|(name, chain)| {
         let has_program = program(observation, ISTIO).is_some();
-        of_entry(&name.to_string(), &chain, has_program)
+        of_entry(name, &chain, has_program)
     }));
     let files: Vec<String> = observation.istio_files.iter().map(|path| path.display().to_string()).collect();
     if !files.is_empty() {
@@ -43,7 +44,7 @@ fn istio(observation: &Observation) -> Vec<Finding> {
 }
 
 /// Judges an istio-cni entry. Pods stay redirected whichever remedy an operator applies.
-fn of_entry(name: &str, chain: &PluginChain, has_program: bool) -> Finding {
+fn of_entry(name: &FileName, chain: &PluginChain, has_program: bool) -> Finding {
     let has_ours = chain.entry(PLUGIN).is_some();
     let wrong = |text: String, remedy: &str| {
         Finding::wrong(About::Others, text, remedy).in_section(Section::NodeNotReady)
@@ -59,12 +60,7 @@ fn of_entry(name: &str, chain: &PluginChain, has_program: bool) -> Finding {
     let take_over = "run gybe install --take-over now (in the cluster: take_over: now), which replaces it with ours in one write; \
                      then remove the DaemonSet istio-cni-node";
     match (has_ours, has_program) {
-        (true, _) => {
-            let text = format!(
-                "{name} has entries of istio-cni and gybe-cni: a meshed pod gets the rules of both, or is refused"
-            );
-            wrong(text, take_over)
-        }
+        (true, _) => wrong(Problem::BothEntries(name.clone()).to_string(), take_over),
         (false, true) => {
             let text = format!("{name} has an istio-cni entry: istio-cni redirects pods");
             note(text, &format!("to change to Gybe: {take_over}; otherwise do nothing"))

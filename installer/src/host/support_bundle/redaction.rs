@@ -133,8 +133,10 @@ fn around_value<'a>(word: &str, after: &'a str, is_first: bool) -> Option<(&'a s
     } else {
         let is_scheme = |word: &&str| SCHEMES.iter().any(|scheme| word.eq_ignore_ascii_case(scheme));
         let first = value.split(|c| !is_of_word(c)).find(|word| !word.is_empty()).filter(is_scheme);
-        let mut ends = value.match_indices(char::is_whitespace).map(|(end, _)| end);
-        if first.is_some() { ends.nth(1) } else { ends.next() }
+        let behind =
+            first.and_then(|scheme| value.split_once(scheme)).map_or(value, |(_, rest)| rest.trim_start());
+        let from = value.len() - behind.len();
+        behind.find(char::is_whitespace).map(|end| from + end)
     };
     let (separator, _) = after.split_at(separator.len() + quote.len());
     let (_, behind) = quoted.split_at(end.unwrap_or(quoted.len()));
@@ -195,6 +197,8 @@ mod tests {
             ("x.go:469] Authorization: Basic YWRt", "x.go:469] Authorization: (removed)"),
             ("> Authorization: Bearer abc123def x", "> Authorization: (removed) x"),
             (r#"curl -H "Authorization: Basic YWRt" x"#, r#"curl -H "Authorization: (removed) x"#),
+            ("> Authorization: Bearer  abc123def x", "> Authorization: (removed) x"),
+            ("token=[ Bearer abc ] x", "token=(removed) ] x"),
             ("map[Authorization:[Basic YWRt] A:[b]]", "map[Authorization:(removed) A:[b]]"),
             ("basic: x Authorization: Basic", "basic: x Authorization: (removed)"),
             // Punctuation, quotes and spaces.

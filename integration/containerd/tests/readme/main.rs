@@ -1,6 +1,6 @@
 //! Runs the README's commands for a node with containerd and without a cluster, as they stand, on a node of its own,
-//! and compares their output with what the README shows. Needs root, the image, and the packages of `setup.sh`: make
-//! test-readme
+//! and compares their output with what the README shows. `make test-readme` runs it: it needs root, the image, and the
+//! packages of `setup.sh`.
 #![cfg(test)]
 #![allow(
     clippy::unwrap_used,
@@ -135,7 +135,8 @@ fn assert_the_walk_succeeds(generation: Generation) {
         );
     }
     // The control: for five minutes the program stays.
-    assert!(node.run(&left).contains("gybe-cni\n"), "{}", node.run(&left));
+    let listed = node.run(&left);
+    assert!(listed.contains("gybe-cni\n"), "{listed}");
     node.run("touch -d '-301 seconds' /etc/cni/net.d && /opt/cni/bin/gybe uninstall");
     assert_eq!(node.run(&left), "listed\n", "what stays on the node");
 }

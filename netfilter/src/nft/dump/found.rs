@@ -126,6 +126,7 @@ impl FoundSet {
             bytes: None,
         });
         let mut form = set_form(self.number, self.length, self.flags);
+        // Longer than the form of any set that Gybe writes.
         form.extend(has_statement(entries).then_some(1));
         Part {
             kind: PartKind::Set,
