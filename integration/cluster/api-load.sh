@@ -15,8 +15,9 @@ if [ -z "${GYBE_IN_NAMESPACE:-}" ]; then
 fi
 
 data=$(mktemp -d)
-# An API server that is to end waits minutes for etcd, which has ended.
-trap '[ $? = 0 ] || tail -n 5 "$data/1/log" >&2; { kill -KILL $(jobs -p); wait; } 2>/dev/null; rm -rf "$data"' EXIT
+# SIGKILL: on SIGTERM the API server waits minutes for etcd, which has already ended.
+trap '[ $? = 0 ] || tail -n 5 "$data/1/log" >&2 || true
+      { kill -KILL $(jobs -p) || true; wait; } 2>/dev/null; rm -rf "$data"' EXIT
 mount -t tmpfs tmpfs /run
 # shellcheck source=integration/cluster/api-server.sh
 . integration/cluster/api-server.sh

@@ -5,8 +5,8 @@
 export KUBECONFIG="$data/kubeconfig"
 kubectl() { "$programs/kubectl" --request-timeout=60s "$@"; }
 
-# start_api_server PROGRAM [ARGUMENT...]: starts them, and waits until they serve. The token of kubectl's user is `admin`;
-# further lines of $data/tokens.csv add users. The certificate is $data/server.crt.
+# start_api_server PROGRAM [ARGUMENT...]: starts etcd and this API server, and waits until the API server is ready. The
+# token of kubectl's user is `admin`; further lines of $data/tokens.csv add users. The certificate is $data/server.crt.
 start_api_server() {
     ip link set lo up
     openssl genrsa -out "$data/accounts.key" 2048 2>/dev/null

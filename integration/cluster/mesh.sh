@@ -15,7 +15,8 @@ if ! cmp -s integration/cluster/dns/go.sum "$into/coredns.sum"; then
     cp integration/cluster/dns/go.sum "$into/coredns.sum"
 fi
 
-# Pods with user namespaces need runc 1.2 or later. It is static: Debian's newer ones need a newer C library.
+# Pods with user namespaces need runc 1.2 or later. It is linked statically: newer Debian packages of runc need a newer C
+# library.
 if ! cmp -s integration/cluster/runc/go.sum "$into/runc.sum"; then
     echo "building runc"
     suite=$(sed -n 's/^VERSION_CODENAME=//p' /etc/os-release)

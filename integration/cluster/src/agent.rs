@@ -33,6 +33,17 @@ pub(crate) fn pods(cluster: &Cluster) -> Result<Vec<Value>, Failure> {
     cluster.api.list(&format!("/api/v1/namespaces/gybe-system/pods?{selector}"))
 }
 
+/// Returns the agents' events about a pod with this reason.
+pub(crate) fn events(cluster: &Cluster, pod: &Value, reason: &str) -> Result<Vec<Value>, Failure> {
+    let namespace = pod.pointer("/metadata/namespace").and_then(Value::as_str).unwrap_or_default();
+    let mut events = cluster.api.list(&format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"))?;
+    events.retain(|event| {
+        event.pointer("/regarding/uid") == pod.pointer("/metadata/uid")
+            && event.get("reason").and_then(Value::as_str) == Some(reason)
+    });
+    Ok(events)
+}
+
 /// Connections as the agent's service account.
 pub(crate) struct AgentApi {
     /// With a token as the kubelet requests it for the agent's pod: it names the node.

@@ -136,12 +136,23 @@ pub(crate) fn wait_at_most(
     what: &str,
     mut condition: impl FnMut() -> Result<bool, Failure>,
 ) -> Result<(), Failure> {
+    wait_for(limit, what, || Ok(condition()?.then_some(())))
+}
+
+/// Waits until `observe` returns a value, for at most `limit`, and returns that.
+pub(crate) fn wait_for<T>(
+    limit: Duration,
+    what: &str,
+    mut observe: impl FnMut() -> Result<Option<T>, Failure>,
+) -> Result<T, Failure> {
     let deadline = Instant::now() + limit;
-    while !condition()? {
+    loop {
+        if let Some(observed) = observe()? {
+            return Ok(observed);
+        }
         if Instant::now() >= deadline {
             return Err(Failure::new(format!("not within {limit:?}: {what}")));
         }
         sleep(INTERVAL);
     }
-    Ok(())
 }

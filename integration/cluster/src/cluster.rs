@@ -41,7 +41,7 @@ impl Cluster {
     /// Starts the cluster and returns when its node is ready. This process joins the node's network namespace.
     ///
     /// `programs` has Kubernetes' programs and etcd; the logs of all programs are written to `logs`. containerd runs
-    /// `runc`, or the machine's.
+    /// `runc`; without it, the machine's runc.
     pub(crate) fn start(programs: PathBuf, logs: PathBuf, runc: Option<&Path>) -> Result<Cluster, Failure> {
         if logs.exists() {
             fs::remove_dir_all(&logs)?;
@@ -108,11 +108,11 @@ impl Cluster {
     }
 
     /// Starts a program of the machine or of Kubernetes on the node.
-    pub(crate) fn spawn(&self, program: &str, arguments: &[&str]) -> Result<Running, Failure> {
+    pub(crate) fn spawn(&self, program: &str, arguments: &[&str]) -> Result<NodeProcess, Failure> {
         let mut command = self.node.host().command(&self.programs, program);
         command.args(arguments).env("KUBECONFIG", kubeconfig("admin")).env("HOME", HOME);
         let process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
-        Ok(Running { command: format!("{program} {}", arguments.join(" ")), process })
+        Ok(NodeProcess { command: format!("{program} {}", arguments.join(" ")), process })
     }
 
     /// Returns the error with the description of these pods and the end of their logs.
@@ -152,15 +152,15 @@ fn start_program(
 
 /// A program that runs on the node. It ends with the node at the latest.
 #[derive(Debug)]
-pub(crate) struct Running {
+pub(crate) struct NodeProcess {
     command: String,
     process: Child,
 }
 
-impl Running {
+impl NodeProcess {
     /// Waits until the program has ended, and returns its standard output.
     pub(crate) fn output(self) -> Result<String, Failure> {
-        let Running { command, process } = self;
+        let NodeProcess { command, process } = self;
         let output = process.wait_with_output()?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
         if output.status.success() {
@@ -201,8 +201,8 @@ fn prepare_kubelet(node: &Node) -> Result<(), Failure> {
         fs::write(host.path(&file), format!("{value}\n"))?;
         host.run(Path::new("mount"), &["--bind", &file, &format!("/proc/sys/{setting}")])?;
     }
-    // For pods with a user namespace: there the kernel mounts proc only beside one without hidden files
-    // (`mount_too_revealing`, fs/namespace.c, v6.18).
+    // In a user namespace the kernel mounts proc only if a proc mount without covered files is visible
+    // (`mount_too_revealing`, fs/namespace.c, v6.18). The bind mounts above cover files of /proc.
     let proc = credentials::file("proc");
     fs::create_dir_all(host.path(&proc))?;
     host.run(Path::new("mount"), &["-t", "proc", "proc", &proc])?;

@@ -25,8 +25,9 @@ use serde_json::json;
 use crate::api::wait_until;
 use crate::cluster::Cluster;
 use crate::components::ProxyMode;
+use crate::mesh::{MeshDirectories, MeshScenario};
 use crate::release::Release;
-use crate::scenario::{Releases, Scenario};
+use crate::scenario::{AgentScenario, Releases};
 use crate::storm::NAMESPACE;
 
 /// Starts a Kubernetes cluster of one node, runs scenarios with Gybe in it, and fails when a target is missed.
@@ -38,9 +39,9 @@ use crate::storm::NAMESPACE;
 )]
 struct Arguments {
     #[command(subcommand)]
-    mesh: Option<Mesh>,
+    command: Option<Command>,
     /// The scenarios to run; all by default
-    scenarios: Vec<Scenario>,
+    scenarios: Vec<AgentScenario>,
     /// Starts a shell on the node, with Gybe installed, instead of running scenarios
     #[arg(long, conflicts_with = "scenarios")]
     shell: bool,
@@ -56,11 +57,11 @@ struct Arguments {
 }
 
 #[derive(Debug, Subcommand)]
-enum Mesh {
+enum Command {
     /// Runs scenarios of a mesh: istiod, sidecars with Envoy, and Gybe from its image and chart
     Mesh {
         /// The scenarios to run; all by default
-        scenarios: Vec<mesh::Scenario>,
+        scenarios: Vec<MeshScenario>,
         /// Starts a shell on the node, with Gybe installed, instead of running scenarios
         #[arg(long, conflicts_with = "scenarios")]
         shell: bool,
@@ -85,9 +86,10 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     print::preface();
-    if let Some(Mesh::Mesh { scenarios, shell, proxy_mode, programs, istio, release }) = &arguments.mesh {
-        let programs = mesh::Programs::new(programs, istio, release)?;
-        return Ok(print::verdict(&mesh::run(&programs, *proxy_mode, scenarios, *shell)?));
+    if let Some(Command::Mesh { scenarios, shell, proxy_mode, programs, istio, release }) = &arguments.command
+    {
+        let directories = MeshDirectories::new(programs, istio, release)?;
+        return Ok(print::verdict(&mesh::run(&directories, *proxy_mode, scenarios, *shell)?));
     }
     let programs = arguments.programs.canonicalize()?;
     let release = arguments.release.canonicalize()?;
@@ -110,7 +112,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         return Ok(ExitCode::SUCCESS);
     }
     let scenarios = match arguments.scenarios.as_slice() {
-        [] => Scenario::value_variants(),
+        [] => AgentScenario::value_variants(),
         chosen => chosen,
     };
     let mut reports: Vec<Report> = Vec::new();

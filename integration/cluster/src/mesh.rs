@@ -29,8 +29,7 @@ use gybe_containerd_tests::Generation;
 use gybe_integration::failure::Failure;
 use serde_json::json;
 
-use crate::agent;
-use crate::api::{wait_at_most, wait_until};
+use crate::api::wait_until;
 use crate::cluster::Cluster;
 use crate::components::{self, ProxyMode};
 use crate::credentials::file;
@@ -41,7 +40,7 @@ use node_files::NodeFiles;
 
 /// A scenario of the mesh. They run in this order on one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Scenario {
+pub(crate) enum MeshScenario {
     /// A tainted node with a meshed pod gets Gybe
     Early,
     /// Native and plain sidecars, with each backend
@@ -61,7 +60,7 @@ pub(crate) enum Scenario {
 }
 
 /// The directories of what runs in the mesh.
-pub(crate) struct Programs {
+pub(crate) struct MeshDirectories {
     /// Those of the cluster, Envoy, helm and Istio's charts.
     pub(crate) cluster: PathBuf,
     /// Istio's.
@@ -70,10 +69,10 @@ pub(crate) struct Programs {
     pub(crate) clone: PathBuf,
 }
 
-impl Programs {
+impl MeshDirectories {
     /// Programs on the node are started by absolute paths.
-    pub(crate) fn new(cluster: &Path, istio: &Path, clone: &Path) -> Result<Programs, Failure> {
-        Ok(Programs {
+    pub(crate) fn new(cluster: &Path, istio: &Path, clone: &Path) -> Result<MeshDirectories, Failure> {
+        Ok(MeshDirectories {
             cluster: cluster.canonicalize()?,
             istio: istio.canonicalize()?,
             clone: clone.canonicalize()?,
@@ -94,17 +93,17 @@ struct Mesh {
 
 impl Mesh {
     /// Starts the cluster with istiod, without Gybe.
-    fn start(programs: &Programs, proxy_mode: ProxyMode) -> Result<Mesh, Failure> {
-        let logs = programs.cluster.join("mesh-logs");
+    fn start(directories: &MeshDirectories, proxy_mode: ProxyMode) -> Result<Mesh, Failure> {
+        let logs = directories.cluster.join("mesh-logs");
         let mut cluster =
-            Cluster::start(programs.cluster.clone(), logs, Some(&programs.cluster.join("runc")))?;
+            Cluster::start(directories.cluster.clone(), logs, Some(&directories.cluster.join("runc")))?;
         cluster.start_component("kube-proxy", &components::proxy(proxy_mode))?;
         let corefile = file("Corefile");
         fs::write(cluster.node.host().path(&corefile), components::corefile())?;
         cluster.start_component("coredns", &components::dns(&corefile))?;
-        images::import(&cluster, &programs.cluster, &programs.istio)?;
-        let gybe = Gybe::import(&cluster, &programs.clone)?;
-        let charts = programs.cluster.join("istio-charts");
+        images::import(&cluster, &directories.cluster, &directories.istio)?;
+        let gybe = Gybe::import(&cluster, &directories.clone)?;
+        let charts = directories.cluster.join("istio-charts");
         istio::install(&cluster, &charts)?;
         for (namespace, injection) in [(MESHED, "enabled"), (PLAIN, "disabled")] {
             let labels = json!({ "istio-injection": injection });
@@ -127,21 +126,21 @@ impl Mesh {
         if self.gybe.is_installed(&self.cluster)? {
             self.gybe.uninstall(&self.cluster)?.output()?;
         }
-        wait_at_most(gybe::END, "the agents have ended", || Ok(agent::pods(&self.cluster)?.is_empty()))
+        gybe::wait_until_gone(&self.cluster)
     }
 }
 
-impl Scenario {
+impl MeshScenario {
     fn run(self, mesh: &mut Mesh) -> Result<Report, Failure> {
         match self {
-            Scenario::Early => early::run(mesh),
-            Scenario::Sidecars => sidecars::run(mesh),
-            Scenario::Modes => modes::run(mesh),
-            Scenario::Life => life::run(mesh),
-            Scenario::Remove => remove::run(mesh),
-            Scenario::Migrate => migrate::run(mesh),
-            Scenario::Rights => rights::run(mesh),
-            Scenario::Reboot => reboot::run(mesh),
+            MeshScenario::Early => early::run(mesh),
+            MeshScenario::Sidecars => sidecars::run(mesh),
+            MeshScenario::Modes => modes::run(mesh),
+            MeshScenario::Life => life::run(mesh),
+            MeshScenario::Remove => remove::run(mesh),
+            MeshScenario::Migrate => migrate::run(mesh),
+            MeshScenario::Rights => rights::run(mesh),
+            MeshScenario::Reboot => reboot::run(mesh),
         }
     }
 }
@@ -149,19 +148,19 @@ impl Scenario {
 /// Starts the mesh and runs the chosen scenarios in it; all if none is chosen. One that fails does not stop the next.
 /// With `shell`, starts a shell on the node instead.
 pub(crate) fn run(
-    programs: &Programs,
+    directories: &MeshDirectories,
     proxy_mode: ProxyMode,
-    chosen: &[Scenario],
+    chosen: &[MeshScenario],
     shell: bool,
 ) -> Result<Vec<Report>, Failure> {
-    let mut mesh = Mesh::start(programs, proxy_mode)?;
+    let mut mesh = Mesh::start(directories, proxy_mode)?;
     if shell {
         mesh.gybe.install(&mesh.cluster, &[])?;
-        mesh.cluster.shell(&programs.clone)?;
+        mesh.cluster.shell(&directories.clone)?;
         return Ok(Vec::new());
     }
-    print::tables(&versions(&mesh, programs, proxy_mode)?);
-    let scenarios = if chosen.is_empty() { Scenario::value_variants() } else { chosen };
+    print::tables(&versions(&mesh, directories, proxy_mode)?);
+    let scenarios = if chosen.is_empty() { MeshScenario::value_variants() } else { chosen };
     let mut reports = Vec::new();
     for scenario in scenarios {
         for namespace in [MESHED, PLAIN] {
@@ -179,14 +178,14 @@ pub(crate) fn run(
 }
 
 /// Returns the table of the versions that run.
-fn versions(mesh: &Mesh, programs: &Programs, proxy_mode: ProxyMode) -> Result<Report, Failure> {
+fn versions(mesh: &Mesh, directories: &MeshDirectories, proxy_mode: ProxyMode) -> Result<Report, Failure> {
     let containerd = Generation::V2.programs()?.join("containerd").to_string_lossy().into_owned();
-    let envoy = programs.cluster.join("envoy").to_string_lossy().into_owned();
+    let envoy = directories.cluster.join("envoy").to_string_lossy().into_owned();
     let first_line = |program: &str, option: &str| {
         let output = mesh.cluster.run(program, &[option])?;
         Ok::<_, Failure>(output.trim().lines().next().unwrap_or_default().to_owned())
     };
-    let module = programs.cluster.join("istio-charts").canonicalize()?;
+    let module = directories.cluster.join("istio-charts").canonicalize()?;
     let module = module.iter().find(|part| part.to_string_lossy().starts_with("istio@"));
     let rows = [
         ("Kubernetes", first_line("kubelet", "--version")?),

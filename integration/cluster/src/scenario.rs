@@ -20,7 +20,7 @@ use crate::storm::Started;
 
 /// A scenario. They run in this order on one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(crate) enum Scenario {
+pub(crate) enum AgentScenario {
     /// The manifests are applied; the next pod of the mesh is redirected
     Install,
     /// The agent removes the node's taint; a refused pod has an event; the policy confines the agent's rights
@@ -47,18 +47,18 @@ pub(crate) struct Releases {
     pub(crate) next: Release,
 }
 
-impl Scenario {
+impl AgentScenario {
     pub(crate) fn run(self, cluster: &Cluster, releases: &Releases) -> Result<Report, Failure> {
         match self {
-            Scenario::Install => install::run(cluster, releases),
-            Scenario::Taint => taint::run(cluster, releases),
-            Scenario::Repair => repair::run(cluster, releases),
-            Scenario::Upgrade => upgrade::run(cluster, releases),
-            Scenario::Kill => kill::once(cluster, releases),
-            Scenario::Versions => versions::run(cluster, releases),
-            Scenario::KillLoop => kill::again(cluster, releases),
-            Scenario::Delete => delete::run(cluster, releases),
-            Scenario::Leave => leave::run(cluster, releases),
+            AgentScenario::Install => install::run(cluster, releases),
+            AgentScenario::Taint => taint::run(cluster, releases),
+            AgentScenario::Repair => repair::run(cluster, releases),
+            AgentScenario::Upgrade => upgrade::run(cluster, releases),
+            AgentScenario::Kill => kill::once(cluster, releases),
+            AgentScenario::Versions => versions::run(cluster, releases),
+            AgentScenario::KillLoop => kill::again(cluster, releases),
+            AgentScenario::Delete => delete::run(cluster, releases),
+            AgentScenario::Leave => leave::run(cluster, releases),
         }
     }
 }

@@ -14,21 +14,21 @@ use crate::api::wait_until;
 use crate::components;
 use crate::credentials::DIRECTORY;
 
-/// What goes on.
+/// The programs that a reboot of the node does not kill.
 const CONTROL_PLANE: [&str; 5] =
     ["etcd", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "coredns"];
 /// How long the kernel may take to end all other processes.
-const END: Duration = Duration::from_secs(60);
+const KILL_TIMEOUT: Duration = Duration::from_secs(60);
 const INTERVAL: Duration = Duration::from_millis(50);
 /// Where the mounts are that the node would not have after a boot.
 const MOUNTS: [&str; 3] = ["/run/", "/var/lib/kubelet/", "/var/run/"];
-/// What of `/run` is no file of a real node: changes of `/etc` and `/opt`, and the directory of this cluster's files.
+/// Paths in `/run` that a real node does not have: the overlays of `/etc` and `/opt`, and this cluster's directory.
 const OVERLAYS: &str = "/run/overlay";
 const OWN: &str = "/run/gybe";
 
 impl Cluster {
     /// Kills all processes of the node but the control plane's, wipes `/run` and the node's network, and starts
-    /// containerd and the kubelet again. `kept` are the names of the cluster's own files in `/run/gybe`.
+    /// containerd and the kubelet again. `kept`: the absolute paths below `/run/gybe` that are not deleted.
     pub(crate) fn reboot(&mut self, kept: &BTreeSet<String>) -> Result<(), Failure> {
         self.kill_node()?;
         self.unmount()?;
@@ -43,14 +43,16 @@ impl Cluster {
 
     /// Kills all processes but those of the control plane and process 1, until there are no others.
     fn kill_node(&self) -> Result<(), Failure> {
-        let deadline = Instant::now() + END;
+        let deadline = Instant::now() + KILL_TIMEOUT;
         loop {
             let others = self.other_processes()?;
             if others.is_empty() {
                 return Ok(());
             }
             if Instant::now() > deadline {
-                return Err(Failure::new(format!("processes {others:?} of the node do not end")));
+                return Err(Failure::new(format!(
+                    "processes {others:?} still run {KILL_TIMEOUT:?} after SIGKILL; look at /proc/ID/stack"
+                )));
             }
             let arguments = ["-KILL"].into_iter().chain(others.iter().map(String::as_str));
             // Some may have ended meanwhile.
@@ -82,7 +84,9 @@ impl Cluster {
         }
         match self.mounts()?.as_slice() {
             [] => Ok(()),
-            left => Err(Failure::new(format!("mounts {left:?} of the node do not end"))),
+            left => Err(Failure::new(format!(
+                "cannot unmount {left:?}; look for processes that use them with fuser(1)"
+            ))),
         }
     }
 

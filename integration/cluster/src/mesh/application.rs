@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::images::APPLICATION;
-use crate::api::wait_at_most;
+use crate::api::{wait_at_most, wait_for};
 use crate::cluster::{Cluster, has_condition};
 
 /// The namespace whose pods istiod injects.
@@ -145,16 +145,11 @@ pub(super) fn validation_exit_code(pod: &Value) -> Option<i64> {
 }
 
 /// Waits until Istio's validation container in a pod has ended, and returns its exit code.
-pub(super) fn wait_for_validation(cluster: &Cluster, pod: Name<'_>) -> Result<Option<i64>, Failure> {
-    let mut exit_code = None;
-    wait_at_most(READY, &format!("Istio's validation container in {pod:?} has ended"), || {
-        exit_code = validation_exit_code(&get(cluster, pod)?.unwrap_or_default());
-        Ok(exit_code.is_some())
-    })?;
-    Ok(exit_code)
+pub(super) fn wait_for_validation(cluster: &Cluster, pod: Name<'_>) -> Result<i64, Failure> {
+    wait_for_pod(cluster, pod, READY, "istio-validation has ended", validation_exit_code)
 }
 
-/// Waits until a pod is ready, and returns it. A failure has the pod's description and the logs of its containers.
+/// Waits until a pod is ready, and returns it.
 pub(super) fn wait_until_ready(cluster: &Cluster, pod: Name<'_>) -> Result<Value, Failure> {
     wait_until_ready_for(cluster, pod, READY)
 }
@@ -165,13 +160,23 @@ pub(super) fn wait_until_ready_for(
     pod: Name<'_>,
     limit: Duration,
 ) -> Result<Value, Failure> {
+    wait_for_pod(cluster, pod, limit, "is ready", |pod| has_condition(pod, "Ready").then(|| pod.clone()))
+}
+
+/// Waits until `observe` returns a value for a pod, and returns that. A failure has the pod's description and the logs
+/// of its containers.
+pub(super) fn wait_for_pod<T>(
+    cluster: &Cluster,
+    pod: Name<'_>,
+    limit: Duration,
+    what: &str,
+    observe: impl Fn(&Value) -> Option<T>,
+) -> Result<T, Failure> {
     let (namespace, name) = pod;
-    let mut found = Value::Null;
-    let ready = wait_at_most(limit, &format!("pod {namespace}/{name} is ready"), || {
-        found = get(cluster, pod)?.unwrap_or_default();
-        Ok(has_condition(&found, "Ready"))
-    });
-    ready.map(|()| found).map_err(|error| cluster.with_pods(&error, namespace, &[name]))
+    wait_for(limit, &format!("pod {namespace}/{name}: {what}"), || {
+        Ok(observe(&get(cluster, pod)?.unwrap_or_default()))
+    })
+    .map_err(|error| cluster.with_pods(&error, namespace, &[name]))
 }
 
 /// Creates a pod and waits until it is ready.

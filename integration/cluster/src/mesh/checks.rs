@@ -5,7 +5,7 @@ use std::fmt::Debug;
 use gybe_bench::report::{Report, Table, cells};
 use gybe_integration::failure::Failure;
 
-use super::application::{Answer, MESHED, request_by_mutual_tls};
+use super::application::{Answer, MESHED, Name, request_by_mutual_tls};
 use super::gybe::Verdicts;
 use crate::cluster::Cluster;
 use crate::scenario::none;
@@ -44,12 +44,23 @@ impl Checks {
     /// Records whether `gybe verify --all` finds these pods of the mesh redirected.
     pub(super) fn redirected(&mut self, what: &str, verdicts: &Verdicts, pods: &[&str]) {
         for name in pods {
-            let pod = format!("{MESHED}/{name}");
-            let verdict = verdicts.iter().find(|(name, _)| *name == pod).map(|(_, verdict)| verdict.as_str());
-            let is_redirected = verdict.is_some_and(|verdict| verdict.starts_with("redirected"));
-            let title = format!("{what}: `gybe verify --all` about {pod}");
-            self.holds(&title, is_redirected, &verdict, "redirected");
+            self.verdict(what, verdicts, (MESHED, name), "redirected");
         }
+    }
+
+    /// Records whether this is the verdict of `gybe verify --all` about a pod.
+    pub(super) fn verdict(
+        &mut self,
+        what: &str,
+        verdicts: &Verdicts,
+        (namespace, name): Name<'_>,
+        expected: &str,
+    ) {
+        let pod = format!("{namespace}/{name}");
+        let verdict = verdicts.iter().find(|(name, _)| *name == pod).map(|(_, verdict)| verdict.as_str());
+        let is_expected = verdict.is_some_and(|verdict| verdict.split(':').next() == Some(expected));
+        let title = format!("{what}: `gybe verify --all` about {pod}");
+        self.holds(&title, is_expected, &verdict, expected);
     }
 
     fn record(&mut self, what: &str, is_met: bool, observed: &str, expected: &str) {

@@ -25,7 +25,7 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     create(cluster, MESHED, &pod(EARLY))?;
     let exit_code = wait_for_validation(cluster, (MESHED, EARLY))?;
     let what = "exit code of istio-validation in a pod that started before Gybe";
-    checks.equal(what, &exit_code, &Some(NOT_REDIRECTED));
+    checks.equal(what, &exit_code, &NOT_REDIRECTED);
 
     let node = format!("/api/v1/nodes/{NODE}");
     let taint = json!({ "key": TAINT, "effect": "NoSchedule" });

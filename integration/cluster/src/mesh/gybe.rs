@@ -7,8 +7,9 @@ use std::time::Duration;
 use gybe_integration::failure::Failure;
 
 use super::application::Name;
-use crate::api::wait_until;
-use crate::cluster::{Cluster, Running};
+use crate::agent;
+use crate::api::{wait_at_most, wait_until};
+use crate::cluster::{Cluster, NodeProcess};
 use crate::network::NODE;
 use crate::release::{Release, roll_out};
 
@@ -19,7 +20,7 @@ pub(super) const NAMESPACE: &str = "gybe-system";
 pub(super) const NEXT: &str = "0.1.1";
 
 /// More than the agents' pods take to end (`terminationGracePeriodSeconds`): the programs stay for five minutes.
-pub(super) const END: Duration = Duration::from_secs(420);
+const END: Duration = Duration::from_secs(420);
 
 /// Gybe's chart, and the directory of its programs for commands from a workstation.
 pub(super) struct Gybe {
@@ -41,7 +42,11 @@ impl Gybe {
 
     /// Installs or upgrades the chart with these values, and waits until the DaemonSet is rolled out.
     pub(super) fn install(&self, cluster: &Cluster, values: &[&str]) -> Result<(), Failure> {
-        self.apply(cluster, values)?;
+        let chart = self.chart.to_string_lossy();
+        let install =
+            ["upgrade", "--install", "gybe", &chart, "--namespace", NAMESPACE, "--create-namespace"];
+        let values = values.iter().flat_map(|value| ["--set", value]).collect::<Vec<_>>();
+        cluster.run("helm", &[&install[..], &values].concat())?;
         roll_out(cluster)
     }
 
@@ -63,16 +68,8 @@ impl Gybe {
         roll_out(cluster)
     }
 
-    fn apply(&self, cluster: &Cluster, values: &[&str]) -> Result<(), Failure> {
-        let chart = self.chart.to_string_lossy();
-        let install =
-            ["upgrade", "--install", "gybe", &chart, "--namespace", NAMESPACE, "--create-namespace"];
-        let values = values.iter().flat_map(|value| ["--set", value]).collect::<Vec<_>>();
-        cluster.run("helm", &[&install[..], &values].concat()).map(drop)
-    }
-
     /// Starts `helm uninstall`, as docs/INSTALL.md has it.
-    pub(super) fn uninstall(&self, cluster: &Cluster) -> Result<Running, Failure> {
+    pub(super) fn uninstall(&self, cluster: &Cluster) -> Result<NodeProcess, Failure> {
         cluster.spawn("helm", &["uninstall", "gybe", "--namespace", NAMESPACE])
     }
 
@@ -90,18 +87,13 @@ impl Gybe {
 
     /// Returns the same by the program of a workstation, copied to the node: without an agent.
     pub(super) fn verify_by_hand(&self, cluster: &Cluster) -> Result<Verdicts, Failure> {
-        Ok(verdicts(&self.by_hand(cluster, "verify --all || [ $? -le 1 ]")?))
+        Ok(verdicts(&self.shell(cluster, "gybe verify --all || [ $? -le 1 ]")?))
     }
 
-    /// Runs a command of gybe's on the node, as root.
-    fn by_hand(&self, cluster: &Cluster, command: &str) -> Result<String, Failure> {
-        self.shell(cluster, &format!("gybe {command}"))
-    }
-
-    /// Runs a shell's commands on the node, with the programs of a workstation.
+    /// Runs a shell's commands on the node as root, with the programs of a workstation.
     pub(super) fn shell(&self, cluster: &Cluster, commands: &str) -> Result<String, Failure> {
         let script = format!("PATH={}:$PATH; {commands}", self.programs.display());
-        cluster.run("timeout", &["600", "sh", "-c", &script])
+        cluster.run("timeout", &["600", "bash", "-o", "pipefail", "-c", &script])
     }
 
     pub(super) fn chart(&self) -> &Path {
@@ -121,7 +113,7 @@ impl Gybe {
     /// Runs `gybe status` as an administrator, and returns the words of the node's line that are its state, version and
     /// backend; none while there is no agent.
     fn status(&self, cluster: &Cluster) -> Result<Vec<String>, Failure> {
-        let listed = self.by_hand(cluster, "status || [ $? -le 2 ]")?;
+        let listed = self.shell(cluster, "timeout 60 gybe status || [ $? -le 2 ]")?;
         let line = listed.lines().find(|line| line.starts_with(NODE)).unwrap_or_default();
         Ok(line.split_whitespace().skip(1).take(3).map(str::to_owned).collect())
     }
@@ -131,6 +123,11 @@ impl Gybe {
         let expected = ["ready", env!("CARGO_PKG_VERSION"), backend];
         wait_until(&format!("`gybe status` reports {expected:?}"), || Ok(self.status(cluster)? == expected))
     }
+}
+
+/// Waits until the agents' pods are gone.
+pub(super) fn wait_until_gone(cluster: &Cluster) -> Result<(), Failure> {
+    wait_at_most(END, "the agents' pods are gone", || Ok(agent::pods(cluster)?.is_empty()))
 }
 
 /// The verdict for each pod, `NAMESPACE/NAME`.

@@ -7,9 +7,22 @@ use super::images::{HUB, TAG};
 use super::istio::NAMESPACE;
 use crate::cluster::Cluster;
 
-/// The values of istio-cni's chart as an operator has them: where the images are, and defaults.
+/// A namespace that an operator excludes.
+pub(super) const EXCLUDED: &str = "excluded-by-istio-cni";
+
+/// The values of istio-cni's chart as an operator has them: where the images are, and an excluded namespace.
 pub(super) fn values() -> Value {
-    json!({ "global": { "hub": HUB, "tag": TAG, "imagePullPolicy": "Never" } })
+    json!({
+        "excludeNamespaces": ["kube-system", EXCLUDED],
+        "global": { "hub": HUB, "tag": TAG, "imagePullPolicy": "Never" },
+    })
+}
+
+/// The same as values of Gybe's chart, as `gybe migrate values` writes them below its comments.
+pub(super) fn translated_values() -> String {
+    format!(
+        "image:\n  pullPolicy: \"Never\"\nsettings:\n  exclude_namespaces: [\"kube-system\",\"{EXCLUDED}\"]\n"
+    )
 }
 
 /// Waits until the agent of the applied version is ready on each of its nodes.

@@ -15,8 +15,7 @@ use super::gybe;
 use super::istio_cni;
 use super::load::{NEXT_ATTEMPT, Pair};
 use super::node_files::NodeFiles;
-use crate::agent;
-use crate::api::{wait_at_most, wait_until};
+use crate::api::wait_until;
 use crate::cluster::HOME;
 use crate::network::NODE;
 
@@ -28,7 +27,7 @@ const BETWEEN: &str = "migrate-between";
 const VALUES: &str = "helm get values istio-cni -n istio-system -o yaml | gybe migrate values - >gybe.yaml";
 const DRY_RUN: &str = "kubectl get pods -A -o json --field-selector spec.nodeName=NODE \
                        | ssh NODE gybe migrate --dry-run --pods -";
-const NAMESPACE: &str = "kubectl create namespace gybe-system";
+const CREATE_NAMESPACE: &str = "kubectl create namespace gybe-system";
 const PRIVILEGED: &str = "kubectl label namespace gybe-system pod-security.kubernetes.io/enforce=privileged";
 const RESTRICT: &str = "helm upgrade istio-cni istio/cni -n istio-system --reuse-values --set-json \
                         'affinity={\"nodeAffinity\": \
@@ -49,54 +48,49 @@ const LEAVE: &str = "gybe leave";
 const INSTALL_ISTIO_CNI: &str = "helm install istio-cni istio/cni -n istio-system";
 const REMOVE_GYBE: &str = "helm uninstall gybe -n gybe-system";
 
-/// An operator's shell, with the mesh.
-struct Operator<'m> {
-    mesh: &'m Mesh,
-}
-
-impl Operator<'_> {
-    /// Runs a command of the page, with this machine's paths and names.
-    fn run(&self, command: &str) -> Result<String, Failure> {
-        let charts = self.mesh.charts.join("istio-cni");
-        let command = command
-            .replace("ssh NODE ", "")
-            .replace("NODE", NODE)
-            .replace(" istio/cni ", &format!(" {} ", charts.display()))
-            .replace("manifests/chart", &self.mesh.gybe.chart().to_string_lossy())
-            .replace("registry.example/mesh/gybe", "docker.io/library/gybe");
-        let script = format!("cd {HOME} && {command}");
-        self.mesh.gybe.shell(&self.mesh.cluster, &script)
-    }
+/// Runs a command of the page, with this machine's paths and names.
+fn run_command(mesh: &Mesh, command: &str) -> Result<String, Failure> {
+    let charts = mesh.charts.join("istio-cni");
+    let command = command
+        .replace("ssh NODE ", "")
+        .replace("NODE", NODE)
+        .replace(" istio/cni ", &format!(" {} ", charts.display()))
+        .replace("manifests/chart", &mesh.gybe.chart().to_string_lossy())
+        .replace("registry.example/mesh/gybe", "docker.io/library/gybe");
+    mesh.gybe.shell(&mesh.cluster, &format!("cd {HOME} && {command}"))
 }
 
 pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     let cluster = &mesh.cluster;
-    let operator = Operator { mesh };
     let mut checks = Checks::default();
     mesh.remove_gybe()?;
-    cluster.run("kubectl", &["delete", "namespace", "gybe-system", "--ignore-not-found"])?;
+    cluster
+        .run("kubectl", &["delete", "namespace", "gybe-system", "--ignore-not-found", "--timeout=240s"])?;
     let directory = cluster.node.host().path(HOME);
     fs::create_dir_all(&directory)?;
     fs::write(directory.join("istio-cni.json"), istio_cni::values().to_string())?;
-    operator.run(&format!("{INSTALL_ISTIO_CNI} -f istio-cni.json"))?;
+    run_command(mesh, &format!("{INSTALL_ISTIO_CNI} -f istio-cni.json"))?;
     istio_cni::roll_out(cluster)?;
     PAIR.start(cluster)?;
-    before(&operator, &mut checks)?;
-    some_nodes(&operator, &mut checks)?;
-    back_on_a_node(&operator, &mut checks)?;
-    all_nodes(&operator, &mut checks)?;
-    back(&operator, &mut checks)?;
+    before(mesh, &mut checks)?;
+    some_nodes(mesh, &mut checks)?;
+    back_on_a_node(mesh, &mut checks)?;
+    all_nodes(mesh, &mut checks)?;
+    back(mesh, &mut checks)?;
     for namespace in [MESHED, PLAIN] {
         application::delete_all(cluster, namespace)?;
     }
-    clean(&operator, &mut checks)?;
+    clean(mesh, &mut checks)?;
     Ok(checks.report("From istio-cni to Gybe, and back"))
 }
 
 /// Section 1: the values and the pods.
-fn before(operator: &Operator<'_>, checks: &mut Checks) -> Result<(), Failure> {
-    checks.equal("`gybe migrate values`", &operator.run(VALUES)?, &String::new());
-    let listed = operator.run(DRY_RUN)?;
+fn before(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
+    run_command(mesh, VALUES)?;
+    let mut values = fs::read_to_string(mesh.cluster.node.host().path(HOME).join("gybe.yaml"))?;
+    values = values.lines().filter(|line| !line.starts_with('#')).map(|line| format!("{line}\n")).collect();
+    checks.equal("`gybe migrate values`", &values, &istio_cni::translated_values());
+    let listed = run_command(mesh, DRY_RUN)?;
     for name in [PAIR.client, PAIR.server] {
         let line = listed.lines().find(|line| line.starts_with(&format!("{MESHED}/{name} ")));
         let is_same =
@@ -107,43 +101,39 @@ fn before(operator: &Operator<'_>, checks: &mut Checks) -> Result<(), Failure> {
 }
 
 /// Section 3: a node changes.
-fn some_nodes(operator: &Operator<'_>, checks: &mut Checks) -> Result<(), Failure> {
-    let cluster = &operator.mesh.cluster;
+fn some_nodes(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
+    let cluster = &mesh.cluster;
     PAIR.under_load(cluster, checks, "istio-cni is restricted", |_| {
-        operator.run(NAMESPACE)?;
-        operator.run(PRIVILEGED)?;
-        operator.run(RESTRICT)?;
+        run_command(mesh, CREATE_NAMESPACE)?;
+        run_command(mesh, PRIVILEGED)?;
+        run_command(mesh, RESTRICT)?;
         istio_cni::roll_out(cluster)?;
-        operator.run(INSTALL).map(drop)
+        run_command(mesh, INSTALL).map(drop)
     })?;
-    changes_to_gybe(operator, checks, "the node changes to Gybe", LABEL)
+    changes_to_gybe(mesh, checks, "the node changes to Gybe", LABEL)
 }
 
 /// Runs a command after which the node gets Gybe's agent instead of istio-cni's.
-fn changes_to_gybe(
-    operator: &Operator<'_>,
-    checks: &mut Checks,
-    what: &str,
-    command: &str,
-) -> Result<(), Failure> {
-    let mesh = operator.mesh;
+fn changes_to_gybe(mesh: &Mesh, checks: &mut Checks, what: &str, command: &str) -> Result<(), Failure> {
     PAIR.under_load(&mesh.cluster, checks, what, |checks| {
-        operator.run(command)?;
-        between(operator, checks, what, || mesh.gybe.wait_for_backend(&mesh.cluster, "nft"))
+        run_command(mesh, command)?;
+        starts_pod_while(mesh, checks, what, || mesh.gybe.wait_for_backend(&mesh.cluster, "nft"))
     })?;
-    only(operator, checks, what, "gybe-cni")?;
+    names_only(mesh, checks, what, "gybe-cni")?;
+    let excluding = NodeFiles::read(&mesh.cluster)?.conf_files_with(istio_cni::EXCLUDED).len();
+    checks.equal(&format!("{what}: conf files with istio-cni's excluded namespace"), &excluding, &1);
     checks.redirected(what, &mesh.gybe.verify(&mesh.cluster)?, &[PAIR.client, PAIR.server]);
     Ok(())
 }
 
 /// Starts a pod at once, waits, and records whether the pod becomes ready.
-fn between(
-    operator: &Operator<'_>,
+fn starts_pod_while(
+    mesh: &Mesh,
     checks: &mut Checks,
     what: &str,
     wait: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let cluster = &operator.mesh.cluster;
+    let cluster = &mesh.cluster;
     create(cluster, MESHED, &pod(BETWEEN))?;
     start(cluster, PLAIN, &pod(BETWEEN))?;
     wait()?;
@@ -153,8 +143,8 @@ fn between(
 }
 
 /// Records that the conf file names this plugin, and not the other one.
-fn only(operator: &Operator<'_>, checks: &mut Checks, what: &str, plugin: &str) -> Result<(), Failure> {
-    let files = NodeFiles::read(&operator.mesh.cluster)?;
+fn names_only(mesh: &Mesh, checks: &mut Checks, what: &str, plugin: &str) -> Result<(), Failure> {
+    let files = NodeFiles::read(&mesh.cluster)?;
     for named in ["istio-cni", "gybe-cni"] {
         let title = format!("{what}: conf files that name {named}");
         checks.equal(&title, &files.conf_files_with(named).len(), &usize::from(named == plugin));
@@ -163,71 +153,69 @@ fn only(operator: &Operator<'_>, checks: &mut Checks, what: &str, plugin: &str) 
 }
 
 /// Section 3, back on one node, and once more to Gybe.
-fn back_on_a_node(operator: &Operator<'_>, checks: &mut Checks) -> Result<(), Failure> {
-    let cluster = &operator.mesh.cluster;
+fn back_on_a_node(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
+    let cluster = &mesh.cluster;
     let what = "the node changes back to istio-cni";
     PAIR.under_load(cluster, checks, what, |checks| {
-        operator.run(UNLABEL)?;
-        wait_at_most(gybe::END, "Gybe's pod has gone", || Ok(agent::pods(cluster)?.is_empty()))?;
-        operator.run(UNINSTALL_BY_HAND)?;
-        between(operator, checks, what, || istio_cni::roll_out(cluster))
+        run_command(mesh, UNLABEL)?;
+        gybe::wait_until_gone(cluster)?;
+        run_command(mesh, UNINSTALL_BY_HAND)?;
+        starts_pod_while(mesh, checks, what, || istio_cni::roll_out(cluster))
     })?;
-    only(operator, checks, what, "istio-cni")
+    names_only(mesh, checks, what, "istio-cni")
 }
 
 /// Section 4.
-fn all_nodes(operator: &Operator<'_>, checks: &mut Checks) -> Result<(), Failure> {
-    let mesh = operator.mesh;
+fn all_nodes(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
     let cluster = &mesh.cluster;
-    changes_to_gybe(operator, checks, "all nodes change to Gybe", LABEL_ALL)?;
+    changes_to_gybe(mesh, checks, "all nodes change to Gybe", LABEL_ALL)?;
     PAIR.under_load(cluster, checks, "istio-cni is removed", |_| {
-        operator.run(STATUS)?;
-        operator.run(REMOVE_ISTIO_CNI).map(drop)
+        run_command(mesh, STATUS)?;
+        run_command(mesh, REMOVE_ISTIO_CNI).map(drop)
     })?;
     let what = "Gybe's restriction is removed";
     PAIR.under_load(cluster, checks, what, |_| {
-        operator.run(UNRESTRICT)?;
+        run_command(mesh, UNRESTRICT)?;
         crate::release::roll_out(cluster)
     })?;
-    only(operator, checks, what, "gybe-cni")
+    names_only(mesh, checks, what, "gybe-cni")
 }
 
 /// Section 5.
-fn back(operator: &Operator<'_>, checks: &mut Checks) -> Result<(), Failure> {
-    let mesh = operator.mesh;
+fn back(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
     let cluster = &mesh.cluster;
     let what = "`gybe leave`, and istio-cni again";
     PAIR.under_load(cluster, checks, what, |checks| {
-        operator.run(LEAVE)?;
+        run_command(mesh, LEAVE)?;
         create(cluster, MESHED, &pod(BETWEEN))?;
         let exit_code = wait_for_validation(cluster, (MESHED, BETWEEN))?;
         let title = format!("{what}: exit code of istio-validation in a pod that starts between");
-        checks.equal(&title, &exit_code, &Some(NOT_REDIRECTED));
-        operator.run(&format!("{INSTALL_ISTIO_CNI} -f istio-cni.json"))?;
+        checks.equal(&title, &exit_code, &NOT_REDIRECTED);
+        run_command(mesh, &format!("{INSTALL_ISTIO_CNI} -f istio-cni.json"))?;
         istio_cni::roll_out(cluster)?;
         wait_until_ready_for(cluster, (MESHED, BETWEEN), NEXT_ATTEMPT)?;
         PAIR.passes(cluster, checks, what, BETWEEN)?;
         application::delete(cluster, &[(MESHED, BETWEEN)])
     })?;
     let what = "Gybe is removed beside istio-cni";
-    PAIR.under_load(cluster, checks, what, |_| operator.run(REMOVE_GYBE).map(drop))?;
-    only(operator, checks, what, "istio-cni")?;
+    PAIR.under_load(cluster, checks, what, |_| run_command(mesh, REMOVE_GYBE).map(drop))?;
+    names_only(mesh, checks, what, "istio-cni")?;
     checks.redirected(what, &mesh.gybe.verify_by_hand(cluster)?, &[PAIR.client, PAIR.server]);
     Ok(())
 }
 
-/// When all pods are gone, `gybe uninstall` removes the programs, and the chart's removal istio-cni.
-fn clean(operator: &Operator<'_>, checks: &mut Checks) -> Result<(), Failure> {
-    let cluster = &operator.mesh.cluster;
-    wait_at_most(gybe::END, "Gybe's pod has gone", || Ok(agent::pods(cluster)?.is_empty()))?;
-    operator.run(UNINSTALL_BY_HAND)?;
-    operator.run(REMOVE_ISTIO_CNI)?;
+/// After all pods are deleted: `gybe uninstall` removes Gybe's programs, `helm uninstall` removes istio-cni.
+fn clean(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
+    let cluster = &mesh.cluster;
+    gybe::wait_until_gone(cluster)?;
+    run_command(mesh, UNINSTALL_BY_HAND)?;
+    run_command(mesh, REMOVE_ISTIO_CNI)?;
     wait_until("istio-cni's agent has ended", || Ok(istio_cni::pods(cluster)?.is_empty()))?;
     // istio-cni writes the conf file in another form.
-    operator.mesh.before.restore_conf_files(cluster)?;
-    let left = NodeFiles::read(cluster)?.differences(&operator.mesh.before);
+    mesh.before.restore_conf_files(cluster)?;
+    let left = NodeFiles::read(cluster)?.differences(&mesh.before);
     checks.equal("files of the node that differ from before", &left, &Vec::new());
-    operator.run(UNLABEL).map(drop)
+    run_command(mesh, UNLABEL).map(drop)
 }
 
 #[cfg(test)]
@@ -244,7 +232,7 @@ mod tests {
         for command in [
             VALUES,
             DRY_RUN,
-            NAMESPACE,
+            CREATE_NAMESPACE,
             PRIVILEGED,
             RESTRICT,
             INSTALL,

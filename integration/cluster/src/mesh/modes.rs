@@ -11,9 +11,10 @@ use serde_json::{Value, json};
 use super::Mesh;
 use super::application::{
     self, CONTROL, EXCLUDED_PORT, MESHED, Name, PLAIN, PORT, READY, annotated, control, create, ending, get,
-    pod, request, service, wait_until_ready,
+    pod, request, service, wait_for_pod, wait_until_ready,
 };
 use super::checks::Checks;
+use crate::agent;
 use crate::api::{wait_at_most, wait_until};
 use crate::cluster::{Cluster, has_condition};
 
@@ -132,13 +133,7 @@ fn user_namespace(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
     checks.holds("a client without a sidecar to that pod", answer.is_refused(), &answer, "refused");
     mesh.gybe.shell(cluster, &format!("gybe remove --pod {MESHED}/{USER_NAMESPACE}"))?;
     wait_until("the event about the repair of the pod with `hostUsers: false`", || {
-        let events = cluster.api.list(&format!("/apis/events.k8s.io/v1/namespaces/{MESHED}/events"))?;
-        let text = |event: &Value, pointer| event.pointer(pointer).and_then(Value::as_str).map(str::to_owned);
-        let is_repair = |event: &Value| {
-            text(event, "/reason").as_deref() == Some("RedirectionRepaired")
-                && text(event, "/regarding/name").as_deref() == Some(USER_NAMESPACE)
-        };
-        Ok(events.iter().any(is_repair))
+        Ok(!agent::events(cluster, &pod, "RedirectionRepaired")?.is_empty())
     })?;
     let what = "a pod with `hostUsers: false` that had lost its rules";
     checks.redirected(what, &mesh.gybe.verify(cluster)?, &[USER_NAMESPACE]);
@@ -249,21 +244,12 @@ fn ends(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
         &[("proxy.istio.io/config", &hold), ("sidecar.istio.io/nativeSidecar", "false")],
     );
     create(cluster, MESHED, &waiting)?;
-    let mut exit_code = None;
-    wait_at_most(READY, "the application that waits for its proxy has ended", || {
-        let pod = get(cluster, (MESHED, "waiting"))?.unwrap_or_default();
-        let statuses =
-            pod.pointer("/status/containerStatuses").and_then(Value::as_array).cloned().unwrap_or_default();
-        let status = statuses.iter().find(|status| status.get("name").and_then(Value::as_str) == Some("app"));
-        exit_code =
-            status.and_then(|status| status.pointer("/state/terminated/exitCode")).and_then(Value::as_i64);
-        Ok(exit_code.is_some())
+    let exit_code = wait_for_pod(cluster, (MESHED, "waiting"), READY, "the application has ended", |pod| {
+        let mut statuses = pod.pointer("/status/containerStatuses")?.as_array()?.iter();
+        let status = statuses.find(|status| status.get("name").and_then(Value::as_str) == Some("app"))?;
+        status.pointer("/state/terminated/exitCode")?.as_i64()
     })?;
-    checks.equal(
-        "exit code of an application with one request, which waits for its proxy",
-        &exit_code,
-        &Some(0),
-    );
+    checks.equal("exit code of an application with one request, which waits for its proxy", &exit_code, &0);
 
     let mut template = ending("job", &target);
     let spec = template.pointer_mut("/spec").map(Value::take).unwrap_or_default();

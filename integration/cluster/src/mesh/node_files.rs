@@ -3,12 +3,11 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
+use gybe_containerd_tests::containerd::{BIN_DIR, CONF_DIR};
 use gybe_integration::failure::Failure;
 
 use crate::cluster::Cluster;
 
-const CONF_DIR: &str = "/etc/cni/net.d";
-const BIN_DIR: &str = "/opt/cni/bin";
 /// The agent's directory. The node has its own files there, too.
 const RUN_DIR: &str = "/run/gybe";
 
@@ -34,7 +33,7 @@ impl NodeFiles {
         Ok(NodeFiles(files))
     }
 
-    /// Writes the conf files of then.
+    /// Writes the recorded conf files back.
     pub(super) fn restore_conf_files(&self, cluster: &Cluster) -> Result<(), Failure> {
         for (path, text) in self.0.iter().filter(|(path, _)| path.starts_with(CONF_DIR)) {
             fs::write(cluster.node.host().path(path), text)?;
@@ -42,7 +41,7 @@ impl NodeFiles {
         Ok(())
     }
 
-    /// Returns the paths in the agent's directory, of files that are not the agent's.
+    /// Returns the recorded paths in `/run/gybe`.
     pub(super) fn in_run_directory(&self) -> BTreeSet<String> {
         self.0.keys().filter(|path| path.starts_with(RUN_DIR)).cloned().collect()
     }
@@ -53,9 +52,9 @@ impl NodeFiles {
         all.filter(|path| self.0.get(*path) != other.0.get(*path)).cloned().collect()
     }
 
-    /// Returns the conf files that name this plugin.
-    pub(super) fn conf_files_with(&self, plugin: &str) -> Vec<String> {
-        let named = format!("\"{plugin}\"");
+    /// Returns the conf files with this string.
+    pub(super) fn conf_files_with(&self, string: &str) -> Vec<String> {
+        let named = format!("\"{string}\"");
         let confs = self.0.iter().filter(|(path, text)| path.starts_with(CONF_DIR) && text.contains(&named));
         confs.map(|(path, _)| path.clone()).collect()
     }

@@ -6,10 +6,9 @@ use gybe_integration::failure::Failure;
 use serde_json::Value;
 
 use super::Mesh;
-use super::application::{self, MESHED, Name, PLAIN, get, pod, request, service, start};
+use super::application::{self, MESHED, Name, PLAIN, pod, request, service, start, wait_for_pod};
 use super::checks::Checks;
 use super::load::{NEXT_ATTEMPT, Pair};
-use crate::api::wait_at_most;
 use crate::cluster::{Cluster, has_condition};
 use crate::components;
 
@@ -33,11 +32,9 @@ pub(super) fn run(mesh: &mut Mesh) -> Result<Report, Failure> {
 
     let cluster = &mesh.cluster;
     for pod in pods.iter().copied() {
-        wait_at_most(NEXT_ATTEMPT, &format!("{pod:?} is ready again"), || {
-            let pod = get(cluster, pod)?.unwrap_or_default();
-            Ok(restarts(&pod) > 0 && has_condition(&pod, "Ready"))
-        })
-        .map_err(|error| cluster.with_pods(&error, pod.0, &[pod.1]))?;
+        wait_for_pod(cluster, pod, NEXT_ATTEMPT, "is ready again", |pod| {
+            (restarts(pod) > 0 && has_condition(pod, "Ready")).then_some(())
+        })?;
     }
     mesh.gybe.wait_for_backend(cluster, "nft")?;
     let what = "after a reboot";

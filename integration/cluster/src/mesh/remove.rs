@@ -9,7 +9,7 @@ use nix::sys::signal::Signal;
 
 use super::Mesh;
 use super::application::{
-    self, MESHED, NOT_REDIRECTED, Name, PLAIN, create, get, pod, start, validation_exit_code,
+    self, MESHED, NOT_REDIRECTED, Name, PLAIN, create, pod, start, validation_exit_code, wait_for_pod,
     wait_for_validation, wait_until_ready_for,
 };
 use super::checks::Checks;
@@ -17,7 +17,7 @@ use super::gybe::NAMESPACE;
 use super::load::{NEXT_ATTEMPT, Pair};
 use super::node_files::NodeFiles;
 use crate::agent;
-use crate::api::wait_until;
+use crate::api::{PATIENCE, wait_until};
 use crate::cluster::{Cluster, has_condition};
 use crate::network::NODE;
 
@@ -61,17 +61,25 @@ fn names_a_stopped_agent(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure
     mesh.gybe.install(cluster, &["settings.backend=nft", "leave.timeoutSeconds=20"])?;
     let what = "`helm uninstall` with an agent that does not answer";
     PAIR.under_load(cluster, checks, what, |checks| {
-        agent::signal(cluster, Signal::SIGSTOP)?;
-        let failed = mesh.gybe.uninstall(cluster)?.output();
-        checks.holds(what, failed.is_err(), &failed, "fails");
-        let log = cluster.run("kubectl", &["-n", NAMESPACE, "logs", "job/gybe-leave"])?;
-        let is_named = log.contains(&format!("\n- {NODE}: "));
-        checks.holds(&format!("{what}: the Job's log"), is_named, &log, "names the node and the reason");
-        checks.equal(&format!("{what}: agents' pods that stay"), &agent::pods(cluster)?.len(), &1);
+        let stopped = agent::signal(cluster, Signal::SIGSTOP)?;
+        checks.equal(&format!("{what}: stopped agents"), &stopped, &1);
+        let failed = uninstall_fails(mesh, checks, what);
         agent::signal(cluster, Signal::SIGCONT)?;
+        failed?;
         mesh.gybe.roll_back_to_last(cluster)?;
         mesh.gybe.wait_for_backend(cluster, "nft")
     })
+}
+
+fn uninstall_fails(mesh: &Mesh, checks: &mut Checks, what: &str) -> Result<(), Failure> {
+    let cluster = &mesh.cluster;
+    let failed = mesh.gybe.uninstall(cluster)?.output();
+    checks.holds(what, failed.is_err(), &failed, "fails");
+    let log = cluster.run("kubectl", &["-n", NAMESPACE, "logs", "job/gybe-leave"])?;
+    let is_named = log.contains(&format!("\n- {NODE}: "));
+    checks.holds(&format!("{what}: the Job's log"), is_named, &log, "names the node and the reason");
+    checks.equal(&format!("{what}: agents' pods that stay"), &agent::pods(cluster)?.len(), &1);
+    Ok(())
 }
 
 fn while_pods_run(mesh: &Mesh, checks: &mut Checks, what: &str) -> Result<(), Failure> {
@@ -98,11 +106,11 @@ fn while_pods_run(mesh: &Mesh, checks: &mut Checks, what: &str) -> Result<(), Fa
     start(cluster, PLAIN, &pod(AFTER))?;
     let exit_code = wait_for_validation(cluster, (MESHED, AFTER))?;
     let title = format!("{what}: exit code of istio-validation in a pod that starts then");
-    checks.equal(&title, &exit_code, &Some(NOT_REDIRECTED));
-    let during = settled(cluster, (MESHED, DURING))?;
+    checks.equal(&title, &exit_code, &NOT_REDIRECTED);
+    let during = outcome(cluster, (MESHED, DURING))?;
     checks.holds(
         &format!("{what}: a pod that starts while it waits"),
-        matches!(during, Settled::Ready | Settled::Validation(NOT_REDIRECTED)),
+        matches!(during, PodOutcome::Ready | PodOutcome::Validation(NOT_REDIRECTED)),
         &during,
         "is redirected, or refused by istio-validation",
     );
@@ -113,21 +121,18 @@ fn while_pods_run(mesh: &Mesh, checks: &mut Checks, what: &str) -> Result<(), Fa
 
 /// What has become of a pod of the mesh.
 #[derive(Debug, PartialEq, Eq)]
-enum Settled {
+enum PodOutcome {
     Ready,
     /// The exit code of Istio's validation container.
     Validation(i64),
 }
 
-fn settled(cluster: &Cluster, pod: Name<'_>) -> Result<Settled, Failure> {
-    let mut found = None;
-    wait_until(&format!("{pod:?} is ready, or refused by istio-validation"), || {
-        let pod = get(cluster, pod)?.unwrap_or_default();
-        found = match validation_exit_code(&pod) {
-            Some(0) | None => has_condition(&pod, "Ready").then_some(Settled::Ready),
-            Some(code) => Some(Settled::Validation(code)),
-        };
-        Ok(found.is_some())
-    })?;
-    found.ok_or_else(|| Failure::new("a pod that has settled has no state"))
+/// Waits until a pod is ready, or istio-validation has refused it.
+fn outcome(cluster: &Cluster, pod: Name<'_>) -> Result<PodOutcome, Failure> {
+    wait_for_pod(cluster, pod, PATIENCE, "is ready, or refused by istio-validation", |pod| {
+        match validation_exit_code(pod) {
+            Some(0) | None => has_condition(pod, "Ready").then_some(PodOutcome::Ready),
+            Some(code) => Some(PodOutcome::Validation(code)),
+        }
+    })
 }

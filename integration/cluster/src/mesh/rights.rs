@@ -10,14 +10,15 @@ use gybe_integration::failure::Failure;
 use serde_json::Value;
 
 use super::Mesh;
-use super::application::{PLAIN, annotated, delete_all};
+use super::application::{PLAIN, annotated, create, delete_all, get, start};
 use super::checks::Checks;
 use super::gybe::NAMESPACE;
 use crate::agent;
 use crate::api::wait_until;
-use crate::cluster::{Cluster, has_condition};
+use crate::cluster::Cluster;
 use crate::components::AUDIT_LOG;
 use crate::pods::{self, Kind};
+use crate::storm::name_of;
 
 /// The agents' service account.
 const ACCOUNT: &str = "gybe-node";
@@ -27,6 +28,22 @@ const REFUSED: &str = "refused";
 const LARGE: &str = "large";
 /// A pod that loses its rules.
 const BROKEN: &str = "broken";
+
+/// The values of `settings.repair` with which the agent acts on a pod without rules.
+#[derive(Debug, Clone, Copy)]
+enum Repair {
+    Label,
+    Delete,
+}
+
+impl fmt::Display for Repair {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Repair::Label => "label",
+            Repair::Delete => "delete",
+        })
+    }
+}
 
 /// A verb on a resource, which a rule allows or a request used.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -48,19 +65,20 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     let cluster = &mesh.cluster;
     let mut checks = Checks::default();
     mesh.ensure_gybe()?;
-    let mut earlier = AuditLog::default();
-    earlier.read(cluster)?;
-    let mut log = AuditLog { position: earlier.position, ..AuditLog::default() };
-    agent::replace(cluster)?;
+    let mut log = AuditLog::default();
+    log.read(cluster)?;
+    // Those of other scenarios.
+    log.refused.clear();
+    log.agent = new_agent(cluster)?;
     mesh.gybe.wait_for_backend(cluster, "nft")?;
     request_pods_and_events(cluster, &mut log)?;
     compare(cluster, &mut checks, &log, "default values")?;
     let defaults = log.requested.clone();
-    for mode in ["label", "delete"] {
-        log.requested.clone_from(&defaults);
+    for mode in [Repair::Label, Repair::Delete] {
         mesh.gybe.install(cluster, &["settings.backend=nft", &format!("settings.repair={mode}")])?;
         // A running agent would notice the setting within about a minute.
-        agent::replace(cluster)?;
+        log.agent = new_agent(cluster)?;
+        log.requested.clone_from(&defaults);
         mesh.gybe.wait_for_backend(cluster, "nft")?;
         act_on_a_broken_pod(mesh, mode)?;
         log.read(cluster)?;
@@ -70,17 +88,22 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     Ok(checks.report("Requests of the agents, and their rights"))
 }
 
+/// Replaces the agent, and returns the name of the new one's pod.
+fn new_agent(cluster: &Cluster) -> Result<String, Failure> {
+    agent::replace(cluster)?;
+    let mut pods = agent::pods(cluster)?;
+    pods.retain(|pod| pod.pointer("/metadata/deletionTimestamp").is_none());
+    pods.first().map(name_of).ok_or_else(|| Failure::new("the DaemonSet of the agent has no pod"))
+}
+
 /// Makes the agent send each kind of request that it sends only for some pods.
 fn request_pods_and_events(cluster: &Cluster, log: &mut AuditLog) -> Result<(), Failure> {
     let key = "traffic.sidecar.istio.io/excludeInboundPorts";
     let list = (20_000..24_000).map(|port: u16| port.to_string()).collect::<Vec<_>>().join(",");
     let meshed = |name| pods::pod(Kind::Meshed, PLAIN, name, name);
-    create(cluster, &annotated(meshed(LARGE), &[(key, &list)]))?;
-    wait_until("the large pod is ready", || is_ready(cluster, LARGE))?;
-    create(
-        cluster,
-        &annotated(meshed(REFUSED), &[("traffic.sidecar.istio.io/excludeOutboundPorts", "none")]),
-    )?;
+    start(cluster, PLAIN, &annotated(meshed(LARGE), &[(key, &list)]))?;
+    let refused = annotated(meshed(REFUSED), &[("traffic.sidecar.istio.io/excludeOutboundPorts", "none")]);
+    create(cluster, PLAIN, &refused)?;
     wait_until("the event about the refused pod is repeated", || {
         log.read(cluster)?;
         Ok(log.requested.iter().any(|right| right.verb == "patch" && right.resource == "events"))
@@ -89,29 +112,20 @@ fn request_pods_and_events(cluster: &Cluster, log: &mut AuditLog) -> Result<(), 
 }
 
 /// Removes the rules of a running pod, and waits until the agent has labelled or deleted it.
-fn act_on_a_broken_pod(mesh: &Mesh, mode: &str) -> Result<(), Failure> {
+fn act_on_a_broken_pod(mesh: &Mesh, mode: Repair) -> Result<(), Failure> {
     let cluster = &mesh.cluster;
-    create(cluster, &pods::pod(Kind::Meshed, PLAIN, BROKEN, BROKEN))?;
-    wait_until("the pod is ready", || is_ready(cluster, BROKEN))?;
+    start(cluster, PLAIN, &pods::pod(Kind::Meshed, PLAIN, BROKEN, BROKEN))?;
     mesh.gybe.shell(cluster, &format!("gybe remove --pod {PLAIN}/{BROKEN}"))?;
     wait_until(&format!("the agent acts on a pod without its rules ({mode})"), || {
-        let pod = cluster.api.get(&path(BROKEN))?.unwrap_or_default();
+        let pod = get(cluster, (PLAIN, BROKEN))?.unwrap_or_default();
         let is_deleted = pod.is_null() || pod.pointer("/metadata/deletionTimestamp").is_some();
-        Ok(is_deleted || pod.pointer("/metadata/labels/cni.istio.io~1uninitialized").is_some())
+        let is_labelled = pod.pointer("/metadata/labels/cni.istio.io~1uninitialized").is_some();
+        Ok(match mode {
+            Repair::Label => is_labelled && !is_deleted,
+            Repair::Delete => is_deleted,
+        })
     })?;
     delete_all(cluster, PLAIN)
-}
-
-fn path(name: &str) -> String {
-    format!("/api/v1/namespaces/{PLAIN}/pods/{name}")
-}
-
-fn create(cluster: &Cluster, pod: &Value) -> Result<(), Failure> {
-    cluster.api.create(&format!("/api/v1/namespaces/{PLAIN}/pods"), pod).map(drop)
-}
-
-fn is_ready(cluster: &Cluster, name: &str) -> Result<bool, Failure> {
-    Ok(cluster.api.get(&path(name))?.is_some_and(|pod| has_condition(&pod, "Ready")))
 }
 
 fn compare(cluster: &Cluster, checks: &mut Checks, log: &AuditLog, what: &str) -> Result<(), Failure> {
@@ -122,13 +136,15 @@ fn compare(cluster: &Cluster, checks: &mut Checks, log: &AuditLog, what: &str) -
     Ok(())
 }
 
-/// The requests of the agents so far.
+/// The requests of the agents so far. The API server logs no others.
 #[derive(Debug, Default)]
 struct AuditLog {
     /// How many bytes have been read.
     position: usize,
+    /// The pod whose requests are in `requested`.
+    agent: String,
     requested: BTreeSet<Right>,
-    /// Those that were answered with 401 or 403.
+    /// The requests of all agents that were answered with 401 or 403.
     refused: Vec<String>,
 }
 
@@ -148,9 +164,6 @@ impl AuditLog {
 
     fn add(&mut self, event: &Value) {
         let text = |pointer: &str| event.pointer(pointer).and_then(Value::as_str).unwrap_or_default();
-        if text("/user/username") != format!("system:serviceaccount:{NAMESPACE}:{ACCOUNT}") {
-            return;
-        }
         let resource = [text("/objectRef/resource"), text("/objectRef/subresource")];
         let right = Right {
             verb: text("/verb").to_owned(),
@@ -161,7 +174,10 @@ impl AuditLog {
         if matches!(code, Some(401 | 403)) {
             self.refused.push(format!("{right}: {}", text("/requestURI")));
         }
-        self.requested.insert(right);
+        // A token of the kubelet's names the pod.
+        if text("/user/extra/authentication.kubernetes.io~1pod-name/0") == self.agent {
+            self.requested.insert(right);
+        }
     }
 }
 
@@ -223,22 +239,23 @@ mod tests {
             json!({ "apiGroups": [""], "resources": ["pods", "pods/status"], "verbs": ["get", "patch"] });
         let allowed: Vec<_> = rights_of(&rule).iter().map(Right::to_string).collect();
         assert_eq!(allowed, ["get pods", "get pods/status", "patch pods", "patch pods/status"]);
-        let event = |user: &str, code: u64| {
+        let event = |agent: &str, code: u64| {
             json!({
-                "user": { "username": user },
+                "user": { "extra": { "authentication.kubernetes.io/pod-name": [agent] } },
                 "verb": "patch",
                 "requestURI": "/uri",
                 "objectRef": { "resource": "pods", "subresource": "status" },
                 "responseStatus": { "code": code },
             })
         };
-        let mut log = AuditLog::default();
-        log.add(&event("system:serviceaccount:gybe-system:gybe-leave", 403));
+        let mut log = AuditLog { agent: "new".to_owned(), ..AuditLog::default() };
+        log.add(&event("old", 200));
         assert!(log.requested.is_empty() && log.refused.is_empty());
-        log.add(&event("system:serviceaccount:gybe-system:gybe-node", 200));
-        assert!(log.refused.is_empty());
-        log.add(&event("system:serviceaccount:gybe-system:gybe-node", 403));
+        log.add(&event("old", 403));
+        assert!(log.requested.is_empty());
         assert_eq!(log.refused, ["patch pods/status: /uri"]);
+        log.add(&event("new", 200));
+        assert_eq!(log.refused.len(), 1);
         assert_eq!(log.requested.iter().map(Right::to_string).collect::<Vec<_>>(), ["patch pods/status"]);
     }
 }

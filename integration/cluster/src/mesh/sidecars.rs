@@ -29,7 +29,8 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
 fn requests(mesh: &Mesh, checks: &mut Checks, backend: &str, native: bool) -> Result<(), Failure> {
     let cluster = &mesh.cluster;
     let kind = if native { "native" } else { "plain" };
-    let title = |what: &str| format!("{backend}, {kind} sidecars: {what}");
+    let sidecars = format!("{backend}, {kind} sidecars");
+    let title = |what: &str| format!("{sidecars}: {what}");
     let sidecar = ("sidecar.istio.io/nativeSidecar", if native { "true" } else { "false" });
     for name in [SERVER, CLIENT] {
         let started = start(cluster, MESHED, &annotated(pod(name), &[sidecar]))?;
@@ -62,12 +63,9 @@ fn requests(mesh: &Mesh, checks: &mut Checks, backend: &str, native: bool) -> Re
     checks.holds(&title("the same to a server without one"), answer.is_plain_by(SERVER), &answer, "plain");
 
     let verdicts = mesh.gybe.verify(cluster)?;
-    for (namespace, name) in [(MESHED, SERVER), (MESHED, CLIENT), (PLAIN, SERVER), (PLAIN, CLIENT)] {
-        let pod = format!("{namespace}/{name}");
-        let verdict = verdicts.iter().find(|(name, _)| *name == pod).map(|(_, verdict)| verdict.as_str());
-        let expected = if namespace == MESHED { "redirected" } else { "not meshed" };
-        let is_expected = verdict.is_some_and(|verdict| verdict.split(':').next() == Some(expected));
-        checks.holds(&title(&format!("`gybe verify --all` about {pod}")), is_expected, &verdict, expected);
+    for name in [SERVER, CLIENT] {
+        checks.verdict(&sidecars, &verdicts, (MESHED, name), "redirected");
+        checks.verdict(&sidecars, &verdicts, (PLAIN, name), "not meshed");
     }
     application::delete(cluster, &[(MESHED, SERVER), (MESHED, CLIENT), (PLAIN, SERVER), (PLAIN, CLIENT)])
 }

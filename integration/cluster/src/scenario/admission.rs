@@ -25,7 +25,7 @@ pub(super) fn delete_other_node(cluster: &Cluster) -> Result<(), Failure> {
 
 /// Deletes the component's objects. The ConfigMap stays.
 pub(super) fn delete_component(cluster: &Cluster, component: &str) -> Result<(), Failure> {
-    cluster.run("kubectl", &["delete", OBJECTS, &format!("gybe-{component}")]).map(drop)
+    cluster.run("kubectl", &["delete", "--timeout=240s", OBJECTS, &format!("gybe-{component}")]).map(drop)
 }
 
 /// Requests that a component's policy should allow or refuse.

@@ -126,7 +126,9 @@ fn started(cluster: &Cluster, plan: Plan) -> Result<Storm, Failure> {
 
 /// As `kubectl delete`: the DaemonSet is gone at once, and the garbage collector deletes its pods.
 fn delete_daemon_set(cluster: &Cluster) -> Result<(), Failure> {
-    cluster.run("kubectl", &["-n", "gybe-system", "delete", "daemonset", "gybe-node"]).map(drop)
+    cluster
+        .run("kubectl", &["-n", "gybe-system", "delete", "--timeout=240s", "daemonset", "gybe-node"])
+        .map(drop)
 }
 
 /// As a GitOps tool: the DaemonSet and all else but the ServiceAccount, its Role and its RoleBinding, which the chart
@@ -138,6 +140,6 @@ fn prune(cluster: &Cluster) -> Result<(), Failure> {
         "configmap/gybe-config",
         "daemonset/gybe-node",
     ];
-    let command = [&["-n", "gybe-system", "delete"][..], &objects].concat();
+    let command = [&["-n", "gybe-system", "delete", "--timeout=240s"][..], &objects].concat();
     cluster.run("kubectl", &command).map(drop)
 }

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::admission::{AdmissionChecks, OTHER_NODE, create_other_node, delete_component, delete_other_node};
 use super::{Releases, none};
-use crate::agent::AgentApi;
+use crate::agent::{self, AgentApi};
 use crate::api::{wait_at_most, wait_until};
 use crate::cluster::Cluster;
 use crate::network::NODE;
@@ -111,14 +111,9 @@ fn refused_pod_is_noted(cluster: &Cluster) -> Result<f64, Failure> {
     }
     let created = cluster.api.create("/api/v1/namespaces/default/pods", &refused)?;
     let before = Instant::now();
-    let events = "/apis/events.k8s.io/v1/namespaces/default/events";
     wait_until("the event of the refused pod", || {
-        let is_it = |event: &Value| {
-            text(event, "/reason") == "RedirectionRefused"
-                && text(event, "/regarding/uid") == text(&created, "/metadata/uid")
-                && text(event, "/note").starts_with("GYBE-ADD-")
-        };
-        Ok(cluster.api.list(events)?.iter().any(is_it))
+        let events = agent::events(cluster, &created, "RedirectionRefused")?;
+        Ok(events.iter().any(|event| text(event, "/note").starts_with("GYBE-ADD-")))
     })?;
     let noted = before.elapsed().as_secs_f64();
     let path = format!("/api/v1/namespaces/default/pods/{REFUSED}");
