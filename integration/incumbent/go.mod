@@ -185,6 +185,7 @@ require (
 
 // These versions are not on the module proxy; the replacements are the nearest that are.
 replace (
+	github.com/agentgateway/agentgateway/api => github.com/agentgateway/agentgateway/api v0.0.0-20260501213430-773586679f1c
 	github.com/envoyproxy/go-control-plane/contrib => github.com/envoyproxy/go-control-plane/contrib v1.36.1-0.20260729145720-a2d8c7492908
 	github.com/envoyproxy/go-control-plane/envoy => github.com/envoyproxy/go-control-plane/envoy v1.40.0
 	istio.io/api => istio.io/api v1.31.1

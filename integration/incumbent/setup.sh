@@ -1,27 +1,47 @@
 #!/bin/sh
 # setup.sh [mesh]: builds Istio's own programs, istio-cni and pilot-agent (which contains istio-iptables), into
 # target/incumbent, in the version of go.mod; with `mesh` also istiod (pilot-discovery) and istio-cni's agent
-# (install-cni). Nothing is built when that version is there. Some five minutes of processor time, once, and as many
-# for istiod.
+# (install-cni), and a link to the module, which has the charts. Nothing is built when that version is there. Some five
+# minutes of processor time, once, and as many for istiod.
+# With ISTIO=VERSION, of the module istio.io/istio, that version, into target/incumbent/VERSION.
 set -eu
 cd "$(dirname "$0")/../.."
 
 built=$(pwd)/target/incumbent
 if [ -n "${CARGO_TARGET_DIR:-}" ]; then built=$(realpath -m "$CARGO_TARGET_DIR")/incumbent; fi
+module=integration/incumbent mode=-mod=readonly
+
+need_go() {
+    if ! command -v go >/dev/null; then
+        echo "there is no go; install Go 1.26 or newer, see go.mod in integration/incumbent" >&2
+        exit 1
+    fi
+}
+
+# The versions of everything else are those of Istio's own module, except the replaced ones.
+if [ -n "${ISTIO:-}" ]; then
+    built=$built/$ISTIO
+    module=$built/module mode=-mod=mod
+    if [ ! -e "$module/go.sum" ]; then
+        need_go
+        mkdir -p "$module"
+        sed '/^require (/,/^)/d' integration/incumbent/go.mod >"$module/go.mod"
+        echo "require istio.io/istio $ISTIO" >>"$module/go.mod"
+        # Completes go.mod and go.sum.
+        go list -C "$module" $mode -deps tool >/dev/null || { rm -f "$module/go.sum" && exit 1; }
+    fi
+fi
 
 # build STAMP TAGS PROGRAM...: with the tags of Istio's own build of these programs.
 build() {
     stamp=$built/$1 tags=$2
     shift 2
-    if cmp -s integration/incumbent/go.sum "$stamp"; then return; fi
-    if ! command -v go >/dev/null; then
-        echo "there is no go; install Go 1.26 or newer, see go.mod in integration/incumbent" >&2
-        exit 1
-    fi
+    if cmp -s "$module/go.sum" "$stamp"; then return; fi
+    need_go
     mkdir -p "$built"
-    CGO_ENABLED=0 nice -n 10 go build -C integration/incumbent -p 1 -trimpath -ldflags='-s -w' \
+    CGO_ENABLED=0 nice -n 10 go build -C "$module" $mode -p 1 -trimpath -ldflags='-s -w' \
         -tags "$tags" -o "$built/" "$@"
-    cp integration/incumbent/go.sum "$stamp"
+    cp "$module/go.sum" "$stamp"
 }
 
 build go.sum agent,disable_pgv,grpcnotrace,retrynotrace \
@@ -29,4 +49,8 @@ build go.sum agent,disable_pgv,grpcnotrace,retrynotrace \
 if [ "${1:-}" = mesh ]; then
     build pilot-discovery.sum vtprotobuf,disable_pgv istio.io/istio/pilot/cmd/pilot-discovery
     build install-cni.sum vtprotobuf,disable_pgv istio.io/istio/cni/cmd/install-cni
+    need_go
+    ln -sfn "$(go list -C "$module" $mode -m -f '{{.Dir}}' istio.io/istio)" "$built/istio"
+    version=$(go list -C "$module" $mode -m -f '{{.Version}}' istio.io/istio)
+    echo "$(cat "$built/istio/VERSION"), module istio.io/istio $version" >"$built/version"
 fi

@@ -40,14 +40,19 @@ pub(crate) struct Cluster {
 impl Cluster {
     /// Starts the cluster and returns when its node is ready. This process joins the node's network namespace.
     ///
-    /// `programs` has Kubernetes' programs and etcd; the logs of all programs are written to `logs`. containerd runs
-    /// `runc`; without it, the machine's runc.
-    pub(crate) fn start(programs: PathBuf, logs: PathBuf, runc: Option<&Path>) -> Result<Cluster, Failure> {
+    /// `programs` has Kubernetes' programs and etcd; the logs of all programs are written to `logs`. containerd is of
+    /// this generation and runs `runc`; without it, the machine's runc.
+    pub(crate) fn start(
+        programs: PathBuf,
+        logs: PathBuf,
+        generation: Generation,
+        runc: Option<&Path>,
+    ) -> Result<Cluster, Failure> {
         if logs.exists() {
             fs::remove_dir_all(&logs)?;
         }
         fs::create_dir_all(&logs)?;
-        let (host_init, generation) = (program_under_test("gybe-host-init")?, Generation::V2);
+        let host_init = program_under_test("gybe-host-init")?;
         let parts = Programs { host_init: &host_init, plugins: &[], runc };
         let conflist = Conflist::reference_plugins(generation);
         let node = Node::start(parts, generation, &conflist, logs.join("containerd.log"))?;

@@ -19,6 +19,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand, ValueEnum};
 use gybe_bench::print;
 use gybe_bench::report::Report;
+use gybe_containerd_tests::Generation;
 use gybe_integration::failure::Failure;
 use serde_json::json;
 
@@ -65,13 +66,16 @@ enum Command {
         /// Starts a shell on the node, with Gybe installed, instead of running scenarios
         #[arg(long, conflicts_with = "scenarios")]
         shell: bool,
-        /// How kube-proxy writes its rules
-        #[arg(long, value_enum, default_value_t = ProxyMode::Nftables)]
-        proxy_mode: ProxyMode,
-        /// The directory of Kubernetes' programs, Envoy, helm and Istio's charts
+        /// How kube-proxy writes its rules; nftables by default, or iptables where that is not for general use
+        #[arg(long, value_enum)]
+        proxy_mode: Option<ProxyMode>,
+        /// The generation of containerd
+        #[arg(long, value_enum, default_value_t = Generation::V2)]
+        containerd: Generation,
+        /// The directory of Kubernetes' programs, Envoy and helm
         #[arg(long, default_value = "target/cluster")]
         programs: PathBuf,
-        /// The directory of Istio's programs
+        /// The directory of Istio's programs and of a link to its module
         #[arg(long, default_value = "target/incumbent")]
         istio: PathBuf,
         /// The clone whose image (in dist) and chart are installed
@@ -86,10 +90,12 @@ fn main() -> ExitCode {
 
 fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     print::preface();
-    if let Some(Command::Mesh { scenarios, shell, proxy_mode, programs, istio, release }) = &arguments.command
+    if let Some(Command::Mesh { scenarios, shell, proxy_mode, containerd, programs, istio, release }) =
+        &arguments.command
     {
         let directories = MeshDirectories::new(programs, istio, release)?;
-        return Ok(print::verdict(&mesh::run(&directories, *proxy_mode, scenarios, *shell)?));
+        let reports = mesh::run(&directories, *containerd, *proxy_mode, scenarios, *shell)?;
+        return Ok(print::verdict(&reports));
     }
     let programs = arguments.programs.canonicalize()?;
     let release = arguments.release.canonicalize()?;
@@ -99,7 +105,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
         // A program ends where its ELF header says.
         next: Release::new(&next, "0.1.1", "\nanother release\n"),
     };
-    let cluster = Cluster::start(programs.clone(), programs.join("logs"), None)?;
+    let cluster = Cluster::start(programs.clone(), programs.join("logs"), Generation::V2, None)?;
     pods::listen_outside()?;
     cluster.api.create("/api/v1/namespaces", &json!({ "metadata": { "name": NAMESPACE } }))?;
     let account = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default");

@@ -21,13 +21,14 @@ mod reboot;
 mod remove;
 mod rights;
 mod sidecars;
+mod versions;
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use gybe_bench::print;
-use gybe_bench::report::{Report, Table, cells};
+use gybe_bench::report::Report;
 use gybe_containerd_tests::Generation;
 use gybe_integration::failure::Failure;
 use serde_json::json;
@@ -40,6 +41,7 @@ use crate::credentials::file;
 use application::{MESHED, PLAIN};
 use gybe::Gybe;
 use node_files::NodeFiles;
+use versions::Versions;
 
 /// A scenario of the mesh. They run in this order on one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -68,9 +70,9 @@ pub(crate) enum MeshScenario {
 
 /// The directories of what runs in the mesh.
 pub(crate) struct MeshDirectories {
-    /// Those of the cluster, Envoy, helm and Istio's charts.
+    /// Those of the cluster, Envoy and helm.
     pub(crate) cluster: PathBuf,
-    /// Istio's.
+    /// Istio's, with a link to its module.
     pub(crate) istio: PathBuf,
     /// The clone of Gybe, with its image in `dist`.
     pub(crate) clone: PathBuf,
@@ -95,22 +97,29 @@ struct Mesh {
     before: NodeFiles,
     /// Istio's charts.
     charts: PathBuf,
+    versions: Versions,
     proxy_mode: ProxyMode,
 }
 
 impl Mesh {
     /// Starts the cluster with istiod, without Gybe.
-    fn start(directories: &MeshDirectories, proxy_mode: ProxyMode) -> Result<Mesh, Failure> {
-        let logs = directories.cluster.join("mesh-logs");
-        let mut cluster =
-            Cluster::start(directories.cluster.clone(), logs, Some(&directories.cluster.join("runc")))?;
+    fn start(
+        directories: &MeshDirectories,
+        containerd: Generation,
+        proxy_mode: Option<ProxyMode>,
+    ) -> Result<Mesh, Failure> {
+        let (programs, logs) = (&directories.cluster, directories.cluster.join("mesh-logs"));
+        let mut cluster = Cluster::start(programs.clone(), logs, containerd, Some(&programs.join("runc")))?;
+        let versions = Versions::of(&cluster, containerd)?;
+        let proxy_mode = proxy_mode.unwrap_or(versions.proxy_mode());
+        print::tables(&versions.table(&cluster, directories, proxy_mode)?);
         cluster.start_component("kube-proxy", &components::proxy(proxy_mode))?;
         let corefile = file("Corefile");
         fs::write(cluster.node.host().path(&corefile), components::corefile())?;
         cluster.start_component("coredns", &components::dns(&corefile))?;
-        images::import(&cluster, &directories.cluster, &directories.istio)?;
+        images::import(&cluster, programs, &directories.istio)?;
         let gybe = Gybe::import(&cluster, &directories.clone)?;
-        let charts = directories.cluster.join("istio-charts");
+        let charts = directories.istio.join("istio/manifests/charts");
         istio::install(&cluster, &charts)?;
         for (namespace, injection) in [(MESHED, "enabled"), (PLAIN, "disabled")] {
             let labels = json!({ "istio-injection": injection });
@@ -119,7 +128,7 @@ impl Mesh {
         }
         wait_until("istiod adds sidecars", || Ok(application::injected_init_container(&cluster).is_some()))?;
         let before = NodeFiles::read(&cluster)?;
-        Ok(Mesh { cluster, gybe, before, charts, proxy_mode })
+        Ok(Mesh { cluster, gybe, before, charts, versions, proxy_mode })
     }
 
     /// Installs Gybe with the backend nft, or upgrades it to that.
@@ -158,17 +167,17 @@ impl MeshScenario {
 /// With `shell`, starts a shell on the node instead.
 pub(crate) fn run(
     directories: &MeshDirectories,
-    proxy_mode: ProxyMode,
+    containerd: Generation,
+    proxy_mode: Option<ProxyMode>,
     chosen: &[MeshScenario],
     shell: bool,
 ) -> Result<Vec<Report>, Failure> {
-    let mut mesh = Mesh::start(directories, proxy_mode)?;
+    let mut mesh = Mesh::start(directories, containerd, proxy_mode)?;
     if shell {
         mesh.gybe.install(&mesh.cluster, &[])?;
         mesh.cluster.shell(&directories.clone)?;
         return Ok(Vec::new());
     }
-    print::tables(&versions(&mesh, directories, proxy_mode)?);
     let scenarios = if chosen.is_empty() { MeshScenario::value_variants() } else { chosen };
     let mut reports = Vec::new();
     for scenario in scenarios {
@@ -184,31 +193,4 @@ pub(crate) fn run(
         reports.push(report);
     }
     Ok(reports)
-}
-
-/// Returns the table of the versions that run.
-fn versions(mesh: &Mesh, directories: &MeshDirectories, proxy_mode: ProxyMode) -> Result<Report, Failure> {
-    let containerd = Generation::V2.programs()?.join("containerd").to_string_lossy().into_owned();
-    let envoy = directories.cluster.join("envoy").to_string_lossy().into_owned();
-    let first_line = |program: &str, option: &str| {
-        let output = mesh.cluster.run(program, &[option])?;
-        Ok::<_, Failure>(output.trim().lines().next().unwrap_or_default().to_owned())
-    };
-    let module = directories.cluster.join("istio-charts").canonicalize()?;
-    let module = module.iter().find(|part| part.to_string_lossy().starts_with("istio@"));
-    let rows = [
-        ("Kubernetes", first_line("kubelet", "--version")?),
-        ("Istio", module.map(|module| module.to_string_lossy().into_owned()).unwrap_or_default()),
-        ("Envoy", first_line(&envoy, "--version")?),
-        ("containerd", first_line(&containerd, "--version")?),
-        ("runc", first_line("runc", "--version")?),
-        ("CoreDNS", first_line("coredns", "-version")?),
-        ("kube-proxy's mode", proxy_mode.to_string()),
-    ];
-    let table = Table {
-        title: "Versions".into(),
-        head: cells(["Program", "Version"]),
-        rows: rows.map(|(name, version)| vec![name.to_owned(), version]).to_vec(),
-    };
-    Ok(Report { tables: vec![table], targets: Vec::new() })
 }

@@ -27,13 +27,16 @@ const CONFIGURATION: &str = "/run/gybe/containerd.toml";
 const BOOTED: &str = "containerd successfully booted";
 
 /// A generation of containerd.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Generation {
     /// 1.6, installed from Debian 12.
+    #[value(name = "1.6")]
     V1_6,
     /// 1.7, from Debian 13.
+    #[value(name = "1.7")]
     V1_7,
     /// The newest 2.x in Debian, with reference plugins that implement CNI 1.1.
+    #[value(name = "2.x")]
     V2,
 }
 

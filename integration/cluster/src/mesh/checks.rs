@@ -63,6 +63,11 @@ impl Checks {
         self.holds(&title, is_expected, &verdict, expected);
     }
 
+    /// Records what these versions cannot show, and why.
+    pub(super) fn not_run(&mut self, what: &str, reason: &str) {
+        self.rows.push(vec![what.to_owned(), String::new(), format!("NOT RUN: {reason}")]);
+    }
+
     fn record(&mut self, what: &str, is_met: bool, observed: &str, expected: &str) {
         let verdict = if is_met { "as expected".to_owned() } else { format!("NOT AS EXPECTED: {observed}") };
         self.wrong += usize::from(!is_met);

@@ -18,7 +18,7 @@ pub(super) const APPLICATION: &str = "localhost/gybe-mesh-application:1";
 /// The user of istiod and of the proxy in Istio's images.
 const PROXY_USER: &str = "1337:1337";
 
-/// Imports the images. `programs` has Envoy and a link to Istio's charts, `istio` Istio's programs.
+/// Imports the images. `programs` has Envoy, `istio` Istio's programs and a link to its module.
 pub(super) fn import(cluster: &Cluster, programs: &Path, istio: &Path) -> Result<(), Failure> {
     let discovery = fs::read(istio.join("pilot-discovery"))?;
     import_files(
@@ -29,14 +29,11 @@ pub(super) fn import(cluster: &Cluster, programs: &Path, istio: &Path) -> Result
     )?;
     let envoy = programs.join("envoy");
     // As Istio's own image has them (pilot/docker/Dockerfile.proxyv2).
-    let module = programs.join("istio-charts").canonicalize()?.join("../../tools/packaging/common");
+    let bootstrap = istio.join("istio/tools/packaging/common/envoy_bootstrap.json");
     let mut proxy = vec![
         ("usr/local/bin/pilot-agent".to_owned(), fs::read(istio.join("pilot-agent"))?),
         ("usr/local/bin/envoy".to_owned(), fs::read(&envoy)?),
-        (
-            "var/lib/istio/envoy/envoy_bootstrap_tmpl.json".to_owned(),
-            fs::read(module.join("envoy_bootstrap.json"))?,
-        ),
+        ("var/lib/istio/envoy/envoy_bootstrap_tmpl.json".to_owned(), fs::read(bootstrap)?),
     ];
     proxy.extend(libraries(cluster, &envoy)?);
     import_files(cluster, &format!("{HUB}/proxyv2:{TAG}"), &proxy, PROXY_USER)?;

@@ -18,6 +18,7 @@ use super::family::Family;
 use crate::agent;
 use crate::api::{wait_at_most, wait_until};
 use crate::cluster::{Cluster, has_condition};
+use crate::storm::name_of;
 
 /// The server and the client without annotations.
 pub(super) const SERVER: &str = "modes-server";
@@ -34,7 +35,8 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     let cluster = &mesh.cluster;
     let mut checks = Checks::default();
     let ports = format!("{CONTROL},{EXCLUDED_PORT}");
-    let pods = [
+    let without_user_namespaces = mesh.versions.without_user_namespaces();
+    let mut pods = vec![
         annotated(pod(SERVER), &[("traffic.sidecar.istio.io/excludeInboundPorts", &ports)]),
         pod(CLIENT),
         with_tproxy(pod(TPROXY)),
@@ -47,8 +49,10 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
                 "10.88.0.0/16,10.96.0.0/16,fd00:88::/64,fd00:96::/112",
             )],
         ),
-        in_a_user_namespace(pod(USER_NAMESPACE)),
     ];
+    if without_user_namespaces.is_none() {
+        pods.push(in_a_user_namespace(pod(USER_NAMESPACE)));
+    }
     mesh.ensure_gybe()?;
     for pod in &pods {
         create(cluster, MESHED, pod)?;
@@ -57,9 +61,9 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     for (namespace, name) in outside {
         create(cluster, namespace, &pod(name))?;
     }
-    let meshed = [SERVER, CLIENT, TPROXY, DNS_CLIENT, PORT_CLIENT, RANGE_CLIENT, USER_NAMESPACE]
-        .map(|name| (MESHED, name));
-    for pod in meshed.iter().chain(&outside) {
+    let names: Vec<_> = pods.iter().map(name_of).collect();
+    let all: Vec<_> = names.iter().map(|name| (MESHED, name.as_str())).chain(outside).collect();
+    for pod in &all {
         wait_until_ready(cluster, *pod)?;
     }
     for family in [Family::Ipv4, Family::Ipv6] {
@@ -69,8 +73,10 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     excluded(cluster, &mut checks)?;
     ends(cluster, &mut checks)?;
     probes(cluster, &mut checks)?;
-    user_namespace(mesh, &mut checks)?;
-    let all: Vec<_> = meshed.into_iter().chain(outside).collect();
+    match without_user_namespaces {
+        None => user_namespace(mesh, &mut checks)?,
+        Some(reason) => checks.not_run("a pod with `hostUsers: false`", reason),
+    }
     application::delete(cluster, &all)?;
     Ok(checks.report("Modes of redirection and kinds of pods"))
 }
