@@ -27,12 +27,22 @@ build() {
     done
 }
 
+# available MODULE VERSION: downloads a module, and prints its version. Where the module proxy or the checksum database
+# does not have it, that is the newest one of the same minor version; without any, nothing is printed.
+available() {
+    for candidate in "$2" $(go list -m -versions "$1" | tr ' ' '\n' | grep "^${2%.*}\.[0-9]*$" | sort -rV); do
+        if go mod download "$1@$candidate" 2>/dev/null; then
+            echo "$candidate"
+            return
+        fi
+    done
+}
+
 # write_module VERSION FILE: writes a module that requires this version of Kubernetes. The versions of everything else
 # are those of Kubernetes' own module, except k8s.io/api and the like, which it has as directories: they are modules with
-# its minor and patch version. Where the module proxy or the checksum database lacks one, the nearest version before it
-# stands in; a module without any is left out, and go build says so if a program needs it.
+# its minor and patch version. One that is not available is left out, because not every program needs it.
 write_module() {
-    kubernetes=k8s.io/kubernetes@v$1 staging=v0.${1#1.}
+    kubernetes=k8s.io/kubernetes@v$1
     go mod download "$kubernetes"
     requirements=$(go mod download -json "$kubernetes" | sed -n 's/^[[:space:]]*"GoMod": "\(.*\)",$/\1/p')
     {
@@ -40,29 +50,29 @@ write_module() {
         grep '^go ' $modules/go.mod
         echo "require k8s.io/kubernetes v$1"
         for name in $(awk '$1 ~ /^k8s\.io\// && $2 == "v0.0.0" { print $1 }' "$requirements"); do
-            older=$(go list -m -versions "$name" | tr ' ' '\n' | grep "^${staging%.*}\.[0-9]*$" | sort -rV) || older=
-            for candidate in $staging $older; do
-                if go mod download "$name@$candidate" 2>/dev/null; then
-                    echo "replace $name => $name $candidate"
-                    break
-                fi
-            done
+            staging=$(available "$name" "v0.${1#1.}")
+            [ -z "$staging" ] || echo "replace $name => $name $staging"
         done
     } >"$2.new"
     mv "$2.new" "$2"
 }
 
-if ! command -v go >/dev/null; then
-    echo "the cluster's programs are built with Go $(sed -n 's/^go //p' $modules/go.mod) or later: https://go.dev/dl" >&2
-    exit 1
-fi
+need_go() {
+    if ! command -v go >/dev/null; then
+        echo "the cluster's programs are built with Go $(sed -n 's/^go //p' $modules/go.mod) or later: https://go.dev/dl" >&2
+        exit 1
+    fi
+}
+
 if ! cmp -s $modules/go.sum "$into/go.sum"; then
+    need_go
     # shellcheck disable=SC2046 # one package a word
     build $modules -mod=readonly "$into" $(go list -C $modules -mod=readonly tool)
     cp $modules/go.sum "$into/"
 fi
 
 if [ -n "${KUBERNETES:-}" ]; then
+    need_go
     other=$into/kubernetes-$KUBERNETES
     mkdir -p "$other/module"
     [ -e "$other/module/go.mod" ] || write_module "$KUBERNETES" "$other/module/go.mod"
