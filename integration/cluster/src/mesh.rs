@@ -4,7 +4,9 @@
 
 mod application;
 mod checks;
+mod commands;
 mod early;
+mod existing;
 mod gybe;
 mod images;
 mod istio;
@@ -13,12 +15,15 @@ mod life;
 mod load;
 mod migrate;
 mod modes;
+mod namespaces;
 mod node_files;
 mod reboot;
 mod remove;
 mod rights;
 mod sidecars;
+mod workstation;
 
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -27,16 +32,20 @@ use gybe_bench::print;
 use gybe_bench::report::{Report, Table, cells};
 use gybe_containerd_tests::Generation;
 use gybe_integration::failure::Failure;
-use serde_json::json;
 
 use crate::api::wait_until;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, HOME};
 use crate::components::{self, ProxyMode};
-use crate::credentials::file;
+use crate::credentials::{file, kubeconfig};
+use crate::network::NODE;
 
-use application::{MESHED, PLAIN};
 use gybe::Gybe;
+use images::APPLICATION;
 use node_files::NodeFiles;
+use workstation::Workstation;
+
+pub(crate) use existing::{ExistingCluster, run as run_existing};
+pub(crate) use images::application as application_image;
 
 /// A scenario of the mesh. They run in this order on one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -53,6 +62,8 @@ pub(crate) enum MeshScenario {
     Remove,
     /// docs/MIGRATE.md: from istio-cni to Gybe, and back
     Migrate,
+    /// `gybe-cluster existing` in this cluster, and interrupted
+    Existing,
     /// What the agents request from the API server, and what they are allowed to
     Rights,
     /// The node's processes are killed, its `/run` is wiped, and it starts again
@@ -83,6 +94,7 @@ impl MeshDirectories {
 /// A running mesh, and Gybe's image and chart.
 struct Mesh {
     cluster: Cluster,
+    workstation: Workstation,
     gybe: Gybe,
     /// The node's files before Gybe was installed for the first time.
     before: NodeFiles,
@@ -105,20 +117,36 @@ impl Mesh {
         let gybe = Gybe::import(&cluster, &directories.clone)?;
         let charts = directories.cluster.join("istio-charts");
         istio::install(&cluster, &charts)?;
-        for (namespace, injection) in [(MESHED, "enabled"), (PLAIN, "disabled")] {
-            let labels = json!({ "istio-injection": injection });
-            let metadata = json!({ "name": namespace, "labels": labels });
-            cluster.api.create("/api/v1/namespaces", &json!({ "metadata": metadata }))?;
-        }
-        wait_until("istiod adds sidecars", || application::is_injected(&cluster))?;
+        let host = cluster.node.host();
+        let own = [directories.clone.join("dist"), directories.cluster.clone()];
+        let path = env::var_os("PATH").unwrap_or_default();
+        let path = env::join_paths(own.into_iter().chain(env::split_paths(&path)))?;
+        let variables = [("PATH", path), ("HOME", host.path(HOME).into())];
+        let workstation = Workstation::connect(&host.path(kubeconfig("admin")), APPLICATION, &variables)?;
+        namespaces::create(&workstation, None)?;
+        namespaces::wait_until_injected(&workstation)?;
         let before = NodeFiles::read(&cluster)?;
-        Ok(Mesh { cluster, gybe, before, charts, proxy_mode })
+        Ok(Mesh { cluster, workstation, gybe, before, charts, proxy_mode })
     }
 
     /// Installs Gybe with the backend nft, or upgrades it to that.
     fn ensure_gybe(&self) -> Result<(), Failure> {
         self.gybe.install(&self.cluster, &["settings.backend=nft"])?;
-        self.gybe.wait_for_backend(&self.cluster, "nft")
+        self.wait_for_backend("nft")
+    }
+
+    /// Waits until `gybe status` reports that the agent is ready with this backend.
+    fn wait_for_backend(&self, backend: &str) -> Result<(), Failure> {
+        wait_until(&format!("`gybe status` reports that {NODE} is ready with {backend}"), || {
+            // It fails while there is no agent.
+            let nodes = commands::status(&self.workstation).unwrap_or_default();
+            Ok(nodes.iter().any(|node| {
+                node.node == NODE
+                    && node.ready == Some(true)
+                    && node.version.as_deref() == Some(env!("CARGO_PKG_VERSION"))
+                    && node.backend.as_deref() == Some(backend)
+            }))
+        })
     }
 
     /// Removes Gybe, if helm has a release of it, and waits until the last agent has ended.
@@ -139,6 +167,7 @@ impl MeshScenario {
             MeshScenario::Life => life::run(mesh),
             MeshScenario::Remove => remove::run(mesh),
             MeshScenario::Migrate => migrate::run(mesh),
+            MeshScenario::Existing => existing::scenario::run(mesh),
             MeshScenario::Rights => rights::run(mesh),
             MeshScenario::Reboot => reboot::run(mesh),
         }
@@ -163,10 +192,8 @@ pub(crate) fn run(
     let scenarios = if chosen.is_empty() { MeshScenario::value_variants() } else { chosen };
     let mut reports = Vec::new();
     for scenario in scenarios {
-        for namespace in [MESHED, PLAIN] {
-            // Pods that a failed scenario has left.
-            application::delete_all(&mesh.cluster, namespace)?;
-        }
+        // Those that a failed scenario has left.
+        namespaces::delete_pods(&mesh.workstation)?;
         let report = scenario.run(&mut mesh).unwrap_or_else(|error| {
             print::failure(&error);
             checks::failed(&format!("{scenario:?}"), &error)

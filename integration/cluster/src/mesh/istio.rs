@@ -12,8 +12,7 @@ use crate::cluster::Cluster;
 
 pub(super) const NAMESPACE: &str = "istio-system";
 
-/// Installs Istio's custom resources and istiod, and waits until istiod is ready. Then mutual TLS is required
-/// everywhere.
+/// Installs Istio's custom resources and istiod, and waits until istiod is ready.
 pub(super) fn install(cluster: &Cluster, charts: &Path) -> Result<(), Failure> {
     let values = "/run/gybe/istiod.json";
     fs::write(cluster.node.host().path(values), istiod_values().to_string())?;
@@ -28,17 +27,7 @@ pub(super) fn install(cluster: &Cluster, charts: &Path) -> Result<(), Failure> {
         &chart("istio-control/istio-discovery"),
         &["--values", values, "--wait", "--timeout", "120s"],
     )
-    .map_err(|error| cluster.with_pods(&error, NAMESPACE, &["-l", "app=istiod"]))?;
-    cluster.api.create(
-        &format!("/apis/security.istio.io/v1/namespaces/{NAMESPACE}/peerauthentications"),
-        &json!({
-            "apiVersion": "security.istio.io/v1",
-            "kind": "PeerAuthentication",
-            "metadata": { "name": "default" },
-            "spec": { "mtls": { "mode": "STRICT" } },
-        }),
-    )?;
-    Ok(())
+    .map_err(|error| cluster.with_pods(&error, NAMESPACE, &["-l", "app=istiod"]))
 }
 
 /// The values of istiod's chart: those that docs/INSTALL.md requires, and those for an Envoy without Istio's filters.

@@ -2,7 +2,9 @@
 //! for which the application waits, and pods that end.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::fs;
+use std::net::{IpAddr, SocketAddr};
 
 use gybe_bench::report::Report;
 use gybe_integration::failure::Failure;
@@ -10,10 +12,12 @@ use serde_json::{Value, json};
 
 use super::Mesh;
 use super::application::{
-    self, CONTROL, EXCLUDED_PORT, MESHED, Name, PLAIN, PORT, READY, annotated, control, create, ending, get,
-    pod, request, service, wait_for_pod, wait_until_ready,
+    self, CONTROL, EXCLUDED_PORT, MESHED, Name, Nodes, PLAIN, PORT, READY, annotated, control, create,
+    ending, get, on, pod, request, service, start, wait_for_pod, wait_until_ready, with_image,
 };
 use super::checks::Checks;
+use super::commands;
+use super::workstation::Workstation;
 use crate::agent;
 use crate::api::{wait_at_most, wait_until};
 use crate::cluster::{Cluster, has_condition};
@@ -29,78 +33,163 @@ const USER_NAMESPACE: &str = "user-namespace";
 /// A host that only istiod knows, and its address.
 const HOST: &str = "only-in-the-mesh.internal";
 const HOST_ADDRESS: &str = "198.18.0.10";
-/// Where Envoy's connections to the application come from, unless it keeps the client's address
-/// (`InboundPassthroughBindIpv4`, pilot/pkg/networking/core/listener_address.go of Istio).
-const PASSTHROUGH: &str = "127.0.0.6";
-const PASSTHROUGH_6: &str = "::6";
+/// The pods of which requests are made.
+const PODS: [Name<'_>; 8] = [
+    (MESHED, SERVER),
+    (MESHED, CLIENT),
+    (MESHED, TPROXY),
+    (MESHED, DNS_CLIENT),
+    (MESHED, PORT_CLIENT),
+    (MESHED, RANGE_CLIENT),
+    (PLAIN, SERVER),
+    (PLAIN, CLIENT),
+];
 
 pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
-    let cluster = &mesh.cluster;
+    let workstation = &mesh.workstation;
     let mut checks = Checks::default();
+    mesh.ensure_gybe()?;
+    requests(workstation, &mut checks, Nodes::default())?;
+    let client = get(workstation, (MESHED, CLIENT))?.unwrap_or_default();
+    checks.equal("families of a pod of the mesh", &Family::of(&client), &vec![Family::V4, Family::V6]);
+    user_namespace(mesh, &mut checks)?;
+    application::delete(workstation, &PODS)?;
+    Ok(checks.report("Modes of redirection and kinds of pods"))
+}
+
+/// Starts the pods, and makes requests.
+pub(super) fn requests(
+    workstation: &Workstation,
+    checks: &mut Checks,
+    nodes: Nodes<'_>,
+) -> Result<(), Failure> {
+    start_all(workstation, nodes)?;
+    families(workstation, checks)?;
+    dns(workstation, checks)?;
+    excluded(workstation, checks)?;
+    ends(workstation, checks, nodes)?;
+    probes(workstation, checks)
+}
+
+/// Starts the pods.
+fn start_all(workstation: &Workstation, nodes: Nodes<'_>) -> Result<(), Failure> {
     let ports = format!("{CONTROL},{EXCLUDED_PORT}");
     let capture = json!({ "proxyMetadata": { "ISTIO_META_DNS_CAPTURE": "true" } }).to_string();
-    let pods = [
-        annotated(pod(SERVER), &[("traffic.sidecar.istio.io/excludeInboundPorts", &ports)]),
+    let server = annotated(pod(SERVER), &[("traffic.sidecar.istio.io/excludeInboundPorts", &ports)]);
+    start(workstation, MESHED, &on(server, nodes.servers))?;
+    start(workstation, PLAIN, &on(pod(SERVER), nodes.servers))?;
+    let ranges = [addresses(workstation, (MESHED, SERVER))?, addresses(workstation, (PLAIN, SERVER))?];
+    let ranges = ranges.concat().iter().map(only).collect::<Vec<_>>().join(",");
+    let port = PORT.to_string();
+    let tproxy = annotated(pod(TPROXY), &[("sidecar.istio.io/interceptionMode", "TPROXY")]);
+    create(workstation, MESHED, &on(tproxy, nodes.servers))?;
+    let on_clients = [
         pod(CLIENT),
-        annotated(pod(TPROXY), &[("sidecar.istio.io/interceptionMode", "TPROXY")]),
         annotated(pod(DNS_CLIENT), &[("proxy.istio.io/config", &capture)]),
-        annotated(pod(PORT_CLIENT), &[("traffic.sidecar.istio.io/excludeOutboundPorts", &PORT.to_string())]),
-        annotated(
-            pod(RANGE_CLIENT),
-            &[(
-                "traffic.sidecar.istio.io/excludeOutboundIPRanges",
-                "10.88.0.0/16,10.96.0.0/16,fd00:88::/64,fd00:96::/112",
-            )],
-        ),
-        in_a_user_namespace(pod(USER_NAMESPACE)),
+        annotated(pod(PORT_CLIENT), &[("traffic.sidecar.istio.io/excludeOutboundPorts", &port)]),
+        annotated(pod(RANGE_CLIENT), &[("traffic.sidecar.istio.io/excludeOutboundIPRanges", &ranges)]),
     ];
-    mesh.ensure_gybe()?;
-    for pod in &pods {
-        create(cluster, MESHED, pod)?;
+    for pod in on_clients {
+        create(workstation, MESHED, &on(pod, nodes.clients))?;
     }
-    let outside = [(PLAIN, SERVER), (PLAIN, CLIENT)];
-    for (namespace, name) in outside {
-        create(cluster, namespace, &pod(name))?;
+    create(workstation, PLAIN, &on(pod(CLIENT), nodes.clients))?;
+    PODS.iter().try_for_each(|pod| wait_until_ready(workstation, *pod).map(drop))
+}
+
+/// An address family.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Family {
+    V4,
+    V6,
+}
+
+impl Family {
+    /// Returns the families that the proxy of a pod serves: that of its first address, and the other one with
+    /// `ISTIO_DUAL_STACK`.
+    fn of(pod: &Value) -> Vec<Family> {
+        let families = pod_addresses(pod).into_iter().map(|address| Family::of_address(&address));
+        families.take(if is_dual_stack(pod) { usize::MAX } else { 1 }).collect()
     }
-    let meshed = [SERVER, CLIENT, TPROXY, DNS_CLIENT, PORT_CLIENT, RANGE_CLIENT, USER_NAMESPACE]
-        .map(|name| (MESHED, name));
-    for pod in meshed.iter().chain(&outside) {
-        wait_until_ready(cluster, *pod)?;
+
+    fn of_address(address: &str) -> Family {
+        if address.contains(':') { Family::V6 } else { Family::V4 }
     }
-    families(cluster, &mut checks)?;
-    dns(cluster, &mut checks)?;
-    excluded(cluster, &mut checks)?;
-    ends(cluster, &mut checks)?;
-    probes(cluster, &mut checks)?;
-    user_namespace(mesh, &mut checks)?;
-    let all: Vec<_> = meshed.into_iter().chain(outside).collect();
-    application::delete(cluster, &all)?;
-    Ok(checks.report("Modes of redirection and kinds of pods"))
+
+    /// Where Envoy's connections to the application come from, unless it keeps the client's address
+    /// (`InboundPassthroughBindIpv4`, pilot/pkg/networking/core/listener_address.go of Istio).
+    fn passthrough(self) -> &'static str {
+        match self {
+            Family::V4 => "127.0.0.6",
+            Family::V6 => "::6",
+        }
+    }
+}
+
+impl fmt::Display for Family {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Family::V4 => "IPv4",
+            Family::V6 => "IPv6",
+        })
+    }
+}
+
+/// Reports whether istiod has given a pod's proxy `ISTIO_DUAL_STACK`.
+fn is_dual_stack(pod: &Value) -> bool {
+    let lists = ["/spec/containers", "/spec/initContainers"].map(|list| pod.pointer(list));
+    let containers = lists.into_iter().flatten().filter_map(Value::as_array).flatten();
+    let variables = containers.filter_map(|it| it.get("env").and_then(Value::as_array)).flatten();
+    let dual_stack = json!({ "name": "ISTIO_DUAL_STACK", "value": "true" });
+    variables.into_iter().any(|variable| *variable == dual_stack)
+}
+
+/// Returns a pod's addresses, the first one first.
+fn pod_addresses(pod: &Value) -> Vec<String> {
+    let addresses = pod.pointer("/status/podIPs").and_then(Value::as_array);
+    let addresses = addresses.into_iter().flatten().filter_map(|it| it.get("ip")).filter_map(Value::as_str);
+    addresses.map(str::to_owned).collect()
+}
+
+/// Returns the addresses of a pod and of its service. Some nodes replace a service's address before the packet reaches
+/// the pod's rules.
+fn addresses(workstation: &Workstation, (namespace, name): Name<'_>) -> Result<Vec<String>, Failure> {
+    let service = workstation.api.get(&format!("/api/v1/namespaces/{namespace}/services/{name}"))?;
+    let of_service = service.unwrap_or_default().pointer("/spec/clusterIPs").cloned().unwrap_or_default();
+    let pod = get(workstation, (namespace, name))?.unwrap_or_default();
+    Ok([pod_addresses(&pod), serde_json::from_value(of_service)?].concat())
+}
+
+/// Returns the range of an address alone.
+fn only(address: &String) -> String {
+    match Family::of_address(address) {
+        Family::V4 => format!("{address}/32"),
+        Family::V6 => format!("{address}/128"),
+    }
 }
 
 /// Services of one family each. REDIRECT gives the application's connections an address of the proxy's; TPROXY keeps
 /// the client's. Outbound, both modes redirect.
-fn families(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
-    let client = get(cluster, (MESHED, CLIENT))?.unwrap_or_default();
-    for (family, proxy) in [("IPv4", PASSTHROUGH), ("IPv6", PASSTHROUGH_6)] {
-        let of_client = address(&client, family);
-        for (server, peer) in [(SERVER, proxy), (TPROXY, of_client.as_str())] {
-            let target = single_stack(cluster, (MESHED, server), family)?;
+fn families(workstation: &Workstation, checks: &mut Checks) -> Result<(), Failure> {
+    let client = get(workstation, (MESHED, CLIENT))?.unwrap_or_default();
+    let addresses = pod_addresses(&client);
+    for (family, of_client) in Family::of(&client).into_iter().zip(&addresses) {
+        for (server, peer) in [(SERVER, family.passthrough()), (TPROXY, of_client.as_str())] {
+            let target = single_stack(workstation, (MESHED, server), family)?;
             let what = format!("{CLIENT} to {server}, {family}");
-            let answer = checks.passes(&what, cluster, [CLIENT, server], &target)?;
+            let answer = checks.passes(&what, workstation, [CLIENT, server], &target)?;
             let observed = answer.received().map(|received| received.peer.as_str());
             checks.equal(&format!("the client's address in {server}, {family}"), &observed, &Some(peer));
-            let answer = request(cluster, (PLAIN, CLIENT), &target)?;
+            let answer = request(workstation, (PLAIN, CLIENT), &target)?;
             let what = format!("a client without a sidecar to {server}, {family}");
             checks.holds(&what, answer.is_refused(), &answer, "refused");
         }
         // The control: without sidecars the same request is answered.
-        let target = single_stack(cluster, (PLAIN, SERVER), family)?;
-        let answer = request(cluster, (PLAIN, CLIENT), &target)?;
+        let target = single_stack(workstation, (PLAIN, SERVER), family)?;
+        let answer = request(workstation, (PLAIN, CLIENT), &target)?;
         let what = format!("the same to a server without one, {family}");
         checks.holds(&what, answer.is_plain_by(SERVER), &answer, "plain");
-        let target = single_stack(cluster, (MESHED, SERVER), family)?;
-        checks.passes(&format!("{TPROXY} to {SERVER}, {family}"), cluster, [TPROXY, SERVER], &target)?;
+        let target = single_stack(workstation, (MESHED, SERVER), family)?;
+        checks.passes(&format!("{TPROXY} to {SERVER}, {family}"), workstation, [TPROXY, SERVER], &target)?;
     }
     Ok(())
 }
@@ -115,8 +204,8 @@ fn in_a_user_namespace(mut pod: Value) -> Value {
 
 /// A pod with users of its own is redirected as others are, and repaired.
 fn user_namespace(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
-    let cluster = &mesh.cluster;
-    let pod = get(cluster, (MESHED, USER_NAMESPACE))?.unwrap_or_default();
+    let (cluster, workstation) = (&mesh.cluster, &mesh.workstation);
+    let pod = start(workstation, MESHED, &in_a_user_namespace(pod(USER_NAMESPACE)))?;
     let uid = pod.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default();
     let maps = user_maps(cluster, uid)?;
     let is_mapped = !maps.is_empty() && maps.iter().all(|first| first.as_str() != "0");
@@ -127,18 +216,19 @@ fn user_namespace(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
         "not root",
     );
     for [from, to] in [[USER_NAMESPACE, SERVER], [CLIENT, USER_NAMESPACE]] {
-        checks.passes(&format!("{from} to {to}"), cluster, [from, to], &service((MESHED, to)))?;
+        checks.passes(&format!("{from} to {to}"), workstation, [from, to], &service((MESHED, to)))?;
     }
-    let answer = request(cluster, (PLAIN, CLIENT), &service((MESHED, USER_NAMESPACE)))?;
+    let answer = request(workstation, (PLAIN, CLIENT), &service((MESHED, USER_NAMESPACE)))?;
     checks.holds("a client without a sidecar to that pod", answer.is_refused(), &answer, "refused");
     mesh.gybe.shell(cluster, &format!("gybe remove --pod {MESHED}/{USER_NAMESPACE}"))?;
     wait_until("the event about the repair of the pod with `hostUsers: false`", || {
         Ok(!agent::events(cluster, &pod, "RedirectionRepaired")?.is_empty())
     })?;
     let what = "a pod with `hostUsers: false` that had lost its rules";
-    checks.redirected(what, &mesh.gybe.verify(cluster)?, &[USER_NAMESPACE]);
+    checks.redirected(what, &commands::verify(workstation, &[(MESHED, USER_NAMESPACE)])?, &[USER_NAMESPACE]);
     let target = service((MESHED, USER_NAMESPACE));
-    checks.passes(&format!("{CLIENT} to {what}"), cluster, [CLIENT, USER_NAMESPACE], &target).map(drop)
+    checks.passes(&format!("{CLIENT} to {what}"), workstation, [CLIENT, USER_NAMESPACE], &target)?;
+    application::delete(workstation, &[(MESHED, USER_NAMESPACE)])
 }
 
 /// Returns which user of the node is root in each process of a pod's containers.
@@ -155,32 +245,27 @@ fn user_maps(cluster: &Cluster, pod_uid: &str) -> Result<BTreeSet<String>, Failu
     Ok(found)
 }
 
-/// Returns a pod's address of this family.
-fn address(pod: &Value, family: &str) -> String {
-    let addresses = pod.pointer("/status/podIPs").and_then(Value::as_array);
-    let mut addresses =
-        addresses.into_iter().flatten().filter_map(|it| it.get("ip")).filter_map(Value::as_str);
-    let found = addresses.find(|address| address.contains(':') == (family == "IPv6"));
-    found.unwrap_or_default().to_owned()
-}
-
 /// Creates a service of one family for a server, unless it exists, and returns its host and port.
-fn single_stack(cluster: &Cluster, (namespace, server): Name<'_>, family: &str) -> Result<String, Failure> {
-    let name = format!("{server}-{}", family.to_lowercase());
+fn single_stack(
+    workstation: &Workstation,
+    (namespace, server): Name<'_>,
+    family: Family,
+) -> Result<String, Failure> {
+    let name = format!("{server}-{}", family.to_string().to_lowercase());
     let services = format!("/api/v1/namespaces/{namespace}/services");
-    if cluster.api.get(&format!("{services}/{name}"))?.is_none() {
+    if workstation.api.get(&format!("{services}/{name}"))?.is_none() {
         let spec = json!({
             "selector": { "app": server },
-            "ipFamilies": [family],
+            "ipFamilies": [family.to_string()],
             "ports": [{ "name": "http", "port": PORT }],
         });
-        cluster.api.create(&services, &json!({ "metadata": { "name": name }, "spec": spec }))?;
+        workstation.api.create(&services, &json!({ "metadata": { "name": name }, "spec": spec }))?;
     }
     Ok(service((namespace, &name)))
 }
 
 /// With DNS capture pilot-agent answers for hosts that only istiod knows, and forwards other queries.
-fn dns(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
+fn dns(workstation: &Workstation, checks: &mut Checks) -> Result<(), Failure> {
     let entries = format!("/apis/networking.istio.io/v1/namespaces/{MESHED}/serviceentries");
     let spec = json!({
         "hosts": [HOST],
@@ -196,39 +281,41 @@ fn dns(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
         "metadata": { "name": "host" },
         "spec": spec,
     });
-    cluster.api.create(&entries, &entry)?;
-    let resolved = |client| control(cluster, (MESHED, client), &format!("resolve/{HOST}"));
+    workstation.api.create(&entries, &entry)?;
+    let resolved = |client| control(workstation, client, &format!("resolve/{HOST}"));
     wait_at_most(READY, "pilot-agent answers for a host of istiod", || {
-        Ok(resolved(DNS_CLIENT)? == json!([HOST_ADDRESS]))
+        Ok(resolved((MESHED, DNS_CLIENT))? == json!([HOST_ADDRESS]))
     })?;
-    checks.equal("addresses without DNS capture", &resolved(CLIENT)?, &json!([]));
+    checks.equal("addresses without a sidecar", &resolved((PLAIN, CLIENT))?, &json!([]));
     let pair = [DNS_CLIENT, SERVER];
     let what = "a request to a host that only pilot-agent resolves";
-    checks.passes(what, cluster, pair, &format!("{HOST}:{PORT}"))?;
+    checks.passes(what, workstation, pair, &format!("{HOST}:{PORT}"))?;
     let what = "a request to a host that the cluster's DNS server resolves";
-    checks.passes(what, cluster, pair, &service((MESHED, SERVER)))?;
-    cluster.api.delete(&format!("{entries}/host"))
+    checks.passes(what, workstation, pair, &service((MESHED, SERVER)))?;
+    workstation.api.delete(&format!("{entries}/host"))
 }
 
 /// Connections to excluded ports and addresses miss the sidecar, and only these.
-fn excluded(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
-    let server = get(cluster, (MESHED, SERVER))?.unwrap_or_default();
-    let address = server.pointer("/status/podIP").and_then(Value::as_str).unwrap_or_default();
-    let answer = request(cluster, (PLAIN, CLIENT), &format!("{address}:{EXCLUDED_PORT}"))?;
+fn excluded(workstation: &Workstation, checks: &mut Checks) -> Result<(), Failure> {
+    let server = get(workstation, (MESHED, SERVER))?.unwrap_or_default();
+    let address: IpAddr =
+        server.pointer("/status/podIP").and_then(Value::as_str).unwrap_or_default().parse()?;
+    let at = |port| SocketAddr::new(address, port).to_string();
+    let answer = request(workstation, (PLAIN, CLIENT), &at(EXCLUDED_PORT))?;
     let is_plain = answer.is_plain_by(SERVER);
     checks.holds("a client without a sidecar to an excluded inbound port", is_plain, &answer, "plain");
-    let answer = request(cluster, (PLAIN, CLIENT), &format!("{address}:{PORT}"))?;
+    let answer = request(workstation, (PLAIN, CLIENT), &at(PORT))?;
     checks.holds("the same to the other port", answer.is_refused(), &answer, "refused");
     for (client, is_redirected) in [(CLIENT, true), (PORT_CLIENT, false), (RANGE_CLIENT, false)] {
         // Envoy gives each request that it forwards an id.
-        let answer = request(cluster, (MESHED, client), &service((PLAIN, SERVER)))?;
+        let answer = request(workstation, (MESHED, client), &service((PLAIN, SERVER)))?;
         let has_id = answer.received().map(|received| received.has_id);
         checks.equal(&format!("{client}'s request passes its sidecar"), &has_id, &Some(is_redirected));
         let (target, what) = (service((MESHED, SERVER)), format!("{client} to {SERVER}"));
         if is_redirected {
-            checks.passes(&what, cluster, [client, SERVER], &target)?;
+            checks.passes(&what, workstation, [client, SERVER], &target)?;
         } else {
-            let answer = request(cluster, (MESHED, client), &target)?;
+            let answer = request(workstation, (MESHED, client), &target)?;
             checks.holds(&what, answer.is_refused(), &answer, "refused");
         }
     }
@@ -236,33 +323,34 @@ fn excluded(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
 }
 
 /// An application whose first request passes because it waits for its proxy, and a Job that ends.
-fn ends(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
+fn ends(workstation: &Workstation, checks: &mut Checks, nodes: Nodes<'_>) -> Result<(), Failure> {
     let target = service((MESHED, SERVER));
     let hold = json!({ "holdApplicationUntilProxyStarts": true }).to_string();
     let waiting = annotated(
         ending("waiting", &target),
         &[("proxy.istio.io/config", &hold), ("sidecar.istio.io/nativeSidecar", "false")],
     );
-    create(cluster, MESHED, &waiting)?;
-    let exit_code = wait_for_pod(cluster, (MESHED, "waiting"), READY, "the application has ended", |pod| {
-        let mut statuses = pod.pointer("/status/containerStatuses")?.as_array()?.iter();
-        let status = statuses.find(|status| status.get("name").and_then(Value::as_str) == Some("app"))?;
-        status.pointer("/state/terminated/exitCode")?.as_i64()
-    })?;
+    create(workstation, MESHED, &on(waiting, nodes.clients))?;
+    let exit_code =
+        wait_for_pod(workstation, (MESHED, "waiting"), READY, "the application has ended", |pod| {
+            let mut statuses = pod.pointer("/status/containerStatuses")?.as_array()?.iter();
+            let status = statuses.find(|status| status.get("name").and_then(Value::as_str) == Some("app"))?;
+            status.pointer("/state/terminated/exitCode")?.as_i64()
+        })?;
     checks.equal("exit code of an application with one request, which waits for its proxy", &exit_code, &0);
 
-    let mut template = ending("job", &target);
-    let spec = template.pointer_mut("/spec").map(Value::take).unwrap_or_default();
+    let native = [("sidecar.istio.io/nativeSidecar", "true")];
+    let template = with_image(workstation, on(annotated(ending("job", &target), &native), nodes.clients));
     let jobs = format!("/apis/batch/v1/namespaces/{MESHED}/jobs");
     let job = json!({
         "metadata": { "name": "job" },
-        "spec": { "backoffLimit": 0, "template": { "metadata": { "labels": { "app": "job" } }, "spec": spec } },
+        "spec": { "backoffLimit": 0, "template": template },
     });
-    application::create_account(cluster, MESHED, "job")?;
-    cluster.api.create(&jobs, &job)?;
+    application::create_account(workstation, MESHED, "job")?;
+    workstation.api.create(&jobs, &job)?;
     let mut found = Value::Null;
     wait_at_most(READY, "the Job has ended", || {
-        found = cluster.api.get(&format!("{jobs}/job"))?.unwrap_or_default();
+        found = workstation.api.get(&format!("{jobs}/job"))?.unwrap_or_default();
         Ok(has_condition(&found, "Complete") || has_condition(&found, "Failed"))
     })?;
     checks.equal(
@@ -270,13 +358,13 @@ fn ends(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
         &has_condition(&found, "Complete"),
         &true,
     );
-    cluster.api.delete(&format!("{jobs}/job?propagationPolicy=Background"))?;
-    application::delete(cluster, &[(MESHED, "waiting")])
+    workstation.api.delete(&format!("{jobs}/job?propagationPolicy=Background"))?;
+    application::delete(workstation, &[(MESHED, "waiting")])
 }
 
 /// The kubelet's probes reach the application through pilot-agent: the kubelet has no client certificate.
-fn probes(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
-    let server = get(cluster, (MESHED, SERVER))?.unwrap_or_default();
+fn probes(workstation: &Workstation, checks: &mut Checks) -> Result<(), Failure> {
+    let server = get(workstation, (MESHED, SERVER))?.unwrap_or_default();
     let probe = server.pointer("/spec/containers/0/readinessProbe/httpGet");
     let path = probe.and_then(|probe| probe.get("path")).and_then(Value::as_str);
     checks.equal(
