@@ -7,8 +7,10 @@ mod checks;
 mod commands;
 mod early;
 mod existing;
+mod family;
 mod gybe;
 mod images;
+mod init_container;
 mod istio;
 mod istio_cni;
 mod life;
@@ -17,6 +19,7 @@ mod migrate;
 mod modes;
 mod namespaces;
 mod node_files;
+mod one_family;
 mod reboot;
 mod remove;
 mod rights;
@@ -56,14 +59,18 @@ pub(crate) enum MeshScenario {
     Sidecars,
     /// TPROXY, IPv6, DNS capture, exclusions, waiting applications, Jobs, probes
     Modes,
+    /// Pods with IPv4 or IPv6 addresses alone
+    OneFamily,
+    /// `gybe-cluster existing` in this cluster, and interrupted
+    Existing,
     /// An upgrade, its rollback, and failures, while pods make requests
     Life,
     /// `helm uninstall` while pods make requests, and another installation
     Remove,
     /// docs/MIGRATE.md: from istio-cni to Gybe, and back
     Migrate,
-    /// `gybe-cluster existing` in this cluster, and interrupted
-    Existing,
+    /// Gybe's image instead of Istio's in the init container of pods
+    InitContainer,
     /// What the agents request from the API server, and what they are allowed to
     Rights,
     /// The node's processes are killed, its `/run` is wiped, and it starts again
@@ -164,10 +171,12 @@ impl MeshScenario {
             MeshScenario::Early => early::run(mesh),
             MeshScenario::Sidecars => sidecars::run(mesh),
             MeshScenario::Modes => modes::run(mesh),
+            MeshScenario::OneFamily => one_family::run(mesh),
+            MeshScenario::Existing => existing::scenario::run(mesh),
             MeshScenario::Life => life::run(mesh),
             MeshScenario::Remove => remove::run(mesh),
             MeshScenario::Migrate => migrate::run(mesh),
-            MeshScenario::Existing => existing::scenario::run(mesh),
+            MeshScenario::InitContainer => init_container::run(mesh),
             MeshScenario::Rights => rights::run(mesh),
             MeshScenario::Reboot => reboot::run(mesh),
         }

@@ -155,6 +155,15 @@ pub(super) fn init_status<'p>(pod: &'p Value, container: &str) -> Option<&'p Val
     statuses.into_iter().flatten().find(is_it)
 }
 
+/// Returns the exit code of an init container that ran once and ended.
+pub(super) fn exit_code_of_first_run(pod: &Value, container: &str) -> Option<i64> {
+    let status = init_status(pod, container)?;
+    if status.get("restartCount").and_then(Value::as_i64) != Some(0) {
+        return None;
+    }
+    status.pointer("/state/terminated/exitCode").and_then(Value::as_i64)
+}
+
 /// Returns the exit code of Istio's validation container when it ended last; nothing if it has not ended yet.
 pub(super) fn validation_exit_code(pod: &Value) -> Option<i64> {
     let ended = |state| init_status(pod, VALIDATION)?.pointer(state).and_then(Value::as_i64);

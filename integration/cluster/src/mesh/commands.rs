@@ -114,7 +114,8 @@ pub(super) struct NodeStatus {
     pub(super) version: Option<String>,
     pub(super) ready: Option<bool>,
     pub(super) backend: Option<String>,
-    pub(super) problems: Vec<String>,
+    #[expect(dead_code, reason = "printed with the others")]
+    problems: Vec<String>,
 }
 
 /// Returns the nodes of `gybe status`.

@@ -18,6 +18,9 @@ pub(super) const NAMESPACE: &str = "gybe-system";
 /// The version of another release, whose programs differ.
 pub(super) const NEXT: &str = "0.1.1";
 
+/// The version of the image that `make image` writes.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// More than the agents' pods take to end (`terminationGracePeriodSeconds`): the programs stay for five minutes.
 const END: Duration = Duration::from_secs(420);
 
@@ -30,11 +33,10 @@ pub(super) struct Gybe {
 impl Gybe {
     /// Imports the image that `make image` wrote to `dist`, and that of another release.
     pub(super) fn import(cluster: &Cluster, clone: &Path) -> Result<Gybe, Failure> {
-        let version = env!("CARGO_PKG_VERSION");
-        let path = clone.join(format!("dist/gybe-{version}.oci.tar"));
+        let path = clone.join(format!("dist/gybe-{VERSION}.oci.tar"));
         let archive = fs::read(&path)
             .map_err(|error| Failure::new(format!("{}: {error}; run: make image", path.display())))?;
-        cluster.node.import_archive(&format!("docker.io/library/gybe:{version}"), &archive)?;
+        cluster.node.import_archive(&image(), &archive)?;
         Release::new(clone, NEXT, "\nanother release\n").publish(cluster)?;
         Ok(Gybe { chart: clone.join("manifests/chart"), programs: clone.join("dist") })
     }
@@ -92,6 +94,11 @@ impl Gybe {
     pub(super) fn chart(&self) -> &Path {
         &self.chart
     }
+}
+
+/// Returns the name of Gybe's image on the node.
+pub(super) fn image() -> String {
+    format!("docker.io/library/gybe:{VERSION}")
 }
 
 /// Waits until the agents' pods are gone.

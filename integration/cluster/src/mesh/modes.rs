@@ -2,7 +2,6 @@
 //! for which the application waits, and pods that end.
 
 use std::collections::BTreeSet;
-use std::fmt;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
 
@@ -17,23 +16,24 @@ use super::application::{
 };
 use super::checks::Checks;
 use super::commands;
+use super::family::{Family, ranges};
 use super::workstation::Workstation;
 use crate::agent;
 use crate::api::{wait_at_most, wait_until};
 use crate::cluster::{Cluster, has_condition};
 
 /// The server and the client without annotations.
-const SERVER: &str = "modes-server";
-const CLIENT: &str = "modes-client";
-const TPROXY: &str = "tproxy";
-const DNS_CLIENT: &str = "dns-client";
+pub(super) const SERVER: &str = "modes-server";
+pub(super) const CLIENT: &str = "modes-client";
+pub(super) const TPROXY: &str = "tproxy";
+pub(super) const DNS_CLIENT: &str = "dns-client";
 const PORT_CLIENT: &str = "excluded-port-client";
 const RANGE_CLIENT: &str = "excluded-range-client";
 const USER_NAMESPACE: &str = "user-namespace";
-/// A host that only istiod knows, and its address.
+/// A host that only istiod knows.
 const HOST: &str = "only-in-the-mesh.internal";
-const HOST_ADDRESS: &str = "198.18.0.10";
-/// The pods of which requests are made.
+
+/// The pods of [`connections`].
 const PODS: [Name<'_>; 8] = [
     (MESHED, SERVER),
     (MESHED, CLIENT),
@@ -49,149 +49,80 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     let workstation = &mesh.workstation;
     let mut checks = Checks::default();
     mesh.ensure_gybe()?;
-    requests(workstation, &mut checks, Nodes::default())?;
+    connections(workstation, &mut checks, Nodes::default())?;
     let client = get(workstation, (MESHED, CLIENT))?.unwrap_or_default();
-    checks.equal("families of a pod of the mesh", &Family::of(&client), &vec![Family::V4, Family::V6]);
+    let served = Family::served_by(&client);
+    checks.equal("families of a sidecar", &served, &vec![Family::Ipv4, Family::Ipv6]);
     user_namespace(mesh, &mut checks)?;
     application::delete(workstation, &PODS)?;
     Ok(checks.report("Modes of redirection and kinds of pods"))
 }
 
-/// Starts the pods, and makes requests.
-pub(super) fn requests(
+/// Starts the pods and makes requests, for which an API server suffices. The pods stay.
+pub(super) fn connections(
     workstation: &Workstation,
     checks: &mut Checks,
     nodes: Nodes<'_>,
 ) -> Result<(), Failure> {
     start_all(workstation, nodes)?;
-    families(workstation, checks)?;
-    dns(workstation, checks)?;
+    let client = get(workstation, (MESHED, CLIENT))?.unwrap_or_default();
+    for family in Family::served_by(&client) {
+        requests(workstation, checks, family)?;
+        dns(workstation, checks, family)?;
+    }
     excluded(workstation, checks)?;
     ends(workstation, checks, nodes)?;
     probes(workstation, checks)
 }
 
-/// Starts the pods.
 fn start_all(workstation: &Workstation, nodes: Nodes<'_>) -> Result<(), Failure> {
-    let ports = format!("{CONTROL},{EXCLUDED_PORT}");
-    let capture = json!({ "proxyMetadata": { "ISTIO_META_DNS_CAPTURE": "true" } }).to_string();
+    let (ports, port) = (format!("{CONTROL},{EXCLUDED_PORT}"), PORT.to_string());
     let server = annotated(pod(SERVER), &[("traffic.sidecar.istio.io/excludeInboundPorts", &ports)]);
     start(workstation, MESHED, &on(server, nodes.servers))?;
     start(workstation, PLAIN, &on(pod(SERVER), nodes.servers))?;
-    let ranges = [addresses(workstation, (MESHED, SERVER))?, addresses(workstation, (PLAIN, SERVER))?];
-    let ranges = ranges.concat().iter().map(only).collect::<Vec<_>>().join(",");
-    let port = PORT.to_string();
-    let tproxy = annotated(pod(TPROXY), &[("sidecar.istio.io/interceptionMode", "TPROXY")]);
-    create(workstation, MESHED, &on(tproxy, nodes.servers))?;
-    let on_clients = [
+    let of_servers = [ranges(workstation, (MESHED, SERVER))?, ranges(workstation, (PLAIN, SERVER))?];
+    let of_servers = of_servers.concat().join(",");
+    create(workstation, MESHED, &on(with_tproxy(pod(TPROXY)), nodes.servers))?;
+    for pod in [
         pod(CLIENT),
-        annotated(pod(DNS_CLIENT), &[("proxy.istio.io/config", &capture)]),
+        with_dns_capture(pod(DNS_CLIENT)),
         annotated(pod(PORT_CLIENT), &[("traffic.sidecar.istio.io/excludeOutboundPorts", &port)]),
-        annotated(pod(RANGE_CLIENT), &[("traffic.sidecar.istio.io/excludeOutboundIPRanges", &ranges)]),
-    ];
-    for pod in on_clients {
+        annotated(pod(RANGE_CLIENT), &[("traffic.sidecar.istio.io/excludeOutboundIPRanges", &of_servers)]),
+    ] {
         create(workstation, MESHED, &on(pod, nodes.clients))?;
     }
     create(workstation, PLAIN, &on(pod(CLIENT), nodes.clients))?;
     PODS.iter().try_for_each(|pod| wait_until_ready(workstation, *pod).map(drop))
 }
 
-/// An address family.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Family {
-    V4,
-    V6,
-}
-
-impl Family {
-    /// Returns the families that the proxy of a pod serves: that of its first address, and the other one with
-    /// `ISTIO_DUAL_STACK`.
-    fn of(pod: &Value) -> Vec<Family> {
-        let families = pod_addresses(pod).into_iter().map(|address| Family::of_address(&address));
-        families.take(if is_dual_stack(pod) { usize::MAX } else { 1 }).collect()
-    }
-
-    fn of_address(address: &str) -> Family {
-        if address.contains(':') { Family::V6 } else { Family::V4 }
-    }
-
-    /// Where Envoy's connections to the application come from, unless it keeps the client's address
-    /// (`InboundPassthroughBindIpv4`, pilot/pkg/networking/core/listener_address.go of Istio).
-    fn passthrough(self) -> &'static str {
-        match self {
-            Family::V4 => "127.0.0.6",
-            Family::V6 => "::6",
-        }
-    }
-}
-
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Family::V4 => "IPv4",
-            Family::V6 => "IPv6",
-        })
-    }
-}
-
-/// Reports whether istiod has given a pod's proxy `ISTIO_DUAL_STACK`.
-fn is_dual_stack(pod: &Value) -> bool {
-    let lists = ["/spec/containers", "/spec/initContainers"].map(|list| pod.pointer(list));
-    let containers = lists.into_iter().flatten().filter_map(Value::as_array).flatten();
-    let variables = containers.filter_map(|it| it.get("env").and_then(Value::as_array)).flatten();
-    let dual_stack = json!({ "name": "ISTIO_DUAL_STACK", "value": "true" });
-    variables.into_iter().any(|variable| *variable == dual_stack)
-}
-
-/// Returns a pod's addresses, the first one first.
-fn pod_addresses(pod: &Value) -> Vec<String> {
-    let addresses = pod.pointer("/status/podIPs").and_then(Value::as_array);
-    let addresses = addresses.into_iter().flatten().filter_map(|it| it.get("ip")).filter_map(Value::as_str);
-    addresses.map(str::to_owned).collect()
-}
-
-/// Returns the addresses of a pod and of its service. Some nodes replace a service's address before the packet reaches
-/// the pod's rules.
-fn addresses(workstation: &Workstation, (namespace, name): Name<'_>) -> Result<Vec<String>, Failure> {
-    let service = workstation.api.get(&format!("/api/v1/namespaces/{namespace}/services/{name}"))?;
-    let of_service = service.unwrap_or_default().pointer("/spec/clusterIPs").cloned().unwrap_or_default();
-    let pod = get(workstation, (namespace, name))?.unwrap_or_default();
-    Ok([pod_addresses(&pod), serde_json::from_value(of_service)?].concat())
-}
-
-/// Returns the range of an address alone.
-fn only(address: &String) -> String {
-    match Family::of_address(address) {
-        Family::V4 => format!("{address}/32"),
-        Family::V6 => format!("{address}/128"),
-    }
-}
-
-/// Services of one family each. REDIRECT gives the application's connections an address of the proxy's; TPROXY keeps
-/// the client's. Outbound, both modes redirect.
-fn families(workstation: &Workstation, checks: &mut Checks) -> Result<(), Failure> {
+/// Services of one family. REDIRECT gives the application's connections an address of the proxy's; TPROXY keeps the
+/// client's. Outbound, both modes redirect.
+pub(super) fn requests(
+    workstation: &Workstation,
+    checks: &mut Checks,
+    family: Family,
+) -> Result<(), Failure> {
     let client = get(workstation, (MESHED, CLIENT))?.unwrap_or_default();
-    let addresses = pod_addresses(&client);
-    for (family, of_client) in Family::of(&client).into_iter().zip(&addresses) {
-        for (server, peer) in [(SERVER, family.passthrough()), (TPROXY, of_client.as_str())] {
-            let target = single_stack(workstation, (MESHED, server), family)?;
-            let what = format!("{CLIENT} to {server}, {family}");
-            let answer = checks.passes(&what, workstation, [CLIENT, server], &target)?;
-            let observed = answer.received().map(|received| received.peer.as_str());
-            checks.equal(&format!("the client's address in {server}, {family}"), &observed, &Some(peer));
-            let answer = request(workstation, (PLAIN, CLIENT), &target)?;
-            let what = format!("a client without a sidecar to {server}, {family}");
-            checks.holds(&what, answer.is_refused(), &answer, "refused");
-        }
-        // The control: without sidecars the same request is answered.
-        let target = single_stack(workstation, (PLAIN, SERVER), family)?;
+    let of_client = family.address_of(&client);
+    for (server, peer) in [(SERVER, family.proxy()), (TPROXY, of_client.as_str())] {
+        let target = family.service(workstation, (MESHED, server))?;
+        let what = format!("{CLIENT} to {server}, {family}");
+        let answer = checks.passes(&what, workstation, [CLIENT, server], &target)?;
+        let observed = answer.received().map(|received| received.peer.as_str());
+        checks.equal(&format!("the client's address in {server}, {family}"), &observed, &Some(peer));
         let answer = request(workstation, (PLAIN, CLIENT), &target)?;
-        let what = format!("the same to a server without one, {family}");
-        checks.holds(&what, answer.is_plain_by(SERVER), &answer, "plain");
-        let target = single_stack(workstation, (MESHED, SERVER), family)?;
-        checks.passes(&format!("{TPROXY} to {SERVER}, {family}"), workstation, [TPROXY, SERVER], &target)?;
+        let what = format!("a client without a sidecar to {server}, {family}");
+        checks.holds(&what, answer.is_refused(), &answer, "refused");
     }
-    Ok(())
+    // The control: without sidecars the same request is answered.
+    let target = family.service(workstation, (PLAIN, SERVER))?;
+    let answer = request(workstation, (PLAIN, CLIENT), &target)?;
+    let what = format!("the same to a server without one, {family}");
+    checks.holds(&what, answer.is_plain_by(SERVER), &answer, "plain");
+    let target = family.service(workstation, (MESHED, SERVER))?;
+    checks
+        .passes(&format!("{TPROXY} to {SERVER}, {family}"), workstation, [TPROXY, SERVER], &target)
+        .map(drop)
 }
 
 /// Returns the pod with `hostUsers: false`.
@@ -245,31 +176,12 @@ fn user_maps(cluster: &Cluster, pod_uid: &str) -> Result<BTreeSet<String>, Failu
     Ok(found)
 }
 
-/// Creates a service of one family for a server, unless it exists, and returns its host and port.
-fn single_stack(
-    workstation: &Workstation,
-    (namespace, server): Name<'_>,
-    family: Family,
-) -> Result<String, Failure> {
-    let name = format!("{server}-{}", family.to_string().to_lowercase());
-    let services = format!("/api/v1/namespaces/{namespace}/services");
-    if workstation.api.get(&format!("{services}/{name}"))?.is_none() {
-        let spec = json!({
-            "selector": { "app": server },
-            "ipFamilies": [family.to_string()],
-            "ports": [{ "name": "http", "port": PORT }],
-        });
-        workstation.api.create(&services, &json!({ "metadata": { "name": name }, "spec": spec }))?;
-    }
-    Ok(service((namespace, &name)))
-}
-
 /// With DNS capture pilot-agent answers for hosts that only istiod knows, and forwards other queries.
-fn dns(workstation: &Workstation, checks: &mut Checks) -> Result<(), Failure> {
+pub(super) fn dns(workstation: &Workstation, checks: &mut Checks, family: Family) -> Result<(), Failure> {
     let entries = format!("/apis/networking.istio.io/v1/namespaces/{MESHED}/serviceentries");
     let spec = json!({
         "hosts": [HOST],
-        "addresses": [HOST_ADDRESS],
+        "addresses": [family.of_no_host()],
         "location": "MESH_INTERNAL",
         "resolution": "STATIC",
         "ports": [{ "number": PORT, "name": "http", "protocol": "HTTP" }],
@@ -283,16 +195,28 @@ fn dns(workstation: &Workstation, checks: &mut Checks) -> Result<(), Failure> {
     });
     workstation.api.create(&entries, &entry)?;
     let resolved = |client| control(workstation, client, &format!("resolve/{HOST}"));
-    wait_at_most(READY, "pilot-agent answers for a host of istiod", || {
-        Ok(resolved((MESHED, DNS_CLIENT))? == json!([HOST_ADDRESS]))
+    wait_at_most(READY, &format!("pilot-agent answers for a host of istiod, {family}"), || {
+        Ok(resolved((MESHED, DNS_CLIENT))? == json!([family.of_no_host()]))
     })?;
-    checks.equal("addresses without a sidecar", &resolved((PLAIN, CLIENT))?, &json!([]));
+    checks.equal(&format!("addresses without a sidecar, {family}"), &resolved((PLAIN, CLIENT))?, &json!([]));
     let pair = [DNS_CLIENT, SERVER];
-    let what = "a request to a host that only pilot-agent resolves";
-    checks.passes(what, workstation, pair, &format!("{HOST}:{PORT}"))?;
-    let what = "a request to a host that the cluster's DNS server resolves";
-    checks.passes(what, workstation, pair, &service((MESHED, SERVER)))?;
+    let what = format!("a request to a host that only pilot-agent resolves, {family}");
+    checks.passes(&what, workstation, pair, &format!("{HOST}:{PORT}"))?;
+    let target = family.service(workstation, (MESHED, SERVER))?;
+    let what = format!("a request to a host that the cluster's DNS server resolves, {family}");
+    checks.passes(&what, workstation, pair, &target)?;
     workstation.api.delete(&format!("{entries}/host"))
+}
+
+/// Returns the pod with TPROXY for inbound connections.
+pub(super) fn with_tproxy(pod: Value) -> Value {
+    annotated(pod, &[("sidecar.istio.io/interceptionMode", "TPROXY")])
+}
+
+/// Returns the pod with DNS capture.
+pub(super) fn with_dns_capture(pod: Value) -> Value {
+    let capture = json!({ "proxyMetadata": { "ISTIO_META_DNS_CAPTURE": "true" } }).to_string();
+    annotated(pod, &[("proxy.istio.io/config", &capture)])
 }
 
 /// Connections to excluded ports and addresses miss the sidecar, and only these.

@@ -39,19 +39,20 @@ pub(super) fn wait_until_injected(workstation: &Workstation) -> Result<(), Failu
     let what = format!(
         "istiod adds a sidecar, without istio-init, to a pod of namespace {MESHED}; see docs/INSTALL.md"
     );
-    wait_at_most(INJECTED, &what, || is_injected(workstation))
+    wait_at_most(INJECTED, &what, || {
+        let name =
+            injected_init_container(workstation).and_then(|it| Some(it.get("name")?.as_str()?.to_owned()));
+        Ok(name.is_some_and(|name| name != "istio-init"))
+    })
 }
 
-/// Reports whether a pod that is created now gets a sidecar, and leaves the redirection to a CNI plugin.
-fn is_injected(workstation: &Workstation) -> Result<bool, Failure> {
+/// Returns the first init container of a pod that is created now; none while it gets no sidecar.
+pub(super) fn injected_init_container(workstation: &Workstation) -> Option<Value> {
     let spec = json!({ "containers": [{ "name": "app", "image": workstation.application }] });
     let pod = json!({ "metadata": { "name": "dry-run" }, "spec": spec });
     // Refused until the namespace has its service account, and kube-proxy the address of istiod's pod.
     let created = workstation.api.create(&format!("/api/v1/namespaces/{MESHED}/pods?dryRun=All"), &pod);
-    Ok(created.is_ok_and(|pod| {
-        let first = pod.pointer("/spec/initContainers/0/name").and_then(Value::as_str);
-        first.is_some_and(|name| name != "istio-init")
-    }))
+    created.ok()?.pointer("/spec/initContainers/0").cloned()
 }
 
 /// Deletes the pods in the namespaces, and waits until they are gone.

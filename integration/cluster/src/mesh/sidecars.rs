@@ -7,7 +7,8 @@ use serde_json::Value;
 
 use super::Mesh;
 use super::application::{
-    self, MESHED, Nodes, PLAIN, VALIDATION, annotated, init_status, on, pod, request, service, start,
+    self, MESHED, Nodes, PLAIN, VALIDATION, annotated, exit_code_of_first_run, on, pod, request, service,
+    start,
 };
 use super::checks::Checks;
 use super::commands;
@@ -76,7 +77,7 @@ pub(super) fn requests(
         let expected = sidecars.init_containers();
         checks.holds(&about, expected.contains(&init.as_slice()), &init, &format!("one of {expected:?}"));
         let about = title(&format!("exit code of {name}'s istio-validation"));
-        checks.equal(&about, &validation(&started), &Some(0));
+        checks.equal(&about, &exit_code_of_first_run(&started, VALIDATION), &Some(0));
     }
     let status = commands::status(workstation)?;
     for (name, _) in pods {
@@ -111,13 +112,4 @@ pub(super) fn requests(
 fn init_containers(pod: &Value) -> Vec<&str> {
     let containers = pod.pointer("/spec/initContainers").and_then(Value::as_array);
     containers.into_iter().flatten().filter_map(|it| it.get("name").and_then(Value::as_str)).collect()
-}
-
-/// Returns the exit code of Istio's validation container, if it ran once and ended.
-fn validation(pod: &Value) -> Option<i64> {
-    let status = init_status(pod, VALIDATION)?;
-    if status.get("restartCount").and_then(Value::as_i64) != Some(0) {
-        return None;
-    }
-    status.pointer("/state/terminated/exitCode").and_then(Value::as_i64)
 }
