@@ -108,8 +108,7 @@ fn send_signals(end: Sender<Result<Vec<Report>, Failure>>) -> Result<(), Failure
     Ok(())
 }
 
-/// Runs the scenarios between pods on each chosen node, and from each to the next one. One that fails does not stop the
-/// next.
+/// Runs the scenarios. One that fails does not stop the next.
 fn scenarios(workstation: &Workstation, agents: &[Agent], restarts: bool) -> Result<Vec<Report>, Failure> {
     namespaces::wait_until_injected(workstation)?;
     let mut reports = Vec::new();
@@ -126,15 +125,8 @@ fn scenarios(workstation: &Workstation, agents: &[Agent], restarts: bool) -> Res
         reports.push(report);
         namespaces::delete_pods(workstation)
     };
-    let next = agents.iter().cycle().skip(1);
-    for (one, other) in agents.iter().map(|agent| &agent.node).zip(next.map(|agent| &agent.node)) {
-        let same = Nodes { clients: Some(one), servers: Some(one) };
-        let nodes = Nodes { clients: Some(one), servers: Some(other) };
-        if nodes != same {
-            run(&format!("Sidecars, {same}"), &|checks| {
-                sidecars::requests(workstation, checks, "sidecars", Sidecars::Configured, same)
-            })?;
-        }
+    let names: Vec<_> = agents.iter().map(|agent| agent.node.as_str()).collect();
+    for nodes in pairs(&names) {
         run(&format!("Sidecars, {nodes}"), &|checks| {
             sidecars::requests(workstation, checks, "sidecars", Sidecars::Configured, nodes)
         })?;
@@ -149,6 +141,16 @@ fn scenarios(workstation: &Workstation, agents: &[Agent], restarts: bool) -> Res
     }
     run("Status of the nodes", &|checks| status(workstation, checks, agents))?;
     Ok(reports)
+}
+
+/// Returns each node as that of clients and of servers, and, if there are several, with the next one as that of servers.
+fn pairs<'n>(nodes: &[&'n str]) -> Vec<Nodes<'n>> {
+    let pair = |clients, servers| Nodes { clients: Some(clients), servers: Some(servers) };
+    let next = nodes.iter().cycle().skip(1);
+    let mut pairs: Vec<_> =
+        nodes.iter().zip(next).flat_map(|(node, next)| [pair(*node, *node), pair(*node, *next)]).collect();
+    pairs.dedup();
+    pairs
 }
 
 /// Restarts the agents while a pod makes requests, and starts a pod on the first node.
@@ -215,6 +217,17 @@ mod tests {
             assert!(!is_rolled_out(&daemonset(observed, updated, available)));
         }
         assert!(!is_rolled_out(&Value::Null));
+    }
+
+    #[test]
+    fn requests_stay_on_each_node_and_go_to_the_next() {
+        let pairs = |nodes| {
+            let pairs =
+                super::pairs(nodes).into_iter().map(|pair| (pair.clients.unwrap(), pair.servers.unwrap()));
+            pairs.collect::<Vec<_>>()
+        };
+        assert_eq!(pairs(&["a"]), [("a", "a")]);
+        assert_eq!(pairs(&["a", "b"]), [("a", "a"), ("a", "b"), ("b", "b"), ("b", "a")]);
     }
 
     #[test]

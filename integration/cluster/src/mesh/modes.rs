@@ -194,6 +194,13 @@ pub(super) fn dns(workstation: &Workstation, checks: &mut Checks, family: Family
         "spec": spec,
     });
     workstation.api.create(&entries, &entry)?;
+    let outcome = resolved_host(workstation, checks, family);
+    workstation.api.delete(&format!("{entries}/host"))?;
+    outcome
+}
+
+/// Requests to the host that only istiod knows, and to one of the cluster's.
+fn resolved_host(workstation: &Workstation, checks: &mut Checks, family: Family) -> Result<(), Failure> {
     let resolved = |client| control(workstation, client, &format!("resolve/{HOST}"));
     wait_at_most(READY, &format!("pilot-agent answers for a host of istiod, {family}"), || {
         Ok(resolved((MESHED, DNS_CLIENT))? == json!([family.of_no_host()]))
@@ -204,8 +211,7 @@ pub(super) fn dns(workstation: &Workstation, checks: &mut Checks, family: Family
     checks.passes(&what, workstation, pair, &format!("{HOST}:{PORT}"))?;
     let target = family.service(workstation, (MESHED, SERVER))?;
     let what = format!("a request to a host that the cluster's DNS server resolves, {family}");
-    checks.passes(&what, workstation, pair, &target)?;
-    workstation.api.delete(&format!("{entries}/host"))
+    checks.passes(&what, workstation, pair, &target).map(drop)
 }
 
 /// Returns the pod with TPROXY for inbound connections.
@@ -273,16 +279,17 @@ fn ends(workstation: &Workstation, checks: &mut Checks, nodes: Nodes<'_>) -> Res
     application::create_account(workstation, MESHED, "job")?;
     workstation.api.create(&jobs, &job)?;
     let mut found = Value::Null;
-    wait_at_most(READY, "the Job has ended", || {
+    let ended = wait_at_most(READY, "the Job has ended", || {
         found = workstation.api.get(&format!("{jobs}/job"))?.unwrap_or_default();
         Ok(has_condition(&found, "Complete") || has_condition(&found, "Failed"))
-    })?;
+    });
+    workstation.api.delete(&format!("{jobs}/job?propagationPolicy=Background"))?;
+    ended?;
     checks.equal(
         "a Job with one request and a native sidecar is complete",
         &has_condition(&found, "Complete"),
         &true,
     );
-    workstation.api.delete(&format!("{jobs}/job?propagationPolicy=Background"))?;
     application::delete(workstation, &[(MESHED, "waiting")])
 }
 
