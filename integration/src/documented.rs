@@ -6,7 +6,7 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("make test ", "a step of .ci/run"),
     (
         "make test-cluster",
-        "a cluster that can pull the image from a registry; in make test-mesh without the pull",
+        "a cluster that can pull the image from a registry; in make test-mesh, without the registry",
     ),
     ("skopeo ", "a registry"),
     ("make bench", "a benchmark needs a quiet machine"),

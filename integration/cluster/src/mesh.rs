@@ -124,12 +124,7 @@ impl Mesh {
         let gybe = Gybe::import(&cluster, &directories.clone)?;
         let charts = directories.cluster.join("istio-charts");
         istio::install(&cluster, &charts)?;
-        let host = cluster.node.host();
-        let own = [directories.clone.join("dist"), directories.cluster.clone()];
-        let path = env::var_os("PATH").unwrap_or_default();
-        let path = env::join_paths(own.into_iter().chain(env::split_paths(&path)))?;
-        let variables = [("PATH", path), ("HOME", host.path(HOME).into())];
-        let workstation = Workstation::connect(&host.path(kubeconfig("admin")), APPLICATION, &variables)?;
+        let workstation = workstation(&cluster, directories)?;
         namespaces::create(&workstation, None)?;
         namespaces::wait_until_injected(&workstation)?;
         let before = NodeFiles::read(&cluster)?;
@@ -163,6 +158,17 @@ impl Mesh {
         }
         gybe::wait_until_gone(&self.cluster)
     }
+}
+
+/// Connects as the administrator, with the programs of the cluster and of the clone.
+fn workstation(cluster: &Cluster, directories: &MeshDirectories) -> Result<Workstation, Failure> {
+    let own = [directories.clone.join("dist"), directories.cluster.clone()];
+    let path = env::var_os("PATH").unwrap_or_default();
+    let path = env::join_paths(own.into_iter().chain(env::split_paths(&path)))?;
+    let host = cluster.node.host();
+    // kubectl keeps a cache in the home directory.
+    let variables = [("PATH", path), ("HOME", host.path(HOME).into())];
+    Workstation::connect(&host.path(kubeconfig("admin")), APPLICATION, &variables)
 }
 
 impl MeshScenario {

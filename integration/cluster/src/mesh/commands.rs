@@ -10,7 +10,7 @@ use super::application::{self, Name};
 use super::workstation::Workstation;
 use crate::cluster::has_condition;
 
-/// The agents' pods, in the namespace in which Gybe is installed.
+/// The agents' pods in all namespaces.
 const AGENTS: &str = "/api/v1/pods?labelSelector=app.kubernetes.io%2Fname%3Dgybe-node";
 
 /// An agent that is ready.
@@ -35,11 +35,16 @@ impl Agent {
     }
 }
 
-/// Returns the agents that are ready: one for each node.
+/// Returns the agents that are ready, one for each node. Fails if there is none.
 pub(super) fn agents(workstation: &Workstation) -> Result<Vec<Agent>, Failure> {
     let mut agents: Vec<_> = workstation.api.list(AGENTS)?.iter().filter_map(agent).collect();
     agents.sort_by(|one, other| one.node.cmp(&other.node));
     agents.dedup_by(|one, other| one.node == other.node);
+    if agents.is_empty() {
+        return Err(Failure::new(
+            "no agent of Gybe is ready; install Gybe (docs/INSTALL.md), or run gybe status",
+        ));
+    }
     Ok(agents)
 }
 
@@ -118,21 +123,20 @@ pub(super) struct NodeStatus {
     problems: Vec<String>,
 }
 
-/// Returns the nodes of `gybe status`.
+/// Returns the nodes of `gybe status` in each namespace with agents.
 pub(super) fn status(workstation: &Workstation) -> Result<Vec<NodeStatus>, Failure> {
     #[derive(Deserialize)]
     struct Status {
         nodes: Vec<NodeStatus>,
     }
-    let agents = agents(workstation)?;
-    let Some(Agent { namespace, .. }) = agents.first() else {
-        return Err(Failure::new(
-            "no agent of Gybe is ready; install Gybe (docs/INSTALL.md), or run gybe status",
-        ));
-    };
-    // It exits with 1 when a node has a problem.
-    let printed = workstation.run("gybe", &["status", "--json", "--namespace", namespace], 1)?;
-    Ok(serde_json::from_str::<Status>(&printed)?.nodes)
+    let mut nodes = Vec::new();
+    let namespaces = agents(workstation)?.into_iter().map(|agent| agent.namespace);
+    for namespace in namespaces.collect::<BTreeSet<_>>() {
+        // It exits with 1 when a node has a problem.
+        let printed = workstation.run("gybe", &["status", "--json", "--namespace", &namespace], 1)?;
+        nodes.extend(serde_json::from_str::<Status>(&printed)?.nodes);
+    }
+    Ok(nodes)
 }
 
 #[cfg(test)]

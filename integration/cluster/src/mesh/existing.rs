@@ -35,7 +35,7 @@ const RESTARTED: Duration = Duration::from_secs(3600);
 /// A cluster that exists, and what is tried in it.
 #[derive(Debug, Args)]
 pub(crate) struct ExistingCluster {
-    /// The kubeconfig, whose current context is used
+    /// The kubeconfig; its current context is used
     #[arg(long)]
     kubeconfig: PathBuf,
     /// The application's image, in a registry from which the nodes pull it
@@ -74,8 +74,11 @@ pub(crate) fn run(existing: &ExistingCluster) -> Result<Vec<Report>, Failure> {
         });
         ended.recv()?
     });
-    namespaces::delete(&api)?;
-    outcome
+    match (outcome, namespaces::delete(&api)) {
+        (outcome, Ok(())) => outcome,
+        (Ok(_), Err(error)) => Err(error),
+        (Err(error), Err(and)) => Err(Failure::new(format!("{error:?}\n{and:?}"))),
+    }
 }
 
 /// Returns the agents of the chosen nodes; all if none is chosen.
@@ -85,11 +88,6 @@ fn chosen(agents: Vec<Agent>, nodes: &[String]) -> Result<Vec<Agent>, Failure> {
         return Err(Failure::new(format!(
             "node {node} has no agent of Gybe that is ready; these have: {found:?}"
         )));
-    }
-    if agents.is_empty() {
-        return Err(Failure::new(
-            "no agent of Gybe is ready; install Gybe (docs/INSTALL.md), or run gybe status",
-        ));
     }
     Ok(agents.into_iter().filter(|agent| nodes.is_empty() || nodes.contains(&agent.node)).collect())
 }
@@ -221,13 +219,14 @@ mod tests {
 
     #[test]
     fn requests_stay_on_each_node_and_go_to_the_next() {
-        let pairs = |nodes| {
-            let pairs =
-                super::pairs(nodes).into_iter().map(|pair| (pair.clients.unwrap(), pair.servers.unwrap()));
-            pairs.collect::<Vec<_>>()
+        let names = |nodes: &[&'static str]| {
+            pairs(nodes)
+                .iter()
+                .map(|pair| [pair.clients, pair.servers].map(Option::unwrap))
+                .collect::<Vec<_>>()
         };
-        assert_eq!(pairs(&["a"]), [("a", "a")]);
-        assert_eq!(pairs(&["a", "b"]), [("a", "a"), ("a", "b"), ("b", "b"), ("b", "a")]);
+        assert_eq!(names(&["a"]), [["a", "a"]]);
+        assert_eq!(names(&["a", "b"]), [["a", "a"], ["a", "b"], ["b", "b"], ["b", "a"]]);
     }
 
     #[test]
@@ -238,6 +237,5 @@ mod tests {
         assert_eq!(names(chosen(agents(), &[]).unwrap()), ["a", "b"]);
         assert_eq!(names(chosen(agents(), &nodes(&["b"])).unwrap()), ["b"]);
         assert!(chosen(agents(), &nodes(&["b", "c"])).is_err());
-        assert!(chosen(Vec::new(), &[]).is_err());
     }
 }

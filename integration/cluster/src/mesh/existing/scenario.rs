@@ -1,5 +1,5 @@
-//! `gybe-cluster existing` in the cluster of the mesh: with a restart of the agents, for a node that does not exist, and
-//! ended by a signal. It always deletes its namespaces.
+//! `gybe-cluster existing` in the cluster of the mesh: with a restart of the agents, for a node and a revision of istiod
+//! that do not exist, and ended by a signal. Each time it deletes its namespaces.
 
 use std::env;
 use std::process::Child;
@@ -30,6 +30,7 @@ pub(in super::super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     let result = commands(mesh, &mut checks);
     namespaces::delete(&mesh.workstation.api)?;
     namespaces::create(&mesh.workstation, None)?;
+    namespaces::wait_until_injected(&mesh.workstation)?;
     result.map(|()| checks.report("The command for existing clusters"))
 }
 
