@@ -148,8 +148,9 @@ test-shared: ## tests that read the reference material in GYBE_SHARED (default .
 test-cluster: ## the agent's API client against a real cluster, read-only: KUBECONFIG=FILE, GYBE_NODE=NAME for one node
 	cargo test --locked -p gybe-installer --test real_cluster
 
-test-containerd: ## sandboxes started by containerd 1.6, 1.7 and 2.x   (needs: root; Debian packages, see integration/containerd/setup.sh)
+test-containerd: ## sandboxes started by containerd 1.6, 1.7 and 2.x, and pods by CRI-O's CNI library   (needs: root; Debian packages, see integration/containerd/setup.sh; Go, or Debian's mirror to get it)
 	integration/containerd/setup.sh
+	integration/containerd/go-programs.sh ocicni
 	cargo build --locked
 	cargo test --locked $(OUTSIDE) --test runtime
 
@@ -166,7 +167,7 @@ test-node: image ## the agent on a busy node: rewrites, upgrades, crashes, unins
 
 test-readme: image ## the README's commands for a node with containerd and without a cluster   (needs: as test-containerd and image; Go)
 	integration/containerd/setup.sh
-	integration/containerd/crictl/setup.sh
+	integration/containerd/go-programs.sh crictl
 	cargo test --locked $(OUTSIDE) --test readme
 
 test-take-over: build ## Gybe replaces Istio's own istio-cni on a node with 50 of its pods, which are then deleted   (needs: as test-containerd and incumbent)

@@ -50,7 +50,7 @@ impl Agent {
     }
 
     /// Starts an agent that also installs Gybe and keeps it in the conflist. Returns at once.
-    pub(crate) fn start_installing(
+    pub fn start_installing(
         host: &SimulatedHost,
         options: &AgentOptions<'_>,
         log: &Path,
