@@ -39,11 +39,7 @@ pub struct Agent(HostProcess);
 
 impl Agent {
     /// Starts an agent that answers queries about the published pods and installs nothing. Returns when it serves.
-    pub(crate) fn start_serving(
-        host: &SimulatedHost,
-        program: &Path,
-        log: &Path,
-    ) -> Result<Agent, HarnessError> {
+    pub fn start_serving(host: &SimulatedHost, program: &Path, log: &Path) -> Result<Agent, HarnessError> {
         let mut command = host.command(Path::new("/nonexistent"), program);
         command.args(["node", "--pods-from", manifest::DIRECTORY]);
         HostProcess::start_and_wait(command, SERVING, log).map(Self)

@@ -185,7 +185,8 @@ fn connect(host: &SimulatedHost) -> Result<Cri, HarnessError> {
     Ok(cri)
 }
 
-/// Links these plugins and the reference plugins of this generation, from where they are built or installed, into the node's CNI program directory.
+/// Links these plugins and the reference plugins of this generation, from where they are built or installed, into
+/// the node's CNI program directory.
 pub fn link_plugins(
     host: &SimulatedHost,
     generation: Generation,

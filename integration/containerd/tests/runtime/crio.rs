@@ -10,6 +10,7 @@ use gybe_containerd_tests::{
     Agent, AgentOptions, Conflist, Generation, HarnessError, Sandbox, SimulatedHost, agent, conflist,
     manifest,
 };
+use gybe_installer::host::observe::DROP_IN;
 use gybe_test_support::wait_until;
 
 use crate::fixture::{host_without_runtime, log, program};
@@ -139,6 +140,25 @@ fn pods_of_the_mesh_are_redirected_on_libcni_1_2() {
 #[test]
 fn pods_of_the_mesh_are_redirected_on_libcni_1_3() {
     run_on(Libcni::V1_3);
+}
+
+#[test]
+fn a_drop_in_redirects_pods_and_is_not_called_for_check_and_del() {
+    let plugin = program("gybe-cni");
+    let host = host_with(&Conflist::reference_plugins(GENERATION), &[&plugin]);
+    let own = host.path(CONF_DIR).join(conflist::NETWORK);
+    fs::create_dir(&own).unwrap();
+    fs::write(own.join(DROP_IN), conflist::gybe_with_agent().to_string()).unwrap();
+    let _agent = Agent::start_serving(&host, &program("gybe"), &agent_log(&log())).unwrap();
+    let mut ocicni = Ocicni::start(&host, Libcni::V1_3, CONFIG, &log());
+    let pod = injected(&host, "cart", true);
+    assert_redirected(&start_processes(&host, &mut ocicni, &pod), &OutsideClient::on(&host));
+    nft(&host, &pod, "delete table inet gybe").unwrap();
+    ocicni.check(&pod).unwrap();
+    // libcni's cache has the conf file without the drop-in.
+    fs::remove_file(host.path(BIN_DIR).join("gybe-cni")).unwrap();
+    ocicni.tear_down(&pod).unwrap();
+    assert_eq!(leases(&host), [""; 0]);
 }
 
 #[test]
