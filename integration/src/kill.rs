@@ -2,6 +2,9 @@
 //!
 //! `strace -e inject=…:when=N` counts the calls of each thread separately, so it never reaches those of a thread
 //! that makes few.
+//!
+//! The program's parent is a shell, not this process: `gybe-cni` searches all threads of its parent for children, and
+//! the number of a test's threads varies.
 
 use nix::errno::Errno;
 use nix::libc::PTRACE_SYSCALL_INFO_ENTRY;
@@ -27,10 +30,10 @@ pub enum End {
     },
 }
 
-/// Put before a command: waits for a line, by which time the process is traced, and then becomes the program.
-pub const WAIT_THEN_EXEC: [&str; 3] = ["sh", "-c", "read -r _ && exec \"$0\" \"$@\""];
+/// Put before a command: waits for a line, by which time the shell is traced, and then runs the program.
+pub const WAIT_THEN_RUN: [&str; 3] = ["sh", "-c", "read -r _ && \"$0\" \"$@\"; exit $?"];
 
-/// Runs `command`, which begins with [`WAIT_THEN_EXEC`], with `stdin`, and kills it at its system call `at`.
+/// Runs `command`, which begins with [`WAIT_THEN_RUN`], with `stdin`, and kills it at its system call `at`.
 ///
 /// # Errors
 /// When it cannot be run or traced.
@@ -38,13 +41,12 @@ pub fn kill_at_system_call(mut command: Command, stdin: &str, at: u64) -> io::Re
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
     let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
-    let options = Options::PTRACE_O_TRACESYSGOOD | Options::PTRACE_O_TRACECLONE | Options::PTRACE_O_TRACEEXEC;
-    ptrace::seize(pid, options | Options::PTRACE_O_EXITKILL)?;
+    ptrace::seize(pid, of_program() | Options::PTRACE_O_TRACEFORK | Options::PTRACE_O_TRACEVFORK)?;
     if let Some(mut pipe) = child.stdin.take() {
         pipe.write_all(b"\n")?;
         pipe.write_all(stdin.as_bytes())?;
     }
-    let end = Tracer { pid, at, calls: 0, executed: false }.follow()?;
+    let end = Tracer { shell: pid, program: None, at, calls: 0 }.follow()?;
     let mut output = String::new();
     child.stdout.take().map_or(Ok(0), |mut pipe| pipe.read_to_string(&mut output))?;
     child.stderr.take().map_or(Ok(0), |mut pipe| pipe.read_to_string(&mut output))?;
@@ -54,35 +56,52 @@ pub fn kill_at_system_call(mut command: Command, stdin: &str, at: u64) -> io::Re
     })
 }
 
+/// The program's threads are traced, its children are not.
+fn of_program() -> Options {
+    Options::PTRACE_O_TRACESYSGOOD
+        | Options::PTRACE_O_TRACECLONE
+        | Options::PTRACE_O_TRACEEXEC
+        | Options::PTRACE_O_EXITKILL
+}
+
 struct Tracer {
-    pid: Pid,
+    shell: Pid,
+    /// Known once the shell's child has executed it.
+    program: Option<Pid>,
     at: u64,
     calls: u64,
-    /// Whether the shell has executed the program.
-    executed: bool,
 }
 
 impl Tracer {
-    /// Its exit code and calls; `None` when the tracer killed it.
+    /// Returns the program's exit code and calls once the shell has ended; `None` when the tracer killed the program.
     fn follow(mut self) -> nix::Result<Option<(Option<i32>, u64)>> {
         // __WALL: threads too. __WNOTHREAD: only children of the calling thread.
         let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
+        let mut end = None;
         loop {
             let (pid, deliver) = match waitpid(None, Some(flags))? {
-                WaitStatus::Exited(pid, code) if pid == self.pid => {
-                    return Ok(Some((Some(code), self.calls)));
+                WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..) if pid == self.shell => {
+                    return Ok(end);
                 }
-                WaitStatus::Signaled(pid, ..) if pid == self.pid => {
-                    return Ok((self.calls < self.at).then_some((None, self.calls)));
+                WaitStatus::Exited(pid, code) if Some(pid) == self.program => {
+                    end = Some((Some(code), self.calls));
+                    continue;
+                }
+                WaitStatus::Signaled(pid, ..) if Some(pid) == self.program => {
+                    end = (self.calls < self.at).then_some((None, self.calls));
+                    continue;
                 }
                 WaitStatus::PtraceEvent(pid, _, event) => {
-                    self.executed |= event == Event::PTRACE_EVENT_EXEC as i32;
+                    if event == Event::PTRACE_EVENT_EXEC as i32 {
+                        self.program = Some(pid);
+                        ptrace::setoptions(pid, of_program())?;
+                    }
                     (pid, None)
                 }
                 WaitStatus::PtraceSyscall(pid) => {
                     if self.is_target_call(pid)? {
                         // A process killed at the entry of a call does not execute it.
-                        kill(self.pid, Signal::SIGKILL)?;
+                        self.program.map_or(Ok(()), |program| kill(program, Signal::SIGKILL))?;
                         continue;
                     }
                     (pid, None)
@@ -90,8 +109,8 @@ impl Tracer {
                 WaitStatus::Stopped(pid, signal) => (pid, Some(signal)),
                 _ => continue,
             };
-            let go_on =
-                if self.executed { ptrace::syscall(pid, deliver) } else { ptrace::cont(pid, deliver) };
+            let is_programs = self.program.is_some() && pid != self.shell;
+            let go_on = if is_programs { ptrace::syscall(pid, deliver) } else { ptrace::cont(pid, deliver) };
             match go_on {
                 // Killed meanwhile: the next wait reports it.
                 Ok(()) | Err(Errno::ESRCH) => {}

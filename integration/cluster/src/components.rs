@@ -138,7 +138,7 @@ pub(crate) fn dns(corefile: &str) -> Vec<String> {
 /// The names of the cluster's services, from the API server.
 pub(crate) fn corefile() -> String {
     format!(
-        "cluster.local:53 {{\n    bind {DNS_ADDRESS}\n    errors\n    kubernetes {{\n        kubeconfig {}\n    }}\n}}\n",
+        "cluster.local:53 {{\n    bind {DNS_ADDRESS} {NODE_ADDRESS_6}\n    errors\n    kubernetes {{\n        kubeconfig {}\n    }}\n}}\n",
         kubeconfig("admin")
     )
 }

@@ -5,8 +5,10 @@
 mod application;
 mod checks;
 mod early;
+mod family;
 mod gybe;
 mod images;
+mod init_container;
 mod istio;
 mod istio_cni;
 mod life;
@@ -14,6 +16,7 @@ mod load;
 mod migrate;
 mod modes;
 mod node_files;
+mod one_family;
 mod reboot;
 mod remove;
 mod rights;
@@ -47,12 +50,16 @@ pub(crate) enum MeshScenario {
     Sidecars,
     /// TPROXY, IPv6, DNS capture, exclusions, waiting applications, Jobs, probes
     Modes,
+    /// Pods with IPv4 or IPv6 addresses alone
+    OneFamily,
     /// An upgrade, its rollback, and failures, while pods make requests
     Life,
     /// `helm uninstall` while pods make requests, and another installation
     Remove,
     /// docs/MIGRATE.md: from istio-cni to Gybe, and back
     Migrate,
+    /// Gybe's image instead of Istio's in the init container of pods
+    InitContainer,
     /// What the agents request from the API server, and what they are allowed to
     Rights,
     /// The node's processes are killed, its `/run` is wiped, and it starts again
@@ -110,7 +117,7 @@ impl Mesh {
             let metadata = json!({ "name": namespace, "labels": labels });
             cluster.api.create("/api/v1/namespaces", &json!({ "metadata": metadata }))?;
         }
-        wait_until("istiod adds sidecars", || application::is_injected(&cluster))?;
+        wait_until("istiod adds sidecars", || Ok(application::injected_init_container(&cluster).is_some()))?;
         let before = NodeFiles::read(&cluster)?;
         Ok(Mesh { cluster, gybe, before, charts, proxy_mode })
     }
@@ -136,9 +143,11 @@ impl MeshScenario {
             MeshScenario::Early => early::run(mesh),
             MeshScenario::Sidecars => sidecars::run(mesh),
             MeshScenario::Modes => modes::run(mesh),
+            MeshScenario::OneFamily => one_family::run(mesh),
             MeshScenario::Life => life::run(mesh),
             MeshScenario::Remove => remove::run(mesh),
             MeshScenario::Migrate => migrate::run(mesh),
+            MeshScenario::InitContainer => init_container::run(mesh),
             MeshScenario::Rights => rights::run(mesh),
             MeshScenario::Reboot => reboot::run(mesh),
         }

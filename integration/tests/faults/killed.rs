@@ -3,7 +3,7 @@
 
 use super::{BEFORE, TPROXY, add, sh};
 use gybe_integration::invocation::{Invocation, State};
-use gybe_integration::kill::{End, WAIT_THEN_EXEC, kill_at_system_call};
+use gybe_integration::kill::{End, WAIT_THEN_RUN, kill_at_system_call};
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::inventory::Inventory;
 use gybe_netfilter::iptables::{Iptables, Variant};
@@ -30,7 +30,7 @@ fn at_every_call(
     let mut killed = 0;
     for at in steps {
         prepare();
-        match kill_at_system_call(invocation.command(&WAIT_THEN_EXEC), invocation.stdin(), at).unwrap() {
+        match kill_at_system_call(invocation.command(&WAIT_THEN_RUN), invocation.stdin(), at).unwrap() {
             End::Killed => {
                 killed += 1;
                 judge(at);

@@ -93,13 +93,13 @@ pub(super) fn ending(name: &str, target: &str) -> Value {
     })
 }
 
-/// Reports whether a pod that is created now gets a sidecar.
-pub(super) fn is_injected(cluster: &Cluster) -> Result<bool, Failure> {
+/// Returns the first init container of a pod that is created now; none while it gets no sidecar.
+pub(super) fn injected_init_container(cluster: &Cluster) -> Option<Value> {
     let spec = json!({ "containers": [{ "name": "app", "image": APPLICATION }] });
     let pod = json!({ "metadata": { "name": "dry-run" }, "spec": spec });
     // Refused until the namespace has its service account, and kube-proxy the address of istiod's pod.
     let created = cluster.api.create(&format!("/api/v1/namespaces/{MESHED}/pods?dryRun=All"), &pod);
-    Ok(created.is_ok_and(|pod| pod.pointer("/spec/initContainers/0/name").is_some()))
+    created.ok()?.pointer("/spec/initContainers/0").cloned()
 }
 
 /// Creates a pod with its service account and service, and returns at once.
@@ -136,6 +136,15 @@ pub(super) fn init_status<'p>(pod: &'p Value, container: &str) -> Option<&'p Val
     let statuses = pod.pointer("/status/initContainerStatuses").and_then(Value::as_array);
     let is_it = |status: &&Value| status.get("name").and_then(Value::as_str) == Some(container);
     statuses.into_iter().flatten().find(is_it)
+}
+
+/// Returns the exit code of an init container that ran once and ended.
+pub(super) fn exit_code_of_first_run(pod: &Value, container: &str) -> Option<i64> {
+    let status = init_status(pod, container)?;
+    if status.get("restartCount").and_then(Value::as_i64) != Some(0) {
+        return None;
+    }
+    status.pointer("/state/terminated/exitCode").and_then(Value::as_i64)
 }
 
 /// Returns the exit code of Istio's validation container when it ended last; nothing if it has not ended yet.

@@ -19,6 +19,9 @@ pub(super) const NAMESPACE: &str = "gybe-system";
 /// The version of another release, whose programs differ.
 pub(super) const NEXT: &str = "0.1.1";
 
+/// The version of the image that `make image` writes.
+const VERSION: &str = env!("CARGO_PKG_VERSION");
+
 /// More than the agents' pods take to end (`terminationGracePeriodSeconds`): the programs stay for five minutes.
 const END: Duration = Duration::from_secs(420);
 
@@ -31,11 +34,10 @@ pub(super) struct Gybe {
 impl Gybe {
     /// Imports the image that `make image` wrote to `dist`, and that of another release.
     pub(super) fn import(cluster: &Cluster, clone: &Path) -> Result<Gybe, Failure> {
-        let version = env!("CARGO_PKG_VERSION");
-        let path = clone.join(format!("dist/gybe-{version}.oci.tar"));
+        let path = clone.join(format!("dist/gybe-{VERSION}.oci.tar"));
         let archive = fs::read(&path)
             .map_err(|error| Failure::new(format!("{}: {error}; run: make image", path.display())))?;
-        cluster.node.import_archive(&format!("docker.io/library/gybe:{version}"), &archive)?;
+        cluster.node.import_archive(&image(), &archive)?;
         Release::new(clone, NEXT, "\nanother release\n").publish(cluster)?;
         Ok(Gybe { chart: clone.join("manifests/chart"), programs: clone.join("dist") })
     }
@@ -120,9 +122,14 @@ impl Gybe {
 
     /// Waits until the agent reports that it is ready with this backend.
     pub(super) fn wait_for_backend(&self, cluster: &Cluster, backend: &str) -> Result<(), Failure> {
-        let expected = ["ready", env!("CARGO_PKG_VERSION"), backend];
+        let expected = ["ready", VERSION, backend];
         wait_until(&format!("`gybe status` reports {expected:?}"), || Ok(self.status(cluster)? == expected))
     }
+}
+
+/// Returns the name of Gybe's image on the node.
+pub(super) fn image() -> String {
+    format!("docker.io/library/gybe:{VERSION}")
 }
 
 /// Waits until the agents' pods are gone.

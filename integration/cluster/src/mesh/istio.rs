@@ -11,12 +11,13 @@ use super::images::{HUB, TAG};
 use crate::cluster::Cluster;
 
 pub(super) const NAMESPACE: &str = "istio-system";
+/// The file of istiod's values, on the node.
+const VALUES: &str = "/run/gybe/istiod.json";
 
 /// Installs Istio's custom resources and istiod, and waits until istiod is ready. Then mutual TLS is required
 /// everywhere.
 pub(super) fn install(cluster: &Cluster, charts: &Path) -> Result<(), Failure> {
-    let values = "/run/gybe/istiod.json";
-    fs::write(cluster.node.host().path(values), istiod_values().to_string())?;
+    fs::write(cluster.node.host().path(VALUES), istiod_values().to_string())?;
     let chart = |name: &str| charts.join(name).to_string_lossy().into_owned();
     let helm = |name: &str, chart: &str, more: &[&str]| {
         let install = ["install", name, chart, "--namespace", NAMESPACE, "--create-namespace"];
@@ -26,7 +27,7 @@ pub(super) fn install(cluster: &Cluster, charts: &Path) -> Result<(), Failure> {
     helm(
         "istiod",
         &chart("istio-control/istio-discovery"),
-        &["--values", values, "--wait", "--timeout", "120s"],
+        &["--values", VALUES, "--wait", "--timeout", "120s"],
     )
     .map_err(|error| cluster.with_pods(&error, NAMESPACE, &["-l", "app=istiod"]))?;
     cluster.api.create(
@@ -39,6 +40,19 @@ pub(super) fn install(cluster: &Cluster, charts: &Path) -> Result<(), Failure> {
         }),
     )?;
     Ok(())
+}
+
+/// Upgrades istiod to the values of the installation and these, and waits until it uses them.
+pub(super) fn upgrade(cluster: &Cluster, charts: &Path, values: &[&str]) -> Result<(), Failure> {
+    let chart = charts.join("istio-control/istio-discovery").to_string_lossy().into_owned();
+    let upgrade = ["upgrade", "istiod", &chart, "--namespace", NAMESPACE, "--values", VALUES];
+    let values = values.iter().flat_map(|value| ["--set", value]).collect::<Vec<_>>();
+    cluster.run("helm", &[&upgrade[..], &values].concat())?;
+    // The kubelet updates the file of a ConfigMap a minute later.
+    let rollout = ["rollout", "restart", "deployment/istiod", "--namespace", NAMESPACE];
+    cluster.run("kubectl", &rollout)?;
+    let status = ["rollout", "status", "deployment/istiod", "--namespace", NAMESPACE, "--timeout=120s"];
+    cluster.run("kubectl", &status).map(drop)
 }
 
 /// The values of istiod's chart: those that docs/INSTALL.md requires, and those for an Envoy without Istio's filters.
@@ -64,6 +78,7 @@ fn istiod_values() -> Value {
             },
             "taint": { "enabled": true, "namespace": gybe::NAMESPACE },
         },
+        "ipFamilyPolicy": "PreferDualStack",
         "telemetry": { "enabled": false },
         "meshConfig": {
             "accessLogFile": "/dev/stdout",

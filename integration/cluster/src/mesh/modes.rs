@@ -10,40 +10,35 @@ use serde_json::{Value, json};
 
 use super::Mesh;
 use super::application::{
-    self, CONTROL, EXCLUDED_PORT, MESHED, Name, PLAIN, PORT, READY, annotated, control, create, ending, get,
-    pod, request, service, wait_for_pod, wait_until_ready,
+    self, CONTROL, EXCLUDED_PORT, MESHED, PLAIN, PORT, READY, annotated, control, create, ending, get, pod,
+    request, service, wait_for_pod, wait_until_ready,
 };
 use super::checks::Checks;
+use super::family::Family;
 use crate::agent;
 use crate::api::{wait_at_most, wait_until};
 use crate::cluster::{Cluster, has_condition};
 
 /// The server and the client without annotations.
-const SERVER: &str = "modes-server";
-const CLIENT: &str = "modes-client";
-const TPROXY: &str = "tproxy";
-const DNS_CLIENT: &str = "dns-client";
+pub(super) const SERVER: &str = "modes-server";
+pub(super) const CLIENT: &str = "modes-client";
+pub(super) const TPROXY: &str = "tproxy";
+pub(super) const DNS_CLIENT: &str = "dns-client";
 const PORT_CLIENT: &str = "excluded-port-client";
 const RANGE_CLIENT: &str = "excluded-range-client";
 const USER_NAMESPACE: &str = "user-namespace";
-/// A host that only istiod knows, and its address.
+/// A host that only istiod knows.
 const HOST: &str = "only-in-the-mesh.internal";
-const HOST_ADDRESS: &str = "198.18.0.10";
-/// Where Envoy's connections to the application come from, unless it keeps the client's address
-/// (`InboundPassthroughBindIpv4`, pilot/pkg/networking/core/listener_address.go of Istio).
-const PASSTHROUGH: &str = "127.0.0.6";
-const PASSTHROUGH_6: &str = "::6";
 
 pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     let cluster = &mesh.cluster;
     let mut checks = Checks::default();
     let ports = format!("{CONTROL},{EXCLUDED_PORT}");
-    let capture = json!({ "proxyMetadata": { "ISTIO_META_DNS_CAPTURE": "true" } }).to_string();
     let pods = [
         annotated(pod(SERVER), &[("traffic.sidecar.istio.io/excludeInboundPorts", &ports)]),
         pod(CLIENT),
-        annotated(pod(TPROXY), &[("sidecar.istio.io/interceptionMode", "TPROXY")]),
-        annotated(pod(DNS_CLIENT), &[("proxy.istio.io/config", &capture)]),
+        with_tproxy(pod(TPROXY)),
+        with_dns_capture(pod(DNS_CLIENT)),
         annotated(pod(PORT_CLIENT), &[("traffic.sidecar.istio.io/excludeOutboundPorts", &PORT.to_string())]),
         annotated(
             pod(RANGE_CLIENT),
@@ -67,8 +62,10 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     for pod in meshed.iter().chain(&outside) {
         wait_until_ready(cluster, *pod)?;
     }
-    families(cluster, &mut checks)?;
-    dns(cluster, &mut checks)?;
+    for family in [Family::Ipv4, Family::Ipv6] {
+        requests(cluster, &mut checks, family)?;
+        dns(cluster, &mut checks, family)?;
+    }
     excluded(cluster, &mut checks)?;
     ends(cluster, &mut checks)?;
     probes(cluster, &mut checks)?;
@@ -78,31 +75,28 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     Ok(checks.report("Modes of redirection and kinds of pods"))
 }
 
-/// Services of one family each. REDIRECT gives the application's connections an address of the proxy's; TPROXY keeps
-/// the client's. Outbound, both modes redirect.
-fn families(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
+/// Services of one family. REDIRECT gives the application's connections an address of the proxy's; TPROXY keeps the
+/// client's. Outbound, both modes redirect.
+pub(super) fn requests(cluster: &Cluster, checks: &mut Checks, family: Family) -> Result<(), Failure> {
     let client = get(cluster, (MESHED, CLIENT))?.unwrap_or_default();
-    for (family, proxy) in [("IPv4", PASSTHROUGH), ("IPv6", PASSTHROUGH_6)] {
-        let of_client = address(&client, family);
-        for (server, peer) in [(SERVER, proxy), (TPROXY, of_client.as_str())] {
-            let target = single_stack(cluster, (MESHED, server), family)?;
-            let what = format!("{CLIENT} to {server}, {family}");
-            let answer = checks.passes(&what, cluster, [CLIENT, server], &target)?;
-            let observed = answer.received().map(|received| received.peer.as_str());
-            checks.equal(&format!("the client's address in {server}, {family}"), &observed, &Some(peer));
-            let answer = request(cluster, (PLAIN, CLIENT), &target)?;
-            let what = format!("a client without a sidecar to {server}, {family}");
-            checks.holds(&what, answer.is_refused(), &answer, "refused");
-        }
-        // The control: without sidecars the same request is answered.
-        let target = single_stack(cluster, (PLAIN, SERVER), family)?;
+    let of_client = family.address_of(&client);
+    for (server, peer) in [(SERVER, family.proxy()), (TPROXY, of_client.as_str())] {
+        let target = family.service(cluster, (MESHED, server))?;
+        let what = format!("{CLIENT} to {server}, {family}");
+        let answer = checks.passes(&what, cluster, [CLIENT, server], &target)?;
+        let observed = answer.received().map(|received| received.peer.as_str());
+        checks.equal(&format!("the client's address in {server}, {family}"), &observed, &Some(peer));
         let answer = request(cluster, (PLAIN, CLIENT), &target)?;
-        let what = format!("the same to a server without one, {family}");
-        checks.holds(&what, answer.is_plain_by(SERVER), &answer, "plain");
-        let target = single_stack(cluster, (MESHED, SERVER), family)?;
-        checks.passes(&format!("{TPROXY} to {SERVER}, {family}"), cluster, [TPROXY, SERVER], &target)?;
+        let what = format!("a client without a sidecar to {server}, {family}");
+        checks.holds(&what, answer.is_refused(), &answer, "refused");
     }
-    Ok(())
+    // The control: without sidecars the same request is answered.
+    let target = family.service(cluster, (PLAIN, SERVER))?;
+    let answer = request(cluster, (PLAIN, CLIENT), &target)?;
+    let what = format!("the same to a server without one, {family}");
+    checks.holds(&what, answer.is_plain_by(SERVER), &answer, "plain");
+    let target = family.service(cluster, (MESHED, SERVER))?;
+    checks.passes(&format!("{TPROXY} to {SERVER}, {family}"), cluster, [TPROXY, SERVER], &target).map(drop)
 }
 
 /// Returns the pod with `hostUsers: false`.
@@ -155,36 +149,12 @@ fn user_maps(cluster: &Cluster, pod_uid: &str) -> Result<BTreeSet<String>, Failu
     Ok(found)
 }
 
-/// Returns a pod's address of this family.
-fn address(pod: &Value, family: &str) -> String {
-    let addresses = pod.pointer("/status/podIPs").and_then(Value::as_array);
-    let mut addresses =
-        addresses.into_iter().flatten().filter_map(|it| it.get("ip")).filter_map(Value::as_str);
-    let found = addresses.find(|address| address.contains(':') == (family == "IPv6"));
-    found.unwrap_or_default().to_owned()
-}
-
-/// Creates a service of one family for a server, unless it exists, and returns its host and port.
-fn single_stack(cluster: &Cluster, (namespace, server): Name<'_>, family: &str) -> Result<String, Failure> {
-    let name = format!("{server}-{}", family.to_lowercase());
-    let services = format!("/api/v1/namespaces/{namespace}/services");
-    if cluster.api.get(&format!("{services}/{name}"))?.is_none() {
-        let spec = json!({
-            "selector": { "app": server },
-            "ipFamilies": [family],
-            "ports": [{ "name": "http", "port": PORT }],
-        });
-        cluster.api.create(&services, &json!({ "metadata": { "name": name }, "spec": spec }))?;
-    }
-    Ok(service((namespace, &name)))
-}
-
 /// With DNS capture pilot-agent answers for hosts that only istiod knows, and forwards other queries.
-fn dns(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
+pub(super) fn dns(cluster: &Cluster, checks: &mut Checks, family: Family) -> Result<(), Failure> {
     let entries = format!("/apis/networking.istio.io/v1/namespaces/{MESHED}/serviceentries");
     let spec = json!({
         "hosts": [HOST],
-        "addresses": [HOST_ADDRESS],
+        "addresses": [family.of_no_host()],
         "location": "MESH_INTERNAL",
         "resolution": "STATIC",
         "ports": [{ "number": PORT, "name": "http", "protocol": "HTTP" }],
@@ -198,16 +168,28 @@ fn dns(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
     });
     cluster.api.create(&entries, &entry)?;
     let resolved = |client| control(cluster, (MESHED, client), &format!("resolve/{HOST}"));
-    wait_at_most(READY, "pilot-agent answers for a host of istiod", || {
-        Ok(resolved(DNS_CLIENT)? == json!([HOST_ADDRESS]))
+    wait_at_most(READY, &format!("pilot-agent answers for a host of istiod, {family}"), || {
+        Ok(resolved(DNS_CLIENT)? == json!([family.of_no_host()]))
     })?;
-    checks.equal("addresses without DNS capture", &resolved(CLIENT)?, &json!([]));
+    checks.equal(&format!("addresses without DNS capture, {family}"), &resolved(CLIENT)?, &json!([]));
     let pair = [DNS_CLIENT, SERVER];
-    let what = "a request to a host that only pilot-agent resolves";
-    checks.passes(what, cluster, pair, &format!("{HOST}:{PORT}"))?;
-    let what = "a request to a host that the cluster's DNS server resolves";
-    checks.passes(what, cluster, pair, &service((MESHED, SERVER)))?;
+    let what = format!("a request to a host that only pilot-agent resolves, {family}");
+    checks.passes(&what, cluster, pair, &format!("{HOST}:{PORT}"))?;
+    let target = family.service(cluster, (MESHED, SERVER))?;
+    let what = format!("a request to a host that the cluster's DNS server resolves, {family}");
+    checks.passes(&what, cluster, pair, &target)?;
     cluster.api.delete(&format!("{entries}/host"))
+}
+
+/// Returns the pod with TPROXY for inbound connections.
+pub(super) fn with_tproxy(pod: Value) -> Value {
+    annotated(pod, &[("sidecar.istio.io/interceptionMode", "TPROXY")])
+}
+
+/// Returns the pod with DNS capture.
+pub(super) fn with_dns_capture(pod: Value) -> Value {
+    let capture = json!({ "proxyMetadata": { "ISTIO_META_DNS_CAPTURE": "true" } }).to_string();
+    annotated(pod, &[("proxy.istio.io/config", &capture)])
 }
 
 /// Connections to excluded ports and addresses miss the sidecar, and only these.

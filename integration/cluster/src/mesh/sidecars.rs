@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Mesh;
 use super::application::{
-    self, MESHED, PLAIN, VALIDATION, annotated, init_status, pod, request, service, start,
+    self, MESHED, PLAIN, VALIDATION, annotated, exit_code_of_first_run, pod, request, service, start,
 };
 use super::checks::Checks;
 
@@ -43,7 +43,7 @@ fn requests(mesh: &Mesh, checks: &mut Checks, backend: &str, native: bool) -> Re
         );
         checks.equal(
             &title(&format!("exit code of {name}'s istio-validation")),
-            &validation(&started),
+            &exit_code_of_first_run(&started, VALIDATION),
             &Some(0),
         );
     }
@@ -79,13 +79,4 @@ fn init_containers(pod: &Value) -> Vec<String> {
     let containers = pod.pointer("/spec/initContainers").and_then(Value::as_array);
     let names = containers.into_iter().flatten().filter_map(|it| it.get("name").and_then(Value::as_str));
     names.map(str::to_owned).collect()
-}
-
-/// Returns the exit code of Istio's validation container, if it ran once and ended.
-fn validation(pod: &Value) -> Option<i64> {
-    let status = init_status(pod, VALIDATION)?;
-    if status.get("restartCount").and_then(Value::as_i64) != Some(0) {
-        return None;
-    }
-    status.pointer("/state/terminated/exitCode").and_then(Value::as_i64)
 }

@@ -9,8 +9,8 @@ use gybe_integration::kill::{End, kill_at_system_call};
 use nix::sys::signal::{Signal, raise};
 use serde_json::Value;
 
-/// A shell that waits for a line until it is traced, then executes the program. The program's log is discarded.
-const WAIT_THEN_EXEC: [&str; 3] = ["sh", "-c", "read -r _ && exec \"$0\" \"$@\" 2>/dev/null"];
+/// A shell that waits for a line until it is traced, then runs the program. The program's log is discarded.
+const WAIT_THEN_RUN: [&str; 3] = ["sh", "-c", "read -r _ && \"$0\" \"$@\" 2>/dev/null; exit $?"];
 
 fn main() -> Result<ExitCode, Box<dyn error::Error>> {
     let mut text = String::new();
@@ -26,7 +26,7 @@ fn main() -> Result<ExitCode, Box<dyn error::Error>> {
 }
 
 fn run_and_kill(delegate: &str, text: &str, at: u64) -> Result<ExitCode, Box<dyn error::Error>> {
-    let [program, arguments @ ..] = WAIT_THEN_EXEC;
+    let [program, arguments @ ..] = WAIT_THEN_RUN;
     #[expect(clippy::disallowed_methods, reason = "the crash injector runs the plugin that it kills")]
     let mut command = Command::new(program);
     command.args(arguments).arg(delegate);
