@@ -161,8 +161,9 @@ test-cluster-image: ## write the image of the pods of test-cluster to dist/gybe-
 	mkdir -p dist
 	target/debug/gybe-cluster application --name '$(APPLICATION)' --archive dist/gybe-test-application.oci.tar
 
-test-containerd: ## sandboxes started by containerd 1.6, 1.7 and 2.x   (needs: root; Debian packages, see integration/containerd/setup.sh)
+test-containerd: ## sandboxes started by containerd 1.6, 1.7 and 2.x, and pods by CRI-O's CNI library   (needs: root; Debian packages, see integration/containerd/setup.sh; Go, or Debian's mirror to get it)
 	integration/containerd/setup.sh
+	integration/containerd/go-programs.sh ocicni
 	cargo build --locked
 	cargo test --locked $(OUTSIDE) --test runtime
 
@@ -179,7 +180,7 @@ test-node: image ## the agent on a busy node: rewrites, upgrades, crashes, unins
 
 test-readme: image ## the README's commands for a node with containerd and without a cluster   (needs: as test-containerd and image; Go)
 	integration/containerd/setup.sh
-	integration/containerd/crictl/setup.sh
+	integration/containerd/go-programs.sh crictl
 	cargo test --locked $(OUTSIDE) --test readme
 
 test-take-over: build ## Gybe replaces Istio's own istio-cni on a node with 50 of its pods, which are then deleted   (needs: as test-containerd and incumbent)
