@@ -1,5 +1,5 @@
 //! A mesh in the cluster: istiod, sidecars with Envoy, and Gybe from its image and chart. Each scenario shows by
-//! requests that connections pass through the sidecars: everywhere mutual TLS is required, so that a connection that
+//! requests that connections pass through the sidecars: pods with a sidecar require mutual TLS, so that a connection that
 //! misses a sidecar is refused.
 
 mod application;
