@@ -15,7 +15,7 @@ use super::family::Family;
 use super::gybe;
 use super::istio;
 use super::modes::{CLIENT, DNS_CLIENT, SERVER, TPROXY, dns, requests, with_dns_capture, with_tproxy};
-use super::namespaces::injected_init_container;
+use super::namespaces::injected_init_containers;
 use crate::api::wait_until;
 
 const VALIDATED: &str = "validated";
@@ -79,7 +79,9 @@ fn inject(mesh: &Mesh, container: &str, cni: &str) -> Result<(), Failure> {
     istio::upgrade(&mesh.cluster, &mesh.charts, &values)?;
     let expected = [Some(container), Some(image.as_str())];
     wait_until(&format!("istiod adds {container} with {image}"), || {
-        let added = injected_init_container(&mesh.workstation).unwrap_or_default();
-        Ok(["name", "image"].map(|key| added.get(key).and_then(Value::as_str)) == expected)
+        let added = injected_init_containers(&mesh.workstation);
+        Ok(added
+            .iter()
+            .any(|it| ["name", "image"].map(|key| it.get(key).and_then(Value::as_str)) == expected))
     })
 }

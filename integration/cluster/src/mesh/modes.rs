@@ -296,8 +296,11 @@ fn ends(workstation: &Workstation, checks: &mut Checks, nodes: Nodes<'_>) -> Res
 /// The kubelet's probes reach the application through pilot-agent: the kubelet has no client certificate.
 fn probes(workstation: &Workstation, checks: &mut Checks) -> Result<(), Failure> {
     let server = get(workstation, (MESHED, SERVER))?.unwrap_or_default();
-    let probe = server.pointer("/spec/containers/0/readinessProbe/httpGet");
-    let path = probe.and_then(|probe| probe.get("path")).and_then(Value::as_str);
+    // Where a sidecar starts before the application, it may be the first container.
+    let containers = server.pointer("/spec/containers").and_then(Value::as_array);
+    let is_application = |it: &&Value| it.get("name").and_then(Value::as_str) == Some("app");
+    let application = containers.into_iter().flatten().find(is_application);
+    let path = application.and_then(|it| it.pointer("/readinessProbe/httpGet/path")?.as_str());
     checks.equal(
         "the path of a readiness probe that istiod has rewritten",
         &path,

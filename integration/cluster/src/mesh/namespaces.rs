@@ -5,7 +5,7 @@ use std::time::Duration;
 use gybe_integration::failure::Failure;
 use serde_json::{Value, json};
 
-use super::application::{self, MESHED, PLAIN};
+use super::application::{self, MESHED, PLAIN, VALIDATION};
 use super::workstation::Workstation;
 use crate::api::{Api, wait_at_most};
 
@@ -37,22 +37,23 @@ pub(super) fn create(workstation: &Workstation, revision: Option<&str>) -> Resul
 /// Waits until pods of the mesh get a sidecar whose redirection is left to a CNI plugin.
 pub(super) fn wait_until_injected(workstation: &Workstation) -> Result<(), Failure> {
     let what = format!(
-        "istiod adds a sidecar, without istio-init, to a pod of namespace {MESHED}; see docs/INSTALL.md"
+        "istiod adds a sidecar with {VALIDATION}, and no istio-init, to a pod of namespace {MESHED}; see docs/INSTALL.md"
     );
     wait_at_most(INJECTED, &what, || {
-        let name =
-            injected_init_container(workstation).and_then(|it| Some(it.get("name")?.as_str()?.to_owned()));
-        Ok(name.is_some_and(|name| name != "istio-init"))
+        let injected = injected_init_containers(workstation);
+        let has = |name: &str| injected.iter().any(|it| it.get("name").and_then(Value::as_str) == Some(name));
+        Ok(has(VALIDATION) && !has("istio-init"))
     })
 }
 
-/// Returns the first init container of a pod that is created now; none while it gets no sidecar.
-pub(super) fn injected_init_container(workstation: &Workstation) -> Option<Value> {
+/// Returns the init containers of a pod that is created now; none while it gets no sidecar.
+pub(super) fn injected_init_containers(workstation: &Workstation) -> Vec<Value> {
     let spec = json!({ "containers": [{ "name": "app", "image": workstation.application }] });
     let pod = json!({ "metadata": { "name": "dry-run" }, "spec": spec });
     // Refused until the namespace has its service account, and kube-proxy the address of istiod's pod.
     let created = workstation.api.create(&format!("/api/v1/namespaces/{MESHED}/pods?dryRun=All"), &pod);
-    created.ok()?.pointer("/spec/initContainers/0").cloned()
+    let pod = created.unwrap_or_default();
+    pod.pointer("/spec/initContainers").and_then(Value::as_array).cloned().unwrap_or_default()
 }
 
 /// Deletes the pods in the namespaces, and waits until they are gone.
