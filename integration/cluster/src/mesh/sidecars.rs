@@ -123,3 +123,19 @@ fn init_containers(pod: &Value) -> Vec<&str> {
     let containers = pod.pointer("/spec/initContainers").and_then(Value::as_array);
     containers.into_iter().flatten().filter_map(|it| it.get("name").and_then(Value::as_str)).collect()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_pod_that_redirects_itself_is_not_left_to_a_plugin() {
+        let native = ["istio-validation", "istio-proxy"];
+        assert!(Sidecars::Native.have(&native) && !Sidecars::Plain.have(&native));
+        assert!(Sidecars::Plain.have(&["istio-validation"]) && !Sidecars::Native.have(&["istio-validation"]));
+        assert!(Sidecars::Configured.have(&["secrets", "istio-validation", "istio-proxy"]));
+        for init_containers in [["istio-init", "istio-proxy"], ["istio-validation", "istio-init"]] {
+            assert!(!Sidecars::Configured.have(&init_containers));
+        }
+    }
+}
