@@ -44,7 +44,7 @@ OUTSIDE := -p gybe-containerd-tests -p gybe-referees -p gybe-bench -p gybe-clust
 REFEREES := $(OUTSIDE) --features gybe-referees/rustables --test agreement --test traffic --test program
 
 .DEFAULT_GOAL := help
-.PHONY: help build contents image release demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-mesh test-containerd test-iptables-versions test-node test-readme test-take-over test-states node-states cluster bench-containerd bench-repair api-load test-shared test-manifests checkov test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
+.PHONY: help build contents image release demo test test-unit test-kernel differential repair-race incumbent fault-runs test-user test-crash test-struck test-cluster test-cluster-image test-mesh test-containerd test-iptables-versions test-node test-readme test-take-over test-states node-states cluster bench-containerd bench-repair api-load test-shared test-manifests checkov test-chart faults referees fuzz mutants bench encoders lint lint-all test-outside deny advisories setup clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 24
@@ -139,11 +139,25 @@ faults: ## print the tests of every fault in docs/FAULTS.md
 test-shared: ## tests that read the reference material in GYBE_SHARED (default ../shared)
 	cargo test --locked -p gybe-installer --test shared
 
-test-cluster: ## the agent's API client against a real cluster, read-only: KUBECONFIG=FILE, GYBE_NODE=NAME for one node
+# KUBECONFIG reaches the test by make's environment.
+test-cluster: $(if $(APPLICATION),build) ## Gybe in a cluster of yours: KUBECONFIG=FILE, read-only; with APPLICATION=IMAGE also requests between pods that it creates: NODES=a,b REVISION=NAME RESTART=1   (needs: as build; with APPLICATION kubectl, protoc)
 	cargo test --locked -p gybe-installer --test real_cluster
+ifdef APPLICATION
+	cargo build --locked $(OUTSIDE) --bins
+	PATH="$(CURDIR)/dist:$$PATH" target/debug/gybe-cluster existing --kubeconfig '$(KUBECONFIG)' \
+	    --application '$(APPLICATION)' $(NODES:%=--nodes '%') $(REVISION:%=--revision '%') $(if $(RESTART),--restart)
+else
+	@echo 'requests between pods were not made: they need APPLICATION=IMAGE, see docs/SUPPORTED.md'
+endif
 
-test-containerd: ## sandboxes started by containerd 1.6, 1.7 and 2.x   (needs: root; Debian packages, see integration/containerd/setup.sh)
+test-cluster-image: ## write the image of the pods of test-cluster to dist/gybe-test-application.oci.tar: APPLICATION=IMAGE   (needs: the Rust toolchain, protoc)
+	cargo build --locked $(OUTSIDE) --bins
+	mkdir -p dist
+	target/debug/gybe-cluster application --name '$(APPLICATION)' --archive dist/gybe-test-application.oci.tar
+
+test-containerd: ## sandboxes started by containerd 1.6, 1.7 and 2.x, and pods by CRI-O's CNI library   (needs: root; Debian packages, see integration/containerd/setup.sh; Go, or Debian's mirror to get it)
 	integration/containerd/setup.sh
+	integration/containerd/go-programs.sh ocicni
 	cargo build --locked
 	cargo test --locked $(OUTSIDE) --test runtime
 
@@ -160,7 +174,7 @@ test-node: image ## the agent on a busy node: rewrites, upgrades, crashes, unins
 
 test-readme: image ## the README's commands for a node with containerd and without a cluster   (needs: as test-containerd and image; Go)
 	integration/containerd/setup.sh
-	integration/containerd/crictl/setup.sh
+	integration/containerd/go-programs.sh crictl
 	cargo test --locked $(OUTSIDE) --test readme
 
 test-take-over: build ## Gybe replaces Istio's own istio-cni on a node with 50 of its pods, which are then deleted   (needs: as test-containerd and incumbent)

@@ -4,6 +4,11 @@
 pub const ELSEWHERE: &[(&str, &str)] = &[
     ("make demo", "a step of .ci/run"),
     ("make test ", "a step of .ci/run"),
+    (
+        "make test-cluster",
+        "a cluster that can pull the image from a registry; in make test-mesh, without the registry",
+    ),
+    ("skopeo ", "a registry"),
     ("make bench", "a benchmark needs a quiet machine"),
     ("helm ", "a cluster that can pull the image from a registry"),
     ("kubectl create namespace", "as helm"),

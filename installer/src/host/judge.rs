@@ -273,7 +273,10 @@ impl JudgeInput<'_> {
         };
         match chosen {
             Ok(choice) => {
-                let reasons = self.of(&choice, drop_ins);
+                let mut reasons = self.of(&choice, drop_ins);
+                if runtime == Runtime::CriO {
+                    reasons.extend(self.skipped_by_crio(&choice, named, drop_ins));
+                }
                 (Some(choice), reasons)
             }
             Err(NoChoice::Nothing) => (
@@ -315,6 +318,30 @@ impl JudgeInput<'_> {
             reasons.extend(self.missed(choice, drop_ins));
         }
         reasons
+    }
+
+    /// Returns a problem if CRI-O may skip the network, and use a later one that does not run our plugin. It skips a
+    /// network with a plugin whose program is in none of its plugin directories, and we see one of them. That our own
+    /// program is missing is another problem.
+    fn skipped_by_crio(
+        &self,
+        choice: &ChosenNetwork,
+        named: Option<&str>,
+        drop_ins: DropIns,
+    ) -> Option<Problem> {
+        let is_there = |kind: &String| kind == self.plugin || self.programs.names.contains(OsStr::new(kind));
+        let missing = choice.network.plugins.iter().find(|kind| !is_there(kind))?;
+        let mut later =
+            candidates(self.conf, drop_ins).filter_map(Result::ok).filter(|it| it.file > choice.file);
+        let by = later.find(|it| {
+            named.is_none_or(|name| it.network_name() == name) && it.network.plugins.iter().all(is_there)
+        })?;
+        let runs_ours = by.network.plugins.iter().any(|kind| kind == self.plugin);
+        (!runs_ours).then(|| Problem::SkippedByCriO {
+            file: choice.file.clone(),
+            plugin: missing.clone(),
+            by: by.file,
+        })
     }
 
     /// Why a network without our entry does not reach our plugin; none if Multus calls our network too.

@@ -39,6 +39,17 @@ pub enum Problem {
         "CRI-O uses only the network {name}, which its cni_default_network names, and no conf file has it"
     )]
     NoDefaultNetwork { name: String },
+    /// Another plugin of the network has no program here, and CRI-O may look for it in further directories.
+    #[error(
+        "CRI-O skips {file} if none of its plugin directories has the program {plugin}, and uses {by}, which does not \
+         run gybe-cni"
+    )]
+    SkippedByCriO {
+        file: FileName,
+        plugin: String,
+        /// The file that CRI-O then uses.
+        by: FileName,
+    },
     /// A broken file that sorts before every other.
     #[error("containerd loads no network because {}, which sorts first, is broken: {}", .0.file, .0.why)]
     BrokenFirst(BrokenFile),
@@ -214,6 +225,9 @@ impl Hint for Problem {
             Self::Broken(_) => "CRI-O skips it; let its owner write it again",
             Self::NoDefaultNetwork { .. } => {
                 "let the primary plugin's conf file have this network name, or unset cni_default_network in CRI-O's configuration"
+            }
+            Self::SkippedByCriO { .. } => {
+                "remove the file that no plugin uses any more, or place the program in the program directory"
             }
             Self::BrokenFirst(_) => {
                 "remove it, or let its owner write it again: containerd loads nothing while it is there"

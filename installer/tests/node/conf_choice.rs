@@ -1,4 +1,6 @@
-//! Gybe chooses the same network from a conf directory as containerd and CRI-O: choices recorded from libcni.
+//! Gybe chooses the same network from a conf directory as containerd and CRI-O: choices recorded from libcni. ocicni,
+//! CRI-O's library, which also looks for the plugins' programs, runs in
+//! `integration/containerd/tests/runtime/crio_choice.rs`.
 
 use crate::test_node::TestNode;
 use gybe_installer::host::libcni::choice::{NoChoice, choose};

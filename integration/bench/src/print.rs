@@ -33,9 +33,9 @@ pub fn verdict(reports: &[Report]) -> ExitCode {
     if targets.iter().all(|target| target.is_met()) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// Writes the error that ended the benchmark.
+/// Writes the error that ended the program or a scenario.
 pub fn failure(error: &Failure) -> ExitCode {
-    let _closed = writeln!(io::stderr(), "gybe-bench: {error:?}");
+    let _closed = writeln!(io::stderr(), "error: {error:?}");
     ExitCode::FAILURE
 }
 

@@ -122,13 +122,9 @@ impl Cluster {
 
     /// Returns the error with the description of these pods and the end of their logs.
     pub(crate) fn with_pods(&self, error: &Failure, namespace: &str, selection: &[&str]) -> Failure {
-        let kubectl = |arguments: &[&str]| {
-            let timed = [&["20", "kubectl", "-n", namespace], arguments, selection].concat();
-            self.run("timeout", &timed).unwrap_or_else(|error| format!("{error:?}"))
-        };
-        let description = kubectl(&["describe", "pods"]);
-        let logs = kubectl(&["logs", "--all-containers", "--prefix", "--tail=30"]);
-        Failure::new(format!("{error:?}\n{description}\n{logs}"))
+        describe_pods(error, namespace, selection, |arguments| {
+            self.run("timeout", &[&["20", "kubectl"], arguments].concat())
+        })
     }
 
     /// Runs a shell on the node, for a developer.
@@ -174,6 +170,22 @@ impl NodeProcess {
         let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
         Err(Failure::new(format!("{command}: {}: {stdout}{stderr}", output.status)))
     }
+}
+
+/// Returns the error with the description of these pods and the end of their logs, by kubectl.
+pub(crate) fn describe_pods(
+    error: &Failure,
+    namespace: &str,
+    selection: &[&str],
+    kubectl: impl Fn(&[&str]) -> Result<String, Failure>,
+) -> Failure {
+    let run = |command: &[&str]| {
+        let output = kubectl(&[&["-n", namespace], command, selection].concat());
+        output.unwrap_or_else(|error| format!("{error:?}"))
+    };
+    let description = run(&["describe", "pods"]);
+    let logs = run(&["logs", "--all-containers", "--prefix", "--tail=30"]);
+    Failure::new(format!("{error:?}\n{description}\n{logs}"))
 }
 
 /// Reports whether a condition of an object's status is `True`.

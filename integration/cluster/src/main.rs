@@ -13,6 +13,7 @@ mod release;
 mod scenario;
 mod storm;
 
+use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -26,7 +27,7 @@ use serde_json::json;
 use crate::api::wait_until;
 use crate::cluster::Cluster;
 use crate::components::ProxyMode;
-use crate::mesh::{MeshDirectories, MeshScenario};
+use crate::mesh::{ExistingCluster, MeshDirectories, MeshScenario};
 use crate::release::Release;
 use crate::scenario::{AgentScenario, Releases};
 use crate::storm::NAMESPACE;
@@ -82,6 +83,17 @@ enum Command {
         #[arg(long, default_value = ".")]
         release: PathBuf,
     },
+    /// Runs the scenarios that any cluster with Istio's injector and Gybe allows
+    Existing(ExistingCluster),
+    /// Writes the image of the application in the pods as an OCI archive
+    Application {
+        /// The image's name, with the registry to which the archive is pushed
+        #[arg(long)]
+        name: String,
+        /// The file
+        #[arg(long)]
+        archive: PathBuf,
+    },
 }
 
 fn main() -> ExitCode {
@@ -89,14 +101,24 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    print::preface();
-    if let Some(Command::Mesh { scenarios, shell, proxy_mode, containerd, programs, istio, release }) =
-        &arguments.command
-    {
-        let directories = MeshDirectories::new(programs, istio, release)?;
-        let reports = mesh::run(&directories, *containerd, *proxy_mode, scenarios, *shell)?;
-        return Ok(print::verdict(&reports));
+    match &arguments.command {
+        None => run_agent_scenarios(arguments),
+        Some(Command::Mesh { scenarios, shell, proxy_mode, containerd, programs, istio, release }) => {
+            print::preface();
+            let directories = MeshDirectories::new(programs, istio, release)?;
+            let reports = mesh::run(&directories, *containerd, *proxy_mode, scenarios, *shell)?;
+            Ok(print::verdict(&reports))
+        }
+        Some(Command::Existing(existing)) => Ok(print::verdict(&mesh::run_existing(existing)?)),
+        Some(Command::Application { name, archive }) => {
+            fs::write(archive, mesh::application_image(name)?)?;
+            Ok(ExitCode::SUCCESS)
+        }
     }
+}
+
+fn run_agent_scenarios(arguments: &Arguments) -> Result<ExitCode, Failure> {
+    print::preface();
     let programs = arguments.programs.canonicalize()?;
     let release = arguments.release.canonicalize()?;
     let next = arguments.next.clone().unwrap_or(release.clone()).canonicalize()?;

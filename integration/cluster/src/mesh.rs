@@ -1,10 +1,12 @@
 //! A mesh in the cluster: istiod, sidecars with Envoy, and Gybe from its image and chart. Each scenario shows by
-//! requests that connections pass through the sidecars: everywhere mutual TLS is required, so that a connection that
+//! requests that connections pass through the sidecars: pods with a sidecar require mutual TLS, so that a connection that
 //! misses a sidecar is refused.
 
 mod application;
 mod checks;
+mod commands;
 mod early;
+mod existing;
 mod family;
 mod gybe;
 mod images;
@@ -15,6 +17,7 @@ mod life;
 mod load;
 mod migrate;
 mod modes;
+mod namespaces;
 mod node_files;
 mod one_family;
 mod reboot;
@@ -22,7 +25,9 @@ mod remove;
 mod rights;
 mod sidecars;
 mod versions;
+mod workstation;
 
+use std::env;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -31,17 +36,21 @@ use gybe_bench::print;
 use gybe_bench::report::Report;
 use gybe_containerd_tests::Generation;
 use gybe_integration::failure::Failure;
-use serde_json::json;
 
 use crate::api::wait_until;
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, HOME};
 use crate::components::{self, ProxyMode};
-use crate::credentials::file;
+use crate::credentials::{file, kubeconfig};
+use crate::network::NODE;
 
-use application::{MESHED, PLAIN};
 use gybe::Gybe;
+use images::APPLICATION;
 use node_files::NodeFiles;
 use versions::Versions;
+use workstation::Workstation;
+
+pub(crate) use existing::{ExistingCluster, run as run_existing};
+pub(crate) use images::application as application_image;
 
 /// A scenario of the mesh. They run in this order on one node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -54,6 +63,8 @@ pub(crate) enum MeshScenario {
     Modes,
     /// Pods with IPv4 or IPv6 addresses alone
     OneFamily,
+    /// `gybe-cluster existing` in this cluster, and interrupted
+    Existing,
     /// An upgrade, its rollback, and failures, while pods make requests
     Life,
     /// `helm uninstall` while pods make requests, and another installation
@@ -92,6 +103,7 @@ impl MeshDirectories {
 /// A running mesh, and Gybe's image and chart.
 struct Mesh {
     cluster: Cluster,
+    workstation: Workstation,
     gybe: Gybe,
     /// The node's files before Gybe was installed for the first time.
     before: NodeFiles,
@@ -121,20 +133,31 @@ impl Mesh {
         let gybe = Gybe::import(&cluster, &directories.clone)?;
         let charts = directories.istio.join("istio/manifests/charts");
         istio::install(&cluster, &charts)?;
-        for (namespace, injection) in [(MESHED, "enabled"), (PLAIN, "disabled")] {
-            let labels = json!({ "istio-injection": injection });
-            let metadata = json!({ "name": namespace, "labels": labels });
-            cluster.api.create("/api/v1/namespaces", &json!({ "metadata": metadata }))?;
-        }
-        wait_until("istiod adds sidecars", || Ok(application::injected_init_container(&cluster).is_some()))?;
+        let workstation = workstation(&cluster, directories)?;
+        namespaces::create(&workstation, None)?;
+        namespaces::wait_until_injected(&workstation)?;
         let before = NodeFiles::read(&cluster)?;
-        Ok(Mesh { cluster, gybe, before, charts, versions, proxy_mode })
+        Ok(Mesh { cluster, workstation, gybe, before, charts, versions, proxy_mode })
     }
 
     /// Installs Gybe with the backend nft, or upgrades it to that.
     fn ensure_gybe(&self) -> Result<(), Failure> {
         self.gybe.install(&self.cluster, &["settings.backend=nft"])?;
-        self.gybe.wait_for_backend(&self.cluster, "nft")
+        self.wait_for_backend("nft")
+    }
+
+    /// Waits until `gybe status` reports that the agent is ready with this backend.
+    fn wait_for_backend(&self, backend: &str) -> Result<(), Failure> {
+        wait_until(&format!("`gybe status` reports that {NODE} is ready with {backend}"), || {
+            // It fails while there is no agent.
+            let nodes = commands::status(&self.workstation).unwrap_or_default();
+            Ok(nodes.iter().any(|node| {
+                node.node == NODE
+                    && node.ready == Some(true)
+                    && node.version.as_deref() == Some(env!("CARGO_PKG_VERSION"))
+                    && node.backend.as_deref() == Some(backend)
+            }))
+        })
     }
 
     /// Removes Gybe, if helm has a release of it, and waits until the last agent has ended.
@@ -146,6 +169,17 @@ impl Mesh {
     }
 }
 
+/// Connects as the administrator, with the programs of the cluster and of the clone.
+fn workstation(cluster: &Cluster, directories: &MeshDirectories) -> Result<Workstation, Failure> {
+    let own = [directories.clone.join("dist"), directories.cluster.clone()];
+    let path = env::var_os("PATH").unwrap_or_default();
+    let path = env::join_paths(own.into_iter().chain(env::split_paths(&path)))?;
+    let host = cluster.node.host();
+    // kubectl keeps a cache in the home directory.
+    let variables = [("PATH", path), ("HOME", host.path(HOME).into())];
+    Workstation::connect(&host.path(kubeconfig("admin")), APPLICATION, &variables)
+}
+
 impl MeshScenario {
     fn run(self, mesh: &mut Mesh) -> Result<Report, Failure> {
         match self {
@@ -153,6 +187,7 @@ impl MeshScenario {
             MeshScenario::Sidecars => sidecars::run(mesh),
             MeshScenario::Modes => modes::run(mesh),
             MeshScenario::OneFamily => one_family::run(mesh),
+            MeshScenario::Existing => existing::scenario::run(mesh),
             MeshScenario::Life => life::run(mesh),
             MeshScenario::Remove => remove::run(mesh),
             MeshScenario::Migrate => migrate::run(mesh),
@@ -181,10 +216,8 @@ pub(crate) fn run(
     let scenarios = if chosen.is_empty() { MeshScenario::value_variants() } else { chosen };
     let mut reports = Vec::new();
     for scenario in scenarios {
-        for namespace in [MESHED, PLAIN] {
-            // Pods that a failed scenario has left.
-            application::delete_all(&mesh.cluster, namespace)?;
-        }
+        // Those that a failed scenario has left.
+        namespaces::delete_pods(&mesh.workstation)?;
         let report = scenario.run(&mut mesh).unwrap_or_else(|error| {
             print::failure(&error);
             checks::failed(&format!("{scenario:?}"), &error)

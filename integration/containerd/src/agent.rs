@@ -39,18 +39,14 @@ pub struct Agent(HostProcess);
 
 impl Agent {
     /// Starts an agent that answers queries about the published pods and installs nothing. Returns when it serves.
-    pub(crate) fn start_serving(
-        host: &SimulatedHost,
-        program: &Path,
-        log: &Path,
-    ) -> Result<Agent, HarnessError> {
+    pub fn start_serving(host: &SimulatedHost, program: &Path, log: &Path) -> Result<Agent, HarnessError> {
         let mut command = host.command(Path::new("/nonexistent"), program);
         command.args(["node", "--pods-from", manifest::DIRECTORY]);
         HostProcess::start_and_wait(command, SERVING, log).map(Self)
     }
 
     /// Starts an agent that also installs Gybe and keeps it in the conflist. Returns at once.
-    pub(crate) fn start_installing(
+    pub fn start_installing(
         host: &SimulatedHost,
         options: &AgentOptions<'_>,
         log: &Path,

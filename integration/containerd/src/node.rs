@@ -45,9 +45,7 @@ impl Node {
         conflist: &Conflist,
         log: PathBuf,
     ) -> Result<Node, HarnessError> {
-        for old in [&log, &agent_log(&log)] {
-            let _ = fs::remove_file(old);
-        }
+        remove_logs(&log);
         let host = SimulatedHost::start(programs.host_init)?;
         link_plugins(&host, generation, programs.plugins)?;
         let path = host.path(CONF_DIR).join(CONFLIST);
@@ -167,8 +165,18 @@ impl NodeWithoutContainerd {
     }
 }
 
-fn agent_log(log: &Path) -> PathBuf {
+/// Returns the path of the agents' log beside the runtime's.
+#[must_use]
+pub fn agent_log(log: &Path) -> PathBuf {
     log.with_extension("agent.log")
+}
+
+/// Removes the logs of an earlier run.
+pub fn remove_logs(log: &Path) {
+    for old in [log, &agent_log(log)] {
+        // There is none before the first run.
+        let _ = fs::remove_file(old);
+    }
 }
 
 fn connect(host: &SimulatedHost) -> Result<Cri, HarnessError> {
@@ -177,8 +185,13 @@ fn connect(host: &SimulatedHost) -> Result<Cri, HarnessError> {
     Ok(cri)
 }
 
-/// Links every plugin, from where it is built or installed, into the node's CNI program directory.
-fn link_plugins(host: &SimulatedHost, generation: Generation, plugins: &[&Path]) -> Result<(), HarnessError> {
+/// Links these plugins and the reference plugins of this generation, from where they are built or installed, into
+/// the node's CNI program directory.
+pub fn link_plugins(
+    host: &SimulatedHost,
+    generation: Generation,
+    plugins: &[&Path],
+) -> Result<(), HarnessError> {
     let reference = generation.reference_plugins()?;
     let mut found = Vec::new();
     for entry in fs::read_dir(&reference).map_err(HarnessError::file(&reference))? {

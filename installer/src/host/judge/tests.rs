@@ -294,6 +294,37 @@ fn cri_o_uses_the_network_that_its_configuration_names() {
 }
 
 #[test]
+fn cri_o_may_skip_a_network_without_the_program_of_another_plugin() {
+    let portmap = CHAINED.replace(r#"{"type":"calico"}"#, r#"{"type":"calico"},{"type":"portmap"}"#);
+    let complete = r#"{"name":"later","plugins":[{"type":"calico"}]}"#;
+    let files = [("10-a.conflist", portmap.as_str()), ("20-b.conflist", complete)];
+    let by = |runtime, files: &[(&str, &str)]| World::with(files).run_by(runtime, DropIns::Loaded);
+    assert_eq!(
+        by(Runtime::CriO, &files).reason(),
+        "CRI-O skips 10-a.conflist if none of its plugin directories has the program portmap, and uses \
+         20-b.conflist, which does not run gybe-cni"
+    );
+    assert!(
+        by(Runtime::Containerd, &files).judged().is_redirected(),
+        "containerd does not look for programs"
+    );
+    for (harmless, files) in [
+        ("no later network", &files[..1]),
+        ("a later one lacks a program, too", &[files[0], ("20-b.conflist", LIST)]),
+        ("a later one runs our plugin", &[files[0], ("20-b.conflist", CHAINED)]),
+        ("an earlier one has all programs", &[("05-a.conflist", CHAINED), files[0], files[1]]),
+    ] {
+        assert!(by(Runtime::CriO, files).judged().is_redirected(), "{harmless}");
+    }
+    let mut named = by(Runtime::CriO, &files);
+    named.runtimes.crio_network = Some("net".into());
+    assert!(named.judged().is_redirected(), "the later network has another name");
+    let mut installed = by(Runtime::CriO, &files);
+    installed.programs.names.insert(name("portmap"));
+    assert!(installed.judged().is_redirected());
+}
+
+#[test]
 fn a_runtime_that_uses_another_directory_is_the_only_reason() {
     let mut world = World::with(&[("10-a.conflist", LIST)]);
     world.runtimes.plugin_directory = ConfiguredDirectory::Others(vec!["/usr/lib/cni".into()]);

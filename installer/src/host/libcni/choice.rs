@@ -90,7 +90,8 @@ pub fn choose_by_name(
 
 impl ChosenNetwork {
     /// The network's name; ocicni uses the file's name for a network without one.
-    pub(crate) fn network_name(&self) -> Cow<'_, str> {
+    #[must_use]
+    pub fn network_name(&self) -> Cow<'_, str> {
         match self.network.name.as_str() {
             "" => self.file.as_os_str().to_string_lossy(),
             name => name.into(),

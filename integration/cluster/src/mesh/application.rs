@@ -1,7 +1,6 @@
 //! The pods of the mesh, and requests from one to another.
 
-use std::io::{Read, Write};
-use std::net::{IpAddr, SocketAddr, TcpStream};
+use std::fmt;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -9,14 +8,14 @@ use gybe_integration::failure::Failure;
 use serde::Deserialize;
 use serde_json::{Value, json};
 
-use super::images::APPLICATION;
+use super::workstation::Workstation;
 use crate::api::{wait_at_most, wait_for};
-use crate::cluster::{Cluster, has_condition};
+use crate::cluster::has_condition;
 
 /// The namespace whose pods istiod injects.
-pub(super) const MESHED: &str = "mesh";
+pub(super) const MESHED: &str = "gybe-test-mesh";
 /// The namespace of pods without a sidecar.
-pub(super) const PLAIN: &str = "plain";
+pub(super) const PLAIN: &str = "gybe-test-plain";
 /// The port of the application.
 pub(super) const PORT: u16 = 8080;
 /// Another port of the application.
@@ -28,9 +27,6 @@ pub(super) const VALIDATION: &str = "istio-validation";
 pub(super) const NOT_REDIRECTED: i64 = 126;
 /// More than a pod with Envoy takes to be ready on a busy machine.
 pub(super) const READY: Duration = Duration::from_secs(180);
-/// More than the application takes for a request.
-const ANSWER: Duration = Duration::from_secs(60);
-
 /// More than istiod takes to configure running sidecars.
 const CONFIGURED: Duration = Duration::from_secs(30);
 /// The time between two requests.
@@ -39,7 +35,29 @@ const INTERVAL: Duration = Duration::from_millis(200);
 /// Which pod: its namespace and its name, which is also that of its service and of its service account.
 pub(super) type Name<'n> = (&'n str, &'n str);
 
-/// Returns an application's pod.
+/// The nodes on which the clients and the servers of a scenario run; the scheduler's choice by default.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub(super) struct Nodes<'n> {
+    pub(super) clients: Option<&'n str>,
+    pub(super) servers: Option<&'n str>,
+}
+
+impl fmt::Display for Nodes<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let name = |node: Option<&str>| node.unwrap_or("any node").to_owned();
+        write!(f, "clients on {}, servers on {}", name(self.clients), name(self.servers))
+    }
+}
+
+/// Returns the pod on this node.
+pub(super) fn on(mut pod: Value, node: Option<&str>) -> Value {
+    if let (Some(node), Some(spec)) = (node, pod.pointer_mut("/spec").and_then(Value::as_object_mut)) {
+        spec.insert("nodeName".to_owned(), json!(node));
+    }
+    pod
+}
+
+/// Returns an application's pod; [`create`] adds the image.
 pub(super) fn pod(name: &str) -> Value {
     json!({
         "apiVersion": "v1",
@@ -55,8 +73,7 @@ pub(super) fn pod(name: &str) -> Value {
             "terminationGracePeriodSeconds": 1,
             "containers": [{
                 "name": "app",
-                "image": APPLICATION,
-                "imagePullPolicy": "Never",
+                "imagePullPolicy": "IfNotPresent",
                 "args": ["serve", format!("--control={CONTROL}"), PORT.to_string(), EXCLUDED_PORT.to_string()],
                 "ports": [{ "containerPort": PORT }],
                 "readinessProbe": { "httpGet": { "port": PORT, "path": "/ready" }, "periodSeconds": 1 },
@@ -73,7 +90,7 @@ pub(super) fn annotated(mut pod: Value, annotations: &[(&str, &str)]) -> Value {
     pod
 }
 
-/// Returns a pod that makes one request and ends: with 0 if it was answered.
+/// Returns a pod that makes one request and ends: with 0 if it was answered; [`create`] adds the image.
 pub(super) fn ending(name: &str, target: &str) -> Value {
     json!({
         "apiVersion": "v1",
@@ -85,50 +102,50 @@ pub(super) fn ending(name: &str, target: &str) -> Value {
             "terminationGracePeriodSeconds": 1,
             "containers": [{
                 "name": "app",
-                "image": APPLICATION,
-                "imagePullPolicy": "Never",
+                "imagePullPolicy": "IfNotPresent",
                 "args": ["get", target],
             }],
         },
     })
 }
 
-/// Returns the first init container of a pod that is created now; none while it gets no sidecar.
-pub(super) fn injected_init_container(cluster: &Cluster) -> Option<Value> {
-    let spec = json!({ "containers": [{ "name": "app", "image": APPLICATION }] });
-    let pod = json!({ "metadata": { "name": "dry-run" }, "spec": spec });
-    // Refused until the namespace has its service account, and kube-proxy the address of istiod's pod.
-    let created = cluster.api.create(&format!("/api/v1/namespaces/{MESHED}/pods?dryRun=All"), &pod);
-    created.ok()?.pointer("/spec/initContainers/0").cloned()
-}
-
 /// Creates a pod with its service account and service, and returns at once.
-pub(super) fn create(cluster: &Cluster, namespace: &str, pod: &Value) -> Result<(), Failure> {
+pub(super) fn create(workstation: &Workstation, namespace: &str, pod: &Value) -> Result<(), Failure> {
     let name = pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
-    create_account(cluster, namespace, name)?;
-    cluster.api.create(&format!("/api/v1/namespaces/{namespace}/pods"), pod)?;
+    create_account(workstation, namespace, name)?;
+    let pod = with_image(workstation, pod.clone());
+    workstation.api.create(&format!("/api/v1/namespaces/{namespace}/pods"), &pod)?;
     Ok(())
 }
 
+/// Returns the pod with the application's image in each container that names none.
+pub(super) fn with_image(workstation: &Workstation, mut pod: Value) -> Value {
+    let containers = pod.pointer_mut("/spec/containers").and_then(Value::as_array_mut);
+    for container in containers.into_iter().flatten().filter_map(Value::as_object_mut) {
+        container.entry("image").or_insert_with(|| json!(workstation.application));
+    }
+    pod
+}
+
 /// Creates a service account and a service, unless those of a deleted pod exist.
-pub(super) fn create_account(cluster: &Cluster, namespace: &str, name: &str) -> Result<(), Failure> {
+pub(super) fn create_account(workstation: &Workstation, namespace: &str, name: &str) -> Result<(), Failure> {
     let path = |kind: &str| format!("/api/v1/namespaces/{namespace}/{kind}");
     let metadata = json!({ "name": name });
-    if cluster.api.get(&format!("{}/{name}", path("serviceaccounts")))?.is_none() {
-        cluster.api.create(&path("serviceaccounts"), &json!({ "metadata": metadata }))?;
+    if workstation.api.get(&format!("{}/{name}", path("serviceaccounts")))?.is_none() {
+        workstation.api.create(&path("serviceaccounts"), &json!({ "metadata": metadata }))?;
         let spec = json!({
             "selector": { "app": name },
             "ipFamilyPolicy": "PreferDualStack",
             "ports": [{ "name": "http", "port": PORT }],
         });
-        cluster.api.create(&path("services"), &json!({ "metadata": metadata, "spec": spec }))?;
+        workstation.api.create(&path("services"), &json!({ "metadata": metadata, "spec": spec }))?;
     }
     Ok(())
 }
 
 /// Returns a pod as the API server has it.
-pub(super) fn get(cluster: &Cluster, (namespace, name): Name<'_>) -> Result<Option<Value>, Failure> {
-    cluster.api.get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))
+pub(super) fn get(workstation: &Workstation, (namespace, name): Name<'_>) -> Result<Option<Value>, Failure> {
+    workstation.api.get(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))
 }
 
 /// Returns the status of an init container of a pod.
@@ -154,28 +171,28 @@ pub(super) fn validation_exit_code(pod: &Value) -> Option<i64> {
 }
 
 /// Waits until Istio's validation container in a pod has ended, and returns its exit code.
-pub(super) fn wait_for_validation(cluster: &Cluster, pod: Name<'_>) -> Result<i64, Failure> {
-    wait_for_pod(cluster, pod, READY, "istio-validation has ended", validation_exit_code)
+pub(super) fn wait_for_validation(workstation: &Workstation, pod: Name<'_>) -> Result<i64, Failure> {
+    wait_for_pod(workstation, pod, READY, "istio-validation has ended", validation_exit_code)
 }
 
 /// Waits until a pod is ready, and returns it.
-pub(super) fn wait_until_ready(cluster: &Cluster, pod: Name<'_>) -> Result<Value, Failure> {
-    wait_until_ready_for(cluster, pod, READY)
+pub(super) fn wait_until_ready(workstation: &Workstation, pod: Name<'_>) -> Result<Value, Failure> {
+    wait_until_ready_for(workstation, pod, READY)
 }
 
 /// As [`wait_until_ready`], for at most `limit`.
 pub(super) fn wait_until_ready_for(
-    cluster: &Cluster,
+    workstation: &Workstation,
     pod: Name<'_>,
     limit: Duration,
 ) -> Result<Value, Failure> {
-    wait_for_pod(cluster, pod, limit, "is ready", |pod| has_condition(pod, "Ready").then(|| pod.clone()))
+    wait_for_pod(workstation, pod, limit, "is ready", |pod| has_condition(pod, "Ready").then(|| pod.clone()))
 }
 
 /// Waits until `observe` returns a value for a pod, and returns that. A failure has the pod's description and the logs
 /// of its containers.
 pub(super) fn wait_for_pod<T>(
-    cluster: &Cluster,
+    workstation: &Workstation,
     pod: Name<'_>,
     limit: Duration,
     what: &str,
@@ -183,26 +200,26 @@ pub(super) fn wait_for_pod<T>(
 ) -> Result<T, Failure> {
     let (namespace, name) = pod;
     wait_for(limit, &format!("pod {namespace}/{name}: {what}"), || {
-        Ok(observe(&get(cluster, pod)?.unwrap_or_default()))
+        Ok(observe(&get(workstation, pod)?.unwrap_or_default()))
     })
-    .map_err(|error| cluster.with_pods(&error, namespace, &[name]))
+    .map_err(|error| workstation.with_pods(&error, namespace, &[name]))
 }
 
 /// Creates a pod and waits until it is ready.
-pub(super) fn start(cluster: &Cluster, namespace: &str, pod: &Value) -> Result<Value, Failure> {
-    create(cluster, namespace, pod)?;
+pub(super) fn start(workstation: &Workstation, namespace: &str, pod: &Value) -> Result<Value, Failure> {
+    create(workstation, namespace, pod)?;
     let name = pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
-    wait_until_ready(cluster, (namespace, name))
+    wait_until_ready(workstation, (namespace, name))
 }
 
 /// Deletes pods, and waits until they are gone.
-pub(super) fn delete(cluster: &Cluster, pods: &[Name<'_>]) -> Result<(), Failure> {
+pub(super) fn delete(workstation: &Workstation, pods: &[Name<'_>]) -> Result<(), Failure> {
     for (namespace, name) in pods {
-        cluster.api.delete(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
+        workstation.api.delete(&format!("/api/v1/namespaces/{namespace}/pods/{name}"))?;
     }
     wait_at_most(READY, &format!("{pods:?} are deleted"), || {
         for pod in pods {
-            if get(cluster, *pod)?.is_some() {
+            if get(workstation, *pod)?.is_some() {
                 return Ok(false);
             }
         }
@@ -211,11 +228,11 @@ pub(super) fn delete(cluster: &Cluster, pods: &[Name<'_>]) -> Result<(), Failure
 }
 
 /// Deletes all pods of a namespace, and waits until they are gone.
-pub(super) fn delete_all(cluster: &Cluster, namespace: &str) -> Result<(), Failure> {
+pub(super) fn delete_all(workstation: &Workstation, namespace: &str) -> Result<(), Failure> {
     let pods = format!("/api/v1/namespaces/{namespace}/pods");
-    cluster.api.delete(&pods)?;
+    workstation.api.delete(&pods)?;
     wait_at_most(READY, &format!("the pods of {namespace} are deleted"), || {
-        Ok(cluster.api.list(&pods)?.is_empty())
+        Ok(workstation.api.list(&pods)?.is_empty())
     })
 }
 
@@ -246,8 +263,12 @@ pub(super) struct Received {
 impl Answer {
     /// Reports whether this application answered, and its sidecar authenticated the client by mutual TLS.
     pub(super) fn is_by(&self, server: &str, client: Name<'_>) -> bool {
-        let uri = format!("URI=spiffe://cluster.local/ns/{}/sa/{}", client.0, client.1);
-        let is_client = |described: &String| described.split([';', ',']).any(|part| part == uri);
+        let account = format!("ns/{}/sa/{}", client.0, client.1);
+        let is_account = |id: &str| id.split_once('/').is_some_and(|(_trust_domain, path)| path == account);
+        let is_client = |described: &String| {
+            let mut ids = described.split([';', ',']).filter_map(|part| part.strip_prefix("URI=spiffe://"));
+            ids.any(is_account)
+        };
         matches!(self, Answer::Application(it) if it.pod == server && it.client.as_ref().is_some_and(is_client))
     }
 
@@ -285,12 +306,12 @@ impl Answer {
 }
 
 /// Makes a request to `HOST:PORT/PATH` from inside a pod; again while kube-proxy does not know a new service.
-pub(super) fn request(cluster: &Cluster, from: Name<'_>, target: &str) -> Result<Answer, Failure> {
-    repeated(|| request_once(cluster, from, target), |answer| !answer.has_no_endpoint())
+pub(super) fn request(workstation: &Workstation, from: Name<'_>, target: &str) -> Result<Answer, Failure> {
+    repeated(|| request_once(workstation, from, target), |answer| !answer.has_no_endpoint())
 }
 
-fn request_once(cluster: &Cluster, from: Name<'_>, target: &str) -> Result<Answer, Failure> {
-    Answer::from(&control(cluster, from, &format!("get/{target}"))?)
+fn request_once(workstation: &Workstation, from: Name<'_>, target: &str) -> Result<Answer, Failure> {
+    Answer::from(&control(workstation, from, &format!("get/{target}"))?)
 }
 
 /// Makes a request until its answer is as it should be, and returns the last answer.
@@ -311,35 +332,29 @@ fn repeated(
 /// Makes a request from a pod of the mesh until its answer proves mutual TLS with this server, and returns the last
 /// answer: istiod sends a new service, and a new pod's address, to running sidecars after some time.
 pub(super) fn request_by_mutual_tls(
-    cluster: &Cluster,
+    workstation: &Workstation,
     client: &str,
     server: &str,
     target: &str,
 ) -> Result<Answer, Failure> {
-    let once = || request_once(cluster, (MESHED, client), target);
+    let once = || request_once(workstation, (MESHED, client), target);
     repeated(once, |answer| answer.is_by(server, (MESHED, client)))
 }
 
-/// Sends a command to the application of a pod, from the node.
-pub(super) fn control(cluster: &Cluster, pod: Name<'_>, command: &str) -> Result<Value, Failure> {
-    let found = get(cluster, pod)?.unwrap_or_default();
-    let address = found.pointer("/status/podIP").and_then(Value::as_str);
-    let Some(Ok(address)) = address.map(str::parse::<IpAddr>) else {
-        return Err(Failure::new(format!("pod {pod:?} has no address")));
-    };
-    let mut connection = TcpStream::connect_timeout(&SocketAddr::new(address, CONTROL), ANSWER)?;
-    connection.set_read_timeout(Some(ANSWER))?;
-    let request = format!("GET /{command} HTTP/1.1\r\nHost: control\r\nConnection: close\r\n\r\n");
-    connection.write_all(request.as_bytes())?;
-    let mut answer = String::new();
-    connection.read_to_string(&mut answer)?;
-    let (_, body) = answer.split_once("\r\n\r\n").unwrap_or_default();
-    Ok(serde_json::from_str(body)?)
+/// Sends a command to the application of a pod, through the API server.
+pub(super) fn control(
+    workstation: &Workstation,
+    (namespace, name): Name<'_>,
+    command: &str,
+) -> Result<Value, Failure> {
+    let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:{CONTROL}/proxy/{command}");
+    let answer = workstation.api.get(&path)?;
+    answer.ok_or_else(|| Failure::new(format!("pod {namespace}/{name} does not know the command {command}")))
 }
 
-/// Returns the host and port of a pod's service.
+/// Returns the host and port of a pod's service. Resolvers add the cluster's domain.
 pub(super) fn service((namespace, name): Name<'_>) -> String {
-    format!("{name}.{namespace}.svc.cluster.local:{PORT}")
+    format!("{name}.{namespace}.svc:{PORT}")
 }
 
 #[cfg(test)]
@@ -355,6 +370,10 @@ mod tests {
         let by = "By=spiffe://cluster.local/ns/mesh/sa/server;Hash=0;Subject=\"\"";
         let through = answer(json!(format!("{by};URI=spiffe://cluster.local/ns/mesh/sa/client")));
         assert!(through.is_by("server", ("mesh", "client")) && !through.is_plain_by("server"));
+        let elsewhere = answer(json!("URI=spiffe://example.org/ns/mesh/sa/client"));
+        assert!(elsewhere.is_by("server", ("mesh", "client")));
+        let other = answer(json!("URI=spiffe://example.org/ns/mesh/sa/client/ns/mesh/sa/other"));
+        assert!(!other.is_by("server", ("mesh", "client")) && !other.is_by("server", ("mesh", "other")));
         assert!(!through.is_by("server", ("mesh", "clien")) && !through.is_by("other", ("mesh", "client")));
         let plain = answer(Value::Null);
         assert!(!plain.is_by("server", ("mesh", "client")) && plain.is_plain_by("server"));

@@ -6,8 +6,8 @@ use gybe_bench::report::{Report, Table, cells};
 use gybe_integration::failure::Failure;
 
 use super::application::{Answer, MESHED, Name, request_by_mutual_tls};
-use super::gybe::Verdicts;
-use crate::cluster::Cluster;
+use super::commands::Verdicts;
+use super::workstation::Workstation;
 use crate::scenario::none;
 
 /// The results of a scenario so far.
@@ -32,11 +32,11 @@ impl Checks {
     pub(super) fn passes(
         &mut self,
         what: &str,
-        cluster: &Cluster,
+        workstation: &Workstation,
         [client, server]: [&str; 2],
         target: &str,
     ) -> Result<Answer, Failure> {
-        let answer = request_by_mutual_tls(cluster, client, server, target)?;
+        let answer = request_by_mutual_tls(workstation, client, server, target)?;
         self.holds(what, answer.is_by(server, (MESHED, client)), &answer, "by mutual TLS");
         Ok(answer)
     }

@@ -20,19 +20,19 @@ const EARLY: &str = "early";
 const KEPT_OFF: &str = "kept-off";
 
 pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
-    let cluster = &mesh.cluster;
+    let (cluster, workstation) = (&mesh.cluster, &mesh.workstation);
     let mut checks = Checks::default();
-    create(cluster, MESHED, &pod(EARLY))?;
-    let exit_code = wait_for_validation(cluster, (MESHED, EARLY))?;
+    create(workstation, MESHED, &pod(EARLY))?;
+    let exit_code = wait_for_validation(workstation, (MESHED, EARLY))?;
     let what = "exit code of istio-validation in a pod that started before Gybe";
     checks.equal(what, &exit_code, &NOT_REDIRECTED);
 
     let node = format!("/api/v1/nodes/{NODE}");
     let taint = json!({ "key": TAINT, "effect": "NoSchedule" });
     cluster.api.patch(&node, &json!({ "spec": { "taints": [taint] } }))?;
-    create(cluster, MESHED, &pod(KEPT_OFF))?;
+    create(workstation, MESHED, &pod(KEPT_OFF))?;
     wait_at_most(READY, "the scheduler has found no node", || {
-        let pod = get(cluster, (MESHED, KEPT_OFF))?.unwrap_or_default();
+        let pod = get(workstation, (MESHED, KEPT_OFF))?.unwrap_or_default();
         let conditions =
             pod.pointer("/status/conditions").and_then(Value::as_array).cloned().unwrap_or_default();
         Ok(conditions.iter().any(|it| it.get("reason").and_then(Value::as_str) == Some("Unschedulable")))
@@ -40,13 +40,13 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     checks.equal("taints of the node without Gybe", &taints(cluster, &node)?, &vec![TAINT.to_owned()]);
 
     mesh.ensure_gybe()?;
-    wait_until_ready(cluster, (MESHED, KEPT_OFF))?;
+    wait_until_ready(workstation, (MESHED, KEPT_OFF))?;
     checks.equal("taints of the node when Gybe is ready", &taints(cluster, &node)?, &Vec::new());
-    wait_until_ready(cluster, (MESHED, EARLY))?;
+    wait_until_ready(workstation, (MESHED, EARLY))?;
     for (from, to) in [(KEPT_OFF, EARLY), (EARLY, KEPT_OFF)] {
-        checks.passes(&format!("{from} to {to}"), cluster, [from, to], &service((MESHED, to)))?;
+        checks.passes(&format!("{from} to {to}"), workstation, [from, to], &service((MESHED, to)))?;
     }
-    application::delete(cluster, &[(MESHED, EARLY), (MESHED, KEPT_OFF)])?;
+    application::delete(workstation, &[(MESHED, EARLY), (MESHED, KEPT_OFF)])?;
     Ok(checks.report("A node that gets Gybe after its pods"))
 }
 

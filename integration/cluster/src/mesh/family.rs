@@ -5,8 +5,8 @@ use std::fmt;
 use gybe_integration::failure::Failure;
 use serde_json::{Value, json};
 
-use super::application::{Name, PORT, service};
-use crate::cluster::Cluster;
+use super::application::{self, Name, PORT, service};
+use super::workstation::Workstation;
 
 /// An address family, as Kubernetes names it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,6 +16,19 @@ pub(super) enum Family {
 }
 
 impl Family {
+    const ALL: [Family; 2] = [Family::Ipv4, Family::Ipv6];
+
+    /// Returns the families that the sidecar of a pod serves: that of its first address, and with `ISTIO_DUAL_STACK` all
+    /// that it has.
+    pub(super) fn served_by(pod: &Value) -> Vec<Family> {
+        let mut addresses = addresses(pod);
+        if !is_dual_stack(pod) {
+            addresses.truncate(1);
+        }
+        let is_served = |family: &Family| addresses.iter().any(|address| family.has(address));
+        Family::ALL.into_iter().filter(is_served).collect()
+    }
+
     /// Reports whether this address or range is of the family.
     fn has(self, address: &str) -> bool {
         address.contains(':') == (self == Family::Ipv6)
@@ -50,16 +63,20 @@ impl Family {
     }
 
     /// Creates a service of this family alone for a server, unless it exists, and returns its host and port.
-    pub(super) fn service(self, cluster: &Cluster, (namespace, server): Name<'_>) -> Result<String, Failure> {
+    pub(super) fn service(
+        self,
+        workstation: &Workstation,
+        (namespace, server): Name<'_>,
+    ) -> Result<String, Failure> {
         let name = format!("{server}-{self}").to_lowercase();
         let services = format!("/api/v1/namespaces/{namespace}/services");
-        if cluster.api.get(&format!("{services}/{name}"))?.is_none() {
+        if workstation.api.get(&format!("{services}/{name}"))?.is_none() {
             let spec = json!({
                 "selector": { "app": server },
                 "ipFamilies": [self.to_string()],
                 "ports": [{ "name": "http", "port": PORT }],
             });
-            cluster.api.create(&services, &json!({ "metadata": { "name": name }, "spec": spec }))?;
+            workstation.api.create(&services, &json!({ "metadata": { "name": name }, "spec": spec }))?;
         }
         Ok(service((namespace, &name)))
     }
@@ -74,9 +91,53 @@ impl fmt::Display for Family {
     }
 }
 
+/// Reports whether istiod has given a pod's sidecar `ISTIO_DUAL_STACK`.
+fn is_dual_stack(pod: &Value) -> bool {
+    let containers =
+        ["/spec/initContainers", "/spec/containers"].map(|kind| pod.pointer(kind).and_then(Value::as_array));
+    let variables = containers.into_iter().flatten().flatten().filter_map(|it| it.get("env")?.as_array());
+    let set = json!({ "name": "ISTIO_DUAL_STACK", "value": "true" });
+    variables.flatten().any(|variable| *variable == set)
+}
+
+/// Returns the ranges of a pod's addresses and of its service's, each of one address. A node may replace a service's
+/// address by a pod's before the packet reaches the rules of the client's pod.
+pub(super) fn ranges(workstation: &Workstation, pod: Name<'_>) -> Result<Vec<String>, Failure> {
+    let service = workstation.api.get(&format!("/api/v1/namespaces/{}/services/{}", pod.0, pod.1))?;
+    let of_service = service.unwrap_or_default().pointer("/spec/clusterIPs").cloned().unwrap_or_default();
+    let of_service: Vec<String> = serde_json::from_value(of_service)?;
+    let of_pod = addresses(&application::get(workstation, pod)?.unwrap_or_default());
+    let range = |address: String| if Family::Ipv6.has(&address) { address + "/128" } else { address + "/32" };
+    Ok(of_pod.into_iter().chain(of_service).map(range).collect())
+}
+
 /// Returns a pod's addresses.
 fn addresses(pod: &Value) -> Vec<String> {
     let addresses = pod.pointer("/status/podIPs").and_then(Value::as_array);
     let addresses = addresses.into_iter().flatten().filter_map(|it| it.get("ip")?.as_str());
     addresses.map(str::to_owned).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sidecar_without_dual_stack_serves_the_family_of_the_first_address() {
+        let pod = |value: &str| {
+            json!({
+                "spec": { "initContainers": [
+                    { "name": "istio-validation" },
+                    { "name": "istio-proxy", "env": [{ "name": "ISTIO_DUAL_STACK", "value": value }] },
+                ] },
+                "status": { "podIPs": [{ "ip": "fd00::1" }, { "ip": "10.0.0.1" }] },
+            })
+        };
+        assert_eq!(Family::served_by(&pod("true")), Family::ALL);
+        assert_eq!(Family::served_by(&pod("false")), [Family::Ipv6]);
+        assert_eq!(
+            Family::served_by(&json!({ "status": { "podIPs": [{ "ip": "10.0.0.1" }] } })),
+            [Family::Ipv4]
+        );
+    }
 }

@@ -6,11 +6,10 @@ use std::time::Duration;
 
 use gybe_integration::failure::Failure;
 
-use super::application::Name;
+use super::commands::{Verdicts, verdicts};
 use crate::agent;
-use crate::api::{wait_at_most, wait_until};
+use crate::api::wait_at_most;
 use crate::cluster::{Cluster, NodeProcess};
-use crate::network::NODE;
 use crate::release::{Release, roll_out};
 
 /// The namespace of the agents.
@@ -81,13 +80,7 @@ impl Gybe {
         Ok(cluster.run("helm", &all)?.lines().any(|name| name == "gybe"))
     }
 
-    /// Returns the verdict of `gybe verify --all` for each pod, by the agent's container `repair`.
-    pub(super) fn verify(&self, cluster: &Cluster) -> Result<Verdicts, Failure> {
-        // It exits with 1 when a pod is not redirected.
-        Ok(verdicts(&on_the_node(cluster, "gybe verify --all || [ $? -le 1 ]")?))
-    }
-
-    /// Returns the same by the program of a workstation, copied to the node: without an agent.
+    /// Returns the verdicts of `gybe verify --all` by the program in `dist`, without an agent.
     pub(super) fn verify_by_hand(&self, cluster: &Cluster) -> Result<Verdicts, Failure> {
         Ok(verdicts(&self.shell(cluster, "gybe verify --all || [ $? -le 1 ]")?))
     }
@@ -101,30 +94,6 @@ impl Gybe {
     pub(super) fn chart(&self) -> &Path {
         &self.chart
     }
-
-    /// Returns the backend that has written a pod's rules, as `gybe inspect` names it.
-    pub(super) fn backend_of(
-        &self,
-        cluster: &Cluster,
-        (namespace, name): Name<'_>,
-    ) -> Result<String, Failure> {
-        let listed = on_the_node(cluster, &format!("gybe inspect --pod {namespace}/{name}"))?;
-        Ok(listed.split(':').next().unwrap_or_default().to_owned())
-    }
-
-    /// Runs `gybe status` as an administrator, and returns the words of the node's line that are its state, version and
-    /// backend; none while there is no agent.
-    fn status(&self, cluster: &Cluster) -> Result<Vec<String>, Failure> {
-        let listed = self.shell(cluster, "timeout 60 gybe status || [ $? -le 2 ]")?;
-        let line = listed.lines().find(|line| line.starts_with(NODE)).unwrap_or_default();
-        Ok(line.split_whitespace().skip(1).take(3).map(str::to_owned).collect())
-    }
-
-    /// Waits until the agent reports that it is ready with this backend.
-    pub(super) fn wait_for_backend(&self, cluster: &Cluster, backend: &str) -> Result<(), Failure> {
-        let expected = ["ready", VERSION, backend];
-        wait_until(&format!("`gybe status` reports {expected:?}"), || Ok(self.status(cluster)? == expected))
-    }
 }
 
 /// Returns the name of Gybe's image on the node.
@@ -135,20 +104,4 @@ pub(super) fn image() -> String {
 /// Waits until the agents' pods are gone.
 pub(super) fn wait_until_gone(cluster: &Cluster) -> Result<(), Failure> {
     wait_at_most(END, "the agents' pods are gone", || Ok(agent::pods(cluster)?.is_empty()))
-}
-
-/// The verdict for each pod, `NAMESPACE/NAME`.
-pub(super) type Verdicts = Vec<(String, String)>;
-
-fn verdicts(listed: &str) -> Verdicts {
-    let rows = listed.lines().filter_map(|line| line.split_once(char::is_whitespace));
-    rows.filter(|(pod, _)| pod.contains('/'))
-        .map(|(pod, verdict)| (pod.to_owned(), verdict.trim().to_owned()))
-        .collect()
-}
-
-/// Runs a command of gybe's in the container `repair`, as docs/TROUBLESHOOTING.md has it.
-fn on_the_node(cluster: &Cluster, command: &str) -> Result<String, Failure> {
-    let exec = format!("kubectl -n {NAMESPACE} exec daemonset/gybe-node -c repair -- {command}");
-    cluster.run("timeout", &["60", "sh", "-c", &exec])
 }

@@ -7,12 +7,13 @@ use std::path::Path;
 use gybe_containerd_tests::{Image, program_under_test};
 use gybe_integration::failure::Failure;
 
+use super::workstation::machine_command;
 use crate::cluster::Cluster;
 
 /// The repository and tag of Istio's images.
 pub(super) const HUB: &str = "localhost/istio";
 pub(super) const TAG: &str = "module";
-/// The application's image.
+/// The application's image in a cluster into which it is imported.
 pub(super) const APPLICATION: &str = "localhost/gybe-mesh-application:1";
 
 /// The user of istiod and of the proxy in Istio's images.
@@ -35,13 +36,18 @@ pub(super) fn import(cluster: &Cluster, programs: &Path, istio: &Path) -> Result
         ("usr/local/bin/envoy".to_owned(), fs::read(&envoy)?),
         ("var/lib/istio/envoy/envoy_bootstrap_tmpl.json".to_owned(), fs::read(bootstrap)?),
     ];
-    proxy.extend(libraries(cluster, &envoy)?);
+    proxy.extend(libraries(&envoy)?);
     import_files(cluster, &format!("{HUB}/proxyv2:{TAG}"), &proxy, PROXY_USER)?;
     import_istio_cni(cluster, istio)?;
-    let application = program_under_test("gybe-mesh-application")?;
-    let mut files = vec![("usr/local/bin/gybe-mesh-application".to_owned(), fs::read(&application)?)];
-    files.extend(libraries(cluster, &application)?);
-    import_files(cluster, APPLICATION, &files, "1000:1000")
+    Ok(cluster.node.import_archive(APPLICATION, &application(APPLICATION)?)?)
+}
+
+/// Returns an OCI archive of the application's image with this name.
+pub(crate) fn application(name: &str) -> Result<Vec<u8>, Failure> {
+    let program = program_under_test("gybe-mesh-application")?;
+    let mut files = vec![("usr/local/bin/gybe-mesh-application".to_owned(), fs::read(&program)?)];
+    files.extend(libraries(&program)?);
+    archive(name, &files, "1000:1000")
 }
 
 /// Imports the image of istio-cni's agent, with this machine's iptables for its repair of pods.
@@ -55,7 +61,7 @@ fn import_istio_cni(cluster: &Cluster, istio: &Path) -> Result<(), Failure> {
             files.push((format!("usr/local/bin/{name}"), fs::read(Path::new("/usr/sbin").join(name))?));
         }
     }
-    files.extend(libraries(cluster, Path::new("/usr/sbin/iptables"))?);
+    files.extend(libraries(Path::new("/usr/sbin/iptables"))?);
     // The directory of extensions in Debian's libxtables.
     let extensions = format!("usr/lib/{}-linux-gnu/xtables", std::env::consts::ARCH);
     for entry in fs::read_dir(Path::new("/").join(&extensions))? {
@@ -73,14 +79,24 @@ fn import_files(
     files: &[(String, Vec<u8>)],
     user: &str,
 ) -> Result<(), Failure> {
+    Ok(cluster.node.import_archive(name, &archive(name, files, user)?)?)
+}
+
+/// Returns an OCI archive of an image whose first file is its program.
+fn archive(name: &str, files: &[(String, Vec<u8>)], user: &str) -> Result<Vec<u8>, Failure> {
     let entrypoint = files.first().map(|(path, _)| format!("/{path}")).unwrap_or_default();
     let files: Vec<_> = files.iter().map(|(path, content)| (path.as_str(), content.as_slice())).collect();
-    Ok(cluster.node.import(&Image { name, files: &files, entrypoint: &entrypoint, user })?)
+    Ok(Image { name, files: &files, entrypoint: &entrypoint, user }.archive()?)
 }
 
 /// Returns the shared libraries of a program, and the program that loads them, as ldd(1) lists them.
-fn libraries(cluster: &Cluster, program: &Path) -> Result<Vec<(String, Vec<u8>)>, Failure> {
-    let listed = cluster.run("ldd", &[&program.to_string_lossy()])?;
+fn libraries(program: &Path) -> Result<Vec<(String, Vec<u8>)>, Failure> {
+    let output = machine_command("ldd").arg(program).output()?;
+    if !output.status.success() {
+        let message = String::from_utf8_lossy(&output.stderr).into_owned();
+        return Err(Failure::new(format!("ldd {}: {message}", program.display())));
+    }
+    let listed = String::from_utf8_lossy(&output.stdout);
     let paths = listed.lines().filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
     paths.map(|path| Ok((path.trim_start_matches('/').to_owned(), fs::read(path)?))).collect()
 }

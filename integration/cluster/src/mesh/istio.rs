@@ -14,8 +14,7 @@ pub(super) const NAMESPACE: &str = "istio-system";
 /// The file of istiod's values, on the node.
 const VALUES: &str = "/run/gybe/istiod.json";
 
-/// Installs Istio's custom resources and istiod, and waits until istiod is ready. Then mutual TLS is required
-/// everywhere.
+/// Installs Istio's custom resources and istiod, and waits until istiod is ready.
 pub(super) fn install(cluster: &Cluster, charts: &Path) -> Result<(), Failure> {
     fs::write(cluster.node.host().path(VALUES), istiod_values().to_string())?;
     let chart = |name: &str| charts.join(name).to_string_lossy().into_owned();
@@ -29,17 +28,7 @@ pub(super) fn install(cluster: &Cluster, charts: &Path) -> Result<(), Failure> {
         &chart("istio-control/istio-discovery"),
         &["--values", VALUES, "--wait", "--timeout", "120s"],
     )
-    .map_err(|error| cluster.with_pods(&error, NAMESPACE, &["-l", "app=istiod"]))?;
-    cluster.api.create(
-        &format!("/apis/security.istio.io/v1/namespaces/{NAMESPACE}/peerauthentications"),
-        &json!({
-            "apiVersion": "security.istio.io/v1",
-            "kind": "PeerAuthentication",
-            "metadata": { "name": "default" },
-            "spec": { "mtls": { "mode": "STRICT" } },
-        }),
-    )?;
-    Ok(())
+    .map_err(|error| cluster.with_pods(&error, NAMESPACE, &["-l", "app=istiod"]))
 }
 
 /// Upgrades istiod to the values of the installation and these, and waits until it uses them.

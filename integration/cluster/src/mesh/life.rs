@@ -22,12 +22,12 @@ const OUTAGE: Duration = Duration::from_secs(20);
 
 /// Upgrades, a rollback, and failures.
 pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
-    let cluster = &mesh.cluster;
+    let (cluster, workstation) = (&mesh.cluster, &mesh.workstation);
     let mut checks = Checks::default();
     mesh.ensure_gybe()?;
-    PAIR.start(cluster)?;
+    PAIR.start(workstation)?;
     let mut during = |what: &str, version: &str, step: &dyn Fn() -> Result<(), Failure>| {
-        PAIR.under_load(cluster, &mut checks, what, |_| step())?;
+        PAIR.under_load(workstation, &mut checks, what, |_| step())?;
         checks.equal(
             &format!("{what}: the agents' images"),
             &images(cluster)?,
@@ -40,7 +40,7 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     during("`helm rollback`", first, &|| mesh.gybe.roll_back(cluster))?;
     during("the agent is killed", first, &|| agent::kill_and_wait(cluster).map(drop))?;
     during("the API server does not answer for 20 seconds", first, &|| cluster.stop_apiserver_for(OUTAGE))?;
-    application::delete(cluster, &PAIR.pods())?;
+    application::delete(workstation, &PAIR.pods())?;
     Ok(checks.report("Upgrades and failures under a load of requests"))
 }
 

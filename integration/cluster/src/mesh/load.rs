@@ -7,7 +7,7 @@ use serde::Deserialize;
 
 use super::application::{self, MESHED, Name, control, pod, service, start};
 use super::checks::Checks;
-use crate::cluster::Cluster;
+use super::workstation::Workstation;
 
 /// The kubelet waits up to five minutes before it starts a failed init container again.
 pub(super) const NEXT_ATTEMPT: Duration = Duration::from_secs(420);
@@ -33,9 +33,9 @@ pub(super) struct Pair {
 
 impl Pair {
     /// Starts both pods.
-    pub(super) fn start(&self, cluster: &Cluster) -> Result<(), Failure> {
+    pub(super) fn start(&self, workstation: &Workstation) -> Result<(), Failure> {
         for name in [self.server, self.client] {
-            start(cluster, MESHED, &pod(name))?;
+            start(workstation, MESHED, &pod(name))?;
         }
         Ok(())
     }
@@ -48,31 +48,31 @@ impl Pair {
     /// Does a step while the client makes requests, and starts a pod after it, before the load ends.
     pub(super) fn under_load(
         &self,
-        cluster: &Cluster,
+        workstation: &Workstation,
         checks: &mut Checks,
         what: &str,
         step: impl FnOnce(&mut Checks) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        self.load_during(cluster, checks, what, |checks| {
+        self.load_during(workstation, checks, what, |checks| {
             step(checks)?;
-            start(cluster, MESHED, &pod(self.fresh))?;
-            self.passes(cluster, checks, what, self.fresh)
+            start(workstation, MESHED, &pod(self.fresh))?;
+            self.passes(workstation, checks, what, self.fresh)
         })?;
-        application::delete(cluster, &[(MESHED, self.fresh)])
+        application::delete(workstation, &[(MESHED, self.fresh)])
     }
 
     /// Does a step while the client makes requests.
     pub(super) fn load_during(
         &self,
-        cluster: &Cluster,
+        workstation: &Workstation,
         checks: &mut Checks,
         what: &str,
         step: impl FnOnce(&mut Checks) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
         let client = (MESHED, self.client);
-        control(cluster, client, &format!("load/{}", service((MESHED, self.server))))?;
+        control(workstation, client, &format!("load/{}", service((MESHED, self.server))))?;
         step(checks)?;
-        let counts: Counts = serde_json::from_value(control(cluster, client, "counts")?)?;
+        let counts: Counts = serde_json::from_value(control(workstation, client, "counts")?)?;
         let what = format!("{what}: {} requests of a running pod", counts.requests);
         checks.holds(&what, counts.requests > 0 && counts.failed == 0, &counts, "all answered");
         Ok(())
@@ -81,26 +81,26 @@ impl Pair {
     /// Records whether the client's requests pass by mutual TLS.
     pub(super) fn passes_between(
         &self,
-        cluster: &Cluster,
+        workstation: &Workstation,
         checks: &mut Checks,
         what: &str,
     ) -> Result<(), Failure> {
         let title = format!("{what}: {} to {}", self.client, self.server);
         let target = service((MESHED, self.server));
-        checks.passes(&title, cluster, [self.client, self.server], &target).map(drop)
+        checks.passes(&title, workstation, [self.client, self.server], &target).map(drop)
     }
 
     /// Records whether requests of another pod to the server, and of the client to that pod, pass by mutual TLS.
     pub(super) fn passes(
         &self,
-        cluster: &Cluster,
+        workstation: &Workstation,
         checks: &mut Checks,
         what: &str,
         other: &str,
     ) -> Result<(), Failure> {
         for [from, to] in [[other, self.server], [self.client, other]] {
             let title = format!("{what}: {from} to {to}");
-            checks.passes(&title, cluster, [from, to], &service((MESHED, to)))?;
+            checks.passes(&title, workstation, [from, to], &service((MESHED, to)))?;
         }
         Ok(())
     }

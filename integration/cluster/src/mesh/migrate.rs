@@ -11,9 +11,11 @@ use super::application::{
     self, MESHED, NOT_REDIRECTED, PLAIN, create, pod, start, wait_for_validation, wait_until_ready_for,
 };
 use super::checks::Checks;
+use super::commands;
 use super::gybe;
 use super::istio_cni;
 use super::load::{NEXT_ATTEMPT, Pair};
+use super::namespaces;
 use super::node_files::NodeFiles;
 use crate::api::wait_until;
 use crate::cluster::HOME;
@@ -61,7 +63,7 @@ fn run_command(mesh: &Mesh, command: &str) -> Result<String, Failure> {
 }
 
 pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
-    let cluster = &mesh.cluster;
+    let (cluster, workstation) = (&mesh.cluster, &mesh.workstation);
     let mut checks = Checks::default();
     mesh.remove_gybe()?;
     cluster
@@ -71,15 +73,13 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     fs::write(directory.join("istio-cni.json"), istio_cni::values().to_string())?;
     run_command(mesh, &format!("{INSTALL_ISTIO_CNI} -f istio-cni.json"))?;
     istio_cni::roll_out(cluster)?;
-    PAIR.start(cluster)?;
+    PAIR.start(workstation)?;
     before(mesh, &mut checks)?;
     some_nodes(mesh, &mut checks)?;
     back_on_a_node(mesh, &mut checks)?;
     all_nodes(mesh, &mut checks)?;
     back(mesh, &mut checks)?;
-    for namespace in [MESHED, PLAIN] {
-        application::delete_all(cluster, namespace)?;
-    }
+    namespaces::delete_pods(workstation)?;
     clean(mesh, &mut checks)?;
     Ok(checks.report("From istio-cni to Gybe, and back"))
 }
@@ -102,8 +102,8 @@ fn before(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
 
 /// Section 3: a node changes.
 fn some_nodes(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
-    let cluster = &mesh.cluster;
-    PAIR.under_load(cluster, checks, "istio-cni is restricted", |_| {
+    let (cluster, workstation) = (&mesh.cluster, &mesh.workstation);
+    PAIR.under_load(workstation, checks, "istio-cni is restricted", |_| {
         run_command(mesh, CREATE_NAMESPACE)?;
         run_command(mesh, PRIVILEGED)?;
         run_command(mesh, RESTRICT)?;
@@ -115,14 +115,14 @@ fn some_nodes(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
 
 /// Runs a command after which the node gets Gybe's agent instead of istio-cni's.
 fn changes_to_gybe(mesh: &Mesh, checks: &mut Checks, what: &str, command: &str) -> Result<(), Failure> {
-    PAIR.under_load(&mesh.cluster, checks, what, |checks| {
+    PAIR.under_load(&mesh.workstation, checks, what, |checks| {
         run_command(mesh, command)?;
-        starts_pod_while(mesh, checks, what, || mesh.gybe.wait_for_backend(&mesh.cluster, "nft"))
+        starts_pod_while(mesh, checks, what, || mesh.wait_for_backend("nft"))
     })?;
     names_only(mesh, checks, what, "gybe-cni")?;
     let excluding = NodeFiles::read(&mesh.cluster)?.conf_files_with(istio_cni::EXCLUDED).len();
     checks.equal(&format!("{what}: conf files with istio-cni's excluded namespace"), &excluding, &1);
-    checks.redirected(what, &mesh.gybe.verify(&mesh.cluster)?, &[PAIR.client, PAIR.server]);
+    checks.redirected(what, &commands::verify(&mesh.workstation, &PAIR.pods())?, &[PAIR.client, PAIR.server]);
     Ok(())
 }
 
@@ -133,13 +133,13 @@ fn starts_pod_while(
     what: &str,
     wait: impl FnOnce() -> Result<(), Failure>,
 ) -> Result<(), Failure> {
-    let cluster = &mesh.cluster;
-    create(cluster, MESHED, &pod(BETWEEN))?;
-    start(cluster, PLAIN, &pod(BETWEEN))?;
+    let workstation = &mesh.workstation;
+    create(workstation, MESHED, &pod(BETWEEN))?;
+    start(workstation, PLAIN, &pod(BETWEEN))?;
     wait()?;
-    wait_until_ready_for(cluster, (MESHED, BETWEEN), NEXT_ATTEMPT)?;
-    PAIR.passes(cluster, checks, what, BETWEEN)?;
-    application::delete(cluster, &[(MESHED, BETWEEN), (PLAIN, BETWEEN)])
+    wait_until_ready_for(workstation, (MESHED, BETWEEN), NEXT_ATTEMPT)?;
+    PAIR.passes(workstation, checks, what, BETWEEN)?;
+    application::delete(workstation, &[(MESHED, BETWEEN), (PLAIN, BETWEEN)])
 }
 
 /// Records that the conf file names this plugin, and not the other one.
@@ -154,9 +154,9 @@ fn names_only(mesh: &Mesh, checks: &mut Checks, what: &str, plugin: &str) -> Res
 
 /// Section 3, back on one node, and once more to Gybe.
 fn back_on_a_node(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
-    let cluster = &mesh.cluster;
+    let (cluster, workstation) = (&mesh.cluster, &mesh.workstation);
     let what = "the node changes back to istio-cni";
-    PAIR.under_load(cluster, checks, what, |checks| {
+    PAIR.under_load(workstation, checks, what, |checks| {
         run_command(mesh, UNLABEL)?;
         gybe::wait_until_gone(cluster)?;
         run_command(mesh, UNINSTALL_BY_HAND)?;
@@ -167,14 +167,14 @@ fn back_on_a_node(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
 
 /// Section 4.
 fn all_nodes(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
-    let cluster = &mesh.cluster;
+    let (cluster, workstation) = (&mesh.cluster, &mesh.workstation);
     changes_to_gybe(mesh, checks, "all nodes change to Gybe", LABEL_ALL)?;
-    PAIR.under_load(cluster, checks, "istio-cni is removed", |_| {
+    PAIR.under_load(workstation, checks, "istio-cni is removed", |_| {
         run_command(mesh, STATUS)?;
         run_command(mesh, REMOVE_ISTIO_CNI).map(drop)
     })?;
     let what = "Gybe's restriction is removed";
-    PAIR.under_load(cluster, checks, what, |_| {
+    PAIR.under_load(workstation, checks, what, |_| {
         run_command(mesh, UNRESTRICT)?;
         crate::release::roll_out(cluster)
     })?;
@@ -183,22 +183,22 @@ fn all_nodes(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
 
 /// Section 5.
 fn back(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
-    let cluster = &mesh.cluster;
+    let (cluster, workstation) = (&mesh.cluster, &mesh.workstation);
     let what = "`gybe leave`, and istio-cni again";
-    PAIR.under_load(cluster, checks, what, |checks| {
+    PAIR.under_load(workstation, checks, what, |checks| {
         run_command(mesh, LEAVE)?;
-        create(cluster, MESHED, &pod(BETWEEN))?;
-        let exit_code = wait_for_validation(cluster, (MESHED, BETWEEN))?;
+        create(workstation, MESHED, &pod(BETWEEN))?;
+        let exit_code = wait_for_validation(workstation, (MESHED, BETWEEN))?;
         let title = format!("{what}: exit code of istio-validation in a pod that starts between");
         checks.equal(&title, &exit_code, &NOT_REDIRECTED);
         run_command(mesh, &format!("{INSTALL_ISTIO_CNI} -f istio-cni.json"))?;
         istio_cni::roll_out(cluster)?;
-        wait_until_ready_for(cluster, (MESHED, BETWEEN), NEXT_ATTEMPT)?;
-        PAIR.passes(cluster, checks, what, BETWEEN)?;
-        application::delete(cluster, &[(MESHED, BETWEEN)])
+        wait_until_ready_for(workstation, (MESHED, BETWEEN), NEXT_ATTEMPT)?;
+        PAIR.passes(workstation, checks, what, BETWEEN)?;
+        application::delete(workstation, &[(MESHED, BETWEEN)])
     })?;
     let what = "Gybe is removed beside istio-cni";
-    PAIR.under_load(cluster, checks, what, |_| run_command(mesh, REMOVE_GYBE).map(drop))?;
+    PAIR.under_load(workstation, checks, what, |_| run_command(mesh, REMOVE_GYBE).map(drop))?;
     names_only(mesh, checks, what, "istio-cni")?;
     checks.redirected(what, &mesh.gybe.verify_by_hand(cluster)?, &[PAIR.client, PAIR.server]);
     Ok(())

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeSet;
 use std::fs;
+use std::net::{IpAddr, SocketAddr};
 
 use gybe_bench::report::Report;
 use gybe_integration::failure::Failure;
@@ -10,15 +11,16 @@ use serde_json::{Value, json};
 
 use super::Mesh;
 use super::application::{
-    self, CONTROL, EXCLUDED_PORT, MESHED, PLAIN, PORT, READY, annotated, control, create, ending, get, pod,
-    request, service, wait_for_pod, wait_until_ready,
+    self, CONTROL, EXCLUDED_PORT, MESHED, Name, Nodes, PLAIN, PORT, READY, annotated, control, create,
+    ending, get, on, pod, request, service, start, wait_for_pod, wait_until_ready, with_image,
 };
 use super::checks::Checks;
-use super::family::Family;
+use super::commands;
+use super::family::{Family, ranges};
+use super::workstation::Workstation;
 use crate::agent;
 use crate::api::{wait_at_most, wait_until};
 use crate::cluster::{Cluster, has_condition};
-use crate::storm::name_of;
 
 /// The server and the client without annotations.
 pub(super) const SERVER: &str = "modes-server";
@@ -31,78 +33,99 @@ const USER_NAMESPACE: &str = "user-namespace";
 /// A host that only istiod knows.
 const HOST: &str = "only-in-the-mesh.internal";
 
+/// The pods of [`connections`].
+const PODS: [Name<'_>; 8] = [
+    (MESHED, SERVER),
+    (MESHED, CLIENT),
+    (MESHED, TPROXY),
+    (MESHED, DNS_CLIENT),
+    (MESHED, PORT_CLIENT),
+    (MESHED, RANGE_CLIENT),
+    (PLAIN, SERVER),
+    (PLAIN, CLIENT),
+];
+
 pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
-    let cluster = &mesh.cluster;
+    let workstation = &mesh.workstation;
     let mut checks = Checks::default();
-    let ports = format!("{CONTROL},{EXCLUDED_PORT}");
-    let without_user_namespaces = mesh.versions.without_user_namespaces();
-    let mut pods = vec![
-        annotated(pod(SERVER), &[("traffic.sidecar.istio.io/excludeInboundPorts", &ports)]),
-        pod(CLIENT),
-        with_tproxy(pod(TPROXY)),
-        with_dns_capture(pod(DNS_CLIENT)),
-        annotated(pod(PORT_CLIENT), &[("traffic.sidecar.istio.io/excludeOutboundPorts", &PORT.to_string())]),
-        annotated(
-            pod(RANGE_CLIENT),
-            &[(
-                "traffic.sidecar.istio.io/excludeOutboundIPRanges",
-                "10.88.0.0/16,10.96.0.0/16,fd00:88::/64,fd00:96::/112",
-            )],
-        ),
-    ];
-    if without_user_namespaces.is_none() {
-        pods.push(in_a_user_namespace(pod(USER_NAMESPACE)));
-    }
     mesh.ensure_gybe()?;
-    for pod in &pods {
-        create(cluster, MESHED, pod)?;
-    }
-    let outside = [(PLAIN, SERVER), (PLAIN, CLIENT)];
-    for (namespace, name) in outside {
-        create(cluster, namespace, &pod(name))?;
-    }
-    let names: Vec<_> = pods.iter().map(name_of).collect();
-    let all: Vec<_> = names.iter().map(|name| (MESHED, name.as_str())).chain(outside).collect();
-    for pod in &all {
-        wait_until_ready(cluster, *pod)?;
-    }
-    for family in [Family::Ipv4, Family::Ipv6] {
-        requests(cluster, &mut checks, family)?;
-        dns(cluster, &mut checks, family)?;
-    }
-    excluded(cluster, &mut checks)?;
-    ends(cluster, &mut checks)?;
-    probes(cluster, &mut checks)?;
-    match without_user_namespaces {
+    connections(workstation, &mut checks, Nodes::default())?;
+    let client = get(workstation, (MESHED, CLIENT))?.unwrap_or_default();
+    let served = Family::served_by(&client);
+    checks.equal("families of a sidecar", &served, &vec![Family::Ipv4, Family::Ipv6]);
+    match mesh.versions.without_user_namespaces() {
         None => user_namespace(mesh, &mut checks)?,
         Some(reason) => checks.not_run("a pod with `hostUsers: false`", reason),
     }
-    application::delete(cluster, &all)?;
+    application::delete(workstation, &PODS)?;
     Ok(checks.report("Modes of redirection and kinds of pods"))
+}
+
+/// Starts the pods and makes requests, for which an API server suffices. The pods stay.
+pub(super) fn connections(
+    workstation: &Workstation,
+    checks: &mut Checks,
+    nodes: Nodes<'_>,
+) -> Result<(), Failure> {
+    start_all(workstation, nodes)?;
+    let client = get(workstation, (MESHED, CLIENT))?.unwrap_or_default();
+    for family in Family::served_by(&client) {
+        requests(workstation, checks, family)?;
+        dns(workstation, checks, family)?;
+    }
+    excluded(workstation, checks)?;
+    ends(workstation, checks, nodes)?;
+    probes(workstation, checks)
+}
+
+fn start_all(workstation: &Workstation, nodes: Nodes<'_>) -> Result<(), Failure> {
+    let (ports, port) = (format!("{CONTROL},{EXCLUDED_PORT}"), PORT.to_string());
+    let server = annotated(pod(SERVER), &[("traffic.sidecar.istio.io/excludeInboundPorts", &ports)]);
+    start(workstation, MESHED, &on(server, nodes.servers))?;
+    start(workstation, PLAIN, &on(pod(SERVER), nodes.servers))?;
+    let of_servers = [ranges(workstation, (MESHED, SERVER))?, ranges(workstation, (PLAIN, SERVER))?];
+    let of_servers = of_servers.concat().join(",");
+    create(workstation, MESHED, &on(with_tproxy(pod(TPROXY)), nodes.servers))?;
+    for pod in [
+        pod(CLIENT),
+        with_dns_capture(pod(DNS_CLIENT)),
+        annotated(pod(PORT_CLIENT), &[("traffic.sidecar.istio.io/excludeOutboundPorts", &port)]),
+        annotated(pod(RANGE_CLIENT), &[("traffic.sidecar.istio.io/excludeOutboundIPRanges", &of_servers)]),
+    ] {
+        create(workstation, MESHED, &on(pod, nodes.clients))?;
+    }
+    create(workstation, PLAIN, &on(pod(CLIENT), nodes.clients))?;
+    PODS.iter().try_for_each(|pod| wait_until_ready(workstation, *pod).map(drop))
 }
 
 /// Services of one family. REDIRECT gives the application's connections an address of the proxy's; TPROXY keeps the
 /// client's. Outbound, both modes redirect.
-pub(super) fn requests(cluster: &Cluster, checks: &mut Checks, family: Family) -> Result<(), Failure> {
-    let client = get(cluster, (MESHED, CLIENT))?.unwrap_or_default();
+pub(super) fn requests(
+    workstation: &Workstation,
+    checks: &mut Checks,
+    family: Family,
+) -> Result<(), Failure> {
+    let client = get(workstation, (MESHED, CLIENT))?.unwrap_or_default();
     let of_client = family.address_of(&client);
     for (server, peer) in [(SERVER, family.proxy()), (TPROXY, of_client.as_str())] {
-        let target = family.service(cluster, (MESHED, server))?;
+        let target = family.service(workstation, (MESHED, server))?;
         let what = format!("{CLIENT} to {server}, {family}");
-        let answer = checks.passes(&what, cluster, [CLIENT, server], &target)?;
+        let answer = checks.passes(&what, workstation, [CLIENT, server], &target)?;
         let observed = answer.received().map(|received| received.peer.as_str());
         checks.equal(&format!("the client's address in {server}, {family}"), &observed, &Some(peer));
-        let answer = request(cluster, (PLAIN, CLIENT), &target)?;
+        let answer = request(workstation, (PLAIN, CLIENT), &target)?;
         let what = format!("a client without a sidecar to {server}, {family}");
         checks.holds(&what, answer.is_refused(), &answer, "refused");
     }
     // The control: without sidecars the same request is answered.
-    let target = family.service(cluster, (PLAIN, SERVER))?;
-    let answer = request(cluster, (PLAIN, CLIENT), &target)?;
+    let target = family.service(workstation, (PLAIN, SERVER))?;
+    let answer = request(workstation, (PLAIN, CLIENT), &target)?;
     let what = format!("the same to a server without one, {family}");
     checks.holds(&what, answer.is_plain_by(SERVER), &answer, "plain");
-    let target = family.service(cluster, (MESHED, SERVER))?;
-    checks.passes(&format!("{TPROXY} to {SERVER}, {family}"), cluster, [TPROXY, SERVER], &target).map(drop)
+    let target = family.service(workstation, (MESHED, SERVER))?;
+    checks
+        .passes(&format!("{TPROXY} to {SERVER}, {family}"), workstation, [TPROXY, SERVER], &target)
+        .map(drop)
 }
 
 /// Returns the pod with `hostUsers: false`.
@@ -115,8 +138,8 @@ fn in_a_user_namespace(mut pod: Value) -> Value {
 
 /// A pod with users of its own is redirected as others are, and repaired.
 fn user_namespace(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
-    let cluster = &mesh.cluster;
-    let pod = get(cluster, (MESHED, USER_NAMESPACE))?.unwrap_or_default();
+    let (cluster, workstation) = (&mesh.cluster, &mesh.workstation);
+    let pod = start(workstation, MESHED, &in_a_user_namespace(pod(USER_NAMESPACE)))?;
     let uid = pod.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default();
     let maps = user_maps(cluster, uid)?;
     let is_mapped = !maps.is_empty() && maps.iter().all(|first| first.as_str() != "0");
@@ -127,18 +150,19 @@ fn user_namespace(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
         "not root",
     );
     for [from, to] in [[USER_NAMESPACE, SERVER], [CLIENT, USER_NAMESPACE]] {
-        checks.passes(&format!("{from} to {to}"), cluster, [from, to], &service((MESHED, to)))?;
+        checks.passes(&format!("{from} to {to}"), workstation, [from, to], &service((MESHED, to)))?;
     }
-    let answer = request(cluster, (PLAIN, CLIENT), &service((MESHED, USER_NAMESPACE)))?;
+    let answer = request(workstation, (PLAIN, CLIENT), &service((MESHED, USER_NAMESPACE)))?;
     checks.holds("a client without a sidecar to that pod", answer.is_refused(), &answer, "refused");
     mesh.gybe.shell(cluster, &format!("gybe remove --pod {MESHED}/{USER_NAMESPACE}"))?;
     wait_until("the event about the repair of the pod with `hostUsers: false`", || {
         Ok(!agent::events(cluster, &pod, "RedirectionRepaired")?.is_empty())
     })?;
     let what = "a pod with `hostUsers: false` that had lost its rules";
-    checks.redirected(what, &mesh.gybe.verify(cluster)?, &[USER_NAMESPACE]);
+    checks.redirected(what, &commands::verify(workstation, &[(MESHED, USER_NAMESPACE)])?, &[USER_NAMESPACE]);
     let target = service((MESHED, USER_NAMESPACE));
-    checks.passes(&format!("{CLIENT} to {what}"), cluster, [CLIENT, USER_NAMESPACE], &target).map(drop)
+    checks.passes(&format!("{CLIENT} to {what}"), workstation, [CLIENT, USER_NAMESPACE], &target)?;
+    application::delete(workstation, &[(MESHED, USER_NAMESPACE)])
 }
 
 /// Returns which user of the node is root in each process of a pod's containers.
@@ -156,7 +180,7 @@ fn user_maps(cluster: &Cluster, pod_uid: &str) -> Result<BTreeSet<String>, Failu
 }
 
 /// With DNS capture pilot-agent answers for hosts that only istiod knows, and forwards other queries.
-pub(super) fn dns(cluster: &Cluster, checks: &mut Checks, family: Family) -> Result<(), Failure> {
+pub(super) fn dns(workstation: &Workstation, checks: &mut Checks, family: Family) -> Result<(), Failure> {
     let entries = format!("/apis/networking.istio.io/v1/namespaces/{MESHED}/serviceentries");
     let spec = json!({
         "hosts": [HOST],
@@ -172,19 +196,25 @@ pub(super) fn dns(cluster: &Cluster, checks: &mut Checks, family: Family) -> Res
         "metadata": { "name": "host" },
         "spec": spec,
     });
-    cluster.api.create(&entries, &entry)?;
-    let resolved = |client| control(cluster, (MESHED, client), &format!("resolve/{HOST}"));
+    workstation.api.create(&entries, &entry)?;
+    let outcome = resolved_host(workstation, checks, family);
+    workstation.api.delete(&format!("{entries}/host"))?;
+    outcome
+}
+
+/// Requests to the host that only istiod knows, and to one of the cluster's.
+fn resolved_host(workstation: &Workstation, checks: &mut Checks, family: Family) -> Result<(), Failure> {
+    let resolved = |client| control(workstation, client, &format!("resolve/{HOST}"));
     wait_at_most(READY, &format!("pilot-agent answers for a host of istiod, {family}"), || {
-        Ok(resolved(DNS_CLIENT)? == json!([family.of_no_host()]))
+        Ok(resolved((MESHED, DNS_CLIENT))? == json!([family.of_no_host()]))
     })?;
-    checks.equal(&format!("addresses without DNS capture, {family}"), &resolved(CLIENT)?, &json!([]));
+    checks.equal(&format!("addresses without a sidecar, {family}"), &resolved((PLAIN, CLIENT))?, &json!([]));
     let pair = [DNS_CLIENT, SERVER];
     let what = format!("a request to a host that only pilot-agent resolves, {family}");
-    checks.passes(&what, cluster, pair, &format!("{HOST}:{PORT}"))?;
-    let target = family.service(cluster, (MESHED, SERVER))?;
+    checks.passes(&what, workstation, pair, &format!("{HOST}:{PORT}"))?;
+    let target = family.service(workstation, (MESHED, SERVER))?;
     let what = format!("a request to a host that the cluster's DNS server resolves, {family}");
-    checks.passes(&what, cluster, pair, &target)?;
-    cluster.api.delete(&format!("{entries}/host"))
+    checks.passes(&what, workstation, pair, &target).map(drop)
 }
 
 /// Returns the pod with TPROXY for inbound connections.
@@ -199,24 +229,26 @@ pub(super) fn with_dns_capture(pod: Value) -> Value {
 }
 
 /// Connections to excluded ports and addresses miss the sidecar, and only these.
-fn excluded(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
-    let server = get(cluster, (MESHED, SERVER))?.unwrap_or_default();
-    let address = server.pointer("/status/podIP").and_then(Value::as_str).unwrap_or_default();
-    let answer = request(cluster, (PLAIN, CLIENT), &format!("{address}:{EXCLUDED_PORT}"))?;
+fn excluded(workstation: &Workstation, checks: &mut Checks) -> Result<(), Failure> {
+    let server = get(workstation, (MESHED, SERVER))?.unwrap_or_default();
+    let address: IpAddr =
+        server.pointer("/status/podIP").and_then(Value::as_str).unwrap_or_default().parse()?;
+    let at = |port| SocketAddr::new(address, port).to_string();
+    let answer = request(workstation, (PLAIN, CLIENT), &at(EXCLUDED_PORT))?;
     let is_plain = answer.is_plain_by(SERVER);
     checks.holds("a client without a sidecar to an excluded inbound port", is_plain, &answer, "plain");
-    let answer = request(cluster, (PLAIN, CLIENT), &format!("{address}:{PORT}"))?;
+    let answer = request(workstation, (PLAIN, CLIENT), &at(PORT))?;
     checks.holds("the same to the other port", answer.is_refused(), &answer, "refused");
     for (client, is_redirected) in [(CLIENT, true), (PORT_CLIENT, false), (RANGE_CLIENT, false)] {
         // Envoy gives each request that it forwards an id.
-        let answer = request(cluster, (MESHED, client), &service((PLAIN, SERVER)))?;
+        let answer = request(workstation, (MESHED, client), &service((PLAIN, SERVER)))?;
         let has_id = answer.received().map(|received| received.has_id);
         checks.equal(&format!("{client}'s request passes its sidecar"), &has_id, &Some(is_redirected));
         let (target, what) = (service((MESHED, SERVER)), format!("{client} to {SERVER}"));
         if is_redirected {
-            checks.passes(&what, cluster, [client, SERVER], &target)?;
+            checks.passes(&what, workstation, [client, SERVER], &target)?;
         } else {
-            let answer = request(cluster, (MESHED, client), &target)?;
+            let answer = request(workstation, (MESHED, client), &target)?;
             checks.holds(&what, answer.is_refused(), &answer, "refused");
         }
     }
@@ -224,49 +256,54 @@ fn excluded(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
 }
 
 /// An application whose first request passes because it waits for its proxy, and a Job that ends.
-fn ends(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
+fn ends(workstation: &Workstation, checks: &mut Checks, nodes: Nodes<'_>) -> Result<(), Failure> {
     let target = service((MESHED, SERVER));
     let hold = json!({ "holdApplicationUntilProxyStarts": true }).to_string();
     let waiting = annotated(
         ending("waiting", &target),
         &[("proxy.istio.io/config", &hold), ("sidecar.istio.io/nativeSidecar", "false")],
     );
-    create(cluster, MESHED, &waiting)?;
-    let exit_code = wait_for_pod(cluster, (MESHED, "waiting"), READY, "the application has ended", |pod| {
-        let mut statuses = pod.pointer("/status/containerStatuses")?.as_array()?.iter();
-        let status = statuses.find(|status| status.get("name").and_then(Value::as_str) == Some("app"))?;
-        status.pointer("/state/terminated/exitCode")?.as_i64()
-    })?;
+    create(workstation, MESHED, &on(waiting, nodes.clients))?;
+    let exit_code =
+        wait_for_pod(workstation, (MESHED, "waiting"), READY, "the application has ended", |pod| {
+            let mut statuses = pod.pointer("/status/containerStatuses")?.as_array()?.iter();
+            let status = statuses.find(|status| status.get("name").and_then(Value::as_str) == Some("app"))?;
+            status.pointer("/state/terminated/exitCode")?.as_i64()
+        })?;
     checks.equal("exit code of an application with one request, which waits for its proxy", &exit_code, &0);
 
-    let mut template = ending("job", &target);
-    let spec = template.pointer_mut("/spec").map(Value::take).unwrap_or_default();
+    let native = [("sidecar.istio.io/nativeSidecar", "true")];
+    let template = with_image(workstation, on(annotated(ending("job", &target), &native), nodes.clients));
     let jobs = format!("/apis/batch/v1/namespaces/{MESHED}/jobs");
     let job = json!({
         "metadata": { "name": "job" },
-        "spec": { "backoffLimit": 0, "template": { "metadata": { "labels": { "app": "job" } }, "spec": spec } },
+        "spec": { "backoffLimit": 0, "template": template },
     });
-    application::create_account(cluster, MESHED, "job")?;
-    cluster.api.create(&jobs, &job)?;
+    application::create_account(workstation, MESHED, "job")?;
+    workstation.api.create(&jobs, &job)?;
     let mut found = Value::Null;
-    wait_at_most(READY, "the Job has ended", || {
-        found = cluster.api.get(&format!("{jobs}/job"))?.unwrap_or_default();
+    let ended = wait_at_most(READY, "the Job has ended", || {
+        found = workstation.api.get(&format!("{jobs}/job"))?.unwrap_or_default();
         Ok(has_condition(&found, "Complete") || has_condition(&found, "Failed"))
-    })?;
+    });
+    workstation.api.delete(&format!("{jobs}/job?propagationPolicy=Background"))?;
+    ended?;
     checks.equal(
         "a Job with one request and a native sidecar is complete",
         &has_condition(&found, "Complete"),
         &true,
     );
-    cluster.api.delete(&format!("{jobs}/job?propagationPolicy=Background"))?;
-    application::delete(cluster, &[(MESHED, "waiting")])
+    application::delete(workstation, &[(MESHED, "waiting")])
 }
 
 /// The kubelet's probes reach the application through pilot-agent: the kubelet has no client certificate.
-fn probes(cluster: &Cluster, checks: &mut Checks) -> Result<(), Failure> {
-    let server = get(cluster, (MESHED, SERVER))?.unwrap_or_default();
-    let probe = server.pointer("/spec/containers/0/readinessProbe/httpGet");
-    let path = probe.and_then(|probe| probe.get("path")).and_then(Value::as_str);
+fn probes(workstation: &Workstation, checks: &mut Checks) -> Result<(), Failure> {
+    let server = get(workstation, (MESHED, SERVER))?.unwrap_or_default();
+    // Where a sidecar starts before the application, it may be the first container.
+    let containers = server.pointer("/spec/containers").and_then(Value::as_array);
+    let is_application = |it: &&Value| it.get("name").and_then(Value::as_str) == Some("app");
+    let application = containers.into_iter().flatten().find(is_application);
+    let path = application.and_then(|it| it.pointer("/readinessProbe/httpGet/path")?.as_str());
     checks.equal(
         "the path of a readiness probe that istiod has rewritten",
         &path,

@@ -14,6 +14,7 @@ use super::application::{
     self, MESHED, PLAIN, VALIDATION, create, exit_code_of_first_run, pod, wait_until_ready,
 };
 use super::checks::Checks;
+use super::commands;
 use super::family::Family;
 use super::modes::{CLIENT, DNS_CLIENT, SERVER, TPROXY, dns, requests, with_dns_capture, with_tproxy};
 use super::node_files::NodeFiles;
@@ -64,19 +65,19 @@ fn path(cluster: &Cluster) -> PathBuf {
 }
 
 fn pods_of(mesh: &Mesh, checks: &mut Checks, family: Family) -> Result<(), Failure> {
-    let cluster = &mesh.cluster;
+    let workstation = &mesh.workstation;
     let meshed = [pod(SERVER), pod(CLIENT), with_tproxy(pod(TPROXY)), with_dns_capture(pod(DNS_CLIENT))];
     for pod in meshed {
-        create(cluster, MESHED, &with_dns_server(pod, family))?;
+        create(workstation, MESHED, &with_dns_server(pod, family))?;
     }
     for name in [SERVER, CLIENT] {
-        create(cluster, PLAIN, &with_dns_server(pod(name), family))?;
+        create(workstation, PLAIN, &with_dns_server(pod(name), family))?;
     }
     let meshed = [SERVER, CLIENT, TPROXY, DNS_CLIENT];
     let all: Vec<_> =
         meshed.map(|name| (MESHED, name)).into_iter().chain([(PLAIN, SERVER), (PLAIN, CLIENT)]).collect();
     for (namespace, name) in &all {
-        let pod = wait_until_ready(cluster, (namespace, name))?;
+        let pod = wait_until_ready(workstation, (namespace, name))?;
         let what = format!("{namespace}/{name} has addresses of {family} alone");
         checks.equal(&what, &family.is_only_one_of(&pod), &true);
         if *namespace == MESHED {
@@ -84,10 +85,10 @@ fn pods_of(mesh: &Mesh, checks: &mut Checks, family: Family) -> Result<(), Failu
             checks.equal(&what, &exit_code_of_first_run(&pod, VALIDATION), &Some(0));
         }
     }
-    requests(cluster, checks, family)?;
-    dns(cluster, checks, family)?;
-    checks.redirected(&format!("{family} alone"), &mesh.gybe.verify(cluster)?, &meshed);
-    application::delete(cluster, &all)
+    requests(workstation, checks, family)?;
+    dns(workstation, checks, family)?;
+    checks.redirected(&format!("{family} alone"), &commands::verify(workstation, &all)?, &meshed);
+    application::delete(workstation, &all)
 }
 
 /// Returns the pod with a DNS server that it can reach: the kubelet's default has an IPv4 address.
@@ -97,7 +98,10 @@ fn with_dns_server(mut pod: Value, family: Family) -> Value {
     {
         let searches = ["svc.cluster.local", "cluster.local"];
         spec.insert("dnsPolicy".to_owned(), json!("None"));
-        spec.insert("dnsConfig".to_owned(), json!({ "nameservers": [NODE_ADDRESS_6], "searches": searches }));
+        // As the kubelet writes it.
+        let options = [json!({ "name": "ndots", "value": "5" })];
+        let config = json!({ "nameservers": [NODE_ADDRESS_6], "searches": searches, "options": options });
+        spec.insert("dnsConfig".to_owned(), config);
     }
     pod
 }

@@ -8,6 +8,7 @@ use serde_json::Value;
 use super::Mesh;
 use super::application::{self, MESHED, Name, PLAIN, pod, request, service, start, wait_for_pod};
 use super::checks::Checks;
+use super::commands;
 use super::load::{NEXT_ATTEMPT, Pair};
 use crate::cluster::{Cluster, has_condition};
 use crate::components;
@@ -21,8 +22,8 @@ const RUNTIME: [&str; 3] =
 pub(super) fn run(mesh: &mut Mesh) -> Result<Report, Failure> {
     let mut checks = Checks::default();
     mesh.ensure_gybe()?;
-    PAIR.start(&mesh.cluster)?;
-    start(&mesh.cluster, PLAIN, &pod(PAIR.client))?;
+    PAIR.start(&mesh.workstation)?;
+    start(&mesh.workstation, PLAIN, &pod(PAIR.client))?;
     let pods = [PAIR.pods().as_slice(), &[(PLAIN, PAIR.client)]].concat();
 
     let mut kept = mesh.before.in_run_directory();
@@ -30,24 +31,24 @@ pub(super) fn run(mesh: &mut Mesh) -> Result<Report, Failure> {
     mesh.cluster.reboot(&kept)?;
     mesh.cluster.start_component("kube-proxy", &components::proxy(mesh.proxy_mode))?;
 
-    let cluster = &mesh.cluster;
+    let (cluster, workstation) = (&mesh.cluster, &mesh.workstation);
     for pod in pods.iter().copied() {
-        wait_for_pod(cluster, pod, NEXT_ATTEMPT, "is ready again", |pod| {
+        wait_for_pod(workstation, pod, NEXT_ATTEMPT, "is ready again", |pod| {
             (restarts(pod) > 0 && has_condition(pod, "Ready")).then_some(())
         })?;
     }
-    mesh.gybe.wait_for_backend(cluster, "nft")?;
+    mesh.wait_for_backend("nft")?;
     let what = "after a reboot";
-    checks.redirected(what, &mesh.gybe.verify(cluster)?, &[PAIR.client, PAIR.server]);
-    PAIR.passes_between(cluster, &mut checks, what)?;
-    let answer = request(cluster, (PLAIN, PAIR.client), &service((MESHED, PAIR.server)))?;
+    checks.redirected(what, &commands::verify(workstation, &PAIR.pods())?, &[PAIR.client, PAIR.server]);
+    PAIR.passes_between(workstation, &mut checks, what)?;
+    let answer = request(workstation, (PLAIN, PAIR.client), &service((MESHED, PAIR.server)))?;
     let title = format!("{what}: a client without a sidecar");
     checks.holds(&title, answer.is_refused(), &answer, "refused");
-    start(cluster, MESHED, &pod(PAIR.fresh))?;
-    PAIR.passes(cluster, &mut checks, what, PAIR.fresh)?;
+    start(workstation, MESHED, &pod(PAIR.fresh))?;
+    PAIR.passes(workstation, &mut checks, what, PAIR.fresh)?;
     checks.equal(&format!("{what}: pods that are not ready"), &not_ready(cluster)?, &Vec::new());
     let all: Vec<Name<'_>> = pods.into_iter().chain([(MESHED, PAIR.fresh)]).collect();
-    application::delete(cluster, &all)?;
+    application::delete(workstation, &all)?;
     Ok(checks.report("A reboot of the node"))
 }
 

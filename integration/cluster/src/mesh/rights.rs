@@ -70,8 +70,8 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     // Those of other scenarios.
     log.refused.clear();
     log.agent = new_agent(cluster)?;
-    mesh.gybe.wait_for_backend(cluster, "nft")?;
-    request_pods_and_events(cluster, &mut log)?;
+    mesh.wait_for_backend("nft")?;
+    request_pods_and_events(mesh, &mut log)?;
     compare(cluster, &mut checks, &log, "default values")?;
     let defaults = log.requested.clone();
     for mode in [Repair::Label, Repair::Delete] {
@@ -79,7 +79,7 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
         // A running agent would notice the setting within about a minute.
         log.agent = new_agent(cluster)?;
         log.requested.clone_from(&defaults);
-        mesh.gybe.wait_for_backend(cluster, "nft")?;
+        mesh.wait_for_backend("nft")?;
         act_on_a_broken_pod(mesh, mode)?;
         log.read(cluster)?;
         compare(cluster, &mut checks, &log, &format!("settings.repair={mode}"))?;
@@ -97,27 +97,28 @@ fn new_agent(cluster: &Cluster) -> Result<String, Failure> {
 }
 
 /// Makes the agent send each kind of request that it sends only for some pods.
-fn request_pods_and_events(cluster: &Cluster, log: &mut AuditLog) -> Result<(), Failure> {
+fn request_pods_and_events(mesh: &Mesh, log: &mut AuditLog) -> Result<(), Failure> {
+    let (cluster, workstation) = (&mesh.cluster, &mesh.workstation);
     let key = "traffic.sidecar.istio.io/excludeInboundPorts";
     let list = (20_000..24_000).map(|port: u16| port.to_string()).collect::<Vec<_>>().join(",");
     let meshed = |name| pods::pod(Kind::Meshed, PLAIN, name, name);
-    start(cluster, PLAIN, &annotated(meshed(LARGE), &[(key, &list)]))?;
+    start(workstation, PLAIN, &annotated(meshed(LARGE), &[(key, &list)]))?;
     let refused = annotated(meshed(REFUSED), &[("traffic.sidecar.istio.io/excludeOutboundPorts", "none")]);
-    create(cluster, PLAIN, &refused)?;
+    create(workstation, PLAIN, &refused)?;
     wait_until("the event about the refused pod is repeated", || {
         log.read(cluster)?;
         Ok(log.requested.iter().any(|right| right.verb == "patch" && right.resource == "events"))
     })?;
-    delete_all(cluster, PLAIN)
+    delete_all(workstation, PLAIN)
 }
 
 /// Removes the rules of a running pod, and waits until the agent has labelled or deleted it.
 fn act_on_a_broken_pod(mesh: &Mesh, mode: Repair) -> Result<(), Failure> {
-    let cluster = &mesh.cluster;
-    start(cluster, PLAIN, &pods::pod(Kind::Meshed, PLAIN, BROKEN, BROKEN))?;
+    let (cluster, workstation) = (&mesh.cluster, &mesh.workstation);
+    start(workstation, PLAIN, &pods::pod(Kind::Meshed, PLAIN, BROKEN, BROKEN))?;
     mesh.gybe.shell(cluster, &format!("gybe remove --pod {PLAIN}/{BROKEN}"))?;
     wait_until(&format!("the agent acts on a pod without its rules ({mode})"), || {
-        let pod = get(cluster, (PLAIN, BROKEN))?.unwrap_or_default();
+        let pod = get(workstation, (PLAIN, BROKEN))?.unwrap_or_default();
         let is_deleted = pod.is_null() || pod.pointer("/metadata/deletionTimestamp").is_some();
         let is_labelled = pod.pointer("/metadata/labels/cni.istio.io~1uninitialized").is_some();
         Ok(match mode {
@@ -125,7 +126,7 @@ fn act_on_a_broken_pod(mesh: &Mesh, mode: Repair) -> Result<(), Failure> {
             Repair::Delete => is_deleted,
         })
     })?;
-    delete_all(cluster, PLAIN)
+    delete_all(workstation, PLAIN)
 }
 
 fn compare(cluster: &Cluster, checks: &mut Checks, log: &AuditLog, what: &str) -> Result<(), Failure> {

@@ -7,9 +7,11 @@ use std::thread;
 
 use serde_json::Value;
 
+use gybe_containerd_tests::node::remove_logs;
 use gybe_containerd_tests::program_under_test;
 use gybe_containerd_tests::{
-    Conflist, Generation, HarnessError, Node, NodeWithoutContainerd, PausePoint, Programs, Sandbox, conflist,
+    Conflist, Generation, HarnessError, Node, NodeWithoutContainerd, PausePoint, Programs, Sandbox,
+    SimulatedHost, conflist,
 };
 
 const HOST_INIT: &str = env!("CARGO_BIN_EXE_gybe-host-init");
@@ -59,6 +61,12 @@ fn start_node(generation: Generation, conflist: &Conflist, plugins: &[&Path]) ->
         .unwrap_or_else(|error| panic!("{}", error_chain(&error)))
 }
 
+/// Starts a host without a container runtime, and removes the logs of an earlier run of this test.
+pub(crate) fn host_without_runtime() -> SimulatedHost {
+    remove_logs(&log());
+    SimulatedHost::start(Path::new(HOST_INIT)).unwrap_or_else(|error| panic!("{}", error_chain(&error)))
+}
+
 /// Returns an error with all its causes in one line.
 pub(crate) fn error_chain(error: &HarnessError) -> String {
     let mut text = error.to_string();
@@ -70,7 +78,7 @@ pub(crate) fn error_chain(error: &HarnessError) -> String {
     text
 }
 
-fn log() -> PathBuf {
+pub(crate) fn log() -> PathBuf {
     let thread = thread::current();
     let test = thread.name().unwrap_or("unnamed").replace("::", ".");
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}.log"))

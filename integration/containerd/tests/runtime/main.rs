@@ -1,5 +1,5 @@
-//! The plugin in real sandboxes of three generations of containerd. Needs root and the packages of `setup.sh`:
-//! make test-containerd
+//! The plugin in real sandboxes of three generations of containerd, and in network namespaces by ocicni, CRI-O's
+//! library. Needs root, the packages of `setup.sh` and the programs of `go-programs.sh`: make test-containerd
 
 #![allow(clippy::print_stdout, reason = "the tests print what they counted")]
 #![allow(
@@ -11,8 +11,11 @@
 
 mod agent;
 mod calls;
+mod crio;
+mod crio_choice;
 mod faults;
 mod fixture;
+mod ocicni;
 mod pod;
 mod redirection;
 mod status;

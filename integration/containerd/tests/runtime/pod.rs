@@ -1,10 +1,11 @@
 //! A sandbox with a proxy and an application in it, and connections to and from it.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
-use gybe_containerd_tests::{Node, Sandbox, manifest};
+use gybe_containerd_tests::{Node, Sandbox, SimulatedHost, manifest};
 use gybe_installer::testnet::client::{Client, SourceOptions};
 use gybe_installer::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
 use gybe_installer::testnet::namespace::Namespace;
@@ -54,9 +55,13 @@ impl RunningPod {
     /// Starts the processes of a pod in an existing sandbox.
     pub(crate) fn in_sandbox(node: &Node, id: String) -> RunningPod {
         let status = node.cri.sandbox_status(&id).unwrap();
-        let path = node.host().path(status.netns.unwrap());
-        let namespace = Arc::new(Namespace::open(&path).unwrap());
         let addresses = status.addresses.iter().map(|text| text.parse().unwrap()).collect();
+        RunningPod::in_namespace(&node.host().path(status.netns.unwrap()), id, addresses)
+    }
+
+    /// Starts the processes of a pod in a network namespace.
+    pub(crate) fn in_namespace(netns: &Path, id: String, addresses: Vec<IpAddr>) -> RunningPod {
+        let namespace = Arc::new(Namespace::open(netns).unwrap());
         let proxy = listeners(&namespace, PROXY, ServerName::NameAndPort("envoy"), &[15001, 15006]);
         let application = listeners(&namespace, APPLICATION, ServerName::Name("app"), &[8080]);
         RunningPod { id, addresses, namespace, _listeners: vec![proxy, application] }
@@ -70,7 +75,11 @@ impl RunningPod {
 
 impl OutsideClient {
     pub(crate) fn new(node: &Node) -> OutsideClient {
-        let namespace = Arc::new(Namespace::open(&node.host().netns()).unwrap());
+        OutsideClient::on(node.host())
+    }
+
+    pub(crate) fn on(host: &SimulatedHost) -> OutsideClient {
+        let namespace = Arc::new(Namespace::open(&host.netns()).unwrap());
         let root = Owner { uid: 0, gid: 0 };
         let listeners = listeners(&namespace, root, ServerName::Name("outside"), &[80]);
         OutsideClient { namespace, _listeners: listeners }

@@ -1,0 +1,64 @@
+//! A cluster as an operator's workstation reaches it: by its API server, kubectl and gybe.
+
+use std::ffi::{OsStr, OsString};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use gybe_integration::failure::Failure;
+
+use crate::api::Api;
+use crate::cluster::describe_pods;
+
+/// How long a command may take, in seconds.
+const LIMIT: &str = "60";
+
+/// A connection to a cluster with a mesh.
+pub(super) struct Workstation {
+    pub(super) api: Api,
+    /// The name under which nodes have the application's image, or pull it.
+    pub(super) application: String,
+    environment: Vec<(&'static str, OsString)>,
+}
+
+impl Workstation {
+    /// Connects with a kubeconfig. `variables` are those of kubectl and gybe besides the caller's.
+    pub(super) fn connect(
+        kubeconfig: &Path,
+        application: &str,
+        variables: &[(&'static str, OsString)],
+    ) -> Result<Workstation, Failure> {
+        let mut environment = variables.to_vec();
+        environment.push(("KUBECONFIG", kubeconfig.into()));
+        Ok(Workstation { api: Api::connect(kubeconfig)?, application: application.to_owned(), environment })
+    }
+
+    /// Returns a command with the environment of this connection.
+    pub(super) fn command(&self, program: impl AsRef<OsStr>) -> Command {
+        let mut command = machine_command(program);
+        command.envs(self.environment.iter().cloned()).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a program, and returns its standard output if its exit code is at most `highest`.
+    pub(super) fn run(&self, program: &str, arguments: &[&str], highest: i32) -> Result<String, Failure> {
+        let output =
+            self.command("timeout").args(["--kill-after=5", LIMIT, program]).args(arguments).output()?;
+        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+        if output.status.code().is_some_and(|code| code <= highest) {
+            return Ok(text(&output.stdout));
+        }
+        let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
+        Err(Failure::new(format!("{program} {}: {}: {stdout}{stderr}", arguments.join(" "), output.status)))
+    }
+
+    /// Returns the error with the description of these pods and the end of their logs.
+    pub(super) fn with_pods(&self, error: &Failure, namespace: &str, selection: &[&str]) -> Failure {
+        describe_pods(error, namespace, selection, |arguments| self.run("kubectl", arguments, 0))
+    }
+}
+
+/// Returns a command for a program of this machine.
+#[expect(clippy::disallowed_methods, reason = "the scenarios run programs: kubectl, gybe, ldd and this one")]
+pub(super) fn machine_command(program: impl AsRef<OsStr>) -> Command {
+    Command::new(program)
+}
