@@ -24,6 +24,7 @@ build() {
         -o "$built/$program" "$@"
 }
 
+rm -rf "$built"
 mkdir -p "$built"
 case $1 in
 crictl) build crictl sigs.k8s.io/cri-tools/cmd/crictl ;;

@@ -10,6 +10,8 @@ cd "$(dirname "$0")/../.."
 built=$(pwd)/target/incumbent
 if [ -n "${CARGO_TARGET_DIR:-}" ]; then built=$(realpath -m "$CARGO_TARGET_DIR")/incumbent; fi
 module=integration/incumbent mode=-mod=readonly
+# The tags of Istio's own build of these programs.
+agent=agent,disable_pgv,grpcnotrace,retrynotrace server=vtprotobuf,disable_pgv
 
 need_go() {
     if ! command -v go >/dev/null; then
@@ -28,11 +30,13 @@ if [ -n "${ISTIO:-}" ]; then
         sed '/^require (/,/^)/d' integration/incumbent/go.mod >"$module/go.mod"
         echo "require istio.io/istio $ISTIO" >>"$module/go.mod"
         # Completes go.mod and go.sum.
-        go list -C "$module" $mode -deps tool >/dev/null || { rm -f "$module/go.sum" && exit 1; }
+        for tags in "$agent" "$server"; do
+            go list -C "$module" $mode -deps -tags "$tags" tool >/dev/null || { rm -f "$module/go.sum" && exit 1; }
+        done
     fi
 fi
 
-# build STAMP TAGS PROGRAM...: with the tags of Istio's own build of these programs.
+# build STAMP TAGS PROGRAM...
 build() {
     stamp=$built/$1 tags=$2
     shift 2
@@ -44,11 +48,10 @@ build() {
     cp "$module/go.sum" "$stamp"
 }
 
-build go.sum agent,disable_pgv,grpcnotrace,retrynotrace \
-    istio.io/istio/cni/cmd/istio-cni istio.io/istio/pilot/cmd/pilot-agent
+build go.sum "$agent" istio.io/istio/cni/cmd/istio-cni istio.io/istio/pilot/cmd/pilot-agent
 if [ "${1:-}" = mesh ]; then
-    build pilot-discovery.sum vtprotobuf,disable_pgv istio.io/istio/pilot/cmd/pilot-discovery
-    build install-cni.sum vtprotobuf,disable_pgv istio.io/istio/cni/cmd/install-cni
+    build pilot-discovery.sum "$server" istio.io/istio/pilot/cmd/pilot-discovery
+    build install-cni.sum "$server" istio.io/istio/cni/cmd/install-cni
     need_go
     ln -sfn "$(go list -C "$module" $mode -m -f '{{.Dir}}' istio.io/istio)" "$built/istio"
     version=$(go list -C "$module" $mode -m -f '{{.Version}}' istio.io/istio)

@@ -25,18 +25,18 @@ pub enum End {
         /// `None` when another signal ended it.
         code: Option<i32>,
         calls: u64,
-        /// Stdout and stderr.
-        output: String,
+        stdout: String,
+        stderr: String,
     },
 }
 
 /// Put before a command: waits for a line, by which time the shell is traced, and then runs the program.
 pub const WAIT_THEN_RUN: [&str; 3] = ["sh", "-c", "read -r _ && \"$0\" \"$@\"; exit $?"];
 
-/// Runs `command`, which begins with [`WAIT_THEN_RUN`], with `stdin`, and kills it at its system call `at`.
+/// Runs `command`, which begins with [`WAIT_THEN_RUN`], with `stdin`, and kills the program at its system call `at`.
 ///
 /// # Errors
-/// When it cannot be run or traced.
+/// When the program cannot be run or traced.
 pub fn kill_at_system_call(mut command: Command, stdin: &str, at: u64) -> io::Result<End> {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
@@ -47,11 +47,11 @@ pub fn kill_at_system_call(mut command: Command, stdin: &str, at: u64) -> io::Re
         pipe.write_all(stdin.as_bytes())?;
     }
     let end = Tracer { shell: pid, program: None, at, calls: 0 }.follow()?;
-    let mut output = String::new();
-    child.stdout.take().map_or(Ok(0), |mut pipe| pipe.read_to_string(&mut output))?;
-    child.stderr.take().map_or(Ok(0), |mut pipe| pipe.read_to_string(&mut output))?;
+    let (mut stdout, mut stderr) = (String::new(), String::new());
+    child.stdout.take().map_or(Ok(0), |mut pipe| pipe.read_to_string(&mut stdout))?;
+    child.stderr.take().map_or(Ok(0), |mut pipe| pipe.read_to_string(&mut stderr))?;
     Ok(match end {
-        Some((code, calls)) => End::Exited { code, calls, output },
+        Some((code, calls)) => End::Exited { code, calls, stdout, stderr },
         None => End::Killed,
     })
 }
@@ -74,13 +74,14 @@ struct Tracer {
 
 impl Tracer {
     /// Returns the program's exit code and calls once the shell has ended; `None` when the tracer killed the program.
-    fn follow(mut self) -> nix::Result<Option<(Option<i32>, u64)>> {
+    fn follow(mut self) -> io::Result<Option<(Option<i32>, u64)>> {
         // __WALL: threads too. __WNOTHREAD: only children of the calling thread.
         let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
         let mut end = None;
         loop {
             let (pid, deliver) = match waitpid(None, Some(flags))? {
                 WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..) if pid == self.shell => {
+                    self.program.ok_or_else(|| io::Error::other("the shell ended without the program"))?;
                     return Ok(end);
                 }
                 WaitStatus::Exited(pid, code) if Some(pid) == self.program => {
@@ -114,7 +115,7 @@ impl Tracer {
             match go_on {
                 // Killed meanwhile: the next wait reports it.
                 Ok(()) | Err(Errno::ESRCH) => {}
-                Err(errno) => return Err(errno),
+                Err(errno) => return Err(errno.into()),
             }
         }
     }

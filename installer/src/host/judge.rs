@@ -274,7 +274,7 @@ impl JudgeInput<'_> {
         match chosen {
             Ok(choice) => {
                 let mut reasons = self.of(&choice, drop_ins);
-                if runtime == Runtime::CriO {
+                if runtime == Runtime::CriO && reasons.is_empty() {
                     reasons.extend(self.skipped_by_crio(&choice, named, drop_ins));
                 }
                 (Some(choice), reasons)
@@ -320,9 +320,9 @@ impl JudgeInput<'_> {
         reasons
     }
 
-    /// Returns a problem if CRI-O may skip the network, and use a later one that does not run our plugin. It skips a
-    /// network with a plugin whose program is in none of its plugin directories, and we see one of them. That our own
-    /// program is missing is another problem.
+    /// Returns a problem if CRI-O may skip the network, and use a later one that does not redirect pods, or that cannot
+    /// be read here. It skips a network with a plugin whose program is in none of its plugin directories, and we see one
+    /// of them. That our own program is missing is another problem.
     fn skipped_by_crio(
         &self,
         choice: &ChosenNetwork,
@@ -331,17 +331,23 @@ impl JudgeInput<'_> {
     ) -> Option<Problem> {
         let is_there = |kind: &String| kind == self.plugin || self.programs.names.contains(OsStr::new(kind));
         let missing = choice.network.plugins.iter().find(|kind| !is_there(kind))?;
-        let mut later =
-            candidates(self.conf, drop_ins).filter_map(Result::ok).filter(|it| it.file > choice.file);
-        let by = later.find(|it| {
-            named.is_none_or(|name| it.network_name() == name) && it.network.plugins.iter().all(is_there)
-        })?;
-        let runs_ours = by.network.plugins.iter().any(|kind| kind == self.plugin);
-        (!runs_ours).then(|| Problem::SkippedByCriO {
-            file: choice.file.clone(),
-            plugin: missing.clone(),
-            by: by.file,
-        })
+        let skipped_for =
+            |by| Problem::SkippedByCriO { file: choice.file.clone(), plugin: missing.clone(), by };
+        for candidate in candidates(self.conf, drop_ins) {
+            match candidate {
+                Err(broken) if broken.is_unread() && broken.file > choice.file => {
+                    return Some(skipped_for(broken.file));
+                }
+                Ok(by) if by.file > choice.file => {
+                    let is_named = named.is_none_or(|name| by.network_name() == name);
+                    if is_named && by.network.plugins.iter().all(is_there) {
+                        return (!self.of(&by, drop_ins).is_empty()).then(|| skipped_for(by.file));
+                    }
+                }
+                _ => {}
+            }
+        }
+        None
     }
 
     /// Why a network without our entry does not reach our plugin; none if Multus calls our network too.

@@ -1,7 +1,7 @@
 //! Computes the changes from the observed state to the desired one: pure, and empty if nothing has to be done.
 //!
 //! This module decides the order of the changes. An install writes the programs that the entry makes the runtime
-//! run before any conf file names them: CRI-O drops a network whose program does not respond. The other
+//! run before any conf file names them: CRI-O skips a network whose program does not respond. The other
 //! programs come after the conf file, which does not depend on them. An uninstall removes a program only after
 //! no conf file names it.
 

@@ -41,13 +41,13 @@ pub enum Problem {
     NoDefaultNetwork { name: String },
     /// Another plugin of the network has no program here, and CRI-O may look for it in further directories.
     #[error(
-        "CRI-O skips {file} if none of its plugin directories has the program {plugin}, and uses {by}, which does not \
-         run gybe-cni"
+        "CRI-O skips {file} if none of its plugin directories has the program {plugin}, and may then use {by}, which \
+         does not redirect pods or cannot be read here"
     )]
     SkippedByCriO {
         file: FileName,
         plugin: String,
-        /// The file that CRI-O then uses.
+        /// The next file that CRI-O may use.
         by: FileName,
     },
     /// A broken file that sorts before every other.
@@ -227,7 +227,7 @@ impl Hint for Problem {
                 "let the primary plugin's conf file have this network name, or unset cni_default_network in CRI-O's configuration"
             }
             Self::SkippedByCriO { .. } => {
-                "remove the file that no plugin uses any more, or place the program in the program directory"
+                "place that program in the plugin directory, or delete the second file if its network is no longer used"
             }
             Self::BrokenFirst(_) => {
                 "remove it, or let its owner write it again: containerd loads nothing while it is there"

@@ -35,8 +35,8 @@ fn at_every_call(
                 killed += 1;
                 judge(at);
             }
-            End::Exited { code, calls, output } => {
-                assert_eq!(code, Some(0), "{output}");
+            End::Exited { code, calls, stdout, stderr } => {
+                assert_eq!(code, Some(0), "{stdout}{stderr}");
                 return (calls, killed);
             }
         }

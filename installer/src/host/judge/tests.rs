@@ -301,9 +301,14 @@ fn cri_o_may_skip_a_network_without_the_program_of_another_plugin() {
     let by = |runtime, files: &[(&str, &str)]| World::with(files).run_by(runtime, DropIns::Loaded);
     assert_eq!(
         by(Runtime::CriO, &files).reason(),
-        "CRI-O skips 10-a.conflist if none of its plugin directories has the program portmap, and uses \
-         20-b.conflist, which does not run gybe-cni"
+        "CRI-O skips 10-a.conflist if none of its plugin directories has the program portmap, and may then use \
+         20-b.conflist, which does not redirect pods or cannot be read here"
     );
+    let later = by(Runtime::CriO, &[files[0], ("20-b.conflist", CHAINED)]);
+    assert!(later.unread("15-c.conflist", Errno::EACCES).reason().contains("15-c.conflist"));
+    let alone = r#"{"type":"gybe-cni"}"#;
+    let alone = [files[0], ("20-b.conf", alone)];
+    assert!(by(Runtime::CriO, &alone).reason().contains("20-b.conf,"), "a network of our plugin alone");
     assert!(
         by(Runtime::Containerd, &files).judged().is_redirected(),
         "containerd does not look for programs"

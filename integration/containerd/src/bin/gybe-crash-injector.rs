@@ -5,12 +5,9 @@ use std::io::{Read, Write};
 use std::process::{Command, ExitCode, Stdio};
 use std::{env, error, io};
 
-use gybe_integration::kill::{End, kill_at_system_call};
+use gybe_integration::kill::{End, WAIT_THEN_RUN, kill_at_system_call};
 use nix::sys::signal::{Signal, raise};
 use serde_json::Value;
-
-/// A shell that waits for a line until it is traced, then runs the program. The program's log is discarded.
-const WAIT_THEN_RUN: [&str; 3] = ["sh", "-c", "read -r _ && \"$0\" \"$@\" 2>/dev/null; exit $?"];
 
 fn main() -> Result<ExitCode, Box<dyn error::Error>> {
     let mut text = String::new();
@@ -36,8 +33,8 @@ fn run_and_kill(delegate: &str, text: &str, at: u64) -> Result<ExitCode, Box<dyn
             raise(Signal::SIGKILL)?;
             Ok(ExitCode::FAILURE)
         }
-        End::Exited { code, output, .. } => {
-            io::stdout().write_all(output.as_bytes())?;
+        End::Exited { code, stdout, .. } => {
+            io::stdout().write_all(stdout.as_bytes())?;
             Ok(if code == Some(0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
     }

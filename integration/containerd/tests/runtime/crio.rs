@@ -162,7 +162,7 @@ fn a_drop_in_redirects_pods_and_is_not_called_for_check_and_del() {
 }
 
 #[test]
-fn crio_drops_a_network_whose_program_is_missing_and_loads_it_when_the_program_is_back() {
+fn crio_skips_a_network_whose_program_is_missing_and_loads_it_when_the_program_is_back() {
     let plugin = program("gybe-cni");
     let conflist = Conflist::reference_plugins(GENERATION).with_plugin(conflist::gybe_with_agent());
     let host = host_with(&conflist, &[&plugin]);

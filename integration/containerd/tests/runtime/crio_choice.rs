@@ -199,10 +199,18 @@ fn skipped_cases() -> Vec<ConfCase> {
         r#""cniVersion":"9.0.0","plugins":[{"type":"one"},{"type":"mesh"}]"#,
         r#""cniVersion":"1","plugins":[{"type":"one"},{"type":"mesh"}]"#,
     ];
-    let file = |chain| format!(r#"{{"name":"a",{chain}}}"#);
-    chains
-        .map(|chain| case(chain, &[("05.conflist", &file(chain)), ("10.conflist", &list("b", "two"))]))
-        .into()
+    chains.map(before_another).into()
+}
+
+/// A network that ocicni does not skip, and whose pods are redirected.
+fn redirecting_case() -> ConfCase {
+    before_another(r#""cniVersion":"1.0.0","plugins":[{"type":"one"},{"type":"mesh"}]"#)
+}
+
+/// A network with this chain, before one without our plugin.
+fn before_another(chain: &str) -> ConfCase {
+    let file = format!(r#"{{"name":"a",{chain}}}"#);
+    case(chain, &[("05.conflist", &file), ("10.conflist", &list("b", "two"))])
 }
 
 fn write(directory: &Path, case: &ConfCase) {
@@ -290,7 +298,7 @@ fn assert_predictions(libcni: Libcni, cases: &[ConfCase]) {
         fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
     }
     let pod = CrioPod::new(&host, &Sandbox::new("shop", "cart"), false);
-    let mut wrong = Vec::new();
+    let (mut wrong, mut redirected) = (Vec::new(), 0);
     for (number, case) in cases.iter().enumerate() {
         let directory = format!("/run/gybe/{number}");
         write(&host.path(&directory), case);
@@ -315,12 +323,14 @@ fn assert_predictions(libcni: Libcni, cases: &[ConfCase]) {
             Err(NoChoice::Stopped(_)) => false,
         };
         let calls_ours = chosen.iter().any(|(_, types)| types.iter().any(|kind| kind == "mesh"));
+        redirected += usize::from(is_redirected);
         if !is_predicted || (is_redirected && !calls_ours) {
             let name = &case.name;
             wrong.push(format!("{name}: {chosen:?}, predicted {choice:?}, redirected: {is_redirected}"));
         }
     }
-    println!("{} conf directories", cases.len());
+    println!("{} conf directories, {redirected} of them with redirected pods", cases.len());
+    assert!(redirected > 0, "the agent predicts redirected pods nowhere");
     assert!(wrong.is_empty(), "{}", wrong.join("\n"));
 }
 
@@ -334,12 +344,13 @@ fn is_skipped(choice: &ChosenNetwork) -> bool {
 
 #[test]
 fn the_agent_predicts_the_network_that_ocicni_with_libcni_1_2_chooses() {
-    let cases = [recorded_cases(), further_cases(), skipped_cases()];
+    let cases = [recorded_cases(), further_cases(), skipped_cases(), vec![redirecting_case()]];
     assert_predictions(Libcni::V1_2, &cases.into_iter().flatten().collect::<Vec<_>>());
 }
 
 #[test]
 fn the_agent_predicts_the_network_that_ocicni_with_libcni_1_3_chooses() {
-    let cases = [recorded_cases(), further_cases(), skipped_cases(), cases_of_libcni_1_3()];
+    let cases =
+        [recorded_cases(), further_cases(), skipped_cases(), vec![redirecting_case()], cases_of_libcni_1_3()];
     assert_predictions(Libcni::V1_3, &cases.into_iter().flatten().collect::<Vec<_>>());
 }

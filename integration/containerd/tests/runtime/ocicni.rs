@@ -149,7 +149,8 @@ impl Ocicni {
 impl Drop for Ocicni {
     fn drop(&mut self) {
         drop(self.requests.take());
-        // Drop cannot report a failure.
+        // Drop cannot report a failure. It is killed because a plugin that hangs would keep it from its end.
+        let _ = self.process.kill();
         let _ = self.process.wait();
     }
 }
