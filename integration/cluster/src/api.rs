@@ -10,14 +10,16 @@ use hyper::{Method, Request};
 use kube::config::{AuthInfo, KubeConfigOptions, Kubeconfig};
 use kube::core::WatchEvent;
 use kube::{Client, Config};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::runtime::{Builder, Runtime};
-use tokio::time::timeout_at;
+use tokio::time::{timeout, timeout_at};
 
 /// More than anything awaited here takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(240);
 /// The time between two looks at the API server.
 const INTERVAL: Duration = Duration::from_millis(100);
+/// More than a pod's application takes to connect to an address of each family, and to receive an answer.
+const REQUEST: Duration = Duration::from_secs(60);
 
 /// A connection to the API server as its administrator. Each thread has its own.
 pub(crate) struct Api {
@@ -54,7 +56,9 @@ impl Api {
 
     pub(crate) fn is_ready(&self) -> Result<bool, Failure> {
         let request = Request::get("/readyz").body(Vec::new())?;
-        Ok(self.runtime.block_on(self.client.request_text(request)).is_ok())
+        let answer =
+            self.runtime.block_on(async { timeout(REQUEST, self.client.request_text(request)).await });
+        Ok(matches!(answer, Ok(Ok(_))))
     }
 
     /// Returns an object or a list; nothing if it does not exist.
@@ -85,11 +89,20 @@ impl Api {
         Ok(())
     }
 
+    /// Deletes the object of this uid, and none that was created later with its name.
+    pub(crate) fn delete_uid(&self, path: &str, uid: &str) -> Result<(), Failure> {
+        let options = json!({ "apiVersion": "v1", "kind": "DeleteOptions", "preconditions": { "uid": uid } });
+        self.request(Method::DELETE, path, "application/json", &options)?;
+        Ok(())
+    }
+
     fn request(&self, method: Method, path: &str, kind: &str, body: &Value) -> Result<Value, kube::Error> {
         let bytes = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
+        let late = format!("{method} {path}: no answer within {REQUEST:?}");
         let request = Request::builder().method(method).uri(path).header("Content-Type", kind);
         let request = request.body(bytes).map_err(kube::Error::HttpError)?;
-        self.runtime.block_on(self.client.request(request))
+        let answer = self.runtime.block_on(async { timeout(REQUEST, self.client.request(request)).await });
+        answer.unwrap_or_else(|_elapsed| Err(kube::Error::Service(late.into())))
     }
 
     /// Calls `observe` with each version of the objects of a list, as the API server sends them, until it returns
@@ -104,8 +117,9 @@ impl Api {
         let uri = format!("{path}{separator}watch=1&resourceVersion=0");
         self.runtime.block_on(async {
             let request = Request::get(uri).body(Vec::new())?;
-            let events = self.client.request_events::<Value>(request).await?;
-            let mut events = std::pin::pin!(events);
+            let events = self.client.request_events::<Value>(request);
+            let Ok(events) = timeout_at(deadline.into(), events).await else { return Ok(false) };
+            let mut events = std::pin::pin!(events?);
             while let Ok(Some(event)) = timeout_at(deadline.into(), events.next()).await {
                 match event? {
                     WatchEvent::Added(object) | WatchEvent::Modified(object) => {
@@ -143,6 +157,16 @@ pub(crate) fn wait_at_most(
 pub(crate) fn wait_for<T>(
     limit: Duration,
     what: &str,
+    observe: impl FnMut() -> Result<Option<T>, Failure>,
+) -> Result<T, Failure> {
+    wait_for_every(INTERVAL, limit, what, observe)
+}
+
+/// As [`wait_for`], with this time between two observations.
+pub(crate) fn wait_for_every<T>(
+    interval: Duration,
+    limit: Duration,
+    what: &str,
     mut observe: impl FnMut() -> Result<Option<T>, Failure>,
 ) -> Result<T, Failure> {
     let deadline = Instant::now() + limit;
@@ -153,6 +177,6 @@ pub(crate) fn wait_for<T>(
         if Instant::now() >= deadline {
             return Err(Failure::new(format!("not within {limit:?}: {what}")));
         }
-        sleep(INTERVAL);
+        sleep(interval);
     }
 }

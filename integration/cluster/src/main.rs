@@ -1,5 +1,5 @@
-//! `gybe-cluster`: starts a Kubernetes cluster of one node, runs the scenarios in it, prints the results, and fails
-//! when a target is missed.
+//! `gybe-cluster`: runs scenarios with Gybe in a Kubernetes cluster of one node, which it starts, or in an existing one,
+//! prints the results, and fails when a target is missed. It writes the image of the application for an existing one.
 
 mod agent;
 mod api;
@@ -32,7 +32,8 @@ use crate::release::Release;
 use crate::scenario::{AgentScenario, Releases};
 use crate::storm::NAMESPACE;
 
-/// Starts a Kubernetes cluster of one node, runs scenarios with Gybe in it, and fails when a target is missed.
+/// Runs scenarios with Gybe in a Kubernetes cluster, and fails when a target is missed. Without a command, starts a
+/// cluster of one node for them.
 #[derive(Debug, Parser)]
 #[command(
     name = "gybe-cluster",

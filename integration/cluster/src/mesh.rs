@@ -180,6 +180,15 @@ fn workstation(cluster: &Cluster, directories: &MeshDirectories) -> Result<Works
     Workstation::connect(&host.path(kubeconfig("admin")), APPLICATION, &variables)
 }
 
+/// Returns the outcome, with the error of the cleanup that followed it.
+fn with_cleanup<T>(outcome: Result<T, Failure>, cleanup: Result<(), Failure>) -> Result<T, Failure> {
+    match (outcome, cleanup) {
+        (outcome, Ok(())) => outcome,
+        (Ok(_), Err(error)) => Err(error),
+        (Err(error), Err(and)) => Err(Failure::new(format!("{error:?}\n{and:?}"))),
+    }
+}
+
 impl MeshScenario {
     fn run(self, mesh: &mut Mesh) -> Result<Report, Failure> {
         match self {

@@ -22,6 +22,8 @@ pub(super) const PORT: u16 = 8080;
 pub(super) const EXCLUDED_PORT: u16 = 8082;
 /// The port at which the application makes requests for the scenarios; excluded from the redirection.
 pub(super) const CONTROL: u16 = 8081;
+/// Istio's init container that redirects its pod.
+pub(super) const INIT: &str = "istio-init";
 /// Istio's validation container, and its exit code when connections are not redirected.
 pub(super) const VALIDATION: &str = "istio-validation";
 pub(super) const NOT_REDIRECTED: i64 = 126;
@@ -35,24 +37,49 @@ const INTERVAL: Duration = Duration::from_millis(200);
 /// Which pod: its namespace and its name, which is also that of its service and of its service account.
 pub(super) type Name<'n> = (&'n str, &'n str);
 
-/// The nodes on which the clients and the servers of a scenario run; the scheduler's choice by default.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub(super) struct Nodes<'n> {
-    pub(super) clients: Option<&'n str>,
-    pub(super) servers: Option<&'n str>,
+/// The nodes on which the clients and the servers of a scenario run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Nodes<'n> {
+    /// The scheduler's choice.
+    Any,
+    On {
+        clients: &'n str,
+        servers: &'n str,
+    },
+}
+
+impl Nodes<'_> {
+    /// Returns the pod on the node of the clients.
+    pub(super) fn client(self, pod: Value) -> Value {
+        match self {
+            Nodes::Any => pod,
+            Nodes::On { clients, .. } => on(pod, clients),
+        }
+    }
+
+    /// Returns the pod on the node of the servers.
+    pub(super) fn server(self, pod: Value) -> Value {
+        match self {
+            Nodes::Any => pod,
+            Nodes::On { servers, .. } => on(pod, servers),
+        }
+    }
 }
 
 impl fmt::Display for Nodes<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let name = |node: Option<&str>| node.unwrap_or("any node").to_owned();
-        write!(f, "clients on {}, servers on {}", name(self.clients), name(self.servers))
+        match self {
+            Nodes::Any => f.write_str("any node"),
+            Nodes::On { clients, servers } => write!(f, "clients on {clients}, servers on {servers}"),
+        }
     }
 }
 
-/// Returns the pod on this node.
-pub(super) fn on(mut pod: Value, node: Option<&str>) -> Value {
-    if let (Some(node), Some(spec)) = (node, pod.pointer_mut("/spec").and_then(Value::as_object_mut)) {
+/// Returns the pod on this node, where no taint keeps it off or ends it.
+fn on(mut pod: Value, node: &str) -> Value {
+    if let Some(spec) = pod.pointer_mut("/spec").and_then(Value::as_object_mut) {
         spec.insert("nodeName".to_owned(), json!(node));
+        spec.insert("tolerations".to_owned(), json!([{ "operator": "Exists" }]));
     }
     pod
 }
@@ -172,7 +199,7 @@ pub(super) fn validation_exit_code(pod: &Value) -> Option<i64> {
 
 /// Waits until Istio's validation container in a pod has ended, and returns its exit code.
 pub(super) fn wait_for_validation(workstation: &Workstation, pod: Name<'_>) -> Result<i64, Failure> {
-    wait_for_pod(workstation, pod, READY, "istio-validation has ended", validation_exit_code)
+    wait_for_pod(workstation, pod, READY, &format!("{VALIDATION} has ended"), validation_exit_code)
 }
 
 /// Waits until a pod is ready, and returns it.
@@ -284,9 +311,9 @@ impl Answer {
         matches!(self, Answer::Error(error) if texts.iter().any(|text| error.contains(text)))
     }
 
-    /// Reports whether kube-proxy does not know the service, or its endpoint, yet.
-    fn has_no_endpoint(&self) -> bool {
-        let texts = ["Connection refused", "No route to host"];
+    /// Reports whether the cluster's DNS server or kube-proxy does not know a new service, or its endpoint, yet.
+    fn is_too_early(&self) -> bool {
+        let texts = ["failed to lookup address information", "Connection refused", "No route to host"];
         matches!(self, Answer::Error(error) if texts.iter().any(|text| error.contains(text)))
     }
 
@@ -305,9 +332,9 @@ impl Answer {
     }
 }
 
-/// Makes a request to `HOST:PORT/PATH` from inside a pod; again while kube-proxy does not know a new service.
+/// Makes a request to `HOST:PORT/PATH` from inside a pod; again while the cluster does not know a new service.
 pub(super) fn request(workstation: &Workstation, from: Name<'_>, target: &str) -> Result<Answer, Failure> {
-    repeated(|| request_once(workstation, from, target), |answer| !answer.has_no_endpoint())
+    repeated(|| request_once(workstation, from, target), |answer| !answer.is_too_early())
 }
 
 fn request_once(workstation: &Workstation, from: Name<'_>, target: &str) -> Result<Answer, Failure> {
@@ -349,7 +376,12 @@ pub(super) fn control(
 ) -> Result<Value, Failure> {
     let path = format!("/api/v1/namespaces/{namespace}/pods/{name}:{CONTROL}/proxy/{command}");
     let answer = workstation.api.get(&path)?;
-    answer.ok_or_else(|| Failure::new(format!("pod {namespace}/{name} does not know the command {command}")))
+    let missing = || {
+        format!(
+            "pod {namespace}/{name} does not exist, or its application does not know the command {command}"
+        )
+    };
+    answer.ok_or_else(|| Failure::new(missing()))
 }
 
 /// Returns the host and port of a pod's service. Resolvers add the cluster's domain.
@@ -360,6 +392,16 @@ pub(super) fn service((namespace, name): Name<'_>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_taint_keeps_a_pod_off_its_node() {
+        let nodes = Nodes::On { clients: "a", servers: "b" };
+        let spec = |node: &str| json!({ "nodeName": node, "tolerations": [{ "operator": "Exists" }] });
+        let pod = || json!({ "spec": {} });
+        assert_eq!(nodes.client(pod()), json!({ "spec": spec("a") }));
+        assert_eq!(nodes.server(pod()), json!({ "spec": spec("b") }));
+        assert_eq!([Nodes::Any.client(pod()), Nodes::Any.server(pod())], [pod(), pod()]);
+    }
 
     #[test]
     fn only_an_answer_to_an_authenticated_client_proves_mutual_tls() {
@@ -380,13 +422,15 @@ mod tests {
         let other = |answer: Value| Answer::from(&answer).unwrap();
         let unavailable = Answer::Status(503, "text".to_owned());
         assert_eq!(other(json!({ "status": 503, "body": "text" })), unavailable);
-        for (error, is_refused) in [
-            ("Connection reset by peer (os error 104)", true),
-            ("not an answer: \"\"", true),
-            ("connection timed out", false),
-            ("failed to lookup address information: Name or service not known", false),
+        for (error, is_refused, is_too_early) in [
+            ("Connection reset by peer (os error 104)", true, false),
+            ("not an answer: \"\"", true, false),
+            ("connection timed out", false, false),
+            ("failed to lookup address information: Name or service not known", false, true),
+            ("Connection refused (os error 111)", false, true),
         ] {
-            assert_eq!(other(json!({ "error": error })).is_refused(), is_refused, "{error}");
+            let answer = other(json!({ "error": error }));
+            assert_eq!((answer.is_refused(), answer.is_too_early()), (is_refused, is_too_early), "{error}");
         }
     }
 }

@@ -24,11 +24,11 @@ pub(super) struct Agent {
 
 #[cfg(test)]
 impl Agent {
-    pub(super) fn on(node: &str) -> Agent {
+    pub(super) fn new(node: &str, pod: &str) -> Agent {
         let text = str::to_owned;
         Agent {
             namespace: text("gybe-system"),
-            pod: text("pod"),
+            pod: text(pod),
             daemonset: text("gybe-node"),
             node: text(node),
         }
@@ -37,7 +37,7 @@ impl Agent {
 
 /// Returns the agents that are ready, one for each node. Fails if there is none.
 pub(super) fn agents(workstation: &Workstation) -> Result<Vec<Agent>, Failure> {
-    let mut agents: Vec<_> = workstation.api.list(AGENTS)?.iter().filter_map(agent).collect();
+    let mut agents = ready_agents(workstation)?;
     agents.sort_by(|one, other| one.node.cmp(&other.node));
     agents.dedup_by(|one, other| one.node == other.node);
     if agents.is_empty() {
@@ -46,6 +46,11 @@ pub(super) fn agents(workstation: &Workstation) -> Result<Vec<Agent>, Failure> {
         ));
     }
     Ok(agents)
+}
+
+/// Returns the agents that are ready: two on a node while a DaemonSet replaces its pod there.
+pub(super) fn ready_agents(workstation: &Workstation) -> Result<Vec<Agent>, Failure> {
+    Ok(workstation.api.list(AGENTS)?.iter().filter_map(agent).collect())
 }
 
 fn agent(pod: &Value) -> Option<Agent> {

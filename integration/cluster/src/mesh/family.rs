@@ -1,94 +1,75 @@
-//! Address families: the addresses of pods, and services of one family.
-
-use std::fmt;
+//! The address families of pods, sidecars and services.
 
 use gybe_integration::failure::Failure;
+use gybe_netfilter::ruleset::Family;
 use serde_json::{Value, json};
 
 use super::application::{self, Name, PORT, service};
 use super::workstation::Workstation;
 
-/// An address family, as Kubernetes names it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Family {
-    Ipv4,
-    Ipv6,
+pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
+
+/// Returns the families that the sidecar of a pod serves: that of its first address, and with `ISTIO_DUAL_STACK` all
+/// that it has.
+pub(super) fn served_by(pod: &Value) -> Vec<Family> {
+    let mut addresses = addresses(pod);
+    if !is_dual_stack(pod) {
+        addresses.truncate(1);
+    }
+    let is_served = |family: &Family| addresses.iter().any(|address| *family == family_of(address));
+    FAMILIES.into_iter().filter(is_served).collect()
 }
 
-impl Family {
-    const ALL: [Family; 2] = [Family::Ipv4, Family::Ipv6];
+/// Returns the family of an address or range.
+pub(super) fn family_of(address: &str) -> Family {
+    if address.contains(':') { Family::V6 } else { Family::V4 }
+}
 
-    /// Returns the families that the sidecar of a pod serves: that of its first address, and with `ISTIO_DUAL_STACK` all
-    /// that it has.
-    pub(super) fn served_by(pod: &Value) -> Vec<Family> {
-        let mut addresses = addresses(pod);
-        if !is_dual_stack(pod) {
-            addresses.truncate(1);
-        }
-        let is_served = |family: &Family| addresses.iter().any(|address| family.has(address));
-        Family::ALL.into_iter().filter(is_served).collect()
-    }
-
-    /// Reports whether this address or range is of the family.
-    fn has(self, address: &str) -> bool {
-        address.contains(':') == (self == Family::Ipv6)
-    }
-
-    /// Returns the address from which Envoy connects to the application, unless it keeps the client's
-    /// (`InboundPassthroughBindIpv4`, pilot/pkg/networking/core/listener_address.go of Istio).
-    pub(super) fn proxy(self) -> &'static str {
-        match self {
-            Family::Ipv4 => "127.0.0.6",
-            Family::Ipv6 => "::6",
-        }
-    }
-
-    /// Returns the address of a host that only istiod knows, of a range in which no host exists (RFC 2544, RFC 5180).
-    pub(super) fn of_no_host(self) -> &'static str {
-        match self {
-            Family::Ipv4 => "198.18.0.10",
-            Family::Ipv6 => "2001:2::10",
-        }
-    }
-
-    /// Reports whether a pod has addresses of this family, and of no other.
-    pub(super) fn is_only_one_of(self, pod: &Value) -> bool {
-        let addresses = addresses(pod);
-        !addresses.is_empty() && addresses.iter().all(|address| self.has(address))
-    }
-
-    /// Returns a pod's address of this family; empty if it has none.
-    pub(super) fn address_of(self, pod: &Value) -> String {
-        addresses(pod).into_iter().find(|address| self.has(address)).unwrap_or_default()
-    }
-
-    /// Creates a service of this family alone for a server, unless it exists, and returns its host and port.
-    pub(super) fn service(
-        self,
-        workstation: &Workstation,
-        (namespace, server): Name<'_>,
-    ) -> Result<String, Failure> {
-        let name = format!("{server}-{self}").to_lowercase();
-        let services = format!("/api/v1/namespaces/{namespace}/services");
-        if workstation.api.get(&format!("{services}/{name}"))?.is_none() {
-            let spec = json!({
-                "selector": { "app": server },
-                "ipFamilies": [self.to_string()],
-                "ports": [{ "name": "http", "port": PORT }],
-            });
-            workstation.api.create(&services, &json!({ "metadata": { "name": name }, "spec": spec }))?;
-        }
-        Ok(service((namespace, &name)))
+/// Returns the address from which Envoy connects to the application, unless it keeps the client's
+/// (`InboundPassthroughBindIpv4`, pilot/pkg/networking/core/listener_address.go of Istio).
+pub(super) fn proxy(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "127.0.0.6",
+        Family::V6 => "::6",
     }
 }
 
-impl fmt::Display for Family {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Family::Ipv4 => "IPv4",
-            Family::Ipv6 => "IPv6",
-        })
+/// Returns the address of a host that only istiod knows, of a range in which no host exists (RFC 2544, RFC 5180).
+pub(super) fn of_no_host(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "198.18.0.10",
+        Family::V6 => "2001:2::10",
     }
+}
+
+/// Reports whether a pod has addresses of this family, and of no other.
+pub(super) fn is_only_one_of(family: Family, pod: &Value) -> bool {
+    let addresses = addresses(pod);
+    !addresses.is_empty() && addresses.iter().all(|address| family_of(address) == family)
+}
+
+/// Returns a pod's address of this family; empty if it has none.
+pub(super) fn address_of(family: Family, pod: &Value) -> String {
+    addresses(pod).into_iter().find(|address| family_of(address) == family).unwrap_or_default()
+}
+
+/// Creates a service of this family alone for a server, unless it exists, and returns its host and port.
+pub(super) fn service_of(
+    family: Family,
+    workstation: &Workstation,
+    (namespace, server): Name<'_>,
+) -> Result<String, Failure> {
+    let name = format!("{server}-{family}").to_lowercase();
+    let services = format!("/api/v1/namespaces/{namespace}/services");
+    if workstation.api.get(&format!("{services}/{name}"))?.is_none() {
+        let spec = json!({
+            "selector": { "app": server },
+            "ipFamilies": [family.to_string()],
+            "ports": [{ "name": "http", "port": PORT }],
+        });
+        workstation.api.create(&services, &json!({ "metadata": { "name": name }, "spec": spec }))?;
+    }
+    Ok(service((namespace, &name)))
 }
 
 /// Reports whether istiod has given a pod's sidecar `ISTIO_DUAL_STACK`.
@@ -107,7 +88,10 @@ pub(super) fn ranges(workstation: &Workstation, pod: Name<'_>) -> Result<Vec<Str
     let of_service = service.unwrap_or_default().pointer("/spec/clusterIPs").cloned().unwrap_or_default();
     let of_service: Vec<String> = serde_json::from_value(of_service)?;
     let of_pod = addresses(&application::get(workstation, pod)?.unwrap_or_default());
-    let range = |address: String| if Family::Ipv6.has(&address) { address + "/128" } else { address + "/32" };
+    let range = |address: String| match family_of(&address) {
+        Family::V4 => address + "/32",
+        Family::V6 => address + "/128",
+    };
     Ok(of_pod.into_iter().chain(of_service).map(range).collect())
 }
 
@@ -133,11 +117,8 @@ mod tests {
                 "status": { "podIPs": [{ "ip": "fd00::1" }, { "ip": "10.0.0.1" }] },
             })
         };
-        assert_eq!(Family::served_by(&pod("true")), Family::ALL);
-        assert_eq!(Family::served_by(&pod("false")), [Family::Ipv6]);
-        assert_eq!(
-            Family::served_by(&json!({ "status": { "podIPs": [{ "ip": "10.0.0.1" }] } })),
-            [Family::Ipv4]
-        );
+        assert_eq!(served_by(&pod("true")), FAMILIES);
+        assert_eq!(served_by(&pod("false")), [Family::V6]);
+        assert_eq!(served_by(&json!({ "status": { "podIPs": [{ "ip": "10.0.0.1" }] } })), [Family::V4]);
     }
 }

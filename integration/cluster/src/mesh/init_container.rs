@@ -3,55 +3,43 @@
 
 use gybe_bench::report::Report;
 use gybe_integration::failure::Failure;
-use serde_json::Value;
 
 use super::Mesh;
 use super::application::{
-    self, MESHED, Name, PLAIN, VALIDATION, exit_code_of_first_run, pod, request, service, start,
+    self, INIT, MESHED, PLAIN, VALIDATION, exit_code_of_first_run, pod, request, service, start,
 };
 use super::checks::Checks;
 use super::commands;
-use super::family::Family;
+use super::family::FAMILIES;
 use super::gybe;
+use super::images::{HUB, TAG};
 use super::istio;
-use super::modes::{CLIENT, DNS_CLIENT, SERVER, TPROXY, dns, requests, with_dns_capture, with_tproxy};
-use super::namespaces::injected_init_containers;
-use crate::api::wait_until;
+use super::modes::{CLIENT, MESHED_PODS, PODS, SERVER, dns, requests, start_pods};
+use super::namespaces::wait_for_init_containers;
+use super::with_cleanup;
 
 const VALIDATED: &str = "validated";
 
 pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     let mut checks = Checks::default();
     let outcome = redirected_by_init(mesh, &mut checks).and_then(|()| validated(mesh, &mut checks));
-    istio::upgrade(&mesh.cluster, &mesh.charts, &[])?;
-    outcome.map(|()| checks.report("Gybe's image in the init container"))
+    let restored = inject(mesh, VALIDATION, &format!("{HUB}/proxyv2:{TAG}"), &[]);
+    with_cleanup(outcome, restored).map(|()| checks.report("Gybe's image in the init container"))
 }
 
 /// `istio-init` redirects each kind of pod. An agent that is installed later leaves these pods as they are.
 fn redirected_by_init(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
     let workstation = &mesh.workstation;
     mesh.remove_gybe()?;
-    inject(mesh, "istio-init", "pilot.cni.enabled=false")?;
-    for pod in [pod(SERVER), pod(CLIENT), with_tproxy(pod(TPROXY)), with_dns_capture(pod(DNS_CLIENT))] {
-        let started = start(workstation, MESHED, &pod)?;
-        let name = pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
-        let exit_code = exit_code_of_first_run(&started, "istio-init");
-        checks.equal(&format!("exit code of {name}'s istio-init"), &exit_code, &Some(0));
-    }
-    for name in [SERVER, CLIENT] {
-        start(workstation, PLAIN, &pod(name))?;
-    }
-    for family in [Family::Ipv4, Family::Ipv6] {
+    inject_gybe(mesh, INIT, "pilot.cni.enabled=false")?;
+    start_pods(workstation, checks, "Gybe's image", INIT, |_, pod| pod)?;
+    for family in FAMILIES {
         requests(workstation, checks, family)?;
         dns(workstation, checks, family)?;
     }
     mesh.ensure_gybe()?;
-    let meshed = [SERVER, CLIENT, TPROXY, DNS_CLIENT];
-    checks.redirected(
-        "with an agent installed later",
-        &commands::verify(workstation, &[(MESHED, SERVER)])?,
-        &meshed,
-    );
+    let verdicts = commands::verify(workstation, &PODS)?;
+    checks.redirected("with an agent installed later", &verdicts, &MESHED_PODS);
     let what = format!("{CLIENT} to {SERVER} with an agent installed later");
     checks.passes(&what, workstation, [CLIENT, SERVER], &service((MESHED, SERVER))).map(drop)
 }
@@ -59,29 +47,27 @@ fn redirected_by_init(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
 /// `istio-validation` validates a pod that Gybe's plugin has redirected.
 fn validated(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
     let workstation = &mesh.workstation;
-    inject(mesh, VALIDATION, "pilot.cni.enabled=true")?;
+    inject_gybe(mesh, VALIDATION, "pilot.cni.enabled=true")?;
     let started = start(workstation, MESHED, &pod(VALIDATED))?;
     let exit_code = exit_code_of_first_run(&started, VALIDATION);
-    checks.equal(&format!("exit code of {VALIDATED}'s istio-validation"), &exit_code, &Some(0));
+    checks.equal(&format!("exit code of {VALIDATED}'s {VALIDATION}"), &exit_code, &Some(0));
     let what = format!("{VALIDATED} to {SERVER}, which its init container redirects");
     checks.passes(&what, workstation, [VALIDATED, SERVER], &service((MESHED, SERVER)))?;
     let answer = request(workstation, (PLAIN, CLIENT), &service((MESHED, VALIDATED)))?;
     checks.holds("a client without a sidecar to the same", answer.is_refused(), &answer, "refused");
-    let meshed = [SERVER, CLIENT, TPROXY, DNS_CLIENT, VALIDATED].map(|name| (MESHED, name));
-    let all: Vec<Name<'_>> = meshed.into_iter().chain([(PLAIN, SERVER), (PLAIN, CLIENT)]).collect();
-    application::delete(workstation, &all)
+    application::delete(workstation, &[&PODS[..], &[(MESHED, VALIDATED)]].concat())
 }
 
 /// Makes istiod add this init container with Gybe's image.
-fn inject(mesh: &Mesh, container: &str, cni: &str) -> Result<(), Failure> {
+fn inject_gybe(mesh: &Mesh, container: &str, cni: &str) -> Result<(), Failure> {
     let image = gybe::image();
-    let values = [cni, &format!("global.proxy_init.image={image}")];
-    istio::upgrade(&mesh.cluster, &mesh.charts, &values)?;
-    let expected = [Some(container), Some(image.as_str())];
-    wait_until(&format!("istiod adds {container} with {image}"), || {
-        let added = injected_init_containers(&mesh.workstation);
-        Ok(added
-            .iter()
-            .any(|it| ["name", "image"].map(|key| it.get(key).and_then(Value::as_str)) == expected))
+    inject(mesh, container, &image, &[cni, &format!("global.proxy_init.image={image}")])
+}
+
+/// Upgrades istiod to these values, and waits until it adds this init container with this image.
+fn inject(mesh: &Mesh, container: &str, image: &str, values: &[&str]) -> Result<(), Failure> {
+    istio::upgrade(&mesh.cluster, &mesh.charts, values)?;
+    wait_for_init_containers(&mesh.workstation, &format!("istiod adds {container} with {image}"), |added| {
+        added.iter().any(|it| it.name == container && it.image == image)
     })
 }

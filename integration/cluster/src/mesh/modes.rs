@@ -7,57 +7,63 @@ use std::net::{IpAddr, SocketAddr};
 
 use gybe_bench::report::Report;
 use gybe_integration::failure::Failure;
+use gybe_netfilter::ruleset::Family;
 use serde_json::{Value, json};
 
 use super::Mesh;
 use super::application::{
-    self, CONTROL, EXCLUDED_PORT, MESHED, Name, Nodes, PLAIN, PORT, READY, annotated, control, create,
-    ending, get, on, pod, request, service, start, wait_for_pod, wait_until_ready, with_image,
+    self, Answer, CONTROL, EXCLUDED_PORT, MESHED, Name, Nodes, PLAIN, PORT, READY, VALIDATION, annotated,
+    control, create, ending, exit_code_of_first_run, get, pod, request, service, start, wait_for_pod,
+    wait_until_ready, with_image,
 };
 use super::checks::Checks;
 use super::commands;
-use super::family::{Family, ranges};
+use super::family::{self, FAMILIES, ranges};
 use super::workstation::Workstation;
 use crate::agent;
 use crate::api::{wait_at_most, wait_until};
 use crate::cluster::{Cluster, has_condition};
 
-/// The server and the client without annotations.
 pub(super) const SERVER: &str = "modes-server";
 pub(super) const CLIENT: &str = "modes-client";
-pub(super) const TPROXY: &str = "tproxy";
-pub(super) const DNS_CLIENT: &str = "dns-client";
+const TPROXY: &str = "tproxy";
+const DNS_CLIENT: &str = "dns-client";
 const PORT_CLIENT: &str = "excluded-port-client";
 const RANGE_CLIENT: &str = "excluded-range-client";
 const USER_NAMESPACE: &str = "user-namespace";
 /// A host that only istiod knows.
 const HOST: &str = "only-in-the-mesh.internal";
 
-/// The pods of [`connections`].
-const PODS: [Name<'_>; 8] = [
+/// The pods of [`start_pods`] in the mesh.
+pub(super) const MESHED_PODS: [&str; 4] = [SERVER, CLIENT, TPROXY, DNS_CLIENT];
+/// The pods of [`start_pods`].
+pub(super) const PODS: [Name<'_>; 6] = [
     (MESHED, SERVER),
     (MESHED, CLIENT),
     (MESHED, TPROXY),
     (MESHED, DNS_CLIENT),
-    (MESHED, PORT_CLIENT),
-    (MESHED, RANGE_CLIENT),
     (PLAIN, SERVER),
     (PLAIN, CLIENT),
 ];
+/// The pods with exclusions.
+const EXCLUDING: [Name<'_>; 2] = [(MESHED, PORT_CLIENT), (MESHED, RANGE_CLIENT)];
 
 pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     let workstation = &mesh.workstation;
     let mut checks = Checks::default();
     mesh.ensure_gybe()?;
-    connections(workstation, &mut checks, Nodes::default())?;
+    connections(workstation, &mut checks, Nodes::Any)?;
     let client = get(workstation, (MESHED, CLIENT))?.unwrap_or_default();
-    let served = Family::served_by(&client);
-    checks.equal("families of a sidecar", &served, &vec![Family::Ipv4, Family::Ipv6]);
+    checks.equal("families of a sidecar", &family::served_by(&client), &FAMILIES.to_vec());
+    for family in FAMILIES {
+        let replaced = replaced_client(workstation, family, &request_plain(workstation, family)?)?;
+        checks.equal(&format!("an address that replaces the client's, {family}"), &replaced, &None);
+    }
     match mesh.versions.without_user_namespaces() {
         None => user_namespace(mesh, &mut checks)?,
         Some(reason) => checks.not_run("a pod with `hostUsers: false`", reason),
     }
-    application::delete(workstation, &PODS)?;
+    application::delete(workstation, &[&PODS[..], &EXCLUDING].concat())?;
     Ok(checks.report("Modes of redirection and kinds of pods"))
 }
 
@@ -67,35 +73,63 @@ pub(super) fn connections(
     checks: &mut Checks,
     nodes: Nodes<'_>,
 ) -> Result<(), Failure> {
-    start_all(workstation, nodes)?;
+    let ports = format!("{CONTROL},{EXCLUDED_PORT}");
+    start_pods(workstation, checks, "kinds of pods", VALIDATION, |name, pod| match name {
+        SERVER => nodes.server(annotated(pod, &[("traffic.sidecar.istio.io/excludeInboundPorts", &ports)])),
+        TPROXY => nodes.server(pod),
+        _ => nodes.client(pod),
+    })?;
     let client = get(workstation, (MESHED, CLIENT))?.unwrap_or_default();
-    for family in Family::served_by(&client) {
+    for family in family::served_by(&client) {
         requests(workstation, checks, family)?;
         dns(workstation, checks, family)?;
     }
+    start_excluding(workstation, nodes)?;
     excluded(workstation, checks)?;
     ends(workstation, checks, nodes)?;
     probes(workstation, checks)
 }
 
-fn start_all(workstation: &Workstation, nodes: Nodes<'_>) -> Result<(), Failure> {
-    let (ports, port) = (format!("{CONTROL},{EXCLUDED_PORT}"), PORT.to_string());
-    let server = annotated(pod(SERVER), &[("traffic.sidecar.istio.io/excludeInboundPorts", &ports)]);
-    start(workstation, MESHED, &on(server, nodes.servers))?;
-    start(workstation, PLAIN, &on(pod(SERVER), nodes.servers))?;
-    let of_servers = [ranges(workstation, (MESHED, SERVER))?, ranges(workstation, (PLAIN, SERVER))?];
-    let of_servers = of_servers.concat().join(",");
-    create(workstation, MESHED, &on(with_tproxy(pod(TPROXY)), nodes.servers))?;
-    for pod in [
-        pod(CLIENT),
-        with_dns_capture(pod(DNS_CLIENT)),
-        annotated(pod(PORT_CLIENT), &[("traffic.sidecar.istio.io/excludeOutboundPorts", &port)]),
-        annotated(pod(RANGE_CLIENT), &[("traffic.sidecar.istio.io/excludeOutboundIPRanges", &of_servers)]),
-    ] {
-        create(workstation, MESHED, &on(pod, nodes.clients))?;
+/// Starts the pods that [`requests`] and [`dns`] need, each as `adjust` returns it for its name, and records that the
+/// init container of those in the mesh has succeeded. Returns them as [`PODS`] has them.
+pub(super) fn start_pods(
+    workstation: &Workstation,
+    checks: &mut Checks,
+    what: &str,
+    init_container: &str,
+    adjust: impl Fn(&str, Value) -> Value,
+) -> Result<Vec<Value>, Failure> {
+    for (namespace, name) in PODS {
+        let pod = match name {
+            TPROXY => with_tproxy(pod(name)),
+            DNS_CLIENT => with_dns_capture(pod(name)),
+            _ => pod(name),
+        };
+        create(workstation, namespace, &adjust(name, pod))?;
     }
-    create(workstation, PLAIN, &on(pod(CLIENT), nodes.clients))?;
-    PODS.iter().try_for_each(|pod| wait_until_ready(workstation, *pod).map(drop))
+    let mut started = Vec::new();
+    for (namespace, name) in PODS {
+        let pod = wait_until_ready(workstation, (namespace, name))?;
+        if namespace == MESHED {
+            let title = format!("{what}: exit code of {name}'s {init_container}");
+            checks.equal(&title, &exit_code_of_first_run(&pod, init_container), &Some(0));
+        }
+        started.push(pod);
+    }
+    Ok(started)
+}
+
+/// Starts the clients with exclusions.
+fn start_excluding(workstation: &Workstation, nodes: Nodes<'_>) -> Result<(), Failure> {
+    let of_servers = [ranges(workstation, (MESHED, SERVER))?, ranges(workstation, (PLAIN, SERVER))?];
+    let excluded = [
+        ("traffic.sidecar.istio.io/excludeOutboundPorts", PORT.to_string()),
+        ("traffic.sidecar.istio.io/excludeOutboundIPRanges", of_servers.concat().join(",")),
+    ];
+    for ((namespace, name), (key, value)) in EXCLUDING.iter().zip(&excluded) {
+        create(workstation, namespace, &nodes.client(annotated(pod(name), &[(key, value)])))?;
+    }
+    EXCLUDING.iter().try_for_each(|pod| wait_until_ready(workstation, *pod).map(drop))
 }
 
 /// Services of one family. REDIRECT gives the application's connections an address of the proxy's; TPROXY keeps the
@@ -105,27 +139,53 @@ pub(super) fn requests(
     checks: &mut Checks,
     family: Family,
 ) -> Result<(), Failure> {
+    // The control: without sidecars the same requests are answered.
+    let plain = request_plain(workstation, family)?;
+    let what = format!("a client without a sidecar to a server without one, {family}");
+    checks.holds(&what, plain.is_plain_by(SERVER), &plain, "plain");
+    let replaced = replaced_client(workstation, family, &plain)?;
     let client = get(workstation, (MESHED, CLIENT))?.unwrap_or_default();
-    let of_client = family.address_of(&client);
-    for (server, peer) in [(SERVER, family.proxy()), (TPROXY, of_client.as_str())] {
-        let target = family.service(workstation, (MESHED, server))?;
+    let of_client = family::address_of(family, &client);
+    for (server, peer) in [(SERVER, family::proxy(family)), (TPROXY, of_client.as_str())] {
+        let target = family::service_of(family, workstation, (MESHED, server))?;
         let what = format!("{CLIENT} to {server}, {family}");
         let answer = checks.passes(&what, workstation, [CLIENT, server], &target)?;
-        let observed = answer.received().map(|received| received.peer.as_str());
-        checks.equal(&format!("the client's address in {server}, {family}"), &observed, &Some(peer));
+        let what = format!("the client's address in {server}, {family}");
+        match &replaced {
+            Some(address) if server == TPROXY => checks.not_run(
+                &what,
+                &format!("the cluster replaces it: a server without a sidecar observes {address}"),
+            ),
+            _ => {
+                let observed = answer.received().map(|received| received.peer.as_str());
+                checks.equal(&what, &observed, &Some(peer));
+            }
+        }
         let answer = request(workstation, (PLAIN, CLIENT), &target)?;
         let what = format!("a client without a sidecar to {server}, {family}");
         checks.holds(&what, answer.is_refused(), &answer, "refused");
     }
-    // The control: without sidecars the same request is answered.
-    let target = family.service(workstation, (PLAIN, SERVER))?;
-    let answer = request(workstation, (PLAIN, CLIENT), &target)?;
-    let what = format!("the same to a server without one, {family}");
-    checks.holds(&what, answer.is_plain_by(SERVER), &answer, "plain");
-    let target = family.service(workstation, (MESHED, SERVER))?;
+    let target = family::service_of(family, workstation, (MESHED, SERVER))?;
     checks
         .passes(&format!("{TPROXY} to {SERVER}, {family}"), workstation, [TPROXY, SERVER], &target)
         .map(drop)
+}
+
+/// Makes a request that no sidecar sees.
+fn request_plain(workstation: &Workstation, family: Family) -> Result<Answer, Failure> {
+    let target = family::service_of(family, workstation, (PLAIN, SERVER))?;
+    request(workstation, (PLAIN, CLIENT), &target)
+}
+
+/// Returns the address that replaced the client's in the answer to [`request_plain`]: a cluster may masquerade.
+fn replaced_client(
+    workstation: &Workstation,
+    family: Family,
+    answer: &Answer,
+) -> Result<Option<String>, Failure> {
+    let client = get(workstation, (PLAIN, CLIENT))?.unwrap_or_default();
+    let peer = answer.received().map(|received| received.peer.clone());
+    Ok(peer.filter(|peer| *peer != family::address_of(family, &client)))
 }
 
 /// Returns the pod with `hostUsers: false`.
@@ -184,7 +244,7 @@ pub(super) fn dns(workstation: &Workstation, checks: &mut Checks, family: Family
     let entries = format!("/apis/networking.istio.io/v1/namespaces/{MESHED}/serviceentries");
     let spec = json!({
         "hosts": [HOST],
-        "addresses": [family.of_no_host()],
+        "addresses": [family::of_no_host(family)],
         "location": "MESH_INTERNAL",
         "resolution": "STATIC",
         "ports": [{ "number": PORT, "name": "http", "protocol": "HTTP" }],
@@ -206,24 +266,24 @@ pub(super) fn dns(workstation: &Workstation, checks: &mut Checks, family: Family
 fn resolved_host(workstation: &Workstation, checks: &mut Checks, family: Family) -> Result<(), Failure> {
     let resolved = |client| control(workstation, client, &format!("resolve/{HOST}"));
     wait_at_most(READY, &format!("pilot-agent answers for a host of istiod, {family}"), || {
-        Ok(resolved((MESHED, DNS_CLIENT))? == json!([family.of_no_host()]))
+        Ok(resolved((MESHED, DNS_CLIENT))? == json!([family::of_no_host(family)]))
     })?;
     checks.equal(&format!("addresses without a sidecar, {family}"), &resolved((PLAIN, CLIENT))?, &json!([]));
     let pair = [DNS_CLIENT, SERVER];
     let what = format!("a request to a host that only pilot-agent resolves, {family}");
     checks.passes(&what, workstation, pair, &format!("{HOST}:{PORT}"))?;
-    let target = family.service(workstation, (MESHED, SERVER))?;
+    let target = family::service_of(family, workstation, (MESHED, SERVER))?;
     let what = format!("a request to a host that the cluster's DNS server resolves, {family}");
     checks.passes(&what, workstation, pair, &target).map(drop)
 }
 
 /// Returns the pod with TPROXY for inbound connections.
-pub(super) fn with_tproxy(pod: Value) -> Value {
+fn with_tproxy(pod: Value) -> Value {
     annotated(pod, &[("sidecar.istio.io/interceptionMode", "TPROXY")])
 }
 
 /// Returns the pod with DNS capture.
-pub(super) fn with_dns_capture(pod: Value) -> Value {
+fn with_dns_capture(pod: Value) -> Value {
     let capture = json!({ "proxyMetadata": { "ISTIO_META_DNS_CAPTURE": "true" } }).to_string();
     annotated(pod, &[("proxy.istio.io/config", &capture)])
 }
@@ -263,7 +323,7 @@ fn ends(workstation: &Workstation, checks: &mut Checks, nodes: Nodes<'_>) -> Res
         ending("waiting", &target),
         &[("proxy.istio.io/config", &hold), ("sidecar.istio.io/nativeSidecar", "false")],
     );
-    create(workstation, MESHED, &on(waiting, nodes.clients))?;
+    create(workstation, MESHED, &nodes.client(waiting))?;
     let exit_code =
         wait_for_pod(workstation, (MESHED, "waiting"), READY, "the application has ended", |pod| {
             let mut statuses = pod.pointer("/status/containerStatuses")?.as_array()?.iter();
@@ -273,7 +333,7 @@ fn ends(workstation: &Workstation, checks: &mut Checks, nodes: Nodes<'_>) -> Res
     checks.equal("exit code of an application with one request, which waits for its proxy", &exit_code, &0);
 
     let native = [("sidecar.istio.io/nativeSidecar", "true")];
-    let template = with_image(workstation, on(annotated(ending("job", &target), &native), nodes.clients));
+    let template = with_image(workstation, nodes.client(annotated(ending("job", &target), &native)));
     let jobs = format!("/apis/batch/v1/namespaces/{MESHED}/jobs");
     let job = json!({
         "metadata": { "name": "job" },

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use super::Mesh;
 use super::application::{
-    self, MESHED, Nodes, PLAIN, VALIDATION, annotated, exit_code_of_first_run, on, pod, request, service,
+    self, INIT, MESHED, Nodes, PLAIN, VALIDATION, annotated, exit_code_of_first_run, pod, request, service,
     start,
 };
 use super::checks::Checks;
@@ -34,7 +34,7 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
         mesh.wait_for_backend(backend)?;
         for (kind, sidecars) in [("native", Sidecars::Native), ("plain", Sidecars::Plain)] {
             let what = format!("{backend}, {kind} sidecars");
-            requests(workstation, &mut checks, &what, sidecars, Nodes::default())?;
+            requests(workstation, &mut checks, &what, sidecars, Nodes::Any)?;
         }
     }
     Ok(checks.report("Sidecars"))
@@ -52,11 +52,9 @@ impl Sidecars {
     /// Reports whether a pod with these init containers has such a sidecar, and leaves the redirection to a CNI plugin.
     fn have(self, init_containers: &[&str]) -> bool {
         match self {
-            Sidecars::Native => init_containers == ["istio-validation", "istio-proxy"],
-            Sidecars::Plain => init_containers == ["istio-validation"],
-            Sidecars::Configured => {
-                init_containers.contains(&"istio-validation") && !init_containers.contains(&"istio-init")
-            }
+            Sidecars::Native => init_containers == [VALIDATION, "istio-proxy"],
+            Sidecars::Plain => init_containers == [VALIDATION],
+            Sidecars::Configured => init_containers.contains(&VALIDATION) && !init_containers.contains(&INIT),
         }
     }
 
@@ -79,26 +77,26 @@ pub(super) fn requests(
     nodes: Nodes<'_>,
 ) -> Result<(), Failure> {
     let title = |about: &str| format!("{what}: {about}");
-    let pods = [(SERVER, nodes.servers), (CLIENT, nodes.clients)];
-    for (name, node) in pods {
-        let pod = on(annotated(pod(name), sidecars.annotations()), node);
+    let pods = [nodes.server(pod(SERVER)), nodes.client(pod(CLIENT))];
+    for (name, pod) in [SERVER, CLIENT].iter().zip(&pods) {
+        let pod = annotated(pod.clone(), sidecars.annotations());
         let started = start(workstation, MESHED, &pod)?;
         let init = init_containers(&started);
         let about = title(&format!("init containers of {name}"));
         checks.holds(&about, sidecars.have(&init), &init, sidecars.init_containers());
-        let about = title(&format!("exit code of {name}'s istio-validation"));
+        let about = title(&format!("exit code of {name}'s {VALIDATION}"));
         checks.equal(&about, &exit_code_of_first_run(&started, VALIDATION), &Some(0));
     }
     let status = commands::status(workstation)?;
-    for (name, _) in pods {
+    for name in [SERVER, CLIENT] {
         let node = commands::node_of(workstation, (MESHED, name))?;
         let of_node = status.iter().find(|it| it.node == node).and_then(|it| it.backend.clone());
         let written = commands::backend_of(workstation, (MESHED, name))?;
         let about = title(&format!("the backend of {name}'s rules, which `gybe status` names"));
         checks.equal(&about, &Some(written), &of_node);
     }
-    for (name, node) in pods {
-        start(workstation, PLAIN, &on(pod(name), node))?;
+    for pod in &pods {
+        start(workstation, PLAIN, pod)?;
     }
 
     checks.passes(&title("client to server"), workstation, [CLIENT, SERVER], &service((MESHED, SERVER)))?;

@@ -2,7 +2,7 @@
 
 use std::ffi::{OsStr, OsString};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 
 use gybe_integration::failure::Failure;
 
@@ -39,12 +39,13 @@ impl Workstation {
         command
     }
 
-    /// Runs a program, and returns its standard output if its exit code is at most `highest`.
+    /// Runs a program, and returns its standard output if its exit code is 0, or at most `highest` with an output:
+    /// kubectl, too, exits with 1 when it fails.
     pub(super) fn run(&self, program: &str, arguments: &[&str], highest: i32) -> Result<String, Failure> {
         let output =
             self.command("timeout").args(["--kill-after=5", LIMIT, program]).args(arguments).output()?;
         let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        if output.status.code().is_some_and(|code| code <= highest) {
+        if is_answer(&output, highest) {
             return Ok(text(&output.stdout));
         }
         let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
@@ -61,4 +62,27 @@ impl Workstation {
 #[expect(clippy::disallowed_methods, reason = "the scenarios run programs: kubectl, gybe, ldd and this one")]
 pub(super) fn machine_command(program: impl AsRef<OsStr>) -> Command {
     Command::new(program)
+}
+
+fn is_answer(output: &Output, highest: i32) -> bool {
+    let is_allowed = output.status.code().is_some_and(|code| code <= highest);
+    is_allowed && (output.status.success() || !output.stdout.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::process::ExitStatusExt;
+    use std::process::ExitStatus;
+
+    #[test]
+    fn a_failure_without_an_output_is_no_answer() {
+        let output = |exit_code: i32, stdout: &str| Output {
+            status: ExitStatus::from_raw(exit_code << 8),
+            stdout: stdout.into(),
+            stderr: b"error".to_vec(),
+        };
+        assert!(is_answer(&output(0, ""), 0) && is_answer(&output(1, "a/b not redirected\n"), 1));
+        assert!(!is_answer(&output(1, ""), 1) && !is_answer(&output(1, "a/b redirected\n"), 0));
+    }
 }
