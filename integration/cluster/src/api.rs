@@ -63,7 +63,7 @@ impl Api {
 
     /// Returns an object or a list; nothing if it does not exist.
     pub(crate) fn get(&self, path: &str) -> Result<Option<Value>, Failure> {
-        match self.request(Method::GET, path, "application/json", &Value::Null) {
+        match self.request(Method::GET, path, "application/json", &Value::Null)? {
             Err(kube::Error::Api(status)) if status.code == 404 => Ok(None),
             result => Ok(result.map(Some)?),
         }
@@ -76,33 +76,38 @@ impl Api {
     }
 
     pub(crate) fn create(&self, path: &str, object: &Value) -> Result<Value, Failure> {
-        Ok(self.request(Method::POST, path, "application/json", object)?)
+        Ok(self.request(Method::POST, path, "application/json", object)??)
     }
 
     pub(crate) fn patch(&self, path: &str, patch: &Value) -> Result<Value, Failure> {
-        Ok(self.request(Method::PATCH, path, "application/merge-patch+json", patch)?)
+        Ok(self.request(Method::PATCH, path, "application/merge-patch+json", patch)??)
     }
 
     /// Deletes an object, or the objects of a list.
     pub(crate) fn delete(&self, path: &str) -> Result<(), Failure> {
-        self.request(Method::DELETE, path, "application/json", &Value::Null)?;
+        self.request(Method::DELETE, path, "application/json", &Value::Null)??;
         Ok(())
     }
 
     /// Deletes the object of this uid, and none that was created later with its name.
     pub(crate) fn delete_uid(&self, path: &str, uid: &str) -> Result<(), Failure> {
         let options = json!({ "apiVersion": "v1", "kind": "DeleteOptions", "preconditions": { "uid": uid } });
-        self.request(Method::DELETE, path, "application/json", &options)?;
+        self.request(Method::DELETE, path, "application/json", &options)??;
         Ok(())
     }
 
-    fn request(&self, method: Method, path: &str, kind: &str, body: &Value) -> Result<Value, kube::Error> {
+    fn request(
+        &self,
+        method: Method,
+        path: &str,
+        kind: &str,
+        body: &Value,
+    ) -> Result<Result<Value, kube::Error>, Failure> {
         let bytes = if body.is_null() { Vec::new() } else { body.to_string().into_bytes() };
-        let late = format!("{method} {path}: no answer within {REQUEST:?}");
-        let request = Request::builder().method(method).uri(path).header("Content-Type", kind);
-        let request = request.body(bytes).map_err(kube::Error::HttpError)?;
+        let late = format!("{method} {path}: no answer of the API server within {REQUEST:?}");
+        let request = Request::builder().method(method).uri(path).header("Content-Type", kind).body(bytes)?;
         let answer = self.runtime.block_on(async { timeout(REQUEST, self.client.request(request)).await });
-        answer.unwrap_or_else(|_elapsed| Err(kube::Error::Service(late.into())))
+        answer.map_err(|_elapsed| Failure::new(late))
     }
 
     /// Calls `observe` with each version of the objects of a list, as the API server sends them, until it returns
