@@ -1,5 +1,5 @@
-//! `gybe-cluster`: runs scenarios with Gybe in a Kubernetes cluster of one node, which it starts, or in an existing one,
-//! prints the results, and fails when a target is missed. It writes the image of the application for an existing one.
+//! `gybe-cluster`: runs scenarios with Gybe in a Kubernetes cluster of one node, which it starts, or in an existing
+//! cluster, prints the results, and fails when a target is missed. It also writes the image of the pods for the latter.
 
 mod agent;
 mod api;
