@@ -139,18 +139,24 @@ faults: ## print the tests of every fault in docs/FAULTS.md
 test-shared: ## tests that read the reference material in GYBE_SHARED (default ../shared)
 	cargo test --locked -p gybe-installer --test shared
 
+# The value of a variable on make's command line. make also takes variables from its environment, where one that belongs
+# to something else would make test-cluster write to a cluster.
+given = $(if $(filter command,$(origin $(1))),$($(1)))
+
 # KUBECONFIG reaches the test by make's environment.
-test-cluster: $(if $(APPLICATION),build) ## Gybe in a cluster of yours: KUBECONFIG=FILE, read-only; with APPLICATION=IMAGE also requests between pods that it creates: NODES=a,b REVISION=NAME RESTART=1   (needs: as build; with APPLICATION kubectl, protoc)
+test-cluster: $(if $(call given,APPLICATION),build) ## Gybe in a cluster of yours: KUBECONFIG=FILE, read-only; with APPLICATION=IMAGE also requests between pods that it creates: NODES=a,b REVISION=NAME RESTART=1   (needs: as build; with APPLICATION kubectl, protoc)
 	cargo test --locked -p gybe-installer --test real_cluster
-ifdef APPLICATION
+ifneq ($(call given,APPLICATION),)
 	cargo build --locked $(OUTSIDE) --bins
 	PATH="$(CURDIR)/dist:$$PATH" target/debug/gybe-cluster existing --kubeconfig '$(KUBECONFIG)' \
-	    --application '$(APPLICATION)' $(NODES:%=--nodes '%') $(REVISION:%=--revision '%') $(if $(RESTART),--restart)
+	    --application '$(APPLICATION)' $(patsubst %,--nodes '%',$(call given,NODES)) \
+	    $(patsubst %,--revision '%',$(call given,REVISION)) $(if $(filter 1,$(call given,RESTART)),--restart)
 else
-	@echo 'requests between pods were not made: they need APPLICATION=IMAGE, see docs/SUPPORTED.md'
+	@echo 'requests between pods were not made: they need "make test-cluster APPLICATION=IMAGE", see docs/SUPPORTED.md'
 endif
 
 test-cluster-image: ## write the image of the pods of test-cluster to dist/gybe-test-application.oci.tar: APPLICATION=IMAGE   (needs: the Rust toolchain, protoc)
+	$(if $(call given,APPLICATION),,$(error test-cluster-image needs the name of the image: make test-cluster-image APPLICATION=IMAGE))
 	cargo build --locked $(OUTSIDE) --bins
 	mkdir -p dist
 	target/debug/gybe-cluster application --name '$(APPLICATION)' --archive dist/gybe-test-application.oci.tar
