@@ -56,8 +56,8 @@ fn run_command(mesh: &Mesh, command: &str) -> Result<String, Failure> {
     let command = command
         .replace("ssh NODE ", "")
         .replace("NODE", NODE)
-        .replace(" istio/cni ", &format!(" {} ", charts.display()))
         .replace("manifests/chart", &mesh.gybe.chart().to_string_lossy())
+        .replace(" istio/cni ", &format!(" {} ", charts.display()))
         .replace("registry.example/mesh/gybe", "docker.io/library/gybe");
     mesh.gybe.shell(&mesh.cluster, &format!("cd {HOME} && {command}"))
 }
