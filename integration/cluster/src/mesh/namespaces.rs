@@ -108,7 +108,7 @@ pub(super) fn wait_for_init_containers(
         // Refused until the namespace has its service account, and kube-proxy the address of istiod's pod.
         last = match injected_init_containers(workstation) {
             Ok(added) if is_expected(&added) => return Ok(Some(())),
-            Ok(added) => format!("the pod got {added:?}"),
+            Ok(added) => format!("the pod got the init containers {added:?}"),
             Err(error) => format!("the pod was not created: {error:?}"),
         };
         Ok(None)
