@@ -1,5 +1,5 @@
-//! Non-blocking sockets of test connections: calls that the standard library does not have. Only [`wait`] and
-//! [`connect_until`] block.
+//! Non-blocking sockets of test connections: calls that the standard library does not have. Only [`wait`],
+//! [`bind_until`] and [`connect_until`] block.
 
 use crate::trace::Transport;
 use nix::errno::Errno;
@@ -10,7 +10,11 @@ use nix::sys::socket::{
 };
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::time::Instant;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The time between two attempts of [`bind_until`].
+pub(crate) const BIND_INTERVAL: Duration = Duration::from_millis(1);
 
 /// Opens a socket of `like`'s family, and of that family only.
 ///
@@ -36,6 +40,21 @@ pub fn open(transport: Transport, like: SocketAddr) -> nix::Result<OwnedFd> {
 /// When the kernel refuses.
 pub fn bind(fd: &OwnedFd, address: SocketAddr) -> nix::Result<()> {
     nix::sys::socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(address))
+}
+
+/// Binds, and tries again until the deadline while the address is in use. In a namespace of one test the only other user
+/// of an address is a process that another thread starts: it has copies of the sockets of the connection before, until it
+/// executes its program.
+///
+/// # Errors
+/// `EADDRINUSE` at the deadline, or another reason for which the kernel refuses.
+pub fn bind_until(fd: &OwnedFd, address: SocketAddr, deadline: Instant) -> nix::Result<()> {
+    loop {
+        match bind(fd, address) {
+            Err(Errno::EADDRINUSE) if Instant::now() < deadline => thread::sleep(BIND_INTERVAL),
+            outcome => return outcome,
+        }
+    }
 }
 
 /// connect(2).

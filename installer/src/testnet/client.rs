@@ -89,7 +89,7 @@ impl Client {
     }
 
     fn reply(&self, deadline: Instant) -> nix::Result<String> {
-        let fd = self.open_socket()?;
+        let fd = self.open_socket(deadline)?;
         sockets::connect_until(&fd, self.to, deadline)?;
         if self.transport == Transport::Udp {
             send(fd.as_raw_fd(), b"who are you?", MsgFlags::empty())?;
@@ -97,7 +97,7 @@ impl Client {
         self.read(&fd, deadline)
     }
 
-    fn open_socket(&self) -> nix::Result<OwnedFd> {
+    fn open_socket(&self, deadline: Instant) -> nix::Result<OwnedFd> {
         let fd = sockets::open(self.transport, self.to)?;
         let SourceOptions { address, port, mark } = self.source;
         if let Some(mark) = mark {
@@ -107,7 +107,8 @@ impl Client {
         if address.is_some() || port.is_some() {
             let any =
                 if self.to.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { Ipv6Addr::UNSPECIFIED.into() };
-            sockets::bind(&fd, SocketAddr::new(address.unwrap_or(any), port.unwrap_or(0)))?;
+            let source = SocketAddr::new(address.unwrap_or(any), port.unwrap_or(0));
+            sockets::bind_until(&fd, source, deadline)?;
         }
         Ok(fd)
     }

@@ -16,9 +16,10 @@ use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::{Families, InterfaceName, Mode, Port};
 use gybe_netfilter::ruleset::{Chain, ChainName, Match, Protocol, Rule, RuleId, Ruleset, Verdict};
 use gybe_netfilter::trace::{Owner, Transport};
+use nix::errno::Errno;
 use std::collections::BTreeSet;
 use std::fs;
-use std::net::SocketAddr;
+use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -90,6 +91,29 @@ fn listeners_start_in_a_namespace_without_ipv6_addresses() -> Result<(), Failure
     let to = SocketAddr::from(([127, 0, 0, 1], 15053));
     let client = Client { owner: root, transport: Transport::Tcp, to, source: SourceOptions::default() };
     let outcome = client.connect(&namespace, PATIENCE)?;
+    assert!(matches!(&outcome, ConnectionOutcome::Replied(reply) if reply.by == "dns"), "{outcome}");
+    Ok(())
+}
+
+/// A program that another test starts has a copy of every socket until execve(2) closes it.
+#[test]
+fn a_client_waits_for_a_source_port_of_which_another_process_still_has_a_copy() -> Result<(), Failure> {
+    let namespace = Arc::new(Namespace::new()?);
+    let root = Owner { uid: 0, gid: 0 };
+    let port = ListeningPort { transport: Transport::Udp, port: 53, address: ListenAddress::Loopback };
+    let _listening = Listeners::start(&namespace, root, ServerName::Name("dns"), vec![port])?;
+    let copy = namespace.run(|| UdpSocket::bind("0.0.0.0:40000"))??;
+    let to = SocketAddr::from(([127, 0, 0, 1], 53));
+    let source = SourceOptions { port: Some(40000), ..SourceOptions::default() };
+    let client = Client { owner: root, transport: Transport::Udp, to, source };
+    let at_once = client.connect(&namespace, Duration::ZERO)?;
+    assert_eq!(at_once, ConnectionOutcome::Failed(Errno::EADDRINUSE));
+    let outcome = thread::scope(|scope| {
+        let connecting = scope.spawn(|| client.connect(&namespace, PATIENCE));
+        thread::sleep(Duration::from_millis(50));
+        drop(copy);
+        connecting.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })?;
     assert!(matches!(&outcome, ConnectionOutcome::Replied(reply) if reply.by == "dns"), "{outcome}");
     Ok(())
 }

@@ -7,7 +7,7 @@
 use crate::policy::InterfaceName;
 use crate::policy::istio::PROXY_ID;
 use crate::ruleset::Ruleset;
-use crate::sockets::{bind, connect_until, open, original_destination, wait, wait_readable};
+use crate::sockets::{bind_until, connect_until, open, original_destination, wait, wait_readable};
 use crate::trace::{Direction, Owner, Packet, PacketOutcome, Transport, trace};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
@@ -18,14 +18,10 @@ use nix::unistd::{Uid, setfsuid};
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
-use std::thread;
 use std::time::{Duration, Instant};
 
 /// The longest wait for a connection or a reply, and for an address that is in use.
 const TIMEOUT: Duration = Duration::from_secs(5);
-/// How often the address is tried: nothing reports that it is free.
-const BIND_INTERVAL: Duration = Duration::from_millis(1);
-
 /// The ports that a connection may be redirected to. The UDP socket of the agent's resolver is bound to loopback as
 /// Istio's is, so that its replies leave from the address at which the query arrived.
 const LISTENERS: [u16; 3] = [15001, 15006, RESOLVER];
@@ -177,7 +173,7 @@ impl ProbeConnection {
         let Some(sender) = self.socket()? else { return Ok(None) };
         // One source port for all queries, so that two of them share one five-tuple.
         setsockopt(&sender, sockopt::ReuseAddr, &true)?;
-        bind(&sender, SocketAddr::new(self.to.ip(), RESOLVER + 1))?;
+        bind_until(&sender, SocketAddr::new(self.to.ip(), RESOLVER + 1), deadline())?;
         connect_until(&sender, self.to, deadline())?;
         send(sender.as_raw_fd(), QUERY, MsgFlags::empty())?;
         let sockets = [&receivers[0].1, &receivers[1].1];
@@ -219,21 +215,8 @@ fn as_proxy<T>(work: impl FnOnce() -> T) -> Option<T> {
 fn bound_socket(transport: Transport, address: SocketAddr) -> nix::Result<OwnedFd> {
     let fd = open(transport, address)?;
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
-    bind_when_free(&fd, address)?;
+    bind_until(&fd, address, deadline())?;
     Ok(fd)
-}
-
-/// Binds, and tries again until the deadline while the address is in use. The namespace is the probe's alone, but a
-/// process that another thread starts has copies of the sockets of the connection before, until it executes its
-/// program.
-fn bind_when_free(fd: &OwnedFd, address: SocketAddr) -> nix::Result<()> {
-    let until = deadline();
-    loop {
-        match bind(fd, address) {
-            Err(Errno::EADDRINUSE) if Instant::now() < until => thread::sleep(BIND_INTERVAL),
-            bound => return bound,
-        }
-    }
 }
 
 fn listener(address: SocketAddr, transparent: bool) -> nix::Result<TcpListener> {
@@ -242,7 +225,7 @@ fn listener(address: SocketAddr, transparent: bool) -> nix::Result<TcpListener> 
     if transparent {
         setsockopt(&fd, sockopt::IpTransparent, &true)?;
     }
-    bind_when_free(&fd, address)?;
+    bind_until(&fd, address, deadline())?;
     listen(&fd, Backlog::new(8)?)?;
     Ok(fd.into())
 }
@@ -266,7 +249,9 @@ fn errno_of(error: &std::io::Error) -> Errno {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::sockets::{BIND_INTERVAL, bind};
     use std::sync::mpsc::channel;
+    use std::thread;
 
     #[test]
     fn a_listener_waits_for_an_address_that_is_still_in_use() {
