@@ -313,7 +313,12 @@ impl Answer {
 
     /// Reports whether the cluster's DNS server or kube-proxy does not know a new service, or its endpoint, yet.
     fn is_too_early(&self) -> bool {
-        let texts = ["failed to lookup address information", "Connection refused", "No route to host"];
+        let texts = [
+            "failed to lookup address information",
+            "Connection refused",
+            "No route to host",
+            "Network is unreachable",
+        ];
         matches!(self, Answer::Error(error) if texts.iter().any(|text| error.contains(text)))
     }
 
@@ -428,6 +433,7 @@ mod tests {
             ("connection timed out", false, false),
             ("failed to lookup address information: Name or service not known", false, true),
             ("Connection refused (os error 111)", false, true),
+            ("Network is unreachable (os error 101)", false, true),
         ] {
             let answer = other(json!({ "error": error }));
             assert_eq!((answer.is_refused(), answer.is_too_early()), (is_refused, is_too_early), "{error}");
