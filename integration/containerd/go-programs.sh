@@ -3,6 +3,13 @@
 # versions of their module files. Nothing is built when these programs are there.
 set -eu
 cd "$(dirname "$0")/../.."
+case ${1:-} in
+crictl | ocicni) ;;
+*)
+    echo "usage: go-programs.sh crictl|ocicni" >&2
+    exit 2
+    ;;
+esac
 
 module=integration/containerd/$1
 built=$(pwd)/target/$1

@@ -25,9 +25,15 @@ pub enum End {
         /// `None` when another signal ended it.
         code: Option<i32>,
         calls: u64,
-        stdout: String,
-        stderr: String,
     },
+}
+
+/// A program that ran, and what it wrote.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    pub end: End,
+    pub stdout: String,
+    pub stderr: String,
 }
 
 /// Put before a command: waits for a line, by which time the shell is traced, and then runs the program.
@@ -37,7 +43,7 @@ pub const WAIT_THEN_RUN: [&str; 3] = ["sh", "-c", "read -r _ && \"$0\" \"$@\"; e
 ///
 /// # Errors
 /// When the program cannot be run or traced.
-pub fn kill_at_system_call(mut command: Command, stdin: &str, at: u64) -> io::Result<End> {
+pub fn kill_at_system_call(mut command: Command, stdin: &str, at: u64) -> io::Result<Run> {
     let command = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = command.spawn()?;
     let pid = Pid::from_raw(i32::try_from(child.id()).map_err(io::Error::other)?);
@@ -50,10 +56,7 @@ pub fn kill_at_system_call(mut command: Command, stdin: &str, at: u64) -> io::Re
     let (mut stdout, mut stderr) = (String::new(), String::new());
     child.stdout.take().map_or(Ok(0), |mut pipe| pipe.read_to_string(&mut stdout))?;
     child.stderr.take().map_or(Ok(0), |mut pipe| pipe.read_to_string(&mut stderr))?;
-    Ok(match end {
-        Some((code, calls)) => End::Exited { code, calls, stdout, stderr },
-        None => End::Killed,
-    })
+    Ok(Run { end, stdout, stderr })
 }
 
 /// The program's threads are traced, its children are not.
@@ -73,27 +76,32 @@ struct Tracer {
 }
 
 impl Tracer {
-    /// Returns the program's exit code and calls once the shell has ended; `None` when the tracer killed the program.
-    fn follow(mut self) -> io::Result<Option<(Option<i32>, u64)>> {
+    /// Returns the program's end once the shell has ended.
+    fn follow(mut self) -> io::Result<End> {
         // __WALL: threads too. __WNOTHREAD: only children of the calling thread.
         let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
         let mut end = None;
         loop {
             let (pid, deliver) = match waitpid(None, Some(flags))? {
                 WaitStatus::Exited(pid, _) | WaitStatus::Signaled(pid, ..) if pid == self.shell => {
-                    self.program.ok_or_else(|| io::Error::other("the shell ended without the program"))?;
-                    return Ok(end);
+                    return end.ok_or_else(|| io::Error::other("the shell ended before the program"));
                 }
                 WaitStatus::Exited(pid, code) if Some(pid) == self.program => {
-                    end = Some((Some(code), self.calls));
+                    end = Some(End::Exited { code: Some(code), calls: self.calls });
                     continue;
                 }
                 WaitStatus::Signaled(pid, ..) if Some(pid) == self.program => {
-                    end = (self.calls < self.at).then_some((None, self.calls));
+                    let is_ours = self.calls >= self.at;
+                    end = Some(if is_ours {
+                        End::Killed
+                    } else {
+                        End::Exited { code: None, calls: self.calls }
+                    });
                     continue;
                 }
                 WaitStatus::PtraceEvent(pid, _, event) => {
-                    if event == Event::PTRACE_EVENT_EXEC as i32 {
+                    // The shell's own execution may come after it is traced.
+                    if event == Event::PTRACE_EVENT_EXEC as i32 && pid != self.shell {
                         self.program = Some(pid);
                         ptrace::setoptions(pid, of_program())?;
                     }

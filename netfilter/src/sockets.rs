@@ -42,9 +42,8 @@ pub fn bind(fd: &OwnedFd, address: SocketAddr) -> nix::Result<()> {
     nix::sys::socket::bind(fd.as_raw_fd(), &SockaddrStorage::from(address))
 }
 
-/// Binds, and tries again until the deadline while the address is in use. In a namespace of one test the only other user
-/// of an address is a process that another thread starts: it has copies of the sockets of the connection before, until it
-/// executes its program.
+/// Binds, and tries again until the deadline while the address is in use: a child process that another thread has
+/// forked has copies of the previous connection's sockets until it calls execve(2).
 ///
 /// # Errors
 /// `EADDRINUSE` at the deadline, or another reason for which the kernel refuses.

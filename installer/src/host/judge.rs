@@ -330,21 +330,30 @@ impl JudgeInput<'_> {
         drop_ins: DropIns,
     ) -> Option<Problem> {
         let is_there = |kind: &String| kind == self.plugin || self.programs.names.contains(OsStr::new(kind));
-        let missing = choice.network.plugins.iter().find(|kind| !is_there(kind))?;
-        let skipped_for =
-            |by| Problem::SkippedByCriO { file: choice.file.clone(), plugin: missing.clone(), by };
+        let missing: Vec<&String> = choice.network.plugins.iter().filter(|kind| !is_there(kind)).collect();
+        let skipped = |plugin: &&String, by| Problem::SkippedByCriO {
+            file: choice.file.clone(),
+            plugin: (*plugin).clone(),
+            by,
+        };
+        let is_later = |file: &FileName| *file > choice.file;
         for candidate in candidates(self.conf, drop_ins) {
-            match candidate {
-                Err(broken) if broken.is_unread() && broken.file > choice.file => {
-                    return Some(skipped_for(broken.file));
+            let by = match candidate {
+                Ok(by) if is_later(&by.file) && named.is_none_or(|name| by.network_name() == name) => by,
+                Err(broken) if is_later(&broken.file) && broken.is_unread() => {
+                    return missing.first().map(|plugin| skipped(plugin, broken.file));
                 }
-                Ok(by) if by.file > choice.file => {
-                    let is_named = named.is_none_or(|name| by.network_name() == name);
-                    if is_named && by.network.plugins.iter().all(is_there) {
-                        return (!self.of(&by, drop_ins).is_empty()).then(|| skipped_for(by.file));
-                    }
-                }
-                _ => {}
+                _ => continue,
+            };
+            // Without such a program CRI-O skips the later network, too, wherever it skips the first.
+            let Some(plugin) = missing.iter().find(|kind| !by.network.plugins.contains(kind)) else {
+                continue;
+            };
+            if !self.of(&by, drop_ins).is_empty() {
+                return Some(skipped(plugin, by.file));
+            }
+            if by.network.plugins.iter().all(is_there) {
+                break;
             }
         }
         None

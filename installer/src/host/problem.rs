@@ -226,8 +226,13 @@ impl Hint for Problem {
             Self::NoDefaultNetwork { .. } => {
                 "let the primary plugin's conf file have this network name, or unset cni_default_network in CRI-O's configuration"
             }
-            Self::SkippedByCriO { .. } => {
-                "place that program in the plugin directory, or delete the second file if its network is no longer used"
+            Self::SkippedByCriO { plugin, by, .. } => {
+                return Some(
+                    format!(
+                        "place {plugin} in the plugin directory, or delete {by} if its network is no longer used"
+                    )
+                    .into(),
+                );
             }
             Self::BrokenFirst(_) => {
                 "remove it, or let its owner write it again: containerd loads nothing while it is there"

@@ -25,7 +25,7 @@ type pod struct {
 }
 
 type request struct {
-	// SetUpPod, GetPodNetworkStatus, TearDownPod: the pod. GC: the pods that exist.
+	// SetUpPod, GetPodNetworkStatus, TearDownPod: the pod. GC: the pods that exist. Status: none.
 	Call string
 	Pods []pod
 }

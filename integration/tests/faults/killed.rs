@@ -30,13 +30,14 @@ fn at_every_call(
     let mut killed = 0;
     for at in steps {
         prepare();
-        match kill_at_system_call(invocation.command(&WAIT_THEN_RUN), invocation.stdin(), at).unwrap() {
+        let run = kill_at_system_call(invocation.command(&WAIT_THEN_RUN), invocation.stdin(), at).unwrap();
+        match run.end {
             End::Killed => {
                 killed += 1;
                 judge(at);
             }
-            End::Exited { code, calls, stdout, stderr } => {
-                assert_eq!(code, Some(0), "{stdout}{stderr}");
+            End::Exited { code, calls } => {
+                assert_eq!(code, Some(0), "{run:?}");
                 return (calls, killed);
             }
         }

@@ -22,6 +22,7 @@ use std::time::{Duration, Instant};
 
 /// The longest wait for a connection or a reply, and for an address that is in use.
 const TIMEOUT: Duration = Duration::from_secs(5);
+
 /// The ports that a connection may be redirected to. The UDP socket of the agent's resolver is bound to loopback as
 /// Istio's is, so that its replies leave from the address at which the query arrived.
 const LISTENERS: [u16; 3] = [15001, 15006, RESOLVER];

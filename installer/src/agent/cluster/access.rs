@@ -63,7 +63,11 @@ pub enum ClusterError {
 impl Hint for ClusterError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Read { .. } | Self::Kubeconfig { .. } => {
+            Self::Read { .. } => Some(
+                "name a readable kubeconfig with --kubeconfig; in a pod, mount its service account's token"
+                    .into(),
+            ),
+            Self::Kubeconfig { .. } => {
                 Some("name a kubeconfig with --kubeconfig, or another context with --context".into())
             }
             Self::Address { .. } | Self::Credentials(_) | Self::Thread(_) => None,

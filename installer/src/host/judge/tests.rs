@@ -309,13 +309,18 @@ fn cri_o_may_skip_a_network_without_the_program_of_another_plugin() {
     let alone = r#"{"type":"gybe-cni"}"#;
     let alone = [files[0], ("20-b.conf", alone)];
     assert!(by(Runtime::CriO, &alone).reason().contains("20-b.conf,"), "a network of our plugin alone");
+    let elsewhere = [files[0], ("20-b.conflist", r#"{"name":"later","plugins":[{"type":"bridge"}]}"#)];
+    assert!(
+        by(Runtime::CriO, &elsewhere).reason().contains("20-b.conflist"),
+        "CRI-O may find bridge elsewhere"
+    );
     assert!(
         by(Runtime::Containerd, &files).judged().is_redirected(),
         "containerd does not look for programs"
     );
     for (harmless, files) in [
         ("no later network", &files[..1]),
-        ("a later one lacks a program, too", &[files[0], ("20-b.conflist", LIST)]),
+        ("a later one lacks the same program", &[files[0], ("20-b.conflist", LIST)]),
         ("a later one runs our plugin", &[files[0], ("20-b.conflist", CHAINED)]),
         ("an earlier one has all programs", &[("05-a.conflist", CHAINED), files[0], files[1]]),
     ] {

@@ -27,14 +27,15 @@ fn run_and_kill(delegate: &str, text: &str, at: u64) -> Result<ExitCode, Box<dyn
     #[expect(clippy::disallowed_methods, reason = "the crash injector runs the plugin that it kills")]
     let mut command = Command::new(program);
     command.args(arguments).arg(delegate);
-    match kill_at_system_call(command, text, at)? {
+    let run = kill_at_system_call(command, text, at)?;
+    match run.end {
         End::Killed => {
             // The runtime sees the exit status of the killed plugin.
             raise(Signal::SIGKILL)?;
             Ok(ExitCode::FAILURE)
         }
-        End::Exited { code, stdout, .. } => {
-            io::stdout().write_all(stdout.as_bytes())?;
+        End::Exited { code, .. } => {
+            io::stdout().write_all(run.stdout.as_bytes())?;
             Ok(if code == Some(0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
         }
     }

@@ -57,9 +57,9 @@ pub(crate) struct NetworkConfig<'c> {
     pub(crate) default_network: Option<&'c str>,
 }
 
-/// A running process with ocicni. It ends when it is dropped.
+/// A running process with ocicni, and nsenter, its parent. It ends after it is dropped, with its host at the latest.
 pub(crate) struct Ocicni {
-    process: Child,
+    nsenter: Child,
     requests: Option<ChildStdin>,
     replies: BufReader<ChildStdout>,
 }
@@ -81,10 +81,10 @@ impl Ocicni {
         let mut command = host.command(Path::new("/nonexistent"), libcni.program());
         command.args([config.conf_dir, config.plugin_dir]).args(config.default_network);
         let log = File::options().create(true).append(true).open(log).unwrap();
-        let mut process = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
-        let requests = process.stdin.take();
-        let replies = BufReader::new(process.stdout.take().unwrap());
-        Ocicni { process, requests, replies }
+        let mut nsenter = command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(log).spawn().unwrap();
+        let requests = nsenter.stdin.take();
+        let replies = BufReader::new(nsenter.stdout.take().unwrap());
+        Ocicni { nsenter, requests, replies }
     }
 
     /// Returns the default network's name; none if no file is a network.
@@ -149,9 +149,10 @@ impl Ocicni {
 impl Drop for Ocicni {
     fn drop(&mut self) {
         drop(self.requests.take());
-        // Drop cannot report a failure. It is killed because a plugin that hangs would keep it from its end.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        // Closing its input ends ocicni. nsenter is killed so that this does not wait for a plugin that hangs, which ends
+        // with the host. Drop cannot report a failure.
+        let _ = self.nsenter.kill();
+        let _ = self.nsenter.wait();
     }
 }
 
