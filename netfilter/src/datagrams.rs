@@ -1,7 +1,10 @@
 //! The parsers of the kernel's netlink replies, without a socket: for recorded or generated datagrams. Pure.
 
+use crate::ebpf;
 use crate::inventory::Inventory;
-use crate::netlink::list::{List, Listed};
+use crate::live::rules::read_by;
+use crate::live::{LISTENERS, LiveRules};
+use crate::netlink::list::{Limit, List, Listed};
 use crate::netlink::reply::{Received, Replies};
 use crate::nft::batch::Batch;
 use crate::nft::listed_chains::parse;
@@ -13,6 +16,8 @@ use crate::routes::{Address, parse_addresses};
 
 /// The sequence number of the request whose reply [`presence`] and [`addresses`] parse.
 pub const SEQUENCE: u32 = 1;
+/// The most entries of a list that [`presence`] and [`addresses`] parse.
+const MOST: usize = 20_000;
 
 /// Returns the outcome of a batch; `Ok` only when the kernel acknowledged it and refused nothing.
 ///
@@ -35,7 +40,28 @@ pub fn batch(batch: &Batch, datagrams: &[&[u8]]) -> Result<(), NftError> {
 /// # Errors
 /// When a list is not whole, or the lists are not of one generation.
 pub fn inventory(mut lists: impl FnMut(u32) -> Vec<Vec<u8>>) -> Result<Inventory, NftError> {
-    dump::inventory_by(&mut |_, sequence| Ok(listed(&lists(sequence), sequence)))
+    dump::inventory_by(&mut |_, sequence, limit| Ok(listed(&lists(sequence), sequence, limit)))
+}
+
+/// Parses all rules of a namespace from the entries of the lists of tables, chains, rules, sets, flow tables and each
+/// set's elements, in the order of the requests, which are numbered from 1.
+///
+/// # Errors
+/// When the rules are not whole.
+pub fn live_rules(mut entries: impl FnMut(u32) -> Vec<Vec<u8>>) -> Result<LiveRules, NftError> {
+    let mut rules = read_by(&mut |_, sequence, limit| {
+        let list = entries(sequence);
+        let objects: usize = list.iter().map(|entry| (limit.count)(entry)).sum();
+        Ok(if objects > limit.objects { Listed::TooLarge } else { Listed::Whole(list) })
+    })?;
+    rules.mark();
+    Ok(LiveRules::of(rules, LISTENERS))
+}
+
+/// Parses entries of the lists of functions at netfilter's hooks, of queueing disciplines and of filters: the names that
+/// would be reported.
+pub fn programs(entry: &[u8]) -> Vec<String> {
+    ebpf::names_in(entry)
 }
 
 /// Parses the owners of a namespace's rules from its list of all chains; `None` when the list is not whole.
@@ -50,14 +76,14 @@ pub fn addresses(datagrams: &[Vec<u8>]) -> Option<Vec<Address>> {
 }
 
 fn whole(datagrams: &[Vec<u8>]) -> Option<Vec<Vec<u8>>> {
-    match listed(datagrams, SEQUENCE) {
+    match listed(datagrams, SEQUENCE, Limit::entries(MOST)) {
         Listed::Whole(entries) => Some(entries),
-        Listed::Changed | Listed::Refused(_) | Listed::Unknown(_) => None,
+        Listed::Changed | Listed::Refused(_) | Listed::TooLarge | Listed::Unknown(_) => None,
     }
 }
 
-fn listed(datagrams: &[Vec<u8>], sequence: u32) -> Listed {
-    let mut list = List::of(sequence);
+fn listed(datagrams: &[Vec<u8>], sequence: u32, limit: Limit) -> Listed {
+    let mut list = List::of(sequence, limit);
     for datagram in datagrams {
         if list.is_complete() {
             break;

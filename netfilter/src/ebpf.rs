@@ -17,6 +17,9 @@ use bpf::Target;
 use nix::errno::Errno;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
+/// How many sentences of one kind are kept: a process in the namespace may attach any number of programs.
+const NAMED: usize = 100;
+
 /// The programs that were found, one sentence each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Programs {
@@ -29,7 +32,7 @@ pub struct Programs {
 }
 
 impl Programs {
-    /// Adds the programs of `more` that are not yet in the lists.
+    /// Adds the programs of `more` that are not yet in the lists, up to a hundred of each kind.
     pub fn add(&mut self, more: Self) {
         for (list, more) in [
             (&mut self.diverting, more.diverting),
@@ -37,11 +40,16 @@ impl Programs {
             (&mut self.not_read, more.not_read),
         ] {
             for sentence in more {
-                if !list.contains(&sentence) {
+                if list.len() < NAMED && !list.contains(&sentence) {
                     list.push(sentence);
                 }
             }
         }
+    }
+
+    /// Adds what may send a connection elsewhere.
+    fn not_evaluated(&mut self, sentence: String) {
+        self.add(Self { diverting: vec![sentence], ..Self::default() });
     }
 
     /// Adds that the programs `position` (such as "at tcx") cannot be read.
@@ -57,7 +65,7 @@ impl Programs {
 
 /// What a program may do at its hook.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Effect {
+enum ProgramEffect {
     /// It may send a connection elsewhere.
     Diverts(&'static str),
     /// It can only pass or drop.
@@ -70,18 +78,19 @@ struct CgroupHook {
     attach_type: u32,
     /// As bpftool names it.
     name: &'static str,
-    effect: Effect,
+    effect: ProgramEffect,
 }
 
-const fn hook(attach_type: u32, name: &'static str, effect: Effect) -> CgroupHook {
+const fn hook(attach_type: u32, name: &'static str, effect: ProgramEffect) -> CgroupHook {
     CgroupHook { attach_type, name, effect }
 }
 
-const DESTINATION: Effect = Effect::Diverts("may choose another destination");
-const SOURCE: Effect = Effect::Diverts("may choose another source");
-const ORIGINAL: Effect = Effect::Diverts("may change the original destination that the proxy reads");
-const DROPS: Effect = Effect::Filters("may drop packets");
-const REFUSES: Effect = Effect::Filters("may refuse a bind");
+const DESTINATION: ProgramEffect = ProgramEffect::Diverts("may choose another destination");
+const SOURCE: ProgramEffect = ProgramEffect::Diverts("may choose another source");
+const ORIGINAL: ProgramEffect =
+    ProgramEffect::Diverts("may change the original destination that the proxy reads");
+const DROPS: ProgramEffect = ProgramEffect::Filters("may drop packets");
+const REFUSES: ProgramEffect = ProgramEffect::Filters("may refuse a bind");
 
 /// The hooks that see a pod's connections. What a program may write is in net/core/filter.c (v6.18):
 /// `sock_addr_is_valid_access` for connect, sendmsg, bind and getsockname, `sock_filter_is_valid_access` for
@@ -96,13 +105,13 @@ const CGROUP_HOOKS: [CgroupHook; 17] = [
     hook(15, "sendmsg6", DESTINATION),
     hook(8, "bind4", SOURCE),
     hook(9, "bind6", SOURCE),
-    hook(2, "sock_create", Effect::Diverts("may choose the device and the mark of a socket")),
-    hook(3, "sock_ops", Effect::Diverts("may move a connection's data to another socket")),
-    hook(22, "setsockopt", Effect::Diverts("may change the options of a socket")),
+    hook(2, "sock_create", ProgramEffect::Diverts("may choose the device and the mark of a socket")),
+    hook(3, "sock_ops", ProgramEffect::Diverts("may move a connection's data to another socket")),
+    hook(22, "setsockopt", ProgramEffect::Diverts("may change the options of a socket")),
     hook(21, "getsockopt", ORIGINAL),
     hook(31, "getsockname4", ORIGINAL),
     hook(32, "getsockname6", ORIGINAL),
-    hook(43, "lsm_cgroup", Effect::Diverts("may change the options of a socket")),
+    hook(43, "lsm_cgroup", ProgramEffect::Diverts("may change the options of a socket")),
     hook(0, "cgroup_inet_ingress", DROPS),
     hook(1, "cgroup_inet_egress", DROPS),
     hook(12, "post_bind4", REFUSES),
@@ -144,7 +153,7 @@ pub(crate) fn of_this_namespace(routing: &mut Rtnetlink) -> Programs {
         .and_then(|netns| bpf::programs_at(Target::Netns(netns.as_fd()), SK_LOOKUP));
     match sk_lookup {
         Ok(ids) => {
-            let effect = Effect::Diverts("may choose another socket for a connection that arrives");
+            let effect = ProgramEffect::Diverts("may choose another socket for a connection that arrives");
             ids.into_iter()
                 .for_each(|id| found.add_program(id, "sk_lookup of the network namespace", effect));
         }
@@ -156,7 +165,7 @@ pub(crate) fn of_this_namespace(routing: &mut Rtnetlink) -> Programs {
 
 impl Programs {
     /// Adds a program that is attached to `hook`.
-    fn add_program(&mut self, id: u32, hook: &str, effect: Effect) {
+    fn add_program(&mut self, id: u32, hook: &str, effect: ProgramEffect) {
         let name = bpf::name_of(id).unwrap_or_default();
         let is_of_cilium = name.starts_with("cil_") && effect == DESTINATION;
         let remedy = match is_of_cilium {
@@ -169,10 +178,23 @@ impl Programs {
         };
         let sentence = |may: &str| vec![format!("{program} at {hook} {may}{remedy}")];
         self.add(match effect {
-            Effect::Diverts(may) => Self { diverting: sentence(may), ..Self::default() },
-            Effect::Filters(may) => Self { filtering: sentence(may), ..Self::default() },
+            ProgramEffect::Diverts(may) => Self { diverting: sentence(may), ..Self::default() },
+            ProgramEffect::Filters(may) => Self { filtering: sentence(may), ..Self::default() },
         });
     }
+}
+
+/// The names in an entry of any list that is read here.
+pub(crate) fn names_in(entry: &[u8]) -> Vec<String> {
+    [
+        hooks::name_in(entry),
+        interfaces::discipline_in(entry),
+        interfaces::filter_in(entry),
+        bpf::name_in(entry),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
 }
 
 /// Converts a file descriptor to the type that bpf(2) takes.

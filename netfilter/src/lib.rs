@@ -27,6 +27,7 @@ pub mod choose;
 pub mod compile;
 pub mod datagrams;
 pub mod ebpf;
+pub mod effect;
 pub mod hint;
 pub mod inventory;
 pub mod iptables;

@@ -1,11 +1,14 @@
 //! The rules of a namespace as the kernel lists them, and the paths of connections through them.
 
+mod delivery;
 pub(crate) mod rules;
 
 use crate::ebpf::Programs;
+use crate::live::delivery::{Delivery, Obstacle};
 use crate::live::rules::{Interface, NamespaceRules, location, read};
 use crate::policy::RedirectPolicy;
 use crate::redirection::RedirectionError;
+use crate::routes::{Rtnetlink, ipsec_policies};
 use crate::ruleset::Ruleset;
 use crate::trace::{Owner, Packet};
 use crate::walk::{self, Budget, Listeners, RuleAt, WalkResult};
@@ -14,20 +17,26 @@ pub use crate::live::rules::ruleset::NotOurRule;
 pub use crate::walk::Outcome;
 use std::fmt;
 use std::net::IpAddr;
-use std::time::Duration;
 
 /// Istio's user and group of the proxy, where no policy is given.
 const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
-/// The budget for one connection.
-const TRACED_WITHIN: Duration = Duration::from_secs(5);
+/// The budget for one connection, in steps.
+const TRACED_WITHIN: usize = 10_000_000;
+/// At most this many routes and routing rules are named.
+const NAMED: usize = 20;
 /// A user that is not the proxy.
 const APPLICATION: u32 = 1000;
+/// Where no policy is given.
+pub(crate) const LISTENERS: Listeners =
+    Listeners { proxy: PROXY, application: Owner { uid: APPLICATION, gid: APPLICATION } };
 
 /// All rules at netfilter's hooks of a namespace, of every owner.
 #[derive(Debug, Clone)]
 pub struct LiveRules {
     pub(crate) rules: NamespaceRules,
     pub(crate) listeners: Listeners,
+    /// `None` where only rules count.
+    delivery: Option<Delivery>,
 }
 
 /// A rule that applied to a packet.
@@ -56,7 +65,7 @@ pub struct LiveTrace {
     pub outcome: Outcome,
     /// The rule that decided the outcome, or on which it depends when it is unknown.
     pub decided_by: Option<LiveStep>,
-    /// The rules that applied to its first packet, in order.
+    /// The rules that applied to its first packet, in order; the first thousand of them.
     pub steps: Vec<LiveStep>,
     /// The first packet's mark at the end.
     pub mark: u32,
@@ -64,6 +73,24 @@ pub struct LiveTrace {
     pub zone: Option<u16>,
     /// Two chains of one priority, when the outcome depends on their order and the kernel does not report it.
     pub order: Option<[String; 2]>,
+    /// What keeps its packets from their destination, apart from rules, as a sentence.
+    pub obstacle: Option<String>,
+}
+
+impl LiveTrace {
+    /// The path where the rules are not known: [`LiveRules::read`] failed.
+    pub fn not_known() -> Self {
+        let outcome = Outcome::Unknown;
+        Self {
+            outcome,
+            decided_by: None,
+            steps: Vec::new(),
+            mark: 0,
+            zone: None,
+            order: None,
+            obstacle: None,
+        }
+    }
 }
 
 impl LiveRules {
@@ -72,8 +99,31 @@ impl LiveRules {
     /// # Errors
     /// When they cannot be read.
     pub fn read() -> Result<Self, RedirectionError> {
-        let application = Owner { uid: APPLICATION, gid: APPLICATION };
-        Ok(Self { rules: read()?, listeners: Listeners { proxy: PROXY, application } })
+        let mut rules = read()?;
+        let mut routing = Rtnetlink::open()?.routing()?;
+        // The kernel adds the local route of an IPv6 address some milliseconds later, or when no other host has it
+        // (`addrconf_dad_completed`, net/ipv6/addrconf.c, v6.18).
+        let own = rules.interfaces.iter().filter(|one| one.is_raised && one.name != "lo");
+        let own = own.flat_map(|one| one.addresses.iter().filter(|address| address.is_ipv6()));
+        own.for_each(|address| routing.add_local(*address));
+        rules.opaque.extend(routing.not_evaluated.iter().cloned());
+        match ipsec_policies() {
+            Ok(0) => {}
+            Ok(count) => rules.opaque.push(format!("{count} IPsec policies (ip xfrm policy)")),
+            Err(why) => rules.opaque.push(format!("the IPsec policies, which cannot be listed: {why}")),
+        }
+        let refused = routing.refused.iter().take(NAMED);
+        rules.notes.extend(refused.map(|(network, kind)| {
+            format!("the kernel refuses connections to {network}, before any rule: route type {kind}")
+        }));
+        rules.routing = Some(routing);
+        let delivery = Some(Delivery::read(&rules));
+        Ok(Self { rules, listeners: LISTENERS, delivery })
+    }
+
+    /// These rules alone: nothing else decides.
+    pub(crate) fn of(rules: NamespaceRules, listeners: Listeners) -> Self {
+        Self { rules, listeners, delivery: None }
     }
 
     /// Sets the identity of the policy's proxy, which accepts redirected connections.
@@ -97,6 +147,8 @@ impl LiveRules {
             is_raised: true,
             addresses: addresses.to_vec(),
         });
+        let routing = self.rules.routing.iter_mut();
+        routing.for_each(|routing| addresses.iter().for_each(|address| routing.add_local(*address)));
         self
     }
 
@@ -127,7 +179,12 @@ impl LiveRules {
 
     /// Follows the connection that begins with `packet`.
     pub fn trace(&self, packet: &Packet) -> LiveTrace {
-        let walked = walk::walk(&self.rules, packet, self.listeners, Budget::of(TRACED_WITHIN));
+        let Followed { mut walked, obstacle } = self.walked(packet, &Budget::of(TRACED_WITHIN));
+        let mut obstacle = obstacle.map(str::to_owned);
+        if let Some(what) = self.not_evaluated().first() {
+            walked.outcome = Outcome::Unknown;
+            obstacle = Some(format!("not evaluated: {what}"));
+        }
         let order = walked.order.map(|(first, second)| [first, second].map(|at| self.chain_location(at)));
         LiveTrace {
             outcome: walked.outcome,
@@ -136,6 +193,7 @@ impl LiveRules {
             mark: walked.mark,
             zone: walked.zone,
             order,
+            obstacle,
         }
     }
 
@@ -161,13 +219,27 @@ impl LiveRules {
 
     /// Keeps our own rules only.
     pub(crate) fn ours_alone(&self) -> Self {
-        Self { rules: self.rules.ours_alone(), listeners: self.listeners }
+        Self::of(self.rules.ours_alone(), self.listeners)
     }
 
     /// Follows a connection within a budget that several share.
-    pub(crate) fn walked(&self, packet: &Packet, budget: Budget) -> WalkResult {
-        walk::walk(&self.rules, packet, self.listeners, budget)
+    pub(crate) fn walked(&self, packet: &Packet, budget: &Budget) -> Followed<'_> {
+        let walked = walk::walk(&self.rules, packet, self.listeners, budget);
+        let obstacle =
+            self.delivery.as_ref().and_then(|delivery| delivery.obstacle(&self.rules, packet, &walked));
+        match obstacle {
+            Some(Obstacle { outcome, why }) => {
+                Followed { walked: WalkResult { outcome, ..walked }, obstacle: Some(why) }
+            }
+            None => Followed { walked, obstacle: None },
+        }
     }
+}
+
+/// The path of a connection, and what keeps its packets from their destination apart from rules.
+pub(crate) struct Followed<'l> {
+    pub(crate) walked: WalkResult,
+    pub(crate) obstacle: Option<&'l str>,
 }
 
 impl fmt::Display for Outcome {

@@ -4,7 +4,9 @@
 //! one of a new connection: the rules then redirect it, and both sides reset it. [`keep`] prevents that. With
 //! `nf_conntrack_tcp_loose` = 0 conntrack classifies such a packet as invalid (`tcp_new` in
 //! net/netfilter/nf_conntrack_proto_tcp.c, v6.18), and no translation applies to it. A policy that drops invalid
-//! packets, or delivers by TPROXY, needs more: an entry of conntrack for each open connection.
+//! packets, or delivers by TPROXY, needs more: an entry of conntrack for each open connection. A connection that opens
+//! between the list of sockets and the rules has none, and its packets are lost; [`KeptConnections::enter_later_ones`]
+//! enters it once the rules are in force, and the next retransmission of those packets passes.
 //!
 //! Everything here acts on the network namespace of the calling thread.
 
@@ -18,14 +20,19 @@ use crate::policy::{InvalidPackets, Mode, RedirectPolicy};
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
 use std::borrow::Cow;
+use std::collections::HashSet;
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::Path;
-use std::{fs, io};
 
 /// `/proc/sys/net` shows the namespace of the thread that opens the file.
 const LOOSE: &str = "/proc/sys/net/netfilter/nf_conntrack_tcp_loose";
 /// The tables of TCP sockets. `/proc/net` would be the namespace of the process's first thread.
 const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
+
+/// How many sockets are looked at, whatever their state: a process in the namespace may open any number of them.
+const MOST_SOCKETS: usize = 100_000;
 
 /// What [`keep`] found and changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,9 +41,11 @@ pub struct KeptConnections {
     pub open: usize,
     /// The sysctl's value before; none if it already was 0, or this kernel has no conntrack.
     previous: Option<String>,
+    /// The connections that were entered into conntrack; none under a policy that needs no entries.
+    entered: Option<Vec<Connection>>,
 }
 
-/// Why open connections cannot be kept. No rule has been written.
+/// Why open connections cannot be kept.
 #[derive(Debug, thiserror::Error)]
 pub enum KeepError {
     /// The sockets cannot be listed.
@@ -47,6 +56,9 @@ pub enum KeepError {
         /// Why.
         source: io::Error,
     },
+    /// There are too many sockets to look at.
+    #[error("the network namespace has more than {MOST_SOCKETS} TCP sockets, which is more than Gybe reads")]
+    TooMany,
     /// The sysctl cannot be set.
     #[error("cannot set {LOOSE} to 0")]
     Loose {
@@ -56,8 +68,8 @@ pub enum KeepError {
     /// The conntrack socket failed.
     #[error("cannot exchange messages with conntrack over netlink")]
     Socket(#[from] SocketError),
-    /// The kernel refused the entry of a connection.
-    #[error("cannot enter the connection between {local} and {remote} into conntrack")]
+    /// The kernel refused to enter a connection, or to delete its entry.
+    #[error("cannot change conntrack's entry of the connection between {local} and {remote}")]
     Entry {
         /// The address and port of the socket.
         local: SocketAddr,
@@ -77,6 +89,9 @@ pub enum KeepError {
 impl Hint for KeepError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
+            Self::TooMany => {
+                Some("replace the pod: an ADD writes the rules before it has connections".into())
+            }
             Self::Loose { source } if source.kind() == io::ErrorKind::NotFound => {
                 Some("load the kernel module nf_conntrack".into())
             }
@@ -96,6 +111,29 @@ impl KeptConnections {
     /// When it cannot be written.
     pub fn undo(&self) -> io::Result<()> {
         restore(self.previous.as_deref())
+    }
+
+    /// Enters the connections that opened since [`keep`], and deletes the entries of those that closed before their
+    /// entry was made: conntrack would take the next connection between the same ports for the old one, past the rules.
+    /// Call it as soon as the rules are in force.
+    ///
+    /// # Errors
+    /// When a connection that opened since then may hang.
+    pub fn enter_later_ones(self) -> Result<(), KeepError> {
+        let Some(mut entered) = self.entered else { return Ok(()) };
+        let mut closed = Vec::new();
+        // A segment that passed the hooks before the rules were in force may open a connection after a list was read.
+        for _ in 0..LATER_LISTS {
+            let open = list()?;
+            let later = Change::Enter.make(&open)?;
+            let open: HashSet<Connection> = open.into_iter().collect();
+            closed = entered.iter().filter(|connection| !open.contains(connection)).copied().collect();
+            if later.is_empty() {
+                break;
+            }
+            entered.extend(later);
+        }
+        Change::Delete.make(&closed).map(drop)
     }
 }
 
@@ -118,12 +156,14 @@ pub fn keep(policy: &RedirectPolicy) -> Result<KeptConnections, KeepError> {
         Err(source) => return Err(KeepError::Loose { source }),
     };
     let open = connections.iter().filter(|connection| !connection.remote.ip().is_loopback()).count();
-    let kept = KeptConnections { open, previous };
+    let mut kept = KeptConnections { open, previous, entered: None };
     let loses_invalid = policy.invalid == InvalidPackets::Drop || matches!(policy.mode, Mode::Tproxy { .. });
-    if loses_invalid && let Err(error) = enter(&connections) {
-        // The rules are not written, and the error says why.
-        let _ = kept.undo();
-        return Err(error);
+    if loses_invalid {
+        let entered = Change::Enter.make(&connections).inspect_err(|_| {
+            // The rules are not written, and the error says why.
+            let _ = kept.undo();
+        })?;
+        kept.entered = Some(entered);
     }
     Ok(kept)
 }
@@ -144,23 +184,40 @@ fn restore(previous: Option<&str>) -> io::Result<()> {
 }
 
 /// An open TCP connection. One between two sockets of the namespace is listed twice.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 struct Connection {
     local: SocketAddr,
     remote: SocketAddr,
 }
 
 fn list() -> Result<Vec<Connection>, KeepError> {
-    let mut all = Vec::new();
+    let (mut all, mut sockets) = (Vec::new(), 0);
     for path in TABLES {
-        match fs::read_to_string(path) {
-            Ok(table) => all.extend(table.lines().filter_map(connection)),
+        let read = match File::open(path) {
+            Ok(table) => add(&mut all, &mut sockets, BufReader::new(table)),
             // The kernel has no IPv6.
-            Err(why) if why.kind() == io::ErrorKind::NotFound && Path::new(TABLES[0]).exists() => {}
-            Err(source) => return Err(KeepError::List { path, source }),
+            Err(why) if why.kind() == io::ErrorKind::NotFound && Path::new(TABLES[0]).exists() => Ok(()),
+            Err(source) => Err(source),
+        };
+        read.map_err(|source| KeepError::List { path, source })?;
+        if sockets > MOST_SOCKETS {
+            return Err(KeepError::TooMany);
         }
     }
     Ok(all)
+}
+
+/// Adds the open connections of a table, and the number of its sockets, up to the first of too many.
+fn add(all: &mut Vec<Connection>, sockets: &mut usize, table: impl BufRead) -> io::Result<()> {
+    // The title is no socket.
+    for line in table.lines().skip(1) {
+        *sockets += 1;
+        if *sockets > MOST_SOCKETS {
+            break;
+        }
+        all.extend(connection(&line?));
+    }
+    Ok(())
 }
 
 /// Parses a line of `/proc/net/tcp`; none for its title and for sockets that exchange no more data.
@@ -185,9 +242,10 @@ fn address(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
 }
 
-/// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_NEW`, and the attributes of a new entry
+/// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_NEW`, the same for IPCTNL_MSG_CT_DELETE, and the attributes of an entry
 /// (include/uapi/linux/netfilter/nfnetlink_conntrack.h, v6.18).
 const NEW_ENTRY: u16 = 0x0100;
+const DELETE_ENTRY: u16 = 0x0102;
 const CTA_TUPLE_ORIG: u16 = 1;
 const CTA_TUPLE_REPLY: u16 = 2;
 const CTA_STATUS: u16 = 3;
@@ -203,44 +261,73 @@ const LIBERAL: [u8; 2] = [0x08, 0x08];
 const TIMEOUT: u32 = 5 * 24 * 3600;
 /// The most entries in one datagram.
 const AT_ONCE: usize = 128;
+/// How often the connections that opened later are listed: the second list is usually the last that has any.
+const LATER_LISTS: usize = 8;
 
-/// Enters the connections into conntrack. Those that it already has are left as they are.
-fn enter(connections: &[Connection]) -> Result<(), KeepError> {
-    let mut socket = Socket::open(SockProtocol::NetlinkNetFilter)?;
-    for some in connections.chunks(AT_ONCE) {
-        let mut writer = Writer::with_capacity(192 * some.len());
-        let mut last = 0;
-        for (sequence, connection) in (1..).zip(some) {
-            // The kernel replies to each message that it refuses, and to the last one in any case.
-            let ack = if usize::try_from(sequence) == Ok(some.len()) { ACK } else { 0 };
-            let header = Header { kind: NEW_ENTRY, flags: REQUEST | CREATE | EXCLUSIVE | ack, sequence };
-            let family = if connection.local.is_ipv4() { NFPROTO_IPV4 } else { NFPROTO_IPV6 };
-            writer.message(header, &[family, 0, 0, 0], |w| connection.entry(w));
-            last = sequence;
+/// A change of conntrack's entries.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Change {
+    /// Entries that conntrack already has are left as they are.
+    Enter,
+    /// Entries that are gone already are no error.
+    Delete,
+}
+
+impl Change {
+    fn message(self) -> (u16, u16) {
+        match self {
+            Self::Enter => (NEW_ENTRY, REQUEST | CREATE | EXCLUSIVE),
+            Self::Delete => (DELETE_ENTRY, REQUEST),
         }
-        match socket.transact(&writer.finish().unwrap_or_default(), last)? {
-            Outcome::Done => {}
-            Outcome::Unknown(source) => return Err(KeepError::OutcomeUnknown { source }),
-            Outcome::Refused(refusals) => {
-                let refused = refusals.into_iter().find(|refusal| refusal.errno != Errno::EEXIST);
-                let index = |sequence: u32| usize::try_from(sequence.checked_sub(1)?).ok();
-                if let Some(refusal) = refused {
-                    let Some(connection) = index(refusal.sequence).and_then(|index| some.get(index)) else {
-                        return Err(KeepError::OutcomeUnknown { source: Unknown::Unreadable });
-                    };
-                    let Connection { local, remote } = *connection;
-                    return Err(KeepError::Entry { local, remote, source: refusal.errno });
+    }
+
+    fn is_made_already(self, errno: Errno) -> bool {
+        errno == if self == Self::Enter { Errno::EEXIST } else { Errno::ENOENT }
+    }
+
+    /// Makes it for each connection, and returns those whose entries changed.
+    fn make(self, connections: &[Connection]) -> Result<Vec<Connection>, KeepError> {
+        let mut socket = Socket::open(SockProtocol::NetlinkNetFilter)?;
+        let mut changed = Vec::new();
+        let (kind, flags) = self.message();
+        for some in connections.chunks(AT_ONCE) {
+            let mut writer = Writer::with_capacity(192 * some.len());
+            let mut last = 0;
+            for (sequence, connection) in (1..).zip(some) {
+                // The kernel replies to each message that it refuses, and to the last one in any case.
+                let ack = if usize::try_from(sequence) == Ok(some.len()) { ACK } else { 0 };
+                let header = Header { kind, flags: flags | ack, sequence };
+                let family = if connection.local.is_ipv4() { NFPROTO_IPV4 } else { NFPROTO_IPV6 };
+                writer.message(header, &[family, 0, 0, 0], |w| connection.entry(self, w));
+                last = sequence;
+            }
+            let refusals = match socket.transact(&writer.finish().unwrap_or_default(), last)? {
+                Outcome::Done => Vec::new(),
+                Outcome::Unknown(source) => return Err(KeepError::OutcomeUnknown { source }),
+                Outcome::Refused(refusals) => refusals,
+            };
+            for (sequence, connection) in (1..).zip(some) {
+                match refusals.iter().find(|refusal| refusal.sequence == sequence).map(|one| one.errno) {
+                    None => changed.push(*connection),
+                    Some(errno) if self.is_made_already(errno) => {}
+                    Some(source) => {
+                        let Connection { local, remote } = *connection;
+                        return Err(KeepError::Entry { local, remote, source });
+                    }
                 }
             }
         }
+        Ok(changed)
     }
-    Ok(())
 }
 
 impl Connection {
-    /// Writes the attributes of its entry.
-    fn entry(&self, w: &mut Writer) {
+    /// Writes the attributes of its entry; a deletion names only the first tuple.
+    fn entry(&self, change: Change, w: &mut Writer) {
         w.nested(CTA_TUPLE_ORIG, |w| tuple(self.local, self.remote, w));
+        if change == Change::Delete {
+            return;
+        }
         w.nested(CTA_TUPLE_REPLY, |w| tuple(self.remote, self.local, w));
         w.be32(CTA_STATUS, STATUS);
         w.be32(CTA_TIMEOUT, TIMEOUT);
@@ -281,6 +368,30 @@ fn tuple(from: SocketAddr, to: SocketAddr, w: &mut Writer) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_sockets_of_both_tables_are_read_up_to_a_limit() {
+        let table = |sockets: usize| {
+            ["title".to_owned()]
+                .into_iter()
+                .chain(vec!["0: 0100007F:1F90 0100007F:C350 01".to_owned(); sockets])
+        };
+        for (sockets, read, is_too_many) in [
+            ([0, 0], 0, false),
+            ([2, 1], 3, false),
+            ([MOST_SOCKETS, 0], MOST_SOCKETS, false),
+            ([MOST_SOCKETS - 1, 1], MOST_SOCKETS, false),
+            ([MOST_SOCKETS - 1, 2], MOST_SOCKETS, true),
+            ([MOST_SOCKETS + 5, 0], MOST_SOCKETS, true),
+        ] {
+            let (mut all, mut counted) = (Vec::new(), 0);
+            for number in sockets {
+                let text = table(number).collect::<Vec<_>>().join("\n");
+                add(&mut all, &mut counted, text.as_bytes()).unwrap();
+            }
+            assert_eq!((all.len(), counted > MOST_SOCKETS), (read, is_too_many), "{sockets:?}");
+        }
+    }
 
     #[test]
     fn the_kernels_lines_of_open_connections_are_read_and_the_others_are_not() {

@@ -7,8 +7,8 @@ mod addresses;
 pub mod istio;
 mod ports;
 
-pub use addresses::{CidrSet, LoopbackCidr};
-pub use ports::{PortError, PortRange, PortSet};
+pub use addresses::{CidrSet, LoopbackCidr, NetworkError, network};
+pub use ports::{PortError, PortRange, PortSet, decimal, port};
 
 use std::collections::BTreeSet;
 use std::num::NonZeroU16;

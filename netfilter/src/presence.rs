@@ -13,6 +13,7 @@ use crate::nft::listed_chains::ListedChain;
 use crate::nft::uapi::{NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6};
 use crate::ruleset::{Family, Stage};
 use std::borrow::Cow;
+use std::collections::BTreeSet;
 use std::fmt;
 
 /// The prefix of the tables of Istio's nftables backend.
@@ -115,17 +116,19 @@ impl Presence {
     /// The owners that the nftables chains show.
     pub(crate) fn of_chains(chains: &[ListedChain]) -> Self {
         let mut presence = Self::default();
+        let marked: MarkedTables<'_> =
+            chains.iter().filter(|chain| chain.name == MARK).map(table_of).collect();
         for chain in chains {
             match (chain.family, chain.table.as_str()) {
                 (NFPROTO_INET, TABLE) => presence.add(BackendKind::Nft),
                 (NFPROTO_INET, table) if table.starts_with(ISTIO_TABLES) => {
                     presence.other_meshes.push(OtherMesh::Table { table: table.to_owned() });
                 }
-                (NFPROTO_IPV4, _) => presence.add_iptables_nft(Family::V4, chain, chains),
-                (NFPROTO_IPV6, _) => presence.add_iptables_nft(Family::V6, chain, chains),
+                (NFPROTO_IPV4, _) => presence.add_iptables_nft(Family::V4, chain, &marked),
+                (NFPROTO_IPV6, _) => presence.add_iptables_nft(Family::V6, chain, &marked),
                 _ => {}
             }
-            presence.other_nat.extend(other_nat(chain, chains));
+            presence.other_nat.extend(other_nat(chain, &marked));
         }
         presence
     }
@@ -137,12 +140,12 @@ impl Presence {
         }
     }
 
-    fn add_iptables_nft(&mut self, family: Family, chain: &ListedChain, all: &[ListedChain]) {
+    fn add_iptables_nft(&mut self, family: Family, chain: &ListedChain, marked: &MarkedTables<'_>) {
         let table = TABLES.iter().map(|stage| stage.table()).find(|table| *table == chain.table);
         let Some(table) = table.filter(|_| chain.name.starts_with(PREFIX) || chain.name == MARK) else {
             return;
         };
-        if is_marked(chain, all) {
+        if is_marked(chain, marked) {
             self.add(BackendKind::IptablesNft);
         } else {
             self.other_meshes.push(OtherMesh::Chain { family, table, chain: chain.name.clone() });
@@ -164,11 +167,11 @@ impl Presence {
 }
 
 /// The chain, if it translates destinations and has rules of other owners.
-fn other_nat(chain: &ListedChain, all: &[ListedChain]) -> Option<OtherNat> {
+fn other_nat(chain: &ListedChain, marked: &MarkedTables<'_>) -> Option<OtherNat> {
     let is_ours = (chain.family, chain.table.as_str()) == (NFPROTO_INET, TABLE);
     let priority = chain.translates_at.filter(|_| !is_ours)?;
     // Where iptables-nft has written Gybe's rules, one rule leads from the hook into Gybe's chain.
-    let our_rules = u32::from(is_marked(chain, all));
+    let our_rules = u32::from(is_marked(chain, marked));
     let family = match chain.family {
         NFPROTO_INET => "inet",
         NFPROTO_IPV4 => "ip",
@@ -179,12 +182,16 @@ fn other_nat(chain: &ListedChain, all: &[ListedChain]) -> Option<OtherNat> {
     (chain.uses > our_rules).then_some(OtherNat::NftChain { family, table, chain: name, priority })
 }
 
-/// Reports whether the chain's table has the mark of rules that Gybe wrote through iptables-nft.
-fn is_marked(chain: &ListedChain, all: &[ListedChain]) -> bool {
-    let is_mark = |other: &&ListedChain| {
-        (other.family, &other.table) == (chain.family, &chain.table) && other.name == MARK
-    };
-    matches!(chain.family, NFPROTO_IPV4 | NFPROTO_IPV6) && all.iter().any(|other| is_mark(&other))
+/// The tables with the mark of rules that Gybe wrote through an iptables backend, by family and name.
+type MarkedTables<'c> = BTreeSet<(u8, &'c str)>;
+
+fn table_of(chain: &ListedChain) -> (u8, &str) {
+    (chain.family, &chain.table)
+}
+
+/// Reports whether Gybe wrote rules to the chain's table through iptables-nft.
+fn is_marked(chain: &ListedChain, marked: &MarkedTables<'_>) -> bool {
+    matches!(chain.family, NFPROTO_IPV4 | NFPROTO_IPV6) && marked.contains(&table_of(chain))
 }
 
 #[cfg(test)]

@@ -5,11 +5,14 @@ use crate::backend::{Backend, BackendError, BackendKind, PreviousRules};
 use crate::compile::compile;
 use crate::hint::Hint;
 use crate::inventory::Difference;
+use crate::iptables::IptablesError;
 use crate::nft::NftError;
 use crate::policy::RedirectPolicy;
 use crate::presence::Presence;
 use crate::routes::{self, Routes, RoutesError, RoutingEntry, Rtnetlink, Stray};
 use crate::ruleset::{Ruleset, Stage};
+use crate::xt::legacy::LegacyError;
+use nix::errno::Errno;
 use std::borrow::Cow;
 use std::fmt;
 
@@ -54,6 +57,43 @@ impl RedirectionError {
     pub fn is_unsupported(&self) -> bool {
         let Self::Rules(ApplyError::Backend(BackendError::Nft(error))) = self else { return false };
         matches!(error, NftError::Refused { lacking: Some(_), .. })
+    }
+}
+
+impl RedirectionError {
+    /// Reports whether the namespace has rules or addresses that Gybe does not read whole: too many of them, tables
+    /// that no tool writes, or changes during every attempt. Nothing is known of its connections then.
+    pub fn is_incomplete(&self) -> bool {
+        let nft = |error: &NftError| {
+            matches!(
+                error,
+                NftError::TooLarge { .. }
+                    | NftError::Incomplete { .. }
+                    | NftError::KeptChanging { .. }
+                    | NftError::Listing { .. }
+            )
+        };
+        match self {
+            Self::Rules(ApplyError::Backend(BackendError::Nft(error))) => nft(error),
+            Self::Rules(ApplyError::Backend(BackendError::Iptables(error))) => match error {
+                IptablesError::Chains(error) => nft(error),
+                IptablesError::Legacy(error) => matches!(
+                    error,
+                    LegacyError::TooLarge { .. }
+                        | LegacyError::Malformed { .. }
+                        // The table changed during every attempt.
+                        | LegacyError::Refused { source: Errno::EAGAIN, .. }
+                ),
+                _ => false,
+            },
+            Self::Rules(_) => false,
+            Self::Routes(error) => matches!(
+                error,
+                RoutesError::TooLarge { .. }
+                    | RoutesError::KeptChanging { .. }
+                    | RoutesError::OutcomeUnknown { .. }
+            ),
+        }
     }
 }
 
@@ -216,8 +256,9 @@ pub fn remove_all() -> Result<(), RedirectionError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::netlink::reply::Unknown;
     use crate::nft::{KernelPart, Object};
-    use nix::errno::Errno;
+    use crate::ruleset::Family;
 
     #[test]
     fn only_a_refusal_for_a_missing_module_outdates_the_probe() {
@@ -239,6 +280,28 @@ mod tests {
     }
 
     #[test]
+    fn rules_and_routes_that_keep_changing_are_not_read_whole_and_a_refusal_is_an_error() {
+        let legacy = |source| {
+            let refused = LegacyError::Refused { family: Family::V4, table: "nat".to_owned(), source };
+            BackendError::Iptables(IptablesError::Legacy(refused))
+        };
+        let nft = |error| BackendError::Nft(error);
+        let source = Unknown::RepliesDropped;
+        let cases: [(RedirectionError, bool); 7] = [
+            (nft(NftError::KeptChanging { attempts: 9 }).into(), true),
+            (nft(NftError::Listing { source }).into(), true),
+            (nft(NftError::List { what: "rules", source: Errno::EPERM }).into(), false),
+            (legacy(Errno::EAGAIN).into(), true),
+            (legacy(Errno::EPERM).into(), false),
+            (RoutesError::KeptChanging { what: "routes", attempts: 9 }.into(), true),
+            (RoutesError::OutcomeUnknown { source }.into(), true),
+        ];
+        for (error, is_incomplete) in cases {
+            assert_eq!(error.is_incomplete(), is_incomplete, "{error:?}");
+        }
+    }
+
+    #[test]
     fn the_hint_is_that_of_the_rules_or_of_the_routes() {
         let routes = RoutesError::Remove { what: "routes", source: Errno::EPERM };
         assert!(RedirectionError::from(routes).hint().unwrap().contains("CAP_NET_ADMIN"));
@@ -246,7 +309,7 @@ mod tests {
 
     #[test]
     fn every_deviation_names_its_object() {
-        let rule = RoutingEntry::MarkRule { family: crate::ruleset::Family::V4, mark: 1, table: 133 };
+        let rule = RoutingEntry::MarkRule { family: Family::V4, mark: 1, table: 133 };
         let deviations = [
             (
                 Deviation::Route(rule),

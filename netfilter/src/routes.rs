@@ -3,19 +3,24 @@
 //! IPv6 has one loopback address where IPv4 has a network, so Gybe adds the proxy's passthrough source `::6` to `lo`.
 //! TPROXY marks packets, and a routing rule with a table of one local route delivers marked packets to this host.
 //! Both have no effect without the packet rules. `entry` encodes entries, `rtnetlink` is the socket. `link` configures
-//! the namespaces that Gybe creates.
+//! the namespaces that Gybe creates. `routing` reads what all rules and routes decide, `ipsec` the policies of IPsec.
 
 mod entry;
 mod error;
+mod ipsec;
 mod link;
 mod priority;
+mod routing;
 mod rtnetlink;
 mod uapi;
 
 pub use entry::RoutingEntry;
 pub use error::RoutesError;
+pub(crate) use ipsec::policies as ipsec_policies;
 pub(crate) use link::parse_addresses;
 pub use link::{Address, Link, NextHop, VethEnd, addresses};
+pub(crate) use routing::Routing;
+pub use routing::{Route, RouteQuery};
 pub use rtnetlink::Rtnetlink;
 
 use crate::policy::{Families, Inbound, Mode, RedirectPolicy};

@@ -1,13 +1,16 @@
-//! Non-blocking sockets of test connections: calls that the standard library does not have. Only [`wait`],
-//! [`bind_until`] and [`connect_until`] block.
+//! Non-blocking sockets of test connections: calls that the standard library does not have, and the owner of the sockets
+//! that a thread creates. Only [`wait`], [`bind_until`] and [`connect_until`] block.
 
-use crate::trace::Transport;
+use crate::hint::Hint;
+use crate::trace::{Owner, Transport};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{
     AddressFamily, SockFlag, SockType, SockaddrIn, SockaddrIn6, SockaddrStorage, getsockopt, setsockopt,
     sockopt,
 };
+use nix::unistd::{Gid, Uid, setfsgid, setfsuid};
+use std::borrow::Cow;
 use std::net::{SocketAddr, SocketAddrV4, SocketAddrV6};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::thread;
@@ -118,4 +121,41 @@ pub fn original_destination(stream: &impl AsFd, like: SocketAddr) -> Option<Sock
         // Flow label and scope are not part of the client's destination.
         Some(SocketAddr::new((*address.ip()).into(), address.port()))
     }
+}
+
+/// The thread may not create sockets of this owner.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot create sockets owned by uid {} gid {}", .owner.uid, .owner.gid)]
+pub struct IdentityError {
+    /// The desired owner.
+    pub owner: Owner,
+}
+
+impl Hint for IdentityError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        let hint = format!(
+            "in a user namespace these ids must be mapped: {} maps a whole range (package uidmap, /etc/subuid, /etc/subgid)",
+            crate::netns::UNPRIVILEGED
+        );
+        Some(hint.into())
+    }
+}
+
+/// Makes the calling thread, and no other, create sockets as this user and group for the rest of its life.
+///
+/// `meta skuid` compares `file->f_cred->fsuid` of the socket (net/netfilter/nft_meta.c,
+/// `nft_meta_get_eval_skugid`, v6.18), and those credentials are a copy of the thread's at
+/// `socket(2)` or `accept(2)`. The file system ids of a thread can be changed alone, and going from
+/// 0 to another one keeps `CAP_NET_ADMIN` and `CAP_NET_BIND_SERVICE` (capabilities(7)).
+///
+/// # Errors
+/// When the thread may not take these ids.
+pub fn act_as(owner: Owner) -> Result<(), IdentityError> {
+    setfsgid(Gid::from_raw(owner.gid));
+    setfsuid(Uid::from_raw(owner.uid));
+    // Both calls return the previous id whether they worked or not; an invalid id changes nothing.
+    let uid = setfsuid(Uid::from_raw(u32::MAX));
+    let gid = setfsgid(Gid::from_raw(u32::MAX));
+    let current = Owner { uid: uid.as_raw(), gid: gid.as_raw() };
+    if current == owner { Ok(()) } else { Err(IdentityError { owner }) }
 }

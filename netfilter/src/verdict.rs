@@ -5,7 +5,6 @@
 
 mod compare;
 mod connections;
-mod delivery;
 mod parts;
 mod values;
 
@@ -131,13 +130,12 @@ pub fn judge_namespace(
     };
     let desired = match &desired_rules {
         Some(rules) => DesiredOutcomes::Rules(rules),
-        None => DesiredOutcomes::OursAlone(live.ours_alone()),
+        None => DesiredOutcomes::OursAlone(Box::new(live.ours_alone())),
     };
     let mut compared = compare(&desired, &live, Compared::Redirected);
     if policy.is_none() {
         compared.not_redirected.extend(broken(&kinds, &live));
     }
-    compared.not_redirected.extend(delivery::obstacles(policy, &live.rules.interfaces));
     compared.notes.extend(live.notes().iter().cloned());
     Ok(verdict(compared, &differences))
 }
@@ -229,3 +227,6 @@ fn written(
     };
     Ok(Redirection::with_variant(policy, variant))
 }
+
+#[cfg(test)]
+mod tests;

@@ -22,7 +22,7 @@ use crate::policy::Port;
 use crate::trace::{ConnectionPhase, Direction, Owner, Packet, Transport};
 pub(crate) use choices::Budget;
 use choices::{Choices, UnknownFact};
-use packet::{ConntrackEntry, CurrentPacket, HookInterface, Tracking};
+use packet::{ConntrackEntry, CurrentPacket, HookInterface, Tracking, Zone};
 use std::net::SocketAddr;
 
 /// The outcome of a connection.
@@ -60,12 +60,20 @@ pub(crate) struct WalkResult {
     pub(crate) outcome: Outcome,
     /// The rule that decided the outcome.
     pub(crate) decided_by: Option<RuleAt>,
-    /// The rules that applied to the first packet, in order.
+    /// The rules that applied to the first packet, in order, up to `MAX_STEPS`.
     pub(crate) steps: Vec<RuleAt>,
     pub(crate) mark: u32,
     pub(crate) zone: Option<u16>,
     /// Two chains whose order decides the outcome and is not known.
     pub(crate) order: Option<(usize, usize)>,
+}
+
+impl WalkResult {
+    /// Reports whether the connection ends the same: routing delivers an intercepted packet by its mark.
+    fn is_same_as(&self, other: &Self) -> bool {
+        let is_by_mark = matches!(self.outcome, Outcome::Intercepted(_));
+        self.outcome == other.outcome && (self.mark == other.mark || !is_by_mark)
+    }
 }
 
 /// The owners of the listening sockets.
@@ -81,11 +89,11 @@ pub(crate) struct Listeners {
 const PROXY_PORTS: [u16; 6] = [15000, 15008, 15020, 15021, 15053, 15090];
 
 /// Follows a connection whose first packet is `packet`; the outcome is unknown when the budget is spent.
-pub(crate) fn walk(
-    rules: &NamespaceRules,
+pub(crate) fn walk<'n>(
+    rules: &'n NamespaceRules,
     packet: &Packet,
     listeners: Listeners,
-    budget: Budget,
+    budget: &'n Budget,
 ) -> WalkResult {
     let mut choices = Choices::within(budget);
     let mut first: Option<WalkResult> = None;
@@ -94,7 +102,7 @@ pub(crate) fn walk(
         choices = tried;
         match &first {
             None => first = Some(walked),
-            Some(before) if before.outcome == walked.outcome && before.mark == walked.mark => {}
+            Some(before) if before.is_same_as(&walked) => {}
             Some(before) => return depends(before, choices.last()),
         }
         if !choices.next() {
@@ -164,7 +172,7 @@ impl First {
 struct Walk<'n> {
     rules: &'n NamespaceRules,
     listeners: Listeners,
-    choices: Choices,
+    choices: Choices<'n>,
     rule: chain::RunningRule,
     packet: CurrentPacket,
     /// The connections that connection tracking has; that of `packet` is at `current`.
@@ -172,6 +180,8 @@ struct Walk<'n> {
     current: usize,
     /// The mark by which routing delivers the packets of an intercepted connection to the namespace.
     delivered_by: Option<u32>,
+    /// A chain of type route has changed the mark of the packet.
+    is_routed_again: bool,
     steps: Vec<RuleAt>,
     decided_by: Option<RuleAt>,
     passed_by: Option<RuleAt>,
@@ -188,9 +198,10 @@ const ACK: [u8; 2] = [0x10, 0x37];
 const LOOPBACK: &str = "lo";
 
 impl<'n> Walk<'n> {
-    fn new(rules: &'n NamespaceRules, packet: &Packet, listeners: Listeners, choices: Choices) -> Self {
+    fn new(rules: &'n NamespaceRules, packet: &Packet, listeners: Listeners, choices: Choices<'n>) -> Self {
         let flags = if packet.connection.phase == ConnectionPhase::New { SYN } else { ACK };
-        let mut entry = ConntrackEntry::new(packet.source, packet.destination, 0, packet.connection.mark);
+        let mut entry =
+            ConntrackEntry::new(packet.source, packet.destination, Zone::default(), packet.connection.mark);
         let entries = match packet.connection.phase {
             ConnectionPhase::New | ConnectionPhase::Invalid => Vec::new(),
             ConnectionPhase::Established => {
@@ -209,6 +220,7 @@ impl<'n> Walk<'n> {
             entries,
             current: 0,
             delivered_by: None,
+            is_routed_again: false,
             steps: Vec::new(),
             decided_by: None,
             passed_by: None,
@@ -218,14 +230,14 @@ impl<'n> Walk<'n> {
     }
 
     /// Follows the connection.
-    fn run(mut self, packet: &Packet) -> (WalkResult, Choices) {
+    fn run(mut self, packet: &Packet) -> (WalkResult, Choices<'n>) {
         let phase = packet.connection.phase;
         if phase == ConnectionPhase::Invalid {
             self.packet.tracking = Tracking::Invalid;
         }
         let end = self.send(&packet.direction);
-        let (mark, zone) = (self.packet.mark, self.packet.zone);
-        let steps = self.steps.clone();
+        let (mark, zone) = (self.packet.mark, self.packet.zone.map(|zone| zone.id));
+        let steps = std::mem::take(&mut self.steps);
         let mut outcome = self.outcome(packet, end);
         let goes_on =
             matches!(outcome, Outcome::Untouched | Outcome::Redirected(_) | Outcome::Intercepted(_));

@@ -22,17 +22,17 @@ pub(super) fn output(p: &RedirectPolicy) -> Chain {
     }
     let from_agent = || Match::SourcePort(Is::In, only(AGENT_DNS_PORT.get()));
     let chain = chain
-        .rule("zone-proxy-uid-asks", [UDP, asks(), any_uid(&p.proxy_uids)], UPSTREAM)
+        .rule("zone-proxy-uid-queries", [UDP, queries(), any_uid(&p.proxy_uids)], UPSTREAM)
         .rule("zone-proxy-uid-answers", [UDP, from_agent(), any_uid(&p.proxy_uids)], AGENT)
-        .rule("zone-proxy-gid-asks", [UDP, asks(), any_gid(&p.proxy_gids)], UPSTREAM)
+        .rule("zone-proxy-gid-queries", [UDP, queries(), any_gid(&p.proxy_gids)], UPSTREAM)
         .rule("zone-proxy-gid-answers", [UDP, from_agent(), any_gid(&p.proxy_gids)], AGENT);
     match &p.dns {
         Dns::Servers(_) => chain.rule_per_family(
-            servers(p, ["zone-app-asks-v4", "zone-app-asks-v6"])
-                .map(|(id, nets)| (id, vec![to(nets), UDP, asks()])),
+            servers(p, ["zone-app-queries-v4", "zone-app-queries-v6"])
+                .map(|(id, nets)| (id, vec![to(nets), UDP, queries()])),
             AGENT,
         ),
-        Dns::All | Dns::Off => chain.rule("zone-app-asks", [UDP, asks()], AGENT),
+        Dns::All | Dns::Off => chain.rule("zone-app-queries", [UDP, queries()], AGENT),
     }
 }
 
@@ -50,7 +50,7 @@ pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {
     }
 }
 
-fn asks() -> Match {
+fn queries() -> Match {
     dport(only(DNS_PORT))
 }
 

@@ -100,8 +100,8 @@ fn named_dns_servers_have_zones_per_family() {
         })
     };
     let output = zones(ChainName::RawOutput, Families::V4AndV6);
-    assert_eq!(output[4..], ["zone-app-asks-v4", "zone-app-asks-v6"]);
-    assert_eq!(zones(ChainName::RawOutput, Families::V4Only)[4..], ["zone-app-asks-v4"]);
+    assert_eq!(output[4..], ["zone-app-queries-v4", "zone-app-queries-v6"]);
+    assert_eq!(zones(ChainName::RawOutput, Families::V4Only)[4..], ["zone-app-queries-v4"]);
     assert_eq!(
         zones(ChainName::RawPrerouting, Families::V4AndV6),
         ["zone-upstream-answers-v4", "zone-upstream-answers-v6"]

@@ -73,7 +73,12 @@ pub(super) fn name_of(program: u32) -> Option<String> {
     // `struct bpf_prog_info` up to the end of its name.
     let mut info = [0; 80];
     info_of(fd.as_fd(), &mut info).ok()?;
-    let name = info.get(64..)?.split(|byte| *byte == 0).next()?;
+    name_in(&info)
+}
+
+/// The name in the kernel's description of a program.
+pub(super) fn name_in(info: &[u8]) -> Option<String> {
+    let name = info.get(64..80)?.split(|byte| *byte == 0).next()?;
     Some(name.escape_ascii().to_string()).filter(|name| !name.is_empty())
 }
 

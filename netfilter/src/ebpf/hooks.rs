@@ -5,9 +5,9 @@
 //! their namespaces are not known.
 
 use super::bpf;
-use super::{Effect, Programs};
+use super::{ProgramEffect, Programs};
 use crate::netlink::attr::{Attribute, Attributes, Writer};
-use crate::netlink::list::Listed;
+use crate::netlink::list::{Limit, Listed};
 use crate::netlink::message::{DUMP, Header, REQUEST};
 use crate::netlink::socket::Socket;
 use crate::xt::legacy::InetHook;
@@ -29,16 +29,19 @@ const TYPE_BPF: u32 = 2;
 const NFPROTO_IPV4: u8 = 2;
 const NFPROTO_IPV6: u8 = 10;
 
+/// How many functions of one hook are read: the chains of nf_tables are among them.
+const MOST_FUNCTIONS: usize = 20_000;
+
 /// `struct nfgenmsg`.
 const GENERIC: usize = 4;
 
 /// A program may accept and drop, and nothing else (`nf_is_valid_access`, net/netfilter/nf_bpf_link.c). The
 /// outcome is unknown all the same: like a rule it may drop the connections that our rules redirect.
-const DROPS: Effect = Effect::Diverts("may drop connections");
+const DROPS: ProgramEffect = ProgramEffect::Diverts("may drop connections");
 
 /// The effect of a program whose namespace is not known.
-const MAY_DROP_IN_UNKNOWN_NAMESPACE: Effect =
-    Effect::Filters("may drop connections; the kernel does not report its network namespace");
+const MAY_DROP_IN_UNKNOWN_NAMESPACE: ProgramEffect =
+    ProgramEffect::Filters("may drop connections; the kernel does not report its network namespace");
 
 pub(super) fn read(found: &mut Programs) {
     match functions() {
@@ -85,8 +88,7 @@ impl Function {
         if let Some(name) =
             self.name.as_ref().filter(|name| name.starts_with("ip_vs_") || name.starts_with("ila_"))
         {
-            let sentence = format!("function {name} at {hook} is not evaluated");
-            found.add(Programs { diverting: vec![sentence], ..Programs::default() });
+            found.not_evaluated(format!("function {name} at {hook} is not evaluated"));
         }
     }
 }
@@ -102,13 +104,15 @@ fn functions() -> Result<Option<Vec<Function>>, Errno> {
             let mut writer = Writer::with_capacity(64);
             let header = Header { kind: NFNL_SUBSYS_HOOK << 8, flags: REQUEST | DUMP, sequence };
             writer.message(header, &[family, 0, 0, 0], |w| w.be32(NFNLA_HOOK_HOOKNUM, number));
-            match socket.list(&writer.finish().unwrap_or_default(), sequence) {
+            match socket.list(&writer.finish().unwrap_or_default(), sequence, Limit::entries(MOST_FUNCTIONS))
+            {
                 Ok(Listed::Whole(entries)) => {
                     functions.extend(entries.iter().filter_map(|entry| function(hook, entry)));
                 }
                 // No such subsystem (`nfnetlink_rcv_msg`).
                 Ok(Listed::Refused(Errno::EINVAL | Errno::EOPNOTSUPP)) => return Ok(None),
                 Ok(Listed::Refused(why)) => return Err(why),
+                Ok(Listed::TooLarge) => return Err(Errno::E2BIG),
                 Ok(Listed::Changed | Listed::Unknown(_)) | Err(_) => return Err(Errno::EAGAIN),
             }
         }
@@ -129,6 +133,10 @@ fn function(hook: InetHook, entry: &[u8]) -> Option<Function> {
         name: attributes.get(NFNLA_HOOK_FUNCTION_NAME).map(|name| name.name()),
         program,
     })
+}
+
+pub(super) fn name_in(entry: &[u8]) -> Option<String> {
+    function(InetHook::Output, entry)?.name
 }
 
 fn nested(attribute: Attribute<'_>, kind: u16) -> Option<Attribute<'_>> {

@@ -2,10 +2,17 @@
 //! a packet before or behind netfilter's hooks, and may rewrite it or send it elsewhere.
 
 use super::bpf::{self, Target};
-use super::{Effect, Programs};
+use super::{ProgramEffect, Programs};
 use crate::netlink::attr::Attributes;
-use crate::routes::{Link, Rtnetlink};
+use crate::routes::{Link, RoutesError, Rtnetlink};
 use nix::errno::Errno;
+use std::collections::HashMap;
+use std::error::Error;
+
+/// A namespace with more queueing disciplines is not evaluated.
+const MAX_DISCIPLINES: usize = 2_000;
+/// A namespace with more filters of traffic control is not evaluated.
+const MAX_FILTERS: usize = 1_000;
 
 // include/uapi/linux/rtnetlink.h, v6.18.
 const RTM_GETQDISC: u16 = 38;
@@ -23,13 +30,17 @@ const CLSACT: [(u32, &str); 2] = [(0xffff_fff2, "ingress"), (0xffff_fff3, "egres
 /// `BPF_TCX_INGRESS`, `BPF_TCX_EGRESS` (Linux 6.6).
 const TCX: [(u32, &str); 2] = [(46, "ingress"), (47, "egress")];
 
-const REWRITES: Effect = Effect::Diverts("may rewrite, redirect or drop packets");
+const REWRITES: ProgramEffect = ProgramEffect::Diverts("may rewrite, redirect or drop packets");
 
 pub(super) fn read(routing: &mut Rtnetlink, found: &mut Programs) {
-    let Ok(links) = routing.links() else {
-        found.cannot_read("at the interfaces", Errno::EIO);
-        return;
-    };
+    if let Err(why) = programs_at_interfaces(routing, found) {
+        let cause = why.source().map(|cause| format!(": {cause}")).unwrap_or_default();
+        found.not_evaluated(format!("programs at the interfaces: {why}{cause}"));
+    }
+}
+
+fn programs_at_interfaces(routing: &mut Rtnetlink, found: &mut Programs) -> Result<(), RoutesError> {
+    let links = routing.links()?;
     for link in &links {
         for program in &link.xdp_programs {
             found.add_program(*program, &format!("XDP of {}", link.name), REWRITES);
@@ -45,37 +56,63 @@ pub(super) fn read(routing: &mut Rtnetlink, found: &mut Programs) {
             }
         }
     }
-    // A kernel without traffic control lists nothing.
-    let disciplines =
-        routing.request_list("queueing disciplines", RTM_GETQDISC, &[0; TC_HEADER]).unwrap_or_default();
-    let disciplines: Vec<Discipline> = disciplines.iter().filter_map(|entry| discipline(entry)).collect();
+    let disciplines = "queueing disciplines";
+    let disciplines = match routing.request_list(disciplines, RTM_GETQDISC, &[0; TC_HEADER], MAX_DISCIPLINES)
+    {
+        // A kernel without traffic control.
+        Err(RoutesError::List { source: Errno::EOPNOTSUPP, .. }) => return Ok(()),
+        outcome => outcome?,
+    };
+    let mut by_interface: HashMap<u32, Vec<Discipline>> = HashMap::new();
+    for discipline in disciplines.iter().filter_map(|entry| discipline(entry)) {
+        by_interface.entry(discipline.interface).or_default().push(discipline);
+    }
+    let mut filters_read = 0;
     for link in &links {
-        for discipline in disciplines.iter().filter(|one| one.interface == link.index) {
-            for (parent, direction) in discipline.parents() {
-                filters(routing, link, parent, direction, found);
+        match by_interface.get(&link.index) {
+            Some(disciplines) => {
+                for (parent, direction) in disciplines.iter().flat_map(Discipline::parents) {
+                    filters_read += filters(routing, link, parent, direction, found)?;
+                    if filters_read > MAX_FILTERS {
+                        return Err(RoutesError::TooLarge { what: FILTERS, most: MAX_FILTERS });
+                    }
+                }
             }
+            // Every interface that was brought up has one, also `noqueue`. The kernel ends the list before one that is
+            // longer than its datagram (`tc_dump_qdisc`, net/sched/sch_api.c, v6.18).
+            None if !link.is_raised => {}
+            None => found.not_evaluated(format!("the queueing disciplines of {} are not listed", link.name)),
         }
     }
+    Ok(())
 }
 
-fn filters(routing: &mut Rtnetlink, link: &Link, parent: u32, direction: &str, found: &mut Programs) {
+const FILTERS: &str = "filters of traffic control";
+
+/// Adds the filters of a discipline; returns their number. A discipline without filters has an empty list; the kernel
+/// refuses a list only when it cannot report a filter (`tc_dump_tfilter`, net/sched/cls_api.c, v6.18).
+fn filters(
+    routing: &mut Rtnetlink,
+    link: &Link,
+    parent: u32,
+    direction: &str,
+    found: &mut Programs,
+) -> Result<usize, RoutesError> {
     let mut header = [0; TC_HEADER];
     header[4..8].copy_from_slice(&link.index.to_ne_bytes());
     header[12..16].copy_from_slice(&parent.to_ne_bytes());
-    // The kernel refuses the request for a discipline without filters.
-    for entry in
-        routing.request_list("filters of traffic control", RTM_GETTFILTER, &header).unwrap_or_default()
-    {
+    let entries = routing.request_list(FILTERS, RTM_GETTFILTER, &header, MAX_FILTERS)?;
+    for entry in &entries {
         let hook = format!("tc {direction} of {}", link.name);
-        match filter(&entry) {
+        match filter(entry) {
             Some(Filter::Program(id)) => found.add_program(id, &hook, REWRITES),
             Some(Filter::Other(name)) => {
-                let sentence = format!("filter {name} at {hook} is not evaluated");
-                found.add(Programs { diverting: vec![sentence], ..Programs::default() });
+                found.not_evaluated(format!("filter {name} at {hook} is not evaluated"));
             }
             None => {}
         }
     }
+    Ok(entries.len())
 }
 
 /// A queueing discipline.
@@ -128,6 +165,17 @@ fn filter(entry: &[u8]) -> Option<Filter> {
             None => kind,
         }),
     })
+}
+
+pub(super) fn discipline_in(entry: &[u8]) -> Option<String> {
+    Some(discipline(entry)?.kind)
+}
+
+pub(super) fn filter_in(entry: &[u8]) -> Option<String> {
+    match filter(entry)? {
+        Filter::Program(id) => Some(id.to_string()),
+        Filter::Other(name) => Some(name),
+    }
 }
 
 fn number(header: &[u8], at: usize) -> Option<u32> {

@@ -185,7 +185,7 @@ fn lacks(missing: &str) -> Cow<'static, str> {
 }
 
 /// The kernel modules whose absence explains stderr: all of them, or one of them. Seen with iptables 1.8.9 on kernels
-/// without the module (`make test-kernels`).
+/// without the module (`make -C integration kernels`).
 fn missing_modules(program: &Path, stderr: &str) -> Vec<String> {
     let name = program.file_name().unwrap_or_default().to_string_lossy();
     let is_nft = stderr.contains("(nf_tables)") || name.contains("nft");

@@ -12,7 +12,7 @@
 use nix::sched::{CloneFlags, setns};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
-use nix::unistd::{Gid, Uid, setresgid, setresuid};
+use nix::unistd::{Gid, Uid, setgroups, setresgid, setresuid};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
@@ -42,7 +42,10 @@ pub(super) fn foreign_owner() -> io::Result<Option<OwnedFd>> {
 pub(super) fn confine(command: &mut Command, user_namespace: Option<OwnedFd>) {
     let enter = move || {
         if let Some(owner) = &user_namespace {
+            // The node's groups own files of the node. Here it takes CAP_SETGID, there the right of every new root.
+            let dropped = setgroups(&[]);
             setns(owner, CloneFlags::CLONE_NEWUSER)?;
+            dropped.or_else(|_| setgroups(&[]))?;
             // Only uid 0 of the new namespace keeps its capabilities over exec.
             let (user, group) = (Uid::from_raw(0), Gid::from_raw(0));
             setresgid(group, group, group)?;

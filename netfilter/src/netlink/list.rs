@@ -6,15 +6,35 @@ use super::message::{DONE, DUMP_INTERRUPTED, ERROR, Message, Messages};
 use super::reply::{KernelReply, Received, Unknown};
 use nix::errno::Errno;
 
-/// The most bytes that are kept of one list: any process that may write rules determines the length.
-const MAX_BYTES: usize = 64 << 20;
+/// The most that is received of one list: any process that may write rules determines its length.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Limit {
+    /// Bytes of all entries.
+    pub(crate) bytes: usize,
+    /// Objects in all entries.
+    pub(crate) objects: usize,
+    /// Returns the number of objects in one entry.
+    pub(crate) count: fn(&[u8]) -> usize,
+}
+
+impl Limit {
+    /// The bytes of a list for which the caller has no limit of its own.
+    pub(crate) const BYTES: usize = 16 << 20;
+
+    /// A limit of entries.
+    pub(crate) const fn entries(objects: usize) -> Self {
+        Self { bytes: Self::BYTES, objects, count: |_| 1 }
+    }
+}
 
 /// The reply to one dump request, as far as received.
 #[derive(Debug)]
 pub(crate) struct List {
     sequence: u32,
+    limit: Limit,
     entries: Vec<Vec<u8>>,
     bytes: usize,
+    objects: usize,
     end: Option<End>,
     changed: bool,
 }
@@ -24,6 +44,7 @@ pub(crate) struct List {
 enum End {
     Whole,
     Refused(Errno),
+    TooLarge,
     Unknown(Unknown),
 }
 
@@ -36,14 +57,16 @@ pub(crate) enum Listed {
     Changed,
     /// The kernel refused the request.
     Refused(Errno),
+    /// The list is larger than the limit. The rest was not received, so the socket can take no other request.
+    TooLarge,
     /// The list may be incomplete.
     Unknown(Unknown),
 }
 
 impl List {
     /// An empty list for the reply to `sequence`.
-    pub(crate) fn of(sequence: u32) -> Self {
-        Self { sequence, entries: Vec::new(), bytes: 0, end: None, changed: false }
+    pub(crate) fn of(sequence: u32, limit: Limit) -> Self {
+        Self { sequence, limit, entries: Vec::new(), bytes: 0, objects: 0, end: None, changed: false }
     }
 
     /// Reports whether the end has been received.
@@ -57,6 +80,7 @@ impl List {
             Some(End::Whole) if self.changed => Listed::Changed,
             Some(End::Whole) => Listed::Whole(self.entries),
             Some(End::Refused(errno)) => Listed::Refused(errno),
+            Some(End::TooLarge) => Listed::TooLarge,
             Some(End::Unknown(unknown)) => Listed::Unknown(unknown),
             None => Listed::Unknown(Unknown::NotAcknowledged),
         }
@@ -86,14 +110,18 @@ impl List {
         match message.header.kind {
             DONE => self.done(message.body),
             ERROR => {
-                let refusal = KernelReply::read(message).and_then(KernelReply::refusal);
-                let unreadable = End::Unknown(Unknown::Unreadable);
-                self.end(refusal.map_or(unreadable, |refusal| End::Refused(refusal.errno)));
+                self.end(match KernelReply::read(message).map(KernelReply::refusal) {
+                    Some(Some(refusal)) => End::Refused(refusal.errno),
+                    // The acknowledgement of a request for one entry.
+                    Some(None) => End::Whole,
+                    None => End::Unknown(Unknown::Unreadable),
+                });
             }
             _ => {
                 self.bytes = self.bytes.saturating_add(message.body.len());
-                match self.bytes > MAX_BYTES {
-                    true => self.end(End::Unknown(Unknown::TooMuch)),
+                self.objects = self.objects.saturating_add((self.limit.count)(message.body));
+                match self.bytes > self.limit.bytes || self.objects > self.limit.objects {
+                    true => self.end(End::TooLarge),
                     false => self.entries.push(message.body.to_vec()),
                 }
             }
@@ -122,6 +150,7 @@ mod tests {
     use crate::netlink::message::Header;
 
     const SEQUENCE: u32 = 3;
+    const LIMIT: Limit = Limit::entries(100);
 
     fn message(kind: u16, flags: u16, body: &[u8]) -> Vec<u8> {
         let mut writer = Writer::default();
@@ -134,7 +163,7 @@ mod tests {
     }
 
     fn outcome(datagrams: &[Vec<u8>]) -> Listed {
-        let mut list = List::of(SEQUENCE);
+        let mut list = List::of(SEQUENCE, LIMIT);
         for datagram in datagrams {
             list.add(Received::Datagram(datagram));
         }
@@ -146,6 +175,37 @@ mod tests {
         let done = || message(DONE, 0, &[0; 4]);
         assert_eq!(outcome(&[[entry(), entry()].concat(), done()]), Listed::Whole(vec![vec![1, 0, 0, 7]; 2]));
         assert_eq!(outcome(&[done()]), Listed::Whole(vec![]), "an empty one");
+    }
+
+    /// The end of a list that is too large arrives only where the limit is not exceeded.
+    #[test]
+    fn a_list_ends_at_the_first_entry_beyond_the_limit() {
+        // Each entry has four bytes; a third of them counts for itself and two more.
+        fn three(_: &[u8]) -> usize {
+            3
+        }
+        let most = Limit { bytes: usize::MAX, objects: usize::MAX, count: three };
+        for (limit, entries, is_whole) in [
+            (Limit { bytes: 8, ..most }, 2, true),
+            (Limit { bytes: 8, ..most }, 3, false),
+            (Limit { bytes: 7, ..most }, 2, false),
+            (Limit { objects: 6, ..most }, 2, true),
+            (Limit { objects: 5, ..most }, 2, false),
+            (Limit { objects: 6, ..most }, 3, false),
+            (Limit::entries(2), 2, true),
+            (Limit::entries(2), 3, false),
+            (Limit::entries(0), 0, true),
+        ] {
+            let mut list = List::of(SEQUENCE, limit);
+            for _ in 0..entries {
+                assert!(!list.is_complete(), "{limit:?}");
+                list.add(Received::Datagram(&entry()));
+            }
+            assert_eq!(list.is_complete(), !is_whole, "{limit:?}");
+            list.add(Received::Datagram(&message(DONE, 0, &[0; 4])));
+            let whole = Listed::Whole(vec![vec![1, 0, 0, 7]; entries]);
+            assert_eq!(list.outcome(), if is_whole { whole } else { Listed::TooLarge }, "{limit:?}");
+        }
     }
 
     #[test]
@@ -163,7 +223,7 @@ mod tests {
 
     #[test]
     fn f25_dropped_entries_make_the_outcome_unknown_even_when_the_end_arrives() {
-        let mut list = List::of(SEQUENCE);
+        let mut list = List::of(SEQUENCE, LIMIT);
         list.add(Received::Overrun);
         list.add(Received::Datagram(&message(DONE, 0, &[0; 4])));
         assert_eq!(list.outcome(), Listed::Unknown(Unknown::RepliesDropped));
@@ -171,7 +231,7 @@ mod tests {
 
     #[test]
     fn f25_an_empty_datagram_ends_the_list_as_unreadable() {
-        let mut list = List::of(SEQUENCE);
+        let mut list = List::of(SEQUENCE, LIMIT);
         list.add(Received::Datagram(&[]));
         assert!(list.is_complete());
         assert_eq!(list.outcome(), Listed::Unknown(Unknown::Unreadable));
@@ -179,7 +239,7 @@ mod tests {
 
     #[test]
     fn the_rest_of_an_earlier_reply_is_ignored() {
-        let mut list = List::of(SEQUENCE + 1);
+        let mut list = List::of(SEQUENCE + 1, LIMIT);
         list.add(Received::Datagram(&entry()));
         assert!(!list.is_complete());
         assert_eq!(list.outcome(), Listed::Unknown(Unknown::NotAcknowledged));

@@ -29,9 +29,6 @@ pub enum Unknown {
     /// A reply that cannot be parsed.
     #[error("the kernel's reply cannot be read")]
     Unreadable,
-    /// More replies than are read.
-    #[error("the kernel lists more than 64 MiB")]
-    TooMuch,
 }
 
 /// The outcome of a request.

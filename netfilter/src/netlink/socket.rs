@@ -3,14 +3,14 @@
 //! The kernel completes a request before `sendmsg` returns (docs/RULES.md, section 5.1), so every reply is queued by
 //! then.
 
-use super::list::{List, Listed};
+use super::list::{Limit, List, Listed};
 use super::reply::{Outcome, Received, Replies};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, SetSockOpt, SockFlag, SockProtocol, SockType};
 use nix::sys::socket::{recv, sendmsg, setsockopt, socket, sockopt};
 use nix::{libc, setsockopt_impl, sockopt_impl};
 use std::io::IoSlice;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
 
 /// Bytes of the receive buffer for lists. The first datagram of a list has at most `NLMSG_GOODSIZE` bytes, less than
 /// 8 KiB, and later datagrams no more than the largest buffer passed so far (`netlink_dump`, `max_recvmsg_len`). Only
@@ -20,6 +20,12 @@ use std::os::fd::{AsRawFd, OwnedFd};
 /// (`struct skb_shared_info`): together 8 KiB, the largest allocation from kmalloc's caches; beyond it the kernel
 /// allocates pages (`KMALLOC_MAX_CACHE_SIZE`).
 const LIST_BUFFER: usize = 8 * 1024 - 320;
+
+/// Bytes of the receive buffer for lists that must show objects of any size. The kernel ends a list without an error at
+/// an object for which its datagram has no room (`nf_tables_dump_rules`, net/netfilter/nf_tables_api.c, v6.18), and
+/// composes no longer datagrams than these (`netlink_recvmsg`, net/netlink/af_netlink.c). A rule takes some 37 KB at
+/// most, so a list can end there all the same.
+const LONG_LIST_BUFFER: usize = 32 * 1024;
 
 /// Bytes of the receive buffer for acknowledgements. A capped acknowledgement has some dozen bytes, rarely with a
 /// message of the kernel. The buffer is small and on the stack, because zeroing a larger one would cost an ADD a page
@@ -77,10 +83,25 @@ impl Socket {
     pub(crate) fn open(protocol: SockProtocol) -> Result<Self, SocketError> {
         let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)
             .map_err(|source| SocketError::Open { source })?;
+        Ok(Self::with(fd))
+    }
+
+    /// Opens a socket of the protocol for IPsec, which nix does not name.
+    #[expect(unsafe_code, reason = "a descriptor that socket(2) returned becomes an owned one")]
+    pub(crate) fn open_xfrm() -> Result<Self, SocketError> {
+        let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
+        // SAFETY: socket(2) takes numbers only.
+        let fd = Errno::result(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_XFRM) })
+            .map_err(|source| SocketError::Open { source })?;
+        // SAFETY: the kernel just returned it, and this is its only owner.
+        Ok(Self::with(unsafe { OwnedFd::from_raw_fd(fd) }))
+    }
+
+    fn with(fd: OwnedFd) -> Self {
         let socket = Self { fd };
         socket.set_optional(ExtendedAck, &true);
         socket.set_optional(CappedAck, &true);
-        Ok(socket)
+        socket
     }
 
     /// Enlarges the buffers for a datagram of `outgoing` bytes and for many replies.
@@ -111,12 +132,32 @@ impl Socket {
         Ok(replies.outcome())
     }
 
-    /// Sends a request for a list and collects it.
-    pub(crate) fn list(&mut self, request: &[u8], sequence: u32) -> Result<Listed, SocketError> {
+    /// Sends a request for a list and collects it, up to the limit: the kernel composes each datagram when the one before
+    /// has been received.
+    pub(crate) fn list(
+        &mut self,
+        request: &[u8],
+        sequence: u32,
+        limit: Limit,
+    ) -> Result<Listed, SocketError> {
         self.send(request)?;
-        let (mut list, mut buffer) = (List::of(sequence), [0; LIST_BUFFER]);
+        self.collect(&mut [0; LIST_BUFFER], List::of(sequence, limit))
+    }
+
+    /// The same with long datagrams, except for the first list of the socket.
+    pub(crate) fn list_of_any_size(
+        &mut self,
+        request: &[u8],
+        sequence: u32,
+        limit: Limit,
+    ) -> Result<Listed, SocketError> {
+        self.send(request)?;
+        self.collect(&mut vec![0; LONG_LIST_BUFFER], List::of(sequence, limit))
+    }
+
+    fn collect(&self, buffer: &mut [u8], mut list: List) -> Result<Listed, SocketError> {
         while !list.is_complete() {
-            match self.receive(&mut buffer)? {
+            match self.receive(buffer)? {
                 Some(received) => list.add(received),
                 None => break,
             }

@@ -61,7 +61,7 @@ fn desired_set(list: &NamedList<'_>) -> Part {
 
 /// Reads Gybe's table; empty when there is none.
 pub(super) fn inventory(connection: &mut Connection) -> Result<Inventory, NftError> {
-    inventory_by(&mut |request, sequence| connection.0.list(request, sequence))
+    inventory_by(&mut |request, sequence, limit| connection.0.list(request, sequence, limit))
 }
 
 /// [`inventory`] from a lister.
@@ -71,14 +71,14 @@ pub(crate) fn inventory_by(lister: &mut Lister<'_>) -> Result<Inventory, NftErro
 
 /// Reads all lists once; `None` when the rules changed meanwhile.
 fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<Inventory>, NftError> {
-    let sets = match lists.all("the sets", NFT_MSG_GETSET, |w| w.text(NFTA_SET_TABLE, TABLE)) {
+    let sets = match lists.all(lists::SETS, |w| w.text(NFTA_SET_TABLE, TABLE)) {
         Ok(sets) => sets,
         Err(NftError::List { source: Errno::ENOENT, .. }) => return Ok(Some(Inventory::default())),
         Err(error) => return Err(error),
     };
-    let chains = lists.all("the chains", NFT_MSG_GETCHAIN, |w| w.text(NFTA_CHAIN_TABLE, TABLE))?;
-    let rules = lists.all("the rules", NFT_MSG_GETRULE, |w| w.text(NFTA_RULE_TABLE, TABLE))?;
-    let tables = lists.all("the tables", NFT_MSG_GETTABLE, |_| ())?;
+    let chains = lists.all(lists::CHAINS, |w| w.text(NFTA_CHAIN_TABLE, TABLE))?;
+    let rules = lists.all(lists::RULES, |w| w.text(NFTA_RULE_TABLE, TABLE))?;
+    let tables = lists.all(lists::TABLES, |_| ())?;
     let (Some(sets), Some(chains), Some(rules), Some(tables)) = (sets, chains, rules, tables) else {
         return Ok(None);
     };

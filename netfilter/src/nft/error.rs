@@ -2,6 +2,7 @@
 
 use super::batch::{Object, TooLong};
 use crate::hint::Hint;
+use crate::netlink::list::Limit;
 use crate::netlink::reply::Unknown;
 use crate::netlink::socket::SocketError;
 use crate::ruleset::Stage;
@@ -39,12 +40,29 @@ pub enum NftError {
         source: Unknown,
     },
     /// nftables refused a list.
-    #[error("nftables does not list {what}")]
+    #[error("nftables does not list the {what}")]
     List {
         /// The name of the list.
         what: &'static str,
         /// The cause.
         source: Errno,
+    },
+    /// The namespace has more than is read. How much is for any process to choose that may write rules.
+    #[error(
+        "the namespace has more than {most} {what}, or more than {} MiB of rules and sets, which is more than Gybe reads",
+        Limit::BYTES >> 20
+    )]
+    TooLarge {
+        /// The list that was received last.
+        what: &'static str,
+        /// How many of them are read.
+        most: usize,
+    },
+    /// A list of rules ends before a rule that is too long for a datagram of the kernel.
+    #[error("nftables does not list all rules of chain {chain}, or not all that lead to it")]
+    Incomplete {
+        /// The chain, with its table.
+        chain: String,
     },
     /// The rules changed during every attempt to read them.
     #[error("the rules changed {attempts} times while they were read")]
@@ -149,6 +167,9 @@ impl Hint for NftError {
             }
             Self::Socket { source: SocketError::Send { source: Errno::EMSGSIZE, .. } } => {
                 Some("raise the sysctl net.core.wmem_max, or run with CAP_NET_ADMIN on the host".into())
+            }
+            Self::TooLarge { .. } | Self::Incomplete { .. } => {
+                Some("remove rules that nothing needs from the namespace".into())
             }
             Self::OutcomeUnknown { .. } => Some("applying again is safe".into()),
             _ => None,

@@ -22,10 +22,8 @@ pub(crate) struct ListedChain {
 
 /// Lists all chains; `None` where the kernel has no nftables.
 pub(crate) fn list(connection: &mut Connection) -> Result<Option<Vec<ListedChain>>, NftError> {
-    let lister: &mut Lister<'_> = &mut |request, sequence| connection.0.list(request, sequence);
-    let chains = lists::of_one_generation(lister, NFPROTO_UNSPEC, |lists| {
-        lists.all("the chains", NFT_MSG_GETCHAIN, |_| ())
-    });
+    let lister: &mut Lister<'_> = &mut |request, sequence, limit| connection.0.list(request, sequence, limit);
+    let chains = lists::of_one_generation(lister, NFPROTO_UNSPEC, |lists| lists.all(lists::CHAINS, |_| ()));
     match chains {
         Ok(entries) => Ok(Some(parse(&entries))),
         // No such subsystem (`nfnetlink_rcv_msg`).

@@ -5,7 +5,7 @@ use super::batch::{GENERIC, TooLong};
 use super::error::NftError;
 use super::uapi::*;
 use crate::netlink::attr::{Attributes, Writer};
-use crate::netlink::list::Listed;
+use crate::netlink::list::{Limit, Listed};
 use crate::netlink::message::{DUMP, Header, REQUEST};
 use crate::netlink::socket::SocketError;
 use nix::errno::Errno;
@@ -13,8 +13,29 @@ use nix::errno::Errno;
 /// How often lists that changed while they were read are read again.
 pub(crate) const ATTEMPTS: u32 = 5;
 
-/// Returns the list for a request with this sequence number: from the kernel, or from a recording.
-pub(crate) type Lister<'l> = dyn FnMut(&[u8], u32) -> Result<Listed, SocketError> + 'l;
+/// Returns the list for a request with this sequence number, up to a limit: from the kernel, or from a recording.
+pub(crate) type Lister<'l> = dyn FnMut(&[u8], u32, Limit) -> Result<Listed, SocketError> + 'l;
+
+/// A kind of list: of objects of every table, or of one.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ObjectList {
+    /// Its objects, in messages.
+    pub(crate) what: &'static str,
+    /// `NFT_MSG_GET*`.
+    message: u16,
+    /// A namespace with more of them is not read.
+    most: usize,
+}
+
+pub(crate) const TABLES: ObjectList = ObjectList { what: "tables", message: NFT_MSG_GETTABLE, most: 20_000 };
+pub(crate) const CHAINS: ObjectList = ObjectList { what: "chains", message: NFT_MSG_GETCHAIN, most: 20_000 };
+pub(crate) const RULES: ObjectList = ObjectList { what: "rules", message: NFT_MSG_GETRULE, most: 20_000 };
+pub(crate) const SETS: ObjectList = ObjectList { what: "sets", message: NFT_MSG_GETSET, most: 2_000 };
+pub(crate) const FLOW_TABLES: ObjectList =
+    ObjectList { what: "flow tables", message: NFT_MSG_GETFLOWTABLE, most: 2_000 };
+/// Of all sets together. An interval has an element for its start, and one for its end.
+const ELEMENTS: ObjectList =
+    ObjectList { what: "elements of sets", message: NFT_MSG_GETSETELEM, most: 100_000 };
 
 /// Calls `read` until its lists, of this family's tables (`NFPROTO_*`), show one generation. `read` returns `None` when
 /// something changed since its first list.
@@ -24,7 +45,14 @@ pub(crate) fn of_one_generation<T>(
     read: impl Fn(&mut Lists<'_, '_>) -> Result<Option<T>, NftError>,
 ) -> Result<T, NftError> {
     for _ in 0..ATTEMPTS {
-        let mut lists = Lists { lister: &mut *lister, generation: None, sequence: 0, family };
+        let mut lists = Lists {
+            lister: &mut *lister,
+            generation: None,
+            sequence: 0,
+            family,
+            bytes: Limit::BYTES,
+            elements: ELEMENTS.most,
+        };
         if let Some(read) = read(&mut lists)? {
             return Ok(read);
         }
@@ -39,6 +67,10 @@ pub(crate) struct Lists<'a, 'l> {
     generation: Option<[u8; 2]>,
     sequence: u32,
     family: u8,
+    /// The bytes that further lists may have.
+    bytes: usize,
+    /// The elements that further sets may have.
+    elements: usize,
 }
 
 /// One entry of a list: `struct nfgenmsg` and attributes.
@@ -51,19 +83,32 @@ impl Entry {
     }
 
     pub(crate) fn attributes(&self) -> Attributes<'_> {
-        Attributes::of(self.0.get(GENERIC..).unwrap_or_default())
+        attributes_of(&self.0)
     }
+
+    /// The elements of a set in the entry.
+    pub(crate) fn elements(&self) -> Attributes<'_> {
+        elements_of(&self.0)
+    }
+}
+
+fn attributes_of(entry: &[u8]) -> Attributes<'_> {
+    Attributes::of(entry.get(GENERIC..).unwrap_or_default())
+}
+
+fn elements_of(entry: &[u8]) -> Attributes<'_> {
+    let list = attributes_of(entry).get(NFTA_SET_ELEM_LIST_ELEMENTS);
+    Attributes::of(list.map_or(&[], |list| list.value))
 }
 
 impl Lists<'_, '_> {
     /// Requests a list; `None` when something changed since the lists before it.
     pub(crate) fn all(
         &mut self,
-        what: &'static str,
-        kind: u16,
+        list: ObjectList,
         filter: impl FnOnce(&mut Writer),
     ) -> Result<Option<Vec<Entry>>, NftError> {
-        self.all_of_family(self.family, what, kind, filter)
+        self.all_of_family(self.family, list, Limit::entries(list.most), filter)
     }
 
     /// The elements of a set, by its table and name as the kernel has them.
@@ -73,34 +118,45 @@ impl Lists<'_, '_> {
         table: &[u8],
         set: &[u8],
     ) -> Result<Option<Vec<Entry>>, NftError> {
-        let elements = self.all_of_family(family, "the elements of a set", NFT_MSG_GETSETELEM, |w| {
+        let count = |entry: &[u8]| elements_of(entry).count();
+        let limit = Limit { count, ..Limit::entries(self.elements) };
+        let elements = self.all_of_family(family, ELEMENTS, limit, |w| {
             w.text(NFTA_SET_ELEM_LIST_TABLE, table);
             w.text(NFTA_SET_ELEM_LIST_SET, set);
         });
-        match elements {
+        let elements = match elements {
             // An earlier list contains the set.
             Err(NftError::List { source: Errno::ENOENT, .. }) => Ok(None),
             outcome => outcome,
-        }
+        }?;
+        let counted = elements.iter().flatten().map(|entry| count(&entry.0)).sum();
+        self.elements = self.elements.saturating_sub(counted);
+        Ok(elements)
     }
 
     fn all_of_family(
         &mut self,
         family: u8,
-        what: &'static str,
-        kind: u16,
+        list: ObjectList,
+        limit: Limit,
         filter: impl FnOnce(&mut Writer),
     ) -> Result<Option<Vec<Entry>>, NftError> {
         self.sequence += 1;
         let mut writer = Writer::with_capacity(256);
-        let kind = NFNL_SUBSYS_NFTABLES << 8 | kind;
+        let kind = NFNL_SUBSYS_NFTABLES << 8 | list.message;
         let header = Header { kind, flags: REQUEST | DUMP, sequence: self.sequence };
         writer.message(header, &[family, 0, 0, 0], filter);
         let request = writer.finish().ok_or(TooLong)?;
-        match (self.lister)(&request, self.sequence)? {
-            Listed::Whole(entries) => Ok(self.checked(entries)),
+        let ObjectList { what, most, .. } = list;
+        match (self.lister)(&request, self.sequence, Limit { bytes: self.bytes, ..limit })? {
+            Listed::Whole(entries) => {
+                let bytes = entries.iter().map(Vec::len).sum();
+                self.bytes = self.bytes.saturating_sub(bytes);
+                Ok(self.checked(entries))
+            }
             Listed::Changed => Ok(None),
             Listed::Refused(source) => Err(NftError::List { what, source }),
+            Listed::TooLarge => Err(NftError::TooLarge { what, most }),
             Listed::Unknown(source) => Err(NftError::Listing { source }),
         }
     }

@@ -68,6 +68,7 @@ pub(crate) const NFTA_SET_KEY_LEN: u16 = 5;
 pub(crate) const NFTA_SET_DESC: u16 = 9;
 pub(crate) const NFTA_SET_ID: u16 = 10;
 pub(crate) const NFTA_SET_USERDATA: u16 = 13;
+pub(crate) const NFTA_SET_OBJ_TYPE: u16 = 15;
 pub(crate) const NFT_SET_INTERVAL: u32 = 4;
 pub(crate) const NFT_SET_TIMEOUT: u32 = 16;
 pub(crate) const NFT_SET_EVAL: u32 = 32;
@@ -124,6 +125,10 @@ pub(crate) const NFTA_PAYLOAD_DREG: u16 = 1;
 pub(crate) const NFTA_PAYLOAD_BASE: u16 = 2;
 pub(crate) const NFTA_PAYLOAD_OFFSET: u16 = 3;
 pub(crate) const NFTA_PAYLOAD_LEN: u16 = 4;
+pub(crate) const NFTA_PAYLOAD_SREG: u16 = 5;
+pub(crate) const NFTA_PAYLOAD_CSUM_TYPE: u16 = 6;
+pub(crate) const NFTA_PAYLOAD_CSUM_OFFSET: u16 = 7;
+pub(crate) const NFTA_PAYLOAD_CSUM_FLAGS: u16 = 8;
 pub(crate) const NFT_PAYLOAD_NETWORK_HEADER: u32 = 1;
 pub(crate) const NFT_PAYLOAD_TRANSPORT_HEADER: u32 = 2;
 
@@ -142,6 +147,19 @@ pub(crate) const NFT_META_SKGID: u32 = 11;
 pub(crate) const NFT_META_NFTRACE: u32 = 12;
 pub(crate) const NFT_META_NFPROTO: u32 = 15;
 pub(crate) const NFT_META_L4PROTO: u32 = 16;
+pub(crate) const NFT_META_PKTTYPE: u32 = 19;
+
+pub(crate) const NFTA_EXTHDR_DREG: u16 = 1;
+pub(crate) const NFTA_EXTHDR_TYPE: u16 = 2;
+pub(crate) const NFTA_EXTHDR_OFFSET: u16 = 3;
+pub(crate) const NFTA_EXTHDR_LEN: u16 = 4;
+pub(crate) const NFTA_EXTHDR_SREG: u16 = 7;
+
+pub(crate) const NFTA_DYNSET_SET_NAME: u16 = 1;
+
+pub(crate) const NFTA_OBJREF_IMM_TYPE: u16 = 1;
+pub(crate) const NFTA_OBJREF_IMM_NAME: u16 = 2;
+pub(crate) const NFTA_OBJREF_SET_NAME: u16 = 4;
 
 pub(crate) const NFTA_CT_DREG: u16 = 1;
 pub(crate) const NFTA_CT_KEY: u16 = 2;
@@ -151,7 +169,10 @@ pub(crate) const NFT_CT_STATE: u32 = 0;
 pub(crate) const NFT_CT_DIRECTION: u32 = 1;
 pub(crate) const NFT_CT_STATUS: u32 = 2;
 pub(crate) const NFT_CT_MARK: u32 = 3;
+pub(crate) const NFT_CT_HELPER: u32 = 6;
+pub(crate) const NFT_CT_LABELS: u32 = 13;
 pub(crate) const NFT_CT_ZONE: u32 = 17;
+pub(crate) const NFT_CT_EVENTMASK: u32 = 18;
 
 pub(crate) const NFTA_COUNTER_BYTES: u16 = 1;
 pub(crate) const NFTA_COUNTER_PACKETS: u16 = 2;
@@ -161,6 +182,7 @@ pub(crate) const NFTA_TPROXY_REG_ADDR: u16 = 2;
 pub(crate) const NFTA_TPROXY_REG_PORT: u16 = 3;
 
 pub(crate) const NFTA_NAT_TYPE: u16 = 1;
+pub(crate) const NFTA_NAT_FAMILY: u16 = 2;
 pub(crate) const NFTA_NAT_REG_ADDR_MIN: u16 = 3;
 pub(crate) const NFTA_NAT_REG_ADDR_MAX: u16 = 4;
 pub(crate) const NFTA_NAT_REG_PROTO_MIN: u16 = 5;

@@ -1,8 +1,41 @@
 //! Sets of networks, canonical and merged, so that sets with the same addresses are equal.
 
+use super::ports::decimal;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use std::net::{IpAddr, Ipv4Addr};
 use std::str::FromStr;
+
+/// The text is not a network.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum NetworkError {
+    /// An address alone.
+    #[error("{address:?} has no prefix length; for this one address write \"{address}/{}\"", if .address.is_ipv4() { 32 } else { 128 })]
+    NoPrefixLength {
+        /// The address.
+        address: IpAddr,
+    },
+    /// Not an address with a prefix length; truncated.
+    #[error("{0:?} is not a network with its prefix length, like 10.0.0.0/8 or fd00::/8")]
+    NotANetwork(String),
+}
+
+/// Parses an address with its prefix length, as Go's `netip.ParsePrefix`, with which Istio's programs read them: no
+/// number has a leading zero or a sign, and an address has no zone. Host bits stay.
+///
+/// # Errors
+/// When the text is not a network.
+pub fn network(text: &str) -> Result<IpNet, NetworkError> {
+    let refuse = || NetworkError::NotANetwork(text.chars().take(64).collect());
+    let Some((address, length)) = text.split_once('/') else {
+        return Err(text
+            .parse()
+            .map_or_else(|_| refuse(), |address| NetworkError::NoPrefixLength { address }));
+    };
+    // Rust's parser of addresses refuses leading zeros and zones.
+    let address: IpAddr = address.parse().map_err(|_| refuse())?;
+    let length = decimal(length).and_then(|length| u8::try_from(length).ok()).ok_or_else(refuse)?;
+    IpNet::new(address, length).map_err(|_| refuse())
+}
 
 /// A set of networks of both families, stored as the smallest list of prefixes.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -85,8 +118,10 @@ impl FromStr for LoopbackCidr {
 
     fn from_str(text: &str) -> Result<Self, LoopbackCidrError> {
         let refuse = || LoopbackCidrError(text.chars().take(64).collect());
-        let net: Ipv4Net = text.parse().map_err(|_| refuse())?;
-        if net.addr().is_loopback() && net.prefix_len() >= 8 { Ok(Self(net.trunc())) } else { Err(refuse()) }
+        match network(text) {
+            Ok(IpNet::V4(net)) if net.addr().is_loopback() && net.prefix_len() >= 8 => Ok(Self(net.trunc())),
+            _ => Err(refuse()),
+        }
     }
 }
 
@@ -96,6 +131,42 @@ mod tests {
 
     fn set(text: &str) -> CidrSet {
         text.split(',').filter(|t| !t.is_empty()).map(|t| t.parse::<IpNet>().unwrap()).collect()
+    }
+
+    /// As a Go program with `netip.ParsePrefix` reads them.
+    #[test]
+    fn a_network_has_one_spelling_as_for_istios_programs() {
+        for text in
+            ["10.0.0.0/8", "10.1.2.3/8", "0.0.0.0/0", "10.0.0.1/32", "fd00::1/8", "::ffff:10.0.0.0/104"]
+        {
+            assert_eq!(network(text).map(|net| net.to_string()), Ok(text.to_owned()));
+        }
+        for text in [
+            "",
+            "/",
+            "/8",
+            "10.0.0.0/",
+            "10.0.0.0/08",
+            "10.0.0.0/+8",
+            "10.0.0.0/-1",
+            "10.0.0.0/ 8",
+            "10.0.0.0/33",
+            "10.0.0.0/8/8",
+            "10.0.0.0/255.0.0.0",
+            "010.0.0.0/8",
+            "10.0.0/8",
+            " 10.0.0.0/8",
+            "10.0.0.0/8\n",
+            "fe80::1%eth0/64",
+            "[fd00::]/8",
+            "fd00::/129",
+            "fd00::/0x8",
+            "*",
+            "10.0.0.0/256",
+        ] {
+            assert!(matches!(network(text), Err(NetworkError::NotANetwork(_))), "{text:?}");
+        }
+        assert!(network("fd00::1").unwrap_err().to_string().contains("\"fd00::1/128\""));
     }
 
     #[test]

@@ -38,25 +38,50 @@ impl PortRange {
     }
 }
 
+/// Parses one port, 0 to 65535.
+///
+/// # Errors
+/// When the text is not a decimal number up to 65535, or has a leading zero.
+pub fn port(text: &str) -> Result<u16, PortError> {
+    let port = decimal(text).and_then(|number| u16::try_from(number).ok());
+    port.ok_or_else(|| match has_leading_zero(text) {
+        true => PortError::LeadingZero(brief(text)),
+        false => PortError::NotAPort(brief(text)),
+    })
+}
+
+/// Parses digits: no sign, no white space, no other base, and no leading zero, which iptables takes for octal. `None`
+/// also for a number larger than `u32::MAX`.
+pub fn decimal(text: &str) -> Option<u32> {
+    if is_digits(text) && !has_leading_zero(text) { text.parse().ok() } else { None }
+}
+
+fn is_digits(text: &str) -> bool {
+    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
+}
+
+fn has_leading_zero(text: &str) -> bool {
+    is_digits(text) && text.len() > 1 && text.starts_with('0')
+}
+
+fn brief(text: &str) -> String {
+    text.chars().take(64).collect()
+}
+
 impl FromStr for PortRange {
     type Err = PortError;
 
     /// Reads `80` or `8000-8100`: decimal digits only, no sign, no white space.
     fn from_str(text: &str) -> Result<Self, PortError> {
-        let brief = || text.chars().take(64).collect();
-        let not_a_port = || PortError::NotAPort(brief());
-        let port = |digits: &str| -> Result<u16, PortError> {
-            let decimal = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-            match decimal {
-                true if digits.len() > 1 && digits.starts_with('0') => Err(PortError::LeadingZero(brief())),
-                true => digits.parse().map_err(|_| not_a_port()),
-                false => Err(not_a_port()),
-            }
+        let Some((first, last)) = text.split_once('-') else {
+            return port(text).map(|port| Self { first: port, last: port });
         };
-        let (first, last) = match text.split_once('-') {
-            Some((first, last)) => (port(first)?, port(last)?),
-            None => (port(text)?, port(text)?),
+        // The fault names the range.
+        let whole = |fault| match fault {
+            PortError::LeadingZero(_) => PortError::LeadingZero(brief(text)),
+            _ => PortError::NotAPort(brief(text)),
         };
+        let (first, last) = (port(first).map_err(whole)?, port(last).map_err(whole)?);
         Self::new(first, last).ok_or_else(|| PortError::Reversed(text.to_owned()))
     }
 }

@@ -19,7 +19,7 @@ pub(super) const LOOPBACK: u32 = 1;
 pub(super) const LINK_HEADER: usize = 16;
 pub(super) const ADDRESS_HEADER: usize = 8;
 pub(super) const RULE_HEADER: usize = 12;
-const ROUTE_HEADER: usize = 12;
+pub(super) const ROUTE_HEADER: usize = 12;
 
 /// An address, routing rule or route that a redirection needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -206,7 +206,7 @@ impl RoutingList {
 
 /// Reports whether an attribute does not restrict its rule: all other attributes match packets or hide a default
 /// route (`fib_nl_fill_rule`, net/core/fib_rules.c, v6.18).
-fn selects_nothing(attribute: &Attribute<'_>) -> bool {
+pub(super) fn selects_nothing(attribute: &Attribute<'_>) -> bool {
     match attribute.kind {
         FRA_PRIORITY | FRA_FWMARK | FRA_FWMASK | FRA_TABLE | FRA_PROTOCOL => true,
         FRA_SUPPRESS_PREFIXLEN => attribute.ne32() == Some(u32::MAX),

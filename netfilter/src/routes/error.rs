@@ -69,6 +69,14 @@ pub enum RoutesError {
         /// The kernel's error.
         source: Errno,
     },
+    /// A list is longer than is read.
+    #[error("the namespace has more than {most} {what}, which is more than Gybe reads")]
+    TooLarge {
+        /// The name of the list.
+        what: &'static str,
+        /// How many of its entries are read.
+        most: usize,
+    },
     /// A list changed at every attempt to read it.
     #[error("the {what} changed {attempts} times while they were read")]
     KeptChanging {

@@ -12,6 +12,12 @@ use ipnet::IpNet;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
 
+/// A namespace with more interfaces is not read.
+const MAX_LINKS: usize = 1_000;
+
+/// A namespace with more addresses is not read.
+const MAX_ADDRESSES: usize = 2_000;
+
 /// An interface.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Link {
@@ -71,7 +77,7 @@ impl Rtnetlink {
     /// # Errors
     /// When the kernel does not list them.
     pub fn links(&mut self) -> Result<Vec<Link>, RoutesError> {
-        let listed = self.request_list("interfaces", RTM_GETLINK, &[0; LINK_HEADER])?;
+        let listed = self.request_list("interfaces", RTM_GETLINK, &[0; LINK_HEADER], MAX_LINKS)?;
         Ok(listed.iter().filter_map(|entry| parse_link(entry)).collect())
     }
 
@@ -82,7 +88,7 @@ impl Rtnetlink {
     /// # Errors
     /// When the kernel does not list them.
     pub fn addresses(&mut self) -> Result<Vec<Address>, RoutesError> {
-        let listed = self.request_list("addresses", RTM_GETADDR, &[0; ADDRESS_HEADER])?;
+        let listed = self.request_list("addresses", RTM_GETADDR, &[0; ADDRESS_HEADER], MAX_ADDRESSES)?;
         Ok(parse_addresses(&listed))
     }
 

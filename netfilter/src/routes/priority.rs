@@ -11,6 +11,9 @@ use crate::netlink::attr::Attributes;
 /// The priority that the kernel gives the first rule without one: right before the rule of table `main`.
 const BEFORE_MAIN: u32 = 32765;
 
+/// The offset of the action in `struct fib_rule_hdr`.
+const ACTION: usize = 7;
+
 /// The position of Gybe's rule among the listed rules.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum RulePriority {
@@ -34,15 +37,16 @@ pub(super) fn rule_priority(entry: RoutingEntry, listed: &[Vec<u8>]) -> RulePrio
 }
 
 /// Reports whether the rule looks up table `local`.
-fn is_local(found: &[u8]) -> bool {
-    attribute(found, FRA_TABLE) == Some(u32::from(RT_TABLE_LOCAL))
+pub(super) fn is_local(found: &[u8]) -> bool {
+    found.get(ACTION) == Some(&FR_ACT_TO_TBL)
+        && attribute(found, FRA_TABLE) == Some(u32::from(RT_TABLE_LOCAL))
 }
 
 /// The priority of a listed rule; the kernel omits 0.
-fn priority(found: &[u8]) -> u32 {
+pub(super) fn priority(found: &[u8]) -> u32 {
     attribute(found, FRA_PRIORITY).unwrap_or_default()
 }
 
-fn attribute(found: &[u8], kind: u16) -> Option<u32> {
+pub(super) fn attribute(found: &[u8], kind: u16) -> Option<u32> {
     Attributes::of(found.get(RULE_HEADER..)?).get(kind)?.ne32()
 }

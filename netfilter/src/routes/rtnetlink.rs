@@ -3,12 +3,16 @@
 use super::entry::{RoutingEntry, RoutingList};
 use super::error::RoutesError;
 use crate::netlink::attr::Writer;
-use crate::netlink::list::Listed;
+use crate::netlink::list::{Limit, Listed};
 use crate::netlink::message::{ACK, CREATE, DUMP, EXCLUSIVE, Header, REQUEST};
 use crate::netlink::reply::{Outcome, Refusal};
 use crate::netlink::socket::Socket;
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
+
+/// How many entries of a list are read where the caller has no limit of its own: a process in the namespace may add as
+/// many as it likes.
+const MOST: usize = 100_000;
 
 /// How often a list that changed while it was read is read again.
 const ATTEMPTS: u32 = 5;
@@ -69,28 +73,49 @@ impl Rtnetlink {
 
     /// All entries of a list, each with fixed header and attributes; none of a family that the kernel lacks.
     pub(super) fn list(&mut self, list: RoutingList) -> Result<Vec<Vec<u8>>, RoutesError> {
+        self.list_up_to(list, MOST)
+    }
+
+    /// The same, with a limit.
+    pub(super) fn list_up_to(&mut self, list: RoutingList, most: usize) -> Result<Vec<Vec<u8>>, RoutesError> {
         let (what, kind, header, family) = list.request();
-        let entries = self.request_list(what, kind, &[&[family], &vec![0; header - 1][..]].concat())?;
+        let fixed = [&[family], &vec![0; header - 1][..]].concat();
+        let entries = match self.request_list(what, kind, &fixed, most) {
+            Err(RoutesError::List { source: Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP, .. }) => Vec::new(),
+            outcome => outcome?,
+        };
         // For an unknown family the kernel may list another one.
         Ok(entries.into_iter().filter(|entry| entry.first() == Some(&family)).collect())
     }
 
-    /// Requests a list of any kind.
+    pub(super) fn next_sequence(&mut self) -> u32 {
+        self.sequence += 1;
+        self.sequence
+    }
+
+    /// Sends one request and collects the reply.
+    pub(super) fn request(&mut self, request: &[u8], sequence: u32) -> Result<Listed, RoutesError> {
+        Ok(self.socket.list(request, sequence, Limit::entries(MOST))?)
+    }
+
+    /// Requests a list of any kind, with at most so many entries.
     pub(crate) fn request_list(
         &mut self,
         what: &'static str,
         kind: u16,
         fixed: &[u8],
+        most: usize,
     ) -> Result<Vec<Vec<u8>>, RoutesError> {
         for _ in 0..ATTEMPTS {
             self.sequence += 1;
             let mut writer = Writer::with_capacity(64);
             let header = Header { kind, flags: REQUEST | DUMP, sequence: self.sequence };
             writer.message(header, fixed, |_| ());
-            match self.socket.list(&writer.finish().unwrap_or_default(), self.sequence)? {
+            let request = writer.finish().unwrap_or_default();
+            match self.socket.list(&request, self.sequence, Limit::entries(most))? {
                 Listed::Whole(entries) => return Ok(entries),
-                Listed::Refused(Errno::EAFNOSUPPORT | Errno::EOPNOTSUPP) => return Ok(Vec::new()),
                 Listed::Refused(source) => return Err(RoutesError::List { what, source }),
+                Listed::TooLarge => return Err(RoutesError::TooLarge { what, most }),
                 Listed::Unknown(source) => return Err(RoutesError::OutcomeUnknown { source }),
                 Listed::Changed => {}
             }

@@ -167,12 +167,16 @@ fn a_rule_gets_the_priority_before_the_first_rule_that_is_not_for_table_local() 
         [vec![AF_INET, 0, 0, 0, 0, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0], writer.finish().unwrap()].concat()
     };
     let (local, main) = (|| rule(255, 0), || rule(254, 32766));
+    let mut unreachable = rule(255, 50);
+    unreachable[7] = 7;
     let of_earlier_policy = || listed(RoutingEntry::MarkRule { family: Family::V4, mark: 1, table: 7 }, 5);
     for (found, priority) in [
         (vec![], RulePriority::Free(32765)),
         (vec![local()], RulePriority::Free(32765)),
         (vec![local(), main()], RulePriority::Free(32765)),
         (vec![local(), rule(100, 50), main()], RulePriority::Free(49)),
+        // It names table `local`, and looks up none.
+        (vec![unreachable, local()], RulePriority::Free(49)),
         (vec![local(), rule(100, 0), main()], RulePriority::None),
         (vec![local(), listed(MARK_RULE, 9), main()], RulePriority::Present),
         (vec![local(), rule(100, 50), listed(MARK_RULE, 60), main()], RulePriority::Free(49)),

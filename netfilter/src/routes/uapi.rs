@@ -38,9 +38,14 @@ pub(super) const IFA_PROTO: u16 = 11;
 pub(super) const IFA_F_NODAD: u8 = 0x02;
 
 pub(super) const RTA_DST: u16 = 1;
+pub(super) const RTA_SRC: u16 = 2;
 pub(super) const RTA_OIF: u16 = 4;
 pub(super) const RTA_GATEWAY: u16 = 5;
+pub(super) const RTA_PREFSRC: u16 = 7;
+pub(super) const RTA_MULTIPATH: u16 = 9;
 pub(super) const RTA_TABLE: u16 = 15;
+pub(super) const RTA_MARK: u16 = 16;
+pub(super) const RTA_UID: u16 = 25;
 pub(super) const RT_TABLE_UNSPEC: u8 = 0;
 pub(super) const RT_TABLE_MAIN: u8 = 254;
 pub(super) const RT_TABLE_LOCAL: u8 = 255;
@@ -49,6 +54,11 @@ pub(super) const RT_SCOPE_UNIVERSE: u8 = 0;
 pub(super) const RT_SCOPE_HOST: u8 = 254;
 pub(super) const RTN_UNICAST: u8 = 1;
 pub(super) const RTN_LOCAL: u8 = 2;
+pub(super) const RTN_BLACKHOLE: u8 = 6;
+pub(super) const RTN_UNREACHABLE: u8 = 7;
+pub(super) const RTN_PROHIBIT: u8 = 8;
+/// `RTM_F_CLONED`.
+pub(super) const RTM_F_CLONED: u32 = 0x200;
 
 pub(super) const FRA_PRIORITY: u16 = 6;
 pub(super) const FRA_FWMARK: u16 = 10;

@@ -74,6 +74,8 @@ pub struct Packet {
     pub mark: u32,
     /// Its connection.
     pub connection: Connection,
+    /// The socket that sent it is bound to the interface that it leaves by.
+    pub is_bound: bool,
 }
 
 impl Packet {
@@ -85,7 +87,7 @@ impl Packet {
         destination: SocketAddr,
     ) -> Self {
         let connection = Connection { phase: ConnectionPhase::New, mark: 0 };
-        Self { direction, protocol, source, destination, owner: None, mark: 0, connection }
+        Self { direction, protocol, source, destination, owner: None, mark: 0, connection, is_bound: false }
     }
 
     /// The same packet, sent by a socket of `owner`.

@@ -3,18 +3,19 @@
 
 use super::connections::{self, CLIENT_PORT, MOST};
 use super::values::Values;
-use crate::live::LiveRules;
 use crate::live::rules::{Statement, location};
+use crate::live::{Followed, LiveRules};
 use crate::ruleset::Ruleset;
 use crate::trace::{Direction, Packet, PacketOutcome, Transport, trace};
 use crate::walk::{Budget, Outcome, RuleAt, WalkResult};
-use std::time::Duration;
+use ipnet::IpNet;
+use std::cell::OnceCell;
 
 /// How many sentences of one kind are reported.
 const REPORTED: usize = 5;
 
-/// The budget for one namespace: a pod that may write rules can make them long.
-const WITHIN: Duration = Duration::from_secs(5);
+/// The budget for one namespace, in steps: a pod that may write rules can make them long.
+const WITHIN: usize = 50_000_000;
 
 /// The result of the comparison, one sentence each.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -32,11 +33,11 @@ pub(super) enum DesiredOutcomes<'r> {
     /// The desired rules.
     Rules(&'r Ruleset),
     /// Our own rules of the namespace, evaluated without those of other owners.
-    OursAlone(LiveRules),
+    OursAlone(Box<LiveRules>),
 }
 
 impl DesiredOutcomes<'_> {
-    fn of(&self, packet: &Packet, budget: Budget) -> (Outcome, Option<u32>) {
+    fn of(&self, packet: &Packet, budget: &Budget) -> (Outcome, Option<u32>) {
         match self {
             Self::Rules(rules) => {
                 let traced = trace(rules, packet);
@@ -48,7 +49,7 @@ impl DesiredOutcomes<'_> {
                 }
             }
             Self::OursAlone(live) => {
-                let walked = live.walked(packet, budget);
+                let Followed { walked, .. } = live.walked(packet, budget);
                 let is_intercepted = matches!(walked.outcome, Outcome::Intercepted(_));
                 (walked.outcome, is_intercepted.then_some(walked.mark))
             }
@@ -67,39 +68,36 @@ pub(super) enum Compared {
 
 /// Compares the outcomes of connections.
 pub(super) fn compare(desired: &DesiredOutcomes<'_>, live: &LiveRules, which: Compared) -> Comparison {
-    compare_within(WITHIN, desired, live, which)
+    compare_within(&Budget::of(WITHIN), desired, live, which)
 }
 
 fn compare_within(
-    time: Duration,
+    budget: &Budget,
     desired: &DesiredOutcomes<'_>,
     live: &LiveRules,
     which: Compared,
 ) -> Comparison {
-    let budget = Budget::of(time);
     let mut values = Values::default();
     if let DesiredOutcomes::Rules(rules) = desired {
         values.add_desired(rules);
     }
-    values.add_live(&live.rules);
+    values.add_live(&live.rules, budget);
     let unknown = [live.not_evaluated(), &values.not_evaluated].concat();
     let mut compared = Comparison { unknown, ..Comparison::default() };
-    let (mut is_out_of_time, mut redirects) = (false, false);
+    let mut redirects = false;
     let mut reported: Vec<(Outcome, Option<RuleAt>)> = Vec::new();
-    let ours = live.ours_alone();
-    let tried = connections::each(&live.rules, &values, live.listeners, |packet| {
+    let ours = OnceCell::new();
+    let tried = connections::each(&live.rules, &values, live.listeners, budget, |packet| {
         let (outcome, mark) = desired.of(&packet, budget);
         redirects |= matches!(outcome, Outcome::Redirected(_) | Outcome::Intercepted(_));
-        is_out_of_time = budget.is_spent();
-        if is_out_of_time {
+        if !budget.spend(1) {
             return false;
         }
         if matches!(outcome, Outcome::Untouched) && which == Compared::Redirected {
             return true;
         }
-        let walked = live.walked(&packet, budget);
-        is_out_of_time = budget.is_spent();
-        if is_out_of_time {
+        let Followed { walked, obstacle } = live.walked(&packet, budget);
+        if budget.is_spent() {
             return false;
         }
         if walked.outcome == outcome && mark.is_none_or(|mark| mark == walked.mark) {
@@ -108,9 +106,22 @@ fn compare_within(
         if walked.outcome == Outcome::RepliesLost && which == Compared::All {
             return true;
         }
-        // Our own rules can lose replies too: they take a packet from port 53 for a DNS reply.
-        if walked.outcome == Outcome::RepliesLost && ours.walked(&packet, budget).outcome == walked.outcome {
+        if let Some(why) = obstacle {
+            let reasons = match walked.outcome {
+                Outcome::Unknown => &mut compared.unknown,
+                _ => &mut compared.not_redirected,
+            };
+            if !reasons.iter().any(|reason| reason == why) {
+                reasons.push(why.to_owned());
+            }
             return true;
+        }
+        // Our own rules can lose replies too: they take a packet from port 53 for a DNS reply.
+        if walked.outcome == Outcome::RepliesLost {
+            let ours = ours.get_or_init(|| live.ours_alone()).walked(&packet, budget).walked;
+            if budget.is_spent() || ours.outcome == walked.outcome {
+                return !budget.is_spent();
+            }
         }
         let finding = (walked.outcome, walked.decided_by);
         if reported.contains(&finding) {
@@ -124,15 +135,19 @@ fn compare_within(
         }
         compared.not_redirected.len() + compared.unknown.len() < 2 * REPORTED
     });
-    if tried.is_none() {
+    let is_spent = budget.is_spent();
+    if tried.is_none() && !is_spent {
         compared.unknown.push(format!(
             "the rules distinguish more than {MOST} kinds of connections, which are not all tried"
         ));
     }
-    if is_out_of_time {
-        compared.unknown.push(format!("not evaluated within {} s", time.as_secs()));
+    if is_spent {
+        compared.unknown.push(format!("not evaluated within {WITHIN} steps"));
     }
-    let all_tried = tried.is_some() && !is_out_of_time && live.not_evaluated().is_empty();
+    if which == Compared::Redirected {
+        compared.unknown.extend(local_without_address(desired, live, budget));
+    }
+    let all_tried = tried.is_some() && !is_spent && live.not_evaluated().is_empty();
     if matches!(desired, DesiredOutcomes::OursAlone(_)) && all_tried && !redirects {
         compared.not_redirected.push("our rules redirect no connection".to_owned());
     }
@@ -143,6 +158,25 @@ fn compare_within(
     let harmless = |rule| format!("a rule of another owner changes no redirected connection: {rule}");
     compared.notes = rules_of_other_owners(live, is_reported).into_iter().map(harmless).collect();
     compared
+}
+
+/// The networks that routes deliver to the pod itself and that no interface has an address of: whether connections to
+/// them should stay inside is not known.
+fn local_without_address(desired: &DesiredOutcomes<'_>, live: &LiveRules, budget: &Budget) -> Option<String> {
+    let is_redirected = |network: &IpNet| {
+        let packet = connections::outbound_to(network.addr(), live.listeners);
+        let (outcome, _) = desired.of(&packet, budget);
+        matches!(outcome, Outcome::Redirected(_) | Outcome::Intercepted(_))
+    };
+    let networks = live.rules.local_without_address().into_iter().filter(is_redirected);
+    let names: Vec<String> = networks.take(REPORTED).map(|network| network.to_string()).collect();
+    (!names.is_empty()).then(|| {
+        let names = names.join(", ");
+        format!(
+            "routes deliver {names} to the pod itself (ip route show type local): connections to it stay inside the \
+             pod, past the proxy"
+        )
+    })
 }
 
 /// `TCP from user 1000 to 198.51.100.1:80 goes to port 9999 of the pod instead of 15001: hook ...`.
@@ -204,3 +238,6 @@ fn rules_of_other_owners(live: &LiveRules, is_reported: impl Fn(&RuleAt) -> bool
     }
     all
 }
+
+#[cfg(test)]
+mod tests;

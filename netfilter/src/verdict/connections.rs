@@ -4,7 +4,7 @@ use super::values::{Property, Values, number};
 use crate::live::rules::NamespaceRules;
 use crate::policy::InterfaceName;
 use crate::trace::{Direction, Owner, Packet, Transport};
-use crate::walk::Listeners;
+use crate::walk::{Budget, Listeners};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// More combinations of values are not tried.
@@ -29,9 +29,10 @@ pub(super) fn each(
     ns: &NamespaceRules,
     values: &Values,
     listeners: Listeners,
+    budget: &Budget,
     mut try_it: impl FnMut(Packet) -> bool,
 ) -> Option<()> {
-    let plans = [false, true].into_iter().map(|is_v6| Plan::of(ns, values, listeners, is_v6));
+    let plans = [false, true].into_iter().map(|is_v6| Plan::of(ns, values, listeners, budget, is_v6));
     let plans = plans.collect::<Option<Vec<Plan>>>()?;
     let combinations = plans.iter().map(|plan| plan.outbound_size().saturating_add(plan.inbound_size()));
     if combinations.fold(0_usize, usize::saturating_add) > MOST {
@@ -43,6 +44,15 @@ pub(super) fn each(
         }
     }
     Some(())
+}
+
+/// The first packet of a connection of the application to an address outside.
+pub(super) fn outbound_to(destination: IpAddr, listeners: Listeners) -> Packet {
+    let [source, _] = elsewhere(destination.is_ipv6());
+    let eth0 = InterfaceName::parse("eth0").unwrap_or_else(|_| InterfaceName::loopback());
+    let ends = (SocketAddr::new(source, CLIENT_PORT), SocketAddr::new(destination, SERVER_PORT));
+    Packet::first(Direction::Leaves { by: eth0 }, Transport::Tcp, ends.0, ends.1)
+        .owned_by(listeners.application)
 }
 
 /// The values that are combined for one IP version.
@@ -60,7 +70,13 @@ struct Plan {
 const PROTOCOLS: [Transport; 2] = [Transport::Tcp, Transport::Udp];
 
 impl Plan {
-    fn of(ns: &NamespaceRules, values: &Values, listeners: Listeners, is_v6: bool) -> Option<Self> {
+    fn of(
+        ns: &NamespaceRules,
+        values: &Values,
+        listeners: Listeners,
+        budget: &Budget,
+        is_v6: bool,
+    ) -> Option<Self> {
         let port = |value: u128| u16::try_from(value).unwrap_or_default();
         let address = |value: u128| match (is_v6, u32::try_from(value)) {
             (false, Ok(value)) => IpAddr::V4(Ipv4Addr::from_bits(value)),
@@ -82,13 +98,13 @@ impl Plan {
             true => [Property::SourceV6, Property::DestinationV6],
         };
         let of = |property| -> Option<Vec<IpAddr>> {
-            Some(values.of(property, &first, kind)?.into_iter().map(address).collect())
+            Some(values.of(property, &first, kind, budget)?.into_iter().map(address).collect())
         };
         let ports = |property, first: u16| -> Option<Vec<u16>> {
-            Some(values.of(property, &[first.into()], |_| 0)?.into_iter().map(port).collect())
+            Some(values.of(property, &[first.into()], |_| 0, budget)?.into_iter().map(port).collect())
         };
         let id = |value: u128| u32::try_from(value).unwrap_or_default();
-        let ids = |property, first: [u32; 2]| values.of(property, &first.map(u128::from), |_| 0);
+        let ids = |property, first: [u32; 2]| values.of(property, &first.map(u128::from), |_| 0, budget);
         let (proxy, app) = (listeners.proxy, listeners.application);
         let gids = ids(Property::Gid, [app.gid, proxy.gid])?;
         let owner =
@@ -104,7 +120,7 @@ impl Plan {
             ports: ports(Property::DestinationPort, SERVER_PORT)?,
             client_ports: ports(Property::SourcePort, CLIENT_PORT)?,
             owners: ids(Property::Uid, [app.uid, proxy.uid])?.into_iter().flat_map(owner).collect(),
-            marks: values.of(Property::Mark, &[0], |_| 0)?.into_iter().map(id).collect(),
+            marks: values.of(Property::Mark, &[0], |_| 0, budget)?.into_iter().map(id).collect(),
             interfaces: interfaces.filter_map(|name| InterfaceName::parse(name).ok()).collect(),
         })
     }
@@ -139,7 +155,7 @@ impl Plan {
     /// Tries the connections that the pod's own sockets make.
     fn outbound(&self, ns: &NamespaceRules, try_it: &mut impl FnMut(Packet) -> bool) -> bool {
         for destination in &self.destinations {
-            let is_inside = ns.is_local(*destination);
+            let is_inside = ns.is_local(*destination) || destination.is_loopback();
             let loopback = [InterfaceName::loopback()];
             let interfaces = if is_inside { &loopback[..] } else { &self.interfaces };
             for by in interfaces {
@@ -168,7 +184,7 @@ impl Plan {
     fn sources_to(&self, ns: &NamespaceRules, to: IpAddr, by: &InterfaceName) -> Vec<IpAddr> {
         let chosen = match ns.is_local(to) {
             true => Some(to),
-            false => ns.primary(by.as_str(), self.is_v6).or_else(|| {
+            false => ns.primary(by.as_str(), to).or_else(|| {
                 let own = ns.interfaces.iter().filter(|interface| interface.name != "lo");
                 let mut own = own.flat_map(|interface| interface.addresses.iter().copied());
                 own.find(|address| address.is_ipv6() == self.is_v6)
@@ -185,8 +201,9 @@ impl Plan {
 
     /// Tries the connections that arrive.
     fn inbound(&self, ns: &NamespaceRules, try_it: &mut impl FnMut(Packet) -> bool) -> bool {
-        for by in &self.interfaces {
-            let own = ns.primary(by.as_str(), self.is_v6);
+        let [elsewhere, _] = elsewhere(self.is_v6);
+        for by in self.interfaces.iter().filter(|by| ns.is_reached_by(by.as_str(), self.is_v6)) {
+            let own = ns.primary(by.as_str(), elsewhere);
             let to = self.destinations.iter().copied().filter(|to| !to.is_loopback()).chain(own);
             for destination in to {
                 for source in self.sources.iter().filter(|source| !ns.is_local(**source)) {

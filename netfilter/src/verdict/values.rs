@@ -3,11 +3,20 @@
 
 mod rules;
 
+use crate::walk::Budget;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 /// The greatest product of candidates and tests of one property.
 const MAX_TESTED: usize = 10_000_000;
+/// The most tests and ranges that are stored.
+const MAX_STORED: usize = 200_000;
+/// How many candidates one range has at most.
+const CANDIDATES: usize = 5;
+/// The most candidates of one property.
+const MAX_CANDIDATES: usize = CANDIDATES * MAX_STORED;
+/// Tests of a number that take as long as a step of a walk.
+const TESTED_PER_STEP: usize = 8;
 
 /// A property of a packet.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -76,6 +85,8 @@ const EPHEMERAL: u128 = 32_768;
 #[derive(Debug, Default)]
 pub(super) struct Values {
     tests: BTreeSet<Test>,
+    /// The number of tests and their ranges, also of those beyond [`MAX_STORED`].
+    stored: usize,
     /// The rule that is read is another owner's. It may be meant for replies, which have the ports of the
     /// first packet exchanged.
     may_match_replies: bool,
@@ -113,16 +124,26 @@ impl Values {
                 let of_clients: Vec<_> =
                     of_clients.map(|(first, last)| (*first.max(&EPHEMERAL), *last)).collect();
                 if !of_clients.is_empty() {
-                    self.tests.insert(Test { property: Property::SourcePort, mask, ranges: of_clients });
+                    self.insert(Test { property: Property::SourcePort, mask, ranges: of_clients });
                 }
             }
             Property::SourcePort if self.may_match_replies => {
                 let ranges = ranges.clone();
-                self.tests.insert(Test { property: Property::DestinationPort, mask, ranges });
+                self.insert(Test { property: Property::DestinationPort, mask, ranges });
             }
             _ => {}
         }
-        self.tests.insert(Test { property, mask, ranges });
+        self.insert(Test { property, mask, ranges });
+    }
+
+    fn insert(&mut self, test: Test) {
+        if self.tests.contains(&test) {
+            return;
+        }
+        self.stored = self.stored.saturating_add(1 + test.ranges.len());
+        if self.stored <= MAX_STORED {
+            self.tests.insert(test);
+        }
     }
 
     fn ranges(&mut self, property: Property, ranges: Vec<(u128, u128)>) {
@@ -136,9 +157,18 @@ impl Values {
         property: Property,
         first: &[u128],
         kind: impl Fn(u128) -> u8,
+        budget: &Budget,
     ) -> Option<Vec<u128>> {
         let tests: Vec<&Test> = self.tests.iter().filter(|test| test.property == property).collect();
         let (least, greatest) = (property.least(), property.greatest());
+        let is_bounded = |candidates: usize| {
+            let tested = candidates.saturating_mul(tests.len());
+            candidates <= MAX_CANDIDATES && tested <= MAX_TESTED && budget.spend(tested / TESTED_PER_STEP)
+        };
+        let ranges: usize = tests.iter().map(|test| test.ranges.len()).sum();
+        if self.stored > MAX_STORED || !is_bounded(first.len() + CANDIDATES * ranges) {
+            return None;
+        }
         let mut candidates: Vec<u128> = first.to_vec();
         for test in &tests {
             for (low, high) in &test.ranges {
@@ -153,24 +183,26 @@ impl Values {
             (kind(*value), passed)
         };
         let one_of_each = |candidates: &mut Vec<u128>| {
-            let is_bounded = candidates.len().saturating_mul(tests.len()) <= MAX_TESTED;
             let mut regions = BTreeSet::new();
-            is_bounded.then(|| candidates.retain(|value| regions.insert(region(value))))
+            candidates.retain(|value| regions.insert(region(value)));
         };
-        one_of_each(&mut candidates)?;
+        one_of_each(&mut candidates);
         // Masks combine: each value also with and without the bits of each mask.
         for test in tests.iter().filter(|test| test.mask != greatest) {
             let lowest_bit = test.mask & test.mask.wrapping_neg();
+            let patterns = 3 * test.ranges.len();
+            if !is_bounded(candidates.len().saturating_mul(1 + patterns)) {
+                return None;
+            }
             let patterns = test.ranges.iter().flat_map(|(low, high)| [*low, *high, *low ^ lowest_bit]);
             let combined: Vec<u128> = patterns
                 .flat_map(|bits| {
                     candidates.iter().map(move |value| (value & !test.mask) | (bits & test.mask))
                 })
-                .take(MAX_TESTED)
                 .filter(|value| *value >= least)
                 .collect();
             candidates.extend(combined);
-            one_of_each(&mut candidates)?;
+            one_of_each(&mut candidates);
         }
         Some(candidates)
     }

@@ -4,7 +4,7 @@
 use super::Walk;
 use super::bits::Bits;
 use super::chain::{RuleEnd, RunningRule, StatementResult};
-use super::packet::{ConntrackEntry, CurrentPacket, HookInterface, Tracking};
+use super::packet::{ConntrackEntry, CurrentPacket, HookInterface, Tracking, Zone};
 use crate::live::rules::expr::{Nat, NatKind};
 use crate::policy::PortRange;
 use crate::ruleset::Family;
@@ -15,7 +15,11 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 impl Walk<'_> {
     pub(super) fn nat(&mut self, nat: &Nat) -> StatementResult {
-        let length = if self.packet.is_v6() { 16 } else { 4 };
+        let is_v6 = self.packet.is_v6();
+        if nat.is_for.is_some_and(|family| (family == Family::V6) != is_v6) {
+            return Ok(());
+        }
+        let length = if is_v6 { 16 } else { 4 };
         let address = |from: Option<usize>| from.map(|from| self.rule.registers.get(from, length));
         let port = |from: Option<usize>| from.map(|from| self.rule.registers.get(from, 2));
         let is_one = |first: &Option<Bits>, last: &Option<Bits>| last.is_none() || first == last;
@@ -38,7 +42,7 @@ impl Walk<'_> {
         let is_v6 = self.packet.is_v6();
         let address = match (kind, hook) {
             (NatKind::Redirect, InetHook::Output) => Some(loopback(is_v6)),
-            (NatKind::Redirect, _) => Some(self.redirected_to()),
+            (NatKind::Redirect, _) => Some(self.redirected_to().ok_or(RuleEnd::Drop)?),
             (NatKind::Masquerade, _) => None,
             (NatKind::Destination | NatKind::Source, _) => address,
         };
@@ -63,15 +67,16 @@ impl Walk<'_> {
         Err(RuleEnd::Accept)
     }
 
-    /// The first address of the interface that the packet arrived by; loopback where the namespace has no such
+    /// The first address of the interface that the packet arrived by; without one the kernel drops the packet
+    /// (`nf_nat_redirect_ipv4`, net/netfilter/nf_nat_redirect.c, v6.18). Loopback where the namespace has no such
     /// interface.
-    fn redirected_to(&self) -> IpAddr {
-        let is_v6 = self.packet.is_v6();
-        let named = match &self.packet.arrives {
-            HookInterface::Name(name) => self.rules.primary(name, is_v6),
-            HookInterface::None | HookInterface::Unknown => None,
-        };
-        named.unwrap_or_else(|| loopback(is_v6))
+    fn redirected_to(&self) -> Option<IpAddr> {
+        match &self.packet.arrives {
+            HookInterface::Name(name) if self.rules.has_interface(name) => {
+                self.rules.primary(name, self.packet.destination.ip())
+            }
+            _ => Some(loopback(self.packet.is_v6())),
+        }
     }
 
     pub(super) fn tproxy(&mut self, is_for: Option<Family>, port: Option<usize>) -> StatementResult {
@@ -127,11 +132,15 @@ impl Walk<'_> {
                 self.untrack();
                 Ok(())
             }
+            XtTarget::Tracking(tracking) if !tracking.helper.is_empty() || !tracking.timeout.is_empty() => {
+                Err(RuleEnd::Unknown)
+            }
             XtTarget::Tracking(tracking) => {
-                self.set_zone(tracking.zone);
+                let (direction, is_by_mark) = (tracking.zone_direction(), tracking.is_by_mark());
+                self.set_zone(Zone { id: tracking.zone, direction, is_by_mark });
                 Ok(())
             }
-            XtTarget::Log { .. } | XtTarget::NfLog { .. } => Ok(()),
+            XtTarget::Log { .. } | XtTarget::NfLog { .. } | XtTarget::Nothing(_) => Ok(()),
             XtTarget::Queue | XtTarget::NfQueue { .. } | XtTarget::Unknown(_) => Err(RuleEnd::Unknown),
         }
     }
@@ -186,7 +195,7 @@ impl Walk<'_> {
         }
     }
 
-    pub(super) fn set_zone(&mut self, zone: u16) {
+    pub(super) fn set_zone(&mut self, zone: Zone) {
         if is_open(&self.packet) {
             self.packet.zone = Some(zone);
             self.changed_by = Some(self.rule.at);

@@ -1,31 +1,40 @@
 //! Runs one chain for one packet, as `nft_do_chain` and `ipt_do_table` do.
 
 use super::bits::{Bits, Registers, Truth};
-use super::choices::UnknownFact;
+use super::choices::{Budget, UnknownFact};
+use super::packet::Zone;
 use super::{HookEnd, RuleAt, Walk, xt};
-use crate::live::rules::expr::{Code, Data, Expr, VERDICT};
+use crate::live::rules::expr::{Checksum, Code, Data, Expr, Source, VERDICT};
 use crate::live::rules::{LiveRule, Set, Statement};
+use crate::nft::uapi::{NFT_META_SKGID, NFT_META_SKUID};
 use crate::xt::XtMatch;
 use crate::xt::legacy::InetHook;
 
-/// The outcome is unknown when more rules are run from one base chain.
-const MAX_RULES: usize = 100_000;
-/// The budget is checked once in this many rules.
-const RULES_PER_CHECK: usize = 16;
 /// Nested jumps. `NFT_JUMP_STACK_SIZE` is 16; iptables allows more.
 const MAX_JUMPS: usize = 64;
+
+/// How many rules that apply are recorded.
+const MAX_STEPS: usize = 1_000;
 
 /// The rule that is run.
 pub(super) struct RunningRule {
     pub(super) at: RuleAt,
     pub(super) hook: InetHook,
     pub(super) registers: Registers,
+    /// A load may have ended it.
+    may_have_ended: bool,
 }
 
 impl Default for RunningRule {
     fn default() -> Self {
         let at = RuleAt { base: usize::MAX, chain: usize::MAX, rule: usize::MAX };
-        Self { at, hook: InetHook::Output, registers: Registers::default() }
+        Self::new(at, InetHook::Output)
+    }
+}
+
+impl RunningRule {
+    fn new(at: RuleAt, hook: InetHook) -> Self {
+        Self { at, hook, registers: Registers::default(), may_have_ended: false }
     }
 }
 
@@ -51,10 +60,7 @@ impl Walk<'_> {
     pub(super) fn chain(&mut self, base: usize, hook: InetHook) -> HookEnd {
         let (mut chain, mut rule) = (base, 0);
         let mut returns: Vec<(usize, usize)> = Vec::new();
-        for count in 0..MAX_RULES {
-            if count % RULES_PER_CHECK == 0 && self.choices.is_out_of_time() {
-                return HookEnd::Unknown;
-            }
+        loop {
             let Some((own, current)) = self.rules.chains.get(chain).map(|own| (own, own.rules.get(rule)))
             else {
                 return HookEnd::Unknown;
@@ -66,10 +72,13 @@ impl Walk<'_> {
                 }
                 continue;
             };
+            if !self.choices.budget.spend(1 + current.statements.len()) {
+                return HookEnd::Unknown;
+            }
             let at = RuleAt { base, chain, rule };
             rule += 1;
             let ended = self.rule(current, at, hook);
-            if !matches!(ended, RuleEnd::DoesNotApply) {
+            if !matches!(ended, RuleEnd::DoesNotApply) && self.steps.len() < MAX_STEPS {
                 self.steps.push(at);
             }
             match ended {
@@ -107,7 +116,6 @@ impl Walk<'_> {
                 RuleEnd::Goto(to) => (chain, rule) = (self.index(own, &to), 0),
             }
         }
-        HookEnd::Unknown
     }
 
     fn index(&self, from: &crate::live::rules::LiveChain, name: &str) -> usize {
@@ -128,8 +136,13 @@ impl Walk<'_> {
         if !rule.statements.iter().any(Statement::acts) {
             return RuleEnd::DoesNotApply;
         }
-        self.rule = RunningRule { at, hook, registers: Registers::default() };
+        self.rule = RunningRule::new(at, hook);
         for statement in &rule.statements {
+            if statement.acts()
+                && let Err(ended) = self.test(Some(true))
+            {
+                return ended;
+            }
             let step = match statement {
                 Statement::Expr(expr) => self.expr(expr),
                 Statement::Header(header) => self.test(xt::header(header, &self.packet)),
@@ -143,22 +156,39 @@ impl Walk<'_> {
         RuleEnd::Continues
     }
 
+    /// Goes on when the test passes, and no load before it ended the rule.
     fn test(&mut self, truth: Truth) -> StatementResult {
         let at = self.rule.at;
+        let may_have_ended = std::mem::take(&mut self.rule.may_have_ended);
+        let truth = truth.filter(|passes| !passes || !may_have_ended);
         let applies = truth.unwrap_or_else(|| self.choices.assume(UnknownFact::Applies(at)));
         if applies { Ok(()) } else { Err(RuleEnd::DoesNotApply) }
     }
 
     fn matches(&mut self, test: &XtMatch) -> StatementResult {
+        if test.acts() {
+            return Err(RuleEnd::Unknown);
+        }
         let truth = xt::passes(test, &self.packet, self.entries.get(self.current), self.rules);
         self.test(truth)
     }
 
     fn expr(&mut self, expr: &Expr) -> StatementResult {
         match expr {
+            // The kernel has found the socket that receives the packet: a transparent one, or that of a known
+            // connection (`tcp_v4_early_demux`, net/ipv4/tcp_ipv4.c, v6.18).
+            Expr::Load { source: Source::Meta(NFT_META_SKUID | NFT_META_SKGID), to }
+                if self.may_have_receiver() =>
+            {
+                self.rule.registers.put(*to, &Bits::unknown(4));
+                self.rule.may_have_ended = true;
+            }
             Expr::Load { source, to } => {
                 match self.packet.load(source, self.entries.get(self.current), self.rules) {
-                    Some(bits) => self.rule.registers.put(*to, &bits),
+                    Some(loaded) => {
+                        self.rule.registers.put(*to, &loaded.bits);
+                        self.rule.may_have_ended |= loaded.may_end;
+                    }
                     None => return Err(RuleEnd::DoesNotApply),
                 }
             }
@@ -190,22 +220,37 @@ impl Walk<'_> {
                 Some(mark) => self.set_connection_mark(mark),
                 None => return Err(RuleEnd::Unknown),
             },
-            Expr::SetZone { from } => match self.rule.registers.get(*from, 2).whole() {
-                Some(&[a, b]) => self.set_zone(u16::from_ne_bytes([a, b])),
+            Expr::SetZone { from, direction } => match self.rule.registers.get(*from, 2).whole() {
+                Some(&[a, b]) => {
+                    let id = u16::from_ne_bytes([a, b]);
+                    self.set_zone(Zone { id, direction: *direction, is_by_mark: false });
+                }
                 _ => return Err(RuleEnd::Unknown),
             },
+            Expr::Write { from, base, offset, length, updates } => {
+                let required = if self.packet.is_v6() { Checksum::None } else { Checksum::Ipv4 };
+                let written = self.rule.registers.get(*from, *length);
+                if *updates != required || !self.packet.survives(*base, *offset, &written) {
+                    return Err(RuleEnd::Unknown);
+                }
+            }
             Expr::Verdict(code) => return verdict(code),
             Expr::Nat(nat) => return self.nat(nat),
             Expr::Tproxy { is_for, port } => return self.tproxy(*is_for, *port),
             Expr::Untrack => self.untrack(),
             Expr::Reject => return Err(RuleEnd::Drop),
             Expr::Nothing(_) => {}
-            Expr::Test(_) => return self.test(None),
+            Expr::Test(_) | Expr::Update(_) => return self.test(None),
             Expr::Match(test) => return self.matches(test),
             Expr::Target(target) => return self.target(target),
-            Expr::Unknown(_) => return Err(RuleEnd::Unknown),
+            Expr::Unknown(_) | Expr::ObjectOf(_) | Expr::OtherConnections(_) => return Err(RuleEnd::Unknown),
         }
         Ok(())
+    }
+
+    fn may_have_receiver(&self) -> bool {
+        let arrives = self.rule.hook == InetHook::Input || self.packet.intercepted.is_some();
+        arrives && self.packet.owner.is_none()
     }
 
     fn lookup(&mut self, (name, inverted): (&str, bool), from: usize, to: Option<usize>) -> StatementResult {
@@ -214,7 +259,7 @@ impl Walk<'_> {
             return Err(RuleEnd::Unknown);
         };
         let key = self.rule.registers.get(from, set.key_length);
-        let found = find(set, &key);
+        let found = find(set, &key, self.choices.budget);
         let Some(to) = to else {
             return self.test(found.map(|found| found.is_some() != inverted));
         };
@@ -244,11 +289,22 @@ fn verdict(code: &Code) -> StatementResult {
 }
 
 /// Returns the data of the key's element; `None` when unknown bits of the key decide.
-fn find<'s>(set: &'s Set, key: &Bits) -> Option<Option<&'s Data>> {
+fn find<'s>(set: &'s Set, key: &Bits, budget: &Budget) -> Option<Option<&'s Data>> {
     if set.is_dynamic {
         return None;
     }
-    for element in &set.elements {
+    let elements = match key.whole().filter(|_| !set.is_interval || set.parts.len() < 2) {
+        // The elements are sorted, and no two overlap.
+        Some(key) => {
+            let after = set.elements.partition_point(|element| element.first.as_slice() <= key);
+            set.elements.get(after.saturating_sub(1)..after).unwrap_or_default()
+        }
+        None => set.elements.as_slice(),
+    };
+    if !budget.spend(elements.len()) {
+        return None;
+    }
+    for element in elements {
         if holds(set, key, &element.first, &element.last)? {
             return Some(Some(&element.data));
         }

@@ -2,8 +2,7 @@
 //! were tried or the budget is spent.
 
 use super::RuleAt;
-use nix::time::{ClockId, clock_gettime};
-use std::time::Duration;
+use std::cell::Cell;
 
 /// How many walks of one connection are tried.
 const MOST: usize = 256;
@@ -19,8 +18,8 @@ pub(super) enum UnknownFact {
 
 /// The values that one walk assumes.
 #[derive(Debug)]
-pub(super) struct Choices {
-    budget: Budget,
+pub(super) struct Choices<'b> {
+    pub(super) budget: &'b Budget,
     /// Each value with what it is about.
     values: Vec<(bool, UnknownFact)>,
     /// How many of them the walk has used.
@@ -28,13 +27,9 @@ pub(super) struct Choices {
     walks: usize,
 }
 
-impl Choices {
-    pub(super) fn within(budget: Budget) -> Self {
+impl<'b> Choices<'b> {
+    pub(super) fn within(budget: &'b Budget) -> Self {
         Self { budget, values: Vec::new(), used: 0, walks: 0 }
-    }
-
-    pub(super) fn is_out_of_time(&self) -> bool {
-        self.budget.is_spent()
     }
 
     /// The value that this walk assumes; true for a fact that no walk before met.
@@ -66,9 +61,9 @@ impl Choices {
         true
     }
 
-    /// Reports whether more walks or more time would be needed than there are.
+    /// Reports whether more walks or more steps would be needed than there are.
     pub(super) fn are_too_many(&self) -> bool {
-        self.walks >= MOST || self.is_out_of_time()
+        self.walks >= MOST || self.budget.is_spent()
     }
 
     /// The fact that differs between this walk and the one before.
@@ -77,26 +72,24 @@ impl Choices {
     }
 }
 
-/// A limit of computing time: a pod that may write rules can make them long. It is the time of the calling thread,
-/// which other processes on a loaded node do not use up.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Budget {
-    until: Option<Duration>,
-}
+/// A limit of work: a pod that may write rules can make them long. It counts steps (packets at hooks, statements of
+/// rules, elements of sets that are compared) and not time, so that a busy machine changes no outcome.
+#[derive(Debug)]
+pub(crate) struct Budget(Cell<usize>);
 
 impl Budget {
-    pub(crate) fn of(time: Duration) -> Self {
-        Self { until: thread_time().map(|used| used.saturating_add(time)) }
+    pub(crate) fn of(steps: usize) -> Self {
+        Self(Cell::new(steps))
     }
 
-    pub(crate) fn is_spent(self) -> bool {
-        match (thread_time(), self.until) {
-            (Some(used), Some(until)) => used >= until,
-            _ => true,
-        }
+    /// Counts steps; false when there are not as many left.
+    pub(crate) fn spend(&self, steps: usize) -> bool {
+        let left = self.0.get().checked_sub(steps);
+        self.0.set(left.unwrap_or_default());
+        left.is_some() && !self.is_spent()
     }
-}
 
-fn thread_time() -> Option<Duration> {
-    clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).ok().map(Duration::from)
+    pub(crate) fn is_spent(&self) -> bool {
+        self.0.get() == 0
+    }
 }

@@ -42,8 +42,36 @@ pub(super) struct CurrentPacket {
     pub(super) flags: [u8; 2],
     pub(super) tracking: Tracking,
     /// The zone that was chosen before tracking.
-    pub(super) zone: Option<u16>,
+    pub(super) zone: Option<Zone>,
     pub(super) intercepted: Option<u16>,
+}
+
+/// A zone of connection tracking.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(super) struct Zone {
+    pub(super) id: u16,
+    /// The one direction whose packets have it (`IP_CT_DIR_*`); `None` for both.
+    pub(super) direction: Option<u8>,
+    /// Its id is the packet's mark when the packet is tracked.
+    pub(super) is_by_mark: bool,
+}
+
+impl Zone {
+    /// The id for packets of one direction (`nf_ct_zone_id`, include/net/netfilter/nf_conntrack_zones.h, v6.18).
+    pub(super) fn of(self, direction: u8) -> u16 {
+        if self.direction.is_none_or(|own| own == direction) { self.id } else { 0 }
+    }
+}
+
+/// `IP_CT_DIR_ORIGINAL` and `IP_CT_DIR_REPLY`.
+pub(super) const ORIGINAL: u8 = 0;
+pub(super) const REPLY: u8 = 1;
+
+/// A loaded value.
+pub(super) struct Loaded {
+    pub(super) bits: Bits,
+    /// The kernel may end the rule instead (`NFT_BREAK`), by facts that are not known.
+    pub(super) may_end: bool,
 }
 
 /// Addresses and ports of one direction.
@@ -54,7 +82,7 @@ pub(super) type Tuple = (SocketAddr, SocketAddr);
 pub(super) struct ConntrackEntry {
     pub(super) original: Tuple,
     pub(super) reply: Tuple,
-    pub(super) zone: u16,
+    pub(super) zone: Zone,
     pub(super) mark: u32,
     /// The translation of the destination and of the source.
     pub(super) destination: Translation,
@@ -71,7 +99,7 @@ pub(super) struct Translation {
 }
 
 impl ConntrackEntry {
-    pub(super) fn new(source: SocketAddr, destination: SocketAddr, zone: u16, mark: u32) -> Self {
+    pub(super) fn new(source: SocketAddr, destination: SocketAddr, zone: Zone, mark: u32) -> Self {
         Self {
             original: (source, destination),
             reply: (destination, source),
@@ -129,6 +157,8 @@ impl CurrentPacket {
             (Tracking::Untracked, _) => UNTRACKED,
             (Tracking::Original, Some(entry)) if !entry.is_known => NEW,
             (Tracking::Original | Tracking::Reply, Some(_)) => 1 << 1,
+            // A template is attached.
+            (Tracking::NotYet, _) if self.zone.is_some() => NEW,
             _ => 1,
         }
     }
@@ -139,23 +169,67 @@ impl CurrentPacket {
         source: &Source,
         entry: Option<&ConntrackEntry>,
         ns: &NamespaceRules,
-    ) -> Option<Bits> {
+    ) -> Option<Loaded> {
+        let known = |bits| Loaded { bits, may_end: false };
+        let other = |length| Some(Loaded { bits: Bits::unknown(length), may_end: true });
         match source {
-            Source::Meta(key) => self.meta(*key, ns),
-            Source::Ct(key, direction) => self.connection(*key, *direction, entry),
-            Source::Payload { base: NFT_PAYLOAD_NETWORK_HEADER, offset, length } => {
-                Some(self.network_header().slice(usize::try_from(*offset).ok()?, *length))
-            }
-            Source::Payload { base: NFT_PAYLOAD_TRANSPORT_HEADER, offset, length } => {
-                Some(self.transport_header().slice(usize::try_from(*offset).ok()?, *length))
-            }
-            Source::Payload { length, .. } | Source::Other(_, length) => Some(Bits::unknown(*length)),
+            Source::Meta(key) => match self.meta(*key, ns)? {
+                Some(bits) => Some(known(bits)),
+                None => other(16),
+            },
+            Source::Ct(NFT_CT_HELPER, _) => other(16),
+            Source::Ct(key, direction) => self.connection(*key, *direction, entry).map(known),
+            Source::Payload { base, offset, length } => match self.header(*base) {
+                Some((header, _)) => {
+                    let offset = usize::try_from(*offset).ok()?;
+                    let may_end = offset.saturating_add(*length) > header.value.len();
+                    Some(Loaded { bits: header.slice(offset, *length), may_end })
+                }
+                None => other(*length),
+            },
+            Source::Other(_, length) => other(*length),
         }
     }
 
-    fn meta(&self, key: u32, ns: &NamespaceRules) -> Option<Bits> {
+    /// Reports whether the headers are the same, apart from fields that route no packet, after these bytes were written;
+    /// false also when that is not known.
+    pub(super) fn survives(&self, base: u32, offset: u32, written: &Bits) -> bool {
+        let (Some((header, free)), Ok(offset)) = (self.header(base), usize::try_from(offset)) else {
+            return false;
+        };
+        let mut bytes = written.value.iter().zip(&written.known).enumerate();
+        bytes.all(|(at, (value, known))| {
+            let of = |bytes: &[u8]| bytes.get(offset.saturating_add(at)).copied();
+            let free = of(free).unwrap_or_default();
+            let before = of(&header.value).zip(of(&header.known));
+            before.is_some_and(|(before, was_known)| {
+                // What is not free is known, before and after, and the same.
+                (known & was_known) | free == 0xff && (value ^ before) & !free == 0
+            })
+        })
+    }
+
+    /// The header at this base, and its bits that route no packet; `None` for one that the walk does not have.
+    fn header(&self, base: u32) -> Option<(Bits, &'static [u8])> {
+        /// Class of service, identification, the flag "do not fragment", time to live.
+        static FREE_V4: [u8; 9] = [0, 0xff, 0, 0, 0xff, 0xff, 0x40, 0, 0xff];
+        /// Traffic class, flow label. Not the hop limit: hosts ignore neighbour discovery with another one than 255
+        /// (RFC 4861, section 7.1), and such a rule may apply to it, too.
+        static FREE_V6: [u8; 4] = [0x0f, 0xff, 0xff, 0xff];
+        match base {
+            NFT_PAYLOAD_NETWORK_HEADER => Some((
+                self.network_header(),
+                if self.is_v6() { FREE_V6.as_slice() } else { FREE_V4.as_slice() },
+            )),
+            NFT_PAYLOAD_TRANSPORT_HEADER => Some((self.transport_header(), &[])),
+            _ => None,
+        }
+    }
+
+    /// The outer `None` where the kernel ends the rule, the inner one for a value that is not known.
+    fn meta(&self, key: u32, ns: &NamespaceRules) -> Option<Option<Bits>> {
         let v6 = self.is_v6();
-        Some(match key {
+        Some(Some(match key {
             NFT_META_MARK => Bits::known(self.mark.to_ne_bytes()),
             NFT_META_PROTOCOL => Bits::known(if v6 { [0x86, 0xdd] } else { [0x08, 0x00] }),
             NFT_META_NFPROTO => Bits::known([if v6 { NFPROTO_IPV6 } else { NFPROTO_IPV4 }]),
@@ -166,8 +240,8 @@ impl CurrentPacket {
             NFT_META_OIF => index(&self.leaves, ns),
             NFT_META_SKUID => Bits::known(self.owner?.uid.to_ne_bytes()),
             NFT_META_SKGID => Bits::known(self.owner?.gid.to_ne_bytes()),
-            _ => Bits::unknown(16),
-        })
+            _ => return Some(None),
+        }))
     }
 
     fn connection(&self, key: u32, direction: Option<u8>, entry: Option<&ConntrackEntry>) -> Option<Bits> {
@@ -179,7 +253,9 @@ impl CurrentPacket {
         Some(match key {
             NFT_CT_MARK => Bits::known(entry.mark.to_ne_bytes()),
             NFT_CT_DIRECTION => Bits::known([u8::from(self.tracking == Tracking::Reply)]),
-            NFT_CT_ZONE => Bits::known(entry.zone.to_ne_bytes()),
+            NFT_CT_ZONE => {
+                Bits::known(direction.map_or(entry.zone.id, |one| entry.zone.of(one)).to_ne_bytes())
+            }
             NFT_CT_STATUS => {
                 // IPS_SRC_NAT and IPS_DST_NAT; the other bits are unknown.
                 let set = |on: bool, bits: u32| if on { bits } else { 0 };

@@ -2,8 +2,9 @@
 //! translation, by way of `lo` where routing says so.
 
 use super::hooks::{self, HookFunction, HookPosition};
-use super::packet::{ConntrackEntry, HookInterface, Tracking};
+use super::packet::{ConntrackEntry, HookInterface, ORIGINAL, REPLY, Tracking};
 use super::{HookEnd, LOOPBACK, PacketEnd, SYN_ACK, UnknownFact, Walk};
+use crate::live::rules::ChainKind;
 use crate::trace::Transport;
 use crate::xt::legacy::InetHook;
 
@@ -11,8 +12,13 @@ impl Walk<'_> {
     /// A socket of the namespace sends the packet.
     pub(super) fn leave(&mut self) -> PacketEnd {
         let before = self.packet.destination;
+        self.is_routed_again = false;
         if let Some(end) = self.hook(InetHook::Output) {
             return end;
+        }
+        // Our own route delivers what has the mark of an intercepted connection to this namespace.
+        if self.is_routed_again && self.delivered_by == Some(self.packet.mark) {
+            self.packet.leaves = HookInterface::Name(LOOPBACK.to_owned());
         }
         // The kernel routes again when the destination changed; the rest of the hook has the interface of before
         // (`struct nf_hook_state`).
@@ -57,15 +63,22 @@ impl Walk<'_> {
 
     /// Runs a hook; returns the end of the path when the packet goes no further.
     fn hook(&mut self, hook: InetHook) -> Option<PacketEnd> {
+        if !self.choices.budget.spend(1 + self.rules.chains.len()) {
+            return Some(PacketEnd::Unknown);
+        }
         let mut positions = hooks::at(self.rules, hook, self.packet.is_v6());
         self.decide_order(&mut positions);
         for position in positions {
             let end = match position.function {
-                HookFunction::Chain(index) => self.chain(index, hook),
-                HookFunction::Tracking => {
-                    self.track();
-                    HookEnd::Passes
+                HookFunction::Chain(index) => {
+                    let mark = self.packet.mark;
+                    let end = self.chain(index, hook);
+                    let base = self.rules.chains.get(index).and_then(|chain| chain.base);
+                    let is_route = base.is_some_and(|base| base.kind == ChainKind::Route);
+                    self.is_routed_again |= is_route && self.packet.mark != mark;
+                    end
                 }
+                HookFunction::Tracking => self.track(),
                 HookFunction::Translation => self.translation(hook),
             };
             match end {
@@ -104,16 +117,23 @@ impl Walk<'_> {
     }
 
     /// `nf_conntrack_in`: leaves a packet that already has a connection, or was taken out of tracking.
-    fn track(&mut self) {
+    fn track(&mut self) -> HookEnd {
         if self.packet.tracking != Tracking::NotYet {
-            return;
+            return HookEnd::Passes;
         }
-        let zone = self.packet.zone.unwrap_or(0);
+        // `nf_ct_zone_tmpl`, include/net/netfilter/nf_conntrack_zones.h, v6.18.
+        if let Some(zone) = self.packet.zone.as_mut().filter(|zone| zone.is_by_mark) {
+            zone.id = u16::try_from(self.packet.mark & u32::from(u16::MAX)).unwrap_or_default();
+        }
+        let zone = self.packet.zone.unwrap_or_default();
         let tuple = (self.packet.source, self.packet.destination);
         let found = self.entries.iter().enumerate().find_map(|(index, entry)| match entry {
-            entry if entry.zone != zone => None,
-            entry if entry.original == tuple => Some((index, Tracking::Original)),
-            entry if entry.reply == tuple => Some((index, Tracking::Reply)),
+            entry if entry.original == tuple && entry.zone.of(ORIGINAL) == zone.of(ORIGINAL) => {
+                Some((index, Tracking::Original))
+            }
+            entry if entry.reply == tuple && entry.zone.of(REPLY) == zone.of(REPLY) => {
+                Some((index, Tracking::Reply))
+            }
             _ => None,
         });
         self.packet.tracking = match found {
@@ -125,12 +145,22 @@ impl Walk<'_> {
             None if self.packet.flags == SYN_ACK && self.packet.protocol == Transport::Tcp => {
                 Tracking::Invalid
             }
+            // Its replies would be packets of another connection: the kernel changes its source (`nf_nat_used_tuple`,
+            // net/netfilter/nf_nat_core.c, v6.18), and the socket ignores it.
+            None if self.entries.iter().any(|entry| {
+                entry.original == (tuple.1, tuple.0) && entry.zone.of(ORIGINAL) == zone.of(REPLY)
+            }) =>
+            {
+                self.decided_by = self.changed_by.or(self.decided_by);
+                return HookEnd::Dropped;
+            }
             None => {
                 self.current = self.entries.len();
                 self.entries.push(ConntrackEntry::new(tuple.0, tuple.1, zone, 0));
                 Tracking::Original
             }
         };
+        HookEnd::Passes
     }
 
     /// `nf_nat_inet_fn`: the chains run for the first packet only; every packet is translated.

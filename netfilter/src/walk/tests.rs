@@ -1,66 +1,15 @@
 use super::*;
-use crate::live::rules::expr::{Code, Expr, Nat, NatKind, Source};
-use crate::live::rules::{
-    Age, BaseChain, ChainKind, Engine, Interface, LiveChain, LiveRule, Statement, TableFamily, TableName,
+use crate::live::rules::constructed::{
+    APP, PROXY, aged, chain, namespace, ours, owned_by, redirect_tcp, rule,
 };
-use crate::nft::uapi::{NFT_CMP_EQ, NFT_META_L4PROTO, NFT_META_SKUID};
+use crate::live::rules::expr::{Checksum, Code, Expr, Nat, NatKind, Source};
+use crate::live::rules::{ChainKind, LiveChain, LiveRule, Statement};
+use crate::nft::uapi::{NFT_CMP_EQ, NFT_META_SKUID};
 use crate::policy::InterfaceName;
+use crate::ruleset::Family;
 use crate::trace::Transport;
 use crate::xt::legacy::InetHook;
-use std::time::Duration;
-
-const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
-const APP: Owner = Owner { uid: 1000, gid: 1000 };
-
-fn rule(exprs: Vec<Expr>) -> LiveRule {
-    let statements = exprs.into_iter().map(Statement::Expr).collect();
-    LiveRule { text: String::new(), comment: None, is_ours: false, statements }
-}
-
-fn owned_by(uid: u32, then: Expr) -> LiveRule {
-    rule(vec![
-        Expr::Load { source: Source::Meta(NFT_META_SKUID), to: 0 },
-        Expr::Compare { op: NFT_CMP_EQ, at: 0, value: uid.to_ne_bytes().to_vec() },
-        then,
-    ])
-}
-
-fn redirect_tcp(port: u16) -> LiveRule {
-    rule(vec![
-        Expr::Load { source: Source::Meta(NFT_META_L4PROTO), to: 0 },
-        Expr::Compare { op: NFT_CMP_EQ, at: 0, value: vec![6] },
-        Expr::Value { to: 0, value: port.to_be_bytes().to_vec() },
-        Expr::Nat(Nat {
-            kind: NatKind::Redirect,
-            address: None,
-            last_address: None,
-            port: Some(0),
-            last_port: Some(0),
-        }),
-    ])
-}
-
-fn chain(table: &str, kind: ChainKind, at: (InetHook, i32), rules: Vec<LiveRule>) -> LiveChain {
-    let table = TableName { engine: Engine::NfTables, family: TableFamily::Inet, name: table.to_owned() };
-    let base = BaseChain { kind, hook: at.0, priority: at.1, drops: false };
-    LiveChain { table, name: "base".to_owned(), base: Some(base), rules, age: None }
-}
-
-fn aged(mut chain: LiveChain, table: u64, is_of_one_transaction: bool) -> LiveChain {
-    chain.age = Some(Age { table, chain: 1, is_of_one_transaction });
-    chain
-}
-
-fn namespace(chains: Vec<LiveChain>) -> NamespaceRules {
-    let interface = |index, name: &str, address: &str| Interface {
-        index,
-        name: name.to_owned(),
-        is_raised: true,
-        addresses: vec![address.parse().unwrap()],
-    };
-    let interfaces = vec![interface(1, "lo", "127.0.0.1"), interface(2, "eth0", "10.9.9.9")];
-    NamespaceRules { chains, interfaces, ..NamespaceRules::default() }
-}
+use crate::xt::{decode_match, decode_target};
 
 /// Follows a connection of the application to an address outside.
 fn walked(chains: Vec<LiveChain>) -> WalkResult {
@@ -68,13 +17,7 @@ fn walked(chains: Vec<LiveChain>) -> WalkResult {
     let ends = ("10.9.9.9:40000".parse().unwrap(), "198.51.100.1:80".parse().unwrap());
     let packet = Packet::first(Direction::Leaves { by }, Transport::Tcp, ends.0, ends.1).owned_by(APP);
     let listeners = Listeners { proxy: PROXY, application: APP };
-    walk(&namespace(chains), &packet, listeners, Budget::of(Duration::from_secs(60)))
-}
-
-/// Redirects every connection but the proxy's to 15001.
-fn ours() -> LiveChain {
-    let rules = vec![owned_by(1337, Expr::Verdict(Code::Return)), redirect_tcp(15001)];
-    aged(chain("gybe", ChainKind::Nat, (InetHook::Output, -100), rules), 5, true)
+    walk(&namespace(chains), &packet, listeners, &Budget::of(1_000_000))
 }
 
 fn to(port: u16) -> Outcome {
@@ -121,7 +64,7 @@ fn a_connection_that_is_not_followed_in_time_is_unknown() {
         "198.51.100.1:80".parse().unwrap(),
     );
     let listeners = Listeners { proxy: PROXY, application: APP };
-    let walked = walk(&namespace(vec![ours()]), &packet.owned_by(APP), listeners, Budget::of(Duration::ZERO));
+    let walked = walk(&namespace(vec![ours()]), &packet.owned_by(APP), listeners, &Budget::of(0));
     assert_eq!(walked.outcome, Outcome::Unknown);
 }
 
@@ -170,4 +113,229 @@ fn chains_that_lead_back_end() {
     let nowhere = vec![rule(vec![Expr::Verdict(Code::Jump("nowhere".to_owned()))])];
     let nowhere = chain("other", ChainKind::Filter, (InetHook::Output, 0), nowhere);
     assert_eq!(walked(vec![nowhere]).outcome, Outcome::Unknown);
+}
+
+fn at_output(priority: i32, rules: Vec<LiveRule>) -> Vec<LiveChain> {
+    vec![ours(), chain("other", ChainKind::Filter, (InetHook::Output, priority), rules)]
+}
+
+fn of(register: Vec<u8>, then: Expr) -> LiveRule {
+    rule(vec![Expr::Value { to: 0, value: register }, then])
+}
+
+/// `-j CT` in its last revision.
+fn tracking(flags: u16, zone: u16, helper: &str) -> Expr {
+    let mut bytes = vec![0; 72];
+    bytes[..2].copy_from_slice(&flags.to_ne_bytes());
+    bytes[2..4].copy_from_slice(&zone.to_ne_bytes());
+    bytes[12..12 + helper.len()].copy_from_slice(helper.as_bytes());
+    Expr::Target(decode_target(Family::V4, "CT", 2, &bytes))
+}
+
+#[test]
+fn replies_belong_to_a_connection_only_in_its_zone_for_replies() {
+    const BY_MARK: u16 = 1 << 4;
+    let zone = |direction| Expr::SetZone { from: 0, direction };
+    let (mark, five) = (Expr::SetMark { from: 0 }, || 5_u16.to_ne_bytes().to_vec());
+    let of_app = |then: Vec<Expr>| {
+        let Statement::Expr(load) = owned_by(1000, Expr::Untrack).statements.remove(0) else { panic!() };
+        let compare = Expr::Compare { op: NFT_CMP_EQ, at: 0, value: 1000_u32.to_ne_bytes().to_vec() };
+        rule([vec![load, compare], then].concat())
+    };
+    let set = |value: Vec<u8>, then: &Expr| vec![Expr::Value { to: 0, value }, then.clone()];
+    for (rules, outcome) in [
+        (vec![of_app(set(five(), &zone(None)))], Outcome::RepliesLost),
+        (vec![of_app(set(five(), &zone(Some(0))))], to(15001)),
+        (vec![of_app(set(five(), &zone(Some(1))))], Outcome::RepliesLost),
+        (vec![rule(set(five(), &zone(None)))], to(15001)),
+        (vec![rule(set(five(), &zone(Some(1))))], to(15001)),
+        (vec![of_app(vec![tracking(0, 5, "")])], Outcome::RepliesLost),
+        (vec![of_app(vec![tracking(1 << 2, 5, "")])], to(15001)),
+        (vec![of_app(vec![tracking(1 << 3, 5, "")])], Outcome::RepliesLost),
+        (vec![rule(vec![tracking(BY_MARK, 0, "")])], to(15001)),
+        (
+            vec![of_app(set(vec![5, 0, 0, 0], &mark)), rule(vec![tracking(BY_MARK, 0, "")])],
+            Outcome::RepliesLost,
+        ),
+        (vec![of_app(vec![tracking(0, 0, "ftp")])], Outcome::Unknown),
+        // A packet with a template is new before it is tracked.
+        (vec![of_app(vec![tracking(0, 0, "")]), state(1 << 3)], Outcome::Dropped),
+        (vec![of_app(vec![tracking(0, 0, "")]), state(1)], to(15001)),
+    ] {
+        let found = walked(at_output(-300, rules.clone()));
+        assert_eq!(found.outcome, outcome, "{rules:?}");
+    }
+}
+
+/// Drops packets of that state before the first rule of others.
+fn state(bit: u32) -> LiveRule {
+    rule(vec![
+        Expr::Load { source: Source::Meta(NFT_META_SKUID), to: 0 },
+        Expr::Compare { op: NFT_CMP_EQ, at: 0, value: 1000_u32.to_ne_bytes().to_vec() },
+        Expr::Load { source: Source::Ct(0, None), to: 0 },
+        Expr::Compare { op: NFT_CMP_EQ, at: 0, value: bit.to_ne_bytes().to_vec() },
+        Expr::Verdict(Code::Drop),
+    ])
+}
+
+#[test]
+fn a_header_may_change_where_it_routes_no_packet() {
+    const NETWORK: u32 = 1;
+    const TRANSPORT: u32 = 2;
+    let written = |base, offset, length, updates| Expr::Write { from: 0, base, offset, length, updates };
+    let write =
+        |base, offset, value: &[u8]| of(value.to_vec(), written(base, offset, value.len(), Checksum::Ipv4));
+    for (changed, outcome) in [
+        (write(NETWORK, 0, &[0x45, 8]), to(15001)),
+        (write(NETWORK, 0, &[0x46, 8]), Outcome::Unknown),
+        (write(NETWORK, 2, &[0, 60]), Outcome::Unknown),
+        (write(NETWORK, 4, &[1, 2]), to(15001)),
+        (write(NETWORK, 6, &[0x40, 0]), to(15001)),
+        (write(NETWORK, 6, &[0x20, 0]), Outcome::Unknown),
+        (write(NETWORK, 8, &[65, 6]), to(15001)),
+        (write(NETWORK, 8, &[65, 17]), Outcome::Unknown),
+        (write(NETWORK, 12, &[10, 9, 9, 9]), to(15001)),
+        (write(NETWORK, 12, &[10, 9, 9, 8]), Outcome::Unknown),
+        (write(NETWORK, 16, &[198, 51, 100, 1]), to(15001)),
+        (write(NETWORK, 16, &[198, 51, 100, 2]), Outcome::Unknown),
+        (write(NETWORK, 20, &[0]), Outcome::Unknown),
+        (write(TRANSPORT, 2, &[0, 81]), Outcome::Unknown),
+        (write(TRANSPORT, 4, &[0; 4]), Outcome::Unknown),
+        (write(0, 0, &[0]), Outcome::Unknown),
+        // What was not loaded is not known.
+        (rule(vec![written(NETWORK, 16, 4, Checksum::Ipv4)]), Outcome::Unknown),
+        // Without the checksum the receiver drops the packet; another one is a second write.
+        (of(vec![1, 2], written(NETWORK, 4, 2, Checksum::None)), Outcome::Unknown),
+        (of(vec![1, 2], written(NETWORK, 4, 2, Checksum::Other)), Outcome::Unknown),
+    ] {
+        let rules = vec![owned_by(1337, Expr::Verdict(Code::Accept)), changed.clone()];
+        assert_eq!(walked(at_output(-150, rules)).outcome, outcome, "{changed:?}");
+    }
+}
+
+#[test]
+fn a_load_that_may_end_a_rule_and_a_match_that_may_do_more_than_match_are_not_trusted() {
+    let other = || Expr::Load { source: Source::Other("socket".to_owned(), 4), to: 0 };
+    let equals = |value| Expr::Compare { op: NFT_CMP_EQ, at: 0, value };
+    let drop = || Expr::Verdict(Code::Drop);
+    let matched = |test| rule(vec![Expr::Match(test), Expr::Nothing("log".to_owned())]);
+    let socket = |flags| decode_match(Family::V4, "socket", 3, &[flags]);
+    for (tested, outcome) in [
+        (rule(vec![other(), drop()]), Outcome::Unknown),
+        (rule(vec![other(), equals(vec![1; 4]), drop()]), Outcome::Unknown),
+        (rule(vec![other(), Expr::Nothing("counter".to_owned())]), to(15001)),
+        // The second load may have ended the rule, too; the comparison of the first is known.
+        (
+            rule(vec![
+                Expr::Value { to: 4, value: vec![1] },
+                other(),
+                Expr::Compare { op: NFT_CMP_EQ, at: 4, value: vec![2] },
+                drop(),
+            ]),
+            to(15001),
+        ),
+        (
+            rule(vec![
+                Expr::Value { to: 4, value: vec![1] },
+                other(),
+                Expr::Compare { op: NFT_CMP_EQ, at: 4, value: vec![1] },
+                drop(),
+            ]),
+            Outcome::Unknown,
+        ),
+        // Beyond the modelled header.
+        (
+            rule(vec![
+                Expr::Load { source: Source::Payload { base: 2, offset: 40, length: 4 }, to: 0 },
+                drop(),
+            ]),
+            Outcome::Unknown,
+        ),
+        (
+            rule(vec![
+                Expr::Load { source: Source::Payload { base: 2, offset: 2, length: 2 }, to: 0 },
+                drop(),
+            ]),
+            Outcome::Dropped,
+        ),
+        (rule(vec![Expr::Load { source: Source::Meta(23), to: 0 }, drop()]), Outcome::Unknown),
+        (rule(vec![Expr::Update("seen".to_owned()), drop()]), Outcome::Unknown),
+        (rule(vec![Expr::OtherConnections("ct helper ftp".to_owned())]), Outcome::Unknown),
+        (matched(decode_match(Family::V4, "cgroup", 1, &[])), to(15001)),
+        (matched(decode_match(Family::V4, "teleport", 0, &[])), Outcome::Unknown),
+        (matched(socket(0)), to(15001)),
+        (matched(socket(4)), Outcome::Unknown),
+        (rule(vec![Expr::Target(decode_target(Family::V4, "TCPMSS", 0, &[0; 2]))]), to(15001)),
+        (rule(vec![Expr::Target(decode_target(Family::V4, "SET", 3, &[0; 40]))]), Outcome::Unknown),
+        (rule(vec![Expr::Target(decode_target(Family::V4, "SET", 3, &[0xff; 40]))]), to(15001)),
+        (rule(vec![Expr::Target(decode_target(Family::V4, "TCPMSS", 1, &[0; 2]))]), Outcome::Unknown),
+        (rule(vec![Expr::Target(decode_target(Family::V6, "HL", 0, &[0; 4]))]), Outcome::Unknown),
+        (matched(decode_match(Family::V4, "hashlimit", 3, &[])), Outcome::Unknown),
+    ] {
+        assert_eq!(walked(at_output(-150, vec![tested.clone()])).outcome, outcome, "{tested:?}");
+    }
+}
+
+#[test]
+fn a_translation_for_the_other_ip_version_does_nothing_and_the_rule_goes_on() {
+    for (is_for, outcome) in [
+        (None, Outcome::Redirected(Port::new(80).unwrap())),
+        (Some(Family::V4), Outcome::Redirected(Port::new(80).unwrap())),
+        (Some(Family::V6), Outcome::Dropped),
+    ] {
+        let kind = NatKind::Destination;
+        let nat = Nat { kind, is_for, address: Some(0), last_address: None, port: None, last_port: None };
+        let value = Expr::Value { to: 0, value: vec![127, 0, 0, 1] };
+        let rules = vec![rule(vec![value, Expr::Nat(nat), Expr::Verdict(Code::Drop)])];
+        let theirs = chain("other", ChainKind::Nat, (InetHook::Output, -150), rules);
+        assert_eq!(walked(vec![theirs]).outcome, outcome, "{is_for:?}");
+    }
+}
+
+/// Early demultiplexing gives packets of a known connection their socket before the input hook.
+#[test]
+fn at_input_the_owner_of_the_receiving_socket_is_not_known() {
+    let drops = || vec![owned_by(1337, Expr::Verdict(Code::Drop))];
+    let at = |hook| walked(vec![ours(), chain("other", ChainKind::Filter, (hook, -150), drops())]);
+    assert_eq!(at(InetHook::Input).outcome, Outcome::Unknown);
+    assert_eq!(at(InetHook::Prerouting).outcome, to(15001));
+}
+
+/// The mark of an intercepted connection leads to our own route, which delivers to this namespace.
+#[test]
+fn a_reply_that_a_chain_of_type_route_gives_the_mark_of_interception_does_not_leave() {
+    const MARK: u32 = 1337;
+    let set = |mark: u32| {
+        vec![Expr::Value { to: 0, value: mark.to_ne_bytes().to_vec() }, Expr::SetMark { from: 0 }]
+    };
+    let mut intercepts = redirect_tcp(15006);
+    intercepts.statements.pop();
+    let then = [Expr::Tproxy { is_for: None, port: Some(0) }].into_iter().chain(set(MARK));
+    intercepts.statements.extend(then.map(Statement::Expr));
+    let arriving = |kind, mark| {
+        let output = owned_by(1337, Expr::Nothing("counter".to_owned()));
+        let marked =
+            LiveRule { statements: [output.statements, rule(set(mark)).statements].concat(), ..rule(vec![]) };
+        let tproxy = chain("gybe", ChainKind::Filter, (InetHook::Prerouting, -150), vec![intercepts.clone()]);
+        let theirs = chain("other", kind, (InetHook::Output, -150), vec![marked]);
+        let by = InterfaceName::parse("eth0").unwrap();
+        let ends = ("198.51.100.1:40000".parse().unwrap(), "10.9.9.9:8080".parse().unwrap());
+        let packet = Packet::first(Direction::Arrives { by }, Transport::Tcp, ends.0, ends.1);
+        let listeners = Listeners { proxy: PROXY, application: APP };
+        walk(&namespace(vec![tproxy, theirs]), &packet, listeners, &Budget::of(1_000_000)).outcome
+    };
+    let intercepted = Outcome::Intercepted(Port::new(15006).unwrap());
+    assert_eq!(arriving(ChainKind::Route, MARK), Outcome::RepliesLost);
+    assert_eq!(arriving(ChainKind::Route, 7), intercepted);
+    assert_eq!(arriving(ChainKind::Filter, MARK), intercepted, "routed before");
+}
+
+#[test]
+fn the_first_thousand_rules_that_apply_are_recorded() {
+    for (rules, recorded) in [(1_000, 1_000), (1_001, 1_000)] {
+        let untrack = || rule(vec![Expr::Untrack]);
+        let all = (0..rules).map(|_| untrack()).collect();
+        let found = walked(vec![chain("other", ChainKind::Filter, (InetHook::Output, -300), all)]);
+        assert_eq!((found.outcome, found.steps.len()), (Outcome::Untouched, recorded), "{rules}");
+    }
 }

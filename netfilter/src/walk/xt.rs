@@ -64,7 +64,11 @@ pub(super) fn passes(
                     && inside(&test.destination, packet.destination.ip()),
             )
         }
-        XtMatch::PacketType { .. } | XtMatch::Limit { .. } | XtMatch::Socket(_) | XtMatch::Unknown(_) => None,
+        XtMatch::PacketType { .. }
+        | XtMatch::Limit { .. }
+        | XtMatch::Socket(_)
+        | XtMatch::Test(_)
+        | XtMatch::Unknown(_) => None,
     }
 }
 

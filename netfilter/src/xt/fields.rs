@@ -64,9 +64,11 @@ pub(super) fn printable(bytes: &[u8]) -> String {
     })
 }
 
-/// The same without blanks, so that a name is one word.
+/// A name as one word, escaped as [`crate::netlink::attr::Attribute::name`] escapes, so that different names stay
+/// different and one name is the same word everywhere.
 pub(super) fn word(bytes: &[u8]) -> String {
-    printable(bytes).replace(' ', "\\x20")
+    let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();
+    text.escape_ascii().to_string().replace(' ', "\\x20")
 }
 
 /// As `xtables_save_string` quotes (libxtables/xtables.c, iptables 1.8.9).

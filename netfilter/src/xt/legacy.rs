@@ -171,9 +171,9 @@ pub enum LegacyError {
         /// Why.
         source: Errno,
     },
-    /// The table is larger than Gybe reads.
+    /// The table, with those before it, is larger than Gybe reads.
     #[error(
-        "table {table} of {}tables-legacy has {bytes} bytes of rules, more than the {LONGEST} that are read",
+        "table {table} of {}tables-legacy has {bytes} bytes of rules: of all its tables {LONGEST} are read",
         name_of(*family)
     )]
     TooLarge {
@@ -184,8 +184,8 @@ pub enum LegacyError {
         /// Its size.
         bytes: u32,
     },
-    /// The table's bytes contradict each other.
-    #[error("table {table} of {}tables-legacy has entries that do not follow each other", name_of(*family))]
+    /// The table's entries make no chains.
+    #[error("table {table} of {}tables-legacy has entries that iptables does not write", name_of(*family))]
     Malformed {
         /// Of which family.
         family: Family,
@@ -204,7 +204,8 @@ impl Hint for LegacyError {
                 Some("another program keeps changing the table: try again".into())
             }
             Self::TooLarge { .. } => Some("remove rules that nothing needs from the namespace".into()),
-            Self::List { .. } | Self::Refused { .. } | Self::Malformed { .. } => None,
+            Self::Malformed { .. } => Some("find the program that wrote the table, and restore it".into()),
+            Self::List { .. } | Self::Refused { .. } => None,
         }
     }
 }
@@ -216,7 +217,7 @@ fn name_of(family: Family) -> &'static str {
     }
 }
 
-/// Some 40,000 rules. Gybe's own rules are 4 MB at most, and mostly a few kilobytes.
+/// The bytes of all tables of a family: some 40,000 rules. Gybe's own rules are 4 MB at most, and mostly a few kilobytes.
 const LONGEST: u32 = 8 << 20;
 
 /// How often a table is read again when it changed between the reading of its size and of its entries.
@@ -269,11 +270,29 @@ fn read_as_owner(path: &Path) -> io::Result<String> {
 /// # Errors
 /// When one of them cannot be read.
 pub fn tables(family: Family) -> Result<Vec<LegacyTable>, LegacyError> {
-    table_names(family)?.iter().map(|name| table(family, name)).collect()
+    let mut left = LONGEST;
+    let read = |name: &String| {
+        table_up_to(left, family, name).map(|(table, bytes)| {
+            left = left.saturating_sub(bytes);
+            table
+        })
+    };
+    table_names(family)?.iter().map(read).collect()
+}
+
+/// Parses the replies to `IPT_SO_GET_INFO` and `IPT_SO_GET_ENTRIES` (without its head): the chains, or `None` when the
+/// entries are not what iptables writes. Pure.
+pub fn parse(family: Family, info: &[u8], entries: &[u8]) -> Option<Vec<LegacyChain>> {
+    entries::chains(family, &sockopt::Info::read(info)?, entries)
 }
 
 /// The table `name`, which must be one of [`table_names`].
 pub(crate) fn table(family: Family, name: &str) -> Result<LegacyTable, LegacyError> {
+    table_up_to(LONGEST, family, name).map(|(table, _)| table)
+}
+
+/// The table and its size, when it has at most so many bytes.
+fn table_up_to(most: u32, family: Family, name: &str) -> Result<(LegacyTable, u32), LegacyError> {
     let refused = |source| LegacyError::Refused { family, table: name.to_owned(), source };
     let address_family = match family {
         Family::V4 => AddressFamily::Inet,
@@ -283,14 +302,14 @@ pub(crate) fn table(family: Family, name: &str) -> Result<LegacyTable, LegacyErr
     let mut attempts = 1..=ATTEMPTS;
     loop {
         let info = sockopt::info(socket.as_fd(), family, name).map_err(refused)?;
-        if info.size > LONGEST {
+        if info.size > most {
             return Err(LegacyError::TooLarge { family, table: name.to_owned(), bytes: info.size });
         }
         match sockopt::entries(socket.as_fd(), family, name, info.size) {
             Ok(bytes) => {
                 let chains = entries::chains(family, &info, &bytes);
                 let chains = chains.ok_or_else(|| LegacyError::Malformed { family, table: name.to_owned() });
-                return Ok(LegacyTable { family, name: name.to_owned(), chains: chains? });
+                return Ok((LegacyTable { family, name: name.to_owned(), chains: chains? }, info.size));
             }
             Err(Errno::EAGAIN) if attempts.next().is_some() => {}
             Err(source) => return Err(refused(source)),

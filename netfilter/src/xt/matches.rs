@@ -5,6 +5,7 @@ mod text;
 use super::conntrack::{Conntrack, conntrack, state};
 use super::fields::{Fields, is, printable};
 use super::ports::{PortEnd, PortTest};
+use crate::effect::{Effect, MATCHES, effect};
 use crate::policy::PortRange;
 use crate::ruleset::{Family, Is};
 use std::net::IpAddr;
@@ -50,8 +51,17 @@ pub enum XtMatch {
     IpRange(IpRange),
     /// `socket`: a local socket waits for the packet.
     Socket(SocketTest),
+    /// A test whose result a walk does not know, by name.
+    Test(String),
     /// Any other match, revision or size, by name.
     Unknown(String),
+}
+
+impl XtMatch {
+    /// Reports whether it may do more than pass or not.
+    pub(crate) fn acts(&self) -> bool {
+        matches!(self, Self::Unknown(_) | Self::Socket(SocketTest { restores_mark: true, .. }))
+    }
 }
 
 /// `struct xt_tcp`.
@@ -231,7 +241,13 @@ pub fn decode_match(family: Family, name: &str, revision: u8, data: &[u8]) -> Xt
         ("socket", 0..=3) => socket(fields, revision).map(XtMatch::Socket),
         _ => None,
     };
-    decoded.unwrap_or_else(|| XtMatch::Unknown(printable(name.as_bytes())))
+    decoded.unwrap_or_else(|| {
+        let printed = printable(name.as_bytes());
+        match effect(MATCHES, name, revision) {
+            Effect::Test => XtMatch::Test(printed),
+            _ => XtMatch::Unknown(printed),
+        }
+    })
 }
 
 fn tcp(fields: Fields<'_>) -> Option<TcpTest> {

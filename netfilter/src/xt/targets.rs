@@ -4,6 +4,7 @@ mod text;
 
 use super::fields::{Fields, printable};
 use super::nat::NatRange;
+use crate::effect::{Effect, TARGETS, effect};
 use crate::ruleset::Family;
 use std::net::IpAddr;
 
@@ -82,6 +83,8 @@ pub enum XtTarget {
         /// Accepted when no program listens.
         bypass: bool,
     },
+    /// Changes nothing that decides where a packet goes, by name.
+    Nothing(String),
     /// Any other target, revision or size, by name.
     Unknown(String),
 }
@@ -130,6 +133,27 @@ impl Tracking {
     pub fn is_untracked(&self) -> bool {
         self.flags & NOTRACK != 0
     }
+
+    /// Reports whether the zone is the packet's mark.
+    pub(crate) fn is_by_mark(&self) -> bool {
+        self.flags & ZONE_MARK != 0
+    }
+
+    /// The one direction whose packets have the zone (`IP_CT_DIR_*`); `None` for both.
+    pub(crate) fn zone_direction(&self) -> Option<u8> {
+        match self.flags & (ZONE_DIR_ORIG | ZONE_DIR_REPL) {
+            ZONE_DIR_ORIG => Some(0),
+            ZONE_DIR_REPL => Some(1),
+            _ => None,
+        }
+    }
+}
+
+impl XtTarget {
+    /// Reports whether it may change where a connection goes.
+    pub(crate) fn acts(&self) -> bool {
+        !matches!(self, Self::Nothing(_) | Self::Log { .. } | Self::NfLog { .. })
+    }
 }
 
 const NOTRACK: u16 = 1;
@@ -151,7 +175,7 @@ pub fn decode_target(family: Family, name: &str, revision: u8, data: &[u8]) -> X
         ("REDIRECT", 0) => nat(0).map(XtTarget::Redirect),
         ("MASQUERADE", 0) => nat(0).map(XtTarget::Masquerade),
         ("DNAT", 0..=2) => nat(revision).map(XtTarget::Dnat),
-        ("SNAT", 0 | 1) => nat(revision).map(XtTarget::Snat),
+        ("SNAT", 0..=2) => nat(revision).map(XtTarget::Snat),
         ("TPROXY", 0 | 1) => tproxy(fields, family, revision),
         ("MARK", 2) => mark(fields),
         ("CONNMARK", 1 | 2) => connection_mark(fields, revision).map(XtTarget::ConnectionMark),
@@ -168,8 +192,17 @@ pub fn decode_target(family: Family, name: &str, revision: u8, data: &[u8]) -> X
         ("NFQUEUE", 0..=3) => nf_queue(fields, revision),
         _ => None,
     };
-    decoded.unwrap_or_else(|| XtTarget::Unknown(printable(name.as_bytes())))
+    decoded.unwrap_or_else(|| {
+        let (printed, maps_set) = (printable(name.as_bytes()), revision > 2 && fields.u16(8) != Some(NO_SET));
+        match effect(TARGETS, name, revision) {
+            Effect::Nothing if name != "SET" || !maps_set => XtTarget::Nothing(printed),
+            _ => XtTarget::Unknown(printed),
+        }
+    })
 }
+
+/// `IPSET_INVALID_ID`: in `struct xt_set_info_target_v3`, no set maps packets to marks.
+const NO_SET: u16 = u16::MAX;
 
 /// `-NF_x - 1` (include/uapi/linux/netfilter.h), and `XT_RETURN`.
 pub(super) fn verdict(number: i32) -> Option<XtTarget> {

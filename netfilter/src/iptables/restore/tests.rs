@@ -128,7 +128,7 @@ fn a_divert_is_a_chain_that_marks_and_accepts() {
 #[test]
 fn a_chain_without_rules_for_a_family_is_not_written_for_it() {
     let servers = Networks::V4(vec!["10.96.0.10/32".parse().unwrap()]);
-    let zone = rule("zone-app-asks-v4", vec![Match::Destination(Is::In, servers)], Verdict::Zone(2));
+    let zone = rule("zone-app-queries-v4", vec![Match::Destination(Is::In, servers)], Verdict::Zone(2));
     let rules = rules(vec![(ChainName::RawOutput, vec![zone])]);
     assert!(render(&rules, Family::V6).is_empty());
     assert!(!render(&rules, Family::V4).is_empty());

@@ -3,6 +3,7 @@
 //! Attribute numbers are those of include/uapi/linux/netfilter/nf_tables.h (v6.18); what an expression
 //! does with the packet is in `crate::walk`.
 
+use crate::effect::{EXPRESSIONS, Effect, OBJECTS, effect, object_type};
 use crate::netlink::attr::{Attribute, Attributes};
 use crate::nft::uapi::*;
 use crate::ruleset::Family;
@@ -17,8 +18,10 @@ pub(crate) enum Expr {
     SetMark { from: usize },
     /// Sets the connection's mark from a register.
     SetConnectionMark { from: usize },
-    /// Sets the connection tracking zone from a register.
-    SetZone { from: usize },
+    /// Sets the connection tracking zone from a register, for packets of one direction (`IP_CT_DIR_*`) or of both.
+    SetZone { from: usize, direction: Option<u8> },
+    /// Writes a register into the packet's headers.
+    Write { from: usize, base: u32, offset: u32, length: usize, updates: Checksum },
     /// Compares a register with a value.
     Compare { op: u32, at: usize, value: Vec<u8> },
     /// Tests whether a register is inside a range, or outside.
@@ -45,6 +48,12 @@ pub(crate) enum Expr {
     Nothing(String),
     /// A test that depends on more than the packet: a limit, a quota.
     Test(String),
+    /// Adds the packet to a set, or removes it; ends the rule when the set is full.
+    Update(String),
+    /// Uses the object that a map has for the packet, by the map's name.
+    ObjectOf(String),
+    /// Decides about connections that do not reach the rule: a helper, an expectation.
+    OtherConnections(String),
     /// A match of iptables-nft.
     Match(XtMatch),
     /// A target of iptables-nft.
@@ -64,6 +73,16 @@ pub(crate) enum Source {
     Payload { base: u32, offset: u32, length: usize },
     /// Another source, by name and length.
     Other(String, usize),
+}
+
+/// The checksum that a write to the packet's headers updates.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Checksum {
+    None,
+    /// That of the header of IPv4, correctly.
+    Ipv4,
+    /// The bytes at another offset from the base, or the checksum of the transport protocol.
+    Other,
 }
 
 /// A verdict, or a constant of a map.
@@ -92,6 +111,8 @@ pub(crate) enum Code {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Nat {
     pub(crate) kind: NatKind,
+    /// It has no effect on packets of the other IP version (`nft_nat_inet_eval`, net/netfilter/nft_nat.c, v6.18).
+    pub(crate) is_for: Option<Family>,
     pub(crate) address: Option<usize>,
     pub(crate) last_address: Option<usize>,
     pub(crate) port: Option<usize>,
@@ -113,7 +134,37 @@ pub(crate) fn decode(element: &[u8], family: u8) -> Expr {
     let Some(name) = expression.get(NFTA_EXPR_NAME) else { return Expr::Unknown("nameless".to_owned()) };
     let data = Attributes::of(expression.get(NFTA_EXPR_DATA).map_or(&[], |data| data.value));
     let name = name.name();
-    decode_known(&name, &Fields(data), family).unwrap_or(Expr::Unknown(name))
+    let fields = Fields(data);
+    let form = form(&name, &fields);
+    decode_known(&form, &fields, family).unwrap_or(Expr::Unknown(form))
+}
+
+/// The name of an expression in [`EXPRESSIONS`]: of those that write, by what they write.
+fn form(name: &str, f: &Fields<'_>) -> String {
+    let written = |named: Option<&str>| match named {
+        Some(key) => format!("{name} set {key}"),
+        None => format!("{name} set"),
+    };
+    match name {
+        "meta" if f.has(NFTA_META_SREG) => written(match f.number(NFTA_META_KEY) {
+            Some(NFT_META_MARK) => Some("mark"),
+            Some(NFT_META_PRIORITY) => Some("priority"),
+            Some(NFT_META_NFTRACE) => Some("nftrace"),
+            Some(NFT_META_PKTTYPE) => Some("pkttype"),
+            _ => None,
+        }),
+        "ct" if f.has(NFTA_CT_SREG) => written(match f.number(NFTA_CT_KEY) {
+            Some(NFT_CT_MARK) => Some("mark"),
+            Some(NFT_CT_ZONE) => Some("zone"),
+            Some(NFT_CT_LABELS) => Some("label"),
+            Some(NFT_CT_EVENTMASK) => Some("event"),
+            _ => None,
+        }),
+        "payload" if f.has(NFTA_PAYLOAD_SREG) => written(None),
+        "exthdr" if f.has(NFTA_EXTHDR_SREG) => written(f.is_maximum_segment_size().then_some("maxseg")),
+        "exthdr" if !f.has(NFTA_EXTHDR_DREG) => "exthdr reset".to_owned(),
+        _ => name.to_owned(),
+    }
 }
 
 /// The attributes of one expression.
@@ -152,6 +203,13 @@ impl<'b> Fields<'b> {
     fn has(&self, kind: u16) -> bool {
         self.0.get(kind).is_some()
     }
+
+    /// Reports whether it writes TCP's option 2, in TCP's header: the kernel only lowers it (`nft_exthdr_tcp_set_eval`).
+    fn is_maximum_segment_size(&self) -> bool {
+        let option = self.0.get(NFTA_EXTHDR_TYPE).map(|kind| kind.value);
+        (option, self.number(NFTA_EXTHDR_OFFSET), self.number(NFTA_EXTHDR_LEN))
+            == (Some(&[2][..]), Some(2), Some(2))
+    }
 }
 
 /// `NFTA_DATA_*`.
@@ -181,29 +239,41 @@ fn code(attribute: Attribute<'_>) -> Code {
     }
 }
 
-fn decode_known(name: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
-    Some(match name {
-        "meta" => match (f.register(NFTA_META_SREG), f.number(NFTA_META_KEY)?) {
-            (None, key) => Expr::Load { source: Source::Meta(key), to: f.register(NFTA_META_DREG)? },
-            (Some(from), NFT_META_MARK) => Expr::SetMark { from },
-            // Priority and trace change no outcome.
-            (Some(_), NFT_META_PRIORITY | NFT_META_NFTRACE) => Expr::Nothing("meta set".to_owned()),
-            (Some(_), _) => return None,
-        },
-        "ct" => match (f.register(NFTA_CT_SREG), f.number(NFTA_CT_KEY)?) {
-            (None, key) => {
-                let direction = f.0.get(NFTA_CT_DIRECTION).and_then(|d| d.value.first().copied());
-                Expr::Load { source: Source::Ct(key, direction), to: f.register(NFTA_CT_DREG)? }
-            }
-            (Some(from), NFT_CT_MARK) => Expr::SetConnectionMark { from },
-            (Some(from), NFT_CT_ZONE) if !f.has(NFTA_CT_DIRECTION) => Expr::SetZone { from },
-            (Some(_), _) => return None,
-        },
-        "payload" => {
-            // A payload statement that writes has a source register.
-            let to = f.register(NFTA_PAYLOAD_DREG)?;
+fn decode_known(form: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
+    let name = form.to_owned();
+    match effect(EXPRESSIONS, form, 0) {
+        Effect::Evaluated => evaluated(form, f, family),
+        Effect::Test if form == "dynset" => Some(Expr::Update(f.text(NFTA_DYNSET_SET_NAME)?)),
+        Effect::Test => Some(loaded(form, f).unwrap_or(Expr::Test(name))),
+        Effect::Nothing => Some(Expr::Nothing(name)),
+        Effect::OtherConnections => Some(Expr::OtherConnections(name)),
+        Effect::Unknown => None,
+    }
+}
+
+fn evaluated(form: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
+    let direction = || f.0.get(NFTA_CT_DIRECTION).and_then(|direction| direction.value.first().copied());
+    Some(match form {
+        "meta" => {
+            Expr::Load { source: Source::Meta(f.number(NFTA_META_KEY)?), to: f.register(NFTA_META_DREG)? }
+        }
+        "meta set mark" => Expr::SetMark { from: f.register(NFTA_META_SREG)? },
+        "ct" => {
+            let source = Source::Ct(f.number(NFTA_CT_KEY)?, direction());
+            Expr::Load { source, to: f.register(NFTA_CT_DREG)? }
+        }
+        "ct set mark" => Expr::SetConnectionMark { from: f.register(NFTA_CT_SREG)? },
+        "ct set zone" => Expr::SetZone { from: f.register(NFTA_CT_SREG)?, direction: direction() },
+        "payload" | "payload set" => {
             let (base, offset) = (f.number(NFTA_PAYLOAD_BASE)?, f.number(NFTA_PAYLOAD_OFFSET)?);
-            Expr::Load { source: Source::Payload { base, offset, length: f.size(NFTA_PAYLOAD_LEN)? }, to }
+            let length = f.size(NFTA_PAYLOAD_LEN)?;
+            match f.register(NFTA_PAYLOAD_SREG) {
+                Some(from) => Expr::Write { from, base, offset, length, updates: checksum(f, base, offset) },
+                None => Expr::Load {
+                    source: Source::Payload { base, offset, length },
+                    to: f.register(NFTA_PAYLOAD_DREG)?,
+                },
+            }
         }
         "cmp" => Expr::Compare {
             op: f.number(NFTA_CMP_OP)?,
@@ -237,14 +307,8 @@ fn decode_known(name: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
         "tproxy" => tproxy(f)?,
         "notrack" => Expr::Untrack,
         "reject" => Expr::Reject,
-        "counter" | "log" | "last" => Expr::Nothing(name.to_owned()),
-        "limit" | "quota" | "connlimit" | "dynset" => Expr::Test(name.to_owned()),
         "objref" => object(f)?,
-        "fib" | "socket" | "numgen" | "hash" | "rt" | "osf" | "exthdr" | "xfrm" | "tunnel" => {
-            let (to, length) = other(name, f)?;
-            Expr::Load { source: Source::Other(name.to_owned(), length), to }
-        }
-        "match" | "target" => xt(name, f, family)?,
+        "match" | "target" => xt(form, f, family)?,
         _ => return None,
     })
 }
@@ -259,10 +323,25 @@ pub(crate) const VERDICT: usize = 64;
 
 fn bitwise(f: &Fields<'_>) -> Option<Expr> {
     let (from, to) = (f.register(NFTA_BITWISE_SREG)?, f.register(NFTA_BITWISE_DREG)?);
+    // Shifts, and operations on two registers.
     if f.number(NFTA_BITWISE_OP).unwrap_or_default() != 0 {
-        return None;
+        let length = f.size(NFTA_BITWISE_LEN)?;
+        return Some(Expr::Load { source: Source::Other("bitwise".to_owned(), length), to });
     }
     Some(Expr::Bitwise { from, to, mask: f.value(NFTA_BITWISE_MASK)?, xor: f.value(NFTA_BITWISE_XOR)? })
+}
+
+/// The kernel adds the difference at any offset from the base (`nft_payload_set_eval`, net/netfilter/nft_payload.c,
+/// v6.18). It sums words of two bytes, so a write at an odd offset makes the sum wrong.
+fn checksum(f: &Fields<'_>, base: u32, offset: u32) -> Checksum {
+    const INET: u32 = 1;
+    let [kind, at, flags] = [NFTA_PAYLOAD_CSUM_TYPE, NFTA_PAYLOAD_CSUM_OFFSET, NFTA_PAYLOAD_CSUM_FLAGS]
+        .map(|kind| f.number(kind).unwrap_or_default());
+    match (kind, at, flags) {
+        (0, _, 0) => Checksum::None,
+        (INET, 10, 0) if base == NFT_PAYLOAD_NETWORK_HEADER && offset.is_multiple_of(2) => Checksum::Ipv4,
+        _ => Checksum::Other,
+    }
 }
 
 fn nat(f: &Fields<'_>) -> Option<Expr> {
@@ -275,8 +354,15 @@ fn nat(f: &Fields<'_>) -> Option<Expr> {
     if f.number(NFTA_NAT_FLAGS).unwrap_or_default() & 1 << 6 != 0 {
         return None;
     }
+    let is_for = match u8::try_from(f.number(NFTA_NAT_FAMILY)?).ok()? {
+        NFPROTO_IPV4 => Some(Family::V4),
+        NFPROTO_IPV6 => Some(Family::V6),
+        NFPROTO_INET => None,
+        _ => return None,
+    };
     Some(Expr::Nat(Nat {
         kind,
+        is_for,
         address: f.register(NFTA_NAT_REG_ADDR_MIN),
         last_address: f.register(NFTA_NAT_REG_ADDR_MAX),
         port: f.register(NFTA_NAT_REG_PROTO_MIN),
@@ -286,7 +372,7 @@ fn nat(f: &Fields<'_>) -> Option<Expr> {
 
 fn to_ports(kind: NatKind, f: &Fields<'_>, first: u16) -> Nat {
     let (port, last_port) = (f.register(first), f.register(first + 1));
-    Nat { kind, address: None, last_address: None, port, last_port }
+    Nat { kind, is_for: None, address: None, last_address: None, port, last_port }
 }
 
 fn tproxy(f: &Fields<'_>) -> Option<Expr> {
@@ -302,25 +388,35 @@ fn tproxy(f: &Fields<'_>) -> Option<Expr> {
     Some(Expr::Tproxy { is_for, port: f.register(NFTA_TPROXY_REG_PORT) })
 }
 
-/// Decodes a reference to an object by its type (`NFT_OBJECT_*`).
+/// Decodes a reference to an object, by its type or by the map that has it.
 fn object(f: &Fields<'_>) -> Option<Expr> {
-    let (kind, name) = (f.number(1)?, f.text(2)?);
-    match kind {
-        // Counters, helpers, timeouts, security marks, expectations.
-        1 | 3 | 7 | 8 | 9 => Some(Expr::Nothing(format!("object {name}"))),
-        2 | 4 | 5 => Some(Expr::Test(format!("object {name}"))),
-        _ => None,
+    match f.text(NFTA_OBJREF_SET_NAME) {
+        Some(map) => Some(Expr::ObjectOf(map)),
+        None => Some(use_of_object(f.number(NFTA_OBJREF_IMM_TYPE)?, &f.text(NFTA_OBJREF_IMM_NAME)?)),
     }
 }
 
-/// The register and length of a value that the packet does not decide.
-fn other(name: &str, f: &Fields<'_>) -> Option<(usize, usize)> {
-    let at = match name {
-        "socket" | "hash" => 2,
-        _ => 1,
-    };
-    let length = if matches!(name, "numgen" | "socket" | "hash") { 4 } else { 16 };
-    Some((f.register(at)?, length))
+/// What the use of an object of that type (`NFT_OBJECT_*`) does.
+pub(super) fn use_of_object(kind: u32, name: &str) -> Expr {
+    let kind = object_type(kind).unwrap_or("object");
+    let text = format!("{kind} {name}");
+    match effect(OBJECTS, kind, 0) {
+        Effect::Nothing => Expr::Nothing(text),
+        Effect::Test => Expr::Test(text),
+        Effect::OtherConnections => Expr::OtherConnections(text),
+        Effect::Evaluated | Effect::Unknown => Expr::Unknown(text),
+    }
+}
+
+/// The load of a value that the packet does not decide; `None` for an expression that loads none.
+fn loaded(name: &str, f: &Fields<'_>) -> Option<Expr> {
+    let to = f.register(match name {
+        "hash" | "socket" | "tunnel" => 2,
+        "exthdr" | "fib" | "numgen" | "osf" | "rt" | "xfrm" => 1,
+        _ => return None,
+    })?;
+    // Keys and attributes decide how many registers the kernel writes: all that follow may be written.
+    Some(Expr::Load { source: Source::Other(name.to_owned(), VERDICT - to), to })
 }
 
 fn xt(name: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
@@ -336,3 +432,6 @@ fn xt(name: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
         _ => Expr::Target(decode_target(family, &extension, revision, data)),
     })
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,20 +5,17 @@ use super::{
 };
 use crate::ruleset::Family;
 use crate::xt::XtTarget;
-use crate::xt::legacy::{InetHook, LegacyChain, LegacyRule, LegacyTable, table_names, tables};
+use crate::xt::legacy::{InetHook, LegacyChain, LegacyError, LegacyRule, LegacyTable, tables};
 
-/// Adds the tables of both families; names those that cannot be read.
-pub(super) fn add(found: &mut NamespaceRules) {
+/// Adds the tables of both families.
+///
+/// # Errors
+/// When one of them cannot be read.
+pub(super) fn add(found: &mut NamespaceRules) -> Result<(), LegacyError> {
     for family in [Family::V4, Family::V6] {
-        match tables(family) {
-            Ok(tables) => tables.into_iter().for_each(|table| add_table(found, table)),
-            Err(error) => {
-                let names = table_names(family).unwrap_or_default().join(", ");
-                let name = if family == Family::V4 { "iptables-legacy" } else { "ip6tables-legacy" };
-                found.opaque.push(format!("tables of {name} ({names}) cannot be read: {error}"));
-            }
-        }
+        tables(family)?.into_iter().for_each(|table| add_table(found, table));
     }
+    Ok(())
 }
 
 fn add_table(found: &mut NamespaceRules, table: LegacyTable) {

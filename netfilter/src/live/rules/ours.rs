@@ -3,9 +3,10 @@
 
 use super::expr::{Code, Expr};
 use super::{Engine, LiveChain, NamespaceRules, Statement, TableFamily, TableName};
-use crate::iptables::{MARK, PREFIX};
+use crate::iptables::{MARK, PREFIX, TABLES};
 use crate::nft::TABLE;
 use crate::xt::XtTarget;
+use std::collections::HashSet;
 
 /// Sets `is_ours` of every rule.
 pub(super) fn mark(rules: &mut NamespaceRules) {
@@ -20,8 +21,12 @@ pub(super) fn mark(rules: &mut NamespaceRules) {
     }
 }
 
-fn tables_with_our_mark(rules: &NamespaceRules) -> Vec<TableName> {
-    rules.chains.iter().filter(|chain| chain.name == MARK).map(|chain| chain.table.clone()).collect()
+fn tables_with_our_mark(rules: &NamespaceRules) -> HashSet<TableName> {
+    let is_of_iptables = |table: &TableName| {
+        table.family != TableFamily::Inet && TABLES.iter().any(|stage| stage.table() == table.name)
+    };
+    let marked = rules.chains.iter().filter(|chain| chain.name == MARK && is_of_iptables(&chain.table));
+    marked.map(|chain| chain.table.clone()).collect()
 }
 
 impl TableName {
@@ -39,11 +44,15 @@ impl NamespaceRules {
         let ours = self.chains.iter().filter(|chain| {
             chain.table.is_ours() || chain.name.starts_with(PREFIX) && tables.contains(&chain.table)
         });
-        let is_reached = |chain: &LiveChain| {
-            let same_table = self.chains.iter().filter(|other| other.table == chain.table);
-            let mut statements = same_table.flat_map(|other| &other.rules).flat_map(|rule| &rule.statements);
-            chain.base.is_some() || statements.any(|one| next_chain(one) == Some(chain.name.as_str()))
-        };
+        let led_to: HashSet<(&TableName, &str)> = self
+            .chains
+            .iter()
+            .flat_map(|chain| chain.rules.iter().map(move |rule| (&chain.table, rule)))
+            .flat_map(|(table, rule)| rule.statements.iter().map(move |one| (table, one)))
+            .filter_map(|(table, one)| Some((table, next_chain(one)?)))
+            .collect();
+        let is_reached =
+            |chain: &LiveChain| chain.base.is_some() || led_to.contains(&(&chain.table, chain.name.as_str()));
         ours.filter_map(|chain| match (chain.rules.is_empty(), is_reached(chain)) {
             (true, _) => Some(format!("chain {} of table {} has no rule", chain.name, chain.table)),
             (false, false) => Some(format!("no rule leads to chain {} of table {}", chain.name, chain.table)),
@@ -59,5 +68,36 @@ fn next_chain(statement: &Statement) -> Option<&str> {
         Statement::Expr(Expr::Verdict(Code::Jump(to) | Code::Goto(to)))
         | Statement::Target(XtTarget::Jump(to) | XtTarget::Goto(to)) => Some(to),
         _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::live::rules::ChainKind;
+    use crate::live::rules::constructed::{chain, namespace, redirect_tcp};
+    use crate::xt::legacy::InetHook;
+
+    #[test]
+    fn our_mark_counts_in_the_tables_of_iptables_that_we_write() {
+        for (family, table, is_ours) in [
+            (TableFamily::Ip, "nat", true),
+            (TableFamily::Ip6, "raw", true),
+            (TableFamily::Ip, "filter", false),
+            (TableFamily::Ip6, "other", false),
+            (TableFamily::Inet, "nat", false),
+            (TableFamily::Inet, TABLE, true),
+        ] {
+            let of = |name: &str| {
+                let mut chain =
+                    chain(table, ChainKind::Nat, (InetHook::Output, 0), vec![redirect_tcp(15001)]);
+                (chain.table.family, chain.name) = (family, name.to_owned());
+                chain
+            };
+            let mut found = namespace(vec![of(&format!("{PREFIX}OUTPUT")), of(MARK)]);
+            mark(&mut found);
+            let rules = found.chains.first().map(|chain| &chain.rules).unwrap();
+            assert!(rules.iter().all(|rule| rule.is_ours == is_ours), "{family:?} {table}");
+        }
     }
 }

@@ -1,44 +1,50 @@
 //! Reads the rules of the calling thread's namespace: nf_tables over netlink, all lists of one generation, then the
-//! tables of iptables-legacy.
+//! tables of iptables-legacy. All of them, or none: a namespace with more than the limits of `crate::nft::lists` is an
+//! error, because the rest of its rules would decide connections too.
 
-use super::expr::{self, Data};
-use super::ours;
+use super::expr::{self, Code, Data, Expr};
 use super::{
     Age, BaseChain, ChainKind, Element, Engine, Interface, LiveChain, LiveRule, NamespaceRules, Set,
     Statement, TableFamily, TableName, text,
 };
+use super::{ours, state};
+use crate::backend::BackendError;
 use crate::ebpf;
+use crate::iptables::IptablesError;
 use crate::netlink::attr::Attributes;
 use crate::nft::dump;
 use crate::nft::lists::{self, Entry, Lister, Lists};
 use crate::nft::uapi::*;
 use crate::nft::{NftError, TABLE, socket::Connection};
 use crate::redirection::RedirectionError;
-use crate::routes::{Link, Rtnetlink};
+use crate::routes::{Link, RoutesError, Rtnetlink};
 use crate::xt::legacy::InetHook;
 use nix::errno::Errno;
+use std::collections::HashMap;
 
-/// A namespace with more tables, chains or rules is not evaluated.
-const MAX_OBJECTS: usize = 20_000;
-
-/// A namespace with more sets is not evaluated.
-const MAX_SETS: usize = 2_000;
-
-/// A namespace whose sets have more elements together is not evaluated.
-const MAX_ELEMENTS: usize = 100_000;
+/// At most this many chains, flow tables and rules that are not evaluated are named.
+pub(super) const NAMED: usize = 20;
 
 /// Reads all rules; what is not evaluated is named in `opaque`.
 pub(crate) fn read() -> Result<NamespaceRules, RedirectionError> {
-    let mut found = nf_tables().map_err(crate::backend::BackendError::from)?;
-    super::legacy::add(&mut found);
-    ours::mark(&mut found);
+    let mut found = nf_tables().map_err(BackendError::from)?;
+    super::legacy::add(&mut found).map_err(|error| BackendError::from(IptablesError::from(error)))?;
+    found.mark();
     let mut routing = Rtnetlink::open()?;
     found.interfaces = interfaces(&mut routing)?;
     found.add_programs(ebpf::of_this_namespace(&mut routing));
     Ok(found)
 }
 
-fn interfaces(routing: &mut Rtnetlink) -> Result<Vec<Interface>, RedirectionError> {
+impl NamespaceRules {
+    /// Marks our own rules and what packets change, when all rules are there.
+    pub(crate) fn mark(&mut self) {
+        ours::mark(self);
+        state::add(self);
+    }
+}
+
+fn interfaces(routing: &mut Rtnetlink) -> Result<Vec<Interface>, RoutesError> {
     let (links, addresses) = (routing.links()?, routing.addresses()?);
     let with_addresses = |Link { index, name, is_raised, .. }: Link| {
         let own = addresses.iter().filter(|address| address.index == index);
@@ -53,21 +59,21 @@ fn nf_tables() -> Result<NamespaceRules, NftError> {
         Err(error) if error.is_without_nftables() => return Ok(NamespaceRules::default()),
         Err(error) => return Err(error),
     };
-    read_by(&mut |request, sequence| connection.0.list(request, sequence))
+    read_by(&mut |request, sequence, limit| connection.0.list_of_any_size(request, sequence, limit))
 }
 
 /// Reads the rules from a lister: the kernel, or a recording of its replies.
-pub(super) fn read_by(lister: &mut Lister<'_>) -> Result<NamespaceRules, NftError> {
+pub(crate) fn read_by(lister: &mut Lister<'_>) -> Result<NamespaceRules, NftError> {
     match lists::of_one_generation(lister, NFPROTO_UNSPEC, attempt) {
         // No such subsystem (`nfnetlink_rcv_msg`).
-        Err(NftError::List { source: Errno::EINVAL | Errno::EOPNOTSUPP, what: TABLES }) => {
+        Err(NftError::List { source: Errno::EINVAL | Errno::EOPNOTSUPP, what })
+            if what == lists::TABLES.what =>
+        {
             Ok(NamespaceRules::default())
         }
         outcome => outcome,
     }
 }
-
-const TABLES: &str = "the tables";
 
 /// One attempt; `None` when something changed meanwhile.
 fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<NamespaceRules>, NftError> {
@@ -79,39 +85,25 @@ fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<NamespaceRules>, NftError
             }
         };
     }
-    let tables = listed!(lists.all(TABLES, NFT_MSG_GETTABLE, |_| ()));
-    let chains = listed!(lists.all("the chains", NFT_MSG_GETCHAIN, |_| ()));
-    let rules = listed!(lists.all("the rules", NFT_MSG_GETRULE, |_| ()));
-    let sets = listed!(lists.all("the sets", NFT_MSG_GETSET, |_| ()));
-    let flow_tables = match lists.all("the flow tables", NFT_MSG_GETFLOWTABLE, |_| ()) {
+    let tables = listed!(lists.all(lists::TABLES, |_| ()));
+    let chains = listed!(lists.all(lists::CHAINS, |_| ()));
+    let rules = listed!(lists.all(lists::RULES, |_| ()));
+    let sets = listed!(lists.all(lists::SETS, |_| ()));
+    let flow_tables = match lists.all(lists::FLOW_TABLES, |_| ()) {
         Err(NftError::List { source: Errno::EINVAL | Errno::EOPNOTSUPP, .. }) => Vec::new(),
         outcome => listed!(outcome),
     };
     let mut found = NamespaceRules::default();
-    for (what, entries) in [("tables", &tables), ("chains", &chains), ("rules", &rules), ("sets", &sets)] {
-        let most = if what == "sets" { MAX_SETS } else { MAX_OBJECTS };
-        if entries.len() > most {
-            found.opaque.push(format!("{} {what}, more than the {most} that are evaluated", entries.len()));
-            return Ok(Some(found));
-        }
-    }
-    let tables: Vec<Table> = tables.iter().filter_map(table).collect();
-    let mut elements = 0_usize;
     for entry in &sets {
         let Some(mut set) = set(entry) else { continue };
         let raw = entry.attributes();
         let text = |kind| raw.get(kind).map(|name| name.text().to_vec()).unwrap_or_default();
         let (table, name) = (text(NFTA_SET_TABLE), text(NFTA_SET_NAME));
         add_elements(&mut set, &listed!(lists.elements(entry.family(), &table, &name)));
-        elements = elements.saturating_add(set.elements.len());
-        if elements > MAX_ELEMENTS {
-            let all = format!("the sets have more than the {MAX_ELEMENTS} elements that are evaluated");
-            return Ok(Some(NamespaceRules { opaque: vec![all], ..NamespaceRules::default() }));
-        }
         found.sets.push(set);
     }
-    add_chains(&mut found, &tables, &chains, &rules);
-    found.opaque.extend(flow_tables.iter().map(|entry| {
+    add_chains(&mut found, &tables, &chains, rules)?;
+    found.opaque.extend(flow_tables.iter().take(NAMED).map(|entry| {
         let flow_table = entry.attributes();
         let name = |kind| flow_table.get(kind).map(|name| name.name()).unwrap_or_default();
         format!("flow table {} {}: packets of known connections pass no hook", name(1), name(2))
@@ -119,22 +111,21 @@ fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<NamespaceRules>, NftError
     Ok(Some(found))
 }
 
+/// The age and state of a table.
 struct Table {
-    family: u8,
-    name: String,
     handle: u64,
     is_dormant: bool,
 }
 
-fn table(entry: &Entry) -> Option<Table> {
+/// A table by its family (`NFPROTO_*`) and name.
+type TableKey = (u8, String);
+
+fn table(entry: &Entry) -> Option<(TableKey, Table)> {
     let table = entry.attributes();
     let flags = table.get(NFTA_TABLE_FLAGS).and_then(|flags| flags.be32()).unwrap_or_default();
-    Some(Table {
-        family: entry.family(),
-        name: table.get(NFTA_TABLE_NAME)?.name(),
-        handle: table.get(NFTA_TABLE_HANDLE).and_then(|handle| handle.be64()).unwrap_or_default(),
-        is_dormant: flags & 1 != 0,
-    })
+    let handle = table.get(NFTA_TABLE_HANDLE).and_then(|handle| handle.be64()).unwrap_or_default();
+    let key = (entry.family(), table.get(NFTA_TABLE_NAME)?.name());
+    Some((key, Table { handle, is_dormant: flags & 1 != 0 }))
 }
 
 fn family(number: u8) -> Option<TableFamily> {
@@ -160,40 +151,110 @@ fn other_family(number: u8) -> &'static str {
     }
 }
 
-fn add_chains(found: &mut NamespaceRules, tables: &[Table], chains: &[Entry], rules: &[Entry]) {
-    for entry in chains {
-        let chain = entry.attributes();
-        let text = |kind| chain.get(kind).map(|name| name.name());
-        let (Some(table), Some(name)) = (text(NFTA_CHAIN_TABLE), text(NFTA_CHAIN_NAME)) else { continue };
-        let own_table = tables.iter().find(|one| one.family == entry.family() && one.name == table);
-        if own_table.is_some_and(|table| table.is_dormant) {
-            continue;
+/// The rules of a chain and the verdicts that lead to it, as the kernel counts them (`NFTA_CHAIN_USE`) and as it has
+/// listed them. The numbers differ when a list ended early ([`NftError::Incomplete`]).
+#[derive(Default)]
+struct Uses {
+    counted: u32,
+    listed: u32,
+}
+
+/// The chains of the families that are evaluated, by family, table and name.
+#[derive(Default)]
+struct Chains {
+    /// The place in [`NamespaceRules::chains`]; none of a chain of a dormant table, or at a hook that is not evaluated.
+    indices: HashMap<ChainKey, usize>,
+    uses: HashMap<ChainKey, Uses>,
+}
+
+type ChainKey = (TableName, String);
+
+impl Chains {
+    fn add_verdict(&mut self, table: &TableName, code: &Code) {
+        if let Code::Jump(to) | Code::Goto(to) = code {
+            self.add_use(&(table.clone(), to.clone()));
         }
-        let handle = chain.get(NFTA_CHAIN_HANDLE).and_then(|handle| handle.be64());
-        let is_of_one_transaction = entry.family() == NFPROTO_INET && table == TABLE;
-        let age = own_table.zip(handle).map(|(own_table, chain)| Age {
-            table: own_table.handle,
-            chain,
-            is_of_one_transaction,
-        });
-        match (table_name(entry.family(), table.clone()), base(&chain)) {
-            (Some(table), ChainHook::Evaluated(base)) => {
-                found.chains.push(LiveChain { table, name, base, rules: Vec::new(), age });
-            }
-            (None, ChainHook::Evaluated(None)) => {}
-            (_, ChainHook::Evaluated(Some(_)) | ChainHook::NotEvaluated) => {
-                let uses = chain.get(NFTA_CHAIN_USE).and_then(|uses| uses.be32()).unwrap_or_default();
-                let drops = chain.get(NFTA_CHAIN_POLICY).and_then(|policy| policy.be32()) == Some(NF_DROP);
-                if uses > 0 || drops {
-                    let family =
-                        family(entry.family()).map_or(other_family(entry.family()), TableFamily::name);
-                    found.opaque.push(format!("chain {family} {table} {name} is not evaluated"));
-                }
+    }
+
+    fn add_use(&mut self, chain: &ChainKey) {
+        if let Some(uses) = self.uses.get_mut(chain) {
+            uses.listed += 1;
+        }
+    }
+
+    fn check(&self) -> Result<(), NftError> {
+        match self.uses.iter().find(|(_, uses)| uses.counted != uses.listed) {
+            Some(((table, chain), _)) => Err(NftError::Incomplete { chain: format!("{table} {chain}") }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Adds the chains and their rules. The sets are there already.
+fn add_chains(
+    found: &mut NamespaceRules,
+    tables: &[Entry],
+    entries: &[Entry],
+    rules: Vec<Entry>,
+) -> Result<(), NftError> {
+    let tables: HashMap<TableKey, Table> = tables.iter().filter_map(table).collect();
+    let mut chains = Chains::default();
+    for entry in entries {
+        add_chain(found, &tables, &mut chains, entry);
+    }
+    for set in &found.sets {
+        for data in set.elements.iter().map(|element| &element.data).chain(&set.catch_all) {
+            if let Data::Verdict(code) = data {
+                chains.add_verdict(&set.table, code);
             }
         }
     }
+    // Each entry is dropped when it is decoded.
     for entry in rules {
-        add_rule(found, entry);
+        add_rule(found, &mut chains, &entry);
+    }
+    chains.check()
+}
+
+fn add_chain(
+    found: &mut NamespaceRules,
+    tables: &HashMap<TableKey, Table>,
+    chains: &mut Chains,
+    entry: &Entry,
+) {
+    let chain = entry.attributes();
+    let text = |kind| chain.get(kind).map(|name| name.name());
+    let (Some(table), Some(name)) = (text(NFTA_CHAIN_TABLE), text(NFTA_CHAIN_NAME)) else { return };
+    let uses = chain.get(NFTA_CHAIN_USE).and_then(|uses| uses.be32());
+    let own_table = tables.get(&(entry.family(), table.clone()));
+    let evaluated = table_name(entry.family(), table.clone());
+    if let Some(table) = &evaluated {
+        let uses = Uses { counted: uses.unwrap_or_default(), listed: 0 };
+        chains.uses.insert((table.clone(), name.clone()), uses);
+    }
+    if own_table.is_some_and(|table| table.is_dormant) {
+        return;
+    }
+    let handle = chain.get(NFTA_CHAIN_HANDLE).and_then(|handle| handle.be64());
+    let is_of_one_transaction = entry.family() == NFPROTO_INET && table == TABLE;
+    let age = own_table.zip(handle).map(|(own_table, chain)| Age {
+        table: own_table.handle,
+        chain,
+        is_of_one_transaction,
+    });
+    match (evaluated, base(&chain)) {
+        (Some(table), ChainHook::Evaluated(base)) => {
+            chains.indices.insert((table.clone(), name.clone()), found.chains.len());
+            found.chains.push(LiveChain { table, name, base, rules: Vec::new(), age });
+        }
+        (None, ChainHook::Evaluated(None)) => {}
+        (_, ChainHook::Evaluated(Some(_)) | ChainHook::NotEvaluated) => {
+            let drops = chain.get(NFTA_CHAIN_POLICY).and_then(|policy| policy.be32()) == Some(NF_DROP);
+            if (uses.is_none_or(|uses| uses > 0) || drops) && found.opaque.len() < NAMED {
+                let family = family(entry.family()).map_or(other_family(entry.family()), TableFamily::name);
+                found.opaque.push(format!("chain {family} {table} {name} is not evaluated"));
+            }
+        }
     }
 }
 
@@ -224,18 +285,24 @@ fn base(chain: &Attributes<'_>) -> ChainHook {
     }
 }
 
-fn add_rule(found: &mut NamespaceRules, entry: &Entry) {
+fn add_rule(found: &mut NamespaceRules, chains: &mut Chains, entry: &Entry) {
     let rule = entry.attributes();
     let name = |kind| rule.get(kind).map(|name| name.name()).unwrap_or_default();
     let Some(table) = table_name(entry.family(), name(NFTA_RULE_TABLE)) else { return };
     let list = Attributes::of(rule.get(NFTA_RULE_EXPRESSIONS).map_or(&[], |list| list.value));
     let decode = |element: crate::netlink::attr::Attribute<'_>| expr::decode(element.value, entry.family());
     let statements: Vec<Statement> = list.map(|element| Statement::Expr(decode(element))).collect();
-    let text = text::rule(&statements, |name| found.set(&table, name));
+    for statement in &statements {
+        if let Statement::Expr(Expr::Verdict(code)) = statement {
+            chains.add_verdict(&table, code);
+        }
+    }
+    let chain = (table, name(NFTA_RULE_CHAIN));
+    chains.add_use(&chain);
+    let text = text::rule(&statements, |name| found.set(&chain.0, name));
     let comment = dump::comment(&rule);
-    let chain_name = name(NFTA_RULE_CHAIN);
-    let chain = found.chains.iter_mut().find(|chain| chain.table == table && chain.name == chain_name);
-    if let Some(chain) = chain {
+    let index = chains.indices.get(&chain);
+    if let Some(chain) = index.and_then(|index| found.chains.get_mut(*index)) {
         chain.rules.push(LiveRule { text, comment, is_ours: false, statements });
     }
 }
@@ -256,6 +323,7 @@ fn set(entry: &Entry) -> Option<Set> {
         key_length,
         is_interval: flags & NFT_SET_INTERVAL != 0,
         parts,
+        objects: number(NFTA_SET_OBJ_TYPE),
         is_dynamic: flags & (NFT_SET_TIMEOUT | NFT_SET_EVAL) != 0,
         elements: Vec::new(),
         catch_all: None,
@@ -278,9 +346,7 @@ fn add_elements(set: &mut Set, entries: &[Entry]) {
     // The end of an interval comes before the start of the next at the same key.
     let mut bounds: Vec<(Vec<u8>, bool, Data)> = Vec::new();
     for entry in entries {
-        let attributes = entry.attributes();
-        let list = Attributes::of(attributes.get(NFTA_SET_ELEM_LIST_ELEMENTS).map_or(&[], |list| list.value));
-        for element in list {
+        for element in entry.elements() {
             let element = Attributes::of(element.value);
             let flags = element.get(NFTA_SET_ELEM_FLAGS).and_then(|flags| flags.be32()).unwrap_or_default();
             set.is_dynamic |= may_not_match(&element);
@@ -312,6 +378,7 @@ fn add_elements(set: &mut Set, entries: &[Entry]) {
     }
     let to_the_end = |(first, data): (Vec<u8>, Data)| Element { last: vec![0xff; first.len()], first, data };
     set.elements.extend(open.map(to_the_end));
+    set.elements.sort_by(|one, other| one.first.cmp(&other.first));
 }
 
 /// The key before this one.
@@ -326,3 +393,6 @@ fn before(key: &[u8]) -> Vec<u8> {
     }
     key
 }
+
+#[cfg(test)]
+mod tests;

@@ -106,7 +106,7 @@ impl RuleReader {
             Expr::SetConnectionMark { from } if self.loaded.field(*from)?.field == Field::Mark => {
                 self.end(Verdict::SaveMark)?;
             }
-            Expr::SetZone { from } => {
+            Expr::SetZone { from, direction: None } => {
                 let zone = u16::from_ne_bytes(self.loaded.constant(*from)?.try_into().ok()?);
                 self.end(Verdict::Zone(zone))?;
             }

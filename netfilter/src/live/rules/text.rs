@@ -93,8 +93,13 @@ fn word<'s>(expr: &Expr, loaded: &LoadedFields, set: &impl Fn(&str) -> Option<&'
         }
         Expr::SetMark { from } => format!("meta mark set {}", constant(from)),
         Expr::SetConnectionMark { from } => format!("ct mark set {}", constant(from)),
-        Expr::SetZone { from } => {
-            format!("ct zone set {}", loaded.constant(*from).map_or("?".to_owned(), zone))
+        Expr::SetZone { from, direction } => {
+            let direction = match direction {
+                None => "",
+                Some(0) => "original ",
+                Some(_) => "reply ",
+            };
+            format!("ct {direction}zone set {}", loaded.constant(*from).map_or("?".to_owned(), zone))
         }
         Expr::Verdict(code) => verdict(code),
         Expr::Nat(nat) => translation(nat, loaded),
@@ -103,7 +108,14 @@ fn word<'s>(expr: &Expr, loaded: &LoadedFields, set: &impl Fn(&str) -> Option<&'
         }
         Expr::Untrack => "notrack".to_owned(),
         Expr::Reject => "reject".to_owned(),
-        Expr::Nothing(name) | Expr::Test(name) => name.clone(),
+        Expr::Nothing(name) | Expr::Test(name) | Expr::OtherConnections(name) => name.clone(),
+        Expr::Update(set) => format!("update @{set}"),
+        Expr::ObjectOf(map) => format!("object of @{map}"),
+        Expr::Write { from, base, offset, length, .. } => {
+            let base = ["ll", "nh", "th", "ih"].get(usize::try_from(*base).ok()?).copied().unwrap_or("?");
+            let value = loaded.constant(*from).map_or("?".to_owned(), hex);
+            format!("@{base},{},{} set {value}", offset * 8, length * 8)
+        }
         Expr::Match(test) => test.to_string(),
         Expr::Target(target) => target.to_string(),
         Expr::Unknown(name) => format!("[{name}]"),

@@ -139,8 +139,7 @@ impl FoundSet {
 
 /// The attributes of each listed element.
 fn listed(entries: &[Entry]) -> impl Iterator<Item = Attributes<'_>> {
-    let lists = entries.iter().filter_map(|entry| entry.attributes().get(NFTA_SET_ELEM_LIST_ELEMENTS));
-    lists.flat_map(|list| Attributes::of(list.value)).map(|element| Attributes::of(element.value))
+    entries.iter().flat_map(Entry::elements).map(|element| Attributes::of(element.value))
 }
 
 /// Reports whether the set has the element that matches every key; Gybe writes none.

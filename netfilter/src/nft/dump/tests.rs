@@ -26,7 +26,7 @@ fn entry(attributes: &[(u16, &[u8])]) -> Vec<u8> {
 fn namespace(chains: &[&[u8]], sets: &[&[u8]]) -> (Result<Inventory, NftError>, Vec<Vec<u8>>) {
     let table = TABLE.as_bytes();
     let mut requests = Vec::new();
-    let inventory = inventory_by(&mut |request, sequence| {
+    let inventory = inventory_by(&mut |request, sequence, _| {
         requests.push(request.to_vec());
         Ok(Listed::Whole(match sequence {
             1 => sets.iter().map(|n| entry(&[(NFTA_SET_TABLE, table), (NFTA_SET_NAME, n)])).collect(),
@@ -104,7 +104,7 @@ impl Recording {
     }
 
     fn inventory(&self) -> Inventory {
-        inventory_by(&mut |request, _| Ok(Listed::Whole(self.list(request)))).unwrap()
+        inventory_by(&mut |request, _, _| Ok(Listed::Whole(self.list(request)))).unwrap()
     }
 
     /// The differences that `change` makes, as text.
@@ -311,11 +311,11 @@ fn objects_of_another_table_are_not_listed() {
 
 #[test]
 fn an_entry_of_a_list_of_every_family_has_its_family() {
-    let lister: &mut Lister<'_> = &mut |request, _| {
+    let lister: &mut Lister<'_> = &mut |request, _, _| {
         assert_eq!(Messages(request).next().unwrap().unwrap().body[0], NFPROTO_UNSPEC);
         Ok(Listed::Whole(vec![vec![NFPROTO_IPV4, 0, 0, 7], vec![NFPROTO_IPV6, 0, 0, 7]]))
     };
-    let read = |lists: &mut Lists<'_, '_>| lists.all("the tables", NFT_MSG_GETTABLE, |_| ());
+    let read = |lists: &mut Lists<'_, '_>| lists.all(lists::TABLES, |_| ());
     let tables = lists::of_one_generation(lister, NFPROTO_UNSPEC, read).unwrap();
     assert_eq!(tables.iter().map(Entry::family).collect::<Vec<_>>(), [NFPROTO_IPV4, NFPROTO_IPV6]);
 }
@@ -324,11 +324,11 @@ fn an_entry_of_a_list_of_every_family_has_its_family() {
 fn lists_that_change_while_they_are_read_are_read_again_a_bounded_number_of_times() {
     for (changes, is_read) in [(0, true), (1, true), (lists::ATTEMPTS - 1, true), (lists::ATTEMPTS, false)] {
         let mut requests = 0;
-        let lister: &mut Lister<'_> = &mut |_, _| {
+        let lister: &mut Lister<'_> = &mut |_, _, _| {
             requests += 1;
             Ok(if requests <= changes { Listed::Changed } else { Listed::Whole(Vec::new()) })
         };
-        let read = |lists: &mut Lists<'_, '_>| lists.all("the chains", NFT_MSG_GETCHAIN, |_| ());
+        let read = |lists: &mut Lists<'_, '_>| lists.all(lists::CHAINS, |_| ());
         let chains = lists::of_one_generation(lister, NFPROTO_UNSPEC, read);
         assert_eq!(chains.is_ok(), is_read, "{changes} changes");
     }
@@ -337,7 +337,7 @@ fn lists_that_change_while_they_are_read_are_read_again_a_bounded_number_of_time
 #[test]
 fn lists_of_two_generations_are_read_again() {
     let mut generation = 0;
-    let lister: &mut Lister<'_> = &mut |_, _| {
+    let lister: &mut Lister<'_> = &mut |_, _, _| {
         // Each of the first three lists is of a generation of its own.
         generation = 3.min(generation + 1);
         Ok(Listed::Whole(vec![vec![NFPROTO_INET, 0, 0, generation]]))
@@ -345,8 +345,8 @@ fn lists_of_two_generations_are_read_again() {
     let attempts = std::cell::Cell::new(0);
     let read = |lists: &mut Lists<'_, '_>| {
         attempts.set(attempts.get() + 1);
-        let sets = lists.all("the sets", NFT_MSG_GETSET, |_| ())?;
-        Ok(sets.zip(lists.all("the chains", NFT_MSG_GETCHAIN, |_| ())?))
+        let sets = lists.all(lists::SETS, |_| ())?;
+        Ok(sets.zip(lists.all(lists::CHAINS, |_| ())?))
     };
     assert!(lists::of_one_generation(lister, NFPROTO_INET, read).is_ok());
     assert_eq!(attempts.get(), 2);

@@ -9,6 +9,7 @@ use crate::live::rules::{
 };
 use crate::policy::PortRange;
 use crate::ruleset::{Match, Networks, Ruleset};
+use crate::walk::Budget;
 use crate::xt::{ConntrackTest, IdTest, PortEnd, XtMatch};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -53,22 +54,30 @@ impl Values {
     }
 
     /// Adds the tests of all rules of the namespace.
-    pub(in crate::verdict) fn add_live(&mut self, ns: &NamespaceRules) {
+    pub(in crate::verdict) fn add_live(&mut self, ns: &NamespaceRules, budget: &Budget) {
         for chain in &ns.chains {
             for rule in &chain.rules {
-                self.add_rule(ns, chain, rule);
+                if !budget.spend(rule.statements.len()) {
+                    return;
+                }
+                // A rule that only counts or logs changes nothing.
+                if rule.statements.iter().any(Statement::acts) {
+                    self.add_rule(ns, chain, rule, budget);
+                }
             }
         }
     }
 
-    fn add_rule(&mut self, ns: &NamespaceRules, chain: &LiveChain, rule: &LiveRule) {
+    fn add_rule(&mut self, ns: &NamespaceRules, chain: &LiveChain, rule: &LiveRule, budget: &Budget) {
         self.may_match_replies = !rule.is_ours;
         let mut registers = Registers { loaded: LoadedFields::default(), family: chain.table.family };
         let mut all_read = true;
         for statement in &rule.statements {
             match statement {
                 Statement::Expr(Expr::Lookup { set, at, .. }) => {
-                    if let Some(set) = ns.set(&chain.table, set) {
+                    if let Some(set) =
+                        ns.set(&chain.table, set).filter(|set| budget.spend(set.elements.len()))
+                    {
                         all_read &= self.add_set(set, *at, &registers);
                     }
                 }
@@ -95,8 +104,7 @@ impl Values {
                 registers.loaded.track(expr);
             }
         }
-        let counts = !all_read && rule.statements.iter().any(Statement::acts);
-        if counts && self.not_evaluated.len() < NAMED {
+        if !all_read && self.not_evaluated.len() < NAMED {
             let location = location(chain);
             self.not_evaluated.push(format!("comparison not evaluated: {location}: {}", rule.text));
         }

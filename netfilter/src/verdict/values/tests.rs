@@ -16,6 +16,10 @@ fn compare(op: u32, value: &[u8]) -> Expr {
     Expr::Compare { op, at: 0, value: value.to_vec() }
 }
 
+fn budget() -> Budget {
+    Budget::of(usize::MAX)
+}
+
 fn table() -> TableName {
     TableName { engine: Engine::NfTables, family: TableFamily::Inet, name: "other".to_owned() }
 }
@@ -27,12 +31,12 @@ fn values(exprs: Vec<Expr>, sets: Vec<Set>) -> Values {
     let chain =
         LiveChain { table: table(), name: "theirs".to_owned(), base: None, rules: vec![rule], age: None };
     let mut values = Values::default();
-    values.add_live(&NamespaceRules { chains: vec![chain], sets, ..NamespaceRules::default() });
+    values.add_live(&NamespaceRules { chains: vec![chain], sets, ..NamespaceRules::default() }, &budget());
     values
 }
 
 fn of(values: &Values, property: Property) -> Vec<u128> {
-    let mut all = values.of(property, &[], |_| 0).unwrap();
+    let mut all = values.of(property, &[], |_| 0, &budget()).unwrap();
     all.sort_unstable();
     all
 }
@@ -72,6 +76,7 @@ fn verdict_map(elements: &[(u16, Code)]) -> Set {
         key_length: 2,
         is_interval: false,
         parts: Vec::new(),
+        objects: 0,
         is_dynamic: false,
         elements: elements.iter().map(element).collect(),
         catch_all: None,
@@ -144,5 +149,31 @@ fn a_great_set_is_one_test_and_too_many_tests_are_given_up() {
     values.test(Property::DestinationV4, u32::MAX.into(), odd(100_000));
     assert_eq!(of(&values, Property::DestinationV4).len(), 2);
     odd(20_000).into_iter().for_each(|one| values.test(Property::SourceV4, u32::MAX.into(), vec![one]));
-    assert_eq!(values.of(Property::SourceV4, &[], |_| 0), None);
+    assert_eq!(values.of(Property::SourceV4, &[], |_| 0, &budget()), None);
+}
+
+#[test]
+fn more_tests_and_ranges_than_are_stored_are_too_many_to_compute() {
+    let mut values = Values::default();
+    let ranges = |count: u128| (0..count).map(|at| (2 * at, 2 * at)).collect();
+    values.ranges(Property::DestinationV6, ranges(MAX_STORED as u128 - 3));
+    values.ranges(Property::Uid, ranges(1));
+    let uids = |values: &Values| values.of(Property::Uid, &[], |_| 0, &budget()).map(|uids| uids.len());
+    assert_eq!(uids(&values), Some(2));
+    values.ranges(Property::Uid, ranges(1));
+    assert_eq!(uids(&values), Some(2), "the same test again");
+    values.ranges(Property::Gid, ranges(1));
+    assert_eq!((uids(&values), values.tests.len()), (None, 2));
+}
+
+/// Each of the tests has one range: candidates times tests is what is counted.
+#[test]
+fn candidates_are_counted_before_they_are_made() {
+    let mut values = Values::default();
+    (1..=1_414).for_each(|uid| values.ranges(Property::Uid, vec![(3 * uid, 3 * uid)]));
+    let spent = |values: &Values, steps| values.of(Property::Uid, &[], |_| 0, &Budget::of(steps)).is_some();
+    let tested = 5 * 1_414 * 1_414 / TESTED_PER_STEP;
+    assert!(spent(&values, tested + 1) && !spent(&values, tested));
+    values.ranges(Property::Uid, vec![(0, 0)]);
+    assert!(!spent(&values, usize::MAX), "more than {MAX_TESTED}");
 }

@@ -22,22 +22,33 @@ pub(super) struct Info {
     pub hooks: u32,
     /// Where the chain of each hook begins.
     pub begins: [u32; HOOKS],
+    /// Where the policy of each hook's chain is.
+    pub underflows: [u32; HOOKS],
     /// How long the entries are, in bytes.
     pub size: u32,
 }
 
+/// The size of the structure.
+const INFO: usize = NAME + 4 + 4 * HOOKS + 4 * HOOKS + 4 + 4;
+
+impl Info {
+    /// Reads the structure.
+    pub(super) fn read(reply: &[u8]) -> Option<Self> {
+        let fields = Fields(reply);
+        let offsets = |at: usize| {
+            let mut offsets = [0; HOOKS];
+            for (hook, offset) in offsets.iter_mut().enumerate() {
+                *offset = fields.u32(at + 4 * hook)?;
+            }
+            Some(offsets)
+        };
+        let (begins, underflows) = (offsets(NAME + 4)?, offsets(NAME + 4 + 4 * HOOKS)?);
+        Some(Self { hooks: fields.u32(NAME)?, begins, underflows, size: fields.u32(INFO - 4)? })
+    }
+}
+
 pub(super) fn info(socket: BorrowedFd<'_>, family: Family, table: &str) -> Result<Info, Errno> {
-    const SIZE: usize = NAME + 4 + 4 * HOOKS + 4 * HOOKS + 4 + 4;
-    let reply = get(socket, family, GET_INFO, request(table, SIZE)?)?;
-    let fields = Fields(&reply);
-    let read = || {
-        let mut begins = [0; HOOKS];
-        for (hook, begin) in begins.iter_mut().enumerate() {
-            *begin = fields.u32(NAME + 4 + 4 * hook)?;
-        }
-        Some(Info { hooks: fields.u32(NAME)?, begins, size: fields.u32(SIZE - 4)? })
-    };
-    read().ok_or(Errno::EINVAL)
+    Info::read(&get(socket, family, GET_INFO, request(table, INFO)?)?).ok_or(Errno::EINVAL)
 }
 
 /// The entries themselves: `struct ipt_get_entries` less its head. `EAGAIN` when `size` is no longer

@@ -26,7 +26,7 @@ impl fmt::Display for XtMatch {
             Self::Icmp(test) => vec![icmp(test)],
             Self::IpRange(test) => ip_range(test),
             Self::Socket(test) => socket(*test),
-            Self::Unknown(_) => vec!["[unknown]".to_owned()],
+            Self::Test(_) | Self::Unknown(_) => vec!["[unknown]".to_owned()],
         };
         write!(f, "-m {}", self.name())?;
         options.iter().try_for_each(|option| write!(f, " {option}"))
@@ -52,7 +52,7 @@ impl XtMatch {
             Self::Icmp(IcmpTest { family: Family::V6, .. }) => "icmp6",
             Self::IpRange(_) => "iprange",
             Self::Socket(_) => "socket",
-            Self::Unknown(name) => name,
+            Self::Test(name) | Self::Unknown(name) => name,
         }
     }
 }

@@ -45,7 +45,7 @@ impl fmt::Display for XtTarget {
                 }
                 f.write_str(if *bypass { " --queue-bypass" } else { "" })
             }
-            Self::Unknown(name) => write!(f, "-j {name} [unknown]"),
+            Self::Nothing(name) | Self::Unknown(name) => write!(f, "-j {name} [unknown]"),
         }
     }
 }
