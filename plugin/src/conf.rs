@@ -184,6 +184,40 @@ impl PluginConf {
         keys.finish(conf)
     }
 
+    /// Returns the keys whose values differ and decide whether a pod is redirected, refused or left alone, and with which
+    /// rules. A new key has to be classified here.
+    #[must_use]
+    pub fn deciding_differences(&self, other: &Self) -> Vec<&'static str> {
+        let Self {
+            log_level: _,
+            // The backend that is probed first.
+            probed: _,
+            backend,
+            exclude_namespaces,
+            pod_namespace,
+            gates,
+            inbound_default,
+            ipv6,
+            max_intervals,
+            facts: FactsConf { socket, directory, kubeconfig, deadline },
+        } = self;
+        let keys = [
+            ("backend", *backend == other.backend),
+            ("exclude_namespaces", *exclude_namespaces == other.exclude_namespaces),
+            ("pod_namespace", *pod_namespace == other.pod_namespace),
+            ("gates", *gates == other.gates),
+            ("inboundDefault", *inbound_default == other.inbound_default),
+            ("ipv6", *ipv6 == other.ipv6),
+            ("max_intervals", *max_intervals == other.max_intervals),
+            ("facts.socket", *socket == other.facts.socket),
+            ("facts.directory", *directory == other.facts.directory),
+            ("facts.kubeconfig", *kubeconfig == other.facts.kubeconfig),
+            // A pod is refused when no source knows it in time.
+            ("facts.deadline_ms", *deadline == other.facts.deadline),
+        ];
+        keys.into_iter().filter(|(_, is_equal)| !is_equal).map(|(key, _)| key).collect()
+    }
+
     /// Returns the plugin's keys, every one, so that nothing depends on the defaults of the version that reads
     /// them. Reading them returns an equal value.
     #[must_use]

@@ -112,6 +112,9 @@ impl Hint for FactsError {
             Self::Unknown(_) | Self::OtherPod { .. } | Self::Contradicted { .. } => Some(
                 "the kubelet retries; if it persists, look at the agent's log, or at the writer of facts.directory".into(),
             ),
+            Self::Agent(AgentError { fault: AgentFault::Manifest(_), .. }) => {
+                Some("correct that file of the agent's --pods-from; the kubelet retries".into())
+            }
             Self::Agent(_) => Some(
                 "check that the node agent (gybe node, DaemonSet gybe-node) runs on this node; the kubelet retries".into(),
             ),

@@ -3,6 +3,7 @@
 use gybe_plugin::arena::Arena;
 use gybe_plugin::dispatch;
 use gybe_plugin::request::{Environment, VARIABLES};
+use gybe_plugin::version::BUILD_MARK;
 use std::io;
 use std::os::fd::AsFd;
 use std::process::ExitCode;
@@ -10,6 +11,10 @@ use std::process::ExitCode;
 /// The first allocations of the program; the C library makes the others.
 #[global_allocator]
 static ARENA: Arena<{ 256 << 10 }> = Arena::new();
+
+/// Kept in the program's file, which installers search for it.
+#[used]
+static MARK: &[u8] = BUILD_MARK.as_bytes();
 
 /// The variables that the plugin reads.
 fn environment() -> Environment {

@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime};
 /// The directory of the file: a tmpfs, which is empty after a boot.
 pub const DIRECTORY: &str = "/run/gybe";
 /// The files that Gybe may write in it.
-pub const FILES: [&str; 9] = [
+pub const FILES: [&str; 11] = [
     FINDINGS,
     ".probe.json.new",
     LOCK,
@@ -30,6 +30,8 @@ pub const FILES: [&str; 9] = [
     ".repair.json.new",
     REPAIRS,
     ".repairs.json.new",
+    DELETIONS,
+    ".deletions.json.new",
 ];
 /// The node agent's file on the container runtimes.
 pub const RUNTIME: &str = "runtime.json";
@@ -37,6 +39,8 @@ pub const RUNTIME: &str = "runtime.json";
 pub const REPAIR_SETTING: &str = "repair.json";
 /// The counts of that process.
 pub const REPAIRS: &str = "repairs.json";
+/// The node agent's deletions of the last minute.
+pub const DELETIONS: &str = "deletions.json";
 const FINDINGS: &str = "probe.json";
 const LOCK: &str = "probe.lock";
 

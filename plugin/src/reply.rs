@@ -4,7 +4,7 @@
 use crate::backend::SelectError;
 use crate::decide::PodRefusal;
 use crate::error::PluginError;
-use crate::facts::FactsError;
+use crate::facts::{AgentError, AgentFault, FactsError};
 use crate::families::FamiliesError;
 use crate::network_conf::NetworkConfError;
 use crate::probe_cache::ProbeCacheError;
@@ -195,7 +195,9 @@ fn facts_number(error: &FactsError) -> (u16, u32) {
         FactsError::Unknown(_) => (17, 11),
         FactsError::OtherPod { .. } | FactsError::Contradicted { .. } => (18, 11),
         // The file may be half written; the next attempt may find it complete.
-        FactsError::Directory(_) => (19, 11),
+        FactsError::Directory(_) | FactsError::Agent(AgentError { fault: AgentFault::Manifest(_), .. }) => {
+            (19, 11)
+        }
         FactsError::Agent(_) => (32, 11),
         // A wrong configuration stays wrong; an API server that does not answer may answer later.
         FactsError::Kubeconfig(error) if error.is_configured_wrong() => (33, 7),

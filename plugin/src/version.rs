@@ -8,6 +8,10 @@ pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "
 
 pub const NEWEST: &str = "1.1.0";
 
+/// A text that every build of the program contains, and no other CNI plugin: it shows that a program of another release is
+/// one.
+pub const BUILD_MARK: &str = "gybe-cni, the CNI plugin of Gybe: 4e02c5d1b7";
+
 /// Why a verb is refused for a configuration of this version.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum VersionError {

@@ -3,10 +3,8 @@
 //! Istio checks the trimmed items and then uses the raw text (CVE-2026-23766). Here each item is parsed
 //! into a type, and the text is not used again.
 
-use gybe_netfilter::policy::{CidrSet, InterfaceName, PortError, PortRange, PortSet};
-use ipnet::IpNet;
+use gybe_netfilter::policy::{CidrSet, InterfaceName, PortError, PortRange, PortSet, network};
 use std::collections::BTreeSet;
-use std::net::IpAddr;
 
 /// Why an annotation's value is invalid.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -73,7 +71,7 @@ pub(super) fn ports(value: &str, max: usize) -> Result<PortSet, ValueError> {
 /// Parses networks of either family. Host bits are ignored, the prefix length is required.
 pub(super) fn networks(value: &str, max: usize) -> Result<CidrSet, ValueError> {
     let set: CidrSet = items(value)
-        .map(|item| network(item).ok_or_else(|| invalid(item, ValueError::Network)))
+        .map(|item| network(item).map_err(|_| invalid(item, ValueError::Network)))
         .collect::<Result<_, _>>()?;
     bounded(set.v4().len() + set.v6().len(), max, set)
 }
@@ -84,15 +82,6 @@ pub(super) fn interfaces(value: &str, max: usize) -> Result<BTreeSet<InterfaceNa
         .map(|item| InterfaceName::parse(item).map_err(|_| invalid(item, ValueError::Interface)))
         .collect::<Result<_, _>>()?;
     bounded(set.len(), max, set)
-}
-
-fn network(item: &str) -> Option<IpNet> {
-    let (address, length) = item.split_once('/')?;
-    let address: IpAddr = address.parse().ok()?;
-    // Go refuses `/+8` and `/08`, Rust's integer parser accepts both.
-    let is_plain = length.bytes().all(|b| b.is_ascii_digit()) && (length == "0" || !length.starts_with('0'));
-    let length = if is_plain { length.parse().ok()? } else { return None };
-    IpNet::new(address, length).ok()
 }
 
 /// Splits a list. White space around the list is ignored (YAML's `|` adds a line feed), and blanks around an

@@ -52,6 +52,33 @@ fn every_key_is_read() {
 }
 
 #[test]
+fn every_key_but_the_log_level_and_the_probed_backend_decides_about_pods() {
+    let all = json!({
+        "log_level": "debug", "backend": "iptables-legacy", "exclude_namespaces": ["a"],
+        "pod_namespace": "gybe-system", "gates": "strict", "inboundDefault": "containerPorts", "ipv6": "reject",
+        "facts": { "socket": "/run/s", "directory": "/d", "kubeconfig": "/k", "deadline_ms": 150 },
+        "probed": { "backend": "iptables-legacy", "kernel": "5.4.0" }, "max_intervals": 9,
+    });
+    let with = |key: &str, value: &Value| {
+        let members = json!({ key: value });
+        read(&members).unwrap()
+    };
+    let default = read(&json!({})).unwrap();
+    for (key, value) in all.as_object().unwrap() {
+        let decides: Vec<&str> = match key.as_str() {
+            "log_level" | "probed" => Vec::new(),
+            "facts" => vec!["facts.socket", "facts.directory", "facts.kubeconfig", "facts.deadline_ms"],
+            key => vec![key],
+        };
+        let other = with(key, value);
+        assert_ne!(other, default, "{key}");
+        assert_eq!(other.deciding_differences(&default), decides, "{key}");
+        assert_eq!(default.deciding_differences(&other), decides, "{key}");
+        assert!(other.deciding_differences(&other).is_empty(), "{key}");
+    }
+}
+
+#[test]
 fn a_wrong_value_is_an_error_that_names_key_and_value() {
     for (entry, key, value) in [
         (json!({ "backend": "nftt" }), "backend", "\"nftt\""),

@@ -54,6 +54,9 @@ pub enum AgentFault {
     /// An error that the agent reports.
     #[error("reports: {0:?}")]
     Reported(String),
+    /// A manifest of the agent's directory that may be the pod's.
+    #[error("cannot use a manifest: {0:?}")]
+    Manifest(String),
 }
 
 impl AgentFault {
@@ -139,6 +142,7 @@ impl AgentQuery<'_> {
             Ok(FactsResponse::Pod(facts)) => Ok(Some(*facts)),
             Ok(FactsResponse::Unknown) => Ok(None),
             Ok(FactsResponse::Error(why)) => Err(AgentFault::Reported(why)),
+            Ok(FactsResponse::BrokenManifest(why)) => Err(AgentFault::Manifest(why)),
             Err(WireError::Incomplete) => Err(AgentFault::Closed),
             Err(error) => Err(AgentFault::Invalid(error)),
         }

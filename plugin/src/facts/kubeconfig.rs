@@ -121,7 +121,7 @@ fn request_pod(path: &Path, pod: &PodRef, deadline: Instant) -> Result<Option<Po
     match wire::decode_response(&ended.stdout).map_err(KubeconfigFault::Invalid)? {
         FactsResponse::Pod(facts) => Ok(Some(*facts)),
         FactsResponse::Unknown => Ok(None),
-        FactsResponse::Error(why) => Err(KubeconfigFault::Reported(why)),
+        FactsResponse::Error(why) | FactsResponse::BrokenManifest(why) => Err(KubeconfigFault::Reported(why)),
     }
 }
 

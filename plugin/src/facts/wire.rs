@@ -42,6 +42,8 @@ pub enum FactsResponse {
     Unknown,
     /// The agent cannot find out.
     Error(String),
+    /// A manifest that may be the pod's cannot be used. The first releases read it as `Error`.
+    BrokenManifest(String),
 }
 
 /// Why a message is invalid.
@@ -66,6 +68,8 @@ struct ResponseJson {
     version: u32,
     pod: Option<Manifest>,
     fault: Option<String>,
+    #[serde(default)]
+    manifest: bool,
 }
 
 /// Encodes a request.
@@ -112,6 +116,7 @@ pub fn encode_response(answer: &FactsResponse) -> String {
         FactsResponse::Pod(facts) => json!({ "version": VERSION, "pod": facts.to_manifest() }),
         FactsResponse::Unknown => json!({ "version": VERSION }),
         FactsResponse::Error(why) => json!({ "version": VERSION, "fault": why }),
+        FactsResponse::BrokenManifest(why) => json!({ "version": VERSION, "fault": why, "manifest": true }),
     };
     format!("{json}\n")
 }
@@ -124,7 +129,10 @@ pub fn decode_response(bytes: &[u8]) -> Result<FactsResponse, WireError> {
     let response: ResponseJson = serde_json::from_slice(bytes).map_err(|error| malformed(&error))?;
     match response {
         ResponseJson { version, .. } if version != VERSION => Err(WireError::Version(version)),
-        ResponseJson { fault: Some(why), .. } => Ok(FactsResponse::Error(why.chars().take(100).collect())),
+        ResponseJson { fault: Some(why), manifest, .. } => {
+            let why = why.chars().take(100).collect();
+            Ok(if manifest { FactsResponse::BrokenManifest(why) } else { FactsResponse::Error(why) })
+        }
         ResponseJson { pod: Some(pod), .. } => Ok(FactsResponse::Pod(Box::new(pod.facts()?))),
         _ => Ok(FactsResponse::Unknown),
     }
@@ -162,6 +170,7 @@ mod tests {
             FactsResponse::Pod(Box::new(facts)),
             FactsResponse::Unknown,
             FactsResponse::Error("overloaded".to_owned()),
+            FactsResponse::BrokenManifest("shop/cart-0.json: not JSON".to_owned()),
         ] {
             assert_eq!(decode_response(encode_response(&response).as_bytes()), Ok(response));
         }

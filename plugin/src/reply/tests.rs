@@ -104,8 +104,9 @@ fn row(line: &str) -> Option<(u16, u32)> {
     Some((cells.next()?.parse().ok()?, cells.next()?.parse().ok()?))
 }
 
+/// The result of a match arm, on the arm's line or on one of its own.
 fn arm(line: &str) -> Option<(u16, u32)> {
-    let pair = line.split_once("=> (")?.1.strip_suffix("),")?;
-    let (number, code) = pair.split_once(", ")?;
+    let result = line.split_once("=> ").map_or(line, |(_, result)| result).trim().trim_end_matches(',');
+    let (number, code) = result.strip_prefix('(')?.strip_suffix(')')?.split_once(", ")?;
     Some((number.parse().ok()?, code.parse().ok()?))
 }
