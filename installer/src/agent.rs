@@ -11,6 +11,7 @@ mod broken_pod_counts;
 mod broken_pods;
 pub mod cluster;
 mod daemonset;
+mod deletion_budget;
 mod events;
 mod facts_socket;
 mod health;
@@ -27,6 +28,7 @@ pub(crate) mod probe_loop;
 mod process;
 mod queries;
 mod reconcile;
+mod refusals;
 mod repair_socket;
 mod role;
 mod socket;
@@ -151,7 +153,7 @@ pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
         }
         None => {
             role.set(Role::leads());
-            let status = || health::status_without_node(pods.state(), health.problems());
+            let status = || health::status_without_node(pods.state(), health.problems(), calls.refused());
             Sockets::open(agent.facts, &log)?.serve(&pods, &calls, &status, stop.as_fd(), context)
         }
     };

@@ -12,6 +12,9 @@ const SCHEMA: &str = include_str!("../../manifests/chart/values.schema.json");
 /// Values below it are shared by all of Istio's charts.
 const GLOBAL: &str = "global";
 
+/// Why an empty value has no effect, whether Gybe's chart has its name or not.
+const EMPTY: &str = "it is empty";
+
 /// A row of the table; the file explains the fields.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -97,6 +100,7 @@ impl ChartValues {
             return Outcome::Set { to: path.to_owned(), value: value.clone() };
         }
         match path.split('.').next() {
+            _ if is_empty(value) => Outcome::Ignored(EMPTY.to_owned()),
             Some(GLOBAL) => Outcome::Ignored("Gybe's chart does not read it".to_owned()),
             _ => Outcome::Refused("Gybe's chart has no such value".to_owned()),
         }
@@ -133,7 +137,7 @@ impl Row {
             at(given, path).is_some_and(|value| text(value) == *expected)
         };
         if text(value).is_empty() {
-            return Outcome::Ignored("it is empty".to_owned());
+            return Outcome::Ignored(EMPTY.to_owned());
         }
         if !self.when.iter().all(is) {
             let conditions: Vec<String> =
@@ -294,5 +298,22 @@ mod tests {
         };
         assert_eq!(paths(refused), ["ambient.enabled", "ambient.new", "chained", "hub", "new.a"]);
         assert_eq!(paths(ignored), ["global.proxy.image", "global.resourceScope", "revision"]);
+    }
+
+    /// The values of the charts of Istio 1.10 to 1.24 that Gybe's chart does not have, as these charts set them.
+    #[test]
+    fn the_defaults_of_older_charts_are_translated_or_have_no_effect() {
+        let given = json!({ "cni": {
+            "hub": "", "tag": null, "image": "", "logLevel": "debug", "psp_cluster_role": "", "privileged": true,
+            "rollingMaxUnavailable": 1, "configMap": "", "extra": [], "ambient": { "redirectMode": "iptables" },
+        } });
+        let (values, outcomes) = translated(&given);
+        assert_eq!(values, json!({ "settings": { "log_level": "debug" } }));
+        let refused = outcomes.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Refused(_)));
+        assert_eq!(refused.count(), 0, "{outcomes:?}");
+        for (level, expected) in [("fatal", json!("error")), ("trace", json!(null))] {
+            let values = translated(&json!({ "logLevel": level })).0;
+            assert_eq!(values.pointer("/settings/log_level").unwrap_or(&json!(null)), &expected);
+        }
     }
 }

@@ -6,7 +6,6 @@ mod agent_status;
 mod apply;
 mod backend;
 mod cluster;
-mod demo;
 mod directories;
 mod doctor;
 mod explain;
@@ -69,7 +68,7 @@ struct Gybe {
 
 fn after_help() -> String {
     format!(
-        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, status, migrate, install, uninstall, probe,\n       demo, agent-status, istio-cni-taint, leave)\n  \
+        "{}\n  0    done, or the answer is yes\n  1    the answer is no (verify, explain, repair, doctor, status, migrate, install, uninstall, probe,\n       agent-status, istio-cni-taint, leave)\n  \
          2    wrong arguments, or the command failed\n  126  the pod is not redirected (validate)\n\n{}",
         style::heading("Exit codes:"),
         "`gybe help COMMAND` explains a command and shows examples.",
@@ -101,7 +100,6 @@ enum Command {
     SupportBundle(support_bundle::SupportBundleArgs),
     Init(init::InitCommand),
     Validate(validate::ValidateArgs),
-    Demo(demo::DemoArgs),
     Version(help::VersionArgs),
     Completion(help::CompletionArgs),
     Man(help::ManArgs),
@@ -149,7 +147,6 @@ impl Command {
             Self::SupportBundle(args) => args.run(),
             Self::Init(args) => args.run(context),
             Self::Validate(args) => args.run(context),
-            Self::Demo(args) => args.run(),
             Self::Version(args) => Ok(args.run()),
             Self::Completion(args) => args.run(command()),
             Self::Man(args) => args.run(command()),

@@ -14,3 +14,6 @@ pub(crate) fn chain(error: &dyn Error) -> String {
 pub(crate) fn errno(error: &io::Error) -> Errno {
     error.raw_os_error().map_or(Errno::EIO, Errno::from_raw)
 }
+
+/// The hint when the kernel denies an access to another user.
+pub(crate) const RUN_AS_ROOT: &str = "run as root";

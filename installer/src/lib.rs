@@ -3,12 +3,11 @@
 pub mod agent;
 mod chart_values;
 pub mod cli;
-pub mod demo;
 mod error;
 pub mod host;
 mod log;
+mod mounts;
 pub mod pod;
 pub mod probe;
 pub mod repair;
 pub mod retry;
-pub mod testnet;

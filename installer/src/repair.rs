@@ -1,30 +1,37 @@
-//! Pods of this node that should be redirected and are not: a pass over the sandboxes finds them, `decision` decides
-//! what happens to each, `namespace` writes the rules. `watch` makes a pass whenever an ADD has ended; `shared_files`
-//! and `finding` connect it with the agent, which alone has access to the API server.
+//! Pods of this node that should be redirected and are not: each sandbox is judged, `decision` decides what happens to
+//! it, `namespace` writes the rules. `watch` judges new sandboxes whenever an ADD has ended, in the order of `queue`;
+//! `shared_files` and `finding` connect it with the agent, which alone has access to the API server.
 
 mod decision;
 mod finding;
+mod memory;
 mod namespace;
+mod queue;
 mod shared_files;
 mod watch;
 
 pub use decision::{Action, Candidate, Decision, KnownPolicy, decide};
-pub(crate) use finding::{Finding, Found, MAX_FINDING, REPAIR_SOCKET, RepairedPod};
+pub(crate) use finding::{
+    Finding, Found, JUDGE, Judgement, MAX_FINDING, PodVerdict, REPAIR_SOCKET, RepairedPod,
+};
 pub use namespace::{RepairError, Repaired};
 pub(crate) use shared_files::{PodRepairs, RepairSetting};
 pub(crate) use watch::{Occasion, watch};
 
-use crate::host::entries::OurEntries;
-use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, observe};
+use crate::host::entries::written_conf;
+use crate::host::observe::NodeDirectories;
 use crate::host::platform::Platform;
 use crate::host::pods_on_node::{
     HostPaths, JudgedSandbox, PolicySources, Sandbox, SandboxList, SandboxVerdict, find, judge_open,
 };
+use crate::retry::since_boot;
 use gybe_netfilter::verdict::RedirectionState;
+use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::PluginConf;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 /// The sandboxes that one pass judges and repairs at the same time.
 const AT_ONCE: usize = 4;
@@ -50,8 +57,7 @@ impl RepairNode {
     /// Returns the plugin's configuration in the node's own entry; none if there is no entry.
     #[must_use]
     pub fn conf(&self) -> Option<PluginConf> {
-        let observed = observe(&self.directories, &ObserveScope::default(), &mut HashCache::default());
-        let mut conf = OurEntries::find(&observed.conf).plugin_conf()?;
+        let mut conf = written_conf(&self.directories)?;
         conf.facts.directory = self.facts.clone().or(conf.facts.directory);
         Some(conf)
     }
@@ -61,16 +67,44 @@ impl RepairNode {
     pub fn sandboxes(&self) -> SandboxList {
         find(&HostPaths { results: self.directories.results.clone(), root: self.root.clone() })
     }
+
+    /// Judges all sandboxes of a pod as they are now, under the node's entry as it is now. Writes nothing.
+    pub(crate) fn judge_pod(&self, pod: &PodRef) -> Judgement {
+        let at = since_boot();
+        let prevented = self.prevents_change(pod);
+        let verdict = prevented.map_or(PodVerdict::NotRedirected, |why| PodVerdict::LeftAlone { why });
+        Judgement { at, verdict }
+    }
+
+    /// Returns why the pod must be left alone.
+    fn prevents_change(&self, pod: &PodRef) -> Option<String> {
+        let Some(conf) = self.conf() else {
+            return Some("the node's conf file has no entry of gybe-cni".to_owned());
+        };
+        let SandboxList { sandboxes, unreadable } = self.sandboxes();
+        if let Some(what) = unreadable.first() {
+            return Some(format!("it may have another sandbox: {what}"));
+        }
+        let uid = pod.uid.as_deref();
+        let of_pod: Vec<_> =
+            sandboxes.into_iter().filter(|one| uid.is_some_and(|uid| one.is_of_uid(uid))).collect();
+        if of_pod.is_empty() {
+            return Some("it has no sandbox any more".to_owned());
+        }
+        let sources = PolicySources::of(conf.clone());
+        let pass = RepairPass { conf: &conf, sources: &sources, in_force: None };
+        of_pod.into_iter().find_map(|sandbox| pass.judge(sandbox).prevents_change())
+    }
 }
 
 /// One pass over sandboxes.
-#[derive(Debug)]
 pub struct RepairPass<'a> {
     /// The plugin's configuration: its backend, and the sources of the pods' policies.
     pub conf: &'a PluginConf,
     pub sources: &'a PolicySources,
-    /// Whether nothing is written.
-    pub is_dry_run: bool,
+    /// Called right before rules are written: reports whether these are still the node's settings. None for a pass
+    /// that writes nothing.
+    pub in_force: Option<&'a (dyn Fn() -> bool + Sync)>,
 }
 
 /// What a pass found and did with one sandbox.
@@ -81,6 +115,10 @@ pub struct RepairReport {
     pub decision: Decision,
     /// The outcome of a repair; none if none was made.
     pub repair: Option<Result<Repaired, String>>,
+    /// Why the ADD left the pod alone, or may have done so, although the present settings redirect it.
+    left_alone_by_add: Option<String>,
+    /// How long the namespace was read.
+    pub took: Duration,
 }
 
 impl RepairReport {
@@ -88,6 +126,19 @@ impl RepairReport {
     #[must_use]
     pub fn is_to_be_repaired(&self) -> bool {
         self.repair.is_none() && self.decision.action == Action::Repair
+    }
+
+    /// Returns why the pod must be left alone: it is not certain that this sandbox should be redirected and is not, the
+    /// annotations of its ADD are not known, or its ADD left it alone by the settings of that time.
+    fn prevents_change(&self) -> Option<String> {
+        if self.decision.action != Action::Repair {
+            return Some(format!("{}: {}", self.before.sandbox, self.decision.reason));
+        }
+        let is_unknown = self.before.sandbox.annotations.is_none();
+        if is_unknown {
+            return Some("the runtime passed no annotations, so those of its ADD are not known".to_owned());
+        }
+        self.left_alone_by_add.clone()
     }
 
     /// Reports whether the pod is redirected by now, or needs no redirection. A pod that is being created is not.
@@ -112,7 +163,7 @@ impl RepairPass<'_> {
         let work = || {
             // A thread that panics has taken its sandbox from the queue already.
             while let Some((index, sandbox)) = next(&queue) {
-                let report = self.treat(judge_open(sandbox, self.sources));
+                let report = self.judge(sandbox);
                 reports.lock().unwrap_or_else(PoisonError::into_inner).push((index, report));
             }
         };
@@ -128,10 +179,13 @@ impl RepairPass<'_> {
         reports.into_iter().map(|(_, report)| report).collect()
     }
 
-    fn treat(&self, judged: JudgedSandbox) -> RepairReport {
-        let JudgedSandbox { report: before, netns, policy } = judged;
+    /// Judges a sandbox and acts on it.
+    fn judge(&self, sandbox: Sandbox) -> RepairReport {
+        let JudgedSandbox { report: before, netns, policy, took } = judge_open(sandbox, self.sources);
         let sandbox = &before.sandbox;
-        let ours = netns.as_ref().map(namespace::has_our_rules);
+        // No other verdict leads to a repair.
+        let is_open = before.verdict.state == RedirectionState::NotRedirected;
+        let ours = netns.as_ref().filter(|_| is_open).map(namespace::has_our_rules);
         let candidate = Candidate {
             state: before.verdict.state,
             policy: match (&policy, &before.unknown_because) {
@@ -151,14 +205,15 @@ impl RepairPass<'_> {
             },
         };
         let decision = decide(&candidate);
-        let repair = match (decision.action, &netns, &policy) {
-            (Action::Repair, Some(netns), Some(known)) if !self.is_dry_run => {
-                let repaired = namespace::repair(sandbox, netns, &known.policy, self.conf);
+        let repair = match (decision.action, &netns, &policy, self.in_force) {
+            (Action::Repair, Some(netns), Some(known), Some(in_force)) => {
+                let repaired = namespace::repair(sandbox, netns, &known.policy, self.conf, in_force);
                 Some(repaired.map_err(|error| namespace::line(&error)))
             }
             _ => None,
         };
-        RepairReport { before, decision, repair }
+        let left_alone_by_add = policy.and_then(|known| known.left_alone_by_add);
+        RepairReport { before, decision, repair, left_alone_by_add, took }
     }
 }
 

@@ -1,6 +1,7 @@
 //! When to try again: a rate limit, an exponential backoff, and the time of a loop's next turn. Pure, but for the
-//! jitter.
+//! jitter; and the clock that all processes of the node share.
 
+use nix::time::{ClockId, clock_gettime};
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::time::{Duration, Instant};
 
@@ -80,6 +81,11 @@ impl Backoff {
 pub(crate) fn random() -> f64 {
     let drawn = RandomState::new().build_hasher().finish() >> 32;
     f64::from(u32::try_from(drawn).unwrap_or_default()) / f64::from(u32::MAX)
+}
+
+/// Returns the time since the boot: the same in every process of the node, and never set back.
+pub(crate) fn since_boot() -> Duration {
+    clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default()
 }
 
 /// When a loop takes its next turn.

@@ -247,7 +247,7 @@ fn trace_prints_the_outcome_and_the_rule() {
         ("in tcp [fd00::1]:80 --families dual", "redirected", Some(15006), "[2001:db8::1]:40000"),
     ] {
         let answer = json(&format!("trace --json --policy - {line}"), "{}");
-        assert_eq!(answer["fate"], outcome, "{line}");
+        assert_eq!(answer["outcome"], outcome, "{line}");
         assert_eq!(answer["port"].as_u64(), port, "{line}");
         assert_eq!(answer["packet"]["source"], source, "{line}");
     }

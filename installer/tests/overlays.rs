@@ -1,4 +1,4 @@
-//! The manifests of each platform, which `make test-manifests` builds first with kustomize and with the chart: both
+//! The manifests of each platform, which `make -C manifests test` builds first with kustomize and with the chart: both
 //! have the same objects, the assertions about the base hold for them, and their directories are the platform's.
 #![allow(
     clippy::unwrap_used,

@@ -1,5 +1,5 @@
 //! The agent's client against a real cluster, which it only reads. `KUBECONFIG` names the cluster and
-//! `GYBE_NODE` the node, by default any. `make test-cluster` runs them.
+//! `GYBE_NODE` the node, by default any. `make -C integration existing` runs them.
 #![cfg(test)]
 
 use gybe_installer::agent::PodLookup;
@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 
 fn kubeconfig() -> PathBuf {
     std::env::var_os("KUBECONFIG").map(PathBuf::from).unwrap_or_else(|| {
-        panic!("these tests need a cluster to read: KUBECONFIG=$HOME/.kube/config make test-cluster")
+        panic!(
+            "these tests need a cluster to read: KUBECONFIG=$HOME/.kube/config make -C integration existing"
+        )
     })
 }
 

@@ -245,7 +245,7 @@ impl NodeAgent<'_> {
         let metrics =
             environment.metrics.map(|listen| http::Server { listen, page: &metrics, name: "metrics" });
         let servers: Vec<http::Server<'_>> = health.into_iter().chain(metrics).collect();
-        if let Err(why) = http::serve(&servers, end, self.context.log) {
+        if let Err(why) = http::serve(&servers, end, self.context) {
             self.context
                 .log
                 .error("gybe node: nothing is served over HTTP", json!({ "why": why.to_string() }));

@@ -1,30 +1,36 @@
 //! Running pods that should be redirected and are not, as the process that repairs pods reports them: events about its
 //! repairs, and in the modes `delete` and `label` the requests to the API server.
+//!
+//! The agent does not act on the finding itself: it may be old, and made by other settings. The agent first does what may
+//! take long, and requests a new judgement last; only by that judgement it deletes or labels the pod.
 
-use super::SocketContext;
-use super::cluster::{BrokenPod, ClusterNode, PodChange, QueryError, broken_pod, change_pod};
+use super::cluster::{BrokenPod, ClusterNode, PodChange, change_pod};
+use super::deletion_budget;
 use super::events::{PodEvent, Reason};
-use super::repair_socket::RepairSocket;
-use super::status::StatusSources;
+use super::repair_socket::{RepairConnection, RepairSocket};
+use super::status::{StatusSources, TurnReport};
+use super::{Role, SocketContext};
 use crate::error::chain;
-use crate::host::settings::{FailedInit, RepairMode, RepairOptions};
-use crate::repair::{Finding, Found, REPAIR_SOCKET, RepairedPod};
+use crate::host::settings::{RepairMode, RepairOptions};
+use crate::repair::{Finding, Found, Judgement, PodVerdict, REPAIR_SOCKET, RepairedPod};
+use crate::retry::since_boot;
 use gybe_plugin::args::PodRef;
+use gybe_plugin::conf::PluginConf;
+use gybe_plugin::gates::{self, InitContainer};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, poll};
 use serde_json::json;
-use std::collections::{BTreeMap, VecDeque};
+use std::collections::BTreeMap;
 use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The deadline of the requests about a pod; the end of the agent is delayed by no more than it.
+/// The deadline of the requests about a pod until its judgement. That, and what follows, takes a few seconds more.
 const TIMEOUT: Duration = Duration::from_secs(3);
+/// How long after its judgement a pod may be changed.
+const MAX_AGE: Duration = Duration::from_secs(2);
 /// How long until a socket that could not be opened is opened again, in milliseconds.
 const REOPEN: u16 = 5_000;
-/// How many deletions are requested in `DELETION_INTERVAL` at most.
-const MAX_DELETIONS: usize = 10;
-const DELETION_INTERVAL: Duration = Duration::from_secs(60);
 /// The most pods of which it is remembered what was logged: more than a node has.
 const MAX_LOGGED: usize = 1024;
 
@@ -36,13 +42,15 @@ pub(super) struct BrokenPods<'a> {
     pub(super) context: SocketContext<'a>,
 }
 
-/// What is remembered between findings.
+/// What was last logged about a pod, by its uid.
 #[derive(Debug, Default)]
-struct Memory {
-    /// When deletions were requested, the oldest first: one that failed may have been carried out.
-    deletions: VecDeque<Instant>,
-    /// What was last logged about a pod, by its uid.
-    logged: BTreeMap<String, String>,
+struct Memory(BTreeMap<String, String>);
+
+/// The settings by which a pod is changed: those that the node's entry is written from.
+#[derive(Debug, PartialEq)]
+struct SettingsInForce {
+    options: RepairOptions,
+    conf: PluginConf,
 }
 
 impl BrokenPods<'_> {
@@ -53,7 +61,9 @@ impl BrokenPods<'_> {
         loop {
             let served = RepairSocket::open(&path).map_err(|why| chain(&why)).and_then(|mut socket| {
                 logged = None;
-                let served = socket.serve(end, self.context, |finding| self.act(&finding, &mut memory));
+                let served = socket.serve(end, self.context, |finding, connection| {
+                    self.act(finding, directory, connection, &mut memory);
+                });
                 served.map_err(|why| why.to_string())
             });
             let Err(why) = served else { return };
@@ -69,53 +79,78 @@ impl BrokenPods<'_> {
         }
     }
 
-    fn act(&self, Finding { pod, found }: &Finding, memory: &mut Memory) {
+    fn act(
+        &self,
+        Finding { pod, found }: &Finding,
+        directory: &Path,
+        connection: &mut RepairConnection<'_>,
+        memory: &mut Memory,
+    ) {
         match found {
             Found::Repaired(repaired) => self.post(pod, Reason::RedirectionRepaired, repaired_note(repaired)),
             Found::NotRepaired { why } => {
                 let note = format!("the pod is not redirected, and its repair failed: {why}");
                 self.post(pod, Reason::RepairFailed, note);
             }
-            Found::NotRedirected { why } => {
-                let agent = self.sources.snapshot();
-                let options = &agent.status.report.repair;
-                let change = match options.mode {
-                    RepairMode::Delete => PodChange::Delete,
-                    RepairMode::Label => PodChange::Label(&options.label),
-                    RepairMode::Repair | RepairMode::Off => return,
-                };
-                let unready = agent.not_ready().into_iter().next();
-                self.change(pod, &change, options, why, unready, memory);
-            }
+            Found::NotRedirected { why } => self.change(pod, why, directory, connection, memory),
         }
     }
 
-    /// Changes the pod unless something speaks against it.
+    /// Deletes or labels the pod, in the modes that do so, unless something speaks against it.
     fn change(
         &self,
         pod: &PodRef,
-        change: &PodChange<'_>,
-        options: &RepairOptions,
         why: &str,
-        unready: Option<String>,
+        directory: &Path,
+        connection: &mut RepairConnection<'_>,
         memory: &mut Memory,
     ) {
         let (Some(home), Some(uid)) = (self.home, pod.uid.as_deref()) else { return };
-        let now = Instant::now();
-        memory.deletions.retain(|deletion| now.duration_since(*deletion) < DELETION_INTERVAL);
-        let prevented = match change {
-            PodChange::Delete => prevents_deletion(unready, memory.deletions.len()),
-            PodChange::Label(_) => None,
+        let agent = self.sources.snapshot();
+        let options = &agent.status.report.repair;
+        let change = match options.mode {
+            RepairMode::Delete => PodChange::Delete,
+            RepairMode::Label => PodChange::Label(&options.label),
+            RepairMode::Repair | RepairMode::Off => return,
         };
-        let result = match prevented {
-            Some(why) => Ok(Some(why)),
-            None => self.request(home, pod, uid, change, options, now + TIMEOUT, &mut memory.deletions),
+        let is_deletion = change == PodChange::Delete;
+        let budget = || if is_deletion { deletion_budget::check(directory) } else { Ok(()) };
+        let settings = settings_in_force(agent.role, agent.not_ready(), &agent.status.report);
+        // When the deletion was counted, if it was.
+        let mut spent = None;
+        let result = match settings.and_then(|settings| budget().map(|()| settings)) {
+            Err(why) => Ok(Some(why)),
+            Ok(settings) => {
+                let selectors = [options.field_selector.as_str(), options.label_selector.as_str()];
+                let until = Instant::now() + TIMEOUT;
+                change_pod(home, pod, selectors, &change, until, |observed| {
+                    check_pod(observed, uid, &change, &settings)?;
+                    let until = check_judgement(connection.judgement(), Instant::now(), since_boot())?;
+                    let agent = self.sources.snapshot();
+                    if settings_in_force(agent.role, agent.not_ready(), &agent.status.report)? != settings {
+                        return Err("the settings have changed since the finding".to_owned());
+                    }
+                    if is_deletion {
+                        spent = Some(deletion_budget::spend(directory)?);
+                    }
+                    if Instant::now() < until { Ok(until) } else { Err(TOO_LATE.to_owned()) }
+                })
+            }
         };
+        let is_refused = match &result {
+            Ok(left_alone) => left_alone.is_some(),
+            Err(error) => error.status().is_some_and(|status| (400..500).contains(&status)),
+        };
+        if let Some(at) = spent.filter(|_| is_refused)
+            && let Err(why) = deletion_budget::give_back(directory, at)
+        {
+            self.context.log.warn("gybe node: a refused deletion stays counted", json!({ "why": why }));
+        }
         let counts = self.sources.broken_pods;
         match result {
             Ok(None) => {
-                counts.count(change, |counts| counts.success += 1);
-                memory.logged.remove(uid);
+                counts.count(&change, |counts| counts.success += 1);
+                memory.0.remove(uid);
                 let fields = json!({ "pod": pod.to_string(), "uid": uid, "why": why });
                 let (message, reason, note) = match change {
                     PodChange::Delete => {
@@ -131,23 +166,25 @@ impl BrokenPods<'_> {
                 self.post(pod, reason, note);
             }
             Ok(Some(reason)) => {
-                counts.count(change, |counts| counts.skip += 1);
+                counts.count(&change, |counts| counts.skip += 1);
                 if memory.is_new(uid, &reason) {
                     let fields = json!({ "pod": pod.to_string(), "uid": uid, "why": reason });
                     self.context.log.info("gybe node: a pod that is not redirected is left alone", fields);
                 }
             }
             Err(error) => {
-                counts.count(change, |counts| counts.fail += 1);
+                counts.count(&change, |counts| counts.fail += 1);
                 let cause = chain(&error);
                 if memory.is_new(uid, &cause) {
-                    let hint = match change {
-                        PodChange::Delete => {
+                    let hint = match (error.status(), &change) {
+                        (Some(403), PodChange::Delete) => {
                             "the component repair-delete of the manifests grants the right to delete pods"
                         }
-                        PodChange::Label(_) => {
+                        (Some(403), PodChange::Label(_)) => {
                             "the component repair-label of the manifests grants the right to patch the status of pods"
                         }
+                        (Some(_), _) => "look at the API server's log and at its admission webhooks",
+                        (None, _) => "it is not known whether the API server has changed the pod",
                     };
                     let fields = json!({ "pod": pod.to_string(), "uid": uid, "cause": cause, "hint": hint });
                     self.context
@@ -156,30 +193,6 @@ impl BrokenPods<'_> {
                 }
             }
         }
-    }
-
-    /// Changes the pod; returns why not, if it is left alone.
-    fn request(
-        &self,
-        home: &ClusterNode,
-        pod: &PodRef,
-        uid: &str,
-        change: &PodChange<'_>,
-        options: &RepairOptions,
-        until: Instant,
-        deletions: &mut VecDeque<Instant>,
-    ) -> Result<Option<String>, QueryError> {
-        let selectors = [options.field_selector.as_str(), options.label_selector.as_str()];
-        let observed = broken_pod(&home.cluster, &home.node, pod, selectors, until)?;
-        let Some(observed) = observed else { return Ok(Some(UNKNOWN.to_owned())) };
-        if let Some(why) = prevents_change(&observed, uid, change, options.failed_init.as_ref()) {
-            return Ok(Some(why.to_owned()));
-        }
-        if *change == PodChange::Delete {
-            deletions.push_back(Instant::now());
-        }
-        let is_changed = change_pod(&home.cluster, pod, &observed, change, until)?;
-        Ok((!is_changed).then(|| CHANGED.to_owned()))
     }
 
     fn post(&self, pod: &PodRef, reason: Reason, note: String) {
@@ -192,56 +205,95 @@ impl BrokenPods<'_> {
 impl Memory {
     /// Reports whether this was not the last thing logged about the pod.
     fn is_new(&mut self, uid: &str, text: &str) -> bool {
-        if self.logged.len() >= MAX_LOGGED {
-            self.logged.clear();
+        if self.0.len() >= MAX_LOGGED {
+            self.0.clear();
         }
-        self.logged.insert(uid.to_owned(), text.to_owned()).as_deref() != Some(text)
+        self.0.insert(uid.to_owned(), text.to_owned()).as_deref() != Some(text)
     }
 }
 
-const UNKNOWN: &str = "the API server has no such pod on this node, or the selectors do not select it";
-const CHANGED: &str = "it has changed, or another pod has its name by now";
+/// Returns the settings by which a pod may be changed now.
+///
+/// # Errors
+/// Why no pod may be changed.
+fn settings_in_force(
+    role: Role,
+    not_ready: Vec<String>,
+    report: &TurnReport,
+) -> Result<SettingsInForce, String> {
+    if !matches!(role, Role::Leads { .. }) {
+        return Err("another agent leads on this node".to_owned());
+    }
+    if let Some(why) = not_ready.into_iter().next().filter(|_| report.repair.mode == RepairMode::Delete) {
+        return Err(format!("a replacement may not be redirected either: {why}"));
+    }
+    let not_in_force = "the settings are not in force: the node's entry is not the configured one";
+    let conf = report.in_force.clone().ok_or(not_in_force)?;
+    Ok(SettingsInForce { options: report.repair.clone(), conf })
+}
 
-/// Returns why no pod may be deleted now. `unready` is why a pod started now may not be redirected.
-fn prevents_deletion(unready: Option<String>, deletions: usize) -> Option<String> {
-    match unready {
-        Some(why) => Some(format!("a replacement may not be redirected either: {why}")),
-        None if deletions >= MAX_DELETIONS => {
-            Some(format!("{MAX_DELETIONS} deletions were requested within the last minute"))
+/// Checks the judgement of the pod's sandboxes, made at `now`, which is `booted` after the boot; returns until when the pod
+/// may be changed.
+///
+/// # Errors
+/// Why the pod must be left alone.
+fn check_judgement(judgement: Option<Judgement>, now: Instant, booted: Duration) -> Result<Instant, String> {
+    let Some(Judgement { at, verdict }) = judgement else {
+        return Err("the container `repair` has not judged it again in time".to_owned());
+    };
+    match verdict {
+        PodVerdict::LeftAlone { why } => Err(why),
+        PodVerdict::NotRedirected => {
+            let left = booted.checked_sub(at).and_then(|age| MAX_AGE.checked_sub(age));
+            let left = left.filter(|left| !left.is_zero());
+            left.map(|left| now + left).ok_or_else(|| TOO_LATE.to_owned())
         }
-        None => None,
     }
 }
 
-/// Returns why the pod must not be changed.
-fn prevents_change(
+const TOO_LATE: &str = "its judgement took too long";
+
+/// Checks the pod in the API.
+///
+/// # Errors
+/// Why it must not be changed.
+fn check_pod(
     observed: &BrokenPod,
     uid: &str,
     change: &PodChange<'_>,
-    failed_init: Option<&FailedInit>,
-) -> Option<&'static str> {
+    settings: &SettingsInForce,
+) -> Result<(), String> {
+    let refused = |why: &str| Err(why.to_owned());
     if observed.uid != uid {
-        return Some(CHANGED);
+        return refused("another pod has its name now");
     }
     if observed.has_ended {
-        return Some("it is being deleted, or has ended");
+        return refused("it is being deleted, or has ended");
     }
     if let PodChange::Label(label) = change
         && observed.labels.contains(&label.key)
     {
-        return Some("it has the label");
+        return refused("it has the label");
     }
-    let has_failed = |required: &FailedInit| {
-        observed.init_exits.iter().any(|(name, code)| {
-            let is_it = *name == required.container;
-            let is_code =
-                if required.exit_code == 0 { *code != 0 } else { *code == i32::from(required.exit_code) };
-            is_it && is_code
-        })
-    };
-    failed_init
-        .is_some_and(|required| !has_failed(required))
-        .then_some("its init container has not ended with the configured exit code")
+    if observed.may_be_relabelled {
+        return refused("its label sidecar.istio.io/inject may have been set after it was created");
+    }
+    match gates::check(&settings.conf, &observed.facts, InitContainer::Counts) {
+        Ok(None) => {}
+        Ok(Some(reason)) => return Err(format!("it should not be redirected: {reason}")),
+        Err(why) => return Err(chain(&why)),
+    }
+    let Some(required) = &settings.options.failed_init else { return Ok(()) };
+    let has_failed = observed.init_exits.iter().any(|(name, code)| {
+        let is_code =
+            if required.exit_code == 0 { *code != 0 } else { *code == i32::from(required.exit_code) };
+        *name == required.container && is_code
+    });
+    if has_failed {
+        Ok(())
+    } else {
+        refused("its init container has not ended with the configured exit code")
+    }
 }
 
 fn repaired_note(repaired: &RepairedPod) -> String {
@@ -269,14 +321,18 @@ fn repaired_note(repaired: &RepairedPod) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::settings::PodLabel;
+    use crate::host::settings::{FailedInit, PodLabel};
+    use gybe_plugin::pod::PodFacts;
 
     fn observed() -> BrokenPod {
+        let example = include_bytes!("../../../examples/pod.json");
         BrokenPod {
             uid: "u-1".to_owned(),
             version: "7".to_owned(),
             has_ended: false,
             labels: vec!["app".to_owned()],
+            may_be_relabelled: false,
+            facts: PodFacts::from_json(example).unwrap(),
             init_exits: vec![("istio-validation".to_owned(), 126)],
         }
     }
@@ -294,6 +350,35 @@ mod tests {
             ("another uid", &delete, None, |it| it.uid = "u-2".to_owned(), false),
             ("ended", &label, None, |it| it.has_ended = true, false),
             ("labelled", &label, None, |it| it.labels.push("cni.istio.io/uninitialized".to_owned()), false),
+            (
+                "labelled, and deleted",
+                &delete,
+                None,
+                |it| it.labels.push("cni.istio.io/uninitialized".to_owned()),
+                true,
+            ),
+            ("relabelled", &delete, None, |it| it.may_be_relabelled = true, false),
+            ("excluded", &delete, None, |it| it.facts.namespace = "kept".to_owned(), false),
+            (
+                "opted out",
+                &label,
+                None,
+                |it| {
+                    it.facts.labels.insert(gates::INJECT.to_owned(), "false".to_owned());
+                },
+                false,
+            ),
+            (
+                "a mode that is none",
+                &delete,
+                None,
+                |it| {
+                    it.facts
+                        .annotations
+                        .insert("sidecar.istio.io/interceptionMode".to_owned(), "x".to_owned());
+                },
+                false,
+            ),
             ("exit code", &delete, init("istio-validation", 126), |_| {}, true),
             ("any exit code", &delete, init("istio-validation", 0), |_| {}, true),
             ("another container", &delete, init("init", 126), |_| {}, false),
@@ -303,20 +388,62 @@ mod tests {
         ] {
             let mut pod = observed();
             alter(&mut pod);
-            let prevented = prevents_change(&pod, "u-1", change, init.as_ref());
-            assert_eq!(prevented.is_none(), is_changed, "{what}: {prevented:?}");
+            let options = RepairOptions { failed_init: init, ..RepairOptions::default() };
+            let exclude_namespaces = ["kept".to_owned()].into();
+            let settings =
+                SettingsInForce { options, conf: PluginConf { exclude_namespaces, ..PluginConf::default() } };
+            let checked = check_pod(&pod, "u-1", change, &settings);
+            assert_eq!(checked.is_ok(), is_changed, "{what}: {checked:?}");
         }
     }
 
     #[test]
-    fn pods_are_deleted_only_when_their_replacement_is_redirected_and_ten_a_minute() {
-        assert_eq!(prevents_deletion(None, 9), None);
-        assert_eq!(
-            prevents_deletion(None, 10).unwrap(),
-            "10 deletions were requested within the last minute"
-        );
-        let unready = prevents_deletion(Some("no entry".to_owned()), 0).unwrap();
-        assert!(unready.contains("a replacement may not be redirected either: no entry"), "{unready}");
+    fn settings_are_in_force_for_the_agent_that_leads_and_for_deletions_if_it_is_ready() {
+        let report = |mode| TurnReport {
+            repair: RepairOptions { mode, ..RepairOptions::default() },
+            in_force: Some(PluginConf::default()),
+            ..TurnReport::default()
+        };
+        let handed_over = Role::HandedOver { was_ready: true };
+        let withdrawn = |mode| TurnReport { in_force: None, ..report(mode) };
+        let unready = || vec!["uninstalling".to_owned()];
+        for (role, not_ready, report, expected) in [
+            (Role::leads(), Vec::new(), report(RepairMode::Delete), None),
+            (Role::leads(), Vec::new(), report(RepairMode::Label), None),
+            (handed_over, Vec::new(), report(RepairMode::Delete), Some("another agent leads")),
+            (handed_over, Vec::new(), report(RepairMode::Label), Some("another agent leads")),
+            (Role::Waits, Vec::new(), report(RepairMode::Label), Some("another agent leads")),
+            (Role::leads(), unready(), report(RepairMode::Delete), Some("uninstalling")),
+            (Role::leads(), unready(), report(RepairMode::Label), None),
+            (Role::leads(), Vec::new(), withdrawn(RepairMode::Label), Some("not in force")),
+        ] {
+            let found = settings_in_force(role, not_ready, &report).err();
+            assert_eq!(found.is_some(), expected.is_some(), "{role:?}: {found:?}");
+            assert!(found.unwrap_or_default().contains(expected.unwrap_or_default()), "{role:?}");
+        }
+    }
+
+    #[test]
+    fn only_a_recent_judgement_that_finds_no_reason_to_leave_a_pod_alone_counts() {
+        let (now, booted) = (Instant::now(), Duration::from_secs(100));
+        let judged = |age: Duration, why: Option<&str>| {
+            let left_alone = |why: &str| PodVerdict::LeftAlone { why: why.to_owned() };
+            Some(Judgement { at: booted - age, verdict: why.map_or(PodVerdict::NotRedirected, left_alone) })
+        };
+        let moment = Duration::from_millis(10);
+        for (judgement, expected) in [
+            (judged(moment, None), Ok(now + MAX_AGE - moment)),
+            (judged(moment, Some("it is redirected")), Err("it is redirected")),
+            (judged(MAX_AGE, None), Err("its judgement took too long")),
+            (
+                Some(Judgement { at: booted + moment, verdict: PodVerdict::NotRedirected }),
+                Err("its judgement took too long"),
+            ),
+            (None, Err("the container `repair` has not judged it again in time")),
+        ] {
+            let found = check_judgement(judgement.clone(), now, booted);
+            assert_eq!(found, expected.map_err(str::to_owned), "{judgement:?}");
+        }
     }
 
     #[test]

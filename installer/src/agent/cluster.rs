@@ -20,6 +20,7 @@ mod leave;
 mod line_splitter;
 mod list_parser;
 mod lookup;
+mod objects;
 mod own_node;
 mod pod_cache;
 mod pod_requests;
@@ -31,7 +32,7 @@ mod watched_pods;
 
 pub use access::{Cluster, ClusterError, ClusterNames, ServiceAccount};
 pub use agents::{AGENTS, AgentSelector, ClusterAgent, StatusPage, agents};
-pub use broken_pod::{BrokenPod, PodChange, broken_pod, change_pod};
+pub use broken_pod::{BrokenPod, PodChange, change_pod};
 pub use error::ApiError;
 pub use leave::{
     AgentAddress, AgentDaemonSet, Left, PAGE_TIMEOUT, RunningAgent, agent_addresses, agent_daemonsets, left,

@@ -14,7 +14,7 @@ use crate::error::chain;
 use crate::log::Log;
 use event::{Regarding, created, repeated};
 use gybe_plugin::args::PodRef;
-use serde_json::{Map, Value, json};
+use serde_json::json;
 use std::cell::RefCell;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -47,13 +47,6 @@ impl EventQueue {
         if state.is_enabled && !state.is_closed {
             state.table.post(event, Instant::now());
             self.changed.notify_all();
-        }
-    }
-
-    /// Posts the event of a plugin's log line, if the line reports that the plugin refused a pod.
-    pub(crate) fn post_refusal(&self, line: &Map<String, Value>) {
-        if let Some(event) = PodEvent::of_refusal(line) {
-            self.post(event.into());
         }
     }
 

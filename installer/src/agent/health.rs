@@ -3,7 +3,7 @@
 use super::http::Page;
 use super::status::{AgentSnapshot, Phase};
 use super::{PodsState, Role};
-use crate::host::agent_status::{AgentStatus, NodeStatus, UNINSTALLED};
+use crate::host::agent_status::{AgentStatus, NodeStatus, RefusedPod, UNINSTALLED};
 use crate::host::desired::Confirmed;
 use crate::probe::node_backend::NodeBackend;
 use std::fmt::Write as _;
@@ -35,6 +35,8 @@ pub(crate) fn status(agent: &AgentSnapshot) -> AgentStatus {
         plugin_dir_confirmed: report.plugin_dir == Confirmed::Yes,
         standby: !matches!(agent.role, Role::Leads { .. }),
         restart: agent.needs_restart(),
+        ports: agent.taken_ports.clone(),
+        refused: agent.refused.clone(),
     }
 }
 
@@ -51,13 +53,18 @@ pub(crate) fn node_status(agent: &AgentSnapshot) -> NodeStatus {
 }
 
 /// Returns the status of an agent that only serves queries about pods.
-pub(crate) fn status_without_node(pods: PodsState, sockets: Vec<String>) -> AgentStatus {
+pub(crate) fn status_without_node(
+    pods: PodsState,
+    sockets: Vec<String>,
+    refused: Vec<RefusedPod>,
+) -> AgentStatus {
     let reasons: Vec<String> = pods.missing.into_iter().chain(sockets).collect();
-    AgentStatus { ready: reasons.is_empty(), reasons, unwatched: pods.unwatched, ..AgentStatus::default() }
+    let ready = reasons.is_empty();
+    AgentStatus { ready, reasons, unwatched: pods.unwatched, refused, ..AgentStatus::default() }
 }
 
 fn ready(agent: &AgentSnapshot) -> Page {
-    let AgentStatus { ready, reasons, unwatched, settings, conflicts, notes, .. } = status(agent);
+    let AgentStatus { ready, reasons, unwatched, settings, conflicts, notes, ports, .. } = status(agent);
     let mut text = String::new();
     // Writing to a String cannot fail.
     let _ = match ready {
@@ -66,7 +73,8 @@ fn ready(agent: &AgentSnapshot) -> Page {
     };
     let unwatched = unwatched.map(|why| format!("new pods are not known: {why}"));
     let settings = settings.map(|why| format!("the ConfigMap is not followed: {why}"));
-    for note in unwatched.into_iter().chain(settings).chain(conflicts).chain(notes) {
+    let ports = ports.iter().map(ToString::to_string);
+    for note in unwatched.into_iter().chain(settings).chain(conflicts).chain(ports).chain(notes) {
         let _ = writeln!(text, "note: {note}");
     }
     if ready { Page::ok(text) } else { Page::unavailable(text) }
@@ -78,8 +86,8 @@ fn left(agent: &AgentSnapshot) -> Page {
     match report.phase {
         Phase::Uninstalled { kept: None } => Page::ok(format!("{UNINSTALLED}; no program stays\n")),
         Phase::Uninstalled { kept: Some(why) } => Page::ok(format!(
-            "{UNINSTALLED}; the DaemonSet may be deleted. gybe-cni stays {why}; then this agent removes it, or gybe uninstall on \
-             the node\n",
+            "{UNINSTALLED}; the DaemonSet may be deleted. gybe-cni stays {why}; then this agent removes it, or, \
+             after the DaemonSet, gybe uninstall on the node\n",
         )),
         Phase::Uninstalling => {
             Page::unavailable(format!("uninstalling\n- {}\n", report.missing.join("\n- ")))

@@ -1,7 +1,9 @@
 //! HTTP for health and metrics: one thread, with bounded connections and deadlines.
 
+use super::SocketContext;
+use crate::error::errno;
+use crate::host::agent_status::TakenPort;
 use crate::host::settings::Listen;
-use crate::log::Log;
 use futures::future::{join_all, poll_fn, select};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};
@@ -86,15 +88,20 @@ pub(crate) struct Server<'a> {
 type Connection<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 /// Serves until `end` is sent or dropped.
-pub(crate) fn serve(servers: &[Server<'_>], end: oneshot::Receiver<()>, log: &Log) -> io::Result<()> {
+pub(crate) fn serve(
+    servers: &[Server<'_>],
+    end: oneshot::Receiver<()>,
+    context: SocketContext<'_>,
+) -> io::Result<()> {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-    let all = join_all(servers.iter().map(|server| accept(*server, log)));
+    let all = join_all(servers.iter().map(|server| accept(*server, context)));
     runtime.block_on(select(pin!(all), end));
+    servers.iter().for_each(|server| context.health.set_port(server.name, None));
     Ok(())
 }
 
-async fn accept(server: Server<'_>, log: &Log) {
-    let listener = bind(server, log).await;
+async fn accept(server: Server<'_>, context: SocketContext<'_>) {
+    let listener = bind(server, context).await;
     let mut connections: VecDeque<Connection<'_>> = VecDeque::with_capacity(MAX_CONNECTIONS);
     loop {
         let accepted = poll_fn(|context| {
@@ -116,7 +123,7 @@ async fn accept(server: Server<'_>, log: &Log) {
     }
 }
 
-async fn bind(server: Server<'_>, log: &Log) -> TcpListener {
+async fn bind(server: Server<'_>, SocketContext { log, health, .. }: SocketContext<'_>) -> TcpListener {
     let mut is_logged = false;
     loop {
         let mut last = None;
@@ -125,15 +132,18 @@ async fn bind(server: Server<'_>, log: &Log) -> TcpListener {
                 Ok(listener) => {
                     let address = listener.local_addr().unwrap_or(address).to_string();
                     log.info("gybe node: listens", json!({ "for": server.name, "address": address }));
+                    health.set_port(server.name, None);
                     return listener;
                 }
                 Err(why) => last = Some((address, why)),
             }
         }
         if let Some((address, why)) = last.filter(|_| !is_logged) {
-            let (address, why) = (address.to_string(), why.to_string());
-            let fields = json!({ "for": server.name, "address": address, "why": why });
+            let why = errno(&why).desc().to_owned();
+            let fields = json!({ "for": server.name, "address": address.to_string(), "why": why });
             log.error("gybe node: cannot listen; trying again", fields);
+            let purpose = server.name.to_owned();
+            health.set_port(server.name, Some(TakenPort { purpose, address, why }));
             is_logged = true;
         }
         tokio::time::sleep(BIND_RETRY).await;

@@ -32,7 +32,7 @@ pub fn render(api: &ApiServer, credentials: Credentials<'_>) -> String {
             format!("certificate-authority-data: {}", BASE64_STANDARD.encode(credentials.ca))
         }
     };
-    let (server, token) = (quoted(&server(api)), quoted(credentials.token));
+    let (server, token) = (quoted(&server_url(&api.host, &api.port)), quoted(credentials.token));
     format!(
         "apiVersion: v1\nkind: Config\nclusters:\n- name: local\n  cluster:\n    {trust}\n    server: {server}\n\
          users:\n- name: gybe\n  user:\n    token: {token}\n\
@@ -40,13 +40,11 @@ pub fn render(api: &ApiServer, credentials: Credentials<'_>) -> String {
     )
 }
 
-/// Returns the server's URL; an IPv6 address is in brackets (RFC 3986, 3.2.2).
-#[must_use]
-pub fn server(api: &ApiServer) -> String {
-    let ApiServer { protocol, host, port, .. } = api;
+/// Returns the API server's URL; an IPv6 address is in brackets (RFC 3986, 3.2.2).
+pub(super) fn server_url(host: &str, port: &str) -> String {
     match host.parse::<Ipv6Addr>() {
-        Ok(_) => format!("{protocol}://[{host}]:{port}"),
-        Err(_) => format!("{protocol}://{host}:{port}"),
+        Ok(_) => format!("https://[{host}]:{port}"),
+        Err(_) => format!("https://{host}:{port}"),
     }
 }
 

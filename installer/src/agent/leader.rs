@@ -18,11 +18,11 @@
 use super::SocketContext;
 use super::socket::{CHECK_INTERVAL, Socket};
 use super::socket_file::{self, SocketError};
+use crate::retry::since_boot;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::SockType;
-use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
@@ -309,8 +309,7 @@ pub(crate) fn pod_start(directory: Option<&Path>) -> u64 {
     let file = directory.map(|directory| directory.join(POD_START));
     let kept = file.as_ref().and_then(|file| fs::read_to_string(file).ok()?.trim().parse().ok());
     kept.unwrap_or_else(|| {
-        let now = clock_gettime(ClockId::CLOCK_BOOTTIME).map(Duration::from).unwrap_or_default();
-        let now = u64::try_from(now.as_nanos()).unwrap_or(u64::MAX);
+        let now = u64::try_from(since_boot().as_nanos()).unwrap_or(u64::MAX);
         // Where it cannot be kept, the process' start counts.
         let _ = file.map(|file| fs::write(file, format!("{now}\n")));
         now

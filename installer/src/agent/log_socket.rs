@@ -1,6 +1,7 @@
 //! The socket to which the plugin sends its log lines: each is counted and logged, and a refused pod gets an event.
 
 use super::SocketContext;
+use super::events::PodEvent;
 use super::plugin_calls::PluginCalls;
 use super::socket::{CHECK_INTERVAL, Socket};
 use super::socket_file::SocketError;
@@ -62,9 +63,10 @@ impl LogSocket {
             let Ok(length) = self.0.open.recv(&mut buffer) else { return };
             if let Ok(Value::Object(line)) = serde_json::from_slice(buffer.get(..length).unwrap_or_default())
             {
-                calls.record(&line);
-                if let Some(events) = context.events {
-                    events.post_refusal(&line);
+                let refusal = PodEvent::of_refusal(&line);
+                calls.record(&line, refusal.as_ref());
+                if let (Some(events), Some(refusal)) = (context.events, refusal) {
+                    events.post(refusal.into());
                 }
                 if line.contains_key("msg") {
                     context.log.forward(line);

@@ -68,15 +68,14 @@ impl ManifestPods {
         if let Some(facts) = found.find(|facts| matches(facts, pod)).or(first) {
             return FactsResponse::Pod(Box::new(facts.clone()));
         }
-        // A file with the pod's name that cannot be read is most likely this pod's.
-        let own =
-            files.iter().find(|(path, _)| path.file_stem().is_some_and(|stem| stem == pod.name.as_str()));
-        match own {
-            Some((path, Manifest { pods: Err(why), .. })) => {
-                FactsResponse::Error(format!("{}: {why}", path.display()))
-            }
-            _ => FactsResponse::Unknown,
-        }
+        let broken = || files.iter().filter_map(|(path, file)| Some((path, file.pods.as_ref().err()?)));
+        // A file with the pod's name is most likely this pod's.
+        let is_named = |path: &Path| path.file_stem().is_some_and(|stem| stem == pod.name.as_str());
+        let own = broken().find(|(path, _)| is_named(path)).or_else(|| broken().next());
+        own.map_or(FactsResponse::Unknown, |(path, why)| {
+            let path = path.strip_prefix(&self.directory).unwrap_or(path);
+            FactsResponse::BrokenManifest(format!("{}: {why}", path.display()))
+        })
     }
 }
 

@@ -95,44 +95,36 @@ fn node(status: &Status, out: &mut Exposition) {
     }
 }
 
-/// The label `what`: the entry in the chain, or the programs. Each family has its former name too, for existing alerts.
+/// The label `what`: the entry in the chain, or the programs.
 fn repairs(status: &Status, out: &mut Exposition) {
-    let mut family = |names: [&'static str; 2], kind, help, value: &dyn Fn(Directory) -> String| {
-        for name in names {
-            out.family(name, kind, help);
-            for (what, directory) in [("conf", Directory::Conf), ("programs", Directory::Programs)] {
-                out.sample(&[("what", what)], value(directory));
-            }
+    let mut family = |name, kind, help, value: &dyn Fn(Directory) -> String| {
+        out.family(name, kind, help);
+        for (what, directory) in [("conf", Directory::Conf), ("programs", Directory::Programs)] {
+            out.sample(&[("what", what)], value(directory));
         }
     };
     let repairs = |directory| *status.counts.repairs.of(directory);
-    for (names, help, count) in [
+    for (name, help, count) in [
         (
-            ["gybe_foreign_rewrites_total", "gybe_undone_total"],
+            "gybe_foreign_rewrites_total",
             "Observed foreign rewrites of the entry or of a program.",
             (|it| it.rewrites.rewrites) as fn(RepairCounts) -> u64,
         ),
-        (["gybe_repairs_total", "gybe_healed_total"], "Passes that repaired the entry or a program.", |it| {
-            it.rewrites.repairs
+        ("gybe_repairs_total", "Passes that repaired the entry or a program.", |it| it.rewrites.repairs),
+        ("gybe_conflicts_total", "Conflicts: more than five foreign rewrites in a minute.", |it| {
+            it.conflicts
         }),
-        (
-            ["gybe_conflicts_total", "gybe_fights_total"],
-            "Conflicts: more than five foreign rewrites in a minute.",
-            |it| it.conflicts,
-        ),
     ] {
-        family(names, Kind::Counter, help, &|directory| count(repairs(directory)).to_string());
+        family(name, Kind::Counter, help, &|directory| count(repairs(directory)).to_string());
     }
-    let names = ["gybe_repair_seconds_total", "gybe_healing_seconds_total"];
-    family(names, Kind::Counter, "The time of all repairs together.", &|directory| {
+    family("gybe_repair_seconds_total", Kind::Counter, "The time of all repairs together.", &|directory| {
         repairs(directory).time.as_secs_f64().to_string()
     });
-    let names = ["gybe_repair_longest_seconds", "gybe_healing_longest_seconds"];
-    family(names, Kind::Gauge, "The time of the longest repair.", &|directory| {
+    family("gybe_repair_longest_seconds", Kind::Gauge, "The time of the longest repair.", &|directory| {
         repairs(directory).longest.as_secs_f64().to_string()
     });
     family(
-        ["gybe_conflict", "gybe_fight"],
+        "gybe_conflict",
         Kind::Gauge,
         "Whether there is a conflict over the entry or a program.",
         &|directory| u64::from(status.report.conflicts.of(directory).is_some()).to_string(),
@@ -170,11 +162,9 @@ fn events(dropped: Option<u64>, out: &mut Exposition) {
 fn turns(status: &Status, out: &mut Exposition) {
     out.family("gybe_passes_total", Kind::Counter, "Turns of the reconcile loop.");
     out.sample(&[], status.counts.turns);
-    for name in ["gybe_inotify", "gybe_watch_told"] {
-        let help = "1: the kernel reports changes. 0: the directories are polled every second.";
-        out.family(name, Kind::Gauge, help);
-        out.sample(&[], u64::from(status.report.is_notified));
-    }
+    let help = "1: the kernel reports changes. 0: the directories are polled every second.";
+    out.family("gybe_inotify", Kind::Gauge, help);
+    out.sample(&[], u64::from(status.report.is_notified));
 }
 
 fn pods(agent: &AgentSnapshot, out: &mut Exposition) {

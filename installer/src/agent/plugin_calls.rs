@@ -1,5 +1,8 @@
-//! The plugin's calls and how long they took, counted from the log lines that it sends.
+//! The plugin's calls and how long they took, counted from the log lines that it sends, and the pods that it refused.
 
+use super::events::PodEvent;
+use super::refusals::Refusals;
+use crate::host::agent_status::RefusedPod;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
@@ -24,6 +27,7 @@ pub(crate) struct PluginCalls(Mutex<Recorded>);
 struct Recorded {
     counts: CallCounts,
     last_add: Option<Instant>,
+    refusals: Refusals,
 }
 
 /// Counters and histograms.
@@ -45,8 +49,8 @@ pub(crate) struct Histogram {
 }
 
 impl PluginCalls {
-    /// Counts a line that reports the end of a call.
-    pub(crate) fn record(&self, line: &Map<String, Value>) {
+    /// Counts a line that reports the end of a call; `refusal` is what it reports about a refused pod.
+    pub(crate) fn record(&self, line: &Map<String, Value>, refusal: Option<&PodEvent>) {
         let value = |key: &str, known: &[&'static str]| {
             let value = line.get(key)?.as_str()?;
             known.iter().find(|known| **known == value).copied()
@@ -56,7 +60,13 @@ impl PluginCalls {
         };
         let mut recorded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if verb == ADD {
-            recorded.last_add = Some(Instant::now());
+            let now = Instant::now();
+            recorded.last_add = Some(now);
+            match (refusal, line.get("pod").and_then(Value::as_str)) {
+                (Some(refusal), _) => recorded.refusals.record(refusal, now),
+                (None, Some(pod)) => recorded.refusals.added(pod),
+                (None, None) => {}
+            }
         }
         let counts = &mut recorded.counts;
         *counts.calls.entry((verb, decision)).or_default() += 1;
@@ -69,6 +79,11 @@ impl PluginCalls {
 
     pub(crate) fn read(&self) -> CallCounts {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).counts.clone()
+    }
+
+    /// Returns the pods whose last ADD was refused within the last minutes.
+    pub(crate) fn refused(&self) -> Vec<RefusedPod> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).refusals.recent(Instant::now())
     }
 
     /// Reports whether an ADD ended after `then`.
@@ -94,7 +109,7 @@ mod tests {
     use serde_json::json;
 
     fn record(calls: &PluginCalls, line: &Value) {
-        calls.record(line.as_object().unwrap());
+        calls.record(line.as_object().unwrap(), None);
     }
 
     #[test]

@@ -31,7 +31,7 @@ impl<'a> CountedPods<'a> {
         let counter = match response {
             FactsResponse::Pod(_) => &self.known,
             FactsResponse::Unknown => &self.unknown,
-            FactsResponse::Error(_) => &self.faults,
+            FactsResponse::Error(_) | FactsResponse::BrokenManifest(_) => &self.faults,
         };
         counter.fetch_add(1, Ordering::Relaxed);
     }

@@ -24,11 +24,12 @@ use crate::error::chain;
 use crate::host::apply::Busy;
 use crate::host::desired::{DesiredState, Shape};
 use crate::host::directory::PerDirectory;
+use crate::host::entries::written_conf;
 use crate::host::image::Image;
 use crate::host::pass::{PassHistory, RESYNC, RETRY, pass};
 use crate::host::runtimes::report::RuntimeReport;
 use crate::host::runtimes::{ConfiguredDirectory, Runtimes};
-use crate::host::settings::{Mode, NodeContext, PodSource, ProgramRemoval, Settings};
+use crate::host::settings::{Mode, NodeContext, PodSource, ProgramRemoval, RepairMode, Settings};
 use crate::host::watch::{DirectoryWatch, WakeReason, WatchMode};
 use crate::log::{Level, Log};
 use crate::repair::RepairSetting;
@@ -170,13 +171,20 @@ impl<'a> Reconciler<'a> {
 
     /// Takes one turn, and publishes its report. `woken` is when it began.
     fn turn(&mut self, woken: Instant) -> NextTurn {
+        let former = self.settings.current.options.clone();
         self.settings.refresh(&self.log);
         while self.watch.set_paths(watched_directories(&self.settings.current)) {
             // The directories depend on the settings; a change before the new watch was set up causes no event.
             self.settings.refresh(&self.log);
         }
         let turn = match self.settings.origin {
-            Origin::ConfigMap => self.reconcile(woken),
+            Origin::ConfigMap => {
+                if self.settings.error.is_some() || self.settings.current.options != former {
+                    self.withdraw_settings();
+                }
+                self.write_repair_setting(false);
+                self.reconcile(woken)
+            }
             Origin::Environment => {
                 let why = "the node stays as it is until the ConfigMap can be followed";
                 self.unchanged(why.to_owned(), NextTurn::OnChange(RESYNC))
@@ -191,26 +199,39 @@ impl<'a> Reconciler<'a> {
         let report = TurnReport {
             taints: followed.as_ref().map(|options| options.node_taints.clone()).unwrap_or_default(),
             repair: followed.map(|options| options.repair).unwrap_or_default(),
+            in_force: report.in_force.clone().filter(|_| is_followed && self.settings.error.is_none()),
             settings_error: self.settings.error.clone(),
             plugin_dir: self.settings.current.options.plugin_dir,
             is_notified: self.watch.mode() == WatchMode::Inotify,
             ..report
         };
+        self.write_repair_setting(report.in_force.is_some());
         self.status.update(report, Instant::now());
         self.context.published.publish(&self.status);
         self.post_events();
-        self.write_repair_setting();
         next
     }
 
-    /// For the process that repairs pods. An uninstall removes the file, and without our entry that process repairs
-    /// nothing.
-    fn write_repair_setting(&mut self) {
+    /// Publishes that no settings are in force until the turn ends: it may take seconds.
+    fn withdraw_settings(&mut self) {
+        self.status.report.in_force = None;
+        self.context.published.publish(&self.status);
+    }
+
+    /// For the process that repairs pods: the mode once the settings are in force, and until then `off` if it has
+    /// changed. An uninstall removes the file, and without our entry that process repairs nothing.
+    fn write_repair_setting(&mut self, is_in_force: bool) {
         let Settings { options, environment, .. } = &self.settings.current;
         if self.settings.origin != Origin::ConfigMap || options.mode == Mode::Leave {
             return;
         }
-        let written = RepairSetting { repair: options.repair.mode }.keep_in(&environment.probe);
+        let mode = options.repair.mode;
+        let setting = match RepairSetting::kept_in(&environment.probe) {
+            _ if is_in_force => mode,
+            Some(kept) if kept.repair != mode => RepairMode::Off,
+            _ => return,
+        };
+        let written = RepairSetting { repair: setting }.keep_in(&environment.probe);
         let why = written.err().map(|why| why.to_string());
         let message = "gybe node: the setting `repair` cannot be stored in /run/gybe";
         self.log.condition(Level::Warn, message, why, json!({}));
@@ -228,6 +249,7 @@ impl<'a> Reconciler<'a> {
         let before = TurnReport {
             pass: None,
             is_redirected: None,
+            in_force: None,
             kubeconfig_failed: false,
             ..self.status.report.clone()
         };
@@ -266,6 +288,10 @@ impl<'a> Reconciler<'a> {
             self.memory.desired_state_changed();
             self.desired_since = Instant::now();
         }
+        let conf = desired.conf();
+        if self.status.report.in_force != conf {
+            self.withdraw_settings();
+        }
         let runtimes = self.runtimes();
         let waits_for_probe = runtimes.plugin_directory == ConfiguredDirectory::Awaited;
         self.memory.set_runtimes(runtimes);
@@ -277,9 +303,12 @@ impl<'a> Reconciler<'a> {
             }
         };
         self.log.condition(Level::Warn, BUSY, None, json!({}));
+        let in_force = conf.filter(|conf| {
+            written_conf(&self.settings.current.environment.directories).as_ref() == Some(conf)
+        });
         self.desired = Some(desired);
         let Turn { report, next } = self.report(&pass, woken);
-        let mut report = known(report);
+        let mut report = TurnReport { in_force, ..known(report) };
         // A pending change may concern the conf file that names the kubeconfig.
         if report.missing.is_empty() {
             self.remove_kubeconfig();

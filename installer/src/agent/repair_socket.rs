@@ -1,21 +1,54 @@
-//! The socket to which the process that repairs pods sends its findings: one message for each connection.
+//! The socket to which the process that repairs pods sends its findings: one for each connection. The connection stays
+//! open while the agent acts on the finding, and the agent may request a judgement over it.
 
 use super::SocketContext;
 use super::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, Socket, SocketHealth, is_authorized};
 use super::socket_file::SocketError;
-use crate::repair::{Finding, MAX_FINDING};
+use crate::repair::{Finding, JUDGE, Judgement, MAX_FINDING};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::SockType;
+use nix::sys::socket::{MsgFlags, SockType, send};
 use serde_json::json;
 use std::io::{self, Read};
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
 /// How long a connected process may take to send.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
+/// How long it may take to judge a pod: most of it is the list of the node's sandboxes and processes.
+const JUDGE_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A connection of the process that repairs pods.
+#[derive(Debug)]
+pub(crate) struct RepairConnection<'a> {
+    stream: UnixStream,
+    /// Readable when this agent's lead ends.
+    end: BorrowedFd<'a>,
+}
+
+impl RepairConnection<'_> {
+    /// Requests a judgement of the pod of the finding; none if there is none in time, or before the lead ends.
+    pub(crate) fn judgement(&mut self) -> Option<Judgement> {
+        send(self.stream.as_raw_fd(), JUDGE, MsgFlags::MSG_NOSIGNAL).ok()?;
+        let mut fds = [self.end, self.stream.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
+        poll(&mut fds, PollTimeout::try_from(JUDGE_TIMEOUT).ok()?).ok()?;
+        let [has_ended, has_judgement] = fds.map(|fd| fd.any().unwrap_or(false));
+        if has_ended || !has_judgement {
+            return None;
+        }
+        Judgement::decode(&self.receive().ok()?)
+    }
+
+    fn receive(&mut self) -> io::Result<Vec<u8>> {
+        // One byte more than the longest message: the kernel truncates a longer one.
+        let mut message = vec![0; MAX_FINDING + 1];
+        let length = self.stream.read(&mut message)?;
+        message.truncate(length);
+        Ok(message)
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct RepairSocket(Socket<UnixListener>);
@@ -26,12 +59,12 @@ impl RepairSocket {
         Socket::open(path, SockType::SeqPacket).map(Self)
     }
 
-    /// Passes each finding to `act` until `end` is readable.
+    /// Passes each finding to `act`, with its connection, until `end` is readable.
     pub(crate) fn serve(
         &mut self,
         end: BorrowedFd<'_>,
         context: SocketContext<'_>,
-        mut act: impl FnMut(Finding),
+        mut act: impl FnMut(&Finding, &mut RepairConnection<'_>),
     ) -> Result<(), Errno> {
         // No ADD needs this socket: its loss does not make the agent unready.
         let health = SocketHealth::default();
@@ -53,7 +86,12 @@ impl RepairSocket {
             is_paused = false;
             if has_connection {
                 match self.0.open.accept() {
-                    Ok((connection, _)) => receive(connection, context).into_iter().for_each(&mut act),
+                    Ok((connection, _)) => {
+                        let mut connection = RepairConnection { stream: connection, end };
+                        if let Some(finding) = receive(&mut connection, context) {
+                            act(&finding, &mut connection);
+                        }
+                    }
                     Err(why) => is_paused = why.kind() != io::ErrorKind::WouldBlock,
                 }
             }
@@ -65,19 +103,35 @@ impl RepairSocket {
 }
 
 /// Receives the message of a connection; none if it has no finding.
-fn receive(mut connection: UnixStream, context: SocketContext<'_>) -> Option<Finding> {
-    if !is_authorized(&connection, context.log) {
+fn receive(connection: &mut RepairConnection<'_>, context: SocketContext<'_>) -> Option<Finding> {
+    if !is_authorized(&connection.stream, context.log) {
         return None;
     }
-    // One byte more than the longest message: the kernel truncates a longer one.
-    let mut message = vec![0; MAX_FINDING + 1];
-    let length = connection.set_nonblocking(false).and_then(|()| {
-        connection.set_read_timeout(Some(SEND_TIMEOUT))?;
-        connection.read(&mut message)
-    });
-    let finding = Finding::decode(message.get(..length.ok()?)?);
+    let stream = &connection.stream;
+    stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(SEND_TIMEOUT))).ok()?;
+    let finding = Finding::decode(&connection.receive().ok()?);
     if let Err(why) = &finding {
         context.log.warn("gybe node: a finding was refused", json!({ "why": why.to_string() }));
     }
     finding.ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::repair::PodVerdict;
+    use std::io::{Write, pipe};
+
+    #[test]
+    fn a_judgement_is_received_while_the_lead_lasts() {
+        let sent = br#"{"at":{"secs":7,"nanos":0},"verdict":"not-redirected"}"#;
+        let judgement = Judgement { at: Duration::from_secs(7), verdict: PodVerdict::NotRedirected };
+        for (leads, expected) in [(true, Some(judgement)), (false, None)] {
+            let (end, lead) = pipe().unwrap();
+            let lead = leads.then_some(lead);
+            let (stream, mut repair) = UnixStream::pair().unwrap();
+            repair.write_all(sent).unwrap();
+            assert_eq!(RepairConnection { stream, end: end.as_fd() }.judgement(), expected, "{lead:?}");
+        }
+    }
 }

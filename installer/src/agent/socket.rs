@@ -4,6 +4,7 @@
 use super::socket_file::{SocketError, SocketFile};
 use super::{NodeError, Role, SocketContext};
 use crate::error::chain;
+use crate::host::agent_status::TakenPort;
 use crate::log::Log;
 use nix::sys::socket::{Backlog, SockType, getsockopt, listen, sockopt};
 use nix::unistd::geteuid;
@@ -88,10 +89,12 @@ pub(crate) fn is_authorized(connection: &impl AsFd, log: &Log) -> bool {
     }
 }
 
-/// Why a socket is not served, by its path, and how often each was removed.
+/// Why a socket is not served, by its path, how often each was removed, and the ports that cannot be used.
 #[derive(Debug, Default)]
 pub(crate) struct SocketHealth {
     problems: Mutex<BTreeMap<PathBuf, String>>,
+    /// By their purpose.
+    taken_ports: Mutex<BTreeMap<&'static str, TakenPort>>,
     facts_lost: AtomicU64,
     log_lost: AtomicU64,
 }
@@ -99,6 +102,17 @@ pub(crate) struct SocketHealth {
 impl SocketHealth {
     pub(crate) fn problems(&self) -> Vec<String> {
         self.problems.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    pub(crate) fn taken_ports(&self) -> Vec<TakenPort> {
+        self.taken_ports.lock().unwrap_or_else(PoisonError::into_inner).values().cloned().collect()
+    }
+
+    /// Sets why the port of this purpose cannot be used; none if the agent listens, or has stopped to try it.
+    pub(crate) fn set_port(&self, purpose: &'static str, taken: Option<TakenPort>) {
+        let mut ports = self.taken_ports.lock().unwrap_or_else(PoisonError::into_inner);
+        ports.remove(purpose);
+        ports.extend(taken.map(|taken| (purpose, taken)));
     }
 
     /// Returns how often each socket was removed since the start.

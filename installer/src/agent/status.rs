@@ -8,6 +8,7 @@ use super::plugin_calls::{CallCounts, PluginCalls};
 use super::queries::CountedPods;
 use super::socket::SocketHealth;
 use super::{PodLookup, PodsState, Role, SharedRole, process};
+use crate::host::agent_status::{RefusedPod, TakenPort};
 use crate::host::conflict::RewriteCounts;
 use crate::host::desired::Confirmed;
 use crate::host::directory::{Directory, PerDirectory};
@@ -15,12 +16,15 @@ use crate::host::settings::{NodeTaint, RepairOptions};
 use crate::host::uninstall::KeptReason;
 use crate::probe::node_backend::{NodeBackend, Verdict};
 use crate::repair::PodRepairs;
+use gybe_plugin::conf::PluginConf;
 use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// A single rewrite is repaired in a fraction of this, and does not make the agent unready.
 const MOMENT: Duration = Duration::from_secs(1);
+const REWRITER: &str = "another program has undone the entry twice within ten seconds, and pods that start between such a \
+                        rewrite and its repair are not redirected; ready again ten seconds after the last one";
 /// A turn takes milliseconds. It may wait for a disk, and for a program that is tried: 10 s each.
 const HUNG_AFTER: Duration = Duration::from_secs(120);
 
@@ -30,18 +34,23 @@ pub(crate) struct TurnReport {
     pub(crate) phase: Phase,
     /// What differs from the desired state, in sentences.
     pub(crate) missing: Vec<String>,
-    /// Whether a pod started now is redirected, as the last pass judged it; none without a pass, and in mode leave.
+    /// Whether a pod started now is redirected, and the entry that the runtime runs decides by the settings of this
+    /// report, as the last pass judged it; none without a pass, and in mode leave.
     pub(crate) is_redirected: Option<bool>,
     /// Notes for operators; they do not prevent a pod's redirection.
     pub(crate) notes: Vec<String>,
     /// A directory that is mounted in this container and was deleted on the host, in a sentence.
     pub(crate) deleted_directory: Option<String>,
+    /// Until when another foreign rewrite of the conf has to be expected.
+    pub(crate) rewrite_expected_until: Option<Instant>,
     /// Why the ConfigMap is invalid, while the previous settings stay in use.
     pub(crate) settings_error: Option<String>,
     /// The setting `node_taints`; empty while the ConfigMap cannot be followed.
     pub(crate) taints: Vec<NodeTaint>,
     /// The setting `repair` and its kin; the defaults while the ConfigMap cannot be followed.
     pub(crate) repair: RepairOptions,
+    /// The plugin's configuration by the settings, once it is the one in the entry on the node.
+    pub(crate) in_force: Option<PluginConf>,
     /// The setting `plugin_dir`.
     pub(crate) plugin_dir: Confirmed,
     /// The conflict over each directory, in sentences.
@@ -223,8 +232,11 @@ pub(crate) struct AgentSnapshot {
     /// The plugin's queries by the HTTP status of their response.
     pub(crate) queries: [(u16, u64); 3],
     pub(crate) calls: CallCounts,
+    /// The pods that the plugin refused.
+    pub(crate) refused: Vec<RefusedPod>,
     /// Why a socket of the agent is not served.
     pub(crate) socket_problems: Vec<String>,
+    pub(crate) taken_ports: Vec<TakenPort>,
     /// How often each socket was removed by another program.
     pub(crate) sockets_lost: [(&'static str, u64); 2],
     /// When the process started, in seconds since 1970.
@@ -253,7 +265,9 @@ impl StatusSources<'_> {
             pods: self.pods.state(),
             queries: self.pods.counts(),
             calls: self.calls.read(),
+            refused: self.calls.refused(),
             socket_problems: self.sockets.problems(),
+            taken_ports: self.sockets.taken_ports(),
             sockets_lost: self.sockets.lost(),
             start_time: process::start_time(),
             pod_repairs: PodRepairs::kept_in(self.probe),
@@ -322,6 +336,9 @@ impl AgentSnapshot {
                 Some("the node has not been probed for a backend that works".to_owned())
             }
         };
+        let rewriter = report.rewrite_expected_until.filter(|until| Instant::now() < *until);
+        let rewriter = rewriter.filter(|_| report.phase == Phase::Installed).map(|_| REWRITER.to_owned());
+        let phase = phase.into_iter().chain(rewriter);
         let all = self.hung().into_iter().chain(phase).chain(self.status.missing().iter().cloned());
         let all = all.chain(backend).chain(self.pods.missing.clone());
         all.chain(self.socket_problems.clone()).collect()

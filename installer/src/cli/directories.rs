@@ -1,9 +1,12 @@
 //! The flags that name the node's directories, and their defaults.
 
+use super::output::CommandError;
+use crate::error::RUN_AS_ROOT;
 use crate::host::observe::NodeDirectories;
 use crate::host::platform::Platform;
 use crate::host::pods_on_node::{HostPaths, SandboxList, find};
 use clap::Args;
+use nix::unistd::geteuid;
 use std::path::{Path, PathBuf};
 
 /// The directories of the node. Defaults depend on the kind of node (`platform`).
@@ -28,8 +31,8 @@ impl DirectoriesArg {
         &self.root
     }
 
-    pub(super) fn sandboxes(&self) -> SandboxList {
-        find(&HostPaths { results: self.node_directories().results, root: self.root.clone() })
+    pub(super) fn sandboxes(&self) -> Result<SandboxList, CommandError> {
+        complete(find(&HostPaths { results: self.node_directories().results, root: self.root.clone() }))
     }
 
     pub(super) fn node_directories(&self) -> NodeDirectories {
@@ -45,4 +48,16 @@ impl DirectoriesArg {
 /// The directory of the running program, which also contains gybe-cni.
 pub(super) fn of_this_program() -> Option<PathBuf> {
     Some(std::env::current_exe().ok()?.parent()?.to_owned())
+}
+
+/// Returns the list of sandboxes, unless only root may read it completely.
+///
+/// # Errors
+/// When a part cannot be read, and this process does not run as root.
+pub(super) fn complete(list: SandboxList) -> Result<SandboxList, CommandError> {
+    if list.unreadable.is_empty() || geteuid().is_root() {
+        return Ok(list);
+    }
+    let what = format!("cannot list the sandboxes of this node: {}", list.unreadable.join("; "));
+    Err(CommandError::new(what).with_hint(RUN_AS_ROOT))
 }

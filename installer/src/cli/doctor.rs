@@ -2,7 +2,8 @@
 
 use super::directories::{DirectoriesArg, of_this_program};
 use super::output::{CommandOutput, Exit};
-use super::style::{bad, doubtful, examples, good, titles};
+use super::print;
+use super::style::{bad, doubtful, examples, good, titles, wrapped};
 use crate::host::desired::Confirmed;
 use crate::host::doctor::observe::{DoctorOptions, observe};
 use crate::host::doctor::{Finding, Severity, examine, is_well};
@@ -61,12 +62,13 @@ impl DoctorArgs {
         let exit = if is_well(&found) { Exit::Yes } else { Exit::No };
         let all: Vec<Value> = found.iter().map(Finding::to_json).collect();
         let json = json!({ "well": exit == Exit::Yes, "findings": all });
-        CommandOutput { text: table(&found), json, exit, notes: Vec::new() }
+        CommandOutput { text: table(&found, print::width()), json, exit, notes: Vec::new() }
     }
 }
 
-/// Returns a line for each finding and a second one for its remedy. Consecutive findings name their subject once.
-fn table(found: &[Finding]) -> String {
+/// Returns a line for each finding and a second one for its remedy, broken at this width. Consecutive findings name
+/// their subject once.
+fn table(found: &[Finding], width: Option<usize>) -> String {
     const SUBJECT: &str = "SUBJECT";
     let names = found.iter().map(|finding| finding.about.name().len());
     let widest = names.chain([SUBJECT.len()]).max().unwrap_or(0);
@@ -78,11 +80,16 @@ fn table(found: &[Finding]) -> String {
         before = name;
         let state = state(finding.state);
         // Writing to a String cannot fail. Findings quote other programs' files, so they are escaped.
-        let _ = writeln!(text, "{about:<widest$}  {state}  {}", printable(&finding.text));
+        let indent = widest + 2 + STATE + 2;
+        let _ = writeln!(
+            text,
+            "{about:<widest$}  {state}  {}",
+            wrapped(&printable(&finding.text), indent, width)
+        );
         if let Some(remedy) = &finding.remedy {
             let section = finding.section.map_or(String::new(), |section| format!(" ({})", section.name()));
-            let _ =
-                writeln!(text, "{:<widest$}  {:<5}    what to do: {}{section}", "", "", printable(remedy));
+            let remedy = format!("what to do: {}{section}", printable(remedy));
+            let _ = writeln!(text, "{:indent$}  {}", "", wrapped(&remedy, indent + 2, width));
         }
     }
     let wrong = found.iter().filter(|finding| finding.state == Severity::Wrong).count();
@@ -93,8 +100,11 @@ fn table(found: &[Finding]) -> String {
     }
 }
 
+/// The length of the longest name of a state.
+const STATE: usize = 5;
+
 fn state(state: Severity) -> String {
-    let name = format!("{:<5}", state.name());
+    let name = format!("{:<STATE$}", state.name());
     match state {
         Severity::Ok => good(&name),
         Severity::Wrong => bad(&name),

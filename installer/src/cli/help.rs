@@ -29,7 +29,7 @@ const GROUPS: [(&str, &[&str]); 6] = [
     ("Network namespace", &["apply", "verify", "inspect", "trace", "remove", "render"]),
     ("Pod", &["explain"]),
     ("Pod (run inside it)", &["init", "validate"]),
-    ("Other", &["demo", "pod-facts", "version", "completion", "man", "help"]),
+    ("Other", &["pod-facts", "version", "completion", "man", "help"]),
 ];
 
 /// Returns `command` with its sub-commands listed in groups.

@@ -113,13 +113,13 @@ fn inspected(backends: &[Box<dyn Backend>]) -> Result<Inspected, BackendError> {
     backends.iter().map(|backend| Ok((backend.name(), backend.inspect()?))).collect()
 }
 
-/// Returns the first backend's object. Rules of a second backend are a fault; they are in its member `beside`.
+/// Returns the first backend's object. Rules of a second backend are a fault; they are in its member `other_backends`.
 fn all_as_json(found: &[(&'static str, Inventory)]) -> Value {
     let mut each = found.iter().map(|(backend, found)| as_json(backend, found));
     let mut first = each.next().unwrap_or_default();
     let others: Vec<Value> = each.collect();
     if let (Some(members), false) = (first.as_object_mut(), others.is_empty()) {
-        members.insert("beside".to_owned(), others.into());
+        members.insert("other_backends".to_owned(), others.into());
     }
     first
 }

@@ -16,6 +16,9 @@ pub(super) fn text(live: &LiveTrace) -> String {
 }
 
 fn reason(live: &LiveTrace) -> String {
+    if let Some(obstacle) = &live.obstacle {
+        return obstacle.clone();
+    }
     match (&live.order, &live.decided_by) {
         (Some([first, second]), _) => {
             format!("the kernel does not report which of these comes first: {first}; {second}")
@@ -23,6 +26,7 @@ fn reason(live: &LiveTrace) -> String {
         (None, Some(LiveStep { id: Some(id), .. })) => format!("rule {id}"),
         (None, Some(step)) if live.outcome == Outcome::Unknown => format!("it depends on {step}"),
         (None, Some(step)) => format!("by {step}"),
+        (None, None) if live.outcome == Outcome::Unknown => "not all rules were evaluated".to_owned(),
         (None, None) => "no rule applies".to_owned(),
     }
 }
@@ -43,11 +47,12 @@ pub(super) fn json(live: &LiveTrace) -> Value {
     };
     let decided_by = live.decided_by.as_ref();
     json!({
-        "fate": outcome,
+        "outcome": outcome,
         "port": port,
         "to": translated,
         "decided_by": decided_by.and_then(|step| step.id.clone()),
         "by": decided_by.map(step),
+        "obstacle": live.obstacle,
         "steps": live.steps.iter().map(step).collect::<Vec<_>>(),
         "zone": live.zone,
         "mark": live.mark,

@@ -62,7 +62,7 @@ impl MigrateArgs {
             return args.run();
         }
         let conf = self.plugin_conf.as_deref().map(input::plugin_conf).transpose()?.unwrap_or_default();
-        let SandboxList { sandboxes, unreadable } = self.directories.sandboxes();
+        let SandboxList { sandboxes, unreadable } = self.directories.sandboxes()?;
         let sources = PolicySources::of(conf).with_manifests(self.manifests()?);
         Ok(output(&changes(sandboxes, &sources), &unreadable))
     }

@@ -3,7 +3,9 @@
 use super::output::CommandError;
 use clap::{Args, ValueEnum};
 use gybe_netfilter::policy::InterfaceName;
+use gybe_netfilter::routes::{Route, RouteQuery, RoutesError, Rtnetlink};
 use gybe_netfilter::trace::{Direction, Owner, Packet, Transport};
+use nix::errno::Errno;
 use serde_json::{Value, json};
 use std::net::{AddrParseError, IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -43,12 +45,15 @@ pub(super) struct PacketArgs {
     /// Group id of that process (out only) [default: the user id]
     #[arg(long, value_name = "ID")]
     gid: Option<u32>,
-    /// The interface on which the packet arrives or leaves [default: eth0; lo for the pod's own addresses]
+    /// The interface on which the packet arrives or leaves [default: the one that the kernel's routes choose in --netns; else eth0, and lo for the pod's own addresses]
     #[arg(long, value_name = "NAME", value_parser = InterfaceName::parse)]
     iface: Option<InterfaceName>,
     /// An address of the pod; connections to it stay inside the pod [repeatable; default: those of --netns]
     #[arg(long, value_name = "ADDRESS")]
     pod_ip: Vec<IpAddr>,
+    /// The interface that the process binds its socket to (SO_BINDTODEVICE; out only)
+    #[arg(long, value_name = "NAME", value_parser = InterfaceName::parse)]
+    bind_to: Option<InterfaceName>,
     /// The packet mark that the process sets (SO_MARK)
     #[arg(long, value_name = "MARK", default_value_t = 0)]
     mark: u32,
@@ -57,10 +62,23 @@ pub(super) struct PacketArgs {
 /// A port of the ephemeral range. Only the DNS rules test a client's port.
 const DEFAULT_SOURCE_PORT: u16 = 40_000;
 
+/// The interface by which a packet leaves, and its source.
+pub(super) struct ChosenRoute {
+    interface: InterfaceName,
+    source: Option<IpAddr>,
+}
+
+/// The kernel's route for a connection, or the error of connect(2).
+pub(super) type KernelRoute = Result<ChosenRoute, Errno>;
+
 impl PacketArgs {
-    /// Returns the packet. `addresses` are the namespace's; empty without a namespace.
-    pub(super) fn packet(&self, addresses: &[IpAddr]) -> Result<Packet, CommandError> {
-        let from = self.source(addresses);
+    /// Returns the packet. `addresses` are the namespace's; empty without a namespace. `route`: the kernel's.
+    pub(super) fn packet(
+        &self,
+        addresses: &[IpAddr],
+        route: Option<&ChosenRoute>,
+    ) -> Result<Packet, CommandError> {
+        let from = self.source(addresses, route);
         if from.is_ipv4() != self.to.is_ipv4() {
             return Err(CommandError::new(format!(
                 "{from} and {} are addresses of different families",
@@ -71,13 +89,17 @@ impl PacketArgs {
             ProtocolArg::Tcp => Transport::Tcp,
             ProtocolArg::Udp => Transport::Udp,
         };
-        let packet = Packet::first(self.direction(addresses), protocol, from, self.to).marked(self.mark);
+        let direction = self.direction(addresses, route);
+        let mut packet = Packet::first(direction, protocol, from, self.to).marked(self.mark);
+        packet.is_bound = self.direction == DirectionArg::Out && self.is_bound();
         match self.direction {
             DirectionArg::Out => Ok(packet.owned_by(self.owner())),
-            DirectionArg::In if self.uid.is_none() && self.gid.is_none() => Ok(packet),
+            DirectionArg::In if self.uid.is_none() && self.gid.is_none() && self.bind_to.is_none() => {
+                Ok(packet)
+            }
             DirectionArg::In => {
                 Err(CommandError::new("an inbound packet has no process of the pod as its owner")
-                    .with_hint("remove --uid and --gid, or trace `out`".to_owned()))
+                    .with_hint("remove --uid, --gid and --bind-to, or trace `out`".to_owned()))
             }
         }
     }
@@ -87,8 +109,49 @@ impl PacketArgs {
         &self.pod_ip
     }
 
-    fn direction(&self, addresses: &[IpAddr]) -> Direction {
-        let interface = self.iface.clone();
+    /// The kernel binds a socket to the interface of a link-local destination (`tcp_v6_connect`, net/ipv6/tcp_ipv6.c,
+    /// v6.18).
+    fn is_bound(&self) -> bool {
+        let is_link_local = matches!(self.to.ip(), IpAddr::V6(to) if to.is_unicast_link_local());
+        self.bind_to.is_some() || is_link_local
+    }
+
+    /// Returns the kernel's route in the calling thread's namespace for a connection that leaves; none where the
+    /// arguments determine the interface.
+    ///
+    /// # Errors
+    /// When the kernel does not report it.
+    pub(super) fn route(&self) -> Result<Option<KernelRoute>, RoutesError> {
+        let is_determined = self.iface.is_some() || self.pod_ip.contains(&self.to.ip());
+        if self.direction == DirectionArg::In || is_determined {
+            return Ok(None);
+        }
+        let mut rtnetlink = Rtnetlink::open()?;
+        let links = rtnetlink.links()?;
+        let by = self.bind_to.clone().or_else(|| self.is_bound().then(eth0));
+        let index =
+            by.and_then(|by| links.iter().find(|link| link.name == by.as_str()).map(|link| link.index));
+        let query = RouteQuery {
+            destination: self.to.ip(),
+            source: self.from.map(|from| from.ip()),
+            mark: self.mark,
+            uid: self.owner().uid,
+            bound_to: index,
+        };
+        let chosen = |route: Route| {
+            let name = links.iter().find(|link| link.index == route.interface).map(|link| link.name.as_str());
+            let interface = InterfaceName::parse(name?).ok()?;
+            Some(ChosenRoute { interface, source: route.source })
+        };
+        Ok(match rtnetlink.route(query)? {
+            Ok(route) => chosen(route).map(Ok),
+            Err(errno) => Some(Err(errno)),
+        })
+    }
+
+    fn direction(&self, addresses: &[IpAddr], route: Option<&ChosenRoute>) -> Direction {
+        let routed = || route.map(|route| route.interface.clone());
+        let interface = self.iface.clone().or_else(|| self.bind_to.clone()).or_else(routed);
         match self.direction {
             DirectionArg::In => Direction::Arrives { by: interface.unwrap_or_else(eth0) },
             DirectionArg::Out if self.stays_inside(addresses) => {
@@ -104,7 +167,7 @@ impl PacketArgs {
         to.is_loopback() || self.pod_ip.contains(&to) || addresses.contains(&to)
     }
 
-    fn source(&self, addresses: &[IpAddr]) -> SocketAddr {
+    fn source(&self, addresses: &[IpAddr], route: Option<&ChosenRoute>) -> SocketAddr {
         let to = self.to.ip();
         let own = || {
             self.pod_ip
@@ -112,7 +175,9 @@ impl PacketArgs {
                 .chain(addresses)
                 .find(|own| own.is_ipv4() == to.is_ipv4() && !own.is_loopback())
         };
+        let chosen = route.and_then(|route| route.source);
         let assumed = match (self.direction, to) {
+            _ if chosen.is_some() => chosen.unwrap_or(to),
             (DirectionArg::Out, _) if self.stays_inside(addresses) => to,
             (DirectionArg::Out, _) if own().is_some() => own().copied().unwrap_or(to),
             // Addresses for documentation (RFC 5737, RFC 3849), which no list of a policy names.

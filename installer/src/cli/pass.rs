@@ -3,7 +3,7 @@
 use super::output::{CommandOutput, Exit};
 use super::style::{bad, doubtful};
 use crate::error::chain;
-use crate::host::apply::{ApplyError, FailedChange};
+use crate::host::apply::FailedChange;
 use crate::host::change::Change;
 use crate::host::pass::Pass;
 use crate::host::plan::Plan;
@@ -36,14 +36,18 @@ pub(super) fn text(pass: &Pass) -> String {
     let done = changes.iter().take(attempted).filter(|change| !has_failed(change));
     let skipped = changes.iter().skip(attempted).map(|change| format!("not done: {change}"));
     let done = if changes.is_empty() { NOTHING.to_owned() } else { lines(done.map(past_tense)) };
-    let failed = lines(failed.iter().map(|FailedChange { why, .. }| format!("failed: {}", with_hint(why))));
+    let has_hint_later = |at: usize, hint| failed.iter().skip(at + 1).any(|later| later.why.hint() == hint);
+    let failed = lines(failed.iter().enumerate().map(|(at, one)| match has_hint_later(at, one.why.hint()) {
+        true => format!("failed: {}", chain(&one.why)),
+        false => format!("failed: {}", one.with_hint()),
+    }));
     done + &coloured("failed:", bad, &failed)
         + &coloured("not done:", doubtful, &lines(skipped))
         + &problems(&pass.left.problems)
 }
 
 pub(super) fn json(pass: &Pass) -> Value {
-    let failed: Vec<String> = pass.applied.failed.iter().map(|failed| with_hint(&failed.why)).collect();
+    let failed: Vec<String> = pass.applied.failed.iter().map(FailedChange::with_hint).collect();
     json!({
         "changes": steps(&pass.plan.changes),
         "done": pass.applied.done,
@@ -88,11 +92,4 @@ fn problems(problems: &[Problem]) -> String {
 fn problems_json(problems: &[Problem]) -> Vec<Value> {
     let one = |problem: &Problem| json!({ "what": chain(problem), "hint": problem.hint(), "blocks": problem.blocks() });
     problems.iter().map(one).collect()
-}
-
-fn with_hint(why: &ApplyError) -> String {
-    match why.hint() {
-        Some(hint) => format!("{}; {hint}", chain(why)),
-        None => chain(why),
-    }
 }

@@ -38,9 +38,9 @@ impl OnNodeArgs {
     }
 
     /// Judges every sandbox. `conf` is the plugin's configuration if the operator named one.
-    pub(super) fn all(&self, conf: Option<PluginConf>) -> CommandOutput {
-        let SandboxList { sandboxes, unreadable } = self.directories.sandboxes();
-        output(&judge_all(sandboxes, &self.sources(conf)), &unreadable)
+    pub(super) fn all(&self, conf: Option<PluginConf>) -> Result<CommandOutput, CommandError> {
+        let SandboxList { sandboxes, unreadable } = self.directories.sandboxes()?;
+        Ok(output(&judge_all(sandboxes, &self.sources(conf)), &unreadable))
     }
 
     /// Judges the sandbox of one pod, NAMESPACE/NAME.
@@ -56,7 +56,7 @@ impl OnNodeArgs {
         let facts = sources
             .facts(&pod)
             .map_err(|why| CommandError::new(format!("cannot look up pod {pod}: {why}")).with_hint(hint))?;
-        let sandboxes = self.directories.sandboxes().sandboxes.into_iter();
+        let sandboxes = self.directories.sandboxes()?.sandboxes.into_iter();
         let network =
             sandboxes.filter(|sandbox| sandbox.is_of(&pod)).find_map(|sandbox| match sandbox.network {
                 Network::Own(path) => Some(path),
@@ -116,7 +116,7 @@ fn found(
     what: &str,
     is_it: impl Fn(&Sandbox) -> bool,
 ) -> Result<Vec<Sandbox>, CommandError> {
-    let SandboxList { sandboxes, unreadable } = directories.sandboxes();
+    let SandboxList { sandboxes, unreadable } = directories.sandboxes()?;
     let these: Vec<Sandbox> = sandboxes.into_iter().filter(is_it).collect();
     if these.is_empty() {
         let why = if unreadable.is_empty() { String::new() } else { format!(": {}", unreadable.join("; ")) };
@@ -194,7 +194,8 @@ fn output(judged: &[SandboxVerdict], unreadable: &[String]) -> CommandOutput {
         for difference in more {
             let _ = writeln!(text, "{:<widest$}    {}", "", printable(difference));
         }
-        if let Some(what) = one.silent_proxy() {
+        let notes = one.silent_proxy().into_iter().chain(one.later_annotations().map(str::to_owned));
+        for what in notes {
             let _ = writeln!(text, "{:<widest$}    note: {what}", "");
         }
     }

@@ -19,6 +19,11 @@ pub(super) fn output(output: &CommandOutput, as_json: bool) -> Exit {
     }
 }
 
+/// Returns the number of columns of the terminal on stdout; none for a pipe or a file.
+pub(super) fn width() -> Option<usize> {
+    terminal_size::terminal_size_of(io::stdout()).map(|(width, _)| width.0.into())
+}
+
 /// Prints why a command failed, and the hint.
 pub(super) fn failure(failure: &CommandError) -> Exit {
     line_on_stderr(&format!("gybe: {failure}"));

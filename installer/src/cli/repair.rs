@@ -1,5 +1,6 @@
 //! `gybe repair`: redirects running pods of this node that should be redirected and are not.
 
+use super::directories::complete;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::pods::{OnNodeArgs, POD, as_json};
 use super::style::{bad, doubtful, examples, good, titles};
@@ -64,9 +65,11 @@ impl RepairArgs {
         let Some(conf) = node.conf() else {
             return Err(CommandError::new(NO_ENTRY).with_hint(INSTALL));
         };
-        let SandboxList { sandboxes, unreadable } = node.sandboxes();
+        let SandboxList { sandboxes, unreadable } = complete(node.sandboxes())?;
         let sources = PolicySources::of(conf.clone());
-        let pass = RepairPass { conf: &conf, sources: &sources, is_dry_run: self.dry_run };
+        let in_force = || node.conf().as_ref() == Some(&conf);
+        let in_force = (!self.dry_run).then_some(&in_force as &(dyn Fn() -> bool + Sync));
+        let pass = RepairPass { conf: &conf, sources: &sources, in_force };
         Ok(self.output(&pass.run(sandboxes), &unreadable))
     }
 

@@ -51,7 +51,7 @@ impl StatusArgs {
         let selector = AgentSelector { namespace: self.namespace.clone(), labels: self.selector.clone() };
         let until = Instant::now() + Duration::from_secs(self.timeout);
         let found = agents(&cluster, &selector, until)
-            .map_err(|why| CommandError::hinted("cannot list the agents' pods", why))?;
+            .map_err(|why| CommandError::hinted("cannot read the agents' status", why))?;
         if found.is_empty() {
             let what = format!("namespace {} has no pod with the labels {}", self.namespace, self.selector);
             let hint = "name the namespace in which Gybe is installed with --namespace";

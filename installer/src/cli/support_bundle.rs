@@ -62,7 +62,10 @@ impl SupportBundleArgs {
         let kernel = nix::sys::utsname::uname().map(|it| it.release().to_string_lossy().into_owned());
         bundle.add_json("versions", json!({ "gybe": VersionArgs.run().json, "kernel": kernel.ok() }));
         bundle.add_json("doctor", self.doctor.run().json);
-        bundle.add_json("verify", OnNodeArgs::of(directories.clone()).all(None).json);
+        let verdicts = OnNodeArgs::of(directories.clone())
+            .all(None)
+            .map_or_else(|why| json!({ "error": why.to_string() }), |output| output.json);
+        bundle.add_json("verify", verdicts);
         let agent = agent_status::query(&run.join(FACTS_SOCKET), TIMEOUT);
         bundle.add_json(
             "agent",

@@ -4,9 +4,10 @@ use super::directories::DirectoriesArg;
 use super::live_trace;
 use super::namespace::{FamiliesArg, NAMESPACE, NamespaceArgs, OpenNamespace};
 use super::output::{CommandError, CommandOutput};
-use super::packet::{self, PacketArgs};
+use super::packet::{self, KernelRoute, PacketArgs};
 use super::policy_source::{IgnoreInitArg, PolicyArgs, Requested, Target};
 use super::style::{bad, examples};
+use crate::error::chain;
 use crate::pod::cgroups::Cgroups;
 use clap::Args;
 use gybe_netfilter::compile::compile;
@@ -15,6 +16,7 @@ use gybe_netfilter::policy::{Families, RedirectPolicy};
 use gybe_netfilter::ruleset::{Family, Ruleset};
 use gybe_netfilter::show::show_rule;
 use gybe_netfilter::trace::{Packet, PacketOutcome, trace};
+use nix::errno::Errno;
 use serde_json::{Value, json};
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -53,7 +55,9 @@ impl TraceArgs {
         let is_live = self.namespace.is_given();
         let namespace = is_live.then(|| self.namespace.open(&self.directories)).transpose()?;
         let addresses = namespace.as_ref().map(OpenNamespace::addresses).transpose()?;
-        let packet = self.packet.packet(addresses.as_deref().unwrap_or_default())?;
+        let route = namespace.as_ref().map(|namespace| self.route(namespace)).transpose()?.flatten();
+        let chosen = route.as_ref().and_then(|route| route.as_ref().ok());
+        let packet = self.packet.packet(addresses.as_deref().unwrap_or_default(), chosen)?;
         let desired = match self.policy.is_given() || namespace.is_none() {
             true => Some(self.desired(addresses)?),
             false => None,
@@ -61,13 +65,14 @@ impl TraceArgs {
         let live = namespace
             .as_ref()
             .map(|namespace| self.live(namespace, &packet, desired.as_ref()))
-            .transpose()?;
+            .transpose()?
+            .map(|live| Live { refused: route.and_then(Result::err), ..live });
         Ok(match (desired, live) {
             (Some(desired), None) => desired.output(&packet),
             (Some(desired), Some(live)) => both(&desired, &live, &packet),
             (None, Some(live)) => {
-                let text = format!("{}\n{}", packet::sentence(&packet), live_trace::text(&live.trace));
-                let mut json = live_trace::json(&live.trace);
+                let text = format!("{}\n{}", packet::sentence(&packet), live.text());
+                let mut json = live.json();
                 insert(&mut json, "packet", packet::as_json(&packet));
                 insert(&mut json, "rules", "live".into());
                 CommandOutput::done(text, json).with_notes(live.notes)
@@ -99,21 +104,52 @@ impl TraceArgs {
         desired: Option<&DesiredRules>,
     ) -> Result<Live, CommandError> {
         let (read, cgroups) = namespace.inside(|| (LiveRules::read(), Cgroups::of_this_namespace()))?;
-        let cannot =
-            |why| CommandError::hinted(format!("cannot read the rules in {}", namespace.path()), why);
-        let mut rules = read.map_err(cannot)?.with_addresses(self.packet.pod_addresses());
+        let read = match read {
+            Err(why) if why.is_incomplete() => {
+                let notes = vec![format!("note: not evaluated: {}", chain(&why))];
+                return Ok(Live { trace: LiveTrace::not_known(), refused: None, notes });
+            }
+            read => read.map_err(|why| {
+                CommandError::hinted(format!("cannot read the rules in {}", namespace.path()), why)
+            }),
+        };
+        let mut rules = read?.with_addresses(self.packet.pod_addresses());
         rules = rules.with_programs(cgroups.programs());
         if let Some(DesiredRules::Rules { policy, .. }) = desired {
             rules = rules.with_proxy_of(policy);
         }
-        Ok(Live { trace: rules.trace(packet), notes: live_trace::notes(&rules) })
+        Ok(Live { trace: rules.trace(packet), refused: None, notes: live_trace::notes(&rules) })
+    }
+
+    fn route(&self, namespace: &OpenNamespace) -> Result<Option<KernelRoute>, CommandError> {
+        let cannot =
+            |why| CommandError::hinted(format!("cannot query the routes in {}", namespace.path()), why);
+        namespace.inside(|| self.packet.route())?.map_err(cannot)
     }
 }
 
 /// The path through the rules in the namespace, and notes about rules that were not evaluated.
 struct Live {
     trace: LiveTrace,
+    /// Why the kernel refuses the connection before any rule.
+    refused: Option<Errno>,
     notes: Vec<String>,
+}
+
+impl Live {
+    fn text(&self) -> String {
+        match self.refused {
+            Some(why) => format!("is refused by the kernel before any rule: no route ({why})\n"),
+            None => live_trace::text(&self.trace),
+        }
+    }
+
+    fn json(&self) -> Value {
+        match self.refused {
+            Some(why) => json!({ "outcome": "no-route", "obstacle": why.to_string(), "steps": [] }),
+            None => live_trace::json(&self.trace),
+        }
+    }
 }
 
 /// The rules of a policy or a pod.
@@ -132,7 +168,7 @@ impl DesiredRules {
             Self::None { origin, reason, hint } => {
                 let text = format!("{origin} is left alone: {reason}\n");
                 let json =
-                    json!({ "packet": packet::as_json(packet), "fate": "untouched", "reason": reason });
+                    json!({ "packet": packet::as_json(packet), "outcome": "untouched", "reason": reason });
                 CommandOutput::done(text, json).with_notes(hint.iter().cloned().collect())
             }
         }
@@ -148,18 +184,18 @@ impl DesiredRules {
 
 /// Returns the path through the desired rules, the path through the live ones, and whether the outcomes differ.
 fn both(desired: &DesiredRules, live: &Live, packet: &Packet) -> CommandOutput {
-    let differs = !live_trace::matches(&live.trace, desired.outcome(packet));
+    let differs = live.refused.is_some() || !live_trace::matches(&live.trace, desired.outcome(packet));
     let desired = desired.output(packet);
     let headline = format!("{}\n", packet::sentence(packet));
     let mut text = format!("{headline}desired rules:\n");
     text.push_str(desired.text.strip_prefix(&headline).unwrap_or(&desired.text));
     text.push_str("rules in the namespace:\n");
-    text.push_str(&live_trace::text(&live.trace));
+    text.push_str(&live.text());
     if differs {
         let _ = writeln!(text, "{}: the outcome in the namespace is not the desired one", bad("DIFFERENT"));
     }
     let mut json = desired.json;
-    insert(&mut json, "live", live_trace::json(&live.trace));
+    insert(&mut json, "live", live.json());
     insert(&mut json, "differs", differs.into());
     insert(&mut json, "rules", "desired".into());
     let notes = [desired.notes, live.notes.clone()].concat();
@@ -186,7 +222,7 @@ fn output(rules: &Ruleset, packet: &Packet) -> CommandOutput {
     let steps = path.steps.iter().map(|s| json!({ "chain": s.chain.as_str(), "rule": s.rule.0 }));
     let json = json!({
         "packet": packet::as_json(packet),
-        "fate": name(path.outcome),
+        "outcome": name(path.outcome),
         "port": port(path.outcome),
         "decided_by": path.decided_by.map(|rule| rule.0),
         "steps": steps.collect::<Vec<_>>(),

@@ -77,7 +77,7 @@ impl VerifyArgs {
     fn on_this_node(&self) -> Result<CommandOutput, CommandError> {
         let conf = self.policy.pods().plugin_conf()?;
         if self.all {
-            return Ok(self.on_node.all(conf));
+            return self.on_node.all(conf);
         }
         match self.policy.pods().named_pod() {
             Some(pod) => self.on_node.named(pod, conf),

@@ -4,6 +4,8 @@
 use gybe_plugin::facts::{AgentError, AgentFault, exchange};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
+use std::fmt;
+use std::net::SocketAddr;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
@@ -36,6 +38,39 @@ pub struct AgentStatus {
     pub standby: bool,
     /// Why only a restart of its container helps.
     pub restart: Option<String>,
+    /// Its ports at which it cannot listen.
+    pub ports: Vec<TakenPort>,
+    /// The pods whose last ADD the plugin refused within the last ten minutes, the last one first.
+    pub refused: Vec<RefusedPod>,
+}
+
+/// A port at which the agent cannot listen.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TakenPort {
+    /// `health` or `metrics`.
+    pub purpose: String,
+    pub address: SocketAddr,
+    pub why: String,
+}
+
+impl fmt::Display for TakenPort {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { purpose, address, why } = self;
+        write!(f, "the agent cannot listen at {address} ({purpose}): {why}")
+    }
+}
+
+/// A pod whose last ADD the plugin refused.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct RefusedPod {
+    /// NAMESPACE/NAME.
+    pub pod: String,
+    /// The id of the last error, its cause and its hint.
+    pub error: String,
+    /// The refused ADDs.
+    pub count: u64,
+    /// The time since the last one.
+    pub seconds: u64,
 }
 
 /// What the page `/status` of an agent contains, for `gybe status`.

@@ -13,11 +13,13 @@ mod open_directory;
 mod programs;
 mod trial;
 
+use crate::error::chain;
+use gybe_netfilter::hint::Hint;
 use std::ffi::OsStr;
 
 pub use error::ApplyError;
 pub use lock::{Busy, NodeLock};
-pub use trial::{TrialError, run as try_program};
+pub use trial::{TrialError, try_installed};
 
 use super::change::Change;
 use super::desired::PlacementOrder;
@@ -48,6 +50,15 @@ impl FailedChange {
     #[must_use]
     pub fn is_overtaken(&self) -> bool {
         matches!(self.why, ApplyError::Overtaken { .. })
+    }
+
+    /// Returns the error, with what to do about it.
+    #[must_use]
+    pub fn with_hint(&self) -> String {
+        match self.why.hint() {
+            Some(hint) => format!("{}; {hint}", chain(&self.why)),
+            None => chain(&self.why),
+        }
     }
 
     /// Returns the program that could not be replaced, if its existing version works.
@@ -86,7 +97,7 @@ pub fn apply(changes: &[Change], directories: &NodeDirectories) -> ApplyReport {
 /// another owner's.
 pub(super) fn works_without(change: &Change, directories: &NodeDirectories) -> bool {
     let Change::PlaceProgram { program } = change else { return false };
-    let runs = || try_program(&directories.programs.join(program.name.as_os_str()), program.trial).is_ok();
+    let runs = || try_installed(&directories.programs.join(program.name.as_os_str()), program.trial).is_ok();
     program.need == PlacementOrder::AfterEntry || runs()
 }
 

@@ -21,6 +21,8 @@ use other_owner::{OtherOwner, likely, likely_at_program};
 /// More foreign rewrites than this in [`PERIOD`] are a conflict.
 const MAX_REWRITES: usize = 5;
 const PERIOD: Duration = Duration::from_secs(60);
+/// Two foreign rewrites within this time are a rewriter's: another one may follow at any moment.
+const REWRITER_PERIOD: Duration = Duration::from_secs(10);
 
 /// The writes that are allowed in a conflict. Pods that start while the entry is missing are outside the mesh, so the
 /// agent restores it at once up to this rate: every write of a conf file makes the runtime load its networks again. A
@@ -169,6 +171,14 @@ impl ConflictTracker {
         }
     }
 
+    /// Returns until when another rewrite has to be expected; none after a single one.
+    #[must_use]
+    pub fn expected_until(&self) -> Option<Instant> {
+        let mut latest = self.rewritten_at.iter().rev();
+        let (last, before) = (latest.next()?, latest.next()?);
+        (last.duration_since(*before) < REWRITER_PERIOD).then(|| *last + REWRITER_PERIOD)
+    }
+
     /// Returns the conflict, if there is one. `wait` is the time until the next write, from [`Self::observe`].
     #[must_use]
     pub fn conflict(&self, wait: Option<Duration>) -> Option<Conflict> {
@@ -181,7 +191,7 @@ impl ConflictTracker {
     }
 }
 
-/// More than [`MAX_REWRITES`] foreign rewrites of a directory in a minute.
+/// More than `MAX_REWRITES` foreign rewrites of a directory in a minute.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conflict {
     /// The last of them.

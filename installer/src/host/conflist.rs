@@ -83,7 +83,12 @@ impl<'a> PluginChain<'a> {
     /// The text of the last entry of that type.
     #[must_use]
     pub fn entry(&self, plugin: &str) -> Option<&'a [u8]> {
-        self.links.iter().rev().find(|link| link.is(plugin)).map(|link| json::text(self.bytes, &link.span))
+        self.entries(plugin).next_back()
+    }
+
+    /// The texts of the entries of that type: a runtime runs each.
+    pub fn entries(&self, plugin: &str) -> impl DoubleEndedIterator<Item = &'a [u8]> {
+        self.links.iter().filter(move |link| link.is(plugin)).map(|link| json::text(self.bytes, &link.span))
     }
 
     /// The file with `entry` exactly once, as the last one of the chain; the same bytes if it is so already.

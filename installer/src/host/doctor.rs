@@ -13,6 +13,7 @@ mod pods;
 mod programs;
 mod watching;
 
+use crate::error::RUN_AS_ROOT;
 use crate::host::entries::OurEntries;
 use observe::Observation;
 use serde_json::{Value, json};
@@ -33,11 +34,13 @@ pub struct Finding {
 pub enum Section {
     WrongEntry,
     MissingPrograms,
+    BrokenManifest,
     NoBackend,
     AgentDoesNotAnswer,
     WrongKubeconfig,
     NodeNotReady,
     PodsUnknown,
+    PodsRefused,
     PodsNotRedirected,
     Conflict,
     SettingsRefused,
@@ -45,14 +48,16 @@ pub enum Section {
 
 impl Section {
     #[cfg(test)]
-    const ALL: [Self; 10] = [
+    const ALL: [Self; 12] = [
         Self::WrongEntry,
         Self::MissingPrograms,
+        Self::BrokenManifest,
         Self::NoBackend,
         Self::AgentDoesNotAnswer,
         Self::WrongKubeconfig,
         Self::NodeNotReady,
         Self::PodsUnknown,
+        Self::PodsRefused,
         Self::PodsNotRedirected,
         Self::Conflict,
         Self::SettingsRefused,
@@ -64,11 +69,13 @@ impl Section {
         match self {
             Self::WrongEntry => "GYBE-009",
             Self::MissingPrograms => "GYBE-015",
+            Self::BrokenManifest => "GYBE-019",
             Self::NoBackend => "GYBE-027",
             Self::AgentDoesNotAnswer => "GYBE-032",
             Self::WrongKubeconfig => "GYBE-033",
             Self::NodeNotReady => "GybeNodeNotReady",
             Self::PodsUnknown => "GybePodsUnknown",
+            Self::PodsRefused => "GybePodsRefused",
             Self::PodsNotRedirected => "GybePodsNotRedirected",
             Self::Conflict => "GybeConflict",
             Self::SettingsRefused => "GybeSettingsRefused",
@@ -196,7 +203,15 @@ pub fn examine(observation: &Observation) -> Vec<Finding> {
         found.extend(pods::examine(observation));
     }
     found.sort_by_key(|finding| finding.about);
-    found
+    observation.user.and_then(|user| refused(user, &found)).map_or(found, |refused| vec![refused])
+}
+
+/// Returns the only finding for a user who may not read the node: to that user, what cannot be read is missing.
+fn refused(user: u32, found: &[Finding]) -> Option<Finding> {
+    let refused = found.iter().filter(|finding| finding.remedy.as_deref() == Some(RUN_AS_ROOT));
+    let refused: Vec<&str> = refused.map(|finding| finding.text.as_str()).collect();
+    let text = format!("user {user} cannot check this node: {}", refused.join("; "));
+    (!refused.is_empty()).then(|| Finding::wrong(About::Node, text, RUN_AS_ROOT))
 }
 
 /// Reports whether no finding is `Wrong`.
@@ -205,9 +220,10 @@ pub fn is_well(found: &[Finding]) -> bool {
     found.iter().all(|finding| finding.state != Severity::Wrong)
 }
 
-/// The remedy if the kernel denies root the access, which only a security module does (F36).
+/// The remedy if the kernel denies the access. To root only a security module denies it (F36).
 fn of_security(observation: &Observation) -> String {
     let remedy = match observation.security_module {
+        _ if observation.user.is_some() => RUN_AS_ROOT,
         observe::SecurityModule::SeLinux => {
             "set seLinuxOptions.type spc_t for the agent: SELinux is enforcing here"
         }
@@ -215,7 +231,7 @@ fn of_security(observation: &Observation) -> String {
             "set the AppArmor profile unconfined for this process: a profile confines it"
         }
         observe::SecurityModule::None => {
-            "run gybe doctor as root; in a pod with SELinux it needs spc_t, with AppArmor the profile unconfined"
+            "in a pod with SELinux the agent and gybe doctor need spc_t, with AppArmor the profile unconfined"
         }
     };
     remedy.to_owned()

@@ -3,8 +3,11 @@
 use super::conflist::PluginChain;
 use super::image::PLUGIN;
 use super::json::{self, JsonValue};
-use super::observe::{ConfDirectory, DROP_IN, FileName, ORIGINAL};
-use gybe_plugin::conf::PluginConf;
+use super::observe::{
+    ConfDirectory, DROP_IN, FileName, HashCache, NodeDirectories, ORIGINAL, ObserveScope, observe,
+};
+use gybe_plugin::conf::{ConfError, PluginConf};
+use gybe_plugin::network_conf::POD_ANNOTATIONS;
 use serde_json::{Map, Value};
 use std::ffi::OsStr;
 
@@ -49,6 +52,12 @@ impl<'a> OurEntries<'a> {
     }
 }
 
+/// Reads the plugin's configuration in the entry that is written on the node; none if there is no entry.
+pub(crate) fn written_conf(directories: &NodeDirectories) -> Option<PluginConf> {
+    let observed = observe(directories, &ObserveScope::default(), &mut HashCache::default());
+    OurEntries::find(&observed.conf).plugin_conf()
+}
+
 fn is_of_our_type(bytes: &[u8]) -> bool {
     json::parse(bytes).is_ok_and(|tree| tree.field("type").and_then(JsonValue::as_text) == Some(PLUGIN))
 }
@@ -56,4 +65,26 @@ fn is_of_our_type(bytes: &[u8]) -> bool {
 /// The keys and values of an entry; none if it is not a JSON object.
 pub(crate) fn members(entry: &[u8]) -> Option<Map<String, Value>> {
     serde_json::from_slice::<Value>(entry).ok()?.as_object().cloned()
+}
+
+/// Reports whether an entry requests the pods' annotations: without them, pods outside the mesh need facts, too.
+pub(crate) fn requests_annotations(entry: &Map<String, Value>) -> bool {
+    entry.get("capabilities").and_then(|all| all.get(POD_ANNOTATIONS)) == Some(&Value::Bool(true))
+}
+
+/// Returns the keys of a written entry that decide about pods and differ from the desired entry's; none of them while
+/// the desired entry is not known.
+///
+/// # Errors
+/// When the plugin refuses the written entry, and with it every call.
+pub(crate) fn deciding_differences(
+    written: &[u8],
+    desired: Option<&[u8]>,
+) -> Result<Vec<&'static str>, ConfError> {
+    let written = members(written).unwrap_or_default();
+    let conf = PluginConf::read(&written)?;
+    let Some(desired) = desired.and_then(members) else { return Ok(Vec::new()) };
+    let capabilities = requests_annotations(&written) != requests_annotations(&desired);
+    let keys = conf.deciding_differences(&PluginConf::read(&desired)?);
+    Ok(keys.into_iter().chain(capabilities.then_some("capabilities")).collect())
 }

@@ -54,7 +54,7 @@ pub(crate) fn our_stand_in(programs: &Path) -> Option<Hash> {
 /// the plugins of the existing sandboxes. Pure.
 #[must_use]
 pub(crate) fn stand_in(snapshot: &ObservedState, ours: Option<Hash>) -> StandIn {
-    let exists = snapshot.programs.names.contains(OsStr::new(ISTIO));
+    let exists = snapshot.programs.names.contains_key(OsStr::new(ISTIO));
     match (ours, is_needed(snapshot)) {
         (Some(hash), true) => StandIn::Ours(hash),
         (Some(hash), false) => StandIn::Obsolete(hash),

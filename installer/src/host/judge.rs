@@ -2,30 +2,36 @@
 //! started now is redirected, and if not, why. Pure. The plan, `/readyz`, the metrics and `gybe doctor` use
 //! this decision and make none of their own. A fact that is unknown counts as a reason why the pod is not redirected.
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 
-use serde_json::{Map, Value};
-
-use gybe_plugin::conf::PluginConf;
 use gybe_plugin::version::SUPPORTED;
 
 use super::conflist::convert::as_list;
+use super::conflist::entry::Entry;
 use super::conflist::{ISTIO, PluginChain};
 use super::desired::{Confirmed, Install, Shape};
 use super::directory::Directory;
+use super::entries::deciding_differences;
 use super::json::{self, JsonValue};
 use super::libcni::choice::{
     BrokenFile, BrokenReason, ChosenNetwork, NoChoice, candidates, choose, choose_by_name,
 };
 use super::libcni::{FileFormat, Network, network};
 use super::observe::{
-    ConfDirectory, DROP_IN, DirectoryState, FileName, ORIGINAL, ObservedState, ProgramDirectory, Unreadable,
+    ConfDirectory, DROP_IN, DirectoryState, FileName, NamedFile, ORIGINAL, ObservedState, ProgramDirectory,
+    Unreadable,
 };
-use super::problem::{Problem, ProgramFault};
-use super::runtimes::{ConfiguredDirectory, DropIns, Possible, Runtime, Runtimes};
+use super::problem::{OtherProgramFault, Problem, ProgramFault};
+use super::runtimes::{
+    ConfiguredDirectory, DropIns, NetworkCount, Possible, Runtime, Runtimes, SearchedDirectory,
+};
 
 /// The plugins of Multus' thin and thick variant, which call other networks by file or name.
 const MULTUS: [&str; 2] = ["multus", "multus-shim"];
+/// The plugin that containerd runs for each pod besides its networks (containerd/go-cni, `WithLoNetwork`). CRI-O sets up
+/// `lo` itself (ocicni, util_linux.go).
+const LOOPBACK: &str = "loopback";
 
 /// The observed state of a node, and the shape in which our entry should be there.
 #[derive(Debug, Clone, Copy)]
@@ -35,6 +41,8 @@ pub struct JudgeInput<'a> {
     pub runtimes: &'a Runtimes,
     /// The type of our entry, which is its program's name.
     pub plugin: &'a str,
+    /// The desired entry; none where the settings are not known.
+    pub entry: Option<&'a Entry>,
     pub fault: Option<ProgramFault>,
     pub shape: &'a Shape,
     /// Whether the operator confirmed the program directory.
@@ -65,9 +73,7 @@ impl Judgement {
 pub fn judge(question: &JudgeInput<'_>) -> Judgement {
     let mut judgement =
         Judgement { reasons: directory_problems(question.conf, question.programs), ..Judgement::default() };
-    if let Some(why) = question.fault.filter(|_| question.programs.state == DirectoryState::Present) {
-        judgement.reasons.push(Problem::Program { plugin: question.plugin.to_owned(), why });
-    }
+    judgement.reasons.extend(question.own_program());
     if question.conf.state != DirectoryState::Present {
         return judgement;
     }
@@ -98,6 +104,12 @@ pub fn judge(question: &JudgeInput<'_>) -> Judgement {
     };
     judgement.in_use = if same_file(&in_use) { in_use.into_iter().next().flatten() } else { None };
     judgement.notes = passed_over(question.conf, &judgement);
+    let handlers = question.runtimes.handlers_elsewhere.iter().cloned();
+    let handlers = handlers.map(|(handler, directory)| Problem::HandlerElsewhere { handler, directory });
+    match question.confirmed {
+        Confirmed::Yes => judgement.notes.extend(handlers),
+        Confirmed::No => judgement.reasons.extend(handlers),
+    }
     judgement
 }
 
@@ -202,7 +214,7 @@ pub fn unconfirmed(question: &JudgeInput<'_>, choice: &ChosenNetwork) -> Option<
         ConfiguredDirectory::Named | ConfiguredDirectory::Others(_) => return None,
     }
     let plugins = primaries(&choice.network, question.plugin);
-    let is_there = |kind: &String| question.programs.names.contains(OsStr::new(kind));
+    let is_there = |kind: &String| question.programs.names.contains_key(OsStr::new(kind));
     let file = choice.file.clone();
     (!plugins.iter().any(is_there)).then_some(Problem::PluginDirUnconfirmed { file, plugins })
 }
@@ -233,6 +245,7 @@ impl<'a> JudgeInput<'a> {
             programs: &observed.programs,
             runtimes: &observed.runtimes,
             plugin: install.entry.plugin(),
+            entry: Some(&install.entry),
             fault: program_fault(install, observed),
             shape: &install.shape,
             confirmed: install.confirmed,
@@ -274,8 +287,12 @@ impl JudgeInput<'_> {
         match chosen {
             Ok(choice) => {
                 let mut reasons = self.of(&choice, drop_ins);
-                if runtime == Runtime::CriO && reasons.is_empty() {
-                    reasons.extend(self.skipped_by_crio(&choice, named, drop_ins));
+                match self.further_networks(runtime, drop_ins) {
+                    Ok(further) => {
+                        let all = further.iter().chain([&choice]);
+                        reasons.extend(all.flat_map(|network| self.other_programs(network, runtime)));
+                    }
+                    Err(broken) => reasons.push(broken),
                 }
                 (Some(choice), reasons)
             }
@@ -313,50 +330,109 @@ impl JudgeInput<'_> {
             if choice.network.plugins.iter().any(|kind| kind == ISTIO) {
                 reasons.push(Problem::BothEntries(choice.file.clone()));
             }
-            reasons.extend(self.bad_entry(choice));
+            reasons.extend(
+                self.entries_run(choice, drop_ins).find_map(|(file, entry)| self.wrong_entry(file, entry)),
+            );
         } else {
             reasons.extend(self.missed(choice, drop_ins));
         }
         reasons
     }
 
-    /// Returns a problem if CRI-O may skip the network, and use a later one that does not redirect pods, or that cannot
-    /// be read here. It skips a network with a plugin whose program is in none of its plugin directories, and we see one
-    /// of them. That our own program is missing is another problem.
-    fn skipped_by_crio(
-        &self,
-        choice: &ChosenNetwork,
-        named: Option<&str>,
-        drop_ins: DropIns,
-    ) -> Option<Problem> {
-        let is_there = |kind: &String| kind == self.plugin || self.programs.names.contains(OsStr::new(kind));
-        let missing: Vec<&String> = choice.network.plugins.iter().filter(|kind| !is_there(kind)).collect();
-        let skipped = |plugin: &&String, by| Problem::SkippedByCriO {
-            file: choice.file.clone(),
-            plugin: (*plugin).clone(),
-            by,
+    /// The networks that containerd attaches a pod to besides the first.
+    fn further_networks(&self, runtime: Runtime, drop_ins: DropIns) -> Result<Vec<ChosenNetwork>, Problem> {
+        let most = match self.runtimes.several_networks.filter(|_| runtime == Runtime::Containerd) {
+            None => 1,
+            Some(NetworkCount::AtMost(most)) => most,
+            Some(NetworkCount::All) => usize::MAX,
         };
-        let is_later = |file: &FileName| *file > choice.file;
-        for candidate in candidates(self.conf, drop_ins) {
-            let by = match candidate {
-                Ok(by) if is_later(&by.file) && named.is_none_or(|name| by.network_name() == name) => by,
-                Err(broken) if is_later(&broken.file) && broken.is_unread() => {
-                    return missing.first().map(|plugin| skipped(plugin, broken.file));
-                }
-                _ => continue,
-            };
-            // Without such a program CRI-O skips the later network, too, wherever it skips the first.
-            let Some(plugin) = missing.iter().find(|kind| !by.network.plugins.contains(kind)) else {
-                continue;
-            };
-            if !self.of(&by, drop_ins).is_empty() {
-                return Some(skipped(plugin, by.file));
+        let broken = |broken: BrokenFile| match broken.is_unread() {
+            true => Problem::UnreadableFirst(broken),
+            false => Problem::BrokenFurther(broken),
+        };
+        candidates(self.conf, drop_ins).take(most).skip(1).map(|it| it.map_err(broken)).collect()
+    }
+
+    /// Why the runtime cannot run our own program, or runs another one of its name.
+    fn own_program(&self) -> Vec<Problem> {
+        let paths = &self.runtimes.search_paths;
+        let is_noexec = || {
+            self.programs.is_noexec
+                || paths.iter().flatten().any(|directory| directory.is_ours && directory.is_noexec)
+        };
+        let fault = self.fault.or_else(|| is_noexec().then_some(ProgramFault::NoExec));
+        let fault = fault.filter(|_| self.programs.state == DirectoryState::Present);
+        let plugin = self.plugin.to_owned();
+        let earlier = paths.iter().flat_map(|path| path.iter().take_while(|directory| !directory.is_ours));
+        let mut earlier = earlier.filter(|directory| {
+            directory.programs.as_ref().is_some_and(|programs| programs.contains_key(self.plugin))
+        });
+        let earlier = earlier.next().map(|directory| directory.path.clone());
+        let fault = fault.map(|why| Problem::Program { plugin: plugin.clone(), why });
+        fault
+            .into_iter()
+            .chain(earlier.map(|directory| Problem::EarlierProgram { plugin, directory }))
+            .collect()
+    }
+
+    /// The programs of other owners that a pod of this network needs, and that the runtime does not find or cannot run.
+    fn other_programs(&self, choice: &ChosenNetwork, runtime: Runtime) -> Vec<Problem> {
+        let paths = &self.runtimes.search_paths;
+        let is_settled = match self.runtimes.plugin_directory {
+            ConfiguredDirectory::Named => false,
+            // The operator knows where the runtime looks. But CRI-O skips the network, and may use another one.
+            _ if self.confirmed == Confirmed::Yes => {
+                self.runtimes.possible.iter().any(|possible| possible.runtime != Runtime::CriO)
             }
-            if by.network.plugins.iter().all(is_there) {
-                break;
-            }
+            ConfiguredDirectory::Others(_) => true,
+            _ => unconfirmed(self, choice).is_some(),
+        };
+        if self.conf.is_of_multus || is_settled || self.programs.state != DirectoryState::Present {
+            return Vec::new();
         }
-        None
+        let network = &choice.network;
+        let has_lo = runtime == Runtime::CriO || self.runtimes.has_internal_loopback;
+        let loopback = (!has_lo).then_some(LOOPBACK);
+        let mut needed: BTreeSet<&str> = network.plugins.iter().map(String::as_str).collect();
+        needed.extend(network.delegates.iter().map(String::as_str).chain(loopback));
+        needed.remove(self.plugin);
+        let fault = |program: &&str| match paths.as_slice() {
+            [] => self.fault_of(program, &[]),
+            paths => paths.iter().find_map(|path| self.fault_of(program, path)),
+        };
+        let problem = |program: &str, why| Problem::OtherProgram {
+            file: choice.file.clone(),
+            program: program.to_owned(),
+            why,
+        };
+        needed.iter().filter_map(|program| Some(problem(program, fault(program)?))).collect()
+    }
+
+    /// Why a runtime with this search path cannot run another owner's program. libcni takes the first file of that name
+    /// (libcni, pkg/invoke/find.go).
+    fn fault_of(&self, program: &str, path: &[SearchedDirectory]) -> Option<OtherProgramFault> {
+        let here = |listed: Option<bool>| match self.programs.names.get(OsStr::new(program)) {
+            Some(NamedFile::Executable) => Some(true),
+            Some(NamedFile::NotExecutable) => Some(false),
+            Some(NamedFile::Elsewhere) => listed,
+            None => None,
+        };
+        let is_executable = match path {
+            [] => here(None),
+            path => path.iter().find_map(|directory| {
+                // A directory that was not listed may have the program.
+                let listed = directory.programs.as_ref().map_or(Some(true), |it| it.get(program).copied());
+                let found = if directory.is_ours { here(listed) } else { listed };
+                // That nothing in our own directory can be run is another problem.
+                found.map(|is_executable| is_executable && (directory.is_ours || !directory.is_noexec))
+            }),
+        };
+        match is_executable {
+            Some(true) => None,
+            Some(false) => Some(OtherProgramFault::NotExecutable),
+            None if path.is_empty() => Some(OtherProgramFault::NotHere),
+            None => Some(OtherProgramFault::Missing),
+        }
     }
 
     /// Why a network without our entry does not reach our plugin; none if Multus calls our network too.
@@ -369,8 +445,11 @@ impl JudgeInput<'_> {
                 problem.or_else(|| (!has_multus(choice)).then(not_multus))
             }
             Shape::Chained { pinned: Some(_) } if self.file_with_entry().is_some() => {
-                let pinned = self.file_with_entry()?.clone();
-                (!has_multus(choice)).then_some(Problem::Preempted { file: pinned, by: file })
+                let pinned = self.file_with_entry()?;
+                if !has_multus(choice) {
+                    return Some(Problem::Preempted { file: pinned.clone(), by: file });
+                }
+                self.entries_in(pinned).find_map(|(file, entry)| self.wrong_entry(file, entry))
             }
             _ => {
                 let network = FileName::new(choice.network.name.as_str()).ok();
@@ -407,32 +486,42 @@ impl JudgeInput<'_> {
         let bytes = self.conf.files.get(file).and_then(|file| file.content.as_ref().ok());
         let bytes = bytes.filter(|bytes| is_of_type(bytes, self.plugin));
         let bytes = bytes.ok_or_else(|| Problem::NoNetwork(file.clone()))?;
-        refused(file, bytes).map_or(Ok(()), Err)
+        self.wrong_entry(file, bytes).map_or(Ok(()), Err)
     }
 
-    fn bad_entry(&self, choice: &ChosenNetwork) -> Option<Problem> {
-        let bytes = self.conf.files.get(&choice.file)?.content.as_ref().ok()?;
-        if let Ok(chain) = PluginChain::read(bytes)
-            && let Some(entry) = chain.entry(self.plugin)
-        {
-            return refused(&choice.file, entry);
+    /// Our entries that the runtime runs for this network: those of the file, and then drop-ins.
+    fn entries_run<'b>(
+        &'b self,
+        choice: &'b ChosenNetwork,
+        drop_ins: DropIns,
+    ) -> impl Iterator<Item = (&'b FileName, &'b [u8])> {
+        let listed = self.entries_in(&choice.file);
+        let reads = [choice.network.drop_ins, drop_ins] == [DropIns::Loaded; 2];
+        let network = self.conf.networks.get(OsStr::new(&choice.network.name)).filter(|_| reads);
+        let files = network.into_iter().flatten().filter(|(name, _)| name.ends_in(".conf"));
+        let files = files.filter_map(|(name, file)| Some((name, file.content.as_deref().ok()?)));
+        listed.chain(files.filter(|(_, bytes)| is_of_type(bytes, self.plugin)))
+    }
+
+    fn entries_in<'b>(&'b self, file: &'b FileName) -> impl Iterator<Item = (&'b FileName, &'b [u8])> {
+        let bytes = self.conf.files.get(file).and_then(|file| file.content.as_ref().ok());
+        let chain = bytes.and_then(|bytes| PluginChain::read(bytes).ok());
+        let entries: Vec<_> = chain.iter().flat_map(|chain| chain.entries(self.plugin)).collect();
+        entries.into_iter().map(move |entry| (file, entry))
+    }
+
+    /// Why our entry does not redirect pods by the settings in force.
+    fn wrong_entry(&self, file: &FileName, entry: &[u8]) -> Option<Problem> {
+        let file = file.clone();
+        match deciding_differences(entry, self.entry.map(Entry::text)) {
+            Err(why) => Some(Problem::BadEntry { file, why: why.to_string() }),
+            Ok(keys) => (!keys.is_empty()).then_some(Problem::OtherSettings { file, keys }),
         }
-        let files = self.conf.networks.get(OsStr::new(&choice.network.name))?;
-        let mut drop_ins = files.iter().filter_map(|(name, file)| Some((name, file.content.as_ref().ok()?)));
-        let (name, bytes) = drop_ins.find(|(_, bytes)| is_of_type(bytes, self.plugin))?;
-        refused(name, bytes)
     }
 }
 
 fn is_of_type(bytes: &[u8], plugin: &str) -> bool {
     json::parse(bytes).is_ok_and(|tree| tree.field("type").and_then(JsonValue::as_text) == Some(plugin))
-}
-
-/// Why the plugin refuses an entry, and with it every call.
-fn refused(file: &FileName, entry: &[u8]) -> Option<Problem> {
-    let members: Map<String, Value> = serde_json::from_slice(entry).unwrap_or_default();
-    let why = PluginConf::read(&members).err()?.to_string();
-    Some(Problem::BadEntry { file: file.clone(), why })
 }
 
 #[cfg(test)]

@@ -2,7 +2,9 @@
 //! the files.
 
 pub mod choice;
+mod delegates;
 
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::os::unix::ffi::OsStrExt;
 
@@ -44,6 +46,8 @@ pub struct Network {
     pub version: String,
     /// The types of the plugins, in the order in which they run.
     pub plugins: Vec<String>,
+    /// The further programs that these plugins certainly run: `delegates`.
+    pub delegates: BTreeSet<String>,
     /// Whether `<dir>/<name>/*.conf` belong to the chain.
     pub drop_ins: DropIns,
 }
@@ -81,6 +85,7 @@ pub fn network(form: FileFormat, bytes: &[u8], drop_ins: &[&[u8]]) -> Result<Net
         FileFormat::Single => {
             let kind = plugin(0, &tree)?;
             Ok(Network {
+                delegates: delegates::of(&kind, &tree),
                 name: text_field(&tree, "name")?,
                 version: text_field(&tree, "cniVersion")?,
                 plugins: vec![kind],
@@ -103,8 +108,8 @@ fn list(tree: &JsonValue, drop_ins: &[&[u8]]) -> Result<Network, LoadError> {
     switch(tree, "disableCheck")?;
     switch(tree, "disableGC")?;
     let inlined_only = switch(tree, "loadOnlyInlinedPlugins")?;
-    let mut plugins = match tree.member("plugins") {
-        None => Vec::new(),
+    let (mut plugins, mut delegates) = match tree.member("plugins") {
+        None => (Vec::new(), BTreeSet::new()),
         Some(plugins) => inlined(plugins)?,
     };
     if !inlined_only {
@@ -112,21 +117,26 @@ fn list(tree: &JsonValue, drop_ins: &[&[u8]]) -> Result<Network, LoadError> {
             let one =
                 network(FileFormat::Single, bytes, &[]).map_err(|why| LoadError::DropIn(Box::new(why)))?;
             plugins.extend(one.plugins);
+            delegates.extend(one.delegates);
         }
     }
     if plugins.is_empty() {
         return Err(LoadError::NoPlugins);
     }
     let drop_ins = if inlined_only { DropIns::Ignored } else { DropIns::Loaded };
-    Ok(Network { name, version, plugins, drop_ins })
+    Ok(Network { name, version, plugins, delegates, drop_ins })
 }
 
-fn inlined(plugins: &JsonValue) -> Result<Vec<String>, LoadError> {
+/// The types of the plugins, and the programs that these run.
+fn inlined(plugins: &JsonValue) -> Result<(Vec<String>, BTreeSet<String>), LoadError> {
     let plugins = plugins.as_array().ok_or(LoadError::Wrong("plugins"))?;
     if plugins.is_empty() {
         return Err(LoadError::NoPlugins);
     }
-    plugins.iter().enumerate().map(|(position, node)| plugin(position, node)).collect()
+    let kinds = plugins.iter().enumerate().map(|(position, node)| plugin(position, node));
+    let kinds = kinds.collect::<Result<Vec<_>, _>>()?;
+    let delegates = kinds.iter().zip(plugins).flat_map(|(kind, node)| delegates::of(kind, node)).collect();
+    Ok((kinds, delegates))
 }
 
 /// The types that libcni's structs `PluginConf` and `GCAttachment` require of their members

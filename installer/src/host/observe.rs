@@ -16,6 +16,7 @@ use nix::errno::Errno;
 use super::runtimes::Runtimes;
 
 pub use file_name::FileName;
+pub(crate) use programs::is_executable;
 pub use programs::{Hash, HashCache, ProgramFile};
 pub use result_cache::CachedPlugins;
 pub(crate) use result_cache::cached_plugins;
@@ -129,8 +130,10 @@ impl ConfDirectory {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramDirectory {
     pub state: DirectoryState,
-    /// The names of all its files.
-    pub names: BTreeSet<FileName>,
+    /// The files and links with which a runtime may start a program.
+    pub names: BTreeMap<FileName, NamedFile>,
+    /// Whether its mount forbids to run programs.
+    pub is_noexec: bool,
     /// The programs in the scope that exist.
     pub files: BTreeMap<FileName, ProgramFile>,
     pub has_temporary: bool,
@@ -139,9 +142,19 @@ pub struct ProgramDirectory {
 
 impl ProgramDirectory {
     fn not_there(state: DirectoryState) -> Self {
-        let (names, files) = (BTreeSet::new(), BTreeMap::new());
-        Self { state, names, files, has_temporary: false, has_lock: false }
+        let (names, files) = (BTreeMap::new(), BTreeMap::new());
+        Self { state, names, is_noexec: false, files, has_temporary: false, has_lock: false }
     }
+}
+
+/// What a name in the program directory leads to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NamedFile {
+    Executable,
+    /// libcni uses it nevertheless, and the kernel refuses to run it.
+    NotExecutable,
+    /// A link whose target is not visible here.
+    Elsewhere,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

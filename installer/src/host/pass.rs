@@ -72,6 +72,12 @@ impl PassHistory {
         }
     }
 
+    /// Returns until when another foreign rewrite of a directory has to be expected; none after a single one.
+    #[must_use]
+    pub fn rewrite_expected_until(&self, directory: Directory) -> Option<Instant> {
+        self.conflicts.of(directory).expected_until()
+    }
+
     /// How often other programs undid our changes in a directory, and how often they were restored.
     #[must_use]
     pub fn rewrite_counts(&self, directory: Directory) -> RewriteCounts {
@@ -140,6 +146,11 @@ impl Pass {
         // Neither a conflict over programs nor a program that cannot be placed delays repairs of the chain.
         let next = wait(&self.conflicts.programs).into_iter().chain(self.due).min();
         NextTurn::OnChange(longest).within(next.unwrap_or(longest))
+    }
+
+    /// Returns the steps whose last attempt failed, in this pass or before it.
+    pub fn failed(&self) -> impl Iterator<Item = &FailedChange> {
+        self.waiting.iter().chain(&self.applied.failed)
     }
 
     /// Returns the steps that the system refused. After a step that another program overtook, that program's write

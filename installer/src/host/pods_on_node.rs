@@ -22,10 +22,12 @@ use desired::{Desired, adapt_verdict};
 use gybe_netfilter::netns::{Netns, NetnsError};
 use gybe_netfilter::verdict::{RedirectionState, Verdict};
 use gybe_plugin::args::PodRef;
+use gybe_plugin::conf::PluginConf;
 use serde_json::{Map, Value};
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
+use std::time::{Duration, Instant};
 
 /// A pod sandbox.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,6 +63,18 @@ pub struct PodProcess {
 pub struct EndedAdd {
     /// The addresses that the plugins assigned.
     pub addresses: Vec<IpAddr>,
+    /// The plugin's configuration in the conflist of each network.
+    pub confs: Vec<ConfOfAdd>,
+}
+
+/// The plugin's configuration in an ADD.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ConfOfAdd {
+    Entry(Box<PluginConf>),
+    /// The conflist has no entry of the plugin: the ADD was made before Gybe was installed, or the entry is a drop-in.
+    NoEntry,
+    /// The conflist or the entry cannot be parsed.
+    NotKnown,
 }
 
 /// The network of a sandbox.
@@ -80,6 +94,8 @@ pub struct JudgedSandbox {
     pub netns: Option<Netns>,
     /// The policy that the sandbox should have; none if it should have none, or it is not known.
     pub policy: Option<Box<PodPolicy>>,
+    /// How long the namespace was read.
+    pub took: Duration,
 }
 
 /// A sandbox and the verdict on it.
@@ -94,7 +110,7 @@ pub struct SandboxVerdict {
 }
 
 impl Sandbox {
-    fn in_namespace(path: PathBuf) -> Self {
+    pub(crate) fn in_namespace(path: PathBuf) -> Self {
         Self {
             pod: None,
             uid: None,
@@ -111,6 +127,14 @@ impl Sandbox {
     #[must_use]
     pub fn is_of(&self, pod: &PodRef) -> bool {
         self.pod.as_ref().is_some_and(|own| own.namespace == pod.namespace && own.name == pod.name)
+    }
+
+    /// Reports whether it belongs to the pod with this uid, by its ADD or by a process in it.
+    #[must_use]
+    pub fn is_of_uid(&self, uid: &str) -> bool {
+        let of_add = self.pod.as_ref().and_then(|pod| pod.uid.as_deref());
+        let of_processes = self.processes.iter().map(|process| process.uid.as_str());
+        of_add.into_iter().chain(self.uid.as_deref()).chain(of_processes).any(|own| own == uid)
     }
 
     /// Reports whether a process of a container runs in it. The first process is the sandbox's own.
@@ -168,6 +192,18 @@ impl SandboxVerdict {
         (!ports.is_empty())
             .then(|| format!("no process listens on {}, where the proxy should", ports.join(" and ")))
     }
+
+    /// A note if the rules differ from what the pod requests now, and what it requested in its ADD is not known: no
+    /// other program need have changed them.
+    #[must_use]
+    pub fn later_annotations(&self) -> Option<&'static str> {
+        let Self { sandbox, verdict, unknown_because, .. } = self;
+        let is_judged = !verdict.differences.is_empty() && unknown_because.is_none() && sandbox.pod.is_some();
+        (is_judged && sandbox.annotations.is_none()).then_some(
+            "its rules differ from what the pod requests now; the annotations of its ADD are not known here, and those \
+             that changed since are in effect for a new pod only",
+        )
+    }
 }
 
 /// The state as text for people.
@@ -213,7 +249,7 @@ pub fn judge_all(sandboxes: Vec<Sandbox>, sources: &PolicySources) -> Vec<Sandbo
 }
 
 fn judge(sandbox: Sandbox, sources: &PolicySources) -> SandboxVerdict {
-    let JudgedSandbox { mut report, netns, policy } = judge_open(sandbox, sources);
+    let JudgedSandbox { mut report, netns, policy, .. } = judge_open(sandbox, sources);
     if let (Some(netns), Some(known)) = (netns, policy)
         && report.sandbox.has_started()
     {
@@ -228,22 +264,30 @@ pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
     let Network::Own(path) = &sandbox.network else {
         let verdict = Verdict::because(RedirectionState::NotMeshed, "it uses the node's network");
         let report = SandboxVerdict { sandbox, verdict, unknown_because: None, silent_ports: Vec::new() };
-        return JudgedSandbox { report, netns: None, policy: None };
+        return JudgedSandbox { report, netns: None, policy: None, took: Duration::ZERO };
     };
     let netns = Netns::open(path);
     let addresses = || addresses_in(netns.as_ref().map_err(ToString::to_string)?);
     let desired = sources.desired(&sandbox, addresses);
-    let verdict = match &netns {
+    let started = Instant::now();
+    let mut verdict = match &netns {
         Ok(netns) => adapt_verdict(&desired, verdict_of(netns, desired.for_verdict(), &sandbox.cgroups)),
         Err(why) => adapt_verdict(&desired, Verdict::because(RedirectionState::Unknown, cannot_open(why))),
     };
+    let took = started.elapsed();
+    if let Desired::Policy(known) = &desired
+        && !known.changed.is_empty()
+    {
+        let names = known.changed.join(", ");
+        verdict.notes.push(format!("changed since its ADD, and in effect for a new pod only: {names}"));
+    }
     let (policy, unknown_because) = match desired {
         Desired::Policy(policy) => (Some(policy), None),
         Desired::NotKnown { why, .. } => (None, Some(why)),
         Desired::LeftAlone(_) => (None, None),
     };
     let report = SandboxVerdict { sandbox, verdict, unknown_because, silent_ports: Vec::new() };
-    JudgedSandbox { report, netns: netns.ok(), policy }
+    JudgedSandbox { report, netns: netns.ok(), policy, took }
 }
 
 /// Returns the addresses in the namespace, without those that Gybe adds.
@@ -260,6 +304,7 @@ fn cannot_open(why: &NetnsError) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gybe_plugin::args::{Namespace, PodName};
 
     #[test]
     fn a_pod_whose_rules_differ_from_those_it_should_have_fails() {
@@ -283,5 +328,12 @@ mod tests {
         ] {
             assert_eq!(judged(state, differences).fails(), fails, "{state:?} {differences:?}");
         }
+        let mut of_pod = judged(RedirectionState::Redirected, &["a rule is missing"]);
+        assert_eq!(of_pod.later_annotations(), None, "it is not known what the pod requests");
+        let names = (Namespace::parse("shop").unwrap(), PodName::parse("cart-0").unwrap());
+        of_pod.sandbox.pod = Some(PodRef { namespace: names.0, name: names.1, uid: None });
+        assert!(of_pod.later_annotations().is_some());
+        of_pod.sandbox.annotations = Some(Map::new());
+        assert_eq!(of_pod.later_annotations(), None, "it is judged by those of its ADD");
     }
 }

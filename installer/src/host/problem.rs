@@ -39,17 +39,21 @@ pub enum Problem {
         "CRI-O uses only the network {name}, which its cni_default_network names, and no conf file has it"
     )]
     NoDefaultNetwork { name: String },
-    /// Another plugin of the network has no program here, and CRI-O may look for it in further directories.
+    /// No pod starts without it. CRI-O skips the network, and may use a later one.
+    #[error("{program}, which the runtime runs for {file}, {why}")]
+    OtherProgram { file: FileName, program: String, why: OtherProgramFault },
+    /// The runtime finds another program of our plugin's name first.
+    #[error("the runtime runs the {plugin} in {}, not the one that is placed", list(std::slice::from_ref(.directory)))]
+    EarlierProgram { plugin: String, directory: PathBuf },
+    /// A pod of this handler's RuntimeClass has a network from another directory.
     #[error(
-        "CRI-O skips {file} if none of its plugin directories has the program {plugin}, and may then use {by}, which \
-         does not redirect pods or cannot be read here"
+        "pods of the runtime handler {handler} use conf files in {}, of which the first does not run gybe-cni",
+        list(std::slice::from_ref(.directory))
     )]
-    SkippedByCriO {
-        file: FileName,
-        plugin: String,
-        /// The next file that CRI-O may use.
-        by: FileName,
-    },
+    HandlerElsewhere { handler: String, directory: PathBuf },
+    /// Another file than the first.
+    #[error("containerd loads no network because {}, one of the files that max_conf_num makes it load, is broken: {}", .0.file, .0.why)]
+    BrokenFurther(BrokenFile),
     /// A broken file that sorts before every other.
     #[error("containerd loads no network because {}, which sorts first, is broken: {}", .0.file, .0.why)]
     BrokenFirst(BrokenFile),
@@ -104,6 +108,9 @@ pub enum Problem {
     /// The plugin refuses every call with such an entry.
     #[error("the plugin refuses its entry in {file}: {why}")]
     BadEntry { file: FileName, why: String },
+    /// It decides about pods by settings that are not in force.
+    #[error("the entry in {file} does not have the desired settings yet: {} differ", .keys.join(", "))]
+    OtherSettings { file: FileName, keys: Vec<&'static str> },
     /// The runtime cannot use the plugin's program.
     #[error("the program {plugin} {why}")]
     Program { plugin: String, why: ProgramFault },
@@ -159,9 +166,23 @@ pub enum ProgramFault {
     Another,
     #[error("does not run")]
     NotRun,
+    #[error("cannot be run: its directory is mounted noexec")]
+    NoExec,
     /// Other users may change it.
     #[error("is writable by other users")]
     Writable,
+}
+
+/// Why the runtime cannot run a program of another owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum OtherProgramFault {
+    #[error("is in none of the directories in which the runtime looks for plugins")]
+    Missing,
+    /// The runtime's configuration does not name its directories, so it may look in further ones.
+    #[error("is not in the program directory")]
+    NotHere,
+    #[error("is not executable")]
+    NotExecutable,
 }
 
 impl ProgramFault {
@@ -190,10 +211,10 @@ impl Problem {
         !matches!(self, Self::Broken(_) | Self::IstioGone(_))
     }
 
-    /// Reports whether it only states that our entry is missing; any other problem explains why.
+    /// Reports whether it only states that our entry is missing or outdated; any other problem explains why.
     #[must_use]
     pub fn is_missing_entry(&self) -> bool {
-        matches!(self, Self::NoEntry { .. } | Self::NoNetwork(_))
+        matches!(self, Self::NoEntry { .. } | Self::NoNetwork(_) | Self::OtherSettings { .. })
     }
 
     /// The directory that it concerns.
@@ -203,7 +224,9 @@ impl Problem {
             Self::Missing(directory) | Self::Deleted(directory) | Self::Unreadable(directory, _) => {
                 *directory
             }
-            Self::Program { .. } => Directory::Programs,
+            Self::Program { .. } | Self::OtherProgram { .. } | Self::EarlierProgram { .. } => {
+                Directory::Programs
+            }
             _ => Directory::Conf,
         }
     }
@@ -226,15 +249,23 @@ impl Hint for Problem {
             Self::NoDefaultNetwork { .. } => {
                 "let the primary plugin's conf file have this network name, or unset cni_default_network in CRI-O's configuration"
             }
-            Self::SkippedByCriO { plugin, by, .. } => {
-                return Some(
-                    format!(
-                        "place {plugin} in the plugin directory, or delete {by} if its network is no longer used"
-                    )
-                    .into(),
-                );
+            Self::OtherProgram { why: OtherProgramFault::NotHere, .. } => {
+                "the DaemonSet or the package that it belongs to has to place it there; if the runtime looks for plugins in \
+                 further directories, name all of them in its configuration (bin_dirs, plugin_dirs), or with containerd \
+                 set plugin_dir: confirmed (--plugin-dir confirmed)"
             }
-            Self::BrokenFirst(_) => {
+            Self::OtherProgram { .. } => {
+                "the DaemonSet or the package that it belongs to has to place it there; loopback, bridge, host-local and \
+                 portmap are in containernetworking-plugins (kubernetes-cni)"
+            }
+            Self::EarlierProgram { .. } => {
+                "remove it, or name the directory of the placed one first in the runtime's configuration"
+            }
+            Self::HandlerElsewhere { .. } => {
+                "remove cni_conf_dir of this handler from containerd's configuration, or add the entry to the file there by \
+                 hand; if its pods need no redirection, set plugin_dir: confirmed (--plugin-dir confirmed)"
+            }
+            Self::BrokenFirst(_) | Self::BrokenFurther(_) => {
                 "remove it, or let its owner write it again: containerd loads nothing while it is there"
             }
             Self::UnreadableFirst(BrokenFile {
@@ -266,7 +297,7 @@ impl Hint for Problem {
                 "let the DaemonSet's mount cni-conf, or --conf-dir, name that directory; if the runtime does read this \
                  one, set plugin_dir: confirmed (--plugin-dir confirmed)"
             }
-            Self::NoEntry { .. } | Self::NoNetwork(_) => {
+            Self::NoEntry { .. } | Self::NoNetwork(_) | Self::OtherSettings { .. } => {
                 "the agent writes the entry within a second; if it does not, look at its log, or run gybe install"
             }
             Self::NoPrimary(_) => "remove it, or give it a name that sorts after the primary's file",
@@ -282,6 +313,9 @@ impl Hint for Problem {
                  DaemonSet istio-cni-node, or set take_over: now (--take-over now)"
             }
             Self::BadEntry { .. } => "docs/CONFIGURE.md lists every key; gybe install writes the entry again",
+            Self::Program { why: ProgramFault::NoExec, .. } => {
+                "mount the directory without noexec: no runtime can run plugins there"
+            }
             Self::Program { .. } => "look at the agent's log, or run gybe install, which replaces it",
             Self::DropInIgnored(_) => "set shape: chained, or update the runtime",
             Self::Preempted { .. } => {

@@ -4,6 +4,7 @@ pub mod config;
 pub mod processes;
 pub mod report;
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 /// A container runtime.
@@ -34,8 +35,35 @@ pub struct Runtimes {
     pub plugin_directory: ConfiguredDirectory,
     /// Whether it names the conf directory.
     pub conf_directory: ConfiguredDirectory,
+    /// Where each runtime looks for programs, in its order; empty unless `plugin_directory` is named.
+    pub search_paths: Vec<Vec<SearchedDirectory>>,
     /// The only network that CRI-O uses, if its configuration names one (`cni_default_network`).
     pub crio_network: Option<String>,
+    /// Whether containerd sets up `lo` itself (`use_internal_loopback`); if not, it runs the plugin `loopback`.
+    pub has_internal_loopback: bool,
+    /// How many networks containerd attaches a pod to (`max_conf_num`); none for one.
+    pub several_networks: Option<NetworkCount>,
+    /// containerd's runtime handlers with another conf directory (`cni_conf_dir`) without our entry, and that directory.
+    pub handlers_elsewhere: Vec<(String, PathBuf)>,
+}
+
+/// How many conf files containerd loads, where it is not one.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum NetworkCount {
+    All,
+    AtMost(usize),
+}
+
+/// A directory in which a runtime looks for programs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SearchedDirectory {
+    pub path: PathBuf,
+    /// Whether it is the one that we place programs in.
+    pub is_ours: bool,
+    /// Whether the host's mount forbids to run programs.
+    pub is_noexec: bool,
+    /// Its files, and whether each is executable; none where it was not listed.
+    pub programs: Option<BTreeMap<String, bool>>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -86,7 +114,11 @@ impl Runtimes {
             possible,
             plugin_directory: ConfiguredDirectory::Unknown,
             conf_directory: ConfiguredDirectory::Unknown,
+            search_paths: Vec::new(),
             crio_network: None,
+            has_internal_loopback: false,
+            several_networks: None,
+            handlers_elsewhere: Vec::new(),
         }
     }
 

@@ -2,23 +2,19 @@
 //!
 //! A pod's cgroups are those of its processes: `/proc/PID/cgroup`.
 
+use crate::mounts::{self, Mount};
 use gybe_netfilter::ebpf::{self, Programs};
 use gybe_netfilter::netns::{Identity, Netns};
 use std::collections::BTreeSet;
-use std::ffi::OsString;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};
 use std::os::fd::AsFd;
-use std::os::unix::ffi::OsStringExt;
 use std::path::{Path, PathBuf};
 
 const PROC: &str = "/proc";
 
 /// Longer than the cgroup file of any process.
 const LONGEST: u64 = 1 << 16;
-
-/// The mounts of this process's mount namespace, in which the cgroups' directories are opened.
-const MOUNTS: &str = "/proc/self/mountinfo";
 
 /// The cgroups of the processes in a network namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -62,7 +58,7 @@ impl Cgroups {
             let why = "no process was found in this network namespace";
             return not_read(format!("eBPF programs of the pod's cgroups were not looked for: {why}"));
         }
-        let mounts = fs::read_to_string(MOUNTS).unwrap_or_default();
+        let mounts = mounts::of_this_thread();
         let mut all = Programs::default();
         for path in &self.paths {
             match directory(path, &mounts) {
@@ -98,33 +94,13 @@ pub fn cgroup_file(process: &Path) -> Option<String> {
 
 /// Opens the directory of the cgroup `path` under the first mount of cgroup v2 that contains it. `path` and the root
 /// of a mount are relative to the root of this process's cgroup namespace; a path with `..` is outside it.
-fn directory(path: &str, mounts: &str) -> Option<std::io::Result<File>> {
+fn directory(path: &str, mounts: &[Mount]) -> Option<std::io::Result<File>> {
     let directories = mounts
-        .lines()
-        .filter_map(cgroup_mount)
-        .filter_map(|(root, mounted_at)| Some(mounted_at.join(Path::new(path).strip_prefix(&root).ok()?)));
+        .iter()
+        .filter(|mount| mount.kind == "cgroup2")
+        .filter_map(|mount| Some(mount.point.join(Path::new(path).strip_prefix(&mount.root).ok()?)));
     let mut directories = directories.filter(|_| !path.split('/').any(|part| part == ".."));
     directories.next().map(File::open)
-}
-
-/// Returns the root and the mount point of a mount of cgroup v2 (proc_pid_mountinfo(5)).
-fn cgroup_mount(line: &str) -> Option<(PathBuf, PathBuf)> {
-    let (mount, source) = line.split_once(" - ")?;
-    let mut fields = mount.split(' ').skip(3);
-    let (root, mounted_at) = (fields.next()?, fields.next()?);
-    (source.split(' ').next()? == "cgroup2").then(|| (unescaped(root), unescaped(mounted_at)))
-}
-
-/// Decodes a field of mountinfo, which has blanks and backslashes in octal, like `\040`.
-fn unescaped(field: &str) -> PathBuf {
-    let mut parts = field.split('\\');
-    let mut bytes = parts.next().unwrap_or_default().as_bytes().to_vec();
-    for part in parts {
-        let (digits, rest) = part.split_at_checked(3).unwrap_or((part, ""));
-        bytes.extend(u8::from_str_radix(digits, 8));
-        bytes.extend(rest.as_bytes());
-    }
-    OsString::from_vec(bytes).into()
 }
 
 #[cfg(test)]
@@ -132,27 +108,14 @@ mod tests {
     use super::*;
     use gybe_test_support::TestDir;
 
-    const MOUNTINFO: &str = "\
-25 1 0:23 / /sys/fs/cgroup ro,nosuid - tmpfs tmpfs ro,mode=755
-26 25 0:24 / /sys/fs/cgroup/pids rw - cgroup cgroup rw,pids
-27 25 0:25 /kubepods /run/only\\040pods rw shared:9 - cgroup2 cgroup2 rw
-28 25 0:25 / /sys/fs/cgroup/unified rw shared:10 - cgroup2 cgroup2 rw
-";
-
-    #[test]
-    fn mounts_of_cgroup_v2_are_read_with_their_roots() {
-        let mounts: Vec<_> = MOUNTINFO.lines().filter_map(cgroup_mount).collect();
-        let expected = [("/kubepods", "/run/only pods"), ("/", "/sys/fs/cgroup/unified")];
-        assert_eq!(
-            mounts,
-            expected.map(|(root, mounted_at)| (PathBuf::from(root), PathBuf::from(mounted_at)))
-        );
-    }
-
     #[test]
     fn a_cgroup_is_opened_under_a_mount_that_shows_it() {
         let root = TestDir::new("cgroups").with_subdirectories(&["pod1/app"]);
-        let mounts = format!("27 25 0:25 /kubepods {} rw - cgroup2 cgroup2 rw\n", root.display());
+        let mounts = format!(
+            "26 25 0:24 / / rw - cgroup cgroup rw,pids\n27 25 0:25 /kubepods {} rw - cgroup2 cgroup2 rw\n",
+            root.display()
+        );
+        let mounts = mounts::parse(mounts.as_bytes());
         assert!(directory("/kubepods/pod1/app", &mounts).unwrap().is_ok());
         assert!(directory("/kubepods/pod2", &mounts).unwrap().is_err(), "removed");
         assert!(directory("/system.slice", &mounts).is_none(), "not under the root of the mount");

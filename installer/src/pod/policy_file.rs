@@ -16,7 +16,7 @@ use gybe_netfilter::policy::istio::{
 };
 use gybe_netfilter::policy::{
     CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Outbound, Owners, Port, PortSet,
-    RedirectPolicy,
+    RedirectPolicy, network,
 };
 use gybe_plugin::conf::Ipv6Setting;
 use gybe_plugin::families;
@@ -184,9 +184,9 @@ fn ports(reader: &mut Reader<'_>, key: &'static str) -> PortSet {
 fn outbound(reader: &mut Reader<'_>) -> Outbound {
     Outbound {
         excluded_ports: ports(reader, "outbound_ports_exclude"),
-        excluded_to: reader.list("outbound_cidrs_exclude", values::cidr).into_iter().collect(),
+        excluded_to: reader.list("outbound_cidrs_exclude", network).into_iter().collect(),
         included_ports: ports(reader, "outbound_ports_include"),
-        included_to: match reader.list_or_all("outbound_cidrs_include", values::cidr) {
+        included_to: match reader.list_or_all("outbound_cidrs_include", network) {
             ListOrAll::All => Destinations::All,
             ListOrAll::Only(nets) => Destinations::Only(nets.into_iter().collect()),
         },

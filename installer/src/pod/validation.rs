@@ -10,11 +10,11 @@ mod socket_owner;
 pub use socket_owner::SocketOwner;
 
 use crate::pod::init_args::ValidationOptions;
-use crate::testnet::socket::act_as;
 use connection::{Attempt, AttemptEnd, ProxyListeners};
 use gybe_netfilter::compile::{PASSTHROUGH_V4, PASSTHROUGH_V6};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::ruleset::Family;
+use gybe_netfilter::sockets::act_as;
 use gybe_netfilter::trace::Owner;
 use nix::errno::Errno;
 use nix::unistd::{getegid, geteuid};

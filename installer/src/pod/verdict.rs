@@ -54,7 +54,12 @@ pub(crate) fn judge(
     let whole: Vec<BackendKind> =
         BackendKind::ALL.into_iter().filter(|kind| only == Some(*kind) || is_whole(kind)).collect();
     let context = VerdictContext { only, whole: &whole, programs: Some(&cgroups.programs()) };
-    let mut verdict = judge_namespace(desired, context)?;
+    let mut verdict = match judge_namespace(desired, context) {
+        Err(error) if error.is_incomplete() => {
+            return Ok(Verdict::because(RedirectionState::Unknown, chain(&error)));
+        }
+        judged => judged?,
+    };
     if let Desired::Policy(policy) = desired
         && policy.families == Families::V4Only
         && !verdict.differences.is_empty()

@@ -1,17 +1,19 @@
 //! What the process that repairs pods hands to the agent, which has access to the API server: one message for each
-//! connection to a socket in `/run/gybe`.
+//! connection to a socket in `/run/gybe`. Before the agent deletes or labels the pod it requests a judgement over the
+//! same connection.
 
 use super::{RepairReport, Repaired};
 use crate::host::settings::RepairMode;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, send, setsockopt, socket, sockopt,
+    AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, setsockopt, socket, sockopt,
 };
 use nix::sys::time::{TimeVal, TimeValLike};
 use serde::{Deserialize, Serialize};
 use std::os::fd::AsRawFd;
 use std::path::Path;
+use std::time::Duration;
 
 /// The socket's name in `/run/gybe`.
 pub(crate) const REPAIR_SOCKET: &str = "repair.sock";
@@ -24,6 +26,10 @@ const MAX_TEXT: usize = 500;
 const MAX_UID: usize = 64;
 /// The deadline for connecting and for sending, in seconds.
 const TIMEOUT: i64 = 1;
+/// How long the agent may take until it requests a judgement, and until it has acted on it, in seconds.
+const AGENT_TIMEOUT: i64 = 10;
+/// The agent's request for a judgement.
+pub(crate) const JUDGE: &[u8] = b"judge";
 
 /// What was found about a running pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -56,6 +62,24 @@ pub(crate) struct RepairedPod {
     pub(crate) drops_invalid: bool,
 }
 
+/// The judgement of all sandboxes of a pod, at the agent's request.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct Judgement {
+    /// When it began, as the time since the boot.
+    pub(crate) at: Duration,
+    pub(crate) verdict: PodVerdict,
+}
+
+/// Whether a pod may be changed.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum PodVerdict {
+    /// Each of its sandboxes certainly should be redirected and is not.
+    NotRedirected,
+    /// It must be left alone.
+    LeftAlone { why: String },
+}
+
 /// The message.
 #[derive(Serialize, Deserialize)]
 struct Message {
@@ -80,7 +104,6 @@ impl Finding {
     /// Returns what the agent has to know of a report; none if that is nothing.
     pub(super) fn of(report: &RepairReport, mode: RepairMode) -> Option<Self> {
         let pod = report.before.sandbox.pod.clone().filter(|pod| pod.uid.is_some())?;
-        let short = |text: &str| text.chars().take(MAX_TEXT).collect();
         let found = match (&report.repair, mode) {
             (Some(Ok(repaired)), _) => Found::Repaired(repaired.into()),
             (Some(Err(why)), _) => Found::NotRepaired { why: short(why) },
@@ -92,16 +115,31 @@ impl Finding {
         Some(Self { pod, found })
     }
 
-    /// Sends it to the agent at the socket in `directory`.
+    /// Sends it to the agent at the socket in `directory`, and answers its request for a judgement.
     ///
     /// # Errors
     /// When no agent accepts it in time.
-    pub(super) fn send(&self, directory: &Path) -> Result<(), Errno> {
+    pub(super) fn send(
+        &self,
+        directory: &Path,
+        judge: impl FnOnce(&PodRef) -> Judgement,
+    ) -> Result<(), Errno> {
         let kind = SockType::SeqPacket;
         let fd = socket(AddressFamily::Unix, kind, SockFlag::SOCK_CLOEXEC, None)?;
         setsockopt(&fd, sockopt::SendTimeout, &TimeVal::seconds(TIMEOUT))?;
         connect(fd.as_raw_fd(), &UnixAddr::new(&directory.join(REPAIR_SOCKET))?)?;
-        send(fd.as_raw_fd(), self.encode().as_bytes(), MsgFlags::MSG_NOSIGNAL).map(drop)
+        setsockopt(&fd, sockopt::ReceiveTimeout, &TimeVal::seconds(AGENT_TIMEOUT))?;
+        let send = |message: &[u8]| send(fd.as_raw_fd(), message, MsgFlags::MSG_NOSIGNAL);
+        send(self.encode().as_bytes())?;
+        // The agent closes the connection when it has acted on the finding. An agent that ends, or takes longer, leaves
+        // the pod alone.
+        let mut request = [0; JUDGE.len() + 1];
+        let length = recv(fd.as_raw_fd(), &mut request, MsgFlags::empty())?;
+        if request.get(..length) == Some(JUDGE) && send(judge(&self.pod).encode().as_bytes()).is_ok() {
+            // The agent has accepted the finding. It also logs when the judgement comes too late.
+            let _ = recv(fd.as_raw_fd(), &mut request, MsgFlags::empty());
+        }
+        Ok(())
     }
 
     fn encode(&self) -> String {
@@ -132,6 +170,25 @@ impl Finding {
     }
 }
 
+impl Judgement {
+    fn encode(&self) -> String {
+        let verdict = match &self.verdict {
+            PodVerdict::NotRedirected => PodVerdict::NotRedirected,
+            PodVerdict::LeftAlone { why } => PodVerdict::LeftAlone { why: short(why) },
+        };
+        serde_json::json!(Self { verdict, ..*self }).to_string()
+    }
+
+    /// Parses a message; none if it is no judgement.
+    pub(crate) fn decode(message: &[u8]) -> Option<Self> {
+        serde_json::from_slice(message).ok()
+    }
+}
+
+fn short(text: &str) -> String {
+    text.chars().take(MAX_TEXT).collect()
+}
+
 impl From<&Repaired> for RepairedPod {
     fn from(repaired: &Repaired) -> Self {
         Self {
@@ -146,7 +203,14 @@ impl From<&Repaired> for RepairedPod {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gybe_test_support::TestDir;
+    use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+    use nix::sys::socket::{Backlog, bind, listen};
     use serde_json::{Value, json};
+    use std::io::{Read, Write};
+    use std::os::fd::AsFd;
+    use std::os::unix::net::UnixListener;
+    use std::thread;
 
     fn finding(found: Found) -> Finding {
         let pod =
@@ -194,6 +258,70 @@ mod tests {
             let mut message = message.clone();
             message[key] = value;
             assert_eq!(Finding::decode(message.to_string().as_bytes()), Err(error), "{key}");
+        }
+    }
+
+    #[test]
+    fn a_judgement_without_a_verdict_or_with_another_one_is_none() {
+        let at = json!({ "secs": 7, "nanos": 0 });
+        let left_alone = |why: String| PodVerdict::LeftAlone { why };
+        for verdict in [PodVerdict::NotRedirected, left_alone("\u{1}".repeat(MAX_TEXT))] {
+            let judgement = Judgement { at: Duration::from_secs(7), verdict };
+            let message = judgement.encode();
+            assert!(message.len() <= MAX_FINDING, "{}", message.len());
+            assert_eq!(Judgement::decode(message.as_bytes()), Some(judgement));
+        }
+        for message in [
+            json!({ "at": at }),
+            json!({ "at": at, "verdict": null }),
+            json!({ "at": at, "left_alone": null }),
+            json!({ "at": at, "verdict": "left-alone" }),
+            json!({ "at": at, "verdict": "x" }),
+            json!({ "verdict": "not-redirected" }),
+        ] {
+            assert_eq!(Judgement::decode(message.to_string().as_bytes()), None, "{message}");
+        }
+    }
+
+    #[test]
+    fn only_the_agents_exact_request_is_answered_and_an_agent_that_fails_has_accepted_nothing() {
+        let directory = TestDir::new("finding");
+        let path = directory.join(REPAIR_SOCKET);
+        let kind = SockType::SeqPacket;
+        let listener = socket(AddressFamily::Unix, kind, SockFlag::SOCK_CLOEXEC, None).unwrap();
+        bind(listener.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+        listen(&listener, Backlog::new(1).unwrap()).unwrap();
+        let listener = UnixListener::from(listener);
+        let finding = finding(Found::NotRedirected { why: "x".to_owned() });
+        for (reads, request, is_judged, accepted) in [
+            (true, &b"judge"[..], true, Ok(())),
+            (true, b"other", false, Ok(())),
+            (true, b"judges", false, Ok(())),
+            (true, b"", false, Ok(())),
+            (false, b"", false, Err(Errno::ECONNRESET)),
+        ] {
+            let mut judged = false;
+            let sent = thread::scope(|scope| {
+                scope.spawn(|| {
+                    let (mut connection, _) = listener.accept().unwrap();
+                    poll(&mut [PollFd::new(connection.as_fd(), PollFlags::POLLIN)], PollTimeout::MAX)
+                        .unwrap();
+                    if reads {
+                        assert!(connection.read(&mut [0; MAX_FINDING]).unwrap() > 0);
+                        if !request.is_empty() {
+                            connection.write_all(request).unwrap();
+                        }
+                        if is_judged {
+                            assert!(connection.read(&mut [0; MAX_FINDING]).unwrap() > 0);
+                        }
+                    }
+                });
+                finding.send(directory.path(), |_| {
+                    judged = true;
+                    Judgement { at: Duration::ZERO, verdict: PodVerdict::NotRedirected }
+                })
+            });
+            assert_eq!((judged, sent), (is_judged, accepted), "{request:?}");
         }
     }
 }

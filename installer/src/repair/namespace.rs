@@ -35,8 +35,8 @@ pub struct Repaired {
 /// Why a pod could not be repaired.
 #[derive(Debug, thiserror::Error)]
 pub enum RepairError {
-    /// Between decision and write the sandbox changed. Nothing was written.
-    #[error("the sandbox has changed: {0}")]
+    /// Between decision and write the sandbox or the settings changed. Nothing was written.
+    #[error("something has changed since the decision: {0}")]
     Changed(String),
     #[error(transparent)]
     Netns(#[from] NetnsError),
@@ -48,6 +48,8 @@ pub enum RepairError {
     OtherMesh(#[from] OtherMesh),
     #[error("its open connections would be reset, so no rule was written")]
     Connections(#[from] KeepError),
+    #[error("its rules were written, and connections that opened meanwhile may hang")]
+    LaterConnections(#[source] KeepError),
     #[error("cannot write its rules")]
     Rules(#[from] RedirectionError),
     #[error("its rules were written, and it is not redirected: {0}")]
@@ -62,7 +64,7 @@ impl Hint for RepairError {
             Self::Backend(error) => error.hint(),
             Self::Presence(error) => error.hint(),
             Self::OtherMesh(error) => error.hint(),
-            Self::Connections(error) => error.hint(),
+            Self::Connections(error) | Self::LaterConnections(error) => error.hint(),
             Self::Rules(error) => error.hint(),
         }
     }
@@ -107,17 +109,18 @@ pub(super) fn has_our_rules(netns: &Netns) -> Result<bool, RepairError> {
     Ok(!presence.ours.is_empty())
 }
 
-/// Writes the rules of `policy` with the backend that an ADD would choose. The TCP connections that are open keep their
-/// path.
+/// Writes the rules of `policy` with the backend that an ADD would choose, if the settings by which the pod was judged
+/// are still `in_force`. The TCP connections that are open keep their path.
 ///
 /// # Errors
-/// When the pod is not redirected afterwards. No rule of Gybe is in the namespace then, except after
-/// [`RepairError::NotRedirected`].
+/// When the pod is not redirected afterwards, or connections may hang. No rule of Gybe is in the namespace then, except
+/// after [`RepairError::NotRedirected`] and [`RepairError::LaterConnections`].
 pub(super) fn repair(
     sandbox: &Sandbox,
     netns: &Netns,
     policy: &RedirectPolicy,
     conf: &PluginConf,
+    in_force: &(dyn Fn() -> bool + Sync),
 ) -> Result<Repaired, RepairError> {
     // First, because it may have to probe the node.
     let selection = Selection { setting: conf.backend, probed: &conf.probed, age: MaxAge::Any };
@@ -138,7 +141,10 @@ pub(super) fn repair(
             return Err(mesh.into());
         }
         if !presence.ours.is_empty() {
-            return Err(RepairError::Changed("it has rules of Gybe by now".to_owned()));
+            return Err(RepairError::Changed("it has rules of Gybe now".to_owned()));
+        }
+        if !in_force() {
+            return Err(RepairError::Changed("the node's settings have changed".to_owned()));
         }
         let kept = keep(policy)?;
         if let Err(error) = redirection.apply(backend) {
@@ -146,11 +152,13 @@ pub(super) fn repair(
             let _ = kept.undo();
             return Err(error.into());
         }
+        let open_connections = kept.open;
+        kept.enter_later_ones().map_err(RepairError::LaterConnections)?;
         let verdict = judge(Desired::Policy(policy), None, &sandbox.cgroups).map_err(RepairError::Rules)?;
         match verdict.state {
             RedirectionState::Redirected => Ok(Repaired {
                 backend: backend.name(),
-                open_connections: kept.open,
+                open_connections,
                 captures_dns: policy.dns != Dns::Off,
                 drops_invalid: policy.invalid == InvalidPackets::Drop,
             }),

@@ -19,7 +19,8 @@ pub(crate) struct PodRepairs {
     pub(crate) repaired: u64,
     /// Attempts.
     pub(crate) failed: u64,
-    /// The pods that its last pass found and left: they should be redirected and are not, or that is not known.
+    /// The sandboxes that it last left in another state than the desired one: they should be redirected and are not, or
+    /// that is not known.
     pub(crate) not_redirected: u64,
 }
 

@@ -5,7 +5,8 @@ use crate::events::{rights_in, used_rights};
 use crate::with_api_server::{Cluster, FILE};
 use gybe_api_server::Verb;
 use gybe_test_support::{Agent, wait_until};
-use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, send, socket};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket};
+use nix::time::{ClockId, clock_gettime};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::fd::AsRawFd;
@@ -18,32 +19,50 @@ fn socket_of(cluster: &Cluster) -> PathBuf {
     cluster.node.root.join("probe/repair.sock")
 }
 
-/// Sends a message as the process that repairs pods does.
-fn report(cluster: &Cluster, message: &Value) {
+/// Sends a message as the process that repairs pods does, and waits until the agent closes the connection. `judgement`
+/// answers its request for a judgement.
+fn report(cluster: &Cluster, message: &Value, judgement: impl FnOnce() -> Value) {
     let fd = socket(AddressFamily::Unix, SockType::SeqPacket, SockFlag::SOCK_CLOEXEC, None).unwrap();
     wait_until("the agent's socket", || {
         connect(fd.as_raw_fd(), &UnixAddr::new(&socket_of(cluster)).unwrap()).is_ok()
     });
     // The agent may close the connection before it has read a message that is too long.
     let _ = send(fd.as_raw_fd(), message.to_string().as_bytes(), MsgFlags::MSG_NOSIGNAL);
+    let mut request = [0; 16];
+    let mut receive = || recv(fd.as_raw_fd(), &mut request, MsgFlags::empty()).unwrap_or_default();
+    if receive() > 0 {
+        send(fd.as_raw_fd(), judgement().to_string().as_bytes(), MsgFlags::MSG_NOSIGNAL).unwrap();
+        assert_eq!(receive(), 0);
+    }
 }
 
-fn report_pod(cluster: &Cluster, name: &str, uid: &str) {
+/// The judgement that each sandbox of the pod should be redirected and is not.
+fn not_redirected() -> Value {
+    let now = clock_gettime(ClockId::CLOCK_BOOTTIME).unwrap();
+    json!({ "at": { "secs": now.tv_sec(), "nanos": now.tv_nsec() }, "verdict": "not-redirected" })
+}
+
+fn report_pod_judged(cluster: &Cluster, name: &str, judgement: impl FnOnce() -> Value) {
     let found = json!({ "not-redirected": { "why": "NOT REDIRECTED: it has no rules" } });
-    report(cluster, &json!({ "namespace": "shop", "name": name, "uid": uid, "found": found }));
+    let message = json!({ "namespace": "shop", "name": name, "uid": uid(name), "found": found });
+    report(cluster, &message, judgement);
+}
+
+fn report_pod(cluster: &Cluster, name: &str) {
+    report_pod_judged(cluster, name, not_redirected);
 }
 
 /// A pod on this node whose init container has failed once.
 fn pod(name: &str) -> Value {
+    let mut pod: Value = serde_json::from_str(include_str!("../../../examples/pod.json")).unwrap();
+    pod["metadata"]["name"] = json!(name);
+    pod["metadata"]["uid"] = json!(uid(name));
+    pod["spec"]["nodeName"] = json!("node-1");
     let failed = json!({ "terminated": { "exitCode": 126, "reason": "Error" } });
-    json!({
-        "kind": "Pod",
-        "metadata": { "namespace": "shop", "name": name, "uid": uid(name), "labels": { "app": "cart" } },
-        "spec": { "nodeName": "node-1", "containers": [] },
-        "status": { "phase": "Pending", "initContainerStatuses": [
-            { "name": "istio-validation", "state": { "waiting": {} }, "lastState": failed },
-        ] },
-    })
+    pod["status"] = json!({ "phase": "Pending", "initContainerStatuses": [
+        { "name": "istio-validation", "state": { "waiting": {} }, "lastState": failed },
+    ] });
+    pod
 }
 
 fn uid(name: &str) -> String {
@@ -119,7 +138,7 @@ fn delete_deletes_the_reported_pod_with_an_event_and_with_the_rights_of_its_comp
     cluster.set_daemonset(true);
     let agent = cluster.start_ready_agent();
     assert_eq!(fs::metadata(socket_of(&cluster)).unwrap().permissions().mode() & 0o777, 0o600);
-    report_pod(&cluster, "cart-0", &uid("cart-0"));
+    report_pod(&cluster, "cart-0");
     wait_until("the deletion", || names(&cluster) == ["cart-1"]);
     let event = event(&cluster, "DeleteBrokenPod");
     assert_eq!((&event["regarding"]["uid"], &event["type"]), (&json!(uid("cart-0")), &json!("Warning")));
@@ -137,7 +156,7 @@ fn a_socket_that_cannot_be_created_is_tried_again() {
     let agent = cluster.start_ready_agent();
     agent.wait_for_message("findings about running pods cannot be received");
     fs::remove_dir_all(socket_of(&cluster)).unwrap();
-    report_pod(&cluster, "cart-0", &uid("cart-0"));
+    report_pod(&cluster, "cart-0");
     wait_until("the label", || label(&cluster, "cart-0", LABEL) == "true");
 }
 
@@ -146,13 +165,18 @@ fn label_labels_the_reported_pod_once_with_an_event_and_with_the_rights_of_its_c
     let cluster = cluster("broken-label", &[("repair", "label")], &["cart-0"]);
     cluster.set_daemonset(true);
     let agent = cluster.start_ready_agent();
-    report_pod(&cluster, "cart-0", &uid("cart-0"));
+    report_pod(&cluster, "cart-0");
     wait_until("the label", || label(&cluster, "cart-0", LABEL) == "true");
     assert_eq!(label(&cluster, "cart-0", "app"), "cart");
     let event = event(&cluster, "LabelBrokenPod");
     assert!(event["note"].as_str().unwrap().contains("cni.istio.io/uninitialized=true"), "{event}");
-    report_pod(&cluster, "cart-0", &uid("cart-0"));
+    report_pod(&cluster, "cart-0");
     wait_for_count(&agent, "label", "skip", 1.0);
+    fs::write(cluster.node.conf_path(FILE), "{").unwrap();
+    wait_until("the agent to be unready", || !agent.is_ready());
+    report_pod(&cluster, "cart-0");
+    let is_not_in_force = |line: &Value| line["why"].as_str().is_some_and(|why| why.contains("not in force"));
+    agent.wait_for_line(is_not_in_force);
     let path = "/api/v1/namespaces/shop/pods/cart-0/status".to_owned();
     assert_eq!(writes(&cluster), [("PATCH".to_owned(), path)]);
     assert_rights(&cluster, "repair-label");
@@ -184,12 +208,12 @@ fn a_pod_with_another_uid_on_another_node_or_outside_of_the_selectors_is_left_al
     cluster.server.put_pod(leaving);
     let agent = cluster.start_ready_agent();
     for name in pods.iter().filter(|name| **name != "same") {
-        report_pod(&cluster, name, &uid(name));
+        report_pod(&cluster, name);
     }
     wait_for_count(&agent, "delete", "skip", 6.0);
     assert_eq!((names(&cluster).len(), writes(&cluster)), (7, Vec::new()));
     // The control: the one that meets every condition.
-    report_pod(&cluster, "same", &uid("same"));
+    report_pod(&cluster, "same");
     wait_until("the deletion", || names(&cluster).len() == 6);
 }
 
@@ -202,29 +226,80 @@ fn nothing_is_deleted_while_a_replacement_would_not_be_redirected_and_at_most_te
     let conf = fs::read(cluster.node.conf_path(FILE)).unwrap();
     fs::write(cluster.node.conf_path(FILE), "{").unwrap();
     wait_until("the agent to be unready", || !agent.is_ready());
-    report_pod(&cluster, "cart-0", &uid("cart-0"));
+    report_pod(&cluster, "cart-0");
     let line = agent.wait_for_message("a pod that is not redirected is left alone");
     assert!(line["why"].as_str().unwrap().contains("a replacement may not be redirected"), "{line}");
     assert_eq!(names(&cluster).len(), 12);
     fs::write(cluster.node.conf_path(FILE), conf).unwrap();
     wait_until("readiness", || agent.is_ready());
-    pods.iter().for_each(|name| report_pod(&cluster, name, &uid(name)));
+    pods.iter().for_each(|name| report_pod(&cluster, name));
     wait_for_count(&agent, "delete", "skip", 3.0);
     assert_eq!((count(&agent, "delete", "success"), names(&cluster).len()), (10.0, 2));
+}
+
+#[test]
+fn a_pod_is_left_alone_unless_it_is_judged_again_and_the_settings_stay() {
+    let settings = [("repair", "delete"), ("exclude_namespaces", "kube-system")];
+    let cluster = cluster("broken-judged", &settings, &["cart-0", "cart-1"]);
+    let agent = cluster.start_ready_agent();
+    let left_alone = |expected: &str| {
+        let line = agent.next_message("gybe node: a pod that is not redirected is left alone");
+        assert!(line["why"].as_str().unwrap().contains(expected), "{expected}: {line}");
+    };
+    let kept = || fs::read_to_string(cluster.node.root.join("probe/repair.json")).unwrap();
+    for (judgement, why) in [
+        (
+            json!({ "at": not_redirected()["at"], "verdict": { "left-alone": { "why": "it is redirected" } } }),
+            "it is redirected",
+        ),
+        (json!({ "at": { "secs": 0, "nanos": 0 }, "verdict": "not-redirected" }), "took too long"),
+        (json!("x"), "has not judged it again"),
+    ] {
+        report_pod_judged(&cluster, "cart-0", || judgement);
+        left_alone(why);
+    }
+    let excluded = || cluster.node.entry(FILE).map(|entry| entry["exclude_namespaces"].clone());
+    for (changed, mode, namespaces) in [
+        ([("repair", "off"), settings[1]], "off", json!(["kube-system"])),
+        ([settings[0], ("exclude_namespaces", "kube-system,shop")], "delete", json!(["kube-system", "shop"])),
+    ] {
+        wait_until("settings in force", || {
+            let mut is_judged = false;
+            report_pod_judged(&cluster, "cart-0", || {
+                is_judged = true;
+                cluster.node.set_configmap(&changed);
+                wait_until("the new settings", || {
+                    kept().contains(mode) && excluded().as_ref() == Some(&namespaces)
+                });
+                not_redirected()
+            });
+            is_judged
+        });
+        assert_eq!(names(&cluster).len(), 2, "{mode}");
+        cluster.node.set_configmap(&settings);
+        wait_until("the former settings", || {
+            kept().contains("delete") && excluded() == Some(json!(["kube-system"]))
+        });
+    }
+    wait_until("the deletion, once the settings are in force", || {
+        report_pod(&cluster, "cart-1");
+        names(&cluster) == ["cart-0"]
+    });
+    assert_eq!(writes(&cluster).len(), 1);
 }
 
 #[test]
 fn other_modes_write_nothing_and_without_the_right_the_component_is_logged() {
     let cluster = cluster("broken-modes", &[("repair", "repair")], &["cart-0"]);
     let agent = cluster.start_ready_agent();
-    report_pod(&cluster, "cart-0", &uid("cart-0"));
+    report_pod(&cluster, "cart-0");
     // Messages are handled in order: after an event about the second one the first one was ignored.
     let repaired = json!({ "repaired": {
         "backend": "nft", "open_connections": 2, "captures_dns": true, "drops_invalid": false,
     } });
     let message =
         |found: &Value| json!({ "namespace": "shop", "name": "cart-0", "uid": "u-0", "found": found });
-    report(&cluster, &message(&repaired));
+    report(&cluster, &message(&repaired), not_redirected);
     let event = event(&cluster, "RedirectionRepaired");
     assert_eq!((&event["type"], &event["action"]), (&json!("Normal"), &json!("Repair")));
     let note = event["note"].as_str().unwrap();
@@ -232,18 +307,22 @@ fn other_modes_write_nothing_and_without_the_right_the_component_is_logged() {
         note.contains("nft wrote its rules; 2 TCP connections") && note.contains("DNS queries"),
         "{note}"
     );
-    report(&cluster, &message(&json!({ "not-repaired": { "why": "no backend works" } })));
+    report(&cluster, &message(&json!({ "not-repaired": { "why": "no backend works" } })), not_redirected);
     let failed = self::event(&cluster, "RepairFailed");
     assert!(failed["note"].as_str().unwrap().contains("no backend works"), "{failed}");
     assert_eq!(writes(&cluster), []);
     // A message that is no finding changes nothing, and the socket goes on answering.
-    report(&cluster, &json!({ "namespace": "../shop", "name": "x", "uid": "u", "found": repaired }));
-    report(&cluster, &json!("x".repeat(100_000)));
+    report(
+        &cluster,
+        &json!({ "namespace": "../shop", "name": "x", "uid": "u", "found": repaired }),
+        not_redirected,
+    );
+    report(&cluster, &json!("x".repeat(100_000)), not_redirected);
     agent.wait_for_message("a finding was refused");
     cluster.server.forbid(Verb::Delete, "pods");
     cluster.node.set_configmap(&[("repair", "delete")]);
     wait_until("the mode", || {
-        report_pod(&cluster, "cart-0", &uid("cart-0"));
+        report_pod(&cluster, "cart-0");
         count(&agent, "delete", "fail") >= 1.0
     });
     let line = agent.wait_for_message("a pod that is not redirected cannot be changed");
@@ -259,6 +338,10 @@ fn events_that_the_api_server_refuses_are_counted_as_dropped() {
     let agent = cluster.start_ready_agent();
     assert_eq!(agent.metric("gybe_events_dropped_total"), 0.0);
     let found = json!({ "not-repaired": { "why": "no backend works" } });
-    report(&cluster, &json!({ "namespace": "shop", "name": "cart-0", "uid": "u-0", "found": found }));
+    report(
+        &cluster,
+        &json!({ "namespace": "shop", "name": "cart-0", "uid": "u-0", "found": found }),
+        not_redirected,
+    );
     wait_until("a dropped event", || agent.metric("gybe_events_dropped_total") == 1.0);
 }

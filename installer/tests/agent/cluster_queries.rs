@@ -2,7 +2,7 @@
 
 use crate::cluster::{NODE, TestCluster, injected_pod};
 use gybe_api_server::{Fault, FaultKind, Verb};
-use gybe_test_support::facts;
+use gybe_test_support::{facts, wait_until};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::PathBuf;
@@ -178,11 +178,12 @@ fn f38_with_250_pods_in_a_cluster_of_100_000_the_agent_has_at_most_12_mib() {
         });
         // Waits until the last pod is answered from the cache: events arrive in order, and a list replaces the previous
         // one as a whole.
-        let (last, mut gets) = (format!("u249-{}", life + 1), usize::MAX);
-        while gets != cluster.get_count("cart-249") {
-            gets = cluster.get_count("cart-249");
-            agent.query("cart-249", &last);
-        }
+        let last = format!("u249-{}", life + 1);
+        wait_until("the last pod in the cache", || {
+            let gets = cluster.get_count("cart-249");
+            let is_known = agent.query("cart-249", &last)["pod"]["metadata"]["uid"] == *last;
+            is_known && gets == cluster.get_count("cart-249")
+        });
     }
     println!("KiB of anonymous memory: {memory:?}");
     assert!(memory.iter().all(|kib| *kib <= 12 << 10), "{memory:?}");

@@ -2,8 +2,10 @@
 
 use crate::node::{Node, PRIMARIES, PRIMARY};
 use gybe_test_support::wait_until;
-use serde_json::Value;
+use serde_json::{Value, json};
 use std::fs;
+use std::net::TcpListener;
+use std::os::unix::net::UnixDatagram;
 
 const FILE: &str = "10-calico.conflist";
 
@@ -35,6 +37,66 @@ fn the_agents_readiness_and_its_reasons_are_in_the_doctors_report() {
     let wrong = findings_about_agent(&node, "wrong");
     let reason = "the node agent is not ready: the runtime uses 05-another.conflist";
     assert!(wrong.iter().any(|says| says.starts_with(reason)), "{wrong:?}");
+}
+
+#[test]
+fn while_an_agent_runs_that_would_restore_its_entry_the_doctor_advises_no_uninstall() {
+    let mut node = Node::new("explained-no-uninstall");
+    node.set_env("CNI_CONF_NAME", "20-later.conflist");
+    node.put_conf(FILE, PRIMARY);
+    let agent = node.start_agent();
+    wait_until("the programs", || node.program_path("gybe").exists());
+    assert!(!agent.is_ready() && node.entry(FILE).is_none());
+    let found = node.doctor_with("run", &[]);
+    assert!(!found.to_string().contains("gybe uninstall"), "{found:#}");
+    drop(agent);
+    let found = node.doctor_with("run", &[]);
+    assert!(found.to_string().contains("gybe uninstall"), "nothing else finishes it: {found:#}");
+}
+
+#[test]
+fn a_port_that_another_process_has_is_wrong_and_the_process_is_named() {
+    let mut node = Node::new("explained-port");
+    let holder = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = holder.local_addr().unwrap();
+    node.set_env("MONITORING_ADDRESS", &address.to_string());
+    node.put_conf(FILE, PRIMARY);
+    let agent = node.start_agent();
+    wait_until("readiness", || agent.is_ready());
+    let expected = format!("the agent cannot listen at {address} (metrics): ");
+    wait_until("a note", || agent.get("/readyz").1.contains(&expected));
+    let wrong = findings_about_agent(&node, "wrong");
+    let process = format!("; process {} (", std::process::id());
+    assert!(wrong[0].starts_with(&expected) && wrong[0].contains(&process), "{wrong:?}");
+    drop(holder);
+    wait_until("the port", || findings_about_agent(&node, "wrong").is_empty());
+}
+
+#[test]
+fn pods_that_the_plugin_refused_are_wrong_with_the_error_until_their_add_succeeds() {
+    let node = Node::new("explained-refused");
+    node.put_conf(FILE, PRIMARY);
+    let agent = node.start_agent();
+    wait_until("readiness", || agent.is_ready());
+    let socket = UnixDatagram::unbound().unwrap();
+    let send =
+        |line: Value| socket.send_to(line.to_string().as_bytes(), node.root.join("run/log.sock")).unwrap();
+    let args = "K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0";
+    let refused = || findings_about(&node.doctor_with("run", &[]), "pods", "wrong");
+    for id in ["GYBE-ADD-017", "GYBE-ADD-011"] {
+        let cause = "the annotation is wrong\u{1b}[2J";
+        send(
+            json!({ "verb": "ADD", "decision": "error", "id": id, "cause": cause, "hint": "correct it", "args": args }),
+        );
+    }
+    wait_until("a finding", || refused().first().is_some_and(|says| says.contains("was refused 2 times")));
+    let found = refused();
+    assert!(
+        found[0].ends_with("s ago: GYBE-ADD-011: the annotation is wrong\u{1b}[2J; correct it"),
+        "{found:?}"
+    );
+    send(json!({ "verb": "ADD", "decision": "redirect", "pod": "shop/cart-0" }));
+    wait_until("its end", || refused().is_empty());
 }
 
 #[test]
@@ -104,6 +166,8 @@ fn mode_leave_is_noted_and_not_wrong() {
         let notes = findings_about(&found, about, "note");
         assert!(notes.len() == 1 && notes[0].contains("(mode: leave)"), "{about}: {found:#}");
     }
+    assert_eq!(findings_about(&found, "leftovers", "note").len(), 1, "{found:#}");
+    assert!(!found.to_string().contains("gybe uninstall"), "the agent does it: {found:#}");
 }
 
 #[test]

@@ -3,6 +3,7 @@
 use gybe_installer::host::conflist::PluginChain;
 use gybe_plugin::probe_cache::findings::{self, VERSION};
 use gybe_plugin::probe_cache::this_node;
+use gybe_plugin::version::BUILD_MARK;
 use gybe_test_support::{Agent, TestDir, facts, write_volume};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -14,7 +15,7 @@ use std::process::Command;
 pub(crate) const PRIMARY: &str = "{\n  \"cniVersion\": \"1.0.0\",\n  \"name\": \"k8s-pod-network\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\"\n    }\n  ]\n}\n";
 
 /// Names of the other owners' plugins in the node's program directory.
-pub(crate) const PRIMARIES: [&str; 3] = ["bridge", "calico", "cilium-cni"];
+pub(crate) const PRIMARIES: [&str; 4] = ["bridge", "calico", "cilium-cni", "loopback"];
 
 /// The directories of a node, and the agent's environment.
 pub(crate) struct Node {
@@ -65,9 +66,7 @@ impl Node {
 
     /// Creates the other owners' plugins in the program directory.
     pub(crate) fn place_primaries(&self) {
-        for plugin in PRIMARIES {
-            fs::write(self.program_path(plugin), "").unwrap();
-        }
+        self.root.write_programs("bin", PRIMARIES);
     }
 
     pub(crate) fn set_env(&mut self, name: &str, value: &str) {
@@ -79,7 +78,8 @@ impl Node {
         for program in ["gybe", "gybe-cni"] {
             let path = self.root.join("image").join(program);
             let answer = r#"{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}"#;
-            fs::write(&path, format!("#!/bin/sh\n# {program} {build}\necho '{answer}'\n")).unwrap();
+            fs::write(&path, format!("#!/bin/sh\n# {program} {build}\n# {BUILD_MARK}\necho '{answer}'\n"))
+                .unwrap();
             fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
         }
     }

@@ -16,6 +16,16 @@ fn the_setting_is_written_for_the_process_that_repairs_and_follows_the_configmap
     wait_until("the default", || setting() == Some(json!({ "repair": "repair" })));
     node.set_configmap(&[("repair", "off")]);
     wait_until("the other value", || setting() == Some(json!({ "repair": "off" })));
+    // A changed mode is not in force before the entry is written: the file that has to have it is broken.
+    node.set_configmap(&[("repair", "repair")]);
+    wait_until("the first value again", || setting() == Some(json!({ "repair": "repair" })));
+    node.put_conf("10-calico.conflist", "{");
+    wait_until("the loss of the entry", || !agent.is_ready());
+    assert_eq!(setting(), Some(json!({ "repair": "repair" })), "it has not changed");
+    node.set_configmap(&[("repair", "delete")]);
+    wait_until("no mode", || setting() == Some(json!({ "repair": "off" })));
+    node.put_conf("10-calico.conflist", PRIMARY);
+    wait_until("the mode", || setting() == Some(json!({ "repair": "delete" })));
     let line = |agent: &gybe_test_support::Agent, name: &str| {
         agent.get("/metrics").1.lines().any(|line| line.starts_with(name))
     };

@@ -12,7 +12,7 @@ const UNCONFIRMED: &str = "none of the plugins of 10-calico.conflist (calico) is
 /// A node whose program directory does not contain the primary's plugins.
 fn node(test: &str) -> Node {
     let node = Node::new(test);
-    for plugin in PRIMARIES {
+    for plugin in PRIMARIES.into_iter().filter(|plugin| *plugin != "loopback") {
         fs::remove_file(node.program_path(plugin)).unwrap();
     }
     node.put_conf(FILE, PRIMARY);
@@ -52,7 +52,7 @@ fn f37_nothing_is_chained_until_a_plugin_of_the_primary_appears() {
     assert!(!agent.is_ready() && agent.get("/readyz").1.contains(UNCONFIRMED));
     assert_eq!(agent.metric("istio_cni_install_ready"), 0.0);
     assert_eq!(node.conf_text(FILE), PRIMARY);
-    fs::write(node.program_path("calico"), "").unwrap();
+    node.root.write_programs("bin", ["calico"]);
     wait_until("an entry", || node.entry(FILE).is_some() && agent.is_ready());
 }
 
@@ -68,9 +68,12 @@ fn f37_an_operator_or_the_runtimes_configuration_confirms_the_directory() {
     node.put_conf(FILE, PRIMARY);
     write_runtime_report(&node, "/opt/cni/bin", "bin");
     let agent = node.start_agent();
-    wait_until("an entry", || node.entry(FILE).is_some() && agent.is_ready());
+    wait_until("an entry", || node.entry(FILE).is_some());
+    let missing = "calico, which the runtime runs for 10-calico.conflist, is in none of the directories";
+    wait_until("a reason", || agent.get("/readyz").1.contains(missing));
+    node.root.write_programs("bin", ["calico"]);
+    wait_until("readiness", || agent.is_ready());
     drop(agent);
-    fs::write(node.program_path("calico"), "").unwrap();
     node.put_conf(FILE, PRIMARY);
     write_runtime_report(&node, "/usr/lib/cni", "image");
     let agent = node.start_agent();

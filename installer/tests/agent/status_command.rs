@@ -186,6 +186,19 @@ fn a_refusal_or_a_cluster_without_agents_is_an_error_with_exit_code_2() {
     let none = status(&kubeconfig, &[]);
     assert_eq!((none.code, none.out.as_str()), (2, ""));
     assert!(none.err.contains("namespace gybe-system has no pod with the labels"), "{}", none.err);
+    for number in 0..3 {
+        put_agent(&cluster, &format!("gybe-node-{number}"), &format!("node-{number}"), |_| {});
+        set_page(&cluster, &format!("gybe-node-{number}"), &ready("0.1.0"));
+    }
+    cluster.server.forbid(Verb::Get, "pods/proxy");
+    let refused = status(&kubeconfig, &[]);
+    assert_eq!(
+        (refused.code, refused.out.as_str(), refused.err.lines().count()),
+        (2, "", 2),
+        "{}",
+        refused.err
+    );
+    assert!(refused.err.contains("403") && refused.err.contains("hint: grant"), "{}", refused.err);
     cluster.server.forbid(Verb::List, "pods");
     let refused = status(&kubeconfig, &[]);
     assert!(refused.code == 2 && refused.err.contains("403"), "{}", refused.err);

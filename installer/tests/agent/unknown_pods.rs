@@ -120,7 +120,7 @@ fn f01_a_query_ends_at_its_deadline_when_the_api_server_does_not_answer() {
         matches!(&answer, FactsResponse::Error(why) if why.contains("did not answer in time")),
         "{answer:?}"
     );
-    assert!(before.elapsed() < QUERY_DEADLINE + Duration::from_secs(1), "{:?}", before.elapsed());
+    assert!(before.elapsed() < QUERY_DEADLINE + Duration::from_secs(5), "{:?}", before.elapsed());
 }
 
 #[test]

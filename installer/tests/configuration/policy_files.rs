@@ -178,6 +178,8 @@ fn every_wrong_value_is_reported_with_its_key() {
         (r#"{"outbound_cidrs_exclude": ["10.0.0.1"]}"#, "write \"10.0.0.1/32\""),
         (r#"{"outbound_cidrs_include": ["fd00::1"]}"#, "write \"fd00::1/128\""),
         (r#"{"outbound_cidrs_include": ["10.0.0.0/33"]}"#, "is not a network"),
+        (r#"{"outbound_cidrs_include": ["10.0.0.0/08"]}"#, "is not a network"),
+        (r#"{"loopback_cidr_v4": "127.0.0.1/032"}"#, "not an IPv4 loopback network"),
         (r#"{"inbound_ports_include": "*"}"#, "must be a list"),
         (r#"{"inbound_ports_include": [80.5]}"#, "must be a list of strings or whole numbers"),
         (r#"{"inbound_ports_include": [""]}"#, "is not a port"),

@@ -5,7 +5,8 @@ use std::fs;
 use std::process::{Command, Output};
 
 /// Files with values of istio-cni's chart, each with the exit code of its translation.
-const FILES: [(&str, i32); 4] = [("global", 0), ("istio-cni", 0), ("istio-cni-label", 0), ("refused", 1)];
+const FILES: [(&str, i32); 5] =
+    [("global", 0), ("istio-cni", 0), ("istio-cni-label", 0), ("istio-cni-older", 0), ("refused", 1)];
 
 #[expect(clippy::disallowed_methods, reason = "the program under test is a program")]
 fn migrate_values(arguments: &[&str]) -> Output {

@@ -45,7 +45,7 @@ impl Objects {
     #[allow(dead_code, reason = "only the tests of the overlays use it")]
     pub(crate) fn in_file(file: &Path) -> Self {
         let text = fs::read_to_string(file)
-            .unwrap_or_else(|error| panic!("{}: {error}; run: make test-manifests", file.display()));
+            .unwrap_or_else(|error| panic!("{}: {error}; run: make -C manifests test", file.display()));
         Self(documents(&text))
     }
 

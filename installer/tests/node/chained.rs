@@ -147,7 +147,6 @@ fn a_pinned_file_that_multus_calls_redirects_pods_although_the_runtime_uses_anot
     for plugin in ["multus", "multus-shim"] {
         let multus = format!(r#"{{"name":"multus-cni-network","type":"{plugin}"}}"#);
         let node = TestNode::with(&[("00-multus.conf", multus.as_str()), ("10-calico.conflist", LIST)]);
-        fs::write(node.root.join("bin").join(plugin), "").unwrap();
         node.settle(&installed(&node.root, pinned("10-calico.conflist")));
         assert!(node.text("10-calico.conflist").contains("gybe-cni"), "{plugin}");
         assert_eq!(node.text("00-multus.conf"), multus);
@@ -168,7 +167,6 @@ fn f33_a_pinned_file_of_a_version_that_the_plugin_refuses_has_no_entry() {
     for version in ["", r#""cniVersion":"1.0.0","#] {
         let multus = format!(r#"{{{version}"name":"multus-cni-network","type":"multus"}}"#);
         let node = TestNode::with(&[("00-multus.conf", multus.as_str()), ("10-calico.conflist", LIST)]);
-        fs::write(node.root.join("bin/multus"), "").unwrap();
         node.settle(&desired(&node));
         let with_entry = node.text("10-calico.conflist").replace("0.3.1", "1.2.0");
         assert!(with_entry.contains("gybe-cni"));

@@ -4,6 +4,7 @@ use crate::test_node::{TestNode, install, program};
 use gybe_installer::host::desired::{DesiredState, Shape};
 use gybe_installer::host::directory::Directory;
 use gybe_installer::host::pass::{PassHistory, pass};
+use gybe_plugin::version::BUILD_MARK;
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -83,7 +84,8 @@ fn f05_a_conflict_over_a_program_is_rate_limited_and_names_the_likely_owner_and_
 /// Replaces the program with another version of Gybe's plugin, which answers VERSION.
 fn replace_by_another_version(program: &Path) {
     replace(program);
-    fs::write(program, "#!/bin/sh\necho '{\"supportedVersions\":[\"1.0.0\"]}'\n").unwrap();
+    fs::write(program, format!("#!/bin/sh\n# {BUILD_MARK}\necho '{{\"supportedVersions\":[\"1.0.0\"]}}'\n"))
+        .unwrap();
     fs::set_permissions(program, Permissions::from_mode(0o755)).unwrap();
 }
 

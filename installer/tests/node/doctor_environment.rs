@@ -258,11 +258,21 @@ fn f37_the_runtimes_directory_of_plugins_is_read_from_its_configuration() {
     assert!(!node.conf_files().values().any(|text| String::from_utf8_lossy(text).contains("gybe-cni")));
     let wrong = findings(&node.doctor("--json").json(), "directories", "wrong");
     assert_eq!(wrong[0].0, elsewhere);
-    // The primary's plugins are in another directory, and containerd uses Gybe's directory.
-    for plugin in ["calico", "bridge", "cilium-cni"] {
-        fs::remove_file(node.root.join("opt/cni/bin").join(plugin)).unwrap();
-    }
     set("/opt/cni/bin");
+    for plugin in ["calico", "loopback"] {
+        let program = node.root.join("opt/cni/bin").join(plugin);
+        fs::remove_file(&program).unwrap();
+        let missing =
+            format!("{plugin}, which the runtime runs for 10-calico.conflist, is in none of the directories");
+        for confirmed in ["", " --plugin-dir confirmed"] {
+            let refused = node.install(&format!("--pods-from /p{confirmed}"));
+            assert!(refused.code == 1 && refused.out.contains(&missing), "{refused:?}");
+        }
+        let (says, remedy) = findings(&node.doctor("--json").json(), "programs", "wrong").remove(0);
+        assert!(says.starts_with(&missing), "{says}");
+        assert!(remedy.contains("the DaemonSet or the package") && !remedy.contains("confirmed"), "{remedy}");
+        node.root.write_programs("opt/cni/bin", [plugin]);
+    }
     assert_eq!(node.install("--pods-from /p").code, 0);
     assert_eq!(node.doctor("").code, 0);
 }

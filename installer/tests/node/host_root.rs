@@ -2,6 +2,7 @@
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use gybe_installer::host::observe::LOCK;
+use gybe_plugin::version::BUILD_MARK;
 use gybe_test_support::TestDir;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
@@ -15,7 +16,8 @@ pub(crate) const LIST: &str = "{\n  \"name\": \"k8s-pod-network\",\n  \"cniVersi
 pub(crate) const SINGLE: &str = "{\n  \"cniVersion\": \"0.4.0\",\n  \"name\": \"dbnet\",\n  \"type\": \"bridge\",\n  \"bridge\": \"cni0\"\n}\n";
 
 /// Names of the other owners' plugins in the node's program directory.
-const PRIMARIES: [&str; 3] = ["bridge", "calico", "cilium-cni"];
+const PRIMARIES: [&str; 7] =
+    ["bandwidth", "bridge", "calico", "cilium-cni", "host-local", "loopback", "portmap"];
 
 /// The root directory; dropping it removes it.
 pub(crate) struct HostRoot {
@@ -170,7 +172,7 @@ impl HostRoot {
 /// Returns a script that stands for this build of the plugin.
 pub(crate) fn plugin_script(build: &str) -> String {
     let answer = r#"{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}"#;
-    format!("#!/bin/sh\n# gybe-cni, build {build}\necho '{answer}'\n")
+    format!("#!/bin/sh\n# gybe-cni, build {build}\n# {BUILD_MARK}\necho '{answer}'\n")
 }
 
 fn collect(folder: &Path, prefix: &str, files: &mut BTreeMap<String, Vec<u8>>) {

@@ -180,7 +180,7 @@ fn f37_the_directories_of_the_detected_platform_are_used() {
     }
     let conf = node.root.join("var/lib/rancher/k3s/agent/etc/cni/net.d/10-flannel.conflist");
     fs::write(&conf, LIST).unwrap();
-    node.write_program("var/lib/rancher/k3s/data/cni/portmap", "#!/bin/sh\n");
+    node.root.write_programs("var/lib/rancher/k3s/data/cni", ["calico", "loopback", "portmap"]);
     assert_eq!(node.install("").code, 0);
     assert!(fs::read_to_string(&conf).unwrap().contains("gybe-cni"));
     assert!(node.root.join("var/lib/rancher/k3s/data/cni/gybe-cni").exists() && node.programs().is_empty());

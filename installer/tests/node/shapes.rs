@@ -91,7 +91,9 @@ fn a_file_that_is_too_large_to_read_stops_chaining() {
 fn f37_without_the_primarys_plugins_the_program_directory_is_unconfirmed() {
     let node = TestNode::with(&[("10-calico.conflist", LIST)]);
     node.settle(&chained(&node.root));
-    fs::remove_file(node.root.join("bin/calico")).unwrap();
+    for plugin in ["calico", "portmap"] {
+        fs::remove_file(node.root.join("bin").join(plugin)).unwrap();
+    }
     for shape in [Shape::Chained { pinned: None }, Shape::DropIn] {
         let pass = node.pass(&installed(&node.root, shape));
         let plugins = vec!["calico".to_owned(), "portmap".to_owned()];
@@ -110,7 +112,10 @@ fn f37_without_the_primarys_plugins_the_program_directory_is_unconfirmed() {
     let confirmed = Install { confirmed: Confirmed::Yes, ..install(&node.root, chain(), "1") };
     assert!(node.pass(&DesiredState::Installed(confirmed)).left.judgement.is_redirected());
     node.put("10-calico.conflist", LIST);
-    fs::write(node.root.join("bin/portmap"), "").unwrap();
+    node.root.write_programs("bin", ["portmap"]);
+    assert!(!node.pass(&chained(&node.root)).left.judgement.is_redirected(), "a pod needs both");
+    assert!(node.text("10-calico.conflist").contains("gybe-cni"), "the directory is the right one");
+    node.root.write_programs("bin", ["calico"]);
     assert!(node.pass(&chained(&node.root)).left.judgement.is_redirected());
 }
 

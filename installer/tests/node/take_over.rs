@@ -46,6 +46,7 @@ fn istio_cnis_entry_is_restored_in_a_changed_file_too_but_not_without_its_progra
 #[test]
 fn a_running_istio_agent_delays_the_take_over_and_ambient_prevents_it() {
     let node = TestNode::with(&[("10-calico.conflist", ISTIO)]);
+    node.root.write_programs("bin", ["istio-cni"]);
     let mut waiting = install(&node.root, Shape::Chained { pinned: None }, "1");
     waiting.take_over = TakeOver::Waits;
     let pass = node.pass(&DesiredState::Installed(waiting));

@@ -13,6 +13,7 @@ use gybe_installer::host::observe::{
 use gybe_installer::host::pass::{Pass, PassHistory, pass};
 use gybe_installer::host::problem::Problem;
 use gybe_installer::host::runtimes::{DropIns, Runtime, Runtimes};
+use gybe_plugin::version::BUILD_MARK;
 use gybe_test_support::TestDir;
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -22,7 +23,24 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 /// Names of the other owners' plugins in the node's program directory.
-const PRIMARIES: [&str; 5] = ["bridge", "calico", "cilium", "cilium-cni", "multus"];
+const PRIMARIES: [&str; 16] = [
+    "bandwidth",
+    "bridge",
+    "calico",
+    "calico-ipam",
+    "cilium",
+    "cilium-cni",
+    "flannel",
+    "host-local",
+    "linkerd-cni",
+    "loopback",
+    "multus",
+    "multus-shim",
+    "portmap",
+    "prefix-istio-cni",
+    "ptp",
+    "tuning",
+];
 
 /// The directories; dropping it removes them.
 pub(crate) struct TestNode {
@@ -34,9 +52,7 @@ impl TestNode {
         // Not below /tmp, which may be mounted noexec: the programs in it are run.
         let root = TestDir::new_in(Path::new(env!("CARGO_TARGET_TMPDIR")), "node")
             .with_subdirectories(&["net.d", "bin", "results", "image"]);
-        for plugin in PRIMARIES {
-            fs::write(root.join("bin").join(plugin), "").unwrap();
-        }
+        root.write_programs("bin", PRIMARIES);
         Self { root }
     }
 
@@ -179,7 +195,7 @@ pub(crate) fn entry(level: &str) -> Entry {
 pub(crate) fn program(root: &Path, file: &str, build: &str) -> Program {
     let source = root.join("image").join(format!("{file}-{build}"));
     let text = format!(
-        "#!/bin/sh\n# {build}\necho '{{\"cniVersion\":\"1.0.0\",\"supportedVersions\":[\"1.0.0\"]}}'\n"
+        "#!/bin/sh\n# {build}\n# {BUILD_MARK}\necho '{{\"cniVersion\":\"1.0.0\",\"supportedVersions\":[\"1.0.0\"]}}'\n"
     );
     if !source.exists() {
         fs::write(&source, &text).unwrap();

@@ -184,7 +184,6 @@ fn a_kubeconfig_has_the_values_of_istio_cnis() {
         ("50.76.2.1", ServerTrust::Ca("ca.crt".into()), "kubeconfig-newhost"),
     ] {
         let api = ApiServer {
-            protocol: "https".into(),
             host: host.into(),
             port: "443".into(),
             trust,

@@ -3,14 +3,15 @@
 
 use super::client;
 use super::token_file::TokenFile;
+use crate::agent::kubeconfig::server_url;
 use gybe_netfilter::hint::Hint;
+use gybe_netfilter::policy;
 use gybe_plugin::bounded_read;
 use hyper::Uri;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use std::borrow::Cow;
 use std::io;
-use std::net::IpAddr;
 use std::path::{Path, PathBuf};
 
 /// A cluster, and our identity in it.
@@ -112,15 +113,10 @@ impl ServiceAccount {
     }
 
     fn server(&self) -> Result<Uri, ClusterError> {
-        let host = match self.host.parse() {
-            Ok(IpAddr::V6(address)) => format!("[{address}]"),
-            _ => self.host.clone(),
-        };
-        let wrong = || ClusterError::Address { host: self.host.clone(), port: self.port.clone() };
-        let port: u16 = self.port.parse().map_err(|_| wrong())?;
-        let name = !host.is_empty() && !host.contains(['/', '@', '?', '#']);
-        let server = format!("https://{host}:{port}/").parse().ok().filter(|_| name);
-        server.ok_or_else(wrong)
+        let Self { host, port, .. } = self;
+        let is_valid = !host.is_empty() && !host.contains(['/', '@', '?', '#']) && policy::port(port).is_ok();
+        let server = is_valid.then(|| server_url(host, port).parse().ok()).flatten();
+        server.ok_or_else(|| ClusterError::Address { host: host.clone(), port: port.clone() })
     }
 }
 

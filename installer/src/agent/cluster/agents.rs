@@ -3,7 +3,8 @@
 use super::access::Cluster;
 use super::client;
 use super::error::ApiError;
-use super::pod_requests::{Page, invalid_name};
+use super::objects::{ContainerStatus, List, Pod, PodStatus};
+use super::pod_requests::invalid_name;
 use super::queries::{QueryError, run};
 use crate::host::agent_status::NodeStatus;
 use futures::stream::{self, StreamExt};
@@ -14,7 +15,6 @@ use kube::Client;
 use kube::api::ListParams;
 use kube::client::Body;
 use kube::core::Request as ApiRequest;
-use serde::Deserialize;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout_at};
 
@@ -67,7 +67,7 @@ pub enum StatusPage {
     /// The agent serves none: its port is 0.
     NotServed,
     /// Why the page cannot be read.
-    Failed(String),
+    Failed(ApiError),
 }
 
 impl StatusPage {
@@ -83,7 +83,8 @@ impl StatusPage {
 /// Reads the status of every agent.
 ///
 /// # Errors
-/// When the agents' pods cannot be listed in time. A page that cannot be read is the result of its agent.
+/// When the agents' pods cannot be listed in time, or the API server refuses our identity or our rights to every page.
+/// Another page that cannot be read is the result of its agent.
 pub fn agents(
     cluster: &Cluster,
     selector: &AgentSelector,
@@ -93,100 +94,31 @@ pub fn agents(
         let client = cluster.client().await?;
         let pods = timeout_at(until.into(), list(&client, selector)).await;
         let pods = pods.unwrap_or(Err(ApiError::Unreadable("is not complete before the deadline")))?;
-        let read = |pod: AgentPod| {
+        let read = |pod: Pod| {
             let client = client.clone();
             async move { agent(&client, &selector.namespace, pod, until).await }
         };
         let mut agents: Vec<_> = stream::iter(pods).map(read).buffer_unordered(CONCURRENCY).collect().await;
+        if let Some(fault) = refusal(&agents) {
+            return Err(fault.clone().into());
+        }
         agents.sort_by(|one, other| (&one.node, &one.pod).cmp(&(&other.node, &other.pod)));
         Ok(agents)
     })?
 }
 
-#[derive(Deserialize)]
-struct AgentPods {
-    #[serde(flatten)]
-    page: Page,
-    items: Vec<AgentPod>,
+/// Returns why the API server shows none of the pages: it refuses every request for one.
+fn refusal(agents: &[ClusterAgent]) -> Option<&ApiError> {
+    let was_requested = |page: &&StatusPage| matches!(page, StatusPage::Read(_) | StatusPage::Failed(_));
+    let mut faults = agents.iter().map(|agent| &agent.page).filter(was_requested).map(|page| match page {
+        StatusPage::Failed(fault) if fault.is_forbidden() => Some(fault),
+        _ => None,
+    });
+    let first = faults.next()??;
+    faults.all(|fault| fault.is_some()).then_some(first)
 }
 
-#[derive(Deserialize)]
-pub(super) struct AgentPod {
-    pub(super) metadata: PodMetadata,
-    #[serde(default)]
-    pub(super) spec: PodSpec,
-    #[serde(default)]
-    pub(super) status: PodStatus,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-pub(super) struct PodMetadata {
-    pub(super) name: String,
-    deletion_timestamp: Option<String>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct PodSpec {
-    pub(super) node_name: String,
-    containers: Vec<Container>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Container {
-    name: String,
-    env: Vec<Variable>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Variable {
-    name: String,
-    value: String,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
-pub(super) struct PodStatus {
-    #[serde(rename = "hostIP")]
-    pub(super) host_ip: String,
-    phase: String,
-    reason: String,
-    init_container_statuses: Vec<ContainerStatus>,
-    container_statuses: Vec<ContainerStatus>,
-    conditions: Vec<Condition>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct ContainerStatus {
-    name: String,
-    state: ContainerState,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct ContainerState {
-    waiting: Option<Waiting>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Waiting {
-    reason: String,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct Condition {
-    r#type: String,
-    status: String,
-    message: String,
-}
-
-impl AgentPod {
+impl Pod {
     /// Returns the port of a page of the agent, which this variable sets; none if it serves none.
     pub(super) fn port(&self, variable: &str, default: u16) -> Option<u16> {
         let agent = self.spec.containers.iter().find(|container| container.name == CONTAINER);
@@ -216,8 +148,8 @@ impl AgentPod {
 
     /// Returns why the pod does not run.
     fn stopped(&self) -> Option<String> {
-        let PodStatus { phase, reason, conditions, .. } = &self.status;
-        let unscheduled = conditions.iter().find(|it| it.r#type == "PodScheduled" && it.status == "False");
+        let PodStatus { phase, reason, .. } = &self.status;
+        let unscheduled = self.status.condition("PodScheduled").filter(|it| it.status == "False");
         match (phase.as_str(), reason.as_str(), unscheduled) {
             ("Running", ..) => None,
             (.., Some(condition)) => Some(format!("not scheduled: {}", condition.message)),
@@ -228,22 +160,22 @@ impl AgentPod {
 }
 
 /// Lists the agents' pods page by page, without those that are being deleted.
-pub(super) async fn list(client: &Client, selector: &AgentSelector) -> Result<Vec<AgentPod>, ApiError> {
+pub(super) async fn list(client: &Client, selector: &AgentSelector) -> Result<Vec<Pod>, ApiError> {
     let pods = ApiRequest::new(format!("/api/v1/namespaces/{}/pods", selector.namespace));
     let mut params = ListParams::default().labels(&selector.labels).limit(PAGE_SIZE);
     let mut found = Vec::new();
     loop {
         let request = pods.list(&params).map_err(|_| invalid_name())?;
-        let AgentPods { page, items } = client::object(client, request).await?;
-        found.extend(items.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()));
-        match page.next() {
-            Some(next) => params.continue_token = Some(next.to_owned()),
-            None => return Ok(found),
+        let page: List<Pod> = client::object(client, request).await?;
+        params.continue_token = page.next().map(str::to_owned);
+        found.extend(page.items.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()));
+        if params.continue_token.is_none() {
+            return Ok(found);
         }
     }
 }
 
-async fn agent(client: &Client, namespace: &str, pod: AgentPod, until: Instant) -> ClusterAgent {
+async fn agent(client: &Client, namespace: &str, pod: Pod, until: Instant) -> ClusterAgent {
     let page = match pod.port(PORT, DEFAULT_PORT) {
         _ if !pod.runs_agent() => StatusPage::NotRunning,
         None => StatusPage::NotServed,
@@ -252,8 +184,8 @@ async fn agent(client: &Client, namespace: &str, pod: AgentPod, until: Instant) 
             let before = until.min(Instant::now() + STATUS_TIMEOUT);
             match timeout_at(before.into(), status(client, &path)).await {
                 Ok(Ok(status)) => StatusPage::Read(status),
-                Ok(Err(fault)) => StatusPage::Failed(fault.to_string()),
-                Err(_) => StatusPage::Failed("it did not answer in time".to_owned()),
+                Ok(Err(fault)) => StatusPage::Failed(fault),
+                Err(_) => StatusPage::Failed(ApiError::Unreadable("did not arrive in time")),
             }
         }
     };
@@ -293,7 +225,7 @@ mod tests {
     use super::*;
     use serde_json::{Value, json};
 
-    fn pod(status: &Value) -> AgentPod {
+    fn pod(status: &Value) -> Pod {
         serde_json::from_value(json!({ "metadata": { "name": "a" }, "status": status })).unwrap()
     }
 

@@ -1,14 +1,18 @@
 //! A running pod that should be redirected and is not: whether it may be deleted or labelled, and that request.
 
-use super::access::Cluster;
-use super::pod_requests;
-use super::queries::{QueryError, send, write};
+use super::own_node::ClusterNode;
+use super::pod_requests::{self, invalid_name};
+use super::queries::{QueryError, requested, run};
 use crate::host::settings::PodLabel;
 use gybe_plugin::args::PodRef;
+use gybe_plugin::gates::INJECT;
+use gybe_plugin::pod::PodFacts;
+use hyper::Request;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};
 use kube::core::Request as ApiRequest;
 use serde::Deserialize;
-use serde_json::json;
+use serde::de::IgnoredAny;
+use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::time::Instant;
 
@@ -21,6 +25,10 @@ pub struct BrokenPod {
     pub has_ended: bool,
     /// The keys of its labels.
     pub labels: Vec<String>,
+    /// Whether the label that asks for injection or forbids it may have been set after the pod was created.
+    pub may_be_relabelled: bool,
+    /// What decides whether it is redirected.
+    pub facts: PodFacts,
     /// The exit codes with which its init containers ended, now and before their last restart, by their names.
     pub init_exits: Vec<(String, i32)>,
 }
@@ -34,7 +42,7 @@ pub enum PodChange<'a> {
 
 #[derive(Deserialize)]
 struct ListedPods {
-    items: Vec<ListedPod>,
+    items: Vec<Value>,
 }
 
 #[derive(Deserialize)]
@@ -50,7 +58,17 @@ struct ListedMetadata {
     uid: String,
     resource_version: String,
     labels: Option<BTreeMap<String, String>>,
+    creation_timestamp: Option<String>,
     deletion_timestamp: Option<String>,
+    managed_fields: Option<Vec<ManagedFields>>,
+}
+
+/// The fields that a client has set (meta/v1 ManagedFieldsEntry), and when it last set one of them.
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+struct ManagedFields {
+    time: Option<String>,
+    fields_v1: Option<Value>,
 }
 
 #[derive(Deserialize, Default)]
@@ -79,28 +97,103 @@ struct Terminated {
     exit_code: i32,
 }
 
-/// Returns a pod of this node, if further field and label selectors select it: the API server evaluates them. Needs
-/// `list` on pods.
+/// Deletes a pod of this node, or adds a label to it, if it is still the one that `confirm` has seen. Further field and
+/// label selectors, which the API server evaluates, have to select it. `confirm` returns until when the change may be
+/// requested, or why the pod is left alone.
+///
+/// Returns why the pod was left alone; none if it was changed. Needs `list` on pods, and `delete` on pods or `patch` on
+/// their status.
 ///
 /// # Errors
-/// As [`super::create_event`]; also when it cannot parse a selector.
-pub fn broken_pod(
-    cluster: &Cluster,
-    node: &str,
+/// As [`super::create_event`]; also when the API server cannot parse a selector.
+pub fn change_pod(
+    home: &ClusterNode,
     pod: &PodRef,
     [fields, labels]: [&str; 2],
+    change: &PodChange<'_>,
     until: Instant,
-) -> Result<Option<BrokenPod>, QueryError> {
-    let request = pod_requests::one_if_selected(node, pod, fields, labels)?;
-    let listed = send::<ListedPods>(cluster, request, until)?.items.into_iter().next();
-    Ok(listed.map(|ListedPod { metadata, status }| BrokenPod {
-        uid: metadata.uid,
-        version: metadata.resource_version,
-        has_ended: metadata.deletion_timestamp.is_some()
-            || matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
-        labels: metadata.labels.unwrap_or_default().into_keys().collect(),
-        init_exits: status.init_container_statuses.into_iter().flatten().flat_map(exits).collect(),
-    }))
+    confirm: impl FnOnce(&BrokenPod) -> Result<Instant, String>,
+) -> Result<Option<String>, QueryError> {
+    let list = pod_requests::one_if_selected(&home.node, pod, fields, labels)?;
+    run(async {
+        let client = home.cluster.client().await?;
+        let listed: ListedPods = requested(&client, list, until).await?;
+        let observed = listed.items.first().and_then(BrokenPod::parse);
+        let Some(observed) = observed else { return Ok(Some(UNKNOWN.to_owned())) };
+        let until = match confirm(&observed) {
+            Ok(until) => until,
+            Err(why) => return Ok(Some(why)),
+        };
+        match requested::<IgnoredAny>(&client, request(pod, &observed, change)?, until).await {
+            Ok(_) => Ok(None),
+            Err(error) if matches!(error.status(), Some(404 | 409)) => Ok(Some(CHANGED.to_owned())),
+            Err(error) => Err(error.into()),
+        }
+    })?
+}
+
+const UNKNOWN: &str = "the API server has no such pod on this node, or the selectors do not select it";
+const CHANGED: &str = "it has changed, or another pod has its name now";
+
+fn request(
+    pod: &PodRef,
+    observed: &BrokenPod,
+    change: &PodChange<'_>,
+) -> Result<Request<Vec<u8>>, QueryError> {
+    let pods = ApiRequest::new(format!("/api/v1/namespaces/{}/pods", pod.namespace));
+    let (name, BrokenPod { uid, version, .. }) = (pod.name.as_str(), observed);
+    let request = match change {
+        PodChange::Delete => {
+            let preconditions =
+                Preconditions { uid: Some(uid.clone()), resource_version: Some(version.clone()) };
+            pods.delete(name, &DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() })
+        }
+        PodChange::Label(PodLabel { key, value }) => {
+            // The uid of an object cannot change, but the API server refuses such a patch as it does an invalid one;
+            // the version makes the refusal a conflict.
+            let metadata =
+                json!({ "uid": uid, "resourceVersion": version, "labels": { key.as_str(): value } });
+            let patch = json!({ "metadata": metadata });
+            pods.patch_subresource("status", name, &PatchParams::default(), &Patch::Merge(patch))
+        }
+    };
+    Ok(request.map_err(|_| invalid_name())?)
+}
+
+impl BrokenPod {
+    fn parse(listed: &Value) -> Option<Self> {
+        let facts = PodFacts::from_manifest(listed).ok()?;
+        let ListedPod { metadata, status } = ListedPod::deserialize(listed).ok()?;
+        Some(Self {
+            may_be_relabelled: metadata.may_be_relabelled(),
+            uid: metadata.uid,
+            version: metadata.resource_version,
+            has_ended: metadata.deletion_timestamp.is_some()
+                || matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
+            labels: metadata.labels.unwrap_or_default().into_keys().collect(),
+            facts,
+            init_exits: status.init_container_statuses.into_iter().flatten().flat_map(exits).collect(),
+        })
+    }
+}
+
+impl ListedMetadata {
+    /// Reports whether the label may have been set after the pod was created: an entry of `managedFields` that has it is
+    /// newer than the pod, or no entry has it. Times are in UTC and of one length, so they compare as texts.
+    fn may_be_relabelled(&self) -> bool {
+        if !self.labels.as_ref().is_some_and(|labels| labels.contains_key(INJECT)) {
+            return false;
+        }
+        let created = self.creation_timestamp.as_deref().unwrap_or_default();
+        let has_inject = |fields: &Value| {
+            let labels = fields.get("f:metadata").and_then(|metadata| metadata.get("f:labels"));
+            labels.is_some_and(|labels| labels.get(format!("f:{INJECT}")).is_some())
+        };
+        let entries = self.managed_fields.iter().flatten();
+        let owners = entries.filter(|entry| entry.fields_v1.as_ref().is_some_and(has_inject));
+        let times: Vec<_> = owners.map(|owner| owner.time.as_deref()).collect();
+        times.is_empty() || times.iter().any(|time| time.is_none_or(|time| time > created))
+    }
 }
 
 fn exits(InitStatus { name, state, last_state }: InitStatus) -> impl Iterator<Item = (String, i32)> {
@@ -108,38 +201,30 @@ fn exits(InitStatus { name, state, last_state }: InitStatus) -> impl Iterator<It
     states.filter_map(|state| state.terminated).map(move |ended| (name.clone(), ended.exit_code))
 }
 
-/// Deletes a pod, or adds a label to it, if it is still the observed one; reports whether it was changed. Needs
-/// `delete` on pods, or `patch` on their status.
-///
-/// # Errors
-/// As [`super::create_event`].
-pub fn change_pod(
-    cluster: &Cluster,
-    pod: &PodRef,
-    observed: &BrokenPod,
-    change: &PodChange<'_>,
-    until: Instant,
-) -> Result<bool, QueryError> {
-    let pods = ApiRequest::new(format!("/api/v1/namespaces/{}/pods", pod.namespace));
-    let name = pod.name.as_str();
-    let request = match change {
-        PodChange::Delete => {
-            let preconditions = Preconditions { uid: Some(observed.uid.clone()), resource_version: None };
-            pods.delete(name, &DeleteParams { preconditions: Some(preconditions), ..DeleteParams::default() })
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_label_inject_counts_only_if_its_owners_have_changed_nothing_since_the_pod_was_created() {
+        let owner = |time: &str| json!({ "time": time, "fieldsV1": { "f:metadata": { "f:labels": { "f:sidecar.istio.io/inject": {} } } } });
+        let (created, later) = ("2026-01-02T03:04:05Z", "2026-01-02T03:04:06Z");
+        let status = json!({ "time": later, "fieldsV1": { "f:status": {} } });
+        for (label, owners, expected) in [
+            (json!({ INJECT: "true" }), json!([owner(created), status]), false),
+            (json!({ INJECT: "true" }), json!([owner(created), owner(later)]), true),
+            (json!({ INJECT: "true" }), json!([{ "fieldsV1": owner(created)["fieldsV1"] }]), true),
+            (json!({ INJECT: "true" }), json!([status]), true),
+            (json!({ INJECT: "true" }), json!(null), true),
+            (json!({ "app": "cart" }), json!(null), false),
+            (json!(null), json!([status]), false),
+        ] {
+            let metadata = json!({
+                "uid": "u", "resourceVersion": "1", "creationTimestamp": created, "labels": label,
+                "managedFields": owners,
+            });
+            let metadata: ListedMetadata = serde_json::from_value(metadata).unwrap();
+            assert_eq!(metadata.may_be_relabelled(), expected, "{label} {owners}");
         }
-        PodChange::Label(PodLabel { key, value }) => {
-            // The uid of an object cannot change, but the API server refuses such a patch as it does an invalid one;
-            // the version makes the refusal a conflict.
-            let BrokenPod { uid, version, .. } = observed;
-            let metadata =
-                json!({ "uid": uid, "resourceVersion": version, "labels": { key.as_str(): value } });
-            let patch = json!({ "metadata": metadata });
-            pods.patch_subresource("status", name, &PatchParams::default(), &Patch::Merge(patch))
-        }
-    };
-    match write(cluster, request, until) {
-        Ok(()) => Ok(true),
-        Err(QueryError::Api(error)) if matches!(error.status(), Some(404 | 409)) => Ok(false),
-        Err(error) => Err(error),
     }
 }

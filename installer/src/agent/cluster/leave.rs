@@ -1,8 +1,9 @@
 //! The removal of Gybe from all nodes: the agents' DaemonSets, the ConfigMaps that they follow, and their page `/left`.
 
 use super::access::Cluster;
-use super::agents::{self, AGENTS, AgentPod, AgentSelector};
+use super::agents::{self, AGENTS, AgentSelector};
 use super::error::{ApiError, truncate};
+use super::objects::{DaemonSet, List, Pod};
 use super::pod_requests::invalid_name;
 use super::queries::{QueryError, run, send, write};
 use crate::host::agent_status::UNINSTALLED;
@@ -15,7 +16,6 @@ use hyper_util::rt::TokioExecutor;
 use kube::Client;
 use kube::api::{ListParams, Patch, PatchParams};
 use kube::core::Request as ApiRequest;
-use serde::Deserialize;
 use serde_json::json;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
@@ -70,56 +70,6 @@ pub enum Left {
     No(String),
 }
 
-#[derive(Deserialize)]
-struct DaemonSets {
-    items: Vec<DaemonSet>,
-}
-
-#[derive(Deserialize)]
-struct DaemonSet {
-    metadata: Metadata,
-    #[serde(default)]
-    spec: DaemonSetSpec,
-    #[serde(default)]
-    status: DaemonSetStatus,
-}
-
-#[derive(Deserialize)]
-struct Metadata {
-    name: String,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct DaemonSetSpec {
-    template: PodTemplate,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct PodTemplate {
-    spec: PodSpec,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(default)]
-struct PodSpec {
-    volumes: Vec<Volume>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Volume {
-    name: String,
-    config_map: Option<Metadata>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase", default)]
-struct DaemonSetStatus {
-    desired_number_scheduled: usize,
-}
-
 impl From<DaemonSet> for AgentDaemonSet {
     fn from(DaemonSet { metadata, spec, status }: DaemonSet) -> Self {
         let settings = spec.template.spec.volumes.into_iter().find(|volume| volume.name == CONFIG_VOLUME);
@@ -156,7 +106,7 @@ pub fn agent_addresses(
     until: Instant,
 ) -> Result<Vec<AgentAddress>, QueryError> {
     let selector = AgentSelector { namespace: namespace.to_owned(), labels: AGENTS.to_owned() };
-    let address = |pod: AgentPod| AgentAddress {
+    let address = |pod: Pod| AgentAddress {
         port: pod.port(PORT.0, PORT.1),
         pod: pod.metadata.name,
         node: Some(pod.spec.node_name).filter(|node| !node.is_empty()),
@@ -181,7 +131,7 @@ pub fn agent_daemonsets(
 ) -> Result<Vec<AgentDaemonSet>, QueryError> {
     let request = ApiRequest::new(format!("/apis/apps/v1/namespaces/{namespace}/daemonsets"));
     let request = request.list(&ListParams::default().labels(AGENTS)).map_err(|_| invalid_name())?;
-    let DaemonSets { items } = send(cluster, request, until)?;
+    let List { items, .. } = send::<List<DaemonSet>>(cluster, request, until)?;
     Ok(items.into_iter().map(AgentDaemonSet::from).collect())
 }
 

@@ -2,6 +2,7 @@
 
 use super::access::Cluster;
 use super::error::ApiError;
+use super::objects::Node;
 use super::pod_requests;
 use super::watch::{Watch, Watched};
 use crate::error::chain;
@@ -9,7 +10,6 @@ use crate::log::Log;
 use futures::future::{Either, select};
 use hyper::Request;
 use kube::Client;
-use serde::Deserialize;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::io::{self, PipeReader};
@@ -119,26 +119,6 @@ struct WatchedNode<'a> {
     own: &'a OwnNode,
 }
 
-/// A node in the API, without what the agent does not need.
-#[derive(Deserialize)]
-pub(super) struct Node {
-    metadata: NodeMetadata,
-    #[serde(default)]
-    spec: NodeSpec,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct NodeMetadata {
-    labels: Option<BTreeMap<String, String>>,
-    resource_version: String,
-}
-
-#[derive(Deserialize, Default)]
-struct NodeSpec {
-    taints: Option<Vec<Value>>,
-}
-
 impl Watched for WatchedNode<'_> {
     type Object = Node;
 
@@ -157,8 +137,7 @@ impl Watched for WatchedNode<'_> {
         let version = node.metadata.resource_version;
         // A node that was deleted keeps its last state: it may register again.
         if !is_deleted {
-            let labels = node.metadata.labels.unwrap_or_default();
-            let taints = node.spec.taints.unwrap_or_default();
+            let (labels, taints) = (node.metadata.labels, node.spec.taints);
             self.own.set(ObservedNode { labels, taints, version: version.clone() });
         }
         Some(version)

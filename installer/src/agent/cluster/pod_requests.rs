@@ -7,7 +7,6 @@ use gybe_plugin::pod::Manifest;
 use hyper::{Request, Uri};
 use kube::api::{GetParams, ListParams};
 use kube::core::Request as ApiRequest;
-use serde::Deserialize;
 
 const PODS: &str = "/api/v1/pods";
 const NODES: &str = "/api/v1/nodes";
@@ -24,33 +23,6 @@ pub struct PodSelector {
     pub namespace: Namespace,
     /// A label selector, which the API server parses.
     pub labels: String,
-}
-
-/// A list without its items.
-#[derive(Deserialize)]
-pub(super) struct Page {
-    #[serde(default)]
-    metadata: PageMetadata,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
-struct PageMetadata {
-    resource_version: Option<String>,
-    r#continue: Option<String>,
-}
-
-impl Page {
-    /// Returns the token of the next page.
-    pub(super) fn next(&self) -> Option<&str> {
-        self.metadata.r#continue.as_deref().filter(|token| !token.is_empty())
-    }
-
-    /// Returns the resource version from which the list can be watched.
-    pub(super) fn version(&self) -> Result<String, ApiError> {
-        let version = self.metadata.resource_version.clone().filter(|version| !version.is_empty());
-        version.ok_or(ApiError::Unreadable("is a list without a version"))
-    }
 }
 
 /// Requests a page of a node's pods.
@@ -156,15 +128,5 @@ mod tests {
         assert_eq!(uri, format!("/api/v1/pods?watch=true&fieldSelector=spec.nodeName%3Dnode-1&{query}"));
         let uri = watch_node("a&b", "77", 2_400).unwrap().uri().to_string();
         assert_eq!(uri, format!("/api/v1/nodes?watch=true&fieldSelector=metadata.name%3Da%26b&{query}"));
-    }
-
-    #[test]
-    fn a_page_has_the_token_of_the_next_and_the_version_to_watch_from() {
-        let page = |text: &str| serde_json::from_str::<Page>(text).unwrap();
-        let last =
-            page(r#"{"kind": "PodList", "metadata": {"resourceVersion": "7", "continue": ""}, "items": []}"#);
-        assert_eq!((last.next(), last.version()), (None, Ok("7".to_owned())));
-        let first = page(r#"{"metadata": {"continue": "x"}}"#);
-        assert_eq!((first.next(), first.version().is_err()), (Some("x"), true));
     }
 }

@@ -2,8 +2,9 @@
 
 use super::error::ApiError;
 use super::list_parser::ListParser;
+use super::objects::{Ignored, List};
 use super::pod_cache::{CachedPod, PodCache, PodsByName, key};
-use super::pod_requests::{self, Page, Pod};
+use super::pod_requests::{self, Pod};
 use super::watch::{TOO_LONG, Watched};
 use crate::log::Log;
 use http_body_util::BodyExt;
@@ -86,7 +87,7 @@ impl Watched for NodePods {
 }
 
 impl NodePods {
-    async fn page(&self, mut body: Body, found: &mut PodsByName) -> Result<Page, ApiError> {
+    async fn page(&self, mut body: Body, found: &mut PodsByName) -> Result<List<Ignored>, ApiError> {
         let mut list = ListParser::default();
         while let Some(frame) =
             timeout(LIST_TIMEOUT, body.frame()).await.map_err(|_| ApiError::Late(LIST_TIMEOUT))?

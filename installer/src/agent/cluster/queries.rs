@@ -5,6 +5,7 @@ use super::access::{Cluster, ClusterError, ClusterNames};
 use super::client;
 use super::error::ApiError;
 use super::lookup;
+use super::objects::{ConfigMap, List, Object, Pod};
 use super::own_node::{ClusterNode, ObservedNode};
 use super::pod_requests::{self, PodSelector, invalid_name};
 use crate::error::chain;
@@ -13,9 +14,9 @@ use gybe_netfilter::hint::Hint;
 use gybe_plugin::args::Namespace;
 use gybe_plugin::facts::wire::{self, FactsResponse, WireError};
 use hyper::Request;
+use kube::Client;
 use kube::api::{GetParams, Patch, PatchParams, PostParams};
 use kube::core::Request as ApiRequest;
-use serde::Deserialize;
 use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 use std::borrow::Cow;
@@ -30,6 +31,16 @@ pub enum QueryError {
     Cluster(#[from] ClusterError),
     #[error(transparent)]
     Api(#[from] ApiError),
+}
+
+impl QueryError {
+    /// Returns the HTTP status, if there was a response.
+    pub fn status(&self) -> Option<u16> {
+        match self {
+            Self::Cluster(_) => None,
+            Self::Api(fault) => fault.status(),
+        }
+    }
 }
 
 impl Hint for QueryError {
@@ -61,18 +72,6 @@ pub enum DaemonSetState {
     Unknown(String),
 }
 
-#[derive(Deserialize)]
-struct Object {
-    #[serde(default)]
-    metadata: Metadata,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
-struct Metadata {
-    deletion_timestamp: Option<String>,
-}
-
 /// Returns the names of the cluster in its kubeconfig; none for the cluster in which the program runs as a pod. Sends
 /// no request.
 ///
@@ -91,7 +90,7 @@ pub fn daemonset_state(cluster: &Cluster, namespace: &str, name: &str, until: In
     let daemonsets = ApiRequest::new(format!("/apis/apps/v1/namespaces/{namespace}/daemonsets"));
     let request = daemonsets.get(name, &GetParams::default()).map_err(|_| QueryError::from(invalid_name()));
     match request.and_then(|request| send::<Object>(cluster, request, until)) {
-        Ok(Object { metadata }) if metadata.deletion_timestamp.is_some() => DaemonSetState::BeingDeleted,
+        Ok(Object { metadata, .. }) if metadata.deletion_timestamp.is_some() => DaemonSetState::BeingDeleted,
         Ok(_) => DaemonSetState::Present,
         Err(QueryError::Api(fault)) if fault.is_not_found() => DaemonSetState::Absent,
         Err(QueryError::Api(fault)) if fault.is_forbidden() => DaemonSetState::Refused(fault.to_string()),
@@ -109,13 +108,9 @@ pub fn config_map(
     name: &str,
     until: Instant,
 ) -> Result<BTreeMap<String, String>, QueryError> {
-    #[derive(Deserialize)]
-    struct ConfigMap {
-        data: Option<BTreeMap<String, String>>,
-    }
     let maps = ApiRequest::new(format!("/api/v1/namespaces/{namespace}/configmaps"));
     let request = maps.get(name, &GetParams::default()).map_err(|_| invalid_name())?;
-    Ok(send::<ConfigMap>(cluster, request, until)?.data.unwrap_or_default())
+    Ok(send::<ConfigMap>(cluster, request, until)?.data)
 }
 
 /// Reports whether a pod of the node that the label selector selects is ready. Needs `list` on pods.
@@ -128,38 +123,10 @@ pub fn has_ready_pod(
     selected: &PodSelector,
     until: Instant,
 ) -> Result<bool, QueryError> {
-    let pods: ConditionedPods = send(cluster, pod_requests::selected(node, selected)?, until)?;
-    Ok(pods.items.into_iter().flatten().any(|pod| pod.is_ready()))
-}
-
-/// Pods with their conditions alone.
-#[derive(Deserialize)]
-struct ConditionedPods {
-    items: Option<Vec<ConditionedPod>>,
-}
-
-#[derive(Deserialize)]
-struct ConditionedPod {
-    #[serde(default)]
-    status: PodConditions,
-}
-
-#[derive(Deserialize, Default)]
-struct PodConditions {
-    conditions: Option<Vec<Condition>>,
-}
-
-#[derive(Deserialize)]
-struct Condition {
-    r#type: String,
-    status: String,
-}
-
-impl ConditionedPod {
-    fn is_ready(&self) -> bool {
-        let mut conditions = self.status.conditions.iter().flatten();
-        conditions.any(|condition| condition.r#type == "Ready" && condition.status == "True")
-    }
+    let pods: List<Pod> = send(cluster, pod_requests::selected(node, selected)?, until)?;
+    let is_ready =
+        |pod: &Pod| pod.status.condition("Ready").is_some_and(|condition| condition.status == "True");
+    Ok(pods.items.iter().any(is_ready))
 }
 
 /// Whether a node has taints.
@@ -268,14 +235,23 @@ pub(super) fn send<T: DeserializeOwned>(
     request: Request<Vec<u8>>,
     until: Instant,
 ) -> Result<T, QueryError> {
+    run(async {
+        let client = cluster.client().await?;
+        Ok(requested(&client, request, until).await?)
+    })?
+}
+
+/// Requests one object until then at the latest.
+pub(super) async fn requested<T: DeserializeOwned>(
+    client: &Client,
+    request: Request<Vec<u8>>,
+    until: Instant,
+) -> Result<T, ApiError> {
     // In whole seconds: texts of errors are compared, so that an error that repeats is logged once.
     let left = until.saturating_duration_since(Instant::now());
     let left = Duration::from_secs(left.as_secs() + u64::from(left.subsec_nanos() > 0));
-    run(async {
-        let client = cluster.client().await?;
-        let object = tokio::time::timeout_at(until.into(), client::object(&client, request)).await;
-        Ok(object.unwrap_or(Err(ApiError::Late(left)))?)
-    })?
+    let object = tokio::time::timeout_at(until.into(), client::object(client, request)).await;
+    object.unwrap_or(Err(ApiError::Late(left)))
 }
 
 /// Runs requests on the calling thread.

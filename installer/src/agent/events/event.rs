@@ -133,7 +133,7 @@ impl Note {
 
 impl PodEvent {
     /// Returns the event of a plugin's log line that reports a refused ADD; none for any other line.
-    pub(super) fn of_refusal(line: &Map<String, Value>) -> Option<Self> {
+    pub(crate) fn of_refusal(line: &Map<String, Value>) -> Option<Self> {
         let text = |key: &str| line.get(key)?.as_str();
         if (text("verb"), text("decision")) != (Some("ADD"), Some("error")) {
             return None;

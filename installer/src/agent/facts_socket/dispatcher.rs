@@ -78,8 +78,11 @@ impl Dispatcher<'_, '_> {
     }
 
     fn log_fault(&self, response: &FactsResponse) {
-        if let FactsResponse::Error(why) = response {
-            self.log.warn("gybe node: a query failed", json!({ "cause": why }));
-        }
+        let (message, cause) = match response {
+            FactsResponse::Pod(_) | FactsResponse::Unknown => return,
+            FactsResponse::Error(cause) => ("gybe node: a query failed", cause),
+            FactsResponse::BrokenManifest(cause) => ("gybe node: a manifest cannot be used", cause),
+        };
+        self.log.warn(message, json!({ "cause": cause }));
     }
 }

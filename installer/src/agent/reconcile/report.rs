@@ -2,12 +2,12 @@
 
 use super::{Reconciler, Turn};
 use crate::agent::status::{PassReport, Phase, TurnReport};
+use crate::host::change::Change;
 use crate::host::conflict::RewriteCounts;
 use crate::host::directory::{Directory, PerDirectory};
 use crate::host::image::PLUGIN;
 use crate::host::observe::{CachedPlugins, cached_plugins};
 use crate::host::pass::{Pass, RESYNC};
-use crate::host::plan::Plan;
 use crate::host::problem::Problem;
 use crate::host::settings::Mode;
 use crate::host::uninstall::KeptReason;
@@ -48,7 +48,7 @@ impl Reconciler<'_> {
         });
         self.log_pass(pass, repaired_in.conf.max(repaired_in.programs));
         let settings = &self.settings.current;
-        let (missing, notes) = sentences(self.is_as_desired(pass), &pass.left);
+        let (missing, notes) = sentences(self.is_as_desired(pass), pass);
         let mut problems = pass.left.problems.iter();
         let deleted = problems.find(|it| matches!(it, Problem::Deleted(_))).map(ToString::to_string);
         let has_failed = |directory| pass.refused().any(|failed| failed.change.directory() == directory);
@@ -59,6 +59,7 @@ impl Reconciler<'_> {
                 .then(|| pass.left.judgement.is_redirected()),
             notes: notes.into_iter().chain(settings.notes.iter().cloned()).collect(),
             deleted_directory: deleted,
+            rewrite_expected_until: self.memory.rewrite_expected_until(Directory::Conf),
             conflicts: PerDirectory::made(conflict),
             pass: Some(PassReport {
                 is_done: pass.left.is_done(),
@@ -129,14 +130,23 @@ impl Reconciler<'_> {
 }
 
 /// Returns what keeps the node from its desired state, and what else an operator should know, in sentences.
-fn sentences(is_as_desired: bool, left: &Plan) -> (Vec<String>, Vec<String>) {
+fn sentences(is_as_desired: bool, pass: &Pass) -> (Vec<String>, Vec<String>) {
+    let left = &pass.left;
     let reasons = left.judgement.reasons.iter().filter(|reason| !left.problems.contains(reason));
     let (blocking, notes): (Vec<_>, Vec<_>) = left.problems.iter().partition(|problem| problem.blocks());
     let blocking = blocking.into_iter().chain(reasons).map(ToString::to_string);
-    let blocking = blocking.chain(left.changes.iter().map(|change| format!("still to do: {change}")));
+    let blocking = blocking.chain(left.changes.iter().map(|change| still_to_do(change, pass)));
     let notes = notes.into_iter().map(ToString::to_string);
     match is_as_desired {
         true => (Vec::new(), blocking.chain(notes).collect()),
         false => (blocking.collect(), notes.collect()),
+    }
+}
+
+/// Returns a change that is left, with the error of its last attempt and what to do about it.
+fn still_to_do(change: &Change, pass: &Pass) -> String {
+    match pass.failed().find(|failed| failed.change == *change) {
+        Some(failed) => format!("still to do: {change}: {}", failed.with_hint()),
+        None => format!("still to do: {change}"),
     }
 }

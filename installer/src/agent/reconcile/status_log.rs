@@ -58,13 +58,14 @@ impl<'a> StatusLog<'a> {
     pub(super) fn problems(&mut self, problems: &[Problem]) {
         let sentences: Vec<_> = problems.iter().map(ToString::to_string).collect();
         let level = if problems.iter().any(Problem::blocks) { Level::Warn } else { Level::Info };
-        let hints: Vec<_> = problems.iter().filter_map(Hint::hint).collect();
+        let mut hints: Vec<_> = problems.iter().filter_map(Hint::hint).collect();
+        hints.dedup();
         self.condition(level, "gybe node: problems on the node", joined(&sentences), hint(&hints.join("; ")));
     }
 
     /// Logs the changes that failed, also those that failed before and wait for a retry.
     pub(super) fn failures(&mut self, pass: &Pass) {
-        let all = || pass.waiting.iter().chain(&pass.applied.failed).map(|failed| &failed.why);
+        let all = || pass.failed().map(|failed| &failed.why);
         let sentences: Vec<_> = all().map(|why| chain(why)).collect();
         let hints: Vec<_> = all().filter_map(ApplyError::hint).collect();
         self.condition(

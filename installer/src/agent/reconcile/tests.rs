@@ -9,6 +9,7 @@ use crate::host::apply::NodeLock;
 use crate::host::change::Change;
 use crate::host::conflict::{Conflict, ForeignRewrite};
 use crate::host::settings::GRACE_PERIOD;
+use gybe_plugin::version::BUILD_MARK;
 use gybe_test_support::TestDir;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -23,11 +24,11 @@ impl TestNode {
     fn new(test: &str) -> Self {
         let folders = ["net.d", "bin", "cache/results", "image", "config", "run", "pods"];
         let root = TestDir::new(&format!("reconcile-{test}")).with_subdirectories(&folders);
-        fs::write(root.join("bin/calico"), "").unwrap();
+        root.write_programs("bin", ["calico", "loopback"]);
         for program in ["gybe", "gybe-cni"] {
             let file = root.join("image").join(program);
             let answer = r#"{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}"#;
-            fs::write(&file, format!("#!/bin/sh\necho '{answer}'\n")).unwrap();
+            fs::write(&file, format!("#!/bin/sh\n# {BUILD_MARK}\necho '{answer}'\n")).unwrap();
             fs::set_permissions(file, Permissions::from_mode(0o755)).unwrap();
         }
         let chain = r#"{"cniVersion":"1.0.0","name":"n","plugins":[{"type":"calico"}]}"#;
@@ -246,9 +247,9 @@ fn whether_the_runtime_reads_a_drop_in_is_unknown_until_an_add_that_only_the_dro
             };
             let unknown = "whether the runtime reads n/zz-gybe-cni.conf is unknown here";
             assert!(missing()[0].starts_with(unknown));
-            calls.record(json!({ "verb": "DEL", "decision": "nothing" }).as_object().unwrap());
+            calls.record(json!({ "verb": "DEL", "decision": "nothing" }).as_object().unwrap(), None);
             assert!(missing()[0].starts_with(unknown));
-            calls.record(json!({ "verb": "ADD", "decision": "leave alone" }).as_object().unwrap());
+            calls.record(json!({ "verb": "ADD", "decision": "leave alone" }).as_object().unwrap(), None);
             assert_eq!(missing().is_empty(), is_known);
         });
     }

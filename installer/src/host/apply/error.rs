@@ -1,10 +1,12 @@
 //! Why a change failed, and what an operator can do about it.
 
+use crate::error::RUN_AS_ROOT;
 use gybe_netfilter::hint::Hint;
 use std::borrow::Cow;
 use std::path::PathBuf;
 
 use nix::errno::Errno;
+use nix::unistd::geteuid;
 
 use super::trial::TrialError;
 use crate::host::observe::Hash;
@@ -50,6 +52,7 @@ impl Hint for ApplyError {
 
 fn of_errno(why: Errno) -> Option<&'static str> {
     Some(match why {
+        Errno::EACCES | Errno::EPERM if !geteuid().is_root() => RUN_AS_ROOT,
         Errno::EROFS => {
             "the directory is mounted read-only; use this platform's overlay of the DaemonSet, which mounts other \
              directories as cni-bin and cni-conf, or --bin-dir and --conf-dir (GKE: /home/kubernetes/bin; k3s and \
@@ -57,7 +60,11 @@ fn of_errno(why: Errno) -> Option<&'static str> {
         }
         Errno::ENOSPC => "free space or inodes on the file system (df, df -i); the old file is kept",
         Errno::EDQUOT => "raise the disk quota, or free space; the old file is kept",
-        Errno::EACCES | Errno::EPERM => {
+        Errno::EPERM => {
+            "look for the attribute i or a (lsattr -d on the directory, lsattr on the file) and remove it (chattr -i -a); \
+             if the directory belongs to another user, chown it to root, or add manifests/components/foreign-owner"
+        }
+        Errno::EACCES => {
             "if the directory belongs to another user (ls -ld), chown it to root, or add \
              manifests/components/foreign-owner; with SELinux the agent needs seLinuxOptions.type spc_t, with \
              AppArmor the profile unconfined"

@@ -1,7 +1,9 @@
 //! Tries a program on the node, before any conf file depends on it, by querying its version.
 
 use gybe_netfilter::hint::Hint;
+use gybe_plugin::version::BUILD_MARK;
 use std::borrow::Cow;
+use std::fs::File;
 use std::io::{Read, Write};
 use std::path::Path;
 use std::process::{Child, ChildStdout, Command, Stdio};
@@ -17,6 +19,7 @@ use nix::unistd::Pid;
 
 use crate::error::errno;
 use crate::host::desired::Trial;
+use crate::pod::program_text::contains;
 
 /// The deadline of a trial. A response takes a millisecond, and longer on a node that swaps.
 const TIMEOUT: Duration = Duration::from_secs(10);
@@ -33,6 +36,9 @@ pub enum TrialError {
     Failed(String),
     #[error("it did not answer VERSION with its supported versions")]
     NoVersions,
+    /// Whatever it answers, it may do anything at an ADD.
+    #[error("it is no build of gybe-cni")]
+    Another,
     #[error("it did not answer within {} seconds", TIMEOUT.as_secs())]
     Hung,
 }
@@ -47,6 +53,7 @@ impl Hint for TrialError {
             // The loader is missing: the image's programs need none.
             Self::NotRun(Errno::ENOENT) => Some("the program is not linked statically; use those of the image".into()),
             Self::NotRun(_) => None,
+            Self::Another => Some("find out which program writes another one under this name, and run gybe install".into()),
             Self::Failed(_) | Self::NoVersions => Some(
                 "look for a damaged or different program in the image or next to gybe; the old program is kept".into(),
             ),
@@ -57,8 +64,16 @@ impl Hint for TrialError {
     }
 }
 
+/// Tries a program that this agent did not place: another release may have.
+pub fn try_installed(program: &Path, trial: Trial) -> Result<(), TrialError> {
+    run(program, trial)?;
+    let is_build = File::open(program).and_then(|file| contains(file, BUILD_MARK.as_bytes()));
+    let is_another = trial == Trial::CniVersion && !is_build.unwrap_or_default();
+    if is_another { Err(TrialError::Another) } else { Ok(()) }
+}
+
 /// Runs the program once.
-pub fn run(program: &Path, trial: Trial) -> Result<(), TrialError> {
+pub(super) fn run(program: &Path, trial: Trial) -> Result<(), TrialError> {
     let (success, status, response) = wait(start(program, trial)?)?;
     match trial {
         _ if !success => Err(TrialError::Failed(status)),

@@ -42,6 +42,29 @@ fn f05_in_a_conflict_the_entry_is_restored_at_once_and_at_most_twice_a_second_af
 }
 
 #[test]
+fn f05_after_two_rewrites_within_ten_seconds_another_one_is_expected_for_ten_seconds() {
+    let start = Instant::now();
+    let after = |seconds| start + Duration::from_secs(seconds);
+    for (rewrites, until) in [
+        (&[][..], None),
+        (&[0], None),
+        (&[0, 1], Some(11)),
+        (&[0, 9], Some(19)),
+        (&[0, 10], None),
+        (&[0, 1, 2, 3], Some(13)),
+        (&[0, 1, 30], None),
+    ] {
+        let mut tracker = ConflictTracker::new(Directory::Conf);
+        tracker.wrote(WriteOutcome::Complete, &Plan::default(), start);
+        for at in rewrites {
+            observe(&mut tracker, &undone(), after(*at));
+            tracker.wrote(WriteOutcome::Complete, &Plan::default(), after(*at));
+        }
+        assert_eq!(tracker.expected_until(), until.map(after), "{rewrites:?}");
+    }
+}
+
+#[test]
 fn f05_five_rewrites_a_minute_are_no_conflict_and_the_sixth_makes_it_one() {
     let (mut tracker, start) = (ConflictTracker::new(Directory::Programs), Instant::now());
     tracker.wrote(WriteOutcome::Complete, &Plan::default(), start);

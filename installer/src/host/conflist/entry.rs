@@ -88,6 +88,12 @@ impl Entry {
         &self.plugin
     }
 
+    /// Its JSON.
+    #[must_use]
+    pub fn text(&self) -> &[u8] {
+        &self.text
+    }
+
     /// Reports whether `text` is an equal JSON value, in any layout.
     #[must_use]
     pub fn has_same_value(&self, text: &[u8]) -> bool {

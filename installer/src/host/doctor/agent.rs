@@ -2,8 +2,9 @@
 
 use super::observe::{AgentContact, LogSocketContact, Observation};
 use super::{About, Finding, Section, of_security};
-use crate::host::agent_status::AgentStatus;
+use crate::host::agent_status::{AgentStatus, RefusedPod, TakenPort};
 use crate::host::entries::OurEntries;
+use crate::pod::validation::SocketOwner;
 use gybe_plugin::facts::{AgentError, AgentFault, FactsError};
 use nix::errno::Errno;
 
@@ -27,6 +28,8 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
         found.extend(observation.log.as_ref().map(log));
     }
     found.extend(agent.status.iter().flat_map(own_status));
+    found.extend(observation.taken_ports.iter().map(taken_port));
+    found.extend(agent.status.iter().flat_map(|status| &status.refused).map(refused));
     found
 }
 
@@ -83,6 +86,30 @@ fn own_status(status: &AgentStatus) -> Vec<Finding> {
         .collect()
 }
 
+fn taken_port((port, owner): &(TakenPort, Option<SocketOwner>)) -> Finding {
+    let owner = match owner {
+        Some(SocketOwner { address, process: Some(process), .. }) => {
+            format!("; process {process} listens at {address}")
+        }
+        Some(SocketOwner { address, uid, process: None }) => {
+            format!("; a process of user {uid}, which is not visible here, listens at {address}")
+        }
+        None => String::new(),
+    };
+    let remedy = match port.purpose.as_str() {
+        "metrics" => "end that process, or set another port: metrics.port of the chart, MONITORING_PORT",
+        _ => "end that process, or set another port: HEALTH_PORT",
+    };
+    Finding::wrong(About::Agent, format!("{port}{owner}"), remedy)
+}
+
+fn refused(RefusedPod { pod, error, count, seconds }: &RefusedPod) -> Finding {
+    let times = if *count == 1 { "once".to_owned() } else { format!("{count} times") };
+    let text = format!("pod {pod} was refused {times}, last {seconds} s ago: {error}");
+    let remedy = "see the section of that id, unless the pod was deleted; its next ADD removes this finding";
+    Finding::wrong(About::Pods, text, remedy).in_section(Section::PodsRefused)
+}
+
 fn facts(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact) -> Finding {
     let socket = agent.socket.display();
     let Some(fault) = &agent.fault else {
@@ -108,6 +135,10 @@ fn facts(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact)
             false => Finding::wrong(About::Agent, text, API_SERVER).in_section(Section::PodsUnknown),
         };
     }
+    if let FactsError::Agent(AgentError { fault: AgentFault::Manifest(_), .. }) = fault {
+        let remedy = "correct that file of the agent's --pods-from: until then a meshed pod that no other file has is refused";
+        return Finding::wrong(About::Agent, fault.to_string(), remedy).in_section(Section::BrokenManifest);
+    }
     if !ours.is_anywhere() && errno == Some(Errno::ENOENT) {
         // A node may have no agent. That the entry is missing is a finding of its own.
         return Finding::note(About::Agent, format!("no node agent answers at {socket}"), Some(RUNNING));
@@ -117,7 +148,7 @@ fn facts(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact)
     } else {
         RUNNING.to_owned()
     };
-    if !ours.is_anywhere() && !agent.is_running() {
+    if !ours.is_anywhere() && agent.is_absent() {
         let text = format!(
             "the node agent at {socket} {away}, and no conf file names gybe-cni, so new pods are not redirected: {fault}"
         );

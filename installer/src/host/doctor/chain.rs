@@ -3,6 +3,7 @@
 use super::observe::{AgentContact, Observation};
 use super::programs::program;
 use super::{About, Finding, Section, of_security};
+use crate::host::apply::TrialError;
 use crate::host::conflict::other_owner;
 use crate::host::conflist::ISTIO;
 use crate::host::desired::Shape;
@@ -40,6 +41,8 @@ pub(super) fn judged(observation: &Observation, ours: &OurEntries<'_>) -> Judgem
         programs: &observation.snapshot.programs,
         runtimes: &observation.snapshot.runtimes,
         plugin: PLUGIN,
+        // The agent, which knows the settings, reports an outdated entry.
+        entry: None,
         fault: fault(observation),
         shape: &shape(observation, ours),
         confirmed: observation.confirmed(),
@@ -49,7 +52,11 @@ pub(super) fn judged(observation: &Observation, ours: &OurEntries<'_>) -> Judgem
 fn fault(observation: &Observation) -> Option<ProgramFault> {
     let Some(there) = program(observation, PLUGIN) else { return Some(ProgramFault::Missing) };
     let of_access = ProgramFault::of(there.access, observation.snapshot.us);
-    of_access.or_else(|| (!matches!(observation.trial, Some(Ok(())))).then_some(ProgramFault::NotRun))
+    of_access.or(match &observation.trial {
+        Some(Ok(())) => None,
+        Some(Err(TrialError::Another)) => Some(ProgramFault::Another),
+        Some(Err(_)) | None => Some(ProgramFault::NotRun),
+    })
 }
 
 /// The shape in which our entry is found, because the desired shape is not written on the node.
@@ -123,7 +130,9 @@ fn in_use(observation: &Observation, choice: &ChosenNetwork) -> Finding {
 fn broken(observation: &Observation, judgement: &Judgement) -> Vec<Finding> {
     let stops = |broken: &BrokenFile| {
         judgement.reasons.iter().any(|reason| match reason {
-            Problem::BrokenFirst(by) | Problem::UnreadableFirst(by) => by == broken,
+            Problem::BrokenFirst(by) | Problem::BrokenFurther(by) | Problem::UnreadableFirst(by) => {
+                by == broken
+            }
             Problem::TooLarge { file, .. } => *file == broken.file,
             _ => false,
         })
@@ -183,7 +192,9 @@ fn wrong(observation: &Observation, ours: &OurEntries<'_>, reason: &Problem) -> 
         Problem::PluginDirUnconfirmed { .. }
         | Problem::Unreported
         | Problem::PluginsElsewhere(_)
-        | Problem::NetworksElsewhere(_) => About::Directories,
+        | Problem::NetworksElsewhere(_)
+        | Problem::HandlerElsewhere { .. } => About::Directories,
+        Problem::OtherProgram { .. } | Problem::EarlierProgram { .. } => About::Programs,
         _ => About::Chain,
     };
     Finding::wrong(about, text, remedy).in_section(Section::NodeNotReady)

@@ -2,7 +2,7 @@
 
 use super::observe::Observation;
 use super::{About, Finding, Section};
-use crate::host::entries::{OurEntries, members};
+use crate::host::entries::{OurEntries, members, requests_annotations};
 use gybe_plugin::conf::{PluginConf, unknown_keys};
 use gybe_plugin::network_conf::POD_ANNOTATIONS;
 use serde_json::{Map, Value};
@@ -36,9 +36,7 @@ fn of_entry(file: &str, members: &Map<String, Value>) -> Vec<Finding> {
         let text = format!("in {file}: unknown keys {}", unknown.join(", "));
         found.push(Finding::note(About::Entry, text, None));
     }
-    let declared =
-        members.get("capabilities").and_then(|all| all.get(POD_ANNOTATIONS)) == Some(&Value::Bool(true));
-    if !declared {
+    if !requests_annotations(members) {
         let text = format!(
             "in {file}: the entry does not request the capability {POD_ANNOTATIONS}, so pods outside the mesh wait for the agent too"
         );

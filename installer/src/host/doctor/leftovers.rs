@@ -1,6 +1,6 @@
 //! Findings about leftovers: of an uninstall that has to wait, or of a process that was killed.
 
-use super::observe::Observation;
+use super::observe::{AgentContact, Observation};
 use super::programs::program;
 use super::{About, Finding};
 use crate::host::entries::OurEntries;
@@ -9,14 +9,18 @@ use crate::host::observe::{CachedPlugins, ORIGINAL};
 
 pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     let mut found = Vec::new();
-    if !ours.is_anywhere() {
-        found.extend(program(observation, PLUGIN).map(|_| tombstone(observation)));
+    let agent = observation.agent.as_ref().filter(|agent| !agent.is_absent());
+    // An agent that does not leave restores the entry.
+    if !ours.is_anywhere() && agent.is_none_or(AgentContact::leaves) {
+        found.extend(program(observation, PLUGIN).map(|_| tombstone(observation, agent)));
         let originals = observation.snapshot.conf.files.keys().filter(|name| name.ends_in(ORIGINAL));
         let originals: Vec<String> = originals.map(ToString::to_string).collect();
         if !originals.is_empty() {
             let text =
                 format!("files that gybe set aside and that are no longer needed: {}", originals.join(", "));
-            found.push(Finding::note(About::Leftovers, text, Some("run gybe uninstall, which removes them")));
+            let remedy =
+                agent.map_or("run gybe uninstall, which removes them", |_| "the node agent removes them");
+            found.push(Finding::note(About::Leftovers, text, Some(remedy)));
         }
     }
     let has_temporary = [
@@ -34,7 +38,8 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
     found
 }
 
-fn tombstone(observation: &Observation) -> Finding {
+/// `agent` is the agent that removes Gybe from the node, if one runs.
+fn tombstone(observation: &Observation, agent: Option<&AgentContact>) -> Finding {
     let reason = "the DEL of existing sandboxes needs it";
     let (text, remedy) = match &observation.snapshot.cached {
         CachedPlugins::Unknown => (
@@ -50,5 +55,9 @@ fn tombstone(observation: &Observation) -> Finding {
             "run gybe uninstall to remove it, or gybe install to restore the entry",
         ),
     };
+    let remedy = agent.map_or(
+        remedy,
+        |_| "the node agent removes it as soon as no sandbox needs it; do not remove it before",
+    );
     Finding::note(About::Leftovers, text, Some(remedy))
 }

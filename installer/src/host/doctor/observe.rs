@@ -8,7 +8,8 @@ pub(crate) use sockets::query as query_agent;
 pub use sockets::{AgentContact, LogSocketContact};
 
 use crate::error::errno;
-use crate::host::apply::{TrialError, try_program};
+use crate::host::agent_status::TakenPort;
+use crate::host::apply::{TrialError, try_installed};
 use crate::host::desired::{Confirmed, Trial};
 use crate::host::entries::OurEntries;
 use crate::host::image::PLUGIN;
@@ -21,11 +22,13 @@ use crate::host::runtimes::processes::{DropInCheck, RuntimeProcess, running};
 use crate::host::runtimes::report::RuntimeReport;
 use crate::host::settings::FACTS_SOCKET;
 use crate::host::watch::{DirectoryWatch, WatchMode};
+use crate::pod::validation::SocketOwner;
 use crate::probe::node_backend::{NodeProbe, node_backend};
 use gybe_netfilter::backend::BackendKind;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use nix::errno::Errno;
+use nix::unistd::{Uid, geteuid};
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -61,6 +64,8 @@ pub struct Observation {
     pub agent: Option<AgentContact>,
     /// The agent's log socket.
     pub log: Option<LogSocketContact>,
+    /// The agent's ports at which it cannot listen, with the process that does.
+    pub taken_ports: Vec<(TakenPort, Option<SocketOwner>)>,
     /// The kubeconfig of the entry, if it cannot be read.
     pub unreadable_kubeconfig: Option<(PathBuf, Errno)>,
     /// The probe report.
@@ -73,6 +78,8 @@ pub struct Observation {
     pub watch: WatchMode,
     /// The runtimes that run here, and what they watch.
     pub runtimes: Vec<RuntimeProcess>,
+    /// The user who runs the doctor; none for root.
+    pub user: Option<u32>,
     /// The security module that may refuse an access.
     pub security_module: SecurityModule,
     /// Files of istio-cni's agent.
@@ -144,7 +151,8 @@ pub fn observe(options: DoctorOptions) -> Observation {
         platform: Platform::of_host(&options.root),
         file_systems: file_systems::of(directories),
         conf_link: fs::read_link(&options.directories.conf).ok(),
-        trial: plugin.exists().then(|| try_program(&plugin, Trial::CniVersion)),
+        trial: plugin.exists().then(|| try_installed(&plugin, Trial::CniVersion)),
+        taken_ports: agent.as_ref().map(taken_ports).unwrap_or_default(),
         offers_another_build: options
             .image
             .as_deref()
@@ -159,6 +167,7 @@ pub fn observe(options: DoctorOptions) -> Observation {
         pods: judges_pods.then(|| pods_of(conf.unwrap_or_else(|| without_entry(&options)), &options)),
         watch: DirectoryWatch::new([options.directories.conf.clone()]).mode(),
         runtimes: running_now,
+        user: Some(geteuid()).filter(|user| !user.is_root()).map(Uid::as_raw),
         security_module: security_module(),
         istio_files: istio_files(&options),
         snapshot,
@@ -170,6 +179,11 @@ pub fn observe(options: DoctorOptions) -> Observation {
 #[must_use]
 pub fn runtimes_of(root: &Path, directories: &NodeDirectories) -> Runtimes {
     RuntimeReport::of(root, &running(root, &directories.conf, DropInCheck::Read)).known(directories)
+}
+
+fn taken_ports(agent: &AgentContact) -> Vec<(TakenPort, Option<SocketOwner>)> {
+    let taken = agent.status.iter().flat_map(|status| &status.ports);
+    taken.map(|port| (port.clone(), SocketOwner::of(port.address))).collect()
 }
 
 /// Reports whether both exist and differ.

@@ -78,7 +78,7 @@ fn of_entry(name: &FileName, chain: &PluginChain, has_program: bool) -> Finding 
 }
 
 const KEEP_ISTIO: &str = "keep istio-cni here and exclude this node from Gybe, which has no ambient mode (node affinity of the \
-                          DaemonSet gybe-node; gybe uninstall removes what is here)";
+                          DaemonSet gybe-node; once its agent has ended, gybe uninstall removes what is here)";
 
 /// Cilium may rewrite a connection's destination in connect(2), before any rule receives a packet.
 fn socket_load_balancing(plugins: &[&str]) -> Option<Finding> {

@@ -2,6 +2,7 @@
 
 use super::observe::{Observation, PodVerdicts};
 use super::{About, Finding, Section};
+use crate::error::RUN_AS_ROOT;
 use crate::host::pods_on_node::{Sandbox, SandboxVerdict, summary};
 use gybe_netfilter::verdict::RedirectionState;
 use gybe_plugin::annotations::unknown;
@@ -11,21 +12,25 @@ use gybe_plugin::gates::STATUS;
 const MOST: usize = 16;
 
 pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
-    let of_pods = |pods| [of_node(pods), silent(pods), doubtful(pods)].concat();
+    let of_pods = |pods| [unread(observation, pods), of_node(pods), silent(pods), doubtful(pods)].concat();
     observation.pods.iter().flat_map(of_pods).collect()
 }
 
+/// What could not be read.
+fn unread(observation: &Observation, PodVerdicts { unreadable, .. }: &PodVerdicts) -> Vec<Finding> {
+    let remedy = match observation.user {
+        Some(_) => RUN_AS_ROOT,
+        None => "run gybe doctor on the node; --results-dir names the directory of libcni's cache",
+    };
+    let wrong =
+        |what| Finding::wrong(About::Pods, format!("pods may be missing in this list: {what}"), remedy);
+    unreadable.iter().map(wrong).collect()
+}
+
 /// The number of pods of each kind, and each pod of the mesh that is not known to be redirected.
-fn of_node(PodVerdicts { judged, unreadable }: &PodVerdicts) -> Vec<Finding> {
+fn of_node(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<Finding> {
     let counted = || Finding::note(About::Pods, summary(judged), None);
     let mut found: Vec<_> = (!judged.is_empty()).then(counted).into_iter().collect();
-    found.extend(unreadable.iter().map(|what| {
-        Finding::wrong(
-            About::Pods,
-            format!("pods may be missing in this list: {what}"),
-            "run gybe doctor as root on the node; --results-dir names the directory of libcni's cache",
-        )
-    }));
     let failing: Vec<_> = judged.iter().filter(|one| one.fails()).collect();
     found.extend(failing.iter().take(MOST).map(|one| failed(one)));
     if let Some(more) = failing.len().checked_sub(MOST).filter(|more| *more > 0) {

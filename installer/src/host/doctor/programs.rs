@@ -90,10 +90,13 @@ fn of_trial(observation: &Observation, trial: &Result<(), TrialError>) -> Findin
     match trial {
         Ok(()) => Finding::well(About::Programs, format!("{PLUGIN} answers VERSION")),
         Err(why) => {
-            let text = format!("{PLUGIN} does not run: {}", with_reason(why));
+            let text = match why {
+                TrialError::Another => format!("{PLUGIN} is another program: {why}"),
+                why => format!("{PLUGIN} does not run: {}", with_reason(why)),
+            };
             let remedy = match why {
                 TrialError::NotRun(Errno::EACCES | Errno::EPERM) => of_security(observation),
-                TrialError::Hung => why.hint().unwrap_or_default().into_owned(),
+                TrialError::Hung | TrialError::Another => why.hint().unwrap_or_default().into_owned(),
                 _ => "run gybe install, which replaces it with a program for this node's architecture"
                     .to_owned(),
             };

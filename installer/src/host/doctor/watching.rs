@@ -62,7 +62,7 @@ fn of_runtime(RuntimeProcess { name, pid, watches, .. }: &RuntimeProcess) -> Fin
         }
         RuntimeWatch::Unknown => {
             let text = format!("it is unknown what {name} (process {pid}) watches");
-            Finding::note(About::Watching, text, Some("run gybe doctor as root on the node"))
+            Finding::note(About::Watching, text, Some("run gybe doctor on the node"))
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Verdicts on conf directories: which file the runtime uses, and why a pod is not redirected.
 
 use gybe_netfilter::hint::Hint;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 use nix::errno::Errno;
 
@@ -37,12 +37,14 @@ struct World {
     shape: Shape,
     confirmed: Confirmed,
     fault: Option<ProgramFault>,
+    entry: Option<Entry>,
 }
 
 impl World {
     fn with(files: &[(&str, &str)]) -> Self {
         let files = files.iter().map(|(file_name, text)| (name(file_name), file(Ok(text)))).collect();
-        let names = ["calico", "multus-shim", "gybe-cni"].into_iter().map(name).collect();
+        let names = ["bandwidth", "calico", "gybe-cni", "istio-cni", "loopback", "multus-shim", "portmap"];
+        let names = names.into_iter().map(|it| (name(it), NamedFile::Executable)).collect();
         Self {
             conf: ConfDirectory {
                 state: DirectoryState::Present,
@@ -55,6 +57,7 @@ impl World {
             programs: ProgramDirectory {
                 state: DirectoryState::Present,
                 names,
+                is_noexec: false,
                 files: BTreeMap::new(),
                 has_temporary: false,
                 has_lock: false,
@@ -63,7 +66,13 @@ impl World {
             shape: Shape::Chained { pinned: None },
             confirmed: Confirmed::No,
             fault: None,
+            entry: None,
         }
+    }
+
+    fn desired(mut self, entry: &str) -> Self {
+        self.entry = Some(Entry::parse(entry.as_bytes()).unwrap());
+        self
     }
 
     fn run_by(mut self, runtime: Runtime, drop_ins: DropIns) -> Self {
@@ -88,7 +97,7 @@ impl World {
     }
 
     fn without_the_primarys(mut self) -> Self {
-        self.programs.names = BTreeSet::from([name("gybe-cni"), name("something")]);
+        self.programs.names.retain(|name, _| name.as_os_str() == "gybe-cni");
         self
     }
 
@@ -98,6 +107,7 @@ impl World {
             programs: &self.programs,
             runtimes: &self.runtimes,
             plugin: "gybe-cni",
+            entry: self.entry.as_ref(),
             fault: self.fault,
             shape: &self.shape,
             confirmed: self.confirmed,
@@ -245,6 +255,8 @@ fn a_program_directory_without_the_primarys_plugins_needs_confirmation() {
     assert!(confirmed.judged().is_redirected());
     let mut named = world();
     named.runtimes.plugin_directory = ConfiguredDirectory::Named;
+    named.runtimes.search_paths =
+        vec![path(&[("ours", &[]), ("/b", &[("calico", true), ("loopback", true)])])];
     assert!(named.judged().is_redirected());
     named.runtimes.plugin_directory = ConfiguredDirectory::Awaited;
     assert_eq!(named.reason(), "waiting for the probe's report about the container runtime");
@@ -293,45 +305,158 @@ fn cri_o_uses_the_network_that_its_configuration_names() {
     assert!(!world.judged().is_redirected(), "containerd, which may run too, uses the first file");
 }
 
+/// A runtime's search path: directories with files, and whether each is executable; "ours" is where we place programs.
+fn path(directories: &[(&str, &[(&str, bool)])]) -> Vec<SearchedDirectory> {
+    let directory = |(path, programs): &(&str, &[(&str, bool)])| SearchedDirectory {
+        path: (*path).into(),
+        is_ours: *path == "ours",
+        is_noexec: false,
+        programs: Some(programs.iter().map(|(name, runs)| ((*name).to_owned(), *runs)).collect()),
+    };
+    directories.iter().map(directory).collect()
+}
+
 #[test]
-fn cri_o_may_skip_a_network_without_the_program_of_another_plugin() {
+fn a_pod_cannot_start_without_a_program_of_another_plugin_of_its_ipam_or_loopback() {
+    let ipam = CHAINED.replace(r#""type":"calico""#, r#""type":"calico","ipam":{"type":"calico-ipam"}"#);
     let portmap = CHAINED.replace(r#"{"type":"calico"}"#, r#"{"type":"calico"},{"type":"portmap"}"#);
-    let complete = r#"{"name":"later","plugins":[{"type":"calico"}]}"#;
-    let files = [("10-a.conflist", portmap.as_str()), ("20-b.conflist", complete)];
-    let by = |runtime, files: &[(&str, &str)]| World::with(files).run_by(runtime, DropIns::Loaded);
-    assert_eq!(
-        by(Runtime::CriO, &files).reason(),
-        "CRI-O skips 10-a.conflist if none of its plugin directories has the program portmap, and may then use \
-         20-b.conflist, which does not redirect pods or cannot be read here"
-    );
-    let later = by(Runtime::CriO, &[files[0], ("20-b.conflist", CHAINED)]);
-    assert!(later.unread("15-c.conflist", Errno::EACCES).reason().contains("15-c.conflist"));
-    let alone = r#"{"type":"gybe-cni"}"#;
-    let alone = [files[0], ("20-b.conf", alone)];
-    assert!(by(Runtime::CriO, &alone).reason().contains("20-b.conf,"), "a network of our plugin alone");
-    let elsewhere = [files[0], ("20-b.conflist", r#"{"name":"later","plugins":[{"type":"bridge"}]}"#)];
-    assert!(
-        by(Runtime::CriO, &elsewhere).reason().contains("20-b.conflist"),
-        "CRI-O may find bridge elsewhere"
-    );
-    assert!(
-        by(Runtime::Containerd, &files).judged().is_redirected(),
-        "containerd does not look for programs"
-    );
-    for (harmless, files) in [
-        ("no later network", &files[..1]),
-        ("a later one lacks the same program", &[files[0], ("20-b.conflist", LIST)]),
-        ("a later one runs our plugin", &[files[0], ("20-b.conflist", CHAINED)]),
-        ("an earlier one has all programs", &[("05-a.conflist", CHAINED), files[0], files[1]]),
-    ] {
-        assert!(by(Runtime::CriO, files).judged().is_redirected(), "{harmless}");
+    let found = |world: World| -> Vec<String> {
+        let reasons = world.judged().reasons;
+        assert!(reasons.iter().all(|reason| reason.hint().is_some()), "{reasons:?}");
+        reasons.iter().map(ToString::to_string).collect()
+    };
+    let (containerd, crio) = (Runtime::Containerd, Runtime::CriO);
+    let without = |runtime, text: &str, missing: &str| {
+        let mut world = World::with(&[("10-a.conflist", text)]).run_by(runtime, DropIns::Loaded);
+        world.programs.names.remove(OsStr::new(missing));
+        world
+    };
+    let searched = |mut world: World, directories: &[(&str, &[(&str, bool)])]| {
+        world.runtimes.plugin_directory = ConfiguredDirectory::Named;
+        world.runtimes.search_paths = vec![path(directories)];
+        world
+    };
+    for (text, missing) in [(&ipam, "calico-ipam"), (&portmap, "portmap"), (&portmap, "loopback")] {
+        for runtime in [containerd, crio] {
+            let is_needed = !(missing == "loopback" && runtime == crio);
+            let expected = |why: &str| -> Vec<String> {
+                let sentence = format!("{missing}, which the runtime runs for 10-a.conflist, {why}");
+                is_needed.then_some(sentence).into_iter().collect()
+            };
+            let world = || without(runtime, text, missing);
+            assert_eq!(found(world()), expected("is not in the program directory"));
+            let confirmed = found(World { confirmed: Confirmed::Yes, ..world() });
+            assert_eq!(
+                confirmed.is_empty(),
+                !is_needed || runtime == containerd,
+                "CRI-O may use another network"
+            );
+            let no_other = "is in none of the directories in which the runtime looks for plugins";
+            let alone: &[(&str, &[(&str, bool)])] = &[("ours", &[])];
+            assert_eq!(found(searched(world(), alone)), expected(no_other));
+            let hidden = World { confirmed: Confirmed::Yes, ..searched(world(), alone) };
+            assert_eq!(found(hidden), expected(no_other), "the directories are known");
+            assert!(found(searched(world(), &[("ours", &[]), ("/b", &[(missing, true)])])).is_empty());
+            let unlisted = |mut world: World| {
+                world.runtimes.search_paths[0][1].programs = None;
+                world
+            };
+            assert!(found(unlisted(searched(world(), &[("ours", &[]), ("/b", &[])]))).is_empty());
+            let not_executable = expected("is not executable");
+            let earlier = [("/b", &[(missing, false)][..]), ("ours", &[]), ("/c", &[(missing, true)])];
+            assert_eq!(found(searched(world(), &earlier)), not_executable, "libcni takes the first file");
+            let mut both = searched(world(), &[("ours", &[]), ("/b", &[(missing, true)])]);
+            both.runtimes.search_paths.push(path(alone));
+            assert_eq!(found(both), expected(no_other), "another runtime does not find it");
+            for (state, listed, problem) in [
+                (NamedFile::NotExecutable, true, &not_executable),
+                (NamedFile::Elsewhere, true, &Vec::new()),
+                (NamedFile::Elsewhere, false, &not_executable),
+            ] {
+                let mut world = searched(world(), &[("ours", &[(missing, listed)])]);
+                world.programs.names.insert(name(missing), state);
+                assert_eq!(found(world), *problem, "{state:?}");
+            }
+        }
     }
-    let mut named = by(Runtime::CriO, &files);
-    named.runtimes.crio_network = Some("net".into());
-    assert!(named.judged().is_redirected(), "the later network has another name");
-    let mut installed = by(Runtime::CriO, &files);
-    installed.programs.names.insert(name("portmap"));
-    assert!(installed.judged().is_redirected());
+    let mut internal = without(containerd, CHAINED, "loopback");
+    internal.runtimes.has_internal_loopback = true;
+    assert!(internal.judged().is_redirected());
+    let mut of_multus = without(containerd, &portmap, "portmap");
+    of_multus.conf.is_of_multus = true;
+    assert!(of_multus.judged().is_redirected(), "Multus looks for programs elsewhere");
+}
+
+#[test]
+fn our_own_program_is_the_first_of_its_name_and_can_be_executed() {
+    let world = || {
+        let mut world = World::with(&[("10-a.conflist", CHAINED)]);
+        world.runtimes.plugin_directory = ConfiguredDirectory::Named;
+        world
+    };
+    let searched = |directories: &[(&str, &[(&str, bool)])]| {
+        let mut world = world();
+        world.runtimes.search_paths = vec![path(directories)];
+        world
+    };
+    let ours: &[(&str, bool)] = &[("gybe-cni", true)];
+    assert_eq!(
+        searched(&[("/a", ours), ("ours", ours)]).reason(),
+        "the runtime runs the gybe-cni in /a, not the one that is placed"
+    );
+    assert!(searched(&[("/a", &[]), ("ours", ours), ("/b", ours)]).judged().is_redirected());
+    let noexec = "the program gybe-cni cannot be run: its directory is mounted noexec";
+    for is_seen_here in [true, false] {
+        let mut mounted = searched(&[("ours", ours), ("/b", &[])]);
+        mounted.programs.is_noexec = is_seen_here;
+        mounted.runtimes.search_paths[0][0].is_noexec = !is_seen_here;
+        assert_eq!(mounted.reason(), noexec);
+    }
+    let mut further = searched(&[("ours", ours), ("/b", &[("loopback", true)])]);
+    further.programs.names.remove(OsStr::new("loopback"));
+    assert!(further.judged().is_redirected());
+    further.runtimes.search_paths[0][1].is_noexec = true;
+    assert!(
+        further.reason().starts_with("loopback, which the runtime runs for 10-a.conflist, is not executable")
+    );
+}
+
+#[test]
+fn a_runtime_handler_with_another_conf_directory_and_no_entry_is_a_reason_until_the_operator_confirms() {
+    let mut world = World::with(&[("10-a.conflist", CHAINED)]);
+    world.runtimes.handlers_elsewhere = vec![("kata".to_owned(), "/etc/cni/kata".into())];
+    let expected = "pods of the runtime handler kata use conf files in /etc/cni/kata, of which the first does not run gybe-cni";
+    assert_eq!(world.reason(), expected);
+    world.confirmed = Confirmed::Yes;
+    let judged = world.judged();
+    assert!(judged.is_redirected());
+    assert_eq!(judged.notes[0].to_string(), expected);
+}
+
+#[test]
+fn a_broken_file_stops_containerd_also_behind_the_first_if_it_loads_several() {
+    let files = [("10-a.conflist", CHAINED), ("20-b.conflist", LIST), ("30-c.conflist", "{")];
+    let with = |several, runtime| {
+        let mut world = World::with(&files).run_by(runtime, DropIns::Loaded);
+        world.runtimes.several_networks = several;
+        world
+    };
+    for count in [NetworkCount::All, NetworkCount::AtMost(3)] {
+        let reason = with(Some(count), Runtime::Containerd).reason();
+        assert!(
+            reason.contains("30-c.conflist, one of the files that max_conf_num makes it load"),
+            "{reason}"
+        );
+        let unread = with(Some(count), Runtime::Containerd).unread("15-x.conflist", Errno::EACCES);
+        assert!(unread.reason().starts_with("15-x.conflist cannot be read here"));
+        assert!(with(Some(count), Runtime::CriO).judged().is_redirected());
+    }
+    for several in [None, Some(NetworkCount::AtMost(2))] {
+        assert!(with(several, Runtime::Containerd).judged().is_redirected(), "{several:?}");
+    }
+    let mut second = with(Some(NetworkCount::AtMost(2)), Runtime::Containerd);
+    second.programs.names.remove(OsStr::new("portmap"));
+    assert!(second.reason().starts_with("portmap, which the runtime runs for 20-b.conflist, "));
 }
 
 #[test]
@@ -392,6 +517,7 @@ fn an_entry_or_a_program_that_fails_every_pod_redirects_none() {
         (ProgramFault::Missing, "the program gybe-cni is not in the program directory"),
         (ProgramFault::Another, "the program gybe-cni is not the one that was placed there"),
         (ProgramFault::NotRun, "the program gybe-cni does not run"),
+        (ProgramFault::NoExec, "the program gybe-cni cannot be run: its directory is mounted noexec"),
         (ProgramFault::Writable, "the program gybe-cni is writable by other users"),
     ] {
         let world = World { fault: Some(fault), ..World::with(&[("10-a.conflist", CHAINED)]) };
@@ -400,4 +526,54 @@ fn an_entry_or_a_program_that_fails_every_pod_redirects_none() {
     let mut gone = World::with(&[("10-a.conflist", CHAINED)]);
     gone.conf.state = DirectoryState::Deleted;
     assert!(gone.reason().starts_with("the conf directory was deleted on the host"));
+}
+
+#[test]
+fn an_entry_with_other_settings_than_the_desired_ones_redirects_no_pod() {
+    let desired = r#"{"type":"gybe-cni","exclude_namespaces":["a"],"log_level":"debug"}"#;
+    let entry = |keys: &str| format!(r#"{{"type":"gybe-cni"{keys}}}"#);
+    let list = |entries: &str| format!(r#"{{"name":"net","plugins":[{{"type":"calico"}},{entries}]}}"#);
+    let right = entry(r#","exclude_namespaces":["a"]"#);
+    for (keys, differ) in [
+        ("", "exclude_namespaces"),
+        (r#","exclude_namespaces":["a"],"facts":{"socket":"/x"},"gates":"strict""#, "gates, facts.socket"),
+        (r#","exclude_namespaces":["a"],"backend":"nft""#, "backend"),
+        (
+            r#","exclude_namespaces":["a"],"capabilities":{"io.kubernetes.cri.pod-annotations":true}"#,
+            "capabilities",
+        ),
+    ] {
+        let wrong = entry(keys);
+        let expected = |file: &str| {
+            format!("the entry in {file} does not have the desired settings yet: {differ} differ")
+        };
+        let chained = |entries: &str| World::with(&[("10-a.conflist", &list(entries))]).desired(desired);
+        assert_eq!(chained(&wrong).reason(), expected("10-a.conflist"));
+        for both in [format!("{wrong},{right}"), format!("{right},{wrong}")] {
+            assert_eq!(chained(&both).reason(), expected("10-a.conflist"), "the runtime runs each entry");
+        }
+        let dropped_in = || World::with(&[("10-a.conflist", LIST)]).dropped_in(&wrong).desired(desired);
+        let dropped_in = || dropped_in().shaped(Shape::DropIn);
+        assert_eq!(dropped_in().run_by(Runtime::Containerd, DropIns::Loaded).reason(), expected(DROP_IN));
+        let further = chained(&right).dropped_in(&wrong);
+        let further = |reads| {
+            World { conf: further.conf.clone(), ..chained(&right) }.run_by(Runtime::Containerd, reads)
+        };
+        assert_eq!(further(DropIns::Loaded).reason(), expected(DROP_IN));
+        assert!(further(DropIns::Ignored).judged().is_redirected());
+        let files = [("00-multus.conf", MULTUS), ("YYY-gybe-cni.conf", wrong.as_str())];
+        let alone = World::with(&files).shaped(standalone()).desired(desired);
+        assert_eq!(alone.reason(), expected("YYY-gybe-cni.conf"));
+        let pinned = list(&wrong);
+        let pinned = World::with(&[("00-multus.conf", MULTUS), ("10-a.conflist", &pinned)]).desired(desired);
+        let pinned = pinned.shaped(Shape::Chained { pinned: Some(name("10-a.conflist")) });
+        assert_eq!(pinned.reason(), expected("10-a.conflist"), "Multus calls it");
+    }
+    let unlike = entry(
+        r#","exclude_namespaces":["a"],"log_level":"error","probed":{"backend":"nft","kernel":"1"},"x":1"#,
+    );
+    for harmless in [&right, &unlike] {
+        let world = World::with(&[("10-a.conflist", &list(harmless))]).desired(desired);
+        assert!(world.judged().is_redirected(), "{harmless}: {:?}", world.judged());
+    }
 }

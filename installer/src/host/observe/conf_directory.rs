@@ -23,7 +23,7 @@ use crate::host::libcni::FileFormat;
 /// Real directories hold a handful of files; more entries than this are not read.
 const MAX_ENTRIES: usize = 65_536;
 
-pub(super) fn read(path: &Path, also: &BTreeSet<FileName>) -> ConfDirectory {
+pub(crate) fn read(path: &Path, also: &BTreeSet<FileName>) -> ConfDirectory {
     let nothing = ConfDirectory::not_there;
     let (fd, entries) = match open_directory(path).and_then(|(fd, state)| Ok((list(&fd)?, fd, state))) {
         Ok((_, _, state)) if state != DirectoryState::Present => return nothing(state),

@@ -9,12 +9,13 @@ use std::os::fd::OwnedFd;
 use std::path::Path;
 
 use nix::errno::Errno;
-use nix::fcntl::{AtFlags, OFlag, openat};
+use nix::fcntl::{AtFlags, OFlag, openat, readlinkat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, fstatat};
+use nix::sys::statvfs::{FsFlags, fstatvfs};
 use sha2::{Digest, Sha256};
 
 use super::conf_directory::{access, is, list, open_directory};
-use super::{Access, DirectoryState, FileName, LOCK, ProgramDirectory, Unreadable, is_temporary};
+use super::{Access, DirectoryState, FileName, LOCK, NamedFile, ProgramDirectory, Unreadable, is_temporary};
 use crate::error::errno;
 
 /// A SHA-256 digest.
@@ -98,7 +99,12 @@ pub(super) fn look(path: &Path, names: &BTreeSet<FileName>, hashes: &mut HashCac
         Ok((entries, fd, DirectoryState::Present)) => ProgramDirectory {
             state: DirectoryState::Present,
             has_temporary: entries.iter().any(|(name, _)| is_temporary(name)),
-            names: entries.into_iter().map(|(name, _)| name).collect(),
+            names: entries
+                .into_iter()
+                .filter_map(|(name, _)| Some((named(&fd, &name)?, name)))
+                .map(|(it, name)| (name, it))
+                .collect(),
+            is_noexec: fstatvfs(&fd).is_ok_and(|it| it.flags().contains(FsFlags::ST_NOEXEC)),
             files: names
                 .iter()
                 .filter_map(|name| Some((name.clone(), program(&fd, name, hashes)?)))
@@ -109,6 +115,21 @@ pub(super) fn look(path: &Path, names: &BTreeSet<FileName>, hashes: &mut HashCac
         Err(Errno::ENOENT) => nothing(DirectoryState::Missing),
         Err(why) => nothing(DirectoryState::Unreadable(why)),
     }
+}
+
+/// Returns what libcni finds under the name; none for other things than files. A link is followed, as libcni does.
+fn named(directory: &OwnedFd, name: &FileName) -> Option<NamedFile> {
+    match fstatat(directory, name.as_os_str(), AtFlags::empty()) {
+        Ok(stat) if !is(&stat, SFlag::S_IFREG) => None,
+        Ok(stat) if is_executable(stat.st_mode) => Some(NamedFile::Executable),
+        Ok(_) => Some(NamedFile::NotExecutable),
+        Err(_) => readlinkat(directory, name.as_os_str()).is_ok().then_some(NamedFile::Elsewhere),
+    }
+}
+
+/// Reports whether the kernel runs such a file for root.
+pub(crate) fn is_executable(mode: u32) -> bool {
+    mode & 0o111 != 0
 }
 
 fn is_there(directory: &OwnedFd, name: &str) -> bool {

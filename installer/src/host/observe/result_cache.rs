@@ -84,8 +84,9 @@ pub(crate) fn each_result(results: &Path, each: &mut dyn FnMut(&[u8])) -> Result
     ResultCache::Whole
 }
 
-/// A cached result holds, in `config`, the conf file it was made with, in base64.
-fn plugins(result: &[u8]) -> Vec<String> {
+/// The plugins of a cached result, which holds, in `config`, the conf file it was made with, in base64.
+#[must_use]
+pub fn plugins(result: &[u8]) -> Vec<String> {
     let config = json::parse(result)
         .ok()
         .and_then(|tree| BASE64_STANDARD.decode(tree.member("config")?.as_text()?).ok());

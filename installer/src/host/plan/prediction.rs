@@ -3,7 +3,9 @@
 use std::ffi::OsStr;
 
 use crate::host::change::{Change, NewAccess};
-use crate::host::observe::{Access, ConfFile, DROP_IN, FileKind, FileName, ObservedState, ProgramFile};
+use crate::host::observe::{
+    Access, ConfFile, DROP_IN, FileKind, FileName, NamedFile, ObservedState, ProgramFile,
+};
 
 pub(super) fn after(observed: &ObservedState, changes: &[Change]) -> ObservedState {
     let mut after = observed.clone();
@@ -12,7 +14,7 @@ pub(super) fn after(observed: &ObservedState, changes: &[Change]) -> ObservedSta
         let (files, programs) = (&mut after.conf.files, &mut after.programs);
         match change {
             Change::PlaceProgram { program } => {
-                programs.names.insert(program.name.clone());
+                programs.names.insert(program.name.clone(), NamedFile::Executable);
                 let there = ProgramFile { hash: Ok(program.hash), access: of_us(0o755) };
                 programs.files.insert(program.name.clone(), there);
             }

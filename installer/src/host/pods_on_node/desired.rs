@@ -1,7 +1,7 @@
-//! The desired state of a sandbox, decided as the plugin decides: by the annotations that the runtime passed and the
-//! present facts of the pod.
+//! The desired state of a sandbox, decided as the plugin decided in its ADD: by the annotations that the runtime passed
+//! then, if libcni has cached them, and otherwise by the present facts of the pod.
 
-use super::Sandbox;
+use super::{ConfOfAdd, Sandbox};
 use crate::error::chain;
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::verdict::{self, RedirectionState, Verdict};
@@ -12,6 +12,8 @@ use gybe_plugin::facts::{self, matches};
 use gybe_plugin::gates::{self, InitContainer, LeaveAloneReason};
 use gybe_plugin::network_conf::RuntimeAnnotations;
 use gybe_plugin::pod::PodFacts;
+use serde_json::json;
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::time::{Duration, Instant};
 
@@ -35,6 +37,10 @@ pub struct PodPolicy {
     pub policy: RedirectPolicy,
     /// Whether the facts have the pod's uid. Facts without a uid may be those of an earlier pod of that name.
     pub is_of_uid: bool,
+    /// The annotations that have changed since the ADD.
+    pub changed: Vec<String>,
+    /// Why the ADD left the pod alone, or may have done so, by the settings of that time.
+    pub left_alone_by_add: Option<String>,
 }
 
 /// The desired state of a sandbox.
@@ -94,6 +100,14 @@ impl PolicySources {
             Ok(facts) => facts,
             Err(why) => return not_known(why),
         };
+        let is_of_uid = facts::same_uid(&facts, pod);
+        // An operator names a manifest to judge the pod by it.
+        let is_named = self.manifests.iter().any(|manifest| matches(manifest, pod));
+        let (facts, changed) =
+            match of_add(facts, if is_named { RuntimeAnnotations::NotProvided } else { passed }) {
+                Ok(found) => found,
+                Err(why) => return not_known(why),
+            };
         let addresses = match addresses() {
             Ok(addresses) => addresses,
             Err(why) => return not_known(why),
@@ -101,8 +115,9 @@ impl PolicySources {
         match decide(&self.conf, &facts, &addresses, InitContainer::Counts) {
             Decision::LeaveAlone(reason) => Desired::LeftAlone(reason),
             Decision::Redirect(policy) => {
-                let is_of_uid = facts::same_uid(&facts, pod);
-                Desired::Policy(Box::new(PodPolicy { policy, is_of_uid }))
+                let confs = sandbox.ended_add.iter().flat_map(|ended| &ended.confs);
+                let left_alone_by_add = confs.filter_map(|conf| left_alone_by(conf, &facts)).next();
+                Desired::Policy(Box::new(PodPolicy { policy, is_of_uid, changed, left_alone_by_add }))
             }
             Decision::Refuse(cause) => not_known(chain(&cause)),
         }
@@ -125,6 +140,35 @@ impl PolicySources {
         let deadline = self.until.saturating_duration_since(Instant::now()).min(PER_POD);
         let conf = FactsConf { deadline, ..self.conf.facts.clone() };
         facts::look_up(&conf, pod).map_err(|why| chain(&why))
+    }
+}
+
+/// Returns the facts with the annotations that the runtime passed in the ADD: later ones change no running pod. Also
+/// returns the names of those that have changed.
+fn of_add(facts: PodFacts, passed: RuntimeAnnotations<'_>) -> Result<(PodFacts, Vec<String>), String> {
+    let RuntimeAnnotations::Present(passed) = passed else { return Ok((facts, Vec::new())) };
+    let made = json!({ "metadata": { "annotations": passed }, "spec": { "containers": [] } });
+    let made =
+        PodFacts::from_manifest(&made).map_err(|why| format!("the cached result of its ADD: {why}"))?;
+    let (before, now) = (&made.annotations, &facts.annotations);
+    let names: BTreeSet<&String> = before.keys().chain(now.keys()).collect();
+    // The kubelet adds some of these for the runtime.
+    let names = names.into_iter().filter(|name| !name.starts_with("kubernetes.io/"));
+    let changed = names.filter(|name| before.get(*name) != now.get(*name)).cloned().collect();
+    Ok((PodFacts { annotations: made.annotations, ..facts }, changed))
+}
+
+/// Returns why the ADD left the pod alone; also when that is not known.
+fn left_alone_by(conf: &ConfOfAdd, facts: &PodFacts) -> Option<String> {
+    let conf = match conf {
+        ConfOfAdd::NoEntry => return None,
+        ConfOfAdd::NotKnown => return Some("the settings of its ADD are not known".to_owned()),
+        ConfOfAdd::Entry(conf) => conf,
+    };
+    match gates::check(conf, facts, InitContainer::Counts) {
+        Ok(None) => None,
+        Ok(Some(reason)) => Some(format!("its ADD left it alone by the settings of that time: {reason}")),
+        Err(why) => Some(chain(&why)),
     }
 }
 
@@ -171,6 +215,54 @@ pub(super) fn adapt_verdict(desired: &Desired, found: Verdict) -> Verdict {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gybe_plugin::conf::Gates;
+
+    #[test]
+    fn the_annotations_of_the_add_count_and_those_that_have_changed_are_named() {
+        let of = |annotations: &serde_json::Value| {
+            let pod = json!({ "metadata": { "annotations": annotations }, "spec": { "containers": [] } });
+            PodFacts::from_manifest(&pod).unwrap()
+        };
+        let now =
+            json!({ "istio.io/rev": "b", "sidecar.istio.io/status": "{}", "kubernetes.io/config.hash": "x" });
+        let made = json!({ "istio.io/rev": "a", "sidecar.istio.io/inject": "true", "other": "x" });
+        let (facts, changed) =
+            of_add(of(&now), RuntimeAnnotations::Present(made.as_object().unwrap())).unwrap();
+        assert_eq!(facts, of(&made));
+        assert_eq!(changed, ["istio.io/rev", "sidecar.istio.io/inject", "sidecar.istio.io/status"]);
+        let (facts, changed) = of_add(of(&now), RuntimeAnnotations::NotProvided).unwrap();
+        assert_eq!((facts, changed), (of(&now), Vec::new()));
+        let damaged = json!({ "a": 5 });
+        assert!(of_add(of(&now), RuntimeAnnotations::Present(damaged.as_object().unwrap())).is_err());
+    }
+
+    #[test]
+    fn a_pod_that_its_add_left_alone_by_the_settings_of_that_time_is_recognized() {
+        let pod: serde_json::Value =
+            serde_json::from_str(include_str!("../../../../examples/pod.json")).unwrap();
+        let facts = PodFacts::from_manifest(&pod).unwrap();
+        let entry = |conf| ConfOfAdd::Entry(Box::new(conf));
+        let excluded = [facts.namespace.clone()].into();
+        let mut alone = facts.clone();
+        alone.containers.retain(|container| container.name == "istio-proxy");
+        let strict = || entry(PluginConf { gates: Gates::Strict, ..PluginConf::default() });
+        for (conf, facts, expected) in [
+            (ConfOfAdd::NoEntry, &facts, None),
+            (entry(PluginConf::default()), &facts, None),
+            (ConfOfAdd::NotKnown, &facts, Some("not known")),
+            (
+                entry(PluginConf { exclude_namespaces: excluded, ..PluginConf::default() }),
+                &facts,
+                Some("its namespace is excluded"),
+            ),
+            (strict(), &facts, None),
+            (strict(), &alone, Some("fewer than two containers")),
+        ] {
+            let found = left_alone_by(&conf, facts);
+            assert_eq!(found.is_some(), expected.is_some(), "{conf:?}: {found:?}");
+            assert!(found.unwrap_or_default().contains(expected.unwrap_or_default()), "{conf:?}");
+        }
+    }
 
     #[test]
     fn the_desired_state_decides_the_verdict_on_a_namespace_without_rules_of_ours() {

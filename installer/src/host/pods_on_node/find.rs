@@ -86,7 +86,9 @@ impl Listing {
                         there.pod = there.pod.take().or(sandbox.pod);
                         there.annotations = there.annotations.take().or(sandbox.annotations);
                         if let Some(ended) = sandbox.ended_add {
-                            there.ended_add.get_or_insert_default().addresses.extend(ended.addresses);
+                            let there = there.ended_add.get_or_insert_default();
+                            there.addresses.extend(ended.addresses);
+                            there.confs.extend(ended.confs);
                         }
                     }
                 },

@@ -1,10 +1,13 @@
 //! The sandboxes in libcni's result cache, which has one file for each network of each sandbox
 //! (`cachedInfo` of libcni/api.go).
 
-use super::{EndedAdd, Network, Sandbox};
+use super::{ConfOfAdd, EndedAdd, Network, Sandbox};
+use crate::host::image::PLUGIN;
 use crate::host::observe::result_cache::{ResultCache, each_result};
 use crate::pod::cgroups::Cgroups;
+use base64::prelude::{BASE64_STANDARD, Engine as _};
 use gybe_plugin::args::{Namespace, PodName, PodRef};
+use gybe_plugin::conf::PluginConf;
 use gybe_plugin::network_conf::POD_ANNOTATIONS;
 use serde::Deserialize;
 use serde_json::{Map, Value};
@@ -21,6 +24,13 @@ struct CachedInfo {
     cni_args: Vec<(String, String)>,
     capability_args: Map<String, Value>,
     result: Value,
+    /// The conflist, in base64.
+    config: String,
+}
+
+#[derive(Deserialize)]
+struct Conflist {
+    plugins: Vec<Map<String, Value>>,
 }
 
 /// The sandboxes of the cache, each once for each of its networks.
@@ -71,7 +81,16 @@ fn ended_add(info: &CachedInfo) -> Option<EndedAdd> {
     let old = ["ip4", "ip6"].into_iter().filter_map(|key| info.result.get(key)?.get("ip"));
     let texts = ips.filter_map(|ip| ip.get("address")).chain(old).filter_map(Value::as_str);
     let addresses = texts.filter_map(|text| text.split('/').next()?.parse().ok()).collect();
-    (!matches!(info.if_name.as_str(), "" | "lo")).then_some(EndedAdd { addresses })
+    let confs = vec![conf(&info.config).unwrap_or(ConfOfAdd::NotKnown)];
+    (!matches!(info.if_name.as_str(), "" | "lo")).then_some(EndedAdd { addresses, confs })
+}
+
+/// Parses the conflist of an ADD; none if it, or its entry of the plugin, cannot be parsed.
+fn conf(config: &str) -> Option<ConfOfAdd> {
+    let conflist: Conflist = serde_json::from_slice(&BASE64_STANDARD.decode(config).ok()?).ok()?;
+    let entry = conflist.plugins.iter().find(|plugin| plugin.get("type").is_some_and(|it| it == PLUGIN));
+    let Some(entry) = entry else { return Some(ConfOfAdd::NoEntry) };
+    Some(ConfOfAdd::Entry(Box::new(PluginConf::read(entry).ok()?)))
 }
 
 fn netns(info: &CachedInfo) -> Option<PathBuf> {
@@ -140,6 +159,31 @@ mod tests {
             (json!({ "result": current }), None),
         ] {
             assert_eq!(added(more.clone()), ended, "{more}");
+        }
+    }
+
+    #[test]
+    fn the_plugins_configuration_in_the_add_is_that_of_the_cached_conflist() {
+        let conf = |config: &str| {
+            let more = json!({ "netns": "/run/netns/a", "ifName": "eth0", "config": config });
+            read(&cached(&more)).unwrap().ended_add.unwrap().confs
+        };
+        let encoded = |list: Value| BASE64_STANDARD.encode(list.to_string());
+        let exclude_namespaces = ["shop".to_owned()].into();
+        let expected = PluginConf { exclude_namespaces, ..PluginConf::default() };
+        let entry = json!({ "type": "gybe-cni", "exclude_namespaces": ["shop"] });
+        for (config, expected) in [
+            (
+                encoded(json!({ "plugins": [{ "type": "bridge" }, entry] })),
+                ConfOfAdd::Entry(Box::new(expected)),
+            ),
+            (encoded(json!({ "plugins": [{ "type": "bridge" }] })), ConfOfAdd::NoEntry),
+            (encoded(json!({ "plugins": [{ "type": "gybe-cni", "gates": "x" }] })), ConfOfAdd::NotKnown),
+            (encoded(json!({ "type": "gybe-cni" })), ConfOfAdd::NotKnown),
+            (String::new(), ConfOfAdd::NotKnown),
+            ("?".to_owned(), ConfOfAdd::NotKnown),
+        ] {
+            assert_eq!(conf(&config), [expected], "{config}");
         }
     }
 

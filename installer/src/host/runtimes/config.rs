@@ -4,6 +4,7 @@
 mod containerd;
 mod crio;
 
+use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -20,6 +21,12 @@ pub struct RuntimeConfig {
     pub conf_dir: Option<PathBuf>,
     /// The network that CRI-O uses; none for the first one by file name.
     pub default_network: Option<String>,
+    /// Whether containerd sets up `lo` itself.
+    pub internal_loopback: bool,
+    /// How many conf files containerd loads, where its configuration names it.
+    pub max_conf_num: Option<i64>,
+    /// containerd's runtime handlers that have a conf directory of their own (`cni_conf_dir`).
+    pub handlers: BTreeMap<String, PathBuf>,
 }
 
 /// Reads the configuration of the runtime `name` that was started with `arguments`. `root` is the path of the

@@ -1,20 +1,29 @@
 //! The report about the runtimes of a node: made where the host's root and processes are visible, and kept in
 //! `/run/gybe/runtime.json` for the agent, which sees neither.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::ErrorKind;
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::slice;
 
 use gybe_plugin::probe_cache::{RUNTIME, read_own_file, replace_file};
 use nix::sys::stat::stat;
+use nix::sys::statvfs::{FsFlags, statvfs};
 use serde::{Deserialize, Serialize};
 
-use crate::host::observe::NodeDirectories;
+use crate::host::image::PLUGIN;
+use crate::host::libcni::choice::choose;
+use crate::host::observe::{NodeDirectories, conf_directory, is_executable};
 use crate::host::runtimes::DropIns;
 use crate::host::runtimes::Runtime;
 use crate::host::runtimes::config::on_host;
 use crate::host::runtimes::processes::RuntimeProcess;
-use crate::host::runtimes::{ConfiguredDirectory, Runtimes};
+use crate::host::runtimes::{ConfiguredDirectory, NetworkCount, Runtimes, SearchedDirectory};
+
+/// The most files of a plugin directory that are listed: the report is read in one piece.
+const MAX_PROGRAMS: usize = 512;
 
 /// The runtimes that run on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -36,6 +45,21 @@ struct ReportedRuntime {
     /// The network that CRI-O's configuration names.
     #[serde(default)]
     default_network: Option<String>,
+    #[serde(default)]
+    internal_loopback: bool,
+    #[serde(default)]
+    max_conf_num: Option<i64>,
+    #[serde(default)]
+    handlers: Vec<ReportedHandler>,
+}
+
+/// A runtime handler with a conf directory of its own.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct ReportedHandler {
+    name: String,
+    conf_dir: ReportedDirectory,
+    /// Whether the file that containerd takes there runs our plugin.
+    has_entry: bool,
 }
 
 /// A directory of the host. A mount of it has the same device and inode.
@@ -44,6 +68,11 @@ struct ReportedDirectory {
     path: PathBuf,
     /// Device and inode; none if it does not exist.
     identity: Option<(u64, u64)>,
+    #[serde(default)]
+    is_noexec: bool,
+    /// The files in a plugin directory, and whether each is executable; none where they were not listed.
+    #[serde(default)]
+    programs: Option<BTreeMap<String, bool>>,
 }
 
 impl RuntimeReport {
@@ -53,13 +82,32 @@ impl RuntimeReport {
         let directory = |path: &PathBuf| ReportedDirectory {
             path: path.clone(),
             identity: identity(&on_host(root, path)),
+            is_noexec: false,
+            programs: None,
+        };
+        let of_plugins = |path: &PathBuf| {
+            let here = on_host(root, path);
+            let is_noexec = statvfs(&here).is_ok_and(|it| it.flags().contains(FsFlags::ST_NOEXEC));
+            ReportedDirectory { is_noexec, programs: programs(&here), ..directory(path) }
+        };
+        let handler = |(name, path): (&String, &PathBuf), drop_ins: Option<DropIns>| ReportedHandler {
+            name: name.clone(),
+            conf_dir: directory(path),
+            has_entry: has_entry(&on_host(root, path), drop_ins.unwrap_or(DropIns::Ignored)),
         };
         let of_runtime = |one: &RuntimeProcess| ReportedRuntime {
             name: one.name.clone(),
             reads_drop_ins: one.drop_ins.map(|drop_ins| drop_ins == DropIns::Loaded),
-            plugin_dirs: one.configured.plugin_dirs.as_ref().map(|dirs| dirs.iter().map(directory).collect()),
+            plugin_dirs: one
+                .configured
+                .plugin_dirs
+                .as_ref()
+                .map(|dirs| dirs.iter().map(of_plugins).collect()),
             conf_dir: one.configured.conf_dir.as_ref().map(directory),
             default_network: one.configured.default_network.clone(),
+            internal_loopback: one.configured.internal_loopback,
+            max_conf_num: one.configured.max_conf_num,
+            handlers: one.configured.handlers.iter().map(|it| handler(it, one.drop_ins)).collect(),
         };
         Self { runtimes: runtimes.iter().map(of_runtime).collect() }
     }
@@ -90,13 +138,74 @@ impl RuntimeReport {
         let kinds = self.runtimes.iter().map(|one| (kind(&one.name), one.reads_drop_ins.map(drop_ins)));
         let plugin_dirs = self.runtimes.iter().map(|one| one.plugin_dirs.as_deref());
         let conf_dirs = self.runtimes.iter().map(|one| one.conf_dir.as_ref().map(slice::from_ref));
+        let plugin_directory = compare(plugin_dirs.clone(), &directories.programs);
+        let paths = plugin_dirs.flatten().filter(|_| plugin_directory == ConfiguredDirectory::Named);
+        let of_containerd = || self.runtimes.iter().filter(|one| kind(&one.name) == Runtime::Containerd);
         Runtimes {
-            plugin_directory: compare(plugin_dirs, &directories.programs),
+            search_paths: paths.map(|dirs| search_path(dirs, identity(&directories.programs))).collect(),
+            plugin_directory,
             conf_directory: compare(conf_dirs, &directories.conf),
             crio_network: self.runtimes.iter().find_map(|one| one.default_network.clone()),
+            has_internal_loopback: of_containerd().next().is_some()
+                && of_containerd().all(|one| one.internal_loopback),
+            several_networks: of_containerd().find_map(|one| several_networks(one.max_conf_num?)),
+            handlers_elsewhere: of_containerd()
+                .flat_map(|one| &one.handlers)
+                .filter(|handler| {
+                    !handler.has_entry && handler.conf_dir.identity != identity(&directories.conf)
+                })
+                .map(|handler| (handler.name.clone(), handler.conf_dir.path.clone()))
+                .collect(),
             ..Runtimes::of(kinds)
         }
     }
+}
+
+fn search_path(named: &[ReportedDirectory], ours: Option<(u64, u64)>) -> Vec<SearchedDirectory> {
+    let directory = |one: &ReportedDirectory| SearchedDirectory {
+        path: one.path.clone(),
+        is_ours: one.identity.is_some() && one.identity == ours,
+        is_noexec: one.is_noexec,
+        programs: one.programs.clone(),
+    };
+    named.iter().map(directory).collect()
+}
+
+/// containerd/go-cni, opts.go: loading ends when this many files are loaded, which 0 and negative numbers never are.
+fn several_networks(max_conf_num: i64) -> Option<NetworkCount> {
+    match usize::try_from(max_conf_num) {
+        Ok(1) => None,
+        Ok(most @ 2..) => Some(NetworkCount::AtMost(most)),
+        _ => Some(NetworkCount::All),
+    }
+}
+
+/// The files in a plugin directory, and whether each is executable; none if it cannot be read, or has too many. A
+/// directory that does not exist has no files.
+fn programs(directory: &Path) -> Option<BTreeMap<String, bool>> {
+    let entries = match fs::read_dir(directory) {
+        Err(why) if why.kind() == ErrorKind::NotFound => return Some(BTreeMap::new()),
+        entries => entries.ok()?,
+    };
+    let mut programs = BTreeMap::new();
+    for entry in entries {
+        let entry = entry.ok()?;
+        let file = fs::metadata(entry.path()).ok().filter(fs::Metadata::is_file);
+        if let (Some(file), Ok(name)) = (file, entry.file_name().into_string()) {
+            programs.insert(name, is_executable(file.mode()));
+        }
+        if programs.len() > MAX_PROGRAMS {
+            return None;
+        }
+    }
+    Some(programs)
+}
+
+/// Reports whether the file that containerd takes in this conf directory runs our plugin.
+fn has_entry(directory: &Path, drop_ins: DropIns) -> bool {
+    let conf = conf_directory::read(directory, &BTreeSet::new());
+    choose(&conf, Runtime::Containerd, drop_ins)
+        .is_ok_and(|choice| choice.network.plugins.iter().any(|kind| kind == PLUGIN))
 }
 
 /// Compares the directories that each runtime names with ours. Any of several runtimes may be the one that
@@ -129,8 +238,7 @@ mod tests {
     use crate::host::runtimes::config::RuntimeConfig;
     use crate::host::runtimes::processes::RuntimeWatch;
     use gybe_test_support::TestDir;
-    use std::fs;
-    use std::os::unix::fs::symlink;
+    use std::os::unix::fs::{PermissionsExt, symlink};
 
     fn runtime(name: &str, dirs: Option<&[&str]>) -> RuntimeProcess {
         let plugin_dirs = dirs.map(|dirs| dirs.iter().map(PathBuf::from).collect());
@@ -211,6 +319,74 @@ mod tests {
         assert_eq!(of(None), ConfiguredDirectory::Unknown);
         assert_eq!(of(Some("/etc/cni/net.d/")), ConfiguredDirectory::Named);
         assert_eq!(of(Some("/etc/cni/custom")), ConfiguredDirectory::Others(vec!["/etc/cni/custom".into()]));
+    }
+
+    #[test]
+    fn f37_where_each_runtime_finds_which_programs_is_reported() {
+        let host = Host::new("programs");
+        for (path, mode) in [("usr/lib/cni/gybe-cni", 0o755), ("usr/lib/cni/portmap", 0o644)] {
+            fs::write(host.root.join(path), "").unwrap();
+            fs::set_permissions(host.root.join(path), fs::Permissions::from_mode(mode)).unwrap();
+        }
+        symlink("portmap", host.root.join("usr/lib/cni/link")).unwrap();
+        symlink("nowhere", host.root.join("usr/lib/cni/dangling")).unwrap();
+        fs::create_dir(host.root.join("usr/lib/cni/directory")).unwrap();
+        let dirs: &[&str] = &["/usr/lib/cni", "/none", "/opt/cni/bin"];
+        let listed = |names: &[(&str, bool)]| -> Option<BTreeMap<String, bool>> {
+            Some(names.iter().map(|(name, runs)| ((*name).to_owned(), *runs)).collect())
+        };
+        let directory = |path: &str, is_ours, programs| SearchedDirectory {
+            path: path.into(),
+            is_ours,
+            is_noexec: false,
+            programs,
+        };
+        let expected = vec![
+            directory(
+                "/usr/lib/cni",
+                false,
+                listed(&[("gybe-cni", true), ("link", false), ("portmap", false)]),
+            ),
+            directory("/none", false, listed(&[])),
+            directory("/opt/cni/bin", true, listed(&[])),
+        ];
+        assert_eq!(host.known(&[runtime("containerd", Some(dirs))]).search_paths, [expected]);
+        assert!(host.known(&[runtime("containerd", Some(&["/usr/lib/cni"]))]).search_paths.is_empty());
+        for n in 0..=MAX_PROGRAMS {
+            fs::write(host.root.join(format!("usr/lib/cni/{n}")), "").unwrap();
+        }
+        let many = host.known(&[runtime("containerd", Some(dirs))]);
+        assert_eq!(many.search_paths[0][0].programs, None);
+    }
+
+    #[test]
+    fn f37_a_handlers_conf_directory_is_reported_unless_it_is_ours_or_has_the_entry() {
+        let host = Host::new("handlers");
+        let list =
+            |plugin: &str| format!(r#"{{"name":"n","plugins":[{{"type":"a"}},{{"type":"{plugin}"}}]}}"#);
+        let known = |conf_dir: &str| {
+            let handlers = [("kata".to_owned(), PathBuf::from(conf_dir))].into();
+            let configured = RuntimeConfig { handlers, internal_loopback: true, ..RuntimeConfig::default() };
+            let known = host.known(&[RuntimeProcess { configured, ..runtime("containerd", None) }]);
+            assert!(known.has_internal_loopback);
+            known.handlers_elsewhere
+        };
+        let elsewhere = |path: &str| vec![("kata".to_owned(), PathBuf::from(path))];
+        assert!(known("/etc/cni/net.d/").is_empty());
+        assert_eq!(known("/none"), elsewhere("/none"));
+        fs::write(host.root.join("etc/cni/custom/20.conflist"), list(PLUGIN)).unwrap();
+        assert!(known("/etc/cni/custom").is_empty());
+        fs::write(host.root.join("etc/cni/custom/10.conflist"), list("b")).unwrap();
+        assert_eq!(known("/etc/cni/custom"), elsewhere("/etc/cni/custom"), "containerd takes the first file");
+    }
+
+    #[test]
+    fn f37_the_number_of_networks_is_that_of_go_cni() {
+        let all = [1, 2, 0, -1].map(several_networks);
+        assert_eq!(
+            all,
+            [None, Some(NetworkCount::AtMost(2)), Some(NetworkCount::All), Some(NetworkCount::All)]
+        );
     }
 
     #[test]

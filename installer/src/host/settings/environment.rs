@@ -47,8 +47,6 @@ pub struct Environment {
 /// The API server, as the plugin reaches it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ApiServer {
-    /// `https` by default.
-    pub protocol: String,
     /// A name or an address; empty if not set.
     pub host: String,
     /// Empty if not set.
@@ -122,9 +120,7 @@ fn api_server(reader: &mut SettingsReader<'_>) -> ApiServer {
         true => ServerTrust::Any,
         false => ServerTrust::Ca(reader.path("KUBE_CA_FILE", &ca.to_string_lossy())),
     };
-    let protocol = reader.variable("KUBERNETES_SERVICE_PROTOCOL").map_or("https", |setting| setting.text);
     ApiServer {
-        protocol: protocol.to_owned(),
         host: reader.text("KUBERNETES_SERVICE_HOST"),
         port: reader.text("KUBERNETES_SERVICE_PORT"),
         trust,

@@ -1,6 +1,7 @@
 //! The listen addresses of health and metrics.
 
 use super::reader::{RawSetting, SettingsReader};
+use gybe_netfilter::policy::{decimal, port};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// A listen address.
@@ -47,7 +48,7 @@ fn parse_address(reader: &mut SettingsReader<'_>, setting: RawSetting<'_>) -> (O
     if let Ok(both) = setting.text.parse::<SocketAddr>() {
         return (Some(both.ip()), Some(both.port()));
     }
-    if let Some(Ok(port)) = setting.text.strip_prefix(':').map(str::parse) {
+    if let Some(Ok(port)) = setting.text.strip_prefix(':').map(port) {
         return (None, Some(port));
     }
     reader.refuse(setting, "must be an IP address, with or without a port");
@@ -55,10 +56,12 @@ fn parse_address(reader: &mut SettingsReader<'_>, setting: RawSetting<'_>) -> (O
 }
 
 fn parse_port(reader: &mut SettingsReader<'_>, setting: RawSetting<'_>) -> Option<u16> {
-    match setting.text.parse::<i64>() {
-        Ok(off) if off <= 0 => None,
-        Ok(port) if u16::try_from(port).is_ok() => u16::try_from(port).ok(),
-        _ => {
+    let is_negative = setting.text.strip_prefix('-').is_some_and(|text| decimal(text).is_some());
+    match port(setting.text) {
+        Ok(0) => None,
+        Ok(port) => Some(port),
+        Err(_) if is_negative => None,
+        Err(_) => {
             reader.refuse(setting, "must be a port, or 0 for none");
             None
         }

@@ -3,7 +3,8 @@
 
 use super::environment::SERVICE_ACCOUNT;
 use super::error::InvalidSetting;
-use super::reader::{SettingsReader, truth};
+use super::reader::SettingsReader;
+use gybe_plugin::pod::parse_bool;
 
 /// A setting's name and how it is supported.
 #[derive(Debug, Clone, Copy)]
@@ -86,7 +87,7 @@ pub const KEYS: [SettingName; 26] = [
     honoured(
         "plugin_dir",
         "check",
-        "`check`: the entry is written only if one of the primary's plugins is in the plugin directory, or the runtime's configuration names that directory; `confirmed`: the runtime looks for plugins there",
+        "`check`: the entry is written only if one of the primary's plugins is in the plugin directory, or the runtime's configuration names that directory; `confirmed`: the runtime looks for plugins there ([AGENT.md](AGENT.md#3-status))",
     ),
     honoured(
         "put_back_istio",
@@ -106,7 +107,7 @@ pub const KEYS: [SettingName; 26] = [
     honoured(
         "repair",
         "repair",
-        "what happens to running pods that should be redirected and are not: `repair` redirects them, `delete` deletes them (needs the component `repair-delete`), `label` labels them (`repair-label`), `off`",
+        "what happens to running pods that should be redirected and are not: `repair` redirects them, `delete` deletes them, whatever their PodDisruptionBudget says (needs the component `repair-delete`), `label` labels them (`repair-label`), `off`: [AGENT.md](AGENT.md#repair-of-running-pods)",
     ),
     honoured("repair_label", "cni.istio.io/uninitialized=true", "`KEY=VALUE`: the label of `repair: label`"),
     honoured(
@@ -216,7 +217,7 @@ pub const INCUMBENTS: [SettingName; 61] = [
     honoured("POD_NAMESPACE", "", "the agent's namespace"),
     honoured("KUBERNETES_SERVICE_HOST", "", "the API server"),
     honoured("KUBERNETES_SERVICE_PORT", "", "its port"),
-    honoured("KUBERNETES_SERVICE_PROTOCOL", "https", "its protocol"),
+    other(Support::Ignored, "KUBERNETES_SERVICE_PROTOCOL", "the API server is queried over https"),
     honoured("KUBERNETES_NODE_NAME", "", "this node's name"),
     honoured("NODE_NAME", "", "this node's name, if KUBERNETES_NODE_NAME is not set"),
     honoured("SYSTEM_NAMESPACE", "istio-system", "the namespace of istiod"),
@@ -312,7 +313,7 @@ pub(super) fn judge(reader: &mut SettingsReader<'_>) {
         let Some(setting) = reader.variable(name.name) else { continue };
         match name.support {
             Support::Honoured => {}
-            Support::RefusedIfTrue if truth(setting.text) == Some(false) => {}
+            Support::RefusedIfTrue if parse_bool(setting.text) == Some(false) => {}
             Support::RefusedIfTrue | Support::Refused => reader.refuse(setting, name.meaning),
             Support::Ignored => {
                 reader.notes.push(format!("{} has no effect: {}", setting.name, name.meaning));

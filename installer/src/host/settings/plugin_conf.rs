@@ -4,9 +4,10 @@
 use super::environment::Environment;
 use super::exclusion;
 use super::logging;
-use super::reader::{RawSetting, SettingsReader, truth};
+use super::reader::{RawSetting, SettingsReader};
 use super::template::Template;
 use gybe_plugin::conf::PluginConf;
+use gybe_plugin::pod::parse_bool;
 use serde_json::{Map, Value, json};
 use std::path::PathBuf;
 
@@ -94,7 +95,7 @@ fn backend<'a>(reader: &mut SettingsReader<'a>) -> Option<RawSetting<'a>> {
         }
     });
     let native = nft
-        .filter(|setting| is_nft && truth(setting.text).is_some())
+        .filter(|setting| is_nft && parse_bool(setting.text).is_some())
         .map(|setting| RawSetting { text: "nft", ..setting });
     setting.or(native).or(forced)
 }

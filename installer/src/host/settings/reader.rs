@@ -2,6 +2,7 @@
 
 use super::error::InvalidSetting;
 use super::sources::SettingsSources;
+use gybe_plugin::pod::parse_bool;
 use std::path::PathBuf;
 
 /// A configured value and the name of its setting.
@@ -70,7 +71,7 @@ impl<'a> SettingsReader<'a> {
     /// Parses a boolean; none if not set.
     pub(super) fn yes_or_no(&mut self, setting: Option<RawSetting<'_>>) -> Option<bool> {
         let setting = setting?;
-        let meant = truth(setting.text);
+        let meant = parse_bool(setting.text);
         if meant.is_none() {
             self.refuse(setting, "must be true or false");
         }
@@ -91,15 +92,6 @@ impl<'a> SettingsReader<'a> {
     /// The variable's text; empty if not set.
     pub(super) fn text(&self, name: &'static str) -> String {
         self.variable(name).map_or(String::new(), |setting| setting.text.to_owned())
-    }
-}
-
-/// Parses as Go's `strconv.ParseBool`, with which Istio reads its own variables.
-pub(super) fn truth(text: &str) -> Option<bool> {
-    match text {
-        "1" | "t" | "T" | "TRUE" | "true" | "True" => Some(true),
-        "0" | "f" | "F" | "FALSE" | "false" | "False" => Some(false),
-        _ => None,
     }
 }
 

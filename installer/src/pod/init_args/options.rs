@@ -3,7 +3,7 @@
 use super::flags::Setting;
 use super::{InitArgs, InitArgsError, Order, spelling};
 use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::policy::Port;
+use gybe_netfilter::policy::{Port, port};
 use std::time::Duration;
 
 /// The test connection of a validation.
@@ -38,9 +38,8 @@ impl InitArgs {
     pub(super) fn read_validation(&self) -> Result<ValidationOptions, InitArgsError> {
         let mut options = ValidationOptions::default();
         if let Some(text) = self.setting(Setting::ProbePort) {
-            let digits = spelling::number(text);
             // A leading zero means octal to Istio's parser.
-            let port = if digits.starts_with('0') { None } else { digits.parse().ok() };
+            let port = port(&spelling::number(text)).ok().and_then(Port::new);
             options.port = port.ok_or_else(|| invalid("--iptables-probe-port", text, "a port"))?;
         }
         if let Some(text) = self.setting(Setting::ProbeTimeout) {

@@ -2,9 +2,8 @@
 
 use gybe_netfilter::policy::istio::OWN_POD_MARK;
 use gybe_netfilter::policy::{
-    InterfaceName, InterfaceNameError, LoopbackCidr, Mark, Port, PortError, PortRange,
+    InterfaceName, InterfaceNameError, LoopbackCidr, Mark, Port, PortError, PortRange, decimal, port,
 };
-use ipnet::IpNet;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
@@ -23,8 +22,8 @@ pub(super) fn mode(text: &str) -> Result<ModeName, String> {
 }
 
 pub(super) fn listener(text: &str) -> Result<Port, String> {
-    let port = decimal(text).and_then(|n| u16::try_from(n).ok()).and_then(Port::new);
-    port.ok_or_else(|| is_not(text, "a port to listen on, 1 to 65535"))
+    let listener = port(text).ok().and_then(Port::new);
+    listener.ok_or_else(|| is_not(text, "a port to listen on, 1 to 65535"))
 }
 
 pub(super) fn ports(text: &str) -> Result<PortRange, <PortRange as FromStr>::Err> {
@@ -47,16 +46,6 @@ pub(super) fn id(text: &str) -> Result<u32, String> {
 
 pub(super) fn interface(text: &str) -> Result<InterfaceName, InterfaceNameError> {
     InterfaceName::parse(text)
-}
-
-pub(super) fn cidr(text: &str) -> Result<IpNet, String> {
-    text.parse().map_err(|_| match text.parse::<IpAddr>() {
-        Ok(address) => {
-            let whole = if address.is_ipv4() { 32 } else { 128 };
-            format!("{text:?} has no prefix length; for this one address write \"{address}/{whole}\"")
-        }
-        Err(_) => format!("{:?} is not a network like 10.0.0.0/8 or fd00::/8", brief(text)),
-    })
 }
 
 pub(super) fn server_v4(text: &str) -> Result<IpAddr, String> {
@@ -96,24 +85,11 @@ pub(super) fn route_table(text: &str) -> Result<u32, String> {
     }
 }
 
-/// Digits only: no sign, no white space, no other base, and no leading zero, which iptables takes for octal.
-fn decimal(text: &str) -> Option<u32> {
-    if is_digits(text) && !has_leading_zero(text) { text.parse().ok() } else { None }
-}
-
-fn is_digits(text: &str) -> bool {
-    !text.is_empty() && text.bytes().all(|b| b.is_ascii_digit())
-}
-
-fn has_leading_zero(text: &str) -> bool {
-    text.len() > 1 && text.starts_with('0')
-}
-
 fn is_not(text: &str, expected: &str) -> String {
-    if is_digits(text) && has_leading_zero(text) {
-        return PortError::LeadingZero(brief(text)).to_string();
+    match port(text) {
+        Err(PortError::LeadingZero(_)) => PortError::LeadingZero(brief(text)).to_string(),
+        _ => format!("{:?} is not {expected}", brief(text)),
     }
-    format!("{:?} is not {expected}", brief(text))
 }
 
 fn brief(text: &str) -> String {

@@ -21,7 +21,8 @@ const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/t
 const LISTENING: &str = "0A";
 
 impl SocketOwner {
-    /// Returns the owner of the socket that receives connections to `address`. Reads the descriptors of all processes.
+    /// Returns the owner of the socket that receives connections to `address`, or that keeps another process from
+    /// listening at every address of its port. Reads the descriptors of all processes.
     pub fn of(address: SocketAddr) -> Option<Self> {
         let Listener { address, uid, inode } = Listener::of(address)?;
         Some(Self { address, uid, process: process(inode) })
@@ -46,7 +47,9 @@ impl Listener {
         let mut listeners: Vec<Self> = tables.flat_map(|table| listeners(&table)).collect();
         let exact = listeners.iter().position(|listener| listener.address == address);
         let any = || listeners.iter().position(|listener| listener.has_wildcard_for(address));
-        exact.or_else(any).map(|at| listeners.swap_remove(at))
+        let is_of_port = |it: &Self| address.ip().is_unspecified() && it.address.port() == address.port();
+        let of_port = || listeners.iter().position(is_of_port);
+        exact.or_else(any).or_else(of_port).map(|at| listeners.swap_remove(at))
     }
 
     /// A socket on `::` receives IPv4 too, unless IPV6_V6ONLY is set, which the table does not show.
@@ -117,7 +120,9 @@ mod tests {
 
     #[test]
     fn a_listening_process_is_found_by_its_address() {
-        for here in ["127.0.0.1:0", "[::1]:0", "0.0.0.0:0"] {
+        for (here, everywhere) in
+            [("127.0.0.1:0", "[::]"), ("[::1]:0", "[::]"), ("0.0.0.0:0", "[::]"), ("127.0.0.1:0", "0.0.0.0")]
+        {
             let listener = TcpListener::bind(here).unwrap();
             let bound = listener.local_addr().unwrap();
             let queried = if bound.ip().is_unspecified() {
@@ -127,6 +132,8 @@ mod tests {
             };
             let owner = SocketOwner::of(queried).unwrap();
             assert!(owner.address == bound && SocketOwner::is_there(queried));
+            let everywhere = format!("{everywhere}:{}", bound.port()).parse().unwrap();
+            assert_eq!(SocketOwner::of(everywhere).as_ref(), Some(&owner));
             let process = owner.process.unwrap();
             assert!(process.starts_with(&format!("{} (", std::process::id())), "{process}");
         }

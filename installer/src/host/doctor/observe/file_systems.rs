@@ -1,10 +1,10 @@
 //! The file system of a directory: free space, and what the mount forbids (statvfs(3), proc_pid_mountinfo(5)).
 
+use crate::mounts::{self, Mount};
 use nix::errno::Errno;
 use nix::sys::stat::{major, minor, stat};
 use nix::sys::statvfs::{FsFlags, statvfs};
 use nix::unistd::geteuid;
-use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The file system of one directory.
@@ -35,7 +35,7 @@ pub struct FreeSpace {
 }
 
 pub(super) fn of(directories: [(&'static str, &PathBuf); 3]) -> Vec<FileSystem> {
-    let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+    let mounts = mounts::of_this_thread();
     let file_system = |(of, path): (&'static str, &PathBuf)| FileSystem {
         of,
         path: path.clone(),
@@ -69,19 +69,13 @@ fn space(path: &Path) -> Result<FreeSpace, Errno> {
 
 /// The mount with the directory's device and the longest path above it; the last of several with this path, which
 /// hides the earlier ones.
-fn mount_of(mounts: &str, path: &Path) -> Option<String> {
+fn mount_of(mounts: &[Mount], path: &Path) -> Option<String> {
     let real = path.canonicalize().ok()?;
     let device = stat(&real).ok()?.st_dev;
     let device = format!("{}:{}", major(device), minor(device));
-    let of_line = |line: &str| -> Option<(usize, String)> {
-        let (left, right) = line.split_once(" - ")?;
-        let mut fields = left.split(' ').skip(2);
-        let (number, point) = (fields.next()?, fields.nth(1)?);
-        let is_it = number == device && real.starts_with(point);
-        let kind = right.split(' ').next()?;
-        is_it.then(|| (point.len(), format!("{point} ({kind})")))
-    };
-    mounts.lines().filter_map(of_line).max_by_key(|(length, _)| *length).map(|(_, mount)| mount)
+    let above = mounts.iter().filter(|mount| mount.device == device && real.starts_with(&mount.point));
+    let mount = above.max_by_key(|mount| mount.point.as_os_str().len())?;
+    Some(format!("{} ({})", mount.point.display(), mount.kind))
 }
 
 #[cfg(test)]
@@ -90,7 +84,7 @@ mod tests {
 
     #[test]
     fn f11_the_mount_of_a_directory_is_named() {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mounts = mounts::of_this_thread();
         let proc = mount_of(&mounts, Path::new("/proc/self/net")).unwrap();
         assert_eq!(proc, "/proc (proc)");
         assert_eq!(mount_of(&mounts, Path::new("/nowhere")), None);

@@ -31,10 +31,20 @@ impl AgentContact {
         match &self.fault {
             None => true,
             Some(FactsError::Agent(error)) => {
-                matches!(error.fault, AgentFault::Reported(_) | AgentFault::Invalid(_) | AgentFault::TooLong)
+                use AgentFault::{Invalid, Manifest, Reported, TooLong};
+                matches!(error.fault, Reported(_) | Manifest(_) | Invalid(_) | TooLong)
             }
             Some(_) => false,
         }
+    }
+
+    /// Reports whether no process serves the socket. An agent that hangs, or is another user's, is there.
+    pub(crate) fn is_absent(&self) -> bool {
+        let fault = match &self.fault {
+            Some(FactsError::Agent(error)) => &error.fault,
+            _ => return false,
+        };
+        matches!(fault, AgentFault::Unreachable(Errno::ENOENT | Errno::ECONNREFUSED))
     }
 
     /// Reports whether the agent removes Gybe from this node, or has done so.

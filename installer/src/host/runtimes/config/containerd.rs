@@ -50,7 +50,8 @@ fn imported(root: &Path, by: &Path, import: &str) -> Option<Vec<PathBuf>> {
 }
 
 /// A later file's section replaces an earlier one's, whole or in part, depending on the version. So the
-/// directories are known only if the last section names them.
+/// directories are known only if the last section names them. A runtime handler's conf directory counts wherever it is
+/// named.
 fn of_files(files: &[Table]) -> Option<RuntimeConfig> {
     if files.iter().any(is_without_cri) {
         return None;
@@ -59,15 +60,28 @@ fn of_files(files: &[Table]) -> Option<RuntimeConfig> {
         let plugins = file.get("plugins")?.as_table()?.clone();
         SECTIONS.iter().find_map(|name| plugins.get(*name).cloned())
     };
-    let last = files.iter().rev().find_map(of_file)?;
-    let cni = last.get("cni")?;
-    let text = |key: &str| cni.get(key).and_then(Value::as_str).map(str::to_owned);
-    let several = cni.get("bin_dirs").map_or(Some(Vec::new()), texts)?;
+    let sections: Vec<Value> = files.iter().filter_map(of_file).collect();
+    let cni = sections.last()?.get("cni");
+    let member = |key: &str| cni.and_then(|cni| cni.get(key));
+    let text = |key: &str| member(key).and_then(Value::as_str).map(str::to_owned);
+    let several = member("bin_dirs").map_or(Some(Vec::new()), texts)?;
     Some(RuntimeConfig {
         default_network: None,
         plugin_dirs: directories(text("bin_dir").into_iter().chain(several)),
         conf_dir: text("conf_dir").filter(|path| !path.is_empty()).map(PathBuf::from),
+        internal_loopback: member("use_internal_loopback").and_then(Value::as_bool) == Some(true),
+        max_conf_num: member("max_conf_num").and_then(Value::as_integer),
+        handlers: sections.iter().flat_map(handlers).collect(),
     })
+}
+
+/// The runtime handlers of a section that have a conf directory of their own.
+fn handlers(section: &Value) -> Vec<(String, PathBuf)> {
+    let runtimes = section.get("containerd").and_then(|containerd| containerd.get("runtimes"));
+    let runtimes = runtimes.and_then(Value::as_table).into_iter().flatten();
+    let directory = |handler: &Value| handler.get("cni_conf_dir").and_then(Value::as_str).map(PathBuf::from);
+    let named = runtimes.filter_map(|(name, handler)| Some((name.clone(), directory(handler)?)));
+    named.filter(|(_, path)| !path.as_os_str().is_empty()).collect()
 }
 
 /// Reports whether the CRI service is disabled, as in Docker's containerd, which starts no pods.

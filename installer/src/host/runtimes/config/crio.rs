@@ -36,5 +36,6 @@ pub(super) fn configured(root: &Path, arguments: &[String]) -> Option<RuntimeCon
         default_network: by_flag.or(default_network).filter(|name| !name.is_empty()),
         plugin_dirs: plugin_dirs.filter(|_| !has_flag("--cni-plugin-dir")),
         conf_dir: conf_dir.filter(|_| !has_flag("--cni-config-dir")),
+        ..RuntimeConfig::default()
     })
 }

@@ -88,6 +88,39 @@ fn f37_an_imported_file_overrides_and_an_ambiguous_one_yields_nothing() {
 }
 
 #[test]
+fn f37_what_containerd_loads_for_which_pods_is_read_in_every_version_of_its_configuration() {
+    let handler = "cni_conf_dir = '/etc/cni/kata'\ncni_max_conf_num = 1\n";
+    let cni = "max_conf_num = 2\nuse_internal_loopback = true\n";
+    for (version, section) in [
+        ("", "cri"),
+        ("version = 2", "\"io.containerd.grpc.v1.cri\""),
+        ("version = 3", "'io.containerd.cri.v1.runtime'"),
+    ] {
+        let text = format!(
+            "{version}\n[plugins.{section}.cni]\n{cni}[plugins.{section}.containerd.runtimes.runc]\nruntime_type = 'x'\n\
+             [plugins.{section}.containerd.runtimes.kata]\n{handler}"
+        );
+        let found = Host::with("handlers", &[(CONTAINERD, &text)]).configured("containerd", "containerd");
+        let expected = RuntimeConfig {
+            internal_loopback: true,
+            max_conf_num: Some(2),
+            handlers: [("kata".to_owned(), PathBuf::from("/etc/cni/kata"))].into(),
+            ..RuntimeConfig::default()
+        };
+        assert_eq!(found, expected, "{text}");
+        let imports = format!("imports = ['x.toml']\n{text}");
+        let later = format!("{version}\n[plugins.{section}.cni]\nbin_dir = '/a'\n");
+        let files = [(CONTAINERD, imports.as_str()), ("/etc/containerd/x.toml", &later)];
+        let found = Host::with("handlers", &files).configured("containerd", "containerd");
+        assert_eq!(
+            found.handlers, expected.handlers,
+            "whether the sections are merged depends on the version"
+        );
+        assert!(!found.internal_loopback && found.max_conf_num.is_none());
+    }
+}
+
+#[test]
 fn f37_the_last_cri_o_file_that_names_plugin_directories_decides() {
     let (main, drop_in) = ("/etc/crio/crio.conf", "/etc/crio/crio.conf.d/10-x.conf");
     let named = "[crio.network]\nplugin_dirs = [\"/opt/cni/bin/\", \"/usr/libexec/cni\"]\n";

@@ -1,0 +1,351 @@
+//! What the process that repairs pods remembers: which sandboxes need no further look, what has been logged, and what the
+//! agent has not received yet. Bounded by the sandboxes of the node.
+
+use super::queue::LONG;
+use super::shared_files::PodRepairs;
+use super::watch::{MIN_INTERVAL, SETTLED, UNSETTLED};
+use super::{Action, Finding, Found, RepairReport};
+use crate::host::pods_on_node::Sandbox;
+use crate::host::settings::RepairMode;
+use crate::log::{Level, Log};
+use gybe_netfilter::verdict::RedirectionState;
+use nix::errno::Errno;
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
+use std::time::{Duration, Instant};
+
+/// How long a sandbox may be left unredirected before that is logged: the agent may not know its pod yet.
+const GRACE: Duration = Duration::from_secs(5);
+/// The most findings that wait for an agent: more than the pods of a node.
+const MAX_UNSENT: usize = 256;
+
+#[derive(Debug, Default)]
+pub(super) struct RepairMemory {
+    /// The sandboxes by their keys, since their first judgement.
+    sandboxes: BTreeMap<String, Judged>,
+    /// Since when the settled ones have not been judged again.
+    settled_since: Option<Instant>,
+    /// What was last logged about a sandbox.
+    logged: BTreeMap<String, String>,
+    repaired: u64,
+    failed: u64,
+    /// Findings that no agent has accepted yet, the oldest first.
+    pub(super) unsent: VecDeque<Finding>,
+    /// Why the last one was not accepted.
+    send_error: Option<String>,
+    /// When the agent last received that a sandbox is not redirected.
+    handed_over: BTreeMap<String, Instant>,
+    /// The mode of the last turn; none before the agent has written it.
+    mode: Option<RepairMode>,
+    /// What was written to the file.
+    pub(super) written: Option<Option<PodRepairs>>,
+    /// What the last turn waited for.
+    pub(super) waits_for: Option<&'static str>,
+    pub(super) has_ended: bool,
+}
+
+/// What is remembered of a sandbox.
+#[derive(Debug, Clone, Copy)]
+struct Judged {
+    first: Instant,
+    last: Instant,
+    /// Whether it is in its desired state, as far as that is known, and is not judged again soon.
+    is_settled: bool,
+    is_well: bool,
+    /// How long its namespace was read.
+    took: Duration,
+}
+
+impl Judged {
+    fn is_long(&self) -> bool {
+        self.took >= LONG
+    }
+
+    /// Returns how long it is not judged again: one that takes long for twenty times as long, and a minute at most.
+    fn pause(&self, now: Instant) -> Duration {
+        let pause = if self.is_long() { (self.took * 20).min(SETTLED) } else { Duration::ZERO };
+        pause.saturating_sub(now.duration_since(self.last))
+    }
+
+    /// Reports whether it is judged in this turn.
+    fn is_due(&self, now: Instant) -> bool {
+        !self.is_settled && self.pause(now).is_zero()
+    }
+
+    /// Returns how long until it is judged again, if it is not judged with all others.
+    fn until_next(&self, now: Instant) -> Option<Duration> {
+        let known_for = now.duration_since(self.first);
+        let soon = (known_for / 2).clamp(MIN_INTERVAL, UNSETTLED);
+        (!self.is_settled && known_for < SETTLED).then(|| self.pause(now).max(soon))
+    }
+}
+
+impl RepairMemory {
+    /// Begins a turn in this mode: what was found in another mode is not acted on.
+    pub(super) fn set_mode(&mut self, mode: Option<RepairMode>, now: Instant) {
+        if self.mode != mode {
+            self.handed_over.clear();
+            self.unsent.retain(|finding| matches!(finding.found, Found::Repaired(_)));
+        }
+        self.mode = mode;
+        self.forget_settled(now);
+    }
+
+    /// Lets every sandbox be judged again after `SETTLED`, also while ADDs end all the time.
+    fn forget_settled(&mut self, now: Instant) {
+        let since = *self.settled_since.get_or_insert(now);
+        if now.duration_since(since) >= SETTLED {
+            self.sandboxes.values_mut().for_each(|it| it.is_settled = false);
+            self.settled_since = Some(now);
+        }
+    }
+
+    /// Returns the sandboxes that are to be judged, with their keys and whether they take long: new ones first, then
+    /// those whose judgement is the oldest. Forgets those that are gone.
+    pub(super) fn due(&mut self, present: Vec<Sandbox>, now: Instant) -> Vec<(String, bool, Sandbox)> {
+        let present: Vec<_> = present.into_iter().map(|sandbox| (key(&sandbox), sandbox)).collect();
+        let keys: BTreeSet<&String> = present.iter().map(|(key, _)| key).collect();
+        self.sandboxes.retain(|key, _| keys.contains(key));
+        self.logged.retain(|key, _| keys.contains(key));
+        self.handed_over.retain(|key, at| keys.contains(key) && now.duration_since(*at) < SETTLED);
+        let judged = |key: &String| self.sandboxes.get(key);
+        let is_due = |(key, _): &(String, Sandbox)| judged(key).is_none_or(|it| it.is_due(now));
+        let mut due: Vec<_> = present.into_iter().filter(is_due).collect();
+        due.sort_by_key(|(key, _)| judged(key).map(|it| it.last));
+        let is_long = |key: &String| judged(key).is_some_and(Judged::is_long);
+        due.into_iter().map(|(key, sandbox)| (key.clone(), is_long(&key), sandbox)).collect()
+    }
+
+    /// Returns how long to wait for the next turn.
+    pub(super) fn until_next(&self, now: Instant) -> Duration {
+        let since = self.settled_since.map_or(Duration::ZERO, |since| now.duration_since(since));
+        let all = SETTLED.saturating_sub(since).max(MIN_INTERVAL);
+        self.sandboxes.values().filter_map(|it| it.until_next(now)).min().unwrap_or(all).min(all)
+    }
+
+    /// Records the report about a sandbox, and logs what is new.
+    pub(super) fn record(
+        &mut self,
+        key: &str,
+        report: &RepairReport,
+        mode: RepairMode,
+        now: Instant,
+        log: &Log,
+    ) {
+        match &report.repair {
+            Some(Ok(_)) => self.repaired += 1,
+            Some(Err(_)) => self.failed += 1,
+            None => {}
+        }
+        let first = self.sandboxes.get(key).map_or(now, |it| it.first);
+        let (is_settled, is_well) = (is_settled(report), report.is_well());
+        let judged = Judged { first, last: now, is_settled, is_well, took: report.took };
+        self.sandboxes.insert(key.to_owned(), judged);
+        if is_settled || report.repair.is_some() || now.duration_since(first) >= GRACE {
+            self.log_once(key, report, mode, log);
+        }
+    }
+
+    pub(super) fn counts(&self) -> PodRepairs {
+        let not_redirected = self.sandboxes.values().filter(|it| !it.is_well).count();
+        let not_redirected = u64::try_from(not_redirected).unwrap_or(u64::MAX);
+        PodRepairs { repaired: self.repaired, failed: self.failed, not_redirected }
+    }
+
+    /// Queues what the agent has to know. It receives every repair, and once a minute that a pod is not redirected: it
+    /// may not have been allowed to act on it.
+    pub(super) fn hand_over(&mut self, key: &str, report: &RepairReport, mode: RepairMode) {
+        let Some(finding) = Finding::of(report, mode).filter(|_| self.unsent.len() < MAX_UNSENT) else {
+            return;
+        };
+        if !matches!(finding.found, Found::Repaired(_)) {
+            let is_queued = self.unsent.iter().any(|other| other.pod == finding.pod);
+            if is_queued || self.handed_over.contains_key(key) {
+                return;
+            }
+            self.handed_over.insert(key.to_owned(), Instant::now());
+        }
+        self.unsent.push_back(finding);
+    }
+
+    /// Records whether an agent accepted a finding.
+    pub(super) fn sent(&mut self, finding: &Finding, sent: Result<(), Errno>, log: &Log) {
+        let Err(why) = sent else {
+            self.send_error = None;
+            if self.unsent.front() == Some(finding) {
+                self.unsent.pop_front();
+            }
+            return;
+        };
+        let why = why.to_string();
+        if self.send_error.as_ref() != Some(&why) {
+            log.warn("gybe repair: the agent accepts no findings yet", json!({ "why": why }));
+        }
+        self.send_error = Some(why);
+        // A pod that is not redirected now may be when an agent accepts findings again: the next turn judges it.
+        self.unsent.retain(|finding| matches!(finding.found, Found::Repaired(_)));
+        self.handed_over.clear();
+    }
+
+    fn log_once(&mut self, key: &str, report: &RepairReport, mode: RepairMode, log: &Log) {
+        let Some(line) = Line::of(report, mode) else {
+            self.logged.remove(key);
+            return;
+        };
+        if self.logged.get(key) == Some(&line.details) {
+            return;
+        }
+        let sandbox = &report.before.sandbox;
+        let uid = sandbox.pod.as_ref().and_then(|pod| pod.uid.as_ref()).or(sandbox.uid.as_ref());
+        let mut fields = json!({ "pod": sandbox.to_string(), "uid": uid, "verdict": report.before.line() });
+        if let (Some(fields), Some(more)) = (fields.as_object_mut(), line.fields.as_object()) {
+            fields.extend(more.clone());
+        }
+        log.log(line.level, line.message, fields);
+        self.logged.insert(key.to_owned(), line.details);
+    }
+}
+
+/// A sandbox in its desired state, as far as that is known. Another sandbox is judged again soon.
+fn is_settled(report: &RepairReport) -> bool {
+    let is_known = report.before.unknown_because.is_none() && report.before.sandbox.ended_add.is_some();
+    is_known && report.is_well()
+}
+
+/// The runtime's id, or the name where the runtime cached nothing.
+fn key(sandbox: &Sandbox) -> String {
+    sandbox.container.clone().unwrap_or_else(|| sandbox.to_string())
+}
+
+/// A line for the log.
+struct Line {
+    level: Level,
+    message: &'static str,
+    fields: serde_json::Value,
+    /// What distinguishes it from the line before about the same sandbox.
+    details: String,
+}
+
+impl Line {
+    /// None if there is nothing to log.
+    fn of(report: &RepairReport, mode: RepairMode) -> Option<Self> {
+        let reason = &report.decision.reason;
+        let handed_over = report.is_to_be_repaired().then(|| json!(mode));
+        Some(match (&report.repair, report.decision.action) {
+            (Some(Ok(repaired)), _) => Self {
+                level: Level::Info,
+                message: "gybe repair: redirected a running pod",
+                fields: json!({ "tool": repaired.backend, "open_connections": repaired.open_connections }),
+                details: "repaired".to_owned(),
+            },
+            (Some(Err(why)), _) => Self {
+                level: Level::Error,
+                message: "gybe repair: cannot redirect a running pod",
+                fields: json!({ "why": why }),
+                details: why.clone(),
+            },
+            (None, Action::None) => return None,
+            (None, action) if report.before.verdict.state == RedirectionState::Unknown => Self {
+                level: Level::Warn,
+                message: "gybe repair: it is not known whether a pod is redirected",
+                fields: json!({ "action": action.name() }),
+                details: report.before.line(),
+            },
+            (None, action) => {
+                let action = handed_over.unwrap_or_else(|| json!(action.name()));
+                Self {
+                    level: Level::Warn,
+                    message: "gybe repair: a pod is not redirected",
+                    fields: json!({ "action": action, "reason": reason }),
+                    details: format!("{action}: {reason}"),
+                }
+            }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::repair::RepairedPod;
+    use gybe_plugin::args::PodRef;
+    use std::path::PathBuf;
+
+    fn sandbox(id: &str) -> Sandbox {
+        Sandbox { container: Some(id.to_owned()), ..Sandbox::in_namespace(PathBuf::new()) }
+    }
+
+    fn due(memory: &mut RepairMemory, ids: &[&str], now: Instant) -> Vec<(String, bool)> {
+        let due = memory.due(ids.iter().map(|id| sandbox(id)).collect(), now);
+        due.into_iter().map(|(key, is_long, _)| (key, is_long)).collect()
+    }
+
+    fn judged(memory: &mut RepairMemory, id: &str, at: Instant, is_settled: bool, took: Duration) {
+        let judged = Judged { first: at, last: at, is_settled, is_well: is_settled, took };
+        memory.sandboxes.insert(id.to_owned(), judged);
+    }
+
+    #[test]
+    fn settled_sandboxes_are_judged_again_every_minute_however_often_adds_end() {
+        let (mut memory, start) = (RepairMemory::default(), Instant::now());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        memory.set_mode(None, start);
+        judged(&mut memory, "a", start, true, Duration::ZERO);
+        for second in 0..60 {
+            memory.set_mode(None, after(second));
+            assert!(due(&mut memory, &["a"], after(second)).is_empty(), "after {second} s");
+        }
+        memory.set_mode(None, after(60));
+        assert_eq!(due(&mut memory, &["a"], after(60)), [("a".to_owned(), false)]);
+        judged(&mut memory, "a", start, true, Duration::ZERO);
+        memory.set_mode(None, after(61));
+        assert!(due(&mut memory, &["a"], after(61)).is_empty());
+        // An ADD that ends late in a minute does not delay the judgement.
+        assert_eq!(memory.until_next(after(119)), Duration::from_secs(1));
+    }
+
+    #[test]
+    fn new_sandboxes_are_judged_first_and_one_that_takes_long_pauses_twenty_times_as_long_or_a_minute() {
+        let (mut memory, start) = (RepairMemory::default(), Instant::now());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        memory.set_mode(None, start);
+        judged(&mut memory, "later", after(2), false, Duration::ZERO);
+        judged(&mut memory, "earlier", after(1), false, Duration::ZERO);
+        judged(&mut memory, "slow", start, false, LONG);
+        let keys = |due: Vec<(String, bool)>| due.into_iter().map(|(key, _)| key).collect::<Vec<_>>();
+        let all = ["later", "slow", "earlier", "new"];
+        assert_eq!(keys(due(&mut memory, &all, after(19))), ["new", "earlier", "later"]);
+        let found = due(&mut memory, &all, after(20));
+        assert!(found.contains(&("slow".to_owned(), true)) && found.len() == 4, "{found:?}");
+        assert_eq!(due(&mut memory, &["slow"], after(12)), []);
+        assert_eq!(memory.until_next(after(12)), Duration::from_secs(8));
+        // Never more than a minute.
+        judged(&mut memory, "slow", start, false, LONG * 60);
+        assert_eq!(keys(due(&mut memory, &["slow"], after(60))), ["slow"]);
+    }
+
+    #[test]
+    fn without_an_agent_only_repairs_wait_and_other_findings_are_made_again() {
+        let pod = PodRef::from_args("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0;K8S_POD_UID=5f1d")
+            .unwrap()
+            .unwrap();
+        let repaired = Found::Repaired(RepairedPod {
+            backend: "nft".to_owned(),
+            open_connections: 0,
+            captures_dns: false,
+            drops_invalid: false,
+        });
+        let why = || "x".to_owned();
+        let others = [Found::NotRepaired { why: why() }, Found::NotRedirected { why: why() }];
+        let mut memory = RepairMemory::default();
+        let found = [repaired.clone()].into_iter().chain(others);
+        memory.unsent.extend(found.map(|found| Finding { pod: pod.clone(), found }));
+        let first = memory.unsent.front().unwrap().clone();
+        memory.handed_over.insert("a".to_owned(), Instant::now());
+        memory.sent(&first, Err(Errno::ENOENT), &Log::default());
+        let left: Vec<_> = memory.unsent.iter().map(|finding| &finding.found).collect();
+        assert_eq!((left, memory.handed_over.is_empty()), (vec![&repaired], true));
+        memory.sent(&first, Ok(()), &Log::default());
+        assert!(memory.unsent.is_empty());
+    }
+}
