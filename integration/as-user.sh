@@ -5,7 +5,7 @@ set -eu
 cd "$(dirname "$0")/.."
 
 if [ "$(id -u)" != 0 ]; then
-    echo "this creates and deletes a user, so it needs root; as yourself, run: make test-kernel" >&2
+    echo "this creates and deletes a user, so it needs root; as yourself, run: make -C integration kernel" >&2
     exit 1
 fi
 

@@ -56,7 +56,7 @@ table() {
     local out file change reason
     echo "# Mutation testing of decision code"
     echo
-    echo "Written by \`make mutants\` (outside CI): cargo-mutants changes one expression at a time. Mutants that the unit tests do"
+    echo "Written by \`make -C integration mutants\` (outside CI): cargo-mutants changes one expression at a time. Mutants that the unit tests do"
     echo "not detect are run against the package's other tests and the kernel tests. A file that is not listed has not been"
     echo "tested yet."
     echo

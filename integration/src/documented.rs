@@ -5,11 +5,12 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
     ("make demo", "a step of .ci/run"),
     ("make test ", "a step of .ci/run"),
     (
-        "make test-cluster",
-        "a cluster that can pull the image from a registry; in make test-mesh, without the registry",
+        "make -C integration existing",
+        "a cluster that can pull the image from a registry; in make -C integration mesh, without the registry",
     ),
     ("skopeo ", "a registry"),
     ("make bench", "a benchmark needs a quiet machine"),
+    ("make -C integration bench", "a benchmark needs a quiet machine"),
     ("helm ", "a cluster that can pull the image from a registry"),
     ("kubectl create namespace", "as helm"),
     ("kubectl label namespace", "as helm"),
@@ -18,7 +19,7 @@ pub const ELSEWHERE: &[(&str, &str)] = &[
 ];
 
 /// Where the lines run that need a cluster.
-pub const IN_A_CLUSTER: &str = "make cluster";
+pub const IN_A_CLUSTER: &str = "make -C integration cluster";
 
 /// Returns where a command runs that does not run on a single node.
 #[must_use]

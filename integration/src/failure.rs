@@ -1,9 +1,9 @@
 //! The error that tests return.
 
-use gybe_installer::testnet::link::LinkError;
-use gybe_installer::testnet::namespace::NamespaceError;
-use gybe_installer::testnet::socket::IdentityError;
+use gybe_demo::testnet::link::LinkError;
+use gybe_demo::testnet::namespace::NamespaceError;
 use gybe_netfilter::hint::Hint;
+use gybe_netfilter::sockets::IdentityError;
 use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;

@@ -3,9 +3,9 @@
 
 use crate::failure::Failure;
 use crate::programs::{Run, path_of_ours};
-use gybe_installer::demo::add::RecordedAdd;
+use gybe_demo::add::RecordedAdd;
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_installer::pod::policy_file::PolicyFile;
-use gybe_installer::testnet::namespace::Namespace;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::Redirection;

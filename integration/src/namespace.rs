@@ -1,7 +1,7 @@
 //! Network and mount namespaces of one test, and commands in them.
 
 use crate::programs::run;
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::Namespace;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};
 use std::{panic, thread};

@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use crate::programs::{Run, path_of_ours, run};
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_test_support::TestDir;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;

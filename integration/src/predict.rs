@@ -2,8 +2,8 @@
 //! where. Sends no packet.
 
 use crate::vectors::{Flow, Location};
-use gybe_installer::demo::predicted::{Control, SideEffect, follows};
-use gybe_installer::testnet::outcome::{ConnectionOutcome, Reply};
+use gybe_demo::predicted::{Control, SideEffect, follows};
+use gybe_demo::testnet::outcome::{ConnectionOutcome, Reply};
 use gybe_netfilter::compile::{PASSTHROUGH_V6, compile};
 use gybe_netfilter::policy::{Families, InterfaceName, InterfaceNameError, Mode, Port, RedirectPolicy};
 use gybe_netfilter::ruleset::Ruleset;
@@ -68,18 +68,22 @@ const OWN: [&str; 6] =
 /// Never, as long as this file names valid interfaces.
 pub fn agrees_with_trace(policy: &RedirectPolicy, flow: &Flow) -> Result<bool, InterfaceNameError> {
     let rules = compile(policy);
-    let fate = trace_flow(&rules, flow)?.outcome;
+    let outcome = trace_flow(&rules, flow)?.outcome;
     let side_effect = flow.side_effect(policy, &rules)?;
-    let follows =
-        follows(fate, Control { to: flow.to, outcome: &flow.without_rules }, side_effect, &flow.with_rules);
-    Ok(follows && flow.has_redirection_of(policy, fate))
+    let follows = follows(
+        outcome,
+        Control { to: flow.to, outcome: &flow.without_rules },
+        side_effect,
+        &flow.with_rules,
+    );
+    Ok(follows && flow.has_redirection_of(policy, outcome))
 }
 
 impl Flow {
     /// Reports whether the trace has the kind of redirection that the mode requires: address translation or
     /// TPROXY. Replies look the same.
-    fn has_redirection_of(&self, policy: &RedirectPolicy, fate: trace::PacketOutcome) -> bool {
-        match (policy.mode, fate) {
+    fn has_redirection_of(&self, policy: &RedirectPolicy, outcome: trace::PacketOutcome) -> bool {
+        match (policy.mode, outcome) {
             (Mode::Redirect, trace::PacketOutcome::Intercepted(_)) => false,
             (Mode::Tproxy { .. }, trace::PacketOutcome::Intercepted(port)) => port == policy.inbound_port,
             (Mode::Tproxy { .. }, trace::PacketOutcome::Redirected(port)) => {

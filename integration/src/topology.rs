@@ -7,10 +7,10 @@
 //! ```
 
 use crate::vectors::{Flow, Location};
-use gybe_installer::testnet::link::{LinkEnd, LinkError, NextHop, forward, join, route};
-use gybe_installer::testnet::listener::{ListenAddress, ListenError, Listeners, ListeningPort, ServerName};
-use gybe_installer::testnet::namespace::{Namespace, NamespaceError};
-use gybe_installer::testnet::outcome::ConnectionOutcome;
+use gybe_demo::testnet::link::{LinkEnd, LinkError, NextHop, forward, join, route};
+use gybe_demo::testnet::listener::{ListenAddress, ListenError, Listeners, ListeningPort, ServerName};
+use gybe_demo::testnet::namespace::{Namespace, NamespaceError};
+use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::policy::{Families, InterfaceName, InterfaceNameError, Mode};
 use gybe_netfilter::trace::{Owner, Transport};
 use ipnet::IpNet;

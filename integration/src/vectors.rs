@@ -1,9 +1,9 @@
 //! The flow vectors: 144 connections recorded under each of 70 policies, and further flows for rules that no
 //! recorded flow needs. `vectors/rules/README.md` describes the files.
 
+use gybe_demo::testnet::outcome::{ConnectionOutcome, ParseOutcomeError};
 use gybe_installer::pod::policy_file::NoAddress;
 use gybe_installer::pod::policy_file::{PolicyFile, PolicyFileError};
-use gybe_installer::testnet::outcome::{ConnectionOutcome, ParseOutcomeError};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::trace::{Owner, Transport};
 use serde::Deserialize;
@@ -66,7 +66,7 @@ pub enum VectorError {
     #[error("{path} is not in the form of a flow vector")]
     Format { path: PathBuf, source: serde_json::Error },
     #[error("policy {policy}: outcome of flow {id}")]
-    Fate { policy: String, id: String, source: ParseOutcomeError },
+    Outcome { policy: String, id: String, source: ParseOutcomeError },
     #[error("policy {policy} has an outcome for flow {id}, which is not recorded")]
     UnknownFlow { policy: String, id: String },
     #[error("the options of {policy} are not a policy")]
@@ -206,9 +206,9 @@ impl RecordedPolicy {
 
 impl Connection {
     fn flow(&self, policy: &str, with_rules: &str) -> Result<Flow, VectorError> {
-        let fate = |text: &str| {
+        let outcome = |text: &str| {
             let (policy, id) = (policy.to_owned(), self.id.clone());
-            text.parse().map_err(|source| VectorError::Fate { policy, id, source })
+            text.parse().map_err(|source| VectorError::Outcome { policy, id, source })
         };
         Ok(Flow {
             id: self.id.clone(),
@@ -222,8 +222,8 @@ impl Connection {
             source: self.src,
             source_port: self.sport,
             mark: self.mark,
-            without_rules: fate(&self.without_rules)?,
-            with_rules: fate(with_rules)?,
+            without_rules: outcome(&self.without_rules)?,
+            with_rules: outcome(with_rules)?,
         })
     }
 }

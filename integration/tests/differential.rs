@@ -1,6 +1,6 @@
 //! Random policies and random connections: nft, iptables-legacy and `trace` never disagree.
 //!
-//! `GYBE_SEED=17 GYBE_POLICIES=1` tries policy 17 alone; `make differential` takes both.
+//! `GYBE_SEED=17 GYBE_POLICIES=1` tries policy 17 alone; `make -C integration differential` takes both.
 #![allow(clippy::print_stdout, reason = "the seed of a run, for the next one")]
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
@@ -65,8 +65,7 @@ fn without_rules_random_connections_have_their_predicted_outcome() -> Result<(),
     }
     for vector in vectors::recorded()? {
         for flow in vector.flows.iter().filter(|flow| flow.mark.is_none()) {
-            if let gybe_installer::testnet::outcome::ConnectionOutcome::Replied(answer) = &flow.without_rules
-            {
+            if let gybe_demo::testnet::outcome::ConnectionOutcome::Replied(answer) = &flow.without_rules {
                 let outcome = flow.outcome_without_rules().to_string();
                 assert_eq!(outcome.split(' ').next(), Some(answer.by.as_str()), "{}", flow.id);
             }

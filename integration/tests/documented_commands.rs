@@ -15,7 +15,7 @@ use std::path::Path;
 const NODE: &str = r#"
 set -e
 ip link set lo up
-ip address add 10.244.0.10/24 dev lo scope global
+ip address add 10.244.0.10/32 dev lo scope global
 mount -t tmpfs none "$SCRATCH"
 mkdir -p "$SCRATCH/etc" "$SCRATCH/opt" "$SCRATCH/var"
 cp -r /etc/. "$SCRATCH/etc" 2>/dev/null || true # a plain user cannot read every file
@@ -26,7 +26,8 @@ done
 mount -t tmpfs none /run
 mkdir -p /run/netns /etc/cni/net.d /opt/cni/bin /var/lib/cni/results
 echo '{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge"}]}' >/etc/cni/net.d/10-pods.conflist
-touch /opt/cni/bin/bridge
+touch /opt/cni/bin/bridge /opt/cni/bin/loopback
+chmod 0755 /opt/cni/bin/*
 set +e
 "#;
 

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::panic, reason = "a test that cannot be set up must stop")]
 #![allow(clippy::disallowed_methods, reason = "what the backend wrote is judged by the programs themselves")]
 
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::namespace::unshare_mounts;
 use gybe_integration::programs::run;
 use gybe_integration::vectors;

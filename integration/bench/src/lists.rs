@@ -4,7 +4,7 @@
 use crate::policies::{default, networks, scattered_ports};
 use crate::report::{Limit, Report, Table, Target, cells};
 use crate::sample::{Sample, in_turn, processor_time};
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
 use gybe_integration::parallel::in_parallel;
 use gybe_netfilter::nft::Nft;

@@ -1,8 +1,8 @@
 //! A pod as the runtime passes it to the plugin: a new namespace with addresses, and the CNI call.
 
 use crate::private_run::RUN;
-use gybe_installer::testnet::link::{LinkEnd, join};
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::link::{LinkEnd, join};
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
 use gybe_integration::parallel::in_parallel;
 use gybe_netfilter::policy::InterfaceName;

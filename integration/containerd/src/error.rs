@@ -8,7 +8,7 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 pub enum HarnessError {
     /// Namespaces need root.
-    #[error("these tests need root, and this is uid {uid}; run:  sudo make test-containerd")]
+    #[error("these tests need root, and this is uid {uid}; run:  sudo make -C integration containerd")]
     NotRoot {
         /// The effective user id.
         uid: u32,
@@ -20,7 +20,7 @@ pub enum HarnessError {
         path: PathBuf,
     },
     /// A program of another package is not built: cargo builds only the packages it is given.
-    #[error("there is no {path}; run:  make test-containerd")]
+    #[error("there is no {path}; run:  make -C integration containerd")]
     NotBuilt {
         /// The missing program.
         path: PathBuf,

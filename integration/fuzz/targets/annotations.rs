@@ -42,7 +42,7 @@ fuzz_target!(|input: &[u8]| {
         PreliminaryDecision::Redirect(draft) => {
             for families in [Families::V4Only, Families::V4AndV6] {
                 let rules = compile(&draft.clone().complete(families));
-                Batch::apply(&rules, Start::Fresh).expect("every wish can be written");
+                Batch::apply(&rules, Start::Fresh).expect("every policy can be written");
             }
         }
     }

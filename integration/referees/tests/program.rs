@@ -1,6 +1,6 @@
 //! `gybe-referee apply` writes what `gybe verify` accepts and `gybe remove` removes.
 
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
 use gybe_integration::programs::{Run, ours, run};
 use gybe_integration::vectors;

@@ -10,7 +10,7 @@ use gybe_netfilter::probe::{Finding, Profile, try_out};
 use gybe_referees::backend::Libnftnl;
 use std::sync::{Mutex, PoisonError};
 
-/// The random policies of `make differential` without arguments.
+/// The random policies of `make -C integration differential` without arguments.
 const RANDOM: std::ops::Range<u64> = 1..201;
 
 /// Each test has many networks, and measures whether a connection is answered in time.

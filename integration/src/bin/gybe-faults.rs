@@ -1,4 +1,4 @@
-//! Prints the tests of every fault in docs/FAULTS.md: `make faults`.
+//! Prints the tests of every fault in docs/FAULTS.md: `make -C integration faults`.
 
 use gybe_integration::failure::Failure;
 use gybe_integration::faults::{catalogue, fault_tests, list};

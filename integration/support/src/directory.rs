@@ -1,8 +1,9 @@
 //! A directory that lives as long as its test.
 
 use std::ffi::OsStr;
-use std::fs;
+use std::fs::{self, Permissions};
 use std::ops::Deref;
+use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -56,6 +57,15 @@ impl TestDir {
             path.parent().map_or(Ok(()), fs::create_dir_all).and_then(|()| fs::write(&path, content));
         written.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         path
+    }
+
+    /// Writes empty programs into a directory below this one, as other owners' plugins that no test runs.
+    pub fn write_programs<'a>(&self, directory: &str, names: impl IntoIterator<Item = &'a str>) {
+        for name in names {
+            let path = self.write(Path::new(directory).join(name), "");
+            fs::set_permissions(&path, Permissions::from_mode(0o755))
+                .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        }
     }
 
     /// The directory's path.

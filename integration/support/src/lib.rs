@@ -2,7 +2,7 @@
 //! a running node agent.
 //!
 //! Functions panic when the test cannot go on, and waits after [`PATIENCE`]; [`write_volume`] returns its errors.
-//! Network namespaces are `gybe_installer`'s; the recorded network and its connections are `gybe_integration`'s.
+//! Network namespaces are `gybe_demo`'s; the recorded network and its connections are `gybe_integration`'s.
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -20,4 +20,4 @@ mod wait;
 pub use agent::{Agent, SERVING};
 pub use directory::TestDir;
 pub use volume::write_volume;
-pub use wait::{PATIENCE, wait_for, wait_for_at_most, wait_until};
+pub use wait::{PATIENCE, fastest, wait_for, wait_for_at_most, wait_until};

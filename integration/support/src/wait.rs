@@ -33,3 +33,14 @@ pub fn wait_for_at_most<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>
         sleep(INTERVAL);
     }
 }
+
+/// Returns the shortest time of several attempts. A busy machine makes some attempts slower; a program that waits makes
+/// all of them slower.
+pub fn fastest(attempts: usize, mut attempt: impl FnMut()) -> Duration {
+    let timed = (0..attempts).map(|_| {
+        let before = Instant::now();
+        attempt();
+        before.elapsed()
+    });
+    timed.min().unwrap_or_default()
+}

@@ -1,6 +1,6 @@
 //! A running agent, and ADDs that query it.
 
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use gybe_test_support::TestDir;
 use nix::sys::signal::Signal;

@@ -2,7 +2,7 @@
 //! agent, one that restarts in a loop, and the network namespace that an ADD writes to. Also the agent's health port.
 
 use crate::agent::{Agent, UNPRIVILEGED, add, add_as, inspect, pod};
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::plugin_call::{PluginCall, PluginDir};
 use gybe_integration::programs::{path_of_ours, run};
 use gybe_test_support::{TestDir, http, wait_until};
@@ -27,6 +27,26 @@ fn a_pod_only_the_agent_knows_is_redirected_and_its_line_reaches_the_agent() {
     let log = agent.terminate();
     let line = log.iter().find(|line| line["msg"] == "gybe-cni cmdAdd").unwrap_or_else(|| panic!("{log:#?}"));
     assert_eq!((line["pod"].as_str(), line["decision"].as_str()), (Some("shop/cart-0"), Some("redirect")));
+}
+
+#[test]
+fn a_manifest_that_the_agent_cannot_use_is_error_019_with_the_file_and_in_the_agents_log() {
+    let (mut agent, pod) = (Agent::start("broken-manifest"), pod());
+    for (file, text) in [("shop/cart-0.json", "{"), ("shop/all.yaml", "kind: Pod\nmetadata: 5")] {
+        fs::remove_file(agent.directory.join("shop/cart-0.json")).unwrap_or_default();
+        agent.directory.write(file, text);
+        let refused = add(&agent, &pod, None);
+        for part in ["\"code\":11", "GYBE-ADD-019", file, "correct that file"] {
+            assert!(refused.code == Some(1) && refused.out.contains(part), "{part}: {refused:?}");
+        }
+    }
+    let log = agent.terminate();
+    let logged = log.iter().filter(|line| line["msg"] == "gybe node: a manifest cannot be used");
+    assert_eq!(
+        logged.filter(|line| line["cause"].as_str().unwrap().contains("shop/")).count(),
+        2,
+        "{log:#?}"
+    );
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! `cargo test -p gybe-integration --test add annotations -- --nocapture` prints the table of
 //! docs/BENCHMARKS.md.
 
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
 use gybe_integration::peak_memory::{PeakMemory, peak_memory};
 use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};

@@ -1,7 +1,7 @@
 //! Invalid input is refused, and the pod's network namespace does not change: an empty one, and one that an
 //! earlier ADD has redirected. The same ADD without its fault is the control.
 
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::programs::{Run, path_of_ours, run};
 use gybe_test_support::TestDir;
 use serde_json::{Map, Value, json};

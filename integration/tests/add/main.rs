@@ -10,7 +10,7 @@ mod explained;
 mod system_calls;
 
 use gybe_api_server::ApiServer;
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
 use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
 use gybe_integration::programs::{ours, run};

@@ -134,7 +134,7 @@ fn each_profile_detects_a_missing_rule() {
         ),
         (Profile::V4AndV6, "outbound-to-proxy-v6", "TCP to [2001:db8::1]:80 by the application"),
         (Profile::Dns, "dns-to-agent", "TCP to 192.0.2.1:53 by the application"),
-        (Profile::Dns, "zone-proxy-uid-asks", "UDP to 192.0.2.1:53 by the proxy"),
+        (Profile::Dns, "zone-proxy-uid-queries", "UDP to 192.0.2.1:53 by the proxy"),
         (Profile::Dns, "zone-proxy-uid-answers", "UDP to 192.0.2.1:53 by the application"),
         (Profile::Tproxy, "intercept-v4", "TCP to 192.0.2.1:80 by a marked socket"),
         (Profile::Lists, "outbound-excluded-port", "TCP to 192.0.2.1:8050 by the application"),

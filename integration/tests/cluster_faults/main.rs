@@ -1,5 +1,5 @@
 //! The number of ADDs that fail during faults of the cluster or the agent: real plugin processes, a real agent, and an
-//! API server with injected faults. `make fault-runs` makes 1,000 ADDs for each row of the table and prints it;
+//! API server with injected faults. `make -C integration fault-runs` makes 1,000 ADDs for each row of the table and prints it;
 //! `GYBE_ADDS` sets another number.
 #![allow(clippy::print_stdout, reason = "the table is what the full run is for")]
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
@@ -12,6 +12,7 @@ mod row;
 use adds::{adds_until, assert_operators_view, make_adds};
 use background::{restarting, rotating};
 use gybe_api_server::{Fault, FaultKind, Network, Validity};
+use nix::sys::signal::Signal;
 use node::TestNode;
 use row::{Kind, Row};
 use std::time::Duration;
@@ -147,6 +148,17 @@ fn f14_without_the_agent_only_pods_in_the_mesh_are_refused() {
     assert_outcomes(&node, "F14 agent killed", Meshed::Refused);
     node.start_agent();
     assert_recovers(&node, "F14 agent started again");
+}
+
+/// It keeps the lead, and accepts connections without an answer, until its liveness probe fails.
+#[test]
+fn f14_while_the_agent_is_stopped_only_pods_in_the_mesh_are_refused() {
+    let node = TestNode::with_agent("stopped");
+    let agent = node.agent.as_ref().unwrap();
+    agent.signal(Signal::SIGSTOP);
+    assert_outcomes(&node, "F14 agent stopped", Meshed::Refused);
+    agent.signal(Signal::SIGCONT);
+    assert_recovers(&node, "F14 agent continued");
 }
 
 #[test]

@@ -16,7 +16,7 @@ pub(crate) struct TestNode {
     pub(crate) server: ApiServer,
     pub(crate) account: ServiceAccount,
     pub(crate) directory: PluginDir,
-    agent: Option<Agent>,
+    pub(crate) agent: Option<Agent>,
 }
 
 /// Returns the path of one of Gybe's programs: in the directory `GYBE_PROGRAMS`, or as built with the tests.

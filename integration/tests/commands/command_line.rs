@@ -1,6 +1,6 @@
 //! `gybe` in a network namespace: apply, verify, inspect and remove agree with each other, and render with nft(8).
 
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use gybe_integration::vectors;
 use gybe_netfilter::compile::compile;

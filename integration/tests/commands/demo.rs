@@ -1,4 +1,4 @@
-//! `gybe demo` reports success with all rules, and failure without any one of them.
+//! The demo reports success with all rules, and failure without any one of them.
 
 use gybe_integration::failure::Failure;
 use gybe_integration::parallel::in_parallel;
@@ -10,8 +10,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 
 fn demo(arguments: &[&str]) -> Result<Run, Failure> {
-    let arguments: Vec<&str> = ["demo"].into_iter().chain(arguments.iter().copied()).collect();
-    Ok(ours("gybe", &arguments, "")?)
+    Ok(ours("gybe-demo", arguments, "")?)
 }
 
 #[test]
@@ -65,9 +64,9 @@ fn the_error_of_a_failing_plugin_is_printed_and_no_file_is_left() -> Result<(), 
     let script =
         write_plugin(&directory, "#!/bin/sh\necho '{\"code\": 7, \"msg\": \"no such luck\"}'\nexit 1\n")?;
     let scratch = directory.create_dir("scratch");
-    let (gybe, setting) = (path_of_ours("gybe")?, format!("TMPDIR={}", scratch.display()));
+    let (demo, setting) = (path_of_ours("gybe-demo")?, format!("TMPDIR={}", scratch.display()));
     let script = script.to_string_lossy();
-    let run = run("env", &[&setting, &gybe.to_string_lossy(), "demo", "--plugin", &script], "")?;
+    let run = run("env", &[&setting, &demo.to_string_lossy(), "--plugin", &script], "")?;
     assert_eq!(run.code, Some(2), "{run:#?}");
     assert!(run.err.contains("no such luck"), "{}", run.err);
     assert_eq!(fs::read_dir(&scratch)?.count(), 0);
@@ -76,8 +75,8 @@ fn the_error_of_a_failing_plugin_is_printed_and_no_file_is_left() -> Result<(), 
 
 #[test]
 fn without_privilege_the_hint_names_the_command() -> Result<(), Failure> {
-    let gybe = path_of_ours("gybe")?;
-    let run = run("setpriv", &["--bounding-set=-all", &gybe.to_string_lossy(), "demo"], "")?;
+    let demo = path_of_ours("gybe-demo")?;
+    let run = run("setpriv", &["--bounding-set=-all", &demo.to_string_lossy()], "")?;
     assert_eq!(run.code, Some(2), "{run:#?}");
     assert!(run.err.contains("unshare --user --map-root-user --map-auto"), "{}", run.err);
     Ok(())

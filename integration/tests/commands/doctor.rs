@@ -5,7 +5,8 @@ use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::programs::{Run, path_of_ours};
 use gybe_test_support::Agent;
 use serde_json::Value;
-use std::fs;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 
 const LIST: &str = r#"{"cniVersion":"1.0.0","name":"net","plugins":[{"type":"bridge"}]}"#;
@@ -20,7 +21,11 @@ impl Node {
             fs::create_dir_all(directory.path().join("root").join(folder)).unwrap();
         }
         fs::write(directory.path().join("root/etc/cni/net.d/10-net.conflist"), LIST).unwrap();
-        fs::write(directory.path().join("root/opt/cni/bin/bridge"), "").unwrap();
+        for program in ["bridge", "loopback"] {
+            let program = directory.path().join("root/opt/cni/bin").join(program);
+            fs::write(&program, "").unwrap();
+            fs::set_permissions(program, Permissions::from_mode(0o755)).unwrap();
+        }
         Self(directory)
     }
 
@@ -106,6 +111,35 @@ fn f12_exhausted_inotify_is_reported_with_the_limit_to_raise() {
     assert_eq!(wrong["state"], "wrong", "{report:#}");
     assert!(wrong["says"].as_str().unwrap().starts_with("inotify is exhausted"), "{wrong}");
     assert_eq!(wrong["remedy"], "raise fs.inotify.max_user_instances, which the runtime needs too");
+}
+
+#[test]
+fn a_user_without_rights_gets_one_hint_to_run_as_root_and_no_finding_about_what_cannot_be_read() {
+    let node = Node::installed("unprivileged");
+    let copy = "chmod 0755 ROOT/.. && cp GYBE ROOT/gybe && chmod 0755 ROOT ROOT/gybe";
+    let user = "setpriv --reuid=1000 --regid=1000 --clear-groups ROOT/gybe";
+    let ran = node.sh(copy);
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    for (closed, command, code) in [
+        ("etc/cni/net.d", "doctor", 1),
+        ("opt/cni/bin", "doctor", 1),
+        ("var/lib/cni/results", "doctor", 1),
+        ("var/lib/cni/results", "verify --all", 2),
+        ("var/lib/cni/results", "verify --pod shop/cart-0", 2),
+        ("var/lib/cni/results", "migrate --dry-run", 2),
+        ("opt/cni/bin", "uninstall", 1),
+    ] {
+        let ran = node.sh(&format!("chmod 0700 ROOT/{closed}; exec {user} {command} --root ROOT"));
+        let all = ran.out + &ran.err;
+        assert_eq!(
+            (ran.code, all.matches("run as root").count()),
+            (Some(code), 1),
+            "{closed}: {command}: {all}"
+        );
+        let of_others = ["is missing", "no pod sandbox", "SELinux", "chown"].map(|part| all.contains(part));
+        assert_eq!(of_others, [false; 4], "{closed}: {command}: {all}");
+        node.sh(&format!("chmod 0755 ROOT/{closed}"));
+    }
 }
 
 /// Root without CAP_DAC_OVERRIDE gets the error that a security module would cause.

@@ -1,6 +1,6 @@
 //! `gybe inspect`: the native command of its first line, and `--style iptables` beside the real iptables programs.
 
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
 use gybe_integration::programs::{ours, run};
 use gybe_integration::vectors;
@@ -200,7 +200,8 @@ fn a_namespace_is_found_by_its_pod_a_container_or_a_process_and_a_hosts_is_not()
         assert!(found.out.contains("outbound-to-proxy"), "{name}: {found:?}");
     }
     let traced = gybe("trace --pid 4711 out tcp 10.1.2.3:80 --uid 1000 --json")?;
-    assert!(traced.out.contains("\"redirected\""), "{traced:?}");
+    // The namespace has no route.
+    assert!(traced.out.contains("\"no-route\""), "{traced:?}");
     let verified = gybe("verify --container-id 7c7c --policy -")?;
     assert!(verified.err.contains("has no address but loopback"), "{verified:?}");
     for (words, says) in [

@@ -1,4 +1,4 @@
-//! The built `gybe` as an operator runs it: apply, inspect, verify, render, doctor, demo.
+//! The built `gybe` as an operator runs it: apply, inspect, verify, render, doctor; and the demo.
 #![cfg(test)]
 
 mod command_line;

@@ -1,7 +1,7 @@
 //! After any policy `remove` restores the namespace, with every other owner's objects in it.
 
 use super::sh;
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::vectors;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::iptables::{Iptables, Variant};

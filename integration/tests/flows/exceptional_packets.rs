@@ -1,8 +1,8 @@
 //! Rules whose effect no ordinary connection shows: crafted packets or conntrack's entries show it. Each test runs with
 //! the rule, and as a control without it.
 
-use gybe_installer::testnet::client::{Client, SourceOptions};
-use gybe_installer::testnet::outcome::ConnectionOutcome;
+use gybe_demo::testnet::client::{Client, SourceOptions};
+use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_integration::failure::Failure;
 use gybe_integration::parallel::in_parallel;
 use gybe_integration::segment::Stray;

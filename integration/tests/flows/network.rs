@@ -1,11 +1,11 @@
 //! Controls of the test network: namespaces are new and removed afterwards, sockets have the requested owner, and
 //! without rules every recorded connection has its recorded outcome.
 
-use gybe_installer::testnet::client::{Client, SourceOptions};
-use gybe_installer::testnet::link::{LinkEnd, join};
-use gybe_installer::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
-use gybe_installer::testnet::namespace::Namespace;
-use gybe_installer::testnet::outcome::ConnectionOutcome;
+use gybe_demo::testnet::client::{Client, SourceOptions};
+use gybe_demo::testnet::link::{LinkEnd, join};
+use gybe_demo::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
+use gybe_demo::testnet::namespace::Namespace;
+use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::{Rules, Until, differences};
 use gybe_integration::topology::Topology;

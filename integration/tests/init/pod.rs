@@ -1,10 +1,10 @@
 //! A pod and its peer, and the ways in which a container of the pod calls the program.
 
-use gybe_installer::testnet::client::{Client, SourceOptions};
-use gybe_installer::testnet::link::{LinkEnd, NextHop, join, route};
-use gybe_installer::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
-use gybe_installer::testnet::namespace::Namespace;
-use gybe_installer::testnet::outcome::ConnectionOutcome;
+use gybe_demo::testnet::client::{Client, SourceOptions};
+use gybe_demo::testnet::link::{LinkEnd, NextHop, join, route};
+use gybe_demo::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
+use gybe_demo::testnet::namespace::Namespace;
+use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use gybe_netfilter::policy::InterfaceName;
 use gybe_netfilter::trace::{Owner, Transport};

@@ -7,6 +7,7 @@ use gybe_api_server::{ApiServer, ServiceAccount, Validity};
 use gybe_integration::namespace::with_own_mounts;
 use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::programs::{Run, path_of_ours};
+use gybe_plugin::version::BUILD_MARK;
 use gybe_test_support::{Agent, TestDir, wait_until, write_volume};
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
@@ -51,10 +52,15 @@ pub(crate) fn with_directory_in_memory<T: Send>(work: impl FnOnce(&Path) -> T + 
     })
 }
 
+/// Sets the annotations that the runtime passed to the plugins: the manifest's, and these.
 fn annotate(node: &Node, pod: &Pod, annotations: &Value) {
+    let manifest = fs::read_to_string(node.root.join(format!("pods/shop/{}.json", pod.name()))).unwrap();
+    let manifest: Value = serde_json::from_str(&manifest).unwrap();
+    let mut all = manifest["metadata"]["annotations"].as_object().unwrap().clone();
+    all.extend(annotations.as_object().unwrap().clone());
     let path = node.result(pod, "eth0");
     let mut cached: Value = serde_json::from_str(&fs::read_to_string(&path).unwrap()).unwrap();
-    cached["capabilityArgs"] = json!({ "io.kubernetes.cri.pod-annotations": annotations });
+    cached["capabilityArgs"] = json!({ "io.kubernetes.cri.pod-annotations": all });
     fs::write(path, cached.to_string()).unwrap();
 }
 
@@ -67,8 +73,9 @@ impl HealthyNode {
         // No process named containerd or crio runs on this node.
         node.root.write("run/gybe/runtime.json", r#"{"runtimes":[]}"#);
         let answer = r#"{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}"#;
-        for program in ["opt/cni/bin/bridge", "image/gybe", "image/gybe-cni"] {
-            node.root.write(program, format!("#!/bin/sh\n# {program}\necho '{answer}'\n"));
+        node.root.write_programs("opt/cni/bin", ["bridge", "loopback"]);
+        for program in ["image/gybe", "image/gybe-cni"] {
+            node.root.write(program, format!("#!/bin/sh\n# {program}\n# {BUILD_MARK}\necho '{answer}'\n"));
             fs::set_permissions(node.root.join(program), Permissions::from_mode(0o755)).unwrap();
         }
         pod.sh("ip address add fd00:10::10/64 dev eth0 nodad");
@@ -228,8 +235,13 @@ impl HealthyNode {
 
     /// Mounts a directory of the host on itself, with these flags.
     pub(crate) fn remount(&self, directory: &str, flags: MsFlags) {
+        self.mount(directory, directory, flags);
+    }
+
+    /// Mounts a directory of the host on another one, with these flags.
+    pub(crate) fn mount(&self, from: &str, directory: &str, flags: MsFlags) {
         let path = self.path(directory);
-        mount(Some(&path), &path, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
+        mount(Some(&self.path(from)), &path, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
         let flags = MsFlags::MS_REMOUNT | MsFlags::MS_BIND | flags;
         mount(None::<&str>, &path, None::<&str>, flags, None::<&str>).unwrap();
     }

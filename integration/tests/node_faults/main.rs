@@ -11,4 +11,5 @@ mod hidden;
 mod node;
 mod pairs;
 mod platforms;
+mod ready;
 mod table;

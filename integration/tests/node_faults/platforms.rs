@@ -1,6 +1,7 @@
 //! A healthy node of each platform of the chart.
 
 use gybe_integration::programs::{Run, ours};
+use gybe_plugin::version::BUILD_MARK;
 use gybe_test_support::TestDir;
 use serde_json::Value;
 use std::collections::BTreeMap;
@@ -37,12 +38,12 @@ fn on_a_healthy_node_of_each_platform_the_doctor_finds_nothing() {
         root.write("etc/os-release", format!("ID={id}\n"));
         let write_program = |path: String| {
             let answer = r#"{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}"#;
-            let path = root.write(path, format!("#!/bin/sh\necho '{answer}'\n"));
+            let path = root.write(path, format!("#!/bin/sh\n# {BUILD_MARK}\necho '{answer}'\n"));
             fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
         };
         paths.iter().for_each(|path| write_program((*path).to_owned()));
         let multus = values["settings"]["shape"] == "standalone";
-        for program in ["bridge", "multus"] {
+        for program in ["bridge", "loopback", "multus"] {
             write_program(format!("{programs}/{program}"));
         }
         write_program("image/gybe".to_owned());

@@ -111,7 +111,10 @@ pub(crate) const FAULTS: &[Fault] = &[
                 node.agent().metric("gybe_conflict{what=\"conf\"}") == 1.0
             });
         },
-        doctor: &[wrong("agent", "GybeConflict", "another program keeps undoing", "stop the other writer")],
+        doctor: &[
+            wrong("agent", "GybeConflict", "another program keeps undoing", "stop the other writer"),
+            wrong("agent", NOT_READY, "another program has undone the entry twice", "docs/AGENT.md"),
+        ],
         verify: None,
     },
     Fault {
@@ -217,6 +220,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         agent: Some(Absent),
         parts: &[Part::Conf],
         plant: |node| {
+            node.node.root.write_programs("opt/cni/bin", ["istio-cni"]);
             node.change_conf("\"bridge\": \"cni0\"", "\"bridge\": \"cni0\" }, { \"type\": \"istio-cni\"");
         },
         doctor: &[wrong("others", NOT_READY, "has entries of istio-cni and gybe-cni", "--take-over now")],
@@ -227,6 +231,7 @@ pub(crate) const FAULTS: &[Fault] = &[
         agent: Some(Absent),
         parts: &[Part::Conf],
         plant: |node| {
+            node.node.root.write_programs("opt/cni/bin", ["istio-cni"]);
             let istio = "\"bridge\": \"cni0\" }, { \"type\": \"istio-cni\", \"ambient_enabled\": true";
             node.change_conf("\"bridge\": \"cni0\"", istio);
         },

@@ -1,7 +1,7 @@
 //! CHECK and `gybe verify` compare with the backend that wrote the rules, not with the one that would be chosen now.
 
 use crate::{age_report, change_report, gybe, refused_finding, report_path};
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
 use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
 use gybe_integration::programs::run;

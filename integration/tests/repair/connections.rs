@@ -1,8 +1,8 @@
 //! TCP connections that are open when a pod is repaired keep their path in both directions.
 
 use crate::node::{Node, Pod};
-use gybe_installer::testnet::link::{LinkEnd, join};
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::link::{LinkEnd, join};
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::programs::ours;
 use gybe_netfilter::policy::InterfaceName;
 use gybe_test_support::PATIENCE;
@@ -11,7 +11,7 @@ use std::io::{Read, Write};
 use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
 use std::time::Duration;
 
-const BACKENDS: [&str; 3] = ["nft", "iptables-nft", "iptables-legacy"];
+pub(crate) const BACKENDS: [&str; 3] = ["nft", "iptables-nft", "iptables-legacy"];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Traffic {
@@ -22,25 +22,25 @@ enum Traffic {
 }
 
 /// A connection between the pod and another host.
-struct Open {
-    what: String,
+pub(crate) struct Open {
+    pub(crate) what: String,
     of_pod: TcpStream,
     of_peer: TcpStream,
 }
 
 /// A pod with a link to another host, and connections in both directions and families.
-struct Linked {
-    pod: Pod,
-    peer: Namespace,
-    open: Vec<Open>,
+pub(crate) struct Linked {
+    pub(crate) pod: Pod,
+    pub(crate) peer: Namespace,
+    pub(crate) open: Vec<Open>,
     /// How long a byte may take.
-    patience: Duration,
+    pub(crate) patience: Duration,
 }
 
-const FAMILIES: [(&str, &str); 2] = [("10.244.0.3", "10.244.0.77"), ("fd00:10::3", "fd00:10::77")];
+pub(crate) const FAMILIES: [(&str, &str); 2] = [("10.244.0.3", "10.244.0.77"), ("fd00:10::3", "fd00:10::77")];
 
 impl Linked {
-    fn new(patience: Duration) -> Self {
+    pub(crate) fn without_connections() -> Self {
         let (pod, peer) = (Pod::new(1), Namespace::new().unwrap());
         pod.sh("ip link delete eth0; ip route flush table main");
         let end = |namespace, addresses: [&str; 2]| LinkEnd {
@@ -53,13 +53,22 @@ impl Linked {
             &end(&peer, ["10.244.0.77/24", "fd00:10::77/64"]),
         )
         .unwrap();
-        let mut linked = Self { pod, peer, open: Vec::new(), patience };
+        Self { pod, peer, open: Vec::new(), patience: PATIENCE }
+    }
+
+    fn new(patience: Duration) -> Self {
+        let mut linked = Self { patience, ..Self::without_connections() };
+        linked.connect_all();
+        linked
+    }
+
+    /// Opens connections of every kind.
+    pub(crate) fn connect_all(&mut self) {
         for (of_pod, of_peer) in FAMILIES {
             for traffic in [Traffic::Busy, Traffic::Idle] {
-                linked.connect(of_pod, of_peer, traffic);
+                self.connect(of_pod, of_peer, traffic);
             }
         }
-        linked
     }
 
     fn connect(&mut self, of_pod: &str, of_peer: &str, traffic: Traffic) {
@@ -91,7 +100,7 @@ fn connection(from: &Namespace, to: &Namespace, address: IpAddr) -> (TcpStream, 
 
 impl Open {
     /// Reports whether bytes arrive in both directions.
-    fn works(&mut self) -> bool {
+    pub(crate) fn works(&mut self) -> bool {
         passes(&mut self.of_peer, &mut self.of_pod) && passes(&mut self.of_pod, &mut self.of_peer)
     }
 }
@@ -101,10 +110,10 @@ fn passes(from: &mut TcpStream, to: &mut TcpStream) -> bool {
     from.write_all(b"x").is_ok() && to.read_exact(&mut byte).is_ok()
 }
 
-type ChangePod = fn(&mut Value);
+pub(crate) type ChangePod = fn(&mut Value);
 
 /// Policies that treat packets of unknown connections differently.
-const POLICIES: [(&str, ChangePod); 3] = [
+pub(crate) const POLICIES: [(&str, ChangePod); 3] = [
     ("redirect", |_| ()),
     ("tproxy", |pod| {
         pod["metadata"]["annotations"]["sidecar.istio.io/interceptionMode"] = json!("TPROXY");

@@ -3,13 +3,19 @@
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[cfg(test)]
+mod cluster;
+#[cfg(test)]
 mod connections;
 #[cfg(test)]
 #[path = "../host/container.rs"]
 #[allow(dead_code, reason = "the tests of the probe use the rest")]
 mod container;
 #[cfg(test)]
+mod deletion;
+#[cfg(test)]
 mod in_container;
+#[cfg(test)]
+mod load;
 #[cfg(test)]
 mod migration;
 #[cfg(test)]
@@ -18,3 +24,5 @@ mod node;
 mod pods;
 #[cfg(test)]
 mod race;
+#[cfg(test)]
+mod storm;

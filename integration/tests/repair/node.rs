@@ -1,7 +1,7 @@
 //! A node's root directory: the conf file, libcni's cached results, manifests and `/proc`.
 
-use gybe_installer::testnet::link::{LinkEnd, NextHop, join, route};
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::link::{LinkEnd, NextHop, join, route};
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::namespace::sh;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use gybe_netfilter::policy::InterfaceName;
@@ -13,6 +13,9 @@ use std::os::unix::fs::symlink;
 use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
+
+/// The conflist `{"plugins":[{"type":"bridge"}]}` of an ADD before Gybe was installed, as libcni caches it.
+pub(crate) const WITHOUT_GYBE: &str = "eyJwbHVnaW5zIjpbeyJ0eXBlIjoiYnJpZGdlIn1dfQ==";
 
 /// The message of a repair.
 pub(crate) const REDIRECTED: &str = "gybe repair: redirected a running pod";
@@ -89,6 +92,7 @@ impl Node {
         let info = json!({
             "kind": "cniCacheV1", "containerId": format!("container-{name}"), "ifName": interface,
             "netns": format!("/var/run/netns/{name}"), "cniArgs": arguments, "result": result,
+            "config": WITHOUT_GYBE,
         });
         fs::write(self.result(pod, interface), info.to_string()).unwrap();
     }

@@ -1,6 +1,8 @@
 //! Which pods are repaired, and which are left alone.
 
 use crate::node::{Node, Pod, REDIRECTED, open_files};
+use gybe_installer::host::pods_on_node::PolicySources;
+use gybe_installer::repair::{RepairNode, RepairPass};
 use gybe_test_support::wait_until;
 use serde_json::{Value, json};
 use std::fs;
@@ -140,6 +142,24 @@ fn a_node_without_an_entry_of_gybe_is_left_alone() {
     let ran = node.gybe(&["repair"]);
     assert!(ran.code == Some(2) && ran.err.contains("has no entry of gybe-cni"), "{ran:?}");
     assert_eq!(pod.rules(), "");
+}
+
+#[test]
+fn no_rule_is_written_by_settings_that_changed_after_the_judgement() {
+    let node = Node::new("settings", "nft");
+    let pod = node.unredirected(1);
+    let repaired = RepairNode { facts: Some(node.root.join("pods")), ..RepairNode::of_host(&node.root) };
+    let conf = repaired.conf().unwrap();
+    let run = |in_force: &(dyn Fn() -> bool + Sync)| {
+        let sources = PolicySources::of(conf.clone());
+        let pass = RepairPass { conf: &conf, sources: &sources, in_force: Some(in_force) };
+        pass.run(repaired.sandboxes().sandboxes).remove(0).repair.unwrap()
+    };
+    let refused = run(&|| false).unwrap_err();
+    assert!(refused.contains("the node's settings have changed"), "{refused}");
+    assert_eq!(pod.rules(), "");
+    run(&|| true).unwrap();
+    assert!(pod.is_redirected());
 }
 
 #[test]

@@ -58,14 +58,18 @@ struct Racer {
     stays: bool,
 }
 
-struct Random(TestRunner);
+pub(crate) struct Random(TestRunner);
 
 impl Random {
-    fn below(&mut self, limit: usize) -> usize {
+    pub(crate) fn new(seed: u64) -> Self {
+        Self(source(seed))
+    }
+
+    pub(crate) fn below(&mut self, limit: usize) -> usize {
         self.0.rng().random_range(0..limit)
     }
 
-    fn percent(&mut self, chance: usize) -> bool {
+    pub(crate) fn percent(&mut self, chance: usize) -> bool {
         self.below(100) < chance
     }
 }
@@ -195,17 +199,17 @@ fn memory(process: &Agent) -> u64 {
 }
 
 /// Returns the number in a variable; an unset or empty one means `default`.
-fn number(variable: &str, default: usize) -> usize {
+pub(crate) fn number(variable: &str, default: usize) -> usize {
     let text = env::var(variable).unwrap_or_default();
     if text.is_empty() { default } else { text.parse().unwrap() }
 }
 
-/// `make repair-race PODS=1000 SEED=1` runs it with more pods.
+/// `make -C integration repair-race PODS=1000 SEED=1` runs it with more pods.
 #[test]
 fn pods_that_live_and_end_at_random_get_rules_only_in_their_own_namespace() {
     let (pods, seed) = (number("GYBE_PODS", 100), number("GYBE_SEED", 1));
     let node = Node::new("race", "nft");
-    let mut random = Random(source(seed.try_into().unwrap()));
+    let mut random = Random::new(seed.try_into().unwrap());
     let mut watch = node.watch();
     let (mut live, mut ended, mut stay) =
         (Vec::<Racer>::new(), VecDeque::<Racer>::new(), Vec::<Racer>::new());

@@ -14,6 +14,7 @@ use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::verdict::{Desired, RedirectionState, Verdict, VerdictContext, judge_namespace};
 use gybe_test_support::TestDir;
 use nix::mount::{MsFlags, mount};
+use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
 use std::fs;
 use std::net::Ipv4Addr;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -48,7 +49,7 @@ impl Pod {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         assert!(
             is_machines_root(),
-            "only the machine's root may load eBPF programs: run make test-kernel as root"
+            "only the machine's root may load eBPF programs: run make -C integration kernel as root"
         );
         let mut pod = Self::new()?;
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
@@ -251,6 +252,49 @@ fn filters_of_traffic_control_are_named() -> Result<(), Failure> {
     assert_eq!(verdict.state, RedirectionState::Unknown, "{verdict:?}");
     assert!(verdict.reasons[0].contains("at tc egress of eth0 is not evaluated"), "{verdict:?}");
     Ok(())
+}
+
+/// The kernel refuses the list of filters at one that is longer than a datagram (`EMSGSIZE`).
+#[test]
+fn a_filter_of_traffic_control_that_is_too_long_to_be_listed_is_not_missed() -> Result<(), Failure> {
+    let pod = Pod::new()?;
+    pod.redirected.run_as_other_owner("tc qdisc add dev eth0 clsact")?;
+    let index = pod.interface("eth0")?;
+    pod.redirected.topology.at(Location::Pod).run(|| add_longest_filter(index))?;
+    let verdict = pod.verdict()?;
+    assert_eq!(verdict.state, RedirectionState::Unknown, "{verdict:?}");
+    assert!(verdict.reasons[0].contains("does not list filters of traffic control"), "{verdict:?}");
+    Ok(())
+}
+
+/// Adds a filter on egress with a program of classic BPF of 4096 instructions, the most that it may have; tc(8) sends no
+/// message of this length.
+fn add_longest_filter(interface: u32) {
+    const RTM_NEWTFILTER: u16 = 44;
+    // NLM_F_REQUEST, NLM_F_ACK, NLM_F_EXCL, NLM_F_CREATE.
+    const FLAGS: u16 = 0x605;
+    // TCA_KIND, TCA_OPTIONS, TCA_BPF_OPS_LEN, TCA_BPF_OPS.
+    let attribute = |kind: u16, value: &[u8]| {
+        let length = u16::try_from(4 + value.len()).unwrap();
+        let padding = vec![0; value.len().next_multiple_of(4) - value.len()];
+        [&length.to_ne_bytes()[..], &kind.to_ne_bytes(), value, &padding].concat()
+    };
+    // `ret 0` behind instructions of zeros.
+    let program = [vec![0; 8 * 4095], 6_u64.to_ne_bytes().to_vec()].concat();
+    let options = [attribute(4, &4096_u16.to_ne_bytes()), attribute(5, &program)].concat();
+    // `struct tcmsg`: the parent is egress of clsact; priority 1, ETH_P_ALL.
+    let header = [0, interface, 0, 0xffff_fff3, 0x0001_0000 | u32::from(3_u16.to_be())];
+    let body =
+        [header.map(u32::to_ne_bytes).concat(), attribute(1, b"bpf\0"), attribute(2, &options)].concat();
+    let length = u32::try_from(16 + body.len()).unwrap().to_ne_bytes();
+    let message = [&length[..], &RTM_NEWTFILTER.to_ne_bytes(), &FLAGS.to_ne_bytes(), &[0; 8], &body].concat();
+    let protocol = SockProtocol::NetlinkRoute;
+    let socket = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol).unwrap();
+    send(socket.as_raw_fd(), &message, MsgFlags::empty()).unwrap();
+    let mut reply = [0; 64];
+    let length = recv(socket.as_raw_fd(), &mut reply, MsgFlags::empty()).unwrap();
+    // The acknowledgement: NLMSG_ERROR without an error.
+    assert!(length >= 20 && reply[4] == 2 && reply[16..20] == [0; 4], "{reply:?}");
 }
 
 #[test]

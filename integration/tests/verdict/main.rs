@@ -5,7 +5,11 @@
 mod bpf;
 mod delivery;
 mod ebpf;
+mod effects;
+mod hidden_rules;
 mod other_owners;
 mod random;
+mod random_namespaces;
 mod recorded;
 mod redirected_pod;
+mod statements;

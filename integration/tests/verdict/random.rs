@@ -19,7 +19,7 @@ use proptest::test_runner::{Config, RngAlgorithm, TestRng, TestRunner};
 /// How many rule sets are tried.
 const RULE_SETS: u64 = 60;
 
-fn number(variable: &str, otherwise: u64) -> u64 {
+pub(crate) fn number(variable: &str, otherwise: u64) -> u64 {
     let text = std::env::var(variable).unwrap_or_default();
     if text.is_empty() { otherwise } else { text.parse().unwrap_or_else(|_| panic!("{variable}={text}")) }
 }

@@ -1,6 +1,6 @@
 //! The recorded connections, walked through the rules that each backend really wrote.
 
-use gybe_installer::demo::predicted::{Control, SideEffect, follows};
+use gybe_demo::predicted::{Control, SideEffect, follows};
 use gybe_integration::failure::Failure;
 use gybe_integration::parallel::in_parallel;
 use gybe_integration::topology::Topology;

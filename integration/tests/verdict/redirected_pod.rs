@@ -1,17 +1,20 @@
 //! A redirected pod in the recorded network, with rules of other owners.
 
-use gybe_installer::testnet::outcome::ConnectionOutcome;
+use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::make;
 use gybe_integration::programs::run;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Flow, Location};
 use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::compile::compile;
 use gybe_netfilter::live::{LiveRules, LiveTrace, Outcome};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::redirection::Redirection;
+use gybe_netfilter::trace::{PacketOutcome, trace};
 use gybe_netfilter::verdict::{Desired, Verdict, VerdictContext, judge_namespace};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::sync::LazyLock;
 use std::time::Duration;
 
 /// How long an answer may take on a busy machine.
@@ -39,6 +42,9 @@ pub(crate) struct RedirectedPod {
     pub(crate) topology: Topology,
     pub(crate) policy: RedirectPolicy,
     pub(crate) flows: Vec<Flow>,
+    /// A query that some policies redirect. Without a redirection it needs neighbour discovery, which no rule is
+    /// evaluated for.
+    pub(crate) query_v6: Flow,
 }
 
 impl RedirectedPod {
@@ -49,23 +55,30 @@ impl RedirectedPod {
 
     /// Creates a pod of a recorded policy.
     pub(crate) fn of(policy: &str, kind: BackendKind) -> Result<Self, Failure> {
-        let named = |vector: &vectors::Vector| vector.name == policy;
-        let vector = vectors::all()?.into_iter().find(named).unwrap();
+        /// Reading them takes longer than a verdict.
+        static VECTORS: LazyLock<Vec<vectors::Vector>> = LazyLock::new(|| vectors::all().unwrap());
+        let vector = VECTORS.iter().find(|vector| vector.name == policy).unwrap().clone();
         let topology = Topology::new(vector.policy.mode, &vector.flows)?;
         let (redirection, backend) = (Redirection::of(&vector.policy), kind.find()?);
         topology.at(Location::Pod).run(|| redirection.apply(&*backend))??;
+        let query_v6 = vector.flows.iter().find(|flow| flow.id == "v6.app->dns:53udp").unwrap().clone();
         let flows: Vec<Flow> =
             vector.flows.into_iter().filter(|flow| KINDS.contains(&flow.id.as_str())).collect();
         assert_eq!(flows.len(), KINDS.len());
-        Ok(Self { topology, policy: vector.policy, flows })
+        Ok(Self { topology, policy: vector.policy, flows, query_v6 })
     }
 
     /// Runs a line of commands in the pod, as an owner of other rules would.
     pub(crate) fn run_as_other_owner(&self, script: &str) -> Result<(), Failure> {
+        self.output_as_other_owner(script).map(drop)
+    }
+
+    /// As [`Self::run_as_other_owner`]; returns what the commands print.
+    pub(crate) fn output_as_other_owner(&self, script: &str) -> Result<String, Failure> {
         // A plain user may not write the file that iptables-legacy locks otherwise.
         let with_lock = format!("export XTABLES_LOCKFILE=/proc/self/ns/net\n{script}");
         let done = self.topology.at(Location::Pod).run(|| run("sh", &["-ec", &with_lock], ""))??;
-        if done.code == Some(0) { Ok(()) } else { Err(Failure::new(format!("{script}: {}", done.err))) }
+        if done.code == Some(0) { Ok(done.out) } else { Err(Failure::new(format!("{script}: {}", done.err))) }
     }
 
     pub(crate) fn live(&self) -> Result<LiveRules, Failure> {
@@ -76,6 +89,26 @@ impl RedirectedPod {
         let reading = VerdictContext { only: None, whole: &BackendKind::ALL, programs: None };
         let judge = || judge_namespace(Desired::Policy(&self.policy), reading);
         Ok(self.topology.at(Location::Pod).run(judge)??)
+    }
+
+    /// Makes a connection that the policy redirects; returns a message if the proxy does not answer, or if the trace of
+    /// the live rules has another outcome. `None` for a connection that the policy leaves alone.
+    pub(crate) fn is_missed(&self, live: &LiveRules, flow: &Flow) -> Result<Option<Option<String>>, Failure> {
+        let desired = match trace(&compile(&self.policy), &flow.packet()?).outcome {
+            PacketOutcome::Redirected(port) => Outcome::Redirected(port),
+            PacketOutcome::Intercepted(port) => Outcome::Intercepted(port),
+            PacketOutcome::Untouched | PacketOutcome::Dropped => return Ok(None),
+        };
+        let traced = live.trace(&flow.packet()?);
+        let (is_desired, outcome) = (traced.outcome == desired, traced.outcome);
+        let proxy = expected(flow, &LiveTrace { outcome: desired, ..traced }).flatten();
+        let found = make(&self.topology, flow, ANSWERED_WITHIN)?;
+        let by = match &found {
+            ConnectionOutcome::Replied(answer) => Some(answer.by.clone()),
+            _ => None,
+        };
+        let sentence = || format!("{}: {found}, traced {outcome:?} instead of {desired:?}", flow.id);
+        Ok(Some((by != proxy || !is_desired).then(sentence)))
     }
 
     pub(crate) fn flow(&self, id: &str) -> &Flow {

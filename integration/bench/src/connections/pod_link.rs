@@ -2,8 +2,8 @@
 
 use crate::policies::{rule_per_value, with_exclusions};
 use crate::sample::processor_time;
-use gybe_installer::testnet::link::{LinkEnd, join};
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::link::{LinkEnd, join};
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::compile::compile;

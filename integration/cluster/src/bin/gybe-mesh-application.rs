@@ -1,4 +1,4 @@
-//! `gybe-mesh-application`: the program in the pods of `make test-mesh` and `make test-cluster`.
+//! `gybe-mesh-application`: the program in the pods of `make -C integration mesh` and `make -C integration existing`.
 //!
 //! `serve` answers HTTP requests with what it received. At its control port, which pods exclude from the redirection,
 //! it makes requests from inside the pod: `/get/HOST:PORT/PATH`, `/load/HOST:PORT/PATH` one after the other until

@@ -6,7 +6,7 @@ use std::thread;
 
 use gybe_api_server::{ApiServer, Validity};
 use gybe_containerd_tests::{Conflist, Generation, Node, Programs, Sandbox, manifest};
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::Namespace;
 use k8s_openapi::api::apps::v1::DaemonSet;
 use k8s_openapi::api::core::v1::ConfigMap;
 use serde_json::{Value, json};

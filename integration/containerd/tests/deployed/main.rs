@@ -1,6 +1,6 @@
 //! The DaemonSet's pod as the manifests describe it, started by real containerd from the image's archive as a kubelet
 //! requests it: with exactly its capabilities, mounts, variables and probes. Needs root and the packages of `setup.sh`:
-//! make test-node
+//! make -C integration node
 #![allow(
     clippy::unwrap_used,
     clippy::panic,

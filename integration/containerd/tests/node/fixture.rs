@@ -59,7 +59,7 @@ fn write_image(node: &Node, image: Image) {
     for name in ["gybe", "gybe-cni"] {
         let built = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../dist").join(name);
         let mut bytes = fs::read(&built)
-            .unwrap_or_else(|error| panic!("{}: {error}; run:  make test-node", built.display()));
+            .unwrap_or_else(|error| panic!("{}: {error}; run:  make -C integration node", built.display()));
         if image == Image::Two {
             bytes.extend_from_slice(b"version two");
         }

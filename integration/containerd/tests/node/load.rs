@@ -9,7 +9,7 @@ use std::time::Instant;
 use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use gybe_containerd_tests::{Cri, Node, Sandbox, conflist, manifest};
-use gybe_installer::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
 use serde_json::Value;

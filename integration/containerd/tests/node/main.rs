@@ -1,5 +1,5 @@
 //! Installing, upgrading and uninstalling Gybe on a node with real containerd, while pods start and stop and the
-//! primary plugin rewrites its conflist. Needs root, the packages of `setup.sh` and some minutes:  make test-node
+//! primary plugin rewrites its conflist. Needs root, the packages of `setup.sh` and some minutes:  make -C integration node
 
 #![allow(clippy::print_stdout, reason = "the tests print what they counted")]
 #![allow(

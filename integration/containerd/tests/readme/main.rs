@@ -1,5 +1,5 @@
 //! Runs the README's commands for a node with containerd and without a cluster, as they stand, on a node of its own,
-//! and compares their output with what the README shows. `make test-readme` runs it: it needs root, the image, and the
+//! and compares their output with what the README shows. `make -C integration readme` runs it: it needs root, the image, and the
 //! packages of `setup.sh`.
 #![cfg(test)]
 #![allow(
@@ -17,7 +17,7 @@ use gybe_containerd_tests::{Conflist, Generation, Node, Programs};
 
 /// The workspace's root, relative to this package's directory.
 const TOP: &str = "../..";
-/// The command that builds the image. `make test-readme` has run it before.
+/// The command that builds the image. `make -C integration readme` has run it before.
 const BUILD: &str = "make image";
 
 /// How long a script of the README's commands may take, in seconds.
@@ -96,7 +96,7 @@ impl ContainerdNode {
     /// Runs a shell script in the root of the workspace. `crictl` and `ctr` find this node's containerd.
     fn run(&self, script: &str) -> String {
         let crictl = Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("crictl");
-        assert!(crictl.join("crictl").exists(), "{}: run make test-readme", crictl.display());
+        assert!(crictl.join("crictl").exists(), "{}: run make -C integration readme", crictl.display());
         let mut command = self.node.host().command(&self.programs, "timeout");
         command
             .env("CONTAINERD_ADDRESS", SOCKET)

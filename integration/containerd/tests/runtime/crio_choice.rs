@@ -258,6 +258,7 @@ fn predicted(directory: &Path, case: &ConfCase, libcni: Libcni) -> Prediction {
         programs: &observed.programs,
         runtimes: &runtimes,
         plugin: "mesh",
+        entry: None,
         fault: None,
         shape: &Shape::Chained { pinned: None },
         confirmed: Confirmed::No,

@@ -1,5 +1,5 @@
 //! The plugin in real sandboxes of three generations of containerd, and in network namespaces by ocicni, CRI-O's
-//! library. Needs root, the packages of `setup.sh` and the programs of `go-programs.sh`: make test-containerd
+//! library. Needs root, the packages of `setup.sh` and the programs of `go-programs.sh`: make -C integration containerd
 
 #![allow(clippy::print_stdout, reason = "the tests print what they counted")]
 #![allow(

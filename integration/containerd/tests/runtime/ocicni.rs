@@ -41,7 +41,7 @@ impl Libcni {
             Libcni::V1_2 => "libcni-1.2",
             Libcni::V1_3 => "libcni-1.3",
         });
-        assert!(program.exists(), "{}: run make test-containerd", program.display());
+        assert!(program.exists(), "{}: run make -C integration containerd", program.display());
         program
     }
 }

@@ -6,10 +6,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use gybe_containerd_tests::{Node, Sandbox, SimulatedHost, manifest};
-use gybe_installer::testnet::client::{Client, SourceOptions};
-use gybe_installer::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
-use gybe_installer::testnet::namespace::Namespace;
-use gybe_installer::testnet::outcome::{ConnectionOutcome, Reply};
+use gybe_demo::testnet::client::{Client, SourceOptions};
+use gybe_demo::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
+use gybe_demo::testnet::namespace::Namespace;
+use gybe_demo::testnet::outcome::{ConnectionOutcome, Reply};
 use gybe_netfilter::trace::{Owner, Transport};
 use serde_json::Value;
 

@@ -1,5 +1,5 @@
 //! States of a node: the plan, `/readyz`, the metrics and `gybe doctor` agree in each about the next pod that real
-//! containerd starts. The table is docs/NODE-STATES.md. Needs root and the packages of `setup.sh`:  make test-states
+//! containerd starts. The table is docs/NODE-STATES.md. Needs root and the packages of `setup.sh`:  make -C integration states
 
 #![allow(
     clippy::unwrap_used,
@@ -25,8 +25,9 @@ const HEAD: &str = "# States of a node
 
 `installer/src/host/judge.rs` decides which conf file the runtime takes, which plugins it runs, and whether a pod that
 starts now is redirected. The plan, `/readyz`, the metrics and `gybe doctor` show its decision. For each state of a
-node, this table shows them, and what happens to a pod that real containerd starts in that state. `make node-states`
-writes the table; `make test-states` fails when it is outdated or when two columns disagree.
+node, this table shows them, and what happens to a pod that real containerd starts in that state.
+`make -C integration write-states` writes the table; `make -C integration states` fails when it is outdated or when two
+columns disagree.
 
 | State of the node | containerd | Plan | `/readyz` | `istio_cni_install_ready` | `gybe doctor` | The next pod | Reason |
 |---|---|---|---|---|---|---|---|
@@ -93,6 +94,6 @@ fn plan_readiness_metrics_doctor_and_the_next_pod_agree() {
     let difference = table.lines().zip(stored.lines()).find(|(new, stored)| new != stored);
     assert!(
         table == stored,
-        "docs/NODE-STATES.md is outdated; run: make node-states\nfirst: {difference:#?}"
+        "docs/NODE-STATES.md is outdated; run: make -C integration write-states\nfirst: {difference:#?}"
     );
 }

@@ -14,10 +14,10 @@ use gybe_containerd_tests::{
     Agent, AgentOptions, Conflist, Generation, HarnessError, Node, Programs, Sandbox, agent, containerd,
     manifest, program_under_test,
 };
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_installer::host::libcni::choice::{NoChoice, choose};
 use gybe_installer::host::observe::{FileName, HashCache, NodeDirectories, ObserveScope, observe};
 use gybe_installer::host::runtimes::{DropIns, Runtime};
-use gybe_installer::testnet::namespace::Namespace;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::nft::Nft;
 use gybe_test_support::wait_for_at_most;
@@ -315,6 +315,8 @@ impl StateNode {
     /// Returns the verdict of `gybe install --dry-run` with the agent's settings and mounts.
     fn plan(&self, row: &Row) -> bool {
         let arguments = ["install", "--dry-run", "--json", "--from", IMAGE, "--config", agent::SETTINGS];
+        // This agent has no namespace.
+        let arguments = [&arguments[..], &["--agent-namespace", ""]].concat();
         let directories = ["--conf-dir", containerd::CONF_DIR, "--bin-dir", row.bin_dir];
         let arguments = [&arguments[..], &directories, row.install_arguments].concat();
         let plan = self.run_gybe(row.wrapper, &arguments);

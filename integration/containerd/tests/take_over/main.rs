@@ -1,5 +1,5 @@
 //! Gybe replaces Istio's own istio-cni on a node full of its pods. Needs what the DaemonSet's tests need, and Istio's
-//! program: make test-take-over
+//! program: make -C integration take-over
 #![allow(
     clippy::unwrap_used,
     clippy::panic,
@@ -44,7 +44,7 @@ const RESULTS: &str = "/var/lib/cni/results";
 fn istio_cni() -> PathBuf {
     let target = std::env::current_exe().unwrap().ancestors().nth(3).unwrap().to_owned();
     let program = target.join("incumbent/istio-cni");
-    assert!(program.is_file(), "there is no {}; run: make test-take-over", program.display());
+    assert!(program.is_file(), "there is no {}; run: make -C integration take-over", program.display());
     program
 }
 
