@@ -164,9 +164,10 @@ render -f manifests/chart-values/all.yaml >"$out/chart/all.yaml"
 render --set serviceMonitor.enabled=true >"$out/chart/servicemonitor.yaml"
 render -f manifests/chart-values/istio-cni.yaml >"$out/chart/istio-cni.yaml"
 render -f manifests/chart-values/istio-cni-label.yaml >"$out/chart/istio-cni-label.yaml"
+render -f manifests/chart-values/istio-cni-older.yaml >"$out/chart/istio-cni-older.yaml"
 render -f manifests/chart-values/global.yaml >"$out/chart/global.yaml"
 # What `gybe migrate values` prints for these files, which a test of the program compares.
-for name in istio-cni istio-cni-label global; do
+for name in istio-cni istio-cni-label istio-cni-older global; do
     render -f "manifests/chart-values/translated/$name.yaml" | diff "$out/chart/$name.yaml" - >&2 || exit 1
 done
 refused refused 'values that cannot be applied' -f manifests/chart-values/refused.yaml

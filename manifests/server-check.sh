@@ -2,7 +2,7 @@
 # server-check.sh DIRECTORY [VERSION]: installs the chart for each platform, and with the values of manifests/chart-values,
 # in a real API server, which validates and stores the objects; then upgrades, rolls back and deletes it. No node runs, so
 # the Job before the deletion fails, or is left out. DIRECTORY has etcd, kube-apiserver (of VERSION in
-# kubernetes-VERSION) and kubectl, as `make test-chart` builds them (target/cluster). Runs in a network namespace of its own, with the helm that
+# kubernetes-VERSION) and kubectl, as `make -C manifests chart` builds them (target/cluster). Runs in a network namespace of its own, with the helm that
 # manifests/build.sh has used.
 set -eu
 cd "$(dirname "$0")/.."
