@@ -7,6 +7,7 @@ pub mod manifest;
 pub mod own_namespace;
 pub mod policy_file;
 pub(crate) mod program_text;
+pub mod proxy;
 pub mod resolv_conf;
 pub mod validation;
 pub mod verdict;

@@ -7,6 +7,7 @@ use crate::host::pods_on_node::{
     Network, PolicySources, Sandbox, SandboxList, SandboxVerdict, judge_all, state_name, summary,
 };
 use crate::pod::manifest::printable;
+use crate::pod::proxy::ProxyFault;
 use crate::repair::RepairNode;
 use clap::Args;
 use gybe_netfilter::verdict::RedirectionState;
@@ -194,7 +195,8 @@ fn output(judged: &[SandboxVerdict], unreadable: &[String]) -> CommandOutput {
         for difference in more {
             let _ = writeln!(text, "{:<widest$}    {}", "", printable(difference));
         }
-        let notes = one.silent_proxy().into_iter().chain(one.later_annotations().map(str::to_owned));
+        let proxy = one.proxy_faults.iter().map(ToString::to_string);
+        let notes = proxy.chain(one.later_annotations().map(str::to_owned));
         for what in notes {
             let _ = writeln!(text, "{:<widest$}    note: {what}", "");
         }
@@ -222,7 +224,11 @@ fn notes(judged: &[SandboxVerdict]) -> Option<String> {
 }
 
 pub(super) fn as_json(one: &SandboxVerdict) -> Value {
-    let SandboxVerdict { sandbox, verdict, unknown_because, silent_ports } = one;
+    let SandboxVerdict { sandbox, verdict, unknown_because, proxy_faults } = one;
+    let silent = proxy_faults.iter().find_map(|fault| match fault {
+        ProxyFault::Silent(ports) => Some(ports.as_slice()),
+        _ => None,
+    });
     let pod = sandbox.pod.as_ref();
     let netns = match &sandbox.network {
         Network::Own(path) => Some(path.display().to_string()),
@@ -239,6 +245,7 @@ pub(super) fn as_json(one: &SandboxVerdict) -> Value {
         "differences": verdict.differences,
         "notes": verdict.notes,
         "judged_by_rules_alone": unknown_because,
-        "proxy_silent_on": silent_ports,
+        "proxy_silent_on": silent.unwrap_or_default(),
+        "proxy": proxy_faults.iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
 }

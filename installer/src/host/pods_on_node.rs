@@ -17,7 +17,8 @@ pub(crate) use processes::is_process_of;
 
 use crate::pod::cgroups::{Cgroups, cgroup_file};
 use crate::pod::own_namespace;
-use crate::pod::verdict::{silent_ports, verdict_of};
+use crate::pod::proxy::{ProxyFault, proxy_faults};
+use crate::pod::verdict::verdict_of;
 use desired::{Desired, adapt_verdict};
 use gybe_netfilter::netns::{Netns, NetnsError};
 use gybe_netfilter::verdict::{RedirectionState, Verdict};
@@ -105,8 +106,8 @@ pub struct SandboxVerdict {
     pub verdict: Verdict,
     /// Why the desired state is unknown; none if it is known.
     pub unknown_because: Option<String>,
-    /// The ports of the proxy on which no process listens, of a pod of the mesh whose containers run.
-    pub silent_ports: Vec<u16>,
+    /// Why redirected connections fail at the proxy, of a pod of the mesh whose containers run.
+    pub proxy_faults: Vec<ProxyFault>,
 }
 
 impl Sandbox {
@@ -185,14 +186,6 @@ impl SandboxVerdict {
         }
     }
 
-    /// Why connections that are redirected fail.
-    #[must_use]
-    pub fn silent_proxy(&self) -> Option<String> {
-        let ports: Vec<String> = self.silent_ports.iter().map(ToString::to_string).collect();
-        (!ports.is_empty())
-            .then(|| format!("no process listens on {}, where the proxy should", ports.join(" and ")))
-    }
-
     /// A note if the rules differ from what the pod requests now, and what it requested in its ADD is not known: no
     /// other program need have changed them.
     #[must_use]
@@ -253,7 +246,9 @@ fn judge(sandbox: Sandbox, sources: &PolicySources) -> SandboxVerdict {
     if let (Some(netns), Some(known)) = (netns, policy)
         && report.sandbox.has_started()
     {
-        report.silent_ports = silent_ports(&netns, &known.policy);
+        let processes: Vec<PathBuf> =
+            report.sandbox.processes.iter().map(|process| process.directory.clone()).collect();
+        report.proxy_faults = proxy_faults(&netns, &known.policy, &processes);
     }
     report
 }
@@ -263,7 +258,7 @@ fn judge(sandbox: Sandbox, sources: &PolicySources) -> SandboxVerdict {
 pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
     let Network::Own(path) = &sandbox.network else {
         let verdict = Verdict::because(RedirectionState::NotMeshed, "it uses the node's network");
-        let report = SandboxVerdict { sandbox, verdict, unknown_because: None, silent_ports: Vec::new() };
+        let report = SandboxVerdict { sandbox, verdict, unknown_because: None, proxy_faults: Vec::new() };
         return JudgedSandbox { report, netns: None, policy: None, took: Duration::ZERO };
     };
     let netns = Netns::open(path);
@@ -286,7 +281,7 @@ pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
         Desired::NotKnown { why, .. } => (None, Some(why)),
         Desired::LeftAlone(_) => (None, None),
     };
-    let report = SandboxVerdict { sandbox, verdict, unknown_because, silent_ports: Vec::new() };
+    let report = SandboxVerdict { sandbox, verdict, unknown_because, proxy_faults: Vec::new() };
     JudgedSandbox { report, netns: netns.ok(), policy, took }
 }
 
@@ -315,7 +310,7 @@ mod tests {
                 ..Verdict::because(state, "as found")
             },
             unknown_because: None,
-            silent_ports: Vec::new(),
+            proxy_faults: Vec::new(),
         };
         for (state, differences, fails) in [
             (RedirectionState::Redirected, &[][..], false),

@@ -7,6 +7,7 @@ mod connection;
 mod report;
 mod socket_owner;
 
+pub(super) use socket_owner::Listener;
 pub use socket_owner::SocketOwner;
 
 use crate::pod::init_args::ValidationOptions;

@@ -1,18 +1,16 @@
 //! The verdict on a pod's network namespace, as `gybe verify` and `gybe doctor` report it.
 
 use super::cgroups::Cgroups;
-use super::validation::SocketOwner;
 use crate::error::chain;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::does;
 use gybe_netfilter::netns::Netns;
-use gybe_netfilter::policy::{Families, Inbound, Port, PortSet, RedirectPolicy};
+use gybe_netfilter::policy::{Families, RedirectPolicy};
 use gybe_netfilter::probe::Profile;
 use gybe_netfilter::redirection::RedirectionError;
 use gybe_netfilter::verdict::{Desired, RedirectionState, Verdict, VerdictContext, judge_namespace};
 use gybe_plugin::probe_cache::ProbeCache;
 use std::error::Error;
-use std::net::Ipv4Addr;
 
 /// Judges `netns`. A namespace that cannot be entered or read is `Unknown`, with the reason.
 pub fn verdict_of(netns: &Netns, desired: Desired<'_>, cgroups: &Cgroups) -> Verdict {
@@ -32,14 +30,6 @@ const IPV6_OFF: &str = "IPv6 is off (net.ipv6.conf.all.disable_ipv6), and was on
 fn is_ipv6_off() -> bool {
     let switch = std::fs::read_to_string("/proc/sys/net/ipv6/conf/all/disable_ipv6");
     switch.is_ok_and(|value| value.trim() != "0")
-}
-
-/// Returns the ports of the proxy on which no process in `netns` listens; none if the namespace cannot be entered.
-pub fn silent_ports(netns: &Netns, policy: &RedirectPolicy) -> Vec<u16> {
-    let inbound = (policy.inbound != Inbound::Only(PortSet::default())).then_some(policy.inbound_port);
-    let ports = [policy.outbound_port].into_iter().chain(inbound).map(Port::get);
-    let is_silent = |port: &u16| !SocketOwner::is_there((Ipv4Addr::LOCALHOST, *port).into());
-    netns.run(|| ports.filter(is_silent).collect()).unwrap_or_default()
 }
 
 /// Judges the namespace of the calling thread. With `only`, reads Gybe's rules with that backend alone.

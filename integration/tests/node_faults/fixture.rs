@@ -8,12 +8,13 @@ use gybe_integration::namespace::with_own_mounts;
 use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::programs::{Run, path_of_ours};
 use gybe_plugin::version::BUILD_MARK;
-use gybe_test_support::{Agent, TestDir, wait_until, write_volume};
+use gybe_test_support::{Agent, TestDir, wait_for, wait_until, write_volume};
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
 use std::net::TcpListener;
-use std::os::unix::fs::PermissionsExt;
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{PermissionsExt, symlink};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::LazyLock;
@@ -83,9 +84,8 @@ impl HealthyNode {
         node.cached("shop", &pod, "eth0");
         node.start(&pod);
         annotate(&node, &pod, &json!({ "sidecar.istio.io/status": "{}" }));
-        let listen = |port| pod.netns.run(|| TcpListener::bind(("0.0.0.0", port)).unwrap()).unwrap();
-        let proxy = PROXY.map(listen).into();
-        let mut healthy = Self { node, pod, proxy, agent: None, cluster: None };
+        let mut healthy = Self { node, pod, proxy: Vec::new(), agent: None, cluster: None };
+        healthy.listen("0.0.0.0");
         let manifest = healthy.path("pods/shop/cart-1.json");
         let netns = healthy.pod.netns.path();
         let arguments = ["apply", "--backend", "nft", "--netns"].map(str::to_owned);
@@ -102,6 +102,27 @@ impl HealthyNode {
             }
         }
         healthy
+    }
+
+    /// Makes the proxy listen at this address alone.
+    pub(crate) fn listen(&mut self, address: &str) {
+        self.proxy.clear();
+        // A process that another thread starts has copies of the former sockets until execve(2).
+        let bind = |port| wait_for("a free port", || TcpListener::bind((address, port)).ok());
+        let listen = |port| self.pod.netns.run(|| bind(port)).unwrap();
+        self.proxy = PROXY.map(listen).into();
+    }
+
+    /// Makes a process of the pod the one that listens, whose uid and gid are this id.
+    pub(crate) fn proxy_runs_as(&self, id: u32) {
+        let process = format!("proc/{}", 1000 + self.pod.number);
+        self.write(&format!("{process}/status"), &format!("Uid:\t0\t0\t0\t{id}\nGid:\t0\t0\t0\t{id}\n"));
+        symlink(fs::read_link("/proc/self/ns/user").unwrap(), self.path(&process).join("ns/user")).unwrap();
+        let fds = self.node.root.create_dir(format!("{process}/fd"));
+        for listener in &self.proxy {
+            let socket = fs::read_link(format!("/proc/self/fd/{}", listener.as_raw_fd())).unwrap();
+            symlink(socket, fds.join(listener.as_raw_fd().to_string())).unwrap();
+        }
     }
 
     pub(crate) fn path(&self, path: &str) -> PathBuf {

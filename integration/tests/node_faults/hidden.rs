@@ -59,6 +59,8 @@ pub(crate) const HIDDEN: &[Hidden] = &[
     },
     Hidden { fault: "IPv6 was switched off in the pod", behind: WITHOUT_POLICY, instead: &[] },
     Hidden { fault: "the proxy does not listen", behind: WITHOUT_POLICY, instead: &[] },
+    Hidden { fault: "the proxy listens on 127.0.0.1 only", behind: WITHOUT_POLICY, instead: &[] },
+    Hidden { fault: "the proxy runs as another user", behind: WITHOUT_POLICY, instead: &[] },
     Hidden {
         fault: "a backend is configured whose programs are missing",
         behind: &["no backend works"],

@@ -407,6 +407,29 @@ pub(crate) const FAULTS: &[Fault] = &[
         verify: Some(("", "\"proxy_silent_on\":[15001,15006]")),
     },
     Fault {
+        name: "the proxy listens on 127.0.0.1 only",
+        agent: None,
+        parts: &[Part::Proxy],
+        plant: |node| node.listen("127.0.0.1"),
+        doctor: &[note(
+            "pods",
+            "pod shop/cart-1: the proxy listens at 127.0.0.1:15006, and redirected connections arrive at 10.",
+            "let the proxy listen at every address",
+        )],
+        verify: Some(("", "\"proxy_silent_on\":[]")),
+    },
+    Fault {
+        name: "the proxy runs as another user",
+        agent: None,
+        parts: &[Part::Proxy],
+        plant: |node| node.proxy_runs_as(1000),
+        doctor: &[
+            note("pods", "that listens on 15001 has uid 1000 and gid 1000: its own connections", "runAsUser"),
+            note("pods", "that listens on 15006 has uid 1000 and gid 1000: its own connections", "runAsUser"),
+        ],
+        verify: Some(("", "its own connections are redirected, too")),
+    },
+    Fault {
         name: "an annotation of the pod is misspelt",
         agent: None,
         parts: &[Part::Annotations],

@@ -4,6 +4,7 @@ use super::observe::{Observation, PodVerdicts};
 use super::{About, Finding, Section};
 use crate::error::RUN_AS_ROOT;
 use crate::host::pods_on_node::{Sandbox, SandboxVerdict, summary};
+use crate::pod::proxy::ProxyFault;
 use gybe_netfilter::verdict::RedirectionState;
 use gybe_plugin::annotations::unknown;
 use gybe_plugin::gates::STATUS;
@@ -12,7 +13,7 @@ use gybe_plugin::gates::STATUS;
 const MOST: usize = 16;
 
 pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
-    let of_pods = |pods| [unread(observation, pods), of_node(pods), silent(pods), doubtful(pods)].concat();
+    let of_pods = |pods| [unread(observation, pods), of_node(pods), proxies(pods), doubtful(pods)].concat();
     observation.pods.iter().flat_map(of_pods).collect()
 }
 
@@ -55,17 +56,17 @@ fn failed(one: &SandboxVerdict) -> Finding {
     Finding::wrong(About::Pods, text, remedy).in_section(Section::PodsNotRedirected)
 }
 
-/// Pods whose proxy does not listen, so that their connections fail.
-fn silent(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<Finding> {
-    let silent: Vec<_> = judged.iter().filter_map(|one| Some((&one.sandbox, one.silent_proxy()?))).collect();
-    let remedy =
-        "look at the log of the pod's container istio-proxy: connections are refused until it listens";
-    let note = |(sandbox, what): &(&Sandbox, String)| {
-        Finding::note(About::Pods, format!("pod {sandbox}: {what}"), Some(remedy))
+/// Pods whose redirected connections fail at the proxy.
+fn proxies(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<Finding> {
+    let faults: Vec<_> =
+        judged.iter().flat_map(|one| one.proxy_faults.iter().map(|fault| (&one.sandbox, fault))).collect();
+    let note = |(sandbox, fault): &(&Sandbox, &ProxyFault)| {
+        Finding::note(About::Pods, format!("pod {sandbox}: {fault}"), Some(fault.remedy()))
     };
-    let mut found: Vec<_> = silent.iter().take(MOST).map(note).collect();
-    if let Some(more) = silent.len().checked_sub(MOST).filter(|more| *more > 0) {
-        found.push(Finding::note(About::Pods, format!("{more} more pods whose proxy does not listen"), None));
+    let mut found: Vec<_> = faults.iter().take(MOST).map(note).collect();
+    if let Some(more) = faults.len().checked_sub(MOST).filter(|more| *more > 0) {
+        let text = format!("{more} more notes about proxies: gybe verify --all prints them");
+        found.push(Finding::note(About::Pods, text, None));
     }
     found
 }

@@ -1,8 +1,10 @@
 //! The process that listens on an address, from `/proc`. Best effort: only messages use it.
 
+use crate::pod::cgroups::processes;
 use crate::pod::manifest::printable;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::path::{Path, PathBuf};
 
 /// The owner of a listening socket.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,25 +26,28 @@ impl SocketOwner {
     /// Returns the owner of the socket that receives connections to `address`, or that keeps another process from
     /// listening at every address of its port. Reads the descriptors of all processes.
     pub fn of(address: SocketAddr) -> Option<Self> {
-        let Listener { address, uid, inode } = Listener::of(address)?;
-        Some(Self { address, uid, process: process(inode) })
-    }
-
-    /// Reports whether a socket receives connections to `address`.
-    pub fn is_there(address: SocketAddr) -> bool {
-        Listener::of(address).is_some()
+        let listener = Listener::of(address)?;
+        let process = listener.processes(processes(Path::new("/proc"))).next();
+        let process = process.map(|process| {
+            let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
+            let pid = process.file_name().unwrap_or_default().display();
+            format!("{pid} ({})", printable(name.trim_end()))
+        });
+        Some(Self { address: listener.address, uid: listener.uid, process })
     }
 }
 
+/// A listening socket.
 #[derive(Debug, PartialEq, Eq)]
-struct Listener {
-    address: SocketAddr,
+pub(in crate::pod) struct Listener {
+    pub(in crate::pod) address: SocketAddr,
     uid: u32,
     inode: u64,
 }
 
 impl Listener {
-    fn of(address: SocketAddr) -> Option<Self> {
+    /// As [`SocketOwner::of`].
+    pub(in crate::pod) fn of(address: SocketAddr) -> Option<Self> {
         let tables = TABLES.iter().filter_map(|table| fs::read_to_string(table).ok());
         let mut listeners: Vec<Self> = tables.flat_map(|table| listeners(&table)).collect();
         let exact = listeners.iter().position(|listener| listener.address == address);
@@ -50,6 +55,24 @@ impl Listener {
         let is_of_port = |it: &Self| address.ip().is_unspecified() && it.address.port() == address.port();
         let of_port = || listeners.iter().position(is_of_port);
         exact.or_else(any).or_else(of_port).map(|at| listeners.swap_remove(at))
+    }
+
+    /// Reports whether it receives connections to `address`.
+    pub(in crate::pod) fn receives(&self, address: SocketAddr) -> bool {
+        self.address == address || self.has_wildcard_for(address)
+    }
+
+    /// Returns those of the processes, as directories in `/proc`, that have the socket.
+    pub(in crate::pod) fn processes(
+        &self,
+        all: impl Iterator<Item = PathBuf>,
+    ) -> impl Iterator<Item = PathBuf> {
+        let link = format!("socket:[{}]", self.inode);
+        all.filter(move |process| {
+            let fds = fs::read_dir(process.join("fd")).into_iter().flatten().flatten();
+            let mut links = fds.filter_map(|fd| fs::read_link(fd.path()).ok());
+            links.any(|target| target.as_os_str() == link.as_str())
+        })
     }
 
     /// A socket on `::` receives IPv4 too, unless IPV6_V6ONLY is set, which the table does not show.
@@ -88,21 +111,6 @@ fn address(text: &str) -> Option<SocketAddr> {
     Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
 }
 
-/// Returns the process that has the socket: `123 (envoy)`.
-fn process(inode: u64) -> Option<String> {
-    let link = format!("socket:[{inode}]");
-    let has_socket = |pid: &str| {
-        let fds = fs::read_dir(format!("/proc/{pid}/fd")).ok()?;
-        let mut links = fds.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
-        links.any(|target| target.as_os_str() == link.as_str()).then_some(())
-    };
-    let entries = fs::read_dir("/proc").ok()?.filter_map(|entry| entry.ok()?.file_name().into_string().ok());
-    let mut pids = entries.filter(|name| name.bytes().all(|b| b.is_ascii_digit()));
-    let pid = pids.find(|pid| has_socket(pid).is_some())?;
-    let name = fs::read_to_string(format!("/proc/{pid}/comm")).unwrap_or_default();
-    Some(format!("{pid} ({})", printable(name.trim_end())))
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -131,7 +139,7 @@ mod tests {
                 bound
             };
             let owner = SocketOwner::of(queried).unwrap();
-            assert!(owner.address == bound && SocketOwner::is_there(queried));
+            assert_eq!(owner.address, bound);
             let everywhere = format!("{everywhere}:{}", bound.port()).parse().unwrap();
             assert_eq!(SocketOwner::of(everywhere).as_ref(), Some(&owner));
             let process = owner.process.unwrap();
