@@ -4,7 +4,10 @@ use crate::{PATIENCE, http, wait_until};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
+use std::collections::BTreeMap;
 use std::io::{BufRead, BufReader};
+use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -34,6 +37,40 @@ struct Log {
     /// Stderr, while it is not read.
     unread: Option<BufReader<ChildStderr>>,
     sender: Option<Sender<Value>>,
+}
+
+/// The variables that name the directories of the agent's container, and those directories below the root of a node.
+const HOST_FOLDERS: [(&str, &str); 9] = [
+    ("MOUNTED_CNI_NET_DIR", "etc/cni/net.d"),
+    ("MOUNTED_CNI_BIN_DIR", "opt/cni/bin"),
+    ("MOUNTED_CNI_CACHE_DIR", "var/lib/cni"),
+    ("GYBE_PROGRAMS_DIR", "image"),
+    ("GYBE_CONFIG_DIR", "config"),
+    ("GYBE_SERVICE_ACCOUNT_DIR", "account"),
+    ("GYBE_PROBE_DIR", "run/gybe"),
+    ("GYBE_ISTIO_RUN_DIR", "var/run/istio-cni"),
+    ("CNI_AGENT_RUN_DIR", "run/gybe"),
+];
+
+/// Returns the environment of an agent whose node has its files below `root`; it listens at any free port of 127.0.0.1.
+/// With `server` the node `node-1` belongs to the cluster of this API server.
+#[must_use]
+pub fn agent_environment(root: &Path, server: Option<SocketAddr>) -> BTreeMap<String, String> {
+    let folders = HOST_FOLDERS.map(|(name, folder)| (name, root.join(folder).display().to_string()));
+    let fixed = [
+        ("HEALTH_ADDRESS", "127.0.0.1:0"),
+        ("MONITORING_ADDRESS", "127.0.0.1:0"),
+        ("POD_NAMESPACE", "gybe-system"),
+    ];
+    let of_cluster = server.into_iter().flat_map(|server| {
+        [
+            ("KUBERNETES_NODE_NAME", "node-1".to_owned()),
+            ("KUBERNETES_SERVICE_HOST", server.ip().to_string()),
+            ("KUBERNETES_SERVICE_PORT", server.port().to_string()),
+        ]
+    });
+    let all = folders.into_iter().chain(fixed.map(|(name, value)| (name, value.to_owned())));
+    all.chain(of_cluster).map(|(name, value)| (name.to_owned(), value)).collect()
 }
 
 impl Agent {

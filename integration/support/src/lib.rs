@@ -17,7 +17,7 @@ pub mod http;
 mod volume;
 mod wait;
 
-pub use agent::{Agent, SERVING};
+pub use agent::{Agent, SERVING, agent_environment};
 pub use directory::TestDir;
 pub use volume::write_volume;
 pub use wait::{PATIENCE, fastest, wait_for, wait_for_at_most, wait_until};

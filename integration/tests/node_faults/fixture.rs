@@ -8,7 +8,7 @@ use gybe_integration::namespace::with_own_mounts;
 use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::programs::{Run, path_of_ours};
 use gybe_plugin::version::BUILD_MARK;
-use gybe_test_support::{Agent, TestDir, wait_for, wait_until, write_volume};
+use gybe_test_support::{Agent, TestDir, agent_environment, wait_for, wait_until, write_volume};
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
@@ -162,30 +162,7 @@ impl HealthyNode {
         server.put(json!({ "kind": "Node", "metadata": { "name": NODE, "labels": {} } })).unwrap();
         self.set_configmap("log_level", "debug");
         let mut command = Command::new(path_of_ours("gybe").unwrap());
-        command.arg("node").env_clear();
-        for (name, directory) in [
-            ("MOUNTED_CNI_NET_DIR", "etc/cni/net.d"),
-            ("MOUNTED_CNI_BIN_DIR", "opt/cni/bin"),
-            ("MOUNTED_CNI_CACHE_DIR", "var/lib/cni"),
-            ("GYBE_PROGRAMS_DIR", "image"),
-            ("GYBE_CONFIG_DIR", "config"),
-            ("GYBE_SERVICE_ACCOUNT_DIR", "account"),
-            ("GYBE_PROBE_DIR", "run/gybe"),
-            ("GYBE_ISTIO_RUN_DIR", "var/run/istio-cni"),
-            ("CNI_AGENT_RUN_DIR", "run/gybe"),
-        ] {
-            command.env(name, self.path(directory));
-        }
-        for (name, value) in [
-            ("HEALTH_ADDRESS", "127.0.0.1:0".to_owned()),
-            ("MONITORING_ADDRESS", "127.0.0.1:0".to_owned()),
-            ("POD_NAMESPACE", "gybe-system".to_owned()),
-            ("KUBERNETES_NODE_NAME", NODE.to_owned()),
-            ("KUBERNETES_SERVICE_HOST", server.address().ip().to_string()),
-            ("KUBERNETES_SERVICE_PORT", server.address().port().to_string()),
-        ] {
-            command.env(name, value);
-        }
+        command.arg("node").env_clear().envs(agent_environment(&self.node.root, Some(server.address())));
         let agent = Agent::start(command);
         wait_until("readiness", || agent.is_ready());
         (self.agent, self.cluster) = (Some(agent), Some((server, account)));

@@ -4,7 +4,7 @@
 use crate::node::{Node, Pod, WITHOUT_GYBE};
 use gybe_api_server::{ApiServer, ServiceAccount, Verb};
 use gybe_integration::programs::{ours, path_of_ours};
-use gybe_test_support::{Agent, wait_until, write_volume};
+use gybe_test_support::{Agent, agent_environment, wait_until, write_volume};
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::io::Write;
@@ -83,28 +83,7 @@ impl Cluster {
     pub(crate) fn start_agent(&self) -> Agent {
         let mut command = self.command();
         command.arg("node").env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-        for (name, path) in [
-            ("MOUNTED_CNI_NET_DIR", CONF),
-            ("MOUNTED_CNI_BIN_DIR", "opt/cni/bin"),
-            ("MOUNTED_CNI_CACHE_DIR", "var/lib/cni"),
-            ("GYBE_PROGRAMS_DIR", "image"),
-            ("GYBE_CONFIG_DIR", "config"),
-            ("GYBE_SERVICE_ACCOUNT_DIR", "account"),
-            ("GYBE_PROBE_DIR", "run/gybe"),
-            ("GYBE_ISTIO_RUN_DIR", "run/istio"),
-            ("CNI_AGENT_RUN_DIR", "run/gybe"),
-        ] {
-            command.env(name, self.node.root.join(path));
-        }
-        let address = self.server.address();
-        command.envs([
-            ("HEALTH_ADDRESS", "127.0.0.1:0".to_owned()),
-            ("MONITORING_ADDRESS", "127.0.0.1:0".to_owned()),
-            ("POD_NAMESPACE", "gybe-system".to_owned()),
-            ("KUBERNETES_NODE_NAME", "node-1".to_owned()),
-            ("KUBERNETES_SERVICE_HOST", address.ip().to_string()),
-            ("KUBERNETES_SERVICE_PORT", address.port().to_string()),
-        ]);
+        command.envs(agent_environment(&self.node.root, Some(self.server.address())));
         Agent::start(command)
     }
 
