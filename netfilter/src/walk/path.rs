@@ -145,15 +145,6 @@ impl Walk<'_> {
             None if self.packet.flags == SYN_ACK && self.packet.protocol == Transport::Tcp => {
                 Tracking::Invalid
             }
-            // Its replies would be packets of another connection: the kernel changes its source (`nf_nat_used_tuple`,
-            // net/netfilter/nf_nat_core.c, v6.18), and the socket ignores it.
-            None if self.entries.iter().any(|entry| {
-                entry.original == (tuple.1, tuple.0) && entry.zone.of(ORIGINAL) == zone.of(REPLY)
-            }) =>
-            {
-                self.decided_by = self.changed_by.or(self.decided_by);
-                return HookEnd::Dropped;
-            }
             None => {
                 self.current = self.entries.len();
                 self.entries.push(ConntrackEntry::new(tuple.0, tuple.1, zone, 0));
@@ -198,6 +189,23 @@ impl Walk<'_> {
                 false => self.packet.source = to,
             }
         }
+        if !is_destination && !is_reply && self.is_taken() {
+            self.decided_by = self.changed_by.or(self.decided_by);
+            return HookEnd::Dropped;
+        }
         HookEnd::Passes
+    }
+
+    /// Reports whether the replies to a first packet would be packets of another connection: the kernel changes its
+    /// source (`nf_nat_used_tuple`, net/netfilter/nf_nat_core.c, v6.18), and the socket ignores it. That is so where
+    /// packets of one connection are in zones that differ in one direction only.
+    fn is_taken(&self) -> bool {
+        let Some(new) = self.entries.get(self.current).filter(|new| !new.is_known) else { return false };
+        let others = self.entries.iter().enumerate().filter(|(index, _)| *index != self.current);
+        let of_reply = new.zone.of(REPLY);
+        others.into_iter().any(|(_, other)| {
+            (other.original == new.reply && other.zone.of(ORIGINAL) == of_reply)
+                || (other.reply == new.reply && other.zone.of(REPLY) == of_reply)
+        })
     }
 }

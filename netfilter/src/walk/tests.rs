@@ -152,6 +152,8 @@ fn replies_belong_to_a_connection_only_in_its_zone_for_replies() {
         (vec![of_app(vec![tracking(0, 5, "")])], Outcome::RepliesLost),
         (vec![of_app(vec![tracking(1 << 2, 5, "")])], to(15001)),
         (vec![of_app(vec![tracking(1 << 3, 5, "")])], Outcome::RepliesLost),
+        // It applies to some packets of a connection only.
+        (vec![rule(vec![Expr::Test("cpu".to_owned()), tracking(1 << 2, 5, "")])], Outcome::Unknown),
         (vec![rule(vec![tracking(BY_MARK, 0, "")])], to(15001)),
         (
             vec![of_app(set(vec![5, 0, 0, 0], &mark)), rule(vec![tracking(BY_MARK, 0, "")])],
