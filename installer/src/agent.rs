@@ -44,8 +44,8 @@ pub(crate) use process::stop_signal;
 pub use reconcile::{LiveSettings, ReconcileConfig, SettingsLoadError};
 pub use socket_file::SocketError;
 
+use crate::agent_status::AgentStatus;
 use crate::error::errno;
-use crate::host::agent_status::AgentStatus;
 use crate::log::Log;
 use background::NodeAgent;
 use events::EventQueue;

@@ -1,5 +1,5 @@
-//! A node's CNI configuration and programs: observing a node, planning and applying changes, the settings, the
-//! commands `install` and `uninstall`, the diagnosis, and the node's pods.
+//! A node's CNI configuration and programs: observing a node, planning and applying changes, the settings, and the
+//! commands `install` and `uninstall`.
 //!
 //! ```text
 //!   settings ─► desired ──┐
@@ -7,14 +7,12 @@
 //!   observe ──► libcni ───┘    judge: is a pod redirected, and if not, which problem
 //! ```
 
-pub(crate) mod agent_status;
 pub mod apply;
 pub mod change;
 pub mod conflict;
 pub mod conflist;
 pub mod desired;
 pub mod directory;
-pub mod doctor;
 pub mod entries;
 pub(crate) mod identity;
 pub mod image;
@@ -27,11 +25,9 @@ pub mod observe;
 pub mod pass;
 pub mod plan;
 pub mod platform;
-pub mod pods_on_node;
 pub mod problem;
 mod program_retry;
 pub mod runtimes;
 pub mod settings;
-pub mod support_bundle;
 pub mod uninstall;
 pub mod watch;

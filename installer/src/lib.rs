@@ -1,13 +1,56 @@
 //! The library of `gybe`: the node agent and the operator's command line.
 
 pub mod agent;
-mod chart_values;
+mod agent_status;
 pub mod cli;
+pub mod diagnosis;
 mod error;
 pub mod host;
 mod log;
 mod mounts;
 pub mod pod;
 pub mod probe;
-pub mod repair;
 pub mod retry;
+pub mod sandboxes;
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    /// The rooms that each room may use (ARCHITECTURE.md); `cli` may use all of them.
+    const ROOMS: [(&str, &[&str]); 6] = [
+        ("agent", &["sandboxes", "host", "pod", "probe"]),
+        ("diagnosis", &["sandboxes", "host", "pod", "probe"]),
+        ("sandboxes", &["host", "pod", "probe"]),
+        ("host", &["pod", "probe"]),
+        ("pod", &[]),
+        ("probe", &[]),
+    ];
+    /// Modules that use no room, and that every room may use.
+    const GROUND: [&str; 5] = ["agent_status", "error", "log", "mounts", "retry"];
+
+    fn files(room: &Path) -> Vec<PathBuf> {
+        let children = fs::read_dir(room).into_iter().flatten().map(|entry| entry.unwrap().path());
+        let below = children.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] });
+        below.chain(Some(room.with_extension("rs")).filter(|file| file.is_file())).collect()
+    }
+
+    #[test]
+    fn a_room_uses_only_rooms_below_it() {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        let ground = GROUND.map(|module| (module, &[][..]));
+        for (room, below) in ROOMS.into_iter().chain(ground) {
+            let files = files(&source.join(room));
+            assert!(!files.is_empty(), "{room}");
+            for file in files {
+                let text = fs::read_to_string(&file).unwrap();
+                for used in text.split("crate::").skip(1) {
+                    let used = used.split(|it: char| !it.is_alphanumeric() && it != '_').next().unwrap();
+                    let is_allowed = used == room || below.contains(&used) || GROUND.contains(&used);
+                    assert!(is_allowed, "{} uses {used}", file.display());
+                }
+            }
+        }
+    }
+}

@@ -1,7 +1,6 @@
 //! One pod: its manifest, its policy file or arguments, and the checks inside its network namespace.
 
 pub mod cgroups;
-pub mod explanation;
 pub mod init_args;
 pub mod manifest;
 pub mod own_namespace;
@@ -10,4 +9,3 @@ pub(crate) mod program_text;
 pub mod proxy;
 pub mod resolv_conf;
 pub mod validation;
-pub mod verdict;

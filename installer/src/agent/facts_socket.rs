@@ -12,7 +12,7 @@ mod job_queue;
 use super::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, Socket, is_authorized};
 use super::socket_file::SocketError;
 use super::{PodLookup, SocketContext};
-use crate::host::agent_status::AgentStatus;
+use crate::agent_status::AgentStatus;
 use connection::Connection;
 use dispatcher::Dispatcher;
 use job_queue::JobQueue;

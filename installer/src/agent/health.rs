@@ -3,7 +3,7 @@
 use super::http::Page;
 use super::status::{AgentSnapshot, Phase};
 use super::{PodsState, Role};
-use crate::host::agent_status::{AgentStatus, NodeStatus, RefusedPod, UNINSTALLED};
+use crate::agent_status::{AgentStatus, NodeStatus, RefusedPod, UNINSTALLED};
 use crate::host::desired::Confirmed;
 use crate::probe::node_backend::NodeBackend;
 use std::fmt::Write as _;

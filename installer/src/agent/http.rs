@@ -1,8 +1,8 @@
 //! HTTP for health and metrics: one thread, with bounded connections and deadlines.
 
 use super::SocketContext;
+use crate::agent_status::TakenPort;
 use crate::error::errno;
-use crate::host::agent_status::TakenPort;
 use crate::host::settings::Listen;
 use futures::future::{join_all, poll_fn, select};
 use http_body_util::Full;

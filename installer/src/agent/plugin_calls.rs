@@ -2,7 +2,7 @@
 
 use super::events::PodEvent;
 use super::refusals::Refusals;
-use crate::host::agent_status::RefusedPod;
+use crate::agent_status::RefusedPod;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};

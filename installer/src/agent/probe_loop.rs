@@ -15,7 +15,7 @@ use crate::host::runtimes::report::RuntimeReport;
 use crate::host::settings::PROBE_LEADER;
 use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::log::Log;
-use crate::repair::{self, Occasion, RepairNode};
+use crate::sandboxes::repair::{self, Occasion, RepairNode};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, choose};
 use gybe_netfilter::hint::Hint;

@@ -1,7 +1,7 @@
 //! The pods whose last ADD the plugin refused, from its log lines.
 
 use super::events::PodEvent;
-use crate::host::agent_status::RefusedPod;
+use crate::agent_status::RefusedPod;
 use std::time::{Duration, Instant};
 
 /// How long a refusal is kept: the kubelet tries again within a few minutes as long as the pod exists.

@@ -4,7 +4,7 @@
 use super::SocketContext;
 use super::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, Socket, SocketHealth, is_authorized};
 use super::socket_file::SocketError;
-use crate::repair::{Finding, JUDGE, Judgement, MAX_FINDING};
+use crate::sandboxes::repair::{Finding, JUDGE, Judgement, MAX_FINDING};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, SockType, send};
@@ -119,7 +119,7 @@ fn receive(connection: &mut RepairConnection<'_>, context: SocketContext<'_>) ->
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::repair::PodVerdict;
+    use crate::sandboxes::repair::PodVerdict;
     use std::io::{Write, pipe};
 
     #[test]

@@ -3,8 +3,8 @@
 
 use super::socket_file::{SocketError, SocketFile};
 use super::{NodeError, Role, SocketContext};
+use crate::agent_status::TakenPort;
 use crate::error::chain;
-use crate::host::agent_status::TakenPort;
 use crate::log::Log;
 use nix::sys::socket::{Backlog, SockType, getsockopt, listen, sockopt};
 use nix::unistd::geteuid;

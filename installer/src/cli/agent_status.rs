@@ -3,7 +3,7 @@
 use super::invocation::Context;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::examples;
-use crate::host::agent_status::{self, AgentStatus};
+use crate::agent_status::{self, AgentStatus};
 use crate::host::settings::{FACTS_SOCKET, POD_DIRECTORY, STATUS_SOCKET};
 use clap::{Args, ValueEnum};
 use gybe_plugin::probe_cache::DIRECTORY;

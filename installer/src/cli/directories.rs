@@ -4,7 +4,7 @@ use super::output::CommandError;
 use crate::error::RUN_AS_ROOT;
 use crate::host::observe::NodeDirectories;
 use crate::host::platform::Platform;
-use crate::host::pods_on_node::{HostPaths, SandboxList, find};
+use crate::sandboxes::{HostPaths, SandboxList, find};
 use clap::Args;
 use nix::unistd::geteuid;
 use std::path::{Path, PathBuf};

@@ -5,7 +5,7 @@ use super::output::{CommandError, CommandOutput, Exit};
 use super::pods::{KnownPod, OnNodeArgs};
 use super::policy_source::{IgnoreInitArg, PodArgs, Target};
 use super::style::examples;
-use crate::pod::explanation::{Addresses, Explanation, Subject};
+use crate::diagnosis::explanation::{Addresses, Explanation, Subject};
 use crate::pod::manifest::PodTemplate;
 use clap::{ArgGroup, Args};
 use gybe_plugin::conf::PluginConf;

@@ -3,8 +3,8 @@
 use super::directories::DirectoriesArg;
 use super::output::CommandError;
 use super::pods;
-use crate::host::pods_on_node::{ContainerId, Sandbox};
 use crate::pod::own_namespace;
+use crate::sandboxes::{ContainerId, Sandbox};
 use clap::{Args, ValueEnum};
 use gybe_netfilter::netns::{Netns, NetnsError};
 use gybe_netfilter::policy::Families;

@@ -3,12 +3,12 @@
 use super::directories::DirectoriesArg;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, good, titles};
-use crate::host::pods_on_node::{
-    Network, PolicySources, Sandbox, SandboxList, SandboxVerdict, judge_all, state_name, summary,
-};
 use crate::pod::manifest::printable;
 use crate::pod::proxy::ProxyFault;
-use crate::repair::RepairNode;
+use crate::sandboxes::repair::RepairNode;
+use crate::sandboxes::{
+    Network, PolicySources, Sandbox, SandboxList, SandboxVerdict, judge_all, state_name, summary,
+};
 use clap::Args;
 use gybe_netfilter::verdict::RedirectionState;
 use gybe_plugin::args::{Namespace, PodName, PodRef};

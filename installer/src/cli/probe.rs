@@ -7,7 +7,7 @@ use crate::agent::probe_loop::{self, Keep, untried};
 use crate::agent::stop_signal;
 use crate::log::Log;
 use crate::probe::host_mounts::{HOST_MOUNTS, HostMounts, HostMountsError};
-use crate::repair::RepairNode;
+use crate::sandboxes::repair::RepairNode;
 use clap::Args;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, choose};

@@ -5,7 +5,7 @@ use super::invocation::Context;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, examples, good, titles};
 use crate::agent::cluster::{AGENTS, AgentSelector, ClusterAgent, StatusPage, agents};
-use crate::host::agent_status::NodeStatus;
+use crate::agent_status::NodeStatus;
 use crate::pod::manifest::printable;
 use clap::Args;
 use gybe_plugin::args::Namespace;

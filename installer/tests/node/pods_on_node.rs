@@ -1,6 +1,6 @@
 //! The sandboxes that `find` discovers on a node: by libcni's cache, named network namespaces and the pods' processes.
 
-use gybe_installer::host::pods_on_node::{HostPaths, Network, Sandbox, SandboxList, find};
+use gybe_installer::sandboxes::{HostPaths, Network, Sandbox, SandboxList, find};
 use gybe_test_support::TestDir;
 use serde_json::json;
 use std::fs;

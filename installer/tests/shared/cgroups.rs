@@ -2,7 +2,7 @@
 //! container's.
 
 use crate::reference;
-use gybe_installer::host::pods_on_node::{HostPaths, find};
+use gybe_installer::sandboxes::{HostPaths, find};
 use gybe_test_support::TestDir;
 use std::collections::BTreeSet;
 use std::os::unix::fs::symlink;

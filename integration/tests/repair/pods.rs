@@ -1,8 +1,8 @@
 //! Which pods are repaired, and which are left alone.
 
 use crate::node::{Node, Pod, REDIRECTED, open_files};
-use gybe_installer::host::pods_on_node::PolicySources;
-use gybe_installer::repair::{RepairNode, RepairPass};
+use gybe_installer::sandboxes::PolicySources;
+use gybe_installer::sandboxes::repair::{RepairNode, RepairPass};
 use gybe_test_support::wait_until;
 use serde_json::{Value, json};
 use std::fs;

@@ -6,7 +6,7 @@ use super::error::ApiError;
 use super::objects::{ContainerStatus, List, Pod, PodStatus};
 use super::pod_requests::invalid_name;
 use super::queries::{QueryError, run};
-use crate::host::agent_status::NodeStatus;
+use crate::agent_status::NodeStatus;
 use futures::stream::{self, StreamExt};
 use http_body_util::{BodyExt, Limited};
 use hyper::Request;

@@ -6,7 +6,7 @@ use super::error::{ApiError, truncate};
 use super::objects::{DaemonSet, List, Pod};
 use super::pod_requests::invalid_name;
 use super::queries::{QueryError, run, send, write};
-use crate::host::agent_status::UNINSTALLED;
+use crate::agent_status::UNINSTALLED;
 use futures::{StreamExt, TryStreamExt, stream};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;

@@ -1,7 +1,7 @@
 //! One client connection: collects the request from the bytes that arrive, and sends the response as far as the client
 //! reads it. Only `send_all` blocks.
 
-use crate::host::agent_status;
+use crate::agent_status;
 use gybe_plugin::facts::wire::{self, FactsRequest, MAX_REQUEST_BYTES, WireError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

@@ -3,7 +3,7 @@
 use super::connection::{Connection, Received, Request};
 use super::job_queue::{Job, JobQueue, Task};
 use crate::agent::PodLookup;
-use crate::host::agent_status::{self, AgentStatus};
+use crate::agent_status::{self, AgentStatus};
 use crate::log::Log;
 use gybe_plugin::facts::wire::{self, FactsRequest, FactsResponse, WireError};
 use serde_json::json;

@@ -1,9 +1,9 @@
 //! `gybe migrate values`: the values of istio-cni's chart as values of Gybe's.
 
-use crate::chart_values::{ChartValues, Outcome, Translation};
 use crate::cli::input;
 use crate::cli::output::{CommandError, CommandOutput, Exit};
 use crate::cli::style::examples;
+use crate::diagnosis::chart_values::{ChartValues, Outcome, Translation};
 use crate::pod::manifest::printable;
 use clap::Args;
 use serde_json::{Map, Value, json};

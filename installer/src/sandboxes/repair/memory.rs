@@ -5,9 +5,9 @@ use super::queue::LONG;
 use super::shared_files::PodRepairs;
 use super::watch::{MIN_INTERVAL, SETTLED, UNSETTLED};
 use super::{Action, Finding, Found, RepairReport};
-use crate::host::pods_on_node::Sandbox;
 use crate::host::settings::RepairMode;
 use crate::log::{Level, Log};
+use crate::sandboxes::Sandbox;
 use gybe_netfilter::verdict::RedirectionState;
 use nix::errno::Errno;
 use serde_json::json;
@@ -267,7 +267,7 @@ impl Line {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::repair::RepairedPod;
+    use crate::sandboxes::repair::RepairedPod;
     use gybe_plugin::args::PodRef;
     use std::path::PathBuf;
 

@@ -1,9 +1,8 @@
 //! How the pods of a node would be treated if Gybe wrote their rules instead of the program that wrote them: what
 //! `gybe migrate --dry-run` prints. Only reads.
 
-use super::desired::{Desired, PolicySources};
-use super::{Network, Sandbox, addresses_in};
 use crate::error::chain;
+use crate::sandboxes::{Desired, Network, PolicySources, Sandbox, addresses_in};
 use gybe_netfilter::netns::Netns;
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::verdict::{Treatment, compare_treatment};

@@ -1,7 +1,7 @@
 //! The verdict on a pod's network namespace, as `gybe verify` and `gybe doctor` report it.
 
-use super::cgroups::Cgroups;
 use crate::error::chain;
+use crate::pod::cgroups::Cgroups;
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::choose::does;
 use gybe_netfilter::netns::Netns;

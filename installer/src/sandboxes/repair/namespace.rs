@@ -2,9 +2,9 @@
 //! again here, with the namespace open.
 
 use crate::error::chain;
-use crate::host::pods_on_node::{Sandbox, addresses_in, is_process_of};
 use crate::pod::own_namespace;
-use crate::pod::verdict::judge;
+use crate::sandboxes::verdict::judge;
+use crate::sandboxes::{Sandbox, addresses_in, is_process_of};
 use gybe_netfilter::backend::BackendError;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::netns::{Identity, Netns, NetnsError};

@@ -3,8 +3,8 @@
 use super::observe::{Observation, PodVerdicts};
 use super::{About, Finding, Section};
 use crate::error::RUN_AS_ROOT;
-use crate::host::pods_on_node::{Sandbox, SandboxVerdict, summary};
 use crate::pod::proxy::ProxyFault;
+use crate::sandboxes::{Sandbox, SandboxVerdict, summary};
 use gybe_netfilter::verdict::RedirectionState;
 use gybe_plugin::annotations::unknown;
 use gybe_plugin::gates::STATUS;

@@ -1,7 +1,7 @@
 //! Queries the node agent as the plugin does, about a pod that does not exist.
 
+use crate::agent_status::{self, AgentStatus};
 use crate::error::errno;
-use crate::host::agent_status::{self, AgentStatus};
 use gybe_plugin::args::{Namespace, PodName, PodRef};
 use gybe_plugin::conf::FactsConf;
 use gybe_plugin::facts::{self, AgentFault, FactsError};

@@ -1,25 +1,26 @@
 //! The pod sandboxes of this node and the verdict on each, which `gybe verify --all` prints and `gybe doctor` counts.
 //!
-//! `find` lists the sandboxes, `desired` decides the desired state of each, `pod::verdict` judges the observed state.
+//! `find` lists the sandboxes, `desired` decides the desired state of each, `verdict` judges the observed state.
 
 mod container_id;
 mod desired;
 mod find;
-mod migration;
 mod processes;
+pub mod repair;
 mod result_cache;
+pub mod verdict;
 
 pub use container_id::ContainerId;
 pub use desired::{PodPolicy, PolicySources};
 pub use find::{HostPaths, SandboxList, find};
-pub use migration::{Change, SandboxChange, changes};
 pub(crate) use processes::is_process_of;
 
 use crate::pod::cgroups::{Cgroups, cgroup_file};
 use crate::pod::own_namespace;
 use crate::pod::proxy::{ProxyFault, proxy_faults};
-use crate::pod::verdict::verdict_of;
-use desired::{Desired, adapt_verdict};
+use crate::sandboxes::verdict::verdict_of;
+pub(crate) use desired::Desired;
+use desired::adapt_verdict;
 use gybe_netfilter::netns::{Netns, NetnsError};
 use gybe_netfilter::verdict::{RedirectionState, Verdict};
 use gybe_plugin::args::PodRef;

@@ -6,9 +6,9 @@ use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 
 /// The table, which the chart reads, too.
-const TABLE: &str = include_str!("../../manifests/chart/files/istio-cni-values.yaml");
+const TABLE: &str = include_str!("../../../manifests/chart/files/istio-cni-values.yaml");
 /// The schema of Gybe's chart: which values have one name in both charts.
-const SCHEMA: &str = include_str!("../../manifests/chart/values.schema.json");
+const SCHEMA: &str = include_str!("../../../manifests/chart/values.schema.json");
 /// Values below it are shared by all of Istio's charts.
 const GLOBAL: &str = "global";
 

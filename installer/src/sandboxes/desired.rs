@@ -45,7 +45,7 @@ pub struct PodPolicy {
 
 /// The desired state of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Desired {
+pub(crate) enum Desired {
     /// The rules of this policy.
     Policy(Box<PodPolicy>),
     /// No rule of ours.
@@ -72,7 +72,7 @@ impl PolicySources {
     }
 
     /// `addresses` are those of the sandbox's namespace, read when they decide something.
-    pub(super) fn desired(
+    pub(crate) fn desired(
         &self,
         sandbox: &Sandbox,
         addresses: impl FnOnce() -> Result<Vec<IpAddr>, String>,
@@ -239,7 +239,7 @@ mod tests {
     #[test]
     fn a_pod_that_its_add_left_alone_by_the_settings_of_that_time_is_recognized() {
         let pod: serde_json::Value =
-            serde_json::from_str(include_str!("../../../../examples/pod.json")).unwrap();
+            serde_json::from_str(include_str!("../../../examples/pod.json")).unwrap();
         let facts = PodFacts::from_manifest(&pod).unwrap();
         let entry = |conf| ConfOfAdd::Entry(Box::new(conf));
         let excluded = [facts.namespace.clone()].into();

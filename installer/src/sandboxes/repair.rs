@@ -21,10 +21,10 @@ pub(crate) use watch::{Occasion, watch};
 use crate::host::entries::written_conf;
 use crate::host::observe::NodeDirectories;
 use crate::host::platform::Platform;
-use crate::host::pods_on_node::{
+use crate::retry::since_boot;
+use crate::sandboxes::{
     HostPaths, JudgedSandbox, PolicySources, Sandbox, SandboxList, SandboxVerdict, find, judge_open,
 };
-use crate::retry::since_boot;
 use gybe_netfilter::verdict::RedirectionState;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::PluginConf;

@@ -8,9 +8,9 @@ mod sentences;
 
 pub use injection::Injection;
 
-use super::manifest::{Labels, printable};
-use super::policy_file::PolicyFile;
 use crate::error::chain;
+use crate::pod::manifest::{Labels, printable};
+use crate::pod::policy_file::PolicyFile;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::policy::{Families, Mode, RedirectPolicy};
 use gybe_plugin::annotations;

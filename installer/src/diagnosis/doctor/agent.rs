@@ -2,7 +2,7 @@
 
 use super::observe::{AgentContact, LogSocketContact, Observation};
 use super::{About, Finding, Section, of_security};
-use crate::host::agent_status::{AgentStatus, RefusedPod, TakenPort};
+use crate::agent_status::{AgentStatus, RefusedPod, TakenPort};
 use crate::host::entries::OurEntries;
 use crate::pod::validation::SocketOwner;
 use gybe_plugin::facts::{AgentError, AgentFault, FactsError};

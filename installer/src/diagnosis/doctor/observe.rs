@@ -7,8 +7,8 @@ pub use file_systems::{FileSystem, FreeSpace};
 pub(crate) use sockets::query as query_agent;
 pub use sockets::{AgentContact, LogSocketContact};
 
+use crate::agent_status::TakenPort;
 use crate::error::errno;
-use crate::host::agent_status::TakenPort;
 use crate::host::apply::{TrialError, try_installed};
 use crate::host::desired::{Confirmed, Trial};
 use crate::host::entries::OurEntries;
@@ -16,7 +16,6 @@ use crate::host::image::PLUGIN;
 use crate::host::image::every_name;
 use crate::host::observe::{DirectoryState, Hash, HashCache, NodeDirectories, ObserveScope, ObservedState};
 use crate::host::platform::Platform;
-use crate::host::pods_on_node::{self, HostPaths, SandboxVerdict};
 use crate::host::runtimes::Runtimes;
 use crate::host::runtimes::processes::{DropInCheck, RuntimeProcess, running};
 use crate::host::runtimes::report::RuntimeReport;
@@ -24,6 +23,7 @@ use crate::host::settings::FACTS_SOCKET;
 use crate::host::watch::{DirectoryWatch, WatchMode};
 use crate::pod::validation::SocketOwner;
 use crate::probe::node_backend::{NodeProbe, node_backend};
+use crate::sandboxes::{self, HostPaths, SandboxVerdict};
 use gybe_netfilter::backend::BackendKind;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
@@ -226,8 +226,8 @@ fn without_entry(options: &DoctorOptions) -> PluginConf {
 
 fn pods_of(conf: PluginConf, options: &DoctorOptions) -> PodVerdicts {
     let paths = HostPaths { results: options.directories.results.clone(), root: options.root.clone() };
-    let found = pods_on_node::find(&paths);
-    let judged = pods_on_node::judge_all(found.sandboxes, &pods_on_node::PolicySources::of(conf));
+    let found = sandboxes::find(&paths);
+    let judged = sandboxes::judge_all(found.sandboxes, &sandboxes::PolicySources::of(conf));
     PodVerdicts { judged, unreadable: found.unreadable }
 }
 
