@@ -324,6 +324,33 @@ fn the_elements_of_a_set_are_ranges_of_keys() {
     }
 }
 
+/// Another statement keeps an element from matching some packets.
+#[test]
+fn an_element_has_no_statement_but_a_counter_or_its_set_changes() {
+    let name = |name: &'static str| move |w: &mut Writer| w.text(NFTA_EXPR_NAME, name);
+    for (statement, is_dynamic) in [("counter", false), ("last", false), ("limit", true), ("quota", true)] {
+        let alone = move |w: &mut Writer| w.nested(NFTA_SET_ELEM_EXPR, name(statement));
+        let listed = move |w: &mut Writer| {
+            w.nested(NFTA_SET_ELEM_EXPRESSIONS, |w| {
+                w.nested(NFTA_LIST_ELEM, name("counter"));
+                w.nested(NFTA_LIST_ELEM, name(statement));
+            });
+        };
+        for with in [&alone as &dyn Fn(&mut Writer), &listed] {
+            let element = |w: &mut Writer| {
+                key(NFTA_SET_ELEM_KEY, &[1, 2])(w);
+                with(w);
+            };
+            let mut recording = Recording {
+                sets: vec![set_of("s", 0, 2)],
+                elements: vec![vec![elements_of([element])]],
+                ..Recording::default()
+            };
+            assert_eq!(recording.read().unwrap().sets.remove(0).is_dynamic, is_dynamic, "{statement}");
+        }
+    }
+}
+
 #[test]
 fn the_rules_of_a_dormant_table_are_left_out_and_a_flow_table_is_named() {
     for (flags, chains) in [(0, 1), (1, 0), (2, 1)] {
