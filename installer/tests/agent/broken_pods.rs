@@ -289,6 +289,26 @@ fn a_pod_is_left_alone_unless_it_is_judged_again_and_the_settings_stay() {
 }
 
 #[test]
+fn a_pod_that_changes_while_it_is_judged_is_left_alone() {
+    for mode in ["delete", "label"] {
+        let cluster = cluster(&format!("broken-changed-{mode}"), &[("repair", mode)], &["cart-0"]);
+        let agent = cluster.start_ready_agent();
+        report_pod_judged(&cluster, "cart-0", || {
+            let mut changed = pod("cart-0");
+            changed["metadata"]["labels"]["app"] = json!("changed");
+            cluster.server.put_pod(changed);
+            not_redirected()
+        });
+        let line = agent.wait_for_message("a pod that is not redirected is left alone");
+        assert!(line["why"].as_str().unwrap().contains("it has changed"), "{line}");
+        assert_eq!((names(&cluster).len(), label(&cluster, "cart-0", LABEL)), (1, Value::Null));
+        report_pod(&cluster, "cart-0");
+        wait_for_count(&agent, mode, "success", 1.0);
+        assert_eq!(writes(&cluster).len(), 2);
+    }
+}
+
+#[test]
 fn other_modes_write_nothing_and_without_the_right_the_component_is_logged() {
     let cluster = cluster("broken-modes", &[("repair", "repair")], &["cart-0"]);
     let agent = cluster.start_ready_agent();

@@ -93,10 +93,13 @@ pub(crate) fn delete(
     let options = written.parse(JSON)?;
     let key = key_of(request, request.name.as_deref().unwrap_or_default());
     let before = objects.get(resource, &key).ok_or_else(|| StatusError::not_found(request))?;
-    let required = options.pointer("/preconditions/uid");
-    if required.is_some_and(|uid| Some(uid) != before.pointer("/metadata/uid")) {
-        let message = "Precondition failed: UID in precondition does not match UID in object meta";
-        return Err(StatusError::new(409, "Conflict", message));
+    for (precondition, name) in [("uid", "UID"), ("resourceVersion", "ResourceVersion")] {
+        let required = options.pointer(&format!("/preconditions/{precondition}"));
+        if required.is_some_and(|it| Some(it) != before.pointer(&format!("/metadata/{precondition}"))) {
+            let message =
+                format!("Precondition failed: {name} in precondition does not match {name} in object meta");
+            return Err(StatusError::new(409, "Conflict", &message));
+        }
     }
     objects.delete(resource, &key);
     Ok(before)
