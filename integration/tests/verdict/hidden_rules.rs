@@ -199,7 +199,7 @@ fn a_table_of_iptables_legacy_that_iptables_cannot_write_is_not_judged_as_what_i
 fn a_namespace_with_more_than_is_read_is_neither_redirected_nor_not_redirected() -> Result<(), Failure> {
     // Root of a user namespace sends messages of net.core.wmem_max bytes at most: a thousand commands fit into one.
     let many = |object: &str, commands: &str| {
-        format!("nft 'table inet other {{ {object} }}'; {commands} | split -l 1000 --filter='nft -f -'")
+        format!("nft 'table inet other {{ {object}; }}'; {commands} | split -l 1000 --filter='nft -f -'")
     };
     let rules = "yes add rule inet other theirs counter | head -n 20001";
     let elements = "seq 100001 | sed 's/.*/add element inet other theirs { & }/'";
