@@ -205,6 +205,9 @@ impl SourceCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::policy::{InterfaceName, Port};
+    use crate::routes::Routing;
+    use crate::trace::Transport;
 
     #[test]
     fn a_source_that_is_looked_up_with_the_mark_must_be_accepted_as_local_and_not_strictly() {
@@ -219,6 +222,67 @@ mod tests {
         ] {
             let check = SourceCheck { src_valid_mark, accept_local, rp_filter };
             assert_eq!(check.drops_intercepted(), is_dropped, "{check:?}");
+        }
+    }
+
+    fn namespace(eth0_is_raised: bool) -> NamespaceRules {
+        let interface = |index, name: &str, is_raised, address: &str| Interface {
+            index,
+            name: name.to_owned(),
+            is_raised,
+            addresses: vec![address.parse().unwrap()],
+        };
+        let interfaces =
+            vec![interface(1, "lo", true, "127.0.0.1"), interface(2, "eth0", eth0_is_raised, "10.9.9.9")];
+        NamespaceRules { interfaces, ..NamespaceRules::default() }
+    }
+
+    #[test]
+    fn each_obstacle_concerns_only_the_packets_on_its_way() {
+        let eth0 = || InterfaceName::parse("eth0").unwrap();
+        let app = |[from, to]: [&str; 2]| {
+            let ends = (from.parse().unwrap(), to.parse().unwrap());
+            Packet::first(Direction::Leaves { by: eth0() }, Transport::Tcp, ends.0, ends.1)
+        };
+        let v4 = app(["10.9.9.9:40000", "198.51.100.1:80"]);
+        let v6 = app(["[2001:db8::9]:40000", "[2001:db8::1]:80"]);
+        let inbound = Packet { direction: Direction::Arrives { by: eth0() }, ..v4.clone() };
+        let port = Port::new(15001).unwrap();
+        let (redirected, intercepted) = (Outcome::Redirected(port), Outcome::Intercepted(port));
+        let to_lo = Outcome::Translated("127.0.0.1:80".parse().unwrap());
+        let why = || Some("why".to_owned());
+        let down = || Delivery { lo_is_down: why(), ..Delivery::default() };
+        let no_address = || Delivery { lost_address: [why(), None], ..Delivery::default() };
+        let earlier_v6 = || Delivery { earlier_rules: [None, why()], ..Delivery::default() };
+        let accepts_mark = || Delivery { accepts_mark: true, ..Delivery::default() };
+        let lost = Some(Outcome::RepliesLost);
+        for (delivery, packet, (outcome, mark), expected) in [
+            (down(), &v4, (Outcome::Untouched, 0), None),
+            (down(), &v4, (redirected, 0), lost),
+            (down(), &v4, (to_lo, 0), lost),
+            (no_address(), &v4, (to_lo, 0), lost),
+            (no_address(), &v4, (redirected, 0), None),
+            (no_address(), &v6, (redirected, 0), None),
+            (earlier_v6(), &v4, (redirected, 0), None),
+            (earlier_v6(), &v6, (redirected, 0), Some(Outcome::Unknown)),
+            (accepts_mark(), &inbound, (intercepted, 1337), lost),
+            (accepts_mark(), &inbound, (intercepted, 0), None),
+            (accepts_mark(), &inbound, (redirected, 1337), None),
+        ] {
+            let walked =
+                WalkResult { outcome, decided_by: None, steps: Vec::new(), mark, zone: None, order: None };
+            let ns = namespace(true);
+            let found = delivery.obstacle(&ns, packet, &walked).map(|obstacle| obstacle.outcome);
+            assert_eq!(found, expected, "{delivery:?} {outcome:?} of {packet:?}");
+        }
+    }
+
+    #[test]
+    fn an_address_without_a_local_route_is_lost_if_its_interface_is_up() {
+        for (is_raised, lost) in [(true, 1), (false, 0)] {
+            let routing = Some(Routing::default());
+            let found = not_local(&NamespaceRules { routing, ..namespace(is_raised) });
+            assert_eq!(found.len(), lost, "{found:?}");
         }
     }
 }

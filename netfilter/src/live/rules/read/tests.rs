@@ -83,6 +83,15 @@ fn set_of(name: &str, flags: u32, length: u32) -> Vec<u8> {
     })
 }
 
+/// The description of a key of two parts, each of one byte.
+fn two_parts(w: &mut Writer) {
+    const PARTS: u16 = 2;
+    const LENGTH: u16 = 1;
+    w.nested(NFTA_SET_DESC, |w| {
+        w.nested(PARTS, |w| (0..2).for_each(|_| w.nested(NFTA_LIST_ELEM, |w| w.be32(LENGTH, 1))));
+    });
+}
+
 /// One message with these elements.
 fn elements_of(each: impl IntoIterator<Item = impl FnOnce(&mut Writer)>) -> Vec<u8> {
     entry(NFPROTO_INET, |w| {
@@ -315,6 +324,13 @@ fn the_elements_of_a_set_are_ranges_of_keys() {
         (interval, &[(&[(START, &[1, 0]), (LAST, &[1, 9])], 0)], vec![range([1, 0], [1, 9])]),
         (interval, &[(&[], NFT_SET_ELEM_CATCHALL)], Vec::new()),
     ];
+    let of_two_parts = Recording {
+        sets: vec![[set_of("s", interval, 2), entry(0, |w| two_parts(w)).split_off(4)].concat()],
+        elements: vec![vec![elements_of([key(START, &[1, 2])])]],
+        ..Recording::default()
+    };
+    let alone = { of_two_parts }.read().unwrap().sets.remove(0).elements.remove(0);
+    assert_eq!((alone.first, alone.last), range([1, 2], [1, 2]), "a key of two parts has no other end");
     for (flags, elements, ranges) in cases {
         let catches_all = elements.iter().any(|(_, flags)| *flags == NFT_SET_ELEM_CATCHALL);
         assert_eq!(read(flags, elements), (ranges, catches_all, false), "{elements:?}");
@@ -368,5 +384,43 @@ fn the_rules_of_a_dormant_table_are_left_out_and_a_flow_table_is_named() {
         assert_eq!(found.chains.len(), chains, "flags {flags}");
         assert_eq!(found.chains.iter().map(|chain| chain.rules.len()).sum::<usize>(), chains);
         assert_eq!(found.opaque, ["flow table t fast: packets of known connections pass no hook"]);
+    }
+}
+
+/// A chain at another hook, or of another family, may drop what never reaches ours.
+#[test]
+fn a_base_chain_has_its_policy_and_one_that_is_not_evaluated_is_named_if_it_does_something() {
+    const INPUT: u32 = 1;
+    const INGRESS: u32 = 5;
+    let base = |hook: u32, policy: u32, uses: u32| {
+        entry(NFPROTO_INET, |w| {
+            w.text(NFTA_CHAIN_TABLE, "t");
+            w.text(NFTA_CHAIN_NAME, "c");
+            w.be32(NFTA_CHAIN_USE, uses);
+            w.text(NFTA_CHAIN_TYPE, "filter");
+            w.be32(NFTA_CHAIN_POLICY, policy);
+            w.nested(NFTA_CHAIN_HOOK, |w| {
+                w.be32(NFTA_HOOK_HOOKNUM, hook);
+                w.be32(NFTA_HOOK_PRIORITY, 0);
+            });
+        })
+    };
+    let read = |hook, policy, uses| {
+        let rules = (0..uses).map(|_| rule("c")).collect();
+        let chains = vec![base(hook, policy, uses)];
+        Recording { tables: vec![table("t", 0)], chains, rules, ..Recording::default() }.read().unwrap()
+    };
+    for drops in [false, true] {
+        let policy = if drops { NF_DROP } else { 1 };
+        let found = read(INPUT, policy, 0);
+        assert_eq!(found.chains[0].base.as_ref().map(|base| base.drops), Some(drops));
+        for (uses, is_named) in [(0, drops), (1, true)] {
+            let found = read(INGRESS, policy, uses);
+            assert_eq!(
+                (found.chains.len(), found.opaque.len()),
+                (0, usize::from(is_named)),
+                "{drops} {uses}"
+            );
+        }
     }
 }
