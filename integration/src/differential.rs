@@ -1,19 +1,19 @@
 //! Makes the same connections under the same policy with each backend's rules, and compares their outcomes with each
-//! other and with the prediction of `trace`. The callers choose the policies and connections.
+//! other and with the prediction from the rules. The callers choose the policies and connections.
 
 use crate::failure::Failure;
 use crate::flow_check::{Rules, Until, differences, make};
-use crate::predict::trace_flow;
+use crate::predict::{in_the_pod, trace_flow};
 use crate::random_flow::{every_port, from_a_clients_address, of_one_five_tuple};
 use crate::topology::Topology;
 use crate::vectors::{Flow, Location};
 use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::compile::compile;
+use gybe_netfilter::live::LiveRules;
 use gybe_netfilter::policy::{Mode, RedirectPolicy};
 use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::{Redirection, remove};
-use gybe_netfilter::ruleset::Ruleset;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::thread;
@@ -30,11 +30,11 @@ const REPEATED_PATIENCE: Duration = Duration::from_secs(5);
 pub struct Case {
     /// The policy.
     pub policy: RedirectPolicy,
-    /// The rules that `trace` evaluates.
-    pub rules: Ruleset,
-    /// Connections with the outcome that `trace` predicts.
+    /// Its rules in the recorded pod.
+    pub rules: LiveRules,
+    /// Connections with the predicted outcome.
     pub flows: Vec<Flow>,
-    /// Connections that `trace` does not predict: only the backends' outcomes are compared.
+    /// Connections that are not predicted: only the backends' outcomes are compared.
     pub unpredicted: Vec<Flow>,
 }
 
@@ -45,7 +45,7 @@ impl Case {
     /// # Errors
     /// Never, as long as the prediction names valid interfaces.
     pub fn of(policy: RedirectPolicy, flows: &[Flow], number: u64) -> Result<Self, Failure> {
-        let rules = compile(&policy);
+        let rules = in_the_pod(&compile(&policy))?;
         let mark = if let Mode::Tproxy { mark, .. } = policy.mode { mark } else { 1337 };
         let all = of_one_five_tuple(number).into_iter().chain(flows.iter().cloned()).enumerate();
         let numbered = all.map(|(number, flow)| Flow { id: format!("#{number} {}", flow.id), ..flow });
@@ -194,10 +194,10 @@ fn agree(flow: &Flow, testbeds: &[Testbed<'_>], patience: Duration) -> Result<bo
 
 fn disagreement_about(case: &Case, flow: &Flow, testbeds: &[Testbed<'_>]) -> Result<Disagreement, Failure> {
     let trace = trace_flow(&case.rules, flow)?;
-    let rule = trace.decided_by.map_or("no rule", |rule| rule.0);
+    let rule = trace.rule().unwrap_or("no rule");
     let predicted = match case.unpredicted.iter().any(|other| other.id == flow.id) {
-        true => format!("{:?} by {rule}", trace.outcome),
-        false => format!("{:?} by {rule}, so {}", trace.outcome, flow.with_rules),
+        true => format!("{:?} by {rule}", trace.first),
+        false => format!("{:?} by {rule}, so {}", trace.first, flow.with_rules),
     };
     let outcomes = testbeds.iter().map(|testbed| testbed.repeat(flow)).collect::<Result<_, _>>()?;
     Ok(Disagreement { policy: case.policy.clone(), flow: flow.clone(), predicted, outcomes })

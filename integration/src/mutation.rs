@@ -1,9 +1,10 @@
 //! Selects the flows that show that a rule is missing, by tracing. Sends no packet.
 
-use crate::predict::trace_flow;
+use crate::failure::Failure;
+use crate::predict::{in_the_pod, trace_flow};
 use crate::vectors::{Flow, Vector};
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::policy::InterfaceNameError;
+use gybe_netfilter::live::LiveRules;
 use gybe_netfilter::ruleset::{RuleId, Ruleset};
 use std::collections::BTreeMap;
 
@@ -23,14 +24,15 @@ pub struct Mutant {
 /// the trace changes, then all others that have the rule.
 ///
 /// # Errors
-/// Never, as long as the flows name valid interfaces.
-pub fn mutants(vectors: &[Vector]) -> Result<BTreeMap<RuleId, Vec<Mutant>>, InterfaceNameError> {
+/// When the nft backend cannot write the rules.
+pub fn mutants(vectors: &[Vector]) -> Result<BTreeMap<RuleId, Vec<Mutant>>, Failure> {
     let mut all: BTreeMap<RuleId, Vec<Mutant>> = BTreeMap::new();
     for vector in vectors {
         let rules = compile(&vector.policy);
+        let whole = in_the_pod(&rules)?;
         for rule in rules.rules().map(|(_, rule)| rule.id) {
             let Some(rest) = rules.without(rule.0) else { continue };
-            let changed = changed_flows(&rules, &rest, &vector.flows)?;
+            let changed = changed_flows(&whole, &in_the_pod(&rest)?, &vector.flows)?;
             let predicted = !changed.is_empty();
             let flows = if predicted { changed } else { vector.flows.clone() };
             let mutant = Mutant { rule, vector: Vector { flows, ..vector.clone() }, rules: rest, predicted };
@@ -44,10 +46,10 @@ pub fn mutants(vectors: &[Vector]) -> Result<BTreeMap<RuleId, Vec<Mutant>>, Inte
 }
 
 /// The flows whose outcome in the trace differs between `rules` and `rest`.
-fn changed_flows(rules: &Ruleset, rest: &Ruleset, flows: &[Flow]) -> Result<Vec<Flow>, InterfaceNameError> {
+fn changed_flows(rules: &LiveRules, rest: &LiveRules, flows: &[Flow]) -> Result<Vec<Flow>, Failure> {
     let mut changed = Vec::new();
     for flow in flows {
-        if trace_flow(rules, flow)?.outcome != trace_flow(rest, flow)?.outcome {
+        if trace_flow(rules, flow)?.first != trace_flow(rest, flow)?.first {
             changed.push(flow.clone());
         }
     }

@@ -4,10 +4,12 @@
 use crate::vectors::{Flow, Location};
 use gybe_demo::predicted::{Control, SideEffect, follows};
 use gybe_demo::testnet::outcome::{ConnectionOutcome, Reply};
-use gybe_netfilter::compile::{PASSTHROUGH_V6, compile};
+use gybe_netfilter::compile::PASSTHROUGH_V6;
+use gybe_netfilter::live::{LiveRules, LiveTrace, Outcome};
+use gybe_netfilter::packet::{Connection, ConnectionPhase, Direction, Packet, Transport};
 use gybe_netfilter::policy::{Families, InterfaceName, InterfaceNameError, Mode, Port, RedirectPolicy};
+use gybe_netfilter::redirection::RedirectionError;
 use gybe_netfilter::ruleset::Ruleset;
-use gybe_netfilter::trace::{self, Connection, ConnectionPhase, Direction, Packet, Transport, trace};
 use ipnet::IpNet;
 use nix::errno::Errno;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -62,14 +64,29 @@ impl Flow {
 const OWN: [&str; 6] =
     ["10.244.0.10", "fd00:10::10", "192.168.77.1", "fd00:77::1", "172.30.0.10", "fd00:30::10"];
 
-/// Reports whether the recorded outcome under `policy` follows from the trace of the flow's first packet.
+/// The rules in the recorded pod.
+///
+/// # Errors
+/// When the nft backend cannot write them.
+pub fn in_the_pod(rules: &Ruleset) -> Result<LiveRules, RedirectionError> {
+    let addresses: Vec<IpAddr> = OWN.iter().filter_map(|own| own.parse().ok()).collect();
+    let interfaces = ["eth0", "eth1", "net1"].into_iter().zip(addresses.chunks(2));
+    let live = LiveRules::of_ruleset(rules)?;
+    Ok(interfaces.fold(live, |live, (name, own)| live.with_interface(name, own)))
+}
+
+/// Reports whether the recorded outcome under `policy`, whose rules are `rules`, follows from the trace of the flow's
+/// first packet.
 ///
 /// # Errors
 /// Never, as long as this file names valid interfaces.
-pub fn agrees_with_trace(policy: &RedirectPolicy, flow: &Flow) -> Result<bool, InterfaceNameError> {
-    let rules = compile(policy);
-    let outcome = trace_flow(&rules, flow)?.outcome;
-    let side_effect = flow.side_effect(policy, &rules)?;
+pub fn agrees_with_trace(
+    policy: &RedirectPolicy,
+    rules: &LiveRules,
+    flow: &Flow,
+) -> Result<bool, InterfaceNameError> {
+    let outcome = trace_flow(rules, flow)?.first;
+    let side_effect = flow.side_effect(policy, rules)?;
     let follows = follows(
         outcome,
         Control { to: flow.to, outcome: &flow.without_rules },
@@ -82,11 +99,11 @@ pub fn agrees_with_trace(policy: &RedirectPolicy, flow: &Flow) -> Result<bool, I
 impl Flow {
     /// Reports whether the trace has the kind of redirection that the mode requires: address translation or
     /// TPROXY. Replies look the same.
-    fn has_redirection_of(&self, policy: &RedirectPolicy, outcome: trace::PacketOutcome) -> bool {
+    fn has_redirection_of(&self, policy: &RedirectPolicy, outcome: Outcome) -> bool {
         match (policy.mode, outcome) {
-            (Mode::Redirect, trace::PacketOutcome::Intercepted(_)) => false,
-            (Mode::Tproxy { .. }, trace::PacketOutcome::Intercepted(port)) => port == policy.inbound_port,
-            (Mode::Tproxy { .. }, trace::PacketOutcome::Redirected(port)) => {
+            (Mode::Redirect, Outcome::Intercepted(_)) => false,
+            (Mode::Tproxy { .. }, Outcome::Intercepted(port)) => port == policy.inbound_port,
+            (Mode::Tproxy { .. }, Outcome::Redirected(port)) => {
                 self.from == Location::Pod || port != policy.inbound_port
             }
             _ => true,
@@ -97,7 +114,7 @@ impl Flow {
     fn side_effect(
         &self,
         policy: &RedirectPolicy,
-        rules: &Ruleset,
+        rules: &LiveRules,
     ) -> Result<SideEffect, InterfaceNameError> {
         let both = policy.families == Families::V4AndV6;
         Ok(match (self.source, policy.mode) {
@@ -112,21 +129,18 @@ impl Flow {
 
     /// Reports whether the rules capture the replies to a connection that a virtual machine makes through the pod
     /// and whose first packet they pass. The replies arrive by `eth0`.
-    fn reply_is_captured(&self, rules: &Ruleset) -> Result<bool, InterfaceNameError> {
+    fn reply_is_captured(&self, rules: &LiveRules) -> Result<bool, InterfaceNameError> {
         let first = self.packet()?;
         let through =
             matches!(&self.without_rules, ConnectionOutcome::Replied(answer) if answer.by == "ext-peer");
-        if self.from != Location::Vm
-            || !through
-            || trace(rules, &first).outcome != trace::PacketOutcome::Untouched
-        {
+        if self.from != Location::Vm || !through || rules.trace(&first).first != Outcome::Untouched {
             return Ok(false);
         }
         let by = InterfaceName::parse("eth0")?;
         let connection = Connection { phase: ConnectionPhase::Established, mark: 0 };
         let answer = Packet::first(Direction::Arrives { by }, self.transport, self.to, first.source);
-        let answer = trace(rules, &Packet { connection, ..answer });
-        Ok(answer.outcome != trace::PacketOutcome::Untouched || answer.mark != 0)
+        let answer = rules.trace(&Packet { connection, ..answer });
+        Ok(answer.first != Outcome::Untouched || answer.mark != 0)
     }
 }
 
@@ -134,8 +148,8 @@ impl Flow {
 ///
 /// # Errors
 /// Never, as long as this file names valid interfaces.
-pub fn trace_flow(rules: &Ruleset, flow: &Flow) -> Result<trace::Trace, InterfaceNameError> {
-    Ok(trace(rules, &flow.packet()?))
+pub fn trace_flow(rules: &LiveRules, flow: &Flow) -> Result<LiveTrace, InterfaceNameError> {
+    Ok(rules.trace(&flow.packet()?))
 }
 
 impl Flow {
@@ -146,7 +160,7 @@ impl Flow {
     pub fn with_predicted_outcome(
         self,
         policy: &RedirectPolicy,
-        rules: &Ruleset,
+        rules: &LiveRules,
     ) -> Result<Self, InterfaceNameError> {
         let with_rules = self.predicted_outcome(policy, rules)?;
         Ok(Self { with_rules, ..self })
@@ -155,24 +169,18 @@ impl Flow {
     fn predicted_outcome(
         &self,
         policy: &RedirectPolicy,
-        rules: &Ruleset,
+        rules: &LiveRules,
     ) -> Result<ConnectionOutcome, InterfaceNameError> {
         // `::6` is on lo only when IPv6 is redirected.
         if policy.families == Families::V4Only && self.source == Some(PASSTHROUGH_V6.into()) {
             return Ok(ConnectionOutcome::Failed(Errno::EADDRNOTAVAIL));
         }
-        Ok(match trace_flow(rules, self)?.outcome {
-            trace::PacketOutcome::Dropped => ConnectionOutcome::Timeout,
-            trace::PacketOutcome::Intercepted(port) if !TRANSPARENT.contains(&port.get()) => {
-                ConnectionOutcome::Timeout
-            }
-            trace::PacketOutcome::Intercepted(port) | trace::PacketOutcome::Redirected(port) => {
-                self.redirected_to(port)
-            }
-            trace::PacketOutcome::Untouched if self.loses_its_replies(policy, rules)? => {
-                ConnectionOutcome::Timeout
-            }
-            trace::PacketOutcome::Untouched => self.outcome_without_rules(),
+        Ok(match trace_flow(rules, self)?.first {
+            Outcome::Dropped => ConnectionOutcome::Timeout,
+            Outcome::Intercepted(port) if !TRANSPARENT.contains(&port.get()) => ConnectionOutcome::Timeout,
+            Outcome::Intercepted(port) | Outcome::Redirected(port) => self.redirected_to(port),
+            Outcome::Untouched if self.loses_its_replies(policy, rules)? => ConnectionOutcome::Timeout,
+            _ => self.outcome_without_rules(),
         })
     }
 
@@ -189,7 +197,7 @@ impl Flow {
     fn loses_its_replies(
         &self,
         policy: &RedirectPolicy,
-        rules: &Ruleset,
+        rules: &LiveRules,
     ) -> Result<bool, InterfaceNameError> {
         let Mode::Tproxy { mark, .. } = policy.mode else { return Ok(false) };
         if !self.is_forwarded() {
@@ -200,7 +208,7 @@ impl Flow {
         let answer =
             Packet::first(Direction::Arrives { by }, self.transport, first.destination, first.source);
         let connection = Connection { phase: ConnectionPhase::Established, ..answer.connection };
-        Ok(trace(rules, &Packet { connection, ..answer }).mark == mark)
+        Ok(rules.trace(&Packet { connection, ..answer }).mark == mark)
     }
 }
 
@@ -265,19 +273,18 @@ mod tests {
     use super::*;
     use crate::vectors;
     use gybe_netfilter::compile::compile;
-    use gybe_netfilter::trace::PacketOutcome;
 
     #[test]
     fn trace_predicts_every_recorded_flow() {
         let mut wrong = Vec::new();
         for vector in vectors::all().unwrap() {
-            let rules = compile(&vector.policy);
+            let rules = in_the_pod(&compile(&vector.policy)).unwrap();
             for flow in &vector.flows {
                 let trace = trace_flow(&rules, flow).unwrap();
-                if !agrees_with_trace(&vector.policy, flow).unwrap() {
+                if !agrees_with_trace(&vector.policy, &rules, flow).unwrap() {
                     wrong.push(format!(
                         "{} {}: {} predicted {:?} by {:?}",
-                        vector.name, flow.id, flow.with_rules, trace.outcome, trace.decided_by
+                        vector.name, flow.id, flow.with_rules, trace.first, trace.decided_by
                     ));
                 }
             }
@@ -289,10 +296,11 @@ mod tests {
     fn without_rules_trace_predicts_the_control_and_not_the_policy() {
         for vector in vectors::all().unwrap() {
             let no_rules = Ruleset { families: vector.policy.families, chains: Vec::new() };
+            let no_rules = in_the_pod(&no_rules).unwrap();
             let mut missed = 0;
             for flow in &vector.flows {
-                let predicted = trace_flow(&no_rules, flow).unwrap().outcome;
-                assert_eq!(predicted, PacketOutcome::Untouched, "{} {}", vector.name, flow.id);
+                let predicted = trace_flow(&no_rules, flow).unwrap().first;
+                assert_eq!(predicted, Outcome::Untouched, "{} {}", vector.name, flow.id);
                 let control = Control { to: flow.to, outcome: &flow.without_rules };
                 assert!(
                     follows(predicted, control, SideEffect::None, &flow.without_rules),

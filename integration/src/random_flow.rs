@@ -4,7 +4,7 @@ use crate::predict::is_own;
 use crate::vectors::{Flow, Location};
 use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::compile::{PASSTHROUGH_V4, PASSTHROUGH_V6};
-use gybe_netfilter::trace::{Owner, Transport};
+use gybe_netfilter::packet::{Owner, Transport};
 use proptest::prelude::{Just, Strategy};
 use proptest::sample::select;
 use std::net::{IpAddr, SocketAddr};

@@ -7,11 +7,13 @@
 use gybe_integration::differential::{Case, Testbed, first_disagreement};
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::{Rules, Until, differences};
+use gybe_integration::predict::in_the_pod;
 use gybe_integration::random_cases::{cases, compare, policy_and_flows, source};
 use gybe_integration::random_flow;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors;
 use gybe_netfilter::backend::Backend;
+use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::policy::Mode;
@@ -77,7 +79,7 @@ fn without_rules_random_connections_have_their_predicted_outcome() -> Result<(),
 #[test]
 fn the_listener_that_answers_each_recorded_flow_is_predicted() -> Result<(), Failure> {
     for vector in vectors::all()? {
-        let rules = gybe_netfilter::compile::compile(&vector.policy);
+        let rules = in_the_pod(&compile(&vector.policy))?;
         for flow in vector.flows.iter().filter(|flow| flow.mark.is_none()) {
             let predicted = flow.clone().with_predicted_outcome(&vector.policy, &rules)?;
             let (outcome, recorded) = (predicted.with_rules.to_string(), flow.with_rules.to_string());

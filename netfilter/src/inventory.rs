@@ -5,8 +5,6 @@ mod difference;
 
 pub use difference::Difference;
 
-use std::collections::BTreeMap;
-
 /// Gybe's rules in one namespace.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Inventory {
@@ -61,19 +59,6 @@ impl Inventory {
     /// Reports whether there are no rules of Gybe.
     pub fn is_empty(&self) -> bool {
         self.parts.is_empty()
-    }
-
-    /// Returns the same rules with the counters that the rules of these ids have in `counted`.
-    #[must_use]
-    pub fn with_counters_of(mut self, counted: &Self) -> Self {
-        let rules: BTreeMap<&str, &Item> =
-            counted.parts.iter().flat_map(|part| &part.items).map(|rule| (rule.id.as_str(), rule)).collect();
-        for rule in self.parts.iter_mut().flat_map(|part| &mut part.items) {
-            let counted = rules.get(rule.id.as_str());
-            rule.packets = counted.and_then(|rule| rule.packets);
-            rule.bytes = counted.and_then(|rule| rule.bytes);
-        }
-        self
     }
 
     /// Reports whether two parts have one kind and name, which no namespace can have.

@@ -6,7 +6,6 @@
 pub(crate) mod error;
 mod expand;
 mod layout;
-mod listing;
 mod networks;
 mod programs;
 mod restore;
@@ -20,7 +19,6 @@ mod words;
 
 pub use error::IptablesError;
 pub(crate) use layout::{MARK, PREFIX, TABLES};
-pub use listing::{TableListing, listings};
 pub use programs::Variant;
 pub use save::SaveError;
 pub(crate) use save::SavedRules;
@@ -174,16 +172,8 @@ impl Backend for Iptables {
     }
 
     fn desired(&self, rules: &Ruleset) -> Result<Inventory, BackendError> {
-        Ok(inventory_of(rules)?)
+        Ok(inventory(&render(rules)?))
     }
-}
-
-/// The inventory that an iptables backend reads after it has written these rules.
-///
-/// # Errors
-/// When the rules are more than this backend writes.
-pub fn inventory_of(rules: &Ruleset) -> Result<Inventory, IptablesError> {
-    Ok(inventory(&render(rules)?))
 }
 
 /// The restore input that writes the rules of `family` into a namespace without rules of Gybe; empty when the family

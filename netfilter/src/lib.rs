@@ -4,10 +4,11 @@
 //!              RedirectPolicy            policy: names no chain
 //!                    │ compile           the only place that decides rule order
 //!                 Ruleset                rules: name no tool
-//!       ┌─────────────┬┴───────────┬────────────┐
-//!    nft batch   restore text   nft text      trace     bytes, text, the outcome for a packet
-//!       │             │
-//!       └─ apply (through a Backend)                    in the calling thread's namespace
+//!       ┌─────────────┬┴───────────┐
+//!    nft batch   restore text   nft text                bytes, text
+//!     │ │             │
+//!     │ └─ apply (through a Backend)                    in the calling thread's namespace
+//!     └─► live rules ─► walk                            the outcome for a packet: the batch is read as the kernel's lists are
 //! ```
 //!
 //! Promises for a namespace with an applied policy:
@@ -37,6 +38,7 @@ mod netlink;
 pub mod netns;
 pub mod nft;
 pub mod open_connections;
+pub mod packet;
 pub mod policy;
 pub mod presence;
 pub mod probe;
@@ -46,7 +48,6 @@ pub mod routes;
 pub mod ruleset;
 pub mod show;
 pub mod sockets;
-pub mod trace;
 pub mod verdict;
 mod walk;
 pub mod xt;

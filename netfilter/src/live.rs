@@ -3,17 +3,17 @@
 mod delivery;
 pub(crate) mod rules;
 
+use crate::backend::BackendError;
 use crate::ebpf::Programs;
 use crate::live::delivery::{Delivery, Obstacle};
-use crate::live::rules::{Interface, NamespaceRules, location, read};
+use crate::live::rules::{Interface, NamespaceRules, location, of_ruleset, read};
+use crate::packet::{Owner, Packet};
 use crate::policy::RedirectPolicy;
 use crate::redirection::RedirectionError;
 use crate::routes::{Rtnetlink, ipsec_policies};
 use crate::ruleset::Ruleset;
-use crate::trace::{Owner, Packet};
 use crate::walk::{self, Budget, Listeners, RuleAt, WalkResult};
 
-pub use crate::live::rules::ruleset::NotOurRule;
 pub use crate::walk::Outcome;
 use std::fmt;
 use std::net::IpAddr;
@@ -44,6 +44,8 @@ pub struct LiveRules {
 pub struct LiveStep {
     /// Hook and priority of the base chain, and the chain of the rule.
     pub place: String,
+    /// The name of that chain.
+    pub chain: String,
     /// The rule on one line.
     pub rule: String,
     /// The id of a rule of ours, by its comment.
@@ -63,6 +65,8 @@ impl fmt::Display for LiveStep {
 pub struct LiveTrace {
     /// Its outcome.
     pub outcome: Outcome,
+    /// The outcome of its first packet by the rules alone: without replies, and without regard to an obstacle.
+    pub first: Outcome,
     /// The rule that decided the outcome, or on which it depends when it is unknown.
     pub decided_by: Option<LiveStep>,
     /// The rules that applied to its first packet, in order; the first thousand of them.
@@ -78,11 +82,17 @@ pub struct LiveTrace {
 }
 
 impl LiveTrace {
+    /// The id of the deciding rule, when it is one of ours.
+    pub fn rule(&self) -> Option<&str> {
+        self.decided_by.as_ref()?.id.as_deref()
+    }
+
     /// The path where the rules are not known: [`LiveRules::read`] failed.
     pub fn not_known() -> Self {
         let outcome = Outcome::Unknown;
         Self {
             outcome,
+            first: outcome,
             decided_by: None,
             steps: Vec::new(),
             mark: 0,
@@ -121,6 +131,25 @@ impl LiveRules {
         Ok(Self { rules, listeners: LISTENERS, delivery })
     }
 
+    /// The rules of a ruleset, as the nft backend writes them, in a namespace without interfaces.
+    ///
+    /// # Errors
+    /// When the nft backend cannot write them.
+    pub fn of_ruleset(rules: &Ruleset) -> Result<Self, RedirectionError> {
+        Ok(Self::of(of_ruleset(rules).map_err(BackendError::from)?, LISTENERS))
+    }
+
+    /// The rules of a ruleset in a namespace with the addresses of this one. A lost route, or an interface without an
+    /// address, changes nothing there: what is desired does not depend on them.
+    ///
+    /// # Errors
+    /// As [`LiveRules::of_ruleset`].
+    pub(crate) fn replaced_by(&self, rules: &Ruleset) -> Result<Self, RedirectionError> {
+        let own = self.rules.interfaces.iter().flat_map(|one| &one.addresses);
+        let own: Vec<IpAddr> = own.copied().collect();
+        Ok(Self { listeners: self.listeners, ..Self::of_ruleset(rules)? }.with_interface("", &own))
+    }
+
     /// These rules alone: nothing else decides.
     pub(crate) fn of(rules: NamespaceRules, listeners: Listeners) -> Self {
         Self { rules, listeners, delivery: None }
@@ -138,12 +167,12 @@ impl LiveRules {
         self
     }
 
-    /// Adds addresses to those of the namespace.
+    /// Adds an interface with these addresses, so that packets to them stay in the namespace.
     #[must_use]
-    pub fn with_addresses(mut self, addresses: &[IpAddr]) -> Self {
+    pub fn with_interface(mut self, name: &str, addresses: &[IpAddr]) -> Self {
         self.rules.interfaces.push(Interface {
             index: 0,
-            name: String::new(),
+            name: name.to_owned(),
             is_raised: true,
             addresses: addresses.to_vec(),
         });
@@ -169,14 +198,6 @@ impl LiveRules {
         &self.rules.opaque
     }
 
-    /// Returns the rules of the nft backend as the ruleset that it wrote.
-    ///
-    /// # Errors
-    /// When Gybe's table has a rule or chain that Gybe does not write.
-    pub fn gybes_ruleset(&self) -> Result<Ruleset, NotOurRule> {
-        rules::ruleset::ruleset(&self.rules)
-    }
-
     /// Follows the connection that begins with `packet`.
     pub fn trace(&self, packet: &Packet) -> LiveTrace {
         let Followed { mut walked, obstacle } = self.walked(packet, &Budget::of(TRACED_WITHIN));
@@ -188,6 +209,7 @@ impl LiveRules {
         let order = walked.order.map(|(first, second)| [first, second].map(|at| self.chain_location(at)));
         LiveTrace {
             outcome: walked.outcome,
+            first: walked.first,
             decided_by: walked.decided_by.map(|at| self.step(at)),
             steps: walked.steps.iter().map(|at| self.step(*at)).collect(),
             mark: walked.mark,
@@ -211,6 +233,7 @@ impl LiveRules {
         };
         LiveStep {
             place,
+            chain: chain.map(|chain| chain.name.clone()).unwrap_or_default(),
             rule: rule.map_or_else(|| "policy drop".to_owned(), |rule| rule.text.clone()),
             id: rule.filter(|rule| rule.is_ours).and_then(|rule| rule.comment.clone()),
             is_ours: rule.is_some_and(|rule| rule.is_ours),

@@ -160,7 +160,7 @@ fn attempt(backend: &dyn Backend, profile: Profile) -> Result<(Finding, Option<S
             (Finding::Refused(refusal), None)
         }
         NamespaceState::Ready => match write(&redirection, backend) {
-            Ok(()) => connect_all(&redirection, &profile.connections()),
+            Ok(()) => connect_all(&profile.connections()),
             Err(finding) => (finding, None),
         },
     })
@@ -176,12 +176,12 @@ fn write(redirection: &Redirection, backend: &dyn Backend) -> Result<(), Finding
     }
 }
 
-fn connect_all(redirection: &Redirection, connections: &[ProbeConnection]) -> (Finding, Option<String>) {
+fn connect_all(connections: &[ProbeConnection]) -> (Finding, Option<String>) {
     let mut untried = None;
     for connection in connections {
         match connection.make() {
-            Attempt::Arrived(arrival) if arrival == connection.expected(&redirection.rules) => {}
-            Attempt::Arrived(arrival) => return (misbehaves(connection, redirection, &arrival), untried),
+            Attempt::Arrived(arrival) if arrival == connection.expected() => {}
+            Attempt::Arrived(arrival) => return (misbehaves(connection, &arrival), untried),
             Attempt::UserNotMapped(uid) => {
                 untried = Some(format!("connections of uid {uid}: this user namespace does not map it"));
             }
@@ -190,8 +190,8 @@ fn connect_all(redirection: &Redirection, connections: &[ProbeConnection]) -> (F
     (Finding::Works, untried)
 }
 
-fn misbehaves(connection: &ProbeConnection, redirection: &Redirection, arrival: &Arrival) -> Finding {
-    let expected = connection.expected(&redirection.rules);
+fn misbehaves(connection: &ProbeConnection, arrival: &Arrival) -> Finding {
+    let expected = connection.expected();
     Finding::Misbehaves(format!("{connection} should have arrived {expected}, and {}", arrival.predicate()))
 }
 

@@ -2,7 +2,7 @@
 //! that a thread creates. Only [`wait`], [`bind_until`] and [`connect_until`] block.
 
 use crate::hint::Hint;
-use crate::trace::{Owner, Transport};
+use crate::packet::{Owner, Transport};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{

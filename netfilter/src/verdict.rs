@@ -17,7 +17,7 @@ use crate::policy::{Families, RedirectPolicy};
 use crate::presence::Presence;
 use crate::redirection::{Deviation, Redirection, RedirectionError, RuleVariant};
 use crate::ruleset::Ruleset;
-use compare::{Compared, Comparison, DesiredOutcomes, compare};
+use compare::{Compared, Comparison, compare};
 
 /// The desired state of a namespace.
 #[derive(Debug, Clone, Copy)]
@@ -128,11 +128,10 @@ pub fn judge_namespace(
         }
         _ => (None, Vec::new(), live),
     };
-    let desired = match &desired_rules {
-        Some(rules) => DesiredOutcomes::Rules(rules),
-        None => DesiredOutcomes::OursAlone(Box::new(live.ours_alone())),
+    let mut compared = match &desired_rules {
+        Some(rules) => compare(&live.replaced_by(rules)?, &live, Compared::Redirected),
+        None => compare(&live.ours_alone(), &live, Compared::OursAlone),
     };
-    let mut compared = compare(&desired, &live, Compared::Redirected);
     if policy.is_none() {
         compared.not_redirected.extend(broken(&kinds, &live));
     }
@@ -163,7 +162,7 @@ pub fn compare_treatment(
         Some(policy) => (compile(policy), live.with_proxy_of(policy)),
         None => (Ruleset { families: Families::V4AndV6, chains: Vec::new() }, live),
     };
-    let compared = compare(&DesiredOutcomes::Rules(&rules), &live, Compared::All);
+    let compared = compare(&live.replaced_by(&rules)?, &live, Compared::All);
     Ok(Treatment { differences: compared.not_redirected, unknown: compared.unknown })
 }
 

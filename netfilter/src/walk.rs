@@ -18,8 +18,8 @@ mod path;
 mod xt;
 
 use crate::live::rules::NamespaceRules;
+use crate::packet::{ConnectionPhase, Direction, Owner, Packet, Transport};
 use crate::policy::Port;
-use crate::trace::{ConnectionPhase, Direction, Owner, Packet, Transport};
 pub(crate) use choices::Budget;
 use choices::{Choices, UnknownFact};
 use packet::{ConntrackEntry, CurrentPacket, HookInterface, Tracking, Zone};
@@ -58,6 +58,8 @@ pub(crate) struct RuleAt {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct WalkResult {
     pub(crate) outcome: Outcome,
+    /// The outcome of the first packet alone.
+    pub(crate) first: Outcome,
     /// The rule that decided the outcome.
     pub(crate) decided_by: Option<RuleAt>,
     /// The rules that applied to the first packet, in order, up to `MAX_STEPS`.
@@ -69,10 +71,19 @@ pub(crate) struct WalkResult {
 }
 
 impl WalkResult {
-    /// Reports whether the connection ends the same: routing delivers an intercepted packet by its mark.
+    /// Reports whether the connection ends the same.
     fn is_same_as(&self, other: &Self) -> bool {
-        let is_by_mark = matches!(self.outcome, Outcome::Intercepted(_));
-        self.outcome == other.outcome && (self.mark == other.mark || !is_by_mark)
+        self.outcome == other.outcome && self.has_mark_of(other)
+    }
+
+    /// Reports whether the mark of an intercepted packet is the same: routing delivers the packet by it.
+    pub(crate) fn has_mark_of(&self, other: &Self) -> bool {
+        self.mark == other.mark || !matches!(self.outcome, Outcome::Intercepted(_))
+    }
+
+    /// Reports whether the rules lead the first packet to the proxy.
+    pub(crate) fn redirects(&self) -> bool {
+        matches!(self.first, Outcome::Redirected(_) | Outcome::Intercepted(_))
     }
 }
 
@@ -119,6 +130,7 @@ pub(crate) fn walk<'n>(
 fn undecided() -> WalkResult {
     WalkResult {
         outcome: Outcome::Unknown,
+        first: Outcome::Unknown,
         decided_by: None,
         steps: Vec::new(),
         mark: 0,
@@ -134,7 +146,7 @@ fn depends(walked: &WalkResult, on: Option<&UnknownFact>) -> WalkResult {
         Some(UnknownFact::Order(first, second)) => (walked.decided_by, Some((*first, *second))),
         None => (walked.decided_by, None),
     };
-    WalkResult { outcome: Outcome::Unknown, decided_by, order, ..walked.clone() }
+    WalkResult { outcome: Outcome::Unknown, first: Outcome::Unknown, decided_by, order, ..walked.clone() }
 }
 
 /// How a chain or a hook ended for a packet.
@@ -238,7 +250,8 @@ impl<'n> Walk<'n> {
         let end = self.send(&packet.direction);
         let (mark, zone) = (self.packet.mark, self.packet.zone.map(|zone| zone.id));
         let steps = std::mem::take(&mut self.steps);
-        let mut outcome = self.outcome(packet, end);
+        let first = self.outcome(packet, end);
+        let mut outcome = first;
         let goes_on =
             matches!(outcome, Outcome::Untouched | Outcome::Redirected(_) | Outcome::Intercepted(_));
         if phase == ConnectionPhase::New && goes_on {
@@ -249,7 +262,7 @@ impl<'n> Walk<'n> {
             Outcome::Redirected(_) | Outcome::Translated(_) => self.translated_by.or(self.decided_by),
             _ => self.decided_by,
         };
-        (WalkResult { outcome, decided_by, steps, mark, zone, order: None }, self.choices)
+        (WalkResult { outcome, first, decided_by, steps, mark, zone, order: None }, self.choices)
     }
 
     fn send(&mut self, direction: &Direction) -> PacketEnd {

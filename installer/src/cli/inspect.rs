@@ -1,35 +1,28 @@
 //! `gybe inspect`: lists Gybe's chains, rules and sets in a namespace, with counters.
 
 use super::backend::{self, BackendArg};
-use super::namespace::{OpenNamespace, PodNamespaceArgs};
+use super::namespace::PodNamespaceArgs;
 use super::output::{CommandError, CommandOutput};
 use super::style::examples;
 use crate::pod::manifest::printable;
-use clap::{Args, ValueEnum};
+use clap::Args;
 use gybe_netfilter::backend::{Backend, BackendError, BackendKind};
 use gybe_netfilter::inventory::{Inventory, Item, Part, PartKind};
-use gybe_netfilter::iptables::{self, TableListing};
-use gybe_netfilter::live::LiveRules;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
 /// List Gybe's chains, rules with their counters, and sets in a network namespace
 ///
-/// The first line names the backend and the command that lists the same rules without Gybe. --style iptables prints
-/// them as `iptables -S` and `iptables -L -n -v -x --line-numbers` do, without the rules of other owners.
+/// The first line names the backend and the command that lists the same rules without Gybe.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&[
     "gybe inspect --netns /run/netns/shop",
     "gybe inspect --pod shop/cart-0",
     "gybe inspect --pid 4711 --json",
-    "gybe inspect --netns /run/netns/shop --style iptables",
 ]))]
 pub(super) struct InspectArgs {
     #[command(flatten)]
     namespace: PodNamespaceArgs,
-    /// The form of the text: gybe or iptables
-    #[arg(long, value_name = "STYLE", default_value = "gybe", hide_possible_values = true)]
-    style: Style,
     #[command(flatten)]
     backend: BackendArg,
 }
@@ -42,18 +35,11 @@ impl InspectArgs {
         let found = found.map_err(|why| {
             CommandError::hinted(format!("cannot read the rules in {}", namespace.path()), why)
         })?;
-        let mut notes = backend::notes(&backend::presence(&namespace)?.other_nat);
+        let notes = backend::notes(&backend::presence(&namespace)?.other_nat);
         let mut text = String::new();
         for (backend, found) in found.iter().filter(|(_, found)| !found.is_empty()) {
             text += &format!("{backend}: {}\n", native_command(backend, &namespace.path().to_string()));
-            text += &match self.style {
-                Style::Gybe => listing(backend, found),
-                Style::Iptables if *backend == BackendKind::Nft.name() => {
-                    notes.push(NFT_COUNTERS.to_owned());
-                    tables(&as_iptables(&namespace, found)?)
-                }
-                Style::Iptables => tables(found),
-            };
+            text += &listing(backend, found);
         }
         if text.is_empty() {
             text = format!("no rules of Gybe in {}\n", namespace.path());
@@ -61,18 +47,6 @@ impl InspectArgs {
         Ok(CommandOutput::done(text, all_as_json(&found)).with_notes(notes))
     }
 }
-
-/// The form of the text.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-enum Style {
-    /// Ids and counters.
-    Gybe,
-    /// As iptables prints them.
-    Iptables,
-}
-
-const NFT_COUNTERS: &str = "note: the backend is nft, so these rules exist in this form only here; the counters of a rule \
-                            stand at the first of its iptables rules, in both families if it counts both";
 
 /// The command that lists the rules of this backend without Gybe.
 fn native_command(backend: &str, netns: &str) -> String {
@@ -85,25 +59,6 @@ fn native_command(backend: &str, netns: &str) -> String {
         true => format!("{enter} nft list table inet gybe"),
         false => format!("{enter} {backend}-save -c"),
     }
-}
-
-/// Returns the nft backend's rules as an iptables backend would have them, with their counters.
-fn as_iptables(namespace: &OpenNamespace, found: &Inventory) -> Result<Inventory, CommandError> {
-    let cannot = || format!("cannot show the rules in {} in the style of iptables", namespace.path());
-    let live = namespace.inside(LiveRules::read)?.map_err(|why| CommandError::hinted(cannot(), why))?;
-    let rules = live.gybes_ruleset().map_err(|why| CommandError::because(cannot(), why))?;
-    let inventory = iptables::inventory_of(&rules).map_err(|why| CommandError::hinted(cannot(), why))?;
-    Ok(inventory.with_counters_of(found))
-}
-
-fn tables(found: &Inventory) -> String {
-    let one = |table: &TableListing| {
-        let TableListing { program, table, commands, columns } = table;
-        format!(
-            "\n# {program} -t {table} -S\n{commands}\n# {program} -t {table} -L -n -v -x --line-numbers\n{columns}"
-        )
-    };
-    iptables::listings(found).iter().map(one).collect()
 }
 
 /// What each backend has written, by the backend's name.

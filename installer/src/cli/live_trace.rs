@@ -1,7 +1,6 @@
 //! The path of a connection through the rules of a namespace, as text and as JSON.
 
 use gybe_netfilter::live::{LiveRules, LiveStep, LiveTrace, Outcome};
-use gybe_netfilter::trace::PacketOutcome;
 use serde_json::{Value, json};
 use std::fmt::Write;
 
@@ -31,8 +30,9 @@ fn reason(live: &LiveTrace) -> String {
     }
 }
 
-pub(super) fn json(live: &LiveTrace) -> Value {
-    let (outcome, port) = match live.outcome {
+/// The name of an outcome, and the port that it leads to.
+pub(super) fn outcome(outcome: Outcome) -> (&'static str, Option<u16>) {
+    match outcome {
         Outcome::Untouched => ("untouched", None),
         Outcome::Redirected(port) => ("redirected", Some(port.get())),
         Outcome::Intercepted(port) => ("intercepted", Some(port.get())),
@@ -40,7 +40,11 @@ pub(super) fn json(live: &LiveTrace) -> Value {
         Outcome::Dropped => ("dropped", None),
         Outcome::RepliesLost => ("answers-lost", None),
         Outcome::Unknown => ("unknown", None),
-    };
+    }
+}
+
+pub(super) fn json(live: &LiveTrace) -> Value {
+    let (outcome, port) = outcome(live.outcome);
     let translated = match live.outcome {
         Outcome::Translated(address) => Some(address),
         _ => None,
@@ -67,14 +71,4 @@ fn step(step: &LiveStep) -> Value {
 pub(super) fn notes(rules: &LiveRules) -> Vec<String> {
     let not_evaluated = rules.not_evaluated().iter().map(|one| format!("note: not evaluated: {one}"));
     not_evaluated.chain(rules.notes().iter().map(|note| format!("note: {note}"))).collect()
-}
-
-/// Reports whether the live rules have the desired outcome.
-pub(super) fn matches(live: &LiveTrace, desired: PacketOutcome) -> bool {
-    match (live.outcome, desired) {
-        (Outcome::Untouched, PacketOutcome::Untouched) | (Outcome::Dropped, PacketOutcome::Dropped) => true,
-        (Outcome::Redirected(live), PacketOutcome::Redirected(desired))
-        | (Outcome::Intercepted(live), PacketOutcome::Intercepted(desired)) => live == desired,
-        _ => false,
-    }
 }

@@ -11,11 +11,12 @@ use crate::error::chain;
 use crate::pod::cgroups::Cgroups;
 use clap::Args;
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::live::{LiveRules, LiveTrace};
+use gybe_netfilter::live::{LiveRules, LiveTrace, Outcome};
+use gybe_netfilter::packet::{Direction, Packet};
 use gybe_netfilter::policy::{Families, RedirectPolicy};
+use gybe_netfilter::redirection::RedirectionError;
 use gybe_netfilter::ruleset::{Family, Ruleset};
 use gybe_netfilter::show::show_rule;
-use gybe_netfilter::trace::{Packet, PacketOutcome, trace};
 use nix::errno::Errno;
 use serde_json::{Value, json};
 use std::fmt::Write;
@@ -59,7 +60,7 @@ impl TraceArgs {
         let chosen = route.as_ref().and_then(|route| route.as_ref().ok());
         let packet = self.packet.packet(addresses.as_deref().unwrap_or_default(), chosen)?;
         let desired = match self.policy.is_given() || namespace.is_none() {
-            true => Some(self.desired(addresses)?),
+            true => Some(self.desired(addresses, &packet)?),
             false => None,
         };
         let live = namespace
@@ -84,12 +85,15 @@ impl TraceArgs {
         })
     }
 
-    fn desired(&self, addresses: Option<Vec<IpAddr>>) -> Result<DesiredRules, CommandError> {
+    fn desired(&self, addresses: Option<Vec<IpAddr>>, packet: &Packet) -> Result<DesiredRules, CommandError> {
         let source = self.policy.one()?;
         let target = Target::of(addresses, self.families.families());
         Ok(match source.requested(&target, self.init.gate())? {
             Requested::Redirect(policy) => {
-                DesiredRules::Rules { rules: compile(&policy), policy, warnings: source.warnings() }
+                let rules = compile(&policy);
+                let cannot = |why| CommandError::hinted("cannot evaluate the rules of the policy", why);
+                let trace = traced(&rules, &policy, packet).map_err(cannot)?;
+                DesiredRules::Rules { rules, trace: Box::new(trace), policy, warnings: source.warnings() }
             }
             Requested::LeaveAlone { reason, hint } => {
                 DesiredRules::None { origin: source.origin().to_owned(), reason, hint }
@@ -113,7 +117,7 @@ impl TraceArgs {
                 CommandError::hinted(format!("cannot read the rules in {}", namespace.path()), why)
             }),
         };
-        let mut rules = read?.with_addresses(self.packet.pod_addresses());
+        let mut rules = read?.with_interface("", self.packet.pod_addresses());
         rules = rules.with_programs(cgroups.programs());
         if let Some(DesiredRules::Rules { policy, .. }) = desired {
             rules = rules.with_proxy_of(policy);
@@ -154,16 +158,16 @@ impl Live {
 
 /// The rules of a policy or a pod.
 enum DesiredRules {
-    Rules { rules: Ruleset, policy: Box<RedirectPolicy>, warnings: Vec<String> },
+    Rules { rules: Ruleset, trace: Box<LiveTrace>, policy: Box<RedirectPolicy>, warnings: Vec<String> },
     None { origin: String, reason: String, hint: Option<String> },
 }
 
 impl DesiredRules {
     fn output(&self, packet: &Packet) -> CommandOutput {
         match self {
-            Self::Rules { rules, policy, warnings } => {
+            Self::Rules { rules, trace, policy, warnings } => {
                 let notes = notes(policy.families, packet.family());
-                output(rules, packet).with_notes([warnings.clone(), notes].concat())
+                output(rules, trace, packet).with_notes([warnings.clone(), notes].concat())
             }
             Self::None { origin, reason, hint } => {
                 let text = format!("{origin} is left alone: {reason}\n");
@@ -174,17 +178,27 @@ impl DesiredRules {
         }
     }
 
-    fn outcome(&self, packet: &Packet) -> PacketOutcome {
+    fn outcome(&self) -> Outcome {
         match self {
-            Self::Rules { rules, .. } => trace(rules, packet).outcome,
-            Self::None { .. } => PacketOutcome::Untouched,
+            Self::Rules { trace, .. } => trace.outcome,
+            Self::None { .. } => Outcome::Untouched,
         }
     }
 }
 
+/// Follows the packet through the rules in a pod that has the packet's own address.
+fn traced(rules: &Ruleset, policy: &RedirectPolicy, packet: &Packet) -> Result<LiveTrace, RedirectionError> {
+    let (by, own) = match &packet.direction {
+        Direction::Leaves { by } => (by, packet.source.ip()),
+        Direction::Arrives { by } => (by, packet.destination.ip()),
+    };
+    let rules = LiveRules::of_ruleset(rules)?.with_proxy_of(policy).with_interface(by.as_str(), &[own]);
+    Ok(rules.trace(packet))
+}
+
 /// Returns the path through the desired rules, the path through the live ones, and whether the outcomes differ.
 fn both(desired: &DesiredRules, live: &Live, packet: &Packet) -> CommandOutput {
-    let differs = live.refused.is_some() || !live_trace::matches(&live.trace, desired.outcome(packet));
+    let differs = live.refused.is_some() || live.trace.outcome != desired.outcome();
     let desired = desired.output(packet);
     let headline = format!("{}\n", packet::sentence(packet));
     let mut text = format!("{headline}desired rules:\n");
@@ -208,23 +222,23 @@ fn insert(json: &mut Value, key: &str, value: Value) {
     }
 }
 
-fn output(rules: &Ruleset, packet: &Packet) -> CommandOutput {
-    let path = trace(rules, packet);
+fn output(rules: &Ruleset, path: &LiveTrace, packet: &Packet) -> CommandOutput {
     let mut text = format!("{}\n", packet::sentence(packet));
     for step in &path.steps {
-        let rule = rules.rules().find(|(_, rule)| rule.id == step.rule);
+        let rule = rules.rules().find(|(_, rule)| step.id.as_deref() == Some(rule.id.0));
         let rule = rule.map_or_else(String::new, |(_, rule)| show_rule(rule));
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "  {:<18} {rule}", step.chain.as_str());
+        let _ = writeln!(text, "  {:<18} {rule}", step.chain);
     }
-    let by = path.decided_by.map_or("no rule applies".to_owned(), |rule| format!("rule {rule}"));
+    let by = path.rule().map_or("no rule applies".to_owned(), |rule| format!("rule {rule}"));
     let _ = writeln!(text, "{} ({by})", sentence(path.outcome));
-    let steps = path.steps.iter().map(|s| json!({ "chain": s.chain.as_str(), "rule": s.rule.0 }));
+    let (outcome, port) = live_trace::outcome(path.outcome);
+    let steps = path.steps.iter().map(|step| json!({ "chain": step.chain, "rule": step.id }));
     let json = json!({
         "packet": packet::as_json(packet),
-        "outcome": name(path.outcome),
-        "port": port(path.outcome),
-        "decided_by": path.decided_by.map(|rule| rule.0),
+        "outcome": outcome,
+        "port": port,
+        "decided_by": path.rule(),
         "steps": steps.collect::<Vec<_>>(),
         "zone": path.zone,
         "mark": path.mark,
@@ -239,27 +253,10 @@ fn notes(redirected: Families, packet: Family) -> Vec<String> {
     }
 }
 
-fn sentence(outcome: PacketOutcome) -> String {
+fn sentence(outcome: Outcome) -> String {
     match outcome {
-        PacketOutcome::Untouched => "keeps its destination".to_owned(),
-        PacketOutcome::Redirected(port) => format!("goes to the proxy's port {port}"),
-        PacketOutcome::Intercepted(port) => format!("is handed to the proxy's transparent port {port}"),
-        PacketOutcome::Dropped => "is dropped".to_owned(),
-    }
-}
-
-fn name(outcome: PacketOutcome) -> &'static str {
-    match outcome {
-        PacketOutcome::Untouched => "untouched",
-        PacketOutcome::Redirected(_) => "redirected",
-        PacketOutcome::Intercepted(_) => "intercepted",
-        PacketOutcome::Dropped => "dropped",
-    }
-}
-
-fn port(outcome: PacketOutcome) -> Option<u16> {
-    match outcome {
-        PacketOutcome::Redirected(port) | PacketOutcome::Intercepted(port) => Some(port.get()),
-        PacketOutcome::Untouched | PacketOutcome::Dropped => None,
+        Outcome::Redirected(port) => format!("goes to the proxy's port {port}"),
+        Outcome::Intercepted(port) => format!("is handed to the proxy's transparent port {port}"),
+        other => other.to_string(),
     }
 }

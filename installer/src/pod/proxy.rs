@@ -4,8 +4,8 @@
 use super::own_namespace;
 use super::validation::Listener;
 use gybe_netfilter::netns::Netns;
+use gybe_netfilter::packet::Owner;
 use gybe_netfilter::policy::{Inbound, Mode, PortSet, RedirectPolicy};
-use gybe_netfilter::trace::Owner;
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;

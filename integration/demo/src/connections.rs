@@ -4,8 +4,8 @@
 use super::fixture::{APP, OUTSIDER, POD, PROXY};
 use crate::testnet::client::{Client, SourceOptions};
 use gybe_netfilter::compile::{PASSTHROUGH_V4, PASSTHROUGH_V6};
+use gybe_netfilter::packet::{Owner, Transport};
 use gybe_netfilter::ruleset::Family;
-use gybe_netfilter::trace::{Owner, Transport};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Where the client of a connection is.

@@ -1,12 +1,11 @@
-//! Compares the outcome of a connection with the prediction of `trace` for its first packet.
+//! Compares the outcome of a connection with the prediction from the rules for its first packet.
 
 use crate::testnet::outcome::ConnectionOutcome;
-use gybe_netfilter::trace::PacketOutcome;
+use gybe_netfilter::live::Outcome;
 use nix::errno::Errno;
 use std::net::SocketAddr;
 
-/// An effect of a redirect on a connection that `trace` cannot predict, because it follows rules only. The caller
-/// names it for each connection.
+/// An effect of a redirect on a connection that the rules alone do not show. The caller names it for each connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SideEffect {
     /// None: a connection that the rules leave alone ends as it does without them.
@@ -29,7 +28,7 @@ pub struct Control<'a> {
 
 /// Reports whether `outcome` follows from the prediction for the same connection without rules.
 pub fn follows(
-    predicted: PacketOutcome,
+    predicted: Outcome,
     control: Control<'_>,
     side_effect: SideEffect,
     outcome: &ConnectionOutcome,
@@ -43,12 +42,13 @@ pub fn follows(
     };
     replies_lost
         || match predicted {
-            PacketOutcome::Redirected(port) | PacketOutcome::Intercepted(port) => {
+            Outcome::Redirected(port) | Outcome::Intercepted(port) => {
                 matches!(outcome, ConnectionOutcome::Replied(reply) if reply.by == format!("envoy:{port}")
                     && reply.original.is_none_or(|original| original == control.to))
             }
-            PacketOutcome::Untouched => is_untouched(control, side_effect, outcome),
-            PacketOutcome::Dropped => *outcome == ConnectionOutcome::Timeout,
+            Outcome::Untouched => is_untouched(control, side_effect, outcome),
+            Outcome::Dropped => *outcome == ConnectionOutcome::Timeout,
+            Outcome::Translated(_) | Outcome::RepliesLost | Outcome::Unknown => false,
         }
 }
 
@@ -74,7 +74,7 @@ fn is_untouched(control: Control<'_>, side_effect: SideEffect, outcome: &Connect
 #[cfg(test)]
 mod tests {
     use super::*;
-    use PacketOutcome::{Dropped, Intercepted, Redirected, Untouched};
+    use Outcome::{Dropped, Intercepted, Redirected, Untouched};
 
     const APP: &str = "app:80 src=10.0.0.2";
     const PROXY: &str = "envoy:15001 orig=10.0.0.1:80 src=10.0.0.2";

@@ -114,9 +114,9 @@ impl Row {
             found => faults.push(format!("{} instead of {expected}", short(found))),
         }
         if !self.is_as_predicted() {
-            faults.push(format!("the rules predict {:?}", self.trace.outcome));
+            faults.push(format!("the rules predict {:?}", self.trace.first));
         }
-        if let Some(rule) = self.trace.decided_by.filter(|_| !self.counted) {
+        if let Some(rule) = self.trace.rule().filter(|_| !self.counted) {
             faults.push(format!("rule {rule} did not count it"));
         }
         faults
@@ -128,16 +128,11 @@ impl Row {
             Some(source) if source == PASSTHROUGH_V6 => SideEffect::AddsSource,
             _ => SideEffect::None,
         };
-        follows(
-            self.trace.outcome,
-            Control { to: client.to, outcome: &self.before },
-            side_effect,
-            &self.after,
-        )
+        follows(self.trace.first, Control { to: client.to, outcome: &self.before }, side_effect, &self.after)
     }
 
-    fn decided_by(&self) -> &'static str {
-        self.trace.decided_by.map_or("no rule", |rule| rule.0)
+    fn decided_by(&self) -> &str {
+        self.trace.rule().unwrap_or("no rule")
     }
 
     fn cells(&self) -> [String; 6] {
@@ -159,7 +154,7 @@ impl Row {
             "without": self.before.to_string(),
             "with": self.after.to_string(),
             "expected": self.connection.after,
-            "rule": self.trace.decided_by.map(|rule| rule.0),
+            "rule": self.trace.rule(),
             "ok": self.faults().is_empty(),
         })
     }

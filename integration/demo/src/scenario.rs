@@ -8,14 +8,15 @@ use crate::testnet::client::ClientError;
 use crate::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::backend::Backend;
 use gybe_netfilter::hint::Hint;
+use gybe_netfilter::live::{LiveRules, LiveTrace};
 use gybe_netfilter::netns;
 use gybe_netfilter::nft::Nft;
+use gybe_netfilter::packet::{Direction, Packet};
 use gybe_netfilter::policy::InterfaceName;
 use gybe_netfilter::presence::Presence;
 use gybe_netfilter::redirection::{Redirection, RedirectionError};
 use gybe_netfilter::routes::RoutesError;
-use gybe_netfilter::ruleset::{RuleId, Ruleset};
-use gybe_netfilter::trace::{Direction, Packet, Trace, trace};
+use gybe_netfilter::ruleset::RuleId;
 use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -46,7 +47,7 @@ pub struct Row {
     pub before: ConnectionOutcome,
     pub after: ConnectionOutcome,
     /// The prediction.
-    pub trace: Trace,
+    pub trace: LiveTrace,
     /// Whether the kernel's counter of the deciding rule has increased.
     pub counted: bool,
 }
@@ -113,7 +114,8 @@ pub fn run(options: ScenarioOptions<'_>) -> Result<ScenarioResult, ScenarioError
         fixture.pod.run(|| rest.apply(&Nft))??;
     }
     let rules = reduced.as_ref().map_or(&desired.rules, |(_, rest)| &rest.rules);
-    let rows = all.into_iter().zip(before).map(|(one, before)| row(&fixture, rules, one, before));
+    let rules = LiveRules::of_ruleset(rules)?.with_interface("eth0", &[POD.0.into(), POD.1.into()]);
+    let rows = all.into_iter().zip(before).map(|(one, before)| row(&fixture, &rules, one, before));
     let rows = rows.collect::<Result<_, _>>()?;
     Ok(ScenarioResult { add, without: reduced.map(|(rule, _)| rule), rows })
 }
@@ -146,16 +148,16 @@ fn connect(fixture: &Fixture, connection: &Connection) -> Result<ConnectionOutco
 
 fn row(
     fixture: &Fixture,
-    rules: &Ruleset,
+    rules: &LiveRules,
     connection: Connection,
     before: ConnectionOutcome,
 ) -> Result<Row, ScenarioError> {
-    let trace = trace(rules, &packet(&connection, &before)?);
+    let trace = rules.trace(&packet(&connection, &before)?);
     let count = || -> Result<u64, ScenarioError> {
-        let Some(rule) = trace.decided_by else { return Ok(0) };
+        let Some(rule) = trace.rule() else { return Ok(0) };
         let inventory = fixture.pod.run(|| Nft.inspect())?.map_err(RedirectionError::from)?;
         let items = inventory.parts.iter().flat_map(|part| &part.items);
-        Ok(items.filter(|item| item.id == rule.0).filter_map(|item| item.packets).sum())
+        Ok(items.filter(|item| item.id == rule).filter_map(|item| item.packets).sum())
     };
     let counted = count()?;
     let after = connect(fixture, &connection)?;

@@ -5,7 +5,7 @@
 use gybe_netfilter::datagrams;
 use gybe_netfilter::live::LiveRules;
 use gybe_netfilter::policy::InterfaceName;
-use gybe_netfilter::trace::{Direction, Owner, Packet, Transport};
+use gybe_netfilter::packet::{Direction, Owner, Packet, Transport};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 

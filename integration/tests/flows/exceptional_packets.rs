@@ -13,13 +13,13 @@ use gybe_netfilter::backend::Backend;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::nft::Nft;
+use gybe_netfilter::packet::{Owner, Transport};
 use gybe_netfilter::policy::{Inbound, InterfaceName, Mode, Port, PortSet, RedirectPolicy};
 use gybe_netfilter::redirection::Redirection;
 use gybe_netfilter::routes::Routes;
 use gybe_netfilter::ruleset::{
     Chain, ChainName, ConnectionState, Is, Match, Protocol, Rule, RuleId, Ruleset, Verdict,
 };
-use gybe_netfilter::trace::{Owner, Transport};
 use std::collections::BTreeSet;
 use std::time::Duration;
 

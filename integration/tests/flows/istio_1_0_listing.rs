@@ -19,8 +19,8 @@ use gybe_integration::flow_check::{Rules, Until, check_vector, differences};
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{Flow, Location, Vector};
 use gybe_netfilter::nft::Nft;
+use gybe_netfilter::packet::{Owner, Transport};
 use gybe_netfilter::redirection::Redirection;
-use gybe_netfilter::trace::{Owner, Transport};
 
 const POLICY: &str = r#"{
     "proxy_port": 15001, "inbound_capture_port": 15001, "inbound_ports_include": ["80"],

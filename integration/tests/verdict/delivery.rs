@@ -8,7 +8,7 @@ use gybe_integration::parallel::in_parallel;
 use gybe_integration::programs::ours;
 use gybe_integration::vectors::{Flow, Location};
 use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::trace::Direction;
+use gybe_netfilter::packet::Direction;
 use gybe_netfilter::verdict::RedirectionState;
 use serde_json::Value;
 use std::time::Duration;

@@ -6,10 +6,10 @@
 use crate::redirected_pod::RedirectedPod;
 use gybe_integration::failure::Failure;
 use gybe_integration::parallel::in_parallel;
+use gybe_integration::predict::{in_the_pod, trace_flow};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::live::Outcome;
-use gybe_netfilter::trace::{PacketOutcome, trace};
 use gybe_netfilter::verdict::RedirectionState;
 use proptest::collection::vec;
 use proptest::sample::select;
@@ -128,7 +128,7 @@ fn tried(seed: u64) -> Result<(Vec<String>, [usize; 3]), Failure> {
     let rules = rule_set(seed);
     pod.run_as_other_owner(&format!("nft -f - <<'END'\n{rules}\nEND"))?;
     let live = pod.live()?;
-    let (desired, verdict) = (compile(&pod.policy), pod.verdict()?);
+    let (desired, verdict) = (in_the_pod(&compile(&pod.policy))?, pod.verdict()?);
     let (mut wrong, mut counts) = (Vec::new(), [0; 3]);
     for flow in &pod.flows {
         let outcome = live.trace(&flow.packet()?).outcome;
@@ -139,11 +139,9 @@ fn tried(seed: u64) -> Result<(Vec<String>, [usize; 3]), Failure> {
         };
         counts.iter_mut().skip(place).take(1).for_each(|count| *count += 1);
         let sentence = pod.disagreement(&live, flow)?;
-        let expected = match trace(&desired, &flow.packet()?).outcome {
-            PacketOutcome::Untouched => outcome,
-            PacketOutcome::Redirected(port) => Outcome::Redirected(port),
-            PacketOutcome::Intercepted(port) => Outcome::Intercepted(port),
-            PacketOutcome::Dropped => Outcome::Dropped,
+        let expected = match trace_flow(&desired, flow)?.first {
+            Outcome::Untouched => outcome,
+            desired => desired,
         };
         let missed = (outcome != expected && verdict.state == RedirectionState::Redirected).then(|| {
             format!("{}: {outcome:?} instead of {expected:?}, and the verdict is {verdict:?}", flow.id)

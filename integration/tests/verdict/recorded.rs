@@ -3,13 +3,13 @@
 use gybe_demo::predicted::{Control, SideEffect, follows};
 use gybe_integration::failure::Failure;
 use gybe_integration::parallel::in_parallel;
+use gybe_integration::predict::in_the_pod;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Location, Vector};
 use gybe_netfilter::backend::BackendKind;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::live::{LiveRules, Outcome};
 use gybe_netfilter::redirection::Redirection;
-use gybe_netfilter::trace::{PacketOutcome, trace};
 use gybe_netfilter::verdict::{Desired, RedirectionState, VerdictContext, judge_namespace};
 
 /// Writes the vector's policy, reads the rules back, and walks every connection through them.
@@ -20,35 +20,23 @@ fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Failure> {
     let redirection = Redirection::of(&vector.policy);
     pod.run(|| redirection.apply(&*backend))??;
     let live = pod.run(LiveRules::read)??.with_proxy_of(&vector.policy);
-    let rules = compile(&vector.policy);
+    let desired = in_the_pod(&compile(&vector.policy))?;
     let mut wrong: Vec<String> = live.not_evaluated().to_vec();
     for flow in &vector.flows {
         let packet = flow.packet()?;
-        let (traced, walked) = (trace(&rules, &packet), live.trace(&packet));
-        let same = match (traced.outcome, walked.outcome) {
-            // The prediction for one packet does not cover TPROXY's effect on answers of other transparent sockets.
-            (PacketOutcome::Untouched, Outcome::RepliesLost) => flow.mark.is_some() || flow.source.is_some(),
-            (PacketOutcome::Redirected(one), Outcome::Redirected(other))
-            | (PacketOutcome::Intercepted(one), Outcome::Intercepted(other)) => one == other,
-            (PacketOutcome::Dropped, Outcome::Dropped) | (PacketOutcome::Untouched, Outcome::Untouched) => {
-                true
-            }
-            _ => false,
-        };
+        let (traced, walked) = (desired.trace(&packet), live.trace(&packet));
+        // TPROXY has an effect on answers of other transparent sockets.
+        let is_lost = (traced.first, walked.outcome) == (Outcome::Untouched, Outcome::RepliesLost)
+            && (flow.mark.is_some() || flow.source.is_some());
+        let same = traced.first == walked.outcome || is_lost;
         let decided = walked.decided_by.map(|step| step.to_string()).unwrap_or_default();
-        let by = format!("{:?} desired, {:?} live by {decided}", traced.outcome, walked.outcome);
+        let by = format!("{:?} desired, {:?} live by {decided}", traced.first, walked.outcome);
         if !same {
             wrong.push(format!("{kind} {} {}: {by}", vector.name, flow.id));
         }
         let recorded = Control { to: flow.to, outcome: &flow.without_rules };
         let is_plain = flow.mark.is_none() && flow.source.is_none() && !flow.is_forwarded();
-        let outcome = match walked.outcome {
-            Outcome::Redirected(port) => PacketOutcome::Redirected(port),
-            Outcome::Intercepted(port) => PacketOutcome::Intercepted(port),
-            Outcome::Dropped => PacketOutcome::Dropped,
-            _ => PacketOutcome::Untouched,
-        };
-        if is_plain && !follows(outcome, recorded, SideEffect::None, &flow.with_rules) {
+        if is_plain && !follows(walked.outcome, recorded, SideEffect::None, &flow.with_rules) {
             wrong.push(format!("{kind} {} {}: recorded {}, {by}", vector.name, flow.id, flow.with_rules));
         }
     }

@@ -3,6 +3,7 @@
 use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::make;
+use gybe_integration::predict::{in_the_pod, trace_flow};
 use gybe_integration::programs::run;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Flow, Location};
@@ -11,7 +12,6 @@ use gybe_netfilter::compile::compile;
 use gybe_netfilter::live::{LiveRules, LiveTrace, Outcome};
 use gybe_netfilter::policy::RedirectPolicy;
 use gybe_netfilter::redirection::Redirection;
-use gybe_netfilter::trace::{PacketOutcome, trace};
 use gybe_netfilter::verdict::{Desired, Verdict, VerdictContext, judge_namespace};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::LazyLock;
@@ -94,11 +94,10 @@ impl RedirectedPod {
     /// Makes a connection that the policy redirects; returns a message if the proxy does not answer, or if the trace of
     /// the live rules has another outcome. `None` for a connection that the policy leaves alone.
     pub(crate) fn is_missed(&self, live: &LiveRules, flow: &Flow) -> Result<Option<Option<String>>, Failure> {
-        let desired = match trace(&compile(&self.policy), &flow.packet()?).outcome {
-            PacketOutcome::Redirected(port) => Outcome::Redirected(port),
-            PacketOutcome::Intercepted(port) => Outcome::Intercepted(port),
-            PacketOutcome::Untouched | PacketOutcome::Dropped => return Ok(None),
-        };
+        let desired = trace_flow(&in_the_pod(&compile(&self.policy))?, flow)?.first;
+        if !matches!(desired, Outcome::Redirected(_) | Outcome::Intercepted(_)) {
+            return Ok(None);
+        }
         let traced = live.trace(&flow.packet()?);
         let (is_desired, outcome) = (traced.outcome == desired, traced.outcome);
         let proxy = expected(flow, &LiveTrace { outcome: desired, ..traced }).flatten();

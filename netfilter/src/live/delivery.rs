@@ -3,8 +3,8 @@
 
 use crate::live::NAMED;
 use crate::live::rules::{Interface, NamespaceRules};
+use crate::packet::{Direction, Packet};
 use crate::ruleset::Family;
-use crate::trace::{Direction, Packet};
 use crate::walk::{Outcome, WalkResult};
 use std::fs;
 use std::net::IpAddr;
@@ -205,9 +205,9 @@ impl SourceCheck {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::packet::Transport;
     use crate::policy::{InterfaceName, Port};
     use crate::routes::Routing;
-    use crate::trace::Transport;
 
     #[test]
     fn a_source_that_is_looked_up_with_the_mark_must_be_accepted_as_local_and_not_strictly() {
@@ -269,8 +269,15 @@ mod tests {
             (accepts_mark(), &inbound, (intercepted, 0), None),
             (accepts_mark(), &inbound, (redirected, 1337), None),
         ] {
-            let walked =
-                WalkResult { outcome, decided_by: None, steps: Vec::new(), mark, zone: None, order: None };
+            let walked = WalkResult {
+                outcome,
+                first: outcome,
+                decided_by: None,
+                steps: Vec::new(),
+                mark,
+                zone: None,
+                order: None,
+            };
             let ns = namespace(true);
             let found = delivery.obstacle(&ns, packet, &walked).map(|obstacle| obstacle.outcome);
             assert_eq!(found, expected, "{delivery:?} {outcome:?} of {packet:?}");

@@ -2,8 +2,7 @@
 //!
 //! One model for both engines: expressions of nf_tables and matches and targets of iptables are statements of a rule.
 //! `read` reads nf_tables, `legacy` iptables-legacy, `ours` marks our rules, `expr` decodes expressions, `field` names
-//! the content of registers, `state` knows what packets change, `text` prints a rule, `ruleset`
-//! reads Gybe's own rules back. `crate::walk` evaluates the model.
+//! the content of registers, `state` knows what packets change, `text` prints a rule. `crate::walk` evaluates the model.
 
 #[cfg(test)]
 pub(crate) mod constructed;
@@ -12,12 +11,11 @@ mod field;
 mod legacy;
 mod ours;
 mod read;
-pub(crate) mod ruleset;
 mod state;
 mod text;
 
 pub(crate) use field::{Component, Field, LoadedFields};
-pub(crate) use read::{read, read_by};
+pub(crate) use read::{of_ruleset, read, read_by};
 
 use crate::ebpf::Programs;
 use crate::routes::Routing;

@@ -5,7 +5,7 @@ use super::chain::TABLE;
 use super::uapi::*;
 use super::{expr, set};
 use crate::netlink::attr::{Attributes, HEADER as ATTRIBUTE_HEADER, Writer};
-use crate::netlink::message::{ACK, APPEND, CREATE, EXCLUSIVE, HEADER, Header, Messages, REQUEST};
+use crate::netlink::message::{ACK, APPEND, CREATE, EXCLUSIVE, HEADER, Header, Message, Messages, REQUEST};
 use crate::ruleset::{Chain, ChainName, NamedList, Rule, RuleId, Ruleset};
 use std::fmt;
 
@@ -100,6 +100,25 @@ impl Batch {
     /// The messages, for one `sendmsg`.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
+    }
+
+    /// Answers a request for a list of objects, or for the elements of a set, as the kernel does once it has carried out
+    /// the batch: a message that creates an object has the form of the message that lists it, without handles and
+    /// numbers of uses.
+    pub(crate) fn list(&self, request: &[u8]) -> Vec<Vec<u8>> {
+        let Some(request) = Messages(request).flatten().next() else { return Vec::new() };
+        let set = |message: &Message<'_>| {
+            let attributes = Attributes::of(message.body.get(GENERIC..).unwrap_or_default());
+            attributes.get(NFTA_SET_ELEM_LIST_SET).map(|name| name.text().to_vec())
+        };
+        let is_of_elements = request.header.kind == NFNL_SUBSYS_NFTABLES << 8 | NFT_MSG_GETSETELEM;
+        Messages(&self.bytes)
+            .flatten()
+            // `NFT_MSG_GET*` is the number after `NFT_MSG_NEW*` (include/uapi/linux/netfilter/nf_tables.h, v6.18).
+            .filter(|message| message.header.kind + 1 == request.header.kind)
+            .filter(|message| !is_of_elements || set(message) == set(&request))
+            .map(|message| message.body.to_vec())
+            .collect()
     }
 
     /// The object of the message with this sequence number.

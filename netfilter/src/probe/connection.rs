@@ -1,14 +1,12 @@
-//! The connections of a probe: where `trace` predicts that they arrive, and where they do in the namespace of the
-//! calling thread, with the original destination that the listener sees.
+//! The connections of a probe: where they should arrive, and where they do in the namespace of the calling thread, with
+//! the original destination that the listener sees.
 //!
 //! One thread has both ends: the kernel delivers a packet over `lo` before the system call that sent it returns, and
 //! no wait is longer than [`TIMEOUT`].
 
-use crate::policy::InterfaceName;
+use crate::packet::Transport;
 use crate::policy::istio::PROXY_ID;
-use crate::ruleset::Ruleset;
 use crate::sockets::{bind_until, connect_until, open, original_destination, wait, wait_readable};
-use crate::trace::{Direction, Owner, Packet, PacketOutcome, Transport, trace};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::socket::{
@@ -36,6 +34,8 @@ pub(super) struct ProbeConnection {
     pub(super) transport: Transport,
     pub(super) to: SocketAddr,
     pub(super) by: Sender,
+    /// The port at which it should arrive.
+    pub(super) port: u16,
 }
 
 /// The owner of the connecting socket.
@@ -50,25 +50,9 @@ pub(super) enum Sender {
 }
 
 impl ProbeConnection {
-    /// The port at which it should arrive.
-    pub(super) fn port(&self, rules: &Ruleset) -> u16 {
-        let by = InterfaceName::loopback();
-        let packet = Packet::first(Direction::Leaves { by }, self.transport, self.to, self.to);
-        let owned = |uid| packet.clone().owned_by(Owner { uid, gid: 0 });
-        let packet = match self.by {
-            Sender::Application => owned(0),
-            Sender::Proxy => owned(PROXY_ID),
-            Sender::Marked(mark) => owned(0).marked(mark),
-        };
-        match trace(rules, &packet).outcome {
-            PacketOutcome::Redirected(port) | PacketOutcome::Intercepted(port) => port.get(),
-            PacketOutcome::Untouched | PacketOutcome::Dropped => self.to.port(),
-        }
-    }
-
     /// The expected arrival: port and original destination.
-    pub(super) fn expected(&self, rules: &Ruleset) -> Arrival {
-        Arrival::At { port: self.port(rules), original_destination: self.to }
+    pub(super) fn expected(&self) -> Arrival {
+        Arrival::At { port: self.port, original_destination: self.to }
     }
 }
 

@@ -5,10 +5,10 @@
 //! section 6).
 
 use super::connection::{ProbeConnection, Sender};
+use crate::packet::Transport;
 use crate::policy::istio::{OWN_POD_MARK, PROXY_ID, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT};
 use crate::policy::{Destinations, Dns, Families, Groups, InvalidPackets, Mode, Owners, RedirectPolicy};
 use crate::redirection::{Redirection, RuleVariant};
-use crate::trace::Transport;
 use ipnet::IpNet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -89,27 +89,35 @@ impl Profile {
 
     /// The connections that show whether the rules work.
     pub(super) fn connections(self) -> Vec<ProbeConnection> {
-        let tcp =
-            |to: IpAddr, port, by| ProbeConnection { transport: Transport::Tcp, to: (to, port).into(), by };
-        let udp = |port, by| ProbeConnection { transport: Transport::Udp, to: (HOME, port).into(), by };
-        let from_proxy = |to| [tcp(to, 80, Sender::Proxy), tcp(to, TUNNEL_PORT.get(), Sender::Proxy)];
+        let connection = |transport, to: (IpAddr, u16), by, port| {
+            let to = to.into();
+            ProbeConnection { transport, to, by, port }
+        };
+        let tcp = |to, by, port| connection(Transport::Tcp, to, by, port);
+        let udp = |by, port| connection(Transport::Udp, (HOME, 53), by, port);
+        let from_proxy = |to| {
+            let tunnel = TUNNEL_PORT.get();
+            [tcp((to, 80), Sender::Proxy, 15006), tcp((to, tunnel), Sender::Proxy, tunnel)]
+        };
+        let app = |to, port| tcp(to, Sender::Application, port);
         match self {
-            Self::V4 => [vec![tcp(HOME, 80, Sender::Application)], from_proxy(HOME).to_vec()].concat(),
+            Self::V4 => [vec![app((HOME, 80), 15001)], from_proxy(HOME).to_vec()].concat(),
             Self::V4AndV6 => {
-                let app = [HOME, HOME_V6].map(|to| tcp(to, 80, Sender::Application));
+                let app = [HOME, HOME_V6].map(|to| app((to, 80), 15001));
                 [app.to_vec(), from_proxy(HOME_V6).to_vec()].concat()
             }
             // The agent's query has the five-tuple of the application's and another destination, which needs zones.
             Self::Dns => {
-                vec![tcp(HOME, 53, Sender::Application), udp(53, Sender::Application), udp(53, Sender::Proxy)]
+                let query = udp(Sender::Application, 15053);
+                vec![app((HOME, 53), 15053), query, udp(Sender::Proxy, 53)]
             }
-            Self::DnsWithoutZones => vec![tcp(HOME, 53, Sender::Application), udp(53, Sender::Application)],
+            Self::DnsWithoutZones => vec![app((HOME, 53), 15053), udp(Sender::Application, 15053)],
             Self::Tproxy => {
-                vec![tcp(HOME, 80, Sender::Marked(OWN_POD_MARK)), tcp(HOME, 80, Sender::Application)]
+                vec![tcp((HOME, 80), Sender::Marked(OWN_POD_MARK), 15006), app((HOME, 80), 80)]
             }
             Self::Lists => {
-                let app = |to, port| tcp(to, port, Sender::Application);
-                vec![app(HOME, 80), app(HOME, 8050), app(HOME, 9000), app(EXCLUDED, 80)]
+                let untouched = [(HOME, 8050), (HOME, 9000), (EXCLUDED, 80)].map(|to| app(to, to.1));
+                [vec![app((HOME, 80), 15001)], untouched.to_vec()].concat()
             }
         }
     }
@@ -146,22 +154,36 @@ fn add_lists(policy: &mut RedirectPolicy) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::live::{LiveRules, Outcome};
+    use crate::packet::{Direction, Owner, Packet};
+    use crate::policy::InterfaceName;
 
     /// A probe whose connections all stay untouched would show nothing.
     #[test]
-    fn every_profile_has_connections_that_arrive_elsewhere_and_some_that_do_not() {
-        for (profile, ports) in [
-            (Profile::V4, &[15001, 15006, 15008][..]),
-            (Profile::V4AndV6, &[15001, 15001, 15006, 15008]),
-            (Profile::Dns, &[15053, 15053, 53]),
-            (Profile::DnsWithoutZones, &[15053, 15053]),
-            (Profile::Tproxy, &[15006, 80]),
-            (Profile::Lists, &[15001, 8050, 9000, 80]),
-        ] {
-            let rules = profile.redirection().rules;
-            let found: Vec<u16> =
-                profile.connections().iter().map(|connection| connection.port(&rules)).collect();
-            assert_eq!(found, ports, "{profile}");
+    fn every_profiles_connections_arrive_where_its_rules_lead_them() {
+        for profile in Profile::EVERY {
+            let rules = LiveRules::of_ruleset(&profile.redirection().rules).unwrap();
+            let rules = rules.with_interface("lo", &[HOME, HOME_V6, EXCLUDED]);
+            let mut redirected = 0;
+            for connection in profile.connections() {
+                let ProbeConnection { transport, to, by, port } = connection;
+                let leaves = Direction::Leaves { by: InterfaceName::loopback() };
+                let packet = Packet::first(leaves, transport, (to.ip(), 40000).into(), to);
+                let owned = |uid| packet.clone().owned_by(Owner { uid, gid: 0 });
+                let packet = match by {
+                    Sender::Application => owned(0),
+                    Sender::Proxy => owned(PROXY_ID),
+                    Sender::Marked(mark) => owned(0).marked(mark),
+                };
+                let arrives_at = match rules.trace(&packet).outcome {
+                    Outcome::Redirected(port) | Outcome::Intercepted(port) => port.get(),
+                    Outcome::Untouched => to.port(),
+                    outcome => panic!("{profile} {connection}: {outcome:?}"),
+                };
+                assert_eq!(arrives_at, port, "{profile} {connection}");
+                redirected += usize::from(port != to.port());
+            }
+            assert!(redirected > 0, "{profile}");
         }
     }
 

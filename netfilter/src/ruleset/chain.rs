@@ -45,6 +45,7 @@ pub enum Hook {
 
 impl ChainName {
     /// All chains, in the order of a packet's path.
+    #[cfg(test)]
     pub(crate) const ALL: [Self; 8] = [
         Self::RawPrerouting,
         Self::RawOutput,

@@ -5,11 +5,9 @@ use super::connections::{self, CLIENT_PORT, MOST};
 use super::values::Values;
 use crate::live::rules::{Statement, location};
 use crate::live::{Followed, LiveRules};
-use crate::ruleset::Ruleset;
-use crate::trace::{Direction, Packet, PacketOutcome, Transport, trace};
+use crate::packet::{Direction, Packet, Transport};
 use crate::walk::{Budget, Outcome, RuleAt, WalkResult};
 use ipnet::IpNet;
-use std::cell::OnceCell;
 
 /// How many sentences of one kind are reported.
 const REPORTED: usize = 5;
@@ -28,79 +26,44 @@ pub(super) struct Comparison {
     pub(super) notes: Vec<String>,
 }
 
-/// The source of the desired outcomes.
-pub(super) enum DesiredOutcomes<'r> {
-    /// The desired rules.
-    Rules(&'r Ruleset),
-    /// Our own rules of the namespace, evaluated without those of other owners.
-    OursAlone(Box<LiveRules>),
-}
-
-impl DesiredOutcomes<'_> {
-    fn of(&self, packet: &Packet, budget: &Budget) -> (Outcome, Option<u32>) {
-        match self {
-            Self::Rules(rules) => {
-                let traced = trace(rules, packet);
-                match traced.outcome {
-                    PacketOutcome::Untouched => (Outcome::Untouched, None),
-                    PacketOutcome::Redirected(port) => (Outcome::Redirected(port), None),
-                    PacketOutcome::Intercepted(port) => (Outcome::Intercepted(port), Some(traced.mark)),
-                    PacketOutcome::Dropped => (Outcome::Dropped, None),
-                }
-            }
-            Self::OursAlone(live) => {
-                let Followed { walked, .. } = live.walked(packet, budget);
-                let is_intercepted = matches!(walked.outcome, Outcome::Intercepted(_));
-                (walked.outcome, is_intercepted.then_some(walked.mark))
-            }
-        }
-    }
-}
-
 /// The connections to compare.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Compared {
     /// Those that the desired rules redirect or drop.
     Redirected,
+    /// The same, where the desired rules are our own of the namespace: one that redirect nothing are a finding.
+    OursAlone,
     /// All, except those whose replies are lost: whether they are depends on rules of more than one owner.
     All,
 }
 
 /// Compares the outcomes of connections.
-pub(super) fn compare(desired: &DesiredOutcomes<'_>, live: &LiveRules, which: Compared) -> Comparison {
+pub(super) fn compare(desired: &LiveRules, live: &LiveRules, which: Compared) -> Comparison {
     compare_within(&Budget::of(WITHIN), desired, live, which)
 }
 
-fn compare_within(
-    budget: &Budget,
-    desired: &DesiredOutcomes<'_>,
-    live: &LiveRules,
-    which: Compared,
-) -> Comparison {
+fn compare_within(budget: &Budget, desired: &LiveRules, live: &LiveRules, which: Compared) -> Comparison {
     let mut values = Values::default();
-    if let DesiredOutcomes::Rules(rules) = desired {
-        values.add_desired(rules);
-    }
-    values.add_live(&live.rules, budget);
+    values.add(&desired.rules, budget);
+    values.add(&live.rules, budget);
     let unknown = [live.not_evaluated(), &values.not_evaluated].concat();
     let mut compared = Comparison { unknown, ..Comparison::default() };
     let mut redirects = false;
     let mut reported: Vec<(Outcome, Option<RuleAt>)> = Vec::new();
-    let ours = OnceCell::new();
     let tried = connections::each(&live.rules, &values, live.listeners, budget, |packet| {
-        let (outcome, mark) = desired.of(&packet, budget);
-        redirects |= matches!(outcome, Outcome::Redirected(_) | Outcome::Intercepted(_));
-        if !budget.spend(1) {
+        let desired = desired.walked(&packet, budget).walked;
+        redirects |= desired.redirects();
+        if budget.is_spent() {
             return false;
         }
-        if matches!(outcome, Outcome::Untouched) && which == Compared::Redirected {
+        if desired.first == Outcome::Untouched && which != Compared::All {
             return true;
         }
         let Followed { walked, obstacle } = live.walked(&packet, budget);
         if budget.is_spent() {
             return false;
         }
-        if walked.outcome == outcome && mark.is_none_or(|mark| mark == walked.mark) {
+        if walked.outcome == desired.first && walked.has_mark_of(&desired) {
             return true;
         }
         if walked.outcome == Outcome::RepliesLost && which == Compared::All {
@@ -117,18 +80,15 @@ fn compare_within(
             return true;
         }
         // Our own rules can lose replies too: they take a packet from port 53 for a DNS reply.
-        if walked.outcome == Outcome::RepliesLost {
-            let ours = ours.get_or_init(|| live.ours_alone()).walked(&packet, budget).walked;
-            if budget.is_spent() || ours.outcome == walked.outcome {
-                return !budget.is_spent();
-            }
+        if walked.outcome == Outcome::RepliesLost && desired.outcome == walked.outcome {
+            return true;
         }
         let finding = (walked.outcome, walked.decided_by);
         if reported.contains(&finding) {
             return true;
         }
         reported.push(finding);
-        let sentence = sentence(live, &packet, outcome, &walked);
+        let sentence = sentence(live, &packet, desired.first, &walked);
         match walked.outcome {
             Outcome::Unknown => compared.unknown.push(sentence),
             _ => compared.not_redirected.push(sentence),
@@ -144,11 +104,11 @@ fn compare_within(
     if is_spent {
         compared.unknown.push(format!("not evaluated within {WITHIN} steps"));
     }
-    if which == Compared::Redirected {
+    if which != Compared::All {
         compared.unknown.extend(local_without_address(desired, live, budget));
     }
     let all_tried = tried.is_some() && !is_spent && live.not_evaluated().is_empty();
-    if matches!(desired, DesiredOutcomes::OursAlone(_)) && all_tried && !redirects {
+    if which == Compared::OursAlone && all_tried && !redirects {
         compared.not_redirected.push("our rules redirect no connection".to_owned());
     }
     let is_reported = |at: &RuleAt| {
@@ -162,11 +122,10 @@ fn compare_within(
 
 /// The networks that routes deliver to the pod itself and that no interface has an address of: whether connections to
 /// them should stay inside is not known.
-fn local_without_address(desired: &DesiredOutcomes<'_>, live: &LiveRules, budget: &Budget) -> Option<String> {
+fn local_without_address(desired: &LiveRules, live: &LiveRules, budget: &Budget) -> Option<String> {
     let is_redirected = |network: &IpNet| {
         let packet = connections::outbound_to(network.addr(), live.listeners);
-        let (outcome, _) = desired.of(&packet, budget);
-        matches!(outcome, Outcome::Redirected(_) | Outcome::Intercepted(_))
+        desired.walked(&packet, budget).walked.redirects()
     };
     let networks = live.rules.local_without_address().into_iter().filter(is_redirected);
     let names: Vec<String> = networks.take(REPORTED).map(|network| network.to_string()).collect();

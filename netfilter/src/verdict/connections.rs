@@ -2,8 +2,8 @@
 
 use super::values::{Property, Values, number};
 use crate::live::rules::NamespaceRules;
+use crate::packet::{Direction, Owner, Packet, Transport};
 use crate::policy::InterfaceName;
-use crate::trace::{Direction, Owner, Packet, Transport};
 use crate::walk::{Budget, Listeners};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 

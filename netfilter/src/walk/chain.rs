@@ -113,7 +113,10 @@ impl Walk<'_> {
                     returns.push((chain, rule));
                     (chain, rule) = (self.index(own, &to), 0);
                 }
-                RuleEnd::Goto(to) => (chain, rule) = (self.index(own, &to), 0),
+                RuleEnd::Goto(to) => {
+                    self.passed_by = Some(at);
+                    (chain, rule) = (self.index(own, &to), 0);
+                }
             }
         }
     }

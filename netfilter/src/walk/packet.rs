@@ -4,8 +4,8 @@ use super::bits::Bits;
 use crate::live::rules::NamespaceRules;
 use crate::live::rules::expr::Source;
 use crate::nft::uapi::*;
+use crate::packet::{Direction, Owner, Packet, Transport};
 use crate::policy::InterfaceName;
-use crate::trace::{Direction, Owner, Packet, Transport};
 use std::net::{IpAddr, SocketAddr};
 
 /// An interface at a hook.

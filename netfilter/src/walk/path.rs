@@ -5,7 +5,7 @@ use super::hooks::{self, HookFunction, HookPosition};
 use super::packet::{ConntrackEntry, HookInterface, ORIGINAL, REPLY, Tracking};
 use super::{HookEnd, LOOPBACK, PacketEnd, SYN_ACK, UnknownFact, Walk};
 use crate::live::rules::ChainKind;
-use crate::trace::Transport;
+use crate::packet::Transport;
 use crate::xt::legacy::InetHook;
 
 impl Walk<'_> {

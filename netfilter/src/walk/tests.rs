@@ -5,9 +5,9 @@ use crate::live::rules::constructed::{
 use crate::live::rules::expr::{Checksum, Code, Expr, Nat, NatKind, Source};
 use crate::live::rules::{ChainKind, LiveChain, LiveRule, Statement};
 use crate::nft::uapi::{NFT_CMP_EQ, NFT_META_SKUID};
+use crate::packet::Transport;
 use crate::policy::InterfaceName;
 use crate::ruleset::Family;
-use crate::trace::Transport;
 use crate::xt::legacy::InetHook;
 use crate::xt::{decode_match, decode_target};
 

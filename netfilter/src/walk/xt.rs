@@ -3,9 +3,9 @@
 use super::bits::Truth;
 use super::packet::{ConntrackEntry, CurrentPacket, HookInterface, Tracking};
 use crate::live::rules::NamespaceRules;
+use crate::packet::Transport;
 use crate::policy::PortRange;
 use crate::ruleset::Is;
-use crate::trace::Transport;
 use crate::xt::legacy::{AddressTest, Header, InterfaceTest};
 use crate::xt::{AddressTypes, Conntrack, ConntrackTest, OwnerTest, PortEnd, States, TypeTest, XtMatch};
 use std::net::IpAddr;

@@ -1,12 +1,13 @@
-//! The outcome of packets by the compiled rules, evaluated by `trace` without a kernel, for every port.
+//! The outcome of packets by the compiled rules, walked without a kernel, for every port.
 
 use gybe_netfilter::compile::compile;
+use gybe_netfilter::live::{LiveRules, Outcome};
+use gybe_netfilter::packet::{Direction, Owner, Packet, Transport};
 use gybe_netfilter::policy::{
     CidrSet, Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, Mode, Port,
     PortSet, RedirectPolicy,
 };
 use gybe_netfilter::ruleset::{ChainName, Ruleset, Verdict};
-use gybe_netfilter::trace::{Direction, Owner, Packet, PacketOutcome, Transport, trace};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
@@ -51,18 +52,23 @@ fn arrives(to: SocketAddr) -> Packet {
     Packet::first(Direction::Arrives { by: interface("eth0") }, Transport::Tcp, from, to)
 }
 
-fn outcome(rules: &Ruleset, packet: &Packet) -> PacketOutcome {
-    trace(rules, packet).outcome
+/// The rules in a pod with this one interface.
+fn in_a_pod(rules: &Ruleset) -> LiveRules {
+    let addresses = ["10.244.0.10", "fd00:10::10"].map(|address| address.parse().unwrap());
+    LiveRules::of_ruleset(rules).unwrap().with_interface("eth0", &addresses)
+}
+
+fn outcome(rules: &LiveRules, packet: &Packet) -> Outcome {
+    rules.trace(packet).outcome
 }
 
 #[test]
 fn every_inbound_port_is_either_untouched_or_redirected() {
-    let rules = compile(&policy());
+    let rules = in_a_pod(&compile(&policy()));
     for host in ["10.244.0.10", "fd00:10::10"] {
         for number in 0..=u16::MAX {
             let is_exempt = matches!(number, 15008 | 15020 | 15021 | 15090);
-            let expected =
-                if is_exempt { PacketOutcome::Untouched } else { PacketOutcome::Redirected(port(15006)) };
+            let expected = if is_exempt { Outcome::Untouched } else { Outcome::Redirected(port(15006)) };
             let target = SocketAddr::new(host.parse().unwrap(), number);
             assert_eq!(outcome(&rules, &arrives(target)), expected, "{target}");
         }
@@ -73,12 +79,12 @@ fn every_inbound_port_is_either_untouched_or_redirected() {
 fn every_outbound_port_is_either_excluded_or_redirected() {
     let mut p = policy();
     p.outbound.excluded_ports = PortSet::from(8000..=8100);
-    let rules = compile(&p);
+    let rules = in_a_pod(&compile(&p));
     for number in 0..=u16::MAX {
         let expected = if (8000..=8100).contains(&number) {
-            PacketOutcome::Untouched
+            Outcome::Untouched
         } else {
-            PacketOutcome::Redirected(port(15001))
+            Outcome::Redirected(port(15001))
         };
         assert_eq!(outcome(&rules, &out(&format!("10.1.2.3:{number}"), APP)), expected, "port {number}");
     }
@@ -86,31 +92,19 @@ fn every_outbound_port_is_either_excluded_or_redirected() {
 
 #[test]
 fn connections_of_the_proxy_are_redirected_only_to_its_own_pod() {
-    let rules = compile(&policy());
+    let rules = in_a_pod(&compile(&policy()));
     for (packet, expected, by) in [
-        (out("10.1.2.3:80", PROXY), PacketOutcome::Untouched, Some("proxy-uid")),
-        (out("10.1.2.3:80", Owner { uid: 2000, gid: 1337 }), PacketOutcome::Untouched, Some("proxy-gid")),
-        (
-            inside("10.244.0.10:8080", PROXY),
-            PacketOutcome::Redirected(port(15006)),
-            Some("proxy-to-own-pod-v4"),
-        ),
-        (
-            inside("[fd00:10::10]:8080", PROXY),
-            PacketOutcome::Redirected(port(15006)),
-            Some("proxy-to-own-pod-v6"),
-        ),
-        (inside("10.244.0.10:15008", PROXY), PacketOutcome::Untouched, Some("over-loopback")),
-        (inside("127.0.0.1:8080", PROXY), PacketOutcome::Untouched, Some("over-loopback")),
-        (
-            inside("10.244.0.10:8080", Owner { uid: 0, gid: 1337 }),
-            PacketOutcome::Untouched,
-            Some("over-loopback"),
-        ),
-        (inside("10.244.0.10:8080", APP), PacketOutcome::Untouched, Some("over-loopback")),
+        (out("10.1.2.3:80", PROXY), Outcome::Untouched, Some("proxy-uid")),
+        (out("10.1.2.3:80", Owner { uid: 2000, gid: 1337 }), Outcome::Untouched, Some("proxy-gid")),
+        (inside("10.244.0.10:8080", PROXY), Outcome::Redirected(port(15006)), Some("proxy-to-own-pod-v4")),
+        (inside("[fd00:10::10]:8080", PROXY), Outcome::Redirected(port(15006)), Some("proxy-to-own-pod-v6")),
+        (inside("10.244.0.10:15008", PROXY), Outcome::Untouched, Some("over-loopback")),
+        (inside("127.0.0.1:8080", PROXY), Outcome::Untouched, Some("over-loopback")),
+        (inside("10.244.0.10:8080", Owner { uid: 0, gid: 1337 }), Outcome::Untouched, Some("over-loopback")),
+        (inside("10.244.0.10:8080", APP), Outcome::Untouched, Some("over-loopback")),
     ] {
-        let trace = trace(&rules, &packet);
-        assert_eq!((trace.outcome, trace.decided_by.map(|id| id.0)), (expected, by), "{packet:?}");
+        let trace = rules.trace(&packet);
+        assert_eq!((trace.outcome, trace.rule()), (expected, by), "{packet:?}");
     }
 }
 
@@ -123,13 +117,13 @@ fn f40_with_ipv6_off_no_rule_applies_to_an_ipv6_packet() {
     all.virtual_interfaces = BTreeSet::from([interface("eth1")]);
     all.excluded_interfaces = BTreeSet::from([interface("net1")]);
     for mode in [Mode::Redirect, Mode::Tproxy { mark: 1337, route_table: 133 }] {
-        let rules = compile(&RedirectPolicy { mode, ..all.clone() });
+        let rules = in_a_pod(&compile(&RedirectPolicy { mode, ..all.clone() }));
         for packet in [
             out("[fd01::3]:80", APP),
             inside("[fd00:10::10]:53", APP),
             arrives("[fd00:10::10]:8080".parse().unwrap()),
         ] {
-            assert_eq!(trace(&rules, &packet).steps, [], "{packet:?}");
+            assert_eq!(rules.trace(&packet).steps, [], "{packet:?}");
         }
     }
 }
@@ -140,13 +134,13 @@ fn an_excluded_network_precedes_an_included_port_which_precedes_included_network
     p.outbound.included_to = Destinations::Only(nets("20.0.0.0/8"));
     p.outbound.included_ports = [9000].into_iter().collect();
     p.outbound.excluded_to = nets("10.1.0.0/16,20.1.0.0/16");
-    let rules = compile(&p);
+    let rules = in_a_pod(&compile(&p));
     for (target, expected) in [
-        ("10.1.2.3:9000", PacketOutcome::Untouched),
-        ("10.2.2.3:9000", PacketOutcome::Redirected(port(15001))),
-        ("10.2.2.3:80", PacketOutcome::Untouched),
-        ("20.2.2.3:80", PacketOutcome::Redirected(port(15001))),
-        ("20.1.2.3:80", PacketOutcome::Untouched),
+        ("10.1.2.3:9000", Outcome::Untouched),
+        ("10.2.2.3:9000", Outcome::Redirected(port(15001))),
+        ("10.2.2.3:80", Outcome::Untouched),
+        ("20.2.2.3:80", Outcome::Redirected(port(15001))),
+        ("20.1.2.3:80", Outcome::Untouched),
     ] {
         assert_eq!(outcome(&rules, &out(target, APP)), expected, "{target}");
     }
@@ -156,37 +150,31 @@ fn an_excluded_network_precedes_an_included_port_which_precedes_included_network
 fn with_dns_capture_queries_go_to_the_agent_and_the_agents_own_queries_leave() {
     let mut p = policy();
     p.dns = Dns::All;
-    let rules = compile(&p);
+    let rules = in_a_pod(&compile(&p));
     for server in ["10.96.0.10:53", "[fd00:96::10]:53"] {
         let from = if server.starts_with('[') { "fd00:10::10" } else { "10.244.0.10" };
         let query = |owner| leaves("eth0", from, server, Transport::Udp).owned_by(owner);
-        let app = trace(&rules, &query(APP));
-        assert_eq!((app.outcome, app.zone), (PacketOutcome::Redirected(port(15053)), Some(2)), "{server}");
-        let agent = trace(&rules, &query(PROXY));
-        assert_eq!((agent.outcome, agent.zone), (PacketOutcome::Untouched, Some(1)), "{server}");
+        let app = rules.trace(&query(APP));
+        assert_eq!((app.outcome, app.zone), (Outcome::Redirected(port(15053)), Some(2)), "{server}");
+        let agent = rules.trace(&query(PROXY));
+        assert_eq!((agent.outcome, agent.zone), (Outcome::Untouched, Some(1)), "{server}");
     }
-    assert_eq!(outcome(&rules, &inside("127.0.0.53:53", APP)), PacketOutcome::Redirected(port(15053)));
-    assert_eq!(outcome(&rules, &inside("127.0.0.1:8080", APP)), PacketOutcome::Untouched);
+    assert_eq!(outcome(&rules, &inside("127.0.0.53:53", APP)), Outcome::Redirected(port(15053)));
+    assert_eq!(outcome(&rules, &inside("127.0.0.1:8080", APP)), Outcome::Untouched);
 }
 
 #[test]
 fn tproxy_intercepts_what_arrives_and_what_the_proxy_sends_to_its_own_pod() {
     let mut p = policy();
     p.mode = Mode::Tproxy { mark: 1337, route_table: 133 };
-    let rules = compile(&p);
-    let arriving = trace(&rules, &arrives("10.244.0.10:8080".parse().unwrap()));
-    assert_eq!((arriving.outcome, arriving.mark), (PacketOutcome::Intercepted(port(15006)), 1337));
-    assert_eq!(outcome(&rules, &arrives("10.244.0.10:15020".parse().unwrap())), PacketOutcome::Untouched);
+    let rules = in_a_pod(&compile(&p));
+    let arriving = rules.trace(&arrives("10.244.0.10:8080".parse().unwrap()));
+    assert_eq!((arriving.outcome, arriving.mark), (Outcome::Intercepted(port(15006)), 1337));
+    assert_eq!(outcome(&rules, &arrives("10.244.0.10:15020".parse().unwrap())), Outcome::Untouched);
     let root_proxy = Owner { uid: 0, gid: 1337 };
-    assert_eq!(
-        outcome(&rules, &inside("10.244.0.10:8080", root_proxy)),
-        PacketOutcome::Intercepted(port(15006))
-    );
-    assert_eq!(
-        outcome(&rules, &inside("10.244.0.10:8080", root_proxy).marked(1337)),
-        PacketOutcome::Untouched
-    );
-    assert_eq!(outcome(&rules, &inside("10.244.0.10:8080", APP)), PacketOutcome::Untouched);
+    assert_eq!(outcome(&rules, &inside("10.244.0.10:8080", root_proxy)), Outcome::Intercepted(port(15006)));
+    assert_eq!(outcome(&rules, &inside("10.244.0.10:8080", root_proxy).marked(1337)), Outcome::Untouched);
+    assert_eq!(outcome(&rules, &inside("10.244.0.10:8080", APP)), Outcome::Untouched);
 }
 
 #[test]
@@ -236,8 +224,8 @@ fn without_removes_one_rule_and_keeps_the_others() {
     let rest = rules.without("proxy-uid").unwrap();
     assert_eq!(rest.rules().count(), rules.rules().count() - 1);
     assert_eq!(
-        outcome(&rest, &out("10.1.2.3:80", Owner { uid: 1337, gid: 0 })),
-        PacketOutcome::Redirected(port(15001))
+        outcome(&in_a_pod(&rest), &out("10.1.2.3:80", Owner { uid: 1337, gid: 0 })),
+        Outcome::Redirected(port(15001))
     );
     assert!(rest.chain(ChainName::NatOutput).is_some());
     assert!(rules.without("no-such-rule").is_none());

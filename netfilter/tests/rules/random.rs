@@ -1,11 +1,11 @@
 //! Random policies, rules and packets from few values, so that packets often match rules.
 
+use gybe_netfilter::packet::{Connection, ConnectionPhase, Direction, Owner, Packet, Transport};
 use gybe_netfilter::policy::{
     CidrSet, Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, LoopbackCidr, Mode,
     Outbound, Owners, PortRange, PortSet, RedirectPolicy,
 };
 use gybe_netfilter::ruleset::{Family, Is, Match, Networks, Protocol};
-use gybe_netfilter::trace::{Connection, ConnectionPhase, Direction, Owner, Packet, Transport};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -14,8 +14,9 @@ use std::net::SocketAddr;
 pub(crate) struct Random(u64);
 
 const PORTS: [u16; 9] = [0, 53, 80, 443, 8080, 15008, 15020, 15053, 65535];
-const V4: [&str; 6] = ["127.0.0.1", "127.0.0.6", "127.1.2.3", "10.1.2.3", "10.244.0.10", "20.1.2.3"];
-const V6: [&str; 5] = ["::1", "::6", "fd01::3", "fd00:10::10", "fd02::3"];
+pub(crate) const V4: [&str; 6] =
+    ["127.0.0.1", "127.0.0.6", "127.1.2.3", "10.1.2.3", "10.244.0.10", "20.1.2.3"];
+pub(crate) const V6: [&str; 5] = ["::1", "::6", "fd01::3", "fd00:10::10", "fd02::3"];
 const NETS: [&str; 10] = [
     "10.0.0.0/8",
     "10.1.0.0/16",
@@ -29,7 +30,7 @@ const NETS: [&str; 10] = [
     "::/0",
 ];
 const IDS: [u32; 5] = [0, 3, 1000, 1337, 4401];
-const INTERFACES: [&str; 4] = ["lo", "eth0", "eth1", "net1"];
+pub(crate) const INTERFACES: [&str; 4] = ["lo", "eth0", "eth1", "net1"];
 
 impl Random {
     pub(crate) fn new(seed: u64) -> Self {

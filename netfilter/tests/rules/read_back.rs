@@ -24,6 +24,10 @@ pub(crate) fn read_back(text: &str) -> Ruleset {
             chains.iter_mut().find(|chain| chain.name == name).unwrap().rules.extend(rules);
         }
     }
+    // A rule may have become several lines; an id is unique, because it names the rule's sets.
+    for (number, rule) in chains.iter_mut().flat_map(|chain| &mut chain.rules).enumerate() {
+        rule.id = RuleId(Box::leak(format!("{}#{number}", rule.id).into_boxed_str()));
+    }
     Ruleset { families: Families::V4AndV6, chains }
 }
 

@@ -6,7 +6,7 @@ use super::{
     TableFamily, TableName,
 };
 use crate::nft::uapi::{NFT_CMP_EQ, NFT_META_L4PROTO, NFT_META_SKUID};
-use crate::trace::Owner;
+use crate::packet::Owner;
 use crate::xt::legacy::InetHook;
 
 pub(crate) const PROXY: Owner = Owner { uid: 1337, gid: 1337 };

@@ -12,12 +12,14 @@ use crate::backend::BackendError;
 use crate::ebpf;
 use crate::iptables::IptablesError;
 use crate::netlink::attr::Attributes;
+use crate::netlink::list::Listed;
 use crate::nft::dump;
 use crate::nft::lists::{self, Entry, Lister, Lists};
 use crate::nft::uapi::*;
-use crate::nft::{NftError, TABLE, socket::Connection};
+use crate::nft::{Batch, NftError, Start, TABLE, socket::Connection};
 use crate::redirection::RedirectionError;
 use crate::routes::{Link, RoutesError, Rtnetlink};
+use crate::ruleset::Ruleset;
 use crate::xt::legacy::InetHook;
 use nix::errno::Errno;
 use std::collections::HashMap;
@@ -33,6 +35,14 @@ pub(crate) fn read() -> Result<NamespaceRules, RedirectionError> {
     let mut routing = Rtnetlink::open()?;
     found.interfaces = interfaces(&mut routing)?;
     found.add_programs(ebpf::of_this_namespace(&mut routing));
+    Ok(found)
+}
+
+/// The rules that would be read after the nft backend has written this ruleset.
+pub(crate) fn of_ruleset(rules: &Ruleset) -> Result<NamespaceRules, NftError> {
+    let batch = Batch::apply(rules, Start::Fresh)?;
+    let mut found = read_by(&mut |request, _, _| Ok(Listed::Whole(batch.list(request))))?;
+    found.mark();
     Ok(found)
 }
 
@@ -228,8 +238,9 @@ fn add_chain(
     let uses = chain.get(NFTA_CHAIN_USE).and_then(|uses| uses.be32());
     let own_table = tables.get(&(entry.family(), table.clone()));
     let evaluated = table_name(entry.family(), table.clone());
-    if let Some(table) = &evaluated {
-        let uses = Uses { counted: uses.unwrap_or_default(), listed: 0 };
+    // The kernel counts them; a message that creates the chain does not.
+    if let (Some(table), Some(counted)) = (&evaluated, uses) {
+        let uses = Uses { counted, listed: 0 };
         chains.uses.insert((table.clone(), name.clone()), uses);
     }
     if own_table.is_some_and(|table| table.is_dormant) {

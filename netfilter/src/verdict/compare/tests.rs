@@ -6,19 +6,24 @@ use crate::live::rules::expr::{Code, Expr, Source};
 use crate::live::rules::{ChainKind, LiveChain, LiveRule};
 use crate::nft::uapi::{NFT_CMP_EQ, NFT_META_MARK, NFT_PAYLOAD_TRANSPORT_HEADER};
 use crate::policy::{Families, Port, PortRange};
-use crate::ruleset::{Chain, ChainName, Is, Match, Protocol, Rule, RuleId, Verdict};
+use crate::ruleset::{Chain, ChainName, Is, Match, Protocol, Rule, RuleId, Ruleset, Verdict};
 use crate::walk::Listeners;
 use crate::xt::legacy::InetHook;
 use std::collections::BTreeSet;
 
 /// What [`ours`] has: every TCP connection but the proxy's goes to 15001.
-fn desired() -> Ruleset {
+fn desired() -> LiveRules {
     let rule = |id, matches, verdict| Rule { id: RuleId(id), matches, verdict };
     let rules = vec![
         rule("proxy", vec![Match::OwnerUid(BTreeSet::from([PROXY.uid]))], Verdict::Return),
         rule("rest", vec![Match::Protocol(Protocol::Tcp)], Verdict::Redirect(Port::new(15001).unwrap())),
     ];
-    Ruleset { families: Families::V4AndV6, chains: vec![Chain { name: ChainName::NatOutput, rules }] }
+    of_chain(ChainName::NatOutput, rules)
+}
+
+fn of_chain(name: ChainName, rules: Vec<Rule>) -> LiveRules {
+    let rules = Ruleset { families: Families::V4AndV6, chains: vec![Chain { name, rules }] };
+    live(Vec::new()).replaced_by(&rules).unwrap()
 }
 
 fn live(chains: Vec<LiveChain>) -> LiveRules {
@@ -45,7 +50,7 @@ fn theirs(priority: i32, rules: Vec<LiveRule>) -> LiveChain {
 }
 
 fn compared(chains: Vec<LiveChain>, which: Compared) -> Comparison {
-    compare(&DesiredOutcomes::Rules(&desired()), &live(chains), which)
+    compare(&desired(), &live(chains), which)
 }
 
 const DROP: Expr = Expr::Verdict(Code::Drop);
@@ -173,7 +178,7 @@ fn each_kind_of_difference_is_a_sentence_about_the_rule_that_decides() {
 fn what_was_not_evaluated_is_unknown_and_the_rest_is_compared() {
     let mut opaque = live(vec![our_own(ours()), theirs(-150, vec![to_port(443, DROP)])]);
     opaque.rules.opaque.push("a flow table".to_owned());
-    let found = compare(&DesiredOutcomes::Rules(&desired()), &opaque, Compared::Redirected);
+    let found = compare(&desired(), &opaque, Compared::Redirected);
     assert_found(&found, [&["443 is dropped"], &["a flow table"], &[]]);
     // A comparison of bits that were inverted cannot be listed.
     let inverted = rule(vec![
@@ -190,12 +195,7 @@ fn what_was_not_evaluated_is_unknown_and_the_rest_is_compared() {
 #[test]
 fn too_much_to_compare_is_unknown() {
     let chains = || vec![our_own(ours())];
-    let found = compare_within(
-        &Budget::of(0),
-        &DesiredOutcomes::Rules(&desired()),
-        &live(chains()),
-        Compared::Redirected,
-    );
+    let found = compare_within(&Budget::of(0), &desired(), &live(chains()), Compared::Redirected);
     assert_found(&found, [&[], &["not evaluated within 50000000 steps"], &[]]);
     let ports = (0..600).map(|port| to_port(2 * port + 1, DROP)).collect();
     let owners = (0..600).map(|uid| owned_by(2 * uid, DROP)).collect();
@@ -218,12 +218,13 @@ fn at_most_ten_sentences_are_reported_and_the_other_rules_are_notes() {
     assert!(found.notes.last().is_some_and(|note| note.ends_with("15 more")), "{found:#?}");
 }
 
+fn alone(live: &LiveRules) -> Comparison {
+    compare(&live.ours_alone(), live, Compared::OursAlone)
+}
+
 /// Without a policy the rules are compared with what Gybe's alone would do.
 #[test]
 fn without_a_policy_rules_of_ours_that_redirect_nothing_are_reported() {
-    let alone = |live: &LiveRules| {
-        compare(&DesiredOutcomes::OursAlone(Box::new(live.ours_alone())), live, Compared::Redirected)
-    };
     let redirecting = live(vec![our_own(ours()), theirs(-150, vec![to_port(443, DROP)])]);
     assert_found(&alone(&redirecting), [&["443 is dropped"], &[], &[]]);
     let returns = vec![named("returns", rule(vec![Expr::Verdict(Code::Return)]))];
@@ -241,12 +242,13 @@ fn without_a_policy_rules_of_ours_that_redirect_nothing_are_reported() {
 #[test]
 fn replies_that_our_own_rules_lose_are_not_reported() {
     let untracks = our_own(theirs(-310, vec![owned_by(1337, Expr::Untrack)]));
-    let found = compared(vec![our_own(ours()), untracks.clone()], Compared::Redirected);
-    assert_found(&found, [&[], &[], &[]]);
+    assert_found(&alone(&live(vec![our_own(ours()), untracks.clone()])), [&[], &[], &[]]);
+    let lost: [Sentences<'_>; 3] = [&["gets no answer instead of port 15001 of the proxy"], &[], &[]];
+    // The desired rules lose none.
+    assert_found(&compared(vec![our_own(ours()), untracks.clone()], Compared::Redirected), lost);
     let mut others = untracks;
     others.rules.iter_mut().for_each(|rule| rule.is_ours = false);
-    let found = compared(vec![our_own(ours()), others], Compared::Redirected);
-    assert_found(&found, [&["gets no answer instead of port 15001 of the proxy"], &[], &[]]);
+    assert_found(&alone(&live(vec![our_own(ours()), others])), lost);
 }
 
 /// Routing delivers an intercepted packet by its mark.
@@ -256,8 +258,7 @@ fn an_intercepted_connection_with_another_mark_is_not_redirected() {
     let port = Port::new(15006).unwrap();
     let verdict = Verdict::Tproxy { port, mark: MARK };
     let tproxy = Rule { id: RuleId("tproxy"), matches: vec![Match::Protocol(Protocol::Tcp)], verdict };
-    let chains = vec![Chain { name: ChainName::ManglePrerouting, rules: vec![tproxy] }];
-    let desired = Ruleset { families: Families::V4AndV6, chains };
+    let desired = of_chain(ChainName::ManglePrerouting, vec![tproxy]);
     let set =
         |mark: u32| [Expr::Value { to: 0, value: mark.to_ne_bytes().to_vec() }, Expr::SetMark { from: 0 }];
     let mut intercepts = redirect_tcp(15006);
@@ -267,7 +268,7 @@ fn an_intercepted_connection_with_another_mark_is_not_redirected() {
     let at = |priority, rules| chain("other", ChainKind::Filter, (InetHook::Prerouting, priority), rules);
     let judge = |theirs| {
         let live = live(vec![our_own(at(-150, vec![intercepts.clone()])), at(-140, vec![theirs])]);
-        compare(&DesiredOutcomes::Rules(&desired), &live, Compared::Redirected)
+        compare(&desired, &live, Compared::Redirected)
     };
     let other = judge(named("another mark", rule(set(7).to_vec())));
     let says = "handed to the transparent port 15006 instead of the proxy's transparent port 15006";
@@ -283,9 +284,7 @@ fn a_connection_that_only_the_desired_rules_distinguish_is_tried() {
     let judge = |verdict| {
         let matches = vec![Match::Protocol(Protocol::Tcp), port(8443)];
         let only = Rule { id: RuleId("only"), matches, verdict };
-        let chains = vec![Chain { name: ChainName::NatOutput, rules: vec![only] }];
-        let desired = Ruleset { families: Families::V4AndV6, chains };
-        compare(&DesiredOutcomes::Rules(&desired), &live(vec![]), Compared::Redirected)
+        compare(&of_chain(ChainName::NatOutput, vec![only]), &live(vec![]), Compared::Redirected)
     };
     let redirects = judge(Verdict::Redirect(Port::new(15001).unwrap()));
     assert_found(&redirects, [&["to 198.51.100.1:8443 keeps its destination"], &[], &[]]);

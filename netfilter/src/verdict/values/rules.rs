@@ -1,4 +1,4 @@
-//! The tests of the desired rules and of the rules of a namespace.
+//! The tests of the rules of a namespace.
 
 use super::super::parts::parts;
 use super::{Property, Values, number};
@@ -8,10 +8,9 @@ use crate::live::rules::{
     location,
 };
 use crate::policy::PortRange;
-use crate::ruleset::{Match, Networks, Ruleset};
 use crate::walk::Budget;
 use crate::xt::{ConntrackTest, IdTest, PortEnd, XtMatch};
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 
 /// The first operator that compares the order of values: `NFT_CMP_LT`, which the others follow.
 const FIRST_ORDER: u32 = 2;
@@ -20,41 +19,8 @@ const FIRST_ORDER: u32 = 2;
 const NAMED: usize = 5;
 
 impl Values {
-    /// Adds the tests of the desired rules.
-    pub(in crate::verdict) fn add_desired(&mut self, rules: &Ruleset) {
-        for (_, rule) in rules.rules() {
-            for test in &rule.matches {
-                self.add_match(test);
-            }
-        }
-    }
-
-    fn add_match(&mut self, test: &Match) {
-        let ids = |ids: &BTreeSet<u32>| ids.iter().map(|id| (u128::from(*id), u128::from(*id))).collect();
-        let ports = |ports: &[PortRange]| ports.iter().map(|range| bounds(*range)).collect();
-        match test {
-            Match::Source(_, nets) => {
-                let (property, ranges) = networks(nets, [Property::SourceV4, Property::SourceV6]);
-                self.ranges(property, ranges);
-            }
-            Match::Destination(_, nets) => {
-                let (property, ranges) = networks(nets, [Property::DestinationV4, Property::DestinationV6]);
-                self.ranges(property, ranges);
-            }
-            Match::SourcePort(_, set) => self.ranges(Property::SourcePort, ports(set.ranges())),
-            Match::DestinationPort(_, set) => self.ranges(Property::DestinationPort, ports(set.ranges())),
-            Match::OwnerUid(set) => self.ranges(Property::Uid, ids(set)),
-            Match::OwnerGid(set) => self.ranges(Property::Gid, ids(set)),
-            Match::Mark(_, mark) => self.ranges(Property::Mark, vec![((*mark).into(), (*mark).into())]),
-            Match::InInterface(names) | Match::OutInterface(names) => {
-                self.interfaces.extend(names.iter().map(|name| name.as_str().to_owned()));
-            }
-            Match::Family(_) | Match::Protocol(_) | Match::ConnectionMark(_) | Match::State(_) => {}
-        }
-    }
-
-    /// Adds the tests of all rules of the namespace.
-    pub(in crate::verdict) fn add_live(&mut self, ns: &NamespaceRules, budget: &Budget) {
+    /// Adds the tests of all rules of a namespace.
+    pub(in crate::verdict) fn add(&mut self, ns: &NamespaceRules, budget: &Budget) {
         for chain in &ns.chains {
             for rule in &chain.rules {
                 if !budget.spend(rule.statements.len()) {
@@ -279,18 +245,4 @@ impl<'b> Bounds<'b> {
 fn bounds(range: PortRange) -> (u128, u128) {
     let (first, last) = range.bounds();
     (first.into(), last.into())
-}
-
-fn networks(nets: &Networks, [v4, v6]: [Property; 2]) -> (Property, Vec<(u128, u128)>) {
-    match nets {
-        Networks::V4(nets) => {
-            let range =
-                |net: &ipnet::Ipv4Net| (net.network().to_bits().into(), net.broadcast().to_bits().into());
-            (v4, nets.iter().map(range).collect())
-        }
-        Networks::V6(nets) => {
-            let range = |net: &ipnet::Ipv6Net| (net.network().to_bits(), net.broadcast().to_bits());
-            (v6, nets.iter().map(range).collect())
-        }
-    }
 }

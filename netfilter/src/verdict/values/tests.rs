@@ -31,7 +31,7 @@ fn values(exprs: Vec<Expr>, sets: Vec<Set>) -> Values {
     let chain =
         LiveChain { table: table(), name: "theirs".to_owned(), base: None, rules: vec![rule], age: None };
     let mut values = Values::default();
-    values.add_live(&NamespaceRules { chains: vec![chain], sets, ..NamespaceRules::default() }, &budget());
+    values.add(&NamespaceRules { chains: vec![chain], sets, ..NamespaceRules::default() }, &budget());
     values
 }
 

@@ -325,7 +325,7 @@ fn the_elements_of_a_set_are_ranges_of_keys() {
         (interval, &[(&[], NFT_SET_ELEM_CATCHALL)], Vec::new()),
     ];
     let of_two_parts = Recording {
-        sets: vec![[set_of("s", interval, 2), entry(0, |w| two_parts(w)).split_off(4)].concat()],
+        sets: vec![[set_of("s", interval, 2), entry(0, two_parts).split_off(4)].concat()],
         elements: vec![vec![elements_of([key(START, &[1, 2])])]],
         ..Recording::default()
     };

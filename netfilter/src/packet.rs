@@ -1,4 +1,4 @@
-//! The packet that is traced: the properties that rules can test.
+//! The first packet of a connection: the properties that rules can test.
 
 use crate::policy::InterfaceName;
 use crate::ruleset::Family;
@@ -57,7 +57,7 @@ pub struct Connection {
     pub mark: u32,
 }
 
-/// A packet to trace.
+/// A packet.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Packet {
     /// Its direction.
@@ -108,9 +108,5 @@ impl Packet {
             SocketAddr::V4(_) => Family::V4,
             SocketAddr::V6(_) => Family::V6,
         }
-    }
-
-    pub(super) fn leaves_by_loopback(&self) -> bool {
-        matches!(&self.direction, Direction::Leaves { by } if *by == InterfaceName::loopback())
     }
 }
