@@ -76,7 +76,7 @@ pub struct RefusedPod {
 /// What the page `/status` of an agent contains, for `gybe status`.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
-pub struct NodeStatus {
+pub(crate) struct NodeStatus {
     /// The version of the agent.
     pub version: String,
     /// The backend that writes the rules of this node's pods; none while it is not known.

@@ -3,15 +3,20 @@
 pub mod agent;
 mod agent_status;
 pub mod cli;
+pub mod cluster;
 pub mod diagnosis;
 mod error;
 pub mod host;
+mod istio_cni_taint;
+mod lead;
 mod log;
 mod mounts;
 pub mod pod;
 pub mod probe;
+mod probe_loop;
 pub mod retry;
 pub mod sandboxes;
+mod workstation;
 
 #[cfg(test)]
 mod tests {
@@ -19,9 +24,14 @@ mod tests {
     use std::path::{Path, PathBuf};
 
     /// The rooms that each room may use (ARCHITECTURE.md); `cli` may use all of them.
-    const ROOMS: [(&str, &[&str]); 6] = [
-        ("agent", &["sandboxes", "host", "pod", "probe"]),
+    const ROOMS: [(&str, &[&str]); 11] = [
+        ("agent", &["cluster", "lead", "sandboxes", "host", "pod", "probe"]),
+        ("probe_loop", &["lead", "sandboxes", "host"]),
         ("diagnosis", &["sandboxes", "host", "pod", "probe"]),
+        ("workstation", &["cluster"]),
+        ("istio_cni_taint", &["cluster", "host"]),
+        ("cluster", &["host"]),
+        ("lead", &["host"]),
         ("sandboxes", &["host", "pod", "probe"]),
         ("host", &["pod", "probe"]),
         ("pod", &[]),

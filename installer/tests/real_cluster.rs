@@ -2,8 +2,9 @@
 //! `GYBE_NODE` the node, by default any. `make -C integration existing` runs them.
 #![cfg(test)]
 
-use gybe_installer::agent::PodLookup;
-use gybe_installer::agent::cluster::{Cluster, DaemonSetState, WatchedPods, daemonset_state, pod_facts};
+use gybe_installer::agent::pods::PodLookup;
+use gybe_installer::agent::pods::WatchedPods;
+use gybe_installer::cluster::{Cluster, DaemonSetState, daemonset_state, pod_facts};
 use gybe_plugin::facts::wire::{self, FactsResponse};
 use serde_json::{Value, json};
 use std::path::PathBuf;

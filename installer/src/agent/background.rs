@@ -5,21 +5,25 @@
 
 use super::broken_pod_counts::SharedBrokenPodCounts;
 use super::broken_pods::BrokenPods;
-use super::cluster::{ClusterNode, DaemonSetState, OwnNode};
 use super::daemonset::DaemonSet;
-use super::events::EventWriter;
+use super::events::{EventQueue, EventWriter};
 use super::facts_socket::FactsSocket;
 use super::http::{self, Page};
-use super::leader::{self, Candidate, Lead, LeadEnd};
-use super::node_taint::TaintKeeper;
+use super::node_taint;
 use super::plugin_calls::PluginCalls;
+use super::pods::PodLookup;
 use super::queries::CountedPods;
 use super::reconcile::{ReconcileConfig, ReconcileContext, Reconciler};
+use super::sockets::{NodeError, Sockets};
 use super::status::{PublishedStatus, StatusSources};
-use super::{NodeError, PodLookup, Role, SocketContext, Sockets, health, metrics};
+use super::{health, metrics};
+use crate::cluster::{ClusterNode, DaemonSetState, OwnNode};
 use crate::error::errno;
 use crate::host::settings::{AGENT_LEADER, Environment, Mode, STATUS_SOCKET, Settings};
 use crate::host::uninstall::forget_run_directory;
+use crate::lead::leader::{self, Candidate, Lead, LeadEnd};
+use crate::lead::role::Role;
+use crate::lead::socket::{ServeError, SocketContext};
 use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;
 use serde_json::json;
@@ -35,6 +39,7 @@ pub(super) struct NodeAgent<'a> {
     pub(super) pods: &'a CountedPods<'a>,
     pub(super) calls: &'a PluginCalls,
     pub(super) context: SocketContext<'a>,
+    pub(super) events: &'a EventQueue,
     pub(super) home: Option<ClusterNode>,
     /// The path of the facts socket.
     pub(super) facts: &'a Path,
@@ -78,7 +83,7 @@ impl NodeAgent<'_> {
             log: self.context.log,
             published: &published,
             node: self.home.as_ref().map(|_| &own_node),
-            events: self.home.as_ref().and(self.context.events),
+            events: self.home.as_ref().map(|_| self.events),
         };
         let reconciler = Reconciler::new(config, context);
         let (pods, calls) = (self.pods, self.calls);
@@ -92,11 +97,10 @@ impl NodeAgent<'_> {
             role,
             probe: &environment.probe,
             broken_pods: &broken_pods,
-            events: self.home.as_ref().and(self.context.events),
+            events: self.home.as_ref().map(|_| self.events),
         };
         let own = environment.pod_directory.as_ref().map(|directory| directory.join(STATUS_SOCKET));
-        let own =
-            own.map(|path| FactsSocket::open(&path).map_err(|source| NodeError::Serve { path, source }));
+        let own = own.map(|path| FactsSocket::open(&path).map_err(|source| ServeError { path, source }));
         let own = own.transpose()?;
         thread::scope(|scope| {
             scope.spawn(|| daemonset.observe(ended.as_fd()));
@@ -111,7 +115,7 @@ impl NodeAgent<'_> {
             let served = self.lead(scope, &terms, reconciler);
             // Wakes the threads that poll the other end.
             drop(running);
-            self.context.events.inspect(|events| events.close());
+            self.events.close();
             served
         })
     }
@@ -145,7 +149,7 @@ impl NodeAgent<'_> {
             let thread = scope.spawn(move || {
                 let _closed_at_the_end = serving;
                 let status = || health::status(&sources.snapshot());
-                sockets.serve(self.pods, self.calls, &status, ends.as_fd(), self.context)
+                sockets.serve(self.pods, self.calls, &status, ends.as_fd(), self.events, self.context)
             });
             match self.term(lead, Answering { thread, served, running }, terms, reconciler)? {
                 Some((returned, answering)) => (reconciler, former) = (returned, Some(answering)),
@@ -215,10 +219,10 @@ impl NodeAgent<'_> {
     }
 
     fn write_events(&self, environment: &Environment) {
-        if let (Some(home), Some(events)) = (&self.home, self.context.events) {
+        if let Some(home) = &self.home {
             let (role, log) = (self.context.role, self.context.log);
             let writer = EventWriter { home, instance: &environment.pod, pods: self.pods, role, log };
-            events.write_all(&writer);
+            self.events.write_all(&writer);
         }
     }
 
@@ -229,8 +233,8 @@ impl NodeAgent<'_> {
 
     fn keep_taints(&self, own_node: &OwnNode, sources: &StatusSources<'_>, stop: &PipeReader) {
         if let Some(home) = &self.home {
-            let (events, log) = (self.context.events, self.context.log);
-            TaintKeeper { home, own_node, events, log }.keep(sources, stop.as_fd());
+            let (events, log) = (self.events, self.context.log);
+            node_taint::keep(home, own_node, sources, stop.as_fd(), events, log);
         }
     }
 

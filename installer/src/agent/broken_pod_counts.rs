@@ -1,6 +1,6 @@
 //! How often the agent has deleted and labelled pods, for its metrics.
 
-use super::cluster::PodChange;
+use crate::cluster::PodChange;
 use std::sync::{Mutex, PoisonError};
 
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

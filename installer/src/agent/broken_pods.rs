@@ -4,14 +4,15 @@
 //! The agent does not act on the finding itself: it may be old, and made by other settings. The agent first does what may
 //! take long, and requests a new judgement last; only by that judgement it deletes or labels the pod.
 
-use super::cluster::{BrokenPod, ClusterNode, PodChange, change_pod};
 use super::deletion_budget;
 use super::events::{PodEvent, Reason};
 use super::repair_socket::{RepairConnection, RepairSocket};
 use super::status::{StatusSources, TurnReport};
-use super::{Role, SocketContext};
+use crate::cluster::{BrokenPod, ClusterNode, PodChange, change_pod};
 use crate::error::chain;
 use crate::host::settings::{RepairMode, RepairOptions};
+use crate::lead::role::Role;
+use crate::lead::socket::SocketContext;
 use crate::retry::since_boot;
 use crate::sandboxes::repair::{Finding, Found, Judgement, PodVerdict, REPAIR_SOCKET, RepairedPod};
 use gybe_plugin::args::PodRef;
@@ -196,7 +197,7 @@ impl BrokenPods<'_> {
     }
 
     fn post(&self, pod: &PodRef, reason: Reason, note: String) {
-        if let Some(events) = self.context.events {
+        if let Some(events) = self.sources.events {
             events.post(PodEvent { pod: pod.clone(), reason, note }.into());
         }
     }

@@ -1,7 +1,7 @@
 //! Whether our DaemonSet exists. Its absence counts only if this process has observed it before: an operator may have
 //! installed it under another name, and then every query reports it absent.
 
-use crate::agent::cluster::{ClusterNode, DaemonSetState, daemonset_state};
+use crate::cluster::{ClusterNode, DaemonSetState, daemonset_state};
 use crate::host::settings::Environment;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use std::os::fd::BorrowedFd;

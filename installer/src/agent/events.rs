@@ -8,9 +8,10 @@ mod table;
 
 pub(crate) use event::{Event, PodEvent, Reason};
 
-use super::{PodLookup, Role, SharedRole};
-use crate::agent::cluster::{ClusterNode, QueryError, create_event, patch_event};
+use crate::agent::pods::PodLookup;
+use crate::cluster::{ClusterNode, QueryError, create_event, patch_event};
 use crate::error::chain;
+use crate::lead::role::{Role, SharedRole};
 use crate::log::Log;
 use event::{Regarding, created, repeated};
 use gybe_plugin::args::PodRef;

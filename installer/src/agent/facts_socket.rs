@@ -9,10 +9,11 @@ mod connection;
 mod dispatcher;
 mod job_queue;
 
-use super::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, Socket, is_authorized};
-use super::socket_file::SocketError;
-use super::{PodLookup, SocketContext};
+use crate::agent::pods::PodLookup;
 use crate::agent_status::AgentStatus;
+use crate::lead::socket::SocketContext;
+use crate::lead::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, Socket, is_authorized};
+use crate::lead::socket_file::SocketError;
 use connection::Connection;
 use dispatcher::Dispatcher;
 use job_queue::JobQueue;

@@ -2,9 +2,10 @@
 
 use super::http::Page;
 use super::status::{AgentSnapshot, Phase};
-use super::{PodsState, Role};
+use crate::agent::pods::PodsState;
 use crate::agent_status::{AgentStatus, NodeStatus, RefusedPod, UNINSTALLED};
 use crate::host::desired::Confirmed;
+use crate::lead::role::Role;
 use crate::probe::node_backend::NodeBackend;
 use std::fmt::Write as _;
 

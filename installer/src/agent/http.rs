@@ -1,9 +1,9 @@
 //! HTTP for health and metrics: one thread, with bounded connections and deadlines.
 
-use super::SocketContext;
 use crate::agent_status::TakenPort;
 use crate::error::errno;
 use crate::host::settings::Listen;
+use crate::lead::socket::SocketContext;
 use futures::future::{join_all, poll_fn, select};
 use http_body_util::Full;
 use hyper::body::{Bytes, Incoming};

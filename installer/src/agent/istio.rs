@@ -3,7 +3,7 @@
 //! Neither an entry nor a program of istio-cni shows whether its agent runs: the agent writes a removed entry again,
 //! and removes its entry and its program when it ends.
 
-use super::PodLookup;
+use crate::agent::pods::PodLookup;
 use crate::host::istio_cni::accepts_log;
 use crate::host::settings::Settings;
 use gybe_plugin::pod::PodFacts;

@@ -1,12 +1,12 @@
 //! The kubeconfig for the plugin: its text, and its file on the node, readable by its owner alone.
 
 use super::token::{Validity, expiry, validity};
+use crate::cluster::server_url;
 use crate::host::settings::{ApiServer, Environment, KUBECONFIG_TEMPORARY, ServerTrust};
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use serde_json::Value;
 use std::fs::{self, File, OpenOptions, Permissions};
 use std::io::{self, Read, Write};
-use std::net::Ipv6Addr;
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -38,14 +38,6 @@ pub fn render(api: &ApiServer, credentials: Credentials<'_>) -> String {
          users:\n- name: gybe\n  user:\n    token: {token}\n\
          contexts:\n- name: gybe\n  context:\n    cluster: local\n    user: gybe\ncurrent-context: gybe\n"
     )
-}
-
-/// Returns the API server's URL; an IPv6 address is in brackets (RFC 3986, 3.2.2).
-pub(super) fn server_url(host: &str, port: &str) -> String {
-    match host.parse::<Ipv6Addr>() {
-        Ok(_) => format!("https://[{host}]:{port}"),
-        Err(_) => format!("https://{host}:{port}"),
-    }
 }
 
 /// A JSON string is also a YAML string (YAML 1.2.2, 1.2).

@@ -1,10 +1,9 @@
 //! The socket to which the plugin sends its log lines: each is counted and logged, and a refused pod gets an event.
 
-use super::SocketContext;
-use super::events::PodEvent;
+use super::events::{EventQueue, PodEvent};
 use super::plugin_calls::PluginCalls;
-use super::socket::{CHECK_INTERVAL, Socket};
-use super::socket_file::SocketError;
+use crate::lead::socket::{CHECK_INTERVAL, Socket, SocketContext};
+use crate::lead::socket_file::SocketError;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::SockType;
@@ -32,6 +31,7 @@ impl LogSocket {
         &mut self,
         end: BorrowedFd<'_>,
         calls: &PluginCalls,
+        events: &EventQueue,
         context: SocketContext<'_>,
     ) -> Result<(), Errno> {
         let timeout = PollTimeout::try_from(CHECK_INTERVAL).map_err(|_| Errno::EINVAL)?;
@@ -44,7 +44,7 @@ impl LogSocket {
             };
             let [has_ended, has_lines] = fds.map(|fd| fd.any().unwrap_or(false));
             if has_lines {
-                self.receive(calls, context);
+                self.receive(calls, events, context);
             }
             if has_ended {
                 return Ok(());
@@ -57,7 +57,7 @@ impl LogSocket {
 
     /// Counts and logs the lines that have arrived. Anything but a JSON object is dropped. A line without a message is
     /// below the plugin's log level, and only counted.
-    fn receive(&self, calls: &PluginCalls, context: SocketContext<'_>) {
+    fn receive(&self, calls: &PluginCalls, events: &EventQueue, context: SocketContext<'_>) {
         let mut buffer = vec![0; MAX_LINE];
         for _ in 0..BATCH {
             let Ok(length) = self.0.open.recv(&mut buffer) else { return };
@@ -65,7 +65,7 @@ impl LogSocket {
             {
                 let refusal = PodEvent::of_refusal(&line);
                 calls.record(&line, refusal.as_ref());
-                if let (Some(events), Some(refusal)) = (context.events, refusal) {
+                if let Some(refusal) = refusal {
                     events.post(refusal.into());
                 }
                 if line.contains_key("msg") {

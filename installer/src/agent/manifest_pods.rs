@@ -1,6 +1,6 @@
 //! Pods from a directory of manifests, without a cluster. Files are read again when they change.
 
-use super::{PodLookup, PodsState};
+use crate::agent::pods::{PodLookup, PodsState};
 use crate::pod::manifest;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::bounded_read;

@@ -1,142 +1,51 @@
 //! The taints of our node: removed when the agent is ready, and set again when pods would start without redirection.
-//! The settings name them; without names the agent writes nothing. `critical` does the same for another taint and other
-//! conditions.
+//! The settings name them; without names the agent writes nothing.
 
-mod critical;
-
-pub use critical::{ConfigMapRef, CriticalDaemonSets, CriticalError};
-
-use super::Role;
-use super::cluster::{ClusterNode, OwnNode, QueryError, TaintState, changed_taints, set_taints};
 use super::events::{Event, EventQueue, Reason};
 use super::istio::IstioAgent;
 use super::status::{StatusSources, TurnReport};
-use crate::error::chain;
-use crate::host::settings::NodeTaint;
+use crate::cluster::{ClusterNode, OwnNode, SET_AFTER, TaintOrder, TaintState, TaintWriter};
+use crate::lead::role::Role;
 use crate::log::Log;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use serde_json::json;
 use std::os::fd::BorrowedFd;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// How long pods would have to start without redirection, or a critical DaemonSet be without a ready pod, until the
-/// taints are set: shorter than a new agent needs would keep pods off every node of a rollout.
-const SET_AFTER: Duration = Duration::from_secs(30);
-/// The time between two writes.
-const WRITE_INTERVAL: Duration = Duration::from_secs(60);
-/// The delay after a failed request.
-const RETRY: Duration = Duration::from_secs(5);
-/// The deadline of the requests; the end of the agent is delayed by no more than it.
-const TIMEOUT: Duration = Duration::from_secs(3);
 /// How often the agent's state is compared with the node's; and how often the settings are, without taints.
 const INTERVAL: Duration = Duration::from_secs(1);
 const IDLE_INTERVAL: Duration = Duration::from_secs(10);
 
-/// What keeping the taints needs.
-pub(super) struct TaintKeeper<'a> {
-    pub(super) home: &'a ClusterNode,
-    pub(super) own_node: &'a OwnNode,
-    pub(super) events: Option<&'a EventQueue>,
-    pub(super) log: &'a Log,
-}
-
-/// What should be done about the node's taints now.
-struct TaintOrder {
-    taints: Vec<NodeTaint>,
-    /// None: they stay as they are.
-    desired: Option<TaintState>,
-    /// How long until the next order.
-    wait: Duration,
-}
-
-/// When the next write may be made.
-#[derive(Debug, Default)]
-struct Schedule {
-    next_write: Option<Instant>,
-}
-
-impl TaintKeeper<'_> {
-    /// Keeps the agent's taints until `stop` is readable.
-    pub(super) fn keep(&self, sources: &StatusSources<'_>, stop: BorrowedFd<'_>) {
-        self.follow(stop, || {
-            let agent = sources.snapshot();
-            let taints = agent.status.report.taints.clone();
-            let (status, is_ready) = (&agent.status, agent.not_ready().is_empty());
-            let leads = matches!(agent.role, Role::Leads { .. });
-            let desired =
-                leads.then(|| desired(&status.report, is_ready, status.unredirected_for())).flatten();
-            // Before the first turn the setting is not known.
-            let is_idle = taints.is_empty() && agent.status.turned.is_some();
-            TaintOrder { taints, desired, wait: if is_idle { IDLE_INTERVAL } else { INTERVAL } }
-        });
-    }
-
-    /// Follows orders until `stop` is readable.
-    fn follow(&self, stop: BorrowedFd<'_>, mut next: impl FnMut() -> TaintOrder) {
-        let (mut schedule, mut logged) = (Schedule::default(), String::new());
-        loop {
-            let TaintOrder { taints, desired, mut wait } = next();
-            let change = desired.and_then(|desired| {
-                let observed = self.own_node.read()?;
-                Some((changed_taints(&observed.taints, &taints, desired)?, observed, desired))
-            });
-            if let Some((changed, observed, desired)) = change {
-                let now = Instant::now();
-                let not_before = schedule.wait(now);
-                wait = wait.min(not_before.max(RETRY));
-                if not_before.is_zero() {
-                    let result = set_taints(self.home, &observed, &changed, now + TIMEOUT);
-                    self.report(&result, desired, &taints, &mut logged);
-                    schedule.finish(result.is_ok(), Instant::now());
-                }
+/// Keeps the agent's taints until `stop` is readable.
+pub(super) fn keep(
+    home: &ClusterNode,
+    own_node: &OwnNode,
+    sources: &StatusSources<'_>,
+    stop: BorrowedFd<'_>,
+    events: &EventQueue,
+    log: &Log,
+) {
+    let written = |state, names: &str| {
+        let event = match state {
+            TaintState::Absent => {
+                let note = format!("this node redirects pods; removed the taint {names}");
+                Event::of_node(Reason::TaintRemoved, &note)
             }
-            let wait = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
-            match poll(&mut [PollFd::new(stop, PollFlags::POLLIN)], wait) {
-                Ok(0) | Err(_) => {}
-                Ok(_) => return,
+            TaintState::Present => {
+                let note = format!("pods would start without redirection; set the taint {names}");
+                Event::of_node(Reason::TaintSet, &note)
             }
-        }
-    }
-
-    fn report(
-        &self,
-        result: &Result<(), QueryError>,
-        desired: TaintState,
-        taints: &[NodeTaint],
-        logged: &mut String,
-    ) {
-        let names: Vec<_> = taints.iter().map(ToString::to_string).collect();
-        match result {
-            Ok(()) => {
-                logged.clear();
-                let (message, event) = match desired {
-                    TaintState::Absent => {
-                        let note =
-                            format!("this node redirects pods; removed the taint {}", names.join(", "));
-                        ("gybe node: removed the node's taints", Event::of_node(Reason::TaintRemoved, &note))
-                    }
-                    TaintState::Present => {
-                        let note = format!(
-                            "pods would start without redirection; set the taint {}",
-                            names.join(", ")
-                        );
-                        ("gybe node: set the node's taints", Event::of_node(Reason::TaintSet, &note))
-                    }
-                };
-                self.log.info(message, json!({ "taints": names }));
-                self.events.inspect(|events| events.post(event));
-            }
-            Err(why) => {
-                let cause = chain(why);
-                if *logged != cause {
-                    let hint = "the component node-taint of the manifests grants the right to patch nodes";
-                    let fields = json!({ "cause": cause, "taints": names, "hint": hint });
-                    self.log.warn("gybe node: the node's taints cannot be changed", fields);
-                }
-                *logged = cause;
-            }
-        }
-    }
+        };
+        events.post(event);
+    };
+    TaintWriter { home, own_node, log, written: &written }.follow(stop, || {
+        let agent = sources.snapshot();
+        let taints = agent.status.report.taints.clone();
+        let (status, is_ready) = (&agent.status, agent.not_ready().is_empty());
+        let leads = matches!(agent.role, Role::Leads { .. });
+        let desired = leads.then(|| desired(&status.report, is_ready, status.unredirected_for())).flatten();
+        // Before the first turn the setting is not known.
+        let is_idle = taints.is_empty() && agent.status.turned.is_some();
+        TaintOrder { taints, desired, wait: if is_idle { IDLE_INTERVAL } else { INTERVAL } }
+    });
 }
 
 /// Returns the state that the taints should have; none when they should stay as they are.
@@ -154,21 +63,10 @@ fn desired(report: &TurnReport, is_ready: bool, unredirected_for: Option<Duratio
     (is_lost && is_followed && !is_istio).then_some(TaintState::Present)
 }
 
-impl Schedule {
-    /// Returns how long until the next write may be made.
-    fn wait(&self, now: Instant) -> Duration {
-        self.next_write.map_or(Duration::ZERO, |time| time.saturating_duration_since(now))
-    }
-
-    /// Records a write. One that failed may have arrived, although its response did not.
-    fn finish(&mut self, is_done: bool, now: Instant) {
-        self.next_write = Some(now + if is_done { WRITE_INTERVAL } else { RETRY });
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::host::settings::NodeTaint;
 
     fn taints() -> Vec<NodeTaint> {
         vec![NodeTaint::parse("cni.istio.io/not-ready").unwrap()]
@@ -199,16 +97,5 @@ mod tests {
             change(&mut report);
             assert_eq!(desired(&report, is_ready, lost_for), expected, "{what}");
         }
-    }
-
-    #[test]
-    fn the_node_is_written_at_most_once_a_minute_and_after_a_failure_in_five_seconds() {
-        let (mut schedule, start) = (Schedule::default(), Instant::now());
-        let after = |seconds| start + Duration::from_secs(seconds);
-        assert_eq!(schedule.wait(start), Duration::ZERO);
-        schedule.finish(true, start);
-        assert_eq!([0, 59, 60].map(|at| schedule.wait(after(at)).as_secs()), [60, 1, 0]);
-        schedule.finish(false, after(60));
-        assert_eq!([60, 64, 65].map(|at| schedule.wait(after(at)).as_secs()), [5, 1, 0]);
     }
 }

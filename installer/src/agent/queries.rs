@@ -1,6 +1,6 @@
 //! The plugin's queries about pods, counted by their response.
 
-use super::{PodLookup, PodsState};
+use crate::agent::pods::{PodLookup, PodsState};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::wire::FactsResponse;
 use gybe_plugin::pod::PodFacts;

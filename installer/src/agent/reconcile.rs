@@ -13,13 +13,13 @@ mod uninstall;
 
 pub use live_settings::{LiveSettings, SettingsLoadError};
 
-use super::PodLookup;
-use super::cluster::OwnNode;
 use super::events::EventQueue;
 use super::kubeconfig::{self, Kubeconfig};
 use super::plugin_calls::PluginCalls;
 use super::status::{Phase, PublishedStatus, Status, TurnReport};
 use super::token::Validity;
+use crate::agent::pods::PodLookup;
+use crate::cluster::OwnNode;
 use crate::error::chain;
 use crate::host::apply::Busy;
 use crate::host::desired::{DesiredState, Shape};

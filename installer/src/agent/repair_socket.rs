@@ -1,9 +1,9 @@
 //! The socket to which the process that repairs pods sends its findings: one for each connection. The connection stays
 //! open while the agent acts on the finding, and the agent may request a judgement over it.
 
-use super::SocketContext;
-use super::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, Socket, SocketHealth, is_authorized};
-use super::socket_file::SocketError;
+use crate::lead::socket::SocketContext;
+use crate::lead::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, Socket, SocketHealth, is_authorized};
+use crate::lead::socket_file::SocketError;
 use crate::sandboxes::repair::{Finding, JUDGE, Judgement, MAX_FINDING};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

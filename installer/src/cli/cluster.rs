@@ -2,8 +2,8 @@
 
 use super::invocation::Context;
 use super::output::CommandError;
-use crate::agent::ClusterNode;
-use crate::agent::cluster::{Cluster, ServiceAccount};
+use crate::cluster::ClusterNode;
+use crate::cluster::{Cluster, ServiceAccount};
 use crate::host::settings::SERVICE_ACCOUNT;
 use clap::Args;
 use std::path::PathBuf;

@@ -6,11 +6,9 @@ use super::invocation::Context;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::print;
 use super::style::examples;
-use crate::agent::cluster::{
-    self, AgentAddress, AgentDaemonSet, ApiError, Cluster, ClusterNames, Left, PAGE_TIMEOUT, QueryError,
-    RunningAgent,
-};
+use crate::cluster::{self, ApiError, Cluster, ClusterNames, QueryError};
 use crate::error::chain;
+use crate::workstation::leave::{self, AgentAddress, AgentDaemonSet, Left, PAGE_TIMEOUT, RunningAgent};
 use clap::Args;
 use gybe_plugin::args::Namespace;
 use serde_json::json;
@@ -97,7 +95,7 @@ impl LeaveArgs {
         let namespace = self.namespace.as_str();
         print::line_on_stderr(&format!("context {context}, {}", server.trim_end_matches('/')));
         let asks = !self.yes && stdin().is_terminal();
-        let daemonsets = match cluster::agent_daemonsets(cluster, namespace, Instant::now() + TIMEOUT) {
+        let daemonsets = match leave::agent_daemonsets(cluster, namespace, Instant::now() + TIMEOUT) {
             Ok(daemonsets) => daemonsets,
             // Without a question, the requests below are repeated until the timeout.
             Err(QueryError::Api(why)) if !asks && !is_final(cluster, &why) => return Ok(()),
@@ -118,14 +116,14 @@ impl LeaveArgs {
     fn query(&self, cluster: &Cluster, until: Instant) -> Result<Nodes, QueryError> {
         let namespace = self.namespace.as_str();
         let deadline = || until.min(Instant::now() + TIMEOUT);
-        let daemonsets = cluster::agent_daemonsets(cluster, namespace, deadline())?;
+        let daemonsets = leave::agent_daemonsets(cluster, namespace, deadline())?;
         let mut waiting = Vec::new();
         for AgentDaemonSet { name, config_map, .. } in &daemonsets {
             let Some(config_map) = config_map else {
                 waiting.push(format!("the pods of the DaemonSet {name} mount no ConfigMap with settings"));
                 continue;
             };
-            match cluster::set_mode_leave(cluster, namespace, config_map, deadline()) {
+            match leave::set_mode_leave(cluster, namespace, config_map, deadline()) {
                 Ok(()) => {}
                 Err(QueryError::Api(why)) if is_final(cluster, &why) => return Err(why.into()),
                 Err(why) => {
@@ -134,7 +132,7 @@ impl LeaveArgs {
                 }
             }
         }
-        let agents = cluster::agent_addresses(cluster, namespace, deadline())?;
+        let agents = leave::agent_addresses(cluster, namespace, deadline())?;
         let mut queried: BTreeMap<&str, RunningAgent> = BTreeMap::new();
         for AgentAddress { pod, node, address, port } in &agents {
             match (node, address.zip(*port)) {
@@ -151,7 +149,7 @@ impl LeaveArgs {
         }
         let running: Vec<RunningAgent> = queried.values().cloned().collect();
         let mut left = BTreeMap::new();
-        for (node, answer) in queried.keys().zip(cluster::left(cluster, namespace, &running, until)?) {
+        for (node, answer) in queried.keys().zip(leave::left(cluster, namespace, &running, until)?) {
             match answer {
                 Left::Yes(report) => drop(left.insert((*node).to_owned(), report)),
                 Left::No(why) => waiting.push(format!("{node}: {why}")),

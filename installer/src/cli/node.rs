@@ -4,12 +4,13 @@ use super::cluster::ClusterArgs;
 use super::invocation::Context;
 use super::output::{CommandError, CommandOutput};
 use super::style::examples;
-use crate::agent::cluster::WatchedPods;
-use crate::agent::{
-    self, Agent, ClusterNode, LiveSettings, ManifestPods, NodeError, PodLookup, ReconcileConfig,
-};
+use crate::agent::pods::PodLookup;
+use crate::agent::pods::WatchedPods;
+use crate::agent::{self, Agent, LiveSettings, ManifestPods, NodeError, ReconcileConfig};
+use crate::cluster::ClusterNode;
 use crate::host::image::Image;
 use crate::host::settings::GRACE_PERIOD;
+use crate::lead::socket::ServeError;
 use clap::Args;
 use gybe_netfilter::hint::Hint;
 use gybe_plugin::conf::SOCKET;
@@ -95,7 +96,7 @@ impl NodeArgs {
 impl Hint for NodeError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Serve { source, .. } | Self::Lead { source, .. } => source.hint(),
+            Self::Serve(ServeError { source, .. }) | Self::Lead { source, .. } => source.hint(),
             Self::Wait { .. } => None,
         }
     }

@@ -1,7 +1,7 @@
 //! `gybe pod-facts`: looks up one pod for gybe-cni, which runs it when its configuration names a kubeconfig.
 
 use super::output::{CommandError, CommandOutput};
-use crate::agent::cluster::{self, Cluster};
+use crate::cluster::{self, Cluster};
 use clap::Args;
 use gybe_plugin::bounded_read;
 use gybe_plugin::facts::wire::MAX_REQUEST_BYTES;

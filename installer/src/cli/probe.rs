@@ -3,10 +3,10 @@
 use super::backend::BackendArg;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{examples, titles};
-use crate::agent::probe_loop::{self, Keep, untried};
-use crate::agent::stop_signal;
+use crate::lead::process::stop_signal;
 use crate::log::Log;
 use crate::probe::host_mounts::{HOST_MOUNTS, HostMounts, HostMountsError};
+use crate::probe_loop::{self, Keep, untried};
 use crate::sandboxes::repair::RepairNode;
 use clap::Args;
 use gybe_netfilter::backend::BackendKind;

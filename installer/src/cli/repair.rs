@@ -4,7 +4,7 @@ use super::directories::complete;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::pods::{OnNodeArgs, POD, as_json};
 use super::style::{bad, doubtful, examples, good, titles};
-use crate::agent::stop_signal;
+use crate::lead::process::stop_signal;
 use crate::log::Log;
 use crate::pod::manifest::printable;
 use crate::probe::host_mounts::{HOST_MOUNTS, HostMounts};

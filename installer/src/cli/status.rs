@@ -4,9 +4,9 @@ use super::cluster::KubeconfigArgs;
 use super::invocation::Context;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, examples, good, titles};
-use crate::agent::cluster::{AGENTS, AgentSelector, ClusterAgent, StatusPage, agents};
 use crate::agent_status::NodeStatus;
 use crate::pod::manifest::printable;
+use crate::workstation::agents::{self, AGENTS, AgentSelector, ClusterAgent, StatusPage};
 use clap::Args;
 use gybe_plugin::args::Namespace;
 use serde_json::{Value, json};
@@ -50,7 +50,7 @@ impl StatusArgs {
         let cluster = self.kubeconfig.cluster(context)?;
         let selector = AgentSelector { namespace: self.namespace.clone(), labels: self.selector.clone() };
         let until = Instant::now() + Duration::from_secs(self.timeout);
-        let found = agents(&cluster, &selector, until)
+        let found = agents::agents(&cluster, &selector, until)
             .map_err(|why| CommandError::hinted("cannot read the agents' status", why))?;
         if found.is_empty() {
             let what = format!("namespace {} has no pod with the labels {}", self.namespace, self.selector);

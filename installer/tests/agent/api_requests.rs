@@ -2,7 +2,7 @@
 
 use crate::cluster::{QUERY_DEADLINE, TestCluster};
 use gybe_api_server::{Fault, FaultKind, Network, Verb};
-use gybe_installer::agent::cluster::{Cluster, DaemonSetState, ServiceAccount, daemonset_state};
+use gybe_installer::cluster::{Cluster, DaemonSetState, ServiceAccount, daemonset_state};
 use serde_json::{Value, json};
 use std::time::{Duration, Instant};
 

@@ -1,8 +1,9 @@
 //! An API server for one test, the service account's directory, and a watch. Dropping [`TestCluster`] removes them.
 
 use gybe_api_server::{ApiServer, Request, ServiceAccount, Validity};
-use gybe_installer::agent::PodLookup;
-use gybe_installer::agent::cluster::{self, Cluster, WatchState, WatchedPods};
+use gybe_installer::agent::pods::PodLookup;
+use gybe_installer::agent::pods::{WatchState, WatchedPods};
+use gybe_installer::cluster::{self, Cluster};
 use gybe_plugin::facts::wire::{self, FactsResponse};
 use gybe_test_support::{PATIENCE, TestDir, wait_until};
 use serde_json::{Value, json};

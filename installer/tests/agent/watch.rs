@@ -1,8 +1,8 @@
 //! The pod cache while the watch is healthy, and its cost for the API server.
 
 use crate::cluster::{NODE, TestCluster, assert_known, injected_pod, query, wait_for_state};
-use gybe_installer::agent::PodLookup;
-use gybe_installer::agent::cluster::WatchedPods;
+use gybe_installer::agent::pods::PodLookup;
+use gybe_installer::agent::pods::WatchedPods;
 use gybe_plugin::facts::wire::{self, FactsResponse};
 use std::thread;
 use std::time::{Duration, Instant};

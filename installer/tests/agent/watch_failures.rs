@@ -6,7 +6,7 @@ use crate::cluster::{
     wait_for_state, watched_cluster,
 };
 use gybe_api_server::{Fault, FaultKind, Network, Request, Validity, Verb};
-use gybe_installer::agent::cluster::WatchedPods;
+use gybe_installer::agent::pods::WatchedPods;
 use gybe_plugin::facts::wire::FactsResponse;
 use gybe_test_support::fastest;
 use std::sync::atomic::{AtomicBool, Ordering};

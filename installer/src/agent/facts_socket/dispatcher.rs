@@ -2,7 +2,7 @@
 
 use super::connection::{Connection, Received, Request};
 use super::job_queue::{Job, JobQueue, Task};
-use crate::agent::PodLookup;
+use crate::agent::pods::PodLookup;
 use crate::agent_status::{self, AgentStatus};
 use crate::log::Log;
 use gybe_plugin::facts::wire::{self, FactsRequest, FactsResponse, WireError};

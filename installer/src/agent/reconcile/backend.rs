@@ -1,7 +1,7 @@
 //! The backend that the entry names, from the node's label, the settings and the last probe report.
 
 use super::status_log::StatusLog;
-use crate::agent::cluster::{ObservedNode, OwnNode};
+use crate::cluster::{ObservedNode, OwnNode};
 use crate::host::conflist::PluginChain;
 use crate::host::image::PLUGIN;
 use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, observe};

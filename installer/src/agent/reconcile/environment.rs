@@ -1,8 +1,8 @@
 //! Observes what the desired state depends on besides the node's conf files: istio-cni's agent and program, and istiod.
 
 use super::status_log::StatusLog;
-use crate::agent::PodLookup;
 use crate::agent::istio::{IstioAgent, IstioComponent};
+use crate::agent::pods::PodLookup;
 use crate::host::conflist::ISTIO;
 use crate::host::desired::TakeOver;
 use crate::host::identity::Identity;

@@ -8,13 +8,13 @@ use std::mem::size_of;
 const MAX_SIZE: usize = 16 << 10;
 
 #[derive(Debug)]
-pub(in crate::agent::cluster) struct CachedPod {
+pub(in crate::agent::pods) struct CachedPod {
     facts: PodFacts,
     is_whole: bool,
 }
 
 impl CachedPod {
-    pub(in crate::agent::cluster) fn new(mut facts: PodFacts) -> Self {
+    pub(in crate::agent::pods) fn new(mut facts: PodFacts) -> Self {
         if size(&facts) > MAX_SIZE {
             let PodFacts { namespace, name, uid, mut labels, .. } = facts;
             labels.retain(|key, value| ISTIO_COMPONENTS.contains(&(key, value)));

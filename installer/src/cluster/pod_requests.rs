@@ -3,6 +3,7 @@
 
 use super::error::ApiError;
 use gybe_plugin::args::{Namespace, PodRef};
+use gybe_plugin::facts::wire::FactsResponse;
 use gybe_plugin::pod::Manifest;
 use hyper::{Request, Uri};
 use kube::api::{GetParams, ListParams};
@@ -12,7 +13,7 @@ const PODS: &str = "/api/v1/pods";
 const NODES: &str = "/api/v1/nodes";
 
 /// The limit of an object: etcd has 1.5 MiB, and the API server 3.
-pub(super) const MAX_OBJECT: usize = 4 << 20;
+pub(crate) const MAX_OBJECT: usize = 4 << 20;
 
 /// The number of pods in a page, if the server splits the list: one page at a time is parsed.
 const PAGE_SIZE: u32 = 100;
@@ -31,7 +32,7 @@ pub struct PodSelector {
 /// every agent; the kubelet lists in the same way. A pod that such a list does not contain yet comes by the watch, or
 /// is looked up. kube omits the version from a request with a limit, so it is added here; from the second page on the
 /// token contains it.
-pub(super) fn list(node: &str, next: Option<&str>) -> Result<Request<Vec<u8>>, ApiError> {
+pub(crate) fn list(node: &str, next: Option<&str>) -> Result<Request<Vec<u8>>, ApiError> {
     let mut params = ListParams::default().fields(&of_node(node)).limit(PAGE_SIZE);
     params.continue_token = next.map(str::to_owned);
     let mut request = ApiRequest::new(PODS).list(&params).map_err(|_| invalid_name())?;
@@ -43,12 +44,12 @@ pub(super) fn list(node: &str, next: Option<&str>) -> Result<Request<Vec<u8>>, A
 }
 
 /// Requests the events of a node's pods after a version, for `seconds`.
-pub(super) fn watch(node: &str, version: &str, seconds: u32) -> Result<Request<Vec<u8>>, ApiError> {
+pub(crate) fn watch(node: &str, version: &str, seconds: u32) -> Result<Request<Vec<u8>>, ApiError> {
     watch_fields(PODS, &of_node(node), version, seconds)
 }
 
 /// Requests the events of a node after a version, for `seconds`.
-pub(super) fn watch_node(node: &str, version: &str, seconds: u32) -> Result<Request<Vec<u8>>, ApiError> {
+pub(crate) fn watch_node(node: &str, version: &str, seconds: u32) -> Result<Request<Vec<u8>>, ApiError> {
     watch_fields(NODES, &format!("metadata.name={node}"), version, seconds)
 }
 
@@ -69,13 +70,13 @@ fn watch_fields(
     Request::get(format!("{objects}?{query}")).body(Vec::new()).map_err(|_| invalid_name())
 }
 
-pub(super) fn one(pod: &PodRef) -> Result<Request<Vec<u8>>, ApiError> {
+pub(crate) fn one(pod: &PodRef) -> Result<Request<Vec<u8>>, ApiError> {
     let pods = format!("/api/v1/namespaces/{}/pods", pod.namespace);
     ApiRequest::new(pods).get(pod.name.as_str(), &GetParams::default()).map_err(|_| invalid_name())
 }
 
 /// Requests a list with this pod, or without any if it is not on this node or further selectors do not select it.
-pub(super) fn one_if_selected(
+pub(crate) fn one_if_selected(
     node: &str,
     pod: &PodRef,
     fields: &str,
@@ -92,20 +93,30 @@ pub(super) fn one_if_selected(
 }
 
 /// Requests the selected pods of a node, from the server's cache.
-pub(super) fn selected(node: &str, selected: &PodSelector) -> Result<Request<Vec<u8>>, ApiError> {
+pub(crate) fn selected(node: &str, selected: &PodSelector) -> Result<Request<Vec<u8>>, ApiError> {
     let params = ListParams::default().fields(&of_node(node)).labels(&selected.labels).match_any();
     let pods = ApiRequest::new(format!("/api/v1/namespaces/{}/pods", selected.namespace));
     pods.list(&params).map_err(|_| invalid_name())
 }
 
-pub(super) type Pod = Manifest;
+pub(crate) type Pod = Manifest;
 
 fn of_node(node: &str) -> String {
     format!("spec.nodeName={node}")
 }
 
-pub(super) fn invalid_name() -> ApiError {
+pub(crate) fn invalid_name() -> ApiError {
     ApiError::Unreadable("cannot be requested: a name in the request is invalid")
+}
+
+/// Converts the API server's response to the plugin's facts; `preface` precedes the reason of a fault.
+pub(crate) fn facts_response(response: Result<Pod, ApiError>, preface: &str) -> FactsResponse {
+    match response.map(Pod::facts) {
+        Ok(Ok(facts)) => FactsResponse::Pod(Box::new(facts)),
+        Ok(Err(fault)) => FactsResponse::Error(format!("{preface}the API server's answer is {fault}")),
+        Err(fault) if fault.is_missing() => FactsResponse::Unknown,
+        Err(fault) => FactsResponse::Error(format!("{preface}{fault}")),
+    }
 }
 
 #[cfg(test)]

@@ -15,19 +15,19 @@ const MAX_SIZE: u64 = 64 << 10;
 
 /// The file, and the token that was last read from it.
 #[derive(Debug)]
-pub(super) struct TokenFile {
+pub(crate) struct TokenFile {
     path: PathBuf,
     /// Marked as sensitive: its `Debug` omits the value.
     last: Mutex<Option<HeaderValue>>,
 }
 
 impl TokenFile {
-    pub(super) fn new(path: PathBuf) -> Self {
+    pub(crate) fn new(path: PathBuf) -> Self {
         Self { path, last: Mutex::default() }
     }
 
     /// Returns the file's token, or the last one while the file cannot be read.
-    pub(super) fn bearer(&self) -> Result<HeaderValue, ApiError> {
+    pub(crate) fn bearer(&self) -> Result<HeaderValue, ApiError> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         match self.read() {
             Ok(header) => Ok(last.insert(header).clone()),

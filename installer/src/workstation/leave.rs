@@ -1,12 +1,12 @@
 //! The removal of Gybe from all nodes: the agents' DaemonSets, the ConfigMaps that they follow, and their page `/left`.
 
-use super::access::Cluster;
 use super::agents::{self, AGENTS, AgentSelector};
-use super::error::{ApiError, truncate};
-use super::objects::{DaemonSet, List, Pod};
-use super::pod_requests::invalid_name;
-use super::queries::{QueryError, run, send, write};
 use crate::agent_status::UNINSTALLED;
+use crate::cluster::Cluster;
+use crate::cluster::error::{ApiError, truncate};
+use crate::cluster::objects::{DaemonSet, List, Pod};
+use crate::cluster::pod_requests::invalid_name;
+use crate::cluster::queries::{QueryError, run, send, write};
 use futures::{StreamExt, TryStreamExt, stream};
 use http_body_util::{BodyExt, Empty, Limited};
 use hyper::body::Bytes;
@@ -24,7 +24,7 @@ use tokio::time::timeout_at;
 /// The number of agents that are queried at the same time.
 const CONCURRENT: usize = 64;
 /// The deadline of one agent's response.
-pub const PAGE_TIMEOUT: Duration = Duration::from_secs(5);
+pub(crate) const PAGE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The limit of a page.
 const MAX_PAGE: usize = 16 << 10;
 /// The variable with the port of the page, and its default.
@@ -34,7 +34,7 @@ const CONFIG_VOLUME: &str = "config";
 
 /// A DaemonSet of agents.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AgentDaemonSet {
+pub(crate) struct AgentDaemonSet {
     pub name: String,
     /// The number of nodes that should have an agent.
     pub desired: usize,
@@ -44,7 +44,7 @@ pub struct AgentDaemonSet {
 
 /// The pod of an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct AgentAddress {
+pub(crate) struct AgentAddress {
     pub pod: String,
     /// None until it is scheduled.
     pub node: Option<String>,
@@ -56,14 +56,14 @@ pub struct AgentAddress {
 
 /// An agent that is queried.
 #[derive(Debug, Clone)]
-pub struct RunningAgent {
+pub(crate) struct RunningAgent {
     pub pod: String,
     pub address: SocketAddr,
 }
 
 /// An agent's response at `/left`.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Left {
+pub(crate) enum Left {
     /// The entry is removed; the text names the programs that stay.
     Yes(String),
     /// Why it is not, or why there is no response.
@@ -85,7 +85,7 @@ impl From<DaemonSet> for AgentDaemonSet {
 ///
 /// # Errors
 /// When the cluster cannot be reached, refuses, or does not respond in time.
-pub fn set_mode_leave(
+pub(crate) fn set_mode_leave(
     cluster: &Cluster,
     namespace: &str,
     config_map: &str,
@@ -100,7 +100,7 @@ pub fn set_mode_leave(
 ///
 /// # Errors
 /// As [`set_mode_leave`].
-pub fn agent_addresses(
+pub(crate) fn agent_addresses(
     cluster: &Cluster,
     namespace: &str,
     until: Instant,
@@ -124,7 +124,7 @@ pub fn agent_addresses(
 ///
 /// # Errors
 /// As [`set_mode_leave`].
-pub fn agent_daemonsets(
+pub(crate) fn agent_daemonsets(
     cluster: &Cluster,
     namespace: &str,
     until: Instant,
@@ -141,7 +141,7 @@ pub fn agent_daemonsets(
 ///
 /// # Errors
 /// When no thread for the requests can be started, or the cluster cannot be used, or the API server refuses them.
-pub fn left(
+pub(crate) fn left(
     cluster: &Cluster,
     namespace: &str,
     agents: &[RunningAgent],

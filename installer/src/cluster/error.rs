@@ -58,7 +58,7 @@ impl ApiError {
     }
 
     /// Reports whether the response is a `Status` with a reason, as the API server sends it.
-    pub(super) fn has_reason(&self) -> bool {
+    pub(crate) fn has_reason(&self) -> bool {
         matches!(self, Self::Refused { reason, .. } if !reason.is_empty())
     }
 
@@ -67,7 +67,7 @@ impl ApiError {
         matches!(self.status(), Some(401 | 403))
     }
 
-    pub(super) fn retry_after(&self) -> Option<Duration> {
+    pub(crate) fn retry_after(&self) -> Option<Duration> {
         match self {
             Self::Refused { retry_after, .. } => *retry_after,
             _ => None,
@@ -75,7 +75,7 @@ impl ApiError {
     }
 
     /// Converts the error of a body that ended early.
-    pub(super) fn broken(fault: &(dyn Error + 'static)) -> Self {
+    pub(crate) fn broken(fault: &(dyn Error + 'static)) -> Self {
         if layers(fault).any(<dyn Error>::is::<LengthLimitError>) {
             return Self::Unreadable("is longer than the limit");
         }
@@ -102,7 +102,7 @@ impl From<kube::Error> for ApiError {
 }
 
 /// Reports whether the server closed an established connection before it responded.
-pub(super) fn has_hung_up(fault: &legacy::Error) -> bool {
+pub(crate) fn has_hung_up(fault: &legacy::Error) -> bool {
     let closed = |layer: &(dyn Error + 'static)| match layer.downcast_ref::<hyper::Error>() {
         Some(fault) => fault.is_incomplete_message() || fault.is_canceled() || fault.is_closed(),
         None => layer.downcast_ref::<io::Error>().is_some_and(|fault| {
@@ -116,7 +116,7 @@ pub(super) fn has_hung_up(fault: &legacy::Error) -> bool {
 /// The length of a message in characters; the plugin truncates it further.
 const MAX_MESSAGE: usize = 200;
 
-pub(super) fn truncate(text: &str) -> String {
+pub(crate) fn truncate(text: &str) -> String {
     text.chars().map(|c| if c.is_control() { ' ' } else { c }).take(MAX_MESSAGE).collect()
 }
 

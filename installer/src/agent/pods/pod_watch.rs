@@ -1,11 +1,11 @@
 //! The watch of this node's pods, which begins with a list.
 
-use super::error::ApiError;
 use super::list_parser::ListParser;
-use super::objects::{Ignored, List};
 use super::pod_cache::{CachedPod, PodCache, PodsByName, key};
-use super::pod_requests::{self, Pod};
-use super::watch::{TOO_LONG, Watched};
+use crate::cluster::error::ApiError;
+use crate::cluster::objects::{Ignored, List};
+use crate::cluster::pod_requests::{self, Pod};
+use crate::cluster::watch::{TOO_LONG, Watched};
 use crate::log::Log;
 use http_body_util::BodyExt;
 use hyper::Request;

@@ -4,7 +4,6 @@
 use super::access::{Cluster, ClusterError, ClusterNames};
 use super::client;
 use super::error::ApiError;
-use super::lookup;
 use super::objects::{ConfigMap, List, Object, Pod};
 use super::own_node::{ClusterNode, ObservedNode};
 use super::pod_requests::{self, PodSelector, invalid_name};
@@ -206,7 +205,7 @@ fn events(namespace: &str) -> ApiRequest {
     ApiRequest::new(format!("/apis/events.k8s.io/v1/namespaces/{namespace}/events"))
 }
 
-pub(super) fn write(
+pub(crate) fn write(
     cluster: &Cluster,
     request: Result<Request<Vec<u8>>, kube::core::request::Error>,
     until: Instant,
@@ -223,14 +222,14 @@ pub fn pod_facts(cluster: &Cluster, query: &[u8], until: Instant) -> Result<Stri
     let pod = wire::decode_request(query)?.pod;
     let request = pod_requests::one(&pod).map_err(QueryError::from);
     let response = match request.and_then(|request| send(cluster, request, until)) {
-        Ok(manifest) => lookup::facts_response(Ok(manifest), ""),
-        Err(QueryError::Api(fault)) => lookup::facts_response(Err(fault), ""),
+        Ok(manifest) => pod_requests::facts_response(Ok(manifest), ""),
+        Err(QueryError::Api(fault)) => pod_requests::facts_response(Err(fault), ""),
         Err(QueryError::Cluster(fault)) => FactsResponse::Error(chain(&fault)),
     };
     Ok(wire::encode_response(&response))
 }
 
-pub(super) fn send<T: DeserializeOwned>(
+pub(crate) fn send<T: DeserializeOwned>(
     cluster: &Cluster,
     request: Request<Vec<u8>>,
     until: Instant,
@@ -242,7 +241,7 @@ pub(super) fn send<T: DeserializeOwned>(
 }
 
 /// Requests one object until then at the latest.
-pub(super) async fn requested<T: DeserializeOwned>(
+pub(crate) async fn requested<T: DeserializeOwned>(
     client: &Client,
     request: Request<Vec<u8>>,
     until: Instant,
@@ -255,7 +254,7 @@ pub(super) async fn requested<T: DeserializeOwned>(
 }
 
 /// Runs requests on the calling thread.
-pub(super) fn run<T>(requests: impl Future<Output = T>) -> Result<T, ClusterError> {
+pub(crate) fn run<T>(requests: impl Future<Output = T>) -> Result<T, ClusterError> {
     let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = runtime.map_err(ClusterError::Thread)?;
     let result = runtime.block_on(requests);

@@ -15,7 +15,7 @@
 //! | the container of the old pod restarts | the new one: the pod's start counts, not the process' |
 //! | an agent without this protocol runs, too | the one with it; the other changes the node until it ends |
 
-use super::SocketContext;
+use super::socket::SocketContext;
 use super::socket::{CHECK_INTERVAL, Socket};
 use super::socket_file::{self, SocketError};
 use crate::retry::since_boot;

@@ -34,10 +34,10 @@ const FIRST_WAIT: Duration = Duration::from_millis(200);
 /// A watch that was open for less than this did not succeed, however it ended.
 const STEADY: Duration = Duration::from_secs(5);
 
-pub(super) const TOO_LONG: &str = "has an object that is longer than the limit";
+pub(crate) const TOO_LONG: &str = "has an object that is longer than the limit";
 
 /// The objects of a watch.
-pub(super) trait Watched {
+pub(crate) trait Watched {
     type Object: DeserializeOwned;
 
     /// The longest wait between two watches.
@@ -62,15 +62,15 @@ pub(super) trait Watched {
     fn failed(&self, fault: &ApiError, again_in_ms: u64, log: &Log);
 }
 
-pub(super) struct Watch<'a, W> {
-    pub(super) client: Client,
-    pub(super) watched: W,
-    pub(super) log: &'a Log,
+pub(crate) struct Watch<'a, W> {
+    pub(crate) client: Client,
+    pub(crate) watched: W,
+    pub(crate) log: &'a Log,
 }
 
 impl<W: Watched> Watch<'_, W> {
     /// Watches until the future is dropped.
-    pub(super) async fn run(self) -> Infallible {
+    pub(crate) async fn run(self) -> Infallible {
         let (mut backoff, mut version) = (Backoff::new(FIRST_WAIT), None);
         loop {
             let mut opened = None;

@@ -1,10 +1,9 @@
 //! The critical DaemonSets of istio-cni-taint: a ConfigMap lists them, and each must have a ready pod on the node
 //! before the taint `NodeReadiness` is removed.
 
-use super::{RETRY, SET_AFTER, TaintKeeper, TaintOrder, WRITE_INTERVAL};
-use crate::agent::cluster::{
-    ClusterNode, OwnNode, PodSelector, QueryError, TaintState, changed_taints, config_map, has_ready_pod,
-    set_taints,
+use crate::cluster::{
+    ClusterNode, OwnNode, PodSelector, QueryError, RETRY, SET_AFTER, TaintOrder, TaintState, TaintWriter,
+    WRITE_INTERVAL, changed_taints, config_map, has_ready_pod, set_taints,
 };
 use crate::error::chain;
 use crate::host::settings::NodeTaint;
@@ -31,7 +30,7 @@ const TIMEOUT: Duration = Duration::from_secs(10);
 
 /// The name of a ConfigMap.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConfigMapRef {
+pub(crate) struct ConfigMapRef {
     namespace: Namespace,
     name: String,
 }
@@ -39,7 +38,7 @@ pub struct ConfigMapRef {
 impl ConfigMapRef {
     /// Returns none unless both are Kubernetes names.
     #[must_use]
-    pub fn parse(namespace: &str, name: &str) -> Option<Self> {
+    pub(crate) fn parse(namespace: &str, name: &str) -> Option<Self> {
         // The names of ConfigMaps and of pods have the same form (RFC 1123 subdomains).
         let name = PodName::parse(name).ok()?.as_str().to_owned();
         Some(Self { namespace: Namespace::parse(namespace).ok()?, name })
@@ -54,7 +53,7 @@ impl fmt::Display for ConfigMapRef {
 
 /// Why a check of the critical DaemonSets failed.
 #[derive(Debug, thiserror::Error)]
-pub enum CriticalError {
+pub(crate) enum CriticalError {
     #[error("cannot read the ConfigMap {0}")]
     Read(ConfigMapRef, #[source] QueryError),
     #[error("the ConfigMap {0} is invalid: {1}")]
@@ -82,7 +81,7 @@ impl Hint for CriticalError {
 
 /// The critical DaemonSets of a node.
 #[derive(Debug)]
-pub struct CriticalDaemonSets {
+pub(crate) struct CriticalDaemonSets {
     pub home: ClusterNode,
     pub config_map: ConfigMapRef,
 }
@@ -103,7 +102,7 @@ impl CriticalDaemonSets {
     ///
     /// # Errors
     /// When a request fails, or the ConfigMap is invalid.
-    pub fn check(&self) -> Result<Vec<String>, CriticalError> {
+    pub(crate) fn check(&self) -> Result<Vec<String>, CriticalError> {
         let unready = self.unready()?;
         if unready.is_empty() {
             self.watching(&Log::default(), |own_node| self.remove(own_node))??;
@@ -140,14 +139,14 @@ impl CriticalDaemonSets {
     ///
     /// # Errors
     /// When the node cannot be watched.
-    pub fn keep(&self, stop: BorrowedFd<'_>) -> Result<(), CriticalError> {
+    pub(crate) fn keep(&self, stop: BorrowedFd<'_>) -> Result<(), CriticalError> {
         let log = Log::default();
         self.watching(&log, |own_node| self.keep_watched(own_node, stop, &log))
     }
 
     fn keep_watched(&self, own_node: &OwnNode, stop: BorrowedFd<'_>, log: &Log) {
         let (mut unready_since, mut logged, mut backoff) = (None, None, Backoff::new(RETRY));
-        TaintKeeper { home: &self.home, own_node, events: None, log }.follow(stop, || {
+        TaintWriter { home: &self.home, own_node, log, written: &|_, _| {} }.follow(stop, || {
             let node = own_node.wait(TIMEOUT).ok_or_else(|| CriticalError::Node(self.home.node.clone()));
             let unready = node.and_then(|_| self.unready());
             let state = unready.as_ref().map_err(|why| chain(why)).cloned();

@@ -7,7 +7,7 @@ mod pending;
 pub(super) use cached_pod::CachedPod;
 pub(super) use pending::{WaitLimits, timed_out};
 
-use super::error::ApiError;
+use crate::cluster::error::ApiError;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::matches;
 use gybe_plugin::facts::wire::FactsResponse;

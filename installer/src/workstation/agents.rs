@@ -1,12 +1,12 @@
 //! The node agents of a cluster: their pods, and the page `/status` of each, through the API server's proxy for pods.
 
-use super::access::Cluster;
-use super::client;
-use super::error::ApiError;
-use super::objects::{ContainerStatus, List, Pod, PodStatus};
-use super::pod_requests::invalid_name;
-use super::queries::{QueryError, run};
 use crate::agent_status::NodeStatus;
+use crate::cluster::Cluster;
+use crate::cluster::client;
+use crate::cluster::error::ApiError;
+use crate::cluster::objects::{ContainerStatus, List, Pod, PodStatus};
+use crate::cluster::pod_requests::invalid_name;
+use crate::cluster::queries::{QueryError, run};
 use futures::stream::{self, StreamExt};
 use http_body_util::{BodyExt, Limited};
 use hyper::Request;
@@ -35,11 +35,11 @@ const PORT: &str = "MONITORING_PORT";
 const DEFAULT_PORT: u16 = 15014;
 
 /// The label of the agents' DaemonSets and pods.
-pub const AGENTS: &str = "app.kubernetes.io/name=gybe-node";
+pub(crate) const AGENTS: &str = "app.kubernetes.io/name=gybe-node";
 
 /// Which pods are agents.
 #[derive(Debug, Clone)]
-pub struct AgentSelector {
+pub(crate) struct AgentSelector {
     pub namespace: String,
     /// A label selector.
     pub labels: String,
@@ -47,7 +47,7 @@ pub struct AgentSelector {
 
 /// An agent's pod, and its page.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ClusterAgent {
+pub(crate) struct ClusterAgent {
     pub pod: String,
     /// Empty while the pod is not scheduled.
     pub node: String,
@@ -60,7 +60,7 @@ pub struct ClusterAgent {
 
 /// The page of an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum StatusPage {
+pub(crate) enum StatusPage {
     Read(NodeStatus),
     /// The agent does not run.
     NotRunning,
@@ -72,7 +72,7 @@ pub enum StatusPage {
 
 impl StatusPage {
     #[must_use]
-    pub fn status(&self) -> Option<&NodeStatus> {
+    pub(crate) fn status(&self) -> Option<&NodeStatus> {
         match self {
             Self::Read(status) => Some(status),
             _ => None,
@@ -85,7 +85,7 @@ impl StatusPage {
 /// # Errors
 /// When the agents' pods cannot be listed in time, or the API server refuses our identity or our rights to every page.
 /// Another page that cannot be read is the result of its agent.
-pub fn agents(
+pub(crate) fn agents(
     cluster: &Cluster,
     selector: &AgentSelector,
     until: Instant,

@@ -1,9 +1,8 @@
 //! Lookups of single pods that the watch has not delivered, on the runtime's thread.
 
-use super::client;
-use super::error::ApiError;
 use super::pod_cache::{PodCache, timed_out};
-use super::pod_requests::{self, Pod};
+use crate::cluster::client;
+use crate::cluster::pod_requests::{self, Pod};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::wire::FactsResponse;
 use kube::Client;
@@ -46,15 +45,5 @@ async fn get(client: &Client, cache: &PodCache, permits: &Semaphore, pod: &PodRe
     {
         cache.count_error(fault);
     }
-    facts_response(response, "not in the agent's cache yet, and ")
-}
-
-/// Converts the API server's response to the plugin's facts; `preface` precedes the reason of a fault.
-pub(super) fn facts_response(response: Result<Pod, ApiError>, preface: &str) -> FactsResponse {
-    match response.map(Pod::facts) {
-        Ok(Ok(facts)) => FactsResponse::Pod(Box::new(facts)),
-        Ok(Err(fault)) => FactsResponse::Error(format!("{preface}the API server's answer is {fault}")),
-        Err(fault) if fault.is_missing() => FactsResponse::Unknown,
-        Err(fault) => FactsResponse::Error(format!("{preface}{fault}")),
-    }
+    pod_requests::facts_response(response, "not in the agent's cache yet, and ")
 }

@@ -3,7 +3,7 @@
 //! A server may send a node's whole list at once, which is megabytes; a cached pod has a few hundred bytes. So only one
 //! item of a list is in memory at a time.
 
-use super::pod_requests::MAX_OBJECT;
+use crate::cluster::pod_requests::MAX_OBJECT;
 
 /// The limit of the list without its items (kind, version, the token of the next page), in bytes.
 const MAX_REST: usize = 64 << 10;

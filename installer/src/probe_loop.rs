@@ -4,16 +4,17 @@
 
 mod schedule;
 
-use super::leader::{self, Candidate, LeadEnd};
-use super::socket::SocketHealth;
-use super::socket_file::SocketError;
-use super::{Role, SharedRole, SocketContext};
 use crate::error::errno;
 use crate::host::platform::Platform;
 use crate::host::runtimes::processes::{DropInCheck, RuntimeProcess, running};
 use crate::host::runtimes::report::RuntimeReport;
 use crate::host::settings::PROBE_LEADER;
 use crate::host::watch::{DirectoryWatch, WakeReason};
+use crate::lead::leader::{self, Candidate, LeadEnd};
+use crate::lead::role::{Role, SharedRole};
+use crate::lead::socket::SocketContext;
+use crate::lead::socket::SocketHealth;
+use crate::lead::socket_file::SocketError;
 use crate::log::Log;
 use crate::sandboxes::repair::{self, Occasion, RepairNode};
 use gybe_netfilter::backend::BackendKind;
@@ -84,7 +85,7 @@ pub(crate) fn run(
     log: &Log,
 ) -> Result<(), ProbeLoopError> {
     let (health, role) = (SocketHealth::default(), SharedRole::default());
-    let context = SocketContext { log, health: &health, role: &role, events: None };
+    let context = SocketContext { log, health: &health, role: &role };
     let candidate = Candidate::new(Path::new(DIRECTORY), PROBE_LEADER, leader::pod_start(None), "");
     loop {
         let waits = || log.info("gybe probe: another probe leads on this node; waiting", json!({}));

@@ -9,11 +9,11 @@ use std::collections::BTreeMap;
 /// A page of a list, or a whole list.
 #[derive(Deserialize)]
 #[serde(bound = "T: Deserialize<'de>")]
-pub(super) struct List<T> {
+pub(crate) struct List<T> {
     #[serde(default)]
     metadata: ListMetadata,
     #[serde(default = "Vec::new", deserialize_with = "null_is_empty")]
-    pub(super) items: Vec<T>,
+    pub(crate) items: Vec<T>,
 }
 
 #[derive(Deserialize, Default)]
@@ -25,12 +25,12 @@ struct ListMetadata {
 
 impl<T> List<T> {
     /// Returns the token of the next page; none on the last one.
-    pub(super) fn next(&self) -> Option<&str> {
+    pub(crate) fn next(&self) -> Option<&str> {
         Some(self.metadata.r#continue.as_str()).filter(|token| !token.is_empty())
     }
 
     /// Returns the resource version from which the list can be watched.
-    pub(super) fn version(&self) -> Result<String, ApiError> {
+    pub(crate) fn version(&self) -> Result<String, ApiError> {
         let version = Some(self.metadata.resource_version.clone()).filter(|version| !version.is_empty());
         version.ok_or(ApiError::Unreadable("is a list without a version"))
     }
@@ -39,107 +39,107 @@ impl<T> List<T> {
 /// Any object; `S` and `T` are its spec and its status.
 #[derive(Deserialize)]
 #[serde(bound = "S: Deserialize<'de> + Default, T: Deserialize<'de> + Default")]
-pub(super) struct Object<S = Ignored, T = Ignored> {
+pub(crate) struct Object<S = Ignored, T = Ignored> {
     #[serde(default)]
-    pub(super) metadata: Metadata,
+    pub(crate) metadata: Metadata,
     #[serde(default)]
-    pub(super) spec: S,
+    pub(crate) spec: S,
     #[serde(default)]
-    pub(super) status: T,
+    pub(crate) status: T,
 }
 
 /// A part of an object that is not read.
-pub(super) type Ignored = serde::de::IgnoredAny;
+pub(crate) type Ignored = serde::de::IgnoredAny;
 
-pub(super) type Pod = Object<PodSpec, PodStatus>;
-pub(super) type DaemonSet = Object<DaemonSetSpec, DaemonSetStatus>;
-pub(super) type Node = Object<NodeSpec>;
+pub(crate) type Pod = Object<PodSpec, PodStatus>;
+pub(crate) type DaemonSet = Object<DaemonSetSpec, DaemonSetStatus>;
+pub(crate) type Node = Object<NodeSpec>;
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Metadata {
-    pub(super) name: String,
-    pub(super) resource_version: String,
-    pub(super) deletion_timestamp: Option<String>,
+pub(crate) struct Metadata {
+    pub(crate) name: String,
+    pub(crate) resource_version: String,
+    pub(crate) deletion_timestamp: Option<String>,
     #[serde(deserialize_with = "null_is_empty")]
-    pub(super) labels: BTreeMap<String, String>,
+    pub(crate) labels: BTreeMap<String, String>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct PodSpec {
+pub(crate) struct PodSpec {
     /// Empty until the pod is scheduled.
-    pub(super) node_name: String,
-    pub(super) containers: Vec<Container>,
-    pub(super) volumes: Vec<Volume>,
+    pub(crate) node_name: String,
+    pub(crate) containers: Vec<Container>,
+    pub(crate) volumes: Vec<Volume>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct Container {
-    pub(super) name: String,
-    pub(super) env: Vec<Variable>,
+pub(crate) struct Container {
+    pub(crate) name: String,
+    pub(crate) env: Vec<Variable>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct Variable {
-    pub(super) name: String,
-    pub(super) value: String,
+pub(crate) struct Variable {
+    pub(crate) name: String,
+    pub(crate) value: String,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct Volume {
-    pub(super) name: String,
+pub(crate) struct Volume {
+    pub(crate) name: String,
     /// The ConfigMap whose keys it shows.
-    pub(super) config_map: Option<Metadata>,
+    pub(crate) config_map: Option<Metadata>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct PodStatus {
+pub(crate) struct PodStatus {
     #[serde(rename = "hostIP")]
-    pub(super) host_ip: String,
-    pub(super) phase: String,
-    pub(super) reason: String,
-    pub(super) init_container_statuses: Vec<ContainerStatus>,
-    pub(super) container_statuses: Vec<ContainerStatus>,
+    pub(crate) host_ip: String,
+    pub(crate) phase: String,
+    pub(crate) reason: String,
+    pub(crate) init_container_statuses: Vec<ContainerStatus>,
+    pub(crate) container_statuses: Vec<ContainerStatus>,
     #[serde(deserialize_with = "null_is_empty")]
-    pub(super) conditions: Vec<Condition>,
+    pub(crate) conditions: Vec<Condition>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct ContainerStatus {
-    pub(super) name: String,
-    pub(super) state: ContainerState,
+pub(crate) struct ContainerStatus {
+    pub(crate) name: String,
+    pub(crate) state: ContainerState,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct ContainerState {
-    pub(super) waiting: Option<Waiting>,
+pub(crate) struct ContainerState {
+    pub(crate) waiting: Option<Waiting>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct Waiting {
-    pub(super) reason: String,
+pub(crate) struct Waiting {
+    pub(crate) reason: String,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct Condition {
-    pub(super) r#type: String,
-    pub(super) status: String,
-    pub(super) message: String,
+pub(crate) struct Condition {
+    pub(crate) r#type: String,
+    pub(crate) status: String,
+    pub(crate) message: String,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct DaemonSetSpec {
-    pub(super) template: Object<PodSpec>,
+pub(crate) struct DaemonSetSpec {
+    pub(crate) template: Object<PodSpec>,
 }
 
 impl Default for Object<PodSpec> {
@@ -150,21 +150,21 @@ impl Default for Object<PodSpec> {
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
-pub(super) struct DaemonSetStatus {
-    pub(super) desired_number_scheduled: usize,
+pub(crate) struct DaemonSetStatus {
+    pub(crate) desired_number_scheduled: usize,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
-pub(super) struct NodeSpec {
+pub(crate) struct NodeSpec {
     #[serde(deserialize_with = "null_is_empty")]
-    pub(super) taints: Vec<Value>,
+    pub(crate) taints: Vec<Value>,
 }
 
 #[derive(Deserialize)]
-pub(super) struct ConfigMap {
+pub(crate) struct ConfigMap {
     #[serde(default, deserialize_with = "null_is_empty")]
-    pub(super) data: BTreeMap<String, String>,
+    pub(crate) data: BTreeMap<String, String>,
 }
 
 fn null_is_empty<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
@@ -173,7 +173,7 @@ fn null_is_empty<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from:
 
 impl PodStatus {
     /// Returns the pod's condition of this type, such as `Ready`.
-    pub(super) fn condition(&self, kind: &str) -> Option<&Condition> {
+    pub(crate) fn condition(&self, kind: &str) -> Option<&Condition> {
         self.conditions.iter().find(|condition| condition.r#type == kind)
     }
 }

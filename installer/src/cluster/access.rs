@@ -3,7 +3,6 @@
 
 use super::client;
 use super::token_file::TokenFile;
-use crate::agent::kubeconfig::server_url;
 use gybe_netfilter::hint::Hint;
 use gybe_netfilter::policy;
 use gybe_plugin::bounded_read;
@@ -12,6 +11,7 @@ use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use std::borrow::Cow;
 use std::io;
+use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 
 /// A cluster, and our identity in it.
@@ -78,7 +78,7 @@ impl Hint for ClusterError {
 
 impl Cluster {
     /// Returns a client. Called in the context of the runtime that the client uses.
-    pub(super) async fn client(&self) -> Result<Client, ClusterError> {
+    pub(crate) async fn client(&self) -> Result<Client, ClusterError> {
         let (config, token) = match self {
             Self::Own(account) => account.config()?,
             Self::Kubeconfig { path, context } => {
@@ -93,7 +93,7 @@ impl Cluster {
     }
 
     /// Returns the names in the kubeconfig; none for the cluster in which the program runs as a pod.
-    pub(super) async fn names(&self) -> Result<Option<ClusterNames>, ClusterError> {
+    pub(crate) async fn names(&self) -> Result<Option<ClusterNames>, ClusterError> {
         let Self::Kubeconfig { path, context } = self else { return Ok(None) };
         let (context, config, _) = kubeconfig(path, context.clone()).await?;
         Ok(Some(ClusterNames { context, server: config.cluster_url.to_string() }))
@@ -161,6 +161,14 @@ fn reason(fault: &KubeconfigError) -> String {
         KubeconfigError::LoadClientCertificate(_) => "has no usable client-certificate".to_owned(),
         KubeconfigError::LoadClientKey(_) => "has no usable client-key".to_owned(),
         _ => "cannot be used".to_owned(),
+    }
+}
+
+/// Returns the API server's URL; an IPv6 address is in brackets (RFC 3986, 3.2.2).
+pub(crate) fn server_url(host: &str, port: &str) -> String {
+    match host.parse::<Ipv6Addr>() {
+        Ok(_) => format!("https://[{host}]:{port}"),
+        Err(_) => format!("https://{host}:{port}"),
     }
 }
 

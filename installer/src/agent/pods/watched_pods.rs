@@ -1,12 +1,12 @@
 //! This node's pods by a watch of the cluster: queries are answered from the cache, and otherwise from the watch or a
 //! lookup, whichever is first.
 
-use super::access::{Cluster, ClusterError};
 use super::lookup::{self, Lookup};
 use super::pod_cache::{PodCache, WaitLimits, WatchState};
 use super::pod_watch::NodePods;
-use super::watch::Watch;
-use crate::agent::{PodLookup, PodsState, WatchCounts};
+use crate::agent::pods::{PodLookup, PodsState, WatchCounts};
+use crate::cluster::watch::Watch;
+use crate::cluster::{Cluster, ClusterError};
 use crate::log::Log;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::wire::FactsResponse;

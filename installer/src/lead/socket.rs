@@ -1,8 +1,8 @@
 //! The agent's sockets, and their re-creation when another program removes them: without them every ADD of a pod in the
 //! mesh is refused, and an uninstall, or a cleanup of `/run`, may remove them at any time.
 
+use super::role::{Role, SharedRole};
 use super::socket_file::{SocketError, SocketFile};
-use super::{NodeError, Role, SocketContext};
 use crate::agent_status::TakenPort;
 use crate::error::chain;
 use crate::log::Log;
@@ -21,6 +21,22 @@ pub(crate) const CHECK_INTERVAL: Duration = Duration::from_secs(1);
 /// How long a loop accepts no connection after accept(2) failed: without a free file descriptor the listener stays
 /// readable, and the loop would spin.
 pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
+
+/// The state that the threads of the sockets share.
+#[derive(Clone, Copy)]
+pub(crate) struct SocketContext<'a> {
+    pub(crate) log: &'a Log,
+    pub(crate) health: &'a SocketHealth,
+    pub(crate) role: &'a SharedRole,
+}
+
+/// Why a socket is not served.
+#[derive(Debug, thiserror::Error)]
+#[error("cannot serve at {}", .path.display())]
+pub struct ServeError {
+    pub path: PathBuf,
+    pub source: SocketError,
+}
 
 /// A non-blocking socket and its file. One thread serves it and checks its file.
 #[derive(Debug)]
@@ -59,7 +75,7 @@ impl<S: From<OwnedFd>> Socket<S> {
                     let message = "gybe node: the socket was removed; it is created again";
                     context.log.warn(message, json!({ "socket": socket }));
                 }
-                Err(source) => why = Some(chain(&NodeError::Serve { path: self.path.clone(), source })),
+                Err(source) => why = Some(chain(&ServeError { path: self.path.clone(), source })),
             }
         }
         if context.health.has_changed(&self.path, why.as_ref())

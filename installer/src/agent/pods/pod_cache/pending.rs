@@ -6,11 +6,11 @@ use std::time::{Duration, Instant};
 
 /// How long a query waits for a pod.
 #[derive(Debug, Clone, Copy)]
-pub(in crate::agent::cluster) struct WaitLimits {
+pub(in crate::agent::pods) struct WaitLimits {
     /// How long it waits for the watch alone, before the API server is queried for the pod.
-    pub(in crate::agent::cluster) watch_lag: Duration,
+    pub(in crate::agent::pods) watch_lag: Duration,
     /// The deadline.
-    pub(in crate::agent::cluster) until: Instant,
+    pub(in crate::agent::pods) until: Instant,
 }
 
 /// A pod that queries wait for.
@@ -57,6 +57,6 @@ pub(super) fn key_with_uid(pod: &PodRef) -> String {
     format!("{pod}/{}", pod.uid.as_deref().unwrap_or_default())
 }
 
-pub(in crate::agent::cluster) fn timed_out() -> FactsResponse {
+pub(in crate::agent::pods) fn timed_out() -> FactsResponse {
     FactsResponse::Error("not in the agent's cache yet, and the API server did not answer in time".to_owned())
 }

@@ -46,7 +46,7 @@ const MAX_ERROR_BODY: usize = 16 << 10;
 type Transport = BoxCloneService<Request<Body>, Response<Incoming>, BoxError>;
 
 /// Returns kube's client with our transport. Called in a runtime's context.
-pub(super) fn client(config: &Config, token: Option<TokenFile>) -> Result<Client, kube::Error> {
+pub(crate) fn client(config: &Config, token: Option<TokenFile>) -> Result<Client, kube::Error> {
     let https = config.rustls_https_connector_with_connector(tcp())?;
     let connections = |idle| {
         legacy::Client::builder(TokioExecutor::new())
@@ -153,7 +153,7 @@ async fn refusal(response: Response<Incoming>) -> ApiError {
 }
 
 /// Requests one object.
-pub(super) async fn object<T: DeserializeOwned>(
+pub(crate) async fn object<T: DeserializeOwned>(
     client: &Client,
     request: Request<Vec<u8>>,
 ) -> Result<T, ApiError> {

@@ -1,0 +1,37 @@
+//! Requests to the API server: lists and watches of this node's pods (`agent::pods`), a watch of this node, and single
+//! queries.
+//!
+//! ```text
+//! access ─► client (token, deadlines, refusals) ─► kube's client ─┬─ watch: pod_requests (`agent::pods`), own_node
+//!                                                                 └─ queries: a DaemonSet, a ConfigMap, a pod; events, taints, broken pods
+//! ```
+//!
+//! Every request of an agent but those that write events, and taints and pods where that is configured, is a GET, and
+//! lists contain only this node's pods. The callers are threads without a runtime. The watch of the node runs on the
+//! thread that calls it.
+
+mod access;
+mod broken_pod;
+pub(crate) mod client;
+pub(crate) mod error;
+mod line_splitter;
+pub(crate) mod objects;
+mod own_node;
+pub(crate) mod pod_requests;
+pub(crate) mod queries;
+mod taint_writer;
+mod token_file;
+pub(crate) mod watch;
+
+pub(crate) use access::server_url;
+pub use access::{Cluster, ClusterError, ClusterNames, ServiceAccount};
+pub use broken_pod::{BrokenPod, PodChange, change_pod};
+pub use error::ApiError;
+pub(crate) use own_node::OwnNode;
+pub use own_node::{ClusterNode, ObservedNode};
+pub use pod_requests::PodSelector;
+pub use queries::{
+    DaemonSetState, QueryError, TaintState, changed_taints, config_map, create_event, daemonset_state,
+    has_ready_pod, names, patch_event, pod_facts, set_taints,
+};
+pub(crate) use taint_writer::{RETRY, SET_AFTER, TaintOrder, TaintWriter, WRITE_INTERVAL};

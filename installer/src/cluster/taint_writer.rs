@@ -1,0 +1,132 @@
+//! Writes the taints of a node, no more often than once a minute, as the orders of its caller say.
+
+use super::own_node::{ClusterNode, OwnNode};
+use super::queries::{QueryError, TaintState, changed_taints, set_taints};
+use crate::error::chain;
+use crate::host::settings::NodeTaint;
+use crate::log::Log;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde_json::json;
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+/// How long pods would have to start without redirection, or a critical DaemonSet be without a ready pod, until the
+/// taints are set: shorter than a new agent needs would keep pods off every node of a rollout.
+pub(crate) const SET_AFTER: Duration = Duration::from_secs(30);
+/// The time between two writes.
+pub(crate) const WRITE_INTERVAL: Duration = Duration::from_secs(60);
+/// The delay after a failed request.
+pub(crate) const RETRY: Duration = Duration::from_secs(5);
+/// The deadline of the requests; the end of the agent is delayed by no more than it.
+const TIMEOUT: Duration = Duration::from_secs(3);
+
+/// Writes the taints of a node.
+pub(crate) struct TaintWriter<'a> {
+    pub(crate) home: &'a ClusterNode,
+    pub(crate) own_node: &'a OwnNode,
+    pub(crate) log: &'a Log,
+    /// Called after a write, with the taints' names.
+    pub(crate) written: &'a dyn Fn(TaintState, &str),
+}
+
+/// What should be done about the node's taints now.
+pub(crate) struct TaintOrder {
+    pub(crate) taints: Vec<NodeTaint>,
+    /// None: they stay as they are.
+    pub(crate) desired: Option<TaintState>,
+    /// How long until the next order.
+    pub(crate) wait: Duration,
+}
+
+/// When the next write may be made.
+#[derive(Debug, Default)]
+struct Schedule {
+    next_write: Option<Instant>,
+}
+
+impl TaintWriter<'_> {
+    /// Follows orders until `stop` is readable.
+    pub(crate) fn follow(&self, stop: BorrowedFd<'_>, mut next: impl FnMut() -> TaintOrder) {
+        let (mut schedule, mut logged) = (Schedule::default(), String::new());
+        loop {
+            let TaintOrder { taints, desired, mut wait } = next();
+            let change = desired.and_then(|desired| {
+                let observed = self.own_node.read()?;
+                Some((changed_taints(&observed.taints, &taints, desired)?, observed, desired))
+            });
+            if let Some((changed, observed, desired)) = change {
+                let now = Instant::now();
+                let not_before = schedule.wait(now);
+                wait = wait.min(not_before.max(RETRY));
+                if not_before.is_zero() {
+                    let result = set_taints(self.home, &observed, &changed, now + TIMEOUT);
+                    self.report(&result, desired, &taints, &mut logged);
+                    schedule.finish(result.is_ok(), Instant::now());
+                }
+            }
+            let wait = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
+            match poll(&mut [PollFd::new(stop, PollFlags::POLLIN)], wait) {
+                Ok(0) | Err(_) => {}
+                Ok(_) => return,
+            }
+        }
+    }
+
+    fn report(
+        &self,
+        result: &Result<(), QueryError>,
+        desired: TaintState,
+        taints: &[NodeTaint],
+        logged: &mut String,
+    ) {
+        let names: Vec<_> = taints.iter().map(ToString::to_string).collect();
+        match result {
+            Ok(()) => {
+                logged.clear();
+                let message = match desired {
+                    TaintState::Absent => "gybe node: removed the node's taints",
+                    TaintState::Present => "gybe node: set the node's taints",
+                };
+                self.log.info(message, json!({ "taints": names }));
+                (self.written)(desired, &names.join(", "));
+            }
+            Err(why) => {
+                let cause = chain(why);
+                if *logged != cause {
+                    let hint = "the component node-taint of the manifests grants the right to patch nodes";
+                    let fields = json!({ "cause": cause, "taints": names, "hint": hint });
+                    self.log.warn("gybe node: the node's taints cannot be changed", fields);
+                }
+                *logged = cause;
+            }
+        }
+    }
+}
+
+impl Schedule {
+    /// Returns how long until the next write may be made.
+    fn wait(&self, now: Instant) -> Duration {
+        self.next_write.map_or(Duration::ZERO, |time| time.saturating_duration_since(now))
+    }
+
+    /// Records a write. One that failed may have arrived, although its response did not.
+    fn finish(&mut self, is_done: bool, now: Instant) {
+        self.next_write = Some(now + if is_done { WRITE_INTERVAL } else { RETRY });
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_node_is_written_at_most_once_a_minute_and_after_a_failure_in_five_seconds() {
+        let (mut schedule, start) = (Schedule::default(), Instant::now());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        assert_eq!(schedule.wait(start), Duration::ZERO);
+        schedule.finish(true, start);
+        assert_eq!([0, 59, 60].map(|at| schedule.wait(after(at)).as_secs()), [60, 1, 0]);
+        schedule.finish(false, after(60));
+        assert_eq!([60, 64, 65].map(|at| schedule.wait(after(at)).as_secs()), [5, 1, 0]);
+    }
+}
