@@ -54,7 +54,7 @@ fn two_deployments() -> String {
 /// Moves the thread into a namespace of its own: if a check were broken, a test run by root would otherwise
 /// write into the machine's namespace.
 fn leave_the_machines_namespace() {
-    if let Ok(netns) = gybe_netfilter::netns::Netns::create() {
+    if let Ok(netns) = gybe_netfilter::kernel::netns::Netns::create() {
         netns.enter().unwrap();
     }
 }

@@ -8,12 +8,12 @@ use crate::random_flow::{every_port, from_a_clients_address, of_one_five_tuple};
 use crate::topology::Topology;
 use crate::vectors::{Flow, Location};
 use gybe_demo::testnet::outcome::ConnectionOutcome;
-use gybe_netfilter::backend::Backend;
+use gybe_netfilter::apply::backend::Backend;
+use gybe_netfilter::apply::presence::Presence;
+use gybe_netfilter::apply::redirection::{Redirection, remove};
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::live::LiveRules;
-use gybe_netfilter::policy::{Mode, RedirectPolicy};
-use gybe_netfilter::presence::Presence;
-use gybe_netfilter::redirection::{Redirection, remove};
+use gybe_netfilter::inspect::live::LiveRules;
+use gybe_netfilter::model::policy::{Mode, RedirectPolicy};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::thread;
@@ -93,9 +93,9 @@ impl<'b> Testbed<'b> {
     /// Returns the number of packets that each of Gybe's rules matched.
     fn counters(&self) -> Result<BTreeMap<String, u64>, Failure> {
         let inventory = self.topology.at(Location::Pod).run(|| self.backend.inspect())??;
-        let of_part = |part: &gybe_netfilter::inventory::Part| {
+        let of_part = |part: &gybe_netfilter::model::inventory::Part| {
             let chain = part.name.clone();
-            let named = |item: &gybe_netfilter::inventory::Item| {
+            let named = |item: &gybe_netfilter::model::inventory::Item| {
                 Some((format!("{chain}/{}", item.id), item.packets?))
             };
             part.items.iter().filter_map(named).collect::<Vec<_>>()

@@ -2,8 +2,8 @@
 
 use gybe_demo::testnet::link::LinkError;
 use gybe_demo::testnet::namespace::NamespaceError;
-use gybe_netfilter::hint::Hint;
-use gybe_netfilter::sockets::IdentityError;
+use gybe_netfilter::kernel::sockets::IdentityError;
+use gybe_netfilter::model::hint::Hint;
 use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;

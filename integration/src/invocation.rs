@@ -6,9 +6,9 @@ use crate::programs::{Run, path_of_ours};
 use gybe_demo::add::RecordedAdd;
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_installer::pod::policy_file::PolicyFile;
-use gybe_netfilter::backend::Backend;
-use gybe_netfilter::presence::Presence;
-use gybe_netfilter::redirection::Redirection;
+use gybe_netfilter::apply::backend::Backend;
+use gybe_netfilter::apply::presence::Presence;
+use gybe_netfilter::apply::redirection::Redirection;
 use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -126,7 +126,7 @@ impl Invocation {
             Ok((rules.is_empty(), missing, self.redirection.differences(backend, &Presence::look()?)))
         };
         let (nothing, missing, all) =
-            self.namespace.run(look)?.map_err(|e: gybe_netfilter::backend::BackendError| e)?;
+            self.namespace.run(look)?.map_err(|e: gybe_netfilter::apply::backend::BackendError| e)?;
         let all = all?;
         Ok(match (nothing, missing.is_empty(), all.is_empty()) {
             (_, _, true) => State::Whole,

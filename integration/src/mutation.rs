@@ -4,8 +4,8 @@ use crate::failure::Failure;
 use crate::predict::{in_the_pod, trace_flow};
 use crate::vectors::{Flow, Vector};
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::live::LiveRules;
-use gybe_netfilter::ruleset::{RuleId, Ruleset};
+use gybe_netfilter::inspect::live::LiveRules;
+use gybe_netfilter::model::ruleset::{RuleId, Ruleset};
 use std::collections::BTreeMap;
 
 /// A policy's rules without one of them, and the flows to check.

@@ -3,8 +3,8 @@
 use crate::predict::is_own;
 use crate::vectors::{Flow, Location};
 use gybe_demo::testnet::outcome::ConnectionOutcome;
-use gybe_netfilter::compile::{PASSTHROUGH_V4, PASSTHROUGH_V6};
-use gybe_netfilter::packet::{Owner, Transport};
+use gybe_netfilter::model::packet::{Owner, Transport};
+use gybe_netfilter::model::policy::istio::{PASSTHROUGH_V4, PASSTHROUGH_V6};
 use proptest::prelude::{Just, Strategy};
 use proptest::sample::select;
 use std::net::{IpAddr, SocketAddr};

@@ -1,6 +1,6 @@
 //! Random policies over all options, from few values each, so that lists overlap and packets match them.
 
-use gybe_netfilter::policy::{
+use gybe_netfilter::model::policy::{
     CidrSet, Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, LoopbackCidr, Mode,
     Outbound, Owners, Port, PortRange, PortSet, RedirectPolicy,
 };

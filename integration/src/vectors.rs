@@ -4,8 +4,8 @@
 use gybe_demo::testnet::outcome::{ConnectionOutcome, ParseOutcomeError};
 use gybe_installer::pod::policy_file::NoAddress;
 use gybe_installer::pod::policy_file::{PolicyFile, PolicyFileError};
-use gybe_netfilter::packet::{Owner, Transport};
-use gybe_netfilter::policy::RedirectPolicy;
+use gybe_netfilter::model::packet::{Owner, Transport};
+use gybe_netfilter::model::policy::RedirectPolicy;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;

@@ -1,11 +1,16 @@
 //! What one operation on a namespace's rules works with: an nfnetlink socket, and the lock of the iptables backends.
 
-use crate::lock::lock;
+pub(crate) mod listed_chains;
+
+use crate::kernel::lock::lock;
 use crate::nft::error::NftError;
-use crate::nft::listed_chains::{self, ListedChain};
 use crate::nft::socket::Connection;
+use listed_chains::ListedChain;
 use std::fs::{File, TryLockError};
 use std::time::{Duration, Instant};
+
+/// Why the chains of a namespace cannot be listed.
+pub type ChainsError = NftError;
 
 /// Access to the rules of the network namespace in which the calling thread was when it made this value.
 #[derive(Debug, Default)]
@@ -51,7 +56,7 @@ impl NamespaceAccess {
     }
 
     /// All nftables chains of the namespace, of every owner; `None` where the kernel has no nftables.
-    pub(crate) fn chains(&mut self) -> Result<Option<Vec<ListedChain>>, NftError> {
+    pub(crate) fn chains(&mut self) -> Result<Option<Vec<ListedChain>>, ChainsError> {
         match self.connection() {
             Ok(connection) => listed_chains::list(connection),
             Err(error) if error.is_without_nftables() => Ok(None),

@@ -1,12 +1,17 @@
 //! Applies rules to a namespace: refuses where another mesh redirects it, writes with one backend, removes the rules
 //! of the other backends, and reports what was there. The only module that knows all backends.
 
-use crate::backend::{Backend, BackendError, BackendKind, PreviousRules};
-use crate::hint::Hint;
+pub mod backend;
+pub mod presence;
+pub mod redirection;
+
+use crate::apply::backend::{Backend, BackendError, BackendKind};
+use crate::apply::presence::{OtherMesh, OtherNat, Presence};
 use crate::iptables::{Iptables, Variant};
+use crate::model::hint::Hint;
+use crate::model::inventory::PreviousRules;
+use crate::model::ruleset::Ruleset;
 use crate::nft::Nft;
-use crate::presence::{OtherMesh, OtherNat, Presence};
-use crate::ruleset::Ruleset;
 use std::borrow::Cow;
 use std::path::Path;
 

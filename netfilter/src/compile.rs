@@ -12,19 +12,14 @@ mod raw;
 
 pub use ids::RULE_IDS;
 
-use crate::policy::{Families, InterfaceName, Owners, PortSet, RedirectPolicy};
-use crate::ruleset::{
+use crate::model::policy::istio::{PASSTHROUGH_V4, PASSTHROUGH_V6};
+use crate::model::policy::{Families, InterfaceName, Owners, PortSet, RedirectPolicy};
+use crate::model::ruleset::{
     Chain, ChainName, Family, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict,
 };
 use ipnet::{Ipv4Net, Ipv6Net};
 use std::collections::BTreeSet;
-use std::net::{Ipv4Addr, Ipv6Addr};
-
-/// The source address of Istio's inbound passthrough cluster, which distinguishes connections that the proxy forwards
-/// to the application from connections of the proxy to its own pod.
-pub const PASSTHROUGH_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
-/// The IPv6 source address. IPv6 has one loopback address, so `::6` must be added to `lo`.
-pub const PASSTHROUGH_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
+use std::net::Ipv6Addr;
 
 /// The rules of `policy` for one network namespace.
 pub fn compile(policy: &RedirectPolicy) -> Ruleset {

@@ -7,6 +7,7 @@ pub(crate) mod error;
 mod expand;
 mod layout;
 mod networks;
+pub mod program;
 mod programs;
 mod restore;
 mod rules;
@@ -25,9 +26,8 @@ pub(crate) use save::SavedRules;
 pub(crate) use session::legacy_rules;
 
 use crate::access::NamespaceAccess;
-use crate::backend::{Backend, BackendError, PreviousRules};
-use crate::inventory::Inventory;
-use crate::ruleset::{Family, Ruleset};
+use crate::model::inventory::{Inventory, PreviousRules};
+use crate::model::ruleset::{Family, Ruleset};
 use layout::{DEADLINE, DIRECTORIES, FAMILIES};
 use programs::Programs;
 use restore::{render, transaction};
@@ -147,31 +147,34 @@ impl Iptables {
             false => IptablesError::HalfWritten { family, undo: failures.join("; "), source },
         }
     }
-}
 
-impl Backend for Iptables {
-    fn name(&self) -> &'static str {
-        self.variant.name()
+    /// Takes the namespace's lock.
+    pub(crate) fn lock(&self) -> Result<NamespaceAccess, IptablesError> {
+        locked(self.deadline)
     }
 
-    fn open(&self) -> Result<NamespaceAccess, BackendError> {
-        Ok(locked(self.deadline)?)
-    }
-
-    fn write(&self, access: &mut NamespaceAccess, rules: &Ruleset) -> Result<PreviousRules, BackendError> {
+    /// Makes exactly these rules Gybe's rules.
+    pub(crate) fn replace(
+        &self,
+        access: &mut NamespaceAccess,
+        rules: &Ruleset,
+    ) -> Result<PreviousRules, IptablesError> {
         let desired = render(rules)?;
-        Ok(self.run_session(access.deadline(), |session| self.write_both(session, access, &desired))?)
+        self.run_session(access.deadline(), |session| self.write_both(session, access, &desired))
     }
 
-    fn clear(&self, access: &mut NamespaceAccess) -> Result<(), BackendError> {
-        Ok(self.run_session(access.deadline(), |session| session.clear(access))?)
+    /// Deletes Gybe's rules.
+    pub(crate) fn delete(&self, access: &mut NamespaceAccess) -> Result<(), IptablesError> {
+        self.run_session(access.deadline(), |session| session.clear(access))
     }
 
-    fn read(&self, access: &mut NamespaceAccess) -> Result<Inventory, BackendError> {
-        Ok(self.run_session(access.deadline(), |session| Ok(inventory(&session.ours(access)?)))?)
+    /// Reads Gybe's rules.
+    pub(crate) fn list(&self, access: &mut NamespaceAccess) -> Result<Inventory, IptablesError> {
+        self.run_session(access.deadline(), |session| Ok(inventory(&session.ours(access)?)))
     }
 
-    fn desired(&self, rules: &Ruleset) -> Result<Inventory, BackendError> {
+    /// What [`Iptables::list`] returns after these rules were written.
+    pub(crate) fn expected(rules: &Ruleset) -> Result<Inventory, IptablesError> {
         Ok(inventory(&render(rules)?))
     }
 }

@@ -23,31 +23,55 @@
 
 pub mod access;
 pub mod apply;
-pub mod backend;
-pub mod choose;
 pub mod compile;
-pub mod datagrams;
-pub mod ebpf;
-pub mod effect;
-pub mod hint;
-pub mod inventory;
+pub mod inspect;
 pub mod iptables;
-pub mod live;
-pub mod lock;
-mod netlink;
-pub mod netns;
+pub mod kernel;
+pub mod model;
 pub mod nft;
-pub mod open_connections;
-pub mod packet;
-pub mod policy;
-pub mod presence;
 pub mod probe;
-pub mod program;
-pub mod redirection;
-pub mod routes;
-pub mod ruleset;
-pub mod show;
-pub mod sockets;
-pub mod verdict;
-mod walk;
 pub mod xt;
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::{Path, PathBuf};
+
+    /// The rooms that each room may use (ARCHITECTURE.md). The tests of `probe` also use the walk.
+    const ROOMS: [(&str, &[&str]); 10] = [
+        ("model", &[]),
+        ("compile", &["model"]),
+        ("kernel", &["model"]),
+        ("xt", &["model", "kernel"]),
+        ("nft", &["model", "kernel"]),
+        ("access", &["kernel", "nft"]),
+        ("iptables", &["model", "kernel", "xt", "access"]),
+        ("apply", &["model", "compile", "kernel", "xt", "nft", "access", "iptables"]),
+        ("probe", &["model", "kernel", "xt", "nft", "iptables", "apply"]),
+        ("inspect", &["model", "compile", "kernel", "xt", "nft", "access", "iptables", "apply"]),
+    ];
+
+    fn files(room: &Path) -> Vec<PathBuf> {
+        let children = fs::read_dir(room).into_iter().flatten().map(|entry| entry.unwrap().path());
+        let below = children.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] });
+        below.chain(Some(room.with_extension("rs")).filter(|file| file.is_file())).collect()
+    }
+
+    #[test]
+    fn a_room_uses_only_rooms_below_it() {
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+        for (room, below) in ROOMS {
+            let files = files(&source.join(room));
+            assert!(!files.is_empty(), "{room}");
+            for file in files.iter().filter(|file| !file.ends_with("tests.rs")) {
+                let text = fs::read_to_string(file).unwrap();
+                let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
+                for used in code.split("crate::").skip(1) {
+                    let used = used.split(|it: char| !it.is_alphanumeric() && it != '_').next().unwrap();
+                    let is_allowed = used == room || below.contains(&used);
+                    assert!(is_allowed, "{} uses {used}", file.display());
+                }
+            }
+        }
+    }
+}

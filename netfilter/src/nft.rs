@@ -1,7 +1,7 @@
 //! nftables over netlink: one table of our own, written in one transaction, no program run.
 //!
-//! `expr`, `set`, `chain` and `batch` are pure and make bytes. `socket` sends them. `lists` reads lists of objects:
-//! `dump` those of our table, `listed_chains` the chains of every owner.
+//! `expr`, `set`, `chain` and `batch` are pure and make bytes. `socket` sends them. `lists` reads lists of objects,
+//! `dump` those of our table.
 
 pub mod batch;
 pub(crate) mod chain;
@@ -9,24 +9,20 @@ pub(crate) mod dump;
 pub(crate) mod error;
 mod expr;
 mod key;
-pub(crate) mod listed_chains;
 pub(crate) mod lists;
 mod set;
 pub(crate) mod socket;
-pub(crate) mod uapi;
 mod value;
 
 pub use batch::{Batch, Object, Start, TooLong};
 pub use chain::TABLE;
 pub use error::{KernelPart, NftError};
 
-pub use crate::netlink::reply::Unknown;
-pub use crate::netlink::socket::SocketError;
+pub use crate::kernel::netlink::reply::Unknown;
+pub use crate::kernel::netlink::socket::SocketError;
 
-use crate::access::NamespaceAccess;
-use crate::backend::{Backend, BackendError, BackendKind, PreviousRules};
-use crate::inventory::Inventory;
-use crate::ruleset::Ruleset;
+use crate::model::inventory::{Inventory, PreviousRules};
+use crate::model::ruleset::Ruleset;
 use socket::Connection;
 
 /// The nftables backend.
@@ -55,7 +51,11 @@ impl Nft {
     /// (`commit_mutex`, net/netfilter/nf_tables_api.c, v6.18), and the result of a batch does not depend on what
     /// was read before it. A batch that creates the table is refused where there is one (`EEXIST`), and a batch
     /// that replaces it creates, deletes and creates it.
-    fn replace(&self, connection: &mut Connection, rules: &Ruleset) -> Result<PreviousRules, NftError> {
+    pub(crate) fn replace(
+        &self,
+        connection: &mut Connection,
+        rules: &Ruleset,
+    ) -> Result<PreviousRules, NftError> {
         match connection.transact(&Batch::apply(rules, Start::Fresh)?) {
             Err(error) if error.is_table_there() => {}
             outcome => {
@@ -85,33 +85,22 @@ impl Nft {
             outcome => outcome,
         }
     }
-}
 
-impl Backend for Nft {
-    fn name(&self) -> &'static str {
-        BackendKind::Nft.name()
-    }
-
-    fn open(&self) -> Result<NamespaceAccess, BackendError> {
-        Ok(NamespaceAccess::default())
-    }
-
-    fn write(&self, access: &mut NamespaceAccess, rules: &Ruleset) -> Result<PreviousRules, BackendError> {
-        Ok(self.replace(access.connection()?, rules)?)
-    }
-
-    fn clear(&self, access: &mut NamespaceAccess) -> Result<(), BackendError> {
-        match access.connection()?.transact(&Batch::remove().map_err(NftError::from)?) {
+    /// Deletes the table; succeeds when there is none.
+    pub(crate) fn delete(&self, connection: &mut Connection) -> Result<(), NftError> {
+        match connection.transact(&Batch::remove()?) {
             Err(error) if error.is_table_absent() => Ok(()),
-            outcome => Ok(self.confirm(outcome, Inventory::is_empty)?),
+            outcome => self.confirm(outcome, Inventory::is_empty),
         }
     }
 
-    fn read(&self, access: &mut NamespaceAccess) -> Result<Inventory, BackendError> {
-        Ok(dump::inventory(access.connection()?)?)
+    /// Reads the table.
+    pub(crate) fn list(connection: &mut Connection) -> Result<Inventory, NftError> {
+        dump::inventory(connection)
     }
 
-    fn desired(&self, rules: &Ruleset) -> Result<Inventory, BackendError> {
-        Ok(dump::desired(rules))
+    /// What [`Nft::list`] returns after these rules were written.
+    pub(crate) fn expected(rules: &Ruleset) -> Inventory {
+        dump::desired(rules)
     }
 }

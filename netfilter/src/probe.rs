@@ -6,9 +6,9 @@
 //!
 //! ```text
 //! profile ─► policy ─► compile ─► Ruleset ─► apply ─► read back ─► connections ─► Finding
-//!                                    └─ trace: the expected arrivals ──┘
 //! ```
 
+pub mod choose;
 mod connection;
 mod profile;
 mod table;
@@ -19,12 +19,12 @@ pub use table::Table;
 pub use temporary_namespace::ProbeError;
 
 use crate::apply::ApplyError;
-use crate::backend::{Backend, BackendError, BackendKind};
-use crate::hint::Hint;
+use crate::apply::backend::{Backend, BackendError, BackendKind};
+use crate::apply::presence::Presence;
+use crate::apply::redirection::{Redirection, RedirectionError};
 use crate::iptables::IptablesError;
+use crate::model::hint::Hint;
 use crate::nft::NftError;
-use crate::presence::Presence;
-use crate::redirection::{Redirection, RedirectionError};
 use crate::xt::legacy;
 use connection::{Arrival, Attempt, ProbeConnection};
 use std::borrow::Cow;

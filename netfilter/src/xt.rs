@@ -9,6 +9,7 @@
 //! netfilter_ipv6/ip6*.h, v6.18.
 
 mod conntrack;
+pub mod effect;
 mod fields;
 pub mod legacy;
 mod matches;

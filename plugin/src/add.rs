@@ -13,8 +13,8 @@ use crate::reply::Reply;
 use crate::request::Request;
 use crate::result;
 use crate::target::{self, Target, TargetPod};
-use gybe_netfilter::policy::Families;
-use gybe_netfilter::redirection::RuleVariant;
+use gybe_netfilter::apply::redirection::RuleVariant;
+use gybe_netfilter::model::policy::Families;
 use std::path::Path;
 use std::time::Instant;
 

@@ -15,8 +15,8 @@ pub use unknown::unknown;
 
 use crate::conf::MaxIntervals;
 use crate::pod::PodFacts;
-use gybe_netfilter::policy::istio::{PROXY_PORTS, TELEMETRY_PORT};
-use gybe_netfilter::policy::{CidrSet, Destinations, InterfaceName, PortRange, PortSet};
+use gybe_netfilter::model::policy::istio::{PROXY_PORTS, TELEMETRY_PORT};
+use gybe_netfilter::model::policy::{CidrSet, Destinations, InterfaceName, PortRange, PortSet};
 use lists::ValueError;
 use std::collections::BTreeSet;
 

@@ -7,14 +7,16 @@
 use crate::conf::{PluginConf, ProbeHint};
 use crate::probe_cache::{MaxAge, ProbeCache, ProbeCacheError, ProbeReport};
 use gybe_netfilter::apply::ApplyError;
-use gybe_netfilter::backend::{Backend, BackendError, BackendKind};
-use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, UnsupportedPolicy, choose, does, next};
-use gybe_netfilter::hint::Hint;
+use gybe_netfilter::apply::backend::{Backend, BackendError, BackendKind};
+use gybe_netfilter::apply::presence::Presence;
+use gybe_netfilter::apply::redirection::{Redirection, RedirectionError, RuleVariant};
 use gybe_netfilter::iptables::IptablesError;
-use gybe_netfilter::policy::RedirectPolicy;
-use gybe_netfilter::presence::Presence;
+use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::policy::RedirectPolicy;
+use gybe_netfilter::probe::choose::{
+    BackendSetting, Choice, NoBackend, UnsupportedPolicy, choose, does, next,
+};
 use gybe_netfilter::probe::{Capabilities, Profile};
-use gybe_netfilter::redirection::{Redirection, RedirectionError, RuleVariant};
 use std::borrow::Cow;
 
 /// A backend, and how it writes a policy on this node.
@@ -228,7 +230,7 @@ pub fn find(kind: BackendKind) -> Result<Box<dyn Backend>, SelectError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gybe_netfilter::ruleset::RuleId;
+    use gybe_netfilter::model::ruleset::RuleId;
     use std::io;
     use std::time::Duration;
 

@@ -8,7 +8,7 @@ use crate::error::PluginError;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::target::{self, Target};
-use gybe_netfilter::presence::Presence;
+use gybe_netfilter::apply::presence::Presence;
 
 pub(crate) fn check(request: &Request) -> Result<Reply, PluginError> {
     let conf = PluginConf::read(request.network.members())?;

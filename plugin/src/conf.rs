@@ -10,8 +10,8 @@ mod reader;
 pub use keys::{is_plugin_key, unknown_keys};
 pub use reader::{ConfError, WrongValue};
 
-use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::BackendSetting;
+use gybe_netfilter::apply::backend::BackendKind;
+use gybe_netfilter::probe::choose::BackendSetting;
 use istio_keys::KubernetesKeys;
 use reader::ConfReader;
 use serde_json::{Map, Value, json};

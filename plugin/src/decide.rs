@@ -11,11 +11,11 @@ use crate::conf::{InboundDefault, PluginConf};
 use crate::families::{self, FamiliesError};
 use crate::gates::{self, InitContainer, LeaveAloneReason};
 use crate::pod::{Container, PROXY, PodFacts, parse_bool};
-use gybe_netfilter::hint::Hint;
-use gybe_netfilter::policy::istio::{
+use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::policy::istio::{
     INBOUND_PORT, OUTBOUND_PORT, PROXY_ID, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT,
 };
-use gybe_netfilter::policy::{
+use gybe_netfilter::model::policy::{
     Dns, Families, Groups, Inbound, InvalidPackets, LoopbackCidr, Mode, Outbound, Owners, PortSet,
     RedirectPolicy,
 };

@@ -11,10 +11,10 @@ use crate::facts::FactsError;
 use crate::request::RequestError;
 use crate::result::ResultError;
 use crate::version::VersionError;
-use gybe_netfilter::hint::Hint;
-use gybe_netfilter::netns::NetnsError;
-use gybe_netfilter::redirection::RedirectionError;
-use gybe_netfilter::routes::RoutesError;
+use gybe_netfilter::apply::redirection::RedirectionError;
+use gybe_netfilter::kernel::netns::NetnsError;
+use gybe_netfilter::kernel::routes::RoutesError;
+use gybe_netfilter::model::hint::Hint;
 use std::borrow::Cow;
 use std::path::PathBuf;
 

@@ -4,8 +4,8 @@
 
 use crate::conf::Ipv6Setting;
 use crate::pod::PodFacts;
-use gybe_netfilter::hint::Hint;
-use gybe_netfilter::policy::Families;
+use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::policy::Families;
 use std::borrow::Cow;
 use std::net::IpAddr;
 

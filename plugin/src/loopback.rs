@@ -6,8 +6,8 @@
 //! non-loopback address` in
 //! <https://github.com/containernetworking/plugins/blob/v1.1.1/plugins/main/loopback/loopback.go>.
 
-use gybe_netfilter::redirection::Redirection;
-use gybe_netfilter::routes::{Address, Rtnetlink};
+use gybe_netfilter::apply::redirection::Redirection;
+use gybe_netfilter::kernel::routes::{Address, Rtnetlink};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::process::parent_id;

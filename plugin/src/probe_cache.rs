@@ -4,10 +4,10 @@
 pub mod findings;
 
 use findings::NodeIdentity;
-use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::{flawless, suffices};
-use gybe_netfilter::hint::Hint;
-use gybe_netfilter::lock::lock;
+use gybe_netfilter::apply::backend::BackendKind;
+use gybe_netfilter::kernel::lock::lock;
+use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::probe::choose::{flawless, suffices};
 use gybe_netfilter::probe::{Capabilities, ProbeError};
 use nix::fcntl::OFlag;
 use std::borrow::Cow;

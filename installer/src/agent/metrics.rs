@@ -8,7 +8,7 @@ use super::status::{AgentSnapshot, Phase, RepairCounts, Status};
 use crate::host::directory::Directory;
 use crate::probe::node_backend::{NodeBackend, Verdict};
 use exposition::{Exposition, Kind};
-use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::apply::backend::BackendKind;
 use std::time::SystemTime;
 
 pub(crate) fn text(agent: &AgentSnapshot) -> String {

@@ -6,8 +6,8 @@ use super::output::{CommandError, CommandOutput};
 use super::style::examples;
 use crate::pod::manifest::printable;
 use clap::Args;
-use gybe_netfilter::backend::{Backend, BackendError, BackendKind};
-use gybe_netfilter::inventory::{Inventory, Item, Part, PartKind};
+use gybe_netfilter::apply::backend::{Backend, BackendError, BackendKind};
+use gybe_netfilter::model::inventory::{Inventory, Item, Part, PartKind};
 use serde_json::{Value, json};
 use std::fmt::Write;
 

@@ -4,7 +4,7 @@ use super::invocation::{CalledAs, Context};
 use super::output::CommandError;
 use crate::pod::init_args::{InitArgs, InitArgsError};
 use clap::Args;
-use gybe_netfilter::policy::RedirectPolicy;
+use gybe_netfilter::model::policy::RedirectPolicy;
 
 /// The arguments of `istio-iptables`, which clap does not parse.
 #[derive(Debug, Args)]

@@ -1,6 +1,6 @@
 //! The path of a connection through the rules of a namespace, as text and as JSON.
 
-use gybe_netfilter::live::{LiveRules, LiveStep, LiveTrace, Outcome};
+use gybe_netfilter::inspect::live::{LiveRules, LiveStep, LiveTrace, Outcome};
 use serde_json::{Value, json};
 use std::fmt::Write;
 

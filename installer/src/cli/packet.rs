@@ -2,9 +2,9 @@
 
 use super::output::CommandError;
 use clap::{Args, ValueEnum};
-use gybe_netfilter::packet::{Direction, Owner, Packet, Transport};
-use gybe_netfilter::policy::InterfaceName;
-use gybe_netfilter::routes::{Route, RouteQuery, RoutesError, Rtnetlink};
+use gybe_netfilter::kernel::routes::{Route, RouteQuery, RoutesError, Rtnetlink};
+use gybe_netfilter::model::packet::{Direction, Owner, Packet, Transport};
+use gybe_netfilter::model::policy::InterfaceName;
 use nix::errno::Errno;
 use serde_json::{Value, json};
 use std::net::{AddrParseError, IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

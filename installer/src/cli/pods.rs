@@ -10,7 +10,7 @@ use crate::sandboxes::{
     Network, PolicySources, Sandbox, SandboxList, SandboxVerdict, judge_all, state_name, summary,
 };
 use clap::Args;
-use gybe_netfilter::verdict::RedirectionState;
+use gybe_netfilter::inspect::verdict::RedirectionState;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::pod::PodFacts;

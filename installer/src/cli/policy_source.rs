@@ -6,7 +6,7 @@ use crate::pod::manifest::{self, PodTemplate};
 use crate::pod::policy_file::{Families, FamilyChoice, NoAddress};
 use crate::pod::policy_file::{PolicyFile, PolicyFileError};
 use clap::{ArgGroup, Args};
-use gybe_netfilter::policy::RedirectPolicy;
+use gybe_netfilter::model::policy::RedirectPolicy;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::decide::{Decision, decide, warnings};
 use gybe_plugin::families::ipv6_left_alone;

@@ -5,7 +5,7 @@ use super::namespace::PodNamespaceArgs;
 use super::output::{CommandError, CommandOutput};
 use super::style::examples;
 use clap::Args;
-use gybe_netfilter::redirection;
+use gybe_netfilter::apply::redirection;
 use serde_json::json;
 
 /// Remove Gybe's rules, routes and addresses from a network namespace

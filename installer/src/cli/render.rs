@@ -8,7 +8,7 @@ use crate::pod::manifest::printable;
 use crate::pod::policy_file::Families;
 use clap::{Args, ValueEnum};
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::show::show;
+use gybe_netfilter::inspect::show::show;
 use serde_json::{Value, json};
 
 /// Print the rules of a policy or a pod as a script for `nft -f`

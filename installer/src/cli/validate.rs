@@ -9,7 +9,7 @@ use crate::pod::own_namespace;
 use crate::pod::policy_file::{Families, FamilyChoice, Stack};
 use crate::pod::validation::{Validation, ValidationResult};
 use clap::Args;
-use gybe_netfilter::ruleset::Family;
+use gybe_netfilter::model::ruleset::Family;
 
 /// Report whether the pod it runs in is redirected, by a test connection
 ///

@@ -10,7 +10,7 @@ use crate::pod::cgroups::Cgroups;
 use crate::sandboxes::state_name;
 use crate::sandboxes::verdict::judge;
 use clap::Args;
-use gybe_netfilter::verdict::{Desired, RedirectionState, Verdict};
+use gybe_netfilter::inspect::verdict::{Desired, RedirectionState, Verdict};
 use gybe_plugin::gates::InitContainer;
 use serde_json::json;
 

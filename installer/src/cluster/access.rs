@@ -3,8 +3,8 @@
 
 use super::client;
 use super::token_file::TokenFile;
-use gybe_netfilter::hint::Hint;
-use gybe_netfilter::policy;
+use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::policy;
 use gybe_plugin::bounded_read;
 use hyper::Uri;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};

@@ -3,9 +3,9 @@
 
 use crate::error::chain;
 use crate::sandboxes::{Desired, Network, PolicySources, Sandbox, addresses_in};
-use gybe_netfilter::netns::Netns;
-use gybe_netfilter::policy::RedirectPolicy;
-use gybe_netfilter::verdict::{Treatment, compare_treatment};
+use gybe_netfilter::inspect::verdict::{Treatment, compare_treatment};
+use gybe_netfilter::kernel::netns::Netns;
+use gybe_netfilter::model::policy::RedirectPolicy;
 use gybe_plugin::gates::LeaveAloneReason;
 
 /// What the move to Gybe changes for a pod.

@@ -3,8 +3,8 @@
 //! A pod's cgroups are those of its processes: `/proc/PID/cgroup`.
 
 use crate::mounts::{self, Mount};
-use gybe_netfilter::ebpf::{self, Programs};
-use gybe_netfilter::netns::{Identity, Netns};
+use gybe_netfilter::inspect::ebpf::{self, Programs};
+use gybe_netfilter::kernel::netns::{Identity, Netns};
 use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::io::{ErrorKind, Read};

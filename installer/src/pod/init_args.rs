@@ -12,7 +12,7 @@ pub use options::ValidationOptions;
 
 use crate::pod::policy_file::{PolicyFault, PolicyFile, PolicyFileError};
 use flags::{FLAGS, Meaning, Setting, VARIABLES};
-use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::apply::backend::BackendKind;
 use gybe_plugin::pod::parse_bool;
 use serde_json::{Map, Value};
 use std::borrow::Cow;

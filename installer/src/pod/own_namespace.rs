@@ -3,8 +3,8 @@
 //! `gybe init` writes into the pod's namespace. In a node's namespace the same rules would send every connection
 //! of the node to a port without a listener.
 
-use gybe_netfilter::compile::PASSTHROUGH_V6;
-use gybe_netfilter::routes::{self, RoutesError};
+use gybe_netfilter::kernel::routes::{self, RoutesError};
+use gybe_netfilter::model::policy::istio::PASSTHROUGH_V6;
 use std::fmt;
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read};

@@ -7,14 +7,14 @@ mod read;
 mod values;
 mod write;
 
-pub use gybe_netfilter::policy::Families;
+pub use gybe_netfilter::model::policy::Families;
 pub use gybe_plugin::families::Stack;
 pub use read::{PolicyFault, PolicyFileError};
 
-use gybe_netfilter::policy::istio::{
+use gybe_netfilter::model::policy::istio::{
     INBOUND_PORT, OUTBOUND_PORT, PROXY_ID, PROXY_PORTS, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT,
 };
-use gybe_netfilter::policy::{
+use gybe_netfilter::model::policy::{
     CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Outbound, Owners, Port, PortSet,
     RedirectPolicy, network,
 };

@@ -3,9 +3,9 @@
 
 use super::own_namespace;
 use super::validation::Listener;
-use gybe_netfilter::netns::Netns;
-use gybe_netfilter::packet::Owner;
-use gybe_netfilter::policy::{Inbound, Mode, PortSet, RedirectPolicy};
+use gybe_netfilter::kernel::netns::Netns;
+use gybe_netfilter::model::packet::Owner;
+use gybe_netfilter::model::policy::{Inbound, Mode, PortSet, RedirectPolicy};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
@@ -145,7 +145,7 @@ fn mapped(id: u32, map: &str) -> Option<u32> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gybe_netfilter::sockets::act_as;
+    use gybe_netfilter::kernel::sockets::act_as;
 
     #[test]
     fn ids_are_those_of_the_process_user_namespace() {

@@ -12,11 +12,11 @@ pub use socket_owner::SocketOwner;
 
 use crate::pod::init_args::ValidationOptions;
 use connection::{Attempt, AttemptEnd, ProxyListeners};
-use gybe_netfilter::compile::{PASSTHROUGH_V4, PASSTHROUGH_V6};
-use gybe_netfilter::packet::Owner;
-use gybe_netfilter::policy::RedirectPolicy;
-use gybe_netfilter::ruleset::Family;
-use gybe_netfilter::sockets::act_as;
+use gybe_netfilter::kernel::sockets::act_as;
+use gybe_netfilter::model::packet::Owner;
+use gybe_netfilter::model::policy::RedirectPolicy;
+use gybe_netfilter::model::policy::istio::{PASSTHROUGH_V4, PASSTHROUGH_V6};
+use gybe_netfilter::model::ruleset::Family;
 use nix::errno::Errno;
 use nix::unistd::{getegid, geteuid};
 use std::collections::{BTreeMap, BTreeSet};

@@ -5,9 +5,9 @@
 //! probe goes into `probed`, with the kernel that it is true for: as a setting it would outlive its kernel after a
 //! reboot, and every ADD until the agent runs again would be refused.
 
-use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::{BackendSetting, Choice, NoBackend, choose, next};
+use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::probe::Capabilities;
+use gybe_netfilter::probe::choose::{BackendSetting, Choice, NoBackend, choose, next};
 use gybe_plugin::conf::{PluginConf, ProbeHint};
 use std::fmt;
 
@@ -126,7 +126,7 @@ impl fmt::Display for NodeBackend {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gybe_netfilter::hint::Hint;
+    use gybe_netfilter::model::hint::Hint;
     use gybe_netfilter::probe::{Finding, Findings, Profile, Refusal};
 
     fn findings(finding: &Finding) -> Findings {

@@ -1,8 +1,8 @@
 //! When to probe again: soon after the report was removed, with growing pauses while a finding does not work. Pure.
 
 use crate::retry::Backoff;
-use gybe_netfilter::choose::flawless;
 use gybe_netfilter::probe::Capabilities;
+use gybe_netfilter::probe::choose::flawless;
 use std::time::{Duration, Instant};
 
 /// The shortest pause, however often pods fail: a probe takes some tenths of a second of a processor.
@@ -67,7 +67,7 @@ pub(super) fn is_flawless(found: &Capabilities) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gybe_netfilter::backend::BackendKind;
+    use gybe_netfilter::apply::backend::BackendKind;
     use gybe_netfilter::probe::{Finding, Profile, Refusal};
 
     fn found(finding: &Finding) -> Capabilities {

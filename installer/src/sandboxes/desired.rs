@@ -3,8 +3,8 @@
 
 use super::{ConfOfAdd, Sandbox};
 use crate::error::chain;
-use gybe_netfilter::policy::RedirectPolicy;
-use gybe_netfilter::verdict::{self, RedirectionState, Verdict};
+use gybe_netfilter::inspect::verdict::{self, RedirectionState, Verdict};
+use gybe_netfilter::model::policy::RedirectPolicy;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::{FactsConf, PluginConf};
 use gybe_plugin::decide::{Decision, decide};

@@ -5,7 +5,7 @@ use super::result_cache;
 use super::{Network, PodProcess, Sandbox};
 use crate::error::chain;
 use crate::pod::cgroups::Cgroups;
-use gybe_netfilter::netns::{Identity, NetnsError};
+use gybe_netfilter::kernel::netns::{Identity, NetnsError};
 use gybe_plugin::args::{Namespace, PodName, PodRef};
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;

@@ -3,7 +3,7 @@
 //! The pod's uid is in the cgroup path that the kubelet gives to the pod's processes.
 
 use crate::pod::cgroups::{cgroup_file, processes};
-use gybe_netfilter::netns::{Identity, NetnsError};
+use gybe_netfilter::kernel::netns::{Identity, NetnsError};
 use std::path::{Path, PathBuf};
 
 #[derive(Debug, Clone, PartialEq, Eq)]

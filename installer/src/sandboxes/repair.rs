@@ -25,7 +25,7 @@ use crate::retry::since_boot;
 use crate::sandboxes::{
     HostPaths, JudgedSandbox, PolicySources, Sandbox, SandboxList, SandboxVerdict, find, judge_open,
 };
-use gybe_netfilter::verdict::RedirectionState;
+use gybe_netfilter::inspect::verdict::RedirectionState;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::PluginConf;
 use std::path::{Path, PathBuf};

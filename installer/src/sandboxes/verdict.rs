@@ -2,13 +2,13 @@
 
 use crate::error::chain;
 use crate::pod::cgroups::Cgroups;
-use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::does;
-use gybe_netfilter::netns::Netns;
-use gybe_netfilter::policy::{Families, RedirectPolicy};
+use gybe_netfilter::apply::backend::BackendKind;
+use gybe_netfilter::apply::redirection::RedirectionError;
+use gybe_netfilter::inspect::verdict::{Desired, RedirectionState, Verdict, VerdictContext, judge_namespace};
+use gybe_netfilter::kernel::netns::Netns;
+use gybe_netfilter::model::policy::{Families, RedirectPolicy};
 use gybe_netfilter::probe::Profile;
-use gybe_netfilter::redirection::RedirectionError;
-use gybe_netfilter::verdict::{Desired, RedirectionState, Verdict, VerdictContext, judge_namespace};
+use gybe_netfilter::probe::choose::does;
 use gybe_plugin::probe_cache::ProbeCache;
 use std::error::Error;
 

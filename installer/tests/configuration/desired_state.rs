@@ -9,7 +9,7 @@ use gybe_installer::host::image::Image;
 use gybe_installer::host::observe::Hash;
 use gybe_installer::host::settings::{NodeContext, ProgramRemoval, Settings, StandIn};
 use gybe_installer::probe::node_backend::node_backend;
-use gybe_netfilter::choose::BackendSetting;
+use gybe_netfilter::probe::choose::BackendSetting;
 use gybe_plugin::conf::{PluginConf, unknown_keys};
 use gybe_test_support::TestDir;
 use serde_json::{Value, json};

@@ -4,7 +4,7 @@
 use gybe_installer::diagnosis::explanation::{Addresses, Explanation, Subject};
 use gybe_installer::pod::manifest::{PodTemplate, pods};
 use gybe_installer::pod::policy_file::PolicyFile;
-use gybe_netfilter::policy::RedirectPolicy;
+use gybe_netfilter::model::policy::RedirectPolicy;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::decide::Decision;
 use gybe_plugin::gates::InitContainer;

@@ -3,8 +3,8 @@
 
 use gybe_installer::pod::init_args::{InitArgs, InitArgsError, Order, ValidationOptions};
 use gybe_installer::pod::policy_file::{Families, PolicyFile};
-use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::policy::{Dns, Port, RedirectPolicy};
+use gybe_netfilter::apply::backend::BackendKind;
+use gybe_netfilter::model::policy::{Dns, Port, RedirectPolicy};
 use std::collections::BTreeMap;
 use std::error::Error;
 use std::time::Duration;

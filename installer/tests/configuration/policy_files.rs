@@ -3,7 +3,7 @@
 use gybe_installer::pod::policy_file::{
     Families, FamilyChoice, NoAddress, PolicyFile, PolicyFileError, Stack,
 };
-use gybe_netfilter::policy::{
+use gybe_netfilter::model::policy::{
     CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Owners, Port, PortSet, RedirectPolicy,
 };
 use std::net::IpAddr;

@@ -5,8 +5,8 @@ use gybe_installer::host::desired::{PutBack, Shape};
 use gybe_installer::host::settings::{
     FailedInit, Mode, PodSource, RepairMode, RepairOptions, ServerTrust, TakeOverSetting,
 };
-use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::BackendSetting;
+use gybe_netfilter::apply::backend::BackendKind;
+use gybe_netfilter::probe::choose::BackendSetting;
 use gybe_plugin::conf::LogLevel;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

@@ -5,7 +5,7 @@ use crate::{Pairs, read, refused, sources};
 use gybe_installer::host::image::Image;
 use gybe_installer::host::settings::{NodeContext, Settings};
 use gybe_installer::probe::node_backend::node_backend;
-use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::apply::backend::BackendKind;
 use gybe_plugin::conf::{PluginConf, ProbeHint};
 use serde_json::{Value, json};
 

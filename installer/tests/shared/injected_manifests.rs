@@ -4,7 +4,7 @@
 use gybe_installer::pod::init_args::InitArgs;
 use gybe_installer::pod::manifest::{PodTemplate, pods};
 use gybe_installer::pod::policy_file::Families;
-use gybe_netfilter::policy::{Inbound, Mode, Owners, PortRange, PortSet, RedirectPolicy};
+use gybe_netfilter::model::policy::{Inbound, Mode, Owners, PortRange, PortSet, RedirectPolicy};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::decide::{Decision, decide};
 use gybe_plugin::gates::InitContainer;

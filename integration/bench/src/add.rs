@@ -7,7 +7,7 @@ use crate::programs::Contender;
 use crate::report::{Limit, Report, Table, Target, cells};
 use crate::sample::{Sample, children_processor_time, in_turn};
 use gybe_integration::failure::Failure;
-use gybe_netfilter::backend::Backend;
+use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::nft::Nft;
 use std::path::Path;

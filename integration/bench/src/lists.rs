@@ -7,9 +7,9 @@ use crate::sample::{Sample, in_turn, processor_time};
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
 use gybe_integration::parallel::in_parallel;
+use gybe_netfilter::apply::redirection::Redirection;
+use gybe_netfilter::model::policy::{Inbound, RedirectPolicy};
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::policy::{Inbound, RedirectPolicy};
-use gybe_netfilter::redirection::Redirection;
 use std::time::Instant;
 
 /// Numbers of entries in a list.

@@ -5,7 +5,7 @@ use gybe_demo::testnet::link::{LinkEnd, join};
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
 use gybe_integration::parallel::in_parallel;
-use gybe_netfilter::policy::InterfaceName;
+use gybe_netfilter::model::policy::InterfaceName;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use serde_json::{Value, json};
 use std::fs;

@@ -2,8 +2,8 @@
 
 use gybe_installer::pod::policy_file::PolicyFile;
 use gybe_integration::failure::Failure;
-use gybe_netfilter::policy::{CidrSet, Inbound, PortSet, RedirectPolicy};
-use gybe_netfilter::ruleset::{Chain, Match, Networks, Rule, RuleId, Ruleset};
+use gybe_netfilter::model::policy::{CidrSet, Inbound, PortSet, RedirectPolicy};
+use gybe_netfilter::model::ruleset::{Chain, Match, Networks, Rule, RuleId, Ruleset};
 use ipnet::{IpNet, Ipv4Net};
 use std::net::Ipv4Addr;
 

@@ -2,7 +2,7 @@
 //! (`examples/`). Only the namespace and the directory of manifests are replaced.
 
 use super::traced::{TraceError, TracedRun, run_traced};
-use gybe_netfilter::policy::RedirectPolicy;
+use gybe_netfilter::model::policy::RedirectPolicy;
 use gybe_plugin::conf::{ConfError, PluginConf};
 use gybe_plugin::decide::{Decision, decide};
 use gybe_plugin::gates::InitContainer;

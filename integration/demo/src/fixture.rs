@@ -3,9 +3,9 @@
 use crate::testnet::link::{LinkEnd, LinkError, NextHop, join, route};
 use crate::testnet::listener::{ListenAddress, ListenError, Listeners, ListeningPort, ServerName};
 use crate::testnet::namespace::{Namespace, NamespaceError};
-use gybe_netfilter::hint::Hint;
-use gybe_netfilter::packet::{Owner, Transport};
-use gybe_netfilter::policy::{InterfaceName, InterfaceNameError};
+use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::packet::{Owner, Transport};
+use gybe_netfilter::model::policy::{InterfaceName, InterfaceNameError};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

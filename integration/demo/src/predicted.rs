@@ -1,7 +1,7 @@
 //! Compares the outcome of a connection with the prediction from the rules for its first packet.
 
 use crate::testnet::outcome::ConnectionOutcome;
-use gybe_netfilter::live::Outcome;
+use gybe_netfilter::inspect::live::Outcome;
 use nix::errno::Errno;
 use std::net::SocketAddr;
 

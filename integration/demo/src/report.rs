@@ -4,8 +4,8 @@ use super::predicted::{Control, SideEffect, follows};
 use super::scenario::{Row, ScenarioResult};
 use super::traced::Children;
 use crate::testnet::outcome::ConnectionOutcome;
-use gybe_netfilter::compile::PASSTHROUGH_V6;
-use gybe_netfilter::ruleset::Family;
+use gybe_netfilter::model::policy::istio::PASSTHROUGH_V6;
+use gybe_netfilter::model::ruleset::Family;
 use serde_json::{Value, json};
 use std::fmt::Write as _;
 

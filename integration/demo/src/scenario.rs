@@ -6,17 +6,17 @@ use super::fixture::{Fixture, FixtureError, POD};
 use super::traced::TracedRun;
 use crate::testnet::client::ClientError;
 use crate::testnet::outcome::ConnectionOutcome;
-use gybe_netfilter::backend::Backend;
-use gybe_netfilter::hint::Hint;
-use gybe_netfilter::live::{LiveRules, LiveTrace};
-use gybe_netfilter::netns;
+use gybe_netfilter::apply::backend::Backend;
+use gybe_netfilter::apply::presence::Presence;
+use gybe_netfilter::apply::redirection::{Redirection, RedirectionError};
+use gybe_netfilter::inspect::live::{LiveRules, LiveTrace};
+use gybe_netfilter::kernel::netns;
+use gybe_netfilter::kernel::routes::RoutesError;
+use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::packet::{Direction, Packet};
+use gybe_netfilter::model::policy::InterfaceName;
+use gybe_netfilter::model::ruleset::RuleId;
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::packet::{Direction, Packet};
-use gybe_netfilter::policy::InterfaceName;
-use gybe_netfilter::presence::Presence;
-use gybe_netfilter::redirection::{Redirection, RedirectionError};
-use gybe_netfilter::routes::RoutesError;
-use gybe_netfilter::ruleset::RuleId;
 use std::borrow::Cow;
 use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
@@ -71,7 +71,7 @@ pub enum ScenarioError {
     #[error("cannot read the pod's addresses")]
     Addresses(#[from] RoutesError),
     #[error("an interface has an invalid name")]
-    Name(#[from] gybe_netfilter::policy::InterfaceNameError),
+    Name(#[from] gybe_netfilter::model::policy::InterfaceNameError),
 }
 
 impl Hint for ScenarioError {

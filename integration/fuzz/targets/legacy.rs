@@ -2,7 +2,7 @@
 //! the entries.
 #![no_main]
 
-use gybe_netfilter::ruleset::Family;
+use gybe_netfilter::model::ruleset::Family;
 use gybe_netfilter::xt::legacy::{LegacyChain, parse};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeSet;

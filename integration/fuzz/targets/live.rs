@@ -2,10 +2,10 @@
 //! number of its list (one byte) and its length (two bytes).
 #![no_main]
 
-use gybe_netfilter::datagrams;
-use gybe_netfilter::live::LiveRules;
-use gybe_netfilter::policy::InterfaceName;
-use gybe_netfilter::packet::{Direction, Owner, Packet, Transport};
+use gybe_netfilter::inspect::datagrams;
+use gybe_netfilter::inspect::live::LiveRules;
+use gybe_netfilter::model::policy::InterfaceName;
+use gybe_netfilter::model::packet::{Direction, Owner, Packet, Transport};
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 

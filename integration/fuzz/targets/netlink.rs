@@ -2,9 +2,9 @@
 #![no_main]
 
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::datagrams;
+use gybe_netfilter::inspect::datagrams;
 use gybe_netfilter::nft::{Batch, Start};
-use gybe_netfilter::policy::{Families, RedirectPolicy};
+use gybe_netfilter::model::policy::{Families, RedirectPolicy};
 use libfuzzer_sys::fuzz_target;
 
 /// `NLMSG_ERROR`, which also acknowledges, and `NLM_F_ACK` (include/uapi/linux/netlink.h).

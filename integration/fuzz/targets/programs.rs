@@ -1,7 +1,7 @@
 //! Entries of the kernel's lists of functions at netfilter's hooks, queueing disciplines, filters and eBPF programs.
 #![no_main]
 
-use gybe_netfilter::datagrams::programs;
+use gybe_netfilter::inspect::datagrams::programs;
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|input: &[u8]| {

@@ -1,7 +1,7 @@
 //! Kernels with parts missing: what is left out, and what an ADD must do then.
 
 use crate::machine::{KERNELS, Kernel, Machine};
-use gybe_netfilter::backend::BackendKind::{self, IptablesLegacy, IptablesNft, Nft};
+use gybe_netfilter::apply::backend::BackendKind::{self, IptablesLegacy, IptablesNft, Nft};
 
 /// A kernel without some of its parts.
 #[derive(Debug, Clone, Copy)]

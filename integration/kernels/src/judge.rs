@@ -2,8 +2,8 @@
 
 use crate::cases::{Case, Zones};
 use gybe_kernels::{Add, COLUMNS, CheckResult, Flows, PODS};
-use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::BackendSetting;
+use gybe_netfilter::apply::backend::BackendKind;
+use gybe_netfilter::probe::choose::BackendSetting;
 
 /// Returns the problems of a complete kernel: every column has right outcomes, and `auto` redirects every pod with nft.
 pub(crate) fn kernel(results: &[CheckResult]) -> Vec<String> {

@@ -1,6 +1,6 @@
 //! What the runner and the program in the virtual machine share: the checks, and their results.
 
-use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::apply::backend::BackendKind;
 use serde::{Deserialize, Serialize};
 
 /// The beginning of each line on the serial console that is a [`CheckResult`] in JSON.

@@ -5,10 +5,11 @@
 use crate::batch::Batch;
 use crate::{transport, with_nftnl};
 use gybe_netfilter::access::NamespaceAccess;
-use gybe_netfilter::backend::{Backend, BackendError, PreviousRules};
-use gybe_netfilter::inventory::Inventory;
+use gybe_netfilter::apply::backend::{Backend, BackendError};
+use gybe_netfilter::model::inventory::Inventory;
+use gybe_netfilter::model::inventory::PreviousRules;
+use gybe_netfilter::model::ruleset::Ruleset;
 use gybe_netfilter::nft::{Nft, NftError, Object, Start};
-use gybe_netfilter::ruleset::Ruleset;
 use nix::errno::Errno;
 
 /// libnftnl by the crate nftnl, over mnl's socket: all policies.

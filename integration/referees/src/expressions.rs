@@ -8,7 +8,7 @@ mod sets;
 
 pub use sets::{Bound, Element, Set, SetContent, ValueOrder, sets};
 
-use gybe_netfilter::ruleset::{ChainName, Family, Hook, Is, Rule, Stage, Verdict};
+use gybe_netfilter::model::ruleset::{ChainName, Family, Hook, Is, Rule, Stage, Verdict};
 
 /// The name of the table.
 pub const TABLE: &str = "gybe";

@@ -1,5 +1,5 @@
 //! Reference encoders: libnftnl (by the crates nftnl and mnl) and rustables write Gybe's rule sets. Each is a
-//! [`Backend`](gybe_netfilter::backend::Backend), so that its rules meet packets, `gybe verify` and `gybe remove`. The
+//! [`Backend`](gybe_netfilter::apply::backend::Backend), so that its rules meet packets, `gybe verify` and `gybe remove`. The
 //! crate is for tests, benchmarks and the program `gybe-referee`; no shipped program has it.
 //!
 //! ```text
@@ -8,7 +8,7 @@
 //!                        └──── Rustables ──┴─ mnl's socket ─► namespaces 2 and 3 ─┘            the `nft` program
 //! ```
 //!
-//! The three encoders share no code below [`Ruleset`](gybe_netfilter::ruleset::Ruleset). The two reference encoders
+//! The three encoders share no code below [`Ruleset`](gybe_netfilter::model::ruleset::Ruleset). The two reference encoders
 //! share one translation of it to nf_tables expressions ([`expressions`]), which does not use Gybe's.
 #![expect(
     clippy::unwrap_used,

@@ -5,7 +5,7 @@
 )]
 
 use crate::expressions::{Bound, Element, Set, SetContent, ValueOrder};
-use gybe_netfilter::ruleset::{Family, Is};
+use gybe_netfilter::model::ruleset::{Family, Is};
 use nftnl::expr::Expression;
 use nftnl::nftnl_sys::{self as sys, libc};
 use nftnl::{ProtoFamily, Rule, Table};

@@ -4,8 +4,8 @@
 use crate::batch::Batch;
 use crate::expressions::{self, Comparison, Decision, Field, Kind, NfExpression};
 use crate::libnftnl::{Missing, NamedSet};
+use gybe_netfilter::model::ruleset::{Hook, Rule, Ruleset};
 use gybe_netfilter::nft::{Object, Start};
-use gybe_netfilter::ruleset::{Hook, Rule, Ruleset};
 use nftnl::expr::{
     Bitwise, Cmp, CmpOp, Conntrack, Counter, Expression, Immediate, Meta, NetworkHeaderField, Payload,
     Register, TransportHeaderField, Verdict,
@@ -63,7 +63,7 @@ fn finished(batch: nftnl::Batch, objects: Vec<Object>, start: Start) -> Batch {
     Batch::new(batch.finalize().iter().flatten().copied().collect(), objects, start)
 }
 
-fn chain<'t>(table: &'t Table, name: gybe_netfilter::ruleset::ChainName) -> Chain<'t> {
+fn chain<'t>(table: &'t Table, name: gybe_netfilter::model::ruleset::ChainName) -> Chain<'t> {
     let mut chain = Chain::new(c(name.as_str()), table);
     if let Some(base) = expressions::base(name) {
         chain.set_hook(

@@ -6,8 +6,8 @@
 
 use crate::batch::Batch;
 use crate::expressions::{self, Comparison, Decision, Field, Kind, NfExpression, SetContent, ValueOrder};
+use gybe_netfilter::model::ruleset::{ChainName, Family, Hook, Is, Rule, Ruleset};
 use gybe_netfilter::nft::{Object, Start};
-use gybe_netfilter::ruleset::{ChainName, Family, Hook, Is, Rule, Ruleset};
 use rustables::data_type::DataType;
 use rustables::expr::{
     Bitwise, Cmp, CmpOp, Conntrack, ConntrackKey, Counter, ExpressionVariant, Immediate, Lookup, Meta,

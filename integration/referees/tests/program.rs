@@ -4,7 +4,7 @@ use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
 use gybe_integration::programs::{Run, ours, run};
 use gybe_integration::vectors;
-use gybe_netfilter::presence::Presence;
+use gybe_netfilter::apply::presence::Presence;
 
 fn referee(arguments: &[&str], stdin: &str) -> Result<Run, Failure> {
     Ok(run(env!("CARGO_BIN_EXE_gybe-referee"), arguments, stdin)?)

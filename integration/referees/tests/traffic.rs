@@ -45,8 +45,8 @@ fn nftnl_gybe_and_trace_agree_about_random_policies() -> Result<(), Failure> {
 mod rustables {
     use super::*;
     use gybe_netfilter::compile::compile;
+    use gybe_netfilter::model::policy::RedirectPolicy;
     use gybe_netfilter::nft::Start;
-    use gybe_netfilter::policy::RedirectPolicy;
     use gybe_referees::backend::Rustables;
     use gybe_referees::with_rustables::complete;
 

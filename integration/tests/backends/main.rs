@@ -7,7 +7,7 @@ mod probing;
 mod replacing;
 
 use gybe_integration::namespace::{in_new_namespace, sh};
-use gybe_netfilter::backend::{Backend, BackendKind};
+use gybe_netfilter::apply::backend::{Backend, BackendKind};
 use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::nft::Nft;
 use std::time::Duration;

@@ -2,13 +2,14 @@
 
 use super::{in_new_namespace, patient, sh};
 use gybe_netfilter::access::NamespaceAccess;
-use gybe_netfilter::backend::{Backend, BackendError, BackendKind, PreviousRules};
-use gybe_netfilter::choose::{BackendSetting, choose};
-use gybe_netfilter::inventory::Inventory;
-use gybe_netfilter::netns::Netns;
+use gybe_netfilter::apply::backend::{Backend, BackendError, BackendKind};
+use gybe_netfilter::kernel::netns::Netns;
+use gybe_netfilter::model::inventory::Inventory;
+use gybe_netfilter::model::inventory::PreviousRules;
+use gybe_netfilter::model::ruleset::Ruleset;
 use gybe_netfilter::nft::Nft;
+use gybe_netfilter::probe::choose::{BackendSetting, choose};
 use gybe_netfilter::probe::{Capabilities, Finding, Profile, try_out};
-use gybe_netfilter::ruleset::Ruleset;
 use std::net::{TcpListener, TcpStream};
 
 #[test]

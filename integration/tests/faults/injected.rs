@@ -4,8 +4,8 @@
 use super::{BEFORE, TPROXY, add};
 use gybe_integration::invocation::{Invocation, State};
 use gybe_integration::programs::Run;
+use gybe_netfilter::apply::redirection::remove;
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::redirection::remove;
 use gybe_test_support::TestDir;
 
 /// A system call that fails: the n-th call of a thread, or every call from the n-th on.

@@ -4,11 +4,11 @@
 use super::{BEFORE, TPROXY, add, sh};
 use gybe_integration::invocation::{Invocation, State};
 use gybe_integration::kill::{End, WAIT_THEN_RUN, kill_at_system_call};
-use gybe_netfilter::backend::Backend;
-use gybe_netfilter::inventory::Inventory;
+use gybe_netfilter::apply::backend::Backend;
+use gybe_netfilter::apply::redirection::{Redirection, remove};
 use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::model::inventory::Inventory;
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::redirection::{Redirection, remove};
 use gybe_test_support::TestDir;
 use std::os::unix::fs::MetadataExt;
 use std::time::{Duration, Instant};

@@ -3,11 +3,11 @@
 use super::sh;
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::vectors;
-use gybe_netfilter::backend::Backend;
+use gybe_netfilter::apply::backend::Backend;
+use gybe_netfilter::apply::presence::Presence;
+use gybe_netfilter::apply::redirection::{Redirection, remove};
 use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::presence::Presence;
-use gybe_netfilter::redirection::{Redirection, remove};
 use std::time::Duration;
 
 /// Other owners' objects of every kind, some close to Gybe's in name, number or position.

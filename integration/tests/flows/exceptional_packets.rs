@@ -9,17 +9,17 @@ use gybe_integration::segment::Stray;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Location, Vector};
 use gybe_netfilter::apply::apply;
-use gybe_netfilter::backend::Backend;
+use gybe_netfilter::apply::backend::Backend;
+use gybe_netfilter::apply::redirection::Redirection;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::{Iptables, Variant};
-use gybe_netfilter::nft::Nft;
-use gybe_netfilter::packet::{Owner, Transport};
-use gybe_netfilter::policy::{Inbound, InterfaceName, Mode, Port, PortSet, RedirectPolicy};
-use gybe_netfilter::redirection::Redirection;
-use gybe_netfilter::routes::Routes;
-use gybe_netfilter::ruleset::{
+use gybe_netfilter::kernel::routes::Routes;
+use gybe_netfilter::model::packet::{Owner, Transport};
+use gybe_netfilter::model::policy::{Inbound, InterfaceName, Mode, Port, PortSet, RedirectPolicy};
+use gybe_netfilter::model::ruleset::{
     Chain, ChainName, ConnectionState, Is, Match, Protocol, Rule, RuleId, Ruleset, Verdict,
 };
+use gybe_netfilter::nft::Nft;
 use std::collections::BTreeSet;
 use std::time::Duration;
 

@@ -18,9 +18,9 @@ use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::{Rules, Until, check_vector, differences};
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{Flow, Location, Vector};
+use gybe_netfilter::apply::redirection::Redirection;
+use gybe_netfilter::model::packet::{Owner, Transport};
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::packet::{Owner, Transport};
-use gybe_netfilter::redirection::Redirection;
 
 const POLICY: &str = r#"{
     "proxy_port": 15001, "inbound_capture_port": 15001, "inbound_ports_include": ["80"],

@@ -8,10 +8,10 @@ use gybe_integration::parallel::in_parallel;
 use gybe_integration::programs::run;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Location};
+use gybe_netfilter::apply::redirection::{Redirection, remove};
 use gybe_netfilter::compile::RULE_IDS;
+use gybe_netfilter::kernel::routes::Routes;
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::redirection::{Redirection, remove};
-use gybe_netfilter::routes::Routes;
 use std::collections::BTreeSet;
 
 #[test]

@@ -8,9 +8,9 @@ use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
 use gybe_integration::programs::{Run, path_of_ours, run};
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{Flow, Location as At};
-use gybe_netfilter::choose::BackendSetting;
-use gybe_netfilter::packet::{Owner, Transport};
-use gybe_netfilter::policy::Mode;
+use gybe_netfilter::model::packet::{Owner, Transport};
+use gybe_netfilter::model::policy::Mode;
+use gybe_netfilter::probe::choose::BackendSetting;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::probe_cache::ProbeCache;
 use seccompiler::{

@@ -6,7 +6,7 @@ use gybe_integration::failure::Failure;
 use gybe_integration::programs::{Run, path_of_ours, run};
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::Location;
-use gybe_netfilter::policy::RedirectPolicy;
+use gybe_netfilter::model::policy::RedirectPolicy;
 use gybe_test_support::TestDir;
 use std::fmt;
 use std::net::IpAddr;

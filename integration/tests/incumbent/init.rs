@@ -6,7 +6,7 @@ use crate::random_arguments::argument_sets;
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::Rules;
 use gybe_integration::programs::Run;
-use gybe_netfilter::policy::{Dns, Families, Mode, Port, RedirectPolicy};
+use gybe_netfilter::model::policy::{Dns, Families, Mode, Port, RedirectPolicy};
 
 /// No process listens on it.
 const UNUSED_PORT: Port = Port::new(5999).unwrap();

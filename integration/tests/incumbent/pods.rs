@@ -10,7 +10,7 @@ use gybe_integration::plugin_call::{PluginCall, PluginDir};
 use gybe_integration::programs::{Run, path_of_ours, run};
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::Location;
-use gybe_netfilter::policy::{Families, Mode, RedirectPolicy};
+use gybe_netfilter::model::policy::{Families, Mode, RedirectPolicy};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::decide::{Decision, decide};
 use gybe_plugin::gates::InitContainer;

@@ -7,7 +7,7 @@ use crate::init::write;
 use gybe_integration::failure::Failure;
 use gybe_integration::programs::run;
 use gybe_integration::vectors::Location;
-use gybe_netfilter::policy::Mode;
+use gybe_netfilter::model::policy::Mode;
 
 const IPTABLES: [Writer; 4] =
     [Writer::IstioLegacy, Writer::IstioIptablesNft, Writer::GybeNft, Writer::GybeLegacy];

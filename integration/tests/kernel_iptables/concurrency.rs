@@ -2,10 +2,10 @@
 
 use super::*;
 use gybe_netfilter::apply::apply;
-use gybe_netfilter::hint::Hint;
-use gybe_netfilter::netns::Netns;
+use gybe_netfilter::apply::presence::Presence;
+use gybe_netfilter::kernel::netns::Netns;
+use gybe_netfilter::model::hint::Hint;
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::presence::Presence;
 use std::fs::File;
 use std::thread;
 

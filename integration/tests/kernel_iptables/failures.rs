@@ -3,10 +3,10 @@
 
 use super::*;
 use gybe_netfilter::apply::apply;
-use gybe_netfilter::backend::PreviousRules;
-use gybe_netfilter::hint::Hint;
 use gybe_netfilter::iptables::script;
-use gybe_netfilter::ruleset::Family;
+use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::inventory::PreviousRules;
+use gybe_netfilter::model::ruleset::Family;
 use gybe_test_support::TestDir;
 use std::os::unix::fs::{PermissionsExt, symlink};
 use std::time::Instant;

@@ -3,9 +3,9 @@
 use super::*;
 use gybe_integration::namespace::unshare_mounts;
 use gybe_netfilter::apply::apply;
-use gybe_netfilter::hint::Hint;
+use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::ruleset::Family;
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::ruleset::Family;
 use gybe_netfilter::xt::legacy::{LegacyError, table_names, tables as legacy_tables};
 use nix::mount::{MsFlags, mount};
 
@@ -116,7 +116,7 @@ fn reading_creates_no_table() {
             }
             assert!(patient(Variant::Legacy).inspect().unwrap().is_empty());
             assert!(patient(Variant::Nft).inspect().unwrap().is_empty());
-            assert!(gybe_netfilter::presence::Presence::look().unwrap().ours.is_empty());
+            assert!(gybe_netfilter::apply::presence::Presence::look().unwrap().ours.is_empty());
         };
         assert_eq!(listed(), "");
         read_all();

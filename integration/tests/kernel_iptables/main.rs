@@ -16,11 +16,11 @@ mod writing;
 
 use gybe_integration::namespace::{in_new_namespace, sh};
 use gybe_integration::vectors;
+use gybe_netfilter::apply::backend::{Backend, BackendError};
 use gybe_netfilter::apply::{ApplyError, apply};
-use gybe_netfilter::backend::{Backend, BackendError};
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::{Iptables, IptablesError, Variant};
-use gybe_netfilter::ruleset::Ruleset;
+use gybe_netfilter::model::ruleset::Ruleset;
 use std::time::Duration;
 
 const VARIANTS: [Variant; 2] = [Variant::Legacy, Variant::Nft];

@@ -2,9 +2,9 @@
 
 use super::*;
 use gybe_netfilter::apply::apply;
-use gybe_netfilter::hint::Hint;
 use gybe_netfilter::iptables::script;
-use gybe_netfilter::ruleset::Family;
+use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::ruleset::Family;
 use gybe_netfilter::xt::legacy::table_names;
 use nix::sched::{CloneFlags, setns};
 use nix::unistd::{Uid, setfsuid};

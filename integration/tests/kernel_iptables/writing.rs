@@ -2,9 +2,9 @@
 
 use super::*;
 use gybe_netfilter::apply::{ApplyError, apply};
-use gybe_netfilter::hint::Hint;
+use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::policy::{Destinations, Families, InterfaceName};
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::policy::{Destinations, Families, InterfaceName};
 
 #[test]
 fn every_policys_rules_read_back_equal_and_are_removed_completely() {

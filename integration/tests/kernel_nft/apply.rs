@@ -2,8 +2,8 @@
 
 use crate::fixture::{differences, every_match, every_verdict, in_new_namespace, inspected, nft, redirect};
 use gybe_netfilter::apply::apply;
-use gybe_netfilter::backend::Backend;
-use gybe_netfilter::inventory::Inventory;
+use gybe_netfilter::apply::backend::Backend;
+use gybe_netfilter::model::inventory::Inventory;
 use gybe_netfilter::nft::Nft;
 
 #[test]

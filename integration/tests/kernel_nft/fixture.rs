@@ -2,13 +2,13 @@
 //! in the namespace of a test.
 
 pub(crate) use gybe_integration::namespace::in_new_namespace;
-use gybe_netfilter::backend::Backend;
-use gybe_netfilter::inventory::Inventory;
-use gybe_netfilter::nft::Nft;
-use gybe_netfilter::policy::{Families, InterfaceName, Port, PortSet, RedirectPolicy};
-use gybe_netfilter::ruleset::{
+use gybe_netfilter::apply::backend::Backend;
+use gybe_netfilter::model::inventory::Inventory;
+use gybe_netfilter::model::policy::{Families, InterfaceName, Port, PortSet, RedirectPolicy};
+use gybe_netfilter::model::ruleset::{
     Chain, ChainName, ConnectionState, Family, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict,
 };
+use gybe_netfilter::nft::Nft;
 use std::collections::BTreeSet;
 use std::process::Command;
 

@@ -4,10 +4,10 @@
 use crate::fixture::{differences, every_match, every_verdict, in_new_namespace, nft, policy, rule, ruleset};
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::hint::Hint;
+use gybe_netfilter::inspect::show::show;
+use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::ruleset::{ChainName, Is, Match, Networks, Protocol, Ruleset, Verdict};
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::ruleset::{ChainName, Is, Match, Networks, Protocol, Ruleset, Verdict};
-use gybe_netfilter::show::show;
 use gybe_test_support::TestDir;
 use std::fs;
 use std::net::{Ipv4Addr, Ipv6Addr};

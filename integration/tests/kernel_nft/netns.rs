@@ -1,7 +1,7 @@
 //! Opening network namespaces, and the errors for paths that are not network namespaces (F17, A07, A10).
 
 use crate::fixture::{in_new_namespace, ip};
-use gybe_netfilter::netns::{Netns, NetnsError};
+use gybe_netfilter::kernel::netns::{Netns, NetnsError};
 use gybe_test_support::TestDir;
 use std::os::fd::{AsFd, AsRawFd};
 use std::path::Path;

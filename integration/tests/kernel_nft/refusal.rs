@@ -4,10 +4,10 @@ use crate::fixture::{
     differences, every_verdict, in_new_namespace, inspected, nft, redirect, rule, ruleset, without_privilege,
 };
 use gybe_netfilter::apply::apply;
-use gybe_netfilter::backend::Backend;
-use gybe_netfilter::hint::Hint;
+use gybe_netfilter::apply::backend::Backend;
+use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::ruleset::{ChainName, Match, Protocol, Ruleset, Verdict};
 use gybe_netfilter::nft::{Nft, NftError, Object};
-use gybe_netfilter::ruleset::{ChainName, Match, Protocol, Ruleset, Verdict};
 use nix::errno::Errno;
 use std::borrow::Cow;
 use std::error::Error;

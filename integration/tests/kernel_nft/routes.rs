@@ -1,13 +1,13 @@
 //! Routes, routing rules and the address `::6` are added, listed and removed without any other change.
 
 use crate::fixture::{in_new_namespace, ip, policy, without_privilege};
-use gybe_netfilter::backend::Backend;
-use gybe_netfilter::hint::Hint;
+use gybe_netfilter::apply::backend::Backend;
+use gybe_netfilter::apply::presence::Presence;
+use gybe_netfilter::apply::redirection::{self, Redirection};
+use gybe_netfilter::kernel::routes::{self, Routes, RoutesError, Rtnetlink, addresses};
+use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::policy::{Families, Mode};
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::policy::{Families, Mode};
-use gybe_netfilter::presence::Presence;
-use gybe_netfilter::redirection::{self, Redirection};
-use gybe_netfilter::routes::{self, Routes, RoutesError, Rtnetlink, addresses};
 
 const TPROXY: Mode = Mode::Tproxy { mark: 1337, route_table: 133 };
 

@@ -4,7 +4,7 @@ use crate::node::{Node, Pod};
 use gybe_demo::testnet::link::{LinkEnd, join};
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::programs::ours;
-use gybe_netfilter::policy::InterfaceName;
+use gybe_netfilter::model::policy::InterfaceName;
 use gybe_test_support::PATIENCE;
 use serde_json::{Value, json};
 use std::io::{Read, Write};

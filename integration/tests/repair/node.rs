@@ -4,7 +4,7 @@ use gybe_demo::testnet::link::{LinkEnd, NextHop, join, route};
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::namespace::sh;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
-use gybe_netfilter::policy::InterfaceName;
+use gybe_netfilter::model::policy::InterfaceName;
 use gybe_test_support::{Agent, TestDir};
 use serde_json::{Value, json};
 use std::fs;

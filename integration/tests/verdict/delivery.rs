@@ -7,9 +7,9 @@ use gybe_integration::flow_check::make;
 use gybe_integration::parallel::in_parallel;
 use gybe_integration::programs::ours;
 use gybe_integration::vectors::{Flow, Location};
-use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::packet::Direction;
-use gybe_netfilter::verdict::RedirectionState;
+use gybe_netfilter::apply::backend::BackendKind;
+use gybe_netfilter::inspect::verdict::RedirectionState;
+use gybe_netfilter::model::packet::Direction;
 use serde_json::Value;
 use std::time::Duration;
 

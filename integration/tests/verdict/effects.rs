@@ -4,8 +4,8 @@
 use crate::other_owners::{Case, check, nft};
 use gybe_integration::failure::Failure;
 use gybe_integration::namespace::in_new_namespace;
-use gybe_netfilter::effect::{MATCHES, TARGETS};
-use gybe_netfilter::verdict::RedirectionState;
+use gybe_netfilter::inspect::verdict::RedirectionState;
+use gybe_netfilter::xt::effect::{MATCHES, TARGETS};
 
 const CASES: [Case; 25] = [
     // What VPN sidecars and traffic shapers write.

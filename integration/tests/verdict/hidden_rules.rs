@@ -7,7 +7,7 @@ use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::make;
 use gybe_integration::programs::ours;
 use gybe_integration::vectors::Location;
-use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::apply::backend::BackendKind;
 use nix::errno::Errno;
 use nix::libc;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};

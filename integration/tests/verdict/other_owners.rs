@@ -7,8 +7,8 @@ use gybe_integration::flow_check::make;
 use gybe_integration::parallel::in_parallel;
 use gybe_integration::programs::ours;
 use gybe_integration::vectors::Location;
-use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::verdict::{Desired, RedirectionState, VerdictContext, judge_namespace};
+use gybe_netfilter::apply::backend::BackendKind;
+use gybe_netfilter::inspect::verdict::{Desired, RedirectionState, VerdictContext, judge_namespace};
 use std::time::Duration;
 
 /// Rules, the answer, and a part of its reasons or notes.

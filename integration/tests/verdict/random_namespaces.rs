@@ -10,9 +10,9 @@ use crate::statements::{
 };
 use gybe_integration::failure::Failure;
 use gybe_integration::parallel::in_parallel;
-use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::effect::{EXPRESSIONS, MATCHES, OBJECTS, TARGETS};
-use gybe_netfilter::verdict::RedirectionState;
+use gybe_netfilter::apply::backend::BackendKind;
+use gybe_netfilter::inspect::verdict::RedirectionState;
+use gybe_netfilter::xt::effect::{EXPRESSIONS, MATCHES, OBJECTS, TARGETS};
 use proptest::prelude::Rng as _;
 use proptest::test_runner::{RngAlgorithm, TestRng};
 use std::collections::BTreeMap;

@@ -6,11 +6,11 @@ use gybe_integration::parallel::in_parallel;
 use gybe_integration::predict::in_the_pod;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Location, Vector};
-use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::apply::backend::BackendKind;
+use gybe_netfilter::apply::redirection::Redirection;
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::live::{LiveRules, Outcome};
-use gybe_netfilter::redirection::Redirection;
-use gybe_netfilter::verdict::{Desired, RedirectionState, VerdictContext, judge_namespace};
+use gybe_netfilter::inspect::live::{LiveRules, Outcome};
+use gybe_netfilter::inspect::verdict::{Desired, RedirectionState, VerdictContext, judge_namespace};
 
 /// Writes the vector's policy, reads the rules back, and walks every connection through them.
 fn walked(vector: &Vector, kind: BackendKind) -> Result<Vec<String>, Failure> {

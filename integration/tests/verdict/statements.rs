@@ -1,6 +1,6 @@
 //! What other owners may write, by the rows of docs/VERDICT.md: one or more spellings of each name.
 
-/// A name of the tables in `gybe_netfilter::effect`, and a spelling of it.
+/// A name of the tables in `gybe_netfilter::xt::effect`, and a spelling of it.
 pub(crate) type Statement = (&'static str, &'static str);
 
 /// Tests of nf_tables.

@@ -7,8 +7,8 @@
 //! ```
 
 use super::{TCP, dport, only, to};
-use crate::policy::{Destinations, Inbound, Mode, RedirectPolicy};
-use crate::ruleset::{Chain, ChainName, Match, Verdict};
+use crate::model::policy::{Destinations, Inbound, Mode, RedirectPolicy};
+use crate::model::ruleset::{Chain, ChainName, Match, Verdict};
 
 pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {
     let from_machines = || Match::InInterface(p.virtual_interfaces.clone());

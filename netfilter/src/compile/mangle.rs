@@ -6,9 +6,9 @@
 //! ```
 
 use super::{TCP, any_gid, any_uid, dport, not_to, over_loopback};
-use crate::policy::istio::OWN_POD_MARK;
-use crate::policy::{Inbound, InterfaceName, InvalidPackets, Mode, PortSet, RedirectPolicy};
-use crate::ruleset::{Chain, ChainName, ConnectionState, Is, Match, Networks, Verdict};
+use crate::model::policy::istio::OWN_POD_MARK;
+use crate::model::policy::{Inbound, InterfaceName, InvalidPackets, Mode, PortSet, RedirectPolicy};
+use crate::model::ruleset::{Chain, ChainName, ConnectionState, Is, Match, Networks, Verdict};
 use std::collections::BTreeSet;
 
 pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {

@@ -8,8 +8,8 @@
 //! ```
 
 use super::{DNS_PORT, TCP, UDP, any_gid, any_uid, dport, not_to, only, over_loopback, to};
-use crate::policy::{CidrSet, Destinations, Dns, Groups, PortSet, RedirectPolicy};
-use crate::ruleset::{Chain, ChainName, Is, Match, Verdict};
+use crate::model::policy::{CidrSet, Destinations, Dns, Groups, PortSet, RedirectPolicy};
+use crate::model::ruleset::{Chain, ChainName, Is, Match, Verdict};
 use std::collections::BTreeSet;
 
 pub(super) fn output(p: &RedirectPolicy) -> Chain {

@@ -6,8 +6,8 @@
 //! (`nft_ct_set_zone_eval`, net/netfilter/nft_ct.c, v6.18; iptables' CT target likewise).
 
 use super::{DNS_PORT, UDP, any_gid, any_uid, dport, only, to};
-use crate::policy::{Dns, Port, RedirectPolicy};
-use crate::ruleset::{Chain, ChainName, Is, Match, Networks, Verdict};
+use crate::model::policy::{Dns, Port, RedirectPolicy};
+use crate::model::ruleset::{Chain, ChainName, Is, Match, Networks, Verdict};
 
 /// The port of the DNS resolver in Istio's agent, which is not configurable.
 pub(super) const AGENT_DNS_PORT: Port = Port::new(15053).unwrap();

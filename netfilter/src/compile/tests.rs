@@ -1,8 +1,8 @@
 //! Which chains and rules exist for extreme policies.
 
 use super::*;
-use crate::policy::istio::{TPROXY_MARK, TPROXY_TABLE};
-use crate::policy::{CidrSet, Dns, Groups, Inbound, InvalidPackets, Mode};
+use crate::model::policy::istio::{TPROXY_MARK, TPROXY_TABLE};
+use crate::model::policy::{CidrSet, Dns, Groups, Inbound, InvalidPackets, Mode};
 
 fn ids(chain: ChainName, change: impl FnOnce(&mut RedirectPolicy)) -> Vec<&'static str> {
     let mut policy = RedirectPolicy::injected(Families::V4Only);

@@ -2,9 +2,9 @@
 
 use super::layout::{DIRECTORIES, MAX_RULES};
 use super::save::SaveError;
-use crate::hint::Hint;
-use crate::nft::error::{KernelPart, NftError};
-use crate::ruleset::{Family, RuleId};
+use crate::access::ChainsError;
+use crate::model::hint::Hint;
+use crate::model::ruleset::{Family, RuleId};
 use crate::xt::legacy::LegacyError;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ pub enum IptablesError {
     },
     /// The kernel did not list the nftables chains, and so not the tables of iptables-nft.
     #[error("cannot list the nftables chains of this network namespace")]
-    Chains(#[source] NftError),
+    Chains(#[source] ChainsError),
     /// The kernel lacks what iptables-nft writes to.
     #[error("iptables-nft needs nftables, which this kernel does not have")]
     NoNftables,
@@ -129,7 +129,7 @@ impl Hint for IptablesError {
                 "shorten the pod's lists of networks, ports and interfaces, or choose nft: there a list is one rule".into(),
             ),
             Self::Chains(error) => error.hint(),
-            Self::NoNftables => Some(lacks(KernelPart::NF_TABLES.module)),
+            Self::NoNftables => Some(lacks("nf_tables")),
             Self::Legacy(error) => error.hint(),
             Self::Unreadable { source: SaveError::Incompatible(_), .. } => {
                 Some("choose the backend \"nft\"".into())

@@ -7,8 +7,8 @@
 
 use super::networks::Addresses;
 use super::token::{End, Target, Token, Transport};
-use crate::policy::{InterfaceName, PortRange, PortSet};
-use crate::ruleset::{ChainName, Family, Is, Match, Protocol, Rule, Verdict};
+use crate::model::policy::{InterfaceName, PortRange, PortSet};
+use crate::model::ruleset::{ChainName, Family, Is, Match, Protocol, Rule, Verdict};
 use std::collections::BTreeSet;
 
 /// One iptables rule as tokens.

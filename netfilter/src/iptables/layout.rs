@@ -1,6 +1,6 @@
 //! The layout of Gybe's rules in iptables (tables, chains, the mark of ownership), and the limits of the backend.
 
-use crate::ruleset::{ChainName, Family, Hook, Stage};
+use crate::model::ruleset::{ChainName, Family, Hook, Stage};
 use std::time::Duration;
 
 /// The empty chain that marks the `ISTIO_*` chains of its table as written by Gybe.

@@ -1,6 +1,6 @@
 //! Networks of one family as iptables can match them: a rule matches one network, or all addresses outside one.
 
-use crate::ruleset::{Family, Is, Networks};
+use crate::model::ruleset::{Family, Is, Networks};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 /// Addresses of one family.

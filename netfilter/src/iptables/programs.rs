@@ -1,7 +1,7 @@
 //! Finds the programs of a variant of iptables by absolute path: no `PATH`, no shell.
 
 use super::error::IptablesError;
-use crate::ruleset::Family;
+use crate::model::ruleset::Family;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -100,7 +100,7 @@ fn is_executable(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::hint::Hint;
+    use crate::model::hint::Hint;
     use gybe_test_support::TestDir;
     use std::fs::{self, Permissions};
 

@@ -10,8 +10,8 @@ use super::expand::{ChainNames, Excess, Expansion, Line, expand};
 use super::layout::{FAMILIES, MARK, MAX_RULES, TABLES};
 use super::rules::{FamilyRules, IptablesRules, RuleText, TableRules};
 use super::token::{Target, Token};
-use crate::policy::Families;
-use crate::ruleset::{Chain, ChainName, Family, Rule, RuleId, Ruleset, Stage, Verdict};
+use crate::model::policy::Families;
+use crate::model::ruleset::{Chain, ChainName, Family, Rule, RuleId, Ruleset, Stage, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// Renders the rules of a policy for both families.

@@ -3,8 +3,8 @@
 use super::expand::Line;
 use super::layout::family_name;
 use super::words::{quoted, words};
-use crate::inventory::{Inventory, Item, Part, PartKind};
-use crate::ruleset::{Family, Stage};
+use crate::model::inventory::{Inventory, Item, Part, PartKind};
+use crate::model::ruleset::{Family, Stage};
 use std::collections::BTreeMap;
 
 /// Gybe's rules of both families.

@@ -4,7 +4,7 @@
 use super::error::IptablesError;
 use super::programs::Program;
 use super::user_namespace::confine;
-use crate::program::{OutputLimits, ProgramError, run};
+use crate::iptables::program::{OutputLimits, ProgramError, run};
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use nix::sched::{CloneFlags, unshare};

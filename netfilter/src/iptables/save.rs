@@ -6,7 +6,7 @@
 use super::layout::{MARK, PREFIX, TABLES};
 use super::rules::{Counters, FamilyRules, RuleText, TableRules};
 use super::words::{logical_lines, words};
-use crate::ruleset::{Hook, Stage};
+use crate::model::ruleset::{Hook, Stage};
 use crate::xt::legacy::{LegacyRule, LegacyTable};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -4,8 +4,8 @@
 //! Spelling and order are those of `iptables-save` (1.8.9, equal for both variants), so that a rule reads back exactly
 //! as it was written.
 
-use crate::policy::{InterfaceName, Port, PortRange};
-use crate::ruleset::{ConnectionState, Family, Is, RuleId};
+use crate::model::policy::{InterfaceName, Port, PortRange};
+use crate::model::ruleset::{ConnectionState, Family, Is, RuleId};
 use ipnet::IpNet;
 
 /// A transport protocol with ports.

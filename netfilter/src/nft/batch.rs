@@ -2,11 +2,13 @@
 
 use super::chain::Base;
 use super::chain::TABLE;
-use super::uapi::*;
 use super::{expr, set};
-use crate::netlink::attr::{Attributes, HEADER as ATTRIBUTE_HEADER, Writer};
-use crate::netlink::message::{ACK, APPEND, CREATE, EXCLUSIVE, HEADER, Header, Message, Messages, REQUEST};
-use crate::ruleset::{Chain, ChainName, NamedList, Rule, RuleId, Ruleset};
+use crate::kernel::netlink::attr::{Attributes, HEADER as ATTRIBUTE_HEADER, Writer};
+use crate::kernel::netlink::message::{
+    ACK, APPEND, CREATE, EXCLUSIVE, HEADER, Header, Message, Messages, REQUEST,
+};
+use crate::kernel::uapi::*;
+use crate::model::ruleset::{Chain, ChainName, NamedList, Rule, RuleId, Ruleset};
 use std::fmt;
 
 /// `struct nfgenmsg`, between the netlink header and the attributes.
@@ -295,8 +297,8 @@ fn comment(w: &mut Writer, rule: &Rule) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Families;
-    use crate::ruleset::{Is, Match, Protocol, Verdict};
+    use crate::model::policy::Families;
+    use crate::model::ruleset::{Is, Match, Protocol, Verdict};
 
     fn rules(ports: usize) -> Ruleset {
         let ports = (0..=u16::MAX).step_by(2).take(ports).collect();

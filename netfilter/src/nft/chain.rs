@@ -1,11 +1,11 @@
 //! The table, and the type, hook and priority of each of its chains, with the reasons.
 
-use super::uapi::{NF_ACCEPT, NF_INET_LOCAL_OUT, NF_INET_PRE_ROUTING};
-use super::uapi::{
+use crate::kernel::netlink::attr::{Attributes, Writer};
+use crate::kernel::uapi::{NF_ACCEPT, NF_INET_LOCAL_OUT, NF_INET_PRE_ROUTING};
+use crate::kernel::uapi::{
     NFTA_CHAIN_HOOK, NFTA_CHAIN_POLICY, NFTA_CHAIN_TYPE, NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY,
 };
-use crate::netlink::attr::{Attributes, Writer};
-use crate::ruleset::{ChainName, Hook, Stage};
+use crate::model::ruleset::{ChainName, Hook, Stage};
 
 /// The table's name, family `inet`. All of Gybe's nftables objects are in it, and no other owner's.
 pub const TABLE: &str = "gybe";

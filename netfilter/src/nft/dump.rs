@@ -13,10 +13,10 @@ use super::key::{KeyType, ranges};
 use super::lists::{self, Lister, Lists};
 use super::set;
 use super::socket::Connection;
-use super::uapi::*;
-use crate::inventory::{Inventory, Item, Part, PartKind};
-use crate::netlink::attr::Writer;
-use crate::ruleset::{Chain, NamedList, Ruleset};
+use crate::kernel::netlink::attr::Writer;
+use crate::kernel::uapi::*;
+use crate::model::inventory::{Inventory, Item, Part, PartKind};
+use crate::model::ruleset::{Chain, NamedList, Ruleset};
 pub(crate) use found::comment;
 use nix::errno::Errno;
 

@@ -1,11 +1,11 @@
 //! The errors of the nftables backend, with the refused object and the missing part of the kernel, and their hints.
 
 use super::batch::{Object, TooLong};
-use crate::hint::Hint;
-use crate::netlink::list::Limit;
-use crate::netlink::reply::Unknown;
-use crate::netlink::socket::SocketError;
-use crate::ruleset::Stage;
+use crate::kernel::netlink::list::Limit;
+use crate::kernel::netlink::reply::Unknown;
+use crate::kernel::netlink::socket::SocketError;
+use crate::model::hint::Hint;
+use crate::model::ruleset::Stage;
 use nix::errno::Errno;
 use std::borrow::Cow;
 
@@ -191,7 +191,7 @@ fn in_parentheses(kernel_message: Option<&str>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ruleset::{ChainName, RuleId};
+    use crate::model::ruleset::{ChainName, RuleId};
 
     #[test]
     fn f23_a_missing_module_is_derived_from_the_refused_object() {

@@ -5,11 +5,11 @@
 
 mod wire;
 
-use super::uapi::*;
 use super::value::{self, Prefix, equality, inversion, nfproto};
-use crate::netlink::attr::Writer;
-use crate::policy::{InterfaceName, PortSet};
-use crate::ruleset::{ConnectionState, Family, Is, Match, Networks, Protocol, Rule, Verdict};
+use crate::kernel::netlink::attr::Writer;
+use crate::kernel::uapi::*;
+use crate::model::policy::{InterfaceName, PortSet};
+use crate::model::ruleset::{ConnectionState, Family, Is, Match, Networks, Protocol, Rule, Verdict};
 use std::collections::BTreeSet;
 use wire::{Expressions, Field};
 

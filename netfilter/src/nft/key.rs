@@ -4,7 +4,7 @@
 //! code compares and merges ranges of every type.
 
 use super::value;
-use crate::ruleset::{Elements, v4_ranges, v6_ranges};
+use crate::model::ruleset::{Elements, v4_ranges, v6_ranges};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// The type of a set's keys.

@@ -3,11 +3,11 @@
 
 use super::batch::{GENERIC, TooLong};
 use super::error::NftError;
-use super::uapi::*;
-use crate::netlink::attr::{Attributes, Writer};
-use crate::netlink::list::{Limit, Listed};
-use crate::netlink::message::{DUMP, Header, REQUEST};
-use crate::netlink::socket::SocketError;
+use crate::kernel::netlink::attr::{Attributes, Writer};
+use crate::kernel::netlink::list::{Limit, Listed};
+use crate::kernel::netlink::message::{DUMP, Header, REQUEST};
+use crate::kernel::netlink::socket::SocketError;
+use crate::kernel::uapi::*;
 use nix::errno::Errno;
 
 /// How often lists that changed while they were read are read again.

@@ -2,9 +2,9 @@
 
 use super::chain::TABLE;
 use super::key::{KeyType, Range, ranges};
-use super::uapi::*;
-use crate::netlink::attr::Writer;
-use crate::ruleset::{Elements, NamedList};
+use crate::kernel::netlink::attr::Writer;
+use crate::kernel::uapi::*;
+use crate::model::ruleset::{Elements, NamedList};
 
 /// Bytes of elements in one message. One attribute holds all of them, and its length has 16 bits.
 const PORTION: usize = 60 * 1024;

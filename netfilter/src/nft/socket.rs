@@ -2,8 +2,8 @@
 
 use super::batch::{Batch, Object};
 use super::error::{KernelPart, NftError};
-use crate::netlink::reply::{Outcome, Refusal};
-use crate::netlink::socket::Socket;
+use crate::kernel::netlink::reply::{Outcome, Refusal};
+use crate::kernel::netlink::socket::Socket;
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
 
@@ -55,10 +55,10 @@ fn refused(batch: &Batch, refusals: Vec<Refusal>) -> NftError {
 mod tests {
     use super::super::batch::Start;
     use super::*;
-    use crate::hint::Hint;
-    use crate::netlink::reply::Unknown;
-    use crate::policy::Families;
-    use crate::ruleset::{Chain, ChainName, Rule, RuleId, Ruleset, Verdict};
+    use crate::kernel::netlink::reply::Unknown;
+    use crate::model::hint::Hint;
+    use crate::model::policy::Families;
+    use crate::model::ruleset::{Chain, ChainName, Rule, RuleId, Ruleset, Verdict};
 
     const REASONS: [Errno; 8] = [
         Errno::EPERM,

@@ -2,9 +2,9 @@
 //!
 //! Addresses and ports are in network byte order, ids and marks in host byte order.
 
-use super::uapi::{IFNAMSIZ, NFPROTO_IPV4, NFPROTO_IPV6, NFT_CMP_EQ, NFT_CMP_NEQ, NFT_LOOKUP_F_INV};
-use crate::policy::InterfaceName;
-use crate::ruleset::{Family, Is, Networks};
+use crate::kernel::uapi::{IFNAMSIZ, NFPROTO_IPV4, NFPROTO_IPV6, NFT_CMP_EQ, NFT_CMP_NEQ, NFT_LOOKUP_F_INV};
+use crate::model::policy::InterfaceName;
+use crate::model::ruleset::{Family, Is, Networks};
 
 /// Returns the `NFPROTO_` number of the family.
 pub(super) fn nfproto(family: Family) -> u8 {

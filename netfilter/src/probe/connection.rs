@@ -4,9 +4,9 @@
 //! One thread has both ends: the kernel delivers a packet over `lo` before the system call that sent it returns, and
 //! no wait is longer than [`TIMEOUT`].
 
-use crate::packet::Transport;
-use crate::policy::istio::PROXY_ID;
-use crate::sockets::{bind_until, connect_until, open, original_destination, wait, wait_readable};
+use crate::kernel::sockets::{bind_until, connect_until, open, original_destination, wait, wait_readable};
+use crate::model::packet::Transport;
+use crate::model::policy::istio::PROXY_ID;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::socket::{
@@ -234,7 +234,7 @@ fn errno_of(error: &std::io::Error) -> Errno {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sockets::{BIND_INTERVAL, bind};
+    use crate::kernel::sockets::{BIND_INTERVAL, bind};
     use std::sync::mpsc::channel;
     use std::thread;
 

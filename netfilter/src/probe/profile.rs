@@ -5,10 +5,12 @@
 //! section 6).
 
 use super::connection::{ProbeConnection, Sender};
-use crate::packet::Transport;
-use crate::policy::istio::{OWN_POD_MARK, PROXY_ID, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT};
-use crate::policy::{Destinations, Dns, Families, Groups, InvalidPackets, Mode, Owners, RedirectPolicy};
-use crate::redirection::{Redirection, RuleVariant};
+use crate::apply::redirection::{Redirection, RuleVariant};
+use crate::model::packet::Transport;
+use crate::model::policy::istio::{OWN_POD_MARK, PROXY_ID, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT};
+use crate::model::policy::{
+    Destinations, Dns, Families, Groups, InvalidPackets, Mode, Owners, RedirectPolicy,
+};
 use ipnet::IpNet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
@@ -154,9 +156,9 @@ fn add_lists(policy: &mut RedirectPolicy) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::live::{LiveRules, Outcome};
-    use crate::packet::{Direction, Owner, Packet};
-    use crate::policy::InterfaceName;
+    use crate::inspect::live::{LiveRules, Outcome};
+    use crate::model::packet::{Direction, Owner, Packet};
+    use crate::model::policy::InterfaceName;
 
     /// A probe whose connections all stay untouched would show nothing.
     #[test]
@@ -191,7 +193,10 @@ mod tests {
     fn without_zones_there_is_no_zone() {
         let zones = |profile: Profile| {
             let rules = profile.redirection().rules;
-            rules.rules().filter(|(_, rule)| matches!(rule.verdict, crate::ruleset::Verdict::Zone(_))).count()
+            rules
+                .rules()
+                .filter(|(_, rule)| matches!(rule.verdict, crate::model::ruleset::Verdict::Zone(_)))
+                .count()
         };
         assert!(zones(Profile::Dns) > 0);
         assert_eq!(zones(Profile::DnsWithoutZones), 0);

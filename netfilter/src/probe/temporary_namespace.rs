@@ -2,10 +2,10 @@
 //! go to. The kernel frees it after the attempt.
 
 use super::profile::{EXCLUDED, HOME, HOME_V6, Profile};
-use crate::hint::Hint;
-use crate::netns::{CreateError, Netns, NetnsError};
-use crate::policy::Families;
-use crate::routes::{RoutesError, Rtnetlink};
+use crate::kernel::netns::{CreateError, Netns, NetnsError};
+use crate::kernel::routes::{RoutesError, Rtnetlink};
+use crate::model::hint::Hint;
+use crate::model::policy::Families;
 use nix::errno::Errno;
 use std::borrow::Cow;
 

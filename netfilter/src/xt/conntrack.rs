@@ -3,8 +3,8 @@
 
 use super::fields::{Fields, is, not};
 use super::ports::colon;
-use crate::policy::PortRange;
-use crate::ruleset::{Family, Is};
+use crate::model::policy::PortRange;
+use crate::model::ruleset::{Family, Is};
 use std::fmt;
 use std::net::IpAddr;
 

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
-use crate::ruleset::{Family, Is};
+use crate::model::ruleset::{Family, Is};
 
 /// The bytes of one structure. Numbers are in the machine's byte order unless their name says otherwise.
 #[derive(Clone, Copy)]
@@ -64,7 +64,7 @@ pub(super) fn printable(bytes: &[u8]) -> String {
     })
 }
 
-/// A name as one word, escaped as [`crate::netlink::attr::Attribute::name`] escapes, so that different names stay
+/// A name as one word, escaped as [`crate::kernel::netlink::attr::Attribute::name`] escapes, so that different names stay
 /// different and one name is the same word everywhere.
 pub(super) fn word(bytes: &[u8]) -> String {
     let text = bytes.split(|byte| *byte == 0).next().unwrap_or_default();

@@ -9,8 +9,9 @@ mod sockopt;
 mod text;
 
 use super::{XtMatch, XtTarget};
-use crate::hint::Hint;
-use crate::ruleset::{Family, Is};
+use crate::model::hint::Hint;
+use crate::model::hooks::InetHook;
+use crate::model::ruleset::{Family, Is};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use nix::unistd::{Uid, getpid, gettid, setfsuid};
@@ -52,41 +53,6 @@ pub struct BuiltIn {
     pub policy: XtTarget,
     /// The counters of the policy.
     pub counted: Counters,
-}
-
-/// A hook of the IP layer, in the order of `enum nf_inet_hooks` (include/uapi/linux/netfilter.h).
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum InetHook {
-    /// Every packet that arrives.
-    Prerouting,
-    /// Packets to this host.
-    Input,
-    /// Packets that are passed on.
-    Forward,
-    /// Packets that this host sends.
-    Output,
-    /// Every packet that leaves.
-    Postrouting,
-}
-
-impl InetHook {
-    /// All, in the kernel's order.
-    pub const ALL: [Self; 5] =
-        [Self::Prerouting, Self::Input, Self::Forward, Self::Output, Self::Postrouting];
-
-    pub(crate) fn numbered(number: u32) -> Option<Self> {
-        Self::ALL.get(usize::try_from(number).ok()?).copied()
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Prerouting => "prerouting",
-            Self::Input => "input",
-            Self::Forward => "forward",
-            Self::Output => "output",
-            Self::Postrouting => "postrouting",
-        }
-    }
 }
 
 /// A rule of a chain.

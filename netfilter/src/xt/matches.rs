@@ -5,9 +5,9 @@ mod text;
 use super::conntrack::{Conntrack, conntrack, state};
 use super::fields::{Fields, is, printable};
 use super::ports::{PortEnd, PortTest};
-use crate::effect::{Effect, MATCHES, effect};
-use crate::policy::PortRange;
-use crate::ruleset::{Family, Is};
+use crate::model::policy::PortRange;
+use crate::model::ruleset::{Family, Is};
+use crate::xt::effect::{Effect, MATCHES, effect};
 use std::net::IpAddr;
 
 /// A match of an iptables rule. A packet passes the rule when it passes all of its matches.

@@ -2,8 +2,8 @@
 //! (include/uapi/linux/netfilter/nf_nat.h).
 
 use super::fields::Fields;
-use crate::policy::PortRange;
-use crate::ruleset::Family;
+use crate::model::policy::PortRange;
+use crate::model::ruleset::Family;
 use std::net::IpAddr;
 
 /// The addresses and ports of a translation, and how the kernel chooses from them.

@@ -1,8 +1,8 @@
 //! Tests of ports.
 
 use super::fields::{Fields, not};
-use crate::policy::PortRange;
-use crate::ruleset::Is;
+use crate::model::policy::PortRange;
+use crate::model::ruleset::Is;
 
 /// The port of a packet that is tested.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

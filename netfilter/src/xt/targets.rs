@@ -4,8 +4,8 @@ mod text;
 
 use super::fields::{Fields, printable};
 use super::nat::NatRange;
-use crate::effect::{Effect, TARGETS, effect};
-use crate::ruleset::Family;
+use crate::model::ruleset::Family;
+use crate::xt::effect::{Effect, TARGETS, effect};
 use std::net::IpAddr;
 
 /// The target of an iptables rule.

@@ -1,5 +1,5 @@
 use super::*;
-use crate::ruleset::Family;
+use crate::model::ruleset::Family;
 
 /// Bytes of a structure from its fields.
 fn bytes(fields: &[&[u8]]) -> Vec<u8> {

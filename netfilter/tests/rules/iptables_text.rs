@@ -4,11 +4,11 @@
 use crate::random::{INTERFACES, Random, V4, V6};
 use crate::read_back::read_back;
 use gybe_netfilter::compile::compile;
+use gybe_netfilter::inspect::live::{LiveRules, LiveTrace};
 use gybe_netfilter::iptables::script;
-use gybe_netfilter::live::{LiveRules, LiveTrace};
-use gybe_netfilter::packet::Packet;
-use gybe_netfilter::policy::{Families, InterfaceName, PortRange, PortSet};
-use gybe_netfilter::ruleset::{
+use gybe_netfilter::model::packet::Packet;
+use gybe_netfilter::model::policy::{Families, InterfaceName, PortRange, PortSet};
+use gybe_netfilter::model::ruleset::{
     Chain, ChainName, Family, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict,
 };
 use ipnet::Ipv4Net;

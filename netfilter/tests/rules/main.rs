@@ -7,8 +7,8 @@ mod random;
 mod read_back;
 
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::policy::{Families, RedirectPolicy};
-use gybe_netfilter::show::show;
+use gybe_netfilter::inspect::show::show;
+use gybe_netfilter::model::policy::{Families, RedirectPolicy};
 
 /// For review in a diff; other tests check the effect of the rules.
 #[test]

@@ -1,13 +1,13 @@
 //! The outcome of packets by the compiled rules, walked without a kernel, for every port.
 
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::live::{LiveRules, Outcome};
-use gybe_netfilter::packet::{Direction, Owner, Packet, Transport};
-use gybe_netfilter::policy::{
+use gybe_netfilter::inspect::live::{LiveRules, Outcome};
+use gybe_netfilter::model::packet::{Direction, Owner, Packet, Transport};
+use gybe_netfilter::model::policy::{
     CidrSet, Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, Mode, Port,
     PortSet, RedirectPolicy,
 };
-use gybe_netfilter::ruleset::{ChainName, Ruleset, Verdict};
+use gybe_netfilter::model::ruleset::{ChainName, Ruleset, Verdict};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 

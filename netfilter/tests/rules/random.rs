@@ -1,11 +1,11 @@
 //! Random policies, rules and packets from few values, so that packets often match rules.
 
-use gybe_netfilter::packet::{Connection, ConnectionPhase, Direction, Owner, Packet, Transport};
-use gybe_netfilter::policy::{
+use gybe_netfilter::model::packet::{Connection, ConnectionPhase, Direction, Owner, Packet, Transport};
+use gybe_netfilter::model::policy::{
     CidrSet, Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, LoopbackCidr, Mode,
     Outbound, Owners, PortRange, PortSet, RedirectPolicy,
 };
-use gybe_netfilter::ruleset::{Family, Is, Match, Networks, Protocol};
+use gybe_netfilter::model::ruleset::{Family, Is, Match, Networks, Protocol};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;

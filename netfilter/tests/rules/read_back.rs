@@ -1,7 +1,7 @@
 //! Parses restore text to a `Ruleset`. Written for this test only, from iptables-extensions(8).
 
-use gybe_netfilter::policy::{Families, InterfaceName, PortRange, PortSet};
-use gybe_netfilter::ruleset::{
+use gybe_netfilter::model::policy::{Families, InterfaceName, PortRange, PortSet};
+use gybe_netfilter::model::ruleset::{
     Chain, ChainName, ConnectionState, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict,
 };
 use std::collections::BTreeSet;

@@ -3,7 +3,7 @@
 //! Istio checks the trimmed items and then uses the raw text (CVE-2026-23766). Here each item is parsed
 //! into a type, and the text is not used again.
 
-use gybe_netfilter::policy::{CidrSet, InterfaceName, PortError, PortRange, PortSet, network};
+use gybe_netfilter::model::policy::{CidrSet, InterfaceName, PortError, PortRange, PortSet, network};
 use std::collections::BTreeSet;
 
 /// Why an annotation's value is invalid.

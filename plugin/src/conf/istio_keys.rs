@@ -3,8 +3,8 @@
 
 use super::reader::ConfReader;
 use super::{LOG_LEVELS, PluginConf};
-use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::BackendSetting;
+use gybe_netfilter::apply::backend::BackendKind;
+use gybe_netfilter::probe::choose::BackendSetting;
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 

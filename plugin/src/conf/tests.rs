@@ -1,7 +1,7 @@
 //! Tables of configurations.
 
 use super::*;
-use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::apply::backend::BackendKind;
 use serde_json::json;
 
 fn read(entry: &Value) -> Result<PluginConf, ConfError> {

@@ -1,7 +1,7 @@
 //! Pods and the policies that follow from them.
 
 use super::*;
-use gybe_netfilter::policy::{CidrSet, Destinations, InterfaceName, Port};
+use gybe_netfilter::model::policy::{CidrSet, Destinations, InterfaceName, Port};
 
 fn container(name: &str) -> Container {
     Container { name: name.to_owned(), ..Container::default() }

@@ -5,8 +5,8 @@ use super::wire::{self, FactsRequest, FactsResponse, MAX_RESPONSE_BYTES, WireErr
 use crate::args::PodRef;
 use crate::bounded_read;
 use crate::pod::PodFacts;
-use gybe_netfilter::hint::Hint;
-use gybe_netfilter::program::{self, OutputLimits, ProgramError};
+use gybe_netfilter::iptables::program::{self, OutputLimits, ProgramError};
+use gybe_netfilter::model::hint::Hint;
 use nix::errno::Errno;
 use std::borrow::Cow;
 use std::io;

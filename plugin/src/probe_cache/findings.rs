@@ -1,6 +1,6 @@
 //! The probe's findings as JSON, as kept on a node and printed by `gybe probe`. Pure.
 
-use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::probe::{Capabilities, Finding, Findings, Profile, Refusal, Table};
 use serde_json::{Map, Value, json};
 

@@ -1,9 +1,9 @@
 //! Error replies, and docs/TROUBLESHOOTING.md as a complete list of them.
 
 use super::*;
-use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::{BackendSetting, choose};
+use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::probe::choose::{BackendSetting, choose};
 use gybe_netfilter::probe::{Capabilities, Finding, Profile};
 use std::collections::BTreeSet;
 use std::path::PathBuf;

@@ -107,7 +107,7 @@ fn f17_a_path_that_is_not_a_network_namespace_is_refused() {
 #[test]
 fn f17_the_hosts_own_namespace_is_refused_for_every_pod_whatever_its_path() {
     // If the check failed, root would write into the namespace of this thread, and not into the machine's.
-    if let Ok(netns) = gybe_netfilter::netns::Netns::create() {
+    if let Ok(netns) = gybe_netfilter::kernel::netns::Netns::create() {
         netns.enter().unwrap();
     }
     let pods = Pods::new("own");

@@ -8,7 +8,7 @@ use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, observe};
 use crate::host::settings::Settings;
 use crate::log::Level;
 use crate::probe::node_backend::{LABEL, NodeBackend, NodeProbe, node_backend};
-use gybe_netfilter::choose::BackendSetting;
+use gybe_netfilter::probe::choose::BackendSetting;
 use gybe_plugin::conf::{PluginConf, ProbeHint};
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use serde_json::json;

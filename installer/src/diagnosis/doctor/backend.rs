@@ -4,9 +4,9 @@ use super::observe::Observation;
 use super::{About, Finding, Section};
 use crate::host::entries::OurEntries;
 use crate::probe::node_backend::{Verdict, node_backend};
-use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::BackendSetting;
-use gybe_netfilter::hint::Hint;
+use gybe_netfilter::apply::backend::BackendKind;
+use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::probe::choose::BackendSetting;
 
 pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
     let entry = ours.plugin_conf();

@@ -24,7 +24,7 @@ use crate::host::watch::{DirectoryWatch, WatchMode};
 use crate::pod::validation::SocketOwner;
 use crate::probe::node_backend::{NodeProbe, node_backend};
 use crate::sandboxes::{self, HostPaths, SandboxVerdict};
-use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::apply::backend::BackendKind;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use nix::errno::Errno;

@@ -5,7 +5,7 @@ use super::{About, Finding, Section};
 use crate::error::RUN_AS_ROOT;
 use crate::pod::proxy::ProxyFault;
 use crate::sandboxes::{Sandbox, SandboxVerdict, summary};
-use gybe_netfilter::verdict::RedirectionState;
+use gybe_netfilter::inspect::verdict::RedirectionState;
 use gybe_plugin::annotations::unknown;
 use gybe_plugin::gates::STATUS;
 

@@ -1,6 +1,6 @@
 //! A policy in words. The order is that of the rules: an exclusion is named with the traffic that it limits.
 
-use gybe_netfilter::policy::{
+use gybe_netfilter::model::policy::{
     CidrSet, Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, LoopbackCidr, Mode,
     Owners, PortRange, PortSet, RedirectPolicy,
 };

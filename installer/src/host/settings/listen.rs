@@ -1,7 +1,7 @@
 //! The listen addresses of health and metrics.
 
 use super::reader::{RawSetting, SettingsReader};
-use gybe_netfilter::policy::{decimal, port};
+use gybe_netfilter::model::policy::{decimal, port};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// A listen address.

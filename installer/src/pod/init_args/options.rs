@@ -2,8 +2,8 @@
 
 use super::flags::Setting;
 use super::{InitArgs, InitArgsError, Order, spelling};
-use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::policy::{Port, port};
+use gybe_netfilter::apply::backend::BackendKind;
+use gybe_netfilter::model::policy::{Port, port};
 use std::time::Duration;
 
 /// The test connection of a validation.

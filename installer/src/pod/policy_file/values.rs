@@ -1,7 +1,7 @@
 //! Parses the text of one value of a policy file. An error is a sentence about the value.
 
-use gybe_netfilter::policy::istio::OWN_POD_MARK;
-use gybe_netfilter::policy::{
+use gybe_netfilter::model::policy::istio::OWN_POD_MARK;
+use gybe_netfilter::model::policy::{
     InterfaceName, InterfaceNameError, LoopbackCidr, Mark, Port, PortError, PortRange, decimal, port,
 };
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

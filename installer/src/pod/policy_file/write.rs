@@ -1,6 +1,6 @@
 //! Writes a policy as a policy file, from which the same policy is parsed.
 
-use gybe_netfilter::policy::{
+use gybe_netfilter::model::policy::{
     CidrSet, Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, Mode, Owners,
     PortSet, RedirectPolicy,
 };

@@ -1,8 +1,8 @@
 //! The sockets of a validation: the test connection, and listeners on the proxy's ports.
 
 use super::{OtherConnection, ValidationError};
-use gybe_netfilter::packet::Transport;
-use gybe_netfilter::sockets;
+use gybe_netfilter::kernel::sockets;
+use gybe_netfilter::model::packet::Transport;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Backlog, getsockopt, listen, setsockopt, sockopt};

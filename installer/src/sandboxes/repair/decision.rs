@@ -1,6 +1,6 @@
 //! What happens to a sandbox: decided from its verdict and from what is known of it. Pure.
 
-use gybe_netfilter::verdict::RedirectionState;
+use gybe_netfilter::inspect::verdict::RedirectionState;
 
 /// What is known of a sandbox when its action is decided.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use super::{Action, Finding, Found, RepairReport};
 use crate::host::settings::RepairMode;
 use crate::log::{Level, Log};
 use crate::sandboxes::Sandbox;
-use gybe_netfilter::verdict::RedirectionState;
+use gybe_netfilter::inspect::verdict::RedirectionState;
 use nix::errno::Errno;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};

@@ -1,7 +1,7 @@
 //! The address families of pods, sidecars and services.
 
 use gybe_integration::failure::Failure;
-use gybe_netfilter::ruleset::Family;
+use gybe_netfilter::model::ruleset::Family;
 use serde_json::{Value, json};
 
 use super::application::{self, Name, PORT, service};

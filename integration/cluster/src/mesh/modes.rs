@@ -7,7 +7,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use gybe_bench::report::Report;
 use gybe_integration::failure::Failure;
-use gybe_netfilter::ruleset::Family;
+use gybe_netfilter::model::ruleset::Family;
 use serde_json::{Value, json};
 
 use super::Mesh;

@@ -7,7 +7,7 @@ use gybe_bench::report::Report;
 use gybe_containerd_tests::containerd::CONF_DIR;
 use gybe_containerd_tests::node::CONFLIST;
 use gybe_integration::failure::Failure;
-use gybe_netfilter::ruleset::Family;
+use gybe_netfilter::model::ruleset::Family;
 use serde_json::{Value, json};
 
 use super::Mesh;

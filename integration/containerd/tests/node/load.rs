@@ -10,7 +10,7 @@ use base64::Engine;
 use base64::prelude::BASE64_STANDARD;
 use gybe_containerd_tests::{Cri, Node, Sandbox, conflist, manifest};
 use gybe_demo::testnet::namespace::Namespace;
-use gybe_netfilter::backend::Backend;
+use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::nft::Nft;
 use serde_json::Value;
 

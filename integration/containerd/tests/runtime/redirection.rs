@@ -2,7 +2,7 @@
 
 use gybe_containerd_tests::sandbox::UserNamespace;
 use gybe_containerd_tests::{Generation, Sandbox, manifest};
-use gybe_netfilter::packet::Owner;
+use gybe_netfilter::model::packet::Owner;
 
 use crate::fixture::{gybe_node, on_every_generation};
 use crate::pod::{APPLICATION, Destination, OUTSIDE, OutsideClient, PROXY, RunningPod};

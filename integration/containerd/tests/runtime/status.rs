@@ -3,7 +3,7 @@
 use std::fs;
 
 use gybe_containerd_tests::{Conflist, Generation, Sandbox, conflist};
-use gybe_netfilter::backend::BackendKind;
+use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::probe::{Capabilities, Finding, Findings, Profile, Refusal};
 use gybe_plugin::probe_cache::findings;
 use serde_json::json;

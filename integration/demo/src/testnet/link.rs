@@ -2,11 +2,11 @@
 //! after it has acknowledged the change, so this module waits for them.
 
 use super::namespace::{Namespace, NamespaceError};
-use gybe_netfilter::hint::Hint;
-use gybe_netfilter::policy::{Families, InterfaceName};
-pub use gybe_netfilter::routes::NextHop;
-use gybe_netfilter::routes::{RoutesError, Rtnetlink, VethEnd};
-use gybe_netfilter::sockets;
+pub use gybe_netfilter::kernel::routes::NextHop;
+use gybe_netfilter::kernel::routes::{RoutesError, Rtnetlink, VethEnd};
+use gybe_netfilter::kernel::sockets;
+use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::policy::{Families, InterfaceName};
 use ipnet::IpNet;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SockFlag, SockProtocol, SockType, bind, recv};

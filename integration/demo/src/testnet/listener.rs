@@ -4,9 +4,9 @@
 use super::namespace::{Namespace, NamespaceError};
 use super::outcome::Reply;
 use super::socket;
-use gybe_netfilter::hint::Hint;
-use gybe_netfilter::packet::{Owner, Transport};
-use gybe_netfilter::sockets::{self, IdentityError, act_as};
+use gybe_netfilter::kernel::sockets::{self, IdentityError, act_as};
+use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::packet::{Owner, Transport};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;

@@ -1,9 +1,9 @@
 //! A network namespace with a loopback interface that is up. The kernel frees it with this value. Links and
 //! sockets inside it are made in `link` and `listener`.
 
-use gybe_netfilter::hint::Hint;
-use gybe_netfilter::netns::{CreateError, Netns, NetnsError};
-use gybe_netfilter::routes::{RoutesError, Rtnetlink};
+use gybe_netfilter::kernel::netns::{CreateError, Netns, NetnsError};
+use gybe_netfilter::kernel::routes::{RoutesError, Rtnetlink};
+use gybe_netfilter::model::hint::Hint;
 use std::borrow::Cow;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};

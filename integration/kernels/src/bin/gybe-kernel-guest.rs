@@ -13,11 +13,11 @@ use gybe_integration::vectors::{self, Location, Vector};
 use gybe_kernels::{
     Add, COLUMNS, CheckResult, Column, DUAL_STACK, Flows, PODS, Pod, PodOwner, RESULT, Refusal,
 };
-use gybe_netfilter::backend::BackendKind;
-use gybe_netfilter::choose::BackendSetting;
-use gybe_netfilter::compile::PASSTHROUGH_V6;
-use gybe_netfilter::policy::Families;
-use gybe_netfilter::presence::Presence;
+use gybe_netfilter::apply::backend::BackendKind;
+use gybe_netfilter::apply::presence::Presence;
+use gybe_netfilter::model::policy::Families;
+use gybe_netfilter::model::policy::istio::PASSTHROUGH_V6;
+use gybe_netfilter::probe::choose::BackendSetting;
 use nix::sched::{CloneFlags, unshare};
 use nix::unistd::{Gid, Uid, setgid, setuid};
 use serde_json::{Value, json};

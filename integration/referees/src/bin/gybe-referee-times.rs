@@ -2,12 +2,12 @@
 //! process. Prints a line for each measurement: policy, encoder, and microseconds or what the encoder lacks.
 #![expect(clippy::print_stdout, reason = "the measurements are the program's output")]
 
-use gybe_netfilter::backend::{Backend, BackendError};
+use gybe_netfilter::apply::backend::{Backend, BackendError};
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::netns::Netns;
+use gybe_netfilter::kernel::netns::Netns;
+use gybe_netfilter::model::policy::{Families, Inbound, RedirectPolicy};
+use gybe_netfilter::model::ruleset::Ruleset;
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::policy::{Families, Inbound, RedirectPolicy};
-use gybe_netfilter::ruleset::Ruleset;
 use gybe_referees::backend::Libnftnl;
 #[cfg(feature = "rustables")]
 use gybe_referees::backend::Rustables;

@@ -4,9 +4,9 @@
 use clap::{Parser, ValueEnum};
 use gybe_installer::pod::own_namespace;
 use gybe_installer::pod::policy_file::PolicyFile;
-use gybe_netfilter::backend::Backend;
-use gybe_netfilter::netns::Netns;
-use gybe_netfilter::redirection::Redirection;
+use gybe_netfilter::apply::backend::Backend;
+use gybe_netfilter::apply::redirection::Redirection;
+use gybe_netfilter::kernel::netns::Netns;
 use gybe_referees::backend::Libnftnl;
 #[cfg(feature = "rustables")]
 use gybe_referees::backend::Rustables;

@@ -1,8 +1,8 @@
 //! The expressions of a rule's matches.
 
 use super::{Comparison, Field, NfExpression};
-use gybe_netfilter::policy::{InterfaceName, PortSet};
-use gybe_netfilter::ruleset::{ConnectionState, Family, Is, Match, Networks, Protocol, Rule};
+use gybe_netfilter::model::policy::{InterfaceName, PortSet};
+use gybe_netfilter::model::ruleset::{ConnectionState, Family, Is, Match, Networks, Protocol, Rule};
 use std::collections::BTreeSet;
 
 const TCP: u8 = 6;

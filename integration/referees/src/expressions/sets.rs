@@ -1,7 +1,7 @@
 //! The named sets of a rule set.
 
 use super::matches::padded;
-use gybe_netfilter::ruleset::{Elements, Ruleset};
+use gybe_netfilter::model::ruleset::{Elements, Ruleset};
 use std::net::Ipv4Addr;
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -15,9 +15,10 @@ mod with_rustables;
 
 use gybe_integration::namespace::in_new_namespace;
 use gybe_netfilter::apply::apply;
-use gybe_netfilter::backend::{Backend, PreviousRules};
+use gybe_netfilter::apply::backend::Backend;
+use gybe_netfilter::model::inventory::PreviousRules;
+use gybe_netfilter::model::ruleset::{ChainName, Rule, RuleId, Ruleset, Verdict};
 use gybe_netfilter::nft::Nft;
-use gybe_netfilter::ruleset::{ChainName, Rule, RuleId, Ruleset, Verdict};
 use gybe_referees::backend::Libnftnl;
 use listing::Listing;
 use policies::Case;

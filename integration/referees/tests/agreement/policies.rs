@@ -2,10 +2,10 @@
 
 use gybe_integration::vectors;
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::policy::{
+use gybe_netfilter::model::policy::{
     CidrSet, Destinations, Dns, Inbound, InterfaceName, Owners, Port, PortRange, PortSet, RedirectPolicy,
 };
-use gybe_netfilter::ruleset::Ruleset;
+use gybe_netfilter::model::ruleset::Ruleset;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 /// A rule set and the policy's name.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::iptables::save::parse;
-use crate::policy::{InterfaceName, PortSet};
-use crate::ruleset::{Is, Match, Networks, Protocol, Rule};
+use crate::model::policy::{InterfaceName, PortSet};
+use crate::model::ruleset::{Is, Match, Networks, Protocol, Rule};
 
 fn render(rules: &Ruleset, family: Family) -> FamilyRules {
     super::render(rules).unwrap().remove(&family).unwrap()
@@ -146,7 +146,7 @@ fn product(interfaces: usize, networks: u32, verdict: Verdict) -> Ruleset {
     rules(vec![(ChainName::NatPrerouting, vec![rule("product", matches, verdict)])])
 }
 
-const TO_PROXY: Verdict = Verdict::Redirect(crate::policy::Port::new(15001).unwrap());
+const TO_PROXY: Verdict = Verdict::Redirect(crate::model::policy::Port::new(15001).unwrap());
 
 #[test]
 fn a_small_product_is_multiplied_out_and_a_large_one_is_two_chains() {

@@ -2,14 +2,14 @@
 //!
 //! Objects outside of Gybe's table are skipped. Objects in it that Gybe did not write get a name that identifies them.
 
-use crate::inventory::{Item, Part, PartKind};
-use crate::netlink::attr::{Attributes, Writer};
+use crate::kernel::netlink::attr::{Attributes, Writer};
+use crate::kernel::uapi::*;
+use crate::model::inventory::{Item, Part, PartKind};
 use crate::nft::chain::TABLE;
 use crate::nft::chain::{self, Base};
 use crate::nft::expr;
 use crate::nft::key::{self, KeyType, Range};
 use crate::nft::lists::Entry;
-use crate::nft::uapi::*;
 
 /// The chains of our table, each with its rules in order.
 pub(super) fn chains(chains: &[Entry], rules: &[Entry]) -> Vec<Part> {

@@ -3,12 +3,12 @@
 
 use super::*;
 use crate::compile::compile;
-use crate::netlink::attr::Attributes;
-use crate::netlink::list::Listed;
-use crate::netlink::message::{HEADER, Header, Messages};
+use crate::kernel::netlink::attr::Attributes;
+use crate::kernel::netlink::list::Listed;
+use crate::kernel::netlink::message::{HEADER, Header, Messages};
+use crate::model::policy::{Families, Groups, InterfaceName, Owners, RedirectPolicy};
 use crate::nft::batch::{Batch, GENERIC, Start};
 use crate::nft::lists::Entry;
-use crate::policy::{Families, Groups, InterfaceName, Owners, RedirectPolicy};
 
 /// An entry as a lister gives it: `struct nfgenmsg` of generation 7, then attributes.
 fn entry(attributes: &[(u16, &[u8])]) -> Vec<u8> {

@@ -3,8 +3,8 @@
 //! CHECK needs that order: it compares the dumped expressions with the written ones byte for byte. Source: the
 //! `*_dump` function of `net/netfilter/nft_NAME.c`.
 
-use crate::netlink::attr::Writer;
-use crate::nft::uapi::*;
+use crate::kernel::netlink::attr::Writer;
+use crate::kernel::uapi::*;
 
 /// Writes the expressions of one rule. All of them use register 1, as those of `nft` do.
 pub(super) struct Expressions<'w>(pub(super) &'w mut Writer);

@@ -8,8 +8,9 @@
 //! cannot express that, so such a table is malformed as a whole: none of its rules may be lost.
 
 use super::sockopt::Info;
-use super::{AddressTest, BuiltIn, Counters, Header, InetHook, InterfaceTest, LegacyChain, LegacyRule};
-use crate::ruleset::{Family, Is};
+use super::{AddressTest, BuiltIn, Counters, Header, InterfaceTest, LegacyChain, LegacyRule};
+use crate::model::hooks::InetHook;
+use crate::model::ruleset::{Family, Is};
 use crate::xt::fields::{Fields, is, word};
 use crate::xt::targets::verdict;
 use crate::xt::{XtMatch, XtTarget, decode_match, decode_target};
@@ -290,19 +291,6 @@ impl AddressTest {
         match (self.address, self.mask) {
             (IpAddr::V4(address), IpAddr::V4(mask)) => address.to_bits() & !mask.to_bits() != 0,
             _ => false,
-        }
-    }
-}
-
-impl InetHook {
-    /// The built-in chain's name.
-    pub fn chain(self) -> &'static str {
-        match self {
-            Self::Prerouting => "PREROUTING",
-            Self::Input => "INPUT",
-            Self::Forward => "FORWARD",
-            Self::Output => "OUTPUT",
-            Self::Postrouting => "POSTROUTING",
         }
     }
 }

@@ -1,7 +1,7 @@
 //! The two socket options that return a table. They read its name from the buffer that they fill, which
 //! nix's `GetSockOpt` has no way to pass in: hence one unsafe call.
 
-use crate::ruleset::Family;
+use crate::model::ruleset::Family;
 use crate::xt::fields::Fields;
 use nix::errno::Errno;
 use nix::libc;

@@ -4,7 +4,7 @@ use super::{
     AddressTypes, IcmpTest, IdTest, IpRange, MarkTest, Multiport, OwnerTest, SocketTest, TcpFlags, TcpTest,
     TypeTest, UdpTest, XtMatch,
 };
-use crate::ruleset::{Family, Is};
+use crate::model::ruleset::{Family, Is};
 use crate::xt::fields::{not, quoted};
 use crate::xt::ports::{PortEnd, colon};
 use std::fmt;

@@ -1,0 +1,295 @@
+//! What keeps redirected packets from the proxy, apart from rules at netfilter's hooks: the loopback interface, routing
+//! rules, the kernel's treatment of marks and sources, and a socket's interface.
+
+use crate::inspect::live::NAMED;
+use crate::inspect::live::rules::{Interface, NamespaceRules};
+use crate::inspect::walk::{Outcome, WalkResult};
+use crate::model::packet::{Direction, Packet};
+use crate::model::ruleset::Family;
+use std::fs;
+use std::net::IpAddr;
+
+const LOOPBACK: &str = "lo";
+
+/// The facts of a namespace that decide whether redirected packets are delivered.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub(crate) struct Delivery {
+    /// Why no packet passes `lo`.
+    lo_is_down: Option<String>,
+    /// Why a loopback address is not local, by family.
+    lost_address: [Option<String>; 2],
+    /// Addresses of interfaces that are not local, and why their connections get no answer.
+    not_local: Vec<(IpAddr, String)>,
+    /// Which routing rules precede the look-up of this host's own addresses, by family.
+    earlier_rules: [Option<String>; 2],
+    /// The interfaces by which intercepted IPv4 packets arrive and are dropped, and why.
+    checked: Option<(Vec<String>, String)>,
+    /// Accepted sockets take the mark of the first packet (`tcp_fwmark_accept`).
+    accepts_mark: bool,
+}
+
+/// An obstacle for a connection: its outcome, and the reason as a sentence.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Obstacle<'d> {
+    pub(crate) outcome: Outcome,
+    pub(crate) why: &'d str,
+}
+
+const ACCEPTED_MARK: &str = "tcp_fwmark_accept is set: the proxy's answers to intercepted connections take the mark \
+    of TPROXY, by which routing delivers them to the pod itself; set net.ipv4.tcp_fwmark_accept to 0 in the pod's \
+    namespace";
+const MARK_NOT_DELIVERED: &str = "no routing rule delivers packets with the mark of TPROXY to the pod itself, or \
+    another rule precedes it: the application's answers pass the proxy by; run gybe apply";
+const BOUND: &str = "the socket is bound to its interface (SO_BINDTODEVICE, or a link-local destination): the kernel \
+    sends the redirected packets to the loopback address by that interface, where no host answers; with Istio's rules, \
+    too";
+
+impl Delivery {
+    /// Reads the facts of the calling thread's namespace.
+    pub(super) fn read(ns: &NamespaceRules) -> Self {
+        let lo = ns.interfaces.iter().find(|one| one.name == LOOPBACK);
+        let families = [Family::V4, Family::V6];
+        let earlier = |family| {
+            let routing = ns.routing.as_ref()?;
+            let rules = routing.before_local.iter().filter(|(of, _)| *of == family);
+            let rules: Vec<&str> = rules.map(|(_, rule)| rule.as_str()).take(NAMED).collect();
+            let (rules, ip) = (rules.join("; "), if family == Family::V4 { "IPv4" } else { "IPv6" });
+            let sentence = || {
+                format!(
+                    "routing rules precede the look-up of the pod's own {ip} addresses (ip rule): {rules}"
+                )
+            };
+            (!rules.is_empty()).then(sentence)
+        };
+        Self {
+            lo_is_down: lo.is_none_or(|lo| !lo.is_raised).then(|| {
+                "lo is down: no connection of the application reaches the proxy, and the proxy reaches no application; \
+                 run ip link set lo up in the pod's namespace"
+                    .to_owned()
+            }),
+            lost_address: [("127.0.0.1", 8), ("::1", 128)].map(|(address, length)| {
+                let is_there = address.parse().is_ok_and(|address| ns.is_local(address));
+                (!is_there).then(|| {
+                    format!(
+                        "lo has lost {address}, or its route in table local: no connection of the application reaches \
+                         the proxy; run ip address replace {address}/{length} dev lo in the pod's namespace"
+                    )
+                })
+            }),
+            not_local: not_local(ns),
+            earlier_rules: families.map(earlier),
+            checked: checked(&ns.interfaces),
+            accepts_mark: fs::read_to_string("/proc/sys/net/ipv4/tcp_fwmark_accept")
+                .is_ok_and(|value| value.trim() != "0"),
+        }
+    }
+
+    /// Returns what keeps the packets of a connection from the socket that `walked` leads to.
+    pub(super) fn obstacle(
+        &self,
+        ns: &NamespaceRules,
+        packet: &Packet,
+        walked: &WalkResult,
+    ) -> Option<Obstacle<'_>> {
+        let family = packet.family();
+        let to_loopback = matches!(walked.outcome, Outcome::Translated(to) if to.ip().is_loopback());
+        let is_intercepted = matches!(walked.outcome, Outcome::Intercepted(_));
+        let is_redirected = is_intercepted || matches!(walked.outcome, Outcome::Redirected(_));
+        if !is_redirected && !to_loopback {
+            return None;
+        }
+        let lost = |why| Some(Obstacle { outcome: Outcome::RepliesLost, why });
+        if let Some(why) = &self.lo_is_down {
+            return lost(why);
+        }
+        if let Some(why) = of(&self.lost_address, family).filter(|_| to_loopback) {
+            return lost(why);
+        }
+        if let Some(why) = of(&self.earlier_rules, family) {
+            return Some(Obstacle { outcome: Outcome::Unknown, why });
+        }
+        let own = match &packet.direction {
+            Direction::Leaves { .. } => packet.source.ip(),
+            Direction::Arrives { .. } => packet.destination.ip(),
+        };
+        if let Some((_, why)) = self.not_local.iter().find(|(address, _)| *address == own) {
+            return lost(why);
+        }
+        match &packet.direction {
+            Direction::Leaves { by } if packet.is_bound && by.as_str() != LOOPBACK => lost(BOUND),
+            Direction::Arrives { by } if is_intercepted => {
+                let checked = self.checked.as_ref().filter(|(names, _)| {
+                    family == Family::V4 && names.iter().any(|name| name == by.as_str())
+                });
+                if let Some((_, why)) = checked {
+                    return Some(Obstacle { outcome: Outcome::Dropped, why });
+                }
+                if self.accepts_mark && walked.mark != 0 {
+                    return lost(ACCEPTED_MARK);
+                }
+                let is_delivered =
+                    ns.routing.as_ref().is_none_or(|routing| routing.delivers_mark(family, walked.mark));
+                if is_delivered { None } else { lost(MARK_NOT_DELIVERED) }
+            }
+            _ => None,
+        }
+    }
+}
+
+fn not_local(ns: &NamespaceRules) -> Vec<(IpAddr, String)> {
+    let raised = ns.interfaces.iter().filter(|one| one.is_raised && one.name != LOOPBACK);
+    let own = raised.flat_map(|one| one.addresses.iter().map(|address| (*address, one.name.as_str())));
+    let lost = own.filter(|(address, _)| !ns.is_local(*address));
+    let text = |(address, by): (IpAddr, &str)| {
+        let why = format!(
+            "table local has no route to {address}: packets to it are lost, the proxy's answers to the application \
+             among them; add the address to {by} again"
+        );
+        (address, why)
+    };
+    lost.map(text).collect()
+}
+
+fn of(by_family: &[Option<String>; 2], family: Family) -> Option<&str> {
+    let [v4, v6] = by_family;
+    if family == Family::V4 { v4.as_deref() } else { v6.as_deref() }
+}
+
+/// The interfaces by which intercepted IPv4 packets arrive and are dropped, and why.
+fn checked(interfaces: &[Interface]) -> Option<(Vec<String>, String)> {
+    let receives = |one: &&Interface| one.name != LOOPBACK && one.addresses.iter().any(IpAddr::is_ipv4);
+    let names = interfaces.iter().filter(receives).map(|one| one.name.clone());
+    let dropped: Vec<String> = names.filter(|name| SourceCheck::read(name).drops_intercepted()).collect();
+    let why = format!(
+        "the kernel drops intercepted IPv4 packets that arrive by {}: src_valid_mark is set, in net.ipv4.conf.all or the \
+         interface's; set it to 0 in the pod's namespace, and on the node, from which new namespaces copy it",
+        dropped.join(", ")
+    );
+    (!dropped.is_empty()).then_some((dropped, why))
+}
+
+/// The kernel's check of the source of IPv4 packets that arrive by an interface (net.ipv4.conf). IPv6 has none.
+#[derive(Debug, Clone, Copy)]
+struct SourceCheck {
+    src_valid_mark: u8,
+    accept_local: u8,
+    rp_filter: u8,
+}
+
+impl SourceCheck {
+    /// Reads the settings of an interface. Of its value and that of all interfaces the larger counts
+    /// (include/linux/inetdevice.h, v6.18).
+    fn read(interface: &str) -> Self {
+        let value = |key: &str| {
+            let paths = ["all", interface].map(|name| format!("/proc/sys/net/ipv4/conf/{name}/{key}"));
+            let values =
+                paths.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse::<u8>().ok());
+            values.max().unwrap_or_default()
+        };
+        Self {
+            src_valid_mark: value("src_valid_mark"),
+            accept_local: value("accept_local"),
+            rp_filter: value("rp_filter"),
+        }
+    }
+
+    /// Reports whether intercepted packets are dropped: with `src_valid_mark` the kernel looks up their source with
+    /// their mark, and finds the route that delivers intercepted packets to this host. It accepts that only with
+    /// `accept_local`, and not where `rp_filter` is strict (`__fib_validate_source`, net/ipv4/fib_frontend.c, v6.18).
+    fn drops_intercepted(self) -> bool {
+        const STRICT: u8 = 1;
+        self.src_valid_mark != 0 && (self.accept_local == 0 || self.rp_filter == STRICT)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernel::routes::Routing;
+    use crate::model::packet::Transport;
+    use crate::model::policy::{InterfaceName, Port};
+
+    #[test]
+    fn a_source_that_is_looked_up_with_the_mark_must_be_accepted_as_local_and_not_strictly() {
+        for (src_valid_mark, accept_local, rp_filter, is_dropped) in [
+            (0, 0, 0, false),
+            (0, 0, 1, false),
+            (1, 0, 0, true),
+            (1, 0, 2, true),
+            (1, 1, 0, false),
+            (1, 1, 1, true),
+            (1, 1, 2, false),
+        ] {
+            let check = SourceCheck { src_valid_mark, accept_local, rp_filter };
+            assert_eq!(check.drops_intercepted(), is_dropped, "{check:?}");
+        }
+    }
+
+    fn namespace(eth0_is_raised: bool) -> NamespaceRules {
+        let interface = |index, name: &str, is_raised, address: &str| Interface {
+            index,
+            name: name.to_owned(),
+            is_raised,
+            addresses: vec![address.parse().unwrap()],
+        };
+        let interfaces =
+            vec![interface(1, "lo", true, "127.0.0.1"), interface(2, "eth0", eth0_is_raised, "10.9.9.9")];
+        NamespaceRules { interfaces, ..NamespaceRules::default() }
+    }
+
+    #[test]
+    fn each_obstacle_concerns_only_the_packets_on_its_way() {
+        let eth0 = || InterfaceName::parse("eth0").unwrap();
+        let app = |[from, to]: [&str; 2]| {
+            let ends = (from.parse().unwrap(), to.parse().unwrap());
+            Packet::first(Direction::Leaves { by: eth0() }, Transport::Tcp, ends.0, ends.1)
+        };
+        let v4 = app(["10.9.9.9:40000", "198.51.100.1:80"]);
+        let v6 = app(["[2001:db8::9]:40000", "[2001:db8::1]:80"]);
+        let inbound = Packet { direction: Direction::Arrives { by: eth0() }, ..v4.clone() };
+        let port = Port::new(15001).unwrap();
+        let (redirected, intercepted) = (Outcome::Redirected(port), Outcome::Intercepted(port));
+        let to_lo = Outcome::Translated("127.0.0.1:80".parse().unwrap());
+        let why = || Some("why".to_owned());
+        let down = || Delivery { lo_is_down: why(), ..Delivery::default() };
+        let no_address = || Delivery { lost_address: [why(), None], ..Delivery::default() };
+        let earlier_v6 = || Delivery { earlier_rules: [None, why()], ..Delivery::default() };
+        let accepts_mark = || Delivery { accepts_mark: true, ..Delivery::default() };
+        let lost = Some(Outcome::RepliesLost);
+        for (delivery, packet, (outcome, mark), expected) in [
+            (down(), &v4, (Outcome::Untouched, 0), None),
+            (down(), &v4, (redirected, 0), lost),
+            (down(), &v4, (to_lo, 0), lost),
+            (no_address(), &v4, (to_lo, 0), lost),
+            (no_address(), &v4, (redirected, 0), None),
+            (no_address(), &v6, (redirected, 0), None),
+            (earlier_v6(), &v4, (redirected, 0), None),
+            (earlier_v6(), &v6, (redirected, 0), Some(Outcome::Unknown)),
+            (accepts_mark(), &inbound, (intercepted, 1337), lost),
+            (accepts_mark(), &inbound, (intercepted, 0), None),
+            (accepts_mark(), &inbound, (redirected, 1337), None),
+        ] {
+            let walked = WalkResult {
+                outcome,
+                first: outcome,
+                decided_by: None,
+                steps: Vec::new(),
+                mark,
+                zone: None,
+                order: None,
+            };
+            let ns = namespace(true);
+            let found = delivery.obstacle(&ns, packet, &walked).map(|obstacle| obstacle.outcome);
+            assert_eq!(found, expected, "{delivery:?} {outcome:?} of {packet:?}");
+        }
+    }
+
+    #[test]
+    fn an_address_without_a_local_route_is_lost_if_its_interface_is_up() {
+        for (is_raised, lost) in [(true, 1), (false, 0)] {
+            let routing = Some(Routing::default());
+            let found = not_local(&NamespaceRules { routing, ..namespace(is_raised) });
+            assert_eq!(found.len(), lost, "{found:?}");
+        }
+    }
+}

@@ -1,0 +1,62 @@
+//! Converts the tables of iptables-legacy into chains of the model.
+
+use super::{
+    BaseChain, ChainKind, Engine, LiveChain, LiveRule, NamespaceRules, Statement, TableFamily, TableName,
+};
+use crate::model::hooks::InetHook;
+use crate::model::ruleset::Family;
+use crate::xt::XtTarget;
+use crate::xt::legacy::{LegacyChain, LegacyError, LegacyRule, LegacyTable, tables};
+
+/// Adds the tables of both families.
+///
+/// # Errors
+/// When one of them cannot be read.
+pub(super) fn add(found: &mut NamespaceRules) -> Result<(), LegacyError> {
+    for family in [Family::V4, Family::V6] {
+        tables(family)?.into_iter().for_each(|table| add_table(found, table));
+    }
+    Ok(())
+}
+
+fn add_table(found: &mut NamespaceRules, table: LegacyTable) {
+    let family = if table.family == Family::V4 { TableFamily::Ip } else { TableFamily::Ip6 };
+    let name = TableName { engine: Engine::Legacy, family, name: table.name };
+    for chain in table.chains {
+        let base = base(&name.name, &chain);
+        if let (None, Some(_)) = (base, &chain.built_in) {
+            found.opaque.push(format!("{name} {} is not evaluated", chain.name));
+        }
+        let rules = chain.rules.into_iter().map(rule).collect();
+        found.chains.push(LiveChain { table: name.clone(), name: chain.name, base, rules, age: None });
+    }
+}
+
+/// Priorities: `NF_IP_PRI_*` (include/uapi/linux/netfilter_ipv4.h).
+fn base(table: &str, chain: &LegacyChain) -> Option<BaseChain> {
+    let built_in = chain.built_in.as_ref()?;
+    let hook = built_in.hook;
+    let is_source = matches!(hook, InetHook::Input | InetHook::Postrouting);
+    let (kind, priority) = match table {
+        "raw" => (ChainKind::Filter, -300),
+        "mangle" if hook == InetHook::Output => (ChainKind::Route, -150),
+        "mangle" => (ChainKind::Filter, -150),
+        "nat" => (ChainKind::Nat, if is_source { 100 } else { -100 }),
+        "filter" => (ChainKind::Filter, 0),
+        "security" => (ChainKind::Filter, 50),
+        _ => return None,
+    };
+    Some(BaseChain { kind, hook, priority, drops: built_in.policy == XtTarget::Drop })
+}
+
+fn rule(rule: LegacyRule) -> LiveRule {
+    let text = rule.to_string();
+    let comment = rule.matches.iter().find_map(|test| match test {
+        crate::xt::XtMatch::Comment(text) => Some(text.clone()),
+        _ => None,
+    });
+    let mut statements = vec![Statement::Header(rule.header)];
+    statements.extend(rule.matches.into_iter().map(Statement::Match));
+    statements.extend(rule.target.map(Statement::Target));
+    LiveRule { text, comment, is_ours: false, statements }
+}

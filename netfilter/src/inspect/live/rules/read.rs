@@ -1,0 +1,411 @@
+//! Reads the rules of the calling thread's namespace: nf_tables over netlink, all lists of one generation, then the
+//! tables of iptables-legacy. All of them, or none: a namespace with more than the limits of `crate::nft::lists` is an
+//! error, because the rest of its rules would decide connections too.
+
+use super::expr::{self, Code, Data, Expr};
+use super::{
+    Age, BaseChain, ChainKind, Element, Engine, Interface, LiveChain, LiveRule, NamespaceRules, Set,
+    Statement, TableFamily, TableName, text,
+};
+use super::{ours, state};
+use crate::apply::backend::BackendError;
+use crate::apply::redirection::RedirectionError;
+use crate::inspect::ebpf;
+use crate::iptables::IptablesError;
+use crate::kernel::netlink::attr::Attributes;
+use crate::kernel::netlink::list::Listed;
+use crate::kernel::routes::{Link, RoutesError, Rtnetlink};
+use crate::kernel::uapi::*;
+use crate::model::hooks::InetHook;
+use crate::model::ruleset::Ruleset;
+use crate::nft::dump;
+use crate::nft::lists::{self, Entry, Lister, Lists};
+use crate::nft::{Batch, NftError, Start, TABLE, socket::Connection};
+use nix::errno::Errno;
+use std::collections::HashMap;
+
+/// At most this many chains, flow tables and rules that are not evaluated are named.
+pub(super) const NAMED: usize = 20;
+
+/// Reads all rules; what is not evaluated is named in `opaque`.
+pub(crate) fn read() -> Result<NamespaceRules, RedirectionError> {
+    let mut found = nf_tables().map_err(BackendError::from)?;
+    super::legacy::add(&mut found).map_err(|error| BackendError::from(IptablesError::from(error)))?;
+    found.mark();
+    let mut routing = Rtnetlink::open()?;
+    found.interfaces = interfaces(&mut routing)?;
+    found.add_programs(ebpf::of_this_namespace(&mut routing));
+    Ok(found)
+}
+
+/// The rules that would be read after the nft backend has written this ruleset.
+pub(crate) fn of_ruleset(rules: &Ruleset) -> Result<NamespaceRules, NftError> {
+    let batch = Batch::apply(rules, Start::Fresh)?;
+    let mut found = read_by(&mut |request, _, _| Ok(Listed::Whole(batch.list(request))))?;
+    found.mark();
+    Ok(found)
+}
+
+impl NamespaceRules {
+    /// Marks our own rules and what packets change, when all rules are there.
+    pub(crate) fn mark(&mut self) {
+        ours::mark(self);
+        state::add(self);
+    }
+}
+
+fn interfaces(routing: &mut Rtnetlink) -> Result<Vec<Interface>, RoutesError> {
+    let (links, addresses) = (routing.links()?, routing.addresses()?);
+    let with_addresses = |Link { index, name, is_raised, .. }: Link| {
+        let own = addresses.iter().filter(|address| address.index == index);
+        Interface { index, name, is_raised, addresses: own.map(|address| address.ip).collect() }
+    };
+    Ok(links.into_iter().map(with_addresses).collect())
+}
+
+fn nf_tables() -> Result<NamespaceRules, NftError> {
+    let mut connection = match Connection::open() {
+        Ok(connection) => connection,
+        Err(error) if error.is_without_nftables() => return Ok(NamespaceRules::default()),
+        Err(error) => return Err(error),
+    };
+    read_by(&mut |request, sequence, limit| connection.0.list_of_any_size(request, sequence, limit))
+}
+
+/// Reads the rules from a lister: the kernel, or a recording of its replies.
+pub(crate) fn read_by(lister: &mut Lister<'_>) -> Result<NamespaceRules, NftError> {
+    match lists::of_one_generation(lister, NFPROTO_UNSPEC, attempt) {
+        // No such subsystem (`nfnetlink_rcv_msg`).
+        Err(NftError::List { source: Errno::EINVAL | Errno::EOPNOTSUPP, what })
+            if what == lists::TABLES.what =>
+        {
+            Ok(NamespaceRules::default())
+        }
+        outcome => outcome,
+    }
+}
+
+/// One attempt; `None` when something changed meanwhile.
+fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<NamespaceRules>, NftError> {
+    macro_rules! listed {
+        ($list:expr) => {
+            match $list? {
+                Some(entries) => entries,
+                None => return Ok(None),
+            }
+        };
+    }
+    let tables = listed!(lists.all(lists::TABLES, |_| ()));
+    let chains = listed!(lists.all(lists::CHAINS, |_| ()));
+    let rules = listed!(lists.all(lists::RULES, |_| ()));
+    let sets = listed!(lists.all(lists::SETS, |_| ()));
+    let flow_tables = match lists.all(lists::FLOW_TABLES, |_| ()) {
+        Err(NftError::List { source: Errno::EINVAL | Errno::EOPNOTSUPP, .. }) => Vec::new(),
+        outcome => listed!(outcome),
+    };
+    let mut found = NamespaceRules::default();
+    for entry in &sets {
+        let Some(mut set) = set(entry) else { continue };
+        let raw = entry.attributes();
+        let text = |kind| raw.get(kind).map(|name| name.text().to_vec()).unwrap_or_default();
+        let (table, name) = (text(NFTA_SET_TABLE), text(NFTA_SET_NAME));
+        add_elements(&mut set, &listed!(lists.elements(entry.family(), &table, &name)));
+        found.sets.push(set);
+    }
+    add_chains(&mut found, &tables, &chains, rules)?;
+    found.opaque.extend(flow_tables.iter().take(NAMED).map(|entry| {
+        let flow_table = entry.attributes();
+        let name = |kind| flow_table.get(kind).map(|name| name.name()).unwrap_or_default();
+        format!("flow table {} {}: packets of known connections pass no hook", name(1), name(2))
+    }));
+    Ok(Some(found))
+}
+
+/// The age and state of a table.
+struct Table {
+    handle: u64,
+    is_dormant: bool,
+}
+
+/// A table by its family (`NFPROTO_*`) and name.
+type TableKey = (u8, String);
+
+fn table(entry: &Entry) -> Option<(TableKey, Table)> {
+    let table = entry.attributes();
+    let flags = table.get(NFTA_TABLE_FLAGS).and_then(|flags| flags.be32()).unwrap_or_default();
+    let handle = table.get(NFTA_TABLE_HANDLE).and_then(|handle| handle.be64()).unwrap_or_default();
+    let key = (entry.family(), table.get(NFTA_TABLE_NAME)?.name());
+    Some((key, Table { handle, is_dormant: flags & 1 != 0 }))
+}
+
+fn family(number: u8) -> Option<TableFamily> {
+    match number {
+        NFPROTO_INET => Some(TableFamily::Inet),
+        NFPROTO_IPV4 => Some(TableFamily::Ip),
+        NFPROTO_IPV6 => Some(TableFamily::Ip6),
+        _ => None,
+    }
+}
+
+fn table_name(number: u8, name: String) -> Option<TableName> {
+    Some(TableName { engine: Engine::NfTables, family: family(number)?, name })
+}
+
+/// The name of a family other than ip, ip6 and inet.
+fn other_family(number: u8) -> &'static str {
+    match number {
+        3 => "arp",
+        5 => "netdev",
+        7 => "bridge",
+        _ => "unknown",
+    }
+}
+
+/// The rules of a chain and the verdicts that lead to it, as the kernel counts them (`NFTA_CHAIN_USE`) and as it has
+/// listed them. The numbers differ when a list ended early ([`NftError::Incomplete`]).
+#[derive(Default)]
+struct Uses {
+    counted: u32,
+    listed: u32,
+}
+
+/// The chains of the families that are evaluated, by family, table and name.
+#[derive(Default)]
+struct Chains {
+    /// The place in [`NamespaceRules::chains`]; none of a chain of a dormant table, or at a hook that is not evaluated.
+    indices: HashMap<ChainKey, usize>,
+    uses: HashMap<ChainKey, Uses>,
+}
+
+type ChainKey = (TableName, String);
+
+impl Chains {
+    fn add_verdict(&mut self, table: &TableName, code: &Code) {
+        if let Code::Jump(to) | Code::Goto(to) = code {
+            self.add_use(&(table.clone(), to.clone()));
+        }
+    }
+
+    fn add_use(&mut self, chain: &ChainKey) {
+        if let Some(uses) = self.uses.get_mut(chain) {
+            uses.listed += 1;
+        }
+    }
+
+    fn check(&self) -> Result<(), NftError> {
+        match self.uses.iter().find(|(_, uses)| uses.counted != uses.listed) {
+            Some(((table, chain), _)) => Err(NftError::Incomplete { chain: format!("{table} {chain}") }),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Adds the chains and their rules. The sets are there already.
+fn add_chains(
+    found: &mut NamespaceRules,
+    tables: &[Entry],
+    entries: &[Entry],
+    rules: Vec<Entry>,
+) -> Result<(), NftError> {
+    let tables: HashMap<TableKey, Table> = tables.iter().filter_map(table).collect();
+    let mut chains = Chains::default();
+    for entry in entries {
+        add_chain(found, &tables, &mut chains, entry);
+    }
+    for set in &found.sets {
+        for data in set.elements.iter().map(|element| &element.data).chain(&set.catch_all) {
+            if let Data::Verdict(code) = data {
+                chains.add_verdict(&set.table, code);
+            }
+        }
+    }
+    // Each entry is dropped when it is decoded.
+    for entry in rules {
+        add_rule(found, &mut chains, &entry);
+    }
+    chains.check()
+}
+
+fn add_chain(
+    found: &mut NamespaceRules,
+    tables: &HashMap<TableKey, Table>,
+    chains: &mut Chains,
+    entry: &Entry,
+) {
+    let chain = entry.attributes();
+    let text = |kind| chain.get(kind).map(|name| name.name());
+    let (Some(table), Some(name)) = (text(NFTA_CHAIN_TABLE), text(NFTA_CHAIN_NAME)) else { return };
+    let uses = chain.get(NFTA_CHAIN_USE).and_then(|uses| uses.be32());
+    let own_table = tables.get(&(entry.family(), table.clone()));
+    let evaluated = table_name(entry.family(), table.clone());
+    // The kernel counts them; a message that creates the chain does not.
+    if let (Some(table), Some(counted)) = (&evaluated, uses) {
+        let uses = Uses { counted, listed: 0 };
+        chains.uses.insert((table.clone(), name.clone()), uses);
+    }
+    if own_table.is_some_and(|table| table.is_dormant) {
+        return;
+    }
+    let handle = chain.get(NFTA_CHAIN_HANDLE).and_then(|handle| handle.be64());
+    let is_of_one_transaction = entry.family() == NFPROTO_INET && table == TABLE;
+    let age = own_table.zip(handle).map(|(own_table, chain)| Age {
+        table: own_table.handle,
+        chain,
+        is_of_one_transaction,
+    });
+    match (evaluated, base(&chain)) {
+        (Some(table), ChainHook::Evaluated(base)) => {
+            chains.indices.insert((table.clone(), name.clone()), found.chains.len());
+            found.chains.push(LiveChain { table, name, base, rules: Vec::new(), age });
+        }
+        (None, ChainHook::Evaluated(None)) => {}
+        (_, ChainHook::Evaluated(Some(_)) | ChainHook::NotEvaluated) => {
+            let drops = chain.get(NFTA_CHAIN_POLICY).and_then(|policy| policy.be32()) == Some(NF_DROP);
+            if (uses.is_none_or(|uses| uses > 0) || drops) && found.opaque.len() < NAMED {
+                let family = family(entry.family()).map_or(other_family(entry.family()), TableFamily::name);
+                found.opaque.push(format!("chain {family} {table} {name} is not evaluated"));
+            }
+        }
+    }
+}
+
+/// Whether the hook of a chain is evaluated.
+enum ChainHook {
+    /// A hook of the IP layer, or none.
+    Evaluated(Option<BaseChain>),
+    /// Another hook.
+    NotEvaluated,
+}
+
+fn base(chain: &Attributes<'_>) -> ChainHook {
+    let Some(hook) = chain.get(NFTA_CHAIN_HOOK) else { return ChainHook::Evaluated(None) };
+    let hook = Attributes::of(hook.value);
+    let number = |kind| hook.get(kind).and_then(|value| value.be32());
+    let kind = match chain.get(NFTA_CHAIN_TYPE).map(|kind| kind.text().to_vec()).as_deref() {
+        Some(b"filter") => ChainKind::Filter,
+        Some(b"nat") => ChainKind::Nat,
+        Some(b"route") => ChainKind::Route,
+        _ => return ChainHook::NotEvaluated,
+    };
+    let drops = chain.get(NFTA_CHAIN_POLICY).and_then(|policy| policy.be32()) == Some(NF_DROP);
+    match (number(NFTA_HOOK_HOOKNUM).and_then(InetHook::numbered), number(NFTA_HOOK_PRIORITY)) {
+        (Some(hook), Some(priority)) => {
+            ChainHook::Evaluated(Some(BaseChain { kind, hook, priority: priority.cast_signed(), drops }))
+        }
+        _ => ChainHook::NotEvaluated,
+    }
+}
+
+fn add_rule(found: &mut NamespaceRules, chains: &mut Chains, entry: &Entry) {
+    let rule = entry.attributes();
+    let name = |kind| rule.get(kind).map(|name| name.name()).unwrap_or_default();
+    let Some(table) = table_name(entry.family(), name(NFTA_RULE_TABLE)) else { return };
+    let list = Attributes::of(rule.get(NFTA_RULE_EXPRESSIONS).map_or(&[], |list| list.value));
+    let decode =
+        |element: crate::kernel::netlink::attr::Attribute<'_>| expr::decode(element.value, entry.family());
+    let statements: Vec<Statement> = list.map(|element| Statement::Expr(decode(element))).collect();
+    for statement in &statements {
+        if let Statement::Expr(Expr::Verdict(code)) = statement {
+            chains.add_verdict(&table, code);
+        }
+    }
+    let chain = (table, name(NFTA_RULE_CHAIN));
+    chains.add_use(&chain);
+    let text = text::rule(&statements, |name| found.set(&chain.0, name));
+    let comment = dump::comment(&rule);
+    let index = chains.indices.get(&chain);
+    if let Some(chain) = index.and_then(|index| found.chains.get_mut(*index)) {
+        chain.rules.push(LiveRule { text, comment, is_ours: false, statements });
+    }
+}
+
+fn set(entry: &Entry) -> Option<Set> {
+    let set = entry.attributes();
+    let number = |kind| set.get(kind).and_then(|value| value.be32()).unwrap_or_default();
+    let table = table_name(entry.family(), set.get(NFTA_SET_TABLE)?.name())?;
+    let key_length = usize::try_from(number(NFTA_SET_KEY_LEN)).ok()?;
+    let flags = number(NFTA_SET_FLAGS);
+    let description = Attributes::of(set.get(NFTA_SET_DESC).map_or(&[], |description| description.value));
+    let parts = Attributes::of(description.get(2).map_or(&[], |parts| parts.value));
+    let length =
+        |part: crate::kernel::netlink::attr::Attribute<'_>| Attributes::of(part.value).get(1)?.be32();
+    let parts: Vec<usize> = parts.filter_map(length).filter_map(|length| length.try_into().ok()).collect();
+    Some(Set {
+        table,
+        name: set.get(NFTA_SET_NAME)?.name(),
+        key_length,
+        is_interval: flags & NFT_SET_INTERVAL != 0,
+        parts,
+        objects: number(NFTA_SET_OBJ_TYPE),
+        is_dynamic: flags & (NFT_SET_TIMEOUT | NFT_SET_EVAL) != 0,
+        elements: Vec::new(),
+        catch_all: None,
+    })
+}
+
+/// Reports whether an element has a statement other than a counter: a limit or a quota keeps it from matching some
+/// packets (`nft_set_elem_update_expr`, include/net/netfilter/nf_tables.h, v6.18).
+fn may_not_match(element: &Attributes<'_>) -> bool {
+    let list = Attributes::of(element.get(NFTA_SET_ELEM_EXPRESSIONS).map_or(&[], |list| list.value));
+    let mut statements = element.get(NFTA_SET_ELEM_EXPR).into_iter().chain(list);
+    statements.any(|one| {
+        let name = Attributes::of(one.value).get(NFTA_EXPR_NAME);
+        name.is_none_or(|name| !matches!(name.text(), b"counter" | b"last"))
+    })
+}
+
+/// Adds the listed elements to the set.
+fn add_elements(set: &mut Set, entries: &[Entry]) {
+    // The end of an interval comes before the start of the next at the same key.
+    let mut bounds: Vec<(Vec<u8>, bool, Data)> = Vec::new();
+    for entry in entries {
+        for element in entry.elements() {
+            let element = Attributes::of(element.value);
+            let flags = element.get(NFTA_SET_ELEM_FLAGS).and_then(|flags| flags.be32()).unwrap_or_default();
+            set.is_dynamic |= may_not_match(&element);
+            let data = element.get(NFTA_SET_ELEM_DATA).map_or(Data::None, expr::data);
+            let key = |kind| match element.get(kind).map(expr::data) {
+                Some(Data::Value(key)) => Some(key),
+                _ => None,
+            };
+            match (key(NFTA_SET_ELEM_KEY), key(NFTA_SET_ELEM_KEY_END)) {
+                _ if flags & NFT_SET_ELEM_CATCHALL != 0 => set.catch_all = Some(data),
+                (Some(first), Some(last)) => set.elements.push(Element { first, last, data }),
+                (Some(first), None) if !set.is_interval || set.parts.len() > 1 => {
+                    set.elements.push(Element { last: first.clone(), first, data });
+                }
+                (Some(bound), None) => bounds.push((bound, flags & NFT_SET_ELEM_INTERVAL_END != 0, data)),
+                (None, _) => {}
+            }
+        }
+    }
+    bounds.sort_by(|(left, left_ends, _), (right, right_ends, _)| {
+        (left, !left_ends).cmp(&(right, !right_ends))
+    });
+    let mut open: Option<(Vec<u8>, Data)> = None;
+    for (bound, is_end, data) in bounds {
+        if let Some((first, data)) = open.take() {
+            set.elements.push(Element { first, last: before(&bound), data });
+        }
+        open = (!is_end).then_some((bound, data));
+    }
+    let to_the_end = |(first, data): (Vec<u8>, Data)| Element { last: vec![0xff; first.len()], first, data };
+    set.elements.extend(open.map(to_the_end));
+    set.elements.sort_by(|one, other| one.first.cmp(&other.first));
+}
+
+/// The key before this one.
+fn before(key: &[u8]) -> Vec<u8> {
+    let mut key = key.to_vec();
+    for byte in key.iter_mut().rev() {
+        let (less, borrows) = byte.overflowing_sub(1);
+        *byte = less;
+        if !borrows {
+            break;
+        }
+    }
+    key
+}
+
+#[cfg(test)]
+mod tests;

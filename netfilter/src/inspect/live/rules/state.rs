@@ -1,0 +1,109 @@
+//! What packets change: elements of sets, and connections that other connections announce.
+
+use super::expr::{Expr, use_of_object};
+use super::read::NAMED;
+use super::{Statement, location, places};
+use crate::inspect::live::rules::NamespaceRules;
+use crate::xt::XtTarget;
+
+/// Marks the sets that rules add to, decodes uses of objects by map, and names in `opaque` the rules that
+/// decide about other connections than their own; Gybe writes none.
+pub(super) fn add(rules: &mut NamespaceRules) {
+    let NamespaceRules { chains, sets, opaque, .. } = rules;
+    let places = places(sets.iter().map(|set| (&set.table, &set.name)));
+    for chain in chains {
+        let own_sets = places.get(&chain.table);
+        let set = |name: &String| own_sets.and_then(|sets| sets.get(name)).copied();
+        let location = location(chain);
+        for rule in &mut chain.rules {
+            for statement in &mut rule.statements {
+                match statement {
+                    Statement::Expr(Expr::Update(name)) => {
+                        if let Some(set) = set(name).and_then(|at| sets.get_mut(at)) {
+                            set.is_dynamic = true;
+                        }
+                    }
+                    Statement::Expr(Expr::ObjectOf(name)) => {
+                        let kind = set(name).and_then(|at| sets.get(at)).map_or(0, |set| set.objects);
+                        *statement = Statement::Expr(match use_of_object(kind, &format!("@{name}")) {
+                            // The map may lack the packet's key.
+                            Expr::Nothing(text) => Expr::Test(text),
+                            other => other,
+                        });
+                    }
+                    _ => {}
+                }
+            }
+            if opaque.len() >= NAMED {
+                continue;
+            }
+            let announces = rule.statements.iter().find_map(|statement| match statement {
+                Statement::Expr(Expr::OtherConnections(text)) => Some(text.clone()),
+                Statement::Expr(Expr::Target(XtTarget::Tracking(tracking)))
+                | Statement::Target(XtTarget::Tracking(tracking)) => {
+                    (!tracking.helper.is_empty()).then(|| format!("ct helper {}", tracking.helper))
+                }
+                _ => None,
+            });
+            if let Some(what) = announces {
+                opaque
+                    .push(format!("{what} decides where expected connections go: {location}: {}", rule.text));
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::inspect::live::rules::constructed::{chain, namespace, rule};
+    use crate::inspect::live::rules::{ChainKind, Set};
+    use crate::model::hooks::InetHook;
+
+    #[test]
+    fn sets_that_rules_add_to_change_and_helpers_decide_about_other_connections() {
+        const COUNTER: u32 = 1;
+        const HELPER: u32 = 3;
+        let at = (InetHook::Output, 0);
+        let chain = |table: &str, exprs: Vec<Expr>| chain(table, ChainKind::Filter, at, vec![rule(exprs)]);
+        let set = |table: &str, name: &str, objects| Set {
+            table: chain(table, vec![]).table,
+            name: name.to_owned(),
+            key_length: 4,
+            is_interval: false,
+            parts: Vec::new(),
+            objects,
+            is_dynamic: false,
+            elements: Vec::new(),
+            catch_all: None,
+        };
+        let of = |name: &str| Expr::ObjectOf(name.to_owned());
+        let mut found = namespace(vec![
+            chain("one", vec![Expr::Update("seen".to_owned()), of("counters"), of("helpers"), of("gone")]),
+            chain("two", vec![of("helpers")]),
+        ]);
+        found.sets = vec![
+            set("two", "seen", 0),
+            set("one", "seen", 0),
+            set("one", "counters", COUNTER),
+            set("one", "helpers", HELPER),
+            set("two", "helpers", HELPER),
+        ];
+        add(&mut found);
+        let dynamic: Vec<bool> = found.sets.iter().map(|set| set.is_dynamic).collect();
+        assert_eq!(dynamic, [false, true, false, false, false]);
+        let text = format!("{:?}", found.chains[0].rules[0].statements);
+        for part in [
+            r#"Test("counter @counters")"#,
+            r#"OtherConnections("ct helper @helpers")"#,
+            r#"Unknown("object @gone")"#,
+        ] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        let expected = ["one", "two"].map(|table| {
+            let at = format!("hook output priority 0, inet {table} base");
+            format!("ct helper @helpers decides where expected connections go: {at}: ")
+        });
+        assert_eq!(found.opaque, expected);
+    }
+}

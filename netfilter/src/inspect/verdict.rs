@@ -1,0 +1,231 @@
+//! The verdict on a network namespace: whether its connections are redirected as the policy desires. `verify` and
+//! `doctor` report it.
+//!
+//! Acts on the namespace of the calling thread and only reads.
+
+mod compare;
+mod connections;
+mod parts;
+mod values;
+
+use crate::apply::backend::BackendKind;
+use crate::apply::presence::Presence;
+use crate::apply::redirection::{Deviation, Redirection, RedirectionError, RuleVariant};
+use crate::compile::compile;
+use crate::inspect::ebpf::Programs;
+use crate::inspect::live::LiveRules;
+use crate::model::inventory::Inventory;
+use crate::model::policy::{Families, RedirectPolicy};
+use crate::model::ruleset::Ruleset;
+use compare::{Compared, Comparison, compare};
+
+/// The desired state of a namespace.
+#[derive(Debug, Clone, Copy)]
+pub enum Desired<'p> {
+    /// The rules of this policy.
+    Policy(&'p RedirectPolicy),
+    /// No rule of ours: the pod is not in the mesh.
+    LeftAlone,
+    /// The caller does not know the pod.
+    NotKnown,
+}
+
+/// Whether connections are redirected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RedirectionState {
+    /// Every connection that should be redirected is.
+    Redirected,
+    /// The namespace has no rules of ours and should have none, as far as that is known.
+    NotMeshed,
+    /// At least one connection that should be redirected is not.
+    NotRedirected,
+    /// Another mesh's rules redirect it.
+    ByOthers,
+    /// It depends on facts that are not known.
+    Unknown,
+}
+
+impl RedirectionState {
+    /// Its name in JSON.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Redirected => "redirected",
+            Self::NotMeshed => "not-meshed",
+            Self::NotRedirected => "not-redirected",
+            Self::ByOthers => "by-others",
+            Self::Unknown => "unknown",
+        }
+    }
+}
+
+/// The state of a namespace, with its reasons.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Verdict {
+    /// Whether connections are redirected.
+    pub state: RedirectionState,
+    /// The reasons, one sentence each, the most important first; none when every connection is redirected.
+    pub reasons: Vec<String>,
+    /// How our own rules and routes differ from the desired ones, one sentence each.
+    pub differences: Vec<String>,
+    /// Rules and programs that change no redirected connection, and what could not be read, one sentence each.
+    pub notes: Vec<String>,
+}
+
+/// The reason in a namespace without any rule of ours.
+const NO_RULES: &str = "no Gybe rules in this namespace";
+
+impl Verdict {
+    /// A verdict with one reason.
+    pub fn because(state: RedirectionState, reason: impl Into<String>) -> Self {
+        Self { state, reasons: vec![reason.into()], differences: Vec::new(), notes: Vec::new() }
+    }
+
+    /// Reports whether the namespace is in the desired state.
+    pub fn holds(&self) -> bool {
+        matches!(self.state, RedirectionState::Redirected | RedirectionState::NotMeshed)
+            && self.differences.is_empty()
+    }
+}
+
+/// What the caller knows of the namespace and its node.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct VerdictContext<'k> {
+    /// The backend whose rules are read; `None` for the one whose rules are found.
+    pub only: Option<BackendKind>,
+    /// Backends that are known to write every rule on this node, conntrack zones included.
+    pub whole: &'k [BackendKind],
+    /// The eBPF programs of the pod's cgroups, where they were looked for.
+    pub programs: Option<&'k Programs>,
+}
+
+/// Judges the namespace of the calling thread.
+///
+/// # Errors
+/// When its rules or routes cannot be read, or the programs that read ours are missing.
+pub fn judge_namespace(
+    desired: Desired<'_>,
+    reading: VerdictContext<'_>,
+) -> Result<Verdict, RedirectionError> {
+    let presence = Presence::look()?;
+    if let Some(mesh) = presence.other_meshes.first() {
+        return Ok(Verdict::because(RedirectionState::ByOthers, mesh.to_string()));
+    }
+    let kinds = reading.only.map_or_else(|| presence.ours.clone(), |kind| vec![kind]);
+    let (policy, without) = match desired {
+        Desired::LeftAlone => return left_alone(&kinds),
+        Desired::NotKnown => (None, RedirectionState::NotMeshed),
+        Desired::Policy(policy) => (Some(policy), RedirectionState::NotRedirected),
+    };
+    if presence.ours.is_empty() {
+        return Ok(Verdict::because(without, NO_RULES));
+    }
+    let live = LiveRules::read()?.with_programs(reading.programs.cloned().unwrap_or_default());
+    let (desired_rules, differences, live) = match (policy, kinds.first()) {
+        (Some(policy), Some(kind)) => {
+            let redirection = written(policy, *kind, reading.whole)?;
+            let differences = redirection.differences(&*kind.find()?, &presence)?;
+            (Some(redirection.rules), differences, live.with_proxy_of(policy))
+        }
+        _ => (None, Vec::new(), live),
+    };
+    let mut compared = match &desired_rules {
+        Some(rules) => compare(&live.replaced_by(rules)?, &live, Compared::Redirected),
+        None => compare(&live.ours_alone(), &live, Compared::OursAlone),
+    };
+    if policy.is_none() {
+        compared.not_redirected.extend(broken(&kinds, &live));
+    }
+    compared.notes.extend(live.notes().iter().cloned());
+    Ok(verdict(compared, &differences))
+}
+
+/// How connections would end otherwise if the rules of a policy took the place of the rules of the namespace.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Treatment {
+    /// Connections that end otherwise now, one sentence each.
+    pub differences: Vec<String>,
+    /// Outcomes that are not known, one sentence each.
+    pub unknown: Vec<String>,
+}
+
+/// Compares all connections under the rules of the calling thread's namespace, also those of other programs, with those
+/// under the rules of a policy; without a policy every connection would keep its destination.
+///
+/// # Errors
+/// When the rules of the namespace cannot be read.
+pub fn compare_treatment(
+    policy: Option<&RedirectPolicy>,
+    programs: &Programs,
+) -> Result<Treatment, RedirectionError> {
+    let live = LiveRules::read()?.with_programs(programs.clone());
+    let (rules, live) = match policy {
+        Some(policy) => (compile(policy), live.with_proxy_of(policy)),
+        None => (Ruleset { families: Families::V4AndV6, chains: Vec::new() }, live),
+    };
+    let compared = compare(&live.replaced_by(&rules)?, &live, Compared::All);
+    Ok(Treatment { differences: compared.not_redirected, unknown: compared.unknown })
+}
+
+/// Why the rules of ours that were found belong to no policy, one sentence each.
+fn broken(kinds: &[BackendKind], live: &LiveRules) -> Vec<String> {
+    let mut broken = live.rules.broken_chains();
+    let has_table = || live.rules.chains.iter().any(|chain| chain.table.is_ours());
+    // The chains of a dormant table are at no hook and are not read.
+    if kinds.contains(&BackendKind::Nft) && live.not_evaluated().is_empty() && !has_table() {
+        broken.push("table inet gybe is dormant".to_owned());
+    }
+    broken
+}
+
+fn verdict(compared: Comparison, differences: &[Deviation]) -> Verdict {
+    let routes = differences.iter().any(|one| matches!(one, Deviation::Route(_) | Deviation::ExtraRoute(_)));
+    let routes = routes.then(|| "our own routes were changed".to_owned());
+    let mut not_redirected = compared.not_redirected;
+    not_redirected.extend(routes);
+    let (state, mut reasons) = match (not_redirected.is_empty(), compared.unknown.is_empty()) {
+        (false, _) => (RedirectionState::NotRedirected, not_redirected),
+        (true, false) => (RedirectionState::Unknown, Vec::new()),
+        (true, true) => (RedirectionState::Redirected, Vec::new()),
+    };
+    reasons.extend(compared.unknown);
+    Verdict {
+        state,
+        reasons,
+        differences: differences.iter().map(ToString::to_string).collect(),
+        notes: compared.notes,
+    }
+}
+
+/// The verdict on a namespace that should have no rule of ours.
+fn left_alone(kinds: &[BackendKind]) -> Result<Verdict, RedirectionError> {
+    let mut differences = Vec::new();
+    for kind in kinds {
+        let found = kind.find()?.inspect()?;
+        let all = Inventory::default().differences(&found).into_iter().map(Deviation::Rules);
+        differences.extend(all.map(|one| one.to_string()));
+    }
+    let (state, reasons) = match differences.is_empty() {
+        true => (RedirectionState::NotMeshed, Vec::new()),
+        false => (
+            RedirectionState::Redirected,
+            vec!["our rules redirect a pod that should be left alone".to_owned()],
+        ),
+    };
+    Ok(Verdict { state, reasons, differences, notes: Vec::new() })
+}
+
+/// The redirection that `kind` has most likely written here for the policy.
+fn written(
+    policy: &RedirectPolicy,
+    kind: BackendKind,
+    whole: &[BackendKind],
+) -> Result<Redirection, RedirectionError> {
+    let variant = match whole.contains(&kind) {
+        true => RuleVariant::Complete,
+        false => Redirection::written_variant(policy, &*kind.find()?)?,
+    };
+    Ok(Redirection::with_variant(policy, variant))
+}
+
+#[cfg(test)]
+mod tests;

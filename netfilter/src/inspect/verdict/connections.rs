@@ -1,0 +1,228 @@
+//! The connections that are tried: one of every kind that the desired rules or the rules of the namespace distinguish.
+
+use super::values::{Property, Values, number};
+use crate::inspect::live::rules::NamespaceRules;
+use crate::inspect::walk::{Budget, Listeners};
+use crate::model::packet::{Direction, Owner, Packet, Transport};
+use crate::model::policy::InterfaceName;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+
+/// More combinations of values are not tried.
+pub(super) const MOST: usize = 300_000;
+
+/// The port of a client, where no rule names one.
+pub(super) const CLIENT_PORT: u16 = 40_000;
+/// The port of a server, where no rule names one.
+const SERVER_PORT: u16 = 9_999;
+
+/// Addresses for documentation (RFC 5737, RFC 3849).
+fn elsewhere(is_v6: bool) -> [IpAddr; 2] {
+    let v6 = |last| IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last));
+    match is_v6 {
+        false => [Ipv4Addr::new(198, 51, 100, 1).into(), Ipv4Addr::new(192, 0, 2, 1).into()],
+        true => [v6(1), v6(2)],
+    }
+}
+
+/// Calls `try_it` with the first packet of each connection until it returns false; `None` when there are too many.
+pub(super) fn each(
+    ns: &NamespaceRules,
+    values: &Values,
+    listeners: Listeners,
+    budget: &Budget,
+    mut try_it: impl FnMut(Packet) -> bool,
+) -> Option<()> {
+    let plans = [false, true].into_iter().map(|is_v6| Plan::of(ns, values, listeners, budget, is_v6));
+    let plans = plans.collect::<Option<Vec<Plan>>>()?;
+    let combinations = plans.iter().map(|plan| plan.outbound_size().saturating_add(plan.inbound_size()));
+    if combinations.fold(0_usize, usize::saturating_add) > MOST {
+        return None;
+    }
+    for plan in &plans {
+        if !(plan.outbound(ns, &mut try_it) && plan.inbound(ns, &mut try_it)) {
+            break;
+        }
+    }
+    Some(())
+}
+
+/// The first packet of a connection of the application to an address outside.
+pub(super) fn outbound_to(destination: IpAddr, listeners: Listeners) -> Packet {
+    let [source, _] = elsewhere(destination.is_ipv6());
+    let eth0 = InterfaceName::parse("eth0").unwrap_or_else(|_| InterfaceName::loopback());
+    let ends = (SocketAddr::new(source, CLIENT_PORT), SocketAddr::new(destination, SERVER_PORT));
+    Packet::first(Direction::Leaves { by: eth0 }, Transport::Tcp, ends.0, ends.1)
+        .owned_by(listeners.application)
+}
+
+/// The values that are combined for one IP version.
+struct Plan {
+    is_v6: bool,
+    destinations: Vec<IpAddr>,
+    sources: Vec<IpAddr>,
+    ports: Vec<u16>,
+    client_ports: Vec<u16>,
+    owners: Vec<Owner>,
+    marks: Vec<u32>,
+    interfaces: Vec<InterfaceName>,
+}
+
+const PROTOCOLS: [Transport; 2] = [Transport::Tcp, Transport::Udp];
+
+impl Plan {
+    fn of(
+        ns: &NamespaceRules,
+        values: &Values,
+        listeners: Listeners,
+        budget: &Budget,
+        is_v6: bool,
+    ) -> Option<Self> {
+        let port = |value: u128| u16::try_from(value).unwrap_or_default();
+        let address = |value: u128| match (is_v6, u32::try_from(value)) {
+            (false, Ok(value)) => IpAddr::V4(Ipv4Addr::from_bits(value)),
+            _ => IpAddr::V6(Ipv6Addr::from_bits(value)),
+        };
+        // Routing tells these apart: loopback, the pod's own addresses, all others.
+        let kind = |value: u128| match address(value) {
+            address if address.is_loopback() => 1,
+            address if ns.is_local(address) => 2,
+            _ => 0,
+        };
+        let own = ns.interfaces.iter().flat_map(|interface| interface.addresses.iter().copied());
+        let own = own.filter(|address| address.is_ipv6() == is_v6);
+        let [elsewhere, another] = elsewhere(is_v6);
+        let loopback = if is_v6 { IpAddr::V6(Ipv6Addr::LOCALHOST) } else { IpAddr::V4(Ipv4Addr::LOCALHOST) };
+        let first: Vec<u128> = [elsewhere, loopback, another].into_iter().chain(own).map(number).collect();
+        let [source, destination] = match is_v6 {
+            false => [Property::SourceV4, Property::DestinationV4],
+            true => [Property::SourceV6, Property::DestinationV6],
+        };
+        let of = |property| -> Option<Vec<IpAddr>> {
+            Some(values.of(property, &first, kind, budget)?.into_iter().map(address).collect())
+        };
+        let ports = |property, first: u16| -> Option<Vec<u16>> {
+            Some(values.of(property, &[first.into()], |_| 0, budget)?.into_iter().map(port).collect())
+        };
+        let id = |value: u128| u32::try_from(value).unwrap_or_default();
+        let ids = |property, first: [u32; 2]| values.of(property, &first.map(u128::from), |_| 0, budget);
+        let (proxy, app) = (listeners.proxy, listeners.application);
+        let gids = ids(Property::Gid, [app.gid, proxy.gid])?;
+        let owner =
+            |uid: u128| gids.iter().map(move |gid| Owner { uid: id(uid), gid: id(*gid) }).collect::<Vec<_>>();
+        let names = ns.interfaces.iter().map(|interface| interface.name.clone());
+        let names: std::collections::BTreeSet<String> =
+            names.chain(values.interfaces.iter().cloned()).chain(["eth0".to_owned()]).collect();
+        let interfaces = names.iter().filter(|name| *name != "lo");
+        Some(Self {
+            is_v6,
+            destinations: of(destination)?,
+            sources: of(source)?,
+            ports: ports(Property::DestinationPort, SERVER_PORT)?,
+            client_ports: ports(Property::SourcePort, CLIENT_PORT)?,
+            owners: ids(Property::Uid, [app.uid, proxy.uid])?.into_iter().flat_map(owner).collect(),
+            marks: values.of(Property::Mark, &[0], |_| 0, budget)?.into_iter().map(id).collect(),
+            interfaces: interfaces.filter_map(|name| InterfaceName::parse(name).ok()).collect(),
+        })
+    }
+
+    fn outbound_size(&self) -> usize {
+        [
+            self.destinations.len(),
+            self.sources.len(),
+            self.ports.len(),
+            self.client_ports.len(),
+            self.owners.len(),
+            self.marks.len(),
+            self.interfaces.len(),
+            PROTOCOLS.len(),
+        ]
+        .into_iter()
+        .fold(1, usize::saturating_mul)
+    }
+
+    fn inbound_size(&self) -> usize {
+        [
+            self.destinations.len(),
+            self.sources.len(),
+            self.ports.len(),
+            self.client_ports.len(),
+            self.interfaces.len(),
+        ]
+        .into_iter()
+        .fold(PROTOCOLS.len(), usize::saturating_mul)
+    }
+
+    /// Tries the connections that the pod's own sockets make.
+    fn outbound(&self, ns: &NamespaceRules, try_it: &mut impl FnMut(Packet) -> bool) -> bool {
+        for destination in &self.destinations {
+            let is_inside = ns.is_local(*destination) || destination.is_loopback();
+            let loopback = [InterfaceName::loopback()];
+            let interfaces = if is_inside { &loopback[..] } else { &self.interfaces };
+            for by in interfaces {
+                for source in self.sources_to(ns, *destination, by) {
+                    for transport in PROTOCOLS {
+                        for (port, client) in self.port_pairs() {
+                            let ends = (SocketAddr::new(source, client), SocketAddr::new(*destination, port));
+                            let direction = Direction::Leaves { by: by.clone() };
+                            let packet = Packet::first(direction, transport, ends.0, ends.1);
+                            for owner in &self.owners {
+                                for mark in &self.marks {
+                                    if !try_it(packet.clone().owned_by(*owner).marked(*mark)) {
+                                        return false;
+                                    }
+                                }
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    /// The address that routing chooses, and the pod's own addresses that rules name.
+    fn sources_to(&self, ns: &NamespaceRules, to: IpAddr, by: &InterfaceName) -> Vec<IpAddr> {
+        let chosen = match ns.is_local(to) {
+            true => Some(to),
+            false => ns.primary(by.as_str(), to).or_else(|| {
+                let own = ns.interfaces.iter().filter(|interface| interface.name != "lo");
+                let mut own = own.flat_map(|interface| interface.addresses.iter().copied());
+                own.find(|address| address.is_ipv6() == self.is_v6)
+            }),
+        };
+        let named = self.sources.iter().copied().filter(|source| {
+            // Packets that leave the pod have no loopback source.
+            ns.is_local(*source) && (ns.is_local(to) || !source.is_loopback())
+        });
+        let mut sources: Vec<IpAddr> = chosen.into_iter().chain(named).collect();
+        sources.dedup();
+        sources
+    }
+
+    /// Tries the connections that arrive.
+    fn inbound(&self, ns: &NamespaceRules, try_it: &mut impl FnMut(Packet) -> bool) -> bool {
+        let [elsewhere, _] = elsewhere(self.is_v6);
+        for by in self.interfaces.iter().filter(|by| ns.is_reached_by(by.as_str(), self.is_v6)) {
+            let own = ns.primary(by.as_str(), elsewhere);
+            let to = self.destinations.iter().copied().filter(|to| !to.is_loopback()).chain(own);
+            for destination in to {
+                for source in self.sources.iter().filter(|source| !ns.is_local(**source)) {
+                    for transport in PROTOCOLS {
+                        for (port, client) in self.port_pairs() {
+                            let ends = (SocketAddr::new(*source, client), SocketAddr::new(destination, port));
+                            let direction = Direction::Arrives { by: by.clone() };
+                            if !try_it(Packet::first(direction, transport, ends.0, ends.1)) {
+                                return false;
+                            }
+                        }
+                    }
+                }
+            }
+        }
+        true
+    }
+
+    fn port_pairs(&self) -> impl Iterator<Item = (u16, u16)> {
+        self.ports.iter().flat_map(|port| self.client_ports.iter().map(move |client| (*port, *client)))
+    }
+}

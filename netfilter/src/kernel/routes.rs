@@ -1,0 +1,219 @@
+//! The addresses, routing rules and routes that a redirection needs in addition to its packet rules.
+//!
+//! IPv6 has one loopback address where IPv4 has a network, so Gybe adds the proxy's passthrough source `::6` to `lo`.
+//! TPROXY marks packets, and a routing rule with a table of one local route delivers marked packets to this host.
+//! Both have no effect without the packet rules. `entry` encodes entries, `rtnetlink` is the socket. `link` configures
+//! the namespaces that Gybe creates. `routing` reads what all rules and routes decide, `ipsec` the policies of IPsec.
+
+mod entry;
+mod error;
+mod ipsec;
+mod link;
+mod priority;
+mod routing;
+mod rtnetlink;
+mod uapi;
+
+pub use entry::RoutingEntry;
+pub use error::RoutesError;
+pub(crate) use ipsec::policies as ipsec_policies;
+pub(crate) use link::parse_addresses;
+pub use link::{Address, Link, NextHop, VethEnd, addresses};
+pub(crate) use routing::Routing;
+pub use routing::{Route, RouteQuery};
+pub use rtnetlink::Rtnetlink;
+
+use crate::model::policy::{Families, Inbound, Mode, RedirectPolicy};
+use crate::model::ruleset::Family;
+use entry::RoutingList;
+use nix::errno::Errno;
+use priority::{RulePriority, rule_priority};
+use rtnetlink::Addition;
+use std::fmt;
+
+/// The entries that a policy needs, in the order of their creation.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Routes {
+    entries: Vec<RoutingEntry>,
+}
+
+impl Routes {
+    /// The entries that `policy` needs (docs/RULES.md, section 2); none for most IPv4 policies.
+    pub fn of(policy: &RedirectPolicy) -> Self {
+        let families: &[Family] = match policy.families {
+            Families::V4Only => &[Family::V4],
+            Families::V4AndV6 => &[Family::V4, Family::V6],
+        };
+        let mut entries = Vec::new();
+        if policy.families == Families::V4AndV6 {
+            entries.push(RoutingEntry::PassthroughAddress);
+        }
+        if let Mode::Tproxy { mark, route_table: table } = policy.mode
+            && policy.inbound != Inbound::Only(Default::default())
+        {
+            for family in families.iter().copied() {
+                entries.push(RoutingEntry::LocalRoute { family, table });
+                entries.push(RoutingEntry::MarkRule { family, mark, table });
+            }
+        }
+        Self { entries }
+    }
+
+    /// Reports whether no entry is needed, and so no socket.
+    pub fn is_empty(&self) -> bool {
+        self.entries.is_empty()
+    }
+
+    /// Reports whether the address `::6` on `lo` is needed.
+    pub fn needs_passthrough_address(&self) -> bool {
+        self.entries.contains(&RoutingEntry::PassthroughAddress)
+    }
+
+    /// Adds the missing entries. Idempotent.
+    ///
+    /// # Errors
+    /// When an entry is missing afterwards.
+    pub fn apply(&self, rtnetlink: &mut Rtnetlink) -> Result<(), RoutesError> {
+        let mut one_exists = false;
+        let additions = self.additions(rtnetlink)?;
+        for (entry, errno) in rtnetlink.add(&additions)? {
+            match errno {
+                Errno::EEXIST => one_exists = true,
+                source => return Err(RoutesError::refused(entry, source)),
+            }
+        }
+        // The kernel returns EEXIST also for a route with another target.
+        let missing = if one_exists { self.missing(rtnetlink)? } else { Vec::new() };
+        missing.first().map_or(Ok(()), |entry| Err(RoutesError::Occupied { entry: *entry }))
+    }
+
+    /// The entries to add, rules with their priority. Concurrent calls choose the same priority, and the kernel refuses
+    /// the second rule.
+    fn additions(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<Addition>, RoutesError> {
+        let mut additions = Vec::new();
+        for entry in self.entries.iter().copied() {
+            let addition = match entry {
+                RoutingEntry::MarkRule { family, .. } => {
+                    match rule_priority(entry, &rtnetlink.list(RoutingList::Rules(family))?) {
+                        RulePriority::Present => continue,
+                        RulePriority::Free(priority) => Addition { entry, priority },
+                        RulePriority::None => return Err(RoutesError::NoPriority { entry }),
+                    }
+                }
+                RoutingEntry::PassthroughAddress | RoutingEntry::LocalRoute { .. } => {
+                    Addition { entry, priority: 0 }
+                }
+            };
+            additions.push(addition);
+        }
+        Ok(additions)
+    }
+
+    /// Returns the entries that are missing, or rules that another rule precedes.
+    ///
+    /// # Errors
+    /// When the kernel does not list its entries.
+    pub fn missing(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<RoutingEntry>, RoutesError> {
+        let mut missing = Vec::new();
+        let mut read: Vec<(RoutingList, Vec<Vec<u8>>)> = Vec::new();
+        for entry in &self.entries {
+            let list = RoutingList::holding(*entry);
+            if !read.iter().any(|(other, _)| *other == list) {
+                read.push((list, rtnetlink.list(list)?));
+            }
+            let listed =
+                read.iter().find(|(other, _)| *other == list).map_or(&[][..], |(_, entries)| entries);
+            let is_present = match entry {
+                RoutingEntry::MarkRule { .. } => rule_priority(*entry, listed) == RulePriority::Present,
+                _ => listed.iter().any(|found| entry.is(found)),
+            };
+            if !is_present {
+                missing.push(*entry);
+            }
+        }
+        Ok(missing)
+    }
+
+    /// Returns Gybe's entries that the policy does not need: those of an earlier policy.
+    ///
+    /// # Errors
+    /// When the kernel does not list its entries.
+    pub fn extra(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<Stray>, RoutesError> {
+        Ok(self.superfluous(rtnetlink)?.iter().map(|(list, entry)| Stray::of(*list, entry)).collect())
+    }
+
+    /// Removes the entries of [`Routes::extra`]. Call this after the packet rules that needed them are gone.
+    ///
+    /// # Errors
+    /// When one of them may still be there.
+    pub fn remove_extra(&self, rtnetlink: &mut Rtnetlink) -> Result<(), RoutesError> {
+        let superfluous = self.superfluous(rtnetlink)?;
+        rtnetlink.delete(&superfluous)
+    }
+
+    fn superfluous(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<(RoutingList, Vec<u8>)>, RoutesError> {
+        let mut all = ours(rtnetlink)?;
+        // Of a rule that exists twice the first is evaluated: an earlier version of Gybe added the other.
+        let mut kept = Vec::new();
+        all.retain(|(_, found)| {
+            let desired = self.entries.iter().find(|entry| entry.is(found) && !kept.contains(*entry));
+            kept.extend(desired);
+            desired.is_none()
+        });
+        Ok(all)
+    }
+}
+
+/// An entry of Gybe that should not be there.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Stray {
+    /// An entry of a known form.
+    Known(RoutingEntry),
+    /// An entry with Gybe's number of origin in this list.
+    Unknown(&'static str),
+}
+
+impl Stray {
+    fn of(list: RoutingList, found: &[u8]) -> Self {
+        RoutingEntry::read(list, found).map_or(Self::Unknown(list.name()), Self::Known)
+    }
+}
+
+impl fmt::Display for Stray {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Known(entry) => entry.fmt(f),
+            Self::Unknown(list) => write!(f, "an unknown entry of Gybe among the {list}"),
+        }
+    }
+}
+
+/// Removes all entries with Gybe's number of origin.
+///
+/// # Errors
+/// When an entry of Gybe may still be there.
+pub fn remove(rtnetlink: &mut Rtnetlink) -> Result<(), RoutesError> {
+    let ours = ours(rtnetlink)?;
+    rtnetlink.delete(&ours)
+}
+
+/// All entries with Gybe's number of origin.
+fn ours(rtnetlink: &mut Rtnetlink) -> Result<Vec<(RoutingList, Vec<u8>)>, RoutesError> {
+    let mut ours = Vec::new();
+    for list in RoutingList::ALL {
+        let entries = rtnetlink.list(list)?;
+        // A kernel that lists no origins of addresses does not show who added `::6` to `lo`. Only meshes use that
+        // address, and Gybe promises to leave nothing behind.
+        let has_origins = entries.iter().any(|entry| entry::has_origin(entry));
+        let found = entries.into_iter().filter(|entry| match list {
+            RoutingList::Addresses => entry::is_our_address(entry, has_origins),
+            RoutingList::Rules(_) => entry::is_our_rule(entry),
+            RoutingList::Routes(_) => entry::is_our_route(entry),
+        });
+        ours.extend(found.map(|entry| (list, entry)));
+    }
+    Ok(ours)
+}
+
+#[cfg(test)]
+mod tests;

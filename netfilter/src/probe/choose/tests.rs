@@ -1,0 +1,173 @@
+use super::*;
+use crate::model::policy::CidrSet;
+use crate::probe::Refusal;
+use BackendKind::{IptablesLegacy, IptablesNft, Nft};
+
+fn refused(why: &str) -> Finding {
+    Finding::Refused(Refusal { why: why.to_owned(), hint: Some(format!("mend {why}")), ..Refusal::default() })
+}
+
+/// Everything works but these.
+fn findings(but: &[(Profile, Finding)]) -> Findings {
+    let all = Profile::ALL.map(|profile| (profile, Finding::Works));
+    all.into_iter().chain(but.iter().cloned()).collect()
+}
+
+fn known(backends: &[(BackendKind, Findings)]) -> Capabilities {
+    Capabilities { backends: backends.iter().cloned().collect(), ..Capabilities::default() }
+}
+
+fn policy(change: impl FnOnce(&mut RedirectPolicy)) -> RedirectPolicy {
+    let mut policy = Profile::V4.policy();
+    change(&mut policy);
+    policy
+}
+
+#[test]
+fn the_first_that_does_what_is_essential_is_chosen() {
+    let (all, none) = (|| findings(&[]), || findings(&[(Profile::V4, refused("v4"))]));
+    let lame = || findings(&[(Profile::Tproxy, refused("tproxy")), (Profile::V4AndV6, refused("v6"))]);
+    let without_lists = || findings(&[(Profile::Lists, Finding::Misbehaves("x".into()))]);
+    let (auto, iptables) = (BackendSetting::Auto, BackendSetting::Iptables);
+    for (backends, setting, chosen) in [
+        (vec![(Nft, all()), (IptablesNft, all()), (IptablesLegacy, all())], auto, Some(Nft)),
+        (vec![(Nft, all())], auto, Some(Nft)),
+        // nftables with something missing comes before iptables with everything.
+        (vec![(Nft, lame()), (IptablesNft, all())], auto, Some(Nft)),
+        (vec![(Nft, none()), (IptablesNft, all()), (IptablesLegacy, all())], auto, Some(IptablesNft)),
+        (
+            vec![(Nft, without_lists()), (IptablesNft, none()), (IptablesLegacy, all())],
+            auto,
+            Some(IptablesLegacy),
+        ),
+        (vec![(Nft, none()), (IptablesNft, none()), (IptablesLegacy, none())], auto, None),
+        (vec![(Nft, none())], auto, None),
+        (vec![(Nft, all()), (IptablesNft, all()), (IptablesLegacy, all())], iptables, Some(IptablesNft)),
+        (vec![(Nft, all()), (IptablesNft, none()), (IptablesLegacy, all())], iptables, Some(IptablesLegacy)),
+        (vec![(Nft, all()), (IptablesNft, none()), (IptablesLegacy, none())], iptables, None),
+        (
+            vec![(Nft, all()), (IptablesLegacy, all())],
+            BackendSetting::Only(IptablesLegacy),
+            Some(IptablesLegacy),
+        ),
+        (vec![(Nft, none()), (IptablesNft, all())], BackendSetting::Only(Nft), None),
+    ] {
+        let known = known(&backends);
+        let found = choose(&known, setting);
+        assert_eq!(found.as_ref().ok().map(|choice| choice.backend), chosen, "{setting} {known:?}");
+        assert!(found.is_ok() || !found.unwrap_err().hint().unwrap().is_empty());
+    }
+}
+
+#[test]
+fn no_more_is_tried_than_the_choice_needs() {
+    let (all, none) = (|| findings(&[]), || findings(&[(Profile::V4, refused("v4"))]));
+    let not_loaded = || Profile::ALL.map(|profile| (profile, Finding::NotLoaded)).into_iter().collect();
+    for (backends, setting, tried) in [
+        (vec![], BackendSetting::Auto, Some(Nft)),
+        (vec![(Nft, all())], BackendSetting::Auto, None),
+        (vec![(Nft, none())], BackendSetting::Auto, Some(IptablesNft)),
+        (vec![(Nft, none()), (IptablesNft, none())], BackendSetting::Auto, Some(IptablesLegacy)),
+        (vec![(Nft, none()), (IptablesNft, none()), (IptablesLegacy, none())], BackendSetting::Auto, None),
+        (vec![(Nft, all())], BackendSetting::Iptables, Some(IptablesNft)),
+        (vec![(Nft, all()), (IptablesNft, all())], BackendSetting::Iptables, None),
+        (vec![(Nft, all())], BackendSetting::Only(IptablesLegacy), Some(IptablesLegacy)),
+        // `auto` does not load a missing module; a backend that the operator names does.
+        (
+            vec![(Nft, none()), (IptablesNft, none()), (IptablesLegacy, not_loaded())],
+            BackendSetting::Auto,
+            None,
+        ),
+        (vec![(IptablesLegacy, not_loaded())], BackendSetting::Only(IptablesLegacy), Some(IptablesLegacy)),
+        (vec![(IptablesLegacy, none())], BackendSetting::Only(IptablesLegacy), None),
+    ] {
+        assert_eq!(next(&known(&backends), setting), tried, "{setting} {backends:?}");
+    }
+}
+
+#[test]
+fn a_choice_says_why_and_a_refusal_what_to_do() {
+    let broken = || findings(&[(Profile::V4, refused("no nat"))]);
+    let choice =
+        choose(&known(&[(Nft, broken()), (IptablesNft, findings(&[]))]), BackendSetting::Auto).unwrap();
+    assert_eq!(choice.why, "auto: iptables-nft does everything; nft: v4 refused: no nat");
+    let refusal = choose(&known(&[(Nft, broken())]), BackendSetting::Only(Nft)).unwrap_err();
+    assert_eq!(refusal.to_string(), "no backend works on this node for nft: nft: v4 refused: no nat");
+    assert_eq!(refusal.hint().unwrap(), "mend no nat");
+    let not_loaded = known(&[(IptablesLegacy, findings(&[(Profile::V4, Finding::NotLoaded)]))]);
+    let refusal = choose(&not_loaded, BackendSetting::Auto).unwrap_err();
+    assert!(refusal.to_string().ends_with("v4 not tried: this kernel has no ip_tables loaded"), "{refusal}");
+    assert!(refusal.hint().unwrap().contains("modprobe ip_tables"), "{refusal:?}");
+    let works_elsewhere = known(&[(Nft, findings(&[])), (IptablesNft, broken())]);
+    let refusal = choose(&works_elsewhere, BackendSetting::Only(IptablesNft)).unwrap_err();
+    assert!(refusal.hint().unwrap().contains("set backend to nft"), "{refusal:?}");
+}
+
+#[test]
+fn a_policy_is_refused_for_what_it_needs_and_for_nothing_else() {
+    let missing = [(Profile::Tproxy, refused("tproxy")), (Profile::V4AndV6, refused("v6"))];
+    let choice = choose(&known(&[(Nft, findings(&missing))]), BackendSetting::Auto).unwrap();
+    assert_eq!(choice.variant(&policy(|_| ())), Ok(RuleVariant::Complete));
+    assert_eq!(choice.variant(&policy(|policy| policy.dns = Dns::All)), Ok(RuleVariant::Complete));
+    let both = choice.variant(&policy(|policy| policy.families = Families::V4AndV6)).unwrap_err();
+    assert_eq!(
+        both.to_string(),
+        "the pod's IPv6 must be redirected, which nft cannot do on this node: refused: v6"
+    );
+    let tproxy = Mode::Tproxy { mark: 1, route_table: 2 };
+    assert!(choice.variant(&policy(|policy| policy.mode = tproxy)).is_err());
+}
+
+#[test]
+fn dns_goes_without_zones_where_that_was_seen_to_work() {
+    let server = std::net::IpAddr::from([192, 0, 2, 53]);
+    let with_dns = policy(|policy| policy.dns = Dns::Servers(CidrSet::from_iter([server])));
+    let dns = (Profile::Dns, refused("zones"));
+    let without = |finding| {
+        let findings = findings(&[dns.clone(), (Profile::DnsWithoutZones, finding)]);
+        choose(&known(&[(Nft, findings)]), BackendSetting::Auto).unwrap()
+    };
+    assert_eq!(without(Finding::Works).variant(&with_dns), Ok(RuleVariant::WithoutZones));
+    assert_eq!(without(Finding::Works).variant(&policy(|_| ())), Ok(RuleVariant::Complete));
+    assert!(without(refused("dns too")).variant(&with_dns).is_err());
+}
+
+#[test]
+fn every_backend_setting_is_read_as_it_is_written() {
+    for setting in BackendSetting::ALL {
+        assert_eq!(setting.to_string().parse(), Ok(setting));
+        assert!(!setting.order().is_empty(), "{setting}");
+    }
+    for text in ["", "Auto", "legacy", "nftables"] {
+        assert_eq!(text.parse::<BackendSetting>(), Err(UnknownBackendSetting), "{text}");
+    }
+}
+
+#[test]
+fn a_refused_policy_names_the_missing_part_or_the_command_that_lists_the_backends() {
+    let refusal = Refusal { why: "no module".into(), ..Refusal::default() };
+    let unsupported = |refusal| UnsupportedPolicy {
+        need: "the pod asks for TPROXY",
+        backend: Nft,
+        found: Finding::Refused(refusal),
+    };
+    assert_eq!(
+        unsupported(refusal.clone()).to_string(),
+        "the pod asks for TPROXY, which nft cannot do on this node: refused: no module"
+    );
+    assert!(
+        unsupported(refusal.clone()).hint().unwrap().starts_with("gybe probe lists the backends that can;")
+    );
+    let hinted = Refusal { hint: Some("this kernel lacks nft_tproxy".into()), ..refusal };
+    assert_eq!(unsupported(hinted).hint().unwrap(), "this kernel lacks nft_tproxy");
+}
+
+#[test]
+fn what_works_is_known_per_backend_and_profile() {
+    let lame = findings(&[(Profile::Tproxy, refused("tproxy"))]);
+    assert!(flawless(&findings(&[])) && !flawless(&lame));
+    let known = known(&[(Nft, lame)]);
+    assert!(does(&known, Nft, Profile::V4));
+    assert!(!does(&known, Nft, Profile::Tproxy));
+    assert!(!does(&known, IptablesNft, Profile::V4), "it was not probed");
+}
