@@ -266,6 +266,8 @@ fn evaluated(form: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
         "ct set zone" => Expr::SetZone { from: f.register(NFTA_CT_SREG)?, direction: direction() },
         "payload" | "payload set" => {
             let (base, offset) = (f.number(NFTA_PAYLOAD_BASE)?, f.number(NFTA_PAYLOAD_OFFSET)?);
+            // `struct nft_payload` has 16 bits for it at most.
+            let offset = u16::try_from(offset).ok()?.into();
             let length = f.size(NFTA_PAYLOAD_LEN)?;
             match f.register(NFTA_PAYLOAD_SREG) {
                 Some(from) => Expr::Write { from, base, offset, length, updates: checksum(f, base, offset) },

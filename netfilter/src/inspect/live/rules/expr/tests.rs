@@ -58,6 +58,21 @@ fn a_write_names_the_checksum_that_it_updates() {
 }
 
 #[test]
+fn an_offset_that_no_kernel_has_is_not_evaluated() {
+    let load = |offset| {
+        let numbers = [
+            (NFTA_PAYLOAD_DREG, 1),
+            (NFTA_PAYLOAD_BASE, NFT_PAYLOAD_NETWORK_HEADER),
+            (NFTA_PAYLOAD_OFFSET, offset),
+            (NFTA_PAYLOAD_LEN, 2),
+        ];
+        decoded("payload", &numbers)
+    };
+    assert!(matches!(load(0xffff), Expr::Load { .. }));
+    assert!(matches!(load(0x1_0000), Expr::Unknown(_)), "{:?}", load(0x1_0000));
+}
+
+#[test]
 fn a_load_of_a_length_that_the_kernel_chooses_leaves_no_later_register_known() {
     for (name, register) in [("socket", 2), ("tunnel", 2), ("exthdr", 1), ("fib", 1), ("xfrm", 1)] {
         let load = decoded(name, &[(register, 2)]);
