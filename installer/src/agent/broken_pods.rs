@@ -7,7 +7,7 @@
 use super::deletion_budget;
 use super::events::{PodEvent, Reason};
 use super::repair_socket::{RepairConnection, RepairSocket};
-use super::status::{StatusSources, TurnReport};
+use super::status::{FollowedSettings, StatusSources};
 use crate::cluster::{BrokenPod, ClusterNode, PodChange, change_pod};
 use crate::error::chain;
 use crate::host::settings::{RepairMode, RepairOptions};
@@ -108,7 +108,7 @@ impl BrokenPods<'_> {
     ) {
         let (Some(home), Some(uid)) = (self.home, pod.uid.as_deref()) else { return };
         let agent = self.sources.snapshot();
-        let options = &agent.status.report.repair;
+        let options = &agent.settings.repair;
         let change = match options.mode {
             RepairMode::Delete => PodChange::Delete,
             RepairMode::Label => PodChange::Label(&options.label),
@@ -116,7 +116,7 @@ impl BrokenPods<'_> {
         };
         let is_deletion = change == PodChange::Delete;
         let budget = || if is_deletion { deletion_budget::check(directory) } else { Ok(()) };
-        let settings = settings_in_force(agent.role, agent.not_ready(), &agent.status.report);
+        let settings = settings_in_force(agent.role, agent.not_ready(), &agent.settings);
         // When the deletion was counted, if it was.
         let mut spent = None;
         let result = match settings.and_then(|settings| budget().map(|()| settings)) {
@@ -128,7 +128,7 @@ impl BrokenPods<'_> {
                     check_pod(observed, uid, &change, &settings)?;
                     let until = check_judgement(connection.judgement(), Instant::now(), since_boot())?;
                     let agent = self.sources.snapshot();
-                    if settings_in_force(agent.role, agent.not_ready(), &agent.status.report)? != settings {
+                    if settings_in_force(agent.role, agent.not_ready(), &agent.settings)? != settings {
                         return Err("the settings have changed since the finding".to_owned());
                     }
                     if is_deletion {
@@ -220,17 +220,17 @@ impl Memory {
 fn settings_in_force(
     role: Role,
     not_ready: Vec<String>,
-    report: &TurnReport,
+    settings: &FollowedSettings,
 ) -> Result<SettingsInForce, String> {
     if !matches!(role, Role::Leads { .. }) {
         return Err("another agent leads on this node".to_owned());
     }
-    if let Some(why) = not_ready.into_iter().next().filter(|_| report.repair.mode == RepairMode::Delete) {
+    if let Some(why) = not_ready.into_iter().next().filter(|_| settings.repair.mode == RepairMode::Delete) {
         return Err(format!("a replacement may not be redirected either: {why}"));
     }
     let not_in_force = "the settings are not in force: the node's entry is not the configured one";
-    let conf = report.in_force.clone().ok_or(not_in_force)?;
-    Ok(SettingsInForce { options: report.repair.clone(), conf })
+    let conf = settings.in_force.clone().ok_or(not_in_force)?;
+    Ok(SettingsInForce { options: settings.repair.clone(), conf })
 }
 
 /// Checks the judgement of the pod's sandboxes, made at `now`, which is `booted` after the boot; returns until when the pod
@@ -400,25 +400,25 @@ mod tests {
 
     #[test]
     fn settings_are_in_force_for_the_agent_that_leads_and_for_deletions_if_it_is_ready() {
-        let report = |mode| TurnReport {
+        let published = |mode| FollowedSettings {
             repair: RepairOptions { mode, ..RepairOptions::default() },
             in_force: Some(PluginConf::default()),
-            ..TurnReport::default()
+            ..FollowedSettings::default()
         };
         let handed_over = Role::HandedOver { was_ready: true };
-        let withdrawn = |mode| TurnReport { in_force: None, ..report(mode) };
+        let withdrawn = |mode| FollowedSettings { in_force: None, ..published(mode) };
         let unready = || vec!["uninstalling".to_owned()];
-        for (role, not_ready, report, expected) in [
-            (Role::leads(), Vec::new(), report(RepairMode::Delete), None),
-            (Role::leads(), Vec::new(), report(RepairMode::Label), None),
-            (handed_over, Vec::new(), report(RepairMode::Delete), Some("another agent leads")),
-            (handed_over, Vec::new(), report(RepairMode::Label), Some("another agent leads")),
-            (Role::Waits, Vec::new(), report(RepairMode::Label), Some("another agent leads")),
-            (Role::leads(), unready(), report(RepairMode::Delete), Some("uninstalling")),
-            (Role::leads(), unready(), report(RepairMode::Label), None),
+        for (role, not_ready, settings, expected) in [
+            (Role::leads(), Vec::new(), published(RepairMode::Delete), None),
+            (Role::leads(), Vec::new(), published(RepairMode::Label), None),
+            (handed_over, Vec::new(), published(RepairMode::Delete), Some("another agent leads")),
+            (handed_over, Vec::new(), published(RepairMode::Label), Some("another agent leads")),
+            (Role::Waits, Vec::new(), published(RepairMode::Label), Some("another agent leads")),
+            (Role::leads(), unready(), published(RepairMode::Delete), Some("uninstalling")),
+            (Role::leads(), unready(), published(RepairMode::Label), None),
             (Role::leads(), Vec::new(), withdrawn(RepairMode::Label), Some("not in force")),
         ] {
-            let found = settings_in_force(role, not_ready, &report).err();
+            let found = settings_in_force(role, not_ready, &settings).err();
             assert_eq!(found.is_some(), expected.is_some(), "{role:?}: {found:?}");
             assert!(found.unwrap_or_default().contains(expected.unwrap_or_default()), "{role:?}");
         }

@@ -15,7 +15,7 @@ pub(crate) fn text(agent: &AgentSnapshot) -> String {
     let mut out = Exposition::default();
     process(agent, &mut out);
     incumbent(agent, &mut out);
-    node(&agent.status, &mut out);
+    node(agent, &mut out);
     turns(&agent.status, &mut out);
     repairs(&agent.status, &mut out);
     pod_repairs(agent, &mut out);
@@ -70,8 +70,8 @@ fn incumbent(agent: &AgentSnapshot, out: &mut Exposition) {
     }
 }
 
-fn node(status: &Status, out: &mut Exposition) {
-    let report = &status.report;
+fn node(agent: &AgentSnapshot, out: &mut Exposition) {
+    let report = &agent.status.report;
     let is_left = matches!(report.phase, Phase::Uninstalled { .. });
     out.family(
         "gybe_left",
@@ -80,7 +80,7 @@ fn node(status: &Status, out: &mut Exposition) {
     );
     out.sample(&[], u64::from(is_left));
     out.family("gybe_settings_followed", Kind::Gauge, "Whether the current ConfigMap is in use.");
-    out.sample(&[], u64::from(report.settings_error.is_none()));
+    out.sample(&[], u64::from(agent.settings.error.is_none()));
     out.family("gybe_istio_cni_agent", Kind::Gauge, "Whether istio-cni's agent may run on this node.");
     out.sample(&[], u64::from(report.istio.is_some_and(IstioAgent::may_run)));
     if let Some(left) =

@@ -3,7 +3,7 @@
 
 use super::events::{Event, EventQueue, Reason};
 use super::istio::IstioAgent;
-use super::status::{StatusSources, TurnReport};
+use super::status::{FollowedSettings, StatusSources};
 use crate::cluster::{ClusterNode, OwnNode, SET_AFTER, TaintOrder, TaintState, TaintWriter};
 use crate::lead::role::Role;
 use crate::log::Log;
@@ -38,10 +38,12 @@ pub(super) fn keep(
     };
     TaintWriter { home, own_node, log, written: &written }.follow(stop, || {
         let agent = sources.snapshot();
-        let taints = agent.status.report.taints.clone();
+        let taints = agent.settings.taints.clone();
         let (status, is_ready) = (&agent.status, agent.not_ready().is_empty());
         let leads = matches!(agent.role, Role::Leads { .. });
-        let desired = leads.then(|| desired(&status.report, is_ready, status.unredirected_for())).flatten();
+        let desired = leads
+            .then(|| desired(status.report.istio, &agent.settings, is_ready, status.unredirected_for()))
+            .flatten();
         // Before the first turn the setting is not known.
         let is_idle = taints.is_empty() && agent.status.turned.is_some();
         TaintOrder { taints, desired, wait: if is_idle { IDLE_INTERVAL } else { INTERVAL } }
@@ -49,16 +51,21 @@ pub(super) fn keep(
 }
 
 /// Returns the state that the taints should have; none when they should stay as they are.
-fn desired(report: &TurnReport, is_ready: bool, unredirected_for: Option<Duration>) -> Option<TaintState> {
-    if report.taints.is_empty() {
+fn desired(
+    istio: Option<IstioAgent>,
+    settings: &FollowedSettings,
+    is_ready: bool,
+    unredirected_for: Option<Duration>,
+) -> Option<TaintState> {
+    if settings.taints.is_empty() {
         return None;
     }
     if is_ready {
         return Some(TaintState::Absent);
     }
     // Pods that istio-cni redirects are not redirected by us.
-    let is_istio = report.istio.is_none_or(IstioAgent::may_run);
-    let is_followed = report.settings_error.is_none();
+    let is_istio = istio.is_none_or(IstioAgent::may_run);
+    let is_followed = settings.error.is_none();
     let is_lost = unredirected_for.is_some_and(|time| time >= SET_AFTER);
     (is_lost && is_followed && !is_istio).then_some(TaintState::Present)
 }
@@ -74,7 +81,7 @@ mod tests {
 
     #[test]
     fn taints_are_removed_when_ready_and_set_after_thirty_seconds_without_redirection() {
-        type Change = fn(&mut TurnReport);
+        type Change = fn(&mut FollowedSettings);
         let (lost, same): (_, Change) = (|seconds| Some(Duration::from_secs(seconds)), |_| {});
         for (what, is_ready, lost_for, change, expected) in [
             ("ready", true, None, same, Some(TaintState::Absent)),
@@ -83,19 +90,14 @@ mod tests {
             ("lost", false, lost(30), same, Some(TaintState::Present)),
             ("lost, without names of taints", false, lost(30), |it| it.taints = Vec::new(), None),
             ("ready, without names of taints", true, None, |it| it.taints = Vec::new(), None),
-            (
-                "the ConfigMap is invalid",
-                false,
-                lost(30),
-                |it| it.settings_error = Some("x".to_owned()),
-                None,
-            ),
-            ("istio-cni's agent runs", false, lost(30), |it| it.istio = Some(IstioAgent::HasPod), None),
+            ("the ConfigMap is invalid", false, lost(30), |it| it.error = Some("x".to_owned()), None),
         ] {
-            let mut report =
-                TurnReport { taints: taints(), istio: Some(IstioAgent::Absent), ..TurnReport::default() };
-            change(&mut report);
-            assert_eq!(desired(&report, is_ready, lost_for), expected, "{what}");
+            let mut settings = FollowedSettings { taints: taints(), ..FollowedSettings::default() };
+            change(&mut settings);
+            let found = desired(Some(IstioAgent::Absent), &settings, is_ready, lost_for);
+            assert_eq!(found, expected, "{what}");
         }
+        let settings = FollowedSettings { taints: taints(), ..FollowedSettings::default() };
+        assert_eq!(desired(Some(IstioAgent::HasPod), &settings, false, lost(30)), None);
     }
 }

@@ -16,7 +16,7 @@ pub use live_settings::{LiveSettings, SettingsLoadError};
 use super::events::EventQueue;
 use super::kubeconfig::{self, Kubeconfig};
 use super::plugin_calls::PluginCalls;
-use super::status::{Phase, PublishedStatus, Status, TurnReport};
+use super::status::{FollowedSettings, Phase, PublishedStatus, Status, TurnReport};
 use super::token::Validity;
 use crate::agent::pods::PodLookup;
 use crate::cluster::OwnNode;
@@ -30,17 +30,18 @@ use crate::host::pass::{PassHistory, RESYNC, RETRY, pass};
 use crate::host::runtimes::report::RuntimeReport;
 use crate::host::runtimes::{ConfiguredDirectory, Runtimes};
 use crate::host::settings::{Mode, NodeContext, PodSource, ProgramRemoval, RepairMode, Settings};
-use crate::host::watch::{DirectoryWatch, WakeReason, WatchMode};
+use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::log::{Level, Log};
 use crate::retry::NextTurn;
 use crate::sandboxes::repair::RepairSetting;
 use backend::Backend;
 use environment::Environment;
 use gybe_netfilter::model::hint::Hint;
+use gybe_plugin::conf::PluginConf;
 use gybe_plugin::probe_cache::ProbeCache;
 use live_settings::Origin;
 use node_events::NodeEvents;
-use report::RepairTimer;
+use report::{Known, RepairTimer, TurnResult, report};
 use serde_json::json;
 use status_log::StatusLog;
 use std::collections::BTreeSet;
@@ -85,6 +86,7 @@ pub(crate) struct Reconciler<'a> {
     grace_period: GracePeriod,
     context: ReconcileContext<'a>,
     status: Status,
+    followed: FollowedSettings,
     events: NodeEvents,
     log: StatusLog<'a>,
 }
@@ -105,6 +107,8 @@ pub(crate) struct ReconcileContext<'a> {
 /// The result of a turn.
 struct Turn {
     report: TurnReport,
+    /// The plugin's configuration by the settings, if the node's entry has it.
+    in_force: Option<PluginConf>,
     next: NextTurn,
 }
 
@@ -129,6 +133,7 @@ impl<'a> Reconciler<'a> {
             grace_period: GracePeriod::new(config.grace_period),
             context,
             status: Status::default(),
+            followed: FollowedSettings::default(),
             events: NodeEvents::default(),
             log: StatusLog::new(context.log),
         }
@@ -159,8 +164,9 @@ impl<'a> Reconciler<'a> {
         self.memory.desired_state_changed();
         self.desired = None;
         self.status.pause();
+        self.followed = FollowedSettings::default();
         self.events = NodeEvents::default();
-        self.context.published.publish(&self.status);
+        self.context.published.publish(&self.status, &self.followed);
         self
     }
 
@@ -187,35 +193,36 @@ impl<'a> Reconciler<'a> {
             }
             Origin::Environment => {
                 let why = "the node stays as it is until the ConfigMap can be followed";
-                self.unchanged(why.to_owned(), NextTurn::OnChange(RESYNC))
+                self.unchanged(why.to_owned(), None, None, NextTurn::OnChange(RESYNC))
             }
         };
         self.publish(turn)
     }
 
-    fn publish(&mut self, Turn { report, next }: Turn) -> NextTurn {
+    /// Publishes a turn's report and, by themselves, its settings.
+    fn publish(&mut self, Turn { report, in_force, next }: Turn) -> NextTurn {
+        let Settings { options, .. } = &self.settings.current;
         let is_followed = self.settings.origin == Origin::ConfigMap;
-        let followed = is_followed.then(|| self.settings.current.options.clone());
-        let report = TurnReport {
+        let followed = is_followed.then(|| options.clone());
+        let error = self.settings.error.clone();
+        self.followed = FollowedSettings {
+            plugin_dir: options.plugin_dir,
             taints: followed.as_ref().map(|options| options.node_taints.clone()).unwrap_or_default(),
             repair: followed.map(|options| options.repair).unwrap_or_default(),
-            in_force: report.in_force.clone().filter(|_| is_followed && self.settings.error.is_none()),
-            settings_error: self.settings.error.clone(),
-            plugin_dir: self.settings.current.options.plugin_dir,
-            is_notified: self.watch.mode() == WatchMode::Inotify,
-            ..report
+            in_force: in_force.filter(|_| is_followed && error.is_none()),
+            error,
         };
-        self.write_repair_setting(report.in_force.is_some());
+        self.write_repair_setting(self.followed.in_force.is_some());
         self.status.update(report, Instant::now());
-        self.context.published.publish(&self.status);
+        self.context.published.publish(&self.status, &self.followed);
         self.post_events();
         next
     }
 
     /// Publishes that no settings are in force until the turn ends: it may take seconds.
     fn withdraw_settings(&mut self) {
-        self.status.report.in_force = None;
-        self.context.published.publish(&self.status);
+        self.followed.in_force = None;
+        self.context.published.publish(&self.status, &self.followed);
     }
 
     /// For the process that repairs pods: the mode once the settings are in force, and until then `off` if it has
@@ -244,34 +251,23 @@ impl<'a> Reconciler<'a> {
         self.events.observe(&self.status).into_iter().for_each(|event| queue.post(event));
     }
 
-    /// Returns the report of a turn that could not observe the node: the last report, with `why` as what is missing.
-    fn unchanged(&self, why: String, next: NextTurn) -> Turn {
-        let before = TurnReport {
-            pass: None,
-            is_redirected: None,
-            in_force: None,
-            kubeconfig_failed: false,
-            ..self.status.report.clone()
-        };
-        Turn { report: TurnReport { missing: vec![why], ..before }, next }
+    /// Returns a turn that could not observe the node, because of `why`; its phase stays, unless it has one.
+    fn unchanged(&self, why: String, phase: Option<Phase>, known: Option<&Known>, next: NextTurn) -> Turn {
+        let result = TurnResult::Unchanged { before: &self.status.report, why, phase };
+        Turn { report: report(result, known, self.watch.mode()), in_force: None, next }
     }
 
     /// Applies as much of the desired state as is possible now.
     fn reconcile(&mut self, woken: Instant) -> Turn {
-        let kubeconfig = self.update_kubeconfig();
-        let facts = self.environment.observe(&self.settings.current, self.context.pods, &mut self.log);
-        let backend = self.backend.decide(&self.settings.current, self.context.node, &mut self.log);
-        let known = |report: TurnReport| TurnReport {
-            token_expires: kubeconfig.as_ref().ok().and_then(|kubeconfig| kubeconfig.as_ref()?.expires),
-            kubeconfig_failed: kubeconfig.is_err(),
-            istio: Some(facts.istio),
-            backend: Some(backend.clone()),
-            notes: facts.notes(report.notes),
-            ..report
+        let known = Known {
+            kubeconfig: self.update_kubeconfig(),
+            environment: self.environment.observe(&self.settings.current, self.context.pods, &mut self.log),
+            backend: self.backend.decide(&self.settings.current, self.context.node, &mut self.log),
         };
+        let Known { environment: facts, backend, .. } = &known;
         let node = NodeContext {
             image: &self.image,
-            backend: Some(&backend),
+            backend: Some(backend),
             probed: self.backend.recorded_probe(),
             take_over: facts.take_over,
             stand_in: facts.stand_in,
@@ -280,8 +276,7 @@ impl<'a> Reconciler<'a> {
         let desired = match self.settings.current.desired(&node) {
             Ok(desired) => desired,
             Err(why) => {
-                let turn = self.unchanged(chain(&why), NextTurn::OnChange(RESYNC));
-                return Turn { report: known(turn.report), ..turn };
+                return self.unchanged(chain(&why), None, Some(&known), NextTurn::OnChange(RESYNC));
             }
         };
         if self.desired.as_ref() != Some(&desired) {
@@ -289,7 +284,7 @@ impl<'a> Reconciler<'a> {
             self.desired_since = Instant::now();
         }
         let conf = desired.conf();
-        if self.status.report.in_force != conf {
+        if self.followed.in_force != conf {
             self.withdraw_settings();
         }
         let runtimes = self.runtimes();
@@ -297,35 +292,28 @@ impl<'a> Reconciler<'a> {
         self.memory.set_runtimes(runtimes);
         let pass = match pass(&self.settings.current.environment.directories, &desired, &mut self.memory) {
             Ok(pass) => pass,
-            Err(busy) => {
-                let turn = self.busy(&busy);
-                return Turn { report: known(turn.report), ..turn };
-            }
+            Err(busy) => return self.busy(&busy, &known),
         };
         self.log.condition(Level::Warn, BUSY, None, json!({}));
         let in_force = conf.filter(|conf| {
             written_conf(&self.settings.current.environment.directories).as_ref() == Some(conf)
         });
         self.desired = Some(desired);
-        let Turn { report, next } = self.report(&pass, woken);
-        let mut report = TurnReport { in_force, ..known(report) };
+        let turn = self.passed(&pass, Some(&known), woken);
         // A pending change may concern the conf file that names the kubeconfig.
-        if report.missing.is_empty() {
+        if turn.report.missing.is_empty() {
             self.remove_kubeconfig();
         }
-        report.missing.extend(kubeconfig.err());
-        Turn { report, next: if waits_for_probe { next.within(PROBE_RETRY) } else { next } }
+        let next = if waits_for_probe { turn.next.within(PROBE_RETRY) } else { turn.next };
+        Turn { in_force, next, ..turn }
     }
 
     /// Another gybe holds the lock, or there is no free descriptor: the node could not be observed.
-    fn busy(&mut self, busy: &Busy) -> Turn {
+    fn busy(&mut self, busy: &Busy, known: &Known) -> Turn {
         let why = busy.to_string();
         self.log.condition(Level::Warn, BUSY, Some(why.clone()), json!({ "hint": busy.hint() }));
-        let mut turn = self.unchanged(why, NextTurn::After(RETRY));
-        if self.settings.current.options.mode == Mode::Leave {
-            turn.report.phase = Phase::Uninstalling;
-        }
-        turn
+        let leaves = self.settings.current.options.mode == Mode::Leave;
+        self.unchanged(why, leaves.then_some(Phase::Uninstalling), Some(known), NextTurn::After(RETRY))
     }
 
     /// Returns the probe's report about the runtimes. A call of our plugin shows that the runtime reads the drop-in, if

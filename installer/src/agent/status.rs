@@ -45,16 +45,6 @@ pub(crate) struct TurnReport {
     pub(crate) deleted_directory: Option<String>,
     /// Until when another foreign rewrite of the conf has to be expected.
     pub(crate) rewrite_expected_until: Option<Instant>,
-    /// Why the ConfigMap is invalid, while the previous settings stay in use.
-    pub(crate) settings_error: Option<String>,
-    /// The setting `node_taints`; empty while the ConfigMap cannot be followed.
-    pub(crate) taints: Vec<NodeTaint>,
-    /// The setting `repair` and its kin; the defaults while the ConfigMap cannot be followed.
-    pub(crate) repair: RepairOptions,
-    /// The plugin's configuration by the settings, once it is the one in the entry on the node.
-    pub(crate) in_force: Option<PluginConf>,
-    /// The setting `plugin_dir`.
-    pub(crate) plugin_dir: Confirmed,
     /// The conflict over each directory, in sentences.
     pub(crate) conflicts: PerDirectory<Option<String>>,
     /// Whether the kernel reports changes (inotify); if not, the loop polls.
@@ -66,6 +56,20 @@ pub(crate) struct TurnReport {
     /// None when the turn made no pass.
     pub(crate) pass: Option<PassReport>,
     pub(crate) kubeconfig_failed: bool,
+}
+
+/// The settings of the last turn.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub(crate) struct FollowedSettings {
+    /// Why the ConfigMap is invalid, while the previous settings stay in use.
+    pub(crate) error: Option<String>,
+    /// The setting `node_taints`; empty while the ConfigMap cannot be followed.
+    pub(crate) taints: Vec<NodeTaint>,
+    /// The setting `repair` and its kin; the defaults while the ConfigMap cannot be followed.
+    pub(crate) repair: RepairOptions,
+    /// The plugin's configuration by the settings, once it is the one in the entry on the node.
+    pub(crate) in_force: Option<PluginConf>,
+    pub(crate) plugin_dir: Confirmed,
 }
 
 /// What a pass did.
@@ -197,17 +201,25 @@ impl Status {
     }
 }
 
-/// The status that the reconcile loop publishes after each turn.
+/// What the reconcile loop publishes after each turn. Readers get both of one turn: a pod is deleted only by settings
+/// under which the node was ready.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Published {
+    pub(crate) status: Status,
+    pub(crate) settings: FollowedSettings,
+}
+
 #[derive(Debug, Default)]
-pub(crate) struct PublishedStatus(Mutex<Status>);
+pub(crate) struct PublishedStatus(Mutex<Published>);
 
 impl PublishedStatus {
-    pub(crate) fn read(&self) -> Status {
+    pub(crate) fn read(&self) -> Published {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn publish(&self, status: &Status) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone_from(status);
+    pub(crate) fn publish(&self, status: &Status, settings: &FollowedSettings) {
+        let published = Published { status: status.clone(), settings: settings.clone() };
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = published;
     }
 }
 
@@ -230,6 +242,7 @@ pub(crate) struct StatusSources<'a> {
 #[derive(Debug)]
 pub(crate) struct AgentSnapshot {
     pub(crate) status: Status,
+    pub(crate) settings: FollowedSettings,
     pub(crate) pods: PodsState,
     /// The plugin's queries by the HTTP status of their response.
     pub(crate) queries: [(u16, u64); 3],
@@ -255,7 +268,7 @@ pub(crate) struct AgentSnapshot {
 
 impl StatusSources<'_> {
     pub(crate) fn snapshot(&self) -> AgentSnapshot {
-        let (status, role) = (self.published.read(), self.role.read());
+        let (Published { status, settings }, role) = (self.published.read(), self.role.read());
         let idle = match role {
             Role::Leads { since } => status.turned.unwrap_or(since).elapsed(),
             Role::Waits | Role::HandedOver { .. } => Duration::ZERO,
@@ -264,6 +277,7 @@ impl StatusSources<'_> {
             idle,
             role,
             status,
+            settings,
             pods: self.pods.state(),
             queries: self.pods.counts(),
             calls: self.calls.read(),

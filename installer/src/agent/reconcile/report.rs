@@ -1,6 +1,8 @@
-//! The report of a pass, what is logged about it, and when the next turn is due.
+//! The report of a turn, what is logged about its pass, and when the next turn is due.
 
+use super::environment::EnvironmentFacts;
 use super::{Reconciler, Turn};
+use crate::agent::kubeconfig::Kubeconfig;
 use crate::agent::status::{PassReport, Phase, TurnReport};
 use crate::host::change::Change;
 use crate::host::conflict::RewriteCounts;
@@ -9,9 +11,11 @@ use crate::host::image::PLUGIN;
 use crate::host::observe::{CachedPlugins, cached_plugins};
 use crate::host::pass::{Pass, RESYNC};
 use crate::host::problem::Problem;
-use crate::host::settings::Mode;
+use crate::host::settings::{Mode, Settings};
 use crate::host::uninstall::KeptReason;
+use crate::host::watch::WatchMode;
 use crate::log::Level;
+use crate::probe::node_backend::NodeBackend;
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -40,48 +44,25 @@ impl RepairTimer {
 }
 
 impl Reconciler<'_> {
-    /// Returns the report of a pass, and logs it. `woken` is when the turn began.
-    pub(super) fn report(&mut self, pass: &Pass, woken: Instant) -> Turn {
+    /// Logs a pass, and returns its turn. `woken` is when the turn began.
+    pub(super) fn passed(&mut self, pass: &Pass, known: Option<&Known>, woken: Instant) -> Turn {
         let rewrites = PerDirectory::made(|directory| self.memory.rewrite_counts(directory));
         let repaired_in = PerDirectory::made(|directory| {
             self.timers.of_mut(directory).observe(*rewrites.of(directory), woken)
         });
         self.log_pass(pass, repaired_in.conf.max(repaired_in.programs));
-        let settings = &self.settings.current;
-        let (missing, notes) = sentences(self.is_as_desired(pass), pass);
-        let mut problems = pass.left.problems.iter();
-        let deleted = problems.find(|it| matches!(it, Problem::Deleted(_))).map(ToString::to_string);
-        let has_failed = |directory| pass.refused().any(|failed| failed.change.directory() == directory);
-        let conflict = |directory| pass.conflicts.of(directory).as_ref().map(ToString::to_string);
-        let report = TurnReport {
-            missing,
-            is_redirected: (settings.options.mode == Mode::Install)
-                .then(|| pass.left.judgement.is_redirected()),
-            notes: notes.into_iter().chain(settings.notes.iter().cloned()).collect(),
-            deleted_directory: deleted,
-            rewrite_expected_until: self.memory.rewrite_expected_until(Directory::Conf),
-            conflicts: PerDirectory::made(conflict),
-            pass: Some(PassReport {
-                is_done: pass.left.is_done(),
-                has_changed: pass.applied.done > 0,
-                programs_failed: has_failed(Directory::Programs),
-                conf_failed: has_failed(Directory::Conf),
-                rewrites,
-                repaired_in,
-            }),
+        let result = TurnResult::Passed {
+            pass,
             phase: self.phase(pass),
-            ..TurnReport::default()
+            settings: &self.settings.current,
+            rewrite_expected_until: self.memory.rewrite_expected_until(Directory::Conf),
+            rewrites,
+            repaired_in,
         };
+        let report = report(result, known, self.watch.mode());
         let remaining = self.grace_period.left(Instant::now()).filter(|left| !left.is_zero());
-        Turn { report, next: pass.next_turn(remaining.map_or(RESYNC, |left| left.min(RESYNC))) }
-    }
-
-    /// In mode install: a pod that starts now is redirected. In mode leave: nothing is left to remove.
-    fn is_as_desired(&self, pass: &Pass) -> bool {
-        match self.settings.current.options.mode {
-            Mode::Install => pass.left.judgement.is_redirected(),
-            Mode::Leave => pass.left.is_done(),
-        }
+        let next = pass.next_turn(remaining.map_or(RESYNC, |left| left.min(RESYNC)));
+        Turn { report, in_force: None, next }
     }
 
     fn log_pass(&mut self, pass: &Pass, repaired_in: Option<Duration>) {
@@ -126,6 +107,90 @@ impl Reconciler<'_> {
             (None, named) if named.may_name(PLUGIN) => KeptReason::Named,
             (None, _) => KeptReason::Failed,
         }
+    }
+}
+
+/// What a turn found out before its pass.
+pub(super) struct Known {
+    pub(super) kubeconfig: Result<Option<Kubeconfig>, String>,
+    pub(super) environment: EnvironmentFacts,
+    pub(super) backend: NodeBackend,
+}
+
+/// What became of a turn.
+pub(super) enum TurnResult<'a> {
+    Passed {
+        pass: &'a Pass,
+        phase: Phase,
+        settings: &'a Settings,
+        rewrite_expected_until: Option<Instant>,
+        rewrites: PerDirectory<RewriteCounts>,
+        repaired_in: PerDirectory<Option<Duration>>,
+    },
+    /// It could not observe the node: the report before it holds, with `why` as what is missing.
+    Unchanged { before: &'a TurnReport, why: String, phase: Option<Phase> },
+}
+
+/// Returns the report of a turn; `known` is none if it ended before it observed anything.
+pub(super) fn report(result: TurnResult<'_>, known: Option<&Known>, watch: WatchMode) -> TurnReport {
+    let (is_pass, of_result) = match result {
+        TurnResult::Passed { pass, phase, settings, rewrite_expected_until, rewrites, repaired_in } => {
+            let is_install = settings.options.mode == Mode::Install;
+            let is_redirected = pass.left.judgement.is_redirected();
+            // In mode leave: nothing is left to remove.
+            let is_as_desired = if is_install { is_redirected } else { pass.left.is_done() };
+            let (missing, notes) = sentences(is_as_desired, pass);
+            let mut problems = pass.left.problems.iter();
+            let deleted = problems.find(|it| matches!(it, Problem::Deleted(_)));
+            let has_failed = |directory| pass.refused().any(|failed| failed.change.directory() == directory);
+            let conflict = |directory| pass.conflicts.of(directory).as_ref().map(ToString::to_string);
+            let report = TurnReport {
+                missing,
+                is_redirected: is_install.then_some(is_redirected),
+                notes: notes.into_iter().chain(settings.notes.iter().cloned()).collect(),
+                deleted_directory: deleted.map(ToString::to_string),
+                rewrite_expected_until,
+                conflicts: PerDirectory::made(conflict),
+                pass: Some(PassReport {
+                    is_done: pass.left.is_done(),
+                    has_changed: pass.applied.done > 0,
+                    programs_failed: has_failed(Directory::Programs),
+                    conf_failed: has_failed(Directory::Conf),
+                    rewrites,
+                    repaired_in,
+                }),
+                phase,
+                ..TurnReport::default()
+            };
+            (true, report)
+        }
+        TurnResult::Unchanged { before, why, phase } => {
+            let phase = phase.unwrap_or(before.phase);
+            let (missing, before) = (vec![why], before.clone());
+            (
+                false,
+                TurnReport {
+                    missing,
+                    phase,
+                    pass: None,
+                    is_redirected: None,
+                    kubeconfig_failed: false,
+                    ..before
+                },
+            )
+        }
+    };
+    let report = TurnReport { is_notified: watch == WatchMode::Inotify, ..of_result };
+    let Some(Known { kubeconfig, environment, backend }) = known else { return report };
+    let failed = kubeconfig.as_ref().err().filter(|_| is_pass).cloned();
+    TurnReport {
+        missing: report.missing.into_iter().chain(failed).collect(),
+        token_expires: kubeconfig.as_ref().ok().and_then(|it| it.as_ref()?.expires),
+        kubeconfig_failed: kubeconfig.is_err(),
+        istio: Some(environment.istio),
+        backend: Some(backend.clone()),
+        notes: environment.notes(report.notes),
+        ..report
     }
 }
 

@@ -97,7 +97,7 @@ fn statuses(node: &TestNode, grace_period: Duration, work: impl FnOnce(&mut dyn 
     with_loop(node, grace_period, |reconciler, published, _| {
         work(&mut || {
             reconciler.turn(Instant::now());
-            published.read()
+            published.read().status
         });
     });
 }
@@ -134,12 +134,16 @@ fn while_another_gybe_changes_the_node_the_changes_wait_and_are_reported() {
 fn an_unchanged_configmap_is_used_again_after_it_could_not_be_read() {
     let node = TestNode::new("unread");
     node.set_mode("install");
-    reports(&node, GRACE_PERIOD, |turn| {
-        assert_eq!(turn().settings_error, None);
+    with_loop(&node, GRACE_PERIOD, |reconciler, published, _| {
+        let mut error = || {
+            reconciler.turn(Instant::now());
+            published.read().settings.error
+        };
+        assert_eq!(error(), None);
         fs::write(node.0.join("config/mode"), [0xff]).unwrap();
-        assert!(turn().settings_error.is_some_and(|why| why.contains("config/mode")));
+        assert!(error().is_some_and(|why| why.contains("config/mode")));
         node.set_mode("install");
-        assert_eq!(turn().settings_error, None);
+        assert_eq!(error(), None);
     });
 }
 
@@ -170,11 +174,11 @@ fn a_program_that_does_not_stay_is_placed_again_only_after_a_pause() {
         let directories = reconciler.settings().environment.directories.clone();
         let mut pass = pass(&directories, &desired, &mut PassHistory::default()).unwrap();
         assert!(pass.left.is_done());
-        assert_eq!(reconciler.report(&pass, Instant::now()).next, NextTurn::OnChange(RESYNC));
+        assert_eq!(reconciler.passed(&pass, None, Instant::now()).next, NextTurn::OnChange(RESYNC));
         pass.left.changes = pass.plan.changes.clone();
         pass.left.changes.retain(|change| matches!(change, Change::PlaceProgram { .. }));
         assert!(!pass.left.changes.is_empty());
-        assert_eq!(reconciler.report(&pass, Instant::now()).next, NextTurn::After(RETRY));
+        assert_eq!(reconciler.passed(&pass, None, Instant::now()).next, NextTurn::After(RETRY));
     });
 }
 
@@ -188,13 +192,13 @@ fn neither_the_resync_nor_the_grace_period_shortens_the_wait_of_a_conflict_over_
         let desired = reconciler.desired.clone().unwrap();
         let directories = reconciler.settings().environment.directories.clone();
         let mut pass = pass(&directories, &desired, &mut PassHistory::default()).unwrap();
-        let NextTurn::OnChange(next) = reconciler.report(&pass, Instant::now()).next else {
+        let NextTurn::OnChange(next) = reconciler.passed(&pass, None, Instant::now()).next else {
             panic!("no change needed")
         };
         assert!(next <= grace_period, "the programs are removed at the end of the grace period: {next:?}");
         pass.conflicts.conf =
             Some(Conflict { rewrite: ForeignRewrite::default(), rewrites: 9, wait: Some(wait) });
-        assert_eq!(reconciler.report(&pass, Instant::now()).next, NextTurn::After(wait));
+        assert_eq!(reconciler.passed(&pass, None, Instant::now()).next, NextTurn::After(wait));
     });
 }
 
@@ -243,7 +247,7 @@ fn whether_the_runtime_reads_a_drop_in_is_unknown_until_an_add_that_only_the_dro
         with_loop(&node, grace_period, |reconciler, published, calls| {
             let mut missing = || {
                 reconciler.turn(Instant::now());
-                published.read().report.missing
+                published.read().status.report.missing
             };
             let unknown = "whether the runtime reads n/zz-gybe-cni.conf is unknown here";
             assert!(missing()[0].starts_with(unknown));

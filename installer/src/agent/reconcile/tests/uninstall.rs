@@ -89,8 +89,8 @@ fn f29_an_agent_that_ends_removes_the_entry_at_once_and_the_programs_after_the_g
 
 fn wait_for(published: &PublishedStatus, is_reached: impl Fn(Phase) -> bool) {
     let started = Instant::now();
-    while !is_reached(published.read().report.phase) {
-        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", published.read().report);
+    while !is_reached(published.read().status.report.phase) {
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", published.read().status.report);
         std::thread::yield_now();
     }
 }
