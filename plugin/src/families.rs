@@ -81,7 +81,8 @@ pub fn ipv6_left_alone(families: Families, addresses: &[IpAddr]) -> bool {
         && addresses.iter().map(IpAddr::to_canonical).any(|a| a.is_ipv6() && is_usable(&a))
 }
 
-fn is_usable(address: &IpAddr) -> bool {
+/// Reports whether other hosts can reach the address: it is neither loopback nor link-local.
+pub fn is_usable(address: &IpAddr) -> bool {
     let link_local = match address {
         IpAddr::V4(v4) => v4.is_link_local() || v4.octets().starts_with(&[224, 0, 0]),
         IpAddr::V6(v6) => v6.is_unicast_link_local() || v6.segments()[0] & 0xff0f == 0xff02,

@@ -246,6 +246,6 @@ pub(super) fn as_json(one: &SandboxVerdict) -> Value {
         "notes": verdict.notes,
         "judged_by_rules_alone": unknown_because,
         "proxy_silent_on": silent.unwrap_or_default(),
-        "proxy": proxy_faults.iter().map(ToString::to_string).collect::<Vec<_>>(),
+        "proxy_faults": proxy_faults.iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
 }

@@ -1,40 +1,41 @@
-//! Whether a pod's proxy accepts the connections that the rules send to it, and makes its own without them. Best effort:
-//! only notes tell it.
+//! Whether a pod's proxy accepts redirected connections, and whether its own connections are redirected. Best effort: only
+//! notes use the result.
 
 use super::own_namespace;
-use super::validation::Listener;
+use super::validation::Listeners;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_netfilter::model::packet::Owner;
-use gybe_netfilter::model::policy::{Inbound, Mode, PortSet, RedirectPolicy};
-use std::collections::BTreeMap;
+use gybe_netfilter::model::policy::{Families, Groups, Mode, RedirectPolicy};
+use gybe_plugin::families::is_usable;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-/// Why redirected connections fail at the proxy.
+/// A fault of the proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ProxyFault {
     /// No process listens on these ports.
     Silent(Vec<u16>),
     /// A process listens on the port, and not at the address at which redirected connections arrive.
     Elsewhere { listens: SocketAddr, arrive: SocketAddr },
-    /// The process that listens has an owner whose connections the rules redirect: they would arrive at itself again.
-    Redirected { port: u16, owner: Owner },
+    /// The process that listens on these ports has an owner whose connections the rules redirect.
+    ConnectsToItself { ports: Vec<u16>, owner: Owner },
 }
 
 impl fmt::Display for ProxyFault {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |ports: &[u16]| ports.iter().map(u16::to_string).collect::<Vec<_>>().join(" and ");
         match self {
             Self::Silent(ports) => {
-                let ports: Vec<String> = ports.iter().map(u16::to_string).collect();
-                write!(f, "no process listens on {}, where the proxy should", ports.join(" and "))
+                write!(f, "no process listens on {}, where the proxy should", list(ports))
             }
             Self::Elsewhere { listens, arrive } => {
                 write!(f, "the proxy listens at {listens}, and redirected connections arrive at {arrive}")
             }
-            Self::Redirected { port, owner: Owner { uid, gid } } => {
-                write!(f, "the process that listens on {port} has uid {uid} and gid {gid}: ")?;
+            Self::ConnectsToItself { ports, owner: Owner { uid, gid } } => {
+                write!(f, "the process that listens on {} has uid {uid} and gid {gid}: ", list(ports))?;
                 f.write_str("its own connections are redirected, too, and arrive at itself")
             }
         }
@@ -47,13 +48,15 @@ impl ProxyFault {
     pub fn remedy(&self) -> &'static str {
         match self {
             Self::Silent(_) => {
-                "look at the log of the pod's container istio-proxy: connections are refused until it listens"
+                "look at the log of the pod's container istio-proxy, unless it has not started yet or has ended: \
+                 connections are refused until it listens"
             }
             Self::Elsewhere { .. } => {
-                "let the proxy listen at every address: 0.0.0.0, or :: in a pod with IPv6"
+                "let the proxy listen at every address: 0.0.0.0, and :: in a pod with IPv6"
             }
-            Self::Redirected { .. } => {
-                "set runAsUser of the pod's container istio-proxy to the uid as which its proxy runs"
+            Self::ConnectsToItself { .. } => {
+                "set runAsUser and runAsGroup of the pod's container istio-proxy to the ids that its proxy runs as, and \
+                 create the pod again"
             }
         }
     }
@@ -66,70 +69,95 @@ pub fn proxy_faults(netns: &Netns, policy: &RedirectPolicy, processes: &[PathBuf
 }
 
 fn faults(policy: &RedirectPolicy, processes: &[PathBuf]) -> Vec<ProxyFault> {
-    let own = own_namespace::addresses().unwrap_or_default();
-    let own = own.into_iter().find(|address| !address.is_loopback());
-    let loopback: IpAddr = match own {
-        Some(IpAddr::V6(_)) => Ipv6Addr::LOCALHOST.into(),
-        _ => Ipv4Addr::LOCALHOST.into(),
-    };
-    // REDIRECT sends a connection that this host makes to 127.0.0.1 or ::1, and another one to the first address of the
-    // interface by which it comes (`nf_nat_redirect_ipv4` and `_ipv6`, net/netfilter/nf_nat_redirect.c, v6.18); TPROXY
-    // sends it there, too (`nf_tproxy_laddr4`, net/ipv4/netfilter/nf_tproxy_ipv4.c). Connections of the pod to itself
-    // are redirected to the inbound port by REDIRECT only.
-    let mut arrive = vec![(policy.outbound_port.get(), loopback)];
-    if policy.inbound != Inbound::Only(PortSet::default()) {
-        let of_itself = (policy.mode == Mode::Redirect).then_some(loopback);
-        arrive.extend(own.into_iter().chain(of_itself).map(|ip| (policy.inbound_port.get(), ip)));
-    }
-    let (mut silent, mut faults, mut found) = (Vec::new(), Vec::new(), BTreeMap::new());
-    for (port, ip) in arrive {
-        let arrive = SocketAddr::new(ip, port);
-        let of_port = || Listener::of(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), port));
-        match Listener::of(arrive).or_else(of_port) {
-            None if silent.contains(&port) => {}
-            None => silent.push(port),
-            Some(listener) => {
-                if !listener.receives(arrive) {
-                    faults.push(ProxyFault::Elsewhere { listens: listener.address, arrive });
-                }
-                found.entry(port).or_insert(listener);
-            }
+    let listeners = Listeners::read();
+    let (mut silent, mut faults, mut found) = (BTreeSet::new(), Vec::new(), BTreeMap::new());
+    for arrive in arrivals(policy) {
+        let of_port = || listeners.of(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), arrive.port()));
+        let listener = listeners.of(arrive).or_else(|| {
+            let elsewhere = of_port()?;
+            faults.push(ProxyFault::Elsewhere { listens: elsewhere.address, arrive });
+            Some(elsewhere)
+        });
+        match listener {
+            Some(listener) => drop(found.insert(arrive.port(), listener)),
+            None => drop(silent.insert(arrive.port())),
         }
     }
+    let mut by_owner: BTreeMap<(u32, u32), Vec<u16>> = BTreeMap::new();
     for (port, listener) in found {
-        let owners = listener.processes(processes.iter().cloned()).filter_map(|process| owner(&process));
-        // A socket may have several processes: the proxy is the one whose connections pass.
-        let owners: Vec<Owner> = owners.collect();
-        if let Some(owner) = owners.first()
+        // Without a user namespace of the pod's own this is the uid that rules compare.
+        if policy.proxy_uids.contains(listener.uid) {
+            continue;
+        }
+        let owners: Vec<Owner> =
+            listener.processes(processes.iter().cloned()).flat_map(|process| owners(&process)).collect();
+        if let Some(Owner { uid, gid }) = owners.last()
             && owners.iter().all(|owner| is_redirected(policy, *owner))
         {
-            faults.push(ProxyFault::Redirected { port, owner: *owner });
+            by_owner.entry((*uid, *gid)).or_default().push(port);
         }
     }
+    let itself = |((uid, gid), ports)| ProxyFault::ConnectsToItself { ports, owner: Owner { uid, gid } };
+    faults.extend(by_owner.into_iter().map(itself));
     if !silent.is_empty() {
-        faults.insert(0, ProxyFault::Silent(silent));
+        faults.insert(0, ProxyFault::Silent(silent.into_iter().collect()));
     }
     faults
 }
 
-fn is_redirected(policy: &RedirectPolicy, owner: Owner) -> bool {
-    !policy.proxy_uids.all().contains(&owner.uid) && !policy.proxy_gids.all().contains(&owner.gid)
+/// Returns where redirected connections arrive, of each family that the policy redirects and the namespace has.
+///
+/// REDIRECT sends a connection that this host makes to 127.0.0.1 or ::1, and another one to the first address of the
+/// interface by which it comes (`nf_nat_redirect_ipv4` and `_ipv6`, net/netfilter/nf_nat_redirect.c, v6.18); TPROXY sends
+/// it there, too (`nf_tproxy_laddr4`, net/ipv4/netfilter/nf_tproxy_ipv4.c, and `nf_tproxy_laddr6`). Only REDIRECT sends
+/// connections of the pod to itself to the inbound port.
+fn arrivals(policy: &RedirectPolicy) -> Vec<SocketAddr> {
+    let own: Vec<IpAddr> = own_namespace::addresses().unwrap_or_default();
+    let first = |is_v6| own.iter().find(|address| is_usable(address) && address.is_ipv6() == is_v6);
+    let families: [(IpAddr, bool); 2] =
+        [(Ipv4Addr::LOCALHOST.into(), false), (Ipv6Addr::LOCALHOST.into(), true)];
+    let mut arrivals = Vec::new();
+    for (loopback, is_v6) in families {
+        let Some(own) = first(is_v6).filter(|_| !is_v6 || policy.families == Families::V4AndV6) else {
+            continue;
+        };
+        if policy.captures_outbound() {
+            arrivals.push(SocketAddr::new(loopback, policy.outbound_port.get()));
+        }
+        if policy.captures_inbound() {
+            let of_itself = (policy.mode == Mode::Redirect).then_some(loopback);
+            let ips = [Some(*own), of_itself].into_iter().flatten();
+            arrivals.extend(ips.map(|ip| SocketAddr::new(ip, policy.inbound_port.get())));
+        }
+    }
+    arrivals
 }
 
-/// Returns the owner of sockets that the process creates now, as rules of its pod compare it: with the ids of its user
-/// namespace (`owner_mt`, net/netfilter/xt_owner.c, v6.18). `None` if the process has ended.
-fn owner(process: &Path) -> Option<Owner> {
-    let read = |name: &str| fs::read_to_string(process.join(name)).ok();
-    let status = read("status")?;
-    let user_namespace = |process: &Path| fs::read_link(process.join("ns/user")).ok();
-    let is_own = user_namespace(process) == user_namespace(Path::new("/proc/self"));
-    // The last of the four ids is that of the file system (proc_pid_status(5)); a new socket has it.
-    let id = |key: &str, map: &str| {
-        let ids = status.lines().find_map(|line| line.strip_prefix(key))?;
-        let id = ids.split_whitespace().nth(3)?.parse().ok()?;
-        if is_own { Some(id) } else { mapped(id, &read(map)?) }
+fn is_redirected(policy: &RedirectPolicy, owner: Owner) -> bool {
+    let is_of_group = match &policy.outbound.groups {
+        Groups::AllBut(ids) => !ids.contains(&owner.gid),
+        Groups::Only(ids) => ids.contains(&owner.gid),
     };
-    Some(Owner { uid: id("Uid:", "uid_map")?, gid: id("Gid:", "gid_map")? })
+    let is_of_proxy = policy.proxy_uids.contains(owner.uid) || policy.proxy_gids.contains(owner.gid);
+    policy.captures_outbound() && is_of_group && !is_of_proxy
+}
+
+/// Returns the owner of sockets that the process creates now: with the ids of this user namespace, and then with those of
+/// the process's. Rules compare those of the user namespace that owns the network namespace (`nft_meta_get_eval_skugid`,
+/// net/netfilter/nft_meta.c, and `owner_mt`, net/netfilter/xt_owner.c, v6.18), which is one of them. Empty if the process
+/// has ended.
+fn owners(process: &Path) -> Vec<Owner> {
+    let read = |name: &str| fs::read_to_string(process.join(name)).unwrap_or_default();
+    let (status, uid_map, gid_map) = (read("status"), read("uid_map"), read("gid_map"));
+    // The last of the four ids is that of the file system (proc_pid_status(5)); a new socket has it.
+    let id = |key: &str| {
+        let ids = status.lines().find_map(|line| line.strip_prefix(key))?;
+        ids.split_whitespace().nth(3)?.parse::<u32>().ok()
+    };
+    let Some((uid, gid)) = id("Uid:").zip(id("Gid:")) else { return Vec::new() };
+    let there = mapped(uid, &uid_map).zip(mapped(gid, &gid_map));
+    let there = there.map(|(uid, gid)| Owner { uid, gid });
+    [Some(Owner { uid, gid }), there].into_iter().flatten().collect()
 }
 
 /// Translates an id of this user namespace to that of a child (user_namespaces(7): id there, id here, number of ids).
@@ -163,13 +191,13 @@ mod tests {
             directory.write("status", status);
             directory.write("uid_map", "0 65536 65536");
             directory.write("gid_map", "0 131072 65536");
-            owner(&directory)
+            owners(&directory)
         };
         let status = "Name:\tenvoy\nUid:\t0\t0\t0\t66873\nGid:\t0\t0\t0\t132409\n";
-        assert_eq!(read(status), Some(Owner { uid: 1337, gid: 1337 }));
-        assert_eq!(read("Name:\tenvoy\n"), None);
+        assert_eq!(read(status), [Owner { uid: 66873, gid: 132_409 }, Owner { uid: 1337, gid: 1337 }]);
+        assert_eq!(read("Name:\tenvoy\n"), []);
         let own = Owner { uid: nix::unistd::geteuid().as_raw(), gid: nix::unistd::getegid().as_raw() };
         act_as(own).unwrap();
-        assert_eq!(owner(Path::new("/proc/thread-self")), Some(own));
+        assert_eq!(owners(Path::new("/proc/thread-self")).first(), Some(&own));
     }
 }

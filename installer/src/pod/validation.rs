@@ -7,7 +7,7 @@ mod connection;
 mod report;
 mod socket_owner;
 
-pub(super) use socket_owner::Listener;
+pub(super) use socket_owner::Listeners;
 pub use socket_owner::SocketOwner;
 
 use crate::pod::init_args::ValidationOptions;

@@ -423,10 +423,11 @@ pub(crate) const FAULTS: &[Fault] = &[
         agent: None,
         parts: &[Part::Proxy],
         plant: |node| node.proxy_runs_as(1000),
-        doctor: &[
-            note("pods", "that listens on 15001 has uid 1000 and gid 1000: its own connections", "runAsUser"),
-            note("pods", "that listens on 15006 has uid 1000 and gid 1000: its own connections", "runAsUser"),
-        ],
+        doctor: &[note(
+            "pods",
+            "that listens on 15001 and 15006 has uid 1000 and gid 1000: its own connections",
+            "runAsUser",
+        )],
         verify: Some(("", "its own connections are redirected, too")),
     },
     Fault {

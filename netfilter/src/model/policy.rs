@@ -60,6 +60,11 @@ impl Owners {
         Self { first, others }
     }
 
+    /// Reports whether it has the id.
+    pub fn contains(&self, id: u32) -> bool {
+        id == self.first || self.others.contains(&id)
+    }
+
     /// All ids, sorted.
     pub fn all(&self) -> BTreeSet<u32> {
         let mut all = self.others.clone();
@@ -168,11 +173,19 @@ impl RedirectPolicy {
     /// outbound address or port. Istio's rules for the proxy's own connections exist all the same, so a
     /// validation from inside the pod passes.
     pub fn captures_nothing(&self) -> bool {
-        let no_inbound = matches!(&self.inbound, Inbound::Only(ports) if ports.is_empty());
+        !self.captures_inbound() && !self.captures_outbound() && self.dns == Dns::Off
+    }
+
+    /// Reports whether connections to any port of the pod are captured.
+    pub fn captures_inbound(&self) -> bool {
+        !matches!(&self.inbound, Inbound::Only(ports) if ports.is_empty())
+    }
+
+    /// Reports whether connections of the pod to any address or port are captured.
+    pub fn captures_outbound(&self) -> bool {
         let no_address = matches!(&self.outbound.included_to, Destinations::Only(nets) if nets.is_empty());
         let no_group = matches!(&self.outbound.groups, Groups::Only(ids) if ids.is_empty());
-        let no_outbound = no_group || (no_address && self.outbound.included_ports.is_empty());
-        no_inbound && no_outbound && self.dns == Dns::Off
+        !no_group && (!no_address || !self.outbound.included_ports.is_empty())
     }
 }
 

@@ -56,7 +56,7 @@ fn failed(one: &SandboxVerdict) -> Finding {
     Finding::wrong(About::Pods, text, remedy).in_section(Section::PodsNotRedirected)
 }
 
-/// Pods whose redirected connections fail at the proxy.
+/// Notes about faults of the pods' proxies.
 fn proxies(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<Finding> {
     let faults: Vec<_> =
         judged.iter().flat_map(|one| one.proxy_faults.iter().map(|fault| (&one.sandbox, fault))).collect();

@@ -2,7 +2,8 @@
 
 use crate::pod::cgroups::processes;
 use crate::pod::manifest::printable;
-use std::fs;
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -26,7 +27,7 @@ impl SocketOwner {
     /// Returns the owner of the socket that receives connections to `address`, or that keeps another process from
     /// listening at every address of its port. Reads the descriptors of all processes.
     pub fn of(address: SocketAddr) -> Option<Self> {
-        let listener = Listener::of(address)?;
+        let listener = Listeners::read().of(address)?;
         let process = listener.processes(processes(Path::new("/proc"))).next();
         let process = process.map(|process| {
             let name = fs::read_to_string(process.join("comm")).unwrap_or_default();
@@ -38,30 +39,33 @@ impl SocketOwner {
 }
 
 /// A listening socket.
-#[derive(Debug, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 pub(in crate::pod) struct Listener {
     pub(in crate::pod) address: SocketAddr,
-    uid: u32,
+    pub(in crate::pod) uid: u32,
     inode: u64,
 }
 
+/// The listening sockets of the calling thread's network namespace.
+pub(in crate::pod) struct Listeners(Vec<Listener>);
+
+impl Listeners {
+    pub(in crate::pod) fn read() -> Self {
+        let tables = TABLES.iter().filter_map(|table| File::open(table).ok());
+        Self(tables.flat_map(|table| listeners(BufReader::new(table))).collect())
+    }
+
+    /// Returns the socket that receives connections to `address`; of an unspecified address, any socket of its port.
+    pub(in crate::pod) fn of(&self, address: SocketAddr) -> Option<Listener> {
+        let exact = self.0.iter().find(|listener| listener.address == address);
+        let any = || self.0.iter().find(|listener| listener.has_wildcard_for(address));
+        let is_of_port =
+            |it: &&Listener| address.ip().is_unspecified() && it.address.port() == address.port();
+        exact.or_else(any).or_else(|| self.0.iter().find(is_of_port)).cloned()
+    }
+}
+
 impl Listener {
-    /// As [`SocketOwner::of`].
-    pub(in crate::pod) fn of(address: SocketAddr) -> Option<Self> {
-        let tables = TABLES.iter().filter_map(|table| fs::read_to_string(table).ok());
-        let mut listeners: Vec<Self> = tables.flat_map(|table| listeners(&table)).collect();
-        let exact = listeners.iter().position(|listener| listener.address == address);
-        let any = || listeners.iter().position(|listener| listener.has_wildcard_for(address));
-        let is_of_port = |it: &Self| address.ip().is_unspecified() && it.address.port() == address.port();
-        let of_port = || listeners.iter().position(is_of_port);
-        exact.or_else(any).or_else(of_port).map(|at| listeners.swap_remove(at))
-    }
-
-    /// Reports whether it receives connections to `address`.
-    pub(in crate::pod) fn receives(&self, address: SocketAddr) -> bool {
-        self.address == address || self.has_wildcard_for(address)
-    }
-
     /// Returns those of the processes, as directories in `/proc`, that have the socket.
     pub(in crate::pod) fn processes(
         &self,
@@ -82,9 +86,10 @@ impl Listener {
     }
 }
 
-/// Returns the listening sockets of a table (Documentation/networking/proc_net_tcp.rst).
-fn listeners(table: &str) -> Vec<Listener> {
-    table.lines().skip(1).filter_map(listener).collect()
+/// Returns the listening sockets of a table (Documentation/networking/proc_net_tcp.rst). They are its first lines
+/// (`tcp_get_idx`, net/ipv4/tcp_ipv4.c, v6.18): the rest, which may be long, is not read.
+fn listeners(table: impl BufRead) -> Vec<Listener> {
+    table.lines().skip(1).map_while(|line| listener(&line.ok()?)).collect()
 }
 
 fn listener(line: &str) -> Option<Listener> {
@@ -108,7 +113,7 @@ fn address(text: &str) -> Option<SocketAddr> {
         }
         _ => return None,
     };
-    Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
+    Some(SocketAddr::new(ip.to_canonical(), u16::from_str_radix(port, 16).ok()?))
 }
 
 #[cfg(test)]
@@ -123,7 +128,7 @@ mod tests {
              \x20  1: 00000000:0017 00000000:0000 01 00000000:00000000 00:00000000 00000000     7        0 16 1 0 100 0\n\
              \x20  2: nonsense\n";
         let address = "0.0.0.0:22".parse().unwrap();
-        assert_eq!(listeners(table), [Listener { address, uid: 7, inode: 15 }]);
+        assert_eq!(listeners(table.as_bytes()), [Listener { address, uid: 7, inode: 15 }]);
     }
 
     #[test]

@@ -31,7 +31,7 @@ pub(super) struct Comparison {
 pub(super) enum Compared {
     /// Those that the desired rules redirect or drop.
     Redirected,
-    /// The same, where the desired rules are our own of the namespace: one that redirect nothing are a finding.
+    /// The same, where the desired rules are our own of the namespace: rules of ours that redirect nothing are a finding.
     OursAlone,
     /// All, except those whose replies are lost: whether they are depends on rules of more than one owner.
     All,
@@ -50,20 +50,26 @@ fn compare_within(budget: &Budget, desired: &LiveRules, live: &LiveRules, which:
     let mut compared = Comparison { unknown, ..Comparison::default() };
     let mut redirects = false;
     let mut reported: Vec<(Outcome, Option<RuleAt>)> = Vec::new();
+    // The desired rules have a budget of their own: other owners' rules do not shorten it.
+    let for_desired = Budget::of(WITHIN);
     let tried = connections::each(&live.rules, &values, live.listeners, budget, |packet| {
-        let desired = desired.walked(&packet, budget).walked;
-        redirects |= desired.redirects();
-        if budget.is_spent() {
-            return false;
+        let expected = desired.walked(&packet, &for_desired).walked;
+        redirects |= expected.redirects();
+        if expected.first == Outcome::Unknown {
+            let why = "it is not known where the desired rules send some connections";
+            if !compared.unknown.iter().any(|reason| reason == why) {
+                compared.unknown.push(why.to_owned());
+            }
+            return true;
         }
-        if desired.first == Outcome::Untouched && which != Compared::All {
+        if expected.first == Outcome::Untouched && which != Compared::All {
             return true;
         }
         let Followed { walked, obstacle } = live.walked(&packet, budget);
         if budget.is_spent() {
             return false;
         }
-        if walked.outcome == desired.first && walked.has_mark_of(&desired) {
+        if walked.outcome == expected.first && walked.has_mark_of(&expected) {
             return true;
         }
         if walked.outcome == Outcome::RepliesLost && which == Compared::All {
@@ -80,7 +86,7 @@ fn compare_within(budget: &Budget, desired: &LiveRules, live: &LiveRules, which:
             return true;
         }
         // Our own rules can lose replies too: they take a packet from port 53 for a DNS reply.
-        if walked.outcome == Outcome::RepliesLost && desired.outcome == walked.outcome {
+        if walked.outcome == Outcome::RepliesLost && expected.outcome == walked.outcome {
             return true;
         }
         let finding = (walked.outcome, walked.decided_by);
@@ -88,7 +94,7 @@ fn compare_within(budget: &Budget, desired: &LiveRules, live: &LiveRules, which:
             return true;
         }
         reported.push(finding);
-        let sentence = sentence(live, &packet, desired.first, &walked);
+        let sentence = sentence(live, &packet, expected.first, &walked);
         match walked.outcome {
             Outcome::Unknown => compared.unknown.push(sentence),
             _ => compared.not_redirected.push(sentence),

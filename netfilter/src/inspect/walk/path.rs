@@ -196,16 +196,19 @@ impl Walk<'_> {
         HookEnd::Passes
     }
 
-    /// Reports whether the replies to a first packet would be packets of another connection: the kernel changes its
-    /// source (`nf_nat_used_tuple`, net/netfilter/nf_nat_core.c, v6.18), and the socket ignores it. That is so where
-    /// packets of one connection are in zones that differ in one direction only.
+    /// Reports whether another connection has the reply tuple of a new one (`nf_conntrack_tuple_taken`,
+    /// net/netfilter/nf_conntrack_core.c, v6.18). The kernel then changes the source port, or drops the packet at its
+    /// confirmation; either way no socket gets an answer. That is so where packets of one connection are in zones that
+    /// differ in one direction only.
     fn is_taken(&self) -> bool {
-        let Some(new) = self.entries.get(self.current).filter(|new| !new.is_known) else { return false };
-        let others = self.entries.iter().enumerate().filter(|(index, _)| *index != self.current);
-        let of_reply = new.zone.of(REPLY);
-        others.into_iter().any(|(_, other)| {
-            (other.original == new.reply && other.zone.of(ORIGINAL) == of_reply)
-                || (other.reply == new.reply && other.zone.of(REPLY) == of_reply)
+        let Some((new, others)) = self.entries.split_last().filter(|(new, _)| !new.is_known) else {
+            return false;
+        };
+        let is_same_zone = |other: &ConntrackEntry, found: u8| other.zone.of(found) == new.zone.of(REPLY);
+        others.iter().any(|other| {
+            let is_original = other.original == new.reply && is_same_zone(other, ORIGINAL);
+            let is_reply = other.reply == new.reply && is_same_zone(other, REPLY);
+            is_original && other.zone.of(ORIGINAL) == new.zone.of(ORIGINAL) || is_reply
         })
     }
 }

@@ -175,8 +175,9 @@ impl<'b> Fields<'b> {
         self.0.get(kind)?.be32()
     }
 
+    /// A number of bytes: the kernel has eight bits for each (include/net/netfilter/nf_tables_core.h, v6.18).
     fn size(&self, kind: u16) -> Option<usize> {
-        usize::try_from(self.number(kind)?).ok()
+        u8::try_from(self.number(kind)?).ok().map(usize::from)
     }
 
     /// The offset of a register (`nft_parse_register`): four of 16 bytes, and the same as sixteen of 4.

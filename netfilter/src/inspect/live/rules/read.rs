@@ -323,7 +323,8 @@ fn set(entry: &Entry) -> Option<Set> {
     let set = entry.attributes();
     let number = |kind| set.get(kind).and_then(|value| value.be32()).unwrap_or_default();
     let table = table_name(entry.family(), set.get(NFTA_SET_TABLE)?.name())?;
-    let key_length = usize::try_from(number(NFTA_SET_KEY_LEN)).ok()?;
+    // 64 bytes at most (`NFT_DATA_VALUE_MAXLEN`).
+    let key_length = u8::try_from(number(NFTA_SET_KEY_LEN)).ok()?.into();
     let flags = number(NFTA_SET_FLAGS);
     let description = Attributes::of(set.get(NFTA_SET_DESC).map_or(&[], |description| description.value));
     let parts = Attributes::of(description.get(2).map_or(&[], |parts| parts.value));
