@@ -186,7 +186,8 @@ impl DesiredRules {
     }
 }
 
-/// Follows the packet through the rules in a pod that has the packet's own address.
+/// Follows the packet through the rules in a pod whose only address is the packet's: the source of one that leaves, the
+/// destination of one that arrives.
 fn traced(rules: &Ruleset, policy: &RedirectPolicy, packet: &Packet) -> Result<LiveTrace, RedirectionError> {
     let (by, own) = match &packet.direction {
         Direction::Leaves { by } => (by, packet.source.ip()),
@@ -198,7 +199,9 @@ fn traced(rules: &Ruleset, policy: &RedirectPolicy, packet: &Packet) -> Result<L
 
 /// Returns the path through the desired rules, the path through the live ones, and whether the outcomes differ.
 fn both(desired: &DesiredRules, live: &Live, packet: &Packet) -> CommandOutput {
-    let differs = live.refused.is_some() || live.trace.outcome != desired.outcome();
+    let desired_outcome = desired.outcome();
+    let is_same = live.trace.outcome == desired_outcome && desired_outcome != Outcome::Unknown;
+    let differs = live.refused.is_some() || !is_same;
     let desired = desired.output(packet);
     let headline = format!("{}\n", packet::sentence(packet));
     let mut text = format!("{headline}desired rules:\n");

@@ -139,8 +139,8 @@ impl LiveRules {
         Ok(Self::of(of_ruleset(rules).map_err(BackendError::from)?, LISTENERS))
     }
 
-    /// The rules of a ruleset in a namespace with the addresses of this one. A lost route, or an interface without an
-    /// address, changes nothing there: what is desired does not depend on them.
+    /// The rules of a ruleset in a namespace with the addresses of this one. Routes are not copied, and every address is
+    /// local, so that a lost route does not change the desired outcome.
     ///
     /// # Errors
     /// As [`LiveRules::of_ruleset`].

@@ -31,7 +31,7 @@ pub(super) struct Comparison {
 pub(super) enum Compared {
     /// Those that the desired rules redirect or drop.
     Redirected,
-    /// The same, where the desired rules are our own of the namespace: rules of ours that redirect nothing are a finding.
+    /// The same, where the desired rules are our own of the namespace. Rules of ours that redirect nothing are a finding.
     OursAlone,
     /// All, except those whose replies are lost: whether they are depends on rules of more than one owner.
     All,

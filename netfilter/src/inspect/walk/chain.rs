@@ -114,7 +114,10 @@ impl Walk<'_> {
                     (chain, rule) = (self.index(own, &to), 0);
                 }
                 RuleEnd::Goto(to) => {
-                    self.passed_by = Some(at);
+                    // After a jump the packet comes back, and a later rule decides.
+                    if returns.is_empty() {
+                        self.passed_by.get_or_insert(at);
+                    }
                     (chain, rule) = (self.index(own, &to), 0);
                 }
             }
