@@ -22,6 +22,7 @@ test: ## all tests of a bare clone; root, or a user namespace; as root it instal
 # ALL=1 needs what `make -C integration containerd` and `referees` build with, and cargo-deny.
 lint: ## format, clippy, cargo doc: warnings are errors; ALL=1: every crate, and licences
 	cargo fmt --all --check
+	cd integration/fuzz && cargo fmt --check
 	cargo clippy --locked $(if $(ALL),--workspace --features gybe-referees/rustables) --all-targets -- -D warnings
 	$(MAKE) docs
 	.ci/words

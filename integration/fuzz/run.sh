@@ -16,7 +16,6 @@ trap 'rm -rf "$work"' EXIT
 # The fuzzed code has no unsafe code that touches memory, so there is no sanitizer: AddressSanitizer would
 # need a nightly compiler and halve the number of inputs.
 build=(--fuzz-dir . --sanitizer none)
-cargo fmt --check
 cargo fuzz build "${build[@]}"
 
 # The inputs that follow from a seed depend on addresses too, so these are fixed where setarch is allowed.

@@ -3,8 +3,8 @@
 #![no_main]
 
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::nft::{Batch, Start};
 use gybe_netfilter::model::policy::Families;
+use gybe_netfilter::nft::{Batch, Start};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::decide::{PreliminaryDecision, decide_without_addresses};
 use gybe_plugin::gates::InitContainer;

@@ -3,8 +3,8 @@
 
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::inspect::datagrams;
-use gybe_netfilter::nft::{Batch, Start};
 use gybe_netfilter::model::policy::{Families, RedirectPolicy};
+use gybe_netfilter::nft::{Batch, Start};
 use libfuzzer_sys::fuzz_target;
 
 /// `NLMSG_ERROR`, which also acknowledges, and `NLM_F_ACK` (include/uapi/linux/netlink.h).
