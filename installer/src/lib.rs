@@ -20,8 +20,8 @@ mod workstation;
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::path::{Path, PathBuf};
+    use gybe_test_support::names_after;
+    use std::path::Path;
 
     /// The rooms that each room may use (ARCHITECTURE.md); `cli` may use all of them.
     const ROOMS: [(&str, &[&str]); 11] = [
@@ -40,26 +40,15 @@ mod tests {
     /// Modules that use no room, and that every room may use.
     const GROUND: [&str; 5] = ["agent_status", "error", "log", "mounts", "retry"];
 
-    fn files(room: &Path) -> Vec<PathBuf> {
-        let children = fs::read_dir(room).into_iter().flatten().map(|entry| entry.unwrap().path());
-        let below = children.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] });
-        below.chain(Some(room.with_extension("rs")).filter(|file| file.is_file())).collect()
-    }
-
     #[test]
     fn a_room_uses_only_rooms_below_it() {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         let ground = GROUND.map(|module| (module, &[][..]));
         for (room, below) in ROOMS.into_iter().chain(ground) {
-            let files = files(&source.join(room));
-            assert!(!files.is_empty(), "{room}");
-            for file in files {
-                let text = fs::read_to_string(&file).unwrap();
-                for used in text.split("crate::").skip(1) {
-                    let used = used.split(|it: char| !it.is_alphanumeric() && it != '_').next().unwrap();
-                    let is_allowed = used == room || below.contains(&used) || GROUND.contains(&used);
-                    assert!(is_allowed, "{} uses {used}", file.display());
-                }
+            for (file, used) in names_after("crate::", &source.join(room), true) {
+                let used = used.as_str();
+                let is_allowed = used == room || below.contains(&used) || GROUND.contains(&used);
+                assert!(is_allowed, "{} uses {used:?}", file.display());
             }
         }
     }

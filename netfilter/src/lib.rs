@@ -34,8 +34,8 @@ pub mod xt;
 
 #[cfg(test)]
 mod tests {
-    use std::fs;
-    use std::path::{Path, PathBuf};
+    use gybe_test_support::names_after;
+    use std::path::Path;
 
     /// The rooms that each room may use (ARCHITECTURE.md). The tests of `probe` also use the walk.
     const ROOMS: [(&str, &[&str]); 10] = [
@@ -51,26 +51,13 @@ mod tests {
         ("inspect", &["model", "compile", "kernel", "xt", "nft", "access", "iptables", "apply"]),
     ];
 
-    fn files(room: &Path) -> Vec<PathBuf> {
-        let children = fs::read_dir(room).into_iter().flatten().map(|entry| entry.unwrap().path());
-        let below = children.flat_map(|path| if path.is_dir() { files(&path) } else { vec![path] });
-        below.chain(Some(room.with_extension("rs")).filter(|file| file.is_file())).collect()
-    }
-
     #[test]
     fn a_room_uses_only_rooms_below_it() {
         let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
         for (room, below) in ROOMS {
-            let files = files(&source.join(room));
-            assert!(!files.is_empty(), "{room}");
-            for file in files.iter().filter(|file| !file.ends_with("tests.rs")) {
-                let text = fs::read_to_string(file).unwrap();
-                let code = text.split("#[cfg(test)]\nmod tests {").next().unwrap();
-                for used in code.split("crate::").skip(1) {
-                    let used = used.split(|it: char| !it.is_alphanumeric() && it != '_').next().unwrap();
-                    let is_allowed = used == room || below.contains(&used);
-                    assert!(is_allowed, "{} uses {used}", file.display());
-                }
+            for (file, used) in names_after("crate::", &source.join(room), false) {
+                let is_allowed = used == room || below.contains(&used.as_str());
+                assert!(is_allowed, "{} uses {used:?}", file.display());
             }
         }
     }

@@ -72,9 +72,8 @@ fn faults(policy: &RedirectPolicy, processes: &[PathBuf]) -> Vec<ProxyFault> {
     let listeners = Listeners::read();
     let (mut silent, mut faults, mut found) = (BTreeSet::new(), Vec::new(), BTreeMap::new());
     for arrive in arrivals(policy) {
-        let of_port = || listeners.of(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), arrive.port()));
         let listener = listeners.of(arrive).or_else(|| {
-            let elsewhere = of_port()?;
+            let elsewhere = listeners.of(SocketAddr::new(Ipv4Addr::UNSPECIFIED.into(), arrive.port()))?;
             faults.push(ProxyFault::Elsewhere { listens: elsewhere.address, arrive });
             Some(elsewhere)
         });
@@ -113,14 +112,12 @@ fn faults(policy: &RedirectPolicy, processes: &[PathBuf]) -> Vec<ProxyFault> {
 /// connections of the pod to itself to the inbound port.
 fn arrivals(policy: &RedirectPolicy) -> Vec<SocketAddr> {
     let own: Vec<IpAddr> = own_namespace::addresses().unwrap_or_default();
-    let first = |is_v6| own.iter().find(|address| is_usable(address) && address.is_ipv6() == is_v6);
-    let families: [(IpAddr, bool); 2] =
-        [(Ipv4Addr::LOCALHOST.into(), false), (Ipv6Addr::LOCALHOST.into(), true)];
+    let families: [IpAddr; 2] = [Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()];
+    let is_captured = |loopback: &IpAddr| loopback.is_ipv4() || policy.families == Families::V4AndV6;
     let mut arrivals = Vec::new();
-    for (loopback, is_v6) in families {
-        let Some(own) = first(is_v6).filter(|_| !is_v6 || policy.families == Families::V4AndV6) else {
-            continue;
-        };
+    for loopback in families.into_iter().filter(is_captured) {
+        let is_of_family = |own: &&IpAddr| is_usable(own) && own.is_ipv4() == loopback.is_ipv4();
+        let Some(own) = own.iter().find(is_of_family) else { continue };
         if policy.captures_outbound() {
             arrivals.push(SocketAddr::new(loopback, policy.outbound_port.get()));
         }

@@ -141,8 +141,6 @@ struct Rewritten {
     known: u32,
     /// The median of the repair times.
     median_repair: Duration,
-    /// How many times as long as alone a thread computed meanwhile: the median, 1 on a machine without other work.
-    slowdown: f64,
 }
 
 fn median<T: PartialOrd + Copy>(mut all: Vec<T>) -> T {
@@ -150,7 +148,18 @@ fn median<T: PartialOrd + Copy>(mut all: Vec<T>) -> T {
     all[all.len() / 2]
 }
 
-/// Computes for some milliseconds at a time while `runs` is true; returns by how much other work slowed that.
+/// Calls `work`; also returns how many times as long as alone a thread computed meanwhile: the median, 1 on a machine
+/// without other work.
+fn with_slowdown<T>(work: impl FnOnce() -> T) -> (T, f64) {
+    let runs = AtomicBool::new(true);
+    std::thread::scope(|scope| {
+        let slowdown = scope.spawn(|| slowdown(&runs));
+        let done = work();
+        runs.store(false, Ordering::Relaxed);
+        (done, slowdown.join().unwrap())
+    })
+}
+
 fn slowdown(runs: &AtomicBool) -> f64 {
     let computed = || Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
     let mut ratios = Vec::new();
@@ -165,16 +174,6 @@ fn slowdown(runs: &AtomicBool) -> f64 {
 
 /// Rewrites the conf file with this period, as another agent would, and measures the effect.
 fn rewritten_every(period: Duration, lasting: Duration, (node, agent): (&Node, &Agent)) -> Rewritten {
-    let runs = AtomicBool::new(true);
-    std::thread::scope(|scope| {
-        let slowdown = scope.spawn(|| slowdown(&runs));
-        let found = rewritten(period, lasting, (node, agent));
-        runs.store(false, Ordering::Relaxed);
-        Rewritten { slowdown: slowdown.join().unwrap(), ..found }
-    })
-}
-
-fn rewritten(period: Duration, lasting: Duration, (node, agent): (&Node, &Agent)) -> Rewritten {
     let (start, mut next, mut unchained) = (Instant::now(), Duration::ZERO, Unchained::default());
     let (mut before, mut rewritten, mut repairs, mut is_known) = (start, None, Vec::new(), false);
     while start.elapsed() < lasting {
@@ -202,7 +201,6 @@ fn rewritten(period: Duration, lasting: Duration, (node, agent): (&Node, &Agent)
         unchained: [unchained.all, unchained.ready].map(percent),
         known: unchained.known,
         median_repair: median(repairs),
-        slowdown: 1.0,
     }
 }
 
@@ -214,21 +212,20 @@ fn f05_the_unchained_time_under_a_rewriter_is_short_and_not_ready_from_the_third
         let agent = node.start_agent();
         wait_until("readiness", || agent.is_ready());
         let (every, whole) = (Duration::from_millis(period), Duration::from_secs(lasting));
-        let found = rewritten_every(every, whole, (&node, &agent));
+        let (found, slowdown) = with_slowdown(|| rewritten_every(every, whole, (&node, &agent)));
         let [unchained, ready] = found.unchained;
         println!(
             "rewritten every {every:?} for {whole:?}: unchained {unchained:.1} % of the time, ready then {ready:.1} %, \
-             median of the repairs {:?}, slowdown {:.2}",
-            found.median_repair, found.slowdown
+             median of the repairs {:?}, slowdown {slowdown:.2}",
+            found.median_repair
         );
         assert_eq!(found.known, 0, "ready without the entry although a rewriter is known: {every:?}");
         // 5 % of a second. The median, because single repairs are late on a machine with other work, and as many times
         // as long as other work slows a thread. Of the fastest rewriter, repairs wait for up to half a second.
         assert!(
-            period == 50 || found.median_repair <= Duration::from_millis(50).mul_f64(found.slowdown),
-            "{:?}, slowdown {:.2}",
-            found.median_repair,
-            found.slowdown
+            period == 50 || found.median_repair <= Duration::from_millis(50).mul_f64(slowdown),
+            "{:?}, slowdown {slowdown:.2}",
+            found.median_repair
         );
         wait_until("readiness", || agent.is_ready() && node.entry(FILE).is_some());
     }

@@ -14,10 +14,12 @@ mod agent;
 mod directory;
 pub mod facts;
 pub mod http;
+mod rooms;
 mod volume;
 mod wait;
 
 pub use agent::{Agent, SERVING, agent_environment};
 pub use directory::TestDir;
+pub use rooms::names_after;
 pub use volume::write_volume;
 pub use wait::{PATIENCE, fastest, wait_for, wait_for_at_most, wait_until};
