@@ -47,16 +47,32 @@ pub struct AgentStatus {
 /// A port at which the agent cannot listen.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TakenPort {
-    /// `health` or `metrics`.
-    pub purpose: String,
+    pub purpose: PortPurpose,
     pub address: SocketAddr,
     pub why: String,
+}
+
+/// What a port of the agent is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum PortPurpose {
+    Health,
+    Metrics,
+}
+
+impl PortPurpose {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Health => "health",
+            Self::Metrics => "metrics",
+        }
+    }
 }
 
 impl fmt::Display for TakenPort {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { purpose, address, why } = self;
-        write!(f, "the agent cannot listen at {address} ({purpose}): {why}")
+        write!(f, "the agent cannot listen at {address} ({}): {why}", purpose.name())
     }
 }
 

@@ -17,6 +17,7 @@ use super::reconcile::{ReconcileConfig, ReconcileContext, Reconciler};
 use super::sockets::{NodeError, Sockets};
 use super::status::{PublishedStatus, StatusSources};
 use super::{health, metrics};
+use crate::agent_status::PortPurpose;
 use crate::cluster::{ClusterNode, DaemonSetState, OwnNode};
 use crate::error::errno;
 use crate::host::settings::{AGENT_LEADER, Environment, Mode, STATUS_SOCKET, Settings};
@@ -245,9 +246,16 @@ impl NodeAgent<'_> {
             "/status" => Page::json(&health::node_status(&sources.snapshot())),
             _ => Page::not_found(),
         };
-        let health = environment.health.map(|listen| http::Server { listen, page: &health, name: "health" });
-        let metrics =
-            environment.metrics.map(|listen| http::Server { listen, page: &metrics, name: "metrics" });
+        let health = environment.health.map(|listen| http::Server {
+            listen,
+            page: &health,
+            purpose: PortPurpose::Health,
+        });
+        let metrics = environment.metrics.map(|listen| http::Server {
+            listen,
+            page: &metrics,
+            purpose: PortPurpose::Metrics,
+        });
         let servers: Vec<http::Server<'_>> = health.into_iter().chain(metrics).collect();
         if let Err(why) = http::serve(&servers, end, self.context) {
             self.context

@@ -1,6 +1,6 @@
 //! HTTP for health and metrics: one thread, with bounded connections and deadlines.
 
-use crate::agent_status::TakenPort;
+use crate::agent_status::{PortPurpose, TakenPort};
 use crate::error::errno;
 use crate::host::settings::Listen;
 use crate::lead::socket::SocketContext;
@@ -81,8 +81,7 @@ pub(crate) struct Server<'a> {
     pub(crate) listen: Listen,
     /// Returns the page at a path.
     pub(crate) page: &'a (dyn Fn(&str) -> Page + Sync),
-    /// The name in the log.
-    pub(crate) name: &'static str,
+    pub(crate) purpose: PortPurpose,
 }
 
 type Connection<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
@@ -96,7 +95,7 @@ pub(crate) fn serve(
     let runtime = tokio::runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
     let all = join_all(servers.iter().map(|server| accept(*server, context)));
     runtime.block_on(select(pin!(all), end));
-    servers.iter().for_each(|server| context.health.set_port(server.name, None));
+    servers.iter().for_each(|server| context.health.set_port(server.purpose, None));
     Ok(())
 }
 
@@ -131,8 +130,11 @@ async fn bind(server: Server<'_>, SocketContext { log, health, .. }: SocketConte
             match listener(address) {
                 Ok(listener) => {
                     let address = listener.local_addr().unwrap_or(address).to_string();
-                    log.info("gybe node: listens", json!({ "for": server.name, "address": address }));
-                    health.set_port(server.name, None);
+                    log.info(
+                        "gybe node: listens",
+                        json!({ "for": server.purpose.name(), "address": address }),
+                    );
+                    health.set_port(server.purpose, None);
                     return listener;
                 }
                 Err(why) => last = Some((address, why)),
@@ -140,10 +142,10 @@ async fn bind(server: Server<'_>, SocketContext { log, health, .. }: SocketConte
         }
         if let Some((address, why)) = last.filter(|_| !is_logged) {
             let why = errno(&why).desc().to_owned();
-            let fields = json!({ "for": server.name, "address": address.to_string(), "why": why });
+            let fields = json!({ "for": server.purpose.name(), "address": address.to_string(), "why": why });
             log.error("gybe node: cannot listen; trying again", fields);
-            let purpose = server.name.to_owned();
-            health.set_port(server.name, Some(TakenPort { purpose, address, why }));
+            let purpose = server.purpose;
+            health.set_port(purpose, Some(TakenPort { purpose, address, why }));
             is_logged = true;
         }
         tokio::time::sleep(BIND_RETRY).await;

@@ -17,7 +17,7 @@ pub(super) struct Refusals(Vec<Refusal>);
 struct Refusal {
     /// NAMESPACE/NAME.
     pod: String,
-    /// The id of the last error, and its cause.
+    /// The id of the last error, its cause and its hint.
     error: String,
     count: u64,
     last: Instant,

@@ -88,7 +88,7 @@ fn table(found: &[Finding], width: Option<usize>) -> String {
         );
         if let Some(remedy) = &finding.remedy {
             let section = finding.section.map_or(String::new(), |section| format!(" ({})", section.name()));
-            let remedy = format!("what to do: {}{section}", printable(remedy));
+            let remedy = format!("what to do: {}{section}", printable(&remedy.to_string()));
             let _ = writeln!(text, "{:indent$}  {}", "", wrapped(&remedy, indent + 2, width));
         }
     }

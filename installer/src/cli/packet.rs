@@ -2,10 +2,9 @@
 
 use super::output::CommandError;
 use clap::{Args, ValueEnum};
-use gybe_netfilter::kernel::routes::{Route, RouteQuery, RoutesError, Rtnetlink};
+use gybe_netfilter::kernel::routes::{Link, RouteQuery};
 use gybe_netfilter::model::packet::{Direction, Owner, Packet, Transport};
 use gybe_netfilter::model::policy::InterfaceName;
-use nix::errno::Errno;
 use serde_json::{Value, json};
 use std::net::{AddrParseError, IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -64,12 +63,9 @@ const DEFAULT_SOURCE_PORT: u16 = 40_000;
 
 /// The interface by which a packet leaves, and its source.
 pub(super) struct ChosenRoute {
-    interface: InterfaceName,
-    source: Option<IpAddr>,
+    pub(super) interface: InterfaceName,
+    pub(super) source: Option<IpAddr>,
 }
-
-/// The kernel's route for a connection, or the error of connect(2).
-pub(super) type KernelRoute = Result<ChosenRoute, Errno>;
 
 impl PacketArgs {
     /// Returns the packet. `addresses` are the namespace's; empty without a namespace. `route`: the kernel's.
@@ -116,37 +112,31 @@ impl PacketArgs {
         self.bind_to.is_some() || is_link_local
     }
 
-    /// Returns the kernel's route in the calling thread's namespace for a connection that leaves; none where the
+    /// Returns the query for the route of a connection that leaves, in a namespace with these interfaces; none where the
     /// arguments determine the interface.
     ///
     /// # Errors
-    /// When the kernel does not report it.
-    pub(super) fn route(&self) -> Result<Option<KernelRoute>, RoutesError> {
-        let is_determined = self.iface.is_some() || self.pod_ip.contains(&self.to.ip());
-        if self.direction == DirectionArg::In || is_determined {
+    /// When the namespace does not have the interface in --bind-to.
+    pub(super) fn route_query(&self, links: &[Link]) -> Result<Option<RouteQuery>, CommandError> {
+        if self.direction == DirectionArg::In {
             return Ok(None);
         }
-        let mut rtnetlink = Rtnetlink::open()?;
-        let links = rtnetlink.links()?;
-        let by = self.bind_to.clone().or_else(|| self.is_bound().then(eth0));
-        let index =
-            by.and_then(|by| links.iter().find(|link| link.name == by.as_str()).map(|link| link.index));
-        let query = RouteQuery {
+        let index = |name: &InterfaceName| {
+            links.iter().find(|link| link.name == name.as_str()).map(|link| link.index)
+        };
+        let bound_to = match &self.bind_to {
+            Some(name) => Some(index(name).ok_or_else(|| unknown_interface(name, links))?),
+            None if self.is_bound() => index(&eth0()),
+            None => None,
+        };
+        let is_determined = self.iface.is_some() || self.pod_ip.contains(&self.to.ip());
+        Ok((!is_determined).then(|| RouteQuery {
             destination: self.to.ip(),
             source: self.from.map(|from| from.ip()),
             mark: self.mark,
             uid: self.owner().uid,
-            bound_to: index,
-        };
-        let chosen = |route: Route| {
-            let name = links.iter().find(|link| link.index == route.interface).map(|link| link.name.as_str());
-            let interface = InterfaceName::parse(name?).ok()?;
-            Some(ChosenRoute { interface, source: route.source })
-        };
-        Ok(match rtnetlink.route(query)? {
-            Ok(route) => chosen(route).map(Ok),
-            Err(errno) => Some(Err(errno)),
-        })
+            bound_to,
+        }))
     }
 
     fn direction(&self, addresses: &[IpAddr], route: Option<&ChosenRoute>) -> Direction {
@@ -191,6 +181,12 @@ impl PacketArgs {
         let uid = self.uid.unwrap_or(1000);
         Owner { uid, gid: self.gid.unwrap_or(uid) }
     }
+}
+
+fn unknown_interface(name: &InterfaceName, links: &[Link]) -> CommandError {
+    let names: Vec<&str> = links.iter().map(|link| link.name.as_str()).collect();
+    let what = format!("the network namespace has no interface {}, which --bind-to names", name.as_str());
+    CommandError::new(what).with_hint(format!("it has {}", names.join(", ")))
 }
 
 fn eth0() -> InterfaceName {

@@ -4,7 +4,7 @@ use super::directories::DirectoriesArg;
 use super::live_trace;
 use super::namespace::{FamiliesArg, NAMESPACE, NamespaceArgs, OpenNamespace};
 use super::output::{CommandError, CommandOutput};
-use super::packet::{self, KernelRoute, PacketArgs};
+use super::packet::{self, ChosenRoute, PacketArgs};
 use super::policy_source::{IgnoreInitArg, PolicyArgs, Requested, Target};
 use super::style::{bad, examples};
 use crate::error::chain;
@@ -14,8 +14,9 @@ use gybe_netfilter::apply::redirection::RedirectionError;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::inspect::live::{LiveRules, LiveTrace, Outcome};
 use gybe_netfilter::inspect::show::show_rule;
+use gybe_netfilter::kernel::routes::{Link, Route, Rtnetlink};
 use gybe_netfilter::model::packet::{Direction, Packet};
-use gybe_netfilter::model::policy::{Families, RedirectPolicy};
+use gybe_netfilter::model::policy::{Families, InterfaceName, RedirectPolicy};
 use gybe_netfilter::model::ruleset::{Family, Ruleset};
 use nix::errno::Errno;
 use serde_json::{Value, json};
@@ -59,30 +60,10 @@ impl TraceArgs {
         let route = namespace.as_ref().map(|namespace| self.route(namespace)).transpose()?.flatten();
         let chosen = route.as_ref().and_then(|route| route.as_ref().ok());
         let packet = self.packet.packet(addresses.as_deref().unwrap_or_default(), chosen)?;
-        let desired = match self.policy.is_given() || namespace.is_none() {
-            true => Some(self.desired(addresses, &packet)?),
-            false => None,
-        };
-        let live = namespace
-            .as_ref()
-            .map(|namespace| self.live(namespace, &packet, desired.as_ref()))
-            .transpose()?
-            .map(|live| Live { refused: route.and_then(Result::err), ..live });
-        Ok(match (desired, live) {
-            (Some(desired), None) => desired.output(&packet),
-            (Some(desired), Some(live)) => both(&desired, &live, &packet),
-            (None, Some(live)) => {
-                let text = format!("{}\n{}", packet::sentence(&packet), live.text());
-                let mut json = live.json();
-                insert(&mut json, "packet", packet::as_json(&packet));
-                insert(&mut json, "rules", "live".into());
-                CommandOutput::done(text, json).with_notes(live.notes)
-            }
-            // Cannot happen: without a namespace the desired rules are traced.
-            (None, None) => {
-                return Err(CommandError::new("neither a network namespace nor --policy nor --pod is given"));
-            }
-        })
+        let Some(namespace) = namespace else { return Ok(self.desired(addresses, &packet)?.output(&packet)) };
+        let desired = self.policy.is_given().then(|| self.desired(addresses, &packet)).transpose()?;
+        let live = self.live(&namespace, &packet, desired.as_ref(), route.and_then(Result::err))?;
+        Ok(desired.map_or_else(|| live.output(&packet), |desired| both(&desired, &live, &packet)))
     }
 
     fn desired(&self, addresses: Option<Vec<IpAddr>>, packet: &Packet) -> Result<DesiredRules, CommandError> {
@@ -106,12 +87,13 @@ impl TraceArgs {
         namespace: &OpenNamespace,
         packet: &Packet,
         desired: Option<&DesiredRules>,
+        refused: Option<Errno>,
     ) -> Result<Live, CommandError> {
         let (read, cgroups) = namespace.inside(|| (LiveRules::read(), Cgroups::of_this_namespace()))?;
         let read = match read {
             Err(why) if why.is_incomplete() => {
                 let notes = vec![format!("note: not evaluated: {}", chain(&why))];
-                return Ok(Live { trace: LiveTrace::not_known(), refused: None, notes });
+                return Ok(Live { trace: LiveTrace::not_known(), refused, notes });
             }
             read => read.map_err(|why| {
                 CommandError::hinted(format!("cannot read the rules in {}", namespace.path()), why)
@@ -122,14 +104,30 @@ impl TraceArgs {
         if let Some(DesiredRules::Rules { policy, .. }) = desired {
             rules = rules.with_proxy_of(policy);
         }
-        Ok(Live { trace: rules.trace(packet), refused: None, notes: live_trace::notes(&rules) })
+        Ok(Live { trace: rules.trace(packet), refused, notes: live_trace::notes(&rules) })
     }
 
     fn route(&self, namespace: &OpenNamespace) -> Result<Option<KernelRoute>, CommandError> {
         let cannot =
             |why| CommandError::hinted(format!("cannot query the routes in {}", namespace.path()), why);
-        namespace.inside(|| self.packet.route())?.map_err(cannot)
+        namespace.inside(|| {
+            let mut rtnetlink = Rtnetlink::open().map_err(cannot)?;
+            let links = rtnetlink.links().map_err(cannot)?;
+            let Some(query) = self.packet.route_query(&links)? else { return Ok(None) };
+            Ok(match rtnetlink.route(query).map_err(cannot)? {
+                Ok(route) => chosen(&route, &links).map(Ok),
+                Err(errno) => Some(Err(errno)),
+            })
+        })?
     }
+}
+
+/// The kernel's route for a connection, or the error of connect(2).
+type KernelRoute = Result<ChosenRoute, Errno>;
+
+fn chosen(route: &Route, links: &[Link]) -> Option<ChosenRoute> {
+    let link = links.iter().find(|link| link.index == route.interface)?;
+    Some(ChosenRoute { interface: InterfaceName::parse(&link.name).ok()?, source: route.source })
 }
 
 /// The path through the rules in the namespace, and notes about rules that were not evaluated.
@@ -141,9 +139,17 @@ struct Live {
 }
 
 impl Live {
+    fn output(&self, packet: &Packet) -> CommandOutput {
+        let text = format!("{}\n{}", packet::sentence(packet), self.text());
+        let mut json = self.json();
+        insert(&mut json, "packet", packet::as_json(packet));
+        insert(&mut json, "rules", "live".into());
+        CommandOutput::done(text, json).with_notes(self.notes.clone())
+    }
+
     fn text(&self) -> String {
         match self.refused {
-            Some(why) => format!("is refused by the kernel before any rule: no route ({why})\n"),
+            Some(why) => format!("is refused by the kernel before any rule: {} ({why})\n", obstacle(why)),
             None => live_trace::text(&self.trace),
         }
     }
@@ -153,6 +159,17 @@ impl Live {
             Some(why) => json!({ "outcome": "no-route", "obstacle": why.to_string(), "steps": [] }),
             None => live_trace::json(&self.trace),
         }
+    }
+}
+
+/// The kind of route for which the kernel returns this error (`fib_props`, net/ipv4/fib_semantics.c;
+/// `ip6_rt_type_to_error`, net/ipv6/route.c, v6.18).
+fn obstacle(refused: Errno) -> &'static str {
+    match refused {
+        Errno::EHOSTUNREACH => "an `unreachable` route",
+        Errno::EACCES => "a `prohibit` route",
+        Errno::EINVAL => "a `blackhole` route, or a source that is not an address of the namespace",
+        _ => "no route",
     }
 }
 

@@ -17,6 +17,7 @@ use crate::error::RUN_AS_ROOT;
 use crate::host::entries::OurEntries;
 use observe::Observation;
 use serde_json::{Value, json};
+use std::fmt;
 
 /// One finding about the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -24,8 +25,31 @@ pub struct Finding {
     pub about: About,
     pub state: Severity,
     pub text: String,
-    pub remedy: Option<String>,
+    pub remedy: Option<Remedy>,
     pub section: Option<Section>,
+}
+
+/// What to do about a finding.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Remedy {
+    /// The kernel denied an access to the doctor's user.
+    RunAsRoot,
+    Text(String),
+}
+
+impl fmt::Display for Remedy {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::RunAsRoot => RUN_AS_ROOT,
+            Self::Text(text) => text,
+        })
+    }
+}
+
+impl<T: Into<String>> From<T> for Remedy {
+    fn from(text: T) -> Self {
+        Self::Text(text.into())
+    }
 }
 
 /// A section of docs/TROUBLESHOOTING.md: the id of an error of the plugin, or the name of an alert, that has the same
@@ -157,16 +181,11 @@ impl Finding {
     }
 
     fn note(about: About, text: impl Into<String>, remedy: Option<&str>) -> Self {
-        Self {
-            about,
-            state: Severity::Note,
-            text: text.into(),
-            remedy: remedy.map(str::to_owned),
-            section: None,
-        }
+        let remedy = remedy.map(Remedy::from);
+        Self { about, state: Severity::Note, text: text.into(), remedy, section: None }
     }
 
-    fn wrong(about: About, text: impl Into<String>, remedy: impl Into<String>) -> Self {
+    fn wrong(about: About, text: impl Into<String>, remedy: impl Into<Remedy>) -> Self {
         Self { about, state: Severity::Wrong, text: text.into(), remedy: Some(remedy.into()), section: None }
     }
 
@@ -177,7 +196,7 @@ impl Finding {
     #[must_use]
     pub fn to_json(&self) -> Value {
         let Self { about, state, text, remedy, section } = self;
-        let id = section.map(Section::name);
+        let (id, remedy) = (section.map(Section::name), remedy.as_ref().map(Remedy::to_string));
         json!({ "about": about.name(), "state": state.name().to_lowercase(), "says": text, "remedy": remedy, "id": id })
     }
 }
@@ -197,8 +216,6 @@ pub fn examine(observation: &Observation) -> Vec<Finding> {
         found.extend(programs::examine(observation, &ours));
         found.extend(leftovers::examine(observation, &ours));
         found.extend(agent::examine(observation, &ours));
-    }
-    if ours.is_anywhere() || programs::are_there(observation) {
         found.extend(backend::examine(observation, &ours));
         found.extend(pods::examine(observation));
     }
@@ -208,10 +225,10 @@ pub fn examine(observation: &Observation) -> Vec<Finding> {
 
 /// Returns the only finding for a user who may not read the node: to that user, what cannot be read is missing.
 fn refused(user: u32, found: &[Finding]) -> Option<Finding> {
-    let refused = found.iter().filter(|finding| finding.remedy.as_deref() == Some(RUN_AS_ROOT));
+    let refused = found.iter().filter(|finding| finding.remedy == Some(Remedy::RunAsRoot));
     let refused: Vec<&str> = refused.map(|finding| finding.text.as_str()).collect();
     let text = format!("user {user} cannot check this node: {}", refused.join("; "));
-    (!refused.is_empty()).then(|| Finding::wrong(About::Node, text, RUN_AS_ROOT))
+    (!refused.is_empty()).then(|| Finding::wrong(About::Node, text, Remedy::RunAsRoot))
 }
 
 /// Reports whether no finding is `Wrong`.
@@ -221,9 +238,11 @@ pub fn is_well(found: &[Finding]) -> bool {
 }
 
 /// The remedy if the kernel denies the access. To root only a security module denies it (F36).
-fn of_security(observation: &Observation) -> String {
+fn of_security(observation: &Observation) -> Remedy {
+    if observation.user.is_some() {
+        return Remedy::RunAsRoot;
+    }
     let remedy = match observation.security_module {
-        _ if observation.user.is_some() => RUN_AS_ROOT,
         observe::SecurityModule::SeLinux => {
             "set seLinuxOptions.type spc_t for the agent: SELinux is enforcing here"
         }
@@ -234,7 +253,7 @@ fn of_security(observation: &Observation) -> String {
             "in a pod with SELinux the agent and gybe doctor need spc_t, with AppArmor the profile unconfined"
         }
     };
-    remedy.to_owned()
+    remedy.into()
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use super::role::{Role, SharedRole};
 use super::socket_file::{SocketError, SocketFile};
-use crate::agent_status::TakenPort;
+use crate::agent_status::{PortPurpose, TakenPort};
 use crate::error::chain;
 use crate::log::Log;
 use nix::sys::socket::{Backlog, SockType, getsockopt, listen, sockopt};
@@ -109,8 +109,7 @@ pub(crate) fn is_authorized(connection: &impl AsFd, log: &Log) -> bool {
 #[derive(Debug, Default)]
 pub(crate) struct SocketHealth {
     problems: Mutex<BTreeMap<PathBuf, String>>,
-    /// By their purpose.
-    taken_ports: Mutex<BTreeMap<&'static str, TakenPort>>,
+    taken_ports: Mutex<BTreeMap<PortPurpose, TakenPort>>,
     facts_lost: AtomicU64,
     log_lost: AtomicU64,
 }
@@ -125,9 +124,9 @@ impl SocketHealth {
     }
 
     /// Sets why the port of this purpose cannot be used; none if the agent listens, or has stopped to try it.
-    pub(crate) fn set_port(&self, purpose: &'static str, taken: Option<TakenPort>) {
+    pub(crate) fn set_port(&self, purpose: PortPurpose, taken: Option<TakenPort>) {
         let mut ports = self.taken_ports.lock().unwrap_or_else(PoisonError::into_inner);
-        ports.remove(purpose);
+        ports.remove(&purpose);
         ports.extend(taken.map(|taken| (purpose, taken)));
     }
 

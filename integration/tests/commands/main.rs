@@ -5,3 +5,4 @@ mod command_line;
 mod demo;
 mod doctor;
 mod inspect;
+mod trace;

@@ -2,7 +2,7 @@
 
 use super::observe::{AgentContact, LogSocketContact, Observation};
 use super::{About, Finding, Section, of_security};
-use crate::agent_status::{AgentStatus, RefusedPod, TakenPort};
+use crate::agent_status::{AgentStatus, PortPurpose, RefusedPod, TakenPort};
 use crate::host::entries::OurEntries;
 use crate::pod::validation::SocketOwner;
 use gybe_plugin::facts::{AgentError, AgentFault, FactsError};
@@ -96,9 +96,11 @@ fn taken_port((port, owner): &(TakenPort, Option<SocketOwner>)) -> Finding {
         }
         None => String::new(),
     };
-    let remedy = match port.purpose.as_str() {
-        "metrics" => "end that process, or set another port: metrics.port of the chart, MONITORING_PORT",
-        _ => "end that process, or set another port: HEALTH_PORT",
+    let remedy = match port.purpose {
+        PortPurpose::Metrics => {
+            "end that process, or set another port: metrics.port of the chart, MONITORING_PORT"
+        }
+        PortPurpose::Health => "end that process, or set another port: HEALTH_PORT",
     };
     Finding::wrong(About::Agent, format!("{port}{owner}"), remedy)
 }
@@ -146,7 +148,7 @@ fn facts(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact)
     let remedy = if matches!(errno, Some(Errno::EACCES | Errno::EPERM)) {
         of_security(observation)
     } else {
-        RUNNING.to_owned()
+        RUNNING.into()
     };
     if !ours.is_anywhere() && agent.is_absent() {
         let text = format!(

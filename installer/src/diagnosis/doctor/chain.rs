@@ -165,6 +165,13 @@ fn well(observation: &Observation, ours: &OurEntries<'_>, in_use: Option<&Chosen
 fn wrong(observation: &Observation, ours: &OurEntries<'_>, reason: &Problem) -> Finding {
     let is_refused = |errno: &Errno| matches!(errno, Errno::EACCES | Errno::EPERM);
     let hint = || reason.hint().unwrap_or_default().into_owned();
+    if let Problem::UnreadableFirst(BrokenFile { why, .. }) = reason
+        && let BrokenReason::Unreadable(Unreadable::System(errno)) = why
+        && is_refused(errno)
+    {
+        let finding = Finding::wrong(About::Chain, reason.to_string(), of_security(observation));
+        return finding.in_section(Section::NodeNotReady);
+    }
     let (text, remedy) = match reason {
         Problem::NoEntry { file, plugins, .. } if is_istios(observation, ours, plugins) => {
             let text = format!("{PLUGIN} is not in {file}: istio-cni redirects pods");
@@ -182,10 +189,6 @@ fn wrong(observation: &Observation, ours: &OurEntries<'_>, reason: &Problem) -> 
             format!("no conf file names {PLUGIN}, so Multus has no network to call"),
             format!("{}, with shape: standalone (--shape standalone)", writer(observation)),
         ),
-        Problem::UnreadableFirst(BrokenFile {
-            why: BrokenReason::Unreadable(Unreadable::System(errno)),
-            ..
-        }) if is_refused(errno) => (reason.to_string(), of_security(observation)),
         _ => (reason.to_string(), hint()),
     };
     let about = match reason {

@@ -2,7 +2,7 @@
 //! have free space.
 
 use super::observe::{FileSystem, FreeSpace, Observation};
-use super::{About, Finding, of_security};
+use super::{About, Finding, Remedy, of_security};
 use crate::host::observe::{DirectoryState, NodeDirectories};
 use nix::errno::Errno;
 use std::path::Path;
@@ -60,13 +60,11 @@ fn directory_problems(
     }
 }
 
-fn refused(observation: &Observation, why: Errno) -> String {
+fn refused(observation: &Observation, why: Errno) -> Remedy {
     match why {
         Errno::EACCES | Errno::EPERM => of_security(observation),
-        Errno::ENOTDIR => {
-            "name the directory with --conf-dir or --bin-dir: this is not a directory".to_owned()
-        }
-        _ => "check the disk that it is on".to_owned(),
+        Errno::ENOTDIR => "name the directory with --conf-dir or --bin-dir: this is not a directory".into(),
+        _ => "check the disk that it is on".into(),
     }
 }
 

@@ -1,8 +1,7 @@
 //! Findings about this node's pods: whether they are redirected, and their unknown annotations.
 
 use super::observe::{Observation, PodVerdicts};
-use super::{About, Finding, Section};
-use crate::error::RUN_AS_ROOT;
+use super::{About, Finding, Remedy, Section};
 use crate::pod::proxy::ProxyFault;
 use crate::sandboxes::{Sandbox, SandboxVerdict, summary};
 use gybe_netfilter::inspect::verdict::RedirectionState;
@@ -20,11 +19,12 @@ pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
 /// What could not be read.
 fn unread(observation: &Observation, PodVerdicts { unreadable, .. }: &PodVerdicts) -> Vec<Finding> {
     let remedy = match observation.user {
-        Some(_) => RUN_AS_ROOT,
-        None => "run gybe doctor on the node; --results-dir names the directory of libcni's cache",
+        Some(_) => Remedy::RunAsRoot,
+        None => "run gybe doctor on the node; --results-dir names the directory of libcni's cache".into(),
     };
-    let wrong =
-        |what| Finding::wrong(About::Pods, format!("pods may be missing in this list: {what}"), remedy);
+    let wrong = |what| {
+        Finding::wrong(About::Pods, format!("pods may be missing in this list: {what}"), remedy.clone())
+    };
     unreadable.iter().map(wrong).collect()
 }
 

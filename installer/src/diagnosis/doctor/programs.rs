@@ -96,9 +96,8 @@ fn of_trial(observation: &Observation, trial: &Result<(), TrialError>) -> Findin
             };
             let remedy = match why {
                 TrialError::NotRun(Errno::EACCES | Errno::EPERM) => of_security(observation),
-                TrialError::Hung | TrialError::Another => why.hint().unwrap_or_default().into_owned(),
-                _ => "run gybe install, which replaces it with a program for this node's architecture"
-                    .to_owned(),
+                TrialError::Hung | TrialError::Another => why.hint().unwrap_or_default().into_owned().into(),
+                _ => "run gybe install, which replaces it with a program for this node's architecture".into(),
             };
             Finding::wrong(About::Programs, text, remedy).in_section(Section::NodeNotReady)
         }
