@@ -6,7 +6,7 @@ use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, examples, good, titles};
 use crate::agent_status::NodeStatus;
 use crate::pod::manifest::printable;
-use crate::workstation::agents::{self, AGENTS, AgentSelector, ClusterAgent, StatusPage};
+use crate::workstation::agents::{self, AGENTS, AgentSelector, ClusterAgent, Readiness, StatusPage};
 use clap::Args;
 use gybe_plugin::args::Namespace;
 use serde_json::{Value, json};
@@ -21,7 +21,8 @@ use std::time::{Duration, Instant};
 /// node is ready, and nothing is wrong. 1: a node has a problem, which is printed below it. 2: the command failed, or
 /// the cluster has no agent.
 ///
-/// Needs the rights to list pods and to get pods/proxy in the namespace of the agents. Of a kubeconfig it uses client
+/// Needs the rights to list pods and to get pods/proxy in the namespace of the agents; with the right to get nodes it
+/// also reports why a node is not ready. Of a kubeconfig it uses client
 /// certificates, tokens, passwords and credential programs (exec); it refuses auth-provider and proxy-url. A node on
 /// which no agent's pod was created is not listed: `kubectl -n gybe-system get daemonset gybe-node` counts those. As
 /// kubectl-gybe in the PATH this program is also `kubectl gybe`.
@@ -93,11 +94,21 @@ fn row<'a>(name: &'a str, agents: &[&'a ClusterAgent]) -> Option<NodeRow<'a>> {
         StatusPage::NotServed => vec![format!("pod {}: {NOT_SERVED}", agent.pod)],
         StatusPage::Failed(why) => vec![format!("pod {}: {why}", agent.pod)],
     };
+    match &agent.readiness {
+        Readiness::NodeNotReady(why) => problems.push(format!("{NODE_NOT_READY}: {why}")),
+        Readiness::PodNotReady(why) if problems.is_empty() && agent.waits.is_none() => {
+            problems.push(format!("pod {} is not ready in the cluster: {why}", agent.pod));
+        }
+        Readiness::PodNotReady(_) | Readiness::Ready => {}
+    }
     // Also the newer agent of a node whose old one still leads.
     problems
         .extend(agents.iter().filter_map(|one| Some(format!("pod {}: {}", one.pod, one.waits.as_ref()?))));
     Some(NodeRow { name, agent, status, problems })
 }
+
+const NODE_NOT_READY: &str = "the node is not ready in the cluster: its running pods keep their rules, and the kubelet or \
+                              the runtime may start none";
 
 const NOT_SERVED: &str = "the agent serves no status, because MONITORING_PORT (metrics.port of the chart) is 0: set a port, \
                           or run gybe doctor on the node";
@@ -121,6 +132,7 @@ fn problems(status: &NodeStatus) -> Vec<String> {
 impl NodeRow<'_> {
     fn state(&self) -> &'static str {
         match &self.agent.page {
+            _ if matches!(self.agent.readiness, Readiness::NodeNotReady(_)) => "NODE NOT READY",
             StatusPage::Read(NodeStatus { agent, .. }) if agent.leaves => "leaves",
             StatusPage::Read(NodeStatus { agent, .. }) if agent.ready => "ready",
             StatusPage::Read(_) => "NOT READY",

@@ -53,7 +53,7 @@ pub(crate) type Ignored = serde::de::IgnoredAny;
 
 pub(crate) type Pod = Object<PodSpec, PodStatus>;
 pub(crate) type DaemonSet = Object<DaemonSetSpec, DaemonSetStatus>;
-pub(crate) type Node = Object<NodeSpec>;
+pub(crate) type Node = Object<NodeSpec, NodeStatus>;
 
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
@@ -105,8 +105,7 @@ pub(crate) struct PodStatus {
     pub(crate) reason: String,
     pub(crate) init_container_statuses: Vec<ContainerStatus>,
     pub(crate) container_statuses: Vec<ContainerStatus>,
-    #[serde(deserialize_with = "null_is_empty")]
-    pub(crate) conditions: Vec<Condition>,
+    pub(crate) conditions: Conditions,
 }
 
 #[derive(Deserialize, Default)]
@@ -126,6 +125,21 @@ pub(crate) struct ContainerState {
 #[serde(default)]
 pub(crate) struct Waiting {
     pub(crate) reason: String,
+}
+
+#[derive(Deserialize, Default)]
+pub(crate) struct Conditions(#[serde(deserialize_with = "null_is_empty")] Vec<Condition>);
+
+impl Conditions {
+    /// Returns the condition of this type, such as `Ready`.
+    pub(crate) fn get(&self, kind: &str) -> Option<&Condition> {
+        self.0.iter().find(|condition| condition.r#type == kind)
+    }
+
+    /// Returns the condition `Ready` if it is `False` or `Unknown`.
+    pub(crate) fn not_ready(&self) -> Option<&Condition> {
+        self.get("Ready").filter(|condition| condition.status != "True")
+    }
 }
 
 #[derive(Deserialize, Default)]
@@ -161,6 +175,12 @@ pub(crate) struct NodeSpec {
     pub(crate) taints: Vec<Value>,
 }
 
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub(crate) struct NodeStatus {
+    pub(crate) conditions: Conditions,
+}
+
 #[derive(Deserialize)]
 pub(crate) struct ConfigMap {
     #[serde(default, deserialize_with = "null_is_empty")]
@@ -169,13 +189,6 @@ pub(crate) struct ConfigMap {
 
 fn null_is_empty<'de, D: Deserializer<'de>, T: Deserialize<'de> + Default>(from: D) -> Result<T, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
-}
-
-impl PodStatus {
-    /// Returns the pod's condition of this type, such as `Ready`.
-    pub(crate) fn condition(&self, kind: &str) -> Option<&Condition> {
-        self.conditions.iter().find(|condition| condition.r#type == kind)
-    }
 }
 
 #[cfg(test)]
@@ -201,7 +214,7 @@ mod tests {
         ] {
             let pods: List<Pod> = serde_json::from_str(text).unwrap();
             assert!(pods.items.iter().all(|pod| pod.metadata.labels.is_empty()), "{text}");
-            assert!(pods.items.iter().all(|pod| pod.status.condition("Ready").is_none()), "{text}");
+            assert!(pods.items.iter().all(|pod| pod.status.conditions.get("Ready").is_none()), "{text}");
         }
     }
 }

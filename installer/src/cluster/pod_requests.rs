@@ -48,6 +48,11 @@ pub(crate) fn watch(node: &str, version: &str, seconds: u32) -> Result<Request<V
     watch_fields(PODS, &of_node(node), version, seconds)
 }
 
+/// Requests a node.
+pub(crate) fn node(name: &str) -> Result<Request<Vec<u8>>, ApiError> {
+    ApiRequest::new(NODES).get(name, &GetParams::default()).map_err(|_| invalid_name())
+}
+
 /// Requests the events of a node after a version, for `seconds`.
 pub(crate) fn watch_node(node: &str, version: &str, seconds: u32) -> Result<Request<Vec<u8>>, ApiError> {
     watch_fields(NODES, &format!("metadata.name={node}"), version, seconds)

@@ -124,7 +124,7 @@ pub fn has_ready_pod(
 ) -> Result<bool, QueryError> {
     let pods: List<Pod> = send(cluster, pod_requests::selected(node, selected)?, until)?;
     let is_ready =
-        |pod: &Pod| pod.status.condition("Ready").is_some_and(|condition| condition.status == "True");
+        |pod: &Pod| pod.status.conditions.get("Ready").is_some_and(|condition| condition.status == "True");
     Ok(pods.items.iter().any(is_ready))
 }
 

@@ -4,8 +4,8 @@ use crate::agent_status::NodeStatus;
 use crate::cluster::Cluster;
 use crate::cluster::client;
 use crate::cluster::error::ApiError;
-use crate::cluster::objects::{ContainerStatus, List, Pod, PodStatus};
-use crate::cluster::pod_requests::invalid_name;
+use crate::cluster::objects::{Condition, ContainerStatus, List, Node, Pod, PodStatus};
+use crate::cluster::pod_requests::{invalid_name, node};
 use crate::cluster::queries::{QueryError, run};
 use futures::stream::{self, StreamExt};
 use http_body_util::{BodyExt, Limited};
@@ -56,6 +56,19 @@ pub(crate) struct ClusterAgent {
     /// Whether it has the container `repair`, whose commands run on the host.
     pub has_repair: bool,
     pub page: StatusPage,
+    pub readiness: Readiness,
+}
+
+/// What the conditions `Ready` of an agent's pod and of its node are. While a kubelet is hung, the node's controller
+/// sets both, and the agent's own page may still report that it is ready.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Readiness {
+    /// The pod is ready, or has no such condition yet.
+    Ready,
+    /// The pod is not, and the node is ready or may not be read. The condition's message.
+    PodNotReady(String),
+    /// The node is not ready: its condition, or that it does not exist.
+    NodeNotReady(String),
 }
 
 /// The page of an agent.
@@ -149,7 +162,7 @@ impl Pod {
     /// Returns why the pod does not run.
     fn stopped(&self) -> Option<String> {
         let PodStatus { phase, reason, .. } = &self.status;
-        let unscheduled = self.status.condition("PodScheduled").filter(|it| it.status == "False");
+        let unscheduled = self.status.conditions.get("PodScheduled").filter(|it| it.status == "False");
         match (phase.as_str(), reason.as_str(), unscheduled) {
             ("Running", ..) => None,
             (.., Some(condition)) => Some(format!("not scheduled: {}", condition.message)),
@@ -191,7 +204,28 @@ async fn agent(client: &Client, namespace: &str, pod: Pod, until: Instant) -> Cl
     };
     let waits = pod.waits();
     let has_repair = pod.spec.containers.iter().any(|container| container.name == REPAIR);
-    ClusterAgent { pod: pod.metadata.name, node: pod.spec.node_name, waits, has_repair, page }
+    let readiness = match pod.status.conditions.not_ready() {
+        Some(condition) if !pod.spec.node_name.is_empty() => {
+            let reading = timeout_at(until.into(), node_fault(client, &pod.spec.node_name)).await;
+            reading.ok().flatten().unwrap_or_else(|| Readiness::PodNotReady(condition.message.clone()))
+        }
+        _ => Readiness::Ready,
+    };
+    ClusterAgent { pod: pod.metadata.name, node: pod.spec.node_name, waits, has_repair, page, readiness }
+}
+
+/// Requests a node; none if it is ready, or if it cannot be read: few users have the right to.
+async fn node_fault(client: &Client, name: &str) -> Option<Readiness> {
+    let request = node(name).ok()?;
+    let why = match client::object::<Node>(client, request).await {
+        Ok(node) => {
+            let Condition { status, message, .. } = node.status.conditions.not_ready()?;
+            format!("its condition Ready is {status}: {message}")
+        }
+        Err(fault) if fault.status() == Some(404) => "it does not exist".to_owned(),
+        Err(_) => return None,
+    };
+    Some(Readiness::NodeNotReady(why))
 }
 
 async fn status(client: &Client, path: &str) -> Result<NodeStatus, ApiError> {

@@ -181,6 +181,75 @@ fn each_problem_is_printed_below_its_node() {
 }
 
 #[test]
+fn a_node_whose_kubelet_is_hung_is_not_ready_whatever_its_agent_answers() {
+    let (cluster, kubeconfig) = cluster("status-hung");
+    let condition = |kind: &str, status: &str, message: &str| {
+        json!({ "conditions": [
+            { "type": "MemoryPressure", "status": "Unknown" },
+            { "type": kind, "status": status, "message": message },
+        ] })
+    };
+    let stopped = "Kubelet stopped posting node status.";
+    for (node, pod_ready, node_status) in [
+        ("hung", "False", Some(condition("Ready", "Unknown", stopped))),
+        ("no-runtime", "False", Some(condition("Ready", "False", "container runtime is down\u{1b}[2J"))),
+        ("removed", "False", None),
+        ("probe-fails", "False", Some(condition("Ready", "True", ""))),
+        // The page and the pod's condition decide; the node is not requested.
+        ("well", "True", Some(condition("Ready", "Unknown", stopped))),
+    ] {
+        put_agent(&cluster, node, node, |pod| {
+            pod["status"]["conditions"] =
+                json!([{ "type": "Ready", "status": pod_ready, "message": "of the pod" }]);
+        });
+        set_page(&cluster, node, &ready("0.1.0"));
+        if let Some(status) = node_status {
+            cluster
+                .server
+                .put(json!({ "kind": "Node", "metadata": { "name": node }, "status": status }))
+                .unwrap();
+        }
+    }
+    let state = "the node is not ready in the cluster: its running pods keep their rules, and the kubelet or the runtime \
+                 may start none";
+    let of_pod = |node: &str| format!("pod {node} is not ready in the cluster: of the pod");
+    let by_right = [
+        (
+            true,
+            [
+                ("hung", format!("{state}: its condition Ready is Unknown: {stopped}")),
+                (
+                    "no-runtime",
+                    format!("{state}: its condition Ready is False: container runtime is down\u{1b}[2J"),
+                ),
+                ("probe-fails", of_pod("probe-fails")),
+                ("removed", format!("{state}: it does not exist")),
+            ],
+        ),
+        (false, ["hung", "no-runtime", "probe-fails", "removed"].map(|node| (node, of_pod(node)))),
+    ];
+    for (may_get_nodes, expected) in by_right {
+        if may_get_nodes {
+            cluster.server.permit(Verb::Get, "nodes");
+        } else {
+            cluster.server.forbid(Verb::Get, "nodes");
+        }
+        let found = status(&kubeconfig, &["--json"]);
+        let json = found.json();
+        let problems: Vec<_> = json["nodes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .flat_map(|node| node["problems"].as_array().unwrap().iter().map(|it| (&node["node"], it)))
+            .map(|(node, problem)| (node.as_str().unwrap(), problem.as_str().unwrap().to_owned()))
+            .collect();
+        assert_eq!((found.code, problems.as_slice()), (1, &expected[..]), "{}", found.err);
+        let not_ready = if may_get_nodes { json!(3) } else { Value::Null };
+        assert_eq!(json["states"]["NODE NOT READY"], not_ready, "{json:#}");
+    }
+}
+
+#[test]
 fn a_refusal_or_a_cluster_without_agents_is_an_error_with_exit_code_2() {
     let (cluster, kubeconfig) = cluster("status-refused");
     let none = status(&kubeconfig, &[]);
