@@ -9,7 +9,7 @@ use crate::error::chain;
 use crate::host::settings::NodeTaint;
 use crate::log::Log;
 use crate::retry::Backoff;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_plugin::args::{Namespace, PodName};
 use serde::Deserialize;
 use serde_json::{Value, json};

@@ -18,7 +18,7 @@ use crate::lead::socket_file::SocketError;
 use crate::log::Log;
 use crate::sandboxes::repair::{self, Occasion, RepairNode};
 use gybe_netfilter::apply::backend::BackendKind;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::probe::Capabilities;
 use gybe_netfilter::probe::choose::{BackendSetting, choose};
 use gybe_plugin::probe_cache::{DIRECTORY, MaxAge, ProbeCache, ProbeCacheError, ProbeReport};

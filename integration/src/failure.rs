@@ -3,7 +3,7 @@
 use gybe_demo::testnet::link::LinkError;
 use gybe_demo::testnet::namespace::NamespaceError;
 use gybe_netfilter::kernel::sockets::IdentityError;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;

@@ -6,12 +6,12 @@ use gybe_demo::predicted::{Control, SideEffect, follows};
 use gybe_demo::testnet::outcome::{ConnectionOutcome, Reply};
 use gybe_netfilter::apply::redirection::RedirectionError;
 use gybe_netfilter::inspect::live::{LiveRules, LiveTrace, Outcome};
-use gybe_netfilter::model::packet::{Connection, ConnectionPhase, Direction, Packet, Transport};
+use gybe_netfilter::model::packet::{Connection, ConnectionPhase, Direction, Packet};
 use gybe_netfilter::model::policy::istio::PASSTHROUGH_V6;
 use gybe_netfilter::model::policy::{
     Families, InterfaceName, InterfaceNameError, Mode, Port, RedirectPolicy,
 };
-use gybe_netfilter::model::ruleset::Ruleset;
+use gybe_netfilter::model::ruleset::{Ruleset, Transport};
 use ipnet::IpNet;
 use nix::errno::Errno;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};

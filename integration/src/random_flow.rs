@@ -3,8 +3,9 @@
 use crate::predict::is_own;
 use crate::vectors::{Flow, Location};
 use gybe_demo::testnet::outcome::ConnectionOutcome;
-use gybe_netfilter::model::packet::{Owner, Transport};
+use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::istio::{PASSTHROUGH_V4, PASSTHROUGH_V6};
+use gybe_netfilter::model::ruleset::Transport;
 use proptest::prelude::{Just, Strategy};
 use proptest::sample::select;
 use std::net::{IpAddr, SocketAddr};

@@ -11,8 +11,9 @@ use gybe_demo::testnet::link::{LinkEnd, LinkError, NextHop, forward, join, route
 use gybe_demo::testnet::listener::{ListenAddress, ListenError, Listeners, ListeningPort, ServerName};
 use gybe_demo::testnet::namespace::{Namespace, NamespaceError};
 use gybe_demo::testnet::outcome::ConnectionOutcome;
-use gybe_netfilter::model::packet::{Owner, Transport};
+use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::{Families, InterfaceName, InterfaceNameError, Mode};
+use gybe_netfilter::model::ruleset::Transport;
 use ipnet::IpNet;
 use std::sync::Arc;
 

@@ -4,9 +4,11 @@
 use gybe_demo::testnet::outcome::{ConnectionOutcome, ParseOutcomeError};
 use gybe_installer::pod::policy_file::NoAddress;
 use gybe_installer::pod::policy_file::{PolicyFile, PolicyFileError};
-use gybe_netfilter::model::packet::{Owner, Transport};
+use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::RedirectPolicy;
-use serde::Deserialize;
+use gybe_netfilter::model::ruleset::Transport;
+use serde::de::Error as _;
+use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -160,7 +162,8 @@ struct RecordedConnection {
 struct Connection {
     id: String,
     from: Location,
-    proto: Protocol,
+    #[serde(deserialize_with = "transport")]
+    proto: Transport,
     dst: IpAddr,
     port: u16,
     uid: u32,
@@ -171,11 +174,10 @@ struct Connection {
     without_rules: String,
 }
 
-#[derive(Deserialize)]
-#[serde(rename_all = "lowercase")]
-enum Protocol {
-    Tcp,
-    Udp,
+fn transport<'de, D: Deserializer<'de>>(from: D) -> Result<Transport, D::Error> {
+    let name = String::deserialize(from)?;
+    let named = Transport::ALL.into_iter().find(|transport| transport.name() == name);
+    named.ok_or_else(|| D::Error::custom(format!("{name:?} is no transport protocol")))
 }
 
 /// Flows that are not recorded: under recorded policies, or under one of their own.
@@ -213,10 +215,7 @@ impl Connection {
         Ok(Flow {
             id: self.id.clone(),
             from: self.from,
-            transport: match self.proto {
-                Protocol::Tcp => Transport::Tcp,
-                Protocol::Udp => Transport::Udp,
-            },
+            transport: self.proto,
             to: SocketAddr::new(self.dst, self.port),
             owner: Owner { uid: self.uid, gid: self.gid },
             source: self.src,

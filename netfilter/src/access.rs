@@ -1,12 +1,15 @@
-//! What one operation on a namespace's rules works with: an nfnetlink socket, and the lock of the iptables backends.
+//! What one operation on a namespace's rules works with: an nfnetlink socket, the list of the chains of every owner,
+//! which shows other owners' rules and the tables of iptables-nft, and the lock of the iptables backends.
 
-pub(crate) mod listed_chains;
-
-use crate::kernel::lock::lock;
+use crate::kernel::uapi::*;
+use crate::nft::chain::Base;
 use crate::nft::error::NftError;
+use crate::nft::lists::{self, Entry, Lister};
 use crate::nft::socket::Connection;
-use listed_chains::ListedChain;
+use nix::errno::Errno;
 use std::fs::{File, TryLockError};
+use std::sync::mpsc;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// Why the chains of a namespace cannot be listed.
@@ -58,9 +61,101 @@ impl NamespaceAccess {
     /// All nftables chains of the namespace, of every owner; `None` where the kernel has no nftables.
     pub(crate) fn chains(&mut self) -> Result<Option<Vec<ListedChain>>, ChainsError> {
         match self.connection() {
-            Ok(connection) => listed_chains::list(connection),
+            Ok(connection) => list_chains(connection),
             Err(error) if error.is_without_nftables() => Ok(None),
             Err(error) => Err(error),
         }
+    }
+}
+
+/// One chain of the kernel's list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct ListedChain {
+    /// `NFPROTO_*`.
+    pub(crate) family: u8,
+    pub(crate) table: String,
+    pub(crate) name: String,
+    /// The priority of a base chain that translates destinations.
+    pub(crate) translates_at: Option<i32>,
+    /// The number of rules in it and of rules that lead to it.
+    pub(crate) uses: u32,
+}
+
+/// Lists all chains; `None` where the kernel has no nftables.
+fn list_chains(connection: &mut Connection) -> Result<Option<Vec<ListedChain>>, NftError> {
+    let lister: &mut Lister<'_> = &mut |request, sequence, limit| connection.0.list(request, sequence, limit);
+    let chains = lists::of_one_generation(lister, NFPROTO_UNSPEC, |lists| lists.all(lists::CHAINS, |_| ()));
+    match chains {
+        Ok(entries) => Ok(Some(parse(&entries))),
+        // No such subsystem (`nfnetlink_rcv_msg`).
+        Err(NftError::List { source: Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOENT, .. }) => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Parses the entries of a list; entries without table or name are skipped.
+pub(crate) fn parse(entries: &[Entry]) -> Vec<ListedChain> {
+    entries.iter().filter_map(chain).collect()
+}
+
+fn chain(entry: &Entry) -> Option<ListedChain> {
+    let attributes = entry.attributes();
+    let text = |kind| attributes.get(kind).map(|name| name.name());
+    let uses = attributes.get(NFTA_CHAIN_USE).and_then(|uses| uses.be32()).unwrap_or_default();
+    let translates_at = Base::read(&attributes).and_then(|base| base.translates_at());
+    let (table, name) = (text(NFTA_CHAIN_TABLE)?, text(NFTA_CHAIN_NAME)?);
+    Some(ListedChain { family: entry.family(), table, name, translates_at, uses })
+}
+
+/// Takes an exclusive lock on `file`, until it is closed, and waits for `time` at most.
+///
+/// flock(2) has no deadline, so a thread waits for a lock that another process holds. After the deadline that thread
+/// goes on waiting without effect: the lock belongs to the open file description, which both share.
+///
+/// # Errors
+/// `WouldBlock` when the lock was not free within `time`; the kernel's error when the file cannot be locked or the
+/// thread cannot be started.
+pub fn lock(file: &File, time: Duration) -> Result<(), TryLockError> {
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => {}
+        outcome => return outcome,
+    }
+    let waiting = file.try_clone().map_err(TryLockError::Error)?;
+    let (sender, receiver) = mpsc::channel();
+    let waiter = thread::Builder::new().name("lock".to_owned()).spawn(move || {
+        let outcome = waiting.lock();
+        // Before the result is sent: closing the caller's file then releases the lock.
+        drop(waiting);
+        let _receiver_timed_out = sender.send(outcome);
+    });
+    waiter.map_err(TryLockError::Error)?;
+    receiver.recv_timeout(time).map_err(|_| TryLockError::WouldBlock)?.map_err(TryLockError::Error)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use nix::sys::memfd::{MFdFlags, memfd_create};
+    use std::os::fd::AsRawFd;
+    use std::time::Instant;
+
+    #[test]
+    fn f22_a_lock_is_waited_for_until_the_deadline() {
+        let memory = File::from(memfd_create(c"gybe-lock", MFdFlags::MFD_CLOEXEC).unwrap());
+        // Locks exclude open file descriptions, also those of one process.
+        let opened = || File::open(format!("/proc/self/fd/{}", memory.as_raw_fd())).unwrap();
+        let (first, second, third, long) = (opened(), opened(), opened(), Duration::from_secs(60));
+        lock(&first, long).unwrap();
+        let began = Instant::now();
+        let late = lock(&second, Duration::from_millis(20));
+        assert!(matches!(late, Err(TryLockError::WouldBlock)), "{late:?}");
+        // A waiter that timed out does not keep the lock from the next.
+        drop(second);
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| lock(&third, long));
+            drop(first);
+            waiting.join().unwrap().unwrap();
+        });
+        assert!(began.elapsed() < long);
     }
 }

@@ -8,7 +8,7 @@ pub mod redirection;
 use crate::apply::backend::{Backend, BackendError, BackendKind};
 use crate::apply::presence::{OtherMesh, OtherNat, Presence};
 use crate::iptables::{Iptables, Variant};
-use crate::model::hint::Hint;
+use crate::model::Hint;
 use crate::model::inventory::PreviousRules;
 use crate::model::ruleset::Ruleset;
 use crate::nft::Nft;

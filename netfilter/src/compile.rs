@@ -15,7 +15,7 @@ pub use ids::RULE_IDS;
 use crate::model::policy::istio::{PASSTHROUGH_V4, PASSTHROUGH_V6};
 use crate::model::policy::{Families, InterfaceName, Owners, PortSet, RedirectPolicy};
 use crate::model::ruleset::{
-    Chain, ChainName, Family, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict,
+    Chain, ChainName, Family, Is, Match, Networks, Rule, RuleId, Ruleset, Transport, Verdict,
 };
 use ipnet::{Ipv4Net, Ipv6Net};
 use std::collections::BTreeSet;
@@ -110,8 +110,8 @@ impl RedirectPolicy {
     }
 }
 
-const TCP: Match = Match::Protocol(Protocol::Tcp);
-const UDP: Match = Match::Protocol(Protocol::Udp);
+const TCP: Match = Match::Protocol(Transport::Tcp);
+const UDP: Match = Match::Protocol(Transport::Udp);
 
 /// The port of DNS servers.
 const DNS_PORT: u16 = 53;

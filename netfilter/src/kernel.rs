@@ -1,6 +1,5 @@
 //! The interface of the kernel: netlink, routes and addresses, namespaces, sockets, and the connections that it tracks.
 
-pub mod lock;
 pub(crate) mod netlink;
 pub mod netns;
 pub mod open_connections;

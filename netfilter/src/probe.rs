@@ -11,11 +11,9 @@
 pub mod choose;
 mod connection;
 mod profile;
-mod table;
 mod temporary_namespace;
 
 pub use profile::Profile;
-pub use table::Table;
 pub use temporary_namespace::ProbeError;
 
 use crate::apply::ApplyError;
@@ -23,7 +21,7 @@ use crate::apply::backend::{Backend, BackendError, BackendKind};
 use crate::apply::presence::Presence;
 use crate::apply::redirection::{Redirection, RedirectionError};
 use crate::iptables::IptablesError;
-use crate::model::hint::Hint;
+use crate::model::Hint;
 use crate::nft::NftError;
 use crate::xt::legacy;
 use connection::{Arrival, Attempt, ProbeConnection};
@@ -216,5 +214,63 @@ fn rule_of(error: &IptablesError) -> Option<String> {
         IptablesError::Failed { rule, .. } => rule.as_ref().map(|rule| format!("rule {rule:?}")),
         IptablesError::PutBack { source, .. } | IptablesError::HalfWritten { source, .. } => rule_of(source),
         _ => None,
+    }
+}
+
+/// A map with few keys, in insertion order. A map of the standard library would add much more code to the plugin.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Table<K, V>(Vec<(K, V)>);
+
+impl<K: Copy + PartialEq, V> Table<K, V> {
+    /// The value of `key`.
+    pub fn get(&self, key: K) -> Option<&V> {
+        self.0.iter().find(|(other, _)| *other == key).map(|(_, value)| value)
+    }
+
+    /// Reports whether `key` has a value.
+    pub fn contains(&self, key: K) -> bool {
+        self.get(key).is_some()
+    }
+
+    /// Sets the value of `key`.
+    pub fn insert(&mut self, key: K, value: V) {
+        match self.0.iter_mut().find(|(other, _)| *other == key) {
+            Some((_, there)) => *there = value,
+            None => self.0.push((key, value)),
+        }
+    }
+
+    /// Keeps the values of which `is_kept` is true.
+    pub fn retain(&mut self, is_kept: impl Fn(&V) -> bool) {
+        self.0.retain(|(_, value)| is_kept(value));
+    }
+
+    /// The entries in insertion order.
+    pub fn iter(&self) -> impl Iterator<Item = (K, &V)> {
+        self.0.iter().map(|(key, value)| (*key, value))
+    }
+
+    /// The values in insertion order.
+    pub fn values(&self) -> impl Iterator<Item = &V> {
+        self.0.iter().map(|(_, value)| value)
+    }
+
+    /// Reports whether it has no entries.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+impl<K, V> Default for Table<K, V> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<K: Copy + PartialEq, V> FromIterator<(K, V)> for Table<K, V> {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(all: I) -> Self {
+        let mut table = Self::default();
+        all.into_iter().for_each(|(key, value)| table.insert(key, value));
+        table
     }
 }

@@ -14,16 +14,16 @@ mod fields;
 pub mod legacy;
 mod matches;
 mod nat;
-mod ports;
 mod targets;
 
 pub use conntrack::{Conntrack, ConntrackTest, States};
+pub(crate) use fields::colon;
+pub use fields::{PortEnd, PortTest};
 pub use matches::{
     AddressTypes, IcmpTest, IdTest, IpRange, MarkTest, Multiport, OwnerTest, SocketTest, TcpFlags, TcpTest,
     TypeTest, UdpTest, XtMatch, decode_match,
 };
 pub use nat::NatRange;
-pub use ports::{PortEnd, PortTest};
 pub use targets::{ConnectionMarkChange, Tracking, XtTarget, decode_target};
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use gybe_netfilter::apply::backend::{Backend, BackendError, BackendKind};
 use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::apply::redirection::{Redirection, RedirectionError, RuleVariant};
 use gybe_netfilter::iptables::IptablesError;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy::RedirectPolicy;
 use gybe_netfilter::probe::choose::{
     BackendSetting, Choice, NoBackend, UnsupportedPolicy, choose, does, next,

@@ -11,7 +11,7 @@ use crate::conf::{InboundDefault, PluginConf};
 use crate::families::{self, FamiliesError};
 use crate::gates::{self, InitContainer, LeaveAloneReason};
 use crate::pod::{Container, PROXY, PodFacts, parse_bool};
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy::istio::{
     INBOUND_PORT, OUTBOUND_PORT, PROXY_ID, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT,
 };

@@ -14,7 +14,7 @@ use crate::version::VersionError;
 use gybe_netfilter::apply::redirection::RedirectionError;
 use gybe_netfilter::kernel::netns::NetnsError;
 use gybe_netfilter::kernel::routes::RoutesError;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use std::borrow::Cow;
 use std::path::PathBuf;
 

@@ -19,7 +19,7 @@ use crate::args::PodRef;
 use crate::conf::FactsConf;
 use crate::gates::LeaveAloneReason;
 use crate::pod::PodFacts;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use std::borrow::Cow;
 use std::path::Path;
 use std::time::Instant;

@@ -4,7 +4,7 @@
 
 use crate::conf::Ipv6Setting;
 use crate::pod::PodFacts;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy::Families;
 use std::borrow::Cow;
 use std::net::IpAddr;

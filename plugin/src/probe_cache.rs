@@ -4,9 +4,9 @@
 pub mod findings;
 
 use findings::NodeIdentity;
+use gybe_netfilter::access::lock;
 use gybe_netfilter::apply::backend::BackendKind;
-use gybe_netfilter::kernel::lock::lock;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::probe::choose::{flawless, suffices};
 use gybe_netfilter::probe::{Capabilities, ProbeError};
 use nix::fcntl::OFlag;

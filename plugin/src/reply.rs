@@ -10,7 +10,7 @@ use crate::network_conf::NetworkConfError;
 use crate::probe_cache::ProbeCacheError;
 use crate::request::{RequestError, Verb};
 use crate::version::{NEWEST, SUPPORTED, VersionError};
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use serde_json::{Value, json};
 use std::io::{self, Write};
 use std::process::ExitCode;

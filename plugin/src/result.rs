@@ -6,7 +6,7 @@
 pub mod convert;
 
 use convert::{ConvertError, Format, convert};
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use serde_json::{Value, json};
 use std::borrow::Cow;
 

@@ -36,7 +36,7 @@ use crate::retry::NextTurn;
 use crate::sandboxes::repair::RepairSetting;
 use backend::Backend;
 use environment::Environment;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::probe_cache::ProbeCache;
 use live_settings::Origin;

@@ -12,7 +12,7 @@ use crate::host::image::Image;
 use crate::host::settings::GRACE_PERIOD;
 use crate::lead::socket::ServeError;
 use clap::Args;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_plugin::conf::SOCKET;
 use gybe_plugin::probe_cache::ProbeCache;
 use serde_json::json;

@@ -1,6 +1,6 @@
 //! What a sub-command returns: its output, or an error that is printed in one line.
 
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use serde_json::Value;
 use std::borrow::Cow;
 use std::error::Error;

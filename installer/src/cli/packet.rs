@@ -1,10 +1,12 @@
 //! The arguments that describe the first packet of a connection.
 
 use super::output::CommandError;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use clap::{Args, ValueEnum};
 use gybe_netfilter::kernel::routes::{Link, RouteQuery};
-use gybe_netfilter::model::packet::{Direction, Owner, Packet, Transport};
+use gybe_netfilter::model::packet::{Direction, Owner, Packet};
 use gybe_netfilter::model::policy::InterfaceName;
+use gybe_netfilter::model::ruleset::Transport;
 use serde_json::{Value, json};
 use std::net::{AddrParseError, IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -17,12 +19,6 @@ pub(super) enum DirectionArg {
     Out,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum ProtocolArg {
-    Tcp,
-    Udp,
-}
-
 /// The first packet of the connection to trace.
 #[derive(Debug, Args)]
 pub(super) struct PacketArgs {
@@ -30,8 +26,8 @@ pub(super) struct PacketArgs {
     #[arg(value_name = "in|out", hide_possible_values = true)]
     direction: DirectionArg,
     /// The transport protocol
-    #[arg(value_name = "tcp|udp", hide_possible_values = true)]
-    protocol: ProtocolArg,
+    #[arg(value_name = "tcp|udp", hide_possible_values = true, value_parser = transport())]
+    protocol: Transport,
     /// The destination: ADDRESS:PORT, or [ADDRESS]:PORT for IPv6
     #[arg(value_name = "ADDRESS:PORT", value_parser = destination)]
     to: SocketAddr,
@@ -58,6 +54,13 @@ pub(super) struct PacketArgs {
     mark: u32,
 }
 
+/// The names that an operator may write; clap lists them for another one.
+fn transport() -> impl TypedValueParser<Value = Transport> {
+    let named = |name: String| Transport::ALL.into_iter().find(|transport| transport.name() == name);
+    PossibleValuesParser::new(Transport::ALL.map(Transport::name))
+        .try_map(move |name| named(name).ok_or("unknown transport protocol"))
+}
+
 /// A port of the ephemeral range. Only the DNS rules test a client's port.
 const DEFAULT_SOURCE_PORT: u16 = 40_000;
 
@@ -81,12 +84,8 @@ impl PacketArgs {
                 self.to
             )));
         }
-        let protocol = match self.protocol {
-            ProtocolArg::Tcp => Transport::Tcp,
-            ProtocolArg::Udp => Transport::Udp,
-        };
         let direction = self.direction(addresses, route);
-        let mut packet = Packet::first(direction, protocol, from, self.to).marked(self.mark);
+        let mut packet = Packet::first(direction, self.protocol, from, self.to).marked(self.mark);
         packet.is_bound = self.direction == DirectionArg::Out && self.is_bound();
         match self.direction {
             DirectionArg::Out => Ok(packet.owned_by(self.owner())),
@@ -218,7 +217,7 @@ fn of_the_packet(address: SocketAddr) -> SocketAddr {
 /// Returns the packet as one line of text.
 pub(super) fn sentence(packet: &Packet) -> String {
     let (direction, by) = direction_and_interface(packet);
-    let protocol = protocol(packet);
+    let protocol = packet.protocol.name();
     let owner = packet.owner.map_or(String::new(), |o| format!(", user {} group {}", o.uid, o.gid));
     let mark = if packet.mark == 0 { String::new() } else { format!(", mark {}", packet.mark) };
     format!("{direction} {protocol} {} -> {} by {by}{owner}{mark}", packet.source, packet.destination)
@@ -229,7 +228,7 @@ pub(super) fn as_json(packet: &Packet) -> Value {
     let (direction, by) = direction_and_interface(packet);
     json!({
         "direction": direction,
-        "protocol": protocol(packet),
+        "protocol": packet.protocol.name(),
         "source": packet.source,
         "destination": packet.destination,
         "interface": by,
@@ -243,12 +242,5 @@ fn direction_and_interface(packet: &Packet) -> (&'static str, &str) {
     match &packet.direction {
         Direction::Arrives { by } => ("in", by.as_str()),
         Direction::Leaves { by } => ("out", by.as_str()),
-    }
-}
-
-fn protocol(packet: &Packet) -> &'static str {
-    match packet.protocol {
-        Transport::Tcp => "tcp",
-        Transport::Udp => "udp",
     }
 }

@@ -9,7 +9,7 @@ use crate::host::pass::Pass;
 use crate::host::plan::Plan;
 use crate::host::problem::Problem;
 use crate::pod::manifest::printable;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use serde_json::{Value, json};
 
 pub(super) const NOTHING: &str = "nothing to do\n";

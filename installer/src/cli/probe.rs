@@ -10,7 +10,7 @@ use crate::probe_loop::{self, Keep, untried};
 use crate::sandboxes::repair::RepairNode;
 use clap::Args;
 use gybe_netfilter::apply::backend::BackendKind;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::probe::choose::{BackendSetting, Choice, NoBackend, choose};
 use gybe_netfilter::probe::{Capabilities, Finding, Findings};
 use gybe_plugin::probe_cache::findings;

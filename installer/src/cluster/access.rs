@@ -3,7 +3,7 @@
 
 use super::client;
 use super::token_file::TokenFile;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy;
 use gybe_plugin::bounded_read;
 use hyper::Uri;

@@ -9,7 +9,7 @@ use super::own_node::{ClusterNode, ObservedNode};
 use super::pod_requests::{self, PodSelector, invalid_name};
 use crate::error::chain;
 use crate::host::settings::NodeTaint;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_plugin::args::Namespace;
 use gybe_plugin::facts::wire::{self, FactsResponse, WireError};
 use hyper::Request;

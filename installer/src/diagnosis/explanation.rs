@@ -11,7 +11,7 @@ pub use injection::Injection;
 use crate::error::chain;
 use crate::pod::manifest::{Labels, printable};
 use crate::pod::policy_file::PolicyFile;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy::{Families, Mode, RedirectPolicy};
 use gybe_plugin::annotations;
 use gybe_plugin::conf::PluginConf;

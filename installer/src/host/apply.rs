@@ -14,7 +14,7 @@ mod programs;
 mod trial;
 
 use crate::error::chain;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use std::ffi::OsStr;
 
 pub use error::ApplyError;

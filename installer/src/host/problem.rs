@@ -1,6 +1,6 @@
 //! What prevents a change or a pod's redirection, or what an operator should know, each with its hint.
 
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_plugin::version::SUPPORTED;
 use std::borrow::Cow;
 use std::path::PathBuf;

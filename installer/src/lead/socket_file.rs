@@ -2,7 +2,7 @@
 //! only while the path still is this process's socket.
 
 use crate::host::istio_cni::is_served;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, bind, socket};
 use nix::unistd::geteuid;

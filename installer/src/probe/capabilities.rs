@@ -1,7 +1,7 @@
 //! The capabilities that a probe needs, and which of them this process lacks. All missing ones are reported at once,
 //! before the first trial: a trial that fails for want of a capability shows nothing about the kernel.
 
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use std::borrow::Cow;
 use std::fmt;
 use std::fs;

@@ -1,7 +1,7 @@
 //! The host's mount namespace, entered from a container: a probe needs the host's programs, and stores its report on
 //! the host. The thread that enters it never leaves it.
 
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sched::{CloneFlags, setns, unshare};

@@ -126,7 +126,7 @@ impl fmt::Display for NodeBackend {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gybe_netfilter::model::hint::Hint;
+    use gybe_netfilter::model::Hint;
     use gybe_netfilter::probe::{Finding, Findings, Profile, Refusal};
 
     fn findings(finding: &Finding) -> Findings {

@@ -7,7 +7,7 @@ use gybe_installer::host::libcni::choice::choose;
 use gybe_installer::host::observe::ObserveScope;
 use gybe_installer::host::pass::{Pass, PassHistory, pass};
 use gybe_installer::host::runtimes::{DropIns, Runtime};
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use std::path::Path;
 use std::process::{Command, ExitCode, Output};
 use std::time::{Duration, Instant};

@@ -5,7 +5,7 @@ use crate::test_node::{chained, install, program};
 use gybe_installer::host::apply::{ApplyError, TrialError};
 use gybe_installer::host::desired::{DesiredState, Install, PlacementOrder, Shape};
 use gybe_installer::host::observe::Hash;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use nix::errno::Errno;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -3,9 +3,9 @@
 
 use super::fixture::{APP, OUTSIDER, POD, PROXY};
 use crate::testnet::client::{Client, SourceOptions};
-use gybe_netfilter::model::packet::{Owner, Transport};
+use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::istio::{PASSTHROUGH_V4, PASSTHROUGH_V6};
-use gybe_netfilter::model::ruleset::Family;
+use gybe_netfilter::model::ruleset::{Family, Transport};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// Where the client of a connection is.

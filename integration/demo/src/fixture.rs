@@ -3,9 +3,10 @@
 use crate::testnet::link::{LinkEnd, LinkError, NextHop, join, route};
 use crate::testnet::listener::{ListenAddress, ListenError, Listeners, ListeningPort, ServerName};
 use crate::testnet::namespace::{Namespace, NamespaceError};
-use gybe_netfilter::model::hint::Hint;
-use gybe_netfilter::model::packet::{Owner, Transport};
+use gybe_netfilter::model::Hint;
+use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::{InterfaceName, InterfaceNameError};
+use gybe_netfilter::model::ruleset::Transport;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use std::borrow::Cow;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

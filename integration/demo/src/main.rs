@@ -3,7 +3,7 @@
 use clap::Parser;
 use gybe_demo::scenario::{self, ScenarioOptions};
 use gybe_demo::traced::exec_traced;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use std::error::Error;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};

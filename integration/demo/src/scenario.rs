@@ -12,7 +12,7 @@ use gybe_netfilter::apply::redirection::{Redirection, RedirectionError};
 use gybe_netfilter::inspect::live::{LiveRules, LiveTrace};
 use gybe_netfilter::kernel::netns;
 use gybe_netfilter::kernel::routes::RoutesError;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::packet::{Direction, Packet};
 use gybe_netfilter::model::policy::InterfaceName;
 use gybe_netfilter::model::ruleset::RuleId;

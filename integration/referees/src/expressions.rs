@@ -126,8 +126,8 @@ pub fn base(chain: ChainName) -> Option<Base> {
     let hook = chain.hook()?;
     let (kind, priority) = match (chain.stage(), hook) {
         (Stage::Raw, _) => (Kind::Filter, -300),
-        (Stage::Mangle, Hook::Prerouting) => (Kind::Filter, -150),
         (Stage::Mangle, Hook::Output) => (Kind::Route, -150),
+        (Stage::Mangle, _) => (Kind::Filter, -150),
         (Stage::Nat, _) => (Kind::Nat, -100),
     };
     Some(Base { kind, hook, priority })

@@ -69,7 +69,10 @@ fn chain<'t>(table: &'t Table, name: gybe_netfilter::model::ruleset::ChainName) 
         chain.set_hook(
             match base.hook {
                 Hook::Prerouting => nftnl::Hook::PreRouting,
+                Hook::Input => nftnl::Hook::In,
+                Hook::Forward => nftnl::Hook::Forward,
                 Hook::Output => nftnl::Hook::Out,
+                Hook::Postrouting => nftnl::Hook::PostRouting,
             },
             base.priority,
         );

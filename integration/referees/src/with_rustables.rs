@@ -106,7 +106,10 @@ fn chain(table: &Table, name: ChainName) -> Chain {
     let Some(base) = expressions::base(name) else { return chain };
     let hook = match base.hook {
         Hook::Prerouting => HookClass::PreRouting,
+        Hook::Input => HookClass::In,
+        Hook::Forward => HookClass::Forward,
         Hook::Output => HookClass::Out,
+        Hook::Postrouting => HookClass::PostRouting,
     };
     let kind = match base.kind {
         Kind::Filter => ChainType::Filter,

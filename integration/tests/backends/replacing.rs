@@ -10,7 +10,7 @@ use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::apply::redirection::{Deviation, Redirection, remove_all};
 use gybe_netfilter::apply::{ApplyError, apply};
 use gybe_netfilter::kernel::routes::Rtnetlink;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::inventory::PreviousRules;
 use gybe_netfilter::model::policy::{Families, RedirectPolicy};
 use nix::mount::{MsFlags, mount};

@@ -14,10 +14,10 @@ use gybe_netfilter::apply::redirection::Redirection;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::iptables::{Iptables, Variant};
 use gybe_netfilter::kernel::routes::Routes;
-use gybe_netfilter::model::packet::{Owner, Transport};
+use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::{Inbound, InterfaceName, Mode, Port, PortSet, RedirectPolicy};
 use gybe_netfilter::model::ruleset::{
-    Chain, ChainName, ConnectionState, Is, Match, Protocol, Rule, RuleId, Ruleset, Verdict,
+    Chain, ChainName, ConnectionState, Is, Match, Rule, RuleId, Ruleset, Transport, Verdict,
 };
 use gybe_netfilter::nft::Nft;
 use std::collections::BTreeSet;
@@ -108,7 +108,7 @@ fn an_upstream_resolvers_answer_is_in_the_conntrack_zone_of_the_agents_query() -
 fn answer_to_a_known_query() -> Result<Rule, Failure> {
     let from_dns = Match::SourcePort(Is::In, PortSet::from_iter([53]));
     let known = Match::State(ConnectionState::EstablishedOrRelated);
-    let matches = vec![arrives_by_eth0()?, Match::Protocol(Protocol::Udp), from_dns, known];
+    let matches = vec![arrives_by_eth0()?, Match::Protocol(Transport::Udp), from_dns, known];
     Ok(Rule { id: RuleId("witness"), matches, verdict: Verdict::Return })
 }
 

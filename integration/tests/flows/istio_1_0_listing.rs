@@ -19,7 +19,8 @@ use gybe_integration::flow_check::{Rules, Until, check_vector, differences};
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{Flow, Location, Vector};
 use gybe_netfilter::apply::redirection::Redirection;
-use gybe_netfilter::model::packet::{Owner, Transport};
+use gybe_netfilter::model::packet::Owner;
+use gybe_netfilter::model::ruleset::Transport;
 use gybe_netfilter::nft::Nft;
 
 const POLICY: &str = r#"{

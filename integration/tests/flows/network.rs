@@ -12,9 +12,9 @@ use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Location};
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::kernel::netns::{Netns, addresses};
-use gybe_netfilter::model::packet::{Owner, Transport};
+use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::{Families, InterfaceName, Mode, Port};
-use gybe_netfilter::model::ruleset::{Chain, ChainName, Match, Protocol, Rule, RuleId, Ruleset, Verdict};
+use gybe_netfilter::model::ruleset::{Chain, ChainName, Match, Rule, RuleId, Ruleset, Transport, Verdict};
 use gybe_netfilter::nft::Nft;
 use nix::errno::Errno;
 use std::collections::BTreeSet;
@@ -126,7 +126,7 @@ fn a_sockets_owner_is_the_user_and_group_of_its_thread() -> Result<(), Failure> 
     let listener = |number| Port::new(number).ok_or_else(|| Failure::new("port 0"));
     let redirect = |id, owner, port| Rule {
         id: RuleId(id),
-        matches: vec![Match::Protocol(Protocol::Tcp), owner],
+        matches: vec![Match::Protocol(Transport::Tcp), owner],
         verdict: Verdict::Redirect(port),
     };
     let rules = vec![

@@ -10,7 +10,7 @@ use gybe_installer::host::observe::NodeDirectories;
 use gybe_installer::host::pass::{Pass, PassHistory, pass};
 use gybe_installer::host::problem::Problem;
 use gybe_integration::namespace::with_own_mounts;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use nix::errno::Errno;
 use nix::mount::{MsFlags, mount};
 use std::fs::{self, File};

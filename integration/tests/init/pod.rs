@@ -6,8 +6,9 @@ use gybe_demo::testnet::listener::{ListenAddress, Listeners, ListeningPort, Serv
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
-use gybe_netfilter::model::packet::{Owner, Transport};
+use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::InterfaceName;
+use gybe_netfilter::model::ruleset::Transport;
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -4,7 +4,7 @@ use super::*;
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::kernel::netns::Netns;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::nft::Nft;
 use std::fs::File;
 use std::thread;

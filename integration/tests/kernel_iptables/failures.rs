@@ -4,7 +4,7 @@
 use super::*;
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::iptables::script;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::inventory::PreviousRules;
 use gybe_netfilter::model::ruleset::Family;
 use gybe_test_support::TestDir;

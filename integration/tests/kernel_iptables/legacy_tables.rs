@@ -3,7 +3,7 @@
 use super::*;
 use gybe_integration::namespace::unshare_mounts;
 use gybe_netfilter::apply::apply;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::ruleset::Family;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::xt::legacy::{LegacyError, table_names, tables as legacy_tables};

@@ -3,7 +3,7 @@
 use super::*;
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::iptables::script;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::ruleset::Family;
 use gybe_netfilter::xt::legacy::table_names;
 use nix::sched::{CloneFlags, setns};

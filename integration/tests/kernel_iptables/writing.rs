@@ -2,7 +2,7 @@
 
 use super::*;
 use gybe_netfilter::apply::{ApplyError, apply};
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy::{Destinations, Families, InterfaceName};
 use gybe_netfilter::nft::Nft;
 

@@ -6,7 +6,7 @@ use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::model::inventory::Inventory;
 use gybe_netfilter::model::policy::{Families, InterfaceName, Port, PortSet, RedirectPolicy};
 use gybe_netfilter::model::ruleset::{
-    Chain, ChainName, ConnectionState, Family, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict,
+    Chain, ChainName, ConnectionState, Family, Is, Match, Networks, Rule, RuleId, Ruleset, Transport, Verdict,
 };
 use gybe_netfilter::nft::Nft;
 use std::collections::BTreeSet;
@@ -44,7 +44,7 @@ pub(crate) fn ruleset(chains: Vec<(ChainName, Vec<Rule>)>) -> Ruleset {
 /// Returns a small redirect: a jump to another chain, a list, both families.
 pub(crate) fn redirect() -> Ruleset {
     use ChainName::{NatCapture, NatOutput, NatPrerouting};
-    let tcp = || Match::Protocol(Protocol::Tcp);
+    let tcp = || Match::Protocol(Transport::Tcp);
     ruleset(vec![
         (
             NatPrerouting,
@@ -72,8 +72,8 @@ pub(crate) fn redirect() -> Ruleset {
 /// Returns one rule for every match, in chains in which the kernel allows it.
 pub(crate) fn every_match() -> Ruleset {
     use ChainName::{MangleOutput, ManglePrerouting, NatOutput, RawPrerouting};
-    let tcp = || Match::Protocol(Protocol::Tcp);
-    let udp = || Match::Protocol(Protocol::Udp);
+    let tcp = || Match::Protocol(Transport::Tcp);
+    let udp = || Match::Protocol(Transport::Udp);
     let some = || ports([22, 80, 443, 8000, 8001, 65535]);
     let rules = |list: Vec<(&'static str, Vec<Match>)>| {
         list.into_iter().map(|(id, matches)| rule(id, matches, Verdict::Return)).collect()
@@ -149,7 +149,7 @@ pub(crate) fn every_match() -> Ruleset {
 /// Returns one rule for every verdict, in a chain in which the kernel allows it.
 pub(crate) fn every_verdict() -> Ruleset {
     use ChainName::*;
-    let tcp = || Match::Protocol(Protocol::Tcp);
+    let tcp = || Match::Protocol(Transport::Tcp);
     let tproxy = Verdict::Tproxy { port: port(15006), mark: 1337 };
     ruleset(vec![
         (RawPrerouting, vec![rule("zone-in", vec![], Verdict::Zone(1))]),

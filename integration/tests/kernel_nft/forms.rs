@@ -5,8 +5,8 @@ use crate::fixture::{differences, every_match, every_verdict, in_new_namespace, 
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::inspect::show::show;
-use gybe_netfilter::model::hint::Hint;
-use gybe_netfilter::model::ruleset::{ChainName, Is, Match, Networks, Protocol, Ruleset, Verdict};
+use gybe_netfilter::model::Hint;
+use gybe_netfilter::model::ruleset::{ChainName, Is, Match, Networks, Ruleset, Transport, Verdict};
 use gybe_netfilter::nft::Nft;
 use gybe_test_support::TestDir;
 use std::fs;
@@ -125,7 +125,7 @@ fn v6(count: u128) -> Ruleset {
 fn a03_sets_of_a_thousand_elements_load_and_read_back() {
     let ports = Match::DestinationPort(Is::In, (0..1000).map(|n| n * 3).collect());
     let uids = Match::OwnerUid((0..1000).collect());
-    for rules in [v4(1000), v6(1000), with(vec![Match::Protocol(Protocol::Udp), ports]), with(vec![uids])] {
+    for rules in [v4(1000), v6(1000), with(vec![Match::Protocol(Transport::Udp), ports]), with(vec![uids])] {
         in_new_namespace(|| {
             apply(&Nft, &rules).unwrap();
             assert_eq!(differences(&rules), [""; 0]);
@@ -157,7 +157,7 @@ fn a03_sets_of_45_000_networks_load_and_read_back() {
 #[test]
 fn every_other_port_loads_and_reads_back() {
     let ports = Match::DestinationPort(Is::In, (0..=u16::MAX).step_by(2).collect());
-    let rules = with(vec![Match::Protocol(Protocol::Tcp), ports]);
+    let rules = with(vec![Match::Protocol(Transport::Tcp), ports]);
     in_new_namespace(|| {
         apply(&Nft, &rules).unwrap();
         assert!(differences(&rules).is_empty());

@@ -5,8 +5,8 @@ use crate::fixture::{
 };
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::apply::backend::Backend;
-use gybe_netfilter::model::hint::Hint;
-use gybe_netfilter::model::ruleset::{ChainName, Match, Protocol, Ruleset, Verdict};
+use gybe_netfilter::model::Hint;
+use gybe_netfilter::model::ruleset::{ChainName, Match, Ruleset, Transport, Verdict};
 use gybe_netfilter::nft::{Nft, NftError, Object};
 use nix::errno::Errno;
 use std::borrow::Cow;
@@ -51,7 +51,7 @@ fn f16_a_refused_transaction_leaves_the_previous_rules() {
 
 #[test]
 fn the_error_of_a_verdict_in_the_wrong_chain_names_its_rule() {
-    let tcp = Match::Protocol(Protocol::Tcp);
+    let tcp = Match::Protocol(Transport::Tcp);
     let redirect = Verdict::Redirect(15001.try_into().unwrap());
     let rules = ruleset(vec![(ChainName::MangleOutput, vec![rule("misplaced", vec![tcp], redirect)])]);
     in_new_namespace(|| {

@@ -5,7 +5,7 @@ use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::apply::redirection::{self, Redirection};
 use gybe_netfilter::kernel::routes::{self, Routes, RoutesError, Rtnetlink, addresses};
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy::{Families, Mode};
 use gybe_netfilter::nft::Nft;
 

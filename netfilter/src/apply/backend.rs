@@ -3,7 +3,7 @@
 
 use crate::access::NamespaceAccess;
 use crate::iptables::{Iptables, IptablesError};
-use crate::model::hint::Hint;
+use crate::model::Hint;
 use crate::model::inventory::{Inventory, PreviousRules};
 use crate::model::ruleset::Ruleset;
 use crate::nft::{Nft, NftError};

@@ -4,12 +4,12 @@
 //! The nftables chains, iptables-nft's among them, come over netlink. The tables of iptables-legacy are read with
 //! getsockopt, and only where the kernel lists such tables for the namespace.
 
+use crate::access::ListedChain;
 use crate::access::NamespaceAccess;
-use crate::access::listed_chains::ListedChain;
 use crate::apply::backend::{BackendError, BackendKind};
 use crate::iptables::{MARK, PREFIX, SavedRules, TABLES, legacy_rules};
 use crate::kernel::uapi::{NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6};
-use crate::model::hint::Hint;
+use crate::model::Hint;
 use crate::model::ruleset::{Family, Stage};
 use crate::nft::TABLE;
 use std::borrow::Cow;

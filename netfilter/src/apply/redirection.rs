@@ -6,7 +6,7 @@ use crate::apply::{ApplyError, ApplyReport, apply};
 use crate::compile::compile;
 use crate::iptables::IptablesError;
 use crate::kernel::routes::{self, Routes, RoutesError, RoutingEntry, Rtnetlink, Stray};
-use crate::model::hint::Hint;
+use crate::model::Hint;
 use crate::model::inventory::Difference;
 use crate::model::inventory::PreviousRules;
 use crate::model::policy::RedirectPolicy;

@@ -1,6 +1,6 @@
 //! The parsers of the kernel's netlink replies, without a socket: for recorded or generated datagrams. Pure.
 
-use crate::access::listed_chains::parse;
+use crate::access::parse;
 use crate::apply::presence::Presence;
 use crate::inspect::ebpf;
 use crate::inspect::live::rules::read_by;

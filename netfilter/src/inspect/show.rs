@@ -5,8 +5,8 @@
 
 use crate::model::policy::{InterfaceName, PortSet};
 use crate::model::ruleset::{
-    Chain, ChainName, ConnectionState, Elements, Family, Hook, Is, Match, NamedList, Networks, Protocol,
-    Rule, Ruleset, Stage, Verdict, v4_ranges, v6_ranges,
+    Chain, ChainName, ConnectionState, Elements, Family, Hook, Is, Match, NamedList, Networks, Rule, Ruleset,
+    Stage, Verdict, v4_ranges, v6_ranges,
 };
 use std::collections::BTreeSet;
 use std::fmt::{Display, Write};
@@ -42,7 +42,7 @@ pub fn show_rule(rule: &Rule) -> String {
     for (at, m) in rule.matches.iter().enumerate() {
         // The clause of a port includes the transport protocol.
         let port_follows = rule.matches.get(at + 1).is_some_and(is_port);
-        if matches!(m, Match::Protocol(Protocol::Tcp | Protocol::Udp)) && port_follows {
+        if matches!(m, Match::Protocol(_)) && port_follows {
             continue;
         }
         let set = lists.iter().find(|list| list.at == at);
@@ -59,15 +59,13 @@ fn is_port(m: &Match) -> bool {
 
 fn clause(m: &Match, before: Option<&Match>, set: Option<&NamedList<'_>>) -> String {
     let ports_of = match before {
-        Some(Match::Protocol(Protocol::Tcp)) => "tcp",
-        Some(Match::Protocol(Protocol::Udp)) => "udp",
+        Some(Match::Protocol(transport)) => transport.name(),
         _ => "th",
     };
     match m {
         Match::Family(Family::V4) => "meta nfproto ipv4".into(),
         Match::Family(Family::V6) => "meta nfproto ipv6".into(),
-        Match::Protocol(Protocol::Tcp) => "meta l4proto tcp".into(),
-        Match::Protocol(Protocol::Udp) => "meta l4proto udp".into(),
+        Match::Protocol(transport) => format!("meta l4proto {}", transport.name()),
         // No list with a name: see `ruleset/lists.rs`.
         Match::InInterface(names) => compare("iifname", Is::In, set, interfaces(names)),
         Match::OutInterface(names) => compare("oifname", Is::In, set, interfaces(names)),
@@ -124,18 +122,15 @@ fn set(list: &NamedList<'_>) -> String {
 }
 
 fn base(chain: ChainName) -> Option<String> {
-    let hook = match chain.hook()? {
-        Hook::Prerouting => "prerouting",
-        Hook::Output => "output",
-    };
+    let hook = chain.hook()?;
     // Numbers, not words: nft 1.0.6 refuses `dstnat` on the output hook.
-    let (kind, priority) = match (chain.stage(), chain.hook()?) {
+    let (kind, priority) = match (chain.stage(), hook) {
         (Stage::Raw, _) => ("filter", -300),
-        (Stage::Mangle, Hook::Prerouting) => ("filter", -150),
         (Stage::Mangle, Hook::Output) => ("route", -150),
+        (Stage::Mangle, _) => ("filter", -150),
         (Stage::Nat, _) => ("nat", -100),
     };
-    Some(format!("type {kind} hook {hook} priority {priority}; policy accept;"))
+    Some(format!("type {kind} hook {} priority {priority}; policy accept;", hook.name()))
 }
 
 fn ip(nets: &Networks) -> &'static str {

@@ -18,8 +18,9 @@ mod path;
 mod xt;
 
 use crate::inspect::live::rules::NamespaceRules;
-use crate::model::packet::{ConnectionPhase, Direction, Owner, Packet, Transport};
+use crate::model::packet::{ConnectionPhase, Direction, Owner, Packet};
 use crate::model::policy::Port;
+use crate::model::ruleset::Transport;
 pub(crate) use choices::Budget;
 use choices::{Choices, UnknownFact};
 use packet::{ConntrackEntry, CurrentPacket, HookInterface, Tracking, Zone};

@@ -3,7 +3,7 @@
 use super::layout::{DIRECTORIES, MAX_RULES};
 use super::save::SaveError;
 use crate::access::ChainsError;
-use crate::model::hint::Hint;
+use crate::model::Hint;
 use crate::model::ruleset::{Family, RuleId};
 use crate::xt::legacy::LegacyError;
 use std::borrow::Cow;

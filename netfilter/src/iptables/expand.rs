@@ -6,9 +6,9 @@
 //! are idempotent.
 
 use super::networks::Addresses;
-use super::token::{End, Target, Token, Transport};
+use super::token::{End, Target, Token};
 use crate::model::policy::{InterfaceName, PortRange, PortSet};
-use crate::model::ruleset::{ChainName, Family, Is, Match, Protocol, Rule, Verdict};
+use crate::model::ruleset::{ChainName, Family, Is, Match, Rule, Transport, Verdict};
 use std::collections::BTreeSet;
 
 /// One iptables rule as tokens.
@@ -162,7 +162,7 @@ impl<'a> MergedMatches<'a> {
         // iptables accepts these targets and port matches only in a rule with a protocol.
         let needs_ports = matches!(rule.verdict, Verdict::Redirect(_) | Verdict::Tproxy { .. });
         if merged.protocols.is_none() && (needs_ports || !merged.ports.is_empty()) {
-            merged.protocols = Some(BTreeSet::from([Transport::Tcp, Transport::Udp]));
+            merged.protocols = Some(BTreeSet::from(Transport::ALL));
         }
         Some(merged)
     }
@@ -177,7 +177,7 @@ impl<'a> MergedMatches<'a> {
             }
             Match::InInterface(names) => narrow(&mut self.arrives_by, names.clone(), |a, b| &a & &b),
             Match::OutInterface(names) => narrow(&mut self.leaves_by, names.clone(), |a, b| &a & &b),
-            Match::Protocol(which) => narrow(&mut self.protocols, transports(*which), |a, b| &a & &b),
+            Match::Protocol(which) => narrow(&mut self.protocols, BTreeSet::from([*which]), |a, b| &a & &b),
             Match::SourcePort(is, ports) => self.ports.push((End::Source, *is, ports)),
             Match::DestinationPort(is, ports) => self.ports.push((End::Destination, *is, ports)),
             Match::OwnerUid(ids) => self.others.push(owners(ids, Token::Uid)),
@@ -229,13 +229,6 @@ fn narrow<T>(property: &mut Option<T>, more: T, and: impl FnOnce(T, T) -> T) {
         None => more,
         Some(before) => and(before, more),
     });
-}
-
-fn transports(protocol: Protocol) -> BTreeSet<Transport> {
-    match protocol {
-        Protocol::Tcp => BTreeSet::from([Transport::Tcp]),
-        Protocol::Udp => BTreeSet::from([Transport::Udp]),
-    }
 }
 
 /// Omits the id -1, which no process can have (`INVALID_UID`, include/linux/uidgid.h) and iptables refuses.

@@ -1,6 +1,6 @@
 //! The layout of Gybe's rules in iptables (tables, chains, the mark of ownership), and the limits of the backend.
 
-use crate::model::ruleset::{ChainName, Family, Hook, Stage};
+use crate::model::ruleset::{ChainName, Family, Stage};
 use std::time::Duration;
 
 /// The empty chain that marks the `ISTIO_*` chains of its table as written by Gybe.
@@ -41,16 +41,6 @@ impl Stage {
             Self::Raw => "raw",
             Self::Mangle => "mangle",
             Self::Nat => "nat",
-        }
-    }
-}
-
-impl Hook {
-    /// The built-in chain of this hook.
-    pub(super) fn built_in(self) -> &'static str {
-        match self {
-            Self::Prerouting => "PREROUTING",
-            Self::Output => "OUTPUT",
         }
     }
 }

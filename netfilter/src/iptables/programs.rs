@@ -100,7 +100,7 @@ fn is_executable(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::hint::Hint;
+    use crate::model::Hint;
     use gybe_test_support::TestDir;
     use std::fs::{self, Permissions};
 

@@ -87,7 +87,7 @@ fn render_family(
         table.chains.insert(MARK.to_owned(), Vec::new());
         table.chains.insert(chain.name.iptables().to_owned(), entries);
         if let Some(hook) = chain.name.hook() {
-            table.hooks.insert(hook.built_in().to_owned(), vec![jump_to(chain.name)]);
+            table.hooks.insert(hook.chain().to_owned(), vec![jump_to(chain.name)]);
         }
     }
     Ok(tables)

@@ -6,7 +6,7 @@
 use super::layout::{MARK, PREFIX, TABLES};
 use super::rules::{Counters, FamilyRules, RuleText, TableRules};
 use super::words::{logical_lines, words};
-use crate::model::ruleset::{Hook, Stage};
+use crate::model::ruleset::{Hook, Stage, Transport};
 use crate::xt::legacy::{LegacyRule, LegacyTable};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -138,7 +138,7 @@ impl SavedTable {
     /// Reports whether rules at these hooks do not lead into Gybe's chains.
     fn has_others(&self) -> bool {
         let is_ours = |rule: &RuleText| self.chains.contains(MARK) && rule.target().starts_with(PREFIX);
-        let hooks = [Hook::Prerouting, Hook::Output].map(Hook::built_in);
+        let hooks = [Hook::Prerouting, Hook::Output].map(Hook::chain);
         let rules = hooks.iter().filter_map(|hook| self.rules.get(*hook));
         rules.flatten().any(|rule| !is_ours(rule))
     }
@@ -164,12 +164,10 @@ impl SavedTable {
 /// A rule has one `-p`, before its matches and so before its comment.
 fn name_protocol(words: &mut [String]) {
     let at = words.iter().take_while(|word| *word != "-m").position(|word| word == "-p");
-    if let Some(protocol) = at.and_then(|at| words.get_mut(at + 1)) {
-        match protocol.as_str() {
-            "6" => *protocol = "tcp".to_owned(),
-            "17" => *protocol = "udp".to_owned(),
-            _ => {}
-        }
+    if let Some(protocol) = at.and_then(|at| words.get_mut(at + 1))
+        && let Some(transport) = protocol.parse().ok().and_then(Transport::numbered)
+    {
+        *protocol = transport.name().to_owned();
     }
 }
 

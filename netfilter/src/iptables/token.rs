@@ -5,25 +5,11 @@
 //! as it was written.
 
 use crate::model::policy::{InterfaceName, Port, PortRange};
-use crate::model::ruleset::{ConnectionState, Family, Is, RuleId};
+use crate::model::ruleset::{ConnectionState, Family, Is, RuleId, Transport};
+use crate::xt::colon;
 use ipnet::IpNet;
 
-/// A transport protocol with ports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Transport {
-    Tcp,
-    Udp,
-}
-
-impl Transport {
-    fn name(self) -> &'static str {
-        match self {
-            Self::Tcp => "tcp",
-            Self::Udp => "udp",
-        }
-    }
-}
-
+/// The port of a packet that a match tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum End {
     Source,
@@ -83,13 +69,6 @@ fn invert(words: &mut Words, is: Is) {
     }
 }
 
-fn ports(range: PortRange) -> String {
-    match range.bounds() {
-        (first, last) if first == last => first.to_string(),
-        (first, last) => format!("{first}:{last}"),
-    }
-}
-
 fn flag(end: End) -> &'static str {
     match end {
         End::Source => "--sport",
@@ -106,10 +85,10 @@ impl Token {
             Self::OutInterface(name) => basic(words, Is::In, "-o", name.as_str()),
             Self::Protocol(protocol) => basic(words, Is::In, "-p", protocol.name()),
             Self::Port(protocol, end, is, range) => {
-                test(words, protocol.name(), *is, [flag(*end), &ports(*range)]);
+                test(words, protocol.name(), *is, [flag(*end), &colon(*range)]);
             }
             Self::Ports(end, is, ranges) => {
-                let list = ranges.iter().copied().map(ports).collect::<Vec<_>>().join(",");
+                let list = ranges.iter().copied().map(colon).collect::<Vec<_>>().join(",");
                 test(words, "multiport", *is, [&format!("{}s", flag(*end)), &list]);
             }
             Self::Uid(id) => test(words, "owner", Is::In, ["--uid-owner", &id.to_string()]),

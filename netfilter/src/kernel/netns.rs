@@ -1,15 +1,14 @@
 //! Opens a network namespace, verifies that it is one, and runs work in it on a thread that ends there. Creates network
 //! namespaces without a name: the kernel frees such a namespace with its last file descriptor and thread.
 
-mod kind;
-
-use crate::model::hint::Hint;
+use crate::model::Hint;
 use nix::errno::Errno;
 use nix::fcntl::{OFlag, open};
 use nix::sched::{CloneFlags, setns, unshare};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat, stat};
+use nix::sys::statfs::{FsType, fstatfs};
 use std::borrow::Cow;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::{io, panic, thread};
 
@@ -195,12 +194,12 @@ impl Netns {
         let fd = open(path, flags, Mode::empty()).map_err(|source| NetnsError::unopened(path, source))?;
         let inspect = |source| NetnsError::Inspect { path: path_buf(), source };
         let stat = fstat(&fd).map_err(inspect)?;
-        if !kind::is_namespace(fd.as_fd()).map_err(inspect)? {
+        if !is_namespace(fd.as_fd()).map_err(inspect)? {
             return Err(NetnsError::NotANamespace { path: path_buf(), what: nature(&stat) });
         }
-        match kind::namespace_type(fd.as_fd()).map_err(inspect)? {
+        match namespace_type(fd.as_fd()).map_err(inspect)? {
             CloneFlags::CLONE_NEWNET => Ok(Self { fd, identity: Identity::of(&stat) }),
-            other => Err(NetnsError::OtherNamespace { path: path_buf(), kind: kind::name(other) }),
+            other => Err(NetnsError::OtherNamespace { path: path_buf(), kind: type_name(other) }),
         }
     }
 
@@ -262,7 +261,7 @@ impl Netns {
 }
 
 impl AsFd for Netns {
-    fn as_fd(&self) -> std::os::fd::BorrowedFd<'_> {
+    fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }
 }
@@ -287,5 +286,42 @@ fn nature(stat: &FileStat) -> &'static str {
         SFlag::S_IFREG if stat.st_size == 0 => EMPTY_FILE,
         SFlag::S_IFREG => "a regular file",
         _ => "something else",
+    }
+}
+
+/// `NSFS_MAGIC` of `include/uapi/linux/magic.h`: the file system of namespace files.
+const NSFS: FsType = FsType(0x6e73_6673);
+
+mod request {
+    // `NS_GET_NSTYPE`, `_IO(0xb7, 3)` of `include/uapi/linux/nsfs.h`. Linux 4.11.
+    nix::ioctl_none!(ns_get_nstype, 0xb7, 3);
+}
+
+/// Reports whether the descriptor is a namespace of any type.
+fn is_namespace(fd: BorrowedFd<'_>) -> Result<bool, Errno> {
+    Ok(fstatfs(fd)?.filesystem_type() == NSFS)
+}
+
+/// The type of a namespace, as the flag that makes a new one.
+#[expect(unsafe_code, reason = "nix makes every ioctl an unsafe function")]
+fn namespace_type(fd: BorrowedFd<'_>) -> Result<CloneFlags, Errno> {
+    // SAFETY: the request takes no argument and touches no memory of ours; the descriptor is open,
+    // because it is borrowed.
+    let kind = unsafe { request::ns_get_nstype(fd.as_raw_fd())? };
+    Ok(CloneFlags::from_bits_retain(kind))
+}
+
+/// The type's name, as in `/proc/PID/ns`.
+fn type_name(kind: CloneFlags) -> &'static str {
+    match kind {
+        CloneFlags::CLONE_NEWNS => "mnt",
+        CloneFlags::CLONE_NEWCGROUP => "cgroup",
+        CloneFlags::CLONE_NEWUTS => "uts",
+        CloneFlags::CLONE_NEWIPC => "ipc",
+        CloneFlags::CLONE_NEWUSER => "user",
+        CloneFlags::CLONE_NEWPID => "pid",
+        CloneFlags::CLONE_NEWNET => "net",
+        // CLONE_NEWTIME has no flag in nix, and what comes later has no name here.
+        _ => "time or unknown",
     }
 }

@@ -15,7 +15,7 @@ use crate::kernel::netlink::message::{ACK, CREATE, EXCLUSIVE, Header, REQUEST};
 use crate::kernel::netlink::reply::{Outcome, Unknown};
 use crate::kernel::netlink::socket::{Socket, SocketError};
 use crate::kernel::uapi::{NFPROTO_IPV4, NFPROTO_IPV6};
-use crate::model::hint::Hint;
+use crate::model::Hint;
 use crate::model::policy::{InvalidPackets, Mode, RedirectPolicy};
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;

@@ -3,31 +3,27 @@
 //! IPv6 has one loopback address where IPv4 has a network, so Gybe adds the proxy's passthrough source `::6` to `lo`.
 //! TPROXY marks packets, and a routing rule with a table of one local route delivers marked packets to this host.
 //! Both have no effect without the packet rules. `entry` encodes entries, `rtnetlink` is the socket. `link` configures
-//! the namespaces that Gybe creates. `routing` reads what all rules and routes decide, `ipsec` the policies of IPsec.
+//! the namespaces that Gybe creates. `routing` reads what all rules and routes decide, and the policies of IPsec.
 
 mod entry;
 mod error;
-mod ipsec;
 mod link;
-mod priority;
 mod routing;
 mod rtnetlink;
 mod uapi;
 
 pub use entry::RoutingEntry;
 pub use error::RoutesError;
-pub(crate) use ipsec::policies as ipsec_policies;
 pub(crate) use link::parse_addresses;
 pub use link::{Address, Link, NextHop, VethEnd, addresses};
-pub(crate) use routing::Routing;
 pub use routing::{Route, RouteQuery};
+pub(crate) use routing::{Routing, ipsec_policies};
 pub use rtnetlink::Rtnetlink;
 
 use crate::model::policy::{Families, Inbound, Mode, RedirectPolicy};
 use crate::model::ruleset::Family;
-use entry::RoutingList;
+use entry::{RoutingList, RulePriority, rule_priority};
 use nix::errno::Errno;
-use priority::{RulePriority, rule_priority};
 use rtnetlink::Addition;
 use std::fmt;
 

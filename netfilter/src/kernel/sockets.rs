@@ -1,8 +1,9 @@
 //! Non-blocking sockets of test connections: calls that the standard library does not have, and the owner of the sockets
 //! that a thread creates. Only [`wait`], [`bind_until`] and [`connect_until`] block.
 
-use crate::model::hint::Hint;
-use crate::model::packet::{Owner, Transport};
+use crate::model::Hint;
+use crate::model::packet::Owner;
+use crate::model::ruleset::Transport;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{

@@ -25,9 +25,6 @@ pub(crate) const NFPROTO_INET: u8 = 1;
 pub(crate) const NFPROTO_IPV4: u8 = 2;
 pub(crate) const NFPROTO_IPV6: u8 = 10;
 
-pub(crate) const NF_INET_PRE_ROUTING: u32 = 0;
-pub(crate) const NF_INET_LOCAL_OUT: u32 = 3;
-
 /// Verdicts: `NF_DROP`, `NF_ACCEPT`, and nf_tables' own, which are negative.
 pub(crate) const NF_DROP: u32 = 0;
 pub(crate) const NF_ACCEPT: u32 = 1;
@@ -194,10 +191,6 @@ pub(crate) const NFTA_REDIR_REG_PROTO_MAX: u16 = 2;
 pub(crate) const NFTA_REDIR_FLAGS: u16 = 3;
 /// `NF_NAT_RANGE_PROTO_SPECIFIED` (`nf_nat.h`): the port is given.
 pub(crate) const NF_NAT_RANGE_PROTO_SPECIFIED: u32 = 2;
-
-/// include/uapi/linux/in.h
-pub(crate) const IPPROTO_TCP: u8 = 6;
-pub(crate) const IPPROTO_UDP: u8 = 17;
 
 /// include/uapi/linux/netfilter/nf_conntrack_common.h: `NF_CT_STATE_BIT(ctinfo)`; invalid is bit 0, the others follow.
 pub(crate) const NF_CT_STATE_INVALID: u32 = 1;

@@ -1,7 +1,7 @@
 //! The first packet of a connection: the properties that rules can test.
 
 use crate::model::policy::InterfaceName;
-use crate::model::ruleset::Family;
+use crate::model::ruleset::{Family, Transport};
 use std::net::SocketAddr;
 
 /// The direction of a packet, as the pod sees it.
@@ -17,15 +17,6 @@ pub enum Direction {
         /// The interface.
         by: InterfaceName,
     },
-}
-
-/// The transport protocol. No other one is redirected.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Transport {
-    /// TCP.
-    Tcp,
-    /// UDP.
-    Udp,
 }
 
 /// The owner of a socket, in the ids of the namespace's user namespace.

@@ -80,13 +80,39 @@ impl fmt::Display for Family {
     }
 }
 
-/// The transport protocols that a rule matches.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Protocol {
-    /// TCP alone.
+/// A transport protocol with ports. No other one is redirected.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Transport {
+    /// TCP.
     Tcp,
-    /// UDP alone.
+    /// UDP.
     Udp,
+}
+
+impl Transport {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::Tcp, Self::Udp];
+
+    /// The name in rules and messages.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Tcp => "tcp",
+            Self::Udp => "udp",
+        }
+    }
+
+    /// The number in an IP header (include/uapi/linux/in.h).
+    pub fn number(self) -> u8 {
+        match self {
+            Self::Tcp => 6,
+            Self::Udp => 17,
+        }
+    }
+
+    /// The transport protocol with that number.
+    pub fn numbered(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|transport| transport.number() == number)
+    }
 }
 
 /// Networks of one family, canonical. Never empty.
@@ -135,7 +161,7 @@ pub enum Match {
     /// Its family.
     Family(Family),
     /// Its transport protocol.
-    Protocol(Protocol),
+    Protocol(Transport),
     /// The input interface is one of these.
     InInterface(BTreeSet<InterfaceName>),
     /// The output interface is one of these.

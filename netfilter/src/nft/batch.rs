@@ -298,11 +298,11 @@ fn comment(w: &mut Writer, rule: &Rule) {
 mod tests {
     use super::*;
     use crate::model::policy::Families;
-    use crate::model::ruleset::{Is, Match, Protocol, Verdict};
+    use crate::model::ruleset::{Is, Match, Transport, Verdict};
 
     fn rules(ports: usize) -> Ruleset {
         let ports = (0..=u16::MAX).step_by(2).take(ports).collect();
-        let matches = vec![Match::Protocol(Protocol::Tcp), Match::DestinationPort(Is::In, ports)];
+        let matches = vec![Match::Protocol(Transport::Tcp), Match::DestinationPort(Is::In, ports)];
         let rule = Rule { id: RuleId("excluded"), matches, verdict: Verdict::Return };
         let chain = Chain { name: ChainName::NatOutput, rules: vec![rule] };
         Ruleset { families: Families::V4Only, chains: vec![chain] }

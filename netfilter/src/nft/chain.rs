@@ -1,9 +1,8 @@
 //! The table, and the type, hook and priority of each of its chains, with the reasons.
 
 use crate::kernel::netlink::attr::{Attributes, Writer};
-use crate::kernel::uapi::{NF_ACCEPT, NF_INET_LOCAL_OUT, NF_INET_PRE_ROUTING};
 use crate::kernel::uapi::{
-    NFTA_CHAIN_HOOK, NFTA_CHAIN_POLICY, NFTA_CHAIN_TYPE, NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY,
+    NF_ACCEPT, NFTA_CHAIN_HOOK, NFTA_CHAIN_POLICY, NFTA_CHAIN_TYPE, NFTA_HOOK_HOOKNUM, NFTA_HOOK_PRIORITY,
 };
 use crate::model::ruleset::{ChainName, Hook, Stage};
 
@@ -35,18 +34,14 @@ impl Base {
         let hook = chain.hook()?;
         let (kind, priority) = match (chain.stage(), hook) {
             (Stage::Raw, _) => ("filter", RAW),
-            (Stage::Mangle, Hook::Prerouting) => ("filter", MANGLE),
             // A `route` chain routes a packet again when its mark was changed, which sends the
             // application's replies back through the proxy's transparent socket.
             (Stage::Mangle, Hook::Output) => ("route", MANGLE),
+            (Stage::Mangle, _) => ("filter", MANGLE),
             (Stage::Nat, _) => ("nat", NAT),
         };
-        let hook = match hook {
-            Hook::Prerouting => NF_INET_PRE_ROUTING,
-            Hook::Output => NF_INET_LOCAL_OUT,
-        };
         // A packet without a matching rule continues as without Gybe.
-        Some(Self { kind: kind.into(), hook, priority, policy: NF_ACCEPT })
+        Some(Self { kind: kind.into(), hook: hook.number(), priority, policy: NF_ACCEPT })
     }
 
     /// Reads it from a chain's attributes; `None` for a chain without a hook.
@@ -62,7 +57,8 @@ impl Base {
 
     /// Its priority, when it translates destinations: those of packets that arrive or leave.
     pub(crate) fn translates_at(&self) -> Option<i32> {
-        let translates = self.kind == b"nat" && [NF_INET_PRE_ROUTING, NF_INET_LOCAL_OUT].contains(&self.hook);
+        let hooks = [Hook::Prerouting, Hook::Output].map(Hook::number);
+        let translates = self.kind == b"nat" && hooks.contains(&self.hook);
         translates.then_some(self.priority)
     }
 

@@ -4,7 +4,7 @@ use super::batch::{Object, TooLong};
 use crate::kernel::netlink::list::Limit;
 use crate::kernel::netlink::reply::Unknown;
 use crate::kernel::netlink::socket::SocketError;
-use crate::model::hint::Hint;
+use crate::model::Hint;
 use crate::model::ruleset::Stage;
 use nix::errno::Errno;
 use std::borrow::Cow;

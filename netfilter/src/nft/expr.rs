@@ -9,7 +9,7 @@ use super::value::{self, Prefix, equality, inversion, nfproto};
 use crate::kernel::netlink::attr::Writer;
 use crate::kernel::uapi::*;
 use crate::model::policy::{InterfaceName, PortSet};
-use crate::model::ruleset::{ConnectionState, Family, Is, Match, Networks, Protocol, Rule, Verdict};
+use crate::model::ruleset::{ConnectionState, Family, Is, Match, Networks, Rule, Transport, Verdict};
 use std::collections::BTreeSet;
 use wire::{Expressions, Field};
 
@@ -78,12 +78,9 @@ impl Encoder<'_, '_> {
         }
     }
 
-    fn protocol(&mut self, protocol: Protocol) {
+    fn protocol(&mut self, transport: Transport) {
         self.out.load_meta(NFT_META_L4PROTO);
-        match protocol {
-            Protocol::Tcp => self.out.compare(NFT_CMP_EQ, &[IPPROTO_TCP]),
-            Protocol::Udp => self.out.compare(NFT_CMP_EQ, &[IPPROTO_UDP]),
-        }
+        self.out.compare(NFT_CMP_EQ, &[transport.number()]);
     }
 
     fn interface(&mut self, key: u32, names: &BTreeSet<InterfaceName>) {

@@ -56,7 +56,7 @@ mod tests {
     use super::super::batch::Start;
     use super::*;
     use crate::kernel::netlink::reply::Unknown;
-    use crate::model::hint::Hint;
+    use crate::model::Hint;
     use crate::model::policy::Families;
     use crate::model::ruleset::{Chain, ChainName, Rule, RuleId, Ruleset, Verdict};
 

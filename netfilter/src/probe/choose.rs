@@ -6,7 +6,7 @@
 
 use crate::apply::backend::BackendKind;
 use crate::apply::redirection::RuleVariant;
-use crate::model::hint::Hint;
+use crate::model::Hint;
 use crate::model::policy::{Dns, Families, Mode, RedirectPolicy};
 use crate::probe::{Capabilities, Finding, Findings, Profile, Table, is_not_loaded};
 use std::borrow::Cow;

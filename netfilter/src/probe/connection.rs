@@ -5,8 +5,8 @@
 //! no wait is longer than [`TIMEOUT`].
 
 use crate::kernel::sockets::{bind_until, connect_until, open, original_destination, wait, wait_readable};
-use crate::model::packet::Transport;
 use crate::model::policy::istio::PROXY_ID;
+use crate::model::ruleset::Transport;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags};
 use nix::sys::socket::{

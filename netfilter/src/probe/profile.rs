@@ -6,11 +6,11 @@
 
 use super::connection::{ProbeConnection, Sender};
 use crate::apply::redirection::{Redirection, RuleVariant};
-use crate::model::packet::Transport;
 use crate::model::policy::istio::{OWN_POD_MARK, PROXY_ID, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT};
 use crate::model::policy::{
     Destinations, Dns, Families, Groups, InvalidPackets, Mode, Owners, RedirectPolicy,
 };
+use crate::model::ruleset::Transport;
 use ipnet::IpNet;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};

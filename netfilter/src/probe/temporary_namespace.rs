@@ -4,7 +4,7 @@
 use super::profile::{EXCLUDED, HOME, HOME_V6, Profile};
 use crate::kernel::netns::{CreateError, Netns, NetnsError};
 use crate::kernel::routes::{RoutesError, Rtnetlink};
-use crate::model::hint::Hint;
+use crate::model::Hint;
 use crate::model::policy::Families;
 use nix::errno::Errno;
 use std::borrow::Cow;

@@ -1,8 +1,7 @@
 //! The match `conntrack`, and `state`, which is an alias of a part of it
 //! (include/uapi/linux/netfilter/xt_conntrack.h, xt_state.h).
 
-use super::fields::{Fields, is, not};
-use super::ports::colon;
+use super::fields::{Fields, colon, is, not};
 use crate::model::policy::PortRange;
 use crate::model::ruleset::{Family, Is};
 use std::fmt;

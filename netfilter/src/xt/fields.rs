@@ -1,8 +1,9 @@
-//! Fields of the kernel's structures, read from bytes that may be too short.
+//! Fields of the kernel's structures, read from bytes that may be too short, and the tests of ports, which several
+//! structures have.
 
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-
+use crate::model::policy::PortRange;
 use crate::model::ruleset::{Family, Is};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The bytes of one structure. Numbers are in the machine's byte order unless their name says otherwise.
 #[derive(Clone, Copy)]
@@ -89,5 +90,51 @@ pub(super) fn not(is: Is) -> &'static str {
     match is {
         Is::In => "",
         Is::NotIn => "! ",
+    }
+}
+
+/// The port of a packet that is tested.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PortEnd {
+    /// The source port.
+    Source,
+    /// The destination port.
+    Destination,
+    /// Either of them.
+    Either,
+}
+
+/// A test of one port; all ports and [`Is::In`] when the rule has no such test.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PortTest {
+    /// Inside the range or outside.
+    pub is: Is,
+    /// The range.
+    pub range: PortRange,
+}
+
+impl PortTest {
+    /// Reports whether a packet with this port passes.
+    pub fn applies(self, port: u16) -> bool {
+        let (first, last) = self.range.bounds();
+        (first <= port && port <= last) == (self.is == Is::In)
+    }
+
+    pub(super) fn read(fields: Fields<'_>, at: usize, is: Is) -> Option<Self> {
+        Some(Self { is, range: PortRange::new(fields.u16(at)?, fields.u16(at + 2)?)? })
+    }
+
+    /// The option; none for a test that every packet passes.
+    pub(super) fn option(self, option: &str) -> Option<String> {
+        let is_asked = self.range.bounds() != (0, u16::MAX);
+        is_asked.then(|| format!("{}{option} {}", not(self.is), colon(self.range)))
+    }
+}
+
+/// A range as iptables prints it: `80` or `80:90`.
+pub(crate) fn colon(range: PortRange) -> String {
+    match range.bounds() {
+        (first, last) if first == last => first.to_string(),
+        (first, last) => format!("{first}:{last}"),
     }
 }

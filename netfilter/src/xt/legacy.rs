@@ -9,9 +9,8 @@ mod sockopt;
 mod text;
 
 use super::{XtMatch, XtTarget};
-use crate::model::hint::Hint;
-use crate::model::hooks::InetHook;
-use crate::model::ruleset::{Family, Is};
+use crate::model::Hint;
+use crate::model::ruleset::{Family, Hook, Is};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, socket};
 use nix::unistd::{Uid, getpid, gettid, setfsuid};
@@ -48,7 +47,7 @@ pub struct LegacyChain {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BuiltIn {
     /// The hook.
-    pub hook: InetHook,
+    pub hook: Hook,
     /// The policy.
     pub policy: XtTarget,
     /// The counters of the policy.

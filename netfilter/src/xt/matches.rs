@@ -3,8 +3,7 @@
 mod text;
 
 use super::conntrack::{Conntrack, conntrack, state};
-use super::fields::{Fields, is, printable};
-use super::ports::{PortEnd, PortTest};
+use super::fields::{Fields, PortEnd, PortTest, is, printable};
 use crate::model::policy::PortRange;
 use crate::model::ruleset::{Family, Is};
 use crate::xt::effect::{Effect, MATCHES, effect};

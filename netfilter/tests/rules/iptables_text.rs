@@ -9,7 +9,7 @@ use gybe_netfilter::iptables::script;
 use gybe_netfilter::model::packet::Packet;
 use gybe_netfilter::model::policy::{Families, InterfaceName, PortRange, PortSet};
 use gybe_netfilter::model::ruleset::{
-    Chain, ChainName, Family, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict,
+    Chain, ChainName, Family, Is, Match, Networks, Rule, RuleId, Ruleset, Transport, Verdict,
 };
 use ipnet::Ipv4Net;
 use std::collections::BTreeSet;
@@ -55,7 +55,7 @@ fn iptables_text_has_the_same_outcomes_as_its_policy() {
 /// A chain of these rules, and the chain that the last of them leads to.
 fn chains(rules: Vec<Rule>) -> Vec<Chain> {
     let verdict = Verdict::Redirect(15002.try_into().unwrap());
-    let capture = Rule { id: RuleId("capture"), matches: vec![Match::Protocol(Protocol::Tcp)], verdict };
+    let capture = Rule { id: RuleId("capture"), matches: vec![Match::Protocol(Transport::Tcp)], verdict };
     vec![
         Chain { name: ChainName::NatOutput, rules },
         Chain { name: ChainName::NatCapture, rules: vec![capture] },
@@ -152,7 +152,7 @@ fn long_port_lists_fill_rules_up_to_15_slots() {
         matches: vec![
             Match::OutInterface(lo),
             Match::Destination(Is::In, networks),
-            Match::Protocol(Protocol::Tcp),
+            Match::Protocol(Transport::Tcp),
             Match::DestinationPort(Is::In, ports),
         ],
         verdict: Verdict::Return,

@@ -2,12 +2,12 @@
 
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::inspect::live::{LiveRules, Outcome};
-use gybe_netfilter::model::packet::{Direction, Owner, Packet, Transport};
+use gybe_netfilter::model::packet::{Direction, Owner, Packet};
 use gybe_netfilter::model::policy::{
     CidrSet, Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, Mode, Port,
     PortSet, RedirectPolicy,
 };
-use gybe_netfilter::model::ruleset::{ChainName, Ruleset, Verdict};
+use gybe_netfilter::model::ruleset::{ChainName, Ruleset, Transport, Verdict};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 

@@ -1,11 +1,11 @@
 //! Random policies, rules and packets from few values, so that packets often match rules.
 
-use gybe_netfilter::model::packet::{Connection, ConnectionPhase, Direction, Owner, Packet, Transport};
+use gybe_netfilter::model::packet::{Connection, ConnectionPhase, Direction, Owner, Packet};
 use gybe_netfilter::model::policy::{
     CidrSet, Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, LoopbackCidr, Mode,
     Outbound, Owners, PortRange, PortSet, RedirectPolicy,
 };
-use gybe_netfilter::model::ruleset::{Family, Is, Match, Networks, Protocol};
+use gybe_netfilter::model::ruleset::{Family, Is, Match, Networks, Transport};
 use ipnet::IpNet;
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
@@ -103,7 +103,7 @@ impl Random {
             4 => Match::OwnerUid(self.ids(3)),
             5 => Match::OwnerGid(self.ids(3)),
             6 => Match::Mark(self.is(), self.one(&[0, 1337])),
-            7 => Match::Protocol(self.one(&[Protocol::Tcp, Protocol::Udp])),
+            7 => Match::Protocol(self.one(&[Transport::Tcp, Transport::Udp])),
             8 => Match::SourcePort(self.is(), self.ports()),
             _ => Match::DestinationPort(self.is(), self.ports()),
         }

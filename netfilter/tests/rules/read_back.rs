@@ -2,7 +2,7 @@
 
 use gybe_netfilter::model::policy::{Families, InterfaceName, PortRange, PortSet};
 use gybe_netfilter::model::ruleset::{
-    Chain, ChainName, ConnectionState, Is, Match, Networks, Protocol, Rule, RuleId, Ruleset, Verdict,
+    Chain, ChainName, ConnectionState, Is, Match, Networks, Rule, RuleId, Ruleset, Transport, Verdict,
 };
 use std::collections::BTreeSet;
 
@@ -114,8 +114,8 @@ fn read_rule(table: &str, spec: &str) -> Rule {
             "-i" => matches.push(Match::InInterface(interface(value()))),
             "-o" => matches.push(Match::OutInterface(interface(value()))),
             "-p" => matches.push(Match::Protocol(match value() {
-                "tcp" => Protocol::Tcp,
-                "udp" => Protocol::Udp,
+                "tcp" => Transport::Tcp,
+                "udp" => Transport::Udp,
                 other => panic!("{other}"),
             })),
             "--sport" | "--sports" => matches.push(Match::SourcePort(is, ports(value()))),

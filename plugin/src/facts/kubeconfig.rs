@@ -6,7 +6,7 @@ use crate::args::PodRef;
 use crate::bounded_read;
 use crate::pod::PodFacts;
 use gybe_netfilter::iptables::program::{self, OutputLimits, ProgramError};
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use nix::errno::Errno;
 use std::borrow::Cow;
 use std::io;

@@ -7,7 +7,7 @@ use crate::host::directory::PerDirectory;
 use crate::host::pass::Pass;
 use crate::host::problem::Problem;
 use crate::log::{Level, Log};
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};
 

@@ -5,7 +5,7 @@ use super::{About, Finding, Section};
 use crate::host::entries::OurEntries;
 use crate::probe::node_backend::{Verdict, node_backend};
 use gybe_netfilter::apply::backend::BackendKind;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::probe::choose::BackendSetting;
 
 pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {

@@ -17,7 +17,7 @@ use crate::host::problem::{Problem, ProgramFault};
 use crate::host::runtimes::DropIns;
 use crate::host::runtimes::processes::RuntimeProcess;
 use crate::host::settings::STANDALONE;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use nix::errno::Errno;
 
 /// Reports whether only Multus uses our file, which it selects by name: in Multus' own directory on

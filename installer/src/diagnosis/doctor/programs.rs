@@ -9,7 +9,7 @@ use crate::host::entries::OurEntries;
 use crate::host::image::PLUGIN;
 use crate::host::image::{TOOL, every_name};
 use crate::host::observe::{ProgramFile, Unreadable};
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use nix::errno::Errno;
 use std::ffi::OsStr;
 

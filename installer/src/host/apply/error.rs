@@ -1,7 +1,7 @@
 //! Why a change failed, and what an operator can do about it.
 
 use crate::error::RUN_AS_ROOT;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use std::borrow::Cow;
 use std::path::PathBuf;
 

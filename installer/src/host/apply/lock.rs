@@ -5,7 +5,7 @@
 //! opened for reading, which wakes no agent that watches the directory, and is made only if there is something
 //! to change. It is removed with the last of our programs.
 
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use std::borrow::Cow;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};

@@ -1,6 +1,6 @@
 //! Tries a program on the node, before any conf file depends on it, by querying its version.
 
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_plugin::version::BUILD_MARK;
 use std::borrow::Cow;
 use std::fs::File;

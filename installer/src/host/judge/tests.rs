@@ -1,6 +1,6 @@
 //! Verdicts on conf directories: which file the runtime uses, and why a pod is not redirected.
 
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use std::collections::BTreeMap;
 
 use nix::errno::Errno;

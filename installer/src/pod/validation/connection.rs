@@ -2,7 +2,7 @@
 
 use super::{OtherConnection, ValidationError};
 use gybe_netfilter::kernel::sockets;
-use gybe_netfilter::model::packet::Transport;
+use gybe_netfilter::model::ruleset::Transport;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{Backlog, getsockopt, listen, setsockopt, sockopt};

@@ -11,7 +11,7 @@ use gybe_netfilter::apply::redirection::RedirectionError;
 use gybe_netfilter::inspect::verdict::{Desired, RedirectionState};
 use gybe_netfilter::kernel::netns::{Identity, Netns, NetnsError};
 use gybe_netfilter::kernel::open_connections::{KeepError, keep};
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy::{Dns, InvalidPackets, RedirectPolicy};
 use gybe_plugin::backend::{SelectError, Selection};
 use gybe_plugin::conf::PluginConf;

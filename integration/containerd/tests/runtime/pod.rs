@@ -10,7 +10,8 @@ use gybe_demo::testnet::client::{Client, SourceOptions};
 use gybe_demo::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_demo::testnet::outcome::{ConnectionOutcome, Reply};
-use gybe_netfilter::model::packet::{Owner, Transport};
+use gybe_netfilter::model::packet::Owner;
+use gybe_netfilter::model::ruleset::Transport;
 use serde_json::Value;
 
 pub(crate) const PROXY: Owner = Owner { uid: 1337, gid: 1337 };

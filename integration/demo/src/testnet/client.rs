@@ -3,8 +3,9 @@
 use super::namespace::{Namespace, NamespaceError};
 use super::outcome::ConnectionOutcome;
 use gybe_netfilter::kernel::sockets::{self, IdentityError, act_as};
-use gybe_netfilter::model::hint::Hint;
-use gybe_netfilter::model::packet::{Owner, Transport};
+use gybe_netfilter::model::Hint;
+use gybe_netfilter::model::packet::Owner;
+use gybe_netfilter::model::ruleset::Transport;
 use nix::errno::Errno;
 use nix::sys::socket::{MsgFlags, recv, send, setsockopt, sockopt};
 use std::borrow::Cow;

@@ -5,7 +5,7 @@ use super::namespace::{Namespace, NamespaceError};
 pub use gybe_netfilter::kernel::routes::NextHop;
 use gybe_netfilter::kernel::routes::{RoutesError, Rtnetlink, VethEnd};
 use gybe_netfilter::kernel::sockets;
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy::{Families, InterfaceName};
 use ipnet::IpNet;
 use nix::errno::Errno;

@@ -3,7 +3,7 @@
 
 use gybe_netfilter::kernel::netns::{CreateError, Netns, NetnsError};
 use gybe_netfilter::kernel::routes::{RoutesError, Rtnetlink};
-use gybe_netfilter::model::hint::Hint;
+use gybe_netfilter::model::Hint;
 use std::borrow::Cow;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::path::{Path, PathBuf};

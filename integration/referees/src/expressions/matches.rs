@@ -2,7 +2,7 @@
 
 use super::{Comparison, Field, NfExpression};
 use gybe_netfilter::model::policy::{InterfaceName, PortSet};
-use gybe_netfilter::model::ruleset::{ConnectionState, Family, Is, Match, Networks, Protocol, Rule};
+use gybe_netfilter::model::ruleset::{ConnectionState, Family, Is, Match, Networks, Rule, Transport};
 use std::collections::BTreeSet;
 
 const TCP: u8 = 6;
@@ -56,8 +56,8 @@ fn in_set(one: &Match, set: String) -> Vec<NfExpression> {
 /// A single value: loads the property and compares it.
 fn single_value(one: &Match) -> Vec<NfExpression> {
     match one {
-        Match::Protocol(Protocol::Tcp) => vec![NfExpression::Load(Field::TransportProtocol), equal([TCP])],
-        Match::Protocol(Protocol::Udp) => vec![NfExpression::Load(Field::TransportProtocol), equal([UDP])],
+        Match::Protocol(Transport::Tcp) => vec![NfExpression::Load(Field::TransportProtocol), equal([TCP])],
+        Match::Protocol(Transport::Udp) => vec![NfExpression::Load(Field::TransportProtocol), equal([UDP])],
         Match::Family(_) => Vec::new(),
         Match::InInterface(names) | Match::OutInterface(names) => interface(one, names),
         Match::Source(is, nets) => network(SOURCE, *is, nets),

@@ -10,7 +10,7 @@ use crate::kernel::netlink::attr::{Attribute, Attributes, Writer};
 use crate::kernel::netlink::list::{Limit, Listed};
 use crate::kernel::netlink::message::{DUMP, Header, REQUEST};
 use crate::kernel::netlink::socket::Socket;
-use crate::model::hooks::InetHook;
+use crate::model::ruleset::Hook;
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
 
@@ -55,7 +55,7 @@ fn links(found: &mut Programs) {
     match bpf::netfilter_links() {
         Ok(links) => {
             for link in links {
-                let hook = InetHook::numbered(link.hook).map_or("unknown", InetHook::name);
+                let hook = Hook::numbered(link.hook).map_or("unknown", Hook::name);
                 let hook = format!("netfilter hook {hook} priority {}", link.priority);
                 found.add_program(link.program, &hook, MAY_DROP_IN_UNKNOWN_NAMESPACE);
             }
@@ -69,7 +69,7 @@ fn links(found: &mut Programs) {
 /// A function at a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
 struct Function {
-    hook: InetHook,
+    hook: Hook,
     priority: i32,
     /// None where the kernel has no symbols.
     name: Option<String>,
@@ -99,7 +99,7 @@ fn functions() -> Result<Option<Vec<Function>>, Errno> {
     let mut functions = Vec::new();
     let mut sequence = 0;
     for family in [NFPROTO_IPV4, NFPROTO_IPV6] {
-        for (number, hook) in (0..).zip(InetHook::ALL) {
+        for (number, hook) in (0..).zip(Hook::ALL) {
             sequence += 1;
             let mut writer = Writer::with_capacity(64);
             let header = Header { kind: NFNL_SUBSYS_HOOK << 8, flags: REQUEST | DUMP, sequence };
@@ -120,7 +120,7 @@ fn functions() -> Result<Option<Vec<Function>>, Errno> {
     Ok(Some(functions))
 }
 
-fn function(hook: InetHook, entry: &[u8]) -> Option<Function> {
+fn function(hook: Hook, entry: &[u8]) -> Option<Function> {
     let attributes = Attributes::of(entry.get(GENERIC..)?);
     let chain = attributes.get(NFNLA_HOOK_CHAIN_INFO);
     let is_program = chain.and_then(|chain| nested(chain, NFNLA_HOOK_INFO_TYPE)?.be32()) == Some(TYPE_BPF);
@@ -136,7 +136,7 @@ fn function(hook: InetHook, entry: &[u8]) -> Option<Function> {
 }
 
 pub(super) fn name_in(entry: &[u8]) -> Option<String> {
-    function(InetHook::Output, entry)?.name
+    function(Hook::Output, entry)?.name
 }
 
 fn nested(attribute: Attribute<'_>, kind: u16) -> Option<Attribute<'_>> {
@@ -169,7 +169,7 @@ mod tests {
             (-98, "ip_vs_out_hook", None),
             (10, "nf_hook_run_bpf", Some(u32::MAX)),
         ] {
-            function(InetHook::Output, &entry(priority, name, program)).unwrap().add_to(&mut found);
+            function(Hook::Output, &entry(priority, name, program)).unwrap().add_to(&mut found);
         }
         let [ipvs, program] = &found.diverting[..] else { panic!("{found:?}") };
         assert_eq!(ipvs, "function ip_vs_out_hook at netfilter hook output priority -98 is not evaluated");

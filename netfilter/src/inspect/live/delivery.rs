@@ -206,8 +206,8 @@ impl SourceCheck {
 mod tests {
     use super::*;
     use crate::kernel::routes::Routing;
-    use crate::model::packet::Transport;
     use crate::model::policy::{InterfaceName, Port};
+    use crate::model::ruleset::Transport;
 
     #[test]
     fn a_source_that_is_looked_up_with_the_mark_must_be_accepted_as_local_and_not_strictly() {

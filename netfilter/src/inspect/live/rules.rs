@@ -19,8 +19,7 @@ pub(crate) use read::{of_ruleset, read, read_by};
 
 use crate::inspect::ebpf::Programs;
 use crate::kernel::routes::Routing;
-use crate::model::hooks::InetHook;
-use crate::model::ruleset::Family;
+use crate::model::ruleset::{Family, Hook};
 use crate::xt::legacy::Header;
 use crate::xt::{XtMatch, XtTarget};
 use expr::Expr;
@@ -151,7 +150,7 @@ pub(crate) struct Age {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct BaseChain {
     pub(crate) kind: ChainKind,
-    pub(crate) hook: InetHook,
+    pub(crate) hook: Hook,
     pub(crate) priority: i32,
     /// Its policy is drop.
     pub(crate) drops: bool,

@@ -6,7 +6,8 @@ use super::values::Values;
 use crate::inspect::live::rules::{Statement, location};
 use crate::inspect::live::{Followed, LiveRules};
 use crate::inspect::walk::{Budget, Outcome, RuleAt, WalkResult};
-use crate::model::packet::{Direction, Packet, Transport};
+use crate::model::packet::{Direction, Packet};
+use crate::model::ruleset::Transport;
 use ipnet::IpNet;
 
 /// How many sentences of one kind are reported.

@@ -3,8 +3,9 @@
 use super::values::{Property, Values, number};
 use crate::inspect::live::rules::NamespaceRules;
 use crate::inspect::walk::{Budget, Listeners};
-use crate::model::packet::{Direction, Owner, Packet, Transport};
+use crate::model::packet::{Direction, Owner, Packet};
 use crate::model::policy::InterfaceName;
+use crate::model::ruleset::Transport;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// More combinations of values are not tried.

@@ -6,10 +6,8 @@ use super::bits::Bits;
 use super::chain::{RuleEnd, RunningRule, StatementResult};
 use super::packet::{ConntrackEntry, CurrentPacket, HookInterface, Tracking, Zone};
 use crate::inspect::live::rules::expr::{Nat, NatKind};
-use crate::model::hooks::InetHook;
-use crate::model::packet::Transport;
 use crate::model::policy::PortRange;
-use crate::model::ruleset::Family;
+use crate::model::ruleset::{Family, Hook, Transport};
 use crate::xt::{ConnectionMarkChange, NatRange, XtTarget};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
@@ -41,7 +39,7 @@ impl Walk<'_> {
         let RunningRule { at, hook, .. } = self.rule;
         let is_v6 = self.packet.is_v6();
         let address = match (kind, hook) {
-            (NatKind::Redirect, InetHook::Output) => Some(loopback(is_v6)),
+            (NatKind::Redirect, Hook::Output) => Some(loopback(is_v6)),
             (NatKind::Redirect, _) => Some(self.redirected_to().ok_or(RuleEnd::Drop)?),
             (NatKind::Masquerade, _) => None,
             (NatKind::Destination | NatKind::Source, _) => address,

@@ -7,7 +7,7 @@ use super::{HookEnd, RuleAt, Walk, xt};
 use crate::inspect::live::rules::expr::{Checksum, Code, Data, Expr, Source, VERDICT};
 use crate::inspect::live::rules::{LiveRule, Set, Statement};
 use crate::kernel::uapi::{NFT_META_SKGID, NFT_META_SKUID};
-use crate::model::hooks::InetHook;
+use crate::model::ruleset::Hook;
 use crate::xt::XtMatch;
 
 /// Nested jumps. `NFT_JUMP_STACK_SIZE` is 16; iptables allows more.
@@ -19,7 +19,7 @@ const MAX_STEPS: usize = 1_000;
 /// The rule that is run.
 pub(super) struct RunningRule {
     pub(super) at: RuleAt,
-    pub(super) hook: InetHook,
+    pub(super) hook: Hook,
     pub(super) registers: Registers,
     /// A load may have ended it.
     may_have_ended: bool,
@@ -28,12 +28,12 @@ pub(super) struct RunningRule {
 impl Default for RunningRule {
     fn default() -> Self {
         let at = RuleAt { base: usize::MAX, chain: usize::MAX, rule: usize::MAX };
-        Self::new(at, InetHook::Output)
+        Self::new(at, Hook::Output)
     }
 }
 
 impl RunningRule {
-    fn new(at: RuleAt, hook: InetHook) -> Self {
+    fn new(at: RuleAt, hook: Hook) -> Self {
         Self { at, hook, registers: Registers::default(), may_have_ended: false }
     }
 }
@@ -57,7 +57,7 @@ pub(super) type StatementResult = Result<(), RuleEnd>;
 
 impl Walk<'_> {
     /// Runs the base chain at this index.
-    pub(super) fn chain(&mut self, base: usize, hook: InetHook) -> HookEnd {
+    pub(super) fn chain(&mut self, base: usize, hook: Hook) -> HookEnd {
         let (mut chain, mut rule) = (base, 0);
         let mut returns: Vec<(usize, usize)> = Vec::new();
         loop {
@@ -137,7 +137,7 @@ impl Walk<'_> {
         HookEnd::Dropped
     }
 
-    fn rule(&mut self, rule: &LiveRule, at: RuleAt, hook: InetHook) -> RuleEnd {
+    fn rule(&mut self, rule: &LiveRule, at: RuleAt, hook: Hook) -> RuleEnd {
         // A rule that only counts or logs changes nothing.
         if !rule.statements.iter().any(Statement::acts) {
             return RuleEnd::DoesNotApply;
@@ -255,7 +255,7 @@ impl Walk<'_> {
     }
 
     fn may_have_receiver(&self) -> bool {
-        let arrives = self.rule.hook == InetHook::Input || self.packet.intercepted.is_some();
+        let arrives = self.rule.hook == Hook::Input || self.packet.intercepted.is_some();
         arrives && self.packet.owner.is_none()
     }
 

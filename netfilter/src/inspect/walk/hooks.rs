@@ -1,7 +1,7 @@
 //! The order in which the kernel runs the chains at a hook.
 
 use crate::inspect::live::rules::{BaseChain, ChainKind, LiveChain, NamespaceRules};
-use crate::model::hooks::InetHook;
+use crate::model::ruleset::Hook;
 use std::cmp::Reverse;
 
 /// `NF_IP_PRI_CONNTRACK`: connection tracking at prerouting and output.
@@ -28,30 +28,30 @@ pub(super) struct HookPosition {
 }
 
 /// What the kernel runs at `hook`, in order.
-pub(super) fn at(ns: &NamespaceRules, hook: InetHook, is_v6: bool) -> Vec<HookPosition> {
+pub(super) fn at(ns: &NamespaceRules, hook: Hook, is_v6: bool) -> Vec<HookPosition> {
     let mut functions: Vec<(i32, HookFunction)> = based(ns, is_v6)
         .filter(|(_, _, base)| base.hook == hook && base.kind != ChainKind::Nat)
         .map(|(index, _, base)| (base.priority, HookFunction::Chain(index)))
         .collect();
-    if matches!(hook, InetHook::Prerouting | InetHook::Output) {
+    if matches!(hook, Hook::Prerouting | Hook::Output) {
         functions.push((CONNTRACK, HookFunction::Tracking));
     }
     if based(ns, is_v6).any(|(_, _, base)| base.kind == ChainKind::Nat) {
         match hook {
-            InetHook::Prerouting | InetHook::Output => {
+            Hook::Prerouting | Hook::Output => {
                 functions.push((NAT_DESTINATION, HookFunction::Translation));
             }
-            InetHook::Input | InetHook::Postrouting => {
+            Hook::Input | Hook::Postrouting => {
                 functions.push((NAT_SOURCE, HookFunction::Translation));
             }
-            InetHook::Forward => {}
+            Hook::Forward => {}
         }
     }
     ordered(ns, functions)
 }
 
 /// The chains of type nat at `hook`, in order: the first that translates decides.
-pub(super) fn translating(ns: &NamespaceRules, hook: InetHook, is_v6: bool) -> Vec<HookPosition> {
+pub(super) fn translating(ns: &NamespaceRules, hook: Hook, is_v6: bool) -> Vec<HookPosition> {
     let chains = based(ns, is_v6).filter(|(_, _, base)| base.hook == hook && base.kind == ChainKind::Nat);
     ordered(ns, chains.map(|(index, _, base)| (base.priority, HookFunction::Chain(index))).collect())
 }

@@ -4,8 +4,9 @@ use super::bits::Bits;
 use crate::inspect::live::rules::NamespaceRules;
 use crate::inspect::live::rules::expr::Source;
 use crate::kernel::uapi::*;
-use crate::model::packet::{Direction, Owner, Packet, Transport};
+use crate::model::packet::{Direction, Owner, Packet};
 use crate::model::policy::InterfaceName;
+use crate::model::ruleset::Transport;
 use std::net::{IpAddr, SocketAddr};
 
 /// An interface at a hook.
@@ -233,7 +234,7 @@ impl CurrentPacket {
             NFT_META_MARK => Bits::known(self.mark.to_ne_bytes()),
             NFT_META_PROTOCOL => Bits::known(if v6 { [0x86, 0xdd] } else { [0x08, 0x00] }),
             NFT_META_NFPROTO => Bits::known([if v6 { NFPROTO_IPV6 } else { NFPROTO_IPV4 }]),
-            NFT_META_L4PROTO => Bits::known([self.protocol_number()]),
+            NFT_META_L4PROTO => Bits::known([self.protocol.number()]),
             NFT_META_IIFNAME => name(&self.arrives),
             NFT_META_OIFNAME => name(&self.leaves),
             NFT_META_IIF => index(&self.arrives, ns),
@@ -264,7 +265,7 @@ impl CurrentPacket {
                 Bits { value: value.to_ne_bytes().to_vec(), known: known.to_ne_bytes().to_vec() }
             }
             7 => Bits::known([if self.is_v6() { NFPROTO_IPV6 } else { NFPROTO_IPV4 }]),
-            10 => Bits::known([self.protocol_number()]),
+            10 => Bits::known([self.protocol.number()]),
             // `nft_ct_get_eval` ends the rule for a connection of the other IP version.
             19 | 20 if self.is_v6() => return None,
             21 | 22 if !self.is_v6() => return None,
@@ -276,13 +277,6 @@ impl CurrentPacket {
         })
     }
 
-    pub(super) fn protocol_number(&self) -> u8 {
-        match self.protocol {
-            Transport::Tcp => 6,
-            Transport::Udp => 17,
-        }
-    }
-
     /// The sender chooses lengths, identification, time to live and class of service: these bits are unknown.
     fn network_header(&self) -> Bits {
         let (source, destination) = (octets(self.source.ip()), octets(self.destination.ip()));
@@ -290,7 +284,7 @@ impl CurrentPacket {
             false => {
                 let mut header = Bits::unknown(12);
                 put(&mut header, 0, &[0x45]);
-                put(&mut header, 9, &[self.protocol_number()]);
+                put(&mut header, 9, &[self.protocol.number()]);
                 // No fragment; of the flags only "do not fragment" is unknown.
                 set(&mut header, 6, 0, 0xbf);
                 set(&mut header, 7, 0, 0xff);
@@ -299,7 +293,7 @@ impl CurrentPacket {
             true => {
                 let mut header = Bits::unknown(8);
                 set(&mut header, 0, 0x60, 0xf0);
-                put(&mut header, 6, &[self.protocol_number()]);
+                put(&mut header, 6, &[self.protocol.number()]);
                 header
             }
         };

@@ -5,15 +5,14 @@ use super::hooks::{self, HookFunction, HookPosition};
 use super::packet::{ConntrackEntry, HookInterface, ORIGINAL, REPLY, Tracking};
 use super::{HookEnd, LOOPBACK, PacketEnd, SYN_ACK, UnknownFact, Walk};
 use crate::inspect::live::rules::ChainKind;
-use crate::model::hooks::InetHook;
-use crate::model::packet::Transport;
+use crate::model::ruleset::{Hook, Transport};
 
 impl Walk<'_> {
     /// A socket of the namespace sends the packet.
     pub(super) fn leave(&mut self) -> PacketEnd {
         let before = self.packet.destination;
         self.is_routed_again = false;
-        if let Some(end) = self.hook(InetHook::Output) {
+        if let Some(end) = self.hook(Hook::Output) {
             return end;
         }
         // Our own route delivers what has the mark of an intercepted connection to this namespace.
@@ -31,7 +30,7 @@ impl Walk<'_> {
                 false => self.packet.leaves.clone(),
             };
         }
-        if let Some(end) = self.hook(InetHook::Postrouting) {
+        if let Some(end) = self.hook(Hook::Postrouting) {
             return end;
         }
         if self.packet.leaves != HookInterface::Name(LOOPBACK.to_owned()) {
@@ -45,7 +44,7 @@ impl Walk<'_> {
 
     /// The packet arrives by an interface.
     pub(super) fn arrive(&mut self) -> PacketEnd {
-        if let Some(end) = self.hook(InetHook::Prerouting) {
+        if let Some(end) = self.hook(Hook::Prerouting) {
             return end;
         }
         let is_by_loopback = self.packet.arrives == HookInterface::Name(LOOPBACK.to_owned());
@@ -54,15 +53,15 @@ impl Walk<'_> {
             || self.delivered_by.is_some_and(|mark| mark != 0 && mark == self.packet.mark)
             || self.is_inside(self.packet.destination);
         if stays {
-            return self.hook(InetHook::Input).unwrap_or(PacketEnd::Inside);
+            return self.hook(Hook::Input).unwrap_or(PacketEnd::Inside);
         }
         self.packet.leaves = HookInterface::Unknown;
-        let forwarded = self.hook(InetHook::Forward).or_else(|| self.hook(InetHook::Postrouting));
+        let forwarded = self.hook(Hook::Forward).or_else(|| self.hook(Hook::Postrouting));
         forwarded.unwrap_or(PacketEnd::Outside)
     }
 
     /// Runs a hook; returns the end of the path when the packet goes no further.
-    fn hook(&mut self, hook: InetHook) -> Option<PacketEnd> {
+    fn hook(&mut self, hook: Hook) -> Option<PacketEnd> {
         if !self.choices.budget.spend(1 + self.rules.chains.len()) {
             return Some(PacketEnd::Unknown);
         }
@@ -88,7 +87,7 @@ impl Walk<'_> {
             }
         }
         // The next hook has another pair of interfaces.
-        if hook == InetHook::Input {
+        if hook == Hook::Input {
             self.packet.leaves = HookInterface::None;
         }
         None
@@ -155,8 +154,8 @@ impl Walk<'_> {
     }
 
     /// `nf_nat_inet_fn`: the chains run for the first packet only; every packet is translated.
-    fn translation(&mut self, hook: InetHook) -> HookEnd {
-        let is_destination = matches!(hook, InetHook::Prerouting | InetHook::Output);
+    fn translation(&mut self, hook: Hook) -> HookEnd {
+        let is_destination = matches!(hook, Hook::Prerouting | Hook::Output);
         let is_reply = match self.packet.tracking {
             Tracking::Original => false,
             Tracking::Reply => true,

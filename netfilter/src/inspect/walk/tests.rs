@@ -5,10 +5,8 @@ use crate::inspect::live::rules::constructed::{
 use crate::inspect::live::rules::expr::{Checksum, Code, Expr, Nat, NatKind, Source};
 use crate::inspect::live::rules::{ChainKind, LiveChain, LiveRule, Statement};
 use crate::kernel::uapi::{NFT_CMP_EQ, NFT_META_SKUID};
-use crate::model::hooks::InetHook;
-use crate::model::packet::Transport;
 use crate::model::policy::InterfaceName;
-use crate::model::ruleset::Family;
+use crate::model::ruleset::{Family, Hook, Transport};
 use crate::xt::{decode_match, decode_target};
 
 /// Follows a connection of the application to an address outside.
@@ -26,9 +24,8 @@ fn to(port: u16) -> Outcome {
 
 #[test]
 fn the_first_chain_that_translates_decides() {
-    let theirs = |priority, port| {
-        chain("other", ChainKind::Nat, (InetHook::Output, priority), vec![redirect_tcp(port)])
-    };
+    let theirs =
+        |priority, port| chain("other", ChainKind::Nat, (Hook::Output, priority), vec![redirect_tcp(port)]);
     assert_eq!(walked(vec![ours()]).outcome, to(15001));
     assert_eq!(walked(vec![ours(), theirs(-99, 9999)]).outcome, to(15001));
     assert_eq!(walked(vec![ours(), theirs(-101, 9999)]).outcome, to(9999));
@@ -36,20 +33,20 @@ fn the_first_chain_that_translates_decides() {
 
 #[test]
 fn of_one_priority_the_youngest_comes_first_and_an_unknown_order_is_reported() {
-    let theirs = || chain("other", ChainKind::Nat, (InetHook::Output, -100), vec![redirect_tcp(9999)]);
+    let theirs = || chain("other", ChainKind::Nat, (Hook::Output, -100), vec![redirect_tcp(9999)]);
     assert_eq!(walked(vec![ours(), aged(theirs(), 9, false)]).outcome, to(9999));
     let older = walked(vec![ours(), aged(theirs(), 2, false)]);
     // A chain of an older table may be younger than ours.
     assert_eq!((older.outcome, older.order.is_some()), (Outcome::Unknown, true));
     assert_eq!(walked(vec![ours(), theirs()]).outcome, Outcome::Unknown);
-    let same = chain("other", ChainKind::Nat, (InetHook::Output, -100), vec![redirect_tcp(15001)]);
+    let same = chain("other", ChainKind::Nat, (Hook::Output, -100), vec![redirect_tcp(15001)]);
     assert_eq!(walked(vec![ours(), same]).outcome, to(15001), "whichever comes first");
 }
 
 #[test]
 fn of_three_chains_of_one_priority_every_order_is_tried() {
-    let same = || chain("other", ChainKind::Nat, (InetHook::Output, -100), vec![redirect_tcp(15001)]);
-    let theirs = chain("other", ChainKind::Nat, (InetHook::Output, -100), vec![redirect_tcp(9999)]);
+    let same = || chain("other", ChainKind::Nat, (Hook::Output, -100), vec![redirect_tcp(15001)]);
+    let theirs = chain("other", ChainKind::Nat, (Hook::Output, -100), vec![redirect_tcp(9999)]);
     let different = walked(vec![same(), same(), theirs]);
     assert_eq!((different.outcome, different.order.is_some()), (Outcome::Unknown, true));
     assert_eq!(walked(vec![same(), same(), same()]).outcome, to(15001));
@@ -71,7 +68,7 @@ fn a_connection_that_is_not_followed_in_time_is_unknown() {
 #[test]
 fn an_untracked_packet_is_not_translated_and_after_tracking_it_is_too_late() {
     let untrack = |priority| {
-        chain("other", ChainKind::Filter, (InetHook::Output, priority), vec![rule(vec![Expr::Untrack])])
+        chain("other", ChainKind::Filter, (Hook::Output, priority), vec![rule(vec![Expr::Untrack])])
     };
     assert_eq!(walked(vec![ours(), untrack(-300)]).outcome, Outcome::Untouched);
     assert_eq!(walked(vec![ours(), untrack(-150)]).outcome, to(15001));
@@ -81,15 +78,14 @@ fn an_untracked_packet_is_not_translated_and_after_tracking_it_is_too_late() {
 #[test]
 fn the_proxys_untracked_answers_are_lost() {
     let rules = vec![owned_by(1337, Expr::Untrack)];
-    let walked = walked(vec![ours(), chain("other", ChainKind::Filter, (InetHook::Output, -300), rules)]);
+    let walked = walked(vec![ours(), chain("other", ChainKind::Filter, (Hook::Output, -300), rules)]);
     assert_eq!((walked.outcome, walked.decided_by.map(|at| at.chain)), (Outcome::RepliesLost, Some(1)));
 }
 
 #[test]
 fn a_rule_that_is_not_evaluated_counts_only_where_the_outcome_depends_on_it() {
-    let filter = |priority, rules| {
-        vec![ours(), chain("other", ChainKind::Filter, (InetHook::Output, priority), rules)]
-    };
+    let filter =
+        |priority, rules| vec![ours(), chain("other", ChainKind::Filter, (Hook::Output, priority), rules)];
     let limited = |then| vec![rule(vec![Expr::Test("limit".to_owned()), then])];
     assert_eq!(walked(filter(0, limited(Expr::Nothing("log".to_owned())))).outcome, to(15001));
     let drops = walked(filter(0, limited(Expr::Verdict(Code::Drop))));
@@ -107,16 +103,16 @@ fn a_rule_that_is_not_evaluated_counts_only_where_the_outcome_depends_on_it() {
 
 #[test]
 fn chains_that_lead_back_end() {
-    let mut looped = chain("other", ChainKind::Filter, (InetHook::Output, 0), vec![]);
+    let mut looped = chain("other", ChainKind::Filter, (Hook::Output, 0), vec![]);
     looped.rules = vec![rule(vec![Expr::Verdict(Code::Goto("base".to_owned()))])];
     assert_eq!(walked(vec![looped]).outcome, Outcome::Unknown);
     let nowhere = vec![rule(vec![Expr::Verdict(Code::Jump("nowhere".to_owned()))])];
-    let nowhere = chain("other", ChainKind::Filter, (InetHook::Output, 0), nowhere);
+    let nowhere = chain("other", ChainKind::Filter, (Hook::Output, 0), nowhere);
     assert_eq!(walked(vec![nowhere]).outcome, Outcome::Unknown);
 }
 
 fn at_output(priority: i32, rules: Vec<LiveRule>) -> Vec<LiveChain> {
-    vec![ours(), chain("other", ChainKind::Filter, (InetHook::Output, priority), rules)]
+    vec![ours(), chain("other", ChainKind::Filter, (Hook::Output, priority), rules)]
 }
 
 fn of(register: Vec<u8>, then: Expr) -> LiveRule {
@@ -289,7 +285,7 @@ fn a_translation_for_the_other_ip_version_does_nothing_and_the_rule_goes_on() {
         let nat = Nat { kind, is_for, address: Some(0), last_address: None, port: None, last_port: None };
         let value = Expr::Value { to: 0, value: vec![127, 0, 0, 1] };
         let rules = vec![rule(vec![value, Expr::Nat(nat), Expr::Verdict(Code::Drop)])];
-        let theirs = chain("other", ChainKind::Nat, (InetHook::Output, -150), rules);
+        let theirs = chain("other", ChainKind::Nat, (Hook::Output, -150), rules);
         assert_eq!(walked(vec![theirs]).outcome, outcome, "{is_for:?}");
     }
 }
@@ -299,8 +295,8 @@ fn a_translation_for_the_other_ip_version_does_nothing_and_the_rule_goes_on() {
 fn at_input_the_owner_of_the_receiving_socket_is_not_known() {
     let drops = || vec![owned_by(1337, Expr::Verdict(Code::Drop))];
     let at = |hook| walked(vec![ours(), chain("other", ChainKind::Filter, (hook, -150), drops())]);
-    assert_eq!(at(InetHook::Input).outcome, Outcome::Unknown);
-    assert_eq!(at(InetHook::Prerouting).outcome, to(15001));
+    assert_eq!(at(Hook::Input).outcome, Outcome::Unknown);
+    assert_eq!(at(Hook::Prerouting).outcome, to(15001));
 }
 
 /// The mark of an intercepted connection leads to our own route, which delivers to this namespace.
@@ -318,8 +314,8 @@ fn a_reply_that_a_chain_of_type_route_gives_the_mark_of_interception_does_not_le
         let output = owned_by(1337, Expr::Nothing("counter".to_owned()));
         let marked =
             LiveRule { statements: [output.statements, rule(set(mark)).statements].concat(), ..rule(vec![]) };
-        let tproxy = chain("gybe", ChainKind::Filter, (InetHook::Prerouting, -150), vec![intercepts.clone()]);
-        let theirs = chain("other", kind, (InetHook::Output, -150), vec![marked]);
+        let tproxy = chain("gybe", ChainKind::Filter, (Hook::Prerouting, -150), vec![intercepts.clone()]);
+        let theirs = chain("other", kind, (Hook::Output, -150), vec![marked]);
         let by = InterfaceName::parse("eth0").unwrap();
         let ends = ("198.51.100.1:40000".parse().unwrap(), "10.9.9.9:8080".parse().unwrap());
         let packet = Packet::first(Direction::Arrives { by }, Transport::Tcp, ends.0, ends.1);
@@ -337,7 +333,7 @@ fn the_first_thousand_rules_that_apply_are_recorded() {
     for (rules, recorded) in [(1_000, 1_000), (1_001, 1_000)] {
         let untrack = || rule(vec![Expr::Untrack]);
         let all = (0..rules).map(|_| untrack()).collect();
-        let found = walked(vec![chain("other", ChainKind::Filter, (InetHook::Output, -300), all)]);
+        let found = walked(vec![chain("other", ChainKind::Filter, (Hook::Output, -300), all)]);
         assert_eq!((found.outcome, found.steps.len()), (Outcome::Untouched, recorded), "{rules}");
     }
 }

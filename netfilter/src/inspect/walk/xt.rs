@@ -3,9 +3,8 @@
 use super::bits::Truth;
 use super::packet::{ConntrackEntry, CurrentPacket, HookInterface, Tracking};
 use crate::inspect::live::rules::NamespaceRules;
-use crate::model::packet::Transport;
 use crate::model::policy::PortRange;
-use crate::model::ruleset::Is;
+use crate::model::ruleset::{Is, Transport};
 use crate::xt::legacy::{AddressTest, Header, InterfaceTest};
 use crate::xt::{AddressTypes, Conntrack, ConntrackTest, OwnerTest, PortEnd, States, TypeTest, XtMatch};
 use std::net::IpAddr;
@@ -123,7 +122,7 @@ fn conntrack(test: &Conntrack, packet: &CurrentPacket, entry: Option<&ConntrackE
     all(test.tests.iter().map(|test| match test {
         ConntrackTest::State(..) => Some(true),
         ConntrackTest::Protocol(is, number) => {
-            Some((u16::from(packet.protocol_number()) == *number) == (*is == Is::In))
+            Some((u16::from(packet.protocol.number()) == *number) == (*is == Is::In))
         }
         ConntrackTest::Address { option, is, address, mask } => {
             let (from, to) = if option.contains("repl") { known.reply } else { known.original };
@@ -184,7 +183,7 @@ pub(super) fn header(header: &Header, packet: &CurrentPacket) -> Truth {
     };
     let protocol = header
         .protocol
-        .is_none_or(|(is, number)| (u16::from(packet.protocol_number()) == number) == (is == Is::In));
+        .is_none_or(|(is, number)| (u16::from(packet.protocol.number()) == number) == (is == Is::In));
     all([
         address(header.source, packet.source.ip()),
         address(header.destination, packet.destination.ip()),

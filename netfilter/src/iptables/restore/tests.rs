@@ -1,7 +1,7 @@
 use super::*;
 use crate::iptables::save::parse;
 use crate::model::policy::{InterfaceName, PortSet};
-use crate::model::ruleset::{Is, Match, Networks, Protocol, Rule};
+use crate::model::ruleset::{Is, Match, Networks, Rule, Transport};
 
 fn render(rules: &Ruleset, family: Family) -> FamilyRules {
     super::render(rules).unwrap().remove(&family).unwrap()
@@ -26,7 +26,7 @@ fn small() -> Ruleset {
                 rule("to-capture", Vec::new(), Verdict::Goto(ChainName::NatCapture)),
             ],
         ),
-        (ChainName::NatCapture, vec![rule("to-proxy", vec![Match::Protocol(Protocol::Tcp)], to_proxy)]),
+        (ChainName::NatCapture, vec![rule("to-proxy", vec![Match::Protocol(Transport::Tcp)], to_proxy)]),
     ])
 }
 
@@ -85,7 +85,7 @@ fn a_changed_rule_leaves_the_hook_in_its_position_among_other_rules() {
 fn only_tables_that_differ_are_written() {
     let dns = rule(
         "zone",
-        vec![Match::Protocol(Protocol::Udp), Match::DestinationPort(Is::In, PortSet::from_iter([53]))],
+        vec![Match::Protocol(Transport::Udp), Match::DestinationPort(Is::In, PortSet::from_iter([53]))],
         Verdict::Zone(2),
     );
     let mut more = small();
@@ -113,7 +113,7 @@ fn another_owners_rule_that_leads_into_gybes_chains_is_deleted_with_them_and_nev
 
 #[test]
 fn a_divert_is_a_chain_that_marks_and_accepts() {
-    let divert = rule("intercepted-before", vec![Match::Protocol(Protocol::Tcp)], Verdict::Divert(1337));
+    let divert = rule("intercepted-before", vec![Match::Protocol(Transport::Tcp)], Verdict::Divert(1337));
     let tables = render(&rules(vec![(ChainName::ManglePrerouting, vec![divert])]), Family::V6);
     let text = transaction(&FamilyRules::new(), &tables).unwrap();
     for line in [
@@ -141,7 +141,7 @@ fn product(interfaces: usize, networks: u32, verdict: Verdict) -> Ruleset {
     let matches = vec![
         Match::InInterface(names.collect()),
         Match::Destination(Is::In, Networks::V4(networks.collect())),
-        Match::Protocol(Protocol::Tcp),
+        Match::Protocol(Transport::Tcp),
     ];
     rules(vec![(ChainName::NatPrerouting, vec![rule("product", matches, verdict)])])
 }

@@ -3,7 +3,7 @@
 use super::entry::RoutingEntry;
 use crate::kernel::netlink::reply::Unknown;
 use crate::kernel::netlink::socket::SocketError;
-use crate::model::hint::Hint;
+use crate::model::Hint;
 use nix::errno::Errno;
 use std::borrow::Cow;
 

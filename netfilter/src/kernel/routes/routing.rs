@@ -1,15 +1,18 @@
-//! What the routing rules and routes of a namespace decide about redirected packets, as far as it is evaluated, and the
-//! kernel's answer for one connection.
+//! What the routing rules and routes of a namespace decide about redirected packets, as far as it is evaluated, the
+//! kernel's answer for one connection, and whether IPsec drops or encrypts packets.
 
-use super::entry::{LOOPBACK, ROUTE_HEADER, RULE_HEADER, RoutingEntry, RoutingList, number, selects_nothing};
+use super::entry::{
+    LOOPBACK, ROUTE_HEADER, RULE_HEADER, RoutingEntry, RoutingList, RulePriority, attribute, is_local,
+    number, priority, rule_priority, selects_nothing,
+};
 use super::error::RoutesError;
-use super::priority::{RulePriority, attribute, is_local, priority, rule_priority};
 use super::rtnetlink::Rtnetlink;
 use super::uapi::*;
 use crate::kernel::netlink::attr::{Attributes, Writer};
-use crate::kernel::netlink::list::Listed;
-use crate::kernel::netlink::message::{ACK, Header, REQUEST};
+use crate::kernel::netlink::list::{Limit, Listed};
+use crate::kernel::netlink::message::{ACK, DUMP, Header, REQUEST};
 use crate::kernel::netlink::reply::Unknown;
+use crate::kernel::netlink::socket::{Socket, SocketError};
 use crate::model::ruleset::Family;
 use ipnet::IpNet;
 use nix::errno::Errno;
@@ -273,4 +276,46 @@ fn parse(entry: &[u8]) -> Option<Route> {
         _ => attributes.get(RTA_OIF)?.ne32()?,
     };
     Some(Route { interface, source: attributes.get(RTA_PREFSRC).and_then(|source| address(source.value)) })
+}
+
+/// `XFRM_MSG_GETPOLICY` (include/uapi/linux/xfrm.h, v6.18).
+const GET_POLICY: u16 = 0x15;
+/// The offset of `dir` in `struct xfrm_userpolicy_info`: after a selector of 56 bytes, two lifetimes of 64 and 32 bytes,
+/// priority and index.
+const DIRECTION: usize = 160;
+/// `XFRM_POLICY_IN` and `XFRM_POLICY_OUT`; the others apply to forwarded packets or to one socket.
+const DIRECTIONS: [u8; 2] = [0, 1];
+
+/// More policies are not counted.
+const MAX_POLICIES: usize = 1000;
+
+/// The number of policies for packets that arrive at or leave the namespace of the calling thread; none without IPsec
+/// in this kernel. Lists them with CAP_NET_ADMIN only.
+///
+/// # Errors
+/// When the kernel does not list them.
+pub(crate) fn ipsec_policies() -> Result<usize, Errno> {
+    let mut socket = match Socket::open_xfrm() {
+        Err(SocketError::Open { source: Errno::EPROTONOSUPPORT }) => return Ok(0),
+        socket => socket.map_err(errno)?,
+    };
+    let mut writer = Writer::with_capacity(64);
+    writer.message(Header { kind: GET_POLICY, flags: REQUEST | DUMP, sequence: 1 }, &[], |_| ());
+    match socket.list(&writer.finish().unwrap_or_default(), 1, Limit::entries(MAX_POLICIES)).map_err(errno)? {
+        Listed::Whole(policies) => Ok(policies
+            .iter()
+            .filter(|policy| policy.get(DIRECTION).is_some_and(|to| DIRECTIONS.contains(to)))
+            .count()),
+        Listed::Refused(source) => Err(source),
+        Listed::TooLarge => Ok(MAX_POLICIES),
+        Listed::Changed | Listed::Unknown(_) => Err(Errno::EAGAIN),
+    }
+}
+
+fn errno(error: SocketError) -> Errno {
+    match error {
+        SocketError::Open { source } | SocketError::Send { source, .. } | SocketError::Receive { source } => {
+            source
+        }
+    }
 }

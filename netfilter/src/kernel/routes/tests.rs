@@ -4,7 +4,7 @@ use super::entry::{LOOPBACK, ORIGIN, has_origin, is_our_address, is_our_route, i
 use super::uapi::*;
 use super::*;
 use crate::kernel::netlink::attr::Writer;
-use crate::model::hint::Hint;
+use crate::model::Hint;
 use std::net::IpAddr;
 
 const MARK_RULE: RoutingEntry = RoutingEntry::MarkRule { family: Family::V4, mark: 0x539, table: 133 };

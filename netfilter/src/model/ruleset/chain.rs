@@ -34,13 +34,56 @@ pub enum Stage {
     Nat,
 }
 
-/// The netfilter hook of a base chain.
+/// A hook of the IP layer, in the order of `enum nf_inet_hooks` (include/uapi/linux/netfilter.h). Gybe's chains are at
+/// [`Hook::Prerouting`] and [`Hook::Output`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Hook {
-    /// Arriving packets, before routing.
+    /// Every packet that arrives, before routing.
     Prerouting,
+    /// Packets to this host.
+    Input,
+    /// Packets that are passed on.
+    Forward,
     /// Packets that a local socket sends.
     Output,
+    /// Every packet that leaves.
+    Postrouting,
+}
+
+impl Hook {
+    /// All, in the kernel's order.
+    pub const ALL: [Self; 5] =
+        [Self::Prerouting, Self::Input, Self::Forward, Self::Output, Self::Postrouting];
+
+    pub(crate) fn numbered(number: u32) -> Option<Self> {
+        Self::ALL.get(usize::try_from(number).ok()?).copied()
+    }
+
+    /// The kernel's number.
+    pub(crate) fn number(self) -> u32 {
+        self as u32
+    }
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Prerouting => "prerouting",
+            Self::Input => "input",
+            Self::Forward => "forward",
+            Self::Output => "output",
+            Self::Postrouting => "postrouting",
+        }
+    }
+
+    /// The name of iptables' built-in chain.
+    pub fn chain(self) -> &'static str {
+        match self {
+            Self::Prerouting => "PREROUTING",
+            Self::Input => "INPUT",
+            Self::Forward => "FORWARD",
+            Self::Output => "OUTPUT",
+            Self::Postrouting => "POSTROUTING",
+        }
+    }
 }
 
 impl ChainName {

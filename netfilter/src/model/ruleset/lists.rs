@@ -122,7 +122,7 @@ fn merged<T: Ord + Copy>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::model::ruleset::{Is, Protocol, RuleId, Verdict};
+    use crate::model::ruleset::{Is, RuleId, Transport, Verdict};
 
     fn rule(matches: Vec<Match>) -> Rule {
         Rule { id: RuleId("some-rule"), matches, verdict: Verdict::Return }
@@ -142,7 +142,7 @@ mod tests {
 
     #[test]
     fn a_single_value_or_range_makes_no_list() {
-        assert!(names(vec![Match::Protocol(Protocol::Tcp), ports(&[80, 81, 82]), uids(&[1337])]).is_empty());
+        assert!(names(vec![Match::Protocol(Transport::Tcp), ports(&[80, 81, 82]), uids(&[1337])]).is_empty());
     }
 
     #[test]

@@ -9,16 +9,14 @@
 
 use super::sockopt::Info;
 use super::{AddressTest, BuiltIn, Counters, Header, InterfaceTest, LegacyChain, LegacyRule};
-use crate::model::hooks::InetHook;
-use crate::model::ruleset::{Family, Is};
+use crate::model::ruleset::{Family, Hook, Is};
 use crate::xt::fields::{Fields, is, word};
 use crate::xt::targets::verdict;
 use crate::xt::{XtMatch, XtTarget, decode_match, decode_target};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-const HOOKS: [InetHook; 5] =
-    [InetHook::Prerouting, InetHook::Input, InetHook::Forward, InetHook::Output, InetHook::Postrouting];
+const HOOKS: [Hook; 5] = [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting];
 
 /// The offsets of the fields of `struct ipt_entry` and `struct ip6t_entry`.
 struct Layout {
@@ -74,7 +72,7 @@ struct Entry<'a> {
 /// A chain's name, hook and entries.
 struct Draft<'a> {
     name: String,
-    hook: Option<InetHook>,
+    hook: Option<Hook>,
     entries: Vec<Entry<'a>>,
 }
 
@@ -129,7 +127,7 @@ fn drafts<'a>(layout: &Layout, info: &Info, bytes: &'a [u8]) -> Option<Vec<Draft
 }
 
 impl Info {
-    fn hook_at(&self, at: usize) -> Option<InetHook> {
+    fn hook_at(&self, at: usize) -> Option<Hook> {
         let at = u32::try_from(at).ok()?;
         let hooks = HOOKS.into_iter().zip(self.begins).enumerate();
         let mut valid = hooks.filter(|(number, _)| self.hooks & (1 << number) != 0);
@@ -137,7 +135,7 @@ impl Info {
     }
 
     /// The offset of a built-in chain's policy.
-    fn policy_of(&self, hook: InetHook) -> Option<usize> {
+    fn policy_of(&self, hook: Hook) -> Option<usize> {
         let (_, underflow) = HOOKS.into_iter().zip(self.underflows).find(|(other, _)| *other == hook)?;
         usize::try_from(underflow).ok()
     }

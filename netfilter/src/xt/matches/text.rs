@@ -5,8 +5,7 @@ use super::{
     TypeTest, UdpTest, XtMatch,
 };
 use crate::model::ruleset::{Family, Is};
-use crate::xt::fields::{not, quoted};
-use crate::xt::ports::{PortEnd, colon};
+use crate::xt::fields::{PortEnd, colon, not, quoted};
 use std::fmt;
 use std::net::IpAddr;
 

@@ -6,8 +6,8 @@ use super::{
     TableFamily, TableName,
 };
 use crate::kernel::uapi::{NFT_CMP_EQ, NFT_META_L4PROTO, NFT_META_SKUID};
-use crate::model::hooks::InetHook;
 use crate::model::packet::Owner;
+use crate::model::ruleset::Hook;
 
 pub(crate) const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
 pub(crate) const APP: Owner = Owner { uid: 1000, gid: 1000 };
@@ -41,7 +41,7 @@ pub(crate) fn redirect_tcp(port: u16) -> LiveRule {
     ])
 }
 
-pub(crate) fn chain(table: &str, kind: ChainKind, at: (InetHook, i32), rules: Vec<LiveRule>) -> LiveChain {
+pub(crate) fn chain(table: &str, kind: ChainKind, at: (Hook, i32), rules: Vec<LiveRule>) -> LiveChain {
     let table = TableName { engine: Engine::NfTables, family: TableFamily::Inet, name: table.to_owned() };
     let base = BaseChain { kind, hook: at.0, priority: at.1, drops: false };
     LiveChain { table, name: "base".to_owned(), base: Some(base), rules, age: None }
@@ -66,5 +66,5 @@ pub(crate) fn namespace(chains: Vec<LiveChain>) -> NamespaceRules {
 /// Redirects every connection but the proxy's to 15001.
 pub(crate) fn ours() -> LiveChain {
     let rules = vec![owned_by(1337, Expr::Verdict(Code::Return)), redirect_tcp(15001)];
-    aged(chain("gybe", ChainKind::Nat, (InetHook::Output, -100), rules), 5, true)
+    aged(chain("gybe", ChainKind::Nat, (Hook::Output, -100), rules), 5, true)
 }

@@ -3,8 +3,7 @@
 use super::{
     BaseChain, ChainKind, Engine, LiveChain, LiveRule, NamespaceRules, Statement, TableFamily, TableName,
 };
-use crate::model::hooks::InetHook;
-use crate::model::ruleset::Family;
+use crate::model::ruleset::{Family, Hook};
 use crate::xt::XtTarget;
 use crate::xt::legacy::{LegacyChain, LegacyError, LegacyRule, LegacyTable, tables};
 
@@ -36,10 +35,10 @@ fn add_table(found: &mut NamespaceRules, table: LegacyTable) {
 fn base(table: &str, chain: &LegacyChain) -> Option<BaseChain> {
     let built_in = chain.built_in.as_ref()?;
     let hook = built_in.hook;
-    let is_source = matches!(hook, InetHook::Input | InetHook::Postrouting);
+    let is_source = matches!(hook, Hook::Input | Hook::Postrouting);
     let (kind, priority) = match table {
         "raw" => (ChainKind::Filter, -300),
-        "mangle" if hook == InetHook::Output => (ChainKind::Route, -150),
+        "mangle" if hook == Hook::Output => (ChainKind::Route, -150),
         "mangle" => (ChainKind::Filter, -150),
         "nat" => (ChainKind::Nat, if is_source { 100 } else { -100 }),
         "filter" => (ChainKind::Filter, 0),

@@ -76,7 +76,7 @@ mod tests {
     use super::*;
     use crate::inspect::live::rules::ChainKind;
     use crate::inspect::live::rules::constructed::{chain, namespace, redirect_tcp};
-    use crate::model::hooks::InetHook;
+    use crate::model::ruleset::Hook;
 
     #[test]
     fn our_mark_counts_in_the_tables_of_iptables_that_we_write() {
@@ -89,8 +89,7 @@ mod tests {
             (TableFamily::Inet, TABLE, true),
         ] {
             let of = |name: &str| {
-                let mut chain =
-                    chain(table, ChainKind::Nat, (InetHook::Output, 0), vec![redirect_tcp(15001)]);
+                let mut chain = chain(table, ChainKind::Nat, (Hook::Output, 0), vec![redirect_tcp(15001)]);
                 (chain.table.family, chain.name) = (family, name.to_owned());
                 chain
             };

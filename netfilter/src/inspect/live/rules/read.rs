@@ -16,8 +16,7 @@ use crate::kernel::netlink::attr::Attributes;
 use crate::kernel::netlink::list::Listed;
 use crate::kernel::routes::{Link, RoutesError, Rtnetlink};
 use crate::kernel::uapi::*;
-use crate::model::hooks::InetHook;
-use crate::model::ruleset::Ruleset;
+use crate::model::ruleset::{Hook, Ruleset};
 use crate::nft::dump;
 use crate::nft::lists::{self, Entry, Lister, Lists};
 use crate::nft::{Batch, NftError, Start, TABLE, socket::Connection};
@@ -288,7 +287,7 @@ fn base(chain: &Attributes<'_>) -> ChainHook {
         _ => return ChainHook::NotEvaluated,
     };
     let drops = chain.get(NFTA_CHAIN_POLICY).and_then(|policy| policy.be32()) == Some(NF_DROP);
-    match (number(NFTA_HOOK_HOOKNUM).and_then(InetHook::numbered), number(NFTA_HOOK_PRIORITY)) {
+    match (number(NFTA_HOOK_HOOKNUM).and_then(Hook::numbered), number(NFTA_HOOK_PRIORITY)) {
         (Some(hook), Some(priority)) => {
             ChainHook::Evaluated(Some(BaseChain { kind, hook, priority: priority.cast_signed(), drops }))
         }

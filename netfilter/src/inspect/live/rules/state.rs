@@ -58,13 +58,13 @@ mod tests {
     use super::*;
     use crate::inspect::live::rules::constructed::{chain, namespace, rule};
     use crate::inspect::live::rules::{ChainKind, Set};
-    use crate::model::hooks::InetHook;
+    use crate::model::ruleset::Hook;
 
     #[test]
     fn sets_that_rules_add_to_change_and_helpers_decide_about_other_connections() {
         const COUNTER: u32 = 1;
         const HELPER: u32 = 3;
-        let at = (InetHook::Output, 0);
+        let at = (Hook::Output, 0);
         let chain = |table: &str, exprs: Vec<Expr>| chain(table, ChainKind::Filter, at, vec![rule(exprs)]);
         let set = |table: &str, name: &str, objects| Set {
             table: chain(table, vec![]).table,

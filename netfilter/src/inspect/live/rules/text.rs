@@ -4,6 +4,7 @@ use super::expr::{Code, Data, Expr, Nat, NatKind};
 use super::field::{Component, Field, LoadedFields};
 use super::{Set, Statement};
 use crate::kernel::uapi::*;
+use crate::model::ruleset::Transport;
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -153,8 +154,7 @@ fn value(component: Option<&Component>, bytes: &[u8]) -> String {
             format!("\"{text}{}\"", if is_prefix { "*" } else { "" })
         }
         Field::Protocol => match bytes {
-            [6] => "tcp".to_owned(),
-            [17] => "udp".to_owned(),
+            [one] => Transport::numbered(*one).map_or_else(|| number(bytes), |found| found.name().to_owned()),
             other => number(other),
         },
         Field::Family => match bytes {

@@ -6,9 +6,8 @@ use crate::inspect::live::rules::expr::{Code, Expr, Source};
 use crate::inspect::live::rules::{ChainKind, LiveChain, LiveRule};
 use crate::inspect::walk::Listeners;
 use crate::kernel::uapi::{NFT_CMP_EQ, NFT_META_MARK, NFT_PAYLOAD_TRANSPORT_HEADER};
-use crate::model::hooks::InetHook;
 use crate::model::policy::{Families, Port, PortRange};
-use crate::model::ruleset::{Chain, ChainName, Is, Match, Protocol, Rule, RuleId, Ruleset, Verdict};
+use crate::model::ruleset::{Chain, ChainName, Hook, Is, Match, Rule, RuleId, Ruleset, Transport, Verdict};
 use std::collections::BTreeSet;
 
 /// What [`ours`] has: every TCP connection but the proxy's goes to 15001.
@@ -16,7 +15,7 @@ fn desired() -> LiveRules {
     let rule = |id, matches, verdict| Rule { id: RuleId(id), matches, verdict };
     let rules = vec![
         rule("proxy", vec![Match::OwnerUid(BTreeSet::from([PROXY.uid]))], Verdict::Return),
-        rule("rest", vec![Match::Protocol(Protocol::Tcp)], Verdict::Redirect(Port::new(15001).unwrap())),
+        rule("rest", vec![Match::Protocol(Transport::Tcp)], Verdict::Redirect(Port::new(15001).unwrap())),
     ];
     of_chain(ChainName::NatOutput, rules)
 }
@@ -46,7 +45,7 @@ fn to_port(port: u16, then: Expr) -> LiveRule {
 }
 
 fn theirs(priority: i32, rules: Vec<LiveRule>) -> LiveChain {
-    chain("other", ChainKind::Filter, (InetHook::Output, priority), rules)
+    chain("other", ChainKind::Filter, (Hook::Output, priority), rules)
 }
 
 fn compared(chains: Vec<LiveChain>, which: Compared) -> Comparison {
@@ -139,7 +138,7 @@ fn each_kind_of_difference_is_a_sentence_about_the_rule_that_decides() {
         (
             vec![aged(our_own(ours()), 5, false), {
                 let redirects = vec![redirect_tcp(9)];
-                aged(chain("other", ChainKind::Nat, (InetHook::Output, -100), redirects), 2, false)
+                aged(chain("other", ChainKind::Nat, (Hook::Output, -100), redirects), 2, false)
             }],
             Compared::Redirected,
             [
@@ -257,7 +256,7 @@ fn an_intercepted_connection_with_another_mark_is_not_redirected() {
     const MARK: u32 = 1337;
     let port = Port::new(15006).unwrap();
     let verdict = Verdict::Tproxy { port, mark: MARK };
-    let tproxy = Rule { id: RuleId("tproxy"), matches: vec![Match::Protocol(Protocol::Tcp)], verdict };
+    let tproxy = Rule { id: RuleId("tproxy"), matches: vec![Match::Protocol(Transport::Tcp)], verdict };
     let desired = of_chain(ChainName::ManglePrerouting, vec![tproxy]);
     let set =
         |mark: u32| [Expr::Value { to: 0, value: mark.to_ne_bytes().to_vec() }, Expr::SetMark { from: 0 }];
@@ -265,7 +264,7 @@ fn an_intercepted_connection_with_another_mark_is_not_redirected() {
     intercepts.statements.pop();
     let then = [Expr::Tproxy { is_for: None, port: Some(0) }].into_iter().chain(set(MARK));
     intercepts.statements.extend(then.map(Statement::Expr));
-    let at = |priority, rules| chain("other", ChainKind::Filter, (InetHook::Prerouting, priority), rules);
+    let at = |priority, rules| chain("other", ChainKind::Filter, (Hook::Prerouting, priority), rules);
     let judge = |theirs| {
         let live = live(vec![our_own(at(-150, vec![intercepts.clone()])), at(-140, vec![theirs])]);
         compare(&desired, &live, Compared::Redirected)
@@ -282,7 +281,7 @@ fn a_connection_that_only_the_desired_rules_distinguish_is_tried() {
     let port =
         |port| Match::DestinationPort(Is::In, [PortRange::new(port, port).unwrap()].into_iter().collect());
     let judge = |verdict| {
-        let matches = vec![Match::Protocol(Protocol::Tcp), port(8443)];
+        let matches = vec![Match::Protocol(Transport::Tcp), port(8443)];
         let only = Rule { id: RuleId("only"), matches, verdict };
         compare(&of_chain(ChainName::NatOutput, vec![only]), &live(vec![]), Compared::Redirected)
     };
