@@ -10,15 +10,14 @@
 //!
 //! Everything here acts on the network namespace of the calling thread.
 
-use crate::kernel::netlink::attr::Writer;
-use crate::kernel::netlink::message::{ACK, CREATE, EXCLUSIVE, Header, REQUEST};
-use crate::kernel::netlink::reply::{Outcome, Unknown};
-use crate::kernel::netlink::socket::{Socket, SocketError};
-use crate::kernel::uapi::{NFPROTO_IPV4, NFPROTO_IPV6};
+mod entries;
+
+use crate::kernel::netlink::reply::Unknown;
+use crate::kernel::netlink::socket::SocketError;
 use crate::model::Hint;
 use crate::model::policy::{InvalidPackets, Mode, RedirectPolicy};
+use entries::Change;
 use nix::errno::Errno;
-use nix::sys::socket::SockProtocol;
 use std::borrow::Cow;
 use std::collections::HashSet;
 use std::fs::{self, File};
@@ -33,6 +32,9 @@ const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/t
 
 /// How many sockets are looked at, whatever their state: a process in the namespace may open any number of them.
 const MOST_SOCKETS: usize = 100_000;
+
+/// How often the connections that opened later are listed: the second list is usually the last that has any.
+const LATER_LISTS: usize = 8;
 
 /// What [`keep`] found and changed.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -240,129 +242,6 @@ fn address(text: &str) -> Option<SocketAddr> {
         Err(_) => Ipv6Addr::from(<[u8; 16]>::try_from(bytes).ok()?).to_canonical(),
     };
     Some(SocketAddr::new(ip, u16::from_str_radix(port, 16).ok()?))
-}
-
-/// `NFNL_SUBSYS_CTNETLINK << 8 | IPCTNL_MSG_CT_NEW`, the same for IPCTNL_MSG_CT_DELETE, and the attributes of an entry
-/// (include/uapi/linux/netfilter/nfnetlink_conntrack.h, v6.18).
-const NEW_ENTRY: u16 = 0x0100;
-const DELETE_ENTRY: u16 = 0x0102;
-const CTA_TUPLE_ORIG: u16 = 1;
-const CTA_TUPLE_REPLY: u16 = 2;
-const CTA_STATUS: u16 = 3;
-const CTA_PROTOINFO: u16 = 4;
-const CTA_TIMEOUT: u16 = 7;
-/// `IPS_SEEN_REPLY | IPS_ASSURED | IPS_CONFIRMED`: no packet of it is the first, so no translation is looked up.
-const STATUS: u32 = 0b1110;
-/// `TCP_CONNTRACK_ESTABLISHED`.
-const ESTABLISHED: u8 = 3;
-/// `IP_CT_TCP_FLAG_BE_LIBERAL` as flags and mask: the scales of the windows are not known.
-const LIBERAL: [u8; 2] = [0x08, 0x08];
-/// In seconds: the kernel's own for established connections (`tcp_timeouts`).
-const TIMEOUT: u32 = 5 * 24 * 3600;
-/// The most entries in one datagram.
-const AT_ONCE: usize = 128;
-/// How often the connections that opened later are listed: the second list is usually the last that has any.
-const LATER_LISTS: usize = 8;
-
-/// A change of conntrack's entries.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Change {
-    /// Entries that conntrack already has are left as they are.
-    Enter,
-    /// Entries that are gone already are no error.
-    Delete,
-}
-
-impl Change {
-    fn message(self) -> (u16, u16) {
-        match self {
-            Self::Enter => (NEW_ENTRY, REQUEST | CREATE | EXCLUSIVE),
-            Self::Delete => (DELETE_ENTRY, REQUEST),
-        }
-    }
-
-    fn is_made_already(self, errno: Errno) -> bool {
-        errno == if self == Self::Enter { Errno::EEXIST } else { Errno::ENOENT }
-    }
-
-    /// Makes it for each connection, and returns those whose entries changed.
-    fn make(self, connections: &[Connection]) -> Result<Vec<Connection>, KeepError> {
-        let mut socket = Socket::open(SockProtocol::NetlinkNetFilter)?;
-        let mut changed = Vec::new();
-        let (kind, flags) = self.message();
-        for some in connections.chunks(AT_ONCE) {
-            let mut writer = Writer::with_capacity(192 * some.len());
-            let mut last = 0;
-            for (sequence, connection) in (1..).zip(some) {
-                // The kernel replies to each message that it refuses, and to the last one in any case.
-                let ack = if usize::try_from(sequence) == Ok(some.len()) { ACK } else { 0 };
-                let header = Header { kind, flags: flags | ack, sequence };
-                let family = if connection.local.is_ipv4() { NFPROTO_IPV4 } else { NFPROTO_IPV6 };
-                writer.message(header, &[family, 0, 0, 0], |w| connection.entry(self, w));
-                last = sequence;
-            }
-            let refusals = match socket.transact(&writer.finish().unwrap_or_default(), last)? {
-                Outcome::Done => Vec::new(),
-                Outcome::Unknown(source) => return Err(KeepError::OutcomeUnknown { source }),
-                Outcome::Refused(refusals) => refusals,
-            };
-            for (sequence, connection) in (1..).zip(some) {
-                match refusals.iter().find(|refusal| refusal.sequence == sequence).map(|one| one.errno) {
-                    None => changed.push(*connection),
-                    Some(errno) if self.is_made_already(errno) => {}
-                    Some(source) => {
-                        let Connection { local, remote } = *connection;
-                        return Err(KeepError::Entry { local, remote, source });
-                    }
-                }
-            }
-        }
-        Ok(changed)
-    }
-}
-
-impl Connection {
-    /// Writes the attributes of its entry; a deletion names only the first tuple.
-    fn entry(&self, change: Change, w: &mut Writer) {
-        w.nested(CTA_TUPLE_ORIG, |w| tuple(self.local, self.remote, w));
-        if change == Change::Delete {
-            return;
-        }
-        w.nested(CTA_TUPLE_REPLY, |w| tuple(self.remote, self.local, w));
-        w.be32(CTA_STATUS, STATUS);
-        w.be32(CTA_TIMEOUT, TIMEOUT);
-        w.nested(CTA_PROTOINFO, |w| {
-            // CTA_PROTOINFO_TCP and its STATE, FLAGS_ORIGINAL and FLAGS_REPLY.
-            w.nested(1, |w| {
-                w.attr(1, &[ESTABLISHED]);
-                w.attr(4, &LIBERAL);
-                w.attr(5, &LIBERAL);
-            });
-        });
-    }
-}
-
-/// Writes `CTA_TUPLE_IP` and `CTA_TUPLE_PROTO`.
-fn tuple(from: SocketAddr, to: SocketAddr, w: &mut Writer) {
-    w.nested(1, |w| match (from.ip(), to.ip()) {
-        (IpAddr::V4(from), IpAddr::V4(to)) => {
-            w.attr(1, &from.octets());
-            w.attr(2, &to.octets());
-        }
-        (from, to) => {
-            let octets = |ip: IpAddr| match ip {
-                IpAddr::V4(ip) => ip.to_ipv6_mapped().octets(),
-                IpAddr::V6(ip) => ip.octets(),
-            };
-            w.attr(3, &octets(from));
-            w.attr(4, &octets(to));
-        }
-    });
-    w.nested(2, |w| {
-        w.attr(1, &[6]);
-        w.attr(2, &from.port().to_be_bytes());
-        w.attr(3, &to.port().to_be_bytes());
-    });
 }
 
 #[cfg(test)]

@@ -2,17 +2,19 @@
 //! tables of iptables-legacy. All of them, or none: a namespace with more than the limits of `crate::nft::lists` is an
 //! error, because the rest of its rules would decide connections too.
 
+mod sets;
+
 use super::expr::{self, Code, Data, Expr};
 use super::{
-    Age, BaseChain, ChainKind, Element, Engine, Interface, LiveChain, LiveRule, NamespaceRules, Set,
-    Statement, TableFamily, TableName, text,
+    Age, BaseChain, ChainKind, Engine, Interface, LiveChain, LiveRule, NamespaceRules, Statement,
+    TableFamily, TableName, text,
 };
 use super::{ours, state};
 use crate::apply::backend::BackendError;
 use crate::apply::redirection::RedirectionError;
 use crate::inspect::ebpf;
 use crate::iptables::IptablesError;
-use crate::kernel::netlink::attr::Attributes;
+use crate::kernel::netlink::attr::{Attribute, Attributes};
 use crate::kernel::netlink::list::Listed;
 use crate::kernel::routes::{Link, RoutesError, Rtnetlink};
 use crate::kernel::uapi::*;
@@ -104,11 +106,11 @@ fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<NamespaceRules>, NftError
     };
     let mut found = NamespaceRules::default();
     for entry in &sets {
-        let Some(mut set) = set(entry) else { continue };
+        let Some(mut set) = sets::set(entry) else { continue };
         let raw = entry.attributes();
         let text = |kind| raw.get(kind).map(|name| name.text().to_vec()).unwrap_or_default();
         let (table, name) = (text(NFTA_SET_TABLE), text(NFTA_SET_NAME));
-        add_elements(&mut set, &listed!(lists.elements(entry.family(), &table, &name)));
+        sets::add_elements(&mut set, &listed!(lists.elements(entry.family(), &table, &name)));
         found.sets.push(set);
     }
     add_chains(&mut found, &tables, &chains, rules)?;
@@ -121,7 +123,7 @@ fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<NamespaceRules>, NftError
 }
 
 /// The age and state of a table.
-struct Table {
+struct TableState {
     handle: u64,
     is_dormant: bool,
 }
@@ -129,12 +131,12 @@ struct Table {
 /// A table by its family (`NFPROTO_*`) and name.
 type TableKey = (u8, String);
 
-fn table(entry: &Entry) -> Option<(TableKey, Table)> {
+fn table(entry: &Entry) -> Option<(TableKey, TableState)> {
     let table = entry.attributes();
     let flags = table.get(NFTA_TABLE_FLAGS).and_then(|flags| flags.be32()).unwrap_or_default();
     let handle = table.get(NFTA_TABLE_HANDLE).and_then(|handle| handle.be64()).unwrap_or_default();
     let key = (entry.family(), table.get(NFTA_TABLE_NAME)?.name());
-    Some((key, Table { handle, is_dormant: flags & 1 != 0 }))
+    Some((key, TableState { handle, is_dormant: flags & 1 != 0 }))
 }
 
 fn family(number: u8) -> Option<TableFamily> {
@@ -206,7 +208,7 @@ fn add_chains(
     entries: &[Entry],
     rules: Vec<Entry>,
 ) -> Result<(), NftError> {
-    let tables: HashMap<TableKey, Table> = tables.iter().filter_map(table).collect();
+    let tables: HashMap<TableKey, TableState> = tables.iter().filter_map(table).collect();
     let mut chains = Chains::default();
     for entry in entries {
         add_chain(found, &tables, &mut chains, entry);
@@ -227,7 +229,7 @@ fn add_chains(
 
 fn add_chain(
     found: &mut NamespaceRules,
-    tables: &HashMap<TableKey, Table>,
+    tables: &HashMap<TableKey, TableState>,
     chains: &mut Chains,
     entry: &Entry,
 ) {
@@ -300,9 +302,8 @@ fn add_rule(found: &mut NamespaceRules, chains: &mut Chains, entry: &Entry) {
     let name = |kind| rule.get(kind).map(|name| name.name()).unwrap_or_default();
     let Some(table) = table_name(entry.family(), name(NFTA_RULE_TABLE)) else { return };
     let list = Attributes::of(rule.get(NFTA_RULE_EXPRESSIONS).map_or(&[], |list| list.value));
-    let decode =
-        |element: crate::kernel::netlink::attr::Attribute<'_>| expr::decode(element.value, entry.family());
-    let statements: Vec<Statement> = list.map(|element| Statement::Expr(decode(element))).collect();
+    let decode = |element: Attribute<'_>| Statement::Expr(expr::decode(element.value, entry.family()));
+    let statements: Vec<Statement> = list.map(decode).collect();
     for statement in &statements {
         if let Statement::Expr(Expr::Verdict(code)) = statement {
             chains.add_verdict(&table, code);
@@ -316,95 +317,6 @@ fn add_rule(found: &mut NamespaceRules, chains: &mut Chains, entry: &Entry) {
     if let Some(chain) = index.and_then(|index| found.chains.get_mut(*index)) {
         chain.rules.push(LiveRule { text, comment, is_ours: false, statements });
     }
-}
-
-fn set(entry: &Entry) -> Option<Set> {
-    let set = entry.attributes();
-    let number = |kind| set.get(kind).and_then(|value| value.be32()).unwrap_or_default();
-    let table = table_name(entry.family(), set.get(NFTA_SET_TABLE)?.name())?;
-    // 64 bytes at most (`NFT_DATA_VALUE_MAXLEN`).
-    let key_length = u8::try_from(number(NFTA_SET_KEY_LEN)).ok()?.into();
-    let flags = number(NFTA_SET_FLAGS);
-    let description = Attributes::of(set.get(NFTA_SET_DESC).map_or(&[], |description| description.value));
-    let parts = Attributes::of(description.get(2).map_or(&[], |parts| parts.value));
-    let length =
-        |part: crate::kernel::netlink::attr::Attribute<'_>| Attributes::of(part.value).get(1)?.be32();
-    let parts: Vec<usize> = parts.filter_map(length).filter_map(|length| length.try_into().ok()).collect();
-    Some(Set {
-        table,
-        name: set.get(NFTA_SET_NAME)?.name(),
-        key_length,
-        is_interval: flags & NFT_SET_INTERVAL != 0,
-        parts,
-        objects: number(NFTA_SET_OBJ_TYPE),
-        is_dynamic: flags & (NFT_SET_TIMEOUT | NFT_SET_EVAL) != 0,
-        elements: Vec::new(),
-        catch_all: None,
-    })
-}
-
-/// Reports whether an element has a statement other than a counter: a limit or a quota keeps it from matching some
-/// packets (`nft_set_elem_update_expr`, include/net/netfilter/nf_tables.h, v6.18).
-fn may_not_match(element: &Attributes<'_>) -> bool {
-    let list = Attributes::of(element.get(NFTA_SET_ELEM_EXPRESSIONS).map_or(&[], |list| list.value));
-    let mut statements = element.get(NFTA_SET_ELEM_EXPR).into_iter().chain(list);
-    statements.any(|one| {
-        let name = Attributes::of(one.value).get(NFTA_EXPR_NAME);
-        name.is_none_or(|name| !matches!(name.text(), b"counter" | b"last"))
-    })
-}
-
-/// Adds the listed elements to the set.
-fn add_elements(set: &mut Set, entries: &[Entry]) {
-    // The end of an interval comes before the start of the next at the same key.
-    let mut bounds: Vec<(Vec<u8>, bool, Data)> = Vec::new();
-    for entry in entries {
-        for element in entry.elements() {
-            let element = Attributes::of(element.value);
-            let flags = element.get(NFTA_SET_ELEM_FLAGS).and_then(|flags| flags.be32()).unwrap_or_default();
-            set.is_dynamic |= may_not_match(&element);
-            let data = element.get(NFTA_SET_ELEM_DATA).map_or(Data::None, expr::data);
-            let key = |kind| match element.get(kind).map(expr::data) {
-                Some(Data::Value(key)) => Some(key),
-                _ => None,
-            };
-            match (key(NFTA_SET_ELEM_KEY), key(NFTA_SET_ELEM_KEY_END)) {
-                _ if flags & NFT_SET_ELEM_CATCHALL != 0 => set.catch_all = Some(data),
-                (Some(first), Some(last)) => set.elements.push(Element { first, last, data }),
-                (Some(first), None) if !set.is_interval || set.parts.len() > 1 => {
-                    set.elements.push(Element { last: first.clone(), first, data });
-                }
-                (Some(bound), None) => bounds.push((bound, flags & NFT_SET_ELEM_INTERVAL_END != 0, data)),
-                (None, _) => {}
-            }
-        }
-    }
-    bounds.sort_by(|(left, left_ends, _), (right, right_ends, _)| {
-        (left, !left_ends).cmp(&(right, !right_ends))
-    });
-    let mut open: Option<(Vec<u8>, Data)> = None;
-    for (bound, is_end, data) in bounds {
-        if let Some((first, data)) = open.take() {
-            set.elements.push(Element { first, last: before(&bound), data });
-        }
-        open = (!is_end).then_some((bound, data));
-    }
-    let to_the_end = |(first, data): (Vec<u8>, Data)| Element { last: vec![0xff; first.len()], first, data };
-    set.elements.extend(open.map(to_the_end));
-    set.elements.sort_by(|one, other| one.first.cmp(&other.first));
-}
-
-/// The key before this one.
-fn before(key: &[u8]) -> Vec<u8> {
-    let mut key = key.to_vec();
-    for byte in key.iter_mut().rev() {
-        let (less, borrows) = byte.overflowing_sub(1);
-        *byte = less;
-        if !borrows {
-            break;
-        }
-    }
-    key
 }
 
 #[cfg(test)]

@@ -1,6 +1,7 @@
 use super::*;
 use crate::kernel::netlink::attr::Writer;
 use crate::kernel::netlink::message::{HEADER, Header};
+use crate::kernel::uapi::*;
 
 /// Decodes an expression of a table of family inet with numbers as attributes.
 fn decoded(name: &str, attributes: &[(u16, u32)]) -> Expr {
