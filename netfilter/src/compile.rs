@@ -4,13 +4,10 @@
 //! proxy's own traffic precedes every rule that could capture it. The meaning is Istio's (docs/ISTIO.md, sections 2 and
 //! 6). The set of rules is Gybe's: one rule for a list of any length, and no rule that cannot change an outcome.
 
-mod ids;
 mod inbound;
 mod mangle;
 mod outbound;
 mod raw;
-
-pub use ids::RULE_IDS;
 
 use crate::model::policy::istio::{PASSTHROUGH_V4, PASSTHROUGH_V6};
 use crate::model::policy::{Families, InterfaceName, Owners, PortSet, RedirectPolicy};

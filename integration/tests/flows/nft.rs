@@ -9,7 +9,6 @@ use gybe_integration::programs::run;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Location};
 use gybe_netfilter::apply::redirection::{Redirection, remove};
-use gybe_netfilter::compile::RULE_IDS;
 use gybe_netfilter::kernel::routes::Routes;
 use gybe_netfilter::nft::Nft;
 use std::collections::BTreeSet;
@@ -96,12 +95,25 @@ const TESTED_WITH_EXCEPTIONAL_PACKETS: [&str; 7] = [
     "zone-upstream-answers-v6",
 ];
 
+/// Every rule id. The source of the chains contains no other string literals, so the source is read: it also has the
+/// rules that no policy in a test produces.
+fn rule_ids() -> BTreeSet<&'static str> {
+    let chains = [
+        include_str!("../../../netfilter/src/compile/raw.rs"),
+        include_str!("../../../netfilter/src/compile/mangle.rs"),
+        include_str!("../../../netfilter/src/compile/inbound.rs"),
+        include_str!("../../../netfilter/src/compile/outbound.rs"),
+    ];
+    let code = chains.iter().flat_map(|text| text.lines()).filter(|line| !line.trim().starts_with("//"));
+    code.flat_map(|line| line.split('"').skip(1).step_by(2)).collect()
+}
+
 /// The test below covers only rules that the policy of some flow has.
 #[test]
 fn every_rule_is_in_the_policy_of_some_flow() -> Result<(), Failure> {
     let mutants = mutants(&vectors::all()?)?;
     let used: BTreeSet<&str> = mutants.keys().map(|rule| rule.0).collect();
-    assert_eq!(used, BTreeSet::from(RULE_IDS));
+    assert_eq!(used, rule_ids());
     Ok(())
 }
 
