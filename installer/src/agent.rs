@@ -7,7 +7,6 @@
 //! run on a node, only one of them changes the node (`lead`).
 
 mod background;
-mod broken_pod_counts;
 mod broken_pods;
 mod daemonset;
 mod deletion_budget;
@@ -17,19 +16,15 @@ mod health;
 mod http;
 mod istio;
 pub mod kubeconfig;
-mod log_socket;
 mod manifest_pods;
 mod metrics;
 mod node_taint;
 mod plugin_calls;
 pub mod pods;
-mod queries;
 mod reconcile;
-mod refusals;
 mod repair_socket;
 mod sockets;
 mod status;
-mod token;
 
 pub use istio::IstioComponent;
 pub use manifest_pods::ManifestPods;
@@ -38,14 +33,13 @@ pub use sockets::NodeError;
 
 use crate::cluster::ClusterNode;
 use crate::lead::process::stop_signal;
-use crate::lead::role::{Role, SharedRole};
+use crate::lead::process::{Role, SharedRole};
 use crate::lead::socket::{SocketContext, SocketHealth};
 use crate::log::Log;
 use background::NodeAgent;
 use events::EventQueue;
 use plugin_calls::PluginCalls;
-use pods::PodLookup;
-use queries::CountedPods;
+use pods::{CountedPods, PodLookup};
 use serde_json::json;
 use sockets::Sockets;
 use std::os::fd::AsFd;

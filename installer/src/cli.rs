@@ -15,22 +15,18 @@ mod input;
 mod inspect;
 mod install;
 mod invocation;
-mod istio_args;
 mod istio_cni_taint;
 mod leave;
-mod live_trace;
 mod migrate;
 mod namespace;
 mod node;
 mod output;
 mod packet;
 mod pass;
-mod pod_facts;
 mod pods;
 mod policy_source;
 mod print;
 mod probe;
-mod remove;
 mod render;
 mod repair;
 mod status;
@@ -84,13 +80,13 @@ enum Command {
     Inspect(inspect::InspectArgs),
     Trace(trace::TraceArgs),
     Explain(explain::ExplainArgs),
-    Remove(remove::RemoveArgs),
+    Remove(apply::RemoveArgs),
     Repair(repair::RepairArgs),
     Migrate(migrate::MigrateArgs),
     #[command(visible_alias = "agent")]
     Node(node::NodeArgs),
     AgentStatus(agent_status::AgentStatusArgs),
-    PodFacts(pod_facts::PodFactsArgs),
+    PodFacts(agent_status::PodFactsArgs),
     IstioCniTaint(istio_cni_taint::IstioCniTaintArgs),
     Leave(leave::LeaveArgs),
     Install(Box<install::InstallArgs>),

@@ -14,13 +14,11 @@ mod access;
 mod broken_pod;
 pub(crate) mod client;
 pub(crate) mod error;
-mod line_splitter;
 pub(crate) mod objects;
 mod own_node;
 pub(crate) mod pod_requests;
 pub(crate) mod queries;
 mod taint_writer;
-mod token_file;
 pub(crate) mod watch;
 
 pub(crate) use access::server_url;

@@ -3,6 +3,5 @@
 
 pub(crate) mod leader;
 pub(crate) mod process;
-pub(crate) mod role;
 pub(crate) mod socket;
 pub(crate) mod socket_file;

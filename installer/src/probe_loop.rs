@@ -11,7 +11,7 @@ use crate::host::runtimes::report::RuntimeReport;
 use crate::host::settings::PROBE_LEADER;
 use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::lead::leader::{self, Candidate, LeadEnd};
-use crate::lead::role::{Role, SharedRole};
+use crate::lead::process::{Role, SharedRole};
 use crate::lead::socket::SocketContext;
 use crate::lead::socket::SocketHealth;
 use crate::lead::socket_file::SocketError;

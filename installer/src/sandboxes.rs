@@ -2,7 +2,6 @@
 //!
 //! `find` lists the sandboxes, `desired` decides the desired state of each, `verdict` judges the observed state.
 
-mod container_id;
 mod desired;
 mod find;
 mod processes;
@@ -10,10 +9,10 @@ pub mod repair;
 mod result_cache;
 pub mod verdict;
 
-pub use container_id::ContainerId;
 pub use desired::{PodPolicy, PolicySources};
 pub use find::{HostPaths, SandboxList, find};
 pub(crate) use processes::is_process_of;
+pub use result_cache::ContainerId;
 
 use crate::pod::cgroups::{Cgroups, cgroup_file};
 use crate::pod::own_namespace;

@@ -3,16 +3,15 @@
 //! reconcile loop, HTTP, requests about running pods). The sockets for the plugin are created at the start of a term,
 //! and answer until the next one or the end of the process.
 
-use super::broken_pod_counts::SharedBrokenPodCounts;
 use super::broken_pods::BrokenPods;
 use super::daemonset::DaemonSet;
+use super::deletion_budget::SharedBrokenPodCounts;
 use super::events::{EventQueue, EventWriter};
 use super::facts_socket::FactsSocket;
 use super::http::{self, Page};
 use super::node_taint;
 use super::plugin_calls::PluginCalls;
-use super::pods::PodLookup;
-use super::queries::CountedPods;
+use super::pods::{CountedPods, PodLookup};
 use super::reconcile::{ReconcileConfig, ReconcileContext, Reconciler};
 use super::sockets::{NodeError, Sockets};
 use super::status::{PublishedStatus, StatusSources};
@@ -23,7 +22,7 @@ use crate::error::errno;
 use crate::host::settings::{AGENT_LEADER, Environment, Mode, STATUS_SOCKET, Settings};
 use crate::host::uninstall::forget_run_directory;
 use crate::lead::leader::{self, Candidate, Lead, LeadEnd};
-use crate::lead::role::Role;
+use crate::lead::process::Role;
 use crate::lead::socket::{ServeError, SocketContext};
 use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;

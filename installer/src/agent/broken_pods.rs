@@ -11,7 +11,7 @@ use super::status::{FollowedSettings, StatusSources};
 use crate::cluster::{BrokenPod, ClusterNode, PodChange, change_pod};
 use crate::error::chain;
 use crate::host::settings::{RepairMode, RepairOptions};
-use crate::lead::role::Role;
+use crate::lead::process::Role;
 use crate::lead::socket::SocketContext;
 use crate::retry::since_boot;
 use crate::sandboxes::repair::{Finding, Found, Judgement, PodVerdict, REPAIR_SOCKET, RepairedPod};

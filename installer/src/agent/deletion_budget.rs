@@ -1,11 +1,14 @@
-//! How many pods may still be deleted. The deletions are counted in a file in `/run/gybe`, so that a restart of the
-//! agent or of its container does not renew the budget.
+//! How many pods the agent has deleted and labelled, for its metrics; and how many it may still delete. The deletions of
+//! the last minute are counted in a file in `/run/gybe`, so that a restart of the agent or of its container does not renew
+//! the budget.
 
+use crate::cluster::PodChange;
 use crate::retry::since_boot;
 use gybe_plugin::probe_cache::{DELETIONS, read_own_file, replace_file, this_node};
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
 use std::path::Path;
+use std::sync::{Mutex, PoisonError};
 
 /// How many deletions are requested in `INTERVAL` at most.
 const MAX_DELETIONS: usize = 10;
@@ -100,6 +103,38 @@ impl Deletions {
 
 fn now() -> u64 {
     u64::try_from(since_boot().as_millis()).unwrap_or(u64::MAX)
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct BrokenPodCounts {
+    pub(crate) deleted: ResultCounts,
+    pub(crate) labelled: ResultCounts,
+}
+
+/// The results that istio-cni's metrics distinguish.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct ResultCounts {
+    pub(crate) success: u64,
+    /// The pod was left alone.
+    pub(crate) skip: u64,
+    pub(crate) fail: u64,
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct SharedBrokenPodCounts(Mutex<BrokenPodCounts>);
+
+impl SharedBrokenPodCounts {
+    pub(crate) fn read(&self) -> BrokenPodCounts {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(super) fn count(&self, change: &PodChange<'_>, count: impl FnOnce(&mut ResultCounts)) {
+        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        count(match change {
+            PodChange::Delete => &mut counts.deleted,
+            PodChange::Label(_) => &mut counts.labelled,
+        });
+    }
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ pub(crate) use event::{Event, PodEvent, Reason};
 use crate::agent::pods::PodLookup;
 use crate::cluster::{ClusterNode, QueryError, create_event, patch_event};
 use crate::error::chain;
-use crate::lead::role::{Role, SharedRole};
+use crate::lead::process::{Role, SharedRole};
 use crate::log::Log;
 use event::{Regarding, created, repeated};
 use gybe_plugin::args::PodRef;

@@ -2,12 +2,11 @@
 //! come from a [`PodLookup`].
 //!
 //! One thread reads all connections and responds at once if the pod is in the cache, which it nearly always is: a
-//! thread for each connection costs more than the response. Queries that have to wait are in `job_queue`. Idle
+//! thread for each connection costs more than the response. Queries that have to wait are in `dispatcher`. Idle
 //! connections are bounded; the oldest is dropped.
 
 mod connection;
 mod dispatcher;
-mod job_queue;
 
 use crate::agent::pods::PodLookup;
 use crate::agent_status::AgentStatus;
@@ -15,8 +14,7 @@ use crate::lead::socket::SocketContext;
 use crate::lead::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, Socket, is_authorized};
 use crate::lead::socket_file::SocketError;
 use connection::Connection;
-use dispatcher::Dispatcher;
-use job_queue::JobQueue;
+use dispatcher::{Dispatcher, JobQueue};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::SockType;

@@ -5,7 +5,7 @@ use super::status::{AgentSnapshot, Phase};
 use crate::agent::pods::PodsState;
 use crate::agent_status::{AgentStatus, NodeStatus, RefusedPod, UNINSTALLED};
 use crate::host::desired::Confirmed;
-use crate::lead::role::Role;
+use crate::lead::process::Role;
 use crate::probe::node_backend::NodeBackend;
 use std::fmt::Write as _;
 

@@ -5,7 +5,7 @@ use super::events::{Event, EventQueue, Reason};
 use super::istio::IstioAgent;
 use super::status::{FollowedSettings, StatusSources};
 use crate::cluster::{ClusterNode, OwnNode, SET_AFTER, TaintOrder, TaintState, TaintWriter};
-use crate::lead::role::Role;
+use crate::lead::process::Role;
 use crate::log::Log;
 use std::os::fd::BorrowedFd;
 use std::time::Duration;

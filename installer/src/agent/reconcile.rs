@@ -14,10 +14,10 @@ mod uninstall;
 pub use live_settings::{LiveSettings, SettingsLoadError};
 
 use super::events::EventQueue;
+use super::kubeconfig::Validity;
 use super::kubeconfig::{self, Kubeconfig};
 use super::plugin_calls::PluginCalls;
 use super::status::{FollowedSettings, Phase, PublishedStatus, Status, TurnReport};
-use super::token::Validity;
 use crate::agent::pods::PodLookup;
 use crate::cluster::OwnNode;
 use crate::error::chain;

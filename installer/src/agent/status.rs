@@ -1,12 +1,11 @@
 //! The agent's status: the report of each turn of the reconcile loop, counters over all turns, and the snapshot that
 //! `/readyz`, `/metrics` and the facts socket report.
 
-use super::broken_pod_counts::{BrokenPodCounts, SharedBrokenPodCounts};
+use super::deletion_budget::{BrokenPodCounts, SharedBrokenPodCounts};
 use super::events::EventQueue;
 use super::istio::IstioAgent;
 use super::plugin_calls::{CallCounts, PluginCalls};
-use super::queries::CountedPods;
-use crate::agent::pods::{PodLookup, PodsState};
+use crate::agent::pods::{CountedPods, PodLookup, PodsState};
 use crate::agent_status::{RefusedPod, TakenPort};
 use crate::host::conflict::RewriteCounts;
 use crate::host::desired::Confirmed;
@@ -14,7 +13,7 @@ use crate::host::directory::{Directory, PerDirectory};
 use crate::host::settings::{NodeTaint, RepairOptions};
 use crate::host::uninstall::KeptReason;
 use crate::lead::process;
-use crate::lead::role::{Role, SharedRole};
+use crate::lead::process::{Role, SharedRole};
 use crate::lead::socket::SocketHealth;
 use crate::probe::node_backend::{NodeBackend, Verdict};
 use crate::sandboxes::repair::PodRepairs;

@@ -1,12 +1,14 @@
-//! `gybe apply`: writes a policy's rules into a namespace.
+//! `gybe apply` and `gybe remove`: write a policy's rules into a namespace, and remove everything of Gybe from it.
 
-use super::backend::{self, BackendArg};
+use super::backend;
+use super::backend::BackendArg;
 use super::directories::DirectoriesArg;
-use super::namespace::{NAMESPACE, NamespaceArgs};
+use super::namespace::{NAMESPACE, NamespaceArgs, PodNamespaceArgs};
 use super::output::{CommandError, CommandOutput};
 use super::policy_source::{PolicyArgs, Requested, Target};
 use super::style::examples;
 use clap::Args;
+use gybe_netfilter::apply::redirection;
 use gybe_plugin::gates::InitContainer;
 use serde_json::json;
 
@@ -58,5 +60,33 @@ impl ApplyArgs {
         let others = backend::notes(&applied.other_nat);
         Ok(CommandOutput::done(text, json)
             .with_notes([target.notes(&source, &policy), notes, others].concat()))
+    }
+}
+
+/// Remove Gybe's rules, routes and addresses from a network namespace
+///
+/// Removes what any backend has written, or only what --backend names. Succeeds if nothing is there. Other
+/// programs' rules are not touched.
+#[derive(Debug, Args)]
+#[command(after_help = examples(&["gybe remove --netns /run/netns/shop"]))]
+pub(super) struct RemoveArgs {
+    #[command(flatten)]
+    namespace: PodNamespaceArgs,
+    #[command(flatten)]
+    backend: BackendArg,
+}
+
+impl RemoveArgs {
+    pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
+        let namespace = self.namespace.open()?.not_a_nodes()?;
+        let backends = self.backend.readers(&namespace)?;
+        let removed = namespace.inside(|| match self.backend.setting.named() {
+            Some(_) => redirection::remove_by(backends.iter().map(|backend| &**backend)),
+            None => redirection::remove_all(),
+        })?;
+        removed.map_err(|why| CommandError::hinted(format!("cannot clean up {}", namespace.path()), why))?;
+        let names: Vec<&str> = backends.iter().map(|backend| backend.name()).collect();
+        let text = format!("no rules of Gybe are left in {}\n", namespace.path());
+        Ok(CommandOutput::done(text, json!({ "removed": true, "backends": names })))
     }
 }

@@ -1,19 +1,18 @@
-//! `gybe init`: redirects the pod it runs in, as the init container `istio-init` does.
+//! `gybe init`: redirects the pod it runs in, as the init container `istio-init` does. The arguments are those of
+//! `istio-iptables`, which `gybe validate` takes, too.
 
 use super::backend;
-use super::invocation::Context;
-use super::istio_args::{IstioArgs, cannot_use, captures_nothing_note};
+use super::invocation::{CalledAs, Context};
 use super::output::{CommandError, CommandOutput};
 use super::style::{examples, heading};
 use super::validate::validate;
-use crate::pod::init_args::{InitArgs, Order};
-use crate::pod::own_namespace;
-use crate::pod::policy_file::NoAddress;
-use crate::pod::policy_file::PolicyFile;
-use crate::pod::resolv_conf;
+use crate::pod::init_args::{InitArgs, InitArgsError, Order};
+use crate::pod::policy_file::{NoAddress, PolicyFile};
+use crate::pod::{own_namespace, resolv_conf};
 use clap::Args;
 use clap::builder::StyledStr;
-use gybe_netfilter::apply::redirection::{self, Redirection};
+use gybe_netfilter::apply::redirection;
+use gybe_netfilter::apply::redirection::Redirection;
 use gybe_netfilter::inspect::show::show;
 use gybe_netfilter::model::policy::{Families, RedirectPolicy};
 use gybe_plugin::families::ipv6_left_alone;
@@ -194,4 +193,33 @@ fn notes(policy: &RedirectPolicy, addresses: &[IpAddr]) -> Vec<String> {
     let note = "note: the pod has an IPv6 address, and its IPv6 is left alone (ISTIO_DUAL_STACK is not true)";
     let left_alone = left_alone.then(|| note.to_owned());
     left_alone.into_iter().chain(captures_nothing_note(policy)).collect()
+}
+
+/// The arguments of `istio-iptables`, which clap does not parse.
+#[derive(Debug, Args)]
+pub(super) struct IstioArgs {
+    /// The arguments of istio-iptables; its environment variables are read too
+    #[arg(value_name = "ISTIO-IPTABLES ARGUMENT", trailing_var_arg = true, allow_hyphen_values = true)]
+    arguments: Vec<String>,
+}
+
+impl IstioArgs {
+    pub(super) fn read(&self, context: &Context) -> Result<InitArgs, CommandError> {
+        let args = InitArgs::read(&self.arguments, &context.environment).map_err(cannot_use)?;
+        Ok(match context.called_as {
+            CalledAs::Gybe => args,
+            CalledAs::BareFlags => args.with_one_port(),
+        })
+    }
+}
+
+pub(super) fn cannot_use(why: InitArgsError) -> CommandError {
+    CommandError::because("cannot use the arguments", why)
+}
+
+/// Returns a note if the policy captures nothing, as with the defaults of istio-iptables.
+pub(super) fn captures_nothing_note(policy: &RedirectPolicy) -> Option<String> {
+    let note = "note: these arguments capture nothing: -i (outbound addresses) and -b (inbound ports) are empty; \
+                Istio's injector sets -i '*' -b '*'";
+    policy.captures_nothing().then(|| note.to_owned())
 }

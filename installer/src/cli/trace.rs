@@ -1,10 +1,10 @@
 //! `gybe trace`: predicts the destination of a connection, and names the rules that decide it.
 
 use super::directories::DirectoriesArg;
-use super::live_trace;
 use super::namespace::{FamiliesArg, NAMESPACE, NamespaceArgs, OpenNamespace};
 use super::output::{CommandError, CommandOutput};
-use super::packet::{self, ChosenRoute, PacketArgs};
+use super::packet;
+use super::packet::{ChosenRoute, PacketArgs};
 use super::policy_source::{IgnoreInitArg, PolicyArgs, Requested, Target};
 use super::style::{bad, examples};
 use crate::error::chain;
@@ -12,7 +12,7 @@ use crate::pod::cgroups::Cgroups;
 use clap::Args;
 use gybe_netfilter::apply::redirection::RedirectionError;
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::inspect::live::{LiveRules, LiveTrace, Outcome};
+use gybe_netfilter::inspect::live::{LiveRules, LiveStep, LiveTrace, Outcome};
 use gybe_netfilter::inspect::show::show_rule;
 use gybe_netfilter::kernel::routes::{Link, Route, Rtnetlink};
 use gybe_netfilter::model::packet::{Direction, Packet};
@@ -104,7 +104,7 @@ impl TraceArgs {
         if let Some(DesiredRules::Rules { policy, .. }) = desired {
             rules = rules.with_proxy_of(policy);
         }
-        Ok(Live { trace: rules.trace(packet), refused, notes: live_trace::notes(&rules) })
+        Ok(Live { trace: rules.trace(packet), refused, notes: not_evaluated(&rules) })
     }
 
     fn route(&self, namespace: &OpenNamespace) -> Result<Option<KernelRoute>, CommandError> {
@@ -150,14 +150,14 @@ impl Live {
     fn text(&self) -> String {
         match self.refused {
             Some(why) => format!("is refused by the kernel before any rule: {} ({why})\n", obstacle(why)),
-            None => live_trace::text(&self.trace),
+            None => path_text(&self.trace),
         }
     }
 
     fn json(&self) -> Value {
         match self.refused {
             Some(why) => json!({ "outcome": "no-route", "obstacle": why.to_string(), "steps": [] }),
-            None => live_trace::json(&self.trace),
+            None => path_json(&self.trace),
         }
     }
 }
@@ -252,7 +252,7 @@ fn output(rules: &Ruleset, path: &LiveTrace, packet: &Packet) -> CommandOutput {
     }
     let by = path.rule().map_or("no rule applies".to_owned(), |rule| format!("rule {rule}"));
     let _ = writeln!(text, "{} ({by})", sentence(path.outcome));
-    let (outcome, port) = live_trace::outcome(path.outcome);
+    let (outcome, port) = outcome_and_port(path.outcome);
     let steps = path.steps.iter().map(|step| json!({ "chain": step.chain, "rule": step.id }));
     let json = json!({
         "packet": packet::as_json(packet),
@@ -279,4 +279,73 @@ fn sentence(outcome: Outcome) -> String {
         Outcome::Intercepted(port) => format!("is handed to the proxy's transparent port {port}"),
         other => other.to_string(),
     }
+}
+
+fn path_text(live: &LiveTrace) -> String {
+    let mut text = String::new();
+    for step in &live.steps {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "  {step}");
+    }
+    let _ = writeln!(text, "{} ({})", live.outcome, reason(live));
+    text
+}
+
+fn reason(live: &LiveTrace) -> String {
+    if let Some(obstacle) = &live.obstacle {
+        return obstacle.clone();
+    }
+    match (&live.order, &live.decided_by) {
+        (Some([first, second]), _) => {
+            format!("the kernel does not report which of these comes first: {first}; {second}")
+        }
+        (None, Some(LiveStep { id: Some(id), .. })) => format!("rule {id}"),
+        (None, Some(step)) if live.outcome == Outcome::Unknown => format!("it depends on {step}"),
+        (None, Some(step)) => format!("by {step}"),
+        (None, None) if live.outcome == Outcome::Unknown => "not all rules were evaluated".to_owned(),
+        (None, None) => "no rule applies".to_owned(),
+    }
+}
+
+/// The name of an outcome, and the port that it leads to.
+fn outcome_and_port(outcome: Outcome) -> (&'static str, Option<u16>) {
+    match outcome {
+        Outcome::Untouched => ("untouched", None),
+        Outcome::Redirected(port) => ("redirected", Some(port.get())),
+        Outcome::Intercepted(port) => ("intercepted", Some(port.get())),
+        Outcome::Translated(_) => ("translated", None),
+        Outcome::Dropped => ("dropped", None),
+        Outcome::RepliesLost => ("answers-lost", None),
+        Outcome::Unknown => ("unknown", None),
+    }
+}
+
+fn path_json(live: &LiveTrace) -> Value {
+    let (outcome, port) = outcome_and_port(live.outcome);
+    let translated = match live.outcome {
+        Outcome::Translated(address) => Some(address),
+        _ => None,
+    };
+    let decided_by = live.decided_by.as_ref();
+    json!({
+        "outcome": outcome,
+        "port": port,
+        "to": translated,
+        "decided_by": decided_by.and_then(|step| step.id.clone()),
+        "by": decided_by.map(step),
+        "obstacle": live.obstacle,
+        "steps": live.steps.iter().map(step).collect::<Vec<_>>(),
+        "zone": live.zone,
+        "mark": live.mark,
+    })
+}
+
+fn step(step: &LiveStep) -> Value {
+    json!({ "place": step.place, "rule": step.rule, "id": step.id, "ours": step.is_ours })
+}
+
+/// Returns notes about rules that were not evaluated, and about eBPF programs that can only pass or drop.
+fn not_evaluated(rules: &LiveRules) -> Vec<String> {
+    let rules_left_out = rules.not_evaluated().iter().map(|one| format!("note: not evaluated: {one}"));
+    rules_left_out.chain(rules.notes().iter().map(|note| format!("note: {note}"))).collect()
 }

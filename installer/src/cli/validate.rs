@@ -1,7 +1,7 @@
 //! `gybe validate`: reports whether the pod it runs in is redirected.
 
+use super::init::{IstioArgs, cannot_use, captures_nothing_note};
 use super::invocation::Context;
-use super::istio_args::{IstioArgs, cannot_use, captures_nothing_note};
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::examples;
 use crate::pod::init_args::InitArgs;

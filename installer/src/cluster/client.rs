@@ -4,9 +4,9 @@
 //! kube's own transport is not used because it repeats a refused request up to fifteen times, for as long as a server
 //! requests, and sends a token for up to a minute after it was replaced.
 
+use super::access::TokenFile;
 use super::error::{ApiError, has_hung_up, truncate};
 use super::pod_requests::MAX_OBJECT;
-use super::token_file::TokenFile;
 use http_body_util::{BodyExt, Collected, Limited};
 use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, RETRY_AFTER};

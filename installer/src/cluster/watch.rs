@@ -5,7 +5,7 @@
 //! agent's list from etcd.
 
 use super::error::ApiError;
-use super::line_splitter::LineSplitter;
+use super::pod_requests::MAX_OBJECT;
 use crate::log::Log;
 use crate::retry::{Backoff, random};
 use http_body_util::BodyExt;
@@ -155,6 +155,40 @@ fn is_success(open: Option<Duration>) -> bool {
     open.is_some_and(|open| open >= STEADY)
 }
 
+#[derive(Debug, Default)]
+struct LineSplitter {
+    bytes: Vec<u8>,
+    /// The number of bytes that are known to contain no newline.
+    searched: usize,
+}
+
+/// A line exceeds the limit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct TooLong;
+
+impl LineSplitter {
+    fn feed(&mut self, bytes: &[u8]) {
+        self.bytes.extend_from_slice(bytes);
+    }
+
+    /// Returns the next complete line that is not empty.
+    fn next(&mut self) -> Result<Option<Vec<u8>>, TooLong> {
+        loop {
+            let unseen = self.bytes.get(self.searched..).unwrap_or_default();
+            let Some(end) = unseen.iter().position(|byte| *byte == b'\n') else {
+                self.searched = self.bytes.len();
+                return if self.searched > MAX_OBJECT { Err(TooLong) } else { Ok(None) };
+            };
+            let mut line: Vec<u8> = self.bytes.drain(..=self.searched.saturating_add(end)).collect();
+            self.searched = 0;
+            line.pop();
+            if !line.is_empty() {
+                return Ok(Some(line));
+            }
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -165,5 +199,35 @@ mod tests {
             assert!(!is_success(open), "{open:?}");
         }
         assert!(is_success(Some(STEADY)));
+    }
+
+    fn lines(text: &str, piece: usize) -> Vec<String> {
+        let (mut lines, mut found) = (LineSplitter::default(), Vec::new());
+        for bytes in text.as_bytes().chunks(piece) {
+            lines.feed(bytes);
+            while let Some(line) = lines.next().unwrap() {
+                found.push(String::from_utf8(line).unwrap());
+            }
+        }
+        found
+    }
+
+    #[test]
+    fn lines_are_complete_wherever_the_bytes_are_split() {
+        for piece in 1..20 {
+            assert_eq!(lines("one\ntwo\n\nthree\nhal", piece), ["one", "two", "three"], "{piece}");
+        }
+        assert_eq!(lines("half", 1), Vec::<String>::new());
+    }
+
+    #[test]
+    fn an_endless_line_is_refused() {
+        let mut lines = LineSplitter::default();
+        let piece = [b'x'; 1 << 20];
+        let ended = (0..6).any(|_| {
+            lines.feed(&piece);
+            lines.next().is_err()
+        });
+        assert!(ended && lines.bytes.len() <= MAX_OBJECT + piece.len());
     }
 }

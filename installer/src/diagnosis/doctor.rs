@@ -2,16 +2,13 @@
 //! node.
 
 mod agent;
-mod backend;
 mod chain;
 mod directories;
 mod entry;
-mod leftovers;
 pub mod observe;
 mod other_owners;
 mod pods;
 mod programs;
-mod watching;
 
 use crate::error::RUN_AS_ROOT;
 use crate::host::entries::OurEntries;
@@ -209,14 +206,14 @@ pub fn examine(observation: &Observation) -> Vec<Finding> {
     found.extend(chain::examine(observation, &ours));
     found.extend(chain::drop_in_support(observation, &ours));
     found.extend(other_owners::examine(observation));
-    found.extend(watching::examine(observation, &ours));
+    found.extend(directories::watching(observation, &ours));
     // Without an entry and without programs of Gybe these topics have no findings.
     if ours.is_anywhere() || programs::are_there(observation) {
         found.extend(entry::examine(observation, &ours));
         found.extend(programs::examine(observation, &ours));
-        found.extend(leftovers::examine(observation, &ours));
+        found.extend(programs::leftovers(observation, &ours));
         found.extend(agent::examine(observation, &ours));
-        found.extend(backend::examine(observation, &ours));
+        found.extend(entry::backend(observation, &ours));
         found.extend(pods::examine(observation));
     }
     found.sort_by_key(|finding| finding.about);

@@ -1,10 +1,12 @@
-//! The process itself: its start time, and the signals that stop it.
+//! The process: its start time, the signals that stop it, and whether it leads (`leader`), which its threads share.
 
 use nix::errno::Errno;
 use nix::sys::signal::{SigSet, Signal};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use nix::unistd::{SysconfVar, sysconf};
 use std::fs;
+use std::sync::{Mutex, PoisonError};
+use std::time::Instant;
 
 /// Returns a descriptor that is readable after SIGTERM or SIGINT. It is created before the first thread: each inherits
 /// the blocked signals (signal(7)).
@@ -32,6 +34,41 @@ fn parse(process: &str, system: &str, ticks: i64) -> Option<f64> {
     let booted: u32 = system.lines().find_map(|line| line.strip_prefix("btime "))?.parse().ok()?;
     let ticks = u32::try_from(ticks).ok().filter(|ticks| *ticks > 0)?;
     Some(f64::from(booted) + f64::from(started) / f64::from(ticks))
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) enum Role {
+    /// It has not led yet.
+    #[default]
+    Waits,
+    Leads {
+        since: Instant,
+    },
+    /// It has led, and a newer agent leads now; this one still knows the node's pods, and leads again when that one
+    /// ends.
+    HandedOver {
+        /// Whether it was ready then.
+        was_ready: bool,
+    },
+}
+
+impl Role {
+    pub(crate) fn leads() -> Self {
+        Self::Leads { since: Instant::now() }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(crate) struct SharedRole(Mutex<Role>);
+
+impl SharedRole {
+    pub(crate) fn read(&self) -> Role {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn set(&self, role: Role) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = role;
+    }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 //! The agent's sockets, and their re-creation when another program removes them: without them every ADD of a pod in the
 //! mesh is refused, and an uninstall, or a cleanup of `/run`, may remove them at any time.
 
-use super::role::{Role, SharedRole};
+use super::process::{Role, SharedRole};
 use super::socket_file::{SocketError, SocketFile};
 use crate::agent_status::{PortPurpose, TakenPort};
 use crate::error::chain;

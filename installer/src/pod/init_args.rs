@@ -5,7 +5,6 @@
 
 mod flags;
 mod options;
-mod spelling;
 
 pub use flags::Order;
 pub use options::ValidationOptions;
@@ -225,12 +224,12 @@ impl InitArgs {
             Meaning::Mode(key) | Meaning::Value(key) | Meaning::Number(key) if value.is_empty() => {
                 drop(self.policy.remove(key));
             }
-            Meaning::Mode(key) => self.set(key, spelling::mode(value)),
+            Meaning::Mode(key) => self.set(key, flags::mode(value)),
             Meaning::Value(key) => self.set(key, value),
-            Meaning::Number(key) => self.set(key, spelling::number(value)),
+            Meaning::Number(key) => self.set(key, flags::number(value)),
             Meaning::List(key) => self.set(key, list(value, |item| item.into())),
-            Meaning::Numbers(key) => self.set(key, list(value, spelling::number)),
-            Meaning::Ports(key) => self.set(key, list(value, spelling::ports)),
+            Meaning::Numbers(key) => self.set(key, list(value, flags::number)),
+            Meaning::Ports(key) => self.set(key, list(value, flags::ports)),
             Meaning::Bool(key) => self.set(key, boolean(name, value)?),
             Meaning::Order(order) => {
                 if boolean(name, value)? {

@@ -1,19 +1,16 @@
 //! The cache of this node's pods and the state of the watch that fills it. Queries may wait here for a pod that is not
 //! known yet. While the API server is down the cache stays as it is.
-
-mod cached_pod;
-mod pending;
-
-pub(super) use cached_pod::CachedPod;
-pub(super) use pending::{WaitLimits, timed_out};
+//!
+//! Of a pod larger than `MAX_SIZE` the cache has only the identity, so that no pod's owner can fill the agent's memory; for
+//! each query about it the agent requests the pod from the API server.
 
 use crate::cluster::error::ApiError;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::matches;
 use gybe_plugin::facts::wire::FactsResponse;
-use gybe_plugin::pod::PodFacts;
-use pending::{PendingPod, key_with_uid};
+use gybe_plugin::pod::{Container, ISTIO_COMPONENTS, PodFacts};
 use std::collections::BTreeMap;
+use std::mem::size_of;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -230,3 +227,107 @@ impl State {
 
 #[cfg(test)]
 mod tests;
+
+/// Enough for 3,000 ports or 800 networks in annotations. An ordinary injected pod has less than 2 KiB.
+const MAX_SIZE: usize = 16 << 10;
+
+#[derive(Debug)]
+pub(super) struct CachedPod {
+    facts: PodFacts,
+    is_whole: bool,
+}
+
+impl CachedPod {
+    pub(super) fn new(mut facts: PodFacts) -> Self {
+        if size(&facts) > MAX_SIZE {
+            let PodFacts { namespace, name, uid, mut labels, .. } = facts;
+            labels.retain(|key, value| ISTIO_COMPONENTS.contains(&(key, value)));
+            let facts = PodFacts { namespace, name, uid, labels, ..PodFacts::default() };
+            return Self { facts, is_whole: false };
+        }
+        facts.containers.shrink_to_fit();
+        facts.init_containers.shrink_to_fit();
+        Self { facts, is_whole: true }
+    }
+
+    /// Returns namespace, name, uid and the labels of Istio's components, which every cached pod has.
+    fn identity(&self) -> &PodFacts {
+        &self.facts
+    }
+
+    /// Returns the pod, if it is cached whole.
+    fn whole(&self) -> Option<&PodFacts> {
+        Some(&self.facts).filter(|_| self.is_whole)
+    }
+}
+
+/// Returns the size in bytes, without the allocator's overhead.
+fn size(facts: &PodFacts) -> usize {
+    let texts = facts.annotations.iter().chain(&facts.labels);
+    let texts: usize = texts.map(|(key, value)| key.len() + value.len() + 2 * size_of::<String>()).sum();
+    let containers = facts.containers.iter().chain(&facts.init_containers);
+    texts + containers.map(container_size).sum::<usize>()
+}
+
+fn container_size(container: &Container) -> usize {
+    let env: usize = container.env.iter().map(|(key, value)| key.len() + value.len()).sum();
+    let args: usize = container.args.iter().map(String::len).sum();
+    size_of::<Container>() + container.name.len() + 2 * container.tcp_ports.len() + env + args
+}
+
+/// How long a query waits for a pod.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct WaitLimits {
+    /// How long it waits for the watch alone, before the API server is queried for the pod.
+    pub(super) watch_lag: Duration,
+    /// The deadline.
+    pub(super) until: Instant,
+}
+
+/// A pod that queries wait for.
+#[derive(Debug)]
+struct PendingPod {
+    since: Instant,
+    /// The number of waiting queries.
+    waiting: usize,
+    lookup_started: bool,
+    /// The result of the lookup.
+    response: Option<FactsResponse>,
+}
+
+impl PendingPod {
+    fn new() -> Self {
+        Self { since: Instant::now(), waiting: 0, lookup_started: false, response: None }
+    }
+
+    /// Returns how long to wait for a change, or, as an error, the response. The first query that has waited long
+    /// enough for the watch starts the lookup.
+    fn wait(
+        &mut self,
+        limits: WaitLimits,
+        look_up: &mut Option<impl FnOnce()>,
+    ) -> Result<Duration, FactsResponse> {
+        let (now, lookup_at) = (Instant::now(), self.since + limits.watch_lag);
+        if let Some(response) = self.response.clone() {
+            return Err(response);
+        }
+        if now >= limits.until {
+            return Err(timed_out());
+        }
+        if !self.lookup_started && now >= lookup_at {
+            self.lookup_started = true;
+            look_up.take().into_iter().for_each(|look_up| look_up());
+        }
+        let next = if self.lookup_started { limits.until } else { limits.until.min(lookup_at) };
+        Ok(next.saturating_duration_since(now))
+    }
+}
+
+/// Identifies one pod among all that have had its name.
+fn key_with_uid(pod: &PodRef) -> String {
+    format!("{pod}/{}", pod.uid.as_deref().unwrap_or_default())
+}
+
+pub(super) fn timed_out() -> FactsResponse {
+    FactsResponse::Error("not in the agent's cache yet, and the API server did not answer in time".to_owned())
+}

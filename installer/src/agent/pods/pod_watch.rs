@@ -1,20 +1,26 @@
-//! The watch of this node's pods, which begins with a list.
+//! The requests about this node's pods, on the runtime's thread: the watch, which begins with a list, and lookups of single
+//! pods that the watch has not delivered.
 
 use super::list_parser::ListParser;
-use super::pod_cache::{CachedPod, PodCache, PodsByName, key};
+use super::pod_cache::{CachedPod, PodCache, PodsByName, key, timed_out};
 use crate::cluster::error::ApiError;
 use crate::cluster::objects::{Ignored, List};
-use crate::cluster::pod_requests::{self, Pod};
+use crate::cluster::pod_requests::Pod;
 use crate::cluster::watch::{TOO_LONG, Watched};
+use crate::cluster::{client, pod_requests};
 use crate::log::Log;
+use gybe_plugin::args::PodRef;
+use gybe_plugin::facts::wire::FactsResponse;
 use http_body_util::BodyExt;
 use hyper::Request;
 use kube::Client;
 use kube::client::Body;
 use serde_json::json;
 use std::sync::Arc;
-use std::time::Duration;
-use tokio::time::timeout;
+use std::time::{Duration, Instant};
+use tokio::sync::Semaphore;
+use tokio::sync::mpsc::UnboundedReceiver;
+use tokio::time::{timeout, timeout_at};
 
 /// How long the next part of a list may take.
 const LIST_TIMEOUT: Duration = Duration::from_secs(30);
@@ -103,4 +109,44 @@ impl NodePods {
         }
         serde_json::from_slice(&list.rest()).map_err(|_| ApiError::Unreadable("is not a list"))
     }
+}
+
+/// A request to the runtime's thread. Queries of the plugin that wait for the same pod share one.
+#[derive(Debug)]
+pub(super) struct Lookup {
+    pub(super) pod: PodRef,
+    pub(super) until: Instant,
+}
+
+/// The number of concurrent requests, each on a connection of its own: a handshake costs more than the request.
+const CONCURRENCY: usize = 8;
+
+/// Serves lookups until the sender is dropped.
+pub(super) async fn serve_lookups(
+    cache: Arc<PodCache>,
+    client: Client,
+    mut lookups: UnboundedReceiver<Lookup>,
+) {
+    let permits = Arc::new(Semaphore::new(CONCURRENCY));
+    while let Some(Lookup { pod, until }) = lookups.recv().await {
+        let (cache, client, permits) = (Arc::clone(&cache), client.clone(), Arc::clone(&permits));
+        tokio::spawn(async move {
+            let response = timeout_at(until.into(), get(&client, &cache, &permits, &pod)).await;
+            cache.record_lookup(&pod, response.unwrap_or_else(|_| timed_out()));
+        });
+    }
+}
+
+async fn get(client: &Client, cache: &PodCache, permits: &Semaphore, pod: &PodRef) -> FactsResponse {
+    let _permit = permits.acquire().await;
+    let response = match pod_requests::one(pod) {
+        Ok(request) => client::object::<Pod>(client, request).await,
+        Err(fault) => Err(fault),
+    };
+    if let Err(fault) = response.as_ref()
+        && !fault.is_missing()
+    {
+        cache.count_error(fault);
+    }
+    pod_requests::facts_response(response, "not in the agent's cache yet, and ")
 }

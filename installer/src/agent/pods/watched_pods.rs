@@ -1,9 +1,8 @@
 //! This node's pods by a watch of the cluster: queries are answered from the cache, and otherwise from the watch or a
 //! lookup, whichever is first.
 
-use super::lookup::{self, Lookup};
 use super::pod_cache::{PodCache, WaitLimits, WatchState};
-use super::pod_watch::NodePods;
+use super::pod_watch::{Lookup, NodePods, serve_lookups};
 use crate::agent::pods::{PodLookup, PodsState, WatchCounts};
 use crate::cluster::watch::Watch;
 use crate::cluster::{Cluster, ClusterError};
@@ -51,7 +50,7 @@ impl WatchedPods {
             let log = Log::default();
             Watch { client: watching, watched, log: &log }.run().await
         };
-        let serve = lookup::serve(Arc::clone(&cache), client, lookups);
+        let serve = serve_lookups(Arc::clone(&cache), client, lookups);
         let thread = without_signals(|| {
             thread::Builder::new().name("cluster".to_owned()).spawn(move || {
                 let _watching = runtime.spawn(watch);

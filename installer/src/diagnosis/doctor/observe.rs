@@ -1,19 +1,16 @@
-//! Observes a node once for `gybe doctor`: bounded in time, and without a change.
+//! Observes a node once for `gybe doctor`: bounded in time, and without a change. The node agent is queried as the
+//! plugin does it, about a pod that does not exist.
 
 mod file_systems;
-mod sockets;
 
 pub use file_systems::{FileSystem, FreeSpace};
-pub(crate) use sockets::query as query_agent;
-pub use sockets::{AgentContact, LogSocketContact};
 
-use crate::agent_status::TakenPort;
+use crate::agent_status::{self, AgentStatus, TakenPort};
 use crate::error::errno;
 use crate::host::apply::{TrialError, try_installed};
 use crate::host::desired::{Confirmed, Trial};
 use crate::host::entries::OurEntries;
-use crate::host::image::PLUGIN;
-use crate::host::image::every_name;
+use crate::host::image::{PLUGIN, every_name};
 use crate::host::observe::{DirectoryState, Hash, HashCache, NodeDirectories, ObserveScope, ObservedState};
 use crate::host::platform::Platform;
 use crate::host::runtimes::Runtimes;
@@ -25,12 +22,17 @@ use crate::pod::validation::SocketOwner;
 use crate::probe::node_backend::{NodeProbe, node_backend};
 use crate::sandboxes::{self, HostPaths, SandboxVerdict};
 use gybe_netfilter::apply::backend::BackendKind;
-use gybe_plugin::conf::PluginConf;
+use gybe_plugin::args::{Namespace, PodName, PodRef};
+use gybe_plugin::conf::{FactsConf, PluginConf};
+use gybe_plugin::facts;
+use gybe_plugin::facts::{AgentFault, FactsError};
 use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use nix::errno::Errno;
 use nix::unistd::{Uid, geteuid};
 use std::fs;
+use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 /// The parameters of an observation.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -158,7 +160,7 @@ pub fn observe(options: DoctorOptions) -> Observation {
             .as_deref()
             .is_some_and(|image| is_another(&plugin, &image.join(PLUGIN))),
         agent,
-        log: conf.as_ref().and_then(|conf| conf.facts.log_socket()).map(|path| sockets::connect_log(&path)),
+        log: conf.as_ref().and_then(|conf| conf.facts.log_socket()).map(|path| connect_log(&path)),
         unreadable_kubeconfig: conf.as_ref().and_then(unreadable),
         missing_programs: conf
             .as_ref()
@@ -247,4 +249,83 @@ fn istio_files(options: &DoctorOptions) -> Vec<PathBuf> {
     let kept = kept.map(|name| options.root.join("var/run/istio-cni").join(name));
     let older = options.directories.conf.join("ZZZ-istio-cni-kubeconfig");
     kept.into_iter().chain([older]).filter(|path| path.symlink_metadata().is_ok()).collect()
+}
+
+/// The time limit of an ADD's query.
+const TIMEOUT: Duration = Duration::from_secs(2);
+
+/// The agent's answer.
+#[derive(Debug)]
+pub struct AgentContact {
+    /// The path of its socket.
+    pub socket: PathBuf,
+    /// None if it answered correctly: that it does not know the pod.
+    pub fault: Option<FactsError>,
+    /// The agent's own status; none if it does not report one.
+    pub status: Option<AgentStatus>,
+}
+
+impl AgentContact {
+    /// Reports whether an agent runs there and answers, possibly with an error of its own. A listener of
+    /// another user, or one that does not answer in time, is not a usable agent.
+    pub(crate) fn is_running(&self) -> bool {
+        match &self.fault {
+            None => true,
+            Some(FactsError::Agent(error)) => {
+                use AgentFault::{Invalid, Manifest, Reported, TooLong};
+                matches!(error.fault, Reported(_) | Manifest(_) | Invalid(_) | TooLong)
+            }
+            Some(_) => false,
+        }
+    }
+
+    /// Reports whether no process serves the socket. An agent that hangs, or is another user's, is there.
+    pub(crate) fn is_absent(&self) -> bool {
+        let fault = match &self.fault {
+            Some(FactsError::Agent(error)) => &error.fault,
+            _ => return false,
+        };
+        matches!(fault, AgentFault::Unreachable(Errno::ENOENT | Errno::ECONNREFUSED))
+    }
+
+    /// Reports whether the agent removes Gybe from this node, or has done so.
+    pub(crate) fn leaves(&self) -> bool {
+        self.status.as_ref().is_some_and(|status| status.leaves)
+    }
+}
+
+/// The socket for log lines.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LogSocketContact {
+    pub socket: PathBuf,
+    /// Why no process receives there.
+    pub fault: Option<Errno>,
+}
+
+pub(crate) fn query_agent(socket: &Path) -> AgentContact {
+    let conf =
+        FactsConf { socket: Some(socket.to_owned()), directory: None, kubeconfig: None, deadline: TIMEOUT };
+    let fault = absent_pod().and_then(|pod| match facts::look_up(&conf, &pod) {
+        Ok(_) | Err(FactsError::Unknown(_)) => None,
+        Err(fault) => Some(fault),
+    });
+    let mut observed = AgentContact { socket: socket.to_owned(), fault, status: None };
+    if observed.is_running() {
+        observed.status = agent_status::query(socket, TIMEOUT).ok().flatten();
+    }
+    observed
+}
+
+/// A pod that does not exist: a valid name, because the agent accepts no other, with a uid that no pod has.
+fn absent_pod() -> Option<PodRef> {
+    let namespace = Namespace::parse("gybe-doctor").ok()?;
+    let name = PodName::parse("a-pod-that-there-is-not").ok()?;
+    Some(PodRef { namespace, name, uid: Some("00000000-0000-0000-0000-000000000000".to_owned()) })
+}
+
+/// Connects to a datagram socket, which succeeds if a process receives there; sends nothing.
+fn connect_log(path: &Path) -> LogSocketContact {
+    let connected = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
+    let fault = connected.err().map(|why| errno(&why));
+    LogSocketContact { socket: path.to_owned(), fault }
 }

@@ -1,7 +1,7 @@
 //! The options that are not part of the policy and have a value: those of the validation, and the backend.
 
 use super::flags::Setting;
-use super::{InitArgs, InitArgsError, Order, spelling};
+use super::{InitArgs, InitArgsError, Order, flags};
 use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::model::policy::{Port, port};
 use std::time::Duration;
@@ -39,7 +39,7 @@ impl InitArgs {
         let mut options = ValidationOptions::default();
         if let Some(text) = self.setting(Setting::ProbePort) {
             // A leading zero means octal to Istio's parser.
-            let port = port(&spelling::number(text)).ok().and_then(Port::new);
+            let port = port(&flags::number(text)).ok().and_then(Port::new);
             options.port = port.ok_or_else(|| invalid("--iptables-probe-port", text, "a port"))?;
         }
         if let Some(text) = self.setting(Setting::ProbeTimeout) {
