@@ -185,7 +185,7 @@ impl NodeAgent<'_> {
             }
             drop(reconciling);
             let mut reconciler = turns.join().ok();
-            if let Some(reconciler) = reconciler.take_if(|_| has_stopped) {
+            if let Some(reconciler) = reconciler.take_if(|_| matches!(end, Ok(LeadEnd::Stopped))) {
                 end = self.uninstall_without_daemonset(reconciler, terms, &mut lead);
             }
             // The ports are free before the next agent leads.

@@ -8,6 +8,7 @@ use super::deletion_budget;
 use super::events::{PodEvent, Reason};
 use super::repair_socket::{RepairConnection, RepairSocket};
 use super::status::{FollowedSettings, StatusSources};
+use crate::cluster::QueryError;
 use crate::cluster::{BrokenPod, ClusterNode, PodChange, change_pod};
 use crate::error::chain;
 use crate::host::settings::{RepairMode, RepairOptions};
@@ -138,11 +139,11 @@ impl BrokenPods<'_> {
                 })
             }
         };
-        let is_refused = match &result {
-            Ok(left_alone) => left_alone.is_some(),
-            Err(error) => error.status().is_some_and(|status| (400..500).contains(&status)),
-        };
-        if let Some(at) = spent.filter(|_| is_refused)
+        // After a conflict the deletion stays counted: the API server may have answered so to a repetition of a request
+        // whose response was lost.
+        let is_refused =
+            |error: &QueryError| error.status().is_some_and(|status| (400..500).contains(&status));
+        if let Some(at) = spent.filter(|_| result.as_ref().is_err_and(is_refused))
             && let Err(why) = deletion_budget::give_back(directory, at)
         {
             self.context.log.warn("gybe node: a refused deletion stays counted", json!({ "why": why }));

@@ -148,10 +148,11 @@ impl Status {
             Some(since) => Some(since),
             None => Some(now),
         };
-        self.unredirected_since = match report.is_redirected {
-            Some(true) => None,
-            Some(false) => self.unredirected_since.or(Some(now)),
-            None => self.unredirected_since,
+        self.unredirected_since = match (report.phase, report.is_redirected) {
+            // An agent that uninstalls lets pods start without redirection.
+            (Phase::Uninstalling | Phase::Uninstalled { .. }, _) | (_, Some(true)) => None,
+            (_, Some(false)) => self.unredirected_since.or(Some(now)),
+            (_, None) => self.unredirected_since,
         };
         self.turned = Some(now);
         self.report = report;
@@ -363,6 +364,22 @@ impl AgentSnapshot {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_agent_that_uninstalls_has_lost_no_redirection() {
+        let now = Instant::now();
+        let mut status = Status::default();
+        for (phase, is_redirected, expected) in [
+            (Phase::Installed, Some(false), true),
+            (Phase::Installed, None, true),
+            (Phase::Uninstalling, None, false),
+            (Phase::Installed, Some(false), true),
+            (Phase::Uninstalled { kept: None }, None, false),
+        ] {
+            status.update(TurnReport { phase, is_redirected, ..TurnReport::default() }, now);
+            assert_eq!(status.unredirected_for().is_some(), expected, "{phase:?}");
+        }
+    }
 
     #[test]
     fn f05_in_a_conflict_there_is_no_grace_period() {

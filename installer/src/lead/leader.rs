@@ -16,7 +16,7 @@
 //! | an agent without this protocol runs, too | the one with it; the other changes the node until it ends |
 
 use super::socket::SocketContext;
-use super::socket::{CHECK_INTERVAL, Socket};
+use super::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, Socket};
 use super::socket_file::{self, SocketError};
 use crate::retry::since_boot;
 use nix::errno::Errno;
@@ -185,10 +185,17 @@ impl Lead {
             if let Some(successor) = self.receive(&readable.collect::<Vec<_>>()) {
                 return Ok(LeadEnd::Requested(successor));
             }
-            if has_new && let Ok((stream, _)) = self.requests.open.accept() {
-                self.clients.push(Client { stream, received: Vec::new() });
-                let excess = self.clients.len().saturating_sub(MAX_CLIENTS);
-                self.clients.drain(..excess);
+            if has_new {
+                match self.requests.open.accept() {
+                    Ok((stream, _)) => {
+                        self.clients.push(Client { stream, received: Vec::new() });
+                        let excess = self.clients.len().saturating_sub(MAX_CLIENTS);
+                        self.clients.drain(..excess);
+                    }
+                    // Without free descriptors the listener stays readable.
+                    Err(_) if wait(ends, ACCEPT_PAUSE)?.contains(&true) => return Ok(LeadEnd::Stopped),
+                    Err(_) => {}
+                }
             }
             if !is_in_place(&self.lock, &self.path) {
                 match lock(&self.path) {

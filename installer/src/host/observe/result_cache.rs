@@ -71,14 +71,17 @@ pub(crate) fn each_result(results: &Path, each: &mut dyn FnMut(&[u8])) -> Result
             _ if n == MAX_FILES => return ResultCache::InPart,
             Ok(meta) if meta.is_file() && meta.len() <= MAX_SIZE => {}
             Ok(meta) if meta.is_file() => return ResultCache::InPart,
-            _ => continue,
+            Ok(_) => continue,
+            // It belongs to a sandbox that was removed.
+            Err(why) if why.kind() == ErrorKind::NotFound => continue,
+            Err(_) => return ResultCache::InPart,
         }
-        // A deleted file belongs to a sandbox that was removed. A file that a crash truncated (F31) names no
-        // plugin: libcni cannot read it either.
         let mut bytes = Vec::new();
-        let read = File::open(entry.path()).and_then(|file| file.take(MAX_SIZE).read_to_end(&mut bytes));
-        if read.is_ok() {
-            each(&bytes);
+        match File::open(entry.path()).and_then(|file| file.take(MAX_SIZE).read_to_end(&mut bytes)) {
+            // A file that a crash truncated (F31) names no plugin: libcni cannot read it either.
+            Ok(_) => each(&bytes),
+            Err(why) if why.kind() == ErrorKind::NotFound => {}
+            Err(_) => return ResultCache::InPart,
         }
     }
     ResultCache::Whole

@@ -7,7 +7,7 @@ use super::watch::{MIN_INTERVAL, SETTLED, UNSETTLED};
 use super::{Action, Finding, Found, RepairReport};
 use crate::host::settings::RepairMode;
 use crate::log::{Level, Log};
-use crate::sandboxes::Sandbox;
+use crate::sandboxes::{Sandbox, SandboxList};
 use gybe_netfilter::inspect::verdict::RedirectionState;
 use nix::errno::Errno;
 use serde_json::json;
@@ -39,6 +39,8 @@ pub(super) struct RepairMemory {
     mode: Option<RepairMode>,
     /// What was written to the file.
     pub(super) written: Option<Option<PodRepairs>>,
+    /// What cannot be read or written at present, by message, and why.
+    problems: BTreeMap<&'static str, String>,
     /// What the last turn waited for.
     pub(super) waits_for: Option<&'static str>,
     pub(super) has_ended: bool,
@@ -101,19 +103,36 @@ impl RepairMemory {
     }
 
     /// Returns the sandboxes that are to be judged, with their keys and whether they take long: new ones first, then
-    /// those whose judgement is the oldest. Forgets those that are gone.
-    pub(super) fn due(&mut self, present: Vec<Sandbox>, now: Instant) -> Vec<(String, bool, Sandbox)> {
-        let present: Vec<_> = present.into_iter().map(|sandbox| (key(&sandbox), sandbox)).collect();
+    /// those whose judgement is the oldest. Forgets those that are gone; a list with unread parts may miss some.
+    pub(super) fn due(&mut self, list: SandboxList, now: Instant) -> Vec<(String, bool, Sandbox)> {
+        let SandboxList { sandboxes, unreadable } = list;
+        let present: Vec<_> = sandboxes.into_iter().map(|sandbox| (key(&sandbox), sandbox)).collect();
         let keys: BTreeSet<&String> = present.iter().map(|(key, _)| key).collect();
-        self.sandboxes.retain(|key, _| keys.contains(key));
-        self.logged.retain(|key, _| keys.contains(key));
-        self.handed_over.retain(|key, at| keys.contains(key) && now.duration_since(*at) < SETTLED);
+        let may_exist = |key: &String| !unreadable.is_empty() || keys.contains(key);
+        self.sandboxes.retain(|key, _| may_exist(key));
+        self.logged.retain(|key, _| may_exist(key));
+        self.handed_over.retain(|key, at| may_exist(key) && now.duration_since(*at) < SETTLED);
         let judged = |key: &String| self.sandboxes.get(key);
         let is_due = |(key, _): &(String, Sandbox)| judged(key).is_none_or(|it| it.is_due(now));
         let mut due: Vec<_> = present.into_iter().filter(is_due).collect();
         due.sort_by_key(|(key, _)| judged(key).map(|it| it.last));
         let is_long = |key: &String| judged(key).is_some_and(Judged::is_long);
         due.into_iter().map(|(key, sandbox)| (key.clone(), is_long(&key), sandbox)).collect()
+    }
+
+    /// Logs a problem when it begins and when its cause changes.
+    pub(super) fn log_problem(&mut self, message: &'static str, why: Option<String>, log: &Log) {
+        if self.problems.get(message) != why.as_ref() {
+            match why {
+                Some(why) => {
+                    log.warn(message, json!({ "why": why }));
+                    self.problems.insert(message, why);
+                }
+                None => {
+                    self.problems.remove(message);
+                }
+            }
+        }
     }
 
     /// Returns how long to wait for the next turn.
@@ -275,8 +294,25 @@ mod tests {
         Sandbox { container: Some(id.to_owned()), ..Sandbox::in_namespace(PathBuf::new()) }
     }
 
+    fn list(ids: &[&str], unreadable: &[&str]) -> SandboxList {
+        SandboxList {
+            sandboxes: ids.iter().map(|id| sandbox(id)).collect(),
+            unreadable: unreadable.iter().map(|what| (*what).to_owned()).collect(),
+        }
+    }
+
+    #[test]
+    fn a_sandbox_that_is_missing_from_a_list_with_unread_parts_stays_counted() {
+        let (mut memory, now) = (RepairMemory::default(), Instant::now());
+        judged(&mut memory, "a", now, false, Duration::ZERO);
+        assert_eq!(memory.due(list(&[], &["/run/netns cannot be read"]), now).len(), 0);
+        assert_eq!(memory.counts().not_redirected, 1);
+        assert_eq!(memory.due(list(&[], &[]), now).len(), 0);
+        assert_eq!(memory.counts().not_redirected, 0);
+    }
+
     fn due(memory: &mut RepairMemory, ids: &[&str], now: Instant) -> Vec<(String, bool)> {
-        let due = memory.due(ids.iter().map(|id| sandbox(id)).collect(), now);
+        let due = memory.due(list(ids, &[]), now);
         due.into_iter().map(|(key, is_long, _)| (key, is_long)).collect()
     }
 

@@ -153,11 +153,11 @@ impl RepairWatch<'_> {
         memory.waits_for = waits_for;
         let counts = (mode != Some(RepairMode::Off)).then(|| memory.counts());
         if let Some(directory) = self.shared.as_ref().filter(|_| memory.written != Some(counts)) {
-            memory.written = Some(counts);
-            if let Err(why) = PodRepairs::keep_in(counts, directory) {
-                let fields = json!({ "why": why.to_string() });
-                self.log.warn("gybe repair: the counts cannot be stored in /run/gybe", fields);
+            let failed = PodRepairs::keep_in(counts, directory).err().map(|why| why.to_string());
+            if failed.is_none() {
+                memory.written = Some(counts);
             }
+            memory.log_problem("gybe repair: the counts cannot be stored in /run/gybe", failed, self.log);
         }
         wait
     }
@@ -165,8 +165,13 @@ impl RepairWatch<'_> {
     /// Queues the sandboxes that are due, and waits for most of them. Returns how long to wait for the next turn.
     fn judge_due(&self, settings: Settings) -> Duration {
         let settings = Arc::new(settings);
-        let sandboxes = self.node.sandboxes().sandboxes;
-        let due = self.memory().due(sandboxes, Instant::now());
+        let list = self.node.sandboxes();
+        let unreadable = (!list.unreadable.is_empty()).then(|| list.unreadable.join("; "));
+        let due = {
+            let mut memory = self.memory();
+            memory.log_problem("gybe repair: sandboxes may be missing", unreadable, self.log);
+            memory.due(list, Instant::now())
+        };
         let jobs = due.into_iter().map(|(key, is_long, sandbox)| {
             let work = Judging { sandbox, settings: Arc::clone(&settings) };
             Job { key, is_long, work }
