@@ -58,6 +58,9 @@ pub struct TakenPort {
 pub enum PortPurpose {
     Health,
     Metrics,
+    /// A purpose that only newer agents know.
+    #[serde(other)]
+    Unknown,
 }
 
 impl PortPurpose {
@@ -65,6 +68,7 @@ impl PortPurpose {
         match self {
             Self::Health => "health",
             Self::Metrics => "metrics",
+            Self::Unknown => "unknown purpose",
         }
     }
 }
@@ -150,9 +154,14 @@ mod tests {
     }
 
     #[test]
-    fn unknown_members_of_a_newer_agents_status_are_ignored() {
-        let newer = json!({ "ready": false, "reasons": ["x"], "weather": "fair" });
+    fn unknown_members_and_purposes_of_a_newer_agents_status_do_not_hide_the_rest() {
+        let port = json!({ "purpose": "debug", "address": "127.0.0.1:6060", "why": "in use" });
+        let newer = json!({ "ready": false, "reasons": ["x"], "weather": "fair", "ports": [port] });
         let read = AgentStatus::deserialize(&newer).unwrap();
-        assert_eq!(read, AgentStatus { reasons: vec!["x".to_owned()], ..AgentStatus::default() });
+        let address = SocketAddr::from(([127, 0, 0, 1], 6060));
+        let port = TakenPort { purpose: PortPurpose::Unknown, address, why: "in use".to_owned() };
+        let known =
+            AgentStatus { reasons: vec!["x".to_owned()], ports: vec![port], ..AgentStatus::default() };
+        assert_eq!(read, known);
     }
 }

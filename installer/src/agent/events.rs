@@ -13,13 +13,13 @@ use crate::cluster::{ClusterNode, QueryError, create_event, patch_event};
 use crate::error::chain;
 use crate::lead::process::{Role, SharedRole};
 use crate::log::Log;
-use event::{Regarding, created, repeated};
+use event::{Regarding, Request, Write, created, repeated};
 use gybe_plugin::args::PodRef;
 use serde_json::json;
 use std::cell::RefCell;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use table::{EventTable, Outcome, Request, Write};
+use table::{EventTable, Outcome};
 
 /// The deadline of a request; the end of the agent is delayed by no more than it.
 const TIMEOUT: Duration = Duration::from_secs(3);

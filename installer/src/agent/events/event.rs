@@ -1,6 +1,5 @@
 //! An event: what it is about, its reason and its note; and its form in the API (`events.k8s.io/v1`). Pure.
 
-use super::table::Write;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::timestamp;
 use serde_json::{Map, Value, json};
@@ -20,6 +19,25 @@ pub(crate) struct PodEvent {
     pub(crate) pod: PodRef,
     pub(crate) reason: Reason,
     pub(crate) note: String,
+}
+
+/// A request to write an event.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Write {
+    /// The number of the event in the table.
+    pub(super) id: u64,
+    pub(super) request: Request,
+    pub(super) event: Event,
+    pub(super) name: String,
+    pub(super) first: SystemTime,
+    pub(super) last: SystemTime,
+    pub(super) count: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Request {
+    Create,
+    Repeat,
 }
 
 /// The object that an event is about.

@@ -1,7 +1,8 @@
 //! The events that are known, and which of them is written next: bounded, with a rate limit, and with repeats counted
 //! in a series instead of written each. Pure.
 
-use super::event::Event;
+use super::event::{Event, Request, Write};
+use crate::retry::{Backoff, RateLimit};
 use std::time::{Duration, Instant, SystemTime};
 
 /// The most events that are kept: more than the pods of a node, which may all be refused.
@@ -25,11 +26,10 @@ pub(super) struct EventTable {
     /// How many events were dropped without ever being written.
     dropped: u64,
     next_id: u64,
-    /// The rate limit: how many requests may be sent now, and since when.
-    left: u32,
-    counted: Option<Instant>,
-    /// The delay after the last failure, and when it ends.
-    backoff: Option<(Duration, Instant)>,
+    limit: RateLimit,
+    backoff: Backoff,
+    /// When the delay after the last failure ends.
+    retry_at: Option<Instant>,
 }
 
 #[derive(Debug)]
@@ -48,24 +48,6 @@ struct Entry {
     next_write: Instant,
 }
 
-/// A request that is due.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Write {
-    id: u64,
-    pub(super) request: Request,
-    pub(super) event: Event,
-    pub(super) name: String,
-    pub(super) first: SystemTime,
-    pub(super) last: SystemTime,
-    pub(super) count: u32,
-}
-
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Request {
-    Create,
-    Repeat,
-}
-
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Outcome {
@@ -80,7 +62,14 @@ pub(super) enum Outcome {
 
 impl Default for EventTable {
     fn default() -> Self {
-        Self { entries: Vec::new(), dropped: 0, next_id: 0, left: BURST, counted: None, backoff: None }
+        Self {
+            entries: Vec::new(),
+            dropped: 0,
+            next_id: 0,
+            limit: RateLimit::new(BURST, REQUEST_INTERVAL),
+            backoff: Backoff::new(RETRY),
+            retry_at: None,
+        }
     }
 }
 
@@ -120,13 +109,12 @@ impl EventTable {
         let forgotten =
             self.entries.extract_if(.., |entry| now.duration_since(entry.repeated) >= FORGOTTEN_AFTER);
         self.dropped += forgotten.filter(|entry| entry.name.is_none()).map(|_| 1).sum::<u64>();
-        self.refill(now);
-        if self.left == 0 || self.backoff.is_some_and(|(_, end)| now < end) {
+        if now < self.allowed_at(now) {
             return None;
         }
         let is_due = |entry: &&Entry| !entry.is_written() && entry.next_write <= now;
         let entry = self.entries.iter().find(is_due)?;
-        self.left -= 1;
+        self.limit.count(now);
         let request = if entry.name.is_some() { Request::Repeat } else { Request::Create };
         let name = entry.name.clone().unwrap_or_else(|| entry.event.new_name(entry.first));
         Some(Write {
@@ -156,20 +144,23 @@ impl EventTable {
     pub(super) fn wait(&self, now: Instant) -> Option<Duration> {
         let waiting = self.entries.iter().filter(|entry| !entry.is_written());
         let due = waiting.map(|entry| entry.next_write).min()?;
-        let limited = self.counted.filter(|_| self.left == 0).map(|counted| counted + REQUEST_INTERVAL);
-        let delayed = self.backoff.map(|(_, end)| end);
-        let due = [limited, delayed].into_iter().flatten().fold(due, Instant::max);
-        Some(due.saturating_duration_since(now))
+        Some(due.max(self.allowed_at(now)).saturating_duration_since(now))
+    }
+
+    /// Returns when the rate limit and the delay after a failure allow a request.
+    fn allowed_at(&self, now: Instant) -> Instant {
+        let limited = now + self.limit.wait(now);
+        self.retry_at.map_or(limited, |retry_at| retry_at.max(limited))
     }
 
     /// Records how a request ended.
     pub(super) fn finish(&mut self, write: &Write, outcome: Outcome, now: Instant) {
-        self.backoff = match outcome {
-            Outcome::Failed => {
-                let delay = self.backoff.map_or(RETRY, |(before, _)| (before * 2).min(MAX_RETRY));
-                Some((delay, now + delay))
+        self.retry_at = match outcome {
+            Outcome::Failed => Some(now + self.backoff.failed(MAX_RETRY)),
+            Outcome::Written | Outcome::Missing | Outcome::Refused => {
+                self.backoff.succeeded();
+                None
             }
-            Outcome::Written | Outcome::Missing | Outcome::Refused => None,
         };
         let is_it = |entry: &Entry| entry.id == write.id;
         let Some(entry) = self.entries.iter_mut().find(|entry| is_it(entry)) else { return };
@@ -193,18 +184,6 @@ impl EventTable {
             }
             (Outcome::Failed, _) => {}
         }
-    }
-
-    fn refill(&mut self, now: Instant) {
-        let counted = *self.counted.get_or_insert(now);
-        if self.left >= BURST {
-            self.counted = Some(now);
-            return;
-        }
-        let intervals = now.duration_since(counted).as_millis() / REQUEST_INTERVAL.as_millis();
-        let intervals = u32::try_from(intervals).unwrap_or(BURST).min(BURST);
-        self.left = (self.left + intervals).min(BURST);
-        self.counted = Some(counted + REQUEST_INTERVAL * intervals);
     }
 }
 

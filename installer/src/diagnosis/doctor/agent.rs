@@ -101,6 +101,7 @@ fn taken_port((port, owner): &(TakenPort, Option<SocketOwner>)) -> Finding {
             "end that process, or set another port: metrics.port of the chart, MONITORING_PORT"
         }
         PortPurpose::Health => "end that process, or set another port: HEALTH_PORT",
+        PortPurpose::Unknown => "end that process, or set another port in the agent's settings",
     };
     Finding::wrong(About::Agent, format!("{port}{owner}"), remedy)
 }
