@@ -296,7 +296,7 @@ impl<'a> Reconciler<'a> {
         };
         self.log.condition(Level::Warn, BUSY, None, json!({}));
         let in_force = conf.filter(|conf| {
-            written_conf(&self.settings.current.environment.directories).as_ref() == Some(conf)
+            written_conf(&self.settings.current.environment.directories.conf).as_ref() == Some(conf)
         });
         self.desired = Some(desired);
         let turn = self.passed(&pass, Some(&known), woken);

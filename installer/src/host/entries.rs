@@ -3,13 +3,13 @@
 use super::conflist::PluginChain;
 use super::image::PLUGIN;
 use super::json::{self, JsonValue};
-use super::observe::{
-    ConfDirectory, DROP_IN, FileName, HashCache, NodeDirectories, ORIGINAL, ObserveScope, observe,
-};
+use super::observe::{ConfDirectory, DROP_IN, FileName, ORIGINAL, conf_directory};
 use gybe_plugin::conf::{ConfError, PluginConf};
 use gybe_plugin::network_conf::POD_ANNOTATIONS;
 use serde_json::{Map, Value};
+use std::collections::BTreeSet;
 use std::ffi::OsStr;
+use std::path::Path;
 
 /// Our entries by the kind of file: in a plugin list, as a standalone network, as a drop-in of a network.
 #[derive(Debug, Default)]
@@ -52,10 +52,9 @@ impl<'a> OurEntries<'a> {
     }
 }
 
-/// Reads the plugin's configuration in the entry that is written on the node; none if there is no entry.
-pub(crate) fn written_conf(directories: &NodeDirectories) -> Option<PluginConf> {
-    let observed = observe(directories, &ObserveScope::default(), &mut HashCache::default());
-    OurEntries::find(&observed.conf).plugin_conf()
+/// Reads the plugin's configuration in the entry that is written in the conf directory; none if there is no entry.
+pub(crate) fn written_conf(directory: &Path) -> Option<PluginConf> {
+    OurEntries::find(&conf_directory::read(directory, &BTreeSet::new())).plugin_conf()
 }
 
 fn is_of_our_type(bytes: &[u8]) -> bool {

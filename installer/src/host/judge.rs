@@ -1,8 +1,10 @@
 //! The one judge: decides which conf file the runtime uses, which plugins it runs, and whether a pod that is
 //! started now is redirected, and if not, why. Pure. The plan, `/readyz`, the metrics and `gybe doctor` use
-//! this decision and make none of their own. A fact that is unknown counts as a reason why the pod is not redirected.
+//! this decision and make none of their own. A fact that is unknown counts as a reason why the pod is not redirected;
+//! only another owner's program counts as executable where it cannot be seen here (`programs`).
 
-use std::collections::BTreeSet;
+mod programs;
+
 use std::ffi::OsStr;
 
 use gybe_plugin::version::SUPPORTED;
@@ -19,19 +21,13 @@ use super::libcni::choice::{
 };
 use super::libcni::{FileFormat, Network, network};
 use super::observe::{
-    ConfDirectory, DROP_IN, DirectoryState, FileName, NamedFile, ORIGINAL, ObservedState, ProgramDirectory,
-    Unreadable,
+    ConfDirectory, DROP_IN, DirectoryState, FileName, ORIGINAL, ObservedState, ProgramDirectory, Unreadable,
 };
-use super::problem::{OtherProgramFault, Problem, ProgramFault};
-use super::runtimes::{
-    ConfiguredDirectory, DropIns, NetworkCount, Possible, Runtime, Runtimes, SearchedDirectory,
-};
+use super::problem::{Problem, ProgramFault};
+use super::runtimes::{ConfiguredDirectory, DropIns, NetworkCount, Possible, Runtime, Runtimes};
 
 /// The plugins of Multus' thin and thick variant, which call other networks by file or name.
 const MULTUS: [&str; 2] = ["multus", "multus-shim"];
-/// The plugin that containerd runs for each pod besides its networks (containerd/go-cni, `WithLoNetwork`). CRI-O sets up
-/// `lo` itself (ocicni, util_linux.go).
-const LOOPBACK: &str = "loopback";
 
 /// The observed state of a node, and the shape in which our entry should be there.
 #[derive(Debug, Clone, Copy)]
@@ -89,7 +85,7 @@ pub fn judge(question: &JudgeInput<'_>) -> Judgement {
         let (choice, reasons) = question.under(*possible);
         in_use.push(choice);
         // No entry is written to a directory that the runtime does not use.
-        let follows = |reason: &Problem| is_elsewhere && reason.is_missing_entry();
+        let follows = |reason: &Problem| is_elsewhere && reason.is_entry_pending();
         let new =
             reasons.into_iter().filter(|reason| !judgement.reasons.contains(reason) && !follows(reason));
         judgement.reasons.extend(new.collect::<Vec<_>>());
@@ -351,88 +347,6 @@ impl JudgeInput<'_> {
             false => Problem::BrokenFurther(broken),
         };
         candidates(self.conf, drop_ins).take(most).skip(1).map(|it| it.map_err(broken)).collect()
-    }
-
-    /// Why the runtime cannot run our own program, or runs another one of its name.
-    fn own_program(&self) -> Vec<Problem> {
-        let paths = &self.runtimes.search_paths;
-        let is_noexec = || {
-            self.programs.is_noexec
-                || paths.iter().flatten().any(|directory| directory.is_ours && directory.is_noexec)
-        };
-        let fault = self.fault.or_else(|| is_noexec().then_some(ProgramFault::NoExec));
-        let fault = fault.filter(|_| self.programs.state == DirectoryState::Present);
-        let plugin = self.plugin.to_owned();
-        let earlier = paths.iter().flat_map(|path| path.iter().take_while(|directory| !directory.is_ours));
-        let mut earlier = earlier.filter(|directory| {
-            directory.programs.as_ref().is_some_and(|programs| programs.contains_key(self.plugin))
-        });
-        let earlier = earlier.next().map(|directory| directory.path.clone());
-        let fault = fault.map(|why| Problem::Program { plugin: plugin.clone(), why });
-        fault
-            .into_iter()
-            .chain(earlier.map(|directory| Problem::EarlierProgram { plugin, directory }))
-            .collect()
-    }
-
-    /// The programs of other owners that a pod of this network needs, and that the runtime does not find or cannot run.
-    fn other_programs(&self, choice: &ChosenNetwork, runtime: Runtime) -> Vec<Problem> {
-        let paths = &self.runtimes.search_paths;
-        let is_settled = match self.runtimes.plugin_directory {
-            ConfiguredDirectory::Named => false,
-            // The operator knows where the runtime looks. But CRI-O skips the network, and may use another one.
-            _ if self.confirmed == Confirmed::Yes => {
-                self.runtimes.possible.iter().any(|possible| possible.runtime != Runtime::CriO)
-            }
-            ConfiguredDirectory::Others(_) => true,
-            _ => unconfirmed(self, choice).is_some(),
-        };
-        if self.conf.is_of_multus || is_settled || self.programs.state != DirectoryState::Present {
-            return Vec::new();
-        }
-        let network = &choice.network;
-        let has_lo = runtime == Runtime::CriO || self.runtimes.has_internal_loopback;
-        let loopback = (!has_lo).then_some(LOOPBACK);
-        let mut needed: BTreeSet<&str> = network.plugins.iter().map(String::as_str).collect();
-        needed.extend(network.delegates.iter().map(String::as_str).chain(loopback));
-        needed.remove(self.plugin);
-        let fault = |program: &&str| match paths.as_slice() {
-            [] => self.fault_of(program, &[]),
-            paths => paths.iter().find_map(|path| self.fault_of(program, path)),
-        };
-        let problem = |program: &str, why| Problem::OtherProgram {
-            file: choice.file.clone(),
-            program: program.to_owned(),
-            why,
-        };
-        needed.iter().filter_map(|program| Some(problem(program, fault(program)?))).collect()
-    }
-
-    /// Why a runtime with this search path cannot run another owner's program. libcni takes the first file of that name
-    /// (libcni, pkg/invoke/find.go).
-    fn fault_of(&self, program: &str, path: &[SearchedDirectory]) -> Option<OtherProgramFault> {
-        let here = |listed: Option<bool>| match self.programs.names.get(OsStr::new(program)) {
-            Some(NamedFile::Executable) => Some(true),
-            Some(NamedFile::NotExecutable) => Some(false),
-            Some(NamedFile::Elsewhere) => listed,
-            None => None,
-        };
-        let is_executable = match path {
-            [] => here(None),
-            path => path.iter().find_map(|directory| {
-                // A directory that was not listed may have the program.
-                let listed = directory.programs.as_ref().map_or(Some(true), |it| it.get(program).copied());
-                let found = if directory.is_ours { here(listed) } else { listed };
-                // That nothing in our own directory can be run is another problem.
-                found.map(|is_executable| is_executable && (directory.is_ours || !directory.is_noexec))
-            }),
-        };
-        match is_executable {
-            Some(true) => None,
-            Some(false) => Some(OtherProgramFault::NotExecutable),
-            None if path.is_empty() => Some(OtherProgramFault::NotHere),
-            None => Some(OtherProgramFault::Missing),
-        }
     }
 
     /// Why a network without our entry does not reach our plugin; none if Multus calls our network too.

@@ -175,6 +175,12 @@ pub struct Access {
 }
 
 impl Access {
+    /// Reports whether every user may run it: a runtime's plugins run as root, `gybe` also as an operator.
+    #[must_use]
+    pub fn is_executable_for_all(self) -> bool {
+        self.mode & 0o111 == 0o111
+    }
+
     /// Reports whether only `owner` can have written it.
     #[must_use]
     pub fn is_only_of(self, owner: u32) -> bool {

@@ -77,7 +77,7 @@ fn add_remaining_problems(observed: &ObservedState, install: &Install, plan: &mu
         changes => judge(&JudgeInput::new(install, &prediction::after(observed, changes))),
     };
     let is_explained = plan.problems.iter().any(Problem::blocks);
-    let reasons = left.reasons.into_iter().filter(|reason| !(is_explained && reason.is_missing_entry()));
+    let reasons = left.reasons.into_iter().filter(|reason| !(is_explained && reason.is_entry_pending()));
     plan.problems.extend(reasons.chain(left.notes));
 }
 

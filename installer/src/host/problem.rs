@@ -47,7 +47,7 @@ pub enum Problem {
     EarlierProgram { plugin: String, directory: PathBuf },
     /// A pod of this handler's RuntimeClass has a network from another directory.
     #[error(
-        "pods of the runtime handler {handler} use conf files in {}, of which the first does not run gybe-cni",
+        "pods of the runtime handler {handler} use conf files in {}, where no first file runs gybe-cni",
         list(std::slice::from_ref(.directory))
     )]
     HandlerElsewhere { handler: String, directory: PathBuf },
@@ -192,7 +192,7 @@ impl ProgramFault {
         if access.mode & 0o022 != 0 || (access.uid != 0 && access.uid != us) {
             return Some(Self::Writable);
         }
-        (access.mode & 0o111 != 0o111).then_some(Self::NotRun)
+        (!access.is_executable_for_all()).then_some(Self::NotRun)
     }
 }
 
@@ -211,9 +211,9 @@ impl Problem {
         !matches!(self, Self::Broken(_) | Self::IstioGone(_))
     }
 
-    /// Reports whether it only states that our entry is missing or outdated; any other problem explains why.
+    /// Reports whether it only states that our entry is not written yet, or outdated; any other problem explains why.
     #[must_use]
-    pub fn is_missing_entry(&self) -> bool {
+    pub fn is_entry_pending(&self) -> bool {
         matches!(self, Self::NoEntry { .. } | Self::NoNetwork(_) | Self::OtherSettings { .. })
     }
 
@@ -253,6 +253,9 @@ impl Hint for Problem {
                 "the DaemonSet or the package that it belongs to has to place it there; if the runtime looks for plugins in \
                  further directories, name all of them in its configuration (bin_dirs, plugin_dirs), or with containerd \
                  set plugin_dir: confirmed (--plugin-dir confirmed)"
+            }
+            Self::OtherProgram { why: OtherProgramFault::NotExecutable, .. } => {
+                "chmod 0755 it; if its directory is mounted noexec, mount it without"
             }
             Self::OtherProgram { .. } => {
                 "the DaemonSet or the package that it belongs to has to place it there; loopback, bridge, host-local and \

@@ -57,7 +57,7 @@ impl RepairNode {
     /// Returns the plugin's configuration in the node's own entry; none if there is no entry.
     #[must_use]
     pub fn conf(&self) -> Option<PluginConf> {
-        let mut conf = written_conf(&self.directories)?;
+        let mut conf = written_conf(&self.directories.conf)?;
         conf.facts.directory = self.facts.clone().or(conf.facts.directory);
         Some(conf)
     }

@@ -84,7 +84,7 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
     // not installed, and no more findings are needed.
     let has_no_entry = |reason: &Problem| {
         let is_elsewhere = matches!(reason, Problem::PluginsElsewhere(_) | Problem::NetworksElsewhere(_));
-        reason.is_missing_entry() || is_elsewhere
+        reason.is_entry_pending() || is_elsewhere
     };
     if let Some(absent) =
         not_installed(observation, ours).filter(|_| judgement.reasons.iter().any(has_no_entry))

@@ -7,6 +7,7 @@ use crate::host::conflist::ISTIO;
 use crate::host::entries::OurEntries;
 use crate::host::image::{PLUGIN, TOOL, every_name};
 use crate::host::observe::{CachedPlugins, ORIGINAL, ProgramFile, Unreadable};
+use crate::host::problem::ProgramFault;
 use gybe_netfilter::model::Hint;
 use nix::errno::Errno;
 use std::ffi::OsStr;
@@ -39,7 +40,7 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
     // That no program can be run, or this one, has its own finding.
     let is_noexec =
         |space: &FileSystem| space.of == "program" && space.space.is_ok_and(|space| space.no_exec);
-    let may_run = program(observation, PLUGIN).is_some_and(|plugin| is_executable(plugin.access.mode))
+    let may_run = program(observation, PLUGIN).is_some_and(|plugin| plugin.access.is_executable_for_all())
         && !observation.file_systems.iter().any(is_noexec);
     let trial = observation.trial.as_ref().filter(|_| may_run);
     found.extend(trial.map(|trial| of_trial(observation, trial)));
@@ -63,7 +64,8 @@ fn of_program(observation: &Observation, name: &str, program: &ProgramFile) -> F
             return Finding::wrong(About::Programs, text, "remove it, and run gybe install");
         }
     };
-    if access.mode & 0o022 != 0 || (access.uid != 0 && access.uid != observation.snapshot.us) {
+    let fault = ProgramFault::of(access, observation.snapshot.us);
+    if fault == Some(ProgramFault::Writable) {
         let text =
             format!("{name} is writable by other users: mode {:04o}, owner {}", access.mode, access.uid);
         return Finding::wrong(
@@ -72,16 +74,12 @@ fn of_program(observation: &Observation, name: &str, program: &ProgramFile) -> F
             "run gybe install: a user who writes it can become root",
         );
     }
-    if !is_executable(access.mode) {
+    if fault.is_some() {
         let text = format!("{name} is not executable: mode {:04o}", access.mode);
         return Finding::wrong(About::Programs, text, "run gybe install").in_section(Section::NodeNotReady);
     }
     let short: String = hash.chars().take(12).collect();
     Finding::well(About::Programs, format!("{name}: mode {:04o}, SHA-256 {short}…", access.mode))
-}
-
-fn is_executable(mode: u32) -> bool {
-    mode & 0o111 == 0o111
 }
 
 fn of_trial(observation: &Observation, trial: &Result<(), TrialError>) -> Finding {

@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use nix::errno::Errno;
 
 use super::*;
-use crate::host::observe::{Access, ConfFile, FileKind};
-use crate::host::runtimes::Runtime;
+use crate::host::observe::{Access, ConfFile, FileKind, NamedFile};
+use crate::host::runtimes::{Runtime, SearchedDirectory};
 
 const LIST: &str = r#"{"name":"net","plugins":[{"type":"calico"},{"type":"portmap"}]}"#;
 const CHAINED: &str = r#"{"name":"net","plugins":[{"type":"calico"},{"type":"gybe-cni"}]}"#;
@@ -351,6 +351,9 @@ fn a_pod_cannot_start_without_a_program_of_another_plugin_of_its_ipam_or_loopbac
                 !is_needed || runtime == containerd,
                 "CRI-O may use another network"
             );
+            let mut linked = world();
+            linked.programs.names.insert(name(missing), NamedFile::Elsewhere);
+            assert!(found(linked).is_empty(), "where the link leads is unknown here");
             let no_other = "is in none of the directories in which the runtime looks for plugins";
             let alone: &[(&str, &[(&str, bool)])] = &[("ours", &[])];
             assert_eq!(found(searched(world(), alone)), expected(no_other));
@@ -416,16 +419,18 @@ fn our_own_program_is_the_first_of_its_name_and_can_be_executed() {
     further.programs.names.remove(OsStr::new("loopback"));
     assert!(further.judged().is_redirected());
     further.runtimes.search_paths[0][1].is_noexec = true;
-    assert!(
-        further.reason().starts_with("loopback, which the runtime runs for 10-a.conflist, is not executable")
-    );
+    let reason = &further.judged().reasons[0];
+    let expected = "loopback, which the runtime runs for 10-a.conflist, is not executable";
+    assert_eq!(reason.to_string(), expected);
+    assert!(reason.hint().is_some_and(|hint| hint.contains("mounted noexec")));
 }
 
 #[test]
 fn a_runtime_handler_with_another_conf_directory_and_no_entry_is_a_reason_until_the_operator_confirms() {
     let mut world = World::with(&[("10-a.conflist", CHAINED)]);
     world.runtimes.handlers_elsewhere = vec![("kata".to_owned(), "/etc/cni/kata".into())];
-    let expected = "pods of the runtime handler kata use conf files in /etc/cni/kata, of which the first does not run gybe-cni";
+    let expected =
+        "pods of the runtime handler kata use conf files in /etc/cni/kata, where no first file runs gybe-cni";
     assert_eq!(world.reason(), expected);
     world.confirmed = Confirmed::Yes;
     let judged = world.judged();

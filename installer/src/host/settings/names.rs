@@ -87,7 +87,7 @@ pub const KEYS: [SettingName; 26] = [
     honoured(
         "plugin_dir",
         "check",
-        "`check`: the entry is written only if one of the primary's plugins is in the plugin directory, or the runtime's configuration names that directory; `confirmed`: the runtime looks for plugins there ([AGENT.md](AGENT.md#3-status))",
+        "`check`: the entry is written only if one of the primary's plugins is in the plugin directory, or the runtime's configuration names that directory; `confirmed`: the runtime looks for plugins there, and a runtime handler with another conf directory does not make the agent unready ([AGENT.md](AGENT.md#3-status))",
     ),
     honoured(
         "put_back_istio",

@@ -4,7 +4,7 @@
 use super::of_any_name;
 use crate::host::entries::OurEntries;
 use crate::host::image::PLUGIN;
-use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, observe};
+use crate::host::observe::{NodeDirectories, conf_directory};
 use crate::host::platform::Platform;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -24,7 +24,7 @@ impl OtherDirectories {
     pub fn than(directories: &NodeDirectories, root: &Path) -> Self {
         let mut found = Self::default();
         for other in Platform::all_node_directories(root) {
-            if !is_same(&other.conf, &directories.conf) && has_entry(&other) {
+            if !is_same(&other.conf, &directories.conf) && has_entry(&other.conf) {
                 found.conf.insert(other.conf);
             }
             if !is_same(&other.programs, &directories.programs)
@@ -67,7 +67,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
     one == other || one.canonicalize().is_ok_and(|one| other.canonicalize().is_ok_and(|other| one == other))
 }
 
-fn has_entry(directories: &NodeDirectories) -> bool {
-    let observed = observe(directories, &ObserveScope::default(), &mut HashCache::default());
-    OurEntries::find(&observed.conf).is_anywhere() || of_any_name(&directories.conf).is_some()
+fn has_entry(directory: &Path) -> bool {
+    let conf = conf_directory::read(directory, &BTreeSet::new());
+    OurEntries::find(&conf).is_anywhere() || of_any_name(directory).is_some()
 }
