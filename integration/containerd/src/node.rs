@@ -156,6 +156,10 @@ pub struct NodeWithoutContainerd {
 }
 
 impl NodeWithoutContainerd {
+    pub fn host(&self) -> &SimulatedHost {
+        &self.host
+    }
+
     /// Starts containerd again with its persistent state.
     pub fn restart_containerd(self) -> Result<Node, HarnessError> {
         let NodeWithoutContainerd { generation, runc, log, host } = self;

@@ -1,0 +1,28 @@
+#!/bin/sh
+# Builds other owners' agents and plugins from the Go modules of these directories into target/primaries: flanneld, its
+# CNI plugin, and the part of Cilium's agent that writes its conf file. What the Go module proxy does not have (kindnetd,
+# Multus, Calico) is not built: the tests take such programs from $GYBE_PRIMARIES, or play what they write.
+set -eu
+cd "$(dirname "$0")/../../.."
+
+modules=integration/containerd/primaries
+built=$PWD/target/primaries
+if [ -n "${CARGO_TARGET_DIR:-}" ]; then built=$(realpath -m "$CARGO_TARGET_DIR")/primaries; fi
+
+# build DIRECTORY PROGRAM PACKAGE
+build() {
+    if [ -x "$built/$2" ] && cat "$modules/$1"/go.* | cmp -s - "$built/$2.sources"; then return; fi
+    if ! command -v go >/dev/null; then
+        echo "there is no go; install Go $(sed -n 's/^go //p' "$modules/$1/go.mod") or newer: https://go.dev/dl" >&2
+        exit 1
+    fi
+    mkdir -p "$built"
+    nice -n 19 go build -C "$modules/$1" -mod=readonly -trimpath -ldflags='-s -w' -o "$built/$2" "$3"
+    cat "$modules/$1"/go.* >"$built/$2.sources"
+}
+
+# flanneld's udp backend is C.
+build flannel flanneld github.com/flannel-io/flannel
+export CGO_ENABLED=0
+build flannel-plugin flannel github.com/containernetworking/plugins/plugins/meta/flannel
+build cilium cilium-conf .

@@ -1,0 +1,80 @@
+//! The node boots with either agent first, while the kubelet requests pods.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use gybe_test_support::wait_for_at_most;
+
+use crate::node::{Primary, PrimaryNode, REWRITE};
+
+/// Between the starts of two agents: the kubelet starts one container after the other.
+const BETWEEN_AGENTS: Duration = Duration::from_secs(1);
+/// Pods that containerd may still start with the conf file that it loaded before.
+pub(crate) const BEFORE_RELOAD: usize = 3;
+
+#[derive(Debug, Default)]
+struct Counts {
+    pods: usize,
+    unmeshed: usize,
+    /// Number 0 is the new node.
+    boots_with_unmeshed: Vec<usize>,
+}
+
+/// `GYBE_BOOTS` boots in each order, the first of them of a new node.
+pub(crate) fn in_both_orders(primary: &Primary, is_chained: bool) {
+    let boots = std::env::var("GYBE_BOOTS").map_or(2, |number| number.parse().unwrap());
+    for primary_first in [true, false] {
+        let Some(mut node) = PrimaryNode::start(primary, is_chained) else { return };
+        let mut counts = Counts::default();
+        for number in 0..boots {
+            if number > 0 {
+                node = node.reboot();
+            }
+            let redirected = boot(&node, number, primary_first);
+            let unmeshed = redirected.iter().filter(|redirected| !**redirected).count();
+            counts.pods += redirected.len();
+            counts.unmeshed += unmeshed;
+            counts.boots_with_unmeshed.extend((unmeshed > 0).then_some(number));
+        }
+        let shape = if is_chained { "chained" } else { "dropin" };
+        let order = if primary_first { "the primary first" } else { "Gybe first" };
+        println!("{}, {shape}, {order}: {boots} boots: {counts:?}", primary.name);
+        // A drop-in outlives what the primary writes: only a new node has none.
+        if !is_chained {
+            assert!(counts.boots_with_unmeshed.iter().all(|number| *number == 0), "{counts:?}");
+        }
+    }
+}
+
+/// Reports of each pod in its order whether it is redirected.
+fn boot(node: &PrimaryNode, number: usize, primary_first: bool) -> Vec<bool> {
+    let complete = AtomicBool::new(false);
+    let before = node.version();
+    thread::scope(|scope| {
+        let kubelet = scope.spawn(|| {
+            let cri = node.node.connect().unwrap();
+            let mut redirected = Vec::new();
+            let mut since_complete = 0;
+            // A pod that was requested before both agents ran ends no boot.
+            while since_complete == 0 || redirected.last() != Some(&true) {
+                let was_complete = complete.load(Ordering::Acquire);
+                let (id, is) = node.run_pod(&format!("boot-{number}-{}", redirected.len()), &cri);
+                cri.delete(&id).unwrap();
+                redirected.push(is);
+                since_complete += usize::from(was_complete);
+                assert!(since_complete <= BEFORE_RELOAD, "both agents run: {redirected:?}");
+            }
+            redirected
+        });
+        let start = |primary: bool| if primary { node.start_primary() } else { node.start_gybe() };
+        start(primary_first);
+        thread::sleep(BETWEEN_AGENTS);
+        start(!primary_first);
+        // Cilium's agent does not write a file that is as it would write it.
+        let _unchanged = wait_for_at_most(REWRITE, || (node.version() != before).then_some(()));
+        node.wait_for_entry();
+        complete.store(true, Ordering::Release);
+        kubelet.join().unwrap()
+    })
+}
