@@ -47,6 +47,15 @@ pub(crate) fn in_both_orders(primary: &Primary, is_chained: bool) {
     }
 }
 
+/// Lets the kubelet end, also when an agent does not start.
+struct CompleteOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for CompleteOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Release);
+    }
+}
+
 /// Reports of each pod in its order whether it is redirected.
 fn boot(node: &PrimaryNode, number: usize, primary_first: bool) -> Vec<bool> {
     let complete = AtomicBool::new(false);
@@ -68,13 +77,14 @@ fn boot(node: &PrimaryNode, number: usize, primary_first: bool) -> Vec<bool> {
             redirected
         });
         let start = |primary: bool| if primary { node.start_primary() } else { node.start_gybe() };
+        let end = CompleteOnDrop(&complete);
         start(primary_first);
         thread::sleep(BETWEEN_AGENTS);
         start(!primary_first);
         // Cilium's agent does not write a file that is as it would write it.
         let _unchanged = wait_for_at_most(REWRITE, || (node.version() != before).then_some(()));
         node.wait_for_entry();
-        complete.store(true, Ordering::Release);
+        drop(end);
         kubelet.join().unwrap()
     })
 }
