@@ -4,9 +4,9 @@
 
 use gybe_netfilter::inspect::datagrams;
 use gybe_netfilter::inspect::live::LiveRules;
-use gybe_netfilter::model::ruleset::Transport;
 use gybe_netfilter::model::packet::{Direction, Owner, Packet};
 use gybe_netfilter::model::policy::InterfaceName;
+use gybe_netfilter::model::ruleset::Transport;
 use libfuzzer_sys::fuzz_target;
 use std::collections::BTreeMap;
 
