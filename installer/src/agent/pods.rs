@@ -5,7 +5,7 @@
 //!                                    └─ lookups: one pod that the watch has not delivered
 //! ```
 //!
-//! The watch of pods and the lookups run on one thread, which has a tokio runtime. [`CountedPods`] counts the responses
+//! The watch of pods and the lookups run on one thread, which has a tokio runtime. `CountedPods` counts the responses
 //! to the plugin's queries.
 
 mod list_parser;
