@@ -8,7 +8,6 @@ use gybe_installer::host::observe::LOCK;
 use std::fs::{self, Permissions};
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt, chown, symlink};
-use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -16,27 +15,34 @@ const LIST: &str = "{\"name\":\"net\",\"plugins\":[{\"type\":\"calico\"}]}";
 /// The uid and gid of an unprivileged user.
 const NOBODY: u32 = 65534;
 
+/// Returns a `flock` of an unprivileged user on a path. It opens the path from the directory that contains it, because the
+/// user may have no access to a directory above: root's home, for instance.
+#[expect(clippy::disallowed_methods, reason = "another user's process")]
+fn flock_of_nobody(path: &Path) -> Command {
+    let mut command = Command::new("setpriv");
+    command.args([format!("--reuid={NOBODY}"), format!("--regid={NOBODY}"), "--clear-groups".into()]);
+    command.args(["flock", "--nonblock"]).arg(path.file_name().unwrap());
+    command.current_dir(path.parent().unwrap());
+    command
+}
+
 /// A `flock` process of an unprivileged user that holds the lock of a path until dropped.
 struct Holder(Child);
 
 impl Holder {
-    #[expect(clippy::disallowed_methods, reason = "another user's process")]
     fn of(path: &Path) -> Self {
-        let mut command = Command::new("flock");
-        command.arg("--nonblock").arg(path).args(["sh", "-c", "echo held; read -r _"]);
-        command.uid(NOBODY).gid(NOBODY).stdin(Stdio::piped()).stdout(Stdio::piped());
-        let mut child = command.spawn().expect("tests of locks need root and flock (util-linux)");
+        let mut command = flock_of_nobody(path);
+        command.args(["sh", "-c", "echo held; read -r _"]);
+        command.stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().expect("tests of locks need root, setpriv and flock (util-linux)");
         let mut line = String::new();
         BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
         assert_eq!(line, "held\n");
         Self(child)
     }
 
-    #[expect(clippy::disallowed_methods, reason = "another user's process")]
     fn is_refused(path: &Path) -> bool {
-        let mut command = Command::new("flock");
-        command.arg("--nonblock").arg(path).arg("true").uid(NOBODY).gid(NOBODY).stderr(Stdio::null());
-        !command.status().unwrap().success()
+        !flock_of_nobody(path).arg("true").stderr(Stdio::null()).status().unwrap().success()
     }
 }
 
