@@ -4,7 +4,7 @@
 include programs.mk
 
 .DEFAULT_GOAL := help
-.PHONY: help build contents test lint demo bench image release docs clean
+.PHONY: help build contents contents-packages test lint demo bench image release docs clean
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
@@ -19,13 +19,14 @@ build: ## build both programs, static, in dist/; for arm64: TARGET=aarch64-unkno
 test: ## all tests of a bare clone; root, or a user namespace; as root it installs what they need
 	$(MAKE) -C integration bare-clone
 
-# ALL=1 needs what `make -C integration containerd` and `referees` build with, and cargo-deny.
 lint: ## format, clippy, cargo doc: warnings are errors; ALL=1: every crate, and licences
+	$(if $(ALL),integration/setup.sh outside referees)
 	cargo fmt --all --check
 	cd integration/fuzz && cargo fmt --check
 	cargo clippy --locked $(if $(ALL),--workspace --features gybe-referees/rustables) --all-targets -- -D warnings
 	$(MAKE) docs
 	.ci/words
+	$(if $(ALL),command -v cargo-deny >/dev/null || cargo install --quiet --locked cargo-deny)
 	$(if $(ALL),cargo deny --locked check licenses bans sources)
 
 demo: build ## a pod's connections with and without Gybe; WITHOUT=RULE-ID leaves out a rule
@@ -35,9 +36,11 @@ demo: build ## a pod's connections with and without Gybe; WITHOUT=RULE-ID leaves
 bench: ## measure an ADD, a list, a connection and encoders: docs/BENCHMARKS.md
 	$(MAKE) -C integration bench
 
-contents: build
-	integration/setup.sh $(if $(BUILDER),contents,image || { echo 'or run: make image BUILDER=docker' >&2; exit 1; })
+contents: contents-packages build
 	manifests/notices.sh $(TARGET) $(DIST)
+
+contents-packages:
+	integration/setup.sh $(if $(BUILDER),contents,image || { echo 'or run: make image BUILDER=docker' >&2; exit 1; })
 
 image: contents ## their image, dist/gybe-VERSION.oci.tar; BUILDER=docker: in docker's store
 ifdef BUILDER

@@ -7,7 +7,7 @@ MUSL := $(firstword $(subst -, ,$(HOST)))-unknown-linux-musl
 # Evaluated at its first use, because it may install the target.
 TARGET = $(eval TARGET := $(shell \
     installed() { [ -d "$$(rustc --print sysroot)/lib/rustlib/$(MUSL)/lib" ]; }; \
-    installed || rustup target add $(MUSL) >&2; \
+    installed || flock "$$(rustc --print sysroot)" rustup target add $(MUSL) >&2; \
     if installed; then echo $(MUSL); else echo $(HOST); \
         echo 'make: no Rust target $(MUSL): the programs get the C library of $(HOST), and are slower' >&2; fi))$(TARGET)
 ARCH   = $(firstword $(subst -, ,$(TARGET)))

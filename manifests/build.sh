@@ -10,29 +10,20 @@
 # Also lints the chart, and runs the unit tests of its alerts.
 #
 # Uses the installed helm if its version is 3.14 or later, and the installed kustomize or kubectl's if its version is 5 or
-# later. Otherwise builds them with Go: the installed one, or Debian 13's, which it unpacks below target/tools, as it does
-# with Debian 12's promtool where none is installed.
+# later. Otherwise builds them with Go, below target/tools, and unpacks Debian 12's promtool there where none is installed.
 set -eu
 cd "$(dirname "$0")/.."
+# shellcheck source=integration/setup-lock.sh
+. integration/setup-lock.sh
 
-# helm's go.mod requires 1.24, which Debian 13 has.
 kustomize_version=v5.7.1 helm_version=v3.19.5
-required_go='go1\.(2[4-9]|[3-9][0-9])'
 tools="$PWD/target/tools" out=target/manifests
 of_version_5='v([5-9]|[1-9][0-9]+)\.'
 of_version_3_14='^v(3\.(1[4-9]|[2-9][0-9])|[4-9])'
 
-go_of_debian() {
-    go="$tools/debian/usr/lib/go-1.24/bin/go"
-    [ -x "$go" ] || integration/debian-unpack.sh "$tools/debian" trixie golang-1.24-go golang-1.24-src
-}
-
 # install PROGRAM MODULE@VERSION
 install() {
-    [ ! -x "$tools/$1" ] || return 0
-    go=go
-    go version 2>/dev/null | grep -Eq "$required_go" || go_of_debian
-    GOBIN="$tools" GOFLAGS=-buildvcs=false "$go" install "$2"
+    [ -x "$tools/$1" ] || GOBIN="$tools" GOFLAGS=-buildvcs=false integration/go.sh install "$2"
 }
 
 if kustomize version 2>/dev/null | grep -Eq "$of_version_5"; then

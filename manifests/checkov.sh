@@ -4,6 +4,11 @@
 set -eu
 cd "$(dirname "$0")/.."
 
+integration/setup.sh json
+python3 -c 'import ensurepip, venv' 2>/dev/null || integration/setup.sh venv
+# shellcheck source=integration/setup-lock.sh
+. integration/setup-lock.sh
+
 version=3.3.30
 checkov=target/tools/checkov-$version
 if [ ! -x "$checkov/bin/checkov" ]; then

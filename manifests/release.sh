@@ -19,8 +19,7 @@ other=$(sed -n 's/^ *image: *//p' manifests/base/daemonset.yaml | grep -vxF "gyb
 notes=$(awk -v version="$version" '/^## / { found = $2 == version; next } found' CHANGELOG.md)
 [ -n "$notes" ] || fail "CHANGELOG.md has no section $version; rename \"Unreleased\" to \"$version - YYYY-MM-DD\""
 
-integration/setup.sh image
-integration/setup.sh arm64
+integration/setup.sh image arm64
 into=dist/release
 rm -rf "$into"
 mkdir -p "$into"

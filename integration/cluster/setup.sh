@@ -6,6 +6,8 @@
 # PROGRAMS="kube-apiserver" these alone.
 set -eu
 cd "$(dirname "$0")/../.."
+# shellcheck source=integration/setup-lock.sh
+. integration/setup-lock.sh
 
 into=$PWD/target/cluster
 modules=integration/cluster/kubernetes
@@ -16,13 +18,13 @@ build() {
     module=$1 mode=$2 directory=$3
     shift 3
     # The kubelet reports this version; without it, v0.0.0.
-    version=$(go list -C "$module" "$mode" -m -f '{{.Version}}' k8s.io/kubernetes)
+    version=$(integration/go.sh list -C "$module" "$mode" -m -f '{{.Version}}' k8s.io/kubernetes)
     for package in "$@"; do
         name=${package##*/}
         # The program at the root of etcd's module.
         [ "$package" != go.etcd.io/etcd/server/v3 ] || name=etcd
         echo "building $name of Kubernetes $version: $package"
-        CGO_ENABLED=0 go build -C "$module" "$mode" \
+        CGO_ENABLED=0 integration/go.sh build -C "$module" "$mode" \
             -ldflags "-s -w -X k8s.io/component-base/version.gitVersion=$version" -o "$directory/$name" "$package"
     done
 }
@@ -30,8 +32,8 @@ build() {
 # available MODULE VERSION: downloads a module, and prints its version. Where the module proxy or the checksum database
 # does not have it, that is the newest one of the same minor version; without any, nothing is printed.
 available() {
-    for candidate in "$2" $(go list -m -versions "$1" | tr ' ' '\n' | grep "^${2%.*}\.[0-9]*$" | sort -rV); do
-        if go mod download "$1@$candidate" 2>/dev/null; then
+    for candidate in "$2" $(integration/go.sh list -m -versions "$1" | tr ' ' '\n' | grep "^${2%.*}\.[0-9]*$" | sort -rV); do
+        if integration/go.sh mod download "$1@$candidate" 2>/dev/null; then
             echo "$candidate"
             return
         fi
@@ -43,8 +45,8 @@ available() {
 # its minor and patch version. One that is not available is left out, because not every program needs it.
 write_module() {
     kubernetes=k8s.io/kubernetes@v$1
-    go mod download "$kubernetes"
-    requirements=$(go mod download -json "$kubernetes" | sed -n 's/^[[:space:]]*"GoMod": "\(.*\)",$/\1/p')
+    integration/go.sh mod download "$kubernetes"
+    requirements=$(integration/go.sh mod download -json "$kubernetes" | sed -n 's/^[[:space:]]*"GoMod": "\(.*\)",$/\1/p')
     {
         printf 'module gybe/integration/cluster/kubernetes\n\n'
         grep '^go ' $modules/go.mod
@@ -57,31 +59,6 @@ write_module() {
     mv "$2.new" "$2"
 }
 
-need_go() {
-    if ! command -v go >/dev/null; then
-        echo "the cluster's programs are built with Go $(sed -n 's/^go //p' $modules/go.mod) or later: https://go.dev/dl" >&2
-        exit 1
-    fi
-}
-
-if ! cmp -s $modules/go.sum "$into/go.sum"; then
-    need_go
-    # shellcheck disable=SC2046 # one package a word
-    build $modules -mod=readonly "$into" $(go list -C $modules -mod=readonly tool)
-    cp $modules/go.sum "$into/"
-fi
-
-if [ -n "${KUBERNETES:-}" ]; then
-    need_go
-    other=$into/kubernetes-$KUBERNETES
-    mkdir -p "$other/module"
-    [ -e "$other/module/go.mod" ] || write_module "$KUBERNETES" "$other/module/go.mod"
-    for program in ${PROGRAMS:-kube-apiserver kube-controller-manager kube-proxy kube-scheduler kubectl kubelet}; do
-        [ -x "$other/$program" ] || build "$other/module" -mod=mod "$other" "k8s.io/kubernetes/cmd/$program"
-    done
-    ln -sfn ../etcd "$other/etcd"
-fi
-
 for commit in "$@"; do
     clone=$into/clones/$commit
     [ ! -x "$clone/dist/gybe-cni" ] || continue
@@ -92,3 +69,19 @@ for commit in "$@"; do
     ln -sfn "$into/build" "$clone/target"
     make -C "$clone" build
 done
+
+if ! cmp -s $modules/go.sum "$into/go.sum"; then
+    # shellcheck disable=SC2046 # one package a word
+    build $modules -mod=readonly "$into" $(integration/go.sh list -C $modules -mod=readonly tool)
+    cp $modules/go.sum "$into/"
+fi
+
+if [ -n "${KUBERNETES:-}" ]; then
+    other=$into/kubernetes-$KUBERNETES
+    mkdir -p "$other/module"
+    [ -e "$other/module/go.mod" ] || write_module "$KUBERNETES" "$other/module/go.mod"
+    for program in ${PROGRAMS:-kube-apiserver kube-controller-manager kube-proxy kube-scheduler kubectl kubelet}; do
+        [ -x "$other/$program" ] || build "$other/module" -mod=mod "$other" "k8s.io/kubernetes/cmd/$program"
+    done
+    ln -sfn ../etcd "$other/etcd"
+fi

@@ -11,23 +11,19 @@ crictl | ocicni) ;;
     ;;
 esac
 
+# shellcheck source=integration/setup-lock.sh
+. integration/setup-lock.sh
+
 module=integration/containerd/$1
 built=$(pwd)/target/$1
 if [ -n "${CARGO_TARGET_DIR:-}" ]; then built=$(realpath -m "$CARGO_TARGET_DIR")/$1; fi
 if cat "$module"/* | cmp -s - "$built/sources"; then exit 0; fi
-go=go
-if ! command -v go >/dev/null; then
-    # It fetches the Go of go.mod.
-    export GOTOOLCHAIN=auto
-    go=$(pwd)/target/tools/debian/usr/lib/go-1.24/bin/go
-    [ -x "$go" ] || integration/debian-unpack.sh target/tools/debian trixie golang-1.24-go golang-1.24-src
-fi
-
 # build PROGRAM ARGUMENT...
 build() {
     program=$1
     shift
-    CGO_ENABLED=0 nice -n 10 "$go" build -C "$module" -mod=readonly -trimpath -ldflags='-s -w' \
+    echo "building $program"
+    CGO_ENABLED=0 nice -n 10 integration/go.sh build -C "$module" -mod=readonly -trimpath -ldflags='-s -w' \
         -o "$built/$program" "$@"
 }
 

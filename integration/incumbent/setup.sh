@@ -6,6 +6,8 @@
 # With ISTIO=VERSION, of the module istio.io/istio, that version, into target/incumbent/VERSION.
 set -eu
 cd "$(dirname "$0")/../.."
+# shellcheck source=integration/setup-lock.sh
+. integration/setup-lock.sh
 
 built=$(pwd)/target/incumbent
 if [ -n "${CARGO_TARGET_DIR:-}" ]; then built=$(realpath -m "$CARGO_TARGET_DIR")/incumbent; fi
@@ -13,25 +15,17 @@ module=integration/incumbent mode=-mod=readonly
 # The tags of Istio's own build of these programs.
 agent=agent,disable_pgv,grpcnotrace,retrynotrace server=vtprotobuf,disable_pgv
 
-need_go() {
-    if ! command -v go >/dev/null; then
-        echo "there is no go; install Go 1.26 or newer, see go.mod in integration/incumbent" >&2
-        exit 1
-    fi
-}
-
 # The versions of everything else are those of Istio's own module, except the replaced ones.
 if [ -n "${ISTIO:-}" ]; then
     built=$built/$ISTIO
     module=$built/module mode=-mod=mod
     if [ ! -e "$module/go.sum" ]; then
-        need_go
         mkdir -p "$module"
         sed '/^require (/,/^)/d' integration/incumbent/go.mod >"$module/go.mod"
         echo "require istio.io/istio $ISTIO" >>"$module/go.mod"
         # Completes go.mod and go.sum.
         for tags in "$agent" "$server"; do
-            go list -C "$module" $mode -deps -tags "$tags" tool >/dev/null || { rm -f "$module/go.sum" && exit 1; }
+            integration/go.sh list -C "$module" $mode -deps -tags "$tags" tool >/dev/null || { rm -f "$module/go.sum" && exit 1; }
         done
     fi
 fi
@@ -41,9 +35,9 @@ build() {
     stamp=$built/$1 tags=$2
     shift 2
     if cmp -s "$module/go.sum" "$stamp"; then return; fi
-    need_go
     mkdir -p "$built"
-    CGO_ENABLED=0 nice -n 10 go build -C "$module" $mode -p 1 -trimpath -ldflags='-s -w' \
+    echo "building $*"
+    CGO_ENABLED=0 nice -n 10 integration/go.sh build -C "$module" $mode -p 1 -trimpath -ldflags='-s -w' \
         -tags "$tags" -o "$built/" "$@"
     cp "$module/go.sum" "$stamp"
 }
@@ -52,8 +46,7 @@ build go.sum "$agent" istio.io/istio/cni/cmd/istio-cni istio.io/istio/pilot/cmd/
 if [ "${1:-}" = mesh ]; then
     build pilot-discovery.sum "$server" istio.io/istio/pilot/cmd/pilot-discovery
     build install-cni.sum "$server" istio.io/istio/cni/cmd/install-cni
-    need_go
-    ln -sfn "$(go list -C "$module" $mode -m -f '{{.Dir}}' istio.io/istio)" "$built/istio"
-    version=$(go list -C "$module" $mode -m -f '{{.Version}}' istio.io/istio)
+    ln -sfn "$(integration/go.sh list -C "$module" $mode -m -f '{{.Dir}}' istio.io/istio)" "$built/istio"
+    version=$(integration/go.sh list -C "$module" $mode -m -f '{{.Version}}' istio.io/istio)
     echo "$(cat "$built/istio/VERSION"), module istio.io/istio $version" >"$built/version"
 fi

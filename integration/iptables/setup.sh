@@ -5,6 +5,10 @@
 set -eu
 cd "$(dirname "$0")/../.."
 
+integration/setup.sh iptables
+# shellcheck source=integration/setup-lock.sh
+. integration/setup-lock.sh
+
 versions=${CARGO_TARGET_DIR:-target}/iptables
 suites="bullseye bookworm trixie sid"
 packages="iptables libxtables12 libip4tc2 libip6tc2 libnftnl11 libmnl0 libnetfilter-conntrack3 libnfnetlink0 libc6
@@ -30,15 +34,6 @@ find_loader() {
         [ ! -e "$found" ] || echo "$found"
     done) | head -n 1
 }
-
-if [ ! -e /etc/protocols ]; then
-    if [ "$(id -u)" != 0 ]; then
-        echo "these tests need /etc/protocols; install it:  sudo apt-get install netbase" >&2
-        exit 1
-    fi
-    apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends netbase >/dev/null
-fi
 
 for suite in $suites; do
     tree=$versions/$suite

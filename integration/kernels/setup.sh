@@ -25,24 +25,13 @@ for kernel in $series; do
     case " ${*:-$name} " in *" $name "*) selected="$selected $kernel" ;; esac
 done
 
-# program:package
-needed="cpio:cpio xz:xz-utils depmod:kmod readelf:binutils"
-case $selected in *:amd64:*) needed="$needed qemu-system-x86_64:qemu-system-x86" ;; esac
-case $selected in *:arm64:*) needed="$needed qemu-system-aarch64:qemu-system-arm" ;; esac
-missing=""
-for pair in $needed; do
-    command -v "${pair%%:*}" >/dev/null 2>&1 || [ -x "/usr/sbin/${pair%%:*}" ] || missing="$missing ${pair#*:}"
-done
-if [ -n "$missing" ] && [ "$(id -u)" != 0 ]; then
-    echo "these tests need the Debian packages:$missing" >&2
-    echo "install them:  sudo apt-get install --no-install-recommends$missing" >&2
-    exit 1
-fi
-if [ -n "$missing" ]; then
-    apt-get update -qq
-    # shellcheck disable=SC2086 # the list is split into words
-    DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $missing >/dev/null
-fi
+kinds=kernels
+case $selected in *:amd64:*) kinds="$kinds qemu-amd64" ;; esac
+case $selected in *:arm64:*) kinds="$kinds qemu-arm64" ;; esac
+# shellcheck disable=SC2086 # the list is split into words
+integration/setup.sh $kinds
+# shellcheck source=integration/setup-lock.sh
+. integration/setup-lock.sh
 
 # pack DIR FILE: writes the content of DIR as an initrd.
 pack() {

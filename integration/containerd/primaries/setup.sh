@@ -4,6 +4,8 @@
 # Multus, Calico) is not built: the tests take such programs from $GYBE_PRIMARIES, or play what they write.
 set -eu
 cd "$(dirname "$0")/../../.."
+# shellcheck source=integration/setup-lock.sh
+. integration/setup-lock.sh
 
 modules=integration/containerd/primaries
 built=$PWD/target/primaries
@@ -12,12 +14,9 @@ if [ -n "${CARGO_TARGET_DIR:-}" ]; then built=$(realpath -m "$CARGO_TARGET_DIR")
 # build DIRECTORY PROGRAM PACKAGE
 build() {
     if [ -x "$built/$2" ] && cat "$modules/$1"/go.* | cmp -s - "$built/$2.sources"; then return; fi
-    if ! command -v go >/dev/null; then
-        echo "there is no go; install Go $(sed -n 's/^go //p' "$modules/$1/go.mod") or newer: https://go.dev/dl" >&2
-        exit 1
-    fi
     mkdir -p "$built"
-    nice -n 19 go build -C "$modules/$1" -mod=readonly -trimpath -ldflags='-s -w' -o "$built/$2" "$3"
+    echo "building $2"
+    nice -n 19 integration/go.sh build -C "$modules/$1" -mod=readonly -trimpath -ldflags='-s -w' -o "$built/$2" "$3"
     cat "$modules/$1"/go.* >"$built/$2.sources"
 }
 

@@ -29,7 +29,7 @@ const BOOTED: &str = "containerd successfully booted";
 /// A generation of containerd.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
 pub enum Generation {
-    /// 1.6, installed from Debian 12.
+    /// 1.6, from Debian 12.
     #[value(name = "1.6")]
     V1_6,
     /// 1.7, from Debian 13.
@@ -41,13 +41,13 @@ pub enum Generation {
 }
 
 impl Generation {
-    /// The directory that contains `usr/bin` and `usr/lib/cni`.
+    /// The directory that contains `usr/bin`, and `usr/lib/cni` where the generation has plugins of its own.
     fn prefix(self) -> Result<PathBuf, HarnessError> {
-        match self {
-            Generation::V1_6 => Ok(PathBuf::from("/")),
-            Generation::V1_7 => unpacked("1.7"),
-            Generation::V2 => unpacked("2.x"),
-        }
+        unpacked(match self {
+            Generation::V1_6 => "1.6",
+            Generation::V1_7 => "1.7",
+            Generation::V2 => "2.x",
+        })
     }
 
     /// The directory of `containerd`, `ctr` and the shim.
