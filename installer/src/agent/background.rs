@@ -23,7 +23,7 @@ use crate::host::settings::{AGENT_LEADER, Environment, Mode, STATUS_SOCKET, Sett
 use crate::host::uninstall::forget_run_directory;
 use crate::lead::leader::{self, Candidate, Lead, LeadEnd};
 use crate::lead::process::Role;
-use crate::lead::socket::{ServeError, SocketContext};
+use crate::lead::socket::{ServeError, SocketContext, SocketHealth};
 use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;
 use serde_json::json;
@@ -102,6 +102,7 @@ impl NodeAgent<'_> {
         let own = environment.pod_directory.as_ref().map(|directory| directory.join(STATUS_SOCKET));
         let own = own.map(|path| FactsSocket::open(&path).map_err(|source| ServeError { path, source }));
         let own = own.transpose()?;
+        let own_health = SocketHealth::default();
         thread::scope(|scope| {
             scope.spawn(|| daemonset.observe(ended.as_fd()));
             scope.spawn(|| self.follow_node(&own_node, &ended));
@@ -109,7 +110,8 @@ impl NodeAgent<'_> {
             scope.spawn(|| self.keep_taints(&own_node, &sources, &ended));
             if let Some(mut own) = own {
                 let (ended, status) = (ended.as_fd(), || health::status(&sources.snapshot()));
-                scope.spawn(move || own.serve(ended, self.pods, &status, self.context));
+                let context = SocketContext { health: &own_health, ..self.context };
+                scope.spawn(move || own.serve(ended, self.pods, &status, context));
             }
             let terms = Terms { environment: &environment, sources, daemonset: &daemonset };
             let served = self.lead(scope, &terms, reconciler);
@@ -185,7 +187,9 @@ impl NodeAgent<'_> {
             }
             drop(reconciling);
             let mut reconciler = turns.join().ok();
-            if let Some(reconciler) = reconciler.take_if(|_| matches!(end, Ok(LeadEnd::Stopped))) {
+            // Sockets that have failed end the wait, too.
+            let is_signalled = matches!((&served, &end), (Ok(()), Ok(LeadEnd::Stopped)));
+            if let Some(reconciler) = reconciler.take_if(|_| is_signalled) {
                 end = self.uninstall_without_daemonset(reconciler, terms, &mut lead);
             }
             // The ports are free before the next agent leads.
@@ -214,7 +218,7 @@ impl NodeAgent<'_> {
         if let Some(home) = &self.home
             && let Err(why) = own_node.follow(home, stop, log)
         {
-            log.error("gybe node: the agent's node is not watched", json!({ "cause": why.to_string() }));
+            log.error("the agent's node is not watched", json!({ "cause": why.to_string() }));
         }
     }
 

@@ -108,7 +108,7 @@ impl OwnNode {
     fn report(&self, cause: String, hint: Option<&str>, log: &Log) {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.problem.as_ref() != Some(&cause) {
-            log.warn("gybe node: the agent's node is not watched", json!({ "cause": cause, "hint": hint }));
+            log.warn("the agent's node is not watched", json!({ "cause": cause, "hint": hint }));
             state.problem = Some(cause);
         }
     }
@@ -148,7 +148,7 @@ impl Watched for WatchedNode<'_> {
     fn opened(&self, log: &Log) {
         let mut state = self.own.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.problem.take().is_some() {
-            log.info("gybe node: the agent's node is watched again", json!({}));
+            log.info("the agent's node is watched again", json!({}));
         }
     }
 

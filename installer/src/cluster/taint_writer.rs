@@ -84,8 +84,8 @@ impl TaintWriter<'_> {
             Ok(()) => {
                 logged.clear();
                 let message = match desired {
-                    TaintState::Absent => "gybe node: removed the node's taints",
-                    TaintState::Present => "gybe node: set the node's taints",
+                    TaintState::Absent => "removed the node's taints",
+                    TaintState::Present => "set the node's taints",
                 };
                 self.log.info(message, json!({ "taints": names }));
                 (self.written)(desired, &names.join(", "));
@@ -93,9 +93,10 @@ impl TaintWriter<'_> {
             Err(why) => {
                 let cause = chain(why);
                 if *logged != cause {
-                    let hint = "the component node-taint of the manifests grants the right to patch nodes";
+                    let right = "the component node-taint of the manifests grants the right to patch nodes";
+                    let hint = (why.status() == Some(403)).then_some(right);
                     let fields = json!({ "cause": cause, "taints": names, "hint": hint });
-                    self.log.warn("gybe node: the node's taints cannot be changed", fields);
+                    self.log.warn("the node's taints cannot be changed", fields);
                 }
                 *logged = cause;
             }

@@ -136,7 +136,7 @@ impl<W: Watched> Watch<'_, W> {
             Ok(WatchEvent::Error(status)) => return Err(kube::Error::Api(status).into()),
             // A malformed object must not stop the events of other objects. (kube ends the watch at such a line.)
             Err(_) => {
-                self.log.warn("gybe node: an event of a watch cannot be read", json!({}));
+                self.log.warn("an event of a watch cannot be read", json!({}));
                 return Ok(None);
             }
         };

@@ -12,11 +12,10 @@
 //! | the new agent ends before it leads, or is never prepared | the old one, without a change |
 //! | the new agent ends while the lead passes, or afterwards | the old one, at once, while it runs |
 //! | the leader ends or crashes | the other one, at once, prepared or not |
-//! | the container of the old pod restarts | the new one: the pod's start counts, not the process' |
+//! | the container of the old pod restarts | the new one: the pod's start counts, not the process'. Of two containers `repair`, which have no directory of their pod, the one that started last |
 //! | an agent without this protocol runs, too | the one with it; the other changes the node until it ends |
 
-use super::socket::SocketContext;
-use super::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, Socket};
+use super::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, Socket, SocketContext, SocketHealth};
 use super::socket_file::{self, SocketError};
 use crate::retry::since_boot;
 use nix::errno::Errno;
@@ -173,6 +172,8 @@ impl Lead {
         ends: &[BorrowedFd<'_>],
         context: SocketContext<'_>,
     ) -> Result<LeadEnd, Errno> {
+        let health = SocketHealth::default();
+        let context = SocketContext { health: &health, ..context };
         loop {
             let clients = self.clients.iter().map(|client| client.stream.as_fd());
             let all: Vec<_> = ends.iter().copied().chain([self.requests.as_fd()]).chain(clients).collect();

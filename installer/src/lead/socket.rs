@@ -6,6 +6,7 @@ use super::socket_file::{SocketError, SocketFile};
 use crate::agent_status::{PortPurpose, TakenPort};
 use crate::error::chain;
 use crate::log::Log;
+use gybe_plugin::conf::LOG_SOCKET;
 use nix::sys::socket::{Backlog, SockType, getsockopt, listen, sockopt};
 use nix::unistd::geteuid;
 use serde_json::json;
@@ -68,11 +69,11 @@ impl<S: From<OwnedFd>> Socket<S> {
         let socket = self.path.display().to_string();
         let mut why = None;
         if !self.file.is_served() {
-            context.health.count_lost(&self.path, self.kind);
+            context.health.count_lost(&self.path);
             match Self::open(&self.path, self.kind) {
                 Ok(created) => {
                     *self = created;
-                    let message = "gybe node: the socket was removed; it is created again";
+                    let message = "the socket was removed; it is created again";
                     context.log.warn(message, json!({ "socket": socket }));
                 }
                 Err(source) => why = Some(chain(&ServeError { path: self.path.clone(), source })),
@@ -82,7 +83,7 @@ impl<S: From<OwnedFd>> Socket<S> {
             && let Some(why) = why
         {
             let fields = json!({ "socket": socket, "why": why });
-            context.log.error("gybe node: the socket was removed, and cannot be created again", fields);
+            context.log.error("the socket was removed, and cannot be created again", fields);
         }
     }
 }
@@ -98,14 +99,15 @@ pub(crate) fn is_authorized(connection: &impl AsFd, log: &Log) -> bool {
     match getsockopt(connection, sockopt::PeerCredentials).map(|peer| peer.uid()) {
         Ok(uid) if uid == 0 || uid == geteuid().as_raw() => true,
         Ok(uid) => {
-            log.warn("gybe node: a connection was refused", json!({ "uid": uid }));
+            log.warn("a connection was refused", json!({ "uid": uid }));
             false
         }
         Err(_) => false,
     }
 }
 
-/// Why a socket is not served, by its path, how often each was removed, and the ports that cannot be used.
+/// Why a socket for the plugin is not served, by its path, how often each was removed, and the ports that cannot be
+/// used. No ADD needs another socket: each has a record of its own, which nothing reports.
 #[derive(Debug, Default)]
 pub(crate) struct SocketHealth {
     problems: Mutex<BTreeMap<PathBuf, String>>,
@@ -137,9 +139,10 @@ impl SocketHealth {
     }
 
     /// Counts a removed socket, once until it is served again.
-    fn count_lost(&self, socket: &Path, kind: SockType) {
+    fn count_lost(&self, socket: &Path) {
         let is_counted = self.problems.lock().unwrap_or_else(PoisonError::into_inner).contains_key(socket);
-        let counter = if kind == SockType::Stream { &self.facts_lost } else { &self.log_lost };
+        let is_log = socket.file_name().is_some_and(|name| name == LOG_SOCKET);
+        let counter = if is_log { &self.log_lost } else { &self.facts_lost };
         if !is_counted {
             counter.fetch_add(1, Ordering::Relaxed);
         }

@@ -2,8 +2,10 @@
 //! reports each with a remedy and continues once the fault is gone.
 
 use crate::node::{Node, PRIMARY};
+use crate::with_api_server::Cluster;
 use gybe_installer::host::apply::NodeLock;
 use gybe_test_support::{Agent, PATIENCE, wait_until};
+use serde_json::Value;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
@@ -142,6 +144,7 @@ fn without_file_descriptors_the_agent_does_not_spin_and_continues_once_they_are_
     limit_descriptors(&agent, "3");
     let mut plugin_call = UnixStream::connect(node.root.join("run/facts.sock")).unwrap();
     plugin_call.write_all(b"{\"version\":1,\"namespace\":\"shop\",\"name\":\"cart-0\"}\n").unwrap();
+    let _other_agent = UnixStream::connect(node.root.join("run/leader.sock")).unwrap();
     let mut probe = TcpStream::connect(agent.address("health")).unwrap();
     probe.write_all(b"GET /readyz HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     node.put_conf(FILE, PRIMARY);
@@ -166,4 +169,18 @@ fn without_file_descriptors_the_agent_does_not_spin_and_continues_once_they_are_
     wait_until("readiness", || agent.is_ready());
     assert_eq!(plugin(), before, "a program that could not be read is not replaced");
     assert_eq!(agent.metric("gybe_foreign_rewrites_total{what=\"programs\"}"), 0.0);
+}
+
+#[test]
+fn an_agent_that_cannot_wait_ends_with_an_error_and_uninstalls_nothing() {
+    let cluster = Cluster::new("cannot-wait");
+    cluster.node.set_configmap(&[("mode", "leave")]);
+    let mut agent = cluster.node.start_agent();
+    agent.wait_for_message("gybe node: uninstalled");
+    // poll(2): EINVAL, because there are more descriptors than the process may have.
+    limit_descriptors(&agent, "2");
+    assert!(!agent.wait().success());
+    let log = agent.whole_log();
+    let message = |line: &Value| line["msg"].as_str().unwrap_or_default().to_owned();
+    assert!(!log.iter().any(|line| message(line).contains("the DaemonSet is gone")), "{log:?}");
 }

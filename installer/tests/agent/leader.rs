@@ -251,6 +251,11 @@ fn a_leader_whose_lock_file_is_removed_makes_it_again_and_a_newer_agent_still_wa
         fs::remove_file(node.root.join("run").join(file)).unwrap();
         wait_until("the file", || node.root.join("run").join(file).exists());
     }
+    // No ADD needs these sockets.
+    fs::remove_file(old.directory.join("status.sock")).unwrap();
+    wait_until("the status", || old.leads());
+    let lost = page(&node, "/metrics").unwrap();
+    assert!(lost.contains("gybe_sockets_lost_total{socket=\"facts\"} 0"), "{lost}");
     let new = AgentPod::start(&node, "pod-2");
     new.wait_until_it_leads();
     wait_until("the hand-over", || old.agent.log().iter().any(|line| line["msg"] == HANDS_OVER));

@@ -2,7 +2,7 @@
 
 use crate::events::{rights_in, used_rights};
 use crate::with_api_server::{Cluster, FILE};
-use gybe_api_server::Verb;
+use gybe_api_server::{Fault, FaultKind, Verb};
 use gybe_test_support::{wait_for_at_most, wait_until};
 use serde_json::{Value, json};
 use std::fs;
@@ -88,8 +88,12 @@ fn without_the_right_the_agent_stays_ready_and_logs_the_component() {
     assert!(line["cause"].as_str().unwrap().contains("403"), "{line}");
     assert!(line["hint"].as_str().unwrap().contains("component node-taint"), "{line}");
     assert!(agent.is_ready());
-    // Once it is granted, the taint is removed.
     cluster.server.permit(Verb::Patch, "nodes");
+    cluster.server.add_fault(Fault::always(FaultKind::Fails(503)).at(Verb::Patch));
+    let is_unavailable = |line: &Value| line["cause"].as_str().is_some_and(|cause| cause.contains("503"));
+    assert_eq!(agent.wait_for_line(is_unavailable)["hint"], Value::Null);
+    // Once nothing prevents it, the taint is removed.
+    cluster.server.clear_faults();
     wait_until("the removal", || node(&cluster)["spec"]["taints"] == json!([]));
 }
 

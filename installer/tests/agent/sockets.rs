@@ -16,7 +16,7 @@ const REQUEST: &[u8] =
 /// Returns the socket path that the next log line reports as bound again.
 fn next_rebound_socket(agent: &ManifestAgent) -> PathBuf {
     let line = agent.next_line();
-    assert_eq!(line["msg"], "gybe node: the socket was removed; it is created again", "{line}");
+    assert_eq!(line["msg"], "the socket was removed; it is created again", "{line}");
     line["socket"].as_str().unwrap().into()
 }
 
@@ -64,7 +64,7 @@ fn f14_a_log_socket_that_cannot_be_bound_delays_no_query_and_is_retried_with_a_b
     fs::write(run.join("theirs"), "precious").unwrap();
     fs::rename(run.join("theirs"), &log).unwrap();
     let line = agent.next_line();
-    assert_eq!(line["msg"], "gybe node: the socket was removed, and cannot be created again", "{line}");
+    assert_eq!(line["msg"], "the socket was removed, and cannot be created again", "{line}");
     let (before, until_now) = (Instant::now(), processor_ticks(&agent));
     // The agent closes an idle connection after one second, so the retries are observed for two seconds.
     for _ in 0..2 {
