@@ -61,6 +61,9 @@ pub(super) struct ProbeArgs {
     /// The root directory of the node whose pods are repaired
     #[arg(long, value_name = "DIR", default_value = "/", requires = "repair")]
     root: PathBuf,
+    /// The runtime's directory of network configurations [default: this kind of node's, usually /etc/cni/net.d]
+    #[arg(long, value_name = "DIR", requires = "repair")]
+    conf_dir: Option<PathBuf>,
 }
 
 impl ProbeArgs {
@@ -91,7 +94,7 @@ impl ProbeArgs {
         let stop = stop_signal().map_err(|why| CommandError::because("cannot wait for signals", why))?;
         let keep = if self.keep { Keep::Required } else { Keep::IfPossible };
         let watched = self.in_mount_namespace(|| {
-            let node = self.repair.then(|| RepairNode::of_host(&self.root));
+            let node = self.repair.then(|| RepairNode::of_host(&self.root, self.conf_dir.as_deref()));
             probe_loop::run(&stop, keep, node.as_ref(), &Log::default())
         })?;
         watched.map_err(cannot_probe)?;

@@ -47,10 +47,12 @@ pub struct RepairNode {
 }
 
 impl RepairNode {
-    /// The host's, for a process in its mount namespace.
+    /// The host's, for a process in its mount namespace; `conf` is its conf directory if it is not the platform's.
     #[must_use]
-    pub fn of_host(root: &Path) -> Self {
-        let directories = Platform::of_host(root).node_directories(root);
+    pub fn of_host(root: &Path, conf: Option<&Path>) -> Self {
+        let usual = Platform::of_host(root).node_directories(root);
+        let conf = conf.map_or(usual.conf, Path::to_owned);
+        let directories = NodeDirectories { conf, ..usual };
         Self { root: root.to_owned(), directories, facts: None }
     }
 

@@ -224,3 +224,32 @@ impl RepairWatch<'_> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gybe_test_support::TestDir;
+    use std::fs;
+
+    #[test]
+    fn counts_that_could_not_be_stored_are_stored_by_the_next_turn() {
+        let (root, log) = (TestDir::new("repair-counts"), Log::default());
+        let shared = root.join("run");
+        // A file where the directory belongs.
+        fs::write(&shared, "").unwrap();
+        let watch = RepairWatch {
+            node: &RepairNode::of_host(root.path(), None),
+            shared: Some(shared.clone()),
+            log: &log,
+            memory: Mutex::default(),
+            found: Condvar::new(),
+            queue: JudgementQueue::default(),
+        };
+        watch.turn();
+        assert_eq!(PodRepairs::kept_in(&shared), None);
+        fs::remove_file(&shared).unwrap();
+        fs::create_dir(&shared).unwrap();
+        watch.turn();
+        assert_eq!(PodRepairs::kept_in(&shared), Some(PodRepairs::default()));
+    }
+}
