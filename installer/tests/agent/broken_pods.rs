@@ -305,6 +305,11 @@ fn a_pod_that_changes_while_it_is_judged_is_left_alone() {
         report_pod(&cluster, "cart-0");
         wait_for_count(&agent, mode, "success", 1.0);
         assert_eq!(writes(&cluster).len(), 2);
+        // Such a refusal may be that of a repeated deletion, the first of which took effect.
+        let counted = fs::read_to_string(cluster.node.root.join("probe/deletions.json"));
+        let counted = counted.map(|kept| serde_json::from_str::<Value>(&kept).unwrap()["requested"].clone());
+        let requested = counted.ok().map(|requested| requested.as_array().unwrap().len());
+        assert_eq!(requested, (mode == "delete").then_some(2));
     }
 }
 

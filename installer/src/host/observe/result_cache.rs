@@ -115,6 +115,13 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_exists_and_cannot_be_read_may_name_any_plugin() {
+        // /proc/self/mem: EIO at the address 0, for every user (linux/fs/proc/base.c, mem_rw).
+        assert_eq!(each_result(Path::new("/proc/self"), &mut |_| {}), ResultCache::InPart);
+        assert_eq!(cached_plugins(Path::new("/proc/self")), CachedPlugins::Unknown);
+    }
+
+    #[test]
     fn the_cache_of_multus_is_read_too() {
         let root = TestDir::new("result-cache");
         let (usual, multus) = (root.join("results"), root.join("multus/results"));
