@@ -56,7 +56,8 @@ pub struct Agent<'a> {
     pub home: Option<ClusterNode>,
 }
 
-/// Serves until SIGTERM or SIGINT, and leaves the node as it is then.
+/// Serves until SIGTERM or SIGINT. Leaves the node as it is then, unless the settings request an uninstall and the
+/// DaemonSet is gone.
 ///
 /// # Errors
 /// When a socket cannot be created, or waiting fails.

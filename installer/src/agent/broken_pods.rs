@@ -27,7 +27,8 @@ use std::os::fd::BorrowedFd;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-/// The deadline of the requests about a pod until its judgement. That, and what follows, takes a few seconds more.
+/// The deadline of the requests about a pod before its judgement. The judgement, and the change of the pod, take a few
+/// seconds more.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// How long after its judgement a pod may be changed.
 const MAX_AGE: Duration = Duration::from_secs(2);

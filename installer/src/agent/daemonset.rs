@@ -8,8 +8,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-/// The kubelet gives the agent six minutes to end, five of them for the programs; up to two of these queries precede
-/// the uninstall.
+/// The kubelet gives the agent six minutes to end, five of them for the programs; one of these queries precedes the
+/// uninstall.
 const TIMEOUT: Duration = Duration::from_secs(3);
 /// The time between two queries while the API server does not respond, in milliseconds.
 const RETRY_INTERVAL_MS: u16 = 60_000;

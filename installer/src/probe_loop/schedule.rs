@@ -7,7 +7,8 @@ use std::time::{Duration, Instant};
 
 /// The shortest pause, however often pods fail: a probe takes some tenths of a second of a processor.
 const SHORTEST_PAUSE: Duration = Duration::from_secs(5);
-/// For this time the plugin relies on a finding that does not work; then the loop probes again.
+/// How long after a probe with a finding that does not work the loop probes again; until then the plugin relies on
+/// that finding.
 const FIRST_PAUSE: Duration = Duration::from_secs(30);
 /// The longest pause while a finding does not work: only a loaded kernel module changes it, and no pod waits for that.
 const LONGEST_PAUSE: Duration = Duration::from_secs(600);

@@ -54,15 +54,15 @@ pub(crate) enum Reason {
     RedirectionRefused,
     /// A running pod was not redirected, and its rules were written.
     RedirectionRepaired,
-    /// They cannot be written.
+    /// A running pod was not redirected, and its rules could not be written.
     RepairFailed,
     /// A pod that was not redirected was deleted; the incumbent's name.
     DeleteBrokenPod,
-    /// Or labelled.
+    /// A pod that is not redirected was labelled; the incumbent's name.
     LabelBrokenPod,
     /// A pod started now would not be redirected.
     RedirectionLost,
-    /// It would be again.
+    /// A pod started now would be redirected again.
     RedirectionRestored,
     /// Another program undoes our changes again and again.
     ConflictBegan,

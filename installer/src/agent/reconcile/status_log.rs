@@ -96,7 +96,7 @@ impl<'a> StatusLog<'a> {
         let steps: Vec<_> = pass.plan.changes.iter().map(ToString::to_string).collect();
         let mut fields = json!({ "steps": steps, "done": pass.applied.done });
         if let Some(micros) = repaired_in_us {
-            fields = with(fields, "healed_in_us", json!(micros));
+            fields = with(fields, "repaired_in_us", json!(micros));
         }
         self.log.info("gybe node: changed the node", fields);
     }

@@ -9,9 +9,8 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 /// How long the agent tries to remove its entry at its end, also during a conflict. Its pod has 360 s
-/// (`terminationGracePeriodSeconds`), of which up to 11 s may have passed by then: the agent responds to queries that
-/// wait for a pod, and queries the API server twice for the DaemonSet. The rest is for the grace period of the
-/// programs.
+/// (`terminationGracePeriodSeconds`), of which up to 8 s may have passed by then: the agent responds to queries that wait
+/// for a pod, and queries the API server for the DaemonSet. The rest is for the grace period of the programs.
 const END_TIMEOUT: Duration = Duration::from_secs(8);
 /// How long the agent waits after the grace period for the last sandbox that needs the plugin.
 const SANDBOX_TIMEOUT: Duration = Duration::from_secs(20);

@@ -171,7 +171,7 @@ pub const OURS: [SettingName; 13] = [
     honoured(
         "GYBE_DAEMONSET",
         "gybe-node",
-        "the DaemonSet of that pod, which the agent queries when it ends, for `leave_when_daemonset_gone`",
+        "the DaemonSet of that pod, which the agent queries at its start and as it ends, for `mode: leave` and `leave_when_daemonset_gone`",
     ),
     honoured(
         "GYBE_POD_DIR",
