@@ -148,7 +148,8 @@ fn a_node_without_an_entry_of_gybe_is_left_alone() {
 fn no_rule_is_written_by_settings_that_changed_after_the_judgement() {
     let node = Node::new("settings", "nft");
     let pod = node.unredirected(1);
-    let repaired = RepairNode { facts: Some(node.root.join("pods")), ..RepairNode::of_host(&node.root) };
+    let repaired =
+        RepairNode { facts: Some(node.root.join("pods")), ..RepairNode::of_host(&node.root, None) };
     let conf = repaired.conf().unwrap();
     let run = |in_force: &(dyn Fn() -> bool + Sync)| {
         let sources = PolicySources::of(conf.clone());
