@@ -6,8 +6,8 @@ mod schedule;
 
 use crate::error::errno;
 use crate::host::platform::Platform;
+use crate::host::runtimes::RuntimeReport;
 use crate::host::runtimes::processes::{DropInCheck, RuntimeProcess, running};
-use crate::host::runtimes::report::RuntimeReport;
 use crate::host::settings::PROBE_LEADER;
 use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::lead::leader::{self, Candidate, LeadEnd};

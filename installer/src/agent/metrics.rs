@@ -5,7 +5,7 @@ use super::istio::IstioAgent;
 use super::plugin_calls::CallCounts;
 use super::status::{AgentSnapshot, Phase, RepairCounts, Status};
 use crate::agent::plugin_calls::{BOUNDS, Histogram};
-use crate::host::directory::Directory;
+use crate::host::observe::Directory;
 use crate::probe::node_backend::{NodeBackend, Verdict};
 use gybe_netfilter::apply::backend::BackendKind;
 use std::fmt::{Display, Write as _};

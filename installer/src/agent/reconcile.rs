@@ -23,12 +23,12 @@ use crate::cluster::OwnNode;
 use crate::error::chain;
 use crate::host::apply::Busy;
 use crate::host::desired::{DesiredState, Shape};
-use crate::host::directory::PerDirectory;
-use crate::host::entries::written_conf;
+use crate::host::entries::{desired_conf, written_conf};
 use crate::host::image::Image;
+use crate::host::observe::PerDirectory;
+use crate::host::observe::runtimes::{ConfiguredDirectory, Runtimes};
 use crate::host::pass::{PassHistory, RESYNC, RETRY, pass};
-use crate::host::runtimes::report::RuntimeReport;
-use crate::host::runtimes::{ConfiguredDirectory, Runtimes};
+use crate::host::runtimes::RuntimeReport;
 use crate::host::settings::{Mode, NodeContext, PodSource, ProgramRemoval, RepairMode, Settings};
 use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::log::{Level, Log};
@@ -283,7 +283,7 @@ impl<'a> Reconciler<'a> {
             self.memory.desired_state_changed();
             self.desired_since = Instant::now();
         }
-        let conf = desired.conf();
+        let conf = desired_conf(&desired);
         if self.followed.in_force != conf {
             self.withdraw_settings();
         }

@@ -9,7 +9,7 @@ use crate::agent::pods::{CountedPods, PodLookup, PodsState};
 use crate::agent_status::{RefusedPod, TakenPort};
 use crate::host::conflict::RewriteCounts;
 use crate::host::desired::Confirmed;
-use crate::host::directory::{Directory, PerDirectory};
+use crate::host::observe::{Directory, PerDirectory};
 use crate::host::settings::{NodeTaint, RepairOptions};
 use crate::host::uninstall::KeptReason;
 use crate::lead::process;

@@ -5,13 +5,11 @@
 //! synced. So a crash at any moment leaves the old file or the new one, never a part (F07). Nothing is decided
 //! here.
 
-mod attributes;
 mod conf;
 mod error;
 mod lock;
 mod open_directory;
 mod programs;
-mod trial;
 
 use crate::error::chain;
 use gybe_netfilter::model::Hint;
@@ -19,12 +17,11 @@ use std::ffi::OsStr;
 
 pub use error::ApplyError;
 pub use lock::{Busy, NodeLock};
-pub use trial::{TrialError, try_installed};
+pub use programs::{TrialError, try_installed};
 
 use super::change::Change;
 use super::desired::PlacementOrder;
-use super::directory::Directory;
-use super::observe::{FileName, LOCK, NodeDirectories};
+use super::observe::{Directory, FileName, LOCK, NodeDirectories};
 use open_directory::OpenDirectory;
 
 /// The result of applying a plan.
@@ -109,7 +106,7 @@ fn step(change: &Change, directories: &NodeDirectories) -> Result<(), ApplyError
         }
         Change::RemoveProgram(name) => OpenDirectory::open(&directories.programs)?.unlink(name.as_os_str()),
         Change::Write { file, bytes, access, instead_of } => {
-            conf::write(&conf()?, file, (bytes, access), instead_of.as_deref())
+            conf::write(&conf()?, file, bytes, access, instead_of.as_deref())
         }
         Change::Move { from, to, bytes } => conf::move_to(&conf()?, from, to, bytes),
         Change::Remove { file, bytes } => conf::remove(&conf()?, file, bytes),

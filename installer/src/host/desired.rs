@@ -5,9 +5,7 @@ use std::path::PathBuf;
 
 use super::conflist::ISTIO;
 use super::conflist::entry::Entry;
-use super::entries::members;
 use super::observe::{FileName, Hash, ObserveScope, SandboxLookup};
-use gybe_plugin::conf::PluginConf;
 
 /// The desired state of a node.
 #[derive(Debug, Clone, PartialEq)]
@@ -147,12 +145,6 @@ pub enum Placement {
 }
 
 impl DesiredState {
-    /// The plugin's configuration in the desired entry; none if no entry is desired.
-    pub(crate) fn conf(&self) -> Option<PluginConf> {
-        let Self::Installed(install) = self else { return None };
-        PluginConf::read(&members(install.entry.text())?).ok()
-    }
-
     /// What an observation must include for this desired state.
     #[must_use]
     pub fn interest(&self) -> ObserveScope {

@@ -1,6 +1,7 @@
 //! Our entries in a conf directory, in files of every kind.
 
 use super::conflist::PluginChain;
+use super::desired::DesiredState;
 use super::image::PLUGIN;
 use super::json::{self, JsonValue};
 use super::observe::{ConfDirectory, DROP_IN, FileName, ORIGINAL, conf_directory};
@@ -50,6 +51,12 @@ impl<'a> OurEntries<'a> {
     pub(crate) fn entries(&self) -> impl Iterator<Item = (&'a FileName, &'a [u8])> + '_ {
         [&self.listed, &self.standalone, &self.drop_ins].into_iter().flatten().copied()
     }
+}
+
+/// The plugin's configuration in the desired entry; none if no entry is desired.
+pub(crate) fn desired_conf(desired: &DesiredState) -> Option<PluginConf> {
+    let DesiredState::Installed(install) = desired else { return None };
+    PluginConf::read(&members(install.entry.text())?).ok()
 }
 
 /// Reads the plugin's configuration in the entry that is written in the conf directory; none if there is no entry.

@@ -6,10 +6,10 @@ use crate::host::conflist::entry::EntryError;
 use crate::host::desired::{DesiredState, TakeOver};
 use crate::host::image::Image;
 use crate::host::istio_cni::{accepts_log, our_stand_in, stand_in};
+use crate::host::observe::runtimes::Runtimes;
 use crate::host::observe::{HashCache, NodeDirectories, ObserveScope, ObservedState, observe};
 use crate::host::pass::{Pass, PassHistory, pass};
 use crate::host::plan::{Plan, plan};
-use crate::host::runtimes::Runtimes;
 use crate::host::settings::{NodeContext, ProgramRemoval, Settings, TakeOverSetting};
 use crate::probe::node_backend::{NodeProbe, node_backend};
 

@@ -9,22 +9,21 @@ use std::ffi::OsStr;
 
 use gybe_plugin::version::SUPPORTED;
 
-use super::conflist::convert::as_list;
 use super::conflist::entry::Entry;
-use super::conflist::{ISTIO, PluginChain};
+use super::conflist::{ISTIO, PluginChain, as_list};
 use super::desired::{Confirmed, Install, Shape};
-use super::directory::Directory;
 use super::entries::deciding_differences;
 use super::json::{self, JsonValue};
 use super::libcni::choice::{
     BrokenFile, BrokenReason, ChosenNetwork, NoChoice, candidates, choose, choose_by_name,
 };
-use super::libcni::{FileFormat, Network, network};
+use super::libcni::{Network, network};
+use super::observe::runtimes::{ConfiguredDirectory, DropIns, NetworkCount, Possible, Runtime, Runtimes};
 use super::observe::{
-    ConfDirectory, DROP_IN, DirectoryState, FileName, ORIGINAL, ObservedState, ProgramDirectory, Unreadable,
+    ConfDirectory, DROP_IN, Directory, DirectoryState, FileFormat, FileName, ORIGINAL, ObservedState,
+    ProgramDirectory, Unreadable,
 };
 use super::problem::{Problem, ProgramFault};
-use super::runtimes::{ConfiguredDirectory, DropIns, NetworkCount, Possible, Runtime, Runtimes};
 
 /// The plugins of Multus' thin and thick variant, which call other networks by file or name.
 const MULTUS: [&str; 2] = ["multus", "multus-shim"];

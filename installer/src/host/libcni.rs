@@ -2,40 +2,15 @@
 //! the files.
 
 pub mod choice;
-mod delegates;
 
 use std::collections::BTreeSet;
-use std::ffi::OsStr;
-use std::os::unix::ffi::OsStrExt;
 
 use super::json::{self, JsonError, JsonKind, JsonValue};
-use super::runtimes::DropIns;
+use super::observe::FileFormat;
+use super::observe::runtimes::DropIns;
 
 /// The newest CNI version that libcni knows; higher ones in `cniVersions` are ignored.
 const NEWEST: [u32; 3] = [1, 1, 0];
-
-/// The format of a conf file, by its name's ending.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum FileFormat {
-    /// `.conflist`: a list of plugins.
-    List,
-    /// `.conf`, `.json`: one plugin.
-    Single,
-}
-
-impl FileFormat {
-    /// Returns none for a file that no runtime reads.
-    #[must_use]
-    pub fn of(name: &OsStr) -> Option<Self> {
-        // Go's filepath.Ext: from the last dot on, a leading one included.
-        let dot = name.as_bytes().iter().rposition(|byte| *byte == b'.')?;
-        match name.as_bytes().get(dot..)? {
-            b".conflist" => Some(Self::List),
-            b".conf" | b".json" => Some(Self::Single),
-            _ => None,
-        }
-    }
-}
 
 /// A network that a runtime can use for pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -46,7 +21,7 @@ pub struct Network {
     pub version: String,
     /// The types of the plugins, in the order in which they run.
     pub plugins: Vec<String>,
-    /// The further programs that these plugins certainly run: `delegates`.
+    /// The further programs that these plugins certainly run.
     pub delegates: BTreeSet<String>,
     /// Whether `<dir>/<name>/*.conf` belong to the chain.
     pub drop_ins: DropIns,
@@ -85,7 +60,7 @@ pub fn network(form: FileFormat, bytes: &[u8], drop_ins: &[&[u8]]) -> Result<Net
         FileFormat::Single => {
             let kind = plugin(0, &tree)?;
             Ok(Network {
-                delegates: delegates::of(&kind, &tree),
+                delegates: delegates_of(&kind, &tree),
                 name: text_field(&tree, "name")?,
                 version: text_field(&tree, "cniVersion")?,
                 plugins: vec![kind],
@@ -135,8 +110,34 @@ fn inlined(plugins: &JsonValue) -> Result<(Vec<String>, BTreeSet<String>), LoadE
     }
     let kinds = plugins.iter().enumerate().map(|(position, node)| plugin(position, node));
     let kinds = kinds.collect::<Result<Vec<_>, _>>()?;
-    let delegates = kinds.iter().zip(plugins).flat_map(|(kind, node)| delegates::of(kind, node)).collect();
+    let delegates = kinds.iter().zip(plugins).flat_map(|(kind, node)| delegates_of(kind, node)).collect();
     Ok((kinds, delegates))
+}
+
+/// The plugins that run the program of `ipam.type` (containernetworking/plugins v1.6, plugins/main; Calico v3.29,
+/// cni-plugin/pkg/plugin).
+const WITH_IPAM: [&str; 9] =
+    ["bridge", "calico", "dummy", "host-device", "ipvlan", "macvlan", "ptp", "tap", "vlan"];
+const FLANNEL: &str = "flannel";
+
+/// The programs that a plugin certainly runs itself, from the same directories: those of IPAM, and of flannel's delegate.
+/// Other plugins have IPAM types without a program (`azure-cns`), or run them elsewhere (Antrea's agent).
+fn delegates_of(plugin: &str, conf: &JsonValue) -> BTreeSet<String> {
+    let kind = |member: &str| {
+        let kind = conf.field(member)?.field("type")?.as_text()?;
+        Some(kind.to_owned()).filter(|kind| !kind.is_empty())
+    };
+    match plugin {
+        // flannel-io/cni-plugin v1.6, flannel_linux.go: the defaults of what it delegates to.
+        FLANNEL => {
+            let delegate = kind("delegate").unwrap_or_else(|| "bridge".to_owned());
+            let ipam = kind("ipam").unwrap_or_else(|| "host-local".to_owned());
+            let ipam = Some(ipam).filter(|_| WITH_IPAM.contains(&delegate.as_str()));
+            ipam.into_iter().chain([delegate]).collect()
+        }
+        _ if WITH_IPAM.contains(&plugin) => kind("ipam").into_iter().collect(),
+        _ => BTreeSet::new(),
+    }
 }
 
 /// The types that libcni's structs `PluginConf` and `GCAttachment` require of their members
@@ -244,4 +245,30 @@ fn numbers(version: &str) -> Option<[u32; 3]> {
     let numbers =
         [parts.next()?.ok()?, parts.next().unwrap_or(Ok(0)).ok()?, parts.next().unwrap_or(Ok(0)).ok()?];
     parts.next().is_none().then_some(numbers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_programs_that_a_plugin_runs_itself_are_found_where_they_are_certain() {
+        for (conf, programs) in [
+            (r#"{"type":"bridge","ipam":{"type":"host-local"}}"#, &["host-local"][..]),
+            (r#"{"type":"calico","ipam":{"type":"calico-ipam"}}"#, &["calico-ipam"]),
+            (r#"{"type":"bridge","ipam":{}}"#, &[]),
+            (r#"{"type":"bridge","ipam":{"type":""}}"#, &[]),
+            (r#"{"type":"azure-vnet","ipam":{"type":"azure-cns"}}"#, &[]),
+            (r#"{"type":"antrea","ipam":{"type":"host-local"}}"#, &[]),
+            (r#"{"type":"portmap"}"#, &[]),
+            (r#"{"type":"flannel","delegate":{"hairpinMode":true}}"#, &["bridge", "host-local"]),
+            (r#"{"type":"flannel","delegate":{"type":"ptp"},"ipam":{"type":"dhcp"}}"#, &["dhcp", "ptp"]),
+            (r#"{"type":"flannel","delegate":{"type":"other"}}"#, &["other"]),
+        ] {
+            let tree = json::parse(conf.as_bytes()).unwrap();
+            let plugin = tree.field("type").and_then(JsonValue::as_text).unwrap();
+            let found: Vec<_> = delegates_of(plugin, &tree).into_iter().collect();
+            assert_eq!(found, programs, "{conf}");
+        }
+    }
 }

@@ -6,16 +6,21 @@ pub mod file_name;
 pub mod mounts;
 pub mod programs;
 pub mod result_cache;
+pub mod runtimes;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+use std::fs::Metadata;
 use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
 use nix::errno::Errno;
+use nix::sys::stat::FileStat;
 
-use super::runtimes::Runtimes;
+use runtimes::Runtimes;
 
-pub use file_name::FileName;
+pub use file_name::{FileFormat, FileName};
 pub(crate) use programs::is_executable;
 pub use programs::{Hash, HashCache, ProgramFile};
 pub use result_cache::CachedPlugins;
@@ -42,6 +47,54 @@ pub struct NodeDirectories {
     pub programs: PathBuf,
     /// The directory in which libcni caches the results of existing sandboxes.
     pub results: PathBuf,
+}
+
+/// One of the two directories of a node that Gybe writes to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Directory {
+    Conf,
+    Programs,
+}
+
+impl Directory {
+    pub const BOTH: [Self; 2] = [Self::Conf, Self::Programs];
+}
+
+impl fmt::Display for Directory {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Conf => "conf",
+            Self::Programs => "program",
+        })
+    }
+}
+
+/// One value for each of the two directories.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct PerDirectory<T> {
+    pub conf: T,
+    pub programs: T,
+}
+
+impl<T> PerDirectory<T> {
+    pub fn of(&self, directory: Directory) -> &T {
+        match directory {
+            Directory::Conf => &self.conf,
+            Directory::Programs => &self.programs,
+        }
+    }
+
+    pub fn of_mut(&mut self, directory: Directory) -> &mut T {
+        match directory {
+            Directory::Conf => &mut self.conf,
+            Directory::Programs => &mut self.programs,
+        }
+    }
+
+    /// Calls `make` for each directory.
+    pub fn made(mut make: impl FnMut(Directory) -> T) -> Self {
+        Self { conf: make(Directory::Conf), programs: make(Directory::Programs) }
+    }
 }
 
 /// What an observation includes.
@@ -185,6 +238,25 @@ impl Access {
     #[must_use]
     pub fn is_only_of(self, owner: u32) -> bool {
         self.uid == owner && self.mode & 0o022 == 0
+    }
+}
+
+/// The identity of a file and of its last change: while both are equal, the file does not have to be read again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) struct Identity {
+    /// Device and inode.
+    file: (u64, u64),
+    /// Every write moves the change time, and the writer cannot set it back.
+    changed: (i64, i64),
+}
+
+impl Identity {
+    pub(crate) fn of(there: &Metadata) -> Self {
+        Self { file: (there.dev(), there.ino()), changed: (there.ctime(), there.ctime_nsec()) }
+    }
+
+    pub(crate) fn of_stat(stat: &FileStat) -> Self {
+        Self { file: (stat.st_dev, stat.st_ino), changed: (stat.st_ctime, stat.st_ctime_nsec) }
     }
 }
 

@@ -13,12 +13,11 @@ use super::apply::{ApplyReport, Busy, FailedChange, NodeLock, apply, works_witho
 use super::change::Change;
 use super::conflict::{Conflict, ConflictTracker, RewriteCounts, WriteOutcome};
 use super::desired::DesiredState;
-use super::directory::{Directory, PerDirectory};
 use super::observe::mounts::MountRoots;
-use super::observe::{HashCache, NodeDirectories, ObserveScope, ObservedState, observe};
+use super::observe::runtimes::Runtimes;
+use super::observe::{Directory, HashCache, NodeDirectories, ObservedState, PerDirectory, observe};
 use super::plan::{Plan, plan};
 use super::program_retry::ProgramRetries;
-use super::runtimes::Runtimes;
 use crate::retry::NextTurn;
 
 /// What an agent remembers between passes. A pass with an empty history is correct too; it only hashes files
@@ -45,14 +44,28 @@ impl PassHistory {
     fn look(
         &mut self,
         directories: &NodeDirectories,
-        interest: &ObserveScope,
+        desired: &DesiredState,
         failed: &[FailedChange],
     ) -> ObservedState {
-        let mut observed = observe(directories, interest, &mut self.hashes);
+        let mut observed = observe(directories, &desired.interest(), &mut self.hashes);
         self.mounts.judge(directories, &mut observed);
         observed.runtimes.clone_from(&self.runtimes);
         observed.answering = failed.iter().filter_map(FailedChange::answering).cloned().collect();
         observed
+    }
+
+    fn observe_and_plan(
+        &mut self,
+        directories: &NodeDirectories,
+        desired: &DesiredState,
+        failed: &[FailedChange],
+    ) -> Result<(ObservedState, Plan), Busy> {
+        let observed = self.look(directories, desired, failed);
+        if observed.lacks_descriptors() {
+            return Err(Busy::NoDescriptors);
+        }
+        let plan = plan(&observed, desired);
+        Ok((observed, plan))
     }
 
     /// Sets what is known about the runtimes. A difference may change what has to be written, which is not a conflict.
@@ -174,23 +187,17 @@ pub fn pass(
     desired: &DesiredState,
     memory: &mut PassHistory,
 ) -> Result<Pass, Busy> {
-    let interest = desired.interest();
     let now = Instant::now();
     let failed_before = memory.retries.waiting(now);
-    let mut observed = memory.look(directories, &interest, &failed_before);
-    if observed.lacks_descriptors() {
-        return Err(Busy::NoDescriptors);
-    }
-    let mut whole = plan(&observed, desired);
+    let (mut observed, mut whole) = memory.observe_and_plan(directories, desired, &failed_before)?;
     // A node in its desired state needs no lock. A change is planned from an observation made under the lock.
-    let lock = if whole.changes.is_empty() { None } else { Some(NodeLock::take(&directories.programs)?) };
-    if lock.is_some() {
-        observed = memory.look(directories, &interest, &failed_before);
-        if observed.lacks_descriptors() {
-            return Err(Busy::NoDescriptors);
-        }
-        whole = plan(&observed, desired);
-    }
+    let _lock = if whole.changes.is_empty() {
+        None
+    } else {
+        let lock = NodeLock::take(&directories.programs)?;
+        (observed, whole) = memory.observe_and_plan(directories, desired, &failed_before)?;
+        Some(lock)
+    };
     let conflicts = memory.conflicts(&observed, &whole, now);
     memory.retries.retain(&whole.changes, &directories.programs);
     let waits = |change: &Change| {
@@ -212,7 +219,7 @@ pub fn pass(
         });
     }
     let applied = apply(&planned.changes, directories);
-    let left = plan(&memory.look(directories, &interest, &applied.failed), desired);
+    let left = plan(&memory.look(directories, desired, &applied.failed), desired);
     memory.applied(&planned.changes, outcome(&applied), &without_put_off(&left, &whole, &planned));
     memory.retries.tried(&planned.changes, &applied.failed, &directories.programs);
     Ok(Pass { plan: planned, applied, left, conflicts, waiting, due: memory.retries.next(now) })

@@ -5,23 +5,18 @@
 //! programs come after the conf file, which does not depend on them. An uninstall removes a program only after
 //! no conf file names it.
 
-mod chained;
-mod drop_in;
+mod entry_placement;
 mod entry_removal;
-mod originals;
-mod prediction;
 mod programs;
-mod standalone;
-mod target;
 
 pub(crate) use programs::InstalledIstio;
 
-use super::change::Change;
+use super::change::{Change, state_after};
 use super::desired::{DesiredState, Install, PlacementOrder, PutBack, Shape, Uninstall};
-use super::directory::Directory;
 use super::judge::{JudgeInput, Judgement, directory_problems, elsewhere, judge, unsupported};
-use super::observe::{DirectoryState, FileName, ObservedState};
+use super::observe::{Directory, DirectoryState, ObservedState};
 use super::problem::Problem;
+use entry_removal::{EntryRemoval, Kept, remove_unneeded_originals};
 
 /// The changes, and the problems that remain.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -49,16 +44,8 @@ pub fn plan(observed: &ObservedState, desired: &DesiredState) -> Plan {
         DesiredState::Installed(install) => plan_install(observed, install, &mut plan),
         DesiredState::Uninstalled(uninstall) => plan_uninstall(observed, uninstall, &mut plan),
     }
-    let has_temporary = [
-        (observed.conf.has_temporary, Directory::Conf),
-        (observed.programs.has_temporary, Directory::Programs),
-    ];
-    plan.changes.extend(
-        has_temporary
-            .iter()
-            .filter(|(is_present, _)| *is_present)
-            .map(|(_, directory)| Change::Sweep(*directory)),
-    );
+    plan.changes.extend(observed.conf.has_temporary.then_some(Change::Sweep(Directory::Conf)));
+    plan.changes.extend(observed.programs.has_temporary.then_some(Change::Sweep(Directory::Programs)));
     match desired {
         DesiredState::Installed(install) => {
             plan.judgement = judge(&JudgeInput::new(install, observed));
@@ -74,7 +61,7 @@ pub fn plan(observed: &ObservedState, desired: &DesiredState) -> Plan {
 fn add_remaining_problems(observed: &ObservedState, install: &Install, plan: &mut Plan) {
     let left = match plan.changes.as_slice() {
         [] => plan.judgement.clone(),
-        changes => judge(&JudgeInput::new(install, &prediction::after(observed, changes))),
+        changes => judge(&JudgeInput::new(install, &state_after(observed, changes))),
     };
     let is_explained = plan.problems.iter().any(Problem::blocks);
     let reasons = left.reasons.into_iter().filter(|reason| !(is_explained && reason.is_entry_pending()));
@@ -94,57 +81,39 @@ fn plan_install(observed: &ObservedState, install: &Install, plan: &mut Plan) {
 }
 
 fn plan_conf(observed: &ObservedState, install: &Install, plan: &mut Plan) {
-    let removal = entry_removal::EntryRemoval {
-        observed,
-        plugin: install.entry.plugin(),
-        put_back: PutBack::Nothing,
-        stand_in: None,
-    };
+    let removal =
+        EntryRemoval { observed, plugin: install.entry.plugin(), put_back: PutBack::Nothing, stand_in: None };
     let question = JudgeInput::new(install, observed);
     let is_elsewhere = !elsewhere(&question).is_empty();
     let is_refused = question.network_for_entry().as_ref().and_then(unsupported).is_some();
-    let kept = match &install.shape {
-        Shape::Chained { .. } | Shape::DropIn if is_elsewhere || is_refused => {
-            // An entry whose program the runtime does not find, or which refuses every call, fails every pod.
-            removal.plan_every_file_except(|_| false, plan);
-            drop_in::remove(observed, None, plan);
-            return;
-        }
-        Shape::Chained { pinned } => chained::put(observed, install, pinned.as_ref(), plan),
-        Shape::Standalone { file } => standalone::put(observed, install, file, plan),
-        Shape::DropIn => drop_in::put(observed, install, plan),
-    };
+    let is_shared = !matches!(install.shape, Shape::Standalone { .. });
+    if is_shared && (is_elsewhere || is_refused) {
+        // An entry whose program the runtime does not find, or which refuses every call, fails every pod.
+        removal.plan_all_except(&Kept::default(), plan);
+        return;
+    }
     // While the right file for the entry is unknown, an existing entry stays where it is.
-    let Some(kept) = kept else { return };
-    removal.plan_every_file_except(|file| kept.files.contains(file), plan);
-    drop_in::remove(observed, kept.network.as_ref(), plan);
-    originals::remove_unneeded(observed, |original| kept.files.contains(original), plan);
+    let Some(kept) = entry_placement::put(observed, install, plan) else { return };
+    removal.plan_all_except(&kept, plan);
+    remove_unneeded_originals(observed, &kept, plan);
 }
 
 fn plan_uninstall(observed: &ObservedState, uninstall: &Uninstall, plan: &mut Plan) {
     // A directory that does not exist holds nothing of ours.
     let gone = directory_problems(&observed.conf, &observed.programs).into_iter();
     plan.problems.extend(gone.filter(|problem| !matches!(problem, Problem::Missing(_))));
-    let removal = entry_removal::EntryRemoval {
+    let removal = EntryRemoval {
         observed,
         plugin: &uninstall.plugin,
         put_back: uninstall.put_back,
         stand_in: uninstall.stand_in,
     };
-    removal.plan_every_file_except(|_| false, plan);
-    drop_in::remove(observed, None, plan);
-    originals::remove_unneeded(observed, |_| false, plan);
+    removal.plan_all_except(&Kept::default(), plan);
+    remove_unneeded_originals(observed, &Kept::default(), plan);
     removal.report_still_named(plan);
     if plan.problems.iter().any(Problem::blocks) {
         // While a conf file may still name them, every program stays.
         return;
     }
     programs::remove(observed, uninstall, plan);
-}
-
-/// The files and the network that have our entry after the changes.
-#[derive(Debug, Default)]
-struct Kept {
-    files: Vec<FileName>,
-    network: Option<FileName>,
 }

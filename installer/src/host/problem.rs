@@ -8,9 +8,8 @@ use std::path::PathBuf;
 use nix::errno::Errno;
 
 use super::conflist::ConflistError;
-use super::directory::Directory;
 use super::libcni::choice::{BrokenFile, BrokenReason};
-use super::observe::{Access, DROP_IN, FileName, Unreadable};
+use super::observe::{Access, DROP_IN, Directory, FileName, Unreadable};
 
 /// What prevents a pod's redirection, or what an operator should know.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

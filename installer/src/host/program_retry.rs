@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::apply::FailedChange;
 use super::change::Change;
-use crate::host::identity::Identity;
+use crate::host::observe::Identity;
 use crate::retry::Backoff;
 
 const FIRST_WAIT: Duration = Duration::from_secs(1);

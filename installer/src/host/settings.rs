@@ -7,14 +7,8 @@
 
 mod desired;
 mod environment;
-mod error;
-mod exclusion;
-mod listen;
-mod logging;
 mod names;
-mod node_taint;
 mod options;
-mod placeholders;
 mod plugin_conf;
 mod reader;
 mod repair;
@@ -23,18 +17,16 @@ mod template;
 
 pub use desired::{GRACE_PERIOD, NodeContext, ProgramRemoval, StandIn};
 pub use environment::{
-    AGENT_LEADER, ApiServer, Environment, FACTS_SOCKET, KUBECONFIG, KUBECONFIG_TEMPORARY, POD_DIRECTORY,
-    PROBE_LEADER, SERVICE_ACCOUNT, STATUS_SOCKET, ServerTrust,
+    AGENT_LEADER, ApiServer, Environment, FACTS_SOCKET, KUBECONFIG, KUBECONFIG_TEMPORARY, Listen,
+    POD_DIRECTORY, PROBE_LEADER, SERVICE_ACCOUNT, STATUS_SOCKET, ServerTrust,
 };
-pub use error::{InvalidSetting, SettingsError};
-pub use listen::Listen;
 pub use names::{INCUMBENTS, KEYS, OURS, SettingName, Support};
-pub use node_taint::NodeTaint;
-pub use options::{Mode, Options, PodSource, STANDALONE, TakeOverSetting};
+pub use options::{Mode, NodeTaint, Options, PodSource, STANDALONE, TakeOverSetting};
 pub use repair::{FailedInit, PodLabel, RepairMode, RepairOptions};
 pub use sources::{CONFIG, SettingsSources, SourceError, config_directory};
 
 use reader::SettingsReader;
+pub use reader::{InvalidSetting, SettingsError};
 
 /// All settings of the agent.
 #[derive(Debug, Clone, PartialEq)]

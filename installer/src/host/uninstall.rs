@@ -4,27 +4,25 @@
 //! programs. A sandbox that was being made while the entry was removed is in no cache yet, and its DEL will
 //! need the plugin. `gybe` itself is removed last, so that the second call is possible.
 
-mod other_directories;
-
-pub use other_directories::OtherDirectories;
-
 use super::install::{planned, settle};
 use crate::host::apply::Busy;
 use crate::host::change::Change;
 use crate::host::conflist::PluginChain;
 use crate::host::desired::{DesiredState, Placement, PlacementOrder, Program, PutBack, Trial, Uninstall};
+use crate::host::entries::OurEntries;
 use crate::host::image::PLUGIN;
 use crate::host::image::{Image, OTHER_NAMES, TOOL, every_name};
 use crate::host::istio_cni::{is_served, our_stand_in};
-use crate::host::libcni::FileFormat;
 use crate::host::observe::{
-    CachedPlugins, FileName, Hash, HashCache, LARGEST, NodeDirectories, ORIGINAL, ObserveScope,
-    ObservedState, observe,
+    CachedPlugins, FileFormat, FileName, Hash, HashCache, LARGEST, NodeDirectories, ORIGINAL, ObserveScope,
+    ObservedState, conf_directory, observe,
 };
+
+use crate::host::observe::runtimes::Runtimes;
 use crate::host::pass::{Pass, PassHistory, pass};
 use crate::host::plan::{InstalledIstio, Plan};
+use crate::host::platform::Platform;
 use crate::host::problem::Problem;
-use crate::host::runtimes::Runtimes;
 use crate::host::settings::{
     AGENT_LEADER, FACTS_SOCKET, GRACE_PERIOD, KUBECONFIG, KUBECONFIG_TEMPORARY, PROBE_LEADER,
 };
@@ -155,7 +153,7 @@ fn tombstone(
 
 /// Finds a file with our entry that no runtime reads by its name: a pinned file may have any name, and the operator
 /// need not name it again.
-pub(super) fn of_any_name(conf: &Path) -> Option<FileName> {
+fn of_any_name(conf: &Path) -> Option<FileName> {
     let entries = fs::read_dir(conf).ok()?.flatten();
     let names = entries.filter_map(|entry| FileName::new(entry.file_name()).ok());
     let mut odd = names.filter(|name| FileFormat::of(name.as_os_str()).is_none() && !name.ends_in(ORIGINAL));
@@ -199,7 +197,7 @@ impl UninstallReport {
         }
         let observed = observe(directories, &interest(), &mut HashCache::default());
         let clean = passes.last().is_some_and(|pass| conf_is_clean(&pass.left));
-        let stays = stays(&observed, leave, (clean, remaining()));
+        let stays = stays(&observed, leave, clean, remaining());
         Ok(Self { passes, stays, elsewhere: OtherDirectories::than(directories, root) })
     }
 }
@@ -208,7 +206,8 @@ impl UninstallReport {
 fn stays(
     observed: &ObservedState,
     leave: &Uninstall,
-    (clean, remaining): (bool, Option<Duration>),
+    is_clean: bool,
+    remaining: Option<Duration>,
 ) -> Vec<KeptProgram> {
     let tombstones = leave.tombstones.iter().map(|program| &program.name);
     let tombstones = tombstones.filter(|name| observed.programs.files.contains_key(*name));
@@ -217,7 +216,7 @@ fn stays(
         Some(InstalledIstio::Own) | None => None,
     };
     let until = |name: &FileName| match &observed.cached {
-        _ if !clean => KeptReason::InConf,
+        _ if !is_clean => KeptReason::InConf,
         CachedPlugins::Unknown => KeptReason::Unknown,
         CachedPlugins::Named(plugins)
             if name.as_os_str().to_str().is_some_and(|name| plugins.contains(name)) =>
@@ -245,6 +244,70 @@ fn grace_period(conf: &Path, now: SystemTime) -> Option<Duration> {
     // A clock that was set back makes the period longer, which harms no pod.
     let over = changed.checked_add(GRACE_PERIOD)?;
     over.duration_since(now).ok().filter(|left| !left.is_zero())
+}
+
+/// Directories of other kinds of node that contain our entry or programs: left by an earlier install with other
+/// directories, or because this node's kind was not recognized then.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct OtherDirectories {
+    /// Conf directories with a file that names the plugin.
+    pub conf: BTreeSet<PathBuf>,
+    /// Directories with the plugin's program.
+    pub programs: BTreeSet<PathBuf>,
+}
+
+impl OtherDirectories {
+    /// Searches the directories of every kind of node except `directories`.
+    #[must_use]
+    pub fn than(directories: &NodeDirectories, root: &Path) -> Self {
+        let mut found = Self::default();
+        for other in Platform::all_node_directories(root) {
+            if !is_same(&other.conf, &directories.conf) && has_entry(&other.conf) {
+                found.conf.insert(other.conf);
+            }
+            if !is_same(&other.programs, &directories.programs)
+                && other.programs.join(PLUGIN).symlink_metadata().is_ok()
+            {
+                found.programs.insert(other.programs);
+            }
+        }
+        found
+    }
+
+    /// A note for the operator.
+    #[must_use]
+    pub fn note(&self) -> Option<String> {
+        let listed = |directories: &BTreeSet<PathBuf>| {
+            directories.iter().map(|path| path.display().to_string()).collect::<Vec<_>>().join(" and ")
+        };
+        let conf = (!self.conf.is_empty()).then(|| format!("a conf file in {} names it", listed(&self.conf)));
+        let programs =
+            (!self.programs.is_empty()).then(|| format!("its program is in {}", listed(&self.programs)));
+        let both: Vec<_> = conf.into_iter().chain(programs).collect();
+        (!both.is_empty()).then(|| {
+            format!(
+                "note: gybe-cni is also in directories of another kind of node, which were not changed: {}; name them \
+                 with --conf-dir and --bin-dir",
+                both.join(", and ")
+            )
+        })
+    }
+
+    /// Reports whether nothing was found.
+    #[must_use]
+    pub fn is_nothing(&self) -> bool {
+        self.conf.is_empty() && self.programs.is_empty()
+    }
+}
+
+/// Reports whether two paths lead to one directory.
+fn is_same(one: &Path, other: &Path) -> bool {
+    one == other || one.canonicalize().is_ok_and(|one| other.canonicalize().is_ok_and(|other| one == other))
+}
+
+fn has_entry(directory: &Path) -> bool {
+    let conf = conf_directory::read(directory, &BTreeSet::new());
+    OurEntries::find(&conf).is_anywhere() || of_any_name(directory).is_some()
 }
 
 const TOKENS: [&str; 2] = [KUBECONFIG, KUBECONFIG_TEMPORARY];

@@ -3,8 +3,8 @@
 
 use crate::test_node::{TestNode, chained, install, installed, name, uninstalled};
 use gybe_installer::host::desired::{Confirmed, DesiredState, PutBack, Shape};
+use gybe_installer::host::observe::runtimes::{ConfiguredDirectory, DropIns, Runtime, Runtimes};
 use gybe_installer::host::problem::Problem;
-use gybe_installer::host::runtimes::{ConfiguredDirectory, DropIns, Runtime, Runtimes};
 use rustix::fs::{XattrFlags, fsetxattr, getxattr};
 use std::fs;
 use std::fs::File;

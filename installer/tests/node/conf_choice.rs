@@ -4,9 +4,9 @@
 
 use crate::test_node::TestNode;
 use gybe_installer::host::libcni::choice::{NoChoice, choose};
-use gybe_installer::host::libcni::{FileFormat, LoadError, network};
-use gybe_installer::host::observe::ObserveScope;
-use gybe_installer::host::runtimes::{DropIns, Runtime};
+use gybe_installer::host::libcni::{LoadError, network};
+use gybe_installer::host::observe::runtimes::{DropIns, Runtime};
+use gybe_installer::host::observe::{FileFormat, ObserveScope};
 use serde_json::Value;
 use std::os::unix::fs::symlink;
 

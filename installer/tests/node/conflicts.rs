@@ -2,7 +2,7 @@
 
 use crate::test_node::{TestNode, install, program};
 use gybe_installer::host::desired::{DesiredState, Shape};
-use gybe_installer::host::directory::Directory;
+use gybe_installer::host::observe::Directory;
 use gybe_installer::host::pass::{PassHistory, pass};
 use gybe_plugin::version::BUILD_MARK;
 use std::fs::{self, Permissions};

@@ -1,8 +1,8 @@
 //! Functions that change conf files change only Gybe's entry; every other byte of another owner's file stays.
 
-use gybe_installer::host::conflist::convert::{listed, unlisted};
 use gybe_installer::host::conflist::entry::{Entry, Layout};
 use gybe_installer::host::conflist::{ConflistError, ISTIO, IstioEntry, PluginChain};
+use gybe_installer::host::conflist::{listed, unlisted};
 use proptest::prelude::*;
 use serde_json::{Value, json};
 

@@ -6,9 +6,9 @@ use gybe_installer::host::apply::apply;
 use gybe_installer::host::desired::{Confirmed, DesiredState, Install, PutBack, Shape};
 use gybe_installer::host::libcni::choice::choose;
 use gybe_installer::host::observe::ObserveScope;
+use gybe_installer::host::observe::runtimes::DropIns;
+use gybe_installer::host::observe::runtimes::Runtime;
 use gybe_installer::host::plan::plan;
-use gybe_installer::host::runtimes::DropIns;
-use gybe_installer::host::runtimes::Runtime;
 use proptest::prelude::*;
 
 const NAMES: [&str; 10] = [

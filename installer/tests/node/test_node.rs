@@ -7,12 +7,12 @@ use gybe_installer::host::desired::{
     Uninstall,
 };
 use gybe_installer::host::libcni::choice::choose;
+use gybe_installer::host::observe::runtimes::{DropIns, Runtime, Runtimes};
 use gybe_installer::host::observe::{
     FileName, Hash, HashCache, LOCK, NodeDirectories, ObserveScope, ObservedState, observe,
 };
 use gybe_installer::host::pass::{Pass, PassHistory, pass};
 use gybe_installer::host::problem::Problem;
-use gybe_installer::host::runtimes::{DropIns, Runtime, Runtimes};
 use gybe_plugin::version::BUILD_MARK;
 use gybe_test_support::TestDir;
 use serde_json::json;

@@ -4,7 +4,7 @@
 use crate::test_node::chained;
 use crate::test_node::{StopFlag, TestNode};
 use gybe_installer::host::apply::{Busy, NodeLock};
-use gybe_installer::host::conflict::other_owner::OtherOwner;
+use gybe_installer::host::conflict::OtherOwner;
 use gybe_installer::host::conflist::PluginChain;
 use gybe_installer::host::pass::{PassHistory, pass};
 use gybe_installer::host::watch::{DirectoryWatch, WakeReason, WatchMode};

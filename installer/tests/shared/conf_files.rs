@@ -4,11 +4,12 @@
 use crate::test_node::TestNode;
 use crate::{json, shared, test_node, text, with_gybes_entry, without_names_and_versions};
 use gybe_installer::agent::kubeconfig::{Credentials, render};
-use gybe_installer::host::conflist::convert::{listed, unlisted};
 use gybe_installer::host::conflist::entry::Entry;
 use gybe_installer::host::conflist::{ConflistError, IstioEntry, PluginChain};
+use gybe_installer::host::conflist::{listed, unlisted};
 use gybe_installer::host::desired::{PutBack, Shape};
-use gybe_installer::host::libcni::{FileFormat, network};
+use gybe_installer::host::libcni::network;
+use gybe_installer::host::observe::FileFormat;
 use gybe_installer::host::problem::Problem;
 use gybe_installer::host::settings::{ApiServer, ServerTrust, Settings, SettingsSources};
 use serde_json::Value;

@@ -7,7 +7,7 @@ pub mod host {
     pub mod observe {
         mod file_name;
         pub mod result_cache;
-        pub use file_name::FileName;
+        pub use file_name::{FileFormat, FileName};
     }
     pub mod runtimes {
         pub mod config;

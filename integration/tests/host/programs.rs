@@ -5,8 +5,7 @@
 use crate::placement::{LIST, Node, add};
 use gybe_installer::host::apply::{ApplyError, FailedChange};
 use gybe_installer::host::desired::DesiredState;
-use gybe_installer::host::directory::Directory;
-use gybe_installer::host::observe::NodeDirectories;
+use gybe_installer::host::observe::{Directory, NodeDirectories};
 use gybe_installer::host::pass::{Pass, PassHistory, pass};
 use gybe_installer::host::problem::Problem;
 use gybe_integration::namespace::with_own_mounts;

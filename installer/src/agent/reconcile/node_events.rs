@@ -2,7 +2,7 @@
 
 use crate::agent::events::{Event, Reason};
 use crate::agent::status::Status;
-use crate::host::directory::{Directory, PerDirectory};
+use crate::host::observe::{Directory, PerDirectory};
 
 /// The conditions that have had an event and still hold.
 #[derive(Debug, Default)]

@@ -3,7 +3,7 @@
 use crate::error::chain;
 use crate::host::apply::ApplyError;
 use crate::host::conflict::Conflict;
-use crate::host::directory::PerDirectory;
+use crate::host::observe::PerDirectory;
 use crate::host::pass::Pass;
 use crate::host::problem::Problem;
 use crate::log::{Level, Log};

@@ -4,17 +4,17 @@ use super::observe::{AgentContact, Observation};
 use super::programs::program;
 use super::{About, Finding, Section, of_security};
 use crate::host::apply::TrialError;
-use crate::host::conflict::other_owner;
+use crate::host::conflict;
 use crate::host::conflist::ISTIO;
 use crate::host::desired::Shape;
 use crate::host::entries::OurEntries;
 use crate::host::image::PLUGIN;
 use crate::host::judge::{JudgeInput, Judgement, judge};
 use crate::host::libcni::choice::{BrokenFile, BrokenReason, ChosenNetwork, candidates};
+use crate::host::observe::runtimes::DropIns;
 use crate::host::observe::{DROP_IN, DirectoryState, FileName, Unreadable};
 use crate::host::platform::Platform;
 use crate::host::problem::{Problem, ProgramFault};
-use crate::host::runtimes::DropIns;
 use crate::host::runtimes::processes::RuntimeProcess;
 use crate::host::settings::STANDALONE;
 use gybe_netfilter::model::Hint;
@@ -243,7 +243,7 @@ fn restore_entry(observation: &Observation, plugins: &[String]) -> String {
     let plugins: Vec<&str> = plugins.iter().map(String::as_str).collect();
     let writer = writer(observation);
     // The topic `Others` has more details about istio-cni.
-    match other_owner::likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
+    match conflict::likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
         Some(owner) => {
             format!("{writer}; if {} undoes this again: {}", owner.name, owner.setting)
         }

@@ -3,7 +3,7 @@
 use super::observe::Observation;
 use super::programs::program;
 use super::{About, Finding, Section};
-use crate::host::conflict::other_owner::likely;
+use crate::host::conflict::likely;
 use crate::host::conflist::{ISTIO, PluginChain};
 use crate::host::image::PLUGIN;
 use crate::host::judge::primary;

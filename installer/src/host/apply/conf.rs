@@ -17,7 +17,8 @@ use crate::host::observe::{DROP_IN, FileName};
 pub(super) fn write(
     folder: &OpenDirectory,
     file: &FileName,
-    (bytes, access): (&[u8], &NewAccess),
+    bytes: &[u8],
+    access: &NewAccess,
     instead_of: Option<&[u8]>,
 ) -> Result<(), ApplyError> {
     if folder.read(file).as_deref() != instead_of {
@@ -56,7 +57,7 @@ fn exchange(folder: &OpenDirectory, file: &FileName, expected: &[u8]) -> Result<
     if out.as_deref() == Some(expected) {
         return folder.remove_temporary();
     }
-    put_back(folder, file, (ours, out))?;
+    put_back(folder, file, ours, out)?;
     Err(folder.overtaken(file))
 }
 
@@ -65,7 +66,8 @@ fn exchange(folder: &OpenDirectory, file: &FileName, expected: &[u8]) -> Result<
 fn put_back(
     folder: &OpenDirectory,
     file: &FileName,
-    (mut below, mut newest): (Option<Vec<u8>>, Option<Vec<u8>>),
+    mut below: Option<Vec<u8>>,
+    mut newest: Option<Vec<u8>>,
 ) -> Result<(), ApplyError> {
     loop {
         swap(folder, file).map_err(folder.failed("put back", file))?;

@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use nix::errno::Errno;
 use nix::unistd::geteuid;
 
-use super::trial::TrialError;
+use super::programs::TrialError;
 use crate::host::observe::Hash;
 
 /// Why a change failed. The previous file is kept.

@@ -1,9 +1,10 @@
-//! An open directory and the operations in it.
+//! An open directory and the operations in it. A rewritten conf file keeps its extended attributes: labels of security
+//! modules, access control lists, and the `user` namespace; not those that depend on the content (IMA's hash).
 
 use std::ffi::OsStr;
 use std::fs::File;
 use std::io::{Read, Write};
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::process;
 use std::sync::LazyLock;
@@ -13,9 +14,9 @@ use nix::errno::Errno;
 use nix::fcntl::{OFlag, openat, renameat};
 use nix::sys::stat::{Mode, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, fsync, unlinkat};
-use rustix::fs::{RenameFlags, renameat_with};
+use rustix::fs::{RenameFlags, XattrFlags, fgetxattr, flistxattr, fsetxattr, renameat_with};
 
-use super::{ApplyError, attributes};
+use super::ApplyError;
 use crate::error::errno;
 use crate::host::change::NewAccess;
 use crate::host::observe::conf_directory::list;
@@ -109,7 +110,7 @@ impl OpenDirectory {
         if let NewAccess::Like(name, _) = access
             && let Ok(theirs) = self.open_file(name)
         {
-            attributes::copy(theirs, file);
+            copy_attributes(theirs, file);
         }
         fsync(file)
     }
@@ -163,4 +164,27 @@ impl OpenDirectory {
     pub(super) fn sync(&self) -> Result<(), ApplyError> {
         fsync(&self.fd).map_err(self.failed("sync", ""))
     }
+}
+
+/// The kernel's limit for a list of names and for a value, in bytes (xattr(7)).
+const MAX_SIZE: usize = 64 << 10;
+
+const KEPT: [&[u8]; 3] = [b"security.selinux", b"security.SMACK64", b"system.posix_acl_access"];
+
+/// Copies the attributes that can be read from `from` and set on `to`. Skips the others: an unrepaired chain is
+/// worse than a missing attribute. Call it after setting the mode, which changes an access control list.
+fn copy_attributes(from: impl AsFd, to: impl AsFd) {
+    let (from, to) = (from.as_fd(), to.as_fd());
+    let (mut names, mut value) = (vec![0; MAX_SIZE], vec![0; MAX_SIZE]);
+    let length = flistxattr(from, names.as_mut_slice()).unwrap_or_default();
+    names.truncate(length);
+    for name in names.split(|byte| *byte == 0).filter(|name| is_kept(name)) {
+        if let Ok(length) = fgetxattr(from, name, value.as_mut_slice()) {
+            let _ = fsetxattr(to, name, value.get(..length).unwrap_or_default(), XattrFlags::empty());
+        }
+    }
+}
+
+fn is_kept(name: &[u8]) -> bool {
+    name.starts_with(b"user.") || KEPT.contains(&name)
 }

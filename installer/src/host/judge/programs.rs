@@ -7,9 +7,9 @@ use std::ffi::OsStr;
 use super::{JudgeInput, unconfirmed};
 use crate::host::desired::Confirmed;
 use crate::host::libcni::choice::ChosenNetwork;
+use crate::host::observe::runtimes::{ConfiguredDirectory, Runtime, SearchedDirectory};
 use crate::host::observe::{DirectoryState, NamedFile};
 use crate::host::problem::{OtherProgramFault, Problem, ProgramFault};
-use crate::host::runtimes::{ConfiguredDirectory, Runtime, SearchedDirectory};
 
 /// The plugin that containerd runs for each pod besides its networks (containerd/go-cni, `WithLoNetwork`). CRI-O sets up
 /// `lo` itself (ocicni, util_linux.go).

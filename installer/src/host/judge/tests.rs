@@ -6,8 +6,8 @@ use std::collections::BTreeMap;
 use nix::errno::Errno;
 
 use super::*;
+use crate::host::observe::runtimes::{Runtime, SearchedDirectory};
 use crate::host::observe::{Access, ConfFile, FileKind, NamedFile};
-use crate::host::runtimes::{Runtime, SearchedDirectory};
 
 const LIST: &str = r#"{"name":"net","plugins":[{"type":"calico"},{"type":"portmap"}]}"#;
 const CHAINED: &str = r#"{"name":"net","plugins":[{"type":"calico"},{"type":"gybe-cni"}]}"#;

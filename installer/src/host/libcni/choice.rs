@@ -2,9 +2,9 @@
 
 use std::borrow::Cow;
 
-use super::{FileFormat, LoadError, Network, list_name, network};
-use crate::host::observe::{ConfDirectory, FileName, Unreadable};
-use crate::host::runtimes::{DropIns, Runtime};
+use super::{LoadError, Network, list_name, network};
+use crate::host::observe::runtimes::{DropIns, Runtime};
+use crate::host::observe::{ConfDirectory, FileFormat, FileName, Unreadable};
 
 /// A file with which a runtime can start pods.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -14,11 +14,10 @@ use nix::fcntl::{OFlag, openat, readlinkat};
 use nix::sys::stat::{FileStat, Mode, SFlag, fstat};
 
 use super::{
-    Access, ConfDirectory, ConfFile, DirectoryState, FileKind, FileName, LARGEST, ORIGINAL, Unreadable,
-    is_temporary, mounts,
+    Access, ConfDirectory, ConfFile, DirectoryState, FileFormat, FileKind, FileName, LARGEST, ORIGINAL,
+    Unreadable, is_temporary, mounts,
 };
 use crate::error::errno;
-use crate::host::libcni::FileFormat;
 
 /// Real directories hold a handful of files; more entries than this are not read.
 const MAX_ENTRIES: usize = 65_536;

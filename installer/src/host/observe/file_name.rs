@@ -1,4 +1,5 @@
-//! A file name: one path component, so that a path can never leave its directory.
+//! A file name: one path component, so that a path can never leave its directory; and the format of a conf file, which
+//! its name decides.
 
 use std::borrow::Borrow;
 use std::ffi::{OsStr, OsString};
@@ -8,6 +9,29 @@ use std::os::unix::ffi::OsStrExt;
 /// A file's name, ordered by its bytes as runtimes order them.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct FileName(OsString);
+
+/// The format of a conf file, by its name's ending.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FileFormat {
+    /// `.conflist`: a list of plugins.
+    List,
+    /// `.conf`, `.json`: one plugin.
+    Single,
+}
+
+impl FileFormat {
+    /// Returns none for a file that no runtime reads.
+    #[must_use]
+    pub fn of(name: &OsStr) -> Option<Self> {
+        // Go's filepath.Ext: from the last dot on, a leading one included.
+        let dot = name.as_bytes().iter().rposition(|byte| *byte == b'.')?;
+        match name.as_bytes().get(dot..)? {
+            b".conflist" => Some(Self::List),
+            b".conf" | b".json" => Some(Self::Single),
+            _ => None,
+        }
+    }
+}
 
 /// The text is a path, or empty.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -15,7 +15,9 @@ use nix::sys::statvfs::{FsFlags, fstatvfs};
 use sha2::{Digest, Sha256};
 
 use super::conf_directory::{access, is, list, open_directory};
-use super::{Access, DirectoryState, FileName, LOCK, NamedFile, ProgramDirectory, Unreadable, is_temporary};
+use super::{
+    Access, DirectoryState, FileName, Identity, LOCK, NamedFile, ProgramDirectory, Unreadable, is_temporary,
+};
 use crate::error::errno;
 
 /// A SHA-256 digest.
@@ -63,22 +65,9 @@ pub struct ProgramFile {
 #[derive(Debug, Default)]
 pub struct HashCache(HashMap<Identity, Hash>);
 
-#[derive(Debug, PartialEq, Eq, Hash)]
-struct Identity {
-    file: (u64, u64, i64),
-    // Every write moves the change time, and the writer cannot set it back.
-    changed: (i64, i64),
-}
-
-impl Identity {
-    fn of(stat: &FileStat) -> Self {
-        Self { file: (stat.st_dev, stat.st_ino, stat.st_size), changed: (stat.st_ctime, stat.st_ctime_nsec) }
-    }
-}
-
 impl HashCache {
     fn of(&mut self, fd: OwnedFd, stat: &FileStat) -> Result<Hash, Unreadable> {
-        let identity = Identity::of(stat);
+        let identity = Identity::of_stat(stat);
         if let Some(hash) = self.0.get(&identity) {
             return Ok(*hash);
         }

@@ -1,14 +1,31 @@
 //! Removes our entry from conf files, and restores each file as it was.
+//!
+//! Originals are files that Gybe set aside so that uninstall can restore them, as `<name>.gybe-original` in the same
+//! directory. They survive a reboot, stay with the directory, and no runtime loads a file with this suffix.
 
-use super::originals;
+use std::ffi::OsStr;
+
+use super::Plan;
 use super::programs::InstalledIstio;
-use super::{Plan, standalone};
 use crate::host::change::{Change, NewAccess};
 use crate::host::conflist::entry::Entry;
-use crate::host::conflist::{ConflistError, ISTIO, IstioEntry, PluginChain, convert};
+use crate::host::conflist::{self, ConflistError, ISTIO, IstioEntry, PluginChain, as_list};
 use crate::host::desired::PutBack;
-use crate::host::observe::{ConfFile, FileKind, FileName, Hash, ORIGINAL, ObservedState};
+use crate::host::json::{self, JsonValue};
+use crate::host::observe::{ConfFile, DROP_IN, FileKind, FileName, Hash, ORIGINAL, ObservedState};
 use crate::host::problem::Problem;
+
+/// The network name that pods request: Istio's injector writes `k8s.v1.cni.cncf.io/networks: default/istio-cni`
+/// on pods (docs/ISTIO.md, section 5), and Multus uses the file whose network has that very name (multus-cni,
+/// `getCNIConfigFromFile`).
+pub(super) const NETWORK: &str = ISTIO;
+
+/// The files and the network that have our entry after the changes.
+#[derive(Debug, Default)]
+pub(super) struct Kept {
+    pub(super) files: Vec<FileName>,
+    pub(super) network: Option<FileName>,
+}
 
 /// Removes the entry of `plugin` from conf files.
 #[derive(Debug, Clone, Copy)]
@@ -35,30 +52,32 @@ impl ListedEntry<'_> {
 }
 
 impl EntryRemoval<'_> {
-    /// Plans the removal from every file that is not `kept`. Links and set-aside originals are never changed.
-    pub(super) fn plan_every_file_except(&self, kept: impl Fn(&FileName) -> bool, plan: &mut Plan) {
+    /// Plans the removal from every file and network that is not `kept`. Links and set-aside originals are never
+    /// changed.
+    pub(super) fn plan_all_except(&self, kept: &Kept, plan: &mut Plan) {
         for (name, file) in &self.observed.conf.files {
-            let is_kept = file.kind == FileKind::Link || name.ends_in(ORIGINAL) || kept(name);
+            let is_kept = file.kind == FileKind::Link || name.ends_in(ORIGINAL) || kept.files.contains(name);
             let (false, Ok(bytes)) = (is_kept, &file.content) else { continue };
-            if standalone::is_ours(bytes, self.plugin) {
-                self.plan_for_own_network((name, file, bytes), plan);
+            if is_our_network(bytes, self.plugin) {
+                self.plan_for_own_network(name, file, bytes, plan);
             } else if let Ok(chain) = PluginChain::read(bytes)
                 && chain.entry(self.plugin).is_some()
             {
                 self.plan_for_list(&ListedEntry { name, file, bytes, chain }, plan);
             }
         }
+        remove_drop_ins(self.observed, kept.network.as_ref(), plan);
     }
 
     /// Removes a network that is ours alone, or restores istio-cni's in its place.
-    fn plan_for_own_network(&self, (name, file, bytes): (&FileName, &ConfFile, &Vec<u8>), plan: &mut Plan) {
-        let change = match self.istio_original(name, standalone::is_of_istio, plan) {
-            None => Change::Remove { file: name.clone(), bytes: bytes.clone() },
+    fn plan_for_own_network(&self, name: &FileName, file: &ConfFile, bytes: &[u8], plan: &mut Plan) {
+        let change = match self.istio_original(name, is_of_istio, plan) {
+            None => Change::Remove { file: name.clone(), bytes: bytes.to_vec() },
             Some(theirs) => Change::Write {
                 file: name.clone(),
                 bytes: theirs.clone(),
                 access: NewAccess::Like(name.clone(), file.access),
-                instead_of: Some(bytes.clone()),
+                instead_of: Some(bytes.to_vec()),
             },
         };
         plan.changes.push(change);
@@ -72,7 +91,7 @@ impl EntryRemoval<'_> {
         plan: &mut Plan,
     ) -> Option<&Vec<u8>> {
         let original =
-            originals::of(self.observed, name).filter(|original| original.is_trusted(self.observed))?;
+            original_of(self.observed, name).filter(|original| original.is_trusted(self.observed))?;
         let before = original.file.content.as_ref().ok()?;
         if self.put_back != PutBack::Istio || !has_istio(before) {
             return None;
@@ -85,9 +104,9 @@ impl EntryRemoval<'_> {
     }
 
     fn plan_for_list(&self, held: &ListedEntry<'_>, plan: &mut Plan) {
-        let unlisted = convert::unlisted(held.bytes, self.plugin);
-        let singles = originals::singles_of(held.name);
-        let original = originals::of_list(self.observed, held.name);
+        let unlisted = conflist::unlisted(held.bytes, self.plugin);
+        let singles = singles_of(held.name);
+        let original = original_of_list(self.observed, held.name);
         let single_is_back = singles.iter().any(|single| self.observed.conf.files.contains_key(single));
         match original {
             // The primary wrote its single file again, so no other program needs the list.
@@ -157,5 +176,125 @@ fn rewrite(held: &ListedEntry<'_>, without: Result<Vec<u8>, ConflistError>, plan
             instead_of: Some(held.bytes.to_vec()),
         }),
         Err(why) => plan.problems.push(Problem::Unchangeable { file: held.name.clone(), why }),
+    }
+}
+
+/// Reports whether a file is a network of istio-cni's plugin alone.
+pub(super) fn is_of_istio(text: &[u8]) -> bool {
+    is_network_of(text, ISTIO)
+}
+
+/// Reports whether a file is a network of that one plugin.
+pub(super) fn is_network_of(text: &[u8], plugin: &str) -> bool {
+    json::parse(text).is_ok_and(|tree| tree.field("type").and_then(JsonValue::as_text) == Some(plugin))
+}
+
+/// Reports whether a file is a network of that one plugin under our network name: only Gybe writes that.
+fn is_our_network(bytes: &[u8], plugin: &str) -> bool {
+    let has =
+        |tree: &JsonValue, key: &str, text: &str| tree.member(key).and_then(JsonValue::as_text) == Some(text);
+    json::parse(bytes).is_ok_and(|tree| has(&tree, "type", plugin) && has(&tree, "name", NETWORK))
+}
+
+/// Removes our file from every network's directory except that of `kept`.
+fn remove_drop_ins(observed: &ObservedState, kept: Option<&FileName>, plan: &mut Plan) {
+    for (network, files) in &observed.conf.networks {
+        if Some(network) != kept && files.contains_key(OsStr::new(DROP_IN)) {
+            plan.changes.push(Change::RemoveDropIn { network: network.clone() });
+        }
+    }
+}
+
+/// A file that was set aside.
+#[derive(Debug, Clone)]
+struct Original<'a> {
+    /// Its current name.
+    aside: FileName,
+    /// The name under which it is restored.
+    name: FileName,
+    file: &'a ConfFile,
+}
+
+/// Returns the names of the single files that can have been converted to a list of this name.
+fn singles_of(list: &FileName) -> Vec<FileName> {
+    let singles = ["", ".conf"].iter().filter_map(|ending| list.ended(".conflist", ending));
+    singles.filter(|single| as_list(single).contains(list)).collect()
+}
+
+/// The original of `name`.
+fn original_of<'a>(observed: &'a ObservedState, name: &FileName) -> Option<Original<'a>> {
+    let aside = name.with(ORIGINAL);
+    let file = observed.conf.files.get(&aside)?;
+    Some(Original { aside, name: name.clone(), file })
+}
+
+/// Reports whether an original of `name` was set aside.
+pub(super) fn has_original(observed: &ObservedState, name: &FileName) -> bool {
+    observed.conf.files.contains_key(&name.with(ORIGINAL))
+}
+
+/// The original of the single file that `list` was made from.
+fn original_of_list<'a>(observed: &'a ObservedState, list: &FileName) -> Option<Original<'a>> {
+    let originals = observed.conf.files.iter().filter_map(|(aside, file)| {
+        let name = aside.without(ORIGINAL).filter(|name| as_list(name).contains(list))?;
+        Some(Original { aside: aside.clone(), name, file })
+    });
+    // `10-a.conf` and `10-a.conf.conf` can become the same list: prefer the one whose content matches.
+    let mut originals: Vec<_> = originals.collect();
+    originals
+        .sort_by_key(|original| !observed.conf.files.get(list).is_some_and(|list| original.is_inside(list)));
+    originals.into_iter().next()
+}
+
+/// Copies `name` aside before other content is written to it.
+pub(super) fn set_aside(observed: &ObservedState, name: &FileName) -> Option<Change> {
+    let file = observed.conf.files.get(name)?;
+    let (aside, bytes) = (name.with(ORIGINAL), file.content.clone().ok()?);
+    let instead_of = observed.conf.files.get(&aside).and_then(|there| there.content.clone().ok());
+    let access = NewAccess::Like(name.clone(), file.access);
+    (instead_of.as_ref() != Some(&bytes)).then_some(Change::Write { file: aside, bytes, access, instead_of })
+}
+
+impl Original<'_> {
+    /// Reports whether `list` without our entry has the original's bytes.
+    fn is_inside(&self, list: &ConfFile) -> bool {
+        let (Ok(list), Ok(original)) = (&list.content, &self.file.content) else { return false };
+        let ours = |plugin: &str| {
+            conflist::unlisted(list, plugin).as_ref() == Some(original)
+                || PluginChain::read(list).and_then(|chain| chain.without(plugin)).as_ref() == Ok(original)
+        };
+        let plugins =
+            PluginChain::read(list).map(|chain| chain.plugins().last().map(|last| (*last).to_owned()));
+        self.file.kind == FileKind::Regular && plugins.ok().flatten().is_some_and(|last| ours(&last))
+    }
+
+    /// Renames it back.
+    fn bring_back(&self) -> Option<Change> {
+        let bytes = self.file.content.clone().ok()?;
+        Some(Change::Move { from: self.aside.clone(), to: self.name.clone(), bytes })
+    }
+
+    /// Reports whether only this process's user can have written it.
+    fn is_trusted(&self, observed: &ObservedState) -> bool {
+        self.file.kind == FileKind::Regular && self.file.access.is_only_of(observed.us)
+    }
+}
+
+/// Removes originals whose file no longer contains our entry.
+pub(super) fn remove_unneeded_originals(observed: &ObservedState, kept: &Kept, plan: &mut Plan) {
+    let kept = |name: &FileName| kept.files.contains(name);
+    for (aside, file) in &observed.conf.files {
+        let Some(name) = aside.without(ORIGINAL) else { continue };
+        let is_planned = plan.changes.iter().any(|change| match change {
+            Change::Move { from, to, .. } => from == aside || to == aside,
+            Change::Write { file, .. } | Change::Remove { file, .. } => file == aside,
+            _ => false,
+        });
+        if is_planned || kept(&name) || as_list(&name).iter().any(&kept) {
+            continue;
+        }
+        if let Ok(bytes) = &file.content {
+            plan.changes.push(Change::Remove { file: aside.clone(), bytes: bytes.clone() });
+        }
     }
 }

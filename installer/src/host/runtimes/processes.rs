@@ -1,7 +1,7 @@
 //! The container runtimes of the node: whether they still watch the conf directory (a watch belongs to an
 //! inode, and a directory that was created again has another one, F13), and whether they read drop-ins.
 
-use crate::host::runtimes::DropIns;
+use crate::host::observe::runtimes::DropIns;
 use crate::host::runtimes::config::{RuntimeConfig, configured};
 use crate::pod::program_text;
 use nix::sys::stat::stat;
@@ -58,10 +58,10 @@ pub(crate) fn running(root: &Path, conf: &Path, check: DropInCheck) -> Vec<Runti
     let Ok(processes) = fs::read_dir(root.join("proc")) else { return Vec::new() };
     let pids = processes.flatten().take(MAX_PROCESSES);
     let pids = pids.filter_map(|entry| entry.file_name().to_str()?.parse().ok());
-    pids.filter_map(|pid| runtime(root, (pid, conf), check)).take(MAX_RUNTIMES).collect()
+    pids.filter_map(|pid| runtime(root, pid, conf, check)).take(MAX_RUNTIMES).collect()
 }
 
-fn runtime(root: &Path, (pid, conf): (u32, &Path), check: DropInCheck) -> Option<RuntimeProcess> {
+fn runtime(root: &Path, pid: u32, conf: &Path, check: DropInCheck) -> Option<RuntimeProcess> {
     let process = root.join("proc").join(pid.to_string());
     let name = fs::read_to_string(process.join("comm")).ok()?.trim().to_owned();
     if !matches!(name.as_str(), "containerd" | "crio") || !is_of_host(root, &process) {

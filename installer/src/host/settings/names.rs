@@ -2,8 +2,7 @@
 //! the treatment of unsupported ones.
 
 use super::environment::SERVICE_ACCOUNT;
-use super::error::InvalidSetting;
-use super::reader::SettingsReader;
+use super::reader::{InvalidSetting, SettingsReader};
 use gybe_plugin::pod::parse_bool;
 
 /// A setting's name and how it is supported.

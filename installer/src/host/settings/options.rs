@@ -1,8 +1,7 @@
 //! An operator's options: the settings that a changed ConfigMap may change while the agent runs.
 
 use super::environment::Environment;
-use super::node_taint::{self, NodeTaint};
-use super::reader::{RawSetting, SettingsReader, list};
+use super::reader::{RawSetting, SettingsReader, is_qualified_name, list};
 use super::repair::{self, RepairOptions};
 use super::{plugin_conf, template};
 use crate::host::desired::{Confirmed, PutBack, Shape};
@@ -12,6 +11,7 @@ use gybe_plugin::args::Namespace;
 use gybe_plugin::conf::PluginConf;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
+use std::fmt;
 
 /// An operator's options.
 #[derive(Debug, Clone, PartialEq)]
@@ -117,7 +117,7 @@ pub(super) fn read(reader: &mut SettingsReader<'_>, environment: &Environment) -
         also_as: also_as(reader),
         repair: repair::read(reader),
         leave_when_daemonset_gone: reader.yes(reader.key("leave_when_daemonset_gone")),
-        node_taints: node_taint::read(reader),
+        node_taints: node_taints(reader),
         events: reader.yes_or_no(reader.key("events")).unwrap_or(true),
     }
 }
@@ -180,4 +180,72 @@ fn also_as(reader: &mut SettingsReader<'_>) -> BTreeSet<FileName> {
         reader.refuse(setting, format!("must be of {}", OTHER_NAMES.join(", ")));
     }
     list(setting.text).filter_map(|name| FileName::new(name).ok()).collect()
+}
+
+/// The effect of these taints.
+const EFFECT: &str = "NoSchedule";
+
+/// The key of a taint that keeps pods off a node whose agent is not ready. The effect is always `NoSchedule`: `NoExecute`
+/// would evict running pods, whose rules stay while the agent is not ready.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct NodeTaint {
+    key: String,
+}
+
+impl NodeTaint {
+    pub const EFFECT: &str = EFFECT;
+
+    /// Parses `KEY` or `KEY:NoSchedule`; none if it is neither.
+    #[must_use]
+    pub fn parse(text: &str) -> Option<Self> {
+        let key = match text.split_once(':') {
+            Some((key, EFFECT)) => key,
+            Some(_) => return None,
+            None => text,
+        };
+        is_qualified_name(key).then(|| Self { key: key.to_owned() })
+    }
+
+    #[must_use]
+    pub fn key(&self) -> &str {
+        &self.key
+    }
+}
+
+impl fmt::Display for NodeTaint {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}:{EFFECT}", self.key)
+    }
+}
+
+fn node_taints(reader: &mut SettingsReader<'_>) -> Vec<NodeTaint> {
+    let Some(setting) = reader.key("node_taints") else { return Vec::new() };
+    let taints: Option<BTreeSet<_>> = list(setting.text).map(NodeTaint::parse).collect();
+    if taints.is_none() {
+        reader
+            .refuse(setting, "must be a comma-separated list of taint keys, each alone or with :NoSchedule");
+    }
+    taints.into_iter().flatten().collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_taint_is_a_key_with_the_effect_no_schedule_or_without_one() {
+        for (text, key) in [
+            ("cni.istio.io/not-ready", Some("cni.istio.io/not-ready")),
+            ("NodeReadiness:NoSchedule", Some("NodeReadiness")),
+            ("cni.istio.io/not-ready:NoExecute", None),
+            ("a=b:NoSchedule", None),
+            ("", None),
+            ("/x", None),
+            ("Not.A.Domain/x", None),
+            ("-x", None),
+            ("a/b/c", None),
+        ] {
+            assert_eq!(NodeTaint::parse(text).as_ref().map(NodeTaint::key), key, "{text}");
+        }
+    }
 }

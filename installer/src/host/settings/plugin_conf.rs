@@ -2,13 +2,13 @@
 //! plugin reads what is written here.
 
 use super::environment::Environment;
-use super::exclusion;
-use super::logging;
-use super::reader::{RawSetting, SettingsReader};
+use super::reader::{RawSetting, SettingsReader, list};
 use super::template::Template;
+use gybe_plugin::args::Namespace;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::pod::parse_bool;
 use serde_json::{Map, Value, json};
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 /// A ConfigMap's key and the entry's key of the same meaning.
@@ -24,7 +24,7 @@ pub(super) fn read(
 ) -> PluginConf {
     let mut setting: Vec<(&str, RawSetting<'_>)> =
         WORDS.into_iter().filter_map(|(key, ours)| Some((ours, reader.key(key)?))).collect();
-    setting.extend(logging::level(reader).map(|level| ("log_level", level)));
+    setting.extend(log_level(reader).map(|level| ("log_level", level)));
     setting.extend(backend(reader).map(|backend| ("backend", backend)));
     let mut members = template.map(|it| it.members.clone()).unwrap_or_default();
     members.extend(setting.iter().map(|(ours, setting)| ((*ours).to_owned(), setting.text.into())));
@@ -39,14 +39,14 @@ pub(super) fn read(
         members.insert("facts".into(), json!({ "socket": environment.facts_socket() }));
     }
     let mut conf = typed(reader, &members, &setting);
-    let excluded = exclusion::setting(reader, environment);
+    let excluded = excluded_setting(reader, environment);
     let by = excluded.as_ref().map(|(setting, _)| ("exclude_namespaces", *setting));
     match (excluded, template) {
         (Some((_, names)), _) => conf.exclude_namespaces = names,
         (None, Some(template)) if template.has("exclude_namespaces") => {
-            exclusion::note(reader, environment, template.name, &conf.exclude_namespaces);
+            note_on_excluded(reader, environment, template.name, &conf.exclude_namespaces);
         }
-        (None, _) => conf.exclude_namespaces = exclusion::usual(environment),
+        (None, _) => conf.exclude_namespaces = usually_excluded(environment),
     }
     match template {
         Some(template) => {
@@ -98,4 +98,69 @@ fn backend<'a>(reader: &mut SettingsReader<'a>) -> Option<RawSetting<'a>> {
         .filter(|setting| is_nft && parse_bool(setting.text).is_some())
         .map(|setting| RawSetting { text: "nft", ..setting });
     setting.or(native).or(forced)
+}
+
+/// The plugin's level. `LOG_OUTPUT_LEVEL` is Istio's: levels of scopes, and the plugin's scope is `cni-plugin`
+/// (docs/ISTIO.md, section 5).
+pub(super) fn log_level<'a>(reader: &mut SettingsReader<'a>) -> Option<RawSetting<'a>> {
+    let setting = reader.either("log_level", "LOG_LEVEL");
+    let scoped = reader.variable("LOG_OUTPUT_LEVEL").and_then(scoped);
+    // `fatal` is Istio's highest level, for messages that end the process. Gybe has none.
+    let fatal = |setting: RawSetting<'a>| {
+        if setting.text == "fatal" { RawSetting { text: "error", ..setting } } else { setting }
+    };
+    setting.or(scoped.map(fatal))
+}
+
+/// Parses `default:info,cni-plugin:debug`, or `info` alone.
+fn scoped(setting: RawSetting<'_>) -> Option<RawSetting<'_>> {
+    let level = |scope: &str| {
+        setting.text.split(',').map(str::trim).rev().find_map(|pair| match pair.split_once(':') {
+            Some((of, level)) if of == scope => Some(level),
+            None if scope == "default" => Some(pair),
+            _ => None,
+        })
+    };
+    let text = ["cni-plugin", "all", "default"].into_iter().find_map(level)?;
+    Some(RawSetting { text, ..setting })
+}
+
+/// The default: the cluster's own namespace, ours, and the control plane's, which the mesh needs to start.
+fn usually_excluded(environment: &Environment) -> BTreeSet<String> {
+    let own = [environment.namespace.as_str(), "kube-system", &environment.control_plane];
+    own.into_iter().filter(|name| !name.is_empty()).map(str::to_owned).collect()
+}
+
+/// The configured list, if any; an empty list is a value too.
+fn excluded_setting<'a>(
+    reader: &mut SettingsReader<'a>,
+    environment: &Environment,
+) -> Option<(RawSetting<'a>, BTreeSet<String>)> {
+    let by_key = reader.sources.files.get("exclude_namespaces").map(|text| ("exclude_namespaces", text));
+    let by_variable =
+        || reader.sources.environment.get("EXCLUDE_NAMESPACES").map(|text| ("EXCLUDE_NAMESPACES", text));
+    let (name, text) = by_key.or_else(by_variable)?;
+    let setting = RawSetting { name, text };
+    let strange: Vec<_> = list(text).filter(|name| Namespace::parse(name).is_err()).collect();
+    if !strange.is_empty() {
+        reader.refuse(setting, format!("not valid namespace names: {}", strange.join(", ")));
+    }
+    let named: BTreeSet<String> = list(text).map(str::to_owned).collect();
+    note_on_excluded(reader, environment, name, &named);
+    Some((setting, named))
+}
+
+/// Adds a note if a list does not contain the control plane's namespace.
+fn note_on_excluded(
+    reader: &mut SettingsReader<'_>,
+    environment: &Environment,
+    name: &str,
+    named: &BTreeSet<String>,
+) {
+    if !named.contains(&environment.control_plane) {
+        reader.notes.push(format!(
+            "{name} does not contain {:?}, the namespace of istiod: if istiod's own pods are in the mesh, they cannot start without istiod",
+            environment.control_plane
+        ));
+    }
 }

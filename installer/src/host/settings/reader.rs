@@ -1,9 +1,54 @@
-//! Parses values. Every invalid setting is collected; none stops the parsing.
+//! Parses values. Every invalid setting is collected; none stops the parsing, and all are reported in one message.
 
-use super::error::InvalidSetting;
 use super::sources::SettingsSources;
 use gybe_plugin::pod::parse_bool;
+use std::fmt;
 use std::path::PathBuf;
+
+/// The limits of a label's key, which a taint's key shares (Kubernetes' `IsQualifiedName`).
+const MAX_NAME: usize = 63;
+const MAX_PREFIX: usize = 253;
+
+/// One invalid setting.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct InvalidSetting {
+    /// The variable, or the ConfigMap's key.
+    pub name: String,
+    /// Its value, truncated to 64 characters.
+    pub value: String,
+    /// What is valid, or what replaces the setting.
+    pub why: String,
+}
+
+impl InvalidSetting {
+    pub(super) fn new(name: &str, value: &str, why: impl Into<String>) -> Self {
+        let value = value.chars().take(64).collect();
+        Self { name: name.to_owned(), value, why: why.into() }
+    }
+}
+
+impl fmt::Display for InvalidSetting {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} is {:?}: {}", self.name, self.value, self.why)
+    }
+}
+
+/// All invalid settings.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SettingsError(pub Vec<InvalidSetting>);
+
+impl std::error::Error for SettingsError {}
+
+impl fmt::Display for SettingsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("invalid settings: ")?;
+        for (n, fault) in self.0.iter().enumerate() {
+            let comma = if n == 0 { "" } else { "; " };
+            write!(f, "{comma}{fault}")?;
+        }
+        Ok(())
+    }
+}
 
 /// A configured value and the name of its setting.
 #[derive(Debug, Clone, Copy)]
@@ -98,4 +143,25 @@ impl<'a> SettingsReader<'a> {
 /// Splits a comma-separated list into trimmed elements, without the empty ones.
 pub(super) fn list(text: &str) -> impl Iterator<Item = &str> {
     text.split(',').map(str::trim).filter(|element| !element.is_empty())
+}
+
+/// Reports whether a text is the key of a label or taint: a name, after a DNS prefix and a slash or alone.
+pub(super) fn is_qualified_name(key: &str) -> bool {
+    let (prefix, name) = key.rsplit_once('/').map_or((None, key), |(prefix, name)| (Some(prefix), name));
+    let is_prefix = prefix.is_none_or(|prefix| prefix.len() <= MAX_PREFIX && prefix.split('.').all(is_label));
+    is_prefix && is_name(name)
+}
+
+/// Reports whether a text is the name in such a key, or the value of a label.
+pub(super) fn is_name(name: &str) -> bool {
+    let is_end = |end: Option<char>| end.is_some_and(|c| c.is_ascii_alphanumeric());
+    let is_inner = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+    name.len() <= MAX_NAME
+        && is_end(name.chars().next())
+        && is_end(name.chars().last())
+        && name.chars().all(is_inner)
+}
+
+fn is_label(label: &str) -> bool {
+    is_name(label) && label.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
 }

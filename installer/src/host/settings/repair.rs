@@ -1,7 +1,6 @@
 //! What happens to running pods that should be redirected and are not, and to which of them.
 
-use super::node_taint::{is_name, is_qualified_name};
-use super::reader::SettingsReader;
+use super::reader::{RawSetting, SettingsReader, is_name, is_qualified_name};
 use serde::{Deserialize, Serialize};
 use std::fmt;
 
@@ -115,9 +114,7 @@ fn label(reader: &mut SettingsReader<'_>) -> PodLabel {
         None => {
             let key = reader.variable("REPAIR_BROKEN_POD_LABEL_KEY");
             let value = reader.variable("REPAIR_BROKEN_POD_LABEL_VALUE");
-            let text = |setting: Option<_>, default| {
-                setting.map_or(default, |it: super::reader::RawSetting<'_>| it.text)
-            };
+            let text = |setting: Option<_>, default| setting.map_or(default, |it: RawSetting<'_>| it.text);
             (key.or(value), parsed(text(key, &default.key), text(value, &default.value)))
         }
     };

@@ -10,8 +10,8 @@ use gybe_installer::host::desired::{Confirmed, Shape};
 use gybe_installer::host::judge::{JudgeInput, judge};
 use gybe_installer::host::libcni::Network;
 use gybe_installer::host::libcni::choice::{ChosenNetwork, NoChoice, choose, choose_by_name};
+use gybe_installer::host::observe::runtimes::{Runtime, Runtimes};
 use gybe_installer::host::observe::{HashCache, NodeDirectories, ObserveScope, observe};
-use gybe_installer::host::runtimes::{Runtime, Runtimes};
 use serde_json::Value;
 
 use crate::fixture::{host_without_runtime, log};

@@ -10,7 +10,7 @@ use std::process::{Child, ChildStdin, ChildStdout, Stdio};
 use std::time::Duration;
 
 use gybe_containerd_tests::{Sandbox, SimulatedHost};
-use gybe_installer::host::runtimes::DropIns;
+use gybe_installer::host::observe::runtimes::DropIns;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::{Value, json};
 

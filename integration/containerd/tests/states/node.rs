@@ -16,8 +16,8 @@ use gybe_containerd_tests::{
 };
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_installer::host::libcni::choice::{NoChoice, choose};
+use gybe_installer::host::observe::runtimes::{DropIns, Runtime};
 use gybe_installer::host::observe::{FileName, HashCache, NodeDirectories, ObserveScope, observe};
-use gybe_installer::host::runtimes::{DropIns, Runtime};
 use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::nft::Nft;
 use gybe_test_support::wait_for_at_most;
