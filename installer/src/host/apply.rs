@@ -15,7 +15,7 @@ use crate::error::chain;
 use gybe_netfilter::model::Hint;
 use std::ffi::OsStr;
 
-pub use error::ApplyError;
+pub use error::ChangeError;
 pub use lock::{Busy, NodeLock};
 pub use programs::{TrialError, try_installed};
 
@@ -26,7 +26,7 @@ use open_directory::OpenDirectory;
 
 /// The result of applying a plan.
 #[derive(Debug, Default)]
-pub struct ApplyReport {
+pub struct AppliedChanges {
     /// The number of changes made.
     pub done: usize,
     /// The changes that failed. If the last one stopped the others, those after it were not attempted.
@@ -37,7 +37,7 @@ pub struct ApplyReport {
 #[derive(Debug, Clone)]
 pub struct FailedChange {
     pub change: Change,
-    pub why: ApplyError,
+    pub why: ChangeError,
     /// Whether the chain works without it: no pod depends on it, or the program in its place works.
     pub works_without: bool,
 }
@@ -46,7 +46,7 @@ impl FailedChange {
     /// Reports whether another program changed the file since the plan was made. The system refused nothing.
     #[must_use]
     pub fn is_overtaken(&self) -> bool {
-        matches!(self.why, ApplyError::Overtaken { .. })
+        matches!(self.why, ChangeError::Overtaken { .. })
     }
 
     /// Returns the error, with what to do about it.
@@ -72,8 +72,8 @@ impl FailedChange {
 /// stops nothing: the chain matters more than the newest version, and a chain that names a program which does
 /// not run refuses every pod.
 #[must_use]
-pub fn apply(changes: &[Change], directories: &NodeDirectories) -> ApplyReport {
-    let mut applied = ApplyReport::default();
+pub fn apply(changes: &[Change], directories: &NodeDirectories) -> AppliedChanges {
+    let mut applied = AppliedChanges::default();
     for change in changes {
         match step(change, directories) {
             Ok(()) => applied.done += 1,
@@ -98,7 +98,7 @@ pub(super) fn works_without(change: &Change, directories: &NodeDirectories) -> b
     program.need == PlacementOrder::AfterEntry || runs()
 }
 
-fn step(change: &Change, directories: &NodeDirectories) -> Result<(), ApplyError> {
+fn step(change: &Change, directories: &NodeDirectories) -> Result<(), ChangeError> {
     let conf = || OpenDirectory::open(&directories.conf);
     match change {
         Change::PlaceProgram { program } => {

@@ -47,11 +47,11 @@ pub struct PluginChain<'a> {
     bytes: &'a [u8],
     /// The position after the opening bracket.
     start: usize,
-    links: Vec<Link>,
+    links: Vec<ChainLink>,
 }
 
 #[derive(Debug, Clone)]
-struct Link {
+struct ChainLink {
     span: Range<usize>,
     plugin: Option<String>,
     ambient: bool,
@@ -65,7 +65,7 @@ impl<'a> PluginChain<'a> {
         let tree = json::parse(bytes)?;
         let plugins = tree.member("plugins").ok_or(ConflistError::NoPlugins)?;
         let elements = plugins.as_array().ok_or(ConflistError::NoPlugins)?;
-        let links = elements.iter().map(Link::of).collect();
+        let links = elements.iter().map(ChainLink::of).collect();
         Ok(Self { bytes, start: plugins.span.start + 1, links })
     }
 
@@ -94,7 +94,8 @@ impl<'a> PluginChain<'a> {
 
     /// The file with `entry` exactly once, as the last one of the chain; the same bytes if it is so already.
     pub fn with(&self, entry: &Entry, istio: IstioEntry) -> Result<Vec<u8>, ConflistError> {
-        let goes = |link: &Link| link.is(entry.plugin()) || (istio == IstioEntry::Replace && link.is(ISTIO));
+        let goes =
+            |link: &ChainLink| link.is(entry.plugin()) || (istio == IstioEntry::Replace && link.is(ISTIO));
         if self.links.iter().any(|link| goes(link) && link.is(ISTIO) && link.ambient) {
             return Err(ConflistError::Ambient);
         }
@@ -176,7 +177,7 @@ impl<'a> PluginChain<'a> {
     }
 }
 
-impl Link {
+impl ChainLink {
     fn of(node: &JsonValue) -> Self {
         let plugin = node.field("type").and_then(JsonValue::as_text).map(str::to_owned);
         let ambient =

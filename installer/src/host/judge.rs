@@ -17,7 +17,7 @@ use super::json::{self, JsonValue};
 use super::libcni::choice::{
     BrokenFile, BrokenReason, ChosenNetwork, NoChoice, candidates, choose, choose_by_name,
 };
-use super::libcni::{Network, network};
+use super::libcni::{LoadedNetwork, network};
 use super::observe::runtimes::{ConfiguredDirectory, DropIns, NetworkCount, Possible, Runtime, Runtimes};
 use super::observe::{
     ConfDirectory, DROP_IN, Directory, DirectoryState, FileFormat, FileName, ORIGINAL, ObservedState,
@@ -215,7 +215,7 @@ pub fn unconfirmed(question: &JudgeInput<'_>, choice: &ChosenNetwork) -> Option<
 }
 
 /// The plugins of a network that are not a mesh's.
-fn primaries(network: &Network, plugin: &str) -> Vec<String> {
+fn primaries(network: &LoadedNetwork, plugin: &str) -> Vec<String> {
     network.plugins.iter().filter(|kind| *kind != plugin && *kind != ISTIO).cloned().collect()
 }
 

@@ -14,7 +14,7 @@ const NEWEST: [u32; 3] = [1, 1, 0];
 
 /// A network that a runtime can use for pods.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Network {
+pub struct LoadedNetwork {
     /// Empty in a `.conf` without a name.
     pub name: String,
     /// The CNI version that libcni uses with the plugins; empty if the file has none.
@@ -50,7 +50,7 @@ pub enum LoadError {
 }
 
 /// Parses a file. `drop_ins` are the `.conf` files of the network's own directory, in order.
-pub fn network(form: FileFormat, bytes: &[u8], drop_ins: &[&[u8]]) -> Result<Network, LoadError> {
+pub fn network(form: FileFormat, bytes: &[u8], drop_ins: &[&[u8]]) -> Result<LoadedNetwork, LoadError> {
     let tree = json::parse(bytes).map_err(LoadError::NotJson)?;
     if !tree.is_object() {
         return Err(LoadError::NotAnObject);
@@ -59,7 +59,7 @@ pub fn network(form: FileFormat, bytes: &[u8], drop_ins: &[&[u8]]) -> Result<Net
         FileFormat::List => list(&tree, drop_ins),
         FileFormat::Single => {
             let kind = plugin(0, &tree)?;
-            Ok(Network {
+            Ok(LoadedNetwork {
                 delegates: delegates_of(&kind, &tree),
                 name: text_field(&tree, "name")?,
                 version: text_field(&tree, "cniVersion")?,
@@ -76,7 +76,7 @@ pub fn list_name(bytes: &[u8]) -> Option<String> {
     json::parse(bytes).ok()?.member("name")?.as_text().map(str::to_owned)
 }
 
-fn list(tree: &JsonValue, drop_ins: &[&[u8]]) -> Result<Network, LoadError> {
+fn list(tree: &JsonValue, drop_ins: &[&[u8]]) -> Result<LoadedNetwork, LoadError> {
     let name = tree.member("name").ok_or(LoadError::NoName)?;
     let name = name.as_text().ok_or(LoadError::Wrong("name"))?.to_owned();
     let version = version(tree)?;
@@ -99,7 +99,7 @@ fn list(tree: &JsonValue, drop_ins: &[&[u8]]) -> Result<Network, LoadError> {
         return Err(LoadError::NoPlugins);
     }
     let drop_ins = if inlined_only { DropIns::Ignored } else { DropIns::Loaded };
-    Ok(Network { name, version, plugins, delegates, drop_ins })
+    Ok(LoadedNetwork { name, version, plugins, delegates, drop_ins })
 }
 
 /// The types of the plugins, and the programs that these run.

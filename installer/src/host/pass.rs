@@ -9,7 +9,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::apply::{ApplyReport, Busy, FailedChange, NodeLock, apply, works_without};
+use super::apply::{AppliedChanges, Busy, FailedChange, NodeLock, apply, works_without};
 use super::change::Change;
 use super::conflict::{Conflict, ConflictTracker, RewriteCounts, WriteOutcome};
 use super::desired::DesiredState;
@@ -132,7 +132,7 @@ pub(crate) const RETRY: Duration = Duration::from_secs(1);
 pub struct Pass {
     /// What had to be done, without the changes that wait because of a conflict or of a failure a moment ago.
     pub plan: Plan,
-    pub applied: ApplyReport,
+    pub applied: AppliedChanges,
     /// What is still to be done, read from the disk again.
     pub left: Plan,
     pub conflicts: PerDirectory<Option<Conflict>>,
@@ -212,7 +212,7 @@ pub fn pass(
         return Ok(Pass {
             left: whole,
             plan: planned,
-            applied: ApplyReport::default(),
+            applied: AppliedChanges::default(),
             conflicts,
             waiting,
             due,
@@ -243,7 +243,7 @@ fn without_put_off(left: &Plan, whole: &Plan, planned: &Plan) -> Plan {
     Plan { changes, ..left.clone() }
 }
 
-fn outcome(applied: &ApplyReport) -> WriteOutcome {
+fn outcome(applied: &AppliedChanges) -> WriteOutcome {
     match applied.failed.as_slice() {
         [] => WriteOutcome::Complete,
         failed if failed.iter().all(FailedChange::is_overtaken) => WriteOutcome::Overtaken,

@@ -98,7 +98,7 @@ fn identity(directory: &Path) -> Option<Identity> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::host::apply::ApplyError;
+    use crate::host::apply::ChangeError;
     use crate::host::desired::{Placement, PlacementOrder, Program, Trial};
     use crate::host::observe::{FileName, Hash};
     use nix::errno::Errno;
@@ -114,7 +114,7 @@ mod tests {
         for (works_without, waits) in
             [(true, [1, 2, 4, 8, 16, 32, 60, 60]), (false, [1, 2, 4, 8, 10, 10, 10, 10])]
         {
-            let why = ApplyError::System { step: "write", path: PathBuf::new(), why: Errno::ENOSPC };
+            let why = ChangeError::System { step: "write", path: PathBuf::new(), why: Errno::ENOSPC };
             let failed = [FailedChange { change: change.clone(), why, works_without }];
             let mut retries = ProgramRetries::default();
             for seconds in waits {

@@ -1,7 +1,7 @@
 //! The scenarios: a prepared directory and the pass to run on it under strace.
 
 use crate::test_node::{TestNode, chained, directories, install, installed, name, uninstalled};
-use gybe_installer::host::apply::ApplyError;
+use gybe_installer::host::apply::ChangeError;
 use gybe_installer::host::desired::{DesiredState, PutBack, Shape};
 use gybe_installer::host::libcni::choice::choose;
 use gybe_installer::host::observe::ObserveScope;
@@ -83,7 +83,7 @@ pub(crate) fn one_pass(root: &Path, act: &str) -> ExitCode {
     if pass.applied.failed.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(3) }
 }
 
-fn error_line(error: &ApplyError) -> String {
+fn error_line(error: &ChangeError) -> String {
     let mut line = error.to_string();
     let mut cause = std::error::Error::source(error);
     while let Some(why) = cause {

@@ -2,7 +2,7 @@
 
 use crate::test_node::{StopFlag, TestNode};
 use crate::test_node::{chained, install, program};
-use gybe_installer::host::apply::{ApplyError, TrialError};
+use gybe_installer::host::apply::{ChangeError, TrialError};
 use gybe_installer::host::desired::{DesiredState, Install, PlacementOrder, Shape};
 use gybe_installer::host::observe::Hash;
 use gybe_netfilter::model::Hint;
@@ -26,7 +26,7 @@ fn with_plugin(node: &TestNode, bytes: &[u8]) -> Install {
     desired
 }
 
-fn refused_placement(node: &TestNode, desired: Install) -> ApplyError {
+fn refused_placement(node: &TestNode, desired: Install) -> ChangeError {
     let pass = node.pass(&DesiredState::Installed(desired));
     let mut failed = pass.applied.failed;
     assert_eq!(failed.len(), 1, "{failed:?}");
@@ -45,7 +45,7 @@ fn f10_a_program_that_does_not_run_is_not_installed_and_nothing_names_it() {
     for (bytes, expected) in cases {
         let node = TestNode::with(&[("10-a.conflist", LIST)]);
         let error = refused_placement(&node, with_plugin(&node, bytes));
-        assert!(matches!(&error, ApplyError::Trial { why, .. } if *why == expected), "{error:?}");
+        assert!(matches!(&error, ChangeError::Trial { why, .. } if *why == expected), "{error:?}");
         assert_eq!(node.text("10-a.conflist"), LIST);
         assert!(node.programs().is_empty(), "{:?}", node.programs());
     }
@@ -76,7 +76,7 @@ fn f10_a_further_name_that_cannot_be_placed_does_not_delay_the_chain() {
         let mut further = program(&node.root, "istio-iptables", "1");
         further.source = node.root.join("image/none");
         desired.programs.push(further);
-        assert!(matches!(refused_placement(&node, desired), ApplyError::System { .. }));
+        assert!(matches!(refused_placement(&node, desired), ChangeError::System { .. }));
         assert_eq!(node.chain().1, ["calico", "gybe-cni"]);
         assert_eq!((theirs.exists(), ran.exists()), (is_foreign, false));
     }
@@ -93,7 +93,7 @@ fn f37_the_entry_waits_for_the_tool_only_where_the_plugin_runs_it() {
         fs::create_dir(node.root.join("bin/gybe")).unwrap();
         let mut desired = install(&node.root, Shape::Chained { pinned: None }, "1");
         desired.programs[1].need = need;
-        assert!(matches!(refused_placement(&node, desired), ApplyError::System { why: Errno::EISDIR, .. }));
+        assert!(matches!(refused_placement(&node, desired), ChangeError::System { why: Errno::EISDIR, .. }));
         assert_eq!(node.chain().1, chain, "{need:?}");
         assert!(node.root.join("bin/gybe-cni").exists(), "the plugin is placed first");
     }
@@ -146,7 +146,7 @@ fn f10_a_single_flipped_bit_is_detected() {
         flipped[page * 4096] ^= 4;
         fs::write(&desired.programs[0].source, flipped).unwrap();
         desired.programs[0].hash = Hash::of(&whole);
-        assert!(matches!(refused_placement(&node, desired), ApplyError::Damaged { .. }), "page {page}");
+        assert!(matches!(refused_placement(&node, desired), ChangeError::Damaged { .. }), "page {page}");
     }
     assert!(node.programs().is_empty());
 }

@@ -3,7 +3,7 @@
 //! host.
 
 use crate::placement::{LIST, Node, add};
-use gybe_installer::host::apply::{ApplyError, FailedChange};
+use gybe_installer::host::apply::{ChangeError, FailedChange};
 use gybe_installer::host::desired::DesiredState;
 use gybe_installer::host::observe::{Directory, NodeDirectories};
 use gybe_installer::host::pass::{Pass, PassHistory, pass};
@@ -37,7 +37,7 @@ fn assert_refused(node: &Node, desired: &DesiredState, history: &mut PassHistory
     history.desired_state_changed();
     let failed = pass(&node.directories(), desired, history).unwrap().applied.failed;
     assert!(
-        matches!(failed.as_slice(), [FailedChange { why: ApplyError::Damaged { .. }, .. }]),
+        matches!(failed.as_slice(), [FailedChange { why: ChangeError::Damaged { .. }, .. }]),
         "{failed:?}"
     );
     assert_eq!(
@@ -98,7 +98,7 @@ fn fill(directory: &Path) {
 }
 
 fn assert_disk_full(pass: &Pass) {
-    let [FailedChange { why: ApplyError::System { why: Errno::ENOSPC, .. }, .. }] =
+    let [FailedChange { why: ChangeError::System { why: Errno::ENOSPC, .. }, .. }] =
         pass.applied.failed.as_slice()
     else {
         panic!("{:?}", pass.applied.failed)

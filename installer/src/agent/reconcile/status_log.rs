@@ -1,7 +1,7 @@
 //! The loop's log: each condition is logged once when it begins or changes, not at every turn.
 
 use crate::error::chain;
-use crate::host::apply::ApplyError;
+use crate::host::apply::ChangeError;
 use crate::host::conflict::Conflict;
 use crate::host::observe::PerDirectory;
 use crate::host::pass::Pass;
@@ -67,7 +67,7 @@ impl<'a> StatusLog<'a> {
     pub(super) fn failures(&mut self, pass: &Pass) {
         let all = || pass.failed().map(|failed| &failed.why);
         let sentences: Vec<_> = all().map(|why| chain(why)).collect();
-        let hints: Vec<_> = all().filter_map(ApplyError::hint).collect();
+        let hints: Vec<_> = all().filter_map(ChangeError::hint).collect();
         self.condition(
             Level::Error,
             "gybe node: a change failed",

@@ -8,7 +8,7 @@ use nix::sys::stat::{Mode, mkdirat};
 use nix::unistd::{UnlinkatFlags, unlinkat};
 use rustix::fs::RenameFlags;
 
-use super::ApplyError;
+use super::ChangeError;
 use super::open_directory::{OpenDirectory, temporary_name};
 use crate::host::change::NewAccess;
 use crate::host::observe::{DROP_IN, FileName};
@@ -20,7 +20,7 @@ pub(super) fn write(
     bytes: &[u8],
     access: &NewAccess,
     instead_of: Option<&[u8]>,
-) -> Result<(), ApplyError> {
+) -> Result<(), ChangeError> {
     if folder.read(file).as_deref() != instead_of {
         return Err(folder.overtaken(file));
     }
@@ -33,7 +33,7 @@ pub(super) fn write(
     folder.sync()
 }
 
-fn create(folder: &OpenDirectory, file: &FileName) -> Result<(), ApplyError> {
+fn create(folder: &OpenDirectory, file: &FileName) -> Result<(), ChangeError> {
     let how = RenameFlags::NOREPLACE;
     match folder.rename_with(OsStr::new(temporary_name()), file.as_os_str(), how) {
         Ok(()) => Ok(()),
@@ -45,7 +45,7 @@ fn create(folder: &OpenDirectory, file: &FileName) -> Result<(), ApplyError> {
 
 /// Another program may write between our last read and the rename, which would lose its write. An exchange
 /// loses nothing: the file it took out can be compared, and put back.
-fn exchange(folder: &OpenDirectory, file: &FileName, expected: &[u8]) -> Result<(), ApplyError> {
+fn exchange(folder: &OpenDirectory, file: &FileName, expected: &[u8]) -> Result<(), ChangeError> {
     let ours = folder.read(temporary_name());
     match swap(folder, file) {
         Ok(()) => {}
@@ -68,7 +68,7 @@ fn put_back(
     file: &FileName,
     mut below: Option<Vec<u8>>,
     mut newest: Option<Vec<u8>>,
-) -> Result<(), ApplyError> {
+) -> Result<(), ChangeError> {
     loop {
         swap(folder, file).map_err(folder.failed("put back", file))?;
         let out = folder.read(temporary_name());
@@ -94,7 +94,7 @@ pub(super) fn move_to(
     from: &FileName,
     to: &FileName,
     bytes: &[u8],
-) -> Result<(), ApplyError> {
+) -> Result<(), ChangeError> {
     if folder.read(from).as_deref() != Some(bytes) {
         return Err(folder.overtaken(from));
     }
@@ -107,7 +107,7 @@ pub(super) fn move_to(
 }
 
 /// Removes a file that is ours alone.
-pub(super) fn remove(folder: &OpenDirectory, file: &FileName, bytes: &[u8]) -> Result<(), ApplyError> {
+pub(super) fn remove(folder: &OpenDirectory, file: &FileName, bytes: &[u8]) -> Result<(), ChangeError> {
     match folder.read(file) {
         None => Ok(()),
         Some(there) if there == bytes => folder.unlink(file.as_os_str()),
@@ -122,7 +122,7 @@ pub(super) fn write_drop_in(
     network: &FileName,
     bytes: &[u8],
     mode: u32,
-) -> Result<(), ApplyError> {
+) -> Result<(), ChangeError> {
     match mkdirat(&folder.fd, network.as_os_str(), Mode::from_bits_truncate(0o755)) {
         Ok(()) => folder.sync()?,
         Err(Errno::EEXIST) => {}
@@ -139,7 +139,7 @@ pub(super) fn write_drop_in(
 
 /// Removes our drop-in by way of the conf directory, for the same reason, and the network's directory if it is then
 /// empty.
-pub(super) fn remove_drop_in(folder: &OpenDirectory, network: &FileName) -> Result<(), ApplyError> {
+pub(super) fn remove_drop_in(folder: &OpenDirectory, network: &FileName) -> Result<(), ChangeError> {
     let inner = folder.inner(network)?;
     match renameat(&inner.fd, DROP_IN, &folder.fd, temporary_name()) {
         Ok(()) | Err(Errno::ENOENT) => {}

@@ -13,7 +13,7 @@ use crate::host::observe::Hash;
 
 /// Why a change failed. The previous file is kept.
 #[derive(Debug, Clone, thiserror::Error)]
-pub enum ApplyError {
+pub enum ChangeError {
     #[error("cannot {step} {}", .path.display())]
     System {
         step: &'static str,
@@ -37,7 +37,7 @@ pub enum ApplyError {
     },
 }
 
-impl Hint for ApplyError {
+impl Hint for ChangeError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
             Self::System { why, .. } => of_errno(*why).map(Cow::Borrowed),

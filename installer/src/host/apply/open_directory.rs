@@ -16,7 +16,7 @@ use nix::sys::stat::{Mode, fchmod, fstat};
 use nix::unistd::{Gid, Uid, UnlinkatFlags, fchown, fsync, unlinkat};
 use rustix::fs::{RenameFlags, XattrFlags, fgetxattr, flistxattr, fsetxattr, renameat_with};
 
-use super::ApplyError;
+use super::ChangeError;
 use crate::error::errno;
 use crate::host::change::NewAccess;
 use crate::host::observe::conf_directory::list;
@@ -40,15 +40,15 @@ pub(super) struct OpenDirectory {
 }
 
 impl OpenDirectory {
-    pub(super) fn open(path: &Path) -> Result<Self, ApplyError> {
+    pub(super) fn open(path: &Path) -> Result<Self, ChangeError> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_CLOEXEC;
         let fd = nix::fcntl::open(path, flags, Mode::empty());
-        let error = |why| ApplyError::System { step: "open", path: path.to_owned(), why };
+        let error = |why| ChangeError::System { step: "open", path: path.to_owned(), why };
         Ok(Self { fd: fd.map_err(error)?, path: path.to_owned() })
     }
 
     /// Opens a subdirectory; fails for a symbolic link.
-    pub(super) fn inner(&self, name: &FileName) -> Result<Self, ApplyError> {
+    pub(super) fn inner(&self, name: &FileName) -> Result<Self, ChangeError> {
         let flags = OFlag::O_RDONLY | OFlag::O_DIRECTORY | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let fd = openat(&self.fd, name.as_os_str(), flags, Mode::empty());
         Ok(Self { fd: fd.map_err(self.failed("open", name))?, path: self.path.join(name.as_os_str()) })
@@ -58,17 +58,17 @@ impl OpenDirectory {
         &self,
         step: &'static str,
         name: impl AsRef<OsStr>,
-    ) -> impl FnOnce(Errno) -> ApplyError {
+    ) -> impl FnOnce(Errno) -> ChangeError {
         let path = self.path.join(name.as_ref());
-        move |why| ApplyError::System { step, path, why }
+        move |why| ChangeError::System { step, path, why }
     }
 
-    pub(super) fn overtaken(&self, name: &FileName) -> ApplyError {
-        ApplyError::Overtaken { path: self.path.join(name.as_os_str()) }
+    pub(super) fn overtaken(&self, name: &FileName) -> ChangeError {
+        ChangeError::Overtaken { path: self.path.join(name.as_os_str()) }
     }
 
     /// Creates the temporary file, replacing one that this process left.
-    pub(super) fn temporary(&self) -> Result<File, ApplyError> {
+    pub(super) fn temporary(&self) -> Result<File, ChangeError> {
         let flags = OFlag::O_WRONLY | OFlag::O_CREAT | OFlag::O_EXCL | OFlag::O_NOFOLLOW | OFlag::O_CLOEXEC;
         let create = || openat(&self.fd, temporary_name(), flags, Mode::from_bits_truncate(0o600));
         let fd = match create() {
@@ -82,7 +82,7 @@ impl OpenDirectory {
     }
 
     /// Writes the temporary file, sets mode and owner, and syncs it; removes it on failure.
-    pub(super) fn prepare(&self, bytes: &[u8], access: &NewAccess) -> Result<(), ApplyError> {
+    pub(super) fn prepare(&self, bytes: &[u8], access: &NewAccess) -> Result<(), ChangeError> {
         let mut file = self.temporary()?;
         let filled =
             file.write_all(bytes).map_err(|why| errno(&why)).and_then(|()| self.settle(&file, access));
@@ -90,7 +90,7 @@ impl OpenDirectory {
     }
 
     /// Removes the temporary file, and returns the error.
-    pub(super) fn give_up(&self, why: ApplyError) -> ApplyError {
+    pub(super) fn give_up(&self, why: ChangeError) -> ChangeError {
         let _ = unlinkat(&self.fd, temporary_name(), UnlinkatFlags::NoRemoveDir);
         why
     }
@@ -128,7 +128,7 @@ impl OpenDirectory {
     }
 
     /// Renames within the directory: containerd gets an event for no other rename (F08).
-    pub(super) fn rename(&self, from: impl AsRef<OsStr>, to: &FileName) -> Result<(), ApplyError> {
+    pub(super) fn rename(&self, from: impl AsRef<OsStr>, to: &FileName) -> Result<(), ChangeError> {
         renameat(&self.fd, from.as_ref(), &self.fd, to.as_os_str())
             .map_err(self.failed("rename a file to", to))
     }
@@ -139,7 +139,7 @@ impl OpenDirectory {
     }
 
     /// Removes a file; succeeds if it does not exist.
-    pub(super) fn unlink(&self, name: &OsStr) -> Result<(), ApplyError> {
+    pub(super) fn unlink(&self, name: &OsStr) -> Result<(), ChangeError> {
         match unlinkat(&self.fd, name, UnlinkatFlags::NoRemoveDir) {
             Ok(()) => self.sync(),
             Err(Errno::ENOENT) => Ok(()),
@@ -147,12 +147,12 @@ impl OpenDirectory {
         }
     }
 
-    pub(super) fn remove_temporary(&self) -> Result<(), ApplyError> {
+    pub(super) fn remove_temporary(&self) -> Result<(), ChangeError> {
         self.unlink(OsStr::new(temporary_name()))
     }
 
     /// Removes the temporary files of every process.
-    pub(super) fn sweep(&self) -> Result<(), ApplyError> {
+    pub(super) fn sweep(&self) -> Result<(), ChangeError> {
         let names = list(&self.fd).map_err(self.failed("list", ""))?;
         names
             .iter()
@@ -161,7 +161,7 @@ impl OpenDirectory {
     }
 
     /// Syncs the directory: a new name survives a power failure only after that.
-    pub(super) fn sync(&self) -> Result<(), ApplyError> {
+    pub(super) fn sync(&self) -> Result<(), ChangeError> {
         fsync(&self.fd).map_err(self.failed("sync", ""))
     }
 }

@@ -20,7 +20,7 @@ use nix::sys::stat::{Mode, fchmod};
 use nix::sys::wait::waitpid;
 use nix::unistd::{Pid, fsync};
 
-use super::ApplyError;
+use super::ChangeError;
 use super::open_directory::{OpenDirectory, temporary_name};
 use crate::error::errno;
 use crate::host::desired::{Program, Trial};
@@ -33,7 +33,7 @@ const IN_ONE_PIECE: usize = 2 << 20;
 
 /// Replaces a program. The old one serves until the rename, and its running processes continue, because a
 /// rename gives the name to another file (F09).
-pub(super) fn place(folder: &OpenDirectory, program: &Program) -> Result<(), ApplyError> {
+pub(super) fn place(folder: &OpenDirectory, program: &Program) -> Result<(), ChangeError> {
     copy(folder, program)
         .and_then(|()| check(folder, program))
         .and_then(|()| folder.rename(temporary_name(), &program.name))
@@ -41,8 +41,8 @@ pub(super) fn place(folder: &OpenDirectory, program: &Program) -> Result<(), App
     folder.sync()
 }
 
-fn copy(folder: &OpenDirectory, program: &Program) -> Result<(), ApplyError> {
-    let unread = |why: &std::io::Error| ApplyError::System {
+fn copy(folder: &OpenDirectory, program: &Program) -> Result<(), ChangeError> {
+    let unread = |why: &std::io::Error| ChangeError::System {
         step: "read",
         path: program.source.clone(),
         why: errno(why),
@@ -64,17 +64,17 @@ fn copy(folder: &OpenDirectory, program: &Program) -> Result<(), ApplyError> {
         .map_err(folder.failed("write", program.name.as_os_str()))
 }
 
-fn check(folder: &OpenDirectory, program: &Program) -> Result<(), ApplyError> {
+fn check(folder: &OpenDirectory, program: &Program) -> Result<(), ChangeError> {
     let unread = || folder.failed("read", temporary_name());
     let fd =
         openat(&folder.fd, OsStr::new(temporary_name()), OFlag::O_RDONLY | OFlag::O_CLOEXEC, Mode::empty());
     let found = Hash::of_all(File::from(fd.map_err(unread())?)).map_err(|why| unread()(errno(&why)))?;
     if found != program.hash {
         let (source_path, desired) = (program.source.clone(), program.hash);
-        return Err(ApplyError::Damaged { source_path, desired, found });
+        return Err(ChangeError::Damaged { source_path, desired, found });
     }
     run(&folder.path.join(temporary_name()), program.trial)
-        .map_err(|why| ApplyError::Trial { source_path: program.source.clone(), why })
+        .map_err(|why| ChangeError::Trial { source_path: program.source.clone(), why })
 }
 
 /// The deadline of a trial. A response takes a millisecond, and longer on a node that swaps.

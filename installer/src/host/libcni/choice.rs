@@ -2,7 +2,7 @@
 
 use std::borrow::Cow;
 
-use super::{LoadError, Network, list_name, network};
+use super::{LoadError, LoadedNetwork, list_name, network};
 use crate::host::observe::runtimes::{DropIns, Runtime};
 use crate::host::observe::{ConfDirectory, FileFormat, FileName, Unreadable};
 
@@ -10,7 +10,7 @@ use crate::host::observe::{ConfDirectory, FileFormat, FileName, Unreadable};
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ChosenNetwork {
     pub file: FileName,
-    pub network: Network,
+    pub network: LoadedNetwork,
 }
 
 /// A file that no runtime can load.
@@ -122,7 +122,7 @@ pub fn candidates(
     })
 }
 
-fn load(conf: &ConfDirectory, format: FileFormat, bytes: &[u8]) -> Result<Network, BrokenReason> {
+fn load(conf: &ConfDirectory, format: FileFormat, bytes: &[u8]) -> Result<LoadedNetwork, BrokenReason> {
     let own =
         list_name(bytes).filter(|_| format == FileFormat::List).and_then(|name| FileName::new(name).ok());
     let mut drop_ins: Vec<&[u8]> = Vec::new();

@@ -55,7 +55,7 @@ struct Chaining<'a> {
     observed: &'a ObservedState,
     install: &'a Install,
     pinned: Option<&'a FileName>,
-    target: Target<'a>,
+    target: EntryFile<'a>,
 }
 
 impl Chaining<'_> {
@@ -151,7 +151,7 @@ impl Chaining<'_> {
 
 /// The file for our entry.
 #[derive(Debug, Clone)]
-struct Target<'a> {
+struct EntryFile<'a> {
     name: FileName,
     file: &'a ConfFile,
     bytes: &'a [u8],
@@ -164,7 +164,7 @@ fn target<'a>(
     install: &Install,
     pinned: Option<&FileName>,
     plan: &mut Plan,
-) -> Option<Target<'a>> {
+) -> Option<EntryFile<'a>> {
     let name = match pinned {
         None => judge::primary(&observed.conf, install.entry.plugin(), &observed.runtimes)?.file,
         Some(pinned) => match judge::pinned_file(&observed.conf, pinned) {
@@ -181,7 +181,7 @@ fn target<'a>(
         return None;
     }
     match file.content.as_ref().map(|bytes| (bytes, judge::format_of(&name, bytes))) {
-        Ok((bytes, Some(form))) => Some(Target { name, file, bytes, form }),
+        Ok((bytes, Some(form))) => Some(EntryFile { name, file, bytes, form }),
         _ => {
             plan.problems.push(Problem::WaitingFor { file: name, by: install.pinned_by });
             None

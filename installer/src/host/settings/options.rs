@@ -93,12 +93,13 @@ const TAKE_OVERS: [(&str, TakeOverSetting); 2] =
 pub(super) fn read(reader: &mut SettingsReader<'_>, environment: &Environment) -> Options {
     let source = reader.key("pod_source");
     let pod_source = reader.word(source, &POD_SOURCES);
-    let template = template::read(reader, environment);
+    let level = plugin_conf::log_level(reader);
+    let template = template::read(reader, environment, level);
     let kubeconfig = (pod_source == PodSource::Api).then(|| environment.kubeconfig());
     if kubeconfig.is_some() {
         reachable(reader, source, environment);
     }
-    let conf = plugin_conf::read(reader, environment, kubeconfig, template.as_ref());
+    let conf = plugin_conf::read(reader, environment, level, kubeconfig, template.as_ref());
     let put_back = match reader.yes(reader.key("put_back_istio")) {
         true => PutBack::Istio,
         false => PutBack::Nothing,

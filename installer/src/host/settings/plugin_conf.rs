@@ -19,12 +19,13 @@ const WORDS: [(&str, &str); 3] =
 pub(super) fn read(
     reader: &mut SettingsReader<'_>,
     environment: &Environment,
+    level: Option<RawSetting<'_>>,
     kubeconfig: Option<PathBuf>,
     template: Option<&Template>,
 ) -> PluginConf {
     let mut setting: Vec<(&str, RawSetting<'_>)> =
         WORDS.into_iter().filter_map(|(key, ours)| Some((ours, reader.key(key)?))).collect();
-    setting.extend(log_level(reader).map(|level| ("log_level", level)));
+    setting.extend(level.map(|level| ("log_level", level)));
     setting.extend(backend(reader).map(|backend| ("backend", backend)));
     let mut members = template.map(|it| it.members.clone()).unwrap_or_default();
     members.extend(setting.iter().map(|(ours, setting)| ((*ours).to_owned(), setting.text.into())));

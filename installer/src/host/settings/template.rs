@@ -4,7 +4,6 @@
 //! in first.
 
 use super::environment::Environment;
-use super::plugin_conf::log_level;
 use super::reader::{RawSetting, SettingsReader};
 use crate::error::chain;
 use crate::host::conflist::ISTIO;
@@ -27,12 +26,16 @@ pub(super) struct Template {
     conf: PluginConf,
 }
 
-/// Reads the template; none if it is absent or the plugin cannot parse it.
-pub(super) fn read(reader: &mut SettingsReader<'_>, environment: &Environment) -> Option<Template> {
+/// Reads the template; none if it is absent or the plugin cannot parse it. `level` is the configured log level.
+pub(super) fn read(
+    reader: &mut SettingsReader<'_>,
+    environment: &Environment,
+    level: Option<RawSetting<'_>>,
+) -> Option<Template> {
     let file = reader.sources.network_config.as_deref().map(str::trim).filter(|text| !text.is_empty());
     let file = file.map(|text| RawSetting { name: "CNI_NETWORK_CONFIG_FILE", text });
     let setting = reader.either("cni_network_config", "CNI_NETWORK_CONFIG").or(file)?;
-    let level = log_level(reader).map_or("info", |level| level.text);
+    let level = level.map_or("info", |level| level.text);
     let all = filled_members(setting.text, &values(environment, level), PLUGIN).map_err(|why| chain(&why));
     let read = all.and_then(|all| Ok((PluginConf::read(&all).map_err(|why| why.to_string())?, all)));
     let (conf, all) = read.map_err(|why| reader.refuse(setting, why)).ok()?;

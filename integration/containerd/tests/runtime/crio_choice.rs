@@ -8,7 +8,7 @@ use std::path::Path;
 use gybe_containerd_tests::{Sandbox, SimulatedHost};
 use gybe_installer::host::desired::{Confirmed, Shape};
 use gybe_installer::host::judge::{JudgeInput, judge};
-use gybe_installer::host::libcni::Network;
+use gybe_installer::host::libcni::LoadedNetwork;
 use gybe_installer::host::libcni::choice::{ChosenNetwork, NoChoice, choose, choose_by_name};
 use gybe_installer::host::observe::runtimes::{Runtime, Runtimes};
 use gybe_installer::host::observe::{HashCache, NodeDirectories, ObserveScope, observe};
@@ -339,7 +339,7 @@ fn assert_predictions(libcni: Libcni, cases: &[ConfCase]) {
 /// Reports whether ocicni skips the network because of a plugin's program, which is missing or does not support the
 /// CNI version.
 fn is_skipped(choice: &ChosenNetwork) -> bool {
-    let Network { plugins, version, .. } = &choice.network;
+    let LoadedNetwork { plugins, version, .. } = &choice.network;
     let is_supported = version.is_empty() || PLUGIN.contains(&format!(r#""{version}""#));
     !is_supported || plugins.iter().any(|kind| !TYPES.contains(&kind.as_str()))
 }
