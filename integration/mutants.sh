@@ -6,10 +6,11 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-decides=(netfilter/src/{compile,choose,redirection,program,routes,nft/dump}.rs netfilter/src/{compile,routes,nft/dump}/
+decides=(netfilter/src/{compile,probe/choose,apply/redirection,iptables/program,kernel/routes,nft/dump}.rs
+    netfilter/src/{compile,kernel/routes,nft/dump}/
     plugin/src/{decide,gates,annotations,target,probe_cache,facts}.rs plugin/src/{annotations,facts}/ plugin/src/pod/trim.rs)
 files=("$@")
-[ $# -gt 0 ] || mapfile -t files < <(git ls-files "${decides[@]}" | grep -v tests)
+[ $# -gt 0 ] || mapfile -t files < <(git ls-files --error-unmatch "${decides[@]}" | grep -v tests)
 kernel=${KERNEL:---tests}
 results=target/mutants justified=integration/mutants-justified.txt
 command -v jq >/dev/null || { echo "needs jq: apt-get install jq" >&2; exit 1; }

@@ -2,8 +2,7 @@
 # setup.sh [KIND...]: installs the Debian packages that targets of the Makefiles need, of each of these kinds (default:
 # tests). A caller who may not install packages gets the names of the missing ones, and an error.
 #
-# Another apt-get at the same time does no harm and suffers none: package lists and archives are in a directory of their
-# own, which no other one locks or empties, and dpkg's lock is waited for.
+# Runs beside another apt-get: it has package lists and archives of its own, and waits for dpkg's lock.
 set -eu
 
 # PROGRAM:PACKAGE, or a file; without a program, dpkg knows whether the package is there.
@@ -43,7 +42,7 @@ for kind in "${@:-tests}"; do
     qemu-amd64) needed="$needed qemu-system-x86_64:qemu-system-x86" ;;
     qemu-arm64) needed="$needed qemu-system-aarch64:qemu-system-arm" ;;
     # A cluster, whose programs the scenarios signal.
-    cluster) needed="$needed kill:procps ip:iproute2" ;;
+    cluster) needed="$needed pgrep:procps ip:iproute2" ;;
     # runc is built with a C library, and Envoy is a package of the Python index.
     mesh) needed="$needed pkg-config:pkg-config cc:gcc pip3:python3-pip" ;;
     venv) needed="$needed :python3-venv" ;;

@@ -1,7 +1,7 @@
 //! The node agent's threads and how they stop.
 //!
 //! One thread answers the plugin's queries (`facts_socket`) until a signal stops it, one receives the plugin's log
-//! lines (`log_socket`) until the last query is answered, and one writes to stderr (`log`), so that no pod waits for a
+//! lines (`sockets`) until the last query is answered, and one writes to stderr (`log`), so that no pod waits for a
 //! reader of stderr. The pods come from a [`PodLookup`]. `background` starts the threads that reconcile the node and
 //! publish the status: the reconcile loop, HTTP, and the queries about our own node and DaemonSet. If several agents
 //! run on a node, only one of them changes the node (`lead`).

@@ -1,5 +1,6 @@
 //! What one operation on a namespace's rules works with: an nfnetlink socket, the list of the chains of every owner,
-//! which shows other owners' rules and the tables of iptables-nft, and the lock of the iptables backends.
+//! which shows other owners' rules and the tables of iptables-nft, and the lock of the iptables backends: a file lock with
+//! a deadline, which the probe cache uses, too.
 
 use crate::kernel::uapi::*;
 use crate::nft::chain::Base;
@@ -86,7 +87,7 @@ fn list_chains(connection: &mut Connection) -> Result<Option<Vec<ListedChain>>, 
     let lister: &mut Lister<'_> = &mut |request, sequence, limit| connection.0.list(request, sequence, limit);
     let chains = lists::of_one_generation(lister, NFPROTO_UNSPEC, |lists| lists.all(lists::CHAINS, |_| ()));
     match chains {
-        Ok(entries) => Ok(Some(parse(&entries))),
+        Ok(entries) => Ok(Some(parse_chains(&entries))),
         // No such subsystem (`nfnetlink_rcv_msg`).
         Err(NftError::List { source: Errno::EINVAL | Errno::EOPNOTSUPP | Errno::ENOENT, .. }) => Ok(None),
         Err(error) => Err(error),
@@ -94,7 +95,7 @@ fn list_chains(connection: &mut Connection) -> Result<Option<Vec<ListedChain>>, 
 }
 
 /// Parses the entries of a list; entries without table or name are skipped.
-pub(crate) fn parse(entries: &[Entry]) -> Vec<ListedChain> {
+pub(crate) fn parse_chains(entries: &[Entry]) -> Vec<ListedChain> {
     entries.iter().filter_map(chain).collect()
 }
 

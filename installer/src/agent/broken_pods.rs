@@ -119,8 +119,8 @@ impl BrokenPods<'_> {
         let is_deletion = change == PodChange::Delete;
         let budget = || if is_deletion { deletion_budget::check(directory) } else { Ok(()) };
         let settings = settings_in_force(agent.role, agent.not_ready(), &agent.settings);
-        // When the deletion was counted, if it was.
-        let mut spent = None;
+        // When the deletion was counted, if it was; and whether it was requested then.
+        let (mut spent, mut is_requested) = (None, false);
         let result = match settings.and_then(|settings| budget().map(|()| settings)) {
             Err(why) => Ok(Some(why)),
             Ok(settings) => {
@@ -136,7 +136,8 @@ impl BrokenPods<'_> {
                     if is_deletion {
                         spent = Some(deletion_budget::spend(directory)?);
                     }
-                    if Instant::now() < until { Ok(until) } else { Err(TOO_LATE.to_owned()) }
+                    is_requested = Instant::now() < until;
+                    if is_requested { Ok(until) } else { Err(TOO_LATE.to_owned()) }
                 })
             }
         };
@@ -144,7 +145,7 @@ impl BrokenPods<'_> {
         // whose response was lost.
         let is_refused =
             |error: &QueryError| error.status().is_some_and(|status| (400..500).contains(&status));
-        if let Some(at) = spent.filter(|_| result.as_ref().is_err_and(is_refused))
+        if let Some(at) = spent.filter(|_| !is_requested || result.as_ref().is_err_and(is_refused))
             && let Err(why) = deletion_budget::give_back(directory, at)
         {
             self.context.log.warn("gybe node: a refused deletion stays counted", json!({ "why": why }));

@@ -216,6 +216,7 @@ fn calls(counts: &CallCounts, out: &mut Exposition) {
     }
 }
 
+/// Prometheus' text format, version 0.0.4. A library would add registries and atomics for numbers that other modules keep.
 #[derive(Debug, Default)]
 struct Exposition {
     text: String,

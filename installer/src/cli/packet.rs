@@ -54,7 +54,7 @@ pub(super) struct PacketArgs {
     mark: u32,
 }
 
-/// The names that an operator may write; clap lists them for another one.
+/// Parses tcp or udp; the error of clap lists both.
 fn transport() -> impl TypedValueParser<Value = Transport> {
     let named = |name: String| Transport::ALL.into_iter().find(|transport| transport.name() == name);
     PossibleValuesParser::new(Transport::ALL.map(Transport::name))

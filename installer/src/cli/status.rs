@@ -164,6 +164,7 @@ impl NodeRow<'_> {
         json!({
             "node": self.name,
             "pod": self.agent.pod,
+            "state": self.state(),
             "version": status.map(|status| &status.version),
             "ready": agent.map(|agent| agent.ready),
             "leaves": agent.map(|agent| agent.leaves),

@@ -155,6 +155,7 @@ fn is_success(open: Option<Duration>) -> bool {
     open.is_some_and(|open| open >= STEADY)
 }
 
+/// Splits bytes into lines of bounded length as they arrive.
 #[derive(Debug, Default)]
 struct LineSplitter {
     bytes: Vec<u8>,

@@ -46,7 +46,7 @@ pub enum Problem {
     EarlierProgram { plugin: String, directory: PathBuf },
     /// A pod of this handler's RuntimeClass has a network from another directory.
     #[error(
-        "pods of the runtime handler {handler} use conf files in {}, where no first file runs gybe-cni",
+        "pods of the runtime handler {handler} use the first conf file in {}, which is missing or does not run gybe-cni",
         list(std::slice::from_ref(.directory))
     )]
     HandlerElsewhere { handler: String, directory: PathBuf },

@@ -13,12 +13,11 @@ use crate::host::entries::OurEntries;
 use crate::host::image::PLUGIN;
 use crate::host::image::{Image, OTHER_NAMES, TOOL, every_name};
 use crate::host::istio_cni::{is_served, our_stand_in};
+use crate::host::observe::runtimes::Runtimes;
 use crate::host::observe::{
     CachedPlugins, FileFormat, FileName, Hash, HashCache, LARGEST, NodeDirectories, ORIGINAL, ObserveScope,
     ObservedState, conf_directory, observe,
 };
-
-use crate::host::observe::runtimes::Runtimes;
 use crate::host::pass::{Pass, PassHistory, pass};
 use crate::host::plan::{InstalledIstio, Plan};
 use crate::host::platform::Platform;

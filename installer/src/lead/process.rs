@@ -36,6 +36,7 @@ fn parse(process: &str, system: &str, ticks: i64) -> Option<f64> {
     Some(f64::from(booted) + f64::from(started) / f64::from(ticks))
 }
 
+/// Whether this process leads.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum Role {
     /// It has not led yet.
@@ -58,6 +59,7 @@ impl Role {
     }
 }
 
+/// The role, shared by the threads.
 #[derive(Debug, Default)]
 pub(crate) struct SharedRole(Mutex<Role>);
 

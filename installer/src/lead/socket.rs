@@ -107,7 +107,8 @@ pub(crate) fn is_authorized(connection: &impl AsFd, log: &Log) -> bool {
 }
 
 /// Why a socket for the plugin is not served, by its path, how often each was removed, and the ports that cannot be
-/// used. No ADD needs another socket: each has a record of its own, which nothing reports.
+/// used. The agent's other sockets use a record that is not reported, because no ADD
+/// needs them.
 #[derive(Debug, Default)]
 pub(crate) struct SocketHealth {
     problems: Mutex<BTreeMap<PathBuf, String>>,

@@ -22,7 +22,7 @@ use tokio::time::{sleep, timeout_at};
 const PAGE_SIZE: u32 = 100;
 /// The limit of an agent's page.
 const MAX_PAGE: usize = 256 << 10;
-/// The deadline of one agent's page.
+/// The deadline of one agent's page, and of one node.
 const STATUS_TIMEOUT: Duration = Duration::from_secs(10);
 /// The number of pages that are requested at the same time.
 const CONCURRENCY: usize = 64;
@@ -206,7 +206,8 @@ async fn agent(client: &Client, namespace: &str, pod: Pod, until: Instant) -> Cl
     let has_repair = pod.spec.containers.iter().any(|container| container.name == REPAIR);
     let readiness = match pod.status.conditions.not_ready() {
         Some(condition) if !pod.spec.node_name.is_empty() => {
-            let reading = timeout_at(until.into(), node_fault(client, &pod.spec.node_name)).await;
+            let before = until.min(Instant::now() + STATUS_TIMEOUT);
+            let reading = timeout_at(before.into(), node_fault(client, &pod.spec.node_name)).await;
             reading.ok().flatten().unwrap_or_else(|| Readiness::PodNotReady(condition.message.clone()))
         }
         _ => Readiness::Ready,

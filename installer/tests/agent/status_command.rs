@@ -246,6 +246,8 @@ fn a_node_whose_kubelet_is_hung_is_not_ready_whatever_its_agent_answers() {
         assert_eq!((found.code, problems.as_slice()), (1, &expected[..]), "{}", found.err);
         let not_ready = if may_get_nodes { json!(3) } else { Value::Null };
         assert_eq!(json["states"]["NODE NOT READY"], not_ready, "{json:#}");
+        let hung = if may_get_nodes { "NODE NOT READY" } else { "ready" };
+        assert_eq!(json["nodes"][0]["state"], hung, "{json:#}");
     }
 }
 

@@ -1,6 +1,6 @@
 #!/bin/sh
 # Calico's init container `install-cni`: `install` writes calico-kubeconfig and 10-calico.conflist in place, 0644. Without
-# the program its write is played, from cni-plugin/pkg/install/install.go. Its plugin `calico` is played by `ptp`: the
+# the program its write is simulated, after cni-plugin/pkg/install/install.go. Its plugin `calico` is replaced by `ptp`: the
 # real one needs Calico's resources in the API server.
 set -eu
 cat >/opt/cni/bin/.calico <<'PLUGIN'

@@ -1,7 +1,7 @@
 #!/bin/sh
 # The part of Cilium's agent that keeps its conf file: 05-cilium.conflist, 0600, a temporary name in the same directory,
 # renamed; with `cni.exclusive` (CILIUM_EXCLUSIVE, the chart's default) again whenever the directory changes, and other
-# conf files are renamed. The plugin cilium-cni is played by `ptp`: the real one needs the agent with its eBPF programs.
+# conf files are renamed. The plugin cilium-cni is replaced by `ptp`: the real one needs the agent with its eBPF programs.
 set -eu
 cat >/opt/cni/bin/.cilium-cni <<'PLUGIN'
 #!/bin/sh

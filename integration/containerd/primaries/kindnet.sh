@@ -1,6 +1,6 @@
 #!/bin/sh
 # kindnet of kind: kindnetd writes its conf file once, when it starts: a temporary name in the same directory, renamed.
-# Without the program its write is played, from images/kindnetd/cmd/kindnetd/cni.go of kind v0.33.0.
+# Without the program its write is simulated, after images/kindnetd/cmd/kindnetd/cni.go of kind v0.33.0.
 set -eu
 file=/etc/cni/net.d/10-kindnet.conflist
 if [ -x "$PROGRAMS/kindnetd" ]; then

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Builds other owners' agents and plugins from the Go modules of these directories into target/primaries: flanneld, its
-# CNI plugin, and the part of Cilium's agent that writes its conf file. What the Go module proxy does not have (kindnetd,
-# Multus, Calico) is not built: the tests take such programs from $GYBE_PRIMARIES, or play what they write.
+# CNI plugin, and the part of Cilium's agent that writes its conf file. kindnetd, Multus and Calico's installer
+# are not built: the tests take them from $GYBE_PRIMARIES, or simulate what they write.
 set -eu
 cd "$(dirname "$0")/../../.."
 # shellcheck source=integration/setup-lock.sh

@@ -1,6 +1,6 @@
 //! The parsers of the kernel's netlink replies, without a socket: for recorded or generated datagrams. Pure.
 
-use crate::access::parse;
+use crate::access::parse_chains;
 use crate::apply::presence::Presence;
 use crate::inspect::ebpf;
 use crate::inspect::live::rules::read_by;
@@ -67,7 +67,7 @@ pub fn programs(entry: &[u8]) -> Vec<String> {
 /// Parses the owners of a namespace's rules from its list of all chains; `None` when the list is not whole.
 pub fn presence(datagrams: &[Vec<u8>]) -> Option<Presence> {
     let entries = whole(datagrams)?.into_iter().map(Entry);
-    Some(Presence::of_chains(&parse(&entries.collect::<Vec<_>>())))
+    Some(Presence::of_chains(&parse_chains(&entries.collect::<Vec<_>>())))
 }
 
 /// Parses a namespace's addresses from their list; `None` when the list is not whole.

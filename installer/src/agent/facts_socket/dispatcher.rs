@@ -1,6 +1,6 @@
-//! Responds to a request at once if the pod is in the cache, and makes a job of any other request: it waits for a pod that
-//! the API server does not have yet, or for a client that reads slowly. Each job has a thread and a deadline of its own; the
-//! number of threads and the length of the queue are bounded.
+//! Responds to a request at once if the pod is in the cache, and makes a job of any other request, because its
+//! response waits for a pod that the API server does not have yet, or for a client that reads slowly. Each job has a thread
+//! and a deadline of its own; the number of threads and the length of the queue are bounded.
 
 use super::connection::{Connection, Received, Request};
 use crate::agent::pods::PodLookup;

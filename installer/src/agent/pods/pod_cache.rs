@@ -225,9 +225,6 @@ impl State {
     }
 }
 
-#[cfg(test)]
-mod tests;
-
 /// Enough for 3,000 ports or 800 networks in annotations. An ordinary injected pod has less than 2 KiB.
 const MAX_SIZE: usize = 16 << 10;
 
@@ -331,3 +328,6 @@ fn key_with_uid(pod: &PodRef) -> String {
 pub(super) fn timed_out() -> FactsResponse {
     FactsResponse::Error("not in the agent's cache yet, and the API server did not answer in time".to_owned())
 }
+
+#[cfg(test)]
+mod tests;

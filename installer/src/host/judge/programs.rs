@@ -18,7 +18,7 @@ const LOOPBACK: &str = "loopback";
 /// Whether another owner's program can be run where that is not visible: a link that leads out of the mounted directory,
 /// or a directory that was not listed. It counts as executable, because the runtime sees the host's root and this process
 /// does not: otherwise a healthy node with such links would never be ready.
-const UNSEEN: Option<bool> = Some(true);
+const EXECUTABLE_IF_NOT_VISIBLE: Option<bool> = Some(true);
 
 impl JudgeInput<'_> {
     /// Why the runtime cannot run our own program, or runs another one of its name.
@@ -86,9 +86,12 @@ impl JudgeInput<'_> {
             None => None,
         };
         let is_executable = match path {
-            [] => here(UNSEEN),
+            [] => here(EXECUTABLE_IF_NOT_VISIBLE),
             path => path.iter().find_map(|directory| {
-                let listed = directory.programs.as_ref().map_or(UNSEEN, |it| it.get(program).copied());
+                let listed = directory
+                    .programs
+                    .as_ref()
+                    .map_or(EXECUTABLE_IF_NOT_VISIBLE, |it| it.get(program).copied());
                 let found = if directory.is_ours { here(listed) } else { listed };
                 // That nothing in our own directory can be run is another problem.
                 found.map(|is_executable| is_executable && (directory.is_ours || !directory.is_noexec))

@@ -429,8 +429,7 @@ fn our_own_program_is_the_first_of_its_name_and_can_be_executed() {
 fn a_runtime_handler_with_another_conf_directory_and_no_entry_is_a_reason_until_the_operator_confirms() {
     let mut world = World::with(&[("10-a.conflist", CHAINED)]);
     world.runtimes.handlers_elsewhere = vec![("kata".to_owned(), "/etc/cni/kata".into())];
-    let expected =
-        "pods of the runtime handler kata use conf files in /etc/cni/kata, where no first file runs gybe-cni";
+    let expected = "pods of the runtime handler kata use the first conf file in /etc/cni/kata, which is missing or does not run gybe-cni";
     assert_eq!(world.reason(), expected);
     world.confirmed = Confirmed::Yes;
     let judged = world.judged();

@@ -1,8 +1,8 @@
 //! The plugins that libcni's cache of existing sandboxes still names: the DEL of those sandboxes runs them.
 
 use std::collections::BTreeSet;
-use std::fs::{self, File};
-use std::io::{ErrorKind, Read};
+use std::fs::{self, DirEntry, File};
+use std::io::{self, ErrorKind, Read};
 use std::path::Path;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
@@ -65,26 +65,35 @@ pub(crate) fn each_result(results: &Path, each: &mut dyn FnMut(&[u8])) -> Result
         Err(why) if why.kind() == ErrorKind::NotFound => return ResultCache::Absent,
         Err(_) => return ResultCache::InPart,
     };
+    let mut read = ResultCache::Whole;
     for (n, entry) in entries.enumerate() {
-        let Ok(entry) = entry else { return ResultCache::InPart };
-        match entry.metadata() {
-            _ if n == MAX_FILES => return ResultCache::InPart,
-            Ok(meta) if meta.is_file() && meta.len() <= MAX_SIZE => {}
-            Ok(meta) if meta.is_file() => return ResultCache::InPart,
-            Ok(_) => continue,
-            // It belongs to a sandbox that was removed.
-            Err(why) if why.kind() == ErrorKind::NotFound => continue,
-            Err(_) => return ResultCache::InPart,
+        if n == MAX_FILES {
+            return ResultCache::InPart;
         }
-        let mut bytes = Vec::new();
-        match File::open(entry.path()).and_then(|file| file.take(MAX_SIZE).read_to_end(&mut bytes)) {
+        match entry.and_then(|entry| content(&entry)) {
             // A file that a crash truncated (F31) names no plugin: libcni cannot read it either.
-            Ok(_) => each(&bytes),
+            Ok(Some(bytes)) => each(&bytes),
+            Ok(None) => {}
+            // It belongs to a sandbox that was removed.
             Err(why) if why.kind() == ErrorKind::NotFound => {}
-            Err(_) => return ResultCache::InPart,
+            Err(_) => read = ResultCache::InPart,
         }
     }
-    ResultCache::Whole
+    read
+}
+
+/// Reads a result; none if this is not a file.
+fn content(entry: &DirEntry) -> io::Result<Option<Vec<u8>>> {
+    let meta = entry.metadata()?;
+    if !meta.is_file() {
+        return Ok(None);
+    }
+    if meta.len() > MAX_SIZE {
+        return Err(ErrorKind::FileTooLarge.into());
+    }
+    let mut bytes = Vec::new();
+    File::open(entry.path())?.take(MAX_SIZE).read_to_end(&mut bytes)?;
+    Ok(Some(bytes))
 }
 
 /// The plugins of a cached result, which holds, in `config`, the conf file it was made with, in base64.
@@ -119,6 +128,18 @@ mod tests {
         // /proc/self/mem: EIO at the address 0, for every user (linux/fs/proc/base.c, mem_rw).
         assert_eq!(each_result(Path::new("/proc/self"), &mut |_| {}), ResultCache::InPart);
         assert_eq!(cached_plugins(Path::new("/proc/self")), CachedPlugins::Unknown);
+    }
+
+    #[test]
+    fn a_file_that_is_too_large_hides_no_other_file() {
+        let root = TestDir::new("result-cache-large");
+        File::create(root.join("b")).unwrap().set_len(MAX_SIZE + 1).unwrap();
+        for name in ["a", "c"] {
+            fs::write(root.join(name), name).unwrap();
+        }
+        let mut found = BTreeSet::new();
+        let read = each_result(root.path(), &mut |bytes| found.extend(bytes.first().copied()));
+        assert_eq!((read, found), (ResultCache::InPart, BTreeSet::from(*b"ac")));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Puts our entry where the shape wants it: in the primary's chain, in a network of our own, or as a drop-in.
+//! Plans our entry for each shape: in the primary's chain, in a network of our own, or as a drop-in.
 
 use std::ffi::OsStr;
 

@@ -183,9 +183,6 @@ fn also_as(reader: &mut SettingsReader<'_>) -> BTreeSet<FileName> {
     list(setting.text).filter_map(|name| FileName::new(name).ok()).collect()
 }
 
-/// The effect of these taints.
-const EFFECT: &str = "NoSchedule";
-
 /// The key of a taint that keeps pods off a node whose agent is not ready. The effect is always `NoSchedule`: `NoExecute`
 /// would evict running pods, whose rules stay while the agent is not ready.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
@@ -194,13 +191,14 @@ pub struct NodeTaint {
 }
 
 impl NodeTaint {
-    pub const EFFECT: &str = EFFECT;
+    /// The effect of these taints.
+    pub const EFFECT: &str = "NoSchedule";
 
     /// Parses `KEY` or `KEY:NoSchedule`; none if it is neither.
     #[must_use]
     pub fn parse(text: &str) -> Option<Self> {
         let key = match text.split_once(':') {
-            Some((key, EFFECT)) => key,
+            Some((key, Self::EFFECT)) => key,
             Some(_) => return None,
             None => text,
         };
@@ -215,7 +213,7 @@ impl NodeTaint {
 
 impl fmt::Display for NodeTaint {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}:{EFFECT}", self.key)
+        write!(f, "{}:{}", self.key, Self::EFFECT)
     }
 }
 

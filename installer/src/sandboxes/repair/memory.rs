@@ -103,15 +103,18 @@ impl RepairMemory {
     }
 
     /// Returns the sandboxes that are to be judged, with their keys and whether they take long: new ones first, then
-    /// those whose judgement is the oldest. Forgets those that are gone; a list with unread parts may miss some.
+    /// those whose judgement is the oldest. Forgets those that are gone. A list with unread parts
+    /// may miss some, which are forgotten later.
     pub(super) fn due(&mut self, list: SandboxList, now: Instant) -> Vec<(String, bool, Sandbox)> {
         let SandboxList { sandboxes, unreadable } = list;
         let present: Vec<_> = sandboxes.into_iter().map(|sandbox| (key(&sandbox), sandbox)).collect();
         let keys: BTreeSet<&String> = present.iter().map(|(key, _)| key).collect();
-        let may_exist = |key: &String| !unreadable.is_empty() || keys.contains(key);
-        self.sandboxes.retain(|key, _| may_exist(key));
-        self.logged.retain(|key, _| may_exist(key));
-        self.handed_over.retain(|key, at| may_exist(key) && now.duration_since(*at) < SETTLED);
+        let is_whole = unreadable.is_empty();
+        let is_recent = |it: &Judged| now.duration_since(it.last) < 2 * SETTLED;
+        self.sandboxes.retain(|key, it| keys.contains(key) || (!is_whole && is_recent(it)));
+        let is_known = |key: &String| keys.contains(key) || self.sandboxes.contains_key(key);
+        self.logged.retain(|key, _| is_known(key));
+        self.handed_over.retain(|key, at| is_known(key) && now.duration_since(*at) < SETTLED);
         let judged = |key: &String| self.sandboxes.get(key);
         let is_due = |(key, _): &(String, Sandbox)| judged(key).is_none_or(|it| it.is_due(now));
         let mut due: Vec<_> = present.into_iter().filter(is_due).collect();
@@ -302,13 +305,17 @@ mod tests {
     }
 
     #[test]
-    fn a_sandbox_that_is_missing_from_a_list_with_unread_parts_stays_counted() {
+    fn a_sandbox_that_is_missing_from_a_list_with_unread_parts_stays_counted_for_two_minutes() {
         let (mut memory, now) = (RepairMemory::default(), Instant::now());
         judged(&mut memory, "a", now, false, Duration::ZERO);
         assert_eq!(memory.due(list(&[], &["/run/netns cannot be read"]), now).len(), 0);
         assert_eq!(memory.counts().not_redirected, 1);
-        assert_eq!(memory.due(list(&[], &[]), now).len(), 0);
-        assert_eq!(memory.counts().not_redirected, 0);
+        for (unreadable, after) in [(&[][..], Duration::ZERO), (&["/run/netns cannot be read"], 2 * SETTLED)]
+        {
+            judged(&mut memory, "a", now, false, Duration::ZERO);
+            assert_eq!(memory.due(list(&[], unreadable), now + after).len(), 0);
+            assert_eq!(memory.counts().not_redirected, 0, "{unreadable:?}");
+        }
     }
 
     fn due(memory: &mut RepairMemory, ids: &[&str], now: Instant) -> Vec<(String, bool)> {

@@ -12,7 +12,7 @@ use crate::node::{PATIENCE, Primary, PrimaryNode, REWRITE};
 const RESTARTS: usize = 10;
 
 pub(crate) fn restarts_and_removal(primary: &Primary, is_chained: bool) {
-    let Some(node) = PrimaryNode::start(primary, is_chained) else { return };
+    let node = PrimaryNode::start(primary, is_chained);
     let shape = if is_chained { "chained" } else { "dropin" };
     node.start_primary();
     node.start_gybe();

@@ -23,7 +23,7 @@ const TOP: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../..");
 const IMAGE: &str = "/run/gybe/image";
 /// The longest wait for one event: more than any takes on a busy machine.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(180);
-/// An agent that has not written its conf file by then does not write it when it starts. kindnetd does after ten seconds.
+/// An agent writes its conf file within this time of its start, or not at all; kindnetd after ten seconds.
 pub(crate) const REWRITE: Duration = Duration::from_secs(15);
 
 /// A primary plugin: `primaries/NAME.sh` starts its agent.
@@ -51,7 +51,8 @@ pub(crate) struct PrimaryNode {
 
 /// The directory of other owners' programs: `GYBE_PRIMARIES`, or the one that `primaries/setup.sh` fills.
 fn programs() -> PathBuf {
-    std::env::var_os("GYBE_PRIMARIES").map_or_else(|| Path::new(TOP).join("target/primaries"), PathBuf::from)
+    std::env::var_os("GYBE_PRIMARIES")
+        .map_or_else(|| Path::new(env!("CARGO_TARGET_TMPDIR")).with_file_name("primaries"), PathBuf::from)
 }
 
 fn script(name: &str) -> PathBuf {
@@ -59,12 +60,9 @@ fn script(name: &str) -> PathBuf {
 }
 
 impl PrimaryNode {
-    /// Returns `None` when one of the primary's programs is missing.
-    pub(crate) fn start(primary: &Primary, is_chained: bool) -> Option<Self> {
-        if let Some(missing) = primary.needs.iter().find(|name| !programs().join(name).exists()) {
-            println!("NOT RUN: {}: {} has no {missing}", primary.name, programs().display());
-            return None;
-        }
+    pub(crate) fn start(primary: &Primary, is_chained: bool) -> Self {
+        let missing = primary.needs.iter().find(|name| !programs().join(name).exists());
+        assert_eq!(missing, None, "{}: a program is missing in {}", primary.name, programs().display());
         let test = thread::current().name().unwrap_or("unnamed").replace("::", ".");
         let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}.log"));
         let generation = Generation::V2;
@@ -86,7 +84,7 @@ impl PrimaryNode {
         api.arg(script("api")).arg(Path::new(TOP).join("target/cluster"));
         let api = HostProcess::start_and_wait(api, "the API server serves", &log.with_extension("api.log"))
             .unwrap();
-        Some(Self {
+        Self {
             primary: *primary,
             is_chained,
             node,
@@ -94,7 +92,7 @@ impl PrimaryNode {
             agent: Mutex::default(),
             gybe: Mutex::default(),
             api,
-        })
+        }
     }
 
     pub(crate) fn host(&self) -> &SimulatedHost {
@@ -132,7 +130,8 @@ impl PrimaryNode {
         }
     }
 
-    /// What a reboot leaves: the disk, and nothing in `/run`. containerd runs again.
+    /// Ends containerd, both agents and `cni0`, removes what the owners and the agent's sockets leave in `/run`, and starts
+    /// containerd again.
     pub(crate) fn reboot(self) -> Self {
         self.stop_primary();
         self.stop_gybe();

@@ -16,8 +16,6 @@ use crate::xt::{XtMatch, XtTarget, decode_match, decode_target};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
-const HOOKS: [Hook; 5] = [Hook::Prerouting, Hook::Input, Hook::Forward, Hook::Output, Hook::Postrouting];
-
 /// The offsets of the fields of `struct ipt_entry` and `struct ip6t_entry`.
 struct Layout {
     /// Source, destination and their masks come first, each this long.
@@ -95,7 +93,7 @@ pub(super) fn chains(family: Family, info: &Info, bytes: &[u8]) -> Option<Vec<Le
 }
 
 /// The bits of [`Info::hooks`].
-const VALID_HOOKS: u32 = (1 << HOOKS.len()) - 1;
+const VALID_HOOKS: u32 = (1 << Hook::ALL.len()) - 1;
 
 fn drafts<'a>(layout: &Layout, info: &Info, bytes: &'a [u8]) -> Option<Vec<Draft<'a>>> {
     let (mut drafts, mut at) = (Vec::<Draft<'_>>::new(), 0);
@@ -129,14 +127,14 @@ fn drafts<'a>(layout: &Layout, info: &Info, bytes: &'a [u8]) -> Option<Vec<Draft
 impl Info {
     fn hook_at(&self, at: usize) -> Option<Hook> {
         let at = u32::try_from(at).ok()?;
-        let hooks = HOOKS.into_iter().zip(self.begins).enumerate();
+        let hooks = Hook::ALL.into_iter().zip(self.begins).enumerate();
         let mut valid = hooks.filter(|(number, _)| self.hooks & (1 << number) != 0);
         valid.find(|(_, (_, begins))| *begins == at).map(|(_, (hook, _))| hook)
     }
 
     /// The offset of a built-in chain's policy.
     fn policy_of(&self, hook: Hook) -> Option<usize> {
-        let (_, underflow) = HOOKS.into_iter().zip(self.underflows).find(|(other, _)| *other == hook)?;
+        let (_, underflow) = Hook::ALL.into_iter().zip(self.underflows).find(|(other, _)| *other == hook)?;
         usize::try_from(underflow).ok()
     }
 }

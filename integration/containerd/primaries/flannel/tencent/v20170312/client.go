@@ -1,5 +1,5 @@
-// Package v20170312 stands in for Tencent's client, which the module proxy in use does not have. flanneld calls it only
-// with the backend `tencent-vpc`.
+// Package v20170312 stands in for Tencent's client, so that flanneld builds where a module proxy lacks that module. flanneld
+// calls it only with the backend `tencent-vpc`.
 package v20170312
 
 import "errors"
