@@ -30,7 +30,7 @@ use crate::host::observe::runtimes::{ConfiguredDirectory, Runtimes};
 use crate::host::pass::{PassHistory, RESYNC, RETRY, pass};
 use crate::host::runtimes::RuntimeReport;
 use crate::host::settings::{Mode, NodeContext, PodSource, ProgramRemoval, RepairMode, Settings};
-use crate::host::watch::{DirectoryWatch, WakeReason};
+use crate::host::watch::{DirectoryWatch, WakeReason, WatchedDirectories};
 use crate::log::{Level, Log};
 use crate::retry::NextTurn;
 use crate::sandboxes::repair::RepairSetting;
@@ -50,10 +50,6 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 use uninstall::GracePeriod;
-
-/// How long until the probe's report about the runtimes is looked for again, for a minute after the start at most. Its
-/// file is not watched, and the pods of a new node are not redirected before.
-const PROBE_RETRY: Duration = Duration::from_millis(100);
 
 /// The configuration of the loop.
 #[derive(Debug)]
@@ -120,7 +116,7 @@ impl<'a> Reconciler<'a> {
             context.log.warn("gybe node: note on the settings", json!({ "note": note }));
         }
         Self {
-            watch: DirectoryWatch::new(watched_directories(settings)),
+            watch: DirectoryWatch::of(watched_directories(settings)),
             settings: config.settings,
             image: config.image,
             memory: PassHistory::default(),
@@ -304,7 +300,8 @@ impl<'a> Reconciler<'a> {
         if turn.report.missing.is_empty() {
             self.remove_kubeconfig();
         }
-        let next = if waits_for_probe { turn.next.within(PROBE_RETRY) } else { turn.next };
+        let until_report = self.report_until.saturating_duration_since(Instant::now());
+        let next = if waits_for_probe { turn.next.within(until_report) } else { turn.next };
         Turn { in_force, next, ..turn }
     }
 
@@ -392,15 +389,17 @@ impl<'a> Reconciler<'a> {
 const BUSY: &str = "gybe node: the node cannot be changed now";
 const KUBECONFIG_FAILED: &str = "gybe node: the kubeconfig cannot be kept up to date";
 
-/// Returns the directories whose changes wake the loop. The host's directories may appear later; the other two are
-/// mounts, which exist from the start or never.
-fn watched_directories(settings: &Settings) -> Vec<PathBuf> {
+/// Returns the directories whose changes wake the loop. The host's directories may appear later; the others (settings,
+/// token, the reports of the container `repair`) are mounts, which exist from the start or never.
+fn watched_directories(settings: &Settings) -> WatchedDirectories {
     let environment = &settings.environment;
-    let mounts = [&environment.config, &environment.api.service_account];
-    let mounts = mounts.into_iter().filter(|path| path.is_dir());
-    let all =
-        [&environment.directories.conf, &environment.directories.programs].into_iter().chain(mounts).cloned();
-    all.chain(network_directories(settings)).collect()
+    let is_mounted = |path: &&PathBuf| path.is_dir();
+    let mounts = [&environment.config, &environment.api.service_account].into_iter().filter(is_mounted);
+    let of_host = [&environment.directories.conf, &environment.directories.programs].into_iter();
+    WatchedDirectories {
+        written: of_host.chain(mounts).cloned().chain(network_directories(settings)).collect(),
+        renamed: Some(&environment.probe).filter(is_mounted).into_iter().cloned().collect(),
+    }
 }
 
 /// A drop-in is in a directory below the conf directory, which has events of its own.

@@ -15,8 +15,23 @@ const POLL_INTERVAL: Duration = Duration::from_secs(1);
 /// A watch of several directories. Only completely written files wake the loop.
 #[derive(Debug)]
 pub struct DirectoryWatch {
-    paths: Vec<PathBuf>,
+    paths: WatchedDirectories,
     watches: Watches,
+}
+
+/// The directories of a watch.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub struct WatchedDirectories {
+    /// Files in them may also be written in place.
+    pub written: Vec<PathBuf>,
+    /// Files in them are replaced by rename. A failed write of the loop itself, as on a full disk, wakes nothing.
+    pub renamed: Vec<PathBuf>,
+}
+
+impl WatchedDirectories {
+    fn all(&self) -> impl Iterator<Item = &PathBuf> {
+        self.renamed.iter().chain(&self.written)
+    }
 }
 
 /// The inotify watches of the directories.
@@ -49,10 +64,15 @@ pub enum WakeReason {
 }
 
 impl DirectoryWatch {
+    /// Starts watching these directories, in which files may be written in place.
+    #[must_use]
+    pub fn new(written: impl IntoIterator<Item = PathBuf>) -> Self {
+        Self::of(WatchedDirectories { written: written.into_iter().collect(), renamed: Vec::new() })
+    }
+
     /// Starts watching. Observe once after this call, then wait: no change in between is missed.
     #[must_use]
-    pub fn new(paths: impl IntoIterator<Item = PathBuf>) -> Self {
-        let paths: Vec<PathBuf> = paths.into_iter().collect();
+    pub fn of(paths: WatchedDirectories) -> Self {
         let watches = Watches::now(&paths);
         Self { paths, watches }
     }
@@ -64,7 +84,7 @@ impl DirectoryWatch {
 
     /// Watches these directories from now on, and reports whether they differ from those before. If so, observe
     /// after this call: earlier changes are not reported.
-    pub fn set_paths(&mut self, paths: Vec<PathBuf>) -> bool {
+    pub fn set_paths(&mut self, paths: WatchedDirectories) -> bool {
         let is_another = self.paths != paths;
         if is_another {
             self.paths = paths;
@@ -119,7 +139,7 @@ enum Wake {
 }
 
 impl Watches {
-    fn now(paths: &[PathBuf]) -> Self {
+    fn now(paths: &WatchedDirectories) -> Self {
         let made = Inotify::init(InitFlags::IN_CLOEXEC | InitFlags::IN_NONBLOCK);
         let result = match &made {
             Ok(inotify) => add(inotify, paths),
@@ -166,7 +186,7 @@ impl Watches {
 
 /// Watches each directory, and its parent, in which a removed directory, or a link to it, reappears. One
 /// directory may be both, and a second watch on an inode replaces the first.
-fn add(inotify: &Inotify, paths: &[PathBuf]) -> Result<(), Errno> {
+fn add(inotify: &Inotify, paths: &WatchedDirectories) -> Result<(), Errno> {
     let names = AddWatchFlags::IN_CREATE
         | AddWatchFlags::IN_MOVED_TO
         | AddWatchFlags::IN_MOVED_FROM
@@ -175,9 +195,10 @@ fn add(inotify: &Inotify, paths: &[PathBuf]) -> Result<(), Errno> {
         | AddWatchFlags::IN_MOVE_SELF
         | AddWatchFlags::IN_ONLYDIR;
     let whole_files = names | AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_ATTRIB;
-    let above = paths.iter().filter_map(|path| Some((path.parent()?, names)));
-    let all = above.chain(paths.iter().map(|path| (path.as_path(), whole_files)));
-    // Parents first: a directory that is both keeps the wider mask.
+    let above = paths.all().filter_map(|path| path.parent());
+    let renamed = above.chain(paths.renamed.iter().map(PathBuf::as_path)).map(|path| (path, names));
+    let all = renamed.chain(paths.written.iter().map(|path| (path.as_path(), whole_files)));
+    // The wider mask last: a directory that is listed twice keeps it.
     for (path, flags) in all {
         match inotify.add_watch(path, flags) {
             Ok(_) | Err(Errno::ENOENT | Errno::ENOTDIR) => {}
@@ -187,6 +208,6 @@ fn add(inotify: &Inotify, paths: &[PathBuf]) -> Result<(), Errno> {
     Ok(())
 }
 
-fn identities(paths: &[PathBuf]) -> Vec<Identity> {
-    paths.iter().map(|path| stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))).collect()
+fn identities(paths: &WatchedDirectories) -> Vec<Identity> {
+    paths.all().map(|path| stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))).collect()
 }

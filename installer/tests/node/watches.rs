@@ -7,7 +7,7 @@ use gybe_installer::host::apply::{Busy, NodeLock};
 use gybe_installer::host::conflict::OtherOwner;
 use gybe_installer::host::conflist::PluginChain;
 use gybe_installer::host::pass::{PassHistory, pass};
-use gybe_installer::host::watch::{DirectoryWatch, WakeReason, WatchMode};
+use gybe_installer::host::watch::{DirectoryWatch, WakeReason, WatchMode, WatchedDirectories};
 use gybe_test_support::PATIENCE;
 use std::fs;
 use std::os::fd::AsFd;
@@ -56,6 +56,19 @@ fn every_kind_of_change_wakes_a_pass() {
     let (read, write) = nix::unistd::pipe().unwrap();
     nix::unistd::write(&write, b"x").unwrap();
     assert_eq!(watch.wait(PATIENCE, Some(read.as_fd())), WakeReason::Readable);
+}
+
+#[test]
+fn where_files_are_replaced_a_rename_wakes_a_pass_and_a_write_in_place_does_not() {
+    let node = TestNode::new();
+    node.put("report.new", "");
+    let renamed = vec![node.directories().conf];
+    let mut watch = DirectoryWatch::of(WatchedDirectories { written: Vec::new(), renamed });
+    assert_eq!(watch.mode(), WatchMode::Inotify);
+    node.put("report.new", "1");
+    assert_eq!(watch.wait(Duration::ZERO, None), WakeReason::TimedOut);
+    fs::rename(node.conf("report.new"), node.conf("report")).unwrap();
+    assert_eq!(watch.wait(PATIENCE, None), WakeReason::Changed);
 }
 
 #[test]

@@ -53,7 +53,8 @@ fn report(node: &HealthyNode, directories: &[&str], further: &Value) {
         "plugin_dirs": directories.iter().map(directory).collect::<Vec<_>>(),
     });
     runtime.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-    node.write("run/gybe/runtime.json", &json!({ "runtimes": [runtime] }).to_string());
+    node.write("run/gybe/.runtime.json.new", &json!({ "runtimes": [runtime] }).to_string());
+    fs::rename(node.path("run/gybe/.runtime.json.new"), node.path("run/gybe/runtime.json")).unwrap();
 }
 
 /// Mounts a program directory, read-only, in which this program is the plugin.
@@ -133,7 +134,7 @@ const STATES: &[State] = &[
             let handlers = json!([{ "name": "kata", "conf_dir": directory, "has_entry": false }]);
             report(node, &["opt/cni/bin"], &json!({ "handlers": handlers }));
         },
-        "pods of the runtime handler kata use conf files in /etc/cni/kata",
+        "pods of the runtime handler kata use the first conf file in /etc/cni/kata, which is missing or does not run gybe-cni",
     ),
     unready(
         "a namespace is excluded, and the entry cannot be written",
