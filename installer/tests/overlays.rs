@@ -13,8 +13,6 @@ mod chart;
 mod objects;
 #[path = "deployment/pod.rs"]
 mod pod;
-#[path = "deployment/settings.rs"]
-mod settings;
 
 use gybe_installer::host::desired::Shape;
 use gybe_installer::host::observe::FileName;
@@ -71,8 +69,8 @@ fn the_assertions_about_the_base_hold_on_every_platform() {
         pod::assert_confined(&objects);
         pod::assert_consistent(&objects);
         pod::assert_surges(&objects);
-        settings::assert_accepted(&objects);
-        settings::assert_arguments_accepted(&objects);
+        pod::assert_accepted(&objects);
+        pod::assert_arguments_accepted(&objects);
         assert_eq!(
             (host_path(&objects, "cni-conf"), host_path(&objects, "cni-bin")),
             (conf.into(), bin.into())
@@ -147,7 +145,7 @@ fn the_component_foreign_owner_adds_only_three_capabilities() {
 fn the_component_probe_once_leaves_no_container_with_capabilities_and_no_repair() {
     let (default, once) = (built("default"), built("with-probe-once"));
     once.assert_all_fields_known();
-    settings::assert_arguments_accepted(&once);
+    pod::assert_arguments_accepted(&once);
     let (before, mut pod) = (default.pod(), once.pod());
     let probes = pod.init_containers.take().unwrap();
     let ([probe], [install]) = (probes.as_slice(), pod.containers.as_slice()) else { panic!("{pod:?}") };
@@ -218,7 +216,7 @@ fn the_component_istio_cni_taint_adds_to_node_taint_a_container_and_the_right_to
     let (tainting, mut critical) = (built("with-node-taint"), built("with-istio-cni-taint"));
     critical.assert_all_fields_known();
     let list = critical.take("ConfigMap", "gybe-critical-daemonsets");
-    settings::assert_arguments_accepted(&critical);
+    pod::assert_arguments_accepted(&critical);
     let mut pod = critical.pod();
     let container = pod.containers.pop().unwrap();
     assert_eq!((container.name.as_str(), &pod), ("taint", &tainting.pod()));
@@ -266,7 +264,7 @@ fn on_openshift_the_entry_is_the_network_that_the_injector_requests() {
     let [network] = networks.as_slice() else { panic!("{networks:?}") };
     let metadata = &network["metadata"];
     assert_eq!((&metadata["namespace"], &metadata["name"]), (&"default".into(), &"istio-cni".into()));
-    let settings = Settings::read(&settings::settings_sources(&objects)).unwrap();
+    let settings = Settings::read(&pod::settings_sources(&objects)).unwrap();
     assert_eq!(settings.options.shape, Shape::Standalone { file: FileName::new("istio-cni.conf").unwrap() });
     let context = objects.pod().security_context.unwrap();
     assert_eq!(context.se_linux_options.unwrap().type_.as_deref(), Some("spc_t"));

@@ -1,8 +1,9 @@
 //! Running pods that are not redirected, as the process that repairs pods reports them to the agent: events about
 //! repairs, and the modes `delete` and `label`, with an API server that grants the rights of their components.
 
-use crate::events::{rights_in, used_rights};
-use crate::with_api_server::{Cluster, FILE};
+use crate::api_requests::{rights_in, used_rights};
+use crate::node::FILE;
+use crate::with_api_server::Cluster;
 use gybe_api_server::Verb;
 use gybe_test_support::{Agent, wait_until};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockType, UnixAddr, connect, recv, send, socket};

@@ -1,7 +1,7 @@
 //! Conflicts: another program undoes Gybe's repairs; the agent detects it, limits its rate, and reports the likely
 //! owner.
 
-use crate::node::{Node, PRIMARY};
+use crate::node::{FILE, Node, PRIMARY};
 use gybe_test_support::{Agent, wait_until};
 use nix::time::{ClockId, clock_gettime};
 use serde_json::Value;
@@ -10,7 +10,6 @@ use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-const FILE: &str = "10-calico.conflist";
 /// A part of the message about every conflict.
 const CONFLICT: &str = "again and again";
 

@@ -1,13 +1,11 @@
 //! `gybe doctor` reports the status of the running agent, as the agent publishes it.
 
-use crate::node::{Node, PRIMARIES, PRIMARY};
+use crate::node::{FILE, Node, PRIMARIES, PRIMARY};
 use gybe_test_support::wait_until;
 use serde_json::{Value, json};
 use std::fs;
 use std::net::TcpListener;
 use std::os::unix::net::UnixDatagram;
-
-const FILE: &str = "10-calico.conflist";
 
 /// Returns the doctor's findings about the agent that have this state.
 fn findings_about_agent(node: &Node, state: &str) -> Vec<String> {

@@ -1,6 +1,6 @@
 //! Health and metrics: requests by the kubelet, by Prometheus and by hostile clients.
 
-use crate::node::{Node, PRIMARY};
+use crate::node::{FILE, Node, PRIMARY};
 use crate::with_api_server::Cluster;
 use gybe_test_support::{Agent, http, wait_until};
 use serde_json::json;
@@ -9,8 +9,6 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixDatagram;
 use std::time::{Instant, SystemTime};
-
-const FILE: &str = "10-calico.conflist";
 
 #[test]
 fn ready_means_a_node_in_its_desired_state_a_backend_that_works_and_known_pods() {

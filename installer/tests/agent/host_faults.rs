@@ -1,7 +1,7 @@
 //! Missing and replaced directories, a held lock, an image without programs, and no free file descriptors: the agent
 //! reports each with a remedy and continues once the fault is gone.
 
-use crate::node::{Node, PRIMARY};
+use crate::node::{FILE, Node, PRIMARY};
 use crate::with_api_server::Cluster;
 use gybe_installer::host::apply::NodeLock;
 use gybe_test_support::{Agent, PATIENCE, wait_until};
@@ -14,8 +14,6 @@ use std::os::unix::fs::{MetadataExt, symlink};
 use std::os::unix::net::UnixStream;
 use std::process::Command;
 use std::time::{Duration, Instant};
-
-const FILE: &str = "10-calico.conflist";
 
 #[test]
 fn f37_a_missing_conf_directory_is_reported_with_a_hint() {

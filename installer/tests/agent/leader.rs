@@ -1,6 +1,6 @@
 //! Two agents on a node, as during an upgrade or a rollback: one leads, and only that one changes the node.
 
-use crate::node::{Node, PRIMARY};
+use crate::node::{FILE, Node, PRIMARY};
 use gybe_test_support::{Agent, http, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::Value;
@@ -12,7 +12,6 @@ use std::process::Command;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-const FILE: &str = "10-calico.conflist";
 const HANDS_OVER: &str = "gybe node: hands over to a newer agent of this node";
 
 /// An agent, and the directory of its pod.

@@ -1,8 +1,8 @@
 //! `gybe leave` with an API server, and with agents on a node.
 
-use crate::events::used_rights;
-use crate::node::PRIMARY;
-use crate::with_api_server::{Cluster, FILE};
+use crate::api_requests::used_rights;
+use crate::node::{FILE, PRIMARY};
+use crate::with_api_server::Cluster;
 use gybe_api_server::Verb;
 use gybe_test_support::{Agent, wait_until};
 use serde_json::{Value, json};

@@ -14,6 +14,9 @@ use std::process::Command;
 
 pub(crate) const PRIMARY: &str = "{\n  \"cniVersion\": \"1.0.0\",\n  \"name\": \"k8s-pod-network\",\n  \"plugins\": [\n    {\n      \"type\": \"calico\"\n    }\n  ]\n}\n";
 
+/// The conf file of the node's primary plugin.
+pub(crate) const FILE: &str = "10-calico.conflist";
+
 /// Names of the other owners' plugins in the node's program directory.
 pub(crate) const PRIMARIES: [&str; 4] = ["bridge", "calico", "cilium-cni", "loopback"];
 

@@ -1,10 +1,13 @@
-//! A changed ConfigMap reaches the node's conf file without a restart of the agent.
+//! Settings of a running agent: a changed ConfigMap reaches the node's conf file and the process that repairs pods
+//! without a restart, and the kubeconfig on the host is written only if configured and updated with the token.
 
-use crate::node::{Node, PRIMARY};
-use gybe_test_support::wait_until;
+use crate::node::{FILE, Node, PRIMARY};
+use base64::prelude::{BASE64_URL_SAFE_NO_PAD, Engine as _};
+use gybe_test_support::{Agent, wait_until, write_volume};
 use serde_json::{Value, json};
-
-const FILE: &str = "10-calico.conflist";
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::time::{SystemTime, UNIX_EPOCH};
 
 #[test]
 fn a_changed_configmap_is_applied_in_one_write() {
@@ -104,11 +107,11 @@ fn with_an_invalid_configmap_at_the_start_queries_are_answered_and_the_node_stay
 fn the_agent_waits_for_a_configmap_that_cannot_be_read_at_the_start() {
     let node = Node::new("unread");
     node.put_conf(FILE, PRIMARY);
-    std::fs::write(node.root.join("config/mode"), [0xff]).unwrap();
+    fs::write(node.root.join("config/mode"), [0xff]).unwrap();
     let agent = node.start_agent();
     agent.wait_for_message("cannot be followed");
     assert_eq!(node.conf_text(FILE), PRIMARY);
-    std::fs::remove_file(node.root.join("config/mode")).unwrap();
+    fs::remove_file(node.root.join("config/mode")).unwrap();
     node.set_configmap(&[]);
     wait_until("readiness", || agent.is_ready());
 }
@@ -137,7 +140,7 @@ fn the_probe_report_is_in_the_entry_and_stays_there_while_the_report_is_missing(
     let probed = |node: &Node| node.entry(FILE).map(|entry| entry["probed"]["backend"].clone());
     wait_until("findings", || probed(&node) == Some(json!("nft")));
     assert_eq!(agent.metric("gybe_backend{backend=\"nft\"}"), 1.0);
-    std::fs::remove_file(node.root.join("probe/probe.json")).unwrap();
+    fs::remove_file(node.root.join("probe/probe.json")).unwrap();
     node.put_conf(FILE, PRIMARY);
     wait_until("a repair", || probed(&node) == Some(json!("nft")));
     assert!(agent.is_ready());
@@ -211,4 +214,139 @@ fn with_a_template_the_entry_the_metrics_and_the_doctor_name_one_backend_and_no_
     assert_eq!(by_hand["facts"]["socket"], "/run/gybe/facts.sock");
     by_hand["facts"] = entry["facts"].clone();
     assert_eq!(by_hand, entry);
+}
+
+#[test]
+fn the_setting_is_written_for_the_process_that_repairs_and_follows_the_configmap() {
+    let node = Node::new("repair-setting");
+    node.put_conf("10-calico.conflist", PRIMARY);
+    let agent = node.start_agent();
+    let file = node.root.join("probe/repair.json");
+    let setting = || serde_json::from_slice::<Value>(&fs::read(&file).ok()?).ok();
+    wait_until("the default", || setting() == Some(json!({ "repair": "repair" })));
+    node.set_configmap(&[("repair", "off")]);
+    wait_until("the other value", || setting() == Some(json!({ "repair": "off" })));
+    // A changed mode is not in force before the entry is written: the file that has to have it is broken.
+    node.set_configmap(&[("repair", "repair")]);
+    wait_until("the first value again", || setting() == Some(json!({ "repair": "repair" })));
+    node.put_conf("10-calico.conflist", "{");
+    wait_until("the loss of the entry", || !agent.is_ready());
+    assert_eq!(setting(), Some(json!({ "repair": "repair" })), "it has not changed");
+    node.set_configmap(&[("repair", "delete")]);
+    wait_until("no mode", || setting() == Some(json!({ "repair": "off" })));
+    node.put_conf("10-calico.conflist", PRIMARY);
+    wait_until("the mode", || setting() == Some(json!({ "repair": "delete" })));
+    let line = |agent: &Agent, name: &str| agent.get("/metrics").1.lines().any(|line| line.starts_with(name));
+    assert!(!line(&agent, "istio_cni_repair_pods_repaired_total"), "no process repairs pods here");
+    let counts = json!({ "repaired": 3, "failed": 1, "not_redirected": 2 });
+    node.root.write("probe/repairs.json", counts.to_string());
+    for (metric, value) in [
+        (r#"istio_cni_repair_pods_repaired_total{type="repair",result="success"}"#, 3.0),
+        (r#"istio_cni_repair_pods_repaired_total{type="repair",result="fail"}"#, 1.0),
+        ("gybe_pods_not_redirected", 2.0),
+    ] {
+        assert_eq!(agent.metric(metric), value, "{metric}");
+    }
+}
+
+/// Returns a token with this number that is valid for this many seconds.
+fn token(n: u32, seconds: i64) -> String {
+    let now = i64::try_from(SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_secs()).unwrap();
+    let claims = format!(r#"{{"exp":{},"n":{n}}}"#, now + seconds);
+    format!("eyJhbGciOiJSUzI1NiJ9.{}.c2ln", BASE64_URL_SAFE_NO_PAD.encode(claims))
+}
+
+/// Replaces the files of the service account, as the kubelet does.
+fn rotate_token(node: &Node, token: &str) {
+    let files = [("token", token), ("ca.crt", "-----BEGIN CERTIFICATE-----\n")];
+    write_volume(&node.root.join("account"), files).unwrap();
+}
+
+fn node(test: &str, source: &str) -> Node {
+    let mut node = Node::new(test);
+    node.set_env("KUBERNETES_SERVICE_HOST", "fd00::1");
+    node.set_env("KUBERNETES_SERVICE_PORT", "6443");
+    node.set_configmap(&[("pod_source", source)]);
+    node.put_conf(FILE, PRIMARY);
+    node
+}
+
+fn kubeconfig(node: &Node) -> Option<Value> {
+    let text = fs::read_to_string(node.root.join("run/kubeconfig")).ok()?;
+    serde_saphyr::from_str(&text).ok()
+}
+
+fn token_in_kubeconfig(node: &Node) -> Option<String> {
+    Some(kubeconfig(node)?["users"][0]["user"]["token"].as_str()?.to_owned())
+}
+
+fn entry_names_kubeconfig(node: &Node) -> bool {
+    let path = node.root.join("run/kubeconfig").display().to_string();
+    node.entry(FILE).is_some_and(|entry| entry["facts"]["kubeconfig"] == path)
+}
+
+#[test]
+fn f02_a_rotated_token_is_in_the_kubeconfig_at_once_and_the_agent_stays_ready() {
+    let node = node("token", "api");
+    rotate_token(&node, &token(0, 3600));
+    let agent = node.start_agent();
+    wait_until("readiness", || agent.is_ready() && entry_names_kubeconfig(&node));
+    let mode = fs::metadata(node.root.join("run/kubeconfig")).unwrap().permissions().mode() & 0o777;
+    assert_eq!(mode, 0o600);
+    assert_eq!(kubeconfig(&node).unwrap()["clusters"][0]["cluster"]["server"], "https://[fd00::1]:6443");
+    let before = node.conf_text(FILE);
+    for n in 1..=10 {
+        let fresh = token(n, 3600);
+        rotate_token(&node, &fresh);
+        wait_until("the fresh token", || {
+            assert!(agent.is_ready());
+            token_in_kubeconfig(&node).as_ref() == Some(&fresh)
+        });
+    }
+    assert_eq!(node.conf_text(FILE), before, "the conf file is not rewritten");
+    assert!(agent.metric("gybe_kubeconfig_token_seconds") > 3000.0);
+}
+
+#[test]
+fn no_token_is_on_the_host_unless_it_is_configured() {
+    let node = node("no-token", "agent");
+    rotate_token(&node, &token(0, 3600));
+    let agent = node.start_agent();
+    wait_until("readiness", || agent.is_ready());
+    assert_eq!(kubeconfig(&node), None);
+    node.set_configmap(&[("pod_source", "api")]);
+    wait_until("a kubeconfig", || kubeconfig(&node).is_some() && entry_names_kubeconfig(&node));
+    node.set_configmap(&[("pod_source", "agent")]);
+    wait_until("none", || kubeconfig(&node).is_none() && !entry_names_kubeconfig(&node));
+    node.set_configmap(&[("pod_source", "api")]);
+    wait_until("a kubeconfig", || kubeconfig(&node).is_some());
+    drop(agent);
+    assert!(kubeconfig(&node).is_some(), "it stays valid while no agent runs");
+    // A truncated kubeconfig is written again at the start.
+    fs::write(node.root.join("run/kubeconfig"), "").unwrap();
+    let _agent = node.start_agent();
+    wait_until("a kubeconfig", || kubeconfig(&node).is_some());
+}
+
+#[test]
+fn f02_a_token_that_expires_is_logged_beforehand_and_no_line_contains_a_token() {
+    let node = node("ends-token", "api");
+    rotate_token(&node, &token(0, 200));
+    let mut agent = node.start_agent();
+    agent.wait_for_message("expires soon");
+    rotate_token(&node, &token(1, -5));
+    agent.wait_for_message("has expired");
+    rotate_token(&node, "");
+    agent.wait_for_message("is empty");
+    let prefix = token(1, 0).split('.').next().unwrap().to_owned();
+    assert!(token_in_kubeconfig(&node).unwrap().starts_with(&prefix), "the last one stays");
+    assert!(node.entry(FILE).is_some(), "an unusable token does not prevent the entry");
+    wait_until("a reason", || agent.get("/readyz").1.contains("is empty"));
+    rotate_token(&node, &token(3, 3600));
+    wait_until("readiness", || agent.is_ready());
+    assert!(!agent_text(&mut agent).contains("eyJ"), "no token in the log");
+}
+
+fn agent_text(agent: &mut Agent) -> String {
+    agent.log().iter().map(ToString::to_string).collect()
 }

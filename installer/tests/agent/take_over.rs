@@ -1,12 +1,11 @@
 //! Take-over of a node from istio-cni; DEL of sandboxes that istio-cni set up still succeeds.
 
-use crate::node::{Node, PRIMARY};
+use crate::node::{FILE, Node, PRIMARY};
 use gybe_test_support::wait_until;
 use serde_json::Value;
 use std::fs;
 use std::os::unix::net::UnixListener;
 
-const FILE: &str = "10-calico.conflist";
 const ISTIO: &str = r#"{ "type": "istio-cni", "plugin_log_level": "info", "ambient_enabled": false }"#;
 
 fn istio(entry: &str) -> String {

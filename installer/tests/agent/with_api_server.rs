@@ -1,13 +1,11 @@
 //! The whole agent with an API server: the watch for its pods, its node's label, its DaemonSet.
 
-use crate::node::{Node, PRIMARY};
+use crate::node::{FILE, Node, PRIMARY};
 use gybe_api_server::{ApiServer, ServiceAccount, Validity, Verb};
 use gybe_test_support::{Agent, PATIENCE, wait_for_at_most, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::os::unix::net::UnixListener;
-
-pub(crate) const FILE: &str = "10-calico.conflist";
 
 pub(crate) struct Cluster {
     pub(crate) server: ApiServer,

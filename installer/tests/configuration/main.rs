@@ -3,16 +3,12 @@
 #![cfg(test)]
 
 mod annotations;
-mod configmap;
 mod desired_state;
 mod explanations;
+mod files;
 mod init_arguments;
-mod manifests;
-mod page;
-mod policy_files;
 mod setting_names;
 mod setting_values;
-mod template;
 
 use gybe_installer::host::settings::{Settings, SettingsSources};
 

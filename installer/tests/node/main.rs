@@ -6,20 +6,15 @@
 
 mod chained;
 mod conf_choice;
-mod conflicts;
 mod conflists;
 mod doctor;
 mod doctor_environment;
-mod every_step;
 mod host_root;
 mod install_command;
-mod locks;
 mod pods_on_node;
 mod programs;
-mod shapes;
 mod support_bundle;
 mod take_over;
-mod take_over_command;
 mod test_node;
 mod uninstall_command;
 mod watches;

@@ -1,7 +1,7 @@
 //! The chart's values, as helm renders the files in `manifests/chart-values`.
 
 use crate::objects::Objects;
-use crate::{pod, rendered, settings};
+use crate::{pod, rendered};
 use gybe_installer::host::desired::Shape;
 use gybe_installer::host::observe::FileName;
 use gybe_installer::host::settings::{KEYS, RepairMode, Settings};
@@ -89,7 +89,7 @@ fn each_pool_has_a_daemonset_and_a_configmap_and_no_node_is_in_two() {
 fn the_program_accepts_the_settings_of_a_chart_with_all_values() {
     let objects = rendered("all");
     objects.assert_all_fields_known();
-    let settings = Settings::read(&settings::settings_sources(&objects)).unwrap();
+    let settings = Settings::read(&pod::settings_sources(&objects)).unwrap();
     assert_eq!(settings.notes, [""; 0]);
     assert_eq!(settings.options.repair.mode, RepairMode::Off, "an unquoted `off`");
     assert!(settings.options.leave_when_daemonset_gone);
@@ -120,7 +120,7 @@ fn the_program_accepts_the_settings_of_a_chart_with_all_values() {
 fn the_values_of_istio_cnis_chart_have_their_meaning() {
     let objects = rendered("istio-cni");
     objects.assert_all_fields_known();
-    let settings = Settings::read(&settings::settings_sources(&objects)).unwrap();
+    let settings = Settings::read(&pod::settings_sources(&objects)).unwrap();
     let options = &settings.options;
     assert_eq!(options.shape, Shape::Standalone { file: FileName::new("mesh.conf").unwrap() });
     assert_eq!(options.repair.mode, RepairMode::Off);
@@ -160,7 +160,7 @@ fn the_servicemonitor_selects_the_service_of_the_agents() {
 #[test]
 fn a_global_value_sets_only_what_is_not_set() {
     let objects = rendered("global");
-    let conf = Settings::read(&settings::settings_sources(&objects)).unwrap().options.conf;
+    let conf = Settings::read(&pod::settings_sources(&objects)).unwrap().options.conf;
     assert_eq!(conf.backend, BackendSetting::Iptables);
     assert_eq!(conf.log_level, LogLevel::Debug);
     let install = objects.container("install");
@@ -174,7 +174,7 @@ fn a_global_value_sets_only_what_is_not_set() {
 fn the_values_of_istio_cnis_chart_select_the_mode_and_the_label_of_repair_and_the_policy_allows_only_that_label()
  {
     let objects = rendered("istio-cni-label");
-    let options = Settings::read(&settings::settings_sources(&objects)).unwrap().options.repair;
+    let options = Settings::read(&pod::settings_sources(&objects)).unwrap().options.repair;
     assert_eq!(
         (options.mode, options.label.to_string().as_str()),
         (RepairMode::Label, "example.com/broken=true")
@@ -196,7 +196,7 @@ fn the_job_before_the_deletion_leaves_every_pool_and_has_three_rights() {
     assert_eq!((&pod.service_account_name, pod.host_network), (&account, None));
     let container = &pod.containers[0];
     let command = container.command.clone().unwrap();
-    settings::assert_command_accepted(&command);
+    pod::assert_command_accepted(&command);
     let timeout = command.iter().find_map(|it| it.strip_prefix("--timeout=")?.parse::<i64>().ok()).unwrap();
     assert!(timeout < 300, "helm waits for 300 seconds");
     assert!(spec.active_deadline_seconds.unwrap() > timeout);

@@ -2,19 +2,21 @@
 //! Istio's injector writes them, and its fake `/proc`.
 //!
 //! They are not in this repository: GYBE_SHARED names their directory.
+
 #![cfg(test)]
 
-mod cgroups;
 mod conf_files;
-mod explained_manifests;
 mod injected_manifests;
-mod install_to_uninstall;
 #[path = "../node/test_node.rs"]
 #[allow(dead_code, reason = "shared with the tests of another target")]
 mod test_node;
 
 use gybe_installer::host::conflist::entry::Layout;
+use gybe_installer::sandboxes::{HostPaths, find};
+use gybe_test_support::TestDir;
 use serde_json::Value;
+use std::collections::BTreeSet;
+use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 /// Returns the path of a file or directory of the reference material.
@@ -64,4 +66,14 @@ pub(crate) fn without_names_and_versions(mut value: Value) -> Value {
         plugin.as_object_mut().unwrap().remove("cniVersion");
     }
     value
+}
+
+#[test]
+fn the_uids_in_the_cgroup_paths_of_a_node_in_a_container_are_found() {
+    let root = TestDir::new("shared-cgroups");
+    symlink(reference("install/nodeagent-cgroup/cgroupns"), root.join("proc")).unwrap();
+    let found = find(&HostPaths { results: root.join("results"), root: root.path().to_owned() });
+    let uids: BTreeSet<String> = found.sandboxes.into_iter().filter_map(|sandbox| sandbox.uid).collect();
+    let expected = ["863b91d4-4b68-4efa-917f-4b560e3e86aa", "aaaabbbb-cccc-dddd-eeee-ffff00001111"];
+    assert_eq!(uids, expected.map(str::to_owned).into());
 }

@@ -3,10 +3,8 @@
 #![cfg(test)]
 
 mod agent;
-mod agent_pods;
 mod annotations;
 mod bad_input;
-mod explained;
 mod system_calls;
 
 use gybe_api_server::ApiServer;

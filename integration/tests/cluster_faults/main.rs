@@ -5,16 +5,14 @@
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 mod adds;
-mod background;
 mod node;
-mod row;
 
+use adds::{Kind, Row};
 use adds::{adds_until, assert_operators_view, make_adds};
-use background::{restarting, rotating};
 use gybe_api_server::{Fault, FaultKind, Network, Validity};
 use nix::sys::signal::Signal;
 use node::TestNode;
-use row::{Kind, Row};
+use node::{restarting, rotating};
 use std::time::Duration;
 
 /// The expected outcome of the two kinds of meshed pods.

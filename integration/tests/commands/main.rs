@@ -2,7 +2,5 @@
 #![cfg(test)]
 
 mod command_line;
-mod demo;
 mod doctor;
 mod inspect;
-mod trace;

@@ -2,7 +2,5 @@
 #![cfg(test)]
 
 mod exceptional_packets;
-mod iptables;
-mod istio_1_0_listing;
 mod network;
-mod nft;
+mod recorded;

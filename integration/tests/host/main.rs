@@ -5,6 +5,5 @@
 
 mod container;
 mod legacy;
-mod placement;
 mod probe;
 mod programs;

@@ -1,13 +1,14 @@
-//! Random pods, each by an ADD of `istio-cni` and one of `gybe-cni`.
+//! Random pods as the injector writes them, with annotations that `istio-cni` and `gybe-cni` both accept, and some
+//! that both refuse: each by an ADD of both.
 
-use crate::argument_set::{ADDRESSES, istio};
-use crate::comparison::{Compared, Written, case, compare_all, drawn, network, number};
-use crate::random_pods::manifests;
+use crate::arguments::{ADDRESSES, istio};
+use crate::{Compared, Written, case, compare_all, drawn, network, number};
 use gybe_api_server::ApiServer;
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::Rules;
 use gybe_integration::plugin_call::{PluginCall, PluginDir};
 use gybe_integration::programs::{Run, path_of_ours, run};
+use gybe_integration::random_policy::{INTERFACES, NETWORKS};
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::Location;
 use gybe_netfilter::model::policy::{Families, Mode, RedirectPolicy};
@@ -16,10 +17,125 @@ use gybe_plugin::decide::{Decision, decide};
 use gybe_plugin::gates::InitContainer;
 use gybe_plugin::pod::PodFacts;
 use gybe_test_support::TestDir;
-use serde_json::{Value, json};
+use proptest::collection::vec;
+use proptest::prelude::{Just, Strategy};
+use proptest::sample::select;
+use proptest::strategy::BoxedStrategy;
+use proptest::{option, prop_oneof};
+use serde_json::{Map, Value, json};
 use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
+
+const PORTS: [&str; 12] =
+    ["80", "53", "8080", "4000", "5000", "22", "9000", "1234", "15001", "15006", "15008", "15090"];
+
+type Annotation = BoxedStrategy<Option<(String, String)>>;
+
+/// Returns the manifests of pods in namespace `shop`, without names.
+pub(crate) fn manifests() -> impl Strategy<Value = Value> {
+    let traffic = |name: &str| format!("traffic.sidecar.istio.io/{name}");
+    let annotations: Vec<Annotation> = vec![
+        sometimes("sidecar.istio.io/interceptionMode", one_of(&["REDIRECT", "TPROXY"])),
+        sometimes(&traffic("includeInboundPorts"), star_or(list(&PORTS, 4))),
+        sometimes(&traffic("excludeInboundPorts"), list(&PORTS, 3)),
+        sometimes(&traffic("includeOutboundPorts"), list(&PORTS, 2)),
+        sometimes(&traffic("excludeOutboundPorts"), list(&PORTS, 3)),
+        sometimes(&traffic("includeOutboundIPRanges"), star_or(list(&NETWORKS, 4))),
+        sometimes(&traffic("excludeOutboundIPRanges"), list(&NETWORKS, 3)),
+        sometimes(&traffic("excludeInterfaces"), list(&INTERFACES, 2)),
+        sometimes("istio.io/reroute-virtual-interfaces", list(&INTERFACES, 2)),
+        sometimes(&traffic("kubevirtInterfaces"), list(&INTERFACES, 2)),
+        rarely(&traffic("excludeInboundPorts"), one_of(&["80,", "x", "70000"])),
+        rarely(&traffic("excludeOutboundIPRanges"), one_of(&["10.0.0.0", "x/8"])),
+        rarely("sidecar.istio.io/inject", one_of(&["false", "true", "no"])),
+    ];
+    let variables: Vec<Annotation> = vec![
+        sometimes("ISTIO_META_DNS_CAPTURE", one_of(&["true", "false", "", "yes", "1"])),
+        sometimes("ISTIO_DUAL_STACK", one_of(&["true", "false", "", "on"])),
+        sometimes("INVALID_DROP", one_of(&["true", "false", "x"])),
+        rarely("DISABLE_ENVOY", one_of(&["true", "false"])),
+    ];
+    let ids = (select(vec![None, Some(1337), Some(0), Some(3)]), select(vec![None, Some(1337), Some(0)]));
+    let proxy_type = select(vec!["sidecar", "sidecar", "sidecar", "sidecar", "sidecar", "router"]);
+    let is_native = select(vec![true, false]);
+    (annotations, variables, ids, proxy_type, is_native, shape()).prop_map(
+        |(annotations, variables, (user, group), proxy_type, is_native, shape)| {
+            let mut annotations: Map<String, Value> =
+                annotations.into_iter().flatten().map(|(name, value)| (name, value.into())).collect();
+            if shape != Shape::NotInjected {
+                annotations.insert("sidecar.istio.io/status".into(), "{}".into());
+            }
+            let variables = variables.into_iter().flatten();
+            let variables: Vec<Value> =
+                variables.map(|(name, value)| json!({ "name": name, "value": value })).collect();
+            let proxy = json!({
+                "name": "istio-proxy", "image": "proxyv2", "args": ["proxy", proxy_type], "env": variables,
+                "securityContext": { "runAsUser": user, "runAsGroup": group },
+            });
+            let app = json!({ "name": "cart", "image": "cart" });
+            let init = |name: &str| json!({ "name": name, "image": "proxyv2" });
+            let mut first = vec![init("istio-validation")];
+            let mut containers = vec![app];
+            match shape {
+                Shape::WithInit => first = vec![init("istio-init")],
+                Shape::WithoutProxy => {}
+                _ if is_native => first.push(proxy.clone()),
+                _ => containers.push(proxy.clone()),
+            }
+            if shape == Shape::WithInit {
+                containers.push(proxy);
+            }
+            json!({
+                "apiVersion": "v1", "kind": "Pod",
+                "metadata": { "namespace": "shop", "labels": { "app": "cart" }, "annotations": annotations },
+                "spec": { "initContainers": first, "containers": containers },
+            })
+        },
+    )
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Shape {
+    Injected,
+    NotInjected,
+    WithInit,
+    WithoutProxy,
+}
+
+fn shape() -> impl Strategy<Value = Shape> {
+    prop_oneof![
+        12 => Just(Shape::Injected),
+        1 => Just(Shape::NotInjected),
+        1 => Just(Shape::WithInit),
+        1 => Just(Shape::WithoutProxy),
+    ]
+}
+
+fn sometimes(name: &str, value: BoxedStrategy<String>) -> Annotation {
+    named(name, 0.5, value)
+}
+
+fn rarely(name: &str, value: BoxedStrategy<String>) -> Annotation {
+    named(name, 0.04, value)
+}
+
+fn named(name: &str, probability: f64, value: BoxedStrategy<String>) -> Annotation {
+    let name = name.to_owned();
+    option::weighted(probability, value).prop_map(move |value| Some((name.clone(), value?))).boxed()
+}
+
+fn one_of(values: &[&'static str]) -> BoxedStrategy<String> {
+    select(values.to_vec()).prop_map(str::to_owned).boxed()
+}
+
+fn star_or(list: BoxedStrategy<String>) -> BoxedStrategy<String> {
+    prop_oneof![Just("*".to_owned()), list].boxed()
+}
+
+fn list(values: &[&'static str], most: usize) -> BoxedStrategy<String> {
+    vec(select(values.to_vec()), 0..=most).prop_map(|items| items.join(",")).boxed()
+}
 
 /// A plugin and its backend.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -1,9 +1,9 @@
 //! The rows of docs/DIFFERENCES.md, section 4, "Values of arguments and variables": each with Istio's program and with
 //! Gybe's.
 
-use crate::argument_set::{ArgumentSet, Writer};
-use crate::comparison::{Written, compare_all, network};
-use crate::init::write;
+use crate::arguments::write;
+use crate::arguments::{ArgumentSet, Writer};
+use crate::{Written, compare_all, network};
 use gybe_integration::failure::Failure;
 use gybe_integration::programs::run;
 use gybe_integration::vectors::Location;

@@ -1,6 +1,6 @@
 //! The validation of a pod, run inside it.
 
-use crate::pod::{APP, INJECTED, PROXY, Pod};
+use crate::{APP, INJECTED, PROXY, Pod};
 use std::time::{Duration, Instant};
 
 #[test]

@@ -8,10 +8,8 @@
 )]
 #![allow(clippy::disallowed_methods, reason = "what the backend wrote is judged by the programs themselves")]
 
-mod concurrency;
 mod failures;
 mod legacy_tables;
-mod user_namespace;
 mod writing;
 
 use gybe_integration::namespace::{in_new_namespace, sh};

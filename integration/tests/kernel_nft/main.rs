@@ -12,9 +12,6 @@
 #![allow(clippy::indexing_slicing, reason = "a test that finds less than it expects must stop")]
 
 mod apply;
-mod drift;
-mod fixture;
 mod forms;
-mod netns;
 mod refusal;
 mod routes;

@@ -1,6 +1,6 @@
 //! Routes, routing rules and the address `::6` are added, listed and removed without any other change.
 
-use crate::fixture::{in_new_namespace, ip, policy, without_privilege};
+use crate::forms::{in_new_namespace, ip, policy, without_privilege};
 use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::apply::redirection::{self, Redirection};
@@ -248,7 +248,7 @@ fn a_redirection_is_rules_and_routes_and_its_differences_name_both() {
         assert_eq!(redirection.differences(&Nft, &Presence::look().unwrap()).unwrap(), []);
         ip("-6 addr del ::6/128 dev lo");
         ip("rule del fwmark 0x539 lookup 133");
-        crate::fixture::nft(&["delete chain inet gybe mangle-output"]);
+        crate::forms::nft(&["delete chain inet gybe mangle-output"]);
         let found: Vec<_> = redirection
             .differences(&Nft, &Presence::look().unwrap())
             .unwrap()

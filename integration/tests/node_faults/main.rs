@@ -3,13 +3,10 @@
 #![cfg(test)]
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
-mod fault;
 mod fixture;
-mod hidden;
 #[path = "../repair/node.rs"]
 #[allow(dead_code, reason = "the tests of repairs use the rest")]
 mod node;
 mod pairs;
-mod platforms;
 mod ready;
 mod table;

@@ -1,11 +1,16 @@
-//! Each fault alone, and pairs of them.
+//! Healthy nodes of each platform of the chart, each fault alone, and pairs of faults: some hide others, and some
+//! findings depend on the moment.
 
-use crate::fault::{AgentState, Expected, Fault};
-use crate::fixture::{HealthyNode, with_directory_in_memory};
-use crate::hidden::{HIDDEN, SOMETIMES};
-use crate::table::FAULTS;
+use crate::fixture::{AgentState, Expected, Fault, HealthyNode, with_directory_in_memory};
+use crate::table::{FAULTS, NOT_READY, wrong};
 use gybe_integration::parallel::in_parallel_at_most;
+use gybe_integration::programs::{Run, ours};
+use gybe_plugin::version::BUILD_MARK;
+use gybe_test_support::TestDir;
 use serde_json::Value;
+use std::collections::BTreeMap;
+use std::fs::{self, Permissions};
+use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// Most of a case is waiting for programs.
@@ -103,4 +108,134 @@ fn of_two_faults_both_are_named_or_the_one_that_hides_the_other() {
         .collect();
     assert!(groups.len() >= 300, "{} pairs", groups.len());
     assert_reported(groups);
+}
+
+/// A fault that another one hides on a node with both.
+pub(crate) struct Hidden {
+    pub(crate) fault: &'static str,
+    /// The beginnings of the names of the faults that hide it.
+    pub(crate) behind: &'static [&'static str],
+    /// What is reported instead.
+    pub(crate) instead: &'static [Expected],
+}
+
+impl Hidden {
+    pub(crate) fn applies(&self, fault: &Fault, others: &[&Fault]) -> bool {
+        let hides = |other: &&Fault| self.behind.iter().any(|name| other.name.starts_with(name));
+        self.fault == fault.name && others.iter().any(hides)
+    }
+}
+
+/// What is reported of a fault at some moments.
+pub(crate) const SOMETIMES: &[(&str, Expected)] = &[
+    // The agent limits its writes.
+    (
+        "another program keeps rewriting the conf file",
+        wrong("chain", NOT_READY, "gybe-cni is not in 10-pods", "the agent"),
+    ),
+    (
+        "another program keeps rewriting the conf file",
+        wrong("agent", NOT_READY, "10-pods.conflist", "docs/AGENT.md"),
+    ),
+];
+
+/// Without the agent, and without the entry that names the source of pods, a pod's policy is not known, and its rules
+/// alone are judged.
+const WITHOUT_POLICY: &[&str] = &[
+    "the agent is dead",
+    "the primary rewrote the conf file",
+    "the conf file is",
+    "a value of the entry is invalid",
+];
+
+pub(crate) const HIDDEN: &[Hidden] = &[
+    Hidden {
+        fault: "the pod's rules were deleted",
+        behind: WITHOUT_POLICY,
+        instead: &[wrong("pods", "GybePodsNotRedirected", "there are no rules of Gybe", "gybe verify --all")],
+    },
+    Hidden {
+        fault: "IPv6 is off in the pod, and a rule is missing",
+        behind: WITHOUT_POLICY,
+        instead: &[wrong(
+            "pods",
+            "GybePodsNotRedirected",
+            "NOT REDIRECTED: chain nat-prerouting of table inet gybe has no rule",
+            "gybe verify --pod shop/cart-1",
+        )],
+    },
+    Hidden { fault: "IPv6 was switched off in the pod", behind: WITHOUT_POLICY, instead: &[] },
+    Hidden { fault: "the proxy does not listen", behind: WITHOUT_POLICY, instead: &[] },
+    Hidden { fault: "the proxy listens on 127.0.0.1 only", behind: WITHOUT_POLICY, instead: &[] },
+    Hidden { fault: "the proxy runs as another user", behind: WITHOUT_POLICY, instead: &[] },
+    Hidden {
+        fault: "a backend is configured whose programs are missing",
+        behind: &["no backend works"],
+        instead: &[],
+    },
+];
+
+/// The chart's platforms: the directories of each are in `manifests/chart/files/platforms.yaml`.
+const PLATFORMS: &str = include_str!("../../../manifests/chart/files/platforms.yaml");
+
+/// What identifies a node of the platform, beside its directories: an existing path, or the id in os-release(5).
+fn signs(platform: &str) -> (&'static [&'static str], &'static str) {
+    match platform {
+        "openshift" => (&[], "rhcos"),
+        "k3d" => (&["bin/host-local"], ""),
+        "bottlerocket" => (&[], "bottlerocket"),
+        "talos" => (&[], "talos"),
+        _ => (&[], "debian"),
+    }
+}
+
+#[test]
+fn on_a_healthy_node_of_each_platform_the_doctor_finds_nothing() {
+    let platforms: BTreeMap<&str, Value> = serde_saphyr::from_str(PLATFORMS).unwrap();
+    assert_eq!(platforms.len(), 13);
+    for (platform, values) in &platforms {
+        let directory = |key: &str| {
+            let set = values[key].as_str().or_else(|| platforms["default"][key].as_str());
+            set.unwrap().trim_start_matches('/').to_owned()
+        };
+        let (conf, programs) = (directory("cniConfDir"), directory("cniBinDir"));
+        let root =
+            TestDir::new(&format!("platform-{platform}")).with_subdirectories(&["var/lib/cni/results"]);
+        let (paths, id) = signs(platform);
+        root.write("etc/os-release", format!("ID={id}\n"));
+        let write_program = |path: String| {
+            let answer = r#"{"cniVersion":"1.0.0","supportedVersions":["1.0.0"]}"#;
+            let path = root.write(path, format!("#!/bin/sh\n# {BUILD_MARK}\necho '{answer}'\n"));
+            fs::set_permissions(path, Permissions::from_mode(0o755)).unwrap();
+        };
+        paths.iter().for_each(|path| write_program((*path).to_owned()));
+        let multus = values["settings"]["shape"] == "standalone";
+        for program in ["bridge", "loopback", "multus"] {
+            write_program(format!("{programs}/{program}"));
+        }
+        write_program("image/gybe".to_owned());
+        write_program("image/gybe-cni".to_owned());
+        root.create_dir(&conf);
+        if !multus {
+            let primary = r#"{ "cniVersion": "1.0.0", "name": "pods", "plugins": [{ "type": "bridge" }] }"#;
+            root.write(format!("{conf}/10-pods.conflist"), primary);
+        }
+        let path = root.path().to_str().unwrap();
+        let gybe = |arguments: &[&str]| -> Run {
+            ours("gybe", &[arguments, &["--root", path]].concat(), "").unwrap()
+        };
+        let (image, run) = (format!("{path}/image"), format!("{path}/run/gybe"));
+        let shape: &[&str] =
+            if multus { &["--shape", "standalone", "--conf-name", "istio-cni.conf"] } else { &[] };
+        let installed =
+            gybe(&[&["install", "--from", &image, "--pods-from", "/etc/gybe/pods"], shape].concat());
+        assert_eq!(installed.code, Some(0), "{platform}: {installed:?}");
+        let ran = gybe(&["doctor", "--run-dir", &run, "--json"]);
+        let report: Value = serde_json::from_str(&ran.out).unwrap();
+        assert!(ran.code == Some(0) && report["well"] == true, "{platform}: {report:#}");
+        let placed = root.join(&programs).join("gybe-cni").exists();
+        assert!(placed, "{platform}: the plugin is in the platform's directory {programs}");
+        let verified = gybe(&["verify", "--all", "--json"]);
+        assert_eq!(verified.code, Some(0), "{platform}: {verified:?}");
+    }
 }

@@ -1,7 +1,7 @@
 //! States of a node in which a pod that starts now is not redirected by the settings in force, or does not start: a
 //! running agent is not ready, and says why.
 
-use crate::fault::AgentState::Running;
+use crate::fixture::AgentState::Running;
 use crate::fixture::{HealthyNode, with_directory_in_memory};
 use gybe_integration::parallel::in_parallel_at_most;
 use gybe_plugin::version::BUILD_MARK;

@@ -1,7 +1,7 @@
 //! The faults.
 
-use crate::fault::AgentState::{Absent, Running};
-use crate::fault::{Expected, Fault, Part};
+use crate::fixture::AgentState::{Absent, Running};
+use crate::fixture::{Expected, Fault, Part};
 use gybe_integration::programs::path_of_ours;
 use gybe_test_support::wait_until;
 use nix::mount::MsFlags;

@@ -4,7 +4,6 @@
 
 mod check;
 mod report;
-mod status;
 
 use gybe_integration::failure::Failure;
 use gybe_integration::plugin_call::{PluginCall, PluginDir};

@@ -13,10 +13,6 @@ mod container;
 #[cfg(test)]
 mod deletion;
 #[cfg(test)]
-mod in_container;
-#[cfg(test)]
-mod load;
-#[cfg(test)]
 mod migration;
 #[cfg(test)]
 mod node;

@@ -1,8 +1,8 @@
 //! A kubeconfig, and the program `gybe` that queries the API server by it: missing, failing, silent, and
 //! endless ones, within the deadline.
 
-use crate::call::{Pods, environment, meshed};
 use crate::program::{GYBE_CNI, Outcome, install, run_at};
+use crate::program::{Pods, environment, meshed};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

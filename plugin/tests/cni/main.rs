@@ -4,11 +4,7 @@
 mod absent_agent;
 mod agent;
 mod bad_input;
-mod call;
 mod configuration;
 mod kubeconfig;
-mod pipes;
 mod program;
-mod protocol;
 mod recorded;
-mod teardown;
