@@ -1,7 +1,6 @@
 //! The error that tests return.
 
-use gybe_demo::testnet::link::LinkError;
-use gybe_demo::testnet::namespace::NamespaceError;
+use gybe_demo::testnet::namespace::{LinkError, NamespaceError};
 use gybe_netfilter::kernel::sockets::IdentityError;
 use gybe_netfilter::model::Hint;
 use std::borrow::Cow;

@@ -1,16 +1,15 @@
 //! Makes the connections of the flow vectors and compares their outcomes.
 
 use crate::failure::Failure;
-use crate::parallel::in_parallel;
+use crate::namespace::in_parallel;
 use crate::topology::Topology;
 use crate::vectors::{Flow, Location, Vector};
 use gybe_demo::testnet::client::{Client, ClientError, SourceOptions};
 use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::apply::redirection::Redirection;
-use std::fmt;
-use std::thread;
 use std::time::Duration;
+use std::{fmt, thread};
 
 /// How long a connection that should be answered may take. It takes less than a millisecond on a quiet machine.
 const ANSWERED_WITHIN: Duration = Duration::from_secs(5);

@@ -10,16 +10,11 @@ pub mod invocation;
 // nix has `ptrace::syscall_info` for glibc alone.
 #[cfg(target_env = "gnu")]
 pub mod kill;
-pub mod mutation;
 pub mod namespace;
-pub mod parallel;
-pub mod peak_memory;
 pub mod plugin_call;
 pub mod predict;
 pub mod programs;
-pub mod random_cases;
 pub mod random_flow;
 pub mod random_policy;
-pub mod segment;
 pub mod topology;
 pub mod vectors;

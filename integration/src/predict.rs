@@ -1,19 +1,22 @@
 //! Predicts the outcome of a connection in the recorded network from the rules and from which sockets listen
 //! where. Sends no packet.
 
-use crate::vectors::{Flow, Location};
-use gybe_demo::predicted::{Control, SideEffect, follows};
+use crate::failure::Failure;
+use crate::vectors::{Flow, Location, Vector};
+use gybe_demo::connections::{Control, SideEffect, follows};
 use gybe_demo::testnet::outcome::{ConnectionOutcome, Reply};
 use gybe_netfilter::apply::redirection::RedirectionError;
+use gybe_netfilter::compile::compile;
 use gybe_netfilter::inspect::live::{LiveRules, LiveTrace, Outcome};
 use gybe_netfilter::model::packet::{Connection, ConnectionPhase, Direction, Packet};
 use gybe_netfilter::model::policy::istio::PASSTHROUGH_V6;
 use gybe_netfilter::model::policy::{
     Families, InterfaceName, InterfaceNameError, Mode, Port, RedirectPolicy,
 };
-use gybe_netfilter::model::ruleset::{Ruleset, Transport};
+use gybe_netfilter::model::ruleset::{RuleId, Ruleset, Transport};
 use ipnet::IpNet;
 use nix::errno::Errno;
+use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 impl Flow {
@@ -270,11 +273,59 @@ pub(crate) fn is_own(ip: IpAddr) -> bool {
     ip.is_loopback() || OWN.contains(&ip.to_string().as_str())
 }
 
+/// A policy's rules without one of them, and the flows to check.
+#[derive(Debug, Clone)]
+pub struct Mutant {
+    /// The missing rule.
+    pub rule: RuleId,
+    pub vector: Vector,
+    /// The other rules.
+    pub rules: Ruleset,
+    /// Whether `vector.flows` are only those whose outcome changes in the trace. Otherwise they are all.
+    pub predicted: bool,
+}
+
+/// Returns, for every rule of the policies, the mutants without it, the quickest to check first: policies where
+/// the trace changes, then all others that have the rule.
+///
+/// # Errors
+/// When the nft backend cannot write the rules.
+pub fn mutants(vectors: &[Vector]) -> Result<BTreeMap<RuleId, Vec<Mutant>>, Failure> {
+    let mut all: BTreeMap<RuleId, Vec<Mutant>> = BTreeMap::new();
+    for vector in vectors {
+        let rules = compile(&vector.policy);
+        let whole = in_the_pod(&rules)?;
+        for rule in rules.rules().map(|(_, rule)| rule.id) {
+            let Some(rest) = rules.without(rule.0) else { continue };
+            let changed = changed_flows(&whole, &in_the_pod(&rest)?, &vector.flows)?;
+            let predicted = !changed.is_empty();
+            let flows = if predicted { changed } else { vector.flows.clone() };
+            let mutant = Mutant { rule, vector: Vector { flows, ..vector.clone() }, rules: rest, predicted };
+            all.entry(rule).or_default().push(mutant);
+        }
+    }
+    for mutants in all.values_mut() {
+        mutants.sort_by_key(|mutant| !mutant.predicted);
+    }
+    Ok(all)
+}
+
+/// The flows whose outcome in the trace differs between `rules` and `rest`.
+fn changed_flows(rules: &LiveRules, rest: &LiveRules, flows: &[Flow]) -> Result<Vec<Flow>, Failure> {
+    let mut changed = Vec::new();
+    for flow in flows {
+        if trace_flow(rules, flow)?.first != trace_flow(rest, flow)?.first {
+            changed.push(flow.clone());
+        }
+    }
+    Ok(changed)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::vectors;
-    use gybe_netfilter::compile::compile;
+    use compile;
 
     #[test]
     fn trace_predicts_every_recorded_flow() {

@@ -17,25 +17,15 @@
 //! ```
 
 mod credentials;
-mod faults;
-mod list;
 mod network;
 mod objects;
 mod request;
-mod request_log;
 mod response;
 mod server;
 mod service;
-mod tls;
-mod tokens;
 mod watch;
-mod write;
 
-pub use credentials::ServiceAccount;
-pub use faults::{Fault, FaultKind};
-pub use network::Network;
-pub use request::Verb;
-pub use request_log::Request;
+pub use credentials::{Bearer, SERVICE_ACCOUNT, ServiceAccount, TlsError, Token, Tokens, Validity};
+pub use network::{Fault, FaultKind, Network};
+pub use request::{Request, Verb};
 pub use server::{ApiServer, ApiServerError};
-pub use tls::TlsError;
-pub use tokens::{Bearer, SERVICE_ACCOUNT, Token, Tokens, Validity};

@@ -1,14 +1,10 @@
 //! The server: a thread that runs until the value is dropped, and what a test can set and read.
 
-use crate::credentials::{self, ServiceAccount};
-use crate::faults::Fault;
-use crate::network::{Listener, Network};
+use crate::credentials::{self, Identity, ServiceAccount, TlsError, Token, Tokens, Validity};
+use crate::network::{Fault, Listener, Network};
 use crate::objects::key;
-use crate::request::{Resource, Verb};
-use crate::request_log::Request;
+use crate::request::{Request, Resource, Verb};
 use crate::service::Service;
-use crate::tls::{Identity, TlsError};
-use crate::tokens::{Token, Tokens, Validity};
 use crate::watch::WatchCommand;
 use serde_json::Value;
 use std::io;

@@ -1,9 +1,8 @@
 //! A watch: sends changes to one client until its time is up.
 
-use crate::list::selector;
 use crate::objects::{Change, Objects, SelectedObjects};
 use crate::request::{ApiRequest, Resource, Selector};
-use crate::response::{ApiResponse, ConnectionCut, StatusError, stream};
+use crate::response::{ApiResponse, ConnectionCut, StatusError, selector, stream};
 use http_body_util::channel::{Channel, Sender};
 use hyper::body::Bytes;
 use serde_json::{Value, json};

@@ -1,11 +1,11 @@
 //! One ADD of the default policy into a new namespace, from the start of the process to its end, beside a program that
 //! does nothing and programs of the system that write the same rules.
 
+use crate::measures::{Sample, children_processor_time, in_turn};
 use crate::pod::{self, CniCall, Pod};
 use crate::policies;
 use crate::programs::Contender;
 use crate::report::{Limit, Report, Table, Target, cells};
-use crate::sample::{Sample, children_processor_time, in_turn};
 use gybe_integration::failure::Failure;
 use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::compile::compile;

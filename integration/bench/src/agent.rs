@@ -1,7 +1,6 @@
 //! A node agent that answers for the example pod and runs until the value is dropped.
 
-use crate::pod::CniCall;
-use crate::private_run::RUN;
+use crate::pod::{CniCall, RUN};
 use crate::programs::{built_program, command};
 use gybe_integration::failure::Failure;
 use std::io::{self, BufRead, BufReader};

@@ -1,10 +1,10 @@
 //! Many ADDs at the same time, as after the restart of a node.
 
 use crate::add::contenders;
+use crate::measures::{Sample, in_turn};
 use crate::pod;
 use crate::programs::{Contender, RunTime};
 use crate::report::{Limit, Report, Table, Target, cells};
-use crate::sample::{Sample, in_turn};
 use gybe_integration::failure::Failure;
 use std::sync::Barrier;
 use std::thread;

@@ -6,8 +6,8 @@
 
 mod pod_link;
 
+use crate::measures::{Sample, in_turn};
 use crate::report::{Limit, Report, Table, Target, cells};
-use crate::sample::{Sample, in_turn};
 use gybe_integration::failure::Failure;
 use pod_link::{Direction, PodLink, RuleForm};
 

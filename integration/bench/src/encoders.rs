@@ -2,9 +2,9 @@
 //!
 //! `gybe-referee-times` (`integration/referees`) measures, because it links C libraries and has another licence.
 
+use crate::measures::Sample;
 use crate::programs::{built_program, command};
 use crate::report::{Report, Table, cells};
-use crate::sample::Sample;
 use gybe_integration::failure::Failure;
 
 /// The measurements of an encoder, or what it lacks for the policy.

@@ -3,10 +3,10 @@
 
 use crate::agent::Agent;
 use crate::concurrent_adds::run_concurrently;
+use crate::measures::{Sample, in_turn};
 use crate::pod::{self, CniCall, Pod};
 use crate::programs::Contender;
 use crate::report::{Report, Table, cells};
-use crate::sample::{Sample, in_turn};
 use gybe_api_server::ApiServer;
 use gybe_integration::failure::Failure;
 use gybe_integration::programs::run;

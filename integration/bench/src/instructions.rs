@@ -1,7 +1,6 @@
 //! Instructions in user space, counted by callgrind. They do not depend on the machine's load.
 
-use crate::pod::{self, CniCall};
-use crate::private_run::RUN;
+use crate::pod::{self, CniCall, RUN};
 use crate::programs::{built_program, command, system_program};
 use crate::report::{Report, Table, cells};
 use gybe_integration::failure::Failure;

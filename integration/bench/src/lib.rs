@@ -1,5 +1,5 @@
 //! Benchmarks of Gybe beside other programs that do the same. Each part is a module that returns tables and targets;
-//! `print` writes them.
+//! `report` writes them.
 //!
 //! What is compared is measured in turn (A B C A B C …) in one run and judged by medians and ratios, so that the
 //! machine's load affects both sides of a ratio.
@@ -13,14 +13,11 @@ pub mod encoders;
 pub mod incumbent;
 pub mod instructions;
 pub mod lists;
-pub mod peak_memory;
+pub mod measures;
 pub mod pod;
 pub mod policies;
-pub mod print;
-pub mod private_run;
 pub mod programs;
 pub mod report;
-pub mod sample;
 pub mod verbs;
 
 use arguments::{Arguments, Part};
@@ -30,14 +27,14 @@ use std::process::ExitCode;
 
 /// Runs the selected parts. Succeeds when every target is met.
 pub fn run(arguments: &Arguments) -> ExitCode {
-    let reports = private_run::mount_private_run().and_then(|()| {
-        print::preface();
+    let reports = pod::mount_private_run().and_then(|()| {
+        report::preface();
         let parts = arguments.parts().into_iter();
         parts.map(|part| measure(part, arguments)).collect::<Result<Vec<Report>, Failure>>()
     });
     match reports {
-        Ok(reports) => print::verdict(&reports),
-        Err(error) => print::failure(&error),
+        Ok(reports) => report::verdict(&reports),
+        Err(error) => report::failure(&error),
     }
 }
 
@@ -52,6 +49,6 @@ fn measure(part: Part, arguments: &Arguments) -> Result<Report, Failure> {
         Part::Instructions => instructions::measure(),
         Part::Incumbent => incumbent::measure(arguments.times, arguments.rounds),
     }?;
-    print::tables(&report);
+    report::tables(&report);
     Ok(report)
 }

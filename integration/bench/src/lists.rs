@@ -1,12 +1,12 @@
 //! Long lists: the time to apply them, from the policy to the kernel's acknowledgement, and the kernel's memory for
 //! them.
 
+use crate::measures::{Sample, in_turn, processor_time};
 use crate::policies::{default, networks, scattered_ports};
 use crate::report::{Limit, Report, Table, Target, cells};
-use crate::sample::{Sample, in_turn, processor_time};
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
-use gybe_integration::parallel::in_parallel;
+use gybe_integration::namespace::in_parallel;
 use gybe_netfilter::apply::redirection::Redirection;
 use gybe_netfilter::model::policy::{Inbound, RedirectPolicy};
 use gybe_netfilter::nft::Nft;

@@ -1,12 +1,11 @@
 //! A pod as the runtime passes it to the plugin: a new namespace with addresses, and the CNI call.
 
-use crate::private_run::RUN;
-use gybe_demo::testnet::link::{LinkEnd, join};
-use gybe_demo::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::{LinkEnd, Namespace, join};
 use gybe_integration::failure::Failure;
-use gybe_integration::parallel::in_parallel;
+use gybe_integration::namespace::{in_parallel, unshare_mounts};
 use gybe_netfilter::model::policy::InterfaceName;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -160,4 +159,22 @@ impl CniCall {
 
 fn pods() -> PathBuf {
     Path::new(RUN).join("pods")
+}
+
+/// The directory of all files of the benchmark.
+pub const RUN: &str = "/run";
+
+/// Mounts an empty /run and raises the limit of open files: each of 250 programs needs a namespace and five pipe ends.
+/// Must be called before the first thread starts.
+///
+/// # Errors
+/// When this process may not make a mount namespace.
+pub fn mount_private_run() -> Result<(), Failure> {
+    let refused = |what: &str, errno| Failure::new(format!("cannot {what}: {errno}; run this as root"));
+    unshare_mounts().map_err(|errno| refused("make a mount namespace", errno))?;
+    let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
+    mount(Some("tmpfs"), RUN, Some("tmpfs"), flags, None::<&str>)
+        .map_err(|errno| refused("mount a tmpfs", errno))?;
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok(setrlimit(Resource::RLIMIT_NOFILE, most, most)?)
 }

@@ -2,11 +2,10 @@
 //! and STATUS; and the peak memory of each.
 
 use crate::agent::Agent;
-use crate::peak_memory::peak_memory;
+use crate::measures::{Sample, children_processor_time, in_turn, peak_memory};
 use crate::pod::{self, CniCall};
 use crate::programs::Contender;
 use crate::report::{Limit, Report, Table, Target, cells};
-use crate::sample::{Sample, children_processor_time, in_turn};
 use gybe_integration::failure::Failure;
 use std::path::Path;
 

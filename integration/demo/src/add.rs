@@ -1,18 +1,27 @@
-//! The ADD that the demo sends to the plugin: recorded from containerd, for a pod that Istio's injector changed
-//! (`examples/`). Only the namespace and the directory of manifests are replaced.
+//! An ADD by the built plugin, and one that is traced: its system calls are counted, and its time in user space is
+//! measured.
 
-use super::traced::{TraceError, TracedRun, run_traced};
 use gybe_netfilter::model::policy::RedirectPolicy;
 use gybe_plugin::conf::{ConfError, PluginConf};
 use gybe_plugin::decide::{Decision, decide};
 use gybe_plugin::gates::InitContainer;
 use gybe_plugin::pod::{ManifestError, PodFacts};
+use nix::errno::Errno;
+use nix::sys::ptrace::{self, Event, Options};
+use nix::sys::signal::{Signal, kill, raise};
+use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
+use nix::unistd::{Pid, execv};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::ffi::CString;
+use std::io::{self, Read, Write};
 use std::net::IpAddr;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
-use std::process::Command;
-use std::{fs, io};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 const ADD: &str = include_str!("../../../examples/add.json");
 const POD: &str = include_str!("../../../examples/pod.json");
@@ -122,5 +131,175 @@ impl Drop for Manifests {
     fn drop(&mut self) {
         // Best effort: nothing depends on it.
         let _removed = fs::remove_dir_all(&self.path);
+    }
+}
+
+/// A finished run of a traced program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TracedRun {
+    /// The exit code; `None` if a signal ended the program.
+    pub exit: Option<i32>,
+    pub stdout: String,
+    pub stderr: String,
+    /// From the first instruction to the end.
+    pub took: Duration,
+    pub children: Children,
+}
+
+/// The programs and processes that a traced program started.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Children {
+    Counted {
+        /// exec(2) calls after the program's own.
+        programs: u32,
+        /// Forks, without threads.
+        processes: u32,
+    },
+    /// The kernel does not allow ptrace here.
+    Unknown,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum TraceError {
+    #[error("cannot run {program}")]
+    Run { program: String, source: io::Error },
+    #[error("cannot trace {program}: {errno}")]
+    Trace { program: String, errno: Errno },
+}
+
+/// Longer than any ADD may take; the program is then killed.
+const TIME_LIMIT: Duration = Duration::from_secs(10);
+
+/// Called in the child: waits for the tracer, then executes `program`. Returns only an error.
+pub fn exec_traced(program: &Path) -> io::Error {
+    // Without ptrace the program runs untraced, and its children are unknown.
+    if ptrace::traceme().is_ok()
+        && let Err(errno) = raise(Signal::SIGSTOP)
+    {
+        return errno.into();
+    }
+    let Ok(path) = CString::new(program.as_os_str().as_bytes()) else {
+        return io::Error::from(Errno::EINVAL);
+    };
+    match execv(&path, &[&path]) {
+        Err(errno) => errno.into(),
+    }
+}
+
+/// Runs `child`, a command that ends in [`exec_traced`], and traces it.
+pub fn run_traced(mut child: Command, stdin: &str) -> Result<TracedRun, TraceError> {
+    let program = child.get_program().to_string_lossy().into_owned();
+    let run = |source| TraceError::Run { program: program.clone(), source };
+    child.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let started = Instant::now();
+    let mut child = child.spawn().map_err(run)?;
+    // The child reads after the tracer continues it; until then the pipe buffers this.
+    child.stdin.take().map_or(Ok(()), |mut pipe| pipe.write_all(stdin.as_bytes())).map_err(run)?;
+    let pid = i32::try_from(child.id()).map(Pid::from_raw).map_err(|_| run(Errno::ESRCH.into()))?;
+    let tracing = |errno| TraceError::Trace { program: program.clone(), errno };
+    let (alarm, ended) = mpsc::channel();
+    let end = thread::scope(|scope| {
+        scope.spawn(move || {
+            if ended.recv_timeout(TIME_LIMIT).is_err() {
+                let _ended_already = kill(pid, Signal::SIGKILL);
+            }
+        });
+        let end = Tracer { pid, started, is_executed: false, children: Children::Unknown }.follow();
+        if end.is_err() {
+            let _ended_already = kill(pid, Signal::SIGKILL);
+        }
+        let _sent = alarm.send(());
+        end
+    });
+    let End { exit, took, children } = end.map_err(tracing)?;
+    let (stdout, stderr) = output(&mut child).map_err(run)?;
+    Ok(TracedRun { exit, stdout, stderr, took, children })
+}
+
+/// Returns what the program wrote. It has ended, so all of it is in the pipes.
+fn output(child: &mut Child) -> io::Result<(String, String)> {
+    let (mut stdout, mut stderr) = (String::new(), String::new());
+    child.stdout.take().map_or(Ok(0), |mut pipe| pipe.read_to_string(&mut stdout))?;
+    child.stderr.take().map_or(Ok(0), |mut pipe| pipe.read_to_string(&mut stderr))?;
+    Ok((stdout, stderr))
+}
+
+/// A program under trace.
+struct Tracer {
+    pid: Pid,
+    /// The start of the program; until its exec, the start of the child.
+    started: Instant,
+    is_executed: bool,
+    children: Children,
+}
+
+/// The end of the program.
+struct End {
+    exit: Option<i32>,
+    took: Duration,
+    children: Children,
+}
+
+impl Tracer {
+    /// Continues the program after every stop until it ends.
+    fn follow(mut self) -> nix::Result<End> {
+        // __WALL: also threads. __WNOTHREAD: only children of this thread.
+        let flags = WaitPidFlag::__WALL | WaitPidFlag::__WNOTHREAD;
+        loop {
+            let status = waitpid(None, Some(flags))?;
+            let (pid, deliver) = match status {
+                WaitStatus::Exited(pid, code) if pid == self.pid => return Ok(self.end(Some(code))),
+                WaitStatus::Signaled(pid, ..) if pid == self.pid => return Ok(self.end(None)),
+                WaitStatus::PtraceEvent(pid, _, event) => {
+                    self.count(pid, event)?;
+                    (pid, None)
+                }
+                WaitStatus::Stopped(pid, Signal::SIGSTOP) => {
+                    self.begin(pid)?;
+                    (pid, None)
+                }
+                WaitStatus::Stopped(pid, signal) => (pid, Some(signal)),
+                _ => continue,
+            };
+            match ptrace::cont(pid, deliver) {
+                // Killed meanwhile: the next waitpid returns it.
+                Ok(()) | Err(Errno::ESRCH) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    /// The first SIGSTOP is the child's own; later ones are of new threads and processes.
+    fn begin(&mut self, pid: Pid) -> nix::Result<()> {
+        if pid != self.pid || self.children != Children::Unknown {
+            return Ok(());
+        }
+        let forks = Options::PTRACE_O_TRACEFORK | Options::PTRACE_O_TRACEVFORK | Options::PTRACE_O_TRACECLONE;
+        ptrace::setoptions(pid, forks | Options::PTRACE_O_TRACEEXEC | Options::PTRACE_O_EXITKILL)?;
+        self.children = Children::Counted { programs: 0, processes: 0 };
+        Ok(())
+    }
+
+    fn count(&mut self, pid: Pid, event: i32) -> nix::Result<()> {
+        let Children::Counted { mut programs, mut processes } = self.children else { return Ok(()) };
+        if event == Event::PTRACE_EVENT_EXEC as i32 {
+            if self.is_executed {
+                programs += 1;
+            } else {
+                self.is_executed = true;
+                self.started = Instant::now();
+            }
+        } else {
+            // clone(2) creates threads too; a thread is listed under its process.
+            let new = ptrace::getevent(pid)?;
+            let is_thread = Path::new(&format!("/proc/{}/task/{new}", self.pid)).exists();
+            processes += u32::from(!is_thread);
+        }
+        self.children = Children::Counted { programs, processes };
+        Ok(())
+    }
+
+    fn end(self, exit: Option<i32>) -> End {
+        End { exit, took: self.started.elapsed(), children: self.children }
     }
 }

@@ -7,9 +7,6 @@
 
 pub mod add;
 pub mod connections;
-pub mod fixture;
-pub mod predicted;
 pub mod report;
 pub mod scenario;
 pub mod testnet;
-pub mod traced;

@@ -1,8 +1,8 @@
 //! `gybe-demo`: makes connections with and without Gybe's rules and prints where they go.
 
 use clap::Parser;
+use gybe_demo::add::exec_traced;
 use gybe_demo::scenario::{self, ScenarioOptions};
-use gybe_demo::traced::exec_traced;
 use gybe_netfilter::model::Hint;
 use std::error::Error;
 use std::io::{self, Write};

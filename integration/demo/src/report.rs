@@ -1,8 +1,8 @@
 //! The result of the scenario as text and as JSON, and which rows are wrong.
 
-use super::predicted::{Control, SideEffect, follows};
+use super::add::Children;
+use super::connections::{Control, SideEffect, follows};
 use super::scenario::{Row, ScenarioResult};
-use super::traced::Children;
 use crate::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::model::policy::istio::PASSTHROUGH_V6;
 use gybe_netfilter::model::ruleset::Family;

@@ -2,8 +2,6 @@
 //! tests with real packets.
 
 pub mod client;
-pub mod link;
 pub mod listener;
 pub mod namespace;
 pub mod outcome;
-pub mod socket;

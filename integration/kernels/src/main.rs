@@ -11,7 +11,7 @@ mod machine;
 mod page;
 
 use cases::{CASES, Case};
-use gybe_integration::parallel::in_parallel_at_most;
+use gybe_integration::namespace::in_parallel_at_most;
 use gybe_kernels::CheckResult;
 use machine::{KERNELS, Kernel, Machine};
 use std::collections::BTreeSet;

@@ -3,7 +3,7 @@
 
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::check_vectors;
-use gybe_integration::random_cases::{cases, compare};
+use gybe_integration::random_policy::{cases, compare};
 use gybe_integration::vectors;
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::probe::{Finding, Profile, try_out};

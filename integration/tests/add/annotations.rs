@@ -3,8 +3,7 @@
 
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
-use gybe_integration::peak_memory::{PeakMemory, peak_memory};
-use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
+use gybe_integration::plugin_call::{PeakMemory, PluginCall, PluginDir, peak_memory, pod};
 use gybe_integration::programs::{ours, path_of_ours, run};
 use serde_json::{Value, json};
 use std::fs;

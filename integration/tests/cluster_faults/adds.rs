@@ -4,7 +4,7 @@
 use crate::node::{TestNode, Times, known, meshed_pod, programs, uid};
 use gybe_demo::add::RecordedAdd;
 use gybe_demo::testnet::namespace::Namespace;
-use gybe_integration::parallel::in_parallel_at_most;
+use gybe_integration::namespace::in_parallel_at_most;
 use gybe_integration::programs::{ours, run};
 use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::apply::presence::Presence;

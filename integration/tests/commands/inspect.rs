@@ -2,7 +2,7 @@
 
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::failure::Failure;
-use gybe_integration::parallel::in_parallel;
+use gybe_integration::namespace::in_parallel;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use gybe_integration::vectors;
 use gybe_netfilter::apply::backend::Backend;

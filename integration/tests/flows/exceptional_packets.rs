@@ -4,9 +4,8 @@
 use gybe_demo::testnet::client::{Client, SourceOptions};
 use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_integration::failure::Failure;
-use gybe_integration::parallel::in_parallel;
-use gybe_integration::segment::Stray;
-use gybe_integration::topology::Topology;
+use gybe_integration::namespace::in_parallel;
+use gybe_integration::topology::{Stray, Topology};
 use gybe_integration::vectors::{self, Location, Vector};
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::apply::backend::Backend;

@@ -2,9 +2,8 @@
 //! without rules every recorded connection has its recorded outcome.
 
 use gybe_demo::testnet::client::{Client, SourceOptions};
-use gybe_demo::testnet::link::{LinkEnd, join};
 use gybe_demo::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
-use gybe_demo::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::{LinkEnd, Namespace, join};
 use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::{Rules, Until, differences};
@@ -18,11 +17,10 @@ use gybe_netfilter::model::ruleset::{Chain, ChainName, Match, Rule, RuleId, Rule
 use gybe_netfilter::nft::Nft;
 use nix::errno::Errno;
 use std::collections::BTreeSet;
-use std::fs;
 use std::net::{SocketAddr, UdpSocket};
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fs, thread};
 
 const PATIENCE: Duration = Duration::from_secs(5);
 

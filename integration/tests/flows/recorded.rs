@@ -5,8 +5,8 @@
 use gybe_installer::pod::policy_file::PolicyFile;
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::{Difference, Rules, Until, check_vector, check_vectors, differences};
-use gybe_integration::mutation::{Mutant, mutants};
-use gybe_integration::parallel::in_parallel;
+use gybe_integration::namespace::in_parallel;
+use gybe_integration::predict::{Mutant, mutants};
 use gybe_integration::programs::run;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Flow, Location, Vector};

@@ -13,7 +13,7 @@ mod spellings;
 use gybe_integration::differential::Case;
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::{Rules, Until, differences};
-use gybe_integration::parallel::in_parallel_at_most;
+use gybe_integration::namespace::in_parallel_at_most;
 use gybe_integration::random_flow;
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{Flow, Location};

@@ -6,9 +6,8 @@ mod arguments;
 mod validation;
 
 use gybe_demo::testnet::client::{Client, SourceOptions};
-use gybe_demo::testnet::link::{LinkEnd, NextHop, join, route};
 use gybe_demo::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
-use gybe_demo::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::{LinkEnd, Namespace, NextHop, join, route};
 use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use gybe_netfilter::model::packet::Owner;

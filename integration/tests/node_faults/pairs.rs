@@ -3,7 +3,7 @@
 
 use crate::fixture::{AgentState, Expected, Fault, HealthyNode, with_directory_in_memory};
 use crate::table::{FAULTS, NOT_READY, wrong};
-use gybe_integration::parallel::in_parallel_at_most;
+use gybe_integration::namespace::in_parallel_at_most;
 use gybe_integration::programs::{Run, ours};
 use gybe_plugin::version::BUILD_MARK;
 use gybe_test_support::TestDir;

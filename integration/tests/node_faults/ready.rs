@@ -3,7 +3,7 @@
 
 use crate::fixture::AgentState::Running;
 use crate::fixture::{HealthyNode, with_directory_in_memory};
-use gybe_integration::parallel::in_parallel_at_most;
+use gybe_integration::namespace::in_parallel_at_most;
 use gybe_plugin::version::BUILD_MARK;
 use gybe_test_support::wait_until;
 use nix::mount::MsFlags;

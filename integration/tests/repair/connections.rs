@@ -2,8 +2,7 @@
 //! opens meanwhile hangs or is reset.
 
 use crate::node::{Node, Pod};
-use gybe_demo::testnet::link::{LinkEnd, join};
-use gybe_demo::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::{LinkEnd, Namespace, join};
 use gybe_installer::pod::policy_file::PolicyFile;
 use gybe_integration::programs::ours;
 use gybe_netfilter::apply::backend::BackendKind;

@@ -1,7 +1,6 @@
 //! A node's root directory: the conf file, libcni's cached results, manifests and `/proc`.
 
-use gybe_demo::testnet::link::{LinkEnd, NextHop, join, route};
-use gybe_demo::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::{LinkEnd, Namespace, NextHop, join, route};
 use gybe_integration::namespace::sh;
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use gybe_netfilter::model::policy::InterfaceName;

@@ -1,15 +1,14 @@
 //! Pods that are created, become ready, fail, are replaced and deleted at random while `gybe repair --watch` runs.
 
 use crate::node::{Node, Pod, REDIRECTED, open_files};
-use gybe_integration::random_cases::source;
+use gybe_integration::random_policy::source;
 use gybe_test_support::{Agent, wait_until};
 use proptest::prelude::RngExt;
 use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
 use std::collections::{BTreeSet, VecDeque};
-use std::env;
-use std::fs;
 use std::os::unix::fs::symlink;
+use std::{env, fs};
 
 /// The pods that are on the node at the same time.
 const AT_ONCE: usize = 40;

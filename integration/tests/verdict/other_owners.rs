@@ -4,7 +4,7 @@ use crate::redirected_pod::RedirectedPod;
 use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::make;
-use gybe_integration::parallel::in_parallel;
+use gybe_integration::namespace::in_parallel;
 use gybe_integration::programs::ours;
 use gybe_integration::vectors::Location;
 use gybe_netfilter::apply::backend::BackendKind;

@@ -3,9 +3,9 @@
 //! a connection that should be redirected is not.
 
 use crate::redirected_pod::RedirectedPod;
-use gybe_demo::predicted::{Control, SideEffect, follows};
+use gybe_demo::connections::{Control, SideEffect, follows};
 use gybe_integration::failure::Failure;
-use gybe_integration::parallel::in_parallel;
+use gybe_integration::namespace::in_parallel;
 use gybe_integration::predict::{in_the_pod, trace_flow};
 use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Location, Vector};

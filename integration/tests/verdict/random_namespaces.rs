@@ -9,7 +9,7 @@ use crate::statements::{
     NFT_ACTIONS, NFT_OBJECTS, NFT_TESTS, NFT_TRANSLATIONS, Statement, XT_MATCHES, XT_TARGETS,
 };
 use gybe_integration::failure::Failure;
-use gybe_integration::parallel::in_parallel;
+use gybe_integration::namespace::in_parallel;
 use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::inspect::verdict::RedirectionState;
 use gybe_netfilter::xt::effect::{EXPRESSIONS, MATCHES, OBJECTS, TARGETS};

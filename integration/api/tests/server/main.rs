@@ -8,7 +8,5 @@
 
 mod client;
 mod faults;
-mod lifecycle;
-mod lists;
+mod lists_and_watches;
 mod recordings;
-mod watches;

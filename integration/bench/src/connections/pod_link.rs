@@ -1,9 +1,8 @@
 //! A pod and a peer with a veth pair between them, and connections in both directions.
 
+use crate::measures::processor_time;
 use crate::policies::{rule_per_value, with_exclusions};
-use crate::sample::processor_time;
-use gybe_demo::testnet::link::{LinkEnd, join};
-use gybe_demo::testnet::namespace::Namespace;
+use gybe_demo::testnet::namespace::{LinkEnd, Namespace, join};
 use gybe_integration::failure::Failure;
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::compile::compile;

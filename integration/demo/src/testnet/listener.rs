@@ -3,7 +3,6 @@
 
 use super::namespace::{Namespace, NamespaceError};
 use super::outcome::Reply;
-use super::socket;
 use gybe_netfilter::kernel::sockets::{self, IdentityError, act_as};
 use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::packet::Owner;
@@ -11,11 +10,14 @@ use gybe_netfilter::model::ruleset::Transport;
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::EventFd;
-use nix::sys::socket::{Backlog, listen, setsockopt, sockopt};
+use nix::sys::socket::{
+    Backlog, ControlMessage, ControlMessageOwned, MsgFlags, SockaddrStorage, listen, recvmsg, sendmsg,
+    setsockopt, sockopt,
+};
 use std::borrow::Cow;
-use std::io::Write;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, UdpSocket};
-use std::os::fd::AsFd;
+use std::io::{self, IoSlice, IoSliceMut, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6, TcpListener, UdpSocket};
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use std::sync::{Arc, mpsc};
 use std::thread::{self, JoinHandle};
 
@@ -56,7 +58,7 @@ pub enum ListenError {
     Socket { transport: Transport, address: SocketAddr, errno: Errno },
     /// The thread could not be started, or ended before it reported an error.
     #[error("cannot start a thread for listeners")]
-    Thread(#[source] std::io::Error),
+    Thread(#[source] io::Error),
 }
 
 impl Hint for ListenError {
@@ -104,7 +106,7 @@ impl Listeners {
         let listeners = Self { stop, thread: Some(thread) };
         match started.recv() {
             Ok(outcome) => outcome.map(|()| listeners),
-            Err(gone) => Err(ListenError::Thread(std::io::Error::other(gone))),
+            Err(gone) => Err(ListenError::Thread(io::Error::other(gone))),
         }
     }
 }
@@ -165,7 +167,7 @@ fn open(listening: &ListeningPort, address: SocketAddr) -> nix::Result<Listening
             ListeningSocket::Tcp { socket: fd.into(), port }
         }
         Transport::Udp => {
-            socket::enable_packet_info(&fd, address)?;
+            enable_packet_info(&fd, address)?;
             ListeningSocket::Udp { socket: fd.into(), port }
         }
     })
@@ -209,15 +211,72 @@ impl ServerName {
     }
 }
 
-fn reply_on_stream(listener: &TcpListener, by: String) -> std::io::Result<()> {
+fn reply_on_stream(listener: &TcpListener, by: String) -> io::Result<()> {
     let (mut stream, client) = listener.accept()?;
     let original = sockets::original_destination(&stream, client);
     let reply = Reply { by, original, source: client.ip() };
     stream.write_all(reply.to_string().as_bytes())
 }
 
-fn reply_to_datagram(socket: &UdpSocket, by: String) -> std::io::Result<()> {
-    let datagram = socket::receive(socket)?;
+fn reply_to_datagram(socket: &UdpSocket, by: String) -> io::Result<()> {
+    let datagram = receive(socket)?;
     let reply = Reply { by, original: None, source: datagram.from.ip() };
-    socket::reply(socket, &datagram, reply.to_string().as_bytes())
+    send_from(socket, &datagram, reply.to_string().as_bytes())
+}
+
+/// Makes every received datagram carry the local address it was sent to, so that a reply can be sent from there.
+pub(super) fn enable_packet_info(fd: &OwnedFd, like: SocketAddr) -> nix::Result<()> {
+    // IPv6 refuses a source address that is local by a route only, unless the socket has IP_FREEBIND
+    // (net/ipv6/datagram.c, ip6_datagram_send_ctl, v6.18).
+    setsockopt(fd, sockopt::IpFreebind, &true)?;
+    if like.is_ipv4() {
+        setsockopt(fd, sockopt::Ipv4PacketInfo, &true)
+    } else {
+        setsockopt(fd, sockopt::Ipv6RecvPacketInfo, &true)
+    }
+}
+
+/// The sender and the destination of a received datagram.
+pub(super) struct Datagram {
+    pub(super) from: SocketAddr,
+    address: SockaddrStorage,
+    destination: Option<ControlMessageOwned>,
+}
+
+pub(super) fn receive(socket: &UdpSocket) -> io::Result<Datagram> {
+    let mut text = [0; 512];
+    let mut parts = [IoSliceMut::new(&mut text)];
+    // The buffer for one packet info: 20 bytes with IPv6, 12 with IPv4.
+    let mut control = nix::cmsg_space!([u8; 20]);
+    let read =
+        recvmsg::<SockaddrStorage>(socket.as_raw_fd(), &mut parts, Some(&mut control), MsgFlags::empty())?;
+    let no_sender = || io::Error::other("a datagram without a sender");
+    let address = read.address.ok_or_else(no_sender)?;
+    let v4 = address.as_sockaddr_in().map(|a| SocketAddr::from(SocketAddrV4::from(*a)));
+    let v6 = address.as_sockaddr_in6().map(|a| SocketAddr::from(SocketAddrV6::from(*a)));
+    let from = v4.or(v6).ok_or_else(no_sender)?;
+    Ok(Datagram { from, address, destination: read.cmsgs()?.next() })
+}
+
+/// Replies from the address that the datagram was sent to: clients ignore replies from other addresses.
+pub(super) fn send_from(socket: &UdpSocket, datagram: &Datagram, text: &[u8]) -> io::Result<()> {
+    let parts = [IoSlice::new(text)];
+    let send = |control: &[ControlMessage<'_>]| {
+        sendmsg(socket.as_raw_fd(), &parts, control, MsgFlags::empty(), Some(&datagram.address))
+    };
+    match &datagram.destination {
+        Some(ControlMessageOwned::Ipv4PacketInfo(info)) => {
+            let mut from = *info;
+            from.ipi_spec_dst = info.ipi_addr;
+            from.ipi_ifindex = 0;
+            send(&[ControlMessage::Ipv4PacketInfo(&from)])?
+        }
+        Some(ControlMessageOwned::Ipv6PacketInfo(info)) => {
+            let mut from = *info;
+            from.ipi6_ifindex = 0;
+            send(&[ControlMessage::Ipv6PacketInfo(&from)])?
+        }
+        _ => send(&[])?,
+    };
+    Ok(())
 }
