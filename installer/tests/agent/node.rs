@@ -4,7 +4,7 @@ use gybe_installer::host::conflist::PluginChain;
 use gybe_plugin::probe_cache::findings::{self, VERSION};
 use gybe_plugin::probe_cache::this_node;
 use gybe_plugin::version::BUILD_MARK;
-use gybe_test_support::{Agent, TestDir, facts, write_volume};
+use gybe_test_support::{Agent, Layout, TestDir, agent_environment, facts, write_volume};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::fs::{self, Permissions};
@@ -40,27 +40,8 @@ impl Node {
                 "probe",
                 "pods",
             ]);
-        let mut node = Self { root, environment: BTreeMap::new() };
-        for (name, folder) in [
-            ("MOUNTED_CNI_NET_DIR", "net.d"),
-            ("MOUNTED_CNI_BIN_DIR", "bin"),
-            ("MOUNTED_CNI_CACHE_DIR", "cache"),
-            ("GYBE_PROGRAMS_DIR", "image"),
-            ("GYBE_CONFIG_DIR", "config"),
-            ("GYBE_SERVICE_ACCOUNT_DIR", "account"),
-            ("GYBE_PROBE_DIR", "probe"),
-            ("GYBE_ISTIO_RUN_DIR", "istio"),
-            ("CNI_AGENT_RUN_DIR", "run"),
-        ] {
-            node.set_env(name, &node.root.join(folder).display().to_string());
-        }
-        for (name, value) in [
-            ("HEALTH_ADDRESS", "127.0.0.1:0"),
-            ("MONITORING_ADDRESS", "127.0.0.1:0"),
-            ("POD_NAMESPACE", "gybe-system"),
-        ] {
-            node.set_env(name, value);
-        }
+        let environment = agent_environment(&root, Layout::Short);
+        let node = Self { root, environment };
         node.place_primaries();
         node.write_image("1");
         node.write_probe_report("works");

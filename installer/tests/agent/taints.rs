@@ -6,7 +6,7 @@ use crate::cluster::{NODE, TestCluster};
 use crate::node::FILE;
 use crate::with_api_server::Cluster;
 use gybe_api_server::{Fault, FaultKind, Verb};
-use gybe_test_support::{Agent, wait_for_at_most, wait_until};
+use gybe_test_support::{Agent, cluster_environment, wait_for_at_most, wait_until};
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::fs;
@@ -179,13 +179,10 @@ fn taints(cluster: &TestCluster) -> Value {
 
 #[expect(clippy::disallowed_methods, reason = "the program under test, by another name")]
 fn istio_cni_taint(cluster: &TestCluster) -> Command {
-    let address = cluster.server.address();
     let mut command = Command::new(cluster.directory.join("istio-cni-taint"));
     command
         .env_clear()
-        .env("KUBERNETES_SERVICE_HOST", address.ip().to_string())
-        .env("KUBERNETES_SERVICE_PORT", address.port().to_string())
-        .env("KUBERNETES_NODE_NAME", NODE)
+        .envs(cluster_environment(cluster.server.address()))
         .env("GYBE_SERVICE_ACCOUNT_DIR", cluster.account.path());
     command
 }

@@ -2,7 +2,7 @@
 
 use crate::node::{FILE, Node, PRIMARY};
 use gybe_api_server::{ApiServer, ServiceAccount, Validity, Verb};
-use gybe_test_support::{Agent, PATIENCE, wait_for_at_most, wait_until};
+use gybe_test_support::{Agent, PATIENCE, cluster_environment, wait_for_at_most, wait_until};
 use nix::sys::signal::Signal;
 use serde_json::{Value, json};
 use std::os::unix::net::UnixListener;
@@ -18,13 +18,7 @@ impl Cluster {
         let mut node = Node::new(test);
         let server = ApiServer::start().unwrap();
         let account = server.service_account(&node.root.join("account")).unwrap();
-        let address = server.address();
-        for (name, value) in [
-            ("KUBERNETES_SERVICE_HOST", address.ip().to_string()),
-            ("KUBERNETES_SERVICE_PORT", address.port().to_string()),
-            ("KUBERNETES_NODE_NAME", "node-1".to_owned()),
-            ("GYBE_SERVICE_ACCOUNT_DIR", account.path().display().to_string()),
-        ] {
+        for (name, value) in cluster_environment(server.address()) {
             node.set_env(name, &value);
         }
         let cluster = Self { server, account, node };

@@ -4,12 +4,21 @@
 //! The kernel processes a packet in both namespaces mostly on the thread that sent it, so the client's time includes
 //! the pod's rules in either direction.
 
-mod pod_link;
-
-use crate::measures::{Sample, in_turn};
+use crate::measures::{Sample, in_turn, processor_time};
+use crate::policies::{rule_per_value, with_exclusions};
 use crate::report::{Limit, Report, Table, Target, cells};
+use gybe_demo::testnet::namespace::{LinkEnd, Namespace, join};
 use gybe_integration::failure::Failure;
-use pod_link::{Direction, PodLink, RuleForm};
+use gybe_netfilter::apply::apply;
+use gybe_netfilter::compile::compile;
+use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::model::policy::InterfaceName;
+use gybe_netfilter::nft::Nft;
+use nix::libc::linger;
+use nix::sys::socket::{setsockopt, sockopt};
+use std::io::ErrorKind;
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, TcpStream};
+use std::time::Duration;
 
 /// Numbers of excluded ports and networks.
 const COUNTS: [usize; 4] = [0, 1, 100, 1000];
@@ -79,4 +88,130 @@ fn report(rows: &[Row<'_>]) -> Report {
     };
     let targets = vec![target("inbound", longest[0], default[0]), target("outbound", longest[1], default[1])];
     Report { tables: vec![table], targets }
+}
+
+const POD: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 10);
+const PEER: Ipv4Addr = Ipv4Addr::new(10, 244, 0, 1);
+/// The port of the application on either side.
+const APP: u16 = 8080;
+
+/// Connections that are made before they are accepted; a listener's queue holds more.
+const BATCH: u32 = 50;
+/// Batches in a measurement.
+const BATCHES: u32 = 8;
+
+/// The form of the pod's rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum RuleForm {
+    /// The pod has no rules.
+    None,
+    /// Gybe's nftables rules: a set for each list.
+    Sets,
+    /// Gybe's rules in iptables-legacy.
+    Legacy,
+    /// nftables rules without sets: a rule for each value.
+    RulePerValue,
+}
+
+/// The direction of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Direction {
+    /// From the peer to the pod's application; with rules it ends at port 15006.
+    Inbound,
+    /// From the pod to the peer's application; with rules it ends at the pod's port 15001.
+    Outbound,
+}
+
+/// A pod with rules, and its peer.
+#[derive(Debug)]
+struct PodLink {
+    pod: Namespace,
+    peer: Namespace,
+    form: RuleForm,
+    excluded: usize,
+    inbound: TcpListener,
+    outbound: TcpListener,
+}
+
+impl PodLink {
+    /// Sets up a pod with the default rules and that many excluded ports and networks.
+    fn build(form: RuleForm, excluded: usize) -> Result<Self, Failure> {
+        let (pod, peer) = (Namespace::new()?, Namespace::new()?);
+        let end = |namespace, address| {
+            let addresses = vec![ipnet::IpNet::new(address, 24)?];
+            Ok::<_, Failure>(LinkEnd { namespace, name: InterfaceName::parse("eth0")?, addresses })
+        };
+        join(&end(&pod, POD.into())?, &end(&peer, PEER.into())?)?;
+        pod.run(|| write(form, excluded))??;
+        let listener = |namespace: &Namespace, port| {
+            let listening = namespace.run(|| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port)))??;
+            listening.set_nonblocking(true)?;
+            Ok::<_, Failure>(listening)
+        };
+        let (inbound, outbound) = match form {
+            RuleForm::None => (listener(&pod, APP)?, listener(&peer, APP)?),
+            _ => (listener(&pod, 15006)?, listener(&pod, 15001)?),
+        };
+        Ok(Self { pod, peer, form, excluded, inbound, outbound })
+    }
+
+    fn is(&self, form: RuleForm, excluded: usize) -> bool {
+        (self.form, self.excluded) == (form, excluded)
+    }
+
+    fn name(&self) -> &'static str {
+        match self.form {
+            RuleForm::None => "none",
+            RuleForm::Sets => "Gybe, nft",
+            RuleForm::Legacy => "Gybe, iptables-legacy",
+            RuleForm::RulePerValue => "nft, a rule for each value",
+        }
+    }
+
+    fn excluded(&self) -> usize {
+        self.excluded
+    }
+
+    /// Measures the client's processor time for one connection, in microseconds.
+    fn cost(&self, direction: Direction) -> Result<f64, Failure> {
+        let (client, listener, to) = match direction {
+            Direction::Inbound => (&self.peer, &self.inbound, SocketAddr::from((POD, APP))),
+            Direction::Outbound => (&self.pod, &self.outbound, SocketAddr::from((PEER, APP))),
+        };
+        let elapsed =
+            client.run(|| (0..BATCHES).map(|_| batch(to, listener)).sum::<Result<Duration, Failure>>())??;
+        Ok(elapsed.as_secs_f64() * 1e6 / f64::from(BATCH * BATCHES))
+    }
+}
+
+fn write(form: RuleForm, excluded: usize) -> Result<(), Failure> {
+    let rules = compile(&with_exclusions(excluded)?);
+    let _previous = match form {
+        RuleForm::None => return Ok(()),
+        RuleForm::Sets => apply(&Nft, &rules)?,
+        RuleForm::Legacy => apply(&Iptables::find(Variant::Legacy)?, &rules)?,
+        RuleForm::RulePerValue => apply(&Nft, &rule_per_value(&rules))?,
+    };
+    // Conntrack removes reset connections after one second instead of ten, so that its table does not grow.
+    Ok(std::fs::write("/proc/sys/net/netfilter/nf_conntrack_tcp_timeout_close", "1")?)
+}
+
+/// Measures a batch of connections, then checks that the listener received them.
+fn batch(to: SocketAddr, listener: &TcpListener) -> Result<Duration, Failure> {
+    let begun = processor_time()?;
+    for _ in 0..BATCH {
+        let stream = TcpStream::connect(to)?;
+        // Closed by a reset: no port stays in TIME_WAIT.
+        setsockopt(&stream, sockopt::Linger, &linger { l_onoff: 1, l_linger: 0 })?;
+    }
+    let elapsed = processor_time()?.saturating_sub(begun);
+    for _ in 0..BATCH {
+        match listener.accept() {
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                return Err(Failure::new(format!("the listener did not receive a connection to {to}")));
+            }
+            accepted => drop(accepted?),
+        }
+    }
+    Ok(elapsed)
 }

@@ -1,16 +1,15 @@
 //! The ADD of Istio's own `istio-cni` beside Gybe's: one at a time, and 50 at once. `integration/incumbent/setup.sh`
 //! builds Istio's program.
 
-use crate::agent::Agent;
 use crate::concurrent_adds::run_concurrently;
 use crate::measures::{Sample, in_turn};
-use crate::pod::{self, CniCall, Pod};
+use crate::pod::{self, CniCall, FACTS, Pod};
 use crate::programs::Contender;
 use crate::report::{Report, Table, cells};
 use gybe_api_server::ApiServer;
 use gybe_integration::failure::Failure;
 use gybe_integration::programs::run;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::{fs, io};
 
 const CONCURRENT: usize = 50;
@@ -19,11 +18,11 @@ const CONCURRENT: usize = 50;
 /// When a program is not built or fails, or does not redirect.
 pub fn measure(times: usize, rounds: usize) -> Result<Report, Failure> {
     let call = CniCall::new()?;
-    let agent = Agent::start(&call)?;
+    let _agent = pod::start_agent(&call)?;
     let cluster = ApiServer::start()?;
     let manifest = fs::read_to_string(call.pods().join("shop/cart-0.json"))?;
     cluster.put_pod(serde_json::from_str(&manifest)?);
-    let contenders = contenders(&call, &agent, &cluster)?;
+    let contenders = contenders(&call, &cluster)?;
     contenders.iter().try_for_each(assert_redirects)?;
     let one = in_turn(times, &contenders, |contender| {
         let pods = pod::new_pods(1)?;
@@ -36,13 +35,13 @@ pub fn measure(times: usize, rounds: usize) -> Result<Report, Failure> {
 }
 
 /// Returns Gybe over its agent first: the others are compared with it.
-fn contenders(call: &CniCall, agent: &Agent, cluster: &ApiServer) -> Result<Vec<Contender>, Failure> {
+fn contenders(call: &CniCall, cluster: &ApiServer) -> Result<Vec<Contender>, Failure> {
     let directory = call.pods().with_file_name("istio-cni");
     fs::create_dir_all(&directory)?;
     fs::rename(cluster.kubeconfig(&directory)?, directory.join("istio-cni-kubeconfig"))?;
     let program = istio_cni()?;
     let istio = |name, native| Contender::istio(name, program.clone(), &call.for_istio(&directory, native));
-    let over_agent = call.clone().with_agent(agent.socket());
+    let over_agent = call.clone().with_agent(Path::new(FACTS));
     Ok(vec![
         Contender::gybe("Gybe, nft, over its agent", &over_agent)?,
         Contender::gybe("Gybe, nft, manifest in a directory", call)?,

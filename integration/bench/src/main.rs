@@ -1,7 +1,7 @@
 //! `gybe-bench`: measures, prints the results, and fails when a target is missed.
 
 use clap::Parser;
-use gybe_bench::arguments::Arguments;
+use gybe_bench::Arguments;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {

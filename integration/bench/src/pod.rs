@@ -1,9 +1,11 @@
 //! A pod as the runtime passes it to the plugin: a new namespace with addresses, and the CNI call.
 
+use crate::programs::{built_program, command};
 use gybe_demo::testnet::namespace::{LinkEnd, Namespace, join};
 use gybe_integration::failure::Failure;
 use gybe_integration::namespace::{in_parallel, unshare_mounts};
 use gybe_netfilter::model::policy::InterfaceName;
+use gybe_test_support::Agent;
 use nix::mount::{MntFlags, MsFlags, mount, umount2};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::{Value, json};
@@ -164,6 +166,9 @@ fn pods() -> PathBuf {
 /// The directory of all files of the benchmark.
 pub const RUN: &str = "/run";
 
+/// The facts socket of the benchmark's agent.
+pub const FACTS: &str = "/run/gybe-bench/facts.sock";
+
 /// Mounts an empty /run and raises the limit of open files: each of 250 programs needs a namespace and five pipe ends.
 /// Must be called before the first thread starts.
 ///
@@ -177,4 +182,14 @@ pub fn mount_private_run() -> Result<(), Failure> {
         .map_err(|errno| refused("mount a tmpfs", errno))?;
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(setrlimit(Resource::RLIMIT_NOFILE, most, most)?)
+}
+
+/// Starts a node agent that answers for the pods of this call at [`FACTS`], until the value is dropped.
+///
+/// # Errors
+/// When its program is missing.
+pub fn start_agent(call: &CniCall) -> Result<Agent, Failure> {
+    let mut command = command(&built_program("gybe")?);
+    command.arg("node").arg("--pods-from").arg(call.pods()).args(["--socket", FACTS]);
+    Ok(Agent::start_serving(command))
 }

@@ -1,9 +1,8 @@
 //! The other calls beside a program that does nothing: ADD of an unmeshed pod, ADD with facts from the node agent, DEL
 //! and STATUS; and the peak memory of each.
 
-use crate::agent::Agent;
 use crate::measures::{Sample, children_processor_time, in_turn, peak_memory};
-use crate::pod::{self, CniCall};
+use crate::pod::{self, CniCall, FACTS};
 use crate::programs::Contender;
 use crate::report::{Limit, Report, Table, Target, cells};
 use gybe_integration::failure::Failure;
@@ -28,8 +27,8 @@ struct Case {
 /// When a call fails.
 pub fn measure(times: usize, before: Option<&Path>) -> Result<Report, Failure> {
     let call = CniCall::new()?;
-    let agent = Agent::start(&call)?;
-    let cases = cases(&call, &agent, before)?;
+    let _agent = pod::start_agent(&call)?;
+    let cases = cases(&call, before)?;
     // A namespace for each call, and another for measuring its memory.
     let mut pods = pod::new_pods((times + 1) * cases.len())?.into_iter();
     let mut next = || pods.next().ok_or_else(|| Failure::new("no namespace left"));
@@ -50,7 +49,7 @@ pub fn measure(times: usize, before: Option<&Path>) -> Result<Report, Failure> {
 /// The no-op that targets refer to, and the one without a C library.
 const NOOPS: usize = 2;
 
-fn cases(call: &CniCall, agent: &Agent, before: Option<&Path>) -> Result<Vec<Case>, Failure> {
+fn cases(call: &CniCall, before: Option<&Path>) -> Result<Vec<Case>, Failure> {
     // The agent writes its log during the next call, which is slowed down by that: STATUS has no limit.
     let calls = [
         ("ADD of an unmeshed pod", "the same, before", call.clone().without_annotations(), Some(0.7)),
@@ -58,7 +57,7 @@ fn cases(call: &CniCall, agent: &Agent, before: Option<&Path>) -> Result<Vec<Cas
         (
             "ADD of a meshed pod through the agent",
             "the same, before",
-            call.clone().with_agent(agent.socket()),
+            call.clone().with_agent(Path::new(FACTS)),
             Some(1.55),
         ),
         ("STATUS", "STATUS, before", call.clone().with_command("STATUS"), None),

@@ -39,38 +39,56 @@ struct Log {
     sender: Option<Sender<Value>>,
 }
 
-/// The variables that name the directories of the agent's container, and those directories below the root of a node.
-const HOST_FOLDERS: [(&str, &str); 9] = [
-    ("MOUNTED_CNI_NET_DIR", "etc/cni/net.d"),
-    ("MOUNTED_CNI_BIN_DIR", "opt/cni/bin"),
-    ("MOUNTED_CNI_CACHE_DIR", "var/lib/cni"),
-    ("GYBE_PROGRAMS_DIR", "image"),
-    ("GYBE_CONFIG_DIR", "config"),
-    ("GYBE_SERVICE_ACCOUNT_DIR", "account"),
-    ("GYBE_PROBE_DIR", "run/gybe"),
-    ("GYBE_ISTIO_RUN_DIR", "var/run/istio-cni"),
-    ("CNI_AGENT_RUN_DIR", "run/gybe"),
+/// Where an agent has its directories.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Layout {
+    /// As on a node, below its root directory.
+    Node,
+    /// Each by a short name below the directory of a test. The probe's files are apart from the agent's.
+    Short,
+}
+
+/// The variables that name the directories of the agent's container, and those directories in each layout.
+const HOST_FOLDERS: [(&str, &str, &str); 9] = [
+    ("MOUNTED_CNI_NET_DIR", "etc/cni/net.d", "net.d"),
+    ("MOUNTED_CNI_BIN_DIR", "opt/cni/bin", "bin"),
+    ("MOUNTED_CNI_CACHE_DIR", "var/lib/cni", "cache"),
+    ("GYBE_PROGRAMS_DIR", "image", "image"),
+    ("GYBE_CONFIG_DIR", "config", "config"),
+    ("GYBE_SERVICE_ACCOUNT_DIR", "account", "account"),
+    ("GYBE_PROBE_DIR", "run/gybe", "probe"),
+    ("GYBE_ISTIO_RUN_DIR", "var/run/istio-cni", "istio"),
+    ("CNI_AGENT_RUN_DIR", "run/gybe", "run"),
 ];
 
-/// Returns the environment of an agent whose node has its files below `root`; it listens at any free port of 127.0.0.1.
-/// With `server` the node `node-1` belongs to the cluster of this API server.
+/// Returns the environment of an agent that has its directories below `root`, without a cluster; it listens at any free
+/// port of 127.0.0.1.
 #[must_use]
-pub fn agent_environment(root: &Path, server: Option<SocketAddr>) -> BTreeMap<String, String> {
-    let folders = HOST_FOLDERS.map(|(name, folder)| (name, root.join(folder).display().to_string()));
+pub fn agent_environment(root: &Path, layout: Layout) -> BTreeMap<String, String> {
+    let folders = HOST_FOLDERS.map(|(name, on_a_node, short)| {
+        let folder = match layout {
+            Layout::Node => on_a_node,
+            Layout::Short => short,
+        };
+        (name, root.join(folder).display().to_string())
+    });
     let fixed = [
         ("HEALTH_ADDRESS", "127.0.0.1:0"),
         ("MONITORING_ADDRESS", "127.0.0.1:0"),
         ("POD_NAMESPACE", "gybe-system"),
     ];
-    let of_cluster = server.into_iter().flat_map(|server| {
-        [
-            ("KUBERNETES_NODE_NAME", "node-1".to_owned()),
-            ("KUBERNETES_SERVICE_HOST", server.ip().to_string()),
-            ("KUBERNETES_SERVICE_PORT", server.port().to_string()),
-        ]
-    });
     let all = folders.into_iter().chain(fixed.map(|(name, value)| (name, value.to_owned())));
-    all.chain(of_cluster).map(|(name, value)| (name.to_owned(), value)).collect()
+    all.map(|(name, value)| (name.to_owned(), value)).collect()
+}
+
+/// Returns the environment of a program that belongs to the node `node-1` in the cluster of this API server.
+#[must_use]
+pub fn cluster_environment(server: SocketAddr) -> [(&'static str, String); 3] {
+    [
+        ("KUBERNETES_NODE_NAME", "node-1".to_owned()),
+        ("KUBERNETES_SERVICE_HOST", server.ip().to_string()),
+        ("KUBERNETES_SERVICE_PORT", server.port().to_string()),
+    ]
 }
 
 impl Agent {

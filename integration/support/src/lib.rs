@@ -15,11 +15,52 @@ mod directory;
 pub mod facts;
 pub mod http;
 mod rooms;
-mod volume;
-mod wait;
 
-pub use agent::{Agent, SERVING, agent_environment};
-pub use directory::TestDir;
+pub use agent::{Agent, Layout, SERVING, agent_environment, cluster_environment};
+pub use directory::{TestDir, write_volume};
 pub use rooms::names_after;
-pub use volume::write_volume;
-pub use wait::{PATIENCE, fastest, wait_for, wait_for_at_most, wait_until};
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+/// The longest wait for one event: more than any takes on a busy machine.
+pub const PATIENCE: Duration = Duration::from_secs(30);
+
+/// The time between two polls: short, since each test waits several times, and long enough to leave the processor to
+/// the program under test.
+const INTERVAL: Duration = Duration::from_millis(2);
+
+/// Waits until `condition` holds.
+pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
+    wait_for(what, || condition().then_some(()));
+}
+
+/// Waits until `probe` returns a value, and returns it.
+pub fn wait_for<T>(what: &str, probe: impl FnMut() -> Option<T>) -> T {
+    wait_for_at_most(PATIENCE, probe).unwrap_or_else(|| panic!("not within {PATIENCE:?}: {what}"))
+}
+
+/// Waits until `probe` returns a value, for at most `limit`.
+pub fn wait_for_at_most<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + limit;
+    loop {
+        // The last poll is after the deadline, so a condition that became true while this thread slept counts.
+        let is_last = Instant::now() >= deadline;
+        let found = probe();
+        if found.is_some() || is_last {
+            return found;
+        }
+        sleep(INTERVAL);
+    }
+}
+
+/// Returns the shortest time of several attempts. A busy machine makes some attempts slower; a program that waits makes
+/// all of them slower.
+pub fn fastest(attempts: usize, mut attempt: impl FnMut()) -> Duration {
+    let timed = (0..attempts).map(|_| {
+        let before = Instant::now();
+        attempt();
+        before.elapsed()
+    });
+    timed.min().unwrap_or_default()
+}

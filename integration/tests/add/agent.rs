@@ -3,7 +3,7 @@
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::plugin_call::{PluginCall, PluginDir};
 use gybe_integration::programs::{Run, ours, path_of_ours, run};
-use gybe_test_support::{TestDir, http, wait_until};
+use gybe_test_support::{Layout, TestDir, agent_environment, http, wait_until};
 use nix::sys::signal::Signal;
 use nix::sys::socket::{getsockopt, sockopt};
 use serde_json::{Value, json};
@@ -303,15 +303,10 @@ fn installing_agent(directory: &TestDir, node: &Namespace) -> gybe_test_support:
     let gybe = path_of_ours("gybe").unwrap();
     #[expect(clippy::disallowed_methods, reason = "the agent runs in the background of the test")]
     let mut command = Command::new(&gybe);
-    command.env_clear().env("GYBE_PROGRAMS_DIR", gybe.parent().unwrap());
-    for (name, folder) in [
-        ("MOUNTED_CNI_NET_DIR", "net.d"),
-        ("MOUNTED_CNI_BIN_DIR", "bin"),
-        ("CNI_AGENT_RUN_DIR", "run"),
-        ("GYBE_CONFIG_DIR", "config"),
-    ] {
-        command.env(name, directory.join(folder));
-    }
+    command.env_clear().envs(agent_environment(directory, Layout::Short));
+    command.env("GYBE_PROGRAMS_DIR", gybe.parent().unwrap());
+    // Its own addresses: the namespace has no other agent.
+    command.env_remove("HEALTH_ADDRESS").env_remove("MONITORING_ADDRESS");
     command.args(["node", "--install", "--pods-from"]).arg(directory.join("pods"));
     node.run(|| gybe_test_support::Agent::start(command)).unwrap()
 }

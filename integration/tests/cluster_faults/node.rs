@@ -4,7 +4,7 @@
 use gybe_api_server::{ApiServer, Bearer, Network, Request, ServiceAccount, Token, Validity};
 use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::programs::path_of_ours;
-use gybe_test_support::{Agent, PATIENCE};
+use gybe_test_support::{Agent, PATIENCE, cluster_environment};
 use serde_json::{Value, json};
 use std::path::PathBuf;
 use std::process::Command;
@@ -41,9 +41,10 @@ fn gybe_node(directory: &PluginDir, server: &ApiServer) -> Command {
     command.args(["--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private", "sh", "-c"]);
     command.arg("mount --bind \"$1\" /run && exec \"$2\" node --install=false --socket \"$3\"").arg("agent");
     command.arg(directory.run()).arg(programs("gybe")).arg(directory.run().join("facts.sock"));
-    command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").env("KUBERNETES_NODE_NAME", NODE);
-    command.env("KUBERNETES_SERVICE_HOST", server.address().ip().to_string());
-    command.env("KUBERNETES_SERVICE_PORT", server.address().port().to_string());
+    command
+        .env_clear()
+        .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")
+        .envs(cluster_environment(server.address()));
     command
 }
 

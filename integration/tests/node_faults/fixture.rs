@@ -7,7 +7,9 @@ use gybe_integration::namespace::with_own_mounts;
 use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::programs::{Run, path_of_ours};
 use gybe_plugin::version::BUILD_MARK;
-use gybe_test_support::{Agent, TestDir, agent_environment, wait_for, wait_until, write_volume};
+use gybe_test_support::{
+    Agent, Layout, TestDir, agent_environment, cluster_environment, wait_for, wait_until, write_volume,
+};
 use nix::mount::{MsFlags, mount};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
@@ -161,7 +163,8 @@ impl HealthyNode {
         server.put(json!({ "kind": "Node", "metadata": { "name": NODE, "labels": {} } })).unwrap();
         self.set_configmap("log_level", "debug");
         let mut command = Command::new(path_of_ours("gybe").unwrap());
-        command.arg("node").env_clear().envs(agent_environment(&self.node.root, Some(server.address())));
+        command.arg("node").env_clear().envs(agent_environment(&self.node.root, Layout::Node));
+        command.envs(cluster_environment(server.address()));
         let agent = Agent::start(command);
         wait_until("readiness", || agent.is_ready());
         (self.agent, self.cluster) = (Some(agent), Some((server, account)));

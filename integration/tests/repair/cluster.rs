@@ -4,7 +4,7 @@
 use crate::node::{Node, Pod, WITHOUT_GYBE};
 use gybe_api_server::{ApiServer, ServiceAccount, Verb};
 use gybe_integration::programs::{ours, path_of_ours};
-use gybe_test_support::{Agent, agent_environment, wait_until, write_volume};
+use gybe_test_support::{Agent, Layout, agent_environment, cluster_environment, wait_until, write_volume};
 use serde_json::{Value, json};
 use std::fs::{self, File};
 use std::io::Write;
@@ -83,7 +83,8 @@ impl Cluster {
     pub(crate) fn start_agent(&self) -> Agent {
         let mut command = self.command();
         command.arg("node").env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
-        command.envs(agent_environment(&self.node.root, Some(self.server.address())));
+        command.envs(agent_environment(&self.node.root, Layout::Node));
+        command.envs(cluster_environment(self.server.address()));
         Agent::start(command)
     }
 
