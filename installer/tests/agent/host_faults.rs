@@ -80,10 +80,11 @@ fn f37_a_name_that_is_a_directory_is_reported_and_retried_with_pauses() {
         line.starts_with(reason) && line.contains("EISDIR") && line.contains("; a directory has this name")
     };
     wait_until("the error of the last attempt", || agent.get("/readyz").1.lines().any(has_reason));
-    let passes = agent.metric("gybe_passes_total");
+    let (passes, since) = (agent.metric("gybe_passes_total"), Instant::now());
     std::thread::sleep(Duration::from_secs(3));
     let more = agent.metric("gybe_passes_total") - passes;
-    assert!(more <= 6.0, "{more} passes in 3 s: its own attempts wake the agent");
+    let most = 2.0 * since.elapsed().as_secs_f64();
+    assert!(more <= most, "{more} passes where {most} are allowed: its own attempts wake the agent");
     assert!(agent.metric("istio_cni_installs_total{result=\"COPY_BINARIES_FAILURE\"}") > 0.0);
     fs::remove_dir_all(node.program_path("gybe-cni")).unwrap();
     wait_until("readiness", || agent.is_ready());

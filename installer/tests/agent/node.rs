@@ -83,7 +83,7 @@ impl Node {
             "backends": { "nft": of, "iptables-nft": of, "iptables-legacy": of }, "untried": [],
         });
         assert!(findings::from_json(&text, &node).is_some(), "{text}");
-        fs::write(self.root.join("probe/probe.json"), text.to_string()).unwrap();
+        self.root.replace("probe/probe.json", text.to_string());
     }
 
     /// Replaces the mounted ConfigMap, as the kubelet does.

@@ -197,7 +197,7 @@ fn write_runtime_report(node: &Node, directory: &str, folder: &str) {
     let status = stat(&node.root.join(folder)).unwrap();
     let directories = json!([{ "path": directory, "identity": [status.st_dev, status.st_ino] }]);
     let runtime = json!({ "name": "containerd", "reads_drop_ins": true, "plugin_dirs": directories });
-    fs::write(node.root.join("probe/runtime.json"), json!({ "runtimes": [runtime] }).to_string()).unwrap();
+    node.root.replace("probe/runtime.json", json!({ "runtimes": [runtime] }).to_string());
 }
 
 /// On Debian: kubernetes-cni has put bridge and portmap into /opt/cni/bin, and containerd looks in /usr/lib/cni.

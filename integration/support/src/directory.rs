@@ -61,6 +61,16 @@ impl TestDir {
         path
     }
 
+    /// Replaces a file below this directory in one step, as Gybe's processes do: a rename wakes who watches the directory,
+    /// a write need not.
+    pub fn replace(&self, name: impl AsRef<Path>, content: impl AsRef<[u8]>) -> PathBuf {
+        let name = name.as_ref();
+        let fresh = self.write(name.with_extension("new"), content);
+        let path = self.0.join(name);
+        fs::rename(fresh, &path).unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        path
+    }
+
     /// Writes empty programs into a directory below this one, as other owners' plugins that no test runs.
     pub fn write_programs<'a>(&self, directory: &str, names: impl IntoIterator<Item = &'a str>) {
         for name in names {

@@ -54,13 +54,17 @@ pub fn wait_for_at_most<T>(limit: Duration, mut probe: impl FnMut() -> Option<T>
     }
 }
 
-/// Returns the shortest time of several attempts. A busy machine makes some attempts slower; a program that waits makes
-/// all of them slower.
-pub fn fastest(attempts: usize, mut attempt: impl FnMut()) -> Duration {
-    let timed = (0..attempts).map(|_| {
+/// Repeats `attempt` until it takes less than `limit`, at most ten times, and panics when it never does. A busy machine
+/// makes some attempts slower; a program that waits makes all of them slower.
+pub fn assert_takes_less_than(limit: Duration, mut attempt: impl FnMut()) {
+    let mut took = Vec::new();
+    while took.len() < 10 {
         let before = Instant::now();
         attempt();
-        before.elapsed()
-    });
-    timed.min().unwrap_or_default()
+        took.push(before.elapsed());
+        if took.last().is_some_and(|last| *last < limit) {
+            return;
+        }
+    }
+    panic!("not once within {limit:?}: {took:?}");
 }
