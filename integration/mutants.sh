@@ -6,7 +6,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-decides=(netfilter/src/{compile,probe/choose,apply/redirection,iptables/program,kernel/routes,nft/dump}.rs
+decides=(netfilter/src/{compile,probe/choose,apply/redirection,iptables/program,kernel/routes,nft/dump,nft/lists}.rs
     netfilter/src/{compile,kernel/routes,nft/dump}/
     plugin/src/{decide,gates,annotations,target,probe_cache,facts}.rs plugin/src/{annotations,facts}/ plugin/src/pod/trim.rs)
 files=("$@")
