@@ -2,12 +2,11 @@
 //!
 //! They write the table that Gybe's nftables backend writes, so they have its name, and Gybe's reader reads it.
 
-use crate::batch::Batch;
+use crate::transport::Batch;
 use crate::{transport, with_nftnl};
 use gybe_netfilter::access::NamespaceAccess;
 use gybe_netfilter::apply::backend::{Backend, BackendError};
-use gybe_netfilter::model::inventory::Inventory;
-use gybe_netfilter::model::inventory::PreviousRules;
+use gybe_netfilter::model::inventory::{Inventory, PreviousRules};
 use gybe_netfilter::model::ruleset::Ruleset;
 use gybe_netfilter::nft::{Nft, NftError, Object, Start};
 use nix::errno::Errno;

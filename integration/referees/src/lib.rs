@@ -19,7 +19,6 @@
 )]
 
 pub mod backend;
-pub mod batch;
 pub mod expressions;
 pub mod libnftnl;
 pub mod transport;

@@ -1,9 +1,9 @@
 //! First reference encoder: nftnl, with the bytes of libnftnl. It can express all rules and sets; [`crate::libnftnl`]
 //! adds the expressions that nftnl lacks.
 
-use crate::batch::Batch;
 use crate::expressions::{self, Comparison, Decision, Field, Kind, NfExpression};
 use crate::libnftnl::{Missing, NamedSet};
+use crate::transport::Batch;
 use gybe_netfilter::model::ruleset::{Hook, Rule, Ruleset};
 use gybe_netfilter::nft::{Object, Start};
 use nftnl::expr::{

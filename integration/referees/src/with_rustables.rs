@@ -4,8 +4,8 @@
 //! so a missing one is written with the attributes of an existing one that has the same numbers and sizes. A rule for
 //! which none has them is [`Inexpressible`].
 
-use crate::batch::Batch;
 use crate::expressions::{self, Comparison, Decision, Field, Kind, NfExpression, SetContent, ValueOrder};
+use crate::transport::Batch;
 use gybe_netfilter::model::ruleset::{ChainName, Family, Hook, Is, Rule, Ruleset};
 use gybe_netfilter::nft::{Object, Start};
 use rustables::data_type::DataType;

@@ -1,6 +1,6 @@
 //! What keeps redirected packets from the proxy, apart from rules: routes, sysctls, IPsec, the loopback interface.
 
-use crate::redirected_pod::RedirectedPod;
+use crate::RedirectedPod;
 use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::make;

@@ -3,8 +3,8 @@
 //! Only the machine's root may load programs; `make` leaves out the tests that do, `a_program…`, when another user runs
 //! it (`ROOT_ONLY` in the Makefile). The other tests run in either case.
 
+use crate::RedirectedPod;
 use crate::bpf::{self, EXIT, Kind, link, load, returning, set, store};
-use crate::redirected_pod::RedirectedPod;
 use gybe_installer::pod::cgroups::Cgroups;
 use gybe_integration::failure::Failure;
 use gybe_integration::namespace::unshare_mounts;

@@ -1,7 +1,7 @@
 //! Rules that a tool's listing does not show as the kernel runs them: a real connection follows them, so the verdict is
 //! not `redirected`.
 
-use crate::redirected_pod::RedirectedPod;
+use crate::RedirectedPod;
 use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::make;

@@ -1,6 +1,6 @@
 //! Rules of other owners: the verdict, and real connections that show whether it is right.
 
-use crate::redirected_pod::RedirectedPod;
+use crate::RedirectedPod;
 use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::make;

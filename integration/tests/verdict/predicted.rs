@@ -2,7 +2,7 @@
 //! of other owners: the prediction is the outcome of the real connection, and the verdict is not `redirected` when
 //! a connection that should be redirected is not.
 
-use crate::redirected_pod::RedirectedPod;
+use crate::RedirectedPod;
 use gybe_demo::connections::{Control, SideEffect, follows};
 use gybe_integration::failure::Failure;
 use gybe_integration::namespace::in_parallel;

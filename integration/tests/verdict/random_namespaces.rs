@@ -3,8 +3,8 @@
 //!
 //! `GYBE_SEED=17 GYBE_NAMESPACES=1` tries namespace 17 alone; `make -C integration random-verdicts` takes both.
 
+use crate::RedirectedPod;
 use crate::predicted::number;
-use crate::redirected_pod::RedirectedPod;
 use crate::statements::{
     NFT_ACTIONS, NFT_OBJECTS, NFT_TESTS, NFT_TRANSLATIONS, Statement, XT_MATCHES, XT_TARGETS,
 };

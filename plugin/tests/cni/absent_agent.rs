@@ -1,7 +1,6 @@
 //! ADDs while the agent's socket is away: the wait for it, and the calls that do not wait.
 
-use crate::program::{Outcome, Running};
-use crate::program::{Pods, STATUS, call, entry, environment, meshed};
+use crate::{Outcome, Pods, Running, STATUS, call, entry, environment, meshed};
 use gybe_test_support::wait_until;
 use nix::sys::socket::{AddressFamily, Backlog, SockFlag, SockType, UnixAddr, bind, listen, socket};
 use serde_json::{Value, json};

@@ -1,6 +1,6 @@
 //! The node agent's socket with working, broken, silent and missing agents behind it, within the deadline.
 
-use crate::program::{Pods, STATUS, call, entry, meshed};
+use crate::{Pods, STATUS, call, entry, meshed};
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};

@@ -1,11 +1,10 @@
 //! Invalid input is refused with its name and cause before anything is changed, and DEL accepts it; standard
 //! streams of a call that are full, broken, closed, or never closed.
 
-use crate::program::{
-    Outcome, exit_with_stderr, exit_with_stdout, run, run_with_closed, run_with_open_stdin,
+use crate::{
+    Outcome, Pods, exit_with_stderr, exit_with_stdout, meshed, run, run_with_closed, run_with_open_stdin,
     run_with_own_run_directory, run_with_stdin,
 };
-use crate::program::{Pods, meshed};
 use serde_json::{Value, json};
 use std::fs;
 use std::io::{self, Write};

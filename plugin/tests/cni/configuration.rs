@@ -1,8 +1,7 @@
 //! The keys of the configuration are those of the table in docs/CONFIGURE.md, and DEL succeeds with configurations
 //! of older releases and with results that a crash truncated.
 
-use crate::program::environment;
-use crate::program::{install, run, run_at};
+use crate::{environment, install, run, run_at};
 use gybe_plugin::conf::unknown_keys;
 use gybe_test_support::TestDir;
 use serde_json::{Map, Value, json};

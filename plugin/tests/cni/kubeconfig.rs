@@ -1,8 +1,7 @@
 //! A kubeconfig, and the program `gybe` that queries the API server by it: missing, failing, silent, and
 //! endless ones, within the deadline.
 
-use crate::program::{GYBE_CNI, Outcome, install, run_at};
-use crate::program::{Pods, environment, meshed};
+use crate::{GYBE_CNI, Outcome, Pods, environment, install, meshed, run_at};
 use serde_json::{Value, json};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,8 +1,7 @@
 //! Recorded calls, all of them replayed: from containerd, the kubelet and libcni, and 221 of the reference library
 //! with the deviations from it.
 
-use crate::program::{Outcome, run, run_with_own_run_directory};
-use crate::program::{Pods, meshed};
+use crate::{Outcome, Pods, meshed, run, run_with_own_run_directory};
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 use std::{fs, thread};

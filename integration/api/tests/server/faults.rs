@@ -1,7 +1,7 @@
 //! Simulated faults: network, certificate, token, responses.
 
-use crate::client::{Client, TIMEOUT};
 use crate::lists_and_watches::pod;
+use crate::{Client, TIMEOUT};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use gybe_api_server::{ApiServer, Bearer, Fault, FaultKind, Network, Validity, Verb};

@@ -1,6 +1,6 @@
 //! Lists: pages, versions, selectors, generated pods.
 
-use crate::client::Client;
+use crate::Client;
 use gybe_api_server::{ApiServer, Verb};
 use serde_json::{Value, json};
 

@@ -1,6 +1,6 @@
 //! The test server answers the recorded requests as the real API servers did.
 
-use crate::client::{Client, HttpResponse};
+use crate::{Client, HttpResponse};
 use gybe_api_server::{ApiServer, Validity};
 use serde_json::{Value, json};
 use std::collections::{BTreeMap, BTreeSet};

@@ -1,4 +1,5 @@
 //! Compares the rules of Gybe's encoder with those of the reference encoders, each in its own namespace.
+
 #![expect(
     clippy::unwrap_used,
     clippy::expect_used,
@@ -7,21 +8,24 @@
     reason = "a failed expectation ends the test"
 )]
 
-mod dump;
 mod listing;
-mod policies;
 #[cfg(feature = "rustables")]
 mod with_rustables;
 
 use gybe_integration::namespace::in_new_namespace;
+use gybe_integration::vectors;
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::apply::backend::Backend;
+use gybe_netfilter::compile::compile;
 use gybe_netfilter::model::inventory::PreviousRules;
+use gybe_netfilter::model::policy::{
+    CidrSet, Destinations, Dns, Inbound, InterfaceName, Owners, Port, PortRange, PortSet, RedirectPolicy,
+};
 use gybe_netfilter::model::ruleset::{ChainName, Rule, RuleId, Ruleset, Verdict};
 use gybe_netfilter::nft::Nft;
 use gybe_referees::backend::Libnftnl;
+use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use listing::Listing;
-use policies::Case;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
@@ -52,7 +56,7 @@ fn written_by_nftnl(rules: &Ruleset) -> ObservedRules {
 }
 
 fn all_cases() -> Vec<Case> {
-    policies::vectors().into_iter().chain(policies::edges()).collect()
+    vectors().into_iter().chain(edges()).collect()
 }
 
 /// Checks every case, then panics with the differences of all of them.
@@ -136,7 +140,7 @@ fn reports_what_it_replaced_and_what_was_refused(backend: &dyn Backend, [first, 
 
 #[test]
 fn nftnl_reports_what_it_replaced_and_what_was_refused() {
-    let rules = |name: &str| policies::vectors().into_iter().find(|case| case.name == name).unwrap().rules;
+    let rules = |name: &str| vectors().into_iter().find(|case| case.name == name).unwrap().rules;
     let both = [rules("inject-default-dual"), rules("dns-all-dual")];
     reports_what_it_replaced_and_what_was_refused(&Libnftnl, both.each_ref());
 }
@@ -144,7 +148,7 @@ fn nftnl_reports_what_it_replaced_and_what_was_refused() {
 /// Control of the tests above: the compared values differ when a rule is missing.
 #[test]
 fn every_reader_detects_a_missing_rule() {
-    for case in policies::vectors() {
+    for case in vectors() {
         let (_, last) = case.rules.rules().last().unwrap();
         let fewer = case.rules.without(last.id.0).unwrap();
         let [whole, fewer] = [written_by_gybe(&case.rules), written_by_nftnl(&fewer)];
@@ -157,11 +161,82 @@ fn every_reader_detects_a_missing_rule() {
 /// Control of the tests above: the compared values differ when two rules are swapped.
 #[test]
 fn swapped_rules_are_detected() {
-    for mut case in policies::vectors() {
+    for mut case in vectors() {
         let right = written_by_gybe(&case.rules);
         let chain = case.rules.chains.iter_mut().find(|chain| chain.rules.len() > 1).unwrap();
         chain.rules.swap(0, 1);
         let wrong = written_by_nftnl(&case.rules);
         assert!(!right.listing.differences(&wrong.listing).is_empty(), "{}", case.name);
     }
+}
+
+/// A rule set and the policy's name.
+pub(crate) struct Case {
+    pub name: String,
+    pub rules: Ruleset,
+}
+
+/// Returns the policies of the flow vectors.
+pub(crate) fn vectors() -> Vec<Case> {
+    let all = vectors::all().unwrap();
+    all.into_iter().map(|vector| Case { rules: compile(&vector.policy), name: vector.name }).collect()
+}
+
+/// Returns edge cases of every type of list, and lists that do not fit into one message.
+pub(crate) fn edges() -> Vec<Case> {
+    let default =
+        vectors::all().unwrap().into_iter().find(|vector| vector.name == "inject-default-dual").unwrap();
+    let with = |name: &str, change: &dyn Fn(&mut RedirectPolicy)| {
+        let mut policy = default.policy.clone();
+        change(&mut policy);
+        Case { name: name.to_owned(), rules: compile(&policy) }
+    };
+    let excluding =
+        |name: &str, networks: &str| with(name, &|policy| policy.outbound.excluded_to = nets(networks));
+    vec![
+        with("a-range-of-ports", &|p| p.inbound = Inbound::Only(ports("8000-8100"))),
+        with("all-ports", &|p| p.inbound = Inbound::Only(ports("0-65535"))),
+        with("first-and-last-port", &|p| p.inbound = Inbound::Only(ports("0,22,80-90,65535"))),
+        with("odd-ports", &|p| p.inbound = Inbound::AllBut((1..=65535).step_by(2).collect())),
+        excluding("prefixes-no-byte-wide", "10.0.0.0/9,fd00::/13"),
+        excluding("a-byte-wide", "10.0.0.0/8,fd00::/8"),
+        excluding("single-addresses", "10.1.2.3/32,fd00::1/128"),
+        excluding("everything", "0.0.0.0/0,::/0"),
+        excluding("first-and-last-address", "0.0.0.0/32,255.255.255.255/32,::/128,ffff::/16"),
+        // The hairpin rule matches ports other than 53 and the tunnel's, here one excluded range.
+        with("all-but-a-range-of-ports", &|p| {
+            p.dns = Dns::All;
+            p.tunnel_port = Port::new(54).unwrap();
+        }),
+        // With loopback among the networks, the hairpin rule has a list of ports and one of uids.
+        with("two-lists-of-one-rule", &|p| {
+            p.dns = Dns::All;
+            p.proxy_uids = Owners::new(1337, [0, u32::MAX]);
+            p.outbound.included_to = Destinations::Only(nets("127.0.0.0/8,10.0.0.0/8"));
+        }),
+        with("interfaces", &|p| {
+            let named =
+                |names: &[&str]| names.iter().map(|name| InterfaceName::parse(name).unwrap()).collect();
+            p.excluded_interfaces = named(&["net1", "a-name-of-15-by"]);
+            p.virtual_interfaces = named(&["eth1", "eth2"]);
+        }),
+        with("thousands-of-networks", &|p| p.outbound.included_to = Destinations::Only(many_networks())),
+    ]
+}
+
+fn nets(text: &str) -> CidrSet {
+    text.split(',').map(|net| net.parse::<IpNet>().unwrap()).collect()
+}
+
+fn ports(text: &str) -> PortSet {
+    text.split(',').map(|range| range.parse::<PortRange>().unwrap()).collect()
+}
+
+/// Two thousand networks of each family that do not touch: more than one message of elements and more than mnl's
+/// 128 KiB, and less than a user namespace may send.
+fn many_networks() -> CidrSet {
+    let v4 = (0..2000_u32).map(|n| IpNet::V4(Ipv4Net::new((0x0a00_0000 + (n << 9)).into(), 24).unwrap()));
+    let v6 = (0..2000_u128)
+        .map(|n| IpNet::V6(Ipv6Net::new(((0xfd00_u128 << 112) + (n << 65)).into(), 64).unwrap()));
+    v4.chain(v6).collect()
 }

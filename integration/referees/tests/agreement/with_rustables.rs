@@ -2,7 +2,7 @@
 
 use crate::listing::elements_of;
 use crate::{
-    ObservedRules, all_cases, for_each, policies, report_of, reports_what_it_replaced_and_what_was_refused,
+    ObservedRules, all_cases, for_each, report_of, reports_what_it_replaced_and_what_was_refused, vectors,
     written_by_gybe,
 };
 use gybe_integration::namespace::in_new_namespace;
@@ -54,7 +54,7 @@ fn rustables_and_gybe_write_the_same_except_for_what_rustables_cannot_express() 
 
 #[test]
 fn rustables_cannot_express_exactly_the_listed_policies() {
-    let cannot: BTreeMap<String, Inexpressible> = policies::vectors()
+    let cannot: BTreeMap<String, Inexpressible> = vectors()
         .into_iter()
         .filter_map(|case| Some((case.name, complete(&case.rules, Start::Fresh).err()?)))
         .collect();
@@ -70,7 +70,7 @@ fn rustables_cannot_express_exactly_the_listed_policies() {
 
 #[test]
 fn rustables_reports_what_it_replaced_and_what_was_refused() {
-    let all = policies::vectors().into_iter().map(|case| case.rules);
+    let all = vectors().into_iter().map(|case| case.rules);
     let expressible: Vec<_> = all.filter(|rules| complete(rules, Start::Fresh).is_ok()).collect();
     let [first, second, ..] = expressible.as_slice() else { panic!("{} policies", expressible.len()) };
     reports_what_it_replaced_and_what_was_refused(&Rustables, [first, second]);
