@@ -16,7 +16,9 @@ use gybe_netfilter::apply::redirection::Redirection;
 use gybe_netfilter::inspect::show::show;
 use gybe_netfilter::model::policy::{Families, RedirectPolicy};
 use gybe_plugin::families::ipv6_left_alone;
+use nix::unistd::User;
 use serde_json::json;
+use std::fs;
 use std::net::IpAddr;
 use std::path::Path;
 
@@ -60,7 +62,7 @@ impl InitCommand {
             return Err(CommandError::new("--network-namespace is not supported").with_hint(hint));
         }
         let output = if args.orders(Order::DryRun) {
-            dry_run(&args)
+            dry_run(&args).and_then(|output| write_to_file(&args, output))
         } else if args.orders(Order::CleanupOnly) {
             clean_up(&args)
         } else {
@@ -137,6 +139,17 @@ fn dry_run(args: &InitArgs) -> Result<CommandOutput, CommandError> {
     Ok(CommandOutput::done(script, json).with_notes(notes))
 }
 
+/// Writes the printed rules to the file that `DRY_RUN_FILE_PATH` names, too.
+fn write_to_file(args: &InitArgs, output: CommandOutput) -> Result<CommandOutput, CommandError> {
+    let Some(path) = args.dry_run_file() else { return Ok(output) };
+    match fs::write(path, &output.text) {
+        Ok(()) => Ok(output),
+        Err(why) => {
+            Err(CommandError::because(format!("cannot write {path}, which DRY_RUN_FILE_PATH names"), why))
+        }
+    }
+}
+
 /// Removes the rules of every backend. A backend's failure is a note, so that the pod still starts.
 fn clean_up(args: &InitArgs) -> Result<CommandOutput, CommandError> {
     refuse_a_nodes_namespace(args)?;
@@ -205,7 +218,9 @@ pub(super) struct IstioArgs {
 
 impl IstioArgs {
     pub(super) fn read(&self, context: &Context) -> Result<InitArgs, CommandError> {
+        let uid_of = |name: &str| Some(User::from_name(name).ok()??.uid.as_raw());
         let args = InitArgs::read(&self.arguments, &context.environment).map_err(cannot_use)?;
+        let args = args.with_proxy_user(uid_of);
         Ok(match context.called_as {
             CalledAs::Gybe => args,
             CalledAs::BareFlags => args.with_one_port(),

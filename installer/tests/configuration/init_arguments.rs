@@ -220,6 +220,25 @@ fn values_without_a_clear_meaning_are_refused_with_the_reason() {
 }
 
 #[test]
+fn the_proxys_user_is_looked_up_where_no_argument_names_a_uid() {
+    let uid_of = |name: &str| (name == "istio-proxy").then_some(4000).or((name == "envoy").then_some(5000));
+    let of = |line: &str, environment: &[(&str, &str)]| {
+        let args = read(line, environment).unwrap().with_proxy_user(uid_of);
+        let policy = args.policy(&[]).unwrap().with_families(Families::V4Only);
+        (policy.proxy_uids.all().into_iter().collect::<Vec<_>>(), policy.proxy_gids.first, args.notes())
+    };
+    assert_eq!(of("-i *", &[]), (vec![4000], 4000, vec![]));
+    assert_eq!(of("-i * -g 7", &[("ENVOY_USER", "envoy")]), (vec![5000], 7, vec![]));
+    assert_eq!(of("-i * -u 1,2", &[("ENVOY_USER", "envoy")]), (vec![1, 2], 1, vec![]));
+    let (uids, _, notes) = of("-i *", &[("ENVOY_USER", "nobody-here")]);
+    assert_eq!(uids, [1337]);
+    assert!(
+        notes[0].contains("\"nobody-here\" in ENVOY_USER is not in this container's /etc/passwd"),
+        "{notes:?}"
+    );
+}
+
+#[test]
 fn orders_are_not_part_of_the_policy() {
     let args = read(&format!("{INJECTED} --run-validation --skip-rule-apply --dry-run=false"), &[]).unwrap();
     assert!(args.orders(Order::RunValidation) && args.orders(Order::SkipRuleApply));

@@ -4,6 +4,7 @@
 
 use crate::{INJECTED, PROXY, Pod};
 use gybe_integration::programs::run;
+use gybe_test_support::TestDir;
 use std::fs;
 use std::path::Path;
 
@@ -22,6 +23,25 @@ fn a_dry_run_prints_the_rules_that_would_be_written_and_writes_none() {
     for rule in ["tunnel-port", "inbound-to-proxy", "proxy-to-own-pod-v4"] {
         assert!(script.contains(rule) && written.contains(rule), "{script}");
     }
+}
+
+#[test]
+fn the_proxys_user_is_read_from_the_containers_passwd_and_a_dry_run_fills_the_file_of_its_variable() {
+    let pod = Pod::new();
+    let directory = TestDir::new("init-passwd");
+    let passwd = directory.write("passwd", "envoy:x:4242:4243::/:/bin/false\n");
+    let printed = directory.join("printed");
+    let script = format!(
+        "export ENVOY_USER=envoy DRY_RUN_FILE_PATH={}; exec unshare -m sh -euc \"mount --bind {} /etc/passwd; exec \
+         $GYBE istio-iptables -i 0.0.0.0/0 -n\"",
+        printed.display(),
+        passwd.display()
+    );
+    let run = pod.script(&script, "");
+    assert_eq!((run.code, run.err.as_str()), (Some(0), ""));
+    assert!(run.out.contains("skuid 4242") && run.out.contains("skgid 4242"), "{}", run.out);
+    assert_eq!(fs::read_to_string(printed).unwrap(), run.out);
+    assert_eq!(pod.rules(), "");
 }
 
 #[test]

@@ -35,6 +35,10 @@ pub(super) enum Setting {
     IptablesBinary,
     /// The network namespace to write into.
     NetworkNamespace,
+    /// The user whose uid is the proxy's if no argument names one.
+    ProxyUser,
+    /// The file that a dry run also writes the rules to.
+    DryRunFile,
 }
 
 /// What a flag's value means.
@@ -188,7 +192,9 @@ pub(super) static FLAGS: [Flag; 38] = [
 ];
 
 /// Settings that Istio reads from environment variables only.
-pub(super) static VARIABLES: [(&str, Meaning); 3] = [
+pub(super) static VARIABLES: [(&str, Meaning); 5] = [
+    ("ENVOY_USER", Meaning::Setting(Setting::ProxyUser)),
+    ("DRY_RUN_FILE_PATH", Meaning::Setting(Setting::DryRunFile)),
     ("ISTIO_OUTBOUND_OWNER_GROUPS", Meaning::Numbers("owner_groups_include")),
     ("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", Meaning::Numbers("owner_groups_exclude")),
     ("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", Meaning::Value("loopback_cidr_v4")),

@@ -4,6 +4,7 @@ use super::flags::Setting;
 use super::{InitArgs, InitArgsError, Order, flags};
 use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::model::policy::{Port, port};
+use serde_json::Value;
 use std::time::Duration;
 
 /// The test connection of a validation.
@@ -18,6 +19,7 @@ pub struct ValidationOptions {
 /// Istio's defaults (docs/ISTIO.md, section 5).
 const VALIDATION_PORT: u16 = 15002;
 const VALIDATION_TIMEOUT: Duration = Duration::from_secs(5);
+const PROXY_USER: &str = "istio-proxy";
 
 impl Default for ValidationOptions {
     fn default() -> Self {
@@ -62,6 +64,31 @@ impl InitArgs {
     /// Returns the path in --network-namespace.
     pub fn network_namespace(&self) -> Option<&str> {
         self.setting(Setting::NetworkNamespace)
+    }
+
+    /// Returns the file that a dry run also writes the rules to.
+    pub fn dry_run_file(&self) -> Option<&str> {
+        self.setting(Setting::DryRunFile)
+    }
+
+    /// Returns the arguments with the uid of the proxy's user, if no argument names uids: Istio looks up `ENVOY_USER`,
+    /// or `istio-proxy`, in the container's `/etc/passwd`, and uses 1337 if that has no such user.
+    #[must_use]
+    pub fn with_proxy_user(mut self, uid_of: impl FnOnce(&str) -> Option<u32>) -> Self {
+        let is_given =
+            self.policy.get("proxy_uids").and_then(Value::as_array).is_some_and(|it| !it.is_empty());
+        if is_given {
+            return self;
+        }
+        let configured = self.setting(Setting::ProxyUser).map(str::to_owned);
+        match uid_of(configured.as_deref().unwrap_or(PROXY_USER)) {
+            Some(uid) => self.set("proxy_uids", vec![uid.to_string()]),
+            None => drop(configured.map(|name| {
+                let note = "is not in this container's /etc/passwd; the proxy's uid is 1337, as in Istio";
+                self.notes.insert(format!("note: the user {name:?} in ENVOY_USER {note}"))
+            })),
+        }
+        self
     }
 
     /// One note for each argument that has no effect.
