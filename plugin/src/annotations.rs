@@ -11,7 +11,7 @@ mod unknown;
 pub(crate) use names::is_list;
 pub use names::{ANNOTATIONS, Annotation, ValueForm};
 pub(crate) use unknown::nearest;
-pub use unknown::unknown;
+pub use unknown::{nearest_of, unknown};
 
 use crate::conf::MaxIntervals;
 use crate::pod::PodFacts;

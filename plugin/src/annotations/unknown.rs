@@ -26,24 +26,36 @@ fn sentence(name: &str) -> Option<String> {
 
 /// Returns the known annotation of this name, or one that is one edit away.
 pub(crate) fn nearest(name: &str) -> Option<&'static str> {
-    all().find(|known| *known == name).or_else(|| all().find(|known| is_one_edit(known, name)))
+    nearest_of(name, ANNOTATIONS.iter().map(|annotation| annotation.name), 1)
 }
 
-fn all() -> impl Iterator<Item = &'static str> {
-    ANNOTATIONS.iter().map(|annotation| annotation.name)
+/// Returns the known name that the fewest edits make of `name`, `edits` at most: bytes inserted, deleted or replaced,
+/// or two adjacent ones swapped.
+pub fn nearest_of<'a>(
+    name: &str,
+    known: impl Iterator<Item = &'a str> + Clone,
+    edits: usize,
+) -> Option<&'a str> {
+    (0..=edits).find_map(|edits| known.clone().find(|it| is_within(it.as_bytes(), name.as_bytes(), edits)))
 }
 
-/// Reports whether two names differ by one byte (inserted, deleted or replaced) or by two adjacent bytes swapped.
-fn is_one_edit(one: &str, other: &str) -> bool {
-    let (one, other) = (one.as_bytes(), other.as_bytes());
+/// Reports whether `edits` or fewer make one name of the other.
+fn is_within(one: &[u8], other: &[u8], edits: usize) -> bool {
+    if one.len().abs_diff(other.len()) > edits {
+        return false;
+    }
     let same = one.iter().zip(other).take_while(|(a, b)| a == b).count();
     let (one, other) = (one.get(same..).unwrap_or_default(), other.get(same..).unwrap_or_default());
-    let same = one.iter().rev().zip(other.iter().rev()).take_while(|(a, b)| a == b).count();
-    let differing = |rest: &[u8]| rest.len().saturating_sub(same);
-    match (one, other) {
-        ([a, b, ..], [c, d, ..]) if differing(one) == 2 && differing(other) == 2 => a == d && b == c,
-        _ => matches!((differing(one), differing(other)), (0 | 1, 1) | (1, 0)),
-    }
+    let ([a, one_rest @ ..], [b, other_rest @ ..]) = (one, other) else { return true };
+    let Some(fewer) = edits.checked_sub(1) else { return false };
+    let is_swapped = || match (one_rest, other_rest) {
+        ([c, one @ ..], [d, other @ ..]) => a == d && b == c && is_within(one, other, fewer),
+        _ => false,
+    };
+    is_within(one_rest, other_rest, fewer)
+        || is_within(one_rest, other, fewer)
+        || is_within(one, other_rest, fewer)
+        || is_swapped()
 }
 
 #[cfg(test)]
@@ -85,26 +97,35 @@ mod tests {
         );
         let unrelated =
             ["sidecar.istio.io/proxyCPU", "sidecar.istio.io/rewriteAppHTTPProbers", "istio.io/rev", "app"];
-        assert_eq!(unknown(all().chain(unrelated)), [""; 0]);
+        assert_eq!(unknown(ANNOTATIONS.iter().map(|annotation| annotation.name).chain(unrelated)), [""; 0]);
     }
 
     #[test]
-    fn one_edit_is_recognized() {
-        for (one, other, is) in [
-            ("abc", "abc", false),
-            ("abc", "abd", true),
-            ("abc", "ab", true),
-            ("abc", "aabc", true),
-            ("abc", "acb", true),
-            ("abc", "cba", false),
-            ("abc", "a", false),
-            ("aab", "ab", true),
-            ("", "a", true),
-            ("ab", "cd", false),
-            ("ab", "ca", false),
-            ("ab", "bac", false),
+    fn the_known_name_that_the_fewest_edits_make_is_found() {
+        for (one, other, edits) in [
+            ("abc", "abc", 0),
+            ("abc", "abd", 1),
+            ("abc", "ab", 1),
+            ("abc", "aabc", 1),
+            ("abc", "acb", 1),
+            ("abc", "cba", 2),
+            ("abc", "a", 2),
+            ("aab", "ab", 1),
+            ("", "a", 1),
+            ("ab", "cd", 2),
+            ("ab", "ca", 2),
+            ("ab", "bac", 2),
+            ("mode", "moed_", 2),
+            ("abc", "xyz", 3),
+            ("", "abc", 3),
         ] {
-            assert_eq!((is_one_edit(one, other), is_one_edit(other, one)), (is, is), "{one} {other}");
+            for (one, other) in [(one, other), (other, one)] {
+                let near = |edits| nearest_of(one, [other].into_iter(), edits);
+                assert_eq!(near(edits), Some(other), "{one} {other}");
+                assert_eq!(edits.checked_sub(1).and_then(near), None, "{one} {other}");
+            }
         }
+        assert_eq!(nearest_of("abd", ["xbd", "abd", "ab"].into_iter(), 2), Some("abd"));
+        assert_eq!(nearest_of("abcd", ["abxy", "abcx"].into_iter(), 2), Some("abcx"));
     }
 }

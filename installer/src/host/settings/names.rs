@@ -3,6 +3,7 @@
 
 use super::environment::SERVICE_ACCOUNT;
 use super::reader::{InvalidSetting, SettingsReader};
+use gybe_plugin::annotations::nearest_of;
 use gybe_plugin::pod::parse_bool;
 
 /// A setting's name and how it is supported.
@@ -328,10 +329,9 @@ fn unknown_keys(reader: &mut SettingsReader<'_>) {
     let known = |key: &str| KEYS.iter().any(|name| name.name == key);
     let sources = reader.sources;
     for (key, text) in sources.files.iter().filter(|(key, _)| !known(key)) {
-        let near = KEYS.iter().find(|name| strsim::damerau_levenshtein(name.name, key) <= 2);
-        match near {
+        match nearest_of(key, KEYS.iter().map(|name| name.name), 2) {
             Some(near) => {
-                let why = format!("unknown key; did you mean {}?", near.name);
+                let why = format!("unknown key; did you mean {near}?");
                 reader.faults.push(InvalidSetting::new(key, text, why));
             }
             None => reader.notes.push(format!("unknown key {key} in the ConfigMap: ignored")),

@@ -1,6 +1,7 @@
 //! Reads values from a JSON object by key and collects their faults. The parser of a value's text is a parameter
 //! of each read.
 
+use gybe_plugin::annotations::nearest_of;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde_json::{Map, Value};
 use std::fmt;
@@ -47,16 +48,6 @@ impl fmt::Display for Joined<'_> {
     }
 }
 
-/// Returns the known key that is most similar to `wrong`, if one is similar enough.
-fn nearest<'a>(wrong: &str, known: &[&'a str]) -> Option<&'a str> {
-    known
-        .iter()
-        .map(|name| (strsim::jaro_winkler(&wrong.to_lowercase(), name), *name))
-        .filter(|(likeness, _)| *likeness > 0.75)
-        .max_by(|(left, _), (right, _)| left.total_cmp(right))
-        .map(|(_, name)| name)
-}
-
 /// `*`, or a list.
 pub(super) enum ListOrAll<T> {
     All,
@@ -78,7 +69,7 @@ impl<'a> Reader<'a> {
     pub(super) fn finish(mut self) -> Result<(), PolicyFileError> {
         let unknown = self.entries.keys().filter(|key| !self.read_keys.contains(&key.as_str()));
         self.faults.extend(unknown.map(|key| {
-            let why = match nearest(key, &self.read_keys) {
+            let why = match nearest_of(&key.to_lowercase(), self.read_keys.iter().copied(), 2) {
                 Some(known) => format!("unknown key; did you mean {known}?"),
                 None => "unknown key".to_owned(),
             };
