@@ -1,5 +1,6 @@
 //! A running pod that should be redirected and is not: whether it may be deleted or labelled, and that request.
 
+use super::objects::{ContainerStatus, Ignored, List, Object, PodStatus};
 use super::own_node::ClusterNode;
 use super::pod_requests::{self, invalid_name};
 use super::queries::{QueryError, requested, run};
@@ -13,7 +14,6 @@ use kube::core::Request as ApiRequest;
 use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
-use std::collections::BTreeMap;
 use std::time::Instant;
 
 /// A pod, as far as it matters whether it is deleted or labelled.
@@ -40,63 +40,6 @@ pub enum PodChange<'a> {
     Label(&'a PodLabel),
 }
 
-#[derive(Deserialize)]
-struct ListedPods {
-    items: Vec<Value>,
-}
-
-#[derive(Deserialize)]
-struct ListedPod {
-    metadata: ListedMetadata,
-    #[serde(default)]
-    status: ListedStatus,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ListedMetadata {
-    uid: String,
-    resource_version: String,
-    labels: Option<BTreeMap<String, String>>,
-    creation_timestamp: Option<String>,
-    deletion_timestamp: Option<String>,
-    managed_fields: Option<Vec<ManagedFields>>,
-}
-
-/// The fields that a client has set (meta/v1 ManagedFieldsEntry), and when it last set one of them.
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct ManagedFields {
-    time: Option<String>,
-    fields_v1: Option<Value>,
-}
-
-#[derive(Deserialize, Default)]
-#[serde(rename_all = "camelCase")]
-struct ListedStatus {
-    phase: Option<String>,
-    init_container_statuses: Option<Vec<InitStatus>>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct InitStatus {
-    name: String,
-    state: Option<InitState>,
-    last_state: Option<InitState>,
-}
-
-#[derive(Deserialize)]
-struct InitState {
-    terminated: Option<Terminated>,
-}
-
-#[derive(Deserialize)]
-#[serde(rename_all = "camelCase")]
-struct Terminated {
-    exit_code: i32,
-}
-
 /// Deletes a pod of this node, or adds a label to it, if it is still the one that `confirm` has seen. Further field and
 /// label selectors, which the API server evaluates, have to select it. `confirm` returns until when the change may be
 /// requested, or why the pod is left alone.
@@ -117,7 +60,7 @@ pub fn change_pod(
     let list = pod_requests::one_if_selected(&home.node, pod, fields, labels)?;
     run(async {
         let client = home.cluster.client().await?;
-        let listed: ListedPods = requested(&client, list, until).await?;
+        let listed: List<Value> = requested(&client, list, until).await?;
         let observed = listed.items.first().and_then(BrokenPod::parse);
         let Some(observed) = observed else { return Ok(Some(UNKNOWN.to_owned())) };
         let until = match confirm(&observed) {
@@ -161,44 +104,50 @@ fn request(
 }
 
 impl BrokenPod {
+    /// None for what is not a pod with a uid and a version.
     fn parse(listed: &Value) -> Option<Self> {
         let facts = PodFacts::from_manifest(listed).ok()?;
-        let ListedPod { metadata, status } = ListedPod::deserialize(listed).ok()?;
+        let Object { metadata, status, .. } = Object::<Ignored, PodStatus>::deserialize(listed).ok()?;
+        if metadata.uid.is_empty() || metadata.resource_version.is_empty() {
+            return None;
+        }
         Some(Self {
-            may_be_relabelled: metadata.may_be_relabelled(),
+            may_be_relabelled: may_be_relabelled(listed.get("metadata")?),
             uid: metadata.uid,
             version: metadata.resource_version,
             has_ended: metadata.deletion_timestamp.is_some()
-                || matches!(status.phase.as_deref(), Some("Succeeded" | "Failed")),
-            labels: metadata.labels.unwrap_or_default().into_keys().collect(),
+                || matches!(status.phase.as_str(), "Succeeded" | "Failed"),
+            labels: metadata.labels.into_keys().collect(),
             facts,
-            init_exits: status.init_container_statuses.into_iter().flatten().flat_map(exits).collect(),
+            init_exits: status.init_container_statuses.into_iter().flat_map(exits).collect(),
         })
     }
 }
 
-impl ListedMetadata {
-    /// Reports whether the label may have been set after the pod was created: an entry of `managedFields` that has it is
-    /// newer than the pod, or no entry has it. Times are in UTC and of one length, so they compare as texts.
-    fn may_be_relabelled(&self) -> bool {
-        if !self.labels.as_ref().is_some_and(|labels| labels.contains_key(INJECT)) {
-            return false;
-        }
-        let created = self.creation_timestamp.as_deref().unwrap_or_default();
-        let has_inject = |fields: &Value| {
-            let labels = fields.get("f:metadata").and_then(|metadata| metadata.get("f:labels"));
-            labels.is_some_and(|labels| labels.get(format!("f:{INJECT}")).is_some())
-        };
-        let entries = self.managed_fields.iter().flatten();
-        let owners = entries.filter(|entry| entry.fields_v1.as_ref().is_some_and(has_inject));
-        let times: Vec<_> = owners.map(|owner| owner.time.as_deref()).collect();
-        times.is_empty() || times.iter().any(|time| time.is_none_or(|time| time > created))
+/// Reports whether the label may have been set after the pod was created: an entry of `managedFields` (meta/v1
+/// ManagedFieldsEntry) that has it is newer than the pod, or no entry has it. Times are in UTC and of one length, so they
+/// compare as texts.
+fn may_be_relabelled(metadata: &Value) -> bool {
+    if metadata.get("labels").and_then(|labels| labels.get(INJECT)).is_none() {
+        return false;
     }
+    let text = |object: &'_ Value, key| object.get(key).and_then(Value::as_str).map(str::to_owned);
+    let created = text(metadata, "creationTimestamp").unwrap_or_default();
+    let has_inject = |entry: &&Value| {
+        let labels = ["fieldsV1", "f:metadata", "f:labels"].iter().try_fold(*entry, |it, key| it.get(key));
+        labels.is_some_and(|labels| labels.get(format!("f:{INJECT}")).is_some())
+    };
+    let owners =
+        metadata.get("managedFields").and_then(Value::as_array).into_iter().flatten().filter(has_inject);
+    let times: Vec<_> = owners.map(|owner| text(owner, "time")).collect();
+    times.is_empty() || times.iter().any(|time| time.as_ref().is_none_or(|time| *time > created))
 }
 
-fn exits(InitStatus { name, state, last_state }: InitStatus) -> impl Iterator<Item = (String, i32)> {
-    let states = [state, last_state].into_iter().flatten();
-    states.filter_map(|state| state.terminated).map(move |ended| (name.clone(), ended.exit_code))
+fn exits(
+    ContainerStatus { name, state, last_state }: ContainerStatus,
+) -> impl Iterator<Item = (String, i32)> {
+    let ended = [state, last_state].into_iter().filter_map(|state| state.terminated);
+    ended.map(move |ended| (name.clone(), ended.exit_code))
 }
 
 #[cfg(test)]
@@ -223,8 +172,7 @@ mod tests {
                 "uid": "u", "resourceVersion": "1", "creationTimestamp": created, "labels": label,
                 "managedFields": owners,
             });
-            let metadata: ListedMetadata = serde_json::from_value(metadata).unwrap();
-            assert_eq!(metadata.may_be_relabelled(), expected, "{label} {owners}");
+            assert_eq!(may_be_relabelled(&metadata), expected, "{label} {owners}");
         }
     }
 }

@@ -59,6 +59,7 @@ pub(crate) type Node = Object<NodeSpec, NodeStatus>;
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Metadata {
     pub(crate) name: String,
+    pub(crate) uid: String,
     pub(crate) resource_version: String,
     pub(crate) deletion_timestamp: Option<String>,
     #[serde(deserialize_with = "null_is_empty")]
@@ -103,28 +104,40 @@ pub(crate) struct PodStatus {
     pub(crate) host_ip: String,
     pub(crate) phase: String,
     pub(crate) reason: String,
+    #[serde(deserialize_with = "null_is_empty")]
     pub(crate) init_container_statuses: Vec<ContainerStatus>,
     pub(crate) container_statuses: Vec<ContainerStatus>,
     pub(crate) conditions: Conditions,
 }
 
 #[derive(Deserialize, Default)]
-#[serde(default)]
+#[serde(rename_all = "camelCase", default)]
 pub(crate) struct ContainerStatus {
     pub(crate) name: String,
+    #[serde(deserialize_with = "null_is_empty")]
     pub(crate) state: ContainerState,
+    /// Before its last restart.
+    #[serde(deserialize_with = "null_is_empty")]
+    pub(crate) last_state: ContainerState,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
 pub(crate) struct ContainerState {
     pub(crate) waiting: Option<Waiting>,
+    pub(crate) terminated: Option<Terminated>,
 }
 
 #[derive(Deserialize, Default)]
 #[serde(default)]
 pub(crate) struct Waiting {
     pub(crate) reason: String,
+}
+
+#[derive(Deserialize)]
+#[serde(rename_all = "camelCase")]
+pub(crate) struct Terminated {
+    pub(crate) exit_code: i32,
 }
 
 #[derive(Deserialize, Default)]
