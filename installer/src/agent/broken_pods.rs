@@ -141,10 +141,6 @@ impl BrokenPods<'_> {
                 })
             }
         };
-        // After a conflict the deletion stays counted: the API server may have answered so to a repetition of a request
-        // whose response was lost.
-        let is_refused =
-            |error: &QueryError| error.status().is_some_and(|status| (400..500).contains(&status));
         if let Some(at) = spent.filter(|_| !is_requested || result.as_ref().is_err_and(is_refused))
             && let Err(why) = deletion_budget::give_back(directory, at)
         {
@@ -234,6 +230,13 @@ fn settings_in_force(
     let not_in_force = "the settings are not in force: the node's entry is not the configured one";
     let conf = settings.in_force.clone().ok_or(not_in_force)?;
     Ok(SettingsInForce { options: settings.repair.clone(), conf })
+}
+
+/// Reports whether the API server has refused a request, so that it has certainly changed nothing. A request without a
+/// response may still be carried out. A conflict is no error here: the API server may have answered so to a repetition of
+/// a request whose response was lost.
+fn is_refused(error: &QueryError) -> bool {
+    error.status().is_some_and(|status| (400..500).contains(&status))
 }
 
 /// Checks the judgement of the pod's sandboxes, made at `now`, which is `booted` after the boot; returns until when the pod

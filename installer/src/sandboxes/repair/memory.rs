@@ -313,8 +313,11 @@ mod tests {
         for (unreadable, after) in [(&[][..], Duration::ZERO), (&["/run/netns cannot be read"], 2 * SETTLED)]
         {
             judged(&mut memory, "a", now, false, Duration::ZERO);
+            memory.logged.insert("a".to_owned(), "x".to_owned());
+            memory.handed_over.insert("a".to_owned(), now);
             assert_eq!(memory.due(list(&[], unreadable), now + after).len(), 0);
             assert_eq!(memory.counts().not_redirected, 0, "{unreadable:?}");
+            assert!(memory.logged.is_empty() && memory.handed_over.is_empty(), "{unreadable:?}");
         }
     }
 
