@@ -19,7 +19,7 @@ mod test_node;
 use crate::test_node::{TestNode, chained, directories, install, installed, name, uninstalled};
 use gybe_installer::host::apply::ChangeError;
 use gybe_installer::host::desired::{DesiredState, PutBack, Shape};
-use gybe_installer::host::libcni::choice::choose;
+use gybe_installer::host::libcni::choose;
 use gybe_installer::host::observe::ObserveScope;
 use gybe_installer::host::observe::runtimes::{DropIns, Runtime};
 use gybe_installer::host::pass::{Pass, PassHistory, pass};

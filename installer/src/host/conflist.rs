@@ -12,6 +12,10 @@ use super::observe::FileName;
 use entry::{Entry, Layout, layout_of};
 
 pub const ISTIO: &str = "istio-cni";
+/// The network name that pods request: Istio's injector writes `k8s.v1.cni.cncf.io/networks: default/istio-cni`
+/// on pods (docs/ISTIO.md, section 5), and Multus uses the file whose network has that very name (multus-cni,
+/// `getCNIConfigFromFile`).
+pub const NETWORK: &str = ISTIO;
 
 /// Why a file's chain cannot be changed.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -45,6 +49,8 @@ pub enum IstioEntry {
 #[derive(Debug, Clone)]
 pub struct PluginChain<'a> {
     bytes: &'a [u8],
+    /// The object in the file; white space may surround it.
+    span: Range<usize>,
     /// The position after the opening bracket.
     start: usize,
     links: Vec<ChainLink>,
@@ -62,11 +68,14 @@ type Edit = (Range<usize>, Vec<u8>);
 impl<'a> PluginChain<'a> {
     /// Finds the list of plugins in a file.
     pub fn read(bytes: &'a [u8]) -> Result<Self, ConflistError> {
-        let tree = json::parse(bytes)?;
+        Self::of(bytes, &json::parse(bytes)?)
+    }
+
+    fn of(bytes: &'a [u8], tree: &JsonValue) -> Result<Self, ConflistError> {
         let plugins = tree.member("plugins").ok_or(ConflistError::NoPlugins)?;
         let elements = plugins.as_array().ok_or(ConflistError::NoPlugins)?;
         let links = elements.iter().map(ChainLink::of).collect();
-        Ok(Self { bytes, start: plugins.span.start + 1, links })
+        Ok(Self { bytes, span: tree.span.clone(), start: plugins.span.start + 1, links })
     }
 
     /// The types of its plugins, in order.
@@ -119,6 +128,17 @@ impl<'a> PluginChain<'a> {
             return Err(ConflistError::NothingElse(plugin.to_owned()));
         }
         Ok(self.edited(self.removals(&gone)))
+    }
+
+    /// The original file of a list that [`listed`] made; none if the list has been changed since.
+    #[must_use]
+    pub fn unlisted(&self, plugin: &str) -> Option<Vec<u8>> {
+        let [single, ours] = self.links.as_slice() else { return None };
+        let text = |span: Range<usize>| json::text(self.bytes, &span);
+        let (before, after) = (text(0..self.span.start), text(self.span.end..self.bytes.len()));
+        let original = [before, text(single.span.clone()), after].concat();
+        let again = wrapped(&original, |_| text(ours.span.clone()).to_vec()).ok()?;
+        (ours.is(plugin) && again == self.bytes).then_some(original)
     }
 
     /// Computes the removals. An entry is removed with the comma before it; entries before the first one that
@@ -190,13 +210,39 @@ impl ChainLink {
     }
 }
 
+/// Reports whether a file is a network of that one plugin.
+#[must_use]
+pub fn is_network_of(bytes: &[u8], plugin: &str) -> bool {
+    json::parse(bytes).is_ok_and(|tree| tree.field("type").and_then(JsonValue::as_text) == Some(plugin))
+}
+
+/// Our entry in a conf file.
+#[derive(Debug)]
+pub enum FileWithEntry<'a> {
+    /// A network of our own, under our network name: only Gybe writes that.
+    OwnNetwork,
+    /// A list that has our entry.
+    List(PluginChain<'a>),
+}
+
+impl<'a> FileWithEntry<'a> {
+    /// Returns none for a file without an entry of that type.
+    #[must_use]
+    pub fn read(bytes: &'a [u8], plugin: &str) -> Option<Self> {
+        let tree = json::parse(bytes).ok()?;
+        let has = |key: &str, text: &str| tree.member(key).and_then(JsonValue::as_text) == Some(text);
+        if has("type", plugin) && has("name", NETWORK) {
+            return Some(Self::OwnNetwork);
+        }
+        let chain = PluginChain::of(bytes, &tree).ok()?;
+        chain.entry(plugin).is_some().then_some(Self::List(chain))
+    }
+}
+
 /// Returns the list that a runtime would make of the one plugin, followed by `entry`: the network's name and version as
 /// they were, and the plugin's own text unchanged.
 pub fn listed(single: &[u8], entry: &Entry) -> Result<Vec<u8>, ConflistError> {
-    let tree = json::parse(single)?;
-    let layout = outer_layout(single, &tree);
-    let printed = entry.print(&deeper(&layout));
-    wrapped(single, &tree, &printed)
+    wrapped(single, |layout| entry.print(layout))
 }
 
 /// Returns the names that a single file can have as a list. Each sorts after the name of the single file, so a runtime
@@ -211,32 +257,16 @@ pub fn as_list(name: &FileName) -> Vec<FileName> {
     }
 }
 
-/// Returns the original file of a list that `listed` made; none if the list has been changed since.
-#[must_use]
-pub fn unlisted(list: &[u8], plugin: &str) -> Option<Vec<u8>> {
-    let tree = json::parse(list).ok()?;
-    let [single, ours] = tree.member("plugins")?.as_array()? else { return None };
-    let ours_text = PluginChain::read(list).ok()?.entry(plugin)?;
-    if json::text(list, &ours.span) != ours_text {
-        return None;
-    }
-    let mut original = json::text(list, &(0..tree.span.start)).to_vec();
-    original.extend_from_slice(json::text(list, &single.span));
-    original.extend_from_slice(json::text(list, &(tree.span.end..list.len())));
-    let again = json::parse(&original).ok()?;
-    let same = wrapped(&original, &again, ours_text).ok()?;
-    (same == list).then_some(original)
-}
-
-/// Makes the list. White space around the single plugin's object stays around the list.
-fn wrapped(single: &[u8], tree: &JsonValue, entry: &[u8]) -> Result<Vec<u8>, ConflistError> {
+/// Makes the list; `entry` prints our entry. White space around the single plugin's object stays around the list.
+fn wrapped(single: &[u8], entry: impl FnOnce(&Layout) -> Vec<u8>) -> Result<Vec<u8>, ConflistError> {
+    let tree = json::parse(single)?;
     if !tree.is_object() {
         return Err(ConflistError::NoPlugins);
     }
     let name = tree.member("name").filter(|name| name.as_text().is_some_and(|name| !name.is_empty()));
     let name = name.ok_or(ConflistError::NoName)?;
     let version = tree.member("cniVersion").filter(|version| version.as_text().is_some());
-    let layout = outer_layout(single, tree);
+    let layout = outer_layout(single, &tree);
     let mut out = json::text(single, &(0..tree.span.start)).to_vec();
     out.push(b'{');
     for (key, node) in [("\"cniVersion\": ", version), ("\"name\": ", Some(name))] {
@@ -252,7 +282,7 @@ fn wrapped(single: &[u8], tree: &JsonValue, entry: &[u8]) -> Result<Vec<u8>, Con
     out.extend_from_slice(json::text(single, &tree.span));
     out.push(b',');
     layout.line(2, &mut out);
-    out.extend_from_slice(entry);
+    out.extend(entry(&deeper(&layout)));
     layout.line(1, &mut out);
     out.push(b']');
     layout.line(0, &mut out);

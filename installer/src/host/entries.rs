@@ -1,9 +1,8 @@
 //! Our entries in a conf directory, in files of every kind.
 
-use super::conflist::PluginChain;
+use super::conflist::{PluginChain, is_network_of};
 use super::desired::DesiredState;
 use super::image::PLUGIN;
-use super::json::{self, JsonValue};
 use super::observe::{ConfDirectory, DROP_IN, FileName, ORIGINAL, conf_directory};
 use gybe_plugin::conf::{ConfError, PluginConf};
 use gybe_plugin::network_conf::POD_ANNOTATIONS;
@@ -27,7 +26,7 @@ impl<'a> OurEntries<'a> {
         for (name, bytes) in files.filter_map(|(name, file)| Some((name, file.content.as_ref().ok()?))) {
             match PluginChain::read(bytes) {
                 Ok(chain) => ours.listed.extend(chain.entry(PLUGIN).map(|entry| (name, entry))),
-                Err(_) if is_of_our_type(bytes) => ours.standalone.push((name, bytes)),
+                Err(_) if is_network_of(bytes, PLUGIN) => ours.standalone.push((name, bytes)),
                 Err(_) => {}
             }
         }
@@ -61,11 +60,7 @@ pub(crate) fn desired_conf(desired: &DesiredState) -> Option<PluginConf> {
 
 /// Reads the plugin's configuration in the entry that is written in the conf directory; none if there is no entry.
 pub(crate) fn written_conf(directory: &Path) -> Option<PluginConf> {
-    OurEntries::find(&conf_directory::read(directory, &BTreeSet::new())).plugin_conf()
-}
-
-fn is_of_our_type(bytes: &[u8]) -> bool {
-    json::parse(bytes).is_ok_and(|tree| tree.field("type").and_then(JsonValue::as_text) == Some(PLUGIN))
+    OurEntries::find(&conf_directory(directory, &BTreeSet::new())).plugin_conf()
 }
 
 /// The keys and values of an entry; none if it is not a JSON object.

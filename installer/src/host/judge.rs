@@ -10,18 +10,18 @@ use std::ffi::OsStr;
 use gybe_plugin::version::SUPPORTED;
 
 use super::conflist::entry::Entry;
-use super::conflist::{ISTIO, PluginChain, as_list};
+use super::conflist::{ISTIO, PluginChain, as_list, is_network_of};
 use super::desired::{Confirmed, Install, Shape};
 use super::entries::deciding_differences;
 use super::json::{self, JsonValue};
-use super::libcni::choice::{
-    BrokenFile, BrokenReason, ChosenNetwork, NoChoice, candidates, choose, choose_by_name,
+use super::libcni::{
+    BrokenFile, BrokenReason, ChosenNetwork, LoadedNetwork, NoChoice, candidates, choose, choose_by_name,
+    network,
 };
-use super::libcni::{LoadedNetwork, network};
 use super::observe::runtimes::{ConfiguredDirectory, DropIns, NetworkCount, Possible, Runtime, Runtimes};
 use super::observe::{
-    ConfDirectory, DROP_IN, Directory, DirectoryState, FileFormat, FileName, ORIGINAL, ObservedState,
-    ProgramDirectory, Unreadable,
+    ConfDirectory, ConfFile, DROP_IN, Directory, DirectoryState, FileFormat, FileName, ORIGINAL,
+    ObservedState, ProgramDirectory, Unreadable,
 };
 use super::problem::{Problem, ProgramFault};
 
@@ -42,6 +42,28 @@ pub struct JudgeInput<'a> {
     pub shape: &'a Shape,
     /// Whether the operator confirmed the program directory.
     pub confirmed: Confirmed,
+}
+
+/// Where our entry belongs in another owner's network, and what speaks against writing it there.
+#[derive(Debug, Default)]
+pub struct EntrySite<'a> {
+    /// The pinned file, or the primary's.
+    pub target: Option<EntryTarget<'a>>,
+    /// The network in it; none where no runtime can load it.
+    pub network: Option<ChosenNetwork>,
+    /// Whether an entry would fail every pod: the runtime does not find the plugin, or the plugin refuses every call.
+    pub is_refused: bool,
+    /// Whether nothing shows that the runtime looks for plugins where ours are placed.
+    pub is_unconfirmed: bool,
+}
+
+/// The file that is to have our entry.
+#[derive(Debug)]
+pub struct EntryTarget<'a> {
+    pub name: FileName,
+    pub file: &'a ConfFile,
+    /// None if it contains no network.
+    pub format: Option<FileFormat>,
 }
 
 /// The verdict for a pod that is started now.
@@ -144,8 +166,7 @@ pub fn primary(conf: &ConfDirectory, plugin: &str, runtimes: &Runtimes) -> Optio
 
 /// Finds the pinned file. As with istio-cni, a name that ends in `.conf` also selects the `.conflist` if only that
 /// exists, and the reverse.
-#[must_use]
-pub fn pinned_file(conf: &ConfDirectory, pinned: &FileName) -> Option<FileName> {
+fn pinned_file(conf: &ConfDirectory, pinned: &FileName) -> Option<FileName> {
     let single = pinned.ended(".conflist", ".conf");
     let names = [pinned.clone()].into_iter().chain(as_list(pinned)).chain(single);
     names.into_iter().find(|name| conf.files.contains_key(name))
@@ -153,8 +174,7 @@ pub fn pinned_file(conf: &ConfDirectory, pinned: &FileName) -> Option<FileName> 
 
 /// The format of a file for our entry. A pinned file may have any name, so its content decides; none if it contains no
 /// network.
-#[must_use]
-pub fn format_of(name: &FileName, bytes: &[u8]) -> Option<FileFormat> {
+fn format_of(name: &FileName, bytes: &[u8]) -> Option<FileFormat> {
     let tree = json::parse(bytes).ok()?;
     let is_single = tree.field("type").and_then(JsonValue::as_text).is_some();
     match FileFormat::of(name.as_os_str()) {
@@ -168,8 +188,7 @@ pub fn format_of(name: &FileName, bytes: &[u8]) -> Option<FileFormat> {
 
 /// Our directories that the runtimes' configuration does not name (F37): a chain that names our plugin fails
 /// every pod where the runtime does not find it.
-#[must_use]
-pub fn elsewhere(question: &JudgeInput<'_>) -> Vec<Problem> {
+fn elsewhere(question: &JudgeInput<'_>) -> Vec<Problem> {
     if is_settled(question) {
         return Vec::new();
     }
@@ -183,8 +202,7 @@ pub fn elsewhere(question: &JudgeInput<'_>) -> Vec<Problem> {
 }
 
 /// Returns a problem if our plugin refuses every pod of the network, because it does not support its CNI version.
-#[must_use]
-pub fn unsupported(choice: &ChosenNetwork) -> Option<Problem> {
+fn unsupported(choice: &ChosenNetwork) -> Option<Problem> {
     let version = choice.network.version.as_str();
     let is_supported = version.is_empty() || SUPPORTED.contains(&version);
     let (file, version) = (choice.file.clone(), version.chars().take(32).collect());
@@ -246,6 +264,31 @@ impl<'a> JudgeInput<'a> {
             confirmed: install.confirmed,
         }
     }
+
+    /// Where our entry belongs; nowhere for a network of our own.
+    #[must_use]
+    pub fn entry_site(&self) -> EntrySite<'a> {
+        if matches!(self.shape, Shape::Standalone { .. }) {
+            return EntrySite::default();
+        }
+        let network = self.network_for_entry();
+        let name = match self.shape {
+            Shape::Chained { pinned: Some(pinned) } => pinned_file(self.conf, pinned),
+            _ => network.as_ref().map(|network| network.file.clone()),
+        };
+        let target = name.and_then(|name| {
+            let file = self.conf.files.get(&name)?;
+            let format = file.content.as_ref().ok().and_then(|bytes| format_of(&name, bytes));
+            Some(EntryTarget { name, file, format })
+        });
+        let is_unsupported = network.as_ref().and_then(unsupported).is_some();
+        EntrySite {
+            target,
+            is_refused: is_unsupported || !elsewhere(self).is_empty(),
+            is_unconfirmed: network.as_ref().is_some_and(|network| unconfirmed(self, network).is_some()),
+            network,
+        }
+    }
 }
 
 /// Another build than the desired one is accepted once it has answered VERSION.
@@ -259,8 +302,7 @@ fn program_fault(install: &Install, observed: &ObservedState) -> Option<ProgramF
 
 impl JudgeInput<'_> {
     /// The network of another owner that is to have our entry: the pinned file's, or the primary's.
-    #[must_use]
-    pub fn network_for_entry(&self) -> Option<ChosenNetwork> {
+    fn network_for_entry(&self) -> Option<ChosenNetwork> {
         match self.shape {
             Shape::Standalone { .. } => None,
             Shape::Chained { pinned: Some(pinned) } => {
@@ -382,7 +424,8 @@ impl JudgeInput<'_> {
     fn has_drop_in(&self, network: &FileName) -> bool {
         let files = self.conf.networks.get(network);
         let ours = files.and_then(|files| files.get(OsStr::new(DROP_IN)));
-        ours.and_then(|file| file.content.as_ref().ok()).is_some_and(|bytes| is_of_type(bytes, self.plugin))
+        ours.and_then(|file| file.content.as_ref().ok())
+            .is_some_and(|bytes| is_network_of(bytes, self.plugin))
     }
 
     fn file_with_entry(&self) -> Option<&FileName> {
@@ -397,7 +440,7 @@ impl JudgeInput<'_> {
     fn network_of_ours(&self) -> Result<(), Problem> {
         let Shape::Standalone { file } = self.shape else { return Ok(()) };
         let bytes = self.conf.files.get(file).and_then(|file| file.content.as_ref().ok());
-        let bytes = bytes.filter(|bytes| is_of_type(bytes, self.plugin));
+        let bytes = bytes.filter(|bytes| is_network_of(bytes, self.plugin));
         let bytes = bytes.ok_or_else(|| Problem::NoNetwork(file.clone()))?;
         self.wrong_entry(file, bytes).map_or(Ok(()), Err)
     }
@@ -413,7 +456,7 @@ impl JudgeInput<'_> {
         let network = self.conf.networks.get(OsStr::new(&choice.network.name)).filter(|_| reads);
         let files = network.into_iter().flatten().filter(|(name, _)| name.ends_in(".conf"));
         let files = files.filter_map(|(name, file)| Some((name, file.content.as_deref().ok()?)));
-        listed.chain(files.filter(|(_, bytes)| is_of_type(bytes, self.plugin)))
+        listed.chain(files.filter(|(_, bytes)| is_network_of(bytes, self.plugin)))
     }
 
     fn entries_in<'b>(&'b self, file: &'b FileName) -> impl Iterator<Item = (&'b FileName, &'b [u8])> {
@@ -431,10 +474,6 @@ impl JudgeInput<'_> {
             Ok(keys) => (!keys.is_empty()).then_some(Problem::OtherSettings { file, keys }),
         }
     }
-}
-
-fn is_of_type(bytes: &[u8], plugin: &str) -> bool {
-    json::parse(bytes).is_ok_and(|tree| tree.field("type").and_then(JsonValue::as_text) == Some(plugin))
 }
 
 #[cfg(test)]

@@ -1,10 +1,8 @@
 //! The observed state: a node's directories as one observation found them. It is a value for `plan` and
 //! `judge`; nothing is decided here.
 
-pub mod conf_directory;
+mod directories;
 pub mod file_name;
-pub mod mounts;
-pub mod programs;
 pub mod result_cache;
 pub mod runtimes;
 
@@ -20,9 +18,9 @@ use nix::sys::stat::FileStat;
 
 use runtimes::Runtimes;
 
+pub use directories::{Hash, HashCache, MountRoots, ProgramFile};
+pub(crate) use directories::{conf_directory, is_executable, list};
 pub use file_name::{FileFormat, FileName};
-pub(crate) use programs::is_executable;
-pub use programs::{Hash, HashCache, ProgramFile};
 pub use result_cache::CachedPlugins;
 pub(crate) use result_cache::cached_plugins;
 
@@ -311,8 +309,8 @@ pub fn observe(
     hashes: &mut HashCache,
 ) -> ObservedState {
     ObservedState {
-        conf: conf_directory::read(&directories.conf, &interest.files),
-        programs: programs::look(&directories.programs, &interest.programs, hashes),
+        conf: conf_directory(&directories.conf, &interest.files),
+        programs: directories::program_directory(&directories.programs, &interest.programs, hashes),
         cached: match interest.sandboxes {
             SandboxLookup::Skip => CachedPlugins::Unknown,
             SandboxLookup::Read => cached_plugins(&directories.results),

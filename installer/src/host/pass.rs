@@ -9,13 +9,14 @@
 
 use std::time::{Duration, Instant};
 
-use super::apply::{AppliedChanges, Busy, FailedChange, NodeLock, apply, works_without};
+use super::apply::{AppliedChanges, Busy, FailedChange, NodeLock, apply, due};
 use super::change::Change;
 use super::conflict::{Conflict, ConflictTracker, RewriteCounts, WriteOutcome};
 use super::desired::DesiredState;
-use super::observe::mounts::MountRoots;
 use super::observe::runtimes::Runtimes;
-use super::observe::{Directory, HashCache, NodeDirectories, ObservedState, PerDirectory, observe};
+use super::observe::{
+    Directory, HashCache, MountRoots, NodeDirectories, ObservedState, PerDirectory, observe,
+};
 use super::plan::{Plan, plan};
 use super::program_retry::ProgramRetries;
 use crate::retry::NextTurn;
@@ -48,7 +49,7 @@ impl PassHistory {
         failed: &[FailedChange],
     ) -> ObservedState {
         let mut observed = observe(directories, &desired.interest(), &mut self.hashes);
-        self.mounts.judge(directories, &mut observed);
+        self.mounts.mark_renamed(directories, &mut observed);
         observed.runtimes.clone_from(&self.runtimes);
         observed.answering = failed.iter().filter_map(FailedChange::answering).cloned().collect();
         observed
@@ -223,17 +224,6 @@ pub fn pass(
     memory.applied(&planned.changes, outcome(&applied), &without_put_off(&left, &whole, &planned));
     memory.retries.tried(&planned.changes, &applied.failed, &directories.programs);
     Ok(Pass { plan: planned, applied, left, conflicts, waiting, due: memory.retries.next(now) })
-}
-
-/// Returns the changes that need not wait. A change that waits stops those after it, as a failed one does,
-/// unless a working program serves in its place.
-fn due(changes: &[Change], waits: impl Fn(&Change) -> bool, directories: &NodeDirectories) -> Vec<Change> {
-    if changes.iter().all(&waits) {
-        return Vec::new();
-    }
-    let until_stopped =
-        changes.iter().take_while(|change| !waits(change) || works_without(change, directories));
-    until_stopped.filter(|change| !waits(change)).cloned().collect()
 }
 
 /// Returns `left` without the changes that were put off: no other program has undone those.

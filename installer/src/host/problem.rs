@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use nix::errno::Errno;
 
 use super::conflist::ConflistError;
-use super::libcni::choice::{BrokenFile, BrokenReason};
+use super::libcni::{BrokenFile, BrokenReason};
 use super::observe::{Access, DROP_IN, Directory, FileName, Unreadable};
 
 /// What prevents a pod's redirection, or what an operator should know.

@@ -17,7 +17,7 @@ use nix::sys::statvfs::{FsFlags, statvfs};
 use serde::{Deserialize, Serialize};
 
 use crate::host::image::PLUGIN;
-use crate::host::libcni::choice::choose;
+use crate::host::libcni::choose;
 use crate::host::observe::runtimes::{
     ConfiguredDirectory, DropIns, NetworkCount, Runtime, Runtimes, SearchedDirectory,
 };
@@ -206,7 +206,7 @@ fn programs(directory: &Path) -> Option<BTreeMap<String, bool>> {
 
 /// Reports whether the file that containerd takes in this conf directory runs our plugin.
 fn has_entry(directory: &Path, drop_ins: DropIns) -> bool {
-    let conf = conf_directory::read(directory, &BTreeSet::new());
+    let conf = conf_directory(directory, &BTreeSet::new());
     choose(&conf, Runtime::Containerd, drop_ins)
         .is_ok_and(|choice| choice.network.plugins.iter().any(|kind| kind == PLUGIN))
 }

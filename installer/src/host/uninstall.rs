@@ -305,7 +305,7 @@ fn is_same(one: &Path, other: &Path) -> bool {
 }
 
 fn has_entry(directory: &Path) -> bool {
-    let conf = conf_directory::read(directory, &BTreeSet::new());
+    let conf = conf_directory(directory, &BTreeSet::new());
     OurEntries::find(&conf).is_anywhere() || of_any_name(directory).is_some()
 }
 

@@ -5,8 +5,8 @@
 use crate::test_node::{TestNode, chained, installed, name, uninstalled};
 use gybe_installer::host::apply::apply;
 use gybe_installer::host::desired::{Confirmed, DesiredState, Install, PutBack, Shape};
-use gybe_installer::host::libcni::choice::{NoChoice, choose};
 use gybe_installer::host::libcni::{LoadError, network};
+use gybe_installer::host::libcni::{NoChoice, choose};
 use gybe_installer::host::observe::runtimes::{DropIns, Runtime};
 use gybe_installer::host::observe::{FileFormat, ObserveScope};
 use gybe_installer::host::plan::plan;

@@ -6,7 +6,7 @@ use gybe_installer::host::desired::{
     Confirmed, DesiredState, Install, Placement, PlacementOrder, Program, PutBack, Shape, TakeOver, Trial,
     Uninstall,
 };
-use gybe_installer::host::libcni::choice::choose;
+use gybe_installer::host::libcni::choose;
 use gybe_installer::host::observe::runtimes::{DropIns, Runtime, Runtimes};
 use gybe_installer::host::observe::{
     FileName, Hash, HashCache, LOCK, NodeDirectories, ObserveScope, ObservedState, observe,

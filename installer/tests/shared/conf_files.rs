@@ -5,7 +5,7 @@ use crate::test_node::TestNode;
 use crate::{json, shared, test_node, text, with_gybes_entry, without_names_and_versions};
 use gybe_installer::agent::kubeconfig::{Credentials, render};
 use gybe_installer::host::conflist::entry::Entry;
-use gybe_installer::host::conflist::{ConflistError, IstioEntry, PluginChain, listed, unlisted};
+use gybe_installer::host::conflist::{ConflistError, IstioEntry, PluginChain, listed};
 use gybe_installer::host::desired::{DesiredState, PutBack, Shape};
 use gybe_installer::host::libcni::network;
 use gybe_installer::host::observe::FileFormat;
@@ -138,7 +138,11 @@ fn files_of_other_projects_are_restored_byte_for_byte() {
         let before = shared(file);
         assert!(network(FileFormat::Single, &before, &[]).is_ok(), "{file}");
         let list = listed(&before, &ours).unwrap();
-        assert_eq!(unlisted(&list, "gybe-cni").as_deref(), Some(before.as_slice()), "{file}");
+        assert_eq!(
+            PluginChain::read(&list).unwrap().unlisted("gybe-cni").as_deref(),
+            Some(before.as_slice()),
+            "{file}"
+        );
     }
     assert_eq!(listed(&shared("linkerd/10-calico.conf"), &ours), Err(ConflistError::NoName));
     for file in ["linkerd/zero-byte-file", "linkerd/cni-no-plugins.json", "linkerd/cni-invalid-plugin.json"] {

@@ -10,7 +10,7 @@ use crate::host::desired::Shape;
 use crate::host::entries::OurEntries;
 use crate::host::image::PLUGIN;
 use crate::host::judge::{JudgeInput, Judgement, judge};
-use crate::host::libcni::choice::{BrokenFile, BrokenReason, ChosenNetwork, candidates};
+use crate::host::libcni::{BrokenFile, BrokenReason, ChosenNetwork, candidates};
 use crate::host::observe::runtimes::DropIns;
 use crate::host::observe::{DROP_IN, DirectoryState, FileName, Unreadable};
 use crate::host::platform::Platform;

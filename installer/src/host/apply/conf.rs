@@ -9,7 +9,7 @@ use nix::unistd::{UnlinkatFlags, unlinkat};
 use rustix::fs::RenameFlags;
 
 use super::ChangeError;
-use super::open_directory::{OpenDirectory, temporary_name};
+use super::directory::{OpenDirectory, temporary_name};
 use crate::host::change::NewAccess;
 use crate::host::observe::{DROP_IN, FileName};
 

@@ -21,7 +21,7 @@ use nix::sys::wait::waitpid;
 use nix::unistd::{Pid, fsync};
 
 use super::ChangeError;
-use super::open_directory::{OpenDirectory, temporary_name};
+use super::directory::{OpenDirectory, temporary_name};
 use crate::error::errno;
 use crate::host::desired::{Program, Trial};
 use crate::host::observe::Hash;

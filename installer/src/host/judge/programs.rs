@@ -6,7 +6,7 @@ use std::ffi::OsStr;
 
 use super::{JudgeInput, unconfirmed};
 use crate::host::desired::Confirmed;
-use crate::host::libcni::choice::ChosenNetwork;
+use crate::host::libcni::ChosenNetwork;
 use crate::host::observe::runtimes::{ConfiguredDirectory, Runtime, SearchedDirectory};
 use crate::host::observe::{DirectoryState, NamedFile};
 use crate::host::problem::{OtherProgramFault, Problem, ProgramFault};

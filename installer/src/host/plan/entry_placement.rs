@@ -2,26 +2,30 @@
 
 use std::ffi::OsStr;
 
-use super::Plan;
-use super::entry_removal::{Kept, NETWORK, has_original, is_network_of, is_of_istio, set_aside};
+use super::{Kept, Plan};
 use crate::host::change::{Change, NewAccess};
 use crate::host::conflist::entry::{Entry, Layout};
-use crate::host::conflist::{self, ConflistError, ISTIO, IstioEntry, PluginChain, as_list};
+use crate::host::conflist::{
+    self, ConflistError, ISTIO, IstioEntry, NETWORK, PluginChain, as_list, is_network_of,
+};
 use crate::host::desired::{Install, Shape, TakeOver};
 use crate::host::json::{self, JsonKind};
-use crate::host::judge::{self, JudgeInput};
-use crate::host::libcni::choice::ChosenNetwork;
-use crate::host::libcni::network;
+use crate::host::judge::{EntrySite, EntryTarget};
 use crate::host::observe::runtimes::DropIns;
 use crate::host::observe::{ConfFile, DROP_IN, FileFormat, FileKind, FileName, ORIGINAL, ObservedState};
 use crate::host::problem::Problem;
 
 /// Plans the entry, and returns where it then is; none while the right file for it is unknown.
-pub(super) fn put(observed: &ObservedState, install: &Install, plan: &mut Plan) -> Option<Kept> {
+pub(super) fn put(
+    observed: &ObservedState,
+    install: &Install,
+    site: &EntrySite<'_>,
+    plan: &mut Plan,
+) -> Option<Kept> {
     match &install.shape {
-        Shape::Chained { pinned } => put_in_chain(observed, install, pinned.as_ref(), plan),
+        Shape::Chained { pinned } => put_in_chain(observed, install, pinned.as_ref(), site, plan),
         Shape::Standalone { file } => put_network(observed, install, file, plan),
-        Shape::DropIn => put_drop_in(observed, install, plan),
+        Shape::DropIn => put_drop_in(observed, install, site, plan),
     }
 }
 
@@ -31,11 +35,18 @@ fn put_in_chain(
     observed: &ObservedState,
     install: &Install,
     pinned: Option<&FileName>,
+    site: &EntrySite<'_>,
     plan: &mut Plan,
 ) -> Option<Kept> {
-    let target = target(observed, install, pinned, plan)?;
-    let chaining = Chaining { observed, install, pinned, target };
-    if !chaining.has(install.entry.plugin()) && chaining.is_unconfirmed() {
+    let target = match target(install, pinned, site)? {
+        Ok(target) => target,
+        Err(problem) => {
+            plan.problems.push(problem);
+            return None;
+        }
+    };
+    let chaining = Chaining { observed, install, is_pinned: pinned.is_some(), target };
+    if !chaining.has(install.entry.plugin()) && site.is_unconfirmed {
         return None;
     }
     match chaining.steps() {
@@ -54,7 +65,7 @@ fn put_in_chain(
 struct Chaining<'a> {
     observed: &'a ObservedState,
     install: &'a Install,
-    pinned: Option<&'a FileName>,
+    is_pinned: bool,
     target: EntryFile<'a>,
 }
 
@@ -69,8 +80,7 @@ impl Chaining<'_> {
         if lists.is_empty() {
             return Ok((name.clone(), self.in_place(bytes)));
         }
-        let usable =
-            |list: &FileName| self.is_free(list) && (self.pinned.is_some() || !self.is_overtaken(list));
+        let usable = |list: &FileName| self.is_free(list) && (self.is_pinned || !self.is_overtaken(list));
         match lists.into_iter().find(usable) {
             Some(list) => Ok((list.clone(), self.converted(list, bytes))),
             None => Err(Problem::NoNameLeft(name.clone())),
@@ -90,15 +100,6 @@ impl Chaining<'_> {
         PluginChain::read(self.target.bytes).is_ok_and(|chain| chain.entry(plugin).is_some())
     }
 
-    fn is_unconfirmed(&self) -> bool {
-        let file = self.target.name.clone();
-        let loaded = network(self.target.form, self.target.bytes, &[]).ok();
-        let choice = loaded.map(|network| ChosenNetwork { file, network });
-        choice.is_some_and(|choice| {
-            judge::unconfirmed(&JudgeInput::new(self.install, self.observed), &choice).is_some()
-        })
-    }
-
     fn in_place(&self, bytes: Vec<u8>) -> Vec<Change> {
         let mut steps = Vec::new();
         if bytes == self.target.bytes {
@@ -106,7 +107,7 @@ impl Chaining<'_> {
         }
         if self.has(ISTIO) {
             // A copy of the file allows uninstall to restore istio-cni's entry.
-            steps.extend(set_aside(self.observed, &self.target.name));
+            steps.extend(set_aside(self.observed, &self.target.name, self.target.file));
         }
         steps.extend(self.write(self.target.name.clone(), bytes));
         steps
@@ -133,9 +134,10 @@ impl Chaining<'_> {
         match self.observed.conf.files.get(list) {
             None => true,
             Some(ConfFile { content: Ok(bytes), .. }) => {
-                let names_us = PluginChain::read(bytes).is_ok_and(|chain| chain.entry(plugin).is_some());
-                let set_aside = has_original(self.observed, &self.target.name);
-                conflist::unlisted(bytes, plugin).is_some() || (names_us && set_aside)
+                let is_set_aside = self.observed.conf.files.contains_key(&self.target.name.with(ORIGINAL));
+                PluginChain::read(bytes).is_ok_and(|chain| {
+                    chain.unlisted(plugin).is_some() || (is_set_aside && chain.entry(plugin).is_some())
+                })
             }
             Some(_) => false,
         }
@@ -158,50 +160,48 @@ struct EntryFile<'a> {
     form: FileFormat,
 }
 
-/// The pinned file, or the one that the runtime uses.
+/// The file that is to have our entry, or why it cannot have it now; none if there is none.
 fn target<'a>(
-    observed: &'a ObservedState,
     install: &Install,
     pinned: Option<&FileName>,
-    plan: &mut Plan,
-) -> Option<EntryFile<'a>> {
-    let name = match pinned {
-        None => judge::primary(&observed.conf, install.entry.plugin(), &observed.runtimes)?.file,
-        Some(pinned) => match judge::pinned_file(&observed.conf, pinned) {
-            Some(name) => name,
-            None => {
-                plan.problems.push(Problem::WaitingFor { file: pinned.clone(), by: install.pinned_by });
-                return None;
-            }
-        },
+    site: &EntrySite<'a>,
+) -> Option<Result<EntryFile<'a>, Problem>> {
+    let waiting_for = |file: &FileName| Problem::WaitingFor { file: file.clone(), by: install.pinned_by };
+    let Some(EntryTarget { name, file, format }) = &site.target else {
+        return pinned.map(|pinned| Err(waiting_for(pinned)));
     };
-    let file = observed.conf.files.get(&name)?;
-    if file.kind == FileKind::Link {
-        plan.problems.push(Problem::Link(name));
-        return None;
-    }
-    match file.content.as_ref().map(|bytes| (bytes, judge::format_of(&name, bytes))) {
-        Ok((bytes, Some(form))) => Some(EntryFile { name, file, bytes, form }),
-        _ => {
-            plan.problems.push(Problem::WaitingFor { file: name, by: install.pinned_by });
-            None
-        }
-    }
+    Some(match (file.kind, file.content.as_ref(), *format) {
+        (FileKind::Link, ..) => Err(Problem::Link(name.clone())),
+        (_, Ok(bytes), Some(form)) => Ok(EntryFile { name: name.clone(), file, bytes, form }),
+        _ => Err(waiting_for(name)),
+    })
+}
+
+/// Copies `name` aside before other content is written to it.
+fn set_aside(observed: &ObservedState, name: &FileName, file: &ConfFile) -> Option<Change> {
+    let (aside, bytes) = (name.with(ORIGINAL), file.content.clone().ok()?);
+    let instead_of = observed.conf.files.get(&aside).and_then(|there| there.content.clone().ok());
+    let access = NewAccess::Like(name.clone(), file.access);
+    (instead_of.as_ref() != Some(&bytes)).then_some(Change::Write { file: aside, bytes, access, instead_of })
 }
 
 /// `shape: dropin`: our plugin in the directory that libcni reads for the primary's network. The primary's file stays
 /// unchanged.
-fn put_drop_in(observed: &ObservedState, install: &Install, plan: &mut Plan) -> Option<Kept> {
-    let primary = judge::primary(&observed.conf, install.entry.plugin(), &observed.runtimes)?;
+fn put_drop_in(
+    observed: &ObservedState,
+    install: &Install,
+    site: &EntrySite<'_>,
+    plan: &mut Plan,
+) -> Option<Kept> {
+    let primary = site.network.as_ref()?;
     let name = Some(&primary.network.name).filter(|name| is_network_name(name));
     let network = name.and_then(|name| FileName::new(name.as_str()).ok());
     let Some(network) = network.filter(|_| primary.network.drop_ins == DropIns::Loaded) else {
-        plan.problems.push(Problem::NoDropIns(primary.file));
+        plan.problems.push(Problem::NoDropIns(primary.file.clone()));
         return None;
     };
-    let is_unconfirmed = judge::unconfirmed(&JudgeInput::new(install, observed), &primary).is_some();
     let there = observed.conf.networks.get(&network).and_then(|files| files.get(OsStr::new(DROP_IN)));
-    if there.is_none() && is_unconfirmed {
+    if there.is_none() && site.is_unconfirmed {
         return None;
     }
     let right = there
@@ -248,9 +248,9 @@ fn put_network(
             if has_same_value(&bytes, theirs) {
                 return kept;
             }
-            if is_of_istio(theirs) {
+            if is_network_of(theirs, ISTIO) {
                 // A copy of the file allows uninstall to restore istio-cni's network.
-                plan.changes.extend(set_aside(observed, file));
+                plan.changes.extend(set_aside(observed, file, there));
             }
             (NewAccess::Like(file.clone(), there.access), Some(theirs.clone()))
         }
@@ -267,6 +267,6 @@ fn may_write(install: &Install, text: &[u8]) -> bool {
     let ambient = json::parse(text).is_ok_and(|tree| {
         tree.member("ambient_enabled").map(|node| &node.kind) == Some(&JsonKind::Bool(true))
     });
-    let of_istio = is_of_istio(text) && install.take_over == TakeOver::Now && !ambient;
+    let of_istio = is_network_of(text, ISTIO) && install.take_over == TakeOver::Now && !ambient;
     is_network_of(text, install.entry.plugin()) || of_istio
 }

@@ -5,27 +5,15 @@
 
 use std::ffi::OsStr;
 
-use super::Plan;
-use super::programs::InstalledIstio;
+use super::{InstalledIstio, Kept, Plan};
 use crate::host::change::{Change, NewAccess};
 use crate::host::conflist::entry::Entry;
-use crate::host::conflist::{self, ConflistError, ISTIO, IstioEntry, PluginChain, as_list};
+use crate::host::conflist::{
+    ConflistError, FileWithEntry, ISTIO, IstioEntry, PluginChain, as_list, is_network_of,
+};
 use crate::host::desired::PutBack;
-use crate::host::json::{self, JsonValue};
 use crate::host::observe::{ConfFile, DROP_IN, FileKind, FileName, Hash, ORIGINAL, ObservedState};
 use crate::host::problem::Problem;
-
-/// The network name that pods request: Istio's injector writes `k8s.v1.cni.cncf.io/networks: default/istio-cni`
-/// on pods (docs/ISTIO.md, section 5), and Multus uses the file whose network has that very name (multus-cni,
-/// `getCNIConfigFromFile`).
-pub(super) const NETWORK: &str = ISTIO;
-
-/// The files and the network that have our entry after the changes.
-#[derive(Debug, Default)]
-pub(super) struct Kept {
-    pub(super) files: Vec<FileName>,
-    pub(super) network: Option<FileName>,
-}
 
 /// Removes the entry of `plugin` from conf files.
 #[derive(Debug, Clone, Copy)]
@@ -58,12 +46,12 @@ impl EntryRemoval<'_> {
         for (name, file) in &self.observed.conf.files {
             let is_kept = file.kind == FileKind::Link || name.ends_in(ORIGINAL) || kept.files.contains(name);
             let (false, Ok(bytes)) = (is_kept, &file.content) else { continue };
-            if is_our_network(bytes, self.plugin) {
-                self.plan_for_own_network(name, file, bytes, plan);
-            } else if let Ok(chain) = PluginChain::read(bytes)
-                && chain.entry(self.plugin).is_some()
-            {
-                self.plan_for_list(&ListedEntry { name, file, bytes, chain }, plan);
+            match FileWithEntry::read(bytes, self.plugin) {
+                Some(FileWithEntry::OwnNetwork) => self.plan_for_own_network(name, file, bytes, plan),
+                Some(FileWithEntry::List(chain)) => {
+                    self.plan_for_list(&ListedEntry { name, file, bytes, chain }, plan);
+                }
+                None => {}
             }
         }
         remove_drop_ins(self.observed, kept.network.as_ref(), plan);
@@ -71,7 +59,7 @@ impl EntryRemoval<'_> {
 
     /// Removes a network that is ours alone, or restores istio-cni's in its place.
     fn plan_for_own_network(&self, name: &FileName, file: &ConfFile, bytes: &[u8], plan: &mut Plan) {
-        let change = match self.istio_original(name, is_of_istio, plan) {
+        let change = match self.istio_original(name, |bytes| is_network_of(bytes, ISTIO), plan) {
             None => Change::Remove { file: name.clone(), bytes: bytes.to_vec() },
             Some(theirs) => Change::Write {
                 file: name.clone(),
@@ -104,7 +92,7 @@ impl EntryRemoval<'_> {
     }
 
     fn plan_for_list(&self, held: &ListedEntry<'_>, plan: &mut Plan) {
-        let unlisted = conflist::unlisted(held.bytes, self.plugin);
+        let unlisted = held.chain.unlisted(self.plugin);
         let singles = singles_of(held.name);
         let original = original_of_list(self.observed, held.name);
         let single_is_back = singles.iter().any(|single| self.observed.conf.files.contains_key(single));
@@ -179,23 +167,6 @@ fn rewrite(held: &ListedEntry<'_>, without: Result<Vec<u8>, ConflistError>, plan
     }
 }
 
-/// Reports whether a file is a network of istio-cni's plugin alone.
-pub(super) fn is_of_istio(text: &[u8]) -> bool {
-    is_network_of(text, ISTIO)
-}
-
-/// Reports whether a file is a network of that one plugin.
-pub(super) fn is_network_of(text: &[u8], plugin: &str) -> bool {
-    json::parse(text).is_ok_and(|tree| tree.field("type").and_then(JsonValue::as_text) == Some(plugin))
-}
-
-/// Reports whether a file is a network of that one plugin under our network name: only Gybe writes that.
-fn is_our_network(bytes: &[u8], plugin: &str) -> bool {
-    let has =
-        |tree: &JsonValue, key: &str, text: &str| tree.member(key).and_then(JsonValue::as_text) == Some(text);
-    json::parse(bytes).is_ok_and(|tree| has(&tree, "type", plugin) && has(&tree, "name", NETWORK))
-}
-
 /// Removes our file from every network's directory except that of `kept`.
 fn remove_drop_ins(observed: &ObservedState, kept: Option<&FileName>, plan: &mut Plan) {
     for (network, files) in &observed.conf.networks {
@@ -228,11 +199,6 @@ fn original_of<'a>(observed: &'a ObservedState, name: &FileName) -> Option<Origi
     Some(Original { aside, name: name.clone(), file })
 }
 
-/// Reports whether an original of `name` was set aside.
-pub(super) fn has_original(observed: &ObservedState, name: &FileName) -> bool {
-    observed.conf.files.contains_key(&name.with(ORIGINAL))
-}
-
 /// The original of the single file that `list` was made from.
 fn original_of_list<'a>(observed: &'a ObservedState, list: &FileName) -> Option<Original<'a>> {
     let originals = observed.conf.files.iter().filter_map(|(aside, file)| {
@@ -246,26 +212,15 @@ fn original_of_list<'a>(observed: &'a ObservedState, list: &FileName) -> Option<
     originals.into_iter().next()
 }
 
-/// Copies `name` aside before other content is written to it.
-pub(super) fn set_aside(observed: &ObservedState, name: &FileName) -> Option<Change> {
-    let file = observed.conf.files.get(name)?;
-    let (aside, bytes) = (name.with(ORIGINAL), file.content.clone().ok()?);
-    let instead_of = observed.conf.files.get(&aside).and_then(|there| there.content.clone().ok());
-    let access = NewAccess::Like(name.clone(), file.access);
-    (instead_of.as_ref() != Some(&bytes)).then_some(Change::Write { file: aside, bytes, access, instead_of })
-}
-
 impl Original<'_> {
     /// Reports whether `list` without our entry has the original's bytes.
     fn is_inside(&self, list: &ConfFile) -> bool {
         let (Ok(list), Ok(original)) = (&list.content, &self.file.content) else { return false };
-        let ours = |plugin: &str| {
-            conflist::unlisted(list, plugin).as_ref() == Some(original)
-                || PluginChain::read(list).and_then(|chain| chain.without(plugin)).as_ref() == Ok(original)
+        let Ok(chain) = PluginChain::read(list) else { return false };
+        let is_without = |ours: &str| {
+            chain.unlisted(ours).as_ref() == Some(original) || chain.without(ours).as_ref() == Ok(original)
         };
-        let plugins =
-            PluginChain::read(list).map(|chain| chain.plugins().last().map(|last| (*last).to_owned()));
-        self.file.kind == FileKind::Regular && plugins.ok().flatten().is_some_and(|last| ours(&last))
+        self.file.kind == FileKind::Regular && chain.plugins().last().is_some_and(|ours| is_without(ours))
     }
 
     /// Renames it back.

@@ -9,7 +9,7 @@ use gybe_containerd_tests::{Sandbox, SimulatedHost};
 use gybe_installer::host::desired::{Confirmed, Shape};
 use gybe_installer::host::judge::{JudgeInput, judge};
 use gybe_installer::host::libcni::LoadedNetwork;
-use gybe_installer::host::libcni::choice::{ChosenNetwork, NoChoice, choose, choose_by_name};
+use gybe_installer::host::libcni::{ChosenNetwork, NoChoice, choose, choose_by_name};
 use gybe_installer::host::observe::runtimes::{Runtime, Runtimes};
 use gybe_installer::host::observe::{HashCache, NodeDirectories, ObserveScope, observe};
 use serde_json::Value;

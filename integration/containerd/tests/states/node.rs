@@ -15,7 +15,7 @@ use gybe_containerd_tests::{
     manifest, program_under_test,
 };
 use gybe_demo::testnet::namespace::Namespace;
-use gybe_installer::host::libcni::choice::{NoChoice, choose};
+use gybe_installer::host::libcni::{NoChoice, choose};
 use gybe_installer::host::observe::runtimes::{DropIns, Runtime};
 use gybe_installer::host::observe::{FileName, HashCache, NodeDirectories, ObserveScope, observe};
 use gybe_netfilter::apply::backend::Backend;
