@@ -1,9 +1,9 @@
-//! The node agent's status, which `gybe doctor` queries over the facts socket: one line of JSON each way. The
-//! plugin's queries about pods use the same socket (`gybe_plugin::facts::wire`).
+//! The node agent's status, which `gybe doctor` queries over the facts socket, one line of JSON each way, and which
+//! `gybe status` reads from the page `/status`. The plugin's queries about pods use the same socket (`gybe_plugin::facts::wire`).
 
 use gybe_plugin::facts::{AgentError, AgentFault, exchange};
 use serde::{Deserialize, Serialize};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use std::fmt;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -42,6 +42,15 @@ pub struct AgentStatus {
     pub ports: Vec<TakenPort>,
     /// The pods whose last ADD the plugin refused within the last ten minutes, the last one first.
     pub refused: Vec<RefusedPod>,
+    /// The version of the agent.
+    pub version: String,
+    /// The backend that writes the rules of this node's pods; none while it is not known.
+    pub backend: Option<String>,
+    /// The known pods of the node.
+    pub pods: u64,
+    /// Running pods that should be redirected and are not, or of which that is not known; none where no process repairs
+    /// pods.
+    pub not_redirected: Option<u64>,
 }
 
 /// A port at which the agent cannot listen.
@@ -93,20 +102,26 @@ pub struct RefusedPod {
     pub seconds: u64,
 }
 
-/// What the page `/status` of an agent contains, for `gybe status`.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(default)]
-pub(crate) struct NodeStatus {
-    /// The version of the agent.
-    pub version: String,
-    /// The backend that writes the rules of this node's pods; none while it is not known.
-    pub backend: Option<String>,
-    /// The known pods of the node.
-    pub pods: u64,
-    /// Running pods that should be redirected and are not, or of which that is not known; none where no process repairs
-    /// pods.
-    pub not_redirected: Option<u64>,
-    pub agent: AgentStatus,
+/// The members of the page `/status` beside `agent`, which has the others.
+const OF_NODE: [&str; 4] = ["version", "backend", "pods", "not_redirected"];
+
+/// The page `/status` of an agent, for `gybe status`.
+pub(crate) fn page(status: &AgentStatus) -> Value {
+    let mut agent = json!(status);
+    let members = agent.as_object_mut().into_iter();
+    let mut page: Map<String, Value> =
+        members.flat_map(|agent| OF_NODE.iter().filter_map(|key| agent.remove_entry(*key))).collect();
+    page.insert("agent".to_owned(), agent);
+    page.into()
+}
+
+/// Reads the page `/status`; none if it is not one.
+pub(crate) fn read_page(page: &[u8]) -> Option<AgentStatus> {
+    let mut page: Map<String, Value> = serde_json::from_slice(page).ok()?;
+    if let Some(Value::Object(agent)) = page.remove("agent") {
+        page.extend(agent);
+    }
+    AgentStatus::deserialize(Value::Object(page)).ok()
 }
 
 /// Reports whether a line that is not a query about a pod requests the status.
@@ -151,6 +166,24 @@ mod tests {
         ] {
             assert!(!is_request(line), "{}", String::from_utf8_lossy(line));
         }
+    }
+
+    #[test]
+    fn the_page_has_the_nodes_figures_beside_the_agent_and_absent_members_are_empty() {
+        let status = AgentStatus {
+            ready: true,
+            version: "1.2.3".to_owned(),
+            backend: Some("nft".to_owned()),
+            pods: 7,
+            not_redirected: Some(1),
+            ..AgentStatus::default()
+        };
+        let page = page(&status);
+        assert_eq!(page["backend"], "nft");
+        assert_eq!((&page["agent"]["ready"], page["agent"].get("backend")), (&json!(true), None));
+        assert_eq!(read_page(page.to_string().as_bytes()), Some(status));
+        assert_eq!(read_page(br#"{"pods":7}"#), Some(AgentStatus { pods: 7, ..AgentStatus::default() }));
+        assert_eq!(read_page(b"[]"), None);
     }
 
     #[test]

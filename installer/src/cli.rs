@@ -15,7 +15,6 @@ mod input;
 mod inspect;
 mod install;
 mod invocation;
-mod istio_cni_taint;
 mod leave;
 mod migrate;
 mod namespace;
@@ -25,7 +24,6 @@ mod packet;
 mod pass;
 mod pods;
 mod policy_source;
-mod print;
 mod probe;
 mod render;
 mod repair;
@@ -34,7 +32,6 @@ mod style;
 mod support_bundle;
 mod trace;
 mod uninstall;
-mod validate;
 mod verify;
 
 pub use output::Exit;
@@ -87,7 +84,7 @@ enum Command {
     Node(node::NodeArgs),
     AgentStatus(agent_status::AgentStatusArgs),
     PodFacts(agent_status::PodFactsArgs),
-    IstioCniTaint(istio_cni_taint::IstioCniTaintArgs),
+    IstioCniTaint(node::IstioCniTaintArgs),
     Leave(leave::LeaveArgs),
     Install(Box<install::InstallArgs>),
     Uninstall(uninstall::UninstallArgs),
@@ -95,7 +92,7 @@ enum Command {
     Status(status::StatusArgs),
     SupportBundle(support_bundle::SupportBundleArgs),
     Init(init::InitCommand),
-    Validate(validate::ValidateArgs),
+    Validate(init::ValidateArgs),
     Version(help::VersionArgs),
     Completion(help::CompletionArgs),
     Man(help::ManArgs),
@@ -167,10 +164,10 @@ pub fn run(
     let context = Context { called_as, environment: environment.into_iter().filter_map(text).collect() };
     let parsed = command().try_get_matches_from(args).and_then(|found| Gybe::from_arg_matches(&found));
     match parsed {
-        Err(error) => print::usage(&error),
+        Err(error) => output::usage(&error),
         Ok(gybe) => match gybe.command.run(&context) {
-            Ok(output) => print::output(&output, gybe.json),
-            Err(failure) => print::failure(&failure),
+            Ok(output) => output::print(&output, gybe.json),
+            Err(failure) => output::failure(&failure),
         },
     }
 }

@@ -88,7 +88,7 @@ pub(crate) struct CriticalDaemonSets {
 
 /// The result of a check.
 #[derive(Debug, Clone, Copy)]
-enum Readiness {
+enum CriticalReadiness {
     /// Each DaemonSet has a ready pod on the node.
     Ready,
     /// For this time each check has found a DaemonSet without one.
@@ -162,9 +162,9 @@ impl CriticalDaemonSets {
                 backoff.succeeded();
             }
             order(match (unready, unready_since) {
-                (Ok(_), None) => Readiness::Ready,
-                (Ok(_), Some(since)) => Readiness::Unready(since.elapsed()),
-                (Err(_), _) => Readiness::Unknown(backoff.failed_at_server(WRITE_INTERVAL, None)),
+                (Ok(_), None) => CriticalReadiness::Ready,
+                (Ok(_), Some(since)) => CriticalReadiness::Unready(since.elapsed()),
+                (Err(_), _) => CriticalReadiness::Unknown(backoff.failed_at_server(WRITE_INTERVAL, None)),
             })
         });
     }
@@ -191,7 +191,7 @@ impl CriticalDaemonSets {
             .map_err(|why| CriticalError::Read(self.config_map.clone(), why))?;
         let daemonsets = parse(&data).map_err(|why| CriticalError::Invalid(self.config_map.clone(), why))?;
         let mut unready = Vec::new();
-        for DaemonSet { name, pods } in daemonsets {
+        for CriticalDaemonSet { name, pods } in daemonsets {
             match has_ready_pod(cluster, node, &pods, until) {
                 Ok(true) => {}
                 Ok(false) => unready.push(name),
@@ -206,32 +206,32 @@ fn taint() -> Vec<NodeTaint> {
     NodeTaint::parse(KEY).into_iter().collect()
 }
 
-fn order(readiness: Readiness) -> TaintOrder {
+fn order(readiness: CriticalReadiness) -> TaintOrder {
     let (desired, wait) = match readiness {
-        Readiness::Ready => (Some(TaintState::Absent), WRITE_INTERVAL),
-        Readiness::Unready(time) => ((time >= SET_AFTER).then_some(TaintState::Present), RETRY),
-        Readiness::Unknown(wait) => (None, wait),
+        CriticalReadiness::Ready => (Some(TaintState::Absent), WRITE_INTERVAL),
+        CriticalReadiness::Unready(time) => ((time >= SET_AFTER).then_some(TaintState::Present), RETRY),
+        CriticalReadiness::Unknown(wait) => (None, wait),
     };
     TaintOrder { taints: taint(), desired, wait }
 }
 
 /// A DaemonSet of the ConfigMap.
 #[derive(Debug, PartialEq, Eq)]
-struct DaemonSet {
+struct CriticalDaemonSet {
     name: String,
     pods: PodSelector,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Entry {
+struct CriticalEntry {
     name: String,
     namespace: String,
     selector: String,
 }
 
 /// Parses the values of the ConfigMap: each is a list of DaemonSets, or a single one. Its keys have no meaning.
-fn parse(data: &BTreeMap<String, String>) -> Result<Vec<DaemonSet>, String> {
+fn parse(data: &BTreeMap<String, String>) -> Result<Vec<CriticalDaemonSet>, String> {
     let mut daemonsets = Vec::new();
     for (key, text) in data {
         let invalid = |why: &dyn fmt::Display| format!("{key}: {why}");
@@ -240,7 +240,7 @@ fn parse(data: &BTreeMap<String, String>) -> Result<Vec<DaemonSet>, String> {
             one => vec![one],
         };
         for entry in entries {
-            let Entry { name, namespace, selector } =
+            let CriticalEntry { name, namespace, selector } =
                 serde_json::from_value(entry).map_err(|why| invalid(&why))?;
             let Ok(namespace) = Namespace::parse(&namespace) else {
                 return Err(invalid(&format!("{namespace:?} is not the name of a namespace")));
@@ -248,7 +248,7 @@ fn parse(data: &BTreeMap<String, String>) -> Result<Vec<DaemonSet>, String> {
             if selector.trim().is_empty() {
                 return Err(invalid(&format!("{name:?} has no selector")));
             }
-            daemonsets.push(DaemonSet { name, pods: PodSelector { namespace, labels: selector } });
+            daemonsets.push(CriticalDaemonSet { name, pods: PodSelector { namespace, labels: selector } });
         }
     }
     match daemonsets.len() {
@@ -272,7 +272,7 @@ mod tests {
                     - {name: b, selector: b, namespace: x}\n";
         let one = "name: c\nselector: app in (c)\nnamespace: x\n";
         let parsed = parse(&data(&[list, one])).unwrap();
-        let text = |it: &DaemonSet| format!("{} {} {}", it.name, it.pods.namespace, it.pods.labels);
+        let text = |it: &CriticalDaemonSet| format!("{} {} {}", it.name, it.pods.namespace, it.pods.labels);
         let texts: Vec<_> = parsed.iter().map(text).collect();
         assert_eq!(texts, ["a kube-system app=a,tier!=b", "b x b", "c x app in (c)"]);
     }
@@ -299,10 +299,10 @@ mod tests {
 
     #[test]
     fn the_taint_is_set_only_after_thirty_seconds_without_a_ready_pod() {
-        let unready = |seconds| Readiness::Unready(Duration::from_secs(seconds));
+        let unready = |seconds| CriticalReadiness::Unready(Duration::from_secs(seconds));
         for (readiness, desired) in [
-            (Readiness::Ready, Some(TaintState::Absent)),
-            (Readiness::Unknown(RETRY), None),
+            (CriticalReadiness::Ready, Some(TaintState::Absent)),
+            (CriticalReadiness::Unknown(RETRY), None),
             (unready(29), None),
             (unready(30), Some(TaintState::Present)),
         ] {

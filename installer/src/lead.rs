@@ -4,4 +4,3 @@
 pub(crate) mod leader;
 pub(crate) mod process;
 pub(crate) mod socket;
-pub(crate) mod socket_file;

@@ -7,5 +7,4 @@ pub mod own_namespace;
 pub mod policy_file;
 pub(crate) mod program_text;
 pub mod proxy;
-pub mod resolv_conf;
 pub mod validation;

@@ -1,8 +1,7 @@
 //! The loop of `gybe probe --watch`, which keeps the probe's report up to date: it probes at the start, and again when
 //! the report was removed, has findings that do not work, or is another kernel's. The plugin removes the report on the
-//! first "not supported"; this loop notices that at once, so that the next ADD finds a new one.
-
-mod schedule;
+//! first "not supported"; this loop notices that at once, so that the next ADD finds a new one. While a finding does not
+//! work, the pauses grow (`ProbeSchedule`).
 
 use crate::error::errno;
 use crate::host::platform::Platform;
@@ -12,19 +11,18 @@ use crate::host::settings::PROBE_LEADER;
 use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::lead::leader::{self, Candidate, LeadEnd};
 use crate::lead::process::{Role, SharedRole};
-use crate::lead::socket::SocketContext;
-use crate::lead::socket::SocketHealth;
-use crate::lead::socket_file::SocketError;
+use crate::lead::socket::SocketFileError;
+use crate::lead::socket::{SocketContext, SocketHealth};
 use crate::log::Log;
+use crate::retry::Backoff;
 use crate::sandboxes::repair::{self, Occasion, RepairNode};
 use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::model::Hint;
 use gybe_netfilter::probe::Capabilities;
-use gybe_netfilter::probe::choose::{BackendSetting, choose};
+use gybe_netfilter::probe::choose::{BackendSetting, choose, flawless};
 use gybe_plugin::probe_cache::{DIRECTORY, MaxAge, ProbeCache, ProbeCacheError, ProbeReport};
 use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;
-use schedule::{ReportState, Schedule, is_flawless};
 use serde_json::json;
 use std::borrow::Cow;
 use std::io::{self, pipe};
@@ -57,7 +55,7 @@ pub(crate) enum ProbeLoopError {
     #[error("the findings cannot be kept in /run/gybe")]
     Store(#[source] io::Error),
     #[error("cannot find out which probe of the node leads, in /run/gybe")]
-    Lead(#[source] SocketError),
+    Lead(#[source] SocketFileError),
     #[error("cannot wait for signals")]
     Wait(#[from] Errno),
 }
@@ -130,7 +128,7 @@ pub(crate) fn run(
 fn probe_and_watch(stop: BorrowedFd<'_>, keep: Keep, log: &Log) -> Result<(), ProbeLoopError> {
     let report = probe_at_start(keep, log)?;
     let mut watch = DirectoryWatch::new([DIRECTORY.into()]);
-    let mut schedule = Schedule::new(&report.capabilities, Instant::now());
+    let mut schedule = ProbeSchedule::new(&report.capabilities, Instant::now());
     let mut runtimes = Vec::new();
     loop {
         report_runtimes(&mut runtimes, log);
@@ -234,12 +232,72 @@ fn log_result(log: &Log, report: &ProbeReport) {
     }
 }
 
+/// The shortest pause, however often pods fail: a probe takes some tenths of a second of a processor.
+const SHORTEST_PAUSE: Duration = Duration::from_secs(5);
+/// How long after a probe with a finding that does not work the loop probes again; until then the plugin relies on
+/// that finding.
+const FIRST_PAUSE: Duration = Duration::from_secs(30);
+/// The longest pause while a finding does not work: only a loaded kernel module changes it, and no pod waits for that.
+const LONGEST_PAUSE: Duration = Duration::from_secs(600);
+
+/// The state of the stored report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum ReportState {
+    /// Findings about every backend, and all of them work.
+    Complete,
+    /// A finding does not work, a backend is missing, or the report is another kernel's or version's.
+    Doubtful,
+    Missing,
+}
+
+/// The last probe, and the pause after it.
+#[derive(Debug)]
+pub(super) struct ProbeSchedule {
+    last: Instant,
+    backoff: Backoff,
+    pause: Duration,
+}
+
+impl ProbeSchedule {
+    pub(super) fn new(found: &Capabilities, now: Instant) -> Self {
+        let backoff = Backoff::new(FIRST_PAUSE);
+        let mut schedule = Self { last: now, backoff, pause: FIRST_PAUSE };
+        // Counted as a failure: the next pause after a finding that does not work is twice the first one.
+        schedule.backoff.failed(LONGEST_PAUSE);
+        schedule.probed(Some(found), now);
+        schedule
+    }
+
+    /// Returns when the next probe is due; none while the report is complete.
+    pub(super) fn due(&self, state: ReportState) -> Option<Instant> {
+        match state {
+            ReportState::Complete => None,
+            ReportState::Doubtful => Some(self.last + self.pause),
+            ReportState::Missing => Some(self.last + SHORTEST_PAUSE),
+        }
+    }
+
+    /// Records the findings of a probe; none if the probe could not run.
+    pub(super) fn probed(&mut self, found: Option<&Capabilities>, now: Instant) {
+        if found.is_some_and(is_flawless) {
+            self.backoff.succeeded();
+        }
+        self.pause = self.backoff.failed(LONGEST_PAUSE);
+        self.last = now;
+    }
+}
+
+/// Reports whether all findings work.
+pub(super) fn is_flawless(found: &Capabilities) -> bool {
+    found.backends.values().all(flawless)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gybe_netfilter::apply::backend::BackendKind;
     use gybe_netfilter::probe::{Finding, Profile, Refusal};
-    use gybe_plugin::probe_cache::findings;
-    use gybe_plugin::probe_cache::this_node;
+    use gybe_plugin::probe_cache::{findings, this_node};
     use gybe_test_support::TestDir;
 
     /// A finding that the plugin uses until the next boot is probed again here, and nowhere on the path of a pod.
@@ -264,5 +322,35 @@ mod tests {
             directory.write("probe.json", json.to_string());
             assert_eq!(report_state(&cache), state);
         }
+    }
+
+    fn found(finding: &Finding) -> Capabilities {
+        let findings = [(Profile::V4, finding.clone())].into_iter().collect();
+        Capabilities {
+            backends: [(BackendKind::Nft, findings)].into_iter().collect(),
+            ..Capabilities::default()
+        }
+    }
+
+    #[test]
+    fn a_removed_report_is_replaced_soon_but_not_for_every_failing_pod() {
+        let now = Instant::now();
+        let schedule = ProbeSchedule::new(&found(&Finding::Works), now);
+        assert_eq!(schedule.due(ReportState::Complete), None);
+        assert_eq!(schedule.due(ReportState::Missing), Some(now + SHORTEST_PAUSE));
+    }
+
+    #[test]
+    fn pauses_grow_while_a_finding_does_not_work() {
+        let now = Instant::now();
+        let mut schedule = ProbeSchedule::new(&found(&Finding::Refused(Refusal::default())), now);
+        let pauses = (0..6).map(|_| {
+            let due = schedule.due(ReportState::Doubtful).unwrap() - schedule.last;
+            schedule.probed(None, now);
+            due.as_secs()
+        });
+        assert_eq!(pauses.collect::<Vec<_>>(), [60, 120, 240, 480, 600, 600]);
+        schedule.probed(Some(&found(&Finding::Works)), now);
+        assert_eq!(schedule.due(ReportState::Doubtful), Some(now + FIRST_PAUSE));
     }
 }

@@ -4,14 +4,13 @@
 
 mod desired;
 mod find;
-mod processes;
 pub mod repair;
 mod result_cache;
 pub mod verdict;
 
 pub use desired::{PodPolicy, PolicySources};
+pub(crate) use find::is_process_of;
 pub use find::{HostPaths, SandboxList, find};
-pub(crate) use processes::is_process_of;
 pub use result_cache::ContainerId;
 
 use crate::pod::cgroups::{Cgroups, cgroup_file};

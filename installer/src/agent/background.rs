@@ -4,7 +4,7 @@
 //! and answer until the next one or the end of the process.
 
 use super::broken_pods::BrokenPods;
-use super::daemonset::DaemonSet;
+use super::daemonset::OwnDaemonSet;
 use super::deletion_budget::SharedBrokenPodCounts;
 use super::events::{EventQueue, EventWriter};
 use super::facts_socket::FactsSocket;
@@ -16,7 +16,7 @@ use super::reconcile::{ReconcileConfig, ReconcileContext, Reconciler};
 use super::sockets::{NodeError, Sockets};
 use super::status::{PublishedStatus, StatusSources};
 use super::{health, metrics};
-use crate::agent_status::PortPurpose;
+use crate::agent_status::{self, PortPurpose};
 use crate::cluster::{ClusterNode, DaemonSetState, OwnNode};
 use crate::error::errno;
 use crate::host::settings::{AGENT_LEADER, Environment, Mode, STATUS_SOCKET, Settings};
@@ -50,7 +50,7 @@ pub(super) struct NodeAgent<'a> {
 struct Terms<'a> {
     environment: &'a Environment,
     sources: StatusSources<'a>,
-    daemonset: &'a DaemonSet<'a>,
+    daemonset: &'a OwnDaemonSet<'a>,
 }
 
 /// The sockets for the plugin of one term. When this is dropped they respond to what has arrived, and close.
@@ -76,7 +76,7 @@ impl NodeAgent<'_> {
         let (ended, running) = pipe().map_err(|why| waiting("the end of the agent")(errno(&why)))?;
         let (published, own_node) = (PublishedStatus::default(), OwnNode::default());
         let environment = config.settings.environment().clone();
-        let daemonset = DaemonSet::new(self.home.as_ref(), &environment);
+        let daemonset = OwnDaemonSet::new(self.home.as_ref(), &environment);
         let context = ReconcileContext {
             pods: self.pods,
             calls: self.calls,
@@ -246,7 +246,7 @@ impl NodeAgent<'_> {
         let health = |path: &str| health::page(path, &sources.snapshot()).unwrap_or_else(Page::not_found);
         let metrics = |path: &str| match path {
             "/metrics" => Page::metrics(metrics::text(&sources.snapshot())),
-            "/status" => Page::json(&health::node_status(&sources.snapshot())),
+            "/status" => Page::json(&agent_status::page(&health::status(&sources.snapshot()))),
             _ => Page::not_found(),
         };
         let health = environment.health.map(|listen| http::Server {
@@ -306,7 +306,7 @@ impl NodeAgent<'_> {
     }
 
     /// Returns the setting by which the agent uninstalls as it ends; none when the node stays as it is.
-    fn removal(&self, settings: &Settings, daemonset: &DaemonSet<'_>) -> Option<&'static str> {
+    fn removal(&self, settings: &Settings, daemonset: &OwnDaemonSet<'_>) -> Option<&'static str> {
         let log = self.context.log;
         let leaves = settings.options.mode == Mode::Leave;
         if !leaves && !settings.options.leave_when_daemonset_gone {

@@ -15,7 +15,9 @@ use crate::host::settings::{RepairMode, RepairOptions};
 use crate::lead::process::Role;
 use crate::lead::socket::SocketContext;
 use crate::retry::since_boot;
-use crate::sandboxes::repair::{Finding, Found, Judgement, PodVerdict, REPAIR_SOCKET, RepairedPod};
+use crate::sandboxes::repair::{
+    FindingKind, PodJudgement, PodVerdict, REPAIR_SOCKET, RepairFinding, RepairedPod,
+};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::gates::{self, InitContainer};
@@ -84,18 +86,20 @@ impl BrokenPods<'_> {
 
     fn act(
         &self,
-        Finding { pod, found }: &Finding,
+        RepairFinding { pod, found }: &RepairFinding,
         directory: &Path,
         connection: &mut RepairConnection<'_>,
         memory: &mut Memory,
     ) {
         match found {
-            Found::Repaired(repaired) => self.post(pod, Reason::RedirectionRepaired, repaired_note(repaired)),
-            Found::NotRepaired { why } => {
+            FindingKind::Repaired(repaired) => {
+                self.post(pod, Reason::RedirectionRepaired, repaired_note(repaired))
+            }
+            FindingKind::NotRepaired { why } => {
                 let note = format!("the pod is not redirected, and its repair failed: {why}");
                 self.post(pod, Reason::RepairFailed, note);
             }
-            Found::NotRedirected { why } => self.change(pod, why, directory, connection, memory),
+            FindingKind::NotRedirected { why } => self.change(pod, why, directory, connection, memory),
         }
     }
 
@@ -244,8 +248,12 @@ fn is_refused(error: &QueryError) -> bool {
 ///
 /// # Errors
 /// Why the pod must be left alone.
-fn check_judgement(judgement: Option<Judgement>, now: Instant, booted: Duration) -> Result<Instant, String> {
-    let Some(Judgement { at, verdict }) = judgement else {
+fn check_judgement(
+    judgement: Option<PodJudgement>,
+    now: Instant,
+    booted: Duration,
+) -> Result<Instant, String> {
+    let Some(PodJudgement { at, verdict }) = judgement else {
         return Err("the container `repair` has not judged it again in time".to_owned());
     };
     match verdict {
@@ -435,7 +443,10 @@ mod tests {
         let (now, booted) = (Instant::now(), Duration::from_secs(100));
         let judged = |age: Duration, why: Option<&str>| {
             let left_alone = |why: &str| PodVerdict::LeftAlone { why: why.to_owned() };
-            Some(Judgement { at: booted - age, verdict: why.map_or(PodVerdict::NotRedirected, left_alone) })
+            Some(PodJudgement {
+                at: booted - age,
+                verdict: why.map_or(PodVerdict::NotRedirected, left_alone),
+            })
         };
         let moment = Duration::from_millis(10);
         for (judgement, expected) in [
@@ -443,7 +454,7 @@ mod tests {
             (judged(moment, Some("it is redirected")), Err("it is redirected")),
             (judged(MAX_AGE, None), Err("its judgement took too long")),
             (
-                Some(Judgement { at: booted + moment, verdict: PodVerdict::NotRedirected }),
+                Some(PodJudgement { at: booted + moment, verdict: PodVerdict::NotRedirected }),
                 Err("its judgement took too long"),
             ),
             (None, Err("the container `repair` has not judged it again in time")),

@@ -16,14 +16,14 @@ const RETRY_INTERVAL_MS: u16 = 60_000;
 
 /// Our DaemonSet, and whether this process has observed it.
 #[derive(Debug)]
-pub(super) struct DaemonSet<'a> {
+pub(super) struct OwnDaemonSet<'a> {
     node: Option<&'a ClusterNode>,
     namespace: String,
     name: String,
     was_present: AtomicBool,
 }
 
-impl<'a> DaemonSet<'a> {
+impl<'a> OwnDaemonSet<'a> {
     pub(super) fn new(node: Option<&'a ClusterNode>, environment: &Environment) -> Self {
         let (namespace, name) = (environment.namespace.clone(), environment.daemonset.clone());
         Self { node, namespace, name, was_present: AtomicBool::new(false) }

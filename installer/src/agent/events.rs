@@ -13,13 +13,13 @@ use crate::cluster::{ClusterNode, QueryError, create_event, patch_event};
 use crate::error::chain;
 use crate::lead::process::{Role, SharedRole};
 use crate::log::Log;
-use event::{Regarding, Request, Write, created, repeated};
+use event::{EventRequest, Regarding, Write, created, repeated};
 use gybe_plugin::args::PodRef;
 use serde_json::json;
 use std::cell::RefCell;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
-use table::{EventTable, Outcome};
+use table::{EventOutcome, EventTable};
 
 /// The deadline of a request; the end of the agent is delayed by no more than it.
 const TIMEOUT: Duration = Duration::from_secs(3);
@@ -29,12 +29,12 @@ const ROLE_INTERVAL: Duration = Duration::from_secs(1);
 /// The events that wait to be written.
 #[derive(Debug, Default)]
 pub(crate) struct EventQueue {
-    state: Mutex<State>,
+    state: Mutex<EventQueueState>,
     changed: Condvar,
 }
 
 #[derive(Debug, Default)]
-struct State {
+struct EventQueueState {
     table: EventTable,
     /// Whether the settings switch events on, and there is a cluster.
     is_enabled: bool,
@@ -109,7 +109,7 @@ impl EventQueue {
         }
     }
 
-    fn state(&self) -> MutexGuard<'_, State> {
+    fn state(&self) -> MutexGuard<'_, EventQueueState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
@@ -129,12 +129,12 @@ impl EventWriter<'_> {
         let (cluster, namespace) = (&self.home.cluster, write.event.namespace());
         let until = Instant::now() + TIMEOUT;
         match write.request {
-            Request::Create => {
+            EventRequest::Create => {
                 let event = self.identified(&write.event);
                 let instance = if self.instance.is_empty() { &self.home.node } else { self.instance };
                 create_event(cluster, namespace, &created(&event, write, &self.home.node, instance), until)
             }
-            Request::Repeat => patch_event(cluster, namespace, &write.name, &repeated(write), until),
+            EventRequest::Repeat => patch_event(cluster, namespace, &write.name, &repeated(write), until),
         }
     }
 
@@ -155,17 +155,17 @@ impl EventWriter<'_> {
     }
 }
 
-fn outcome(error: Option<&QueryError>) -> Outcome {
-    let Some(error) = error else { return Outcome::Written };
+fn outcome(error: Option<&QueryError>) -> EventOutcome {
+    let Some(error) = error else { return EventOutcome::Written };
     match error {
         QueryError::Api(error) => match error.status() {
             // The first attempt arrived, and its response was lost.
-            Some(409) => Outcome::Written,
-            Some(404) => Outcome::Missing,
-            Some(408 | 429 | 500..) | None => Outcome::Failed,
+            Some(409) => EventOutcome::Written,
+            Some(404) => EventOutcome::Missing,
+            Some(408 | 429 | 500..) | None => EventOutcome::Failed,
             // Events cannot be created while their namespace is being deleted, or without the right to do so.
-            Some(_) => Outcome::Refused,
+            Some(_) => EventOutcome::Refused,
         },
-        QueryError::Cluster(_) => Outcome::Failed,
+        QueryError::Cluster(_) => EventOutcome::Failed,
     }
 }

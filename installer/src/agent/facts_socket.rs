@@ -5,23 +5,22 @@
 //! thread for each connection costs more than the response. Queries that have to wait are in `dispatcher`. Idle
 //! connections are bounded; the oldest is dropped.
 
-mod connection;
 mod dispatcher;
 
 use crate::agent::pods::PodLookup;
+use crate::agent_status;
 use crate::agent_status::AgentStatus;
-use crate::lead::socket::SocketContext;
-use crate::lead::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, Socket, is_authorized};
-use crate::lead::socket_file::SocketError;
-use connection::Connection;
+use crate::lead::socket::SocketFileError;
+use crate::lead::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, ServedSocket, SocketContext, is_authorized};
 use dispatcher::{Dispatcher, JobQueue};
+use gybe_plugin::facts::wire::{self, FactsRequest, MAX_REQUEST_BYTES, WireError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::SockType;
+use nix::sys::socket::{MsgFlags, SockType, recv, send};
 use std::collections::VecDeque;
 use std::io;
 use std::iter;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::thread;
@@ -36,13 +35,13 @@ const BACKLOG: usize = 4096;
 
 #[derive(Debug)]
 pub(crate) struct FactsSocket {
-    socket: Socket<UnixListener>,
+    socket: ServedSocket<UnixListener>,
     /// Until when no connection is accepted.
     paused_until: Option<Instant>,
 }
 
 /// What poll(2) reported.
-struct Ready {
+struct ReadyDescriptors {
     stop: bool,
     listener: bool,
     /// One for each idle connection.
@@ -51,8 +50,8 @@ struct Ready {
 }
 
 impl FactsSocket {
-    pub(crate) fn open(path: &Path) -> Result<Self, SocketError> {
-        let socket = Socket::open(path, SockType::Stream)?;
+    pub(crate) fn open(path: &Path) -> Result<Self, SocketFileError> {
+        let socket = ServedSocket::open(path, SockType::Stream)?;
         Ok(Self { socket, paused_until: None })
     }
 
@@ -74,11 +73,11 @@ impl FactsSocket {
                 let still_idle = waited.filter_map(|(connection, is_readable)| {
                     if is_readable { dispatcher.receive(connection) } else { Some(connection) }
                 });
-                idle = still_idle.filter(Connection::has_time).collect();
+                idle = still_idle.filter(FactsConnection::has_time).collect();
                 let most = if ready.stop { BACKLOG } else { usize::from(ready.listener) };
                 let accepted: Vec<_> = iter::from_fn(|| self.accept()).take(most).collect();
                 let authorized = accepted.into_iter().filter(|stream| is_authorized(stream, context.log));
-                let connections = authorized.map(|stream| Connection::new(stream, Instant::now()));
+                let connections = authorized.map(|stream| FactsConnection::new(stream, Instant::now()));
                 idle.extend(connections.filter_map(|connection| dispatcher.receive(connection)));
                 idle.drain(..idle.len().saturating_sub(MAX_IDLE));
                 if ready.stop {
@@ -92,7 +91,11 @@ impl FactsSocket {
     }
 
     /// Waits for a connection, for data, or for the first deadline of an idle connection.
-    fn wait(&self, stop: BorrowedFd<'_>, idle: &VecDeque<Connection>) -> Result<Ready, Errno> {
+    fn wait(
+        &self,
+        stop: BorrowedFd<'_>,
+        idle: &VecDeque<FactsConnection>,
+    ) -> Result<ReadyDescriptors, Errno> {
         let readable = |fd| PollFd::new(fd, PollFlags::POLLIN);
         let pause = self.paused_until.map(|until| until.saturating_duration_since(Instant::now()));
         let pause = pause.filter(|pause| !pause.is_zero());
@@ -109,7 +112,7 @@ impl FactsSocket {
         };
         let mut ready = fds.iter().map(|fd| fd.any().unwrap_or(false));
         let [stop, listener] = [ready.next(), ready.next()].map(Option::unwrap_or_default);
-        Ok(Ready { stop, listener, connections: ready.collect(), timed_out })
+        Ok(ReadyDescriptors { stop, listener, connections: ready.collect(), timed_out })
     }
 
     fn accept(&mut self) -> Option<UnixStream> {
@@ -121,5 +124,116 @@ impl FactsSocket {
                 None
             }
         }
+    }
+}
+
+/// How long a client may take to send its request, and to read the response if the request names no deadline.
+const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// The longest deadline that a request may name.
+const MAX_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// A connection of an authorized client.
+#[derive(Debug)]
+pub(super) struct FactsConnection {
+    stream: UnixStream,
+    received: Vec<u8>,
+    /// The deadline of the request, and then of the response.
+    until: Instant,
+}
+
+/// A client's request.
+pub(super) enum ClientRequest {
+    Pod(FactsRequest),
+    /// The agent's status.
+    Status,
+}
+
+/// The result of a read.
+pub(super) enum ReceivedBytes {
+    Incomplete,
+    Request(Result<ClientRequest, WireError>),
+    /// The client closed the connection, or its request is too long.
+    Nothing,
+}
+
+impl FactsConnection {
+    pub(super) fn new(stream: UnixStream, now: Instant) -> Self {
+        Self { stream, received: Vec::new(), until: now + TIMEOUT }
+    }
+
+    /// Reads what has arrived. A request ends with a newline, or where the client shuts down its sending side.
+    pub(super) fn receive(&mut self) -> ReceivedBytes {
+        let mut buffer = [0; MAX_REQUEST_BYTES];
+        let has_ended = match recv(self.stream.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) {
+            Ok(length) => {
+                self.received.extend(buffer.iter().take(length));
+                length == 0 || self.received.contains(&b'\n')
+            }
+            Err(Errno::EAGAIN | Errno::EINTR) => return ReceivedBytes::Incomplete,
+            Err(_) => return ReceivedBytes::Nothing,
+        };
+        match (has_ended, self.received.len()) {
+            (true, 1..) => ReceivedBytes::Request(self.parse()),
+            (false, ..=MAX_REQUEST_BYTES) => ReceivedBytes::Incomplete,
+            _ => ReceivedBytes::Nothing,
+        }
+    }
+
+    /// Parses the request, and sets the deadline of its response.
+    fn parse(&mut self) -> Result<ClientRequest, WireError> {
+        let request = wire::decode_request(&self.received);
+        let timeout = request.as_ref().ok().and_then(|request| request.timeout).unwrap_or(TIMEOUT);
+        self.until = Instant::now() + timeout.min(MAX_TIMEOUT);
+        match request {
+            Err(_) if agent_status::is_request(&self.received) => Ok(ClientRequest::Status),
+            request => request.map(ClientRequest::Pod),
+        }
+    }
+
+    pub(super) fn until(&self) -> Instant {
+        self.until
+    }
+
+    /// Returns the time until the deadline.
+    pub(super) fn left(&self) -> Duration {
+        self.until.saturating_duration_since(Instant::now())
+    }
+
+    pub(super) fn has_time(&self) -> bool {
+        !self.left().is_zero()
+    }
+
+    pub(super) fn is_closed(&self) -> bool {
+        let mut hung_up = [PollFd::new(self.stream.as_fd(), PollFlags::empty())];
+        matches!(poll(&mut hung_up, PollTimeout::ZERO), Ok(1..))
+    }
+
+    /// Sends what the socket takes without blocking; returns the number of bytes.
+    pub(super) fn send(&self, bytes: &[u8]) -> Result<usize, Errno> {
+        match send(self.stream.as_raw_fd(), bytes, MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_NOSIGNAL) {
+            Err(Errno::EAGAIN | Errno::EINTR) => Ok(0),
+            sent => sent,
+        }
+    }
+
+    /// Sends all bytes before the deadline.
+    pub(super) fn send_all(&self, mut bytes: &[u8]) -> Result<(), Errno> {
+        while !bytes.is_empty() {
+            let sent = self.send(bytes)?;
+            bytes = bytes.get(sent..).unwrap_or_default();
+            let timeout = PollTimeout::try_from(self.left()).map_err(|_| Errno::EINVAL)?;
+            let mut writable = [PollFd::new(self.stream.as_fd(), PollFlags::POLLOUT)];
+            if !bytes.is_empty() && poll(&mut writable, timeout) == Ok(0) {
+                return Err(Errno::ETIMEDOUT);
+            }
+        }
+        Ok(())
+    }
+}
+
+impl AsFd for FactsConnection {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.stream.as_fd()
     }
 }

@@ -3,7 +3,7 @@
 use super::http::Page;
 use super::status::{AgentSnapshot, Phase};
 use crate::agent::pods::PodsState;
-use crate::agent_status::{AgentStatus, NodeStatus, RefusedPod, UNINSTALLED};
+use crate::agent_status::{AgentStatus, RefusedPod, UNINSTALLED};
 use crate::host::desired::Confirmed;
 use crate::lead::process::Role;
 use crate::probe::node_backend::NodeBackend;
@@ -22,9 +22,10 @@ pub(crate) fn page(path: &str, agent: &AgentSnapshot) -> Option<Page> {
     }
 }
 
-/// Returns the status of the agent: `/readyz` and the facts socket report the same.
+/// Returns the status of the agent: `/readyz`, `/status` and the facts socket report the same.
 pub(crate) fn status(agent: &AgentSnapshot) -> AgentStatus {
     let (reasons, report) = (agent.not_ready(), &agent.status.report);
+    let backend = report.backend.as_ref().and_then(NodeBackend::writes);
     AgentStatus {
         ready: reasons.is_empty(),
         leaves: matches!(report.phase, Phase::Uninstalling | Phase::Uninstalled { .. }),
@@ -38,18 +39,10 @@ pub(crate) fn status(agent: &AgentSnapshot) -> AgentStatus {
         restart: agent.needs_restart(),
         ports: agent.taken_ports.clone(),
         refused: agent.refused.clone(),
-    }
-}
-
-/// Returns the status of the agent and its node.
-pub(crate) fn node_status(agent: &AgentSnapshot) -> NodeStatus {
-    let backend = agent.status.report.backend.as_ref().and_then(NodeBackend::writes);
-    NodeStatus {
         version: env!("CARGO_PKG_VERSION").to_owned(),
         backend: backend.map(|kind| kind.name().to_owned()),
         pods: u64::try_from(agent.pods.pods).unwrap_or(u64::MAX),
         not_redirected: agent.pod_repairs.map(|repairs| repairs.not_redirected),
-        agent: status(agent),
     }
 }
 

@@ -84,7 +84,7 @@ pub(crate) struct Server<'a> {
     pub(crate) purpose: PortPurpose,
 }
 
-type Connection<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
+type HttpConnection<'a> = Pin<Box<dyn Future<Output = ()> + 'a>>;
 
 /// Serves until `end` is sent or dropped.
 pub(crate) fn serve(
@@ -101,7 +101,7 @@ pub(crate) fn serve(
 
 async fn accept(server: Server<'_>, context: SocketContext<'_>) {
     let listener = bind(server, context).await;
-    let mut connections: VecDeque<Connection<'_>> = VecDeque::with_capacity(MAX_CONNECTIONS);
+    let mut connections: VecDeque<HttpConnection<'_>> = VecDeque::with_capacity(MAX_CONNECTIONS);
     loop {
         let accepted = poll_fn(|context| {
             connections.retain_mut(|connection| connection.as_mut().poll(context).is_pending());

@@ -48,7 +48,7 @@ fn quoted(text: &str) -> String {
 
 /// Why the kubeconfig cannot be kept up to date.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum KubeconfigError {
+pub(crate) enum KubeconfigUpdateError {
     #[error("cannot read {}", .path.display())]
     Read { path: PathBuf, source: io::Error },
     /// The kubelet writes whole tokens, so another program emptied the file.
@@ -68,21 +68,24 @@ pub(crate) struct Kubeconfig {
 }
 
 /// Writes the kubeconfig if it differs from the service account's files.
-pub(crate) fn update(environment: &Environment, now: SystemTime) -> Result<Kubeconfig, KubeconfigError> {
+pub(crate) fn update(
+    environment: &Environment,
+    now: SystemTime,
+) -> Result<Kubeconfig, KubeconfigUpdateError> {
     let (text, token) = current(&environment.api)?;
     let path = environment.kubeconfig();
     let was_written = !is_current(&path, &text, environment.kubeconfig_mode);
     if was_written {
-        let failed = |source| KubeconfigError::Write { path: path.clone(), source };
+        let failed = |source| KubeconfigUpdateError::Write { path: path.clone(), source };
         replace(&path, &text, environment.kubeconfig_mode).map_err(failed)?;
     }
     Ok(Kubeconfig { was_written, validity: validity(&token, now), expires: expiry(&token) })
 }
 
 /// Removes the kubeconfig and its temporary file; reports whether there was one.
-pub(crate) fn remove(environment: &Environment) -> Result<bool, KubeconfigError> {
+pub(crate) fn remove(environment: &Environment) -> Result<bool, KubeconfigUpdateError> {
     let path = environment.kubeconfig();
-    let failed = |source| KubeconfigError::Write { path: path.clone(), source };
+    let failed = |source| KubeconfigUpdateError::Write { path: path.clone(), source };
     let temporary = remove_file(&path.with_file_name(KUBECONFIG_TEMPORARY)).map_err(failed)?;
     Ok(remove_file(&path).map_err(failed)? || temporary)
 }
@@ -96,11 +99,11 @@ fn remove_file(path: &Path) -> io::Result<bool> {
 }
 
 /// Returns the text for the service account's files as they are now, and the token in it.
-fn current(api: &ApiServer) -> Result<(String, String), KubeconfigError> {
+fn current(api: &ApiServer) -> Result<(String, String), KubeconfigUpdateError> {
     let path = api.service_account.join("token");
     let token = String::from_utf8_lossy(&read(&path)?).trim().to_owned();
     if token.is_empty() {
-        return Err(KubeconfigError::NoToken(path));
+        return Err(KubeconfigUpdateError::NoToken(path));
     }
     let ca = match &api.trust {
         ServerTrust::Any => Vec::new(),
@@ -109,13 +112,13 @@ fn current(api: &ApiServer) -> Result<(String, String), KubeconfigError> {
     Ok((render(api, Credentials { token: &token, ca: &ca }), token))
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, KubeconfigError> {
+fn read(path: &Path) -> Result<Vec<u8>, KubeconfigUpdateError> {
     let read = || {
         let mut bytes = Vec::new();
         File::open(path)?.take(MAX_SIZE).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
-    read().map_err(|source| KubeconfigError::Read { path: path.to_owned(), source })
+    read().map_err(|source| KubeconfigUpdateError::Read { path: path.to_owned(), source })
 }
 
 fn is_current(path: &Path, text: &str, mode: u32) -> bool {

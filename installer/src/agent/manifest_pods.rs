@@ -23,11 +23,11 @@ const MAX_DEPTH: usize = 1;
 #[derive(Debug)]
 pub struct ManifestPods {
     directory: PathBuf,
-    files: Mutex<BTreeMap<PathBuf, Manifest>>,
+    files: Mutex<BTreeMap<PathBuf, ManifestFile>>,
 }
 
 #[derive(Debug, Clone)]
-struct Manifest {
+struct ManifestFile {
     stamp: Stamp,
     pods: Result<Vec<PodFacts>, String>,
 }
@@ -41,11 +41,11 @@ impl ManifestPods {
     }
 
     /// Lists the files, and reads those that changed.
-    fn refresh(&self, known: &mut BTreeMap<PathBuf, Manifest>) -> io::Result<()> {
+    fn refresh(&self, known: &mut BTreeMap<PathBuf, ManifestFile>) -> io::Result<()> {
         let mut found = BTreeMap::new();
         for (path, stamp) in files(&self.directory, MAX_DEPTH)? {
             let before = known.remove(&path).filter(|before| before.stamp == stamp);
-            let manifest = before.unwrap_or_else(|| Manifest { stamp, pods: read(&path) });
+            let manifest = before.unwrap_or_else(|| ManifestFile { stamp, pods: read(&path) });
             found.insert(path, manifest);
         }
         *known = found;
@@ -80,8 +80,8 @@ impl ManifestPods {
 }
 
 /// Returns the pod if an earlier read found it and its file is unchanged.
-fn unchanged(files: &BTreeMap<PathBuf, Manifest>, pod: &PodRef) -> Option<PodFacts> {
-    let find = |file: &Manifest| {
+fn unchanged(files: &BTreeMap<PathBuf, ManifestFile>, pod: &PodRef) -> Option<PodFacts> {
+    let find = |file: &ManifestFile| {
         let mut pods = file.pods.iter().flatten();
         pods.find(|facts| is_named(facts, pod) && matches(facts, pod)).cloned()
     };
@@ -156,7 +156,7 @@ fn read(path: &Path) -> Result<Vec<PodFacts>, String> {
     read.map_err(|why| why.to_string())?;
     let pods = match manifest::pods(&text) {
         Ok(pods) => pods,
-        Err(manifest::ManifestError::NoPod { .. }) => return Ok(Vec::new()),
+        Err(manifest::ManifestFileError::NoPod { .. }) => return Ok(Vec::new()),
         Err(why) => return Err(why.to_string()),
     };
     let pods = pods.iter().filter(|pod| pod.origin.starts_with("Pod/"));

@@ -6,7 +6,7 @@ use super::plugin_calls::CallCounts;
 use super::status::{AgentSnapshot, Phase, RepairCounts, Status};
 use crate::agent::plugin_calls::{BOUNDS, Histogram};
 use crate::host::observe::Directory;
-use crate::probe::node_backend::{NodeBackend, Verdict};
+use crate::probe::node_backend::{BackendVerdict, NodeBackend};
 use gybe_netfilter::apply::backend::BackendKind;
 use std::fmt::{Display, Write as _};
 use std::time::SystemTime;
@@ -201,7 +201,7 @@ fn backend(backend: Option<&NodeBackend>, out: &mut Exposition) {
         out.sample(&[("backend", kind.name())], u64::from(writes == Some(kind)));
     }
     out.family("gybe_probe_usable", Kind::Gauge, "Whether the probe found that the backend works.");
-    let works = backend.is_some_and(|backend| matches!(backend.verdict, Verdict::Works(_)));
+    let works = backend.is_some_and(|backend| matches!(backend.verdict, BackendVerdict::Works(_)));
     out.sample(&[], u64::from(works));
 }
 
@@ -231,7 +231,7 @@ enum Kind {
     Histogram,
 }
 
-type Labels<'a> = &'a [(&'a str, &'a str)];
+type MetricLabels<'a> = &'a [(&'a str, &'a str)];
 
 // Writing to a String cannot fail, so the results of `write!` are ignored.
 impl Exposition {
@@ -246,12 +246,12 @@ impl Exposition {
         let _ = write!(self.text, "# HELP {name} {help}\n# TYPE {name} {kind}\n");
     }
 
-    fn sample(&mut self, labels: Labels<'_>, value: impl Display) {
+    fn sample(&mut self, labels: MetricLabels<'_>, value: impl Display) {
         self.line("", labels, None, value);
     }
 
     /// Adds a histogram in seconds.
-    fn histogram(&mut self, labels: Labels<'_>, histogram: &Histogram) {
+    fn histogram(&mut self, labels: MetricLabels<'_>, histogram: &Histogram) {
         let mut so_far = 0;
         for (bound, count) in BOUNDS.iter().zip(histogram.counts) {
             so_far += count;
@@ -262,7 +262,7 @@ impl Exposition {
         self.line("_count", labels, None, histogram.count);
     }
 
-    fn line(&mut self, suffix: &str, labels: Labels<'_>, le: Option<&str>, value: impl Display) {
+    fn line(&mut self, suffix: &str, labels: MetricLabels<'_>, le: Option<&str>, value: impl Display) {
         let _ = write!(self.text, "{}{suffix}", self.name);
         let all = labels.iter().copied().chain(le.map(|le| ("le", le)));
         for (n, (key, label)) in all.enumerate() {

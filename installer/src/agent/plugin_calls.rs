@@ -110,10 +110,10 @@ const MAX_PODS: usize = 16;
 
 /// The refused pods, the last refusal at the end.
 #[derive(Debug, Default)]
-struct Refusals(Vec<Refusal>);
+struct Refusals(Vec<RefusedAdd>);
 
 #[derive(Debug)]
-struct Refusal {
+struct RefusedAdd {
     /// NAMESPACE/NAME.
     pod: String,
     /// The id of the last error, its cause and its hint.
@@ -130,7 +130,7 @@ impl Refusals {
         if self.0.len() == MAX_PODS {
             self.0.remove(0);
         }
-        self.0.push(Refusal { pod, error: event.note.clone(), count, last: now });
+        self.0.push(RefusedAdd { pod, error: event.note.clone(), count, last: now });
     }
 
     /// Forgets a pod whose ADD succeeded.
@@ -138,14 +138,14 @@ impl Refusals {
         self.remove(pod);
     }
 
-    fn remove(&mut self, pod: &str) -> Option<Refusal> {
+    fn remove(&mut self, pod: &str) -> Option<RefusedAdd> {
         let at = self.0.iter().position(|refusal| refusal.pod == pod)?;
         Some(self.0.remove(at))
     }
 
     /// Returns the pods that were refused within the last minutes, the last one first.
     fn recent(&self, now: Instant) -> Vec<RefusedPod> {
-        let age = |refusal: &Refusal| now.saturating_duration_since(refusal.last);
+        let age = |refusal: &RefusedAdd| now.saturating_duration_since(refusal.last);
         let recent = self.0.iter().rev().filter(|refusal| age(refusal) < KEPT);
         recent
             .map(|refusal| RefusedPod {

@@ -1,4 +1,5 @@
-//! This node's pods as the agent knows them, by list and watch (`WatchedPods`).
+//! This node's pods as the agent knows them, by list and watch (`WatchedPods`): queries are answered from the cache, and
+//! otherwise from the watch or a lookup, whichever is first.
 //!
 //! ```text
 //! cluster::watch ─► pod_watch ─► pod_cache ─► WatchedPods ─► facts socket
@@ -11,17 +12,25 @@
 mod list_parser;
 mod pod_cache;
 mod pod_watch;
-mod watched_pods;
 
 pub use pod_cache::{WatchProblem, WatchState};
-pub use watched_pods::WatchedPods;
 
+use crate::agent::pods::pod_cache::{PodCache, WaitLimits};
+use crate::agent::pods::pod_watch::{AwaitedPod, NodePods, serve_lookups};
+use crate::cluster::watch::Watch;
+use crate::cluster::{Cluster, ClusterError};
+use crate::log::Log;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::wire::FactsResponse;
 use gybe_plugin::pod::PodFacts;
+use nix::sys::signal::{SigSet, SigmaskHow};
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
+use tokio::runtime;
+use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
 /// A source of this node's pods.
 pub trait PodLookup: Sync {
@@ -107,5 +116,109 @@ impl PodLookup for CountedPods<'_> {
 
     fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {
         self.pods.has_pod(is_such)
+    }
+}
+
+/// How long the watch may lag behind the kubelet's, before a pod is looked up at the API server.
+const WATCH_LAG: Duration = Duration::from_millis(300);
+
+/// A server sends a bookmark every minute. This is longer than a silent watch lasts, so neither a slow server nor a
+/// token that is being replaced causes such a silence.
+const STALE: Duration = Duration::from_secs(300);
+
+/// The watch, running on a thread of its own until it is dropped.
+#[derive(Debug)]
+pub struct WatchedPods {
+    cache: Arc<PodCache>,
+    /// None while it is being dropped.
+    lookups: Option<UnboundedSender<AwaitedPod>>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl WatchedPods {
+    /// Starts to watch the pods of this node. `state` shows whether the API server responds.
+    ///
+    /// # Errors
+    /// When the configuration of the cluster is incomplete, or no thread can be created.
+    pub fn start(cluster: &Cluster, node: &str) -> Result<Self, ClusterError> {
+        let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build();
+        let runtime = runtime.map_err(ClusterError::Thread)?;
+        let client = runtime.block_on(cluster.client())?;
+        let cache = Arc::<PodCache>::default();
+        let (sender, lookups) = unbounded_channel();
+        let watched = NodePods { node: node.to_owned(), cache: Arc::clone(&cache) };
+        let watching = client.clone();
+        let watch = async move {
+            let log = Log::default();
+            Watch { client: watching, watched, log: &log }.run().await
+        };
+        let serve = serve_lookups(Arc::clone(&cache), client, lookups);
+        let thread = without_signals(|| {
+            thread::Builder::new().name("cluster".to_owned()).spawn(move || {
+                let _watching = runtime.spawn(watch);
+                runtime.block_on(serve);
+                // Does not wait for a thread of the runtime that is still blocked in a DNS lookup.
+                runtime.shutdown_background();
+            })
+        })?;
+        Ok(Self { cache, lookups: Some(sender), thread: Some(thread) })
+    }
+
+    pub fn state(&self) -> WatchState {
+        self.cache.state()
+    }
+}
+
+/// Calls `make` with all signals blocked, so that the thread that it creates receives none: the agent's loop handles
+/// them.
+fn without_signals<T>(make: impl FnOnce() -> std::io::Result<T>) -> Result<T, ClusterError> {
+    let failed = |errno: nix::errno::Errno| ClusterError::Thread(errno.into());
+    let before = SigSet::all().thread_swap_mask(SigmaskHow::SIG_SETMASK).map_err(failed)?;
+    let made = make();
+    before.thread_set_mask().map_err(failed)?;
+    made.map_err(ClusterError::Thread)
+}
+
+impl PodLookup for WatchedPods {
+    fn find(&self, pod: &PodRef) -> Option<FactsResponse> {
+        self.cache.find(pod)
+    }
+
+    fn wait_for(&self, pod: &PodRef, until: Instant) -> FactsResponse {
+        // The watch and the kubelet's watch have the same source, so the pod most likely arrives within `WATCH_LAG`.
+        self.cache.wait_for(pod, WaitLimits { watch_lag: WATCH_LAG, until }, || {
+            let lookup = AwaitedPod { pod: pod.clone(), until };
+            // The thread ends only after the sender is dropped.
+            let _ = self.lookups.as_ref().map(|lookups| lookups.send(lookup));
+        })
+    }
+
+    fn state(&self) -> PodsState {
+        let WatchState { synced, silent, problem, pods, reconnects, errors } = self.cache.state();
+        let unwatched = problem.map(|problem| problem.sentence);
+        let why = unwatched.as_ref().map_or(String::new(), |why| format!(": {why}"));
+        let missing = match synced {
+            false => Some(format!("this node's pods are not known yet{why}")),
+            // Queries about cached pods are served however old the cache is, but new pods are not in it.
+            true if silent > STALE => {
+                Some(format!("the API server has sent nothing about pods for {} s{why}", silent.as_secs()))
+            }
+            true => None,
+        };
+        PodsState { missing, unwatched, pods, watch: Some(WatchCounts { silent, reconnects, errors }) }
+    }
+
+    fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {
+        self.cache.has_pod(is_such)
+    }
+}
+
+impl Drop for WatchedPods {
+    fn drop(&mut self) {
+        // Ends the thread.
+        drop(self.lookups.take());
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
     }
 }

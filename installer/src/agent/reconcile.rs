@@ -1,10 +1,8 @@
 //! The reconcile loop: wakes when something may have changed, observes the node, and applies one pass of changes. Each
 //! turn returns a report, which is published as the agent's status. No error of a turn ends the loop.
 
-mod backend;
 mod environment;
 mod live_settings;
-mod node_events;
 mod report;
 mod status_log;
 #[cfg(test)]
@@ -34,16 +32,14 @@ use crate::host::watch::{DirectoryWatch, WakeReason, WatchedDirectories};
 use crate::log::{Level, Log};
 use crate::retry::NextTurn;
 use crate::sandboxes::repair::RepairSetting;
-use backend::Backend;
-use environment::Environment;
+use environment::{BackendDecider, EnvironmentObserver};
 use gybe_netfilter::model::Hint;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::probe_cache::ProbeCache;
 use live_settings::Origin;
-use node_events::NodeEvents;
 use report::{Known, RepairTimer, TurnResult, report};
 use serde_json::json;
-use status_log::StatusLog;
+use status_log::{NodeEvents, StatusLog};
 use std::collections::BTreeSet;
 use std::fs;
 use std::os::fd::BorrowedFd;
@@ -77,8 +73,8 @@ pub(crate) struct Reconciler<'a> {
     timers: PerDirectory<RepairTimer>,
     /// Until when the loop waits for the probe's report about the runtimes.
     report_until: Instant,
-    environment: Environment,
-    backend: Backend,
+    environment: EnvironmentObserver,
+    backend: BackendDecider,
     grace_period: GracePeriod,
     context: ReconcileContext<'a>,
     status: Status,
@@ -124,8 +120,8 @@ impl<'a> Reconciler<'a> {
             desired_since: Instant::now(),
             timers: PerDirectory::default(),
             report_until: Instant::now() + config.report_wait,
-            environment: Environment::default(),
-            backend: Backend::new(config.probe),
+            environment: EnvironmentObserver::default(),
+            backend: BackendDecider::new(config.probe),
             grace_period: GracePeriod::new(config.grace_period),
             context,
             status: Status::default(),

@@ -2,9 +2,9 @@
 //! open while the agent acts on the finding, and the agent may request a judgement over it.
 
 use crate::lead::socket::SocketContext;
-use crate::lead::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, Socket, SocketHealth, is_authorized};
-use crate::lead::socket_file::SocketError;
-use crate::sandboxes::repair::{Finding, JUDGE, Judgement, MAX_FINDING};
+use crate::lead::socket::SocketFileError;
+use crate::lead::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, ServedSocket, SocketHealth, is_authorized};
+use crate::sandboxes::repair::{JUDGE, MAX_FINDING, PodJudgement, RepairFinding};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, SockType, send};
@@ -30,7 +30,7 @@ pub(crate) struct RepairConnection<'a> {
 
 impl RepairConnection<'_> {
     /// Requests a judgement of the pod of the finding; none if there is none in time, or before the lead ends.
-    pub(crate) fn judgement(&mut self) -> Option<Judgement> {
+    pub(crate) fn judgement(&mut self) -> Option<PodJudgement> {
         send(self.stream.as_raw_fd(), JUDGE, MsgFlags::MSG_NOSIGNAL).ok()?;
         let mut fds = [self.end, self.stream.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
         poll(&mut fds, PollTimeout::try_from(JUDGE_TIMEOUT).ok()?).ok()?;
@@ -38,7 +38,7 @@ impl RepairConnection<'_> {
         if has_ended || !has_judgement {
             return None;
         }
-        Judgement::decode(&self.receive().ok()?)
+        PodJudgement::decode(&self.receive().ok()?)
     }
 
     fn receive(&mut self) -> io::Result<Vec<u8>> {
@@ -51,12 +51,12 @@ impl RepairConnection<'_> {
 }
 
 #[derive(Debug)]
-pub(crate) struct RepairSocket(Socket<UnixListener>);
+pub(crate) struct RepairSocket(ServedSocket<UnixListener>);
 
 impl RepairSocket {
-    pub(crate) fn open(path: &Path) -> Result<Self, SocketError> {
+    pub(crate) fn open(path: &Path) -> Result<Self, SocketFileError> {
         // It keeps the bounds of messages.
-        Socket::open(path, SockType::SeqPacket).map(Self)
+        ServedSocket::open(path, SockType::SeqPacket).map(Self)
     }
 
     /// Passes each finding to `act`, with its connection, until `end` is readable.
@@ -64,7 +64,7 @@ impl RepairSocket {
         &mut self,
         end: BorrowedFd<'_>,
         context: SocketContext<'_>,
-        mut act: impl FnMut(&Finding, &mut RepairConnection<'_>),
+        mut act: impl FnMut(&RepairFinding, &mut RepairConnection<'_>),
     ) -> Result<(), Errno> {
         // No ADD needs this socket: its loss does not make the agent unready.
         let health = SocketHealth::default();
@@ -103,13 +103,13 @@ impl RepairSocket {
 }
 
 /// Receives the message of a connection; none if it has no finding.
-fn receive(connection: &mut RepairConnection<'_>, context: SocketContext<'_>) -> Option<Finding> {
+fn receive(connection: &mut RepairConnection<'_>, context: SocketContext<'_>) -> Option<RepairFinding> {
     if !is_authorized(&connection.stream, context.log) {
         return None;
     }
     let stream = &connection.stream;
     stream.set_nonblocking(false).and_then(|()| stream.set_read_timeout(Some(SEND_TIMEOUT))).ok()?;
-    let finding = Finding::decode(&connection.receive().ok()?);
+    let finding = RepairFinding::decode(&connection.receive().ok()?);
     if let Err(why) = &finding {
         context.log.warn("gybe node: a finding was refused", json!({ "why": why.to_string() }));
     }
@@ -125,7 +125,7 @@ mod tests {
     #[test]
     fn a_judgement_is_received_while_the_lead_lasts() {
         let sent = br#"{"at":{"secs":7,"nanos":0},"verdict":"not-redirected"}"#;
-        let judgement = Judgement { at: Duration::from_secs(7), verdict: PodVerdict::NotRedirected };
+        let judgement = PodJudgement { at: Duration::from_secs(7), verdict: PodVerdict::NotRedirected };
         for (leads, expected) in [(true, Some(judgement)), (false, None)] {
             let (end, lead) = pipe().unwrap();
             let lead = leads.then_some(lead);

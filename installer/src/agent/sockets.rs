@@ -7,8 +7,8 @@ use super::plugin_calls::PluginCalls;
 use super::pods::PodLookup;
 use crate::agent_status::AgentStatus;
 use crate::error::errno;
-use crate::lead::socket::{CHECK_INTERVAL, ServeError, Socket, SocketContext};
-use crate::lead::socket_file::SocketError;
+use crate::lead::socket::SocketFileError;
+use crate::lead::socket::{CHECK_INTERVAL, ServeError, ServedSocket, SocketContext};
 use crate::log::Log;
 use gybe_plugin::conf::LOG_SOCKET;
 use nix::errno::Errno;
@@ -26,7 +26,7 @@ pub enum NodeError {
     #[error(transparent)]
     Serve(#[from] ServeError),
     #[error("cannot find out which agent of the node leads, in {}", .directory.display())]
-    Lead { directory: PathBuf, source: SocketError },
+    Lead { directory: PathBuf, source: SocketFileError },
     #[error("cannot wait for {what}")]
     Wait { what: &'static str, source: Errno },
 }
@@ -82,11 +82,11 @@ const MAX_LINE: usize = 4096;
 const BATCH: usize = 256;
 
 #[derive(Debug)]
-pub(crate) struct LogSocket(Socket<UnixDatagram>);
+pub(crate) struct LogSocket(ServedSocket<UnixDatagram>);
 
 impl LogSocket {
-    pub(crate) fn open(path: &Path) -> Result<Self, SocketError> {
-        Socket::open(path, SockType::Datagram).map(Self)
+    pub(crate) fn open(path: &Path) -> Result<Self, SocketFileError> {
+        ServedSocket::open(path, SockType::Datagram).map(Self)
     }
 
     /// Counts and logs lines until `end` is readable.

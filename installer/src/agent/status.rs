@@ -15,7 +15,7 @@ use crate::host::uninstall::KeptReason;
 use crate::lead::process;
 use crate::lead::process::{Role, SharedRole};
 use crate::lead::socket::SocketHealth;
-use crate::probe::node_backend::{NodeBackend, Verdict};
+use crate::probe::node_backend::{BackendVerdict, NodeBackend};
 use crate::sandboxes::repair::PodRepairs;
 use gybe_plugin::conf::PluginConf;
 use std::path::Path;
@@ -201,25 +201,18 @@ impl Status {
     }
 }
 
-/// What the reconcile loop publishes after each turn. Readers get both of one turn: a pod is deleted only by settings
-/// under which the node was ready.
-#[derive(Debug, Clone, Default)]
-pub(crate) struct Published {
-    pub(crate) status: Status,
-    pub(crate) settings: FollowedSettings,
-}
-
+/// What the reconcile loop publishes after each turn. Readers get the status and the settings of one turn: a pod is
+/// deleted only by settings under which the node was ready.
 #[derive(Debug, Default)]
-pub(crate) struct PublishedStatus(Mutex<Published>);
+pub(crate) struct PublishedStatus(Mutex<(Status, FollowedSettings)>);
 
 impl PublishedStatus {
-    pub(crate) fn read(&self) -> Published {
+    pub(crate) fn read(&self) -> (Status, FollowedSettings) {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub(crate) fn publish(&self, status: &Status, settings: &FollowedSettings) {
-        let published = Published { status: status.clone(), settings: settings.clone() };
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = published;
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (status.clone(), settings.clone());
     }
 }
 
@@ -268,7 +261,7 @@ pub(crate) struct AgentSnapshot {
 
 impl StatusSources<'_> {
     pub(crate) fn snapshot(&self) -> AgentSnapshot {
-        let (Published { status, settings }, role) = (self.published.read(), self.role.read());
+        let ((status, settings), role) = (self.published.read(), self.role.read());
         let idle = match role {
             Role::Leads { since } => status.turned.unwrap_or(since).elapsed(),
             Role::Waits | Role::HandedOver { .. } => Duration::ZERO,
@@ -346,9 +339,9 @@ impl AgentSnapshot {
         };
         let backend = match report.backend.as_ref().map(|backend| &backend.verdict) {
             // Before the first pass there is no verdict.
-            Some(Verdict::Works(_)) | None => None,
-            Some(Verdict::Fails(why)) => Some(why.to_string()),
-            Some(Verdict::Unknown) => {
+            Some(BackendVerdict::Works(_)) | None => None,
+            Some(BackendVerdict::Fails(why)) => Some(why.to_string()),
+            Some(BackendVerdict::Unknown) => {
                 Some("the node has not been probed for a backend that works".to_owned())
             }
         };

@@ -1,11 +1,11 @@
 //! `gybe doctor`: prints every finding about this node.
 
 use super::directories::{DirectoriesArg, of_this_program};
+use super::output;
 use super::output::{CommandOutput, Exit};
-use super::print;
 use super::style::{bad, doubtful, examples, good, titles, wrapped};
 use crate::diagnosis::doctor::observe::{DoctorOptions, observe};
-use crate::diagnosis::doctor::{Finding, Severity, examine, is_well};
+use crate::diagnosis::doctor::{DoctorFinding, Severity, examine, is_well};
 use crate::host::desired::Confirmed;
 use crate::pod::manifest::printable;
 use clap::Args;
@@ -60,15 +60,15 @@ impl DoctorArgs {
             confirmed,
         }));
         let exit = if is_well(&found) { Exit::Yes } else { Exit::No };
-        let all: Vec<Value> = found.iter().map(Finding::to_json).collect();
+        let all: Vec<Value> = found.iter().map(DoctorFinding::to_json).collect();
         let json = json!({ "well": exit == Exit::Yes, "findings": all });
-        CommandOutput { text: table(&found, print::width()), json, exit, notes: Vec::new() }
+        CommandOutput { text: table(&found, output::width()), json, exit, notes: Vec::new() }
     }
 }
 
 /// Returns a line for each finding and a second one for its remedy, broken at this width. Consecutive findings name
 /// their subject once.
-fn table(found: &[Finding], width: Option<usize>) -> String {
+fn table(found: &[DoctorFinding], width: Option<usize>) -> String {
     const SUBJECT: &str = "SUBJECT";
     let names = found.iter().map(|finding| finding.about.name().len());
     let widest = names.chain([SUBJECT.len()]).max().unwrap_or(0);

@@ -5,7 +5,7 @@ use super::output::{CommandError, CommandOutput, Exit};
 use super::pods::{KnownPod, OnNodeArgs};
 use super::policy_source::{IgnoreInitArg, PodArgs, Target};
 use super::style::examples;
-use crate::diagnosis::explanation::{Addresses, Explanation, Subject};
+use crate::diagnosis::explanation::{Explanation, PodAddresses, Subject};
 use crate::pod::manifest::PodTemplate;
 use clap::{ArgGroup, Args};
 use gybe_plugin::conf::PluginConf;
@@ -61,7 +61,7 @@ impl ExplainArgs {
             manifest: Some(&pod.pod),
             namespace_labels: pod.namespace_labels.as_ref(),
             addresses: &target.addresses(),
-            addresses_are: Addresses::Assumed,
+            addresses_are: PodAddresses::Assumed,
             families: self.families.families(),
         };
         Ok(Explanation::of(&subject, conf, self.init.gate()))
@@ -70,7 +70,7 @@ impl ExplainArgs {
     fn known(&self, pod: &str, known: &KnownPod) -> Result<Explanation, CommandError> {
         let namespace = known.netns.clone().map(OpenNamespace::at).transpose()?;
         let addresses = namespace.as_ref().map(OpenNamespace::addresses).transpose()?;
-        let addresses_are = if addresses.is_some() { Addresses::Read } else { Addresses::Assumed };
+        let addresses_are = if addresses.is_some() { PodAddresses::Read } else { PodAddresses::Assumed };
         let target = Target::of(addresses, self.families.families());
         let subject = Subject {
             origin: pod,

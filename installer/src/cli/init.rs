@@ -1,20 +1,21 @@
-//! `gybe init`: redirects the pod it runs in, as the init container `istio-init` does. The arguments are those of
-//! `istio-iptables`, which `gybe validate` takes, too.
+//! `gybe init` redirects the pod it runs in, as the init container `istio-init` does; `gybe validate` reports whether that
+//! pod is redirected. Both take the arguments of `istio-iptables`.
 
-use super::backend;
-use super::invocation::{CalledAs, Context};
-use super::output::{CommandError, CommandOutput};
-use super::style::{examples, heading};
-use super::validate::validate;
+use crate::cli::backend;
+use crate::cli::invocation::{CalledAs, Context};
+use crate::cli::output::{CommandError, CommandOutput, Exit};
+use crate::cli::style::{examples, heading};
 use crate::pod::init_args::{InitArgs, InitArgsError, Order};
-use crate::pod::policy_file::{NoAddress, PolicyFile};
-use crate::pod::{own_namespace, resolv_conf};
+use crate::pod::own_namespace;
+use crate::pod::policy_file::{FamilyChoice, NoAddress, PolicyFile, Stack};
+use crate::pod::validation::{Validation, ValidationResult};
 use clap::Args;
 use clap::builder::StyledStr;
 use gybe_netfilter::apply::redirection;
 use gybe_netfilter::apply::redirection::Redirection;
 use gybe_netfilter::inspect::show::show;
 use gybe_netfilter::model::policy::{Families, RedirectPolicy};
+use gybe_netfilter::model::ruleset::Family;
 use gybe_plugin::families::ipv6_left_alone;
 use nix::unistd::User;
 use serde_json::json;
@@ -188,7 +189,7 @@ fn refuse_a_nodes_namespace(args: &InitArgs) -> Result<(), CommandError> {
 
 fn policy_file(args: &InitArgs) -> Result<PolicyFile, CommandError> {
     let servers = if args.needs_dns_servers() {
-        let servers = resolv_conf::servers_of(Path::new(resolv_conf::PATH));
+        let servers = own_namespace::servers_of(Path::new(own_namespace::PATH));
         servers.map_err(|why| CommandError::because("cannot read the pod's DNS servers", why))?
     } else {
         Vec::new()
@@ -237,4 +238,59 @@ pub(super) fn captures_nothing_note(policy: &RedirectPolicy) -> Option<String> {
     let note = "note: these arguments capture nothing: -i (outbound addresses) and -b (inbound ports) are empty; \
                 Istio's injector sets -i '*' -b '*'";
     policy.captures_nothing().then(|| note.to_owned())
+}
+
+/// Report whether the pod it runs in is redirected, by a test connection
+///
+/// Connects to 127.0.0.6:15002 (::6 in a pod whose first address is IPv6) as the proxy's user and listens on
+/// the proxy's ports, so it must run before the proxy. Only redirect rules can bring this connection to these
+/// ports. Exit code 0: the connection arrived. 126: it did not arrive within 5 s, and what happened instead is
+/// printed.
+///
+/// Takes the arguments of istio-iptables and uses -p, -z, -u, --iptables-probe-port and --probe-timeout. A note
+/// names arguments that capture nothing (-i and -b empty): the test connection arrives even then.
+#[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    "gybe validate",
+    "gybe validate -p 15001 -z 15006 -u 1337 --probe-timeout 10s",
+]))]
+pub(super) struct ValidateArgs {
+    #[command(flatten)]
+    istio: IstioArgs,
+}
+
+impl ValidateArgs {
+    pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
+        let args = self.istio.read(context)?;
+        let output = validate(&args)?;
+        let notes = args.notes().into_iter().chain(output.notes.clone()).collect();
+        Ok(output.with_notes(notes))
+    }
+}
+
+/// Runs the validation. It writes no rule, so the DNS servers do not matter.
+pub(super) fn validate(args: &InitArgs) -> Result<CommandOutput, CommandError> {
+    let policy = args.policy(&[]).map_err(cannot_use)?.with_families(Families::V4Only);
+    let validation = Validation::of(&policy, args.validation(), family()?);
+    let result = validation.run().map_err(|why| CommandError::because("cannot validate", why))?;
+    let exit = match result {
+        ValidationResult::Redirected(_) => Exit::Yes,
+        ValidationResult::NotRedirected(_) => Exit::NotRedirected,
+    };
+    // Without arguments it is unknown what the rules should capture.
+    let notes = args.has_policy_arguments().then(|| captures_nothing_note(&policy)).flatten();
+    let output =
+        CommandOutput { exit, ..CommandOutput::done(result.text(&validation), result.json(&validation)) };
+    Ok(output.with_notes(notes.into_iter().collect()))
+}
+
+/// Returns the family of the first usable address (docs/ISTIO.md, section 2.5). A pod without one is
+/// tested on IPv4.
+fn family() -> Result<Family, CommandError> {
+    let cannot = |why| CommandError::hinted("cannot read the pod's addresses", why);
+    let addresses = own_namespace::addresses().map_err(cannot)?;
+    Ok(match FamilyChoice::ByAddresses(Stack::Single).decide(&addresses) {
+        Ok(Families::V4AndV6) => Family::V6,
+        Ok(Families::V4Only) | Err(_) => Family::V4,
+    })
 }

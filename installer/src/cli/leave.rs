@@ -3,8 +3,8 @@
 
 use super::cluster::KubeconfigArgs;
 use super::invocation::Context;
+use super::output;
 use super::output::{CommandError, CommandOutput, Exit};
-use super::print;
 use super::style::examples;
 use crate::cluster::{self, ApiError, Cluster, ClusterNames, QueryError};
 use crate::error::chain;
@@ -93,7 +93,7 @@ impl LeaveArgs {
         ClusterNames { context, server }: &ClusterNames,
     ) -> Result<(), CommandError> {
         let namespace = self.namespace.as_str();
-        print::line_on_stderr(&format!("context {context}, {}", server.trim_end_matches('/')));
+        output::line_on_stderr(&format!("context {context}, {}", server.trim_end_matches('/')));
         let asks = !self.yes && stdin().is_terminal();
         let daemonsets = match leave::agent_daemonsets(cluster, namespace, Instant::now() + TIMEOUT) {
             Ok(daemonsets) => daemonsets,
@@ -103,9 +103,9 @@ impl LeaveArgs {
         };
         let nodes: usize = daemonsets.iter().map(|daemonset| daemonset.desired).sum();
         let nodes = if nodes == 1 { "1 node".to_owned() } else { format!("{nodes} nodes") };
-        print::line_on_stderr(&format!("the namespace {namespace} has agents for {nodes}"));
+        output::line_on_stderr(&format!("the namespace {namespace} has agents for {nodes}"));
         let question = format!("Remove Gybe from {nodes}? Pods that start afterwards are not redirected.");
-        if asks && !daemonsets.is_empty() && !print::confirm(&question) {
+        if asks && !daemonsets.is_empty() && !output::confirm(&question) {
             return Err(CommandError::new("nothing was changed").with_hint("answer y, or use --yes"));
         }
         Ok(())

@@ -6,8 +6,8 @@ use super::input;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::pods::POD;
 use super::style::{bad, doubtful, examples, good, titles};
-use crate::diagnosis::chart_values::{ChartValues, Outcome, Translation};
-use crate::diagnosis::migration::{Change, SandboxChange, changes};
+use crate::diagnosis::chart_values::{ChartValues, ValueOutcome, ValuesTranslation};
+use crate::diagnosis::migration::{OutcomeChange, SandboxChange, changes};
 use crate::pod::manifest;
 use crate::pod::manifest::printable;
 use crate::sandboxes::{Network, PolicySources, SandboxList};
@@ -91,9 +91,9 @@ fn output(changes: &[SandboxChange], unreadable: &[String]) -> CommandOutput {
     }
     for (name, one) in names.iter().zip(changes) {
         let (state, sentences) = match &one.change {
-            Change::None(reason) => (good("none"), std::slice::from_ref(reason)),
-            Change::Otherwise(sentences) => (bad("OTHERWISE"), sentences.as_slice()),
-            Change::Unknown(reasons) => (doubtful("unknown"), reasons.as_slice()),
+            OutcomeChange::None(reason) => (good("none"), std::slice::from_ref(reason)),
+            OutcomeChange::Otherwise(sentences) => (bad("OTHERWISE"), sentences.as_slice()),
+            OutcomeChange::Unknown(reasons) => (doubtful("unknown"), reasons.as_slice()),
         };
         let mut sentences = sentences.iter().map(|sentence| printable(sentence));
         // Writing to a String cannot fail.
@@ -102,9 +102,9 @@ fn output(changes: &[SandboxChange], unreadable: &[String]) -> CommandOutput {
             let _ = writeln!(text, "{:<widest$}    {sentence}", "");
         }
     }
-    let count = |is_it: fn(&Change) -> bool| changes.iter().filter(|one| is_it(&one.change)).count();
-    let otherwise = count(|change| matches!(change, Change::Otherwise(_)));
-    let unknown = count(|change| matches!(change, Change::Unknown(_)));
+    let count = |is_it: fn(&OutcomeChange) -> bool| changes.iter().filter(|one| is_it(&one.change)).count();
+    let otherwise = count(|change| matches!(change, OutcomeChange::Otherwise(_)));
+    let unknown = count(|change| matches!(change, OutcomeChange::Unknown(_)));
     let holds = otherwise + unknown == 0 && unreadable.is_empty();
     let sandboxes = match changes.len() {
         0 => "no pod sandbox on this node".to_owned(),
@@ -123,9 +123,9 @@ fn output(changes: &[SandboxChange], unreadable: &[String]) -> CommandOutput {
 
 fn as_json(SandboxChange { sandbox, change }: &SandboxChange) -> Value {
     let (name, sentences) = match change {
-        Change::None(reason) => ("none", std::slice::from_ref(reason)),
-        Change::Otherwise(sentences) => ("otherwise", sentences.as_slice()),
-        Change::Unknown(reasons) => ("unknown", reasons.as_slice()),
+        OutcomeChange::None(reason) => ("none", std::slice::from_ref(reason)),
+        OutcomeChange::Otherwise(sentences) => ("otherwise", sentences.as_slice()),
+        OutcomeChange::Unknown(reasons) => ("unknown", reasons.as_slice()),
     };
     let pod = sandbox.pod.as_ref();
     let netns = match &sandbox.network {
@@ -175,14 +175,14 @@ impl ValuesArgs {
     }
 }
 
-fn translated(Translation { values, outcomes }: &Translation) -> CommandOutput {
+fn translated(ValuesTranslation { values, outcomes }: &ValuesTranslation) -> CommandOutput {
     let mut text = String::new();
     for (path, outcome) in outcomes {
         let becomes = match outcome {
-            Outcome::Set { to, .. } if to == path => "has the same name".to_owned(),
-            Outcome::Set { to, .. } => to.clone(),
-            Outcome::Ignored(why) => format!("no effect: {why}"),
-            Outcome::Refused(why) => format!("CANNOT BE APPLIED: {why}"),
+            ValueOutcome::Set { to, .. } if to == path => "has the same name".to_owned(),
+            ValueOutcome::Set { to, .. } => to.clone(),
+            ValueOutcome::Ignored(why) => format!("no effect: {why}"),
+            ValueOutcome::Refused(why) => format!("CANNOT BE APPLIED: {why}"),
         };
         // Writing to a String cannot fail.
         let _ = writeln!(text, "# {}: {}", printable(path), printable(&becomes));
@@ -191,7 +191,7 @@ fn translated(Translation { values, outcomes }: &Translation) -> CommandOutput {
     if values.is_empty() {
         text += "{}\n";
     }
-    let complete = !outcomes.iter().any(|(_, outcome)| matches!(outcome, Outcome::Refused(_)));
+    let complete = !outcomes.iter().any(|(_, outcome)| matches!(outcome, ValueOutcome::Refused(_)));
     let outcomes: Vec<Value> = outcomes.iter().map(|(path, outcome)| outcome_json(path, outcome)).collect();
     let json = json!({ "complete": complete, "values": values, "outcomes": outcomes });
     CommandOutput { text, json, exit: if complete { Exit::Yes } else { Exit::No }, notes: Vec::new() }
@@ -219,10 +219,10 @@ fn write_yaml(values: &Map<String, Value>, depth: usize, text: &mut String) {
     }
 }
 
-fn outcome_json(path: &str, outcome: &Outcome) -> Value {
+fn outcome_json(path: &str, outcome: &ValueOutcome) -> Value {
     match outcome {
-        Outcome::Set { to, value } => json!({ "key": path, "to": to, "value": value }),
-        Outcome::Ignored(why) => json!({ "key": path, "ignored": why }),
-        Outcome::Refused(why) => json!({ "key": path, "refused": why }),
+        ValueOutcome::Set { to, value } => json!({ "key": path, "to": to, "value": value }),
+        ValueOutcome::Ignored(why) => json!({ "key": path, "ignored": why }),
+        ValueOutcome::Refused(why) => json!({ "key": path, "refused": why }),
     }
 }

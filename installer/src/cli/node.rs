@@ -1,15 +1,17 @@
-//! `gybe node`: the node agent, in the foreground.
+//! The commands that run in a node's pods until they are stopped: `gybe node`, the agent, and `gybe istio-cni-taint`, also
+//! under the program name `istio-cni-taint`, which keeps the taint `NodeReadiness` of one node.
 
-use super::cluster::ClusterArgs;
-use super::invocation::Context;
-use super::output::{CommandError, CommandOutput};
-use super::style::examples;
-use crate::agent::pods::PodLookup;
-use crate::agent::pods::WatchedPods;
+use crate::agent::pods::{PodLookup, WatchedPods};
 use crate::agent::{self, Agent, LiveSettings, ManifestPods, NodeError, ReconcileConfig};
+use crate::cli::cluster::ClusterArgs;
+use crate::cli::invocation::Context;
+use crate::cli::output::{CommandError, CommandOutput, Exit};
+use crate::cli::style::examples;
 use crate::cluster::ClusterNode;
 use crate::host::image::Image;
 use crate::host::settings::GRACE_PERIOD;
+use crate::istio_cni_taint::{ConfigMapRef, CriticalDaemonSets};
+use crate::lead::process::stop_signal;
 use crate::lead::socket::ServeError;
 use clap::Args;
 use gybe_netfilter::model::Hint;
@@ -17,6 +19,7 @@ use gybe_plugin::conf::SOCKET;
 use gybe_plugin::probe_cache::ProbeCache;
 use serde_json::json;
 use std::borrow::Cow;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -115,4 +118,61 @@ fn reconcile(context: &Context, as_a_pod: bool) -> Result<ReconcileConfig, Comma
     // Outside the DaemonSet no such container runs.
     let report_wait = if as_a_pod { REPORT_WAIT } else { Duration::ZERO };
     Ok(ReconcileConfig { settings, image, probe, report_wait, grace_period: GRACE_PERIOD })
+}
+
+/// Remove the taint NodeReadiness of this node when critical DaemonSets have ready pods there
+///
+/// A ConfigMap lists the DaemonSets: each of its values is a YAML list of objects with name, namespace and selector, a
+/// label selector of the DaemonSet's pods. The taint is NodeReadiness:NoSchedule. As a daemon it checks every 5 s, and
+/// every 60 s once the node is ready, and sets the taint when a DaemonSet has had no ready pod there for 30 s. Without
+/// --run-as-daemon=false it runs until SIGTERM. Exit code 0: the node has no such taint. 1: a DaemonSet has no ready
+/// pod there. 2: the command failed.
+#[derive(Debug, Args)]
+#[command(after_help = examples(&[
+    "istio-cni-taint --configmap-namespace gybe-system --configmap-name gybe-critical-daemonsets",
+    "gybe istio-cni-taint --run-as-daemon=false --kubeconfig ~/.kube/config --node-name worker-1",
+]))]
+pub(super) struct IstioCniTaintArgs {
+    /// The namespace of the ConfigMap
+    #[arg(long, value_name = "NAME", default_value = "kube-system")]
+    configmap_namespace: String,
+    /// The ConfigMap that lists the critical DaemonSets
+    #[arg(long, value_name = "NAME", default_value = "single")]
+    configmap_name: String,
+    /// Keep running; otherwise check once
+    #[arg(long, value_name = "BOOL", num_args = 0..=1, require_equals = true)]
+    #[arg(default_value = "true", default_missing_value = "true")]
+    run_as_daemon: bool,
+    #[command(flatten)]
+    cluster: ClusterArgs,
+}
+
+impl IstioCniTaintArgs {
+    pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
+        let (namespace, name) = (&self.configmap_namespace, &self.configmap_name);
+        let config_map = ConfigMapRef::parse(namespace, name).ok_or_else(|| {
+            CommandError::new(format!(
+                "{namespace:?} and {name:?} are not the names of a namespace and a ConfigMap"
+            ))
+        })?;
+        let critical = CriticalDaemonSets { home: self.cluster.cluster_node(context)?, config_map };
+        if self.run_as_daemon {
+            let stop = stop_signal().map_err(|why| CommandError::because("cannot wait for signals", why))?;
+            critical.keep(stop.as_fd()).map_err(|why| CommandError::hinted("cannot keep the taint", why))?;
+            return Ok(CommandOutput::done("", json!({ "stopped": true })));
+        }
+        let node = &critical.home.node;
+        let unready = critical.check().map_err(|why| {
+            CommandError::hinted(format!("cannot check the critical DaemonSets of {node}"), why)
+        })?;
+        let json = json!({ "node": node, "holds": unready.is_empty(), "unready": unready });
+        if unready.is_empty() {
+            let text =
+                format!("{node} has ready pods of the critical DaemonSets, and no taint NodeReadiness\n");
+            return Ok(CommandOutput::done(text, json));
+        }
+        let text =
+            format!("{node} has no ready pod of {}; its taints stay as they are\n", unready.join(", "));
+        Ok(CommandOutput { text, json, exit: Exit::No, notes: Vec::new() })
+    }
 }

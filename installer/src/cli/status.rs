@@ -4,7 +4,7 @@ use super::cluster::KubeconfigArgs;
 use super::invocation::Context;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, examples, good, titles};
-use crate::agent_status::NodeStatus;
+use crate::agent_status::AgentStatus;
 use crate::pod::manifest::printable;
 use crate::workstation::agents::{self, AGENTS, AgentSelector, ClusterAgent, Readiness, StatusPage};
 use clap::Args;
@@ -68,7 +68,7 @@ struct NodeRow<'a> {
     name: &'a str,
     /// The agent that leads, or the one that is described.
     agent: &'a ClusterAgent,
-    status: Option<&'a NodeStatus>,
+    status: Option<&'a AgentStatus>,
     problems: Vec<String>,
 }
 
@@ -85,7 +85,7 @@ fn nodes(agents: &[ClusterAgent]) -> Vec<NodeRow<'_>> {
 }
 
 fn row<'a>(name: &'a str, agents: &[&'a ClusterAgent]) -> Option<NodeRow<'a>> {
-    let leads = |agent: &&&ClusterAgent| agent.page.status().is_some_and(|status| !status.agent.standby);
+    let leads = |agent: &&&ClusterAgent| agent.page.status().is_some_and(|status| !status.standby);
     let agent = *agents.iter().find(leads).or_else(|| agents.first())?;
     let status = agent.page.status();
     let mut problems = match &agent.page {
@@ -113,17 +113,16 @@ const NODE_NOT_READY: &str = "the node is not ready in the cluster: its running 
 const NOT_SERVED: &str = "the agent serves no status, because MONITORING_PORT (metrics.port of the chart) is 0: set a port, \
                           or run gybe doctor on the node";
 
-fn problems(status: &NodeStatus) -> Vec<String> {
-    let NodeStatus { agent, not_redirected, .. } = status;
-    let mut problems = agent.reasons.clone();
-    problems.extend(agent.unwatched.iter().map(|why| format!("new pods are not known: {why}")));
-    problems.extend(agent.settings.iter().map(|why| format!("the ConfigMap is not followed: {why}")));
-    problems.extend(agent.conflicts.iter().cloned());
-    if let Some(pods @ 1..) = not_redirected {
-        let pods = if *pods == 1 { "1 pod".to_owned() } else { format!("{pods} pods") };
+fn problems(status: &AgentStatus) -> Vec<String> {
+    let mut problems = status.reasons.clone();
+    problems.extend(status.unwatched.iter().map(|why| format!("new pods are not known: {why}")));
+    problems.extend(status.settings.iter().map(|why| format!("the ConfigMap is not followed: {why}")));
+    problems.extend(status.conflicts.iter().cloned());
+    if let Some(pods @ 1..) = status.not_redirected {
+        let pods = if pods == 1 { "1 pod".to_owned() } else { format!("{pods} pods") };
         problems.push(format!("{pods} should be redirected and may not be: gybe verify --all on the node"));
     }
-    if problems.is_empty() && !agent.ready {
+    if problems.is_empty() && !status.ready {
         problems.push("the agent is not ready; its log may have the cause".to_owned());
     }
     problems
@@ -133,8 +132,8 @@ impl NodeRow<'_> {
     fn state(&self) -> &'static str {
         match &self.agent.page {
             _ if matches!(self.agent.readiness, Readiness::NodeNotReady(_)) => "NODE NOT READY",
-            StatusPage::Read(NodeStatus { agent, .. }) if agent.leaves => "leaves",
-            StatusPage::Read(NodeStatus { agent, .. }) if agent.ready => "ready",
+            StatusPage::Read(status) if status.leaves => "leaves",
+            StatusPage::Read(status) if status.ready => "ready",
             StatusPage::Read(_) => "NOT READY",
             StatusPage::NotRunning => "NOT RUNNING",
             StatusPage::NotServed => "NOT SERVED",
@@ -160,20 +159,19 @@ impl NodeRow<'_> {
 
     fn json(&self) -> Value {
         let status = self.status;
-        let agent = status.map(|status| &status.agent);
         json!({
             "node": self.name,
             "pod": self.agent.pod,
             "state": self.state(),
             "version": status.map(|status| &status.version),
-            "ready": agent.map(|agent| agent.ready),
-            "leaves": agent.map(|agent| agent.leaves),
+            "ready": status.map(|status| status.ready),
+            "leaves": status.map(|status| status.leaves),
             "backend": status.and_then(|status| status.backend.as_ref()),
             "pods": status.map(|status| status.pods),
             "not_redirected": status.and_then(|status| status.not_redirected),
-            "conflicts": agent.map(|agent| &agent.conflicts),
+            "conflicts": status.map(|status| &status.conflicts),
             "problems": self.problems,
-            "notes": agent.map(|agent| &agent.notes),
+            "notes": status.map(|status| &status.notes),
         })
     }
 }

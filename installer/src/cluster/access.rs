@@ -1,25 +1,17 @@
 //! The API server's address and our credentials, from a pod's service account or a kubeconfig. Reads files, and sends
 //! no request.
-//!
-//! The kubelet renews a token in a file before it expires, so the file is read for every request. The kube crate caches a
-//! token for 50 seconds of wall-clock time, even if the API server has refused it in between. Requests are rare here, and a
-//! read from tmpfs takes microseconds.
 
-use super::client;
-use super::error::ApiError;
+use super::client::{self, TokenFile};
 use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy;
 use gybe_plugin::bounded_read;
 use hyper::Uri;
-use hyper::header::HeaderValue;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};
 use kube::{Client, Config};
 use std::borrow::Cow;
 use std::io;
-use std::io::Read;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 
 /// A cluster, and our identity in it.
 #[derive(Debug, Clone)]
@@ -179,53 +171,9 @@ pub(crate) fn server_url(host: &str, port: &str) -> String {
     }
 }
 
-/// Bytes; larger than any token.
-const MAX_TOKEN: u64 = 64 << 10;
-
-/// The file, and the token that was last read from it.
-#[derive(Debug)]
-pub(crate) struct TokenFile {
-    path: PathBuf,
-    /// Marked as sensitive: its `Debug` omits the value.
-    last: Mutex<Option<HeaderValue>>,
-}
-
-impl TokenFile {
-    pub(crate) fn new(path: PathBuf) -> Self {
-        Self { path, last: Mutex::default() }
-    }
-
-    /// Returns the file's token, or the last one while the file cannot be read.
-    pub(crate) fn bearer(&self) -> Result<HeaderValue, ApiError> {
-        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-        match self.read() {
-            Ok(header) => Ok(last.insert(header).clone()),
-            Err(cause) => last.clone().ok_or_else(|| ApiError::Token {
-                path: self.path.display().to_string(),
-                cause: cause.to_string(),
-            }),
-        }
-    }
-
-    fn read(&self) -> io::Result<HeaderValue> {
-        let (file, _) = bounded_read::open_file(&self.path)?;
-        let mut text = String::new();
-        file.take(MAX_TOKEN).read_to_string(&mut text)?;
-        let token = text.trim();
-        let no_token = || io::Error::other("it contains no token");
-        if token.is_empty() || token.chars().any(char::is_whitespace) {
-            return Err(no_token());
-        }
-        let mut header = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| no_token())?;
-        header.set_sensitive(true);
-        Ok(header)
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gybe_test_support::TestDir;
 
     fn server(host: &str, port: &str) -> Option<String> {
         let account = ServiceAccount { host: host.into(), port: port.into(), directory: "/".into() };
@@ -246,24 +194,5 @@ mod tests {
         {
             assert_eq!(server(host, port), None, "{host} {port}");
         }
-    }
-
-    #[test]
-    fn f02_the_files_token_is_sent_and_the_last_one_while_it_cannot_be_read() {
-        let directory = TestDir::new("token");
-        let path = directory.join("token");
-        let file = TokenFile::new(path.clone());
-        assert!(matches!(file.bearer(), Err(ApiError::Token { .. })));
-        for token in ["one", "two\n", "three"] {
-            std::fs::write(&path, token).unwrap();
-            assert_eq!(file.bearer().unwrap(), format!("Bearer {}", token.trim()));
-        }
-        for nothing in ["", "\n", "a b", "a\u{1}b"] {
-            std::fs::write(&path, nothing).unwrap();
-            assert_eq!(file.bearer().unwrap(), "Bearer three", "{nothing:?}");
-        }
-        std::fs::remove_file(&path).unwrap();
-        assert_eq!(file.bearer().unwrap(), "Bearer three");
-        assert!(!format!("{file:?}").contains("three"));
     }
 }

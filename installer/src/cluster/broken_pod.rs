@@ -1,6 +1,6 @@
 //! A running pod that should be redirected and is not: whether it may be deleted or labelled, and that request.
 
-use super::objects::{ContainerStatus, Ignored, List, Object, PodStatus};
+use super::objects::{ContainerStatus, Ignored, Object, ObjectList, PodStatus};
 use super::own_node::ClusterNode;
 use super::pod_requests::{self, invalid_name};
 use super::queries::{QueryError, requested, run};
@@ -60,7 +60,7 @@ pub fn change_pod(
     let list = pod_requests::one_if_selected(&home.node, pod, fields, labels)?;
     run(async {
         let client = home.cluster.client().await?;
-        let listed: List<Value> = requested(&client, list, until).await?;
+        let listed: ObjectList<Value> = requested(&client, list, until).await?;
         let observed = listed.items.first().and_then(BrokenPod::parse);
         let Some(observed) = observed else { return Ok(Some(UNKNOWN.to_owned())) };
         let until = match confirm(&observed) {

@@ -4,12 +4,12 @@
 //! kube's own transport is not used because it repeats a refused request up to fifteen times, for as long as a server
 //! requests, and sends a token for up to a minute after it was replaced.
 
-use super::access::TokenFile;
 use super::error::{ApiError, has_hung_up, truncate};
 use super::pod_requests::MAX_OBJECT;
+use gybe_plugin::bounded_read;
 use http_body_util::{BodyExt, Collected, Limited};
 use hyper::body::Incoming;
-use hyper::header::{AUTHORIZATION, RETRY_AFTER};
+use hyper::header::{AUTHORIZATION, HeaderValue, RETRY_AFTER};
 use hyper::{Request, Response, StatusCode};
 use hyper_util::client::legacy;
 use hyper_util::client::legacy::connect::{Connect, HttpConnector};
@@ -18,7 +18,9 @@ use kube::client::{Body, ConfigExt};
 use kube::core::Status;
 use kube::{Client, Config};
 use serde::de::DeserializeOwned;
-use std::sync::Arc;
+use std::io::{self, Read};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tokio::time::timeout;
 use tower::util::{BoxCloneService, option_layer};
@@ -42,8 +44,53 @@ const READ_BUFFER: usize = 64 << 10;
 /// Error response bodies are truncated to this size.
 const MAX_ERROR_BODY: usize = 16 << 10;
 
+/// Bytes; larger than any token.
+const MAX_TOKEN: u64 = 64 << 10;
+
+/// The file, and the token that was last read from it. The kubelet renews a token in a file before it expires, so the
+/// file is read for every request. The kube crate caches a token for 50 seconds of wall-clock time, even if the API server
+/// has refused it in between. Requests are rare here, and a read from tmpfs takes microseconds.
+#[derive(Debug)]
+pub(crate) struct TokenFile {
+    path: PathBuf,
+    /// Marked as sensitive: its `Debug` omits the value.
+    last: Mutex<Option<HeaderValue>>,
+}
+
+impl TokenFile {
+    pub(crate) fn new(path: PathBuf) -> Self {
+        Self { path, last: Mutex::default() }
+    }
+
+    /// Returns the file's token, or the last one while the file cannot be read.
+    pub(crate) fn bearer(&self) -> Result<HeaderValue, ApiError> {
+        let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        match self.read() {
+            Ok(header) => Ok(last.insert(header).clone()),
+            Err(cause) => last.clone().ok_or_else(|| ApiError::Token {
+                path: self.path.display().to_string(),
+                cause: cause.to_string(),
+            }),
+        }
+    }
+
+    fn read(&self) -> io::Result<HeaderValue> {
+        let (file, _) = bounded_read::open_file(&self.path)?;
+        let mut text = String::new();
+        file.take(MAX_TOKEN).read_to_string(&mut text)?;
+        let token = text.trim();
+        let no_token = || io::Error::other("it contains no token");
+        if token.is_empty() || token.chars().any(char::is_whitespace) {
+            return Err(no_token());
+        }
+        let mut header = HeaderValue::try_from(format!("Bearer {token}")).map_err(|_| no_token())?;
+        header.set_sensitive(true);
+        Ok(header)
+    }
+}
+
 /// Sends a request, with the credentials of a kubeconfig.
-type Transport = BoxCloneService<Request<Body>, Response<Incoming>, BoxError>;
+type HttpTransport = BoxCloneService<Request<Body>, Response<Incoming>, BoxError>;
 
 /// Returns kube's client with our transport. Called in a runtime's context.
 pub(crate) fn client(config: &Config, token: Option<TokenFile>) -> Result<Client, kube::Error> {
@@ -107,7 +154,7 @@ where
 /// Sends a request with the token of the file, and once more if the server refused the token and the file contains a
 /// newer one.
 async fn authenticate(
-    transport: Transport,
+    transport: HttpTransport,
     token: Option<&TokenFile>,
     request: Request<Body>,
 ) -> Result<Response<Incoming>, ApiError> {
@@ -161,4 +208,29 @@ pub(crate) async fn object<T: DeserializeOwned>(
     let body = Limited::new(response.into_body(), MAX_OBJECT).collect().await;
     let bytes = body.map_err(|fault| ApiError::broken(&*fault))?.to_bytes();
     serde_json::from_slice(&bytes).map_err(|_| ApiError::Unreadable("is not an object of the requested kind"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gybe_test_support::TestDir;
+
+    #[test]
+    fn f02_the_files_token_is_sent_and_the_last_one_while_it_cannot_be_read() {
+        let directory = TestDir::new("token");
+        let path = directory.join("token");
+        let file = TokenFile::new(path.clone());
+        assert!(matches!(file.bearer(), Err(ApiError::Token { .. })));
+        for token in ["one", "two\n", "three"] {
+            std::fs::write(&path, token).unwrap();
+            assert_eq!(file.bearer().unwrap(), format!("Bearer {}", token.trim()));
+        }
+        for nothing in ["", "\n", "a b", "a\u{1}b"] {
+            std::fs::write(&path, nothing).unwrap();
+            assert_eq!(file.bearer().unwrap(), "Bearer three", "{nothing:?}");
+        }
+        std::fs::remove_file(&path).unwrap();
+        assert_eq!(file.bearer().unwrap(), "Bearer three");
+        assert!(!format!("{file:?}").contains("three"));
+    }
 }

@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 /// A page of a list, or a whole list.
 #[derive(Deserialize)]
 #[serde(bound = "T: Deserialize<'de>")]
-pub(crate) struct List<T> {
+pub(crate) struct ObjectList<T> {
     #[serde(default)]
     metadata: ListMetadata,
     #[serde(default = "Vec::new", deserialize_with = "null_is_empty")]
@@ -23,7 +23,7 @@ struct ListMetadata {
     r#continue: String,
 }
 
-impl<T> List<T> {
+impl<T> ObjectList<T> {
     /// Returns the token of the next page; none on the last one.
     pub(crate) fn next(&self) -> Option<&str> {
         Some(self.metadata.r#continue.as_str()).filter(|token| !token.is_empty())
@@ -107,7 +107,7 @@ pub(crate) struct PodStatus {
     #[serde(deserialize_with = "null_is_empty")]
     pub(crate) init_container_statuses: Vec<ContainerStatus>,
     pub(crate) container_statuses: Vec<ContainerStatus>,
-    pub(crate) conditions: Conditions,
+    pub(crate) conditions: StatusConditions,
 }
 
 #[derive(Deserialize, Default)]
@@ -141,9 +141,9 @@ pub(crate) struct Terminated {
 }
 
 #[derive(Deserialize, Default)]
-pub(crate) struct Conditions(#[serde(deserialize_with = "null_is_empty")] Vec<Condition>);
+pub(crate) struct StatusConditions(#[serde(deserialize_with = "null_is_empty")] Vec<Condition>);
 
-impl Conditions {
+impl StatusConditions {
     /// Returns the condition of this type, such as `Ready`.
     pub(crate) fn get(&self, kind: &str) -> Option<&Condition> {
         self.0.iter().find(|condition| condition.r#type == kind)
@@ -191,7 +191,7 @@ pub(crate) struct NodeSpec {
 #[derive(Deserialize, Default)]
 #[serde(default)]
 pub(crate) struct NodeStatus {
-    pub(crate) conditions: Conditions,
+    pub(crate) conditions: StatusConditions,
 }
 
 #[derive(Deserialize)]
@@ -210,7 +210,7 @@ mod tests {
 
     #[test]
     fn a_page_has_the_token_of_the_next_and_the_version_to_watch_from() {
-        let page = |text: &str| serde_json::from_str::<List<Ignored>>(text).unwrap();
+        let page = |text: &str| serde_json::from_str::<ObjectList<Ignored>>(text).unwrap();
         let last =
             page(r#"{"kind": "PodList", "metadata": {"resourceVersion": "7", "continue": ""}, "items": []}"#);
         assert_eq!((last.next(), last.version()), (None, Ok("7".to_owned())));
@@ -225,7 +225,7 @@ mod tests {
             r#"{"items": [{}]}"#,
             r#"{"items": [{"metadata": {"labels": null}, "status": {"conditions": null}}]}"#,
         ] {
-            let pods: List<Pod> = serde_json::from_str(text).unwrap();
+            let pods: ObjectList<Pod> = serde_json::from_str(text).unwrap();
             assert!(pods.items.iter().all(|pod| pod.metadata.labels.is_empty()), "{text}");
             assert!(pods.items.iter().all(|pod| pod.status.conditions.get("Ready").is_none()), "{text}");
         }

@@ -104,7 +104,7 @@ pub(crate) fn selected(node: &str, selected: &PodSelector) -> Result<Request<Vec
     pods.list(&params).map_err(|_| invalid_name())
 }
 
-pub(crate) type Pod = Manifest;
+pub(crate) type PodManifest = Manifest;
 
 fn of_node(node: &str) -> String {
     format!("spec.nodeName={node}")
@@ -115,8 +115,8 @@ pub(crate) fn invalid_name() -> ApiError {
 }
 
 /// Converts the API server's response to the plugin's facts; `preface` precedes the reason of a fault.
-pub(crate) fn facts_response(response: Result<Pod, ApiError>, preface: &str) -> FactsResponse {
-    match response.map(Pod::facts) {
+pub(crate) fn facts_response(response: Result<PodManifest, ApiError>, preface: &str) -> FactsResponse {
+    match response.map(PodManifest::facts) {
         Ok(Ok(facts)) => FactsResponse::Pod(Box::new(facts)),
         Ok(Err(fault)) => FactsResponse::Error(format!("{preface}the API server's answer is {fault}")),
         Err(fault) if fault.is_missing() => FactsResponse::Unknown,

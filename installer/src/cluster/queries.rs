@@ -4,7 +4,7 @@
 use super::access::{Cluster, ClusterError, ClusterNames};
 use super::client;
 use super::error::ApiError;
-use super::objects::{ConfigMap, List, Object, Pod};
+use super::objects::{ConfigMap, Object, ObjectList, Pod};
 use super::own_node::{ClusterNode, ObservedNode};
 use super::pod_requests::{self, PodSelector, invalid_name};
 use crate::error::chain;
@@ -122,7 +122,7 @@ pub fn has_ready_pod(
     selected: &PodSelector,
     until: Instant,
 ) -> Result<bool, QueryError> {
-    let pods: List<Pod> = send(cluster, pod_requests::selected(node, selected)?, until)?;
+    let pods: ObjectList<Pod> = send(cluster, pod_requests::selected(node, selected)?, until)?;
     let is_ready =
         |pod: &Pod| pod.status.conditions.get("Ready").is_some_and(|condition| condition.status == "True");
     Ok(pods.items.iter().any(is_ready))

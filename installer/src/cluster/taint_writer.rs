@@ -40,14 +40,14 @@ pub(crate) struct TaintOrder {
 
 /// When the next write may be made.
 #[derive(Debug, Default)]
-struct Schedule {
+struct TaintSchedule {
     next_write: Option<Instant>,
 }
 
 impl TaintWriter<'_> {
     /// Follows orders until `stop` is readable.
     pub(crate) fn follow(&self, stop: BorrowedFd<'_>, mut next: impl FnMut() -> TaintOrder) {
-        let (mut schedule, mut logged) = (Schedule::default(), String::new());
+        let (mut schedule, mut logged) = (TaintSchedule::default(), String::new());
         loop {
             let TaintOrder { taints, desired, mut wait } = next();
             let change = desired.and_then(|desired| {
@@ -104,7 +104,7 @@ impl TaintWriter<'_> {
     }
 }
 
-impl Schedule {
+impl TaintSchedule {
     /// Returns how long until the next write may be made.
     fn wait(&self, now: Instant) -> Duration {
         self.next_write.map_or(Duration::ZERO, |time| time.saturating_duration_since(now))
@@ -122,7 +122,7 @@ mod tests {
 
     #[test]
     fn the_node_is_written_at_most_once_a_minute_and_after_a_failure_in_five_seconds() {
-        let (mut schedule, start) = (Schedule::default(), Instant::now());
+        let (mut schedule, start) = (TaintSchedule::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(schedule.wait(start), Duration::ZERO);
         schedule.finish(true, start);

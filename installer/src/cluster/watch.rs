@@ -165,7 +165,7 @@ struct LineSplitter {
 
 /// A line exceeds the limit.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-struct TooLong;
+struct LineTooLong;
 
 impl LineSplitter {
     fn feed(&mut self, bytes: &[u8]) {
@@ -173,12 +173,12 @@ impl LineSplitter {
     }
 
     /// Returns the next complete line that is not empty.
-    fn next(&mut self) -> Result<Option<Vec<u8>>, TooLong> {
+    fn next(&mut self) -> Result<Option<Vec<u8>>, LineTooLong> {
         loop {
             let unseen = self.bytes.get(self.searched..).unwrap_or_default();
             let Some(end) = unseen.iter().position(|byte| *byte == b'\n') else {
                 self.searched = self.bytes.len();
-                return if self.searched > MAX_OBJECT { Err(TooLong) } else { Ok(None) };
+                return if self.searched > MAX_OBJECT { Err(LineTooLong) } else { Ok(None) };
             };
             let mut line: Vec<u8> = self.bytes.drain(..=self.searched.saturating_add(end)).collect();
             self.searched = 0;

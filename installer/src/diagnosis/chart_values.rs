@@ -18,7 +18,7 @@ const EMPTY: &str = "it is empty";
 /// A row of the table; the file explains the fields.
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Row {
+struct ValueRow {
     key: String,
     to: Option<String>,
     #[serde(default)]
@@ -26,21 +26,21 @@ struct Row {
     #[serde(default)]
     when: BTreeMap<String, String>,
     #[serde(default)]
-    join: Vec<Part>,
+    join: Vec<ValuePart>,
     refused: Option<String>,
     ignored: Option<String>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Part {
+struct ValuePart {
     key: String,
     default: String,
 }
 
 /// What becomes of one value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum ValueOutcome {
     /// Gybe's chart has it under this path.
     Set { to: String, value: Value },
     /// It has no effect, for this reason.
@@ -51,15 +51,15 @@ pub(crate) enum Outcome {
 
 /// The values for Gybe's chart.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Translation {
+pub(crate) struct ValuesTranslation {
     pub(crate) values: Map<String, Value>,
     /// Each path in the given values, in the order in which it was applied.
-    pub(crate) outcomes: Vec<(String, Outcome)>,
+    pub(crate) outcomes: Vec<(String, ValueOutcome)>,
 }
 
 /// The tables that this program contains.
 pub(crate) struct ChartValues {
-    rows: Vec<Row>,
+    rows: Vec<ValueRow>,
     schema: Value,
 }
 
@@ -73,12 +73,12 @@ impl ChartValues {
     }
 
     /// Translates values: those below `cni` override the others, as in both charts.
-    pub(crate) fn translate(&self, given: &Map<String, Value>) -> Translation {
+    pub(crate) fn translate(&self, given: &Map<String, Value>) -> ValuesTranslation {
         let mut given = given.clone();
         if let Some(Value::Object(below)) = given.remove("cni") {
             merge(&mut given, &below);
         }
-        let mut translation = Translation::default();
+        let mut translation = ValuesTranslation::default();
         for path in leaves(&given, &|path| self.is_one_value(path)) {
             let Some(value) = at(&given, &path) else { continue };
             if !self.rows.iter().any(|row| row.is_about(&path, value)) {
@@ -95,14 +95,14 @@ impl ChartValues {
         translation
     }
 
-    fn outcome_without_row(&self, path: &str, value: &Value) -> Outcome {
+    fn outcome_without_row(&self, path: &str, value: &Value) -> ValueOutcome {
         if self.is_in_schema(path) {
-            return Outcome::Set { to: path.to_owned(), value: value.clone() };
+            return ValueOutcome::Set { to: path.to_owned(), value: value.clone() };
         }
         match path.split('.').next() {
-            _ if is_empty(value) => Outcome::Ignored(EMPTY.to_owned()),
-            Some(GLOBAL) => Outcome::Ignored("Gybe's chart does not read it".to_owned()),
-            _ => Outcome::Refused("Gybe's chart has no such value".to_owned()),
+            _ if is_empty(value) => ValueOutcome::Ignored(EMPTY.to_owned()),
+            Some(GLOBAL) => ValueOutcome::Ignored("Gybe's chart does not read it".to_owned()),
+            _ => ValueOutcome::Refused("Gybe's chart has no such value".to_owned()),
         }
     }
 
@@ -126,40 +126,40 @@ impl ChartValues {
     }
 }
 
-impl Row {
+impl ValueRow {
     /// A map is never a value of istio-cni's chart: `image` is one of Gybe's.
     fn is_about(&self, path: &str, value: &Value) -> bool {
         self.key == path && !value.is_object()
     }
 
-    fn outcome(&self, value: &Value, given: &Map<String, Value>, own: &Map<String, Value>) -> Outcome {
+    fn outcome(&self, value: &Value, given: &Map<String, Value>, own: &Map<String, Value>) -> ValueOutcome {
         let is = |(path, expected): (&String, &String)| {
             at(given, path).is_some_and(|value| text(value) == *expected)
         };
         if text(value).is_empty() {
-            return Outcome::Ignored(EMPTY.to_owned());
+            return ValueOutcome::Ignored(EMPTY.to_owned());
         }
         if !self.when.iter().all(is) {
             let conditions: Vec<String> =
                 self.when.iter().map(|(path, text)| format!("{path}: {text}")).collect();
-            return Outcome::Ignored(format!("it applies only with {}", conditions.join(", ")));
+            return ValueOutcome::Ignored(format!("it applies only with {}", conditions.join(", ")));
         }
         if let Some(to) = self.to.as_ref().filter(|_| self.key.starts_with("global."))
             && at(own, to).is_some_and(|value| !is_empty(value))
         {
-            return Outcome::Ignored(format!("{to} is set"));
+            return ValueOutcome::Ignored(format!("{to} is set"));
         }
         let value = match (self.of.get(&text(value)), &self.refused, &self.ignored) {
-            (Some(None), ..) => return Outcome::Ignored("this is Gybe's default".to_owned()),
+            (Some(None), ..) => return ValueOutcome::Ignored("this is Gybe's default".to_owned()),
             (Some(Some(text)), ..) => Value::from(text.clone()),
-            (None, Some(why), _) => return Outcome::Refused(why.clone()),
-            (None, None, Some(why)) => return Outcome::Ignored(why.clone()),
+            (None, Some(why), _) => return ValueOutcome::Refused(why.clone()),
+            (None, None, Some(why)) => return ValueOutcome::Ignored(why.clone()),
             (None, None, None) if !self.of.is_empty() => {
                 let known: Vec<&str> = self.of.keys().map(String::as_str).collect();
-                return Outcome::Refused(format!("{} is none of {}", text(value), known.join(", ")));
+                return ValueOutcome::Refused(format!("{} is none of {}", text(value), known.join(", ")));
             }
             (None, None, None) if !self.join.is_empty() => {
-                let part = |part: &Part| {
+                let part = |part: &ValuePart| {
                     at(given, &part.key).filter(|value| !is_empty(value)).map_or(part.default.clone(), text)
                 };
                 Value::from(self.join.iter().map(part).collect::<Vec<_>>().join("="))
@@ -167,15 +167,15 @@ impl Row {
             (None, None, None) => value.clone(),
         };
         match &self.to {
-            Some(to) => Outcome::Set { to: to.clone(), value },
-            None => Outcome::Refused("Gybe's chart has no such value".to_owned()),
+            Some(to) => ValueOutcome::Set { to: to.clone(), value },
+            None => ValueOutcome::Refused("Gybe's chart has no such value".to_owned()),
         }
     }
 }
 
-impl Translation {
-    fn add(&mut self, path: String, outcome: Outcome) {
-        if let Outcome::Set { to, value } = &outcome {
+impl ValuesTranslation {
+    fn add(&mut self, path: String, outcome: ValueOutcome) {
+        if let ValueOutcome::Set { to, value } = &outcome {
             let nested = to
                 .rsplit('.')
                 .fold(value.clone(), |value, name| Value::Object(Map::from_iter([(name.to_owned(), value)])));
@@ -241,9 +241,9 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn translated(given: &Value) -> (Value, BTreeMap<String, Outcome>) {
+    fn translated(given: &Value) -> (Value, BTreeMap<String, ValueOutcome>) {
         let table = ChartValues::read().unwrap();
-        let Translation { values, outcomes } = table.translate(given.as_object().unwrap());
+        let ValuesTranslation { values, outcomes } = table.translate(given.as_object().unwrap());
         (values.into(), outcomes.into_iter().collect())
     }
 
@@ -291,9 +291,9 @@ mod tests {
         });
         let (values, outcomes) = translated(&given);
         assert_eq!(values, json!({}));
-        let refused = |outcome: &Outcome| matches!(outcome, Outcome::Refused(_));
+        let refused = |outcome: &ValueOutcome| matches!(outcome, ValueOutcome::Refused(_));
         let (refused, ignored): (Vec<_>, Vec<_>) = outcomes.iter().partition(|(_, outcome)| refused(outcome));
-        let paths = |found: Vec<(&String, &Outcome)>| {
+        let paths = |found: Vec<(&String, &ValueOutcome)>| {
             found.into_iter().map(|(path, _)| path.clone()).collect::<Vec<_>>()
         };
         assert_eq!(paths(refused), ["ambient.enabled", "ambient.new", "chained", "hub", "new.a"]);
@@ -309,7 +309,7 @@ mod tests {
         } });
         let (values, outcomes) = translated(&given);
         assert_eq!(values, json!({ "settings": { "log_level": "debug" } }));
-        let refused = outcomes.iter().filter(|(_, outcome)| matches!(outcome, Outcome::Refused(_)));
+        let refused = outcomes.iter().filter(|(_, outcome)| matches!(outcome, ValueOutcome::Refused(_)));
         assert_eq!(refused.count(), 0, "{outcomes:?}");
         for (level, expected) in [("fatal", json!("error")), ("trace", json!(null))] {
             let values = translated(&json!({ "logLevel": level })).0;

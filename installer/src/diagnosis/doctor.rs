@@ -18,7 +18,7 @@ use std::fmt;
 
 /// One finding about the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Finding {
+pub struct DoctorFinding {
     pub about: About,
     pub state: Severity,
     pub text: String,
@@ -172,7 +172,7 @@ impl Severity {
     }
 }
 
-impl Finding {
+impl DoctorFinding {
     fn well(about: About, text: impl Into<String>) -> Self {
         Self { about, state: Severity::Ok, text: text.into(), remedy: None, section: None }
     }
@@ -200,7 +200,7 @@ impl Finding {
 
 /// Judges the observed node.
 #[must_use]
-pub fn examine(observation: &Observation) -> Vec<Finding> {
+pub fn examine(observation: &Observation) -> Vec<DoctorFinding> {
     let ours = OurEntries::find(&observation.snapshot.conf);
     let mut found = directories::examine(observation);
     found.extend(chain::examine(observation, &ours));
@@ -221,16 +221,16 @@ pub fn examine(observation: &Observation) -> Vec<Finding> {
 }
 
 /// Returns the only finding for a user who may not read the node: to that user, what cannot be read is missing.
-fn refused(user: u32, found: &[Finding]) -> Option<Finding> {
+fn refused(user: u32, found: &[DoctorFinding]) -> Option<DoctorFinding> {
     let refused = found.iter().filter(|finding| finding.remedy == Some(Remedy::RunAsRoot));
     let refused: Vec<&str> = refused.map(|finding| finding.text.as_str()).collect();
     let text = format!("user {user} cannot check this node: {}", refused.join("; "));
-    (!refused.is_empty()).then(|| Finding::wrong(About::Node, text, Remedy::RunAsRoot))
+    (!refused.is_empty()).then(|| DoctorFinding::wrong(About::Node, text, Remedy::RunAsRoot))
 }
 
 /// Reports whether no finding is `Wrong`.
 #[must_use]
-pub fn is_well(found: &[Finding]) -> bool {
+pub fn is_well(found: &[DoctorFinding]) -> bool {
     found.iter().all(|finding| finding.state != Severity::Wrong)
 }
 

@@ -36,14 +36,14 @@ pub struct Subject<'p> {
     /// The addresses in its network namespace, in the kernel's order.
     pub addresses: &'p [IpAddr],
     /// Whether the addresses are those of its namespace or assumed ones.
-    pub addresses_are: Addresses,
+    pub addresses_are: PodAddresses,
     /// The families that an operator chose in place of those that the addresses give.
     pub families: Option<Families>,
 }
 
 /// Where the addresses of an explanation are from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Addresses {
+pub enum PodAddresses {
     /// The pod's network namespace.
     Read,
     /// No namespace is known: one IPv4 and one IPv6 address, in this order.
@@ -341,8 +341,8 @@ fn source(input: &Input<'_>, subject: &Subject<'_>) -> String {
         Source::SecurityContext { field, value } => format!("securityContext.{field} of {PROXY}: {value}"),
         Source::Key { name, value } => format!("{name}: {value} in the plugin's configuration"),
         Source::Addresses => match subject.addresses_are {
-            Addresses::Read => "the pod's first address".to_owned(),
-            Addresses::Assumed => "assuming that the pod's first address is IPv4".to_owned(),
+            PodAddresses::Read => "the pod's first address".to_owned(),
+            PodAddresses::Assumed => "assuming that the pod's first address is IPv4".to_owned(),
         },
     };
     match input.key {

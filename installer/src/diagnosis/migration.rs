@@ -10,7 +10,7 @@ use gybe_plugin::gates::LeaveAloneReason;
 
 /// What the move to Gybe changes for a pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Change {
+pub enum OutcomeChange {
     /// Nothing; the reason in a sentence.
     None(String),
     /// Connections end otherwise; a sentence for each kind, what happens now first.
@@ -23,7 +23,7 @@ pub enum Change {
 #[derive(Debug, Clone)]
 pub struct SandboxChange {
     pub sandbox: Sandbox,
-    pub change: Change,
+    pub change: OutcomeChange,
 }
 
 /// Compares each sandbox's connections now with those under the rules that Gybe would write, in the order of the
@@ -34,9 +34,9 @@ pub fn changes(sandboxes: Vec<Sandbox>, sources: &PolicySources) -> Vec<SandboxC
     sandboxes.into_iter().map(change).collect()
 }
 
-fn change(sandbox: &Sandbox, sources: &PolicySources) -> Change {
+fn change(sandbox: &Sandbox, sources: &PolicySources) -> OutcomeChange {
     let Network::Own(path) = &sandbox.network else {
-        return Change::None("it uses the node's network".to_owned());
+        return OutcomeChange::None("it uses the node's network".to_owned());
     };
     let netns = match Netns::open(path) {
         Ok(netns) => netns,
@@ -44,7 +44,7 @@ fn change(sandbox: &Sandbox, sources: &PolicySources) -> Change {
     };
     match sources.desired(sandbox, || addresses_in(&netns)) {
         Desired::NotKnown { why, .. } => unknown(why),
-        Desired::LeftAlone(reason @ LeaveAloneReason::IstioInit) => Change::None(reason.to_string()),
+        Desired::LeftAlone(reason @ LeaveAloneReason::IstioInit) => OutcomeChange::None(reason.to_string()),
         Desired::LeftAlone(reason) => compared(
             &netns,
             sandbox,
@@ -58,17 +58,24 @@ fn change(sandbox: &Sandbox, sources: &PolicySources) -> Change {
     }
 }
 
-fn compared(netns: &Netns, sandbox: &Sandbox, policy: Option<&RedirectPolicy>, same: String) -> Change {
+fn compared(
+    netns: &Netns,
+    sandbox: &Sandbox,
+    policy: Option<&RedirectPolicy>,
+    same: String,
+) -> OutcomeChange {
     let programs = sandbox.cgroups.programs();
     match netns.run(|| compare_treatment(policy, &programs)) {
-        Ok(Ok(Treatment { differences, .. })) if !differences.is_empty() => Change::Otherwise(differences),
-        Ok(Ok(Treatment { unknown, .. })) if !unknown.is_empty() => Change::Unknown(unknown),
-        Ok(Ok(_)) => Change::None(same),
+        Ok(Ok(Treatment { differences, .. })) if !differences.is_empty() => {
+            OutcomeChange::Otherwise(differences)
+        }
+        Ok(Ok(Treatment { unknown, .. })) if !unknown.is_empty() => OutcomeChange::Unknown(unknown),
+        Ok(Ok(_)) => OutcomeChange::None(same),
         Ok(Err(why)) => unknown(format!("its rules cannot be read: {}", chain(&why))),
         Err(why) => unknown(format!("its network namespace cannot be entered: {}", chain(&why))),
     }
 }
 
-fn unknown(why: String) -> Change {
-    Change::Unknown(vec![why])
+fn unknown(why: String) -> OutcomeChange {
+    OutcomeChange::Unknown(vec![why])
 }

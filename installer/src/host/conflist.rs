@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::json::{self, JsonError, JsonKind, JsonValue};
 use super::observe::FileName;
-use entry::{Entry, Layout, layout_of};
+use entry::{Entry, EntryLayout, layout_of};
 
 pub const ISTIO: &str = "istio-cni";
 /// The network name that pods request: Istio's injector writes `k8s.v1.cni.cncf.io/networks: default/istio-cni`
@@ -169,7 +169,7 @@ impl<'a> PluginChain<'a> {
 
     fn addition(&self, entry: &Entry) -> Edit {
         let Some(last) = self.links.last() else {
-            return (self.start..self.start, entry.print(&Layout::OneLine));
+            return (self.start..self.start, entry.print(&EntryLayout::OneLine));
         };
         let before = match self.links.len().checked_sub(2).and_then(|n| self.links.get(n)) {
             Some(previous) => previous.span.end..last.span.start,
@@ -258,7 +258,7 @@ pub fn as_list(name: &FileName) -> Vec<FileName> {
 }
 
 /// Makes the list; `entry` prints our entry. White space around the single plugin's object stays around the list.
-fn wrapped(single: &[u8], entry: impl FnOnce(&Layout) -> Vec<u8>) -> Result<Vec<u8>, ConflistError> {
+fn wrapped(single: &[u8], entry: impl FnOnce(&EntryLayout) -> Vec<u8>) -> Result<Vec<u8>, ConflistError> {
     let tree = json::parse(single)?;
     if !tree.is_object() {
         return Err(ConflistError::NoPlugins);
@@ -291,18 +291,18 @@ fn wrapped(single: &[u8], entry: impl FnOnce(&Layout) -> Vec<u8>) -> Result<Vec<
     Ok(out)
 }
 
-fn outer_layout(single: &[u8], tree: &JsonValue) -> Layout {
+fn outer_layout(single: &[u8], tree: &JsonValue) -> EntryLayout {
     match layout_of(single, &tree.span) {
-        Layout::Lines { newline, unit, .. } => Layout::Lines { newline, base: Vec::new(), unit },
-        Layout::OneLine => Layout::OneLine,
+        EntryLayout::Lines { newline, unit, .. } => EntryLayout::Lines { newline, base: Vec::new(), unit },
+        EntryLayout::OneLine => EntryLayout::OneLine,
     }
 }
 
-fn deeper(layout: &Layout) -> Layout {
+fn deeper(layout: &EntryLayout) -> EntryLayout {
     match layout {
-        Layout::Lines { newline, unit, .. } => {
-            Layout::Lines { newline: newline.clone(), base: unit.repeat(2), unit: unit.clone() }
+        EntryLayout::Lines { newline, unit, .. } => {
+            EntryLayout::Lines { newline: newline.clone(), base: unit.repeat(2), unit: unit.clone() }
         }
-        Layout::OneLine => Layout::OneLine,
+        EntryLayout::OneLine => EntryLayout::OneLine,
     }
 }

@@ -241,14 +241,14 @@ impl Access {
 
 /// The identity of a file and of its last change: while both are equal, the file does not have to be read again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) struct Identity {
+pub(crate) struct FileIdentity {
     /// Device and inode.
     file: (u64, u64),
     /// Every write moves the change time, and the writer cannot set it back.
     changed: (i64, i64),
 }
 
-impl Identity {
+impl FileIdentity {
     pub(crate) fn of(there: &Metadata) -> Self {
         Self { file: (there.dev(), there.ino()), changed: (there.ctime(), there.ctime_nsec()) }
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use super::apply::FailedChange;
 use super::change::Change;
-use crate::host::observe::Identity;
+use crate::host::observe::FileIdentity;
 use crate::retry::Backoff;
 
 const FIRST_WAIT: Duration = Duration::from_secs(1);
@@ -20,7 +20,7 @@ const LONGEST_WAIT_WITHOUT: Duration = Duration::from_secs(10);
 pub(super) struct ProgramRetries {
     retries: Vec<Retry>,
     /// The programs' directory after our last try.
-    directory: Option<Identity>,
+    directory: Option<FileIdentity>,
 }
 
 #[derive(Debug, Clone)]
@@ -91,8 +91,8 @@ fn of<'a>(retries: &'a [Retry], change: &Change) -> Option<&'a Retry> {
     retries.iter().find(|retry| retry.failed.change == *change)
 }
 
-fn identity(directory: &Path) -> Option<Identity> {
-    fs::metadata(directory).ok().map(|metadata| Identity::of(&metadata))
+fn identity(directory: &Path) -> Option<FileIdentity> {
+    fs::metadata(directory).ok().map(|metadata| FileIdentity::of(&metadata))
 }
 
 #[cfg(test)]

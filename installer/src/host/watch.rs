@@ -38,12 +38,12 @@ impl WatchedDirectories {
 #[derive(Debug)]
 struct Watches {
     inotify: Option<Inotify>,
-    identities: Vec<Identity>,
+    identities: Vec<PathIdentity>,
     mode: WatchMode,
 }
 
 /// Device and inode of the directory; none if it does not exist.
-type Identity = Option<(u64, u64)>;
+type PathIdentity = Option<(u64, u64)>;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum WatchMode {
@@ -208,6 +208,6 @@ fn add(inotify: &Inotify, paths: &WatchedDirectories) -> Result<(), Errno> {
     Ok(())
 }
 
-fn identities(paths: &WatchedDirectories) -> Vec<Identity> {
+fn identities(paths: &WatchedDirectories) -> Vec<PathIdentity> {
     paths.all().map(|path| stat(path).ok().map(|stat| (stat.st_dev, stat.st_ino))).collect()
 }

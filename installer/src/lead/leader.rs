@@ -15,8 +15,8 @@
 //! | the container of the old pod restarts | the new one: the pod's start counts, not the process'. Of two containers `repair`, which have no directory of their pod, the one that started last |
 //! | an agent without this protocol runs, too | the one with it; the other changes the node until it ends |
 
-use super::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, Socket, SocketContext, SocketHealth};
-use super::socket_file::{self, SocketError};
+use super::socket::{self, SocketFileError};
+use super::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, ServedSocket, SocketContext, SocketHealth};
 use crate::retry::since_boot;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -60,7 +60,7 @@ pub(crate) struct Candidate {
 pub(crate) struct Lead {
     lock: Flock<File>,
     path: PathBuf,
-    requests: Socket<UnixListener>,
+    requests: ServedSocket<UnixListener>,
     clients: Vec<Client>,
     started: u64,
 }
@@ -91,7 +91,7 @@ pub(crate) enum LeadEnd {
 }
 
 /// How an attempt to follow a leader ended.
-enum Followed {
+enum FollowEnd {
     Stopped,
     /// The leader ended, or released the lock and waits until this connection is closed.
     Released(Option<UnixStream>),
@@ -110,7 +110,7 @@ impl Candidate {
         stop: BorrowedFd<'_>,
         is_prepared: &mut dyn FnMut() -> bool,
         waits: impl FnOnce(),
-    ) -> Result<Option<Lead>, SocketError> {
+    ) -> Result<Option<Lead>, SocketFileError> {
         let (mut waits, mut released) = (Some(waits), None);
         loop {
             let lead = self.take()?;
@@ -122,42 +122,46 @@ impl Candidate {
                 waits();
             }
             match self.follow(stop, is_prepared)? {
-                Followed::Stopped => return Ok(None),
-                Followed::Released(connection) => released = connection,
+                FollowEnd::Stopped => return Ok(None),
+                FollowEnd::Released(connection) => released = connection,
             }
         }
     }
 
     /// Takes the lock and listens; returns none while another agent holds the lock.
-    fn take(&self) -> Result<Option<Lead>, SocketError> {
+    fn take(&self) -> Result<Option<Lead>, SocketFileError> {
         let Some(lock) = lock(&self.lock)? else { return Ok(None) };
-        let requests = Socket::open(&self.socket, SockType::Stream)?;
+        let requests = ServedSocket::open(&self.socket, SockType::Stream)?;
         let (path, started) = (self.lock.clone(), self.started);
         Ok(Some(Lead { lock, path, requests, clients: Vec::new(), started }))
     }
 
     /// Stays connected to the leader until it ends or hands over.
-    fn follow(&self, stop: BorrowedFd<'_>, is_prepared: &mut dyn FnMut() -> bool) -> Result<Followed, Errno> {
+    fn follow(
+        &self,
+        stop: BorrowedFd<'_>,
+        is_prepared: &mut dyn FnMut() -> bool,
+    ) -> Result<FollowEnd, Errno> {
         let Ok(mut stream) = UnixStream::connect(&self.socket) else {
             // A leader listens a moment after it took the lock.
             let has_stopped = wait(&[stop], RETRY_INTERVAL)?.contains(&true);
-            return Ok(if has_stopped { Followed::Stopped } else { Followed::Released(None) });
+            return Ok(if has_stopped { FollowEnd::Stopped } else { FollowEnd::Released(None) });
         };
         let mut has_requested = false;
         loop {
             if !has_requested && is_prepared() {
                 let request = json!({ "version": VERSION, "started": self.started, "agent": self.name });
                 if stream.write_all(format!("{request}\n").as_bytes()).is_err() {
-                    return Ok(Followed::Released(None));
+                    return Ok(FollowEnd::Released(None));
                 }
                 has_requested = true;
             }
             let interval = if has_requested { CHECK_INTERVAL } else { RETRY_INTERVAL };
             match *wait(&[stop, stream.as_fd()], interval)? {
-                [true, _] => return Ok(Followed::Stopped),
+                [true, _] => return Ok(FollowEnd::Stopped),
                 [_, true] => {
                     let is_handed_over = matches!(stream.read(&mut [0; MAX_REQUEST]), Ok(1..));
-                    return Ok(Followed::Released(is_handed_over.then_some(stream)));
+                    return Ok(FollowEnd::Released(is_handed_over.then_some(stream)));
                 }
                 _ => {}
             }
@@ -275,8 +279,8 @@ impl Client {
 }
 
 /// Locks the file; returns none while another process holds it.
-fn lock(path: &Path) -> Result<Option<Flock<File>>, SocketError> {
-    socket_file::directory(path.parent().unwrap_or(Path::new("/")))?;
+fn lock(path: &Path) -> Result<Option<Flock<File>>, SocketFileError> {
+    socket::directory(path.parent().unwrap_or(Path::new("/")))?;
     loop {
         let flags = nix::libc::O_NOFOLLOW | nix::libc::O_CLOEXEC;
         let mut options = OpenOptions::new();

@@ -10,7 +10,7 @@ pub use flags::Order;
 pub use options::ValidationOptions;
 
 use crate::pod::policy_file::{PolicyFault, PolicyFile, PolicyFileError};
-use flags::{FLAGS, Meaning, Setting, VARIABLES};
+use flags::{FLAGS, FlagMeaning, Setting, VARIABLES};
 use gybe_netfilter::apply::backend::BackendKind;
 use gybe_plugin::pod::parse_bool;
 use serde_json::{Map, Value};
@@ -154,8 +154,8 @@ impl InitArgs {
 
     /// As [`Self::take`], but a value that is neither true nor false counts as false, as with pflag: Istio's injector
     /// copies whatever `proxyMetadata` has.
-    fn take_variable(&mut self, meaning: Meaning, name: &str, value: &str) -> Result<(), InitArgsError> {
-        if matches!(meaning, Meaning::Bool(_) | Meaning::Order(_)) && parse_bool(value).is_none() {
+    fn take_variable(&mut self, meaning: FlagMeaning, name: &str, value: &str) -> Result<(), InitArgsError> {
+        if matches!(meaning, FlagMeaning::Bool(_) | FlagMeaning::Order(_)) && parse_bool(value).is_none() {
             let note = format!(
                 "note: {name} is {value:?}, which is neither true nor false; it counts as false, as in Istio"
             );
@@ -210,28 +210,30 @@ impl InitArgs {
         Ok(())
     }
 
-    fn take(&mut self, meaning: Meaning, name: &str, value: &str) -> Result<(), InitArgsError> {
+    fn take(&mut self, meaning: FlagMeaning, name: &str, value: &str) -> Result<(), InitArgsError> {
         self.has_policy_arguments |= meaning.key().is_some();
         match meaning {
-            Meaning::Nothing | Meaning::NothingBare => {}
-            Meaning::Ignored | Meaning::IgnoredBare
+            FlagMeaning::Nothing | FlagMeaning::NothingBare => {}
+            FlagMeaning::Ignored | FlagMeaning::IgnoredBare
                 if value.is_empty() || matches!(boolean(name, value), Ok(false)) => {}
-            Meaning::Ignored | Meaning::IgnoredBare => {
+            FlagMeaning::Ignored | FlagMeaning::IgnoredBare => {
                 let dashes = if name.starts_with(char::is_lowercase) { "--" } else { "" };
                 self.notes.insert(format!("note: {dashes}{name} is ignored: it has no meaning for gybe"));
             }
-            Meaning::Setting(setting) => drop(self.settings.insert(setting, value.to_owned())),
-            Meaning::Mode(key) | Meaning::Value(key) | Meaning::Number(key) if value.is_empty() => {
+            FlagMeaning::Setting(setting) => drop(self.settings.insert(setting, value.to_owned())),
+            FlagMeaning::Mode(key) | FlagMeaning::Value(key) | FlagMeaning::Number(key)
+                if value.is_empty() =>
+            {
                 drop(self.policy.remove(key));
             }
-            Meaning::Mode(key) => self.set(key, flags::mode(value)),
-            Meaning::Value(key) => self.set(key, value),
-            Meaning::Number(key) => self.set(key, flags::number(value)),
-            Meaning::List(key) => self.set(key, list(value, |item| item.into())),
-            Meaning::Numbers(key) => self.set(key, list(value, flags::number)),
-            Meaning::Ports(key) => self.set(key, list(value, flags::ports)),
-            Meaning::Bool(key) => self.set(key, boolean(name, value)?),
-            Meaning::Order(order) => {
+            FlagMeaning::Mode(key) => self.set(key, flags::mode(value)),
+            FlagMeaning::Value(key) => self.set(key, value),
+            FlagMeaning::Number(key) => self.set(key, flags::number(value)),
+            FlagMeaning::List(key) => self.set(key, list(value, |item| item.into())),
+            FlagMeaning::Numbers(key) => self.set(key, list(value, flags::number)),
+            FlagMeaning::Ports(key) => self.set(key, list(value, flags::ports)),
+            FlagMeaning::Bool(key) => self.set(key, boolean(name, value)?),
+            FlagMeaning::Order(order) => {
                 if boolean(name, value)? {
                     self.orders.insert(order);
                 } else {
@@ -250,7 +252,7 @@ impl InitArgs {
 /// Returns the policy of `istio-iptables` without arguments: it captures no port and no address.
 fn capture_nothing() -> Map<String, Value> {
     let lists = FLAGS.iter().filter_map(|flag| match flag.meaning {
-        Meaning::List(key) | Meaning::Numbers(key) | Meaning::Ports(key) => {
+        FlagMeaning::List(key) | FlagMeaning::Numbers(key) | FlagMeaning::Ports(key) => {
             Some((key.to_owned(), Value::Array(Vec::new())))
         }
         _ => None,

@@ -30,7 +30,7 @@ impl PodTemplate {
 }
 
 #[derive(Debug, thiserror::Error)]
-pub enum ManifestError {
+pub enum ManifestFileError {
     #[error("the manifest is longer than {LONGEST} bytes")]
     TooLong,
     /// Neither YAML nor JSON, or above the limits of depth, nodes and aliases.
@@ -48,16 +48,16 @@ fn among(kinds: &[String]) -> String {
 ///
 /// # Errors
 /// When the text is too long, is not valid, or contains no pod.
-pub fn pods(text: &str) -> Result<Vec<PodTemplate>, ManifestError> {
+pub fn pods(text: &str) -> Result<Vec<PodTemplate>, ManifestFileError> {
     if text.len() > LONGEST {
-        return Err(ManifestError::TooLong);
+        return Err(ManifestFileError::TooLong);
     }
-    let mut found = Found::default();
+    let mut found = FoundPod::default();
     for document in documents(text)? {
         found.add(document);
     }
     if found.pods.is_empty() {
-        return Err(ManifestError::NoPod { kinds: found.others });
+        return Err(ManifestFileError::NoPod { kinds: found.others });
     }
     for one in &mut found.pods {
         let namespace = one.pod.pointer("/metadata/namespace").and_then(Value::as_str);
@@ -67,24 +67,25 @@ pub fn pods(text: &str) -> Result<Vec<PodTemplate>, ManifestError> {
 }
 
 /// Aliases may repeat parts of a manifest but not multiply them: 250,000 nodes in all.
-fn documents(text: &str) -> Result<Vec<Value>, ManifestError> {
+fn documents(text: &str) -> Result<Vec<Value>, ManifestFileError> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_depth: 64, max_nodes: 250_000, max_documents: 1_024 },
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 250_000 },
         non_finite_float_policy: NonFiniteFloatPolicy::AsString,
         with_snippet: false,
     };
-    serde_saphyr::from_multiple_with_options(text, options).map_err(|e| ManifestError::Syntax(Box::new(e)))
+    serde_saphyr::from_multiple_with_options(text, options)
+        .map_err(|e| ManifestFileError::Syntax(Box::new(e)))
 }
 
 #[derive(Default)]
-struct Found {
+struct FoundPod {
     pods: Vec<PodTemplate>,
     namespaces: BTreeMap<String, Labels>,
     others: Vec<String>,
 }
 
-impl Found {
+impl FoundPod {
     fn add(&mut self, object: Value) {
         let Value::Object(mut object) = object else { return };
         if let Some(Value::Array(items)) = object.remove("items") {

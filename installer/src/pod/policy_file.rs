@@ -20,7 +20,7 @@ use gybe_netfilter::model::policy::{
 };
 use gybe_plugin::conf::Ipv6Setting;
 use gybe_plugin::families;
-use read::{ListOrAll, Reader};
+use read::{ListOrAll, PolicyReader};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -82,7 +82,7 @@ impl PolicyFile {
     /// # Errors
     /// All faults of the object.
     pub fn from_entries(entries: &Map<String, Value>) -> Result<Self, PolicyFileError> {
-        let mut reader = Reader::new(entries);
+        let mut reader = PolicyReader::new(entries);
         let file = Self { policy: policy(&mut reader), families: family_choice(&mut reader) };
         reader.finish()?;
         Ok(file)
@@ -111,7 +111,7 @@ impl PolicyFile {
     }
 }
 
-fn policy(reader: &mut Reader<'_>) -> RedirectPolicy {
+fn policy(reader: &mut PolicyReader<'_>) -> RedirectPolicy {
     let uids = reader.list("proxy_uids", values::id);
     let gids = reader.list("proxy_gids", values::id);
     let proxy_uids = owners(uids).unwrap_or_else(|| Owners::new(PROXY_ID, []));
@@ -139,7 +139,7 @@ fn policy(reader: &mut Reader<'_>) -> RedirectPolicy {
     }
 }
 
-fn family_choice(reader: &mut Reader<'_>) -> FamilyChoice {
+fn family_choice(reader: &mut PolicyReader<'_>) -> FamilyChoice {
     let dual_stack = reader.flag("dual_stack").unwrap_or(false);
     match reader.flag("enable_ipv6") {
         Some(true) => FamilyChoice::Fixed(Families::V4AndV6),
@@ -149,7 +149,7 @@ fn family_choice(reader: &mut Reader<'_>) -> FamilyChoice {
     }
 }
 
-fn mode(reader: &mut Reader<'_>) -> Mode {
+fn mode(reader: &mut PolicyReader<'_>) -> Mode {
     let mark = reader.text("tproxy_mark", values::mark).unwrap_or(TPROXY_MARK);
     let route_table = reader.text("tproxy_route_table", values::route_table).unwrap_or(TPROXY_TABLE);
     match reader.text("mode", values::mode) {
@@ -158,7 +158,7 @@ fn mode(reader: &mut Reader<'_>) -> Mode {
     }
 }
 
-fn port(reader: &mut Reader<'_>, key: &'static str, default: Port) -> Port {
+fn port(reader: &mut PolicyReader<'_>, key: &'static str, default: Port) -> Port {
     reader.text(key, values::listener).unwrap_or(default)
 }
 
@@ -167,7 +167,7 @@ fn owners(ids: Vec<u32>) -> Option<Owners> {
     ids.next().map(|first| Owners::new(first, ids))
 }
 
-fn inbound(reader: &mut Reader<'_>) -> Inbound {
+fn inbound(reader: &mut PolicyReader<'_>) -> Inbound {
     let is_given = reader.is_given("inbound_ports_exclude");
     let excluded = ports(reader, "inbound_ports_exclude");
     let excluded = if is_given { excluded } else { PROXY_PORTS.into_iter().collect() };
@@ -177,11 +177,11 @@ fn inbound(reader: &mut Reader<'_>) -> Inbound {
     }
 }
 
-fn ports(reader: &mut Reader<'_>, key: &'static str) -> PortSet {
+fn ports(reader: &mut PolicyReader<'_>, key: &'static str) -> PortSet {
     reader.list(key, values::ports).into_iter().collect()
 }
 
-fn outbound(reader: &mut Reader<'_>) -> Outbound {
+fn outbound(reader: &mut PolicyReader<'_>) -> Outbound {
     Outbound {
         excluded_ports: ports(reader, "outbound_ports_exclude"),
         excluded_to: reader.list("outbound_cidrs_exclude", network).into_iter().collect(),
@@ -194,7 +194,7 @@ fn outbound(reader: &mut Reader<'_>) -> Outbound {
     }
 }
 
-fn groups(reader: &mut Reader<'_>) -> Groups {
+fn groups(reader: &mut PolicyReader<'_>) -> Groups {
     let excluded: BTreeSet<u32> = reader.list("owner_groups_exclude", values::id).into_iter().collect();
     match reader.list_or_all("owner_groups_include", values::id) {
         ListOrAll::All => Groups::AllBut(excluded),
@@ -208,7 +208,7 @@ fn groups(reader: &mut Reader<'_>) -> Groups {
     }
 }
 
-fn dns(reader: &mut Reader<'_>) -> Dns {
+fn dns(reader: &mut PolicyReader<'_>) -> Dns {
     let mut servers: Vec<IpAddr> = reader.list("dns_servers_v4", values::server_v4);
     servers.extend(reader.list("dns_servers_v6", values::server_v6));
     let every_query = reader.flag("capture_all_dns").unwrap_or(false);

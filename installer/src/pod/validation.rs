@@ -10,7 +10,7 @@ pub(super) use socket_owner::Listeners;
 pub use socket_owner::SocketOwner;
 
 use crate::pod::init_args::ValidationOptions;
-use connection::{Attempt, AttemptEnd, ProxyListeners};
+use connection::{AttemptEnd, ConnectAttempt, ProxyListeners};
 use gybe_netfilter::kernel::sockets::act_as;
 use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::RedirectPolicy;
@@ -71,7 +71,7 @@ struct OtherConnection {
 }
 
 /// What the thread that acts as the proxy's user found.
-struct Found {
+struct TestConnection {
     arrived_at: Option<SocketAddr>,
     evidence: Evidence,
     taken: Vec<SocketAddr>,
@@ -114,7 +114,7 @@ impl Validation {
             let thread = thread.map_err(ValidationError::Thread)?;
             thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
         });
-        let Found { arrived_at, mut evidence, taken } = found?;
+        let TestConnection { arrived_at, mut evidence, taken } = found?;
         if let Some(at) = arrived_at {
             return Ok(ValidationResult::Redirected(at));
         }
@@ -125,13 +125,13 @@ impl Validation {
         Ok(ValidationResult::NotRedirected(evidence))
     }
 
-    fn connect_and_listen(&self) -> Result<Found, ValidationError> {
+    fn connect_and_listen(&self) -> Result<TestConnection, ValidationError> {
         let mut evidence = Evidence { uid: self.act_as_the_proxy(), ..Evidence::default() };
         let (listeners, taken) = ProxyListeners::open(&self.listeners)?;
         // Without a listener no connection can arrive.
         let arrived_at =
             if listeners.is_empty() { Ok(None) } else { self.attempt(&listeners, &mut evidence) };
-        Ok(Found { arrived_at: arrived_at.map_err(ValidationError::Wait)?, evidence, taken })
+        Ok(TestConnection { arrived_at: arrived_at.map_err(ValidationError::Wait)?, evidence, taken })
     }
 
     /// Makes this thread create sockets as the proxy's user, and returns the user it has then: without the
@@ -150,7 +150,7 @@ impl Validation {
         let deadline = Instant::now() + self.timeout;
         loop {
             let next = deadline.min(Instant::now() + BETWEEN_ATTEMPTS);
-            let mut attempt = Attempt::start(self.source, self.target);
+            let mut attempt = ConnectAttempt::start(self.source, self.target);
             let arrived =
                 listeners.wait_for(&mut attempt, next, |connection| match connection.meant_for {
                     Some(address) if address.port() == self.target.port() => true,

@@ -11,7 +11,7 @@ use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::{io, panic, thread};
 
-use super::capabilities::MissingCapabilities;
+use super::MissingCapabilities;
 
 /// The node's mount namespace, in a /proc with the host's processes.
 pub const HOST_MOUNTS: &str = "/proc/1/ns/mnt";

@@ -34,7 +34,7 @@ pub enum SettingSource {
 
 /// Whether the setting works on the node.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Verdict {
+pub enum BackendVerdict {
     /// The node was not probed for it.
     Unknown,
     Works(Choice),
@@ -47,7 +47,7 @@ pub struct NodeBackend {
     /// The setting for the entry.
     pub setting: BackendSetting,
     pub source: SettingSource,
-    pub verdict: Verdict,
+    pub verdict: BackendVerdict,
     /// The kernel that `verdict` is about.
     pub kernel: Option<String>,
     /// A label that names no backend, and is ignored.
@@ -65,15 +65,15 @@ pub fn node_backend(cluster: BackendSetting, label: Option<&str>, probe: Option<
         None if cluster == BackendSetting::Auto => (cluster, SettingSource::None),
         None => (cluster, SettingSource::Cluster),
     };
-    let verdict = probe.map_or(Verdict::Unknown, |probe| verdict(&probe.capabilities, setting));
+    let verdict = probe.map_or(BackendVerdict::Unknown, |probe| verdict(&probe.capabilities, setting));
     NodeBackend { setting, source, verdict, kernel: probe.map(|probe| probe.kernel.clone()), unknown_label }
 }
 
-fn verdict(known: &Capabilities, setting: BackendSetting) -> Verdict {
+fn verdict(known: &Capabilities, setting: BackendSetting) -> BackendVerdict {
     match choose(known, setting) {
-        Ok(choice) => Verdict::Works(choice),
-        Err(_) if next(known, setting).is_some() => Verdict::Unknown,
-        Err(none) => Verdict::Fails(none),
+        Ok(choice) => BackendVerdict::Works(choice),
+        Err(_) if next(known, setting).is_some() => BackendVerdict::Unknown,
+        Err(none) => BackendVerdict::Fails(none),
     }
 }
 
@@ -83,7 +83,7 @@ impl NodeBackend {
     pub fn writes(&self) -> Option<BackendKind> {
         match (&self.verdict, self.setting) {
             (_, BackendSetting::Only(kind)) => Some(kind),
-            (Verdict::Works(choice), _) => Some(choice.backend),
+            (BackendVerdict::Works(choice), _) => Some(choice.backend),
             _ => None,
         }
     }
@@ -116,9 +116,9 @@ impl fmt::Display for NodeBackend {
             SettingSource::None => write!(f, "the plugin chooses")?,
         }
         match &self.verdict {
-            Verdict::Unknown => f.write_str("; the node has not been probed yet"),
-            Verdict::Works(choice) => write!(f, "; {}", choice.why),
-            Verdict::Fails(none) => write!(f, "; {none}"),
+            BackendVerdict::Unknown => f.write_str("; the node has not been probed yet"),
+            BackendVerdict::Works(choice) => write!(f, "; {}", choice.why),
+            BackendVerdict::Fails(none) => write!(f, "; {none}"),
         }
     }
 }
@@ -198,17 +198,17 @@ mod tests {
     fn f23_a_setting_that_cannot_work_is_reported_before_a_pod_fails() {
         let probe = legacy_only();
         let nft = node_backend(BackendSetting::Only(BackendKind::Nft), None, Some(&probe));
-        let Verdict::Fails(none) = &nft.verdict else { panic!("{nft:?}") };
+        let BackendVerdict::Fails(none) = &nft.verdict else { panic!("{nft:?}") };
         assert!(none.hint().unwrap().contains("iptables-legacy works on this node"));
         assert_eq!(nft.writes(), Some(BackendKind::Nft), "the operator's setting stays");
         // The plugin probes only what it needs: whether the other backends fail is unknown.
         let mut partly = legacy_only();
         partly.capabilities.backends = [(BackendKind::Nft, findings(&Finding::Works))].into_iter().collect();
         let iptables = node_backend(BackendSetting::Iptables, None, Some(&partly));
-        assert_eq!((iptables.verdict, iptables.source), (Verdict::Unknown, SettingSource::Cluster));
+        assert_eq!((iptables.verdict, iptables.source), (BackendVerdict::Unknown, SettingSource::Cluster));
         // The probe does not load ip_tables; the first pod of a node with that setting does.
         partly.capabilities.backends.insert(BackendKind::IptablesLegacy, findings(&Finding::NotLoaded));
         let legacy = node_backend(BackendSetting::Only(BackendKind::IptablesLegacy), None, Some(&partly));
-        assert_eq!(legacy.verdict, Verdict::Unknown);
+        assert_eq!(legacy.verdict, BackendVerdict::Unknown);
     }
 }

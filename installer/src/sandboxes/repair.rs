@@ -1,26 +1,27 @@
 //! Pods of this node that should be redirected and are not: each sandbox is judged, `decision` decides what happens to
 //! it, `namespace` writes the rules. `watch` judges new sandboxes whenever an ADD has ended, in the order of `queue`;
-//! `shared_files` and `finding` connect it with the agent, which alone has access to the API server.
+//! `finding` connects it with the agent, which alone has access to the API server, and so do two files in `/run/gybe`: the
+//! agent writes the setting for the process that repairs pods, and that process writes its counts for the agent's metrics.
+//! The agent enters no namespace, and the other process reads no setting.
 
 mod decision;
 mod finding;
 mod memory;
 mod namespace;
 mod queue;
-mod shared_files;
 mod watch;
 
-pub use decision::{Action, Candidate, Decision, KnownPolicy, decide};
+pub use decision::{Action, KnownPolicy, RepairCandidate, RepairDecision, decide};
 pub(crate) use finding::{
-    Finding, Found, JUDGE, Judgement, MAX_FINDING, PodVerdict, REPAIR_SOCKET, RepairedPod,
+    FindingKind, JUDGE, MAX_FINDING, PodJudgement, PodVerdict, REPAIR_SOCKET, RepairFinding, RepairedPod,
 };
 pub use namespace::{RepairError, Repaired};
-pub(crate) use shared_files::{PodRepairs, RepairSetting};
 pub(crate) use watch::{Occasion, watch};
 
 use crate::host::entries::written_conf;
 use crate::host::observe::NodeDirectories;
 use crate::host::platform::Platform;
+use crate::host::settings::RepairMode;
 use crate::retry::since_boot;
 use crate::sandboxes::{
     HostPaths, JudgedSandbox, PolicySources, Sandbox, SandboxList, SandboxVerdict, find, judge_open,
@@ -28,6 +29,10 @@ use crate::sandboxes::{
 use gybe_netfilter::inspect::verdict::RedirectionState;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::PluginConf;
+use gybe_plugin::probe_cache::{REPAIR_SETTING, REPAIRS, read_own_file, replace_file};
+use serde::{Deserialize, Serialize};
+use std::fs;
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::thread;
@@ -71,11 +76,11 @@ impl RepairNode {
     }
 
     /// Judges all sandboxes of a pod as they are now, under the node's entry as it is now. Writes nothing.
-    pub(crate) fn judge_pod(&self, pod: &PodRef) -> Judgement {
+    pub(crate) fn judge_pod(&self, pod: &PodRef) -> PodJudgement {
         let at = since_boot();
         let prevented = self.prevents_change(pod);
         let verdict = prevented.map_or(PodVerdict::NotRedirected, |why| PodVerdict::LeftAlone { why });
-        Judgement { at, verdict }
+        PodJudgement { at, verdict }
     }
 
     /// Returns why the pod must be left alone.
@@ -114,7 +119,7 @@ pub struct RepairPass<'a> {
 pub struct RepairReport {
     /// The verdict before the repair.
     pub before: SandboxVerdict,
-    pub decision: Decision,
+    pub decision: RepairDecision,
     /// The outcome of a repair; none if none was made.
     pub repair: Option<Result<Repaired, String>>,
     /// Why the ADD left the pod alone, or may have done so, although the present settings redirect it.
@@ -188,7 +193,7 @@ impl RepairPass<'_> {
         // No other verdict leads to a repair.
         let is_open = before.verdict.state == RedirectionState::NotRedirected;
         let ours = netns.as_ref().filter(|_| is_open).map(namespace::has_our_rules);
-        let candidate = Candidate {
+        let candidate = RepairCandidate {
             state: before.verdict.state,
             policy: match (&policy, &before.unknown_because) {
                 (Some(_), _) => KnownPolicy::Redirect,
@@ -221,4 +226,83 @@ impl RepairPass<'_> {
 
 fn next<T>(queue: &Mutex<impl Iterator<Item = T>>) -> Option<T> {
     queue.lock().unwrap_or_else(PoisonError::into_inner).next()
+}
+
+/// The setting `repair`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct RepairSetting {
+    pub(crate) repair: RepairMode,
+}
+
+/// What the process that repairs pods has done since its start.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(crate) struct PodRepairs {
+    pub(crate) repaired: u64,
+    /// Attempts.
+    pub(crate) failed: u64,
+    /// The sandboxes that it last left in another state than the desired one: they should be redirected and are not, or
+    /// that is not known.
+    pub(crate) not_redirected: u64,
+}
+
+impl RepairSetting {
+    /// Reads what the agent wrote; none if it has written nothing yet.
+    pub(crate) fn kept_in(directory: &Path) -> Option<Self> {
+        serde_json::from_slice(&read_own_file(&directory.join(REPAIR_SETTING))?.0).ok()
+    }
+
+    /// Writes it if it changed.
+    ///
+    /// # Errors
+    /// If the file cannot be written.
+    pub(crate) fn keep_in(self, directory: &Path) -> io::Result<()> {
+        if Self::kept_in(directory) == Some(self) {
+            return Ok(());
+        }
+        replace_file(directory, REPAIR_SETTING, &serde_json::to_string(&self)?)
+    }
+}
+
+impl PodRepairs {
+    /// Reads the counts; none where no process repairs pods.
+    pub(crate) fn kept_in(directory: &Path) -> Option<Self> {
+        serde_json::from_slice(&read_own_file(&directory.join(REPAIRS))?.0).ok()
+    }
+
+    /// Writes the counts, or removes the file where no pod is repaired.
+    ///
+    /// # Errors
+    /// If the file cannot be written or removed.
+    pub(crate) fn keep_in(counts: Option<Self>, directory: &Path) -> io::Result<()> {
+        let Some(counts) = counts else {
+            return match fs::remove_file(directory.join(REPAIRS)) {
+                Err(why) if why.kind() != io::ErrorKind::NotFound => Err(why),
+                _ => Ok(()),
+            };
+        };
+        replace_file(directory, REPAIRS, &serde_json::to_string(&counts)?)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gybe_test_support::TestDir;
+
+    #[test]
+    fn both_files_are_read_as_they_were_written_and_damaged_ones_are_ignored() {
+        let directory = TestDir::new("repair-files");
+        assert_eq!(RepairSetting::kept_in(directory.path()), None);
+        for repair in [RepairMode::Off, RepairMode::Repair] {
+            RepairSetting { repair }.keep_in(directory.path()).unwrap();
+            assert_eq!(RepairSetting::kept_in(directory.path()), Some(RepairSetting { repair }));
+        }
+        let counts = PodRepairs { repaired: 3, failed: 1, not_redirected: 2 };
+        for counts in [Some(counts), None, None] {
+            PodRepairs::keep_in(counts, directory.path()).unwrap();
+            assert_eq!(PodRepairs::kept_in(directory.path()), counts);
+        }
+        fs::write(directory.join(REPAIR_SETTING), r#"{"repair":"everything"}"#).unwrap();
+        assert_eq!(RepairSetting::kept_in(directory.path()), None);
+    }
 }

@@ -1,10 +1,10 @@
 //! The node agents of a cluster: their pods, and the page `/status` of each, through the API server's proxy for pods.
 
-use crate::agent_status::NodeStatus;
+use crate::agent_status::{AgentStatus, read_page};
 use crate::cluster::Cluster;
 use crate::cluster::client;
 use crate::cluster::error::ApiError;
-use crate::cluster::objects::{Condition, ContainerStatus, List, Node, Pod, PodStatus};
+use crate::cluster::objects::{Condition, ContainerStatus, Node, ObjectList, Pod, PodStatus};
 use crate::cluster::pod_requests::{invalid_name, node};
 use crate::cluster::queries::{QueryError, run};
 use futures::stream::{self, StreamExt};
@@ -74,7 +74,7 @@ pub(crate) enum Readiness {
 /// The page of an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StatusPage {
-    Read(NodeStatus),
+    Read(AgentStatus),
     /// The agent does not run.
     NotRunning,
     /// The agent serves none: its port is 0.
@@ -85,7 +85,7 @@ pub(crate) enum StatusPage {
 
 impl StatusPage {
     #[must_use]
-    pub(crate) fn status(&self) -> Option<&NodeStatus> {
+    pub(crate) fn status(&self) -> Option<&AgentStatus> {
         match self {
             Self::Read(status) => Some(status),
             _ => None,
@@ -179,7 +179,7 @@ pub(super) async fn list(client: &Client, selector: &AgentSelector) -> Result<Ve
     let mut found = Vec::new();
     loop {
         let request = pods.list(&params).map_err(|_| invalid_name())?;
-        let page: List<Pod> = client::object(client, request).await?;
+        let page: ObjectList<Pod> = client::object(client, request).await?;
         params.continue_token = page.next().map(str::to_owned);
         found.extend(page.items.into_iter().filter(|pod| pod.metadata.deletion_timestamp.is_none()));
         if params.continue_token.is_none() {
@@ -229,8 +229,8 @@ async fn node_fault(client: &Client, name: &str) -> Option<Readiness> {
     Some(Readiness::NodeNotReady(why))
 }
 
-async fn status(client: &Client, path: &str) -> Result<NodeStatus, ApiError> {
-    serde_json::from_slice(&page(client, path).await?).map_err(|_| ApiError::Unreadable("is not a status"))
+async fn status(client: &Client, path: &str) -> Result<AgentStatus, ApiError> {
+    read_page(&page(client, path).await?).ok_or(ApiError::Unreadable("is not a status"))
 }
 
 /// Returns the path of a page of a pod at the API server's proxy.

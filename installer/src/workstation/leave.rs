@@ -4,7 +4,7 @@ use super::agents::{self, AGENTS, AgentSelector};
 use crate::agent_status::UNINSTALLED;
 use crate::cluster::Cluster;
 use crate::cluster::error::{ApiError, truncate};
-use crate::cluster::objects::{DaemonSet, List, Pod};
+use crate::cluster::objects::{DaemonSet, ObjectList, Pod};
 use crate::cluster::pod_requests::invalid_name;
 use crate::cluster::queries::{QueryError, run, send, write};
 use futures::{StreamExt, TryStreamExt, stream};
@@ -131,7 +131,7 @@ pub(crate) fn agent_daemonsets(
 ) -> Result<Vec<AgentDaemonSet>, QueryError> {
     let request = ApiRequest::new(format!("/apis/apps/v1/namespaces/{namespace}/daemonsets"));
     let request = request.list(&ListParams::default().labels(AGENTS)).map_err(|_| invalid_name())?;
-    let List { items, .. } = send::<List<DaemonSet>>(cluster, request, until)?;
+    let ObjectList { items, .. } = send::<ObjectList<DaemonSet>>(cluster, request, until)?;
     Ok(items.into_iter().map(AgentDaemonSet::from).collect())
 }
 

@@ -2,7 +2,7 @@
 //! (`cni_network_config`) with them.
 
 use crate::{Pairs, read, refused, sources};
-use gybe_installer::host::conflist::entry::{Entry, Layout};
+use gybe_installer::host::conflist::entry::{Entry, EntryLayout};
 use gybe_installer::host::desired::{
     DesiredState, Install, Placement, PlacementOrder, Shape, TakeOver, Uninstall,
 };
@@ -53,7 +53,7 @@ fn uninstalled(settings: &Settings, node: &NodeContext<'_>) -> Uninstall {
 }
 
 pub(crate) fn json_of(entry: &Entry) -> Value {
-    serde_json::from_slice(&entry.print(&Layout::OneLine)).unwrap()
+    serde_json::from_slice(&entry.print(&EntryLayout::OneLine)).unwrap()
 }
 
 #[test]
@@ -74,7 +74,7 @@ fn the_plugin_reads_every_key_of_the_entry() {
     let members = entry.as_object().unwrap();
     assert_eq!(PluginConf::read(members).unwrap(), settings.options.conf);
     assert_eq!(unknown_keys(members), [""; 0]);
-    assert!(install.entry.print(&Layout::OneLine).starts_with(br#"{"type":"gybe-cni""#));
+    assert!(install.entry.print(&EntryLayout::OneLine).starts_with(br#"{"type":"gybe-cni""#));
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! The explanation of a pod: the named source of each value is the input that changes it, the printed policy is the one
 //! that the plugin decides, and a pod without a sidecar is explained by the factor that kept it out.
 
-use gybe_installer::diagnosis::explanation::{Addresses, Explanation, Subject};
+use gybe_installer::diagnosis::explanation::{Explanation, PodAddresses, Subject};
 use gybe_installer::pod::manifest::{PodTemplate, pods};
 use gybe_installer::pod::policy_file::PolicyFile;
 use gybe_netfilter::model::policy::RedirectPolicy;
@@ -21,7 +21,7 @@ fn explained(pod: &PodTemplate, conf: &Value) -> Explanation {
         manifest: Some(&pod.pod),
         namespace_labels: pod.namespace_labels.as_ref(),
         addresses: &addresses,
-        addresses_are: Addresses::Read,
+        addresses_are: PodAddresses::Read,
         families: None,
     };
     let conf = PluginConf::read(conf.as_object().unwrap()).unwrap();

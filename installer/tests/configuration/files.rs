@@ -1,7 +1,7 @@
 //! Files that an operator hands to commands: policy files, with the meaning of each key and the errors of wrong
 //! values; manifests, the pods in them and the limits on hostile ones.
 
-use gybe_installer::pod::manifest::{LONGEST, ManifestError, PodTemplate, pods};
+use gybe_installer::pod::manifest::{LONGEST, ManifestFileError, PodTemplate, pods};
 use gybe_installer::pod::policy_file::{
     Families, FamilyChoice, NoAddress, PolicyFile, PolicyFileError, Stack,
 };
@@ -319,7 +319,7 @@ fn the_error_for_a_file_without_pods_names_the_kinds_in_it() {
     let error = pods(text).unwrap_err();
     assert_eq!(error.to_string(), "the manifest has no pod and no pod template, only Service, Certificate");
     for text in ["", "---\n", "[]", "5", "{}", "kind: Pods"] {
-        assert!(matches!(pods(text), Err(ManifestError::NoPod { .. })), "{text:?}");
+        assert!(matches!(pods(text), Err(ManifestFileError::NoPod { .. })), "{text:?}");
     }
 }
 
@@ -357,8 +357,8 @@ fn a10_hostile_manifests_are_refused_quickly_and_in_one_line() {
         let begin = Instant::now();
         let error = pods(&text).unwrap_err();
         assert!(begin.elapsed() < Duration::from_secs(20), "{what} took {:?}", begin.elapsed());
-        let ManifestError::Syntax(why) = error else { panic!("{what}: {error:?}") };
+        let ManifestFileError::Syntax(why) = error else { panic!("{what}: {error:?}") };
         assert!(!why.to_string().contains('\n'), "{what}: {why}");
     }
-    assert!(matches!(pods(&" ".repeat(LONGEST + 1)), Err(ManifestError::TooLong)));
+    assert!(matches!(pods(&" ".repeat(LONGEST + 1)), Err(ManifestFileError::TooLong)));
 }

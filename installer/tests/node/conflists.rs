@@ -3,7 +3,7 @@
 
 use crate::chained::{LIST, SINGLE};
 use crate::test_node::{TestNode, chained, install, installed, name, uninstalled};
-use gybe_installer::host::conflist::entry::{Entry, Layout};
+use gybe_installer::host::conflist::entry::{Entry, EntryLayout};
 use gybe_installer::host::conflist::{ConflistError, ISTIO, IstioEntry, PluginChain, listed};
 use gybe_installer::host::desired::{Confirmed, DesiredState, Install, PutBack, Shape};
 use gybe_installer::host::problem::Problem;
@@ -205,7 +205,7 @@ proptest! {
         prop_assert_eq!(String::from_utf8(without(&inside)).unwrap(), file.clone());
 
         let mut expected: Value = serde_json::from_str(&file).unwrap();
-        let printed = entry().print(&Layout::OneLine);
+        let printed = entry().print(&EntryLayout::OneLine);
         expected["plugins"].as_array_mut().unwrap().push(serde_json::from_slice(&printed).unwrap());
         prop_assert_eq!(serde_json::from_slice::<Value>(&inside).unwrap(), expected);
     }

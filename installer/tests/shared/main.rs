@@ -11,7 +11,7 @@ mod injected_manifests;
 #[allow(dead_code, reason = "shared with the tests of another target")]
 mod test_node;
 
-use gybe_installer::host::conflist::entry::Layout;
+use gybe_installer::host::conflist::entry::EntryLayout;
 use gybe_installer::sandboxes::{HostPaths, find};
 use gybe_test_support::TestDir;
 use serde_json::Value;
@@ -48,7 +48,7 @@ pub(crate) fn json(bytes: &[u8]) -> Value {
 /// Returns istio-cni's result with Gybe's entry in place of istio-cni's.
 pub(crate) fn with_gybes_entry(golden: &[u8]) -> Value {
     let mut value = json(golden);
-    let ours = json(&test_node::entry("info").print(&Layout::OneLine));
+    let ours = json(&test_node::entry("info").print(&EntryLayout::OneLine));
     for plugin in value["plugins"].as_array_mut().unwrap() {
         if plugin["type"] == "istio-cni" {
             *plugin = ours.clone();

@@ -262,7 +262,7 @@ impl ArgumentSet {
         let args = InitArgs::read(&self.words(), &environment)?;
         let servers = if args.needs_dns_servers() {
             let directory = TestDir::new("resolv-conf");
-            resolv_conf::servers_of(&directory.write("resolv.conf", &self.resolv_conf))?
+            own_namespace::servers_of(&directory.write("resolv.conf", &self.resolv_conf))?
         } else {
             Vec::new()
         };

@@ -26,14 +26,14 @@ fn sentence(name: &str) -> Option<String> {
 
 /// Returns the known annotation of this name, or one that is one edit away.
 pub(crate) fn nearest(name: &str) -> Option<&'static str> {
-    nearest_of(name, ANNOTATIONS.iter().map(|annotation| annotation.name), 1)
+    nearest_of(name, &ANNOTATIONS.iter().map(|annotation| annotation.name), 1)
 }
 
 /// Returns the known name that the fewest edits make of `name`, `edits` at most: bytes inserted, deleted or replaced,
 /// or two adjacent ones swapped.
 pub fn nearest_of<'a>(
     name: &str,
-    known: impl Iterator<Item = &'a str> + Clone,
+    known: &(impl Iterator<Item = &'a str> + Clone),
     edits: usize,
 ) -> Option<&'a str> {
     (0..=edits).find_map(|edits| known.clone().find(|it| is_within(it.as_bytes(), name.as_bytes(), edits)))
@@ -120,12 +120,12 @@ mod tests {
             ("", "abc", 3),
         ] {
             for (one, other) in [(one, other), (other, one)] {
-                let near = |edits| nearest_of(one, [other].into_iter(), edits);
+                let near = |edits| nearest_of(one, &[other].into_iter(), edits);
                 assert_eq!(near(edits), Some(other), "{one} {other}");
                 assert_eq!(edits.checked_sub(1).and_then(near), None, "{one} {other}");
             }
         }
-        assert_eq!(nearest_of("abd", ["xbd", "abd", "ab"].into_iter(), 2), Some("abd"));
-        assert_eq!(nearest_of("abcd", ["abxy", "abcx"].into_iter(), 2), Some("abcx"));
+        assert_eq!(nearest_of("abd", &["xbd", "abd", "ab"].into_iter(), 2), Some("abd"));
+        assert_eq!(nearest_of("abcd", &["abxy", "abcx"].into_iter(), 2), Some("abcx"));
     }
 }

@@ -26,7 +26,7 @@ pub(crate) struct PodEvent {
 pub(super) struct Write {
     /// The number of the event in the table.
     pub(super) id: u64,
-    pub(super) request: Request,
+    pub(super) request: EventRequest,
     pub(super) event: Event,
     pub(super) name: String,
     pub(super) first: SystemTime,
@@ -35,7 +35,7 @@ pub(super) struct Write {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Request {
+pub(super) enum EventRequest {
     Create,
     Repeat,
 }

@@ -1,7 +1,7 @@
 //! The events that are known, and which of them is written next: bounded, with a rate limit, and with repeats counted
 //! in a series instead of written each. Pure.
 
-use super::event::{Event, Request, Write};
+use super::event::{Event, EventRequest, Write};
 use crate::retry::{Backoff, RateLimit};
 use std::time::{Duration, Instant, SystemTime};
 
@@ -22,7 +22,7 @@ const MAX_RETRY: Duration = Duration::from_secs(60);
 /// All known events, the oldest first.
 #[derive(Debug)]
 pub(super) struct EventTable {
-    entries: Vec<Entry>,
+    entries: Vec<CountedEvent>,
     /// How many events were dropped without ever being written.
     dropped: u64,
     next_id: u64,
@@ -33,7 +33,7 @@ pub(super) struct EventTable {
 }
 
 #[derive(Debug)]
-struct Entry {
+struct CountedEvent {
     id: u64,
     event: Event,
     /// Its name in the cluster, once it is created.
@@ -50,7 +50,7 @@ struct Entry {
 
 /// How a request ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Outcome {
+pub(super) enum EventOutcome {
     Written,
     /// The event no longer exists (the API server deletes events after an hour), or its namespace does not.
     Missing,
@@ -84,14 +84,14 @@ impl EventTable {
             return;
         }
         if self.entries.len() >= MAX_EVENTS {
-            let Some(written) = self.entries.iter().position(Entry::is_written) else {
+            let Some(written) = self.entries.iter().position(CountedEvent::is_written) else {
                 self.dropped += 1;
                 return;
             };
             self.entries.remove(written);
         }
         self.next_id += 1;
-        self.entries.push(Entry {
+        self.entries.push(CountedEvent {
             id: self.next_id,
             event,
             name: None,
@@ -112,10 +112,10 @@ impl EventTable {
         if now < self.allowed_at(now) {
             return None;
         }
-        let is_due = |entry: &&Entry| !entry.is_written() && entry.next_write <= now;
+        let is_due = |entry: &&CountedEvent| !entry.is_written() && entry.next_write <= now;
         let entry = self.entries.iter().find(is_due)?;
         self.limit.count(now);
-        let request = if entry.name.is_some() { Request::Repeat } else { Request::Create };
+        let request = if entry.name.is_some() { EventRequest::Repeat } else { EventRequest::Create };
         let name = entry.name.clone().unwrap_or_else(|| entry.event.new_name(entry.first));
         Some(Write {
             id: entry.id,
@@ -154,40 +154,40 @@ impl EventTable {
     }
 
     /// Records how a request ended.
-    pub(super) fn finish(&mut self, write: &Write, outcome: Outcome, now: Instant) {
+    pub(super) fn finish(&mut self, write: &Write, outcome: EventOutcome, now: Instant) {
         self.retry_at = match outcome {
-            Outcome::Failed => Some(now + self.backoff.failed(MAX_RETRY)),
-            Outcome::Written | Outcome::Missing | Outcome::Refused => {
+            EventOutcome::Failed => Some(now + self.backoff.failed(MAX_RETRY)),
+            EventOutcome::Written | EventOutcome::Missing | EventOutcome::Refused => {
                 self.backoff.succeeded();
                 None
             }
         };
-        let is_it = |entry: &Entry| entry.id == write.id;
+        let is_it = |entry: &CountedEvent| entry.id == write.id;
         let Some(entry) = self.entries.iter_mut().find(|entry| is_it(entry)) else { return };
         match (outcome, write.request) {
-            (Outcome::Written, request) => {
+            (EventOutcome::Written, request) => {
                 entry.written = write.count;
-                if request == Request::Repeat || write.count > 1 {
+                if request == EventRequest::Repeat || write.count > 1 {
                     entry.next_write = now + SERIES_INTERVAL;
                 }
                 entry.name = Some(write.name.clone());
             }
             // The repeats become a new event.
-            (Outcome::Missing, Request::Repeat) => {
+            (EventOutcome::Missing, EventRequest::Repeat) => {
                 (entry.name, entry.first) = (None, entry.last);
                 entry.count -= entry.written.min(entry.count - 1);
                 (entry.written, entry.next_write) = (0, now);
             }
-            (Outcome::Missing | Outcome::Refused, request) => {
-                self.dropped += u64::from(request == Request::Create);
+            (EventOutcome::Missing | EventOutcome::Refused, request) => {
+                self.dropped += u64::from(request == EventRequest::Create);
                 self.entries.retain(|entry| !is_it(entry));
             }
-            (Outcome::Failed, _) => {}
+            (EventOutcome::Failed, _) => {}
         }
     }
 }
 
-impl Entry {
+impl CountedEvent {
     fn is_written(&self) -> bool {
         self.written == self.count
     }
@@ -203,10 +203,10 @@ mod tests {
     }
 
     /// Returns the requests that are due at `now`, each with its count, and finishes them.
-    fn written(table: &mut EventTable, now: Instant) -> Vec<(Request, u32)> {
+    fn written(table: &mut EventTable, now: Instant) -> Vec<(EventRequest, u32)> {
         std::iter::from_fn(|| {
             let write = table.next(now)?;
-            table.finish(&write, Outcome::Written, now);
+            table.finish(&write, EventOutcome::Written, now);
             Some((write.request, write.count))
         })
         .collect()
@@ -218,17 +218,21 @@ mod tests {
         let later = |seconds| start + Duration::from_secs(seconds);
         let post = |table: &mut EventTable, seconds| table.post(event("x"), later(seconds));
         post(&mut table, 0);
-        assert_eq!(written(&mut table, start), [(Request::Create, 1)]);
+        assert_eq!(written(&mut table, start), [(EventRequest::Create, 1)]);
         assert_eq!(table.wait(start), None, "nothing waits");
         post(&mut table, 0);
-        assert_eq!(written(&mut table, start), [(Request::Repeat, 2)]);
+        assert_eq!(written(&mut table, start), [(EventRequest::Repeat, 2)]);
         (1..50).for_each(|second| post(&mut table, second));
         assert_eq!(written(&mut table, later(50)), []);
         assert_eq!(table.wait(later(50)), Some(Duration::from_secs(10)));
-        assert_eq!(written(&mut table, later(60)), [(Request::Repeat, 51)]);
+        assert_eq!(written(&mut table, later(60)), [(EventRequest::Repeat, 51)]);
         assert_eq!(written(&mut table, later(700)), []);
         post(&mut table, 700);
-        assert_eq!(written(&mut table, later(700)), [(Request::Create, 1)], "the old series is forgotten");
+        assert_eq!(
+            written(&mut table, later(700)),
+            [(EventRequest::Create, 1)],
+            "the old series is forgotten"
+        );
     }
 
     #[test]
@@ -255,12 +259,12 @@ mod tests {
         for seconds in [5, 10, 20, 40, 60, 60] {
             let write = table.next(now).unwrap();
             assert_eq!(write.name, first.name, "a request whose response was lost may have arrived");
-            table.finish(&write, Outcome::Failed, now);
+            table.finish(&write, EventOutcome::Failed, now);
             assert_eq!((table.next(now), table.wait(now)), (None, Some(Duration::from_secs(seconds))));
             now += Duration::from_secs(seconds);
         }
         let write = table.next(now).unwrap();
-        table.finish(&write, Outcome::Refused, now);
+        table.finish(&write, EventOutcome::Refused, now);
         assert_eq!((table.next(now), table.wait(now)), (None, None));
     }
 
@@ -272,10 +276,10 @@ mod tests {
         (0..3).for_each(|_| table.post(event("x"), start));
         let now = start + REQUEST_INTERVAL;
         let write = table.next(now).unwrap();
-        assert_eq!((write.request, write.count), (Request::Repeat, 4));
-        table.finish(&write, Outcome::Missing, now);
+        assert_eq!((write.request, write.count), (EventRequest::Repeat, 4));
+        table.finish(&write, EventOutcome::Missing, now);
         let new = table.next(now).unwrap();
-        assert_eq!((new.request, new.count), (Request::Create, 3));
+        assert_eq!((new.request, new.count), (EventRequest::Create, 3));
         assert_ne!(new.name, write.name);
     }
 }

@@ -2,7 +2,7 @@
 //! response waits for a pod that the API server does not have yet, or for a client that reads slowly. Each job has a thread
 //! and a deadline of its own; the number of threads and the length of the queue are bounded.
 
-use super::connection::{Connection, Received, Request};
+use super::{ClientRequest, FactsConnection, ReceivedBytes};
 use crate::agent::pods::PodLookup;
 use crate::agent_status;
 use crate::agent_status::AgentStatus;
@@ -33,33 +33,35 @@ pub(super) struct Dispatcher<'scope, 'env> {
 impl Dispatcher<'_, '_> {
     /// Reads from a connection, and responds to its request or enqueues it. Returns the connection while its request is
     /// incomplete.
-    pub(super) fn receive(&self, mut connection: Connection) -> Option<Connection> {
+    pub(super) fn receive(&self, mut connection: FactsConnection) -> Option<FactsConnection> {
         match connection.receive() {
-            Received::Incomplete => return Some(connection),
-            Received::Request(request) => self.dispatch(connection, request),
-            Received::Nothing => {}
+            ReceivedBytes::Incomplete => return Some(connection),
+            ReceivedBytes::Request(request) => self.dispatch(connection, request),
+            ReceivedBytes::Nothing => {}
         }
         None
     }
 
-    fn dispatch(&self, connection: Connection, request: Result<Request, WireError>) {
+    fn dispatch(&self, connection: FactsConnection, request: Result<ClientRequest, WireError>) {
         match request {
-            Ok(Request::Pod(FactsRequest { pod, .. })) => match self.pods.find(&pod) {
+            Ok(ClientRequest::Pod(FactsRequest { pod, .. })) => match self.pods.find(&pod) {
                 Some(response) => self.respond(connection, &response),
                 None => self.enqueue(Job { connection, task: Task::LookUp(pod) }),
             },
-            Ok(Request::Status) => self.send(agent_status::encode_response(&(self.status)()), connection),
+            Ok(ClientRequest::Status) => {
+                self.send(agent_status::encode_response(&(self.status)()), connection)
+            }
             Err(why) => self.respond(connection, &FactsResponse::Error(why.to_string())),
         }
     }
 
-    fn respond(&self, connection: Connection, response: &FactsResponse) {
+    fn respond(&self, connection: FactsConnection, response: &FactsResponse) {
         self.send(wire::encode_response(response), connection);
         self.log_fault(response);
     }
 
     /// A response has a few hundred bytes, which a socket takes at once.
-    fn send(&self, response: String, connection: Connection) {
+    fn send(&self, response: String, connection: FactsConnection) {
         let mut bytes = response.into_bytes();
         // An error means that the client closed the connection: it has decided without a response.
         if let Ok(sent) = connection.send(&bytes)
@@ -101,7 +103,7 @@ const MAX_QUEUED: usize = 256;
 
 /// A request that cannot be completed without waiting.
 pub(super) struct Job {
-    pub(super) connection: Connection,
+    pub(super) connection: FactsConnection,
     pub(super) task: Task,
 }
 

@@ -45,12 +45,12 @@ pub(super) type PodsByName = BTreeMap<String, CachedPod>;
 /// The cache, shared between the watch and the queries.
 #[derive(Debug)]
 pub(super) struct PodCache {
-    state: Mutex<State>,
+    state: Mutex<CacheState>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct CacheState {
     pods: PodsByName,
     /// The pods that queries wait for, by name and uid; removed with the last query.
     pending: BTreeMap<String, PendingPod>,
@@ -63,7 +63,7 @@ struct State {
 
 impl Default for PodCache {
     fn default() -> Self {
-        let state = State {
+        let state = CacheState {
             pods: PodsByName::new(),
             pending: BTreeMap::new(),
             synced: false,
@@ -195,7 +195,7 @@ impl PodCache {
     }
 
     /// Changes the state, and wakes the waiting queries.
-    fn change<T>(&self, change: impl FnOnce(&mut State) -> T) -> T {
+    fn change<T>(&self, change: impl FnOnce(&mut CacheState) -> T) -> T {
         let mut state = self.lock();
         let changed = change(&mut state);
         state.last_event = Instant::now();
@@ -204,12 +204,12 @@ impl PodCache {
         changed
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, CacheState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl CacheState {
     fn find(&self, name: &str, pod: &PodRef) -> Option<FactsResponse> {
         let facts = self.pods.get(name)?.whole().filter(|facts| matches(facts, pod))?;
         Some(FactsResponse::Pod(Box::new(facts.clone())))

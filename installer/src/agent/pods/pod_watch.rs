@@ -4,8 +4,8 @@
 use super::list_parser::ListParser;
 use super::pod_cache::{CachedPod, PodCache, PodsByName, key, timed_out};
 use crate::cluster::error::ApiError;
-use crate::cluster::objects::{Ignored, List};
-use crate::cluster::pod_requests::Pod;
+use crate::cluster::objects::{Ignored, ObjectList};
+use crate::cluster::pod_requests::PodManifest;
 use crate::cluster::watch::{TOO_LONG, Watched};
 use crate::cluster::{client, pod_requests};
 use crate::log::Log;
@@ -31,7 +31,7 @@ pub(super) struct NodePods {
 }
 
 impl Watched for NodePods {
-    type Object = Pod;
+    type Object = PodManifest;
 
     const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
@@ -57,7 +57,7 @@ impl Watched for NodePods {
         pod_requests::watch(&self.node, version, seconds)
     }
 
-    fn handle(&self, pod: Pod, is_deleted: bool) -> Option<String> {
+    fn handle(&self, pod: PodManifest, is_deleted: bool) -> Option<String> {
         let version = Some(pod.resource_version().to_owned()).filter(|version| !version.is_empty());
         match pod.facts() {
             Ok(facts) if is_deleted => self.cache.remove(&facts),
@@ -93,7 +93,7 @@ impl Watched for NodePods {
 }
 
 impl NodePods {
-    async fn page(&self, mut body: Body, found: &mut PodsByName) -> Result<List<Ignored>, ApiError> {
+    async fn page(&self, mut body: Body, found: &mut PodsByName) -> Result<ObjectList<Ignored>, ApiError> {
         let mut list = ListParser::default();
         while let Some(frame) =
             timeout(LIST_TIMEOUT, body.frame()).await.map_err(|_| ApiError::Late(LIST_TIMEOUT))?
@@ -101,7 +101,7 @@ impl NodePods {
             let bytes = frame.map_err(ApiError::from)?.into_data().unwrap_or_default();
             self.cache.record_event();
             let cut = list.feed(&bytes, |item| {
-                let facts = serde_json::from_slice::<Pod>(item).ok().and_then(|pod| pod.facts().ok());
+                let facts = serde_json::from_slice::<PodManifest>(item).ok().and_then(|pod| pod.facts().ok());
                 facts.iter().for_each(|facts| self.cache.insert_before_sync(facts));
                 found.extend(facts.map(|facts| (key(&facts), CachedPod::new(facts))));
             });
@@ -113,7 +113,7 @@ impl NodePods {
 
 /// A request to the runtime's thread. Queries of the plugin that wait for the same pod share one.
 #[derive(Debug)]
-pub(super) struct Lookup {
+pub(super) struct AwaitedPod {
     pub(super) pod: PodRef,
     pub(super) until: Instant,
 }
@@ -125,10 +125,10 @@ const CONCURRENCY: usize = 8;
 pub(super) async fn serve_lookups(
     cache: Arc<PodCache>,
     client: Client,
-    mut lookups: UnboundedReceiver<Lookup>,
+    mut lookups: UnboundedReceiver<AwaitedPod>,
 ) {
     let permits = Arc::new(Semaphore::new(CONCURRENCY));
-    while let Some(Lookup { pod, until }) = lookups.recv().await {
+    while let Some(AwaitedPod { pod, until }) = lookups.recv().await {
         let (cache, client, permits) = (Arc::clone(&cache), client.clone(), Arc::clone(&permits));
         tokio::spawn(async move {
             let response = timeout_at(until.into(), get(&client, &cache, &permits, &pod)).await;
@@ -140,7 +140,7 @@ pub(super) async fn serve_lookups(
 async fn get(client: &Client, cache: &PodCache, permits: &Semaphore, pod: &PodRef) -> FactsResponse {
     let _permit = permits.acquire().await;
     let response = match pod_requests::one(pod) {
-        Ok(request) => client::object::<Pod>(client, request).await,
+        Ok(request) => client::object::<PodManifest>(client, request).await,
         Err(fault) => Err(fault),
     };
     if let Err(fault) = response.as_ref()

@@ -1,15 +1,22 @@
-//! Observes what the desired state depends on besides the node's conf files: istio-cni's agent and program, and istiod.
+//! Observes what the desired state depends on besides the node's conf files: istio-cni's agent and program, istiod, and
+//! the backend that the entry names, which the node's label, the settings and the last probe report decide.
 
-use super::status_log::StatusLog;
 use crate::agent::istio::{IstioAgent, IstioComponent};
 use crate::agent::pods::PodLookup;
-use crate::host::conflist::ISTIO;
+use crate::agent::reconcile::status_log::StatusLog;
+use crate::cluster::{ObservedNode, OwnNode};
+use crate::host::conflist::{ISTIO, PluginChain};
 use crate::host::desired::TakeOver;
+use crate::host::image::PLUGIN;
 use crate::host::istio_cni::{our_stand_in, stand_in};
-use crate::host::observe::{HashCache, Identity, NodeDirectories, ObserveScope, observe};
+use crate::host::observe::{FileIdentity, HashCache, NodeDirectories, ObserveScope, observe};
 use crate::host::settings::{Settings, StandIn, TakeOverSetting};
 use crate::log::Level;
+use crate::probe::node_backend::{LABEL, NodeBackend, NodeProbe, node_backend};
+use gybe_netfilter::probe::choose::BackendSetting;
+use gybe_plugin::conf::{PluginConf, ProbeHint};
 use gybe_plugin::pod::PodFacts;
+use gybe_plugin::probe_cache::{ProbeCache, this_node};
 use serde_json::json;
 use std::time::{Duration, Instant};
 
@@ -19,10 +26,10 @@ const CACHE_INTERVAL: Duration = Duration::from_secs(60);
 
 /// The last observation.
 #[derive(Debug, Default)]
-pub(super) struct Environment {
+pub(super) struct EnvironmentObserver {
     observed: Option<Instant>,
     /// The identity of the program under istio-cni's name; a change may mean that it is istio-cni's own again.
-    program: Option<Identity>,
+    program: Option<FileIdentity>,
     stand_in: StandIn,
 }
 
@@ -44,7 +51,7 @@ impl EnvironmentFacts {
     }
 }
 
-impl Environment {
+impl EnvironmentObserver {
     /// Observes the node and the pods, and logs what conflicts with the settings.
     pub(super) fn observe(
         &mut self,
@@ -70,7 +77,8 @@ impl Environment {
 
     /// Observes the program under istio-cni's name: at once if its file has changed, otherwise once a minute.
     fn observe_program(&mut self, directories: &NodeDirectories, now: Instant) {
-        let program = directories.programs.join(ISTIO).symlink_metadata().ok().map(|it| Identity::of(&it));
+        let program =
+            directories.programs.join(ISTIO).symlink_metadata().ok().map(|it| FileIdentity::of(&it));
         let is_due = self.observed.is_none_or(|at| now.saturating_duration_since(at) >= CACHE_INTERVAL);
         if !is_due && program == self.program {
             return;
@@ -114,4 +122,107 @@ pub(super) fn istiod_in_mesh(pods: &dyn PodLookup, settings: &Settings) -> Optio
     let istiod = IstioComponent::istiod(settings);
     let is_in_mesh = !is_excluded && pods.has_pod(&|pod| istiod.contains(pod))?;
     is_in_mesh.then(|| format!("istiod runs in namespace {namespace}, which is not excluded"))
+}
+
+/// How long the first turn waits for the label. A reachable API server responds within this time; without a response
+/// the agent uses the label's last value, which is in the existing entry.
+const LABEL_WAIT: Duration = Duration::from_secs(2);
+
+/// The label of the node that names a backend.
+#[derive(Debug, Clone, PartialEq, Eq)]
+enum LabelState {
+    /// The API server has not sent the node yet.
+    Unknown,
+    Absent,
+    Set(String),
+}
+
+/// The last probe report, and the label.
+#[derive(Debug)]
+pub(super) struct BackendDecider {
+    cache: ProbeCache,
+    probe: Option<NodeProbe>,
+    label: LabelState,
+    /// Our entry as it was before the first turn.
+    initial: Option<InitialEntry>,
+}
+
+/// The backend in our entry as it was before the first turn, and the cluster's setting then.
+#[derive(Debug)]
+struct InitialEntry {
+    cluster: BackendSetting,
+    setting: Option<BackendSetting>,
+    probed: Option<ProbeHint>,
+}
+
+impl BackendDecider {
+    pub(super) fn new(cache: ProbeCache) -> Self {
+        Self { cache, probe: None, label: LabelState::Unknown, initial: None }
+    }
+
+    /// Decides the node's backend.
+    pub(super) fn decide(
+        &mut self,
+        settings: &Settings,
+        node: Option<&OwnNode>,
+        log: &mut StatusLog<'_>,
+    ) -> NodeBackend {
+        // The plugin removes the report when a backend fails; until the next probe the agent uses the last one.
+        if let (Some(capabilities), Ok(node)) = (self.cache.load(), this_node()) {
+            self.probe = Some(NodeProbe { kernel: node.kernel, capabilities });
+        }
+        let cluster = settings.options.conf.backend;
+        self.read_label(node, &settings.environment.directories, cluster);
+        let label = match &self.label {
+            LabelState::Set(label) => Some(label.as_str()),
+            LabelState::Absent => None,
+            LabelState::Unknown => {
+                node.and(self.initial.as_ref()).and_then(|initial| initial.setting(cluster))
+            }
+        };
+        let backend = node_backend(cluster, label, self.probe.as_ref());
+        log.condition(Level::Warn, "gybe node: the node's label is ignored", backend.note(), json!({}));
+        backend
+    }
+
+    /// Returns the probe result in our entry, until there is a report. It names the kernel for which it holds, so the
+    /// entry may keep it; removing it would mean a write to the conf file at every boot.
+    pub(super) fn recorded_probe(&self) -> Option<&ProbeHint> {
+        self.initial.as_ref().filter(|_| self.probe.is_none())?.probed.as_ref()
+    }
+
+    fn read_label(&mut self, node: Option<&OwnNode>, directories: &NodeDirectories, cluster: BackendSetting) {
+        let is_first = self.initial.is_none();
+        if is_first {
+            self.initial = Some(InitialEntry::read(directories, cluster));
+        }
+        let observed = node.and_then(|node| if is_first { node.wait(LABEL_WAIT) } else { node.read() });
+        self.label = match observed {
+            Some(ObservedNode { mut labels, .. }) => {
+                labels.remove(LABEL).map_or(LabelState::Absent, LabelState::Set)
+            }
+            None => LabelState::Unknown,
+        };
+    }
+}
+
+impl InitialEntry {
+    /// Reads the entry. The agent uses its setting until it knows the label, so that the backend does not change
+    /// meanwhile.
+    fn read(directories: &NodeDirectories, cluster: BackendSetting) -> Self {
+        let observed = observe(directories, &ObserveScope::default(), &mut HashCache::default());
+        let contents = observed.conf.files.values().filter_map(|file| file.content.as_ref().ok());
+        let entries = contents.filter_map(|bytes| {
+            let chain = PluginChain::read(bytes).ok()?;
+            PluginConf::read(&serde_json::from_slice(chain.entry(PLUGIN)?).ok()?).ok()
+        });
+        let entry = entries.into_iter().next();
+        let (setting, probed) = entry.map(|conf| (conf.backend, conf.probed)).unzip();
+        Self { cluster, setting, probed }
+    }
+
+    /// Returns the setting, unless the cluster's setting changed since.
+    fn setting(&self, cluster: BackendSetting) -> Option<&'static str> {
+        self.setting.filter(|_| self.cluster == cluster).map(BackendSetting::as_str)
+    }
 }

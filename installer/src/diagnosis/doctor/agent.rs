@@ -1,14 +1,14 @@
 //! Findings about the node agent: whether its sockets answer, and its own status.
 
 use super::observe::{AgentContact, LogSocketContact, Observation};
-use super::{About, Finding, Section, of_security};
+use super::{About, DoctorFinding, Section, of_security};
 use crate::agent_status::{AgentStatus, PortPurpose, RefusedPod, TakenPort};
 use crate::host::entries::OurEntries;
 use crate::pod::validation::SocketOwner;
 use gybe_plugin::facts::{AgentError, AgentFault, FactsError};
 use nix::errno::Errno;
 
-pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
+pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<DoctorFinding> {
     let Some(agent) = &observation.agent else {
         let directory = ours.plugin_conf().and_then(|conf| conf.facts.directory);
         let text = match directory {
@@ -20,7 +20,7 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
             }
             None => return Vec::new(),
         };
-        return vec![Finding::note(About::Agent, text, None)];
+        return vec![DoctorFinding::note(About::Agent, text, None)];
     };
     let mut found = vec![facts(observation, ours, agent)];
     // Without the agent its other socket is missing too, which needs no second finding.
@@ -34,16 +34,16 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
 }
 
 /// The agent's own status, as `/readyz` reports it.
-fn own_status(status: &AgentStatus) -> Vec<Finding> {
+fn own_status(status: &AgentStatus) -> Vec<DoctorFinding> {
     let AgentStatus { ready, leaves, reasons, unwatched, settings, conflicts, notes, .. } = status;
     let leaving = leaves.then(|| {
         let text =
             format!("the node agent removes Gybe from this node (mode: leave): {}", reasons.join("; "));
-        Finding::note(About::Agent, text, None)
+        DoctorFinding::note(About::Agent, text, None)
     });
     let reasons = reasons.iter().filter(|_| !leaves).map(|reason| {
         let text = format!("the node agent is not ready: {reason}");
-        Finding::wrong(
+        DoctorFinding::wrong(
             About::Agent,
             text,
             "see docs/AGENT.md for the meaning of each reason, and the agent's log for what it tried",
@@ -51,12 +51,16 @@ fn own_status(status: &AgentStatus) -> Vec<Finding> {
         .in_section(Section::NodeNotReady)
     });
     let unwatched = unwatched.iter().map(|why| {
-        Finding::wrong(About::Agent, format!("the node agent does not learn of new pods: {why}"), API_SERVER)
-            .in_section(Section::PodsUnknown)
+        DoctorFinding::wrong(
+            About::Agent,
+            format!("the node agent does not learn of new pods: {why}"),
+            API_SERVER,
+        )
+        .in_section(Section::PodsUnknown)
     });
     let settings = settings.iter().map(|why| {
         let text = format!("the node agent rejects the ConfigMap and keeps the previous settings: {why}");
-        Finding::wrong(
+        DoctorFinding::wrong(
             About::Agent,
             text,
             "correct the ConfigMap gybe-config; the agent reads it again at once",
@@ -65,16 +69,17 @@ fn own_status(status: &AgentStatus) -> Vec<Finding> {
     });
     let conflicts = conflicts.iter().map(|conflict| {
         let text = format!("another program keeps undoing the node agent's changes: {conflict}");
-        Finding::wrong(
+        DoctorFinding::wrong(
             About::Agent,
             text,
             "stop the other writer: until then new pods may start without redirection",
         )
         .in_section(Section::Conflict)
     });
-    let notes =
-        notes.iter().map(|note| Finding::note(About::Agent, format!("the node agent notes: {note}"), None));
-    let is_ready = ready.then(|| Finding::well(About::Agent, "the node agent is ready"));
+    let notes = notes
+        .iter()
+        .map(|note| DoctorFinding::note(About::Agent, format!("the node agent notes: {note}"), None));
+    let is_ready = ready.then(|| DoctorFinding::well(About::Agent, "the node agent is ready"));
     is_ready
         .into_iter()
         .chain(leaving)
@@ -86,7 +91,7 @@ fn own_status(status: &AgentStatus) -> Vec<Finding> {
         .collect()
 }
 
-fn taken_port((port, owner): &(TakenPort, Option<SocketOwner>)) -> Finding {
+fn taken_port((port, owner): &(TakenPort, Option<SocketOwner>)) -> DoctorFinding {
     let owner = match owner {
         Some(SocketOwner { address, process: Some(process), .. }) => {
             format!("; process {process} listens at {address}")
@@ -103,21 +108,21 @@ fn taken_port((port, owner): &(TakenPort, Option<SocketOwner>)) -> Finding {
         PortPurpose::Health => "end that process, or set another port: HEALTH_PORT",
         PortPurpose::Unknown => "end that process, or set another port in the agent's settings",
     };
-    Finding::wrong(About::Agent, format!("{port}{owner}"), remedy)
+    DoctorFinding::wrong(About::Agent, format!("{port}{owner}"), remedy)
 }
 
-fn refused(RefusedPod { pod, error, count, seconds }: &RefusedPod) -> Finding {
+fn refused(RefusedPod { pod, error, count, seconds }: &RefusedPod) -> DoctorFinding {
     let times = if *count == 1 { "once".to_owned() } else { format!("{count} times") };
     let text = format!("pod {pod} was refused {times}, last {seconds} s ago: {error}");
     let remedy = "see the section of that id, unless the pod was deleted; its next ADD removes this finding";
-    Finding::wrong(About::Pods, text, remedy).in_section(Section::PodsRefused)
+    DoctorFinding::wrong(About::Pods, text, remedy).in_section(Section::PodsRefused)
 }
 
-fn facts(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact) -> Finding {
+fn facts(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact) -> DoctorFinding {
     let socket = agent.socket.display();
     let Some(fault) = &agent.fault else {
         let text = format!("the node agent answers at {socket}");
-        return Finding::well(About::Agent, text);
+        return DoctorFinding::well(About::Agent, text);
     };
     let errno = match fault {
         FactsError::Agent(AgentError { fault: AgentFault::Unreachable(errno), .. }) => Some(*errno),
@@ -134,17 +139,22 @@ fn facts(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact)
         let is_reported = agent.status.as_ref().is_some_and(|status| status.unwatched.is_some());
         let text = format!("the node agent at {socket} cannot look up new pods: {why}");
         return match is_reported {
-            true => Finding::well(About::Agent, format!("the node agent answers at {socket}")),
-            false => Finding::wrong(About::Agent, text, API_SERVER).in_section(Section::PodsUnknown),
+            true => DoctorFinding::well(About::Agent, format!("the node agent answers at {socket}")),
+            false => DoctorFinding::wrong(About::Agent, text, API_SERVER).in_section(Section::PodsUnknown),
         };
     }
     if let FactsError::Agent(AgentError { fault: AgentFault::Manifest(_), .. }) = fault {
         let remedy = "correct that file of the agent's --pods-from: until then a meshed pod that no other file has is refused";
-        return Finding::wrong(About::Agent, fault.to_string(), remedy).in_section(Section::BrokenManifest);
+        return DoctorFinding::wrong(About::Agent, fault.to_string(), remedy)
+            .in_section(Section::BrokenManifest);
     }
     if !ours.is_anywhere() && errno == Some(Errno::ENOENT) {
         // A node may have no agent. That the entry is missing is a finding of its own.
-        return Finding::note(About::Agent, format!("no node agent answers at {socket}"), Some(RUNNING));
+        return DoctorFinding::note(
+            About::Agent,
+            format!("no node agent answers at {socket}"),
+            Some(RUNNING),
+        );
     }
     let remedy = if matches!(errno, Some(Errno::EACCES | Errno::EPERM)) {
         of_security(observation)
@@ -156,11 +166,11 @@ fn facts(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact)
             "the node agent at {socket} {away}, and no conf file names gybe-cni, so new pods are not redirected: {fault}"
         );
         let remedy = format!("{remedy}; if Gybe was removed on purpose, run gybe uninstall to finish");
-        return Finding::wrong(About::Agent, text, remedy).in_section(Section::AgentDoesNotAnswer);
+        return DoctorFinding::wrong(About::Agent, text, remedy).in_section(Section::AgentDoesNotAnswer);
     }
     let text =
         format!("the node agent at {socket} {away}, so the plugin refuses new pods of the mesh: {fault}");
-    Finding::wrong(About::Agent, text, remedy).in_section(Section::AgentDoesNotAnswer)
+    DoctorFinding::wrong(About::Agent, text, remedy).in_section(Section::AgentDoesNotAnswer)
 }
 
 const API_SERVER: &str =
@@ -168,16 +178,16 @@ const API_SERVER: &str =
 const RUNNING: &str = "check that the pod of DaemonSet gybe-node runs on this node, and look at its log; pods outside the mesh \
                        start without it";
 
-fn log(LogSocketContact { socket, fault }: &LogSocketContact) -> Finding {
+fn log(LogSocketContact { socket, fault }: &LogSocketContact) -> DoctorFinding {
     match fault {
-        None => Finding::well(
+        None => DoctorFinding::well(
             About::Agent,
             format!("the agent receives the plugin's log at {}", socket.display()),
         ),
         Some(why) => {
             let text =
                 format!("no process receives the plugin's log at {}: {}", socket.display(), why.desc());
-            Finding::note(
+            DoctorFinding::note(
                 About::Agent,
                 text,
                 Some("read the plugin's log lines in the runtime's journal, where its stderr goes"),

@@ -2,7 +2,7 @@
 
 use super::observe::{AgentContact, Observation};
 use super::programs::program;
-use super::{About, Finding, Section, of_security};
+use super::{About, DoctorFinding, Section, of_security};
 use crate::host::apply::TrialError;
 use crate::host::conflict;
 use crate::host::conflist::ISTIO;
@@ -73,7 +73,7 @@ fn shape(observation: &Observation, ours: &OurEntries<'_>) -> Shape {
     }
 }
 
-pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
+pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<DoctorFinding> {
     if observation.snapshot.conf.state != DirectoryState::Present {
         return Vec::new();
     }
@@ -113,7 +113,7 @@ fn has_own_finding(reason: &Problem) -> bool {
     )
 }
 
-fn in_use(observation: &Observation, choice: &ChosenNetwork) -> Finding {
+fn in_use(observation: &Observation, choice: &ChosenNetwork) -> DoctorFinding {
     let runs = |name: &str| observation.runtimes.iter().any(|runtime| runtime.name == name);
     let runtime = match (runs("containerd"), runs("crio")) {
         (true, false) => "containerd uses",
@@ -123,11 +123,11 @@ fn in_use(observation: &Observation, choice: &ChosenNetwork) -> Finding {
     let ChosenNetwork { file, network } = choice;
     let text =
         format!("{runtime} {file}: network {} with the plugins {}", network.name, network.plugins.join(", "));
-    Finding::well(About::Chain, text)
+    DoctorFinding::well(About::Chain, text)
 }
 
 /// Files that cannot be loaded but stop no runtime.
-fn broken(observation: &Observation, judgement: &Judgement) -> Vec<Finding> {
+fn broken(observation: &Observation, judgement: &Judgement) -> Vec<DoctorFinding> {
     let stops = |broken: &BrokenFile| {
         judgement.reasons.iter().any(|reason| match reason {
             Problem::BrokenFirst(by) | Problem::BrokenFurther(by) | Problem::UnreadableFirst(by) => {
@@ -139,43 +139,46 @@ fn broken(observation: &Observation, judgement: &Judgement) -> Vec<Finding> {
     };
     let all = candidates(&observation.snapshot.conf, DropIns::Loaded).filter_map(Result::err);
     let all = all.filter(|broken| !stops(broken));
-    all.map(|broken| Finding::note(About::Chain, format!("{broken}: {}", broken.why), None)).collect()
+    all.map(|broken| DoctorFinding::note(About::Chain, format!("{broken}: {}", broken.why), None)).collect()
 }
 
-fn well(observation: &Observation, ours: &OurEntries<'_>, in_use: Option<&ChosenNetwork>) -> Finding {
+fn well(observation: &Observation, ours: &OurEntries<'_>, in_use: Option<&ChosenNetwork>) -> DoctorFinding {
     let last = |choice: &&ChosenNetwork| choice.network.plugins.last().is_some_and(|last| last == PLUGIN);
     let runs = |choice: &&ChosenNetwork| choice.network.plugins.iter().any(|kind| kind == PLUGIN);
     let how = if ours.drop_ins.is_empty() { "" } else { " (as a drop-in)" };
     if let Some(choice) = in_use.filter(last) {
-        return Finding::well(About::Chain, format!("{PLUGIN} is the last plugin in {}{how}", choice.file));
+        return DoctorFinding::well(
+            About::Chain,
+            format!("{PLUGIN} is the last plugin in {}{how}", choice.file),
+        );
     }
     if let Some(choice) = in_use.filter(runs) {
         let behind = choice.network.plugins.last().map_or("", String::as_str);
         let text = format!("{PLUGIN} should be the last plugin in {}, but {behind} follows it", choice.file);
-        return Finding::note(About::Chain, text, Some(writer(observation)));
+        return DoctorFinding::note(About::Chain, text, Some(writer(observation)));
     }
     let file = ours.entries().next().map_or(String::new(), |(file, _)| file.to_string());
     let text = match ours.standalone.is_empty() {
         true => format!("{PLUGIN} is in {file}, which Multus calls"),
         false => format!("{PLUGIN} is a network of its own in {file}, which Multus calls"),
     };
-    Finding::well(About::Chain, text)
+    DoctorFinding::well(About::Chain, text)
 }
 
-fn wrong(observation: &Observation, ours: &OurEntries<'_>, reason: &Problem) -> Finding {
+fn wrong(observation: &Observation, ours: &OurEntries<'_>, reason: &Problem) -> DoctorFinding {
     let is_refused = |errno: &Errno| matches!(errno, Errno::EACCES | Errno::EPERM);
     let hint = || reason.hint().unwrap_or_default().into_owned();
     if let Problem::UnreadableFirst(BrokenFile { why, .. }) = reason
         && let BrokenReason::Unreadable(Unreadable::System(errno)) = why
         && is_refused(errno)
     {
-        let finding = Finding::wrong(About::Chain, reason.to_string(), of_security(observation));
+        let finding = DoctorFinding::wrong(About::Chain, reason.to_string(), of_security(observation));
         return finding.in_section(Section::NodeNotReady);
     }
     let (text, remedy) = match reason {
         Problem::NoEntry { file, plugins, .. } if is_istios(observation, ours, plugins) => {
             let text = format!("{PLUGIN} is not in {file}: istio-cni redirects pods");
-            return Finding::note(About::Chain, text, None);
+            return DoctorFinding::note(About::Chain, text, None);
         }
         Problem::NoEntry { file, plugins, .. } => (not_in(ours, file), restore_entry(observation, plugins)),
         Problem::Preempted { file, by } => {
@@ -200,7 +203,7 @@ fn wrong(observation: &Observation, ours: &OurEntries<'_>, reason: &Problem) -> 
         Problem::OtherProgram { .. } | Problem::EarlierProgram { .. } => About::Programs,
         _ => About::Chain,
     };
-    Finding::wrong(about, text, remedy).in_section(Section::NodeNotReady)
+    DoctorFinding::wrong(about, text, remedy).in_section(Section::NodeNotReady)
 }
 
 fn not_in(ours: &OurEntries<'_>, file: &FileName) -> String {
@@ -213,15 +216,15 @@ fn not_in(ours: &OurEntries<'_>, file: &FileName) -> String {
     }
 }
 
-fn not_installed(observation: &Observation, ours: &OurEntries<'_>) -> Option<Finding> {
+fn not_installed(observation: &Observation, ours: &OurEntries<'_>) -> Option<DoctorFinding> {
     if !ours.is_anywhere() && observation.agent.as_ref().is_some_and(AgentContact::leaves) {
         let text = format!("no conf file names {PLUGIN}: the node agent removed it (mode: leave)");
-        return Some(Finding::note(About::Chain, text, None));
+        return Some(DoctorFinding::note(About::Chain, text, None));
     }
     let text = format!("no conf file names {PLUGIN}: Gybe is not installed on this node");
     let remedy = "run gybe install, or deploy the DaemonSet gybe-node";
     let is_there = ours.is_anywhere() || program(observation, "gybe").is_some();
-    (!is_there).then(|| Finding::note(About::Chain, text, Some(remedy)))
+    (!is_there).then(|| DoctorFinding::note(About::Chain, text, Some(remedy)))
 }
 
 /// Reports whether istio-cni serves the chain without us: an entry, and its program.
@@ -252,7 +255,7 @@ fn restore_entry(observation: &Observation, plugins: &[String]) -> String {
 }
 
 /// Whether the runtimes read a network's own directory, if our entry is in one.
-pub(super) fn drop_in_support(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
+pub(super) fn drop_in_support(observation: &Observation, ours: &OurEntries<'_>) -> Vec<DoctorFinding> {
     if ours.drop_ins.is_empty() {
         return Vec::new();
     }
@@ -261,5 +264,9 @@ pub(super) fn drop_in_support(observation: &Observation, ours: &OurEntries<'_>) 
         Some(DropIns::Ignored) => format!("{name} (process {pid}) does not read drop-ins"),
         None => format!("whether {name} (process {pid}) reads drop-ins is unknown"),
     };
-    observation.runtimes.iter().map(|runtime| Finding::note(About::Chain, text(runtime), None)).collect()
+    observation
+        .runtimes
+        .iter()
+        .map(|runtime| DoctorFinding::note(About::Chain, text(runtime), None))
+        .collect()
 }

@@ -3,7 +3,7 @@
 
 use super::chain::is_for_multus;
 use super::observe::{FileSystem, FreeSpace, Observation};
-use super::{About, Finding, Remedy, of_security};
+use super::{About, DoctorFinding, Remedy, of_security};
 use crate::host::entries::OurEntries;
 use crate::host::observe::{DirectoryState, NodeDirectories};
 use crate::host::runtimes::processes::{RuntimeProcess, RuntimeWatch};
@@ -16,7 +16,7 @@ const PROGRAMS_NEED: u64 = 64 << 20;
 /// Bytes for a conf file and its temporary copy.
 const CONF_NEEDS: u64 = 1 << 20;
 
-pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
+pub(super) fn examine(observation: &Observation) -> Vec<DoctorFinding> {
     let mut found = vec![node(observation)];
     let NodeDirectories { conf, programs, .. } = &observation.options.directories;
     found.push(directory_problems(observation, ("conf", conf), observation.snapshot.conf.state));
@@ -25,7 +25,7 @@ pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
     if let Some(to) = &observation.conf_link {
         let text = format!("{} is a link to {}", conf.display(), to.display());
         let remedy = "restart the runtime after changing the link: it watches the target that the link had when the runtime started";
-        found.push(Finding::note(About::Directories, text, Some(remedy)));
+        found.push(DoctorFinding::note(About::Directories, text, Some(remedy)));
     }
     found.extend(observation.file_systems.iter().filter_map(foreign));
     found.extend(observation.file_systems.iter().filter_map(open_to_all));
@@ -35,31 +35,31 @@ pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
     found
 }
 
-fn node(observation: &Observation) -> Finding {
-    Finding::note(About::Node, format!("this is {}", observation.platform), observation.platform.hint())
+fn node(observation: &Observation) -> DoctorFinding {
+    DoctorFinding::note(About::Node, format!("this is {}", observation.platform), observation.platform.hint())
 }
 
 fn directory_problems(
     observation: &Observation,
     (of, path): (&str, &Path),
     state: DirectoryState,
-) -> Finding {
+) -> DoctorFinding {
     let path = path.display();
     match state {
-        DirectoryState::Present => Finding::well(About::Directories, format!("{of} directory {path}")),
+        DirectoryState::Present => DoctorFinding::well(About::Directories, format!("{of} directory {path}")),
         DirectoryState::Missing => {
             let text = format!("there is no {of} directory {path}");
-            Finding::wrong(About::Directories, text, missing(observation))
+            DoctorFinding::wrong(About::Directories, text, missing(observation))
         }
         DirectoryState::Deleted => {
             let text = format!("the {of} directory {path} was deleted while this process held it open");
             let remedy =
                 "restart this pod and the container runtime: neither notices a directory that was made again";
-            Finding::wrong(About::Directories, text, remedy)
+            DoctorFinding::wrong(About::Directories, text, remedy)
         }
         DirectoryState::Unreadable(why) => {
             let text = format!("the {of} directory {path} cannot be read: {}", why.desc());
-            Finding::wrong(About::Directories, text, refused(observation, why))
+            DoctorFinding::wrong(About::Directories, text, refused(observation, why))
         }
     }
 }
@@ -81,7 +81,7 @@ fn missing(observation: &Observation) -> String {
 }
 
 /// Directories of another platform may exist on this node without a runtime that reads them (F37).
-fn elsewhere(observation: &Observation) -> Option<Finding> {
+fn elsewhere(observation: &Observation) -> Option<DoctorFinding> {
     let desired = observation.platform.node_directories(&observation.options.root);
     let NodeDirectories { conf, programs, .. } = &observation.options.directories;
     if (&desired.conf, &desired.programs) == (conf, programs) {
@@ -93,30 +93,30 @@ fn elsewhere(observation: &Observation) -> Option<Finding> {
         observation.platform, directories.conf, directories.programs
     );
     let remedy = "use the platform's overlay of the DaemonSet, or --conf-dir and --bin-dir, unless the runtime is configured otherwise";
-    Some(Finding::note(About::Directories, text, Some(remedy)))
+    Some(DoctorFinding::note(About::Directories, text, Some(remedy)))
 }
 
 /// The agent runs as root without capabilities, and cannot write to another user's directory.
-fn foreign(space: &FileSystem) -> Option<Finding> {
+fn foreign(space: &FileSystem) -> Option<DoctorFinding> {
     let owner = space.other_owner?;
     let text = format!("the {} directory {} belongs to user {owner}", space.of, space.path.display());
     let remedy = "chown it to root, or add manifests/components/foreign-owner: an agent without capabilities cannot write there";
-    Some(Finding::note(About::Directories, text, Some(remedy)))
+    Some(DoctorFinding::note(About::Directories, text, Some(remedy)))
 }
 
 /// Root runs the programs in these directories, or applies the configuration in them.
-fn open_to_all(space: &FileSystem) -> Option<Finding> {
+fn open_to_all(space: &FileSystem) -> Option<DoctorFinding> {
     let mode = space.open_to_all?;
     let path = space.path.display();
     let text = format!("every user may write to the {} directory {path}: mode {mode:04o}", space.of);
     let remedy =
         format!("chmod 0755 {path}, and find out what changed it: a user who writes there can become root");
-    Some(Finding::wrong(About::Directories, text, remedy))
+    Some(DoctorFinding::wrong(About::Directories, text, remedy))
 }
 
-fn of_file_system(observation: &Observation, file_system: &FileSystem) -> Vec<Finding> {
+fn of_file_system(observation: &Observation, file_system: &FileSystem) -> Vec<DoctorFinding> {
     let FileSystem { of, path, mount, space, .. } = file_system;
-    let wrong = |text: String, remedy: &str| Finding::wrong(About::Directories, text, remedy);
+    let wrong = |text: String, remedy: &str| DoctorFinding::wrong(About::Directories, text, remedy);
     let FreeSpace { bytes, inodes, read_only, no_exec } = match space {
         Ok(space) => *space,
         // The directory has its own finding; a missing run directory is normal before the first probe.
@@ -148,8 +148,8 @@ fn need(of: &str) -> u64 {
 }
 
 /// Findings about how our agent and the runtime learn of changes in the conf directory.
-pub(super) fn watching(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
-    let mut found: Vec<Finding> = own(observation).into_iter().collect();
+pub(super) fn watching(observation: &Observation, ours: &OurEntries<'_>) -> Vec<DoctorFinding> {
+    let mut found: Vec<DoctorFinding> = own(observation).into_iter().collect();
     // Multus reads a network's file for each call, and no runtime watches it.
     if !is_for_multus(ours, observation) {
         found.extend(observation.runtimes.iter().map(of_runtime));
@@ -157,11 +157,12 @@ pub(super) fn watching(observation: &Observation, ours: &OurEntries<'_>) -> Vec<
     found
 }
 
-fn own(observation: &Observation) -> Option<Finding> {
+fn own(observation: &Observation) -> Option<DoctorFinding> {
     match observation.watch {
-        WatchMode::Inotify => {
-            Some(Finding::well(About::Watching, "inotify reports changes of the conf directory at once"))
-        }
+        WatchMode::Inotify => Some(DoctorFinding::well(
+            About::Watching,
+            "inotify reports changes of the conf directory at once",
+        )),
         // A missing or unreadable directory has its own finding.
         WatchMode::Polling(_) if observation.snapshot.conf.state != DirectoryState::Present => None,
         WatchMode::Polling(why) => {
@@ -175,7 +176,7 @@ fn own(observation: &Observation) -> Option<Finding> {
                 why.desc(),
                 observation.options.directories.conf.display()
             );
-            Some(Finding::wrong(
+            Some(DoctorFinding::wrong(
                 About::Watching,
                 text,
                 format!("raise {setting}, which the runtime needs too"),
@@ -184,10 +185,10 @@ fn own(observation: &Observation) -> Option<Finding> {
     }
 }
 
-fn of_runtime(RuntimeProcess { name, pid, watches, .. }: &RuntimeProcess) -> Finding {
+fn of_runtime(RuntimeProcess { name, pid, watches, .. }: &RuntimeProcess) -> DoctorFinding {
     match watches {
         RuntimeWatch::ConfDirectory => {
-            Finding::well(About::Watching, format!("{name} (process {pid}) watches the conf directory"))
+            DoctorFinding::well(About::Watching, format!("{name} (process {pid}) watches the conf directory"))
         }
         RuntimeWatch::Others => {
             let text = format!(
@@ -197,11 +198,11 @@ fn of_runtime(RuntimeProcess { name, pid, watches, .. }: &RuntimeProcess) -> Fin
             let remedy = format!(
                 "restart {name}, which notices no change until then; or name its directory with --conf-dir"
             );
-            Finding::wrong(About::Watching, text, remedy)
+            DoctorFinding::wrong(About::Watching, text, remedy)
         }
         RuntimeWatch::Unknown => {
             let text = format!("it is unknown what {name} (process {pid}) watches");
-            Finding::note(About::Watching, text, Some("run gybe doctor on the node"))
+            DoctorFinding::note(About::Watching, text, Some("run gybe doctor on the node"))
         }
     }
 }

@@ -2,7 +2,7 @@
 
 use super::observe::Observation;
 use super::programs::program;
-use super::{About, Finding, Section};
+use super::{About, DoctorFinding, Section};
 use crate::host::conflict::likely;
 use crate::host::conflist::{ISTIO, PluginChain};
 use crate::host::image::PLUGIN;
@@ -10,7 +10,7 @@ use crate::host::judge::primary;
 use crate::host::observe::{FileName, ORIGINAL};
 use crate::host::problem::Problem;
 
-pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
+pub(super) fn examine(observation: &Observation) -> Vec<DoctorFinding> {
     let mut found = istio(observation);
     let choice = primary(&observation.snapshot.conf, PLUGIN, &observation.snapshot.runtimes);
     let plugins: Vec<&str> =
@@ -18,13 +18,13 @@ pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
     if let Some(owner) = likely(&plugins).filter(|_| !plugins.contains(&ISTIO)) {
         let text = format!("{} also writes this chain", owner.name);
         let remedy = format!("if the entry of gybe-cni keeps disappearing: {}", owner.setting);
-        found.push(Finding::note(About::Others, text, Some(&remedy)));
+        found.push(DoctorFinding::note(About::Others, text, Some(&remedy)));
     }
     found.extend(socket_load_balancing(&plugins));
     found
 }
 
-fn istio(observation: &Observation) -> Vec<Finding> {
+fn istio(observation: &Observation) -> Vec<DoctorFinding> {
     let files = observation.snapshot.conf.files.iter().filter(|(name, _)| !name.ends_in(ORIGINAL));
     let chains =
         files.filter_map(|(name, file)| Some((name, PluginChain::read(file.content.as_ref().ok()?).ok()?)));
@@ -37,19 +37,19 @@ fn istio(observation: &Observation) -> Vec<Finding> {
     if !files.is_empty() {
         let text = format!("files of istio-cni's agent: {}", files.join(", "));
         let remedy = "remove them once its DaemonSet is gone: a kubeconfig holds a token";
-        found.push(Finding::note(About::Others, text, Some(remedy)));
+        found.push(DoctorFinding::note(About::Others, text, Some(remedy)));
     }
     found.extend(stand_in(observation));
     found
 }
 
 /// Judges an istio-cni entry. Pods stay redirected whichever remedy an operator applies.
-fn of_entry(name: &FileName, chain: &PluginChain, has_program: bool) -> Finding {
+fn of_entry(name: &FileName, chain: &PluginChain, has_program: bool) -> DoctorFinding {
     let has_ours = chain.entry(PLUGIN).is_some();
     let wrong = |text: String, remedy: &str| {
-        Finding::wrong(About::Others, text, remedy).in_section(Section::NodeNotReady)
+        DoctorFinding::wrong(About::Others, text, remedy).in_section(Section::NodeNotReady)
     };
-    let note = |text: String, remedy: &str| Finding::note(About::Others, text, Some(remedy));
+    let note = |text: String, remedy: &str| DoctorFinding::note(About::Others, text, Some(remedy));
     if chain.is_ambient() {
         let text = format!("{name} has an istio-cni entry that serves ambient mode (ambient_enabled: true)");
         return match has_ours {
@@ -81,19 +81,19 @@ const KEEP_ISTIO: &str = "keep istio-cni here and exclude this node from Gybe, w
                           DaemonSet gybe-node; once its agent has ended, gybe uninstall removes what is here)";
 
 /// Cilium may rewrite a connection's destination in connect(2), before any rule receives a packet.
-fn socket_load_balancing(plugins: &[&str]) -> Option<Finding> {
+fn socket_load_balancing(plugins: &[&str]) -> Option<DoctorFinding> {
     let text = "Cilium may translate service addresses in connect(2) (bpf-lb-sock): a pod's connection to a service \
                 then reaches the proxy with the address of one of the service's pods";
     let remedy = "set Cilium's Helm value socketLB.hostNamespaceOnly=true, which excludes pods";
-    plugins.contains(&"cilium-cni").then(|| Finding::note(About::Others, text, Some(remedy)))
+    plugins.contains(&"cilium-cni").then(|| DoctorFinding::note(About::Others, text, Some(remedy)))
 }
 
-fn stand_in(observation: &Observation) -> Option<Finding> {
+fn stand_in(observation: &Observation) -> Option<DoctorFinding> {
     let (theirs, ours) = (program(observation, ISTIO)?, program(observation, PLUGIN));
     if ours.is_some_and(|ours| ours.hash == theirs.hash) {
         let text =
             "the program istio-cni is our plugin: it answers DEL for sandboxes that were made with istio-cni";
-        return Some(Finding::well(About::Others, text));
+        return Some(DoctorFinding::well(About::Others, text));
     }
-    Some(Finding::note(About::Others, "the program istio-cni exists", None))
+    Some(DoctorFinding::note(About::Others, "the program istio-cni exists", None))
 }

@@ -1,7 +1,7 @@
 //! Findings about this node's pods: whether they are redirected, and their unknown annotations.
 
 use super::observe::{Observation, PodVerdicts};
-use super::{About, Finding, Remedy, Section};
+use super::{About, DoctorFinding, Remedy, Section};
 use crate::pod::proxy::ProxyFault;
 use crate::sandboxes::{Sandbox, SandboxVerdict, summary};
 use gybe_netfilter::inspect::verdict::RedirectionState;
@@ -11,38 +11,38 @@ use gybe_plugin::gates::STATUS;
 /// At most this many pods are listed.
 const MOST: usize = 16;
 
-pub(super) fn examine(observation: &Observation) -> Vec<Finding> {
+pub(super) fn examine(observation: &Observation) -> Vec<DoctorFinding> {
     let of_pods = |pods| [unread(observation, pods), of_node(pods), proxies(pods), doubtful(pods)].concat();
     observation.pods.iter().flat_map(of_pods).collect()
 }
 
 /// What could not be read.
-fn unread(observation: &Observation, PodVerdicts { unreadable, .. }: &PodVerdicts) -> Vec<Finding> {
+fn unread(observation: &Observation, PodVerdicts { unreadable, .. }: &PodVerdicts) -> Vec<DoctorFinding> {
     let remedy = match observation.user {
         Some(_) => Remedy::RunAsRoot,
         None => "run gybe doctor on the node; --results-dir names the directory of libcni's cache".into(),
     };
     let wrong = |what| {
-        Finding::wrong(About::Pods, format!("pods may be missing in this list: {what}"), remedy.clone())
+        DoctorFinding::wrong(About::Pods, format!("pods may be missing in this list: {what}"), remedy.clone())
     };
     unreadable.iter().map(wrong).collect()
 }
 
 /// The number of pods of each kind, and each pod of the mesh that is not known to be redirected.
-fn of_node(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<Finding> {
-    let counted = || Finding::note(About::Pods, summary(judged), None);
+fn of_node(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<DoctorFinding> {
+    let counted = || DoctorFinding::note(About::Pods, summary(judged), None);
     let mut found: Vec<_> = (!judged.is_empty()).then(counted).into_iter().collect();
     let failing: Vec<_> = judged.iter().filter(|one| one.fails()).collect();
     found.extend(failing.iter().take(MOST).map(|one| failed(one)));
     if let Some(more) = failing.len().checked_sub(MOST).filter(|more| *more > 0) {
         let text = format!("{more} more pods are not redirected, or not verified");
-        let more = Finding::wrong(About::Pods, text, "run gybe verify --all, which lists them");
+        let more = DoctorFinding::wrong(About::Pods, text, "run gybe verify --all, which lists them");
         found.push(more.in_section(Section::PodsNotRedirected));
     }
     found
 }
 
-fn failed(one: &SandboxVerdict) -> Finding {
+fn failed(one: &SandboxVerdict) -> DoctorFinding {
     let text = format!("{}: {}", one.sandbox, one.line());
     let remedy = match (one.verdict.state, &one.sandbox.pod) {
         (RedirectionState::NotRedirected | RedirectionState::Redirected, Some(pod)) => {
@@ -53,26 +53,26 @@ fn failed(one: &SandboxVerdict) -> Finding {
         }
         _ => "run gybe verify --all, which has the reasons".to_owned(),
     };
-    Finding::wrong(About::Pods, text, remedy).in_section(Section::PodsNotRedirected)
+    DoctorFinding::wrong(About::Pods, text, remedy).in_section(Section::PodsNotRedirected)
 }
 
 /// Notes about faults of the pods' proxies.
-fn proxies(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<Finding> {
+fn proxies(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<DoctorFinding> {
     let faults: Vec<_> =
         judged.iter().flat_map(|one| one.proxy_faults.iter().map(|fault| (&one.sandbox, fault))).collect();
     let note = |(sandbox, fault): &(&Sandbox, &ProxyFault)| {
-        Finding::note(About::Pods, format!("pod {sandbox}: {fault}"), Some(fault.remedy()))
+        DoctorFinding::note(About::Pods, format!("pod {sandbox}: {fault}"), Some(fault.remedy()))
     };
     let mut found: Vec<_> = faults.iter().take(MOST).map(note).collect();
     if let Some(more) = faults.len().checked_sub(MOST).filter(|more| *more > 0) {
         let text = format!("{more} more notes about proxies: gybe verify --all prints them");
-        found.push(Finding::note(About::Pods, text, None));
+        found.push(DoctorFinding::note(About::Pods, text, None));
     }
     found
 }
 
 /// Injected pods with unknown annotations, as the runtime passed them on.
-fn doubtful(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<Finding> {
+fn doubtful(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<DoctorFinding> {
     let doubts = |sandbox: &Sandbox| {
         let annotations = sandbox.annotations.as_ref().filter(|all| all.contains_key(STATUS))?;
         let doubts = unknown(annotations.keys().map(String::as_str));
@@ -80,11 +80,15 @@ fn doubtful(PodVerdicts { judged, .. }: &PodVerdicts) -> Vec<Finding> {
     };
     let all: Vec<String> = judged.iter().filter_map(|one| doubts(&one.sandbox)).collect();
     let note = |text: &String| {
-        Finding::note(About::Pods, text, Some("correct the annotation in the pod's template"))
+        DoctorFinding::note(About::Pods, text, Some("correct the annotation in the pod's template"))
     };
     let mut found: Vec<_> = all.iter().take(MOST).map(note).collect();
     if let Some(more) = all.len().checked_sub(MOST).filter(|more| *more > 0) {
-        found.push(Finding::note(About::Pods, format!("{more} more pods with unknown annotations"), None));
+        found.push(DoctorFinding::note(
+            About::Pods,
+            format!("{more} more pods with unknown annotations"),
+            None,
+        ));
     }
     found
 }

@@ -1,7 +1,7 @@
 //! Findings about the programs, and about leftovers: of an uninstall that has to wait, or of a process that was killed.
 
 use super::observe::{AgentContact, FileSystem, Observation};
-use super::{About, Finding, Section, of_security};
+use super::{About, DoctorFinding, Section, of_security};
 use crate::host::apply::TrialError;
 use crate::host::conflist::ISTIO;
 use crate::host::entries::OurEntries;
@@ -21,8 +21,8 @@ pub(super) fn program<'a>(observation: &'a Observation, name: &str) -> Option<&'
     observation.snapshot.programs.files.get(OsStr::new(name))
 }
 
-pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
-    let mut found: Vec<Finding> = every_name()
+pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<DoctorFinding> {
+    let mut found: Vec<DoctorFinding> = every_name()
         .filter(|name| *name != ISTIO)
         .filter_map(|name| Some(of_program(observation, name, program(observation, name)?)))
         .collect();
@@ -31,11 +31,11 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
             format!("the program {PLUGIN} is missing, and a conf file or an existing sandbox may need it");
         let remedy =
             "run gybe install: until then every ADD and DEL that needs it fails, and CRI-O drops the network";
-        found.push(Finding::wrong(About::Programs, text, remedy).in_section(Section::NodeNotReady));
+        found.push(DoctorFinding::wrong(About::Programs, text, remedy).in_section(Section::NodeNotReady));
     } else if ours.is_anywhere() && program(observation, TOOL).is_none() {
         let text =
             "the program gybe is missing next to the plugin, so the plugin cannot query the API server";
-        found.push(Finding::note(About::Programs, text, Some("run gybe install")));
+        found.push(DoctorFinding::note(About::Programs, text, Some("run gybe install")));
     }
     // That no program can be run, or this one, has its own finding.
     let is_noexec =
@@ -48,12 +48,12 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<F
     found
 }
 
-fn of_program(observation: &Observation, name: &str, program: &ProgramFile) -> Finding {
+fn of_program(observation: &Observation, name: &str, program: &ProgramFile) -> DoctorFinding {
     let access = program.access;
     let hash = match &program.hash {
         Ok(hash) => hash.to_string(),
         Err(Unreadable::System(Errno::EACCES | Errno::EPERM)) => {
-            return Finding::wrong(
+            return DoctorFinding::wrong(
                 About::Programs,
                 format!("{name} cannot be read"),
                 of_security(observation),
@@ -61,14 +61,14 @@ fn of_program(observation: &Observation, name: &str, program: &ProgramFile) -> F
         }
         Err(why) => {
             let text = format!("{name} is not a program: {why}");
-            return Finding::wrong(About::Programs, text, "remove it, and run gybe install");
+            return DoctorFinding::wrong(About::Programs, text, "remove it, and run gybe install");
         }
     };
     let fault = ProgramFault::of(access, observation.snapshot.us);
     if fault == Some(ProgramFault::Writable) {
         let text =
             format!("{name} is writable by other users: mode {:04o}, owner {}", access.mode, access.uid);
-        return Finding::wrong(
+        return DoctorFinding::wrong(
             About::Programs,
             text,
             "run gybe install: a user who writes it can become root",
@@ -76,15 +76,16 @@ fn of_program(observation: &Observation, name: &str, program: &ProgramFile) -> F
     }
     if fault.is_some() {
         let text = format!("{name} is not executable: mode {:04o}", access.mode);
-        return Finding::wrong(About::Programs, text, "run gybe install").in_section(Section::NodeNotReady);
+        return DoctorFinding::wrong(About::Programs, text, "run gybe install")
+            .in_section(Section::NodeNotReady);
     }
     let short: String = hash.chars().take(12).collect();
-    Finding::well(About::Programs, format!("{name}: mode {:04o}, SHA-256 {short}…", access.mode))
+    DoctorFinding::well(About::Programs, format!("{name}: mode {:04o}, SHA-256 {short}…", access.mode))
 }
 
-fn of_trial(observation: &Observation, trial: &Result<(), TrialError>) -> Finding {
+fn of_trial(observation: &Observation, trial: &Result<(), TrialError>) -> DoctorFinding {
     match trial {
-        Ok(()) => Finding::well(About::Programs, format!("{PLUGIN} answers VERSION")),
+        Ok(()) => DoctorFinding::well(About::Programs, format!("{PLUGIN} answers VERSION")),
         Err(why) => {
             let text = match why {
                 TrialError::Another => format!("{PLUGIN} is another program: {why}"),
@@ -95,7 +96,7 @@ fn of_trial(observation: &Observation, trial: &Result<(), TrialError>) -> Findin
                 TrialError::Hung | TrialError::Another => why.hint().unwrap_or_default().into_owned().into(),
                 _ => "run gybe install, which replaces it with a program for this node's architecture".into(),
             };
-            Finding::wrong(About::Programs, text, remedy).in_section(Section::NodeNotReady)
+            DoctorFinding::wrong(About::Programs, text, remedy).in_section(Section::NodeNotReady)
         }
     }
 }
@@ -111,15 +112,15 @@ fn with_reason(why: &TrialError) -> String {
 }
 
 /// Another version works too, but an operator who expects this one should know.
-fn other_build(observation: &Observation) -> Option<Finding> {
+fn other_build(observation: &Observation) -> Option<DoctorFinding> {
     let text = format!("{PLUGIN} is another build than the one next to this gybe");
-    observation
-        .offers_another_build
-        .then(|| Finding::note(About::Programs, text, Some("run gybe install, which installs this one")))
+    observation.offers_another_build.then(|| {
+        DoctorFinding::note(About::Programs, text, Some("run gybe install, which installs this one"))
+    })
 }
 
 /// Findings about leftovers.
-pub(super) fn leftovers(observation: &Observation, ours: &OurEntries<'_>) -> Vec<Finding> {
+pub(super) fn leftovers(observation: &Observation, ours: &OurEntries<'_>) -> Vec<DoctorFinding> {
     let mut found = Vec::new();
     let agent = observation.agent.as_ref().filter(|agent| !agent.is_absent());
     // An agent that does not leave restores the entry.
@@ -132,7 +133,7 @@ pub(super) fn leftovers(observation: &Observation, ours: &OurEntries<'_>) -> Vec
                 format!("files that gybe set aside and that are no longer needed: {}", originals.join(", "));
             let remedy =
                 agent.map_or("run gybe uninstall, which removes them", |_| "the node agent removes them");
-            found.push(Finding::note(About::Leftovers, text, Some(remedy)));
+            found.push(DoctorFinding::note(About::Leftovers, text, Some(remedy)));
         }
     }
     let has_temporary = [
@@ -141,7 +142,7 @@ pub(super) fn leftovers(observation: &Observation, ours: &OurEntries<'_>) -> Vec
     ];
     for (_, of) in has_temporary.iter().filter(|(there, _)| *there) {
         let text = format!("a gybe that was killed left a temporary file in the {of} directory");
-        found.push(Finding::note(
+        found.push(DoctorFinding::note(
             About::Leftovers,
             text,
             Some("run gybe install, or wait for the agent's next pass: both remove it"),
@@ -151,7 +152,7 @@ pub(super) fn leftovers(observation: &Observation, ours: &OurEntries<'_>) -> Vec
 }
 
 /// `agent` is the agent that removes Gybe from the node, if one runs.
-fn tombstone(observation: &Observation, agent: Option<&AgentContact>) -> Finding {
+fn tombstone(observation: &Observation, agent: Option<&AgentContact>) -> DoctorFinding {
     let reason = "the DEL of existing sandboxes needs it";
     let (text, remedy) = match &observation.snapshot.cached {
         CachedPlugins::Unknown => (
@@ -171,5 +172,5 @@ fn tombstone(observation: &Observation, agent: Option<&AgentContact>) -> Finding
         remedy,
         |_| "the node agent removes it as soon as no sandbox needs it; do not remove it before",
     );
-    Finding::note(About::Leftovers, text, Some(remedy))
+    DoctorFinding::note(About::Leftovers, text, Some(remedy))
 }

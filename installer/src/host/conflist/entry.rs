@@ -26,7 +26,7 @@ pub enum EntryError {
 
 /// The layout of the file around an entry.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Layout {
+pub enum EntryLayout {
     /// All on one line.
     OneLine,
     /// One member per line.
@@ -40,7 +40,7 @@ pub enum Layout {
     },
 }
 
-impl Layout {
+impl EntryLayout {
     /// Two spaces per level.
     #[must_use]
     pub fn plain() -> Self {
@@ -104,7 +104,7 @@ impl Entry {
 
     /// Prints it in this layout.
     #[must_use]
-    pub fn print(&self, layout: &Layout) -> Vec<u8> {
+    pub fn print(&self, layout: &EntryLayout) -> Vec<u8> {
         let mut printer = Printer { text: &self.text, layout, out: Vec::new() };
         printer.value(&self.tree, 0);
         printer.out
@@ -112,7 +112,7 @@ impl Entry {
 
     /// Prints it as a standalone network, for a `.conf` file.
     #[must_use]
-    pub fn print_network(&self, version: &str, name: &str, layout: &Layout) -> Vec<u8> {
+    pub fn print_network(&self, version: &str, name: &str, layout: &EntryLayout) -> Vec<u8> {
         let mut printer = Printer { text: &self.text, layout, out: b"{".to_vec() };
         let own = [("cniVersion", version), ("name", name)];
         for (n, (key, value)) in own.into_iter().enumerate() {
@@ -137,7 +137,7 @@ impl Entry {
 /// Prints a tree; strings and numbers keep their text.
 struct Printer<'a> {
     text: &'a [u8],
-    layout: &'a Layout,
+    layout: &'a EntryLayout,
     out: Vec<u8>,
 }
 
@@ -186,9 +186,9 @@ pub(crate) fn quoted(text: &str) -> String {
 }
 
 /// Finds the layout of the text at `span`, for text that is inserted next to it.
-pub(super) fn layout_of(bytes: &[u8], span: &Range<usize>) -> Layout {
+pub(super) fn layout_of(bytes: &[u8], span: &Range<usize>) -> EntryLayout {
     let element = json::text(bytes, span);
-    let Some(end) = element.iter().position(|byte| *byte == b'\n') else { return Layout::OneLine };
+    let Some(end) = element.iter().position(|byte| *byte == b'\n') else { return EntryLayout::OneLine };
     let newline: &[u8] = if end > 0 && element.get(end - 1) == Some(&b'\r') { b"\r\n" } else { b"\n" };
     let before = bytes.get(..span.start).unwrap_or_default();
     let line = before.rsplit(|byte| *byte == b'\n').next().unwrap_or_default();
@@ -198,7 +198,7 @@ pub(super) fn layout_of(bytes: &[u8], span: &Range<usize>) -> Layout {
         Some(unit) if !unit.is_empty() => unit,
         _ => b"  ",
     };
-    Layout::Lines { newline: newline.to_vec(), base: base.to_vec(), unit: unit.to_vec() }
+    EntryLayout::Lines { newline: newline.to_vec(), base: base.to_vec(), unit: unit.to_vec() }
 }
 
 fn blanks(line: &[u8]) -> &[u8] {
@@ -222,7 +222,7 @@ mod tests {
             printed.replace("\r\n", "|"),
             "{|\t\t\t\"type\": \"gybe-cni\",|\t\t\t\"big\": 12345678901234567890,|\t\t\t\"a\": [|\t\t\t\t1,|\t\t\t\t{}|\t\t\t],|\t\t\t\"e\": []|\t\t}"
         );
-        assert_eq!(entry.print(&Layout::OneLine), entry.text);
+        assert_eq!(entry.print(&EntryLayout::OneLine), entry.text);
     }
 
     #[test]

@@ -17,8 +17,8 @@ use nix::sys::statvfs::{FsFlags, fstatvfs};
 use sha2::{Digest, Sha256};
 
 use super::{
-    Access, ConfDirectory, ConfFile, DirectoryState, FileFormat, FileKind, FileName, Identity, LARGEST, LOCK,
-    NamedFile, NodeDirectories, ORIGINAL, ObservedState, ProgramDirectory, Unreadable, is_temporary,
+    Access, ConfDirectory, ConfFile, DirectoryState, FileFormat, FileIdentity, FileKind, FileName, LARGEST,
+    LOCK, NamedFile, NodeDirectories, ORIGINAL, ObservedState, ProgramDirectory, Unreadable, is_temporary,
 };
 use crate::error::errno;
 use crate::mounts::{self, Mount};
@@ -217,11 +217,11 @@ pub struct ProgramFile {
 
 /// The hashes of unchanged files, so that a pass does not read megabytes.
 #[derive(Debug, Default)]
-pub struct HashCache(HashMap<Identity, Hash>);
+pub struct HashCache(HashMap<FileIdentity, Hash>);
 
 impl HashCache {
     fn of(&mut self, fd: OwnedFd, stat: &FileStat) -> Result<Hash, Unreadable> {
-        let identity = Identity::of_stat(stat);
+        let identity = FileIdentity::of_stat(stat);
         if let Some(hash) = self.0.get(&identity) {
             return Ok(*hash);
         }

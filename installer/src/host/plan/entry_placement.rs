@@ -4,7 +4,7 @@ use std::ffi::OsStr;
 
 use super::{Kept, Plan};
 use crate::host::change::{Change, NewAccess};
-use crate::host::conflist::entry::{Entry, Layout};
+use crate::host::conflist::entry::{Entry, EntryLayout};
 use crate::host::conflist::{
     self, ConflistError, ISTIO, IstioEntry, NETWORK, PluginChain, as_list, is_network_of,
 };
@@ -208,7 +208,7 @@ fn put_drop_in(
         .and_then(|file| file.content.as_ref().ok())
         .is_some_and(|text| install.entry.has_same_value(text));
     if !right {
-        let mut bytes = install.entry.print(&Layout::plain());
+        let mut bytes = install.entry.print(&EntryLayout::plain());
         bytes.push(b'\n');
         plan.changes.push(Change::WriteDropIn { network: network.clone(), bytes, mode: install.mode });
     }
@@ -231,7 +231,7 @@ fn put_network(
     file: &FileName,
     plan: &mut Plan,
 ) -> Option<Kept> {
-    let mut bytes = install.entry.print_network(VERSION, NETWORK, &Layout::plain());
+    let mut bytes = install.entry.print_network(VERSION, NETWORK, &EntryLayout::plain());
     bytes.push(b'\n');
     let kept = Some(Kept { files: vec![file.clone()], network: None });
     let (access, instead_of) = match observed.conf.files.get(file) {

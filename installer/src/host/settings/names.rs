@@ -329,7 +329,7 @@ fn unknown_keys(reader: &mut SettingsReader<'_>) {
     let known = |key: &str| KEYS.iter().any(|name| name.name == key);
     let sources = reader.sources;
     for (key, text) in sources.files.iter().filter(|(key, _)| !known(key)) {
-        match nearest_of(key, KEYS.iter().map(|name| name.name), 2) {
+        match nearest_of(key, &KEYS.iter().map(|name| name.name), 2) {
             Some(near) => {
                 let why = format!("unknown key; did you mean {near}?");
                 reader.faults.push(InvalidSetting::new(key, text, why));

@@ -43,7 +43,7 @@ pub(super) enum Setting {
 
 /// What a flag's value means.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Meaning {
+pub(super) enum FlagMeaning {
     /// The mode, of this policy key.
     Mode(&'static str),
     /// The value of this policy key.
@@ -72,7 +72,7 @@ pub(super) enum Meaning {
     IgnoredBare,
 }
 
-impl Meaning {
+impl FlagMeaning {
     pub(super) fn key(self) -> Option<&'static str> {
         match self {
             Self::Mode(key)
@@ -96,7 +96,7 @@ impl Meaning {
 pub(super) struct Flag {
     pub(super) short: Option<char>,
     pub(super) long: &'static str,
-    pub(super) meaning: Meaning,
+    pub(super) meaning: FlagMeaning,
     /// A variable that sets it too and overrides the one with its name.
     also: Option<&'static str>,
 }
@@ -118,18 +118,19 @@ impl Flag {
 
     pub(super) fn value_when_bare(&self) -> Option<&'static str> {
         match self.meaning {
-            Meaning::Bool(_) | Meaning::Order(_) | Meaning::NothingBare | Meaning::IgnoredBare => {
-                Some("true")
-            }
-            Meaning::Mode(_)
-            | Meaning::Value(_)
-            | Meaning::Number(_)
-            | Meaning::List(_)
-            | Meaning::Numbers(_)
-            | Meaning::Ports(_)
-            | Meaning::Setting(_)
-            | Meaning::Nothing
-            | Meaning::Ignored => None,
+            FlagMeaning::Bool(_)
+            | FlagMeaning::Order(_)
+            | FlagMeaning::NothingBare
+            | FlagMeaning::IgnoredBare => Some("true"),
+            FlagMeaning::Mode(_)
+            | FlagMeaning::Value(_)
+            | FlagMeaning::Number(_)
+            | FlagMeaning::List(_)
+            | FlagMeaning::Numbers(_)
+            | FlagMeaning::Ports(_)
+            | FlagMeaning::Setting(_)
+            | FlagMeaning::Nothing
+            | FlagMeaning::Ignored => None,
         }
     }
 
@@ -142,7 +143,7 @@ impl Flag {
     }
 }
 
-const fn flag(short: Option<char>, long: &'static str, meaning: Meaning) -> Flag {
+const fn flag(short: Option<char>, long: &'static str, meaning: FlagMeaning) -> Flag {
     Flag { short, long, meaning, also: None }
 }
 
@@ -151,53 +152,53 @@ const fn also(variable: &'static str, flag: Flag) -> Flag {
 }
 
 pub(super) static FLAGS: [Flag; 38] = [
-    flag(Some('p'), "envoy-port", Meaning::Number("proxy_port")),
-    flag(Some('z'), "inbound-capture-port", Meaning::Number("inbound_capture_port")),
-    flag(Some('e'), "inbound-tunnel-port", Meaning::Number("inbound_tunnel_port")),
-    flag(Some('u'), "proxy-uid", Meaning::Numbers("proxy_uids")),
-    flag(Some('g'), "proxy-gid", Meaning::Numbers("proxy_gids")),
-    flag(Some('m'), "istio-inbound-interception-mode", Meaning::Mode("mode")),
-    flag(Some('b'), "istio-inbound-ports", Meaning::Ports("inbound_ports_include")),
-    flag(Some('d'), "istio-local-exclude-ports", Meaning::Ports("inbound_ports_exclude")),
-    flag(Some('c'), "istio-exclude-interfaces", Meaning::List("exclude_interfaces")),
-    flag(Some('i'), "istio-service-cidr", Meaning::List("outbound_cidrs_include")),
-    flag(Some('x'), "istio-service-exclude-cidr", Meaning::List("outbound_cidrs_exclude")),
-    flag(Some('q'), "istio-outbound-ports", Meaning::Ports("outbound_ports_include")),
-    flag(Some('o'), "istio-local-outbound-ports-exclude", Meaning::Ports("outbound_ports_exclude")),
-    flag(Some('k'), "kube-virt-interfaces", Meaning::List("reroute_virtual_interfaces")),
-    flag(Some('t'), "istio-inbound-tproxy-mark", Meaning::Number("tproxy_mark")),
-    flag(Some('r'), "istio-inbound-tproxy-route-table", Meaning::Number("tproxy_route_table")),
-    also("ISTIO_META_DNS_CAPTURE", flag(None, "redirect-dns", Meaning::Bool("redirect_dns"))),
-    flag(None, "capture-all-dns", Meaning::Bool("capture_all_dns")),
-    also("INVALID_DROP", flag(None, "drop-invalid", Meaning::Bool("drop_invalid"))),
-    also("ISTIO_DUAL_STACK", flag(None, "dual-stack", Meaning::Bool("dual_stack"))),
-    flag(Some('n'), "dry-run", Meaning::Order(Order::DryRun)),
-    flag(None, "skip-rule-apply", Meaning::Order(Order::SkipRuleApply)),
-    flag(None, "run-validation", Meaning::Order(Order::RunValidation)),
-    flag(None, "reconcile", Meaning::Order(Order::Reconcile)),
-    flag(None, "cleanup-only", Meaning::Order(Order::CleanupOnly)),
-    flag(None, "force-apply", Meaning::Order(Order::ForceApply)),
-    flag(None, "native-nftables", Meaning::Order(Order::NativeNftables)),
-    flag(None, "network-namespace", Meaning::Setting(Setting::NetworkNamespace)),
-    flag(None, "iptables-probe-port", Meaning::Setting(Setting::ProbePort)),
-    flag(None, "probe-timeout", Meaning::Setting(Setting::ProbeTimeout)),
-    flag(None, "force-iptables-binary", Meaning::Setting(Setting::IptablesBinary)),
-    flag(Some('f'), "restore-format", Meaning::NothingBare),
-    flag(None, "iptables-version", Meaning::Ignored),
-    flag(None, "cni-mode", Meaning::IgnoredBare),
-    flag(None, "host-nsenter-exec", Meaning::IgnoredBare),
-    flag(None, "iptables-trace-logging", Meaning::IgnoredBare),
-    flag(None, "log_as_json", Meaning::NothingBare),
-    flag(None, "log_output_level", Meaning::Nothing),
+    flag(Some('p'), "envoy-port", FlagMeaning::Number("proxy_port")),
+    flag(Some('z'), "inbound-capture-port", FlagMeaning::Number("inbound_capture_port")),
+    flag(Some('e'), "inbound-tunnel-port", FlagMeaning::Number("inbound_tunnel_port")),
+    flag(Some('u'), "proxy-uid", FlagMeaning::Numbers("proxy_uids")),
+    flag(Some('g'), "proxy-gid", FlagMeaning::Numbers("proxy_gids")),
+    flag(Some('m'), "istio-inbound-interception-mode", FlagMeaning::Mode("mode")),
+    flag(Some('b'), "istio-inbound-ports", FlagMeaning::Ports("inbound_ports_include")),
+    flag(Some('d'), "istio-local-exclude-ports", FlagMeaning::Ports("inbound_ports_exclude")),
+    flag(Some('c'), "istio-exclude-interfaces", FlagMeaning::List("exclude_interfaces")),
+    flag(Some('i'), "istio-service-cidr", FlagMeaning::List("outbound_cidrs_include")),
+    flag(Some('x'), "istio-service-exclude-cidr", FlagMeaning::List("outbound_cidrs_exclude")),
+    flag(Some('q'), "istio-outbound-ports", FlagMeaning::Ports("outbound_ports_include")),
+    flag(Some('o'), "istio-local-outbound-ports-exclude", FlagMeaning::Ports("outbound_ports_exclude")),
+    flag(Some('k'), "kube-virt-interfaces", FlagMeaning::List("reroute_virtual_interfaces")),
+    flag(Some('t'), "istio-inbound-tproxy-mark", FlagMeaning::Number("tproxy_mark")),
+    flag(Some('r'), "istio-inbound-tproxy-route-table", FlagMeaning::Number("tproxy_route_table")),
+    also("ISTIO_META_DNS_CAPTURE", flag(None, "redirect-dns", FlagMeaning::Bool("redirect_dns"))),
+    flag(None, "capture-all-dns", FlagMeaning::Bool("capture_all_dns")),
+    also("INVALID_DROP", flag(None, "drop-invalid", FlagMeaning::Bool("drop_invalid"))),
+    also("ISTIO_DUAL_STACK", flag(None, "dual-stack", FlagMeaning::Bool("dual_stack"))),
+    flag(Some('n'), "dry-run", FlagMeaning::Order(Order::DryRun)),
+    flag(None, "skip-rule-apply", FlagMeaning::Order(Order::SkipRuleApply)),
+    flag(None, "run-validation", FlagMeaning::Order(Order::RunValidation)),
+    flag(None, "reconcile", FlagMeaning::Order(Order::Reconcile)),
+    flag(None, "cleanup-only", FlagMeaning::Order(Order::CleanupOnly)),
+    flag(None, "force-apply", FlagMeaning::Order(Order::ForceApply)),
+    flag(None, "native-nftables", FlagMeaning::Order(Order::NativeNftables)),
+    flag(None, "network-namespace", FlagMeaning::Setting(Setting::NetworkNamespace)),
+    flag(None, "iptables-probe-port", FlagMeaning::Setting(Setting::ProbePort)),
+    flag(None, "probe-timeout", FlagMeaning::Setting(Setting::ProbeTimeout)),
+    flag(None, "force-iptables-binary", FlagMeaning::Setting(Setting::IptablesBinary)),
+    flag(Some('f'), "restore-format", FlagMeaning::NothingBare),
+    flag(None, "iptables-version", FlagMeaning::Ignored),
+    flag(None, "cni-mode", FlagMeaning::IgnoredBare),
+    flag(None, "host-nsenter-exec", FlagMeaning::IgnoredBare),
+    flag(None, "iptables-trace-logging", FlagMeaning::IgnoredBare),
+    flag(None, "log_as_json", FlagMeaning::NothingBare),
+    flag(None, "log_output_level", FlagMeaning::Nothing),
 ];
 
 /// Settings that Istio reads from environment variables only.
-pub(super) static VARIABLES: [(&str, Meaning); 5] = [
-    ("ENVOY_USER", Meaning::Setting(Setting::ProxyUser)),
-    ("DRY_RUN_FILE_PATH", Meaning::Setting(Setting::DryRunFile)),
-    ("ISTIO_OUTBOUND_OWNER_GROUPS", Meaning::Numbers("owner_groups_include")),
-    ("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", Meaning::Numbers("owner_groups_exclude")),
-    ("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", Meaning::Value("loopback_cidr_v4")),
+pub(super) static VARIABLES: [(&str, FlagMeaning); 5] = [
+    ("ENVOY_USER", FlagMeaning::Setting(Setting::ProxyUser)),
+    ("DRY_RUN_FILE_PATH", FlagMeaning::Setting(Setting::DryRunFile)),
+    ("ISTIO_OUTBOUND_OWNER_GROUPS", FlagMeaning::Numbers("owner_groups_include")),
+    ("ISTIO_OUTBOUND_OWNER_GROUPS_EXCLUDE", FlagMeaning::Numbers("owner_groups_exclude")),
+    ("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", FlagMeaning::Value("loopback_cidr_v4")),
 ];
 
 /// Returns a number in decimal: `+8080` and `0x1f90` are 8080.

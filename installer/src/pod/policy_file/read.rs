@@ -55,13 +55,13 @@ pub(super) enum ListOrAll<T> {
 }
 
 /// An object and the keys read from it; a key that is never read is unknown.
-pub(super) struct Reader<'a> {
+pub(super) struct PolicyReader<'a> {
     entries: &'a Map<String, Value>,
     read_keys: Vec<&'static str>,
     faults: Vec<PolicyFault>,
 }
 
-impl<'a> Reader<'a> {
+impl<'a> PolicyReader<'a> {
     pub(super) fn new(entries: &'a Map<String, Value>) -> Self {
         Self { entries, read_keys: Vec::new(), faults: Vec::new() }
     }
@@ -69,7 +69,7 @@ impl<'a> Reader<'a> {
     pub(super) fn finish(mut self) -> Result<(), PolicyFileError> {
         let unknown = self.entries.keys().filter(|key| !self.read_keys.contains(&key.as_str()));
         self.faults.extend(unknown.map(|key| {
-            let why = match nearest_of(&key.to_lowercase(), self.read_keys.iter().copied(), 2) {
+            let why = match nearest_of(&key.to_lowercase(), &self.read_keys.iter().copied(), 2) {
                 Some(known) => format!("unknown key; did you mean {known}?"),
                 None => "unknown key".to_owned(),
             };

@@ -24,12 +24,12 @@ pub(super) enum AttemptEnd {
 
 /// A connection attempt to an address without a listener. Its socket stays open until it is dropped.
 #[derive(Debug)]
-pub(super) struct Attempt {
+pub(super) struct ConnectAttempt {
     fd: Option<OwnedFd>,
     end: Option<AttemptEnd>,
 }
 
-impl Attempt {
+impl ConnectAttempt {
     /// Starts an attempt and does not wait for its end.
     pub(super) fn start(source: IpAddr, target: SocketAddr) -> Self {
         let start = || {
@@ -107,7 +107,7 @@ impl ProxyListeners {
     /// records how `attempt` ends.
     pub(super) fn wait_for(
         &self,
-        attempt: &mut Attempt,
+        attempt: &mut ConnectAttempt,
         deadline: Instant,
         mut is_ours: impl FnMut(OtherConnection) -> bool,
     ) -> nix::Result<Option<SocketAddr>> {
@@ -130,7 +130,7 @@ impl ProxyListeners {
         }
     }
 
-    fn poll(&self, attempt: &Attempt, deadline: Instant) -> nix::Result<Ready<'_>> {
+    fn poll(&self, attempt: &ConnectAttempt, deadline: Instant) -> nix::Result<Ready<'_>> {
         let listeners = self.0.iter().map(|(_, socket)| PollFd::new(socket.as_fd(), PollFlags::POLLIN));
         let pending = attempt.pending().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLOUT));
         let mut polled: Vec<PollFd<'_>> = listeners.chain(pending).collect();

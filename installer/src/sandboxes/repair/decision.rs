@@ -4,7 +4,7 @@ use gybe_netfilter::inspect::verdict::RedirectionState;
 
 /// What is known of a sandbox when its action is decided.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Candidate {
+pub struct RepairCandidate {
     /// The verdict on its namespace.
     pub state: RedirectionState,
     pub policy: KnownPolicy,
@@ -54,7 +54,7 @@ impl Action {
 
 /// An action and its reason, one sentence.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Decision {
+pub struct RepairDecision {
     pub action: Action,
     pub reason: String,
 }
@@ -62,8 +62,8 @@ pub struct Decision {
 /// Decides what happens to a sandbox. A wrong repair is worse than none: a sandbox about which anything is unclear is
 /// reported and left alone.
 #[must_use]
-pub fn decide(candidate: &Candidate) -> Decision {
-    let decision = |action, reason: &str| Decision { action, reason: reason.to_owned() };
+pub fn decide(candidate: &RepairCandidate) -> RepairDecision {
+    let decision = |action, reason: &str| RepairDecision { action, reason: reason.to_owned() };
     match candidate.state {
         RedirectionState::Redirected => return decision(Action::None, "it is redirected"),
         RedirectionState::NotMeshed if candidate.policy == KnownPolicy::NotKnown => {
@@ -88,7 +88,7 @@ pub fn decide(candidate: &Candidate) -> Decision {
         return decision(Action::Report, "it is not redirected, and Gybe has no policy for it");
     }
     if let Some(doubt) = &candidate.doubt {
-        return Decision {
+        return RepairDecision {
             action: Action::Report,
             reason: format!("it is not certain that the namespace is this pod's: {doubt}"),
         };
@@ -107,7 +107,7 @@ pub fn decide(candidate: &Candidate) -> Decision {
 mod tests {
     use super::*;
 
-    const UNREDIRECTED: Candidate = Candidate {
+    const UNREDIRECTED: RepairCandidate = RepairCandidate {
         state: RedirectionState::NotRedirected,
         policy: KnownPolicy::Redirect,
         has_ended_add: true,
@@ -121,17 +121,17 @@ mod tests {
         let doubt = || Some("its uid changed".to_owned());
         for (candidate, action) in [
             (UNREDIRECTED, Action::Repair),
-            (Candidate { has_ended_add: false, ..UNREDIRECTED }, Action::None),
-            (Candidate { has_process: false, ..UNREDIRECTED }, Action::None),
-            (Candidate { has_ended_add: false, doubt: doubt(), ..UNREDIRECTED }, Action::None),
-            (Candidate { policy: KnownPolicy::LeaveAlone, ..UNREDIRECTED }, Action::Report),
-            (Candidate { policy: KnownPolicy::NotKnown, ..UNREDIRECTED }, Action::Report),
-            (Candidate { has_our_rules: true, ..UNREDIRECTED }, Action::Report),
-            (Candidate { doubt: doubt(), ..UNREDIRECTED }, Action::Report),
-            (Candidate { state: RedirectionState::Unknown, ..UNREDIRECTED }, Action::Report),
-            (Candidate { state: RedirectionState::Redirected, ..UNREDIRECTED }, Action::None),
-            (Candidate { state: RedirectionState::NotMeshed, ..UNREDIRECTED }, Action::None),
-            (Candidate { state: RedirectionState::ByOthers, ..UNREDIRECTED }, Action::None),
+            (RepairCandidate { has_ended_add: false, ..UNREDIRECTED }, Action::None),
+            (RepairCandidate { has_process: false, ..UNREDIRECTED }, Action::None),
+            (RepairCandidate { has_ended_add: false, doubt: doubt(), ..UNREDIRECTED }, Action::None),
+            (RepairCandidate { policy: KnownPolicy::LeaveAlone, ..UNREDIRECTED }, Action::Report),
+            (RepairCandidate { policy: KnownPolicy::NotKnown, ..UNREDIRECTED }, Action::Report),
+            (RepairCandidate { has_our_rules: true, ..UNREDIRECTED }, Action::Report),
+            (RepairCandidate { doubt: doubt(), ..UNREDIRECTED }, Action::Report),
+            (RepairCandidate { state: RedirectionState::Unknown, ..UNREDIRECTED }, Action::Report),
+            (RepairCandidate { state: RedirectionState::Redirected, ..UNREDIRECTED }, Action::None),
+            (RepairCandidate { state: RedirectionState::NotMeshed, ..UNREDIRECTED }, Action::None),
+            (RepairCandidate { state: RedirectionState::ByOthers, ..UNREDIRECTED }, Action::None),
         ] {
             assert_eq!(decide(&candidate).action, action, "{candidate:?}");
         }

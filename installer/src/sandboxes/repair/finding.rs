@@ -33,15 +33,15 @@ pub(crate) const JUDGE: &[u8] = b"judge";
 
 /// What was found about a running pod.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Finding {
+pub(crate) struct RepairFinding {
     /// Always with its uid.
     pub(crate) pod: PodRef,
-    pub(crate) found: Found,
+    pub(crate) found: FindingKind,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub(crate) enum Found {
+pub(crate) enum FindingKind {
     /// It was not redirected, and its rules were written.
     Repaired(RepairedPod),
     /// It is not redirected, and its repair failed.
@@ -64,7 +64,7 @@ pub(crate) struct RepairedPod {
 
 /// The judgement of all sandboxes of a pod, at the agent's request.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Judgement {
+pub(crate) struct PodJudgement {
     /// When it began, as the time since the boot.
     pub(crate) at: Duration,
     pub(crate) verdict: PodVerdict,
@@ -82,11 +82,11 @@ pub(crate) enum PodVerdict {
 
 /// The message.
 #[derive(Serialize, Deserialize)]
-struct Message {
+struct RepairMessage {
     namespace: String,
     name: String,
     uid: String,
-    found: Found,
+    found: FindingKind,
 }
 
 /// A message that no finding has.
@@ -100,15 +100,15 @@ pub(crate) enum FindingError {
     Pod,
 }
 
-impl Finding {
+impl RepairFinding {
     /// Returns what the agent has to know of a report; none if that is nothing.
     pub(super) fn of(report: &RepairReport, mode: RepairMode) -> Option<Self> {
         let pod = report.before.sandbox.pod.clone().filter(|pod| pod.uid.is_some())?;
         let found = match (&report.repair, mode) {
-            (Some(Ok(repaired)), _) => Found::Repaired(repaired.into()),
-            (Some(Err(why)), _) => Found::NotRepaired { why: short(why) },
+            (Some(Ok(repaired)), _) => FindingKind::Repaired(repaired.into()),
+            (Some(Err(why)), _) => FindingKind::NotRepaired { why: short(why) },
             (None, RepairMode::Delete | RepairMode::Label) if report.is_to_be_repaired() => {
-                Found::NotRedirected { why: short(&report.before.line()) }
+                FindingKind::NotRedirected { why: short(&report.before.line()) }
             }
             (None, _) => return None,
         };
@@ -122,7 +122,7 @@ impl Finding {
     pub(super) fn send(
         &self,
         directory: &Path,
-        judge: impl FnOnce(&PodRef) -> Judgement,
+        judge: impl FnOnce(&PodRef) -> PodJudgement,
     ) -> Result<(), Errno> {
         let kind = SockType::SeqPacket;
         let fd = socket(AddressFamily::Unix, kind, SockFlag::SOCK_CLOEXEC, None)?;
@@ -143,7 +143,7 @@ impl Finding {
     }
 
     fn encode(&self) -> String {
-        let message = Message {
+        let message = RepairMessage {
             namespace: self.pod.namespace.to_string(),
             name: self.pod.name.to_string(),
             uid: self.pod.uid.clone().unwrap_or_default(),
@@ -160,7 +160,7 @@ impl Finding {
         if message.len() > MAX_FINDING {
             return Err(FindingError::TooLong);
         }
-        let Message { namespace, name, uid, found } =
+        let RepairMessage { namespace, name, uid, found } =
             serde_json::from_slice(message).map_err(|_| FindingError::Shape)?;
         let is_uid = (1..=MAX_UID).contains(&uid.len())
             && uid.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
@@ -170,7 +170,7 @@ impl Finding {
     }
 }
 
-impl Judgement {
+impl PodJudgement {
     fn encode(&self) -> String {
         let verdict = match &self.verdict {
             PodVerdict::NotRedirected => PodVerdict::NotRedirected,
@@ -212,10 +212,10 @@ mod tests {
     use std::os::unix::net::UnixListener;
     use std::thread;
 
-    fn finding(found: Found) -> Finding {
+    fn finding(found: FindingKind) -> RepairFinding {
         let pod =
             PodRef::from_args("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0;K8S_POD_UID=5f1d-6c1e").unwrap();
-        Finding { pod: pod.unwrap(), found }
+        RepairFinding { pod: pod.unwrap(), found }
     }
 
     #[test]
@@ -223,19 +223,19 @@ mod tests {
         // A control character has six bytes in JSON.
         let why: String = std::iter::repeat_n('\u{1}', MAX_TEXT).collect();
         for found in [
-            Found::Repaired(RepairedPod {
+            FindingKind::Repaired(RepairedPod {
                 backend: "nft".to_owned(),
                 open_connections: 3,
                 captures_dns: true,
                 drops_invalid: false,
             }),
-            Found::NotRepaired { why: why.clone() },
-            Found::NotRedirected { why },
+            FindingKind::NotRepaired { why: why.clone() },
+            FindingKind::NotRedirected { why },
         ] {
             let finding = finding(found);
             let message = finding.encode();
             assert!(message.len() <= MAX_FINDING, "{}", message.len());
-            assert_eq!(Finding::decode(message.as_bytes()), Ok(finding));
+            assert_eq!(RepairFinding::decode(message.as_bytes()), Ok(finding));
         }
     }
 
@@ -244,7 +244,7 @@ mod tests {
         let message = json!({
             "namespace": "shop", "name": "cart-0", "uid": "5f1d-6c1e", "found": { "not-redirected": { "why": "x" } },
         });
-        assert!(Finding::decode(message.to_string().as_bytes()).is_ok());
+        assert!(RepairFinding::decode(message.to_string().as_bytes()).is_ok());
         for (key, value, error) in [
             ("namespace", json!("../shop"), FindingError::Pod),
             ("name", json!("cart/status"), FindingError::Pod),
@@ -257,7 +257,7 @@ mod tests {
         ] {
             let mut message = message.clone();
             message[key] = value;
-            assert_eq!(Finding::decode(message.to_string().as_bytes()), Err(error), "{key}");
+            assert_eq!(RepairFinding::decode(message.to_string().as_bytes()), Err(error), "{key}");
         }
     }
 
@@ -266,10 +266,10 @@ mod tests {
         let at = json!({ "secs": 7, "nanos": 0 });
         let left_alone = |why: String| PodVerdict::LeftAlone { why };
         for verdict in [PodVerdict::NotRedirected, left_alone("\u{1}".repeat(MAX_TEXT))] {
-            let judgement = Judgement { at: Duration::from_secs(7), verdict };
+            let judgement = PodJudgement { at: Duration::from_secs(7), verdict };
             let message = judgement.encode();
             assert!(message.len() <= MAX_FINDING, "{}", message.len());
-            assert_eq!(Judgement::decode(message.as_bytes()), Some(judgement));
+            assert_eq!(PodJudgement::decode(message.as_bytes()), Some(judgement));
         }
         for message in [
             json!({ "at": at }),
@@ -279,7 +279,7 @@ mod tests {
             json!({ "at": at, "verdict": "x" }),
             json!({ "verdict": "not-redirected" }),
         ] {
-            assert_eq!(Judgement::decode(message.to_string().as_bytes()), None, "{message}");
+            assert_eq!(PodJudgement::decode(message.to_string().as_bytes()), None, "{message}");
         }
     }
 
@@ -292,7 +292,7 @@ mod tests {
         bind(listener.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
         listen(&listener, Backlog::new(1).unwrap()).unwrap();
         let listener = UnixListener::from(listener);
-        let finding = finding(Found::NotRedirected { why: "x".to_owned() });
+        let finding = finding(FindingKind::NotRedirected { why: "x".to_owned() });
         for (reads, request, is_judged, accepted) in [
             (true, &b"judge"[..], true, Ok(())),
             (true, b"other", false, Ok(())),
@@ -318,7 +318,7 @@ mod tests {
                 });
                 finding.send(directory.path(), |_| {
                     judged = true;
-                    Judgement { at: Duration::ZERO, verdict: PodVerdict::NotRedirected }
+                    PodJudgement { at: Duration::ZERO, verdict: PodVerdict::NotRedirected }
                 })
             });
             assert_eq!((judged, sent), (is_judged, accepted), "{request:?}");

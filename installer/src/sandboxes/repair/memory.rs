@@ -1,10 +1,9 @@
 //! What the process that repairs pods remembers: which sandboxes need no further look, what has been logged, and what the
 //! agent has not received yet. Bounded by the sandboxes of the node.
 
+use super::PodRepairs;
 use super::queue::LONG;
-use super::shared_files::PodRepairs;
-use super::watch::{MIN_INTERVAL, SETTLED, UNSETTLED};
-use super::{Action, Finding, Found, RepairReport};
+use super::{Action, FindingKind, RepairFinding, RepairReport};
 use crate::host::settings::RepairMode;
 use crate::log::{Level, Log};
 use crate::sandboxes::{Sandbox, SandboxList};
@@ -14,6 +13,14 @@ use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::{Duration, Instant};
 
+/// The longest time until the next turn while a new sandbox is not in its desired state, as one whose first process has
+/// not started: the turns follow one another ever more slowly.
+pub(super) const UNSETTLED: Duration = Duration::from_secs(2);
+/// How long until the next turn otherwise. An ended ADD starts one at once. After this time every sandbox is judged
+/// again.
+pub(super) const SETTLED: Duration = Duration::from_secs(60);
+/// The shortest time between two turns, so that many ADDs that end together are one turn.
+pub(super) const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// How long a sandbox may be left unredirected before that is logged: the agent may not know its pod yet.
 const GRACE: Duration = Duration::from_secs(5);
 /// The most findings that wait for an agent: more than the pods of a node.
@@ -30,7 +37,7 @@ pub(super) struct RepairMemory {
     repaired: u64,
     failed: u64,
     /// Findings that no agent has accepted yet, the oldest first.
-    pub(super) unsent: VecDeque<Finding>,
+    pub(super) unsent: VecDeque<RepairFinding>,
     /// Why the last one was not accepted.
     send_error: Option<String>,
     /// When the agent last received that a sandbox is not redirected.
@@ -87,7 +94,7 @@ impl RepairMemory {
     pub(super) fn set_mode(&mut self, mode: Option<RepairMode>, now: Instant) {
         if self.mode != mode {
             self.handed_over.clear();
-            self.unsent.retain(|finding| matches!(finding.found, Found::Repaired(_)));
+            self.unsent.retain(|finding| matches!(finding.found, FindingKind::Repaired(_)));
         }
         self.mode = mode;
         self.forget_settled(now);
@@ -177,10 +184,10 @@ impl RepairMemory {
     /// Queues what the agent has to know. It receives every repair, and once a minute that a pod is not redirected: it
     /// may not have been allowed to act on it.
     pub(super) fn hand_over(&mut self, key: &str, report: &RepairReport, mode: RepairMode) {
-        let Some(finding) = Finding::of(report, mode).filter(|_| self.unsent.len() < MAX_UNSENT) else {
+        let Some(finding) = RepairFinding::of(report, mode).filter(|_| self.unsent.len() < MAX_UNSENT) else {
             return;
         };
-        if !matches!(finding.found, Found::Repaired(_)) {
+        if !matches!(finding.found, FindingKind::Repaired(_)) {
             let is_queued = self.unsent.iter().any(|other| other.pod == finding.pod);
             if is_queued || self.handed_over.contains_key(key) {
                 return;
@@ -191,7 +198,7 @@ impl RepairMemory {
     }
 
     /// Records whether an agent accepted a finding.
-    pub(super) fn sent(&mut self, finding: &Finding, sent: Result<(), Errno>, log: &Log) {
+    pub(super) fn sent(&mut self, finding: &RepairFinding, sent: Result<(), Errno>, log: &Log) {
         let Err(why) = sent else {
             self.send_error = None;
             if self.unsent.front() == Some(finding) {
@@ -205,12 +212,12 @@ impl RepairMemory {
         }
         self.send_error = Some(why);
         // A pod that is not redirected now may be when an agent accepts findings again: the next turn judges it.
-        self.unsent.retain(|finding| matches!(finding.found, Found::Repaired(_)));
+        self.unsent.retain(|finding| matches!(finding.found, FindingKind::Repaired(_)));
         self.handed_over.clear();
     }
 
     fn log_once(&mut self, key: &str, report: &RepairReport, mode: RepairMode, log: &Log) {
-        let Some(line) = Line::of(report, mode) else {
+        let Some(line) = RepairLine::of(report, mode) else {
             self.logged.remove(key);
             return;
         };
@@ -240,7 +247,7 @@ fn key(sandbox: &Sandbox) -> String {
 }
 
 /// A line for the log.
-struct Line {
+struct RepairLine {
     level: Level,
     message: &'static str,
     fields: serde_json::Value,
@@ -248,7 +255,7 @@ struct Line {
     details: String,
 }
 
-impl Line {
+impl RepairLine {
     /// None if there is nothing to log.
     fn of(report: &RepairReport, mode: RepairMode) -> Option<Self> {
         let reason = &report.decision.reason;
@@ -375,17 +382,17 @@ mod tests {
         let pod = PodRef::from_args("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0;K8S_POD_UID=5f1d")
             .unwrap()
             .unwrap();
-        let repaired = Found::Repaired(RepairedPod {
+        let repaired = FindingKind::Repaired(RepairedPod {
             backend: "nft".to_owned(),
             open_connections: 0,
             captures_dns: false,
             drops_invalid: false,
         });
         let why = || "x".to_owned();
-        let others = [Found::NotRepaired { why: why() }, Found::NotRedirected { why: why() }];
+        let others = [FindingKind::NotRepaired { why: why() }, FindingKind::NotRedirected { why: why() }];
         let mut memory = RepairMemory::default();
         let found = [repaired.clone()].into_iter().chain(others);
-        memory.unsent.extend(found.map(|found| Finding { pod: pod.clone(), found }));
+        memory.unsent.extend(found.map(|found| RepairFinding { pod: pod.clone(), found }));
         let first = memory.unsent.front().unwrap().clone();
         memory.handed_over.insert("a".to_owned(), Instant::now());
         memory.sent(&first, Err(Errno::ENOENT), &Log::default());

@@ -14,7 +14,7 @@ pub(super) const LONG: Duration = Duration::from_secs(1);
 
 /// A sandbox that waits for its judgement.
 #[derive(Debug)]
-pub(super) struct Job<T> {
+pub(super) struct JudgementJob<T> {
     pub(super) key: String,
     /// Whether its last judgement took long.
     pub(super) is_long: bool,
@@ -23,14 +23,14 @@ pub(super) struct Job<T> {
 
 #[derive(Debug)]
 pub(super) struct JudgementQueue<T> {
-    state: Mutex<State<T>>,
+    state: Mutex<QueueState<T>>,
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State<T> {
+struct QueueState<T> {
     /// Those that take long are last.
-    waiting: VecDeque<Job<T>>,
+    waiting: VecDeque<JudgementJob<T>>,
     running: BTreeMap<String, Running>,
     has_ended: bool,
 }
@@ -49,14 +49,14 @@ impl Running {
 
 impl<T> Default for JudgementQueue<T> {
     fn default() -> Self {
-        let state = State { waiting: VecDeque::new(), running: BTreeMap::new(), has_ended: false };
+        let state = QueueState { waiting: VecDeque::new(), running: BTreeMap::new(), has_ended: false };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
 }
 
 impl<T> JudgementQueue<T> {
     /// Replaces the jobs that wait; one that runs is not added again.
-    pub(super) fn replace(&self, jobs: impl IntoIterator<Item = Job<T>>) {
+    pub(super) fn replace(&self, jobs: impl IntoIterator<Item = JudgementJob<T>>) {
         let mut state = self.lock();
         let (last, first): (Vec<_>, Vec<_>) =
             jobs.into_iter().filter(|job| !state.running.contains_key(&job.key)).partition(|job| job.is_long);
@@ -66,7 +66,7 @@ impl<T> JudgementQueue<T> {
     }
 
     /// Waits for a job and starts it; none after the end.
-    pub(super) fn start(&self) -> Option<Job<T>> {
+    pub(super) fn start(&self) -> Option<JudgementJob<T>> {
         let mut state = self.lock();
         loop {
             if state.has_ended {
@@ -106,16 +106,16 @@ impl<T> JudgementQueue<T> {
         self.changed.notify_all();
     }
 
-    fn lock(&self) -> MutexGuard<'_, State<T>> {
+    fn lock(&self) -> MutexGuard<'_, QueueState<T>> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl<T> State<T> {
-    fn start(&mut self, now: Instant) -> Option<Job<T>> {
+impl<T> QueueState<T> {
+    fn start(&mut self, now: Instant) -> Option<JudgementJob<T>> {
         let long = self.running.values().filter(|it| it.takes_long(now)).count();
         let short = self.running.len() - long;
-        let has_room = |job: &Job<T>| if job.is_long { long == 0 } else { short < AT_ONCE };
+        let has_room = |job: &JudgementJob<T>| if job.is_long { long == 0 } else { short < AT_ONCE };
         let next = self.waiting.iter().position(has_room)?;
         let job = self.waiting.remove(next)?;
         self.running.insert(job.key.clone(), Running { since: now, is_long: job.is_long });
@@ -133,7 +133,7 @@ mod tests {
 
     fn queue(jobs: &[(&str, bool)]) -> JudgementQueue<()> {
         let queue = JudgementQueue::default();
-        queue.replace(jobs.iter().map(|(key, is_long)| Job {
+        queue.replace(jobs.iter().map(|(key, is_long)| JudgementJob {
             key: (*key).to_owned(),
             is_long: *is_long,
             work: (),
@@ -172,12 +172,12 @@ mod tests {
     fn a_job_that_runs_is_not_added_again_and_none_starts_after_the_end() {
         let queue = queue(&[("a", false)]);
         assert_eq!(queue.start().map(|job| job.key).as_deref(), Some("a"));
-        queue.replace(["a", "b"].map(|key| Job { key: key.to_owned(), is_long: false, work: () }));
+        queue.replace(["a", "b"].map(|key| JudgementJob { key: key.to_owned(), is_long: false, work: () }));
         assert_eq!(started(&queue, Instant::now()), ["b"]);
         queue.finish("a");
         queue.finish("b");
         assert!(queue.wait(LONG));
-        queue.replace([Job { key: "c".to_owned(), is_long: false, work: () }]);
+        queue.replace([JudgementJob { key: "c".to_owned(), is_long: false, work: () }]);
         queue.end();
         assert!(queue.start().is_none() && !queue.wait(Duration::ZERO));
     }

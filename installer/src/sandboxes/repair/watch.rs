@@ -1,9 +1,9 @@
 //! Judges new sandboxes whenever an ADD has ended, and every sandbox every minute, on several threads; another thread
 //! sends the findings to the agent.
 
-use super::memory::RepairMemory;
-use super::queue::{Job, JudgementQueue, THREADS};
-use super::shared_files::{PodRepairs, RepairSetting};
+use super::memory::{MIN_INTERVAL, RepairMemory, SETTLED, UNSETTLED};
+use super::queue::{JudgementJob, JudgementQueue, THREADS};
+use super::{PodRepairs, RepairSetting};
 use super::{RepairNode, RepairPass};
 use crate::host::observe::NodeDirectories;
 use crate::host::settings::RepairMode;
@@ -18,14 +18,6 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The longest time until the next turn while a new sandbox is not in its desired state, as one whose first process has
-/// not started: the turns follow one another ever more slowly.
-pub(super) const UNSETTLED: Duration = Duration::from_secs(2);
-/// How long until the next turn otherwise. An ended ADD starts one at once. After this time every sandbox is judged
-/// again.
-pub(super) const SETTLED: Duration = Duration::from_secs(60);
-/// The shortest time between two turns, so that many ADDs that end together are one turn.
-pub(super) const MIN_INTERVAL: Duration = Duration::from_millis(100);
 /// How long until the node's entry and the agent's setting are looked for again, where no event announces them.
 const NOT_YET: Duration = Duration::from_secs(1);
 
@@ -85,11 +77,11 @@ struct RepairWatch<'a> {
 /// A sandbox and the settings by which it is judged.
 struct Judging {
     sandbox: Sandbox,
-    settings: Arc<Settings>,
+    settings: Arc<SettingsOfTurn>,
 }
 
 #[derive(Debug, PartialEq)]
-struct Settings {
+struct SettingsOfTurn {
     conf: PluginConf,
     mode: RepairMode,
 }
@@ -135,7 +127,7 @@ impl RepairWatch<'_> {
                 (SETTLED, None)
             }
             (Some(mode @ (RepairMode::Repair | RepairMode::Delete | RepairMode::Label)), Some(conf)) => {
-                (self.judge_due(Settings { conf, mode }), None)
+                (self.judge_due(SettingsOfTurn { conf, mode }), None)
             }
             (mode, _) => {
                 self.queue.replace([]);
@@ -163,7 +155,7 @@ impl RepairWatch<'_> {
     }
 
     /// Queues the sandboxes that are due, and waits for most of them. Returns how long to wait for the next turn.
-    fn judge_due(&self, settings: Settings) -> Duration {
+    fn judge_due(&self, settings: SettingsOfTurn) -> Duration {
         let settings = Arc::new(settings);
         let list = self.node.sandboxes();
         let unreadable = (!list.unreadable.is_empty()).then(|| list.unreadable.join("; "));
@@ -174,7 +166,7 @@ impl RepairWatch<'_> {
         };
         let jobs = due.into_iter().map(|(key, is_long, sandbox)| {
             let work = Judging { sandbox, settings: Arc::clone(&settings) };
-            Job { key, is_long, work }
+            JudgementJob { key, is_long, work }
         });
         self.queue.replace(jobs);
         let is_done = self.queue.wait(UNSETTLED);
@@ -184,7 +176,7 @@ impl RepairWatch<'_> {
 
     /// Judges the sandboxes of the queue, and acts on each.
     fn judge_sandboxes(&self) {
-        while let Some(Job { key, work: Judging { sandbox, settings }, .. }) = self.queue.start() {
+        while let Some(JudgementJob { key, work: Judging { sandbox, settings }, .. }) = self.queue.start() {
             let sources = PolicySources::of(settings.conf.clone());
             let in_force =
                 || self.mode() == Some(settings.mode) && self.node.conf().as_ref() == Some(&settings.conf);
