@@ -3,7 +3,7 @@
 
 use crate::{Compared, Written, case, compare_all, drawn, network, number};
 use gybe_installer::pod::init_args::InitArgs;
-use gybe_installer::pod::resolv_conf;
+use gybe_installer::pod::own_namespace;
 use gybe_integration::failure::Failure;
 use gybe_integration::flow_check::Rules;
 use gybe_integration::programs::{Run, path_of_ours, run};
