@@ -1,9 +1,9 @@
 //! Single API requests: the state of the agent's DaemonSet, and the Kubernetes events that the agent writes about
 //! refused pods and about its node, and with which rights.
 
-use crate::cluster::{QUERY_DEADLINE, TestCluster};
 use crate::node::{FILE, PRIMARY};
 use crate::with_api_server::Cluster;
+use crate::{QUERY_DEADLINE, TestCluster};
 use gybe_api_server::{Fault, FaultKind, Network, Verb};
 use gybe_installer::cluster::{self, DaemonSetState, ServiceAccount, daemonset_state};
 use gybe_test_support::{Agent, wait_until};

@@ -1,7 +1,7 @@
 //! An API server behind the facts socket of the built `gybe node`, and behind `gybe pod-facts`: one query line in, one
 //! response line out, and no credential in any output.
 
-use crate::cluster::{NODE, TestCluster, injected_pod};
+use crate::{NODE, TestCluster, injected_pod};
 use gybe_api_server::{Fault, FaultKind, Network, Validity, Verb};
 use gybe_plugin::facts::wire::{self, FactsResponse};
 use gybe_test_support::{assert_takes_less_than, facts, wait_until};

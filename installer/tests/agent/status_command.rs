@@ -1,6 +1,6 @@
 //! The built `gybe status` with an API server that has the pods of agents and their pages.
 
-use crate::cluster::TestCluster;
+use crate::TestCluster;
 use gybe_api_server::Verb;
 use serde_json::{Value, json};
 use std::os::unix::fs::symlink;

@@ -2,9 +2,9 @@
 //! program name `istio-cni-taint`: `NodeReadiness` and the critical DaemonSets.
 
 use crate::api_requests::{rights_in, used_rights};
-use crate::cluster::{NODE, TestCluster};
 use crate::node::FILE;
 use crate::with_api_server::Cluster;
+use crate::{NODE, TestCluster};
 use gybe_api_server::{Fault, FaultKind, Verb};
 use gybe_test_support::{Agent, cluster_environment, wait_for_at_most, wait_until};
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! The pod cache while the watch is healthy, its cost for the API server, and pods that the watch has not reported:
 //! the agent waits for the event, then makes one GET request.
 
-use crate::cluster::{NODE, QUERY_DEADLINE, TestCluster, assert_known, injected_pod, query, wait_for_state};
+use crate::{NODE, QUERY_DEADLINE, TestCluster, assert_known, injected_pod, query, wait_for_state};
 use gybe_api_server::{Fault, FaultKind, Verb};
 use gybe_installer::agent::pods::{PodLookup, WatchedPods};
 use gybe_plugin::facts::wire::{self, FactsResponse};

@@ -1,7 +1,7 @@
 //! Failures of the watch: it recovers by itself, never reconnects in a tight loop, and queries about cached pods are
 //! answered meanwhile.
 
-use crate::cluster::{
+use crate::{
     NODE, TestCluster, assert_known, assert_recovered, injected_pod, is_healthy, query, status,
     wait_for_state, watched_cluster,
 };

@@ -1,6 +1,6 @@
 //! `gybe doctor` on correct nodes, and on nodes with exactly one fault each.
 
-use crate::host_root::{HostRoot, LIST};
+use crate::{HostRoot, LIST};
 use serde_json::{Value, json};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;

@@ -1,10 +1,9 @@
 //! `gybe doctor` on links, runtimes, other meshes, and remains of earlier installs.
 
 use crate::doctor::{findings, installed_node, only_wrong_finding};
-use crate::host_root::{HostRoot, LIST, SINGLE};
+use crate::{HostRoot, LIST, SINGLE};
 use std::fs::{self, Permissions};
-use std::os::unix::fs::PermissionsExt;
-use std::os::unix::fs::symlink;
+use std::os::unix::fs::{PermissionsExt, symlink};
 
 #[test]
 fn f13_a_linked_conf_directory_and_a_runtime_that_lost_its_watch_are_reported() {
@@ -67,7 +66,7 @@ fn with_istio(entry: &str, program: bool) -> HostRoot {
     let list = LIST.replace("\"type\": \"portmap\"", entry);
     let node = HostRoot::with(&[("10-calico.conflist", &list)]);
     node.write_program("opt/cni/bin/gybe", "#!/bin/sh\necho gybe 1\n");
-    node.write_program("opt/cni/bin/gybe-cni", &crate::host_root::plugin_script("1"));
+    node.write_program("opt/cni/bin/gybe-cni", &crate::plugin_script("1"));
     if program {
         node.write_program("opt/cni/bin/istio-cni", "#!/bin/sh\n");
     }

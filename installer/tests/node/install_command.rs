@@ -1,8 +1,8 @@
 //! `gybe install`: what it places, writes and prints, and what it leaves alone; the lock that lets one process at a
 //! time change a node, and that unprivileged users cannot hold.
 
-use crate::host_root::{HostRoot, LIST, SINGLE, plugin_script};
 use crate::test_node::{TestNode, chained, uninstalled};
+use crate::{HostRoot, LIST, SINGLE, plugin_script};
 use gybe_installer::host::apply::NodeLock;
 use gybe_installer::host::desired::PutBack;
 use gybe_installer::host::observe::LOCK;

@@ -1,7 +1,7 @@
 //! `gybe support-bundle` on a node in which secrets are planted.
 
+use crate::HostRoot;
 use crate::doctor::installed_node;
-use crate::host_root::HostRoot;
 use serde_json::json;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

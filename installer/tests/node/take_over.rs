@@ -1,7 +1,7 @@
 //! Gybe's entry replaces istio-cni's, by a pass and by `gybe install`; uninstall restores it on request.
 
+use crate::HostRoot;
 use crate::chained::LIST;
-use crate::host_root::HostRoot;
 use crate::test_node::{TestNode, chained, install, installed, name, program, uninstalled};
 use gybe_installer::host::conflist::ConflistError;
 use gybe_installer::host::desired::{DesiredState, PutBack, Shape, TakeOver};
@@ -141,7 +141,7 @@ fn f29_a_stand_in_answers_for_istio_cni_and_is_removed_with_the_last_sandbox() {
     assert_eq!(node.install("--take-over now").code, 0);
     assert_eq!(node.programs(), ["gybe", "gybe-cni", "istio-cni"]);
     // An upgrade replaces the plugin and not the stand-in.
-    node.write_program("image/gybe-cni", &crate::host_root::plugin_script("2"));
+    node.write_program("image/gybe-cni", &crate::plugin_script("2"));
     assert_eq!(node.install("--take-over now").code, 0);
     let report = node.uninstall("--json").json();
     let stays: Vec<&str> =

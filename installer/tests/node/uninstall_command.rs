@@ -1,7 +1,7 @@
 //! `gybe uninstall`: what it removes, what stays for how long, and what it prints; it restores every byte of any conf
 //! file.
 
-use crate::host_root::{HostRoot, LIST, SINGLE, plugin_script};
+use crate::{HostRoot, LIST, SINGLE, plugin_script};
 use gybe_installer::host::observe::LOCK;
 use proptest::prelude::*;
 use std::io::{BufRead, BufReader, Write};

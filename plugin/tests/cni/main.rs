@@ -2,11 +2,10 @@
 
 #![cfg(test)]
 
-mod absent_agent;
+mod absent_sources;
 mod agent;
 mod bad_input;
 mod configuration;
-mod kubeconfig;
 mod recorded;
 
 use gybe_test_support::TestDir;
