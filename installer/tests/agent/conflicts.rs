@@ -2,12 +2,10 @@
 //! owner.
 
 use crate::node::{FILE, Node, PRIMARY};
-use gybe_test_support::{Agent, wait_until};
-use nix::time::{ClockId, clock_gettime};
+use gybe_test_support::{Agent, wait_until, with_slowdown};
 use serde_json::Value;
 use std::cell::Cell;
 use std::fs;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 /// A part of the message about every conflict.
@@ -145,30 +143,6 @@ struct Rewritten {
 fn median<T: PartialOrd + Copy>(mut all: Vec<T>) -> T {
     all.sort_by(|one, other| one.partial_cmp(other).unwrap());
     all[all.len() / 2]
-}
-
-/// Calls `work`; also returns how many times as long as alone a thread computed meanwhile: the median, 1 on a machine
-/// without other work.
-fn with_slowdown<T>(work: impl FnOnce() -> T) -> (T, f64) {
-    let runs = AtomicBool::new(true);
-    std::thread::scope(|scope| {
-        let slowdown = scope.spawn(|| slowdown(&runs));
-        let done = work();
-        runs.store(false, Ordering::Relaxed);
-        (done, slowdown.join().unwrap())
-    })
-}
-
-fn slowdown(runs: &AtomicBool) -> f64 {
-    let computed = || Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
-    let mut ratios = Vec::new();
-    while runs.load(Ordering::Relaxed) {
-        let (start, from) = (Instant::now(), computed());
-        while computed() - from < Duration::from_millis(5) {}
-        ratios.push(start.elapsed().as_secs_f64() / (computed() - from).as_secs_f64());
-        std::thread::sleep(Duration::from_millis(50));
-    }
-    median(ratios)
 }
 
 /// Rewrites the conf file with this period, as another agent would, and measures the effect.

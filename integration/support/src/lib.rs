@@ -20,7 +20,9 @@ pub use agent::{Agent, Layout, SERVING, agent_environment, cluster_environment};
 pub use directory::{TestDir, write_volume};
 pub use rooms::names_after;
 
-use std::thread::sleep;
+use nix::time::{ClockId, clock_gettime};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 /// The longest wait for one event: more than any takes on a busy machine.
@@ -67,4 +69,29 @@ pub fn assert_takes_less_than(limit: Duration, mut attempt: impl FnMut()) {
         }
     }
     panic!("not once within {limit:?}: {took:?}");
+}
+
+/// Calls `work`; also returns how many times as long as alone a thread computed meanwhile: the median, 1 on a machine
+/// without other work.
+pub fn with_slowdown<T>(work: impl FnOnce() -> T) -> (T, f64) {
+    let runs = AtomicBool::new(true);
+    thread::scope(|scope| {
+        let slowdown = scope.spawn(|| slowdown(&runs));
+        let done = work();
+        runs.store(false, Ordering::Relaxed);
+        (done, slowdown.join().unwrap())
+    })
+}
+
+fn slowdown(runs: &AtomicBool) -> f64 {
+    let computed = || Duration::from(clock_gettime(ClockId::CLOCK_THREAD_CPUTIME_ID).unwrap());
+    let mut ratios = Vec::new();
+    while ratios.is_empty() || runs.load(Ordering::Relaxed) {
+        let (start, from) = (Instant::now(), computed());
+        while computed() - from < Duration::from_millis(5) {}
+        ratios.push(start.elapsed().as_secs_f64() / (computed() - from).as_secs_f64());
+        sleep(Duration::from_millis(50));
+    }
+    ratios.sort_by(f64::total_cmp);
+    ratios[ratios.len() / 2]
 }

@@ -10,6 +10,7 @@ use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::apply::redirection::{self, Redirection};
 use gybe_netfilter::nft::Nft;
+use gybe_test_support::with_slowdown;
 use serde_json::{Value, json};
 use std::collections::BTreeSet;
 use std::io::{Write, pipe};
@@ -66,7 +67,7 @@ pub(crate) fn adds_until(
 fn batch(node: &TestNode, calls: Vec<(Kind, usize)>, at_a_time: usize) -> Vec<Added> {
     // No rules are written for unmeshed pods, so they share one namespace.
     let shared = pod();
-    let added = in_parallel_at_most(at_a_time, calls, |(kind, number)| {
+    let make = |(kind, number): (Kind, usize)| {
         let name = if kind == Kind::Known { known(number) } else { fresh_name() };
         let call = kind.call(node, &name);
         let added = if kind.is_meshed() { meshed(&call) } else { add(&call, &shared) };
@@ -74,7 +75,9 @@ fn batch(node: &TestNode, calls: Vec<(Kind, usize)>, at_a_time: usize) -> Vec<Ad
             node.server.delete_pod("shop", &name);
         }
         added
-    });
+    };
+    let (mut added, slowdown) = with_slowdown(|| in_parallel_at_most(at_a_time, calls, make));
+    added.iter_mut().for_each(|one| one.slowdown = slowdown);
     assert!(is_untouched(&shared), "the namespace of unmeshed pods was changed");
     added
 }
@@ -131,10 +134,11 @@ fn add(call: &Call, pod: &Namespace) -> Added {
         serde_json::from_slice(&output.stdout).unwrap_or_else(|why| panic!("{why}: {output:?}"));
     if output.status.success() {
         assert_eq!(answer["ips"], call.stdin["prevResult"]["ips"]);
-        return Added { took, refused: None };
+        return Added { took, slowdown: 1.0, refused: None };
     }
     Added {
         took,
+        slowdown: 1.0,
         refused: Some((answer["code"].as_u64(), answer["msg"].as_str().unwrap_or_default().to_owned())),
     }
 }
@@ -160,17 +164,19 @@ pub(crate) fn assert_operators_view(node: &TestNode) {
 /// Of a query: `facts.deadline_ms`. Shorter than the default, because most faults last until the deadline.
 pub(crate) const DEADLINE_MS: u64 = 2000;
 
-/// The deadline of a query, and what process start, writing the rules and a busy machine add.
+/// The deadline of a query, and what process start and writing the rules add, on a machine without other work.
 const BUDGET: Duration = Duration::from_millis(DEADLINE_MS);
 const SLACK: Duration = Duration::from_secs(1);
 
-/// An ADD that takes longer hangs.
+/// An ADD that takes longer hangs, on a machine without other work.
 const HANGS: Duration = Duration::from_secs(10);
 
 /// One ADD.
 #[derive(Debug, Clone)]
 pub(crate) struct Added {
     pub(crate) took: Duration,
+    /// How many times as long as alone a thread computed meanwhile.
+    slowdown: f64,
     /// The CNI error's code and message, if the ADD was refused.
     pub(crate) refused: Option<(Option<u64>, String)>,
 }
@@ -241,9 +247,12 @@ impl Row {
     }
 
     fn assert_none_late(&self) {
-        let (most, all) = (self.within(99), self.within(100));
+        let late = |one: &&Added| one.took >= BUDGET + SLACK.mul_f64(one.slowdown);
+        let hung = |one: &Added| one.took >= HANGS.mul_f64(one.slowdown);
+        let (late, all) = (self.added.iter().filter(late).count(), self.added.len());
         let (fault, kind) = (self.fault, self.kind.words());
-        assert!(most < BUDGET + SLACK && all < HANGS, "{fault}, {kind}: {most:?}, {all:?}");
+        // One in a hundred may be late.
+        assert!(late * 100 <= all && !self.added.iter().any(hung), "{fault}, {kind}: {:?}", self.added);
     }
 }
 
