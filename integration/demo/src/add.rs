@@ -5,7 +5,7 @@ use gybe_netfilter::model::policy::RedirectPolicy;
 use gybe_plugin::conf::{ConfError, PluginConf};
 use gybe_plugin::decide::{Decision, decide};
 use gybe_plugin::gates::InitContainer;
-use gybe_plugin::pod::{ManifestFileError, PodFacts};
+use gybe_plugin::pod::{ManifestError, PodFacts};
 use nix::errno::Errno;
 use nix::sys::ptrace::{self, Event, Options};
 use nix::sys::signal::{Signal, kill, raise};
@@ -73,7 +73,7 @@ impl RecordedAdd {
     pub fn policy(&self, addresses: &[IpAddr]) -> Result<RedirectPolicy, AddError> {
         let conf = |source: ConfError| AddError::Example { file: "examples/add.json", source: source.into() };
         let pod =
-            |source: ManifestFileError| AddError::Example { file: "examples/pod.json", source: source.into() };
+            |source: ManifestError| AddError::Example { file: "examples/pod.json", source: source.into() };
         let conf = PluginConf::read(&self.call.stdin).map_err(conf)?;
         let facts = PodFacts::from_manifest(&self.manifest).map_err(pod)?;
         match decide(&conf, &facts, addresses, InitContainer::Counts) {
