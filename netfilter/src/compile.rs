@@ -10,7 +10,7 @@ mod outbound;
 mod raw;
 
 use crate::model::policy::istio::{PASSTHROUGH_V4, PASSTHROUGH_V6};
-use crate::model::policy::{Families, InterfaceName, Owners, PortSet, RedirectPolicy};
+use crate::model::policy::{CidrSet, Families, InterfaceName, Owners, PortSet, RedirectPolicy};
 use crate::model::ruleset::{
     Chain, ChainName, Family, Is, Match, Networks, Rule, RuleId, Ruleset, Transport, Verdict,
 };
@@ -60,50 +60,58 @@ impl Chain {
         self
     }
 
-    /// Adds the rules of `more` when the condition holds.
-    fn when(self, condition: bool, more: impl FnOnce(Self) -> Self) -> Self {
-        if condition { more(self) } else { self }
-    }
-
-    /// Adds one rule for each family, in the order of `ids` (IPv4, IPv6).
-    fn rule_per_family(
-        mut self,
-        each: impl IntoIterator<Item = (&'static str, Vec<Match>)>,
+    /// Adds the rule when the condition holds.
+    fn rule_if(
+        self,
+        condition: bool,
+        id: &'static str,
+        matches: impl IntoIterator<Item = Match>,
         verdict: Verdict,
     ) -> Self {
-        for (id, matches) in each {
-            self = self.rule(id, matches, verdict);
-        }
-        self
+        if condition { self.rule(id, matches, verdict) } else { self }
     }
+
+    /// Adds one rule for the networks of each family.
+    fn rule_per_family(
+        self,
+        each: Vec<FamilyNetworks>,
+        matches: impl Fn(Networks) -> Vec<Match>,
+        verdict: Verdict,
+    ) -> Self {
+        each.into_iter()
+            .fold(self, |chain, FamilyNetworks { id, networks }| chain.rule(id, matches(networks), verdict))
+    }
+}
+
+/// The networks of one family, and the id of their rule.
+struct FamilyNetworks {
+    id: &'static str,
+    networks: Networks,
 }
 
 /// Properties of a policy that several chains use.
 impl RedirectPolicy {
-    fn has_ipv6(&self) -> bool {
-        self.families == Families::V4AndV6
+    /// The networks of each enabled family that has any; `ids` for IPv4 and IPv6.
+    fn per_family(&self, ids: [&'static str; 2], networks: &CidrSet) -> Vec<FamilyNetworks> {
+        self.of_families(ids, networks.v4(), networks.v6())
     }
 
-    /// Pairs each id with the networks of its family, for the enabled families that have any.
-    fn per_family(
-        &self,
-        ids: [&'static str; 2],
-        v4: &[Ipv4Net],
-        v6: &[Ipv6Net],
-    ) -> Vec<(&'static str, Networks)> {
+    fn of_families(&self, ids: [&'static str; 2], v4: &[Ipv4Net], v6: &[Ipv6Net]) -> Vec<FamilyNetworks> {
+        let has_ipv6 = self.families == Families::V4AndV6;
         let v4 = (!v4.is_empty()).then(|| Networks::V4(v4.to_vec()));
-        let v6 = (self.has_ipv6() && !v6.is_empty()).then(|| Networks::V6(v6.to_vec()));
-        ids.into_iter().zip([v4, v6]).filter_map(|(id, nets)| Some((id, nets?))).collect()
+        let v6 = (has_ipv6 && !v6.is_empty()).then(|| Networks::V6(v6.to_vec()));
+        let pairs = ids.into_iter().zip([v4, v6]);
+        pairs.filter_map(|(id, networks)| Some(FamilyNetworks { id, networks: networks? })).collect()
     }
 
     /// The pod's own loopback addresses: configurable in IPv4, `::1` in IPv6.
-    fn loopback_per_family(&self, ids: [&'static str; 2]) -> Vec<(&'static str, Networks)> {
-        self.per_family(ids, &[self.loopback.network()], &[Ipv6Net::from(Ipv6Addr::LOCALHOST)])
+    fn loopback_per_family(&self, ids: [&'static str; 2]) -> Vec<FamilyNetworks> {
+        self.of_families(ids, &[self.loopback.network()], &[Ipv6Net::from(Ipv6Addr::LOCALHOST)])
     }
 
     /// Connections that the inbound listener forwards to the application.
-    fn passthrough_per_family(&self, ids: [&'static str; 2]) -> Vec<(&'static str, Networks)> {
-        self.per_family(ids, &[Ipv4Net::from(PASSTHROUGH_V4)], &[Ipv6Net::from(PASSTHROUGH_V6)])
+    fn passthrough_per_family(&self, ids: [&'static str; 2]) -> Vec<FamilyNetworks> {
+        self.of_families(ids, &[Ipv4Net::from(PASSTHROUGH_V4)], &[Ipv6Net::from(PASSTHROUGH_V6)])
     }
 }
 

@@ -7,7 +7,7 @@
 //! ```
 
 use super::{TCP, dport, only, to};
-use crate::model::policy::{Destinations, Inbound, Mode, RedirectPolicy};
+use crate::model::policy::{Destinations, Inbound, Mode, PortSet, RedirectPolicy};
 use crate::model::ruleset::{Chain, ChainName, Match, Verdict};
 
 pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {
@@ -20,20 +20,14 @@ pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {
         chain = machines_to_proxy(chain, p, &from_machines());
     }
     // Traffic of a virtual machine that is not redirected returns here, so that no inbound rule matches it.
-    chain =
-        chain.when(has_machines, |chain| chain.rule("virtual-interface", [from_machines()], Verdict::Return));
+    chain = chain.rule_if(has_machines, "virtual-interface", [from_machines()], Verdict::Return);
     // In TPROXY mode, rules in mangle intercept inbound traffic; NAT has no inbound rules.
     if p.mode != Mode::Redirect {
         return chain;
     }
-    let excluded = !p.excluded_interfaces.is_empty() && captures(&p.inbound);
-    chain = chain.when(excluded, |chain| {
-        chain.rule(
-            "excluded-interface-in",
-            [Match::InInterface(p.excluded_interfaces.clone())],
-            Verdict::Return,
-        )
-    });
+    let excluded = !p.excluded_interfaces.is_empty() && p.captures_inbound();
+    let from_excluded = Match::InInterface(p.excluded_interfaces.clone());
+    chain = chain.rule_if(excluded, "excluded-interface-in", [from_excluded], Verdict::Return);
     inbound_to_proxy(chain, p)
 }
 
@@ -42,13 +36,8 @@ fn machines_to_proxy(chain: Chain, p: &RedirectPolicy, from_machines: &Match) ->
     match &p.outbound.included_to {
         Destinations::All => chain.rule("virtual-interface-to-proxy", [from_machines.clone(), TCP], redirect),
         Destinations::Only(nets) => chain.rule_per_family(
-            p.per_family(
-                ["virtual-interface-to-proxy-v4", "virtual-interface-to-proxy-v6"],
-                nets.v4(),
-                nets.v6(),
-            )
-            .into_iter()
-            .map(|(id, nets)| (id, vec![from_machines.clone(), to(nets), TCP])),
+            p.per_family(["virtual-interface-to-proxy-v4", "virtual-interface-to-proxy-v6"], nets),
+            |nets| vec![from_machines.clone(), to(nets), TCP],
             redirect,
         ),
     }
@@ -56,23 +45,16 @@ fn machines_to_proxy(chain: Chain, p: &RedirectPolicy, from_machines: &Match) ->
 
 fn inbound_to_proxy(chain: Chain, p: &RedirectPolicy) -> Chain {
     let redirect = Verdict::Redirect(p.inbound_port);
+    let to_ports = |ports: &PortSet| [TCP, dport(ports.clone())];
     match &p.inbound {
         Inbound::AllBut(excluded) => chain
             // The proxy itself listens on the tunnel port.
-            .rule("tunnel-port", [TCP, dport(only(p.tunnel_port.get()))], Verdict::Return)
-            .when(!excluded.is_empty(), |chain| {
-                chain.rule("inbound-excluded-port", [TCP, dport(excluded.clone())], Verdict::Return)
-            })
+            .rule("tunnel-port", to_ports(&only(p.tunnel_port.get())), Verdict::Return)
+            .rule_if(!excluded.is_empty(), "inbound-excluded-port", to_ports(excluded), Verdict::Return)
             .rule("inbound-to-proxy", [TCP], redirect),
         Inbound::Only(ports) => {
             let ports = ports.without(p.tunnel_port);
-            chain.when(!ports.is_empty(), |chain| {
-                chain.rule("inbound-to-proxy", [TCP, dport(ports.clone())], redirect)
-            })
+            chain.rule_if(!ports.is_empty(), "inbound-to-proxy", to_ports(&ports), redirect)
         }
     }
-}
-
-fn captures(inbound: &Inbound) -> bool {
-    !matches!(inbound, Inbound::Only(ports) if ports.is_empty())
 }

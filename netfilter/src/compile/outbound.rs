@@ -8,31 +8,21 @@
 //! ```
 
 use super::{DNS_PORT, TCP, UDP, any_gid, any_uid, dport, not_to, only, over_loopback, to};
-use crate::model::policy::{CidrSet, Destinations, Dns, Groups, PortSet, RedirectPolicy};
-use crate::model::ruleset::{Chain, ChainName, Is, Match, Verdict};
+use crate::model::policy::{Destinations, Dns, Groups, PortSet, RedirectPolicy};
+use crate::model::ruleset::{Chain, ChainName, Is, Match, Networks, Verdict};
 use std::collections::BTreeSet;
 
 pub(super) fn output(p: &RedirectPolicy) -> Chain {
+    let to_excluded = Match::OutInterface(p.excluded_interfaces.clone());
+    let excluded = &p.outbound.excluded_ports;
+    let excludes_dns = dns_is_captured(p) && excluded.contains(DNS_PORT);
+    let to_excluded_port = [TCP, dport(excluded.clone())];
     let chain = Chain::new(ChainName::NatOutput)
-        .when(!p.excluded_interfaces.is_empty(), |chain| {
-            chain.rule(
-                "excluded-interface-out",
-                [Match::OutInterface(p.excluded_interfaces.clone())],
-                Verdict::Return,
-            )
-        })
+        .rule_if(!p.excluded_interfaces.is_empty(), "excluded-interface-out", [to_excluded], Verdict::Return)
         // Before the rules for connections to the own pod: an excluded port is also excluded for the proxy's hairpin
         // connections and for DNS (quirk E8). DNS is the only UDP traffic that is captured.
-        .when(!p.outbound.excluded_ports.is_empty(), |chain| {
-            chain.rule(
-                "outbound-excluded-port",
-                [TCP, dport(p.outbound.excluded_ports.clone())],
-                Verdict::Return,
-            )
-        })
-        .when(dns_is_captured(p) && p.outbound.excluded_ports.contains(DNS_PORT), |chain| {
-            chain.rule("outbound-excluded-dns", [UDP, dport(only(DNS_PORT))], Verdict::Return)
-        })
+        .rule_if(!excluded.is_empty(), "outbound-excluded-port", to_excluded_port, Verdict::Return)
+        .rule_if(excludes_dns, "outbound-excluded-dns", [UDP, dport(only(DNS_PORT))], Verdict::Return)
         .rule("over-loopback", [over_loopback()], Verdict::Goto(ChainName::NatLoopback))
         // Redirected to itself, the proxy's own connections would loop.
         .rule("proxy-uid", [any_uid(&p.proxy_uids)], Verdict::Return)
@@ -58,40 +48,26 @@ pub(super) fn loopback(p: &RedirectPolicy) -> Chain {
     };
     let chain = Chain::new(ChainName::NatLoopback)
         .rule_per_family(
-            p.passthrough_per_family(["inbound-passthrough-v4", "inbound-passthrough-v6"])
-                .into_iter()
-                .map(|(id, nets)| (id, vec![Match::Source(Is::In, nets)])),
+            p.passthrough_per_family(["inbound-passthrough-v4", "inbound-passthrough-v6"]),
+            |nets| vec![Match::Source(Is::In, nets)],
             Verdict::Return,
         )
         .rule_per_family(
-            hairpin(
-                p,
-                ["proxy-to-own-pod-v4", "proxy-to-own-pod-v6"],
-                &uid_ports,
-                &Match::OwnerUid(hairpin_uids),
-            ),
+            p.loopback_per_family(["proxy-to-own-pod-v4", "proxy-to-own-pod-v6"]),
+            hairpin(uid_ports, Match::OwnerUid(hairpin_uids)),
             Verdict::Redirect(p.inbound_port),
         );
     if !loopback_leads_on(p) {
         return chain;
     }
+    let but_dns = [TCP, Match::DestinationPort(Is::NotIn, only(DNS_PORT))];
     let chain = chain
         // With DNS capture, only queries reach the rules below; other connections stay direct.
-        .when(!open, |chain| {
-            chain.rule(
-                "own-pod-but-dns",
-                [TCP, Match::DestinationPort(Is::NotIn, only(DNS_PORT))],
-                Verdict::Return,
-            )
-        })
+        .rule_if(!open, "own-pod-but-dns", but_dns, Verdict::Return)
         .rule("own-pod-proxy-uid", [any_uid(&p.proxy_uids)], Verdict::Return)
         .rule_per_family(
-            hairpin(
-                p,
-                ["proxy-group-to-own-pod-v4", "proxy-group-to-own-pod-v6"],
-                &only(p.tunnel_port.get()),
-                &any_gid(&p.proxy_gids),
-            ),
+            p.loopback_per_family(["proxy-group-to-own-pod-v4", "proxy-group-to-own-pod-v6"]),
+            hairpin(only(p.tunnel_port.get()), any_gid(&p.proxy_gids)),
             Verdict::Redirect(p.inbound_port),
         )
         .rule("own-pod-proxy-gid", [any_gid(&p.proxy_gids)], Verdict::Return);
@@ -112,82 +88,61 @@ pub(super) fn capture(p: &RedirectPolicy) -> Chain {
     }
 }
 
-fn captured(chain: Chain, p: &RedirectPolicy) -> Chain {
+fn captured(mut chain: Chain, p: &RedirectPolicy) -> Chain {
     let o = &p.outbound;
-    let mut chain = match &o.groups {
-        Groups::AllBut(groups) => chain.when(!groups.is_empty(), |chain| {
-            chain.rule("excluded-owner-group", [Match::OwnerGid(groups.clone())], Verdict::Return)
-        }),
-        Groups::Only(_) => chain,
-    };
+    if let Groups::AllBut(groups) = &o.groups {
+        let of_excluded = [Match::OwnerGid(groups.clone())];
+        chain = chain.rule_if(!groups.is_empty(), "excluded-owner-group", of_excluded, Verdict::Return);
+    }
     // Before the loopback exemption: queries to a resolver on 127.0.0.1 or 127.0.0.53 are captured too.
     chain = dns_to_agent(chain, p);
     if loopback_leads_on(p) {
         let loopback = p.loopback_per_family(["to-loopback-v4", "to-loopback-v6"]);
-        chain = chain
-            .rule_per_family(loopback.into_iter().map(|(id, nets)| (id, vec![to(nets)])), Verdict::Return);
+        chain = chain.rule_per_family(loopback, |nets| vec![to(nets)], Verdict::Return);
     }
     // Precedence: excluded networks, then included ports, then included networks.
-    let excluded = p.per_family(
-        ["outbound-excluded-v4", "outbound-excluded-v6"],
-        o.excluded_to.v4(),
-        o.excluded_to.v6(),
-    );
-    let chain =
-        chain.rule_per_family(excluded.into_iter().map(|(id, nets)| (id, vec![to(nets)])), Verdict::Return);
+    let excluded = p.per_family(["outbound-excluded-v4", "outbound-excluded-v6"], &o.excluded_to);
+    let chain = chain.rule_per_family(excluded, |nets| vec![to(nets)], Verdict::Return);
     let redirect = Verdict::Redirect(p.outbound_port);
     match &o.included_to {
         // Included ports have no effect here (quirk E10): every port is captured.
         Destinations::All => chain.rule("outbound-to-proxy", [TCP], redirect),
-        Destinations::Only(nets) => chain
-            .when(!o.included_ports.is_empty(), |chain| {
-                chain.rule("outbound-included-port", [TCP, dport(o.included_ports.clone())], redirect)
-            })
-            .rule_per_family(
-                p.per_family(["outbound-to-proxy-v4", "outbound-to-proxy-v6"], nets.v4(), nets.v6())
-                    .into_iter()
-                    .map(|(id, nets)| (id, vec![to(nets), TCP])),
+        Destinations::Only(nets) => {
+            let ports = &o.included_ports;
+            let to_included = [TCP, dport(ports.clone())];
+            chain.rule_if(!ports.is_empty(), "outbound-included-port", to_included, redirect).rule_per_family(
+                p.per_family(["outbound-to-proxy-v4", "outbound-to-proxy-v6"], nets),
+                |nets| vec![to(nets), TCP],
                 redirect,
-            ),
+            )
+        }
     }
 }
 
 fn dns_to_agent(chain: Chain, p: &RedirectPolicy) -> Chain {
     let query = |over| [over, dport(only(DNS_PORT))];
     let to_agent = Verdict::Redirect(super::raw::AGENT_DNS_PORT);
-    let for_servers = |chain: Chain, ids, over: Match, servers: &CidrSet| {
-        let servers = p.per_family(ids, servers.v4(), servers.v6()).into_iter();
-        let queries = servers.map(|(id, nets)| (id, [vec![to(nets)], query(over.clone()).to_vec()].concat()));
-        chain.rule_per_family(queries, to_agent)
-    };
     match &p.dns {
         Dns::Off => chain,
-        Dns::All => chain.rule("dns-to-agent-tcp", query(TCP), to_agent).rule(
-            "dns-to-agent-udp",
-            query(UDP),
-            to_agent,
-        ),
+        Dns::All => {
+            let chain = chain.rule("dns-to-agent-tcp", query(TCP), to_agent);
+            chain.rule("dns-to-agent-udp", query(UDP), to_agent)
+        }
         Dns::Servers(servers) => {
-            let chain = for_servers(chain, ["dns-to-agent-tcp-v4", "dns-to-agent-tcp-v6"], TCP, servers);
-            for_servers(chain, ["dns-to-agent-udp-v4", "dns-to-agent-udp-v6"], UDP, servers)
+            let to_servers =
+                |over: Match| move |nets| [vec![to(nets)], query(over.clone()).to_vec()].concat();
+            let over_tcp = p.per_family(["dns-to-agent-tcp-v4", "dns-to-agent-tcp-v6"], servers);
+            let over_udp = p.per_family(["dns-to-agent-udp-v4", "dns-to-agent-udp-v6"], servers);
+            let chain = chain.rule_per_family(over_tcp, to_servers(TCP), to_agent);
+            chain.rule_per_family(over_udp, to_servers(UDP), to_agent)
         }
     }
 }
 
 /// The matches for connections of the proxy to a non-loopback address of its own pod, on a port not in `but`.
-fn hairpin(
-    p: &RedirectPolicy,
-    ids: [&'static str; 2],
-    but: &PortSet,
-    owner: &Match,
-) -> Vec<(&'static str, Vec<Match>)> {
-    p.loopback_per_family(ids)
-        .into_iter()
-        .map(|(id, nets)| {
-            let port = Match::DestinationPort(Is::NotIn, but.clone());
-            (id, vec![not_to(nets), TCP, port, owner.clone()])
-        })
-        .collect()
+fn hairpin(but: PortSet, owner: Match) -> impl Fn(Networks) -> Vec<Match> {
+    let port = Match::DestinationPort(Is::NotIn, but);
+    move |loopback| vec![not_to(loopback), TCP, port.clone(), owner.clone()]
 }
 
 /// The place of the rules that capture.

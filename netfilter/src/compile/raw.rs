@@ -7,7 +7,7 @@
 
 use super::{DNS_PORT, UDP, any_gid, any_uid, dport, only, to};
 use crate::model::policy::{Dns, Port, RedirectPolicy};
-use crate::model::ruleset::{Chain, ChainName, Is, Match, Networks, Verdict};
+use crate::model::ruleset::{Chain, ChainName, Is, Match, Verdict};
 
 /// The port of the DNS resolver in Istio's agent, which is not configurable.
 pub(super) const AGENT_DNS_PORT: Port = Port::new(15053).unwrap();
@@ -27,9 +27,9 @@ pub(super) fn output(p: &RedirectPolicy) -> Chain {
         .rule("zone-proxy-gid-queries", [UDP, queries(), any_gid(&p.proxy_gids)], UPSTREAM)
         .rule("zone-proxy-gid-answers", [UDP, from_agent(), any_gid(&p.proxy_gids)], AGENT);
     match &p.dns {
-        Dns::Servers(_) => chain.rule_per_family(
-            servers(p, ["zone-app-queries-v4", "zone-app-queries-v6"])
-                .map(|(id, nets)| (id, vec![to(nets), UDP, queries()])),
+        Dns::Servers(servers) => chain.rule_per_family(
+            p.per_family(["zone-app-queries-v4", "zone-app-queries-v6"], servers),
+            |nets| vec![to(nets), UDP, queries()],
             AGENT,
         ),
         Dns::All | Dns::Off => chain.rule("zone-app-queries", [UDP, queries()], AGENT),
@@ -42,9 +42,9 @@ pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {
     match &p.dns {
         Dns::Off => chain,
         Dns::All => chain.rule("zone-upstream-answers", [UDP, answers()], UPSTREAM),
-        Dns::Servers(_) => chain.rule_per_family(
-            servers(p, ["zone-upstream-answers-v4", "zone-upstream-answers-v6"])
-                .map(|(id, nets)| (id, vec![Match::Source(Is::In, nets), UDP, answers()])),
+        Dns::Servers(servers) => chain.rule_per_family(
+            p.per_family(["zone-upstream-answers-v4", "zone-upstream-answers-v6"], servers),
+            |nets| vec![Match::Source(Is::In, nets), UDP, answers()],
             UPSTREAM,
         ),
     }
@@ -52,12 +52,4 @@ pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {
 
 fn queries() -> Match {
     dport(only(DNS_PORT))
-}
-
-fn servers(p: &RedirectPolicy, ids: [&'static str; 2]) -> impl Iterator<Item = (&'static str, Networks)> {
-    let (v4, v6) = match &p.dns {
-        Dns::Servers(servers) => (servers.v4(), servers.v6()),
-        Dns::Off | Dns::All => (&[][..], &[][..]),
-    };
-    p.per_family(ids, v4, v6).into_iter()
 }
