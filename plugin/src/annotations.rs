@@ -1,19 +1,15 @@
 //! A pod's traffic annotations, parsed into values.
 //!
-//! The rules are those of docs/ISTIO.md, section 4. `annotations/names.rs` has the table of all annotations,
-//! `annotations/lists.rs` parses one list, `annotations/unknown.rs` finds misspelt names; `decide` makes the policy of
-//! the values.
+//! The rules are those of docs/ISTIO.md, section 4. `names` has the table of all annotations, `annotations/lists.rs`
+//! parses one list; `decide` makes the policy of the values.
 
 mod lists;
-mod names;
-mod unknown;
-
-pub(crate) use names::is_list;
-pub use names::{ANNOTATIONS, Annotation, ValueForm};
-pub(crate) use unknown::nearest;
-pub use unknown::{nearest_of, unknown};
 
 use crate::conf::MaxIntervals;
+use crate::names::{
+    EXCLUDE_INBOUND, EXCLUDE_INTERFACES, EXCLUDE_OUTBOUND, EXCLUDE_TO, INCLUDE_INBOUND, INCLUDE_OUTBOUND,
+    INCLUDE_TO, KUBEVIRT_INTERFACES, MODE, VIRTUAL_INTERFACES,
+};
 use crate::pod::PodFacts;
 use gybe_netfilter::model::policy::istio::{PROXY_PORTS, TELEMETRY_PORT};
 use gybe_netfilter::model::policy::{CidrSet, Destinations, InterfaceName, PortRange, PortSet};
@@ -108,18 +104,6 @@ impl InvalidAnnotations {
         })
     }
 }
-
-/// The annotation of the mode.
-pub const MODE: &str = "sidecar.istio.io/interceptionMode";
-pub(crate) const INCLUDE_TO: &str = "traffic.sidecar.istio.io/includeOutboundIPRanges";
-pub(crate) const EXCLUDE_TO: &str = "traffic.sidecar.istio.io/excludeOutboundIPRanges";
-pub(crate) const INCLUDE_INBOUND: &str = "traffic.sidecar.istio.io/includeInboundPorts";
-pub(crate) const EXCLUDE_INBOUND: &str = "traffic.sidecar.istio.io/excludeInboundPorts";
-pub(crate) const INCLUDE_OUTBOUND: &str = "traffic.sidecar.istio.io/includeOutboundPorts";
-pub(crate) const EXCLUDE_OUTBOUND: &str = "traffic.sidecar.istio.io/excludeOutboundPorts";
-pub(crate) const EXCLUDE_INTERFACES: &str = "traffic.sidecar.istio.io/excludeInterfaces";
-pub(crate) const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
-pub(crate) const KUBEVIRT_INTERFACES: &str = "traffic.sidecar.istio.io/kubevirtInterfaces";
 
 /// Parses the mode. [`Interception::None`] leaves the pod alone whatever its other annotations are.
 ///

@@ -10,6 +10,7 @@ use crate::annotations::{self, AnnotationError, InboundPorts, Interception, Traf
 use crate::conf::{InboundDefault, PluginConf};
 use crate::families::{self, FamiliesError};
 use crate::gates::{self, InitContainer, LeaveAloneReason};
+use crate::names::{BOOLEANS, DNS_CAPTURE, INTERCEPTION_MODE, INVALID_DROP, MODE, unknown};
 use crate::pod::{Container, PROXY, PodFacts, parse_bool};
 use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy::istio::{
@@ -137,20 +138,6 @@ fn draft(conf: &PluginConf, pod: &PodFacts) -> Result<PolicyDraft, PodRefusal> {
     Ok(PolicyDraft { traffic, inbound, uid, gid, dns, invalid })
 }
 
-const DNS_CAPTURE: &str = "ISTIO_META_DNS_CAPTURE";
-const INVALID_DROP: &str = "INVALID_DROP";
-
-/// The mode that the injector sets for the proxy. Only the annotation of the mode has an effect here.
-const INTERCEPTION_MODE: &str = "ISTIO_META_INTERCEPTION_MODE";
-
-/// Boolean variables of the proxy.
-const BOOLEANS: [&str; 4] = [DNS_CAPTURE, INVALID_DROP, families::DUAL_STACK, gates::DISABLE_ENVOY];
-
-/// Reports whether a decision reads this variable of the proxy.
-pub(crate) fn is_read_variable(variable: &str) -> bool {
-    variable == INTERCEPTION_MODE || BOOLEANS.contains(&variable)
-}
-
 /// Returns the proxy's user or group. 0 counts as absent: the injector writes it for a proxy that runs as root
 /// (TPROXY), and Istio then takes 1337.
 fn proxy_id(field: &'static str, value: Option<i64>) -> Result<u32, PodRefusal> {
@@ -181,18 +168,16 @@ fn container_ports(pod: &PodFacts) -> PortSet {
 /// expects one: unknown annotations, boolean variables of the proxy that are not booleans (they count as false,
 /// as in Istio), and a mode that is only in a variable.
 pub fn warnings(pod: &PodFacts) -> Vec<String> {
-    let unknown = annotations::unknown(pod.annotations.keys().map(String::as_str));
+    let unknown = unknown(pod.annotations.keys().map(String::as_str));
     let value =
         |variable: &str| pod.proxy().and_then(|proxy| proxy.env.get(variable)).filter(|it| !it.is_empty());
     let unclear =
         BOOLEANS.into_iter().filter(|variable| value(variable).is_some_and(|it| parse_bool(it).is_none()));
     let unclear =
         unclear.map(|variable| format!("variable {variable} of istio-proxy is neither true nor false"));
-    let mode = value(INTERCEPTION_MODE)
-        .filter(|mode| *mode != "REDIRECT" && pod.annotation(annotations::MODE).is_none());
+    let mode = value(INTERCEPTION_MODE).filter(|mode| *mode != "REDIRECT" && pod.annotation(MODE).is_none());
     let mode = mode.map(|mode| {
-        let annotation = annotations::MODE;
-        format!("variable {INTERCEPTION_MODE} of istio-proxy is {mode:?}, and without annotation {annotation} the mode is REDIRECT")
+        format!("variable {INTERCEPTION_MODE} of istio-proxy is {mode:?}, and without annotation {MODE} the mode is REDIRECT")
     });
     unknown.into_iter().chain(unclear).chain(mode).collect()
 }

@@ -3,6 +3,7 @@
 //! Pure: takes the namespace's addresses in the kernel's order (docs/ISTIO.md, section 2.5).
 
 use crate::conf::Ipv6Setting;
+use crate::names::DUAL_STACK;
 use crate::pod::PodFacts;
 use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy::Families;
@@ -42,9 +43,6 @@ impl Hint for FamiliesError {
         Some(hint.into())
     }
 }
-
-/// The proxy's variable for listening on both families.
-pub(crate) const DUAL_STACK: &str = "ISTIO_DUAL_STACK";
 
 /// Returns the families on which the pod's proxy listens.
 pub fn stack(pod: &PodFacts) -> Stack {

@@ -5,6 +5,7 @@
 
 use crate::annotations::{self, AnnotationError, Interception};
 use crate::conf::{Gates, PluginConf};
+use crate::names::{DISABLE_ENVOY, INJECT, MODE, STATUS};
 use crate::network_conf::RuntimeAnnotations;
 use crate::pod::{Container, PodFacts, parse_bool};
 use serde_json::{Map, Value};
@@ -63,15 +64,6 @@ pub enum InitContainer {
 /// moves from one to the other.
 const AGENTS: [&str; 2] = ["gybe-node-", "istio-cni-node-"];
 
-/// The annotation that the injector adds to a pod.
-pub const STATUS: &str = "sidecar.istio.io/status";
-
-/// The label, and the annotation, that asks for injection or forbids it.
-pub const INJECT: &str = "sidecar.istio.io/inject";
-
-/// The variable that switches the proxy off.
-pub const DISABLE_ENVOY: &str = "DISABLE_ENVOY";
-
 /// Checks the gates that need no facts, so that these pods never wait for a source of facts.
 ///
 /// A node agent's own pod is recognized by its annotations, where the runtime hands them over: it is not in
@@ -105,7 +97,7 @@ fn annotation_gates(annotations: &Map<String, Value>) -> Option<LeaveAloneReason
     if !annotations.contains_key(STATUS) {
         return Some(LeaveAloneReason::NotInjected);
     }
-    let is_none = annotations.get(annotations::MODE).and_then(Value::as_str) == Some("NONE");
+    let is_none = annotations.get(MODE).and_then(Value::as_str) == Some("NONE");
     is_none.then_some(LeaveAloneReason::ModeNone)
 }
 

@@ -32,6 +32,7 @@ pub mod families;
 pub mod gates;
 mod log;
 mod loopback;
+pub mod names;
 pub mod network_conf;
 pub mod pod;
 pub mod probe_cache;

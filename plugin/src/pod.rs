@@ -10,7 +10,6 @@ pub use manifest::Manifest;
 pub(crate) use manifest::describe_json_error;
 pub use trim::ISTIO_COMPONENTS;
 
-use serde_json::Value;
 use std::collections::BTreeMap;
 
 /// The facts on which a pod's redirection depends.
@@ -84,27 +83,6 @@ pub enum ManifestError {
 pub const PROXY: &str = "istio-proxy";
 
 impl PodFacts {
-    /// Parses a Pod, or a pod template (the value of `template:`), from JSON.
-    ///
-    /// # Errors
-    /// When it is not a pod.
-    pub fn from_manifest(manifest: &Value) -> Result<Self, ManifestError> {
-        manifest::from_value(manifest)
-    }
-
-    /// Parses the same from bytes, and skips what is not needed.
-    ///
-    /// # Errors
-    /// When they are not JSON, or not a pod.
-    pub fn from_json(bytes: &[u8]) -> Result<Self, ManifestError> {
-        manifest::from_slice(bytes)
-    }
-
-    /// Returns a manifest from which the same facts are parsed.
-    pub fn to_manifest(&self) -> Value {
-        manifest::to_value(self)
-    }
-
     /// Returns Istio's proxy, as a container or as a native sidecar.
     pub fn proxy(&self) -> Option<&Container> {
         self.containers.iter().chain(&self.init_containers).find(|container| container.name == PROXY)

@@ -379,7 +379,7 @@ mod tests {
                 &label,
                 None,
                 |it| {
-                    it.facts.labels.insert(gates::INJECT.to_owned(), "false".to_owned());
+                    it.facts.labels.insert(gybe_plugin::names::INJECT.to_owned(), "false".to_owned());
                 },
                 false,
             ),

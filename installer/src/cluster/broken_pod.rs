@@ -6,7 +6,7 @@ use super::pod_requests::{self, invalid_name};
 use super::queries::{QueryError, requested, run};
 use crate::host::settings::PodLabel;
 use gybe_plugin::args::PodRef;
-use gybe_plugin::gates::INJECT;
+use gybe_plugin::names::INJECT;
 use gybe_plugin::pod::PodFacts;
 use hyper::Request;
 use kube::api::{DeleteParams, Patch, PatchParams, Preconditions};

@@ -13,11 +13,11 @@ use crate::pod::manifest::{Labels, printable};
 use crate::pod::policy_file::PolicyFile;
 use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy::{Families, Mode, RedirectPolicy};
-use gybe_plugin::annotations;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::decide::inputs::{Input, Source, inputs};
 use gybe_plugin::decide::{Decision, decide, warnings};
-use gybe_plugin::gates::{self, DISABLE_ENVOY, Gate, INJECT, InitContainer, LeaveAloneReason, STATUS};
+use gybe_plugin::gates::{self, Gate, InitContainer, LeaveAloneReason};
+use gybe_plugin::names::{DISABLE_ENVOY, INJECT, MODE, STATUS};
 use gybe_plugin::pod::{PROXY, PodFacts};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
@@ -241,7 +241,7 @@ impl GateReport {
             Gate::StrictContainers => {
                 ("gates: strict, containers", format!("{} run as long as the pod", pod.long_lived().count()))
             }
-            Gate::Mode => (annotations::MODE, annotation(pod, annotations::MODE)),
+            Gate::Mode => (MODE, annotation(pod, MODE)),
         };
         // A mode that is not known closes no gate: the pod is refused.
         let closed = gate.closed(conf, pod, init).ok().flatten();

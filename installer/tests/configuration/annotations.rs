@@ -1,9 +1,9 @@
 //! Every annotation in the plugin's table has its default, its form and an effect.
 
-use gybe_plugin::annotations::{ANNOTATIONS, Annotation, ValueForm};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::decide::{Decision, decide};
 use gybe_plugin::gates::{InitContainer, STATUS};
+use gybe_plugin::names::{ANNOTATIONS, Annotation, ValueForm};
 use gybe_plugin::pod::PodFacts;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};

@@ -5,7 +5,7 @@ use crate::annotations::INVALID_VALUES;
 use crate::{read, refused, sources};
 use gybe_installer::host::image::OTHER_NAMES;
 use gybe_installer::host::settings::{INCUMBENTS, KEYS, OURS, Settings, SettingsSources, Support};
-use gybe_plugin::annotations::{ANNOTATIONS, ValueForm};
+use gybe_plugin::names::{ANNOTATIONS, ValueForm};
 use std::fs;
 
 /// Returns a value other than the default.

@@ -15,12 +15,9 @@ pub(super) enum ValueError {
     /// Not a port.
     #[error("{0:?} is not a port: 0 to 65535, or a range like 8000-8100")]
     Port(String),
-    /// A number with a leading zero, which Istio's validation reads as decimal and iptables as octal.
-    #[error("{0:?} has a leading zero, which iptables takes for octal; write the decimal number without it")]
-    LeadingZero(String),
-    /// A range of ports that ends before it begins.
-    #[error("port range {0:?} is reversed: the smaller port comes first")]
-    ReversedRange(String),
+    /// A number with a leading zero, or a range of ports that ends before it begins.
+    #[error(transparent)]
+    Ports(PortError),
     /// `*` where a list is required.
     #[error("\"*\" is not allowed here: list the ports, like 80,443 or 8000-8100")]
     EveryPort,
@@ -58,10 +55,9 @@ pub(super) fn ports(value: &str, max: usize) -> Result<PortSet, ValueError> {
             let range =
                 if fits { item.parse::<PortRange>() } else { Err(PortError::NotAPort(String::new())) };
             range.map_err(|error| match error {
-                PortError::Reversed(range) => ValueError::ReversedRange(range),
-                PortError::LeadingZero(port) => ValueError::LeadingZero(port),
                 PortError::NotAPort(_) if item == "*" => ValueError::EveryPort,
                 PortError::NotAPort(_) => invalid(item, ValueError::Port),
+                other => ValueError::Ports(other),
             })
         })
         .collect::<Result<_, _>>()?;

@@ -3,10 +3,10 @@
 //! Pure. `gybe explain` prints them; the plugin itself does not need them. The names of the values are the keys of a
 //! policy file.
 
-use super::{DNS_CAPTURE, INVALID_DROP};
 use crate::annotations;
 use crate::conf::{InboundDefault, Ipv6Setting, PluginConf};
 use crate::families;
+use crate::names::{self, DNS_CAPTURE, DUAL_STACK, INVALID_DROP};
 use crate::pod::PodFacts;
 
 /// A value of the policy and its source.
@@ -62,7 +62,7 @@ pub fn inputs<'p>(conf: &PluginConf, pod: &'p PodFacts) -> Vec<Input<'p>> {
     let annotation = |name| annotation(pod, name);
     let source = |key, source| Input { key, source };
     let mut inputs = vec![
-        source("mode", annotation(annotations::MODE)),
+        source("mode", annotation(names::MODE)),
         source("proxy_uids", security_context("runAsUser", uid)),
         source("proxy_gids", security_context("runAsGroup", gid)),
     ];
@@ -71,14 +71,14 @@ pub fn inputs<'p>(conf: &PluginConf, pod: &'p PodFacts) -> Vec<Input<'p>> {
         || matches!(included, Source::Annotation { value, .. } if value.trim() != "*");
     inputs.push(source("inbound_ports_include", included));
     if !is_listed {
-        inputs.push(source("inbound_ports_exclude", annotation(annotations::EXCLUDE_INBOUND)));
+        inputs.push(source("inbound_ports_exclude", annotation(names::EXCLUDE_INBOUND)));
     }
     inputs.extend([
-        source("outbound_ports_include", annotation(annotations::INCLUDE_OUTBOUND)),
-        source("outbound_ports_exclude", annotation(annotations::EXCLUDE_OUTBOUND)),
-        source("outbound_cidrs_include", annotation(annotations::INCLUDE_TO)),
-        source("outbound_cidrs_exclude", annotation(annotations::EXCLUDE_TO)),
-        source("exclude_interfaces", annotation(annotations::EXCLUDE_INTERFACES)),
+        source("outbound_ports_include", annotation(names::INCLUDE_OUTBOUND)),
+        source("outbound_ports_exclude", annotation(names::EXCLUDE_OUTBOUND)),
+        source("outbound_cidrs_include", annotation(names::INCLUDE_TO)),
+        source("outbound_cidrs_exclude", annotation(names::EXCLUDE_TO)),
+        source("exclude_interfaces", annotation(names::EXCLUDE_INTERFACES)),
         source("reroute_virtual_interfaces", annotation(annotations::virtual_interfaces_annotation(pod))),
         source("redirect_dns", variable(pod, DNS_CAPTURE)),
         source("drop_invalid", variable(pod, INVALID_DROP)),
@@ -101,7 +101,7 @@ fn security_context(field: &'static str, value: Option<i64>) -> Source<'static> 
 }
 
 fn included_inbound<'p>(conf: &PluginConf, pod: &'p PodFacts) -> Source<'p> {
-    match (annotation(pod, annotations::INCLUDE_INBOUND), conf.inbound_default) {
+    match (annotation(pod, names::INCLUDE_INBOUND), conf.inbound_default) {
         (Source::Default, InboundDefault::ContainerPorts) => {
             Source::Key { name: "inboundDefault", value: "containerPorts" }
         }
@@ -114,9 +114,7 @@ fn ipv6<'p>(conf: &PluginConf, pod: &'p PodFacts) -> Source<'p> {
     match (conf.ipv6, families::stack(pod)) {
         (Ipv6Setting::Redirect, _) => key("redirect"),
         (Ipv6Setting::Leave, _) => key("leave"),
-        (Ipv6Setting::Reject | Ipv6Setting::Auto, families::Stack::Dual) => {
-            variable(pod, families::DUAL_STACK)
-        }
+        (Ipv6Setting::Reject | Ipv6Setting::Auto, families::Stack::Dual) => variable(pod, DUAL_STACK),
         (Ipv6Setting::Reject | Ipv6Setting::Auto, families::Stack::Single) => Source::Addresses,
     }
 }

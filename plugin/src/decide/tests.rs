@@ -152,7 +152,7 @@ fn a_mode_that_is_only_in_a_variable_is_a_warning_and_changes_nothing() {
     ] {
         let mut pod = meshed();
         pod.containers[1].env.insert(INTERCEPTION_MODE.to_owned(), variable.to_owned());
-        pod.annotations.extend(annotation.map(|mode| (annotations::MODE.to_owned(), mode.to_owned())));
+        pod.annotations.extend(annotation.map(|mode| (MODE.to_owned(), mode.to_owned())));
         let warnings = warnings(&pod);
         assert_eq!(warnings.len(), usize::from(is_warned), "{warnings:?}");
         assert!(

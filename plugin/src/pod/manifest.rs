@@ -1,6 +1,6 @@
 //! A pod's manifest as Kubernetes writes it. Members that the decision does not need are skipped.
 
-use super::trim::{Annotations, Command, Variables, is_kept_label};
+use super::trim::{FirstArguments, KeptAnnotations, ReadVariables, is_kept_label};
 use super::{Container, Lifetime, ManifestError, PROXY, PodFacts};
 use serde::Deserialize;
 use serde_json::error::Category;
@@ -21,7 +21,7 @@ struct Metadata {
     uid: Option<String>,
     #[serde(rename = "resourceVersion")]
     resource_version: Option<String>,
-    annotations: Option<Annotations>,
+    annotations: Option<KeptAnnotations>,
     labels: Option<BTreeMap<String, String>>,
 }
 
@@ -36,8 +36,8 @@ struct Spec {
 #[serde(rename_all = "camelCase")]
 struct ManifestContainer {
     name: Option<String>,
-    args: Option<Command>,
-    env: Option<Variables>,
+    args: Option<FirstArguments>,
+    env: Option<ReadVariables>,
     ports: Option<Vec<DeclaredPort>>,
     security_context: Option<SecurityContext>,
     restart_policy: Option<String>,
@@ -57,12 +57,37 @@ struct SecurityContext {
     run_as_group: Option<i64>,
 }
 
-pub(super) fn from_value(manifest: &Value) -> Result<PodFacts, ManifestError> {
-    Manifest::deserialize(manifest).map_err(|error| shape(&error)).and_then(Manifest::facts)
-}
+impl PodFacts {
+    /// Parses a Pod, or a pod template (the value of `template:`), from JSON.
+    ///
+    /// # Errors
+    /// When it is not a pod.
+    pub fn from_manifest(manifest: &Value) -> Result<Self, ManifestError> {
+        Manifest::deserialize(manifest).map_err(|error| shape(&error)).and_then(Manifest::facts)
+    }
 
-pub(super) fn from_slice(bytes: &[u8]) -> Result<PodFacts, ManifestError> {
-    serde_json::from_slice(bytes).map_err(|error| shape(&error)).and_then(Manifest::facts)
+    /// Parses the same from bytes, and skips what is not needed.
+    ///
+    /// # Errors
+    /// When they are not JSON, or not a pod.
+    pub fn from_json(bytes: &[u8]) -> Result<Self, ManifestError> {
+        serde_json::from_slice(bytes).map_err(|error| shape(&error)).and_then(Manifest::facts)
+    }
+
+    /// Returns a manifest from which the same facts are parsed.
+    pub fn to_manifest(&self) -> Value {
+        let containers = |list: &[Container]| list.iter().map(container).collect::<Vec<_>>();
+        json!({
+            "metadata": {
+                "namespace": self.namespace, "name": self.name, "uid": self.uid,
+                "annotations": self.annotations, "labels": self.labels,
+            },
+            "spec": {
+                "containers": containers(&self.containers),
+                "initContainers": containers(&self.init_containers),
+            },
+        })
+    }
 }
 
 /// Returns the position of the error, without serde's text, which quotes the value: a manifest may hold a password.
@@ -134,20 +159,6 @@ impl ManifestContainer {
             },
         }
     }
-}
-
-pub(super) fn to_value(facts: &PodFacts) -> Value {
-    let containers = |list: &[Container]| list.iter().map(container).collect::<Vec<_>>();
-    json!({
-        "metadata": {
-            "namespace": facts.namespace, "name": facts.name, "uid": facts.uid,
-            "annotations": facts.annotations, "labels": facts.labels,
-        },
-        "spec": {
-            "containers": containers(&facts.containers),
-            "initContainers": containers(&facts.init_containers),
-        },
-    })
 }
 
 fn container(container: &Container) -> Value {

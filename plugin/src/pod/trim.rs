@@ -1,8 +1,7 @@
 //! Bounds on what is kept of a manifest while it is parsed. Members that no decision reads are skipped, and
 //! every value but a list is truncated: the pod's owner chooses it, and it may be a megabyte long, or a secret.
 
-use crate::annotations::{is_list, nearest};
-use crate::decide::is_read_variable;
+use crate::names::{is_list, is_read_variable, nearest};
 use serde::de::{Deserialize, Deserializer, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use std::collections::BTreeMap;
 use std::fmt;
@@ -18,16 +17,16 @@ struct ShortText(String);
 
 /// The variables that a decision reads, truncated. Of two with one name the later counts, as in the container.
 #[derive(Default)]
-pub(super) struct Variables(pub(super) BTreeMap<String, String>);
+pub(super) struct ReadVariables(pub(super) BTreeMap<String, String>);
 
 /// The first arguments, truncated.
 #[derive(Default)]
-pub(super) struct Command(pub(super) Vec<String>);
+pub(super) struct FirstArguments(pub(super) Vec<String>);
 
 /// Istio's annotations, misspelt ones included, and those that mark the mirror of a static pod: lists in full,
 /// the rest truncated. A pod may have 256 KiB of annotations.
 #[derive(Default)]
-pub(super) struct Annotations(pub(super) BTreeMap<String, String>);
+pub(super) struct KeptAnnotations(pub(super) BTreeMap<String, String>);
 
 /// Reports whether an annotation or a label is Istio's, or marks the mirror of a static pod.
 pub(super) fn is_istio_key(key: &str) -> bool {
@@ -59,7 +58,7 @@ impl<'de> Deserialize<'de> for ShortText {
     }
 }
 
-impl<'de> Deserialize<'de> for Variables {
+impl<'de> Deserialize<'de> for ReadVariables {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         #[derive(serde::Deserialize)]
         struct Variable {
@@ -68,55 +67,57 @@ impl<'de> Deserialize<'de> for Variables {
         }
         struct VariablesVisitor;
         impl<'de> Visitor<'de> for VariablesVisitor {
-            type Value = Variables;
+            type Value = ReadVariables;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a list of variables")
             }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Variables, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<ReadVariables, A::Error> {
                 let mut kept = BTreeMap::new();
                 while let Some(Variable { name, value }) = all.next_element()? {
                     if is_read_variable(&name.0) {
                         kept.insert(name.0, value.map(|value| value.0).unwrap_or_default());
                     }
                 }
-                Ok(Variables(kept))
+                Ok(ReadVariables(kept))
             }
         }
         deserializer.deserialize_seq(VariablesVisitor)
     }
 }
 
-impl<'de> Deserialize<'de> for Command {
+impl<'de> Deserialize<'de> for FirstArguments {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct CommandVisitor;
-        impl<'de> Visitor<'de> for CommandVisitor {
-            type Value = Command;
+        struct ArgumentsVisitor;
+        impl<'de> Visitor<'de> for ArgumentsVisitor {
+            type Value = FirstArguments;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a list of arguments")
             }
-            fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<Command, A::Error> {
+            fn visit_seq<A: SeqAccess<'de>>(self, mut all: A) -> Result<FirstArguments, A::Error> {
                 let mut kept = Vec::new();
                 while kept.len() < MAX_ARGUMENTS {
-                    let Some(ShortText(argument)) = all.next_element()? else { return Ok(Command(kept)) };
+                    let Some(ShortText(argument)) = all.next_element()? else {
+                        return Ok(FirstArguments(kept));
+                    };
                     kept.push(argument);
                 }
                 while all.next_element::<IgnoredAny>()?.is_some() {}
-                Ok(Command(kept))
+                Ok(FirstArguments(kept))
             }
         }
-        deserializer.deserialize_seq(CommandVisitor)
+        deserializer.deserialize_seq(ArgumentsVisitor)
     }
 }
 
-impl<'de> Deserialize<'de> for Annotations {
+impl<'de> Deserialize<'de> for KeptAnnotations {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct AnnotationsVisitor;
         impl<'de> Visitor<'de> for AnnotationsVisitor {
-            type Value = Annotations;
+            type Value = KeptAnnotations;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("annotations")
             }
-            fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> Result<Annotations, A::Error> {
+            fn visit_map<A: MapAccess<'de>>(self, mut all: A) -> Result<KeptAnnotations, A::Error> {
                 let mut kept = BTreeMap::new();
                 while let Some(key) = all.next_key::<String>()? {
                     if is_list(&key) {
@@ -128,7 +129,7 @@ impl<'de> Deserialize<'de> for Annotations {
                         }
                     }
                 }
-                Ok(Annotations(kept))
+                Ok(KeptAnnotations(kept))
             }
         }
         deserializer.deserialize_map(AnnotationsVisitor)
@@ -146,14 +147,15 @@ mod tests {
     #[test]
     fn a_value_of_another_type_is_refused_by_the_expected_type() {
         assert!(error::<ShortText>("7").contains("expected a string"));
-        assert!(error::<Variables>("7").contains("expected a list of variables"));
-        assert!(error::<Command>("7").contains("expected a list of arguments"));
-        assert!(error::<Annotations>("7").contains("expected annotations"));
+        assert!(error::<ReadVariables>("7").contains("expected a list of variables"));
+        assert!(error::<FirstArguments>("7").contains("expected a list of arguments"));
+        assert!(error::<KeptAnnotations>("7").contains("expected annotations"));
     }
 
     #[test]
     fn of_the_arguments_the_first_two_are_kept() {
-        let Command(kept) = serde_json::from_str(r#"["proxy", "sidecar", "--domain", "secret"]"#).unwrap();
+        let FirstArguments(kept) =
+            serde_json::from_str(r#"["proxy", "sidecar", "--domain", "secret"]"#).unwrap();
         assert_eq!(kept, ["proxy", "sidecar"]);
     }
 }

@@ -5,8 +5,7 @@ use super::{About, DoctorFinding, Remedy, Section};
 use crate::pod::proxy::ProxyFault;
 use crate::sandboxes::{Sandbox, SandboxVerdict, summary};
 use gybe_netfilter::inspect::verdict::RedirectionState;
-use gybe_plugin::annotations::unknown;
-use gybe_plugin::gates::STATUS;
+use gybe_plugin::names::{STATUS, unknown};
 
 /// At most this many pods are listed.
 const MOST: usize = 16;

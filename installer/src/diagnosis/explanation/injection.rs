@@ -4,7 +4,8 @@
 //! to it: <https://istio.io/latest/docs/ops/common-problems/injection/>.
 
 use super::{Subject, quoted};
-use gybe_plugin::gates::{INJECT, STATUS, inject};
+use gybe_plugin::gates::inject;
+use gybe_plugin::names::{INJECT, STATUS};
 use gybe_plugin::pod::parse_bool;
 use serde_json::{Value, json};
 

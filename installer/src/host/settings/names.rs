@@ -3,7 +3,7 @@
 
 use super::environment::SERVICE_ACCOUNT;
 use super::reader::{InvalidSetting, SettingsReader};
-use gybe_plugin::annotations::nearest_of;
+use gybe_plugin::names::nearest_of;
 use gybe_plugin::pod::parse_bool;
 
 /// A setting's name and how it is supported.

@@ -1,7 +1,7 @@
 //! Reads values from a JSON object by key and collects their faults. The parser of a value's text is a parameter
 //! of each read.
 
-use gybe_plugin::annotations::nearest_of;
+use gybe_plugin::names::nearest_of;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde_json::{Map, Value};
 use std::fmt;
