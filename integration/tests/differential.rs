@@ -14,8 +14,9 @@ use gybe_integration::{random_flow, vectors};
 use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::apply::redirection::Redirection;
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::iptables::Iptables;
 use gybe_netfilter::model::policy::Mode;
+use gybe_netfilter::model::ruleset::Engine;
 use gybe_netfilter::nft::Nft;
 use proptest::collection::vec;
 use proptest::strategy::{Strategy, ValueTree};
@@ -39,7 +40,7 @@ fn nft_legacy_and_trace_never_disagree() -> Result<(), Failure> {
     let _guard = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let (first, policies) = (number("GYBE_SEED", 1), number("GYBE_POLICIES", 200));
     println!("policies {first} to {}: GYBE_SEED={first} GYBE_POLICIES={policies}", first + policies - 1);
-    let legacy = Iptables::find(Variant::Legacy)?.with_deadline(PATIENCE);
+    let legacy = Iptables::find(Engine::Legacy)?.with_deadline(PATIENCE);
     let backends: [&dyn Backend; 2] = [&Nft, &legacy];
     let begun = Instant::now();
     let comparison = compare(cases(first..first + policies)?, &backends)?;
@@ -96,7 +97,7 @@ fn a_backend_that_omits_a_rule_is_detected() -> Result<(), Failure> {
     let _guard = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let named = |vector: &vectors::Vector| vector.name == "inject-default-dual";
     let vector = vectors::all()?.into_iter().find(named).unwrap();
-    let legacy = Iptables::find(Variant::Legacy)?.with_deadline(PATIENCE);
+    let legacy = Iptables::find(Engine::Legacy)?.with_deadline(PATIENCE);
     let case = Case::of(vector.policy.clone(), &policy_and_flows(1)?.1, 1)?;
     let complete = Redirection::of(&case.policy);
     let rules = complete.rules.without("proxy-uid").unwrap();

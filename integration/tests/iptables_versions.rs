@@ -9,9 +9,10 @@ use gybe_integration::programs::run;
 use gybe_integration::vectors;
 use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::iptables::Iptables;
 use gybe_netfilter::model::inventory::PreviousRules;
 use gybe_netfilter::model::policy::{Destinations, InterfaceName};
+use gybe_netfilter::model::ruleset::Engine;
 use gybe_netfilter::model::ruleset::Ruleset;
 use gybe_netfilter::nft::Nft;
 use nix::mount::{MsFlags, mount};
@@ -19,7 +20,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
-const VARIANTS: [Variant; 2] = [Variant::Legacy, Variant::Nft];
+const VARIANTS: [Engine; 2] = [Engine::Legacy, Engine::NfTables];
 
 /// The rules of every policy of the flow vectors, and of one with lists in chains of their own.
 fn every_ruleset() -> Vec<(String, Ruleset)> {
@@ -56,10 +57,10 @@ fn apply(context: &str, backend: &dyn Backend, rules: &Ruleset) -> PreviousRules
 }
 
 /// Runs ADD, CHECK, ADD and the removal for each ruleset, in the namespace of this thread.
-fn add_check_add(release: &Release, variant: Variant, rulesets: &[(String, Ruleset)]) {
+fn add_check_add(release: &Release, variant: Engine, rulesets: &[(String, Ruleset)]) {
     let backend = release.backend(variant);
     for (name, rules) in rulesets {
-        let context = format!("{} {} {name}", release.version, variant.name());
+        let context = format!("{} {} {name}", release.version, variant.iptables());
         assert_eq!(apply(&context, &backend, rules), PreviousRules::None, "{context}");
         assert_there(&context, &backend, rules);
         release.assert_version(&release.save(variant));
@@ -109,7 +110,11 @@ fn without_etc_protocols_every_version_reads_its_own_rules() {
                 add_check_add(&release, variant, &rulesets);
                 apply(version, &release.backend(variant), &rulesets[1].1);
                 let numbers = release.save(variant).contains(" -p 6 ");
-                assert_eq!(numbers, (version, variant) == ("1.8.7", Variant::Nft), "{version} {variant:?}");
+                assert_eq!(
+                    numbers,
+                    (version, variant) == ("1.8.7", Engine::NfTables),
+                    "{version} {variant:?}"
+                );
             });
         }
     }
@@ -133,10 +138,10 @@ fn a_version_finds_the_rules_of_another_whole_except_1_8_7_those_of_newer_ones()
     for (written_by, written) in VERSIONS {
         for (read_by, read) in VERSIONS {
             for variant in VARIANTS {
-                let context = format!("{} {written}, read by {read}", variant.name());
+                let context = format!("{} {written}, read by {read}", variant.iptables());
                 let (writer, reader) =
                     (Release::of(written_by).backend(variant), Release::of(read_by).backend(variant));
-                let readable = variant == Variant::Legacy || read != "1.8.7" || written == "1.8.7";
+                let readable = variant == Engine::Legacy || read != "1.8.7" || written == "1.8.7";
                 let changed = || {
                     apply(&context, &writer, &rules);
                     assert_eq!(differences(&context, &reader, &rules).is_empty(), readable, "{context}");
@@ -158,7 +163,7 @@ fn a_version_finds_the_rules_of_another_whole_except_1_8_7_those_of_newer_ones()
 fn nft_of_every_release_lists_and_deletes_what_each_backend_writes() {
     for (suite, _) in VERSIONS {
         let release = Release::of(suite);
-        let by_iptables = release.backend(Variant::Nft);
+        let by_iptables = release.backend(Engine::NfTables);
         for (name, rules) in every_ruleset() {
             let context = format!("{suite}, {name}");
             let listed = || {
@@ -190,7 +195,7 @@ fn iptables_of_every_release_deletes_what_it_wrote_with_both_variants() {
         for variant in VARIANTS {
             let backend = release.backend(variant);
             for (name, rules) in every_ruleset() {
-                let context = format!("{suite}, {}, {name}", variant.name());
+                let context = format!("{suite}, {}, {name}", variant.iptables());
                 let deleted = || {
                     apply(&context, &backend, &rules);
                     assert!(release.save(variant).contains("ISTIO_"), "{context}");
@@ -222,28 +227,28 @@ impl Release {
         Self { suite, version, programs }
     }
 
-    fn backend(&self, variant: Variant) -> Iptables {
+    fn backend(&self, variant: Engine) -> Iptables {
         Iptables::find_in(variant, std::slice::from_ref(&self.programs))
             .unwrap()
             .with_deadline(Duration::from_secs(120))
     }
 
     /// What the variant's programs print of both families in the namespace of this thread.
-    fn save(&self, variant: Variant) -> String {
+    fn save(&self, variant: Engine) -> String {
         ["iptables", "ip6tables"].map(|family| self.save_of(family, variant)).concat()
     }
 
-    fn save_of(&self, family: &str, variant: Variant) -> String {
-        let name = format!("{family}-{}-save", variant.name().trim_start_matches("iptables-"));
+    fn save_of(&self, family: &str, variant: Engine) -> String {
+        let name = format!("{family}-{}-save", variant.iptables().trim_start_matches("iptables-"));
         let output = Command::new(self.programs.join(&name)).output().unwrap();
         assert!(output.status.success(), "{name}: {}", String::from_utf8_lossy(&output.stderr));
         String::from_utf8(output.stdout).unwrap()
     }
 
     /// Replaces the tables of both families in the namespace of this thread by `tables`.
-    fn restore(&self, variant: Variant, tables: &str) {
+    fn restore(&self, variant: Engine, tables: &str) {
         for family in ["iptables", "ip6tables"] {
-            let name = format!("{family}-{}-restore", variant.name().trim_start_matches("iptables-"));
+            let name = format!("{family}-{}-restore", variant.iptables().trim_start_matches("iptables-"));
             let program = self.programs.join(&name);
             let ran = run(&program.to_string_lossy(), &[], tables).unwrap();
             assert_eq!(ran.code, Some(0), "{name}: {}", ran.err);

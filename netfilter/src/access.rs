@@ -3,6 +3,7 @@
 //! a deadline, which the probe cache uses, too.
 
 use crate::kernel::uapi::*;
+use crate::model::ruleset::TableFamily;
 use crate::nft::chain::Base;
 use crate::nft::error::NftError;
 use crate::nft::lists::{self, Entry, Lister};
@@ -72,8 +73,7 @@ impl NamespaceAccess {
 /// One chain of the kernel's list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct ListedChain {
-    /// `NFPROTO_*`.
-    pub(crate) family: u8,
+    pub(crate) family: TableFamily,
     pub(crate) table: String,
     pub(crate) name: String,
     /// The priority of a base chain that translates destinations.
@@ -94,7 +94,7 @@ fn list_chains(connection: &mut Connection) -> Result<Option<Vec<ListedChain>>, 
     }
 }
 
-/// Parses the entries of a list; entries without table or name are skipped.
+/// Parses the entries of a list; those of other families, and without table or name, are skipped.
 pub(crate) fn parse_chains(entries: &[Entry]) -> Vec<ListedChain> {
     entries.iter().filter_map(chain).collect()
 }
@@ -105,7 +105,7 @@ fn chain(entry: &Entry) -> Option<ListedChain> {
     let uses = attributes.get(NFTA_CHAIN_USE).and_then(|uses| uses.be32()).unwrap_or_default();
     let translates_at = Base::read(&attributes).and_then(|base| base.translates_at());
     let (table, name) = (text(NFTA_CHAIN_TABLE)?, text(NFTA_CHAIN_NAME)?);
-    Some(ListedChain { family: entry.family(), table, name, translates_at, uses })
+    Some(ListedChain { family: TableFamily::numbered(entry.family())?, table, name, translates_at, uses })
 }
 
 /// Takes an exclusive lock on `file`, until it is closed, and waits for `time` at most.

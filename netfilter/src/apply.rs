@@ -7,7 +7,7 @@ pub mod redirection;
 
 use crate::apply::backend::{Backend, BackendError, BackendKind};
 use crate::apply::presence::{OtherMesh, OtherNat, Presence};
-use crate::iptables::{Iptables, Variant};
+use crate::iptables::Iptables;
 use crate::model::Hint;
 use crate::model::inventory::PreviousRules;
 use crate::model::ruleset::Ruleset;
@@ -65,7 +65,7 @@ pub fn apply(backend: &dyn Backend, rules: &Ruleset) -> Result<ApplyReport, Appl
         return Err(mesh.into());
     }
     // Before the write, because a backend's rules cannot be removed without its programs.
-    let others = presence.ours.into_iter().filter(|kind| kind.name() != backend.name());
+    let others = presence.ours.into_iter().filter(|kind| *kind != backend.kind());
     let others = others.map(|kind| Ok((kind, kind.find()?))).collect::<Result<Vec<_>, BackendError>>()?;
     let previous = backend.write(&mut access, rules)?;
     for (kind, other) in &others {
@@ -89,9 +89,9 @@ impl BackendKind {
     /// # Errors
     /// When the node lacks its programs.
     pub fn find(self) -> Result<Box<dyn Backend>, BackendError> {
-        Ok(match self.variant() {
+        Ok(match self.iptables() {
             None => Box::new(Nft),
-            Some(variant) => Box::new(Iptables::find(variant)?),
+            Some(engine) => Box::new(Iptables::find(engine)?),
         })
     }
 
@@ -100,17 +100,9 @@ impl BackendKind {
     /// # Errors
     /// When it lacks them.
     pub fn look_under(self, root: &Path) -> Result<(), BackendError> {
-        match self.variant() {
+        match self.iptables() {
             None => Ok(()),
-            Some(variant) => Ok(Iptables::find_under(variant, root).map(drop)?),
-        }
-    }
-
-    fn variant(self) -> Option<Variant> {
-        match self {
-            Self::Nft => None,
-            Self::IptablesNft => Some(Variant::Nft),
-            Self::IptablesLegacy => Some(Variant::Legacy),
+            Some(engine) => Ok(Iptables::find_under(engine, root).map(drop)?),
         }
     }
 }

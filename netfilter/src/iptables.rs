@@ -20,15 +20,14 @@ mod words;
 
 pub use error::IptablesError;
 pub(crate) use layout::{MARK, PREFIX, TABLES};
-pub use programs::Variant;
 pub use save::SaveError;
 pub(crate) use save::SavedRules;
 pub(crate) use session::legacy_rules;
 
 use crate::access::NamespaceAccess;
 use crate::model::inventory::{Inventory, PreviousRules};
-use crate::model::ruleset::{Family, Ruleset};
-use layout::{DEADLINE, DIRECTORIES, FAMILIES};
+use crate::model::ruleset::{Engine, Family, Ruleset};
+use layout::{DEADLINE, DIRECTORIES};
 use programs::Programs;
 use restore::{render, transaction};
 use rules::{FamilyRules, IptablesRules, inventory, of_family};
@@ -42,7 +41,7 @@ use user_namespace::foreign_owner;
 /// iptables of one variant, as found on this node.
 #[derive(Debug, Clone)]
 pub struct Iptables {
-    variant: Variant,
+    engine: Engine,
     programs: Programs,
     deadline: Duration,
 }
@@ -52,25 +51,25 @@ impl Iptables {
     ///
     /// # Errors
     /// When there are none for IPv4. Missing programs for IPv6 are an error of the first write of IPv6 rules.
-    pub fn find(variant: Variant) -> Result<Self, IptablesError> {
-        Self::find_under(variant, Path::new("/"))
+    pub fn find(engine: Engine) -> Result<Self, IptablesError> {
+        Self::find_under(engine, Path::new("/"))
     }
 
     /// [`Iptables::find`] on a host whose root directory is mounted at `root`.
     ///
     /// # Errors
     /// As [`Iptables::find`].
-    pub fn find_under(variant: Variant, root: &Path) -> Result<Self, IptablesError> {
+    pub fn find_under(engine: Engine, root: &Path) -> Result<Self, IptablesError> {
         let under = |directory: &str| root.join(directory.trim_start_matches('/'));
-        Self::find_in(variant, &DIRECTORIES.map(under))
+        Self::find_in(engine, &DIRECTORIES.map(under))
     }
 
     /// [`Iptables::find`] in these directories.
     ///
     /// # Errors
     /// As [`Iptables::find`].
-    pub fn find_in(variant: Variant, directories: &[PathBuf]) -> Result<Self, IptablesError> {
-        Ok(Self { variant, programs: Programs::find(variant, directories)?, deadline: DEADLINE })
+    pub fn find_in(engine: Engine, directories: &[PathBuf]) -> Result<Self, IptablesError> {
+        Ok(Self { engine, programs: Programs::find(engine, directories)?, deadline: DEADLINE })
     }
 
     /// The same backend with this much time for a call: the wait for the namespace's lock, reads and writes together.
@@ -80,9 +79,9 @@ impl Iptables {
         Self { deadline, ..self }
     }
 
-    /// The variant of iptables.
-    pub fn variant(&self) -> Variant {
-        self.variant
+    /// The engine that the variant writes to.
+    pub fn engine(&self) -> Engine {
+        self.engine
     }
 
     /// Runs `work` on a private thread in the caller's network namespace, with one deadline for all its programs, which
@@ -97,7 +96,7 @@ impl Iptables {
             let owner = foreign_owner().map_err(IptablesError::UserNamespace)?;
             let user_namespace = owner.as_ref().map(AsFd::as_fd);
             let conditions = Conditions { deadline, user_namespace };
-            work(&Session { variant: self.variant, programs: &self.programs, conditions })
+            work(&Session { engine: self.engine, programs: &self.programs, conditions })
         });
         done.map_err(IptablesError::NoThread)?
     }
@@ -110,7 +109,7 @@ impl Iptables {
     ) -> Result<PreviousRules, IptablesError> {
         let observed = session.ours(access)?;
         session.can_write(access, desired)?;
-        for family in FAMILIES {
+        for family in Family::ALL {
             // Two families are two transactions: when the second is refused, the first is undone.
             if let Err(refusal) =
                 session.write(family, of_family(&observed, family), of_family(desired, family))
@@ -138,7 +137,7 @@ impl Iptables {
         let deadline = Instant::now() + self.deadline;
         let session = Session { conditions: Conditions { deadline, ..session.conditions }, ..*session };
         let source = Box::new(refusal);
-        let failures: Vec<String> = FAMILIES
+        let failures: Vec<String> = Family::ALL
             .into_iter()
             .filter_map(|family| session.restore(access, family, of_family(before, family)).err())
             .collect();

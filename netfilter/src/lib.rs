@@ -44,7 +44,7 @@ mod tests {
         ("kernel", &["model"]),
         ("xt", &["model", "kernel"]),
         ("nft", &["model", "kernel"]),
-        ("access", &["kernel", "nft"]),
+        ("access", &["model", "kernel", "nft"]),
         ("iptables", &["model", "kernel", "xt", "access"]),
         ("apply", &["model", "compile", "kernel", "xt", "nft", "access", "iptables"]),
         ("probe", &["model", "kernel", "xt", "nft", "iptables", "apply"]),

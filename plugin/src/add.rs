@@ -67,7 +67,7 @@ fn redirect(target: TargetPod, conf: &PluginConf, netns: Option<&Path>) -> Resul
         Families::V4Only => "ipv4",
         Families::V4AndV6 => "ipv4 and ipv6",
     };
-    let (tool, rules_us) = (report.backend, micros(started));
+    let (tool, rules_us) = (report.backend.name(), micros(started));
     tracing::info!(target: CALL, pod, decision = "redirect", tool, families, facts_us, rules_us, "gybe-cni cmdAdd");
     Ok(())
 }

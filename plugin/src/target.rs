@@ -12,7 +12,7 @@ use crate::gates::{self, InitContainer, LeaveAloneReason};
 use crate::log::micros;
 use crate::pod::PodFacts;
 use crate::request::{OwnNamespace, Request, Verb};
-use gybe_netfilter::apply::backend::Backend;
+use gybe_netfilter::apply::backend::{Backend, BackendKind};
 use gybe_netfilter::apply::redirection::{Redirection, RedirectionError, RuleVariant};
 use gybe_netfilter::kernel::netns::{Identity, Netns};
 use gybe_netfilter::kernel::routes::{Address, Rtnetlink};
@@ -56,7 +56,7 @@ pub(crate) struct PodNetwork<'a> {
 pub(crate) struct NamespaceReport<T> {
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) families: Families,
-    pub(crate) backend: &'static str,
+    pub(crate) backend: BackendKind,
     pub(crate) variant: RuleVariant,
     pub(crate) outcome: T,
 }
@@ -148,6 +148,6 @@ impl TargetPod {
         let (redirection, variant) = selected.redirection(&self.policy.complete(families))?;
         let network = PodNetwork { rtnetlink: &mut rtnetlink, addresses: &listed };
         let outcome = work(&redirection, selected.backend.as_ref(), network)?;
-        Ok(NamespaceReport { addresses, families, backend: selected.backend.name(), variant, outcome })
+        Ok(NamespaceReport { addresses, families, backend: selected.backend.kind(), variant, outcome })
     }
 }

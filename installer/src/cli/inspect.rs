@@ -38,8 +38,8 @@ impl InspectArgs {
         let notes = backend::notes(&backend::presence(&namespace)?.other_nat);
         let mut text = String::new();
         for (backend, found) in found.iter().filter(|(_, found)| !found.is_empty()) {
-            text += &format!("{backend}: {}\n", native_command(backend, &namespace.path().to_string()));
-            text += &listing(backend, found);
+            text += &format!("{backend}: {}\n", native_command(*backend, &namespace.path().to_string()));
+            text += &listing(*backend, found);
         }
         if text.is_empty() {
             text = format!("no rules of Gybe in {}\n", namespace.path());
@@ -49,28 +49,28 @@ impl InspectArgs {
 }
 
 /// The command that lists the rules of this backend without Gybe.
-fn native_command(backend: &str, netns: &str) -> String {
+fn native_command(backend: BackendKind, netns: &str) -> String {
     let pid = netns.strip_prefix("/proc/").and_then(|rest| rest.strip_suffix("/ns/net"));
     let enter = match pid.filter(|pid| pid.bytes().all(|byte| byte.is_ascii_digit())) {
         Some(pid) => format!("nsenter -t {pid} -n"),
         None => format!("nsenter --net={}", printable(netns)),
     };
-    match backend == BackendKind::Nft.name() {
-        true => format!("{enter} nft list table inet gybe"),
-        false => format!("{enter} {backend}-save -c"),
+    match backend {
+        BackendKind::Nft => format!("{enter} nft list table inet gybe"),
+        BackendKind::IptablesNft | BackendKind::IptablesLegacy => format!("{enter} {backend}-save -c"),
     }
 }
 
-/// What each backend has written, by the backend's name.
-type Inspected = Vec<(&'static str, Inventory)>;
+/// What each backend has written.
+type Inspected = Vec<(BackendKind, Inventory)>;
 
 fn inspected(backends: &[Box<dyn Backend>]) -> Result<Inspected, BackendError> {
-    backends.iter().map(|backend| Ok((backend.name(), backend.inspect()?))).collect()
+    backends.iter().map(|backend| Ok((backend.kind(), backend.inspect()?))).collect()
 }
 
 /// Returns the first backend's object. Rules of a second backend are a fault; they are in its member `other_backends`.
-fn all_as_json(found: &[(&'static str, Inventory)]) -> Value {
-    let mut each = found.iter().map(|(backend, found)| as_json(backend, found));
+fn all_as_json(found: &[(BackendKind, Inventory)]) -> Value {
+    let mut each = found.iter().map(|(backend, found)| as_json(*backend, found));
     let mut first = each.next().unwrap_or_default();
     let others: Vec<Value> = each.collect();
     if let (Some(members), false) = (first.as_object_mut(), others.is_empty()) {
@@ -80,11 +80,11 @@ fn all_as_json(found: &[(&'static str, Inventory)]) -> Value {
 }
 
 /// The heading names nft's only table; iptables has several tables, so it names the backend.
-fn listing(backend: &str, found: &Inventory) -> String {
+fn listing(backend: BackendKind, found: &Inventory) -> String {
     if found.is_empty() {
         return String::new();
     }
-    let head = if backend == "nft" { "table inet gybe" } else { backend };
+    let head = if backend == BackendKind::Nft { "table inet gybe" } else { backend.name() };
     let mut text = format!("{head} {{\n");
     for part in &found.parts {
         match part.kind {
@@ -118,7 +118,7 @@ fn set(text: &mut String, part: &Part) {
     let _ = writeln!(text, "  set {} {{ {} }}", part.name, elements.join(", "));
 }
 
-fn as_json(backend: &str, found: &Inventory) -> Value {
+fn as_json(backend: BackendKind, found: &Inventory) -> Value {
     let of_kind = |kind: PartKind| found.parts.iter().filter(move |part| part.kind == kind);
     let chains = of_kind(PartKind::Chain).map(|chain| {
         let rules = chain.items.iter();
@@ -130,5 +130,5 @@ fn as_json(backend: &str, found: &Inventory) -> Value {
     });
     let flags: Vec<_> = of_kind(PartKind::TableFlag).map(|flag| &flag.name).collect();
     let (chains, sets) = (chains.collect::<Vec<_>>(), sets.collect::<Vec<_>>());
-    json!({ "backend": backend, "flags": flags, "chains": chains, "sets": sets })
+    json!({ "backend": backend.name(), "flags": flags, "chains": chains, "sets": sets })
 }

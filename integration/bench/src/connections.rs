@@ -11,7 +11,8 @@ use gybe_demo::testnet::namespace::{LinkEnd, Namespace, join};
 use gybe_integration::failure::Failure;
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::iptables::Iptables;
+use gybe_netfilter::model::ruleset::Engine;
 use gybe_netfilter::model::policy::InterfaceName;
 use gybe_netfilter::nft::Nft;
 use nix::libc::linger;
@@ -189,7 +190,7 @@ fn write(form: RuleForm, excluded: usize) -> Result<(), Failure> {
     let _previous = match form {
         RuleForm::None => return Ok(()),
         RuleForm::Sets => apply(&Nft, &rules)?,
-        RuleForm::Legacy => apply(&Iptables::find(Variant::Legacy)?, &rules)?,
+        RuleForm::Legacy => apply(&Iptables::find(Engine::Legacy)?, &rules)?,
         RuleForm::RulePerValue => apply(&Nft, &rule_per_value(&rules))?,
     };
     // Conntrack removes reset connections after one second instead of ten, so that its table does not grow.

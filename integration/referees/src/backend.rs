@@ -1,11 +1,11 @@
 //! The reference encoders as backends.
 //!
-//! They write the table that Gybe's nftables backend writes, so they have its name, and Gybe's reader reads it.
+//! They write the table that Gybe's nftables backend writes, so they are of its kind, and Gybe's reader reads it.
 
 use crate::transport::Batch;
 use crate::{transport, with_nftnl};
 use gybe_netfilter::access::NamespaceAccess;
-use gybe_netfilter::apply::backend::{Backend, BackendError};
+use gybe_netfilter::apply::backend::{Backend, BackendError, BackendKind};
 use gybe_netfilter::model::inventory::{Inventory, PreviousRules};
 use gybe_netfilter::model::ruleset::Ruleset;
 use gybe_netfilter::nft::{Nft, NftError, Object, Start};
@@ -16,8 +16,8 @@ use nix::errno::Errno;
 pub struct Libnftnl;
 
 impl Backend for Libnftnl {
-    fn name(&self) -> &'static str {
-        Nft.name()
+    fn kind(&self) -> BackendKind {
+        BackendKind::Nft
     }
 
     fn open(&self) -> Result<NamespaceAccess, BackendError> {
@@ -48,8 +48,8 @@ pub struct Rustables;
 
 #[cfg(feature = "rustables")]
 impl Backend for Rustables {
-    fn name(&self) -> &'static str {
-        Nft.name()
+    fn kind(&self) -> BackendKind {
+        BackendKind::Nft
     }
 
     fn open(&self) -> Result<NamespaceAccess, BackendError> {

@@ -8,10 +8,10 @@ mod replacing;
 use gybe_integration::namespace::{in_new_namespace, sh};
 use gybe_netfilter::access::NamespaceAccess;
 use gybe_netfilter::apply::backend::{Backend, BackendError, BackendKind};
-use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::iptables::Iptables;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_netfilter::model::inventory::{Inventory, PreviousRules};
-use gybe_netfilter::model::ruleset::Ruleset;
+use gybe_netfilter::model::ruleset::{Engine, Ruleset};
 use gybe_netfilter::nft::Nft;
 use gybe_netfilter::probe::choose::{BackendSetting, choose};
 use gybe_netfilter::probe::{Capabilities, Finding, Profile, try_out};
@@ -23,8 +23,8 @@ fn patient(kind: BackendKind) -> Box<dyn Backend> {
     let iptables = |variant| Iptables::find(variant).unwrap().with_deadline(Duration::from_secs(120));
     match kind {
         BackendKind::Nft => Box::new(Nft),
-        BackendKind::IptablesNft => Box::new(iptables(Variant::Nft)),
-        BackendKind::IptablesLegacy => Box::new(iptables(Variant::Legacy)),
+        BackendKind::IptablesNft => Box::new(iptables(Engine::NfTables)),
+        BackendKind::IptablesLegacy => Box::new(iptables(Engine::Legacy)),
     }
 }
 
@@ -42,8 +42,8 @@ fn every_profile_works_with_every_backend_on_this_kernel() {
 struct ConnectsFirst;
 
 impl Backend for ConnectsFirst {
-    fn name(&self) -> &'static str {
-        Nft.name()
+    fn kind(&self) -> BackendKind {
+        BackendKind::Nft
     }
 
     fn open(&self) -> Result<NamespaceAccess, BackendError> {
@@ -109,8 +109,8 @@ impl OmitsRules {
 }
 
 impl Backend for OmitsRules {
-    fn name(&self) -> &'static str {
-        Nft.name()
+    fn kind(&self) -> BackendKind {
+        BackendKind::Nft
     }
 
     fn open(&self) -> Result<NamespaceAccess, BackendError> {

@@ -13,7 +13,8 @@ use gybe_integration::programs::{Run, ours, path_of_ours, run};
 use gybe_integration::vectors;
 use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::iptables::Iptables;
+use gybe_netfilter::model::ruleset::Engine;
 use gybe_netfilter::model::policy::RedirectPolicy;
 use gybe_netfilter::nft::Nft;
 use gybe_test_support::TestDir;
@@ -43,7 +44,7 @@ fn inspect(pod: &Namespace, words: &[&str]) -> Result<String, Failure> {
 
 #[test]
 fn the_native_command_lists_the_same_rules() -> Result<(), Failure> {
-    let backend = Iptables::find(Variant::Nft)?.with_deadline(PATIENCE);
+    let backend = Iptables::find(Engine::NfTables)?.with_deadline(PATIENCE);
     let backends: [&dyn Backend; 2] = [&Nft, &backend];
     for backend in backends {
         let pod = redirected(&vectors::all()?[0].policy, backend)?;

@@ -13,7 +13,8 @@ use gybe_integration::vectors;
 use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::apply::redirection::{Redirection, remove};
-use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::iptables::Iptables;
+use gybe_netfilter::model::ruleset::Engine;
 use gybe_netfilter::nft::Nft;
 use gybe_test_support::TestDir;
 use std::net::IpAddr;
@@ -167,7 +168,7 @@ fn after_apply_and_remove_by_nft_other_owners_objects_are_unchanged() {
 /// iptables leaves empty tables and built-in chains after their first use, so they are used once before the comparison.
 #[test]
 fn after_apply_and_remove_by_iptables_other_owners_objects_are_unchanged() {
-    for (variant, theirs) in [(Variant::Legacy, "legacy"), (Variant::Nft, "nft")] {
+    for (variant, theirs) in [(Engine::Legacy, "legacy"), (Engine::NfTables, "nft")] {
         let backend = Iptables::find(variant).unwrap().with_deadline(Duration::from_secs(120));
         assert_restored(&backend, theirs, &["dns-all-tproxy-dual", "inject-default-dual"]);
     }

@@ -11,10 +11,11 @@ use gybe_netfilter::apply::apply;
 use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::apply::redirection::Redirection;
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::iptables::Iptables;
 use gybe_netfilter::kernel::routes::Routes;
 use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::{Inbound, InterfaceName, Mode, Port, PortSet, RedirectPolicy};
+use gybe_netfilter::model::ruleset::Engine;
 use gybe_netfilter::model::ruleset::{
     Chain, ChainName, ConnectionState, Is, Match, Rule, RuleId, Ruleset, Transport, Verdict,
 };
@@ -183,8 +184,8 @@ fn call(topology: &Topology, from: Location, to: &str, patience: Duration) -> Re
 
 #[test]
 fn tproxy_connections_without_a_listening_proxy_do_not_reach_the_application() -> Result<(), Failure> {
-    let legacy = Iptables::find(Variant::Legacy)?.with_deadline(Duration::from_secs(120));
-    let by_nft = Iptables::find(Variant::Nft)?.with_deadline(Duration::from_secs(120));
+    let legacy = Iptables::find(Engine::Legacy)?.with_deadline(Duration::from_secs(120));
+    let by_nft = Iptables::find(Engine::NfTables)?.with_deadline(Duration::from_secs(120));
     let backends: [&dyn Backend; 3] = [&Nft, &legacy, &by_nft];
     let each = policies()?.into_iter().flat_map(|policy| backends.map(|backend| (policy.clone(), backend)));
     let outcomes = in_parallel(each.collect(), |(policy, backend)| {

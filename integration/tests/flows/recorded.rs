@@ -12,7 +12,8 @@ use gybe_integration::topology::Topology;
 use gybe_integration::vectors::{self, Flow, Location, Vector};
 use gybe_netfilter::apply::redirection::{Redirection, remove};
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::iptables::{Iptables, Variant, script};
+use gybe_netfilter::iptables::{Iptables, script};
+use gybe_netfilter::model::ruleset::Engine;
 use gybe_netfilter::kernel::routes::Routes;
 use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::{Destinations, InterfaceName};
@@ -180,7 +181,7 @@ fn redirected(
     Ok(topology)
 }
 
-fn every_flow_has_its_recorded_outcome(variant: Variant) -> Result<(), Failure> {
+fn every_flow_has_its_recorded_outcome(variant: Engine) -> Result<(), Failure> {
     let _guard = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let backend = Iptables::find(variant)?.with_deadline(PATIENCE);
     let mut all: Vec<String> = Vec::new();
@@ -201,12 +202,12 @@ fn every_flow_has_its_recorded_outcome(variant: Variant) -> Result<(), Failure> 
 
 #[test]
 fn with_iptables_legacy_every_flow_has_its_recorded_outcome() -> Result<(), Failure> {
-    every_flow_has_its_recorded_outcome(Variant::Legacy)
+    every_flow_has_its_recorded_outcome(Engine::Legacy)
 }
 
 #[test]
 fn with_iptables_nft_every_flow_has_its_recorded_outcome() -> Result<(), Failure> {
-    every_flow_has_its_recorded_outcome(Variant::Nft)
+    every_flow_has_its_recorded_outcome(Engine::NfTables)
 }
 
 /// Returns the policy with lists so long that their product needs chains that jump to each other. No flow matches the
@@ -235,7 +236,7 @@ fn with_a_product_of_long_lists_in_two_chains_every_flow_has_its_recorded_outcom
     let vectors = vectors::all()?.iter().map(with_long_lists).collect::<Result<Vec<_>, _>>()?;
     let vectors: Vec<Vector> = vectors.into_iter().flatten().collect();
     assert!(!vectors.is_empty(), "no policy captures networks for virtual machines");
-    for variant in [Variant::Legacy, Variant::Nft] {
+    for variant in [Engine::Legacy, Engine::NfTables] {
         let backend = Iptables::find(variant)?.with_deadline(PATIENCE);
         for vector in &vectors {
             let text = script(&compile(&vector.policy), Family::V4).unwrap();
@@ -253,7 +254,7 @@ fn a_missing_rule_changes_the_outcome_of_a_flow() -> Result<(), Failure> {
     let _guard = ONE_TEST_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let vector = vectors::all()?.into_iter().find(|vector| vector.name == "inject-default-dual");
     let vector = vector.ok_or_else(|| Failure::new("no vector inject-default-dual"))?;
-    for variant in [Variant::Legacy, Variant::Nft] {
+    for variant in [Engine::Legacy, Engine::NfTables] {
         for rule in ["proxy-uid", "inbound-to-proxy", "outbound-to-proxy", "proxy-to-own-pod-v6"] {
             let topology =
                 redirected(&Iptables::find(variant)?.with_deadline(PATIENCE), &vector, |redirection| {

@@ -20,9 +20,9 @@ use std::time::Instant;
 struct Programs(TestDir);
 
 impl Programs {
-    fn with(variant: Variant, replaced: &str, script: &str) -> Self {
+    fn with(variant: Engine, replaced: &str, script: &str) -> Self {
         let directory = TestDir::new("programs");
-        let name = variant.name().trim_start_matches("iptables-");
+        let name = variant.iptables().trim_start_matches("iptables-");
         for program in ["iptables", "ip6tables"] {
             for verb in ["save", "restore"] {
                 let program = format!("{program}-{name}-{verb}");
@@ -35,7 +35,7 @@ impl Programs {
         Self(directory)
     }
 
-    fn backend(&self, variant: Variant) -> Iptables {
+    fn backend(&self, variant: Engine) -> Iptables {
         Iptables::find_in(variant, &[self.0.path().to_owned()])
             .unwrap()
             .with_deadline(Duration::from_secs(120))
@@ -45,7 +45,7 @@ impl Programs {
 #[test]
 fn f16_when_ipv6_is_refused_both_families_are_restored() {
     for variant in VARIANTS {
-        let name = variant.name().trim_start_matches("iptables-");
+        let name = variant.iptables().trim_start_matches("iptables-");
         // Commits the first table and refuses the rest, once.
         let refuse_once = format!(
             "[ -e $0.refused ] && exec /usr/sbin/ip6tables-{name}-restore \"$@\"\n\
@@ -69,7 +69,7 @@ fn f16_when_ipv6_is_refused_both_families_are_restored() {
 #[test]
 fn a_failure_that_cannot_be_undone_names_both_failures_and_the_next_apply_repairs_it() {
     for variant in VARIANTS {
-        let name = variant.name().trim_start_matches("iptables-");
+        let name = variant.iptables().trim_start_matches("iptables-");
         let refuse =
             format!("sed /COMMIT/q | /usr/sbin/iptables-{name}-restore \"$@\"; echo no more >&2; exit 1");
         let programs = Programs::with(variant, &format!("iptables-{name}-restore"), &refuse);
@@ -89,7 +89,7 @@ fn a_failure_that_cannot_be_undone_names_both_failures_and_the_next_apply_repair
 #[test]
 fn a10_a_program_that_does_not_end_is_killed_and_named() {
     for variant in VARIANTS {
-        let name = variant.name().trim_start_matches("iptables-");
+        let name = variant.iptables().trim_start_matches("iptables-");
         let programs = Programs::with(variant, &format!("iptables-{name}-restore"), "exec sleep 60");
         in_new_namespace(|| {
             let backend = programs.backend(variant).with_deadline(Duration::from_millis(300));
@@ -105,9 +105,9 @@ fn a10_a_program_that_does_not_end_is_killed_and_named() {
 #[test]
 fn programs_run_without_the_hosts_user_database() {
     let look = "cat /etc/passwd /etc/group /etc/nsswitch.conf | wc -c >&2; exit 1";
-    let programs = Programs::with(Variant::Nft, "iptables-nft-restore", look);
+    let programs = Programs::with(Engine::NfTables, "iptables-nft-restore", look);
     in_new_namespace(|| {
-        let error = refusal(&programs.backend(Variant::Nft), &ruleset("inject-default-dual"));
+        let error = refusal(&programs.backend(Engine::NfTables), &ruleset("inject-default-dual"));
         let cause = std::error::Error::source(&error).unwrap().to_string();
         assert!(cause.ends_with(": 0"), "{cause}");
         assert!(std::fs::metadata("/etc/passwd").unwrap().len() > 0);
@@ -117,7 +117,7 @@ fn programs_run_without_the_hosts_user_database() {
 #[test]
 fn f24_f40_missing_ipv6_programs_are_an_error_before_anything_is_written() {
     for variant in VARIANTS {
-        let name = variant.name().trim_start_matches("iptables-");
+        let name = variant.iptables().trim_start_matches("iptables-");
         let programs = Programs::with(variant, &format!("ip6tables-{name}-restore"), "");
         std::fs::remove_file(programs.0.join(format!("ip6tables-{name}-restore"))).unwrap();
         in_new_namespace(|| {
@@ -132,7 +132,9 @@ fn f24_f40_missing_ipv6_programs_are_an_error_before_anything_is_written() {
 
 #[test]
 fn the_multi_call_programs_work_under_their_own_names() {
-    for (variant, multi) in [(Variant::Legacy, "xtables-legacy-multi"), (Variant::Nft, "xtables-nft-multi")] {
+    for (variant, multi) in
+        [(Engine::Legacy, "xtables-legacy-multi"), (Engine::NfTables, "xtables-nft-multi")]
+    {
         let programs = Programs(TestDir::new(multi));
         symlink(format!("/usr/sbin/{multi}"), programs.0.join(multi)).unwrap();
         in_new_namespace(|| {
@@ -148,14 +150,14 @@ fn the_multi_call_programs_work_under_their_own_names() {
 #[test]
 fn output_with_protocols_as_numbers_is_read() {
     let print = "/usr/sbin/iptables-nft-save \"$@\" | sed -e 's/ -p tcp / -p 6 /' -e 's/ -p udp / -p 17 /'";
-    let programs = Programs::with(Variant::Nft, "iptables-nft-save", print);
-    let (backend, rules) = (programs.backend(Variant::Nft), ruleset("dns-all-tproxy-dual"));
+    let programs = Programs::with(Engine::NfTables, "iptables-nft-save", print);
+    let (backend, rules) = (programs.backend(Engine::NfTables), ruleset("dns-all-tproxy-dual"));
     in_new_namespace(|| {
         assert_eq!(apply(&backend, &rules).unwrap().previous, PreviousRules::None);
         assert_in_force(&backend, &rules);
         assert_eq!(apply(&backend, &rules).unwrap().previous, PreviousRules::Same);
         backend.remove().unwrap();
-        assert!(has_nothing_of_gybe(&save(Variant::Nft)));
+        assert!(has_nothing_of_gybe(&save(Engine::NfTables)));
     });
 }
 
@@ -170,7 +172,7 @@ const COMMITS: [(&str, Family, &str); 6] = [
 ];
 
 /// Writes the part of the rules that one commit contains.
-fn commit(variant: Variant, rules: &Ruleset, (program, family, table): (&str, Family, &str)) {
+fn commit(variant: Engine, rules: &Ruleset, (program, family, table): (&str, Family, &str)) {
     let text = script(rules, family).unwrap();
     let part = text.split_inclusive("COMMIT\n").find(|part| part.starts_with(&format!("*{table}\n")));
     if let Some(part) = part {

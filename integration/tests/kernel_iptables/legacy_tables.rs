@@ -91,7 +91,7 @@ fn tables_are_read_as_iptables_legacy_save_prints_them() {
 
 #[test]
 fn every_rule_of_gybe_is_read_as_iptables_legacy_save_prints_it() {
-    let backend = patient(Variant::Legacy);
+    let backend = patient(Engine::Legacy);
     in_new_namespace(|| {
         for (name, rules) in every_ruleset() {
             apply(&backend, &rules).unwrap();
@@ -114,8 +114,8 @@ fn reading_creates_no_table() {
             for family in [Family::V4, Family::V6] {
                 assert!(legacy_tables(family).is_ok());
             }
-            assert!(patient(Variant::Legacy).inspect().unwrap().is_empty());
-            assert!(patient(Variant::Nft).inspect().unwrap().is_empty());
+            assert!(patient(Engine::Legacy).inspect().unwrap().is_empty());
+            assert!(patient(Engine::NfTables).inspect().unwrap().is_empty());
             assert!(gybe_netfilter::apply::presence::Presence::look().unwrap().ours.is_empty());
         };
         assert_eq!(listed(), "");
@@ -136,8 +136,8 @@ fn a_redirect_in_legacy_tables_is_refused_where_their_programs_are_missing() {
         let program = std::fs::canonicalize("/usr/sbin/iptables-legacy-save").unwrap();
         unshare_mounts().unwrap();
         mount(Some("/dev/null"), &program, None::<&str>, MsFlags::MS_BIND, None::<&str>).unwrap();
-        assert!(Iptables::find(Variant::Legacy).is_err());
-        for backend in [&Nft as &dyn Backend, &patient(Variant::Nft)] {
+        assert!(Iptables::find(Engine::Legacy).is_err());
+        for backend in [&Nft as &dyn Backend, &patient(Engine::NfTables)] {
             let error = apply(backend, &ruleset("inject-default-dual")).unwrap_err().to_string();
             assert!(error.contains("ISTIO_OUTPUT in table nat (IPv4)"), "{error}");
         }

@@ -17,25 +17,26 @@ use gybe_integration::vectors;
 use gybe_netfilter::apply::backend::{Backend, BackendError};
 use gybe_netfilter::apply::{ApplyError, apply};
 use gybe_netfilter::compile::compile;
-use gybe_netfilter::iptables::{Iptables, IptablesError, Variant};
+use gybe_netfilter::iptables::{Iptables, IptablesError};
+use gybe_netfilter::model::ruleset::Engine;
 use gybe_netfilter::model::ruleset::Ruleset;
 use std::time::Duration;
 
-const VARIANTS: [Variant; 2] = [Variant::Legacy, Variant::Nft];
+const VARIANTS: [Engine; 2] = [Engine::Legacy, Engine::NfTables];
 
 /// Returns the backend with a deadline that suffices on a busy machine; other tests cover the deadline.
-fn patient(variant: Variant) -> Iptables {
+fn patient(variant: Engine) -> Iptables {
     Iptables::find(variant).unwrap().with_deadline(Duration::from_secs(120))
 }
 
 /// Returns the output of the variant's `iptables-save` and `ip6tables-save`, without dates and counters.
-fn save(variant: Variant) -> String {
+fn save(variant: Engine) -> String {
     tables(variant, "(iptables-save; ip6tables-save) | sed -e 's/^#.*//' -e 's/ \\[[0-9:]*\\]$//'")
 }
 
 /// Runs a shell command in which `iptables`, `ip6tables-save` and so on are the variant's programs.
-fn tables(variant: Variant, command: &str) -> String {
-    let name = variant.name().trim_start_matches("iptables-");
+fn tables(variant: Engine, command: &str) -> String {
+    let name = variant.iptables().trim_start_matches("iptables-");
     sh(&command
         .replace("tables ", &format!("tables-{name} "))
         .replace("tables-save", &format!("tables-{name}-save"))
@@ -55,7 +56,7 @@ fn assert_in_force(backend: &Iptables, rules: &Ruleset) {
     let found = backend.inspect().unwrap();
     let differences: Vec<String> =
         backend.desired(rules).unwrap().differences(&found).iter().map(ToString::to_string).collect();
-    assert!(differences.is_empty(), "{}: {differences:#?}\n{}", backend.name(), save(backend.variant()));
+    assert!(differences.is_empty(), "{}: {differences:#?}\n{}", backend.name(), save(backend.engine()));
 }
 
 fn refusal(backend: &Iptables, rules: &Ruleset) -> IptablesError {

@@ -182,10 +182,10 @@ fn apply_removes_the_rules_of_another_backend() {
 fn istios_rules_of_another_backend_are_refused_and_not_changed() {
     let istio = "*nat\n:ISTIO_OUTPUT - [0:0]\n-A OUTPUT -j ISTIO_OUTPUT\nCOMMIT\n";
     for (backend, by, whose) in [
-        (Variant::Legacy, format!("iptables-nft-restore <<EOF\n{istio}EOF"), "ISTIO_OUTPUT in table nat"),
-        (Variant::Nft, format!("iptables-legacy-restore <<EOF\n{istio}EOF"), "ISTIO_OUTPUT in table nat"),
-        (Variant::Legacy, "nft add table inet istio-proxy-nat".to_owned(), "istio-proxy-nat"),
-        (Variant::Nft, "nft add table inet istio-proxy-nat".to_owned(), "istio-proxy-nat"),
+        (Engine::Legacy, format!("iptables-nft-restore <<EOF\n{istio}EOF"), "ISTIO_OUTPUT in table nat"),
+        (Engine::NfTables, format!("iptables-legacy-restore <<EOF\n{istio}EOF"), "ISTIO_OUTPUT in table nat"),
+        (Engine::Legacy, "nft add table inet istio-proxy-nat".to_owned(), "istio-proxy-nat"),
+        (Engine::NfTables, "nft add table inet istio-proxy-nat".to_owned(), "istio-proxy-nat"),
     ] {
         in_new_namespace(|| {
             sh(&by);
@@ -259,7 +259,7 @@ fn a_namespace_that_another_user_namespace_owns_is_redirected() {
         let backend = patient(variant);
         pod.run(|| {
             let rules = ruleset("inject-default-dual");
-            let name = variant.name().trim_start_matches("iptables-");
+            let name = variant.iptables().trim_start_matches("iptables-");
             // The control: the very same text is refused from outside.
             let text = script(&rules, Family::V4).unwrap();
             let outside = sh(&format!(

@@ -5,7 +5,7 @@ use crate::access::NamespaceAccess;
 use crate::iptables::{Iptables, IptablesError};
 use crate::model::Hint;
 use crate::model::inventory::{Inventory, PreviousRules};
-use crate::model::ruleset::Ruleset;
+use crate::model::ruleset::{Engine, Ruleset};
 use crate::nft::{Nft, NftError};
 use std::borrow::Cow;
 use std::error::Error;
@@ -13,8 +13,13 @@ use std::fmt;
 
 /// Writes, removes and reads Gybe's rules in the network namespace of the calling thread.
 pub trait Backend: Send + Sync {
-    /// `nft`, `iptables-nft` or `iptables-legacy`.
-    fn name(&self) -> &'static str;
+    /// Which backend's rules these are.
+    fn kind(&self) -> BackendKind;
+
+    /// The name of its kind.
+    fn name(&self) -> &'static str {
+        self.kind().name()
+    }
 
     /// Opens the namespace for the methods below. The iptables backends take the namespace's lock; transactions of
     /// nftables need none.
@@ -106,10 +111,15 @@ impl BackendKind {
 
     /// The backend's name in the configuration.
     pub fn name(self) -> &'static str {
+        self.iptables().map_or("nft", Engine::iptables)
+    }
+
+    /// The engine that the variant of iptables writes to; `None` for the backend without programs.
+    pub(super) fn iptables(self) -> Option<Engine> {
         match self {
-            Self::Nft => "nft",
-            Self::IptablesNft => "iptables-nft",
-            Self::IptablesLegacy => "iptables-legacy",
+            Self::Nft => None,
+            Self::IptablesNft => Some(Engine::NfTables),
+            Self::IptablesLegacy => Some(Engine::Legacy),
         }
     }
 }
@@ -121,8 +131,8 @@ impl fmt::Display for BackendKind {
 }
 
 impl Backend for Nft {
-    fn name(&self) -> &'static str {
-        BackendKind::Nft.name()
+    fn kind(&self) -> BackendKind {
+        BackendKind::Nft
     }
 
     fn open(&self) -> Result<NamespaceAccess, BackendError> {
@@ -147,8 +157,11 @@ impl Backend for Nft {
 }
 
 impl Backend for Iptables {
-    fn name(&self) -> &'static str {
-        self.variant().name()
+    fn kind(&self) -> BackendKind {
+        match self.engine() {
+            Engine::NfTables => BackendKind::IptablesNft,
+            Engine::Legacy => BackendKind::IptablesLegacy,
+        }
     }
 
     fn open(&self) -> Result<NamespaceAccess, BackendError> {

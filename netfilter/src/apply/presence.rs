@@ -8,9 +8,8 @@ use crate::access::ListedChain;
 use crate::access::NamespaceAccess;
 use crate::apply::backend::{BackendError, BackendKind};
 use crate::iptables::{MARK, PREFIX, SavedRules, TABLES, legacy_rules};
-use crate::kernel::uapi::{NFPROTO_INET, NFPROTO_IPV4, NFPROTO_IPV6};
 use crate::model::Hint;
-use crate::model::ruleset::{Family, Stage};
+use crate::model::ruleset::{Family, Stage, TableFamily};
 use crate::nft::TABLE;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -69,8 +68,8 @@ impl Hint for OtherMesh {
 pub enum OtherNat {
     /// A chain of nftables, possibly written by iptables-nft.
     NftChain {
-        /// `ip`, `ip6` or `inet`.
-        family: &'static str,
+        /// The family of its table.
+        family: TableFamily,
         /// Its table.
         table: String,
         /// Its name.
@@ -80,8 +79,8 @@ pub enum OtherNat {
     },
     /// Table `nat` of iptables-legacy.
     LegacyTable {
-        /// `ip` or `ip6`.
-        family: &'static str,
+        /// Its family.
+        family: Family,
     },
 }
 
@@ -89,9 +88,9 @@ impl fmt::Display for OtherNat {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::NftChain { family, table, chain, priority } => {
-                write!(f, "nftables chain {family} {table} {chain} (priority {priority})")
+                write!(f, "nftables chain {} {table} {chain} (priority {priority})", family.name())
             }
-            Self::LegacyTable { family } => write!(f, "table nat of {family}tables-legacy"),
+            Self::LegacyTable { family } => write!(f, "table nat of {}tables-legacy", family.name()),
         }
     }
 }
@@ -119,14 +118,13 @@ impl Presence {
         let marked: MarkedTables<'_> =
             chains.iter().filter(|chain| chain.name == MARK).map(table_of).collect();
         for chain in chains {
-            match (chain.family, chain.table.as_str()) {
-                (NFPROTO_INET, TABLE) => presence.add(BackendKind::Nft),
-                (NFPROTO_INET, table) if table.starts_with(ISTIO_TABLES) => {
+            match (chain.family.only(), chain.table.as_str()) {
+                (Some(family), _) => presence.add_iptables_nft(family, chain, &marked),
+                (None, TABLE) => presence.add(BackendKind::Nft),
+                (None, table) if table.starts_with(ISTIO_TABLES) => {
                     presence.other_meshes.push(OtherMesh::Table { table: table.to_owned() });
                 }
-                (NFPROTO_IPV4, _) => presence.add_iptables_nft(Family::V4, chain, &marked),
-                (NFPROTO_IPV6, _) => presence.add_iptables_nft(Family::V6, chain, &marked),
-                _ => {}
+                (None, _) => {}
             }
             presence.other_nat.extend(other_nat(chain, &marked));
         }
@@ -160,7 +158,6 @@ impl Presence {
             |(stage, chain): (Stage, String)| OtherMesh::Chain { family, table: stage.table(), chain };
         self.other_meshes.extend(saved.other_redirects.into_iter().map(chain));
         if saved.has_other_nat {
-            let family = if family == Family::V4 { "ip" } else { "ip6" };
             self.other_nat.push(OtherNat::LegacyTable { family });
         }
     }
@@ -168,60 +165,58 @@ impl Presence {
 
 /// The chain, if it translates destinations and has rules of other owners.
 fn other_nat(chain: &ListedChain, marked: &MarkedTables<'_>) -> Option<OtherNat> {
-    let is_ours = (chain.family, chain.table.as_str()) == (NFPROTO_INET, TABLE);
+    let is_ours = (chain.family, chain.table.as_str()) == (TableFamily::Inet, TABLE);
     let priority = chain.translates_at.filter(|_| !is_ours)?;
     // Where iptables-nft has written Gybe's rules, one rule leads from the hook into Gybe's chain.
     let our_rules = u32::from(is_marked(chain, marked));
-    let family = match chain.family {
-        NFPROTO_INET => "inet",
-        NFPROTO_IPV4 => "ip",
-        NFPROTO_IPV6 => "ip6",
-        _ => return None,
-    };
-    let (table, name) = (chain.table.clone(), chain.name.clone());
+    let ListedChain { family, table, name, .. } = chain.clone();
     (chain.uses > our_rules).then_some(OtherNat::NftChain { family, table, chain: name, priority })
 }
 
 /// The tables with the mark of rules that Gybe wrote through an iptables backend, by family and name.
-type MarkedTables<'c> = BTreeSet<(u8, &'c str)>;
+type MarkedTables<'c> = BTreeSet<(TableFamily, &'c str)>;
 
-fn table_of(chain: &ListedChain) -> (u8, &str) {
+fn table_of(chain: &ListedChain) -> (TableFamily, &str) {
     (chain.family, &chain.table)
 }
 
 /// Reports whether Gybe wrote rules to the chain's table through iptables-nft.
 fn is_marked(chain: &ListedChain, marked: &MarkedTables<'_>) -> bool {
-    matches!(chain.family, NFPROTO_IPV4 | NFPROTO_IPV6) && marked.contains(&table_of(chain))
+    chain.family != TableFamily::Inet && marked.contains(&table_of(chain))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn chain(family: u8, table: &str, name: &str) -> ListedChain {
+    fn chain(family: TableFamily, table: &str, name: &str) -> ListedChain {
         ListedChain { family, table: table.to_owned(), name: name.to_owned(), translates_at: None, uses: 0 }
     }
 
-    fn translating(family: u8, table: &str, uses: u32) -> ListedChain {
+    fn translating(family: TableFamily, table: &str, uses: u32) -> ListedChain {
         ListedChain { translates_at: Some(-100), uses, ..chain(family, table, "OUTPUT") }
     }
 
     #[test]
     fn gybe_and_other_meshes_are_recognised_by_their_tables_and_chains() {
-        let nat = |name| chain(NFPROTO_IPV4, "nat", name);
+        let nat = |name| chain(TableFamily::Ip, "nat", name);
         for (chains, ours, mesh) in [
-            (vec![nat("OUTPUT"), nat("DOCKER"), chain(NFPROTO_INET, "firewalld", "ISTIO_X")], &[][..], None),
-            (vec![chain(NFPROTO_INET, "gybe", "nat-output")], &[BackendKind::Nft], None),
-            (vec![chain(NFPROTO_INET, "istio-proxy-nat", "output")], &[], Some("istio-proxy-nat")),
+            (
+                vec![nat("OUTPUT"), nat("DOCKER"), chain(TableFamily::Inet, "firewalld", "ISTIO_X")],
+                &[][..],
+                None,
+            ),
+            (vec![chain(TableFamily::Inet, "gybe", "nat-output")], &[BackendKind::Nft], None),
+            (vec![chain(TableFamily::Inet, "istio-proxy-nat", "output")], &[], Some("istio-proxy-nat")),
             (vec![nat("ISTIO_OUTPUT")], &[], Some("ISTIO_OUTPUT in table nat (IPv4)")),
             (vec![nat("ISTIO_OUTPUT"), nat("GYBE")], &[BackendKind::IptablesNft], None),
             (vec![nat("GYBE")], &[BackendKind::IptablesNft], None),
             (
-                vec![nat("ISTIO_OUTPUT"), chain(NFPROTO_IPV6, "nat", "GYBE")],
+                vec![nat("ISTIO_OUTPUT"), chain(TableFamily::Ip6, "nat", "GYBE")],
                 &[BackendKind::IptablesNft],
                 Some("ISTIO_OUTPUT"),
             ),
-            (vec![chain(NFPROTO_IPV4, "other", "ISTIO_X")], &[], None),
+            (vec![chain(TableFamily::Ip, "other", "ISTIO_X")], &[], None),
         ] {
             let presence = Presence::of_chains(&chains);
             assert_eq!(presence.ours, ours, "{chains:?}");
@@ -233,18 +228,21 @@ mod tests {
 
     #[test]
     fn a_chain_that_translates_is_reported_when_it_has_rules_of_other_owners() {
-        let mark = || chain(NFPROTO_IPV4, "nat", "GYBE");
+        let mark = || chain(TableFamily::Ip, "nat", "GYBE");
         for (chains, named) in [
-            (vec![translating(NFPROTO_INET, "gybe", 7)], None),
-            (vec![translating(NFPROTO_IPV4, "nat", 0)], None),
-            (vec![translating(NFPROTO_IPV4, "nat", 1)], Some("nftables chain ip nat OUTPUT (priority -100)")),
-            (vec![translating(NFPROTO_IPV4, "nat", 1), mark()], None),
+            (vec![translating(TableFamily::Inet, "gybe", 7)], None),
+            (vec![translating(TableFamily::Ip, "nat", 0)], None),
             (
-                vec![translating(NFPROTO_IPV4, "nat", 2), mark()],
+                vec![translating(TableFamily::Ip, "nat", 1)],
+                Some("nftables chain ip nat OUTPUT (priority -100)"),
+            ),
+            (vec![translating(TableFamily::Ip, "nat", 1), mark()], None),
+            (
+                vec![translating(TableFamily::Ip, "nat", 2), mark()],
                 Some("nftables chain ip nat OUTPUT (priority -100)"),
             ),
             (
-                vec![translating(NFPROTO_INET, "portmap", 1)],
+                vec![translating(TableFamily::Inet, "portmap", 1)],
                 Some("nftables chain inet portmap OUTPUT (priority -100)"),
             ),
         ] {

@@ -212,7 +212,7 @@ impl Redirection {
     ) -> Result<Vec<Deviation>, RedirectionError> {
         let rules = backend.desired(&self.rules)?.differences(&backend.inspect()?);
         let mut all: Vec<_> = rules.into_iter().map(Deviation::Rules).collect();
-        let others = presence.ours.iter().filter(|kind| kind.name() != backend.name());
+        let others = presence.ours.iter().filter(|kind| **kind != backend.kind());
         all.extend(others.copied().map(Deviation::OtherBackend));
         let mut rtnetlink = Rtnetlink::open()?;
         all.extend(self.routes.missing(&mut rtnetlink)?.into_iter().map(Deviation::Route));

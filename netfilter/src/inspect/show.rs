@@ -69,8 +69,12 @@ fn clause(m: &Match, before: Option<&Match>, set: Option<&NamedList<'_>>) -> Str
         // No list with a name: see `ruleset/lists.rs`.
         Match::InInterface(names) => compare("iifname", Is::In, set, interfaces(names)),
         Match::OutInterface(names) => compare("oifname", Is::In, set, interfaces(names)),
-        Match::Source(is, nets) => compare(&format!("{} saddr", ip(nets)), *is, set, networks(nets)),
-        Match::Destination(is, nets) => compare(&format!("{} daddr", ip(nets)), *is, set, networks(nets)),
+        Match::Source(is, nets) => {
+            compare(&format!("{} saddr", nets.family().name()), *is, set, networks(nets))
+        }
+        Match::Destination(is, nets) => {
+            compare(&format!("{} daddr", nets.family().name()), *is, set, networks(nets))
+        }
         Match::SourcePort(is, list) => compare(&format!("{ports_of} sport"), *is, set, ports(list)),
         Match::DestinationPort(is, list) => compare(&format!("{ports_of} dport"), *is, set, ports(list)),
         Match::OwnerUid(ids) => compare("meta skuid", Is::In, set, joined(ids)),
@@ -97,7 +101,7 @@ fn verdict(rule: &Rule) -> String {
         Verdict::Goto(chain) => format!("goto {chain}"),
         Verdict::Redirect(port) => format!("redirect to :{port}"),
         Verdict::Tproxy { port, mark } => {
-            let family = if rule.family() == Some(Family::V6) { "ip6" } else { "ip" };
+            let family = rule.family().unwrap_or(Family::V4).name();
             format!("tproxy {family} to :{port} meta mark set {mark} accept")
         }
         Verdict::Divert(mark) => format!("meta mark set {mark} accept"),
@@ -131,13 +135,6 @@ fn base(chain: ChainName) -> Option<String> {
         (Stage::Nat, _) => ("nat", -100),
     };
     Some(format!("type {kind} hook {} priority {priority}; policy accept;", hook.name()))
-}
-
-fn ip(nets: &Networks) -> &'static str {
-    match nets.family() {
-        Family::V4 => "ip",
-        Family::V6 => "ip6",
-    }
 }
 
 fn networks(nets: &Networks) -> String {

@@ -4,7 +4,7 @@ use super::layout::{DIRECTORIES, MAX_RULES};
 use super::save::SaveError;
 use crate::access::ChainsError;
 use crate::model::Hint;
-use crate::model::ruleset::{Family, RuleId};
+use crate::model::ruleset::{Engine, Family, RuleId};
 use crate::xt::legacy::LegacyError;
 use std::borrow::Cow;
 use std::path::{Path, PathBuf};
@@ -15,10 +15,10 @@ use std::time::Duration;
 #[derive(Debug, thiserror::Error)]
 pub enum IptablesError {
     /// The node lacks the programs of this variant.
-    #[error("no {variant} programs for {family} on this node")]
+    #[error("no {} programs for {family} on this node", engine.iptables())]
     ProgramMissing {
-        /// The variant.
-        variant: &'static str,
+        /// The engine that the variant writes to.
+        engine: Engine,
         /// The family.
         family: Family,
     },

@@ -1,6 +1,6 @@
 //! The layout of Gybe's rules in iptables (tables, chains, the mark of ownership), and the limits of the backend.
 
-use crate::model::ruleset::{ChainName, Family, Stage};
+use crate::model::ruleset::{ChainName, Stage};
 use std::time::Duration;
 
 /// The empty chain that marks the `ISTIO_*` chains of its table as written by Gybe.
@@ -30,9 +30,6 @@ pub(super) const DIRECTORIES: [&str; 7] = [
     "/usr/local/bin",
     "/run/current-system/sw/bin",
 ];
-
-/// Both families, in the order of their writes.
-pub(super) const FAMILIES: [Family; 2] = [Family::V4, Family::V6];
 
 impl Stage {
     /// The iptables table of this stage.
@@ -68,14 +65,6 @@ impl ChainName {
             Self::NatLoopback => "ISTIO_LOOPBACK",
             Self::NatCapture => "ISTIO_REDIRECT",
         }
-    }
-}
-
-/// The prefix of the programs of a family: `ip`, `ip6`.
-pub(super) fn family_name(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "ip",
-        Family::V6 => "ip6",
     }
 }
 

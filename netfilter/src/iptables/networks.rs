@@ -46,10 +46,7 @@ impl Addresses {
     fn into_networks(self) -> Vec<IpNet> {
         match self {
             Self::Any(nets) => nets,
-            Self::AllBut(net) => {
-                let family = if net.addr().is_ipv4() { Family::V4 } else { Family::V6 };
-                outside(everywhere(family), &[net])
-            }
+            Self::AllBut(net) => outside(everywhere(Family::of(net.addr())), &[net]),
         }
     }
 }

@@ -1,25 +1,16 @@
-//! Finds the programs of a variant of iptables by absolute path: no `PATH`, no shell.
+//! Finds the programs of a engine of iptables by absolute path: no `PATH`, no shell.
 
 use super::error::IptablesError;
-use crate::model::ruleset::Family;
+use crate::model::ruleset::{Engine, Family};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
-/// Which of the kernel's two rule engines iptables writes to.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Variant {
-    /// `ip_tables`, the older one.
-    Legacy,
-    /// `nf_tables`, in tables `ip` and `ip6` of iptables' own names.
-    Nft,
-}
-
-impl Variant {
-    /// The backend's name.
-    pub fn name(self) -> &'static str {
+impl Engine {
+    /// The variant of iptables that writes to it.
+    pub fn iptables(self) -> &'static str {
         match self {
+            Self::NfTables => "iptables-nft",
             Self::Legacy => "iptables-legacy",
-            Self::Nft => "iptables-nft",
         }
     }
 }
@@ -38,7 +29,7 @@ pub(super) struct FamilyPrograms {
     pub restore: Program,
 }
 
-/// The programs of one variant. Those for IPv6 may be missing where no policy redirects IPv6.
+/// The programs of one engine. Those for IPv6 may be missing where no policy redirects IPv6.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Programs {
     v4: FamilyPrograms,
@@ -47,10 +38,10 @@ pub(super) struct Programs {
 
 impl Programs {
     /// Looks through `directories`, in order.
-    pub(super) fn find(variant: Variant, directories: &[PathBuf]) -> Result<Self, IptablesError> {
-        let v4 = family_programs(variant, Family::V4, directories)
-            .ok_or_else(|| IptablesError::ProgramMissing { variant: variant.name(), family: Family::V4 })?;
-        Ok(Self { v4, v6: family_programs(variant, Family::V6, directories) })
+    pub(super) fn find(engine: Engine, directories: &[PathBuf]) -> Result<Self, IptablesError> {
+        let v4 = family_programs(engine, Family::V4, directories)
+            .ok_or_else(|| IptablesError::ProgramMissing { engine, family: Family::V4 })?;
+        Ok(Self { v4, v6: family_programs(engine, Family::V6, directories) })
     }
 
     /// Those of `family`, if they were found.
@@ -62,24 +53,24 @@ impl Programs {
     }
 }
 
-fn family_programs(variant: Variant, family: Family, directories: &[PathBuf]) -> Option<FamilyPrograms> {
+fn family_programs(engine: Engine, family: Family, directories: &[PathBuf]) -> Option<FamilyPrograms> {
     let [save, restore] = match family {
         Family::V4 => ["iptables-save", "iptables-restore"],
         Family::V6 => ["ip6tables-save", "ip6tables-restore"],
     };
     Some(FamilyPrograms {
-        save: program(variant, save, directories)?,
-        restore: program(variant, restore, directories)?,
+        save: program(engine, save, directories)?,
+        restore: program(engine, restore, directories)?,
     })
 }
 
-/// Finds the variant's program, or the multi-call program. A plain `iptables-restore` may be either variant and is not
+/// Finds the engine's program, or the multi-call program. A plain `iptables-restore` may be either engine and is not
 /// used: wherever it exists, the multi-call program that it links to is in the same directories.
-fn program(variant: Variant, applet: &'static str, directories: &[PathBuf]) -> Option<Program> {
-    let (infix, multis): (_, &[&str]) = match variant {
+fn program(engine: Engine, applet: &'static str, directories: &[PathBuf]) -> Option<Program> {
+    let (infix, multis): (_, &[&str]) = match engine {
         // xtables-multi is iptables 1.4 to 1.6, which knew one engine.
-        Variant::Legacy => ("tables-legacy-", &["xtables-legacy-multi", "xtables-multi"]),
-        Variant::Nft => ("tables-nft-", &["xtables-nft-multi"]),
+        Engine::Legacy => ("tables-legacy-", &["xtables-legacy-multi", "xtables-multi"]),
+        Engine::NfTables => ("tables-nft-", &["xtables-nft-multi"]),
     };
     let own_name = executable(directories, &applet.replacen("tables-", infix, 1));
     let own = own_name.map(|path| Program { path, applet: None });
@@ -118,18 +109,18 @@ mod tests {
             Self(path)
         }
 
-        fn find(&self, variant: Variant) -> Result<Programs, IptablesError> {
-            Programs::find(variant, &["/nonexistent".into(), self.0.path().to_owned()])
+        fn find(&self, engine: Engine) -> Result<Programs, IptablesError> {
+            Programs::find(engine, &["/nonexistent".into(), self.0.path().to_owned()])
         }
     }
 
     #[test]
     fn f24_programs_that_are_not_there_are_named() {
-        // A plain name may be either variant, so it is no program of any.
+        // A plain name may be either engine, so it is no program of any.
         let nothing = Directory::with("nothing", &["iptables-restore", "iptables-save"]);
-        for variant in [Variant::Legacy, Variant::Nft] {
-            let error = nothing.find(variant).unwrap_err();
-            assert!(error.to_string().contains(variant.name()), "{error}");
+        for engine in [Engine::Legacy, Engine::NfTables] {
+            let error = nothing.find(engine).unwrap_err();
+            assert!(error.to_string().contains(engine.iptables()), "{error}");
             assert!(error.hint().unwrap().contains("/usr/sbin"));
         }
     }
@@ -137,17 +128,17 @@ mod tests {
     #[test]
     fn the_program_of_many_names_stands_in_for_those_that_are_missing() {
         let multi = Directory::with("multi", &["xtables-legacy-multi", "ip6tables-legacy-restore"]);
-        let programs = multi.find(Variant::Legacy).unwrap();
+        let programs = multi.find(Engine::Legacy).unwrap();
         let v4 = programs.of(Family::V4).unwrap();
         assert_eq!(v4.restore.applet, Some("iptables-restore"));
         assert!(v4.save.path.ends_with("xtables-legacy-multi"));
         assert_eq!(programs.of(Family::V6).unwrap().restore.applet, None);
-        assert!(multi.find(Variant::Nft).is_err());
+        assert!(multi.find(Engine::NfTables).is_err());
     }
 
     #[test]
     fn without_ipv6_programs_there_is_still_ipv4() {
         let v4 = Directory::with("v4", &["iptables-nft-restore", "iptables-nft-save"]);
-        assert!(v4.find(Variant::Nft).unwrap().of(Family::V6).is_none());
+        assert!(v4.find(Engine::NfTables).unwrap().of(Family::V6).is_none());
     }
 }

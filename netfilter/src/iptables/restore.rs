@@ -7,7 +7,7 @@
 
 use super::error::IptablesError;
 use super::expand::{ChainNames, Excess, Expansion, Line, expand};
-use super::layout::{FAMILIES, MARK, MAX_RULES, TABLES};
+use super::layout::{MARK, MAX_RULES, TABLES};
 use super::rules::{FamilyRules, IptablesRules, RuleText, TableRules};
 use super::token::{Target, Token};
 use crate::model::policy::Families;
@@ -20,7 +20,7 @@ use std::collections::{BTreeMap, BTreeSet};
 /// When there are more than [`MAX_RULES`] rules.
 pub(super) fn render(rules: &Ruleset) -> Result<IptablesRules, IptablesError> {
     let mut budget = RuleBudget::default();
-    FAMILIES.into_iter().map(|family| Ok((family, render_family(rules, family, &mut budget)?))).collect()
+    Family::ALL.into_iter().map(|family| Ok((family, render_family(rules, family, &mut budget)?))).collect()
 }
 
 /// Counts rules up to [`MAX_RULES`].

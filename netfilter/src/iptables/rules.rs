@@ -1,7 +1,6 @@
 //! Gybe's rules in the tables of iptables: the same value for rendered rules and for rules read from the kernel.
 
 use super::expand::Line;
-use super::layout::family_name;
 use super::words::{quoted, words};
 use crate::model::inventory::{Inventory, Item, Part, PartKind};
 use crate::model::ruleset::{Family, Stage};
@@ -168,7 +167,7 @@ pub(super) fn inventory(rules: &IptablesRules) -> Inventory {
 }
 
 fn parts(family: Family, stage: Stage, table: &TableRules) -> impl Iterator<Item = Part> {
-    let full_name = move |chain: &str| format!("{} {} {chain}", family_name(family), stage.table());
+    let full_name = move |chain: &str| format!("{} {} {chain}", family.name(), stage.table());
     let part = move |(chain, rules): (&String, &Vec<RuleText>)| Part {
         kind: PartKind::Chain,
         name: full_name(chain),

@@ -1,24 +1,23 @@
-//! Reads and writes the tables of one network namespace: with the programs of one variant, or, for reads of
+//! Reads and writes the tables of one network namespace: with the programs of one engine, or, for reads of
 //! iptables-legacy, from the kernel, which is quicker and possible on a node without the programs.
 
 use super::error::IptablesError;
-use super::layout::{DEADLINE, FAMILIES, TABLES};
-use super::programs::{FamilyPrograms, Program, Programs, Variant};
+use super::layout::{DEADLINE, TABLES};
+use super::programs::{FamilyPrograms, Program, Programs};
 use super::restore::transaction;
 use super::rules::{FamilyRules, IptablesRules};
 use super::run::{Conditions, ProgramOutput};
 use super::save::{self, SavedRules};
 use crate::access::ListedChain;
 use crate::access::NamespaceAccess;
-use crate::kernel::uapi::{NFPROTO_IPV4, NFPROTO_IPV6};
-use crate::model::ruleset::Family;
+use crate::model::ruleset::{Engine, Family};
 use crate::xt::legacy;
 use std::fs::TryLockError;
 use std::time::Duration;
 
-/// Programs of one variant in the network namespace of the calling thread.
+/// Programs of one engine in the network namespace of the calling thread.
 pub(super) struct Session<'a> {
-    pub variant: Variant,
+    pub engine: Engine,
     pub programs: &'a Programs,
     pub conditions: Conditions<'a>,
 }
@@ -30,7 +29,7 @@ impl Session<'_> {
         access: &mut NamespaceAccess,
         family: Family,
     ) -> Result<SavedRules, IptablesError> {
-        if self.variant == Variant::Legacy {
+        if self.engine == Engine::Legacy {
             return read_legacy(family);
         }
         let Some(programs) = self.programs.of(family) else { return Ok(SavedRules::default()) };
@@ -48,17 +47,17 @@ impl Session<'_> {
 
     /// Gybe's rules of both families.
     pub(super) fn ours(&self, access: &mut NamespaceAccess) -> Result<IptablesRules, IptablesError> {
-        FAMILIES.into_iter().map(|family| Ok((family, self.read(access, family)?.ours))).collect()
+        Family::ALL.into_iter().map(|family| Ok((family, self.read(access, family)?.ours))).collect()
     }
 
-    /// Checks that there are programs for every family in `desired`, and nftables in the kernel where the variant
+    /// Checks that there are programs for every family in `desired`, and nftables in the kernel where the engine
     /// needs it: without it, iptables-nft names only the extensions that it cannot query.
     pub(super) fn can_write(
         &self,
         access: &mut NamespaceAccess,
         desired: &IptablesRules,
     ) -> Result<(), IptablesError> {
-        if self.variant == Variant::Nft && access.chains().map_err(IptablesError::Chains)?.is_none() {
+        if self.engine == Engine::NfTables && access.chains().map_err(IptablesError::Chains)?.is_none() {
             return Err(IptablesError::NoNftables);
         }
         let mut families = desired.iter().filter(|(_, rules)| !rules.is_empty());
@@ -75,7 +74,7 @@ impl Session<'_> {
         let Some(text) = transaction(observed, desired) else { return Ok(()) };
         let programs = self.programs_of(family)?;
         let mut arguments = vec!["--noflush".to_owned()];
-        if self.variant == Variant::Legacy {
+        if self.engine == Engine::Legacy {
             // Whole seconds; the deadline ends a wait that would outlast it.
             arguments.extend(["-w".to_owned(), self.conditions.time_left().as_secs().max(1).to_string()]);
         }
@@ -113,19 +112,15 @@ impl Session<'_> {
     }
 
     fn programs_of(&self, family: Family) -> Result<&FamilyPrograms, IptablesError> {
-        let missing = || IptablesError::ProgramMissing { variant: self.variant.name(), family };
+        let missing = || IptablesError::ProgramMissing { engine: self.engine, family };
         self.programs.of(family).ok_or_else(missing)
     }
 }
 
 /// Reports whether the namespace has iptables-nft tables of `family`, so that running the program is worthwhile.
 fn has_nft_tables(family: Family, chains: &[ListedChain]) -> bool {
-    let number = match family {
-        Family::V4 => NFPROTO_IPV4,
-        Family::V6 => NFPROTO_IPV6,
-    };
     let is_iptables = |table: &str| TABLES.iter().any(|stage| stage.table() == table);
-    chains.iter().any(|chain| chain.family == number && is_iptables(&chain.table))
+    chains.iter().any(|chain| chain.family.only() == Some(family) && is_iptables(&chain.table))
 }
 
 /// Returns the output of a program that succeeded.
@@ -171,13 +166,13 @@ pub(super) fn locked(time: Duration) -> Result<NamespaceAccess, IptablesError> {
 
 /// The rules in the namespace's legacy tables. Where there are no such tables, this reads two files of `/proc`.
 pub(crate) fn legacy_rules(access: &NamespaceAccess) -> Result<Vec<(Family, SavedRules)>, IptablesError> {
-    let mut names = FAMILIES.into_iter().map(legacy::table_names);
+    let mut names = Family::ALL.into_iter().map(legacy::table_names);
     if names.all(|names| names.is_ok_and(|names| names.is_empty())) {
         return Ok(Vec::new());
     }
     // A backend writes several tables one after the other; a state in between must not be judged.
     let _lock = if access.is_locked() { None } else { Some(locked(DEADLINE)?) };
-    FAMILIES.into_iter().map(|family| Ok((family, read_legacy(family)?))).collect()
+    Family::ALL.into_iter().map(|family| Ok((family, read_legacy(family)?))).collect()
 }
 
 /// The rules of one family.

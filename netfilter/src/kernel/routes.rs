@@ -38,7 +38,7 @@ impl Routes {
     pub fn of(policy: &RedirectPolicy) -> Self {
         let families: &[Family] = match policy.families {
             Families::V4Only => &[Family::V4],
-            Families::V4AndV6 => &[Family::V4, Family::V6],
+            Families::V4AndV6 => &Family::ALL,
         };
         let mut entries = Vec::new();
         if policy.families == Families::V4AndV6 {

@@ -22,8 +22,6 @@ pub(crate) const NFT_MSG_GETFLOWTABLE: u16 = 23;
 
 pub(crate) const NFPROTO_UNSPEC: u8 = 0;
 pub(crate) const NFPROTO_INET: u8 = 1;
-pub(crate) const NFPROTO_IPV4: u8 = 2;
-pub(crate) const NFPROTO_IPV6: u8 = 10;
 
 /// Verdicts: `NF_DROP`, `NF_ACCEPT`, and nf_tables' own, which are negative.
 pub(crate) const NF_DROP: u32 = 0;

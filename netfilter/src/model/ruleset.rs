@@ -12,7 +12,7 @@ use crate::model::policy::{Families, InterfaceName, Port, PortSet};
 use ipnet::{Ipv4Net, Ipv6Net};
 use std::collections::BTreeSet;
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The rules of one network namespace, applied all or not at all.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -69,6 +69,108 @@ pub enum Family {
     V4,
     /// IPv6.
     V6,
+}
+
+impl Family {
+    /// Both.
+    pub const ALL: [Self; 2] = [Self::V4, Self::V6];
+
+    /// The family of an address.
+    pub fn of(address: IpAddr) -> Self {
+        if address.is_ipv4() { Self::V4 } else { Self::V6 }
+    }
+
+    /// The name in nft, with which the names of iptables' programs and tables begin.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::V4 => "ip",
+            Self::V6 => "ip6",
+        }
+    }
+
+    /// The kernel's number: `NFPROTO_*` (include/uapi/linux/netfilter.h) and `AF_*` are the same.
+    pub(crate) fn number(self) -> u8 {
+        match self {
+            Self::V4 => 2,
+            Self::V6 => 10,
+        }
+    }
+
+    pub(crate) fn numbered(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|family| family.number() == number)
+    }
+
+    pub(crate) fn loopback(self) -> IpAddr {
+        match self {
+            Self::V4 => Ipv4Addr::LOCALHOST.into(),
+            Self::V6 => Ipv6Addr::LOCALHOST.into(),
+        }
+    }
+
+    pub(crate) fn unspecified(self) -> IpAddr {
+        match self {
+            Self::V4 => Ipv4Addr::UNSPECIFIED.into(),
+            Self::V6 => Ipv6Addr::UNSPECIFIED.into(),
+        }
+    }
+}
+
+/// The family of a table of nf_tables: one address family, or both.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum TableFamily {
+    /// IPv4 alone, as every table of iptables for IPv4.
+    Ip,
+    /// IPv6 alone.
+    Ip6,
+    /// Both.
+    Inet,
+}
+
+impl TableFamily {
+    /// Its name in nft.
+    pub fn name(self) -> &'static str {
+        self.only().map_or("inet", Family::name)
+    }
+
+    /// The one address family; `None` for both.
+    pub(crate) fn only(self) -> Option<Family> {
+        match self {
+            Self::Ip => Some(Family::V4),
+            Self::Ip6 => Some(Family::V6),
+            Self::Inet => None,
+        }
+    }
+
+    /// The family with this number (`NFPROTO_*`); `None` for those that see no packets of the IP layer.
+    pub(crate) fn numbered(number: u8) -> Option<Self> {
+        match Family::numbered(number) {
+            Some(family) => Some(family.into()),
+            None => (number == 1).then_some(Self::Inet),
+        }
+    }
+
+    /// Reports whether packets of this family pass its tables.
+    pub(crate) fn applies_to(self, family: Family) -> bool {
+        self.only().is_none_or(|only| only == family)
+    }
+}
+
+impl From<Family> for TableFamily {
+    fn from(family: Family) -> Self {
+        match family {
+            Family::V4 => Self::Ip,
+            Family::V6 => Self::Ip6,
+        }
+    }
+}
+
+/// Which of the kernel's two engines runs rules.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum Engine {
+    /// nf_tables; iptables-nft writes there, in tables `ip` and `ip6` of iptables' own names.
+    NfTables,
+    /// `ip_tables` and `ip6_tables`, the older one: iptables-legacy.
+    Legacy,
 }
 
 impl fmt::Display for Family {

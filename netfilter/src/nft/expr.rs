@@ -5,7 +5,7 @@
 
 mod wire;
 
-use super::value::{self, Prefix, equality, inversion, nfproto};
+use super::value::{self, Prefix, equality, inversion};
 use crate::kernel::netlink::attr::Writer;
 use crate::kernel::uapi::*;
 use crate::model::policy::{InterfaceName, PortSet};
@@ -74,7 +74,7 @@ impl Encoder<'_, '_> {
     fn family(&mut self, family: Family) {
         if self.family.replace(family) != Some(family) {
             self.out.load_meta(NFT_META_NFPROTO);
-            self.out.compare(NFT_CMP_EQ, &[nfproto(family)]);
+            self.out.compare(NFT_CMP_EQ, &[family.number()]);
         }
     }
 
@@ -167,7 +167,7 @@ impl Encoder<'_, '_> {
             }
             Verdict::Tproxy { port, mark } => {
                 self.out.load_value(&port.get().to_be_bytes());
-                self.out.intercept(rule.family().map_or(NFPROTO_UNSPEC, nfproto));
+                self.out.intercept(rule.family().map_or(NFPROTO_UNSPEC, Family::number));
                 self.set_mark(mark);
                 self.out.verdict(NF_ACCEPT, None);
             }

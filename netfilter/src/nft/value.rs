@@ -2,17 +2,11 @@
 //!
 //! Addresses and ports are in network byte order, ids and marks in host byte order.
 
-use crate::kernel::uapi::{IFNAMSIZ, NFPROTO_IPV4, NFPROTO_IPV6, NFT_CMP_EQ, NFT_CMP_NEQ, NFT_LOOKUP_F_INV};
+use crate::kernel::netlink::attr::octets;
+use crate::kernel::uapi::{IFNAMSIZ, NFT_CMP_EQ, NFT_CMP_NEQ, NFT_LOOKUP_F_INV};
 use crate::model::policy::InterfaceName;
-use crate::model::ruleset::{Family, Is, Networks};
-
-/// Returns the `NFPROTO_` number of the family.
-pub(super) fn nfproto(family: Family) -> u8 {
-    match family {
-        Family::V4 => NFPROTO_IPV4,
-        Family::V6 => NFPROTO_IPV6,
-    }
-}
+use crate::model::ruleset::{Is, Networks};
+use ipnet::IpNet;
 
 /// Returns the operator of a comparison with a single value.
 pub(super) fn equality(is: Is) -> u32 {
@@ -51,17 +45,10 @@ pub(super) struct Prefix {
 impl Prefix {
     /// Returns the first network of the list; callers use it for lists of one network.
     pub(super) fn only(nets: &Networks) -> Option<Self> {
-        match nets {
-            Networks::V4(nets) => nets.first().map(|net| Self {
-                address: net.network().octets().to_vec(),
-                mask: net.netmask().octets().to_vec(),
-                length: net.prefix_len(),
-            }),
-            Networks::V6(nets) => nets.first().map(|net| Self {
-                address: net.network().octets().to_vec(),
-                mask: net.netmask().octets().to_vec(),
-                length: net.prefix_len(),
-            }),
-        }
+        let net = match nets {
+            Networks::V4(nets) => nets.first().copied().map(IpNet::V4),
+            Networks::V6(nets) => nets.first().copied().map(IpNet::V6),
+        }?;
+        Some(Self { address: octets(net.network()), mask: octets(net.netmask()), length: net.prefix_len() })
     }
 }

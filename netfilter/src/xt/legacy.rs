@@ -127,7 +127,7 @@ pub enum LegacyError {
         source: io::Error,
     },
     /// The kernel refused the table.
-    #[error("cannot read table {table} of {}tables-legacy", name_of(*family))]
+    #[error("cannot read table {table} of {}tables-legacy", family.name())]
     Refused {
         /// Of which family.
         family: Family,
@@ -139,7 +139,7 @@ pub enum LegacyError {
     /// The table, with those before it, is larger than Gybe reads.
     #[error(
         "table {table} of {}tables-legacy has {bytes} bytes of rules: of all its tables {LONGEST} are read",
-        name_of(*family)
+        family.name()
     )]
     TooLarge {
         /// Of which family.
@@ -150,7 +150,7 @@ pub enum LegacyError {
         bytes: u32,
     },
     /// The table's entries make no chains.
-    #[error("table {table} of {}tables-legacy has entries that iptables does not write", name_of(*family))]
+    #[error("table {table} of {}tables-legacy has entries that iptables does not write", family.name())]
     Malformed {
         /// Of which family.
         family: Family,
@@ -175,13 +175,6 @@ impl Hint for LegacyError {
     }
 }
 
-fn name_of(family: Family) -> &'static str {
-    match family {
-        Family::V4 => "ip",
-        Family::V6 => "ip6",
-    }
-}
-
 /// The bytes of all tables of a family: some 40,000 rules. Gybe's own rules are 4 MB at most, and mostly a few kilobytes.
 const LONGEST: u32 = 8 << 20;
 
@@ -198,7 +191,7 @@ pub(crate) fn is_loaded() -> bool {
 /// with one task.
 fn list_of(family: Family) -> PathBuf {
     let process = if gettid() == getpid() { "self" } else { "thread-self" };
-    PathBuf::from(format!("/proc/{process}/net/{}_tables_names", name_of(family)))
+    PathBuf::from(format!("/proc/{process}/net/{}_tables_names", family.name()))
 }
 
 /// The names of the tables of this namespace; none where the kernel has no legacy tables at all.

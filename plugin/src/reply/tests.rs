@@ -2,7 +2,8 @@
 
 use super::*;
 use gybe_netfilter::apply::backend::BackendKind;
-use gybe_netfilter::iptables::{Iptables, Variant};
+use gybe_netfilter::iptables::Iptables;
+use gybe_netfilter::model::ruleset::Engine;
 use gybe_netfilter::probe::choose::{BackendSetting, choose};
 use gybe_netfilter::probe::{Capabilities, Finding, Profile};
 use std::collections::BTreeSet;
@@ -15,18 +16,18 @@ fn error_reply(verb: Option<Verb>, error: &PluginError) -> ErrorReply {
     }
 }
 
-fn no_backend(variant: Variant) -> PluginError {
+fn no_backend(variant: Engine) -> PluginError {
     let source = Iptables::find_in(variant, &[]).unwrap_err().into();
     let kind = match variant {
-        Variant::Nft => BackendKind::IptablesNft,
-        Variant::Legacy => BackendKind::IptablesLegacy,
+        Engine::NfTables => BackendKind::IptablesNft,
+        Engine::Legacy => BackendKind::IptablesLegacy,
     };
     SelectError::Programs { kind, source }.into()
 }
 
 #[test]
 fn a_message_begins_with_program_verb_and_error_id() {
-    let error = no_backend(Variant::Nft);
+    let error = no_backend(Engine::NfTables);
     for (verb, begin) in [
         (Some(Verb::Add), "gybe-cni cmdAdd GYBE-ADD-015: this node cannot use backend iptables-nft: no"),
         (Some(Verb::Check), "gybe-cni cmdCheck GYBE-CHECK-015: this node"),
@@ -38,7 +39,7 @@ fn a_message_begins_with_program_verb_and_error_id() {
 
 #[test]
 fn f28_status_reports_an_unfit_node_with_code_50() {
-    let reply = error_reply(Some(Verb::Status), &no_backend(Variant::Legacy));
+    let reply = error_reply(Some(Verb::Status), &no_backend(Engine::Legacy));
     assert_eq!((reply.code, reply.id.as_str()), (50, "GYBE-STATUS-015"));
     assert!(reply.details.contains("nft"), "{reply:?}");
     let no_name = PluginError::Request(RequestError::Network(NetworkConfError::NoName));
@@ -51,7 +52,7 @@ fn message_and_details_together_fit_an_event() {
         PluginError::OwnNamespace(PathBuf::from("/ü".repeat(3000))),
         PluginError::Drifted(vec!["chain missing".to_owned(); 90]),
         PluginError::Request(RequestError::Missing(vec!["CNI_NETNS"])),
-        no_backend(Variant::Legacy),
+        no_backend(Engine::Legacy),
     ] {
         let reply = error_reply(Some(Verb::Add), &error);
         assert!(reply.message.chars().count() + reply.details.chars().count() <= 300, "{reply:?}");

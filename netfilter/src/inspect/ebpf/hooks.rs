@@ -10,7 +10,7 @@ use crate::kernel::netlink::attr::{Attribute, Attributes, Writer};
 use crate::kernel::netlink::list::{Limit, Listed};
 use crate::kernel::netlink::message::{DUMP, Header, REQUEST};
 use crate::kernel::netlink::socket::Socket;
-use crate::model::ruleset::Hook;
+use crate::model::ruleset::{Family, Hook};
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
 
@@ -25,9 +25,6 @@ const NFNLA_HOOK_INFO_TYPE: u16 = 2;
 const NFNLA_HOOK_BPF_ID: u16 = 1;
 /// `NFNL_HOOK_TYPE_BPF`.
 const TYPE_BPF: u32 = 2;
-
-const NFPROTO_IPV4: u8 = 2;
-const NFPROTO_IPV6: u8 = 10;
 
 /// How many functions of one hook are read: the chains of nf_tables are among them.
 const MOST_FUNCTIONS: usize = 20_000;
@@ -98,12 +95,12 @@ fn functions() -> Result<Option<Vec<Function>>, Errno> {
     let Ok(mut socket) = Socket::open(SockProtocol::NetlinkNetFilter) else { return Ok(None) };
     let mut functions = Vec::new();
     let mut sequence = 0;
-    for family in [NFPROTO_IPV4, NFPROTO_IPV6] {
+    for family in Family::ALL {
         for (number, hook) in (0..).zip(Hook::ALL) {
             sequence += 1;
             let mut writer = Writer::with_capacity(64);
             let header = Header { kind: NFNL_SUBSYS_HOOK << 8, flags: REQUEST | DUMP, sequence };
-            writer.message(header, &[family, 0, 0, 0], |w| w.be32(NFNLA_HOOK_HOOKNUM, number));
+            writer.message(header, &[family.number(), 0, 0, 0], |w| w.be32(NFNLA_HOOK_HOOKNUM, number));
             match socket.list(&writer.finish().unwrap_or_default(), sequence, Limit::entries(MOST_FUNCTIONS))
             {
                 Ok(Listed::Whole(entries)) => {
@@ -157,7 +154,7 @@ mod tests {
                 w.be32(NFNLA_HOOK_INFO_TYPE, TYPE_BPF);
             });
         }
-        [vec![NFPROTO_IPV4, 0, 0, 0], writer.finish().unwrap()].concat()
+        [vec![Family::V4.number(), 0, 0, 0], writer.finish().unwrap()].concat()
     }
 
     #[test]

@@ -48,15 +48,14 @@ impl Delivery {
     /// Reads the facts of the calling thread's namespace.
     pub(super) fn read(ns: &NamespaceRules) -> Self {
         let lo = ns.interfaces.iter().find(|one| one.name == LOOPBACK);
-        let families = [Family::V4, Family::V6];
         let earlier = |family| {
             let routing = ns.routing.as_ref()?;
             let rules = routing.before_local.iter().filter(|(of, _)| *of == family);
             let rules: Vec<&str> = rules.map(|(_, rule)| rule.as_str()).take(NAMED).collect();
-            let (rules, ip) = (rules.join("; "), if family == Family::V4 { "IPv4" } else { "IPv6" });
+            let rules = rules.join("; ");
             let sentence = || {
                 format!(
-                    "routing rules precede the look-up of the pod's own {ip} addresses (ip rule): {rules}"
+                    "routing rules precede the look-up of the pod's own {family} addresses (ip rule): {rules}"
                 )
             };
             (!rules.is_empty()).then(sentence)
@@ -77,7 +76,7 @@ impl Delivery {
                 })
             }),
             not_local: not_local(ns),
-            earlier_rules: families.map(earlier),
+            earlier_rules: Family::ALL.map(earlier),
             checked: checked(&ns.interfaces),
             accepts_mark: fs::read_to_string("/proc/sys/net/ipv4/tcp_fwmark_accept")
                 .is_ok_and(|value| value.trim() != "0"),

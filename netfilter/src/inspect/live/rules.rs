@@ -19,14 +19,14 @@ pub(crate) use read::{of_ruleset, read, read_by};
 
 use crate::inspect::ebpf::Programs;
 use crate::kernel::routes::Routing;
-use crate::model::ruleset::{Family, Hook};
+use crate::model::ruleset::{Engine, Family, Hook, TableFamily};
 use crate::xt::legacy::Header;
 use crate::xt::{XtMatch, XtTarget};
 use expr::Expr;
 use ipnet::IpNet;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::net::IpAddr;
 use std::sync::OnceLock;
 
 /// The rules at the hooks of a namespace, all of them: a namespace of which only some could be read has no such value.
@@ -70,42 +70,6 @@ pub(crate) struct Interface {
     pub(crate) is_raised: bool,
     /// In the kernel's order: a redirect at prerouting goes to the first of its family.
     pub(crate) addresses: Vec<IpAddr>,
-}
-
-/// The family of a table.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum TableFamily {
-    Ip,
-    Ip6,
-    Inet,
-}
-
-impl TableFamily {
-    /// Reports whether packets of this IP version pass tables of the family.
-    pub(crate) fn applies_to(self, is_v6: bool) -> bool {
-        match self {
-            Self::Ip => !is_v6,
-            Self::Ip6 => is_v6,
-            Self::Inet => true,
-        }
-    }
-
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            Self::Ip => "ip",
-            Self::Ip6 => "ip6",
-            Self::Inet => "inet",
-        }
-    }
-}
-
-/// The part of the kernel that runs a chain.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub(crate) enum Engine {
-    /// nf_tables; iptables-nft writes its rules there too.
-    NfTables,
-    /// iptables-legacy.
-    Legacy,
 }
 
 /// The name of a table.
@@ -290,17 +254,15 @@ impl NamespaceRules {
         interface.addresses.iter().find(is_like).copied()
     }
 
-    /// Reports whether connections of that IP version with other hosts arrive by the interface, as far as is known: it
+    /// Reports whether connections of that family with other hosts arrive by the interface, as far as is known: it
     /// has an address for them, or a route leads out by it.
-    pub(crate) fn is_reached_by(&self, interface: &str, is_v6: bool) -> bool {
-        let elsewhere: IpAddr =
-            if is_v6 { Ipv6Addr::UNSPECIFIED.into() } else { Ipv4Addr::UNSPECIFIED.into() };
+    pub(crate) fn is_reached_by(&self, interface: &str, family: Family) -> bool {
         let found = self.interfaces.iter().find(|one| one.name == interface);
         let (Some(routing), Some(Interface { index, is_raised, .. })) = (&self.routing, found) else {
             return true;
         };
-        let family = if is_v6 { Family::V6 } else { Family::V4 };
-        *is_raised && (self.primary(interface, elsewhere).is_some() || routing.leaves_by(family, *index))
+        *is_raised
+            && (self.primary(interface, family.unspecified()).is_some() || routing.leaves_by(family, *index))
     }
 
     /// Reports whether the namespace has an interface of that name.

@@ -5,7 +5,7 @@ use crate::inspect::live::rules::NamespaceRules;
 use crate::inspect::walk::{Budget, Listeners};
 use crate::model::packet::{Direction, Owner, Packet};
 use crate::model::policy::InterfaceName;
-use crate::model::ruleset::Transport;
+use crate::model::ruleset::{Family, Transport};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// More combinations of values are not tried.
@@ -17,11 +17,11 @@ pub(super) const CLIENT_PORT: u16 = 40_000;
 const SERVER_PORT: u16 = 9_999;
 
 /// Addresses for documentation (RFC 5737, RFC 3849).
-fn elsewhere(is_v6: bool) -> [IpAddr; 2] {
+fn elsewhere(family: Family) -> [IpAddr; 2] {
     let v6 = |last| IpAddr::V6(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, last));
-    match is_v6 {
-        false => [Ipv4Addr::new(198, 51, 100, 1).into(), Ipv4Addr::new(192, 0, 2, 1).into()],
-        true => [v6(1), v6(2)],
+    match family {
+        Family::V4 => [Ipv4Addr::new(198, 51, 100, 1).into(), Ipv4Addr::new(192, 0, 2, 1).into()],
+        Family::V6 => [v6(1), v6(2)],
     }
 }
 
@@ -33,7 +33,7 @@ pub(super) fn each(
     budget: &Budget,
     mut try_it: impl FnMut(Packet) -> bool,
 ) -> Option<()> {
-    let plans = [false, true].into_iter().map(|is_v6| Plan::of(ns, values, listeners, budget, is_v6));
+    let plans = Family::ALL.into_iter().map(|family| Plan::of(ns, values, listeners, budget, family));
     let plans = plans.collect::<Option<Vec<Plan>>>()?;
     let combinations = plans.iter().map(|plan| plan.outbound_size().saturating_add(plan.inbound_size()));
     if combinations.fold(0_usize, usize::saturating_add) > MOST {
@@ -49,7 +49,7 @@ pub(super) fn each(
 
 /// The first packet of a connection of the application to an address outside.
 pub(super) fn outbound_to(destination: IpAddr, listeners: Listeners) -> Packet {
-    let [source, _] = elsewhere(destination.is_ipv6());
+    let [source, _] = elsewhere(Family::of(destination));
     let eth0 = InterfaceName::parse("eth0").unwrap_or_else(|_| InterfaceName::loopback());
     let ends = (SocketAddr::new(source, CLIENT_PORT), SocketAddr::new(destination, SERVER_PORT));
     Packet::first(Direction::Leaves { by: eth0 }, Transport::Tcp, ends.0, ends.1)
@@ -58,7 +58,7 @@ pub(super) fn outbound_to(destination: IpAddr, listeners: Listeners) -> Packet {
 
 /// The values that are combined for one IP version.
 struct Plan {
-    is_v6: bool,
+    family: Family,
     destinations: Vec<IpAddr>,
     sources: Vec<IpAddr>,
     ports: Vec<u16>,
@@ -68,19 +68,17 @@ struct Plan {
     interfaces: Vec<InterfaceName>,
 }
 
-const PROTOCOLS: [Transport; 2] = [Transport::Tcp, Transport::Udp];
-
 impl Plan {
     fn of(
         ns: &NamespaceRules,
         values: &Values,
         listeners: Listeners,
         budget: &Budget,
-        is_v6: bool,
+        family: Family,
     ) -> Option<Self> {
         let port = |value: u128| u16::try_from(value).unwrap_or_default();
-        let address = |value: u128| match (is_v6, u32::try_from(value)) {
-            (false, Ok(value)) => IpAddr::V4(Ipv4Addr::from_bits(value)),
+        let address = |value: u128| match (family, u32::try_from(value)) {
+            (Family::V4, Ok(value)) => IpAddr::V4(Ipv4Addr::from_bits(value)),
             _ => IpAddr::V6(Ipv6Addr::from_bits(value)),
         };
         // Routing tells these apart: loopback, the pod's own addresses, all others.
@@ -90,13 +88,13 @@ impl Plan {
             _ => 0,
         };
         let own = ns.interfaces.iter().flat_map(|interface| interface.addresses.iter().copied());
-        let own = own.filter(|address| address.is_ipv6() == is_v6);
-        let [elsewhere, another] = elsewhere(is_v6);
-        let loopback = if is_v6 { IpAddr::V6(Ipv6Addr::LOCALHOST) } else { IpAddr::V4(Ipv4Addr::LOCALHOST) };
-        let first: Vec<u128> = [elsewhere, loopback, another].into_iter().chain(own).map(number).collect();
-        let [source, destination] = match is_v6 {
-            false => [Property::SourceV4, Property::DestinationV4],
-            true => [Property::SourceV6, Property::DestinationV6],
+        let own = own.filter(|address| Family::of(*address) == family);
+        let [elsewhere, another] = elsewhere(family);
+        let first: Vec<u128> =
+            [elsewhere, family.loopback(), another].into_iter().chain(own).map(number).collect();
+        let [source, destination] = match family {
+            Family::V4 => [Property::SourceV4, Property::DestinationV4],
+            Family::V6 => [Property::SourceV6, Property::DestinationV6],
         };
         let of = |property| -> Option<Vec<IpAddr>> {
             Some(values.of(property, &first, kind, budget)?.into_iter().map(address).collect())
@@ -115,7 +113,7 @@ impl Plan {
             names.chain(values.interfaces.iter().cloned()).chain(["eth0".to_owned()]).collect();
         let interfaces = names.iter().filter(|name| *name != "lo");
         Some(Self {
-            is_v6,
+            family,
             destinations: of(destination)?,
             sources: of(source)?,
             ports: ports(Property::DestinationPort, SERVER_PORT)?,
@@ -127,30 +125,13 @@ impl Plan {
     }
 
     fn outbound_size(&self) -> usize {
-        [
-            self.destinations.len(),
-            self.sources.len(),
-            self.ports.len(),
-            self.client_ports.len(),
-            self.owners.len(),
-            self.marks.len(),
-            self.interfaces.len(),
-            PROTOCOLS.len(),
-        ]
-        .into_iter()
-        .fold(1, usize::saturating_mul)
+        self.inbound_size().saturating_mul(self.owners.len()).saturating_mul(self.marks.len())
     }
 
     fn inbound_size(&self) -> usize {
-        [
-            self.destinations.len(),
-            self.sources.len(),
-            self.ports.len(),
-            self.client_ports.len(),
-            self.interfaces.len(),
-        ]
-        .into_iter()
-        .fold(PROTOCOLS.len(), usize::saturating_mul)
+        let addresses = [self.destinations.len(), self.sources.len(), self.interfaces.len()];
+        let ports = [self.ports.len(), self.client_ports.len(), Transport::ALL.len()];
+        [addresses, ports].into_iter().flatten().fold(1, usize::saturating_mul)
     }
 
     /// Tries the connections that the pod's own sockets make.
@@ -161,7 +142,7 @@ impl Plan {
             let interfaces = if is_inside { &loopback[..] } else { &self.interfaces };
             for by in interfaces {
                 for source in self.sources_to(ns, *destination, by) {
-                    for transport in PROTOCOLS {
+                    for transport in Transport::ALL {
                         for (port, client) in self.port_pairs() {
                             let ends = (SocketAddr::new(source, client), SocketAddr::new(*destination, port));
                             let direction = Direction::Leaves { by: by.clone() };
@@ -188,7 +169,7 @@ impl Plan {
             false => ns.primary(by.as_str(), to).or_else(|| {
                 let own = ns.interfaces.iter().filter(|interface| interface.name != "lo");
                 let mut own = own.flat_map(|interface| interface.addresses.iter().copied());
-                own.find(|address| address.is_ipv6() == self.is_v6)
+                own.find(|address| Family::of(*address) == self.family)
             }),
         };
         let named = self.sources.iter().copied().filter(|source| {
@@ -202,13 +183,13 @@ impl Plan {
 
     /// Tries the connections that arrive.
     fn inbound(&self, ns: &NamespaceRules, try_it: &mut impl FnMut(Packet) -> bool) -> bool {
-        let [elsewhere, _] = elsewhere(self.is_v6);
-        for by in self.interfaces.iter().filter(|by| ns.is_reached_by(by.as_str(), self.is_v6)) {
+        let [elsewhere, _] = elsewhere(self.family);
+        for by in self.interfaces.iter().filter(|by| ns.is_reached_by(by.as_str(), self.family)) {
             let own = ns.primary(by.as_str(), elsewhere);
             let to = self.destinations.iter().copied().filter(|to| !to.is_loopback()).chain(own);
             for destination in to {
                 for source in self.sources.iter().filter(|source| !ns.is_local(**source)) {
-                    for transport in PROTOCOLS {
+                    for transport in Transport::ALL {
                         for (port, client) in self.port_pairs() {
                             let ends = (SocketAddr::new(*source, client), SocketAddr::new(destination, port));
                             let direction = Direction::Arrives { by: by.clone() };

@@ -2,8 +2,9 @@
 
 use super::values::Property;
 use crate::inspect::live::rules::expr::Source;
-use crate::inspect::live::rules::{Component, Field, TableFamily};
+use crate::inspect::live::rules::{Component, Field};
 use crate::kernel::uapi::{NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER};
+use crate::model::ruleset::TableFamily;
 
 /// Bytes of a loaded value that are bytes of a property.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -66,12 +67,13 @@ pub(super) fn parts(component: &Component, family: TableFamily) -> Vec<Part> {
         return fields.iter().filter_map(|field| overlap(offset, length, *field)).collect();
     }
     // A reply has source and destination of the first packet exchanged.
-    let addresses = |is_v6: bool| match is_v6 {
-        false => vec![Part::whole(Property::SourceV4), Part::whole(Property::DestinationV4)],
-        true => vec![Part::whole(Property::SourceV6), Part::whole(Property::DestinationV6)],
-    };
     match component.field {
-        Field::Source | Field::Destination => addresses(component.length > 4 || family == TableFamily::Ip6),
+        Field::Source | Field::Destination if component.length > 4 || family == TableFamily::Ip6 => {
+            vec![Part::whole(Property::SourceV6), Part::whole(Property::DestinationV6)]
+        }
+        Field::Source | Field::Destination => {
+            vec![Part::whole(Property::SourceV4), Part::whole(Property::DestinationV4)]
+        }
         Field::SourcePort | Field::DestinationPort => {
             vec![Part::whole(Property::SourcePort), Part::whole(Property::DestinationPort)]
         }

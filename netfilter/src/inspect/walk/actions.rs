@@ -6,18 +6,19 @@ use super::bits::Bits;
 use super::chain::{RuleEnd, RunningRule, StatementResult};
 use super::packet::{ConntrackEntry, CurrentPacket, HookInterface, Tracking, Zone};
 use crate::inspect::live::rules::expr::{Nat, NatKind};
+use crate::kernel::netlink::attr;
 use crate::model::policy::PortRange;
 use crate::model::ruleset::{Family, Hook, Transport};
 use crate::xt::{ConnectionMarkChange, NatRange, XtTarget};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, SocketAddr};
 
 impl Walk<'_> {
     pub(super) fn nat(&mut self, nat: &Nat) -> StatementResult {
-        let is_v6 = self.packet.is_v6();
-        if nat.is_for.is_some_and(|family| (family == Family::V6) != is_v6) {
+        let family = self.packet.family();
+        if nat.is_for.is_some_and(|only| only != family) {
             return Ok(());
         }
-        let length = if is_v6 { 16 } else { 4 };
+        let length = if family == Family::V4 { 4 } else { 16 };
         let address = |from: Option<usize>| from.map(|from| self.rule.registers.get(from, length));
         let port = |from: Option<usize>| from.map(|from| self.rule.registers.get(from, 2));
         let is_one = |first: &Option<Bits>, last: &Option<Bits>| last.is_none() || first == last;
@@ -29,7 +30,7 @@ impl Walk<'_> {
             None => Ok(None),
             Some(bits) => bits.whole().map(|bytes| Some(bytes.to_vec())).ok_or(RuleEnd::Unknown),
         };
-        let address = read(first)?.and_then(|bytes| self::address(&bytes));
+        let address = read(first)?.and_then(|bytes| attr::address(&bytes));
         let port = read(port_first)?.and_then(|bytes| Some(u16::from_be_bytes(bytes.try_into().ok()?)));
         self.translate(nat.kind, address, port)
     }
@@ -37,9 +38,8 @@ impl Walk<'_> {
     /// Sets a translation up (`nf_nat_setup_info`) and ends the rule.
     fn translate(&mut self, kind: NatKind, address: Option<IpAddr>, port: Option<u16>) -> StatementResult {
         let RunningRule { at, hook, .. } = self.rule;
-        let is_v6 = self.packet.is_v6();
         let address = match (kind, hook) {
-            (NatKind::Redirect, Hook::Output) => Some(loopback(is_v6)),
+            (NatKind::Redirect, Hook::Output) => Some(self.packet.family().loopback()),
             (NatKind::Redirect, _) => Some(self.redirected_to().ok_or(RuleEnd::Drop)?),
             (NatKind::Masquerade, _) => None,
             (NatKind::Destination | NatKind::Source, _) => address,
@@ -73,13 +73,12 @@ impl Walk<'_> {
             HookInterface::Name(name) if self.rules.has_interface(name) => {
                 self.rules.primary(name, self.packet.destination.ip())
             }
-            _ => Some(loopback(self.packet.is_v6())),
+            _ => Some(self.packet.family().loopback()),
         }
     }
 
     pub(super) fn tproxy(&mut self, is_for: Option<Family>, port: Option<usize>) -> StatementResult {
-        let is_v6 = self.packet.is_v6();
-        if is_for.is_some_and(|family| (family == Family::V6) != is_v6) {
+        if is_for.is_some_and(|only| only != self.packet.family()) {
             return Err(RuleEnd::DoesNotApply);
         }
         let port = match port.map(|from| self.rule.registers.get(from, 2)) {
@@ -201,17 +200,6 @@ impl Walk<'_> {
     }
 }
 
-fn loopback(is_v6: bool) -> IpAddr {
-    if is_v6 { Ipv6Addr::LOCALHOST.into() } else { Ipv4Addr::LOCALHOST.into() }
-}
-
 fn is_open(packet: &CurrentPacket) -> bool {
     packet.tracking == Tracking::NotYet && packet.zone.is_none()
-}
-
-fn address(bytes: &[u8]) -> Option<IpAddr> {
-    match bytes.len() {
-        4 => Some(IpAddr::from(<[u8; 4]>::try_from(bytes).ok()?)),
-        _ => Some(IpAddr::from(<[u8; 16]>::try_from(bytes).ok()?)),
-    }
 }

@@ -7,7 +7,7 @@ use super::{HookEnd, RuleAt, Walk, xt};
 use crate::inspect::live::rules::expr::{Checksum, Code, Data, Expr, Source, VERDICT};
 use crate::inspect::live::rules::{LiveRule, Set, Statement};
 use crate::kernel::uapi::{NFT_META_SKGID, NFT_META_SKUID};
-use crate::model::ruleset::Hook;
+use crate::model::ruleset::{Family, Hook};
 use crate::xt::XtMatch;
 
 /// Nested jumps. `NFT_JUMP_STACK_SIZE` is 16; iptables allows more.
@@ -234,7 +234,8 @@ impl Walk<'_> {
                 _ => return Err(RuleEnd::Unknown),
             },
             Expr::Write { from, base, offset, length, updates } => {
-                let required = if self.packet.is_v6() { Checksum::None } else { Checksum::Ipv4 };
+                let is_v4 = self.packet.family() == Family::V4;
+                let required = if is_v4 { Checksum::Ipv4 } else { Checksum::None };
                 let written = self.rule.registers.get(*from, *length);
                 if *updates != required || !self.packet.survives(*base, *offset, &written) {
                     return Err(RuleEnd::Unknown);

@@ -1,7 +1,7 @@
 //! The order in which the kernel runs the chains at a hook.
 
 use crate::inspect::live::rules::{BaseChain, ChainKind, LiveChain, NamespaceRules};
-use crate::model::ruleset::Hook;
+use crate::model::ruleset::{Family, Hook};
 use std::cmp::Reverse;
 
 /// `NF_IP_PRI_CONNTRACK`: connection tracking at prerouting and output.
@@ -28,15 +28,15 @@ pub(super) struct HookPosition {
 }
 
 /// What the kernel runs at `hook`, in order.
-pub(super) fn at(ns: &NamespaceRules, hook: Hook, is_v6: bool) -> Vec<HookPosition> {
-    let mut functions: Vec<(i32, HookFunction)> = based(ns, is_v6)
+pub(super) fn at(ns: &NamespaceRules, hook: Hook, family: Family) -> Vec<HookPosition> {
+    let mut functions: Vec<(i32, HookFunction)> = based(ns, family)
         .filter(|(_, _, base)| base.hook == hook && base.kind != ChainKind::Nat)
         .map(|(index, _, base)| (base.priority, HookFunction::Chain(index)))
         .collect();
     if matches!(hook, Hook::Prerouting | Hook::Output) {
         functions.push((CONNTRACK, HookFunction::Tracking));
     }
-    if based(ns, is_v6).any(|(_, _, base)| base.kind == ChainKind::Nat) {
+    if based(ns, family).any(|(_, _, base)| base.kind == ChainKind::Nat) {
         match hook {
             Hook::Prerouting | Hook::Output => {
                 functions.push((NAT_DESTINATION, HookFunction::Translation));
@@ -51,13 +51,13 @@ pub(super) fn at(ns: &NamespaceRules, hook: Hook, is_v6: bool) -> Vec<HookPositi
 }
 
 /// The chains of type nat at `hook`, in order: the first that translates decides.
-pub(super) fn translating(ns: &NamespaceRules, hook: Hook, is_v6: bool) -> Vec<HookPosition> {
-    let chains = based(ns, is_v6).filter(|(_, _, base)| base.hook == hook && base.kind == ChainKind::Nat);
+pub(super) fn translating(ns: &NamespaceRules, hook: Hook, family: Family) -> Vec<HookPosition> {
+    let chains = based(ns, family).filter(|(_, _, base)| base.hook == hook && base.kind == ChainKind::Nat);
     ordered(ns, chains.map(|(index, _, base)| (base.priority, HookFunction::Chain(index))).collect())
 }
 
-fn based(ns: &NamespaceRules, is_v6: bool) -> impl Iterator<Item = (usize, &LiveChain, BaseChain)> {
-    let chains = ns.chains.iter().enumerate().filter(move |(_, chain)| chain.table.family.applies_to(is_v6));
+fn based(ns: &NamespaceRules, family: Family) -> impl Iterator<Item = (usize, &LiveChain, BaseChain)> {
+    let chains = ns.chains.iter().enumerate().filter(move |(_, chain)| chain.table.family.applies_to(family));
     chains.filter_map(|(index, chain)| Some((index, chain, chain.base?)))
 }
 

@@ -3,11 +3,12 @@
 use super::bits::Bits;
 use crate::inspect::live::rules::NamespaceRules;
 use crate::inspect::live::rules::expr::Source;
+use crate::kernel::netlink::attr::octets;
 use crate::kernel::uapi::*;
 use crate::model::packet::{Direction, Owner, Packet};
 use crate::model::policy::InterfaceName;
-use crate::model::ruleset::Transport;
-use std::net::{IpAddr, SocketAddr};
+use crate::model::ruleset::{Family, Transport};
+use std::net::SocketAddr;
 
 /// An interface at a hook.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -148,8 +149,8 @@ impl CurrentPacket {
         }
     }
 
-    pub(super) fn is_v6(&self) -> bool {
-        self.destination.is_ipv6()
+    pub(super) fn family(&self) -> Family {
+        Family::of(self.destination.ip())
     }
 
     /// `NF_CT_STATE_BIT` (include/uapi/linux/netfilter/nf_conntrack_common.h).
@@ -218,10 +219,10 @@ impl CurrentPacket {
         /// (RFC 4861, section 7.1), and such a rule may apply to it, too.
         static FREE_V6: [u8; 4] = [0x0f, 0xff, 0xff, 0xff];
         match base {
-            NFT_PAYLOAD_NETWORK_HEADER => Some((
-                self.network_header(),
-                if self.is_v6() { FREE_V6.as_slice() } else { FREE_V4.as_slice() },
-            )),
+            NFT_PAYLOAD_NETWORK_HEADER => match self.family() {
+                Family::V4 => Some((self.network_header(), &FREE_V4)),
+                Family::V6 => Some((self.network_header(), &FREE_V6)),
+            },
             NFT_PAYLOAD_TRANSPORT_HEADER => Some((self.transport_header(), &[])),
             _ => None,
         }
@@ -229,11 +230,11 @@ impl CurrentPacket {
 
     /// The outer `None` where the kernel ends the rule, the inner one for a value that is not known.
     fn meta(&self, key: u32, ns: &NamespaceRules) -> Option<Option<Bits>> {
-        let v6 = self.is_v6();
         Some(Some(match key {
             NFT_META_MARK => Bits::known(self.mark.to_ne_bytes()),
-            NFT_META_PROTOCOL => Bits::known(if v6 { [0x86, 0xdd] } else { [0x08, 0x00] }),
-            NFT_META_NFPROTO => Bits::known([if v6 { NFPROTO_IPV6 } else { NFPROTO_IPV4 }]),
+            NFT_META_PROTOCOL if self.family() == Family::V4 => Bits::known([0x08, 0x00]),
+            NFT_META_PROTOCOL => Bits::known([0x86, 0xdd]),
+            NFT_META_NFPROTO => Bits::known([self.family().number()]),
             NFT_META_L4PROTO => Bits::known([self.protocol.number()]),
             NFT_META_IIFNAME => name(&self.arrives),
             NFT_META_OIFNAME => name(&self.leaves),
@@ -264,11 +265,11 @@ impl CurrentPacket {
                 let known: u32 = 1 << 4 | 1 << 5;
                 Bits { value: value.to_ne_bytes().to_vec(), known: known.to_ne_bytes().to_vec() }
             }
-            7 => Bits::known([if self.is_v6() { NFPROTO_IPV6 } else { NFPROTO_IPV4 }]),
+            7 => Bits::known([self.family().number()]),
             10 => Bits::known([self.protocol.number()]),
             // `nft_ct_get_eval` ends the rule for a connection of the other IP version.
-            19 | 20 if self.is_v6() => return None,
-            21 | 22 if !self.is_v6() => return None,
+            19 | 20 if self.family() == Family::V6 => return None,
+            21 | 22 if self.family() == Family::V4 => return None,
             8 | 19 | 21 => Bits::known(octets(source.ip())),
             9 | 20 | 22 => Bits::known(octets(destination.ip())),
             11 => Bits::known(source.port().to_be_bytes()),
@@ -280,8 +281,8 @@ impl CurrentPacket {
     /// The sender chooses lengths, identification, time to live and class of service: these bits are unknown.
     fn network_header(&self) -> Bits {
         let (source, destination) = (octets(self.source.ip()), octets(self.destination.ip()));
-        let mut header = match self.is_v6() {
-            false => {
+        let mut header = match self.family() {
+            Family::V4 => {
                 let mut header = Bits::unknown(12);
                 put(&mut header, 0, &[0x45]);
                 put(&mut header, 9, &[self.protocol.number()]);
@@ -290,7 +291,7 @@ impl CurrentPacket {
                 set(&mut header, 7, 0, 0xff);
                 header
             }
-            true => {
+            Family::V6 => {
                 let mut header = Bits::unknown(8);
                 set(&mut header, 0, 0x60, 0xf0);
                 put(&mut header, 6, &[self.protocol.number()]);
@@ -325,13 +326,6 @@ fn put(bits: &mut Bits, at: usize, value: &[u8]) {
 fn set(bits: &mut Bits, at: usize, value: u8, known: u8) {
     if let (Some(to), Some(is)) = (bits.value.get_mut(at), bits.known.get_mut(at)) {
         (*to, *is) = (value, known);
-    }
-}
-
-pub(super) fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
     }
 }
 

@@ -65,7 +65,7 @@ impl Walk<'_> {
         if !self.choices.budget.spend(1 + self.rules.chains.len()) {
             return Some(PacketEnd::Unknown);
         }
-        let mut positions = hooks::at(self.rules, hook, self.packet.is_v6());
+        let mut positions = hooks::at(self.rules, hook, self.packet.family());
         self.decide_order(&mut positions);
         for position in positions {
             let end = match position.function {
@@ -165,7 +165,7 @@ impl Walk<'_> {
         let is_decided =
             |walk: &Self| walk.entries.get(walk.current).is_none_or(|e| e.is_known || half(e).is_decided);
         if !is_decided(self) {
-            let mut positions = hooks::translating(self.rules, hook, self.packet.is_v6());
+            let mut positions = hooks::translating(self.rules, hook, self.packet.family());
             self.decide_order(&mut positions);
             for position in positions {
                 let HookFunction::Chain(index) = position.function else { continue };

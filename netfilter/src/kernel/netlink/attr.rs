@@ -4,6 +4,7 @@
 //! `include/uapi/linux/netlink.h`, `struct nlattr`.
 
 use super::message::{Header, align};
+use std::net::IpAddr;
 
 /// The bits of `nla_type` that hold the type (`NLA_TYPE_MASK`); the others are flags (`NLA_F_NESTED`,
 /// `NLA_F_NET_BYTEORDER`).
@@ -134,6 +135,22 @@ impl<'b> Attribute<'b> {
     /// Returns the 32-bit number in host byte order, or `None` when the length is not 4 bytes.
     pub(crate) fn ne32(&self) -> Option<u32> {
         self.value.try_into().ok().map(u32::from_ne_bytes)
+    }
+}
+
+/// The bytes of an address, as attributes and headers have it.
+pub(crate) fn octets(address: IpAddr) -> Vec<u8> {
+    match address {
+        IpAddr::V4(address) => address.octets().to_vec(),
+        IpAddr::V6(address) => address.octets().to_vec(),
+    }
+}
+
+/// The address with these bytes.
+pub(crate) fn address(octets: &[u8]) -> Option<IpAddr> {
+    match octets.len() {
+        4 => Some(IpAddr::from(<[u8; 4]>::try_from(octets).ok()?)),
+        _ => Some(IpAddr::from(<[u8; 16]>::try_from(octets).ok()?)),
     }
 }
 

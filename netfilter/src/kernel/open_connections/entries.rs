@@ -5,8 +5,7 @@ use crate::kernel::netlink::attr::Writer;
 use crate::kernel::netlink::message::{ACK, CREATE, EXCLUSIVE, Header, REQUEST};
 use crate::kernel::netlink::reply::Outcome;
 use crate::kernel::netlink::socket::Socket;
-use crate::kernel::uapi::{NFPROTO_IPV4, NFPROTO_IPV6};
-use crate::model::ruleset::Transport;
+use crate::model::ruleset::{Family, Transport};
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
 use std::net::{IpAddr, SocketAddr};
@@ -64,7 +63,7 @@ impl Change {
                 // The kernel replies to each message that it refuses, and to the last one in any case.
                 let ack = if usize::try_from(sequence) == Ok(some.len()) { ACK } else { 0 };
                 let header = Header { kind, flags: flags | ack, sequence };
-                let family = if connection.local.is_ipv4() { NFPROTO_IPV4 } else { NFPROTO_IPV6 };
+                let family = Family::of(connection.local.ip()).number();
                 writer.message(header, &[family, 0, 0, 0], |w| connection.entry(self, w));
                 last = sequence;
             }

@@ -46,14 +46,13 @@ pub enum RoutingEntry {
 
 impl fmt::Display for RoutingEntry {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ip = |family: &Family| if *family == Family::V4 { "IPv4" } else { "IPv6" };
         match self {
             Self::PassthroughAddress => write!(f, "address {PASSTHROUGH_V6}/128 on lo"),
             Self::MarkRule { family, mark, table } => {
-                write!(f, "{} rule fwmark {mark:#x} lookup {table}", ip(family))
+                write!(f, "{family} rule fwmark {mark:#x} lookup {table}")
             }
             Self::LocalRoute { family, table } => {
-                write!(f, "{} route local default dev lo table {table}", ip(family))
+                write!(f, "{family} route local default dev lo table {table}")
             }
         }
     }
@@ -83,12 +82,12 @@ impl RoutingEntry {
                 [&[AF_INET6, 128, IFA_F_NODAD, RT_SCOPE_UNIVERSE][..], &LOOPBACK.to_ne_bytes()].concat()
             }
             Self::MarkRule { family, .. } => {
-                vec![number(family), 0, 0, 0, RT_TABLE_UNSPEC, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0]
+                vec![family.number(), 0, 0, 0, RT_TABLE_UNSPEC, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0]
             }
             Self::LocalRoute { family, .. } => {
                 // The scope limits the route to this host; IPv6 has no scopes.
                 let scope = if family == Family::V4 { RT_SCOPE_HOST } else { RT_SCOPE_UNIVERSE };
-                vec![number(family), 0, 0, 0, RT_TABLE_UNSPEC, ORIGIN, scope, RTN_LOCAL, 0, 0, 0, 0]
+                vec![family.number(), 0, 0, 0, RT_TABLE_UNSPEC, ORIGIN, scope, RTN_LOCAL, 0, 0, 0, 0]
             }
         }
     }
@@ -135,7 +134,7 @@ impl RoutingEntry {
                     [to, from, tos] == [0; 3] && u32::from_ne_bytes(flags) & FIB_RULE_INVERT == 0;
                 let only_by_mark =
                     every_packet && Attributes::of(rule).all(|attribute| selects_nothing(&attribute));
-                let is_one = found_family == number(family)
+                let is_one = found_family == family.number()
                     && action == FR_ACT_TO_TBL
                     && has_full_mask
                     && only_by_mark;
@@ -145,7 +144,7 @@ impl RoutingEntry {
                 let (&[found_family, length, _, _, _, _, _, kind, ..], route) =
                     found.split_first_chunk::<ROUTE_HEADER>()?;
                 let number_of = |kind| Attributes::of(route).get(kind).and_then(|value| value.ne32());
-                let is_local_default = [found_family, length, kind] == [number(family), 0, RTN_LOCAL];
+                let is_local_default = [found_family, length, kind] == [family.number(), 0, RTN_LOCAL];
                 let table = number_of(RTA_TABLE)?;
                 (is_local_default && number_of(RTA_OIF) == Some(LOOPBACK))
                     .then_some(Self::LocalRoute { family, table })
@@ -190,8 +189,8 @@ impl RoutingList {
     pub(super) fn request(self) -> (&'static str, u16, usize, u8) {
         match self {
             Self::Addresses => ("addresses", RTM_GETADDR, ADDRESS_HEADER, AF_INET6),
-            Self::Rules(family) => ("routing rules", RTM_GETRULE, RULE_HEADER, number(family)),
-            Self::Routes(family) => ("routes", RTM_GETROUTE, ROUTE_HEADER, number(family)),
+            Self::Rules(family) => ("routing rules", RTM_GETRULE, RULE_HEADER, family.number()),
+            Self::Routes(family) => ("routes", RTM_GETROUTE, ROUTE_HEADER, family.number()),
         }
     }
 
@@ -211,14 +210,6 @@ pub(super) fn selects_nothing(attribute: &Attribute<'_>) -> bool {
         FRA_PRIORITY | FRA_FWMARK | FRA_FWMASK | FRA_TABLE | FRA_PROTOCOL => true,
         FRA_SUPPRESS_PREFIXLEN => attribute.ne32() == Some(u32::MAX),
         _ => false,
-    }
-}
-
-/// The kernel's number of the family.
-pub(super) fn number(family: Family) -> u8 {
-    match family {
-        Family::V4 => AF_INET,
-        Family::V6 => AF_INET6,
     }
 }
 

@@ -6,8 +6,9 @@ use super::entry::{ADDRESS_HEADER, LINK_HEADER, LOOPBACK};
 use super::error::RoutesError;
 use super::rtnetlink::Rtnetlink;
 use super::uapi::*;
-use crate::kernel::netlink::attr::{Attributes, Writer};
+use crate::kernel::netlink::attr::{Attributes, Writer, address, octets};
 use crate::kernel::netlink::message::{CREATE, EXCLUSIVE};
+use crate::model::ruleset::Family;
 use ipnet::IpNet;
 use std::net::IpAddr;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -130,7 +131,8 @@ impl Rtnetlink {
     pub fn add_address(&mut self, index: u32, address: IpNet) -> Result<(), RoutesError> {
         let octets = octets(address.addr());
         // No other host is on such a link that could have the same address.
-        let header = [family(address), address.prefix_len(), IFA_F_NODAD, RT_SCOPE_UNIVERSE];
+        let header =
+            [Family::of(address.addr()).number(), address.prefix_len(), IFA_F_NODAD, RT_SCOPE_UNIVERSE];
         self.change(RTM_NEWADDR, CREATE | EXCLUSIVE, [header, index.to_ne_bytes()].concat(), |w| {
             w.attr(IFA_LOCAL, &octets);
             w.attr(IFA_ADDRESS, &octets);
@@ -151,7 +153,7 @@ impl Rtnetlink {
             NextHop::Local => (RT_SCOPE_HOST, RTN_LOCAL),
         };
         // `struct rtmsg`.
-        let (family, length) = (family(network), network.prefix_len());
+        let (family, length) = (Family::of(network.addr()).number(), network.prefix_len());
         let header = vec![family, length, 0, 0, table, RTPROT_BOOT, scope, kind, 0, 0, 0, 0];
         self.change(RTM_NEWROUTE, CREATE | EXCLUSIVE, header, |w| {
             w.attr(RTA_DST, &octets(network.network()));
@@ -226,20 +228,6 @@ fn parse_address(entry: &[u8]) -> Option<Address> {
     let attributes = Attributes::of(rest);
     // On a point-to-point link IFA_ADDRESS is the peer's address.
     let own = attributes.get(IFA_LOCAL).or_else(|| attributes.get(IFA_ADDRESS))?.value;
-    let ip = match own.len() {
-        4 => IpAddr::from(<[u8; 4]>::try_from(own).ok()?),
-        _ => IpAddr::from(<[u8; 16]>::try_from(own).ok()?),
-    };
+    let ip = address(own)?;
     Some(Address { index: u32::from_ne_bytes(index), ip, prefix })
-}
-
-fn family(network: IpNet) -> u8 {
-    if network.addr().is_ipv4() { AF_INET } else { AF_INET6 }
-}
-
-fn octets(address: IpAddr) -> Vec<u8> {
-    match address {
-        IpAddr::V4(address) => address.octets().to_vec(),
-        IpAddr::V6(address) => address.octets().to_vec(),
-    }
 }

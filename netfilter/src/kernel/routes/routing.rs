@@ -3,12 +3,12 @@
 
 use super::entry::{
     LOOPBACK, ROUTE_HEADER, RULE_HEADER, RoutingEntry, RoutingList, RulePriority, attribute, is_local,
-    number, priority, rule_priority, selects_nothing,
+    priority, rule_priority, selects_nothing,
 };
 use super::error::RoutesError;
 use super::rtnetlink::Rtnetlink;
 use super::uapi::*;
-use crate::kernel::netlink::attr::{Attributes, Writer};
+use crate::kernel::netlink::attr::{Attributes, Writer, address, octets};
 use crate::kernel::netlink::list::{Limit, Listed};
 use crate::kernel::netlink::message::{ACK, DUMP, Header, REQUEST};
 use crate::kernel::netlink::reply::Unknown;
@@ -76,7 +76,7 @@ impl Routing {
         let before = rules.iter().take(first_local).filter(|found| !is_local(found));
         self.before_local.extend(before.map(|found| (family, rule_text(found))));
         if first_local == rules.len() {
-            self.not_evaluated.push(format!("no {} routing rule looks up table local", ip(family)));
+            self.not_evaluated.push(format!("no {family} routing rule looks up table local"));
         }
         let entries = rules.iter().filter_map(|found| RoutingEntry::read(RoutingList::Rules(family), found));
         for entry in entries {
@@ -112,10 +112,6 @@ impl Routing {
     }
 }
 
-fn ip(family: Family) -> &'static str {
-    if family == Family::V4 { "IPv4" } else { "IPv6" }
-}
-
 fn is_link_local(network: IpNet) -> bool {
     match network {
         IpNet::V4(network) => network.addr().is_link_local() || network.addr().is_multicast(),
@@ -126,18 +122,7 @@ fn is_link_local(network: IpNet) -> bool {
 /// The destination of a route; a default route has no attribute.
 fn destination(family: Family, attributes: &[u8]) -> Option<IpAddr> {
     let value = Attributes::of(attributes).get(RTA_DST).map(|destination| destination.value);
-    match (family, value) {
-        (Family::V4, None) => Some(IpAddr::from([0; 4])),
-        (Family::V6, None) => Some(IpAddr::from([0; 16])),
-        (_, Some(value)) => address(value),
-    }
-}
-
-fn address(value: &[u8]) -> Option<IpAddr> {
-    match value.len() {
-        4 => Some(IpAddr::from(<[u8; 4]>::try_from(value).ok()?)),
-        _ => Some(IpAddr::from(<[u8; 16]>::try_from(value).ok()?)),
-    }
+    value.map_or(Some(family.unspecified()), address)
 }
 
 /// The interfaces of `struct rtnexthop`, one after the other.
@@ -209,7 +194,7 @@ impl Rtnetlink {
     /// When the kernel does not list them.
     pub(crate) fn routing(&mut self) -> Result<Routing, RoutesError> {
         let mut routing = Routing::default();
-        for family in [Family::V4, Family::V6] {
+        for family in Family::ALL {
             let rules = self.list_up_to(RoutingList::Rules(family), MAX_ENTRIES)?;
             // A kernel without the family has neither.
             if rules.is_empty() {
@@ -233,14 +218,10 @@ impl Rtnetlink {
     /// # Errors
     /// When the kernel does not reply conclusively.
     pub fn route(&mut self, query: RouteQuery) -> Result<Result<Route, Errno>, RoutesError> {
-        let family = if query.destination.is_ipv4() { Family::V4 } else { Family::V6 };
-        let octets = |address: IpAddr| match address {
-            IpAddr::V4(address) => address.octets().to_vec(),
-            IpAddr::V6(address) => address.octets().to_vec(),
-        };
+        let family = Family::of(query.destination).number();
         let bits = |address: IpAddr| if address.is_ipv4() { 32 } else { 128 };
         let source_bits = query.source.map_or(0, bits);
-        let fixed = [number(family), bits(query.destination), source_bits, 0, 0, 0, 0, 0, 0, 0, 0, 0];
+        let fixed = [family, bits(query.destination), source_bits, 0, 0, 0, 0, 0, 0, 0, 0, 0];
         let mut writer = Writer::with_capacity(128);
         let header = Header { kind: RTM_GETROUTE, flags: REQUEST | ACK, sequence: self.next_sequence() };
         writer.message(header, &fixed, |w| {

@@ -164,7 +164,8 @@ fn a_rule_gets_the_priority_before_the_first_rule_that_is_not_for_table_local() 
         if priority != 0 {
             writer.ne32(FRA_PRIORITY, priority);
         }
-        [vec![AF_INET, 0, 0, 0, 0, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0], writer.finish().unwrap()].concat()
+        [vec![Family::V4.number(), 0, 0, 0, 0, 0, 0, FR_ACT_TO_TBL, 0, 0, 0, 0], writer.finish().unwrap()]
+            .concat()
     };
     let (local, main) = (|| rule(255, 0), || rule(254, 32766));
     let mut unreachable = rule(255, 50);
@@ -199,11 +200,11 @@ fn addresses_of_both_families_are_parsed() {
     let v6 = [0xfd, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 1];
     let found = parse_addresses(&[
         // A point-to-point link: IFA_ADDRESS is the peer's address.
-        address(AF_INET, 32, &[(IFA_ADDRESS, &[10, 0, 0, 2]), (IFA_LOCAL, &[10, 0, 0, 1])]),
+        address(Family::V4.number(), 32, &[(IFA_ADDRESS, &[10, 0, 0, 2]), (IFA_LOCAL, &[10, 0, 0, 1])]),
         address(AF_INET6, 64, &[(IFA_ADDRESS, &v6)]),
         address(AF_INET6, 64, &[(IFA_ADDRESS, &[1, 2, 3])]),
-        address(AF_INET, 32, &[]),
-        vec![AF_INET, 32],
+        address(Family::V4.number(), 32, &[]),
+        vec![Family::V4.number(), 32],
     ]);
     let expected = |ip: &str, prefix| Address { index: 7, ip: ip.parse::<IpAddr>().unwrap(), prefix };
     assert_eq!(found, [expected("10.0.0.1", 32), expected("fd00::1", 64)]);

@@ -14,7 +14,6 @@ pub(super) const RTM_NEWRULE: u16 = 32;
 pub(super) const RTM_DELRULE: u16 = 33;
 pub(super) const RTM_GETRULE: u16 = 34;
 
-pub(super) const AF_INET: u8 = 2;
 pub(super) const AF_INET6: u8 = 10;
 
 pub(super) const IFF_UP: u32 = 1;

@@ -7,6 +7,7 @@ use crate::kernel::netlink::attr::Attributes;
 use crate::kernel::netlink::list::Listed;
 use crate::kernel::netlink::message::{HEADER, Header, Messages};
 use crate::model::policy::{Families, Groups, InterfaceName, Owners, RedirectPolicy};
+use crate::model::ruleset::Family;
 use crate::nft::batch::{Batch, GENERIC, Start};
 use crate::nft::lists::Entry;
 
@@ -313,11 +314,14 @@ fn objects_of_another_table_are_not_listed() {
 fn an_entry_of_a_list_of_every_family_has_its_family() {
     let lister: &mut Lister<'_> = &mut |request, _, _| {
         assert_eq!(Messages(request).next().unwrap().unwrap().body[0], NFPROTO_UNSPEC);
-        Ok(Listed::Whole(vec![vec![NFPROTO_IPV4, 0, 0, 7], vec![NFPROTO_IPV6, 0, 0, 7]]))
+        Ok(Listed::Whole(vec![vec![Family::V4.number(), 0, 0, 7], vec![Family::V6.number(), 0, 0, 7]]))
     };
     let read = |lists: &mut Lists<'_, '_>| lists.all(lists::TABLES, |_| ());
     let tables = lists::of_one_generation(lister, NFPROTO_UNSPEC, read).unwrap();
-    assert_eq!(tables.iter().map(Entry::family).collect::<Vec<_>>(), [NFPROTO_IPV4, NFPROTO_IPV6]);
+    assert_eq!(
+        tables.iter().map(Entry::family).collect::<Vec<_>>(),
+        [Family::V4.number(), Family::V6.number()]
+    );
 }
 
 #[test]

@@ -2,12 +2,11 @@
 
 use super::expr::{Code, Expr, Nat, NatKind, Source};
 use super::{
-    Age, BaseChain, ChainKind, Engine, Interface, LiveChain, LiveRule, NamespaceRules, Statement,
-    TableFamily, TableName,
+    Age, BaseChain, ChainKind, Interface, LiveChain, LiveRule, NamespaceRules, Statement, TableName,
 };
 use crate::kernel::uapi::{NFT_CMP_EQ, NFT_META_L4PROTO, NFT_META_SKUID};
 use crate::model::packet::Owner;
-use crate::model::ruleset::Hook;
+use crate::model::ruleset::{Engine, Hook, TableFamily};
 
 pub(crate) const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
 pub(crate) const APP: Owner = Owner { uid: 1000, gid: 1000 };

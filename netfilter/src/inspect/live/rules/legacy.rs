@@ -1,9 +1,7 @@
 //! Converts the tables of iptables-legacy into chains of the model.
 
-use super::{
-    BaseChain, ChainKind, Engine, LiveChain, LiveRule, NamespaceRules, Statement, TableFamily, TableName,
-};
-use crate::model::ruleset::{Family, Hook};
+use super::{BaseChain, ChainKind, LiveChain, LiveRule, NamespaceRules, Statement, TableName};
+use crate::model::ruleset::{Engine, Family, Hook};
 use crate::xt::XtTarget;
 use crate::xt::legacy::{LegacyChain, LegacyError, LegacyRule, LegacyTable, tables};
 
@@ -12,15 +10,14 @@ use crate::xt::legacy::{LegacyChain, LegacyError, LegacyRule, LegacyTable, table
 /// # Errors
 /// When one of them cannot be read.
 pub(super) fn add(found: &mut NamespaceRules) -> Result<(), LegacyError> {
-    for family in [Family::V4, Family::V6] {
+    for family in Family::ALL {
         tables(family)?.into_iter().for_each(|table| add_table(found, table));
     }
     Ok(())
 }
 
 fn add_table(found: &mut NamespaceRules, table: LegacyTable) {
-    let family = if table.family == Family::V4 { TableFamily::Ip } else { TableFamily::Ip6 };
-    let name = TableName { engine: Engine::Legacy, family, name: table.name };
+    let name = TableName { engine: Engine::Legacy, family: table.family.into(), name: table.name };
     for chain in table.chains {
         let base = base(&name.name, &chain);
         if let (None, Some(_)) = (base, &chain.built_in) {

@@ -2,8 +2,9 @@
 //! our prefix and the rules that lead there.
 
 use super::expr::{Code, Expr};
-use super::{Engine, LiveChain, NamespaceRules, Statement, TableFamily, TableName};
+use super::{LiveChain, NamespaceRules, Statement, TableName};
 use crate::iptables::{MARK, PREFIX, TABLES};
+use crate::model::ruleset::{Engine, TableFamily};
 use crate::nft::TABLE;
 use crate::xt::XtTarget;
 use std::collections::HashSet;

@@ -6,8 +6,7 @@ mod sets;
 
 use super::expr::{self, Code, Data, Expr};
 use super::{
-    Age, BaseChain, ChainKind, Engine, Interface, LiveChain, LiveRule, NamespaceRules, Statement,
-    TableFamily, TableName, text,
+    Age, BaseChain, ChainKind, Interface, LiveChain, LiveRule, NamespaceRules, Statement, TableName, text,
 };
 use super::{ours, state};
 use crate::apply::backend::BackendError;
@@ -18,7 +17,7 @@ use crate::kernel::netlink::attr::{Attribute, Attributes};
 use crate::kernel::netlink::list::Listed;
 use crate::kernel::routes::{Link, RoutesError, Rtnetlink};
 use crate::kernel::uapi::*;
-use crate::model::ruleset::{Hook, Ruleset};
+use crate::model::ruleset::{Engine, Hook, Ruleset, TableFamily};
 use crate::nft::dump;
 use crate::nft::lists::{self, Entry, Lister, Lists};
 use crate::nft::{Batch, NftError, Start, TABLE, socket::Connection};
@@ -139,17 +138,8 @@ fn table(entry: &Entry) -> Option<(TableKey, TableState)> {
     Some((key, TableState { handle, is_dormant: flags & 1 != 0 }))
 }
 
-fn family(number: u8) -> Option<TableFamily> {
-    match number {
-        NFPROTO_INET => Some(TableFamily::Inet),
-        NFPROTO_IPV4 => Some(TableFamily::Ip),
-        NFPROTO_IPV6 => Some(TableFamily::Ip6),
-        _ => None,
-    }
-}
-
 fn table_name(number: u8, name: String) -> Option<TableName> {
-    Some(TableName { engine: Engine::NfTables, family: family(number)?, name })
+    Some(TableName { engine: Engine::NfTables, family: TableFamily::numbered(number)?, name })
 }
 
 /// The name of a family other than ip, ip6 and inet.
@@ -263,7 +253,8 @@ fn add_chain(
         (_, ChainHook::Evaluated(Some(_)) | ChainHook::NotEvaluated) => {
             let drops = chain.get(NFTA_CHAIN_POLICY).and_then(|policy| policy.be32()) == Some(NF_DROP);
             if (uses.is_none_or(|uses| uses > 0) || drops) && found.opaque.len() < NAMED {
-                let family = family(entry.family()).map_or(other_family(entry.family()), TableFamily::name);
+                let family = TableFamily::numbered(entry.family())
+                    .map_or(other_family(entry.family()), TableFamily::name);
                 found.opaque.push(format!("chain {family} {table} {name} is not evaluated"));
             }
         }

@@ -4,7 +4,7 @@ use super::expr::{Code, Data, Expr, Nat, NatKind};
 use super::field::{Component, Field, LoadedFields};
 use super::{Set, Statement};
 use crate::kernel::uapi::*;
-use crate::model::ruleset::Transport;
+use crate::model::ruleset::{Family, Transport};
 use std::fmt::Write as _;
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -158,8 +158,7 @@ fn value(component: Option<&Component>, bytes: &[u8]) -> String {
             other => number(other),
         },
         Field::Family => match bytes {
-            [NFPROTO_IPV4] => "ipv4".to_owned(),
-            [NFPROTO_IPV6] => "ipv6".to_owned(),
+            [one] => Family::numbered(*one).map_or_else(|| number(bytes), |f| f.to_string().to_lowercase()),
             other => number(other),
         },
         Field::Source | Field::Destination => address(bytes),

@@ -4,11 +4,11 @@ use super::super::parts::parts;
 use super::{Property, Values, number};
 use crate::inspect::live::rules::expr::{Data, Expr};
 use crate::inspect::live::rules::{
-    Component, Field, LiveChain, LiveRule, LoadedFields, NamespaceRules, Set, Statement, TableFamily,
-    location,
+    Component, Field, LiveChain, LiveRule, LoadedFields, NamespaceRules, Set, Statement, location,
 };
 use crate::inspect::walk::Budget;
 use crate::model::policy::PortRange;
+use crate::model::ruleset::TableFamily;
 use crate::xt::{ConntrackTest, IdTest, PortEnd, XtMatch};
 use std::collections::BTreeMap;
 

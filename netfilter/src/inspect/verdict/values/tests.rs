@@ -1,9 +1,10 @@
 use super::*;
 use crate::inspect::live::rules::expr::{Code, Source, VERDICT};
 use crate::inspect::live::rules::expr::{Data, Expr};
-use crate::inspect::live::rules::{Element, Engine, TableName};
-use crate::inspect::live::rules::{LiveChain, LiveRule, NamespaceRules, Set, Statement, TableFamily};
+use crate::inspect::live::rules::{Element, TableName};
+use crate::inspect::live::rules::{LiveChain, LiveRule, NamespaceRules, Set, Statement};
 use crate::kernel::uapi::{NFT_CMP_EQ, NFT_META_MARK, NFT_PAYLOAD_TRANSPORT_HEADER};
+use crate::model::ruleset::{Engine, TableFamily};
 
 const TRANSPORT: u32 = NFT_PAYLOAD_TRANSPORT_HEADER;
 const LESS: u32 = 2;

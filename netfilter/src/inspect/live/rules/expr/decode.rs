@@ -4,7 +4,7 @@
 use super::{Checksum, Code, Data, Expr, Nat, NatKind, Source, VERDICT};
 use crate::kernel::netlink::attr::{Attribute, Attributes};
 use crate::kernel::uapi::*;
-use crate::model::ruleset::Family;
+use crate::model::ruleset::{Family, TableFamily};
 use crate::xt::effect::{EXPRESSIONS, Effect, OBJECTS, effect, object_type};
 use crate::xt::{decode_match, decode_target};
 
@@ -234,12 +234,7 @@ fn nat(f: &Fields<'_>) -> Option<Expr> {
     if f.number(NFTA_NAT_FLAGS).unwrap_or_default() & 1 << 6 != 0 {
         return None;
     }
-    let is_for = match u8::try_from(f.number(NFTA_NAT_FAMILY)?).ok()? {
-        NFPROTO_IPV4 => Some(Family::V4),
-        NFPROTO_IPV6 => Some(Family::V6),
-        NFPROTO_INET => None,
-        _ => return None,
-    };
+    let is_for = TableFamily::numbered(u8::try_from(f.number(NFTA_NAT_FAMILY)?).ok()?)?.only();
     Some(Expr::Nat(Nat {
         kind,
         is_for,
@@ -260,11 +255,8 @@ fn tproxy(f: &Fields<'_>) -> Option<Expr> {
     if f.has(NFTA_TPROXY_REG_ADDR) {
         return None;
     }
-    let is_for = match f.number(NFTA_TPROXY_FAMILY).and_then(|family| u8::try_from(family).ok()) {
-        Some(NFPROTO_IPV4) => Some(Family::V4),
-        Some(NFPROTO_IPV6) => Some(Family::V6),
-        _ => None,
-    };
+    let family = f.number(NFTA_TPROXY_FAMILY).and_then(|family| u8::try_from(family).ok());
+    let is_for = family.and_then(Family::numbered);
     Some(Expr::Tproxy { is_for, port: f.register(NFTA_TPROXY_REG_PORT) })
 }
 
@@ -300,11 +292,7 @@ fn loaded(name: &str, f: &Fields<'_>) -> Option<Expr> {
 }
 
 fn xt(name: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
-    let family = match family {
-        NFPROTO_IPV4 => Family::V4,
-        NFPROTO_IPV6 => Family::V6,
-        _ => return None,
-    };
+    let family = Family::numbered(family)?;
     let (extension, revision) = (f.text(1)?, u8::try_from(f.number(2)?).ok()?);
     let data = f.0.get(3)?.value;
     Some(match name {

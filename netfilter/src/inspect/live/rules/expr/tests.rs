@@ -15,9 +15,11 @@ fn decoded(name: &str, attributes: &[(u16, u32)]) -> Expr {
 
 #[test]
 fn a_translation_is_for_the_ip_version_of_its_own_attribute() {
-    for (family, is_for) in
-        [(NFPROTO_INET, None), (NFPROTO_IPV4, Some(Family::V4)), (NFPROTO_IPV6, Some(Family::V6))]
-    {
+    for (family, is_for) in [
+        (NFPROTO_INET, None),
+        (Family::V4.number(), Some(Family::V4)),
+        (Family::V6.number(), Some(Family::V6)),
+    ] {
         let nat = decoded("nat", &[(NFTA_NAT_TYPE, 1), (NFTA_NAT_FAMILY, family.into())]);
         let Expr::Nat(nat) = nat else { panic!("{nat:?}") };
         assert_eq!(nat.is_for, is_for);
