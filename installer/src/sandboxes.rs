@@ -19,7 +19,7 @@ use crate::pod::proxy::{ProxyFault, proxy_faults};
 use crate::sandboxes::verdict::verdict_of;
 pub(crate) use desired::Desired;
 use desired::adapt_verdict;
-use gybe_netfilter::inspect::verdict::{RedirectionState, Verdict};
+use gybe_netfilter::inspect::verdict::{NamespaceVerdict, RedirectionState};
 use gybe_netfilter::kernel::netns::{Netns, NetnsError};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::PluginConf;
@@ -102,7 +102,7 @@ pub struct JudgedSandbox {
 #[derive(Debug, Clone)]
 pub struct SandboxVerdict {
     pub sandbox: Sandbox,
-    pub verdict: Verdict,
+    pub verdict: NamespaceVerdict,
     /// Why the desired state is unknown; none if it is known.
     pub unknown_because: Option<String>,
     /// Why redirected connections fail at the proxy, of a pod of the mesh whose containers run.
@@ -256,7 +256,7 @@ fn judge(sandbox: Sandbox, sources: &PolicySources) -> SandboxVerdict {
 #[must_use]
 pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
     let Network::Own(path) = &sandbox.network else {
-        let verdict = Verdict::because(RedirectionState::NotMeshed, "it uses the node's network");
+        let verdict = NamespaceVerdict::because(RedirectionState::NotMeshed, "it uses the node's network");
         let report = SandboxVerdict { sandbox, verdict, unknown_because: None, proxy_faults: Vec::new() };
         return JudgedSandbox { report, netns: None, policy: None, took: Duration::ZERO };
     };
@@ -266,7 +266,9 @@ pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
     let started = Instant::now();
     let mut verdict = match &netns {
         Ok(netns) => adapt_verdict(&desired, verdict_of(netns, desired.for_verdict(), &sandbox.cgroups)),
-        Err(why) => adapt_verdict(&desired, Verdict::because(RedirectionState::Unknown, cannot_open(why))),
+        Err(why) => {
+            adapt_verdict(&desired, NamespaceVerdict::because(RedirectionState::Unknown, cannot_open(why)))
+        }
     };
     let took = started.elapsed();
     if let Desired::Policy(known) = &desired
@@ -304,9 +306,9 @@ mod tests {
     fn a_pod_whose_rules_differ_from_those_it_should_have_fails() {
         let judged = |state, differences: &[&str]| SandboxVerdict {
             sandbox: Sandbox::in_namespace(PathBuf::new()),
-            verdict: Verdict {
+            verdict: NamespaceVerdict {
                 differences: differences.iter().map(|one| (*one).to_owned()).collect(),
-                ..Verdict::because(state, "as found")
+                ..NamespaceVerdict::because(state, "as found")
             },
             unknown_because: None,
             proxy_faults: Vec::new(),

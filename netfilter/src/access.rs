@@ -7,7 +7,7 @@ use crate::model::ruleset::TableFamily;
 use crate::nft::chain::Base;
 use crate::nft::error::NftError;
 use crate::nft::lists::{self, Entry, Lister};
-use crate::nft::socket::Connection;
+use crate::nft::socket::NftSocket;
 use nix::errno::Errno;
 use std::fs::{File, TryLockError};
 use std::sync::mpsc;
@@ -20,7 +20,7 @@ pub type ChainsError = NftError;
 /// Access to the rules of the network namespace in which the calling thread was when it made this value.
 #[derive(Debug, Default)]
 pub struct NamespaceAccess {
-    connection: Option<Connection>,
+    connection: Option<NftSocket>,
     lock: Option<File>,
     /// The end of the time in which the lock was to be had and the programs have to finish.
     deadline: Option<Instant>,
@@ -53,10 +53,10 @@ impl NamespaceAccess {
     }
 
     /// The nfnetlink socket, opened at first use.
-    pub(crate) fn connection(&mut self) -> Result<&mut Connection, NftError> {
+    pub(crate) fn connection(&mut self) -> Result<&mut NftSocket, NftError> {
         match &mut self.connection {
             Some(connection) => Ok(connection),
-            none => Ok(none.insert(Connection::open()?)),
+            none => Ok(none.insert(NftSocket::open()?)),
         }
     }
 
@@ -83,7 +83,7 @@ pub(crate) struct ListedChain {
 }
 
 /// Lists all chains; `None` where the kernel has no nftables.
-fn list_chains(connection: &mut Connection) -> Result<Option<Vec<ListedChain>>, NftError> {
+fn list_chains(connection: &mut NftSocket) -> Result<Option<Vec<ListedChain>>, NftError> {
     let lister: &mut Lister<'_> = &mut |request, sequence, limit| connection.0.list(request, sequence, limit);
     let chains = lists::of_one_generation(lister, NFPROTO_UNSPEC, |lists| lists.all(lists::CHAINS, |_| ()));
     match chains {
@@ -101,8 +101,8 @@ pub(crate) fn parse_chains(entries: &[Entry]) -> Vec<ListedChain> {
 
 fn chain(entry: &Entry) -> Option<ListedChain> {
     let attributes = entry.attributes();
-    let text = |kind| attributes.get(kind).map(|name| name.name());
-    let uses = attributes.get(NFTA_CHAIN_USE).and_then(|uses| uses.be32()).unwrap_or_default();
+    let text = |kind| attributes.name(kind);
+    let uses = attributes.be32(NFTA_CHAIN_USE).unwrap_or_default();
     let translates_at = Base::read(&attributes).and_then(|base| base.translates_at());
     let (table, name) = (text(NFTA_CHAIN_TABLE)?, text(NFTA_CHAIN_NAME)?);
     Some(ListedChain { family: TableFamily::numbered(entry.family())?, table, name, translates_at, uses })

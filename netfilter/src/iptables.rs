@@ -28,10 +28,10 @@ use crate::access::NamespaceAccess;
 use crate::model::inventory::{Inventory, PreviousRules};
 use crate::model::ruleset::{Engine, Family, Ruleset};
 use layout::{DEADLINE, DIRECTORIES};
-use programs::Programs;
+use programs::IptablesPrograms;
 use restore::{render, transaction};
 use rules::{FamilyRules, IptablesRules, inventory, of_family};
-use run::{Conditions, on_private_thread};
+use run::{RunConditions, on_private_thread};
 use session::{Session, locked};
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
@@ -42,7 +42,7 @@ use user_namespace::foreign_owner;
 #[derive(Debug, Clone)]
 pub struct Iptables {
     engine: Engine,
-    programs: Programs,
+    programs: IptablesPrograms,
     deadline: Duration,
 }
 
@@ -69,7 +69,7 @@ impl Iptables {
     /// # Errors
     /// As [`Iptables::find`].
     pub fn find_in(engine: Engine, directories: &[PathBuf]) -> Result<Self, IptablesError> {
-        Ok(Self { engine, programs: Programs::find(engine, directories)?, deadline: DEADLINE })
+        Ok(Self { engine, programs: IptablesPrograms::find(engine, directories)?, deadline: DEADLINE })
     }
 
     /// The same backend with this much time for a call: the wait for the namespace's lock, reads and writes together.
@@ -95,7 +95,7 @@ impl Iptables {
         let done = on_private_thread(|| {
             let owner = foreign_owner().map_err(IptablesError::UserNamespace)?;
             let user_namespace = owner.as_ref().map(AsFd::as_fd);
-            let conditions = Conditions { deadline, user_namespace };
+            let conditions = RunConditions { deadline, user_namespace };
             work(&Session { engine: self.engine, programs: &self.programs, conditions })
         });
         done.map_err(IptablesError::NoThread)?
@@ -135,7 +135,7 @@ impl Iptables {
         refusal: IptablesError,
     ) -> IptablesError {
         let deadline = Instant::now() + self.deadline;
-        let session = Session { conditions: Conditions { deadline, ..session.conditions }, ..*session };
+        let session = Session { conditions: RunConditions { deadline, ..session.conditions }, ..*session };
         let source = Box::new(refusal);
         let failures: Vec<String> = Family::ALL
             .into_iter()

@@ -23,7 +23,7 @@ pub use crate::kernel::netlink::socket::SocketError;
 
 use crate::model::inventory::{Inventory, PreviousRules};
 use crate::model::ruleset::Ruleset;
-use socket::Connection;
+use socket::NftSocket;
 
 /// The nftables backend.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -35,7 +35,7 @@ impl Nft {
     /// # Errors
     /// When applying them would fail.
     pub fn dry_run(&self, rules: &Ruleset) -> Result<(), NftError> {
-        let mut connection = Connection::open()?;
+        let mut connection = NftSocket::open()?;
         match connection.transact(&Batch::dry_run(rules, Start::Fresh)?) {
             Err(error) if error.is_table_there() => {
                 connection.transact(&Batch::dry_run(rules, Start::Replace)?)
@@ -53,7 +53,7 @@ impl Nft {
     /// that replaces it creates, deletes and creates it.
     pub(crate) fn replace(
         &self,
-        connection: &mut Connection,
+        connection: &mut NftSocket,
         rules: &Ruleset,
     ) -> Result<PreviousRules, NftError> {
         match connection.transact(&Batch::apply(rules, Start::Fresh)?) {
@@ -79,7 +79,7 @@ impl Nft {
     ) -> Result<(), NftError> {
         match outcome {
             Err(lost) if lost.leaves_outcome_unknown() => {
-                let found = Connection::open().and_then(|mut other| dump::inventory(&mut other));
+                let found = NftSocket::open().and_then(|mut other| dump::inventory(&mut other));
                 if found.is_ok_and(|found| is_done(&found)) { Ok(()) } else { Err(lost) }
             }
             outcome => outcome,
@@ -87,7 +87,7 @@ impl Nft {
     }
 
     /// Deletes the table; succeeds when there is none.
-    pub(crate) fn delete(&self, connection: &mut Connection) -> Result<(), NftError> {
+    pub(crate) fn delete(&self, connection: &mut NftSocket) -> Result<(), NftError> {
         match connection.transact(&Batch::remove()?) {
             Err(error) if error.is_table_absent() => Ok(()),
             outcome => self.confirm(outcome, Inventory::is_empty),
@@ -95,7 +95,7 @@ impl Nft {
     }
 
     /// Reads the table.
-    pub(crate) fn list(connection: &mut Connection) -> Result<Inventory, NftError> {
+    pub(crate) fn list(connection: &mut NftSocket) -> Result<Inventory, NftError> {
         dump::inventory(connection)
     }
 

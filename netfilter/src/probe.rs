@@ -24,7 +24,7 @@ use crate::iptables::IptablesError;
 use crate::model::Hint;
 use crate::nft::NftError;
 use crate::xt::legacy;
-use connection::{Arrival, Attempt, ProbeConnection};
+use connection::{Arrival, ProbeAttempt, ProbeConnection};
 use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
@@ -178,9 +178,9 @@ fn connect_all(connections: &[ProbeConnection]) -> (Finding, Option<String>) {
     let mut untried = None;
     for connection in connections {
         match connection.make() {
-            Attempt::Arrived(arrival) if arrival == connection.expected() => {}
-            Attempt::Arrived(arrival) => return (misbehaves(connection, &arrival), untried),
-            Attempt::UserNotMapped(uid) => {
+            ProbeAttempt::Arrived(arrival) if arrival == connection.expected() => {}
+            ProbeAttempt::Arrived(arrival) => return (misbehaves(connection, &arrival), untried),
+            ProbeAttempt::UserNotMapped(uid) => {
                 untried = Some(format!("connections of uid {uid}: this user namespace does not map it"));
             }
         }

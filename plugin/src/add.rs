@@ -12,7 +12,7 @@ use crate::loopback::wait_for_loopback_plugin;
 use crate::reply::Reply;
 use crate::request::Request;
 use crate::result;
-use crate::target::{self, Target, TargetPod};
+use crate::target::{self, CallTarget, TargetPod};
 use gybe_netfilter::apply::redirection::RuleVariant;
 use gybe_netfilter::model::policy::Families;
 use std::path::Path;
@@ -29,10 +29,10 @@ pub(crate) fn add(request: &mut Request) -> Result<Reply, PluginError> {
         tracing::warn!(keys, "gybe-cni cmdAdd: unknown configuration keys");
     }
     match target::find(request, &conf)? {
-        Target::LeaveAlone { reason, pod } => {
+        CallTarget::LeaveAlone { reason, pod } => {
             tracing::info!(target: CALL, pod, decision = "leave alone", reason = %reason, "gybe-cni cmdAdd");
         }
-        Target::Redirect(target) => redirect(*target, &conf, request.netns.as_deref())?,
+        CallTarget::Redirect(target) => redirect(*target, &conf, request.netns.as_deref())?,
     }
     Ok(Reply::Json(result))
 }

@@ -7,7 +7,7 @@ use crate::conf::{self, PluginConf};
 use crate::error::PluginError;
 use crate::log::{self, CALL, CallContext};
 use crate::reply::{Reply, command};
-use crate::request::{Environment, Request, Verb};
+use crate::request::{CniVariables, Request, Verb};
 use crate::{add, check, version};
 use serde_json::Value;
 use std::mem::ManuallyDrop;
@@ -15,7 +15,7 @@ use std::os::fd::BorrowedFd;
 use std::time::Instant;
 
 /// Performs a runtime's call, and returns its reply.
-pub fn handle(env: &Environment, stdin: BorrowedFd<'_>) -> Reply {
+pub fn handle(env: &CniVariables, stdin: BorrowedFd<'_>) -> Reply {
     let started = Instant::now();
     let Some(name) = env.text("CNI_COMMAND") else { return Reply::About };
     let verb = Verb::parse(&name);

@@ -139,11 +139,11 @@ pub(crate) enum AbsentAgent {
 /// # Errors
 /// If no source knows the pod: the errors of all sources in their order.
 pub fn look_up(conf: &FactsConf, pod: &PodRef) -> Result<PodFacts, FactsError> {
-    Lookup::start(conf, pod).finish(AbsentAgent::Fails)
+    FactsLookup::start(conf, pod).finish(AbsentAgent::Fails)
 }
 
 /// A lookup in progress: the request to the agent, where there is one, has been sent.
-pub(crate) struct Lookup<'a> {
+pub(crate) struct FactsLookup<'a> {
     pod: &'a PodRef,
     /// For all sources together.
     deadline: Instant,
@@ -151,7 +151,7 @@ pub(crate) struct Lookup<'a> {
     others: Vec<FactsSource<'a>>,
 }
 
-impl<'a> Lookup<'a> {
+impl<'a> FactsLookup<'a> {
     /// Sends the request to the agent, and waits for nothing.
     pub(crate) fn start(conf: &'a FactsConf, pod: &'a PodRef) -> Self {
         let deadline = Instant::now() + conf.deadline;

@@ -83,7 +83,7 @@ impl Subscriber for LineSubscriber {
 
     fn event(&self, event: &Event<'_>) {
         let level = event.metadata().level().as_str().to_ascii_lowercase();
-        let mut line = Line { message: String::new(), fields: String::new() };
+        let mut line = EventLine { message: String::new(), fields: String::new() };
         event.record(&mut line);
         if event.metadata().target() == CALL {
             let (verb, took) = (self.context.verb, micros(self.context.started));
@@ -116,12 +116,12 @@ impl Subscriber for LineSubscriber {
 }
 
 /// An event's message, and its fields as `,"name":value`.
-struct Line {
+struct EventLine {
     message: String,
     fields: String,
 }
 
-impl Line {
+impl EventLine {
     fn put(&mut self, field: &Field, value: Value) {
         match (field.name(), value) {
             ("message", Value::String(text)) => self.message = text,
@@ -131,7 +131,7 @@ impl Line {
     }
 }
 
-impl Visit for Line {
+impl Visit for EventLine {
     fn record_str(&mut self, field: &Field, value: &str) {
         self.put(field, value.into());
     }

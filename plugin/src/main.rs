@@ -2,7 +2,7 @@
 
 use gybe_plugin::arena::Arena;
 use gybe_plugin::dispatch;
-use gybe_plugin::request::{Environment, VARIABLES};
+use gybe_plugin::request::{CniVariables, VARIABLES};
 use gybe_plugin::version::BUILD_MARK;
 use std::io;
 use std::os::fd::AsFd;
@@ -17,7 +17,7 @@ static ARENA: Arena<{ 256 << 10 }> = Arena::new();
 static MARK: &[u8] = BUILD_MARK.as_bytes();
 
 /// The variables that the plugin reads.
-fn environment() -> Environment {
+fn environment() -> CniVariables {
     VARIABLES.into_iter().filter_map(|name| Some((name, std::env::var_os(name)?))).collect()
 }
 

@@ -22,9 +22,9 @@ pub const VARIABLES: [&str; 7] = [
 
 /// The `CNI_*` variables of a call.
 #[derive(Debug, Clone, Default)]
-pub struct Environment(BTreeMap<String, OsString>);
+pub struct CniVariables(BTreeMap<String, OsString>);
 
-impl Environment {
+impl CniVariables {
     /// Returns a variable's value; an empty one counts as missing, as in the reference library.
     pub fn get(&self, name: &str) -> Option<&OsStr> {
         self.0.get(name).map(OsString::as_os_str).filter(|value| !value.is_empty())
@@ -36,7 +36,7 @@ impl Environment {
     }
 }
 
-impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for Environment {
+impl<K: Into<OsString>, V: Into<OsString>> FromIterator<(K, V)> for CniVariables {
     /// Keeps the `CNI_*` variables.
     fn from_iter<I: IntoIterator<Item = (K, V)>>(variables: I) -> Self {
         let named = variables.into_iter().filter_map(|(name, value)| {
@@ -147,7 +147,7 @@ pub enum RequestError {
 }
 
 /// Checks that every variable that `verb` requires is set; the error names all that are missing.
-fn require(verb: Verb, env: &Environment) -> Result<(), RequestError> {
+fn require(verb: Verb, env: &CniVariables) -> Result<(), RequestError> {
     let missing: Vec<_> = verb.required().iter().copied().filter(|name| env.get(name).is_none()).collect();
     if missing.is_empty() { Ok(()) } else { Err(RequestError::Missing(missing)) }
 }
@@ -163,7 +163,7 @@ impl Request {
     /// When a variable is missing or malformed, or stdin cannot be read or is not a network configuration.
     pub fn parse<B: AsRef<[u8]>, E: From<RequestError>>(
         command: &str,
-        env: &Environment,
+        env: &CniVariables,
         stdin: impl FnOnce() -> Result<B, E>,
     ) -> Result<Self, E> {
         let verb = Verb::parse(command);
@@ -176,7 +176,7 @@ impl Request {
     fn from_parts(
         command: &str,
         verb: Option<Verb>,
-        env: &Environment,
+        env: &CniVariables,
         stdin: &[u8],
     ) -> Result<Self, RequestError> {
         let network = NetworkConf::parse(stdin)?;
@@ -194,7 +194,7 @@ impl Request {
     }
 }
 
-fn own_namespace(env: &Environment) -> OwnNamespace {
+fn own_namespace(env: &CniVariables) -> OwnNamespace {
     match env.text("CNI_NETNS_OVERRIDE") {
         Some(value) if value == "1" || value.eq_ignore_ascii_case("true") => OwnNamespace::Allowed,
         _ => OwnNamespace::Refused,

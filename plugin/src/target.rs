@@ -6,7 +6,7 @@ use crate::backend::{SelectedBackend, Selection};
 use crate::conf::PluginConf;
 use crate::decide::{self, PodRefusal, PolicyDraft, PreliminaryDecision};
 use crate::error::PluginError;
-use crate::facts::{self, AbsentAgent, FactsError, Lookup};
+use crate::facts::{self, AbsentAgent, FactsError, FactsLookup};
 use crate::families;
 use crate::gates::{self, InitContainer, LeaveAloneReason};
 use crate::log::micros;
@@ -22,7 +22,7 @@ use std::path::Path;
 use std::time::Instant;
 
 /// What a call has to do.
-pub(crate) enum Target {
+pub(crate) enum CallTarget {
     /// Nothing: the pod, if the runtime names one, is left alone.
     LeaveAlone {
         reason: LeaveAloneReason,
@@ -62,21 +62,21 @@ pub(crate) struct NamespaceReport<T> {
 }
 
 /// Finds the target of an ADD or CHECK.
-pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<Target, PluginError> {
+pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<CallTarget, PluginError> {
     let named = PodRef::from_args(&request.args)?;
     let path = NetnsPath::of(request)?;
     // For every pod, as the reference plugin does, but before any work.
     path.refuse_own(Identity::at(path.path).ok())?;
     let Some(pod) = named else {
-        return Ok(Target::LeaveAlone { reason: LeaveAloneReason::NotKubernetes, pod: String::new() });
+        return Ok(CallTarget::LeaveAlone { reason: LeaveAloneReason::NotKubernetes, pod: String::new() });
     };
     let annotations = request.network.pod_annotations();
     let reason = gates::check_without_facts(conf, pod.namespace.as_str(), pod.name.as_str(), annotations);
     if let Some(reason) = reason {
-        return Ok(Target::LeaveAlone { reason, pod: pod.to_string() });
+        return Ok(CallTarget::LeaveAlone { reason, pod: pod.to_string() });
     }
     let started = Instant::now();
-    let lookup = Lookup::start(&conf.facts, &pod);
+    let lookup = FactsLookup::start(&conf.facts, &pod);
     // Opened before any wait for facts: afterwards the path may lead to another pod's namespace.
     let netns = path.open();
     // A CHECK that fails stops no pod from starting; the runtime repeats it.
@@ -90,13 +90,13 @@ pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<Target, Plugi
             if gates::contradicts(annotations, &reason) && !facts::same_uid(&facts, &pod) {
                 return Err(FactsError::contradicted(reason, &facts).into());
             }
-            return Ok(Target::LeaveAlone { reason, pod: pod.to_string() });
+            return Ok(CallTarget::LeaveAlone { reason, pod: pod.to_string() });
         }
     };
     let netns = netns?;
     // Last, because it takes a probe when no findings are kept.
     let backend = (request.verb == Verb::Add).then(|| Selection::of(conf).to_write()).transpose()?;
-    Ok(Target::Redirect(Box::new(TargetPod { pod, facts, facts_us, backend, policy, netns })))
+    Ok(CallTarget::Redirect(Box::new(TargetPod { pod, facts, facts_us, backend, policy, netns })))
 }
 
 /// `CNI_NETNS`, and the namespace that it must not be.

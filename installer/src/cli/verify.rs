@@ -10,7 +10,7 @@ use crate::pod::cgroups::Cgroups;
 use crate::sandboxes::state_name;
 use crate::sandboxes::verdict::judge;
 use clap::Args;
-use gybe_netfilter::inspect::verdict::{Desired, RedirectionState, Verdict};
+use gybe_netfilter::inspect::verdict::{Desired, NamespaceVerdict, RedirectionState};
 use gybe_plugin::gates::InitContainer;
 use serde_json::json;
 
@@ -86,7 +86,7 @@ impl VerifyArgs {
     }
 }
 
-fn output(verdict: &Verdict, origin: &str) -> CommandOutput {
+fn output(verdict: &NamespaceVerdict, origin: &str) -> CommandOutput {
     let holds = verdict.holds();
     let prefix = match verdict.state {
         RedirectionState::Redirected | RedirectionState::NotMeshed => String::new(),

@@ -3,7 +3,7 @@
 
 use super::{ConfOfAdd, Sandbox};
 use crate::error::chain;
-use gybe_netfilter::inspect::verdict::{self, RedirectionState, Verdict};
+use gybe_netfilter::inspect::verdict::{self, NamespaceVerdict, RedirectionState};
 use gybe_netfilter::model::policy::RedirectPolicy;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::{FactsConf, PluginConf};
@@ -183,30 +183,35 @@ impl Desired {
 }
 
 /// Adapts the verdict on a namespace to the desired state of its pod.
-pub(super) fn adapt_verdict(desired: &Desired, found: Verdict) -> Verdict {
+pub(super) fn adapt_verdict(desired: &Desired, found: NamespaceVerdict) -> NamespaceVerdict {
     match (desired, found.state) {
-        (Desired::LeftAlone(LeaveAloneReason::IstioInit), RedirectionState::NotMeshed) => Verdict::because(
-            RedirectionState::NotRedirected,
-            "its init container istio-init has written no rules",
-        ),
+        (Desired::LeftAlone(LeaveAloneReason::IstioInit), RedirectionState::NotMeshed) => {
+            NamespaceVerdict::because(
+                RedirectionState::NotRedirected,
+                "its init container istio-init has written no rules",
+            )
+        }
         (Desired::LeftAlone(reason), RedirectionState::NotMeshed | RedirectionState::Unknown) => {
             let notes = [found.reasons, found.notes].concat();
-            Verdict { notes, ..Verdict::because(RedirectionState::NotMeshed, reason.to_string()) }
+            NamespaceVerdict {
+                notes,
+                ..NamespaceVerdict::because(RedirectionState::NotMeshed, reason.to_string())
+            }
         }
         (Desired::NotKnown { why, is_injected: true }, RedirectionState::NotMeshed) => {
             let reason = format!("Istio's injector changed the pod, and there are no rules of Gybe; {why}");
-            Verdict::because(RedirectionState::Unknown, reason)
+            NamespaceVerdict::because(RedirectionState::Unknown, reason)
         }
         (Desired::NotKnown { why, .. }, RedirectionState::NotMeshed) => {
             let reasons =
                 found.reasons.iter().map(|reason| format!("{reason}, and its rules alone are judged"));
             let reasons = reasons.collect();
             let notes = [found.notes, vec![format!("judged by the rules alone: {why}")]].concat();
-            Verdict { reasons, notes, ..found }
+            NamespaceVerdict { reasons, notes, ..found }
         }
         (Desired::NotKnown { why, .. }, RedirectionState::Redirected) => {
             let notes = [found.notes, vec![format!("judged by the rules alone: {why}")]].concat();
-            Verdict { notes, ..found }
+            NamespaceVerdict { notes, ..found }
         }
         _ => found,
     }
@@ -314,7 +319,7 @@ mod tests {
             (not_known(true), RedirectionState::Redirected, RedirectionState::Redirected, "as found"),
             (not_known(true), RedirectionState::NotRedirected, RedirectionState::NotRedirected, "as found"),
         ] {
-            let verdict = adapt_verdict(&desired, Verdict::because(found, "as found"));
+            let verdict = adapt_verdict(&desired, NamespaceVerdict::because(found, "as found"));
             assert_eq!(verdict.state, expected, "{desired:?}");
             assert!(verdict.reasons.iter().any(|reason| reason.contains(says)), "{desired:?}: {verdict:?}");
         }

@@ -4,7 +4,9 @@ use crate::error::chain;
 use crate::pod::cgroups::Cgroups;
 use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::apply::redirection::RedirectionError;
-use gybe_netfilter::inspect::verdict::{Desired, RedirectionState, Verdict, VerdictContext, judge_namespace};
+use gybe_netfilter::inspect::verdict::{
+    Desired, NamespaceVerdict, RedirectionState, VerdictContext, judge_namespace,
+};
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_netfilter::model::policy::{Families, RedirectPolicy};
 use gybe_netfilter::probe::Profile;
@@ -13,9 +15,9 @@ use gybe_plugin::probe_cache::ProbeCache;
 use std::error::Error;
 
 /// Judges `netns`. A namespace that cannot be entered or read is `Unknown`, with the reason.
-pub fn verdict_of(netns: &Netns, desired: Desired<'_>, cgroups: &Cgroups) -> Verdict {
+pub fn verdict_of(netns: &Netns, desired: Desired<'_>, cgroups: &Cgroups) -> NamespaceVerdict {
     let unknown = |what: &str, why: &dyn Error| {
-        Verdict::because(RedirectionState::Unknown, format!("{what}: {}", chain(why)))
+        NamespaceVerdict::because(RedirectionState::Unknown, format!("{what}: {}", chain(why)))
     };
     match netns.run(|| judge(desired, None, cgroups)) {
         Ok(Ok(verdict)) => verdict,
@@ -37,7 +39,7 @@ pub(crate) fn judge(
     desired: Desired<'_>,
     only: Option<BackendKind>,
     cgroups: &Cgroups,
-) -> Result<Verdict, RedirectionError> {
+) -> Result<NamespaceVerdict, RedirectionError> {
     let report = ProbeCache::default().load();
     let is_whole =
         |kind: &BackendKind| report.as_ref().is_some_and(|report| does(report, *kind, Profile::Dns));
@@ -46,7 +48,7 @@ pub(crate) fn judge(
     let context = VerdictContext { only, whole: &whole, programs: Some(&cgroups.programs()) };
     let mut verdict = match judge_namespace(desired, context) {
         Err(error) if error.is_incomplete() => {
-            return Ok(Verdict::because(RedirectionState::Unknown, chain(&error)));
+            return Ok(NamespaceVerdict::because(RedirectionState::Unknown, chain(&error)));
         }
         judged => judged?,
     };

@@ -2,8 +2,8 @@
 
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::decide::{Decision, decide};
-use gybe_plugin::gates::{InitContainer, STATUS};
-use gybe_plugin::names::{ANNOTATIONS, Annotation, ValueForm};
+use gybe_plugin::gates::InitContainer;
+use gybe_plugin::names::{ANNOTATIONS, Annotation, STATUS, ValueForm};
 use gybe_plugin::pod::PodFacts;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};

@@ -2,7 +2,7 @@
 #![no_main]
 
 use gybe_plugin::conf::{PluginConf, unknown_keys};
-use gybe_plugin::request::{Environment, Request, RequestError};
+use gybe_plugin::request::{CniVariables, Request, RequestError};
 use gybe_plugin::{result, version};
 use libfuzzer_sys::fuzz_target;
 use serde_json::Value;
@@ -13,7 +13,7 @@ const VERSION_DEPENDENT: [&str; 7] = ["cniVersion", "ip4", "ip6", "ips", "routes
 fuzz_target!(|input: &[u8]| {
     let cut = input.windows(2).position(|two| two == b"\n\n").unwrap_or(input.len());
     let variables = String::from_utf8_lossy(&input[..cut]).into_owned();
-    let env: Environment = variables.lines().filter_map(|line| line.split_once('=')).collect();
+    let env: CniVariables = variables.lines().filter_map(|line| line.split_once('=')).collect();
     let command = env.text("CNI_COMMAND").unwrap_or_default();
     let stdin = || Ok::<_, RequestError>(input.get(cut + 2..).unwrap_or_default());
     let Ok(request) = Request::parse(&command, &env, stdin) else { return };

@@ -22,8 +22,8 @@ const REPLY_SIZE: usize = 1 << 17;
 /// # Errors
 /// When the kernel refuses it, or its outcome is unknown.
 pub fn transact(batch: &Batch) -> Result<(), NftError> {
-    let socket = Socket::new(Bus::Netfilter).map_err(|error| SocketError::Open { source: errno(&error) })?;
-    prepare(&socket).map_err(|source| SocketError::Open { source })?;
+    let socket = Socket::new(Bus::Netfilter).map_err(|error| SocketError::Open(errno(&error)))?;
+    prepare(&socket).map_err(|source| SocketError::Open(source))?;
     let bytes = batch.bytes().len();
     match socket.send(batch.bytes()) {
         Ok(sent) if sent == bytes => replies(&socket, batch),
@@ -56,12 +56,12 @@ fn replies(socket: &Socket, batch: &Batch) -> Result<(), NftError> {
             Ok(messages) => messages,
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => break,
             Err(error) if errno(&error) == Errno::ENOBUFS => {
-                return Err(NftError::OutcomeUnknown { source: Unknown::RepliesDropped });
+                return Err(NftError::OutcomeUnknown(Unknown::RepliesDropped));
             }
-            Err(error) => return Err(SocketError::Receive { source: errno(&error) }.into()),
+            Err(error) => return Err(SocketError::Receive(errno(&error)).into()),
         };
         for message in messages {
-            let message = message.map_err(|_| NftError::OutcomeUnknown { source: Unknown::Unreadable })?;
+            let message = message.map_err(|_| NftError::OutcomeUnknown(Unknown::Unreadable))?;
             if let Some(error) = error(message) {
                 match error {
                     0 => acknowledged |= sequence(message) == batch.last(),
@@ -80,7 +80,7 @@ fn replies(socket: &Socket, batch: &Batch) -> Result<(), NftError> {
             source,
         }),
         None if acknowledged => Ok(()),
-        None => Err(NftError::OutcomeUnknown { source: Unknown::NotAcknowledged }),
+        None => Err(NftError::OutcomeUnknown(Unknown::NotAcknowledged)),
     }
 }
 

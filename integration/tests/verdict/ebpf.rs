@@ -11,7 +11,9 @@ use gybe_integration::namespace::unshare_mounts;
 use gybe_integration::programs::{ours, run};
 use gybe_integration::vectors::Location;
 use gybe_netfilter::apply::backend::BackendKind;
-use gybe_netfilter::inspect::verdict::{Desired, RedirectionState, Verdict, VerdictContext, judge_namespace};
+use gybe_netfilter::inspect::verdict::{
+    Desired, NamespaceVerdict, RedirectionState, VerdictContext, judge_namespace,
+};
 use gybe_test_support::TestDir;
 use nix::mount::{MsFlags, mount};
 use nix::sys::socket::{AddressFamily, MsgFlags, SockFlag, SockProtocol, SockType, recv, send, socket};
@@ -84,7 +86,7 @@ impl Pod {
         Ok(self.redirected.topology.at(Location::Pod).run(|| run("sh", &["-c", &script], ""))??.out)
     }
 
-    fn verdict(&self) -> Result<Verdict, Failure> {
+    fn verdict(&self) -> Result<NamespaceVerdict, Failure> {
         let policy = &self.redirected.policy;
         let judge = || {
             let programs = Cgroups::of_this_namespace().programs();

@@ -71,7 +71,7 @@ impl RedirectionError {
                 NftError::TooLarge { .. }
                     | NftError::Incomplete { .. }
                     | NftError::KeptChanging { .. }
-                    | NftError::Listing { .. }
+                    | NftError::Listing(_)
             )
         };
         match self {
@@ -92,7 +92,7 @@ impl RedirectionError {
                 error,
                 RoutesError::TooLarge { .. }
                     | RoutesError::KeptChanging { .. }
-                    | RoutesError::OutcomeUnknown { .. }
+                    | RoutesError::OutcomeUnknown(_)
             ),
         }
     }
@@ -275,7 +275,7 @@ mod tests {
         };
         assert!(refused(Some(KernelPart::NF_TABLES)).is_unsupported());
         assert!(!refused(None).is_unsupported());
-        let error = RedirectionError::from(RoutesError::Refused { source: Errno::EPERM });
+        let error = RedirectionError::from(RoutesError::Refused(Errno::EPERM));
         assert!(!error.is_unsupported());
         assert!(error.hint().is_none());
     }
@@ -290,12 +290,12 @@ mod tests {
         let source = Unknown::RepliesDropped;
         let cases: [(RedirectionError, bool); 7] = [
             (nft(NftError::KeptChanging { attempts: 9 }).into(), true),
-            (nft(NftError::Listing { source }).into(), true),
+            (nft(NftError::Listing(source)).into(), true),
             (nft(NftError::List { what: "rules", source: Errno::EPERM }).into(), false),
             (legacy(Errno::EAGAIN).into(), true),
             (legacy(Errno::EPERM).into(), false),
             (RoutesError::KeptChanging { what: "routes", attempts: 9 }.into(), true),
-            (RoutesError::OutcomeUnknown { source }.into(), true),
+            (RoutesError::OutcomeUnknown(source).into(), true),
         ];
         for (error, is_incomplete) in cases {
             assert_eq!(error.is_incomplete(), is_incomplete, "{error:?}");

@@ -13,7 +13,7 @@ mod interfaces;
 
 use crate::kernel::netns::Netns;
 use crate::kernel::routes::Rtnetlink;
-use bpf::Target;
+use bpf::AttachPoint;
 use nix::errno::Errno;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 
@@ -126,7 +126,7 @@ const SK_LOOKUP: u32 = 36;
 pub fn of_cgroup(cgroup: BorrowedFd<'_>) -> Programs {
     let mut found = Programs::default();
     for CgroupHook { attach_type, name, effect } in CGROUP_HOOKS {
-        match bpf::programs_at(Target::EffectiveIn(cgroup), attach_type) {
+        match bpf::programs_at(AttachPoint::EffectiveIn(cgroup), attach_type) {
             Ok(ids) => {
                 ids.into_iter().for_each(|id| found.add_program(id, &format!("cgroup hook {name}"), effect));
             }
@@ -150,7 +150,7 @@ pub(crate) fn of_this_namespace(routing: &mut Rtnetlink) -> Programs {
     hooks::read(&mut found);
     let sk_lookup = Netns::of_this_thread()
         .map_err(|_| Errno::ENOENT)
-        .and_then(|netns| bpf::programs_at(Target::Netns(netns.as_fd()), SK_LOOKUP));
+        .and_then(|netns| bpf::programs_at(AttachPoint::Netns(netns.as_fd()), SK_LOOKUP));
     match sk_lookup {
         Ok(ids) => {
             let effect = ProgramEffect::Diverts("may choose another socket for a connection that arrives");

@@ -6,7 +6,7 @@ pub(crate) mod rules;
 use crate::apply::backend::BackendError;
 use crate::apply::redirection::RedirectionError;
 use crate::inspect::ebpf::Programs;
-use crate::inspect::live::delivery::{Delivery, Obstacle};
+use crate::inspect::live::delivery::Delivery;
 use crate::inspect::live::rules::{Interface, NamespaceRules, location, of_ruleset, read};
 use crate::inspect::walk::{self, Budget, Listeners, RuleAt, WalkResult};
 use crate::kernel::routes::{Rtnetlink, ipsec_policies};
@@ -61,7 +61,7 @@ impl fmt::Display for LiveStep {
 }
 
 /// The path of a connection through the rules.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct LiveTrace {
     /// Its outcome.
     pub outcome: Outcome,
@@ -89,17 +89,7 @@ impl LiveTrace {
 
     /// The path where the rules are not known: [`LiveRules::read`] failed.
     pub fn not_known() -> Self {
-        let outcome = Outcome::Unknown;
-        Self {
-            outcome,
-            first: outcome,
-            decided_by: None,
-            steps: Vec::new(),
-            mark: 0,
-            zone: None,
-            order: None,
-            obstacle: None,
-        }
+        Self::default()
     }
 }
 
@@ -200,7 +190,7 @@ impl LiveRules {
 
     /// Follows the connection that begins with `packet`.
     pub fn trace(&self, packet: &Packet) -> LiveTrace {
-        let Followed { mut walked, obstacle } = self.walked(packet, &Budget::of(TRACED_WITHIN));
+        let LivePath { mut walked, obstacle } = self.walked(packet, &Budget::of(TRACED_WITHIN));
         let mut obstacle = obstacle.map(str::to_owned);
         if let Some(what) = self.not_evaluated().first() {
             walked.outcome = Outcome::Unknown;
@@ -246,21 +236,17 @@ impl LiveRules {
     }
 
     /// Follows a connection within a budget that several share.
-    pub(crate) fn walked(&self, packet: &Packet, budget: &Budget) -> Followed<'_> {
+    pub(crate) fn walked(&self, packet: &Packet, budget: &Budget) -> LivePath<'_> {
         let walked = walk::walk(&self.rules, packet, self.listeners, budget);
         let obstacle =
             self.delivery.as_ref().and_then(|delivery| delivery.obstacle(&self.rules, packet, &walked));
-        match obstacle {
-            Some(Obstacle { outcome, why }) => {
-                Followed { walked: WalkResult { outcome, ..walked }, obstacle: Some(why) }
-            }
-            None => Followed { walked, obstacle: None },
-        }
+        let outcome = obstacle.map_or(walked.outcome, |obstacle| obstacle.outcome);
+        LivePath { walked: WalkResult { outcome, ..walked }, obstacle: obstacle.map(|obstacle| obstacle.why) }
     }
 }
 
 /// The path of a connection, and what keeps its packets from their destination apart from rules.
-pub(crate) struct Followed<'l> {
+pub(crate) struct LivePath<'l> {
     pub(crate) walked: WalkResult,
     pub(crate) obstacle: Option<&'l str>,
 }

@@ -60,7 +60,7 @@ impl RedirectionState {
 
 /// The state of a namespace, with its reasons.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Verdict {
+pub struct NamespaceVerdict {
     /// Whether connections are redirected.
     pub state: RedirectionState,
     /// The reasons, one sentence each, the most important first; none when every connection is redirected.
@@ -74,7 +74,7 @@ pub struct Verdict {
 /// The reason in a namespace without any rule of ours.
 const NO_RULES: &str = "no Gybe rules in this namespace";
 
-impl Verdict {
+impl NamespaceVerdict {
     /// A verdict with one reason.
     pub fn because(state: RedirectionState, reason: impl Into<String>) -> Self {
         Self { state, reasons: vec![reason.into()], differences: Vec::new(), notes: Vec::new() }
@@ -105,10 +105,10 @@ pub struct VerdictContext<'k> {
 pub fn judge_namespace(
     desired: Desired<'_>,
     reading: VerdictContext<'_>,
-) -> Result<Verdict, RedirectionError> {
+) -> Result<NamespaceVerdict, RedirectionError> {
     let presence = Presence::look()?;
     if let Some(mesh) = presence.other_meshes.first() {
-        return Ok(Verdict::because(RedirectionState::ByOthers, mesh.to_string()));
+        return Ok(NamespaceVerdict::because(RedirectionState::ByOthers, mesh.to_string()));
     }
     let kinds = reading.only.map_or_else(|| presence.ours.clone(), |kind| vec![kind]);
     let (policy, without) = match desired {
@@ -117,7 +117,7 @@ pub fn judge_namespace(
         Desired::Policy(policy) => (Some(policy), RedirectionState::NotRedirected),
     };
     if presence.ours.is_empty() {
-        return Ok(Verdict::because(without, NO_RULES));
+        return Ok(NamespaceVerdict::because(without, NO_RULES));
     }
     let live = LiveRules::read()?.with_programs(reading.programs.cloned().unwrap_or_default());
     let (desired_rules, differences, live) = match (policy, kinds.first()) {
@@ -177,7 +177,7 @@ fn broken(kinds: &[BackendKind], live: &LiveRules) -> Vec<String> {
     broken
 }
 
-fn verdict(compared: Comparison, differences: &[Deviation]) -> Verdict {
+fn verdict(compared: Comparison, differences: &[Deviation]) -> NamespaceVerdict {
     let routes = differences.iter().any(|one| matches!(one, Deviation::Route(_) | Deviation::ExtraRoute(_)));
     let routes = routes.then(|| "our own routes were changed".to_owned());
     let mut not_redirected = compared.not_redirected;
@@ -188,7 +188,7 @@ fn verdict(compared: Comparison, differences: &[Deviation]) -> Verdict {
         (true, true) => (RedirectionState::Redirected, Vec::new()),
     };
     reasons.extend(compared.unknown);
-    Verdict {
+    NamespaceVerdict {
         state,
         reasons,
         differences: differences.iter().map(ToString::to_string).collect(),
@@ -197,7 +197,7 @@ fn verdict(compared: Comparison, differences: &[Deviation]) -> Verdict {
 }
 
 /// The verdict on a namespace that should have no rule of ours.
-fn left_alone(kinds: &[BackendKind]) -> Result<Verdict, RedirectionError> {
+fn left_alone(kinds: &[BackendKind]) -> Result<NamespaceVerdict, RedirectionError> {
     let mut differences = Vec::new();
     for kind in kinds {
         let found = kind.find()?.inspect()?;
@@ -211,7 +211,7 @@ fn left_alone(kinds: &[BackendKind]) -> Result<Verdict, RedirectionError> {
             vec!["our rules redirect a pod that should be left alone".to_owned()],
         ),
     };
-    Ok(Verdict { state, reasons, differences, notes: Vec::new() })
+    Ok(NamespaceVerdict { state, reasons, differences, notes: Vec::new() })
 }
 
 /// The redirection that `kind` has most likely written here for the policy.

@@ -23,11 +23,11 @@ use crate::model::policy::Port;
 use crate::model::ruleset::Transport;
 pub(crate) use choices::Budget;
 use choices::{Choices, UnknownFact};
-use packet::{ConntrackEntry, CurrentPacket, HookInterface, Tracking, Zone};
+use packet::{ConntrackEntry, CurrentPacket, HookInterface, PacketTracking, Zone};
 use std::net::SocketAddr;
 
 /// The outcome of a connection.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub enum Outcome {
     /// It keeps its destination.
     Untouched,
@@ -42,6 +42,7 @@ pub enum Outcome {
     /// Its first packet arrives; its reply or a later packet does not, or not as part of the connection.
     RepliesLost,
     /// It depends on facts that are not known.
+    #[default]
     Unknown,
 }
 
@@ -56,7 +57,7 @@ pub(crate) struct RuleAt {
 }
 
 /// The path of a connection through the rules.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct WalkResult {
     pub(crate) outcome: Outcome,
     /// The outcome of the first packet alone.
@@ -121,23 +122,10 @@ pub(crate) fn walk<'n>(
             break;
         }
         if choices.are_too_many() {
-            return first
-                .map_or_else(|| depends(&undecided(), None), |first| depends(&first, choices.last()));
+            return first.map_or_else(WalkResult::default, |first| depends(&first, choices.last()));
         }
     }
-    first.unwrap_or_else(undecided)
-}
-
-fn undecided() -> WalkResult {
-    WalkResult {
-        outcome: Outcome::Unknown,
-        first: Outcome::Unknown,
-        decided_by: None,
-        steps: Vec::new(),
-        mark: 0,
-        zone: None,
-        order: None,
-    }
+    first.unwrap_or_default()
 }
 
 /// The result when the outcome depends on that fact.
@@ -208,8 +196,6 @@ const SYN: [u8; 2] = [0x02, 0x3f];
 const SYN_ACK: [u8; 2] = [0x12, 0x3f];
 const ACK: [u8; 2] = [0x10, 0x37];
 
-const LOOPBACK: &str = "lo";
-
 impl<'n> Walk<'n> {
     fn new(rules: &'n NamespaceRules, packet: &Packet, listeners: Listeners, choices: Choices<'n>) -> Self {
         let flags = if packet.connection.phase == ConnectionPhase::New { SYN } else { ACK };
@@ -246,7 +232,7 @@ impl<'n> Walk<'n> {
     fn run(mut self, packet: &Packet) -> (WalkResult, Choices<'n>) {
         let phase = packet.connection.phase;
         if phase == ConnectionPhase::Invalid {
-            self.packet.tracking = Tracking::Invalid;
+            self.packet.tracking = PacketTracking::Invalid;
         }
         let end = self.send(&packet.direction);
         let (mark, zone) = (self.packet.mark, self.packet.zone.map(|zone| zone.id));
@@ -340,7 +326,7 @@ impl<'n> Walk<'n> {
         };
         let end = if first.end == PacketEnd::Inside {
             self.packet.leaves = match is_own {
-                true => HookInterface::Name(LOOPBACK.to_owned()),
+                true => HookInterface::loopback(),
                 false => first.packet.arrives.clone(),
             };
             self.leave()

@@ -5,22 +5,22 @@
 //! list calls a chain that tests the second. Overlaps are harmless, because verdicts that continue with the next rule
 //! are idempotent.
 
-use super::networks::Addresses;
-use super::token::{End, Target, Token};
+use super::networks::MatchedAddresses;
+use super::token::{PortSide, RuleTarget, Token};
 use crate::model::policy::{InterfaceName, PortRange, PortSet};
 use crate::model::ruleset::{ChainName, Family, Is, Match, Rule, Transport, Verdict};
 use std::collections::BTreeSet;
 
 /// One iptables rule as tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Line {
+pub(super) struct RuleLine {
     tokens: Vec<Token>,
-    target: Target,
+    target: RuleTarget,
 }
 
-impl Line {
+impl RuleLine {
     /// A line of these tokens, sorted in the order of `iptables-save`.
-    pub(super) fn new(mut tokens: Vec<Token>, target: Target) -> Self {
+    pub(super) fn new(mut tokens: Vec<Token>, target: RuleTarget) -> Self {
         tokens.sort_by_key(Token::rank);
         Self { tokens, target }
     }
@@ -42,9 +42,9 @@ const MAX_PRODUCT: usize = 128;
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Expansion {
     /// The rules in the rule's own chain.
-    pub lines: Vec<Line>,
+    pub lines: Vec<RuleLine>,
     /// The rules of further chains; each chain calls the next.
-    pub lists: Vec<(String, Vec<Line>)>,
+    pub lists: Vec<(String, Vec<RuleLine>)>,
 }
 
 /// The names of further chains.
@@ -72,16 +72,16 @@ pub(super) fn expand(
 ) -> Result<Expansion, Excess> {
     let Some(merged) = MergedMatches::of(rule, family) else { return Ok(Expansion::default()) };
     let target = match rule.verdict {
-        Verdict::Return => Target::Return,
-        Verdict::Drop => Target::Drop,
-        Verdict::Goto(chain) => Target::Goto(ChainName::iptables(chain).to_owned()),
-        Verdict::Redirect(port) => Target::Redirect(port),
-        Verdict::Tproxy { port, mark } => Target::Tproxy { family, port, mark },
-        Verdict::Divert(mark) => Target::Goto((names.divert)(mark)),
-        Verdict::SetMark(mark) => Target::SetMark(mark),
-        Verdict::SaveMark => Target::SaveMark,
-        Verdict::RestoreMark => Target::RestoreMark,
-        Verdict::Zone(zone) => Target::Zone(zone),
+        Verdict::Return => RuleTarget::Return,
+        Verdict::Drop => RuleTarget::Drop,
+        Verdict::Goto(chain) => RuleTarget::Goto(ChainName::iptables(chain).to_owned()),
+        Verdict::Redirect(port) => RuleTarget::Redirect(port),
+        Verdict::Tproxy { port, mark } => RuleTarget::Tproxy { family, port, mark },
+        Verdict::Divert(mark) => RuleTarget::Goto((names.divert)(mark)),
+        Verdict::SetMark(mark) => RuleTarget::SetMark(mark),
+        Verdict::SaveMark => RuleTarget::SaveMark,
+        Verdict::RestoreMark => RuleTarget::RestoreMark,
+        Verdict::Zone(zone) => RuleTarget::Zone(zone),
     };
     // In a called chain these verdicts return to the calling chain.
     let returns = matches!(rule.verdict, Verdict::Return | Verdict::Goto(_));
@@ -94,15 +94,15 @@ pub(super) fn expand(
     if rules > limit {
         return Err(Excess { rules });
     }
-    let line = |mut tokens: Vec<Token>, target: Target| {
+    let line = |mut tokens: Vec<Token>, target: RuleTarget| {
         tokens.push(Token::Comment(rule.id));
-        Line::new(tokens, target)
+        RuleLine::new(tokens, target)
     };
-    let mut chains: Vec<Vec<Line>> = outer
+    let mut chains: Vec<Vec<RuleLine>> = outer
         .into_iter()
         .enumerate()
         .map(|(at, factor)| {
-            let list = Target::Jump(list_chain(names.lists + at));
+            let list = RuleTarget::Jump(list_chain(names.lists + at));
             factor.into_iter().map(|tokens| line(tokens, list.clone())).collect()
         })
         .collect();
@@ -142,12 +142,12 @@ fn choices(factors: &[Factor]) -> Vec<Vec<Token>> {
 /// The matches of a rule, merged by property, because iptables accepts each option once.
 #[derive(Default)]
 struct MergedMatches<'a> {
-    source: Option<Addresses>,
-    destination: Option<Addresses>,
+    source: Option<MatchedAddresses>,
+    destination: Option<MatchedAddresses>,
     arrives_by: Option<BTreeSet<InterfaceName>>,
     leaves_by: Option<BTreeSet<InterfaceName>>,
     protocols: Option<BTreeSet<Transport>>,
-    ports: Vec<(End, Is, &'a PortSet)>,
+    ports: Vec<(PortSide, Is, &'a PortSet)>,
     /// The alternatives of each further match.
     others: Vec<Vec<Token>>,
 }
@@ -171,15 +171,17 @@ impl<'a> MergedMatches<'a> {
         match condition {
             Match::Family(only) => return (*only == family).then_some(()),
             Match::Source(_, nets) | Match::Destination(_, nets) if nets.family() != family => return None,
-            Match::Source(is, nets) => narrow(&mut self.source, Addresses::of(*is, nets), Addresses::and),
+            Match::Source(is, nets) => {
+                narrow(&mut self.source, MatchedAddresses::of(*is, nets), MatchedAddresses::and)
+            }
             Match::Destination(is, nets) => {
-                narrow(&mut self.destination, Addresses::of(*is, nets), Addresses::and);
+                narrow(&mut self.destination, MatchedAddresses::of(*is, nets), MatchedAddresses::and);
             }
             Match::InInterface(names) => narrow(&mut self.arrives_by, names.clone(), |a, b| &a & &b),
             Match::OutInterface(names) => narrow(&mut self.leaves_by, names.clone(), |a, b| &a & &b),
             Match::Protocol(which) => narrow(&mut self.protocols, BTreeSet::from([*which]), |a, b| &a & &b),
-            Match::SourcePort(is, ports) => self.ports.push((End::Source, *is, ports)),
-            Match::DestinationPort(is, ports) => self.ports.push((End::Destination, *is, ports)),
+            Match::SourcePort(is, ports) => self.ports.push((PortSide::Source, *is, ports)),
+            Match::DestinationPort(is, ports) => self.ports.push((PortSide::Destination, *is, ports)),
             Match::OwnerUid(ids) => self.others.push(owners(ids, Token::Uid)),
             Match::OwnerGid(ids) => self.others.push(owners(ids, Token::Gid)),
             Match::Mark(is, mark) => self.others.push(vec![Token::Mark(*is, *mark)]),
@@ -236,7 +238,7 @@ fn owners(ids: &BTreeSet<u32>, token: impl Fn(u32) -> Token) -> Vec<Token> {
     ids.iter().copied().filter(|id| *id != u32::MAX).map(token).collect()
 }
 
-fn addresses(of: Option<Addresses>, token: impl Fn(Is, ipnet::IpNet) -> Token) -> Vec<Option<Token>> {
+fn addresses(of: Option<MatchedAddresses>, token: impl Fn(Is, ipnet::IpNet) -> Token) -> Vec<Option<Token>> {
     let Some(of) = of else { return vec![None] };
     of.choices().into_iter().map(|choice| choice.map(|(is, net)| token(is, net))).collect()
 }
@@ -253,7 +255,7 @@ fn interfaces(
 /// include/uapi/linux/netfilter/xt_multiport.h).
 const SLOTS: usize = 15;
 
-fn port_choices(protocol: Transport, end: End, is: Is, set: &PortSet) -> Vec<Option<Token>> {
+fn port_choices(protocol: Transport, end: PortSide, is: Is, set: &PortSet) -> Vec<Option<Token>> {
     let slots: usize = set.ranges().iter().map(|range| slots(*range)).sum();
     match (is, set.ranges()) {
         (Is::NotIn, []) => vec![None],

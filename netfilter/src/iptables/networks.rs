@@ -5,14 +5,14 @@ use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
 /// Addresses of one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Addresses {
+pub(super) enum MatchedAddresses {
     /// The addresses in any of these networks.
     Any(Vec<IpNet>),
     /// All addresses outside this network, the only negation that iptables has.
     AllBut(IpNet),
 }
 
-impl Addresses {
+impl MatchedAddresses {
     /// The addresses that `is` and `networks` match.
     pub(super) fn of(is: Is, networks: &Networks) -> Self {
         let nets: Vec<IpNet> = match networks {
@@ -92,9 +92,14 @@ mod tests {
     #[test]
     fn addresses_outside_several_networks_become_a_list_of_networks() {
         let holes = nets(&["0.0.0.0/1", "192.0.0.0/2"]);
-        assert_eq!(Addresses::of(Is::NotIn, &holes), Addresses::Any(vec!["128.0.0.0/2".parse().unwrap()]));
+        assert_eq!(
+            MatchedAddresses::of(Is::NotIn, &holes),
+            MatchedAddresses::Any(vec!["128.0.0.0/2".parse().unwrap()])
+        );
         let loopback = nets(&["127.0.0.1/32", "127.0.0.6/32"]);
-        let Addresses::Any(outside) = Addresses::of(Is::NotIn, &loopback) else { panic!("two networks") };
+        let MatchedAddresses::Any(outside) = MatchedAddresses::of(Is::NotIn, &loopback) else {
+            panic!("two networks")
+        };
         for address in ["127.0.0.0", "127.0.0.2", "127.0.0.7", "0.0.0.0", "255.255.255.255", "10.1.2.3"] {
             let address = IpNet::from(address.parse::<std::net::IpAddr>().unwrap());
             assert_eq!(outside.iter().filter(|net| net.contains(&address)).count(), 1, "{address}");
@@ -107,19 +112,22 @@ mod tests {
 
     #[test]
     fn outside_of_all_addresses_is_empty_and_a_single_network_stays_negated() {
-        assert_eq!(Addresses::of(Is::NotIn, &nets(&["0.0.0.0/0"])).choices(), vec![]);
-        assert_eq!(Addresses::of(Is::In, &nets(&["0.0.0.0/0"])).choices(), vec![None]);
+        assert_eq!(MatchedAddresses::of(Is::NotIn, &nets(&["0.0.0.0/0"])).choices(), vec![]);
+        assert_eq!(MatchedAddresses::of(Is::In, &nets(&["0.0.0.0/0"])).choices(), vec![None]);
         let one: IpNet = "10.0.0.0/8".parse().unwrap();
-        assert_eq!(Addresses::of(Is::NotIn, &nets(&["10.0.0.0/8"])).choices(), vec![Some((Is::NotIn, one))]);
+        assert_eq!(
+            MatchedAddresses::of(Is::NotIn, &nets(&["10.0.0.0/8"])).choices(),
+            vec![Some((Is::NotIn, one))]
+        );
     }
 
     #[test]
     fn two_matches_of_one_address_become_their_intersection() {
-        let ten = Addresses::of(Is::In, &nets(&["10.0.0.0/8", "11.0.0.0/8"]));
-        let but = Addresses::of(Is::NotIn, &nets(&["10.128.0.0/9"]));
+        let ten = MatchedAddresses::of(Is::In, &nets(&["10.0.0.0/8", "11.0.0.0/8"]));
+        let but = MatchedAddresses::of(Is::NotIn, &nets(&["10.128.0.0/9"]));
         assert_eq!(
             ten.and(but),
-            Addresses::Any(vec!["10.0.0.0/9".parse().unwrap(), "11.0.0.0/8".parse().unwrap()])
+            MatchedAddresses::Any(vec!["10.0.0.0/9".parse().unwrap(), "11.0.0.0/8".parse().unwrap()])
         );
     }
 }

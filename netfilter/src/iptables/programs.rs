@@ -17,7 +17,7 @@ impl Engine {
 
 /// One program: its path, and for a multi-call program the name of the applet.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Program {
+pub(super) struct IptablesProgram {
     pub path: PathBuf,
     pub applet: Option<&'static str>,
 }
@@ -25,18 +25,18 @@ pub(super) struct Program {
 /// The programs of one family.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FamilyPrograms {
-    pub save: Program,
-    pub restore: Program,
+    pub save: IptablesProgram,
+    pub restore: IptablesProgram,
 }
 
 /// The programs of one engine. Those for IPv6 may be missing where no policy redirects IPv6.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Programs {
+pub(super) struct IptablesPrograms {
     v4: FamilyPrograms,
     v6: Option<FamilyPrograms>,
 }
 
-impl Programs {
+impl IptablesPrograms {
     /// Looks through `directories`, in order.
     pub(super) fn find(engine: Engine, directories: &[PathBuf]) -> Result<Self, IptablesError> {
         let v4 = family_programs(engine, Family::V4, directories)
@@ -66,17 +66,17 @@ fn family_programs(engine: Engine, family: Family, directories: &[PathBuf]) -> O
 
 /// Finds the engine's program, or the multi-call program. A plain `iptables-restore` may be either engine and is not
 /// used: wherever it exists, the multi-call program that it links to is in the same directories.
-fn program(engine: Engine, applet: &'static str, directories: &[PathBuf]) -> Option<Program> {
+fn program(engine: Engine, applet: &'static str, directories: &[PathBuf]) -> Option<IptablesProgram> {
     let (infix, multis): (_, &[&str]) = match engine {
         // xtables-multi is iptables 1.4 to 1.6, which knew one engine.
         Engine::Legacy => ("tables-legacy-", &["xtables-legacy-multi", "xtables-multi"]),
         Engine::NfTables => ("tables-nft-", &["xtables-nft-multi"]),
     };
     let own_name = executable(directories, &applet.replacen("tables-", infix, 1));
-    let own = own_name.map(|path| Program { path, applet: None });
+    let own = own_name.map(|path| IptablesProgram { path, applet: None });
     own.or_else(|| {
         let path = multis.iter().find_map(|multi| executable(directories, multi))?;
-        Some(Program { path, applet: Some(applet) })
+        Some(IptablesProgram { path, applet: Some(applet) })
     })
 }
 
@@ -109,8 +109,8 @@ mod tests {
             Self(path)
         }
 
-        fn find(&self, engine: Engine) -> Result<Programs, IptablesError> {
-            Programs::find(engine, &["/nonexistent".into(), self.0.path().to_owned()])
+        fn find(&self, engine: Engine) -> Result<IptablesPrograms, IptablesError> {
+            IptablesPrograms::find(engine, &["/nonexistent".into(), self.0.path().to_owned()])
         }
     }
 

@@ -6,10 +6,10 @@
 //! writes those that differ.
 
 use super::error::IptablesError;
-use super::expand::{ChainNames, Excess, Expansion, Line, expand};
+use super::expand::{ChainNames, Excess, Expansion, RuleLine, expand};
 use super::layout::{MARK, MAX_RULES, TABLES};
 use super::rules::{FamilyRules, IptablesRules, RuleText, TableRules};
-use super::token::{Target, Token};
+use super::token::{RuleTarget, Token};
 use crate::model::policy::Families;
 use crate::model::ruleset::{Chain, ChainName, Family, Rule, RuleId, Ruleset, Stage, Verdict};
 use std::collections::{BTreeMap, BTreeSet};
@@ -96,12 +96,14 @@ fn render_family(
 /// The rule at the hook jumps, so that packets that return continue with other owners' rules after it.
 fn jump_to(chain: ChainName) -> RuleText {
     let name = Token::Comment(RuleId(chain.as_str()));
-    Line::new(vec![name], Target::Jump(chain.iptables().to_owned())).into()
+    RuleLine::new(vec![name], RuleTarget::Jump(chain.iptables().to_owned())).into()
 }
 
 /// The chain of a divert: an iptables rule has one target, and a divert needs two, `MARK` and `ACCEPT`.
 fn carry_out_divert(mark: u32) -> Vec<RuleText> {
-    [Target::SetMark(mark), Target::Accept].map(|target| Line::new(Vec::new(), target).into()).to_vec()
+    [RuleTarget::SetMark(mark), RuleTarget::Accept]
+        .map(|target| RuleLine::new(Vec::new(), target).into())
+        .to_vec()
 }
 
 fn marks(rules: &Ruleset) -> Vec<u32> {

@@ -1,9 +1,10 @@
 //! Gybe's rules in the tables of iptables: the same value for rendered rules and for rules read from the kernel.
 
-use super::expand::Line;
+use super::expand::RuleLine;
 use super::words::{quoted, words};
 use crate::model::inventory::{Inventory, Item, Part, PartKind};
 use crate::model::ruleset::{Family, Stage};
+use crate::xt::legacy::Counters;
 use std::collections::BTreeMap;
 
 /// Gybe's rules of both families.
@@ -37,13 +38,6 @@ pub(crate) struct RuleText {
     pub(super) number: usize,
 }
 
-/// A rule's counters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Counters {
-    pub(super) packets: u64,
-    pub(super) bytes: u64,
-}
-
 /// Compares rules without counters.
 impl PartialEq for RuleText {
     fn eq(&self, other: &Self) -> bool {
@@ -53,43 +47,16 @@ impl PartialEq for RuleText {
 
 impl Eq for RuleText {}
 
-impl From<Line> for RuleText {
-    fn from(line: Line) -> Self {
+impl From<RuleLine> for RuleText {
+    fn from(line: RuleLine) -> Self {
         Self::read(&line.words(), None, 0)
     }
 }
 
 /// The options that Gybe's rules use; see `token.rs`.
-const OUR_OPTIONS: [&str; 28] = [
-    "!",
-    "-s",
-    "-d",
-    "-i",
-    "-o",
-    "-p",
-    "-m",
-    "-j",
-    "-g",
-    "--sport",
-    "--dport",
-    "--sports",
-    "--dports",
-    "--uid-owner",
-    "--gid-owner",
-    "--mark",
-    "--ctstate",
-    "--comment",
-    "--to-ports",
-    "--on-port",
-    "--on-ip",
-    "--tproxy-mark",
-    "--set-xmark",
-    "--save-mark",
-    "--restore-mark",
-    "--nfmask",
-    "--ctmask",
-    "--zone",
-];
+const OUR_OPTIONS: &str = "! -s -d -i -o -p -m -j -g --sport --dport --sports --dports --uid-owner --gid-owner --mark \
+    --ctstate --comment --to-ports --on-port --on-ip --tproxy-mark --set-xmark --save-mark --restore-mark --nfmask \
+    --ctmask --zone";
 
 impl RuleText {
     /// A rule from its words.
@@ -135,9 +102,9 @@ impl RuleText {
         let plain = |word: &str| {
             !word.is_empty() && word.bytes().all(|b| b.is_ascii_alphanumeric() || b"_-.,:/".contains(&b))
         };
-        self.words()
-            .iter()
-            .all(|word| OUR_OPTIONS.contains(&word.as_str()) || (plain(word) && !word.starts_with('-')))
+        self.words().iter().all(|word| {
+            OUR_OPTIONS.split(' ').any(|option| option == word) || (plain(word) && !word.starts_with('-'))
+        })
     }
 }
 

@@ -2,7 +2,7 @@
 //! network namespace, with one deadline for all calls, on a thread whose view of the host's files is its own.
 
 use super::error::IptablesError;
-use super::programs::Program;
+use super::programs::IptablesProgram;
 use super::user_namespace::confine;
 use crate::iptables::program::{OutputLimits, ProgramError, run};
 use nix::errno::Errno;
@@ -53,7 +53,7 @@ fn mask_names() -> nix::Result<()> {
 
 /// The conditions under which programs run.
 #[derive(Clone, Copy)]
-pub(super) struct Conditions<'a> {
+pub(super) struct RunConditions<'a> {
     /// When the last program must have ended.
     pub deadline: Instant,
     /// The user namespace that a program enters first.
@@ -78,7 +78,7 @@ const LIMITS: OutputLimits = OutputLimits { stdout: 64 << 20, stderr: 64 << 10 }
 /// The bytes of stderr that an error message may quote.
 const MAX_QUOTED: usize = 4 << 10;
 
-impl Conditions<'_> {
+impl RunConditions<'_> {
     /// The time until the deadline, at least 1 ms.
     pub(super) fn time_left(&self) -> Duration {
         self.deadline.saturating_duration_since(Instant::now()).max(Duration::from_millis(1))
@@ -87,7 +87,7 @@ impl Conditions<'_> {
     /// Runs `program` with `input` on stdin, and waits for its end.
     pub(super) fn run(
         &self,
-        program: &Program,
+        program: &IptablesProgram,
         arguments: &[String],
         input: &str,
     ) -> Result<ProgramOutput, IptablesError> {
@@ -114,7 +114,7 @@ impl Conditions<'_> {
     }
 
     #[expect(clippy::disallowed_methods, reason = "this backend is iptables: its programs are what it runs")]
-    fn command(&self, program: &Program, arguments: &[String]) -> io::Result<Command> {
+    fn command(&self, program: &IptablesProgram, arguments: &[String]) -> io::Result<Command> {
         let mut command = Command::new(&program.path);
         command.args(program.applet).args(arguments).current_dir("/");
         command.env_clear().env("XTABLES_LOCKFILE", PROGRAMS_LOCK);

@@ -4,10 +4,10 @@
 //! quoted words, so that no comment is taken for a rule. Other owners' rules are skipped.
 
 use super::layout::{MARK, PREFIX, TABLES};
-use super::rules::{Counters, FamilyRules, RuleText, TableRules};
+use super::rules::{FamilyRules, RuleText, TableRules};
 use super::words::{logical_lines, words};
 use crate::model::ruleset::{Hook, Stage, Transport};
-use crate::xt::legacy::{LegacyRule, LegacyTable};
+use crate::xt::legacy::{Counters, LegacyRule, LegacyTable};
 use std::collections::{BTreeMap, BTreeSet};
 
 /// The rules in one family's tables that matter to Gybe.
@@ -106,8 +106,7 @@ impl From<&LegacyTable> for SavedTable {
 
 fn legacy_rule(rule: &LegacyRule, number: usize) -> RuleText {
     let text = rule.to_string();
-    let counters = Counters { packets: rule.counted.packets, bytes: rule.counted.bytes };
-    RuleText::read(&words(&text).unwrap_or_else(|| vec![text]), Some(counters), number)
+    RuleText::read(&words(&text).unwrap_or_else(|| vec![text]), Some(rule.counted), number)
 }
 
 impl SavedTable {

@@ -3,10 +3,10 @@
 
 use super::error::IptablesError;
 use super::layout::{DEADLINE, TABLES};
-use super::programs::{FamilyPrograms, Program, Programs};
+use super::programs::{FamilyPrograms, IptablesProgram, IptablesPrograms};
 use super::restore::transaction;
 use super::rules::{FamilyRules, IptablesRules};
-use super::run::{Conditions, ProgramOutput};
+use super::run::{ProgramOutput, RunConditions};
 use super::save::{self, SavedRules};
 use crate::access::ListedChain;
 use crate::access::NamespaceAccess;
@@ -15,11 +15,11 @@ use crate::xt::legacy;
 use std::fs::TryLockError;
 use std::time::Duration;
 
-/// Programs of one engine in the network namespace of the calling thread.
+/// Programs of one variant in the network namespace of the calling thread.
 pub(super) struct Session<'a> {
     pub engine: Engine,
-    pub programs: &'a Programs,
-    pub conditions: Conditions<'a>,
+    pub programs: &'a IptablesPrograms,
+    pub conditions: RunConditions<'a>,
 }
 
 impl Session<'_> {
@@ -39,7 +39,7 @@ impl Session<'_> {
         }
         // Reading takes capabilities only. From inside the user namespace the process's files in /proc may not be
         // readable: they belong to the user who was that namespace's root when the network namespace was made.
-        let outside = Conditions { user_namespace: None, ..self.conditions };
+        let outside = RunConditions { user_namespace: None, ..self.conditions };
         let output = check_status(&programs.save, outside.run(&programs.save, &["-c".to_owned()], "")?, "")?;
         save::parse(&output.stdout)
             .map_err(|source| IptablesError::Unreadable { program: programs.save.path.clone(), source })
@@ -125,7 +125,7 @@ fn has_nft_tables(family: Family, chains: &[ListedChain]) -> bool {
 
 /// Returns the output of a program that succeeded.
 fn check_status(
-    program: &Program,
+    program: &IptablesProgram,
     output: ProgramOutput,
     input: &str,
 ) -> Result<ProgramOutput, IptablesError> {

@@ -11,7 +11,7 @@ use ipnet::IpNet;
 
 /// The port of a packet that a match tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum End {
+pub(super) enum PortSide {
     Source,
     Destination,
 }
@@ -24,9 +24,9 @@ pub(super) enum Token {
     InInterface(InterfaceName),
     OutInterface(InterfaceName),
     Protocol(Transport),
-    Port(Transport, End, Is, PortRange),
+    Port(Transport, PortSide, Is, PortRange),
     /// The multiport match: at most 15 slots, of which a range takes two.
-    Ports(End, Is, Vec<PortRange>),
+    Ports(PortSide, Is, Vec<PortRange>),
     Uid(u32),
     Gid(u32),
     Mark(Is, u32),
@@ -37,7 +37,7 @@ pub(super) enum Token {
 
 /// The target of an iptables rule.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum Target {
+pub(super) enum RuleTarget {
     Return,
     Accept,
     Drop,
@@ -69,10 +69,10 @@ fn invert(words: &mut Words, is: Is) {
     }
 }
 
-fn flag(end: End) -> &'static str {
+fn flag(end: PortSide) -> &'static str {
     match end {
-        End::Source => "--sport",
-        End::Destination => "--dport",
+        PortSide::Source => "--sport",
+        PortSide::Destination => "--dport",
     }
 }
 
@@ -132,7 +132,7 @@ fn state_words(state: ConnectionState) -> &'static str {
     }
 }
 
-impl Target {
+impl RuleTarget {
     pub(super) fn write(&self, words: &mut Words) {
         match self {
             Self::Return => push(words, &["-j", "RETURN"]),

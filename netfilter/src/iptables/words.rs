@@ -13,7 +13,7 @@ struct Quotes {
 
 /// The meaning of a character.
 #[derive(PartialEq, Eq)]
-enum Meaning {
+enum CharacterMeaning {
     /// Itself.
     Letter,
     /// Part of the quoting.
@@ -25,21 +25,21 @@ enum Meaning {
 }
 
 impl Quotes {
-    fn meaning(&mut self, c: char) -> Meaning {
+    fn meaning(&mut self, c: char) -> CharacterMeaning {
         let meaning = match c {
-            _ if self.escaped => Meaning::Letter,
-            '\\' if self.inside => Meaning::Quoting,
-            '"' if self.inside || !self.mid_word => Meaning::Quoting,
-            _ if self.inside => Meaning::Letter,
-            '\n' => Meaning::Break,
-            ' ' => Meaning::Blank,
-            _ => Meaning::Letter,
+            _ if self.escaped => CharacterMeaning::Letter,
+            '\\' if self.inside => CharacterMeaning::Quoting,
+            '"' if self.inside || !self.mid_word => CharacterMeaning::Quoting,
+            _ if self.inside => CharacterMeaning::Letter,
+            '\n' => CharacterMeaning::Break,
+            ' ' => CharacterMeaning::Blank,
+            _ => CharacterMeaning::Letter,
         };
-        if meaning == Meaning::Quoting && c == '"' {
+        if meaning == CharacterMeaning::Quoting && c == '"' {
             self.inside = !self.inside;
         }
-        self.escaped = meaning == Meaning::Quoting && c == '\\';
-        self.mid_word = matches!(meaning, Meaning::Letter | Meaning::Quoting);
+        self.escaped = meaning == CharacterMeaning::Quoting && c == '\\';
+        self.mid_word = matches!(meaning, CharacterMeaning::Letter | CharacterMeaning::Quoting);
         meaning
     }
 }
@@ -51,8 +51,8 @@ pub(super) fn logical_lines(text: &str) -> Option<Vec<&str>> {
         // Remarks and the declarations of chains have no quotes.
         let line = text.get(start..at).unwrap_or_default();
         let bare = line.starts_with(['#', ':', '*']);
-        let meaning = if bare && c != '\n' { Meaning::Letter } else { quotes.meaning(c) };
-        if meaning == Meaning::Break {
+        let meaning = if bare && c != '\n' { CharacterMeaning::Letter } else { quotes.meaning(c) };
+        if meaning == CharacterMeaning::Break {
             lines.push(line);
             start = at + 1;
         }
@@ -67,9 +67,9 @@ pub(in crate::iptables) fn words(spec: &str) -> Option<Vec<String>> {
     let (mut quotes, mut words, mut word) = (Quotes::default(), Vec::new(), None::<String>);
     for c in spec.chars() {
         match quotes.meaning(c) {
-            Meaning::Letter => word.get_or_insert_default().push(c),
-            Meaning::Quoting => drop(word.get_or_insert_default()),
-            Meaning::Blank | Meaning::Break => words.extend(word.take()),
+            CharacterMeaning::Letter => word.get_or_insert_default().push(c),
+            CharacterMeaning::Quoting => drop(word.get_or_insert_default()),
+            CharacterMeaning::Blank | CharacterMeaning::Break => words.extend(word.take()),
         }
     }
     words.extend(word);

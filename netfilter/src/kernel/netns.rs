@@ -97,16 +97,10 @@ pub enum NetnsError {
     },
     /// The thread for the namespace could not be started.
     #[error("cannot start a thread for the network namespace")]
-    Thread {
-        /// Why.
-        source: io::Error,
-    },
+    Thread(#[source] io::Error),
     /// The namespace could not be entered.
     #[error("cannot enter the network namespace")]
-    Enter {
-        /// Why.
-        source: Errno,
-    },
+    Enter(#[source] Errno),
 }
 
 impl NetnsError {
@@ -123,7 +117,7 @@ impl NetnsError {
 impl Hint for NetnsError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Enter { source: Errno::EPERM } => Some(
+            Self::Enter(Errno::EPERM) => Some(
                 "it takes CAP_SYS_ADMIN here and in the user namespace that owns the network namespace"
                     .into(),
             ),
@@ -150,11 +144,8 @@ pub enum CreateError {
     #[error("not allowed to create a network namespace")]
     Forbidden,
     /// The kernel refused for another reason.
-    #[error("the kernel created no network namespace: {errno}")]
-    Refused {
-        /// The kernel's error.
-        errno: Errno,
-    },
+    #[error("the kernel created no network namespace: {0}")]
+    Refused(Errno),
     /// The thread that created one is still in the old one. Nothing was written.
     #[error("unshare succeeded and the thread is still in the same network namespace")]
     Unchanged,
@@ -173,7 +164,7 @@ impl Hint for CreateError {
                 "run it as root, or put this in front of the command: {UNPRIVILEGED} \
                  (it needs newuidmap of package uidmap, and a range for the user in /etc/subuid and /etc/subgid)"
             ))),
-            Self::Refused { errno: Errno::ENOSPC } => Some("raise the sysctl user.max_net_namespaces".into()),
+            Self::Refused(Errno::ENOSPC) => Some("raise the sysctl user.max_net_namespaces".into()),
             Self::Netns(error) => error.hint(),
             _ => None,
         }
@@ -243,7 +234,7 @@ impl Netns {
                 self.enter()?;
                 Ok(work())
             });
-            let thread = thread.map_err(|source| NetnsError::Thread { source })?;
+            let thread = thread.map_err(|source| NetnsError::Thread(source))?;
             thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
         })
     }
@@ -256,7 +247,7 @@ impl Netns {
     /// # Errors
     /// When the namespace cannot be entered.
     pub fn enter(&self) -> Result<(), NetnsError> {
-        setns(&self.fd, CloneFlags::CLONE_NEWNET).map_err(|source| NetnsError::Enter { source })
+        setns(&self.fd, CloneFlags::CLONE_NEWNET).map_err(|source| NetnsError::Enter(source))
     }
 }
 
@@ -271,7 +262,7 @@ fn unshared() -> Result<Netns, CreateError> {
     let old = Netns::of_this_thread()?;
     unshare(CloneFlags::CLONE_NEWNET).map_err(|errno| match errno {
         Errno::EPERM => CreateError::Forbidden,
-        errno => CreateError::Refused { errno },
+        errno => CreateError::Refused(errno),
     })?;
     let new = Netns::of_this_thread()?;
     // The caller writes rules into the new namespace, and must never write them into the old one.

@@ -16,7 +16,7 @@ use crate::kernel::netlink::reply::Unknown;
 use crate::kernel::netlink::socket::SocketError;
 use crate::model::Hint;
 use crate::model::policy::{InvalidPackets, Mode, RedirectPolicy};
-use entries::Change;
+use entries::EntryChange;
 use nix::errno::Errno;
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -44,7 +44,7 @@ pub struct KeptConnections {
     /// The sysctl's value before; none if it already was 0, or this kernel has no conntrack.
     previous: Option<String>,
     /// The connections that were entered into conntrack; none under a policy that needs no entries.
-    entered: Option<Vec<Connection>>,
+    entered: Option<Vec<OpenConnection>>,
 }
 
 /// Why open connections cannot be kept.
@@ -63,10 +63,7 @@ pub enum KeepError {
     TooMany,
     /// The sysctl cannot be set.
     #[error("cannot set {LOOSE} to 0")]
-    Loose {
-        /// Why.
-        source: io::Error,
-    },
+    Loose(#[source] io::Error),
     /// The conntrack socket failed.
     #[error("cannot exchange messages with conntrack over netlink")]
     Socket(#[from] SocketError),
@@ -82,10 +79,7 @@ pub enum KeepError {
     },
     /// The kernel did not reply conclusively.
     #[error("cannot determine whether conntrack has the open connections")]
-    OutcomeUnknown {
-        /// What was received instead.
-        source: Unknown,
-    },
+    OutcomeUnknown(#[source] Unknown),
 }
 
 impl Hint for KeepError {
@@ -94,7 +88,7 @@ impl Hint for KeepError {
             Self::TooMany => {
                 Some("replace the pod: an ADD writes the rules before it has connections".into())
             }
-            Self::Loose { source } if source.kind() == io::ErrorKind::NotFound => {
+            Self::Loose(source) if source.kind() == io::ErrorKind::NotFound => {
                 Some("load the kernel module nf_conntrack".into())
             }
             Self::Entry { source: Errno::EINVAL | Errno::EOPNOTSUPP, .. } => {
@@ -127,15 +121,15 @@ impl KeptConnections {
         // A segment that passed the hooks before the rules were in force may open a connection after a list was read.
         for _ in 0..LATER_LISTS {
             let open = list()?;
-            let later = Change::Enter.make(&open)?;
-            let open: HashSet<Connection> = open.into_iter().collect();
+            let later = EntryChange::Enter.make(&open)?;
+            let open: HashSet<OpenConnection> = open.into_iter().collect();
             closed = entered.iter().filter(|connection| !open.contains(connection)).copied().collect();
             if later.is_empty() {
                 break;
             }
             entered.extend(later);
         }
-        Change::Delete.make(&closed).map(drop)
+        EntryChange::Delete.make(&closed).map(drop)
     }
 }
 
@@ -155,13 +149,13 @@ pub fn keep(policy: &RedirectPolicy) -> Result<KeptConnections, KeepError> {
         Ok(previous) => previous,
         // Without conntrack no other rule translates here, and without connections there is nothing to keep.
         Err(source) if source.kind() == io::ErrorKind::NotFound && connections.is_empty() => None,
-        Err(source) => return Err(KeepError::Loose { source }),
+        Err(source) => return Err(KeepError::Loose(source)),
     };
     let open = connections.iter().filter(|connection| !connection.remote.ip().is_loopback()).count();
     let mut kept = KeptConnections { open, previous, entered: None };
     let loses_invalid = policy.invalid == InvalidPackets::Drop || matches!(policy.mode, Mode::Tproxy { .. });
     if loses_invalid {
-        let entered = Change::Enter.make(&connections).inspect_err(|_| {
+        let entered = EntryChange::Enter.make(&connections).inspect_err(|_| {
             // The rules are not written, and the error says why.
             let _ = kept.undo();
         })?;
@@ -187,12 +181,12 @@ fn restore(previous: Option<&str>) -> io::Result<()> {
 
 /// An open TCP connection. One between two sockets of the namespace is listed twice.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-struct Connection {
+struct OpenConnection {
     local: SocketAddr,
     remote: SocketAddr,
 }
 
-fn list() -> Result<Vec<Connection>, KeepError> {
+fn list() -> Result<Vec<OpenConnection>, KeepError> {
     let (mut all, mut sockets) = (Vec::new(), 0);
     for path in TABLES {
         let read = match File::open(path) {
@@ -210,7 +204,7 @@ fn list() -> Result<Vec<Connection>, KeepError> {
 }
 
 /// Adds the open connections of a table, and the number of its sockets, up to the first of too many.
-fn add(all: &mut Vec<Connection>, sockets: &mut usize, table: impl BufRead) -> io::Result<()> {
+fn add(all: &mut Vec<OpenConnection>, sockets: &mut usize, table: impl BufRead) -> io::Result<()> {
     // The title is no socket.
     for line in table.lines().skip(1) {
         *sockets += 1;
@@ -223,12 +217,12 @@ fn add(all: &mut Vec<Connection>, sockets: &mut usize, table: impl BufRead) -> i
 }
 
 /// Parses a line of `/proc/net/tcp`; none for its title and for sockets that exchange no more data.
-fn connection(line: &str) -> Option<Connection> {
+fn connection(line: &str) -> Option<OpenConnection> {
     let mut fields = line.split_ascii_whitespace().skip(1);
     let (local, remote, state) = (fields.next()?, fields.next()?, fields.next()?);
     // include/net/tcp_states.h: ESTABLISHED, SYN_RECV, FIN_WAIT1, FIN_WAIT2, CLOSE_WAIT, LAST_ACK, CLOSING.
     let is_open = matches!(state, "01" | "03" | "04" | "05" | "08" | "09" | "0B");
-    Some(Connection { local: address(local)?, remote: address(remote)? }).filter(|_| is_open)
+    Some(OpenConnection { local: address(local)?, remote: address(remote)? }).filter(|_| is_open)
 }
 
 /// Parses `0100007F:1F90`: each group of eight digits is a number in host byte order.
@@ -283,7 +277,7 @@ mod tests {
             )
         };
         for (state, is_open) in [("01", true), ("02", false), ("03", true), ("06", false), ("0A", false)] {
-            let expected = Connection {
+            let expected = OpenConnection {
                 local: "10.9.0.2:8080".parse().unwrap(),
                 remote: "10.9.0.1:50000".parse().unwrap(),
             };

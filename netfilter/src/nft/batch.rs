@@ -72,10 +72,7 @@ impl Batch {
     /// # Errors
     /// When a rule id is longer than a comment can be.
     pub fn apply(rules: &Ruleset, start: Start) -> Result<Self, TooLong> {
-        let mut builder = BatchBuilder::of(rules);
-        builder.table(start);
-        builder.content(rules);
-        builder.close(true)
+        BatchBuilder::of(rules, start).close(true)
     }
 
     /// [`Batch::apply`] without the message that ends it: the kernel checks all of it and keeps nothing.
@@ -83,10 +80,7 @@ impl Batch {
     /// # Errors
     /// As [`Batch::apply`].
     pub fn dry_run(rules: &Ruleset, start: Start) -> Result<Self, TooLong> {
-        let mut builder = BatchBuilder::of(rules);
-        builder.table(start);
-        builder.content(rules);
-        builder.close(false)
+        BatchBuilder::of(rules, start).close(false)
     }
 
     /// The batch that deletes Gybe's table; the kernel refuses it when there is none.
@@ -140,7 +134,7 @@ impl Batch {
         let offset_of =
             |value: &[u8]| value.as_ptr().addr() - message.body.as_ptr().addr() + HEADER - ATTRIBUTE_HEADER;
         let rule = Attributes::of(message.body.get(GENERIC..).unwrap_or_default());
-        let list = Attributes::of(rule.get(NFTA_RULE_EXPRESSIONS).map_or(&[], |list| list.value));
+        let list = rule.nested(NFTA_RULE_EXPRESSIONS);
         list.filter(|e| {
             let begin = offset_of(e.value);
             offset.is_none_or(|at| (begin..begin + ATTRIBUTE_HEADER + e.value.len()).contains(&at))
@@ -178,8 +172,11 @@ struct BatchBuilder {
 }
 
 impl BatchBuilder {
-    fn of(rules: &Ruleset) -> Self {
-        Self::with_capacity(Self::max_size(rules))
+    fn of(rules: &Ruleset, start: Start) -> Self {
+        let mut builder = Self::with_capacity(Self::max_size(rules));
+        builder.table(start);
+        builder.content(rules);
+        builder
     }
 
     /// The most bytes that the batch can have, so that its buffer is allocated once.

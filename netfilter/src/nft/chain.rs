@@ -49,9 +49,9 @@ impl Base {
         let hook = Attributes::of(chain.get(NFTA_CHAIN_HOOK)?.value);
         Some(Self {
             kind: chain.get(NFTA_CHAIN_TYPE)?.text().to_vec(),
-            hook: hook.get(NFTA_HOOK_HOOKNUM)?.be32()?,
-            priority: hook.get(NFTA_HOOK_PRIORITY)?.be32()?.cast_signed(),
-            policy: chain.get(NFTA_CHAIN_POLICY)?.be32()?,
+            hook: hook.be32(NFTA_HOOK_HOOKNUM)?,
+            priority: hook.be32(NFTA_HOOK_PRIORITY)?.cast_signed(),
+            policy: chain.be32(NFTA_CHAIN_POLICY)?,
         })
     }
 

@@ -10,9 +10,9 @@ use super::chain::{self, Base};
 use super::error::NftError;
 use super::expr;
 use super::key::{KeyType, ranges};
-use super::lists::{self, Lister, Lists};
+use super::lists::{self, ListStop, Lister, Lists};
 use super::set;
-use super::socket::Connection;
+use super::socket::NftSocket;
 use crate::kernel::netlink::attr::Writer;
 use crate::kernel::uapi::*;
 use crate::model::inventory::{Inventory, Item, Part, PartKind};
@@ -60,7 +60,7 @@ fn desired_set(list: &NamedList<'_>) -> Part {
 }
 
 /// Reads Gybe's table; empty when there is none.
-pub(super) fn inventory(connection: &mut Connection) -> Result<Inventory, NftError> {
+pub(super) fn inventory(connection: &mut NftSocket) -> Result<Inventory, NftError> {
     inventory_by(&mut |request, sequence, limit| connection.0.list(request, sequence, limit))
 }
 
@@ -69,30 +69,26 @@ pub(crate) fn inventory_by(lister: &mut Lister<'_>) -> Result<Inventory, NftErro
     lists::of_one_generation(lister, NFPROTO_INET, attempt)
 }
 
-/// Reads all lists once; `None` when the rules changed meanwhile.
-fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<Inventory>, NftError> {
+/// Reads all lists once.
+fn attempt(lists: &mut Lists<'_, '_>) -> Result<Inventory, ListStop> {
     let sets = match lists.all(lists::SETS, |w| w.text(NFTA_SET_TABLE, TABLE)) {
-        Ok(sets) => sets,
-        Err(NftError::List { source: Errno::ENOENT, .. }) => return Ok(Some(Inventory::default())),
-        Err(error) => return Err(error),
+        Err(ListStop::Failed(NftError::List { source: Errno::ENOENT, .. })) => {
+            return Ok(Inventory::default());
+        }
+        sets => sets?,
     };
     let chains = lists.all(lists::CHAINS, |w| w.text(NFTA_CHAIN_TABLE, TABLE))?;
     let rules = lists.all(lists::RULES, |w| w.text(NFTA_RULE_TABLE, TABLE))?;
     let tables = lists.all(lists::TABLES, |_| ())?;
-    let (Some(sets), Some(chains), Some(rules), Some(tables)) = (sets, chains, rules, tables) else {
-        return Ok(None);
-    };
     let mut parts = found::chains(&chains, &rules);
     parts.extend(found::table_flags(&tables));
     for set in found::sets(&sets) {
-        let Some(elements) = lists.elements(NFPROTO_INET, TABLE.as_bytes(), &set.name)? else {
-            return Ok(None);
-        };
+        let elements = lists.elements(NFPROTO_INET, TABLE.as_bytes(), &set.name)?;
         parts.push(set.part(&elements));
     }
     let inventory = Inventory::of(parts);
     // A name appears twice only in a list that changed between two of its datagrams.
-    Ok((!inventory.has_duplicate_names()).then_some(inventory))
+    if inventory.has_duplicate_names() { Err(ListStop::Changed) } else { Ok(inventory) }
 }
 
 #[cfg(test)]

@@ -14,11 +14,7 @@ use std::borrow::Cow;
 pub enum NftError {
     /// The netfilter socket failed.
     #[error("cannot exchange messages with nftables")]
-    Socket {
-        /// The cause.
-        #[from]
-        source: SocketError,
-    },
+    Socket(#[from] SocketError),
     /// nftables refused the transaction and changed nothing.
     #[error("nftables refused {object}{}", in_parentheses(.kernel_message.as_deref()))]
     Refused {
@@ -35,10 +31,7 @@ pub enum NftError {
     },
     /// The transaction was sent, and its outcome is unknown.
     #[error("the outcome of the nftables transaction is unknown")]
-    OutcomeUnknown {
-        /// The cause.
-        source: Unknown,
-    },
+    OutcomeUnknown(#[source] Unknown),
     /// nftables refused a list.
     #[error("nftables does not list the {what}")]
     List {
@@ -72,17 +65,10 @@ pub enum NftError {
     },
     /// A list of nftables cannot be parsed.
     #[error("cannot parse a list of nftables")]
-    Listing {
-        /// The cause.
-        source: Unknown,
-    },
+    Listing(#[source] Unknown),
     /// The ruleset cannot be encoded.
     #[error("cannot encode the rules for nftables")]
-    Write {
-        /// The cause.
-        #[from]
-        source: TooLong,
-    },
+    Write(#[from] TooLong),
 }
 
 /// A part of the kernel that can be left out or be a module.
@@ -135,7 +121,7 @@ impl NftError {
     /// Reports whether the kernel has no nfnetlink: then no module has registered the socket's protocol
     /// (`netlink_create`, net/netlink/af_netlink.c, v6.18).
     pub(crate) fn is_without_nftables(&self) -> bool {
-        matches!(self, Self::Socket { source: SocketError::Open { source: Errno::EPROTONOSUPPORT } })
+        matches!(self, Self::Socket(SocketError::Open(Errno::EPROTONOSUPPORT)))
     }
 
     /// Reports whether the kernel refused the transaction because the table exists.
@@ -145,7 +131,7 @@ impl NftError {
 
     /// Reports whether the transaction was sent and its outcome is unknown.
     pub(super) fn leaves_outcome_unknown(&self) -> bool {
-        matches!(self, Self::OutcomeUnknown { .. } | Self::Socket { source: SocketError::Receive { .. } })
+        matches!(self, Self::OutcomeUnknown(_) | Self::Socket(SocketError::Receive(_)))
     }
 
     /// Reports whether the kernel refused the transaction because there is no table.
@@ -165,13 +151,13 @@ impl Hint for NftError {
             Self::Refused { object: Object::Table, source: Errno::EEXIST, .. } => {
                 Some("a table inet gybe is there already".into())
             }
-            Self::Socket { source: SocketError::Send { source: Errno::EMSGSIZE, .. } } => {
+            Self::Socket(SocketError::Send { source: Errno::EMSGSIZE, .. }) => {
                 Some("raise the sysctl net.core.wmem_max, or run with CAP_NET_ADMIN on the host".into())
             }
             Self::TooLarge { .. } | Self::Incomplete { .. } => {
                 Some("remove rules that nothing needs from the namespace".into())
             }
-            Self::OutcomeUnknown { .. } => Some("applying again is safe".into()),
+            Self::OutcomeUnknown(_) => Some("applying again is safe".into()),
             _ => None,
         }
     }

@@ -11,7 +11,7 @@ use crate::kernel::uapi::*;
 use crate::model::policy::{InterfaceName, PortSet};
 use crate::model::ruleset::{ConnectionState, Family, Is, Match, Networks, Rule, Transport, Verdict};
 use std::collections::BTreeSet;
-use wire::{Expressions, Field};
+use wire::{Expressions, PacketField};
 
 /// Writes the expressions of `rule`.
 pub(super) fn write(w: &mut Writer, rule: &Rule) {
@@ -97,7 +97,7 @@ impl Encoder<'_, '_> {
             Networks::V4(_) => (v4, 4),
             Networks::V6(_) => (v6, 16),
         };
-        let field = |length| Field { base: NFT_PAYLOAD_NETWORK_HEADER, offset, length };
+        let field = |length| PacketField { base: NFT_PAYLOAD_NETWORK_HEADER, offset, length };
         match Prefix::only(nets).filter(|_| self.set.is_none()) {
             Some(prefix) => self.prefix(is, field, &prefix),
             None => {
@@ -108,7 +108,7 @@ impl Encoder<'_, '_> {
     }
 
     /// For a prefix of whole bytes, loads only those bytes, as `nft` does; masks the address for any other.
-    fn prefix(&mut self, is: Is, field: impl Fn(u32) -> Field, prefix: &Prefix) {
+    fn prefix(&mut self, is: Is, field: impl Fn(u32) -> PacketField, prefix: &Prefix) {
         let bytes = prefix.length / 8;
         match prefix.address.get(..usize::from(bytes)) {
             Some(start) if bytes > 0 && prefix.length.is_multiple_of(8) => {
@@ -124,7 +124,7 @@ impl Encoder<'_, '_> {
     }
 
     fn port(&mut self, offset: u32, is: Is, ports: &PortSet) {
-        self.out.load_packet(Field { base: NFT_PAYLOAD_TRANSPORT_HEADER, offset, length: 2 });
+        self.out.load_packet(PacketField { base: NFT_PAYLOAD_TRANSPORT_HEADER, offset, length: 2 });
         let Some(range) = ports.ranges().first().filter(|_| self.set.is_none()) else {
             return self.is_one_of(is, None);
         };

@@ -20,7 +20,7 @@ pub(super) enum KeyType {
 
 /// The keys from `first` to `last`, both included; equal for a single value.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) struct Range {
+pub(super) struct KeyRange {
     pub(super) first: u128,
     pub(super) last: u128,
 }
@@ -79,7 +79,7 @@ impl KeyType {
     }
 
     /// Formats a range as `nft` prints it, such as `80-90`.
-    pub(super) fn text(self, range: Range) -> String {
+    pub(super) fn text(self, range: KeyRange) -> String {
         let value = |key: u128| match self {
             Self::Port => (key >> self.shift()).to_string(),
             Self::V4 => {
@@ -121,7 +121,7 @@ pub(super) fn number(bytes: &[u8]) -> u128 {
     u128::from_be_bytes(key)
 }
 
-impl Range {
+impl KeyRange {
     /// The range of the single key with these bytes.
     pub(super) fn one(bytes: &[u8]) -> Self {
         let key = number(bytes);
@@ -145,10 +145,10 @@ impl Range {
 }
 
 /// Returns the key ranges of the elements, ascending.
-pub(super) fn ranges(elements: &Elements<'_>) -> Vec<Range> {
+pub(super) fn ranges(elements: &Elements<'_>) -> Vec<KeyRange> {
     let shift = KeyType::of(elements).shift();
-    let between = |first: u128, last: u128| Range { first: first << shift, last: last << shift };
-    let mut all: Vec<Range> = match elements {
+    let between = |first: u128, last: u128| KeyRange { first: first << shift, last: last << shift };
+    let mut all: Vec<KeyRange> = match elements {
         Elements::Ports(ports) => {
             let bounds = ports.ranges().iter().map(|range| range.bounds());
             bounds.map(|(first, last)| between(first.into(), last.into())).collect()
@@ -162,9 +162,11 @@ pub(super) fn ranges(elements: &Elements<'_>) -> Vec<Range> {
             ranges.map(|r| between(r.start().to_bits(), r.end().to_bits())).collect()
         }
         Elements::Uids(ids) | Elements::Gids(ids) => {
-            ids.iter().map(|id| Range::one(&id.to_ne_bytes())).collect()
+            ids.iter().map(|id| KeyRange::one(&id.to_ne_bytes())).collect()
         }
-        Elements::Interfaces(names) => names.iter().map(|name| Range::one(&value::interface(name))).collect(),
+        Elements::Interfaces(names) => {
+            names.iter().map(|name| KeyRange::one(&value::interface(name))).collect()
+        }
     };
     all.sort_unstable();
     all
@@ -177,8 +179,11 @@ mod tests {
     #[test]
     fn a_range_ends_before_the_key_that_ends_it() {
         let port = |number: u128| number << 112;
-        assert_eq!(Range::until(port(80), Some(port(90)), 2), Range { first: port(80), last: port(89) });
-        assert_eq!(Range::until(port(80), None, 2).last, port(0xffff));
-        assert_eq!(Range::until(0, None, 0), Range { first: 0, last: 0 }, "a key of no bytes");
+        assert_eq!(
+            KeyRange::until(port(80), Some(port(90)), 2),
+            KeyRange { first: port(80), last: port(89) }
+        );
+        assert_eq!(KeyRange::until(port(80), None, 2).last, port(0xffff));
+        assert_eq!(KeyRange::until(0, None, 0), KeyRange { first: 0, last: 0 }, "a key of no bytes");
     }
 }

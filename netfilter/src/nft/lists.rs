@@ -37,12 +37,25 @@ pub(crate) const FLOW_TABLES: ObjectList =
 const ELEMENTS: ObjectList =
     ObjectList { what: "elements of sets", message: NFT_MSG_GETSETELEM, most: 100_000 };
 
-/// Calls `read` until its lists, of this family's tables (`NFPROTO_*`), show one generation. `read` returns `None` when
-/// something changed since its first list.
+/// Why an attempt to read several lists ended early.
+#[derive(Debug)]
+pub(crate) enum ListStop {
+    /// Something changed since the first list.
+    Changed,
+    Failed(NftError),
+}
+
+impl<E: Into<NftError>> From<E> for ListStop {
+    fn from(error: E) -> Self {
+        Self::Failed(error.into())
+    }
+}
+
+/// Calls `read` until its lists, of this family's tables (`NFPROTO_*`), show one generation.
 pub(crate) fn of_one_generation<T>(
     lister: &mut Lister<'_>,
     family: u8,
-    read: impl Fn(&mut Lists<'_, '_>) -> Result<Option<T>, NftError>,
+    read: impl Fn(&mut Lists<'_, '_>) -> Result<T, ListStop>,
 ) -> Result<T, NftError> {
     for _ in 0..ATTEMPTS {
         let mut lists = Lists {
@@ -53,8 +66,10 @@ pub(crate) fn of_one_generation<T>(
             bytes: Limit::BYTES,
             elements: ELEMENTS.most,
         };
-        if let Some(read) = read(&mut lists)? {
-            return Ok(read);
+        match read(&mut lists) {
+            Ok(read) => return Ok(read),
+            Err(ListStop::Changed) => {}
+            Err(ListStop::Failed(error)) => return Err(error),
         }
     }
     Err(NftError::KeptChanging { attempts: ATTEMPTS })
@@ -102,22 +117,17 @@ fn elements_of(entry: &[u8]) -> Attributes<'_> {
 }
 
 impl Lists<'_, '_> {
-    /// Requests a list; `None` when something changed since the lists before it.
+    /// Requests a list.
     pub(crate) fn all(
         &mut self,
         list: ObjectList,
         filter: impl FnOnce(&mut Writer),
-    ) -> Result<Option<Vec<Entry>>, NftError> {
+    ) -> Result<Vec<Entry>, ListStop> {
         self.all_of_family(self.family, list, Limit::entries(list.most), filter)
     }
 
     /// The elements of a set, by its table and name as the kernel has them.
-    pub(crate) fn elements(
-        &mut self,
-        family: u8,
-        table: &[u8],
-        set: &[u8],
-    ) -> Result<Option<Vec<Entry>>, NftError> {
+    pub(crate) fn elements(&mut self, family: u8, table: &[u8], set: &[u8]) -> Result<Vec<Entry>, ListStop> {
         let count = |entry: &[u8]| elements_of(entry).count();
         let limit = Limit { count, ..Limit::entries(self.elements) };
         let elements = self.all_of_family(family, ELEMENTS, limit, |w| {
@@ -126,10 +136,10 @@ impl Lists<'_, '_> {
         });
         let elements = match elements {
             // An earlier list contains the set.
-            Err(NftError::List { source: Errno::ENOENT, .. }) => Ok(None),
+            Err(ListStop::Failed(NftError::List { source: Errno::ENOENT, .. })) => Err(ListStop::Changed),
             outcome => outcome,
         }?;
-        let counted = elements.iter().flatten().map(|entry| count(&entry.0)).sum();
+        let counted = elements.iter().map(|entry| count(&entry.0)).sum();
         self.elements = self.elements.saturating_sub(counted);
         Ok(elements)
     }
@@ -140,7 +150,7 @@ impl Lists<'_, '_> {
         list: ObjectList,
         limit: Limit,
         filter: impl FnOnce(&mut Writer),
-    ) -> Result<Option<Vec<Entry>>, NftError> {
+    ) -> Result<Vec<Entry>, ListStop> {
         self.sequence += 1;
         let mut writer = Writer::with_capacity(256);
         let kind = NFNL_SUBSYS_NFTABLES << 8 | list.message;
@@ -152,12 +162,12 @@ impl Lists<'_, '_> {
             Listed::Whole(entries) => {
                 let bytes = entries.iter().map(Vec::len).sum();
                 self.bytes = self.bytes.saturating_sub(bytes);
-                Ok(self.checked(entries))
+                self.checked(entries).ok_or(ListStop::Changed)
             }
-            Listed::Changed => Ok(None),
-            Listed::Refused(source) => Err(NftError::List { what, source }),
-            Listed::TooLarge => Err(NftError::TooLarge { what, most }),
-            Listed::Unknown(source) => Err(NftError::Listing { source }),
+            Listed::Changed => Err(ListStop::Changed),
+            Listed::Refused(source) => Err(NftError::List { what, source }.into()),
+            Listed::TooLarge => Err(NftError::TooLarge { what, most }.into()),
+            Listed::Unknown(source) => Err(NftError::Listing(source).into()),
         }
     }
 

@@ -1,7 +1,7 @@
 //! Netlink messages for sets: the definition of a set, and its elements in portions of one message each.
 
 use super::chain::TABLE;
-use super::key::{KeyType, Range, ranges};
+use super::key::{KeyRange, KeyType, ranges};
 use crate::kernel::netlink::attr::Writer;
 use crate::kernel::uapi::*;
 use crate::model::ruleset::{Elements, NamedList};
@@ -63,7 +63,7 @@ pub(super) fn portions(list: &NamedList<'_>) -> Vec<Portion> {
 /// Elements that fit into one message.
 pub(super) struct Portion {
     key: KeyType,
-    ranges: Vec<Range>,
+    ranges: Vec<KeyRange>,
 }
 
 impl Portion {

@@ -2,16 +2,16 @@
 
 use super::batch::{Batch, Object};
 use super::error::{KernelPart, NftError};
-use crate::kernel::netlink::reply::{Outcome, Refusal};
+use crate::kernel::netlink::reply::{MessageRefusal, RequestOutcome};
 use crate::kernel::netlink::socket::Socket;
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
 
 /// A connection to nftables in the network namespace that the opening thread was in.
 #[derive(Debug)]
-pub(crate) struct Connection(pub(crate) Socket);
+pub(crate) struct NftSocket(pub(crate) Socket);
 
-impl Connection {
+impl NftSocket {
     pub(crate) fn open() -> Result<Self, NftError> {
         Ok(Self(Socket::open(SockProtocol::NetlinkNetFilter)?))
     }
@@ -24,20 +24,20 @@ impl Connection {
 }
 
 /// Converts the outcome of a batch to a result.
-pub(crate) fn to_result(batch: &Batch, outcome: Outcome) -> Result<(), NftError> {
+pub(crate) fn to_result(batch: &Batch, outcome: RequestOutcome) -> Result<(), NftError> {
     match outcome {
-        Outcome::Done => Ok(()),
-        Outcome::Unknown(source) => Err(NftError::OutcomeUnknown { source }),
-        Outcome::Refused(refusals) => Err(refused(batch, refusals)),
+        RequestOutcome::Done => Ok(()),
+        RequestOutcome::Unknown(source) => Err(NftError::OutcomeUnknown(source)),
+        RequestOutcome::Refused(refusals) => Err(refused(batch, refusals)),
     }
 }
 
 /// Reports the refusal with the lowest sequence number: later refusals can be consequences of it, such as those after
 /// a refusal of the table.
-fn refused(batch: &Batch, refusals: Vec<Refusal>) -> NftError {
+fn refused(batch: &Batch, refusals: Vec<MessageRefusal>) -> NftError {
     let others = refusals.len().saturating_sub(1);
     let first = refusals.into_iter().min_by_key(|refusal| refusal.sequence);
-    let Some(Refusal { sequence, errno: source, kernel_message, offset }) = first else {
+    let Some(MessageRefusal { sequence, errno: source, kernel_message, offset }) = first else {
         return NftError::Refused {
             object: Object::Transaction,
             kernel_message: None,
@@ -77,8 +77,8 @@ mod tests {
         Batch::apply(&Ruleset { families: Families::V4AndV6, chains }, Start::Fresh).unwrap()
     }
 
-    fn refusal(sequence: u32, errno: Errno) -> Refusal {
-        Refusal { sequence, errno, kernel_message: None, offset: None }
+    fn refusal(sequence: u32, errno: Errno) -> MessageRefusal {
+        MessageRefusal { sequence, errno, kernel_message: None, offset: None }
     }
 
     #[test]
@@ -87,7 +87,8 @@ mod tests {
         // One beyond the last sequence number: a refusal of an unknown message is an error too.
         for sequence in 0..=batch.last() + 1 {
             for errno in REASONS {
-                let error = to_result(&batch, Outcome::Refused(vec![refusal(sequence, errno)])).unwrap_err();
+                let error =
+                    to_result(&batch, RequestOutcome::Refused(vec![refusal(sequence, errno)])).unwrap_err();
                 let named = matches!(&error, NftError::Refused { object, source, .. }
                     if object == batch.object(sequence) && *source == errno);
                 assert!(named, "{error:?}");
@@ -103,7 +104,7 @@ mod tests {
     #[test]
     fn f25_an_unknown_outcome_is_an_error_with_a_hint() {
         for unknown in [Unknown::NotAcknowledged, Unknown::RepliesDropped, Unknown::Unreadable] {
-            let error = to_result(&batch(), Outcome::Unknown(unknown)).unwrap_err();
+            let error = to_result(&batch(), RequestOutcome::Unknown(unknown)).unwrap_err();
             assert!(error.leaves_outcome_unknown() && error.hint().is_some(), "{error:?}");
         }
     }
@@ -111,7 +112,7 @@ mod tests {
     #[test]
     fn f25_the_error_reports_the_first_refusal_of_the_batch_and_the_number_of_the_others() {
         let all = vec![refusal(2, Errno::EOPNOTSUPP), refusal(0, Errno::ENOMEM), refusal(3, Errno::ENOENT)];
-        let error = to_result(&batch(), Outcome::Refused(all)).unwrap_err();
+        let error = to_result(&batch(), RequestOutcome::Refused(all)).unwrap_err();
         let is_first = matches!(
             &error,
             NftError::Refused { object: Object::Transaction, source: Errno::ENOMEM, others: 2, .. }

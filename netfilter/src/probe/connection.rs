@@ -84,7 +84,7 @@ pub(super) enum Arrival {
 
 /// The outcome of an attempt to connect.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Attempt {
+pub(super) enum ProbeAttempt {
     /// The connection was attempted.
     Arrived(Arrival),
     /// This user id is not mapped here, so it cannot have a socket.
@@ -114,15 +114,15 @@ impl Arrival {
 
 impl ProbeConnection {
     /// Connects.
-    pub(super) fn make(&self) -> Attempt {
+    pub(super) fn make(&self) -> ProbeAttempt {
         let made = match self.transport {
             Transport::Tcp => self.connect(),
             Transport::Udp => self.query(),
         };
         match made {
-            Ok(Some(arrival)) => Attempt::Arrived(arrival),
-            Ok(None) => Attempt::UserNotMapped(PROXY_ID),
-            Err(errno) => Attempt::Arrived(Arrival::Nowhere(errno)),
+            Ok(Some(arrival)) => ProbeAttempt::Arrived(arrival),
+            Ok(None) => ProbeAttempt::UserNotMapped(PROXY_ID),
+            Err(errno) => ProbeAttempt::Arrived(Arrival::Nowhere(errno)),
         }
     }
 

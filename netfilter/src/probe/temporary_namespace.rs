@@ -61,7 +61,7 @@ fn prepare(profile: Profile) -> Result<NamespaceState, ProbeError> {
     }
     match rtnetlink.add_to_loopback(HOME_V6) {
         Ok(()) => Ok(NamespaceState::Ready),
-        Err(RoutesError::Refused { source }) => Ok(NamespaceState::WithoutIpv6(source)),
+        Err(RoutesError::Refused(source)) => Ok(NamespaceState::WithoutIpv6(source)),
         Err(error) => Err(error.into()),
     }
 }

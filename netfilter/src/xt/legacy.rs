@@ -58,7 +58,7 @@ pub struct BuiltIn {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LegacyRule {
     /// Tests of the packet's IP header and interfaces.
-    pub header: Header,
+    pub header: HeaderTest,
     /// The other tests.
     pub matches: Vec<XtMatch>,
     /// The target for a packet that passes all tests; `None` for a rule that only counts.
@@ -78,7 +78,7 @@ pub struct Counters {
 
 /// `struct ipt_ip`, `struct ip6t_ip6`; `None` is passed by every packet.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Header {
+pub struct HeaderTest {
     /// The source address.
     pub source: Option<AddressTest>,
     /// The destination address.

@@ -31,17 +31,17 @@ impl NatRange {
     pub(super) fn v4_compat(fields: Fields<'_>) -> Option<Self> {
         let range = Fields(fields.0.get(4..)?);
         let one = fields.u32(0)? == 1;
-        let layout = Layout { min_address: 4, max_address: 8, min_port: 12, base: None };
+        let layout = NatLayout { min_address: 4, max_address: 8, min_port: 12, base: None };
         Self::read(range, Family::V4, &layout).filter(|_| one)
     }
 
     /// `struct nf_nat_range`, and `struct nf_nat_range2` when it `has_base`.
     pub(super) fn inet(fields: Fields<'_>, family: Family, has_base: bool) -> Option<Self> {
         let base = has_base.then_some(40);
-        Self::read(fields, family, &Layout { min_address: 4, max_address: 20, min_port: 36, base })
+        Self::read(fields, family, &NatLayout { min_address: 4, max_address: 20, min_port: 36, base })
     }
 
-    fn read(fields: Fields<'_>, family: Family, layout: &Layout) -> Option<Self> {
+    fn read(fields: Fields<'_>, family: Family, layout: &NatLayout) -> Option<Self> {
         let flags = fields.u32(0)?;
         let addresses =
             [fields.address(layout.min_address, family)?, fields.address(layout.max_address, family)?];
@@ -91,7 +91,7 @@ impl NatRange {
 }
 
 /// Where the fields of one of the structures are.
-struct Layout {
+struct NatLayout {
     min_address: usize,
     max_address: usize,
     min_port: usize,

@@ -188,7 +188,7 @@ fn f14_a_socket_that_appears_before_the_wait_for_it_begins_is_not_missed() {
     let socket = root.join("facts.sock");
     let conf = FactsConf { socket: Some(socket.clone()), ..FactsConf::default() };
     let pod = pod("cart-0");
-    let lookup = Lookup::start(&conf, &pod);
+    let lookup = FactsLookup::start(&conf, &pod);
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let answering = std::thread::spawn(move || {
         let (mut connection, _) = listener.accept().unwrap();

@@ -10,12 +10,12 @@ use std::collections::BTreeMap;
 /// A pod, or a pod template. Other members are skipped while parsing, and take no memory.
 #[derive(Deserialize)]
 pub struct Manifest {
-    metadata: Option<Metadata>,
+    metadata: Option<ManifestMetadata>,
     spec: Option<Spec>,
 }
 
 #[derive(Deserialize, Default)]
-struct Metadata {
+struct ManifestMetadata {
     name: Option<String>,
     namespace: Option<String>,
     uid: Option<String>,

@@ -4,7 +4,7 @@ use super::*;
 
 const ENTRY: &[u8] = br#"{"cniVersion": "1.0.0", "name": "net", "type": "gybe-cni"}"#;
 
-fn call(changes: &[(&str, &str)]) -> Environment {
+fn call(changes: &[(&str, &str)]) -> CniVariables {
     let complete = [
         ("CNI_CONTAINERID", "abc"),
         ("CNI_NETNS", "/run/netns/x"),
@@ -14,13 +14,13 @@ fn call(changes: &[(&str, &str)]) -> Environment {
     complete.into_iter().chain(changes.iter().copied()).collect()
 }
 
-fn parse(verb: &str, env: &Environment) -> Result<Request, RequestError> {
+fn parse(verb: &str, env: &CniVariables) -> Result<Request, RequestError> {
     Request::parse(verb, env, || Ok(ENTRY))
 }
 
 #[test]
 fn all_missing_variables_are_named_together() {
-    let none = Environment::default();
+    let none = CniVariables::default();
     for (verb, missing) in [
         ("ADD", "[CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH]"),
         ("CHECK", "[CNI_CONTAINERID,CNI_NETNS,CNI_IFNAME,CNI_PATH]"),
@@ -63,7 +63,7 @@ fn a07_names_unfit_for_a_path_are_refused() {
 
 #[test]
 fn gc_and_status_require_no_container() {
-    let only_path: Environment = [("CNI_PATH", "/opt/cni/bin")].into_iter().collect();
+    let only_path: CniVariables = [("CNI_PATH", "/opt/cni/bin")].into_iter().collect();
     for verb in ["GC", "STATUS"] {
         assert!(parse(verb, &only_path).is_ok(), "{verb}");
     }
@@ -94,6 +94,6 @@ fn the_plugins_own_namespace_is_allowed_only_by_the_override() {
 
 #[test]
 fn only_cni_variables_are_kept() {
-    let env: Environment = [("PATH", "/bin"), ("CNI_PATH", "/opt")].into_iter().collect();
+    let env: CniVariables = [("PATH", "/bin"), ("CNI_PATH", "/opt")].into_iter().collect();
     assert_eq!((env.get("PATH"), env.text("CNI_PATH").as_deref()), (None, Some("/opt")));
 }

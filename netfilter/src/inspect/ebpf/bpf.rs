@@ -26,7 +26,7 @@ const MOST_LINKS: usize = 10_000;
 
 /// What programs are attached to.
 #[derive(Debug, Clone, Copy)]
-pub(super) enum Target<'f> {
+pub(super) enum AttachPoint<'f> {
     /// A cgroup and its ancestors.
     EffectiveIn(BorrowedFd<'f>),
     /// A network namespace.
@@ -44,11 +44,11 @@ pub(super) struct NetfilterLink {
 }
 
 /// The ids of the programs at `target`, in the order in which they run.
-pub(super) fn programs_at(target: Target<'_>, attach_type: u32) -> Result<Vec<u32>, Errno> {
+pub(super) fn programs_at(target: AttachPoint<'_>, attach_type: u32) -> Result<Vec<u32>, Errno> {
     let (target, flags) = match target {
-        Target::EffectiveIn(cgroup) => (raw(cgroup), EFFECTIVE),
-        Target::Netns(netns) => (raw(netns), 0),
-        Target::Interface(index) => (index, 0),
+        AttachPoint::EffectiveIn(cgroup) => (raw(cgroup), EFFECTIVE),
+        AttachPoint::Netns(netns) => (raw(netns), 0),
+        AttachPoint::Interface(index) => (index, 0),
     };
     // The attributes of `BPF_PROG_QUERY`: the address of the ids at 16, their count at 24.
     let mut attributes = [0; 64];

@@ -126,8 +126,8 @@ fn function(hook: Hook, entry: &[u8]) -> Option<Function> {
         .and_then(|chain| nested(nested(chain, NFNLA_HOOK_INFO_DESC)?, NFNLA_HOOK_BPF_ID)?.be32());
     Some(Function {
         hook,
-        priority: attributes.get(NFNLA_HOOK_PRIORITY)?.be32()?.cast_signed(),
-        name: attributes.get(NFNLA_HOOK_FUNCTION_NAME).map(|name| name.name()),
+        priority: attributes.be32(NFNLA_HOOK_PRIORITY)?.cast_signed(),
+        name: attributes.name(NFNLA_HOOK_FUNCTION_NAME),
         program,
     })
 }

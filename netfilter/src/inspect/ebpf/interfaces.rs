@@ -1,7 +1,7 @@
 //! The XDP programs, tcx programs and traffic control filters at the interfaces of a network namespace. All of them see
 //! a packet before or behind netfilter's hooks, and may rewrite it or send it elsewhere.
 
-use super::bpf::{self, Target};
+use super::bpf::{self, AttachPoint};
 use super::{ProgramEffect, Programs};
 use crate::kernel::netlink::attr::Attributes;
 use crate::kernel::routes::{Link, RoutesError, Rtnetlink};
@@ -46,7 +46,7 @@ fn programs_at_interfaces(routing: &mut Rtnetlink, found: &mut Programs) -> Resu
             found.add_program(*program, &format!("XDP of {}", link.name), REWRITES);
         }
         for (attach_type, direction) in TCX {
-            match bpf::programs_at(Target::Interface(link.index), attach_type) {
+            match bpf::programs_at(AttachPoint::Interface(link.index), attach_type) {
                 Ok(ids) => {
                     let hook = format!("tcx {direction} of {}", link.name);
                     ids.into_iter().for_each(|id| found.add_program(id, &hook, REWRITES));
@@ -137,7 +137,7 @@ impl Discipline {
 
 fn discipline(entry: &[u8]) -> Option<Discipline> {
     let (header, rest) = entry.split_first_chunk::<TC_HEADER>()?;
-    let kind = Attributes::of(rest).get(TCA_KIND)?.name();
+    let kind = Attributes::of(rest).name(TCA_KIND)?;
     Some(Discipline { interface: number(header, 4)?, handle: number(header, 8)?, kind })
 }
 
@@ -152,13 +152,13 @@ enum Filter {
 fn filter(entry: &[u8]) -> Option<Filter> {
     let (header, rest) = entry.split_first_chunk::<TC_HEADER>()?;
     let attributes = Attributes::of(rest);
-    let kind = attributes.get(TCA_KIND)?.name();
-    let options = Attributes::of(attributes.get(TCA_OPTIONS).map_or(&[], |options| options.value));
+    let kind = attributes.name(TCA_KIND)?;
+    let options = attributes.nested(TCA_OPTIONS);
     number(header, 8).filter(|handle| *handle != 0)?;
     if kind != "bpf" {
         return Some(Filter::Other(kind));
     }
-    Some(match options.get(TCA_BPF_ID).and_then(|id| id.ne32()) {
+    Some(match options.ne32(TCA_BPF_ID) {
         Some(id) => Filter::Program(id),
         None => Filter::Other(match options.get(TCA_BPF_NAME) {
             Some(name) => format!("bpf {}", name.name()),

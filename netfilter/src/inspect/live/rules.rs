@@ -20,7 +20,7 @@ pub(crate) use read::{of_ruleset, read, read_by};
 use crate::inspect::ebpf::Programs;
 use crate::kernel::routes::Routing;
 use crate::model::ruleset::{Engine, Family, Hook, TableFamily};
-use crate::xt::legacy::Header;
+use crate::xt::legacy::HeaderTest;
 use crate::xt::{XtMatch, XtTarget};
 use expr::Expr;
 use ipnet::IpNet;
@@ -146,7 +146,7 @@ pub(crate) enum Statement {
     /// An expression of nf_tables.
     Expr(Expr),
     /// The header test of a rule of iptables-legacy.
-    Header(Header),
+    Header(HeaderTest),
     /// A match of iptables.
     Match(XtMatch),
     /// A target of iptables.
@@ -245,33 +245,25 @@ impl NamespaceRules {
     /// The address to which packets to `destination` that arrive by that interface are redirected: the first of the
     /// family, and of IPv6 of the same scope (`nf_nat_redirect_ipv6`, net/netfilter/nf_nat_redirect.c, v6.18).
     pub(crate) fn primary(&self, interface: &str, destination: IpAddr) -> Option<IpAddr> {
-        let interface = self.interfaces.iter().find(|one| one.name == interface)?;
         let is_like = |own: &&IpAddr| match (own, destination) {
             (IpAddr::V4(_), IpAddr::V4(_)) => true,
             (IpAddr::V6(own), IpAddr::V6(to)) => own.is_unicast_link_local() == to.is_unicast_link_local(),
             _ => false,
         };
-        interface.addresses.iter().find(is_like).copied()
+        self.interface(interface)?.addresses.iter().find(is_like).copied()
     }
 
     /// Reports whether connections of that family with other hosts arrive by the interface, as far as is known: it
     /// has an address for them, or a route leads out by it.
     pub(crate) fn is_reached_by(&self, interface: &str, family: Family) -> bool {
-        let found = self.interfaces.iter().find(|one| one.name == interface);
-        let (Some(routing), Some(Interface { index, is_raised, .. })) = (&self.routing, found) else {
-            return true;
-        };
+        let found = self.routing.as_ref().zip(self.interface(interface));
+        let Some((routing, Interface { index, is_raised, .. })) = found else { return true };
         *is_raised
             && (self.primary(interface, family.unspecified()).is_some() || routing.leaves_by(family, *index))
     }
 
-    /// Reports whether the namespace has an interface of that name.
-    pub(crate) fn has_interface(&self, interface: &str) -> bool {
-        self.index(interface).is_some()
-    }
-
-    pub(crate) fn index(&self, interface: &str) -> Option<u32> {
-        self.interfaces.iter().find(|one| one.name == interface).map(|one| one.index)
+    pub(crate) fn interface(&self, name: &str) -> Option<&Interface> {
+        self.interfaces.iter().find(|one| one.name == name)
     }
 
     /// The same namespace with our own rules only.

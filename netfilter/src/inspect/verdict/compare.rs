@@ -4,7 +4,7 @@
 use super::connections::{self, CLIENT_PORT, MOST};
 use super::values::Values;
 use crate::inspect::live::rules::{Statement, location};
-use crate::inspect::live::{Followed, LiveRules};
+use crate::inspect::live::{LivePath, LiveRules};
 use crate::inspect::walk::{Budget, Outcome, RuleAt, WalkResult};
 use crate::model::packet::{Direction, Packet};
 use crate::model::ruleset::Transport;
@@ -66,7 +66,7 @@ fn compare_within(budget: &Budget, desired: &LiveRules, live: &LiveRules, which:
         if expected.first == Outcome::Untouched && which != Compared::All {
             return true;
         }
-        let Followed { walked, obstacle } = live.walked(&packet, budget);
+        let LivePath { walked, obstacle } = live.walked(&packet, budget);
         if budget.is_spent() {
             return false;
         }

@@ -33,8 +33,9 @@ pub(super) fn each(
     budget: &Budget,
     mut try_it: impl FnMut(Packet) -> bool,
 ) -> Option<()> {
-    let plans = Family::ALL.into_iter().map(|family| Plan::of(ns, values, listeners, budget, family));
-    let plans = plans.collect::<Option<Vec<Plan>>>()?;
+    let plans =
+        Family::ALL.into_iter().map(|family| ConnectionPlan::of(ns, values, listeners, budget, family));
+    let plans = plans.collect::<Option<Vec<ConnectionPlan>>>()?;
     let combinations = plans.iter().map(|plan| plan.outbound_size().saturating_add(plan.inbound_size()));
     if combinations.fold(0_usize, usize::saturating_add) > MOST {
         return None;
@@ -57,7 +58,7 @@ pub(super) fn outbound_to(destination: IpAddr, listeners: Listeners) -> Packet {
 }
 
 /// The values that are combined for one IP version.
-struct Plan {
+struct ConnectionPlan {
     family: Family,
     destinations: Vec<IpAddr>,
     sources: Vec<IpAddr>,
@@ -68,7 +69,7 @@ struct Plan {
     interfaces: Vec<InterfaceName>,
 }
 
-impl Plan {
+impl ConnectionPlan {
     fn of(
         ns: &NamespaceRules,
         values: &Values,
@@ -141,17 +142,13 @@ impl Plan {
             let loopback = [InterfaceName::loopback()];
             let interfaces = if is_inside { &loopback[..] } else { &self.interfaces };
             for by in interfaces {
+                let direction = Direction::Leaves { by: by.clone() };
                 for source in self.sources_to(ns, *destination, by) {
-                    for transport in Transport::ALL {
-                        for (port, client) in self.port_pairs() {
-                            let ends = (SocketAddr::new(source, client), SocketAddr::new(*destination, port));
-                            let direction = Direction::Leaves { by: by.clone() };
-                            let packet = Packet::first(direction, transport, ends.0, ends.1);
-                            for owner in &self.owners {
-                                for mark in &self.marks {
-                                    if !try_it(packet.clone().owned_by(*owner).marked(*mark)) {
-                                        return false;
-                                    }
+                    for packet in self.packets(&direction, source, *destination) {
+                        for owner in &self.owners {
+                            for mark in &self.marks {
+                                if !try_it(packet.clone().owned_by(*owner).marked(*mark)) {
+                                    return false;
                                 }
                             }
                         }
@@ -187,16 +184,11 @@ impl Plan {
         for by in self.interfaces.iter().filter(|by| ns.is_reached_by(by.as_str(), self.family)) {
             let own = ns.primary(by.as_str(), elsewhere);
             let to = self.destinations.iter().copied().filter(|to| !to.is_loopback()).chain(own);
+            let direction = Direction::Arrives { by: by.clone() };
             for destination in to {
                 for source in self.sources.iter().filter(|source| !ns.is_local(**source)) {
-                    for transport in Transport::ALL {
-                        for (port, client) in self.port_pairs() {
-                            let ends = (SocketAddr::new(*source, client), SocketAddr::new(destination, port));
-                            let direction = Direction::Arrives { by: by.clone() };
-                            if !try_it(Packet::first(direction, transport, ends.0, ends.1)) {
-                                return false;
-                            }
-                        }
+                    if !self.packets(&direction, *source, destination).all(&mut *try_it) {
+                        return false;
                     }
                 }
             }
@@ -204,7 +196,14 @@ impl Plan {
         true
     }
 
-    fn port_pairs(&self) -> impl Iterator<Item = (u16, u16)> {
-        self.ports.iter().flat_map(|port| self.client_ports.iter().map(move |client| (*port, *client)))
+    /// The first packets between two addresses: of both protocols, with every pair of ports.
+    fn packets(&self, direction: &Direction, from: IpAddr, to: IpAddr) -> impl Iterator<Item = Packet> {
+        let from = move |port: &u16| SocketAddr::new(from, *port);
+        let pairs = self.ports.iter().flat_map(move |port| {
+            self.client_ports.iter().map(move |client| (from(client), SocketAddr::new(to, *port)))
+        });
+        Transport::ALL.into_iter().flat_map(move |transport| {
+            pairs.clone().map(move |(from, to)| Packet::first(direction.clone(), transport, from, to))
+        })
     }
 }

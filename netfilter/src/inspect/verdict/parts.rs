@@ -1,14 +1,14 @@
 //! The properties of a packet in the bytes of a register: nft loads neighbouring fields with one expression.
 
 use super::values::Property;
-use crate::inspect::live::rules::expr::Source;
+use crate::inspect::live::rules::expr::LoadSource;
 use crate::inspect::live::rules::{Component, Field};
 use crate::kernel::uapi::{NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER};
 use crate::model::ruleset::TableFamily;
 
 /// Bytes of a loaded value that are bytes of a property.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Part {
+pub(super) struct PropertyPart {
     pub(super) property: Property,
     /// The first of them in the loaded value.
     at: usize,
@@ -17,7 +17,7 @@ pub(super) struct Part {
     length: usize,
 }
 
-impl Part {
+impl PropertyPart {
     fn whole(property: Property) -> Self {
         Self { property, at: 0, skip: 0, length: property.length() }
     }
@@ -56,8 +56,8 @@ const PORTS: [HeaderField; 2] =
     [HeaderField::at(0, Property::SourcePort), HeaderField::at(2, Property::DestinationPort)];
 
 /// The parts of what was loaded; none when none of it is a property.
-pub(super) fn parts(component: &Component, family: TableFamily) -> Vec<Part> {
-    if let Source::Payload { base, offset, length } = component.source {
+pub(super) fn parts(component: &Component, family: TableFamily) -> Vec<PropertyPart> {
+    if let LoadSource::Payload { base, offset, length } = component.source {
         let Ok(offset) = usize::try_from(offset) else { return Vec::new() };
         let fields = match base {
             NFT_PAYLOAD_NETWORK_HEADER => network_header(offset, length, family),
@@ -69,17 +69,17 @@ pub(super) fn parts(component: &Component, family: TableFamily) -> Vec<Part> {
     // A reply has source and destination of the first packet exchanged.
     match component.field {
         Field::Source | Field::Destination if component.length > 4 || family == TableFamily::Ip6 => {
-            vec![Part::whole(Property::SourceV6), Part::whole(Property::DestinationV6)]
+            vec![PropertyPart::whole(Property::SourceV6), PropertyPart::whole(Property::DestinationV6)]
         }
         Field::Source | Field::Destination => {
-            vec![Part::whole(Property::SourceV4), Part::whole(Property::DestinationV4)]
+            vec![PropertyPart::whole(Property::SourceV4), PropertyPart::whole(Property::DestinationV4)]
         }
         Field::SourcePort | Field::DestinationPort => {
-            vec![Part::whole(Property::SourcePort), Part::whole(Property::DestinationPort)]
+            vec![PropertyPart::whole(Property::SourcePort), PropertyPart::whole(Property::DestinationPort)]
         }
-        Field::Uid => vec![Part::whole(Property::Uid)],
-        Field::Gid => vec![Part::whole(Property::Gid)],
-        Field::Mark | Field::ConnectionMark => vec![Part::whole(Property::Mark)],
+        Field::Uid => vec![PropertyPart::whole(Property::Uid)],
+        Field::Gid => vec![PropertyPart::whole(Property::Gid)],
+        Field::Mark | Field::ConnectionMark => vec![PropertyPart::whole(Property::Mark)],
         _ => Vec::new(),
     }
 }
@@ -97,9 +97,9 @@ fn network_header(offset: usize, length: usize, family: TableFamily) -> Vec<Head
 }
 
 /// The part of `field` in a load of `length` bytes at `offset` of the header.
-fn overlap(offset: usize, length: usize, field: HeaderField) -> Option<Part> {
+fn overlap(offset: usize, length: usize, field: HeaderField) -> Option<PropertyPart> {
     let HeaderField { property, offset: start } = field;
     let (first, end) = (offset.max(start), offset.saturating_add(length).min(start + property.length()));
     let length = end.checked_sub(first).filter(|length| *length > 0)?;
-    Some(Part { property, at: first - offset, skip: first - start, length })
+    Some(PropertyPart { property, at: first - offset, skip: first - start, length })
 }

@@ -50,7 +50,7 @@ fn a_verdict_holds_when_nothing_is_missed_or_changed() {
         (ByOthers, "by-others", false),
         (Unknown, "unknown", false),
     ] {
-        let mut found = Verdict::because(state, NO_RULES);
+        let mut found = NamespaceVerdict::because(state, NO_RULES);
         assert_eq!((found.holds(), state.name(), &found.reasons), (holds, name, &sentences(&[NO_RULES])));
         found.differences.push("a rule is missing".to_owned());
         assert!(!found.holds());

@@ -4,7 +4,7 @@
 use super::Walk;
 use super::bits::Bits;
 use super::chain::{RuleEnd, RunningRule, StatementResult};
-use super::packet::{ConntrackEntry, CurrentPacket, HookInterface, Tracking, Zone};
+use super::packet::{ConntrackEntry, CurrentPacket, HookInterface, PacketTracking, Zone};
 use crate::inspect::live::rules::expr::{Nat, NatKind};
 use crate::kernel::netlink::attr;
 use crate::model::policy::PortRange;
@@ -70,7 +70,7 @@ impl Walk<'_> {
     /// interface.
     fn redirected_to(&self) -> Option<IpAddr> {
         match &self.packet.arrives {
-            HookInterface::Name(name) if self.rules.has_interface(name) => {
+            HookInterface::Name(name) if self.rules.interface(name).is_some() => {
                 self.rules.primary(name, self.packet.destination.ip())
             }
             _ => Some(self.packet.family().loopback()),
@@ -81,12 +81,9 @@ impl Walk<'_> {
         if is_for.is_some_and(|only| only != self.packet.family()) {
             return Err(RuleEnd::DoesNotApply);
         }
-        let port = match port.map(|from| self.rule.registers.get(from, 2)) {
+        let port = match port {
             None => self.packet.destination.port(),
-            Some(bits) => match bits.whole() {
-                Some(&[a, b]) => u16::from_be_bytes([a, b]),
-                _ => return Err(RuleEnd::Unknown),
-            },
+            Some(from) => u16::from_be_bytes(self.known(from)?),
         };
         self.packet.intercepted = Some(port);
         self.decided_by = Some(self.rule.at);
@@ -169,7 +166,7 @@ impl Walk<'_> {
     }
 
     fn connected(&mut self) -> Option<&mut ConntrackEntry> {
-        let is_part = matches!(self.packet.tracking, Tracking::Original | Tracking::Reply);
+        let is_part = matches!(self.packet.tracking, PacketTracking::Original | PacketTracking::Reply);
         self.entries.get_mut(self.current).filter(|_| is_part)
     }
 
@@ -187,7 +184,7 @@ impl Walk<'_> {
     /// A packet with a connection or a zone keeps it (`nft_notrack_eval`, `xt_ct_target`).
     pub(super) fn untrack(&mut self) {
         if is_open(&self.packet) {
-            self.packet.tracking = Tracking::Untracked;
+            self.packet.tracking = PacketTracking::Untracked;
             self.changed_by = Some(self.rule.at);
         }
     }
@@ -201,5 +198,5 @@ impl Walk<'_> {
 }
 
 fn is_open(packet: &CurrentPacket) -> bool {
-    packet.tracking == Tracking::NotYet && packet.zone.is_none()
+    packet.tracking == PacketTracking::NotYet && packet.zone.is_none()
 }

@@ -24,14 +24,21 @@ impl Bits {
         Self { value: vec![0; length], known: vec![0; length] }
     }
 
+    /// Sets one byte, if it is there, and which of its bits are known.
+    pub(super) fn set(&mut self, at: usize, value: u8, known: u8) {
+        if let (Some(to), Some(is)) = (self.value.get_mut(at), self.known.get_mut(at)) {
+            (*to, *is) = (value, known);
+        }
+    }
+
+    /// Sets bytes that are known.
+    pub(super) fn put(&mut self, at: usize, bytes: &[u8]) {
+        (at..).zip(bytes).for_each(|(at, byte)| self.set(at, *byte, 0xff));
+    }
+
     /// The bytes, when every bit is known.
     pub(super) fn whole(&self) -> Option<&[u8]> {
         self.known.iter().all(|known| *known == 0xff).then_some(self.value.as_slice())
-    }
-
-    /// The bytes as a number in the machine's byte order, when every bit is known.
-    pub(super) fn number(&self) -> Option<u32> {
-        Some(u32::from_ne_bytes(self.whole()?.try_into().ok()?))
     }
 
     /// The first `length` bytes from `offset`; what is beyond the end is unknown.
@@ -92,14 +99,11 @@ impl Bits {
 
 /// The registers of a rule, unknown until a statement loads them.
 #[derive(Debug, Clone)]
-pub(super) struct Registers {
-    value: [u8; VERDICT],
-    known: [u8; VERDICT],
-}
+pub(super) struct Registers(Bits);
 
 impl Default for Registers {
     fn default() -> Self {
-        Self { value: [0; VERDICT], known: [0; VERDICT] }
+        Self(Bits::unknown(VERDICT))
     }
 }
 
@@ -108,19 +112,15 @@ impl Registers {
     pub(super) fn put(&mut self, at: usize, bits: &Bits) {
         let length = bits.value.len().next_multiple_of(4);
         for index in 0..length {
-            let (value, known) = match (bits.value.get(index), bits.known.get(index)) {
-                (Some(value), Some(known)) => (*value, *known),
-                _ => (0, 0xff),
-            };
-            if let (Some(to), Some(is)) = (self.value.get_mut(at + index), self.known.get_mut(at + index)) {
-                (*to, *is) = (value, known);
+            match (bits.value.get(index), bits.known.get(index)) {
+                (Some(value), Some(known)) => self.0.set(at + index, *value, *known),
+                _ => self.0.set(at + index, 0, 0xff),
             }
         }
     }
 
     pub(super) fn get(&self, at: usize, length: usize) -> Bits {
-        let all = Bits { value: self.value.to_vec(), known: self.known.to_vec() };
-        all.slice(at, length)
+        self.0.slice(at, length)
     }
 }
 

@@ -4,7 +4,7 @@ use super::bits::{Bits, Registers, Truth};
 use super::choices::{Budget, UnknownFact};
 use super::packet::Zone;
 use super::{HookEnd, RuleAt, Walk, xt};
-use crate::inspect::live::rules::expr::{Checksum, Code, Data, Expr, Source, VERDICT};
+use crate::inspect::live::rules::expr::{Checksum, Code, Data, Expr, LoadSource, VERDICT};
 use crate::inspect::live::rules::{LiveRule, Set, Statement};
 use crate::kernel::uapi::{NFT_META_SKGID, NFT_META_SKUID};
 use crate::model::ruleset::{Family, Hook};
@@ -183,7 +183,7 @@ impl Walk<'_> {
         match expr {
             // The kernel has found the socket that receives the packet: a transparent one, or that of a known
             // connection (`tcp_v4_early_demux`, net/ipv4/tcp_ipv4.c, v6.18).
-            Expr::Load { source: Source::Meta(NFT_META_SKUID | NFT_META_SKGID), to }
+            Expr::Load { source: LoadSource::Meta(NFT_META_SKUID | NFT_META_SKGID), to }
                 if self.may_have_receiver() =>
             {
                 self.rule.registers.put(*to, &Bits::unknown(4));
@@ -215,24 +215,15 @@ impl Walk<'_> {
                 let inside = self.rule.registers.get(*from, first.len()).between(first, last);
                 return self.test(inside.map(|inside| inside != *inverted));
             }
-            Expr::Lookup { set, at: from, to, inverted } => {
-                return self.lookup((set, *inverted), *from, *to);
+            Expr::Lookup { set, at: from, to, inverted } => return self.lookup(set, *from, *to, *inverted),
+            Expr::SetMark { from } => self.set_mark(u32::from_ne_bytes(self.known(*from)?)),
+            Expr::SetConnectionMark { from } => {
+                self.set_connection_mark(u32::from_ne_bytes(self.known(*from)?));
             }
-            Expr::SetMark { from } => match self.rule.registers.get(*from, 4).number() {
-                Some(mark) => self.set_mark(mark),
-                None => return Err(RuleEnd::Unknown),
-            },
-            Expr::SetConnectionMark { from } => match self.rule.registers.get(*from, 4).number() {
-                Some(mark) => self.set_connection_mark(mark),
-                None => return Err(RuleEnd::Unknown),
-            },
-            Expr::SetZone { from, direction } => match self.rule.registers.get(*from, 2).whole() {
-                Some(&[a, b]) => {
-                    let id = u16::from_ne_bytes([a, b]);
-                    self.set_zone(Zone { id, direction: *direction, is_by_mark: false });
-                }
-                _ => return Err(RuleEnd::Unknown),
-            },
+            Expr::SetZone { from, direction } => {
+                let id = u16::from_ne_bytes(self.known(*from)?);
+                self.set_zone(Zone { id, direction: *direction, is_by_mark: false });
+            }
             Expr::Write { from, base, offset, length, updates } => {
                 let is_v4 = self.packet.family() == Family::V4;
                 let required = if is_v4 { Checksum::Ipv4 } else { Checksum::None };
@@ -255,12 +246,18 @@ impl Walk<'_> {
         Ok(())
     }
 
+    /// The bytes of a register; every bit of them must be known.
+    pub(super) fn known<const N: usize>(&self, from: usize) -> Result<[u8; N], RuleEnd> {
+        let bits = self.rule.registers.get(from, N);
+        bits.whole().and_then(|bytes| bytes.try_into().ok()).ok_or(RuleEnd::Unknown)
+    }
+
     fn may_have_receiver(&self) -> bool {
         let arrives = self.rule.hook == Hook::Input || self.packet.intercepted.is_some();
         arrives && self.packet.owner.is_none()
     }
 
-    fn lookup(&mut self, (name, inverted): (&str, bool), from: usize, to: Option<usize>) -> StatementResult {
+    fn lookup(&mut self, name: &str, from: usize, to: Option<usize>, inverted: bool) -> StatementResult {
         let table = self.rules.chains.get(self.rule.at.chain).map(|chain| &chain.table);
         let Some(set) = table.and_then(|table| self.rules.set(table, name)) else {
             return Err(RuleEnd::Unknown);

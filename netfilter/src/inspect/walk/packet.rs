@@ -2,7 +2,7 @@
 
 use super::bits::Bits;
 use crate::inspect::live::rules::NamespaceRules;
-use crate::inspect::live::rules::expr::Source;
+use crate::inspect::live::rules::expr::LoadSource;
 use crate::kernel::netlink::attr::octets;
 use crate::kernel::uapi::*;
 use crate::model::packet::{Direction, Owner, Packet};
@@ -19,9 +19,15 @@ pub(super) enum HookInterface {
     Unknown,
 }
 
+impl HookInterface {
+    pub(super) fn loopback() -> Self {
+        Self::Name("lo".to_owned())
+    }
+}
+
 /// The relation of the packet to its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Tracking {
+pub(super) enum PacketTracking {
     NotYet,
     Untracked,
     Invalid,
@@ -42,7 +48,7 @@ pub(super) struct CurrentPacket {
     pub(super) owner: Option<Owner>,
     /// TCP flags, and which of them are known.
     pub(super) flags: [u8; 2],
-    pub(super) tracking: Tracking,
+    pub(super) tracking: PacketTracking,
     /// The zone that was chosen before tracking.
     pub(super) zone: Option<Zone>,
     pub(super) intercepted: Option<u16>,
@@ -87,15 +93,15 @@ pub(super) struct ConntrackEntry {
     pub(super) zone: Zone,
     pub(super) mark: u32,
     /// The translation of the destination and of the source.
-    pub(super) destination: Translation,
-    pub(super) source: Translation,
+    pub(super) destination: TranslationHalf,
+    pub(super) source: TranslationHalf,
     /// The first packet has passed.
     pub(super) is_known: bool,
 }
 
 /// One half of a translation.
 #[derive(Debug, Clone, Copy, Default)]
-pub(super) struct Translation {
+pub(super) struct TranslationHalf {
     pub(super) is_decided: bool,
     pub(super) is_done: bool,
 }
@@ -107,8 +113,8 @@ impl ConntrackEntry {
             reply: (destination, source),
             zone,
             mark,
-            destination: Translation::default(),
-            source: Translation::default(),
+            destination: TranslationHalf::default(),
+            source: TranslationHalf::default(),
             is_known: false,
         }
     }
@@ -135,7 +141,7 @@ impl CurrentPacket {
             mark: packet.mark,
             owner: packet.owner,
             flags,
-            tracking: Tracking::NotYet,
+            tracking: PacketTracking::NotYet,
             zone: None,
             intercepted: None,
         }
@@ -156,11 +162,11 @@ impl CurrentPacket {
     /// `NF_CT_STATE_BIT` (include/uapi/linux/netfilter/nf_conntrack_common.h).
     pub(super) fn state(&self, entry: Option<&ConntrackEntry>) -> u32 {
         match (self.tracking, entry) {
-            (Tracking::Untracked, _) => UNTRACKED,
-            (Tracking::Original, Some(entry)) if !entry.is_known => NEW,
-            (Tracking::Original | Tracking::Reply, Some(_)) => 1 << 1,
+            (PacketTracking::Untracked, _) => UNTRACKED,
+            (PacketTracking::Original, Some(entry)) if !entry.is_known => NEW,
+            (PacketTracking::Original | PacketTracking::Reply, Some(_)) => 1 << 1,
             // A template is attached.
-            (Tracking::NotYet, _) if self.zone.is_some() => NEW,
+            (PacketTracking::NotYet, _) if self.zone.is_some() => NEW,
             _ => 1,
         }
     }
@@ -168,20 +174,20 @@ impl CurrentPacket {
     /// Loads a value; `None` where the kernel ends the rule (`NFT_BREAK`).
     pub(super) fn load(
         &self,
-        source: &Source,
+        source: &LoadSource,
         entry: Option<&ConntrackEntry>,
         ns: &NamespaceRules,
     ) -> Option<Loaded> {
         let known = |bits| Loaded { bits, may_end: false };
         let other = |length| Some(Loaded { bits: Bits::unknown(length), may_end: true });
         match source {
-            Source::Meta(key) => match self.meta(*key, ns)? {
+            LoadSource::Meta(key) => match self.meta(*key, ns)? {
                 Some(bits) => Some(known(bits)),
                 None => other(16),
             },
-            Source::Ct(NFT_CT_HELPER, _) => other(16),
-            Source::Ct(key, direction) => self.connection(*key, *direction, entry).map(known),
-            Source::Payload { base, offset, length } => match self.header(*base) {
+            LoadSource::Ct(NFT_CT_HELPER, _) => other(16),
+            LoadSource::Ct(key, direction) => self.connection(*key, *direction, entry).map(known),
+            LoadSource::Payload { base, offset, length } => match self.header(*base) {
                 Some((header, _)) => {
                     let offset = usize::try_from(*offset).ok()?;
                     let may_end = offset.saturating_add(*length) > header.value.len();
@@ -189,7 +195,7 @@ impl CurrentPacket {
                 }
                 None => other(*length),
             },
-            Source::Other(_, length) => other(*length),
+            LoadSource::Other(_, length) => other(*length),
         }
     }
 
@@ -250,11 +256,12 @@ impl CurrentPacket {
         if key == NFT_CT_STATE {
             return Some(Bits::known(self.state(entry).to_ne_bytes()));
         }
-        let entry = entry.filter(|_| matches!(self.tracking, Tracking::Original | Tracking::Reply))?;
+        let entry =
+            entry.filter(|_| matches!(self.tracking, PacketTracking::Original | PacketTracking::Reply))?;
         let (source, destination) = if direction == Some(1) { entry.reply } else { entry.original };
         Some(match key {
             NFT_CT_MARK => Bits::known(entry.mark.to_ne_bytes()),
-            NFT_CT_DIRECTION => Bits::known([u8::from(self.tracking == Tracking::Reply)]),
+            NFT_CT_DIRECTION => Bits::known([u8::from(self.tracking == PacketTracking::Reply)]),
             NFT_CT_ZONE => {
                 Bits::known(direction.map_or(entry.zone.id, |one| entry.zone.of(one)).to_ne_bytes())
             }
@@ -284,17 +291,17 @@ impl CurrentPacket {
         let mut header = match self.family() {
             Family::V4 => {
                 let mut header = Bits::unknown(12);
-                put(&mut header, 0, &[0x45]);
-                put(&mut header, 9, &[self.protocol.number()]);
+                header.put(0, &[0x45]);
+                header.put(9, &[self.protocol.number()]);
                 // No fragment; of the flags only "do not fragment" is unknown.
-                set(&mut header, 6, 0, 0xbf);
-                set(&mut header, 7, 0, 0xff);
+                header.set(6, 0, 0xbf);
+                header.set(7, 0, 0xff);
                 header
             }
             Family::V6 => {
                 let mut header = Bits::unknown(8);
-                set(&mut header, 0, 0x60, 0xf0);
-                put(&mut header, 6, &[self.protocol.number()]);
+                header.set(0, 0x60, 0xf0);
+                header.put(6, &[self.protocol.number()]);
                 header
             }
         };
@@ -307,25 +314,13 @@ impl CurrentPacket {
 
     fn transport_header(&self) -> Bits {
         let mut header = Bits::unknown(20);
-        put(&mut header, 0, &self.source.port().to_be_bytes());
-        put(&mut header, 2, &self.destination.port().to_be_bytes());
+        header.put(0, &self.source.port().to_be_bytes());
+        header.put(2, &self.destination.port().to_be_bytes());
         if self.protocol == Transport::Tcp {
             let [flags, known] = self.flags;
-            set(&mut header, 13, flags, known);
+            header.set(13, flags, known);
         }
         header
-    }
-}
-
-fn put(bits: &mut Bits, at: usize, value: &[u8]) {
-    for (offset, byte) in value.iter().enumerate() {
-        set(bits, at + offset, *byte, 0xff);
-    }
-}
-
-fn set(bits: &mut Bits, at: usize, value: u8, known: u8) {
-    if let (Some(to), Some(is)) = (bits.value.get_mut(at), bits.known.get_mut(at)) {
-        (*to, *is) = (value, known);
     }
 }
 
@@ -345,7 +340,7 @@ fn index(by: &HookInterface, ns: &NamespaceRules) -> Bits {
     match by {
         HookInterface::None => Bits::known([0; 4]),
         HookInterface::Name(name) => {
-            ns.index(name).map_or_else(|| Bits::unknown(4), |i| Bits::known(i.to_ne_bytes()))
+            ns.interface(name).map_or_else(|| Bits::unknown(4), |it| Bits::known(it.index.to_ne_bytes()))
         }
         HookInterface::Unknown => Bits::unknown(4),
     }

@@ -2,8 +2,8 @@
 //! translation, by way of `lo` where routing says so.
 
 use super::hooks::{self, HookFunction, HookPosition};
-use super::packet::{ConntrackEntry, HookInterface, ORIGINAL, REPLY, Tracking};
-use super::{HookEnd, LOOPBACK, PacketEnd, SYN_ACK, UnknownFact, Walk};
+use super::packet::{ConntrackEntry, HookInterface, ORIGINAL, PacketTracking, REPLY};
+use super::{HookEnd, PacketEnd, SYN_ACK, UnknownFact, Walk};
 use crate::inspect::live::rules::ChainKind;
 use crate::model::ruleset::{Hook, Transport};
 
@@ -17,23 +17,21 @@ impl Walk<'_> {
         }
         // Our own route delivers what has the mark of an intercepted connection to this namespace.
         if self.is_routed_again && self.delivered_by == Some(self.packet.mark) {
-            self.packet.leaves = HookInterface::Name(LOOPBACK.to_owned());
+            self.packet.leaves = HookInterface::loopback();
         }
         // The kernel routes again when the destination changed; the rest of the hook has the interface of before
         // (`struct nf_hook_state`).
         if self.packet.destination != before {
             self.packet.leaves = match self.is_inside(self.packet.destination) {
-                true => HookInterface::Name(LOOPBACK.to_owned()),
-                false if self.packet.leaves == HookInterface::Name(LOOPBACK.to_owned()) => {
-                    HookInterface::Unknown
-                }
+                true => HookInterface::loopback(),
+                false if self.packet.leaves == HookInterface::loopback() => HookInterface::Unknown,
                 false => self.packet.leaves.clone(),
             };
         }
         if let Some(end) = self.hook(Hook::Postrouting) {
             return end;
         }
-        if self.packet.leaves != HookInterface::Name(LOOPBACK.to_owned()) {
+        if self.packet.leaves != HookInterface::loopback() {
             return PacketEnd::Outside;
         }
         self.packet.arrives = std::mem::replace(&mut self.packet.leaves, HookInterface::None);
@@ -47,7 +45,7 @@ impl Walk<'_> {
         if let Some(end) = self.hook(Hook::Prerouting) {
             return end;
         }
-        let is_by_loopback = self.packet.arrives == HookInterface::Name(LOOPBACK.to_owned());
+        let is_by_loopback = self.packet.arrives == HookInterface::loopback();
         let stays = self.packet.intercepted.is_some()
             || is_by_loopback
             || self.delivered_by.is_some_and(|mark| mark != 0 && mark == self.packet.mark)
@@ -117,7 +115,7 @@ impl Walk<'_> {
 
     /// `nf_conntrack_in`: leaves a packet that already has a connection, or was taken out of tracking.
     fn track(&mut self) -> HookEnd {
-        if self.packet.tracking != Tracking::NotYet {
+        if self.packet.tracking != PacketTracking::NotYet {
             return HookEnd::Passes;
         }
         // `nf_ct_zone_tmpl`, include/net/netfilter/nf_conntrack_zones.h, v6.18.
@@ -128,10 +126,10 @@ impl Walk<'_> {
         let tuple = (self.packet.source, self.packet.destination);
         let found = self.entries.iter().enumerate().find_map(|(index, entry)| match entry {
             entry if entry.original == tuple && entry.zone.of(ORIGINAL) == zone.of(ORIGINAL) => {
-                Some((index, Tracking::Original))
+                Some((index, PacketTracking::Original))
             }
             entry if entry.reply == tuple && entry.zone.of(REPLY) == zone.of(REPLY) => {
-                Some((index, Tracking::Reply))
+                Some((index, PacketTracking::Reply))
             }
             _ => None,
         });
@@ -142,12 +140,12 @@ impl Walk<'_> {
             }
             // A reply without a first packet begins no connection (`tcp_new`).
             None if self.packet.flags == SYN_ACK && self.packet.protocol == Transport::Tcp => {
-                Tracking::Invalid
+                PacketTracking::Invalid
             }
             None => {
                 self.current = self.entries.len();
                 self.entries.push(ConntrackEntry::new(tuple.0, tuple.1, zone, 0));
-                Tracking::Original
+                PacketTracking::Original
             }
         };
         HookEnd::Passes
@@ -157,9 +155,11 @@ impl Walk<'_> {
     fn translation(&mut self, hook: Hook) -> HookEnd {
         let is_destination = matches!(hook, Hook::Prerouting | Hook::Output);
         let is_reply = match self.packet.tracking {
-            Tracking::Original => false,
-            Tracking::Reply => true,
-            Tracking::NotYet | Tracking::Untracked | Tracking::Invalid => return HookEnd::Passes,
+            PacketTracking::Original => false,
+            PacketTracking::Reply => true,
+            PacketTracking::NotYet | PacketTracking::Untracked | PacketTracking::Invalid => {
+                return HookEnd::Passes;
+            }
         };
         let half = |entry: &ConntrackEntry| if is_destination { entry.destination } else { entry.source };
         let is_decided =

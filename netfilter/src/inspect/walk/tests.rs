@@ -2,7 +2,7 @@ use super::*;
 use crate::inspect::live::rules::constructed::{
     APP, PROXY, aged, chain, namespace, ours, owned_by, redirect_tcp, rule,
 };
-use crate::inspect::live::rules::expr::{Checksum, Code, Expr, Nat, NatKind, Source};
+use crate::inspect::live::rules::expr::{Checksum, Code, Expr, LoadSource, Nat, NatKind};
 use crate::inspect::live::rules::{ChainKind, LiveChain, LiveRule, Statement};
 use crate::kernel::uapi::{NFT_CMP_EQ, NFT_META_SKUID};
 use crate::model::policy::InterfaceName;
@@ -168,9 +168,9 @@ fn replies_belong_to_a_connection_only_in_its_zone_for_replies() {
 /// Drops packets of that state before the first rule of others.
 fn state(bit: u32) -> LiveRule {
     rule(vec![
-        Expr::Load { source: Source::Meta(NFT_META_SKUID), to: 0 },
+        Expr::Load { source: LoadSource::Meta(NFT_META_SKUID), to: 0 },
         Expr::Compare { op: NFT_CMP_EQ, at: 0, value: 1000_u32.to_ne_bytes().to_vec() },
-        Expr::Load { source: Source::Ct(0, None), to: 0 },
+        Expr::Load { source: LoadSource::Ct(0, None), to: 0 },
         Expr::Compare { op: NFT_CMP_EQ, at: 0, value: bit.to_ne_bytes().to_vec() },
         Expr::Verdict(Code::Drop),
     ])
@@ -213,7 +213,7 @@ fn a_header_may_change_where_it_routes_no_packet() {
 
 #[test]
 fn a_load_that_may_end_a_rule_and_a_match_that_may_do_more_than_match_are_not_trusted() {
-    let other = || Expr::Load { source: Source::Other("socket".to_owned(), 4), to: 0 };
+    let other = || Expr::Load { source: LoadSource::Other("socket".to_owned(), 4), to: 0 };
     let equals = |value| Expr::Compare { op: NFT_CMP_EQ, at: 0, value };
     let drop = || Expr::Verdict(Code::Drop);
     let matched = |test| rule(vec![Expr::Match(test), Expr::Nothing("log".to_owned())]);
@@ -244,19 +244,19 @@ fn a_load_that_may_end_a_rule_and_a_match_that_may_do_more_than_match_are_not_tr
         // Beyond the modelled header.
         (
             rule(vec![
-                Expr::Load { source: Source::Payload { base: 2, offset: 40, length: 4 }, to: 0 },
+                Expr::Load { source: LoadSource::Payload { base: 2, offset: 40, length: 4 }, to: 0 },
                 drop(),
             ]),
             Outcome::Unknown,
         ),
         (
             rule(vec![
-                Expr::Load { source: Source::Payload { base: 2, offset: 2, length: 2 }, to: 0 },
+                Expr::Load { source: LoadSource::Payload { base: 2, offset: 2, length: 2 }, to: 0 },
                 drop(),
             ]),
             Outcome::Dropped,
         ),
-        (rule(vec![Expr::Load { source: Source::Meta(23), to: 0 }, drop()]), Outcome::Unknown),
+        (rule(vec![Expr::Load { source: LoadSource::Meta(23), to: 0 }, drop()]), Outcome::Unknown),
         (rule(vec![Expr::Update("seen".to_owned()), drop()]), Outcome::Unknown),
         (rule(vec![Expr::OtherConnections("ct helper ftp".to_owned())]), Outcome::Unknown),
         (matched(decode_match(Family::V4, "cgroup", 1, &[])), to(15001)),

@@ -1,11 +1,11 @@
 //! Evaluates matches of iptables for a packet.
 
 use super::bits::Truth;
-use super::packet::{ConntrackEntry, CurrentPacket, HookInterface, Tracking};
+use super::packet::{ConntrackEntry, CurrentPacket, HookInterface, PacketTracking};
 use crate::inspect::live::rules::NamespaceRules;
 use crate::model::policy::PortRange;
 use crate::model::ruleset::{Is, Transport};
-use crate::xt::legacy::{AddressTest, Header, InterfaceTest};
+use crate::xt::legacy::{AddressTest, HeaderTest, InterfaceTest};
 use crate::xt::{AddressTypes, Conntrack, ConntrackTest, OwnerTest, PortEnd, States, TypeTest, XtMatch};
 use std::net::IpAddr;
 
@@ -90,7 +90,7 @@ fn contains(range: PortRange, port: u16) -> bool {
 }
 
 fn tracked<'e>(packet: &CurrentPacket, entry: Option<&'e ConntrackEntry>) -> Option<&'e ConntrackEntry> {
-    entry.filter(|_| matches!(packet.tracking, Tracking::Original | Tracking::Reply))
+    entry.filter(|_| matches!(packet.tracking, PacketTracking::Original | PacketTracking::Reply))
 }
 
 /// `owner_mt` (net/netfilter/xt_owner.c): a packet without a socket passes when every test is inverted.
@@ -135,7 +135,7 @@ fn conntrack(test: &Conntrack, packet: &CurrentPacket, entry: Option<&ConntrackE
             let tested = if option.ends_with("srcport") { from.port() } else { to.port() };
             Some(contains(*range, tested) == (*is == Is::In))
         }
-        ConntrackTest::Original(is) => Some((packet.tracking == Tracking::Original) == (*is == Is::In)),
+        ConntrackTest::Original(is) => Some((packet.tracking == PacketTracking::Original) == (*is == Is::In)),
         ConntrackTest::Status(..) | ConntrackTest::Expires(..) => None,
     }))
 }
@@ -174,7 +174,7 @@ fn address_types(test: &AddressTypes, packet: &CurrentPacket, ns: &NamespaceRule
 }
 
 /// Evaluates the header test of a rule of iptables-legacy (`ip_packet_match`).
-pub(super) fn header(header: &Header, packet: &CurrentPacket) -> Truth {
+pub(super) fn header(header: &HeaderTest, packet: &CurrentPacket) -> Truth {
     let address = |test: Option<AddressTest>, address: IpAddr| {
         Some(test.is_none_or(|test| {
             let equal = masked(address, test.mask) == masked(test.address, test.mask);

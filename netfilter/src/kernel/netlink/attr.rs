@@ -167,6 +167,27 @@ impl<'b> Attributes<'b> {
     pub(crate) fn get(&self, kind: u16) -> Option<Attribute<'b>> {
         self.clone().find(|attribute| attribute.kind == kind)
     }
+
+    /// The attributes in the first attribute of this type; none where it is absent.
+    pub(crate) fn nested(&self, kind: u16) -> Self {
+        Self(self.get(kind).map_or(&[], |attribute| attribute.value))
+    }
+
+    pub(crate) fn be32(&self, kind: u16) -> Option<u32> {
+        self.get(kind)?.be32()
+    }
+
+    pub(crate) fn be64(&self, kind: u16) -> Option<u64> {
+        self.get(kind)?.be64()
+    }
+
+    pub(crate) fn ne32(&self, kind: u16) -> Option<u32> {
+        self.get(kind)?.ne32()
+    }
+
+    pub(crate) fn name(&self, kind: u16) -> Option<String> {
+        self.get(kind).map(|name| name.name())
+    }
 }
 
 impl<'b> Iterator for Attributes<'b> {

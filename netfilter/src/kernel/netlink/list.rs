@@ -35,17 +35,9 @@ pub(crate) struct List {
     entries: Vec<Vec<u8>>,
     bytes: usize,
     objects: usize,
-    end: Option<End>,
+    /// The end: that of a whole list has no entries.
+    end: Option<Listed>,
     changed: bool,
-}
-
-/// The end of a list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum End {
-    Whole,
-    Refused(Errno),
-    TooLarge,
-    Unknown(Unknown),
 }
 
 /// The result of a dump request.
@@ -77,30 +69,25 @@ impl List {
     /// Returns the result, after the last datagram.
     pub(crate) fn outcome(self) -> Listed {
         match self.end {
-            Some(End::Whole) if self.changed => Listed::Changed,
-            Some(End::Whole) => Listed::Whole(self.entries),
-            Some(End::Refused(errno)) => Listed::Refused(errno),
-            Some(End::TooLarge) => Listed::TooLarge,
-            Some(End::Unknown(unknown)) => Listed::Unknown(unknown),
+            Some(Listed::Whole(_)) if self.changed => Listed::Changed,
+            Some(Listed::Whole(_)) => Listed::Whole(self.entries),
+            Some(other) => other,
             None => Listed::Unknown(Unknown::NotAcknowledged),
         }
     }
 
     /// Adds the result of one receive call.
     pub(crate) fn add(&mut self, received: Received<'_>) {
-        let datagram = match received {
-            Received::Datagram([]) | Received::Truncated => {
-                return self.end(End::Unknown(Unknown::Unreadable));
-            }
-            Received::Overrun => return self.end(End::Unknown(Unknown::RepliesDropped)),
-            Received::Datagram(datagram) => datagram,
+        let datagram = match received.datagram() {
+            Ok(datagram) => datagram,
+            Err(unknown) => return self.end(Listed::Unknown(unknown)),
         };
         for message in Messages(datagram) {
             match message {
                 Ok(message) if message.header.sequence == self.sequence => self.message(&message),
                 // The rest of an earlier reply.
                 Ok(_) => {}
-                Err(_) => self.end(End::Unknown(Unknown::Unreadable)),
+                Err(_) => self.end(Listed::Unknown(Unknown::Unreadable)),
             }
         }
     }
@@ -111,17 +98,17 @@ impl List {
             DONE => self.done(message.body),
             ERROR => {
                 self.end(match KernelReply::read(message).map(KernelReply::refusal) {
-                    Some(Some(refusal)) => End::Refused(refusal.errno),
+                    Some(Some(refusal)) => Listed::Refused(refusal.errno),
                     // The acknowledgement of a request for one entry.
-                    Some(None) => End::Whole,
-                    None => End::Unknown(Unknown::Unreadable),
+                    Some(None) => Listed::Whole(Vec::new()),
+                    None => Listed::Unknown(Unknown::Unreadable),
                 });
             }
             _ => {
                 self.bytes = self.bytes.saturating_add(message.body.len());
                 self.objects = self.objects.saturating_add((self.limit.count)(message.body));
                 match self.bytes > self.limit.bytes || self.objects > self.limit.objects {
-                    true => self.end(End::TooLarge),
+                    true => self.end(Listed::TooLarge),
                     false => self.entries.push(message.body.to_vec()),
                 }
             }
@@ -132,13 +119,13 @@ impl List {
     /// (`netlink_dump_done`).
     fn done(&mut self, body: &[u8]) {
         match body.first_chunk::<4>().map_or(0, |bytes| i32::from_ne_bytes(*bytes)) {
-            0.. => self.end(End::Whole),
-            failed => self.end(End::Refused(Errno::from_raw(failed.saturating_neg()))),
+            0.. => self.end(Listed::Whole(Vec::new())),
+            failed => self.end(Listed::Refused(Errno::from_raw(failed.saturating_neg()))),
         }
     }
 
     /// Records the first end only: entries that are lost stay lost when further ones arrive.
-    fn end(&mut self, end: End) {
+    fn end(&mut self, end: Listed) {
         self.end.get_or_insert(end);
     }
 }

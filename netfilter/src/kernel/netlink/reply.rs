@@ -17,6 +17,17 @@ pub(crate) enum Received<'b> {
     Overrun,
 }
 
+impl<'b> Received<'b> {
+    /// The datagram, or why none can be evaluated.
+    pub(super) fn datagram(self) -> Result<&'b [u8], Unknown> {
+        match self {
+            Self::Datagram([]) | Self::Truncated => Err(Unknown::Unreadable),
+            Self::Overrun => Err(Unknown::RepliesDropped),
+            Self::Datagram(datagram) => Ok(datagram),
+        }
+    }
+}
+
 /// The reason for an unknown outcome.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum Unknown {
@@ -33,11 +44,11 @@ pub enum Unknown {
 
 /// The outcome of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum RequestOutcome {
     /// The kernel acknowledged the request and refused nothing.
     Done,
     /// The kernel refused these messages, in the order of its replies; never empty.
-    Refused(Vec<Refusal>),
+    Refused(Vec<MessageRefusal>),
     /// No reply was conclusive.
     Unknown(Unknown),
 }
@@ -50,7 +61,7 @@ const MAX_INCONCLUSIVE: u32 = 64;
 pub(crate) struct Replies {
     last: u32,
     last_has_reply: bool,
-    refusals: Vec<Refusal>,
+    refusals: Vec<MessageRefusal>,
     unknown: Option<Unknown>,
     /// The number of irrelevant datagrams.
     inconclusive: u32,
@@ -67,12 +78,9 @@ impl Replies {
     /// A refusal of any message counts: when a commit fails, the error is for the first message of the batch, while the
     /// last one is still acknowledged (`nfnetlink_rcv_batch`).
     pub(crate) fn add(&mut self, received: Received<'_>) {
-        let datagram = match received {
-            Received::Datagram([]) | Received::Truncated => {
-                return self.note_inconclusive(Unknown::Unreadable);
-            }
-            Received::Overrun => return self.note_inconclusive(Unknown::RepliesDropped),
-            Received::Datagram(datagram) => datagram,
+        let datagram = match received.datagram() {
+            Ok(datagram) => datagram,
+            Err(unknown) => return self.note_inconclusive(unknown),
         };
         for message in Messages(datagram) {
             match message.ok().and_then(|message| KernelReply::read(&message)) {
@@ -96,12 +104,12 @@ impl Replies {
     }
 
     /// The outcome, when no further reply is expected.
-    pub(crate) fn outcome(self) -> Outcome {
+    pub(crate) fn outcome(self) -> RequestOutcome {
         match (self.refusals, self.unknown) {
-            (refusals, _) if !refusals.is_empty() => Outcome::Refused(refusals),
-            (_, Some(unknown)) => Outcome::Unknown(unknown),
-            (_, None) if self.last_has_reply => Outcome::Done,
-            (_, None) => Outcome::Unknown(Unknown::NotAcknowledged),
+            (refusals, _) if !refusals.is_empty() => RequestOutcome::Refused(refusals),
+            (_, Some(unknown)) => RequestOutcome::Unknown(unknown),
+            (_, None) if self.last_has_reply => RequestOutcome::Done,
+            (_, None) => RequestOutcome::Unknown(Unknown::NotAcknowledged),
         }
     }
 }
@@ -117,7 +125,7 @@ const ATTR_OFFSET: u16 = 2;
 
 /// A message the kernel refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Refusal {
+pub(crate) struct MessageRefusal {
     /// The sequence number of the refused message.
     pub(crate) sequence: u32,
     pub(crate) errno: Errno,
@@ -158,7 +166,7 @@ impl<'b> KernelReply<'b> {
     }
 
     /// Returns the refusal, or `None` for an acknowledgement.
-    pub(crate) fn refusal(self) -> Option<Refusal> {
+    pub(crate) fn refusal(self) -> Option<MessageRefusal> {
         let errno = match self.errno {
             0 => return None,
             negative => Errno::from_raw(negative.saturating_neg()),
@@ -167,7 +175,7 @@ impl<'b> KernelReply<'b> {
         let kernel_message =
             attributes.get(ATTR_MESSAGE).map(|words| String::from_utf8_lossy(words.text()).into_owned());
         let offset = attributes.get(ATTR_OFFSET).and_then(|offset| offset.ne32()?.try_into().ok());
-        Some(Refusal { sequence: self.sequence, errno, kernel_message, offset })
+        Some(MessageRefusal { sequence: self.sequence, errno, kernel_message, offset })
     }
 }
 
@@ -188,7 +196,7 @@ mod tests {
         writer.finish().unwrap()
     }
 
-    fn outcome(received: &[Received<'_>]) -> Outcome {
+    fn outcome(received: &[Received<'_>]) -> RequestOutcome {
         let mut replies = Replies::of(LAST);
         for one in received {
             replies.add(*one);
@@ -196,23 +204,25 @@ mod tests {
         replies.outcome()
     }
 
-    fn refused(outcome: Outcome) -> Vec<(u32, Errno)> {
+    fn refused(outcome: RequestOutcome) -> Vec<(u32, Errno)> {
         match outcome {
-            Outcome::Refused(refusals) => refusals.into_iter().map(|r| (r.sequence, r.errno)).collect(),
+            RequestOutcome::Refused(refusals) => {
+                refusals.into_iter().map(|r| (r.sequence, r.errno)).collect()
+            }
             other => panic!("{other:?}"),
         }
     }
 
     #[test]
     fn it_is_done_when_the_last_message_is_acknowledged_and_nothing_refused() {
-        assert_eq!(outcome(&[Received::Datagram(&reply(LAST, 0, |_| ()))]), Outcome::Done);
+        assert_eq!(outcome(&[Received::Datagram(&reply(LAST, 0, |_| ()))]), RequestOutcome::Done);
     }
 
     #[test]
     fn f25_an_acknowledgement_of_another_message_is_none() {
         let early = reply(LAST - 1, 0, |_| ());
-        assert_eq!(outcome(&[Received::Datagram(&early)]), Outcome::Unknown(Unknown::NotAcknowledged));
-        assert_eq!(outcome(&[]), Outcome::Unknown(Unknown::NotAcknowledged));
+        assert_eq!(outcome(&[Received::Datagram(&early)]), RequestOutcome::Unknown(Unknown::NotAcknowledged));
+        assert_eq!(outcome(&[]), RequestOutcome::Unknown(Unknown::NotAcknowledged));
     }
 
     #[test]
@@ -235,7 +245,7 @@ mod tests {
     fn f25_dropped_replies_never_count_as_done() {
         let last = reply(LAST, 0, |_| ());
         let lost = outcome(&[Received::Overrun, Received::Datagram(&last)]);
-        assert_eq!(lost, Outcome::Unknown(Unknown::RepliesDropped));
+        assert_eq!(lost, RequestOutcome::Unknown(Unknown::RepliesDropped));
         let refusal = reply(2, -1, |_| ());
         assert_eq!(refused(outcome(&[Received::Overrun, Received::Datagram(&refusal)])), [(2, Errno::EPERM)]);
     }
@@ -248,10 +258,10 @@ mod tests {
         let short = [&35_u32.to_ne_bytes(), &last[4..6], &[0, 0], &last[8..35]].concat();
         for garbled in [&[1, 2, 3][..], &[0; 40], &last[..20], &other, &short] {
             let all = outcome(&[Received::Datagram(garbled), Received::Datagram(&last)]);
-            assert_eq!(all, Outcome::Unknown(Unknown::Unreadable), "{garbled:?}");
+            assert_eq!(all, RequestOutcome::Unknown(Unknown::Unreadable), "{garbled:?}");
         }
         let cut = outcome(&[Received::Truncated, Received::Datagram(&last)]);
-        assert_eq!(cut, Outcome::Unknown(Unknown::Unreadable));
+        assert_eq!(cut, RequestOutcome::Unknown(Unknown::Unreadable));
     }
 
     #[test]
@@ -265,7 +275,7 @@ mod tests {
                 !replies.is_complete()
             });
             assert!(read.count() < 1000, "{nothing:?}");
-            assert!(matches!(replies.outcome(), Outcome::Unknown(_)), "{nothing:?}");
+            assert!(matches!(replies.outcome(), RequestOutcome::Unknown(_)), "{nothing:?}");
         }
     }
 
@@ -275,7 +285,7 @@ mod tests {
             w.text(ATTR_MESSAGE, "chain is bound");
             w.ne32(ATTR_OFFSET, 40);
         });
-        let Outcome::Refused(refusals) = outcome(&[Received::Datagram(&datagram)]) else { panic!() };
+        let RequestOutcome::Refused(refusals) = outcome(&[Received::Datagram(&datagram)]) else { panic!() };
         assert_eq!(refusals[0].kernel_message.as_deref(), Some("chain is bound"));
         assert_eq!(refusals[0].offset, Some(40));
     }
@@ -290,7 +300,7 @@ mod tests {
         let header = Header { kind: ERROR, flags: ATTRIBUTES, sequence: LAST };
         writer.message(header, &fixed, |w| w.text(ATTR_MESSAGE, "there already"));
         let datagram = writer.finish().unwrap();
-        let Outcome::Refused(refusals) = outcome(&[Received::Datagram(&datagram)]) else { panic!() };
+        let RequestOutcome::Refused(refusals) = outcome(&[Received::Datagram(&datagram)]) else { panic!() };
         assert_eq!(
             (refusals[0].errno, refusals[0].kernel_message.as_deref()),
             (Errno::EEXIST, Some("there already"))

@@ -4,7 +4,7 @@
 //! then.
 
 use super::list::{Limit, List, Listed};
-use super::reply::{Outcome, Received, Replies};
+use super::reply::{Received, Replies, RequestOutcome};
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, MsgFlags, SetSockOpt, SockFlag, SockProtocol, SockType};
 use nix::sys::socket::{recv, sendmsg, setsockopt, socket, sockopt};
@@ -58,10 +58,7 @@ pub(crate) struct Socket {
 pub enum SocketError {
     /// The socket could not be opened.
     #[error("cannot open a netlink socket")]
-    Open {
-        /// The kernel's error.
-        source: Errno,
-    },
+    Open(#[source] Errno),
     /// The request could not be sent.
     #[error("cannot send {bytes} bytes to the kernel")]
     Send {
@@ -72,17 +69,14 @@ pub enum SocketError {
     },
     /// The reply could not be received.
     #[error("cannot read the kernel's reply")]
-    Receive {
-        /// The kernel's error.
-        source: Errno,
-    },
+    Receive(#[source] Errno),
 }
 
 impl Socket {
     /// Opens a socket. It needs no `bind`: the kernel assigns a port at the first message.
     pub(crate) fn open(protocol: SockProtocol) -> Result<Self, SocketError> {
         let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)
-            .map_err(|source| SocketError::Open { source })?;
+            .map_err(|source| SocketError::Open(source))?;
         Ok(Self::with(fd))
     }
 
@@ -92,7 +86,7 @@ impl Socket {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
         // SAFETY: socket(2) takes numbers only.
         let fd = Errno::result(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_XFRM) })
-            .map_err(|source| SocketError::Open { source })?;
+            .map_err(|source| SocketError::Open(source))?;
         // SAFETY: the kernel just returned it, and this is its only owner.
         Ok(Self::with(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
@@ -120,7 +114,7 @@ impl Socket {
     }
 
     /// Sends messages as one datagram and returns their outcome; message `last` requests an acknowledgement.
-    pub(crate) fn transact(&mut self, messages: &[u8], last: u32) -> Result<Outcome, SocketError> {
+    pub(crate) fn transact(&mut self, messages: &[u8], last: u32) -> Result<RequestOutcome, SocketError> {
         self.send(messages)?;
         let (mut replies, mut buffer) = (Replies::of(last), [0; REPLY_BUFFER]);
         while !replies.is_complete() {
@@ -189,10 +183,10 @@ impl Socket {
                 Err(Errno::EAGAIN) => return Ok(None),
                 Err(Errno::ENOBUFS) => return Ok(Some(Received::Overrun)),
                 Err(Errno::EINTR) => {}
-                Err(source) => return Err(SocketError::Receive { source }),
+                Err(source) => return Err(SocketError::Receive(source)),
             }
         }
-        Err(SocketError::Receive { source: Errno::EINTR })
+        Err(SocketError::Receive(Errno::EINTR))
     }
 
     /// Sets an option that is not necessary, and that older kernels lack.

@@ -1,9 +1,9 @@
 //! Conntrack's entries of open connections, entered and deleted over netlink.
 
-use super::{Connection, KeepError};
+use super::{KeepError, OpenConnection};
 use crate::kernel::netlink::attr::Writer;
 use crate::kernel::netlink::message::{ACK, CREATE, EXCLUSIVE, Header, REQUEST};
-use crate::kernel::netlink::reply::Outcome;
+use crate::kernel::netlink::reply::RequestOutcome;
 use crate::kernel::netlink::socket::Socket;
 use crate::model::ruleset::{Family, Transport};
 use nix::errno::Errno;
@@ -32,14 +32,14 @@ const MAX_ENTRIES_AT_ONCE: usize = 128;
 
 /// A change of conntrack's entries.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Change {
+pub(super) enum EntryChange {
     /// Entries that conntrack already has are left as they are.
     Enter,
     /// Entries that are gone already are no error.
     Delete,
 }
 
-impl Change {
+impl EntryChange {
     fn message(self) -> (u16, u16) {
         match self {
             Self::Enter => (NEW_ENTRY, REQUEST | CREATE | EXCLUSIVE),
@@ -52,7 +52,7 @@ impl Change {
     }
 
     /// Makes it for each connection, and returns those whose entries changed.
-    pub(super) fn make(self, connections: &[Connection]) -> Result<Vec<Connection>, KeepError> {
+    pub(super) fn make(self, connections: &[OpenConnection]) -> Result<Vec<OpenConnection>, KeepError> {
         let mut socket = Socket::open(SockProtocol::NetlinkNetFilter)?;
         let mut changed = Vec::new();
         let (kind, flags) = self.message();
@@ -68,16 +68,16 @@ impl Change {
                 last = sequence;
             }
             let refusals = match socket.transact(&writer.finish().unwrap_or_default(), last)? {
-                Outcome::Done => Vec::new(),
-                Outcome::Unknown(source) => return Err(KeepError::OutcomeUnknown { source }),
-                Outcome::Refused(refusals) => refusals,
+                RequestOutcome::Done => Vec::new(),
+                RequestOutcome::Unknown(source) => return Err(KeepError::OutcomeUnknown(source)),
+                RequestOutcome::Refused(refusals) => refusals,
             };
             for (sequence, connection) in (1..).zip(some) {
                 match refusals.iter().find(|refusal| refusal.sequence == sequence).map(|one| one.errno) {
                     None => changed.push(*connection),
                     Some(errno) if self.is_made_already(errno) => {}
                     Some(source) => {
-                        let Connection { local, remote } = *connection;
+                        let OpenConnection { local, remote } = *connection;
                         return Err(KeepError::Entry { local, remote, source });
                     }
                 }
@@ -87,11 +87,11 @@ impl Change {
     }
 }
 
-impl Connection {
+impl OpenConnection {
     /// Writes the attributes of its entry; a deletion names only the first tuple.
-    fn entry(&self, change: Change, w: &mut Writer) {
+    fn entry(&self, change: EntryChange, w: &mut Writer) {
         w.nested(CTA_TUPLE_ORIG, |w| tuple(self.local, self.remote, w));
-        if change == Change::Delete {
+        if change == EntryChange::Delete {
             return;
         }
         w.nested(CTA_TUPLE_REPLY, |w| tuple(self.remote, self.local, w));

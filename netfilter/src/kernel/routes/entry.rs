@@ -127,7 +127,7 @@ impl RoutingEntry {
             RoutingList::Rules(family) => {
                 let (&[found_family, to, from, tos, _, _, _, action, flags @ ..], rule) =
                     found.split_first_chunk::<RULE_HEADER>()?;
-                let number_of = |kind| Attributes::of(rule).get(kind).and_then(|value| value.ne32());
+                let number_of = |kind| Attributes::of(rule).ne32(kind);
                 let has_full_mask = number_of(FRA_FWMASK) == Some(u32::MAX);
                 let (mark, table) = (number_of(FRA_FWMARK)?, number_of(FRA_TABLE)?);
                 let every_packet =
@@ -143,7 +143,7 @@ impl RoutingEntry {
             RoutingList::Routes(family) => {
                 let (&[found_family, length, _, _, _, _, _, kind, ..], route) =
                     found.split_first_chunk::<ROUTE_HEADER>()?;
-                let number_of = |kind| Attributes::of(route).get(kind).and_then(|value| value.ne32());
+                let number_of = |kind| Attributes::of(route).ne32(kind);
                 let is_local_default = [found_family, length, kind] == [family.number(), 0, RTN_LOCAL];
                 let table = number_of(RTA_TABLE)?;
                 (is_local_default && number_of(RTA_OIF) == Some(LOOPBACK))
@@ -292,5 +292,5 @@ pub(super) fn priority(found: &[u8]) -> u32 {
 }
 
 pub(super) fn attribute(found: &[u8], kind: u16) -> Option<u32> {
-    Attributes::of(found.get(RULE_HEADER..)?).get(kind)?.ne32()
+    Attributes::of(found.get(RULE_HEADER..)?).ne32(kind)
 }

@@ -12,11 +12,7 @@ use std::borrow::Cow;
 pub enum RoutesError {
     /// The routing socket failed.
     #[error("cannot exchange messages with the kernel over rtnetlink")]
-    Socket {
-        /// The socket's error.
-        #[from]
-        source: SocketError,
-    },
+    Socket(#[from] SocketError),
     /// The kernel refused an entry.
     #[error("cannot add {entry}")]
     Add {
@@ -49,10 +45,7 @@ pub enum RoutesError {
     },
     /// The kernel refused a change in a namespace that Gybe created.
     #[error("the kernel refused the request")]
-    Refused {
-        /// The kernel's error.
-        source: Errno,
-    },
+    Refused(#[source] Errno),
     /// An entry of Gybe could not be removed.
     #[error("cannot remove Gybe's {what}")]
     Remove {
@@ -87,10 +80,7 @@ pub enum RoutesError {
     },
     /// The outcome of a request is unknown.
     #[error("the outcome of a request over rtnetlink is unknown")]
-    OutcomeUnknown {
-        /// The kernel's error.
-        source: Unknown,
-    },
+    OutcomeUnknown(#[source] Unknown),
 }
 
 impl RoutesError {
@@ -110,7 +100,7 @@ impl RoutesError {
         match self {
             Self::Add { source, .. }
             | Self::Ipv6Off { source, .. }
-            | Self::Refused { source }
+            | Self::Refused(source)
             | Self::Remove { source, .. }
             | Self::List { source, .. } => Some(*source),
             _ => None,

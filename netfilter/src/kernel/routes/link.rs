@@ -199,7 +199,7 @@ impl Rtnetlink {
         body: impl FnOnce(&mut Writer),
     ) -> Result<(), RoutesError> {
         let refusals = self.transact(vec![(kind, flags, header, body)])?;
-        refusals.first().map_or(Ok(()), |refusal| Err(RoutesError::Refused { source: refusal.errno }))
+        refusals.first().map_or(Ok(()), |refusal| Err(RoutesError::Refused(refusal.errno)))
     }
 }
 
@@ -207,10 +207,10 @@ impl Rtnetlink {
 pub(super) fn parse_link(entry: &[u8]) -> Option<Link> {
     let (&[_, _, _, _, a, b, c, d, e, f, g, h, ..], rest) = entry.split_first_chunk::<LINK_HEADER>()?;
     let attributes = Attributes::of(rest);
-    let name = attributes.get(IFLA_IFNAME)?.name();
+    let name = attributes.name(IFLA_IFNAME)?;
     let is_raised = u32::from_ne_bytes([e, f, g, h]) & IFF_UP != 0;
     let is_up = attributes.get(IFLA_OPERSTATE).is_some_and(|state| state.value == [IF_OPER_UP]);
-    let xdp = Attributes::of(attributes.get(IFLA_XDP).map_or(&[], |xdp| xdp.value));
+    let xdp = attributes.nested(IFLA_XDP);
     let ids = xdp.filter(|attribute| IFLA_XDP_PROGRAMS.contains(&attribute.kind)).filter_map(|id| id.ne32());
     let mut xdp_programs: Vec<u32> = ids.filter(|id| *id != 0).collect();
     xdp_programs.dedup();

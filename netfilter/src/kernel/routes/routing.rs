@@ -92,14 +92,14 @@ impl Routing {
 
     fn add_route(&mut self, family: Family, found: &[u8]) -> Option<()> {
         let (&[_, length, _, _, _, _, _, kind, ..], rest) = found.split_first_chunk::<ROUTE_HEADER>()?;
-        let table = Attributes::of(rest).get(RTA_TABLE)?.ne32()?;
+        let table = Attributes::of(rest).ne32(RTA_TABLE)?;
         let network = IpNet::new(destination(family, rest)?, length).ok()?;
         match (u8::try_from(table).ok(), kind) {
             (Some(RT_TABLE_LOCAL), _) => self.local.push((network, kind == RTN_LOCAL)),
             (Some(RT_TABLE_MAIN), RTN_LOCAL) => self.local.push((network, true)),
             (_, RTN_UNICAST) if !is_link_local(network) => {
                 let paths = Attributes::of(rest).get(RTA_MULTIPATH).map_or(&[][..], |paths| paths.value);
-                let one = Attributes::of(rest).get(RTA_OIF).and_then(|index| index.ne32());
+                let one = Attributes::of(rest).ne32(RTA_OIF);
                 let all = one.into_iter().chain(hops(paths)).map(|index| (family, index));
                 self.leaves_by.extend(all);
             }
@@ -238,13 +238,11 @@ impl Rtnetlink {
         match self.request(&writer.finish().unwrap_or_default(), header.sequence)? {
             Listed::Whole(entries) => {
                 let route = entries.first().and_then(|entry| parse(entry));
-                route.map(Ok).ok_or(RoutesError::OutcomeUnknown { source: Unknown::Unreadable })
+                route.map(Ok).ok_or(RoutesError::OutcomeUnknown(Unknown::Unreadable))
             }
             Listed::Refused(errno) => Ok(Err(errno)),
-            Listed::Unknown(source) => Err(RoutesError::OutcomeUnknown { source }),
-            Listed::Changed | Listed::TooLarge => {
-                Err(RoutesError::OutcomeUnknown { source: Unknown::Unreadable })
-            }
+            Listed::Unknown(source) => Err(RoutesError::OutcomeUnknown(source)),
+            Listed::Changed | Listed::TooLarge => Err(RoutesError::OutcomeUnknown(Unknown::Unreadable)),
         }
     }
 }
@@ -254,7 +252,7 @@ fn parse(entry: &[u8]) -> Option<Route> {
     let attributes = Attributes::of(rest);
     let interface = match kind {
         RTN_LOCAL => LOOPBACK,
-        _ => attributes.get(RTA_OIF)?.ne32()?,
+        _ => attributes.ne32(RTA_OIF)?,
     };
     Some(Route { interface, source: attributes.get(RTA_PREFSRC).and_then(|source| address(source.value)) })
 }
@@ -277,7 +275,7 @@ const MAX_POLICIES: usize = 1000;
 /// When the kernel does not list them.
 pub(crate) fn ipsec_policies() -> Result<usize, Errno> {
     let mut socket = match Socket::open_xfrm() {
-        Err(SocketError::Open { source: Errno::EPROTONOSUPPORT }) => return Ok(0),
+        Err(SocketError::Open(Errno::EPROTONOSUPPORT)) => return Ok(0),
         socket => socket.map_err(errno)?,
     };
     let mut writer = Writer::with_capacity(64);
@@ -295,8 +293,6 @@ pub(crate) fn ipsec_policies() -> Result<usize, Errno> {
 
 fn errno(error: SocketError) -> Errno {
     match error {
-        SocketError::Open { source } | SocketError::Send { source, .. } | SocketError::Receive { source } => {
-            source
-        }
+        SocketError::Open(source) | SocketError::Send { source, .. } | SocketError::Receive(source) => source,
     }
 }

@@ -5,7 +5,7 @@ use super::error::RoutesError;
 use crate::kernel::netlink::attr::Writer;
 use crate::kernel::netlink::list::{Limit, Listed};
 use crate::kernel::netlink::message::{ACK, CREATE, DUMP, EXCLUSIVE, Header, REQUEST};
-use crate::kernel::netlink::reply::{Outcome, Refusal};
+use crate::kernel::netlink::reply::{MessageRefusal, RequestOutcome};
 use crate::kernel::netlink::socket::Socket;
 use nix::errno::Errno;
 use nix::sys::socket::SockProtocol;
@@ -61,7 +61,7 @@ impl Rtnetlink {
         // The whole description, fixed header and attributes, as iproute2 does for a flush.
         let nothing = |_: &mut Writer| ();
         let messages = listed.iter().map(|(list, entry)| (list.deletion(), 0, entry.clone(), nothing));
-        for Refusal { sequence, errno: source, .. } in self.transact(messages.collect())? {
+        for MessageRefusal { sequence, errno: source, .. } in self.transact(messages.collect())? {
             let index = sequence.checked_sub(first).and_then(|index| usize::try_from(index).ok());
             let what = index.and_then(|index| listed.get(index)).map_or("entries", |(list, _)| list.name());
             if !matches!(source, Errno::ENOENT | Errno::ESRCH | Errno::EADDRNOTAVAIL) {
@@ -116,7 +116,7 @@ impl Rtnetlink {
                 Listed::Whole(entries) => return Ok(entries),
                 Listed::Refused(source) => return Err(RoutesError::List { what, source }),
                 Listed::TooLarge => return Err(RoutesError::TooLarge { what, most }),
-                Listed::Unknown(source) => return Err(RoutesError::OutcomeUnknown { source }),
+                Listed::Unknown(source) => return Err(RoutesError::OutcomeUnknown(source)),
                 Listed::Changed => {}
             }
         }
@@ -127,7 +127,7 @@ impl Rtnetlink {
     pub(super) fn transact<B: FnOnce(&mut Writer)>(
         &mut self,
         messages: Vec<(u16, u16, Vec<u8>, B)>,
-    ) -> Result<Vec<Refusal>, RoutesError> {
+    ) -> Result<Vec<MessageRefusal>, RoutesError> {
         let mut left = messages.len();
         if left == 0 {
             return Ok(Vec::new());
@@ -140,9 +140,9 @@ impl Rtnetlink {
             writer.message(Header { kind, flags, sequence: self.sequence }, &fixed, body);
         }
         match self.socket.transact(&writer.finish().unwrap_or_default(), self.sequence)? {
-            Outcome::Done => Ok(Vec::new()),
-            Outcome::Refused(refusals) => Ok(refusals),
-            Outcome::Unknown(source) => Err(RoutesError::OutcomeUnknown { source }),
+            RequestOutcome::Done => Ok(Vec::new()),
+            RequestOutcome::Refused(refusals) => Ok(refusals),
+            RequestOutcome::Unknown(source) => Err(RoutesError::OutcomeUnknown(source)),
         }
     }
 }

@@ -4,61 +4,57 @@ use super::{Inventory, Item, Part, PartKind};
 use std::collections::{HashMap, HashSet};
 use std::fmt;
 
-/// One difference between the desired and the observed inventory. `item` is `None` when the chain or set itself
-/// differs.
+/// One difference between the desired and the observed inventory.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Difference {
+pub struct Difference {
+    /// How they differ.
+    pub kind: DifferenceKind,
+    /// What differs, or contains what differs.
+    pub of: PartKind,
+    /// Its name.
+    pub part: String,
+    /// The rule or element in it; `None` when the chain or set itself differs.
+    pub item: Option<String>,
+}
+
+/// How two inventories differ.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DifferenceKind {
     /// It is desired and absent.
-    Missing {
-        /// Chain or set.
-        kind: PartKind,
-        /// Its name.
-        part: String,
-        /// The rule or element in it.
-        item: Option<String>,
-    },
+    Missing,
     /// It is there with another content.
-    Changed {
-        /// Chain or set.
-        kind: PartKind,
-        /// Its name.
-        part: String,
-        /// The rule or element in it.
-        item: Option<String>,
-    },
+    Changed,
     /// It is there and not desired.
-    Extra {
-        /// Chain or set.
-        kind: PartKind,
-        /// Its name.
-        part: String,
-        /// The rule or element in it.
-        item: Option<String>,
-    },
-    /// It is there, in another order.
-    Moved {
-        /// The chain.
-        part: String,
-        /// The rule.
-        item: String,
-    },
+    Extra,
+    /// A rule is there, in another order.
+    Moved,
 }
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (fact, kind, part, item) = match self {
-            Self::Missing { kind, part, item } => ("is missing", *kind, part, item.as_deref()),
-            Self::Changed { kind, part, item } => ("is not as it was written", *kind, part, item.as_deref()),
-            Self::Extra { kind, part, item } => ("should not be there", *kind, part, item.as_deref()),
-            Self::Moved { part, item } => ("is out of order", PartKind::Chain, part, Some(item.as_str())),
-        };
-        match (kind, item) {
+        let (part, fact) = (
+            &self.part,
+            match self.kind {
+                DifferenceKind::Missing => "is missing",
+                DifferenceKind::Changed => "is not as it was written",
+                DifferenceKind::Extra => "should not be there",
+                DifferenceKind::Moved => "is out of order",
+            },
+        );
+        match (self.of, &self.item) {
             (PartKind::Chain, None) => write!(f, "chain {part} {fact}"),
             (PartKind::Set, None) => write!(f, "set {part} {fact}"),
             (PartKind::Chain, Some(item)) => write!(f, "rule {item:?} in chain {part} {fact}"),
             (PartKind::Set, Some(item)) => write!(f, "element {item} of set {part} {fact}"),
             (PartKind::TableFlag, _) => write!(f, "the table's flag {part} {fact}"),
         }
+    }
+}
+
+impl Part {
+    fn differs(&self, kind: DifferenceKind, item: Option<&Item>) -> Difference {
+        let item = item.map(|item| item.id.clone());
+        Difference { kind, of: self.kind, part: self.name.clone(), item }
     }
 }
 
@@ -71,18 +67,17 @@ pub(super) fn between(desired: &Inventory, found: &Inventory) -> Vec<Difference>
     for part in &desired.parts {
         match there.get(&key(part)) {
             Some(other) => compare(part, other, &mut all),
-            None => all.push(Difference::Missing { kind: part.kind, part: part.name.clone(), item: None }),
+            None => all.push(part.differs(DifferenceKind::Missing, None)),
         }
     }
     let extra = found.parts.iter().filter(|part| !names.contains(&key(part)));
-    all.extend(extra.map(|p| Difference::Extra { kind: p.kind, part: p.name.clone(), item: None }));
+    all.extend(extra.map(|part| part.differs(DifferenceKind::Extra, None)));
     all
 }
 
 pub(super) fn compare(desired: &Part, found: &Part, all: &mut Vec<Difference>) {
-    let (kind, part) = (desired.kind, &desired.name);
     if desired.form != found.form {
-        all.push(Difference::Changed { kind, part: part.clone(), item: None });
+        all.push(desired.differs(DifferenceKind::Changed, None));
     }
     if desired.items.len() == found.items.len() && desired.items.iter().zip(&found.items).all(same) {
         return;
@@ -95,24 +90,23 @@ pub(super) fn compare(desired: &Part, found: &Part, all: &mut Vec<Difference>) {
     let mut positions = Vec::new();
     let mut kept = HashSet::new();
     for item in &desired.items {
-        let named = Some(item.id.clone());
         match first_found.get(item.id.as_str()) {
-            None => all.push(Difference::Missing { kind, part: part.clone(), item: named }),
+            None => all.push(desired.differs(DifferenceKind::Missing, Some(item))),
             Some((position, other)) => {
                 kept.insert(*position);
                 positions.push((*position, item));
                 if !same((item, other)) {
-                    all.push(Difference::Changed { kind, part: part.clone(), item: named });
+                    all.push(desired.differs(DifferenceKind::Changed, Some(item)));
                 }
             }
         }
     }
-    if kind == PartKind::Chain {
+    if desired.kind == PartKind::Chain {
         let moved = out_of_order(&positions);
-        all.extend(moved.map(|item| Difference::Moved { part: part.clone(), item: item.id.clone() }));
+        all.extend(moved.map(|item| desired.differs(DifferenceKind::Moved, Some(item))));
     }
     let extra = found.items.iter().enumerate().filter(|(position, _)| !kept.contains(position));
-    all.extend(extra.map(|(_, i)| Difference::Extra { kind, part: part.clone(), item: Some(i.id.clone()) }));
+    all.extend(extra.map(|(_, item)| desired.differs(DifferenceKind::Extra, Some(item))));
 }
 
 fn same((desired, found): (&Item, &Item)) -> bool {

@@ -8,7 +8,7 @@ use crate::model::inventory::{Item, Part, PartKind};
 use crate::nft::chain::TABLE;
 use crate::nft::chain::{self, Base};
 use crate::nft::expr;
-use crate::nft::key::{self, KeyType, Range};
+use crate::nft::key::{self, KeyRange, KeyType};
 use crate::nft::lists::Entry;
 
 /// The chains of our table, each with its rules in order.
@@ -35,12 +35,12 @@ fn chain(chain: &Attributes<'_>) -> Option<Part> {
 fn rule(rule: &Attributes<'_>) -> Item {
     let mut writer = Writer::default();
     let (mut packets, mut bytes) = (None, None);
-    for element in Attributes::of(rule.get(NFTA_RULE_EXPRESSIONS).map_or(&[], |list| list.value)) {
+    for element in rule.nested(NFTA_RULE_EXPRESSIONS) {
         let expression = Attributes::of(element.value);
         if expression.get(NFTA_EXPR_NAME).is_some_and(|name| name.text() == b"counter") {
-            let counter = Attributes::of(expression.get(NFTA_EXPR_DATA).map_or(&[], |content| content.value));
-            packets = counter.get(NFTA_COUNTER_PACKETS).and_then(|count| count.be64());
-            bytes = counter.get(NFTA_COUNTER_BYTES).and_then(|count| count.be64());
+            let counter = expression.nested(NFTA_EXPR_DATA);
+            packets = counter.be64(NFTA_COUNTER_PACKETS);
+            bytes = counter.be64(NFTA_COUNTER_BYTES);
             expr::count(&mut writer);
         } else {
             writer.attr(NFTA_LIST_ELEM, element.value);
@@ -51,7 +51,7 @@ fn rule(rule: &Attributes<'_>) -> Item {
 
 /// A rule's comment, or its handle when it has none.
 fn name_of(rule: &Attributes<'_>) -> String {
-    let handle = || rule.get(NFTA_RULE_HANDLE).and_then(|handle| handle.be64()).unwrap_or_default();
+    let handle = || rule.be64(NFTA_RULE_HANDLE).unwrap_or_default();
     comment(rule).unwrap_or_else(|| format!("handle {}", handle()))
 }
 
@@ -70,7 +70,7 @@ pub(crate) fn comment(rule: &Attributes<'_>) -> Option<String> {
 pub(super) fn table_flags(tables: &[Entry]) -> Vec<Part> {
     let tables = tables.iter().map(|entry| entry.attributes());
     let flags = tables.filter(|table| is_ours(table, NFTA_TABLE_NAME));
-    let flags = flags.filter_map(|table| table.get(NFTA_TABLE_FLAGS)?.be32()).fold(0, |all, some| all | some);
+    let flags = flags.filter_map(|table| table.be32(NFTA_TABLE_FLAGS)).fold(0, |all, some| all | some);
     [(1, "dormant"), (2, "owner"), (4, "persist")]
         .into_iter()
         .filter(|(flag, _)| flags & flag != 0)
@@ -96,8 +96,7 @@ pub(super) struct FoundSet {
 /// The sets of our table.
 pub(super) fn sets(entries: &[Entry]) -> Vec<FoundSet> {
     let sets = entries.iter().map(|entry| entry.attributes());
-    let number =
-        |set: &Attributes<'_>, kind| set.get(kind).and_then(|value| value.be32()).unwrap_or_default();
+    let number = |set: &Attributes<'_>, kind| set.be32(kind).unwrap_or_default();
     sets.filter(|set| is_ours(set, NFTA_SET_TABLE))
         .filter_map(|set| {
             Some(FoundSet {
@@ -114,8 +113,8 @@ impl FoundSet {
     /// The set with its listed elements.
     pub(super) fn part(self, entries: &[Entry]) -> Part {
         let key = KeyType::numbered(self.number).filter(|key| u32::from(key.length()) == self.length);
-        let mut ranges: Vec<Range> = match self.flags & NFT_SET_INTERVAL {
-            0 => elements(entries).map(|(first, _)| Range { first, last: first }).collect(),
+        let mut ranges: Vec<KeyRange> = match self.flags & NFT_SET_INTERVAL {
+            0 => elements(entries).map(|(first, _)| KeyRange { first, last: first }).collect(),
             _ => paired(elements(entries).collect(), u8::try_from(self.length).unwrap_or(16)),
         };
         ranges.sort_unstable();
@@ -144,7 +143,7 @@ fn listed(entries: &[Entry]) -> impl Iterator<Item = Attributes<'_>> {
 
 /// Reports whether the set has the element that matches every key; Gybe writes none.
 fn has_catch_all(entries: &[Entry]) -> bool {
-    let flags = |element: Attributes<'_>| element.get(NFTA_SET_ELEM_FLAGS)?.be32();
+    let flags = |element: Attributes<'_>| element.be32(NFTA_SET_ELEM_FLAGS);
     listed(entries).filter_map(flags).any(|flags| flags & NFT_SET_ELEM_CATCHALL != 0)
 }
 
@@ -158,25 +157,25 @@ fn has_statement(entries: &[Entry]) -> bool {
 fn elements(entries: &[Entry]) -> impl Iterator<Item = (u128, bool)> {
     listed(entries).filter_map(|element| {
         let key = Attributes::of(element.get(NFTA_SET_ELEM_KEY)?.value).get(NFTA_DATA_VALUE)?;
-        let flags = element.get(NFTA_SET_ELEM_FLAGS).and_then(|flags| flags.be32()).unwrap_or_default();
+        let flags = element.be32(NFTA_SET_ELEM_FLAGS).unwrap_or_default();
         Some((key::number(key.value), flags & NFT_SET_ELEM_INTERVAL_END != 0))
     })
 }
 
 /// The intervals between the listed bounds. When no interval starts at zero, `nft` writes an end there, which ends
 /// none.
-fn paired(mut bounds: Vec<(u128, bool)>, length: u8) -> Vec<Range> {
+fn paired(mut bounds: Vec<(u128, bool)>, length: u8) -> Vec<KeyRange> {
     // Where one interval ends and another starts, the end comes first.
     bounds.sort_unstable_by_key(|(key, is_end)| (*key, !is_end));
     let mut ranges = Vec::with_capacity(bounds.len() / 2 + 1);
     let mut open = None;
     for (key, is_end) in bounds {
         if let Some(first) = open.take() {
-            ranges.push(Range::until(first, Some(key), length));
+            ranges.push(KeyRange::until(first, Some(key), length));
         }
         open = (!is_end).then_some(key);
     }
-    ranges.extend(open.map(|first| Range::until(first, None, length)));
+    ranges.extend(open.map(|first| KeyRange::until(first, None, length)));
     ranges
 }
 
@@ -186,7 +185,7 @@ pub(super) fn set_form(number: u32, length: u32, flags: u32) -> Vec<u8> {
 }
 
 /// An element: the text of its range, and the bounds as comparable bytes.
-pub(super) fn element(key: Option<KeyType>, range: Range) -> Item {
+pub(super) fn element(key: Option<KeyType>, range: KeyRange) -> Item {
     let id = key.map_or_else(|| format!("{:x}-{:x}", range.first, range.last), |key| key.text(range));
     let form = [range.first, range.last].map(u128::to_be_bytes).concat();
     Item { id, form, packets: None, bytes: None }
@@ -197,5 +196,5 @@ fn is_ours(object: &Attributes<'_>, table: u16) -> bool {
 }
 
 fn text(object: &Attributes<'_>, kind: u16) -> Option<String> {
-    object.get(kind).map(|name| name.name())
+    object.name(kind)
 }

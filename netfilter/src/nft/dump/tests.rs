@@ -350,7 +350,7 @@ fn lists_of_two_generations_are_read_again() {
     let read = |lists: &mut Lists<'_, '_>| {
         attempts.set(attempts.get() + 1);
         let sets = lists.all(lists::SETS, |_| ())?;
-        Ok(sets.zip(lists.all(lists::CHAINS, |_| ())?))
+        Ok((sets, lists.all(lists::CHAINS, |_| ())?))
     };
     assert!(lists::of_one_generation(lister, NFPROTO_INET, read).is_ok());
     assert_eq!(attempts.get(), 2);

@@ -11,7 +11,7 @@ pub(super) struct Expressions<'w>(pub(super) &'w mut Writer);
 
 /// A field of a packet header.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Field {
+pub(super) struct PacketField {
     /// `NFT_PAYLOAD_NETWORK_HEADER` or `_TRANSPORT_HEADER`.
     pub(super) base: u32,
     /// Offset from the start of that header, in bytes.
@@ -28,41 +28,37 @@ impl Expressions<'_> {
         });
     }
 
+    /// Writes an expression of numbers alone.
+    fn numbers(&mut self, name: &str, attributes: &[(u16, u32)]) {
+        self.expression(name, |w| attributes.iter().for_each(|(kind, number)| w.be32(*kind, *number)));
+    }
+
     pub(super) fn load_meta(&mut self, key: u32) {
-        self.expression("meta", |w| {
-            w.be32(NFTA_META_KEY, key);
-            w.be32(NFTA_META_DREG, NFT_REG_1);
-        });
+        self.numbers("meta", &[(NFTA_META_KEY, key), (NFTA_META_DREG, NFT_REG_1)]);
     }
 
     pub(super) fn store_meta(&mut self, key: u32) {
-        self.expression("meta", |w| {
-            w.be32(NFTA_META_KEY, key);
-            w.be32(NFTA_META_SREG, NFT_REG_1);
-        });
+        self.numbers("meta", &[(NFTA_META_KEY, key), (NFTA_META_SREG, NFT_REG_1)]);
     }
 
     pub(super) fn load_ct(&mut self, key: u32) {
-        self.expression("ct", |w| {
-            w.be32(NFTA_CT_DREG, NFT_REG_1);
-            w.be32(NFTA_CT_KEY, key);
-        });
+        self.numbers("ct", &[(NFTA_CT_DREG, NFT_REG_1), (NFTA_CT_KEY, key)]);
     }
 
     pub(super) fn store_ct(&mut self, key: u32) {
-        self.expression("ct", |w| {
-            w.be32(NFTA_CT_SREG, NFT_REG_1);
-            w.be32(NFTA_CT_KEY, key);
-        });
+        self.numbers("ct", &[(NFTA_CT_SREG, NFT_REG_1), (NFTA_CT_KEY, key)]);
     }
 
-    pub(super) fn load_packet(&mut self, field: Field) {
-        self.expression("payload", |w| {
-            w.be32(NFTA_PAYLOAD_DREG, NFT_REG_1);
-            w.be32(NFTA_PAYLOAD_BASE, field.base);
-            w.be32(NFTA_PAYLOAD_OFFSET, field.offset);
-            w.be32(NFTA_PAYLOAD_LEN, field.length);
-        });
+    pub(super) fn load_packet(&mut self, field: PacketField) {
+        self.numbers(
+            "payload",
+            &[
+                (NFTA_PAYLOAD_DREG, NFT_REG_1),
+                (NFTA_PAYLOAD_BASE, field.base),
+                (NFTA_PAYLOAD_OFFSET, field.offset),
+                (NFTA_PAYLOAD_LEN, field.length),
+            ],
+        );
     }
 
     pub(super) fn compare(&mut self, operator: u32, value: &[u8]) {
@@ -136,18 +132,18 @@ impl Expressions<'_> {
     /// Redirects to the port in register 1. Writes both ends of the port range: the kernel would add a missing end,
     /// and the dump would differ from the written bytes.
     pub(super) fn redirect(&mut self) {
-        self.expression("redir", |w| {
-            w.be32(NFTA_REDIR_REG_PROTO_MIN, NFT_REG_1);
-            w.be32(NFTA_REDIR_REG_PROTO_MAX, NFT_REG_1);
-            w.be32(NFTA_REDIR_FLAGS, NF_NAT_RANGE_PROTO_SPECIFIED);
-        });
+        self.numbers(
+            "redir",
+            &[
+                (NFTA_REDIR_REG_PROTO_MIN, NFT_REG_1),
+                (NFTA_REDIR_REG_PROTO_MAX, NFT_REG_1),
+                (NFTA_REDIR_FLAGS, NF_NAT_RANGE_PROTO_SPECIFIED),
+            ],
+        );
     }
 
     /// Delivers to the transparent socket on the port in register 1.
     pub(super) fn intercept(&mut self, family: u8) {
-        self.expression("tproxy", |w| {
-            w.be32(NFTA_TPROXY_FAMILY, u32::from(family));
-            w.be32(NFTA_TPROXY_REG_PORT, NFT_REG_1);
-        });
+        self.numbers("tproxy", &[(NFTA_TPROXY_FAMILY, u32::from(family)), (NFTA_TPROXY_REG_PORT, NFT_REG_1)]);
     }
 }

@@ -8,7 +8,7 @@
 //! cannot express that, so such a table is malformed as a whole: none of its rules may be lost.
 
 use super::sockopt::Info;
-use super::{AddressTest, BuiltIn, Counters, Header, InterfaceTest, LegacyChain, LegacyRule};
+use super::{AddressTest, BuiltIn, Counters, HeaderTest, InterfaceTest, LegacyChain, LegacyRule};
 use crate::model::ruleset::{Family, Hook, Is};
 use crate::xt::fields::{Fields, is, word};
 use crate::xt::targets::verdict;
@@ -17,7 +17,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 /// The offsets of the fields of `struct ipt_entry` and `struct ip6t_entry`.
-struct Layout {
+struct EntryLayout {
     /// Source, destination and their masks come first, each this long.
     address: usize,
     /// The length of the tests of the packet's header; all of them zero are passed by every packet.
@@ -31,7 +31,7 @@ struct Layout {
     goto: u32,
 }
 
-const V4: Layout = Layout {
+const V4: EntryLayout = EntryLayout {
     address: 4,
     header: 84,
     protocol: 80,
@@ -42,7 +42,7 @@ const V4: Layout = Layout {
     size: 112,
     goto: 2,
 };
-const V6: Layout = Layout {
+const V6: EntryLayout = EntryLayout {
     address: 16,
     header: 136,
     protocol: 128,
@@ -62,7 +62,7 @@ const EXTENSION_NAME: usize = 29;
 
 /// An entry and its offset.
 #[derive(Clone, Copy)]
-struct Entry<'a> {
+struct TableEntry<'a> {
     at: usize,
     fields: Fields<'a>,
 }
@@ -71,7 +71,7 @@ struct Entry<'a> {
 struct Draft<'a> {
     name: String,
     hook: Option<Hook>,
-    entries: Vec<Entry<'a>>,
+    entries: Vec<TableEntry<'a>>,
 }
 
 /// The chains of a table; `None` when its bytes are not what iptables writes.
@@ -88,14 +88,14 @@ pub(super) fn chains(family: Family, info: &Info, bytes: &[u8]) -> Option<Vec<Le
     }
     let first = |draft: &Draft<'_>| Some((draft.entries.first()?.at, draft.name.clone()));
     let user_chains = drafts.iter().filter(|draft| draft.hook.is_none());
-    let reader = Reader { family, layout, info, names: user_chains.filter_map(first).collect() };
+    let reader = TableReader { family, layout, info, names: user_chains.filter_map(first).collect() };
     drafts.into_iter().map(|draft| reader.chain(draft)).collect()
 }
 
 /// The bits of [`Info::hooks`].
 const VALID_HOOKS: u32 = (1 << Hook::ALL.len()) - 1;
 
-fn drafts<'a>(layout: &Layout, info: &Info, bytes: &'a [u8]) -> Option<Vec<Draft<'a>>> {
+fn drafts<'a>(layout: &EntryLayout, info: &Info, bytes: &'a [u8]) -> Option<Vec<Draft<'a>>> {
     let (mut drafts, mut at) = (Vec::<Draft<'_>>::new(), 0);
     while at < bytes.len() {
         let fields = Fields(bytes.get(at..)?);
@@ -103,7 +103,7 @@ fn drafts<'a>(layout: &Layout, info: &Info, bytes: &'a [u8]) -> Option<Vec<Draft
         if length < layout.size + EXTENSION {
             return None;
         }
-        let entry = Entry { at, fields: Fields(fields.bytes(0, length)?) };
+        let entry = TableEntry { at, fields: Fields(fields.bytes(0, length)?) };
         at += length;
         let (hook, target) = (info.hook_at(entry.at), entry.target(layout)?);
         let is_head = target.text(2, EXTENSION_NAME)? == "ERROR";
@@ -139,40 +139,40 @@ impl Info {
     }
 }
 
-impl<'a> Entry<'a> {
-    fn target(self, layout: &Layout) -> Option<Fields<'a>> {
+impl<'a> TableEntry<'a> {
+    fn target(self, layout: &EntryLayout) -> Option<Fields<'a>> {
         let offset = usize::from(self.fields.u16(layout.target_offset)?);
         self.fields.0.get(offset..).filter(|target| target.len() >= EXTENSION).map(Fields)
     }
 
     /// Reports whether every packet passes the entry's tests (`unconditional`).
-    fn is_unconditional(self, layout: &Layout) -> Option<bool> {
+    fn is_unconditional(self, layout: &EntryLayout) -> Option<bool> {
         let has_matches = usize::from(self.fields.u16(layout.target_offset)?) != layout.size;
         Some(!has_matches && self.fields.bytes(0, layout.header)?.iter().all(|byte| *byte == 0))
     }
 
     /// The verdict of an entry that every packet passes; `None` for another entry.
-    fn unconditional_verdict(self, layout: &Layout) -> Option<XtTarget> {
+    fn unconditional_verdict(self, layout: &EntryLayout) -> Option<XtTarget> {
         let target = self.target(layout).filter(|_| self.is_unconditional(layout) == Some(true))?;
         let is_standard = target.text(2, EXTENSION_NAME)?.is_empty();
         target.array(EXTENSION).filter(|_| is_standard).map(i32::from_ne_bytes).and_then(verdict)
     }
 
-    fn counted(self, layout: &Layout) -> Option<Counters> {
+    fn counted(self, layout: &EntryLayout) -> Option<Counters> {
         let number = |at| self.fields.array(at).map(u64::from_ne_bytes);
         Some(Counters { packets: number(layout.counters)?, bytes: number(layout.counters + 8)? })
     }
 }
 
-struct Reader<'l> {
+struct TableReader<'l> {
     family: Family,
-    layout: &'l Layout,
+    layout: &'l EntryLayout,
     info: &'l Info,
     /// The user chains by the offset of their first entry.
     names: BTreeMap<usize, String>,
 }
 
-impl Reader<'_> {
+impl TableReader<'_> {
     fn chain(&self, mut draft: Draft<'_>) -> Option<LegacyChain> {
         let end = draft.entries.pop()?;
         let built_in = match (draft.hook, end.unconditional_verdict(self.layout)?) {
@@ -188,7 +188,7 @@ impl Reader<'_> {
         Some(LegacyChain { name: draft.name, built_in, rules })
     }
 
-    fn rule(&self, entry: Entry<'_>) -> Option<LegacyRule> {
+    fn rule(&self, entry: TableEntry<'_>) -> Option<LegacyRule> {
         let mut matches = Vec::new();
         let header = self.header(entry.fields, &mut matches)?;
         let (mut at, end) = (self.layout.size, usize::from(entry.fields.u16(self.layout.target_offset)?));
@@ -207,7 +207,7 @@ impl Reader<'_> {
     }
 
     /// The outer `None` is a contradiction, the inner one a rule without a target.
-    fn target(&self, entry: Entry<'_>) -> Option<Option<XtTarget>> {
+    fn target(&self, entry: TableEntry<'_>) -> Option<Option<XtTarget>> {
         let target = entry.target(self.layout)?;
         let name = target.text(2, EXTENSION_NAME)?;
         let data = target.0.get(EXTENSION..)?;
@@ -227,8 +227,8 @@ impl Reader<'_> {
         Some(Some(if is_goto { XtTarget::Goto(chain) } else { XtTarget::Jump(chain) }))
     }
 
-    /// Reads the header test of an entry. Tests that [`Header`] cannot express are added to `others`.
-    fn header(&self, fields: Fields<'_>, others: &mut Vec<XtMatch>) -> Option<Header> {
+    /// Reads the header test of an entry. Tests that [`HeaderTest`] cannot express are added to `others`.
+    fn header(&self, fields: Fields<'_>, others: &mut Vec<XtMatch>) -> Option<HeaderTest> {
         let layout = self.layout;
         let (flags, inverted) = (u32::from(fields.u8(layout.flags)?), u32::from(fields.u8(layout.inverted)?));
         let mut interface = |at: usize, bit: u32| -> Option<Option<InterfaceTest>> {
@@ -261,7 +261,7 @@ impl Reader<'_> {
             Some(test)
         };
         let (source, destination) = (address(0, 0x08)?, address(1, 0x10)?);
-        Some(Header {
+        Some(HeaderTest {
             source,
             destination,
             in_interface,

@@ -1,6 +1,8 @@
 //! A table as `iptables-legacy-save -c` prints it (iptables/iptables-save.c and iptables.c, 1.8.9).
 
-use super::{AddressTest, BuiltIn, Counters, Header, InterfaceTest, LegacyChain, LegacyRule, LegacyTable};
+use super::{
+    AddressTest, BuiltIn, Counters, HeaderTest, InterfaceTest, LegacyChain, LegacyRule, LegacyTable,
+};
 use crate::xt::XtTarget;
 use crate::xt::fields::not;
 use std::fmt;
@@ -45,7 +47,7 @@ impl fmt::Display for LegacyRule {
     }
 }
 
-impl fmt::Display for Header {
+impl fmt::Display for HeaderTest {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (option, test) in [("-s", self.source), ("-d", self.destination)] {
             if let Some(AddressTest { is, address, mask }) = test {

@@ -1,6 +1,6 @@
 //! Rules and namespaces for unit tests.
 
-use super::expr::{Code, Expr, Nat, NatKind, Source};
+use super::expr::{Code, Expr, LoadSource, Nat, NatKind};
 use super::{
     Age, BaseChain, ChainKind, Interface, LiveChain, LiveRule, NamespaceRules, Statement, TableName,
 };
@@ -18,7 +18,7 @@ pub(crate) fn rule(exprs: Vec<Expr>) -> LiveRule {
 
 pub(crate) fn owned_by(uid: u32, then: Expr) -> LiveRule {
     rule(vec![
-        Expr::Load { source: Source::Meta(NFT_META_SKUID), to: 0 },
+        Expr::Load { source: LoadSource::Meta(NFT_META_SKUID), to: 0 },
         Expr::Compare { op: NFT_CMP_EQ, at: 0, value: uid.to_ne_bytes().to_vec() },
         then,
     ])
@@ -26,7 +26,7 @@ pub(crate) fn owned_by(uid: u32, then: Expr) -> LiveRule {
 
 pub(crate) fn redirect_tcp(port: u16) -> LiveRule {
     rule(vec![
-        Expr::Load { source: Source::Meta(NFT_META_L4PROTO), to: 0 },
+        Expr::Load { source: LoadSource::Meta(NFT_META_L4PROTO), to: 0 },
         Expr::Compare { op: NFT_CMP_EQ, at: 0, value: vec![6] },
         Expr::Value { to: 0, value: port.to_be_bytes().to_vec() },
         Expr::Nat(Nat {

@@ -12,7 +12,7 @@ use crate::xt::{XtMatch, XtTarget};
 #[derive(Debug, Clone)]
 pub(crate) enum Expr {
     /// Loads a value of the packet.
-    Load { source: Source, to: usize },
+    Load { source: LoadSource, to: usize },
     /// Sets the packet's mark from a register.
     SetMark { from: usize },
     /// Sets the connection's mark from a register.
@@ -63,7 +63,7 @@ pub(crate) enum Expr {
 
 /// The source of a loaded value.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Source {
+pub(crate) enum LoadSource {
     /// `meta`, by its key.
     Meta(u32),
     /// `ct`, by its key and direction.

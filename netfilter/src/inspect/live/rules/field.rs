@@ -1,6 +1,6 @@
 //! The fields of a packet that a rule compares: tracks which fields its statements load into registers.
 
-use super::expr::{Expr, Source};
+use super::expr::{Expr, LoadSource};
 use crate::kernel::uapi::*;
 use std::fmt;
 
@@ -28,7 +28,7 @@ pub(crate) enum Field {
 #[derive(Debug, Clone)]
 pub(crate) struct Component {
     pub(crate) field: Field,
-    pub(crate) source: Source,
+    pub(crate) source: LoadSource,
     /// The number of loaded bytes.
     pub(crate) length: usize,
     /// The bits that are compared; `None` for all.
@@ -74,7 +74,7 @@ impl LoadedFields {
         }
     }
 
-    fn load(&mut self, source: &Source, to: usize) {
+    fn load(&mut self, source: &LoadSource, to: usize) {
         self.forget(to);
         let (field, length, is_host_order) = field(source);
         let component = Component {
@@ -137,10 +137,10 @@ impl LoadedFields {
 }
 
 /// The field, the number of its bytes, and whether they are in the machine's byte order.
-fn field(source: &Source) -> (Field, usize, bool) {
+fn field(source: &LoadSource) -> (Field, usize, bool) {
     let other = |name: String, length| (Field::Other(name), length, false);
     match source {
-        Source::Meta(key) => match *key {
+        LoadSource::Meta(key) => match *key {
             NFT_META_MARK => (Field::Mark, 4, true),
             NFT_META_IIFNAME => (Field::InInterface, 16, true),
             NFT_META_OIFNAME => (Field::OutInterface, 16, true),
@@ -152,9 +152,9 @@ fn field(source: &Source) -> (Field, usize, bool) {
             NFT_META_OIF => other("oif".to_owned(), 4),
             key => other(format!("meta {key}"), 4),
         },
-        Source::Ct(NFT_CT_MARK, _) => (Field::ConnectionMark, 4, true),
-        Source::Ct(NFT_CT_STATE, _) => (Field::ConnectionState, 4, true),
-        Source::Ct(key, _) => match *key {
+        LoadSource::Ct(NFT_CT_MARK, _) => (Field::ConnectionMark, 4, true),
+        LoadSource::Ct(NFT_CT_STATE, _) => (Field::ConnectionState, 4, true),
+        LoadSource::Ct(key, _) => match *key {
             8 | 19 => (Field::Source, 4, false),
             21 => (Field::Source, 16, false),
             9 | 20 => (Field::Destination, 4, false),
@@ -163,21 +163,25 @@ fn field(source: &Source) -> (Field, usize, bool) {
             12 => (Field::DestinationPort, 2, false),
             key => other(format!("ct {key}"), 4),
         },
-        Source::Payload { base: NFT_PAYLOAD_NETWORK_HEADER, offset, length } => match (*offset, *length) {
-            (12, 1..=4) | (8, 5..=16) => (Field::Source, *length, false),
-            (16, 1..=4) | (24, 1..=16) => (Field::Destination, *length, false),
-            (9, 1) | (6, 1) => (Field::Protocol, 1, false),
-            (offset, length) => other(format!("@nh,{},{}", offset * 8, length * 8), length),
-        },
-        Source::Payload { base: NFT_PAYLOAD_TRANSPORT_HEADER, offset, length } => match (*offset, *length) {
-            (0, 2) => (Field::SourcePort, 2, false),
-            (2, 2) => (Field::DestinationPort, 2, false),
-            (offset, length) => other(format!("@th,{},{}", offset * 8, length * 8), length),
-        },
-        Source::Payload { base, offset, length } => {
+        LoadSource::Payload { base: NFT_PAYLOAD_NETWORK_HEADER, offset, length } => {
+            match (*offset, *length) {
+                (12, 1..=4) | (8, 5..=16) => (Field::Source, *length, false),
+                (16, 1..=4) | (24, 1..=16) => (Field::Destination, *length, false),
+                (9, 1) | (6, 1) => (Field::Protocol, 1, false),
+                (offset, length) => other(format!("@nh,{},{}", offset * 8, length * 8), length),
+            }
+        }
+        LoadSource::Payload { base: NFT_PAYLOAD_TRANSPORT_HEADER, offset, length } => {
+            match (*offset, *length) {
+                (0, 2) => (Field::SourcePort, 2, false),
+                (2, 2) => (Field::DestinationPort, 2, false),
+                (offset, length) => other(format!("@th,{},{}", offset * 8, length * 8), length),
+            }
+        }
+        LoadSource::Payload { base, offset, length } => {
             other(format!("@{base},{},{}", offset * 8, length * 8), *length)
         }
-        Source::Other(name, length) => other(name.clone(), *length),
+        LoadSource::Other(name, length) => other(name.clone(), *length),
     }
 }
 

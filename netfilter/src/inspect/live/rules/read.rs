@@ -12,6 +12,7 @@ use super::{ours, state};
 use crate::apply::backend::BackendError;
 use crate::apply::redirection::RedirectionError;
 use crate::inspect::ebpf;
+use crate::inspect::live::NAMED;
 use crate::iptables::IptablesError;
 use crate::kernel::netlink::attr::{Attribute, Attributes};
 use crate::kernel::netlink::list::Listed;
@@ -19,13 +20,10 @@ use crate::kernel::routes::{Link, RoutesError, Rtnetlink};
 use crate::kernel::uapi::*;
 use crate::model::ruleset::{Engine, Hook, Ruleset, TableFamily};
 use crate::nft::dump;
-use crate::nft::lists::{self, Entry, Lister, Lists};
-use crate::nft::{Batch, NftError, Start, TABLE, socket::Connection};
+use crate::nft::lists::{self, Entry, ListStop, Lister, Lists};
+use crate::nft::{Batch, NftError, Start, TABLE, socket::NftSocket};
 use nix::errno::Errno;
 use std::collections::HashMap;
-
-/// At most this many chains, flow tables and rules that are not evaluated are named.
-pub(super) const NAMED: usize = 20;
 
 /// Reads all rules; what is not evaluated is named in `opaque`.
 pub(crate) fn read() -> Result<NamespaceRules, RedirectionError> {
@@ -64,7 +62,7 @@ fn interfaces(routing: &mut Rtnetlink) -> Result<Vec<Interface>, RoutesError> {
 }
 
 fn nf_tables() -> Result<NamespaceRules, NftError> {
-    let mut connection = match Connection::open() {
+    let mut connection = match NftSocket::open() {
         Ok(connection) => connection,
         Err(error) if error.is_without_nftables() => return Ok(NamespaceRules::default()),
         Err(error) => return Err(error),
@@ -85,23 +83,15 @@ pub(crate) fn read_by(lister: &mut Lister<'_>) -> Result<NamespaceRules, NftErro
     }
 }
 
-/// One attempt; `None` when something changed meanwhile.
-fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<NamespaceRules>, NftError> {
-    macro_rules! listed {
-        ($list:expr) => {
-            match $list? {
-                Some(entries) => entries,
-                None => return Ok(None),
-            }
-        };
-    }
-    let tables = listed!(lists.all(lists::TABLES, |_| ()));
-    let chains = listed!(lists.all(lists::CHAINS, |_| ()));
-    let rules = listed!(lists.all(lists::RULES, |_| ()));
-    let sets = listed!(lists.all(lists::SETS, |_| ()));
+/// One attempt.
+fn attempt(lists: &mut Lists<'_, '_>) -> Result<NamespaceRules, ListStop> {
+    let tables = lists.all(lists::TABLES, |_| ())?;
+    let chains = lists.all(lists::CHAINS, |_| ())?;
+    let rules = lists.all(lists::RULES, |_| ())?;
+    let sets = lists.all(lists::SETS, |_| ())?;
     let flow_tables = match lists.all(lists::FLOW_TABLES, |_| ()) {
-        Err(NftError::List { source: Errno::EINVAL | Errno::EOPNOTSUPP, .. }) => Vec::new(),
-        outcome => listed!(outcome),
+        Err(ListStop::Failed(NftError::List { source: Errno::EINVAL | Errno::EOPNOTSUPP, .. })) => Vec::new(),
+        outcome => outcome?,
     };
     let mut found = NamespaceRules::default();
     for entry in &sets {
@@ -109,16 +99,16 @@ fn attempt(lists: &mut Lists<'_, '_>) -> Result<Option<NamespaceRules>, NftError
         let raw = entry.attributes();
         let text = |kind| raw.get(kind).map(|name| name.text().to_vec()).unwrap_or_default();
         let (table, name) = (text(NFTA_SET_TABLE), text(NFTA_SET_NAME));
-        sets::add_elements(&mut set, &listed!(lists.elements(entry.family(), &table, &name)));
+        sets::add_elements(&mut set, &lists.elements(entry.family(), &table, &name)?);
         found.sets.push(set);
     }
     add_chains(&mut found, &tables, &chains, rules)?;
     found.opaque.extend(flow_tables.iter().take(NAMED).map(|entry| {
         let flow_table = entry.attributes();
-        let name = |kind| flow_table.get(kind).map(|name| name.name()).unwrap_or_default();
+        let name = |kind| flow_table.name(kind).unwrap_or_default();
         format!("flow table {} {}: packets of known connections pass no hook", name(1), name(2))
     }));
-    Ok(Some(found))
+    Ok(found)
 }
 
 /// The age and state of a table.
@@ -132,9 +122,9 @@ type TableKey = (u8, String);
 
 fn table(entry: &Entry) -> Option<(TableKey, TableState)> {
     let table = entry.attributes();
-    let flags = table.get(NFTA_TABLE_FLAGS).and_then(|flags| flags.be32()).unwrap_or_default();
-    let handle = table.get(NFTA_TABLE_HANDLE).and_then(|handle| handle.be64()).unwrap_or_default();
-    let key = (entry.family(), table.get(NFTA_TABLE_NAME)?.name());
+    let flags = table.be32(NFTA_TABLE_FLAGS).unwrap_or_default();
+    let handle = table.be64(NFTA_TABLE_HANDLE).unwrap_or_default();
+    let key = (entry.family(), table.name(NFTA_TABLE_NAME)?);
     Some((key, TableState { handle, is_dormant: flags & 1 != 0 }))
 }
 
@@ -224,9 +214,9 @@ fn add_chain(
     entry: &Entry,
 ) {
     let chain = entry.attributes();
-    let text = |kind| chain.get(kind).map(|name| name.name());
+    let text = |kind| chain.name(kind);
     let (Some(table), Some(name)) = (text(NFTA_CHAIN_TABLE), text(NFTA_CHAIN_NAME)) else { return };
-    let uses = chain.get(NFTA_CHAIN_USE).and_then(|uses| uses.be32());
+    let uses = chain.be32(NFTA_CHAIN_USE);
     let own_table = tables.get(&(entry.family(), table.clone()));
     let evaluated = table_name(entry.family(), table.clone());
     // The kernel counts them; a message that creates the chain does not.
@@ -237,7 +227,7 @@ fn add_chain(
     if own_table.is_some_and(|table| table.is_dormant) {
         return;
     }
-    let handle = chain.get(NFTA_CHAIN_HANDLE).and_then(|handle| handle.be64());
+    let handle = chain.be64(NFTA_CHAIN_HANDLE);
     let is_of_one_transaction = entry.family() == NFPROTO_INET && table == TABLE;
     let age = own_table.zip(handle).map(|(own_table, chain)| Age {
         table: own_table.handle,
@@ -251,7 +241,7 @@ fn add_chain(
         }
         (None, ChainHook::Evaluated(None)) => {}
         (_, ChainHook::Evaluated(Some(_)) | ChainHook::NotEvaluated) => {
-            let drops = chain.get(NFTA_CHAIN_POLICY).and_then(|policy| policy.be32()) == Some(NF_DROP);
+            let drops = chain.be32(NFTA_CHAIN_POLICY) == Some(NF_DROP);
             if (uses.is_none_or(|uses| uses > 0) || drops) && found.opaque.len() < NAMED {
                 let family = TableFamily::numbered(entry.family())
                     .map_or(other_family(entry.family()), TableFamily::name);
@@ -272,14 +262,14 @@ enum ChainHook {
 fn base(chain: &Attributes<'_>) -> ChainHook {
     let Some(hook) = chain.get(NFTA_CHAIN_HOOK) else { return ChainHook::Evaluated(None) };
     let hook = Attributes::of(hook.value);
-    let number = |kind| hook.get(kind).and_then(|value| value.be32());
+    let number = |kind| hook.be32(kind);
     let kind = match chain.get(NFTA_CHAIN_TYPE).map(|kind| kind.text().to_vec()).as_deref() {
         Some(b"filter") => ChainKind::Filter,
         Some(b"nat") => ChainKind::Nat,
         Some(b"route") => ChainKind::Route,
         _ => return ChainHook::NotEvaluated,
     };
-    let drops = chain.get(NFTA_CHAIN_POLICY).and_then(|policy| policy.be32()) == Some(NF_DROP);
+    let drops = chain.be32(NFTA_CHAIN_POLICY) == Some(NF_DROP);
     match (number(NFTA_HOOK_HOOKNUM).and_then(Hook::numbered), number(NFTA_HOOK_PRIORITY)) {
         (Some(hook), Some(priority)) => {
             ChainHook::Evaluated(Some(BaseChain { kind, hook, priority: priority.cast_signed(), drops }))
@@ -290,9 +280,9 @@ fn base(chain: &Attributes<'_>) -> ChainHook {
 
 fn add_rule(found: &mut NamespaceRules, chains: &mut Chains, entry: &Entry) {
     let rule = entry.attributes();
-    let name = |kind| rule.get(kind).map(|name| name.name()).unwrap_or_default();
+    let name = |kind| rule.name(kind).unwrap_or_default();
     let Some(table) = table_name(entry.family(), name(NFTA_RULE_TABLE)) else { return };
-    let list = Attributes::of(rule.get(NFTA_RULE_EXPRESSIONS).map_or(&[], |list| list.value));
+    let list = rule.nested(NFTA_RULE_EXPRESSIONS);
     let decode = |element: Attribute<'_>| Statement::Expr(expr::decode(element.value, entry.family()));
     let statements: Vec<Statement> = list.map(decode).collect();
     for statement in &statements {

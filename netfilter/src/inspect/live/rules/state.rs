@@ -1,8 +1,8 @@
 //! What packets change: elements of sets, and connections that other connections announce.
 
 use super::expr::{Expr, use_of_object};
-use super::read::NAMED;
 use super::{Statement, location, places};
+use crate::inspect::live::NAMED;
 use crate::inspect::live::rules::NamespaceRules;
 use crate::xt::XtTarget;
 

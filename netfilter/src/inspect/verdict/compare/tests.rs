@@ -2,7 +2,7 @@ use super::*;
 use crate::inspect::live::rules::constructed::{
     APP, PROXY, aged, chain, namespace, ours, owned_by, redirect_tcp, rule,
 };
-use crate::inspect::live::rules::expr::{Code, Expr, Source};
+use crate::inspect::live::rules::expr::{Code, Expr, LoadSource};
 use crate::inspect::live::rules::{ChainKind, LiveChain, LiveRule};
 use crate::inspect::walk::Listeners;
 use crate::kernel::uapi::{NFT_CMP_EQ, NFT_META_MARK, NFT_PAYLOAD_TRANSPORT_HEADER};
@@ -39,7 +39,7 @@ fn named(text: &str, rule: LiveRule) -> LiveRule {
 }
 
 fn to_port(port: u16, then: Expr) -> LiveRule {
-    let source = Source::Payload { base: NFT_PAYLOAD_TRANSPORT_HEADER, offset: 2, length: 2 };
+    let source = LoadSource::Payload { base: NFT_PAYLOAD_TRANSPORT_HEADER, offset: 2, length: 2 };
     let compare = Expr::Compare { op: NFT_CMP_EQ, at: 0, value: port.to_be_bytes().to_vec() };
     named(&format!("dport {port}"), rule(vec![Expr::Load { source, to: 0 }, compare, then]))
 }
@@ -73,7 +73,7 @@ fn each_kind_of_difference_is_a_sentence_about_the_rule_that_decides() {
     let at = |priority, rules| vec![our_own(ours()), theirs(priority, rules)];
     let drop = |port| vec![to_port(port, DROP)];
     let mark = |mark: u32| {
-        let load = Expr::Load { source: Source::Meta(NFT_META_MARK), to: 0 };
+        let load = Expr::Load { source: LoadSource::Meta(NFT_META_MARK), to: 0 };
         let compare = Expr::Compare { op: NFT_CMP_EQ, at: 0, value: mark.to_ne_bytes().to_vec() };
         named("marked", rule(vec![load, compare, DROP]))
     };
@@ -181,7 +181,7 @@ fn what_was_not_evaluated_is_unknown_and_the_rest_is_compared() {
     assert_found(&found, [&["443 is dropped"], &["a flow table"], &[]]);
     // A comparison of bits that were inverted cannot be listed.
     let inverted = rule(vec![
-        Expr::Load { source: Source::Meta(NFT_META_MARK), to: 0 },
+        Expr::Load { source: LoadSource::Meta(NFT_META_MARK), to: 0 },
         Expr::Bitwise { from: 0, to: 0, mask: vec![0xff; 4], xor: vec![1; 4] },
         Expr::Compare { op: NFT_CMP_EQ, at: 0, value: vec![7; 4] },
         DROP,

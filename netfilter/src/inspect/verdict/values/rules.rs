@@ -36,7 +36,7 @@ impl Values {
 
     fn add_rule(&mut self, ns: &NamespaceRules, chain: &LiveChain, rule: &LiveRule, budget: &Budget) {
         self.may_match_replies = !rule.is_ours;
-        let mut registers = Registers { loaded: LoadedFields::default(), family: chain.table.family };
+        let mut registers = RuleRegisters { loaded: LoadedFields::default(), family: chain.table.family };
         let mut all_read = true;
         for statement in &rule.statements {
             match statement {
@@ -77,7 +77,7 @@ impl Values {
     }
 
     /// Adds the values that an expression tells apart; false when they cannot be listed.
-    fn add_expr(&mut self, expr: &Expr, registers: &Registers) -> bool {
+    fn add_expr(&mut self, expr: &Expr, registers: &RuleRegisters) -> bool {
         let (at, bounds) = match expr {
             Expr::Compare { op, at, value } if *op >= FIRST_ORDER => (*at, Bounds::Order(value)),
             Expr::Compare { at, value, .. } => (*at, Bounds::Ranges(vec![(value, value)])),
@@ -88,7 +88,7 @@ impl Values {
         component.is_some_and(|component| self.add_component(component, &bounds, registers.family))
     }
 
-    fn add_set(&mut self, set: &Set, at: usize, registers: &Registers) -> bool {
+    fn add_set(&mut self, set: &Set, at: usize, registers: &RuleRegisters) -> bool {
         let key = registers.loaded.key(at, set.key_length, &set.parts);
         let (mut from, mut all_read) = (0, true);
         for (length, component) in &key {
@@ -96,7 +96,7 @@ impl Values {
             let bounds: Vec<_> = set.elements.iter().map(|one| (part(&one.first), part(&one.last))).collect();
             // Elements with the same data are one group. In a key of several parts the combination decides, so each
             // element is a group of its own.
-            let mut groups: BTreeMap<(usize, &Data), Vec<Range<'_>>> = BTreeMap::new();
+            let mut groups: BTreeMap<(usize, &Data), Vec<ByteRange<'_>>> = BTreeMap::new();
             for (index, (element, (first, last))) in set.elements.iter().zip(&bounds).enumerate() {
                 let apart = if key.len() == 1 { 0 } else { index };
                 groups.entry((apart, &element.data)).or_default().push((first, last));
@@ -217,10 +217,10 @@ impl Values {
 }
 
 /// First and last value.
-type Range<'b> = (&'b [u8], &'b [u8]);
+type ByteRange<'b> = (&'b [u8], &'b [u8]);
 
 /// What the registers of a rule hold, and the family of its table.
-struct Registers {
+struct RuleRegisters {
     loaded: LoadedFields,
     family: TableFamily,
 }
@@ -228,13 +228,13 @@ struct Registers {
 /// What a value is compared with.
 enum Bounds<'b> {
     /// Inside any of these or outside; first and last may be the same.
-    Ranges(Vec<Range<'b>>),
+    Ranges(Vec<ByteRange<'b>>),
     /// Below, at or above.
     Order(&'b [u8]),
 }
 
 impl<'b> Bounds<'b> {
-    fn all(&self) -> Vec<Range<'b>> {
+    fn all(&self) -> Vec<ByteRange<'b>> {
         match self {
             Self::Ranges(ranges) => ranges.clone(),
             Self::Order(value) => vec![(value, value)],

@@ -1,5 +1,5 @@
 use super::*;
-use crate::inspect::live::rules::expr::{Code, Source, VERDICT};
+use crate::inspect::live::rules::expr::{Code, LoadSource, VERDICT};
 use crate::inspect::live::rules::expr::{Data, Expr};
 use crate::inspect::live::rules::{Element, TableName};
 use crate::inspect::live::rules::{LiveChain, LiveRule, NamespaceRules, Set, Statement};
@@ -10,7 +10,7 @@ const TRANSPORT: u32 = NFT_PAYLOAD_TRANSPORT_HEADER;
 const LESS: u32 = 2;
 
 fn payload(base: u32, offset: u32, length: usize) -> Expr {
-    Expr::Load { source: Source::Payload { base, offset, length }, to: 0 }
+    Expr::Load { source: LoadSource::Payload { base, offset, length }, to: 0 }
 }
 
 fn compare(op: u32, value: &[u8]) -> Expr {
@@ -113,7 +113,7 @@ fn addresses_that_are_compared_at_once_are_both_tried() {
 /// `ct reply ip saddr` is the destination of the first packet.
 #[test]
 fn an_address_of_the_connection_is_tried_at_both_ends() {
-    let load = Expr::Load { source: Source::Ct(19, Some(1)), to: 0 };
+    let load = Expr::Load { source: LoadSource::Ct(19, Some(1)), to: 0 };
     let values = values(vec![load, compare(NFT_CMP_EQ, &[10, 0, 0, 1])], vec![]);
     assert!(of(&values, Property::SourceV4).contains(&0x0a00_0001));
     assert!(of(&values, Property::DestinationV4).contains(&0x0a00_0001));
@@ -123,7 +123,7 @@ fn an_address_of_the_connection_is_tried_at_both_ends() {
 fn every_combination_of_single_bits_is_tried() {
     let mut exprs = vec![];
     for bit in [1_u32, 2, 8, 16] {
-        exprs.push(Expr::Load { source: Source::Meta(NFT_META_MARK), to: 0 });
+        exprs.push(Expr::Load { source: LoadSource::Meta(NFT_META_MARK), to: 0 });
         exprs.push(Expr::Bitwise { from: 0, to: 0, mask: bit.to_ne_bytes().to_vec(), xor: vec![0; 4] });
         exprs.push(compare(NFT_CMP_EQ, &bit.to_ne_bytes()));
     }
@@ -133,7 +133,7 @@ fn every_combination_of_single_bits_is_tried() {
 #[test]
 fn a_comparison_that_cannot_be_evaluated_is_named() {
     let exprs = vec![
-        Expr::Load { source: Source::Meta(NFT_META_MARK), to: 0 },
+        Expr::Load { source: LoadSource::Meta(NFT_META_MARK), to: 0 },
         Expr::Bitwise { from: 0, to: 0, mask: vec![0xff; 4], xor: vec![1; 4] },
         compare(NFT_CMP_EQ, &[0; 4]),
     ];

@@ -1,7 +1,7 @@
 //! Decodes an expression from its attributes, whose numbers are those of include/uapi/linux/netfilter/nf_tables.h
 //! (v6.18).
 
-use super::{Checksum, Code, Data, Expr, Nat, NatKind, Source, VERDICT};
+use super::{Checksum, Code, Data, Expr, LoadSource, Nat, NatKind, VERDICT};
 use crate::kernel::netlink::attr::{Attribute, Attributes};
 use crate::kernel::uapi::*;
 use crate::model::ruleset::{Family, TableFamily};
@@ -12,15 +12,15 @@ use crate::xt::{decode_match, decode_target};
 pub(crate) fn decode(element: &[u8], family: u8) -> Expr {
     let expression = Attributes::of(element);
     let Some(name) = expression.get(NFTA_EXPR_NAME) else { return Expr::Unknown("nameless".to_owned()) };
-    let data = Attributes::of(expression.get(NFTA_EXPR_DATA).map_or(&[], |data| data.value));
+    let data = expression.nested(NFTA_EXPR_DATA);
     let name = name.name();
-    let fields = Fields(data);
+    let fields = ExpressionFields(data);
     let form = form(&name, &fields);
     decode_known(&form, &fields, family).unwrap_or(Expr::Unknown(form))
 }
 
 /// The name of an expression in [`EXPRESSIONS`]: of those that write, by what they write.
-fn form(name: &str, f: &Fields<'_>) -> String {
+fn form(name: &str, f: &ExpressionFields<'_>) -> String {
     let written = |named: Option<&str>| match named {
         Some(key) => format!("{name} set {key}"),
         None => format!("{name} set"),
@@ -48,11 +48,11 @@ fn form(name: &str, f: &Fields<'_>) -> String {
 }
 
 /// The attributes of one expression.
-struct Fields<'b>(Attributes<'b>);
+struct ExpressionFields<'b>(Attributes<'b>);
 
-impl<'b> Fields<'b> {
+impl<'b> ExpressionFields<'b> {
     fn number(&self, kind: u16) -> Option<u32> {
-        self.0.get(kind)?.be32()
+        self.0.be32(kind)
     }
 
     /// A number of bytes: the kernel has eight bits for each (include/net/netfilter/nf_tables_core.h, v6.18).
@@ -78,7 +78,7 @@ impl<'b> Fields<'b> {
     }
 
     fn text(&self, kind: u16) -> Option<String> {
-        self.0.get(kind).map(|text| text.name())
+        self.0.name(kind)
     }
 
     fn has(&self, kind: u16) -> bool {
@@ -104,8 +104,8 @@ pub(crate) fn data(attribute: Attribute<'_>) -> Data {
 
 fn code(attribute: Attribute<'_>) -> Code {
     let verdict = Attributes::of(attribute.value);
-    let chain = || verdict.get(NFTA_VERDICT_CHAIN).map(|name| name.name()).unwrap_or_default();
-    let Some(number) = verdict.get(NFTA_VERDICT_CODE).and_then(|code| code.be32()) else {
+    let chain = || verdict.name(NFTA_VERDICT_CHAIN).unwrap_or_default();
+    let Some(number) = verdict.be32(NFTA_VERDICT_CODE) else {
         return Code::Other(u32::MAX);
     };
     match number.cast_signed() {
@@ -120,7 +120,7 @@ fn code(attribute: Attribute<'_>) -> Code {
     }
 }
 
-fn decode_known(form: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
+fn decode_known(form: &str, f: &ExpressionFields<'_>, family: u8) -> Option<Expr> {
     let name = form.to_owned();
     match effect(EXPRESSIONS, form, 0) {
         Effect::Evaluated => evaluated(form, f, family),
@@ -132,15 +132,15 @@ fn decode_known(form: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
     }
 }
 
-fn evaluated(form: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
+fn evaluated(form: &str, f: &ExpressionFields<'_>, family: u8) -> Option<Expr> {
     let direction = || f.0.get(NFTA_CT_DIRECTION).and_then(|direction| direction.value.first().copied());
     Some(match form {
         "meta" => {
-            Expr::Load { source: Source::Meta(f.number(NFTA_META_KEY)?), to: f.register(NFTA_META_DREG)? }
+            Expr::Load { source: LoadSource::Meta(f.number(NFTA_META_KEY)?), to: f.register(NFTA_META_DREG)? }
         }
         "meta set mark" => Expr::SetMark { from: f.register(NFTA_META_SREG)? },
         "ct" => {
-            let source = Source::Ct(f.number(NFTA_CT_KEY)?, direction());
+            let source = LoadSource::Ct(f.number(NFTA_CT_KEY)?, direction());
             Expr::Load { source, to: f.register(NFTA_CT_DREG)? }
         }
         "ct set mark" => Expr::SetConnectionMark { from: f.register(NFTA_CT_SREG)? },
@@ -153,7 +153,7 @@ fn evaluated(form: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
             match f.register(NFTA_PAYLOAD_SREG) {
                 Some(from) => Expr::Write { from, base, offset, length, updates: checksum(f, base, offset) },
                 None => Expr::Load {
-                    source: Source::Payload { base, offset, length },
+                    source: LoadSource::Payload { base, offset, length },
                     to: f.register(NFTA_PAYLOAD_DREG)?,
                 },
             }
@@ -197,23 +197,23 @@ fn evaluated(form: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
 }
 
 /// Register 0 is the verdict: a verdict map.
-fn lookup_target(f: &Fields<'_>) -> Option<usize> {
+fn lookup_target(f: &ExpressionFields<'_>) -> Option<usize> {
     f.has(NFTA_LOOKUP_DREG).then(|| f.register(NFTA_LOOKUP_DREG).unwrap_or(VERDICT))
 }
 
-fn bitwise(f: &Fields<'_>) -> Option<Expr> {
+fn bitwise(f: &ExpressionFields<'_>) -> Option<Expr> {
     let (from, to) = (f.register(NFTA_BITWISE_SREG)?, f.register(NFTA_BITWISE_DREG)?);
     // Shifts, and operations on two registers.
     if f.number(NFTA_BITWISE_OP).unwrap_or_default() != 0 {
         let length = f.size(NFTA_BITWISE_LEN)?;
-        return Some(Expr::Load { source: Source::Other("bitwise".to_owned(), length), to });
+        return Some(Expr::Load { source: LoadSource::Other("bitwise".to_owned(), length), to });
     }
     Some(Expr::Bitwise { from, to, mask: f.value(NFTA_BITWISE_MASK)?, xor: f.value(NFTA_BITWISE_XOR)? })
 }
 
 /// The kernel adds the difference at any offset from the base (`nft_payload_set_eval`, net/netfilter/nft_payload.c,
 /// v6.18). It sums words of two bytes, so a write at an odd offset makes the sum wrong.
-fn checksum(f: &Fields<'_>, base: u32, offset: u32) -> Checksum {
+fn checksum(f: &ExpressionFields<'_>, base: u32, offset: u32) -> Checksum {
     const INET: u32 = 1;
     let [kind, at, flags] = [NFTA_PAYLOAD_CSUM_TYPE, NFTA_PAYLOAD_CSUM_OFFSET, NFTA_PAYLOAD_CSUM_FLAGS]
         .map(|kind| f.number(kind).unwrap_or_default());
@@ -224,7 +224,7 @@ fn checksum(f: &Fields<'_>, base: u32, offset: u32) -> Checksum {
     }
 }
 
-fn nat(f: &Fields<'_>) -> Option<Expr> {
+fn nat(f: &ExpressionFields<'_>) -> Option<Expr> {
     let kind = match f.number(NFTA_NAT_TYPE)? {
         0 => NatKind::Source,
         1 => NatKind::Destination,
@@ -245,12 +245,12 @@ fn nat(f: &Fields<'_>) -> Option<Expr> {
     }))
 }
 
-fn to_ports(kind: NatKind, f: &Fields<'_>, first: u16) -> Nat {
+fn to_ports(kind: NatKind, f: &ExpressionFields<'_>, first: u16) -> Nat {
     let (port, last_port) = (f.register(first), f.register(first + 1));
     Nat { kind, is_for: None, address: None, last_address: None, port, last_port }
 }
 
-fn tproxy(f: &Fields<'_>) -> Option<Expr> {
+fn tproxy(f: &ExpressionFields<'_>) -> Option<Expr> {
     // A TPROXY to another address than the packet's is not evaluated.
     if f.has(NFTA_TPROXY_REG_ADDR) {
         return None;
@@ -261,7 +261,7 @@ fn tproxy(f: &Fields<'_>) -> Option<Expr> {
 }
 
 /// Decodes a reference to an object, by its type or by the map that has it.
-fn object(f: &Fields<'_>) -> Option<Expr> {
+fn object(f: &ExpressionFields<'_>) -> Option<Expr> {
     match f.text(NFTA_OBJREF_SET_NAME) {
         Some(map) => Some(Expr::ObjectOf(map)),
         None => Some(use_of_object(f.number(NFTA_OBJREF_IMM_TYPE)?, &f.text(NFTA_OBJREF_IMM_NAME)?)),
@@ -281,17 +281,17 @@ pub(crate) fn use_of_object(kind: u32, name: &str) -> Expr {
 }
 
 /// The load of a value that the packet does not decide; `None` for an expression that loads none.
-fn loaded(name: &str, f: &Fields<'_>) -> Option<Expr> {
+fn loaded(name: &str, f: &ExpressionFields<'_>) -> Option<Expr> {
     let to = f.register(match name {
         "hash" | "socket" | "tunnel" => 2,
         "exthdr" | "fib" | "numgen" | "osf" | "rt" | "xfrm" => 1,
         _ => return None,
     })?;
     // Keys and attributes decide how many registers the kernel writes: all that follow may be written.
-    Some(Expr::Load { source: Source::Other(name.to_owned(), VERDICT - to), to })
+    Some(Expr::Load { source: LoadSource::Other(name.to_owned(), VERDICT - to), to })
 }
 
-fn xt(name: &str, f: &Fields<'_>, family: u8) -> Option<Expr> {
+fn xt(name: &str, f: &ExpressionFields<'_>, family: u8) -> Option<Expr> {
     let family = Family::numbered(family)?;
     let (extension, revision) = (f.text(1)?, u8::try_from(f.number(2)?).ok()?);
     let data = f.0.get(3)?.value;

@@ -80,7 +80,7 @@ fn an_offset_or_a_length_that_no_kernel_has_is_not_evaluated() {
 fn a_load_of_a_length_that_the_kernel_chooses_leaves_no_later_register_known() {
     for (name, register) in [("socket", 2), ("tunnel", 2), ("exthdr", 1), ("fib", 1), ("xfrm", 1)] {
         let load = decoded(name, &[(register, 2)]);
-        let Expr::Load { source: Source::Other(_, length), to } = load else { panic!("{load:?}") };
+        let Expr::Load { source: LoadSource::Other(_, length), to } = load else { panic!("{load:?}") };
         assert_eq!((to, length), (16, VERDICT - 16), "{name}");
     }
 }

@@ -9,18 +9,18 @@ use crate::nft::lists::Entry;
 
 pub(super) fn set(entry: &Entry) -> Option<Set> {
     let set = entry.attributes();
-    let number = |kind| set.get(kind).and_then(|value| value.be32()).unwrap_or_default();
-    let table = table_name(entry.family(), set.get(NFTA_SET_TABLE)?.name())?;
+    let number = |kind| set.be32(kind).unwrap_or_default();
+    let table = table_name(entry.family(), set.name(NFTA_SET_TABLE)?)?;
     // 64 bytes at most (`NFT_DATA_VALUE_MAXLEN`).
     let key_length = u8::try_from(number(NFTA_SET_KEY_LEN)).ok()?.into();
     let flags = number(NFTA_SET_FLAGS);
-    let description = Attributes::of(set.get(NFTA_SET_DESC).map_or(&[], |description| description.value));
-    let parts = Attributes::of(description.get(2).map_or(&[], |parts| parts.value));
-    let length = |part: Attribute<'_>| Attributes::of(part.value).get(1)?.be32();
+    let description = set.nested(NFTA_SET_DESC);
+    let parts = description.nested(2);
+    let length = |part: Attribute<'_>| Attributes::of(part.value).be32(1);
     let parts: Vec<usize> = parts.filter_map(length).filter_map(|length| length.try_into().ok()).collect();
     Some(Set {
         table,
-        name: set.get(NFTA_SET_NAME)?.name(),
+        name: set.name(NFTA_SET_NAME)?,
         key_length,
         is_interval: flags & NFT_SET_INTERVAL != 0,
         parts,
@@ -34,7 +34,7 @@ pub(super) fn set(entry: &Entry) -> Option<Set> {
 /// Reports whether an element has a statement other than a counter: a limit or a quota keeps it from matching some
 /// packets (`nft_set_elem_update_expr`, include/net/netfilter/nf_tables.h, v6.18).
 fn may_not_match(element: &Attributes<'_>) -> bool {
-    let list = Attributes::of(element.get(NFTA_SET_ELEM_EXPRESSIONS).map_or(&[], |list| list.value));
+    let list = element.nested(NFTA_SET_ELEM_EXPRESSIONS);
     let mut statements = element.get(NFTA_SET_ELEM_EXPR).into_iter().chain(list);
     statements.any(|one| {
         let name = Attributes::of(one.value).get(NFTA_EXPR_NAME);
@@ -49,7 +49,7 @@ pub(super) fn add_elements(set: &mut Set, entries: &[Entry]) {
     for entry in entries {
         for element in entry.elements() {
             let element = Attributes::of(element.value);
-            let flags = element.get(NFTA_SET_ELEM_FLAGS).and_then(|flags| flags.be32()).unwrap_or_default();
+            let flags = element.be32(NFTA_SET_ELEM_FLAGS).unwrap_or_default();
             set.is_dynamic |= may_not_match(&element);
             let data = element.get(NFTA_SET_ELEM_DATA).map_or(Data::None, expr::data);
             let key = |kind| match element.get(kind).map(expr::data) {
