@@ -172,7 +172,7 @@ impl<'a> MergedMatches<'a> {
             Match::Family(only) => return (*only == family).then_some(()),
             Match::Source(_, nets) | Match::Destination(_, nets) if nets.family() != family => return None,
             Match::Source(is, nets) => {
-                narrow(&mut self.source, MatchedAddresses::of(*is, nets), MatchedAddresses::and)
+                narrow(&mut self.source, MatchedAddresses::of(*is, nets), MatchedAddresses::and);
             }
             Match::Destination(is, nets) => {
                 narrow(&mut self.destination, MatchedAddresses::of(*is, nets), MatchedAddresses::and);

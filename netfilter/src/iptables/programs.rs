@@ -40,7 +40,7 @@ impl IptablesPrograms {
     /// Looks through `directories`, in order.
     pub(super) fn find(engine: Engine, directories: &[PathBuf]) -> Result<Self, IptablesError> {
         let v4 = family_programs(engine, Family::V4, directories)
-            .ok_or_else(|| IptablesError::ProgramMissing { engine, family: Family::V4 })?;
+            .ok_or(IptablesError::ProgramMissing { engine, family: Family::V4 })?;
         Ok(Self { v4, v6: family_programs(engine, Family::V6, directories) })
     }
 

@@ -234,7 +234,7 @@ impl Netns {
                 self.enter()?;
                 Ok(work())
             });
-            let thread = thread.map_err(|source| NetnsError::Thread(source))?;
+            let thread = thread.map_err(NetnsError::Thread)?;
             thread.join().unwrap_or_else(|panic| panic::resume_unwind(panic))
         })
     }
@@ -247,7 +247,7 @@ impl Netns {
     /// # Errors
     /// When the namespace cannot be entered.
     pub fn enter(&self) -> Result<(), NetnsError> {
-        setns(&self.fd, CloneFlags::CLONE_NEWNET).map_err(|source| NetnsError::Enter(source))
+        setns(&self.fd, CloneFlags::CLONE_NEWNET).map_err(NetnsError::Enter)
     }
 }
 

@@ -76,7 +76,7 @@ impl Socket {
     /// Opens a socket. It needs no `bind`: the kernel assigns a port at the first message.
     pub(crate) fn open(protocol: SockProtocol) -> Result<Self, SocketError> {
         let fd = socket(AddressFamily::Netlink, SockType::Raw, SockFlag::SOCK_CLOEXEC, protocol)
-            .map_err(|source| SocketError::Open(source))?;
+            .map_err(SocketError::Open)?;
         Ok(Self::with(fd))
     }
 
@@ -86,7 +86,7 @@ impl Socket {
         let kind = libc::SOCK_RAW | libc::SOCK_CLOEXEC;
         // SAFETY: socket(2) takes numbers only.
         let fd = Errno::result(unsafe { libc::socket(libc::AF_NETLINK, kind, libc::NETLINK_XFRM) })
-            .map_err(|source| SocketError::Open(source))?;
+            .map_err(SocketError::Open)?;
         // SAFETY: the kernel just returned it, and this is its only owner.
         Ok(Self::with(unsafe { OwnedFd::from_raw_fd(fd) }))
     }
