@@ -93,7 +93,7 @@ impl BrokenPods<'_> {
     ) {
         match found {
             FindingKind::Repaired(repaired) => {
-                self.post(pod, Reason::RedirectionRepaired, repaired_note(repaired))
+                self.post(pod, Reason::RedirectionRepaired, repaired_note(repaired));
             }
             FindingKind::NotRepaired { why } => {
                 let note = format!("the pod is not redirected, and its repair failed: {why}");

@@ -49,7 +49,7 @@ impl Dispatcher<'_, '_> {
                 None => self.enqueue(Job { connection, task: Task::LookUp(pod) }),
             },
             Ok(ClientRequest::Status) => {
-                self.send(agent_status::encode_response(&(self.status)()), connection)
+                self.send(agent_status::encode_response(&(self.status)()), connection);
             }
             Err(why) => self.respond(connection, &FactsResponse::Error(why.to_string())),
         }
