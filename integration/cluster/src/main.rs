@@ -18,8 +18,7 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use clap::{Parser, Subcommand, ValueEnum};
-use gybe_bench::print;
-use gybe_bench::report::Report;
+use gybe_bench::report::{self, Report};
 use gybe_containerd_tests::Generation;
 use gybe_integration::failure::Failure;
 use serde_json::json;
@@ -98,19 +97,19 @@ enum Command {
 }
 
 fn main() -> ExitCode {
-    run(&Arguments::parse()).unwrap_or_else(|error| print::failure(&error))
+    run(&Arguments::parse()).unwrap_or_else(|error| report::failure(&error))
 }
 
 fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     match &arguments.command {
         None => run_agent_scenarios(arguments),
         Some(Command::Mesh { scenarios, shell, proxy_mode, containerd, programs, istio, release }) => {
-            print::preface();
+            report::preface();
             let directories = MeshDirectories::new(programs, istio, release)?;
             let reports = mesh::run(&directories, *containerd, *proxy_mode, scenarios, *shell)?;
-            Ok(print::verdict(&reports))
+            Ok(report::verdict(&reports))
         }
-        Some(Command::Existing(existing)) => Ok(print::verdict(&mesh::run_existing(existing)?)),
+        Some(Command::Existing(existing)) => Ok(report::verdict(&mesh::run_existing(existing)?)),
         Some(Command::Application { name, archive }) => {
             fs::write(archive, mesh::application_image(name)?)?;
             Ok(ExitCode::SUCCESS)
@@ -119,7 +118,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
 }
 
 fn run_agent_scenarios(arguments: &Arguments) -> Result<ExitCode, Failure> {
-    print::preface();
+    report::preface();
     let programs = arguments.programs.canonicalize()?;
     let release = arguments.release.canonicalize()?;
     let next = arguments.next.clone().unwrap_or(release.clone()).canonicalize()?;
@@ -147,8 +146,8 @@ fn run_agent_scenarios(arguments: &Arguments) -> Result<ExitCode, Failure> {
     let mut reports: Vec<Report> = Vec::new();
     for scenario in scenarios {
         let report = scenario.run(&cluster, &releases)?;
-        print::tables(&report);
+        report::tables(&report);
         reports.push(report);
     }
-    Ok(print::verdict(&reports))
+    Ok(report::verdict(&reports))
 }

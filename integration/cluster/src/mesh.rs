@@ -32,8 +32,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
-use gybe_bench::print;
-use gybe_bench::report::Report;
+use gybe_bench::report::{self, Report};
 use gybe_containerd_tests::Generation;
 use gybe_integration::failure::Failure;
 
@@ -124,7 +123,7 @@ impl Mesh {
         let mut cluster = Cluster::start(programs.clone(), logs, containerd, Some(&programs.join("runc")))?;
         let versions = Versions::of(&cluster, containerd)?;
         let proxy_mode = proxy_mode.unwrap_or(versions.proxy_mode());
-        print::tables(&versions.table(&cluster, directories, proxy_mode)?);
+        report::tables(&versions.table(&cluster, directories, proxy_mode)?);
         cluster.start_component("kube-proxy", &components::proxy(proxy_mode))?;
         let corefile = file("Corefile");
         fs::write(cluster.node.host().path(&corefile), components::corefile())?;
@@ -228,10 +227,10 @@ pub(crate) fn run(
         // Those that a failed scenario has left.
         namespaces::delete_pods(&mesh.workstation)?;
         let report = scenario.run(&mut mesh).unwrap_or_else(|error| {
-            print::failure(&error);
+            report::failure(&error);
             checks::failed(&format!("{scenario:?}"), &error)
         });
-        print::tables(&report);
+        report::tables(&report);
         reports.push(report);
     }
     Ok(reports)

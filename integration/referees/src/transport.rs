@@ -23,7 +23,7 @@ const REPLY_SIZE: usize = 1 << 17;
 /// When the kernel refuses it, or its outcome is unknown.
 pub fn transact(batch: &Batch) -> Result<(), NftError> {
     let socket = Socket::new(Bus::Netfilter).map_err(|error| SocketError::Open(errno(&error)))?;
-    prepare(&socket).map_err(|source| SocketError::Open(source))?;
+    prepare(&socket).map_err(SocketError::Open)?;
     let bytes = batch.bytes().len();
     match socket.send(batch.bytes()) {
         Ok(sent) if sent == bytes => replies(&socket, batch),

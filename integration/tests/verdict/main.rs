@@ -24,7 +24,7 @@ use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::apply::redirection::Redirection;
 use gybe_netfilter::compile::compile;
 use gybe_netfilter::inspect::live::{LiveRules, LiveTrace, Outcome};
-use gybe_netfilter::inspect::verdict::{Desired, Verdict, VerdictContext, judge_namespace};
+use gybe_netfilter::inspect::verdict::{Desired, NamespaceVerdict, VerdictContext, judge_namespace};
 use gybe_netfilter::model::policy::RedirectPolicy;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::LazyLock;
@@ -98,7 +98,7 @@ impl RedirectedPod {
         Ok(self.topology.at(Location::Pod).run(LiveRules::read)??.with_proxy_of(&self.policy))
     }
 
-    pub(crate) fn verdict(&self) -> Result<Verdict, Failure> {
+    pub(crate) fn verdict(&self) -> Result<NamespaceVerdict, Failure> {
         let reading = VerdictContext { only: None, whole: &BackendKind::ALL, programs: None };
         let judge = || judge_namespace(Desired::Policy(&self.policy), reading);
         Ok(self.topology.at(Location::Pod).run(judge)??)

@@ -13,8 +13,7 @@ use std::time::Duration;
 
 use clap::Args;
 use futures::future::select_all;
-use gybe_bench::print;
-use gybe_bench::report::Report;
+use gybe_bench::report::{self, Report};
 use gybe_integration::failure::Failure;
 use serde_json::Value;
 use tokio::runtime::Builder;
@@ -142,7 +141,7 @@ fn send_signals(sender: Sender<Event>, is_interrupted: Arc<AtomicBool>) -> Resul
         loop {
             runtime.block_on(select_all(signals.iter_mut().map(|signal| Box::pin(signal.recv()))));
             if !is_interrupted.swap(true, Ordering::SeqCst) {
-                print::failure(&Failure::new(format!(
+                report::failure(&Failure::new(format!(
                     "interrupted; deleting the namespaces {MESHED} {PLAIN}; a second signal ends this at once"
                 )));
             }
@@ -174,11 +173,11 @@ fn scenarios(
         let report = match outcome {
             Ok(()) => checks.report(title),
             Err(error) => {
-                print::failure(&error);
+                report::failure(&error);
                 checks::failed(title, &error)
             }
         };
-        print::tables(&report);
+        report::tables(&report);
         reports.push(report);
         namespaces::delete_pods(workstation)
     };

@@ -9,9 +9,8 @@ use std::time::{Duration, Instant};
 use std::{env, fs, io};
 
 use clap::Parser;
-use gybe_bench::print;
-use gybe_bench::report::{Limit, Report, Table, Target, cells};
-use gybe_bench::sample::{Sample, in_turn};
+use gybe_bench::measures::{Sample, in_turn};
+use gybe_bench::report::{self, Limit, Report, Table, Target, cells};
 use gybe_containerd_tests::{Agent, Conflist, Generation, Node, Programs, Sandbox, conflist, manifest};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
@@ -39,14 +38,14 @@ struct Contender {
 
 fn main() -> Result<ExitCode, Box<dyn Error>> {
     let arguments = Arguments::parse();
-    print::preface();
+    report::preface();
     let mut reports = Vec::new();
     for generation in [Generation::V1_6, Generation::V1_7, Generation::V2] {
         let report = measure(generation, &arguments)?;
-        print::tables(&report);
+        report::tables(&report);
         reports.push(report);
     }
-    Ok(print::verdict(&reports))
+    Ok(report::verdict(&reports))
 }
 
 fn measure(generation: Generation, arguments: &Arguments) -> Result<Report, Box<dyn Error>> {

@@ -8,8 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 use std::{env, fs, thread};
 
 use clap::Parser;
-use gybe_bench::print;
-use gybe_bench::report::{Report, Table, cells};
+use gybe_bench::report::{self, Report, Table, cells};
 use gybe_containerd_tests::{Conflist, Generation, HostProcess, Node, Programs, Sandbox, conflist, manifest};
 
 /// Measures the time from the end of a sandbox's ADD, without Gybe in the chain, to its redirection.
@@ -37,7 +36,7 @@ const REDIRECTED: &str = "gybe repair: redirected a running pod";
 
 fn main() -> Result<(), Box<dyn Error>> {
     let arguments = Arguments::parse();
-    print::preface();
+    report::preface();
     let generation = Generation::V2;
     let host_init = env::current_exe()?.with_file_name("gybe-host-init");
     let programs = Programs { host_init: &host_init, plugins: &[], runc: None };
@@ -71,7 +70,7 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
     }
     times.sort();
-    print::tables(&report(&times));
+    report::tables(&report(&times));
     for file in [&repairs, &log] {
         fs::remove_file(file)?;
     }

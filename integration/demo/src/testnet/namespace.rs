@@ -98,7 +98,7 @@ pub enum LinkError {
 
 impl Hint for LinkError {
     fn hint(&self) -> Option<Cow<'static, str>> {
-        let Self::Step { source: RoutesError::Refused { source }, .. } = self else { return None };
+        let Self::Step { source: RoutesError::Refused(source), .. } = self else { return None };
         match source {
             Errno::EOPNOTSUPP => Some("this kernel has no veth pairs: load module veth (CONFIG_VETH)".into()),
             Errno::EACCES | Errno::EAFNOSUPPORT => {
