@@ -1,4 +1,4 @@
-//! The agent on the node: its processes, its socket and its files.
+//! The agents on the nodes: their processes, their sockets and, on the first node, their files.
 
 use std::fs;
 use std::os::unix::net::UnixStream;
@@ -13,12 +13,16 @@ use nix::errno::Errno;
 use nix::fcntl::AT_FDCWD;
 use nix::sys::fanotify::{EventFFlags, Fanotify, FanotifyEvent, InitFlags, MarkFlags, MaskFlags};
 use nix::sys::signal::Signal;
+use serde::Deserialize;
 use serde_json::Value;
 
 use crate::api::{Api, PATIENCE, wait_until};
-use crate::cluster::Cluster;
+use crate::cluster::{Cluster, ClusterNode};
+use crate::network::NODE;
 use crate::storm::name_of;
 
+/// Gybe's program in the node's directory of plugins.
+pub(crate) const GYBE: &str = "/opt/cni/bin/gybe";
 /// The agent's facts socket on the node.
 const SOCKET: &str = "/run/gybe/facts.sock";
 /// The directories in which only the agent and the probe that lead write: conf files, programs, and findings of the
@@ -27,10 +31,13 @@ const DIRECTORIES: [&str; 3] = ["/etc/cni/net.d", "/opt/cni/bin", "/run/gybe"];
 /// The time between two looks for a process or a socket.
 const INTERVAL: Duration = Duration::from_millis(5);
 
+/// The path of the list of the DaemonSet's pods.
+pub(crate) const PODS: &str =
+    "/api/v1/namespaces/gybe-system/pods?labelSelector=app.kubernetes.io%2Fname%3Dgybe-node";
+
 /// Returns the pods of the DaemonSet.
 pub(crate) fn pods(cluster: &Cluster) -> Result<Vec<Value>, Failure> {
-    let selector = "labelSelector=app.kubernetes.io%2Fname%3Dgybe-node";
-    cluster.api.list(&format!("/api/v1/namespaces/gybe-system/pods?{selector}"))
+    cluster.api.list(PODS)
 }
 
 /// Returns the agents' events about a pod with this reason.
@@ -44,9 +51,31 @@ pub(crate) fn events(cluster: &Cluster, pod: &Value, reason: &str) -> Result<Vec
     Ok(events)
 }
 
+/// A node, as `gybe status` describes it.
+#[derive(Debug, Deserialize)]
+pub(crate) struct NodeStatus {
+    pub(crate) node: String,
+    pub(crate) state: String,
+    /// Nothing when the agent did not answer.
+    pub(crate) version: Option<String>,
+    pub(crate) backend: Option<String>,
+    pub(crate) problems: Vec<String>,
+}
+
+impl NodeStatus {
+    /// Parses what `gybe status --json` has printed.
+    pub(crate) fn list(printed: &str) -> Result<Vec<NodeStatus>, Failure> {
+        #[derive(Deserialize)]
+        struct Status {
+            nodes: Vec<NodeStatus>,
+        }
+        Ok(serde_json::from_str::<Status>(printed)?.nodes)
+    }
+}
+
 /// Connections as the agent's service account.
 pub(crate) struct AgentApi {
-    /// With a token as the kubelet requests it for the agent's pod: it names the node.
+    /// With a token as the kubelet requests it for the pod of the first node's agent: it names the node.
     pub(crate) bound: Api,
     /// With the token of no pod.
     pub(crate) unbound: Api,
@@ -54,7 +83,9 @@ pub(crate) struct AgentApi {
 
 impl AgentApi {
     pub(crate) fn connect(cluster: &Cluster) -> Result<AgentApi, Failure> {
-        let agent = pods(cluster)?.first().map(name_of).unwrap_or_default();
+        let pods = pods(cluster)?;
+        let is_first = |pod: &&Value| pod.pointer("/spec/nodeName").is_some_and(|node| node == NODE);
+        let agent = pods.iter().find(is_first).map(name_of).unwrap_or_default();
         let account = ["-n", "gybe-system", "create", "token", "gybe-node"];
         let pod = ["--bound-object-kind=Pod", &format!("--bound-object-name={agent}")];
         let connect = |arguments: &[&str]| cluster.api.with_token(cluster.run("kubectl", arguments)?.trim());
@@ -62,10 +93,10 @@ impl AgentApi {
     }
 }
 
-/// Returns the ids of the agents' processes in the node's PID namespace.
-pub(crate) fn processes(cluster: &Cluster) -> Result<Vec<String>, Failure> {
+/// Returns the ids of the agents' processes in a node's PID namespace.
+fn processes(node: &ClusterNode) -> Result<Vec<String>, Failure> {
     let mut found = Vec::new();
-    for entry in fs::read_dir(cluster.node.host().path("/proc"))? {
+    for entry in fs::read_dir(node.host().path("/proc"))? {
         let entry = entry?;
         // A process may end meanwhile.
         let arguments = fs::read(entry.path().join("cmdline")).unwrap_or_default();
@@ -76,6 +107,11 @@ pub(crate) fn processes(cluster: &Cluster) -> Result<Vec<String>, Failure> {
     Ok(found)
 }
 
+/// Returns how many agents run on the nodes.
+pub(crate) fn count(cluster: &Cluster) -> Result<usize, Failure> {
+    cluster.nodes().iter().map(|node| Ok(processes(node)?.len())).sum()
+}
+
 /// Kills all agents with SIGKILL, and returns how many there were.
 pub(crate) fn kill(cluster: &Cluster) -> Result<usize, Failure> {
     signal(cluster, Signal::SIGKILL)
@@ -83,37 +119,44 @@ pub(crate) fn kill(cluster: &Cluster) -> Result<usize, Failure> {
 
 /// Sends a signal to all agents, and returns how many there were.
 pub(crate) fn signal(cluster: &Cluster, signal: Signal) -> Result<usize, Failure> {
-    let agents = processes(cluster)?;
-    for process in &agents {
-        // It may have ended meanwhile.
-        let _ = cluster.run("kill", &["-s", signal.as_str().trim_start_matches("SIG"), process]);
+    let mut count = 0;
+    for node in cluster.nodes() {
+        let agents = processes(node)?;
+        for process in &agents {
+            let arguments = ["-s", signal.as_str().trim_start_matches("SIG"), process];
+            // It may have ended meanwhile.
+            let _ = node.host().run(Path::new("kill"), &arguments);
+        }
+        count += agents.len();
     }
-    Ok(agents.len())
+    Ok(count)
 }
 
-/// Kills the agents, and returns how long no agent accepted connections on its facts socket.
+/// Kills the agents, and returns how long a node had no agent that accepts connections on its facts socket.
 pub(crate) fn kill_and_wait(cluster: &Cluster) -> Result<Duration, Failure> {
-    let path = cluster.node.host().path(SOCKET);
+    let mut waiting: Vec<_> = cluster.nodes().iter().map(|node| (node.host().path(SOCKET), false)).collect();
     let start = Instant::now();
     kill(cluster)?;
-    // The kernel closes the socket when it has ended the process.
-    let mut was_refused = false;
     while start.elapsed() < PATIENCE {
-        match (UnixStream::connect(&path), was_refused) {
-            (Err(_), false) => was_refused = true,
-            (Ok(_), true) => return Ok(start.elapsed()),
-            (Err(_), true) | (Ok(_), false) => {}
+        // The kernel closes the socket when it has ended the process.
+        waiting.retain_mut(|(path, was_refused)| {
+            let is_refused = UnixStream::connect(path).is_err();
+            *was_refused |= is_refused;
+            is_refused || !*was_refused
+        });
+        if waiting.is_empty() {
+            return Ok(start.elapsed());
         }
         sleep(INTERVAL);
     }
     Err(Failure::new(format!("not within {PATIENCE:?}: the facts socket of a killed agent is served again")))
 }
 
-/// Waits until the node has an agent in a container of its own that was not restarted before.
+/// Waits until each node has an agent in a container of its own that was not restarted before.
 pub(crate) fn replace(cluster: &Cluster) -> Result<(), Failure> {
     cluster.run("kubectl", &["-n", "gybe-system", "rollout", "restart", "daemonset", "gybe-node"])?;
     crate::release::roll_out(cluster)?;
-    wait_until("a single agent", || Ok(processes(cluster)?.len() == 1))
+    wait_until("a single agent on each node", || Ok(count(cluster)? == cluster.nodes().len()))
 }
 
 /// A change of a file in one of [`DIRECTORIES`].
@@ -133,7 +176,7 @@ impl Write {
     }
 }
 
-/// The changes in the directories that an agent writes.
+/// The changes in the directories that an agent writes, on the first node.
 pub(crate) struct Writes {
     is_over: Arc<AtomicBool>,
     watcher: JoinHandle<Result<Vec<Write>, Failure>>,
@@ -142,7 +185,7 @@ pub(crate) struct Writes {
 impl Writes {
     pub(crate) fn watch(cluster: &Cluster) -> Result<Writes, Failure> {
         let groups = DIRECTORIES
-            .map(|directory| watched(&cluster.node.host().path(directory)).map(|group| (directory, group)));
+            .map(|directory| watched(&cluster.host().path(directory)).map(|group| (directory, group)));
         let groups = groups.into_iter().collect::<Result<Vec<_>, _>>()?;
         let is_over = Arc::new(AtomicBool::new(false));
         let stop = Arc::clone(&is_over);
@@ -198,9 +241,9 @@ fn changes(group: &Fanotify) -> Result<Vec<FanotifyEvent>, Failure> {
     }
 }
 
-/// Reports whether Gybe's programs and its entry are on the node: the names of what is there.
+/// Returns the names of Gybe's programs, and of the conf files with its entry, on the first node.
 pub(crate) fn installed(cluster: &Cluster) -> Result<Vec<String>, Failure> {
-    let host = cluster.node.host();
+    let host = cluster.host();
     let mut found = Vec::new();
     for entry in fs::read_dir(host.path("/etc/cni/net.d"))? {
         let entry = entry?;

@@ -1,44 +1,52 @@
-//! The cluster: a node with containerd and a kubelet, and the control plane, in the node's namespaces.
+//! The cluster: nodes with containerd and a kubelet, and the control plane in the namespaces of the first.
 
+mod node;
 mod reboot;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
+use std::sync::{Mutex, PoisonError};
+use std::thread::sleep;
 use std::time::Duration;
 
-use gybe_containerd_tests::containerd::SOCKET;
-use gybe_containerd_tests::{
-    Conflist, Generation, HarnessError, HostProcess, Node, Programs, WORKLOAD, program_under_test,
-};
+use gybe_containerd_tests::{Generation, HostProcess, Image, SimulatedHost, WORKLOAD, program_under_test};
 use gybe_integration::failure::Failure;
 use nix::sched::{CloneFlags, setns};
 use serde_json::Value;
 
 use crate::api::{Api, wait_until};
-use crate::components::{self, KERNEL_SETTINGS};
+use crate::components;
 use crate::credentials::{self, DIRECTORY, kubeconfig};
-use crate::network::{self, NODE};
+use crate::network::{NodeNumber, Switch};
+
+use node::NodeParts;
+
+pub(crate) use node::ClusterNode;
 
 /// The home directory of programs that run on the node: kubectl and helm keep caches there.
 pub(crate) const HOME: &str = "/run/gybe/home";
 
-/// What the kubelet logs when it has started.
-const KUBELET_STARTED: &str = "Started kubelet";
+/// The directory of the archives of images, beside the logs.
+const IMAGES: &str = "images";
 
 /// A running cluster. It ends when it is dropped or the process ends.
 pub(crate) struct Cluster {
     pub(crate) api: Api,
-    pub(crate) node: Node,
-    programs: PathBuf,
-    logs: PathBuf,
+    /// The first one has the control plane.
+    nodes: Vec<ClusterNode>,
+    parts: NodeParts,
+    switch: Switch,
+    /// The names of the imported images, and their archives.
+    images: Mutex<Vec<(String, PathBuf)>>,
     apiserver: HostProcess,
     // Kept for its lifetime: the programs end with the node.
-    components: Vec<HostProcess>,
+    _control_plane: Vec<HostProcess>,
 }
 
 impl Cluster {
-    /// Starts the cluster and returns when its node is ready. This process joins the node's network namespace.
+    /// Starts a cluster of so many nodes and returns when they are ready. This process joins the first node's network
+    /// namespace.
     ///
     /// `programs` has Kubernetes' programs and etcd; the logs of all programs are written to `logs`. containerd is of
     /// this generation and runs `runc`; without it, the machine's runc.
@@ -46,75 +54,151 @@ impl Cluster {
         programs: PathBuf,
         logs: PathBuf,
         generation: Generation,
-        runc: Option<&Path>,
+        runc: Option<PathBuf>,
+        nodes: u8,
     ) -> Result<Cluster, Failure> {
         if logs.exists() {
             fs::remove_dir_all(&logs)?;
         }
-        fs::create_dir_all(&logs)?;
+        fs::create_dir_all(logs.join(IMAGES))?;
         let host_init = program_under_test("gybe-host-init")?;
-        let parts = Programs { host_init: &host_init, plugins: &[], runc };
-        let conflist = Conflist::reference_plugins(generation);
-        let node = Node::start(parts, generation, &conflist, logs.join("containerd.log"))?;
-        node.import(&WORKLOAD)?;
-        network::set_up(node.host())?;
-        setns(File::open(node.host().netns())?, CloneFlags::CLONE_NEWNET)?;
-        credentials::write(&node.host().path(DIRECTORY))?;
-        components::write_audit_policy(node.host())?;
+        let switch = Switch::start(&host_init)?;
+        let parts = NodeParts { programs, logs, host_init, generation, runc };
+        let mut first = ClusterNode::start(&parts, NodeNumber::FIRST, &switch)?;
+        setns(File::open(first.host().netns())?, CloneFlags::CLONE_NEWNET)?;
+        credentials::write(&first.host().path(DIRECTORY))?;
+        components::write_audit_policy(first.host())?;
 
-        let start =
-            |name: &str, arguments, ready| start_program((&node, &programs, &logs), name, arguments, ready);
-        let mut running = vec![start("etcd", components::etcd(), "ready to serve client requests")?];
-        let apiserver = start("kube-apiserver", components::apiserver(), "Serving securely")?;
-        let api = Api::connect(&node.host().path(kubeconfig("admin")))?;
+        let mut control_plane =
+            vec![first.start_program("etcd", components::etcd(), "ready to serve client requests")?];
+        let apiserver = first.start_program("kube-apiserver", components::apiserver(), "Serving securely")?;
+        let api = Api::connect(&first.host().path(kubeconfig("admin")))?;
         wait_until("the API server is ready", || api.is_ready())?;
-        running.push(start("kube-controller-manager", components::controller_manager(), "Serving securely")?);
-        running.push(start("kube-scheduler", components::scheduler(), "Serving securely")?);
-        prepare_kubelet(&node)?;
-        running.push(start("kubelet", components::kubelet(), KUBELET_STARTED)?);
-        let cluster = Cluster { api, node, programs, logs, apiserver, components: running };
-        wait_until("the node is ready", || cluster.is_node_ready())?;
+        for (name, arguments) in [
+            ("kube-controller-manager", components::controller_manager()),
+            ("kube-scheduler", components::scheduler()),
+        ] {
+            control_plane.push(first.start_program(name, arguments, "Serving securely")?);
+        }
+        first.register(None)?;
+        let mut cluster = Cluster {
+            api,
+            nodes: vec![first],
+            parts,
+            switch,
+            images: Mutex::default(),
+            apiserver,
+            _control_plane: control_plane,
+        };
+        cluster.import(&WORKLOAD)?;
+        for number in NodeNumber::up_to(nodes).skip(1) {
+            cluster.add_node(number, None)?;
+        }
+        cluster.nodes.iter().try_for_each(|node| cluster.wait_for_node(node.number))?;
         Ok(cluster)
     }
 
-    /// Starts a program of the cluster and returns when a line of its log contains `ready`.
-    fn start_program(
-        &self,
-        name: &str,
-        arguments: Vec<String>,
-        ready: &'static str,
-    ) -> Result<HostProcess, HarnessError> {
-        start_program((&self.node, &self.programs, &self.logs), name, arguments, ready)
+    /// The nodes that run. The first one has the control plane.
+    pub(crate) fn nodes(&self) -> &[ClusterNode] {
+        &self.nodes
     }
 
-    /// Starts another program of the cluster, which runs as long as the cluster, and returns at once. Its standard
-    /// output and error are its log.
-    pub(crate) fn start_component(&mut self, name: &str, arguments: &[String]) -> Result<(), Failure> {
-        let mut command = self.node.host().command(&self.programs, "sh");
-        command.args(["-c", "exec \"$@\" >&2", "sh"]).arg(self.programs.join(name)).args(arguments);
-        let log = self.logs.join(format!("{name}.log"));
-        self.components.push(HostProcess::start(command, "\n", &log)?);
+    /// The first node's host.
+    pub(crate) fn host(&self) -> &SimulatedHost {
+        self.first().host()
+    }
+
+    #[expect(clippy::indexing_slicing, reason = "a cluster has a first node as long as it runs")]
+    pub(crate) fn first(&self) -> &ClusterNode {
+        &self.nodes[0]
+    }
+
+    /// Returns a node that runs.
+    pub(crate) fn node(&self, number: NodeNumber) -> Result<&ClusterNode, Failure> {
+        let node = self.nodes.iter().find(|node| node.number == number);
+        node.ok_or_else(|| Failure::new(format!("node {number} does not run")))
+    }
+
+    /// Returns the node on which a pod runs.
+    pub(crate) fn node_of(&self, pod: &Value) -> Result<&ClusterNode, Failure> {
+        let name = pod.pointer("/spec/nodeName").and_then(Value::as_str).unwrap_or_default();
+        let node = self.nodes.iter().find(|node| node.number.to_string() == name);
+        node.ok_or_else(|| Failure::new(format!("a pod runs on node {name:?}, which does not run")))
+    }
+
+    /// As [`Cluster::node`], to change it.
+    pub(crate) fn node_mut(&mut self, number: NodeNumber) -> Result<&mut ClusterNode, Failure> {
+        let node = self.nodes.iter_mut().find(|node| node.number == number);
+        node.ok_or_else(|| Failure::new(format!("node {number} does not run")))
+    }
+
+    /// Starts a node with the images of the others, and returns when its kubelet has started.
+    pub(crate) fn add_node(&mut self, number: NodeNumber, taint: Option<&str>) -> Result<(), Failure> {
+        let mut node = ClusterNode::start(&self.parts, number, &self.switch)?;
+        credentials::copy(&self.host().path(DIRECTORY), &node.host().path(DIRECTORY))?;
+        for (name, archive) in self.images.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            node.runtime.import_archive(name, &fs::read(archive)?)?;
+        }
+        node.register(taint)?;
+        self.nodes.push(node);
+        Ok(())
+    }
+
+    /// Kills all processes of a node, and ends its network, as when its machine loses power.
+    pub(crate) fn kill_node(&mut self, number: NodeNumber) {
+        self.nodes.retain(|node| node.number != number);
+    }
+
+    /// Imports an image on each node.
+    pub(crate) fn import(&self, image: &Image<'_>) -> Result<(), Failure> {
+        self.import_archive(image.name, &image.archive()?)
+    }
+
+    /// Imports an OCI archive of the image with this name on each node.
+    pub(crate) fn import_archive(&self, name: &str, archive: &[u8]) -> Result<(), Failure> {
+        for node in &self.nodes {
+            node.runtime.import_archive(name, archive)?;
+        }
+        let mut images = self.images.lock().unwrap_or_else(PoisonError::into_inner);
+        let path = self.parts.logs.join(IMAGES).join(format!("{}.tar", images.len()));
+        fs::write(&path, archive)?;
+        images.push((name.to_owned(), path));
         Ok(())
     }
 
     /// Stops the API server for some time: connections to it are accepted by the kernel, and not answered.
     pub(crate) fn stop_apiserver_for(&self, time: Duration) -> Result<(), Failure> {
-        Ok(self.apiserver.pause(time)?)
+        let _stopped = self.apiserver.suspend()?;
+        sleep(time);
+        Ok(())
     }
 
-    fn is_node_ready(&self) -> Result<bool, Failure> {
-        let node = self.api.get(&format!("/api/v1/nodes/{NODE}"))?;
-        Ok(node.is_some_and(|node| has_condition(&node, "Ready")))
+    /// Waits until the API server has a ready node of this number.
+    pub(crate) fn wait_for_node(&self, number: NodeNumber) -> Result<(), Failure> {
+        wait_until(&format!("node {number} is ready"), || {
+            let node = self.api.get(&format!("/api/v1/nodes/{number}"))?;
+            Ok(node.is_some_and(|node| has_condition(&node, "Ready")))
+        })
     }
 
-    /// Runs a program of the machine or of Kubernetes on the node and returns its standard output.
+    /// Runs a program of the machine or of Kubernetes on the first node and returns its standard output.
     pub(crate) fn run(&self, program: &str, arguments: &[&str]) -> Result<String, Failure> {
         self.spawn(program, arguments)?.output()
     }
 
-    /// Starts a program of the machine or of Kubernetes on the node.
+    /// Runs such a program and returns its exit code and its standard output.
+    pub(crate) fn run_to_code(
+        &self,
+        program: &str,
+        arguments: &[&str],
+    ) -> Result<(Option<i32>, String), Failure> {
+        let output = self.spawn(program, arguments)?.process.wait_with_output()?;
+        Ok((output.status.code(), String::from_utf8_lossy(&output.stdout).into_owned()))
+    }
+
+    /// Starts a program of the machine or of Kubernetes on the first node.
     pub(crate) fn spawn(&self, program: &str, arguments: &[&str]) -> Result<NodeProcess, Failure> {
-        let mut command = self.node.host().command(&self.programs, program);
+        let mut command = self.host().command(&self.parts.programs, program);
         command.args(arguments).env("KUBECONFIG", kubeconfig("admin")).env("HOME", HOME);
         let process = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
         Ok(NodeProcess { command: format!("{program} {}", arguments.join(" ")), process })
@@ -127,28 +211,17 @@ impl Cluster {
         })
     }
 
-    /// Runs a shell on the node, for a developer.
+    /// Runs a shell on the first node, for a developer.
     pub(crate) fn shell(&self, directory: &Path) -> Result<(), Failure> {
         let shell = std::env::var("SHELL").unwrap_or_else(|_| "/bin/sh".into());
-        let mut command = self.node.host().command(&self.programs, shell);
-        command.env("KUBECONFIG", kubeconfig("admin")).env("LOGS", &self.logs).current_dir(directory);
+        let mut command = self.host().command(&self.parts.programs, shell);
+        command.env("KUBECONFIG", kubeconfig("admin")).env("LOGS", &self.parts.logs).current_dir(directory);
         for variable in ["HOME", "TERM"] {
             command.envs(std::env::var(variable).map(|value| (variable, value)));
         }
         command.stdin(Stdio::inherit()).status()?;
         Ok(())
     }
-}
-
-fn start_program(
-    (node, programs, logs): (&Node, &Path, &Path),
-    name: &str,
-    arguments: Vec<String>,
-    ready: &'static str,
-) -> Result<HostProcess, HarnessError> {
-    let mut command = node.host().command(programs, programs.join(name));
-    command.args(arguments);
-    HostProcess::start_and_wait(command, ready, &logs.join(format!("{name}.log")))
 }
 
 /// A program that runs on the node. It ends with the node at the latest.
@@ -195,33 +268,4 @@ pub(crate) fn has_condition(object: &Value, condition: &str) -> bool {
         it.get("type").and_then(Value::as_str) == Some(condition)
             && it.get("status").and_then(Value::as_str) == Some("True")
     })
-}
-
-/// Writes the kubelet's configuration, makes its cgroup in each hierarchy, and hides the machine's kernel settings.
-fn prepare_kubelet(node: &Node) -> Result<(), Failure> {
-    let host = node.host();
-    let configuration = components::kubelet_configuration(&host.cgroup(), SOCKET);
-    fs::write(host.path(credentials::file("kubelet.json")), configuration.to_string())?;
-    let hierarchies = Path::new("/sys/fs/cgroup");
-    if hierarchies.join("cgroup.controllers").exists() {
-        fs::create_dir_all(hierarchies.join(host.cgroup().trim_start_matches('/')))?;
-    } else {
-        for hierarchy in fs::read_dir(hierarchies)? {
-            let hierarchy = hierarchy?;
-            if hierarchy.file_type()?.is_dir() {
-                fs::create_dir_all(hierarchy.path().join(host.cgroup().trim_start_matches('/')))?;
-            }
-        }
-    }
-    for (setting, value) in KERNEL_SETTINGS {
-        let file = credentials::file(&setting.replace('/', "."));
-        fs::write(host.path(&file), format!("{value}\n"))?;
-        host.run(Path::new("mount"), &["--bind", &file, &format!("/proc/sys/{setting}")])?;
-    }
-    // In a user namespace the kernel mounts proc only if a proc mount without covered files is visible
-    // (`mount_too_revealing`, fs/namespace.c, v6.18). The bind mounts above cover files of /proc.
-    let proc = credentials::file("proc");
-    fs::create_dir_all(host.path(&proc))?;
-    host.run(Path::new("mount"), &["-t", "proc", "proc", &proc])?;
-    Ok(())
 }

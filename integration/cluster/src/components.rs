@@ -7,7 +7,7 @@ use gybe_integration::failure::Failure;
 use serde_json::{Value, json};
 
 use crate::credentials::{DIRECTORY, file, kubeconfig};
-use crate::network::{DNS_ADDRESS, NODE, NODE_ADDRESS, NODE_ADDRESS_6, SERVICE_RANGES};
+use crate::network::{DNS_ADDRESS, NODE_ADDRESS, NodeNumber, SERVICE_RANGES};
 
 /// etcd's address for clients.
 const ETCD: &str = "http://127.0.0.1:2379";
@@ -91,12 +91,12 @@ pub(crate) fn scheduler() -> Vec<String> {
     ])
 }
 
-pub(crate) fn kubelet() -> Vec<String> {
+pub(crate) fn kubelet(node: NodeNumber) -> Vec<String> {
     strings(&[
         &format!("--config={}", file("kubelet.json")),
-        &format!("--kubeconfig={}", kubeconfig("kubelet")),
-        &format!("--hostname-override={NODE}"),
-        &format!("--node-ip={NODE_ADDRESS},{NODE_ADDRESS_6}"),
+        &format!("--kubeconfig={}", kubeconfig(&node.to_string())),
+        &format!("--hostname-override={node}"),
+        &format!("--node-ip={},{}", node.address(), node.address_6()),
         &format!("--cert-dir={DIRECTORY}"),
         "--root-dir=/var/lib/kubelet",
     ])
@@ -119,10 +119,10 @@ impl fmt::Display for ProxyMode {
 }
 
 /// The proxy of services. The kernel's limits of connections are the whole machine's.
-pub(crate) fn proxy(mode: ProxyMode) -> Vec<String> {
+pub(crate) fn proxy(mode: ProxyMode, node: NodeNumber) -> Vec<String> {
     strings(&[
         &format!("--kubeconfig={}", kubeconfig("proxy")),
-        &format!("--hostname-override={NODE}"),
+        &format!("--hostname-override={node}"),
         &format!("--proxy-mode={mode}"),
         "--conntrack-max-per-core=0",
         "--conntrack-tcp-timeout-established=0",
@@ -136,16 +136,17 @@ pub(crate) fn dns(corefile: &str) -> Vec<String> {
 }
 
 /// The names of the cluster's services, from the API server.
-pub(crate) fn corefile() -> String {
+pub(crate) fn corefile(node: NodeNumber) -> String {
     format!(
-        "cluster.local:53 {{\n    bind {DNS_ADDRESS} {NODE_ADDRESS_6}\n    errors\n    kubernetes {{\n        kubeconfig {}\n    }}\n}}\n",
+        "cluster.local:53 {{\n    bind {DNS_ADDRESS} {}\n    errors\n    kubernetes {{\n        kubeconfig {}\n    }}\n}}\n",
+        node.address_6(),
         kubeconfig("admin")
     )
 }
 
-/// The kubelet's configuration. All cgroups are below `cgroup`, which ends with the node. The oom score and
+/// The kubelet's configuration. All cgroups are below `cgroup`, which ends with the node. The node registers with `taint`. The oom score and
 /// memory limits stay as they are: the machine may forbid to change them.
-pub(crate) fn kubelet_configuration(cgroup: &str, runtime: &str) -> Value {
+pub(crate) fn kubelet_configuration(cgroup: &str, runtime: &str, taint: Option<&str>) -> Value {
     json!({
         "apiVersion": "kubelet.config.k8s.io/v1beta1",
         "kind": "KubeletConfiguration",
@@ -169,6 +170,7 @@ pub(crate) fn kubelet_configuration(cgroup: &str, runtime: &str) -> Value {
         // Many pods at a time: the default of 50 requests a second is for clusters of many nodes.
         "kubeAPIQPS": 200,
         "kubeAPIBurst": 400,
+        "registerWithTaints": taint.map(|key| json!({ "key": key, "effect": "NoSchedule" })).as_slice(),
     })
 }
 

@@ -10,15 +10,15 @@ use gybe_integration::failure::Failure;
 use rcgen::{BasicConstraints, CertificateParams, CertifiedIssuer, IsCa, KeyPair, KeyUsagePurpose};
 use serde_json::json;
 
-use crate::network::{NODE, NODE_ADDRESS, SERVICE_ADDRESS};
+use crate::network::{NODE, NODE_ADDRESS, NodeNumber, SERVICE_ADDRESS};
 
 /// The directory of the files, on the node.
 pub(crate) const DIRECTORY: &str = "/run/gybe/kubernetes";
 
-/// The components and an administrator: the name of the kubeconfig, the user, and its group.
-const USERS: [(&str, &str, &str); 5] = [
+/// The components and an administrator: the name of the kubeconfig, the user, and its group. Each kubelet has one of its
+/// node's name.
+const USERS: [(&str, &str, &str); 4] = [
     ("admin", "admin", "system:masters"),
-    ("kubelet", "system:node:worker-1", "system:nodes"),
     ("controller-manager", "system:kube-controller-manager", ""),
     ("scheduler", "system:kube-scheduler", ""),
     ("proxy", "system:kube-proxy", ""),
@@ -34,7 +34,8 @@ pub(crate) fn kubeconfig(user: &str) -> String {
     file(&format!("{user}.kubeconfig"))
 }
 
-/// Writes all files. Tokens are names: the API server is reachable only from the node's own network.
+/// Writes all files for all nodes that there may be. Tokens are names: the API server is reachable only from the nodes'
+/// own network.
 pub(crate) fn write(directory: &Path) -> Result<(), Failure> {
     fs::create_dir_all(directory)?;
     let mut params = CertificateParams::default();
@@ -51,7 +52,12 @@ pub(crate) fn write(directory: &Path) -> Result<(), Failure> {
     fs::write(directory.join("service-accounts.key"), signing.serialize_pem())?;
     fs::write(directory.join("service-accounts.pub"), signing.public_key_pem())?;
     let mut tokens = String::new();
-    for (name, user, group) in USERS {
+    let kubelets = NodeNumber::up_to(NodeNumber::MAX).map(|node| {
+        let name = node.to_string();
+        (name.clone(), format!("system:node:{name}"), "system:nodes")
+    });
+    let users = USERS.map(|(name, user, group)| (name.to_owned(), user.to_owned(), group));
+    for (name, user, group) in users.into_iter().chain(kubelets) {
         tokens.push_str(&format!("{name},{user},{user},\"{group}\"\n"));
         let config = json!({
             "apiVersion": "v1",
@@ -67,5 +73,22 @@ pub(crate) fn write(directory: &Path) -> Result<(), Failure> {
         fs::write(directory.join(format!("{name}.kubeconfig")), config.to_string())?;
     }
     fs::write(directory.join("tokens.csv"), tokens)?;
+    Ok(())
+}
+
+/// Copies the files to another node.
+pub(crate) fn copy(from: &Path, to: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(to)?;
+    for entry in fs::read_dir(from)? {
+        let entry = entry?;
+        // The kernel settings and /proc of the first node are mounts.
+        if entry
+            .path()
+            .extension()
+            .is_some_and(|kind| ["crt", "key", "kubeconfig"].iter().any(|it| kind == *it))
+        {
+            fs::copy(entry.path(), to.join(entry.file_name()))?;
+        }
+    }
     Ok(())
 }

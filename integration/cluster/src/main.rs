@@ -1,8 +1,8 @@
-//! `gybe-cluster`: runs scenarios with Gybe in a Kubernetes cluster of one node, which it starts, or in an existing
-//! cluster, prints the results, and fails when a target is missed. It also writes the image of the pods for the latter.
+//! `gybe-cluster`: runs scenarios with Gybe in a Kubernetes cluster, which it starts, or in an existing cluster, prints the results, and fails when a target is missed. It also writes the image of the pods for the latter.
 
 mod agent;
 mod api;
+mod checks;
 mod cluster;
 mod components;
 mod credentials;
@@ -17,7 +17,8 @@ use std::fs;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand, ValueEnum};
+use clap::builder::RangedI64ValueParser;
+use clap::{Parser, Subcommand};
 use gybe_bench::report::{self, Report};
 use gybe_containerd_tests::Generation;
 use gybe_integration::failure::Failure;
@@ -27,12 +28,18 @@ use crate::api::wait_until;
 use crate::cluster::Cluster;
 use crate::components::ProxyMode;
 use crate::mesh::{ExistingCluster, MeshDirectories, MeshScenario};
+use crate::network::NodeNumber;
 use crate::release::Release;
-use crate::scenario::{AgentScenario, Releases};
+use crate::scenario::{AgentScenario, Chosen, Releases};
 use crate::storm::NAMESPACE;
 
+/// Parses how many nodes a cluster has.
+fn node_count() -> RangedI64ValueParser<u8> {
+    RangedI64ValueParser::new().range(1..=i64::from(NodeNumber::MAX))
+}
+
 /// Runs scenarios with Gybe in a Kubernetes cluster, and fails when a target is missed. Without a command, starts a
-/// cluster of one node for them.
+/// cluster for them.
 #[derive(Debug, Parser)]
 #[command(
     name = "gybe-cluster",
@@ -42,9 +49,12 @@ use crate::storm::NAMESPACE;
 struct Arguments {
     #[command(subcommand)]
     command: Option<Command>,
-    /// The scenarios to run; all by default
+    /// The scenarios to run; by default all for this number of nodes
     scenarios: Vec<AgentScenario>,
-    /// Starts a shell on the node, with Gybe installed, instead of running scenarios
+    /// The nodes of the cluster; by default as many as the scenarios need
+    #[arg(long, value_parser = node_count())]
+    nodes: Option<u8>,
+    /// Starts a shell on the first node, with Gybe installed, instead of running scenarios
     #[arg(long, conflicts_with = "scenarios")]
     shell: bool,
     /// The directory of Kubernetes' programs and etcd
@@ -62,9 +72,12 @@ struct Arguments {
 enum Command {
     /// Runs scenarios of a mesh: istiod, sidecars with Envoy, and Gybe from its image and chart
     Mesh {
-        /// The scenarios to run; all by default
+        /// The scenarios to run; by default all for this number of nodes
         scenarios: Vec<MeshScenario>,
-        /// Starts a shell on the node, with Gybe installed, instead of running scenarios
+        /// The nodes of the cluster; by default as many as the scenarios need
+        #[arg(long, value_parser = node_count())]
+        nodes: Option<u8>,
+        /// Starts a shell on the first node, with Gybe installed, instead of running scenarios
         #[arg(long, conflicts_with = "scenarios")]
         shell: bool,
         /// How kube-proxy writes its rules; nftables by default, or iptables where that is not for general use
@@ -103,10 +116,11 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     match &arguments.command {
         None => run_agent_scenarios(arguments),
-        Some(Command::Mesh { scenarios, shell, proxy_mode, containerd, programs, istio, release }) => {
+        Some(Command::Mesh { scenarios, nodes, shell, proxy_mode, containerd, programs, istio, release }) => {
             report::preface();
             let directories = MeshDirectories::new(programs, istio, release)?;
-            let reports = mesh::run(&directories, *containerd, *proxy_mode, scenarios, *shell)?;
+            let chosen = Chosen::new(scenarios, *nodes)?;
+            let reports = mesh::run(&directories, *containerd, *proxy_mode, &chosen, *shell)?;
             Ok(report::verdict(&reports))
         }
         Some(Command::Existing(existing)) => Ok(report::verdict(&mesh::run_existing(existing)?)),
@@ -119,6 +133,7 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
 
 fn run_agent_scenarios(arguments: &Arguments) -> Result<ExitCode, Failure> {
     report::preface();
+    let chosen = Chosen::new(&arguments.scenarios, arguments.nodes)?;
     let programs = arguments.programs.canonicalize()?;
     let release = arguments.release.canonicalize()?;
     let next = arguments.next.clone().unwrap_or(release.clone()).canonicalize()?;
@@ -127,7 +142,8 @@ fn run_agent_scenarios(arguments: &Arguments) -> Result<ExitCode, Failure> {
         // A program ends where its ELF header says.
         next: Release::new(&next, "0.1.1", "\nanother release\n"),
     };
-    let cluster = Cluster::start(programs.clone(), programs.join("logs"), Generation::V2, None)?;
+    let mut cluster =
+        Cluster::start(programs.clone(), programs.join("logs"), Generation::V2, None, chosen.nodes)?;
     pods::listen_outside()?;
     cluster.api.create("/api/v1/namespaces", &json!({ "metadata": { "name": NAMESPACE } }))?;
     let account = format!("/api/v1/namespaces/{NAMESPACE}/serviceaccounts/default");
@@ -139,13 +155,9 @@ fn run_agent_scenarios(arguments: &Arguments) -> Result<ExitCode, Failure> {
         cluster.shell(&release)?;
         return Ok(ExitCode::SUCCESS);
     }
-    let scenarios = match arguments.scenarios.as_slice() {
-        [] => AgentScenario::value_variants(),
-        chosen => chosen,
-    };
     let mut reports: Vec<Report> = Vec::new();
-    for scenario in scenarios {
-        let report = scenario.run(&cluster, &releases)?;
+    for scenario in chosen.scenarios {
+        let report = scenario.run(&mut cluster, &releases)?;
         report::tables(&report);
         reports.push(report);
     }

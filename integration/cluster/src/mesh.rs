@@ -20,6 +20,7 @@ mod modes;
 mod namespaces;
 mod node_files;
 mod one_family;
+mod pools;
 mod reboot;
 mod remove;
 mod rights;
@@ -29,6 +30,7 @@ mod workstation;
 
 use std::env;
 use std::fs;
+use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
@@ -37,11 +39,13 @@ use gybe_containerd_tests::Generation;
 use gybe_integration::failure::Failure;
 
 use crate::api::wait_until;
-use crate::cluster::{Cluster, HOME};
+use crate::cluster::{Cluster, ClusterNode, HOME};
 use crate::components::{self, ProxyMode};
 use crate::credentials::{file, kubeconfig};
-use crate::network::NODE;
+use crate::network::NodeNumber;
+use crate::scenario::{Chosen, Scenario};
 
+use application::Nodes;
 use gybe::Gybe;
 use images::APPLICATION;
 use node_files::NodeFiles;
@@ -51,7 +55,7 @@ use workstation::Workstation;
 pub(crate) use existing::{ExistingCluster, run as run_existing};
 pub(crate) use images::application as application_image;
 
-/// A scenario of the mesh. They run in this order on one node.
+/// A scenario of the mesh. They run in this order in one cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum MeshScenario {
     /// A tainted node with a meshed pod gets Gybe
@@ -74,8 +78,29 @@ pub(crate) enum MeshScenario {
     InitContainer,
     /// What the agents request from the API server, and what they are allowed to
     Rights,
-    /// The node's processes are killed, its `/run` is wiped, and it starts again
+    /// A node's processes are killed, its `/run` is wiped, and it starts again
     Reboot,
+    /// A pool of nodes gets a version first
+    Pools,
+}
+
+impl Scenario for MeshScenario {
+    fn nodes(self) -> RangeInclusive<u8> {
+        match self {
+            MeshScenario::Sidecars
+            | MeshScenario::Modes
+            | MeshScenario::Existing
+            | MeshScenario::Life
+            | MeshScenario::Reboot => 1..=NodeNumber::MAX,
+            MeshScenario::Early
+            | MeshScenario::OneFamily
+            | MeshScenario::Remove
+            | MeshScenario::Migrate
+            | MeshScenario::InitContainer
+            | MeshScenario::Rights => 1..=1,
+            MeshScenario::Pools => 2..=NodeNumber::MAX,
+        }
+    }
 }
 
 /// The directories of what runs in the mesh.
@@ -104,8 +129,10 @@ struct Mesh {
     cluster: Cluster,
     workstation: Workstation,
     gybe: Gybe,
-    /// The node's files before Gybe was installed for the first time.
+    /// The first node's files before Gybe was installed for the first time.
     before: NodeFiles,
+    /// The names of the nodes.
+    nodes: Vec<String>,
     /// Istio's charts.
     charts: PathBuf,
     versions: Versions,
@@ -118,16 +145,17 @@ impl Mesh {
         directories: &MeshDirectories,
         containerd: Generation,
         proxy_mode: Option<ProxyMode>,
+        nodes: u8,
     ) -> Result<Mesh, Failure> {
         let (programs, logs) = (&directories.cluster, directories.cluster.join("mesh-logs"));
-        let mut cluster = Cluster::start(programs.clone(), logs, containerd, Some(&programs.join("runc")))?;
+        let runc = Some(programs.join("runc"));
+        let mut cluster = Cluster::start(programs.clone(), logs, containerd, runc, nodes)?;
         let versions = Versions::of(&cluster, containerd)?;
         let proxy_mode = proxy_mode.unwrap_or(versions.proxy_mode());
         report::tables(&versions.table(&cluster, directories, proxy_mode)?);
-        cluster.start_component("kube-proxy", &components::proxy(proxy_mode))?;
-        let corefile = file("Corefile");
-        fs::write(cluster.node.host().path(&corefile), components::corefile())?;
-        cluster.start_component("coredns", &components::dns(&corefile))?;
+        for number in NodeNumber::up_to(nodes) {
+            start_services(cluster.node_mut(number)?, proxy_mode)?;
+        }
         images::import(&cluster, programs, &directories.istio)?;
         let gybe = Gybe::import(&cluster, &directories.clone)?;
         let charts = directories.istio.join("istio/manifests/charts");
@@ -135,8 +163,33 @@ impl Mesh {
         let workstation = workstation(&cluster, directories)?;
         namespaces::create(&workstation, None)?;
         namespaces::wait_until_injected(&workstation)?;
-        let before = NodeFiles::read(&cluster)?;
-        Ok(Mesh { cluster, workstation, gybe, before, charts, versions, proxy_mode })
+        let before = NodeFiles::read(cluster.host())?;
+        let nodes = NodeNumber::up_to(nodes).map(|number| number.to_string()).collect();
+        Ok(Mesh { cluster, workstation, gybe, before, nodes, charts, versions, proxy_mode })
+    }
+
+    /// The last node, which has the control plane only if it is the first.
+    fn last(&self) -> NodeNumber {
+        self.cluster.nodes().last().map_or(NodeNumber::FIRST, |node| node.number)
+    }
+
+    /// Where clients and servers run: on each node with servers on the next; with one node, there.
+    fn between_nodes(&self) -> Vec<Nodes<'_>> {
+        match self.nodes.as_slice() {
+            [_] => vec![Nodes::Any],
+            nodes => {
+                let next = nodes.iter().cycle().skip(1);
+                nodes.iter().zip(next).map(|(clients, servers)| Nodes::On { clients, servers }).collect()
+            }
+        }
+    }
+
+    /// Clients on the first node and servers on the last; with one node, there.
+    fn apart(&self) -> Nodes<'_> {
+        match self.nodes.as_slice() {
+            [clients, .., servers] => Nodes::On { clients, servers },
+            _ => Nodes::Any,
+        }
     }
 
     /// Installs Gybe with the backend nft, or upgrades it to that.
@@ -145,16 +198,18 @@ impl Mesh {
         self.wait_for_backend("nft")
     }
 
-    /// Waits until `gybe status` reports that the agent is ready with this backend.
+    /// Waits until `gybe status` reports that the agents are ready with this backend.
     fn wait_for_backend(&self, backend: &str) -> Result<(), Failure> {
-        wait_until(&format!("`gybe status` reports that {NODE} is ready with {backend}"), || {
+        wait_until(&format!("`gybe status` reports that {:?} are ready with {backend}", self.nodes), || {
             // It fails while there is no agent.
             let nodes = commands::status(&self.workstation).unwrap_or_default();
-            Ok(nodes.iter().any(|node| {
-                node.node == NODE
-                    && node.ready == Some(true)
-                    && node.version.as_deref() == Some(env!("CARGO_PKG_VERSION"))
-                    && node.backend.as_deref() == Some(backend)
+            Ok(self.nodes.iter().all(|name| {
+                nodes.iter().any(|node| {
+                    node.node == *name
+                        && node.state == "ready"
+                        && node.version.as_deref() == Some(env!("CARGO_PKG_VERSION"))
+                        && node.backend.as_deref() == Some(backend)
+                })
             }))
         })
     }
@@ -168,12 +223,20 @@ impl Mesh {
     }
 }
 
+/// Starts what translates the addresses and names of services on a node.
+fn start_services(node: &mut ClusterNode, proxy_mode: ProxyMode) -> Result<(), Failure> {
+    let corefile = file("Corefile");
+    fs::write(node.host().path(&corefile), components::corefile(node.number))?;
+    node.start_component("kube-proxy", &components::proxy(proxy_mode, node.number))?;
+    node.start_component("coredns", &components::dns(&corefile))
+}
+
 /// Connects as the administrator, with the programs of the cluster and of the clone.
 fn workstation(cluster: &Cluster, directories: &MeshDirectories) -> Result<Workstation, Failure> {
     let own = [directories.clone.join("dist"), directories.cluster.clone()];
     let path = env::var_os("PATH").unwrap_or_default();
     let path = env::join_paths(own.into_iter().chain(env::split_paths(&path)))?;
-    let host = cluster.node.host();
+    let host = cluster.host();
     // kubectl keeps a cache in the home directory.
     let variables = [("PATH", path), ("HOME", host.path(HOME).into())];
     Workstation::connect(&host.path(kubeconfig("admin")), APPLICATION, &variables)
@@ -202,33 +265,33 @@ impl MeshScenario {
             MeshScenario::InitContainer => init_container::run(mesh),
             MeshScenario::Rights => rights::run(mesh),
             MeshScenario::Reboot => reboot::run(mesh),
+            MeshScenario::Pools => pools::run(mesh),
         }
     }
 }
 
-/// Starts the mesh and runs the chosen scenarios in it; all if none is chosen. One that fails does not stop the next.
-/// With `shell`, starts a shell on the node instead.
+/// Starts the mesh and runs the scenarios in it. One that fails does not stop the next. With `shell`, starts a shell on
+/// the first node instead.
 pub(crate) fn run(
     directories: &MeshDirectories,
     containerd: Generation,
     proxy_mode: Option<ProxyMode>,
-    chosen: &[MeshScenario],
+    chosen: &Chosen<MeshScenario>,
     shell: bool,
 ) -> Result<Vec<Report>, Failure> {
-    let mut mesh = Mesh::start(directories, containerd, proxy_mode)?;
+    let mut mesh = Mesh::start(directories, containerd, proxy_mode, chosen.nodes)?;
     if shell {
         mesh.gybe.install(&mesh.cluster, &[])?;
         mesh.cluster.shell(&directories.clone)?;
         return Ok(Vec::new());
     }
-    let scenarios = if chosen.is_empty() { MeshScenario::value_variants() } else { chosen };
     let mut reports = Vec::new();
-    for scenario in scenarios {
+    for scenario in &chosen.scenarios {
         // Those that a failed scenario has left.
         namespaces::delete_pods(&mesh.workstation)?;
         let report = scenario.run(&mut mesh).unwrap_or_else(|error| {
             report::failure(&error);
-            checks::failed(&format!("{scenario:?}"), &error)
+            crate::checks::failed(&format!("{scenario:?}"), &error)
         });
         report::tables(&report);
         reports.push(report);

@@ -64,6 +64,14 @@ pub(crate) fn pod(kind: Kind, namespace: &str, name: &str, label: &str) -> Value
     })
 }
 
+/// Returns the pod on this node, without the scheduler.
+pub(crate) fn on(node: &str, mut pod: Value) -> Value {
+    if let Some(spec) = pod.pointer_mut("/spec").and_then(Value::as_object_mut) {
+        spec.insert("nodeName".to_owned(), json!(node));
+    }
+    pod
+}
+
 fn container(name: &str, arguments: &[&str], user: u32) -> Value {
     json!({
         "name": name,

@@ -44,9 +44,9 @@ impl Release {
             entrypoint: "/opt/gybe/bin/gybe",
             user: "",
         };
-        cluster.node.import(&image)?;
+        cluster.import(&image)?;
         // As manifests/README.md has it: an overlay of the operator's own beside the clone.
-        let host = cluster.node.host();
+        let host = cluster.host();
         let (clone, overlay) = (host.path(self.clone_path()), host.path(self.overlay()));
         fs::create_dir_all(&clone)?;
         fs::create_dir_all(&overlay)?;
@@ -85,7 +85,7 @@ impl Release {
                patch: '[{{ \"op\": \"add\", \"path\": \"/data/{key}\", \"value\": \"{value}\" }}]'\n",
             self.kustomization()
         );
-        let host = cluster.node.host().path(&overlay);
+        let host = cluster.host().path(&overlay);
         fs::create_dir_all(&host)?;
         fs::write(host.join("kustomization.yaml"), kustomization)?;
         cluster.run("kubectl", &["apply", "-k", &overlay])?;

@@ -35,6 +35,18 @@ impl Conflist {
         Conflist { version: generation.cni_version(), plugins: vec![bridge, portmap] }
     }
 
+    /// The same for a node of a cluster: pods get addresses of these ranges, which other nodes route to it, so that
+    /// nothing has to replace the address of a pod.
+    pub fn routed(mut self, ranges: &[String; 2]) -> Conflist {
+        if let Some(bridge) = self.plugins.first_mut().and_then(Value::as_object_mut) {
+            bridge.insert("ipMasq".to_owned(), json!(false));
+        }
+        if let Some(ipam) = self.plugins.first_mut().and_then(|bridge| bridge.pointer_mut("/ipam/ranges")) {
+            *ipam = ranges.iter().map(|range| json!([{ "subnet": range }])).collect();
+        }
+        self
+    }
+
     /// Appends a plugin.
     pub fn with_plugin(mut self, plugin: Value) -> Conflist {
         self.plugins.push(plugin);

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
-use crate::process::HostProcess;
+use crate::process::{HostProcess, Suspended};
 use crate::{HarnessError, SimulatedHost};
 
 /// The image of the sandboxes. Only the test node's containerd has it.
@@ -187,6 +187,11 @@ impl Containerd {
     /// Kills containerd with SIGKILL. Its child processes go on running.
     pub fn kill(self) -> Result<(), HarnessError> {
         self.0.stop(Signal::SIGKILL)
+    }
+
+    /// Stops containerd until the returned value is dropped. Its child processes go on running.
+    pub fn suspend(&self) -> Result<Suspended<'_>, HarnessError> {
+        self.0.suspend()
     }
 
     /// The process id outside the test node's namespaces.

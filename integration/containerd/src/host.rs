@@ -64,6 +64,17 @@ impl SimulatedHost {
         self.init_process("ns/net")
     }
 
+    /// Connects another host by a pair of virtual links: `here` on this host, and `there` on the other.
+    pub fn connect(&self, here: &str, other: &SimulatedHost, there: &str) -> Result<(), HarnessError> {
+        let mut command = machine_command("nsenter");
+        // Only the machine's /proc has the other host.
+        command
+            .arg(format!("--net={}", self.netns().display()))
+            .args(["ip", "link", "add", here, "type", "veth"]);
+        command.args(["peer", "name", there, "netns", &other.pid.to_string()]);
+        succeed(command, Path::new("ip")).map(drop)
+    }
+
     /// Replaces a file with an empty, non-executable one on the simulated host.
     pub fn hide(&self, path: &str) -> Result<(), HarnessError> {
         self.run(Path::new("mount"), &["--bind", "/dev/null", path]).map(drop)
@@ -77,12 +88,8 @@ impl SimulatedHost {
     /// Runs a program on the simulated host and returns its standard output.
     pub fn run(&self, program: &Path, arguments: &[&str]) -> Result<String, HarnessError> {
         let mut command = self.command(Path::new("/nonexistent"), program);
-        let output = command.args(arguments).output().map_err(HarnessError::start(program))?;
-        let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-        if output.status.success() {
-            return Ok(text(&output.stdout));
-        }
-        Err(HarnessError::Ended { program: program.into(), message: text(&output.stderr) })
+        command.args(arguments);
+        succeed(command, program)
     }
 
     fn init_process(&self, file: &str) -> PathBuf {
@@ -112,6 +119,16 @@ impl SimulatedHost {
         command.env_clear().env("PATH", path).stdin(Stdio::null());
         command
     }
+}
+
+/// Waits for the end of a program, and returns its standard output.
+fn succeed(mut command: Command, program: &Path) -> Result<String, HarnessError> {
+    let output = command.output().map_err(HarnessError::start(program))?;
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    if output.status.success() {
+        return Ok(text(&output.stdout));
+    }
+    Err(HarnessError::Ended { program: program.into(), message: text(&output.stderr) })
 }
 
 impl Drop for SimulatedHost {

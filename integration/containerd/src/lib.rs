@@ -26,6 +26,6 @@ pub use error::HarnessError;
 pub use host::SimulatedHost;
 pub use image::{Image, WORKLOAD};
 pub use node::{Node, NodeWithoutContainerd, Programs};
-pub use process::{HostProcess, program_under_test};
+pub use process::{HostProcess, Suspended, program_under_test};
 pub use recorder::{PausePoint, RecordedCall};
 pub use sandbox::Sandbox;

@@ -80,25 +80,36 @@ impl HostProcess {
         Err(self.ended("it does not run any more"))
     }
 
-    /// Stops the program for some time.
-    ///
-    /// nsenter stops itself with its child. It has to go on, too: otherwise nothing reaps the child, and the host
-    /// cannot end.
-    pub fn pause(&self, time: Duration) -> Result<(), HarnessError> {
-        let send = |process, signal| {
-            kill(process, signal).map_err(|errno| HarnessError::file(&self.program)(errno.into()))
-        };
+    /// Stops the program until the returned value is dropped.
+    pub fn suspend(&self) -> Result<Suspended<'_>, HarnessError> {
         let program = self.pid()?;
-        send(program, Signal::SIGSTOP)?;
-        thread::sleep(time);
-        send(program, Signal::SIGCONT)?;
-        send(Pid::from_raw(self.nsenter.id().cast_signed()), Signal::SIGCONT)
+        kill(program, Signal::SIGSTOP).map_err(|errno| HarnessError::file(&self.program)(errno.into()))?;
+        Ok(Suspended { process: self, program })
     }
 
     /// Sends a signal and waits until the program has ended. Its child processes go on running.
     pub fn stop(mut self, signal: Signal) -> Result<(), HarnessError> {
         kill(self.pid()?, signal).map_err(|errno| HarnessError::file(&self.program)(errno.into()))?;
         self.nsenter.wait().map(drop).map_err(HarnessError::file(self.program))
+    }
+}
+
+/// A program that does not run until this is dropped.
+#[derive(Debug)]
+pub struct Suspended<'p> {
+    process: &'p HostProcess,
+    program: Pid,
+}
+
+impl Drop for Suspended<'_> {
+    /// nsenter stopped itself with its child. It has to go on, too: otherwise nothing reaps the child, and the host
+    /// cannot end.
+    fn drop(&mut self) {
+        let nsenter = Pid::from_raw(self.process.nsenter.id().cast_signed());
+        for process in [self.program, nsenter] {
+            // The program may have been killed meanwhile.
+            let _ = kill(process, Signal::SIGCONT);
+        }
     }
 }
 

@@ -1,5 +1,5 @@
-//! A reboot of the node, as its pods and Gybe experience it. The control plane, which shares the node's namespaces, and
-//! its network go on: in a cluster they are another machine's.
+//! A reboot of a node, as its pods and Gybe experience it. The control plane, which shares the first node's namespaces,
+//! and the DNS server and the network of each node go on: in a cluster they are another machine's.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -9,9 +9,7 @@ use std::time::{Duration, Instant};
 
 use gybe_integration::failure::Failure;
 
-use super::{Cluster, KUBELET_STARTED};
-use crate::api::wait_until;
-use crate::components;
+use super::ClusterNode;
 use crate::credentials::DIRECTORY;
 
 /// The programs that a reboot of the node does not kill.
@@ -26,23 +24,21 @@ const MOUNTS: [&str; 3] = ["/run/", "/var/lib/kubelet/", "/var/run/"];
 const OVERLAYS: &str = "/run/overlay";
 const OWN: &str = "/run/gybe";
 
-impl Cluster {
+impl ClusterNode {
     /// Kills all processes of the node but the control plane's, wipes `/run` and the node's network, and starts
     /// containerd and the kubelet again. `kept`: the absolute paths below `/run/gybe` that are not deleted.
     pub(crate) fn reboot(&mut self, kept: &BTreeSet<String>) -> Result<(), Failure> {
-        self.kill_node()?;
+        self.kill_processes()?;
         self.unmount()?;
         self.wipe(kept)?;
         // Pods' links are gone with their namespaces.
-        self.run("sh", &["-c", "nft flush ruleset && ip link delete cni0"])?;
-        self.node.start_containerd_again()?;
-        let kubelet = self.start_program("kubelet", components::kubelet(), KUBELET_STARTED)?;
-        self.components.push(kubelet);
-        wait_until("the node is ready", || self.is_node_ready())
+        self.host().run(Path::new("sh"), &["-c", "nft flush ruleset && ip link delete cni0"])?;
+        self.runtime.start_containerd_again()?;
+        self.start_kubelet()
     }
 
     /// Kills all processes but those of the control plane and process 1, until there are no others.
-    fn kill_node(&self) -> Result<(), Failure> {
+    fn kill_processes(&self) -> Result<(), Failure> {
         let deadline = Instant::now() + KILL_TIMEOUT;
         loop {
             let others = self.other_processes()?;
@@ -56,7 +52,7 @@ impl Cluster {
             }
             let arguments = ["-KILL"].into_iter().chain(others.iter().map(String::as_str));
             // Some may have ended meanwhile.
-            let _ = self.run("kill", &arguments.collect::<Vec<_>>());
+            let _ = self.host().run(Path::new("kill"), &arguments.collect::<Vec<_>>());
             sleep(INTERVAL);
         }
     }
@@ -64,7 +60,7 @@ impl Cluster {
     /// The ids in the node's PID namespace.
     fn other_processes(&self) -> Result<Vec<String>, Failure> {
         let mut found = Vec::new();
-        for entry in fs::read_dir(self.node.host().path("/proc"))? {
+        for entry in fs::read_dir(self.host().path("/proc"))? {
             let entry = entry?;
             let id = entry.file_name().to_string_lossy().into_owned();
             // A kernel thread, or a process that has ended, has no program.
@@ -80,7 +76,7 @@ impl Cluster {
     fn unmount(&self) -> Result<(), Failure> {
         // One may end with another that contained it.
         for target in self.mounts()? {
-            let _ = self.run("umount", &["--lazy", &target]);
+            let _ = self.host().run(Path::new("umount"), &["--lazy", &target]);
         }
         match self.mounts()?.as_slice() {
             [] => Ok(()),
@@ -92,7 +88,7 @@ impl Cluster {
 
     /// The mount points that the node would not have after a boot, the newest first.
     fn mounts(&self) -> Result<Vec<String>, Failure> {
-        let mounts = fs::read_to_string(self.node.host().path("/proc/1/mounts"))?;
+        let mounts = fs::read_to_string(self.host().path("/proc/1/mounts"))?;
         // Those before the node's own /run are the machine's, and hidden.
         let targets = mounts.lines().rev().filter_map(|line| line.split(' ').nth(1));
         let targets = targets.take_while(|target| *target != "/run");
@@ -103,7 +99,7 @@ impl Cluster {
     }
 
     fn wipe(&self, kept: &BTreeSet<String>) -> Result<(), Failure> {
-        let host = self.node.host();
+        let host = self.host();
         for directory in ["/run", OWN] {
             for entry in fs::read_dir(host.path(directory))? {
                 let entry = entry?;

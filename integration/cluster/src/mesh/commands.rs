@@ -3,11 +3,11 @@
 use std::collections::BTreeSet;
 
 use gybe_integration::failure::Failure;
-use serde::Deserialize;
 use serde_json::Value;
 
 use super::application::{self, Name};
 use super::workstation::Workstation;
+use crate::agent::NodeStatus;
 use crate::cluster::has_condition;
 
 /// The agents' pods in all namespaces.
@@ -116,32 +116,26 @@ pub(super) fn backend_of(workstation: &Workstation, pod: Name<'_>) -> Result<Str
     Ok(listed.split(':').next().unwrap_or_default().to_owned())
 }
 
-/// A node, as `gybe status` describes it.
-#[derive(Debug, Deserialize)]
-pub(super) struct NodeStatus {
-    pub(super) node: String,
-    /// Nothing when the agent did not answer.
-    pub(super) version: Option<String>,
-    pub(super) ready: Option<bool>,
-    pub(super) backend: Option<String>,
-    #[expect(dead_code, reason = "printed with the others")]
-    problems: Vec<String>,
-}
-
 /// Returns the nodes of `gybe status` in each namespace with agents.
 pub(super) fn status(workstation: &Workstation) -> Result<Vec<NodeStatus>, Failure> {
-    #[derive(Deserialize)]
-    struct Status {
-        nodes: Vec<NodeStatus>,
-    }
     let mut nodes = Vec::new();
     let namespaces = agents(workstation)?.into_iter().map(|agent| agent.namespace);
     for namespace in namespaces.collect::<BTreeSet<_>>() {
         // It exits with 1 when a node has a problem.
         let printed = workstation.run("gybe", &["status", "--json", "--namespace", &namespace], 1)?;
-        nodes.extend(serde_json::from_str::<Status>(&printed)?.nodes);
+        nodes.extend(NodeStatus::list(&printed)?);
     }
     Ok(nodes)
+}
+
+/// Returns the node and the image of each agent that is ready. On a node that replaces its agent there are two.
+pub(super) fn images(workstation: &Workstation) -> Result<Vec<(String, String)>, Failure> {
+    let of = |pod: &Value| {
+        agent(pod)?;
+        let text = |pointer| Some(pod.pointer(pointer)?.as_str()?.to_owned());
+        Some((text("/spec/nodeName")?, text("/spec/containers/0/image")?))
+    };
+    Ok(workstation.api.list(AGENTS)?.iter().filter_map(of).collect())
 }
 
 #[cfg(test)]

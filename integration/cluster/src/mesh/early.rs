@@ -9,8 +9,8 @@ use super::Mesh;
 use super::application::{
     self, MESHED, NOT_REDIRECTED, READY, create, get, pod, service, wait_for_validation, wait_until_ready,
 };
-use super::checks::Checks;
 use crate::api::wait_at_most;
+use crate::checks::Checks;
 use crate::cluster::Cluster;
 use crate::network::NODE;
 

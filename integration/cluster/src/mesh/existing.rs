@@ -20,7 +20,6 @@ use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
 use super::application::{MESHED, Nodes, PLAIN, pod, start};
-use super::checks::{self, Checks};
 use super::commands::{self, Agent};
 use super::load::Pair;
 use super::modes;
@@ -29,6 +28,7 @@ use super::sidecars::{self, Sidecars};
 use super::with_cleanup;
 use super::workstation::Workstation;
 use crate::api::wait_for_every;
+use crate::checks::{self, Checks};
 
 const PAIR: Pair = Pair { client: "restart-client", server: "restart-server", fresh: "restart-fresh" };
 /// More than the agents of a cluster with hundreds of nodes take to restart, ten percent at a time.
@@ -218,8 +218,7 @@ fn restart(
 ) -> Result<(), Failure> {
     let node = agents.first().map(|agent| agent.node.as_str());
     let nodes = node.map_or(Nodes::Any, |node| Nodes::On { clients: node, servers: node });
-    start(workstation, MESHED, &nodes.server(pod(PAIR.server)))?;
-    start(workstation, MESHED, &nodes.client(pod(PAIR.client)))?;
+    PAIR.start(workstation, nodes)?;
     PAIR.passes_between(workstation, checks, "before the restart")?;
     let what = "`kubectl rollout restart`";
     PAIR.load_during(workstation, checks, what, |checks| {
@@ -280,7 +279,7 @@ fn status(workstation: &Workstation, checks: &mut Checks, agents: &[Agent]) -> R
     let nodes = commands::status(workstation)?;
     for Agent { node, .. } in agents {
         let status = nodes.iter().find(|status| status.node == *node);
-        let is_ready = status.is_some_and(|status| status.ready == Some(true));
+        let is_ready = status.is_some_and(|status| status.state == "ready");
         checks.holds(&format!("`gybe status` about {node}"), is_ready, &status, "ready");
     }
     Ok(())

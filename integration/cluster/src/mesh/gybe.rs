@@ -36,7 +36,7 @@ impl Gybe {
         let path = clone.join(format!("dist/gybe-{VERSION}.oci.tar"));
         let archive = fs::read(&path)
             .map_err(|error| Failure::new(format!("{}: {error}; run: make image", path.display())))?;
-        cluster.node.import_archive(&image(), &archive)?;
+        cluster.import_archive(&image(), &archive)?;
         Release::new(clone, NEXT, "\nanother release\n").publish(cluster)?;
         Ok(Gybe { chart: clone.join("manifests/chart"), programs: clone.join("dist") })
     }

@@ -39,7 +39,7 @@ pub(super) fn import(cluster: &Cluster, programs: &Path, istio: &Path) -> Result
     proxy.extend(libraries(&envoy)?);
     import_files(cluster, &format!("{HUB}/proxyv2:{TAG}"), &proxy, PROXY_USER)?;
     import_istio_cni(cluster, istio)?;
-    Ok(cluster.node.import_archive(APPLICATION, &application(APPLICATION)?)?)
+    cluster.import_archive(APPLICATION, &application(APPLICATION)?)
 }
 
 /// Returns an OCI archive of the application's image with this name.
@@ -79,7 +79,7 @@ fn import_files(
     files: &[(String, Vec<u8>)],
     user: &str,
 ) -> Result<(), Failure> {
-    Ok(cluster.node.import_archive(name, &archive(name, files, user)?)?)
+    cluster.import_archive(name, &archive(name, files, user)?)
 }
 
 /// Returns an OCI archive of an image whose first file is its program.

@@ -8,7 +8,6 @@ use super::Mesh;
 use super::application::{
     self, INIT, MESHED, PLAIN, VALIDATION, exit_code_of_first_run, pod, request, service, start,
 };
-use super::checks::Checks;
 use super::commands;
 use super::family::FAMILIES;
 use super::gybe;
@@ -17,6 +16,7 @@ use super::istio;
 use super::modes::{CLIENT, MESHED_PODS, PODS, SERVER, dns, requests, start_pods};
 use super::namespaces::wait_for_init_containers;
 use super::with_cleanup;
+use crate::checks::Checks;
 
 const VALIDATED: &str = "validated";
 

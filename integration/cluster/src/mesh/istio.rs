@@ -16,7 +16,7 @@ const VALUES: &str = "/run/gybe/istiod.json";
 
 /// Installs Istio's custom resources and istiod, and waits until istiod is ready.
 pub(super) fn install(cluster: &Cluster, charts: &Path) -> Result<(), Failure> {
-    fs::write(cluster.node.host().path(VALUES), istiod_values().to_string())?;
+    fs::write(cluster.host().path(VALUES), istiod_values().to_string())?;
     let chart = |name: &str| charts.join(name).to_string_lossy().into_owned();
     let helm = |name: &str, chart: &str, more: &[&str]| {
         let install = ["install", name, chart, "--namespace", NAMESPACE, "--create-namespace"];

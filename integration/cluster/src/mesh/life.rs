@@ -9,10 +9,10 @@ use serde_json::Value;
 
 use super::Mesh;
 use super::application;
-use super::checks::Checks;
 use super::gybe::NEXT;
 use super::load::Pair;
 use crate::agent;
+use crate::checks::Checks;
 use crate::cluster::Cluster;
 
 const PAIR: Pair = Pair { client: "life-client", server: "life-server", fresh: "life-fresh" };
@@ -25,20 +25,20 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     let (cluster, workstation) = (&mesh.cluster, &mesh.workstation);
     let mut checks = Checks::default();
     mesh.ensure_gybe()?;
-    PAIR.start(workstation)?;
+    PAIR.start(workstation, mesh.apart())?;
     let mut during = |what: &str, version: &str, step: &dyn Fn() -> Result<(), Failure>| {
         PAIR.under_load(workstation, &mut checks, what, |_| step())?;
         checks.equal(
             &format!("{what}: the agents' images"),
             &images(cluster)?,
-            &vec![format!("gybe:{version}")],
+            &vec![format!("gybe:{version}"); mesh.nodes.len()],
         );
         Ok::<_, Failure>(())
     };
     let first = env!("CARGO_PKG_VERSION");
     during("`helm upgrade` to another release", NEXT, &|| mesh.gybe.upgrade(cluster, NEXT))?;
     during("`helm rollback`", first, &|| mesh.gybe.roll_back(cluster))?;
-    during("the agent is killed", first, &|| agent::kill_and_wait(cluster).map(drop))?;
+    during("the agents are killed", first, &|| agent::kill_and_wait(cluster).map(drop))?;
     during("the API server does not answer for 20 seconds", first, &|| cluster.stop_apiserver_for(OUTAGE))?;
     application::delete(workstation, &PAIR.pods())?;
     Ok(checks.report("Upgrades and failures under a load of requests"))

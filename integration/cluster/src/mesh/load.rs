@@ -5,9 +5,9 @@ use std::time::Duration;
 use gybe_integration::failure::Failure;
 use serde::Deserialize;
 
-use super::application::{self, MESHED, Name, control, pod, service, start};
-use super::checks::Checks;
+use super::application::{self, MESHED, Name, Nodes, control, pod, service, start};
 use super::workstation::Workstation;
+use crate::checks::Checks;
 
 /// The kubelet waits up to five minutes before it starts a failed init container again.
 pub(super) const NEXT_ATTEMPT: Duration = Duration::from_secs(420);
@@ -32,12 +32,10 @@ pub(super) struct Pair {
 }
 
 impl Pair {
-    /// Starts both pods.
-    pub(super) fn start(&self, workstation: &Workstation) -> Result<(), Failure> {
-        for name in [self.server, self.client] {
-            start(workstation, MESHED, &pod(name))?;
-        }
-        Ok(())
+    /// Starts both pods on these nodes.
+    pub(super) fn start(&self, workstation: &Workstation, nodes: Nodes<'_>) -> Result<(), Failure> {
+        start(workstation, MESHED, &nodes.server(pod(self.server)))?;
+        start(workstation, MESHED, &nodes.client(pod(self.client))).map(drop)
     }
 
     /// Both pods.

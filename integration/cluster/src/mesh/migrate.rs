@@ -8,9 +8,8 @@ use gybe_integration::failure::Failure;
 
 use super::Mesh;
 use super::application::{
-    self, MESHED, NOT_REDIRECTED, PLAIN, create, pod, start, wait_for_validation, wait_until_ready_for,
+    self, MESHED, NOT_REDIRECTED, Nodes, PLAIN, create, pod, start, wait_for_validation, wait_until_ready_for,
 };
-use super::checks::Checks;
 use super::commands::{self, Verdicts};
 use super::gybe;
 use super::istio_cni;
@@ -18,6 +17,7 @@ use super::load::{NEXT_ATTEMPT, Pair};
 use super::namespaces;
 use super::node_files::NodeFiles;
 use crate::api::wait_until;
+use crate::checks::Checks;
 use crate::cluster::HOME;
 use crate::network::NODE;
 
@@ -68,12 +68,12 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     mesh.remove_gybe()?;
     cluster
         .run("kubectl", &["delete", "namespace", "gybe-system", "--ignore-not-found", "--timeout=240s"])?;
-    let directory = cluster.node.host().path(HOME);
+    let directory = cluster.host().path(HOME);
     fs::create_dir_all(&directory)?;
     fs::write(directory.join("istio-cni.json"), istio_cni::values().to_string())?;
     run_command(mesh, &format!("{INSTALL_ISTIO_CNI} -f istio-cni.json"))?;
     istio_cni::roll_out(cluster)?;
-    PAIR.start(workstation)?;
+    PAIR.start(workstation, Nodes::Any)?;
     before(mesh, &mut checks)?;
     some_nodes(mesh, &mut checks)?;
     back_on_a_node(mesh, &mut checks)?;
@@ -87,7 +87,7 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
 /// Section 1: the values and the pods.
 fn before(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
     run_command(mesh, VALUES)?;
-    let mut values = fs::read_to_string(mesh.cluster.node.host().path(HOME).join("gybe.yaml"))?;
+    let mut values = fs::read_to_string(mesh.cluster.host().path(HOME).join("gybe.yaml"))?;
     values = values.lines().filter(|line| !line.starts_with('#')).map(|line| format!("{line}\n")).collect();
     checks.equal("`gybe migrate values`", &values, &istio_cni::translated_values());
     let listed = run_command(mesh, DRY_RUN)?;
@@ -120,7 +120,7 @@ fn changes_to_gybe(mesh: &Mesh, checks: &mut Checks, what: &str, command: &str) 
         starts_pod_while(mesh, checks, what, || mesh.wait_for_backend("nft"))
     })?;
     names_only(mesh, checks, what, "gybe-cni")?;
-    let excluding = NodeFiles::read(&mesh.cluster)?.conf_files_with(istio_cni::EXCLUDED).len();
+    let excluding = NodeFiles::read(mesh.cluster.host())?.conf_files_with(istio_cni::EXCLUDED).len();
     checks.equal(&format!("{what}: conf files with istio-cni's excluded namespace"), &excluding, &1);
     have_rules_of_istio_cni(checks, what, &commands::verify(&mesh.workstation, &PAIR.pods())?);
     Ok(())
@@ -151,7 +151,7 @@ fn starts_pod_while(
 
 /// Records that the conf file names this plugin, and not the other one.
 fn names_only(mesh: &Mesh, checks: &mut Checks, what: &str, plugin: &str) -> Result<(), Failure> {
-    let files = NodeFiles::read(&mesh.cluster)?;
+    let files = NodeFiles::read(mesh.cluster.host())?;
     for named in ["istio-cni", "gybe-cni"] {
         let title = format!("{what}: conf files that name {named}");
         checks.equal(&title, &files.conf_files_with(named).len(), &usize::from(named == plugin));
@@ -219,8 +219,8 @@ fn clean(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
     run_command(mesh, REMOVE_ISTIO_CNI)?;
     wait_until("istio-cni's agent has ended", || Ok(istio_cni::pods(cluster)?.is_empty()))?;
     // istio-cni writes the conf file in another form.
-    mesh.before.restore_conf_files(cluster)?;
-    let left = NodeFiles::read(cluster)?.differences(&mesh.before);
+    mesh.before.restore_conf_files(cluster.host())?;
+    let left = NodeFiles::read(cluster.host())?.differences(&mesh.before);
     checks.equal("files of the node that differ from before", &left, &Vec::new());
     run_command(mesh, UNLABEL).map(drop)
 }

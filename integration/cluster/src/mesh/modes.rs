@@ -4,8 +4,10 @@
 use std::collections::BTreeSet;
 use std::fs;
 use std::net::{IpAddr, SocketAddr};
+use std::path::Path;
 
 use gybe_bench::report::Report;
+use gybe_containerd_tests::SimulatedHost;
 use gybe_integration::failure::Failure;
 use gybe_netfilter::model::ruleset::Family;
 use serde_json::{Value, json};
@@ -16,13 +18,13 @@ use super::application::{
     control, create, ending, exit_code_of_first_run, get, pod, request, service, start, wait_for_pod,
     wait_until_ready, with_image,
 };
-use super::checks::Checks;
 use super::commands;
 use super::family::{self, FAMILIES, ranges};
 use super::workstation::Workstation;
-use crate::agent;
+use crate::agent::{self, GYBE};
 use crate::api::{wait_at_most, wait_until};
-use crate::cluster::{Cluster, has_condition};
+use crate::checks::Checks;
+use crate::cluster::has_condition;
 
 pub(super) const SERVER: &str = "modes-server";
 pub(super) const CLIENT: &str = "modes-client";
@@ -52,18 +54,21 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     let workstation = &mesh.workstation;
     let mut checks = Checks::default();
     mesh.ensure_gybe()?;
-    connections(workstation, &mut checks, Nodes::Any)?;
-    let client = get(workstation, (MESHED, CLIENT))?.unwrap_or_default();
-    checks.equal("families of a sidecar", &family::served_by(&client), &FAMILIES.to_vec());
-    for family in FAMILIES {
-        let replaced = replaced_client(workstation, family, &request_plain(workstation, family)?)?;
-        checks.equal(&format!("an address that replaces the client's, {family}"), &replaced, &None);
+    for nodes in mesh.between_nodes() {
+        checks.part(&nodes.to_string());
+        connections(workstation, &mut checks, nodes)?;
+        let client = get(workstation, (MESHED, CLIENT))?.unwrap_or_default();
+        checks.equal("families of a sidecar", &family::served_by(&client), &FAMILIES.to_vec());
+        for family in FAMILIES {
+            let replaced = replaced_client(workstation, family, &request_plain(workstation, family)?)?;
+            checks.equal(&format!("an address that replaces the client's, {family}"), &replaced, &None);
+        }
+        match mesh.versions.without_user_namespaces() {
+            None => user_namespace(mesh, &mut checks, nodes)?,
+            Some(reason) => checks.not_run("a pod with `hostUsers: false`", reason),
+        }
+        application::delete(workstation, &[&PODS[..], &EXCLUDING].concat())?;
     }
-    match mesh.versions.without_user_namespaces() {
-        None => user_namespace(mesh, &mut checks)?,
-        Some(reason) => checks.not_run("a pod with `hostUsers: false`", reason),
-    }
-    application::delete(workstation, &[&PODS[..], &EXCLUDING].concat())?;
     Ok(checks.report("Modes of redirection and kinds of pods"))
 }
 
@@ -197,11 +202,12 @@ fn in_a_user_namespace(mut pod: Value) -> Value {
 }
 
 /// A pod with users of its own is redirected as others are, and repaired.
-fn user_namespace(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
+fn user_namespace(mesh: &Mesh, checks: &mut Checks, nodes: Nodes<'_>) -> Result<(), Failure> {
     let (cluster, workstation) = (&mesh.cluster, &mesh.workstation);
-    let pod = start(workstation, MESHED, &in_a_user_namespace(pod(USER_NAMESPACE)))?;
+    let pod = start(workstation, MESHED, &nodes.server(in_a_user_namespace(pod(USER_NAMESPACE))))?;
     let uid = pod.pointer("/metadata/uid").and_then(Value::as_str).unwrap_or_default();
-    let maps = user_maps(cluster, uid)?;
+    let node = cluster.node_of(&pod)?;
+    let maps = user_maps(node.host(), uid)?;
     let is_mapped = !maps.is_empty() && maps.iter().all(|first| first.as_str() != "0");
     checks.holds(
         "users of the node that are root in a pod with `hostUsers: false`",
@@ -214,7 +220,7 @@ fn user_namespace(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
     }
     let answer = request(workstation, (PLAIN, CLIENT), &service((MESHED, USER_NAMESPACE)))?;
     checks.holds("a client without a sidecar to that pod", answer.is_refused(), &answer, "refused");
-    mesh.gybe.shell(cluster, &format!("gybe remove --pod {MESHED}/{USER_NAMESPACE}"))?;
+    node.host().run(Path::new(GYBE), &["remove", "--pod", &format!("{MESHED}/{USER_NAMESPACE}")])?;
     wait_until("the event about the repair of the pod with `hostUsers: false`", || {
         Ok(!agent::events(cluster, &pod, "RedirectionRepaired")?.is_empty())
     })?;
@@ -226,9 +232,9 @@ fn user_namespace(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
 }
 
 /// Returns which user of the node is root in each process of a pod's containers.
-fn user_maps(cluster: &Cluster, pod_uid: &str) -> Result<BTreeSet<String>, Failure> {
+fn user_maps(host: &SimulatedHost, pod_uid: &str) -> Result<BTreeSet<String>, Failure> {
     let mut found = BTreeSet::new();
-    for entry in fs::read_dir(cluster.node.host().path("/proc"))? {
+    for entry in fs::read_dir(host.path("/proc"))? {
         let process = entry?.path();
         // A process may end meanwhile.
         let text = |file: &str| fs::read_to_string(process.join(file)).unwrap_or_default();

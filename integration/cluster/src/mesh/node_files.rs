@@ -3,10 +3,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
+use gybe_containerd_tests::SimulatedHost;
 use gybe_containerd_tests::containerd::{BIN_DIR, CONF_DIR};
 use gybe_integration::failure::Failure;
-
-use crate::cluster::Cluster;
 
 /// The agent's directory. The node has its own files there, too.
 const RUN_DIR: &str = "/run/gybe";
@@ -16,8 +15,7 @@ const RUN_DIR: &str = "/run/gybe";
 pub(super) struct NodeFiles(BTreeMap<String, String>);
 
 impl NodeFiles {
-    pub(super) fn read(cluster: &Cluster) -> Result<NodeFiles, Failure> {
-        let host = cluster.node.host();
+    pub(super) fn read(host: &SimulatedHost) -> Result<NodeFiles, Failure> {
         let mut files = BTreeMap::new();
         for directory in [CONF_DIR, BIN_DIR, RUN_DIR] {
             for entry in fs::read_dir(host.path(directory))? {
@@ -34,9 +32,9 @@ impl NodeFiles {
     }
 
     /// Writes the recorded conf files back.
-    pub(super) fn restore_conf_files(&self, cluster: &Cluster) -> Result<(), Failure> {
+    pub(super) fn restore_conf_files(&self, host: &SimulatedHost) -> Result<(), Failure> {
         for (path, text) in self.0.iter().filter(|(path, _)| path.starts_with(CONF_DIR)) {
-            fs::write(cluster.node.host().path(path), text)?;
+            fs::write(host.path(path), text)?;
         }
         Ok(())
     }

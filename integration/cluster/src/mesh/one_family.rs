@@ -12,13 +12,13 @@ use serde_json::{Value, json};
 
 use super::Mesh;
 use super::application::{self, VALIDATION};
-use super::checks::Checks;
 use super::commands;
 use super::family::{FAMILIES, family_of, is_only_one_of};
 use super::modes::{MESHED_PODS, PODS, dns, requests, start_pods};
 use super::node_files::NodeFiles;
 use super::with_cleanup;
 use crate::api::wait_until;
+use crate::checks::Checks;
 use crate::cluster::Cluster;
 use crate::network::NODE_ADDRESS_6;
 
@@ -26,13 +26,13 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     let cluster = &mesh.cluster;
     let mut checks = Checks::default();
     mesh.ensure_gybe()?;
-    let files = NodeFiles::read(cluster)?;
+    let files = NodeFiles::read(cluster.host())?;
     let outcome = FAMILIES.into_iter().try_for_each(|family| {
-        files.restore_conf_files(cluster)?;
+        files.restore_conf_files(cluster.host())?;
         give_out_only(cluster, family)?;
         pods_of(mesh, &mut checks, family)
     });
-    let restored = files.restore_conf_files(cluster).and_then(|()| wait_until_loaded(cluster));
+    let restored = files.restore_conf_files(cluster.host()).and_then(|()| wait_until_loaded(cluster));
     with_cleanup(outcome, restored).map(|()| checks.report("Pods with addresses of one family"))
 }
 
@@ -50,7 +50,7 @@ fn give_out_only(cluster: &Cluster, family: Family) -> Result<(), Failure> {
 }
 
 fn wait_until_loaded(cluster: &Cluster) -> Result<(), Failure> {
-    let containerd = cluster.node.connect()?;
+    let containerd = cluster.first().runtime.connect()?;
     wait_until("containerd has loaded the conf file as it is", || {
         Ok(containerd.loaded_network()?.conflist == Some(written(cluster)?))
     })
@@ -61,7 +61,7 @@ fn written(cluster: &Cluster) -> Result<Value, Failure> {
 }
 
 fn path(cluster: &Cluster) -> PathBuf {
-    cluster.node.host().path(CONF_DIR).join(CONFLIST)
+    cluster.host().path(CONF_DIR).join(CONFLIST)
 }
 
 fn pods_of(mesh: &Mesh, checks: &mut Checks, family: Family) -> Result<(), Failure> {

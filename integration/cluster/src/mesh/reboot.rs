@@ -1,4 +1,4 @@
-//! A reboot of the node: pods, Gybe's agent and its sockets are gone, its entry and programs are there. Afterwards
+//! A reboot of a node: pods, Gybe's agent and its sockets are gone, its entry and programs are there. Afterwards
 //! every pod is redirected again.
 
 use gybe_bench::report::Report;
@@ -6,14 +6,18 @@ use gybe_integration::failure::Failure;
 use serde_json::Value;
 
 use super::Mesh;
-use super::application::{self, MESHED, Name, PLAIN, pod, request, service, start, wait_for_pod};
-use super::checks::Checks;
+use super::application::{self, MESHED, Name, Nodes, PLAIN, pod, request, service, start, wait_for_pod};
 use super::commands;
 use super::load::{NEXT_ATTEMPT, Pair};
+use crate::checks::Checks;
 use crate::cluster::{Cluster, has_condition};
 use crate::components;
 
 const PAIR: Pair = Pair { client: "reboot-client", server: "reboot-server", fresh: "reboot-fresh" };
+
+/// Pods of another node than the one that boots.
+const ELSEWHERE: Pair =
+    Pair { client: "elsewhere-client", server: "elsewhere-server", fresh: "elsewhere-fresh" };
 
 /// containerd's state and sockets, which the node has before Gybe.
 const RUNTIME: [&str; 3] =
@@ -22,21 +26,38 @@ const RUNTIME: [&str; 3] =
 pub(super) fn run(mesh: &mut Mesh) -> Result<Report, Failure> {
     let mut checks = Checks::default();
     mesh.ensure_gybe()?;
-    PAIR.start(&mesh.workstation)?;
-    start(&mesh.workstation, PLAIN, &pod(PAIR.client))?;
+    let (nodes, node) = (mesh.apart(), mesh.last());
+    PAIR.start(&mesh.workstation, nodes)?;
+    start(&mesh.workstation, PLAIN, &nodes.server(pod(PAIR.client)))?;
     let pods = [PAIR.pods().as_slice(), &[(PLAIN, PAIR.client)]].concat();
+    let mut rebooted = vec![(MESHED, PAIR.server), (PLAIN, PAIR.client)];
+    if let Nodes::On { clients, .. } = nodes {
+        ELSEWHERE.start(&mesh.workstation, Nodes::On { clients, servers: clients })?;
+    } else {
+        rebooted.push((MESHED, PAIR.client));
+    }
 
     let mut kept = mesh.before.in_run_directory();
     kept.retain(|path| !RUNTIME.contains(&path.as_str()));
-    mesh.cluster.reboot(&kept)?;
-    mesh.cluster.start_component("kube-proxy", &components::proxy(mesh.proxy_mode))?;
-
-    let (cluster, workstation) = (&mesh.cluster, &mesh.workstation);
-    for pod in pods.iter().copied() {
-        wait_for_pod(workstation, pod, NEXT_ATTEMPT, "is ready again", |pod| {
-            (restarts(pod) > 0 && has_condition(pod, "Ready")).then_some(())
-        })?;
+    let Mesh { cluster, workstation, proxy_mode, .. } = mesh;
+    let mut reboot = |_: &mut Checks| {
+        cluster.node_mut(node)?.reboot(&kept)?;
+        cluster.node_mut(node)?.start_component("kube-proxy", &components::proxy(*proxy_mode, node))?;
+        cluster.wait_for_node(node)?;
+        for pod in rebooted.iter().copied() {
+            wait_for_pod(workstation, pod, NEXT_ATTEMPT, "is ready again", |pod| {
+                (restarts(pod) > 0 && has_condition(pod, "Ready")).then_some(())
+            })?;
+        }
+        Ok(())
+    };
+    if mesh.nodes.len() > 1 {
+        ELSEWHERE.load_during(workstation, &mut checks, "a reboot of another node", reboot)?;
+        application::delete(workstation, &ELSEWHERE.pods())?;
+    } else {
+        reboot(&mut checks)?;
     }
+    let (cluster, workstation) = (&mesh.cluster, &mesh.workstation);
     mesh.wait_for_backend("nft")?;
     let what = "after a reboot";
     checks.redirected(what, &commands::verify(workstation, &PAIR.pods())?, &[PAIR.client, PAIR.server]);
@@ -44,12 +65,12 @@ pub(super) fn run(mesh: &mut Mesh) -> Result<Report, Failure> {
     let answer = request(workstation, (PLAIN, PAIR.client), &service((MESHED, PAIR.server)))?;
     let title = format!("{what}: a client without a sidecar");
     checks.holds(&title, answer.is_refused(), &answer, "refused");
-    start(workstation, MESHED, &pod(PAIR.fresh))?;
+    start(workstation, MESHED, &mesh.apart().server(pod(PAIR.fresh)))?;
     PAIR.passes(workstation, &mut checks, what, PAIR.fresh)?;
     checks.equal(&format!("{what}: pods that are not ready"), &not_ready(cluster)?, &Vec::new());
     let all: Vec<Name<'_>> = pods.into_iter().chain([(MESHED, PAIR.fresh)]).collect();
     application::delete(workstation, &all)?;
-    Ok(checks.report("A reboot of the node"))
+    Ok(checks.report("A reboot of a node"))
 }
 
 /// Returns how often the application of a pod was started again.

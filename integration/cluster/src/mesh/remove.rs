@@ -9,10 +9,9 @@ use nix::sys::signal::Signal;
 
 use super::Mesh;
 use super::application::{
-    MESHED, NOT_REDIRECTED, Name, PLAIN, create, pod, start, validation_exit_code, wait_for_pod,
+    MESHED, NOT_REDIRECTED, Name, Nodes, PLAIN, create, pod, start, validation_exit_code, wait_for_pod,
     wait_for_validation, wait_until_ready_for,
 };
-use super::checks::Checks;
 use super::commands;
 use super::gybe::NAMESPACE;
 use super::load::{NEXT_ATTEMPT, Pair};
@@ -21,6 +20,7 @@ use super::node_files::NodeFiles;
 use super::workstation::Workstation;
 use crate::agent;
 use crate::api::{PATIENCE, wait_until};
+use crate::checks::Checks;
 use crate::cluster::has_condition;
 use crate::network::NODE;
 
@@ -33,7 +33,7 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     let (cluster, workstation) = (&mesh.cluster, &mesh.workstation);
     let mut checks = Checks::default();
     mesh.ensure_gybe()?;
-    PAIR.start(workstation)?;
+    PAIR.start(workstation, Nodes::Any)?;
     names_a_stopped_agent(mesh, &mut checks)?;
     mesh.ensure_gybe()?;
     let what = "`helm uninstall`";
@@ -51,7 +51,7 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     checks.redirected(what, &verdicts, &[PAIR.client, PAIR.server, DURING, AFTER]);
     namespaces::delete_pods(workstation)?;
     mesh.remove_gybe()?;
-    let left = NodeFiles::read(cluster)?.differences(&mesh.before);
+    let left = NodeFiles::read(cluster.host())?.differences(&mesh.before);
     checks.equal("files of the node that differ from before the installation", &left, &Vec::new());
     Ok(checks.report("Removal with pods that run"))
 }
@@ -97,7 +97,7 @@ fn while_pods_run(mesh: &Mesh, checks: &mut Checks, what: &str) -> Result<(), Fa
     let title = format!("{what} ends after {:.0} s", begin.elapsed().as_secs_f64());
     checks.holds(&title, ended.is_ok(), &ended, "without an error");
     checks.equal(&format!("{what}: releases of helm"), &mesh.gybe.is_installed(cluster)?, &false);
-    let files = NodeFiles::read(cluster)?;
+    let files = NodeFiles::read(cluster.host())?;
     let named = files.conf_files_with("gybe-cni");
     checks.equal(&format!("{what}: conf files that name gybe-cni"), &named, &Vec::new());
     let conf: Vec<_> =

@@ -11,10 +11,10 @@ use serde_json::Value;
 
 use super::Mesh;
 use super::application::{PLAIN, annotated, create, delete_all, get, start};
-use super::checks::Checks;
 use super::gybe::NAMESPACE;
 use crate::agent;
 use crate::api::wait_until;
+use crate::checks::Checks;
 use crate::cluster::Cluster;
 use crate::components::AUDIT_LOG;
 use crate::pods::{self, Kind};
@@ -152,7 +152,7 @@ struct AuditLog {
 impl AuditLog {
     /// Reads what the API server has written since.
     fn read(&mut self, cluster: &Cluster) -> Result<(), Failure> {
-        let text = fs::read_to_string(cluster.node.host().path(AUDIT_LOG))?;
+        let text = fs::read_to_string(cluster.host().path(AUDIT_LOG))?;
         let new = text.get(self.position..).unwrap_or_default();
         // The last line may be incomplete.
         let Some(end) = new.rfind('\n') else { return Ok(()) };

@@ -10,9 +10,9 @@ use super::application::{
     self, INIT, MESHED, Nodes, PLAIN, VALIDATION, annotated, exit_code_of_first_run, pod, request, service,
     start,
 };
-use super::checks::Checks;
 use super::commands;
 use super::workstation::Workstation;
+use crate::checks::Checks;
 
 const SERVER: &str = "server";
 const CLIENT: &str = "client";
@@ -33,8 +33,10 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
         mesh.gybe.install(&mesh.cluster, &[&format!("settings.backend={backend}")])?;
         mesh.wait_for_backend(backend)?;
         for (kind, sidecars) in [("native", Sidecars::Native), ("plain", Sidecars::Plain)] {
-            let what = format!("{backend}, {kind} sidecars");
-            requests(workstation, &mut checks, &what, sidecars, Nodes::Any)?;
+            for nodes in mesh.between_nodes() {
+                let what = format!("{backend}, {kind} sidecars, {nodes}");
+                requests(workstation, &mut checks, &what, sidecars, nodes)?;
+            }
         }
     }
     Ok(checks.report("Sidecars"))

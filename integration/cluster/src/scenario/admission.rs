@@ -1,4 +1,4 @@
-//! What the scenarios of the components share: a second node, and requests that a component's policy refuses.
+//! What the scenarios of the components share: another node, and requests that a component's policy refuses.
 
 use gybe_bench::report::{Table, Target, cells};
 use gybe_integration::failure::Failure;
@@ -8,7 +8,7 @@ use super::none;
 use crate::cluster::Cluster;
 
 /// A node without a kubelet.
-pub(super) const OTHER_NODE: &str = "worker-2";
+pub(super) const OTHER_NODE: &str = "without-kubelet";
 /// The kinds of a component's objects.
 const OBJECTS: &str =
     "clusterrole,clusterrolebinding,validatingadmissionpolicy,validatingadmissionpolicybinding";

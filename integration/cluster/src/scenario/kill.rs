@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 use gybe_bench::report::{Limit, Report, Table, Target, cells};
 use gybe_integration::failure::Failure;
 
-use super::{Releases, distribution, is_try_again, none};
+use super::{Releases, distribution, is_try_again, none, wrong};
 use crate::agent;
+use crate::api::wait_for_every;
 use crate::cluster::Cluster;
 use crate::pods::Kind;
 use crate::storm::{Plan, Storm};
@@ -20,6 +21,15 @@ const PLAN: Plan = Plan {
     interval: Duration::from_millis(400),
     patience: Duration::from_secs(240),
 };
+/// Pods that start at one instant. The kubelet waits up to 80 seconds before it starts an agent for the fifth time.
+const CROWD: Plan = Plan {
+    name: "crowd",
+    kind: Kind::Meshed,
+    count: 200,
+    interval: Duration::ZERO,
+    patience: Duration::from_secs(900),
+};
+const CROWD_KILLS: usize = 10;
 /// When the agent is killed.
 const INTO_THE_STORM: Duration = Duration::from_secs(3);
 /// How long it is killed again and again: the kubelet waits 10, 20 and 40 seconds before it restarts the container.
@@ -52,6 +62,30 @@ pub(super) fn once(cluster: &Cluster, releases: &Releases) -> Result<Report, Fai
                 limit: Limit::AtMost(0.3),
                 unit: "s",
             },
+        ],
+    })
+}
+
+/// 200 pods at one instant, and ten agents killed on all nodes, each as soon as it runs.
+pub(super) fn crowd(cluster: &Cluster, releases: &Releases) -> Result<Report, Failure> {
+    releases.installed.install(cluster)?;
+    agent::replace(cluster)?;
+    let storm = Storm::start(cluster, CROWD)?;
+    sleep(INTO_THE_STORM);
+    let mut kills = 0;
+    wait_for_every(Duration::from_millis(50), CROWD.patience, "agents were killed ten times", || {
+        kills += agent::kill(cluster)?;
+        Ok((kills >= CROWD_KILLS).then_some(()))
+    })?;
+    let pods = storm.finish(cluster)?;
+    let unexpected = pods.refusals.iter().filter(|message| !is_try_again(message)).count();
+    let title =
+        format!("{} pods at once on {} nodes, {kills} agents killed", CROWD.count, cluster.nodes().len());
+    Ok(Report {
+        tables: vec![distribution(&title, &[("killed", &pods)], &pods)],
+        targets: vec![
+            wrong("200 pods at once: not redirected, or not ready", &[&pods]),
+            none("200 pods at once: refusals without code 11", unexpected),
         ],
     })
 }

@@ -75,7 +75,7 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
 
 /// The commands that need a cluster, with their pages.
 fn documented(cluster: &Cluster, releases: &Releases) -> Result<Vec<(String, String)>, Failure> {
-    let clone = cluster.node.host().path(releases.installed.clone_path());
+    let clone = cluster.host().path(releases.installed.clone_path());
     let mut found = Vec::new();
     for page in PAGES {
         for command in commands(&std::fs::read_to_string(clone.join(page))?) {

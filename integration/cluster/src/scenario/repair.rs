@@ -2,6 +2,8 @@
 //! policies of the components `repair-label` and `repair-delete` refuse.
 
 use std::fs;
+use std::mem;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 use gybe_bench::report::{Report, Table, cells};
@@ -10,10 +12,11 @@ use serde_json::{Value, json};
 
 use super::Releases;
 use super::admission::{AdmissionChecks, OTHER_NODE, create_other_node, delete_component, delete_other_node};
-use crate::agent::AgentApi;
+use crate::agent::{AgentApi, GYBE};
 use crate::api::{Api, wait_at_most, wait_until};
-use crate::cluster::{Cluster, has_condition};
-use crate::pods::{Kind, Reached, pod};
+use crate::cluster::{Cluster, ClusterNode, has_condition};
+use crate::network::{NODE, NodeNumber};
+use crate::pods::{Kind, Reached, on, pod};
 
 const LABEL: &str = "cni.istio.io/uninitialized";
 /// A pod of the other node.
@@ -22,24 +25,19 @@ const ELSEWHERE: &str = "elsewhere";
 const HERE: &str = "here";
 /// How long a setting may take to reach the node: the kubelet updates a mounted ConfigMap about once a minute.
 const SETTING: Duration = Duration::from_secs(150);
-/// The plugin directory's program.
-const GYBE: &str = "/opt/cni/bin/gybe";
 
 pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Failure> {
     create_other_node(cluster, &json!({}))?;
-    let mut elsewhere = pod(Kind::Plain, "default", ELSEWHERE, ELSEWHERE);
-    if let Some(spec) = elsewhere.pointer_mut("/spec").and_then(Value::as_object_mut) {
-        spec.insert("nodeName".to_owned(), json!(OTHER_NODE));
-    }
+    let elsewhere = on(OTHER_NODE, pod(Kind::Plain, "default", ELSEWHERE, ELSEWHERE));
     create(cluster, &elsewhere)?;
-    create(cluster, &pod(Kind::Plain, "default", HERE, HERE))?;
+    create(cluster, &on(NODE, pod(Kind::Plain, "default", HERE, HERE)))?;
     wait_until_ready(cluster, HERE)?;
     let (mut times, mut requests) = (Vec::new(), AdmissionChecks::default());
-    times.push(("repair", lose_rules(cluster, "repair", |name| Ok(is_redirected(&get(cluster, name)?)))?));
+    times.extend(lose_rules(cluster, "repair", |name| Ok(is_redirected(&get(cluster, name)?)))?);
     for (mode, is_done) in [("label", is_labelled as fn(&Value) -> bool), ("delete", Value::is_null)] {
         let component = format!("repair-{mode}");
         releases.installed.install_with(cluster, &component, ("repair", mode))?;
-        times.push((mode, lose_rules(cluster, mode, |name| Ok(is_done(&get(cluster, name)?)))?));
+        times.extend(lose_rules(cluster, mode, |name| Ok(is_done(&get(cluster, name)?)))?);
         changes_with_the_agents_token(cluster, mode, &mut requests)?;
         delete_component(cluster, &component)?;
     }
@@ -49,13 +47,14 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
     delete_other_node(cluster)?;
     let (requests, as_expected) =
         requests.report("Requests about pods with the agent's token", ["Token", "Request"]);
-    let row =
-        |(mode, time): &(&str, Duration)| vec![(*mode).to_owned(), format!("{:.2}", time.as_secs_f64())];
+    let row = |(mode, node, time): &(&str, NodeNumber, Duration)| {
+        vec![(*mode).to_owned(), node.to_string(), format!("{:.2}", time.as_secs_f64())]
+    };
     Ok(Report {
         tables: vec![
             Table {
                 title: "A running pod loses its rules".into(),
-                head: cells(["`repair`", "Seconds until it is redirected, labelled or deleted"]),
+                head: cells(["`repair`", "Node", "Seconds until it is redirected, labelled or deleted"]),
                 rows: times.iter().map(row).collect(),
             },
             requests,
@@ -89,33 +88,51 @@ fn is_labelled(pod: &Value) -> bool {
     pod.pointer("/metadata/labels").and_then(|labels| labels.get(LABEL)).is_some_and(|value| value == "true")
 }
 
-/// Starts a pod in this mode, removes its rules, and returns how long it took until `is_done`.
-fn lose_rules(
+/// Starts a pod on each node in this mode, removes their rules, and returns how long each took until `is_done`.
+fn lose_rules<'m>(
     cluster: &Cluster,
-    mode: &str,
+    mode: &'m str,
     mut is_done: impl FnMut(&str) -> Result<bool, Failure>,
-) -> Result<Duration, Failure> {
-    let name = format!("broken-{mode}");
-    let setting = cluster.node.host().path("/run/gybe/repair.json");
+) -> Result<Vec<(&'m str, NodeNumber, Duration)>, Failure> {
+    let mut broken = Vec::new();
+    for node in cluster.nodes() {
+        let name = format!("broken-{mode}-{}", node.number);
+        start(cluster, node, mode, &name)?;
+        broken.push((node, name));
+    }
+    for (node, name) in &broken {
+        node.host().run(Path::new(GYBE), &["remove", "--pod", &format!("default/{name}")])?;
+    }
+    let before = Instant::now();
+    let mut times = Vec::new();
+    wait_until("the pods without rules are handled", || {
+        for (node, name) in mem::take(&mut broken) {
+            if !is_done(&name)? {
+                broken.push((node, name));
+                continue;
+            }
+            times.push((mode, node.number, before.elapsed()));
+            if mode != "delete" {
+                cluster.api.delete(&path(&name))?;
+            }
+        }
+        Ok(broken.is_empty())
+    })?;
+    Ok(times)
+}
+
+/// Starts a pod of the mesh on a node in this mode.
+fn start(cluster: &Cluster, node: &ClusterNode, mode: &str, name: &str) -> Result<(), Failure> {
+    let setting = node.host().path("/run/gybe/repair.json");
     wait_at_most(SETTING, "the setting reaches the process that repairs", || {
         let text = fs::read_to_string(&setting).unwrap_or_default();
         let kept = serde_json::from_str::<Value>(&text).unwrap_or_default();
         Ok(kept.get("repair").is_some_and(|kept| kept == mode))
     })?;
-    create(cluster, &pod(Kind::Meshed, "default", &name, &name))?;
-    wait_until_ready(cluster, &name)?;
-    let pod = get(cluster, &name)?;
-    if !is_redirected(&pod) {
-        return Err(Failure::new(format!("{name}: {:?}", Reached::by(&pod))));
-    }
-    cluster.run(GYBE, &["remove", "--pod", &format!("default/{name}")])?;
-    let before = Instant::now();
-    wait_until("the pod without rules is handled", || is_done(&name))?;
-    let time = before.elapsed();
-    if mode != "delete" {
-        cluster.api.delete(&path(&name))?;
-    }
-    Ok(time)
+    create(cluster, &on(&node.number.to_string(), pod(Kind::Meshed, "default", name, name)))?;
+    wait_until_ready(cluster, name)?;
+    let pod = get(cluster, name)?;
+    if is_redirected(&pod) { Ok(()) } else { Err(Failure::new(format!("{name}: {:?}", Reached::by(&pod)))) }
 }
 
 /// Adds requests with the tokens of the agent's pod and of no pod.

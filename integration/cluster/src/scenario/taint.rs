@@ -40,11 +40,13 @@ const KEPT_OFF: Plan = Plan {
 
 pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Failure> {
     let spec = json!({ "taints": [{ "key": KEY, "effect": "NoSchedule" }] });
-    cluster.api.patch(&node(NODE), &json!({ "spec": spec }))?;
+    for tainted in cluster.nodes() {
+        cluster.api.patch(&node(&tainted.number.to_string()), &json!({ "spec": spec }))?;
+    }
     create_other_node(cluster, &spec)?;
     let before = Instant::now();
     releases.installed.install_with(cluster, COMPONENT, ("node_taints", KEY))?;
-    wait_at_most(REMOVAL, "the taint is removed", || Ok(!is_tainted(cluster, NODE)?))?;
+    wait_at_most(REMOVAL, "the taint of each node is removed", || Ok(tainted(cluster)?.is_empty()))?;
     let removed = before.elapsed().as_secs_f64();
     let noted = refused_pod_is_noted(cluster)?;
     let again = set_again(cluster)?;
@@ -82,7 +84,7 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
                 unit: "s",
             },
             none(
-                &format!("pods that waited for the taint not as expected {:?}", again.wrong),
+                &format!("pods that the taint kept off the node not as expected {:?}", again.wrong),
                 again.wrong.len(),
             ),
         ],
@@ -93,10 +95,17 @@ fn node(name: &str) -> String {
     format!("/api/v1/nodes/{name}")
 }
 
-fn is_tainted(cluster: &Cluster, name: &str) -> Result<bool, Failure> {
-    let node = cluster.api.get(&node(name))?.unwrap_or_default();
-    let taints = node.pointer("/spec/taints").and_then(Value::as_array);
-    Ok(taints.into_iter().flatten().any(|taint| text(taint, "/key") == KEY))
+/// Returns the nodes with a kubelet that have the taint.
+fn tainted(cluster: &Cluster) -> Result<Vec<String>, Failure> {
+    let mut found = Vec::new();
+    for name in cluster.nodes().iter().map(|node| node.number.to_string()) {
+        let node = cluster.api.get(&node(&name))?.unwrap_or_default();
+        let taints = node.pointer("/spec/taints").and_then(Value::as_array);
+        if taints.into_iter().flatten().any(|taint| text(taint, "/key") == KEY) {
+            found.push(name);
+        }
+    }
+    Ok(found)
 }
 
 fn text<'a>(object: &'a Value, pointer: &str) -> &'a str {
@@ -128,13 +137,14 @@ struct SetAgain {
     set: f64,
     /// The seconds until it was removed.
     removed: f64,
-    /// The pods that were not redirected, or not ready, after it was removed.
+    /// The pods that were not redirected, or not ready.
     wrong: Vec<String>,
 }
 
-/// Writes a conf file that the runtime takes and that is too large for the agent, until the node is tainted.
+/// Writes a conf file that the runtime takes and that is too large for the agent, until the first node is tainted. Pods
+/// wait for it, or start at once on other nodes, which are not tainted.
 fn set_again(cluster: &Cluster) -> Result<SetAgain, Failure> {
-    let host = cluster.node.host();
+    let host = cluster.host();
     let (temporary, path) = (host.path("/etc/cni/large"), host.path("/etc/cni/net.d/00-large.conflist"));
     let mut conf: Value = serde_json::from_str(&Conflist::reference_plugins(Generation::V2).text(0))?;
     if let Some(members) = conf.as_object_mut() {
@@ -143,15 +153,22 @@ fn set_again(cluster: &Cluster) -> Result<SetAgain, Failure> {
     fs::write(&temporary, conf.to_string())?;
     let before = Instant::now();
     fs::rename(&temporary, &path)?;
-    wait_at_most(LOST + WRITE_INTERVAL + SLACK, "the taint is set", || is_tainted(cluster, NODE))?;
+    wait_at_most(LOST + WRITE_INTERVAL + SLACK, "the taint is set", || Ok(tainted(cluster)? == [NODE]))?;
     let set = before.elapsed().as_secs_f64();
-    let waiting = Storm::start(cluster, KEPT_OFF)?;
-    wait_until("the scheduler has found no node", || Ok(waiting.unscheduled(cluster)? == KEPT_OFF.count))?;
-    let before = Instant::now();
-    fs::remove_file(&path)?;
-    wait_at_most(WRITE_INTERVAL + SLACK, "the taint is removed", || Ok(!is_tainted(cluster, NODE)?))?;
-    let removed = before.elapsed().as_secs_f64();
-    let started = waiting.finish(cluster)?;
+    let remove = || {
+        let before = Instant::now();
+        fs::remove_file(&path)?;
+        wait_at_most(WRITE_INTERVAL + SLACK, "the taint is removed", || Ok(tainted(cluster)?.is_empty()))?;
+        Ok::<_, Failure>(before.elapsed().as_secs_f64())
+    };
+    let pods = Storm::start(cluster, KEPT_OFF)?;
+    let (removed, started) = if cluster.nodes().len() == 1 {
+        wait_until("the scheduler has found no node", || Ok(pods.unscheduled(cluster)? == KEPT_OFF.count))?;
+        (remove()?, pods.finish(cluster)?)
+    } else {
+        let elsewhere = pods.finish(cluster)?;
+        (remove()?, elsewhere)
+    };
     Ok(SetAgain { set, removed, wrong: [started.astray, started.late].concat() })
 }
 

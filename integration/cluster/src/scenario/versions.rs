@@ -34,7 +34,7 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
     let writes = Writes::watch(cluster)?;
     releases.next.apply(cluster)?;
     cluster.api.patch(DAEMON_SET, &min_ready(10 * TOGETHER.as_secs()))?;
-    wait_until("two agents", || Ok(agent::processes(cluster)?.len() == 2))?;
+    wait_until("two agents", || Ok(agent::count(cluster)? == 2))?;
     // The newcomer leads as soon as it is ready.
     let ready = |pod: &Value| has_condition(pod, "Ready");
     wait_until("the new agent is ready", || Ok(agent::pods(cluster)?.iter().all(ready)))?;
@@ -44,7 +44,7 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
         sleep((leads + TOGETHER * number / REWRITES).saturating_duration_since(Instant::now()));
     }
     remove_plugin(cluster)?;
-    let are_both_there = agent::processes(cluster)?.len() == 2;
+    let are_both_there = agent::count(cluster)? == 2;
     let new: Vec<String> = uids(cluster)?.into_iter().filter(|uid| !old.contains(uid)).collect();
     let text = logs(cluster, &since)?;
     let seconds = leads.elapsed().as_secs();
@@ -94,7 +94,7 @@ fn uids(cluster: &Cluster) -> Result<Vec<String>, Failure> {
 
 /// Replaces the conf file as the primary plugin does, and waits until it has Gybe's entry again.
 fn rewrite_conf(cluster: &Cluster, revision: u64) -> Result<(), Failure> {
-    let host = cluster.node.host();
+    let host = cluster.host();
     let (temporary, path) = (host.path("/etc/cni/new"), host.path("/etc/cni/net.d").join(CONFLIST));
     fs::write(&temporary, Conflist::reference_plugins(Generation::V2).text(revision))?;
     fs::rename(&temporary, &path)?;
@@ -105,7 +105,7 @@ fn rewrite_conf(cluster: &Cluster, revision: u64) -> Result<(), Failure> {
 
 /// Removes the plugin, and waits until it is there again.
 fn remove_plugin(cluster: &Cluster) -> Result<(), Failure> {
-    let path = cluster.node.host().path("/opt/cni/bin/gybe-cni");
+    let path = cluster.host().path("/opt/cni/bin/gybe-cni");
     fs::remove_file(&path)?;
     wait_until("the removed plugin is installed again", || Ok(path.exists()))
 }

@@ -13,14 +13,13 @@ use nix::unistd::Pid;
 
 use super::super::Mesh;
 use super::super::application::{MESHED, PLAIN};
-use super::super::checks::Checks;
 use super::super::images::APPLICATION;
 use super::super::namespaces;
 use super::super::with_cleanup;
 use crate::api::{wait_for, wait_until};
+use crate::checks::Checks;
 use crate::cluster::HOME;
 use crate::credentials::kubeconfig;
-use crate::network::NODE;
 
 /// More than the command takes.
 const END: Duration = Duration::from_secs(900);
@@ -48,7 +47,7 @@ fn commands(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
         let exit_code = ended(command(mesh, options)?.spawn()?)?;
         records_end(mesh, checks, what, exit_code, expected, &[])
     };
-    ends("the command", &["--nodes", NODE, "--restart"], 0)?;
+    ends("the command", &["--nodes", &mesh.nodes.join(","), "--restart"], 0)?;
     ends("a node that does not exist", &["--nodes", "absent"], 1)?;
     ends("a revision of istiod that does not exist", &["--revision", "absent"], 1)?;
 
@@ -62,7 +61,7 @@ fn commands(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
 
 /// Sends signals to a command that has created a pod, and returns its exit code and standard error.
 fn interrupted(mesh: &Mesh, signals: &[Signal]) -> Result<(Option<i32>, String), Failure> {
-    let directory = mesh.cluster.node.host().path(HOME);
+    let directory = mesh.cluster.host().path(HOME);
     fs::create_dir_all(&directory)?;
     let output = directory.join("existing.log");
     let command = command(mesh, &[])?.stderr(File::create(&output)?).spawn()?;
@@ -78,7 +77,7 @@ fn interrupted(mesh: &Mesh, signals: &[Signal]) -> Result<(Option<i32>, String),
 }
 
 fn command(mesh: &Mesh, options: &[&str]) -> Result<Command, Failure> {
-    let kubeconfig = mesh.cluster.node.host().path(kubeconfig("admin"));
+    let kubeconfig = mesh.cluster.host().path(kubeconfig("admin"));
     let mut command = mesh.workstation.command(env::current_exe()?);
     command.args(["existing", "--application", APPLICATION, "--kubeconfig"]).arg(kubeconfig).args(options);
     Ok(command)
