@@ -7,6 +7,7 @@
 use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
@@ -32,6 +33,9 @@ impl SimulatedHost {
         let mut command = machine_command("unshare");
         command.args(["--net", "--mount", "--pid", "--fork", "--kill-child=SIGKILL"]);
         command.arg(program).stdin(Stdio::piped()).stdout(Stdio::piped());
+        // A signal to the caller's group (Ctrl-C, or the kernel's SIGHUP to an orphaned group with a stopped process)
+        // would kill the host before it has removed its cgroups.
+        command.process_group(0);
         let mut process = command.spawn().map_err(HarnessError::start("unshare"))?;
         let mut line = String::new();
         if let Some(output) = process.stdout.take() {
