@@ -31,6 +31,8 @@ pub(super) struct NodeParts {
 pub(crate) struct ClusterNode {
     pub(crate) number: NodeNumber,
     pub(crate) runtime: Node,
+    /// The primary plugin's.
+    pub(crate) conflist: Conflist,
     programs: PathBuf,
     logs: PathBuf,
     kubelet: Option<HostProcess>,
@@ -52,7 +54,7 @@ impl ClusterNode {
         let runtime = Node::start(programs, parts.generation, &conflist, logs.join("containerd.log"))?;
         switch.connect(number, runtime.host())?;
         let programs = parts.programs.clone();
-        Ok(ClusterNode { number, runtime, programs, logs, kubelet: None, components: Vec::new() })
+        Ok(ClusterNode { number, runtime, conflist, programs, logs, kubelet: None, components: Vec::new() })
     }
 
     pub(crate) fn host(&self) -> &SimulatedHost {

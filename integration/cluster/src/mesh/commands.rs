@@ -128,12 +128,12 @@ pub(super) fn status(workstation: &Workstation) -> Result<Vec<NodeStatus>, Failu
     Ok(nodes)
 }
 
-/// Returns the node and the image of each agent that is ready. On a node that replaces its agent there are two.
-pub(super) fn images(workstation: &Workstation) -> Result<Vec<(String, String)>, Failure> {
+/// Returns the node, the DaemonSet and the image of each agent that is ready. On a node that replaces its agent there are
+/// two.
+pub(super) fn images(workstation: &Workstation) -> Result<Vec<(String, String, String)>, Failure> {
     let of = |pod: &Value| {
-        agent(pod)?;
-        let text = |pointer| Some(pod.pointer(pointer)?.as_str()?.to_owned());
-        Some((text("/spec/nodeName")?, text("/spec/containers/0/image")?))
+        let Agent { node, daemonset, .. } = agent(pod)?;
+        Some((node, daemonset, pod.pointer("/spec/containers/0/image")?.as_str()?.to_owned()))
     };
     Ok(workstation.api.list(AGENTS)?.iter().filter_map(of).collect())
 }

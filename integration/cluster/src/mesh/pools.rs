@@ -24,17 +24,20 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     PAIR.start(workstation, mesh.apart())?;
     let node = mesh.last().to_string();
     let (pool, first) = (format!("pools.{POOL}.image.tag={NEXT}"), env!("CARGO_PKG_VERSION"));
-    let all = |tag: &str| vec![format!("gybe:{tag}"); mesh.nodes.len()];
-    let mut split = all(first);
-    split.pop();
-    split.push(format!("gybe:{NEXT}"));
+    let all = |tag: &str| vec![format!("gybe-node gybe:{tag}"); mesh.nodes.len()];
+    let with_pool = |tag: &str| {
+        let mut agents = all(tag);
+        agents.pop();
+        agents.push(format!("gybe-node-{POOL} gybe:{NEXT}"));
+        agents
+    };
 
-    let mut step = |what: &str, images: &[String], step: &dyn Fn() -> Result<(), Failure>| {
+    let mut step = |what: &str, expected: &[String], step: &dyn Fn() -> Result<(), Failure>| {
         checks.part(what);
         PAIR.load_during(workstation, &mut checks, "pods of all nodes", |checks| {
             step()?;
-            let observed = settled(mesh, images)?;
-            checks.equal("the agents' images, by node", &observed, &images.to_vec());
+            let observed = settled(mesh, expected)?;
+            checks.equal("the agents by node", &observed, &expected.to_vec());
             // A pod on each side of the boundary between the versions.
             for (name, pod) in [
                 (PAIR.fresh, mesh.apart().server(pod(PAIR.fresh))),
@@ -58,8 +61,10 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
     step("a pool with another version, and no node", &all(first), &|| {
         mesh.gybe.install(cluster, &[BACKEND, &pool])
     })?;
-    step("a node enters the pool", &split, &|| label(mesh, &node, &format!("gybe.dev/pool={POOL}")))?;
-    step("all nodes get the version", &all(NEXT), &|| {
+    step("a node enters the pool", &with_pool(first), &|| {
+        label(mesh, &node, &format!("gybe.dev/pool={POOL}"))
+    })?;
+    step("all nodes get the version", &with_pool(NEXT), &|| {
         mesh.gybe.install(cluster, &[BACKEND, &pool, &format!("image.tag={NEXT}")])
     })?;
     step("the node leaves the pool", &all(NEXT), &|| label(mesh, &node, "gybe.dev/pool-"))?;
@@ -75,16 +80,16 @@ fn label(mesh: &Mesh, node: &str, label: &str) -> Result<(), Failure> {
     mesh.cluster.run("kubectl", &["label", "node", node, label]).map(drop)
 }
 
-/// Waits until each node has one agent, which is ready, with these images, and returns the images in the order of the
-/// nodes.
-fn settled(mesh: &Mesh, images: &[String]) -> Result<Vec<String>, Failure> {
+/// Waits until each node has one agent, which is ready, of this DaemonSet and with this image, and returns those in the
+/// order of the nodes.
+fn settled(mesh: &Mesh, expected: &[String]) -> Result<Vec<String>, Failure> {
     let mut observed = Vec::new();
     // The last ones are part of the report.
     let _ = wait_for(PATIENCE, "each node has one agent of its version", || {
         let mut agents = commands::images(&mesh.workstation)?;
         agents.sort();
-        observed = agents.into_iter().map(|(_, image)| image).collect();
-        Ok((observed == images).then_some(()))
+        observed = agents.into_iter().map(|(_, daemonset, image)| format!("{daemonset} {image}")).collect();
+        Ok((observed == expected).then_some(()))
     });
     Ok(observed)
 }

@@ -5,7 +5,6 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use gybe_bench::report::{Limit, Report, Table, Target, cells};
-use gybe_containerd_tests::{Conflist, Generation};
 use gybe_integration::failure::Failure;
 use serde_json::{Value, json};
 
@@ -146,7 +145,7 @@ struct SetAgain {
 fn set_again(cluster: &Cluster) -> Result<SetAgain, Failure> {
     let host = cluster.host();
     let (temporary, path) = (host.path("/etc/cni/large"), host.path("/etc/cni/net.d/00-large.conflist"));
-    let mut conf: Value = serde_json::from_str(&Conflist::reference_plugins(Generation::V2).text(0))?;
+    let mut conf: Value = serde_json::from_str(&cluster.first().conflist.clone().text(0))?;
     if let Some(members) = conf.as_object_mut() {
         members.insert("padding".to_owned(), "x".repeat(2 << 20).into());
     }

@@ -7,7 +7,6 @@ use std::time::{Duration, Instant};
 
 use gybe_bench::report::{Limit, Report, Table, Target, cells};
 use gybe_containerd_tests::node::CONFLIST;
-use gybe_containerd_tests::{Conflist, Generation};
 use gybe_integration::failure::Failure;
 use serde_json::{Value, json};
 
@@ -96,7 +95,7 @@ fn uids(cluster: &Cluster) -> Result<Vec<String>, Failure> {
 fn rewrite_conf(cluster: &Cluster, revision: u64) -> Result<(), Failure> {
     let host = cluster.host();
     let (temporary, path) = (host.path("/etc/cni/new"), host.path("/etc/cni/net.d").join(CONFLIST));
-    fs::write(&temporary, Conflist::reference_plugins(Generation::V2).text(revision))?;
+    fs::write(&temporary, cluster.first().conflist.clone().text(revision))?;
     fs::rename(&temporary, &path)?;
     wait_until("the entry is in the rewritten conf file", || {
         Ok(fs::read_to_string(&path)?.contains("gybe-cni"))
