@@ -37,7 +37,7 @@ pub(crate) struct Cluster {
     nodes: Vec<ClusterNode>,
     parts: NodeParts,
     switch: Switch,
-    /// The names of the imported images, and their archives.
+    /// The names of the imported images, and their archives; none in a cluster of one node.
     images: Mutex<Vec<(String, PathBuf)>>,
     apiserver: HostProcess,
     // Kept for its lifetime: the programs end with the node.
@@ -90,10 +90,10 @@ impl Cluster {
             apiserver,
             _control_plane: control_plane,
         };
-        cluster.import(&WORKLOAD)?;
         for number in NodeNumber::up_to(nodes).skip(1) {
             cluster.add_node(number, None)?;
         }
+        cluster.import(&WORKLOAD)?;
         cluster.nodes.iter().try_for_each(|node| cluster.wait_for_node(node.number))?;
         Ok(cluster)
     }
@@ -154,10 +154,13 @@ impl Cluster {
         self.import_archive(image.name, &image.archive()?)
     }
 
-    /// Imports an OCI archive of the image with this name on each node.
+    /// Imports an OCI archive of the image with this name on each node, and keeps it for a node that replaces another.
     pub(crate) fn import_archive(&self, name: &str, archive: &[u8]) -> Result<(), Failure> {
         for node in &self.nodes {
             node.runtime.import_archive(name, archive)?;
+        }
+        if self.nodes.len() == 1 {
+            return Ok(());
         }
         let mut images = self.images.lock().unwrap_or_else(PoisonError::into_inner);
         let path = self.parts.logs.join(IMAGES).join(format!("{}.tar", images.len()));

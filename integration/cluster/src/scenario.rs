@@ -81,7 +81,7 @@ impl<S: Scenario> Chosen<S> {
         if let Some(scenario) = scenarios.iter().find(|scenario| !scenario.nodes().contains(&nodes)) {
             let (least, most) = scenario.nodes().into_inner();
             return Err(Failure::new(format!(
-                "scenario {scenario:?} is written for {least} to {most} nodes, not for {nodes}; run it in a cluster of its own"
+                "scenario {scenario:?} needs {least} to {most} nodes, and not {nodes}: run it in a cluster of its own"
             )));
         }
         let all = S::value_variants().iter().filter(|scenario| scenario.nodes().contains(&nodes));
