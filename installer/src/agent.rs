@@ -25,6 +25,7 @@ mod reconcile;
 mod repair_socket;
 mod sockets;
 mod status;
+pub mod ztunnel;
 
 pub use istio::IstioComponent;
 pub use manifest_pods::ManifestPods;

@@ -40,12 +40,12 @@ pub(crate) struct CallCounts {
 }
 
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Histogram {
+pub struct Histogram {
     /// The number of calls in the bucket of each of `BOUNDS`, not cumulative.
-    pub(crate) counts: [u64; BOUNDS.len()],
-    pub(crate) count: u64,
+    pub counts: [u64; BOUNDS.len()],
+    pub count: u64,
     /// Microseconds.
-    pub(crate) sum: u64,
+    pub sum: u64,
 }
 
 impl PluginCalls {
@@ -93,7 +93,7 @@ impl PluginCalls {
 }
 
 impl Histogram {
-    fn put(&mut self, micros: u64) {
+    pub(crate) fn put(&mut self, micros: u64) {
         self.count += 1;
         self.sum = self.sum.saturating_add(micros);
         let at = BOUNDS.partition_point(|bound| *bound < micros);

@@ -1,4 +1,4 @@
-//! The readers of a node's files, without the rest of `gybe`, whose clients of clusters are 170 crates.
+//! The readers of a node's files and of ztunnel's messages, without the rest of `gybe`, whose clients of clusters are 170 crates.
 
 #[path = "../../../installer/src/host"]
 pub mod host {
@@ -11,5 +11,14 @@ pub mod host {
     }
     pub mod runtimes {
         pub mod config;
+    }
+}
+
+#[path = "../../../installer/src/agent"]
+pub mod agent {
+    pub mod ztunnel {
+        #[allow(dead_code, reason = "only what is received is fuzzed")]
+        pub mod messages;
+        pub mod pod;
     }
 }

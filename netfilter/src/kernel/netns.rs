@@ -181,8 +181,21 @@ impl Netns {
     pub fn open(path: &Path) -> Result<Self, NetnsError> {
         // Without O_NONBLOCK the opening of a FIFO waits for a writer that never comes (A10).
         let flags = OFlag::O_RDONLY | OFlag::O_NONBLOCK | OFlag::O_CLOEXEC | OFlag::O_NOCTTY;
-        let path_buf = || path.to_path_buf();
         let fd = open(path, flags, Mode::empty()).map_err(|source| NetnsError::unopened(path, source))?;
+        Self::verified(fd, path)
+    }
+
+    /// A namespace that another process has opened and sent. Errors name the descriptor's path in `/proc`.
+    ///
+    /// # Errors
+    /// When the descriptor is not a network namespace.
+    pub fn received(fd: OwnedFd) -> Result<Self, NetnsError> {
+        let path = PathBuf::from(format!("/proc/self/fd/{}", fd.as_raw_fd()));
+        Self::verified(fd, &path)
+    }
+
+    fn verified(fd: OwnedFd, path: &Path) -> Result<Self, NetnsError> {
+        let path_buf = || path.to_path_buf();
         let inspect = |source| NetnsError::Inspect { path: path_buf(), source };
         let stat = fstat(&fd).map_err(inspect)?;
         if !is_namespace(fd.as_fd()).map_err(inspect)? {
