@@ -18,3 +18,4 @@ pub mod random_flow;
 pub mod random_policy;
 pub mod topology;
 pub mod vectors;
+pub mod ztunnel;

@@ -64,8 +64,9 @@ pub fn sh(command: &str) -> String {
 /// Two processors run as many without a connection missing its deadline.
 const THREADS: usize = 16;
 
-/// A recorded network holds some fifty sockets, and a login shell often allows 1,024 in all.
-fn allow_many_sockets() {
+/// Lets this process open as many sockets as it may. A recorded network holds some fifty sockets, and a login shell
+/// often allows 1,024 in all.
+pub fn allow_many_sockets() {
     if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
         // Without it, the first socket above the limit fails.
         let _allowed = setrlimit(Resource::RLIMIT_NOFILE, most, most);

@@ -1,0 +1,132 @@
+//! A ztunnel that refuses, is slow, hung or killed, answers twice, or connects in a loop.
+
+use crate::fixture::{Server, faulty, listening, namespaces, observe, ready, socket, ztunnel};
+use gybe_installer::agent::ztunnel::AddError;
+use gybe_integration::programs::path_of_ours;
+use gybe_integration::ztunnel::Fault;
+use gybe_test_support::{PATIENCE, TestDir, wait_until};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// A timeout of the server that a test waits for.
+const SHORT: Duration = Duration::from_millis(300);
+
+#[test]
+fn a_refused_pod_is_withdrawn_with_the_reason_and_may_come_again() {
+    let directory = TestDir::new("zds-refused");
+    let (server, [a]) = (Server::start(&directory), namespaces());
+    let ztunnel = faulty(&directory, Fault { refuse: Some("no room".to_owned()), ..Fault::default() });
+    ready(&ztunnel);
+    match server.add("a", &a) {
+        Err(AddError::Refused(why)) => assert_eq!(why, "failure to start proxy : no room"),
+        other => panic!("{other:?}"),
+    }
+    assert_eq!((server.pods.status().pods, server.pods.status().counts.refused), (0, 1));
+    let observed = observe(&ztunnel, "the pod is forgotten", |observed| observed.requests.len() == 3);
+    assert_eq!(observed.requests, ["snapshot-sent", "add a", "del a"]);
+    observe(&ztunnel, "nothing is pending", |observed| observed.is_ready && observed.pending.is_empty());
+    ztunnel.set_fault(Fault::default());
+    server.add("a", &a).unwrap();
+    assert_eq!(listening(&a).len(), 4);
+    assert_eq!(ztunnel.observed().connections, 1, "a refusal leaves the connection open");
+}
+
+#[test]
+fn a_late_answer_closes_the_connection_and_is_never_the_next_requests() {
+    let directory = TestDir::new("zds-late");
+    let (server, [a, b]) = (Server::with_timeout(&directory, SHORT), namespaces());
+    let ztunnel = ztunnel(&directory);
+    ready(&ztunnel);
+    // Its refusal of a comes when b is added.
+    let refuse = Some("not a".to_owned());
+    ztunnel.set_fault(Fault { answer_after: 2 * SHORT, refuse, ..Fault::default() });
+    let refused = server.add_within("a", &a, SHORT / 2).unwrap_err();
+    assert!(matches!(refused, AddError::NoAnswer), "{refused}");
+    wait_until("the connection is closed", || server.pods.status().counts.late == 1);
+    assert_eq!(server.pods.status().connected, 0);
+    ztunnel.set_fault(Fault::default());
+    server.add("b", &b).unwrap();
+    let observed = ready(&ztunnel);
+    assert!(observed.proxies.contains("b") && !observed.proxies.contains("a"), "{observed:?}");
+    assert_eq!((observed.connections, observed.exit), (2, None));
+    assert_eq!([listening(&a).len(), listening(&b).len()], [0, 4]);
+}
+
+#[test]
+fn a_slow_ztunnel_within_the_timeout_stays_connected() {
+    let directory = TestDir::new("zds-slow");
+    let (server, [a, b]) = (Server::start(&directory), namespaces());
+    let ztunnel = faulty(&directory, Fault { answer_after: SHORT, ..Fault::default() });
+    // The first caller does not wait for the answer, which nevertheless is that of its request.
+    let refused = server.add_within("a", &a, SHORT / 2).unwrap_err();
+    assert!(matches!(refused, AddError::NoAnswer | AddError::NotConnected), "{refused}");
+    server.add("b", &b).unwrap();
+    assert_eq!(ztunnel.observed().connections, 1);
+    let status = server.pods.status();
+    assert_eq!((status.counts.late, status.counts.connections, status.pods), (0, 1, 1));
+    observe(&ztunnel, "a is not served", |observed| !observed.proxies.contains("a"));
+}
+
+#[test]
+fn a_hung_ztunnel_is_disconnected_and_another_one_takes_its_pods() {
+    let directory = TestDir::new("zds-hung");
+    let (server, [a]) = (Server::with_timeout(&directory, SHORT), namespaces());
+    let hung = faulty(&directory, Fault { hung: true, ..Fault::default() });
+    wait_until("it is connected", || server.pods.status().connected == 1);
+    std::thread::scope(|scope| {
+        let added = scope.spawn(|| server.add("a", &a));
+        wait_until("it is disconnected", || server.pods.status().counts.late == 1);
+        let works = ztunnel(&directory);
+        added.join().unwrap().unwrap();
+        assert!(works.observed().proxies.contains("a"));
+    });
+    drop(hung);
+}
+
+#[test]
+fn two_answers_to_one_request_close_the_connection() {
+    let directory = TestDir::new("zds-twice");
+    let (server, [a]) = (Server::start(&directory), namespaces());
+    let ztunnel = faulty(&directory, Fault { twice: true, ..Fault::default() });
+    observe(&ztunnel, "it has connected again", |observed| observed.connections > 1);
+    ztunnel.set_fault(Fault::default());
+    server.add("a", &a).unwrap();
+    assert_eq!(server.pods.status().counts.late, 0);
+}
+
+#[test]
+fn a_killed_ztunnel_is_noticed_at_once() {
+    let directory = TestDir::new("zds-killed");
+    let (server, [a, b]) = (Server::start(&directory), namespaces());
+    let mut process = Command::new(path_of_ours("gybe-ztunnel").unwrap());
+    let mut process = process.arg(socket(&directory)).stdout(Stdio::null()).spawn().unwrap();
+    wait_until("it has its snapshot", || server.pods.status().is_snapshot_acknowledged);
+    server.add("a", &a).unwrap();
+    assert_eq!(listening(&a).len(), 4);
+    process.kill().unwrap();
+    process.wait().unwrap();
+    let before = Instant::now();
+    wait_until("it is gone", || server.pods.status().connected == 0);
+    assert!(before.elapsed() < PATIENCE / 3, "{:?}", before.elapsed());
+    assert_eq!(listening(&a).len(), 0);
+    let refused = server.add_within("b", &b, SHORT).unwrap_err();
+    assert!(matches!(refused, AddError::NotConnected), "{refused}");
+    let status = server.pods.status();
+    assert_eq!((status.pods, status.pending, status.is_snapshot_acknowledged), (1, 1, false));
+    let another = ztunnel(&directory);
+    assert_eq!(ready(&another).requests, ["add a", "snapshot-sent"]);
+}
+
+#[test]
+fn a_ztunnel_that_connects_in_a_loop_neither_costs_much_nor_stops_another() {
+    let directory = TestDir::new("zds-loop");
+    let (server, [a]) = (Server::start(&directory), namespaces());
+    let before = Instant::now();
+    let looping = faulty(&directory, Fault { reconnect_in_a_loop: true, ..Fault::default() });
+    observe(&looping, "it has connected often", |observed| observed.connections > 100);
+    let works = ztunnel(&directory);
+    server.add("a", &a).unwrap();
+    assert!(works.observed().proxies.contains("a"));
+    let (connections, seconds) = (server.pods.status().counts.connections, before.elapsed().as_secs() + 2);
+    assert!(connections <= 5 * seconds, "{connections} within {seconds} s");
+}
