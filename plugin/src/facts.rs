@@ -4,12 +4,13 @@
 //! source: `gates` decides by them whether a source is queried.
 
 mod agent;
+pub mod ambient;
 mod directory;
 mod kubeconfig;
 mod socket_watch;
 pub mod wire;
 
-pub use agent::{AgentError, AgentFault, exchange};
+pub use agent::{AgentError, AgentFault, exchange, hand_over};
 pub use directory::DirectoryError;
 pub use kubeconfig::{KubeconfigError, KubeconfigFault};
 

@@ -1,28 +1,37 @@
 //! The socket at which the plugin queries facts about pods. The protocol is in `gybe_plugin`'s `facts::wire`; the pods
-//! come from a [`PodLookup`].
+//! come from a [`PodLookup`]. The plugin also hands over the network namespaces of ambient pods here
+//! (`gybe_plugin`'s `facts::ambient`).
 //!
 //! One thread reads all connections and responds at once if the pod is in the cache, which it nearly always is: a
 //! thread for each connection costs more than the response. Queries that have to wait are in `dispatcher`. Idle
 //! connections are bounded; the oldest is dropped.
 
 mod dispatcher;
+#[cfg(test)]
+mod tests;
 
 use crate::agent::pods::PodLookup;
+use crate::agent::ztunnel::AmbientPods;
 use crate::agent_status;
 use crate::agent_status::AgentStatus;
 use crate::lead::socket::SocketFileError;
 use crate::lead::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, ServedSocket, SocketContext, is_authorized};
 use dispatcher::{Dispatcher, JobQueue};
+use gybe_netfilter::kernel::netns::Netns;
+use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverRequest};
 use gybe_plugin::facts::wire::{self, FactsRequest, MAX_REQUEST_BYTES, WireError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::socket::{MsgFlags, SockType, recv, send};
+use nix::sys::socket::{MsgFlags, SockType, send};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use std::collections::VecDeque;
-use std::io;
+use std::io::{self, IoSliceMut};
 use std::iter;
-use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
+use std::sync::Arc;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -38,6 +47,8 @@ pub(crate) struct FactsSocket {
     socket: ServedSocket<UnixListener>,
     /// Until when no connection is accepted.
     paused_until: Option<Instant>,
+    /// None where ambient mode is off.
+    ambient: Option<Arc<AmbientPods>>,
 }
 
 /// What poll(2) reported.
@@ -52,7 +63,7 @@ struct ReadyDescriptors {
 impl FactsSocket {
     pub(crate) fn open(path: &Path) -> Result<Self, SocketFileError> {
         let socket = ServedSocket::open(path, SockType::Stream)?;
-        Ok(Self { socket, paused_until: None })
+        Ok(Self { socket, paused_until: None, ambient: None })
     }
 
     /// Responds to queries until `stop` is readable. Queries that have arrived by then, and those that wait for a pod,
@@ -65,8 +76,10 @@ impl FactsSocket {
         context: SocketContext<'_>,
     ) -> Result<(), Errno> {
         let (queue, mut idle) = (JobQueue::default(), VecDeque::new());
+        let ambient = self.ambient.clone();
+        let ambient = ambient.as_deref();
         thread::scope(|scope| {
-            let dispatcher = Dispatcher { pods, status, log: context.log, queue: &queue, scope };
+            let dispatcher = Dispatcher { pods, ambient, status, log: context.log, queue: &queue, scope };
             loop {
                 let ready = self.wait(stop, &idle)?;
                 let waited = idle.drain(..).zip(ready.connections);
@@ -138,6 +151,8 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) struct FactsConnection {
     stream: UnixStream,
     received: Vec<u8>,
+    /// The descriptor that came with the request.
+    descriptor: Option<OwnedFd>,
     /// The deadline of the request, and then of the response.
     until: Instant,
 }
@@ -147,6 +162,8 @@ pub(super) enum ClientRequest {
     Pod(FactsRequest),
     /// The agent's status.
     Status,
+    /// An ambient pod with its network namespace.
+    Ambient(AmbientPod, Netns),
 }
 
 /// The result of a read.
@@ -159,20 +176,29 @@ pub(super) enum ReceivedBytes {
 
 impl FactsConnection {
     pub(super) fn new(stream: UnixStream, now: Instant) -> Self {
-        Self { stream, received: Vec::new(), until: now + TIMEOUT }
+        Self { stream, received: Vec::new(), descriptor: None, until: now + TIMEOUT }
     }
 
     /// Reads what has arrived. A request ends with a newline, or where the client shuts down its sending side.
     pub(super) fn receive(&mut self) -> ReceivedBytes {
         let mut buffer = [0; MAX_REQUEST_BYTES];
-        let has_ended = match recv(self.stream.as_raw_fd(), &mut buffer, MsgFlags::MSG_DONTWAIT) {
-            Ok(length) => {
-                self.received.extend(buffer.iter().take(length));
-                length == 0 || self.received.contains(&b'\n')
-            }
-            Err(Errno::EAGAIN | Errno::EINTR) => return ReceivedBytes::Incomplete,
+        // The kernel closes descriptors for which there is no room.
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let (mut parts, flags) =
+            ([IoSliceMut::new(&mut buffer)], RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC);
+        let length = match recvmsg(&self.stream, &mut parts, &mut control, flags) {
+            Ok(read) => read.bytes,
+            Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return ReceivedBytes::Incomplete,
             Err(_) => return ReceivedBytes::Nothing,
         };
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(descriptors) = message {
+                self.descriptor = descriptors.last();
+            }
+        }
+        self.received.extend(buffer.iter().take(length));
+        let has_ended = length == 0 || self.received.contains(&b'\n');
         match (has_ended, self.received.len()) {
             (true, 1..) => ReceivedBytes::Request(self.parse()),
             (false, ..=MAX_REQUEST_BYTES) => ReceivedBytes::Incomplete,
@@ -182,6 +208,13 @@ impl FactsConnection {
 
     /// Parses the request, and sets the deadline of its response.
     fn parse(&mut self) -> Result<ClientRequest, WireError> {
+        if let Some(request) = ambient::decode_request(&self.received) {
+            let HandOverRequest { pod, timeout } = request?;
+            self.until = Instant::now() + timeout.min(MAX_TIMEOUT);
+            let netns = self.descriptor.take().and_then(|descriptor| Netns::received(descriptor).ok());
+            let netns = netns.ok_or(WireError::Malformed("comes without a network namespace"))?;
+            return Ok(ClientRequest::Ambient(pod, netns));
+        }
         let request = wire::decode_request(&self.received);
         let timeout = request.as_ref().ok().and_then(|request| request.timeout).unwrap_or(TIMEOUT);
         self.until = Instant::now() + timeout.min(MAX_TIMEOUT);

@@ -7,11 +7,9 @@
 
 mod connection;
 pub mod messages;
-mod pod;
 mod pods;
 mod status;
 
-pub use pod::{AmbientPod, InvalidPod, PodUid, ServiceAccount};
 pub use pods::{AddError, AmbientPods};
 pub use status::{ZtunnelCounts, ZtunnelStatus};
 

@@ -19,6 +19,5 @@ pub mod agent {
     pub mod ztunnel {
         #[allow(dead_code, reason = "only what is received is fuzzed")]
         pub mod messages;
-        pub mod pod;
     }
 }

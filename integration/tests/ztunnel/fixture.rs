@@ -1,9 +1,10 @@
 //! A running server, pods with a namespace, and what can be seen of both.
 
 use gybe_demo::testnet::namespace::Namespace;
-use gybe_installer::agent::ztunnel::{self, AddError, AmbientPod, AmbientPods, PodUid};
+use gybe_installer::agent::ztunnel::{self, AddError, AmbientPods};
 use gybe_integration::ztunnel::{Fault, Mesh, Observed, Ztunnel};
 use gybe_netfilter::kernel::netns::Netns;
+use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
 use gybe_test_support::{PATIENCE, TestDir, wait_for};
 use std::io::{PipeWriter, pipe};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};

@@ -1,6 +1,7 @@
 //! Facts from the node agent, over its unix socket. The messages are in `wire`, the wait for a socket that is away
 //! in `socket_watch`.
 
+use super::ambient::{self, AmbientPod, HandOverRequest};
 use super::socket_watch::SocketWatch;
 use super::wire::{self, FactsRequest, FactsResponse, MAX_RESPONSE_BYTES, WireError};
 use crate::args::PodRef;
@@ -8,11 +9,13 @@ use crate::bounded_read::{self, ReadError};
 use crate::pod::PodFacts;
 use nix::errno::Errno;
 use nix::sys::socket::{
-    AddressFamily, SockFlag, SockType, UnixAddr, connect, getsockopt, setsockopt, socket, sockopt,
+    AddressFamily, ControlMessage, MsgFlags, SockFlag, SockType, UnixAddr, connect, getsockopt, sendmsg,
+    setsockopt, socket, sockopt,
 };
 use nix::sys::time::TimeVal;
 use nix::unistd::{Uid, write};
-use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::io::IoSlice;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
@@ -166,6 +169,31 @@ pub fn exchange(
     let agent = connect_to(socket, Some(deadline))?;
     send_request(&agent, request, deadline)?;
     receive_response(&agent, deadline)
+}
+
+/// Hands over the open network namespace of an ambient pod, and waits until ztunnel has acknowledged the pod.
+///
+/// # Errors
+/// When no trusted agent responds before the deadline, or the agent reports why the pod is not in the mesh.
+pub fn hand_over(
+    socket: &Path,
+    pod: AmbientPod,
+    netns: BorrowedFd<'_>,
+    deadline: Instant,
+) -> Result<(), AgentFault> {
+    let agent = connect_to(socket, Some(deadline))?;
+    check_peer(&agent)?;
+    let timeout = deadline.saturating_duration_since(Instant::now());
+    let request = ambient::encode_request(&HandOverRequest { pod, timeout });
+    let (parts, descriptor) = ([IoSlice::new(request.as_bytes())], [netns.as_raw_fd()]);
+    let control = [ControlMessage::ScmRights(&descriptor)];
+    sendmsg::<UnixAddr>(agent.as_raw_fd(), &parts, &control, MsgFlags::MSG_NOSIGNAL, None)
+        .map_err(AgentFault::Unreachable)?;
+    match ambient::decode_response(&receive_response(&agent, deadline)?) {
+        Ok(response) => response.map_err(AgentFault::Reported),
+        Err(WireError::Incomplete) => Err(AgentFault::Closed),
+        Err(error) => Err(AgentFault::Invalid(error)),
+    }
 }
 
 fn send_request(

@@ -139,7 +139,7 @@ pub fn decode_response(bytes: &[u8]) -> Result<FactsResponse, WireError> {
 }
 
 /// Describes the fault without quoting the message, which may hold a secret.
-fn malformed(fault: &serde_json::Error) -> WireError {
+pub(super) fn malformed(fault: &serde_json::Error) -> WireError {
     match fault.is_eof() {
         true => WireError::Incomplete,
         false => WireError::Malformed(describe_json_error(fault)),

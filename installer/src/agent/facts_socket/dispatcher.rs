@@ -4,10 +4,13 @@
 
 use super::{ClientRequest, FactsConnection, ReceivedBytes};
 use crate::agent::pods::PodLookup;
+use crate::agent::ztunnel::AmbientPods;
 use crate::agent_status;
 use crate::agent_status::AgentStatus;
 use crate::log::Log;
+use gybe_netfilter::kernel::netns::Netns;
 use gybe_plugin::args::PodRef;
+use gybe_plugin::facts::ambient::{self, AmbientPod};
 use gybe_plugin::facts::wire;
 use gybe_plugin::facts::wire::{FactsRequest, FactsResponse, WireError};
 use serde_json::json;
@@ -15,7 +18,7 @@ use std::collections::VecDeque;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::thread::Scope;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// The part of a request's time that is reserved for sending the response.
 const SEND_TIME: Duration = Duration::from_millis(50);
@@ -24,6 +27,7 @@ const SEND_TIME: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy)]
 pub(super) struct Dispatcher<'scope, 'env> {
     pub(super) pods: &'scope dyn PodLookup,
+    pub(super) ambient: Option<&'scope AmbientPods>,
     pub(super) status: &'scope (dyn Fn() -> AgentStatus + Sync),
     pub(super) log: &'scope Log,
     pub(super) queue: &'scope JobQueue,
@@ -48,6 +52,9 @@ impl Dispatcher<'_, '_> {
                 Some(response) => self.respond(connection, &response),
                 None => self.enqueue(Job { connection, task: Task::LookUp(pod) }),
             },
+            Ok(ClientRequest::Ambient(pod, netns)) => {
+                self.enqueue(Job { connection, task: Task::Ambient(pod, netns) });
+            }
             Ok(ClientRequest::Status) => {
                 self.send(agent_status::encode_response(&(self.status)()), connection);
             }
@@ -75,15 +82,31 @@ impl Dispatcher<'_, '_> {
     /// Performs a job. It may block, so it runs on a thread of the queue.
     pub(super) fn perform(&self, Job { connection, task }: Job) {
         let bytes = match task {
-            Task::LookUp(_) if connection.is_closed() => return,
+            Task::LookUp(_) | Task::Ambient(..) if connection.is_closed() => return,
             Task::LookUp(pod) => {
                 let response = self.pods.wait_for(&pod, connection.until() - SEND_TIME);
                 self.log_fault(&response);
                 wire::encode_response(&response).into_bytes()
             }
+            Task::Ambient(pod, netns) => {
+                let response = self.add(pod, netns, connection.until() - SEND_TIME);
+                ambient::encode_response(&response).into_bytes()
+            }
             Task::Send(bytes) => bytes,
         };
         let _ = connection.send_all(&bytes);
+    }
+
+    /// Adds an ambient pod; waits until a ztunnel has acknowledged it.
+    fn add(&self, pod: AmbientPod, netns: Netns, until: Instant) -> Result<(), String> {
+        let name = pod.to_string();
+        let added = match self.ambient {
+            Some(pods) => pods.add(pod, netns, until).map_err(|why| why.to_string()),
+            None => Err("ambient mode is off on this node".to_owned()),
+        };
+        added.inspect_err(|cause| {
+            self.log.warn("gybe node: an ambient pod was refused", json!({ "pod": name, "cause": cause }));
+        })
     }
 
     fn log_fault(&self, response: &FactsResponse) {
@@ -110,6 +133,8 @@ pub(super) struct Job {
 pub(super) enum Task {
     /// Wait for a pod, and send its facts.
     LookUp(PodRef),
+    /// Wait until ztunnel has acknowledged a pod.
+    Ambient(AmbientPod, Netns),
     /// Send the rest of a response.
     Send(Vec<u8>),
 }

@@ -4,7 +4,7 @@
 //! ztunnel sends a hello first, and then one response for each request of the agent. A response has no id, so it belongs
 //! to the one request that is not answered yet.
 
-use super::pod::{AmbientPod, PodUid};
+use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
 use prost::{DecodeError, Message};
 
 /// The longest message of either side: ztunnel reads no more of a packet.

@@ -8,9 +8,9 @@
 //! | the newest | every pod that is added or gets another namespace |
 //! | each that has a pod | the pod's end |
 
-use super::pod::{AmbientPod, PodUid};
 use super::status::{ZtunnelCounts, ZtunnelStatus};
 use gybe_netfilter::kernel::netns::Netns;
+use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::cmp::Reverse;

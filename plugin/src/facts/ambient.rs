@@ -1,0 +1,241 @@
+//! The request by which the plugin hands over an ambient pod's open network namespace to the node agent, which passes it
+//! to ztunnel: one more request of the facts socket, in the form that `wire` describes, with the namespace as its only
+//! descriptor (`SCM_RIGHTS`, unix(7)). The agent responds when ztunnel has acknowledged the pod, or with the reason why
+//! the pod is not in the mesh. An agent without this request responds with an error. Pure.
+
+use super::wire::{VERSION, WireError, malformed};
+use crate::args::{ArgsError, Namespace, PodName};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use std::fmt;
+use std::time::Duration;
+
+/// A hand-over without its descriptor.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct HandOverRequest {
+    pub pod: AmbientPod,
+    /// How long the client waits for the response, in whole milliseconds.
+    pub timeout: Duration,
+}
+
+#[derive(Deserialize)]
+struct RequestJson {
+    version: u32,
+    ambient: PodJson,
+    deadline_ms: u64,
+}
+
+#[derive(Deserialize)]
+struct PodJson {
+    uid: String,
+    namespace: String,
+    name: String,
+    service_account: String,
+}
+
+#[derive(Deserialize)]
+struct ResponseJson {
+    version: u32,
+    #[serde(default)]
+    ambient: bool,
+    fault: Option<String>,
+}
+
+/// Encodes a request.
+pub fn encode_request(HandOverRequest { pod, timeout }: &HandOverRequest) -> String {
+    let pod = json!({
+        "uid": pod.uid.as_str(), "namespace": pod.namespace.as_str(), "name": pod.name.as_str(),
+        "service_account": pod.service_account.as_str(),
+    });
+    let timeout = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+    format!("{}\n", json!({ "version": VERSION, "ambient": pod, "deadline_ms": timeout }))
+}
+
+/// Decodes a request; none when the line is another request.
+pub fn decode_request(line: &[u8]) -> Option<Result<HandOverRequest, WireError>> {
+    let json: Value = serde_json::from_slice(line).ok()?;
+    json.get("ambient")?;
+    let decoded = match RequestJson::deserialize(json) {
+        Err(why) => Err(malformed(&why)),
+        Ok(RequestJson { version, .. }) if version != VERSION => Err(WireError::Version(version)),
+        Ok(RequestJson { ambient: pod, deadline_ms, .. }) => {
+            AmbientPod::parse(&pod.uid, &pod.namespace, &pod.name, &pod.service_account)
+                .map(|pod| HandOverRequest { pod, timeout: Duration::from_millis(deadline_ms) })
+                .map_err(|_| WireError::Malformed("has a name or a uid that is invalid in Kubernetes"))
+        }
+    };
+    Some(decoded)
+}
+
+/// Encodes the response: ztunnel has acknowledged the pod, or why it is not in the mesh.
+pub fn encode_response(response: &Result<(), String>) -> String {
+    let json = match response {
+        Ok(()) => json!({ "version": VERSION, "ambient": true }),
+        Err(why) => json!({ "version": VERSION, "fault": why }),
+    };
+    format!("{json}\n")
+}
+
+/// Decodes a response.
+///
+/// # Errors
+/// When it is malformed, of another version, or the response to another request.
+pub fn decode_response(bytes: &[u8]) -> Result<Result<(), String>, WireError> {
+    match serde_json::from_slice(bytes).map_err(|why| malformed(&why))? {
+        ResponseJson { version, .. } if version != VERSION => Err(WireError::Version(version)),
+        ResponseJson { fault: Some(why), .. } => Ok(Err(truncated(&why, MAX_CAUSE))),
+        ResponseJson { ambient: true, .. } => Ok(Ok(())),
+        _ => Err(WireError::Malformed("does not report a pod in the mesh")),
+    }
+}
+
+/// The characters of an invalid name that are kept.
+const MAX_NAME: usize = 100;
+
+/// The characters of a cause that are kept: ztunnel's own text is a part of it.
+const MAX_CAUSE: usize = 300;
+
+/// A pod whose traffic ztunnel takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AmbientPod {
+    pub uid: PodUid,
+    pub namespace: Namespace,
+    pub name: PodName,
+    pub service_account: ServiceAccount,
+}
+
+/// A pod's `metadata.uid`.
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+pub struct PodUid(String);
+
+/// The name of a service account: an RFC 1123 subdomain, as a pod's.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ServiceAccount(PodName);
+
+/// Why a pod cannot be named to ztunnel.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum InvalidPod {
+    #[error("the uid {0:?} is not 1 to {max} letters, digits and `-`", max = PodUid::MAX_BYTES)]
+    Uid(String),
+    #[error("{0:?} is not the name of a service account")]
+    ServiceAccount(String),
+    #[error(transparent)]
+    Name(#[from] ArgsError),
+}
+
+impl AmbientPod {
+    /// Parses the names.
+    ///
+    /// # Errors
+    /// When one of them is invalid in Kubernetes.
+    pub fn parse(uid: &str, namespace: &str, name: &str, service_account: &str) -> Result<Self, InvalidPod> {
+        let account = PodName::parse(service_account);
+        let account =
+            account.map_err(|_| InvalidPod::ServiceAccount(truncated(service_account, MAX_NAME)))?;
+        Ok(Self {
+            uid: PodUid::parse(uid)?,
+            namespace: Namespace::parse(namespace)?,
+            name: PodName::parse(name)?,
+            service_account: ServiceAccount(account),
+        })
+    }
+}
+
+impl fmt::Display for AmbientPod {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.namespace, self.name)
+    }
+}
+
+impl PodUid {
+    /// A uid of the API server has 36; the uid of a pod of a file has 32.
+    pub const MAX_BYTES: usize = 128;
+
+    /// Parses a uid.
+    ///
+    /// # Errors
+    /// When it is empty, too long, or has another character than a letter, a digit or `-`.
+    pub fn parse(text: &str) -> Result<Self, InvalidPod> {
+        let is_valid = (1..=Self::MAX_BYTES).contains(&text.len())
+            && text.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-');
+        if is_valid { Ok(Self(text.to_owned())) } else { Err(InvalidPod::Uid(truncated(text, MAX_NAME))) }
+    }
+
+    pub fn as_str(&self) -> &str {
+        &self.0
+    }
+}
+
+impl ServiceAccount {
+    pub fn as_str(&self) -> &str {
+        self.0.as_str()
+    }
+}
+
+fn truncated(text: &str, length: usize) -> String {
+    text.chars().take(length).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_that_kubernetes_does_not_have_are_refused() {
+        assert!(AmbientPod::parse("u-1", "shop", "cart-0", "default").is_ok());
+        for [uid, namespace, name, account] in [
+            ["", "shop", "cart-0", "default"],
+            ["../u", "shop", "cart-0", "default"],
+            [&"u".repeat(PodUid::MAX_BYTES + 1), "shop", "cart-0", "default"],
+            ["u-1", "", "cart-0", "default"],
+            ["u-1", "shop", "Cart", "default"],
+            ["u-1", "shop", "cart-0", ""],
+        ] {
+            assert!(
+                AmbientPod::parse(uid, namespace, name, account).is_err(),
+                "{uid} {namespace} {name} {account}"
+            );
+        }
+    }
+    #[test]
+    fn a_message_is_decoded_as_it_was_encoded() {
+        let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
+        let request = HandOverRequest { pod, timeout: Duration::from_millis(1950) };
+        assert_eq!(decode_request(encode_request(&request).as_bytes()), Some(Ok(request)));
+        for response in [Ok(()), Err("no ztunnel is connected".to_owned())] {
+            assert_eq!(decode_response(encode_response(&response).as_bytes()), Ok(response));
+        }
+        let long = decode_response(encode_response(&Err("x".repeat(5000))).as_bytes()).unwrap();
+        assert_eq!(long.unwrap_err().len(), MAX_CAUSE);
+    }
+
+    #[test]
+    fn other_requests_and_responses_are_never_taken_for_a_hand_over() {
+        use crate::facts::wire;
+        let facts = br#"{"version": 1, "namespace": "shop", "name": "cart-0", "uid": "u1"}"#;
+        assert_eq!(decode_request(facts), None);
+        assert_eq!(decode_request(br#"{"version": 1, "status": true}"#), None);
+        let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
+        let request = encode_request(&HandOverRequest { pod, timeout: Duration::ZERO });
+        assert!(wire::decode_request(request.as_bytes()).is_err(), "an older agent responds with an error");
+        for text in [
+            "{}",
+            r#"{"version": 1}"#,
+            r#"{"version": 2, "ambient": true}"#,
+            r#"{"version": 1, "ambient": 1}"#,
+        ] {
+            assert!(decode_response(text.as_bytes()).is_err(), "{text}");
+        }
+        let newer = request.replace("\"version\":1", "\"version\":2");
+        assert_eq!(decode_request(newer.as_bytes()), Some(Err(WireError::Version(2))));
+        for (valid, invalid) in
+            [("\"u-1\"", "\"../u\""), ("\"shop\"", "7"), ("\"deadline_ms\":0", "\"deadline_ms\":-1")]
+        {
+            let request = request.replace(valid, invalid);
+            assert!(
+                matches!(decode_request(request.as_bytes()), Some(Err(WireError::Malformed(_)))),
+                "{request}"
+            );
+        }
+    }
+}
