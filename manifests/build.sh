@@ -9,43 +9,21 @@
 #
 # Also lints the chart, and runs the unit tests of its alerts.
 #
-# Uses the installed helm if its version is 3.14 or later, and the installed kustomize or kubectl's if its version is 5 or
-# later. Otherwise builds them with Go, below target/tools, and unpacks Debian 12's promtool there where none is installed.
+# Uses kubectl's kustomize if its version is 5 or later; manifests/tool.sh finds or builds the other programs.
 set -eu
 cd "$(dirname "$0")/.."
 # shellcheck source=integration/setup-lock.sh
 . integration/setup-lock.sh
 
-kustomize_version=v5.7.1 helm_version=v3.19.5
-tools="$PWD/target/tools" out=target/manifests
-of_version_5='v([5-9]|[1-9][0-9]+)\.'
-of_version_3_14='^v(3\.(1[4-9]|[2-9][0-9])|[4-9])'
-
-# install PROGRAM MODULE@VERSION
-install() {
-    [ -x "$tools/$1" ] || GOBIN="$tools" GOFLAGS=-buildvcs=false integration/go.sh install "$2"
-}
-
-if kustomize version 2>/dev/null | grep -Eq "$of_version_5"; then
-    build() { kustomize build "$1"; }
-elif kubectl version --client 2>/dev/null | grep -Eq "^Kustomize Version: $of_version_5"; then
+out=target/manifests
+if kubectl version --client 2>/dev/null | grep -Eq "^Kustomize Version: v([5-9]|[1-9][0-9]+)\."; then
     build() { kubectl kustomize "$1"; }
 else
-    install kustomize "sigs.k8s.io/kustomize/kustomize/v5@$kustomize_version"
-    build() { "$tools/kustomize" build "$1"; }
+    kustomize=$(manifests/tool.sh kustomize)
+    build() { "$kustomize" build "$1"; }
 fi
-if helm version --short 2>/dev/null | grep -Eq "$of_version_3_14"; then
-    helm=helm
-else
-    install helm "helm.sh/helm/v3/cmd/helm@$helm_version"
-    helm=$tools/helm
-fi
-
-promtool=promtool
-if ! command -v promtool >/dev/null; then
-    promtool=$tools/prometheus/usr/bin/promtool
-    [ -x "$promtool" ] || integration/debian-unpack.sh "$tools/prometheus" bookworm prometheus
-fi
+helm=$(manifests/tool.sh helm)
+promtool=$(manifests/tool.sh promtool)
 
 # render_all ARGUMENT...: prints the chart's objects, with those of hooks.
 render_all() {

@@ -3,7 +3,7 @@
 # in a real API server, which validates and stores the objects; then upgrades, rolls back and deletes it. No node runs, so
 # the Job before the deletion fails, or is left out. DIRECTORY has etcd, kube-apiserver (of VERSION in
 # kubernetes-VERSION) and kubectl, as `make -C manifests chart` builds them (target/cluster). Runs in a network namespace of its own, with the helm that
-# manifests/build.sh has used.
+# manifests/build.sh has built.
 set -eu
 cd "$(dirname "$0")/.."
 programs=$(realpath "$1") apiserver=${2:+kubernetes-$2/}kube-apiserver
@@ -12,8 +12,7 @@ if [ -z "${GYBE_IN_NAMESPACE:-}" ]; then
     GYBE_IN_NAMESPACE=1 exec unshare --net --pid --fork --kill-child --mount-proc "$0" "$programs" ${2:+"$2"}
 fi
 
-helm=$PWD/target/tools/helm
-[ -x "$helm" ] || helm=helm
+helm=$(manifests/tool.sh helm)
 data=$(mktemp -d)
 trap 'rm -rf "$data"' EXIT
 export HELM_CACHE_HOME="$data" HELM_CONFIG_HOME="$data" HELM_DATA_HOME="$data"

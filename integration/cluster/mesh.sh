@@ -22,9 +22,7 @@ if [ ! -x "$into/envoy-$envoy" ]; then
 fi
 ln -sfn "envoy-$envoy" "$into/envoy"
 
-helm=$PWD/target/tools/helm
-[ -x "$helm" ] || helm=$(command -v helm)
-ln -sfn "$helm" "$into/helm"
+ln -sfn "$(manifests/tool.sh helm)" "$into/helm"
 if ! cmp -s integration/cluster/dns/go.sum "$into/coredns.sum"; then
     echo "building CoreDNS"
     CGO_ENABLED=0 integration/go.sh build -C integration/cluster/dns -mod=readonly -ldflags '-s -w' -o "$into/coredns" .
