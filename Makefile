@@ -44,13 +44,14 @@ contents-packages:
 
 image: contents ## their image, dist/gybe-VERSION.oci.tar; BUILDER=docker: in docker's store
 ifdef BUILDER
-	$(BUILDER) build --file manifests/Containerfile --platform linux/$(PLATFORM) --tag gybe:$(CARGO_VERSION) $(DIST)
+	$(BUILDER) build --file manifests/Containerfile --platform linux/$(PLATFORM) \
+	    --build-arg VERSION=$(CARGO_VERSION) --tag gybe:$(CARGO_VERSION) $(DIST)
 else
 	manifests/image.sh $(CARGO_VERSION) $(DIST)/gybe-$(CARGO_VERSION).oci.tar $(PLATFORM)=$(DIST)
 endif
 
-release: ## a release in dist/release: VERSION=x.y.z IMAGE=registry.example/mesh/gybe
-	manifests/release.sh $(VERSION) $(IMAGE)
+release: ## a release in dist/release: VERSION=x.y.z IMAGE=registry.example/mesh/gybe SOURCE=https://…
+	manifests/release.sh '$(VERSION)' $(or $(IMAGE),gybe) $(SOURCE)
 
 docs: ## the documentation of the code, target/doc; warnings are errors
 	RUSTDOCFLAGS='-D warnings' cargo doc --quiet --locked --no-deps

@@ -105,6 +105,7 @@ YAML
     build "target/components/$name" >"$out/with-$name.yaml"
 done
 
+sed -n 's|^icon: data:image/svg+xml;base64,||p' manifests/chart/Chart.yaml | base64 --decode | cmp - docs/img/icon.svg
 "$helm" lint --quiet --strict --kube-version 1.30.0 manifests/chart
 "$promtool" test rules manifests/alerts-test.yaml
 for platform in $(sed -n 's/^\([a-z0-9]*\):.*/\1/p' manifests/chart/files/platforms.yaml); do

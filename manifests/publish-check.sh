@@ -1,0 +1,101 @@
+#!/usr/bin/env bash
+# publish-check.sh DIRECTORY VERSION: publishes what `make release IMAGE=localhost:5000/mesh/gybe` built in that clone, to
+# a registry (distribution) that runs meanwhile, signed with keys that are thrown away. Then, as a user does: verifies
+# the signatures, pulls and installs the chart (as far as helm does without a cluster) and the image, and installs
+# `kubectl gybe` with krew. Runs in a network namespace of its own.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+clone=$(realpath "$1") version=$2 image=localhost:5000/mesh/gybe
+
+if [ -z "${GYBE_IN_NAMESPACE:-}" ]; then
+    # Inside there is no network to fetch them from.
+    integration/setup.sh publish
+    for program in registry cosign helm krew; do
+        manifests/tool.sh "$program" >/dev/null
+    done
+    GYBE_IN_NAMESPACE=1 exec unshare --net --pid --fork --kill-child --mount-proc "$0" "$@"
+fi
+
+for program in registry cosign helm krew; do
+    declare "$program=$(manifests/tool.sh "$program")"
+done
+ip link set lo up
+data=$(mktemp -d)
+trap 'rm -rf "$data"' EXIT
+export HOME=$data HELM_CACHE_HOME=$data/helm HELM_CONFIG_HOME=$data/helm HELM_DATA_HOME=$data/helm KREW_ROOT=$data/krew
+fail() { echo "publish-check: $1" >&2; exit 1; }
+# refused TEXT COMMAND...: the command fails with this text.
+refused() {
+    if "${@:2}" >"$data/log" 2>&1; then fail "passed: ${*:2}"; fi
+    grep -qiE "$1" "$data/log" || { cat "$data/log" >&2; fail "failed for another reason: ${*:2}"; }
+}
+
+cat >"$data/registry.yml" <<YAML
+version: 0.1
+log: { accesslog: { disabled: true }, level: error }
+storage: { filesystem: { rootdirectory: $data/registry } }
+http: { addr: "localhost:5000", secret: thrown-away }
+YAML
+OTEL_TRACES_EXPORTER=none "$registry" serve "$data/registry.yml" >"$data/registry.log" 2>&1 &
+served=""
+for _ in {1..100}; do
+    if (exec 3<>/dev/tcp/localhost/5000) 2>/dev/null; then served=yes && break; fi
+    sleep 0.1
+done
+[ -n "$served" ] || { cat "$data/registry.log" >&2; fail "the registry does not listen"; }
+
+export COSIGN_PASSWORD=thrown-away
+for name in used other; do
+    (cd "$data" && "$cosign" generate-key-pair --output-key-prefix "$name" 2>/dev/null)
+done
+COSIGN_KEY=$data/used.key "$clone/manifests/release.sh" --publish "$version" "$image"
+while IFS="=" read -r name value; do declare "published_$name=$value"; done <"$clone/dist/published"
+
+# What docs/INSTALL.md names, with a key instead of the workflow's identity, and without the public log.
+released=$clone/dist/release
+verify() { "$cosign" "$1" --key "$data/$2.pub" --insecure-ignore-tlog=true "${@:3}" >"$data/verified" 2>"$data/log"; }
+verify verify used "$image:$version" || { cat "$data/log" >&2; fail "the image's signature"; }
+verify verify used "$published_chart:$version" || { cat "$data/log" >&2; fail "the chart's signature"; }
+verify verify-blob used --bundle "$released/SHA256SUMS.sigstore.json" "$released/SHA256SUMS" ||
+    { cat "$data/log" >&2; fail "the signature of the checksums"; }
+refused 'no (matching )?signatures|invalid signature' \
+    "$cosign" verify --key "$data/other.pub" --insecure-ignore-tlog=true "$image:$version"
+sed 's/^./0/' "$released/SHA256SUMS" >"$data/changed"
+refused 'invalid signature|failed to verify|does not match' "$cosign" verify-blob --key "$data/used.pub" \
+    --insecure-ignore-tlog=true --bundle "$released/SHA256SUMS.sigstore.json" "$data/changed"
+echo "verified: image, chart, checksums"
+
+skopeo copy --quiet --all --src-tls-verify=false "docker://$image@$published_image_digest" "oci:$data/pulled:gybe"
+for architecture in amd64 arm64; do
+    digest=$(skopeo inspect --raw "oci:$data/pulled:gybe" |
+        jq -r --arg it "$architecture" '.manifests[] | select(.platform.architecture == $it).digest')
+    verify verify-attestation used --type cyclonedx "$image@$digest" ||
+        { cat "$data/log" >&2; fail "the list of crates of $architecture"; }
+    jq -r .payload "$data/verified" | base64 -d | jq -S .predicate >"$data/attested"
+    jq -S . "$released/gybe-linux-$architecture.cdx.json" | cmp - "$data/attested"
+    skopeo inspect --config --raw --override-os linux --override-arch "$architecture" "oci:$data/pulled:gybe" \
+        >"$data/config"
+    [ "$(jq -r '.config.Labels["org.opencontainers.image.version"]' "$data/config")" = "$version" ] ||
+        fail "the label of the version, $architecture"
+done
+echo "pulled: $image@$published_image_digest, both architectures, with their lists of crates"
+
+"$helm" pull "oci://$published_chart" --version "$version" --plain-http --destination "$data" >"$data/log" 2>&1 ||
+    { cat "$data/log" >&2; fail "the chart was not pulled"; }
+cmp "$data/gybe-$version.tgz" "$released/gybe-$version.tgz"
+"$helm" install gybe "oci://$published_chart" --version "$version" --plain-http --namespace gybe-system \
+    --dry-run=client >"$data/installed" 2>"$data/log" || { cat "$data/log" >&2; fail "helm install"; }
+images=$(sed -n 's/^ *image: *//p' "$data/installed" | sort -u)
+[ "$images" = "$image:$version" ] || fail "the chart names other images: $images"
+echo "rendered by helm install oci://$published_chart"
+
+mkdir -p "$KREW_ROOT"
+"$krew" install --manifest "$released/gybe.krew.yaml" \
+    --archive "$released/kubectl-gybe-linux-$(dpkg --print-architecture).tar.gz" >"$data/log" 2>&1 ||
+    { cat "$data/log" >&2; fail "krew install"; }
+[ "$("$KREW_ROOT/bin/kubectl-gybe" version | head -n 1 | grep -oE '[0-9]+\.[0-9]+\.[0-9]+' | head -n 1)" = "$version" ] ||
+    fail "kubectl gybe version"
+sed 's/sha256: ./sha256: 0/' "$released/gybe.krew.yaml" >"$data/changed.yaml"
+KREW_ROOT=$data/krew-other refused 'checksum' "$krew" install --manifest "$data/changed.yaml" \
+    --archive "$released/kubectl-gybe-linux-$(dpkg --print-architecture).tar.gz"
+echo "installed with krew: kubectl gybe"
