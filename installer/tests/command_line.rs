@@ -228,6 +228,41 @@ fn a_failure_is_one_sentence_with_all_layers() {
 }
 
 #[test]
+fn explain_takes_the_pod_without_the_flag() {
+    let file = TestDir::new("explain");
+    let path = file.path().join("pod.yaml");
+    std::fs::write(&path, pod("", "")).unwrap();
+    let path = path.to_str().unwrap();
+    for arguments in [["explain", path].as_slice(), &["explain", "--pod", path]] {
+        let run = gybe(arguments, "");
+        assert_eq!((run.code, run.err.as_str()), (0, ""), "{arguments:?}");
+        assert!(run.out.starts_with("Pod/shop: redirected"), "{}", run.out);
+    }
+    assert_eq!(gybe(&["explain", "-"], &pod("", "")).code, 0);
+    let both = gybe(&["explain", "--pod", path, path], "");
+    assert!(both.code == 2 && both.err.contains("cannot be used with"), "{}", both.err);
+    assert_eq!(gybe(&["explain"], "").code, 2);
+    // A value of several lines is one line of the output.
+    let run = gybe(&["explain", "-"], &pod("", r#"args: ["router\nof", "the mesh"]"#));
+    assert!(run.out.contains("\"router of the mesh\"") && !run.out.contains("\\n"), "{}", run.out);
+}
+
+#[test]
+fn trace_says_what_it_takes_instead_of_a_name() {
+    for (argument, expected) in [
+        ("example.com:80", "give one as ADDRESS:80"),
+        ("example.com", "give one as ADDRESS:PORT"),
+        ("10.1.2.3", "add the port: 10.1.2.3:PORT"),
+        ("10.1.2.3:http", "http is no port"),
+        ("2001:db8::1:80", "write the address in brackets: [2001:db8::1]:80"),
+    ] {
+        let run = gybe(&["trace", "--policy", "-", "out", "tcp", argument], "{}");
+        assert_eq!(run.code, 2, "{argument}");
+        assert!(run.err.contains(expected), "{argument}: {}", run.err);
+    }
+}
+
+#[test]
 fn trace_prints_the_outcome_and_the_rule() {
     for (line, outcome, port, source) in [
         ("out tcp 10.1.2.3:80", "redirected", Some(15001), "192.0.2.1:40000"),

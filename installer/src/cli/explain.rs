@@ -11,6 +11,7 @@ use clap::{ArgGroup, Args};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::decide::Decision;
 use gybe_plugin::pod::PodFacts;
+use std::path::PathBuf;
 
 /// Explain what gybe-cni does with a pod, and why
 ///
@@ -18,16 +19,19 @@ use gybe_plugin::pod::PodFacts;
 /// the default), and the policy in words; for a pod without a sidecar, what kept it out of injection. With --json
 /// `policy` is a policy file. The plugin's own code decides.
 ///
-/// --pod NAMESPACE/NAME queries the sources that the plugin on this node uses, with the configuration in the node's
+/// NAMESPACE/NAME queries the sources that the plugin on this node uses, with the configuration in the node's
 /// entry. A manifest that also contains the pod's Namespace shows its labels. Exit code 1: a pod is refused.
 #[derive(Debug, Args)]
-#[command(group = ArgGroup::new("explained").args(["pod"]).required(true))]
+#[command(group = ArgGroup::new("explained").args(["pod", "pod_argument"]).required(true))]
 #[command(after_help = examples(&[
-    "gybe explain --pod deployment.yaml",
-    "gybe explain --pod shop/cart-0",
-    "kubectl get namespace/shop pod/cart-0 -n shop -o yaml | gybe explain --pod -",
+    "gybe explain deployment.yaml",
+    "gybe explain shop/cart-0",
+    "kubectl get namespace/shop pod/cart-0 -n shop -o yaml | gybe explain -",
 ]))]
 pub(super) struct ExplainArgs {
+    /// The same as --pod
+    #[arg(value_name = "FILE|NAMESPACE/NAME")]
+    pod_argument: Option<PathBuf>,
     #[command(flatten)]
     pods: PodArgs,
     #[command(flatten)]
@@ -40,11 +44,12 @@ pub(super) struct ExplainArgs {
 
 impl ExplainArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
-        let conf = self.pods.plugin_conf()?;
-        let explanations = match self.pods.named_pod() {
+        let pods = self.pods.or(self.pod_argument.as_deref());
+        let conf = pods.plugin_conf()?;
+        let explanations = match pods.named_pod() {
             Some(pod) => vec![self.known(pod, &self.on_node.known(pod, conf)?)?],
             None => {
-                let (conf, pods) = (conf.unwrap_or_default(), self.pods.templates()?);
+                let (conf, pods) = (conf.unwrap_or_default(), pods.templates()?);
                 pods.iter().map(|pod| self.template(pod, &conf)).collect::<Result<_, _>>()?
             }
         };

@@ -6,6 +6,7 @@ use super::style::heading;
 use anstream::adapter::strip_str;
 use clap::{Args, Command, ValueEnum};
 use serde_json::json;
+use std::io;
 use std::path::PathBuf;
 
 /// Every command, in the order and under the heading in which `gybe --help` lists it.
@@ -121,15 +122,67 @@ impl ManArgs {
         // `gybe help COMMAND` prints the same page.
         command = command.disable_help_subcommand(true);
         command.build();
-        let pages = command.get_subcommands().filter(|one| !one.is_hide_set()).count();
+        let commands: Vec<Command> =
+            command.get_subcommands().filter(|one| !one.is_hide_set()).cloned().collect();
+        let pages = commands.len();
+        let write = |command: Command| {
+            let name = command.get_display_name().unwrap_or_else(|| command.get_name());
+            std::fs::write(directory.join(format!("{name}.1")), man_page(command)?)
+        };
         std::fs::create_dir_all(directory)
-            .and_then(|()| clap_mangen::generate_to(command, directory))
+            .and_then(|()| commands.into_iter().chain([command]).try_for_each(write))
             .map_err(|why| {
                 CommandError::because(format!("cannot write man pages to {}", directory.display()), why)
             })?;
         let text = format!("wrote man pages of gybe and {pages} commands to {}\n", directory.display());
         Ok(CommandOutput::done(text, json!({ "directory": directory, "commands": pages })))
     }
+}
+
+/// Returns the man page of a command that has been built. clap's own synopsis has options without their values.
+fn man_page(command: Command) -> io::Result<Vec<u8>> {
+    let synopsis = synopsis(&command).replace('-', "\\-");
+    let has_options = command.get_arguments().any(|arg| !arg.is_hide_set());
+    let (has_commands, has_extra) = (command.has_subcommands(), command.get_after_help().is_some());
+    let has_version = command.get_version().is_some();
+    let (man, mut page) = (clap_mangen::Man::new(command), Vec::new());
+    man.render_title(&mut page)?;
+    man.render_name_section(&mut page)?;
+    page.extend(format!(".SH SYNOPSIS\n{synopsis}\n").bytes());
+    man.render_description_section(&mut page)?;
+    if has_options {
+        man.render_options_section(&mut page)?;
+    }
+    if has_commands {
+        man.render_subcommands_section(&mut page)?;
+    }
+    if has_extra {
+        man.render_extra_section(&mut page)?;
+    }
+    if has_version {
+        man.render_version_section(&mut page)?;
+    }
+    Ok(page)
+}
+
+/// Returns the usage with every option and its value.
+fn synopsis(command: &Command) -> String {
+    let usage = command.clone().render_usage().to_string();
+    let usage = usage.trim_start_matches("Usage:").trim();
+    let optional =
+        command.get_opts().chain(command.get_arguments().filter(|arg| !arg.get_action().takes_values()));
+    let options: Vec<String> = optional
+        .filter(|arg| !arg.is_hide_set())
+        .filter_map(|arg| {
+            let long = format!("--{}", arg.get_long()?);
+            let values: String =
+                arg.get_value_names().into_iter().flatten().map(|name| format!(" <{name}>")).collect();
+            let values = if arg.get_action().takes_values() { values } else { String::new() };
+            let is_named = usage.split(['<', '|', ' ', '>', '[']).any(|word| word == long);
+            (!is_named).then(|| format!("[{long}{values}]"))
+        })
+        .collect();
+    usage.replace("[OPTIONS]", &options.join(" "))
 }
 
 #[cfg(test)]
@@ -156,6 +209,44 @@ mod tests {
                 );
             }
         }
+    }
+
+    #[test]
+    fn the_synopsis_of_a_man_page_has_every_option_with_its_value() {
+        let mut command = crate::cli::command().disable_help_subcommand(true);
+        command.build();
+        for one in command.get_subcommands().chain([&command]) {
+            let synopsis = synopsis(one);
+            assert!(!synopsis.contains("[OPTIONS]"), "{synopsis}");
+            for arg in one.get_opts().filter(|arg| !arg.is_hide_set()) {
+                let long = format!("--{} ", arg.get_long().unwrap());
+                let values = if arg.get_num_args().is_some_and(|n| n.min_values() == 0) { "" } else { "<" };
+                assert!(
+                    synopsis.contains(&format!("{long}{values}")) || values.is_empty(),
+                    "{long}: {synopsis}"
+                );
+            }
+        }
+        let trace = command.find_subcommand("trace").unwrap().clone();
+        assert!(synopsis(&trace).starts_with("gybe trace "), "{}", synopsis(&trace));
+        let page = String::from_utf8(man_page(trace).unwrap()).unwrap();
+        assert!(page.contains("[\\-\\-pod <FILE>]") && page.contains("<tcp|udp> <ADDRESS:PORT>\n"), "{page}");
+    }
+
+    #[test]
+    fn no_word_of_the_help_is_broken_on_a_terminal_of_80_columns() {
+        let mut command = crate::cli::command().term_width(80);
+        command.build();
+        let words = |text: &str| text.split_whitespace().map(str::to_owned).collect::<Vec<_>>();
+        for one in command.get_subcommands().filter(|one| one.get_name() != "help") {
+            let [narrow, wide] =
+                [80, 1000].map(|width| one.clone().term_width(width).render_long_help().to_string());
+            assert_eq!(words(&narrow), words(&wide), "{}", one.get_name());
+            assert!(!narrow.contains("\\n"), "{narrow}");
+        }
+        // The exit codes are set in lines here, not by clap.
+        let after = command.get_after_help().unwrap().to_string();
+        assert_eq!(after.lines().find(|line| line.chars().count() > 80), None, "{after}");
     }
 
     #[test]

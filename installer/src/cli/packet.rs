@@ -8,7 +8,7 @@ use gybe_netfilter::model::packet::{Direction, Owner, Packet};
 use gybe_netfilter::model::policy::InterfaceName;
 use gybe_netfilter::model::ruleset::Transport;
 use serde_json::{Value, json};
-use std::net::{AddrParseError, IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
 /// The direction of a connection from the pod's point of view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -28,7 +28,7 @@ pub(super) struct PacketArgs {
     /// The transport protocol
     #[arg(value_name = "tcp|udp", hide_possible_values = true, value_parser = transport())]
     protocol: Transport,
-    /// The destination: ADDRESS:PORT, or [ADDRESS]:PORT for IPv6
+    /// The destination: ADDRESS:PORT, or [ADDRESS]:PORT for IPv6; no name of a host
     #[arg(value_name = "ADDRESS:PORT", value_parser = destination)]
     to: SocketAddr,
     /// The source: ADDRESS or ADDRESS:PORT [default: an address of the documentation range]
@@ -200,13 +200,27 @@ fn source(text: &str) -> Result<SocketAddr, String> {
 
 /// The address in the packets of a connection to this one: the kernel sends those to 0.0.0.0 and `::` to the loopback
 /// address (`ip_route_connect`, include/net/route.h; `tcp_v6_connect`, net/ipv6/tcp_ipv6.c, v6.18).
-fn destination(text: &str) -> Result<SocketAddr, AddrParseError> {
-    let to = of_the_packet(text.parse()?);
+fn destination(text: &str) -> Result<SocketAddr, String> {
+    let to = of_the_packet(text.parse().map_err(|_| not_a_destination(text))?);
     let loopback = match to {
         SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
         SocketAddr::V6(_) => Ipv6Addr::LOCALHOST.into(),
     };
     Ok(if to.ip().is_unspecified() { SocketAddr::new(loopback, to.port()) } else { to })
+}
+
+/// Names are not resolved: rules compare addresses, and the pod's answer may differ from this host's.
+fn not_a_destination(text: &str) -> String {
+    let (host, port) = text.rsplit_once(':').unwrap_or((text, "PORT"));
+    match host.parse::<IpAddr>() {
+        Ok(_) if port == "PORT" => format!("add the port: {text}:PORT"),
+        Ok(IpAddr::V6(_)) => format!("write the address in brackets: [{host}]:{port}"),
+        Ok(IpAddr::V4(_)) => format!("{port} is no port"),
+        Err(_) => format!(
+            "{host} is no address, and names are not resolved: the pod's answer may be another one than this host's; \
+             in the pod, getent ahosts {host} prints its addresses; give one as ADDRESS:{port}"
+        ),
+    }
 }
 
 /// A process that connects to `::ffff:10.1.2.3` sends IPv4 packets.

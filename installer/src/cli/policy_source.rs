@@ -29,7 +29,7 @@ pub(super) struct PolicyArgs {
 }
 
 /// The flags that name a pod and the plugin's configuration.
-#[derive(Debug, Args)]
+#[derive(Debug, Clone, Args)]
 pub(super) struct PodArgs {
     /// A manifest with a pod or a pod template (YAML or JSON); - is stdin
     #[arg(long, value_name = "FILE")]
@@ -123,6 +123,12 @@ impl PodArgs {
     pub(super) fn named_pod(&self) -> Option<&str> {
         let path = self.pod.as_deref().filter(|path| path.as_os_str() != "-" && !path.exists())?;
         path.to_str()
+    }
+
+    /// Returns the same with this pod, where none is given.
+    pub(super) fn or(&self, pod: Option<&Path>) -> Self {
+        let pod = self.pod.clone().or_else(|| pod.map(Path::to_owned));
+        Self { pod, ..self.clone() }
     }
 
     pub(super) fn plugin_conf(&self) -> Result<Option<PluginConf>, CommandError> {

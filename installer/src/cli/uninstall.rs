@@ -9,7 +9,7 @@ use crate::diagnosis::doctor::observe::{AgentContact, query_agent};
 use crate::host::desired::{PutBack, Uninstall};
 use crate::host::observe::{FileName, NodeDirectories};
 use crate::host::settings::FACTS_SOCKET;
-use crate::host::uninstall::{self, KeptProgram, OtherDirectories, UninstallReport};
+use crate::host::uninstall::{self, KeptProgram, KeptReason, OtherDirectories, UninstallReport};
 use clap::Args;
 use gybe_plugin::probe_cache::DIRECTORY;
 use serde_json::{Value, json};
@@ -108,11 +108,26 @@ fn text(out: &UninstallReport) -> String {
             format!("{}: something of gybe is in other directories\n", doubtful("not finished"))
         }
         (false, true) => {
-            "no conf file names gybe-cni; to finish, run gybe uninstall again afterwards\n".to_owned()
+            format!("no conf file names gybe-cni; to finish, run gybe uninstall again {}\n", when(&out.stays))
         }
         (false, false) => format!("{}: a conf file still names gybe-cni\n", bad("not uninstalled")),
     };
     passes + &stays.collect::<String>() + &end
+}
+
+/// When another call may be able to remove the programs that stay.
+fn when(stays: &[KeptProgram]) -> String {
+    let seconds = stays.iter().filter_map(|kept| match kept.until {
+        KeptReason::GracePeriod { seconds } => Some(seconds),
+        _ => None,
+    });
+    match seconds.max() {
+        Some(seconds) => format!("in {seconds} s"),
+        None if stays.iter().any(|kept| kept.until == KeptReason::Named) => {
+            "when these sandboxes have ended".to_owned()
+        }
+        None => "afterwards".to_owned(),
+    }
 }
 
 fn as_json(out: &UninstallReport) -> Value {

@@ -216,9 +216,10 @@ fn plain(value: &Value) -> String {
     }
 }
 
-/// Quotes a text of the manifest, truncated.
+/// Quotes a text of the manifest in one line, truncated.
 fn quoted(text: &str) -> String {
     const MOST: usize = 60;
+    let text = text.split_whitespace().collect::<Vec<_>>().join(" ");
     let short: String = text.chars().take(MOST).collect();
     let more = if short.len() < text.len() { "…" } else { "" };
     format!("{short:?}{more}")

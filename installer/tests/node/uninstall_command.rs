@@ -29,7 +29,11 @@ fn f29_the_first_uninstall_removes_the_entry_and_the_second_the_programs() {
     assert_eq!(node.conf_files(), before);
     assert_eq!(node.programs(), ["gybe", "gybe-cni"], "a sandbox may be starting");
     assert!(first.out.contains("s: the DEL of a sandbox that was just being made"), "{}", first.out);
-    assert!(first.out.ends_with("to finish, run gybe uninstall again afterwards\n"), "{}", first.out);
+    assert!(
+        first.out.ends_with("s\n") && first.out.contains("to finish, run gybe uninstall again in "),
+        "{}",
+        first.out
+    );
     let again = node.uninstall("--json").json();
     let until = again["stays"][0]["until"].as_str().unwrap();
     assert!(
