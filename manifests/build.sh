@@ -131,6 +131,21 @@ if grep -n gybe-leave "$out/chart/applied"; then
     exit 1
 fi
 render -f manifests/chart-values/all.yaml >"$out/chart/all.yaml"
+render_all -f manifests/chart-values/renamed.yaml --set leave.enabled=true >"$out/chart/renamed.yaml"
+render_all -f manifests/chart-values/own-rights.yaml --set leave.enabled=true >"$out/chart/own-rights.yaml"
+# notes NAME ARGUMENT...: what helm prints after the installation, which only a cluster makes it print.
+mkdir -p "$out/notes"
+cp -R manifests/chart/. "$out/notes/"
+echo 'notes: {{ include (print .Template.BasePath "/NOTES.txt") . | toJson }}' >"$out/notes/templates/notes.yaml"
+notes() {
+    name=$1
+    shift
+    "$helm" template gybe "$out/notes" --namespace gybe-system --kube-version 1.30.0 --show-only templates/notes.yaml "$@" \
+        >"$out/chart/notes-$name.yaml"
+}
+notes default
+notes istio-cni -f manifests/chart-values/istio-cni.yaml
+notes pools -f manifests/chart-values/pools.yaml --set fullnameOverride=mesh
 render --set serviceMonitor.enabled=true >"$out/chart/servicemonitor.yaml"
 render -f manifests/chart-values/istio-cni.yaml >"$out/chart/istio-cni.yaml"
 render -f manifests/chart-values/istio-cni-label.yaml >"$out/chart/istio-cni-label.yaml"
@@ -149,3 +164,19 @@ refused taint-twice 'NodeReadiness is in nodeTaints' --set "$critical" --set nod
 refused monitors 'would scrape each agent twice' --set podMonitor.enabled=true,serviceMonitor.enabled=true
 refused servicemonitor-port 'serviceMonitor.enabled needs metrics.port' --set serviceMonitor.enabled=true,metrics.port=0
 refused podmonitor-port 'podMonitor.enabled needs metrics.port' --set podMonitor.enabled=true,metrics.port=0
+# A value of the wrong type, or a misspelled one: the error names it.
+refused affinity-type "'/affinity/nodeAffinity': got array, want object" --set-json 'affinity.nodeAffinity=[]'
+refused affinity-key "additional properties 'nodeAfinity' not allowed" --set-json 'affinity.nodeAfinity={}'
+refused affinity-pool "'/pools/edge/affinity': got string, want object" --set pools.edge.affinity=zone
+refused grace "'/terminationGracePeriodSeconds': got string" --set-string terminationGracePeriodSeconds=1m
+refused probe "'/livenessProbe/periodSeconds': got string, want integer" --set-string livenessProbe.periodSeconds=5s
+refused probe-command "additional properties 'exec' not allowed" --set readinessProbe.exec.command={true}
+refused surge "'/updateStrategy/rollingUpdate/maxSurge'" --set updateStrategy.rollingUpdate.maxSurge=some
+refused strategy "'/updateStrategy': got string, want object" --set updateStrategy=OnDelete
+refused env "'/env/TOKEN': missing property 'valueFrom'" --set-json 'env.TOKEN={}'
+refused env-source "additional properties 'secretRef' not allowed" --set env.TOKEN.valueFrom.secretRef.name=token
+refused volume "'/extraVolumes/0': missing property 'name'" --set-json 'extraVolumes=[{"emptyDir":{}}]'
+refused name "'/fullnameOverride'" --set fullnameOverride=Mesh_1
+refused long-name 'longer than 36 characters; set fullnameOverride' --set nameOverride=a-name-of-more-than-32-characters-1
+refused account 'serviceAccount.name: name the account' --set serviceAccount.create=false
+refused nested "'/cni/extraVolumes': got string, want array" --set cni.extraVolumes=data

@@ -13,8 +13,9 @@ use std::path::{Path, PathBuf};
 /// The size of each log's end, and the number of logs.
 const LOG_BYTES: u64 = 256 << 10;
 const LOGS: usize = 8;
-/// The directory of a log is `<namespace>_<pod>_<uid>` in `/var/log/pods`.
-const AGENT: &str = "_gybe-node-";
+/// The directory of a log is `<namespace>_<pod>_<uid>/<container>` in `/var/log/pods`. The chart can replace `gybe`
+/// in the name of an agent's pod.
+const AGENT: (&str, &str) = ("-node-", "install");
 /// The largest report.
 const MAX_REPORT: u64 = 1 << 20;
 
@@ -101,8 +102,10 @@ impl SupportBundle {
 fn logs(pods: &Path) -> impl Iterator<Item = PathBuf> {
     let entries =
         |directory: &Path| fs::read_dir(directory).into_iter().flatten().flatten().map(|it| it.path());
-    let is_agent =
-        |path: &PathBuf| path.file_name().is_some_and(|name| name.to_string_lossy().contains(AGENT));
+    let is_agent = |path: &PathBuf| {
+        let is_named = path.file_name().is_some_and(|name| name.to_string_lossy().contains(AGENT.0));
+        is_named && path.join(AGENT.1).is_dir()
+    };
     let containers = entries(pods).filter(is_agent).flat_map(move |pod| entries(&pod));
     let files = containers.flat_map(move |container| entries(&container));
     // A log is a regular file, or a link to one that the runtime writes.

@@ -116,6 +116,113 @@ fn the_program_accepts_the_settings_of_a_chart_with_all_values() {
     assert_eq!(quota(&objects), "5000");
 }
 
+/// Returns the text of every name of an object, and of every reference to one.
+fn names_in(value: &Value, names: &mut BTreeSet<String>) {
+    let keys =
+        ["name", "policyName", "serviceAccountName", "resourceNames", "value", "expression", "command"];
+    match value {
+        Value::Object(fields) => fields.iter().for_each(|(key, value)| match value {
+            Value::String(text) if keys.contains(&key.as_str()) => drop(names.insert(text.clone())),
+            Value::Array(texts) if keys.contains(&key.as_str()) => {
+                names.extend(texts.iter().filter_map(Value::as_str).map(str::to_owned));
+            }
+            other => names_in(other, names),
+        }),
+        Value::Array(items) => items.iter().for_each(|item| names_in(item, names)),
+        _ => {}
+    }
+}
+
+#[test]
+fn another_name_reaches_every_object_and_every_reference() {
+    let objects = rendered("renamed");
+    objects.assert_all_fields_known();
+    let sets: Vec<DaemonSet> = objects.of("DaemonSet");
+    for set in &sets {
+        let labels = set.spec.template.metadata.clone().unwrap().labels.unwrap();
+        assert_eq!(labels["app.kubernetes.io/name"], "gybe-node", "the name by which agents are found");
+        let variable = install(set).env.unwrap().into_iter().find(|it| it.name == "GYBE_DAEMONSET");
+        assert_eq!(variable.unwrap().value, set.metadata.name);
+    }
+    let mut names = BTreeSet::new();
+    for object in objects.by_name().values() {
+        names_in(object, &mut names);
+    }
+    let kept: Vec<_> =
+        names.iter().filter(|name| name.contains("gybe-") && !name.contains("gybe-redirect-")).collect();
+    // The namespace and the pod's own directory are no objects of the chart.
+    assert_eq!(
+        kept,
+        ["--configmap-namespace=gybe-system", "--namespace=gybe-system", "/run/gybe-pod/agent"],
+        "{names:#?}"
+    );
+    for expected in [
+        "gybe-redirect-node",
+        "gybe-redirect-node-canary",
+        "gybe-redirect-config-canary",
+        "gybe-redirect-leave",
+    ] {
+        assert!(names.contains(expected), "{names:#?}");
+    }
+}
+
+#[test]
+fn an_operators_service_account_and_rights_take_the_place_of_the_charts() {
+    let objects = rendered("own-rights");
+    objects.assert_all_fields_known();
+    for kind in ["Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding"] {
+        assert_eq!(objects.of::<Value>(kind), [] as [Value; 0], "{kind}");
+    }
+    let accounts: Vec<ServiceAccount> = objects.of("ServiceAccount");
+    let accounts: Vec<_> = accounts.into_iter().map(|account| account.metadata.name.unwrap()).collect();
+    assert_eq!(accounts, ["gybe-leave"], "of the Job, which has no right without a role");
+    let pod = objects.pod();
+    assert_eq!(pod.service_account_name.as_deref(), Some("mesh-agents"));
+    // The policies limit the rights of that account.
+    let policies: Vec<ValidatingAdmissionPolicy> = objects.of("ValidatingAdmissionPolicy");
+    assert_eq!(policies.len(), 2);
+    for policy in policies {
+        let condition = policy.spec.unwrap().match_conditions.unwrap().remove(0);
+        assert!(
+            condition.expression.ends_with("\"system:serviceaccount:gybe-system:mesh-agents\""),
+            "{condition:?}"
+        );
+    }
+
+    let install = install(&objects.daemon_set());
+    let env = install.env.unwrap();
+    let source = env.iter().find(|it| it.name == "CLUSTER").unwrap().value_from.clone().unwrap();
+    assert_eq!(source.config_map_key_ref.unwrap().name, "cluster");
+    assert!(env.iter().any(|it| it.name == "LOG_OUTPUT_LEVEL" && it.value.as_deref() == Some("debug")));
+    assert!(pod.volumes.unwrap().iter().any(|it| it.name == "certificates" && it.config_map.is_some()));
+    assert!(install.volume_mounts.unwrap().iter().any(|it| it.mount_path == "/etc/ssl/certs"));
+    let (ready, live) = (install.readiness_probe.unwrap(), install.liveness_probe.unwrap());
+    assert_eq!((ready.period_seconds, ready.timeout_seconds), (Some(2), Some(3)));
+    assert_eq!((live.period_seconds, live.timeout_seconds), (Some(10), Some(20)));
+    let command = |probe: k8s_openapi::api::core::v1::Probe| probe.exec.unwrap().command.unwrap().pop();
+    assert_eq!((command(ready).as_deref(), command(live).as_deref()), (Some("ready"), Some("healthy")));
+}
+
+#[test]
+fn the_notes_say_what_to_do_next() {
+    let notes = |name: &str| {
+        let text = fs::read_to_string(format!("../target/manifests/chart/notes-{name}.yaml")).unwrap();
+        let rendered: Value = serde_saphyr::from_str(&text).unwrap();
+        rendered["notes"].as_str().unwrap().to_owned()
+    };
+    let default = notes("default");
+    assert!(default.contains("install istiod with pilot.cni.enabled=true"), "{default}");
+    assert!(default.contains("kubectl -n gybe-system rollout status daemonset gybe-node\n"), "{default}");
+    assert!(default.contains("Set settings.mode=leave before"), "{default}");
+    assert!(!default.contains("NOTE:"), "{default}");
+    let ignored = notes("istio-cni");
+    assert!(ignored.contains("NOTE: ownerName has no effect"), "{ignored}");
+    let pools = notes("pools");
+    for set in ["mesh-node\n", "mesh-node-canary\n", "mesh-node-edge\n"] {
+        assert!(pools.contains(&format!("rollout status daemonset {set}")), "{pools}");
+    }
+}
+
 #[test]
 fn the_values_of_istio_cnis_chart_have_their_meaning() {
     let objects = rendered("istio-cni");

@@ -105,6 +105,29 @@ annotations:
 {{- end -}}
 {{- end -}}
 
+{{/* The beginning of the names of all objects. The label app.kubernetes.io/name stays: `gybe status` finds agents by it. */}}
+{{- define "gybe.fullname" -}}
+{{- $values := mergeOverwrite (deepCopy .Values) (deepCopy (.Values.cni | default dict)) -}}
+{{- $name := $values.nameOverride -}}
+{{- if and $name (not (contains $name .Release.Name)) -}}{{- $name = printf "%s-%s" .Release.Name $name -}}
+{{- else if $name -}}{{- $name = .Release.Name -}}{{- end -}}
+{{- $name = $values.fullnameOverride | default $name | default "gybe" -}}
+{{- if gt (len $name) 36 -}}
+{{- fail (printf "nameOverride: %s is longer than 36 characters; set fullnameOverride to a shorter name" $name) -}}
+{{- end -}}
+{{- $name -}}
+{{- end -}}
+
+{{/* The service account of the agents. */}}
+{{- define "gybe.serviceAccount" -}}
+{{- $values := mergeOverwrite (deepCopy .Values) (deepCopy (.Values.cni | default dict)) -}}
+{{- $account := $values.serviceAccount -}}
+{{- if and (not $account.create) (not $account.name) -}}
+{{- fail "serviceAccount.name: name the account that serviceAccount.create=false leaves to you" -}}
+{{- end -}}
+{{- $account.name | default (printf "%s-node" (include "gybe.fullname" .)) -}}
+{{- end -}}
+
 {{/* What is appended to the names of a pool's objects. */}}
 {{- define "gybe.suffix" -}}{{- with . -}}-{{ . }}{{- end -}}{{- end -}}
 
@@ -219,6 +242,9 @@ app.kubernetes.io/part-of: gybe
   targetLabel: __address__
 - sourceLabels: [__meta_kubernetes_pod_node_name]
   targetLabel: node
+# The alerts select it, whatever the name of this object.
+- targetLabel: job
+  replacement: {{ .Release.Namespace }}/gybe-node
 {{- end -}}
 
 {{/* The metadata of the hook's objects after the name. The account is there before the Job. */}}
