@@ -35,8 +35,9 @@ for kind in "${@:-tests}"; do
     # What lists the contents of the image, and what builds it.
     contents) needed="$needed jq:jq strings:binutils" ;;
     image) needed="$needed jq:jq strings:binutils buildah:buildah" ;;
-    # What checks the workflows, and what pushes an image to a registry.
+    # What checks the workflows, what checks packages, and what pushes an image to a registry.
     workflows) needed="$needed shellcheck:shellcheck :python3-venv" ;;
+    packages) needed="$needed mmdebstrap:mmdebstrap unshare:util-linux" ;;
     publish) needed="$needed jq:jq skopeo:skopeo :ca-certificates" ;;
     # Versions of iptables, which read the names of protocols.
     iptables) needed="$needed /etc/protocols:netbase" ;;

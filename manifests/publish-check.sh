@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # publish-check.sh DIRECTORY VERSION: publishes what `make release IMAGE=localhost:5000/mesh/gybe` built in that clone, to
 # a registry (distribution) that runs meanwhile, signed with keys that are thrown away. Then, as a user does: verifies
-# the signatures, pulls the image, pulls and renders the chart, and installs `kubectl gybe` with krew. Runs in a network namespace of its own.
+# the signatures, pulls the image, pulls and renders the chart, and unpacks `kubectl gybe`. Runs in a network namespace of
+# its own.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 clone=$(realpath "$1") version=$2 image=localhost:5000/mesh/gybe
@@ -9,19 +10,17 @@ clone=$(realpath "$1") version=$2 image=localhost:5000/mesh/gybe
 if [ -z "${GYBE_IN_NAMESPACE:-}" ]; then
     # Inside there is no network to fetch them from.
     integration/setup.sh publish
-    for program in registry cosign helm krew; do
+    for program in registry cosign helm; do
         manifests/tool.sh "$program" >/dev/null
     done
     GYBE_IN_NAMESPACE=1 exec unshare --net --pid --fork --kill-child --mount-proc "$0" "$@"
 fi
 
-for program in registry cosign helm krew; do
-    declare "$program=$(manifests/tool.sh "$program")"
-done
+registry=$(manifests/tool.sh registry) cosign=$(manifests/tool.sh cosign) helm=$(manifests/tool.sh helm)
 ip link set lo up
 data=$(mktemp -d)
 trap 'rm -rf "$data"' EXIT
-export HOME=$data HELM_CACHE_HOME=$data/helm HELM_CONFIG_HOME=$data/helm HELM_DATA_HOME=$data/helm KREW_ROOT=$data/krew
+export HOME=$data HELM_CACHE_HOME=$data/helm HELM_CONFIG_HOME=$data/helm HELM_DATA_HOME=$data/helm
 fail() { echo "publish-check: $1" >&2; exit 1; }
 # refused TEXT COMMAND...: the command fails with this text.
 refused() {
@@ -48,7 +47,8 @@ for name in used other; do
     (cd "$data" && "$cosign" generate-key-pair --output-key-prefix "$name" 2>/dev/null)
 done
 COSIGN_KEY=$data/used.key "$clone/manifests/release.sh" --publish "$version" "$image"
-while IFS="=" read -r name value; do declare "published_$name=$value"; done <"$clone/dist/published"
+published() { sed -n "s/^$1=//p" "$clone/dist/published"; }
+published_chart=$(published chart) published_image_digest=$(published image_digest)
 
 # What docs/INSTALL.md names, with a key instead of the workflow's identity, and without the public log.
 released=$clone/dist/release
@@ -88,13 +88,15 @@ images=$(sed -n 's/^ *image: *//p' "$data/installed" | sort -u)
 [ "$images" = "$image:$version" ] || fail "the chart names other images: $images"
 echo "rendered by helm from oci://$published_chart"
 
-mkdir -p "$KREW_ROOT"
-"$krew" install --manifest "$released/gybe.krew.yaml" \
-    --archive "$released/kubectl-gybe-linux-$(dpkg --print-architecture).tar.gz" >"$data/log" 2>&1 ||
-    { cat "$data/log" >&2; fail "krew install"; }
-[ "$("$KREW_ROOT/bin/kubectl-gybe" version | head -n 1 | grep -oE '[0-9]+\.[0-9]+\.[0-9]+' | head -n 1)" = "$version" ] ||
-    fail "kubectl gybe version"
-sed 's/sha256: ./sha256: 0/' "$released/gybe.krew.yaml" >"$data/changed.yaml"
-KREW_ROOT=$data/krew-other refused 'checksum' "$krew" install --manifest "$data/changed.yaml" \
-    --archive "$released/kubectl-gybe-linux-$(dpkg --print-architecture).tar.gz"
-echo "installed with krew: kubectl gybe"
+# As krew does: the archive that the manifest names has this checksum, and contains the program.
+for architecture in amd64 arm64; do
+    archive=kubectl-gybe-linux-$architecture.tar.gz
+    read -r sum _ < <(sha256sum "$released/$archive")
+    grep -A 1 -F "/releases/download/v$version/$archive" "$released/gybe.krew.yaml" | grep -qF "sha256: \"$sum\"" ||
+        fail "gybe.krew.yaml names another archive than $archive"
+done
+mkdir "$data/plugin"
+tar -xzf "$released/kubectl-gybe-linux-$(dpkg --print-architecture).tar.gz" -C "$data/plugin"
+ln -s gybe "$data/plugin/kubectl-gybe"
+[ "$("$data/plugin/kubectl-gybe" version)" = "gybe $version" ] || fail "kubectl gybe version"
+echo "unpacked as krew does: kubectl gybe"

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # release.sh VERSION [IMAGE [SOURCE]]: builds everything of a release in dist/release: the programs for both
-# architectures, their image, what they are made of, the chart, the manifests of each platform, an archive for krew,
-# notes and checksums. IMAGE is the name under which the chart and the manifests find the image, without a tag; SOURCE
-# the address of the repository (https://github.com/…), which image, chart and krew's manifest name.
+# architectures, their image, Debian and RPM packages, what they are made of, the chart, the manifests of each platform,
+# an archive for krew, notes and checksums. IMAGE is the name under which the chart and the manifests find the image,
+# without a tag; SOURCE the address of the repository (https://github.com/…), which image, chart and krew's manifest
+# name.
 #
 # release.sh --publish VERSION IMAGE: pushes the image of dist/release, and the chart to the repository `charts` beside
 # the image's, and signs both, the list of crates of each image, and the checksums. Names and digests: dist/published.
@@ -39,6 +40,7 @@ build() {
     [ -n "$notes" ] || fail "CHANGELOG.md has no section $version; rename \"Unreleased\" to \"$version - YYYY-MM-DD\""
 
     integration/setup.sh image arm64
+    nfpm=$(manifests/tool.sh nfpm)
     rm -rf "$into"
     mkdir -p "$into"
     SOURCE=$source REVISION=$(git rev-parse HEAD)
@@ -55,6 +57,10 @@ build() {
         cp "$programs/gybe.cdx.json" "$into/gybe-linux-$architecture.cdx.json"
         cp "$programs/NOTICES" "$into/NOTICES-linux-$architecture"
         images="$images $architecture=$programs"
+        for packager in deb rpm; do
+            VERSION=$version ARCHITECTURE=$architecture PROGRAMS=$programs SOURCE_DATE_EPOCH=0 \
+                "$nfpm" package --config manifests/package/nfpm.yaml --packager "$packager" --target "$into/" >/dev/null
+        done
         krew=kubectl-gybe-linux-$architecture.tar.gz
         packed "$programs" LICENSE NOTICES gybe >"$into/$krew"
         replaced="$replaced; s|{$architecture}|$(sha256sum <"$into/$krew" | cut -d' ' -f1)|"

@@ -15,12 +15,11 @@ helm)
     module=helm.sh/helm/v3/cmd/helm@v3.19.5
     ! helm version --short 2>/dev/null | grep -Eq '^v(3\.(1[4-9]|[2-9][0-9])|[4-9])' || exec command -v helm
     ;;
-krew) module=sigs.k8s.io/krew/cmd/krew@v0.4.5 ;;
 kustomize)
     module=sigs.k8s.io/kustomize/kustomize/v5@v5.7.1
     ! kustomize version 2>/dev/null | grep -Eq 'v([5-9]|[1-9][0-9]+)\.' || exec command -v kustomize
     ;;
-nfpm) module=github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.48.0 ;;
+nfpm) module=github.com/goreleaser/nfpm/v2/cmd/nfpm@v2.45.2 ;;
 promtool)
     ! command -v promtool || exit 0
     [ -x "$tools/prometheus/usr/bin/promtool" ] ||
