@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # bare-machine.sh [--until TEXT] [COMMAND...]: runs each command, for instance "make -C integration node", in a clone of
 # the last commit on a Debian 12 that has only what README.md names: the Rust toolchain, a C compiler, make and git.
-# Without commands: the targets of the three Makefiles, with the arguments below. Prints the seconds and the disk use of
+# Without commands: the targets of the four Makefiles, with the arguments below. Prints the seconds and the disk use of
 # each; the output is in target/bare-machine/logs. Fails if a command fails, or leaves a process, a mount or a network
 # namespace. With --until, a command is ended, and has passed, when its output contains this regular expression.
 #
@@ -101,7 +101,7 @@ make -C manifests chart||^building
 '
 # Not run: targets that need the reference material or a cluster, that write the result of another target into docs/, or
 # that are another name. The changelog has no section of the next version: .ci/release adds one, and makes a release.
-left_out='make release|make -C integration (shared|existing|write-[a-z]*|bench|bare-machine)'
+left_out='make release|make -C manifests release|make -C integration (shared|existing|write-[a-z]*|bench|bare-machine)'
 
 # commands_of DIRECTORY OPTIONS: the commands that the `make help` of a directory lists, each with its line of the table.
 commands_of() {
@@ -231,7 +231,7 @@ if [ $# -gt 0 ]; then
     done
 else
     mapfile -t rows < <(commands_of . "" && commands_of integration "-C integration " &&
-        commands_of manifests "-C manifests " && echo ".ci/release||")
+        commands_of manifests "-C manifests " && commands_of docs "-C docs " && echo ".ci/release||")
     for row in "${rows[@]}"; do
         IFS='|' read -r command arguments text <<<"$row"
         run "$command${arguments:+ $arguments}" "${until:-$text}"

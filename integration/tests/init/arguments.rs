@@ -260,13 +260,13 @@ fn arguments_that_capture_nothing_have_a_note_and_those_of_the_readme_capture() 
         assert!(run.err.contains(NOTHING), "{line}: {run:?}");
     }
 
-    let readme = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
-    let examples: Vec<String> = readme
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/TRY.md")).unwrap();
+    let examples: Vec<String> = page
         .lines()
         .filter(|line| line.starts_with("gybe istio-iptables ") || line.starts_with("gybe init "))
         .filter_map(|line| Some(line.split_once(" #")?.0.trim().strip_prefix("gybe ")?.replace("'*'", "*")))
         .collect();
-    assert_eq!(examples.len(), 2, "{readme}");
+    assert_eq!(examples.len(), 2, "{page}");
     for example in examples {
         let run = pod.gybe(&example.replace(" --dry-run", ""));
         assert_eq!((run.code, run.err.as_str()), (Some(0), ""), "{example}: {run:?}");

@@ -1,5 +1,5 @@
-//! Runs the README's commands for a node with containerd and without a cluster, as they stand, on a node of its own,
-//! and compares their output with what the README shows. `make -C integration readme` runs it: it needs root, the image, and the
+//! Runs the commands of docs/TRY.md for a node with containerd and without a cluster, as they stand, on a node of its own,
+//! and compares their output with what the page shows. `make -C integration readme` runs it: it needs root, the image, and the
 //! packages of `setup.sh`.
 #![cfg(test)]
 #![allow(
@@ -20,13 +20,13 @@ const TOP: &str = "../..";
 /// The command that builds the image. `make -C integration readme` has run it before.
 const BUILD: &str = "make image";
 
-/// How long a script of the README's commands may take, in seconds.
+/// How long a script of the page's commands may take, in seconds.
 const PATIENCE: &str = "600";
 /// Prints what is left of Gybe on the node.
 const LISTS_GYBE: &str =
     "{ ls /opt/cni/bin | grep gybe || true; } && { grep -rl gybe-cni /etc/cni/net.d || true; }";
 
-/// A command of a `console` block, and what the README shows of its output.
+/// A command of a `console` block, and what the page shows of its output.
 #[derive(Debug, PartialEq, Eq)]
 struct Shown {
     command: String,
@@ -49,7 +49,7 @@ fn walk(page: &str) -> Vec<Shown> {
     shown
 }
 
-/// Reports whether a line is as the README shows it: `…` stands for any text.
+/// Reports whether a line is as the page shows it: `…` stands for any text.
 fn is_like(line: &str, shown: &str) -> bool {
     let mut parts = shown.split('…');
     let Some(mut rest) = line.strip_prefix(parts.next().unwrap()) else { return false };
@@ -71,7 +71,7 @@ fn is_like(line: &str, shown: &str) -> bool {
     true
 }
 
-/// Reports whether the output has the lines that the README shows, in their order.
+/// Reports whether the output has the lines that the page shows, in their order.
 fn shows(output: &str, shown: &[String]) -> bool {
     let mut lines = output.lines();
     shown.iter().all(|expected| lines.any(|line| is_like(line, expected)))
@@ -115,7 +115,7 @@ impl Drop for ContainerdNode {
 }
 
 fn assert_the_walk_succeeds(generation: Generation) {
-    let page = fs::read_to_string(Path::new(TOP).join("README.md")).unwrap();
+    let page = fs::read_to_string(Path::new(TOP).join("docs/TRY.md")).unwrap();
     let walk = walk(&page);
     assert!(walk.len() >= 10 && walk[0].command == BUILD, "{walk:#?}");
     let node = ContainerdNode::start(generation);
