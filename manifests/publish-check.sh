@@ -57,7 +57,7 @@ verify verify used "$image:$version" || { cat "$data/log" >&2; fail "the image's
 verify verify used "$published_chart:$version" || { cat "$data/log" >&2; fail "the chart's signature"; }
 verify verify-blob used --bundle "$released/SHA256SUMS.sigstore.json" "$released/SHA256SUMS" ||
     { cat "$data/log" >&2; fail "the signature of the checksums"; }
-refused 'no (matching )?signatures|invalid signature' \
+refused 'no matching (signatures|attestations)' \
     "$cosign" verify --key "$data/other.pub" --insecure-ignore-tlog=true "$image:$version"
 sed 's/^./0/' "$released/SHA256SUMS" >"$data/changed"
 refused 'invalid signature|failed to verify|does not match' "$cosign" verify-blob --key "$data/used.pub" \
