@@ -45,4 +45,4 @@ git ls-files -- README.md ARCHITECTURE.md CONTRIBUTING.md SECURITY.md CHANGELOG.
     done
 sed -e 's|](\([A-Z-]*\.md\))|](docs/\1)|' -e 's|](\.\./|](|' docs/SUMMARY.md >target/book/src/SUMMARY.md
 "$mdbook/bin/mdbook" build target/book
-check --root-dir "$PWD/target/site" 'target/site/*.html' 'target/site/docs/*.html' target/site/manifests/README.html
+check --root-dir "$PWD/target/site" 'target/site/*.html' 'target/site/docs/*.html' 'target/site/manifests/*.html'

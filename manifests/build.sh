@@ -134,14 +134,15 @@ render -f manifests/chart-values/all.yaml >"$out/chart/all.yaml"
 render_all -f manifests/chart-values/renamed.yaml --set leave.enabled=true >"$out/chart/renamed.yaml"
 render_all -f manifests/chart-values/own-rights.yaml --set leave.enabled=true >"$out/chart/own-rights.yaml"
 # notes NAME ARGUMENT...: what helm prints after the installation, which only a cluster makes it print.
-mkdir -p "$out/notes"
-cp -R manifests/chart/. "$out/notes/"
-echo 'notes: {{ include (print .Template.BasePath "/NOTES.txt") . | toJson }}' >"$out/notes/templates/notes.yaml"
+rm -rf target/notes
+mkdir -p target/notes
+cp -R manifests/chart target/notes/
+echo 'notes: {{ include (print .Template.BasePath "/NOTES.txt") . | toJson }}' >target/notes/chart/templates/notes.yaml
 notes() {
     name=$1
     shift
-    "$helm" template gybe "$out/notes" --namespace gybe-system --kube-version 1.30.0 --show-only templates/notes.yaml "$@" \
-        >"$out/chart/notes-$name.yaml"
+    "$helm" template gybe target/notes/chart --namespace gybe-system --kube-version 1.30.0 --show-only templates/notes.yaml "$@" \
+        >"target/notes/$name.yaml"
 }
 notes default
 notes istio-cni -f manifests/chart-values/istio-cni.yaml

@@ -206,7 +206,7 @@ fn an_operators_service_account_and_rights_take_the_place_of_the_charts() {
 #[test]
 fn the_notes_say_what_to_do_next() {
     let notes = |name: &str| {
-        let text = fs::read_to_string(format!("../target/manifests/chart/notes-{name}.yaml")).unwrap();
+        let text = fs::read_to_string(format!("../target/notes/{name}.yaml")).unwrap();
         let rendered: Value = serde_saphyr::from_str(&text).unwrap();
         rendered["notes"].as_str().unwrap().to_owned()
     };
