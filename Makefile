@@ -8,7 +8,7 @@ include programs.mk
 
 help: ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## /\1\t/p' Makefile | expand -t 10
-	@echo "make -C integration help: every kind of test; make -C manifests help: the chart's"
+	@echo "make -C integration help: every kind of test; make -C manifests help: the chart's; make -C docs help: the pages"
 
 build: ## build both programs, static, in dist/; for arm64: TARGET=aarch64-unknown-linux-musl
 	$(CARGO_BUILD) -p gybe-plugin -p gybe-installer
