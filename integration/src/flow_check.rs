@@ -155,7 +155,7 @@ impl Flow {
     ///
     /// An original destination of a connection that the rules leave alone depends on whether connection tracking
     /// is active for its family, which no rule of Gybe's decides. If present, it is the flow's destination.
-    pub(crate) fn agrees(&self, expected: &ConnectionOutcome, found: &ConnectionOutcome) -> bool {
+    pub fn agrees(&self, expected: &ConnectionOutcome, found: &ConnectionOutcome) -> bool {
         let (ConnectionOutcome::Replied(expected), ConnectionOutcome::Replied(found)) = (expected, found)
         else {
             return expected == found;

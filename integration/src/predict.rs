@@ -1,6 +1,8 @@
 //! Predicts the outcome of a connection in the recorded network from the rules and from which sockets listen
 //! where. Sends no packet.
 
+pub mod ambient;
+
 use crate::failure::Failure;
 use crate::vectors::{Flow, Location, Vector};
 use gybe_demo::connections::{Control, SideEffect, follows};

@@ -7,6 +7,7 @@ use gybe_demo::testnet::namespace::{
 };
 use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::model::packet::Owner;
+use gybe_netfilter::model::policy::ambient::ZTUNNEL_MARK;
 use gybe_netfilter::model::policy::{Families, InterfaceName, InterfaceNameError, Mode};
 use gybe_netfilter::model::ruleset::Transport;
 use ipnet::IpNet;
@@ -47,6 +48,13 @@ pub enum TopologyError {
     Address(#[from] std::net::AddrParseError),
 }
 
+/// The owner and the mark of the proxy's sockets.
+#[derive(Clone, Copy)]
+struct Proxy {
+    owner: Owner,
+    mark: u32,
+}
+
 const APP: Owner = Owner { uid: 1000, gid: 1000 };
 const ROOT: Owner = Owner { uid: 0, gid: 0 };
 
@@ -59,11 +67,24 @@ impl Topology {
         Self::with_families(mode, flows, Families::V4AndV6)
     }
 
+    /// Makes the network for an ambient pod, in which ztunnel listens as `envoy` with its mark.
+    ///
+    /// # Errors
+    /// When a namespace, link or listener cannot be made.
+    pub fn ambient(flows: &[Flow]) -> Result<Self, TopologyError> {
+        let ztunnel = Proxy { owner: Owner { uid: 0, gid: 1337 }, mark: ZTUNNEL_MARK.value() };
+        Self::with_proxy(ztunnel, flows, Families::V4AndV6)
+    }
+
     /// As [`Topology::new`], with addresses and routes of these families alone: a kernel may be without IPv6.
     ///
     /// # Errors
     /// When a namespace, link or listener cannot be made.
     pub fn with_families(mode: Mode, flows: &[Flow], families: Families) -> Result<Self, TopologyError> {
+        Self::with_proxy(Proxy { owner: proxy(mode), mark: 0 }, flows, families)
+    }
+
+    fn with_proxy(proxy: Proxy, flows: &[Flow], families: Families) -> Result<Self, TopologyError> {
         let namespace = || Namespace::new().map(Arc::new);
         let (pod, peer, vm, sec) = (namespace()?, namespace()?, namespace()?, namespace()?);
         for (name, addresses, other) in [
@@ -93,7 +114,13 @@ impl Topology {
             route(&peer, every, NextHop::Local)?;
         }
         let listeners = vec![
-            Listeners::start(&pod, proxy(mode), ServerName::NameAndPort("envoy"), proxy_services())?,
+            Listeners::start_marked(
+                &pod,
+                proxy.owner,
+                proxy.mark,
+                ServerName::NameAndPort("envoy"),
+                proxy_services(),
+            )?,
             Listeners::start(&pod, APP, ServerName::NameAndPort("app"), app_services())?,
             Listeners::start(&peer, ROOT, ServerName::Name("ext-peer"), services_of(flows, "ext-peer"))?,
             Listeners::start(&sec, ROOT, ServerName::Name("ext-sec"), services_of(flows, "ext-sec"))?,

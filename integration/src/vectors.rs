@@ -1,5 +1,7 @@
 //! The flow vectors: 144 connections recorded under each of 70 policies, and further flows for rules that no
-//! recorded flow needs. `vectors/rules/README.md` describes the files.
+//! recorded flow needs. `vectors/rules/README.md` describes the files. `ambient` has those of ambient pods.
+
+pub mod ambient;
 
 use gybe_demo::testnet::outcome::{ConnectionOutcome, ParseOutcomeError};
 use gybe_installer::pod::policy_file::NoAddress;
@@ -73,6 +75,8 @@ pub enum VectorError {
     UnknownFlow { policy: String, id: String },
     #[error("the options of {policy} are not a policy")]
     Options { policy: String, source: PolicyFileError },
+    #[error("the options of {policy} are not those of an ambient pod")]
+    NotAmbient { policy: String },
     #[error("the options of {policy} do not say whether IPv6 is on")]
     Families { policy: String, source: NoAddress },
 }
@@ -82,7 +86,7 @@ pub enum VectorError {
 /// # Errors
 /// When a file cannot be read, is incomplete or contradicts another.
 pub fn recorded() -> Result<Vec<Vector>, VectorError> {
-    let connections: Vec<RecordedConnection> = read("connections.json")?;
+    let connections: Vec<RecordedConnection> = read("rules/connections.json")?;
     expect_count("connections", CONNECTIONS, connections.len())?;
     written_policies()?.iter().map(|policy| policy.vector(&connections)).collect()
 }
@@ -93,7 +97,7 @@ pub fn recorded() -> Result<Vec<Vector>, VectorError> {
 /// When a file cannot be read, is incomplete or contradicts another.
 pub fn all() -> Result<Vec<Vector>, VectorError> {
     let mut vectors = recorded()?;
-    let further: Vec<Further> = read("further.json")?;
+    let further: Vec<Further> = read("rules/further.json")?;
     for group in &further {
         match group {
             Further::Flows { policies, flows } => {
@@ -123,7 +127,7 @@ const CONNECTIONS: usize = 144;
 const POLICIES: usize = 70;
 
 /// Relative to the package's directory, where cargo runs tests: `as-user.sh` moves the whole checkout.
-const DIRECTORY: &str = "vectors/rules";
+const DIRECTORY: &str = "vectors";
 
 /// What all recordings have in common; the file also describes the network, for readers.
 #[derive(Deserialize)]
@@ -190,6 +194,11 @@ enum Further {
 
 impl RecordedPolicy {
     fn vector(&self, connections: &[RecordedConnection]) -> Result<Vector, VectorError> {
+        let (name, flows) = (self.name.clone(), self.flows(connections)?);
+        Ok(Vector { policy: parse_policy(&name, &self.options)?, name, flows })
+    }
+
+    fn flows(&self, connections: &[RecordedConnection]) -> Result<Vec<Flow>, VectorError> {
         let is_unknown = |id: &&String| !connections.iter().any(|row| row.connection.id == **id);
         if let Some(id) = self.outcomes.keys().find(is_unknown) {
             return Err(VectorError::UnknownFlow { policy: self.name.clone(), id: id.clone() });
@@ -201,8 +210,7 @@ impl RecordedPolicy {
             };
             row.connection.flow(&self.name, outcome)
         };
-        let flows = connections.iter().map(flow).collect::<Result<_, _>>()?;
-        Ok(Vector { name: self.name.clone(), policy: parse_policy(&self.name, &self.options)?, flows })
+        connections.iter().map(flow).collect()
     }
 }
 
@@ -229,9 +237,9 @@ impl Connection {
 
 /// The recorded policies with all their options.
 fn written_policies() -> Result<Vec<RecordedPolicy>, VectorError> {
-    let common: Common = read("common.json")?;
+    let common: Common = read("rules/common.json")?;
     let (mut policies, random): (Vec<RecordedPolicy>, Vec<RecordedPolicy>) =
-        (read("chosen.json")?, read("random.json")?);
+        (read("rules/chosen.json")?, read("rules/random.json")?);
     policies.extend(random);
     expect_count("policies", POLICIES, policies.len())?;
     for policy in &mut policies {

@@ -4,13 +4,16 @@
 //! proxy's own traffic precedes every rule that could capture it. The meaning is Istio's (docs/ISTIO.md, sections 2 and
 //! 6). The set of rules is Gybe's: one rule for a list of any length, and no rule that cannot change an outcome.
 
+mod ambient;
 mod inbound;
 mod mangle;
 mod outbound;
 mod raw;
 
+pub use ambient::{compile_ambient, has_ambient_rules};
+
 use crate::model::policy::istio::{PASSTHROUGH_V4, PASSTHROUGH_V6};
-use crate::model::policy::{CidrSet, Families, InterfaceName, Owners, PortSet, RedirectPolicy};
+use crate::model::policy::{CidrSet, Families, InterfaceName, Owners, Policy, PortSet, RedirectPolicy};
 use crate::model::ruleset::{
     Chain, ChainName, Family, Is, Match, Networks, Rule, RuleId, Ruleset, Transport, Verdict,
 };
@@ -18,9 +21,9 @@ use ipnet::{Ipv4Net, Ipv6Net};
 use std::collections::BTreeSet;
 use std::net::Ipv6Addr;
 
-/// The rules of `policy` for one network namespace.
+/// The rules of a sidecar's `policy` for one network namespace.
 pub fn compile(policy: &RedirectPolicy) -> Ruleset {
-    let mut chains: Vec<Chain> = [
+    let chains = [
         // In the order of a packet's path: zones before conntrack, marks before NAT.
         raw::prerouting(policy),
         raw::output(policy),
@@ -30,14 +33,25 @@ pub fn compile(policy: &RedirectPolicy) -> Ruleset {
         outbound::output(policy),
         outbound::loopback(policy),
         outbound::capture(policy),
-    ]
-    .into_iter()
-    .filter(|chain| !chain.rules.is_empty())
-    .collect();
-    if policy.families == Families::V4Only {
+    ];
+    compiled(policy.families, chains)
+}
+
+/// The rules of a policy of either kind.
+pub fn compile_any(policy: &Policy) -> Ruleset {
+    match policy {
+        Policy::Sidecar(policy) => compile(policy),
+        Policy::Ambient(policy) => compile_ambient(policy),
+    }
+}
+
+/// The ruleset of these chains, without those that have no rule.
+fn compiled(families: Families, chains: impl IntoIterator<Item = Chain>) -> Ruleset {
+    let mut chains: Vec<Chain> = chains.into_iter().filter(|chain| !chain.rules.is_empty()).collect();
+    if families == Families::V4Only {
         leave_ipv6_alone(&mut chains);
     }
-    Ruleset { families: policy.families, chains }
+    Ruleset { families, chains }
 }
 
 /// An inet table has packets of both families. Without IPv6, every rule at a hook matches IPv4, so that an IPv6 packet
@@ -97,11 +111,7 @@ impl RedirectPolicy {
     }
 
     fn of_families(&self, ids: [&'static str; 2], v4: &[Ipv4Net], v6: &[Ipv6Net]) -> Vec<FamilyNetworks> {
-        let has_ipv6 = self.families == Families::V4AndV6;
-        let v4 = (!v4.is_empty()).then(|| Networks::V4(v4.to_vec()));
-        let v6 = (has_ipv6 && !v6.is_empty()).then(|| Networks::V6(v6.to_vec()));
-        let pairs = ids.into_iter().zip([v4, v6]);
-        pairs.filter_map(|(id, networks)| Some(FamilyNetworks { id, networks: networks? })).collect()
+        networks_per_family(self.families, ids, v4, v6)
     }
 
     /// The pod's own loopback addresses: configurable in IPv4, `::1` in IPv6.
@@ -113,6 +123,19 @@ impl RedirectPolicy {
     fn passthrough_per_family(&self, ids: [&'static str; 2]) -> Vec<FamilyNetworks> {
         self.of_families(ids, &[Ipv4Net::from(PASSTHROUGH_V4)], &[Ipv6Net::from(PASSTHROUGH_V6)])
     }
+}
+
+fn networks_per_family(
+    families: Families,
+    ids: [&'static str; 2],
+    v4: &[Ipv4Net],
+    v6: &[Ipv6Net],
+) -> Vec<FamilyNetworks> {
+    let has_ipv6 = families == Families::V4AndV6;
+    let v4 = (!v4.is_empty()).then(|| Networks::V4(v4.to_vec()));
+    let v6 = (has_ipv6 && !v6.is_empty()).then(|| Networks::V6(v6.to_vec()));
+    let pairs = ids.into_iter().zip([v4, v6]);
+    pairs.filter_map(|(id, networks)| Some(FamilyNetworks { id, networks: networks? })).collect()
 }
 
 const TCP: Match = Match::Protocol(Transport::Tcp);

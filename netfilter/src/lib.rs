@@ -1,7 +1,7 @@
 //! Redirects a network namespace's traffic to the proxy inside it.
 //!
 //! ```text
-//!              RedirectPolicy            policy: names no chain
+//!       RedirectPolicy, AmbientPolicy    policy: names no chain
 //!                    │ compile           the only place that decides rule order
 //!                 Ruleset                rules: name no tool
 //!       ┌─────────────┬┴───────────┐

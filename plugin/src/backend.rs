@@ -12,7 +12,7 @@ use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::apply::redirection::{Redirection, RedirectionError, RuleVariant};
 use gybe_netfilter::iptables::IptablesError;
 use gybe_netfilter::model::Hint;
-use gybe_netfilter::model::policy::RedirectPolicy;
+use gybe_netfilter::model::policy::{AmbientPolicy, RedirectPolicy};
 use gybe_netfilter::probe::choose::{
     BackendSetting, Choice, NoBackend, UnsupportedPolicy, choose, does, next,
 };
@@ -171,15 +171,34 @@ impl SelectedBackend {
     /// # Errors
     /// When the backend cannot write the policy on this node.
     pub fn redirection(&self, policy: &RedirectPolicy) -> Result<(Redirection, RuleVariant), SelectError> {
+        self.writable(Redirection::of(policy), |choice| choice.variant(policy))
+    }
+
+    /// [`SelectedBackend::redirection`] of an ambient pod.
+    ///
+    /// # Errors
+    /// When the backend cannot write the policy on this node.
+    pub fn redirection_of_ambient(
+        &self,
+        policy: &AmbientPolicy,
+    ) -> Result<(Redirection, RuleVariant), SelectError> {
+        self.writable(Redirection::of_ambient(policy), |choice| choice.variant_of_ambient(policy))
+    }
+
+    fn writable(
+        &self,
+        redirection: Redirection,
+        variant: impl Fn(&Choice) -> Result<RuleVariant, UnsupportedPolicy>,
+    ) -> Result<(Redirection, RuleVariant), SelectError> {
         let variant = match &self.coverage {
             Coverage::Everything => RuleVariant::Complete,
-            Coverage::ProbeHint(choice) => match choice.variant(policy) {
+            Coverage::ProbeHint(choice) => match variant(choice) {
                 Ok(variant) => variant,
-                Err(_) => probe_again(choice.backend)?.variant(policy)?,
+                Err(_) => variant(&probe_again(choice.backend)?)?,
             },
-            Coverage::AsWritten => Redirection::written_variant(policy, &*self.backend)?,
+            Coverage::AsWritten => redirection.written_variant(&*self.backend)?,
         };
-        Ok((Redirection::with_variant(policy, variant), variant))
+        Ok((redirection.with_variant(variant), variant))
     }
 }
 

@@ -8,7 +8,7 @@ use gybe_netfilter::apply::backend::{Backend, BackendKind};
 use gybe_netfilter::apply::presence::OtherNat;
 use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::apply::redirection::{Redirection, RuleVariant};
-use gybe_netfilter::model::policy::RedirectPolicy;
+use gybe_netfilter::model::policy::Policy;
 use gybe_netfilter::probe::choose::BackendSetting;
 use gybe_plugin::backend::{SelectedBackend, Selection, find};
 use gybe_plugin::conf::ProbeHint;
@@ -58,10 +58,13 @@ impl BackendArg {
 /// Returns the rules and routes for `policy`, and notes for the operator about them.
 pub(super) fn redirection(
     backend: &SelectedBackend,
-    policy: &RedirectPolicy,
+    policy: &Policy,
 ) -> Result<(Redirection, Vec<String>), CommandError> {
-    let (redirection, variant) =
-        backend.redirection(policy).map_err(|why| CommandError::hinted("cannot redirect", why))?;
+    let chosen = match policy {
+        Policy::Sidecar(policy) => backend.redirection(policy),
+        Policy::Ambient(policy) => backend.redirection_of_ambient(policy),
+    };
+    let (redirection, variant) = chosen.map_err(|why| CommandError::hinted("cannot redirect", why))?;
     let notes = match variant {
         RuleVariant::Complete => Vec::new(),
         RuleVariant::WithoutZones => {

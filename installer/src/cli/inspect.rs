@@ -7,13 +7,14 @@ use super::style::examples;
 use crate::pod::manifest::printable;
 use clap::Args;
 use gybe_netfilter::apply::backend::{Backend, BackendError, BackendKind};
+use gybe_netfilter::compile::has_ambient_rules;
 use gybe_netfilter::model::inventory::{Inventory, Item, Part, PartKind};
 use serde_json::{Value, json};
 use std::fmt::Write;
 
 /// List Gybe's chains, rules with their counters, and sets in a network namespace
 ///
-/// The first line names the backend and the command that lists the same rules without Gybe.
+/// The first line names the backend, whether the pod is ambient, and the command that lists the same rules without Gybe.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&[
     "gybe inspect --netns /run/netns/shop",
@@ -38,7 +39,9 @@ impl InspectArgs {
         let notes = backend::notes(&backend::presence(&namespace)?.other_nat);
         let mut text = String::new();
         for (backend, found) in found.iter().filter(|(_, found)| !found.is_empty()) {
-            text += &format!("{backend}: {}\n", native_command(*backend, &namespace.path().to_string()));
+            let kind = if has_ambient_rules(found) { ", ambient" } else { "" };
+            let command = native_command(*backend, &namespace.path().to_string());
+            text += &format!("{backend}{kind}: {command}\n");
             text += &listing(*backend, found);
         }
         if text.is_empty() {
@@ -130,5 +133,9 @@ fn as_json(backend: BackendKind, found: &Inventory) -> Value {
     });
     let flags: Vec<_> = of_kind(PartKind::TableFlag).map(|flag| &flag.name).collect();
     let (chains, sets) = (chains.collect::<Vec<_>>(), sets.collect::<Vec<_>>());
-    json!({ "backend": backend.name(), "flags": flags, "chains": chains, "sets": sets })
+    let kind = match found.is_empty() {
+        true => None,
+        false => Some(if has_ambient_rules(found) { "ambient" } else { "sidecar" }),
+    };
+    json!({ "backend": backend.name(), "kind": kind, "flags": flags, "chains": chains, "sets": sets })
 }

@@ -9,6 +9,7 @@ use gybe_netfilter::model::policy::InterfaceName;
 use gybe_netfilter::model::ruleset::Transport;
 use serde_json::{Value, json};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::num::ParseIntError;
 
 /// The direction of a connection from the pod's point of view.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -50,7 +51,7 @@ pub(super) struct PacketArgs {
     #[arg(long, value_name = "NAME", value_parser = InterfaceName::parse)]
     bind_to: Option<InterfaceName>,
     /// The packet mark that the process sets (SO_MARK)
-    #[arg(long, value_name = "MARK", default_value_t = 0)]
+    #[arg(long, value_name = "MARK", default_value_t = 0, value_parser = mark)]
     mark: u32,
 }
 
@@ -190,6 +191,11 @@ fn unknown_interface(name: &InterfaceName, links: &[Link]) -> CommandError {
 
 fn eth0() -> InterfaceName {
     InterfaceName::parse("eth0").unwrap_or_else(|_| InterfaceName::loopback())
+}
+
+/// Parses a mark as `ip rule` and iptables print it, or in decimal.
+fn mark(text: &str) -> Result<u32, ParseIntError> {
+    text.strip_prefix("0x").map_or_else(|| text.parse(), |digits| u32::from_str_radix(digits, 16))
 }
 
 fn source(text: &str) -> Result<SocketAddr, String> {

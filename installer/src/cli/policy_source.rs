@@ -3,10 +3,9 @@
 use super::input;
 use super::output::CommandError;
 use crate::pod::manifest::{self, PodTemplate};
-use crate::pod::policy_file::{Families, FamilyChoice, NoAddress};
-use crate::pod::policy_file::{PolicyFile, PolicyFileError};
+use crate::pod::policy_file::{AnyPolicyFile, Families, FamilyChoice, NoAddress, PolicyFileError};
 use clap::{ArgGroup, Args};
-use gybe_netfilter::model::policy::RedirectPolicy;
+use gybe_netfilter::model::policy::{AmbientPolicy, Policy, RedirectPolicy};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::decide::{Decision, decide, warnings};
 use gybe_plugin::families::ipv6_left_alone;
@@ -60,14 +59,14 @@ impl IgnoreInitArg {
 /// One policy file, or one pod.
 #[derive(Debug)]
 pub(super) enum PolicySource {
-    PolicyFile { origin: String, file: Box<PolicyFile> },
+    PolicyFile { origin: String, file: AnyPolicyFile },
     Pod { template: PodTemplate, conf: Rc<PluginConf> },
 }
 
 /// The policy of a source for one namespace.
 #[derive(Debug)]
 pub(super) enum Requested {
-    Redirect(Box<RedirectPolicy>),
+    Redirect(Policy),
     LeaveAlone { reason: String, hint: Option<String> },
 }
 
@@ -155,10 +154,10 @@ impl PodArgs {
 
 fn policy_file(path: &Path) -> Result<PolicySource, CommandError> {
     let text = input::text(path).map_err(|why| CommandError::because("cannot use the policy", why))?;
-    let file = PolicyFile::parse(&text).map_err(|why| {
+    let file = AnyPolicyFile::parse(&text).map_err(|why| {
         CommandError::because(format!("cannot use the policy {}", path.display()), with_positions(why, &text))
     })?;
-    Ok(PolicySource::PolicyFile { origin: path.display().to_string(), file: Box::new(file) })
+    Ok(PolicySource::PolicyFile { origin: path.display().to_string(), file })
 }
 
 /// Adds to each fault the position of its value in the file.
@@ -195,7 +194,10 @@ impl PolicySource {
     /// Reports whether the policy file itself sets the families.
     fn sets_families(&self) -> bool {
         match self {
-            Self::PolicyFile { file, .. } => matches!(file.families(), FamilyChoice::Fixed(_)),
+            Self::PolicyFile { file, .. } => match file {
+                AnyPolicyFile::Sidecar(file) => matches!(file.families(), FamilyChoice::Fixed(_)),
+                AnyPolicyFile::Ambient(_) => true,
+            },
             Self::Pod { .. } => false,
         }
     }
@@ -213,7 +215,7 @@ impl PolicySource {
             Self::PolicyFile { origin, file } => {
                 let cannot =
                     |why| CommandError::because(format!("cannot determine the families of {origin}"), why);
-                Ok(Requested::Redirect(Box::new(target.policy(file).map_err(cannot)?)))
+                Ok(Requested::Redirect(target.policy(file).map_err(cannot)?))
             }
             Self::Pod { template, conf } => requested_by_pod(template, conf, target, init),
         }
@@ -237,7 +239,7 @@ fn requested_by_pod(
         Decision::Refuse(cause) => Err(CommandError::because(cannot(), cause)),
         Decision::Redirect(policy) => {
             let families = target.families().unwrap_or(policy.families);
-            Ok(Requested::Redirect(Box::new(RedirectPolicy { families, ..policy })))
+            Ok(Requested::Redirect(Policy::Sidecar(Box::new(RedirectPolicy { families, ..policy }))))
         }
     }
 }
@@ -255,12 +257,19 @@ impl Target {
         addresses.map_or(Self::Assumed(families), Self::Namespace)
     }
 
-    fn policy(&self, file: &PolicyFile) -> Result<RedirectPolicy, NoAddress> {
-        match self {
-            Self::Namespace(addresses) => file.policy(addresses),
-            Self::Assumed(Some(families)) => Ok(file.with_families(*families)),
-            Self::Assumed(None) => file.policy(&self.addresses()),
-        }
+    fn policy(&self, file: &AnyPolicyFile) -> Result<Policy, NoAddress> {
+        let file = match file {
+            AnyPolicyFile::Sidecar(file) => file,
+            AnyPolicyFile::Ambient(policy) => {
+                let families = self.families().unwrap_or(policy.families);
+                return Ok(Policy::Ambient(AmbientPolicy { families, ..policy.clone() }));
+            }
+        };
+        Ok(Policy::Sidecar(Box::new(match self {
+            Self::Namespace(addresses) => file.policy(addresses)?,
+            Self::Assumed(Some(families)) => file.with_families(*families),
+            Self::Assumed(None) => file.policy(&self.addresses())?,
+        })))
     }
 
     fn families(&self) -> Option<Families> {
@@ -284,11 +293,11 @@ impl Target {
 
     /// Notes about the policy: IPv6 that bypasses the proxy although the source does not request it, and the
     /// source's warnings.
-    pub(super) fn notes(&self, source: &PolicySource, policy: &RedirectPolicy) -> Vec<String> {
+    pub(super) fn notes(&self, source: &PolicySource, policy: &Policy) -> Vec<String> {
         let mut notes = source.warnings();
         if let Self::Namespace(found) = self
             && !source.sets_families()
-            && ipv6_left_alone(policy.families, found)
+            && ipv6_left_alone(policy.families(), found)
         {
             notes.push("note: the namespace has an IPv6 address, and its IPv6 is left alone".to_owned());
         }

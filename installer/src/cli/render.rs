@@ -7,7 +7,7 @@ use super::style::examples;
 use crate::pod::manifest::printable;
 use crate::pod::policy_file::Families;
 use clap::{Args, ValueEnum};
-use gybe_netfilter::compile::compile;
+use gybe_netfilter::compile::compile_any;
 use gybe_netfilter::inspect::show::show;
 use serde_json::{Value, json};
 
@@ -81,7 +81,7 @@ impl Rendered<'_> {
     fn script(&self) -> String {
         let origin = self.origin;
         match &self.requested {
-            Ok(Requested::Redirect(policy)) => format!("# {origin}\n{}", show(&compile(policy))),
+            Ok(Requested::Redirect(policy)) => format!("# {origin}\n{}", show(&compile_any(policy))),
             Ok(Requested::LeaveAlone { reason, .. }) => format!("# {origin} is left alone: {reason}\n"),
             Err(why) => format!("# {origin} is refused: {}\n", printable(&why.to_string())),
         }
@@ -93,9 +93,9 @@ impl Rendered<'_> {
             Ok(Requested::Redirect(policy)) => json!({
                 "name": origin,
                 "redirected": true,
-                "families": match policy.families { Families::V4Only => "v4", Families::V4AndV6 => "dual" },
+                "families": match policy.families() { Families::V4Only => "v4", Families::V4AndV6 => "dual" },
                 "backend": "nft",
-                "script": show(&compile(policy)),
+                "script": show(&compile_any(policy)),
             }),
             Ok(Requested::LeaveAlone { reason, .. }) => {
                 json!({ "name": origin, "redirected": false, "reason": reason })

@@ -11,12 +11,12 @@ use crate::error::chain;
 use crate::pod::cgroups::Cgroups;
 use clap::Args;
 use gybe_netfilter::apply::redirection::RedirectionError;
-use gybe_netfilter::compile::compile;
+use gybe_netfilter::compile::compile_any;
 use gybe_netfilter::inspect::live::{LiveRules, LiveStep, LiveTrace, Outcome};
 use gybe_netfilter::inspect::show::show_rule;
 use gybe_netfilter::kernel::routes::{Link, Route, Rtnetlink};
 use gybe_netfilter::model::packet::{Direction, Packet};
-use gybe_netfilter::model::policy::{Families, InterfaceName, RedirectPolicy};
+use gybe_netfilter::model::policy::{Families, InterfaceName, Policy};
 use gybe_netfilter::model::ruleset::{Family, Ruleset};
 use nix::errno::Errno;
 use serde_json::{Value, json};
@@ -71,7 +71,7 @@ impl TraceArgs {
         let target = Target::of(addresses, self.families.families());
         Ok(match source.requested(&target, self.init.gate())? {
             Requested::Redirect(policy) => {
-                let rules = compile(&policy);
+                let rules = compile_any(&policy);
                 let cannot = |why| CommandError::hinted("cannot evaluate the rules of the policy", why);
                 let trace = traced(&rules, &policy, packet).map_err(cannot)?;
                 DesiredRules::Rules { rules, trace: Box::new(trace), policy, warnings: source.warnings() }
@@ -102,7 +102,7 @@ impl TraceArgs {
         let mut rules = read?.with_interface("", self.packet.pod_addresses());
         rules = rules.with_programs(cgroups.programs());
         if let Some(DesiredRules::Rules { policy, .. }) = desired {
-            rules = rules.with_proxy_of(policy);
+            rules = rules.with_listeners_of(policy);
         }
         Ok(Live { trace: rules.trace(packet), refused, notes: not_evaluated(&rules) })
     }
@@ -175,7 +175,7 @@ fn obstacle(refused: Errno) -> &'static str {
 
 /// The rules of a policy or a pod.
 enum DesiredRules {
-    Rules { rules: Ruleset, trace: Box<LiveTrace>, policy: Box<RedirectPolicy>, warnings: Vec<String> },
+    Rules { rules: Ruleset, trace: Box<LiveTrace>, policy: Policy, warnings: Vec<String> },
     None { origin: String, reason: String, hint: Option<String> },
 }
 
@@ -183,7 +183,7 @@ impl DesiredRules {
     fn output(&self, packet: &Packet) -> CommandOutput {
         match self {
             Self::Rules { rules, trace, policy, warnings } => {
-                let notes = notes(policy.families, packet.family());
+                let notes = notes(policy.families(), packet.family());
                 output(rules, trace, packet).with_notes([warnings.clone(), notes].concat())
             }
             Self::None { origin, reason, hint } => {
@@ -205,12 +205,12 @@ impl DesiredRules {
 
 /// Follows the packet through the rules in a pod whose only address is the packet's: the source of one that leaves, the
 /// destination of one that arrives.
-fn traced(rules: &Ruleset, policy: &RedirectPolicy, packet: &Packet) -> Result<LiveTrace, RedirectionError> {
+fn traced(rules: &Ruleset, policy: &Policy, packet: &Packet) -> Result<LiveTrace, RedirectionError> {
     let (by, own) = match &packet.direction {
         Direction::Leaves { by } => (by, packet.source.ip()),
         Direction::Arrives { by } => (by, packet.destination.ip()),
     };
-    let rules = LiveRules::of_ruleset(rules)?.with_proxy_of(policy).with_interface(by.as_str(), &[own]);
+    let rules = LiveRules::of_ruleset(rules)?.with_listeners_of(policy).with_interface(by.as_str(), &[own]);
     Ok(rules.trace(packet))
 }
 

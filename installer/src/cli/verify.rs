@@ -62,9 +62,7 @@ impl VerifyArgs {
         };
         let target = Target::Namespace(namespace.addresses()?);
         let (verdict, notes) = match source.requested(&target, InitContainer::Counts)? {
-            Requested::Redirect(policy) => {
-                (judged(Desired::Policy(&policy))?, target.notes(&source, &policy))
-            }
+            Requested::Redirect(policy) => (judged(Desired::from(&policy))?, target.notes(&source, &policy)),
             Requested::LeaveAlone { reason, hint } => {
                 let note = format!("note: {} is left alone: {reason}", source.origin());
                 (judged(Desired::LeftAlone)?, [note].into_iter().chain(hint).collect())

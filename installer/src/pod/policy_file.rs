@@ -1,8 +1,10 @@
 //! A policy file: the policy as an operator writes it, in JSON. Contains nothing of pods and annotations.
 //!
+//! The key `kind` distinguishes the policies of a sidecar, which a file without it has, from those of ambient pods.
 //! The keys are those of the recorded flow vectors. An absent key has the value that Istio's injector sets
 //! (docs/ISTIO.md, section 2.8). All faults of a file are reported together.
 
+mod ambient;
 mod read;
 mod values;
 mod write;
@@ -15,8 +17,8 @@ use gybe_netfilter::model::policy::istio::{
     INBOUND_PORT, OUTBOUND_PORT, PROXY_ID, PROXY_PORTS, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT,
 };
 use gybe_netfilter::model::policy::{
-    CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Outbound, Owners, Port, PortSet,
-    RedirectPolicy, network,
+    AmbientPolicy, CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Outbound, Owners, Port,
+    PortSet, RedirectPolicy, network,
 };
 use gybe_plugin::conf::Ipv6Setting;
 use gybe_plugin::families;
@@ -28,7 +30,37 @@ use std::net::IpAddr;
 /// The number of groups that Istio writes into its one rule (docs/ISTIO.md, section 2.6).
 const MOST_GROUPS: usize = 64;
 
-/// A valid policy file.
+/// A valid policy file of either kind.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AnyPolicyFile {
+    /// Of a sidecar.
+    Sidecar(Box<PolicyFile>),
+    /// Of an ambient pod.
+    Ambient(AmbientPolicy),
+}
+
+impl AnyPolicyFile {
+    /// Parses the text of a policy file.
+    ///
+    /// # Errors
+    /// As [`PolicyFile::parse`].
+    pub fn parse(text: &str) -> Result<Self, PolicyFileError> {
+        Self::from_entries(&read::object(text)?)
+    }
+
+    /// Reads a parsed object.
+    ///
+    /// # Errors
+    /// All faults of the object.
+    pub fn from_entries(entries: &Map<String, Value>) -> Result<Self, PolicyFileError> {
+        match entries.get(values::KIND).and_then(Value::as_str) {
+            Some(values::AMBIENT) => ambient::policy(entries).map(Self::Ambient),
+            _ => PolicyFile::from_entries(entries).map(Box::new).map(Self::Sidecar),
+        }
+    }
+}
+
+/// A valid policy file of a sidecar.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyFile {
     /// Its families are not set: they may depend on the namespace.
@@ -83,6 +115,7 @@ impl PolicyFile {
     /// All faults of the object.
     pub fn from_entries(entries: &Map<String, Value>) -> Result<Self, PolicyFileError> {
         let mut reader = PolicyReader::new(entries);
+        reader.text(values::KIND, values::is_sidecar);
         let file = Self { policy: policy(&mut reader), families: family_choice(&mut reader) };
         reader.finish()?;
         Ok(file)

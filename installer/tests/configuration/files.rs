@@ -3,10 +3,12 @@
 
 use gybe_installer::pod::manifest::{LONGEST, ManifestFileError, PodTemplate, pods};
 use gybe_installer::pod::policy_file::{
-    Families, FamilyChoice, NoAddress, PolicyFile, PolicyFileError, Stack,
+    AnyPolicyFile, Families, FamilyChoice, NoAddress, PolicyFile, PolicyFileError, Stack,
 };
+use gybe_netfilter::model::policy::ambient::{AmbientDns, AmbientInbound, AmbientPolicy, ProbeAddresses};
 use gybe_netfilter::model::policy::{
-    CidrSet, Destinations, Dns, Groups, Inbound, InvalidPackets, Mode, Owners, Port, PortSet, RedirectPolicy,
+    CidrSet, Destinations, Dns, Groups, Inbound, InterfaceName, InvalidPackets, Mode, Owners, Port, PortSet,
+    RedirectPolicy,
 };
 use serde_json::Value;
 use std::fmt::Write;
@@ -229,21 +231,75 @@ fn a_text_that_is_no_object_or_has_a_duplicate_key_is_refused() {
     }
 }
 
-#[test]
-fn the_manual_documents_every_key_and_no_other() {
-    let manual = include_str!("../../../docs/CONFIGURE.md");
-    let (_, section) = manual.split_once("## 5. Policy files").unwrap();
-    let section = section.split("\n## ").next().unwrap();
+/// The names of the tables below a heading of section 5 of docs/CONFIGURE.md, sorted.
+fn documented(heading: &str) -> Vec<&'static str> {
+    let (_, section) = include_str!("../../../docs/CONFIGURE.md").split_once(heading).unwrap();
+    let section = section.split("\n#").next().unwrap();
     let rows = section.lines().filter(|line| line.starts_with("| `"));
     let first_column = rows.filter_map(|row| row.split('|').nth(1));
-    let names: Vec<&str> = first_column.flat_map(|names| names.split('`').skip(1).step_by(2)).collect();
-    let known: serde_json::Map<String, Value> = serde_json::from_str(INJECTOR_DEFAULTS).unwrap();
-    let mut documented = names.clone();
-    documented.sort_unstable();
-    assert_eq!(documented, known.keys().map(String::as_str).collect::<Vec<_>>());
+    let mut names: Vec<&str> = first_column.flat_map(|names| names.split('`').skip(1).step_by(2)).collect();
+    names.sort_unstable();
+    names
+}
+
+#[test]
+fn the_manual_documents_every_key_and_no_other() {
+    let names = documented("\n### 5.1 Pods with a sidecar\n");
+    let known: serde_json::Map<String, serde_json::Value> = serde_json::from_str(INJECTOR_DEFAULTS).unwrap();
+    assert_eq!(names, known.keys().map(String::as_str).collect::<Vec<_>>());
     for name in names {
         let found = faults(&format!(r#"{{"{name}": null}}"#));
         assert!(!found[0].contains("unknown key"), "{found:?}");
+    }
+    let known: serde_json::Map<String, serde_json::Value> = serde_json::from_str(EVERY_AMBIENT_KEY).unwrap();
+    assert_eq!(documented("\n### 5.2 Ambient pods\n"), known.keys().map(String::as_str).collect::<Vec<_>>());
+}
+
+const EVERY_AMBIENT_KEY: &str = r#"{"kind": "ambient", "bypass_inbound_capture": true, "redirect_dns": false,
+    "reroute_virtual_interfaces": ["eth1"], "probe_address_v4": "192.0.2.1", "probe_address_v6": "fd00::1",
+    "enable_ipv6": false}"#;
+
+#[test]
+fn the_kind_decides_which_keys_a_file_has() {
+    let ambient = |text: &str| match AnyPolicyFile::parse(text).unwrap() {
+        AnyPolicyFile::Ambient(policy) => policy,
+        other => panic!("{text}: {other:?}"),
+    };
+    assert_eq!(ambient(r#"{"kind": "ambient"}"#), AmbientPolicy::default());
+    let expected = AmbientPolicy {
+        inbound: AmbientInbound::Bypassed,
+        dns: AmbientDns::Off,
+        virtual_interfaces: [InterfaceName::parse("eth1").unwrap()].into(),
+        probes: ProbeAddresses::new("192.0.2.1".parse().unwrap(), "fd00::1".parse().unwrap()).unwrap(),
+        families: Families::V4Only,
+    };
+    assert_eq!(ambient(EVERY_AMBIENT_KEY), expected);
+    let opposite =
+        r#"{"kind": "ambient", "bypass_inbound_capture": false, "redirect_dns": true, "enable_ipv6": true}"#;
+    assert_eq!(ambient(opposite), AmbientPolicy::default());
+    for text in ["{}", r#"{"kind": "sidecar"}"#] {
+        assert!(matches!(AnyPolicyFile::parse(text), Ok(AnyPolicyFile::Sidecar(_))), "{text}");
+    }
+}
+
+#[test]
+fn faults_of_an_ambient_file_name_their_keys() {
+    for (text, expected) in [
+        (r#"{"kind": "waypoint"}"#, r#"kind: "waypoint" is neither sidecar nor ambient"#),
+        (r#"{"kind": "ambient", "proxy_port": 15001}"#, "proxy_port: unknown key"),
+        (r#"{"proxy_port": 15001, "probe_address_v4": "10.0.0.1"}"#, "probe_address_v4: unknown key"),
+        (r#"{"kind": "ambient", "probe_address_v4": "fd00::1"}"#, "probe_address_v4: "),
+        (r#"{"kind": "ambient", "probe_address_v6": "::1"}"#, "probe_address_v6: a probe's address must be"),
+        (r#"{"kind": "ambient", "redirect_dns": "yes"}"#, "redirect_dns: must be true or false"),
+        (r#"{"kind": "ambient", "reroute_virtual_interfaces": ["a b"]}"#, "reroute_virtual_interfaces: "),
+    ] {
+        match AnyPolicyFile::parse(text) {
+            Err(PolicyFileError::Faults(faults)) => {
+                let faults: Vec<String> = faults.iter().map(ToString::to_string).collect();
+                assert!(faults.len() == 1 && faults[0].starts_with(expected), "{text}: {faults:?}");
+            }
+            other => panic!("{text}: {other:?}"),
+        }
     }
 }
 

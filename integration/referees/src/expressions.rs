@@ -20,6 +20,8 @@ pub enum NfExpression {
     Load(Field),
     /// Clears all other bits of register 1.
     Mask(Vec<u8>),
+    /// Keeps the first bits of register 1 and flips the second.
+    Replace(Vec<u8>, Vec<u8>),
     /// Compares register 1 with a value; the rule matches only if that holds.
     Compare(Comparison, Vec<u8>),
     /// The rule matches only if register 1 is outside of these bounds.
@@ -161,6 +163,11 @@ fn verdict(rule: &Rule) -> Vec<NfExpression> {
             vec![number(mark), NfExpression::SetMark, NfExpression::Decide(Decision::Accept)]
         }
         Verdict::SetMark(mark) => vec![number(mark), NfExpression::SetMark],
+        Verdict::SetConnectionMark(mark) => vec![
+            NfExpression::Load(Field::ConnectionMark),
+            NfExpression::Replace((!mark.mask()).to_ne_bytes().to_vec(), mark.value().to_ne_bytes().to_vec()),
+            NfExpression::SetConnectionMark,
+        ],
         Verdict::SaveMark => vec![NfExpression::Load(Field::Mark), NfExpression::SetConnectionMark],
         Verdict::RestoreMark => vec![NfExpression::Load(Field::ConnectionMark), NfExpression::SetMark],
         Verdict::Zone(zone) => vec![NfExpression::Value(zone.to_ne_bytes().to_vec()), NfExpression::SetZone],

@@ -101,6 +101,9 @@ fn add(rule: &mut nftnl::Rule<'_>, expression: &NfExpression) {
         NfExpression::Mask(mask) => {
             rule.add_expr(&Bitwise::new(mask.as_slice(), vec![0_u8; mask.len()].as_slice()));
         }
+        NfExpression::Replace(kept, flipped) => {
+            rule.add_expr(&Bitwise::new(kept.as_slice(), flipped.as_slice()));
+        }
         NfExpression::Compare(comparison, value) => {
             rule.add_expr(&Cmp::new(operator(*comparison), value.as_slice()));
         }

@@ -170,6 +170,9 @@ fn expression(expression: &NfExpression, sets: &[expressions::Set]) -> Result<Ra
     Ok(match expression {
         NfExpression::Load(field) => load(*field),
         NfExpression::Mask(mask) => Bitwise::new(mask.as_slice(), vec![0; mask.len()]).unwrap().into(),
+        NfExpression::Replace(kept, flipped) => {
+            Bitwise::new(kept.as_slice(), flipped.as_slice()).unwrap().into()
+        }
         NfExpression::Compare(comparison, value) => Cmp::new(operator(*comparison), value.as_slice()).into(),
         NfExpression::Outside(..) => return Err(Inexpressible::OutsideOfRange),
         NfExpression::Lookup(is, name) => lookup(*is, sets.iter().find(|set| set.name == *name).unwrap()),

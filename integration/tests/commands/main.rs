@@ -3,6 +3,7 @@
 
 #![cfg(test)]
 
+mod ambient;
 mod command_line;
 mod doctor;
 

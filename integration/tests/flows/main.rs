@@ -4,6 +4,7 @@
 
 #![cfg(test)]
 
+mod ambient;
 mod exceptional_packets;
 mod recorded;
 

@@ -8,7 +8,7 @@ use gybe_netfilter::compile::compile;
 use gybe_netfilter::inspect::show::show;
 use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::inventory::Inventory;
-use gybe_netfilter::model::policy::{Families, InterfaceName, Port, PortSet, RedirectPolicy};
+use gybe_netfilter::model::policy::{Families, InterfaceName, MaskedMark, Port, PortSet, RedirectPolicy};
 use gybe_netfilter::model::ruleset::{
     Chain, ChainName, ConnectionState, Family, Is, Match, Networks, Rule, RuleId, Ruleset, Transport, Verdict,
 };
@@ -96,9 +96,12 @@ pub(crate) fn every_match() -> Ruleset {
                 ("in-many", vec![Match::InInterface(names(&["eth0", "net1", "a23456789012345"]))]),
                 ("established", vec![Match::State(ConnectionState::EstablishedOrRelated)]),
                 ("invalid", vec![Match::State(ConnectionState::Invalid)]),
-                ("mark", vec![Match::Mark(Is::In, 1337)]),
-                ("mark-not", vec![Match::Mark(Is::NotIn, 0xdead_beef)]),
-                ("ct-mark", vec![Match::ConnectionMark(1337)]),
+                ("mark", vec![Match::Mark(Is::In, 1337.into())]),
+                ("mark-not", vec![Match::Mark(Is::NotIn, 0xdead_beef.into())]),
+                ("mark-bits", vec![Match::Mark(Is::In, MaskedMark::new(0x539, 0xfff))]),
+                ("mark-bits-not", vec![Match::Mark(Is::NotIn, MaskedMark::new(0x539, 0xfff))]),
+                ("ct-mark", vec![Match::ConnectionMark(1337.into())]),
+                ("ct-mark-bits", vec![Match::ConnectionMark(MaskedMark::new(0x111, 0xfff))]),
                 ("from-one", vec![Match::Source(Is::In, v4(&["127.0.0.6/32"]))]),
                 ("from-many", vec![Match::Source(Is::NotIn, v4(&["10.0.0.0/8", "192.168.0.0/16"]))]),
                 ("from-one-6", vec![Match::Source(Is::In, v6(&["::6/128"]))]),
@@ -165,6 +168,8 @@ pub(crate) fn every_verdict() -> Ruleset {
             ManglePrerouting,
             vec![
                 rule("save", vec![], Verdict::SaveMark),
+                rule("set-bits", vec![], Verdict::SetConnectionMark(MaskedMark::new(0x111, 0xfff))),
+                rule("set-all-bits", vec![], Verdict::SetConnectionMark(0x539.into())),
                 rule("divert", vec![tcp()], Verdict::Divert(1337)),
                 rule("drop", vec![Match::State(ConnectionState::Invalid)], Verdict::Drop),
                 rule("tproxy-4", vec![tcp(), Match::Destination(Is::NotIn, v4(&["127.0.0.1/32"]))], tproxy),

@@ -15,8 +15,8 @@ use std::borrow::Cow;
 use std::collections::BTreeSet;
 use std::fmt;
 
-/// The prefix of the tables of Istio's nftables backend.
-const ISTIO_TABLES: &str = "istio-proxy-";
+/// The prefixes of the tables of Istio's nftables backend: for sidecars and for ambient pods.
+const ISTIO_TABLES: [&str; 2] = ["istio-proxy-", "istio-ambient-"];
 
 /// The owners of a namespace's rules.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -121,7 +121,7 @@ impl Presence {
             match (chain.family.only(), chain.table.as_str()) {
                 (Some(family), _) => presence.add_iptables_nft(family, chain, &marked),
                 (None, TABLE) => presence.add(BackendKind::Nft),
-                (None, table) if table.starts_with(ISTIO_TABLES) => {
+                (None, table) if ISTIO_TABLES.iter().any(|prefix| table.starts_with(prefix)) => {
                     presence.other_meshes.push(OtherMesh::Table { table: table.to_owned() });
                 }
                 (None, _) => {}
@@ -208,7 +208,9 @@ mod tests {
             ),
             (vec![chain(TableFamily::Inet, "gybe", "nat-output")], &[BackendKind::Nft], None),
             (vec![chain(TableFamily::Inet, "istio-proxy-nat", "output")], &[], Some("istio-proxy-nat")),
+            (vec![chain(TableFamily::Inet, "istio-ambient-nat", "output")], &[], Some("istio-ambient-nat")),
             (vec![nat("ISTIO_OUTPUT")], &[], Some("ISTIO_OUTPUT in table nat (IPv4)")),
+            (vec![nat("ISTIO_PRERT")], &[], Some("ISTIO_PRERT in table nat (IPv4)")),
             (vec![nat("ISTIO_OUTPUT"), nat("GYBE")], &[BackendKind::IptablesNft], None),
             (vec![nat("GYBE")], &[BackendKind::IptablesNft], None),
             (

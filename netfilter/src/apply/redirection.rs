@@ -3,13 +3,13 @@
 use crate::apply::backend::{Backend, BackendError, BackendKind};
 use crate::apply::presence::Presence;
 use crate::apply::{ApplyError, ApplyReport, apply};
-use crate::compile::compile;
+use crate::compile::{compile, compile_ambient};
 use crate::iptables::IptablesError;
 use crate::kernel::routes::{self, Routes, RoutesError, RoutingEntry, Rtnetlink, Stray};
 use crate::model::Hint;
 use crate::model::inventory::Difference;
 use crate::model::inventory::PreviousRules;
-use crate::model::policy::RedirectPolicy;
+use crate::model::policy::{AmbientPolicy, Policy, RedirectPolicy};
 use crate::model::ruleset::{Ruleset, Stage};
 use crate::nft::NftError;
 use crate::xt::legacy::LegacyError;
@@ -140,25 +140,35 @@ impl Redirection {
         Self { rules: compile(policy), routes: Routes::of(policy) }
     }
 
-    /// The redirection of `policy` with the rules of `variant`.
-    pub fn with_variant(policy: &RedirectPolicy, variant: RuleVariant) -> Self {
-        let mut redirection = Self::of(policy);
-        if variant == RuleVariant::WithoutZones {
-            redirection.rules.chains.retain(|chain| chain.name.stage() != Stage::Raw);
-        }
-        redirection
+    /// The redirection of an ambient `policy` with all its rules.
+    pub fn of_ambient(policy: &AmbientPolicy) -> Self {
+        Self { rules: compile_ambient(policy), routes: Routes::of_ambient(policy) }
     }
 
-    /// Returns the variant in which `backend` has written `policy` here: the one with fewer differences.
+    /// The redirection of a policy of either kind.
+    pub fn of_any(policy: &Policy) -> Self {
+        match policy {
+            Policy::Sidecar(policy) => Self::of(policy),
+            Policy::Ambient(policy) => Self::of_ambient(policy),
+        }
+    }
+
+    /// The same with the rules of `variant`.
+    #[must_use]
+    pub fn with_variant(mut self, variant: RuleVariant) -> Self {
+        if variant == RuleVariant::WithoutZones {
+            self.rules.chains.retain(|chain| chain.name.stage() != Stage::Raw);
+        }
+        self
+    }
+
+    /// Returns the variant in which `backend` has written it here: the one with fewer differences.
     ///
     /// # Errors
     /// When the rules cannot be read.
-    pub fn written_variant(
-        policy: &RedirectPolicy,
-        backend: &dyn Backend,
-    ) -> Result<RuleVariant, RedirectionError> {
-        let complete = Self::with_variant(policy, RuleVariant::Complete).rules;
-        let without = Self::with_variant(policy, RuleVariant::WithoutZones).rules;
+    pub fn written_variant(&self, backend: &dyn Backend) -> Result<RuleVariant, RedirectionError> {
+        let complete = self.rules.clone();
+        let without = self.clone().with_variant(RuleVariant::WithoutZones).rules;
         if complete == without {
             return Ok(RuleVariant::Complete);
         }
@@ -310,7 +320,7 @@ mod tests {
 
     #[test]
     fn every_deviation_names_its_object() {
-        let rule = RoutingEntry::MarkRule { family: Family::V4, mark: 1, table: 133 };
+        let rule = RoutingEntry::MarkRule { family: Family::V4, mark: 1.into(), table: 133 };
         let deviations = [
             (
                 Deviation::Route(rule),

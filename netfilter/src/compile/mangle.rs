@@ -25,7 +25,7 @@ pub(super) fn prerouting(p: &RedirectPolicy) -> Chain {
     );
     let chain = drop_invalid(chain, p)
         // Saves the mark of the proxy's own packets for the replies; "proxy-keeps-source" exempts these packets below.
-        .rule("keep-mark", [TCP, Match::Mark(Is::In, mark)], Verdict::SaveMark);
+        .rule("keep-mark", [TCP, Match::Mark(Is::In, mark.into())], Verdict::SaveMark);
     match &p.inbound {
         Inbound::Only(ports) if ports.is_empty() => chain,
         Inbound::Only(ports) => intercept(exempt(chain, p, mark), p, mark, Some(ports)),
@@ -47,13 +47,13 @@ fn drop_invalid(chain: Chain, p: &RedirectPolicy) -> Chain {
 /// Adds the exemptions from interception: arriving TCP packets that must not reach the inbound listener.
 fn exempt(chain: Chain, p: &RedirectPolicy, mark: u32) -> Chain {
     chain
-        .rule("proxy-keeps-source", [TCP, Match::Mark(Is::In, mark)], Verdict::Return)
+        .rule("proxy-keeps-source", [TCP, Match::Mark(Is::In, mark.into())], Verdict::Return)
         .rule_per_family(
             p.passthrough_per_family(["inbound-passthrough-on-lo-v4", "inbound-passthrough-on-lo-v6"]),
             |nets| vec![on_lo(), Match::Source(Is::In, nets), TCP],
             Verdict::Return,
         )
-        .rule("inside-the-pod", [on_lo(), TCP, Match::Mark(Is::NotIn, OWN_POD_MARK)], Verdict::Return)
+        .rule("inside-the-pod", [on_lo(), TCP, Match::Mark(Is::NotIn, OWN_POD_MARK.into())], Verdict::Return)
 }
 
 fn intercept(chain: Chain, p: &RedirectPolicy, mark: u32, ports: Option<&PortSet>) -> Chain {
@@ -88,7 +88,7 @@ pub(super) fn output(p: &RedirectPolicy) -> Chain {
     let excludes = !p.excluded_interfaces.is_empty();
     chain
         .rule_if(excludes, "excluded-interface-unmarked", [to_excluded], Verdict::Return)
-        .rule("proxy-to-app", [over_loopback(), TCP, Match::Mark(Is::In, mark)], Verdict::Return)
+        .rule("proxy-to-app", [over_loopback(), TCP, Match::Mark(Is::In, mark.into())], Verdict::Return)
         .rule_per_family(
             p.loopback_per_family(["mark-proxy-uid-v4", "mark-proxy-uid-v6"]),
             to_own_pod(any_uid(&p.proxy_uids)),
@@ -101,7 +101,7 @@ pub(super) fn output(p: &RedirectPolicy) -> Chain {
         )
         // Restores the mark on the application's replies, so that routing delivers them to the proxy's transparent
         // socket.
-        .rule("answer-to-proxy", [TCP, Match::ConnectionMark(mark)], Verdict::RestoreMark)
+        .rule("answer-to-proxy", [TCP, Match::ConnectionMark(mark.into())], Verdict::RestoreMark)
 }
 
 fn on_lo() -> Match {

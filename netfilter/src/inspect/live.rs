@@ -11,7 +11,8 @@ use crate::inspect::live::rules::{Interface, NamespaceRules, location, of_rulese
 use crate::inspect::walk::{self, Budget, Listeners, RuleAt, WalkResult};
 use crate::kernel::routes::{Rtnetlink, ipsec_policies};
 use crate::model::packet::{Owner, Packet};
-use crate::model::policy::RedirectPolicy;
+use crate::model::policy::ambient::ZTUNNEL_MARK;
+use crate::model::policy::{Policy, RedirectPolicy};
 use crate::model::ruleset::Ruleset;
 
 pub use crate::inspect::walk::Outcome;
@@ -20,6 +21,8 @@ use std::net::IpAddr;
 
 /// Istio's user and group of the proxy, where no policy is given.
 const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
+/// The user and group of ztunnel in Istio's chart.
+const ZTUNNEL: Owner = Owner { uid: 0, gid: 1337 };
 /// The budget for one connection, in steps.
 const TRACED_WITHIN: usize = 10_000_000;
 /// At most this many routes and routing rules are named.
@@ -28,7 +31,7 @@ const NAMED: usize = 20;
 const APPLICATION: u32 = 1000;
 /// Where no policy is given.
 pub(crate) const LISTENERS: Listeners =
-    Listeners { proxy: PROXY, application: Owner { uid: APPLICATION, gid: APPLICATION } };
+    Listeners { proxy: PROXY, proxy_mark: 0, application: Owner { uid: APPLICATION, gid: APPLICATION } };
 
 /// All rules at netfilter's hooks of a namespace, of every owner.
 #[derive(Debug, Clone)]
@@ -155,6 +158,22 @@ impl LiveRules {
         let gid = another(policy.proxy_gids.all().into_iter().collect());
         self.listeners.application = Owner { uid, gid };
         self
+    }
+
+    /// Sets the identity and the mark of ztunnel, which accepts redirected connections of an ambient pod.
+    #[must_use]
+    pub fn with_ztunnel(mut self) -> Self {
+        self.listeners = Listeners { proxy: ZTUNNEL, proxy_mark: ZTUNNEL_MARK.value(), ..LISTENERS };
+        self
+    }
+
+    /// [`LiveRules::with_proxy_of`] or [`LiveRules::with_ztunnel`].
+    #[must_use]
+    pub fn with_listeners_of(self, policy: &Policy) -> Self {
+        match policy {
+            Policy::Sidecar(policy) => self.with_proxy_of(policy),
+            Policy::Ambient(_) => self.with_ztunnel(),
+        }
     }
 
     /// Adds an interface with these addresses, so that packets to them stay in the namespace.

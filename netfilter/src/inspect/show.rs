@@ -3,7 +3,7 @@
 //! The text is a complete script for `nft -f`. After loading it, `nft list` prints the same as after the netlink batch
 //! (integration/tests/commands/render.rs). Both are rendered from the same value, independently of each other.
 
-use crate::model::policy::{InterfaceName, PortSet};
+use crate::model::policy::{InterfaceName, MaskedMark, PortSet};
 use crate::model::ruleset::{
     Chain, ChainName, ConnectionState, Elements, Family, Hook, Is, Match, NamedList, Networks, Rule, Ruleset,
     Stage, Verdict, v4_ranges, v6_ranges,
@@ -79,8 +79,8 @@ fn clause(m: &Match, before: Option<&Match>, set: Option<&NamedList<'_>>) -> Str
         Match::DestinationPort(is, list) => compare(&format!("{ports_of} dport"), *is, set, ports(list)),
         Match::OwnerUid(ids) => compare("meta skuid", Is::In, set, joined(ids)),
         Match::OwnerGid(ids) => compare("meta skgid", Is::In, set, joined(ids)),
-        Match::Mark(is, mark) => compare("meta mark", *is, None, mark),
-        Match::ConnectionMark(mark) => compare("ct mark", Is::In, None, mark),
+        Match::Mark(is, mark) => masked("meta mark", *is, *mark),
+        Match::ConnectionMark(mark) => masked("ct mark", Is::In, *mark),
         Match::State(ConnectionState::EstablishedOrRelated) => "ct state established,related".into(),
         Match::State(ConnectionState::Invalid) => "ct state invalid".into(),
     }
@@ -91,6 +91,14 @@ fn compare(what: &str, is: Is, set: Option<&NamedList<'_>>, value: impl Display)
     match set {
         Some(set) => format!("{what} {not}@{}", set.name),
         None => format!("{what} {not}{value}"),
+    }
+}
+
+fn masked(what: &str, is: Is, mark: MaskedMark) -> String {
+    let equals = if is == Is::NotIn { "!=" } else { "==" };
+    match mark.is_whole() {
+        true => compare(what, is, None, mark.value()),
+        false => format!("{what} & {:#x} {equals} {:#x}", mark.mask(), mark.value()),
     }
 }
 
@@ -106,6 +114,9 @@ fn verdict(rule: &Rule) -> String {
         }
         Verdict::Divert(mark) => format!("meta mark set {mark} accept"),
         Verdict::SetMark(mark) => format!("meta mark set {mark}"),
+        Verdict::SetConnectionMark(mark) => {
+            format!("ct mark set ct mark & {:#x} | {:#x}", !mark.mask(), mark.value())
+        }
         Verdict::SaveMark => "ct mark set meta mark".into(),
         Verdict::RestoreMark => "meta mark set ct mark".into(),
         Verdict::Zone(zone) => format!("ct zone set {zone}"),

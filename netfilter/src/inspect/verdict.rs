@@ -15,7 +15,7 @@ use crate::compile::compile;
 use crate::inspect::ebpf::Programs;
 use crate::inspect::live::LiveRules;
 use crate::model::inventory::Inventory;
-use crate::model::policy::{Families, RedirectPolicy};
+use crate::model::policy::{AmbientPolicy, Families, Policy, RedirectPolicy};
 use crate::model::ruleset::Ruleset;
 use compare::{Compared, Comparison, compare};
 
@@ -24,10 +24,21 @@ use compare::{Compared, Comparison, compare};
 pub enum Desired<'p> {
     /// The rules of this policy.
     Policy(&'p RedirectPolicy),
+    /// The rules of this policy of an ambient pod.
+    Ambient(&'p AmbientPolicy),
     /// No rule of ours: the pod is not in the mesh.
     LeftAlone,
     /// The caller does not know the pod.
     NotKnown,
+}
+
+impl<'p> From<&'p Policy> for Desired<'p> {
+    fn from(policy: &'p Policy) -> Self {
+        match policy {
+            Policy::Sidecar(policy) => Self::Policy(policy),
+            Policy::Ambient(policy) => Self::Ambient(policy),
+        }
+    }
 }
 
 /// Whether connections are redirected.
@@ -111,28 +122,34 @@ pub fn judge_namespace(
         return Ok(NamespaceVerdict::because(RedirectionState::ByOthers, mesh.to_string()));
     }
     let kinds = reading.only.map_or_else(|| presence.ours.clone(), |kind| vec![kind]);
-    let (policy, without) = match desired {
+    let (whole, without) = match desired {
         Desired::LeftAlone => return left_alone(&kinds),
         Desired::NotKnown => (None, RedirectionState::NotMeshed),
-        Desired::Policy(policy) => (Some(policy), RedirectionState::NotRedirected),
+        Desired::Policy(policy) => (Some(Redirection::of(policy)), RedirectionState::NotRedirected),
+        Desired::Ambient(policy) => (Some(Redirection::of_ambient(policy)), RedirectionState::NotRedirected),
     };
     if presence.ours.is_empty() {
         return Ok(NamespaceVerdict::because(without, NO_RULES));
     }
-    let live = LiveRules::read()?.with_programs(reading.programs.cloned().unwrap_or_default());
-    let (desired_rules, differences, live) = match (policy, kinds.first()) {
-        (Some(policy), Some(kind)) => {
-            let redirection = written(policy, *kind, reading.whole)?;
+    let mut live = LiveRules::read()?.with_programs(reading.programs.cloned().unwrap_or_default());
+    match desired {
+        Desired::Policy(policy) => live = live.with_proxy_of(policy),
+        Desired::Ambient(_) => live = live.with_ztunnel(),
+        Desired::LeftAlone | Desired::NotKnown => {}
+    }
+    let (desired_rules, differences) = match (whole, kinds.first()) {
+        (Some(whole), Some(kind)) => {
+            let redirection = written(whole, *kind, reading.whole)?;
             let differences = redirection.differences(&*kind.find()?, &presence)?;
-            (Some(redirection.rules), differences, live.with_proxy_of(policy))
+            (Some(redirection.rules), differences)
         }
-        _ => (None, Vec::new(), live),
+        _ => (None, Vec::new()),
     };
     let mut compared = match &desired_rules {
         Some(rules) => compare(&live.replaced_by(rules)?, &live, Compared::Redirected),
         None => compare(&live.ours_alone(), &live, Compared::OursAlone),
     };
-    if policy.is_none() {
+    if matches!(desired, Desired::NotKnown) {
         compared.not_redirected.extend(broken(&kinds, &live));
     }
     compared.notes.extend(live.notes().iter().cloned());
@@ -214,17 +231,17 @@ fn left_alone(kinds: &[BackendKind]) -> Result<NamespaceVerdict, RedirectionErro
     Ok(NamespaceVerdict { state, reasons, differences, notes: Vec::new() })
 }
 
-/// The redirection that `kind` has most likely written here for the policy.
+/// The redirection as `kind` has most likely written it here.
 fn written(
-    policy: &RedirectPolicy,
+    redirection: Redirection,
     kind: BackendKind,
     whole: &[BackendKind],
 ) -> Result<Redirection, RedirectionError> {
     let variant = match whole.contains(&kind) {
         true => RuleVariant::Complete,
-        false => Redirection::written_variant(policy, &*kind.find()?)?,
+        false => redirection.written_variant(&*kind.find()?)?,
     };
-    Ok(Redirection::with_variant(policy, variant))
+    Ok(redirection.with_variant(variant))
 }
 
 #[cfg(test)]

@@ -19,7 +19,7 @@ mod xt;
 
 use crate::inspect::live::rules::NamespaceRules;
 use crate::model::packet::{ConnectionPhase, Direction, Owner, Packet};
-use crate::model::policy::Port;
+use crate::model::policy::{Mark, Port};
 use crate::model::ruleset::Transport;
 pub(crate) use choices::Budget;
 use choices::{Choices, UnknownFact};
@@ -94,6 +94,8 @@ impl WalkResult {
 pub(crate) struct Listeners {
     /// At the ports that connections are redirected to, and at the other ports of the proxy.
     pub(crate) proxy: Owner,
+    /// The mark of the proxy's sockets; 0 for a sidecar's.
+    pub(crate) proxy_mark: Mark,
     /// At the pod's other ports.
     pub(crate) application: Owner,
 }
@@ -309,10 +311,10 @@ impl<'n> Walk<'n> {
     /// Sends a packet of the other side; returns the outcome when it does not arrive as a reply.
     fn reply(&mut self, packet: &Packet, first: &First, flags: [u8; 2]) -> Option<Outcome> {
         let to_proxy = PROXY_PORTS.contains(&first.packet.destination.port());
-        let owner = match (first.end, first.outcome) {
-            (PacketEnd::Inside, Outcome::Untouched) if !to_proxy => Some(self.listeners.application),
-            (PacketEnd::Inside, _) => Some(self.listeners.proxy),
-            _ => None,
+        let (owner, mark) = match (first.end, first.outcome) {
+            (PacketEnd::Inside, Outcome::Untouched) if !to_proxy => (Some(self.listeners.application), 0),
+            (PacketEnd::Inside, _) => (Some(self.listeners.proxy), self.listeners.proxy_mark),
+            _ => (None, 0),
         };
         let is_own = packet.owner.is_some();
         self.packet = CurrentPacket {
@@ -320,7 +322,7 @@ impl<'n> Walk<'n> {
             destination: first.packet.source,
             arrives: HookInterface::None,
             leaves: HookInterface::None,
-            mark: 0,
+            mark,
             owner,
             ..CurrentPacket::of(packet, flags)
         };

@@ -79,6 +79,7 @@ pub(super) fn expand(
         Verdict::Tproxy { port, mark } => RuleTarget::Tproxy { family, port, mark },
         Verdict::Divert(mark) => RuleTarget::Goto((names.divert)(mark)),
         Verdict::SetMark(mark) => RuleTarget::SetMark(mark),
+        Verdict::SetConnectionMark(mark) => RuleTarget::SetConnectionMark(mark),
         Verdict::SaveMark => RuleTarget::SaveMark,
         Verdict::RestoreMark => RuleTarget::RestoreMark,
         Verdict::Zone(zone) => RuleTarget::Zone(zone),

@@ -4,7 +4,7 @@
 //! Spelling and order are those of `iptables-save` (1.8.9, equal for both variants), so that a rule reads back exactly
 //! as it was written.
 
-use crate::model::policy::{InterfaceName, Port, PortRange};
+use crate::model::policy::{InterfaceName, MaskedMark, Port, PortRange};
 use crate::model::ruleset::{ConnectionState, Family, Is, RuleId, Transport};
 use crate::xt::colon;
 use ipnet::IpNet;
@@ -29,8 +29,8 @@ pub(super) enum Token {
     Ports(PortSide, Is, Vec<PortRange>),
     Uid(u32),
     Gid(u32),
-    Mark(Is, u32),
-    ConnectionMark(u32),
+    Mark(Is, MaskedMark),
+    ConnectionMark(MaskedMark),
     State(ConnectionState),
     Comment(RuleId),
 }
@@ -48,6 +48,7 @@ pub(super) enum RuleTarget {
         mark: u32,
     },
     SetMark(u32),
+    SetConnectionMark(MaskedMark),
     SaveMark,
     RestoreMark,
     Zone(u16),
@@ -93,8 +94,8 @@ impl Token {
             }
             Self::Uid(id) => test(words, "owner", Is::In, ["--uid-owner", &id.to_string()]),
             Self::Gid(id) => test(words, "owner", Is::In, ["--gid-owner", &id.to_string()]),
-            Self::Mark(is, mark) => test(words, "mark", *is, ["--mark", &format!("{mark:#x}")]),
-            Self::ConnectionMark(mark) => test(words, "connmark", Is::In, ["--mark", &format!("{mark:#x}")]),
+            Self::Mark(is, mark) => test(words, "mark", *is, ["--mark", &mark.to_string()]),
+            Self::ConnectionMark(mark) => test(words, "connmark", Is::In, ["--mark", &mark.to_string()]),
             Self::State(state) => test(words, "conntrack", Is::In, ["--ctstate", state_words(*state)]),
             Self::Comment(id) => test(words, "comment", Is::In, ["--comment", id.0]),
         }
@@ -149,6 +150,10 @@ impl RuleTarget {
             }
             Self::SetMark(mark) => {
                 push(words, &["-j", "MARK", "--set-xmark", &format!("{mark:#x}/0xffffffff")]);
+            }
+            Self::SetConnectionMark(mark) => {
+                let mark = format!("{:#x}/{:#x}", mark.value(), mark.mask());
+                push(words, &["-j", "CONNMARK", "--set-xmark", &mark]);
             }
             Self::SaveMark => connmark(words, "--save-mark"),
             Self::RestoreMark => connmark(words, "--restore-mark"),

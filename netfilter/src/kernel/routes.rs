@@ -20,7 +20,8 @@ pub use routing::{Route, RouteQuery};
 pub(crate) use routing::{Routing, ipsec_policies};
 pub use rtnetlink::Rtnetlink;
 
-use crate::model::policy::{Families, Inbound, Mode, RedirectPolicy};
+use crate::model::policy::ambient::{ORIGINAL_SOURCE_MARK, ORIGINAL_SOURCE_TABLE};
+use crate::model::policy::{AmbientPolicy, Families, Inbound, MaskedMark, Mode, RedirectPolicy};
 use crate::model::ruleset::Family;
 use entry::{RoutingList, RulePriority, rule_priority};
 use nix::errno::Errno;
@@ -31,15 +32,22 @@ use std::fmt;
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Routes {
     entries: Vec<RoutingEntry>,
+    ipv6: Ipv6Entries,
+}
+
+/// What a namespace with IPv6 disabled means for entries of IPv6.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+enum Ipv6Entries {
+    /// They are needed all the same, and cannot be added.
+    #[default]
+    Needed,
+    /// They are not needed there.
+    NeededIfEnabled,
 }
 
 impl Routes {
     /// The entries that `policy` needs (docs/RULES.md, section 2); none for most IPv4 policies.
     pub fn of(policy: &RedirectPolicy) -> Self {
-        let families: &[Family] = match policy.families {
-            Families::V4Only => &[Family::V4],
-            Families::V4AndV6 => &Family::ALL,
-        };
         let mut entries = Vec::new();
         if policy.families == Families::V4AndV6 {
             entries.push(RoutingEntry::PassthroughAddress);
@@ -47,12 +55,22 @@ impl Routes {
         if let Mode::Tproxy { mark, route_table: table } = policy.mode
             && policy.inbound != Inbound::Only(Default::default())
         {
-            for family in families.iter().copied() {
-                entries.push(RoutingEntry::LocalRoute { family, table });
-                entries.push(RoutingEntry::MarkRule { family, mark, table });
-            }
+            entries.extend(delivery(policy.families, mark.into(), table));
         }
-        Self { entries }
+        Self { entries, ipv6: Ipv6Entries::Needed }
+    }
+
+    /// The entries that an ambient `policy` needs: those that deliver the application's packets to ztunnel. A
+    /// namespace whose `lo` has IPv6 disabled needs none of IPv6, as with istio-cni.
+    pub fn of_ambient(policy: &AmbientPolicy) -> Self {
+        let entries = delivery(policy.families, ORIGINAL_SOURCE_MARK, ORIGINAL_SOURCE_TABLE).collect();
+        Self { entries, ipv6: Ipv6Entries::NeededIfEnabled }
+    }
+
+    /// The entries that are needed in the calling thread's namespace.
+    fn needed(&self) -> Vec<RoutingEntry> {
+        let leaves_ipv6_out = self.ipv6 == Ipv6Entries::NeededIfEnabled && !error::has_ipv6_on_loopback();
+        self.entries.iter().copied().filter(|entry| !(leaves_ipv6_out && entry.is_ipv6())).collect()
     }
 
     /// Reports whether no entry is needed, and so no socket.
@@ -87,7 +105,7 @@ impl Routes {
     /// the second rule.
     fn additions(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<Addition>, RoutesError> {
         let mut additions = Vec::new();
-        for entry in self.entries.iter().copied() {
+        for entry in self.needed() {
             let addition = match entry {
                 RoutingEntry::MarkRule { family, .. } => {
                     match rule_priority(entry, &rtnetlink.list(RoutingList::Rules(family))?) {
@@ -112,7 +130,7 @@ impl Routes {
     pub fn missing(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<RoutingEntry>, RoutesError> {
         let mut missing = Vec::new();
         let mut read: Vec<(RoutingList, Vec<Vec<u8>>)> = Vec::new();
-        for entry in &self.entries {
+        for entry in &self.needed() {
             let list = RoutingList::holding(*entry);
             if !read.iter().any(|(other, _)| *other == list) {
                 read.push((list, rtnetlink.list(list)?));
@@ -158,6 +176,17 @@ impl Routes {
         });
         Ok(all)
     }
+}
+
+/// The entries that deliver packets with `mark` to the namespace itself.
+fn delivery(families: Families, mark: MaskedMark, table: u32) -> impl Iterator<Item = RoutingEntry> {
+    let families: &[Family] = match families {
+        Families::V4Only => &[Family::V4],
+        Families::V4AndV6 => &Family::ALL,
+    };
+    families.iter().copied().flat_map(move |family| {
+        [RoutingEntry::LocalRoute { family, table }, RoutingEntry::MarkRule { family, mark, table }]
+    })
 }
 
 /// An entry of Gybe that should not be there.

@@ -1,16 +1,20 @@
-//! The redirect policy: which of a pod's connections go through its proxy.
+//! The policies of a pod: which of its connections go through its sidecar ([`RedirectPolicy`]) or through its node's
+//! ztunnel ([`AmbientPolicy`]).
 //!
 //! A policy names no chain, no table and no tool. Its types exclude invalid values; lists are sorted and merged on
 //! construction, so that policies with the same meaning are equal.
 
 mod addresses;
+pub mod ambient;
 pub mod istio;
 mod ports;
 
 pub use addresses::{CidrSet, LoopbackCidr, NetworkError, network};
+pub use ambient::AmbientPolicy;
 pub use ports::{PortError, PortRange, PortSet, decimal, port};
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::num::NonZeroU16;
 
 /// A TCP or UDP port of a listener, 1..=65535.
@@ -18,6 +22,57 @@ pub type Port = NonZeroU16;
 
 /// A packet mark (`SO_MARK`, `meta mark`), any 32-bit value.
 pub type Mark = u32;
+
+/// A mark of which only the bits of a mask count.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct MaskedMark {
+    value: Mark,
+    mask: Mark,
+}
+
+impl MaskedMark {
+    /// The bits of `value` that `mask` has.
+    pub const fn new(value: Mark, mask: Mark) -> Self {
+        Self { value: value & mask, mask }
+    }
+
+    /// The bits that are set; the mask has all of them.
+    pub const fn value(self) -> Mark {
+        self.value
+    }
+
+    /// The bits that count.
+    pub const fn mask(self) -> Mark {
+        self.mask
+    }
+
+    /// Reports whether every bit counts.
+    pub const fn is_whole(self) -> bool {
+        self.mask == Mark::MAX
+    }
+
+    /// Reports whether `mark` has these bits.
+    pub const fn is_in(self, mark: Mark) -> bool {
+        mark & self.mask == self.value
+    }
+}
+
+/// All bits count.
+impl From<Mark> for MaskedMark {
+    fn from(mark: Mark) -> Self {
+        Self::new(mark, Mark::MAX)
+    }
+}
+
+/// The form of `ip rule` and iptables: the mask follows if it leaves bits out.
+impl fmt::Display for MaskedMark {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.is_whole() {
+            true => write!(f, "{:#x}", self.value),
+            false => write!(f, "{:#x}/{:#x}", self.value, self.mask),
+        }
+    }
+}
 
 /// How a captured inbound connection reaches the proxy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -186,6 +241,25 @@ impl RedirectPolicy {
         let no_address = matches!(&self.outbound.included_to, Destinations::Only(nets) if nets.is_empty());
         let no_group = matches!(&self.outbound.groups, Groups::Only(ids) if ids.is_empty());
         !no_group && (!no_address || !self.outbound.included_ports.is_empty())
+    }
+}
+
+/// The policy of a pod in the mesh.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Policy {
+    /// The pod has a sidecar.
+    Sidecar(Box<RedirectPolicy>),
+    /// The node's ztunnel takes the pod's traffic.
+    Ambient(AmbientPolicy),
+}
+
+impl Policy {
+    /// The redirected families.
+    pub fn families(&self) -> Families {
+        match self {
+            Self::Sidecar(policy) => policy.families,
+            Self::Ambient(policy) => policy.families,
+        }
     }
 }
 

@@ -8,7 +8,7 @@ mod lists;
 pub use chain::{ChainName, Hook, Stage};
 pub use lists::{Elements, NamedList, v4_ranges, v6_ranges};
 
-use crate::model::policy::{Families, InterfaceName, Port, PortSet};
+use crate::model::policy::{Families, InterfaceName, MaskedMark, Port, PortSet};
 use ipnet::{Ipv4Net, Ipv6Net};
 use std::collections::BTreeSet;
 use std::fmt;
@@ -281,9 +281,9 @@ pub enum Match {
     /// The group id of that socket is one of these.
     OwnerGid(BTreeSet<u32>),
     /// Its mark.
-    Mark(Is, u32),
+    Mark(Is, MaskedMark),
     /// Its connection's mark.
-    ConnectionMark(u32),
+    ConnectionMark(MaskedMark),
     /// Its connection's state.
     State(ConnectionState),
 }
@@ -310,6 +310,8 @@ pub enum Verdict {
     Divert(u32),
     /// Sets the packet mark; the next rule follows.
     SetMark(u32),
+    /// Sets these bits of the connection's mark; the next rule follows.
+    SetConnectionMark(MaskedMark),
     /// Copies the packet mark to the connection; the next rule follows.
     SaveMark,
     /// Copies the connection's mark to the packet; the next rule follows.

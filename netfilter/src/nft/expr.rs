@@ -8,7 +8,7 @@ mod wire;
 use super::value::{self, Prefix, equality, inversion};
 use crate::kernel::netlink::attr::Writer;
 use crate::kernel::uapi::*;
-use crate::model::policy::{InterfaceName, PortSet};
+use crate::model::policy::{InterfaceName, MaskedMark, PortSet};
 use crate::model::ruleset::{ConnectionState, Family, Is, Match, Networks, Rule, Transport, Verdict};
 use std::collections::BTreeSet;
 use wire::{Expressions, PacketField};
@@ -53,11 +53,11 @@ impl Encoder<'_, '_> {
             Match::OwnerGid(ids) => self.owner(NFT_META_SKGID, ids),
             Match::Mark(is, mark) => {
                 self.out.load_meta(NFT_META_MARK);
-                self.out.compare(equality(*is), &mark.to_ne_bytes());
+                self.mark(*is, *mark);
             }
             Match::ConnectionMark(mark) => {
                 self.out.load_ct(NFT_CT_MARK);
-                self.out.compare(NFT_CMP_EQ, &mark.to_ne_bytes());
+                self.mark(Is::In, *mark);
             }
             Match::State(state) => self.state(*state),
         }
@@ -140,6 +140,14 @@ impl Encoder<'_, '_> {
         }
     }
 
+    /// Compares the loaded mark.
+    fn mark(&mut self, is: Is, mark: MaskedMark) {
+        if !mark.is_whole() {
+            self.out.mask(&mark.mask().to_ne_bytes());
+        }
+        self.out.compare(equality(is), &mark.value().to_ne_bytes());
+    }
+
     fn owner(&mut self, key: u32, ids: &BTreeSet<u32>) {
         self.out.load_meta(key);
         let id = ids.first().map(|id| id.to_ne_bytes());
@@ -176,6 +184,11 @@ impl Encoder<'_, '_> {
                 self.out.verdict(NF_ACCEPT, None);
             }
             Verdict::SetMark(mark) => self.set_mark(mark),
+            Verdict::SetConnectionMark(mark) => {
+                self.out.load_ct(NFT_CT_MARK);
+                self.out.replace_bits(&(!mark.mask()).to_ne_bytes(), &mark.value().to_ne_bytes());
+                self.out.store_ct(NFT_CT_MARK);
+            }
             Verdict::SaveMark => {
                 self.out.load_meta(NFT_META_MARK);
                 self.out.store_ct(NFT_CT_MARK);

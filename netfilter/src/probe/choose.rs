@@ -7,6 +7,7 @@
 use crate::apply::backend::BackendKind;
 use crate::apply::redirection::RuleVariant;
 use crate::model::Hint;
+use crate::model::policy::ambient::{AmbientDns, AmbientPolicy};
 use crate::model::policy::{Dns, Families, Mode, RedirectPolicy};
 use crate::probe::{Capabilities, Finding, Findings, Profile, Table, is_not_loaded};
 use std::borrow::Cow;
@@ -225,12 +226,31 @@ impl Choice {
     /// When it cannot write the policy. IPv6 in particular is never left out silently, because its connections would
     /// bypass the proxy.
     pub fn variant(&self, policy: &RedirectPolicy) -> Result<RuleVariant, UnsupportedPolicy> {
-        let both = policy.families == Families::V4AndV6;
+        let marks = (policy.mode != Mode::Redirect).then_some("the pod asks for TPROXY");
+        self.variant_with(policy.families, marks, policy.dns != Dns::Off)
+    }
+
+    /// Returns the variant of an ambient policy's rules that the backend can write here.
+    ///
+    /// # Errors
+    /// As [`Choice::variant`].
+    pub fn variant_of_ambient(&self, policy: &AmbientPolicy) -> Result<RuleVariant, UnsupportedPolicy> {
+        // Marks, and routes by mark, are those of the probe's TPROXY.
+        let marks = Some("the pod is ambient, which takes the marks of TPROXY");
+        self.variant_with(policy.families, marks, policy.dns == AmbientDns::Captured)
+    }
+
+    /// `marks`: why marks are needed, if they are.
+    fn variant_with(
+        &self,
+        families: Families,
+        marks: Option<&'static str>,
+        has_dns: bool,
+    ) -> Result<RuleVariant, UnsupportedPolicy> {
+        let both = families == Families::V4AndV6;
         self.need(both, Profile::V4AndV6, "the pod's IPv6 must be redirected")?;
-        self.need(policy.mode != Mode::Redirect, Profile::Tproxy, "the pod asks for TPROXY")?;
-        let dns = policy.dns != Dns::Off;
-        let split = self.need(dns, Profile::Dns, "the pod's DNS must be captured");
-        match split {
+        self.need(marks.is_some(), Profile::Tproxy, marks.unwrap_or_default())?;
+        match self.need(has_dns, Profile::Dns, "the pod's DNS must be captured") {
             Ok(()) => Ok(RuleVariant::Complete),
             Err(_) if !self.missing.contains(Profile::DnsWithoutZones) => Ok(RuleVariant::WithoutZones),
             Err(unsupported) => Err(unsupported),

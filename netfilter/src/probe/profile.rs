@@ -86,7 +86,7 @@ impl Profile {
             Self::DnsWithoutZones => RuleVariant::WithoutZones,
             _ => RuleVariant::Complete,
         };
-        Redirection::with_variant(&self.policy(), variant)
+        Redirection::of(&self.policy()).with_variant(variant)
     }
 
     /// The connections that show whether the rules work.

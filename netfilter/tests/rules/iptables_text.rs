@@ -15,7 +15,7 @@ use ipnet::Ipv4Net;
 use std::collections::BTreeSet;
 use std::net::{IpAddr, Ipv4Addr};
 
-fn assert_same(rules: &Ruleset, packets: &[Packet]) {
+pub(crate) fn assert_same(rules: &Ruleset, packets: &[Packet]) {
     let texts = [Family::V4, Family::V6].map(|family| script(rules, family).unwrap());
     let [v4, v6] = texts.clone().map(|text| in_a_namespace(&read_back(&text)));
     let desired = in_a_namespace(rules);

@@ -1,6 +1,7 @@
 //! The rules of policies without a kernel: the outcome of packets, the restore text of iptables, and the text of nft.
 #![cfg(test)]
 
+mod ambient;
 mod iptables_text;
 mod outcomes;
 mod random;

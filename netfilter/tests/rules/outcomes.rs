@@ -11,10 +11,10 @@ use gybe_netfilter::model::ruleset::{ChainName, Ruleset, Transport, Verdict};
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-const APP: Owner = Owner { uid: 1000, gid: 1000 };
+pub(crate) const APP: Owner = Owner { uid: 1000, gid: 1000 };
 const PROXY: Owner = Owner { uid: 1337, gid: 1337 };
 
-fn port(number: u16) -> Port {
+pub(crate) fn port(number: u16) -> Port {
     Port::new(number).unwrap()
 }
 
@@ -27,11 +27,11 @@ fn nets(text: &str) -> CidrSet {
     text.split(',').map(|net| net.parse::<ipnet::IpNet>().unwrap()).collect()
 }
 
-fn interface(name: &str) -> InterfaceName {
+pub(crate) fn interface(name: &str) -> InterfaceName {
     InterfaceName::parse(name).unwrap()
 }
 
-fn leaves(by: &str, from: &str, to: &str, protocol: Transport) -> Packet {
+pub(crate) fn leaves(by: &str, from: &str, to: &str, protocol: Transport) -> Packet {
     let source = SocketAddr::new(from.parse().unwrap(), 40000);
     Packet::first(Direction::Leaves { by: interface(by) }, protocol, source, to.parse().unwrap())
 }
@@ -46,14 +46,14 @@ fn inside(to: &str, owner: Owner) -> Packet {
     leaves("lo", from, to, Transport::Tcp).owned_by(owner)
 }
 
-fn arrives(to: SocketAddr) -> Packet {
+pub(crate) fn arrives(to: SocketAddr) -> Packet {
     let from: SocketAddr =
         if to.is_ipv4() { "10.244.0.1:40000" } else { "[fd00:10::1]:40000" }.parse().unwrap();
     Packet::first(Direction::Arrives { by: interface("eth0") }, Transport::Tcp, from, to)
 }
 
 /// The rules in a pod with this one interface.
-fn in_a_pod(rules: &Ruleset) -> LiveRules {
+pub(crate) fn in_a_pod(rules: &Ruleset) -> LiveRules {
     let addresses = ["10.244.0.10", "fd00:10::10"].map(|address| address.parse().unwrap());
     LiveRules::of_ruleset(rules).unwrap().with_interface("eth0", &addresses)
 }

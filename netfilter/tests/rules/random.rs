@@ -2,8 +2,8 @@
 
 use gybe_netfilter::model::packet::{Connection, ConnectionPhase, Direction, Owner, Packet};
 use gybe_netfilter::model::policy::{
-    CidrSet, Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, LoopbackCidr, Mode,
-    Outbound, Owners, PortRange, PortSet, RedirectPolicy,
+    CidrSet, Destinations, Dns, Families, Groups, Inbound, InterfaceName, InvalidPackets, LoopbackCidr,
+    MaskedMark, Mode, Outbound, Owners, PortRange, PortSet, RedirectPolicy,
 };
 use gybe_netfilter::model::ruleset::{Family, Is, Match, Networks, Transport};
 use ipnet::IpNet;
@@ -44,7 +44,7 @@ impl Random {
         usize::try_from(self.0 >> 33).unwrap() % end
     }
 
-    fn one<T: Copy>(&mut self, of: &[T]) -> T {
+    pub(crate) fn one<T: Copy>(&mut self, of: &[T]) -> T {
         of[self.below(of.len())]
     }
 
@@ -102,7 +102,7 @@ impl Random {
             3 => Match::OutInterface(self.interfaces(3)),
             4 => Match::OwnerUid(self.ids(3)),
             5 => Match::OwnerGid(self.ids(3)),
-            6 => Match::Mark(self.is(), self.one(&[0, 1337])),
+            6 => Match::Mark(self.is(), self.one(&[0.into(), 1337.into(), MaskedMark::new(0x539, 0xfff)])),
             7 => Match::Protocol(self.one(&[Transport::Tcp, Transport::Udp])),
             8 => Match::SourcePort(self.is(), self.ports()),
             _ => Match::DestinationPort(self.is(), self.ports()),

@@ -1,6 +1,6 @@
 //! Parses restore text to a `Ruleset`. Written for this test only, from iptables-extensions(8).
 
-use gybe_netfilter::model::policy::{Families, InterfaceName, PortRange, PortSet};
+use gybe_netfilter::model::policy::{Families, InterfaceName, MaskedMark, PortRange, PortSet};
 use gybe_netfilter::model::ruleset::{
     Chain, ChainName, ConnectionState, Is, Match, Networks, Rule, RuleId, Ruleset, Transport, Verdict,
 };
@@ -69,6 +69,13 @@ fn number(text: &str) -> u32 {
     }
 }
 
+fn mark(text: &str) -> MaskedMark {
+    match text.split_once('/') {
+        Some((value, mask)) => MaskedMark::new(number(value), number(mask)),
+        None => number(text).into(),
+    }
+}
+
 fn ports(text: &str) -> PortSet {
     let range = |text: &str| {
         let (first, last) = text.split_once(':').unwrap_or((text, text));
@@ -122,8 +129,8 @@ fn read_rule(table: &str, spec: &str) -> Rule {
             "--dport" | "--dports" => matches.push(Match::DestinationPort(is, ports(value()))),
             "--uid-owner" => matches.push(Match::OwnerUid(BTreeSet::from([number(value())]))),
             "--gid-owner" => matches.push(Match::OwnerGid(BTreeSet::from([number(value())]))),
-            "--mark" if module == "mark" => matches.push(Match::Mark(is, number(value()))),
-            "--mark" => matches.push(Match::ConnectionMark(number(value()))),
+            "--mark" if module == "mark" => matches.push(Match::Mark(is, mark(value()))),
+            "--mark" => matches.push(Match::ConnectionMark(mark(value()))),
             "--ctstate" => matches.push(Match::State(match value() {
                 "INVALID" => ConnectionState::Invalid,
                 "RELATED,ESTABLISHED" => ConnectionState::EstablishedOrRelated,
@@ -152,6 +159,7 @@ fn verdict(table: &str, (how, target): (&str, &str), rest: &[&str]) -> Verdict {
         ("CONNMARK", ["--restore-mark", "--nfmask", "0xffffffff", "--ctmask", "0xffffffff"]) => {
             Verdict::RestoreMark
         }
+        ("CONNMARK", ["--set-xmark", bits]) => Verdict::SetConnectionMark(mark(bits)),
         ("CT", ["--zone", zone]) => Verdict::Zone(zone.parse().unwrap()),
         ("ISTIO_DIVERT", []) if how == "-g" => Verdict::Divert(1337),
         (name, []) if how == "-g" => Verdict::Goto(chain(table, name)),

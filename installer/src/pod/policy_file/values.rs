@@ -7,6 +7,18 @@ use gybe_netfilter::model::policy::{
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::str::FromStr;
 
+/// The key that names the kind of policy.
+pub(super) const KIND: &str = "kind";
+/// The kind of an ambient policy.
+pub(super) const AMBIENT: &str = "ambient";
+
+pub(super) fn is_sidecar(text: &str) -> Result<(), String> {
+    match text {
+        "sidecar" => Ok(()),
+        _ => Err(format!("{:?} is neither sidecar nor {AMBIENT}", brief(text))),
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(super) enum ModeName {
     Redirect,

@@ -87,12 +87,23 @@ impl Listeners {
         name: ServerName,
         ports: Vec<ListeningPort>,
     ) -> Result<Self, ListenError> {
+        Self::start_marked(namespace, owner, 0, name, ports)
+    }
+
+    /// [`Listeners::start`], with a mark (`SO_MARK`) on the packets of the sockets and of the connections they accept.
+    pub fn start_marked(
+        namespace: &Arc<Namespace>,
+        owner: Owner,
+        mark: u32,
+        name: ServerName,
+        ports: Vec<ListeningPort>,
+    ) -> Result<Self, ListenError> {
         let stop = EventFd::new().map_err(|errno| ListenError::Thread(errno.into()))?;
         let stop = Arc::new(stop);
         let (ready, started) = mpsc::channel();
         let (namespace, stop_of_thread) = (Arc::clone(namespace), Arc::clone(&stop));
         let thread = thread::Builder::new().name("listeners".into()).spawn(move || {
-            match open_all(&namespace, owner, &ports) {
+            match open_all(&namespace, owner, mark, &ports) {
                 Ok(sockets) => {
                     drop(namespace);
                     if ready.send(Ok(())).is_ok() {
@@ -129,6 +140,7 @@ enum ListeningSocket {
 fn open_all(
     namespace: &Namespace,
     owner: Owner,
+    mark: u32,
     ports: &[ListeningPort],
 ) -> Result<Vec<ListeningSocket>, ListenError> {
     namespace.enter()?;
@@ -140,7 +152,7 @@ fn open_all(
     let each = ports.iter().flat_map(|port| both_families(port).map(|address| (port, address)));
     let opened = each.map(|(port, address)| {
         let address = SocketAddr::new(address, port.port);
-        match open(port, address) {
+        match open(port, address, mark) {
             // A kernel without IPv6, or a namespace without ::1 (disable_ipv6): no client has it either.
             Err(Errno::EAFNOSUPPORT | Errno::EADDRNOTAVAIL) if address.is_ipv6() => Ok(None),
             opened => opened.map(Some).map_err(|errno| ListenError::Socket {
@@ -153,11 +165,14 @@ fn open_all(
     opened.filter_map(Result::transpose).collect()
 }
 
-fn open(listening: &ListeningPort, address: SocketAddr) -> nix::Result<ListeningSocket> {
+fn open(listening: &ListeningPort, address: SocketAddr, mark: u32) -> nix::Result<ListeningSocket> {
     let fd = sockets::open(listening.transport, address)?;
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
     if listening.address == ListenAddress::Transparent {
         setsockopt(&fd, sockopt::IpTransparent, &true)?;
+    }
+    if mark != 0 {
+        setsockopt(&fd, sockopt::Mark, &mark)?;
     }
     sockets::bind(&fd, address)?;
     let port = listening.port;

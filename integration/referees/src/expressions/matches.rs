@@ -1,7 +1,7 @@
 //! The expressions of a rule's matches.
 
 use super::{Comparison, Field, NfExpression};
-use gybe_netfilter::model::policy::{InterfaceName, PortSet};
+use gybe_netfilter::model::policy::{InterfaceName, MaskedMark, PortSet};
 use gybe_netfilter::model::ruleset::{ConnectionState, Family, Is, Match, Networks, Rule, Transport};
 use std::collections::BTreeSet;
 
@@ -66,12 +66,16 @@ fn single_value(one: &Match) -> Vec<NfExpression> {
         Match::OwnerUid(ids) | Match::OwnerGid(ids) => {
             with(load_property(one), ids.first().map(|id| equal(id.to_ne_bytes())))
         }
-        Match::Mark(is, mark) => vec![NfExpression::Load(Field::Mark), compare(*is, mark.to_ne_bytes())],
-        Match::ConnectionMark(mark) => {
-            vec![NfExpression::Load(Field::ConnectionMark), equal(mark.to_ne_bytes())]
-        }
+        Match::Mark(is, bits) => mark(Field::Mark, *is, *bits),
+        Match::ConnectionMark(bits) => mark(Field::ConnectionMark, Is::In, *bits),
         Match::State(state) => connection(*state),
     }
+}
+
+fn mark(field: Field, is: Is, bits: MaskedMark) -> Vec<NfExpression> {
+    let mask = (!bits.is_whole()).then(|| NfExpression::Mask(bits.mask().to_ne_bytes().to_vec()));
+    let load = [NfExpression::Load(field)].into_iter().chain(mask);
+    load.chain([compare(is, bits.value().to_ne_bytes())]).collect()
 }
 
 /// Loads the property of a match.

@@ -16,10 +16,11 @@ use gybe_integration::namespace::in_new_namespace;
 use gybe_integration::vectors;
 use gybe_netfilter::apply::apply;
 use gybe_netfilter::apply::backend::Backend;
-use gybe_netfilter::compile::compile;
+use gybe_netfilter::compile::{compile, compile_ambient};
 use gybe_netfilter::model::inventory::PreviousRules;
 use gybe_netfilter::model::policy::{
-    CidrSet, Destinations, Dns, Inbound, InterfaceName, Owners, Port, PortRange, PortSet, RedirectPolicy,
+    AmbientPolicy, CidrSet, Destinations, Dns, Inbound, InterfaceName, Owners, Port, PortRange, PortSet,
+    RedirectPolicy,
 };
 use gybe_netfilter::model::ruleset::{ChainName, Rule, RuleId, Ruleset, Verdict};
 use gybe_netfilter::nft::Nft;
@@ -221,6 +222,7 @@ pub(crate) fn edges() -> Vec<Case> {
             p.virtual_interfaces = named(&["eth1", "eth2"]);
         }),
         with("thousands-of-networks", &|p| p.outbound.included_to = Destinations::Only(many_networks())),
+        Case { name: "ambient".to_owned(), rules: compile_ambient(&AmbientPolicy::default()) },
     ]
 }
 

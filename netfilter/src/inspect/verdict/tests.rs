@@ -59,7 +59,9 @@ fn a_verdict_holds_when_nothing_is_missed_or_changed() {
 
 #[test]
 fn chains_of_ours_that_no_policy_has_are_named() {
-    let live = |chains| LiveRules::of(namespace(chains), Listeners { proxy: PROXY, application: APP });
+    let live = |chains| {
+        LiveRules::of(namespace(chains), Listeners { proxy: PROXY, proxy_mark: 0, application: APP })
+    };
     let nft = [BackendKind::Nft];
     let complete = live(vec![ours()]);
     assert_eq!(broken(&nft, &complete), sentences(&[]));

@@ -14,7 +14,7 @@ fn walked(chains: Vec<LiveChain>) -> WalkResult {
     let by = InterfaceName::parse("eth0").unwrap();
     let ends = ("10.9.9.9:40000".parse().unwrap(), "198.51.100.1:80".parse().unwrap());
     let packet = Packet::first(Direction::Leaves { by }, Transport::Tcp, ends.0, ends.1).owned_by(APP);
-    let listeners = Listeners { proxy: PROXY, application: APP };
+    let listeners = Listeners { proxy: PROXY, proxy_mark: 0, application: APP };
     walk(&namespace(chains), &packet, listeners, &Budget::of(1_000_000))
 }
 
@@ -60,7 +60,7 @@ fn a_connection_that_is_not_followed_in_time_is_unknown() {
         "10.9.9.9:40000".parse().unwrap(),
         "198.51.100.1:80".parse().unwrap(),
     );
-    let listeners = Listeners { proxy: PROXY, application: APP };
+    let listeners = Listeners { proxy: PROXY, proxy_mark: 0, application: APP };
     let walked = walk(&namespace(vec![ours()]), &packet.owned_by(APP), listeners, &Budget::of(0));
     assert_eq!(walked.outcome, Outcome::Unknown);
 }
@@ -319,7 +319,7 @@ fn a_reply_that_a_chain_of_type_route_gives_the_mark_of_interception_does_not_le
         let by = InterfaceName::parse("eth0").unwrap();
         let ends = ("198.51.100.1:40000".parse().unwrap(), "10.9.9.9:8080".parse().unwrap());
         let packet = Packet::first(Direction::Arrives { by }, Transport::Tcp, ends.0, ends.1);
-        let listeners = Listeners { proxy: PROXY, application: APP };
+        let listeners = Listeners { proxy: PROXY, proxy_mark: 0, application: APP };
         walk(&namespace(vec![tproxy, theirs]), &packet, listeners, &Budget::of(1_000_000)).outcome
     };
     let intercepted = Outcome::Intercepted(Port::new(15006).unwrap());

@@ -4,6 +4,7 @@
 
 use super::uapi::*;
 use crate::kernel::netlink::attr::{Attribute, Attributes, Writer};
+use crate::model::policy::MaskedMark;
 use crate::model::policy::istio::PASSTHROUGH_V6;
 use crate::model::ruleset::Family;
 use std::fmt;
@@ -31,7 +32,7 @@ pub enum RoutingEntry {
         /// IPv4 or IPv6.
         family: Family,
         /// The packet mark.
-        mark: u32,
+        mark: MaskedMark,
         /// The number of the table.
         table: u32,
     },
@@ -49,7 +50,7 @@ impl fmt::Display for RoutingEntry {
         match self {
             Self::PassthroughAddress => write!(f, "address {PASSTHROUGH_V6}/128 on lo"),
             Self::MarkRule { family, mark, table } => {
-                write!(f, "{family} rule fwmark {mark:#x} lookup {table}")
+                write!(f, "{family} rule fwmark {mark} lookup {table}")
             }
             Self::LocalRoute { family, table } => {
                 write!(f, "{family} route local default dev lo table {table}")
@@ -103,8 +104,8 @@ impl RoutingEntry {
             }
             Self::MarkRule { mark, table, .. } => {
                 w.ne32(FRA_PRIORITY, priority);
-                w.ne32(FRA_FWMARK, mark);
-                w.ne32(FRA_FWMASK, u32::MAX);
+                w.ne32(FRA_FWMARK, mark.value());
+                w.ne32(FRA_FWMASK, mark.mask());
                 w.ne32(FRA_TABLE, table);
                 w.attr(FRA_PROTOCOL, &[ORIGIN]);
             }
@@ -128,15 +129,15 @@ impl RoutingEntry {
                 let (&[found_family, to, from, tos, _, _, _, action, flags @ ..], rule) =
                     found.split_first_chunk::<RULE_HEADER>()?;
                 let number_of = |kind| Attributes::of(rule).ne32(kind);
-                let has_full_mask = number_of(FRA_FWMASK) == Some(u32::MAX);
-                let (mark, table) = (number_of(FRA_FWMARK)?, number_of(FRA_TABLE)?);
+                let mark = MaskedMark::new(number_of(FRA_FWMARK)?, number_of(FRA_FWMASK)?);
+                let table = number_of(FRA_TABLE)?;
                 let every_packet =
                     [to, from, tos] == [0; 3] && u32::from_ne_bytes(flags) & FIB_RULE_INVERT == 0;
                 let only_by_mark =
                     every_packet && Attributes::of(rule).all(|attribute| selects_nothing(&attribute));
                 let is_one = found_family == family.number()
                     && action == FR_ACT_TO_TBL
-                    && has_full_mask
+                    && mark.mask() != 0
                     && only_by_mark;
                 is_one.then_some(Self::MarkRule { family, mark, table })
             }

@@ -129,6 +129,12 @@ impl Hint for RoutesError {
     }
 }
 
+/// Reports whether IPv6 is enabled on `lo` in the calling thread's namespace.
+pub(super) fn has_ipv6_on_loopback() -> bool {
+    let value = std::fs::read_to_string("/proc/sys/net/ipv6/conf/lo/disable_ipv6");
+    value.is_ok_and(|value| value.trim() == "0")
+}
+
 /// The sysctl that disables IPv6 on `lo`: the one for all interfaces where it is set, because it sets each of them.
 fn switched_off() -> Option<&'static str> {
     const SWITCHES: [(&str, &str); 2] = [

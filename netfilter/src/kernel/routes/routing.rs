@@ -13,6 +13,7 @@ use crate::kernel::netlink::list::{Limit, Listed};
 use crate::kernel::netlink::message::{ACK, DUMP, Header, REQUEST};
 use crate::kernel::netlink::reply::Unknown;
 use crate::kernel::netlink::socket::{Socket, SocketError};
+use crate::model::policy::MaskedMark;
 use crate::model::ruleset::Family;
 use ipnet::IpNet;
 use nix::errno::Errno;
@@ -31,7 +32,7 @@ pub(crate) struct Routing {
     /// The interfaces by which routes lead to other networks than link-local ones.
     leaves_by: Vec<(Family, u32)>,
     /// Marks with which every packet is delivered to this host.
-    delivered_marks: Vec<(Family, u32)>,
+    delivered_marks: Vec<(Family, MaskedMark)>,
     /// Routing rules that precede the look-up of this host's own addresses.
     pub(crate) before_local: Vec<(Family, String)>,
     /// Networks to which the kernel refuses connections.
@@ -64,7 +65,7 @@ impl Routing {
 
     /// Reports whether packets with this mark are delivered to this host, whatever their destination.
     pub(crate) fn delivers_mark(&self, family: Family, mark: u32) -> bool {
-        self.delivered_marks.contains(&(family, mark))
+        self.delivered_marks.iter().any(|(of, delivered)| *of == family && delivered.is_in(mark))
     }
 
     fn add(&mut self, family: Family, rules: &[Vec<u8>], routes: &[Vec<u8>]) {

@@ -7,8 +7,9 @@ use crate::kernel::netlink::attr::Writer;
 use crate::model::Hint;
 use std::net::IpAddr;
 
-const MARK_RULE: RoutingEntry = RoutingEntry::MarkRule { family: Family::V4, mark: 0x539, table: 133 };
-const MARK_RULE_V6: RoutingEntry = RoutingEntry::MarkRule { family: Family::V6, mark: 0x539, table: 133 };
+const MARK: MaskedMark = MaskedMark::new(0x539, u32::MAX);
+const MARK_RULE: RoutingEntry = RoutingEntry::MarkRule { family: Family::V4, mark: MARK, table: 133 };
+const MARK_RULE_V6: RoutingEntry = RoutingEntry::MarkRule { family: Family::V6, mark: MARK, table: 133 };
 const ROUTE: RoutingEntry = RoutingEntry::LocalRoute { family: Family::V4, table: 133 };
 const ROUTE_V6: RoutingEntry = RoutingEntry::LocalRoute { family: Family::V6, table: 133 };
 const ADDRESS: RoutingEntry = RoutingEntry::PassthroughAddress;
@@ -63,6 +64,24 @@ fn a_policy_needs_an_address_for_ipv6_and_a_table_for_tproxy() {
 }
 
 #[test]
+fn an_ambient_policy_needs_a_table_for_the_mark_of_original_sources() {
+    let entries = |families| {
+        let policy = AmbientPolicy { families, ..AmbientPolicy::default() };
+        Routes::of_ambient(&policy).entries.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    let v4 = ["IPv4 route local default dev lo table 100", "IPv4 rule fwmark 0x111/0xfff lookup 100"];
+    let v6 = ["IPv6 route local default dev lo table 100", "IPv6 rule fwmark 0x111/0xfff lookup 100"];
+    assert_eq!(entries(Families::V4Only), v4);
+    assert_eq!(entries(Families::V4AndV6), [v4, v6].concat());
+    let rule = |mask| RoutingEntry::MarkRule {
+        family: Family::V4,
+        mark: MaskedMark::new(0x111, mask),
+        table: ORIGINAL_SOURCE_TABLE,
+    };
+    assert!(rule(0xfff).is(&listed(rule(0xfff), 9)) && !rule(0xfff).is(&listed(rule(0x1fff), 9)));
+}
+
+#[test]
 fn every_entry_has_the_header_of_its_message() {
     for (entry, message, header) in [
         (ADDRESS, 20, [&[10, 128, 2, 0][..], &1_u32.to_ne_bytes()].concat()),
@@ -94,7 +113,9 @@ fn entries_are_recognised_in_the_lists_of_their_family() {
             assert!(!entry.is(&listed(entry, 9)[..length]), "{entry} cut after {length} bytes");
         }
     }
-    assert!(!MARK_RULE.is(&listed(RoutingEntry::MarkRule { family: Family::V4, mark: 1, table: 133 }, 9)));
+    assert!(
+        !MARK_RULE.is(&listed(RoutingEntry::MarkRule { family: Family::V4, mark: 1.into(), table: 133 }, 9))
+    );
     assert!(!ROUTE.is(&listed(RoutingEntry::LocalRoute { family: Family::V4, table: 7 }, 9)));
 }
 
@@ -170,7 +191,8 @@ fn a_rule_gets_the_priority_before_the_first_rule_that_is_not_for_table_local() 
     let (local, main) = (|| rule(255, 0), || rule(254, 32766));
     let mut unreachable = rule(255, 50);
     unreachable[7] = 7;
-    let of_earlier_policy = || listed(RoutingEntry::MarkRule { family: Family::V4, mark: 1, table: 7 }, 5);
+    let of_earlier_policy =
+        || listed(RoutingEntry::MarkRule { family: Family::V4, mark: 1.into(), table: 7 }, 5);
     for (found, priority) in [
         (vec![], RulePriority::Free(32765)),
         (vec![local()], RulePriority::Free(32765)),

@@ -147,7 +147,7 @@ mod tests {
 
     #[test]
     fn a_single_list_has_the_name_of_its_rule() {
-        assert_eq!(names(vec![Match::Mark(Is::In, 1), uids(&[1, 2])]), [(1, "some-rule".into())]);
+        assert_eq!(names(vec![Match::Mark(Is::In, 1.into()), uids(&[1, 2])]), [(1, "some-rule".into())]);
     }
 
     #[test]

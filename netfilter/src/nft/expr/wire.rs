@@ -80,15 +80,19 @@ impl Expressions<'_> {
 
     pub(super) fn mask(&mut self, mask: &[u8]) {
         const ZEROS: [u8; 16] = [0; 16];
-        let zeros = ZEROS.get(..mask.len()).unwrap_or_default();
+        self.replace_bits(mask, ZEROS.get(..mask.len()).unwrap_or_default());
+    }
+
+    /// Keeps the bits of `kept` and flips those of `flipped`, which is as long.
+    pub(super) fn replace_bits(&mut self, kept: &[u8], flipped: &[u8]) {
         self.expression("bitwise", |w| {
             w.be32(NFTA_BITWISE_SREG, NFT_REG_1);
             w.be32(NFTA_BITWISE_DREG, NFT_REG_1);
             // A register has 16 bytes.
-            w.be32(NFTA_BITWISE_LEN, u32::try_from(mask.len()).unwrap_or(u32::MAX));
+            w.be32(NFTA_BITWISE_LEN, u32::try_from(kept.len()).unwrap_or(u32::MAX));
             w.be32(NFTA_BITWISE_OP, 0);
-            w.nested(NFTA_BITWISE_MASK, |w| w.attr(NFTA_DATA_VALUE, mask));
-            w.nested(NFTA_BITWISE_XOR, |w| w.attr(NFTA_DATA_VALUE, zeros));
+            w.nested(NFTA_BITWISE_MASK, |w| w.attr(NFTA_DATA_VALUE, kept));
+            w.nested(NFTA_BITWISE_XOR, |w| w.attr(NFTA_DATA_VALUE, flipped));
         });
     }
 

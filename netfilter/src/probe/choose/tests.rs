@@ -119,6 +119,25 @@ fn a_policy_is_refused_for_what_it_needs_and_for_nothing_else() {
 }
 
 #[test]
+fn an_ambient_policy_needs_marks_and_dns_only_where_it_is_captured() {
+    let choice = |missing: &[(Profile, Finding)]| {
+        choose(&known(&[(Nft, findings(missing))]), BackendSetting::Auto).unwrap()
+    };
+    let ambient = |dns, families| AmbientPolicy { dns, families, ..AmbientPolicy::default() };
+    let (v4, both) = (Families::V4Only, Families::V4AndV6);
+    let (off, captured) = (AmbientDns::Off, AmbientDns::Captured);
+    let complete = Ok(RuleVariant::Complete);
+    let no_marks = choice(&[(Profile::Tproxy, refused("mark"))]);
+    assert!(no_marks.variant_of_ambient(&ambient(off, v4)).is_err());
+    let no_ipv6 = choice(&[(Profile::V4AndV6, refused("v6"))]);
+    assert_eq!(no_ipv6.variant_of_ambient(&ambient(captured, v4)), complete);
+    assert!(no_ipv6.variant_of_ambient(&ambient(captured, both)).is_err());
+    let no_zones = choice(&[(Profile::Dns, refused("zones")), (Profile::DnsWithoutZones, Finding::Works)]);
+    assert_eq!(no_zones.variant_of_ambient(&ambient(off, both)), complete);
+    assert_eq!(no_zones.variant_of_ambient(&ambient(captured, both)), Ok(RuleVariant::WithoutZones));
+}
+
+#[test]
 fn dns_goes_without_zones_where_that_was_seen_to_work() {
     let server = std::net::IpAddr::from([192, 0, 2, 53]);
     let with_dns = policy(|policy| policy.dns = Dns::Servers(CidrSet::from_iter([server])));

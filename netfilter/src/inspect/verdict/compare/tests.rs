@@ -26,7 +26,7 @@ fn of_chain(name: ChainName, rules: Vec<Rule>) -> LiveRules {
 }
 
 fn live(chains: Vec<LiveChain>) -> LiveRules {
-    LiveRules::of(namespace(chains), Listeners { proxy: PROXY, application: APP })
+    LiveRules::of(namespace(chains), Listeners { proxy: PROXY, proxy_mark: 0, application: APP })
 }
 
 fn our_own(mut chain: LiveChain) -> LiveChain {
