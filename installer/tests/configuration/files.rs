@@ -245,13 +245,13 @@ fn documented(heading: &str) -> Vec<&'static str> {
 #[test]
 fn the_manual_documents_every_key_and_no_other() {
     let names = documented("\n### 5.1 Pods with a sidecar\n");
-    let known: serde_json::Map<String, serde_json::Value> = serde_json::from_str(INJECTOR_DEFAULTS).unwrap();
+    let known: serde_json::Map<String, Value> = serde_json::from_str(INJECTOR_DEFAULTS).unwrap();
     assert_eq!(names, known.keys().map(String::as_str).collect::<Vec<_>>());
     for name in names {
         let found = faults(&format!(r#"{{"{name}": null}}"#));
         assert!(!found[0].contains("unknown key"), "{found:?}");
     }
-    let known: serde_json::Map<String, serde_json::Value> = serde_json::from_str(EVERY_AMBIENT_KEY).unwrap();
+    let known: serde_json::Map<String, Value> = serde_json::from_str(EVERY_AMBIENT_KEY).unwrap();
     assert_eq!(documented("\n### 5.2 Ambient pods\n"), known.keys().map(String::as_str).collect::<Vec<_>>());
 }
 
