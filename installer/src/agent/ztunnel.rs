@@ -13,7 +13,6 @@ mod status;
 pub use pods::{AddError, AmbientPods};
 pub use status::{ZtunnelCounts, ZtunnelStatus};
 
-use crate::agent::sockets::NodeError;
 use crate::error::chain;
 use crate::lead::process::{Role, SharedRole};
 use crate::lead::socket::{
@@ -68,12 +67,12 @@ pub fn serve(
     pods: &AmbientPods,
     timeout: Duration,
     end: BorrowedFd<'_>,
-) -> Result<(), NodeError> {
+) -> Result<(), ServeError> {
     let (health, role, log) = (SocketHealth::default(), SharedRole::default(), Log::default());
     role.set(Role::leads());
     let context = SocketContext { log: &log, health: &health, role: &role };
     let mut server = ZtunnelServer::open(path, timeout)?;
-    server.serve(pods, end, context).map_err(|source| NodeError::Wait { what: "ztunnel", source })
+    server.serve(pods, end, context).map_err(|why| ServeError { path: path.to_owned(), source: why.into() })
 }
 
 impl ZtunnelServer {
