@@ -16,7 +16,6 @@
 #[allow(dead_code, reason = "shared with the tests of other targets")]
 mod test_node;
 
-use crate::test_node::{TestNode, chained, directories, install, installed, name, uninstalled};
 use gybe_installer::host::apply::ChangeError;
 use gybe_installer::host::desired::{DesiredState, PutBack, Shape};
 use gybe_installer::host::libcni::choose;
@@ -32,7 +31,7 @@ use std::process::{Command, ExitCode, Output};
 use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
-use test_node::TestNode;
+use test_node::{TestNode, chained, directories, install, installed, name, uninstalled};
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();

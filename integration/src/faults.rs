@@ -42,7 +42,7 @@ pub enum FaultError {
 }
 
 /// Test programs without libtest's harness: they call their parts by name, so the compiler reports an unused one.
-const WITHOUT_HARNESS: [&str; 1] = ["installer/tests/crash_injected/"];
+const WITHOUT_HARNESS: [&str; 1] = ["installer/tests/crash_injected"];
 
 /// Macros that make a test of each function in them.
 const TEST_MACROS: [&str; 2] = ["on_every_generation!", "proptest!"];

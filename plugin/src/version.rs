@@ -46,18 +46,15 @@ pub fn answer() -> Value {
 /// # Errors
 /// When the version is unsupported, or older than the verb.
 pub fn check(verb: Verb, version: &str) -> Result<(), VersionError> {
+    let shown = || version.chars().take(32).collect();
     if let Some(since) = since(verb) {
-        let not_a_version = || VersionError::NotAVersion(version.chars().take(32).collect());
+        let not_a_version = || VersionError::NotAVersion(shown());
         let number = numbers(version).ok_or_else(not_a_version)?;
         if numbers(since).is_some_and(|since| number < since) {
-            return Err(VersionError::TooOldFor { version: version.to_owned(), verb, since });
+            return Err(VersionError::TooOldFor { version: shown(), verb, since });
         }
     }
-    if SUPPORTED.contains(&version) {
-        Ok(())
-    } else {
-        Err(VersionError::Unsupported { config: version.chars().take(32).collect() })
-    }
+    if SUPPORTED.contains(&version) { Ok(()) } else { Err(VersionError::Unsupported { config: shown() }) }
 }
 
 fn since(verb: Verb) -> Option<&'static str> {

@@ -56,6 +56,8 @@ pub(crate) enum KubeconfigUpdateError {
     NoToken(PathBuf),
     #[error("cannot write {}", .path.display())]
     Write { path: PathBuf, source: io::Error },
+    #[error("cannot remove {}, or its temporary file", .path.display())]
+    Remove { path: PathBuf, source: io::Error },
 }
 
 /// A kubeconfig that is up to date.
@@ -85,9 +87,11 @@ pub(crate) fn update(
 /// Removes the kubeconfig and its temporary file; reports whether there was one.
 pub(crate) fn remove(environment: &Environment) -> Result<bool, KubeconfigUpdateError> {
     let path = environment.kubeconfig();
-    let failed = |source| KubeconfigUpdateError::Write { path: path.clone(), source };
-    let temporary = remove_file(&path.with_file_name(KUBECONFIG_TEMPORARY)).map_err(failed)?;
-    Ok(remove_file(&path).map_err(failed)? || temporary)
+    // The file with the token is removed even where its temporary file cannot be.
+    let kubeconfig = remove_file(&path);
+    let temporary = remove_file(&path.with_file_name(KUBECONFIG_TEMPORARY));
+    let failed = |source| KubeconfigUpdateError::Remove { path, source };
+    kubeconfig.and_then(|was_there| Ok(temporary? || was_there)).map_err(failed)
 }
 
 fn remove_file(path: &Path) -> io::Result<bool> {

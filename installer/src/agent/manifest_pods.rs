@@ -124,10 +124,13 @@ fn files(directory: &Path, deeper: usize) -> io::Result<Vec<(PathBuf, Stamp)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
-        // The file may have been removed between the two calls.
+        // A file or directory may have been removed since the call before.
         let Ok(metadata) = fs::metadata(&path) else { continue };
         if metadata.is_dir() && deeper > 0 {
-            found.extend(files(&path, deeper - 1)?);
+            match files(&path, deeper - 1) {
+                Err(why) if why.kind() == io::ErrorKind::NotFound => {}
+                below => found.extend(below?),
+            }
         } else if metadata.is_file() && is_manifest(&path) {
             found.push((path, stamp(&metadata)));
         }

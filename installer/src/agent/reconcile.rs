@@ -297,7 +297,8 @@ impl<'a> Reconciler<'a> {
             self.remove_kubeconfig();
         }
         let until_report = self.report_until.saturating_duration_since(Instant::now());
-        let next = if waits_for_probe { turn.next.within(until_report) } else { turn.next };
+        // The report is read at once, also in a conflict.
+        let next = if waits_for_probe { NextTurn::OnChange(RESYNC.min(until_report)) } else { turn.next };
         Turn { in_force, next, ..turn }
     }
 
@@ -386,7 +387,7 @@ const BUSY: &str = "gybe node: the node cannot be changed now";
 const KUBECONFIG_FAILED: &str = "gybe node: the kubeconfig cannot be kept up to date";
 
 /// Returns the directories whose changes wake the loop. The host's directories may appear later; the others (settings,
-/// token, the reports of the container `repair`) are mounts, which exist from the start or never.
+/// token, the reports of the container `repair`) are watched once they exist.
 fn watched_directories(settings: &Settings) -> WatchedDirectories {
     let environment = &settings.environment;
     let is_mounted = |path: &&PathBuf| path.is_dir();

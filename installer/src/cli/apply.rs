@@ -8,6 +8,7 @@ use super::output::{CommandError, CommandOutput};
 use super::policy_source::{PolicyArgs, Requested, Target};
 use super::style::examples;
 use clap::Args;
+use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::apply::redirection;
 use gybe_plugin::gates::InitContainer;
 use serde_json::json;
@@ -79,13 +80,15 @@ pub(super) struct RemoveArgs {
 impl RemoveArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         let namespace = self.namespace.open()?.not_a_nodes()?;
-        let backends = self.backend.readers(&namespace)?;
-        let removed = namespace.inside(|| match self.backend.setting.named() {
-            Some(_) => redirection::remove_by(backends.iter().map(|backend| &**backend)),
-            None => redirection::remove_all(),
-        })?;
+        let (kinds, removed) = match self.backend.setting.named() {
+            Some(kind) => {
+                let backend = backend::named(kind)?;
+                (vec![kind], namespace.inside(|| redirection::remove_by([&*backend]))?)
+            }
+            None => (backend::presence(&namespace)?.ours, namespace.inside(redirection::remove_all)?),
+        };
         removed.map_err(|why| CommandError::hinted(format!("cannot clean up {}", namespace.path()), why))?;
-        let names: Vec<&str> = backends.iter().map(|backend| backend.name()).collect();
+        let names: Vec<&str> = kinds.into_iter().map(BackendKind::name).collect();
         let text = format!("no rules of Gybe are left in {}\n", namespace.path());
         Ok(CommandOutput::done(text, json!({ "removed": true, "backends": names })))
     }

@@ -43,8 +43,8 @@ pub(super) struct NodeArgs {
     pods_from: Option<PathBuf>,
     #[command(flatten)]
     cluster: ClusterArgs,
-    /// The socket on which gybe-cni queries pods (its facts.socket) [default: /run/gybe/facts.sock, or in
-    /// CNI_AGENT_RUN_DIR]
+    /// The socket on which gybe-cni queries pods (its facts.socket), of an agent that installs nothing [default:
+    /// /run/gybe/facts.sock; with --install, facts.sock in CNI_AGENT_RUN_DIR]
     #[arg(long, value_name = "PATH")]
     socket: Option<PathBuf>,
     /// Keep gybe-cni installed in this node's chain [default: true as a pod of the cluster; false with

@@ -127,11 +127,14 @@ impl RepairArgs {
         let failed = count(|one| matches!(one.repair, Some(Err(_))));
         let planned = count(RepairReport::is_to_be_repaired);
         let reported = count(|one| one.decision.action == Action::Report);
+        let waiting =
+            count(|one| one.repair.is_none() && one.decision.action == Action::None && !one.is_well());
         let parts = [
             (planned, "would be repaired"),
             (repaired, "repaired"),
             (failed, "not repaired"),
             (reported, "left alone"),
+            (waiting, "not yet redirected"),
         ];
         let parts: Vec<String> = parts
             .into_iter()

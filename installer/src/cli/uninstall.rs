@@ -121,12 +121,12 @@ fn when(stays: &[KeptProgram]) -> String {
         KeptReason::GracePeriod { seconds } => Some(seconds),
         _ => None,
     });
+    if stays.iter().any(|kept| kept.until == KeptReason::Named) {
+        return "when these sandboxes have ended".to_owned();
+    }
     match seconds.max() {
         Some(seconds) => format!("in {seconds} s"),
-        None if stays.iter().any(|kept| kept.until == KeptReason::Named) => {
-            "when these sandboxes have ended".to_owned()
-        }
-        None => "afterwards".to_owned(),
+        None => "once that has changed".to_owned(),
     }
 }
 

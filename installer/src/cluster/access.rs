@@ -134,15 +134,18 @@ async fn kubeconfig(
     if config.proxy_url.is_some() {
         return Err(wrong("names a proxy; proxies are not supported".to_owned()));
     }
-    // A token in the kubeconfig itself takes precedence (client-go).
-    let file = config.auth_info.token_file.take().filter(|_| config.auth_info.token.is_none());
+    // The file takes precedence over a token in the kubeconfig itself, as in client-go (transport/round_trippers.go).
+    let file = config.auth_info.token_file.take();
+    if file.is_some() {
+        config.auth_info.token = None;
+    }
     Ok((name, config, file.map(|file| TokenFile::new(file.into()))))
 }
 
 /// Checks a file before kube reads it: kube reads any size, and blocks on a FIFO.
 fn readable(path: &Path) -> Result<(), ClusterError> {
     let opened = bounded_read::open_file(path).and_then(|(_, length)| match length {
-        0..MAX_SIZE => Ok(()),
+        0..=MAX_SIZE => Ok(()),
         _ => Err(io::Error::other(format!("it has more than {MAX_SIZE} bytes"))),
     });
     opened.map_err(|source| ClusterError::Read { path: path.to_owned(), source })

@@ -12,7 +12,7 @@ mod programs;
 
 use crate::error::RUN_AS_ROOT;
 use crate::host::entries::OurEntries;
-use observe::Observation;
+use observe::{AgentContact, Observation};
 use serde_json::{Value, json};
 use std::fmt;
 
@@ -207,12 +207,16 @@ pub fn examine(observation: &Observation) -> Vec<DoctorFinding> {
     found.extend(chain::drop_in_support(observation, &ours));
     found.extend(other_owners::examine(observation));
     found.extend(directories::watching(observation, &ours));
-    // Without an entry and without programs of Gybe these topics have no findings.
-    if ours.is_anywhere() || programs::are_there(observation) {
+    // Without an entry and without programs of Gybe these topics have no findings. An agent that has not changed the node
+    // yet, for example because its first ConfigMap is invalid, says why.
+    let is_installed = ours.is_anywhere() || programs::are_there(observation);
+    if is_installed || observation.agent.as_ref().is_some_and(AgentContact::is_running) {
+        found.extend(agent::examine(observation, &ours));
+    }
+    if is_installed {
         found.extend(entry::examine(observation, &ours));
         found.extend(programs::examine(observation, &ours));
         found.extend(programs::leftovers(observation, &ours));
-        found.extend(agent::examine(observation, &ours));
         found.extend(entry::backend(observation, &ours));
         found.extend(pods::examine(observation));
     }

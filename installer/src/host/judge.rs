@@ -44,7 +44,7 @@ pub struct JudgeInput<'a> {
     pub confirmed: Confirmed,
 }
 
-/// Where our entry belongs in another owner's network, and what speaks against writing it there.
+/// Where our entry belongs in another owner's network, and what forbids a write there.
 #[derive(Debug, Default)]
 pub struct EntrySite<'a> {
     /// The pinned file, or the primary's.
@@ -64,6 +64,15 @@ pub struct EntryTarget<'a> {
     pub file: &'a ConfFile,
     /// None if it contains no network.
     pub format: Option<FileFormat>,
+}
+
+impl EntryTarget<'_> {
+    /// Returns the network in the file alone, without drop-ins.
+    fn network_of_file(&self) -> Option<ChosenNetwork> {
+        let bytes = self.file.content.as_ref().ok()?;
+        let network = network(self.format?, bytes, &[]).ok()?;
+        Some(ChosenNetwork { file: self.name.clone(), network })
+    }
 }
 
 /// The verdict for a pod that is started now.
@@ -282,10 +291,16 @@ impl<'a> JudgeInput<'a> {
             Some(EntryTarget { name, file, format })
         });
         let is_unsupported = network.as_ref().and_then(unsupported).is_some();
+        // The program of a drop-in does not show that the runtime looks there for those of the file.
+        let of_file = match self.shape {
+            Shape::Chained { .. } => target.as_ref().and_then(EntryTarget::network_of_file),
+            Shape::DropIn | Shape::Standalone { .. } => None,
+        };
+        let confirming = of_file.as_ref().or(network.as_ref());
         EntrySite {
-            target,
             is_refused: is_unsupported || !elsewhere(self).is_empty(),
-            is_unconfirmed: network.as_ref().is_some_and(|network| unconfirmed(self, network).is_some()),
+            is_unconfirmed: confirming.is_some_and(|network| unconfirmed(self, network).is_some()),
+            target,
             network,
         }
     }

@@ -24,7 +24,8 @@ pub struct DirectoryWatch {
 pub struct WatchedDirectories {
     /// Files in them may also be written in place.
     pub written: Vec<PathBuf>,
-    /// Files in them are replaced by rename. A failed write of the loop itself, as on a full disk, wakes nothing.
+    /// Files in them are replaced by rename, and only a rename wakes the loop: its own failed writes, as on a full disk,
+    /// do not.
     pub renamed: Vec<PathBuf>,
 }
 
@@ -195,9 +196,14 @@ fn add(inotify: &Inotify, paths: &WatchedDirectories) -> Result<(), Errno> {
         | AddWatchFlags::IN_MOVE_SELF
         | AddWatchFlags::IN_ONLYDIR;
     let whole_files = names | AddWatchFlags::IN_CLOSE_WRITE | AddWatchFlags::IN_ATTRIB;
-    let above = paths.all().filter_map(|path| path.parent());
-    let renamed = above.chain(paths.renamed.iter().map(PathBuf::as_path)).map(|path| (path, names));
-    let all = renamed.chain(paths.written.iter().map(|path| (path.as_path(), whole_files)));
+    let moved = AddWatchFlags::IN_MOVED_TO
+        | AddWatchFlags::IN_DELETE_SELF
+        | AddWatchFlags::IN_MOVE_SELF
+        | AddWatchFlags::IN_ONLYDIR;
+    let renamed = paths.renamed.iter().map(|path| (path.as_path(), moved));
+    let above = paths.all().filter_map(|path| Some((path.parent()?, names)));
+    let written = paths.written.iter().map(|path| (path.as_path(), whole_files));
+    let all = renamed.chain(above).chain(written);
     // The wider mask last: a directory that is listed twice keeps it.
     for (path, flags) in all {
         match inotify.add_watch(path, flags) {

@@ -152,10 +152,10 @@ fn text_at<'a>(object: &'a Map<String, Value>, key: &str) -> Option<&'a str> {
     object.get(key).and_then(Value::as_str)
 }
 
-/// Escapes control characters: text from a file must not control the terminal, or end the comment or line that
-/// quotes it.
+/// Escapes control characters and Unicode's line ends, which are line ends in YAML 1.1, too: text from a file must not
+/// control the terminal, or end the comment or line that quotes it.
 pub(crate) fn printable(text: &str) -> String {
-    let spelled = |c: char| match c.is_control() {
+    let spelled = |c: char| match c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') {
         true => c.escape_default().to_string(),
         false => c.to_string(),
     };

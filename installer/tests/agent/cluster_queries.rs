@@ -295,7 +295,8 @@ fn a_token_file_next_to_the_kubeconfig_is_found() {
     cluster.put("cart-0", "u0");
     let path = cluster.server.kubeconfig(&cluster.directory).unwrap();
     let mut config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
-    config["users"][0]["user"] = json!({ "tokenFile": "serviceaccount/token" });
+    // As in client-go, the file's token is used, not the kubeconfig's own.
+    config["users"][0]["user"] = json!({ "token": "expired", "tokenFile": "serviceaccount/token" });
     fs::write(&path, config.to_string()).unwrap();
     assert!(matches!(answer(&path), FactsResponse::Pod(_)));
     fs::remove_file(cluster.account.path().join("token")).unwrap();

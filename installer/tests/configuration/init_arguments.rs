@@ -233,7 +233,7 @@ fn the_proxys_user_is_looked_up_where_no_argument_names_a_uid() {
     let (uids, _, notes) = of("-i *", &[("ENVOY_USER", "nobody-here")]);
     assert_eq!(uids, [1337]);
     assert!(
-        notes[0].contains("\"nobody-here\" in ENVOY_USER is not in this container's /etc/passwd"),
+        notes[0].contains("\"nobody-here\" in ENVOY_USER cannot be found in this container's /etc/passwd"),
         "{notes:?}"
     );
 }

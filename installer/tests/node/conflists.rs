@@ -338,6 +338,20 @@ fn f37_without_the_primarys_plugins_the_program_directory_is_unconfirmed() {
     assert!(node.pass(&chained(&node.root)).left.judgement.is_redirected());
 }
 
+/// The program of a drop-in is found, and those of the file are not.
+#[test]
+fn f37_another_owners_drop_in_does_not_confirm_the_program_directory() {
+    let node = TestNode::with(&[("10-calico.conflist", LIST)]);
+    for plugin in ["calico", "portmap"] {
+        fs::remove_file(node.root.join("bin").join(plugin)).unwrap();
+    }
+    node.root.write_programs("bin", ["tuning"]);
+    fs::create_dir(node.conf("k8s-pod-network")).unwrap();
+    node.put("k8s-pod-network/50-tuning.conf", r#"{"type":"tuning"}"#);
+    assert!(!node.pass(&chained(&node.root)).left.judgement.is_redirected());
+    assert_eq!(node.text("10-calico.conflist"), LIST);
+}
+
 fn chain() -> Shape {
     Shape::Chained { pinned: None }
 }

@@ -66,6 +66,8 @@ fn where_files_are_replaced_a_rename_wakes_a_pass_and_a_write_in_place_does_not(
     let mut watch = DirectoryWatch::of(WatchedDirectories { written: Vec::new(), renamed });
     assert_eq!(watch.mode(), WatchMode::Inotify);
     node.put("report.new", "1");
+    node.put("failed.new", "");
+    fs::remove_file(node.conf("failed.new")).unwrap();
     assert_eq!(watch.wait(Duration::ZERO, None), WakeReason::TimedOut);
     fs::rename(node.conf("report.new"), node.conf("report")).unwrap();
     assert_eq!(watch.wait(PATIENCE, None), WakeReason::Changed);

@@ -255,13 +255,13 @@ pub fn remove_by<'b>(backends: impl IntoIterator<Item = &'b dyn Backend>) -> Res
 /// Removes all rules and routes of Gybe, whichever backend has written them.
 ///
 /// # Errors
-/// As [`remove_by`], and when a backend's programs are missing.
+/// As [`remove_by`], and, after the removal by the other backends, when a backend's programs are missing.
 pub fn remove_all() -> Result<(), RedirectionError> {
     // Always nftables: a list of chains does not show a table without chains.
     let kinds = Presence::look()?.ours.into_iter().filter(|kind| *kind != BackendKind::Nft);
-    let backends =
-        [BackendKind::Nft].into_iter().chain(kinds).map(BackendKind::find).collect::<Result<Vec<_>, _>>()?;
-    remove_by(backends.iter().map(|backend| &**backend))
+    let backends: Vec<_> = [BackendKind::Nft].into_iter().chain(kinds).map(BackendKind::find).collect();
+    remove_by(backends.iter().flatten().map(|backend| &**backend))?;
+    Ok(backends.into_iter().try_for_each(|found| found.map(drop))?)
 }
 
 #[cfg(test)]

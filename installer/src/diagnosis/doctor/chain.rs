@@ -221,6 +221,11 @@ fn not_installed(observation: &Observation, ours: &OurEntries<'_>) -> Option<Doc
         let text = format!("no conf file names {PLUGIN}: the node agent removed it (mode: leave)");
         return Some(DoctorFinding::note(About::Chain, text, None));
     }
+    if !ours.is_anywhere() && observation.agent.as_ref().is_some_and(AgentContact::is_running) {
+        let text =
+            format!("no conf file names {PLUGIN}: the node agent that runs here has not written its entry");
+        return Some(DoctorFinding::note(About::Chain, text, None));
+    }
     let text = format!("no conf file names {PLUGIN}: Gybe is not installed on this node");
     let remedy = "run gybe install, or deploy the DaemonSet gybe-node";
     let is_there = ours.is_anywhere() || program(observation, "gybe").is_some();

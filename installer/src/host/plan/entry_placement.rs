@@ -160,7 +160,7 @@ struct EntryFile<'a> {
     form: FileFormat,
 }
 
-/// The file that is to have our entry, or why it cannot have it now; none if there is none.
+/// Returns the file for our entry, or the problem that prevents a write now; none without a primary or pinned file.
 fn target<'a>(
     install: &Install,
     pinned: Option<&FileName>,

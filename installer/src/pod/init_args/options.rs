@@ -83,10 +83,12 @@ impl InitArgs {
         let configured = self.setting(Setting::ProxyUser).map(str::to_owned);
         match uid_of(configured.as_deref().unwrap_or(PROXY_USER)) {
             Some(uid) => self.set("proxy_uids", vec![uid.to_string()]),
-            None => drop(configured.map(|name| {
-                let note = "is not in this container's /etc/passwd; the proxy's uid is 1337, as in Istio";
-                self.notes.insert(format!("note: the user {name:?} in ENVOY_USER {note}"))
-            })),
+            None => {
+                if let Some(name) = configured {
+                    let note = "cannot be found in this container's /etc/passwd; the proxy's uid is 1337, as in Istio";
+                    self.notes.insert(format!("note: the user {name:?} in ENVOY_USER {note}"));
+                }
+            }
         }
         self
     }
