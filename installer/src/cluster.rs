@@ -2,13 +2,14 @@
 //! queries.
 //!
 //! ```text
-//! access ─► client (token, deadlines, refusals) ─► kube's client ─┬─ watch: pod_requests (`agent::pods`), own_node
-//!                                                                 └─ queries: a DaemonSet, a ConfigMap, a pod; events, taints, broken pods
+//! access ─► client (token, deadlines, errors) ─► kube's client ─┬─ watch: pod_requests (`agent::pods`), own_node
+//!                                                               └─ queries: a DaemonSet, a ConfigMap, a pod;
+//!                                                                  events, taints, broken pods
 //! ```
 //!
-//! Every request of an agent but those that write events, and taints and pods where that is configured, is a GET, and
-//! lists contain only this node's pods. The callers are threads without a runtime. The watch of the node runs on the
-//! thread that calls it.
+//! The agent's requests are GETs, except those that write events and, where configured, taints and pods. Its lists
+//! contain only this node's pods. The watch of the node and each query run on the thread that calls them, which has no
+//! tokio runtime.
 
 mod access;
 mod broken_pod;

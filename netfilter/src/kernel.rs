@@ -1,4 +1,5 @@
-//! The interface of the kernel: netlink, routes and addresses, namespaces, sockets, and the connections that it tracks.
+//! Interfaces to the kernel: netlink and its constants, network namespaces, tracked connections, routes and addresses,
+//! sockets.
 
 pub(crate) mod netlink;
 pub mod netns;

@@ -1,8 +1,8 @@
 //! The decision about a pod: leave it alone, redirect it by a policy, or refuse it. Pure.
 //!
-//! It follows from the configuration, the pod's facts and its addresses. The gates are in `gates`, the
-//! annotations in `annotations`, the address families in `families`; here they are combined with Istio's
-//! fixed values (docs/ISTIO.md, sections 1 and 4). `decide/inputs.rs` names the source of each value.
+//! Its inputs are the configuration, the pod's facts and its addresses. It combines the results of `gates`,
+//! `annotations` and `families` with Istio's fixed values (docs/ISTIO.md, sections 1 and 4). `inputs` names the source
+//! of each value.
 
 pub mod inputs;
 
@@ -80,20 +80,20 @@ pub struct PolicyDraft {
 #[derive(Debug, Clone, PartialEq, Eq)]
 #[expect(clippy::large_enum_variant, reason = "there is one per call, and it is taken apart at once")]
 pub enum PreliminaryDecision {
-    /// The pod is left alone, whatever its addresses are.
+    /// Nothing is done to the pod, whatever its addresses are.
     LeaveAlone(LeaveAloneReason),
-    /// The pod is redirected, unless its addresses are unfit.
+    /// The pod is redirected, unless `families` refuses its addresses.
     Redirect(PolicyDraft),
     /// The pod must not start as it is.
     Refuse(PodRefusal),
 }
 
-/// `(uid_t)-1` means "no id" to the kernel, so the greatest id is one less.
+/// The greatest uid or gid: the kernel reserves `(uid_t)-1` for "no id".
 const MAX_ID: u32 = u32::MAX - 1;
 
 const TPROXY: Mode = Mode::Tproxy { mark: TPROXY_MARK, route_table: TPROXY_TABLE };
 
-/// Decides about a pod whose namespace has `addresses`, in the kernel's order.
+/// Decides about a pod. `addresses` are those of its namespace, in the kernel's order.
 pub fn decide(conf: &PluginConf, pod: &PodFacts, addresses: &[IpAddr], init: InitContainer) -> Decision {
     match decide_without_addresses(conf, pod, init) {
         PreliminaryDecision::LeaveAlone(reason) => Decision::LeaveAlone(reason),
@@ -116,16 +116,16 @@ pub fn decide_without_addresses(
     match gates::check(conf, pod, init) {
         Ok(Some(reason)) => PreliminaryDecision::LeaveAlone(reason),
         Ok(None) => draft(conf, pod).map_or_else(PreliminaryDecision::Refuse, PreliminaryDecision::Redirect),
-        // The refusal names every invalid annotation, not the mode alone.
-        Err(mode) => {
-            let all = annotations::traffic(pod, conf.max_intervals).err();
-            PreliminaryDecision::Refuse(all.unwrap_or(mode).into())
+        // The gates parse only the mode; the refusal names every invalid annotation.
+        Err(invalid_mode) => {
+            let all_invalid = annotations::traffic(pod, conf.max_intervals).err();
+            PreliminaryDecision::Refuse(all_invalid.unwrap_or(invalid_mode).into())
         }
     }
 }
 
 fn draft(conf: &PluginConf, pod: &PodFacts) -> Result<PolicyDraft, PodRefusal> {
-    // The gates leave a pod without a proxy alone.
+    // Never the default: `gates` leaves a pod without a proxy alone.
     let no_proxy = Container::default();
     let proxy = pod.proxy().unwrap_or(&no_proxy);
     let uid = proxy_id("runAsUser", proxy.run_as_user)?;
@@ -138,8 +138,8 @@ fn draft(conf: &PluginConf, pod: &PodFacts) -> Result<PolicyDraft, PodRefusal> {
     Ok(PolicyDraft { traffic, inbound, uid, gid, dns, invalid })
 }
 
-/// Returns the proxy's user or group. 0 counts as absent: the injector writes it for a proxy that runs as root
-/// (TPROXY), and Istio then takes 1337.
+/// Returns the proxy's uid or gid. 0 counts as absent: the injector writes it for TPROXY, whose proxy runs as root, and
+/// Istio then uses 1337.
 fn proxy_id(field: &'static str, value: Option<i64>) -> Result<u32, PodRefusal> {
     match value {
         None | Some(0) => Ok(PROXY_ID),
@@ -159,31 +159,33 @@ fn inbound(default: InboundDefault, traffic: &TrafficAnnotations, pod: &PodFacts
     }
 }
 
-/// Returns the TCP ports that the containers other than the proxy declare.
+/// Returns the TCP ports that the long-lived containers other than the proxy declare.
 fn container_ports(pod: &PodFacts) -> PortSet {
     pod.long_lived().filter(|c| c.name != PROXY).flat_map(|c| c.tcp_ports.iter().copied()).collect()
 }
 
-/// Returns warnings about entries of the pod's manifest that have no effect, although their author probably
-/// expects one: unknown annotations, boolean variables of the proxy that are not booleans (they count as false,
-/// as in Istio), and a mode that is only in a variable.
+/// Returns warnings about parts of the pod's manifest that have no effect: unknown annotations, boolean variables of
+/// the proxy that are not booleans (they count as false, as in Istio), and a mode that is only in a variable.
 pub fn warnings(pod: &PodFacts) -> Vec<String> {
-    let unknown = unknown(pod.annotations.keys().map(String::as_str));
+    let unknown_annotations = unknown(pod.annotations.keys().map(String::as_str));
     let value =
         |variable: &str| pod.proxy().and_then(|proxy| proxy.env.get(variable)).filter(|it| !it.is_empty());
-    let unclear =
+    let not_boolean =
         BOOLEANS.into_iter().filter(|variable| value(variable).is_some_and(|it| parse_bool(it).is_none()));
-    let unclear =
-        unclear.map(|variable| format!("variable {variable} of istio-proxy is neither true nor false"));
+    let not_boolean =
+        not_boolean.map(|variable| format!("variable {variable} of istio-proxy is neither true nor false"));
     let mode = value(INTERCEPTION_MODE).filter(|mode| *mode != "REDIRECT" && pod.annotation(MODE).is_none());
     let mode = mode.map(|mode| {
-        format!("variable {INTERCEPTION_MODE} of istio-proxy is {mode:?}, and without annotation {MODE} the mode is REDIRECT")
+        format!(
+            "variable {INTERCEPTION_MODE} of istio-proxy is {mode:?}, and without annotation {MODE} the mode is \
+             REDIRECT"
+        )
     });
-    unknown.into_iter().chain(unclear).chain(mode).collect()
+    unknown_annotations.into_iter().chain(not_boolean).chain(mode).collect()
 }
 
 impl PolicyDraft {
-    /// Returns the policy for a namespace of these families.
+    /// Returns the policy for a namespace with these address families.
     pub fn complete(self, families: Families) -> RedirectPolicy {
         let traffic = self.traffic;
         RedirectPolicy {

@@ -22,7 +22,7 @@ pub fn handle(env: &CniVariables, stdin: BorrowedFd<'_>) -> Reply {
     let context = CallContext { verb: verb.map_or("", Verb::as_str), started };
     // A runtime calls VERSION to learn what it may write to stdin, so stdin is not read for it.
     if verb == Some(Verb::Version) {
-        return Reply::Json(version::answer());
+        return Reply::Json(version::result());
     }
     match Request::parse(&name, env, || Ok(bounded_read::stdin(stdin, STDIN_TIMEOUT)?)) {
         Ok(request) => {
@@ -46,7 +46,7 @@ fn perform(request: &mut Request, context: CallContext) -> Result<Reply, PluginE
         Verb::Del => del(),
         Verb::Gc => gc(request)?,
         Verb::Status => status(request)?,
-        Verb::Version => Reply::Json(version::answer()),
+        Verb::Version => Reply::Json(version::result()),
     };
     tracing::debug!(target: CALL, decision = "nothing", "gybe-cni {}", command(request.verb));
     Ok(reply)

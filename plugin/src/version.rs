@@ -8,8 +8,7 @@ pub const SUPPORTED: [&str; 7] = ["0.1.0", "0.2.0", "0.3.0", "0.3.1", "0.4.0", "
 
 pub const NEWEST: &str = "1.1.0";
 
-/// A text that every build of the program contains, and no other CNI plugin: it shows that a program of another release is
-/// one.
+/// A text in every build of gybe-cni and in no other CNI plugin: it identifies a gybe-cni of another release.
 pub const BUILD_MARK: &str = "gybe-cni, the CNI plugin of Gybe: 4e02c5d1b7";
 
 /// Why a verb is refused for a configuration of this version.
@@ -37,27 +36,36 @@ pub enum VersionError {
 }
 
 /// Returns the result of VERSION.
-pub fn answer() -> Value {
+pub fn result() -> Value {
     json!({ "cniVersion": NEWEST, "supportedVersions": SUPPORTED })
 }
 
-/// Checks that `verb` exists in this version of the configuration.
+/// Checks that the plugin supports this version of the configuration, and that `verb` exists in it.
 ///
 /// # Errors
 /// When the version is unsupported, or older than the verb.
 pub fn check(verb: Verb, version: &str) -> Result<(), VersionError> {
-    let shown = || version.chars().take(32).collect();
-    if let Some(since) = since(verb) {
-        let not_a_version = || VersionError::NotAVersion(shown());
+    if let Some(since) = introduced_in(verb) {
+        let not_a_version = || VersionError::NotAVersion(truncated(version));
         let number = numbers(version).ok_or_else(not_a_version)?;
         if numbers(since).is_some_and(|since| number < since) {
-            return Err(VersionError::TooOldFor { version: shown(), verb, since });
+            return Err(VersionError::TooOldFor { version: truncated(version), verb, since });
         }
     }
-    if SUPPORTED.contains(&version) { Ok(()) } else { Err(VersionError::Unsupported { config: shown() }) }
+    if SUPPORTED.contains(&version) {
+        Ok(())
+    } else {
+        Err(VersionError::Unsupported { config: truncated(version) })
+    }
 }
 
-fn since(verb: Verb) -> Option<&'static str> {
+/// A version as an error shows it.
+fn truncated(version: &str) -> String {
+    version.chars().take(32).collect()
+}
+
+/// The version that introduced a verb; none for a verb of every version.
+fn introduced_in(verb: Verb) -> Option<&'static str> {
     match verb {
         Verb::Add | Verb::Del | Verb::Version => None,
         Verb::Check => Some("0.4.0"),
@@ -65,7 +73,7 @@ fn since(verb: Verb) -> Option<&'static str> {
     }
 }
 
-/// Parses up to three numbers; missing ones are 0, as in the reference library.
+/// Parses up to three numbers; missing ones are 0, as in libcni.
 fn numbers(version: &str) -> Option<[i64; 3]> {
     let mut parts = version.split('.');
     let first = parts.next()?.parse().ok()?;

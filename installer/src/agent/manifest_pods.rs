@@ -15,11 +15,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Instant;
 
-/// The bounds of the directory: files, and subdirectories (`<directory>/<namespace>/<pod>.json`).
+/// A directory with more manifests is refused.
 const MAX_FILES: usize = 10_000;
+/// The levels of subdirectories (`<directory>/<namespace>/<pod>.json`).
 const MAX_DEPTH: usize = 1;
 
-/// A directory of manifests, YAML or JSON, as it was last read.
+/// A directory of manifests, YAML or JSON, and its files as last read.
 #[derive(Debug)]
 pub struct ManifestPods {
     directory: PathBuf,
@@ -29,10 +30,11 @@ pub struct ManifestPods {
 #[derive(Debug, Clone)]
 struct ManifestFile {
     stamp: Stamp,
+    /// The pods, or why the file cannot be used.
     pods: Result<Vec<PodFacts>, String>,
 }
 
-/// Device, inode, time of modification and size: they differ after a write or a replacement.
+/// Device, inode, mtime (seconds, nanoseconds) and size: they differ after a write or a replacement.
 type Stamp = (u64, u64, i64, i64, u64);
 
 impl ManifestPods {
@@ -40,39 +42,40 @@ impl ManifestPods {
         Self { directory: directory.to_owned(), files: Mutex::default() }
     }
 
-    /// Lists the files, and reads those that changed.
-    fn refresh(&self, known: &mut BTreeMap<PathBuf, ManifestFile>) -> io::Result<()> {
-        let mut found = BTreeMap::new();
-        for (path, stamp) in files(&self.directory, MAX_DEPTH)? {
-            let before = known.remove(&path).filter(|before| before.stamp == stamp);
-            let manifest = before.unwrap_or_else(|| ManifestFile { stamp, pods: read(&path) });
-            found.insert(path, manifest);
+    /// Lists the directory, and reads the files that changed.
+    fn refresh(&self, files: &mut BTreeMap<PathBuf, ManifestFile>) -> io::Result<()> {
+        let mut current = BTreeMap::new();
+        for (path, stamp) in list(&self.directory, MAX_DEPTH)? {
+            let unchanged = files.remove(&path).filter(|file| file.stamp == stamp);
+            let file = unchanged.unwrap_or_else(|| ManifestFile { stamp, pods: read(&path) });
+            current.insert(path, file);
         }
-        *known = found;
+        *files = current;
         Ok(())
     }
 
-    /// Returns the pod from the files as they are now. The directory is not listed when the file with this pod is
-    /// unchanged.
+    /// Returns the pod from the files as they are now; lists the directory only if the file with this pod has changed
+    /// or is not known.
     fn query(&self, pod: &PodRef) -> FactsResponse {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(facts) = unchanged(&files, pod) {
+        if let Some(facts) = find_unchanged(&files, pod) {
             return FactsResponse::Pod(Box::new(facts));
         }
         if let Err(why) = self.refresh(&mut files) {
             return FactsResponse::Error(format!("{}: {why}", self.directory.display()));
         }
-        let named = |facts: &&PodFacts| is_named(facts, pod);
-        let mut found = files.values().filter_map(|file| file.pods.as_ref().ok()).flatten().filter(named);
-        let first = found.clone().next();
-        if let Some(facts) = found.find(|facts| matches(facts, pod)).or(first) {
+        let has_name = |facts: &&PodFacts| is_named(facts, pod);
+        let mut named = files.values().filter_map(|file| file.pods.as_ref().ok()).flatten().filter(has_name);
+        // A pod of this name with another uid is returned, too: the plugin reports the difference.
+        let first = named.clone().next();
+        if let Some(facts) = named.find(|facts| matches(facts, pod)).or(first) {
             return FactsResponse::Pod(Box::new(facts.clone()));
         }
         let broken = || files.iter().filter_map(|(path, file)| Some((path, file.pods.as_ref().err()?)));
-        // A file with the pod's name is most likely this pod's.
-        let is_named = |path: &Path| path.file_stem().is_some_and(|stem| stem == pod.name.as_str());
-        let own = broken().find(|(path, _)| is_named(path)).or_else(|| broken().next());
-        own.map_or(FactsResponse::Unknown, |(path, why)| {
+        // Any broken file may contain the pod; most likely the file with its name does.
+        let has_pod_name = |path: &Path| path.file_stem().is_some_and(|stem| stem == pod.name.as_str());
+        let reported = broken().find(|(path, _)| has_pod_name(path)).or_else(|| broken().next());
+        reported.map_or(FactsResponse::Unknown, |(path, why)| {
             let path = path.strip_prefix(&self.directory).unwrap_or(path);
             FactsResponse::BrokenManifest(format!("{}: {why}", path.display()))
         })
@@ -80,12 +83,12 @@ impl ManifestPods {
 }
 
 /// Returns the pod if an earlier read found it and its file is unchanged.
-fn unchanged(files: &BTreeMap<PathBuf, ManifestFile>, pod: &PodRef) -> Option<PodFacts> {
-    let find = |file: &ManifestFile| {
+fn find_unchanged(files: &BTreeMap<PathBuf, ManifestFile>, pod: &PodRef) -> Option<PodFacts> {
+    let find_in = |file: &ManifestFile| {
         let mut pods = file.pods.iter().flatten();
         pods.find(|facts| is_named(facts, pod) && matches(facts, pod)).cloned()
     };
-    let (path, file, facts) = files.iter().find_map(|(path, file)| Some((path, file, find(file)?)))?;
+    let (path, file, facts) = files.iter().find_map(|(path, file)| Some((path, file, find_in(file)?)))?;
     let metadata = fs::metadata(path).ok()?;
     (metadata.is_file() && stamp(&metadata) == file.stamp).then_some(facts)
 }
@@ -115,19 +118,20 @@ impl PodLookup for ManifestPods {
     fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {
         let mut files = self.files.lock().unwrap_or_else(PoisonError::into_inner);
         self.refresh(&mut files).ok()?;
-        let mut known = files.values().filter_map(|file| file.pods.as_ref().ok()).flatten();
-        Some(known.any(is_such))
+        let mut pods = files.values().filter_map(|file| file.pods.as_ref().ok()).flatten();
+        Some(pods.any(is_such))
     }
 }
 
-fn files(directory: &Path, deeper: usize) -> io::Result<Vec<(PathBuf, Stamp)>> {
+/// Lists the manifests of a directory and of `depth` levels of subdirectories.
+fn list(directory: &Path, depth: usize) -> io::Result<Vec<(PathBuf, Stamp)>> {
     let mut found = Vec::new();
     for entry in fs::read_dir(directory)? {
         let path = entry?.path();
         // A file or directory may have been removed since the call before.
         let Ok(metadata) = fs::metadata(&path) else { continue };
-        if metadata.is_dir() && deeper > 0 {
-            match files(&path, deeper - 1) {
+        if metadata.is_dir() && depth > 0 {
+            match list(&path, depth - 1) {
                 Err(why) if why.kind() == io::ErrorKind::NotFound => {}
                 below => found.extend(below?),
             }
@@ -143,30 +147,32 @@ fn files(directory: &Path, deeper: usize) -> io::Result<Vec<(PathBuf, Stamp)>> {
 
 fn is_manifest(path: &Path) -> bool {
     path.extension()
-        .and_then(|ending| ending.to_str())
-        .is_some_and(|ending| ["json", "yaml", "yml"].contains(&ending))
+        .and_then(|extension| extension.to_str())
+        .is_some_and(|extension| ["json", "yaml", "yml"].contains(&extension))
 }
 
-fn stamp(file: &Metadata) -> Stamp {
-    (file.dev(), file.ino(), file.mtime(), file.mtime_nsec(), file.size())
+fn stamp(metadata: &Metadata) -> Stamp {
+    (metadata.dev(), metadata.ino(), metadata.mtime(), metadata.mtime_nsec(), metadata.size())
 }
 
-/// Reads only manifests of kind Pod: a workload's template does not contain the names of its pods.
+/// Reads the manifests of kind Pod. Workloads are skipped: their templates do not contain the pods' names.
 fn read(path: &Path) -> Result<Vec<PodFacts>, String> {
     let mut text = String::new();
-    let most = u64::try_from(manifest::LONGEST).unwrap_or(u64::MAX).saturating_add(1);
-    let read = bounded_read::open_file(path).and_then(|(file, _)| file.take(most).read_to_string(&mut text));
-    read.map_err(|why| why.to_string())?;
-    let pods = match manifest::pods(&text) {
-        Ok(pods) => pods,
+    // One byte more than the limit, so that `manifest::pods` refuses a longer file.
+    let limit = u64::try_from(manifest::LONGEST).unwrap_or(u64::MAX).saturating_add(1);
+    let result =
+        bounded_read::open_file(path).and_then(|(file, _)| file.take(limit).read_to_string(&mut text));
+    result.map_err(|why| why.to_string())?;
+    let manifests = match manifest::pods(&text) {
+        Ok(manifests) => manifests,
         Err(manifest::ManifestFileError::NoPod { .. }) => return Ok(Vec::new()),
         Err(why) => return Err(why.to_string()),
     };
-    let pods = pods.iter().filter(|pod| pod.origin.starts_with("Pod/"));
-    pods.map(|pod| facts(path, &pod.pod)).collect()
+    let pods = manifests.iter().filter(|manifest| manifest.origin.starts_with("Pod/"));
+    pods.map(|manifest| facts(path, &manifest.pod)).collect()
 }
 
-/// A manifest without a namespace is in `default`.
+/// Returns a pod's facts: without a namespace it is in `default`, without a name it has its file's name.
 fn facts(path: &Path, pod: &serde_json::Value) -> Result<PodFacts, String> {
     let mut facts = PodFacts::from_manifest(pod).map_err(|why| why.to_string())?;
     if facts.namespace.is_empty() {

@@ -31,16 +31,20 @@ impl DirectoriesArg {
         &self.root
     }
 
+    /// Lists the sandboxes of this node.
+    ///
+    /// # Errors
+    /// As [`complete`].
     pub(super) fn sandboxes(&self) -> Result<SandboxList, CommandError> {
         complete(find(&HostPaths { results: self.node_directories().results, root: self.root.clone() }))
     }
 
     pub(super) fn node_directories(&self) -> NodeDirectories {
-        let usual = Platform::of_host(&self.root).node_directories(&self.root);
+        let defaults = Platform::of_host(&self.root).node_directories(&self.root);
         NodeDirectories {
-            conf: self.conf_dir.clone().unwrap_or(usual.conf),
-            programs: self.bin_dir.clone().unwrap_or(usual.programs),
-            results: self.results_dir.clone().unwrap_or(usual.results),
+            conf: self.conf_dir.clone().unwrap_or(defaults.conf),
+            programs: self.bin_dir.clone().unwrap_or(defaults.programs),
+            results: self.results_dir.clone().unwrap_or(defaults.results),
         }
     }
 }
@@ -50,10 +54,10 @@ pub(super) fn of_this_program() -> Option<PathBuf> {
     Some(std::env::current_exe().ok()?.parent()?.to_owned())
 }
 
-/// Returns the list of sandboxes, unless only root may read it completely.
+/// Returns the list of sandboxes if it is complete, or as complete as root can read it.
 ///
 /// # Errors
-/// When a part cannot be read, and this process does not run as root.
+/// When a part cannot be read and this process does not run as root.
 pub(super) fn complete(list: SandboxList) -> Result<SandboxList, CommandError> {
     if list.unreadable.is_empty() || geteuid().is_root() {
         return Ok(list);

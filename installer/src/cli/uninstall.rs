@@ -50,72 +50,79 @@ pub(super) struct UninstallArgs {
 impl UninstallArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         let directories = self.directories.node_directories();
-        let leave = self.leave(&directories)?;
+        let uninstall = self.desired_uninstall(&directories)?;
         let (root, mut notes) = (self.directories.root(), Vec::new());
         let agent = query_agent(&self.run_dir.join(FACTS_SOCKET));
         if agent.is_running() && !agent.leaves() {
             if !self.dry_run && !self.force {
-                return Err(refused(&agent));
+                return Err(refusal(&agent));
             }
-            notes
-                .push(format!("note: {}, and restores its entry within a second: {BEFORE}", answers(&agent)));
+            notes.push(format!(
+                "note: {}, and restores its entry within a second: {PREREQUISITE}",
+                running(&agent)
+            ));
         }
         if self.dry_run {
             notes.extend(OtherDirectories::than(&directories, root).note());
-            return Ok(pass::planned(&UninstallReport::planned(&directories, &leave)).with_notes(notes));
+            return Ok(pass::planned(&UninstallReport::planned(&directories, &uninstall)).with_notes(notes));
         }
-        let out = UninstallReport::now(&directories, &leave, root)
+        let report = UninstallReport::now(&directories, &uninstall, root)
             .map_err(|why| CommandError::hinted("cannot uninstall", why))?;
-        let kept = match out.is_out() {
-            true => uninstall::forget_run_directory(&self.run_dir, out.is_finished()),
+        let not_removed = match report.is_out() {
+            true => uninstall::forget_run_directory(&self.run_dir, report.is_finished()),
             false => Vec::new(),
         };
-        let kept = kept.iter().map(|(path, why)| format!("note: {} stays: {why}", path.display()));
-        let kept = kept.chain(out.elsewhere.note());
-        let exit = if out.is_out() { Exit::Yes } else { Exit::No };
-        let json = as_json(&out);
-        Ok(CommandOutput { text: text(&out), json, exit, notes: notes.into_iter().chain(kept).collect() })
+        notes.extend(not_removed.iter().map(|(path, why)| format!("note: {} stays: {why}", path.display())));
+        notes.extend(report.elsewhere.note());
+        let exit = if report.is_out() { Exit::Yes } else { Exit::No };
+        Ok(CommandOutput { text: text(&report), json: as_json(&report), exit, notes })
     }
 
-    fn leave(&self, directories: &NodeDirectories) -> Result<Uninstall, CommandError> {
-        let pinned = self.conf_name.as_ref().map(|name| FileName::new(name.as_str())).transpose();
-        let pinned = pinned.map_err(|why| CommandError::because("cannot use --conf-name", why))?;
+    fn desired_uninstall(&self, directories: &NodeDirectories) -> Result<Uninstall, CommandError> {
+        let conf_name = self.conf_name.as_ref().map(|name| FileName::new(name.as_str())).transpose();
+        let pinned = conf_name.map_err(|why| CommandError::because("cannot use --conf-name", why))?;
         let put_back = if self.put_back_istio { PutBack::Istio } else { PutBack::Nothing };
-        // The image is needed only where the installed plugin cannot be read.
-        Ok(uninstall::leave(directories, || image(None).ok(), pinned, put_back))
+        // A closure: the image is read only if the installed plugin cannot be.
+        Ok(uninstall::desired_uninstall(directories, || image(None).ok(), pinned, put_back))
     }
 }
 
 /// What an operator has to do before `gybe uninstall`.
-const BEFORE: &str = "set mode: leave in the ConfigMap gybe-config, or delete the DaemonSet gybe-node";
+const PREREQUISITE: &str = "set mode: leave in the ConfigMap gybe-config, or delete the DaemonSet gybe-node";
 
-fn answers(agent: &AgentContact) -> String {
+/// The reason that an agent prevents the uninstall.
+fn running(agent: &AgentContact) -> String {
     format!("the node agent runs and answers at {}", agent.socket.display())
 }
 
-fn refused(agent: &AgentContact) -> CommandError {
-    let what = format!("cannot uninstall: {}, and would restore its entry within a second", answers(agent));
-    CommandError::new(what)
-        .with_hint(format!("{BEFORE}; if that is done and the agent still runs, use gybe uninstall --force"))
+fn refusal(agent: &AgentContact) -> CommandError {
+    let what = format!("cannot uninstall: {}, and would restore its entry within a second", running(agent));
+    CommandError::new(what).with_hint(format!(
+        "{PREREQUISITE}; if that is done and the agent still runs, use gybe uninstall --force"
+    ))
 }
 
-fn text(out: &UninstallReport) -> String {
-    let passes: String = out.passes.iter().map(pass::text).filter(|text| text != pass::NOTHING).collect();
-    let stays = out.stays.iter().map(|KeptProgram { program, until }| format!("{program} stays {until}\n"));
-    let end = match (out.is_finished(), out.is_out()) {
+fn text(report: &UninstallReport) -> String {
+    let passes: String = report.passes.iter().map(pass::text).filter(|text| text != pass::NOTHING).collect();
+    let stays =
+        report.stays.iter().map(|KeptProgram { program, until }| format!("{program} stays {until}\n"));
+    let end = match (report.is_finished(), report.is_out()) {
         (true, _) => format!("{}: nothing of gybe is left\n", good("finished")),
-        (false, true) if out.stays.is_empty() => {
+        (false, true) if report.stays.is_empty() => {
             format!("{}: something of gybe is in other directories\n", doubtful("not finished"))
         }
         (false, true) => {
-            format!("no conf file names gybe-cni; to finish, run gybe uninstall again {}\n", when(&out.stays))
+            format!(
+                "no conf file names gybe-cni; to finish, run gybe uninstall again {}\n",
+                when(&report.stays)
+            )
         }
         (false, false) => format!("{}: a conf file still names gybe-cni\n", bad("not uninstalled")),
     };
     passes + &stays.collect::<String>() + &end
 }
 
-/// When another call may be able to remove the programs that stay.
+/// When the next `gybe uninstall` may remove the programs that stay.
 fn when(stays: &[KeptProgram]) -> String {
     let seconds = stays.iter().filter_map(|kept| match kept.until {
         KeptReason::GracePeriod { seconds } => Some(seconds),
@@ -130,15 +137,15 @@ fn when(stays: &[KeptProgram]) -> String {
     }
 }
 
-fn as_json(out: &UninstallReport) -> Value {
-    let stays = out.stays.iter().map(
+fn as_json(report: &UninstallReport) -> Value {
+    let stays = report.stays.iter().map(
         |KeptProgram { program, until }| json!({ "program": program.to_string(), "until": until.to_string() }),
     );
     json!({
-        "out": out.is_out(),
-        "finished": out.is_finished(),
-        "elsewhere": { "conf": out.elsewhere.conf, "programs": out.elsewhere.programs },
+        "out": report.is_out(),
+        "finished": report.is_finished(),
+        "elsewhere": { "conf": report.elsewhere.conf, "programs": report.elsewhere.programs },
         "stays": stays.collect::<Vec<_>>(),
-        "passes": out.passes.iter().map(pass::json).collect::<Vec<_>>(),
+        "passes": report.passes.iter().map(pass::json).collect::<Vec<_>>(),
     })
 }

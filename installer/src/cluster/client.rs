@@ -1,8 +1,8 @@
-//! The transport of requests to the API server: credentials, deadlines, and the reason of a refusal. kube builds the
-//! requests.
+//! The transport of requests to the API server: credentials, deadlines, and the reasons of error responses. kube builds
+//! the requests.
 //!
-//! kube's own transport is not used because it repeats a refused request up to fifteen times, for as long as a server
-//! requests, and sends a token for up to a minute after it was replaced.
+//! kube's own transport is not used because it retries a refused request up to fifteen times, each time after the delay
+//! that the server requests, and sends a token for up to a minute after it was replaced.
 
 use super::error::{ApiError, has_hung_up, truncate};
 use super::pod_requests::MAX_OBJECT;
@@ -28,7 +28,7 @@ use tower::{BoxError, Layer, ServiceExt, service_fn};
 
 /// The deadline of a TCP connection.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// The deadline of the response's header, the connection included.
+/// The deadline of the response's header, from the start of the connection.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(15);
 /// The deadline of an error response's body.
 const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(2);
@@ -36,20 +36,21 @@ const ERROR_BODY_TIMEOUT: Duration = Duration::from_secs(2);
 const KEEP_ALIVE_AFTER: Duration = Duration::from_secs(15);
 const KEEP_ALIVE_INTERVAL: Duration = Duration::from_secs(5);
 const KEEP_ALIVE_PROBES: u32 = 3;
-const UNACKNOWLEDGED: Duration = Duration::from_secs(30);
-/// How long an idle connection is kept: a load balancer may have forgotten an older one.
+/// `TCP_USER_TIMEOUT`: how long sent data may stay unacknowledged.
+const USER_TIMEOUT: Duration = Duration::from_secs(30);
+/// How long an idle connection is kept: a load balancer may drop its state of an older one.
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The read buffer of a connection; hyper's default would take more of the node's memory.
 const READ_BUFFER: usize = 64 << 10;
-/// Error response bodies are truncated to this size.
+/// The largest error response body that is read, in bytes; of a larger one only the status is reported.
 const MAX_ERROR_BODY: usize = 16 << 10;
 
 /// Bytes; larger than any token.
 const MAX_TOKEN: u64 = 64 << 10;
 
-/// The file, and the token that was last read from it. The kubelet renews a token in a file before it expires, so the
-/// file is read for every request. The kube crate caches a token for 50 seconds of wall-clock time, even if the API server
-/// has refused it in between. Requests are rare here, and a read from tmpfs takes microseconds.
+/// A file with a bearer token, and the token last read from it. The kubelet renews the token before it expires, so the
+/// file is read for every request: requests are rare, and a read from tmpfs takes microseconds. kube would cache the
+/// token for 50 seconds of wall-clock time, even after the API server has refused it.
 #[derive(Debug)]
 pub(crate) struct TokenFile {
     path: PathBuf,
@@ -62,7 +63,7 @@ impl TokenFile {
         Self { path, last: Mutex::default() }
     }
 
-    /// Returns the file's token, or the last one while the file cannot be read.
+    /// Returns the `Authorization` header with the file's token, or with the last one while the file cannot be read.
     pub(crate) fn bearer(&self) -> Result<HeaderValue, ApiError> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         match self.read() {
@@ -89,29 +90,29 @@ impl TokenFile {
     }
 }
 
-/// Sends a request, with the credentials of a kubeconfig.
+/// The transport that adds the credentials of a kubeconfig; [`authenticate`] adds those of a token file.
 type HttpTransport = BoxCloneService<Request<Body>, Response<Incoming>, BoxError>;
 
-/// Returns kube's client with our transport. Called in a runtime's context.
+/// Returns kube's client with this transport. Call it in the context of a tokio runtime.
 pub(crate) fn client(config: &Config, token: Option<TokenFile>) -> Result<Client, kube::Error> {
     let https = config.rustls_https_connector_with_connector(tcp())?;
-    let connections = |idle| {
+    let connections = |max_idle| {
         legacy::Client::builder(TokioExecutor::new())
             .pool_timer(TokioTimer::new())
             .pool_idle_timeout(IDLE_TIMEOUT)
-            .pool_max_idle_per_host(idle)
+            .pool_max_idle_per_host(max_idle)
             .http1_max_buf_size(READ_BUFFER)
             .build::<_, Body>(https.clone())
     };
     let (pooled, new) = (connections(usize::MAX), connections(0));
     let http = service_fn(move |request| send(pooled.clone(), new.clone(), request));
     let headers = config.extra_headers_layer()?.layer(http);
-    // The password, token or program of a kubeconfig; a token in a file is read here.
-    let authorized = BoxCloneService::new(option_layer(config.auth_layer()?).layer(headers));
+    // The password, token or program of a kubeconfig. `authenticate` reads a token file.
+    let transport = BoxCloneService::new(option_layer(config.auth_layer()?).layer(headers));
     let token = Arc::new(token);
     let authenticated = service_fn(move |request: Request<Body>| {
-        let (authorized, token) = (authorized.clone(), Arc::clone(&token));
-        async move { Ok::<_, BoxError>(authenticate(authorized, token.as_ref().as_ref(), request).await?) }
+        let (transport, token) = (transport.clone(), Arc::clone(&token));
+        async move { Ok::<_, BoxError>(authenticate(transport, token.as_ref().as_ref(), request).await?) }
     });
     Ok(Client::new(config.base_uri_layer().layer(authenticated), config.default_namespace.clone()))
 }
@@ -124,7 +125,7 @@ fn tcp() -> HttpConnector {
     tcp.set_keepalive(Some(KEEP_ALIVE_AFTER));
     tcp.set_keepalive_interval(Some(KEEP_ALIVE_INTERVAL));
     tcp.set_keepalive_retries(Some(KEEP_ALIVE_PROBES));
-    tcp.set_tcp_user_timeout(Some(UNACKNOWLEDGED));
+    tcp.set_tcp_user_timeout(Some(USER_TIMEOUT));
     tcp
 }
 
@@ -138,8 +139,8 @@ async fn send<C>(
 where
     C: Connect + Clone + Send + Sync + 'static,
 {
-    // Every request may be repeated: a GET, a merge patch, or one whose repetition is answered with 404 or 409: the
-    // creation of an object with a name, the deletion of the pod with a uid. Bodies are small and in memory.
+    // Every request may be repeated: a GET, a merge patch, the creation of a named object (the repetition gets 409),
+    // the deletion of a pod by its uid (404 or 409). Bodies are small and in memory.
     let (head, body) = request.into_parts();
     let body = body.collect_bytes().await?;
     let send = |client: legacy::Client<C, Body>| {
@@ -151,8 +152,8 @@ where
     }
 }
 
-/// Sends a request with the token of the file, and once more if the server refused the token and the file contains a
-/// newer one.
+/// Sends a request with the file's token, and once more if the server refused the token (401) and the file now contains
+/// another.
 async fn authenticate(
     transport: HttpTransport,
     token: Option<&TokenFile>,
@@ -160,10 +161,11 @@ async fn authenticate(
 ) -> Result<Response<Incoming>, ApiError> {
     let (mut head, body) = request.into_parts();
     let body = body.collect_bytes().await?;
-    let mut sent = None;
+    let mut is_retry = false;
     loop {
-        if let Some(token) = token {
-            head.headers.insert(AUTHORIZATION, token.bearer()?);
+        let sent = token.map(TokenFile::bearer).transpose()?;
+        if let Some(bearer) = &sent {
+            head.headers.insert(AUTHORIZATION, bearer.clone());
         }
         let request = Request::from_parts(head.clone(), Body::from(body.clone()));
         let response = timeout(RESPONSE_TIMEOUT, transport.clone().oneshot(request)).await;
@@ -172,34 +174,35 @@ async fn authenticate(
         if response.status().is_success() {
             return Ok(response);
         }
-        let before = sent.replace(head.headers.get(AUTHORIZATION).cloned());
         let is_refused = response.status() == StatusCode::UNAUTHORIZED;
-        let is_renewed = token.is_some_and(|token| token.bearer().ok() != sent.clone().flatten());
-        if !(is_refused && is_renewed && before.is_none()) {
+        let is_renewed = token.is_some_and(|token| token.bearer().ok() != sent);
+        if is_retry || !is_refused || !is_renewed {
             return Err(refusal(response).await);
         }
+        is_retry = true;
     }
 }
 
+/// Converts an error response to an error.
 async fn refusal(response: Response<Incoming>) -> ApiError {
     let status = response.status();
     let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
     let body =
         timeout(ERROR_BODY_TIMEOUT, Limited::new(response.into_body(), MAX_ERROR_BODY).collect()).await;
     let body = body.ok().and_then(Result::ok).map(Collected::to_bytes).unwrap_or_default();
-    let parsed = serde_json::from_slice(&body).map(|status: Status| (status.message, status.reason));
-    let text = |_| (String::from_utf8_lossy(&body).trim().to_owned(), String::new());
-    let (message, reason) = parsed.unwrap_or_else(text);
-    let name = status.canonical_reason().unwrap_or("no reason");
+    let parsed = serde_json::from_slice(&body).map(|body: Status| (body.message, body.reason));
+    let plain_text = |_| (String::from_utf8_lossy(&body).trim().to_owned(), String::new());
+    let (message, reason) = parsed.unwrap_or_else(plain_text);
+    let phrase = status.canonical_reason().unwrap_or("no reason");
     ApiError::Refused {
         status: status.as_u16(),
         reason: truncate(&reason),
-        sentence: truncate(if message.is_empty() { name } else { &message }),
+        sentence: truncate(if message.is_empty() { phrase } else { &message }),
         retry_after: retry_after.map(Duration::from_secs),
     }
 }
 
-/// Requests one object.
+/// Sends a request for one object and parses the response.
 pub(crate) async fn object<T: DeserializeOwned>(
     client: &Client,
     request: Request<Vec<u8>>,

@@ -1,5 +1,5 @@
-//! The requests about pods (this node's list, its watch, a single pod) and the watch of this node; and the responses as
-//! types that keep only what is needed. Pure.
+//! Builds the requests about this node's pods (list, watch, single pods) and about a node (get, watch), and converts a
+//! pod in a response to the plugin's facts. Pure.
 
 use super::error::ApiError;
 use gybe_plugin::args::{Namespace, PodRef};
@@ -12,13 +12,13 @@ use kube::core::Request as ApiRequest;
 const PODS: &str = "/api/v1/pods";
 const NODES: &str = "/api/v1/nodes";
 
-/// The limit of an object: etcd has 1.5 MiB, and the API server 3.
+/// The largest response with one object, in bytes. etcd limits a request to 1.5 MiB, the API server to 3 MiB.
 pub(crate) const MAX_OBJECT: usize = 4 << 20;
 
-/// The number of pods in a page, if the server splits the list: one page at a time is parsed.
+/// The pods in a page, unless the server returns the whole list in one. Pages are parsed one by one.
 const PAGE_SIZE: u32 = 100;
 
-/// Pods of a namespace.
+/// Selects pods of a namespace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PodSelector {
     pub namespace: Namespace,
@@ -28,22 +28,21 @@ pub struct PodSelector {
 
 /// Requests a page of a node's pods.
 ///
-/// Version 0 means "from the server's cache". Without it the server would read all of the cluster's pods from etcd for
-/// every agent; the kubelet lists in the same way. A pod that such a list does not contain yet comes by the watch, or
-/// is looked up. kube omits the version from a request with a limit, so it is added here; from the second page on the
-/// token contains it.
-pub(crate) fn list(node: &str, next: Option<&str>) -> Result<Request<Vec<u8>>, ApiError> {
+/// `resourceVersion=0` means "from the server's cache". Without it the server would read all of the cluster's pods from
+/// etcd for every agent; the kubelet lists in the same way. The watch or a lookup delivers a pod that this list lacks.
+/// kube omits the version from a request with a limit, so it is added here; the continue token of later pages has it.
+pub(crate) fn list(node: &str, continue_token: Option<&str>) -> Result<Request<Vec<u8>>, ApiError> {
     let mut params = ListParams::default().fields(&of_node(node)).limit(PAGE_SIZE);
-    params.continue_token = next.map(str::to_owned);
+    params.continue_token = continue_token.map(str::to_owned);
     let mut request = ApiRequest::new(PODS).list(&params).map_err(|_| invalid_name())?;
-    if next.is_none() {
+    if continue_token.is_none() {
         let uri: Uri = format!("{}&resourceVersion=0", request.uri()).parse().map_err(|_| invalid_name())?;
         *request.uri_mut() = uri;
     }
     Ok(request)
 }
 
-/// Requests the events of a node's pods after a version, for `seconds`.
+/// Requests the watch events of a node's pods after a resource version, for `seconds`.
 pub(crate) fn watch(node: &str, version: &str, seconds: u32) -> Result<Request<Vec<u8>>, ApiError> {
     watch_fields(PODS, &of_node(node), version, seconds)
 }
@@ -53,18 +52,13 @@ pub(crate) fn node(name: &str) -> Result<Request<Vec<u8>>, ApiError> {
     ApiRequest::new(NODES).get(name, &GetParams::default()).map_err(|_| invalid_name())
 }
 
-/// Requests the events of a node after a version, for `seconds`.
+/// Requests the watch events of a node after a resource version, for `seconds`.
 pub(crate) fn watch_node(node: &str, version: &str, seconds: u32) -> Result<Request<Vec<u8>>, ApiError> {
     watch_fields(NODES, &format!("metadata.name={node}"), version, seconds)
 }
 
-/// kube allows no watch of five minutes or more.
-fn watch_fields(
-    objects: &str,
-    fields: &str,
-    version: &str,
-    seconds: u32,
-) -> Result<Request<Vec<u8>>, ApiError> {
+/// Requests the watch events of the objects at `path` that `fields` select.
+fn watch_fields(path: &str, fields: &str, version: &str, seconds: u32) -> Result<Request<Vec<u8>>, ApiError> {
     let query = form_urlencoded::Serializer::new(String::new())
         .append_pair("watch", "true")
         .append_pair("fieldSelector", fields)
@@ -72,15 +66,17 @@ fn watch_fields(
         .append_pair("allowWatchBookmarks", "true")
         .append_pair("timeoutSeconds", &seconds.to_string())
         .finish();
-    Request::get(format!("{objects}?{query}")).body(Vec::new()).map_err(|_| invalid_name())
+    Request::get(format!("{path}?{query}")).body(Vec::new()).map_err(|_| invalid_name())
 }
 
+/// Requests a pod.
 pub(crate) fn one(pod: &PodRef) -> Result<Request<Vec<u8>>, ApiError> {
     let pods = format!("/api/v1/namespaces/{}/pods", pod.namespace);
     ApiRequest::new(pods).get(pod.name.as_str(), &GetParams::default()).map_err(|_| invalid_name())
 }
 
-/// Requests a list with this pod, or without any if it is not on this node or further selectors do not select it.
+/// Requests a list with this pod; the list is empty if the pod is on another node, or `fields` or `labels` (empty for
+/// none) do not select it.
 pub(crate) fn one_if_selected(
     node: &str,
     pod: &PodRef,
@@ -98,9 +94,9 @@ pub(crate) fn one_if_selected(
 }
 
 /// Requests the selected pods of a node, from the server's cache.
-pub(crate) fn selected(node: &str, selected: &PodSelector) -> Result<Request<Vec<u8>>, ApiError> {
-    let params = ListParams::default().fields(&of_node(node)).labels(&selected.labels).match_any();
-    let pods = ApiRequest::new(format!("/api/v1/namespaces/{}/pods", selected.namespace));
+pub(crate) fn selected(node: &str, selector: &PodSelector) -> Result<Request<Vec<u8>>, ApiError> {
+    let params = ListParams::default().fields(&of_node(node)).labels(&selector.labels).match_any();
+    let pods = ApiRequest::new(format!("/api/v1/namespaces/{}/pods", selector.namespace));
     pods.list(&params).map_err(|_| invalid_name())
 }
 
@@ -114,7 +110,7 @@ pub(crate) fn invalid_name() -> ApiError {
     ApiError::Unreadable("cannot be requested: a name in the request is invalid")
 }
 
-/// Converts the API server's response to the plugin's facts; `preface` precedes the reason of a fault.
+/// Converts the API server's response to the plugin's facts; `preface` precedes the text of an error.
 pub(crate) fn facts_response(response: Result<PodManifest, ApiError>, preface: &str) -> FactsResponse {
     match response.map(PodManifest::facts) {
         Ok(Ok(facts)) => FactsResponse::Pod(Box::new(facts)),

@@ -1,4 +1,4 @@
-//! Our entries in a conf directory, in files of every kind.
+//! Gybe's entries in a conf directory: where they are, and the plugin's configuration in them.
 
 use super::conflist::{PluginChain, is_network_of};
 use super::desired::DesiredState;
@@ -11,7 +11,7 @@ use std::collections::BTreeSet;
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// Our entries by the kind of file: in a plugin list, as a standalone network, as a drop-in of a network.
+/// Gybe's entries by the kind of file: in a plugin list, as a standalone network, as a network's drop-in.
 #[derive(Debug, Default)]
 pub(crate) struct OurEntries<'a> {
     pub(crate) listed: Vec<(&'a FileName, &'a [u8])>,
@@ -31,8 +31,8 @@ impl<'a> OurEntries<'a> {
             }
         }
         for (network, files) in &conf.networks {
-            let there = files.get(OsStr::new(DROP_IN)).and_then(|file| file.content.as_ref().ok());
-            ours.drop_ins.extend(there.map(|bytes| (network, bytes.as_slice())));
+            let drop_in = files.get(OsStr::new(DROP_IN)).and_then(|file| file.content.as_ref().ok());
+            ours.drop_ins.extend(drop_in.map(|bytes| (network, bytes.as_slice())));
         }
         ours
     }
@@ -52,13 +52,13 @@ impl<'a> OurEntries<'a> {
     }
 }
 
-/// The plugin's configuration in the desired entry; none if no entry is desired.
+/// The plugin's configuration in the desired entry; none without one.
 pub(crate) fn desired_conf(desired: &DesiredState) -> Option<PluginConf> {
     let DesiredState::Installed(install) = desired else { return None };
     PluginConf::read(&members(install.entry.text())?).ok()
 }
 
-/// Reads the plugin's configuration in the entry that is written in the conf directory; none if there is no entry.
+/// Reads the plugin's configuration in the conf directory's first entry; none without an entry that can be parsed.
 pub(crate) fn written_conf(directory: &Path) -> Option<PluginConf> {
     OurEntries::find(&conf_directory(directory, &BTreeSet::new())).plugin_conf()
 }
@@ -68,16 +68,17 @@ pub(crate) fn members(entry: &[u8]) -> Option<Map<String, Value>> {
     serde_json::from_slice::<Value>(entry).ok()?.as_object().cloned()
 }
 
-/// Reports whether an entry requests the pods' annotations: without them, pods outside the mesh need facts, too.
+/// Reports whether an entry requests the pods' annotations from the runtime. Without them the plugin needs facts even
+/// about pods outside the mesh.
 pub(crate) fn requests_annotations(entry: &Map<String, Value>) -> bool {
     entry.get("capabilities").and_then(|all| all.get(POD_ANNOTATIONS)) == Some(&Value::Bool(true))
 }
 
-/// Returns the keys of a written entry that decide about pods and differ from the desired entry's; none of them while
-/// the desired entry is not known.
+/// Returns the keys that decide about pods and differ between the written and the desired entry; none while the desired
+/// entry is unknown.
 ///
 /// # Errors
-/// When the plugin refuses the written entry, and with it every call.
+/// When the plugin refuses an entry. With the written one it refuses every call.
 pub(crate) fn deciding_differences(
     written: &[u8],
     desired: Option<&[u8]>,
@@ -85,7 +86,7 @@ pub(crate) fn deciding_differences(
     let written = members(written).unwrap_or_default();
     let conf = PluginConf::read(&written)?;
     let Some(desired) = desired.and_then(members) else { return Ok(Vec::new()) };
-    let capabilities = requests_annotations(&written) != requests_annotations(&desired);
+    let has_other_capabilities = requests_annotations(&written) != requests_annotations(&desired);
     let keys = conf.deciding_differences(&PluginConf::read(&desired)?);
-    Ok(keys.into_iter().chain(capabilities.then_some("capabilities")).collect())
+    Ok(keys.into_iter().chain(has_other_capabilities.then_some("capabilities")).collect())
 }

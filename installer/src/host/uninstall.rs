@@ -97,7 +97,7 @@ fn conf_is_clean(left: &Plan) -> bool {
 
 /// The desired state without Gybe: everything that is ours, under whatever name it was placed.
 #[must_use]
-pub fn leave(
+pub fn desired_uninstall(
     directories: &NodeDirectories,
     image: impl FnOnce() -> Option<Image>,
     pinned: Option<FileName>,

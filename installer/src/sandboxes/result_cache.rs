@@ -3,7 +3,7 @@
 
 use super::{ConfOfAdd, EndedAdd, Network, Sandbox};
 use crate::host::image::PLUGIN;
-use crate::host::observe::result_cache::{ResultCache, each_result};
+use crate::host::observe::result_cache::{CacheRead, each_result};
 use crate::pod::cgroups::Cgroups;
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 use gybe_plugin::args::{Namespace, PodName, PodRef};
@@ -45,7 +45,7 @@ pub(super) struct CachedSandboxes {
 pub(super) fn read(results: &Path) -> CachedSandboxes {
     let mut sandboxes = Vec::new();
     let read = each_result(results, &mut |bytes| sandboxes.extend(sandbox(bytes)));
-    CachedSandboxes { sandboxes, is_whole: read != ResultCache::InPart }
+    CachedSandboxes { sandboxes, is_whole: read != CacheRead::InPart }
 }
 
 /// Parses a file; none for a file of another form, or one that a crash truncated.

@@ -1,7 +1,7 @@
 use super::*;
 use crate::model::ruleset::Family;
 
-/// Bytes of a structure from its fields.
+/// The bytes of a structure, from those of its fields.
 fn bytes(fields: &[&[u8]]) -> Vec<u8> {
     fields.concat()
 }
@@ -12,6 +12,7 @@ fn structures_are_displayed_as_iptables_save_prints_them() {
     let all = ports(0, u16::MAX);
     let ids = |first: u32, last: u32| [first.to_ne_bytes(), last.to_ne_bytes()].concat();
     let word = u32::to_ne_bytes;
+    // As many as `XT_MULTI_PORTS`.
     let fifteen = |ports: &[u16]| {
         (0..15).flat_map(|slot| ports.get(slot).copied().unwrap_or(0).to_ne_bytes()).collect::<Vec<_>>()
     };
@@ -95,7 +96,7 @@ fn targets_are_displayed_as_iptables_save_prints_them() {
     }
 }
 
-/// A generator of bytes that are the same in every run (xorshift64, Marsaglia 2003).
+/// A pseudorandom generator with a fixed seed (xorshift64, Marsaglia 2003).
 struct Random(u64);
 
 impl Random {

@@ -1,4 +1,4 @@
-//! The plugins that libcni's cache of existing sandboxes still names: the DEL of those sandboxes runs them.
+//! The plugins that libcni's cache of results names: the DEL of the cached sandboxes runs them.
 
 use std::collections::BTreeSet;
 use std::fs::{self, DirEntry, File};
@@ -9,17 +9,17 @@ use base64::prelude::{BASE64_STANDARD, Engine as _};
 
 use crate::host::json::{self, JsonValue};
 
-/// The maximum number of files, more than any node has sandboxes. With more files the result is `Unknown`.
+/// The most files of one cache that are read; no node has so many sandboxes.
+/// A larger cache counts as [`CacheRead::InPart`].
 const MAX_FILES: usize = 16_384;
-/// The largest cache file that is read, in bytes: a network's configuration, a result and the pod's
-/// annotations.
+/// The largest cache file that is read, in bytes: it has a network's configuration, a result and the pod's annotations.
 const MAX_SIZE: u64 = 4 << 20;
 
 /// The plugins that the cache names.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum CachedPlugins {
     Named(BTreeSet<String>),
-    /// The cache cannot be read, so it may name any plugin.
+    /// A cache is missing or cannot be read completely, so it may name any plugin.
     Unknown,
 }
 
@@ -34,55 +34,54 @@ impl CachedPlugins {
     }
 }
 
-/// Reads libcni's cache and that of Multus, which runs its delegates with a cache of its own next to it
-/// (`cniDir` of its configuration, `/var/lib/cni/multus`): with `shape: standalone` only Multus' cache names our
-/// plugin.
+/// Reads the runtime's cache and that of Multus, which caches the results of its delegates next to it (`cniDir` of its
+/// configuration, `/var/lib/cni/multus`): with `shape: standalone` only Multus' cache names our plugin.
 pub(crate) fn cached_plugins(results: &Path) -> CachedPlugins {
     let mut named = BTreeSet::new();
-    // A missing directory counts as unknown: the node never ran a sandbox, or the directory is not mounted here. An
-    // unneeded program does less harm than a pod that cannot be deleted.
     let mut gather = |bytes: &[u8]| named.extend(plugins(bytes));
-    let usual = each_result(results, &mut gather);
+    let of_runtime = each_result(results, &mut gather);
     let of_multus = each_result(&results.with_file_name("multus").join("results"), &mut gather);
-    match (usual, of_multus) {
-        (ResultCache::Whole, ResultCache::Whole | ResultCache::Absent) => CachedPlugins::Named(named),
+    // Without the runtime's cache the plugins are unknown: either no sandbox ever ran, or the directory is not mounted
+    // here. An unneeded program does less harm than a pod that cannot be deleted.
+    match (of_runtime, of_multus) {
+        (CacheRead::Whole, CacheRead::Whole | CacheRead::Absent) => CachedPlugins::Named(named),
         _ => CachedPlugins::Unknown,
     }
 }
 
 /// How much of a cache directory was read.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum ResultCache {
+pub(crate) enum CacheRead {
     Whole,
     Absent,
     InPart,
 }
 
-/// Calls `each` with the content of every file of the directory.
-pub(crate) fn each_result(results: &Path, each: &mut dyn FnMut(&[u8])) -> ResultCache {
+/// Calls `each` with the content of every file of a cache directory.
+pub(crate) fn each_result(results: &Path, each: &mut dyn FnMut(&[u8])) -> CacheRead {
     let entries = match fs::read_dir(results) {
         Ok(entries) => entries,
-        Err(why) if why.kind() == ErrorKind::NotFound => return ResultCache::Absent,
-        Err(_) => return ResultCache::InPart,
+        Err(why) if why.kind() == ErrorKind::NotFound => return CacheRead::Absent,
+        Err(_) => return CacheRead::InPart,
     };
-    let mut read = ResultCache::Whole;
+    let mut read = CacheRead::Whole;
     for (n, entry) in entries.enumerate() {
         if n == MAX_FILES {
-            return ResultCache::InPart;
+            return CacheRead::InPart;
         }
         match entry.and_then(|entry| content(&entry)) {
             // A file that a crash truncated (F31) names no plugin: libcni cannot read it either.
             Ok(Some(bytes)) => each(&bytes),
             Ok(None) => {}
-            // It belongs to a sandbox that was removed.
+            // The file was removed with its sandbox since it was listed.
             Err(why) if why.kind() == ErrorKind::NotFound => {}
-            Err(_) => read = ResultCache::InPart,
+            Err(_) => read = CacheRead::InPart,
         }
     }
     read
 }
 
-/// Reads a result; none if this is not a file.
+/// Reads a cache file; none if the entry is not a regular file.
 fn content(entry: &DirEntry) -> io::Result<Option<Vec<u8>>> {
     let meta = entry.metadata()?;
     if !meta.is_file() {
@@ -96,7 +95,7 @@ fn content(entry: &DirEntry) -> io::Result<Option<Vec<u8>>> {
     Ok(Some(bytes))
 }
 
-/// The plugins of a cached result, which holds, in `config`, the conf file it was made with, in base64.
+/// The plugins of a cached result, whose `config` is the network's conf or conflist in base64.
 #[must_use]
 pub fn plugins(result: &[u8]) -> Vec<String> {
     let config = json::parse(result)
@@ -126,7 +125,7 @@ mod tests {
     #[test]
     fn a_file_that_exists_and_cannot_be_read_may_name_any_plugin() {
         // /proc/self/mem: EIO at the address 0, for every user (linux/fs/proc/base.c, mem_rw).
-        assert_eq!(each_result(Path::new("/proc/self"), &mut |_| {}), ResultCache::InPart);
+        assert_eq!(each_result(Path::new("/proc/self"), &mut |_| {}), CacheRead::InPart);
         assert_eq!(cached_plugins(Path::new("/proc/self")), CachedPlugins::Unknown);
     }
 
@@ -139,7 +138,7 @@ mod tests {
         }
         let mut found = BTreeSet::new();
         let read = each_result(root.path(), &mut |bytes| found.extend(bytes.first().copied()));
-        assert_eq!((read, found), (ResultCache::InPart, BTreeSet::from(*b"ac")));
+        assert_eq!((read, found), (CacheRead::InPart, BTreeSet::from(*b"ac")));
     }
 
     #[test]

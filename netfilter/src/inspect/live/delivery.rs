@@ -16,16 +16,16 @@ const LOOPBACK: &str = "lo";
 pub(crate) struct Delivery {
     /// Why no packet passes `lo`.
     lo_is_down: Option<String>,
-    /// Why a loopback address is not local, by family.
-    lost_address: [Option<String>; 2],
-    /// Addresses of interfaces that are not local, and why their connections get no answer.
+    /// Why the loopback address (127.0.0.1, ::1) is not local, by family.
+    missing_loopback: [Option<String>; 2],
+    /// Addresses on interfaces without a route in table local, and why their connections get no answer.
     not_local: Vec<(IpAddr, String)>,
-    /// Which routing rules precede the look-up of this host's own addresses, by family.
+    /// Which routing rules precede the look-up in table local, by family.
     earlier_rules: [Option<String>; 2],
-    /// The interfaces by which intercepted IPv4 packets arrive and are dropped, and why.
-    checked: Option<(Vec<String>, String)>,
-    /// Accepted sockets take the mark of the first packet (`tcp_fwmark_accept`).
-    accepts_mark: bool,
+    /// The interfaces whose source check drops intercepted IPv4 packets, and why.
+    failed_source_check: Option<(Vec<String>, String)>,
+    /// An accepted socket takes the mark of the connection's first packet (sysctl `tcp_fwmark_accept`).
+    sets_mark_on_accept: bool,
 }
 
 /// An obstacle for a connection: its outcome, and the reason as a sentence.
@@ -45,14 +45,14 @@ const BOUND: &str = "the socket is bound to its interface (SO_BINDTODEVICE, or a
     too";
 
 impl Delivery {
-    /// Reads the facts of the calling thread's namespace.
+    /// Derives the facts of the calling thread's namespace from `ns`, and reads its sysctls.
     pub(super) fn read(ns: &NamespaceRules) -> Self {
-        let lo = ns.interfaces.iter().find(|one| one.name == LOOPBACK);
+        let lo = ns.interfaces.iter().find(|interface| interface.name == LOOPBACK);
         let earlier = |family| {
             let routing = ns.routing.as_ref()?;
-            let rules = routing.before_local.iter().filter(|(of, _)| *of == family);
-            let rules: Vec<&str> = rules.map(|(_, rule)| rule.as_str()).take(NAMED).collect();
-            let rules = rules.join("; ");
+            let before = routing.before_local.iter().filter(|(of, _)| *of == family);
+            let named: Vec<&str> = before.map(|(_, rule)| rule.as_str()).take(NAMED).collect();
+            let rules = named.join("; ");
             let sentence = || {
                 format!(
                     "routing rules precede the look-up of the pod's own {family} addresses (ip rule): {rules}"
@@ -66,9 +66,9 @@ impl Delivery {
                  run ip link set lo up in the pod's namespace"
                     .to_owned()
             }),
-            lost_address: [("127.0.0.1", 8), ("::1", 128)].map(|(address, length)| {
-                let is_there = address.parse().is_ok_and(|address| ns.is_local(address));
-                (!is_there).then(|| {
+            missing_loopback: [("127.0.0.1", 8), ("::1", 128)].map(|(address, length)| {
+                let is_local = address.parse().is_ok_and(|address| ns.is_local(address));
+                (!is_local).then(|| {
                     format!(
                         "lo has lost {address}, or its route in table local: no connection of the application reaches \
                          the proxy; run ip address replace {address}/{length} dev lo in the pod's namespace"
@@ -77,13 +77,13 @@ impl Delivery {
             }),
             not_local: not_local(ns),
             earlier_rules: Family::ALL.map(earlier),
-            checked: checked(&ns.interfaces),
-            accepts_mark: fs::read_to_string("/proc/sys/net/ipv4/tcp_fwmark_accept")
+            failed_source_check: failed_source_check(&ns.interfaces),
+            sets_mark_on_accept: fs::read_to_string("/proc/sys/net/ipv4/tcp_fwmark_accept")
                 .is_ok_and(|value| value.trim() != "0"),
         }
     }
 
-    /// Returns what keeps the packets of a connection from the socket that `walked` leads to.
+    /// Returns what keeps a connection's packets from the socket to which the rules, by `walked`, redirect them.
     pub(super) fn obstacle(
         &self,
         ns: &NamespaceRules,
@@ -97,77 +97,81 @@ impl Delivery {
         if !is_redirected && !to_loopback {
             return None;
         }
-        let lost = |why| Some(Obstacle { outcome: Outcome::RepliesLost, why });
+        let replies_lost = |why| Some(Obstacle { outcome: Outcome::RepliesLost, why });
         if let Some(why) = &self.lo_is_down {
-            return lost(why);
+            return replies_lost(why);
         }
-        if let Some(why) = of(&self.lost_address, family).filter(|_| to_loopback) {
-            return lost(why);
+        if let Some(why) = for_family(&self.missing_loopback, family).filter(|_| to_loopback) {
+            return replies_lost(why);
         }
-        if let Some(why) = of(&self.earlier_rules, family) {
+        if let Some(why) = for_family(&self.earlier_rules, family) {
             return Some(Obstacle { outcome: Outcome::Unknown, why });
         }
-        let own = match &packet.direction {
+        let pod_address = match &packet.direction {
             Direction::Leaves { .. } => packet.source.ip(),
             Direction::Arrives { .. } => packet.destination.ip(),
         };
-        if let Some((_, why)) = self.not_local.iter().find(|(address, _)| *address == own) {
-            return lost(why);
+        if let Some((_, why)) = self.not_local.iter().find(|(address, _)| *address == pod_address) {
+            return replies_lost(why);
         }
         match &packet.direction {
-            Direction::Leaves { by } if packet.is_bound && by.as_str() != LOOPBACK => lost(BOUND),
+            Direction::Leaves { by } if packet.is_bound && by.as_str() != LOOPBACK => replies_lost(BOUND),
             Direction::Arrives { by } if is_intercepted => {
-                let checked = self.checked.as_ref().filter(|(names, _)| {
+                let drops = self.failed_source_check.as_ref().filter(|(names, _)| {
                     family == Family::V4 && names.iter().any(|name| name == by.as_str())
                 });
-                if let Some((_, why)) = checked {
+                if let Some((_, why)) = drops {
                     return Some(Obstacle { outcome: Outcome::Dropped, why });
                 }
-                if self.accepts_mark && walked.mark != 0 {
-                    return lost(ACCEPTED_MARK);
+                if self.sets_mark_on_accept && walked.mark != 0 {
+                    return replies_lost(ACCEPTED_MARK);
                 }
                 let is_delivered =
                     ns.routing.as_ref().is_none_or(|routing| routing.delivers_mark(family, walked.mark));
-                if is_delivered { None } else { lost(MARK_NOT_DELIVERED) }
+                if is_delivered { None } else { replies_lost(MARK_NOT_DELIVERED) }
             }
             _ => None,
         }
     }
 }
 
+/// The addresses on interfaces that are up without a route in table local, each with the reason.
 fn not_local(ns: &NamespaceRules) -> Vec<(IpAddr, String)> {
-    let raised = ns.interfaces.iter().filter(|one| one.is_raised && one.name != LOOPBACK);
-    let own = raised.flat_map(|one| one.addresses.iter().map(|address| (*address, one.name.as_str())));
+    let up = ns.interfaces.iter().filter(|interface| interface.is_raised && interface.name != LOOPBACK);
+    let own = up
+        .flat_map(|interface| interface.addresses.iter().map(|address| (*address, interface.name.as_str())));
     let lost = own.filter(|(address, _)| !ns.is_local(*address));
-    let text = |(address, by): (IpAddr, &str)| {
+    let with_reason = |(address, by): (IpAddr, &str)| {
         let why = format!(
             "table local has no route to {address}: packets to it are lost, the proxy's answers to the application \
              among them; add the address to {by} again"
         );
         (address, why)
     };
-    lost.map(text).collect()
+    lost.map(with_reason).collect()
 }
 
-fn of(by_family: &[Option<String>; 2], family: Family) -> Option<&str> {
+fn for_family(by_family: &[Option<String>; 2], family: Family) -> Option<&str> {
     let [v4, v6] = by_family;
     if family == Family::V4 { v4.as_deref() } else { v6.as_deref() }
 }
 
-/// The interfaces by which intercepted IPv4 packets arrive and are dropped, and why.
-fn checked(interfaces: &[Interface]) -> Option<(Vec<String>, String)> {
-    let receives = |one: &&Interface| one.name != LOOPBACK && one.addresses.iter().any(IpAddr::is_ipv4);
-    let names = interfaces.iter().filter(receives).map(|one| one.name.clone());
+/// The interfaces whose source check drops intercepted IPv4 packets, and why.
+fn failed_source_check(interfaces: &[Interface]) -> Option<(Vec<String>, String)> {
+    let receives_ipv4 = |interface: &&Interface| {
+        interface.name != LOOPBACK && interface.addresses.iter().any(IpAddr::is_ipv4)
+    };
+    let names = interfaces.iter().filter(receives_ipv4).map(|interface| interface.name.clone());
     let dropped: Vec<String> = names.filter(|name| SourceCheck::read(name).drops_intercepted()).collect();
     let why = format!(
-        "the kernel drops intercepted IPv4 packets that arrive by {}: src_valid_mark is set, in net.ipv4.conf.all or the \
-         interface's; set it to 0 in the pod's namespace, and on the node, from which new namespaces copy it",
+        "the kernel drops intercepted IPv4 packets that arrive by {}: src_valid_mark is set, in net.ipv4.conf.all or \
+         the interface's; set it to 0 in the pod's namespace, and on the node, from which new namespaces copy it",
         dropped.join(", ")
     );
     (!dropped.is_empty()).then_some((dropped, why))
 }
 
-/// The kernel's check of the source of IPv4 packets that arrive by an interface (net.ipv4.conf). IPv6 has none.
+/// The sysctls (net.ipv4.conf) of the kernel's check of an arriving IPv4 packet's source. IPv6 has no such check.
 #[derive(Debug, Clone, Copy)]
 struct SourceCheck {
     src_valid_mark: u8,
@@ -176,7 +180,7 @@ struct SourceCheck {
 }
 
 impl SourceCheck {
-    /// Reads the settings of an interface. Of its value and that of all interfaces the larger counts
+    /// Reads the settings of an interface: for each, the larger of its own value and that of `all`
     /// (include/linux/inetdevice.h, v6.18).
     fn read(interface: &str) -> Self {
         let value = |key: &str| {
@@ -192,9 +196,9 @@ impl SourceCheck {
         }
     }
 
-    /// Reports whether intercepted packets are dropped: with `src_valid_mark` the kernel looks up their source with
-    /// their mark, and finds the route that delivers intercepted packets to this host. It accepts that only with
-    /// `accept_local`, and not where `rp_filter` is strict (`__fib_validate_source`, net/ipv4/fib_frontend.c, v6.18).
+    /// Reports whether intercepted packets are dropped. With `src_valid_mark` the kernel looks up their source by their
+    /// mark and finds the local route of TPROXY. It accepts a local route only with `accept_local` and a `rp_filter`
+    /// that is not strict (`__fib_validate_source`, net/ipv4/fib_frontend.c, v6.18).
     fn drops_intercepted(self) -> bool {
         const STRICT: u8 = 1;
         self.src_valid_mark != 0 && (self.accept_local == 0 || self.rp_filter == STRICT)
@@ -251,9 +255,9 @@ mod tests {
         let to_lo = Outcome::Translated("127.0.0.1:80".parse().unwrap());
         let why = || Some("why".to_owned());
         let down = || Delivery { lo_is_down: why(), ..Delivery::default() };
-        let no_address = || Delivery { lost_address: [why(), None], ..Delivery::default() };
+        let no_address = || Delivery { missing_loopback: [why(), None], ..Delivery::default() };
         let earlier_v6 = || Delivery { earlier_rules: [None, why()], ..Delivery::default() };
-        let accepts_mark = || Delivery { accepts_mark: true, ..Delivery::default() };
+        let marks_accepted = || Delivery { sets_mark_on_accept: true, ..Delivery::default() };
         let lost = Some(Outcome::RepliesLost);
         for (delivery, packet, (outcome, mark), expected) in [
             (down(), &v4, (Outcome::Untouched, 0), None),
@@ -264,9 +268,9 @@ mod tests {
             (no_address(), &v6, (redirected, 0), None),
             (earlier_v6(), &v4, (redirected, 0), None),
             (earlier_v6(), &v6, (redirected, 0), Some(Outcome::Unknown)),
-            (accepts_mark(), &inbound, (intercepted, 1337), lost),
-            (accepts_mark(), &inbound, (intercepted, 0), None),
-            (accepts_mark(), &inbound, (redirected, 1337), None),
+            (marks_accepted(), &inbound, (intercepted, 1337), lost),
+            (marks_accepted(), &inbound, (intercepted, 0), None),
+            (marks_accepted(), &inbound, (redirected, 1337), None),
         ] {
             let walked = WalkResult {
                 outcome,

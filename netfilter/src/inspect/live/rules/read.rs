@@ -48,7 +48,7 @@ impl NamespaceRules {
     /// Marks our own rules and what packets change, when all rules are there.
     pub(crate) fn mark(&mut self) {
         ours::mark(self);
-        state::add(self);
+        state::mark(self);
     }
 }
 

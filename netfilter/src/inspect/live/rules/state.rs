@@ -1,4 +1,4 @@
-//! What packets change: elements of sets, and connections that other connections announce.
+//! State that packets change: elements of sets, and conntrack's expectations.
 
 use super::expr::{Expr, use_of_object};
 use super::{Statement, location, places};
@@ -6,27 +6,28 @@ use crate::inspect::live::NAMED;
 use crate::inspect::live::rules::NamespaceRules;
 use crate::xt::XtTarget;
 
-/// Marks the sets that rules add to, decodes uses of objects by map, and names in `opaque` the rules that
-/// decide about other connections than their own; Gybe writes none.
-pub(super) fn add(rules: &mut NamespaceRules) {
+/// Marks the sets that rules add to, decodes references to objects by map, and names in `opaque` the rules that decide
+/// about expected connections instead of the packet's own. Gybe writes no such rule.
+pub(super) fn mark(rules: &mut NamespaceRules) {
     let NamespaceRules { chains, sets, opaque, .. } = rules;
-    let places = places(sets.iter().map(|set| (&set.table, &set.name)));
+    let set_places = places(sets.iter().map(|set| (&set.table, &set.name)));
     for chain in chains {
-        let own_sets = places.get(&chain.table);
-        let set = |name: &String| own_sets.and_then(|sets| sets.get(name)).copied();
+        let in_table = set_places.get(&chain.table);
+        let place_of = |name: &String| in_table.and_then(|places| places.get(name)).copied();
         let location = location(chain);
         for rule in &mut chain.rules {
             for statement in &mut rule.statements {
                 match statement {
                     Statement::Expr(Expr::Update(name)) => {
-                        if let Some(set) = set(name).and_then(|at| sets.get_mut(at)) {
+                        if let Some(set) = place_of(name).and_then(|at| sets.get_mut(at)) {
                             set.is_dynamic = true;
                         }
                     }
                     Statement::Expr(Expr::ObjectOf(name)) => {
-                        let kind = set(name).and_then(|at| sets.get(at)).map_or(0, |set| set.objects);
+                        // 0, `NFT_OBJECT_UNSPEC`, for a map that is gone.
+                        let kind = place_of(name).and_then(|at| sets.get(at)).map_or(0, |map| map.objects);
                         *statement = Statement::Expr(match use_of_object(kind, &format!("@{name}")) {
-                            // The map may lack the packet's key.
+                            // A packet whose key is not in the map does not pass.
                             Expr::Nothing(text) => Expr::Test(text),
                             other => other,
                         });
@@ -37,7 +38,7 @@ pub(super) fn add(rules: &mut NamespaceRules) {
             if opaque.len() >= NAMED {
                 continue;
             }
-            let announces = rule.statements.iter().find_map(|statement| match statement {
+            let expectation = rule.statements.iter().find_map(|statement| match statement {
                 Statement::Expr(Expr::OtherConnections(text)) => Some(text.clone()),
                 Statement::Expr(Expr::Target(XtTarget::Tracking(tracking)))
                 | Statement::Target(XtTarget::Tracking(tracking)) => {
@@ -45,7 +46,7 @@ pub(super) fn add(rules: &mut NamespaceRules) {
                 }
                 _ => None,
             });
-            if let Some(what) = announces {
+            if let Some(what) = expectation {
                 opaque
                     .push(format!("{what} decides where expected connections go: {location}: {}", rule.text));
             }
@@ -89,7 +90,7 @@ mod tests {
             set("one", "helpers", HELPER),
             set("two", "helpers", HELPER),
         ];
-        add(&mut found);
+        mark(&mut found);
         let dynamic: Vec<bool> = found.sets.iter().map(|set| set.is_dynamic).collect();
         assert_eq!(dynamic, [false, true, false, false, false]);
         let text = format!("{:?}", found.chains[0].rules[0].statements);

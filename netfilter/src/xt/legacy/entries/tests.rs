@@ -5,7 +5,7 @@ fn entry_of(layout: &EntryLayout, matches: &[Vec<u8>], target: &[u8]) -> Vec<u8>
     let matches = matches.concat();
     let mut entry = vec![0; layout.size];
     let sizes = [layout.size + matches.len(), layout.size + matches.len() + target.len()];
-    for (at, size) in [(layout.target_offset, sizes[0]), (layout.target_offset + 2, sizes[1])] {
+    for (at, size) in [(layout.target_offset, sizes[0]), (layout.next_offset, sizes[1])] {
         entry[at..at + 2].copy_from_slice(&u16::try_from(size).unwrap().to_ne_bytes());
     }
     [entry, matches, target.to_vec()].concat()
@@ -205,8 +205,8 @@ fn header_tests_that_differ_from_what_they_resemble_are_unknown() {
         (Family::V4, &[(0, 10), (1, 1), (mask_v4, 255)], " -m address-mask [unknown] -j DROP"),
         (Family::V4, &[(3, 1)], " -m address-mask [unknown] -j DROP"),
         (Family::V4, &[(V4.flags, 1)], " -f -j DROP"),
-        (Family::V4, &[(V4.flags, 1), (V4.inverted, 0x20)], " ! -f -j DROP"),
-        (Family::V4, &[(V4.inverted, 0x20)], " -m fragment [unknown] -j DROP"),
+        (Family::V4, &[(V4.flags, 1), (V4.invflags, 0x20)], " ! -f -j DROP"),
+        (Family::V4, &[(V4.invflags, 0x20)], " -m fragment [unknown] -j DROP"),
         (Family::V4, &[(name_v4, b'e'), (name_mask_v4, 255)], " -i e+ -j DROP"),
         (Family::V4, &[(name_v4, b'e'), (name_mask_v4, 255), (name_mask_v4 + 1, 255)], " -i e -j DROP"),
         (
@@ -226,7 +226,7 @@ fn header_tests_that_differ_from_what_they_resemble_are_unknown() {
         // Without the flag, and with protocol 0, every packet passes (`ip6_packet_match`).
         (Family::V6, &[protocol_v6(6)], " -m protocol [unknown] -j DROP"),
         (Family::V6, &[(V6.flags, 1)], " -j DROP"),
-        (Family::V6, &[(V6.flags, 1), (V6.inverted, 0x40)], " -j DROP"),
+        (Family::V6, &[(V6.flags, 1), (V6.invflags, 0x40)], " -j DROP"),
         (Family::V6, &[(V6.flags, 2)], " -m tos [unknown] -j DROP"),
     ] {
         assert_eq!(read(family, bytes), text, "{bytes:?}");
