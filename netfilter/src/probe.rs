@@ -2,7 +2,7 @@
 //! temporary network namespace.
 //!
 //! Only the result of the attempt counts, not the kernel's version, its modules or the host's own rules. `choose`
-//! decides what follows from the findings.
+//! chooses the backend from the findings.
 //!
 //! ```text
 //! profile ─► policy ─► compile ─► Ruleset ─► apply ─► read back ─► connections ─► Finding
@@ -97,25 +97,25 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// Probes a backend and adds its findings. Loads the kernel's `ip_tables` only where the previous finding was
-    /// [`Finding::NotLoaded`], because a second probe of the same backend is explicit.
+    /// Probes a backend and stores its findings. Loads the kernel's `ip_tables` only if the previous finding was
+    /// [`Finding::NotLoaded`]: only a backend that the operator names is probed again.
     ///
     /// # Errors
     /// When the process cannot create a network namespace.
-    pub fn learn(&mut self, kind: BackendKind) -> Result<(), ProbeError> {
+    pub fn probe(&mut self, kind: BackendKind) -> Result<(), ProbeError> {
         let may_load = self.backends.get(kind).is_some_and(is_not_loaded);
         let findings = match kind.find() {
             _ if kind == BackendKind::IptablesLegacy && !may_load && !legacy::is_loaded() => {
-                all(&Finding::NotLoaded)
+                every_profile(&Finding::NotLoaded)
             }
-            Err(error) => all(&Finding::Refused(refusal(&error.into()))),
-            Ok(backend) => self.tried(&*backend)?,
+            Err(error) => every_profile(&Finding::Refused(refusal(&error.into()))),
+            Ok(backend) => self.probe_profiles(&*backend)?,
         };
         self.backends.insert(kind, findings);
         Ok(())
     }
 
-    fn tried(&mut self, backend: &dyn Backend) -> Result<Findings, ProbeError> {
+    fn probe_profiles(&mut self, backend: &dyn Backend) -> Result<Findings, ProbeError> {
         let mut findings = Findings::default();
         for profile in Profile::ALL {
             let (finding, untried) = attempt(backend, profile)?;
@@ -135,19 +135,19 @@ pub fn is_not_loaded(findings: &Findings) -> bool {
     findings.values().any(|finding| *finding == Finding::NotLoaded)
 }
 
-fn all(finding: &Finding) -> Findings {
+fn every_profile(finding: &Finding) -> Findings {
     Profile::ALL.map(|profile| (profile, finding.clone())).into_iter().collect()
 }
 
 /// Tries one profile with one backend in a temporary namespace.
 ///
 /// # Errors
-/// When the process cannot create one.
+/// When the process cannot create a network namespace.
 pub fn try_out(backend: &dyn Backend, profile: Profile) -> Result<Finding, ProbeError> {
     Ok(attempt(backend, profile)?.0)
 }
 
-/// Returns the finding, and the check that could not be made.
+/// Returns the finding, and a check that could not be made.
 fn attempt(backend: &dyn Backend, profile: Profile) -> Result<(Finding, Option<String>), ProbeError> {
     let redirection = profile.redirection();
     in_prepared_namespace(profile, |prepared| match prepared {
@@ -157,24 +157,24 @@ fn attempt(backend: &dyn Backend, profile: Profile) -> Result<(Finding, Option<S
             let refusal = Refusal { why, errno: Some(errno as i32), object: None, hint };
             (Finding::Refused(refusal), None)
         }
-        NamespaceState::Ready => match write(&redirection, backend) {
-            Ok(()) => connect_all(&profile.connections()),
+        NamespaceState::Ready => match write_and_read_back(&redirection, backend) {
+            Ok(()) => check_connections(&profile.connections()),
             Err(finding) => (finding, None),
         },
     })
 }
 
-fn write(redirection: &Redirection, backend: &dyn Backend) -> Result<(), Finding> {
+fn write_and_read_back(redirection: &Redirection, backend: &dyn Backend) -> Result<(), Finding> {
     let refused = |error: &RedirectionError| Finding::Refused(refusal(error));
     redirection.apply(backend).map_err(|error| refused(&error))?;
     let presence = Presence::look().map_err(|error| refused(&error.into()))?;
     match redirection.differences(backend, &presence).map_err(|error| refused(&error))?.first() {
         None => Ok(()),
-        Some(deviation) => Err(Finding::Misbehaves(format!("it reads back differently: {deviation}"))),
+        Some(difference) => Err(Finding::Misbehaves(format!("it reads back differently: {difference}"))),
     }
 }
 
-fn connect_all(connections: &[ProbeConnection]) -> (Finding, Option<String>) {
+fn check_connections(connections: &[ProbeConnection]) -> (Finding, Option<String>) {
     let mut untried = None;
     for connection in connections {
         match connection.make() {
@@ -194,8 +194,8 @@ fn misbehaves(connection: &ProbeConnection, arrival: &Arrival) -> Finding {
 }
 
 fn refusal(error: &RedirectionError) -> Refusal {
-    let below = std::iter::successors(error.source(), |cause: &&dyn Error| (*cause).source());
-    let why = below.fold(error.to_string(), |outer, cause| format!("{outer}: {cause}"));
+    let causes = std::iter::successors(error.source(), |cause: &&dyn Error| (*cause).source());
+    let why = causes.fold(error.to_string(), |outer, cause| format!("{outer}: {cause}"));
     let (errno, object) = match error {
         RedirectionError::Rules(ApplyError::Backend(BackendError::Nft(NftError::Refused {
             object,
@@ -222,7 +222,7 @@ fn rule_of(error: &IptablesError) -> Option<String> {
 pub struct Table<K, V>(Vec<(K, V)>);
 
 impl<K: Copy + PartialEq, V> Table<K, V> {
-    /// The value of `key`.
+    /// Returns the value of `key`.
     pub fn get(&self, key: K) -> Option<&V> {
         self.0.iter().find(|(other, _)| *other == key).map(|(_, value)| value)
     }
@@ -232,25 +232,25 @@ impl<K: Copy + PartialEq, V> Table<K, V> {
         self.get(key).is_some()
     }
 
-    /// Sets the value of `key`.
+    /// Sets the value of `key`; an existing key keeps its position.
     pub fn insert(&mut self, key: K, value: V) {
         match self.0.iter_mut().find(|(other, _)| *other == key) {
-            Some((_, there)) => *there = value,
+            Some((_, existing)) => *existing = value,
             None => self.0.push((key, value)),
         }
     }
 
-    /// Keeps the values of which `is_kept` is true.
+    /// Removes the entries whose value is not `is_kept`.
     pub fn retain(&mut self, is_kept: impl Fn(&V) -> bool) {
         self.0.retain(|(_, value)| is_kept(value));
     }
 
-    /// The entries in insertion order.
+    /// Returns the entries in insertion order.
     pub fn iter(&self) -> impl Iterator<Item = (K, &V)> {
         self.0.iter().map(|(key, value)| (*key, value))
     }
 
-    /// The values in insertion order.
+    /// Returns the values in insertion order.
     pub fn values(&self) -> impl Iterator<Item = &V> {
         self.0.iter().map(|(_, value)| value)
     }
@@ -268,9 +268,9 @@ impl<K, V> Default for Table<K, V> {
 }
 
 impl<K: Copy + PartialEq, V> FromIterator<(K, V)> for Table<K, V> {
-    fn from_iter<I: IntoIterator<Item = (K, V)>>(all: I) -> Self {
+    fn from_iter<I: IntoIterator<Item = (K, V)>>(entries: I) -> Self {
         let mut table = Self::default();
-        all.into_iter().for_each(|(key, value)| table.insert(key, value));
+        entries.into_iter().for_each(|(key, value)| table.insert(key, value));
         table
     }
 }

@@ -141,7 +141,7 @@ impl ProbeCache {
         let mut capabilities = cached().unwrap_or_default();
         let mut is_changed = false;
         while let Some(kind) = lacking(&capabilities) {
-            capabilities.learn(kind)?;
+            capabilities.probe(kind)?;
             is_changed = true;
         }
         let stored = match &lock {

@@ -13,16 +13,16 @@ use std::fmt::Write as _;
 pub(crate) fn page(path: &str, agent: &AgentSnapshot) -> Option<Page> {
     match path {
         "/healthz" => {
-            let restart = agent.needs_restart();
-            Some(restart.map_or_else(|| Page::ok("ok\n"), |why| Page::unavailable(format!("{why}\n"))))
+            let reason = agent.needs_restart();
+            Some(reason.map_or_else(|| Page::ok("ok\n"), |why| Page::unavailable(format!("{why}\n"))))
         }
-        "/readyz" => Some(ready(agent)),
-        "/left" => Some(left(agent)),
+        "/readyz" => Some(readiness_page(agent)),
+        "/left" => Some(uninstall_page(agent)),
         _ => None,
     }
 }
 
-/// Returns the status of the agent: `/readyz`, `/status` and the facts socket report the same.
+/// Returns the status of the agent, which `/readyz`, `/status` and the facts socket report.
 pub(crate) fn status(agent: &AgentSnapshot) -> AgentStatus {
     let (reasons, report) = (agent.not_ready(), &agent.status.report);
     let backend = report.backend.as_ref().and_then(NodeBackend::writes);
@@ -57,7 +57,7 @@ pub(crate) fn status_without_node(
     AgentStatus { ready, reasons, unwatched: pods.unwatched, refused, ..AgentStatus::default() }
 }
 
-fn ready(agent: &AgentSnapshot) -> Page {
+fn readiness_page(agent: &AgentSnapshot) -> Page {
     let AgentStatus { ready, reasons, unwatched, settings, conflicts, notes, ports, .. } = status(agent);
     let mut text = String::new();
     // Writing to a String cannot fail.
@@ -74,8 +74,8 @@ fn ready(agent: &AgentSnapshot) -> Page {
     if ready { Page::ok(text) } else { Page::unavailable(text) }
 }
 
-/// Reports whether our entry is removed, so that the DaemonSet may be deleted.
-fn left(agent: &AgentSnapshot) -> Page {
+/// Returns 200 once our entry is removed, so that the DaemonSet may be deleted, and 503 before.
+fn uninstall_page(agent: &AgentSnapshot) -> Page {
     let report = &agent.status.report;
     match report.phase {
         Phase::Uninstalled { kept: None } => Page::ok(format!("{UNINSTALLED}; no program stays\n")),

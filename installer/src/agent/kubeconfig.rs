@@ -1,5 +1,5 @@
-//! The kubeconfig for the plugin: its text, its file on the node, readable by its owner alone, and the expiry of its token
-//! according to the token's claims. Only the API server can verify the token.
+//! The plugin's kubeconfig: its text, its file on the node, and the expiry of its token by the token's claims. Only the
+//! API server can verify the token.
 
 use crate::cluster::server_url;
 use crate::host::settings::{ApiServer, Environment, KUBECONFIG_TEMPORARY, ServerTrust};
@@ -12,10 +12,10 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use std::{fs, io};
 
-/// In bytes; larger than any token or bundle of certificates.
+/// The number of bytes that are read of a file; more than any token or bundle of certificates has.
 const MAX_SIZE: u64 = 1 << 20;
 
-/// The contents of the kubeconfig besides the server.
+/// The token and the CA in a kubeconfig.
 #[derive(Clone, Copy)]
 pub struct Credentials<'a> {
     pub token: &'a str,
@@ -23,8 +23,8 @@ pub struct Credentials<'a> {
     pub ca: &'a [u8],
 }
 
-/// Renders a kubeconfig with its keys in the order of `kubectl config view`. Every value is quoted, so none can become
-/// another key.
+/// Renders a kubeconfig with its keys in the order of `kubectl config view`. The server and the token are quoted,
+/// so that neither can add a key.
 #[must_use]
 pub fn render(api: &ApiServer, credentials: Credentials<'_>) -> String {
     let trust = match api.trust {
@@ -41,7 +41,7 @@ pub fn render(api: &ApiServer, credentials: Credentials<'_>) -> String {
     )
 }
 
-/// A JSON string is also a YAML string (YAML 1.2.2, 1.2).
+/// A JSON string is also a YAML string (YAML 1.2.2, section 1.2).
 fn quoted(text: &str) -> String {
     Value::from(text).to_string()
 }
@@ -60,7 +60,7 @@ pub(crate) enum KubeconfigUpdateError {
     Remove { path: PathBuf, source: io::Error },
 }
 
-/// A kubeconfig that is up to date.
+/// The result of an update.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Kubeconfig {
     pub(crate) was_written: bool,
@@ -69,12 +69,12 @@ pub(crate) struct Kubeconfig {
     pub(crate) expires: Option<SystemTime>,
 }
 
-/// Writes the kubeconfig if it differs from the service account's files.
+/// Writes the kubeconfig if its text or mode is not the current one.
 pub(crate) fn update(
     environment: &Environment,
     now: SystemTime,
 ) -> Result<Kubeconfig, KubeconfigUpdateError> {
-    let (text, token) = current(&environment.api)?;
+    let (text, token) = render_current(&environment.api)?;
     let path = environment.kubeconfig();
     let was_written = !is_current(&path, &text, environment.kubeconfig_mode);
     if was_written {
@@ -84,17 +84,18 @@ pub(crate) fn update(
     Ok(Kubeconfig { was_written, validity: validity(&token, now), expires: expiry(&token) })
 }
 
-/// Removes the kubeconfig and its temporary file; reports whether there was one.
+/// Removes the kubeconfig and its temporary file; reports whether either existed.
 pub(crate) fn remove(environment: &Environment) -> Result<bool, KubeconfigUpdateError> {
     let path = environment.kubeconfig();
     // The file with the token is removed even where its temporary file cannot be.
-    let kubeconfig = remove_file(&path);
-    let temporary = remove_file(&path.with_file_name(KUBECONFIG_TEMPORARY));
+    let kubeconfig = remove_if_present(&path);
+    let temporary = remove_if_present(&path.with_file_name(KUBECONFIG_TEMPORARY));
     let failed = |source| KubeconfigUpdateError::Remove { path, source };
     kubeconfig.and_then(|was_there| Ok(temporary? || was_there)).map_err(failed)
 }
 
-fn remove_file(path: &Path) -> io::Result<bool> {
+/// Reports whether the file existed.
+fn remove_if_present(path: &Path) -> io::Result<bool> {
     match fs::remove_file(path) {
         Ok(()) => Ok(true),
         Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(false),
@@ -102,8 +103,8 @@ fn remove_file(path: &Path) -> io::Result<bool> {
     }
 }
 
-/// Returns the text for the service account's files as they are now, and the token in it.
-fn current(api: &ApiServer) -> Result<(String, String), KubeconfigUpdateError> {
+/// Returns the kubeconfig's text for the service account's files as they are now, and the token in it.
+fn render_current(api: &ApiServer) -> Result<(String, String), KubeconfigUpdateError> {
     let path = api.service_account.join("token");
     let token = String::from_utf8_lossy(&read(&path)?).trim().to_owned();
     if token.is_empty() {
@@ -117,12 +118,12 @@ fn current(api: &ApiServer) -> Result<(String, String), KubeconfigUpdateError> {
 }
 
 fn read(path: &Path) -> Result<Vec<u8>, KubeconfigUpdateError> {
-    let read = || {
+    let read_bytes = || {
         let mut bytes = Vec::new();
         File::open(path)?.take(MAX_SIZE).read_to_end(&mut bytes)?;
         Ok(bytes)
     };
-    read().map_err(|source| KubeconfigUpdateError::Read { path: path.to_owned(), source })
+    read_bytes().map_err(|source| KubeconfigUpdateError::Read { path: path.to_owned(), source })
 }
 
 fn is_current(path: &Path, text: &str, mode: u32) -> bool {
@@ -132,10 +133,10 @@ fn is_current(path: &Path, text: &str, mode: u32) -> bool {
 }
 
 /// Writes a temporary file and renames it, so that no process reads a partial file, or a file with a wider mode. Not
-/// synced: the directory is in memory.
+/// synced: the run directory is a tmpfs.
 fn replace(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     let temporary = path.with_file_name(KUBECONFIG_TEMPORARY);
-    remove_file(&temporary)?;
+    remove_if_present(&temporary)?;
     let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
     let written = file
         .write_all(text.as_bytes())
@@ -144,22 +145,23 @@ fn replace(path: &Path, text: &str, mode: u32) -> io::Result<()> {
     written.inspect_err(|_| drop(fs::remove_file(&temporary)))
 }
 
-/// A token that expires within this time has not been renewed. The kubelet renews a token after four fifths of its
+/// A token that expires within this time is overdue for renewal. The kubelet renews a token after four fifths of its
 /// life, so a one-hour token has at least twelve minutes left (kubelet, `requiresRefresh` in token_manager.go).
 pub(crate) const RENEWAL_OVERDUE: Duration = Duration::from_secs(300);
 
+/// The validity of a token by its claim `exp`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Validity {
-    /// It has no expiry: a token from a Secret, or one that is not a JWT (RFC 7519).
+    /// It has no readable `exp`: a token from a Secret, or one that is not a JWT (RFC 7519).
     Unlimited,
     /// It is valid for this time.
     For(Duration),
-    /// It expires in this time, and the kubelet has not renewed it.
+    /// It expires in this time, at most [`RENEWAL_OVERDUE`], and the kubelet has not renewed it.
     EndsSoon(Duration),
     Expired,
 }
 
-/// Returns the time of the claim `exp`.
+/// Returns the time in the claim `exp`; none if it cannot be read.
 #[must_use]
 pub(crate) fn expiry(token: &str) -> Option<SystemTime> {
     let claims = token.trim().split('.').nth(1)?;
@@ -176,8 +178,8 @@ pub(crate) fn expiry(token: &str) -> Option<SystemTime> {
 pub(crate) fn validity(token: &str, now: SystemTime) -> Validity {
     match expiry(token).map(|end| end.duration_since(now)) {
         None => Validity::Unlimited,
-        Some(Ok(left)) if left > RENEWAL_OVERDUE => Validity::For(left),
-        Some(Ok(left)) => Validity::EndsSoon(left),
+        Some(Ok(remaining)) if remaining > RENEWAL_OVERDUE => Validity::For(remaining),
+        Some(Ok(remaining)) => Validity::EndsSoon(remaining),
         Some(Err(_)) => Validity::Expired,
     }
 }
@@ -207,8 +209,8 @@ mod tests {
         ] {
             assert_eq!(validity(&token(claims), now), expected, "{claims}");
         }
-        for odd in ["", "a.b", "service_account_token_string", "..", "a.!.c"] {
-            assert_eq!(validity(odd, now), Validity::Unlimited, "{odd}");
+        for without_claims in ["", "a.b", "service_account_token_string", "..", "a.!.c"] {
+            assert_eq!(validity(without_claims, now), Validity::Unlimited, "{without_claims}");
         }
     }
 }

@@ -47,24 +47,29 @@ impl ExplainArgs {
         let pods = self.pods.or(self.pod_argument.as_deref());
         let conf = pods.plugin_conf()?;
         let explanations = match pods.named_pod() {
-            Some(pod) => vec![self.known(pod, &self.on_node.known(pod, conf)?)?],
+            Some(name) => vec![self.explain_known(name, &self.on_node.known(name, conf)?)?],
             None => {
-                let (conf, pods) = (conf.unwrap_or_default(), pods.templates()?);
-                pods.iter().map(|pod| self.template(pod, &conf)).collect::<Result<_, _>>()?
+                let (conf, templates) = (conf.unwrap_or_default(), pods.templates()?);
+                let explain = |template| self.explain_template(template, &conf);
+                templates.iter().map(explain).collect::<Result<_, _>>()?
             }
         };
         Ok(output(&explanations))
     }
 
-    fn template(&self, pod: &PodTemplate, conf: &PluginConf) -> Result<Explanation, CommandError> {
-        let facts = PodFacts::from_manifest(&pod.pod)
-            .map_err(|why| CommandError::because(format!("cannot use {}", pod.origin), why))?;
+    fn explain_template(
+        &self,
+        template: &PodTemplate,
+        conf: &PluginConf,
+    ) -> Result<Explanation, CommandError> {
+        let facts = PodFacts::from_manifest(&template.pod)
+            .map_err(|why| CommandError::because(format!("cannot use {}", template.origin), why))?;
         let target = Target::of(None, self.families.families());
         let subject = Subject {
-            origin: &pod.origin,
+            origin: &template.origin,
             facts: &facts,
-            manifest: Some(&pod.pod),
-            namespace_labels: pod.namespace_labels.as_ref(),
+            manifest: Some(&template.pod),
+            namespace_labels: template.namespace_labels.as_ref(),
             addresses: &target.addresses(),
             addresses_are: PodAddresses::Assumed,
             families: self.families.families(),
@@ -72,26 +77,26 @@ impl ExplainArgs {
         Ok(Explanation::of(&subject, conf, self.init.gate()))
     }
 
-    fn known(&self, pod: &str, known: &KnownPod) -> Result<Explanation, CommandError> {
-        let namespace = known.netns.clone().map(OpenNamespace::at).transpose()?;
+    fn explain_known(&self, name: &str, pod: &KnownPod) -> Result<Explanation, CommandError> {
+        let namespace = pod.netns.clone().map(OpenNamespace::at).transpose()?;
         let addresses = namespace.as_ref().map(OpenNamespace::addresses).transpose()?;
         let addresses_are = if addresses.is_some() { PodAddresses::Read } else { PodAddresses::Assumed };
         let target = Target::of(addresses, self.families.families());
         let subject = Subject {
-            origin: pod,
-            facts: &known.facts,
+            origin: name,
+            facts: &pod.facts,
             manifest: None,
             namespace_labels: None,
             addresses: &target.addresses(),
             addresses_are,
             families: self.families.families(),
         };
-        Ok(Explanation::of(&subject, &known.conf, self.init.gate()))
+        Ok(Explanation::of(&subject, &pod.conf, self.init.gate()))
     }
 }
 
 fn output(explanations: &[Explanation]) -> CommandOutput {
-    let is_refused = |one: &Explanation| matches!(one.decision(), Decision::Refuse(_));
+    let is_refused = |explanation: &Explanation| matches!(explanation.decision(), Decision::Refuse(_));
     let texts: Vec<String> = explanations.iter().map(Explanation::text).collect();
     let warnings = explanations.iter().flat_map(Explanation::warnings);
     CommandOutput {

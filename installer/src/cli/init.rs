@@ -5,7 +5,7 @@ use crate::cli::backend;
 use crate::cli::invocation::{CalledAs, Context};
 use crate::cli::output::{CommandError, CommandOutput, Exit};
 use crate::cli::style::{examples, heading};
-use crate::pod::init_args::{InitArgs, InitArgsError, Order};
+use crate::pod::init_args::{InitArgs, InitArgsError, RunOption};
 use crate::pod::own_namespace;
 use crate::pod::policy_file::{FamilyChoice, NoAddress, PolicyFile, Stack};
 use crate::pod::validation::{Validation, ValidationResult};
@@ -62,9 +62,9 @@ impl InitCommand {
                 format!("use gybe apply --netns {path}; gybe init writes into the namespace it runs in");
             return Err(CommandError::new("--network-namespace is not supported").with_hint(hint));
         }
-        let output = if args.orders(Order::DryRun) {
+        let output = if args.requests(RunOption::DryRun) {
             dry_run(&args).and_then(|output| write_to_file(&args, output))
-        } else if args.orders(Order::CleanupOnly) {
+        } else if args.requests(RunOption::CleanupOnly) {
             clean_up(&args)
         } else {
             write_and_validate(&args)
@@ -76,14 +76,14 @@ impl InitCommand {
 }
 
 fn write_and_validate(args: &InitArgs) -> Result<CommandOutput, CommandError> {
-    let written = if args.orders(Order::SkipRuleApply) {
+    let written = if args.requests(RunOption::SkipRuleApply) {
         // Invalid arguments are an error even if no rule is written.
         args.policy(&[]).map_err(cannot_use)?;
         CommandOutput::done("wrote no rules: --skip-rule-apply\n", json!({ "applied": false }))
     } else {
         apply(args)?
     };
-    if !args.orders(Order::RunValidation) {
+    if !args.requests(RunOption::RunValidation) {
         return Ok(written);
     }
     let validated = validate(args)?;
@@ -120,7 +120,7 @@ fn apply(args: &InitArgs) -> Result<CommandOutput, CommandError> {
 
 /// Prints the rules as an nft script, whichever backend would write them.
 fn dry_run(args: &InitArgs) -> Result<CommandOutput, CommandError> {
-    if args.orders(Order::CleanupOnly) {
+    if args.requests(RunOption::CleanupOnly) {
         let script = "table inet gybe\ndelete table inet gybe\n";
         return Ok(CommandOutput::done(script, json!({ "applied": false, "script": script })));
     }
@@ -177,7 +177,7 @@ fn clean_up(args: &InitArgs) -> Result<CommandOutput, CommandError> {
 fn refuse_a_nodes_namespace(args: &InitArgs) -> Result<(), CommandError> {
     let evidence = own_namespace::node_evidence(Path::new("/proc"), Path::new("/etc/hosts"));
     match evidence {
-        Some(evidence) if !args.orders(Order::ForceApply) => {
+        Some(evidence) if !args.requests(RunOption::ForceApply) => {
             let what = format!("this network namespace seems to be a node's and not a pod's: {evidence}");
             let hint = "run it as an init container of the pod, or gybe apply --netns PATH on the node. A pod that is \
                         a virtual machine may need --force-apply";

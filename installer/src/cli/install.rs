@@ -153,7 +153,7 @@ impl InstallArgs {
         let notes = settings.notes.iter().map(|note| format!("note: {note}")).collect::<Vec<_>>();
         let runtimes = runtimes_of(self.directories.root(), directories);
         if self.dry_run {
-            return Ok(pass::planned(&install::planned(directories, desired, runtimes)).with_notes(notes));
+            return Ok(pass::dry_run(&install::planned(directories, desired, runtimes)).with_notes(notes));
         }
         let pass = install::settle(directories, desired, &runtimes)
             .map_err(|why| CommandError::hinted("cannot install", why))?;

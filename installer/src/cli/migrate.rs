@@ -1,5 +1,5 @@
-//! `gybe migrate --dry-run`: the pods of this node that would be treated otherwise after a move to Gybe; and `gybe migrate
-//! values`.
+//! `gybe migrate --dry-run`: the pods of this node that Gybe would treat differently from istio-cni; and `gybe migrate
+//! values`, which translates the values of istio-cni's chart.
 
 use super::directories::DirectoriesArg;
 use super::input;
@@ -73,24 +73,24 @@ impl MigrateArgs {
         let cannot = || format!("cannot use the pods in {}", path.display());
         let text = input::text(path).map_err(|why| CommandError::because("cannot use the pods", why))?;
         let pods = manifest::pods(&text).map_err(|why| CommandError::because(cannot(), why))?;
-        let facts = |pod: &manifest::PodTemplate| {
-            let what = |why| CommandError::because(format!("{}: {}", cannot(), pod.origin), why);
-            PodFacts::from_manifest(&pod.pod).map_err(what)
+        let facts = |template: &manifest::PodTemplate| {
+            let error = |why| CommandError::because(format!("{}: {}", cannot(), template.origin), why);
+            PodFacts::from_manifest(&template.pod).map_err(error)
         };
         pods.iter().map(facts).collect()
     }
 }
 
 fn output(changes: &[SandboxChange], unreadable: &[String]) -> CommandOutput {
-    let names: Vec<String> = changes.iter().map(|one| printable(&one.sandbox.to_string())).collect();
+    let names: Vec<String> = changes.iter().map(|change| printable(&change.sandbox.to_string())).collect();
     let widest = names.iter().map(String::len).chain([POD.len()]).max().unwrap_or(0);
     let mut text = String::new();
     if !changes.is_empty() {
         text += &titles(&format!("{POD:<widest$}  CHANGE"));
         text.push('\n');
     }
-    for (name, one) in names.iter().zip(changes) {
-        let (state, sentences) = match &one.change {
+    for (name, SandboxChange { change, .. }) in names.iter().zip(changes) {
+        let (state, sentences) = match change {
             OutcomeChange::None(reason) => (good("none"), std::slice::from_ref(reason)),
             OutcomeChange::Otherwise(sentences) => (bad("OTHERWISE"), sentences.as_slice()),
             OutcomeChange::Unknown(reasons) => (doubtful("unknown"), reasons.as_slice()),
@@ -102,27 +102,28 @@ fn output(changes: &[SandboxChange], unreadable: &[String]) -> CommandOutput {
             let _ = writeln!(text, "{:<widest$}    {sentence}", "");
         }
     }
-    let count = |is_it: fn(&OutcomeChange) -> bool| changes.iter().filter(|one| is_it(&one.change)).count();
-    let otherwise = count(|change| matches!(change, OutcomeChange::Otherwise(_)));
+    let count =
+        |is_counted: fn(&OutcomeChange) -> bool| changes.iter().filter(|one| is_counted(&one.change)).count();
+    let different = count(|change| matches!(change, OutcomeChange::Otherwise(_)));
     let unknown = count(|change| matches!(change, OutcomeChange::Unknown(_)));
-    let holds = otherwise + unknown == 0 && unreadable.is_empty();
+    let holds = different + unknown == 0 && unreadable.is_empty();
     let sandboxes = match changes.len() {
         0 => "no pod sandbox on this node".to_owned(),
         1 => "1 sandbox".to_owned(),
         many => format!("{many} sandboxes"),
     };
-    let _ = writeln!(text, "{sandboxes}: {otherwise} would be treated otherwise, {unknown} unknown");
+    let _ = writeln!(text, "{sandboxes}: {different} would be treated otherwise, {unknown} unknown");
     let json = json!({
         "holds": holds,
-        "sandboxes": changes.iter().map(as_json).collect::<Vec<_>>(),
+        "sandboxes": changes.iter().map(change_as_json).collect::<Vec<_>>(),
         "unreadable": unreadable,
     });
     let notes = unreadable.iter().map(|what| format!("note: sandboxes may be missing: {what}")).collect();
     CommandOutput { text, json, exit: if holds { Exit::Yes } else { Exit::No }, notes }
 }
 
-fn as_json(SandboxChange { sandbox, change }: &SandboxChange) -> Value {
-    let (name, sentences) = match change {
+fn change_as_json(SandboxChange { sandbox, change }: &SandboxChange) -> Value {
+    let (outcome, reasons) = match change {
         OutcomeChange::None(reason) => ("none", std::slice::from_ref(reason)),
         OutcomeChange::Otherwise(sentences) => ("otherwise", sentences.as_slice()),
         OutcomeChange::Unknown(reasons) => ("unknown", reasons.as_slice()),
@@ -137,8 +138,8 @@ fn as_json(SandboxChange { sandbox, change }: &SandboxChange) -> Value {
         "name": pod.map(|pod| pod.name.as_str()),
         "container": sandbox.container,
         "netns": netns,
-        "change": name,
-        "reasons": sentences,
+        "change": outcome,
+        "reasons": reasons,
     })
 }
 
@@ -164,11 +165,11 @@ struct ValuesArgs {
 impl ValuesArgs {
     fn run(&self) -> Result<CommandOutput, CommandError> {
         let cannot = || format!("cannot use the values in {}", self.file.display());
-        let read =
+        let text =
             input::text(&self.file).map_err(|why| CommandError::because("cannot use the values", why))?;
-        // `helm get values` prints null where none is set.
+        // `helm get values` prints null if no value is set.
         let given: Option<Map<String, Value>> =
-            serde_saphyr::from_str(&read).map_err(|why| CommandError::because(cannot(), why))?;
+            serde_saphyr::from_str(&text).map_err(|why| CommandError::because(cannot(), why))?;
         let table = ChartValues::read()
             .map_err(|why| CommandError::new(format!("the table of this program cannot be read: {why}")))?;
         Ok(translated(&table.translate(&given.unwrap_or_default())))
@@ -197,20 +198,20 @@ fn translated(ValuesTranslation { values, outcomes }: &ValuesTranslation) -> Com
     CommandOutput { text, json, exit: if complete { Exit::Yes } else { Exit::No }, notes: Vec::new() }
 }
 
-/// Writes nested maps as blocks, and other values as JSON, which YAML contains.
+/// Writes nested maps as blocks, and other values as JSON, which is also YAML.
 fn write_yaml(values: &Map<String, Value>, depth: usize, text: &mut String) {
     for (name, value) in values {
-        // YAML 1.1, which helm reads, has further words for booleans.
         let is_word = name.chars().all(|c| c.is_ascii_alphabetic() || c == '_');
-        let plain = is_word
+        // YAML 1.1, which helm reads, also takes `y`, `no` and `on` for booleans.
+        let is_plain = is_word
             && !["y", "n", "yes", "no", "on", "off", "true", "false", "null"]
                 .contains(&name.to_ascii_lowercase().as_str());
-        let name = if plain { name.clone() } else { Value::from(name.as_str()).to_string() };
+        let name = if is_plain { name.clone() } else { Value::from(name.as_str()).to_string() };
         let _ = write!(text, "{:1$}{name}:", "", depth * 2);
         match value {
-            Value::Object(below) if !below.is_empty() => {
+            Value::Object(nested) if !nested.is_empty() => {
                 text.push('\n');
-                write_yaml(below, depth + 1, text);
+                write_yaml(nested, depth + 1, text);
             }
             other => {
                 let _ = writeln!(text, " {other}");

@@ -1,5 +1,5 @@
-//! The commands that run in a node's pods until they are stopped: `gybe node`, the agent, and `gybe istio-cni-taint`, also
-//! under the program name `istio-cni-taint`, which keeps the taint `NodeReadiness` of one node.
+//! The commands that run in a node's pods until SIGTERM: `gybe node`, the agent; and `gybe istio-cni-taint`, also as
+//! the program `istio-cni-taint`, which sets and removes the taint `NodeReadiness` of one node.
 
 use crate::agent::pods::{PodLookup, WatchedPods};
 use crate::agent::{self, Agent, LiveSettings, ManifestPods, NodeError, ReconcileConfig};
@@ -23,7 +23,7 @@ use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::time::Duration;
 
-/// How long the agent waits for the runtime report of the container `repair`. The probe needs some seconds.
+/// How long the agent waits for the report about the runtimes from the container `repair`, whose probe takes seconds.
 const REPORT_WAIT: Duration = Duration::from_secs(60);
 
 /// Run the node agent: keep gybe-cni installed on this node and answer its queries about this node's pods
@@ -57,17 +57,18 @@ impl NodeArgs {
     pub(super) fn run(&self, context: &Context) -> Result<CommandOutput, CommandError> {
         let cluster_node = self.cluster_node(context)?;
         let as_a_pod = self.pods_from.is_none() && self.cluster.kubeconfig.is_none();
-        let reconcile = self.install.unwrap_or(as_a_pod).then(|| reconcile(context, as_a_pod)).transpose()?;
-        let facts = self.facts(reconcile.as_ref())?;
-        let pods = self.pods(cluster_node.as_ref())?;
+        let reconcile =
+            self.install.unwrap_or(as_a_pod).then(|| reconcile_config(context, as_a_pod)).transpose()?;
+        let facts = self.facts_socket(reconcile.as_ref())?;
+        let pods = self.pod_lookup(cluster_node.as_ref())?;
         match agent::serve(Agent { pods: pods.as_ref(), facts: &facts, reconcile, home: cluster_node }) {
             Ok(()) => Ok(CommandOutput::done("", json!({ "stopped": true }))),
             Err(why) => Err(CommandError::hinted("the node agent cannot run", why)),
         }
     }
 
-    /// The socket that the agent serves must be the one that it writes into the entry.
-    fn facts(&self, reconcile: Option<&ReconcileConfig>) -> Result<PathBuf, CommandError> {
+    /// Returns the path of the facts socket. An agent that writes the entry serves the socket that the entry names.
+    fn facts_socket(&self, reconcile: Option<&ReconcileConfig>) -> Result<PathBuf, CommandError> {
         match (reconcile, &self.socket) {
             (None, socket) => Ok(socket.clone().unwrap_or_else(|| SOCKET.into())),
             (Some(reconcile), None) => Ok(reconcile.settings.environment().facts_socket()),
@@ -76,7 +77,7 @@ impl NodeArgs {
         }
     }
 
-    fn pods(&self, cluster_node: Option<&ClusterNode>) -> Result<Box<dyn PodLookup>, CommandError> {
+    fn pod_lookup(&self, cluster_node: Option<&ClusterNode>) -> Result<Box<dyn PodLookup>, CommandError> {
         match (&self.pods_from, cluster_node) {
             (Some(directory), _) => Ok(Box::new(ManifestPods::new(directory))),
             (None, Some(ClusterNode { cluster, node })) => match WatchedPods::start(cluster, node) {
@@ -87,7 +88,7 @@ impl NodeArgs {
         }
     }
 
-    /// Returns `None` if manifests replace the cluster.
+    /// Returns `None` if the pods come from manifests.
     fn cluster_node(&self, context: &Context) -> Result<Option<ClusterNode>, CommandError> {
         if self.pods_from.is_some() {
             return Ok(None);
@@ -105,17 +106,17 @@ impl Hint for NodeError {
     }
 }
 
-/// Reads everything that reconciling the node needs. An error in the environment ends the agent before it changes
-/// the node.
-fn reconcile(context: &Context, as_a_pod: bool) -> Result<ReconcileConfig, CommandError> {
-    let cannot = "the node agent cannot start";
+/// Returns the configuration of the reconcile loop. An error in the environment ends the agent before it changes the
+/// node.
+fn reconcile_config(context: &Context, as_a_pod: bool) -> Result<ReconcileConfig, CommandError> {
+    let failure = "the node agent cannot start";
     let environment = context.environment.clone().into_iter().collect();
-    let settings = LiveSettings::start(environment).map_err(|why| CommandError::because(cannot, why))?;
+    let settings = LiveSettings::start(environment).map_err(|why| CommandError::because(failure, why))?;
     let hint = "set GYBE_PROGRAMS_DIR to the image's directory of gybe and gybe-cni";
     let image = Image::read(&settings.environment().image)
-        .map_err(|why| CommandError::because(cannot, why).with_hint(hint))?;
+        .map_err(|why| CommandError::because(failure, why).with_hint(hint))?;
     let probe = ProbeCache::at(&settings.environment().probe);
-    // Outside the DaemonSet no such container runs.
+    // Only the DaemonSet's pod has a container `repair`.
     let report_wait = if as_a_pod { REPORT_WAIT } else { Duration::ZERO };
     Ok(ReconcileConfig { settings, image, probe, report_wait, grace_period: GRACE_PERIOD })
 }

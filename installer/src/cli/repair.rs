@@ -49,13 +49,17 @@ pub(super) struct RepairArgs {
 impl RepairArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         if !self.host {
-            return self.run_here();
+            return self.run_in_current_mounts();
         }
         let cannot = |why| CommandError::hinted("cannot repair pods", why);
-        HostMounts::open(&self.mount_namespace).map_err(cannot)?.run(|| self.run_here()).map_err(cannot)?
+        HostMounts::open(&self.mount_namespace)
+            .map_err(cannot)?
+            .run(|| self.run_in_current_mounts())
+            .map_err(cannot)?
     }
 
-    fn run_here(&self) -> Result<CommandOutput, CommandError> {
+    /// Runs in the mount namespace of the calling thread.
+    fn run_in_current_mounts(&self) -> Result<CommandOutput, CommandError> {
         let node = self.on_node.node();
         if self.watch {
             let stop = stop_signal().map_err(|why| CommandError::because("cannot wait for signals", why))?;
@@ -67,15 +71,15 @@ impl RepairArgs {
         };
         let SandboxList { sandboxes, unreadable } = complete(node.sandboxes())?;
         let sources = PolicySources::of(conf.clone());
-        let in_force = || node.conf().as_ref() == Some(&conf);
-        let in_force = (!self.dry_run).then_some(&in_force as &(dyn Fn() -> bool + Sync));
+        let is_in_force = || node.conf().as_ref() == Some(&conf);
+        let in_force = (!self.dry_run).then_some(&is_in_force as &(dyn Fn() -> bool + Sync));
         let pass = RepairPass { conf: &conf, sources: &sources, in_force };
         Ok(self.output(&pass.run(sandboxes), &unreadable))
     }
 
     fn output(&self, reports: &[RepairReport], unreadable: &[String]) -> CommandOutput {
         let names: Vec<String> =
-            reports.iter().map(|one| printable(&one.before.sandbox.to_string())).collect();
+            reports.iter().map(|report| printable(&report.before.sandbox.to_string())).collect();
         let widest = names.iter().map(String::len).chain([POD.len()]).max().unwrap_or(0);
         let mut text = String::new();
         if !reports.is_empty() {
@@ -113,7 +117,7 @@ impl RepairArgs {
             (None, Action::None) if !report.is_well() => format!("{}: {reason}", doubtful("not yet")),
             (None, Action::None) => format!("{}: {reason}", good("nothing to do")),
             (None, Action::Repair) => format!("{}: {reason}", doubtful("would be repaired")),
-            (None, _) => {
+            (None, Action::Report) => {
                 let verdict = printable(&report.before.line());
                 format!("{}: {reason} ({verdict})", bad("left alone"))
             }
@@ -121,25 +125,27 @@ impl RepairArgs {
     }
 
     fn summary(&self, reports: &[RepairReport]) -> String {
-        let count =
-            |is_counted: fn(&RepairReport) -> bool| reports.iter().filter(|one| is_counted(one)).count();
-        let repaired = count(|one| matches!(one.repair, Some(Ok(_))));
-        let failed = count(|one| matches!(one.repair, Some(Err(_))));
-        let planned = count(RepairReport::is_to_be_repaired);
-        let reported = count(|one| one.decision.action == Action::Report);
-        let waiting =
-            count(|one| one.repair.is_none() && one.decision.action == Action::None && !one.is_well());
+        let count = |is_counted: fn(&RepairReport) -> bool| {
+            reports.iter().filter(|report| is_counted(report)).count()
+        };
+        let repaired = count(|report| matches!(report.repair, Some(Ok(_))));
+        let failed = count(|report| matches!(report.repair, Some(Err(_))));
+        let to_be_repaired = count(RepairReport::is_to_be_repaired);
+        let left_alone = count(|report| report.decision.action == Action::Report);
+        let waiting = count(|report| {
+            report.repair.is_none() && report.decision.action == Action::None && !report.is_well()
+        });
         let parts = [
-            (planned, "would be repaired"),
+            (to_be_repaired, "would be repaired"),
             (repaired, "repaired"),
             (failed, "not repaired"),
-            (reported, "left alone"),
+            (left_alone, "left alone"),
             (waiting, "not yet redirected"),
         ];
         let parts: Vec<String> = parts
             .into_iter()
-            .filter(|(number, _)| *number > 0)
-            .map(|(number, what)| format!("{number} {what}"))
+            .filter(|(count, _)| *count > 0)
+            .map(|(count, outcome)| format!("{count} {outcome}"))
             .collect();
         let parts = if parts.is_empty() { "nothing to repair".to_owned() } else { parts.join(", ") };
         match reports.len() {

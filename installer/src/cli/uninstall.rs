@@ -64,7 +64,7 @@ impl UninstallArgs {
         }
         if self.dry_run {
             notes.extend(OtherDirectories::than(&directories, root).note());
-            return Ok(pass::planned(&UninstallReport::planned(&directories, &uninstall)).with_notes(notes));
+            return Ok(pass::dry_run(&UninstallReport::planned(&directories, &uninstall)).with_notes(notes));
         }
         let report = UninstallReport::now(&directories, &uninstall, root)
             .map_err(|why| CommandError::hinted("cannot uninstall", why))?;

@@ -13,7 +13,7 @@ use std::io;
 use std::net::Ipv6Addr;
 use std::path::{Path, PathBuf};
 
-/// A cluster, and our identity in it.
+/// A cluster, and the source of our credentials for it.
 #[derive(Debug, Clone)]
 pub enum Cluster {
     /// The cluster in which the agent runs as a pod.
@@ -22,7 +22,7 @@ pub enum Cluster {
     Kubeconfig { path: PathBuf, context: Option<String> },
 }
 
-/// The environment and files that the kubelet gives to a pod.
+/// The environment variables and files that the kubelet sets in a pod.
 #[derive(Debug, Clone)]
 pub struct ServiceAccount {
     /// `KUBERNETES_SERVICE_HOST`: a name or an address, IPv6 without brackets.
@@ -40,7 +40,7 @@ pub struct ClusterNames {
     pub server: String,
 }
 
-/// The limit of a kubeconfig.
+/// Files of this size in bytes or more are refused: no kubeconfig or certificate bundle is as large.
 const MAX_SIZE: u64 = 1 << 20;
 
 /// Why no request can be sent to a cluster.
@@ -53,7 +53,7 @@ pub enum ClusterError {
     Kubeconfig { path: PathBuf, what: String },
     #[error("the API server has no address: {host:?}, port {port:?}")]
     Address { host: String, port: String },
-    /// A certificate, a key, or a program for credentials.
+    /// What cannot be used: the credentials, or a certificate.
     #[error("{0} cannot be used")]
     Credentials(&'static str),
     #[error("cannot start a thread for requests")]
@@ -76,7 +76,7 @@ impl Hint for ClusterError {
 }
 
 impl Cluster {
-    /// Returns a client. Called in the context of the runtime that the client uses.
+    /// Returns a client. Call it in the tokio runtime that the client uses.
     pub(crate) async fn client(&self) -> Result<Client, ClusterError> {
         let (config, token) = match self {
             Self::Own(account) => account.config()?,
@@ -85,7 +85,7 @@ impl Cluster {
                 (config, token)
             }
         };
-        client::client(&config, token).map_err(|fault| match fault {
+        client::client(&config, token).map_err(|error| match error {
             kube::Error::Auth(_) => ClusterError::Credentials("the credentials in the kubeconfig"),
             _ => ClusterError::Credentials("the certificate of the API server's CA, or our own"),
         })
@@ -101,13 +101,13 @@ impl Cluster {
 
 impl ServiceAccount {
     fn config(&self) -> Result<(Config, Option<TokenFile>), ClusterError> {
-        let authority = self.directory.join("ca.crt");
-        readable(&authority)?;
+        let ca = self.directory.join("ca.crt");
+        check_readable(&ca)?;
         let mut config = Config::new(self.server()?);
-        // The file is used, and read again when it changes. Without the empty list kube would first look for the node's
-        // own certificates, and the image has none.
+        // kube reads the file again when it changes. The empty list keeps it from loading the system's certificates
+        // first, which the image does not have.
         config.root_cert = Some(Vec::new());
-        config.root_cert_file = Some(authority);
+        config.root_cert_file = Some(ca);
         Ok((config, Some(TokenFile::new(self.directory.join("token")))))
     }
 
@@ -124,15 +124,15 @@ async fn kubeconfig(
     path: &Path,
     context: Option<String>,
 ) -> Result<(String, Config, Option<TokenFile>), ClusterError> {
-    readable(path)?;
-    let wrong = |what| ClusterError::Kubeconfig { path: path.to_owned(), what };
-    let read = Kubeconfig::read_from(path).map_err(|fault| wrong(reason(&fault)))?;
-    let name = context.clone().or_else(|| read.current_context.clone()).unwrap_or_default();
+    check_readable(path)?;
+    let refused = |what| ClusterError::Kubeconfig { path: path.to_owned(), what };
+    let parsed = Kubeconfig::read_from(path).map_err(|error| refused(reason(&error)))?;
+    let name = context.clone().or_else(|| parsed.current_context.clone()).unwrap_or_default();
     let options = KubeConfigOptions { context, ..KubeConfigOptions::default() };
-    let config = Config::from_custom_kubeconfig(read, &options).await;
-    let mut config = config.map_err(|fault| wrong(reason(&fault)))?;
+    let config = Config::from_custom_kubeconfig(parsed, &options).await;
+    let mut config = config.map_err(|error| refused(reason(&error)))?;
     if config.proxy_url.is_some() {
-        return Err(wrong("names a proxy; proxies are not supported".to_owned()));
+        return Err(refused("names a proxy; proxies are not supported".to_owned()));
     }
     // The file takes precedence over a token in the kubeconfig itself, as in client-go (transport/round_trippers.go).
     let file = config.auth_info.token_file.take();
@@ -142,8 +142,8 @@ async fn kubeconfig(
     Ok((name, config, file.map(|file| TokenFile::new(file.into()))))
 }
 
-/// Checks a file before kube reads it: kube reads any size, and blocks on a FIFO.
-fn readable(path: &Path) -> Result<(), ClusterError> {
+/// Checks a file before kube reads it, because kube reads files of any size, and blocks on a FIFO.
+fn check_readable(path: &Path) -> Result<(), ClusterError> {
     let opened = bounded_read::open_file(path).and_then(|(_, length)| match length {
         0..=MAX_SIZE => Ok(()),
         _ => Err(io::Error::other(format!("it has more than {MAX_SIZE} bytes"))),
@@ -151,9 +151,9 @@ fn readable(path: &Path) -> Result<(), ClusterError> {
     opened.map_err(|source| ClusterError::Read { path: path.to_owned(), source })
 }
 
-/// Returns the reason in a text that quotes nothing of the file but names.
-fn reason(fault: &KubeconfigError) -> String {
-    match fault {
+/// Returns the reason as a predicate of the file. It quotes only names from the file, never a credential.
+fn reason(error: &KubeconfigError) -> String {
+    match error {
         KubeconfigError::Parse(_) => "is not a kubeconfig in YAML".to_owned(),
         KubeconfigError::CurrentContextNotSet => "has no current-context".to_owned(),
         KubeconfigError::LoadContext(name) => format!("has no context {name:?}"),

@@ -325,7 +325,7 @@ fn kind(input: &Input<'_>, subject: &Subject<'_>) -> &'static str {
         Source::Annotation { .. } => "annotation",
         Source::Variable { .. } => "variable",
         Source::SecurityContext { .. } => "securityContext",
-        Source::Key { .. } => "configuration",
+        Source::ConfKey { .. } => "configuration",
         Source::Addresses => "addresses",
     }
 }
@@ -340,7 +340,7 @@ fn source(input: &Input<'_>, subject: &Subject<'_>) -> String {
             format!("default; securityContext.{field} of {PROXY} is 0, which counts as absent")
         }
         Source::SecurityContext { field, value } => format!("securityContext.{field} of {PROXY}: {value}"),
-        Source::Key { name, value } => format!("{name}: {value} in the plugin's configuration"),
+        Source::ConfKey { name, value } => format!("{name}: {value} in the plugin's configuration"),
         Source::Addresses => match subject.addresses_are {
             PodAddresses::Read => "the pod's first address".to_owned(),
             PodAddresses::Assumed => "assuming that the pod's first address is IPv4".to_owned(),

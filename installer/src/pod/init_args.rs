@@ -6,7 +6,7 @@
 mod flags;
 mod options;
 
-pub use flags::Order;
+pub use flags::RunOption;
 pub use options::ValidationOptions;
 
 use crate::pod::policy_file::{PolicyFault, PolicyFile, PolicyFileError};
@@ -27,7 +27,7 @@ pub struct InitArgs {
     /// The keys of a policy file and their values.
     policy: Map<String, Value>,
     has_policy_arguments: bool,
-    orders: BTreeSet<Order>,
+    run_options: BTreeSet<RunOption>,
     settings: BTreeMap<Setting, String>,
     /// Arguments and variables without effect.
     notes: BTreeSet<String>,
@@ -61,7 +61,7 @@ impl InitArgs {
         let mut read = Self {
             policy: capture_nothing(),
             has_policy_arguments: false,
-            orders: BTreeSet::new(),
+            run_options: BTreeSet::new(),
             settings: BTreeMap::new(),
             notes: BTreeSet::new(),
             validation: ValidationOptions::default(),
@@ -124,8 +124,8 @@ impl InitArgs {
         PolicyFile::from_entries(&policy).map_err(|error| InitArgsError::Policy(named_as_flags(error)))
     }
 
-    pub fn orders(&self, order: Order) -> bool {
-        self.orders.contains(&order)
+    pub fn requests(&self, option: RunOption) -> bool {
+        self.run_options.contains(&option)
     }
 
     /// Reports whether an argument or variable of the policy was given.
@@ -155,7 +155,8 @@ impl InitArgs {
     /// As [`Self::take`], but a value that is neither true nor false counts as false, as with pflag: Istio's injector
     /// copies whatever `proxyMetadata` has.
     fn take_variable(&mut self, meaning: FlagMeaning, name: &str, value: &str) -> Result<(), InitArgsError> {
-        if matches!(meaning, FlagMeaning::Bool(_) | FlagMeaning::Order(_)) && parse_bool(value).is_none() {
+        if matches!(meaning, FlagMeaning::Bool(_) | FlagMeaning::RunOption(_)) && parse_bool(value).is_none()
+        {
             let note = format!(
                 "note: {name} is {value:?}, which is neither true nor false; it counts as false, as in Istio"
             );
@@ -213,10 +214,10 @@ impl InitArgs {
     fn take(&mut self, meaning: FlagMeaning, name: &str, value: &str) -> Result<(), InitArgsError> {
         self.has_policy_arguments |= meaning.key().is_some();
         match meaning {
-            FlagMeaning::Nothing | FlagMeaning::NothingBare => {}
-            FlagMeaning::Ignored | FlagMeaning::IgnoredBare
+            FlagMeaning::SilentlyIgnored | FlagMeaning::SilentlyIgnoredBare => {}
+            FlagMeaning::IgnoredWithNote | FlagMeaning::IgnoredWithNoteBare
                 if value.is_empty() || matches!(boolean(name, value), Ok(false)) => {}
-            FlagMeaning::Ignored | FlagMeaning::IgnoredBare => {
+            FlagMeaning::IgnoredWithNote | FlagMeaning::IgnoredWithNoteBare => {
                 let dashes = if name.starts_with(char::is_lowercase) { "--" } else { "" };
                 self.notes.insert(format!("note: {dashes}{name} is ignored: it has no meaning for gybe"));
             }
@@ -233,11 +234,11 @@ impl InitArgs {
             FlagMeaning::Numbers(key) => self.set(key, list(value, flags::number)),
             FlagMeaning::Ports(key) => self.set(key, list(value, flags::ports)),
             FlagMeaning::Bool(key) => self.set(key, boolean(name, value)?),
-            FlagMeaning::Order(order) => {
+            FlagMeaning::RunOption(option) => {
                 if boolean(name, value)? {
-                    self.orders.insert(order);
+                    self.run_options.insert(option);
                 } else {
-                    self.orders.remove(&order);
+                    self.run_options.remove(&option);
                 }
             }
         }

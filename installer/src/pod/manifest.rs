@@ -1,11 +1,11 @@
-//! The pods and pod templates in a manifest file, of any kind of Kubernetes object. What a mesh reads in a pod is
-//! in the plugin.
+//! The pods and pod templates in a manifest file, of any kind of Kubernetes object. The plugin parses the pods
+//! themselves.
 
 use serde_json::{Map, Value};
 use serde_saphyr::options::NonFiniteFloatPolicy;
 use std::collections::BTreeMap;
 
-/// The longest manifest in bytes. etcd limits an object to 1.5 MiB; a file may contain several.
+/// The greatest length of a manifest in bytes. etcd limits a request to 1.5 MiB; a file may contain several objects.
 pub const LONGEST: usize = 8 << 20;
 
 /// A pod, or the pod that a controller creates from a template.
@@ -13,7 +13,7 @@ pub const LONGEST: usize = 8 << 20;
 pub struct PodTemplate {
     /// The outer object's kind and name, like `Deployment/shop`.
     pub origin: String,
-    /// The pod as the API server stores it: `metadata` and `spec`.
+    /// The pod as an object of the API: `metadata` and `spec`.
     pub pod: Value,
     /// The labels of its namespace; none if the manifest does not contain the namespace.
     pub namespace_labels: Option<Labels>,
@@ -36,11 +36,11 @@ pub enum ManifestFileError {
     /// Neither YAML nor JSON, or above the limits of depth, nodes and aliases.
     #[error("the manifest is not valid YAML or JSON")]
     Syntax(#[source] Box<serde_saphyr::Error>),
-    #[error("the manifest has no pod and no pod template{}", among(.kinds))]
+    #[error("the manifest has no pod and no pod template{}", only_kinds(.kinds))]
     NoPod { kinds: Vec<String> },
 }
 
-fn among(kinds: &[String]) -> String {
+fn only_kinds(kinds: &[String]) -> String {
     if kinds.is_empty() { String::new() } else { format!(", only {}", kinds.join(", ")) }
 }
 
@@ -52,21 +52,21 @@ pub fn pods(text: &str) -> Result<Vec<PodTemplate>, ManifestFileError> {
     if text.len() > LONGEST {
         return Err(ManifestFileError::TooLong);
     }
-    let mut found = FoundPod::default();
+    let mut found = FoundObjects::default();
     for document in documents(text)? {
         found.add(document);
     }
     if found.pods.is_empty() {
-        return Err(ManifestFileError::NoPod { kinds: found.others });
+        return Err(ManifestFileError::NoPod { kinds: found.other_kinds });
     }
-    for one in &mut found.pods {
-        let namespace = one.pod.pointer("/metadata/namespace").and_then(Value::as_str);
-        one.namespace_labels = found.namespaces.get(namespace.unwrap_or("default")).cloned();
+    for template in &mut found.pods {
+        let namespace = template.pod.pointer("/metadata/namespace").and_then(Value::as_str);
+        template.namespace_labels = found.namespaces.get(namespace.unwrap_or("default")).cloned();
     }
     Ok(found.pods)
 }
 
-/// Aliases may repeat parts of a manifest but not multiply them: 250,000 nodes in all.
+/// Parses YAML or JSON. The limits bound the memory that nested aliases expand to.
 fn documents(text: &str) -> Result<Vec<Value>, ManifestFileError> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_depth: 64, max_nodes: 250_000, max_documents: 1_024 },
@@ -75,23 +75,23 @@ fn documents(text: &str) -> Result<Vec<Value>, ManifestFileError> {
         with_snippet: false,
     };
     serde_saphyr::from_multiple_with_options(text, options)
-        .map_err(|e| ManifestFileError::Syntax(Box::new(e)))
+        .map_err(|error| ManifestFileError::Syntax(Box::new(error)))
 }
 
 #[derive(Default)]
-struct FoundPod {
+struct FoundObjects {
     pods: Vec<PodTemplate>,
     namespaces: BTreeMap<String, Labels>,
-    others: Vec<String>,
+    other_kinds: Vec<String>,
 }
 
-impl FoundPod {
+impl FoundObjects {
     fn add(&mut self, object: Value) {
         let Value::Object(mut object) = object else { return };
         if let Some(Value::Array(items)) = object.remove("items") {
             return items.into_iter().for_each(|item| self.add(item));
         }
-        let kind = printable(text_at(&object, "kind").unwrap_or("unknown kind"));
+        let kind = printable(string_at(&object, "kind").unwrap_or("unknown kind"));
         if kind == "Namespace" {
             self.namespaces.insert(name(&object).to_owned(), labels(&object));
         }
@@ -100,7 +100,7 @@ impl FoundPod {
                 let origin = format!("{kind}/{}", printable(name(&object)));
                 self.pods.push(PodTemplate { origin, pod, namespace_labels: None });
             }
-            None => self.others.push(kind),
+            None => self.other_kinds.push(kind),
         }
     }
 }
@@ -112,12 +112,12 @@ fn pod_in(kind: &str, object: &Map<String, Value>) -> Option<Value> {
     let spec = object.get("spec");
     let at = |path: &str| spec.and_then(|spec| spec.pointer(path));
     let template = [at("/jobTemplate/spec/template"), at("/template"), object.get("template")];
-    let template = template.into_iter().flatten().find(|template| makes_pods(template))?;
+    let template = template.into_iter().flatten().find(|template| is_pod_template(template))?;
     Some(pod_of(template, object))
 }
 
 /// Other kinds have a `template` too (secrets, certificates); only a pod template has containers.
-fn makes_pods(template: &Value) -> bool {
+fn is_pod_template(template: &Value) -> bool {
     template.pointer("/spec/containers").is_some_and(Value::is_array)
 }
 
@@ -137,27 +137,27 @@ fn pod_of(template: &Value, owner: &Map<String, Value>) -> Value {
 
 fn name(object: &Map<String, Value>) -> &str {
     let metadata = object.get("metadata").and_then(Value::as_object);
-    let given = |key| metadata.and_then(|metadata| text_at(metadata, key));
-    given("name").or_else(|| given("generateName")).unwrap_or("unnamed")
+    let field = |key| metadata.and_then(|metadata| string_at(metadata, key));
+    field("name").or_else(|| field("generateName")).unwrap_or("unnamed")
 }
 
 fn labels(object: &Map<String, Value>) -> Labels {
     let labels =
         object.get("metadata").and_then(|metadata| metadata.get("labels")).and_then(Value::as_object);
-    let text = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
-    labels.into_iter().flatten().filter_map(text).collect()
+    let string = |(key, value): (&String, &Value)| Some((key.clone(), value.as_str()?.to_owned()));
+    labels.into_iter().flatten().filter_map(string).collect()
 }
 
-fn text_at<'a>(object: &'a Map<String, Value>, key: &str) -> Option<&'a str> {
+fn string_at<'a>(object: &'a Map<String, Value>, key: &str) -> Option<&'a str> {
     object.get(key).and_then(Value::as_str)
 }
 
 /// Escapes control characters and Unicode's line ends, which are line ends in YAML 1.1, too: text from a file must not
 /// control the terminal, or end the comment or line that quotes it.
 pub(crate) fn printable(text: &str) -> String {
-    let spelled = |c: char| match c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') {
+    let escaped = |c: char| match c.is_control() || matches!(c, '\u{2028}' | '\u{2029}') {
         true => c.escape_default().to_string(),
         false => c.to_string(),
     };
-    text.chars().map(spelled).collect()
+    text.chars().map(escaped).collect()
 }

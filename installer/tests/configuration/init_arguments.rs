@@ -1,7 +1,7 @@
 //! The arguments of `istio-iptables`: every form that pflag accepts, the lists with which Istio's injector calls it,
 //! and the policy of each.
 
-use gybe_installer::pod::init_args::{InitArgs, InitArgsError, Order, ValidationOptions};
+use gybe_installer::pod::init_args::{InitArgs, InitArgsError, RunOption, ValidationOptions};
 use gybe_installer::pod::policy_file::{Families, PolicyFile};
 use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::model::policy::{Dns, Port, RedirectPolicy};
@@ -150,7 +150,7 @@ fn a_variable_that_is_neither_true_nor_false_has_a_note_and_an_argument_is_an_er
         ("RUN_VALIDATION", "2"),
     ] {
         let args = read(INJECTED, &[(variable, value)]).unwrap();
-        assert!(!args.orders(Order::DryRun) && !args.orders(Order::RunValidation));
+        assert!(!args.requests(RunOption::DryRun) && !args.requests(RunOption::RunValidation));
         assert_eq!(policy(INJECTED, &[(variable, value)]), file("{}"), "{variable}");
         let [note] = args.notes().try_into().unwrap_or_else(|notes| panic!("{variable}: {notes:?}"));
         assert!(note.contains(variable) && note.contains("neither true nor false"), "{note}");
@@ -241,8 +241,8 @@ fn the_proxys_user_is_looked_up_where_no_argument_names_a_uid() {
 #[test]
 fn orders_are_not_part_of_the_policy() {
     let args = read(&format!("{INJECTED} --run-validation --skip-rule-apply --dry-run=false"), &[]).unwrap();
-    assert!(args.orders(Order::RunValidation) && args.orders(Order::SkipRuleApply));
-    assert!(!args.orders(Order::DryRun) && !args.orders(Order::CleanupOnly));
+    assert!(args.requests(RunOption::RunValidation) && args.requests(RunOption::SkipRuleApply));
+    assert!(!args.requests(RunOption::DryRun) && !args.requests(RunOption::CleanupOnly));
 }
 
 #[test]
@@ -309,13 +309,19 @@ fn every_argument_list_of_the_injector_has_its_policy() {
     for (line, text) in FORMS {
         let init = parse(&format!("istio-iptables -p 15001 -z 15006 {line} --log_output_level=default:info"));
         assert_eq!(policy_of(&init), file(text), "{line}");
-        assert!(!init.orders(Order::SkipRuleApply) && !init.orders(Order::RunValidation), "{line}");
+        assert!(
+            !init.requests(RunOption::SkipRuleApply) && !init.requests(RunOption::RunValidation),
+            "{line}"
+        );
         assert_eq!(init.notes(), [""; 0], "{line}");
         let validation =
             format!("istio-iptables -p 15001 -z 15006 {line} --run-validation --skip-rule-apply");
         let validation = parse(&validation);
         assert_eq!(policy_of(&validation), file(text), "{line}");
-        assert!(validation.orders(Order::SkipRuleApply) && validation.orders(Order::RunValidation), "{line}");
+        assert!(
+            validation.requests(RunOption::SkipRuleApply) && validation.requests(RunOption::RunValidation),
+            "{line}"
+        );
     }
 }
 

@@ -84,7 +84,7 @@ fn probing_writes_nothing_into_the_callers_namespace() {
     in_new_namespace(|| {
         let (before, here) = (sh("nft list ruleset; ip addr; ip rule"), Netns::of_this_thread().unwrap());
         let mut known = Capabilities::default();
-        known.learn(BackendKind::Nft).unwrap();
+        known.probe(BackendKind::Nft).unwrap();
         assert!(known.backends.get(BackendKind::Nft).unwrap().values().all(Finding::works), "{known:?}");
         assert_eq!(sh("nft list ruleset; ip addr; ip rule"), before);
         assert!(Netns::of_this_thread().unwrap().is_same_as(&here));

@@ -1,6 +1,6 @@
-//! The inputs of a pod's policy: which annotation, variable, field or configuration key gave each value.
+//! The inputs of a pod's policy: which annotation, variable, field or configuration key sets each value.
 //!
-//! Pure. `gybe explain` prints them; the plugin itself does not need them. The names of the values are the keys of a
+//! Pure. `gybe explain` prints them; the plugin itself does not need them. Each value has the name of its key in a
 //! policy file.
 
 use crate::annotations;
@@ -12,13 +12,13 @@ use crate::pod::PodFacts;
 /// A value of the policy and its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Input<'p> {
-    /// The key of a policy file.
+    /// The value's key in a policy file.
     pub key: &'static str,
-    /// What gave the value.
+    /// What sets the value.
     pub source: Source<'p>,
 }
 
-/// What gave a value.
+/// What sets a value.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Source<'p> {
     /// No input: the value is the default.
@@ -30,7 +30,7 @@ pub enum Source<'p> {
         /// Its value as written.
         value: &'p str,
     },
-    /// A variable of the proxy.
+    /// An environment variable of the proxy.
     Variable {
         /// Its name.
         name: &'static str,
@@ -41,11 +41,11 @@ pub enum Source<'p> {
     SecurityContext {
         /// `runAsUser` or `runAsGroup`.
         field: &'static str,
-        /// Its value; 0 counts as absent.
+        /// Its value; 0 counts as absent, so the policy has the default.
         value: i64,
     },
     /// A key of the plugin's configuration.
-    Key {
+    ConfKey {
         /// Its name.
         name: &'static str,
         /// Its value.
@@ -55,34 +55,35 @@ pub enum Source<'p> {
     Addresses,
 }
 
-/// Returns the source of every value that an input can change, in the order of a policy file. The decision about
-/// the pod is a redirection.
+/// Returns the source of every value that an input can change, in the order of a policy file. Only for a pod that the
+/// plugin decides to redirect.
 pub fn inputs<'p>(conf: &PluginConf, pod: &'p PodFacts) -> Vec<Input<'p>> {
     let (uid, gid) = pod.proxy().map_or((None, None), |proxy| (proxy.run_as_user, proxy.run_as_group));
     let annotation = |name| annotation(pod, name);
-    let source = |key, source| Input { key, source };
+    let input = |key, source| Input { key, source };
     let mut inputs = vec![
-        source("mode", annotation(names::MODE)),
-        source("proxy_uids", security_context("runAsUser", uid)),
-        source("proxy_gids", security_context("runAsGroup", gid)),
+        input("mode", annotation(names::MODE)),
+        input("proxy_uids", security_context("runAsUser", uid)),
+        input("proxy_gids", security_context("runAsGroup", gid)),
     ];
-    let included = included_inbound(conf, pod);
-    let is_listed = matches!(included, Source::Key { .. })
+    let included = included_inbound_ports(conf, pod);
+    let only_listed_ports = matches!(included, Source::ConfKey { .. })
         || matches!(included, Source::Annotation { value, .. } if value.trim() != "*");
-    inputs.push(source("inbound_ports_include", included));
-    if !is_listed {
-        inputs.push(source("inbound_ports_exclude", annotation(names::EXCLUDE_INBOUND)));
+    inputs.push(input("inbound_ports_include", included));
+    // Excluded ports count only where all ports are included.
+    if !only_listed_ports {
+        inputs.push(input("inbound_ports_exclude", annotation(names::EXCLUDE_INBOUND)));
     }
     inputs.extend([
-        source("outbound_ports_include", annotation(names::INCLUDE_OUTBOUND)),
-        source("outbound_ports_exclude", annotation(names::EXCLUDE_OUTBOUND)),
-        source("outbound_cidrs_include", annotation(names::INCLUDE_TO)),
-        source("outbound_cidrs_exclude", annotation(names::EXCLUDE_TO)),
-        source("exclude_interfaces", annotation(names::EXCLUDE_INTERFACES)),
-        source("reroute_virtual_interfaces", annotation(annotations::virtual_interfaces_annotation(pod))),
-        source("redirect_dns", variable(pod, DNS_CAPTURE)),
-        source("drop_invalid", variable(pod, INVALID_DROP)),
-        source("enable_ipv6", ipv6(conf, pod)),
+        input("outbound_ports_include", annotation(names::INCLUDE_OUTBOUND)),
+        input("outbound_ports_exclude", annotation(names::EXCLUDE_OUTBOUND)),
+        input("outbound_cidrs_include", annotation(names::INCLUDE_TO)),
+        input("outbound_cidrs_exclude", annotation(names::EXCLUDE_TO)),
+        input("exclude_interfaces", annotation(names::EXCLUDE_INTERFACES)),
+        input("reroute_virtual_interfaces", annotation(annotations::virtual_interfaces_annotation(pod))),
+        input("redirect_dns", variable(pod, DNS_CAPTURE)),
+        input("drop_invalid", variable(pod, INVALID_DROP)),
+        input("enable_ipv6", ipv6(conf, pod)),
     ]);
     inputs
 }
@@ -100,20 +101,20 @@ fn security_context(field: &'static str, value: Option<i64>) -> Source<'static> 
     value.map_or(Source::Default, |value| Source::SecurityContext { field, value })
 }
 
-fn included_inbound<'p>(conf: &PluginConf, pod: &'p PodFacts) -> Source<'p> {
+fn included_inbound_ports<'p>(conf: &PluginConf, pod: &'p PodFacts) -> Source<'p> {
     match (annotation(pod, names::INCLUDE_INBOUND), conf.inbound_default) {
         (Source::Default, InboundDefault::ContainerPorts) => {
-            Source::Key { name: "inboundDefault", value: "containerPorts" }
+            Source::ConfKey { name: "inboundDefault", value: "containerPorts" }
         }
         (source, _) => source,
     }
 }
 
 fn ipv6<'p>(conf: &PluginConf, pod: &'p PodFacts) -> Source<'p> {
-    let key = |value| Source::Key { name: "ipv6", value };
+    let conf_key = |value| Source::ConfKey { name: "ipv6", value };
     match (conf.ipv6, families::stack(pod)) {
-        (Ipv6Setting::Redirect, _) => key("redirect"),
-        (Ipv6Setting::Leave, _) => key("leave"),
+        (Ipv6Setting::Redirect, _) => conf_key("redirect"),
+        (Ipv6Setting::Leave, _) => conf_key("leave"),
         (Ipv6Setting::Reject | Ipv6Setting::Auto, families::Stack::Dual) => variable(pod, DUAL_STACK),
         (Ipv6Setting::Reject | Ipv6Setting::Auto, families::Stack::Single) => Source::Addresses,
     }

@@ -1,7 +1,7 @@
-//! The older form of the entry, `CNI_NETWORK_CONFIG`: a template. A setting overrides the template's key of the
-//! same meaning. The agent itself sets `probed`, `pod_namespace`, `facts.socket`, `facts.kubeconfig` and
-//! `capabilities`, and ignores the template's values for them. Each ignored value yields a note. Placeholders are filled
-//! in first.
+//! The older form of the entry, `CNI_NETWORK_CONFIG`: a template. Its placeholders are filled in before it is
+//! parsed. A setting overrides the template's key of the same meaning. The agent itself sets `probed`,
+//! `pod_namespace`, `facts.socket`, `facts.kubeconfig` and `capabilities`, and ignores the template's values for
+//! them. Each ignored value yields a note.
 
 use super::environment::Environment;
 use super::reader::{RawSetting, SettingsReader};
@@ -18,27 +18,27 @@ use std::path::PathBuf;
 pub(super) struct Template {
     /// The variable or the ConfigMap's key that holds it.
     pub(super) name: &'static str,
-    /// Its keys that the plugin reads.
+    /// Its keys that the plugin parses.
     pub(super) members: Map<String, Value>,
     /// Its other keys, which are copied into the entry.
     unknown_members: Map<String, Value>,
-    /// The plugin's configuration as it would be without further settings.
+    /// The plugin's configuration from the template alone.
     conf: PluginConf,
 }
 
-/// Reads the template; none if it is absent or the plugin cannot parse it. `level` is the configured log level.
+/// Reads the template; none if it is absent or refused. `level` is the configured log level.
 pub(super) fn read(
     reader: &mut SettingsReader<'_>,
     environment: &Environment,
     level: Option<RawSetting<'_>>,
 ) -> Option<Template> {
-    let file = reader.sources.network_config.as_deref().map(str::trim).filter(|text| !text.is_empty());
-    let file = file.map(|text| RawSetting { name: "CNI_NETWORK_CONFIG_FILE", text });
+    let text = reader.sources.network_config.as_deref().map(str::trim).filter(|text| !text.is_empty());
+    let file = text.map(|text| RawSetting { name: "CNI_NETWORK_CONFIG_FILE", text });
     let setting = reader.either("cni_network_config", "CNI_NETWORK_CONFIG").or(file)?;
     let level = level.map_or("info", |level| level.text);
     let all = filled_members(setting.text, &values(environment, level), PLUGIN).map_err(|why| chain(&why));
-    let read = all.and_then(|all| Ok((PluginConf::read(&all).map_err(|why| why.to_string())?, all)));
-    let (conf, all) = read.map_err(|why| reader.refuse(setting, why)).ok()?;
+    let parsed = all.and_then(|all| Ok((PluginConf::read(&all).map_err(|why| why.to_string())?, all)));
+    let (conf, all) = parsed.map_err(|why| reader.refuse(setting, why)).ok()?;
     let unknown = unknown_keys(&all);
     if !unknown.is_empty() {
         reader.notes.push(format!("{}: unknown keys {}", setting.name, unknown.join(", ")));
@@ -73,7 +73,7 @@ impl Template {
                 "log_level" => self.members.contains_key("plugin_log_level"),
                 "backend" => is_true("native_nftables"),
                 "exclude_namespaces" => {
-                    self.members.get("kubernetes").is_some_and(|it| it.get(key).is_some())
+                    self.members.get("kubernetes").is_some_and(|kubernetes| kubernetes.get(key).is_some())
                 }
                 _ => false,
             }
@@ -81,35 +81,35 @@ impl Template {
 
     /// Returns a note if a setting overrides a different value of the template.
     pub(super) fn note_of_override(&self, key: &str, by: &str, conf: &PluginConf) -> Option<String> {
-        let (was, is) = (self.conf.to_members(), conf.to_members());
-        let differs = self.has(key) && was.get(key) != is.get(key);
+        let (template, effective) = (self.conf.to_members(), conf.to_members());
+        let differs = self.has(key) && template.get(key) != effective.get(key);
         differs.then(|| {
-            let theirs: String = was.get(key).map(Value::to_string).unwrap_or_default();
-            let theirs: String = theirs.chars().take(64).collect();
-            format!("{} has {key} {theirs}, which {by} overrides", self.name)
+            let value = template.get(key).map(Value::to_string).unwrap_or_default();
+            let value: String = value.chars().take(64).collect();
+            format!("{} has {key} {value}, which {by} overrides", self.name)
         })
     }
 
-    /// Replaces the template's values with the agent's own, and returns a note for each that differed.
+    /// Sets the agent's own values in `conf`, and returns a note for each different value of the template.
     pub(super) fn replace_with_agents_values(
         &self,
         environment: &Environment,
         kubeconfig: Option<PathBuf>,
         conf: &mut PluginConf,
     ) -> Vec<String> {
-        let theirs = &self.conf;
+        let template = &self.conf;
         let mut notes = Vec::new();
         if self.members.contains_key("probed") {
             notes.push("has probed, which is ignored: the agent writes the probe report");
         }
-        if !theirs.pod_namespace.is_empty() && theirs.pod_namespace != environment.namespace {
+        if !template.pod_namespace.is_empty() && template.pod_namespace != environment.namespace {
             notes.push("has another pod_namespace than the agent's: the agent's is used");
         }
-        let has_socket = self.members.get("facts").is_some_and(|it| it.get("socket").is_some());
-        if has_socket && theirs.facts.socket != Some(environment.facts_socket()) {
+        let has_socket = self.members.get("facts").is_some_and(|facts| facts.get("socket").is_some());
+        if has_socket && template.facts.socket != Some(environment.facts_socket()) {
             notes.push("has another facts.socket than the agent's: the agent's is used");
         }
-        if theirs.facts.kubeconfig.is_some() && theirs.facts.kubeconfig != kubeconfig {
+        if template.facts.kubeconfig.is_some() && template.facts.kubeconfig != kubeconfig {
             notes.push(match kubeconfig {
                 Some(_) => "names another kubeconfig than the agent writes: the agent's is used",
                 None => {
@@ -140,14 +140,13 @@ struct TemplateValues {
 /// Why a template cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 enum TemplateError {
-    /// No value exists for these placeholders; left in place, the plugin would read them as values.
+    /// These placeholders have no value. The plugin would read the placeholder itself as the value.
     #[error("unknown placeholders: {}", .0.join(", "))]
     Unknown(Vec<String>),
-    /// The filled-in text is not a plugin's entry.
     #[error("the filled-in configuration is not a plugin's entry")]
     NoEntry(#[from] EntryError),
     #[error("the configuration is for the plugin \"{found}\", not \"{desired}\"")]
-    Foreign { found: String, desired: String },
+    OtherPlugin { found: String, desired: String },
 }
 
 impl TemplateValues {
@@ -164,11 +163,11 @@ impl TemplateValues {
     }
 }
 
-/// Keys that libcni sets for every plugin, or that our entry sets itself: a template's values for them are
-/// ignored. Go matches keys in any case.
+/// Keys that libcni sets for every plugin, or that the agent sets in the entry: a template's values for them are
+/// ignored. They match in any case, as in Go's encoding/json.
 const RESERVED_KEYS: [&str; 4] = ["type", "cniVersion", "name", "capabilities"];
 
-/// Fills in a template and returns its keys, without those that every entry has.
+/// Fills in a template and returns its members except those of [`RESERVED_KEYS`].
 ///
 /// # Errors
 /// If a placeholder is unknown, or the text is not the entry of `plugin` or of istio-cni.
@@ -179,14 +178,14 @@ fn filled_members(
 ) -> Result<Map<String, Value>, TemplateError> {
     let filled = fill(template, values)?;
     let found = Entry::parse(filled.as_bytes())?.plugin().to_owned();
-    // Our plugin reads istio-cni's keys too, so its configuration can be used as it is.
+    // Our plugin reads istio-cni's keys too, so an entry of istio-cni is used unchanged.
     if found != plugin && found != ISTIO {
-        return Err(TemplateError::Foreign { found, desired: plugin.to_owned() });
+        return Err(TemplateError::OtherPlugin { found, desired: plugin.to_owned() });
     }
     let value: Value = serde_json::from_str(&filled).unwrap_or_default();
     let members = value.as_object().cloned().unwrap_or_default();
-    let is_its_own = |key: &str| !RESERVED_KEYS.iter().any(|reserved| reserved.eq_ignore_ascii_case(key));
-    Ok(members.into_iter().filter(|(key, _)| is_its_own(key)).collect())
+    let is_kept = |key: &str| !RESERVED_KEYS.iter().any(|reserved| reserved.eq_ignore_ascii_case(key));
+    Ok(members.into_iter().filter(|(key, _)| is_kept(key)).collect())
 }
 
 fn fill(template: &str, values: &TemplateValues) -> Result<String, TemplateError> {
@@ -210,17 +209,17 @@ fn fill(template: &str, values: &TemplateValues) -> Result<String, TemplateError
     if unknown.is_empty() { Ok(out) } else { Err(TemplateError::Unknown(unknown.into_iter().collect())) }
 }
 
-/// The next `__NAME__`, with the text before and after it.
+/// Returns the next `__NAME__`, with the text before and after it.
 fn next_placeholder(text: &str) -> Option<(&str, &str, &str)> {
     let mut from = 0;
     loop {
         let start = from + text.get(from..)?.find("__")?;
         let inside = text.get(start + 2..)?;
-        let end = inside.find("__")?;
-        let name = inside.get(..end)?;
+        let length = inside.find("__")?;
+        let name = inside.get(..length)?;
         if !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_') {
-            let stop = start + 2 + end + 2;
-            return Some((text.get(..start)?, text.get(start..stop)?, text.get(stop..)?));
+            let end = start + 2 + length + 2;
+            return Some((text.get(..start)?, text.get(start..end)?, text.get(end..)?));
         }
         from = start + 2;
     }
@@ -270,7 +269,7 @@ mod tests {
     #[test]
     fn another_plugins_configuration_is_refused() {
         let refused = filled_members(r#"{"type":"linkerd-cni"}"#, &values(), "gybe-cni");
-        assert!(matches!(refused, Err(TemplateError::Foreign { .. })));
+        assert!(matches!(refused, Err(TemplateError::OtherPlugin { .. })));
         assert!(matches!(filled_members("{", &values(), "gybe-cni"), Err(TemplateError::NoEntry(_))));
     }
 }

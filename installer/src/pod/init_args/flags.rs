@@ -1,12 +1,12 @@
-//! The flags of `istio-iptables`, each with its environment variables and its key in a policy file; and the spellings
-//! that `istio-iptables` takes and a policy file does not, since iptables parses the values there. A text with no such
-//! spelling is unchanged: the policy file's parser reports it.
+//! The flags of `istio-iptables`, each with its environment variables and its key in a policy file; and conversions of
+//! the spellings that only `istio-iptables` accepts, where iptables parses the values. Other text is unchanged: the
+//! policy file's parser reports it if it is invalid.
 
 use std::borrow::Cow;
 
-/// A flag that changes what the program does, not the policy.
+/// A boolean flag that changes what the program does, not the policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Order {
+pub enum RunOption {
     /// Change nothing; print the rules.
     DryRun,
     /// Do not write rules (the CNI plugin has written them).
@@ -17,8 +17,8 @@ pub enum Order {
     Reconcile,
     /// Remove the rules and write none.
     CleanupOnly,
-    /// Write rules whatever rules are there. Gybe does so anyway, so here the flag overrides the check that this is
-    /// a pod's namespace.
+    /// Write rules whatever rules are there. Gybe does so anyway; here the flag overrides the check that this is a
+    /// pod's namespace.
     ForceApply,
     /// Use nftables.
     NativeNftables,
@@ -27,15 +27,15 @@ pub enum Order {
 /// A flag with a value that is not part of the policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Setting {
-    /// The port of the validation's test connection.
+    /// The port of the test connection of a validation.
     ProbePort,
-    /// How long a validation may take.
+    /// The timeout of a validation.
     ProbeTimeout,
     /// The iptables programs that Istio uses.
     IptablesBinary,
     /// The network namespace to write into.
     NetworkNamespace,
-    /// The user whose uid is the proxy's if no argument names one.
+    /// The user whose uid is the proxy's if no argument sets `proxy_uids`.
     ProxyUser,
     /// The file that a dry run also writes the rules to.
     DryRunFile,
@@ -58,21 +58,22 @@ pub(super) enum FlagMeaning {
     Ports(&'static str),
     /// True or false, of this policy key.
     Bool(&'static str),
-    /// An [`Order`]; true unless the value says false.
-    Order(Order),
-    /// Kept unparsed.
+    /// A [`RunOption`]; set unless the value is false.
+    RunOption(RunOption),
+    /// A [`Setting`]; its text is stored, and parsed where it is used.
     Setting(Setting),
-    /// Accepted with a value; has no effect that an operator could miss.
-    Nothing,
-    /// Accepted without a value; has no effect that an operator could miss.
-    NothingBare,
-    /// Accepted with a value; a note says that it has no effect.
-    Ignored,
-    /// Accepted without a value; a note says that it has no effect.
-    IgnoredBare,
+    /// Takes a value; ignored without a note, because no operator depends on it.
+    SilentlyIgnored,
+    /// Needs no value; ignored without a note, because no operator depends on it.
+    SilentlyIgnoredBare,
+    /// Takes a value; ignored with a note.
+    IgnoredWithNote,
+    /// Needs no value; ignored with a note.
+    IgnoredWithNoteBare,
 }
 
 impl FlagMeaning {
+    /// Returns the policy key that it sets.
     pub(super) fn key(self) -> Option<&'static str> {
         match self {
             Self::Mode(key)
@@ -82,12 +83,12 @@ impl FlagMeaning {
             | Self::Numbers(key)
             | Self::Ports(key)
             | Self::Bool(key) => Some(key),
-            Self::Order(_)
+            Self::RunOption(_)
             | Self::Setting(_)
-            | Self::Nothing
-            | Self::NothingBare
-            | Self::Ignored
-            | Self::IgnoredBare => None,
+            | Self::SilentlyIgnored
+            | Self::SilentlyIgnoredBare
+            | Self::IgnoredWithNote
+            | Self::IgnoredWithNoteBare => None,
         }
     }
 }
@@ -97,17 +98,17 @@ pub(super) struct Flag {
     pub(super) short: Option<char>,
     pub(super) long: &'static str,
     pub(super) meaning: FlagMeaning,
-    /// A variable that sets it too and overrides the one with its name.
-    also: Option<&'static str>,
+    /// A second variable that sets it, and overrides the variable named after the flag.
+    second_variable: Option<&'static str>,
 }
 
 impl Flag {
-    /// All log flags, of which Istio's library has many, count as one: none changes a rule.
+    /// Every other log flag of Istio's library counts as `log_output_level`: none changes a rule.
     pub(super) fn is_called(&self, name: &str) -> bool {
         self.long == name || (self.long == "log_output_level" && name.starts_with("log_"))
     }
 
-    /// The flag as a line of a help text.
+    /// Returns the flag's line of the help text.
     pub(super) fn help(&self) -> String {
         let short = self.short.map_or("    ".to_owned(), |letter| format!("-{letter}, "));
         let value = if self.value_when_bare().is_some() { "" } else { " VALUE" };
@@ -116,12 +117,13 @@ impl Flag {
         format!("  {short}{name:<43} {}", variables.join(", "))
     }
 
+    /// Returns the flag's value if it stands without one; none if the next argument is its value.
     pub(super) fn value_when_bare(&self) -> Option<&'static str> {
         match self.meaning {
             FlagMeaning::Bool(_)
-            | FlagMeaning::Order(_)
-            | FlagMeaning::NothingBare
-            | FlagMeaning::IgnoredBare => Some("true"),
+            | FlagMeaning::RunOption(_)
+            | FlagMeaning::SilentlyIgnoredBare
+            | FlagMeaning::IgnoredWithNoteBare => Some("true"),
             FlagMeaning::Mode(_)
             | FlagMeaning::Value(_)
             | FlagMeaning::Number(_)
@@ -129,26 +131,26 @@ impl Flag {
             | FlagMeaning::Numbers(_)
             | FlagMeaning::Ports(_)
             | FlagMeaning::Setting(_)
-            | FlagMeaning::Nothing
-            | FlagMeaning::Ignored => None,
+            | FlagMeaning::SilentlyIgnored
+            | FlagMeaning::IgnoredWithNote => None,
         }
     }
 
-    /// Returns the environment variables that set it; the last one overrides the first.
+    /// Returns the environment variables that set it; the second overrides the first.
     pub(super) fn variables(&self) -> impl Iterator<Item = String> {
-        let own = self.long.to_uppercase().replace('-', "_");
+        let named_after_flag = self.long.to_uppercase().replace('-', "_");
         // Istio does not read ENVOY_PORT, which other programs use.
-        let own = (self.long != "envoy-port").then_some(own);
-        own.into_iter().chain(self.also.map(str::to_owned))
+        let first = (self.long != "envoy-port").then_some(named_after_flag);
+        first.into_iter().chain(self.second_variable.map(str::to_owned))
     }
 }
 
 const fn flag(short: Option<char>, long: &'static str, meaning: FlagMeaning) -> Flag {
-    Flag { short, long, meaning, also: None }
+    Flag { short, long, meaning, second_variable: None }
 }
 
-const fn also(variable: &'static str, flag: Flag) -> Flag {
-    Flag { also: Some(variable), ..flag }
+const fn with_variable(variable: &'static str, flag: Flag) -> Flag {
+    Flag { second_variable: Some(variable), ..flag }
 }
 
 pub(super) static FLAGS: [Flag; 38] = [
@@ -168,31 +170,31 @@ pub(super) static FLAGS: [Flag; 38] = [
     flag(Some('k'), "kube-virt-interfaces", FlagMeaning::List("reroute_virtual_interfaces")),
     flag(Some('t'), "istio-inbound-tproxy-mark", FlagMeaning::Number("tproxy_mark")),
     flag(Some('r'), "istio-inbound-tproxy-route-table", FlagMeaning::Number("tproxy_route_table")),
-    also("ISTIO_META_DNS_CAPTURE", flag(None, "redirect-dns", FlagMeaning::Bool("redirect_dns"))),
+    with_variable("ISTIO_META_DNS_CAPTURE", flag(None, "redirect-dns", FlagMeaning::Bool("redirect_dns"))),
     flag(None, "capture-all-dns", FlagMeaning::Bool("capture_all_dns")),
-    also("INVALID_DROP", flag(None, "drop-invalid", FlagMeaning::Bool("drop_invalid"))),
-    also("ISTIO_DUAL_STACK", flag(None, "dual-stack", FlagMeaning::Bool("dual_stack"))),
-    flag(Some('n'), "dry-run", FlagMeaning::Order(Order::DryRun)),
-    flag(None, "skip-rule-apply", FlagMeaning::Order(Order::SkipRuleApply)),
-    flag(None, "run-validation", FlagMeaning::Order(Order::RunValidation)),
-    flag(None, "reconcile", FlagMeaning::Order(Order::Reconcile)),
-    flag(None, "cleanup-only", FlagMeaning::Order(Order::CleanupOnly)),
-    flag(None, "force-apply", FlagMeaning::Order(Order::ForceApply)),
-    flag(None, "native-nftables", FlagMeaning::Order(Order::NativeNftables)),
+    with_variable("INVALID_DROP", flag(None, "drop-invalid", FlagMeaning::Bool("drop_invalid"))),
+    with_variable("ISTIO_DUAL_STACK", flag(None, "dual-stack", FlagMeaning::Bool("dual_stack"))),
+    flag(Some('n'), "dry-run", FlagMeaning::RunOption(RunOption::DryRun)),
+    flag(None, "skip-rule-apply", FlagMeaning::RunOption(RunOption::SkipRuleApply)),
+    flag(None, "run-validation", FlagMeaning::RunOption(RunOption::RunValidation)),
+    flag(None, "reconcile", FlagMeaning::RunOption(RunOption::Reconcile)),
+    flag(None, "cleanup-only", FlagMeaning::RunOption(RunOption::CleanupOnly)),
+    flag(None, "force-apply", FlagMeaning::RunOption(RunOption::ForceApply)),
+    flag(None, "native-nftables", FlagMeaning::RunOption(RunOption::NativeNftables)),
     flag(None, "network-namespace", FlagMeaning::Setting(Setting::NetworkNamespace)),
     flag(None, "iptables-probe-port", FlagMeaning::Setting(Setting::ProbePort)),
     flag(None, "probe-timeout", FlagMeaning::Setting(Setting::ProbeTimeout)),
     flag(None, "force-iptables-binary", FlagMeaning::Setting(Setting::IptablesBinary)),
-    flag(Some('f'), "restore-format", FlagMeaning::NothingBare),
-    flag(None, "iptables-version", FlagMeaning::Ignored),
-    flag(None, "cni-mode", FlagMeaning::IgnoredBare),
-    flag(None, "host-nsenter-exec", FlagMeaning::IgnoredBare),
-    flag(None, "iptables-trace-logging", FlagMeaning::IgnoredBare),
-    flag(None, "log_as_json", FlagMeaning::NothingBare),
-    flag(None, "log_output_level", FlagMeaning::Nothing),
+    flag(Some('f'), "restore-format", FlagMeaning::SilentlyIgnoredBare),
+    flag(None, "iptables-version", FlagMeaning::IgnoredWithNote),
+    flag(None, "cni-mode", FlagMeaning::IgnoredWithNoteBare),
+    flag(None, "host-nsenter-exec", FlagMeaning::IgnoredWithNoteBare),
+    flag(None, "iptables-trace-logging", FlagMeaning::IgnoredWithNoteBare),
+    flag(None, "log_as_json", FlagMeaning::SilentlyIgnoredBare),
+    flag(None, "log_output_level", FlagMeaning::SilentlyIgnored),
 ];
 
-/// Settings that Istio reads from environment variables only.
+/// The inputs that Istio reads from environment variables only.
 pub(super) static VARIABLES: [(&str, FlagMeaning); 5] = [
     ("ENVOY_USER", FlagMeaning::Setting(Setting::ProxyUser)),
     ("DRY_RUN_FILE_PATH", FlagMeaning::Setting(Setting::DryRunFile)),
@@ -201,35 +203,35 @@ pub(super) static VARIABLES: [(&str, FlagMeaning); 5] = [
     ("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", FlagMeaning::Value("loopback_cidr_v4")),
 ];
 
-/// Returns a number in decimal: `+8080` and `0x1f90` are 8080.
+/// Converts a number to decimal: `+8080` and `0x1f90` are 8080.
 pub(super) fn number(text: &str) -> Cow<'_, str> {
     let digits = text.strip_prefix('+').unwrap_or(text);
     let parsed = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
         Some(hexadecimal) if is_all(hexadecimal, u8::is_ascii_hexdigit) => {
             u32::from_str_radix(hexadecimal, 16).ok()
         }
-        // A leading zero stays, so that it is refused.
+        // A leading zero (octal in iptables) stays: the policy file's parser refuses it.
         None if is_all(digits, u8::is_ascii_digit) => return Cow::Borrowed(digits),
         _ => None,
     };
     parsed.map_or(Cow::Borrowed(text), |number| Cow::Owned(number.to_string()))
 }
 
-/// Returns a port, or a range of ports with a hyphen: `4000:5000`, `:5000` (from 0) and `4000:` (to 65535).
+/// Converts a port, or a range of ports to one with a hyphen: `4000:5000`, `:5000` (from 0) and `4000:` (to 65535).
 pub(super) fn ports(text: &str) -> Cow<'_, str> {
     let Some((first, last)) = text.split_once(':') else { return number(text) };
-    let or = |port, otherwise| if str::is_empty(port) { Cow::Borrowed(otherwise) } else { number(port) };
-    Cow::Owned(format!("{}-{}", or(first, "0"), or(last, "65535")))
+    let bound = |port, default| if str::is_empty(port) { Cow::Borrowed(default) } else { number(port) };
+    Cow::Owned(format!("{}-{}", bound(first, "0"), bound(last, "65535")))
 }
 
-/// Returns a mode: `istio-iptables` compares with `TPROXY` only, so any case of `redirect` is REDIRECT. Other words are
-/// unchanged, because `tproxy` and `NONE` mean REDIRECT there.
+/// Converts a mode. `istio-iptables` compares it with `TPROXY` only, so any case of `redirect` is REDIRECT. `tproxy`
+/// and `NONE` mean REDIRECT there, too, but name another mode, so they are unchanged.
 pub(super) fn mode(text: &str) -> &str {
     if text.eq_ignore_ascii_case("REDIRECT") { "REDIRECT" } else { text }
 }
 
-fn is_all(text: &str, belongs: impl Fn(&u8) -> bool) -> bool {
-    !text.is_empty() && text.bytes().all(|byte| belongs(&byte))
+fn is_all(text: &str, is_allowed: impl Fn(&u8) -> bool) -> bool {
+    !text.is_empty() && text.bytes().all(|byte| is_allowed(&byte))
 }
 
 #[cfg(test)]
@@ -237,7 +239,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn numbers_and_ranges_are_read_as_iptables_writes_them() {
+    fn numbers_and_ranges_of_iptables_become_those_of_a_policy_file() {
         for (text, decimal) in [
             ("8080", "8080"),
             ("+8080", "8080"),

@@ -1,7 +1,7 @@
 //! The options that are not part of the policy and have a value: those of the validation, and the backend.
 
 use super::flags::Setting;
-use super::{InitArgs, InitArgsError, Order, flags};
+use super::{InitArgs, InitArgsError, RunOption, flags};
 use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::model::policy::{Port, port};
 use serde_json::Value;
@@ -54,7 +54,7 @@ impl InitArgs {
     /// --native-nftables overrides --force-iptables-binary, as in Istio.
     pub(super) fn read_backend(&self) -> Result<BackendKind, InitArgsError> {
         match self.setting(Setting::IptablesBinary) {
-            _ if self.orders(Order::NativeNftables) => Ok(BackendKind::Nft),
+            _ if self.requests(RunOption::NativeNftables) => Ok(BackendKind::Nft),
             None | Some("nft") => Ok(BackendKind::Nft),
             Some("legacy") => Ok(BackendKind::IptablesLegacy),
             Some(other) => Err(invalid("--force-iptables-binary", other, "legacy or nft")),
@@ -100,7 +100,7 @@ impl InitArgs {
             let note = "note: --force-iptables-binary nft has no effect: gybe writes nftables rules without iptables-nft";
             notes.push(note.to_owned());
         }
-        if self.orders(Order::Reconcile) {
+        if self.requests(RunOption::Reconcile) {
             notes.push("note: --reconcile has no effect: gybe always replaces its own rules".to_owned());
         }
         notes.extend(self.notes.iter().cloned());

@@ -7,13 +7,13 @@ fn refused(why: &str) -> Finding {
     Finding::Refused(Refusal { why: why.to_owned(), hint: Some(format!("mend {why}")), ..Refusal::default() })
 }
 
-/// Everything works but these.
-fn findings(but: &[(Profile, Finding)]) -> Findings {
+/// Every profile works except these.
+fn findings(exceptions: &[(Profile, Finding)]) -> Findings {
     let all = Profile::ALL.map(|profile| (profile, Finding::Works));
-    all.into_iter().chain(but.iter().cloned()).collect()
+    all.into_iter().chain(exceptions.iter().cloned()).collect()
 }
 
-fn known(backends: &[(BackendKind, Findings)]) -> Capabilities {
+fn capabilities(backends: &[(BackendKind, Findings)]) -> Capabilities {
     Capabilities { backends: backends.iter().cloned().collect(), ..Capabilities::default() }
 }
 
@@ -24,16 +24,16 @@ fn policy(change: impl FnOnce(&mut RedirectPolicy)) -> RedirectPolicy {
 }
 
 #[test]
-fn the_first_that_does_what_is_essential_is_chosen() {
+fn the_first_backend_with_which_the_essential_profiles_work_is_chosen() {
     let (all, none) = (|| findings(&[]), || findings(&[(Profile::V4, refused("v4"))]));
-    let lame = || findings(&[(Profile::Tproxy, refused("tproxy")), (Profile::V4AndV6, refused("v6"))]);
+    let partial = || findings(&[(Profile::Tproxy, refused("tproxy")), (Profile::V4AndV6, refused("v6"))]);
     let without_lists = || findings(&[(Profile::Lists, Finding::Misbehaves("x".into()))]);
     let (auto, iptables) = (BackendSetting::Auto, BackendSetting::Iptables);
     for (backends, setting, chosen) in [
         (vec![(Nft, all()), (IptablesNft, all()), (IptablesLegacy, all())], auto, Some(Nft)),
         (vec![(Nft, all())], auto, Some(Nft)),
-        // nftables with something missing comes before iptables with everything.
-        (vec![(Nft, lame()), (IptablesNft, all())], auto, Some(Nft)),
+        // nftables with an optional profile missing comes before iptables with every profile.
+        (vec![(Nft, partial()), (IptablesNft, all())], auto, Some(Nft)),
         (vec![(Nft, none()), (IptablesNft, all()), (IptablesLegacy, all())], auto, Some(IptablesNft)),
         (
             vec![(Nft, without_lists()), (IptablesNft, none()), (IptablesLegacy, all())],
@@ -52,18 +52,18 @@ fn the_first_that_does_what_is_essential_is_chosen() {
         ),
         (vec![(Nft, none()), (IptablesNft, all())], BackendSetting::Only(Nft), None),
     ] {
-        let known = known(&backends);
-        let found = choose(&known, setting);
-        assert_eq!(found.as_ref().ok().map(|choice| choice.backend), chosen, "{setting} {known:?}");
+        let capabilities = capabilities(&backends);
+        let found = choose(&capabilities, setting);
+        assert_eq!(found.as_ref().ok().map(|choice| choice.backend), chosen, "{setting} {capabilities:?}");
         assert!(found.is_ok() || !found.unwrap_err().hint().unwrap().is_empty());
     }
 }
 
 #[test]
-fn no_more_is_tried_than_the_choice_needs() {
+fn no_backend_is_probed_that_the_choice_does_not_need() {
     let (all, none) = (|| findings(&[]), || findings(&[(Profile::V4, refused("v4"))]));
     let not_loaded = || Profile::ALL.map(|profile| (profile, Finding::NotLoaded)).into_iter().collect();
-    for (backends, setting, tried) in [
+    for (backends, setting, to_probe) in [
         (vec![], BackendSetting::Auto, Some(Nft)),
         (vec![(Nft, all())], BackendSetting::Auto, None),
         (vec![(Nft, none())], BackendSetting::Auto, Some(IptablesNft)),
@@ -72,7 +72,7 @@ fn no_more_is_tried_than_the_choice_needs() {
         (vec![(Nft, all())], BackendSetting::Iptables, Some(IptablesNft)),
         (vec![(Nft, all()), (IptablesNft, all())], BackendSetting::Iptables, None),
         (vec![(Nft, all())], BackendSetting::Only(IptablesLegacy), Some(IptablesLegacy)),
-        // `auto` does not load a missing module; a backend that the operator names does.
+        // `auto` probes no backend that needs a module load; a backend that the operator names is probed.
         (
             vec![(Nft, none()), (IptablesNft, none()), (IptablesLegacy, not_loaded())],
             BackendSetting::Auto,
@@ -81,24 +81,25 @@ fn no_more_is_tried_than_the_choice_needs() {
         (vec![(IptablesLegacy, not_loaded())], BackendSetting::Only(IptablesLegacy), Some(IptablesLegacy)),
         (vec![(IptablesLegacy, none())], BackendSetting::Only(IptablesLegacy), None),
     ] {
-        assert_eq!(next(&known(&backends), setting), tried, "{setting} {backends:?}");
+        assert_eq!(next(&capabilities(&backends), setting), to_probe, "{setting} {backends:?}");
     }
 }
 
 #[test]
-fn a_choice_says_why_and_a_refusal_what_to_do() {
+fn a_choice_has_a_reason_and_a_refusal_has_a_hint() {
     let broken = || findings(&[(Profile::V4, refused("no nat"))]);
     let choice =
-        choose(&known(&[(Nft, broken()), (IptablesNft, findings(&[]))]), BackendSetting::Auto).unwrap();
+        choose(&capabilities(&[(Nft, broken()), (IptablesNft, findings(&[]))]), BackendSetting::Auto)
+            .unwrap();
     assert_eq!(choice.why, "auto: iptables-nft does everything; nft: v4 refused: no nat");
-    let refusal = choose(&known(&[(Nft, broken())]), BackendSetting::Only(Nft)).unwrap_err();
+    let refusal = choose(&capabilities(&[(Nft, broken())]), BackendSetting::Only(Nft)).unwrap_err();
     assert_eq!(refusal.to_string(), "no backend works on this node for nft: nft: v4 refused: no nat");
     assert_eq!(refusal.hint().unwrap(), "mend no nat");
-    let not_loaded = known(&[(IptablesLegacy, findings(&[(Profile::V4, Finding::NotLoaded)]))]);
+    let not_loaded = capabilities(&[(IptablesLegacy, findings(&[(Profile::V4, Finding::NotLoaded)]))]);
     let refusal = choose(&not_loaded, BackendSetting::Auto).unwrap_err();
     assert!(refusal.to_string().ends_with("v4 not tried: this kernel has no ip_tables loaded"), "{refusal}");
     assert!(refusal.hint().unwrap().contains("modprobe ip_tables"), "{refusal:?}");
-    let works_elsewhere = known(&[(Nft, findings(&[])), (IptablesNft, broken())]);
+    let works_elsewhere = capabilities(&[(Nft, findings(&[])), (IptablesNft, broken())]);
     let refusal = choose(&works_elsewhere, BackendSetting::Only(IptablesNft)).unwrap_err();
     assert!(refusal.hint().unwrap().contains("set backend to nft"), "{refusal:?}");
 }
@@ -106,12 +107,12 @@ fn a_choice_says_why_and_a_refusal_what_to_do() {
 #[test]
 fn a_policy_is_refused_for_what_it_needs_and_for_nothing_else() {
     let missing = [(Profile::Tproxy, refused("tproxy")), (Profile::V4AndV6, refused("v6"))];
-    let choice = choose(&known(&[(Nft, findings(&missing))]), BackendSetting::Auto).unwrap();
+    let choice = choose(&capabilities(&[(Nft, findings(&missing))]), BackendSetting::Auto).unwrap();
     assert_eq!(choice.variant(&policy(|_| ())), Ok(RuleVariant::Complete));
     assert_eq!(choice.variant(&policy(|policy| policy.dns = Dns::All)), Ok(RuleVariant::Complete));
-    let both = choice.variant(&policy(|policy| policy.families = Families::V4AndV6)).unwrap_err();
+    let no_ipv6 = choice.variant(&policy(|policy| policy.families = Families::V4AndV6)).unwrap_err();
     assert_eq!(
-        both.to_string(),
+        no_ipv6.to_string(),
         "the pod's IPv6 must be redirected, which nft cannot do on this node: refused: v6"
     );
     let tproxy = Mode::Tproxy { mark: 1, route_table: 2 };
@@ -121,38 +122,38 @@ fn a_policy_is_refused_for_what_it_needs_and_for_nothing_else() {
 #[test]
 fn an_ambient_policy_needs_marks_and_dns_only_where_it_is_captured() {
     let choice = |missing: &[(Profile, Finding)]| {
-        choose(&known(&[(Nft, findings(missing))]), BackendSetting::Auto).unwrap()
+        choose(&capabilities(&[(Nft, findings(missing))]), BackendSetting::Auto).unwrap()
     };
     let ambient = |dns, families| AmbientPolicy { dns, families, ..AmbientPolicy::default() };
-    let (v4, both) = (Families::V4Only, Families::V4AndV6);
+    let (v4, dual) = (Families::V4Only, Families::V4AndV6);
     let (off, captured) = (AmbientDns::Off, AmbientDns::Captured);
     let complete = Ok(RuleVariant::Complete);
     let no_marks = choice(&[(Profile::Tproxy, refused("mark"))]);
     assert!(no_marks.variant_of_ambient(&ambient(off, v4)).is_err());
     let no_ipv6 = choice(&[(Profile::V4AndV6, refused("v6"))]);
     assert_eq!(no_ipv6.variant_of_ambient(&ambient(captured, v4)), complete);
-    assert!(no_ipv6.variant_of_ambient(&ambient(captured, both)).is_err());
+    assert!(no_ipv6.variant_of_ambient(&ambient(captured, dual)).is_err());
     let no_zones = choice(&[(Profile::Dns, refused("zones")), (Profile::DnsWithoutZones, Finding::Works)]);
-    assert_eq!(no_zones.variant_of_ambient(&ambient(off, both)), complete);
-    assert_eq!(no_zones.variant_of_ambient(&ambient(captured, both)), Ok(RuleVariant::WithoutZones));
+    assert_eq!(no_zones.variant_of_ambient(&ambient(off, dual)), complete);
+    assert_eq!(no_zones.variant_of_ambient(&ambient(captured, dual)), Ok(RuleVariant::WithoutZones));
 }
 
 #[test]
-fn dns_goes_without_zones_where_that_was_seen_to_work() {
+fn dns_is_captured_without_zones_if_the_probe_found_that_to_work() {
     let server = std::net::IpAddr::from([192, 0, 2, 53]);
     let with_dns = policy(|policy| policy.dns = Dns::Servers(CidrSet::from_iter([server])));
-    let dns = (Profile::Dns, refused("zones"));
-    let without = |finding| {
-        let findings = findings(&[dns.clone(), (Profile::DnsWithoutZones, finding)]);
-        choose(&known(&[(Nft, findings)]), BackendSetting::Auto).unwrap()
+    let no_zones = (Profile::Dns, refused("zones"));
+    let choice = |finding| {
+        let findings = findings(&[no_zones.clone(), (Profile::DnsWithoutZones, finding)]);
+        choose(&capabilities(&[(Nft, findings)]), BackendSetting::Auto).unwrap()
     };
-    assert_eq!(without(Finding::Works).variant(&with_dns), Ok(RuleVariant::WithoutZones));
-    assert_eq!(without(Finding::Works).variant(&policy(|_| ())), Ok(RuleVariant::Complete));
-    assert!(without(refused("dns too")).variant(&with_dns).is_err());
+    assert_eq!(choice(Finding::Works).variant(&with_dns), Ok(RuleVariant::WithoutZones));
+    assert_eq!(choice(Finding::Works).variant(&policy(|_| ())), Ok(RuleVariant::Complete));
+    assert!(choice(refused("dns too")).variant(&with_dns).is_err());
 }
 
 #[test]
-fn every_backend_setting_is_read_as_it_is_written() {
+fn every_backend_setting_parses_as_it_is_printed() {
     for setting in BackendSetting::ALL {
         assert_eq!(setting.to_string().parse(), Ok(setting));
         assert!(!setting.order().is_empty(), "{setting}");
@@ -182,11 +183,11 @@ fn a_refused_policy_names_the_missing_part_or_the_command_that_lists_the_backend
 }
 
 #[test]
-fn what_works_is_known_per_backend_and_profile() {
-    let lame = findings(&[(Profile::Tproxy, refused("tproxy"))]);
-    assert!(flawless(&findings(&[])) && !flawless(&lame));
-    let known = known(&[(Nft, lame)]);
-    assert!(does(&known, Nft, Profile::V4));
-    assert!(!does(&known, Nft, Profile::Tproxy));
-    assert!(!does(&known, IptablesNft, Profile::V4), "it was not probed");
+fn capabilities_are_per_backend_and_profile() {
+    let partial = findings(&[(Profile::Tproxy, refused("tproxy"))]);
+    assert!(flawless(&findings(&[])) && !flawless(&partial));
+    let capabilities = capabilities(&[(Nft, partial)]);
+    assert!(does(&capabilities, Nft, Profile::V4));
+    assert!(!does(&capabilities, Nft, Profile::Tproxy));
+    assert!(!does(&capabilities, IptablesNft, Profile::V4), "it was not probed");
 }
