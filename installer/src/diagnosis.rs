@@ -1,4 +1,4 @@
-//! What a node, a pod, or the values of another program's chart say, and why: for operators. Only `cli` uses it.
+//! Diagnoses for operators, of a node, of a pod and of the values of istio-cni's chart. Only `cli` uses them.
 
 pub(crate) mod chart_values;
 pub mod doctor;

@@ -1,5 +1,5 @@
-//! The socket to which the process that repairs pods sends its findings: one for each connection. The connection stays
-//! open while the agent acts on the finding, and the agent may request a judgement over it.
+//! The socket to which the process that repairs pods sends its findings, one on each connection. The connection stays
+//! open while the agent acts on the finding; the agent may request a judgement over it.
 
 use crate::lead::socket::SocketContext;
 use crate::lead::socket::SocketFileError;
@@ -15,9 +15,9 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::Duration;
 
-/// How long a connected process may take to send.
+/// How long a connected process may take to send a message.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
-/// How long it may take to judge a pod: most of it is the list of the node's sandboxes and processes.
+/// How long it may take to judge a pod, mostly to list the node's sandboxes and processes.
 const JUDGE_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// A connection of the process that repairs pods.
@@ -29,7 +29,7 @@ pub(crate) struct RepairConnection<'a> {
 }
 
 impl RepairConnection<'_> {
-    /// Requests a judgement of the pod of the finding; none if there is none in time, or before the lead ends.
+    /// Requests a judgement of the finding's pod; none if none arrives in time, or if the lead ends before it is read.
     pub(crate) fn judgement(&mut self) -> Option<PodJudgement> {
         send(self.stream.as_raw_fd(), JUDGE, MsgFlags::MSG_NOSIGNAL).ok()?;
         let mut fds = [self.end, self.stream.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
@@ -42,7 +42,7 @@ impl RepairConnection<'_> {
     }
 
     fn receive(&mut self) -> io::Result<Vec<u8>> {
-        // One byte more than the longest message: the kernel truncates a longer one.
+        // One byte more than the longest message: a longer one is truncated to a length that is refused.
         let mut message = vec![0; MAX_FINDING + 1];
         let length = self.stream.read(&mut message)?;
         message.truncate(length);
@@ -55,7 +55,7 @@ pub(crate) struct RepairSocket(ServedSocket<UnixListener>);
 
 impl RepairSocket {
     pub(crate) fn open(path: &Path) -> Result<Self, SocketFileError> {
-        // It keeps the bounds of messages.
+        // SOCK_SEQPACKET has connections and preserves message boundaries.
         ServedSocket::open(path, SockType::SeqPacket).map(Self)
     }
 
@@ -66,7 +66,7 @@ impl RepairSocket {
         context: SocketContext<'_>,
         mut act: impl FnMut(&RepairFinding, &mut RepairConnection<'_>),
     ) -> Result<(), Errno> {
-        // No ADD needs this socket: its loss does not make the agent unready.
+        // A record that is not reported: no ADD needs this socket, so its loss does not make the agent unready.
         let health = SocketHealth::default();
         let context = SocketContext { health: &health, ..context };
         let mut is_paused = false;
@@ -88,7 +88,7 @@ impl RepairSocket {
                 match self.0.open.accept() {
                     Ok((connection, _)) => {
                         let mut connection = RepairConnection { stream: connection, end };
-                        if let Some(finding) = receive(&mut connection, context) {
+                        if let Some(finding) = receive_finding(&mut connection, context) {
                             act(&finding, &mut connection);
                         }
                     }
@@ -102,8 +102,11 @@ impl RepairSocket {
     }
 }
 
-/// Receives the message of a connection; none if it has no finding.
-fn receive(connection: &mut RepairConnection<'_>, context: SocketContext<'_>) -> Option<RepairFinding> {
+/// Receives the finding of a connection; none if its peer is not authorized, or sends no valid one in time.
+fn receive_finding(
+    connection: &mut RepairConnection<'_>,
+    context: SocketContext<'_>,
+) -> Option<RepairFinding> {
     if !is_authorized(&connection.stream, context.log) {
         return None;
     }

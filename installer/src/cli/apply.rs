@@ -50,17 +50,17 @@ impl ApplyArgs {
         // Chosen last, because the choice may probe the node.
         let writer = self.backend.writer()?;
         let (redirection, notes) = backend::redirection(&writer, &policy)?;
-        let backend = &*writer.backend;
+        let chosen = &*writer.backend;
         let rules = redirection.rules.rules().count();
-        let applied = namespace.inside(|| redirection.apply(backend))?;
+        let applied = namespace.inside(|| redirection.apply(chosen))?;
         let applied = applied
             .map_err(|why| CommandError::hinted(format!("cannot redirect {}", namespace.path()), why))?;
-        let (origin, path, name) = (source.origin(), namespace.path(), backend.name());
+        let (origin, path, name) = (source.origin(), namespace.path(), chosen.name());
         let text = format!("applied {origin} to {path}: wrote {rules} rules with {name}\n");
         let json = json!({ "applied": true, "backend": name, "rules": rules });
-        let others = backend::notes(&applied.other_nat);
+        let other_nat = backend::notes(&applied.other_nat);
         Ok(CommandOutput::done(text, json)
-            .with_notes([target.notes(&source, &policy), notes, others].concat()))
+            .with_notes([target.notes(&source, &policy), notes, other_nat].concat()))
     }
 }
 

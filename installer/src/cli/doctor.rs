@@ -78,7 +78,7 @@ fn table(found: &[DoctorFinding], width: Option<usize>) -> String {
         let name = finding.about.name();
         let about = if name == before { "" } else { name };
         before = name;
-        let state = state(finding.state);
+        let state = state(finding.severity);
         // Writing to a String cannot fail. Findings quote other programs' files, so they are escaped.
         let indent = widest + 2 + STATE + 2;
         let _ = writeln!(
@@ -92,7 +92,7 @@ fn table(found: &[DoctorFinding], width: Option<usize>) -> String {
             let _ = writeln!(text, "{:indent$}  {}", "", wrapped(&remedy, indent + 2, width));
         }
     }
-    let wrong = found.iter().filter(|finding| finding.state == Severity::Wrong).count();
+    let wrong = found.iter().filter(|finding| finding.severity == Severity::Wrong).count();
     text + &match wrong {
         0 => format!("\n{}\n", good("nothing is wrong")),
         1 => format!("\n{}\n", bad("one thing is wrong")),

@@ -3,7 +3,7 @@
 use super::objects::{ContainerStatus, Ignored, Object, ObjectList, PodStatus};
 use super::own_node::ClusterNode;
 use super::pod_requests::{self, invalid_name};
-use super::queries::{QueryError, requested, run};
+use super::queries::{QueryError, request_object, run};
 use crate::host::settings::PodLabel;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::names::INJECT;
@@ -60,14 +60,14 @@ pub fn change_pod(
     let list = pod_requests::one_if_selected(&home.node, pod, fields, labels)?;
     run(async {
         let client = home.cluster.client().await?;
-        let listed: ObjectList<Value> = requested(&client, list, until).await?;
+        let listed: ObjectList<Value> = request_object(&client, list, until).await?;
         let observed = listed.items.first().and_then(BrokenPod::parse);
         let Some(observed) = observed else { return Ok(Some(UNKNOWN.to_owned())) };
         let until = match confirm(&observed) {
             Ok(until) => until,
             Err(why) => return Ok(Some(why)),
         };
-        match requested::<IgnoredAny>(&client, request(pod, &observed, change)?, until).await {
+        match request_object::<IgnoredAny>(&client, request(pod, &observed, change)?, until).await {
             Ok(_) => Ok(None),
             Err(error) if matches!(error.status(), Some(404 | 409)) => Ok(Some(CHANGED.to_owned())),
             Err(error) => Err(error.into()),

@@ -145,14 +145,14 @@ impl Watched for WatchedNode<'_> {
 
     fn record_event(&self) {}
 
-    fn opened(&self, log: &Log) {
+    fn record_open(&self, log: &Log) {
         let mut state = self.own.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.problem.take().is_some() {
             log.info("the agent's node is watched again", json!({}));
         }
     }
 
-    fn failed(&self, fault: &ApiError, _again_in_ms: u64, log: &Log) {
+    fn record_failure(&self, fault: &ApiError, _again_in_ms: u64, log: &Log) {
         // 410 only means that the watch has to begin anew.
         if fault.status() != Some(410) {
             self.own.report(fault.to_string(), fault.is_forbidden().then_some(RIGHT), log);

@@ -1,5 +1,5 @@
-//! Rare single requests: our own DaemonSet, a ConfigMap, a pod for the plugin, events, and our node's taints. Each runs
-//! on the calling thread, with a deadline.
+//! Rare single requests: our own DaemonSet, a ConfigMap, a node's pods, a pod for the plugin, events, and our node's
+//! taints. Each runs on the calling thread, with a deadline.
 
 use super::access::{Cluster, ClusterError, ClusterNames};
 use super::client;
@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 use tokio::runtime;
 
-/// Why a query has no response.
+/// Why a query has no usable response: none arrived, its status is an error (403), or it cannot be parsed.
 #[derive(Debug, thiserror::Error)]
 pub enum QueryError {
     #[error(transparent)]
@@ -33,7 +33,7 @@ pub enum QueryError {
 }
 
 impl QueryError {
-    /// Returns the HTTP status, if there was a response.
+    /// Returns the HTTP status of an error response.
     pub fn status(&self) -> Option<u16> {
         match self {
             Self::Cluster(_) => None,
@@ -67,7 +67,7 @@ pub enum DaemonSetState {
     /// The API server refuses us (401, 403): the namespace or the service account may be gone, or a role was changed.
     /// This does not prove that the DaemonSet is gone.
     Refused(String),
-    /// There was no response.
+    /// No response, or one that shows none of these states.
     Unknown(String),
 }
 
@@ -82,7 +82,7 @@ pub fn names(cluster: &Cluster) -> Result<Option<ClusterNames>, ClusterError> {
 
 /// Returns the state of a DaemonSet. Needs `get` on it by its name.
 pub fn daemonset_state(cluster: &Cluster, namespace: &str, name: &str, until: Instant) -> DaemonSetState {
-    // Without a namespace the request has another meaning, and its response is 404.
+    // With an empty namespace it is another path, and the response is 404.
     if namespace.is_empty() {
         return DaemonSetState::Unknown("the agent's namespace is not configured".to_owned());
     }
@@ -112,7 +112,7 @@ pub fn config_map(
     Ok(send::<ConfigMap>(cluster, request, until)?.data)
 }
 
-/// Reports whether a pod of the node that the label selector selects is ready. Needs `list` on pods.
+/// Reports whether any of the node's pods that `selected` selects is ready. Needs `list` on pods.
 ///
 /// # Errors
 /// As [`create_event`]; also when the selector is invalid.
@@ -135,13 +135,12 @@ pub enum TaintState {
     Absent,
 }
 
-/// Changes the taints of a node; `changed` are those that it should have instead of the observed ones. Needs `patch` on
-/// nodes.
+/// Replaces the observed taints of a node by `changed`. Needs `patch` on nodes.
 ///
 /// # Errors
-/// As [`create_event`]; also when the node was changed since it was observed.
+/// As [`create_event`]; also when the node has changed since it was observed (409).
 pub fn set_taints(
-    home: &ClusterNode,
+    own: &ClusterNode,
     observed: &ObservedNode,
     changed: &[Value],
     until: Instant,
@@ -149,10 +148,10 @@ pub fn set_taints(
     // A merge patch replaces the whole list, so the API server must refuse it if another client has changed the node.
     let patch = json!({ "metadata": { "resourceVersion": observed.version }, "spec": { "taints": changed } });
     let nodes = ApiRequest::new("/api/v1/nodes");
-    write(&home.cluster, nodes.patch(&home.node, &PatchParams::default(), &Patch::Merge(patch)), until)
+    write(&own.cluster, nodes.patch(&own.node, &PatchParams::default(), &Patch::Merge(patch)), until)
 }
 
-/// Returns the node's taints after the change; none when nothing changes.
+/// Returns the node's taints with `taints` added or removed; none when that changes nothing.
 pub fn changed_taints(before: &[Value], taints: &[NodeTaint], state: TaintState) -> Option<Vec<Value>> {
     let text = |taint: &Value, name: &str| taint.get(name).and_then(Value::as_str).map(str::to_owned);
     let is = |taint: &Value, named: &NodeTaint| {
@@ -236,21 +235,21 @@ pub(crate) fn send<T: DeserializeOwned>(
 ) -> Result<T, QueryError> {
     run(async {
         let client = cluster.client().await?;
-        Ok(requested(&client, request, until).await?)
+        Ok(request_object(&client, request, until).await?)
     })?
 }
 
-/// Requests one object until then at the latest.
-pub(crate) async fn requested<T: DeserializeOwned>(
+/// Requests one object; `until` is the deadline.
+pub(crate) async fn request_object<T: DeserializeOwned>(
     client: &Client,
     request: Request<Vec<u8>>,
     until: Instant,
 ) -> Result<T, ApiError> {
-    // In whole seconds: texts of errors are compared, so that an error that repeats is logged once.
-    let left = until.saturating_duration_since(Instant::now());
-    let left = Duration::from_secs(left.as_secs() + u64::from(left.subsec_nanos() > 0));
+    // Whole seconds, rounded up, so that a repeated error has the same text, and is logged once.
+    let limit = until.saturating_duration_since(Instant::now());
+    let limit = Duration::from_secs(limit.as_secs() + u64::from(limit.subsec_nanos() > 0));
     let object = tokio::time::timeout_at(until.into(), client::object(client, request)).await;
-    object.unwrap_or(Err(ApiError::Late(left)))
+    object.unwrap_or(Err(ApiError::Late(limit)))
 }
 
 /// Runs requests on the calling thread.
@@ -258,7 +257,7 @@ pub(crate) fn run<T>(requests: impl Future<Output = T>) -> Result<T, ClusterErro
     let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build();
     let runtime = runtime.map_err(ClusterError::Thread)?;
     let result = runtime.block_on(requests);
-    // Does not wait for a thread of the runtime that is still blocked in a DNS lookup.
+    // Does not wait for a blocking thread of the runtime that is still in a DNS lookup.
     runtime.shutdown_background();
     Ok(result)
 }

@@ -1,8 +1,8 @@
-//! A watch that runs until it is dropped: opened again with a backoff whenever it ends.
+//! A watch that is opened again, after a backoff, whenever it ends, until it is dropped.
 //!
-//! kube's `watcher` is not used. When a server ends each watch at once, it opens the next one without a pause. It hides
-//! the server's bookmarks and `Retry-After`, holds each page of a list in memory, and makes the server read every
-//! agent's list from etcd.
+//! kube's `watcher` is not used: it opens the next watch without a pause when a server ends each one at once, hides the
+//! server's bookmarks and `Retry-After`, holds each page of a list in memory, and makes the server read every agent's
+//! list from etcd.
 
 use super::error::ApiError;
 use super::pod_requests::MAX_OBJECT;
@@ -19,24 +19,26 @@ use std::convert::Infallible;
 use std::time::{Duration, Instant};
 use tokio::time::{sleep, timeout};
 
-/// The length of a watch in seconds, and the spread around it, so that the agents do not all reconnect at the same
-/// time. 5,000 agents with two watches each send six requests a second to open them again.
+/// The mean length of a watch in seconds: 5,000 agents with two watches each send six requests a second to open them
+/// again.
 const WATCH_SECONDS: f64 = 1_800.0;
+/// The range of lengths around the mean, so that the agents do not all reconnect at the same time: 20 to 40 minutes.
 const SPREAD_SECONDS: f64 = 1_200.0;
-/// A server sends a bookmark every minute. A watch that is silent for this time is dead.
+/// A server sends a bookmark every minute. A watch on which nothing arrives for this time is dead.
 const SILENCE: Duration = Duration::from_secs(240);
-/// After this many failures in a row the watch begins anew: a server restored from a backup does not know our resource
-/// version, and need not report that.
+/// After this many failures in a row the next watch begins from `first_version`: a server restored from a backup does
+/// not know our resource version, and need not report that.
 const MAX_FAILURES: u32 = 5;
 
 /// The first wait between two watches.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
-/// A watch that was open for less than this did not succeed, however it ended.
+/// A watch that was open for a shorter time counts as a failure, however it ended.
 const STEADY: Duration = Duration::from_secs(5);
 
+/// What [`ApiError::Unreadable`] reports of an object longer than [`MAX_OBJECT`].
 pub(crate) const TOO_LONG: &str = "has an object that is longer than the limit";
 
-/// The objects of a watch.
+/// What a watch requests, and what handles its events.
 pub(crate) trait Watched {
     type Object: DeserializeOwned;
 
@@ -56,10 +58,10 @@ pub(crate) trait Watched {
     fn record_event(&self);
 
     /// Records that the watch is open.
-    fn opened(&self, log: &Log);
+    fn record_open(&self, log: &Log);
 
-    /// Records why the watch ended, and in how many milliseconds it is opened again.
-    fn failed(&self, fault: &ApiError, again_in_ms: u64, log: &Log);
+    /// Records why the watch ended or was not opened, and in how many milliseconds the next attempt is.
+    fn record_failure(&self, fault: &ApiError, again_in_ms: u64, log: &Log);
 }
 
 pub(crate) struct Watch<'a, W> {
@@ -73,15 +75,16 @@ impl<W: Watched> Watch<'_, W> {
     pub(crate) async fn run(self) -> Infallible {
         let (mut backoff, mut version) = (Backoff::new(FIRST_WAIT), None);
         loop {
-            let mut opened = None;
-            let fault = self.watch(&mut version, &mut opened).await.err();
-            if is_success(opened.map(|at: Instant| at.elapsed())) {
+            let mut opened_at = None;
+            let fault = self.watch(&mut version, &mut opened_at).await.err();
+            if is_success(opened_at.map(|at: Instant| at.elapsed())) {
                 backoff.succeeded();
             }
-            let requested = fault.as_ref().and_then(ApiError::retry_after);
-            let wait = backoff.failed_at_server(W::LONGEST_WAIT, requested);
+            let retry_after = fault.as_ref().and_then(ApiError::retry_after);
+            let wait = backoff.failed_at_server(W::LONGEST_WAIT, retry_after);
             if let Some(fault) = &fault {
-                self.watched.failed(fault, u64::try_from(wait.as_millis()).unwrap_or(u64::MAX), self.log);
+                let again_in_ms = u64::try_from(wait.as_millis()).unwrap_or(u64::MAX);
+                self.watched.record_failure(fault, again_in_ms, self.log);
             }
             if backoff.failures() >= MAX_FAILURES || fault.is_some_and(|fault| has_expired(&fault)) {
                 version = None;
@@ -90,11 +93,11 @@ impl<W: Watched> Watch<'_, W> {
         }
     }
 
-    /// Watches until the watch ends. `opened` is set when it is open.
+    /// Opens one watch and follows it until it ends; sets `opened_at` when the server has opened it.
     async fn watch(
         &self,
         version: &mut Option<String>,
-        opened: &mut Option<Instant>,
+        opened_at: &mut Option<Instant>,
     ) -> Result<(), ApiError> {
         let from = match version {
             Some(version) => version.clone(),
@@ -104,8 +107,8 @@ impl<W: Watched> Watch<'_, W> {
         #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "some thousand seconds")]
         let request = self.watched.request(&from, seconds as u32)?;
         let response = self.client.send(request.map(Body::from)).await?;
-        *opened = Some(Instant::now());
-        self.watched.opened(self.log);
+        *opened_at = Some(Instant::now());
+        self.watched.record_open(self.log);
         self.follow(response.into_body(), version).await
     }
 
@@ -113,13 +116,12 @@ impl<W: Watched> Watch<'_, W> {
     async fn follow(&self, mut body: Body, version: &mut Option<String>) -> Result<(), ApiError> {
         let mut lines = LineSplitter::default();
         while let Some(frame) = timeout(SILENCE, body.frame()).await.map_err(|_| ApiError::Late(SILENCE))? {
-            // A broken connection is handled like a watch that the server ended: if there is a problem, the next
-            // request fails.
+            // A broken connection counts as a watch that the server ended: a lasting problem fails the next request.
             let Ok(frame) = frame else { return Ok(()) };
             self.watched.record_event();
             lines.feed(&frame.into_data().unwrap_or_default());
             while let Some(line) = lines.next().map_err(|_| ApiError::Unreadable(TOO_LONG))? {
-                if let Some(latest) = self.event(&line)? {
+                if let Some(latest) = self.handle_line(&line)? {
                     *version = Some(latest);
                 }
             }
@@ -127,8 +129,8 @@ impl<W: Watched> Watch<'_, W> {
         Ok(())
     }
 
-    /// Handles the event of a line; returns its resource version.
-    fn event(&self, line: &[u8]) -> Result<Option<String>, ApiError> {
+    /// Handles the event of a line; returns its resource version, if it has one.
+    fn handle_line(&self, line: &[u8]) -> Result<Option<String>, ApiError> {
         let (object, is_deleted) = match serde_json::from_slice(line) {
             Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => (object, false),
             Ok(WatchEvent::Deleted(object)) => (object, true),
@@ -144,13 +146,13 @@ impl<W: Watched> Watch<'_, W> {
     }
 }
 
-/// Reports whether the watch cannot continue from the last version: 410, or any other status that concerns the request,
-/// not us or the server's health.
+/// Reports whether the watch cannot continue from the last version: 410, or another 4xx status that is not about our
+/// credentials and rights (401, 403) or our rate (429).
 fn has_expired(fault: &ApiError) -> bool {
     fault.status().is_some_and(|status| (400..500).contains(&status) && ![401, 403, 429].contains(&status))
 }
 
-/// Reports whether a watch that was open for this time succeeded; none: the server did not open it.
+/// Reports whether a watch that was open for this time succeeded; `None` if the server did not open it.
 fn is_success(open: Option<Duration>) -> bool {
     open.is_some_and(|open| open >= STEADY)
 }
@@ -172,11 +174,11 @@ impl LineSplitter {
         self.bytes.extend_from_slice(bytes);
     }
 
-    /// Returns the next complete line that is not empty.
+    /// Returns the next complete line that is not empty; none until more bytes complete one.
     fn next(&mut self) -> Result<Option<Vec<u8>>, LineTooLong> {
         loop {
-            let unseen = self.bytes.get(self.searched..).unwrap_or_default();
-            let Some(end) = unseen.iter().position(|byte| *byte == b'\n') else {
+            let unsearched = self.bytes.get(self.searched..).unwrap_or_default();
+            let Some(end) = unsearched.iter().position(|byte| *byte == b'\n') else {
                 self.searched = self.bytes.len();
                 return if self.searched > MAX_OBJECT { Err(LineTooLong) } else { Ok(None) };
             };

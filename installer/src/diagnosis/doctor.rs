@@ -1,5 +1,4 @@
-//! `gybe doctor`: judges an observed node and returns findings, each with a remedy. Pure; `observe` reads the
-//! node.
+//! `gybe doctor`: judges an observed node and returns findings, most with a remedy. Pure; `observe` reads the node.
 
 mod agent;
 mod chain;
@@ -20,7 +19,7 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct DoctorFinding {
     pub about: About,
-    pub state: Severity,
+    pub severity: Severity,
     pub text: String,
     pub remedy: Option<Remedy>,
     pub section: Option<Section>,
@@ -29,7 +28,7 @@ pub struct DoctorFinding {
 /// What to do about a finding.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Remedy {
-    /// The kernel denied an access to the doctor's user.
+    /// Run the doctor as root: the kernel denied an access to its user.
     RunAsRoot,
     Text(String),
 }
@@ -49,8 +48,8 @@ impl<T: Into<String>> From<T> for Remedy {
     }
 }
 
-/// A section of docs/TROUBLESHOOTING.md: the id of an error of the plugin, or the name of an alert, that has the same
-/// cause.
+/// A section of docs/TROUBLESHOOTING.md about the same cause. Its heading is the id of an error of the plugin, or the
+/// name of an alert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Section {
     WrongEntry,
@@ -84,7 +83,7 @@ impl Section {
         Self::SettingsRefused,
     ];
 
-    /// The heading, which is also the id in JSON.
+    /// Its heading, which is also the finding's id in JSON.
     #[must_use]
     pub fn name(self) -> &'static str {
         match self {
@@ -104,14 +103,14 @@ impl Section {
     }
 }
 
-/// The topic of a finding, in the order of the output.
+/// The topics of findings, in the order of the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum About {
     /// The kind of node.
     Node,
     /// The runtime's directories and their file systems.
     Directories,
-    /// The file that the runtime uses, and our entry in it.
+    /// The conf file that the runtime uses, and our entry in it.
     Chain,
     /// The values of our entry.
     Entry,
@@ -120,7 +119,7 @@ pub enum About {
     Agent,
     /// The backend in use.
     Backend,
-    /// Other owners of conf files, and other meshes.
+    /// Other owners' conf files, and other meshes.
     Others,
     /// How our agent and the runtime notice changes.
     Watching,
@@ -174,16 +173,22 @@ impl Severity {
 
 impl DoctorFinding {
     fn well(about: About, text: impl Into<String>) -> Self {
-        Self { about, state: Severity::Ok, text: text.into(), remedy: None, section: None }
+        Self { about, severity: Severity::Ok, text: text.into(), remedy: None, section: None }
     }
 
     fn note(about: About, text: impl Into<String>, remedy: Option<&str>) -> Self {
         let remedy = remedy.map(Remedy::from);
-        Self { about, state: Severity::Note, text: text.into(), remedy, section: None }
+        Self { about, severity: Severity::Note, text: text.into(), remedy, section: None }
     }
 
     fn wrong(about: About, text: impl Into<String>, remedy: impl Into<Remedy>) -> Self {
-        Self { about, state: Severity::Wrong, text: text.into(), remedy: Some(remedy.into()), section: None }
+        Self {
+            about,
+            severity: Severity::Wrong,
+            text: text.into(),
+            remedy: Some(remedy.into()),
+            section: None,
+        }
     }
 
     fn in_section(self, section: Section) -> Self {
@@ -192,9 +197,9 @@ impl DoctorFinding {
 
     #[must_use]
     pub fn to_json(&self) -> Value {
-        let Self { about, state, text, remedy, section } = self;
+        let Self { about, severity, text, remedy, section } = self;
         let (id, remedy) = (section.map(Section::name), remedy.as_ref().map(Remedy::to_string));
-        json!({ "about": about.name(), "state": state.name().to_lowercase(), "says": text, "remedy": remedy, "id": id })
+        json!({ "about": about.name(), "state": severity.name().to_lowercase(), "says": text, "remedy": remedy, "id": id })
     }
 }
 
@@ -235,11 +240,11 @@ fn refused(user: u32, found: &[DoctorFinding]) -> Option<DoctorFinding> {
 /// Reports whether no finding is `Wrong`.
 #[must_use]
 pub fn is_well(found: &[DoctorFinding]) -> bool {
-    found.iter().all(|finding| finding.state != Severity::Wrong)
+    found.iter().all(|finding| finding.severity != Severity::Wrong)
 }
 
-/// The remedy if the kernel denies the access. To root only a security module denies it (F36).
-fn of_security(observation: &Observation) -> Remedy {
+/// The remedy where the kernel denies an access (EACCES, EPERM). To root, only a security module denies one (F36).
+fn access_remedy(observation: &Observation) -> Remedy {
     if observation.user.is_some() {
         return Remedy::RunAsRoot;
     }

@@ -1,12 +1,12 @@
-//! Networks of one family as iptables can match them: a rule matches one network, or all addresses outside one.
+//! Addresses of one family as iptables can match them: a rule matches one network, or all addresses outside one.
 
 use crate::model::ruleset::{Family, Is, Networks};
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 
-/// Addresses of one family.
+/// The source or destination addresses, of one family, that rules match.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum MatchedAddresses {
-    /// The addresses in any of these networks.
+    /// The addresses in these networks.
     Any(Vec<IpNet>),
     /// All addresses outside this network, the only negation that iptables has.
     AllBut(IpNet),
@@ -22,18 +22,19 @@ impl MatchedAddresses {
         match (is, nets.as_slice()) {
             (Is::In, _) => Self::Any(nets),
             (Is::NotIn, [net]) if net.prefix_len() > 0 => Self::AllBut(*net),
-            (Is::NotIn, _) => Self::Any(outside(everywhere(networks.family()), &nets)),
+            (Is::NotIn, _) => Self::Any(outside(all_addresses(networks.family()), &nets)),
         }
     }
 
-    /// The addresses in both, because iptables accepts each option once.
+    /// The addresses in both: iptables accepts `-s` and `-d` only once each in a rule.
     pub(super) fn and(self, other: Self) -> Self {
-        let (ours, theirs) = (self.into_networks(), other.into_networks());
-        let both = ours.iter().flat_map(|a| theirs.iter().filter_map(move |b| narrower(*a, *b)));
+        let (left, right) = (self.into_networks(), other.into_networks());
+        let both = left.iter().flat_map(|a| right.iter().filter_map(move |b| intersection(*a, *b)));
         Self::Any(both.collect())
     }
 
-    /// The alternative matches, each for a rule of its own; `None` matches every address without an option.
+    /// The alternatives, one for each rule: the sense and network of its option, or `None` for no option, which matches
+    /// every address.
     pub(super) fn choices(self) -> Vec<Option<(Is, IpNet)>> {
         match self {
             Self::AllBut(net) => vec![Some((Is::NotIn, net))],
@@ -46,19 +47,21 @@ impl MatchedAddresses {
     fn into_networks(self) -> Vec<IpNet> {
         match self {
             Self::Any(nets) => nets,
-            Self::AllBut(net) => outside(everywhere(Family::of(net.addr())), &[net]),
+            Self::AllBut(net) => outside(all_addresses(Family::of(net.addr())), &[net]),
         }
     }
 }
 
-fn everywhere(family: Family) -> IpNet {
+/// The network of all addresses.
+fn all_addresses(family: Family) -> IpNet {
     match family {
         Family::V4 => IpNet::V4(Ipv4Net::default()),
         Family::V6 => IpNet::V6(Ipv6Net::default()),
     }
 }
 
-fn narrower(a: IpNet, b: IpNet) -> Option<IpNet> {
+/// Two networks are disjoint, or one contains the other.
+fn intersection(a: IpNet, b: IpNet) -> Option<IpNet> {
     if b.contains(&a) {
         Some(a)
     } else if a.contains(&b) {
@@ -68,8 +71,7 @@ fn narrower(a: IpNet, b: IpNet) -> Option<IpNet> {
     }
 }
 
-/// Returns `space` without `holes` as networks: splits a network that contains a hole in half, and keeps one that
-/// contains none.
+/// Returns `space` without `holes` as networks: keeps a network without a hole, and splits one with a hole in half.
 fn outside(space: IpNet, holes: &[IpNet]) -> Vec<IpNet> {
     if holes.iter().any(|hole| hole.contains(&space)) {
         return Vec::new();

@@ -14,14 +14,14 @@ use std::fmt;
 /// `struct nfgenmsg`, between the netlink header and the attributes.
 pub(super) const GENERIC: usize = 4;
 
-/// Messages that the kernel carries out all or none of.
+/// The messages of one transaction: the kernel commits all of them or none.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     bytes: Vec<u8>,
     objects: Vec<Object>,
 }
 
-/// The object of a message of a batch.
+/// The object that a message of a batch creates or deletes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Object {
     /// The transaction itself.
@@ -51,7 +51,7 @@ impl fmt::Display for Object {
     }
 }
 
-/// A rule id or a name is too long for its length field.
+/// An attribute exceeds 65,535 bytes, the limit of `nla_len`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("a name in the rule set is too long for nftables")]
 pub struct TooLong;
@@ -70,12 +70,12 @@ impl Batch {
     /// The batch that makes `rules` the content of Gybe's table.
     ///
     /// # Errors
-    /// When a rule id is longer than a comment can be.
+    /// When an attribute exceeds 65,535 bytes. The kernel, not this function, refuses a rule id longer than a comment.
     pub fn apply(rules: &Ruleset, start: Start) -> Result<Self, TooLong> {
         BatchBuilder::of(rules, start).close(true)
     }
 
-    /// [`Batch::apply`] without the message that ends it: the kernel checks all of it and keeps nothing.
+    /// [`Batch::apply`] without `NFNL_MSG_BATCH_END`: the kernel checks every message and commits none.
     ///
     /// # Errors
     /// As [`Batch::apply`].
@@ -98,12 +98,12 @@ impl Batch {
         &self.bytes
     }
 
-    /// Answers a request for a list of objects, or for the elements of a set, as the kernel does once it has carried out
-    /// the batch: a message that creates an object has the form of the message that lists it, without handles and
-    /// numbers of uses.
+    /// Answers a request for a list of objects, or for the elements of a set, as the kernel does once the batch is
+    /// committed. A message that creates an object has the form of the message that lists it, without handles and use
+    /// counts.
     pub(crate) fn list(&self, request: &[u8]) -> Vec<Vec<u8>> {
         let Some(request) = Messages(request).flatten().next() else { return Vec::new() };
-        let set = |message: &Message<'_>| {
+        let set_name = |message: &Message<'_>| {
             let attributes = Attributes::of(message.body.get(GENERIC..).unwrap_or_default());
             attributes.get(NFTA_SET_ELEM_LIST_SET).map(|name| name.text().to_vec())
         };
@@ -112,21 +112,21 @@ impl Batch {
             .flatten()
             // `NFT_MSG_GET*` is the number after `NFT_MSG_NEW*` (include/uapi/linux/netfilter/nf_tables.h, v6.18).
             .filter(|message| message.header.kind + 1 == request.header.kind)
-            .filter(|message| !is_of_elements || set(message) == set(&request))
+            .filter(|message| !is_of_elements || set_name(message) == set_name(&request))
             .map(|message| message.body.to_vec())
             .collect()
     }
 
-    /// The object of the message with this sequence number.
+    /// The object of the message with this sequence number; the transaction for a number that no message has.
     pub fn object(&self, sequence: u32) -> &Object {
         let index = usize::try_from(sequence).ok();
         index.and_then(|index| self.objects.get(index)).unwrap_or(&Object::Transaction)
     }
 
-    /// The names of the expressions of the rule in this message: only the expression at byte `offset` of the message,
-    /// or all of them without an offset. The kernel reports the offset of the header of the refused attribute
+    /// The names of the expressions of the rule in this message: of the one at byte `offset` of the message, or of all
+    /// without an offset. The kernel reports the offset of the header of the refused attribute
     /// (`NL_SET_BAD_ATTR`, include/linux/netlink.h, v6.18).
-    pub(super) fn expressions(&self, sequence: u32, offset: Option<usize>) -> Vec<&[u8]> {
+    pub(super) fn expression_names(&self, sequence: u32, offset: Option<usize>) -> Vec<&[u8]> {
         let mut messages = Messages(&self.bytes).flatten();
         let Some(message) = messages.find(|message| message.header.sequence == sequence) else {
             return Vec::new();
@@ -134,13 +134,14 @@ impl Batch {
         let offset_of =
             |value: &[u8]| value.as_ptr().addr() - message.body.as_ptr().addr() + HEADER - ATTRIBUTE_HEADER;
         let rule = Attributes::of(message.body.get(GENERIC..).unwrap_or_default());
-        let list = rule.nested(NFTA_RULE_EXPRESSIONS);
-        list.filter(|e| {
-            let begin = offset_of(e.value);
-            offset.is_none_or(|at| (begin..begin + ATTRIBUTE_HEADER + e.value.len()).contains(&at))
-        })
-        .filter_map(|e| Some(Attributes::of(e.value).get(NFTA_EXPR_NAME)?.text()))
-        .collect()
+        let expressions = rule.nested(NFTA_RULE_EXPRESSIONS);
+        expressions
+            .filter(|e| {
+                let begin = offset_of(e.value);
+                offset.is_none_or(|at| (begin..begin + ATTRIBUTE_HEADER + e.value.len()).contains(&at))
+            })
+            .filter_map(|e| Some(Attributes::of(e.value).get(NFTA_EXPR_NAME)?.text()))
+            .collect()
     }
 
     /// The sequence number of the last message before the end: the message that is acknowledged.
@@ -149,13 +150,13 @@ impl Batch {
     }
 }
 
-/// Bytes reserved for one rule's message, more than the longest rule takes.
+/// Bytes reserved for a rule's message; the longest one is shorter.
 const RULE_SIZE: usize = 1024;
 /// Bytes reserved for a chain's message.
 const CHAIN_SIZE: usize = 128;
 /// Bytes reserved for a set's message and the header of its elements' message.
 const SET_SIZE: usize = 512;
-/// Bytes reserved for the begin, the end and the table.
+/// Bytes reserved for the messages of the table and of the transaction's begin and end.
 const FRAME_SIZE: usize = 256;
 
 /// `NFTNL_UDATA_RULE_COMMENT`: the comment that `nft list` shows.
@@ -165,9 +166,9 @@ const COMMENT: u8 = 0;
 struct BatchBuilder {
     out: Writer,
     objects: Vec<Object>,
-    /// The offset of the last message.
-    last: usize,
-    /// The number of sets so far; each has its own id in the batch.
+    /// The byte offset of the last message.
+    last_offset: usize,
+    /// The number of sets so far, which is the last set's id in the batch.
     sets: u32,
 }
 
@@ -179,21 +180,21 @@ impl BatchBuilder {
         builder
     }
 
-    /// The most bytes that the batch can have, so that its buffer is allocated once.
+    /// An upper bound of the batch's length in bytes, so that its buffer is allocated once.
     fn max_size(rules: &Ruleset) -> usize {
-        let set = |list: &NamedList<'_>| SET_SIZE + set::size(&list.elements);
-        let sets: usize = rules.lists().iter().map(set).sum();
+        let size = |list: &NamedList<'_>| SET_SIZE + set::size(&list.elements);
+        let sets: usize = rules.lists().iter().map(size).sum();
         FRAME_SIZE + rules.chains.len() * CHAIN_SIZE + sets + rules.rules().count() * RULE_SIZE
     }
 
     fn with_capacity(capacity: usize) -> Self {
         let mut out = Writer::with_capacity(capacity);
         frame(&mut out, NFNL_MSG_BATCH_BEGIN, 0);
-        Self { out, objects: vec![Object::Transaction], last: 0, sets: 0 }
+        Self { out, objects: vec![Object::Transaction], last_offset: 0, sets: 0 }
     }
 
     fn add(&mut self, kind: u16, flags: u16, object: Object, body: impl FnOnce(&mut Writer)) {
-        self.last = self.out.len();
+        self.last_offset = self.out.len();
         let sequence = u32::try_from(self.objects.len()).unwrap_or(u32::MAX);
         let header = Header { kind: NFNL_SUBSYS_NFTABLES << 8 | kind, flags: REQUEST | flags, sequence };
         self.out.message(header, &[NFPROTO_INET, 0, 0, 0], body);
@@ -264,12 +265,15 @@ impl BatchBuilder {
     }
 
     fn close(mut self, commit: bool) -> Result<Batch, TooLong> {
+        /// The offset of `nlmsg_flags` in `struct nlmsghdr`.
+        const FLAGS: usize = 6;
         if commit {
             frame(&mut self.out, NFNL_MSG_BATCH_END, u32::try_from(self.objects.len()).unwrap_or(u32::MAX));
         }
         let mut bytes = self.out.finish().ok_or(TooLong)?;
         // One acknowledgement for the whole batch: the kernel reports each refused message in any case.
-        let flags = bytes.get_mut(self.last..).and_then(|last| last.get_mut(6..)?.first_chunk_mut::<2>());
+        let flags =
+            bytes.get_mut(self.last_offset..).and_then(|last| last.get_mut(FLAGS..)?.first_chunk_mut::<2>());
         if let Some(flags) = flags {
             *flags = (u16::from_ne_bytes(*flags) | ACK).to_ne_bytes();
         }
@@ -277,7 +281,7 @@ impl BatchBuilder {
     }
 }
 
-/// The message that begins or ends a transaction: `nfgenmsg` has the subsystem, in network byte order.
+/// The message that begins or ends a transaction: `nfgenmsg.res_id` is the subsystem, in network byte order.
 fn frame(w: &mut Writer, kind: u16, sequence: u32) {
     let [high, low] = NFNL_SUBSYS_NFTABLES.to_be_bytes();
     w.message(Header { kind, flags: REQUEST, sequence }, &[NFPROTO_UNSPEC, 0, high, low], |_| ());
@@ -286,7 +290,7 @@ fn frame(w: &mut Writer, kind: u16, sequence: u32) {
 /// The rule's id as its comment, with the final NUL that `nft` expects.
 fn comment(w: &mut Writer, rule: &Rule) {
     let id = rule.id.0.as_bytes();
-    // The length field has one byte; the kernel refuses a longer comment.
+    // The length field has one byte. An id that it cannot count exceeds `NFT_USERDATA_MAXLEN`: the kernel refuses it.
     let length = u8::try_from(id.len() + 1).unwrap_or(u8::MAX);
     w.attr(NFTA_RULE_USERDATA, &[&[COMMENT, length], id, &[0]].concat());
 }
@@ -317,11 +321,11 @@ mod tests {
         let rule = "rule \"excluded\" in chain nat-output";
         let expected = [
             (NFNL_MSG_BATCH_BEGIN, "the transaction"),
-            (0, "table inet gybe"),
-            (3, "chain nat-output"),
-            (9, "set excluded"),
-            (12, "elements of set excluded"),
-            (6, rule),
+            (NFT_MSG_NEWTABLE, "table inet gybe"),
+            (NFT_MSG_NEWCHAIN, "chain nat-output"),
+            (NFT_MSG_NEWSET, "set excluded"),
+            (NFT_MSG_NEWSETELEM, "elements of set excluded"),
+            (NFT_MSG_NEWRULE, rule),
             (NFNL_MSG_BATCH_END, "the transaction"),
         ];
         assert_eq!(read(&batch), expected.map(|(kind, object)| (kind, object.to_owned())));
@@ -333,15 +337,18 @@ mod tests {
         let batch = Batch::apply(&rules(2), Start::Fresh).unwrap();
         assert!(read(&batch).iter().all(|(kind, _)| *kind != NFT_MSG_DELTABLE));
         let table = Messages(batch.bytes()).flatten().nth(1).unwrap();
-        assert_eq!(table.header.flags, 0x1 | 0x200 | 0x400);
+        assert_eq!(table.header.flags, REQUEST | CREATE | EXCLUSIVE);
         let replace = Batch::apply(&rules(2), Start::Replace).unwrap();
-        assert_eq!(read(&replace)[1..4].iter().map(|(kind, _)| *kind).collect::<Vec<_>>(), [0, 2, 0]);
+        assert_eq!(
+            read(&replace)[1..4].iter().map(|(kind, _)| *kind).collect::<Vec<_>>(),
+            [NFT_MSG_NEWTABLE, NFT_MSG_DELTABLE, NFT_MSG_NEWTABLE]
+        );
     }
 
     #[test]
     fn only_the_last_message_requests_an_acknowledgement() {
         let batch = Batch::apply(&rules(2), Start::Replace).unwrap();
-        let requesting = Messages(batch.bytes()).flatten().filter(|message| message.header.flags & 0x4 != 0);
+        let requesting = Messages(batch.bytes()).flatten().filter(|message| message.header.flags & ACK != 0);
         assert_eq!(requesting.map(|message| message.header.sequence).collect::<Vec<_>>(), [batch.last()]);
     }
 
@@ -351,7 +358,7 @@ mod tests {
             Batch::apply(&rules(2), Start::Fresh).unwrap(),
             Batch::dry_run(&rules(2), Start::Fresh).unwrap(),
         );
-        assert_eq!(real.bytes()[..real.bytes().len() - 20], *dry.bytes());
+        assert_eq!(real.bytes()[..real.bytes().len() - HEADER - GENERIC], *dry.bytes());
     }
 
     #[test]
@@ -374,7 +381,7 @@ mod tests {
     #[test]
     fn the_expression_at_an_offset_is_found() {
         let batch = Batch::apply(&rules(2), Start::Fresh).unwrap();
-        let all = batch.expressions(batch.last(), None);
+        let all = batch.expression_names(batch.last(), None);
         let expected: [&[u8]; 6] = [b"meta", b"cmp", b"payload", b"lookup", b"counter", b"immediate"];
         assert_eq!(all, expected);
         let message = Messages(batch.bytes()).flatten().find(|m| m.header.sequence == batch.last()).unwrap();
@@ -382,7 +389,7 @@ mod tests {
             // The headers of the expression and of its name are before it.
             let named = message.body.windows(name.len()).position(|bytes| bytes == name).unwrap() + HEADER;
             for at in [named - 2 * ATTRIBUTE_HEADER, named] {
-                assert_eq!(batch.expressions(batch.last(), Some(at)), [name], "{at}");
+                assert_eq!(batch.expression_names(batch.last(), Some(at)), [name], "{at}");
             }
         }
     }

@@ -47,7 +47,7 @@ fn refused(batch: &Batch, refusals: Vec<MessageRefusal>) -> NftError {
         };
     };
     let object = batch.object(sequence).clone();
-    let lacking = KernelPart::lacking(&object, source, &batch.expressions(sequence, offset));
+    let lacking = KernelPart::lacking(&object, source, &batch.expression_names(sequence, offset));
     NftError::Refused { object, kernel_message, lacking, others, source }
 }
 

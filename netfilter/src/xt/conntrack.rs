@@ -1,4 +1,4 @@
-//! The match `conntrack`, and `state`, which is an alias of a part of it
+//! The match `conntrack`, and `state`, which tests a part of the states of `conntrack`
 //! (include/uapi/linux/netfilter/xt_conntrack.h, xt_state.h).
 
 use super::fields::{Fields, colon, is, not};
@@ -10,10 +10,10 @@ use std::net::IpAddr;
 /// Tests of a packet's connection; all of them must apply.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Conntrack {
-    /// The tests, in the order in which `iptables-save` prints them.
+    /// In the order in which `iptables-save` prints them.
     pub tests: Vec<ConntrackTest>,
-    /// Written as `-m state`.
-    alias: bool,
+    /// Printed as `-m state`.
+    is_state: bool,
 }
 
 /// One test of a packet's connection.
@@ -31,7 +31,7 @@ pub enum ConntrackTest {
         is: Is,
         /// What it is compared with.
         address: IpAddr,
-        /// Its bits that count.
+        /// The bits that are compared.
         mask: IpAddr,
     },
     /// A port of the connection. The option names which: `--ctorigsrcport`.
@@ -43,34 +43,36 @@ pub enum ConntrackTest {
         /// The ports.
         range: PortRange,
     },
-    /// `IPS_*` bits of the connection, any of them; none of them when zero.
+    /// The connection has any of these `IPS_*` bits, which is never so for zero (`conntrack_mt`,
+    /// net/netfilter/xt_conntrack.c, v6.18).
     Status(Is, u16),
-    /// Seconds until the connection's entry expires, from first to last.
+    /// The seconds until the connection's entry expires are in this inclusive range.
     Expires(Is, [u32; 2]),
     /// The packet travels in the connection's original direction.
     Original(Is),
 }
 
-/// A set of connection states: bits of `XT_CONNTRACK_STATE_*`.
+/// A set of connection states: `XT_CONNTRACK_STATE_*` and `XT_CONNTRACK_STATE_BIT`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct States(u16);
 
 impl States {
-    /// A packet that belongs to no connection.
+    /// The packet belongs to no connection, and is not exempt from tracking.
     pub const INVALID: Self = Self(1);
-    /// Part of a connection with packets in both directions.
+    /// The packet belongs to a connection with packets in both directions.
     pub const ESTABLISHED: Self = Self(1 << 1);
-    /// Caused by another connection.
+    /// The packet begins a connection that another one expects, or is an ICMP error about one.
     pub const RELATED: Self = Self(1 << 2);
-    /// Begins a connection.
+    /// The packet belongs to a connection without a reply so far.
     pub const NEW: Self = Self(1 << 3);
     /// The connection's source is translated.
     pub const SNAT: Self = Self(1 << 6);
     /// The connection's destination is translated.
     pub const DNAT: Self = Self(1 << 7);
-    /// Exempt from tracking.
+    /// The packet is exempt from tracking.
     pub const UNTRACKED: Self = Self(1 << 8);
 
+    /// In the order in which `iptables-save` prints them.
     const NAMES: [(Self, &'static str); 7] = [
         (Self::INVALID, "INVALID"),
         (Self::NEW, "NEW"),
@@ -82,31 +84,35 @@ impl States {
     ];
 
     /// Reports whether any of `other` is in the set.
-    pub fn contains(self, other: Self) -> bool {
+    pub fn intersects(self, other: Self) -> bool {
         self.0 & other.0 != 0
     }
 }
 
 impl fmt::Display for States {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names = Self::NAMES.iter().filter(|(state, _)| self.contains(*state)).map(|(_, name)| *name);
+        let names = Self::NAMES.iter().filter(|(state, _)| self.intersects(*state)).map(|(_, name)| *name);
         f.write_str(&names.collect::<Vec<_>>().join(","))
     }
 }
 
-/// `XT_STATE_UNTRACKED`, which `conntrack` has another bit for.
+/// `XT_STATE_INVALID` and `XT_STATE_BIT`: the states that have the same bits in `conntrack`.
+const COMMON_STATES: u32 = 0xf;
+/// `XT_STATE_UNTRACKED`, for which `conntrack` has another bit.
 const STATE_UNTRACKED: u32 = 1 << 6;
 
 /// `struct xt_state_info`.
 pub(super) fn state(fields: Fields<'_>) -> Option<Conntrack> {
     let mask = fields.u32(0)?;
-    let common = u16::try_from(mask & 0xf).ok()?;
+    let common = u16::try_from(mask & COMMON_STATES).ok()?;
     let untracked = if mask & STATE_UNTRACKED == 0 { 0 } else { States::UNTRACKED.0 };
-    Some(Conntrack { tests: vec![ConntrackTest::State(Is::In, States(common | untracked))], alias: true })
+    Some(Conntrack { tests: vec![ConntrackTest::State(Is::In, States(common | untracked))], is_state: true })
 }
 
-/// `struct xt_conntrack_mtinfo1` to `3`.
+/// `struct xt_conntrack_mtinfo1` to `xt_conntrack_mtinfo3`, which have the same offsets up to the masks of state and
+/// status. Revision 3 has ports in host byte order, and the upper bounds of ranges.
 pub(super) fn conntrack(fields: Fields<'_>, revision: u8, family: Family) -> Option<Conntrack> {
+    // `match_flags` and `invert_flags`.
     let (flags, inverted) = (u32::from(fields.u16(146)?), u32::from(fields.u16(148)?));
     let [states, status] = match revision {
         1 => [u16::from(fields.u8(150)?), u16::from(fields.u8(151)?)],
@@ -114,22 +120,22 @@ pub(super) fn conntrack(fields: Fields<'_>, revision: u8, family: Family) -> Opt
         _ => return None,
     };
     let mut tests = Vec::new();
-    let mut test = |bit: u32, test: &dyn Fn(Is) -> Option<ConntrackTest>| -> Option<()> {
+    let mut add = |bit: u32, test: &dyn Fn(Is) -> Option<ConntrackTest>| -> Option<()> {
         if flags & bit != 0 {
             tests.push(test(is(inverted, bit))?);
         }
         Some(())
     };
-    test(STATE, &|is| Some(ConntrackTest::State(is, States(states))))?;
-    test(PROTO, &|is| Some(ConntrackTest::Protocol(is, fields.u16(136)?)))?;
+    add(STATE, &|is| Some(ConntrackTest::State(is, States(states))))?;
+    add(PROTO, &|is| Some(ConntrackTest::Protocol(is, fields.u16(136)?)))?;
     for (bit, option, at) in ADDRESSES {
-        test(bit, &|is| {
+        add(bit, &|is| {
             let (address, mask) = (fields.address(at, family)?, fields.address(at + 16, family)?);
             Some(ConntrackTest::Address { option, is, address, mask })
         })?;
     }
     for (bit, option, at, high) in PORTS {
-        test(bit, &|is| {
+        add(bit, &|is| {
             let range = match revision {
                 3 => PortRange::new(fields.u16(at)?, fields.u16(high)?),
                 _ => fields.be16(at).and_then(|port| PortRange::new(port, port)),
@@ -137,14 +143,16 @@ pub(super) fn conntrack(fields: Fields<'_>, revision: u8, family: Family) -> Opt
             Some(ConntrackTest::Port { option, is, range: range? })
         })?;
     }
-    test(STATUS, &|is| Some(ConntrackTest::Status(is, status)))?;
-    test(EXPIRES, &|is| Some(ConntrackTest::Expires(is, [fields.u32(128)?, fields.u32(132)?])))?;
-    test(DIRECTION, &|is| Some(ConntrackTest::Original(is)))?;
-    Some(Conntrack { tests, alias: flags & STATE_ALIAS != 0 })
+    add(STATUS, &|is| Some(ConntrackTest::Status(is, status)))?;
+    add(EXPIRES, &|is| Some(ConntrackTest::Expires(is, [fields.u32(128)?, fields.u32(132)?])))?;
+    add(DIRECTION, &|is| Some(ConntrackTest::Original(is)))?;
+    Some(Conntrack { tests, is_state: flags & STATE_ALIAS != 0 })
 }
 
+// `XT_CONNTRACK_*`: the bits of `match_flags` and `invert_flags`.
 const STATE: u32 = 1;
 const PROTO: u32 = 1 << 1;
+/// The bit, the option, and the offset of the address, which its mask of 16 bytes follows.
 const ADDRESSES: [(u32, &str, usize); 4] = [
     (1 << 2, "--ctorigsrc", 0),
     (1 << 3, "--ctorigdst", 32),
@@ -153,6 +161,7 @@ const ADDRESSES: [(u32, &str, usize); 4] = [
 ];
 const STATUS: u32 = 1 << 6;
 const EXPIRES: u32 = 1 << 7;
+/// The bit, the option, the offset of the port, and that of the upper bound in revision 3.
 const PORTS: [(u32, &str, usize, usize); 4] = [
     (1 << 8, "--ctorigsrcport", 138, 154),
     (1 << 9, "--ctorigdstport", 140, 156),
@@ -164,11 +173,11 @@ const STATE_ALIAS: u32 = 1 << 13;
 
 impl fmt::Display for Conntrack {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(if self.alias { "-m state" } else { "-m conntrack" })?;
+        f.write_str(if self.is_state { "-m state" } else { "-m conntrack" })?;
         for test in &self.tests {
             match test {
                 ConntrackTest::State(is, states) => {
-                    let option = if self.alias { "--state" } else { "--ctstate" };
+                    let option = if self.is_state { "--state" } else { "--ctstate" };
                     write!(f, " {}{option} {states}", not(*is))?;
                 }
                 other => write!(f, " {other}")?,
@@ -196,7 +205,7 @@ impl fmt::Display for ConntrackTest {
     }
 }
 
-/// An address without its mask when the mask is whole, else with its prefix length or the mask itself.
+/// The address alone if the mask has all bits, else with the prefix length, or with a mask that is no prefix.
 fn masked(address: IpAddr, mask: IpAddr) -> String {
     let prefix = ipnet::ip_mask_to_prefix(mask);
     match prefix {
@@ -206,6 +215,7 @@ fn masked(address: IpAddr, mask: IpAddr) -> String {
     }
 }
 
+/// The names of the `IPS_*` bits that iptables knows.
 fn status_text(status: u16) -> String {
     let names = [(1, "EXPECTED"), (1 << 1, "SEEN_REPLY"), (1 << 2, "ASSURED"), (1 << 3, "CONFIRMED")];
     let names: Vec<_> = names.iter().filter(|(bit, _)| status & bit != 0).map(|(_, name)| *name).collect();

@@ -1,8 +1,8 @@
-//! The names of all known keys.
+//! The known keys of the plugin's entry in a conflist; finds unknown ones.
 
 use serde_json::{Map, Value};
 
-/// The plugin's keys, and istio-cni's that it reads.
+/// The plugin's own keys, and istio-cni's that it reads.
 const PLUGIN: [&str; 17] = [
     "log_level",
     "backend",
@@ -14,7 +14,7 @@ const PLUGIN: [&str; 17] = [
     "ipv6",
     "max_intervals",
     "facts",
-    // istio-cni's.
+    // istio-cni's, read by `istio_keys`.
     "kubernetes",
     "plugin_log_level",
     "cni_agent_run_dir",
@@ -58,9 +58,9 @@ pub fn is_plugin_key(key: &str) -> bool {
     PLUGIN.contains(&key)
 }
 
-/// Returns the unknown keys, which may be misspelt ones.
+/// Returns the unknown keys of an entry, which may be misspelt; inside an object as `PARENT.KEY`.
 pub fn unknown_keys(members: &Map<String, Value>) -> Vec<String> {
-    // Go reads the specification's keys in any case; the plugin's are case-sensitive.
+    // Go's encoding/json matches the specification's keys in any case; the plugin's are case-sensitive.
     let is_protocol = |key: &str| PROTOCOL.iter().any(|known| known.eq_ignore_ascii_case(key));
     let top = members.keys().filter(|key| !PLUGIN.contains(&key.as_str()) && !is_protocol(key));
     let mut unknown: Vec<_> = top.cloned().collect();

@@ -72,13 +72,13 @@ impl Watched for NodePods {
         self.cache.record_event();
     }
 
-    fn opened(&self, log: &Log) {
+    fn record_open(&self, log: &Log) {
         if self.cache.opened() {
             log.info("gybe node: pods are watched again", json!({}));
         }
     }
 
-    fn failed(&self, fault: &ApiError, again_in_ms: u64, log: &Log) {
+    fn record_failure(&self, fault: &ApiError, again_in_ms: u64, log: &Log) {
         // 410 only means that the pods have to be listed again.
         if fault.status() == Some(410) && self.cache.state().synced {
             return;

@@ -1,7 +1,7 @@
 //! Findings about the node agent: whether its sockets answer, and its own status.
 
 use super::observe::{AgentContact, LogSocketContact, Observation};
-use super::{About, DoctorFinding, Section, of_security};
+use super::{About, DoctorFinding, Section, access_remedy};
 use crate::agent_status::{AgentStatus, PortPurpose, RefusedPod, TakenPort};
 use crate::host::entries::OurEntries;
 use crate::pod::validation::SocketOwner;
@@ -22,21 +22,21 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<D
         };
         return vec![DoctorFinding::note(About::Agent, text, None)];
     };
-    let mut found = vec![facts(observation, ours, agent)];
-    // Without the agent its other socket is missing too, which needs no second finding.
+    let mut found = vec![facts_socket(observation, ours, agent)];
+    // A fault of the agent also explains a missing log socket, which needs no second finding.
     if agent.fault.is_none() {
-        found.extend(observation.log.as_ref().map(log));
+        found.extend(observation.log.as_ref().map(log_socket));
     }
     found.extend(agent.status.iter().flat_map(own_status));
     found.extend(observation.taken_ports.iter().map(taken_port));
-    found.extend(agent.status.iter().flat_map(|status| &status.refused).map(refused));
+    found.extend(agent.status.iter().flat_map(|status| &status.refused).map(refused_pod));
     found
 }
 
-/// The agent's own status, as `/readyz` reports it.
+/// The findings of the agent's own status, which `/readyz` reports too.
 fn own_status(status: &AgentStatus) -> Vec<DoctorFinding> {
     let AgentStatus { ready, leaves, reasons, unwatched, settings, conflicts, notes, .. } = status;
-    let leaving = leaves.then(|| {
+    let uninstall = leaves.then(|| {
         let text =
             format!("the node agent removes Gybe from this node (mode: leave): {}", reasons.join("; "));
         DoctorFinding::note(About::Agent, text, None)
@@ -54,7 +54,7 @@ fn own_status(status: &AgentStatus) -> Vec<DoctorFinding> {
         DoctorFinding::wrong(
             About::Agent,
             format!("the node agent does not learn of new pods: {why}"),
-            API_SERVER,
+            REACH_API_SERVER,
         )
         .in_section(Section::PodsUnknown)
     });
@@ -82,7 +82,7 @@ fn own_status(status: &AgentStatus) -> Vec<DoctorFinding> {
     let is_ready = ready.then(|| DoctorFinding::well(About::Agent, "the node agent is ready"));
     is_ready
         .into_iter()
-        .chain(leaving)
+        .chain(uninstall)
         .chain(reasons)
         .chain(unwatched)
         .chain(settings)
@@ -111,14 +111,14 @@ fn taken_port((port, owner): &(TakenPort, Option<SocketOwner>)) -> DoctorFinding
     DoctorFinding::wrong(About::Agent, format!("{port}{owner}"), remedy)
 }
 
-fn refused(RefusedPod { pod, error, count, seconds }: &RefusedPod) -> DoctorFinding {
+fn refused_pod(RefusedPod { pod, error, count, seconds }: &RefusedPod) -> DoctorFinding {
     let times = if *count == 1 { "once".to_owned() } else { format!("{count} times") };
     let text = format!("pod {pod} was refused {times}, last {seconds} s ago: {error}");
     let remedy = "see the section of that id, unless the pod was deleted; its next ADD removes this finding";
     DoctorFinding::wrong(About::Pods, text, remedy).in_section(Section::PodsRefused)
 }
 
-fn facts(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact) -> DoctorFinding {
+fn facts_socket(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact) -> DoctorFinding {
     let socket = agent.socket.display();
     let Some(fault) = &agent.fault else {
         let text = format!("the node agent answers at {socket}");
@@ -128,19 +128,21 @@ fn facts(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact)
         FactsError::Agent(AgentError { fault: AgentFault::Unreachable(errno), .. }) => Some(*errno),
         _ => None,
     };
-    let away = match errno {
+    let problem = match errno {
         Some(Errno::ENOENT) => "is not there",
         Some(Errno::ECONNREFUSED) => "is gone",
         Some(Errno::EACCES | Errno::EPERM) => "refuses the connection",
         _ => "does not answer correctly",
     };
     if let FactsError::Agent(AgentError { fault: AgentFault::Reported(why), .. }) = fault {
-        // Its status has the reason, too.
+        // The status has the same reason as a finding of its own.
         let is_reported = agent.status.as_ref().is_some_and(|status| status.unwatched.is_some());
         let text = format!("the node agent at {socket} cannot look up new pods: {why}");
         return match is_reported {
             true => DoctorFinding::well(About::Agent, format!("the node agent answers at {socket}")),
-            false => DoctorFinding::wrong(About::Agent, text, API_SERVER).in_section(Section::PodsUnknown),
+            false => {
+                DoctorFinding::wrong(About::Agent, text, REACH_API_SERVER).in_section(Section::PodsUnknown)
+            }
         };
     }
     if let FactsError::Agent(AgentError { fault: AgentFault::Manifest(_), .. }) = fault {
@@ -149,36 +151,36 @@ fn facts(observation: &Observation, ours: &OurEntries<'_>, agent: &AgentContact)
             .in_section(Section::BrokenManifest);
     }
     if !ours.is_anywhere() && errno == Some(Errno::ENOENT) {
-        // A node may have no agent. That the entry is missing is a finding of its own.
+        // A node may have no agent. The missing entry is a finding of its own.
         return DoctorFinding::note(
             About::Agent,
             format!("no node agent answers at {socket}"),
-            Some(RUNNING),
+            Some(RUN_AGENT),
         );
     }
     let remedy = if matches!(errno, Some(Errno::EACCES | Errno::EPERM)) {
-        of_security(observation)
+        access_remedy(observation)
     } else {
-        RUNNING.into()
+        RUN_AGENT.into()
     };
     if !ours.is_anywhere() && agent.is_absent() {
         let text = format!(
-            "the node agent at {socket} {away}, and no conf file names gybe-cni, so new pods are not redirected: {fault}"
+            "the node agent at {socket} {problem}, and no conf file names gybe-cni, so new pods are not redirected: {fault}"
         );
         let remedy = format!("{remedy}; if Gybe was removed on purpose, run gybe uninstall to finish");
         return DoctorFinding::wrong(About::Agent, text, remedy).in_section(Section::AgentDoesNotAnswer);
     }
     let text =
-        format!("the node agent at {socket} {away}, so the plugin refuses new pods of the mesh: {fault}");
+        format!("the node agent at {socket} {problem}, so the plugin refuses new pods of the mesh: {fault}");
     DoctorFinding::wrong(About::Agent, text, remedy).in_section(Section::AgentDoesNotAnswer)
 }
 
-const API_SERVER: &str =
+const REACH_API_SERVER: &str =
     "make the API server reachable from this node; if it refuses, check the agent's token and its RBAC";
-const RUNNING: &str = "check that the pod of DaemonSet gybe-node runs on this node, and look at its log; pods outside the mesh \
-                       start without it";
+const RUN_AGENT: &str = "check that the pod of DaemonSet gybe-node runs on this node, and look at its log; pods outside \
+                         the mesh start without it";
 
-fn log(LogSocketContact { socket, fault }: &LogSocketContact) -> DoctorFinding {
+fn log_socket(LogSocketContact { socket, fault }: &LogSocketContact) -> DoctorFinding {
     match fault {
         None => DoctorFinding::well(
             About::Agent,

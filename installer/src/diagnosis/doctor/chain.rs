@@ -2,7 +2,7 @@
 
 use super::observe::{AgentContact, Observation};
 use super::programs::program;
-use super::{About, DoctorFinding, Section, of_security};
+use super::{About, DoctorFinding, Section, access_remedy};
 use crate::host::apply::TrialError;
 use crate::host::conflict;
 use crate::host::conflist::ISTIO;
@@ -172,7 +172,7 @@ fn wrong(observation: &Observation, ours: &OurEntries<'_>, reason: &Problem) -> 
         && let BrokenReason::Unreadable(Unreadable::System(errno)) = why
         && is_refused(errno)
     {
-        let finding = DoctorFinding::wrong(About::Chain, reason.to_string(), of_security(observation));
+        let finding = DoctorFinding::wrong(About::Chain, reason.to_string(), access_remedy(observation));
         return finding.in_section(Section::NodeNotReady);
     }
     let (text, remedy) = match reason {

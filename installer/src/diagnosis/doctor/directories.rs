@@ -3,7 +3,7 @@
 
 use super::chain::is_for_multus;
 use super::observe::{FileSystem, FreeSpace, Observation};
-use super::{About, DoctorFinding, Remedy, of_security};
+use super::{About, DoctorFinding, Remedy, access_remedy};
 use crate::host::entries::OurEntries;
 use crate::host::observe::{DirectoryState, NodeDirectories};
 use crate::host::runtimes::processes::{RuntimeProcess, RuntimeWatch};
@@ -66,7 +66,7 @@ fn directory_problems(
 
 fn refused(observation: &Observation, why: Errno) -> Remedy {
     match why {
-        Errno::EACCES | Errno::EPERM => of_security(observation),
+        Errno::EACCES | Errno::EPERM => access_remedy(observation),
         Errno::ENOTDIR => "name the directory with --conf-dir or --bin-dir: this is not a directory".into(),
         _ => "check the disk that it is on".into(),
     }

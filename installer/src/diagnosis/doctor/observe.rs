@@ -1,5 +1,5 @@
-//! Observes a node once for `gybe doctor`: bounded in time, and without a change. The node agent is queried as the
-//! plugin does it, about a pod that does not exist.
+//! Observes a node once for `gybe doctor`, in bounded time and without changes. Queries the node agent as the plugin
+//! does, about a pod that does not exist.
 
 mod file_systems;
 
@@ -42,9 +42,9 @@ pub struct DoctorOptions {
     pub run: PathBuf,
     /// The path of the host's root in this mount namespace.
     pub root: PathBuf,
-    /// The programs that this `gybe` would place, unless they are the installed ones.
+    /// The directory of the programs that this `gybe` would place; none if it is the installed one.
     pub image: Option<PathBuf>,
-    /// Whether the operator confirmed the program directory; none to use the agent's setting.
+    /// The operator's setting `plugin_dir`; none to use the agent's.
     pub confirmed: Option<Confirmed>,
 }
 
@@ -56,31 +56,31 @@ pub struct Observation {
     pub snapshot: ObservedState,
     /// The file systems of the conf, program and run directory.
     pub file_systems: Vec<FileSystem>,
-    /// The target of the conf directory, if it is a link.
+    /// The target of the conf directory, if it is a symbolic link.
     pub conf_link: Option<PathBuf>,
     /// The plugin's answer to VERSION, if it is installed.
     pub trial: Option<Result<(), TrialError>>,
-    /// Whether the plugin that this `gybe` would place is another build.
+    /// Whether the plugin that this `gybe` would place differs from the installed one.
     pub offers_another_build: bool,
-    /// The agent's answer, if the entry names its socket.
+    /// The agent's answer at the socket that the entry names or, without an entry, at the usual one.
     pub agent: Option<AgentContact>,
     /// The agent's log socket.
     pub log: Option<LogSocketContact>,
-    /// The agent's ports at which it cannot listen, with the process that does.
+    /// The agent's ports at which it cannot listen, each with the owner of the socket that does.
     pub taken_ports: Vec<(TakenPort, Option<SocketOwner>)>,
-    /// The kubeconfig of the entry, if it cannot be read.
+    /// The kubeconfig of the entry and the error, if it cannot be opened.
     pub unreadable_kubeconfig: Option<(PathBuf, Errno)>,
     /// The probe report.
     pub probe_report: Option<NodeProbe>,
     /// The backend in use, if its programs are missing on the host, and why.
     pub missing_programs: Option<(BackendKind, String)>,
-    /// The pods of this node with their verdicts; none if Gybe is not installed, or leaves the node.
+    /// The pods of this node with their verdicts; none if Gybe is not installed, or its agent removes it.
     pub pods: Option<PodVerdicts>,
-    /// How changes of the conf directory are reported.
+    /// How `gybe` notices changes of the conf directory.
     pub watch: WatchMode,
     /// The runtimes that run here, and what they watch.
     pub runtimes: Vec<RuntimeProcess>,
-    /// The user who runs the doctor; none for root.
+    /// The doctor's effective uid; none for root.
     pub user: Option<u32>,
     /// The security module that may refuse an access.
     pub security_module: SecurityModule,
@@ -89,7 +89,7 @@ pub struct Observation {
 }
 
 impl Observation {
-    /// The setting `plugin_dir`: the operator's, else the running agent's.
+    /// The setting `plugin_dir`: the operator's or, without one, the running agent's.
     pub(crate) fn confirmed(&self) -> Confirmed {
         let status = self.agent.as_ref().and_then(|agent| agent.status.as_ref());
         let by_agent = match status {
@@ -128,9 +128,9 @@ pub fn observe(options: DoctorOptions) -> Observation {
     );
     let ours = OurEntries::find(&snapshot.conf);
     let conf = ours.plugin_conf();
-    // Other owners' drop-ins need the check too.
-    let has_none = snapshot.conf.networks.is_empty() && snapshot.conf.unread_networks.is_empty();
-    let drop_ins = if has_none { DropInCheck::Skip } else { DropInCheck::Read };
+    // Whether the runtime reads drop-ins matters for those of other owners, too.
+    let has_no_drop_in = snapshot.conf.networks.is_empty() && snapshot.conf.unread_networks.is_empty();
+    let drop_ins = if has_no_drop_in { DropInCheck::Skip } else { DropInCheck::Read };
     let directories = [
         ("conf", &options.directories.conf),
         ("program", &options.directories.programs),
@@ -138,15 +138,15 @@ pub fn observe(options: DoctorOptions) -> Observation {
     ];
     let plugin = options.directories.programs.join(PLUGIN);
     let has_no_entry = snapshot.conf.state == DirectoryState::Present && !ours.is_anywhere();
-    let sockets = match &conf {
-        // The agent's usual socket: an agent would restore the entry.
+    let socket = match &conf {
+        // The usual socket: an agent that serves it restores the entry.
         None if has_no_entry => Some(options.run.join(FACTS_SOCKET)),
         conf => conf.as_ref().and_then(|conf| conf.facts.socket.clone()),
     };
-    let agent = sockets.as_deref().map(query_agent);
+    let agent = socket.as_deref().map(query_agent);
     let is_installed = ours.is_anywhere() || plugin.exists();
     let judges_pods = is_installed && !agent.as_ref().is_some_and(AgentContact::leaves);
-    let probed = probe_report(&options.run);
+    let probe_report = read_probe_report(&options.run);
     let running_now = running(&options.root, &options.directories.conf, drop_ins);
     snapshot.runtimes = RuntimeReport::of(&options.root, &running_now).known(&options.directories);
     Observation {
@@ -158,14 +158,14 @@ pub fn observe(options: DoctorOptions) -> Observation {
         offers_another_build: options
             .image
             .as_deref()
-            .is_some_and(|image| is_another(&plugin, &image.join(PLUGIN))),
+            .is_some_and(|image| both_exist_and_differ(&plugin, &image.join(PLUGIN))),
         agent,
         log: conf.as_ref().and_then(|conf| conf.facts.log_socket()).map(|path| connect_log(&path)),
-        unreadable_kubeconfig: conf.as_ref().and_then(unreadable),
+        unreadable_kubeconfig: conf.as_ref().and_then(unreadable_kubeconfig),
         missing_programs: conf
             .as_ref()
-            .and_then(|conf| missing_programs(conf, probed.as_ref(), &options.root)),
-        probe_report: probed,
+            .and_then(|conf| missing_programs(conf, probe_report.as_ref(), &options.root)),
+        probe_report,
         pods: judges_pods.then(|| pods_of(conf.unwrap_or_else(|| without_entry(&options)), &options)),
         watch: DirectoryWatch::new([options.directories.conf.clone()]).mode(),
         runtimes: running_now,
@@ -188,8 +188,7 @@ fn taken_ports(agent: &AgentContact) -> Vec<(TakenPort, Option<SocketOwner>)> {
     taken.map(|port| (port.clone(), SocketOwner::of(port.address))).collect()
 }
 
-/// Reports whether both exist and differ.
-fn is_another(one: &Path, other: &Path) -> bool {
+fn both_exist_and_differ(one: &Path, other: &Path) -> bool {
     let length = |path: &Path| fs::metadata(path).ok().map(|meta| meta.len());
     let hash = |path: &Path| Hash::of_all(fs::File::open(path).ok()?).ok();
     match (length(one), length(other)) {
@@ -199,27 +198,27 @@ fn is_another(one: &Path, other: &Path) -> bool {
     }
 }
 
-fn unreadable(conf: &PluginConf) -> Option<(PathBuf, Errno)> {
+fn unreadable_kubeconfig(conf: &PluginConf) -> Option<(PathBuf, Errno)> {
     let path = conf.facts.kubeconfig.as_ref()?;
     let why = fs::File::open(path).err()?;
     Some((path.clone(), errno(&why)))
 }
 
-fn probe_report(run: &Path) -> Option<NodeProbe> {
+fn read_probe_report(run: &Path) -> Option<NodeProbe> {
     let capabilities = ProbeCache::at(run).load()?;
     Some(NodeProbe { kernel: this_node().ok()?.kernel, capabilities })
 }
 
 fn missing_programs(
     conf: &PluginConf,
-    found: Option<&NodeProbe>,
+    probe_report: Option<&NodeProbe>,
     root: &Path,
 ) -> Option<(BackendKind, String)> {
-    let kind = node_backend(conf.backend, None, found).writes()?;
+    let kind = node_backend(conf.backend, None, probe_report).writes()?;
     kind.look_under(root).err().map(|why| (kind, why.to_string()))
 }
 
-/// The configuration of an entry that is missing or cannot be parsed: the defaults, with the agent of this node.
+/// The configuration where the entry is missing or cannot be parsed: the defaults, with this node's agent.
 fn without_entry(options: &DoctorOptions) -> PluginConf {
     let mut conf = PluginConf::default();
     conf.facts.socket = Some(options.run.join(FACTS_SOCKET));
@@ -251,7 +250,7 @@ fn istio_files(options: &DoctorOptions) -> Vec<PathBuf> {
     kept.into_iter().chain([older]).filter(|path| path.symlink_metadata().is_ok()).collect()
 }
 
-/// The time limit of an ADD's query.
+/// The doctor's own limit for each query of the agent, shorter than an ADD's (`facts.deadline_ms`, 10 s by default).
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The agent's answer.
@@ -259,15 +258,15 @@ const TIMEOUT: Duration = Duration::from_secs(2);
 pub struct AgentContact {
     /// The path of its socket.
     pub socket: PathBuf,
-    /// None if it answered correctly: that it does not know the pod.
+    /// None if it responded as expected: it does not know the pod.
     pub fault: Option<FactsError>,
     /// The agent's own status; none if it does not report one.
     pub status: Option<AgentStatus>,
 }
 
 impl AgentContact {
-    /// Reports whether an agent runs there and answers, possibly with an error of its own. A listener of
-    /// another user, or one that does not answer in time, is not a usable agent.
+    /// Reports whether an agent answers at the socket, possibly with an error of its own. A listener of another user,
+    /// or one that does not answer in time, is not a usable agent.
     pub(crate) fn is_running(&self) -> bool {
         match &self.fault {
             None => true,
@@ -279,7 +278,7 @@ impl AgentContact {
         }
     }
 
-    /// Reports whether no process serves the socket. An agent that hangs, or is another user's, is there.
+    /// Reports whether no process serves the socket. An agent that hangs, or is another user's, is not absent.
     pub(crate) fn is_absent(&self) -> bool {
         let fault = match &self.fault {
             Some(FactsError::Agent(error)) => &error.fault,
@@ -288,17 +287,17 @@ impl AgentContact {
         matches!(fault, AgentFault::Unreachable(Errno::ENOENT | Errno::ECONNREFUSED))
     }
 
-    /// Reports whether the agent removes Gybe from this node, or has done so.
+    /// Reports whether the agent removes Gybe from this node, or has removed it (`mode: leave`).
     pub(crate) fn leaves(&self) -> bool {
         self.status.as_ref().is_some_and(|status| status.leaves)
     }
 }
 
-/// The socket for log lines.
+/// The agent's socket for the plugin's log lines.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LogSocketContact {
     pub socket: PathBuf,
-    /// Why no process receives there.
+    /// The error of connect(2): no process receives there, or the kernel refuses.
     pub fault: Option<Errno>,
 }
 
@@ -309,21 +308,21 @@ pub(crate) fn query_agent(socket: &Path) -> AgentContact {
         Ok(_) | Err(FactsError::Unknown(_)) => None,
         Err(fault) => Some(fault),
     });
-    let mut observed = AgentContact { socket: socket.to_owned(), fault, status: None };
-    if observed.is_running() {
-        observed.status = agent_status::query(socket, TIMEOUT).ok().flatten();
+    let mut contact = AgentContact { socket: socket.to_owned(), fault, status: None };
+    if contact.is_running() {
+        contact.status = agent_status::query(socket, TIMEOUT).ok().flatten();
     }
-    observed
+    contact
 }
 
-/// A pod that does not exist: a valid name, because the agent accepts no other, with a uid that no pod has.
+/// A pod that does not exist: a valid name, because the agent refuses any other, and a uid that no pod has.
 fn absent_pod() -> Option<PodRef> {
     let namespace = Namespace::parse("gybe-doctor").ok()?;
     let name = PodName::parse("a-pod-that-there-is-not").ok()?;
     Some(PodRef { namespace, name, uid: Some("00000000-0000-0000-0000-000000000000".to_owned()) })
 }
 
-/// Connects to a datagram socket, which succeeds if a process receives there; sends nothing.
+/// Connects to the datagram socket, which fails if no process receives there; sends nothing.
 fn connect_log(path: &Path) -> LogSocketContact {
     let connected = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
     let fault = connected.err().map(|why| errno(&why));

@@ -1,7 +1,7 @@
 //! Findings about the programs, and about leftovers: of an uninstall that has to wait, or of a process that was killed.
 
 use super::observe::{AgentContact, FileSystem, Observation};
-use super::{About, DoctorFinding, Section, of_security};
+use super::{About, DoctorFinding, Section, access_remedy};
 use crate::host::apply::TrialError;
 use crate::host::conflist::ISTIO;
 use crate::host::entries::OurEntries;
@@ -56,7 +56,7 @@ fn of_program(observation: &Observation, name: &str, program: &ProgramFile) -> D
             return DoctorFinding::wrong(
                 About::Programs,
                 format!("{name} cannot be read"),
-                of_security(observation),
+                access_remedy(observation),
             );
         }
         Err(why) => {
@@ -92,7 +92,7 @@ fn of_trial(observation: &Observation, trial: &Result<(), TrialError>) -> Doctor
                 why => format!("{PLUGIN} does not run: {}", with_reason(why)),
             };
             let remedy = match why {
-                TrialError::NotRun(Errno::EACCES | Errno::EPERM) => of_security(observation),
+                TrialError::NotRun(Errno::EACCES | Errno::EPERM) => access_remedy(observation),
                 TrialError::Hung | TrialError::Another => why.hint().unwrap_or_default().into_owned().into(),
                 _ => "run gybe install, which replaces it with a program for this node's architecture".into(),
             };

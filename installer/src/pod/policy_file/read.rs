@@ -1,12 +1,11 @@
-//! Reads values from a JSON object by key and collects their faults. The parser of a value's text is a parameter
-//! of each read.
+//! Reads the values of a JSON object by key and collects their faults. Each read takes the parser of a value's text.
 
 use gybe_plugin::names::nearest_of;
 use serde::de::{Deserializer, Error, MapAccess, Visitor};
 use serde_json::{Map, Value};
 use std::fmt;
 
-/// What is wrong with the value of one key.
+/// What is wrong with one key: it is unknown, or its value is invalid.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PolicyFault {
     pub key: String,
@@ -24,35 +23,40 @@ impl fmt::Display for PolicyFault {
 pub enum PolicyFileError {
     #[error("the policy is not a JSON object without duplicate keys")]
     NotAnObject(#[source] serde_json::Error),
-    #[error("the policy has {}: {}", Count(.0.len()), Joined(.0))]
+    #[error("the policy has {}: {}", FaultCount(.0.len()), JoinedFaults(.0))]
     Faults(Vec<PolicyFault>),
 }
 
-struct Count(usize);
+struct FaultCount(usize);
 
-impl fmt::Display for Count {
+impl fmt::Display for FaultCount {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} fault{}", self.0, if self.0 == 1 { "" } else { "s" })
     }
 }
 
-struct Joined<'a>(&'a [PolicyFault]);
+struct JoinedFaults<'a>(&'a [PolicyFault]);
 
-impl fmt::Display for Joined<'_> {
+impl fmt::Display for JoinedFaults<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         for (i, fault) in self.0.iter().enumerate() {
-            let comma = if i == 0 { "" } else { "; " };
-            write!(f, "{comma}{fault}")?;
+            let separator = if i == 0 { "" } else { "; " };
+            write!(f, "{separator}{fault}")?;
         }
         Ok(())
     }
 }
 
-/// `*`, or a list.
+/// `*`, or a list of values.
 pub(super) enum ListOrAll<T> {
     All,
     Only(Vec<T>),
 }
+
+/// How many edits make a known key of an unknown one that may be misspelt.
+const MAX_EDITS: usize = 2;
+/// The number of characters of an unknown key that a fault shows.
+const MAX_SHOWN_KEY: usize = 64;
 
 /// An object and the keys read from it; a key that is never read is unknown.
 pub(super) struct PolicyReader<'a> {
@@ -66,14 +70,15 @@ impl<'a> PolicyReader<'a> {
         Self { entries, read_keys: Vec::new(), faults: Vec::new() }
     }
 
+    /// Fails with the faults of all reads and the unknown keys, if there are any.
     pub(super) fn finish(mut self) -> Result<(), PolicyFileError> {
         let unknown = self.entries.keys().filter(|key| !self.read_keys.contains(&key.as_str()));
         self.faults.extend(unknown.map(|key| {
-            let why = match nearest_of(&key.to_lowercase(), &self.read_keys.iter().copied(), 2) {
+            let why = match nearest_of(&key.to_lowercase(), &self.read_keys.iter().copied(), MAX_EDITS) {
                 Some(known) => format!("unknown key; did you mean {known}?"),
                 None => "unknown key".to_owned(),
             };
-            PolicyFault { key: key.chars().take(64).collect(), why }
+            PolicyFault { key: key.chars().take(MAX_SHOWN_KEY).collect(), why }
         }));
         if self.faults.is_empty() { Ok(()) } else { Err(PolicyFileError::Faults(self.faults)) }
     }
@@ -87,7 +92,7 @@ impl<'a> PolicyReader<'a> {
     }
 
     pub(super) fn flag(&mut self, key: &'static str) -> Option<bool> {
-        match self.take(key)? {
+        match self.value(key)? {
             Value::Bool(flag) => Some(*flag),
             _ => {
                 self.fault(key, "must be true or false");
@@ -96,20 +101,20 @@ impl<'a> PolicyReader<'a> {
         }
     }
 
-    /// Reads one value, a string or a whole number.
+    /// Reads one value, a string or a whole number; none if it is absent or has a fault.
     pub(super) fn text<T, E: fmt::Display>(
         &mut self,
         key: &'static str,
         parse: impl Fn(&str) -> Result<T, E>,
     ) -> Option<T> {
-        let Some(text) = text_of(self.take(key)?) else {
+        let Some(text) = text_of(self.value(key)?) else {
             self.fault(key, "must be a string or a whole number");
             return None;
         };
         parse(&text).map_err(|why| self.fault(key, why)).ok()
     }
 
-    /// Reads a list without `*`; an absent key is an empty list.
+    /// Reads a list; `*` in it is a fault, and an absent key is an empty list.
     pub(super) fn list<T, E: fmt::Display>(
         &mut self,
         key: &'static str,
@@ -119,10 +124,10 @@ impl<'a> PolicyReader<'a> {
         if texts.iter().any(|text| text == "*") {
             self.fault(key, "does not take \"*\"");
         }
-        self.parsed(key, &texts, parse)
+        self.parse_all(key, &texts, parse)
     }
 
-    /// Reads a list, or `*` alone; an absent key means `*`.
+    /// Reads a list or `["*"]`; an absent key means `*`.
     pub(super) fn list_or_all<T, E: fmt::Display>(
         &mut self,
         key: &'static str,
@@ -136,10 +141,11 @@ impl<'a> PolicyReader<'a> {
         if star {
             self.fault(key, "has \"*\" and other values; \"*\" means all and must be the only value");
         }
-        ListOrAll::Only(self.parsed(key, &texts, parse))
+        ListOrAll::Only(self.parse_all(key, &texts, parse))
     }
 
-    fn parsed<T, E: fmt::Display>(
+    /// Parses all texts but `*`.
+    fn parse_all<T, E: fmt::Display>(
         &mut self,
         key: &str,
         texts: &[String],
@@ -150,7 +156,7 @@ impl<'a> PolicyReader<'a> {
     }
 
     fn texts(&mut self, key: &'static str) -> Option<Vec<String>> {
-        let texts = match self.take(key)? {
+        let texts = match self.value(key)? {
             Value::Array(items) => items.iter().map(text_of).collect::<Option<Vec<_>>>(),
             _ => None,
         };
@@ -160,7 +166,8 @@ impl<'a> PolicyReader<'a> {
         texts
     }
 
-    fn take(&mut self, key: &'static str) -> Option<&'a Value> {
+    /// Returns the value of a key, and records the key as known.
+    fn value(&mut self, key: &'static str) -> Option<&'a Value> {
         self.read_keys.push(key);
         self.entries.get(key)
     }
@@ -174,7 +181,7 @@ fn text_of(value: &Value) -> Option<String> {
     }
 }
 
-/// Parses an object and refuses duplicate keys, of which readers use different ones.
+/// Parses an object and refuses duplicate keys: JSON parsers differ in which of their values they use.
 pub(super) fn object(text: &str) -> Result<Map<String, Value>, PolicyFileError> {
     let mut json = serde_json::Deserializer::from_str(text);
     let parsed = json.deserialize_map(WithoutDuplicates).and_then(|entries| json.end().map(|()| entries));

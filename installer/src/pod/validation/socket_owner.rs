@@ -1,4 +1,5 @@
-//! The process that listens on an address, from `/proc`. Best effort: only messages use it.
+//! The process that listens on an address, from `/proc`. Best effort: messages use it, and the proxy faults of verdicts
+//! (`pod::proxy`); it decides no change.
 
 use crate::pod::cgroups::processes;
 use crate::pod::manifest::printable;
@@ -13,19 +14,19 @@ pub struct SocketOwner {
     /// The address that the socket is bound to.
     pub address: SocketAddr,
     pub uid: u32,
-    /// `PID (NAME)`; `None` for a process of another container, which is not visible here.
+    /// `PID (NAME)`; `None` for a process that is not visible here, such as one of another container.
     pub process: Option<String>,
 }
 
-/// The tables of the calling thread's network namespace.
+/// The tables of TCP sockets of the calling thread's network namespace.
 const TABLES: [&str; 2] = ["/proc/thread-self/net/tcp", "/proc/thread-self/net/tcp6"];
 
 /// `TCP_LISTEN` of include/net/tcp_states.h, as the tables write it.
 const LISTENING: &str = "0A";
 
 impl SocketOwner {
-    /// Returns the owner of the socket that receives connections to `address`, or that keeps another process from
-    /// listening at every address of its port. Reads the descriptors of all processes.
+    /// Returns the owner of the socket that receives connections to `address`; for an unspecified address, of any
+    /// socket on its port: each prevents bind(2) to that address. Reads the descriptors of all visible processes.
     pub fn of(address: SocketAddr) -> Option<Self> {
         let listener = Listeners::read().of(address)?;
         let process = listener.processes(processes(Path::new("/proc"))).next();
@@ -55,18 +56,18 @@ impl Listeners {
         Self(tables.flat_map(|table| listeners(BufReader::new(table))).collect())
     }
 
-    /// Returns the socket that receives connections to `address`; of an unspecified address, any socket of its port.
+    /// Returns the socket that receives connections to `address`; for an unspecified address, any socket on its port.
     pub(in crate::pod) fn of(&self, address: SocketAddr) -> Option<Listener> {
         let exact = self.0.iter().find(|listener| listener.address == address);
-        let any = || self.0.iter().find(|listener| listener.has_wildcard_for(address));
-        let is_of_port =
+        let wildcard = || self.0.iter().find(|listener| listener.is_wildcard_for(address));
+        let is_on_port =
             |it: &&Listener| address.ip().is_unspecified() && it.address.port() == address.port();
-        exact.or_else(any).or_else(|| self.0.iter().find(is_of_port)).cloned()
+        exact.or_else(wildcard).or_else(|| self.0.iter().find(is_on_port)).cloned()
     }
 }
 
 impl Listener {
-    /// Returns those of the processes, as directories in `/proc`, that have the socket.
+    /// Returns the processes, as directories in `/proc`, that have a descriptor of the socket.
     pub(in crate::pod) fn processes(
         &self,
         all: impl Iterator<Item = PathBuf>,
@@ -79,29 +80,30 @@ impl Listener {
         })
     }
 
-    /// A socket on `::` receives IPv4 too, unless IPV6_V6ONLY is set, which the table does not show.
-    fn has_wildcard_for(&self, address: SocketAddr) -> bool {
+    /// Reports whether the socket is on the unspecified address and receives connections to `address`. One on `::`
+    /// receives IPv4 too, unless IPV6_V6ONLY is set, which the table does not show.
+    fn is_wildcard_for(&self, address: SocketAddr) -> bool {
         let families_fit = self.address.is_ipv6() || address.is_ipv4();
         self.address.port() == address.port() && self.address.ip().is_unspecified() && families_fit
     }
 }
 
 /// Returns the listening sockets of a table (Documentation/networking/proc_net_tcp.rst). They are its first lines
-/// (`tcp_get_idx`, net/ipv4/tcp_ipv4.c, v6.18): the rest, which may be long, is not read.
+/// (`tcp_get_idx`, net/ipv4/tcp_ipv4.c, v6.18), so the others, which may be many, are not read.
 fn listeners(table: impl BufRead) -> Vec<Listener> {
     table.lines().skip(1).map_while(|line| listener(&line.ok()?)).collect()
 }
 
 fn listener(line: &str) -> Option<Listener> {
+    // `nth` skips: `sl`; `rem_address`; the queues, timers and `retrnsmt`; `timeout`.
     let mut words = line.split_whitespace();
     let address = address(words.nth(1)?)?;
-    // The next word is the remote address.
     words.nth(1).filter(|state| *state == LISTENING)?;
     let uid = words.nth(3)?.parse().ok()?;
     Some(Listener { address, uid, inode: words.nth(1)?.parse().ok()? })
 }
 
-/// Parses `0100007F:3A9A`: 32-bit words in the machine's own byte order.
+/// Parses `0100007F:3A9A`: the IP as 32-bit words in the machine's byte order, then the port.
 fn address(text: &str) -> Option<SocketAddr> {
     let (ip, port) = text.split_once(':')?;
     let word = |at: usize| u32::from_str_radix(ip.get(at * 8..at * 8 + 8)?, 16).ok().map(u32::to_ne_bytes);

@@ -148,10 +148,10 @@ fn has_state(states: States, packet: &CurrentPacket, entry: Option<&ConntrackEnt
         _ => States::UNTRACKED,
     };
     let translated = tracked(packet, entry).is_some_and(|known| {
-        known.source.is_done && states.contains(States::SNAT)
-            || known.destination.is_done && states.contains(States::DNAT)
+        known.source.is_done && states.intersects(States::SNAT)
+            || known.destination.is_done && states.intersects(States::DNAT)
     });
-    states.contains(state) || translated
+    states.intersects(state) || translated
 }
 
 /// `RTN_UNICAST`, `RTN_LOCAL`, `RTN_MULTICAST`.

@@ -1,4 +1,4 @@
-//! Istio's constants and default policy. The readers of pods and policy files evaluate deviations from the default.
+//! Istio's constants and default policy. The readers of pods and of policy files apply deviations from the default.
 
 use super::{
     CidrSet, Destinations, Dns, Families, Groups, Inbound, InvalidPackets, LoopbackCidr, Mark, Mode,
@@ -19,30 +19,31 @@ pub const INBOUND_PORT: Port = Port::new(15006).unwrap();
 /// The proxy's tunnel port (HBONE).
 pub const TUNNEL_PORT: Port = Port::new(15008).unwrap();
 
-/// The port of merged telemetry. Connections to this port of other pods are not captured either.
+/// The port of merged telemetry. By default, istio-cni does not capture outbound connections to it either.
 pub const TELEMETRY_PORT: u16 = 15020;
 
 /// Ports that the proxy itself serves: telemetry, readiness, Envoy's statistics. They are not captured, so that the
 /// kubelet's probes reach the proxy.
 pub const PROXY_PORTS: [u16; 3] = [TELEMETRY_PORT, 15021, 15090];
 
-/// Mark of packets that belong to the proxy's transparent sockets.
+/// The default mark of packets that belong to the proxy's transparent sockets.
 pub const TPROXY_MARK: Mark = 1337;
 
-/// The routing table that delivers packets with [`TPROXY_MARK`] locally.
+/// The default routing table, which delivers packets with that mark locally.
 pub const TPROXY_TABLE: u32 = 133;
 
 /// Mark of the proxy's connections to its own pod in TPROXY mode; not configurable.
 pub const OWN_POD_MARK: Mark = 1338;
 
-/// The source address of Istio's inbound passthrough cluster, which distinguishes connections that the proxy forwards
-/// to the application from connections of the proxy to its own pod.
+/// The source address of Istio's inbound passthrough cluster, with which the proxy connects to the application. The
+/// proxy's other connections to its own pod have another source.
 pub const PASSTHROUGH_V4: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 6);
-/// The IPv6 source address. IPv6 has one loopback address, so `::6` must be added to `lo`.
+/// The same for IPv6, which has a single loopback address: `::6` must be added to `lo`.
 pub const PASSTHROUGH_V6: Ipv6Addr = Ipv6Addr::new(0, 0, 0, 0, 0, 0, 0, 6);
 
 impl RedirectPolicy {
-    /// The default policy of Istio's injector, for a pod without annotations.
+    /// The default policy of the init container that Istio injects, for a pod without annotations. istio-cni also
+    /// excludes [`TELEMETRY_PORT`] outbound.
     pub fn injected(families: Families) -> Self {
         Self {
             mode: Mode::Redirect,
