@@ -38,7 +38,7 @@ pub struct Routes {
 /// What a namespace with IPv6 disabled means for entries of IPv6.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 enum Ipv6Entries {
-    /// They are needed all the same, and cannot be added.
+    /// Adding them fails, and so does the redirection.
     #[default]
     Needed,
     /// They are not needed there.
@@ -68,9 +68,9 @@ impl Routes {
     }
 
     /// The entries that are needed in the calling thread's namespace.
-    fn needed(&self) -> Vec<RoutingEntry> {
-        let leaves_ipv6_out = self.ipv6 == Ipv6Entries::NeededIfEnabled && !error::has_ipv6_on_loopback();
-        self.entries.iter().copied().filter(|entry| !(leaves_ipv6_out && entry.is_ipv6())).collect()
+    fn needed(&self) -> Result<Vec<RoutingEntry>, RoutesError> {
+        let leaves_ipv6_out = self.ipv6 == Ipv6Entries::NeededIfEnabled && !error::has_ipv6_on_loopback()?;
+        Ok(self.entries.iter().copied().filter(|entry| !(leaves_ipv6_out && entry.is_ipv6())).collect())
     }
 
     /// Reports whether no entry is needed, and so no socket.
@@ -105,7 +105,7 @@ impl Routes {
     /// the second rule.
     fn additions(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<Addition>, RoutesError> {
         let mut additions = Vec::new();
-        for entry in self.needed() {
+        for entry in self.needed()? {
             let addition = match entry {
                 RoutingEntry::MarkRule { family, .. } => {
                     match rule_priority(entry, &rtnetlink.list(RoutingList::Rules(family))?) {
@@ -130,7 +130,7 @@ impl Routes {
     pub fn missing(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<RoutingEntry>, RoutesError> {
         let mut missing = Vec::new();
         let mut read: Vec<(RoutingList, Vec<Vec<u8>>)> = Vec::new();
-        for entry in &self.needed() {
+        for entry in &self.needed()? {
             let list = RoutingList::holding(*entry);
             if !read.iter().any(|(other, _)| *other == list) {
                 read.push((list, rtnetlink.list(list)?));

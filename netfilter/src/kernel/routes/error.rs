@@ -4,8 +4,10 @@ use super::entry::RoutingEntry;
 use crate::kernel::netlink::reply::Unknown;
 use crate::kernel::netlink::socket::SocketError;
 use crate::model::Hint;
+use crate::model::policy::ambient::ORIGINAL_SOURCE_TABLE;
 use nix::errno::Errno;
 use std::borrow::Cow;
+use std::io;
 
 /// The error of reading or changing addresses, routing rules and routes.
 #[derive(Debug, thiserror::Error)]
@@ -30,6 +32,12 @@ pub enum RoutesError {
         switch: Option<&'static str>,
         /// The kernel's error.
         source: Errno,
+    },
+    /// Whether IPv6 is disabled on `lo` cannot be read.
+    #[error("cannot read {DISABLED_ON_LOOPBACK}")]
+    Sysctl {
+        /// The error of reading.
+        source: io::Error,
     },
     /// Another entry with the same key exists.
     #[error("cannot add {entry}: another one with the same key exists")]
@@ -119,6 +127,15 @@ impl Hint for RoutesError {
                 Some("it takes CAP_NET_ADMIN in the user namespace that owns this network namespace".into())
             }
             Self::Add { source: Errno::ENETDOWN, .. } => Some("the interface lo is down: bring it up first".into()),
+            Self::Occupied {
+                entry:
+                    RoutingEntry::LocalRoute { table: ORIGINAL_SOURCE_TABLE, .. }
+                    | RoutingEntry::MarkRule { table: ORIGINAL_SOURCE_TABLE, .. },
+            } => Some(
+                "remove what `ip route show table 100` or `ip -6 route show table 100` lists: the table of an ambient \
+                 pod is always 100; a sidecar's policy can choose another"
+                    .into(),
+            ),
             Self::Occupied { .. } => Some("choose another route table".into()),
             Self::NoPriority { .. } => Some(
                 "give the rule that `ip rule` shows at 0 and that leads to another table than local a higher priority"
@@ -129,17 +146,27 @@ impl Hint for RoutesError {
     }
 }
 
+const DISABLED_ON_LOOPBACK: &str = "/proc/sys/net/ipv6/conf/lo/disable_ipv6";
+
 /// Reports whether IPv6 is enabled on `lo` in the calling thread's namespace.
-pub(super) fn has_ipv6_on_loopback() -> bool {
-    let value = std::fs::read_to_string("/proc/sys/net/ipv6/conf/lo/disable_ipv6");
-    value.is_ok_and(|value| value.trim() == "0")
+pub(super) fn has_ipv6_on_loopback() -> Result<bool, RoutesError> {
+    is_enabled(std::fs::read_to_string(DISABLED_ON_LOOPBACK))
+}
+
+/// A kernel without IPv6 has no such sysctl.
+pub(super) fn is_enabled(disable_ipv6: io::Result<String>) -> Result<bool, RoutesError> {
+    match disable_ipv6 {
+        Ok(value) => Ok(value.trim() == "0"),
+        Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(source) => Err(RoutesError::Sysctl { source }),
+    }
 }
 
 /// The sysctl that disables IPv6 on `lo`: the one for all interfaces where it is set, because it sets each of them.
 fn switched_off() -> Option<&'static str> {
     const SWITCHES: [(&str, &str); 2] = [
         ("net.ipv6.conf.all.disable_ipv6", "/proc/sys/net/ipv6/conf/all/disable_ipv6"),
-        ("net.ipv6.conf.lo.disable_ipv6", "/proc/sys/net/ipv6/conf/lo/disable_ipv6"),
+        ("net.ipv6.conf.lo.disable_ipv6", DISABLED_ON_LOOPBACK),
     ];
     let is_set = |path: &str| std::fs::read_to_string(path).is_ok_and(|value| value.trim() != "0");
     SWITCHES.iter().find(|(_, path)| is_set(path)).map(|(name, _)| *name)

@@ -5,6 +5,7 @@ use super::uapi::*;
 use super::*;
 use crate::kernel::netlink::attr::Writer;
 use crate::model::Hint;
+use std::io;
 use std::net::IpAddr;
 
 const MARK: MaskedMark = MaskedMark::new(0x539, u32::MAX);
@@ -79,6 +80,16 @@ fn an_ambient_policy_needs_a_table_for_the_mark_of_original_sources() {
         table: ORIGINAL_SOURCE_TABLE,
     };
     assert!(rule(0xfff).is(&listed(rule(0xfff), 9)) && !rule(0xfff).is(&listed(rule(0x1fff), 9)));
+}
+
+#[test]
+fn ipv6_that_may_be_enabled_is_not_left_out() {
+    for (value, expected) in [("0\n", true), ("1\n", false), ("2\n", false)] {
+        assert_eq!(error::is_enabled(Ok(value.to_owned())).unwrap(), expected, "{value:?}");
+    }
+    let not_read = |kind: io::ErrorKind| error::is_enabled(Err(kind.into()));
+    assert!(!not_read(io::ErrorKind::NotFound).unwrap());
+    assert!(matches!(not_read(io::ErrorKind::PermissionDenied), Err(RoutesError::Sysctl { .. })));
 }
 
 #[test]
@@ -276,6 +287,8 @@ fn a_refusal_has_the_errno_and_the_hint_of_its_cause() {
     assert!(hint(&RoutesError::Remove { what: "routes", source: Errno::EPERM }).contains("CAP_NET_ADMIN"));
     assert!(hint(&refused(Errno::ENETDOWN)).contains("lo is down"));
     assert_eq!(hint(&RoutesError::Occupied { entry: ROUTE }), "choose another route table");
+    let ambient = RoutingEntry::LocalRoute { family: Family::V6, table: ORIGINAL_SOURCE_TABLE };
+    assert!(hint(&RoutesError::Occupied { entry: ambient }).contains("`ip -6 route show table 100`"));
     assert!(hint(&RoutesError::NoPriority { entry: MARK_RULE }).contains("a higher priority"));
     assert_eq!(RoutesError::Occupied { entry: ROUTE }.errno(), None);
     assert_eq!(LOOPBACK, 1);
