@@ -270,7 +270,10 @@ fn the_kind_decides_which_keys_a_file_has() {
         inbound: AmbientInbound::Bypassed,
         dns: AmbientDns::Off,
         virtual_interfaces: [InterfaceName::parse("eth1").unwrap()].into(),
-        probes: ProbeAddresses::new("192.0.2.1".parse().unwrap(), "fd00::1".parse().unwrap()).unwrap(),
+        probes: ProbeAddresses::default()
+            .with_v4("192.0.2.1".parse().unwrap())
+            .and_then(|probes| probes.with_v6("fd00::1".parse().unwrap()))
+            .unwrap(),
         families: Families::V4Only,
     };
     assert_eq!(ambient(EVERY_AMBIENT_KEY), expected);

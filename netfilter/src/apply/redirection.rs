@@ -9,7 +9,7 @@ use crate::kernel::routes::{self, Routes, RoutesError, RoutingEntry, Rtnetlink, 
 use crate::model::Hint;
 use crate::model::inventory::Difference;
 use crate::model::inventory::PreviousRules;
-use crate::model::policy::{AmbientPolicy, Policy, RedirectPolicy};
+use crate::model::policy::{AmbientPolicy, RedirectPolicy};
 use crate::model::ruleset::{Ruleset, Stage};
 use crate::nft::NftError;
 use crate::xt::legacy::LegacyError;
@@ -143,14 +143,6 @@ impl Redirection {
     /// The redirection of an ambient `policy` with all its rules.
     pub fn of_ambient(policy: &AmbientPolicy) -> Self {
         Self { rules: compile_ambient(policy), routes: Routes::of_ambient(policy) }
-    }
-
-    /// The redirection of a policy of either kind.
-    pub fn of_any(policy: &Policy) -> Self {
-        match policy {
-            Policy::Sidecar(policy) => Self::of(policy),
-            Policy::Ambient(policy) => Self::of_ambient(policy),
-        }
     }
 
     /// The same with the rules of `variant`.

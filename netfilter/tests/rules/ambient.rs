@@ -120,13 +120,14 @@ fn a_masked_mark_has_no_bits_outside_of_its_mask() {
 
 #[test]
 fn a_probes_address_is_that_of_one_host() {
-    let v6 = "fd16::1".parse().unwrap();
+    let default = ProbeAddresses::default();
     for v4 in ["0.0.0.0", "127.0.0.1", "224.0.0.1", "255.255.255.255"] {
-        assert!(ProbeAddresses::new(v4.parse().unwrap(), v6).is_err(), "{v4}");
+        assert!(default.with_v4(v4.parse().unwrap()).is_err(), "{v4}");
     }
-    let v4 = "169.254.7.127".parse().unwrap();
     for v6 in ["::", "::1", "ff02::1"] {
-        assert!(ProbeAddresses::new(v4, v6.parse().unwrap()).is_err(), "{v6}");
+        assert!(default.with_v6(v6.parse().unwrap()).is_err(), "{v6}");
     }
-    assert!(ProbeAddresses::new(v4, v6).is_ok());
+    let [v4, v6] = ["192.0.2.1", "fd16::1"];
+    let both = default.with_v4(v4.parse().unwrap()).and_then(|it| it.with_v6(v6.parse().unwrap())).unwrap();
+    assert_eq!([both.v4().to_string(), both.v6().to_string()], [v4, v6]);
 }

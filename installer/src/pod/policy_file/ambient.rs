@@ -35,15 +35,14 @@ pub(super) fn policy(entries: &Map<String, Value>) -> Result<AmbientPolicy, Poli
 
 fn probes(reader: &mut PolicyReader<'_>) -> ProbeAddresses {
     let default = ProbeAddresses::default();
-    let v4 = |text: &str| {
+    let with_v4 = |text: &str| {
         let v4 = text.parse::<Ipv4Addr>().map_err(|error| error.to_string())?;
-        ProbeAddresses::new(v4, default.v6()).map_err(|error| error.to_string())
+        default.with_v4(v4).map_err(|error| error.to_string())
     };
-    let v6 = |text: &str| {
+    let probes = reader.text("probe_address_v4", with_v4).unwrap_or(default);
+    let with_v6 = |text: &str| {
         let v6 = text.parse::<Ipv6Addr>().map_err(|error| error.to_string())?;
-        ProbeAddresses::new(default.v4(), v6).map_err(|error| error.to_string())
+        probes.with_v6(v6).map_err(|error| error.to_string())
     };
-    let v4 = reader.text("probe_address_v4", v4).unwrap_or(default);
-    let v6 = reader.text("probe_address_v6", v6).unwrap_or(default);
-    ProbeAddresses::new(v4.v4(), v6.v6()).unwrap_or(default)
+    reader.text("probe_address_v6", with_v6).unwrap_or(probes)
 }

@@ -44,14 +44,22 @@ pub struct ProbeAddresses {
 pub struct ProbeAddressError;
 
 impl ProbeAddresses {
-    /// These addresses.
+    /// The same with this IPv4 address.
     ///
     /// # Errors
-    /// When one of them cannot be the source of a packet from the node.
-    pub fn new(v4: Ipv4Addr, v6: Ipv6Addr) -> Result<Self, ProbeAddressError> {
+    /// When it cannot be the source of a packet from the node.
+    pub fn with_v4(self, v4: Ipv4Addr) -> Result<Self, ProbeAddressError> {
         let is_bad = v4.is_unspecified() || v4.is_loopback() || v4.is_multicast() || v4.is_broadcast();
-        let is_bad = is_bad || v6.is_unspecified() || v6.is_loopback() || v6.is_multicast();
-        if is_bad { Err(ProbeAddressError) } else { Ok(Self { v4, v6 }) }
+        if is_bad { Err(ProbeAddressError) } else { Ok(Self { v4, ..self }) }
+    }
+
+    /// The same with this IPv6 address.
+    ///
+    /// # Errors
+    /// As [`ProbeAddresses::with_v4`].
+    pub fn with_v6(self, v6: Ipv6Addr) -> Result<Self, ProbeAddressError> {
+        let is_bad = v6.is_unspecified() || v6.is_loopback() || v6.is_multicast();
+        if is_bad { Err(ProbeAddressError) } else { Ok(Self { v6, ..self }) }
     }
 
     /// The IPv4 address.
