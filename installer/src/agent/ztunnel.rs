@@ -2,8 +2,8 @@
 //! open network namespace goes with its request, so ztunnel listens inside the pod. This module accepts connections;
 //! `connection` has the exchange on one of them, `pods` what each ztunnel receives, `messages` the bytes.
 //!
-//! Each connection has a thread. A ztunnel may read every ambient pod's traffic by what it receives, so only root may
-//! connect.
+//! Each connection has a thread. A ztunnel may read every ambient pod's traffic by what it receives, so only root and the
+//! agent's own user may connect.
 
 mod connection;
 pub mod messages;
@@ -104,9 +104,7 @@ impl ZtunnelServer {
                 if has_ended {
                     return Ok(());
                 }
-                if has_connection
-                    && let Some(stream) = self.accept().filter(|stream| is_authorized(stream, context.log))
-                {
+                if has_connection && let Some(stream) = self.accept(context.log) {
                     let (socket, timeout, log) = (stream.into(), self.timeout, context.log);
                     start(scope, Connection { socket, pods, end, timeout, log }, &open);
                 }
@@ -127,10 +125,10 @@ impl ZtunnelServer {
         left.max(full)
     }
 
-    fn accept(&mut self) -> Option<UnixStream> {
+    fn accept(&mut self, log: &Log) -> Option<UnixStream> {
         match self.socket.open.accept() {
             // It does not count: otherwise a peer that connects in a loop would fill the backlog before another one.
-            Ok((stream, _)) if is_hung_up(&stream) => None,
+            Ok((stream, _)) if is_hung_up(&stream) || !is_authorized(&stream, log) => None,
             Ok((stream, _)) => {
                 self.accepted.push_back(Instant::now());
                 self.accepted.drain(..self.accepted.len().saturating_sub(ACCEPTED_PER_SECOND));
