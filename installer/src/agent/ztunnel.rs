@@ -10,7 +10,7 @@ pub mod messages;
 mod pods;
 mod status;
 
-pub use pods::{AddError, AmbientPods};
+pub use pods::{AddError, AmbientPods, HandOver};
 pub use status::{ZtunnelCounts, ZtunnelStatus};
 
 use crate::error::chain;

@@ -1,6 +1,6 @@
 //! A ztunnel that refuses, is slow, hung or killed, answers twice, or connects in a loop.
 
-use crate::fixture::{Server, faulty, listening, namespaces, observe, ready, socket, ztunnel};
+use crate::fixture::{Server, faulty, listening, namespaces, observe, open, pod, ready, socket, ztunnel};
 use gybe_installer::agent::ztunnel::AddError;
 use gybe_integration::programs::path_of_ours;
 use gybe_integration::ztunnel::Fault;
@@ -129,4 +129,78 @@ fn a_ztunnel_that_connects_in_a_loop_neither_costs_much_nor_stops_another() {
     assert!(works.observed().proxies.contains("a"));
     let (connections, seconds) = (server.pods.status().counts.connections, before.elapsed().as_secs() + 2);
     assert!(connections <= 5 * seconds, "{connections} within {seconds} s");
+}
+
+#[test]
+fn a_caller_that_gives_up_leaves_the_pod_to_another_caller() {
+    let directory = TestDir::new("zds-callers");
+    let (server, [a]) = (Server::start(&directory), namespaces());
+    let ztunnel = faulty(&directory, Fault { answer_after: 2 * SHORT, ..Fault::default() });
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| server.add_within("a", &a, SHORT));
+        wait_until("the pod is pending", || server.pods.status().pending == 1);
+        let second = scope.spawn(|| server.add("a", &a));
+        first.join().unwrap().unwrap_err();
+        second.join().unwrap().unwrap();
+    });
+    assert!(ztunnel.observed().proxies.contains("a"));
+    // The last caller of a pod that nothing acknowledges withdraws it.
+    drop(ztunnel);
+    wait_until("it is gone", || server.pods.status().connected == 0);
+    server.remove("a");
+    std::thread::scope(|scope| {
+        let first = scope.spawn(|| server.add_within("a", &a, SHORT));
+        wait_until("the pod is pending", || server.pods.status().pending == 1);
+        server.add_within("a", &a, 2 * SHORT).unwrap_err();
+        first.join().unwrap().unwrap_err();
+    });
+    assert_eq!(server.pods.status().pods, 0);
+}
+
+#[test]
+fn a_hand_over_that_is_not_completed_is_withdrawn() {
+    let directory = TestDir::new("zds-incomplete");
+    let (server, [a]) = (Server::start(&directory), namespaces());
+    let ztunnel = ztunnel(&directory);
+    let added = || server.pods.add(pod("a"), open(&a), Instant::now() + PATIENCE).unwrap();
+    drop(added());
+    observe(&ztunnel, "the proxy is ended", |observed| observed.requests.ends_with(&["del a".to_owned()]));
+    assert_eq!(server.pods.status().pods, 0);
+    let (gone, complete) = (added(), added());
+    drop(gone);
+    complete.complete();
+    assert!(server.pods.status().pods == 1 && server.remove("a"));
+}
+
+#[test]
+fn a_refused_pod_that_is_removed_is_ended_before_it_is_sent_again() {
+    let directory = TestDir::new("zds-refused-removed");
+    let (server, [a, b]) = (Server::start(&directory), namespaces());
+    let ztunnel = faulty(&directory, Fault { refuse: Some("no room".to_owned()), ..Fault::default() });
+    ready(&ztunnel);
+    server.pods.adopt(pod("a"), Some(open(&a)));
+    observe(&ztunnel, "a is refused", |observed| observed.pending.contains("a"));
+    wait_until("the answer is recorded", || server.pods.status().counts.refused == 1);
+    // The connection is busy with b while a is due again, and removed.
+    ztunnel.set_fault(Fault { hung: true, refuse: Some("no room".to_owned()), ..Fault::default() });
+    server.pods.adopt(pod("b"), Some(open(&b)));
+    observe(&ztunnel, "b is sent", |observed| observed.requests.ends_with(&["add b".to_owned()]));
+    server.pods.adopt(pod("a"), None);
+    server.remove("a");
+    ztunnel.set_fault(Fault::default());
+    observe(&ztunnel, "a is ended", |observed| observed.requests.contains(&"del a".to_owned()));
+}
+
+#[test]
+fn a_refused_pod_that_the_kernel_shows_as_enrolled_is_sent_again() {
+    let directory = TestDir::new("zds-refused-again");
+    let (server, [a]) = (Server::start(&directory), namespaces());
+    let ztunnel = faulty(&directory, Fault { refuse: Some("no room".to_owned()), ..Fault::default() });
+    ready(&ztunnel);
+    server.pods.adopt(pod("a"), Some(open(&a)));
+    observe(&ztunnel, "a is refused", |observed| observed.pending.contains("a"));
+    ztunnel.set_fault(Fault::default());
+    wait_until("it is acknowledged", || server.pods.status().pending == 0);
+    assert_eq!(ztunnel.observed().requests, ["snapshot-sent", "add a", "add a"]);
+    assert_eq!(listening(&a).len(), 4);
 }

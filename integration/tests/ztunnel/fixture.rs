@@ -1,7 +1,7 @@
 //! A running server, pods with a namespace, and what can be seen of both.
 
 use gybe_demo::testnet::namespace::Namespace;
-use gybe_installer::agent::ztunnel::{self, AddError, AmbientPods};
+use gybe_installer::agent::ztunnel::{self, AddError, AmbientPods, HandOver};
 use gybe_integration::ztunnel::{Fault, Mesh, Observed, Ztunnel};
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
@@ -53,7 +53,7 @@ impl Server {
     }
 
     pub(crate) fn add_within(&self, uid: &str, netns: &Namespace, time: Duration) -> Result<(), AddError> {
-        self.pods.add(pod(uid), open(netns), Instant::now() + time)
+        self.pods.add(pod(uid), open(netns), Instant::now() + time).map(HandOver::complete)
     }
 
     pub(crate) fn remove(&self, uid: &str) -> bool {

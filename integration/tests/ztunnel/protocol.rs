@@ -1,9 +1,10 @@
 //! Snapshots, additions and ends, with one ztunnel and several, and over restarts of either side.
 
-use crate::fixture::{Server, listening, namespaces, observe, open, pod, ready, ztunnel};
+use crate::fixture::{Server, faulty, listening, namespaces, observe, open, pod, ready, ztunnel};
 use gybe_demo::testnet::namespace::{LinkEnd, Namespace, join};
 use gybe_installer::agent::ztunnel::{AddError, AmbientPods};
 use gybe_integration::namespace::allow_many_sockets;
+use gybe_integration::ztunnel::Fault;
 use gybe_netfilter::kernel::routes::Rtnetlink;
 use gybe_netfilter::model::policy::InterfaceName;
 use gybe_test_support::{PATIENCE, TestDir, wait_until};
@@ -166,4 +167,58 @@ fn the_kernel_frees_the_namespace_of_a_pod_that_is_removed() {
     server.remove("a");
     // The kernel deletes both ends of a link with the namespace of one.
     wait_until("the namespace is freed", || !has_link(&host));
+}
+
+#[test]
+fn a_kept_pod_stays_when_a_hand_over_of_its_namespace_fails() {
+    let directory = TestDir::new("zds-kept");
+    let (server, [a, other]) = (Server::start(&directory), namespaces());
+    server.pods.adopt(pod("a"), None);
+    std::thread::scope(|scope| {
+        let replaced = scope.spawn(|| server.add("a", &other));
+        wait_until("the pod has a namespace", || server.pods.status().without_netns == 0);
+        server.add_within("a", &a, Duration::ZERO).unwrap_err();
+        assert!(matches!(replaced.join().unwrap(), Err(AddError::Superseded)));
+    });
+    let status = server.pods.status();
+    assert_eq!((status.pods, status.without_netns, status.pending), (1, 1, 1));
+    let ztunnel = ztunnel(&directory);
+    assert_eq!(ready(&ztunnel).requests, ["keep a", "snapshot-sent"]);
+    server.add("a", &a).unwrap();
+    assert_eq!(listening(&a), LISTENERS);
+}
+
+#[test]
+fn an_older_ztunnel_ends_the_proxy_of_a_namespace_that_was_replaced() {
+    let directory = TestDir::new("zds-replaced");
+    let (server, [first, second]) = (Server::start(&directory), namespaces());
+    let old = ztunnel(&directory);
+    server.add("a", &first).unwrap();
+    ready(&old);
+    let new = ztunnel(&directory);
+    ready(&new);
+    server.add("a", &second).unwrap();
+    observe(&old, "the old proxy is ended", |observed| observed.proxies.is_empty());
+    assert_eq!([listening(&first), listening(&second)], [vec![], LISTENERS.to_vec()]);
+    drop(new);
+    observe(&old, "the old ztunnel serves the new namespace", |observed| observed.proxies.contains("a"));
+    assert_eq!(listening(&second), LISTENERS);
+}
+
+#[test]
+fn a_caller_is_answered_when_the_ztunnel_that_has_the_pod_becomes_the_newest_again() {
+    let directory = TestDir::new("zds-again");
+    let (server, [a]) = (Server::start(&directory), namespaces());
+    let old = ztunnel(&directory);
+    ready(&old);
+    server.add("a", &a).unwrap();
+    let hung = faulty(&directory, Fault { hung: true, ..Fault::default() });
+    wait_until("it is the newest", || server.pods.status().connected == 2);
+    std::thread::scope(|scope| {
+        let added = scope.spawn(|| server.add_within("a", &a, PATIENCE / 2));
+        std::thread::sleep(Duration::from_millis(100));
+        drop(hung);
+        added.join().unwrap().unwrap();
+    });
+    assert_eq!(old.observed().requests, ["snapshot-sent", "add a"]);
 }

@@ -4,7 +4,7 @@
 
 use super::{ClientRequest, FactsConnection, ReceivedBytes};
 use crate::agent::pods::PodLookup;
-use crate::agent::ztunnel::AmbientPods;
+use crate::agent::ztunnel::{AmbientPods, HandOver};
 use crate::agent_status;
 use crate::agent_status::AgentStatus;
 use crate::log::Log;
@@ -101,7 +101,9 @@ impl Dispatcher<'_, '_> {
     fn add(&self, pod: AmbientPod, netns: Netns, until: Instant) -> Result<(), String> {
         let name = pod.to_string();
         let added = match self.ambient {
-            Some(pods) => pods.add(pod, netns, until).map_err(|why| why.to_string()),
+            Some(pods) => {
+                pods.add(pod, netns, until).map(HandOver::complete).map_err(|why| why.to_string())
+            }
             None => Err("ambient mode is off on this node".to_owned()),
         };
         added.inspect_err(|cause| {

@@ -80,7 +80,7 @@ impl Connection<'_> {
         loop {
             match self.pods.next_request(id) {
                 Some(request) => self.exchange(id, &request)?,
-                None => self.wait_for_change(&wake)?,
+                None => self.wait_for_change(&wake, self.pods.retry_at(id))?,
             }
         }
     }
@@ -115,10 +115,13 @@ impl Connection<'_> {
         Ok(())
     }
 
-    /// Waits until the pods have changed. ztunnel sends nothing meanwhile.
-    fn wait_for_change(&self, wake: &EventFd) -> Result<(), ConnectionEnd> {
-        let [has_changed, has_packet] =
-            self.poll([(wake.as_fd(), PollFlags::POLLIN), (self.socket.as_fd(), PollFlags::POLLIN)], None)?;
+    /// Waits until the pods have changed, or a pod is sent again. ztunnel sends nothing meanwhile.
+    fn wait_for_change(&self, wake: &EventFd, until: Option<Instant>) -> Result<(), ConnectionEnd> {
+        let fds = [(wake.as_fd(), PollFlags::POLLIN), (self.socket.as_fd(), PollFlags::POLLIN)];
+        let [has_changed, has_packet] = match self.poll(fds, until) {
+            Err(ConnectionEnd::Late(_)) => return Ok(()),
+            ready => ready?,
+        };
         if has_packet {
             self.expect_silence()?;
         }

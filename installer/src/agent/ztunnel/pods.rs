@@ -6,18 +6,22 @@
 //! |---|---|
 //! | each ztunnel, first | its snapshot: every pod, with its namespace, or without one that is not known yet (keep) |
 //! | the newest | every pod that is added or gets another namespace |
-//! | each that has a pod | the pod's end |
+//! | each that has a pod | the pod's end; an older one also when the pod has got another namespace |
 
 use super::status::{ZtunnelCounts, ZtunnelStatus};
-use gybe_netfilter::kernel::netns::Netns;
+use gybe_netfilter::kernel::netns::{Identity, Netns};
 use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
+
+/// After how long a ztunnel is sent a pod again that it has refused, as often as ztunnel itself tries. ztunnel does
+/// nothing if it has started the pod's proxy meanwhile.
+const RETRY: Duration = Duration::from_secs(5);
 
 /// The ambient pods of the node. The server's threads and the callers share it.
 #[derive(Debug, Default)]
@@ -37,12 +41,38 @@ pub enum AddError {
     Superseded,
 }
 
+/// One caller's hand-over of a pod. A value that is dropped before it is completed withdraws the pod, unless another
+/// hand-over of the same namespace was completed or waits.
+#[derive(Debug)]
+#[must_use]
+pub struct HandOver<'a> {
+    pods: &'a AmbientPods,
+    uid: PodUid,
+    generation: u64,
+    caller: u64,
+    is_complete: bool,
+}
+
+impl HandOver<'_> {
+    /// Keeps the pod.
+    pub fn complete(mut self) {
+        self.is_complete = true;
+    }
+}
+
+impl Drop for HandOver<'_> {
+    fn drop(&mut self) {
+        self.pods.lock().end(self);
+    }
+}
+
 #[derive(Debug, Default)]
 struct State {
     pods: BTreeMap<PodUid, Entry>,
     /// The connections whose hello was received; the last one is the newest.
     connections: Vec<Connection>,
     generations: u64,
+    callers: u64,
     counts: ZtunnelCounts,
 }
 
@@ -58,7 +88,19 @@ struct Entry {
     generation: u64,
     /// Since when the newest ztunnel has not acknowledged it.
     pending: Option<Instant>,
-    waiters: Vec<Sender<Result<(), String>>>,
+    /// The hand-overs of this namespace that have not ended. Each uses the first answer.
+    callers: BTreeMap<u64, Sender<Result<(), String>>>,
+    rest: Rest,
+}
+
+/// What is left of a pod when all hand-overs of its namespace fail.
+#[derive(Debug, Clone, Copy)]
+enum Rest {
+    Nothing,
+    /// The pod without its namespace, with its former generation: the kernel showed it as enrolled before.
+    Keep(u64),
+    /// The pod: a hand-over was completed, or the kernel showed the pod with this namespace as enrolled.
+    Everything,
 }
 
 #[derive(Debug)]
@@ -73,7 +115,9 @@ struct Connection {
 /// What a ztunnel received about a pod.
 #[derive(Debug, Clone, Copy)]
 struct Sent {
+    /// 0 when it has to be sent again.
     generation: u64,
+    netns: Option<Identity>,
     answer: Answer,
 }
 
@@ -81,7 +125,7 @@ struct Sent {
 enum Answer {
     Awaited,
     Acknowledged,
-    Refused,
+    Refused(Instant),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -103,40 +147,35 @@ pub(super) enum Request {
 
 impl AmbientPods {
     /// Adds a pod, and waits until a ztunnel has acknowledged it. A ztunnel that connects before the deadline is waited
-    /// for. After an error the pod is as it was before, except that a namespace that was replaced stays forgotten.
+    /// for. After an error, as after a hand-over that is not completed, the pod is as it was before, except that a
+    /// namespace that was replaced stays forgotten.
     ///
     /// # Errors
     /// When no ztunnel acknowledges the pod before the deadline.
-    pub fn add(&self, pod: AmbientPod, netns: Netns, deadline: Instant) -> Result<(), AddError> {
+    pub fn add(&self, pod: AmbientPod, netns: Netns, deadline: Instant) -> Result<HandOver<'_>, AddError> {
         let uid = pod.uid.clone();
-        let (answer, added) = {
+        let (sender, answer) = channel();
+        let hand_over = {
             let mut state = self.lock();
-            let added = state.put(pod, Some(netns));
-            (state.answer(&uid), added)
+            state.put(pod, Some(netns), Rest::Nothing);
+            let (generation, caller) = state.register(&uid, sender);
+            HandOver { pods: self, uid, generation, caller, is_complete: false }
         };
-        let left = deadline.saturating_duration_since(Instant::now());
-        let outcome = answer.recv_timeout(left).or_else(|why| match why {
-            // It may have come since.
-            RecvTimeoutError::Timeout => answer.try_recv().map_err(|_| why),
-            RecvTimeoutError::Disconnected => Err(why),
-        });
-        let why = match outcome {
-            Ok(Ok(())) => return Ok(()),
-            Ok(Err(text)) => AddError::Refused(text),
-            Err(RecvTimeoutError::Disconnected) => return Err(AddError::Superseded),
-            Err(RecvTimeoutError::Timeout) if self.lock().connections.is_empty() => AddError::NotConnected,
-            Err(RecvTimeoutError::Timeout) => AddError::NoAnswer,
-        };
-        if let Some(generation) = added {
-            self.lock().withdraw(&uid, generation);
+        match answer.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok(Ok(())) => Ok(hand_over),
+            Ok(Err(text)) => Err(AddError::Refused(text)),
+            Err(RecvTimeoutError::Disconnected) => Err(AddError::Superseded),
+            Err(RecvTimeoutError::Timeout) if self.lock().connections.is_empty() => {
+                Err(AddError::NotConnected)
+            }
+            Err(RecvTimeoutError::Timeout) => Err(AddError::NoAnswer),
         }
-        Err(why)
     }
 
     /// Adds a pod that the kernel shows as enrolled, without waiting for an acknowledgement. A ztunnel that connects
     /// later keeps the pod although its namespace is not known yet.
     pub fn adopt(&self, pod: AmbientPod, netns: Option<Netns>) {
-        self.lock().put(pod, netns);
+        self.lock().put(pod, netns, Rest::Everything);
     }
 
     /// Removes a pod and closes its namespace; reports whether it was there.
@@ -187,6 +226,13 @@ impl AmbientPods {
         self.lock().next_request(id)
     }
 
+    /// Returns when a pod that this ztunnel has refused is sent again.
+    pub(super) fn retry_at(&self, id: ConnectionId) -> Option<Instant> {
+        let state = self.lock();
+        let newest = state.connections.last().filter(|newest| newest.id == id)?;
+        state.pods.values().filter_map(|entry| newest.retry_at(entry)).min()
+    }
+
     /// Records the response to a request of [`AmbientPods::next_request`].
     pub(super) fn answer(
         &self,
@@ -221,44 +267,47 @@ impl AmbientPods {
 }
 
 impl State {
-    /// Adds a pod or its namespace; returns the generation of a new namespace. A known pod without a new namespace
-    /// stays as it is, and is sent again if the newest ztunnel has refused it.
-    fn put(&mut self, pod: AmbientPod, netns: Option<Netns>) -> Option<u64> {
-        let uid = pod.uid.clone();
-        let is_same = self.pods.get(&uid).is_some_and(|entry| match (&entry.netns, &netns) {
+    /// Adds a pod or its namespace. A known pod without a new namespace stays as it is, and is sent again if the newest
+    /// ztunnel has refused it.
+    fn put(&mut self, pod: AmbientPod, netns: Option<Netns>, rest: Rest) {
+        let before = self.pods.get(&pod.uid);
+        let is_same = before.is_some_and(|entry| match (&entry.netns, &netns) {
             (Some(before), Some(now)) => before.is_same_as(now),
             (_, None) => true,
             (None, Some(_)) => false,
         });
         if is_same {
-            let newest = self.connections.last_mut();
-            if let Some(newest) = newest
-                && newest.sent.get(&uid).is_some_and(|sent| sent.answer == Answer::Refused)
-            {
-                newest.sent.remove(&uid);
+            let sent = self.connections.last_mut().and_then(|newest| newest.sent.get_mut(&pod.uid));
+            if let Some(sent) = sent.filter(|sent| matches!(sent.answer, Answer::Refused(_))) {
+                sent.generation = 0;
             }
             self.wake_all();
-            return None;
+            return;
         }
+        let rest = match (rest, before) {
+            (Rest::Nothing, Some(Entry { netns: None, generation, .. })) => Rest::Keep(*generation),
+            (Rest::Nothing, Some(Entry { rest: Rest::Keep(generation), .. })) => Rest::Keep(*generation),
+            _ => rest,
+        };
         self.generations += 1;
         let (generation, netns) = (self.generations, netns.map(Arc::new));
-        let entry = Entry { pod: Arc::new(pod), netns, generation, pending: None, waiters: Vec::new() };
-        self.pods.insert(uid, entry);
+        let uid = pod.uid.clone();
+        let (pod, callers) = (Arc::new(pod), BTreeMap::new());
+        self.pods.insert(uid, Entry { pod, netns, generation, pending: None, callers, rest });
         self.judge_pending();
         self.wake_all();
-        Some(generation)
     }
 
-    /// Returns where the answer about a pod arrives; it is there at once if the newest ztunnel has acknowledged the pod.
-    fn answer(&mut self, uid: &PodUid) -> Receiver<Result<(), String>> {
-        let (sender, receiver) = channel();
-        if let Some(entry) = self.pods.get_mut(uid) {
-            match entry.pending {
-                None => drop(sender.send(Ok(()))),
-                Some(_) => entry.waiters.push(sender),
-            }
+    /// Registers a caller, which receives the answer at once if the newest ztunnel has acknowledged the pod. Returns the
+    /// pod's generation and the caller's number.
+    fn register(&mut self, uid: &PodUid, sender: Sender<Result<(), String>>) -> (u64, u64) {
+        self.callers += 1;
+        let Some(entry) = self.pods.get_mut(uid) else { return (0, self.callers) };
+        if entry.pending.is_none() {
+            let _ = sender.send(Ok(()));
         }
-        receiver
+        entry.callers.insert(self.callers, sender);
+        (entry.generation, self.callers)
     }
 
     fn remove(&mut self, uid: &PodUid) -> bool {
@@ -269,10 +318,21 @@ impl State {
         was_there
     }
 
-    /// Removes a pod unless it has got another namespace since this generation.
-    fn withdraw(&mut self, uid: &PodUid, generation: u64) {
-        if self.pods.get(uid).is_some_and(|entry| entry.generation == generation) {
-            self.remove(uid);
+    /// Ends a hand-over, unless the pod has got another namespace since.
+    fn end(&mut self, HandOver { uid, generation, caller, is_complete, .. }: &HandOver<'_>) {
+        let entry = self.pods.get_mut(uid).filter(|entry| entry.generation == *generation);
+        let Some(entry) = entry else { return };
+        entry.callers.remove(caller);
+        if *is_complete {
+            entry.rest = Rest::Everything;
+        }
+        match entry.rest {
+            Rest::Nothing if entry.callers.is_empty() => drop(self.remove(uid)),
+            Rest::Keep(generation) if entry.callers.is_empty() => {
+                (entry.netns, entry.generation, entry.rest) = (None, generation, Rest::Everything);
+                self.judge_pending();
+            }
+            _ => {}
         }
     }
 
@@ -287,7 +347,8 @@ impl State {
         if is_newest || is_unfinished {
             // First the pods for which a caller waits, then the others, in the order in which they came.
             let lacking = self.pods.values().filter(|entry| connection.lacks(entry));
-            if let Some(entry) = lacking.min_by_key(|entry| (Reverse(entry.has_waiters()), entry.generation))
+            if let Some(entry) =
+                lacking.min_by_key(|entry| (Reverse(!entry.callers.is_empty()), entry.generation))
             {
                 return Some(connection.send(entry));
             }
@@ -297,7 +358,13 @@ impl State {
             connection.snapshot = Snapshot::Sent;
             return Some(Request::SnapshotSent);
         }
-        let gone = connection.sent.keys().find(|uid| !self.pods.contains_key(uid)).cloned()?;
+        let gone = connection.sent.iter().find(|(uid, sent)| match self.pods.get(uid) {
+            None => true,
+            // The newest was sent the other namespace.
+            Some(Entry { netns: Some(now), .. }) => sent.netns.is_some_and(|sent| sent != now.identity()),
+            Some(_) => false,
+        });
+        let gone = gone?.0.clone();
         connection.sent.remove(&gone);
         Some(Request::Del(gone))
     }
@@ -306,7 +373,8 @@ impl State {
         let is_newest = self.connections.last().is_some_and(|newest| newest.id == id);
         let Some(connection) = self.connection(id) else { return };
         if let Some(sent) = connection.sent.get_mut(uid).filter(|sent| sent.generation == generation) {
-            sent.answer = if response.is_ok() { Answer::Acknowledged } else { Answer::Refused };
+            sent.answer =
+                if response.is_ok() { Answer::Acknowledged } else { Answer::Refused(Instant::now()) };
         }
         let entry = self.pods.get_mut(uid).filter(|entry| entry.generation == generation);
         // A refusal counts if the newest refuses: another one may end soon.
@@ -314,10 +382,7 @@ impl State {
             if response.is_ok() && is_newest {
                 entry.pending = None;
             }
-            for waiter in entry.waiters.drain(..) {
-                // A waiter whose deadline has passed receives nothing.
-                let _ = waiter.send(response.clone());
-            }
+            entry.answer(response);
         }
     }
 
@@ -330,6 +395,9 @@ impl State {
                 sent.generation == entry.generation && sent.answer == Answer::Acknowledged
             });
             entry.pending = (!is_acknowledged).then(|| entry.pending.unwrap_or(now));
+            if is_acknowledged {
+                entry.answer(&Ok(()));
+            }
         }
     }
 
@@ -342,8 +410,11 @@ impl State {
 }
 
 impl Entry {
-    fn has_waiters(&self) -> bool {
-        !self.waiters.is_empty()
+    fn answer(&self, response: &Result<(), String>) {
+        for caller in self.callers.values() {
+            // A caller whose deadline has passed receives nothing.
+            let _ = caller.send(response.clone());
+        }
     }
 }
 
@@ -352,12 +423,24 @@ impl Connection {
     /// snapshot: ztunnel ends when it gets a keep after it.
     fn lacks(&self, entry: &Entry) -> bool {
         let is_sent = self.sent.get(&entry.pod.uid).is_some_and(|sent| sent.generation == entry.generation);
-        !is_sent && (entry.netns.is_some() || self.snapshot == Snapshot::Unfinished)
+        let is_due = self.retry_at(entry).is_some_and(|at| at <= Instant::now());
+        (!is_sent || is_due) && (entry.netns.is_some() || self.snapshot == Snapshot::Unfinished)
+    }
+
+    /// Returns when a pod that this ztunnel has refused is sent to it again. A snapshot ends first.
+    fn retry_at(&self, entry: &Entry) -> Option<Instant> {
+        let sent = self.sent.get(&entry.pod.uid)?;
+        let is_sent = sent.generation == entry.generation && sent.netns.is_some();
+        match sent.answer {
+            Answer::Refused(at) if is_sent && self.snapshot != Snapshot::Unfinished => Some(at + RETRY),
+            _ => None,
+        }
     }
 
     fn send(&mut self, entry: &Entry) -> Request {
         let (pod, generation) = (Arc::clone(&entry.pod), entry.generation);
-        self.sent.insert(pod.uid.clone(), Sent { generation, answer: Answer::Awaited });
+        let netns = entry.netns.as_ref().map(|netns| netns.identity());
+        self.sent.insert(pod.uid.clone(), Sent { generation, netns, answer: Answer::Awaited });
         match &entry.netns {
             Some(netns) => Request::Add { pod, netns: Arc::clone(netns), generation },
             None => Request::Keep { pod, generation },
