@@ -17,13 +17,13 @@ use crate::agent_status::AgentStatus;
 use crate::lead::socket::SocketFileError;
 use crate::lead::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, ServedSocket, SocketContext, is_authorized};
 use dispatcher::{Dispatcher, JobQueue};
-use gybe_netfilter::kernel::netns::Netns;
+use gybe_netfilter::kernel::netns::{Netns, NetnsError};
 use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverRequest};
 use gybe_plugin::facts::wire::{self, FactsRequest, MAX_REQUEST_BYTES, WireError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::socket::{MsgFlags, SockType, send};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
+use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
 use std::iter;
@@ -75,11 +75,19 @@ impl FactsSocket {
         status: &(dyn Fn() -> AgentStatus + Sync),
         context: SocketContext<'_>,
     ) -> Result<(), Errno> {
-        let (queue, mut idle) = (JobQueue::default(), VecDeque::new());
+        let (lookups, hand_overs, mut idle) = (JobQueue::default(), JobQueue::default(), VecDeque::new());
         let ambient = self.ambient.clone();
-        let ambient = ambient.as_deref();
+        let ambient = ambient.as_ref();
         thread::scope(|scope| {
-            let dispatcher = Dispatcher { pods, ambient, status, log: context.log, queue: &queue, scope };
+            let dispatcher = Dispatcher {
+                pods,
+                ambient,
+                status,
+                log: context.log,
+                lookups: &lookups,
+                hand_overs: &hand_overs,
+                scope,
+            };
             loop {
                 let ready = self.wait(stop, &idle)?;
                 let waited = idle.drain(..).zip(ready.connections);
@@ -146,13 +154,19 @@ const TIMEOUT: Duration = Duration::from_secs(1);
 /// The longest deadline that a request may name.
 const MAX_TIMEOUT: Duration = Duration::from_secs(5);
 
+/// The longest deadline of a hand-over: a newest ztunnel that hangs is disconnected after
+/// [`crate::agent::ztunnel::TIMEOUT`], and the one before it then has as long.
+const MAX_HAND_OVER: Duration = Duration::from_secs(10);
+
 /// A connection of an authorized client.
 #[derive(Debug)]
 pub(super) struct FactsConnection {
     stream: UnixStream,
     received: Vec<u8>,
-    /// The descriptor that came with the request.
-    descriptor: Option<OwnedFd>,
+    /// The descriptors that came with the request. The second one is kept as the proof that there are too many.
+    descriptors: Vec<OwnedFd>,
+    /// Whether the kernel closed a descriptor.
+    is_truncated: bool,
     /// The deadline of the request, and then of the response.
     until: Instant,
 }
@@ -166,17 +180,36 @@ pub(super) enum ClientRequest {
     Ambient(AmbientPod, Netns),
 }
 
+/// Why a request is invalid.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum RequestError {
+    #[error(transparent)]
+    Wire(#[from] WireError),
+    #[error("the request comes without a network namespace")]
+    NoDescriptor,
+    #[error("the request comes with more than one descriptor")]
+    ManyDescriptors,
+    #[error(
+        "the kernel closed descriptors of the request: it comes with more than one, or the agent has too many \
+         open files"
+    )]
+    Truncated,
+    #[error("the descriptor of the request cannot be used")]
+    Netns(#[from] NetnsError),
+}
+
 /// The result of a read.
 pub(super) enum ReceivedBytes {
     Incomplete,
-    Request(Result<ClientRequest, WireError>),
+    Request(Result<ClientRequest, RequestError>),
     /// The client closed the connection, or its request is too long.
     Nothing,
 }
 
 impl FactsConnection {
     pub(super) fn new(stream: UnixStream, now: Instant) -> Self {
-        Self { stream, received: Vec::new(), descriptor: None, until: now + TIMEOUT }
+        let (received, descriptors) = (Vec::new(), Vec::new());
+        Self { stream, received, descriptors, is_truncated: false, until: now + TIMEOUT }
     }
 
     /// Reads what has arrived. A request ends with a newline, or where the client shuts down its sending side.
@@ -187,16 +220,18 @@ impl FactsConnection {
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let (mut parts, flags) =
             ([IoSliceMut::new(&mut buffer)], RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC);
-        let length = match recvmsg(&self.stream, &mut parts, &mut control, flags) {
-            Ok(read) => read.bytes,
+        let (length, flags) = match recvmsg(&self.stream, &mut parts, &mut control, flags) {
+            Ok(read) => (read.bytes, read.flags),
             Err(rustix::io::Errno::AGAIN | rustix::io::Errno::INTR) => return ReceivedBytes::Incomplete,
             Err(_) => return ReceivedBytes::Nothing,
         };
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(descriptors) = message {
-                self.descriptor = descriptors.last();
+                self.descriptors.extend(descriptors);
+                self.descriptors.truncate(2);
             }
         }
+        self.is_truncated |= flags.contains(ReturnFlags::CTRUNC);
         self.received.extend(buffer.iter().take(length));
         let has_ended = length == 0 || self.received.contains(&b'\n');
         match (has_ended, self.received.len()) {
@@ -207,20 +242,24 @@ impl FactsConnection {
     }
 
     /// Parses the request, and sets the deadline of its response.
-    fn parse(&mut self) -> Result<ClientRequest, WireError> {
+    fn parse(&mut self) -> Result<ClientRequest, RequestError> {
         if let Some(request) = ambient::decode_request(&self.received) {
             let HandOverRequest { pod, timeout } = request?;
-            self.until = Instant::now() + timeout.min(MAX_TIMEOUT);
-            let netns = self.descriptor.take().and_then(|descriptor| Netns::received(descriptor).ok());
-            let netns = netns.ok_or(WireError::Malformed("comes without a network namespace"))?;
-            return Ok(ClientRequest::Ambient(pod, netns));
+            self.until = Instant::now() + timeout.min(MAX_HAND_OVER);
+            let descriptor = match (self.descriptors.pop(), self.descriptors.is_empty()) {
+                _ if self.is_truncated => return Err(RequestError::Truncated),
+                (None, _) => return Err(RequestError::NoDescriptor),
+                (Some(_), false) => return Err(RequestError::ManyDescriptors),
+                (Some(descriptor), true) => descriptor,
+            };
+            return Ok(ClientRequest::Ambient(pod, Netns::received(descriptor)?));
         }
         let request = wire::decode_request(&self.received);
         let timeout = request.as_ref().ok().and_then(|request| request.timeout).unwrap_or(TIMEOUT);
         self.until = Instant::now() + timeout.min(MAX_TIMEOUT);
         match request {
             Err(_) if agent_status::is_request(&self.received) => Ok(ClientRequest::Status),
-            request => request.map(ClientRequest::Pod),
+            request => Ok(ClientRequest::Pod(request?)),
         }
     }
 

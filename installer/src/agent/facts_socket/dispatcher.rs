@@ -1,24 +1,26 @@
 //! Responds to a request at once if the pod is in the cache, and makes a job of any other request, because its
 //! response waits for a pod that the API server does not have yet, or for a client that reads slowly. Each job has a thread
-//! and a deadline of its own; the number of threads and the length of the queue are bounded.
+//! and a deadline of its own; the number of threads and the length of the queue are bounded. Hand-overs of ambient
+//! pods, which wait for ztunnel, have a queue of their own: without ztunnel they would delay the others.
 
-use super::{ClientRequest, FactsConnection, ReceivedBytes};
+use super::{ClientRequest, FactsConnection, ReceivedBytes, RequestError};
 use crate::agent::pods::PodLookup;
-use crate::agent::ztunnel::{AmbientPods, HandOver};
+use crate::agent::ztunnel::{AddError, AmbientPods};
 use crate::agent_status;
 use crate::agent_status::AgentStatus;
+use crate::error::chain;
 use crate::log::Log;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::ambient::{self, AmbientPod};
 use gybe_plugin::facts::wire;
-use gybe_plugin::facts::wire::{FactsRequest, FactsResponse, WireError};
+use gybe_plugin::facts::wire::{FactsRequest, FactsResponse};
 use serde_json::json;
 use std::collections::VecDeque;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::thread::Scope;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The part of a request's time that is reserved for sending the response.
 const SEND_TIME: Duration = Duration::from_millis(50);
@@ -27,10 +29,11 @@ const SEND_TIME: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy)]
 pub(super) struct Dispatcher<'scope, 'env> {
     pub(super) pods: &'scope dyn PodLookup,
-    pub(super) ambient: Option<&'scope AmbientPods>,
+    pub(super) ambient: Option<&'scope Arc<AmbientPods>>,
     pub(super) status: &'scope (dyn Fn() -> AgentStatus + Sync),
     pub(super) log: &'scope Log,
-    pub(super) queue: &'scope JobQueue,
+    pub(super) lookups: &'scope JobQueue,
+    pub(super) hand_overs: &'scope JobQueue,
     pub(super) scope: &'scope Scope<'scope, 'env>,
 }
 
@@ -46,19 +49,22 @@ impl Dispatcher<'_, '_> {
         None
     }
 
-    fn dispatch(&self, connection: FactsConnection, request: Result<ClientRequest, WireError>) {
+    fn dispatch(&self, connection: FactsConnection, request: Result<ClientRequest, RequestError>) {
         match request {
             Ok(ClientRequest::Pod(FactsRequest { pod, .. })) => match self.pods.find(&pod) {
                 Some(response) => self.respond(connection, &response),
                 None => self.enqueue(Job { connection, task: Task::LookUp(pod) }),
             },
-            Ok(ClientRequest::Ambient(pod, netns)) => {
-                self.enqueue(Job { connection, task: Task::Ambient(pod, netns) });
-            }
+            Ok(ClientRequest::Ambient(pod, netns)) => match self.ambient {
+                Some(pods) => {
+                    self.enqueue(Job { connection, task: Task::Ambient(Arc::clone(pods), pod, netns) });
+                }
+                None => self.respond(connection, &FactsResponse::Error(AMBIENT_OFF.to_owned())),
+            },
             Ok(ClientRequest::Status) => {
                 self.send(agent_status::encode_response(&(self.status)()), connection);
             }
-            Err(why) => self.respond(connection, &FactsResponse::Error(why.to_string())),
+            Err(why) => self.respond(connection, &FactsResponse::Error(chain(&why))),
         }
     }
 
@@ -88,27 +94,25 @@ impl Dispatcher<'_, '_> {
                 self.log_fault(&response);
                 wire::encode_response(&response).into_bytes()
             }
-            Task::Ambient(pod, netns) => {
-                let response = self.add(pod, netns, connection.until() - SEND_TIME);
-                ambient::encode_response(&response).into_bytes()
+            Task::Ambient(pods, pod, netns) => {
+                let name = pod.to_string();
+                let added = pods.add(pod, netns, connection.until() - SEND_TIME);
+                let response = added.as_ref().map(|_| ()).map_err(AddError::to_string);
+                if let Err(cause) = &response {
+                    let fields = json!({ "pod": name, "cause": cause });
+                    self.log.warn("gybe node: an ambient pod was refused", fields);
+                }
+                let bytes = ambient::encode_response(&response).into_bytes();
+                let is_sent = !connection.is_closed() && connection.send_all(&bytes).is_ok();
+                // For a client that is gone the hand-over has failed.
+                if is_sent && let Ok(hand_over) = added {
+                    hand_over.complete();
+                }
+                return;
             }
             Task::Send(bytes) => bytes,
         };
         let _ = connection.send_all(&bytes);
-    }
-
-    /// Adds an ambient pod; waits until a ztunnel has acknowledged it.
-    fn add(&self, pod: AmbientPod, netns: Netns, until: Instant) -> Result<(), String> {
-        let name = pod.to_string();
-        let added = match self.ambient {
-            Some(pods) => {
-                pods.add(pod, netns, until).map(HandOver::complete).map_err(|why| why.to_string())
-            }
-            None => Err("ambient mode is off on this node".to_owned()),
-        };
-        added.inspect_err(|cause| {
-            self.log.warn("gybe node: an ambient pod was refused", json!({ "pod": name, "cause": cause }));
-        })
     }
 
     fn log_fault(&self, response: &FactsResponse) {
@@ -121,10 +125,23 @@ impl Dispatcher<'_, '_> {
     }
 }
 
-const MAX_THREADS: usize = 64;
+/// The response to a hand-over on a node without ambient mode.
+const AMBIENT_OFF: &str = "ambient mode is off on this node";
 
-/// The maximum number of jobs that wait for a thread.
-const MAX_QUEUED: usize = 256;
+/// The bounds of a queue.
+struct Bounds {
+    threads: usize,
+    /// The maximum number of jobs that wait for a thread.
+    jobs: usize,
+    /// The response when they are exceeded.
+    text: &'static str,
+}
+
+const LOOKUPS: Bounds = Bounds { threads: 64, jobs: 256, text: "too many requests wait for a pod" };
+
+/// ztunnel receives one pod after the other, so more threads would not make hand-overs faster. A node that starts may
+/// have 500 pods at once.
+const HAND_OVERS: Bounds = Bounds { threads: 64, jobs: 512, text: "too many pods wait for ztunnel" };
 
 /// A request that cannot be completed without waiting.
 pub(super) struct Job {
@@ -136,7 +153,7 @@ pub(super) enum Task {
     /// Wait for a pod, and send its facts.
     LookUp(PodRef),
     /// Wait until ztunnel has acknowledged a pod.
-    Ambient(AmbientPod, Netns),
+    Ambient(Arc<AmbientPods>, AmbientPod, Netns),
     /// Send the rest of a response.
     Send(Vec<u8>),
 }
@@ -154,16 +171,20 @@ impl Dispatcher<'_, '_> {
     /// Enqueues a job. If the queue is full, the client receives an error. If no thread runs and the kernel creates
     /// none, the connections of all queued jobs are closed, and the clients retry.
     pub(super) fn enqueue(&self, job: Job) {
-        let mut queue = self.queue.lock();
-        if queue.jobs.len() >= MAX_QUEUED {
-            let why = FactsResponse::Error("too many requests wait for a pod".to_owned());
+        let (jobs, bounds) = match job.task {
+            Task::Ambient(..) => (self.hand_overs, HAND_OVERS),
+            Task::LookUp(_) | Task::Send(_) => (self.lookups, LOOKUPS),
+        };
+        let mut queue = jobs.lock();
+        if queue.jobs.len() >= bounds.jobs {
+            let why = FactsResponse::Error(bounds.text.to_owned());
             let _ = job.connection.send(wire::encode_response(&why).as_bytes());
             return;
         }
         queue.jobs.push_back(job);
-        if queue.threads < MAX_THREADS {
+        if queue.threads < bounds.threads {
             let dispatcher = *self;
-            match thread::Builder::new().spawn_scoped(self.scope, move || dispatcher.perform_all()) {
+            match thread::Builder::new().spawn_scoped(self.scope, move || dispatcher.perform_all(jobs)) {
                 Ok(_) => queue.threads += 1,
                 Err(why) => {
                     if queue.threads == 0 {
@@ -176,8 +197,8 @@ impl Dispatcher<'_, '_> {
         }
     }
 
-    fn perform_all(&self) {
-        while let Some(job) = self.queue.next() {
+    fn perform_all(&self, jobs: &JobQueue) {
+        while let Some(job) = jobs.next() {
             self.perform(job);
         }
     }

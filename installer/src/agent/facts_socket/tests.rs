@@ -1,24 +1,31 @@
 //! The hand-over of an ambient pod's network namespace, by the plugin's client, through the facts socket and the server
 //! of ZDS to a peer that acknowledges it. The stand-in for ztunnel is in `integration`, with the server alone.
 
-use super::FactsSocket;
+use super::{ClientRequest, FactsConnection, FactsSocket, ReceivedBytes, RequestError};
 use crate::agent::ManifestPods;
+use crate::agent::pods::{PodLookup, PodsState};
 use crate::agent::ztunnel::{self, AmbientPods};
 use crate::agent_status::AgentStatus;
+use crate::error::chain;
 use crate::lead::process::SharedRole;
 use crate::lead::socket::{SocketContext, SocketHealth};
 use crate::log::Log;
 use gybe_netfilter::kernel::netns::Netns;
-use gybe_plugin::facts::ambient::AmbientPod;
+use gybe_plugin::args::PodRef;
+use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverRequest};
+use gybe_plugin::facts::wire::{self, FactsRequest, FactsResponse};
 use gybe_plugin::facts::{AgentFault, hand_over};
+use gybe_plugin::pod::PodFacts;
 use gybe_test_support::{PATIENCE, TestDir, wait_until};
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendFlags, SocketAddrUnix,
-    SocketType, connect, recvmsg, send, socket,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketType, connect, recvmsg, send, sendmsg, socket,
 };
-use std::io::{IoSliceMut, pipe};
+use std::fs::File;
+use std::io::{IoSlice, IoSliceMut, Read, Write, pipe};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::thread;
@@ -26,16 +33,21 @@ use std::time::{Duration, Instant};
 
 /// Serves the facts socket while `work` runs.
 fn serving(ambient: Option<&Arc<AmbientPods>>, work: impl FnOnce(&Path)) {
+    let directory = TestDir::new("hand-over-manifests");
+    serving_pods(&ManifestPods::new(&directory), ambient, work);
+}
+
+fn serving_pods(pods: &dyn PodLookup, ambient: Option<&Arc<AmbientPods>>, work: impl FnOnce(&Path)) {
     let directory = TestDir::new("hand-over");
     let path = directory.join("agent.sock");
     let mut facts = FactsSocket::open(&path).unwrap();
     facts.ambient = ambient.map(Arc::clone);
     let (log, health, role) = (Log::default(), SocketHealth::default(), SharedRole::default());
-    let (pods, status) = (ManifestPods::new(&directory), AgentStatus::default);
+    let status = AgentStatus::default;
     let (end, running) = pipe().unwrap();
     let context = SocketContext { log: &log, health: &health, role: &role };
     thread::scope(|scope| {
-        let served = scope.spawn(|| facts.serve(end.as_fd(), &pods, &status, context));
+        let served = scope.spawn(|| facts.serve(end.as_fd(), pods, &status, context));
         work(&path);
         drop(running);
         served.join().unwrap().unwrap();
@@ -107,7 +119,145 @@ fn a_hand_over_that_fails_reports_the_cause_and_leaves_nothing() {
         let why = reported(facts, netns.as_fd(), Duration::from_millis(300));
         assert!(why.starts_with("no ztunnel is connected"), "{why}");
         let why = reported(facts, std::io::stderr().as_fd(), PATIENCE);
-        assert_eq!(why, "malformed: it comes without a network namespace");
+        assert!(why.contains("is not a network namespace but"), "{why}");
     });
     assert_eq!(pods.status().pods, 0);
+}
+
+/// A request line for a pod, with a deadline.
+fn request(timeout: Duration) -> String {
+    let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
+    ambient::encode_request(&HandOverRequest { pod, timeout })
+}
+
+fn send_with(stream: &UnixStream, line: &str, descriptors: &[BorrowedFd<'_>]) {
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    assert!(descriptors.is_empty() || control.push(SendAncillaryMessage::ScmRights(descriptors)));
+    sendmsg(stream, &[IoSlice::new(line.as_bytes())], &mut control, SendFlags::NOSIGNAL).unwrap();
+}
+
+/// Sends a request with descriptors; returns what the agent parses, and the time that it has.
+fn parsed(descriptors: &[BorrowedFd<'_>]) -> (Result<ClientRequest, RequestError>, Duration) {
+    let (client, agent) = UnixStream::pair().unwrap();
+    let mut connection = FactsConnection::new(agent, Instant::now());
+    send_with(&client, &request(Duration::from_secs(60)), descriptors);
+    match connection.receive() {
+        ReceivedBytes::Request(request) => (request, connection.left()),
+        _ => panic!("no request"),
+    }
+}
+
+#[test]
+fn a_request_has_exactly_one_network_namespace() {
+    let netns = Netns::of_this_thread().unwrap();
+    let mnt = File::open("/proc/self/ns/mnt").unwrap();
+    let netns = netns.as_fd();
+    let cases: [(&[BorrowedFd<'_>], &str); 5] = [
+        (&[], "the request comes without a network namespace"),
+        (&[netns, netns], "the request comes with more than one descriptor"),
+        (&[netns; 8], "the kernel closed descriptors of the request: it comes with more than one"),
+        (&[mnt.as_fd()], "the descriptor of the request cannot be used: "),
+        (&[mnt.as_fd()], "is a mnt namespace, not a network namespace"),
+    ];
+    for (descriptors, expected) in cases {
+        let why = chain(&parsed(descriptors).0.err().unwrap());
+        assert!(why.contains(expected), "{why}");
+    }
+    assert!(matches!(parsed(&[netns]).0, Ok(ClientRequest::Ambient(..))));
+}
+
+#[test]
+fn a_hand_over_may_take_longer_than_a_ztunnel_that_hangs() {
+    let netns = Netns::of_this_thread().unwrap();
+    let left = parsed(&[netns.as_fd()]).1;
+    assert!(left > ztunnel::TIMEOUT && left <= Duration::from_secs(10), "{left:?}");
+}
+
+#[test]
+fn a_pod_whose_client_is_gone_is_withdrawn() {
+    let (pods, netns) = (Arc::<AmbientPods>::default(), Netns::of_this_thread().unwrap());
+    let directory = TestDir::new("hand-over-gone");
+    let zds = directory.join("ztunnel.sock");
+    let (end, running) = pipe().unwrap();
+    thread::scope(|scope| {
+        scope.spawn(|| ztunnel::serve(&zds, &pods, PATIENCE, end.as_fd()).unwrap());
+        wait_until("the socket", || zds.exists());
+        serving(Some(&pods), |facts| {
+            let client = UnixStream::connect(facts).unwrap();
+            send_with(&client, &request(PATIENCE), &[netns.as_fd()]);
+            wait_until("the pod is pending", || pods.status().pending == 1);
+            drop(client);
+            let peer = scope.spawn(|| acknowledge(&zds));
+            wait_until("ztunnel has acknowledged it", || pods.status().counts.acknowledged.count > 0);
+            wait_until("the pod is withdrawn", || pods.status().pods == 0);
+            drop(running);
+            peer.join().unwrap();
+        });
+    });
+}
+
+/// Waits for each pod until the deadline.
+struct UnknownPods;
+
+impl PodLookup for UnknownPods {
+    fn find(&self, _: &PodRef) -> Option<FactsResponse> {
+        None
+    }
+
+    fn wait_for(&self, _: &PodRef, until: Instant) -> FactsResponse {
+        thread::sleep(until.saturating_duration_since(Instant::now()));
+        FactsResponse::Unknown
+    }
+
+    fn state(&self) -> PodsState {
+        PodsState { missing: None, unwatched: None, pods: 0, watch: None }
+    }
+
+    fn has_pod(&self, _: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {
+        None
+    }
+}
+
+/// More requests than a queue has threads.
+const MANY: usize = 80;
+
+/// Sends many requests whose responses wait, while `work` runs.
+fn while_waiting(facts: &Path, line: &str, descriptors: &[BorrowedFd<'_>], work: impl FnOnce()) {
+    let waiting: Vec<_> = (0..MANY)
+        .map(|_| {
+            let client = UnixStream::connect(facts).unwrap();
+            send_with(&client, line, descriptors);
+            client
+        })
+        .collect();
+    let before = Instant::now();
+    work();
+    assert!(before.elapsed() < Duration::from_secs(3), "{:?}", before.elapsed());
+    drop(waiting);
+}
+
+fn lookup(timeout: Duration) -> String {
+    let pod = PodRef::from_args("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0").unwrap().unwrap();
+    wire::encode_request(&FactsRequest { pod, timeout: Some(timeout) })
+}
+
+#[test]
+fn hand_overs_and_queries_do_not_delay_each_other() {
+    let (pods, netns) = (Arc::<AmbientPods>::default(), Netns::of_this_thread().unwrap());
+    let (long, short) = (Duration::from_secs(4), Duration::from_millis(300));
+    serving_pods(&UnknownPods, Some(&pods), |facts| {
+        while_waiting(facts, &request(long), &[netns.as_fd()], || {
+            let mut client = UnixStream::connect(facts).unwrap();
+            client.write_all(lookup(short).as_bytes()).unwrap();
+            let mut response = Vec::new();
+            client.read_to_end(&mut response).unwrap();
+            assert_eq!(wire::decode_response(&response), Ok(FactsResponse::Unknown));
+        });
+    });
+    serving_pods(&UnknownPods, None, |facts| {
+        while_waiting(facts, &lookup(long), &[], || {
+            assert_eq!(reported(facts, netns.as_fd(), PATIENCE), "ambient mode is off on this node");
+        });
+    });
 }
