@@ -285,8 +285,10 @@ impl State {
             return;
         }
         let rest = match (rest, before) {
-            (Rest::Nothing, Some(Entry { netns: None, generation, .. })) => Rest::Keep(*generation),
-            (Rest::Nothing, Some(Entry { rest: Rest::Keep(generation), .. })) => Rest::Keep(*generation),
+            (
+                Rest::Nothing,
+                Some(Entry { netns: None, generation, .. } | Entry { rest: Rest::Keep(generation), .. }),
+            ) => Rest::Keep(*generation),
             _ => rest,
         };
         self.generations += 1;
