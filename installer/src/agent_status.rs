@@ -118,7 +118,11 @@ pub(crate) fn page(status: &AgentStatus) -> Value {
 /// Reads the page `/status`; none if it is not one.
 pub(crate) fn read_page(page: &[u8]) -> Option<AgentStatus> {
     let mut page: Map<String, Value> = serde_json::from_slice(page).ok()?;
-    let Some(Value::Object(agent)) = page.remove("agent") else { return None };
+    let agent = match page.remove("agent") {
+        None => Map::new(),
+        Some(Value::Object(agent)) => agent,
+        Some(_) => return None,
+    };
     page.retain(|key, _| OF_NODE.contains(&key.as_str()));
     page.extend(agent.into_iter().filter(|(key, _)| !OF_NODE.contains(&key.as_str())));
     AgentStatus::deserialize(Value::Object(page)).ok()
