@@ -3,12 +3,17 @@
 
 use gybe_integration::failure::Failure;
 use gybe_integration::ztunnel::{Fault, Mesh, Ztunnel};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::io::Write;
 use std::path::Path;
 use std::thread;
 use std::time::Duration;
 
 fn main() -> Result<(), Failure> {
+    // Each pod takes some ten descriptors, and a user's shell often allows 1,024.
+    if let Ok((_, most)) = getrlimit(Resource::RLIMIT_NOFILE) {
+        let _unchanged = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+    }
     let mut arguments = std::env::args().skip(1);
     let Some(socket) = arguments.next() else {
         return Err(Failure::new("usage: gybe-ztunnel SOCKET [ADDRESS...]"));
