@@ -1,6 +1,6 @@
 //! The socket at which the plugin queries facts about pods. The protocol is in `gybe_plugin`'s `facts::wire`; the pods
-//! come from a [`PodLookup`]. The plugin also hands over the network namespaces of ambient pods here
-//! (`gybe_plugin`'s `facts::ambient`).
+//! come from a [`PodLookup`]. `gybe_plugin`'s `facts::ambient` is the request that hands over the network namespace of an
+//! ambient pod; no ADD sends it yet.
 //!
 //! One thread reads all connections and responds at once if the pod is in the cache, which it nearly always is: a
 //! thread for each connection costs more than the response. Queries that have to wait are in `dispatcher`. Idle
