@@ -7,7 +7,9 @@ use std::time::Duration;
 use gybe_containerd_tests::{Generation, HarnessError, Node, Sandbox, manifest};
 use nix::sys::signal::Signal;
 
-use crate::fixture::{assert_no_sandbox_is_left, node_with_agent_facts, on_every_generation, program};
+use crate::fixture::{
+    assert_no_sandbox_is_left, node_with_agent_facts, on_every_generation, program, turn_of_many_sandboxes,
+};
 use crate::pod::{APPLICATION, Destination, OUTSIDE, OutsideClient, RunningPod};
 
 /// The kubelet's default limit of pods on a node.
@@ -84,6 +86,7 @@ fn while_agents_are_killed<T: Send>(node: &Node, work: impl FnOnce() -> T + Send
 
 #[test]
 fn f14_all_pods_of_a_full_node_start_although_its_agent_is_killed_repeatedly() {
+    let _turn = turn_of_many_sandboxes();
     let node = node_with_agent_facts(Generation::V2);
     let mut sandboxes = full_node();
     for sandbox in &sandboxes {

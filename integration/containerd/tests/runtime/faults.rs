@@ -3,7 +3,7 @@
 
 use crate::fixture::{
     assert_no_sandbox_is_left, entries, error_chain, gybe_node, gybe_node_with, kill_containerd_during_add,
-    node, node_with_gybe, on_every_generation, program,
+    node, node_with_gybe, on_every_generation, program, turn_of_many_sandboxes,
 };
 use crate::pod::{Destination, OutsideClient, RunningPod};
 use gybe_containerd_tests::{
@@ -203,9 +203,8 @@ fn publish(node: &Node, sandbox: Sandbox) -> Sandbox {
 }
 
 /// Asserts that a sandbox is redirected, and deletes it.
-fn assert_redirected_and_delete(node: &Node, id: &str) {
+fn assert_redirected_and_delete(node: &Node, outside: &OutsideClient, id: &str) {
     let pod = RunningPod::in_sandbox(node, id.to_owned());
-    let outside = OutsideClient::new(node);
     for address in pod.addresses.iter().copied() {
         assert_eq!(outside.connect(address, 8080), Destination::proxy(15006, address, 8080));
     }
@@ -214,7 +213,9 @@ fn assert_redirected_and_delete(node: &Node, id: &str) {
 
 on_every_generation! {
     fn f15_a_pod_whose_add_is_killed_at_any_system_call_fails_and_the_next_pod_is_redirected(generation: Generation) {
+        let _turn = turn_of_many_sandboxes();
         let node = node_with_gybe(generation, &Conflist::reference_plugins(generation).with_plugin(crashing_gybe()));
+        let outside = OutsideClient::new(&node);
         let (mut killed, mut completed) = (0, 0);
         for first in (1..LIMIT).step_by(CONCURRENT) {
             let pod_killed_at = |at: usize| {
@@ -230,14 +231,14 @@ on_every_generation! {
                     }
                     // The ADD makes fewer system calls than this pod's number.
                     Ok(id) => {
-                        assert_redirected_and_delete(&node, &id);
+                        assert_redirected_and_delete(&node, &outside, &id);
                         completed += 1;
                     }
                 }
             }
             assert_no_sandbox_is_left(&node);
             let next = publish(&node, Sandbox::injected("shop", &format!("after-{first}")));
-            assert_redirected_and_delete(&node, &node.cri.run(&next).unwrap());
+            assert_redirected_and_delete(&node, &outside, &node.cri.run(&next).unwrap());
             if completed >= CONCURRENT {
                 println!("containerd {generation}: gybe-cni killed at each of the {killed} system calls of an ADD");
                 return;

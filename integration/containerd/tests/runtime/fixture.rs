@@ -3,6 +3,7 @@
 use std::fs;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
 
 use serde_json::Value;
@@ -83,6 +84,15 @@ pub(crate) fn log() -> PathBuf {
     let thread = thread::current();
     let test = thread.name().unwrap_or("unnamed").replace("::", ".");
     Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}.log"))
+}
+
+/// Waits until no other test starts a node's worth of sandboxes at once, and keeps the turn until the result is dropped.
+/// With several such tests at the same time the kernel's one queue for IPv6 addresses takes longer for duplicate address
+/// detection than the five seconds that the plugin `bridge` waits.
+#[must_use]
+pub(crate) fn turn_of_many_sandboxes() -> MutexGuard<'static, ()> {
+    static TURN: Mutex<()> = Mutex::new(());
+    TURN.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Kills containerd while a plugin pauses in the ADD of a sandbox. Returns the plugin's connection.

@@ -4,7 +4,7 @@ use gybe_containerd_tests::sandbox::UserNamespace;
 use gybe_containerd_tests::{Generation, Sandbox, manifest};
 use gybe_netfilter::model::packet::Owner;
 
-use crate::fixture::{gybe_node, on_every_generation};
+use crate::fixture::{gybe_node, on_every_generation, turn_of_many_sandboxes};
 use crate::pod::{APPLICATION, Destination, OUTSIDE, OutsideClient, PROXY, RunningPod};
 
 /// The kubelet's default limit of pods on a node.
@@ -70,6 +70,7 @@ on_every_generation! {
 
 on_every_generation! {
     fn all_pods_of_a_full_node_that_start_at_once_are_redirected(generation: Generation) {
+        let _turn = turn_of_many_sandboxes();
         let node = gybe_node(generation);
         let name = |number| Sandbox::injected("shop", &format!("cart-{number}"));
         let sandboxes: Vec<Sandbox> = (0..PODS_OF_A_NODE).map(name).collect();
