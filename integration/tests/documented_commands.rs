@@ -1,12 +1,14 @@
-//! Runs every line of the `sh` blocks in README.md and docs/, as it stands.
+//! Runs every line of the `sh` blocks in README.md and docs/, as it stands, and compares docs/COMMANDS.md with `gybe
+//! help`, and the metrics in docs/AGENT.md with the agent's.
 //!
 //! The lines of a page run in their order in one shell, in network and mount namespaces of their own: a node with a
 //! primary CNI plugin and one address, writable without touching the machine.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 use gybe_integration::documented::{commands, elsewhere};
-use gybe_integration::programs::{path_of_ours, run};
+use gybe_integration::programs::{ours, path_of_ours, run};
 use gybe_test_support::TestDir;
+use std::collections::BTreeSet;
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
@@ -87,4 +89,60 @@ fn every_command_in_the_documentation_runs_as_it_stands() {
     pages.push("README.md".to_owned());
     let count: usize = pages.iter().map(|page| exit_codes_are_documented(page)).sum();
     assert!(count > 15, "only {count} commands were found in {pages:?}");
+}
+
+const COMMANDS: &str = "../docs/COMMANDS.md";
+
+/// Keeps docs/COMMANDS.md equal to the help of every command; with GYBE_WRITE=1 writes the page.
+#[test]
+fn docs_commands_has_the_help_of_every_command() {
+    let help = |arguments: &[&str]| {
+        let ran = ours("gybe", arguments, "").unwrap();
+        assert_eq!(ran.code, Some(0), "{arguments:?}: {}", ran.err);
+        let lines = ran.out.lines().map(|line| format!("{}\n", line.trim_end()));
+        format!("```text\n{}\n```\n", lines.collect::<String>().trim_end())
+    };
+    let list = help(&["help"]);
+    // A line with a command begins with two spaces and its name.
+    let names = list.lines().take_while(|line| *line != "Options:");
+    let names = names.filter_map(|line| line.strip_prefix("  ").filter(|rest| !rest.starts_with(' ')));
+    let names: Vec<&str> = names.filter_map(|line| line.split(' ').next()).collect();
+    assert!(names.contains(&"verify") && names.contains(&"man"), "{names:?}");
+    let mut page = format!(
+        "# Commands\n\nWhat `gybe help` and `gybe help COMMAND` print; `gybe man` writes the same as man pages. A test \
+         writes this page.\n\n{list}"
+    );
+    for name in names.into_iter().filter(|name| *name != "help") {
+        page += &format!("\n## gybe {name}\n\n{}", help(&["help", name]));
+    }
+    if std::env::var_os("GYBE_WRITE").is_some() {
+        fs::write(COMMANDS, &page).unwrap();
+    }
+    let written = fs::read_to_string(COMMANDS).unwrap();
+    let differing = page.lines().zip(written.lines()).find(|(new, old)| new != old);
+    assert!(page == written, "{COMMANDS} differs; with GYBE_WRITE=1 this test writes it: {differing:?}");
+}
+
+/// Returns the names of the agent's metrics that follow `quote` in `text`.
+fn metrics<'a>(text: &'a str, quote: char) -> BTreeSet<&'a str> {
+    let name = |rest: &'a str| {
+        let end = rest.find(|letter: char| !(letter.is_ascii_lowercase() || letter == '_'));
+        &rest[..end.unwrap_or(rest.len())]
+    };
+    let names = text.split(quote).map(name);
+    names
+        .filter(|name| ["gybe_", "istio_cni_", "process_"].iter().any(|start| name.starts_with(start)))
+        .collect()
+}
+
+#[test]
+fn docs_agent_has_every_metric_of_the_agent() {
+    let code = fs::read_to_string("../installer/src/agent/metrics.rs").unwrap();
+    let (code, _) = code.split_once("#[cfg(test)]").unwrap();
+    let page = fs::read_to_string("../docs/AGENT.md").unwrap();
+    let (_, section) = page.split_once("\n### Metrics\n").unwrap();
+    let (section, _) = section.split_once("\n##").unwrap();
+    let served = metrics(code, '"');
+    assert!(served.contains("gybe_plugin_calls_total") && served.len() > 20, "{served:?}");
+    assert_eq!(metrics(section, '`'), served);
 }
