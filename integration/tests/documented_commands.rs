@@ -1,12 +1,12 @@
 //! Runs every line of the `sh` blocks in README.md and docs/, as it stands, and compares docs/COMMANDS.md with `gybe
-//! help`, and the metrics in docs/AGENT.md with the agent's.
+//! help`, and the metrics and events in docs/AGENT.md with the agent's.
 //!
 //! The lines of a page run in their order in one shell, in network and mount namespaces of their own: a node with a
 //! primary CNI plugin and one address, writable without touching the machine.
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
 use gybe_integration::documented::{commands, elsewhere};
-use gybe_integration::programs::{ours, path_of_ours, run};
+use gybe_integration::programs::{path_of_ours, run};
 use gybe_test_support::TestDir;
 use std::collections::BTreeSet;
 use std::fs;
@@ -91,13 +91,16 @@ fn every_command_in_the_documentation_runs_as_it_stands() {
     assert!(count > 15, "only {count} commands were found in {pages:?}");
 }
 
-const COMMANDS: &str = "../docs/COMMANDS.md";
+const COMMANDS: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/COMMANDS.md");
 
 /// Keeps docs/COMMANDS.md equal to the help of every command; with GYBE_WRITE=1 writes the page.
 #[test]
 fn docs_commands_has_the_help_of_every_command() {
+    let gybe = path_of_ours("gybe").unwrap();
+    let gybe = gybe.to_str().unwrap();
     let help = |arguments: &[&str]| {
-        let ran = ours("gybe", arguments, "").unwrap();
+        // The help has the width of the terminal that this variable describes.
+        let ran = run("env", &[&["-u", "COLUMNS", gybe], arguments].concat(), "").unwrap();
         assert_eq!(ran.code, Some(0), "{arguments:?}: {}", ran.err);
         let lines = ran.out.lines().map(|line| format!("{}\n", line.trim_end()));
         format!("```text\n{}\n```\n", lines.collect::<String>().trim_end())
@@ -135,14 +138,40 @@ fn metrics<'a>(text: &'a str, quote: char) -> BTreeSet<&'a str> {
         .collect()
 }
 
+fn installer(file: &str) -> String {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("../installer/src");
+    fs::read_to_string(sources.join(file)).unwrap()
+}
+
+/// Returns a section of docs/AGENT.md.
+fn section_of_agent(heading: &str) -> String {
+    let page = fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../docs/AGENT.md")).unwrap();
+    let (_, section) = page.split_once(heading).unwrap();
+    section.split("\n##").next().unwrap().to_owned()
+}
+
 #[test]
 fn docs_agent_has_every_metric_of_the_agent() {
-    let code = fs::read_to_string("../installer/src/agent/metrics.rs").unwrap();
+    let code = installer("agent/metrics.rs");
     let (code, _) = code.split_once("#[cfg(test)]").unwrap();
-    let page = fs::read_to_string("../docs/AGENT.md").unwrap();
-    let (_, section) = page.split_once("\n### Metrics\n").unwrap();
-    let (section, _) = section.split_once("\n##").unwrap();
     let served = metrics(code, '"');
     assert!(served.contains("gybe_plugin_calls_total") && served.len() > 20, "{served:?}");
-    assert_eq!(metrics(section, '`'), served);
+    assert_eq!(metrics(&section_of_agent("\n### Metrics\n"), '`'), served);
+}
+
+#[test]
+fn docs_agent_has_every_reason_of_an_event() {
+    let code = installer("agent/events/event.rs");
+    // `Self::RedirectionLost => "RedirectionLost",`
+    let arms = code
+        .lines()
+        .filter_map(|line| line.trim().strip_prefix("Self::")?.strip_suffix("\",")?.split_once(" => \""));
+    let written: BTreeSet<&str> =
+        arms.filter(|(reason, text)| reason == text).map(|(_, text)| text).collect();
+    assert!(written.contains("RedirectionRefused") && written.len() > 8, "{written:?}");
+    let section = section_of_agent("\n### Events\n");
+    let cells = section.lines().filter_map(|line| line.strip_prefix("| `")?.split(" |").next());
+    let documented: BTreeSet<&str> =
+        cells.flat_map(|cell| cell.split("`, `")).map(|name| name.trim_end_matches('`')).collect();
+    assert_eq!(documented, written);
 }
