@@ -12,6 +12,7 @@ use nix::sys::time::TimeValLike;
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::time::{ClockId, clock_gettime};
 use nix::unistd::Pid;
+use std::hash::{BuildHasher as _, BuildHasherDefault, DefaultHasher};
 use std::time::Duration;
 use std::{fmt, fs};
 
@@ -47,7 +48,8 @@ impl fmt::Display for Sample {
     }
 }
 
-/// Measures several subjects in turn, `rounds` times, and returns `N` samples of each in the same order.
+/// Measures several subjects in turn, `rounds` times, and returns `N` samples of each in the same order. Each round has
+/// another order: a program is up to a tenth slower after one that has used the processor's caches.
 ///
 /// # Errors
 /// The first error of a measurement.
@@ -57,8 +59,11 @@ pub fn in_turn<T, E, const N: usize>(
     mut measure: impl FnMut(&T) -> Result<[f64; N], E>,
 ) -> Result<Vec<[Sample; N]>, E> {
     let mut measured: Vec<[Vec<f64>; N]> = subjects.iter().map(|_| [const { Vec::new() }; N]).collect();
-    for _ in 0..rounds.max(1) {
-        for (subject, values) in subjects.iter().zip(&mut measured) {
+    let shuffled = BuildHasherDefault::<DefaultHasher>::default();
+    for round in 0..rounds.max(1) {
+        let mut turns: Vec<_> = subjects.iter().zip(&mut measured).enumerate().collect();
+        turns.sort_by_key(|(index, _)| shuffled.hash_one((round, index)));
+        for (_, (subject, values)) in turns {
             for (value, values) in measure(subject)?.into_iter().zip(values) {
                 values.push(value);
             }
