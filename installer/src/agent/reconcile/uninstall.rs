@@ -66,7 +66,7 @@ impl Reconciler<'_> {
         loop {
             let turn: Turn = self.reconcile(Instant::now());
             let next = self.publish(turn);
-            let (phase, passed) = (self.status.report.phase, started.elapsed());
+            let (phase, passed) = (self.published.status.report.phase, started.elapsed());
             let left = match phase {
                 Phase::Uninstalled { kept: None } => return true,
                 Phase::Uninstalled { .. } => END_TIMEOUT + self.grace_period.length + SANDBOX_TIMEOUT,
@@ -90,7 +90,7 @@ impl Reconciler<'_> {
             return self.log.event(Level::Warn, "gybe node: programs stay on this node", fields);
         }
         let hint = "to take the node out of the chain, run gybe uninstall on it";
-        let fields = json!({ "missing": self.status.report.missing, "hint": hint });
+        let fields = json!({ "missing": self.published.status.report.missing, "hint": hint });
         self.log.event(Level::Error, "gybe node: no time left to remove the entry from the chain", fields);
     }
 }
