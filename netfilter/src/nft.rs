@@ -14,7 +14,7 @@ mod set;
 pub(crate) mod socket;
 mod value;
 
-pub use batch::{Batch, Object, Start, TooLong};
+pub use batch::{Batch, BatchObject, Start, TooLong};
 pub use chain::TABLE;
 pub use error::{KernelPart, NftError};
 

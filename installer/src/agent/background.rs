@@ -18,7 +18,7 @@ use super::{health, metrics};
 use crate::agent_status::{self, PortPurpose};
 use crate::cluster::{ClusterNode, DaemonSetState, OwnNode};
 use crate::error::errno;
-use crate::host::settings::{AGENT_LEADER, Environment, Mode, STATUS_SOCKET, Settings};
+use crate::host::settings::{AGENT_LEADER, Environment, NodeMode, STATUS_SOCKET, Settings};
 use crate::host::uninstall::forget_run_directory;
 use crate::lead::leader::{self, Candidate, Lead, LeadEnd};
 use crate::lead::process::{Role, Shared};
@@ -307,7 +307,7 @@ impl NodeAgent<'_> {
     /// Returns the setting by which the agent uninstalls as it ends; none when the node stays as it is.
     fn removal(&self, settings: &Settings, daemonset: &OwnDaemonSet<'_>) -> Option<&'static str> {
         let log = self.context.log;
-        let leaves = settings.options.mode == Mode::Leave;
+        let leaves = settings.options.mode == NodeMode::Leave;
         if !leaves && !settings.options.leave_when_daemonset_gone {
             return None;
         }

@@ -27,7 +27,7 @@ use crate::host::observe::PerDirectory;
 use crate::host::observe::runtimes::{ConfiguredDirectory, Runtimes};
 use crate::host::pass::{PassHistory, RESYNC, RETRY, pass};
 use crate::host::runtimes::RuntimeReport;
-use crate::host::settings::{Mode, NodeContext, PodSource, ProgramRemoval, RepairMode, Settings};
+use crate::host::settings::{NodeContext, NodeMode, PodSource, ProgramRemoval, RepairMode, Settings};
 use crate::host::watch::{DirectoryWatch, WakeReason, WatchedDirectories};
 use crate::lead::process::Shared;
 use crate::log::{Level, Log};
@@ -220,7 +220,7 @@ impl<'a> Reconciler<'a> {
     /// changed. An uninstall removes the file, and without our entry that process repairs nothing.
     fn write_repair_setting(&mut self, is_in_force: bool) {
         let Settings { options, environment, .. } = &self.settings.current;
-        if self.settings.origin != Origin::ConfigMap || options.mode == Mode::Leave {
+        if self.settings.origin != Origin::ConfigMap || options.mode == NodeMode::Leave {
             return;
         }
         let mode = options.repair.mode;
@@ -305,7 +305,7 @@ impl<'a> Reconciler<'a> {
     fn busy(&mut self, busy: &Busy, known: &Known) -> Turn {
         let why = busy.to_string();
         self.log.condition(Level::Warn, BUSY, Some(why.clone()), json!({ "hint": busy.hint() }));
-        let leaves = self.settings.current.options.mode == Mode::Leave;
+        let leaves = self.settings.current.options.mode == NodeMode::Leave;
         self.unchanged(why, leaves.then_some(Phase::Uninstalling), Some(known), NextTurn::After(RETRY))
     }
 
@@ -330,7 +330,7 @@ impl<'a> Reconciler<'a> {
     /// the conf: the plugin queries the agent first.
     fn update_kubeconfig(&mut self) -> Result<Option<Kubeconfig>, String> {
         let settings = &self.settings.current;
-        if settings.options.pod_source == PodSource::Agent || settings.options.mode == Mode::Leave {
+        if settings.options.pod_source == PodSource::Agent || settings.options.mode == NodeMode::Leave {
             return Ok(None);
         }
         let updated = kubeconfig::update(&settings.environment, SystemTime::now()).map_err(|why| chain(&why));
@@ -355,8 +355,8 @@ impl<'a> Reconciler<'a> {
     fn remove_kubeconfig(&mut self) {
         let settings = &self.settings.current;
         let is_needed = match settings.options.mode {
-            Mode::Leave => self.grace_period.programs(Instant::now()) == ProgramRemoval::Deferred,
-            Mode::Install => settings.options.pod_source == PodSource::Api,
+            NodeMode::Leave => self.grace_period.programs(Instant::now()) == ProgramRemoval::Deferred,
+            NodeMode::Install => settings.options.pod_source == PodSource::Api,
         };
         if is_needed {
             return;

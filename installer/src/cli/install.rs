@@ -8,7 +8,7 @@ use crate::diagnosis::doctor::observe::runtimes_of;
 use crate::host::desired::DesiredState;
 use crate::host::image::{Image, OTHER_NAMES};
 use crate::host::install;
-use crate::host::settings::{Mode, Settings, SettingsSources};
+use crate::host::settings::{NodeMode, Settings, SettingsSources};
 use crate::probe::node_backend::NodeProbe;
 use clap::Args;
 use gybe_plugin::conf::FactsConf;
@@ -136,7 +136,7 @@ impl SettingsArg {
 impl InstallArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         let mut settings = self.settings.read()?;
-        if settings.options.mode == Mode::Leave {
+        if settings.options.mode == NodeMode::Leave {
             let hint = "run gybe uninstall".to_owned();
             return Err(CommandError::new("the settings have mode: leave").with_hint(hint));
         }

@@ -21,7 +21,7 @@ pub use environment::{
     Listen, POD_DIRECTORY, PROBE_LEADER, SERVICE_ACCOUNT, STATUS_SOCKET, ServerTrust,
 };
 pub use names::{INCUMBENTS, KEYS, OURS, SettingName, Support};
-pub use options::{Mode, NodeTaint, Options, PodSource, STANDALONE, TakeOverSetting};
+pub use options::{NodeMode, NodeTaint, Options, PodSource, STANDALONE, TakeOverSetting};
 pub use repair::{FailedInit, PodLabel, RepairMode, RepairOptions};
 pub use sources::{CONFIG, SettingsSources, SourceError, config_directory};
 

@@ -2,7 +2,7 @@
 
 use super::{Reconciler, Turn};
 use crate::agent::status::Phase;
-use crate::host::settings::{Mode, ProgramRemoval};
+use crate::host::settings::{NodeMode, ProgramRemoval};
 use crate::log::Level;
 use serde_json::json;
 use std::os::fd::BorrowedFd;
@@ -61,7 +61,7 @@ impl Reconciler<'_> {
     /// Removes our entry before the agent ends, and then the programs, in as many turns as the time allows.
     /// Returns at once when `stop` is readable. Reports whether nothing stays.
     pub(crate) fn uninstall(&mut self, stop: BorrowedFd<'_>) -> bool {
-        self.settings.current.options.mode = Mode::Leave;
+        self.settings.current.options.mode = NodeMode::Leave;
         let started = Instant::now();
         loop {
             let turn: Turn = self.reconcile(Instant::now());
