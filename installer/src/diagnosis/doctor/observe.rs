@@ -238,8 +238,15 @@ fn security_module() -> SecurityModule {
     if text("/sys/fs/selinux/enforce").trim() == "1" {
         return SecurityModule::SeLinux;
     }
-    let confined = text("/proc/self/attr/apparmor/current");
-    if matches!(confined.trim(), "" | "unconfined") { SecurityModule::None } else { SecurityModule::AppArmor }
+    let confined = is_confined(&text("/proc/self/attr/apparmor/current"));
+    if confined { SecurityModule::AppArmor } else { SecurityModule::None }
+}
+
+/// Reports whether AppArmor refuses accesses of a process with this label: a profile may only log them, or allow all.
+fn is_confined(label: &str) -> bool {
+    let label = label.trim();
+    let allows_all = ["unconfined", "(unconfined)", "(complain)"].iter().any(|end| label.ends_with(end));
+    !label.is_empty() && !allows_all
 }
 
 /// The files that istio-cni's agent keeps on a node (docs/ISTIO.md, section 5).
@@ -327,4 +334,23 @@ fn connect_log(path: &Path) -> LogSocketContact {
     let connected = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
     let fault = connected.err().map(|why| errno(&why));
     LogSocketContact { socket: path.to_owned(), fault }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_of_apparmor_that_refuses_nothing_does_not_confine() {
+        for (label, expected) in [
+            ("", false),
+            ("unconfined\n", false),
+            ("steam (unconfined)\n", false),
+            ("cri-containerd.apparmor.d (complain)\n", false),
+            ("cri-containerd.apparmor.d (enforce)\n", true),
+            ("a//&b (mixed)\n", true),
+        ] {
+            assert_eq!(is_confined(label), expected, "{label:?}");
+        }
+    }
 }
