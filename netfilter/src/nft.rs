@@ -12,7 +12,6 @@ mod key;
 pub(crate) mod lists;
 mod set;
 pub(crate) mod socket;
-mod value;
 
 pub use batch::{Batch, BatchObject, Start, TooLong};
 pub use chain::TABLE;

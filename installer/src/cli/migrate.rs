@@ -1,8 +1,8 @@
 //! `gybe migrate --dry-run`: the pods of this node that Gybe would treat differently from istio-cni; and `gybe migrate
 //! values`, which translates the values of istio-cni's chart.
 
-use super::directories::DirectoriesArg;
 use super::input;
+use super::input::DirectoriesArg;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::pods::POD;
 use super::style::{bad, doubtful, examples, good, titles};

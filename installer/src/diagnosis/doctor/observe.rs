@@ -1,9 +1,7 @@
 //! Observes a node once for `gybe doctor`, in bounded time and without changes. Queries the node agent as the plugin
 //! does, about a pod that does not exist.
 
-mod file_systems;
-
-pub use file_systems::{FileSystem, FreeSpace};
+pub use crate::mounts::{FileSystem, FreeSpace};
 
 use crate::agent_status::{self, AgentStatus, TakenPort};
 use crate::error::errno;
@@ -18,6 +16,7 @@ use crate::host::runtimes::RuntimeReport;
 use crate::host::runtimes::processes::{DropInCheck, RuntimeProcess, running};
 use crate::host::settings::FACTS_SOCKET;
 use crate::host::watch::{DirectoryWatch, WatchMode};
+use crate::mounts::file_systems;
 use crate::pod::validation::SocketOwner;
 use crate::probe::node_backend::{NodeProbe, node_backend};
 use crate::sandboxes::{self, HostPaths, SandboxVerdict};
@@ -151,7 +150,7 @@ pub fn observe(options: DoctorOptions) -> Observation {
     snapshot.runtimes = RuntimeReport::of(&options.root, &running_now).known(&options.directories);
     Observation {
         platform: Platform::of_host(&options.root),
-        file_systems: file_systems::of(directories),
+        file_systems: file_systems(directories),
         conf_link: fs::read_link(&options.directories.conf).ok(),
         trial: plugin.exists().then(|| try_installed(&plugin, Trial::CniVersion)),
         taken_ports: agent.as_ref().map(taken_ports).unwrap_or_default(),
