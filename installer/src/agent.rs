@@ -34,7 +34,7 @@ pub use sockets::NodeError;
 
 use crate::cluster::ClusterNode;
 use crate::lead::process::stop_signal;
-use crate::lead::process::{Role, SharedRole};
+use crate::lead::process::{Role, Shared};
 use crate::lead::socket::{SocketContext, SocketHealth};
 use crate::log::Log;
 use background::NodeAgent;
@@ -65,7 +65,7 @@ pub struct Agent<'a> {
 pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
     // Blocked before the first thread is created, so that every thread inherits it (signal(7)).
     let stop = stop_signal().map_err(|source| NodeError::Wait { what: "signals", source })?;
-    let (health, role, log) = (SocketHealth::default(), SharedRole::default(), Log::default());
+    let (health, role, log) = (SocketHealth::default(), Shared::default(), Log::default());
     let (pods, calls, events) = (CountedPods::new(agent.pods), PluginCalls::default(), EventQueue::default());
     let context = SocketContext { log: &log, health: &health, role: &role };
     let served = match agent.reconcile {

@@ -24,7 +24,6 @@ pub mod pass;
 pub mod plan;
 pub mod platform;
 pub mod problem;
-mod program_retry;
 pub mod runtimes;
 pub mod settings;
 pub mod uninstall;

@@ -5,6 +5,5 @@ pub mod init_args;
 pub mod manifest;
 pub mod own_namespace;
 pub mod policy_file;
-pub(crate) mod program_text;
 pub mod proxy;
 pub mod validation;

@@ -7,7 +7,6 @@ pub mod node_backend;
 
 use gybe_netfilter::model::Hint;
 use std::borrow::Cow;
-use std::fmt;
 use std::fs;
 
 /// A capability: its bit (include/uapi/linux/capability.h), its name, and what it is for.
@@ -26,19 +25,12 @@ pub const NEEDED: [Capability; 7] = [
 
 /// The capabilities that the calling thread lacks.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("this process lacks capabilities to probe the host: {}", ListedCapabilities(.0))]
+#[error("this process lacks capabilities to probe the host: {}", listed(.0))]
 pub struct MissingCapabilities(Vec<Capability>);
 
-struct ListedCapabilities<'a>(&'a [Capability]);
-
-impl fmt::Display for ListedCapabilities<'_> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (n, (_, name, purpose)) in self.0.iter().enumerate() {
-            let comma = if n == 0 { "" } else { ", " };
-            write!(f, "{comma}{name} ({purpose})")?;
-        }
-        Ok(())
-    }
+fn listed(capabilities: &[Capability]) -> String {
+    let named = capabilities.iter().map(|(_, name, purpose)| format!("{name} ({purpose})"));
+    named.collect::<Vec<_>>().join(", ")
 }
 
 impl Hint for MissingCapabilities {

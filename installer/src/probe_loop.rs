@@ -10,7 +10,7 @@ use crate::host::runtimes::processes::{DropInCheck, RuntimeProcess, running};
 use crate::host::settings::PROBE_LEADER;
 use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::lead::leader::{self, Candidate, LeadEnd};
-use crate::lead::process::{Role, SharedRole};
+use crate::lead::process::{Role, Shared};
 use crate::lead::socket::SocketFileError;
 use crate::lead::socket::{SocketContext, SocketHealth};
 use crate::log::Log;
@@ -82,7 +82,7 @@ pub(crate) fn run(
     repair: Option<&RepairNode>,
     log: &Log,
 ) -> Result<(), ProbeLoopError> {
-    let (health, role) = (SocketHealth::default(), SharedRole::default());
+    let (health, role) = (SocketHealth::default(), Shared::default());
     let context = SocketContext { log, health: &health, role: &role };
     let candidate = Candidate::new(Path::new(DIRECTORY), PROBE_LEADER, leader::pod_start(None), "");
     loop {

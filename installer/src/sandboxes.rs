@@ -17,7 +17,7 @@ use crate::pod::cgroups::{Cgroups, cgroup_file};
 use crate::pod::own_namespace;
 use crate::pod::proxy::{ProxyFault, proxy_faults};
 use crate::sandboxes::verdict::verdict_of;
-pub(crate) use desired::Desired;
+pub(crate) use desired::DesiredRules;
 use desired::adapt_verdict;
 use gybe_netfilter::inspect::verdict::{NamespaceVerdict, RedirectionState};
 use gybe_netfilter::kernel::netns::{Netns, NetnsError};
@@ -271,16 +271,16 @@ pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
         }
     };
     let took = started.elapsed();
-    if let Desired::Policy(known) = &desired
+    if let DesiredRules::Policy(known) = &desired
         && !known.changed.is_empty()
     {
         let names = known.changed.join(", ");
         verdict.notes.push(format!("changed since its ADD, and in effect for a new pod only: {names}"));
     }
     let (policy, unknown_because) = match desired {
-        Desired::Policy(policy) => (Some(policy), None),
-        Desired::NotKnown { why, .. } => (None, Some(why)),
-        Desired::LeftAlone(_) => (None, None),
+        DesiredRules::Policy(policy) => (Some(policy), None),
+        DesiredRules::NotKnown { why, .. } => (None, Some(why)),
+        DesiredRules::LeftAlone(_) => (None, None),
     };
     let report = SandboxVerdict { sandbox, verdict, unknown_because, proxy_faults: Vec::new() };
     JudgedSandbox { report, netns: netns.ok(), policy, took }

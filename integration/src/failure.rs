@@ -1,4 +1,4 @@
-//! The error that tests return.
+//! The error that tests and this library return.
 
 use gybe_demo::testnet::namespace::{LinkError, NamespaceError};
 use gybe_netfilter::kernel::sockets::IdentityError;
@@ -33,6 +33,11 @@ fn hint_of(error: &(dyn Error + 'static)) -> Option<Cow<'static, str>> {
 impl Failure {
     pub fn new(text: impl Into<String>) -> Self {
         Self(text.into())
+    }
+
+    /// What failed, and its cause.
+    pub fn because(what: impl fmt::Display, cause: impl Into<Self>) -> Self {
+        Self(format!("{what}: {}", cause.into().0))
     }
 }
 

@@ -57,7 +57,7 @@ pub fn sh(command: &str) -> String {
     match run("sh", &["-ec", &script], "") {
         Ok(run) if run.code == Some(0) => run.out,
         Ok(run) => panic!("{command}: {}", run.err),
-        Err(error) => panic!("{command}: {error}"),
+        Err(error) => panic!("{command}: {error:?}"),
     }
 }
 

@@ -49,7 +49,7 @@ impl PluginDir {
     /// # Errors
     /// When it cannot be run.
     pub fn sh(&self, command: &str, stdin: &str) -> Result<Run, Failure> {
-        Ok(run("unshare", &self.inside(command).each_ref().map(String::as_str), stdin)?)
+        run("unshare", &self.inside(command).each_ref().map(String::as_str), stdin)
     }
 
     /// The arguments of `unshare` that do so.

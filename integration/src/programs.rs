@@ -1,5 +1,6 @@
 //! Runs the built programs and others.
 
+use crate::failure::Failure;
 use std::io::{self, Write};
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
@@ -15,32 +16,25 @@ pub struct Run {
     pub err: String,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum RunError {
-    /// Cargo does not build it for the tests: it belongs to another package.
-    #[error("{path} is not there; build it first: cargo build --workspace")]
-    NotBuilt { path: PathBuf },
-    #[error("cannot run {program}")]
-    NotRun { program: String, source: io::Error },
-}
-
 /// Returns the path of `gybe` or `gybe-cni`: in the directory that the tests were built in.
 ///
 /// # Errors
 /// When it is not built.
-pub fn path_of_ours(name: &str) -> Result<PathBuf, RunError> {
-    let not_run = |source| RunError::NotRun { program: name.to_owned(), source };
+pub fn path_of_ours(name: &str) -> Result<PathBuf, Failure> {
     // A test is in target/PROFILE/deps, the programs are in target/PROFILE.
-    let test = std::env::current_exe().map_err(not_run)?;
+    let test = std::env::current_exe()?;
     let path = test.ancestors().nth(2).map(|profile| profile.join(name)).unwrap_or_default();
-    if path.exists() { Ok(path) } else { Err(RunError::NotBuilt { path }) }
+    // Cargo does not build it for the tests: it belongs to another package.
+    let not_built =
+        || Failure::new(format!("{} is not there; build it first: cargo build --workspace", path.display()));
+    if path.exists() { Ok(path) } else { Err(not_built()) }
 }
 
 /// Runs `gybe` or `gybe-cni`.
 ///
 /// # Errors
 /// When it is not built, or cannot be run.
-pub fn ours(name: &str, arguments: &[&str], stdin: &str) -> Result<Run, RunError> {
+pub fn ours(name: &str, arguments: &[&str], stdin: &str) -> Result<Run, Failure> {
     run(&path_of_ours(name)?.to_string_lossy(), arguments, stdin)
 }
 
@@ -48,8 +42,8 @@ pub fn ours(name: &str, arguments: &[&str], stdin: &str) -> Result<Run, RunError
 ///
 /// # Errors
 /// When it cannot be run.
-pub fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<Run, RunError> {
-    let not_run = |source| RunError::NotRun { program: program.to_owned(), source };
+pub fn run(program: &str, arguments: &[&str], stdin: &str) -> Result<Run, Failure> {
+    let not_run = |source: io::Error| Failure::because(format!("cannot run {program}"), source);
     #[allow(clippy::disallowed_methods, reason = "tests run programs: ours, and those that judge ours")]
     let mut command = Command::new(program);
     let pipes = command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());

@@ -1,14 +1,13 @@
 //! The network in which the flows were recorded, and TCP segments in it that belong to no connection.
 
+use crate::failure::Failure;
 use crate::vectors::{Flow, Location};
-use gybe_demo::testnet::listener::{ListenAddress, ListenError, Listeners, ListeningPort, ServerName};
-use gybe_demo::testnet::namespace::{
-    LinkEnd, LinkError, Namespace, NamespaceError, NextHop, forward, join, route,
-};
+use gybe_demo::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
+use gybe_demo::testnet::namespace::{LinkEnd, Namespace, NextHop, forward, join, route};
 use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::ambient::ZTUNNEL_MARK;
-use gybe_netfilter::model::policy::{Families, InterfaceName, InterfaceNameError, Mode};
+use gybe_netfilter::model::policy::{Families, InterfaceName, Mode};
 use gybe_netfilter::model::ruleset::Transport;
 use ipnet::IpNet;
 use nix::errno::Errno;
@@ -32,22 +31,6 @@ pub struct Topology {
     sec: Arc<Namespace>,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum TopologyError {
-    #[error("cannot make the namespaces of the recorded network")]
-    Namespace(#[from] NamespaceError),
-    #[error("cannot set up the links of the recorded network")]
-    Link(#[from] LinkError),
-    #[error("cannot start the listeners of the recorded network")]
-    Listen(#[from] ListenError),
-    #[error("an invalid name or address of the recorded network")]
-    Name(#[from] InterfaceNameError),
-    #[error("an invalid name or address of the recorded network")]
-    Network(#[from] ipnet::AddrParseError),
-    #[error("an invalid name or address of the recorded network")]
-    Address(#[from] std::net::AddrParseError),
-}
-
 /// The owner and the mark of the proxy's sockets.
 #[derive(Clone, Copy)]
 struct Proxy {
@@ -63,7 +46,7 @@ impl Topology {
     ///
     /// # Errors
     /// When a namespace, link or listener cannot be made.
-    pub fn new(mode: Mode, flows: &[Flow]) -> Result<Self, TopologyError> {
+    pub fn new(mode: Mode, flows: &[Flow]) -> Result<Self, Failure> {
         Self::with_families(mode, flows, Families::V4AndV6)
     }
 
@@ -71,7 +54,7 @@ impl Topology {
     ///
     /// # Errors
     /// When a namespace, link or listener cannot be made.
-    pub fn ambient(flows: &[Flow]) -> Result<Self, TopologyError> {
+    pub fn ambient(flows: &[Flow]) -> Result<Self, Failure> {
         let ztunnel = Proxy { owner: Owner { uid: 0, gid: 1337 }, mark: ZTUNNEL_MARK.value() };
         Self::with_proxy(ztunnel, flows, Families::V4AndV6)
     }
@@ -80,11 +63,11 @@ impl Topology {
     ///
     /// # Errors
     /// When a namespace, link or listener cannot be made.
-    pub fn with_families(mode: Mode, flows: &[Flow], families: Families) -> Result<Self, TopologyError> {
+    pub fn with_families(mode: Mode, flows: &[Flow], families: Families) -> Result<Self, Failure> {
         Self::with_proxy(Proxy { owner: proxy(mode), mark: 0 }, flows, families)
     }
 
-    fn with_proxy(proxy: Proxy, flows: &[Flow], families: Families) -> Result<Self, TopologyError> {
+    fn with_proxy(proxy: Proxy, flows: &[Flow], families: Families) -> Result<Self, Failure> {
         let namespace = || Namespace::new().map(Arc::new);
         let (pod, peer, vm, sec) = (namespace()?, namespace()?, namespace()?, namespace()?);
         for (name, addresses, other) in [
@@ -146,8 +129,8 @@ fn wire(
     name: &str,
     addresses: &str,
     other: (&Namespace, &str),
-) -> Result<(), TopologyError> {
-    let end = |namespace, name, addresses: &str| -> Result<LinkEnd<'_>, TopologyError> {
+) -> Result<(), Failure> {
+    let end = |namespace, name, addresses: &str| -> Result<LinkEnd<'_>, Failure> {
         let mut addresses = addresses.split(' ').map(str::parse).collect::<Result<Vec<IpNet>, _>>()?;
         addresses.retain(|address| families == Families::V4AndV6 || address.addr().is_ipv4());
         Ok(LinkEnd { namespace, name: InterfaceName::parse(name)?, addresses })

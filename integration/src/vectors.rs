@@ -3,9 +3,9 @@
 
 pub mod ambient;
 
+use crate::failure::Failure;
 use gybe_demo::testnet::outcome::{ConnectionOutcome, ParseOutcomeError};
-use gybe_installer::pod::policy_file::NoAddress;
-use gybe_installer::pod::policy_file::{PolicyFile, PolicyFileError};
+use gybe_installer::pod::policy_file::PolicyFile;
 use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::RedirectPolicy;
 use gybe_netfilter::model::ruleset::Transport;
@@ -13,9 +13,9 @@ use serde::de::Error as _;
 use serde::{Deserialize, Deserializer};
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
+use std::fs;
 use std::net::{IpAddr, SocketAddr};
-use std::path::{Path, PathBuf};
-use std::{fs, io};
+use std::path::Path;
 
 /// A policy, and the outcome of every connection under it.
 #[derive(Debug, Clone)]
@@ -60,32 +60,11 @@ pub enum Location {
     Sec,
 }
 
-#[derive(Debug, thiserror::Error)]
-pub enum VectorError {
-    #[error("cannot read {path}")]
-    Unreadable { path: PathBuf, source: io::Error },
-    /// A test that loops over an incomplete list would pass for the wrong reason.
-    #[error("{found} {what} are recorded, not {expected}")]
-    Count { what: &'static str, expected: usize, found: usize },
-    #[error("{path} is not in the form of a flow vector")]
-    Format { path: PathBuf, source: serde_json::Error },
-    #[error("policy {policy}: outcome of flow {id}")]
-    Outcome { policy: String, id: String, source: ParseOutcomeError },
-    #[error("policy {policy} has an outcome for flow {id}, which is not recorded")]
-    UnknownFlow { policy: String, id: String },
-    #[error("the options of {policy} are not a policy")]
-    Options { policy: String, source: PolicyFileError },
-    #[error("the options of {policy} are not those of an ambient pod")]
-    NotAmbient { policy: String },
-    #[error("the options of {policy} do not say whether IPv6 is on")]
-    Families { policy: String, source: NoAddress },
-}
-
 /// Returns the recorded vectors: 30 policies chosen by hand, then 40 drawn at random.
 ///
 /// # Errors
 /// When a file cannot be read, is incomplete or contradicts another.
-pub fn recorded() -> Result<Vec<Vector>, VectorError> {
+pub fn recorded() -> Result<Vec<Vector>, Failure> {
     let connections: Vec<RecordedConnection> = read("rules/connections.json")?;
     expect_count("connections", CONNECTIONS, connections.len())?;
     written_policies()?.iter().map(|policy| policy.vector(&connections)).collect()
@@ -95,7 +74,7 @@ pub fn recorded() -> Result<Vec<Vector>, VectorError> {
 ///
 /// # Errors
 /// When a file cannot be read, is incomplete or contradicts another.
-pub fn all() -> Result<Vec<Vector>, VectorError> {
+pub fn all() -> Result<Vec<Vector>, Failure> {
     let mut vectors = recorded()?;
     let further: Vec<Further> = read("rules/further.json")?;
     for group in &further {
@@ -118,7 +97,7 @@ pub fn all() -> Result<Vec<Vector>, VectorError> {
 ///
 /// # Errors
 /// When a file cannot be read or is incomplete.
-pub fn policy_files() -> Result<BTreeMap<String, String>, VectorError> {
+pub fn policy_files() -> Result<BTreeMap<String, String>, Failure> {
     let file = |policy: RecordedPolicy| (policy.name, Value::Object(policy.options).to_string());
     Ok(written_policies()?.into_iter().map(file).collect())
 }
@@ -193,15 +172,17 @@ enum Further {
 }
 
 impl RecordedPolicy {
-    fn vector(&self, connections: &[RecordedConnection]) -> Result<Vector, VectorError> {
+    fn vector(&self, connections: &[RecordedConnection]) -> Result<Vector, Failure> {
         let (name, flows) = (self.name.clone(), self.flows(connections)?);
         Ok(Vector { policy: parse_policy(&name, &self.options)?, name, flows })
     }
 
-    fn flows(&self, connections: &[RecordedConnection]) -> Result<Vec<Flow>, VectorError> {
+    fn flows(&self, connections: &[RecordedConnection]) -> Result<Vec<Flow>, Failure> {
         let is_unknown = |id: &&String| !connections.iter().any(|row| row.connection.id == **id);
         if let Some(id) = self.outcomes.keys().find(is_unknown) {
-            return Err(VectorError::UnknownFlow { policy: self.name.clone(), id: id.clone() });
+            let policy = &self.name;
+            let unknown = format!("policy {policy} has an outcome for flow {id}, which is not recorded");
+            return Err(Failure::new(unknown));
         }
         let flow = |row: &RecordedConnection| {
             let outcome = match self.outcomes.get(&row.connection.id) {
@@ -215,10 +196,10 @@ impl RecordedPolicy {
 }
 
 impl Connection {
-    fn flow(&self, policy: &str, with_rules: &str) -> Result<Flow, VectorError> {
+    fn flow(&self, policy: &str, with_rules: &str) -> Result<Flow, Failure> {
         let outcome = |text: &str| {
-            let (policy, id) = (policy.to_owned(), self.id.clone());
-            text.parse().map_err(|source| VectorError::Outcome { policy, id, source })
+            let what = || format!("policy {policy}: outcome of flow {}", self.id);
+            text.parse().map_err(|why: ParseOutcomeError| Failure::because(what(), why))
         };
         Ok(Flow {
             id: self.id.clone(),
@@ -236,7 +217,7 @@ impl Connection {
 }
 
 /// The recorded policies with all their options.
-fn written_policies() -> Result<Vec<RecordedPolicy>, VectorError> {
+fn written_policies() -> Result<Vec<RecordedPolicy>, Failure> {
     let common: Common = read("rules/common.json")?;
     let (mut policies, random): (Vec<RecordedPolicy>, Vec<RecordedPolicy>) =
         (read("rules/chosen.json")?, read("rules/random.json")?);
@@ -249,23 +230,23 @@ fn written_policies() -> Result<Vec<RecordedPolicy>, VectorError> {
     Ok(policies)
 }
 
-fn expect_count(what: &'static str, expected: usize, found: usize) -> Result<(), VectorError> {
-    if found == expected { Ok(()) } else { Err(VectorError::Count { what, expected, found }) }
+/// A test that loops over an incomplete list would pass for the wrong reason.
+fn expect_count(what: &str, expected: usize, found: usize) -> Result<(), Failure> {
+    let incomplete = || Failure::new(format!("{found} {what} are recorded, not {expected}"));
+    if found == expected { Ok(()) } else { Err(incomplete()) }
 }
 
-fn parse_policy(name: &str, options: &Map<String, Value>) -> Result<RedirectPolicy, VectorError> {
-    let file = PolicyFile::from_entries(options)
-        .map_err(|source| VectorError::Options { policy: name.to_owned(), source })?;
-    file.policy(&[]).map_err(|source| VectorError::Families { policy: name.to_owned(), source })
+fn parse_policy(name: &str, options: &Map<String, Value>) -> Result<RedirectPolicy, Failure> {
+    let file = PolicyFile::from_entries(options).map_err(|why| Failure::because(name, why))?;
+    file.policy(&[]).map_err(|why| Failure::because(name, why))
 }
 
-fn parse_flows(policy: &str, flows: &[RecordedConnection]) -> Result<Vec<Flow>, VectorError> {
+fn parse_flows(policy: &str, flows: &[RecordedConnection]) -> Result<Vec<Flow>, Failure> {
     flows.iter().map(|row| row.connection.flow(policy, &row.expect)).collect()
 }
 
-fn read<T: for<'a> Deserialize<'a>>(name: &str) -> Result<T, VectorError> {
+fn read<T: for<'a> Deserialize<'a>>(name: &str) -> Result<T, Failure> {
     let path = Path::new(DIRECTORY).join(name);
-    let text =
-        fs::read_to_string(&path).map_err(|source| VectorError::Unreadable { path: path.clone(), source })?;
-    serde_json::from_str(&text).map_err(|source| VectorError::Format { path, source })
+    let text = fs::read_to_string(&path).map_err(|why| Failure::because(path.display(), why))?;
+    serde_json::from_str(&text).map_err(|why| Failure::because(path.display(), why))
 }

@@ -6,7 +6,7 @@ use crate::kernel::uapi::*;
 use crate::model::ruleset::TableFamily;
 use crate::nft::chain::Base;
 use crate::nft::error::NftError;
-use crate::nft::lists::{self, Entry, Lister};
+use crate::nft::lists::{self, ListEntry, Lister};
 use crate::nft::socket::NftSocket;
 use nix::errno::Errno;
 use std::fs::{File, TryLockError};
@@ -95,11 +95,11 @@ fn list_chains(connection: &mut NftSocket) -> Result<Option<Vec<ListedChain>>, N
 }
 
 /// Parses the entries of a list; those of other families, and without table or name, are skipped.
-pub(crate) fn parse_chains(entries: &[Entry]) -> Vec<ListedChain> {
+pub(crate) fn parse_chains(entries: &[ListEntry]) -> Vec<ListedChain> {
     entries.iter().filter_map(chain).collect()
 }
 
-fn chain(entry: &Entry) -> Option<ListedChain> {
+fn chain(entry: &ListEntry) -> Option<ListedChain> {
     let attributes = entry.attributes();
     let text = |kind| attributes.name(kind);
     let uses = attributes.be32(NFTA_CHAIN_USE).unwrap_or_default();

@@ -109,8 +109,9 @@ impl Iptables {
     ) -> Result<PreviousRules, IptablesError> {
         let observed = session.ours(access)?;
         session.can_write(access, desired)?;
+        // IPv4 first: only its programs are always there. Two families are two transactions: when the second is refused,
+        // the first is undone.
         for family in Family::ALL {
-            // Two families are two transactions: when the second is refused, the first is undone.
             if let Err(refusal) =
                 session.write(family, of_family(&observed, family), of_family(desired, family))
             {

@@ -12,9 +12,8 @@ mod key;
 pub(crate) mod lists;
 mod set;
 pub(crate) mod socket;
-mod value;
 
-pub use batch::{Batch, Object, Start, TooLong};
+pub use batch::{Batch, BatchObject, Start, TooLong};
 pub use chain::TABLE;
 pub use error::{KernelPart, NftError};
 

@@ -11,24 +11,26 @@
 pub mod choose;
 mod connection;
 mod profile;
-mod temporary_namespace;
 
 pub use profile::Profile;
-pub use temporary_namespace::ProbeError;
 
 use crate::apply::ApplyError;
 use crate::apply::backend::{Backend, BackendError, BackendKind};
 use crate::apply::presence::Presence;
 use crate::apply::redirection::{Redirection, RedirectionError};
 use crate::iptables::IptablesError;
+use crate::kernel::netns::{CreateError, Netns, NetnsError};
+use crate::kernel::routes::{RoutesError, Rtnetlink};
 use crate::model::Hint;
+use crate::model::policy::Families;
 use crate::nft::NftError;
 use crate::xt::legacy;
 use connection::{Arrival, ProbeAttempt, ProbeConnection};
+use nix::errno::Errno;
+use profile::{EXCLUDED, HOME, HOME_V6};
 use std::borrow::Cow;
 use std::error::Error;
 use std::fmt;
-use temporary_namespace::{NamespaceState, in_prepared_namespace};
 
 /// The result of one profile with one backend.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -272,5 +274,62 @@ impl<K: Copy + PartialEq, V> FromIterator<(K, V)> for Table<K, V> {
         let mut table = Self::default();
         entries.into_iter().for_each(|(key, value)| table.insert(key, value));
         table
+    }
+}
+
+/// The error of preparing a probe.
+#[derive(Debug, thiserror::Error)]
+pub enum ProbeError {
+    /// There is no namespace to try rules in.
+    #[error("cannot create a network namespace to try rules in")]
+    Create(#[from] CreateError),
+    /// The namespace cannot be entered.
+    #[error("cannot try rules in a network namespace")]
+    Netns(#[from] NetnsError),
+    /// Its loopback interface cannot be set up.
+    #[error("cannot prepare a network namespace to try rules in")]
+    Loopback(#[from] RoutesError),
+}
+
+impl Hint for ProbeError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        match self {
+            Self::Create(error) => error.hint(),
+            Self::Netns(error) => error.hint(),
+            Self::Loopback(_) => None,
+        }
+    }
+}
+
+/// The state of the prepared namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum NamespaceState {
+    /// It has the addresses that the profile needs.
+    Ready,
+    /// The kernel refused an IPv6 address that the profile needs.
+    WithoutIpv6(Errno),
+}
+
+/// Runs `work` in a namespace created for it, which the kernel frees afterwards.
+fn in_prepared_namespace<T: Send>(
+    profile: Profile,
+    work: impl FnOnce(NamespaceState) -> T + Send,
+) -> Result<T, ProbeError> {
+    Netns::create()?.run(|| Ok(work(prepare(profile)?)))?
+}
+
+fn prepare(profile: Profile) -> Result<NamespaceState, ProbeError> {
+    let mut rtnetlink = Rtnetlink::open()?;
+    rtnetlink.raise_loopback()?;
+    for address in [HOME, EXCLUDED] {
+        rtnetlink.add_to_loopback(address)?;
+    }
+    if profile.policy().families == Families::V4Only {
+        return Ok(NamespaceState::Ready);
+    }
+    match rtnetlink.add_to_loopback(HOME_V6) {
+        Ok(()) => Ok(NamespaceState::Ready),
+        Err(RoutesError::Refused(source)) => Ok(NamespaceState::WithoutIpv6(source)),
+        Err(error) => Err(error.into()),
     }
 }

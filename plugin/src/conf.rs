@@ -8,7 +8,7 @@ mod keys;
 mod reader;
 
 pub use keys::{is_plugin_key, unknown_keys};
-pub use reader::{ConfError, WrongValue};
+pub use reader::{ConfError, WrongValue, joined};
 
 use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::probe::choose::BackendSetting;

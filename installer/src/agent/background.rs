@@ -5,7 +5,6 @@
 
 use super::broken_pods::BrokenPods;
 use super::daemonset::OwnDaemonSet;
-use super::deletion_budget::SharedBrokenPodCounts;
 use super::events::{EventQueue, EventWriter};
 use super::facts_socket::FactsSocket;
 use super::http::{self, Page};
@@ -14,15 +13,15 @@ use super::plugin_calls::PluginCalls;
 use super::pods::{CountedPods, PodLookup};
 use super::reconcile::{ReconcileConfig, ReconcileContext, Reconciler};
 use super::sockets::{NodeError, Sockets};
-use super::status::{PublishedStatus, StatusSources};
+use super::status::StatusSources;
 use super::{health, metrics};
 use crate::agent_status::{self, PortPurpose};
 use crate::cluster::{ClusterNode, DaemonSetState, OwnNode};
 use crate::error::errno;
-use crate::host::settings::{AGENT_LEADER, Environment, Mode, STATUS_SOCKET, Settings};
+use crate::host::settings::{AGENT_LEADER, Environment, NodeMode, STATUS_SOCKET, Settings};
 use crate::host::uninstall::forget_run_directory;
 use crate::lead::leader::{self, Candidate, Lead, LeadEnd};
-use crate::lead::process::Role;
+use crate::lead::process::{Role, Shared};
 use crate::lead::socket::{ServeError, SocketContext, SocketHealth};
 use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;
@@ -74,7 +73,7 @@ impl NodeAgent<'_> {
     /// Runs until the signal to stop. Leads as soon as no other agent of the node does.
     pub(super) fn run(&self, config: ReconcileConfig) -> Result<(), NodeError> {
         let (ended, running) = pipe().map_err(|why| waiting("the end of the agent")(errno(&why)))?;
-        let (published, own_node) = (PublishedStatus::default(), OwnNode::default());
+        let (published, own_node) = (Shared::default(), OwnNode::default());
         let environment = config.settings.environment().clone();
         let daemonset = OwnDaemonSet::new(self.home.as_ref(), &environment);
         let context = ReconcileContext {
@@ -88,7 +87,7 @@ impl NodeAgent<'_> {
         let reconciler = Reconciler::new(config, context);
         let (pods, calls) = (self.pods, self.calls);
         let (sockets, role) = (self.context.health, self.context.role);
-        let broken_pods = SharedBrokenPodCounts::default();
+        let broken_pods = Shared::default();
         let sources = StatusSources {
             published: &published,
             pods,
@@ -308,7 +307,7 @@ impl NodeAgent<'_> {
     /// Returns the setting by which the agent uninstalls as it ends; none when the node stays as it is.
     fn removal(&self, settings: &Settings, daemonset: &OwnDaemonSet<'_>) -> Option<&'static str> {
         let log = self.context.log;
-        let leaves = settings.options.mode == Mode::Leave;
+        let leaves = settings.options.mode == NodeMode::Leave;
         if !leaves && !settings.options.leave_when_daemonset_gone {
             return None;
         }

@@ -153,7 +153,7 @@ impl BrokenPods<'_> {
         let counts = self.sources.broken_pods;
         match result {
             Ok(None) => {
-                counts.count(&change, |counts| counts.success += 1);
+                counts.change(|counts| counts.of(&change).success += 1);
                 memory.0.remove(uid);
                 let fields = json!({ "pod": pod.to_string(), "uid": uid, "why": why });
                 let (message, reason, note) = match change {
@@ -170,14 +170,14 @@ impl BrokenPods<'_> {
                 self.post(pod, reason, note);
             }
             Ok(Some(reason)) => {
-                counts.count(&change, |counts| counts.skip += 1);
+                counts.change(|counts| counts.of(&change).skip += 1);
                 if memory.is_new(uid, &reason) {
                     let fields = json!({ "pod": pod.to_string(), "uid": uid, "why": reason });
                     self.context.log.info("gybe node: a pod that is not redirected is left alone", fields);
                 }
             }
             Err(error) => {
-                counts.count(&change, |counts| counts.fail += 1);
+                counts.change(|counts| counts.of(&change).fail += 1);
                 let cause = chain(&error);
                 if memory.is_new(uid, &cause) {
                     let hint = match (error.status(), &change) {

@@ -8,7 +8,6 @@ use gybe_plugin::probe_cache::{DELETIONS, read_own_file, replace_file, this_node
 use serde::{Deserialize, Serialize};
 use std::io::ErrorKind;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 
 /// How many deletions are requested in `INTERVAL` at most.
 const MAX_DELETIONS: usize = 10;
@@ -120,20 +119,12 @@ pub(crate) struct ResultCounts {
     pub(crate) fail: u64,
 }
 
-#[derive(Debug, Default)]
-pub(crate) struct SharedBrokenPodCounts(Mutex<BrokenPodCounts>);
-
-impl SharedBrokenPodCounts {
-    pub(crate) fn read(&self) -> BrokenPodCounts {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    pub(super) fn count(&self, change: &PodChange<'_>, count: impl FnOnce(&mut ResultCounts)) {
-        let mut counts = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        count(match change {
-            PodChange::Delete => &mut counts.deleted,
-            PodChange::Label(_) => &mut counts.labelled,
-        });
+impl BrokenPodCounts {
+    pub(super) fn of(&mut self, change: &PodChange<'_>) -> &mut ResultCounts {
+        match change {
+            PodChange::Delete => &mut self.deleted,
+            PodChange::Label(_) => &mut self.labelled,
+        }
     }
 }
 

@@ -11,7 +11,7 @@ pub(crate) use event::{Event, PodEvent, Reason};
 use crate::agent::pods::PodLookup;
 use crate::cluster::{ClusterNode, QueryError, create_event, patch_event};
 use crate::error::chain;
-use crate::lead::process::{Role, SharedRole};
+use crate::lead::process::{Role, Shared};
 use crate::log::Log;
 use event::{EventRequest, Regarding, Write, created, repeated};
 use gybe_plugin::args::PodRef;
@@ -89,7 +89,7 @@ impl EventQueue {
     }
 
     /// Waits for the next event that may be written; none when the queue is closed.
-    fn next(&self, role: &SharedRole) -> Option<Write> {
+    fn next(&self, role: &Shared<Role>) -> Option<Write> {
         let mut state = self.state();
         loop {
             if state.is_closed {
@@ -120,7 +120,7 @@ pub(crate) struct EventWriter<'a> {
     /// The agent's pod; empty outside of a pod.
     pub(crate) instance: &'a str,
     pub(crate) pods: &'a dyn PodLookup,
-    pub(crate) role: &'a SharedRole,
+    pub(crate) role: &'a Shared<Role>,
     pub(crate) log: &'a Log,
 }
 

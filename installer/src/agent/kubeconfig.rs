@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 use std::{fs, io};
 
-/// The number of bytes that are read of a file; more than any token or bundle of certificates has.
+/// The most bytes that a file may have; more than any token or bundle of certificates has.
 const MAX_SIZE: u64 = 1 << 20;
 
 /// The token and the CA in a kubeconfig.
@@ -120,16 +120,21 @@ fn render_current(api: &ApiServer) -> Result<(String, String), KubeconfigUpdateE
 fn read(path: &Path) -> Result<Vec<u8>, KubeconfigUpdateError> {
     let read_bytes = || {
         let mut bytes = Vec::new();
-        File::open(path)?.take(MAX_SIZE).read_to_end(&mut bytes)?;
-        Ok(bytes)
+        let length = File::open(path)?.take(MAX_SIZE + 1).read_to_end(&mut bytes)?;
+        match u64::try_from(length) {
+            Ok(..=MAX_SIZE) => Ok(bytes),
+            _ => Err(io::Error::other(format!("it is longer than {MAX_SIZE} bytes"))),
+        }
     };
     read_bytes().map_err(|source| KubeconfigUpdateError::Read { path: path.to_owned(), source })
 }
 
 fn is_current(path: &Path, text: &str, mode: u32) -> bool {
     let file = fs::symlink_metadata(path).ok().filter(fs::Metadata::is_file);
-    let has_mode = file.is_some_and(|file| file.permissions().mode() & 0o7777 == mode);
-    has_mode && read(path).is_ok_and(|bytes| bytes == text.as_bytes())
+    let is_alike = |file: fs::Metadata| {
+        file.permissions().mode() & 0o7777 == mode && usize::try_from(file.len()) == Ok(text.len())
+    };
+    file.is_some_and(is_alike) && fs::read(path).is_ok_and(|bytes| bytes == text.as_bytes())
 }
 
 /// Writes a temporary file and renames it, so that no process reads a partial file, or a file with a wider mode. Not
@@ -187,6 +192,30 @@ pub(crate) fn validity(token: &str, now: SystemTime) -> Validity {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use gybe_test_support::TestDir;
+
+    #[test]
+    fn a_ca_that_is_too_long_is_an_error_and_no_kubeconfig_with_a_part_of_it() {
+        let directory = TestDir::new("long-ca");
+        let ca = directory.join("ca.crt");
+        fs::write(directory.join("token"), "t").unwrap();
+        let account = directory.path().to_owned();
+        let api = ApiServer {
+            host: "h".to_owned(),
+            port: "443".to_owned(),
+            service_account: account,
+            trust: ServerTrust::Ca(ca.clone()),
+        };
+        for (length, fits) in [(MAX_SIZE, true), (MAX_SIZE + 1, false)] {
+            fs::write(&ca, vec![b'x'; usize::try_from(length).unwrap()]).unwrap();
+            let rendered = render_current(&api);
+            assert_eq!(rendered.is_ok(), fits, "{length}");
+            let Ok((text, _)) = rendered else { continue };
+            let path = directory.join("kubeconfig");
+            replace(&path, &text, 0o600).unwrap();
+            assert!(is_current(&path, &text, 0o600), "a long kubeconfig is not written again and again");
+        }
+    }
 
     fn token(claims: &str) -> String {
         format!("eyJhbGciOiJSUzI1NiJ9.{}.c2ln\n", BASE64_URL_SAFE_NO_PAD.encode(claims))

@@ -15,7 +15,7 @@ use super::events::EventQueue;
 use super::kubeconfig::Validity;
 use super::kubeconfig::{self, Kubeconfig};
 use super::plugin_calls::PluginCalls;
-use super::status::{FollowedSettings, Phase, PublishedStatus, Status, TurnReport};
+use super::status::{FollowedSettings, Phase, Published, TurnReport};
 use crate::agent::pods::PodLookup;
 use crate::cluster::OwnNode;
 use crate::error::chain;
@@ -27,8 +27,9 @@ use crate::host::observe::PerDirectory;
 use crate::host::observe::runtimes::{ConfiguredDirectory, Runtimes};
 use crate::host::pass::{PassHistory, RESYNC, RETRY, pass};
 use crate::host::runtimes::RuntimeReport;
-use crate::host::settings::{Mode, NodeContext, PodSource, ProgramRemoval, RepairMode, Settings};
+use crate::host::settings::{NodeContext, NodeMode, PodSource, ProgramRemoval, RepairMode, Settings};
 use crate::host::watch::{DirectoryWatch, WakeReason, WatchedDirectories};
+use crate::lead::process::Shared;
 use crate::log::{Level, Log};
 use crate::retry::NextTurn;
 use crate::sandboxes::repair::RepairSetting;
@@ -77,8 +78,7 @@ pub(crate) struct Reconciler<'a> {
     backend: BackendDecider,
     grace_period: GracePeriod,
     context: ReconcileContext<'a>,
-    status: Status,
-    followed: FollowedSettings,
+    published: Published,
     events: NodeEvents,
     log: StatusLog<'a>,
 }
@@ -88,7 +88,7 @@ pub(crate) struct Reconciler<'a> {
 pub(crate) struct ReconcileContext<'a> {
     pub(crate) pods: &'a dyn PodLookup,
     pub(crate) calls: &'a PluginCalls,
-    pub(crate) published: &'a PublishedStatus,
+    pub(crate) published: &'a Shared<Published>,
     pub(crate) log: &'a Log,
     /// None without a cluster.
     pub(crate) node: Option<&'a OwnNode>,
@@ -124,8 +124,7 @@ impl<'a> Reconciler<'a> {
             backend: BackendDecider::new(config.probe),
             grace_period: GracePeriod::new(config.grace_period),
             context,
-            status: Status::default(),
-            followed: FollowedSettings::default(),
+            published: Published::default(),
             events: NodeEvents::default(),
             log: StatusLog::new(context.log),
         }
@@ -155,10 +154,10 @@ impl<'a> Reconciler<'a> {
     pub(crate) fn paused(mut self) -> Self {
         self.memory.desired_state_changed();
         self.desired = None;
-        self.status.pause();
-        self.followed = FollowedSettings::default();
+        self.published.status.pause();
+        self.published.settings = FollowedSettings::default();
         self.events = NodeEvents::default();
-        self.context.published.publish(&self.status, &self.followed);
+        self.context.published.set(self.published.clone());
         self
     }
 
@@ -197,31 +196,31 @@ impl<'a> Reconciler<'a> {
         let is_followed = self.settings.origin == Origin::ConfigMap;
         let followed = is_followed.then(|| options.clone());
         let error = self.settings.error.clone();
-        self.followed = FollowedSettings {
+        self.published.settings = FollowedSettings {
             plugin_dir: options.plugin_dir,
             taints: followed.as_ref().map(|options| options.node_taints.clone()).unwrap_or_default(),
             repair: followed.map(|options| options.repair).unwrap_or_default(),
             in_force: in_force.filter(|_| is_followed && error.is_none()),
             error,
         };
-        self.write_repair_setting(self.followed.in_force.is_some());
-        self.status.update(report, Instant::now());
-        self.context.published.publish(&self.status, &self.followed);
+        self.write_repair_setting(self.published.settings.in_force.is_some());
+        self.published.status.update(report, Instant::now());
+        self.context.published.set(self.published.clone());
         self.post_events();
         next
     }
 
     /// Publishes that no settings are in force until the turn ends: it may take seconds.
     fn withdraw_settings(&mut self) {
-        self.followed.in_force = None;
-        self.context.published.publish(&self.status, &self.followed);
+        self.published.settings.in_force = None;
+        self.context.published.set(self.published.clone());
     }
 
     /// For the process that repairs pods: the mode once the settings are in force, and until then `off` if it has
     /// changed. An uninstall removes the file, and without our entry that process repairs nothing.
     fn write_repair_setting(&mut self, is_in_force: bool) {
         let Settings { options, environment, .. } = &self.settings.current;
-        if self.settings.origin != Origin::ConfigMap || options.mode == Mode::Leave {
+        if self.settings.origin != Origin::ConfigMap || options.mode == NodeMode::Leave {
             return;
         }
         let mode = options.repair.mode;
@@ -240,12 +239,12 @@ impl<'a> Reconciler<'a> {
         let Some(queue) = self.context.events else { return };
         let is_followed = self.settings.origin == Origin::ConfigMap;
         queue.set_enabled(is_followed && self.settings.current.options.events);
-        self.events.observe(&self.status).into_iter().for_each(|event| queue.post(event));
+        self.events.observe(&self.published.status).into_iter().for_each(|event| queue.post(event));
     }
 
     /// Returns a turn that could not observe the node, because of `why`; its phase stays, unless it has one.
     fn unchanged(&self, why: String, phase: Option<Phase>, known: Option<&Known>, next: NextTurn) -> Turn {
-        let result = TurnResult::Unchanged { before: &self.status.report, why, phase };
+        let result = TurnResult::Unchanged { before: &self.published.status.report, why, phase };
         Turn { report: report(result, known, self.watch.mode()), in_force: None, next }
     }
 
@@ -276,7 +275,7 @@ impl<'a> Reconciler<'a> {
             self.desired_since = Instant::now();
         }
         let conf = desired_conf(&desired);
-        if self.followed.in_force != conf {
+        if self.published.settings.in_force != conf {
             self.withdraw_settings();
         }
         let runtimes = self.runtimes();
@@ -306,7 +305,7 @@ impl<'a> Reconciler<'a> {
     fn busy(&mut self, busy: &Busy, known: &Known) -> Turn {
         let why = busy.to_string();
         self.log.condition(Level::Warn, BUSY, Some(why.clone()), json!({ "hint": busy.hint() }));
-        let leaves = self.settings.current.options.mode == Mode::Leave;
+        let leaves = self.settings.current.options.mode == NodeMode::Leave;
         self.unchanged(why, leaves.then_some(Phase::Uninstalling), Some(known), NextTurn::After(RETRY))
     }
 
@@ -331,7 +330,7 @@ impl<'a> Reconciler<'a> {
     /// the conf: the plugin queries the agent first.
     fn update_kubeconfig(&mut self) -> Result<Option<Kubeconfig>, String> {
         let settings = &self.settings.current;
-        if settings.options.pod_source == PodSource::Agent || settings.options.mode == Mode::Leave {
+        if settings.options.pod_source == PodSource::Agent || settings.options.mode == NodeMode::Leave {
             return Ok(None);
         }
         let updated = kubeconfig::update(&settings.environment, SystemTime::now()).map_err(|why| chain(&why));
@@ -356,8 +355,8 @@ impl<'a> Reconciler<'a> {
     fn remove_kubeconfig(&mut self) {
         let settings = &self.settings.current;
         let is_needed = match settings.options.mode {
-            Mode::Leave => self.grace_period.programs(Instant::now()) == ProgramRemoval::Deferred,
-            Mode::Install => settings.options.pod_source == PodSource::Api,
+            NodeMode::Leave => self.grace_period.programs(Instant::now()) == ProgramRemoval::Deferred,
+            NodeMode::Install => settings.options.pod_source == PodSource::Api,
         };
         if is_needed {
             return;

@@ -13,7 +13,7 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 /// How long a connected process may take to send a message.
 const SEND_TIMEOUT: Duration = Duration::from_secs(1);
@@ -33,7 +33,9 @@ impl RepairConnection<'_> {
     pub(crate) fn judgement(&mut self) -> Option<PodJudgement> {
         send(self.stream.as_raw_fd(), JUDGE, MsgFlags::MSG_NOSIGNAL).ok()?;
         let mut fds = [self.end, self.stream.as_fd()].map(|fd| PollFd::new(fd, PollFlags::POLLIN));
-        poll(&mut fds, PollTimeout::try_from(JUDGE_TIMEOUT).ok()?).ok()?;
+        let until = Instant::now() + JUDGE_TIMEOUT;
+        let left = || PollTimeout::try_from(until.saturating_duration_since(Instant::now()));
+        while poll(&mut fds, left().ok()?) == Err(Errno::EINTR) {}
         let [has_ended, has_judgement] = fds.map(|fd| fd.any().unwrap_or(false));
         if has_ended || !has_judgement {
             return None;
@@ -44,7 +46,12 @@ impl RepairConnection<'_> {
     fn receive(&mut self) -> io::Result<Vec<u8>> {
         // One byte more than the longest message: a longer one is truncated to a length that is refused.
         let mut message = vec![0; MAX_FINDING + 1];
-        let length = self.stream.read(&mut message)?;
+        let length = loop {
+            match self.stream.read(&mut message) {
+                Err(why) if why.kind() == io::ErrorKind::Interrupted => {}
+                received => break received?,
+            }
+        };
         message.truncate(length);
         Ok(message)
     }
@@ -123,7 +130,15 @@ fn receive_finding(
 mod tests {
     use super::*;
     use crate::sandboxes::repair::PodVerdict;
+    use gybe_test_support::wait_until;
+    use nix::sys::pthread::pthread_kill;
+    use nix::sys::signal::Signal;
+    use nix::unistd::gettid;
     use std::io::{Write, pipe};
+    use std::os::unix::thread::JoinHandleExt;
+    use std::sync::mpsc;
+    use std::{fs, thread};
+    use tokio::signal::unix::{self, SignalKind};
 
     #[test]
     fn a_judgement_is_received_while_the_lead_lasts() {
@@ -136,5 +151,27 @@ mod tests {
             repair.write_all(sent).unwrap();
             assert_eq!(RepairConnection { stream, end: end.as_fd() }.judgement(), expected, "{lead:?}");
         }
+    }
+
+    #[test]
+    fn a_judgement_is_received_after_a_signal() {
+        let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
+        // An ignored signal interrupts no call.
+        let mut handler = runtime.block_on(async { unix::signal(SignalKind::user_defined2()) }).unwrap();
+        let (end, _lead) = pipe().unwrap();
+        let (stream, mut repair) = UnixStream::pair().unwrap();
+        let (sender, thread) = mpsc::channel();
+        let waiting = thread::spawn(move || {
+            sender.send(gettid()).unwrap();
+            RepairConnection { stream, end: end.as_fd() }.judgement()
+        });
+        let thread = thread.recv().unwrap();
+        repair.read_exact(&mut vec![0; JUDGE.len()]).unwrap();
+        let status = || fs::read_to_string(format!("/proc/self/task/{thread}/status")).unwrap();
+        wait_until("a thread that waits", || status().contains("State:\tS"));
+        pthread_kill(waiting.as_pthread_t(), Signal::SIGUSR2).unwrap();
+        runtime.block_on(handler.recv()).unwrap();
+        repair.write_all(br#"{"at":{"secs":7,"nanos":0},"verdict":"not-redirected"}"#).unwrap();
+        assert!(waiting.join().unwrap().is_some());
     }
 }

@@ -1,7 +1,7 @@
 //! The agent's status: the report of each turn of the reconcile loop, counters over all turns, and the snapshot that
 //! `/readyz`, `/metrics` and the facts socket report.
 
-use super::deletion_budget::{BrokenPodCounts, SharedBrokenPodCounts};
+use super::deletion_budget::BrokenPodCounts;
 use super::events::EventQueue;
 use super::istio::IstioAgent;
 use super::plugin_calls::{CallCounts, PluginCalls};
@@ -12,14 +12,12 @@ use crate::host::desired::Confirmed;
 use crate::host::observe::{Directory, PerDirectory};
 use crate::host::settings::{NodeTaint, RepairOptions};
 use crate::host::uninstall::KeptReason;
-use crate::lead::process;
-use crate::lead::process::{Role, SharedRole};
+use crate::lead::process::{self, Role, Shared};
 use crate::lead::socket::SocketHealth;
 use crate::probe::node_backend::{BackendVerdict, NodeBackend};
 use crate::sandboxes::repair::PodRepairs;
 use gybe_plugin::conf::PluginConf;
 use std::path::Path;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 /// A single rewrite is repaired in a fraction of this, and does not make the agent unready.
@@ -203,30 +201,23 @@ impl Status {
 
 /// What the reconcile loop publishes after each turn. Readers get the status and the settings of one turn: a pod is
 /// deleted only by settings under which the node was ready.
-#[derive(Debug, Default)]
-pub(crate) struct PublishedStatus(Mutex<(Status, FollowedSettings)>);
-
-impl PublishedStatus {
-    pub(crate) fn read(&self) -> (Status, FollowedSettings) {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
-    }
-
-    pub(crate) fn publish(&self, status: &Status, settings: &FollowedSettings) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = (status.clone(), settings.clone());
-    }
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Published {
+    pub(crate) status: Status,
+    pub(crate) settings: FollowedSettings,
 }
 
 /// The sources of a snapshot.
 #[derive(Clone, Copy)]
 pub(crate) struct StatusSources<'a> {
-    pub(crate) published: &'a PublishedStatus,
+    pub(crate) published: &'a Shared<Published>,
     pub(crate) pods: &'a CountedPods<'a>,
     pub(crate) calls: &'a PluginCalls,
     pub(crate) sockets: &'a SocketHealth,
-    pub(crate) role: &'a SharedRole,
+    pub(crate) role: &'a Shared<Role>,
     /// The directory in which the process that repairs pods keeps its counts.
     pub(crate) probe: &'a Path,
-    pub(crate) broken_pods: &'a SharedBrokenPodCounts,
+    pub(crate) broken_pods: &'a Shared<BrokenPodCounts>,
     /// None without a cluster.
     pub(crate) events: Option<&'a EventQueue>,
 }
@@ -261,7 +252,7 @@ pub(crate) struct AgentSnapshot {
 
 impl StatusSources<'_> {
     pub(crate) fn snapshot(&self) -> AgentSnapshot {
-        let ((status, settings), role) = (self.published.read(), self.role.read());
+        let (Published { status, settings }, role) = (self.published.read(), self.role.read());
         let idle = match role {
             Role::Leads { since } => status.turned.unwrap_or(since).elapsed(),
             Role::Waits | Role::HandedOver { .. } => Duration::ZERO,

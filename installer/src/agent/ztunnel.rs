@@ -14,7 +14,7 @@ pub use pods::{AddError, AmbientPods, HandOver};
 pub use status::{ZtunnelCounts, ZtunnelStatus};
 
 use crate::error::chain;
-use crate::lead::process::{Role, SharedRole};
+use crate::lead::process::{Role, Shared};
 use crate::lead::socket::{
     ACCEPT_PAUSE, CHECK_INTERVAL, ServeError, ServedSocket, SocketContext, SocketHealth, is_authorized,
 };
@@ -68,7 +68,7 @@ pub fn serve(
     timeout: Duration,
     end: BorrowedFd<'_>,
 ) -> Result<(), ServeError> {
-    let (health, role, log) = (SocketHealth::default(), SharedRole::default(), Log::default());
+    let (health, role, log) = (SocketHealth::default(), Shared::default(), Log::default());
     role.set(Role::leads());
     let context = SocketContext { log: &log, health: &health, role: &role };
     let mut server = ZtunnelServer::open(path, timeout)?;

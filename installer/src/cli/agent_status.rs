@@ -1,7 +1,7 @@
 //! What the kubelet and gybe-cni run: `gybe agent-status` reports whether one agent is ready or healthy, for the kubelet's
 //! probes; `gybe pod-facts` looks up one pod for gybe-cni when its configuration names a kubeconfig.
 
-use super::invocation::Context;
+use super::Context;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::examples;
 use crate::agent_status::{self, AgentStatus};

@@ -2,7 +2,7 @@
 
 use super::backend;
 use super::backend::BackendArg;
-use super::directories::DirectoriesArg;
+use super::input::DirectoriesArg;
 use super::namespace::{NAMESPACE, NamespaceArgs, PodNamespaceArgs};
 use super::output::{CommandError, CommandOutput};
 use super::policy_source::{PolicyArgs, Requested, Target};

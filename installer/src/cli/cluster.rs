@@ -1,6 +1,6 @@
 //! The cluster and the node of a command that queries the API server.
 
-use super::invocation::Context;
+use super::Context;
 use super::output::CommandError;
 use crate::cluster::ClusterNode;
 use crate::cluster::{Cluster, ServiceAccount};

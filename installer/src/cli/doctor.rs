@@ -1,6 +1,6 @@
 //! `gybe doctor`: prints every finding about this node.
 
-use super::directories::{DirectoriesArg, of_this_program};
+use super::input::{DirectoriesArg, directory_of_this_program};
 use super::output;
 use super::output::{CommandOutput, Exit};
 use super::style::{bad, doubtful, examples, good, titles, wrapped};
@@ -46,7 +46,8 @@ impl DoctorArgs {
     pub(super) fn run(&self) -> CommandOutput {
         let directories = self.directories.node_directories();
         let installed = directories.programs.canonicalize().ok();
-        let image = of_this_program().filter(|directory| directory.canonicalize().ok() != installed);
+        let image =
+            directory_of_this_program().filter(|directory| directory.canonicalize().ok() != installed);
         let root = self.directories.root().to_owned();
         let confirmed = self.plugin_dir.as_ref().map(|setting| match setting.as_str() {
             "confirmed" => Confirmed::Yes,

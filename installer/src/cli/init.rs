@@ -2,9 +2,9 @@
 //! pod is redirected. Both take the arguments of `istio-iptables`.
 
 use crate::cli::backend;
-use crate::cli::invocation::{CalledAs, Context};
 use crate::cli::output::{CommandError, CommandOutput, Exit};
 use crate::cli::style::{examples, heading};
+use crate::cli::{CalledAs, Context};
 use crate::pod::init_args::{InitArgs, InitArgsError, RunOption};
 use crate::pod::own_namespace;
 use crate::pod::policy_file::{FamilyChoice, NoAddress, PolicyFile, Stack};

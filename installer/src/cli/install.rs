@@ -1,6 +1,6 @@
 //! `gybe install`: installs Gybe on this node in one pass, without a cluster.
 
-use super::directories::{DirectoriesArg, of_this_program};
+use super::input::{DirectoriesArg, directory_of_this_program};
 use super::output::{CommandError, CommandOutput, Exit};
 use super::pass;
 use super::style::{bad, examples, good};
@@ -8,7 +8,7 @@ use crate::diagnosis::doctor::observe::runtimes_of;
 use crate::host::desired::DesiredState;
 use crate::host::image::{Image, OTHER_NAMES};
 use crate::host::install;
-use crate::host::settings::{Mode, Settings, SettingsSources};
+use crate::host::settings::{NodeMode, Settings, SettingsSources};
 use crate::probe::node_backend::NodeProbe;
 use clap::Args;
 use gybe_plugin::conf::FactsConf;
@@ -136,7 +136,7 @@ impl SettingsArg {
 impl InstallArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
         let mut settings = self.settings.read()?;
-        if settings.options.mode == Mode::Leave {
+        if settings.options.mode == NodeMode::Leave {
             let hint = "run gybe uninstall".to_owned();
             return Err(CommandError::new("the settings have mode: leave").with_hint(hint));
         }
@@ -170,7 +170,7 @@ impl InstallArgs {
 /// Reads both programs from the directory `from`, or from this program's own.
 pub(super) fn image(from: Option<PathBuf>) -> Result<Image, CommandError> {
     let hint = || "name the directory that contains gybe and gybe-cni with --from".to_owned();
-    let directory = from.or_else(of_this_program);
+    let directory = from.or_else(directory_of_this_program);
     let directory = directory
         .ok_or_else(|| CommandError::new("cannot find the directory of this program").with_hint(hint()))?;
     Image::read(&directory).map_err(|why| CommandError::because("cannot install", why).with_hint(hint()))

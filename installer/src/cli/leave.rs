@@ -1,8 +1,8 @@
 //! `gybe leave`: sets `mode: leave`, and waits until every agent has removed Gybe from its node. The chart's Job runs
 //! it before a release is deleted.
 
+use super::Context;
 use super::cluster::KubeconfigArgs;
-use super::invocation::Context;
 use super::output;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::examples;

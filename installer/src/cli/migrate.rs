@@ -1,8 +1,8 @@
 //! `gybe migrate --dry-run`: the pods of this node that Gybe would treat differently from istio-cni; and `gybe migrate
 //! values`, which translates the values of istio-cni's chart.
 
-use super::directories::DirectoriesArg;
 use super::input;
+use super::input::DirectoriesArg;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::pods::POD;
 use super::style::{bad, doubtful, examples, good, titles};
@@ -201,7 +201,7 @@ fn translated(ValuesTranslation { values, outcomes }: &ValuesTranslation) -> Com
 /// Writes nested maps as blocks, and other values as JSON, which is also YAML.
 fn write_yaml(values: &Map<String, Value>, depth: usize, text: &mut String) {
     for (name, value) in values {
-        let is_word = name.chars().all(|c| c.is_ascii_alphabetic() || c == '_');
+        let is_word = !name.is_empty() && name.chars().all(|c| c.is_ascii_alphabetic() || c == '_');
         // YAML 1.1, which helm reads, also takes `y`, `no` and `on` for booleans.
         let is_plain = is_word
             && !["y", "n", "yes", "no", "on", "off", "true", "false", "null"]
@@ -225,5 +225,23 @@ fn outcome_json(path: &str, outcome: &ValueOutcome) -> Value {
         ValueOutcome::Set { to, value } => json!({ "key": path, "to": to, "value": value }),
         ValueOutcome::Ignored(why) => json!({ "key": path, "ignored": why }),
         ValueOutcome::Refused(why) => json!({ "key": path, "refused": why }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn written_values_are_read_back_whatever_their_keys() {
+        let names = ["a_b", "", "on", "Null", "a.b", "x y", "\"", "#", "ä"];
+        let inner: Map<String, Value> = names.iter().map(|name| ((*name).to_owned(), json!([1]))).collect();
+        let values: Map<String, Value> =
+            names.iter().map(|name| ((*name).to_owned(), json!(inner))).collect();
+        let mut text = String::new();
+        write_yaml(&values, 0, &mut text);
+        let read: Map<String, Value> =
+            serde_saphyr::from_str(&text).unwrap_or_else(|why| panic!("{why}\n{text}"));
+        assert_eq!(read, values);
     }
 }

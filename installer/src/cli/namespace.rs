@@ -1,6 +1,6 @@
 //! The network namespace that an operator names: opens it, refuses a node's, reads its addresses.
 
-use super::directories::DirectoriesArg;
+use super::input::DirectoriesArg;
 use super::output::CommandError;
 use super::pods;
 use crate::pod::own_namespace;

@@ -3,8 +3,8 @@
 
 use crate::agent::pods::{PodLookup, WatchedPods};
 use crate::agent::{self, Agent, LiveSettings, ManifestPods, NodeError, ReconcileConfig};
+use crate::cli::Context;
 use crate::cli::cluster::ClusterArgs;
-use crate::cli::invocation::Context;
 use crate::cli::output::{CommandError, CommandOutput, Exit};
 use crate::cli::style::examples;
 use crate::cluster::ClusterNode;

@@ -34,17 +34,16 @@ pub(super) fn text(pass: &Pass) -> String {
     let attempted = pass.applied.done + failed.len();
     let has_failed = |change: &Change| failed.iter().any(|failed| failed.change == *change);
     let done = changes.iter().take(attempted).filter(|change| !has_failed(change));
-    let skipped = changes.iter().skip(attempted).map(|change| format!("not done: {change}"));
+    let skipped = changes.iter().skip(attempted).map(Change::to_string);
     let done = if changes.is_empty() { NOTHING.to_owned() } else { lines(done.map(past_tense)) };
     // A hint that several failures share is printed once, after the last of them.
     let has_hint_later = |at: usize, hint| failed.iter().skip(at + 1).any(|later| later.why.hint() == hint);
-    let failed =
-        lines(failed.iter().enumerate().map(|(at, change)| match has_hint_later(at, change.why.hint()) {
-            true => format!("failed: {}", chain(&change.why)),
-            false => format!("failed: {}", change.with_hint()),
-        }));
-    done + &coloured("failed:", bad, &failed)
-        + &coloured("not done:", doubtful, &lines(skipped))
+    let failed = failed.iter().enumerate().map(|(at, change)| match has_hint_later(at, change.why.hint()) {
+        true => chain(&change.why),
+        false => change.with_hint(),
+    });
+    done + &marked(&bad("failed:"), failed)
+        + &marked(&doubtful("not done:"), skipped)
         + &problems(&pass.left.problems)
 }
 
@@ -79,9 +78,9 @@ fn lines(texts: impl Iterator<Item = String>) -> String {
     texts.map(|text| printable(&text) + "\n").collect()
 }
 
-/// Colours `prefix` wherever the lines contain it.
-fn coloured(prefix: &str, colour: fn(&str) -> String, lines: &str) -> String {
-    lines.replace(prefix, &colour(prefix))
+/// Lines that begin with the mark.
+fn marked(mark: &str, texts: impl Iterator<Item = String>) -> String {
+    texts.map(|text| format!("{mark} {}\n", printable(&text))).collect()
 }
 
 fn problems(problems: &[Problem]) -> String {
@@ -97,4 +96,35 @@ fn problems_json(problems: &[Problem]) -> Vec<Value> {
 
 fn problem_json(problem: &Problem) -> Value {
     json!({ "what": chain(problem), "hint": problem.hint(), "blocks": problem.blocks() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::apply::{AppliedChanges, ChangeError};
+    use crate::host::observe::{FileName, PerDirectory};
+
+    #[test]
+    fn a_line_has_colour_at_its_start_alone() {
+        let change = |name| Change::RemoveProgram(FileName::new(name).unwrap());
+        let changes = vec![change("failed:"), change("not done:")];
+        let why = ChangeError::Overtaken { path: "/opt/failed:".into() };
+        let failed = vec![FailedChange { change: changes[0].clone(), why, works_without: false }];
+        let pass = Pass {
+            plan: Plan { changes, ..Plan::default() },
+            applied: AppliedChanges { done: 0, failed },
+            left: Plan::default(),
+            conflicts: PerDirectory::default(),
+            waiting: Vec::new(),
+            due: None,
+        };
+        let (failed, not_done) = (bad("failed:"), doubtful("not done:"));
+        assert_eq!(
+            text(&pass),
+            format!(
+                "{failed} another program changed /opt/failed: at the same time\n\
+                 {not_done} remove program not done:\n"
+            )
+        );
+    }
 }

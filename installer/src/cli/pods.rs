@@ -1,6 +1,6 @@
 //! `gybe verify --all` and `gybe verify --pod NAMESPACE/NAME`: finds and judges the pods of this node.
 
-use super::directories::DirectoriesArg;
+use super::input::DirectoriesArg;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, good, titles};
 use crate::pod::manifest::printable;

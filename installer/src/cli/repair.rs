@@ -1,6 +1,6 @@
 //! `gybe repair`: redirects running pods of this node that should be redirected and are not.
 
-use super::directories::complete;
+use super::input::complete;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::pods::{OnNodeArgs, POD, as_json};
 use super::style::{bad, doubtful, examples, good, titles};

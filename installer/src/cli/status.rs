@@ -1,7 +1,7 @@
 //! `gybe status`: the state of every node of a cluster, from a workstation.
 
+use super::Context;
 use super::cluster::KubeconfigArgs;
-use super::invocation::Context;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::style::{bad, doubtful, examples, good, titles};
 use crate::agent_status::AgentStatus;

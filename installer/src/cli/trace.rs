@@ -1,6 +1,6 @@
 //! `gybe trace`: predicts the destination of a connection, and names the rules that decide it.
 
-use super::directories::DirectoriesArg;
+use super::input::DirectoriesArg;
 use super::namespace::{FamiliesArg, NAMESPACE, NamespaceArgs, OpenNamespace};
 use super::output::{CommandError, CommandOutput};
 use super::packet;

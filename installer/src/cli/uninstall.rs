@@ -1,6 +1,6 @@
 //! `gybe uninstall`: removes Gybe from this node's chain, and the programs once nothing can call them.
 
-use super::directories::DirectoriesArg;
+use super::input::DirectoriesArg;
 use super::install::image;
 use super::output::{CommandError, CommandOutput, Exit};
 use super::pass;

@@ -7,7 +7,7 @@
 use super::error::{ApiError, has_hung_up, truncate};
 use super::pod_requests::MAX_OBJECT;
 use gybe_plugin::bounded_read;
-use http_body_util::{BodyExt, Collected, Limited};
+use http_body_util::{BodyExt, Limited};
 use hyper::body::Incoming;
 use hyper::header::{AUTHORIZATION, HeaderValue, RETRY_AFTER};
 use hyper::{Request, Response, StatusCode};
@@ -42,7 +42,7 @@ const USER_TIMEOUT: Duration = Duration::from_secs(30);
 const IDLE_TIMEOUT: Duration = Duration::from_secs(5);
 /// The read buffer of a connection; hyper's default would take more of the node's memory.
 const READ_BUFFER: usize = 64 << 10;
-/// The largest error response body that is read, in bytes; of a larger one only the status is reported.
+/// The bytes that are read of an error response's body; of a longer one, its beginning is reported.
 const MAX_ERROR_BODY: usize = 16 << 10;
 
 /// Bytes; larger than any token.
@@ -187,9 +187,7 @@ async fn authenticate(
 async fn refusal(response: Response<Incoming>) -> ApiError {
     let status = response.status();
     let retry_after = response.headers().get(RETRY_AFTER).and_then(|value| value.to_str().ok()?.parse().ok());
-    let body =
-        timeout(ERROR_BODY_TIMEOUT, Limited::new(response.into_body(), MAX_ERROR_BODY).collect()).await;
-    let body = body.ok().and_then(Result::ok).map(Collected::to_bytes).unwrap_or_default();
+    let body = error_body(response.into_body()).await;
     let parsed = serde_json::from_slice(&body).map(|body: Status| (body.message, body.reason));
     let plain_text = |_| (String::from_utf8_lossy(&body).trim().to_owned(), String::new());
     let (message, reason) = parsed.unwrap_or_else(plain_text);
@@ -200,6 +198,22 @@ async fn refusal(response: Response<Incoming>) -> ApiError {
         sentence: truncate(if message.is_empty() { phrase } else { &message }),
         retry_after: retry_after.map(Duration::from_secs),
     }
+}
+
+/// Receives what arrives of an error response's body in time, up to the limit.
+async fn error_body(mut body: Incoming) -> Vec<u8> {
+    let mut received = Vec::new();
+    let receive = async {
+        while let Some(Ok(frame)) = body.frame().await
+            && received.len() < MAX_ERROR_BODY
+        {
+            received.extend(frame.into_data().unwrap_or_default());
+        }
+    };
+    // An error response may lack its end.
+    let _ = timeout(ERROR_BODY_TIMEOUT, receive).await;
+    received.truncate(MAX_ERROR_BODY);
+    received
 }
 
 /// Sends a request for one object and parses the response.

@@ -79,8 +79,7 @@ impl ChartValues {
             merge(&mut given, &below);
         }
         let mut translation = ValuesTranslation::default();
-        for path in leaves(&given, &|path| self.is_one_value(path)) {
-            let Some(value) = at(&given, &path) else { continue };
+        for (path, value) in leaves(&given, &|path| self.is_one_value(path)) {
             if !self.rows.iter().any(|row| row.is_about(&path, value)) {
                 let outcome = self.outcome_without_row(&path, value);
                 translation.add(path, outcome);
@@ -194,16 +193,19 @@ fn at<'a>(values: &'a Map<String, Value>, path: &str) -> Option<&'a Value> {
     names.try_fold(first, |value, name| value.get(name))
 }
 
-/// Returns the paths of all values that are no maps, and of the maps that are `one_value`.
-fn leaves(values: &Map<String, Value>, one_value: &dyn Fn(&str) -> bool) -> Vec<String> {
+/// Returns all values that are no maps, and the maps that are `one_value` or empty, with their paths. A dot in a key is
+/// written as for helm's `--set`.
+fn leaves<'a>(values: &'a Map<String, Value>, one_value: &dyn Fn(&str) -> bool) -> Vec<(String, &'a Value)> {
     let mut found = Vec::new();
     for (name, value) in values {
+        let name = name.replace('.', "\\.");
         match value {
-            Value::Object(below) if !one_value(name) => {
-                let prefixed = |path: &str| one_value(&format!("{name}.{path}"));
-                found.extend(leaves(below, &prefixed).into_iter().map(|path| format!("{name}.{path}")));
+            Value::Object(below) if !below.is_empty() && !one_value(&name) => {
+                let path = |path: &str| format!("{name}.{path}");
+                let below = leaves(below, &|below| one_value(&path(below)));
+                found.extend(below.into_iter().map(|(below, value)| (path(&below), value)));
             }
-            _ => found.push(name.clone()),
+            _ => found.push((name, value)),
         }
     }
     found
@@ -232,6 +234,7 @@ fn is_empty(value: &Value) -> bool {
         Value::Null => true,
         Value::String(text) => text.is_empty(),
         Value::Array(items) => items.is_empty(),
+        Value::Object(members) => members.is_empty(),
         _ => false,
     }
 }
@@ -286,7 +289,8 @@ mod tests {
     #[test]
     fn a_value_that_cannot_be_applied_is_refused_and_one_without_effect_is_named() {
         let given = json!({
-            "hub": "x", "ambient": { "enabled": true, "new": 1 }, "revision": "a", "new": { "a": 1 }, "chained": "maybe",
+            "hub": "x", "ambient": { "enabled": true, "new": 1 }, "revision": "a", "chained": "maybe",
+            "new": { "a": 1, "": 2, "b": {}, "c.d": 3 }, "image.tag": "z",
             "global": { "proxy": { "image": "y" }, "resourceScope": "all" },
         });
         let (values, outcomes) = translated(&given);
@@ -296,8 +300,11 @@ mod tests {
         let paths = |found: Vec<(&String, &ValueOutcome)>| {
             found.into_iter().map(|(path, _)| path.clone()).collect::<Vec<_>>()
         };
-        assert_eq!(paths(refused), ["ambient.enabled", "ambient.new", "chained", "hub", "new.a"]);
-        assert_eq!(paths(ignored), ["global.proxy.image", "global.resourceScope", "revision"]);
+        assert_eq!(
+            paths(refused),
+            ["ambient.enabled", "ambient.new", "chained", "hub", "image\\.tag", "new.", "new.a", "new.c\\.d"]
+        );
+        assert_eq!(paths(ignored), ["global.proxy.image", "global.resourceScope", "new.b", "revision"]);
     }
 
     /// The values of the charts of Istio 1.10 to 1.24 that Gybe's chart does not have, as these charts set them.

@@ -2,7 +2,7 @@
 //! `gybe migrate --dry-run` prints. Only reads.
 
 use crate::error::chain;
-use crate::sandboxes::{Desired, Network, PolicySources, Sandbox, addresses_in};
+use crate::sandboxes::{DesiredRules, Network, PolicySources, Sandbox, addresses_in};
 use gybe_netfilter::inspect::verdict::{Treatment, compare_treatment};
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_netfilter::model::policy::RedirectPolicy;
@@ -43,15 +43,17 @@ fn change(sandbox: &Sandbox, sources: &PolicySources) -> OutcomeChange {
         Err(why) => return unknown(format!("its network namespace cannot be opened: {}", chain(&why))),
     };
     match sources.desired(sandbox, || addresses_in(&netns)) {
-        Desired::NotKnown { why, .. } => unknown(why),
-        Desired::LeftAlone(reason @ LeaveAloneReason::IstioInit) => OutcomeChange::None(reason.to_string()),
-        Desired::LeftAlone(reason) => compared(
+        DesiredRules::NotKnown { why, .. } => unknown(why),
+        DesiredRules::LeftAlone(reason @ LeaveAloneReason::IstioInit) => {
+            OutcomeChange::None(reason.to_string())
+        }
+        DesiredRules::LeftAlone(reason) => compared(
             &netns,
             sandbox,
             None,
             format!("Gybe would leave it alone ({reason}), and nothing redirects it"),
         ),
-        Desired::Policy(known) => {
+        DesiredRules::Policy(known) => {
             let same = "Gybe would redirect the same connections".to_owned();
             compared(&netns, sandbox, Some(&known.policy), same)
         }

@@ -6,6 +6,7 @@ use crate::host::observe::{FileName, Hash};
 use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
+use std::io::Read;
 use std::path::{Path, PathBuf};
 
 /// Our plugin: the entry's type, and its program's name.
@@ -86,4 +87,48 @@ fn program(directory: &Path, name: &str, trial: Trial, need: PlacementOrder) -> 
         Ok(Program { name, source: path.clone(), hash, trial, place: Placement::Always, need })
     };
     read().map_err(|source| ImageError { path: path.clone(), source })
+}
+
+/// Reports whether the program's file `source` contains `text`, which identifies it whatever its file name is. Reads in pieces: a container's memory may be smaller than the program.
+pub(crate) fn has_text(mut source: impl Read, text: &[u8]) -> io::Result<bool> {
+    let (mut piece, mut searched) = (vec![0; 1 << 16], Vec::new());
+    loop {
+        let read = source.read(&mut piece)?;
+        if read == 0 {
+            return Ok(false);
+        }
+        searched.extend_from_slice(piece.get(..read).unwrap_or_default());
+        if searched.windows(text.len()).any(|window| window == text) {
+            return Ok(true);
+        }
+        // The text may begin in this piece and end in the next one.
+        searched.drain(..searched.len().saturating_sub(text.len()));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const TEXT: &[u8] = b"gybe-cni";
+
+    #[test]
+    fn text_is_found_wherever_a_piece_ends() {
+        struct Pieces<'a>(std::slice::Chunks<'a, u8>);
+        impl Read for Pieces<'_> {
+            fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+                let piece = self.0.next().unwrap_or_default();
+                into[..piece.len()].copy_from_slice(piece);
+                Ok(piece.len())
+            }
+        }
+        let program = [b"gybe-c\0".as_slice(), TEXT, b"\0"].concat();
+        for length in 1..=program.len() {
+            assert!(has_text(Pieces(program.chunks(length)), TEXT).unwrap(), "{length}");
+            assert!(
+                !has_text(Pieces(program[..program.len() - 2].chunks(length)), TEXT).unwrap(),
+                "{length}"
+            );
+        }
+    }
 }

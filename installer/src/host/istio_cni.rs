@@ -3,10 +3,9 @@
 //! sandboxes made with it.
 
 use crate::host::conflist::{ISTIO, PluginChain};
-use crate::host::image::PLUGIN;
+use crate::host::image::{PLUGIN, has_text};
 use crate::host::observe::{CachedPlugins, Hash, ORIGINAL, ObservedState};
 use crate::host::settings::StandIn;
-use crate::pod::program_text;
 use nix::errno::Errno;
 use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, socket};
 use std::ffi::OsStr;
@@ -43,7 +42,7 @@ pub(crate) fn our_stand_in(programs: &Path) -> Option<Hash> {
     // istio-cni's own program has a hundred megabytes, and need not be read.
     let is_small = path.symlink_metadata().is_ok_and(|file| file.is_file() && file.len() <= MAX_SIZE);
     let mut program = is_small.then(|| File::open(&path).ok()).flatten()?;
-    if !program_text::contains(&program, PLUGIN.as_bytes()).ok()? {
+    if !has_text(&program, PLUGIN.as_bytes()).ok()? {
         return None;
     }
     program.rewind().ok()?;

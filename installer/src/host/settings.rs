@@ -17,11 +17,11 @@ mod template;
 
 pub use desired::{GRACE_PERIOD, NodeContext, ProgramRemoval, StandIn};
 pub use environment::{
-    AGENT_LEADER, ApiServer, Environment, FACTS_SOCKET, KUBECONFIG, KUBECONFIG_TEMPORARY, Listen,
-    POD_DIRECTORY, PROBE_LEADER, SERVICE_ACCOUNT, STATUS_SOCKET, ServerTrust,
+    AGENT_LEADER, ApiServer, Environment, FACTS_SOCKET, KUBECONFIG, KUBECONFIG_TEMPORARY, LeaderFiles,
+    Listen, POD_DIRECTORY, PROBE_LEADER, SERVICE_ACCOUNT, STATUS_SOCKET, ServerTrust,
 };
 pub use names::{INCUMBENTS, KEYS, OURS, SettingName, Support};
-pub use options::{Mode, NodeTaint, Options, PodSource, STANDALONE, TakeOverSetting};
+pub use options::{NodeMode, NodeTaint, Options, PodSource, STANDALONE, TakeOverSetting};
 pub use repair::{FailedInit, PodLabel, RepairMode, RepairOptions};
 pub use sources::{CONFIG, SettingsSources, SourceError, config_directory};
 

@@ -311,18 +311,17 @@ fn has_entry(directory: &Path) -> bool {
 
 const TOKENS: [&str; 2] = [KUBECONFIG, KUBECONFIG_TEMPORARY];
 const SOCKETS: [(&str, SockType); 2] = [(FACTS_SOCKET, SockType::Stream), (LOG_SOCKET, SockType::Datagram)];
-const LEADERS: [(&str, &str); 2] = [AGENT_LEADER, PROBE_LEADER];
-
 /// Cleans `/run/gybe`: removes a kubeconfig at once, because it holds a token, and the other files when the uninstall
 /// has `finished`, because no program can need them any more. The sockets of a running agent, and the reports of a
 /// running probe, stay. Returns the files that could not be removed. A missing file is no failure.
 #[must_use]
 pub fn forget_run_directory(directory: &Path, finished: bool) -> Vec<(PathBuf, io::Error)> {
     // A running probe of this node writes and reads its reports.
-    let is_probing = is_served(&directory.join(PROBE_LEADER.1), SockType::Stream);
+    let is_probing = is_served(&directory.join(PROBE_LEADER.socket), SockType::Stream);
     let silent = SOCKETS.iter().filter(|(name, kind)| !is_served(&directory.join(name), *kind));
-    let gone = LEADERS.iter().filter(|(_, socket)| !is_served(&directory.join(socket), SockType::Stream));
-    let gone = gone.flat_map(|(lock, socket)| [lock, socket]);
+    let is_led = |socket: &str| is_served(&directory.join(socket), SockType::Stream);
+    let gone = [&AGENT_LEADER, &PROBE_LEADER].into_iter().filter(|leader| !is_led(leader.socket));
+    let gone = gone.flat_map(|leader| [&leader.lock, &leader.socket]);
     let reports = FILES.iter().filter(|_| !is_probing);
     let rest = silent.map(|(name, _)| name).chain(gone).chain(reports).filter(|_| finished);
     let names = TOKENS.iter().chain(rest);

@@ -17,6 +17,7 @@
 
 use super::socket::{self, SocketFileError};
 use super::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, ServedSocket, SocketContext, SocketHealth};
+use crate::host::settings::LeaderFiles;
 use crate::retry::since_boot;
 use nix::errno::Errno;
 use nix::fcntl::{Flock, FlockArg};
@@ -99,8 +100,9 @@ enum FollowEnd {
 
 impl Candidate {
     /// An agent whose lock file and socket have these names in `directory`.
-    pub(crate) fn new(directory: &Path, (lock, socket): (&str, &str), started: u64, name: &str) -> Self {
-        Self { lock: directory.join(lock), socket: directory.join(socket), started, name: name.to_owned() }
+    pub(crate) fn new(directory: &Path, names: LeaderFiles, started: u64, name: &str) -> Self {
+        let [lock, socket] = [names.lock, names.socket].map(|file| directory.join(file));
+        Self { lock, socket, started, name: name.to_owned() }
     }
 
     /// Waits until this agent leads; returns none once `stop` is readable. While another agent leads, `waits` is called

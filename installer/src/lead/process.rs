@@ -59,17 +59,21 @@ impl Role {
     }
 }
 
-/// The role, shared by the threads.
+/// A value that the threads share; readers get a copy.
 #[derive(Debug, Default)]
-pub(crate) struct SharedRole(Mutex<Role>);
+pub(crate) struct Shared<T>(Mutex<T>);
 
-impl SharedRole {
-    pub(crate) fn read(&self) -> Role {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl<T: Clone> Shared<T> {
+    pub(crate) fn read(&self) -> T {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    pub(crate) fn set(&self, role: Role) {
-        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = role;
+    pub(crate) fn set(&self, value: T) {
+        self.change(|shared| *shared = value);
+    }
+
+    pub(crate) fn change(&self, change: impl FnOnce(&mut T)) {
+        change(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner));
     }
 }
 

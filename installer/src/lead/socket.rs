@@ -7,7 +7,7 @@
 use crate::agent_status::{PortPurpose, TakenPort};
 use crate::error::chain;
 use crate::host::istio_cni::is_served;
-use crate::lead::process::{Role, SharedRole};
+use crate::lead::process::{Role, Shared};
 use crate::log::Log;
 use gybe_netfilter::model::Hint;
 use gybe_plugin::conf::LOG_SOCKET;
@@ -39,7 +39,7 @@ pub(crate) const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
 pub(crate) struct SocketContext<'a> {
     pub(crate) log: &'a Log,
     pub(crate) health: &'a SocketHealth,
-    pub(crate) role: &'a SharedRole,
+    pub(crate) role: &'a Shared<Role>,
 }
 
 /// Why a socket is not served.

@@ -4,15 +4,14 @@
 //! The keys are those of the recorded flow vectors. An absent key has the value that Istio's injector sets
 //! (docs/ISTIO.md, section 2.8). All faults of a file are reported together.
 
-mod ambient;
 mod read;
-mod values;
 mod write;
 
 pub use gybe_netfilter::model::policy::Families;
 pub use gybe_plugin::families::Stack;
 pub use read::{PolicyFault, PolicyFileError};
 
+use gybe_netfilter::model::policy::ambient::{AmbientDns, AmbientInbound, ProbeAddresses};
 use gybe_netfilter::model::policy::istio::{
     INBOUND_PORT, OUTBOUND_PORT, PROXY_ID, PROXY_PORTS, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT,
 };
@@ -26,6 +25,7 @@ use read::{ListOrAll, PolicyReader};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::net::IpAddr;
+use std::net::{Ipv4Addr, Ipv6Addr};
 
 /// The number of groups that Istio writes into its one rule (docs/ISTIO.md, section 2.6).
 const MOST_GROUPS: usize = 64;
@@ -53,8 +53,8 @@ impl AnyPolicyFile {
     /// # Errors
     /// All faults of the object.
     pub fn from_entries(entries: &Map<String, Value>) -> Result<Self, PolicyFileError> {
-        match entries.get(values::KIND).and_then(Value::as_str) {
-            Some(values::AMBIENT) => ambient::policy(entries).map(Self::Ambient),
+        match entries.get(read::KIND).and_then(Value::as_str) {
+            Some(read::AMBIENT) => ambient_policy(entries).map(Self::Ambient),
             _ => PolicyFile::from_entries(entries).map(Box::new).map(Self::Sidecar),
         }
     }
@@ -115,7 +115,7 @@ impl PolicyFile {
     /// All faults of the object.
     pub fn from_entries(entries: &Map<String, Value>) -> Result<Self, PolicyFileError> {
         let mut reader = PolicyReader::new(entries);
-        reader.text(values::KIND, values::is_sidecar);
+        reader.text(read::KIND, read::is_sidecar);
         let file = Self { policy: policy(&mut reader), families: family_choice(&mut reader) };
         reader.finish()?;
         Ok(file)
@@ -145,8 +145,8 @@ impl PolicyFile {
 }
 
 fn policy(reader: &mut PolicyReader<'_>) -> RedirectPolicy {
-    let uids = reader.list("proxy_uids", values::id);
-    let gids = reader.list("proxy_gids", values::id);
+    let uids = reader.list("proxy_uids", read::id);
+    let gids = reader.list("proxy_gids", read::id);
     let proxy_uids = owners(uids).unwrap_or_else(|| Owners::new(PROXY_ID, []));
     RedirectPolicy {
         mode: mode(reader),
@@ -157,17 +157,14 @@ fn policy(reader: &mut PolicyReader<'_>) -> RedirectPolicy {
         proxy_uids,
         inbound: inbound(reader),
         outbound: outbound(reader),
-        excluded_interfaces: reader.list("exclude_interfaces", values::interface).into_iter().collect(),
-        virtual_interfaces: reader
-            .list("reroute_virtual_interfaces", values::interface)
-            .into_iter()
-            .collect(),
+        excluded_interfaces: reader.list("exclude_interfaces", read::interface).into_iter().collect(),
+        virtual_interfaces: reader.list("reroute_virtual_interfaces", read::interface).into_iter().collect(),
         dns: dns(reader),
         invalid: match reader.flag("drop_invalid") {
             Some(true) => InvalidPackets::Drop,
             _ => InvalidPackets::Pass,
         },
-        loopback: reader.text("loopback_cidr_v4", values::loopback).unwrap_or_default(),
+        loopback: reader.text("loopback_cidr_v4", read::loopback).unwrap_or_default(),
         families: Families::V4Only,
     }
 }
@@ -183,16 +180,16 @@ fn family_choice(reader: &mut PolicyReader<'_>) -> FamilyChoice {
 }
 
 fn mode(reader: &mut PolicyReader<'_>) -> Mode {
-    let mark = reader.text("tproxy_mark", values::mark).unwrap_or(TPROXY_MARK);
-    let route_table = reader.text("tproxy_route_table", values::route_table).unwrap_or(TPROXY_TABLE);
-    match reader.text("mode", values::mode) {
-        Some(values::ModeName::Tproxy) => Mode::Tproxy { mark, route_table },
-        Some(values::ModeName::Redirect) | None => Mode::Redirect,
+    let mark = reader.text("tproxy_mark", read::mark).unwrap_or(TPROXY_MARK);
+    let route_table = reader.text("tproxy_route_table", read::route_table).unwrap_or(TPROXY_TABLE);
+    match reader.text("mode", read::mode) {
+        Some(read::ModeName::Tproxy) => Mode::Tproxy { mark, route_table },
+        Some(read::ModeName::Redirect) | None => Mode::Redirect,
     }
 }
 
 fn port(reader: &mut PolicyReader<'_>, key: &'static str, default: Port) -> Port {
-    reader.text(key, values::listener).unwrap_or(default)
+    reader.text(key, read::listener).unwrap_or(default)
 }
 
 fn owners(ids: Vec<u32>) -> Option<Owners> {
@@ -204,14 +201,14 @@ fn inbound(reader: &mut PolicyReader<'_>) -> Inbound {
     let is_given = reader.is_given("inbound_ports_exclude");
     let excluded = ports(reader, "inbound_ports_exclude");
     let excluded = if is_given { excluded } else { PROXY_PORTS.into_iter().collect() };
-    match reader.list_or_all("inbound_ports_include", values::ports) {
+    match reader.list_or_all("inbound_ports_include", read::ports) {
         ListOrAll::All => Inbound::AllBut(excluded),
         ListOrAll::Only(included) => Inbound::Only(included.into_iter().collect()),
     }
 }
 
 fn ports(reader: &mut PolicyReader<'_>, key: &'static str) -> PortSet {
-    reader.list(key, values::ports).into_iter().collect()
+    reader.list(key, read::ports).into_iter().collect()
 }
 
 fn outbound(reader: &mut PolicyReader<'_>) -> Outbound {
@@ -228,8 +225,8 @@ fn outbound(reader: &mut PolicyReader<'_>) -> Outbound {
 }
 
 fn groups(reader: &mut PolicyReader<'_>) -> Groups {
-    let excluded: BTreeSet<u32> = reader.list("owner_groups_exclude", values::id).into_iter().collect();
-    match reader.list_or_all("owner_groups_include", values::id) {
+    let excluded: BTreeSet<u32> = reader.list("owner_groups_exclude", read::id).into_iter().collect();
+    match reader.list_or_all("owner_groups_include", read::id) {
         ListOrAll::All => Groups::AllBut(excluded),
         ListOrAll::Only(ids) => {
             if ids.len() > MOST_GROUPS {
@@ -242,12 +239,50 @@ fn groups(reader: &mut PolicyReader<'_>) -> Groups {
 }
 
 fn dns(reader: &mut PolicyReader<'_>) -> Dns {
-    let mut servers: Vec<IpAddr> = reader.list("dns_servers_v4", values::server_v4);
-    servers.extend(reader.list("dns_servers_v6", values::server_v6));
+    let mut servers: Vec<IpAddr> = reader.list("dns_servers_v4", read::server_v4);
+    servers.extend(reader.list("dns_servers_v6", read::server_v6));
     let every_query = reader.flag("capture_all_dns").unwrap_or(false);
     match reader.flag("redirect_dns") {
         Some(true) if every_query => Dns::All,
         Some(true) if !servers.is_empty() => Dns::Servers(servers.into_iter().collect::<CidrSet>()),
         _ => Dns::Off,
     }
+}
+
+/// Reads the keys of an ambient policy. An absent key has istio-cni's default.
+fn ambient_policy(entries: &Map<String, Value>) -> Result<AmbientPolicy, PolicyFileError> {
+    let mut reader = PolicyReader::new(entries);
+    reader.text(read::KIND, |_| Ok::<_, &str>(()));
+    let policy = AmbientPolicy {
+        inbound: match reader.flag("bypass_inbound_capture") {
+            Some(true) => AmbientInbound::Bypassed,
+            _ => AmbientInbound::Captured,
+        },
+        dns: match reader.flag("redirect_dns") {
+            Some(false) => AmbientDns::Off,
+            _ => AmbientDns::Captured,
+        },
+        virtual_interfaces: reader.list("reroute_virtual_interfaces", read::interface).into_iter().collect(),
+        probes: probe_addresses(&mut reader),
+        families: match reader.flag("enable_ipv6") {
+            Some(false) => Families::V4Only,
+            _ => Families::V4AndV6,
+        },
+    };
+    reader.finish()?;
+    Ok(policy)
+}
+
+fn probe_addresses(reader: &mut PolicyReader<'_>) -> ProbeAddresses {
+    let default = ProbeAddresses::default();
+    let with_v4 = |text: &str| {
+        let v4 = text.parse::<Ipv4Addr>().map_err(|error| error.to_string())?;
+        default.with_v4(v4).map_err(|error| error.to_string())
+    };
+    let probes = reader.text("probe_address_v4", with_v4).unwrap_or(default);
+    let with_v6 = |text: &str| {
+        let v6 = text.parse::<Ipv6Addr>().map_err(|error| error.to_string())?;
+        probes.with_v6(v6).map_err(|error| error.to_string())
+    };
+    reader.text("probe_address_v6", with_v6).unwrap_or(probes)
 }

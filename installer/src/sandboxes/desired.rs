@@ -45,7 +45,7 @@ pub struct PodPolicy {
 
 /// The desired state of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum Desired {
+pub(crate) enum DesiredRules {
     /// The rules of this policy.
     Policy(Box<PodPolicy>),
     /// No rule of ours.
@@ -76,25 +76,27 @@ impl PolicySources {
         &self,
         sandbox: &Sandbox,
         addresses: impl FnOnce() -> Result<Vec<IpAddr>, String>,
-    ) -> Desired {
+    ) -> DesiredRules {
         let passed = match &sandbox.annotations {
             None => RuntimeAnnotations::NotProvided,
             Some(none) if none.is_empty() => RuntimeAnnotations::Empty,
             Some(annotations) => RuntimeAnnotations::Present(annotations),
         };
-        let not_known =
-            |why| Desired::NotKnown { why, is_injected: matches!(passed, RuntimeAnnotations::Present(_)) };
+        let not_known = |why| DesiredRules::NotKnown {
+            why,
+            is_injected: matches!(passed, RuntimeAnnotations::Present(_)),
+        };
         let Some(pod) = &sandbox.pod else {
             // The plugin leaves a sandbox alone when the runtime names no pod.
             return match &sandbox.container {
-                Some(_) => Desired::LeftAlone(LeaveAloneReason::NotKubernetes),
+                Some(_) => DesiredRules::LeftAlone(LeaveAloneReason::NotKubernetes),
                 None => not_known("it is not known to which pod it belongs".to_owned()),
             };
         };
         if let Some(reason) =
             gates::check_without_facts(&self.conf, pod.namespace.as_str(), pod.name.as_str(), passed)
         {
-            return Desired::LeftAlone(reason);
+            return DesiredRules::LeftAlone(reason);
         }
         let facts = match self.facts(pod) {
             Ok(facts) => facts,
@@ -113,11 +115,11 @@ impl PolicySources {
             Err(why) => return not_known(why),
         };
         match decide(&self.conf, &facts, &addresses, InitContainer::Counts) {
-            Decision::LeaveAlone(reason) => Desired::LeftAlone(reason),
+            Decision::LeaveAlone(reason) => DesiredRules::LeftAlone(reason),
             Decision::Redirect(policy) => {
                 let confs = sandbox.ended_add.iter().flat_map(|ended| &ended.confs);
                 let left_alone_by_add = confs.filter_map(|conf| left_alone_by(conf, &facts)).next();
-                Desired::Policy(Box::new(PodPolicy { policy, is_of_uid, changed, left_alone_by_add }))
+                DesiredRules::Policy(Box::new(PodPolicy { policy, is_of_uid, changed, left_alone_by_add }))
             }
             Decision::Refuse(cause) => not_known(chain(&cause)),
         }
@@ -172,7 +174,7 @@ fn left_alone_by(conf: &ConfOfAdd, facts: &PodFacts) -> Option<String> {
     }
 }
 
-impl Desired {
+impl DesiredRules {
     pub(super) fn for_verdict(&self) -> verdict::Desired<'_> {
         match self {
             Self::Policy(known) => verdict::Desired::Policy(&known.policy),
@@ -183,33 +185,33 @@ impl Desired {
 }
 
 /// Adapts the verdict on a namespace to the desired state of its pod.
-pub(super) fn adapt_verdict(desired: &Desired, found: NamespaceVerdict) -> NamespaceVerdict {
+pub(super) fn adapt_verdict(desired: &DesiredRules, found: NamespaceVerdict) -> NamespaceVerdict {
     match (desired, found.state) {
-        (Desired::LeftAlone(LeaveAloneReason::IstioInit), RedirectionState::NotMeshed) => {
+        (DesiredRules::LeftAlone(LeaveAloneReason::IstioInit), RedirectionState::NotMeshed) => {
             NamespaceVerdict::because(
                 RedirectionState::NotRedirected,
                 "its init container istio-init has written no rules",
             )
         }
-        (Desired::LeftAlone(reason), RedirectionState::NotMeshed | RedirectionState::Unknown) => {
+        (DesiredRules::LeftAlone(reason), RedirectionState::NotMeshed | RedirectionState::Unknown) => {
             let notes = [found.reasons, found.notes].concat();
             NamespaceVerdict {
                 notes,
                 ..NamespaceVerdict::because(RedirectionState::NotMeshed, reason.to_string())
             }
         }
-        (Desired::NotKnown { why, is_injected: true }, RedirectionState::NotMeshed) => {
+        (DesiredRules::NotKnown { why, is_injected: true }, RedirectionState::NotMeshed) => {
             let reason = format!("Istio's injector changed the pod, and there are no rules of Gybe; {why}");
             NamespaceVerdict::because(RedirectionState::Unknown, reason)
         }
-        (Desired::NotKnown { why, .. }, RedirectionState::NotMeshed) => {
+        (DesiredRules::NotKnown { why, .. }, RedirectionState::NotMeshed) => {
             let reasons =
                 found.reasons.iter().map(|reason| format!("{reason}, and its rules alone are judged"));
             let reasons = reasons.collect();
             let notes = [found.notes, vec![format!("judged by the rules alone: {why}")]].concat();
             NamespaceVerdict { reasons, notes, ..found }
         }
-        (Desired::NotKnown { why, .. }, RedirectionState::Redirected) => {
+        (DesiredRules::NotKnown { why, .. }, RedirectionState::Redirected) => {
             let notes = [found.notes, vec![format!("judged by the rules alone: {why}")]].concat();
             NamespaceVerdict { notes, ..found }
         }
@@ -271,8 +273,8 @@ mod tests {
 
     #[test]
     fn the_desired_state_decides_the_verdict_on_a_namespace_without_rules_of_ours() {
-        let not_known = |is_injected| Desired::NotKnown { why: "no agent".to_owned(), is_injected };
-        let left_alone = Desired::LeftAlone;
+        let not_known = |is_injected| DesiredRules::NotKnown { why: "no agent".to_owned(), is_injected };
+        let left_alone = DesiredRules::LeftAlone;
         for (desired, found, expected, says) in [
             (
                 left_alone(LeaveAloneReason::NoProxy),

@@ -251,6 +251,9 @@ fn a_daemonset_is_absent_only_after_the_api_servers_not_found() {
     }
     cluster.server.set_network(Network::Open).unwrap();
     assert_eq!(daemonset_of(&cluster), DaemonSetState::Present);
+    // The server's sentence has the name.
+    let long = daemonset_state(&cluster.settings(), "gybe-system", &"x".repeat(20_000), soon());
+    assert!(matches!(&long, DaemonSetState::Unknown(why) if why.contains("daemonsets")), "{long:?}");
     let nowhere = daemonset_state(&cluster.settings(), "", "gybe-node", soon());
     assert!(matches!(nowhere, DaemonSetState::Unknown(_)), "{nowhere:?}");
 }

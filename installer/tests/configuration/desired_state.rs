@@ -230,7 +230,12 @@ fn rows() -> Vec<Row> {
             json!({ "backend": "iptables", "ipv6": "leave", "gates": "strict", "log_level": "warn" }),
             &["cni_network_config has backend \"nft\", which backend overrides"],
         ),
-        row(r#"{"type":"gybe-cni","native_nftables":true}"#, &[], json!({ "backend": "nft" }), &[]),
+        row(
+            r#"{"type":"gybe-cni","native_nftables":true,"capabilities":{"io.kubernetes.cri.pod-annotations":true}}"#,
+            &[],
+            json!({ "backend": "nft" }),
+            &[],
+        ),
         row(
             r#"{"type":"gybe-cni","native_nftables":true}"#,
             &[("backend", "iptables-legacy")],
@@ -246,6 +251,7 @@ fn rows() -> Vec<Row> {
                 "cni_network_config has probed, which is ignored: the agent writes the probe report",
                 "cni_network_config has another pod_namespace than the agent's: the agent's is used",
                 "cni_network_config has another facts.socket than the agent's: the agent's is used",
+                "cni_network_config has other capabilities than pod annotations, which are ignored: gybe-cni needs no others",
             ],
         ),
         row(

@@ -4,7 +4,7 @@
 use crate::{Pairs, read, refused};
 use gybe_installer::host::desired::{PutBack, Shape};
 use gybe_installer::host::settings::{
-    CONFIG, FailedInit, Mode, PodSource, RepairMode, RepairOptions, ServerTrust, SettingsSources,
+    CONFIG, FailedInit, NodeMode, PodSource, RepairMode, RepairOptions, ServerTrust, SettingsSources,
     TakeOverSetting, config_directory,
 };
 use gybe_netfilter::apply::backend::BackendKind;
@@ -100,7 +100,7 @@ fn the_label_the_selectors_and_the_exit_code_of_repair_have_the_incumbents_varia
 fn the_defaults_without_any_setting() {
     let settings = read(&[], &[]);
     let (environment, options) = (settings.environment, settings.options);
-    assert_eq!((options.mode, options.shape), (Mode::Install, Shape::Chained { pinned: None }));
+    assert_eq!((options.mode, options.shape), (NodeMode::Install, Shape::Chained { pinned: None }));
     assert_eq!((options.pod_source, options.take_over), (PodSource::Agent, TakeOverSetting::Wait));
     assert_eq!((options.put_back, options.unknown_members.len()), (PutBack::Nothing, 0));
     assert_eq!(options.conf.exclude_namespaces, names(&["kube-system", "istio-system"]));

@@ -179,8 +179,7 @@ impl Machine {
             "-append",
             &parameters,
         ];
-        let ran =
-            run("timeout", &arguments, "").map_err(|error| format!("cannot run {emulator}: {error}"))?;
+        let ran = run("timeout", &arguments, "").map_err(|error| format!("{error:?}"))?;
         match ran.code {
             Some(0) => Ok(ran.out),
             Some(124) => Err(format!("it did not finish within {DEADLINE} s\n{}", ran.out)),

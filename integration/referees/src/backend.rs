@@ -8,7 +8,7 @@ use gybe_netfilter::access::NamespaceAccess;
 use gybe_netfilter::apply::backend::{Backend, BackendError, BackendKind};
 use gybe_netfilter::model::inventory::{Inventory, PreviousRules};
 use gybe_netfilter::model::ruleset::Ruleset;
-use gybe_netfilter::nft::{Nft, NftError, Object, Start};
+use gybe_netfilter::nft::{BatchObject, Nft, NftError, Start};
 use nix::errno::Errno;
 
 /// libnftnl by the crate nftnl, over mnl's socket: all policies.
@@ -83,7 +83,7 @@ fn write(
     batch: impl Fn(Start) -> Result<Batch, BackendError>,
 ) -> Result<PreviousRules, BackendError> {
     match transport::transact(&batch(Start::Fresh)?) {
-        Err(NftError::Refused { object: Object::Table, source: Errno::EEXIST, .. }) => {}
+        Err(NftError::Refused { object: BatchObject::Table, source: Errno::EEXIST, .. }) => {}
         outcome => return Ok(outcome.map(|()| PreviousRules::None)?),
     }
     if Nft.desired(rules)?.differences(&Nft.read(access)?).is_empty() {
@@ -95,7 +95,7 @@ fn write(
 
 fn clear(removal: &Batch) -> Result<(), BackendError> {
     match transport::transact(removal) {
-        Err(NftError::Refused { object: Object::Table, source: Errno::ENOENT, .. }) => Ok(()),
+        Err(NftError::Refused { object: BatchObject::Table, source: Errno::ENOENT, .. }) => Ok(()),
         outcome => Ok(outcome?),
     }
 }

@@ -5,7 +5,7 @@ use crate::expressions::{self, Comparison, Decision, Field, Kind, NfExpression};
 use crate::libnftnl::{Missing, NamedSet};
 use crate::transport::Batch;
 use gybe_netfilter::model::ruleset::{Hook, Rule, Ruleset};
-use gybe_netfilter::nft::{Object, Start};
+use gybe_netfilter::nft::{BatchObject, Start};
 use nftnl::expr::{
     Bitwise, Cmp, CmpOp, Conntrack, Counter, Expression, Immediate, Meta, NetworkHeaderField, Payload,
     Register, TransportHeaderField, Verdict,
@@ -21,19 +21,22 @@ pub fn batch(rules: &Ruleset, start: Start) -> Batch {
     let chains: Vec<_> = rules.chains.iter().map(|one| (chain(&table, one.name), one)).collect();
     for (chain, of) in &chains {
         batch.add(chain, MsgType::Add);
-        objects.push(Object::Chain(of.name));
+        objects.push(BatchObject::Chain(of.name));
     }
     for of in &expressions::sets(rules) {
         let set = NamedSet::new(&table, of);
         batch.add(set.inner(), MsgType::Add);
-        objects.push(Object::Set(of.name.clone()));
+        objects.push(BatchObject::Set(of.name.clone()));
         let elements = set.inner().elems_iter();
-        batch.add_iter(elements.inspect(|_| objects.push(Object::Elements(of.name.clone()))), MsgType::Add);
+        batch.add_iter(
+            elements.inspect(|_| objects.push(BatchObject::Elements(of.name.clone()))),
+            MsgType::Add,
+        );
     }
     for (chain, of) in &chains {
         for one in &of.rules {
             batch.add(&rule(chain, one), MsgType::Add);
-            objects.push(Object::Rule(one.id, of.name));
+            objects.push(BatchObject::Rule(one.id, of.name));
         }
     }
     finished(batch, objects, start)
@@ -43,10 +46,10 @@ pub fn batch(rules: &Ruleset, start: Start) -> Batch {
 pub fn removal() -> Batch {
     let mut batch = nftnl::Batch::new();
     batch.add(&Table::new(c(expressions::TABLE), ProtoFamily::Inet), MsgType::Del);
-    finished(batch, vec![Object::Table], Start::Replace)
+    finished(batch, vec![BatchObject::Table], Start::Replace)
 }
 
-fn add_table(batch: &mut nftnl::Batch, objects: &mut Vec<Object>, table: &Table, start: Start) {
+fn add_table(batch: &mut nftnl::Batch, objects: &mut Vec<BatchObject>, table: &Table, start: Start) {
     // Created first, so that the deletion cannot fail where there is no table.
     let messages = match start {
         Start::Fresh => vec![MsgType::Add],
@@ -54,12 +57,12 @@ fn add_table(batch: &mut nftnl::Batch, objects: &mut Vec<Object>, table: &Table,
     };
     for message in messages {
         batch.add(table, message);
-        objects.push(Object::Table);
+        objects.push(BatchObject::Table);
     }
 }
 
 /// nftnl's batch is in pages.
-fn finished(batch: nftnl::Batch, objects: Vec<Object>, start: Start) -> Batch {
+fn finished(batch: nftnl::Batch, objects: Vec<BatchObject>, start: Start) -> Batch {
     Batch::new(batch.finalize().iter().flatten().copied().collect(), objects, start)
 }
 

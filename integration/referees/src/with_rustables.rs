@@ -7,7 +7,7 @@
 use crate::expressions::{self, Comparison, Decision, Field, Kind, NfExpression, SetContent, ValueOrder};
 use crate::transport::Batch;
 use gybe_netfilter::model::ruleset::{ChainName, Family, Hook, Is, Rule, Ruleset};
-use gybe_netfilter::nft::{Object, Start};
+use gybe_netfilter::nft::{BatchObject, Start};
 use rustables::data_type::DataType;
 use rustables::expr::{
     Bitwise, Cmp, CmpOp, Conntrack, ConntrackKey, Counter, ExpressionVariant, Immediate, Lookup, Meta,
@@ -55,22 +55,22 @@ pub fn batch(rules: &Ruleset, start: Start) -> Result<Written, Inexpressible> {
     let chains: Vec<_> = rules.chains.iter().map(|one| (chain(&table, one.name), one)).collect();
     for (chain, of) in &chains {
         batch.add(chain, MsgType::Add);
-        objects.push(Object::Chain(of.name));
+        objects.push(BatchObject::Chain(of.name));
     }
     let sets = expressions::sets(rules);
     for one in &sets {
         let (set, elements) = set(&table, one);
         batch.add(&set, MsgType::Add);
-        objects.push(Object::Set(one.name.clone()));
+        objects.push(BatchObject::Set(one.name.clone()));
         if one.holds == SetContent::Values {
             batch.add(&elements, MsgType::Add);
-            objects.push(Object::Elements(one.name.clone()));
+            objects.push(BatchObject::Elements(one.name.clone()));
         }
     }
     for (chain, of) in &chains {
         for one in &of.rules {
             batch.add(&rule(chain, one, &sets)?, MsgType::Add);
-            objects.push(Object::Rule(one.id, of.name));
+            objects.push(BatchObject::Rule(one.id, of.name));
         }
     }
     let empty = sets.into_iter().filter(|set| set.holds == SetContent::Ranges).map(|set| set.name);
@@ -82,14 +82,14 @@ pub fn batch(rules: &Ruleset, start: Start) -> Result<Written, Inexpressible> {
 pub fn removal() -> Batch {
     let mut batch = rustables::Batch::new();
     batch.add(&table(), MsgType::Del);
-    Batch::new(batch.finalize(), vec![Object::Table], Start::Replace)
+    Batch::new(batch.finalize(), vec![BatchObject::Table], Start::Replace)
 }
 
 fn table() -> Table {
     Table::new(ProtocolFamily::Inet).with_name(expressions::TABLE).with_flags(0_u32)
 }
 
-fn add_table(batch: &mut rustables::Batch, objects: &mut Vec<Object>, table: &Table, start: Start) {
+fn add_table(batch: &mut rustables::Batch, objects: &mut Vec<BatchObject>, table: &Table, start: Start) {
     // Created first, so that the deletion cannot fail where there is no table.
     let messages = match start {
         Start::Fresh => vec![MsgType::Add],
@@ -97,7 +97,7 @@ fn add_table(batch: &mut rustables::Batch, objects: &mut Vec<Object>, table: &Ta
     };
     for message in messages {
         batch.add(table, message);
-        objects.push(Object::Table);
+        objects.push(BatchObject::Table);
     }
 }
 

@@ -1,7 +1,8 @@
 //! The flow vectors of ambient pods: every connection under each of 64 policies. `vectors/ambient/README.md` describes
 //! the files.
 
-use super::{Flow, RecordedConnection, RecordedPolicy, VectorError, expect_count, read};
+use super::{Flow, RecordedConnection, RecordedPolicy, expect_count, read};
+use crate::failure::Failure;
 use gybe_installer::pod::policy_file::AnyPolicyFile;
 use gybe_netfilter::model::policy::AmbientPolicy;
 
@@ -21,7 +22,7 @@ const POLICIES: usize = 64;
 ///
 /// # Errors
 /// When a file cannot be read, is incomplete or contradicts another.
-pub fn recorded() -> Result<Vec<AmbientVector>, VectorError> {
+pub fn recorded() -> Result<Vec<AmbientVector>, Failure> {
     let connections: Vec<RecordedConnection> = read("ambient/connections.json")?;
     expect_count("connections", CONNECTIONS, connections.len())?;
     let policies: Vec<RecordedPolicy> = read("ambient/policies.json")?;
@@ -29,13 +30,11 @@ pub fn recorded() -> Result<Vec<AmbientVector>, VectorError> {
     policies.iter().map(|policy| vector(policy, &connections)).collect()
 }
 
-fn vector(
-    recorded: &RecordedPolicy,
-    connections: &[RecordedConnection],
-) -> Result<AmbientVector, VectorError> {
+fn vector(recorded: &RecordedPolicy, connections: &[RecordedConnection]) -> Result<AmbientVector, Failure> {
     let name = recorded.name.clone();
-    let file = AnyPolicyFile::from_entries(&recorded.options)
-        .map_err(|source| VectorError::Options { policy: name.clone(), source })?;
-    let AnyPolicyFile::Ambient(policy) = file else { return Err(VectorError::NotAmbient { policy: name }) };
+    let file = AnyPolicyFile::from_entries(&recorded.options).map_err(|why| Failure::because(&name, why))?;
+    let AnyPolicyFile::Ambient(policy) = file else {
+        return Err(Failure::new(format!("the options of {name} are not those of an ambient pod")));
+    };
     Ok(AmbientVector { policy, flows: recorded.flows(connections)?, name })
 }

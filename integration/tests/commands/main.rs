@@ -166,7 +166,7 @@ fn a_refused_connection_names_the_kind_of_route_and_an_absent_interface_is_an_er
 }
 
 fn demo(arguments: &[&str]) -> Result<Run, Failure> {
-    Ok(ours("gybe-demo", arguments, "")?)
+    ours("gybe-demo", arguments, "")
 }
 
 #[test]

@@ -190,7 +190,7 @@ fn add(plugin: Plugin, cluster: &Cluster, pod: &Value, topology: &Topology) -> R
         .chain([istio("istio-cni")?.display().to_string()])
         .collect();
     let line: Vec<&str> = line.iter().map(String::as_str).collect();
-    Ok(run("env", &line, &stdin.to_string())?)
+    run("env", &line, &stdin.to_string())
 }
 
 /// Returns the network configuration that Istio's installer writes, with the runtime's members of this one.

@@ -61,13 +61,14 @@ fn with_tproxy_a_check_of_marked_packets_sources_is_the_reason() -> Result<(), F
         let flow = "v4.in:8080";
 
         assert_redirected(&pod, flow)?;
-        for name in ["all", "eth0"] {
-            let set = |key: &str, value: u8| {
+        // The kernel stores any integer.
+        for (name, on) in [("all", 1), ("eth0", 1), ("all", -1), ("eth0", 256)] {
+            let set = |key: &str, value: i32| {
                 pod.run_as_other_owner(&format!("echo {value} > /proc/sys/net/ipv4/conf/{name}/{key}"))
             };
-            set("src_valid_mark", 1)?;
+            set("src_valid_mark", on)?;
             assert_lost(&pod, flow, "src_valid_mark")?;
-            set("accept_local", 1)?;
+            set("accept_local", on)?;
             assert_redirected(&pod, flow)?;
             set("rp_filter", 1)?;
             assert_lost(&pod, flow, "src_valid_mark")?;

@@ -261,13 +261,13 @@ mod tests {
     use super::*;
     use crate::kernel::netlink::reply::Unknown;
     use crate::model::ruleset::Family;
-    use crate::nft::{KernelPart, Object};
+    use crate::nft::{BatchObject, KernelPart};
 
     #[test]
     fn only_a_refusal_for_a_missing_module_outdates_the_probe() {
         let refused = |lacking| -> RedirectionError {
             let refused = NftError::Refused {
-                object: Object::Table,
+                object: BatchObject::Table,
                 kernel_message: None,
                 lacking,
                 others: 0,

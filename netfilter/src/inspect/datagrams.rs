@@ -10,7 +10,7 @@ use crate::kernel::netlink::reply::{Received, Replies};
 use crate::kernel::routes::{Address, parse_addresses};
 use crate::model::inventory::Inventory;
 use crate::nft::batch::Batch;
-use crate::nft::lists::Entry;
+use crate::nft::lists::ListEntry;
 use crate::nft::socket::to_result;
 use crate::nft::{NftError, dump};
 
@@ -66,7 +66,7 @@ pub fn programs(entry: &[u8]) -> Vec<String> {
 
 /// Parses the owners of a namespace's rules from its list of all chains; `None` when the list is not whole.
 pub fn presence(datagrams: &[Vec<u8>]) -> Option<Presence> {
-    let entries = whole(datagrams)?.into_iter().map(Entry);
+    let entries = whole(datagrams)?.into_iter().map(ListEntry);
     Some(Presence::of_chains(&parse_chains(&entries.collect::<Vec<_>>())))
 }
 

@@ -9,7 +9,7 @@ use crate::model::ruleset::{
     Stage, Verdict, v4_ranges, v6_ranges,
 };
 use std::collections::BTreeSet;
-use std::fmt::{Display, Write};
+use std::fmt::Display;
 use std::ops::RangeInclusive;
 
 /// Renders the rules as a script for `nft -f`. Loading it again changes nothing.
@@ -169,11 +169,5 @@ fn range<A: Display + PartialEq>(range: &RangeInclusive<A>) -> String {
 }
 
 fn joined<T: Display>(items: impl IntoIterator<Item = T>) -> String {
-    let mut text = String::new();
-    for (at, item) in items.into_iter().enumerate() {
-        let comma = if at == 0 { "" } else { ", " };
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{comma}{item}");
-    }
-    text
+    items.into_iter().map(|item| item.to_string()).collect::<Vec<_>>().join(", ")
 }

@@ -1,4 +1,5 @@
-//! Finds the programs of a engine of iptables by absolute path: no `PATH`, no shell.
+//! Finds the programs of a variant of iptables by absolute path: no `PATH`, no shell. Each variant writes to one engine
+//! of the kernel.
 
 use super::error::IptablesError;
 use crate::model::ruleset::{Engine, Family};
@@ -29,7 +30,7 @@ pub(super) struct FamilyPrograms {
     pub restore: IptablesProgram,
 }
 
-/// The programs of one engine. Those for IPv6 may be missing where no policy redirects IPv6.
+/// The programs of one variant. Those for IPv6 may be missing where no policy redirects IPv6.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct IptablesPrograms {
     v4: FamilyPrograms,
@@ -64,11 +65,11 @@ fn family_programs(engine: Engine, family: Family, directories: &[PathBuf]) -> O
     })
 }
 
-/// Finds the engine's program, or the multi-call program. A plain `iptables-restore` may be either engine and is not
+/// Finds the variant's program, or the multi-call program. A plain `iptables-restore` may be either variant and is not
 /// used: wherever it exists, the multi-call program that it links to is in the same directories.
 fn program(engine: Engine, applet: &'static str, directories: &[PathBuf]) -> Option<IptablesProgram> {
     let (infix, multis): (_, &[&str]) = match engine {
-        // xtables-multi is iptables 1.4 to 1.6, which knew one engine.
+        // xtables-multi is iptables 1.4 to 1.6, which had one variant.
         Engine::Legacy => ("tables-legacy-", &["xtables-legacy-multi", "xtables-multi"]),
         Engine::NfTables => ("tables-nft-", &["xtables-nft-multi"]),
     };
@@ -116,7 +117,7 @@ mod tests {
 
     #[test]
     fn f24_programs_that_are_not_there_are_named() {
-        // A plain name may be either engine, so it is no program of any.
+        // A plain name may be either variant, so it is no program of any.
         let nothing = Directory::with("nothing", &["iptables-restore", "iptables-save"]);
         for engine in [Engine::Legacy, Engine::NfTables] {
             let error = nothing.find(engine).unwrap_err();

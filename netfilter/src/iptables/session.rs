@@ -1,4 +1,4 @@
-//! Reads and writes the tables of one network namespace: with the programs of one engine, or, for reads of
+//! Reads and writes the tables of one network namespace: with the programs of one variant, or, for reads of
 //! iptables-legacy, from the kernel, which is quicker and possible on a node without the programs.
 
 use super::error::IptablesError;

@@ -25,7 +25,7 @@ use crate::model::policy::{AmbientPolicy, Families, Inbound, MaskedMark, Mode, R
 use crate::model::ruleset::Family;
 use entry::{RoutingList, RulePriority, rule_priority};
 use nix::errno::Errno;
-use rtnetlink::Addition;
+use rtnetlink::{Addition, ListedEntry};
 use std::fmt;
 
 /// The entries that a policy needs, in the order of their creation.
@@ -153,7 +153,7 @@ impl Routes {
     /// # Errors
     /// When the kernel does not list its entries.
     pub fn extra(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<Stray>, RoutesError> {
-        Ok(self.superfluous(rtnetlink)?.iter().map(|(list, entry)| Stray::of(*list, entry)).collect())
+        Ok(self.superfluous(rtnetlink)?.iter().map(Stray::of).collect())
     }
 
     /// Removes the entries of [`Routes::extra`]. Call this after the packet rules that needed them are gone.
@@ -165,12 +165,12 @@ impl Routes {
         rtnetlink.delete(&superfluous)
     }
 
-    fn superfluous(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<(RoutingList, Vec<u8>)>, RoutesError> {
+    fn superfluous(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<ListedEntry>, RoutesError> {
         let mut all = ours(rtnetlink)?;
         // Of a rule that exists twice the first is evaluated: an earlier version of Gybe added the other.
         let mut kept = Vec::new();
-        all.retain(|(_, found)| {
-            let desired = self.entries.iter().find(|entry| entry.is(found) && !kept.contains(*entry));
+        all.retain(|found| {
+            let desired = self.entries.iter().find(|entry| entry.is(&found.bytes) && !kept.contains(*entry));
             kept.extend(desired);
             desired.is_none()
         });
@@ -199,8 +199,8 @@ pub enum Stray {
 }
 
 impl Stray {
-    fn of(list: RoutingList, found: &[u8]) -> Self {
-        RoutingEntry::read(list, found).map_or(Self::Unknown(list.name()), Self::Known)
+    fn of(ListedEntry { list, bytes }: &ListedEntry) -> Self {
+        RoutingEntry::read(*list, bytes).map_or(Self::Unknown(list.name()), Self::Known)
     }
 }
 
@@ -223,7 +223,7 @@ pub fn remove(rtnetlink: &mut Rtnetlink) -> Result<(), RoutesError> {
 }
 
 /// All entries with Gybe's number of origin.
-fn ours(rtnetlink: &mut Rtnetlink) -> Result<Vec<(RoutingList, Vec<u8>)>, RoutesError> {
+fn ours(rtnetlink: &mut Rtnetlink) -> Result<Vec<ListedEntry>, RoutesError> {
     let mut ours = Vec::new();
     for list in RoutingList::ALL {
         let entries = rtnetlink.list(list)?;
@@ -235,7 +235,7 @@ fn ours(rtnetlink: &mut Rtnetlink) -> Result<Vec<(RoutingList, Vec<u8>)>, Routes
             RoutingList::Rules(_) => entry::is_our_rule(entry),
             RoutingList::Routes(_) => entry::is_our_route(entry),
         });
-        ours.extend(found.map(|entry| (list, entry)));
+        ours.extend(found.map(|bytes| ListedEntry { list, bytes }));
     }
     Ok(ours)
 }

@@ -18,12 +18,12 @@ pub(super) const GENERIC: usize = 4;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Batch {
     bytes: Vec<u8>,
-    objects: Vec<Object>,
+    objects: Vec<BatchObject>,
 }
 
 /// The object that a message of a batch creates or deletes.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Object {
+pub enum BatchObject {
     /// The transaction itself.
     Transaction,
     /// Gybe's table.
@@ -38,7 +38,7 @@ pub enum Object {
     Rule(RuleId, ChainName),
 }
 
-impl fmt::Display for Object {
+impl fmt::Display for BatchObject {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Transaction => write!(f, "the transaction"),
@@ -89,7 +89,7 @@ impl Batch {
     /// Never in practice: all its lengths are constant.
     pub fn remove() -> Result<Self, TooLong> {
         let mut builder = BatchBuilder::with_capacity(256);
-        builder.add(NFT_MSG_DELTABLE, 0, Object::Table, |w| w.text(NFTA_TABLE_NAME, TABLE));
+        builder.add(NFT_MSG_DELTABLE, 0, BatchObject::Table, |w| w.text(NFTA_TABLE_NAME, TABLE));
         builder.close(true)
     }
 
@@ -118,9 +118,9 @@ impl Batch {
     }
 
     /// The object of the message with this sequence number; the transaction for a number that no message has.
-    pub fn object(&self, sequence: u32) -> &Object {
+    pub fn object(&self, sequence: u32) -> &BatchObject {
         let index = usize::try_from(sequence).ok();
-        index.and_then(|index| self.objects.get(index)).unwrap_or(&Object::Transaction)
+        index.and_then(|index| self.objects.get(index)).unwrap_or(&BatchObject::Transaction)
     }
 
     /// The names of the expressions of the rule in this message: of the one at byte `offset` of the message, or of all
@@ -165,7 +165,7 @@ const COMMENT: u8 = 0;
 /// Builds a batch. The sequence number of a message is the index of its object.
 struct BatchBuilder {
     out: Writer,
-    objects: Vec<Object>,
+    objects: Vec<BatchObject>,
     /// The byte offset of the last message.
     last_offset: usize,
     /// The number of sets so far, which is the last set's id in the batch.
@@ -190,10 +190,10 @@ impl BatchBuilder {
     fn with_capacity(capacity: usize) -> Self {
         let mut out = Writer::with_capacity(capacity);
         frame(&mut out, NFNL_MSG_BATCH_BEGIN, 0);
-        Self { out, objects: vec![Object::Transaction], last_offset: 0, sets: 0 }
+        Self { out, objects: vec![BatchObject::Transaction], last_offset: 0, sets: 0 }
     }
 
-    fn add(&mut self, kind: u16, flags: u16, object: Object, body: impl FnOnce(&mut Writer)) {
+    fn add(&mut self, kind: u16, flags: u16, object: BatchObject, body: impl FnOnce(&mut Writer)) {
         self.last_offset = self.out.len();
         let sequence = u32::try_from(self.objects.len()).unwrap_or(u32::MAX);
         let header = Header { kind: NFNL_SUBSYS_NFTABLES << 8 | kind, flags: REQUEST | flags, sequence };
@@ -204,12 +204,12 @@ impl BatchBuilder {
     fn table(&mut self, start: Start) {
         let name = |w: &mut Writer| w.text(NFTA_TABLE_NAME, TABLE);
         match start {
-            Start::Fresh => self.add(NFT_MSG_NEWTABLE, CREATE | EXCLUSIVE, Object::Table, name),
+            Start::Fresh => self.add(NFT_MSG_NEWTABLE, CREATE | EXCLUSIVE, BatchObject::Table, name),
             Start::Replace => {
                 // Created first, so that the deletion cannot fail where there is no table.
-                self.add(NFT_MSG_NEWTABLE, CREATE, Object::Table, name);
-                self.add(NFT_MSG_DELTABLE, 0, Object::Table, name);
-                self.add(NFT_MSG_NEWTABLE, CREATE | EXCLUSIVE, Object::Table, name);
+                self.add(NFT_MSG_NEWTABLE, CREATE, BatchObject::Table, name);
+                self.add(NFT_MSG_DELTABLE, 0, BatchObject::Table, name);
+                self.add(NFT_MSG_NEWTABLE, CREATE | EXCLUSIVE, BatchObject::Table, name);
             }
         }
     }
@@ -228,7 +228,7 @@ impl BatchBuilder {
     }
 
     fn chain(&mut self, name: ChainName) {
-        self.add(NFT_MSG_NEWCHAIN, CREATE, Object::Chain(name), |w| {
+        self.add(NFT_MSG_NEWCHAIN, CREATE, BatchObject::Chain(name), |w| {
             w.text(NFTA_CHAIN_TABLE, TABLE);
             w.text(NFTA_CHAIN_NAME, name.as_str());
             if let Some(base) = Base::of(name) {
@@ -240,9 +240,9 @@ impl BatchBuilder {
     fn set(&mut self, list: &NamedList<'_>) {
         let id = self.new_set();
         let name = || list.name.clone().into_owned();
-        self.add(NFT_MSG_NEWSET, CREATE, Object::Set(name()), |w| set::describe(w, list, id));
+        self.add(NFT_MSG_NEWSET, CREATE, BatchObject::Set(name()), |w| set::describe(w, list, id));
         for portion in set::portions(list) {
-            self.add(NFT_MSG_NEWSETELEM, CREATE, Object::Elements(name()), |w| {
+            self.add(NFT_MSG_NEWSETELEM, CREATE, BatchObject::Elements(name()), |w| {
                 portion.write(w, &list.name);
             });
         }
@@ -250,7 +250,7 @@ impl BatchBuilder {
 
     fn rules(&mut self, chain: &Chain) {
         for rule in &chain.rules {
-            self.add(NFT_MSG_NEWRULE, CREATE | APPEND, Object::Rule(rule.id, chain.name), |w| {
+            self.add(NFT_MSG_NEWRULE, CREATE | APPEND, BatchObject::Rule(rule.id, chain.name), |w| {
                 w.text(NFTA_RULE_TABLE, TABLE);
                 w.text(NFTA_RULE_CHAIN, chain.name.as_str());
                 w.nested(NFTA_RULE_EXPRESSIONS, |w| expr::write(w, rule));

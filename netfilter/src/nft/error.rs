@@ -1,6 +1,6 @@
 //! The errors of the nftables backend, with the refused object and the missing part of the kernel, and their hints.
 
-use super::batch::{Object, TooLong};
+use super::batch::{BatchObject, TooLong};
 use crate::kernel::netlink::list::Limit;
 use crate::kernel::netlink::reply::Unknown;
 use crate::kernel::netlink::socket::SocketError;
@@ -19,7 +19,7 @@ pub enum NftError {
     #[error("nftables refused {object}{}", in_parentheses(.kernel_message.as_deref()))]
     Refused {
         /// The first refused object.
-        object: Object,
+        object: BatchObject,
         /// The kernel's message (extended acknowledgement), if any.
         kernel_message: Option<String>,
         /// The part of the kernel that is probably missing.
@@ -92,19 +92,19 @@ impl KernelPart {
     /// The part of the kernel whose absence explains this refusal of `object`; `expressions` are the refused rule's.
     /// Observed on booted kernels 5.10 to 7.3: a missing module is `ENOENT` for the chain or the rule; without
     /// nf_tables the kernel refuses the transaction.
-    pub(super) fn lacking(object: &Object, errno: Errno, expressions: &[&[u8]]) -> Option<Self> {
+    pub(super) fn lacking(object: &BatchObject, errno: Errno, expressions: &[&[u8]]) -> Option<Self> {
         match (object, errno) {
-            (Object::Chain(chain), Errno::ENOENT | Errno::EOPNOTSUPP) if chain.stage() == Stage::Nat => {
+            (BatchObject::Chain(chain), Errno::ENOENT | Errno::EOPNOTSUPP) if chain.stage() == Stage::Nat => {
                 Some(Self::NAT)
             }
-            (Object::Transaction, Errno::EINVAL | Errno::EOPNOTSUPP)
-            | (Object::Table, Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT)
-            | (Object::Chain(_), Errno::ENOENT | Errno::EOPNOTSUPP) => Some(Self::NF_TABLES),
+            (BatchObject::Transaction, Errno::EINVAL | Errno::EOPNOTSUPP)
+            | (BatchObject::Table, Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT)
+            | (BatchObject::Chain(_), Errno::ENOENT | Errno::EOPNOTSUPP) => Some(Self::NF_TABLES),
             // Every rule has a counter, so it explains a refusal only where the kernel names it.
-            (Object::Rule(..), Errno::ENOENT) if *expressions == [b"counter".as_slice()] => {
+            (BatchObject::Rule(..), Errno::ENOENT) if *expressions == [b"counter".as_slice()] => {
                 Some(Self::COUNTER)
             }
-            (Object::Rule(..), Errno::ENOENT | Errno::EOPNOTSUPP) => {
+            (BatchObject::Rule(..), Errno::ENOENT | Errno::EOPNOTSUPP) => {
                 expressions.iter().rev().find_map(|name| match *name {
                     b"redir" => Some(Self::REDIR),
                     b"tproxy" => Some(Self::TPROXY),
@@ -126,7 +126,7 @@ impl NftError {
 
     /// Reports whether the kernel refused the transaction because the table exists.
     pub(super) fn is_table_there(&self) -> bool {
-        matches!(self, Self::Refused { object: Object::Table, source: Errno::EEXIST, .. })
+        matches!(self, Self::Refused { object: BatchObject::Table, source: Errno::EEXIST, .. })
     }
 
     /// Reports whether the transaction was sent and its outcome is unknown.
@@ -136,7 +136,7 @@ impl NftError {
 
     /// Reports whether the kernel refused the transaction because there is no table.
     pub(super) fn is_table_absent(&self) -> bool {
-        matches!(self, Self::Refused { object: Object::Table, source: Errno::ENOENT, .. })
+        matches!(self, Self::Refused { object: BatchObject::Table, source: Errno::ENOENT, .. })
     }
 }
 
@@ -148,7 +148,7 @@ impl Hint for NftError {
             Self::Refused { source: Errno::EPERM, .. } | Self::List { source: Errno::EPERM, .. } => {
                 Some("it takes CAP_NET_ADMIN in the user namespace that owns this network namespace".into())
             }
-            Self::Refused { object: Object::Table, source: Errno::EEXIST, .. } => {
+            Self::Refused { object: BatchObject::Table, source: Errno::EEXIST, .. } => {
                 Some("a table inet gybe is there already".into())
             }
             Self::Socket(SocketError::Send { source: Errno::EMSGSIZE, .. }) => {
@@ -181,14 +181,14 @@ mod tests {
 
     #[test]
     fn f23_a_missing_module_is_derived_from_the_refused_object() {
-        let rule = Object::Rule(RuleId("a"), ChainName::NatOutput);
-        let nat = Object::Chain(ChainName::NatOutput);
-        let mangle = Object::Chain(ChainName::MangleOutput);
+        let rule = BatchObject::Rule(RuleId("a"), ChainName::NatOutput);
+        let nat = BatchObject::Chain(ChainName::NatOutput);
+        let mangle = BatchObject::Chain(ChainName::MangleOutput);
         let redirect: &[&[u8]] = &[b"meta", b"cmp", b"counter", b"immediate", b"redir"];
         for (object, errno, expressions, module) in [
-            (&Object::Transaction, Errno::EOPNOTSUPP, &[][..], Some("nf_tables")),
-            (&Object::Transaction, Errno::EPERM, &[], None),
-            (&Object::Table, Errno::EEXIST, &[], None),
+            (&BatchObject::Transaction, Errno::EOPNOTSUPP, &[][..], Some("nf_tables")),
+            (&BatchObject::Transaction, Errno::EPERM, &[], None),
+            (&BatchObject::Table, Errno::EEXIST, &[], None),
             (&nat, Errno::ENOENT, &[], Some("nft_chain_nat")),
             (&mangle, Errno::ENOENT, &[], Some("nf_tables")),
             (&rule, Errno::ENOENT, redirect, Some("nft_redir")),

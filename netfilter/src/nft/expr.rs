@@ -5,11 +5,11 @@
 
 mod wire;
 
-use super::value::{self, Prefix, equality, inversion};
-use crate::kernel::netlink::attr::Writer;
+use crate::kernel::netlink::attr::{Writer, octets};
 use crate::kernel::uapi::*;
 use crate::model::policy::{InterfaceName, MaskedMark, PortSet};
 use crate::model::ruleset::{ConnectionState, Family, Is, Match, Networks, Rule, Transport, Verdict};
+use ipnet::IpNet;
 use std::collections::BTreeSet;
 use wire::{Expressions, PacketField};
 
@@ -85,7 +85,7 @@ impl Encoder<'_, '_> {
 
     fn interface(&mut self, key: u32, names: &BTreeSet<InterfaceName>) {
         self.out.load_meta(key);
-        let name = names.first().map(value::interface);
+        let name = names.first().map(interface);
         self.is_one_of(Is::In, name.as_ref().map(<[u8; 16]>::as_slice));
     }
 
@@ -207,5 +207,50 @@ impl Encoder<'_, '_> {
     fn set_mark(&mut self, mark: u32) {
         self.out.load_value(&mark.to_ne_bytes());
         self.out.store_meta(NFT_META_MARK);
+    }
+}
+
+/// Returns the operator of a comparison with a single value.
+fn equality(is: Is) -> u32 {
+    match is {
+        Is::In => NFT_CMP_EQ,
+        Is::NotIn => NFT_CMP_NEQ,
+    }
+}
+
+/// Returns the flags of a lookup in a set.
+fn inversion(is: Is) -> u32 {
+    match is {
+        Is::In => 0,
+        Is::NotIn => NFT_LOOKUP_F_INV,
+    }
+}
+
+/// Returns the interface name padded with zeros to `IFNAMSIZ` bytes.
+pub(super) fn interface(name: &InterfaceName) -> [u8; IFNAMSIZ] {
+    let mut padded = [0; IFNAMSIZ];
+    // A name has at most 15 bytes, so nothing is truncated.
+    for (to, from) in padded.iter_mut().zip(name.as_str().bytes()) {
+        *to = from;
+    }
+    padded
+}
+
+/// The address and mask of a network, and the length of its prefix in bits.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Prefix {
+    address: Vec<u8>,
+    mask: Vec<u8>,
+    length: u8,
+}
+
+impl Prefix {
+    /// Returns the first network of the list; callers use it for lists of one network.
+    fn only(nets: &Networks) -> Option<Self> {
+        let net = match nets {
+            Networks::V4(nets) => nets.first().copied().map(IpNet::V4),
+            Networks::V6(nets) => nets.first().copied().map(IpNet::V6),
+        }?;
+        Some(Self { address: octets(net.network()), mask: octets(net.netmask()), length: net.prefix_len() })
     }
 }

@@ -3,7 +3,7 @@
 //! A key is stored as a 128-bit big-endian number with the key's bytes first and zeros after them, so that the same
 //! code compares and merges ranges of every type.
 
-use super::value;
+use super::expr::interface;
 use crate::model::ruleset::{Elements, v4_ranges, v6_ranges};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -164,9 +164,7 @@ pub(super) fn ranges(elements: &Elements<'_>) -> Vec<KeyRange> {
         Elements::Uids(ids) | Elements::Gids(ids) => {
             ids.iter().map(|id| KeyRange::one(&id.to_ne_bytes())).collect()
         }
-        Elements::Interfaces(names) => {
-            names.iter().map(|name| KeyRange::one(&value::interface(name))).collect()
-        }
+        Elements::Interfaces(names) => names.iter().map(|name| KeyRange::one(&interface(name))).collect(),
     };
     all.sort_unstable();
     all

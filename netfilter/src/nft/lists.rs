@@ -18,7 +18,7 @@ pub(crate) type Lister<'l> = dyn FnMut(&[u8], u32, Limit) -> Result<Listed, Sock
 
 /// A kind of list: of objects of every table, or of one.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct ObjectList {
+pub(crate) struct ListKind {
     /// Its objects, in messages.
     pub(crate) what: &'static str,
     /// `NFT_MSG_GET*`.
@@ -27,15 +27,14 @@ pub(crate) struct ObjectList {
     most: usize,
 }
 
-pub(crate) const TABLES: ObjectList = ObjectList { what: "tables", message: NFT_MSG_GETTABLE, most: 20_000 };
-pub(crate) const CHAINS: ObjectList = ObjectList { what: "chains", message: NFT_MSG_GETCHAIN, most: 20_000 };
-pub(crate) const RULES: ObjectList = ObjectList { what: "rules", message: NFT_MSG_GETRULE, most: 20_000 };
-pub(crate) const SETS: ObjectList = ObjectList { what: "sets", message: NFT_MSG_GETSET, most: 2_000 };
-pub(crate) const FLOW_TABLES: ObjectList =
-    ObjectList { what: "flow tables", message: NFT_MSG_GETFLOWTABLE, most: 2_000 };
+pub(crate) const TABLES: ListKind = ListKind { what: "tables", message: NFT_MSG_GETTABLE, most: 20_000 };
+pub(crate) const CHAINS: ListKind = ListKind { what: "chains", message: NFT_MSG_GETCHAIN, most: 20_000 };
+pub(crate) const RULES: ListKind = ListKind { what: "rules", message: NFT_MSG_GETRULE, most: 20_000 };
+pub(crate) const SETS: ListKind = ListKind { what: "sets", message: NFT_MSG_GETSET, most: 2_000 };
+pub(crate) const FLOW_TABLES: ListKind =
+    ListKind { what: "flow tables", message: NFT_MSG_GETFLOWTABLE, most: 2_000 };
 /// Of all sets together. An interval has an element for its start, and one for its end.
-const ELEMENTS: ObjectList =
-    ObjectList { what: "elements of sets", message: NFT_MSG_GETSETELEM, most: 100_000 };
+const ELEMENTS: ListKind = ListKind { what: "elements of sets", message: NFT_MSG_GETSETELEM, most: 100_000 };
 
 /// Why an attempt to read several lists ended early.
 #[derive(Debug)]
@@ -89,9 +88,9 @@ pub(crate) struct Lists<'a, 'l> {
 }
 
 /// One entry of a list: `struct nfgenmsg` and attributes.
-pub(crate) struct Entry(pub(crate) Vec<u8>);
+pub(crate) struct ListEntry(pub(crate) Vec<u8>);
 
-impl Entry {
+impl ListEntry {
     /// The family of its table: `NFPROTO_*`.
     pub(crate) fn family(&self) -> u8 {
         self.0.first().copied().unwrap_or_default()
@@ -120,14 +119,19 @@ impl Lists<'_, '_> {
     /// Requests a list.
     pub(crate) fn all(
         &mut self,
-        list: ObjectList,
+        list: ListKind,
         filter: impl FnOnce(&mut Writer),
-    ) -> Result<Vec<Entry>, ListStop> {
+    ) -> Result<Vec<ListEntry>, ListStop> {
         self.all_of_family(self.family, list, Limit::entries(list.most), filter)
     }
 
     /// The elements of a set, by its table and name as the kernel has them.
-    pub(crate) fn elements(&mut self, family: u8, table: &[u8], set: &[u8]) -> Result<Vec<Entry>, ListStop> {
+    pub(crate) fn elements(
+        &mut self,
+        family: u8,
+        table: &[u8],
+        set: &[u8],
+    ) -> Result<Vec<ListEntry>, ListStop> {
         let count = |entry: &[u8]| elements_of(entry).count();
         let limit = Limit { count, ..Limit::entries(self.elements) };
         let elements = self.all_of_family(family, ELEMENTS, limit, |w| {
@@ -147,17 +151,17 @@ impl Lists<'_, '_> {
     fn all_of_family(
         &mut self,
         family: u8,
-        list: ObjectList,
+        list: ListKind,
         limit: Limit,
         filter: impl FnOnce(&mut Writer),
-    ) -> Result<Vec<Entry>, ListStop> {
+    ) -> Result<Vec<ListEntry>, ListStop> {
         self.sequence += 1;
         let mut writer = Writer::with_capacity(256);
         let kind = NFNL_SUBSYS_NFTABLES << 8 | list.message;
         let header = Header { kind, flags: REQUEST | DUMP, sequence: self.sequence };
         writer.message(header, &[family, 0, 0, 0], filter);
         let request = writer.finish().ok_or(TooLong)?;
-        let ObjectList { what, most, .. } = list;
+        let ListKind { what, most, .. } = list;
         match (self.lister)(&request, self.sequence, Limit { bytes: self.bytes, ..limit })? {
             Listed::Whole(entries) => {
                 let bytes = entries.iter().map(Vec::len).sum();
@@ -172,13 +176,13 @@ impl Lists<'_, '_> {
     }
 
     /// The entries, when all are of the generation of the lists before.
-    fn checked(&mut self, entries: Vec<Vec<u8>>) -> Option<Vec<Entry>> {
+    fn checked(&mut self, entries: Vec<Vec<u8>>) -> Option<Vec<ListEntry>> {
         for entry in &entries {
             let generation = entry.get(2..GENERIC)?.try_into().ok()?;
             if self.generation.replace(generation).is_some_and(|before| before != generation) {
                 return None;
             }
         }
-        Some(entries.into_iter().map(Entry).collect())
+        Some(entries.into_iter().map(ListEntry).collect())
     }
 }

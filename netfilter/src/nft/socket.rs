@@ -1,6 +1,6 @@
 //! The netfilter socket: sends a batch in one datagram and evaluates the kernel's replies.
 
-use super::batch::{Batch, Object};
+use super::batch::{Batch, BatchObject};
 use super::error::{KernelPart, NftError};
 use crate::kernel::netlink::reply::{MessageRefusal, RequestOutcome};
 use crate::kernel::netlink::socket::Socket;
@@ -39,7 +39,7 @@ fn refused(batch: &Batch, refusals: Vec<MessageRefusal>) -> NftError {
     let first = refusals.into_iter().min_by_key(|refusal| refusal.sequence);
     let Some(MessageRefusal { sequence, errno: source, kernel_message, offset }) = first else {
         return NftError::Refused {
-            object: Object::Transaction,
+            object: BatchObject::Transaction,
             kernel_message: None,
             lacking: None,
             others,
@@ -93,7 +93,7 @@ mod tests {
                     if object == batch.object(sequence) && *source == errno);
                 assert!(named, "{error:?}");
                 // Only these two report whether the table exists; callers handle them.
-                let table = *batch.object(sequence) == Object::Table;
+                let table = *batch.object(sequence) == BatchObject::Table;
                 assert_eq!(error.is_table_there(), table && errno == Errno::EEXIST);
                 assert_eq!(error.is_table_absent(), table && errno == Errno::ENOENT);
                 assert!(!error.leaves_outcome_unknown(), "the kernel refused it: {error:?}");
@@ -115,7 +115,7 @@ mod tests {
         let error = to_result(&batch(), RequestOutcome::Refused(all)).unwrap_err();
         let is_first = matches!(
             &error,
-            NftError::Refused { object: Object::Transaction, source: Errno::ENOMEM, others: 2, .. }
+            NftError::Refused { object: BatchObject::Transaction, source: Errno::ENOMEM, others: 2, .. }
         );
         assert!(is_first, "{error:?}");
     }

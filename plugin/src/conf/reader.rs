@@ -3,13 +3,18 @@
 use super::MaxIntervals;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Duration;
 
 /// All wrong values of a configuration.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("wrong value in the plugin's configuration: {}", joined(.0))]
 pub struct ConfError(pub Vec<WrongValue>);
+
+/// Joins all faults of an input to one sentence.
+pub fn joined(faults: &[impl ToString]) -> String {
+    faults.iter().map(ToString::to_string).collect::<Vec<_>>().join("; ")
+}
 
 /// A key with a wrong value.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -21,19 +26,6 @@ pub struct WrongValue {
     pub value: String,
     /// The expected values.
     pub expected: String,
-}
-
-impl std::error::Error for ConfError {}
-
-impl fmt::Display for ConfError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("wrong value in the plugin's configuration: ")?;
-        for (i, wrong) in self.0.iter().enumerate() {
-            let comma = if i == 0 { "" } else { "; " };
-            write!(f, "{comma}{wrong}")?;
-        }
-        Ok(())
-    }
 }
 
 /// Reads the keys of an object. A missing key, and one that is null, has its default.

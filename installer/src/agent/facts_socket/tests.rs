@@ -7,7 +7,7 @@ use crate::agent::pods::{PodLookup, PodsState};
 use crate::agent::ztunnel::{self, AmbientPods};
 use crate::agent_status::AgentStatus;
 use crate::error::chain;
-use crate::lead::process::SharedRole;
+use crate::lead::process::Shared;
 use crate::lead::socket::{SocketContext, SocketHealth};
 use crate::log::Log;
 use gybe_netfilter::kernel::netns::Netns;
@@ -42,7 +42,7 @@ fn serving_pods(pods: &dyn PodLookup, ambient: Option<&Arc<AmbientPods>>, work: 
     let path = directory.join("agent.sock");
     let mut facts = FactsSocket::open(&path).unwrap();
     facts.ambient = ambient.map(Arc::clone);
-    let (log, health, role) = (Log::default(), SocketHealth::default(), SharedRole::default());
+    let (log, health, role) = (Log::default(), SocketHealth::default(), Shared::default());
     let status = AgentStatus::default;
     let (end, running) = pipe().unwrap();
     let context = SocketContext { log: &log, health: &health, role: &role };

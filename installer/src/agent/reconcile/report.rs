@@ -10,7 +10,7 @@ use crate::host::image::PLUGIN;
 use crate::host::observe::{CachedPlugins, Directory, PerDirectory, cached_plugins};
 use crate::host::pass::{Pass, RESYNC};
 use crate::host::problem::Problem;
-use crate::host::settings::{Mode, Settings};
+use crate::host::settings::{NodeMode, Settings};
 use crate::host::uninstall::KeptReason;
 use crate::host::watch::WatchMode;
 use crate::log::Level;
@@ -77,7 +77,7 @@ impl Reconciler<'_> {
     /// Returns the phase after a pass; starts the grace period when our entry has been removed.
     fn phase(&mut self, pass: &Pass) -> Phase {
         let settings = &self.settings.current;
-        if settings.options.mode == Mode::Install {
+        if settings.options.mode == NodeMode::Install {
             self.grace_period.cancel();
             return Phase::Installed;
         }
@@ -134,7 +134,7 @@ pub(super) enum TurnResult<'a> {
 pub(super) fn report(result: TurnResult<'_>, known: Option<&Known>, watch: WatchMode) -> TurnReport {
     let (is_pass, of_result) = match result {
         TurnResult::Passed { pass, phase, settings, rewrite_expected_until, rewrites, repaired_in } => {
-            let is_install = settings.options.mode == Mode::Install;
+            let is_install = settings.options.mode == NodeMode::Install;
             let is_redirected = pass.left.judgement.is_redirected();
             // In mode leave: nothing is left to remove.
             let is_as_desired = if is_install { is_redirected } else { pass.left.is_done() };

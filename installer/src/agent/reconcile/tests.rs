@@ -3,6 +3,7 @@
 use super::environment::{has_istio_init, istiod_in_mesh};
 use super::*;
 use crate::agent::ManifestPods;
+use crate::agent::status::Status;
 use crate::host::apply::NodeLock;
 use crate::host::change::Change;
 use crate::host::conflict::{Conflict, ForeignRewrite};
@@ -76,7 +77,7 @@ impl Drop for TestNode {
 fn with_loop(
     node: &TestNode,
     grace_period: Duration,
-    work: impl FnOnce(&mut Reconciler<'_>, &PublishedStatus, &PluginCalls),
+    work: impl FnOnce(&mut Reconciler<'_>, &Shared<Published>, &PluginCalls),
 ) {
     let pods = ManifestPods::new(&node.0.join("pods"));
     let (published, calls, log) = Default::default();
@@ -96,7 +97,7 @@ fn statuses(node: &TestNode, grace_period: Duration, work: impl FnOnce(&mut dyn 
     with_loop(node, grace_period, |reconciler, published, _| {
         work(&mut || {
             reconciler.turn(Instant::now());
-            published.read().0
+            published.read().status
         });
     });
 }
@@ -136,7 +137,7 @@ fn an_unchanged_configmap_is_used_again_after_it_could_not_be_read() {
     with_loop(&node, GRACE_PERIOD, |reconciler, published, _| {
         let mut error = || {
             reconciler.turn(Instant::now());
-            published.read().1.error
+            published.read().settings.error
         };
         assert_eq!(error(), None);
         fs::write(node.0.join("config/mode"), [0xff]).unwrap();
@@ -246,7 +247,7 @@ fn whether_the_runtime_reads_a_drop_in_is_unknown_until_an_add_that_only_the_dro
         with_loop(&node, grace_period, |reconciler, published, calls| {
             let mut missing = || {
                 reconciler.turn(Instant::now());
-                published.read().0.report.missing
+                published.read().status.report.missing
             };
             let unknown = "whether the runtime reads n/zz-gybe-cni.conf is unknown here";
             assert!(missing()[0].starts_with(unknown));
@@ -382,10 +383,10 @@ fn f29_an_agent_that_ends_removes_the_entry_at_once_and_the_programs_after_the_g
     });
 }
 
-fn wait_for(published: &PublishedStatus, is_reached: impl Fn(Phase) -> bool) {
+fn wait_for(published: &Shared<Published>, is_reached: impl Fn(Phase) -> bool) {
     let started = Instant::now();
-    while !is_reached(published.read().0.report.phase) {
-        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", published.read().0.report);
+    while !is_reached(published.read().status.report.phase) {
+        assert!(started.elapsed() < Duration::from_secs(60), "{:?}", published.read().status.report);
         std::thread::yield_now();
     }
 }

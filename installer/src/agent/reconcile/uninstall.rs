@@ -2,7 +2,7 @@
 
 use super::{Reconciler, Turn};
 use crate::agent::status::Phase;
-use crate::host::settings::{Mode, ProgramRemoval};
+use crate::host::settings::{NodeMode, ProgramRemoval};
 use crate::log::Level;
 use serde_json::json;
 use std::os::fd::BorrowedFd;
@@ -61,12 +61,12 @@ impl Reconciler<'_> {
     /// Removes our entry before the agent ends, and then the programs, in as many turns as the time allows.
     /// Returns at once when `stop` is readable. Reports whether nothing stays.
     pub(crate) fn uninstall(&mut self, stop: BorrowedFd<'_>) -> bool {
-        self.settings.current.options.mode = Mode::Leave;
+        self.settings.current.options.mode = NodeMode::Leave;
         let started = Instant::now();
         loop {
             let turn: Turn = self.reconcile(Instant::now());
             let next = self.publish(turn);
-            let (phase, passed) = (self.status.report.phase, started.elapsed());
+            let (phase, passed) = (self.published.status.report.phase, started.elapsed());
             let left = match phase {
                 Phase::Uninstalled { kept: None } => return true,
                 Phase::Uninstalled { .. } => END_TIMEOUT + self.grace_period.length + SANDBOX_TIMEOUT,
@@ -90,7 +90,7 @@ impl Reconciler<'_> {
             return self.log.event(Level::Warn, "gybe node: programs stay on this node", fields);
         }
         let hint = "to take the node out of the chain, run gybe uninstall on it";
-        let fields = json!({ "missing": self.status.report.missing, "hint": hint });
+        let fields = json!({ "missing": self.published.status.report.missing, "hint": hint });
         self.log.event(Level::Error, "gybe node: no time left to remove the entry from the chain", fields);
     }
 }

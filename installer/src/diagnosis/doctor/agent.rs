@@ -28,7 +28,7 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<D
         found.extend(observation.log.as_ref().map(log_socket));
     }
     found.extend(agent.status.iter().flat_map(own_status));
-    found.extend(observation.taken_ports.iter().map(taken_port));
+    found.extend(observation.taken_ports.iter().map(|(port, owner)| taken_port(port, owner.as_ref())));
     found.extend(agent.status.iter().flat_map(|status| &status.refused).map(refused_pod));
     found
 }
@@ -91,7 +91,7 @@ fn own_status(status: &AgentStatus) -> Vec<DoctorFinding> {
         .collect()
 }
 
-fn taken_port((port, owner): &(TakenPort, Option<SocketOwner>)) -> DoctorFinding {
+fn taken_port(port: &TakenPort, owner: Option<&SocketOwner>) -> DoctorFinding {
     let owner = match owner {
         Some(SocketOwner { address, process: Some(process), .. }) => {
             format!("; process {process} listens at {address}")

@@ -19,8 +19,8 @@ const CONF_NEEDS: u64 = 1 << 20;
 pub(super) fn examine(observation: &Observation) -> Vec<DoctorFinding> {
     let mut found = vec![node(observation)];
     let NodeDirectories { conf, programs, .. } = &observation.options.directories;
-    found.push(directory_problems(observation, ("conf", conf), observation.snapshot.conf.state));
-    found.push(directory_problems(observation, ("program", programs), observation.snapshot.programs.state));
+    found.push(directory_problems(observation, "conf", conf, observation.snapshot.conf.state));
+    found.push(directory_problems(observation, "program", programs, observation.snapshot.programs.state));
     found.extend(elsewhere(observation));
     if let Some(to) = &observation.conf_link {
         let text = format!("{} is a link to {}", conf.display(), to.display());
@@ -41,7 +41,8 @@ fn node(observation: &Observation) -> DoctorFinding {
 
 fn directory_problems(
     observation: &Observation,
-    (of, path): (&str, &Path),
+    of: &str,
+    path: &Path,
     state: DirectoryState,
 ) -> DoctorFinding {
     let path = path.display();

@@ -87,7 +87,7 @@ pub(super) fn backend(observation: &Observation, ours: &OurEntries<'_>) -> Vec<D
             observation
                 .missing_programs
                 .iter()
-                .map(|gone| gone_since(conf.backend, &configured, gone))
+                .map(|(kind, why)| gone_since(conf.backend, &configured, *kind, why))
                 .collect()
         }
         BackendVerdict::Works(_) | BackendVerdict::Unknown => {
@@ -118,11 +118,7 @@ pub(super) fn backend(observation: &Observation, ours: &OurEntries<'_>) -> Vec<D
 }
 
 /// The finding about a backend in use whose programs are no longer on the host.
-fn gone_since(
-    setting: BackendSetting,
-    configured: &str,
-    (kind, why): &(BackendKind, String),
-) -> DoctorFinding {
+fn gone_since(setting: BackendSetting, configured: &str, kind: BackendKind, why: &str) -> DoctorFinding {
     let text = format!("{configured}, and {kind} can no longer write rules: {why}");
     match setting {
         BackendSetting::Only(_) => {

@@ -1,9 +1,7 @@
 //! Observes a node once for `gybe doctor`, in bounded time and without changes. Queries the node agent as the plugin
 //! does, about a pod that does not exist.
 
-mod file_systems;
-
-pub use file_systems::{FileSystem, FreeSpace};
+pub use crate::mounts::{FileSystem, FreeSpace};
 
 use crate::agent_status::{self, AgentStatus, TakenPort};
 use crate::error::errno;
@@ -18,6 +16,7 @@ use crate::host::runtimes::RuntimeReport;
 use crate::host::runtimes::processes::{DropInCheck, RuntimeProcess, running};
 use crate::host::settings::FACTS_SOCKET;
 use crate::host::watch::{DirectoryWatch, WatchMode};
+use crate::mounts::file_systems;
 use crate::pod::validation::SocketOwner;
 use crate::probe::node_backend::{NodeProbe, node_backend};
 use crate::sandboxes::{self, HostPaths, SandboxVerdict};
@@ -151,7 +150,7 @@ pub fn observe(options: DoctorOptions) -> Observation {
     snapshot.runtimes = RuntimeReport::of(&options.root, &running_now).known(&options.directories);
     Observation {
         platform: Platform::of_host(&options.root),
-        file_systems: file_systems::of(directories),
+        file_systems: file_systems(directories),
         conf_link: fs::read_link(&options.directories.conf).ok(),
         trial: plugin.exists().then(|| try_installed(&plugin, Trial::CniVersion)),
         taken_ports: agent.as_ref().map(taken_ports).unwrap_or_default(),
@@ -238,8 +237,15 @@ fn security_module() -> SecurityModule {
     if text("/sys/fs/selinux/enforce").trim() == "1" {
         return SecurityModule::SeLinux;
     }
-    let confined = text("/proc/self/attr/apparmor/current");
-    if matches!(confined.trim(), "" | "unconfined") { SecurityModule::None } else { SecurityModule::AppArmor }
+    let confined = is_confined(&text("/proc/self/attr/apparmor/current"));
+    if confined { SecurityModule::AppArmor } else { SecurityModule::None }
+}
+
+/// Reports whether AppArmor refuses accesses of a process with this label: a profile may only log them, or allow all.
+fn is_confined(label: &str) -> bool {
+    let label = label.trim();
+    let allows_all = ["unconfined", "(unconfined)", "(complain)"].iter().any(|end| label.ends_with(end));
+    !label.is_empty() && !allows_all
 }
 
 /// The files that istio-cni's agent keeps on a node (docs/ISTIO.md, section 5).
@@ -327,4 +333,23 @@ fn connect_log(path: &Path) -> LogSocketContact {
     let connected = UnixDatagram::unbound().and_then(|socket| socket.connect(path));
     let fault = connected.err().map(|why| errno(&why));
     LogSocketContact { socket: path.to_owned(), fault }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_profile_of_apparmor_that_refuses_nothing_does_not_confine() {
+        for (label, expected) in [
+            ("", false),
+            ("unconfined\n", false),
+            ("steam (unconfined)\n", false),
+            ("cri-containerd.apparmor.d (complain)\n", false),
+            ("cri-containerd.apparmor.d (enforce)\n", true),
+            ("a//&b (mixed)\n", true),
+        ] {
+            assert_eq!(is_confined(label), expected, "{label:?}");
+        }
+    }
 }

@@ -24,8 +24,8 @@ use super::ChangeError;
 use super::directory::{OpenDirectory, temporary_name};
 use crate::error::errno;
 use crate::host::desired::{Program, Trial};
+use crate::host::image::has_text;
 use crate::host::observe::Hash;
-use crate::pod::program_text::contains;
 
 /// Bytes written at once: the whole of `gybe-cni`, whose pages then lie together in the page cache, which
 /// shortens each call of it by 60 to 180 µs (Linux 6.18, docs/BENCHMARKS.md).
@@ -123,7 +123,7 @@ impl Hint for TrialError {
 /// Tries a program that this agent did not place: another release may have.
 pub fn try_installed(program: &Path, trial: Trial) -> Result<(), TrialError> {
     run(program, trial)?;
-    let is_build = File::open(program).and_then(|file| contains(file, BUILD_MARK.as_bytes()));
+    let is_build = File::open(program).and_then(|file| has_text(file, BUILD_MARK.as_bytes()));
     let is_another = trial == Trial::CniVersion && !is_build.unwrap_or_default();
     if is_another { Err(TrialError::Another) } else { Ok(()) }
 }

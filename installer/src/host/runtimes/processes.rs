@@ -1,9 +1,9 @@
 //! The container runtimes of the node: whether they still watch the conf directory (a watch belongs to an
 //! inode, and a directory that was created again has another one, F13), and whether they read drop-ins.
 
+use crate::host::image::has_text;
 use crate::host::observe::runtimes::DropIns;
 use crate::host::runtimes::config::{RuntimeConfig, configured};
-use crate::pod::program_text;
 use nix::sys::stat::stat;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -97,7 +97,7 @@ fn arguments(process: &Path) -> Vec<String> {
 fn drop_ins(program: &Path) -> Option<DropIns> {
     let program = File::open(program).ok()?;
     let length = program.metadata().ok()?.len();
-    let knows = program_text::contains(Some(program).filter(|_| length <= MAX_PROGRAM_SIZE)?, KEY).ok()?;
+    let knows = has_text(Some(program).filter(|_| length <= MAX_PROGRAM_SIZE)?, KEY).ok()?;
     Some(if knows { DropIns::Loaded } else { DropIns::Ignored })
 }
 

@@ -1,6 +1,6 @@
 //! Computes the desired state from the settings and the facts of the node: pure.
 
-use super::{Mode, PodSource, Settings};
+use super::{NodeMode, PodSource, Settings};
 use crate::host::conflist::entry::{Entry, EntryError};
 use crate::host::desired::{
     DesiredState, Install, Placement, PlacementOrder, Program, Shape, TakeOver, Uninstall,
@@ -86,8 +86,8 @@ impl Settings {
     /// Never in practice: settings make a valid entry.
     pub fn desired(&self, node: &NodeContext<'_>) -> Result<DesiredState, EntryError> {
         match self.options.mode {
-            Mode::Install => self.installed(node).map(DesiredState::Installed),
-            Mode::Leave => Ok(DesiredState::Uninstalled(self.uninstalled(node))),
+            NodeMode::Install => self.installed(node).map(DesiredState::Installed),
+            NodeMode::Leave => Ok(DesiredState::Uninstalled(self.uninstalled(node))),
         }
     }
 

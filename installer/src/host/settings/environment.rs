@@ -70,10 +70,18 @@ pub enum ServerTrust {
 pub const POD_DIRECTORY: &str = "GYBE_POD_DIR";
 /// The socket in that directory at which an agent reports its own status, also while another one leads.
 pub const STATUS_SOCKET: &str = "status.sock";
-/// The lock file and the socket of the node's leading agent, in the run directory (`agent::leader`).
-pub const AGENT_LEADER: (&str, &str) = ("leader.lock", "leader.sock");
-/// The same of the leading probe.
-pub const PROBE_LEADER: (&str, &str) = ("probe-leader.lock", "probe-leader.sock");
+
+/// The names of a leader's lock file and socket (`lead::leader`).
+#[derive(Debug, Clone, Copy)]
+pub struct LeaderFiles {
+    pub lock: &'static str,
+    pub socket: &'static str,
+}
+
+/// Those of the node's leading agent, in the run directory.
+pub const AGENT_LEADER: LeaderFiles = LeaderFiles { lock: "leader.lock", socket: "leader.sock" };
+/// Those of the leading probe.
+pub const PROBE_LEADER: LeaderFiles = LeaderFiles { lock: "probe-leader.lock", socket: "probe-leader.sock" };
 /// The facts socket's name in the run directory.
 pub const FACTS_SOCKET: &str = "facts.sock";
 /// The kubeconfig's name in the run directory.

@@ -16,7 +16,7 @@ use std::fmt;
 /// An operator's options.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
-    pub mode: Mode,
+    pub mode: NodeMode,
     pub shape: Shape,
     /// The setting that names the conf file.
     pub pinned_by: &'static str,
@@ -45,7 +45,7 @@ pub struct Options {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Mode {
+pub enum NodeMode {
     /// The entry is in the chain.
     #[default]
     Install,
@@ -84,7 +84,7 @@ enum Form {
 
 const FORMS: [(&str, Form); 3] =
     [("chained", Form::Chained), ("standalone", Form::Standalone), ("dropin", Form::DropIn)];
-const MODES: [(&str, Mode); 2] = [("install", Mode::Install), ("leave", Mode::Leave)];
+const MODES: [(&str, NodeMode); 2] = [("install", NodeMode::Install), ("leave", NodeMode::Leave)];
 const POD_SOURCES: [(&str, PodSource); 2] = [("agent", PodSource::Agent), ("api", PodSource::Api)];
 const PLUGIN_DIRS: [(&str, Confirmed); 2] = [("check", Confirmed::No), ("confirmed", Confirmed::Yes)];
 const TAKE_OVERS: [(&str, TakeOverSetting); 2] =

@@ -1,8 +1,8 @@
 //! Parses values. Every invalid setting is collected; none stops the parsing, and all are reported in one message.
 
 use super::sources::SettingsSources;
+use gybe_plugin::conf::joined;
 use gybe_plugin::pod::parse_bool;
-use std::fmt;
 use std::path::PathBuf;
 
 /// The limits of a label's key, which a taint's key shares (Kubernetes' `IsQualifiedName`).
@@ -10,7 +10,8 @@ const MAX_NAME: usize = 63;
 const MAX_PREFIX: usize = 253;
 
 /// One invalid setting.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{name} is {value:?}: {why}")]
 pub struct InvalidSetting {
     /// The variable, or the ConfigMap's key.
     pub name: String,
@@ -27,28 +28,10 @@ impl InvalidSetting {
     }
 }
 
-impl fmt::Display for InvalidSetting {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} is {:?}: {}", self.name, self.value, self.why)
-    }
-}
-
 /// All invalid settings.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("invalid settings: {}", joined(.0))]
 pub struct SettingsError(pub Vec<InvalidSetting>);
-
-impl std::error::Error for SettingsError {}
-
-impl fmt::Display for SettingsError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("invalid settings: ")?;
-        for (n, fault) in self.0.iter().enumerate() {
-            let comma = if n == 0 { "" } else { "; " };
-            write!(f, "{comma}{fault}")?;
-        }
-        Ok(())
-    }
-}
 
 /// A configured value and the name of its setting.
 #[derive(Debug, Clone, Copy)]

@@ -10,6 +10,7 @@ use crate::host::conflist::ISTIO;
 use crate::host::conflist::entry::{Entry, EntryError, quoted};
 use crate::host::image::PLUGIN;
 use gybe_plugin::conf::{PluginConf, ProbeHint, is_plugin_key, unknown_keys};
+use gybe_plugin::network_conf::POD_ANNOTATIONS;
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -24,6 +25,8 @@ pub(super) struct Template {
     unknown_members: Map<String, Value>,
     /// The plugin's configuration from the template alone.
     conf: PluginConf,
+    /// Whether it requests other capabilities than the agent.
+    has_other_capabilities: bool,
 }
 
 /// Reads the template; none if it is absent or refused. `level` is the configured log level.
@@ -39,12 +42,16 @@ pub(super) fn read(
     let all = filled_members(setting.text, &values(environment, level), PLUGIN).map_err(|why| chain(&why));
     let parsed = all.and_then(|all| Ok((PluginConf::read(&all).map_err(|why| why.to_string())?, all)));
     let (conf, all) = parsed.map_err(|why| reader.refuse(setting, why)).ok()?;
+    let (capabilities, all): (Map<_, _>, Map<_, _>) =
+        all.into_iter().partition(|(key, _)| key.eq_ignore_ascii_case("capabilities"));
+    let requested = capabilities.values().filter_map(Value::as_object).flatten();
+    let has_other_capabilities = requested.into_iter().any(|(name, _)| name != POD_ANNOTATIONS);
     let unknown = unknown_keys(&all);
     if !unknown.is_empty() {
         reader.notes.push(format!("{}: unknown keys {}", setting.name, unknown.join(", ")));
     }
     let (members, unknown_members) = all.into_iter().partition(|(key, _)| is_plugin_key(key));
-    Some(Template { name: setting.name, members, unknown_members, conf })
+    Some(Template { name: setting.name, members, unknown_members, conf, has_other_capabilities })
 }
 
 fn values(environment: &Environment, level: &str) -> TemplateValues {
@@ -117,6 +124,11 @@ impl Template {
                 }
             });
         }
+        if self.has_other_capabilities {
+            notes.push(
+                "has other capabilities than pod annotations, which are ignored: gybe-cni needs no others",
+            );
+        }
         conf.probed = ProbeHint::default();
         conf.pod_namespace.clone_from(&environment.namespace);
         conf.facts.socket = Some(environment.facts_socket());
@@ -163,9 +175,9 @@ impl TemplateValues {
     }
 }
 
-/// Keys that libcni sets for every plugin, or that the agent sets in the entry: a template's values for them are
-/// ignored. They match in any case, as in Go's encoding/json.
-const RESERVED_KEYS: [&str; 4] = ["type", "cniVersion", "name", "capabilities"];
+/// Keys that libcni sets for every plugin: a template's values for them are ignored. They match in any case, as in Go's
+/// encoding/json.
+const RESERVED_KEYS: [&str; 3] = ["type", "cniVersion", "name"];
 
 /// Fills in a template and returns its members except those of [`RESERVED_KEYS`].
 ///

@@ -174,25 +174,26 @@ fn failed_source_check(interfaces: &[Interface]) -> Option<(Vec<String>, String)
 /// The sysctls (net.ipv4.conf) of the kernel's check of an arriving IPv4 packet's source. IPv6 has no such check.
 #[derive(Debug, Clone, Copy)]
 struct SourceCheck {
-    src_valid_mark: u8,
-    accept_local: u8,
-    rp_filter: u8,
+    src_valid_mark: bool,
+    accept_local: bool,
+    rp_filter: i32,
 }
 
 impl SourceCheck {
-    /// Reads the settings of an interface: for each, the larger of its own value and that of `all`
-    /// (include/linux/inetdevice.h, v6.18).
+    /// Reads the settings of an interface, each from its own value and that of `all`: whether one of them is not 0, or
+    /// the larger one (include/linux/inetdevice.h, v6.18). The kernel stores any `int`.
     fn read(interface: &str) -> Self {
-        let value = |key: &str| {
-            let paths = ["all", interface].map(|name| format!("/proc/sys/net/ipv4/conf/{name}/{key}"));
-            let values =
-                paths.iter().filter_map(|path| fs::read_to_string(path).ok()?.trim().parse::<u8>().ok());
-            values.max().unwrap_or_default()
+        let values = |key: &str| {
+            ["all", interface].map(|name| {
+                let value = fs::read_to_string(format!("/proc/sys/net/ipv4/conf/{name}/{key}"));
+                value.ok().and_then(|text| text.trim().parse::<i32>().ok()).unwrap_or_default()
+            })
         };
+        let [of_all, own] = values("rp_filter");
         Self {
-            src_valid_mark: value("src_valid_mark"),
-            accept_local: value("accept_local"),
-            rp_filter: value("rp_filter"),
+            src_valid_mark: values("src_valid_mark") != [0; 2],
+            accept_local: values("accept_local") != [0; 2],
+            rp_filter: of_all.max(own),
         }
     }
 
@@ -200,8 +201,8 @@ impl SourceCheck {
     /// mark and finds the local route of TPROXY. It accepts a local route only with `accept_local` and a `rp_filter`
     /// that is not strict (`__fib_validate_source`, net/ipv4/fib_frontend.c, v6.18).
     fn drops_intercepted(self) -> bool {
-        const STRICT: u8 = 1;
-        self.src_valid_mark != 0 && (self.accept_local == 0 || self.rp_filter == STRICT)
+        const STRICT: i32 = 1;
+        self.src_valid_mark && (!self.accept_local || self.rp_filter == STRICT)
     }
 }
 
@@ -215,13 +216,13 @@ mod tests {
     #[test]
     fn a_source_that_is_looked_up_with_the_mark_must_be_accepted_as_local_and_not_strictly() {
         for (src_valid_mark, accept_local, rp_filter, is_dropped) in [
-            (0, 0, 0, false),
-            (0, 0, 1, false),
-            (1, 0, 0, true),
-            (1, 0, 2, true),
-            (1, 1, 0, false),
-            (1, 1, 1, true),
-            (1, 1, 2, false),
+            (false, false, 0, false),
+            (false, false, 1, false),
+            (true, false, 0, true),
+            (true, false, 2, true),
+            (true, true, 0, false),
+            (true, true, 1, true),
+            (true, true, 2, false),
         ] {
             let check = SourceCheck { src_valid_mark, accept_local, rp_filter };
             assert_eq!(check.drops_intercepted(), is_dropped, "{check:?}");

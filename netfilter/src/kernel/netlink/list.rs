@@ -35,8 +35,8 @@ pub(crate) struct List {
     entries: Vec<Vec<u8>>,
     bytes: usize,
     objects: usize,
-    /// The end: that of a whole list has no entries.
-    end: Option<Listed>,
+    /// The end, once received; an error is the result of a list that is not whole.
+    end: Option<Result<(), Listed>>,
     changed: bool,
 }
 
@@ -69,9 +69,9 @@ impl List {
     /// Returns the result, after the last datagram.
     pub(crate) fn outcome(self) -> Listed {
         match self.end {
-            Some(Listed::Whole(_)) if self.changed => Listed::Changed,
-            Some(Listed::Whole(_)) => Listed::Whole(self.entries),
-            Some(other) => other,
+            Some(Ok(())) if self.changed => Listed::Changed,
+            Some(Ok(())) => Listed::Whole(self.entries),
+            Some(Err(failed)) => failed,
             None => Listed::Unknown(Unknown::NotAcknowledged),
         }
     }
@@ -80,14 +80,14 @@ impl List {
     pub(crate) fn add(&mut self, received: Received<'_>) {
         let datagram = match received.datagram() {
             Ok(datagram) => datagram,
-            Err(unknown) => return self.end(Listed::Unknown(unknown)),
+            Err(unknown) => return self.end(Err(Listed::Unknown(unknown))),
         };
         for message in Messages(datagram) {
             match message {
                 Ok(message) if message.header.sequence == self.sequence => self.message(&message),
                 // The rest of an earlier reply.
                 Ok(_) => {}
-                Err(_) => self.end(Listed::Unknown(Unknown::Unreadable)),
+                Err(_) => self.end(Err(Listed::Unknown(Unknown::Unreadable))),
             }
         }
     }
@@ -98,17 +98,17 @@ impl List {
             DONE => self.done(message.body),
             ERROR => {
                 self.end(match KernelReply::read(message).map(KernelReply::refusal) {
-                    Some(Some(refusal)) => Listed::Refused(refusal.errno),
+                    Some(Some(refusal)) => Err(Listed::Refused(refusal.errno)),
                     // The acknowledgement of a request for one entry.
-                    Some(None) => Listed::Whole(Vec::new()),
-                    None => Listed::Unknown(Unknown::Unreadable),
+                    Some(None) => Ok(()),
+                    None => Err(Listed::Unknown(Unknown::Unreadable)),
                 });
             }
             _ => {
                 self.bytes = self.bytes.saturating_add(message.body.len());
                 self.objects = self.objects.saturating_add((self.limit.count)(message.body));
                 match self.bytes > self.limit.bytes || self.objects > self.limit.objects {
-                    true => self.end(Listed::TooLarge),
+                    true => self.end(Err(Listed::TooLarge)),
                     false => self.entries.push(message.body.to_vec()),
                 }
             }
@@ -119,13 +119,13 @@ impl List {
     /// (`netlink_dump_done`).
     fn done(&mut self, body: &[u8]) {
         match body.first_chunk::<4>().map_or(0, |bytes| i32::from_ne_bytes(*bytes)) {
-            0.. => self.end(Listed::Whole(Vec::new())),
-            failed => self.end(Listed::Refused(Errno::from_raw(failed.saturating_neg()))),
+            0.. => self.end(Ok(())),
+            failed => self.end(Err(Listed::Refused(Errno::from_raw(failed.saturating_neg())))),
         }
     }
 
     /// Records the first end only: entries that are lost stay lost when further ones arrive.
-    fn end(&mut self, end: Listed) {
+    fn end(&mut self, end: Result<(), Listed>) {
         self.end.get_or_insert(end);
     }
 }

@@ -4,7 +4,7 @@
 
 use super::entry::{ADDRESS_HEADER, LINK_HEADER, LOOPBACK};
 use super::error::RoutesError;
-use super::rtnetlink::Rtnetlink;
+use super::rtnetlink::{ChangeRequest, Rtnetlink};
 use super::uapi::*;
 use crate::kernel::netlink::attr::{Attributes, Writer, address, octets};
 use crate::kernel::netlink::message::{CREATE, EXCLUSIVE};
@@ -196,9 +196,9 @@ impl Rtnetlink {
         kind: u16,
         flags: u16,
         header: Vec<u8>,
-        body: impl FnOnce(&mut Writer),
+        attributes: impl FnOnce(&mut Writer),
     ) -> Result<(), RoutesError> {
-        let refusals = self.transact(vec![(kind, flags, header, body)])?;
+        let refusals = self.transact(vec![ChangeRequest { kind, flags, header, attributes }])?;
         refusals.first().map_or(Ok(()), |refusal| Err(RoutesError::Refused(refusal.errno)))
     }
 }

@@ -32,6 +32,23 @@ pub(super) struct Addition {
     pub priority: u32,
 }
 
+/// A listed entry: its fixed header and attributes.
+#[derive(Debug)]
+pub(super) struct ListedEntry {
+    pub list: RoutingList,
+    pub bytes: Vec<u8>,
+}
+
+/// A request to change something.
+pub(super) struct ChangeRequest<B> {
+    pub kind: u16,
+    pub flags: u16,
+    /// The fixed header of its entry.
+    pub header: Vec<u8>,
+    /// Writes the attributes.
+    pub attributes: B,
+}
+
 impl Rtnetlink {
     /// Opens a socket.
     ///
@@ -45,9 +62,9 @@ impl Rtnetlink {
     pub(super) fn add(&mut self, additions: &[Addition]) -> Result<Vec<(RoutingEntry, Errno)>, RoutesError> {
         let first = self.sequence + 1;
         let messages = additions.iter().map(|Addition { entry, priority }| {
-            let flags = CREATE | EXCLUSIVE;
-            let body = |w: &mut Writer| entry.attributes(*priority, w);
-            (entry.new_message(), flags, entry.header(), body)
+            let attributes = |w: &mut Writer| entry.attributes(*priority, w);
+            let (kind, flags) = (entry.new_message(), CREATE | EXCLUSIVE);
+            ChangeRequest { kind, flags, header: entry.header(), attributes }
         });
         let refusals = self.transact(messages.collect())?;
         let added = |sequence: u32| additions.get(usize::try_from(sequence.checked_sub(first)?).ok()?);
@@ -56,14 +73,18 @@ impl Rtnetlink {
     }
 
     /// Deletes listed entries, each by its own description. Entries that are gone already are no error.
-    pub(super) fn delete(&mut self, listed: &[(RoutingList, Vec<u8>)]) -> Result<(), RoutesError> {
+    pub(super) fn delete(&mut self, listed: &[ListedEntry]) -> Result<(), RoutesError> {
         let first = self.sequence + 1;
         // The whole description, fixed header and attributes, as iproute2 does for a flush.
-        let nothing = |_: &mut Writer| ();
-        let messages = listed.iter().map(|(list, entry)| (list.deletion(), 0, entry.clone(), nothing));
+        let messages = listed.iter().map(|ListedEntry { list, bytes }| ChangeRequest {
+            kind: list.deletion(),
+            flags: 0,
+            header: bytes.clone(),
+            attributes: |_: &mut Writer| (),
+        });
         for MessageRefusal { sequence, errno: source, .. } in self.transact(messages.collect())? {
             let index = sequence.checked_sub(first).and_then(|index| usize::try_from(index).ok());
-            let what = index.and_then(|index| listed.get(index)).map_or("entries", |(list, _)| list.name());
+            let what = index.and_then(|index| listed.get(index)).map_or("entries", |entry| entry.list.name());
             if !matches!(source, Errno::ENOENT | Errno::ESRCH | Errno::EADDRNOTAVAIL) {
                 return Err(RoutesError::Remove { what, source });
             }
@@ -126,18 +147,18 @@ impl Rtnetlink {
     /// Sends messages as one datagram; rtnetlink carries them out one by one, in order.
     pub(super) fn transact<B: FnOnce(&mut Writer)>(
         &mut self,
-        messages: Vec<(u16, u16, Vec<u8>, B)>,
+        messages: Vec<ChangeRequest<B>>,
     ) -> Result<Vec<MessageRefusal>, RoutesError> {
         let mut left = messages.len();
         if left == 0 {
             return Ok(Vec::new());
         }
         let mut writer = Writer::with_capacity(128 * left);
-        for (kind, flags, fixed, body) in messages {
+        for ChangeRequest { kind, flags, header, attributes } in messages {
             self.sequence += 1;
             left -= 1;
             let flags = REQUEST | flags | if left == 0 { ACK } else { 0 };
-            writer.message(Header { kind, flags, sequence: self.sequence }, &fixed, body);
+            writer.message(Header { kind, flags, sequence: self.sequence }, &header, attributes);
         }
         match self.socket.transact(&writer.finish().unwrap_or_default(), self.sequence)? {
             RequestOutcome::Done => Ok(Vec::new()),

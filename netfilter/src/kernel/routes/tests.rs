@@ -181,10 +181,11 @@ fn entries_of_gybe_are_those_with_its_origin() {
 
 #[test]
 fn an_unknown_entry_of_gybe_is_named_by_its_list() {
-    assert_eq!(Stray::of(RoutingList::Rules(Family::V4), &listed(MARK_RULE, 9)), Stray::Known(MARK_RULE));
-    let known = Stray::of(RoutingList::Routes(Family::V6), &listed(ROUTE_V6, 0));
+    let stray = |list, bytes| Stray::of(&ListedEntry { list, bytes });
+    assert_eq!(stray(RoutingList::Rules(Family::V4), listed(MARK_RULE, 9)), Stray::Known(MARK_RULE));
+    let known = stray(RoutingList::Routes(Family::V6), listed(ROUTE_V6, 0));
     assert_eq!(known.to_string(), "IPv6 route local default dev lo table 133");
-    let unknown = Stray::of(RoutingList::Routes(Family::V4), &with_byte(ROUTE, 7, 1));
+    let unknown = stray(RoutingList::Routes(Family::V4), with_byte(ROUTE, 7, 1));
     assert_eq!(unknown.to_string(), "an unknown entry of Gybe among the routes");
 }
 

@@ -7,19 +7,17 @@ use std::fmt;
 /// One difference between the desired and the observed inventory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    /// How they differ.
-    pub kind: DifferenceKind,
+    kind: DifferenceKind,
     /// What differs, or contains what differs.
-    pub of: PartKind,
+    of: PartKind,
     /// Its name.
-    pub part: String,
+    part: String,
     /// The rule or element in it; `None` when the chain or set itself differs.
-    pub item: Option<String>,
+    item: Option<String>,
 }
 
-/// How two inventories differ.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum DifferenceKind {
+enum DifferenceKind {
     /// It is desired and absent.
     Missing,
     /// It is there with another content.
@@ -32,16 +30,14 @@ pub enum DifferenceKind {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let (part, fact) = (
-            &self.part,
-            match self.kind {
-                DifferenceKind::Missing => "is missing",
-                DifferenceKind::Changed => "is not as it was written",
-                DifferenceKind::Extra => "should not be there",
-                DifferenceKind::Moved => "is out of order",
-            },
-        );
-        match (self.of, &self.item) {
+        let Self { kind, of, part, item } = self;
+        let fact = match kind {
+            DifferenceKind::Missing => "is missing",
+            DifferenceKind::Changed => "is not as it was written",
+            DifferenceKind::Extra => "should not be there",
+            DifferenceKind::Moved => "is out of order",
+        };
+        match (of, item) {
             (PartKind::Chain, None) => write!(f, "chain {part} {fact}"),
             (PartKind::Set, None) => write!(f, "set {part} {fact}"),
             (PartKind::Chain, Some(item)) => write!(f, "rule {item:?} in chain {part} {fact}"),
@@ -79,7 +75,9 @@ pub(super) fn compare(desired: &Part, found: &Part, all: &mut Vec<Difference>) {
     if desired.form != found.form {
         all.push(desired.differs(DifferenceKind::Changed, None));
     }
-    if desired.items.len() == found.items.len() && desired.items.iter().zip(&found.items).all(same) {
+    if desired.items.len() == found.items.len()
+        && desired.items.iter().zip(&found.items).all(|(desired, found)| is_same(desired, found))
+    {
         return;
     }
     // Of several found items with one id the first is compared; the others are extra.
@@ -95,7 +93,7 @@ pub(super) fn compare(desired: &Part, found: &Part, all: &mut Vec<Difference>) {
             Some((position, other)) => {
                 kept.insert(*position);
                 positions.push((*position, item));
-                if !same((item, other)) {
+                if !is_same(item, other) {
                     all.push(desired.differs(DifferenceKind::Changed, Some(item)));
                 }
             }
@@ -109,7 +107,7 @@ pub(super) fn compare(desired: &Part, found: &Part, all: &mut Vec<Difference>) {
     all.extend(extra.map(|(_, item)| desired.differs(DifferenceKind::Extra, Some(item))));
 }
 
-fn same((desired, found): (&Item, &Item)) -> bool {
+fn is_same(desired: &Item, found: &Item) -> bool {
     desired.id == found.id && desired.form == found.form
 }
 

@@ -9,10 +9,10 @@ use crate::nft::chain::TABLE;
 use crate::nft::chain::{self, Base};
 use crate::nft::expr;
 use crate::nft::key::{self, KeyRange, KeyType};
-use crate::nft::lists::Entry;
+use crate::nft::lists::ListEntry;
 
 /// The chains of our table, each with its rules in order.
-pub(super) fn chains(chains: &[Entry], rules: &[Entry]) -> Vec<Part> {
+pub(super) fn chains(chains: &[ListEntry], rules: &[ListEntry]) -> Vec<Part> {
     let mut parts: Vec<Part> = chains.iter().filter_map(|entry| chain(&entry.attributes())).collect();
     for entry in rules {
         let rule = entry.attributes();
@@ -67,7 +67,7 @@ pub(crate) fn comment(rule: &Attributes<'_>) -> Option<String> {
 
 /// The flags of our table (`enum nft_table_flags`, include/uapi/linux/netfilter/nf_tables.h, v6.18).
 /// Gybe's table has none of them. The kernel evaluates no rule of a dormant table.
-pub(super) fn table_flags(tables: &[Entry]) -> Vec<Part> {
+pub(super) fn table_flags(tables: &[ListEntry]) -> Vec<Part> {
     let tables = tables.iter().map(|entry| entry.attributes());
     let flags = tables.filter(|table| is_ours(table, NFTA_TABLE_NAME));
     let flags = flags.filter_map(|table| table.be32(NFTA_TABLE_FLAGS)).fold(0, |all, some| all | some);
@@ -94,7 +94,7 @@ pub(super) struct FoundSet {
 }
 
 /// The sets of our table.
-pub(super) fn sets(entries: &[Entry]) -> Vec<FoundSet> {
+pub(super) fn sets(entries: &[ListEntry]) -> Vec<FoundSet> {
     let sets = entries.iter().map(|entry| entry.attributes());
     let number = |set: &Attributes<'_>, kind| set.be32(kind).unwrap_or_default();
     sets.filter(|set| is_ours(set, NFTA_SET_TABLE))
@@ -111,7 +111,7 @@ pub(super) fn sets(entries: &[Entry]) -> Vec<FoundSet> {
 
 impl FoundSet {
     /// The set with its listed elements.
-    pub(super) fn part(self, entries: &[Entry]) -> Part {
+    pub(super) fn part(self, entries: &[ListEntry]) -> Part {
         let key = KeyType::numbered(self.number).filter(|key| u32::from(key.length()) == self.length);
         let mut ranges: Vec<KeyRange> = match self.flags & NFT_SET_INTERVAL {
             0 => elements(entries).map(|(first, _)| KeyRange { first, last: first }).collect(),
@@ -137,24 +137,24 @@ impl FoundSet {
 }
 
 /// The attributes of each listed element.
-fn listed(entries: &[Entry]) -> impl Iterator<Item = Attributes<'_>> {
-    entries.iter().flat_map(Entry::elements).map(|element| Attributes::of(element.value))
+fn listed(entries: &[ListEntry]) -> impl Iterator<Item = Attributes<'_>> {
+    entries.iter().flat_map(ListEntry::elements).map(|element| Attributes::of(element.value))
 }
 
 /// Reports whether the set has the element that matches every key; Gybe writes none.
-fn has_catch_all(entries: &[Entry]) -> bool {
+fn has_catch_all(entries: &[ListEntry]) -> bool {
     let flags = |element: Attributes<'_>| element.be32(NFTA_SET_ELEM_FLAGS);
     listed(entries).filter_map(flags).any(|flags| flags & NFT_SET_ELEM_CATCHALL != 0)
 }
 
 /// Reports whether an element has a statement, such as a limit, which can keep it from matching; Gybe writes none.
-fn has_statement(entries: &[Entry]) -> bool {
+fn has_statement(entries: &[ListEntry]) -> bool {
     let kinds = [NFTA_SET_ELEM_EXPR, NFTA_SET_ELEM_EXPRESSIONS];
     listed(entries).any(|element| kinds.iter().any(|kind| element.get(*kind).is_some()))
 }
 
 /// The keys, each with whether it is the end of an interval.
-fn elements(entries: &[Entry]) -> impl Iterator<Item = (u128, bool)> {
+fn elements(entries: &[ListEntry]) -> impl Iterator<Item = (u128, bool)> {
     listed(entries).filter_map(|element| {
         let key = Attributes::of(element.get(NFTA_SET_ELEM_KEY)?.value).get(NFTA_DATA_VALUE)?;
         let flags = element.be32(NFTA_SET_ELEM_FLAGS).unwrap_or_default();

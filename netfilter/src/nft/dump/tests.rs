@@ -9,7 +9,7 @@ use crate::kernel::netlink::message::{HEADER, Header, Messages};
 use crate::model::policy::{Families, Groups, InterfaceName, Owners, RedirectPolicy};
 use crate::model::ruleset::Family;
 use crate::nft::batch::{Batch, GENERIC, Start};
-use crate::nft::lists::Entry;
+use crate::nft::lists::ListEntry;
 
 /// An entry as a lister gives it: `struct nfgenmsg` of generation 7, then attributes.
 fn entry(attributes: &[(u16, &[u8])]) -> Vec<u8> {
@@ -319,7 +319,7 @@ fn an_entry_of_a_list_of_every_family_has_its_family() {
     let read = |lists: &mut Lists<'_, '_>| lists.all(lists::TABLES, |_| ());
     let tables = lists::of_one_generation(lister, NFPROTO_UNSPEC, read).unwrap();
     assert_eq!(
-        tables.iter().map(Entry::family).collect::<Vec<_>>(),
+        tables.iter().map(ListEntry::family).collect::<Vec<_>>(),
         [Family::V4.number(), Family::V6.number()]
     );
 }

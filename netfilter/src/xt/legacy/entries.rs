@@ -19,7 +19,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 /// The offsets of the fields of `struct ipt_entry` and `struct ip6t_entry`.
-struct EntryLayout {
+struct TableEntryLayout {
     /// Source, destination and their masks come first, each this long.
     address: usize,
     /// The length of the header test (`struct ipt_ip`), which every packet passes if all its bytes are zero.
@@ -35,7 +35,7 @@ struct EntryLayout {
     goto_flag: u32,
 }
 
-const V4: EntryLayout = EntryLayout {
+const V4: TableEntryLayout = TableEntryLayout {
     address: 4,
     header: 84,
     protocol: 80,
@@ -47,7 +47,7 @@ const V4: EntryLayout = EntryLayout {
     size: 112,
     goto_flag: 2,
 };
-const V6: EntryLayout = EntryLayout {
+const V6: TableEntryLayout = TableEntryLayout {
     address: 16,
     header: 136,
     protocol: 128,
@@ -117,7 +117,7 @@ pub(super) fn chains(family: Family, info: &Info, bytes: &[u8]) -> Option<Vec<Le
 const VALID_HOOKS: u32 = (1 << Hook::ALL.len()) - 1;
 
 /// Splits a table into its chains; `None` when an entry belongs to no chain or the last ERROR is missing.
-fn split<'a>(layout: &EntryLayout, info: &Info, bytes: &'a [u8]) -> Option<Vec<RawChain<'a>>> {
+fn split<'a>(layout: &TableEntryLayout, info: &Info, bytes: &'a [u8]) -> Option<Vec<RawChain<'a>>> {
     let (mut raw_chains, mut at) = (Vec::<RawChain<'_>>::new(), 0);
     while at < bytes.len() {
         let fields = Fields(bytes.get(at..)?);
@@ -164,25 +164,25 @@ impl Info {
 
 impl<'a> TableEntry<'a> {
     /// The target, which begins as [`EXTENSION`] does.
-    fn target(self, layout: &EntryLayout) -> Option<Fields<'a>> {
+    fn target(self, layout: &TableEntryLayout) -> Option<Fields<'a>> {
         let offset = usize::from(self.fields.u16(layout.target_offset)?);
         self.fields.0.get(offset..).filter(|target| target.len() >= EXTENSION).map(Fields)
     }
 
     /// Reports whether every packet passes the entry's tests (the kernel's `unconditional`).
-    fn is_unconditional(self, layout: &EntryLayout) -> Option<bool> {
+    fn is_unconditional(self, layout: &TableEntryLayout) -> Option<bool> {
         let has_matches = usize::from(self.fields.u16(layout.target_offset)?) != layout.size;
         Some(!has_matches && self.fields.bytes(0, layout.header)?.iter().all(|byte| *byte == 0))
     }
 
     /// The verdict of an unconditional entry; `None` for an entry with tests or without a standard verdict.
-    fn unconditional_verdict(self, layout: &EntryLayout) -> Option<XtTarget> {
+    fn unconditional_verdict(self, layout: &TableEntryLayout) -> Option<XtTarget> {
         let target = self.target(layout).filter(|_| self.is_unconditional(layout) == Some(true))?;
         let is_standard = target.text(2, XT_EXTENSION_MAXNAMELEN)?.is_empty();
         target.array(EXTENSION).filter(|_| is_standard).map(i32::from_ne_bytes).and_then(verdict)
     }
 
-    fn counters(self, layout: &EntryLayout) -> Option<Counters> {
+    fn counters(self, layout: &TableEntryLayout) -> Option<Counters> {
         let number = |at| self.fields.array(at).map(u64::from_ne_bytes);
         Some(Counters { packets: number(layout.counters)?, bytes: number(layout.counters + 8)? })
     }
@@ -190,7 +190,7 @@ impl<'a> TableEntry<'a> {
 
 struct TableReader<'l> {
     family: Family,
-    layout: &'l EntryLayout,
+    layout: &'l TableEntryLayout,
     info: &'l Info,
     /// The names of the user chains by the offset of their first entry.
     user_chains: BTreeMap<usize, String>,

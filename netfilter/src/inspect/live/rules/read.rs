@@ -20,7 +20,7 @@ use crate::kernel::routes::{Link, RoutesError, Rtnetlink};
 use crate::kernel::uapi::*;
 use crate::model::ruleset::{Engine, Hook, Ruleset, TableFamily};
 use crate::nft::dump;
-use crate::nft::lists::{self, Entry, ListStop, Lister, Lists};
+use crate::nft::lists::{self, ListEntry, ListStop, Lister, Lists};
 use crate::nft::{Batch, NftError, Start, TABLE, socket::NftSocket};
 use nix::errno::Errno;
 use std::collections::HashMap;
@@ -120,7 +120,7 @@ struct TableState {
 /// A table by its family (`NFPROTO_*`) and name.
 type TableKey = (u8, String);
 
-fn table(entry: &Entry) -> Option<(TableKey, TableState)> {
+fn table(entry: &ListEntry) -> Option<(TableKey, TableState)> {
     let table = entry.attributes();
     let flags = table.be32(NFTA_TABLE_FLAGS).unwrap_or_default();
     let handle = table.be64(NFTA_TABLE_HANDLE).unwrap_or_default();
@@ -184,9 +184,9 @@ impl Chains {
 /// Adds the chains and their rules. The sets are there already.
 fn add_chains(
     found: &mut NamespaceRules,
-    tables: &[Entry],
-    entries: &[Entry],
-    rules: Vec<Entry>,
+    tables: &[ListEntry],
+    entries: &[ListEntry],
+    rules: Vec<ListEntry>,
 ) -> Result<(), NftError> {
     let tables: HashMap<TableKey, TableState> = tables.iter().filter_map(table).collect();
     let mut chains = Chains::default();
@@ -211,7 +211,7 @@ fn add_chain(
     found: &mut NamespaceRules,
     tables: &HashMap<TableKey, TableState>,
     chains: &mut Chains,
-    entry: &Entry,
+    entry: &ListEntry,
 ) {
     let chain = entry.attributes();
     let text = |kind| chain.name(kind);
@@ -278,7 +278,7 @@ fn base(chain: &Attributes<'_>) -> ChainHook {
     }
 }
 
-fn add_rule(found: &mut NamespaceRules, chains: &mut Chains, entry: &Entry) {
+fn add_rule(found: &mut NamespaceRules, chains: &mut Chains, entry: &ListEntry) {
     let rule = entry.attributes();
     let name = |kind| rule.name(kind).unwrap_or_default();
     let Some(table) = table_name(entry.family(), name(NFTA_RULE_TABLE)) else { return };

@@ -1,7 +1,7 @@
 use super::*;
 
 /// An entry without header tests, flags 0: these matches, this target.
-fn entry_of(layout: &EntryLayout, matches: &[Vec<u8>], target: &[u8]) -> Vec<u8> {
+fn entry_of(layout: &TableEntryLayout, matches: &[Vec<u8>], target: &[u8]) -> Vec<u8> {
     let matches = matches.concat();
     let mut entry = vec![0; layout.size];
     let sizes = [layout.size + matches.len(), layout.size + matches.len() + target.len()];
@@ -177,7 +177,7 @@ fn a_table_that_is_cut_anywhere_is_malformed() {
 #[test]
 fn header_tests_that_differ_from_what_they_resemble_are_unknown() {
     /// A number of two bytes is in host byte order.
-    fn rule_with(layout: &EntryLayout, bytes: &[(usize, u8)]) -> Vec<u8> {
+    fn rule_with(layout: &TableEntryLayout, bytes: &[(usize, u8)]) -> Vec<u8> {
         let mut entry = entry_of(layout, &[], &standard(DROP));
         bytes.iter().for_each(|(at, byte)| entry[*at] = *byte);
         entry

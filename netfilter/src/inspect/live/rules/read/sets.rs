@@ -5,9 +5,9 @@ use super::super::{Element, Set};
 use super::table_name;
 use crate::kernel::netlink::attr::{Attribute, Attributes};
 use crate::kernel::uapi::*;
-use crate::nft::lists::Entry;
+use crate::nft::lists::ListEntry;
 
-pub(super) fn set(entry: &Entry) -> Option<Set> {
+pub(super) fn set(entry: &ListEntry) -> Option<Set> {
     let set = entry.attributes();
     let number = |kind| set.be32(kind).unwrap_or_default();
     let table = table_name(entry.family(), set.name(NFTA_SET_TABLE)?)?;
@@ -43,7 +43,7 @@ fn may_not_match(element: &Attributes<'_>) -> bool {
 }
 
 /// Adds the listed elements to the set.
-pub(super) fn add_elements(set: &mut Set, entries: &[Entry]) {
+pub(super) fn add_elements(set: &mut Set, entries: &[ListEntry]) {
     // The end of an interval comes before the start of the next at the same key.
     let mut bounds: Vec<(Vec<u8>, bool, Data)> = Vec::new();
     for entry in entries {
