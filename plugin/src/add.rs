@@ -15,7 +15,6 @@ use crate::result;
 use crate::target::{self, CallTarget, TargetPod};
 use gybe_netfilter::apply::redirection::RuleVariant;
 use gybe_netfilter::model::policy::Families;
-use std::path::Path;
 use std::time::Instant;
 
 pub(crate) fn add(request: &mut Request) -> Result<Reply, PluginError> {
@@ -32,20 +31,19 @@ pub(crate) fn add(request: &mut Request) -> Result<Reply, PluginError> {
         CallTarget::LeaveAlone { reason, pod } => {
             tracing::info!(target: CALL, pod, decision = "leave alone", reason = %reason, "gybe-cni cmdAdd");
         }
-        CallTarget::Redirect(target) => redirect(*target, &conf, request.netns.as_deref())?,
+        CallTarget::Redirect(target) => redirect(*target, &conf, request)?,
     }
     Ok(Reply::Json(result))
 }
 
-fn redirect(target: TargetPod, conf: &PluginConf, netns: Option<&Path>) -> Result<(), PluginError> {
+fn redirect(target: TargetPod, conf: &PluginConf, request: &Request) -> Result<(), PluginError> {
     let pod = target.pod.to_string();
     for warning in warnings(&target.facts) {
         tracing::warn!(pod, doubt = warning, "gybe-cni cmdAdd: part of the pod's manifest has no effect");
     }
     let (facts_us, started) = (target.facts_us, Instant::now());
     let report = target.in_namespace(conf, |redirection, backend, network| {
-        let netns = netns.unwrap_or(Path::new(""));
-        wait_for_loopback_plugin(redirection, network.rtnetlink, network.addresses, netns);
+        wait_for_loopback_plugin(redirection, network.rtnetlink, network.addresses, request);
         redirection.apply_over(network.rtnetlink, backend)
     });
     let report = report.inspect_err(|error| {

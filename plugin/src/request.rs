@@ -118,6 +118,8 @@ pub enum OwnNamespace {
 #[derive(Debug, Clone)]
 pub struct Request {
     pub verb: Verb,
+    /// `CNI_CONTAINERID`, fit for a path; empty for a verb without a container.
+    pub container: String,
     /// The path of the container's namespace; ADD and CHECK always have one.
     pub netns: Option<PathBuf>,
     pub own_namespace: OwnNamespace,
@@ -180,12 +182,15 @@ impl Request {
         stdin: &[u8],
     ) -> Result<Self, RequestError> {
         let network = NetworkConf::parse(stdin)?;
+        let mut container = String::new();
         if verb.is_none_or(Verb::has_container) {
-            check_container_id(&env.text("CNI_CONTAINERID").unwrap_or_default())?;
+            container = env.text("CNI_CONTAINERID").unwrap_or_default();
+            check_container_id(&container)?;
             check_interface(&env.text("CNI_IFNAME").unwrap_or_default())?;
         }
         Ok(Self {
             verb: verb.ok_or_else(|| RequestError::UnknownVerb(command.chars().take(32).collect()))?,
+            container,
             netns: env.get("CNI_NETNS").map(PathBuf::from),
             own_namespace: own_namespace(env),
             args: env.text("CNI_ARGS").unwrap_or_default(),

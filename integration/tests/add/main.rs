@@ -1,10 +1,11 @@
 //! ADD, CHECK and DEL by the built plugin in a namespace, alone and with the built agent: input, annotations, address
-//! families, system calls, explained policies, and facts from the agent and from the API server.
+//! families, system calls, the runtime's `loopback`, explained policies, and facts from the agent and from the API server.
 #![cfg(test)]
 
 mod agent;
 mod annotations;
 mod bad_input;
+mod loopback;
 mod system_calls;
 
 use gybe_api_server::ApiServer;

@@ -1,0 +1,70 @@
+//! ADD beside the plugin `loopback`, which the runtime runs at the same time: whether it waits for its end.
+
+use gybe_integration::failure::Failure;
+use gybe_integration::plugin_call::{PluginCall, PluginDir, pod};
+use std::fs;
+
+/// The runtime: runs `loopback` for the namespace and the plugin at the same time. Prints how `loopback` ended: with 0
+/// before the plugin did, or killed after it.
+const RUNTIME: &str = r#"
+netns=$1 directory=$2
+shift 2
+CNI_NETNS=$netns "$directory/loopback" 3 &
+until grep -qz ^CNI_NETNS= "/proc/$!/environ"; do :; done
+"$@"
+code=$?
+kill "$!" 2>/dev/null
+wait "$!"
+echo "loopback: $?" >&2
+exit "$code"
+"#;
+
+/// Makes an ADD by a process with the name of this runtime, on a node with these cached results. Returns whether the ADD
+/// waited for `loopback`.
+fn waits(test: &str, runtime: &str, results: &[&str]) -> Result<bool, Failure> {
+    let (directory, pod) = (PluginDir::new(test), pod()?);
+    let (own, netns) = (directory.path().display(), pod.path().display().to_string());
+    fs::copy("/bin/sleep", directory.path().join("loopback"))?;
+    fs::copy("/bin/sh", directory.path().join(runtime))?;
+    fs::write(directory.path().join("runtime.sh"), RUNTIME)?;
+    let cached: String = results.iter().map(|name| format!(">/var/lib/cni/results/{name}\n")).collect();
+    let node = format!(
+        "set -e\nmount -t tmpfs none /var/lib\nmkdir -p /var/lib/cni/results\n{cached}\
+         exec {own}/{runtime} {own}/runtime.sh {netns} {own} \"$@\"\n"
+    );
+    fs::write(directory.path().join("node.sh"), node)?;
+    let call = PluginCall::add(&pod, &directory)?.with_backend("nft");
+    let ran = call.run(&directory, &format!("sh {own}/node.sh"))?;
+    assert_eq!(ran.code, Some(0), "{ran:#?}");
+    assert!(ran.err.contains(r#""decision":"redirect""#), "{ran:#?}");
+    match (ran.err.contains("loopback: 0\n"), ran.err.contains("loopback: 143\n")) {
+        (true, false) => Ok(true),
+        (false, true) => Ok(false),
+        _ => Err(Failure::new(format!("{ran:#?}"))),
+    }
+}
+
+/// The sandbox of the example ADD.
+const ID: &str = "23ee6ee2dcc5cc68c8100709c2e3a9ee2465879453d2ab9660f6a3459cdff835";
+
+#[test]
+fn f19_without_a_cached_result_an_add_waits_for_the_loopback_plugin() -> Result<(), Failure> {
+    assert!(waits("loopback-runs", "containerd", &[])?);
+    let others =
+        ["cni-loopback-other-lo", "cni-loopback-c0ffee-eth0", "gybe-test-c0ffee-lo", "cni-loopback-c0ffee"];
+    assert!(waits("loopback-others", "containerd", &others)?);
+    Ok(())
+}
+
+#[test]
+fn f19_an_add_waits_no_longer_than_until_the_runtime_has_cached_the_result_of_loopback() -> Result<(), Failure>
+{
+    assert!(!waits("loopback-cached", "containerd", &[&format!("cni-loopback-{ID}-lo")])?);
+    Ok(())
+}
+
+#[test]
+fn f19_an_add_by_crio_which_runs_no_loopback_plugin_does_not_wait() -> Result<(), Failure> {
+    assert!(!waits("loopback-crio", "crio", &[])?);
+    Ok(())
+}
