@@ -3,7 +3,7 @@
 
 mod difference;
 
-pub use difference::Difference;
+pub use difference::{Difference, DifferenceKind};
 
 /// The rules that a write replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

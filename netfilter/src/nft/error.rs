@@ -97,6 +97,7 @@ impl KernelPart {
             (Object::Chain(chain), Errno::ENOENT | Errno::EOPNOTSUPP) if chain.stage() == Stage::Nat => {
                 Some(Self::NAT)
             }
+            (Object::Exemption("postrouting"), Errno::ENOENT | Errno::EOPNOTSUPP) => Some(Self::NAT),
             (Object::Transaction, Errno::EINVAL | Errno::EOPNOTSUPP)
             | (Object::Table, Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT)
             | (Object::Chain(_), Errno::ENOENT | Errno::EOPNOTSUPP) => Some(Self::NF_TABLES),
