@@ -18,6 +18,7 @@ pub mod install;
 pub(crate) mod istio_cni;
 pub mod json;
 pub mod judge;
+pub(crate) mod kubelet;
 pub mod libcni;
 pub mod observe;
 pub mod pass;

@@ -15,6 +15,7 @@ use crate::lead::socket::SocketFileError;
 use crate::lead::socket::{SocketContext, SocketHealth};
 use crate::log::Log;
 use crate::retry::Backoff;
+use crate::sandboxes::probe_exemption;
 use crate::sandboxes::repair::{self, Occasion, RepairNode};
 use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::model::Hint;
@@ -102,6 +103,7 @@ pub(crate) fn run(
             if let Some(node) = repair {
                 let occasion = Occasion::AsTheAgentRequests(Path::new(DIRECTORY));
                 scope.spawn(move || repair::watch(node, occasion, halted, log));
+                scope.spawn(move || probe_exemption::watch(&node.root, Path::new(DIRECTORY), halted, log));
             }
             let watched = scope.spawn(move || {
                 let _closed_at_the_end = running;

@@ -4,6 +4,7 @@
 
 mod desired;
 mod find;
+pub mod probe_exemption;
 pub mod repair;
 mod result_cache;
 pub mod verdict;

@@ -1,5 +1,6 @@
 //! The types that every room speaks: policies, rules, inventories of rules, packets, and hints of errors.
 
+pub mod exemption;
 pub mod inventory;
 pub mod packet;
 pub mod policy;

@@ -1,12 +1,14 @@
 //! nftables over netlink: one table of our own, written in one transaction, no program run.
 //!
 //! `expr`, `set`, `chain` and `batch` are pure and make bytes. `socket` sends them. `lists` reads lists of objects,
-//! `dump` those of our table.
+//! `dump` those of our tables. `exemption` keeps the table of the node's namespace, of which `events` reports changes.
 
 pub mod batch;
 pub(crate) mod chain;
 pub(crate) mod dump;
 pub(crate) mod error;
+pub mod events;
+pub mod exemption;
 mod expr;
 mod key;
 pub(crate) mod lists;

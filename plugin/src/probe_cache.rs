@@ -20,7 +20,7 @@ use std::time::{Duration, SystemTime};
 /// The directory of the file: a tmpfs, which is empty after a boot.
 pub const DIRECTORY: &str = "/run/gybe";
 /// The files that Gybe may write in it.
-pub const FILES: [&str; 11] = [
+pub const FILES: [&str; 15] = [
     FINDINGS,
     ".probe.json.new",
     LOCK,
@@ -32,6 +32,10 @@ pub const FILES: [&str; 11] = [
     ".repairs.json.new",
     DELETIONS,
     ".deletions.json.new",
+    EXEMPTED_PODS,
+    ".exempted-pods.json.new",
+    PROBE_EXEMPTION,
+    ".probe-exemption.json.new",
 ];
 /// The node agent's file on the container runtimes.
 pub const RUNTIME: &str = "runtime.json";
@@ -41,6 +45,10 @@ pub const REPAIR_SETTING: &str = "repair.json";
 pub const REPAIRS: &str = "repairs.json";
 /// The node agent's deletions of the last minute.
 pub const DELETIONS: &str = "deletions.json";
+/// The addresses of ambient pods, which the node agent writes for the process that exempts the kubelet's probes.
+pub const EXEMPTED_PODS: &str = "exempted-pods.json";
+/// What that process has exempted.
+pub const PROBE_EXEMPTION: &str = "probe-exemption.json";
 const FINDINGS: &str = "probe.json";
 const LOCK: &str = "probe.lock";
 

@@ -29,9 +29,7 @@ impl Cgroups {
     /// `0::`; without that line cgroup v2 was never mounted, and no program is attached to it.
     pub fn add_process(&mut self, cgroup: &str) {
         self.has_process = true;
-        let path = cgroup.lines().find_map(|line| line.strip_prefix("0::"));
-        // The cgroup of a process that ends may be gone before it.
-        self.paths.extend(path.filter(|path| !path.ends_with(" (deleted)")).map(str::to_owned));
+        self.paths.extend(unified(cgroup).map(str::to_owned));
     }
 
     /// Returns the cgroups of the processes in the calling thread's network namespace, except this process.
@@ -61,7 +59,7 @@ impl Cgroups {
         let mounts = mounts::of_this_thread();
         let mut all = Programs::default();
         for path in &self.paths {
-            match directory(path, &mounts) {
+            match directory(path, &mounts).map(File::open) {
                 Some(Ok(cgroup)) => all.add(ebpf::of_cgroup(cgroup.as_fd())),
                 // Its last process ended, and the runtime removed it.
                 Some(Err(error)) if error.kind() == ErrorKind::NotFound => {}
@@ -92,15 +90,21 @@ pub fn cgroup_file(process: &Path) -> Option<String> {
     Some(text)
 }
 
-/// Opens the directory of the cgroup `path` under the first mount of cgroup v2 that contains it. `path` and the root
+/// Returns the path of the cgroup of v2 in the text of a process's `cgroup` file.
+pub(crate) fn unified(cgroup: &str) -> Option<&str> {
+    let path = cgroup.lines().find_map(|line| line.strip_prefix("0::"));
+    // The cgroup of a process that ends may be gone before it.
+    path.filter(|path| !path.ends_with(" (deleted)"))
+}
+
+/// Returns the directory of the cgroup `path` under the first mount of cgroup v2 that contains it. `path` and the root
 /// of a mount are relative to the root of this process's cgroup namespace; a path with `..` is outside it.
-fn directory(path: &str, mounts: &[Mount]) -> Option<std::io::Result<File>> {
-    let directories = mounts
+pub(crate) fn directory(path: &str, mounts: &[Mount]) -> Option<PathBuf> {
+    let mut directories = mounts
         .iter()
         .filter(|mount| mount.kind == "cgroup2")
         .filter_map(|mount| Some(mount.point.join(Path::new(path).strip_prefix(&mount.root).ok()?)));
-    let mut directories = directories.filter(|_| !path.split('/').any(|part| part == ".."));
-    directories.next().map(File::open)
+    directories.next().filter(|_| !path.split('/').any(|part| part == ".."))
 }
 
 #[cfg(test)]
@@ -109,15 +113,14 @@ mod tests {
     use gybe_test_support::TestDir;
 
     #[test]
-    fn a_cgroup_is_opened_under_a_mount_that_shows_it() {
+    fn a_cgroup_is_found_under_a_mount_that_shows_it() {
         let root = TestDir::new("cgroups").with_subdirectories(&["pod1/app"]);
         let mounts = format!(
             "26 25 0:24 / / rw - cgroup cgroup rw,pids\n27 25 0:25 /kubepods {} rw - cgroup2 cgroup2 rw\n",
             root.display()
         );
         let mounts = mounts::parse(mounts.as_bytes());
-        assert!(directory("/kubepods/pod1/app", &mounts).unwrap().is_ok());
-        assert!(directory("/kubepods/pod2", &mounts).unwrap().is_err(), "removed");
+        assert_eq!(directory("/kubepods/pod1/app", &mounts), Some(root.join("pod1/app")));
         assert!(directory("/system.slice", &mounts).is_none(), "not under the root of the mount");
         assert!(directory("/../kubepods/pod1/app", &mounts).is_none(), "outside the cgroup namespace");
     }

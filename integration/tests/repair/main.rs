@@ -13,6 +13,8 @@ mod container;
 #[cfg(test)]
 mod deletion;
 #[cfg(test)]
+mod exemption;
+#[cfg(test)]
 mod migration;
 #[cfg(test)]
 mod node;

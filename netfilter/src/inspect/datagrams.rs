@@ -12,7 +12,7 @@ use crate::model::inventory::Inventory;
 use crate::nft::batch::Batch;
 use crate::nft::lists::ListEntry;
 use crate::nft::socket::to_result;
-use crate::nft::{NftError, dump};
+use crate::nft::{NftError, TABLE, dump};
 
 /// The sequence number of the request whose reply [`presence`] and [`addresses`] parse.
 pub const SEQUENCE: u32 = 1;
@@ -40,7 +40,7 @@ pub fn batch(batch: &Batch, datagrams: &[&[u8]]) -> Result<(), NftError> {
 /// # Errors
 /// When a list is not whole, or the lists are not of one generation.
 pub fn inventory(mut lists: impl FnMut(u32) -> Vec<Vec<u8>>) -> Result<Inventory, NftError> {
-    dump::inventory_by(&mut |_, sequence, limit| Ok(listed(&lists(sequence), sequence, limit)))
+    dump::inventory_by(TABLE, &mut |_, sequence, limit| Ok(listed(&lists(sequence), sequence, limit)))
 }
 
 /// Parses all rules of a namespace from the entries of the lists of tables, chains, rules, sets, flow tables and each

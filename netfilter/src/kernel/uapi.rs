@@ -6,6 +6,8 @@
 pub(crate) const NFNL_SUBSYS_NFTABLES: u16 = 10;
 pub(crate) const NFNL_MSG_BATCH_BEGIN: u16 = 16;
 pub(crate) const NFNL_MSG_BATCH_END: u16 = 17;
+/// The multicast group of changes to nf_tables.
+pub(crate) const NFNLGRP_NFTABLES: u32 = 7;
 
 pub(crate) const NFT_MSG_NEWTABLE: u16 = 0;
 pub(crate) const NFT_MSG_GETTABLE: u16 = 1;
@@ -18,6 +20,7 @@ pub(crate) const NFT_MSG_NEWSET: u16 = 9;
 pub(crate) const NFT_MSG_GETSET: u16 = 10;
 pub(crate) const NFT_MSG_NEWSETELEM: u16 = 12;
 pub(crate) const NFT_MSG_GETSETELEM: u16 = 13;
+pub(crate) const NFT_MSG_DELSETELEM: u16 = 14;
 pub(crate) const NFT_MSG_GETFLOWTABLE: u16 = 23;
 
 pub(crate) const NFPROTO_UNSPEC: u8 = 0;
@@ -184,9 +187,17 @@ pub(crate) const NFTA_NAT_REG_PROTO_MIN: u16 = 5;
 pub(crate) const NFTA_NAT_REG_PROTO_MAX: u16 = 6;
 pub(crate) const NFTA_NAT_FLAGS: u16 = 7;
 
+pub(crate) const NFTA_SOCKET_KEY: u16 = 1;
+pub(crate) const NFTA_SOCKET_DREG: u16 = 2;
+pub(crate) const NFTA_SOCKET_LEVEL: u16 = 3;
+pub(crate) const NFT_SOCKET_CGROUPV2: u32 = 3;
+
 pub(crate) const NFTA_REDIR_REG_PROTO_MIN: u16 = 1;
 pub(crate) const NFTA_REDIR_REG_PROTO_MAX: u16 = 2;
 pub(crate) const NFTA_REDIR_FLAGS: u16 = 3;
+pub(crate) const NFT_NAT_SNAT: u32 = 0;
+/// `NF_NAT_RANGE_MAP_IPS` (`nf_nat.h`): the address is given.
+pub(crate) const NF_NAT_RANGE_MAP_IPS: u32 = 1;
 /// `NF_NAT_RANGE_PROTO_SPECIFIED` (`nf_nat.h`): the port is given.
 pub(crate) const NF_NAT_RANGE_PROTO_SPECIFIED: u32 = 2;
 

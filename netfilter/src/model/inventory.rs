@@ -4,6 +4,7 @@
 mod difference;
 
 pub use difference::Difference;
+pub(crate) use difference::DifferenceKind;
 
 /// The rules that a write replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@ use crate::kernel::netlink::message::{
     ACK, APPEND, CREATE, EXCLUSIVE, HEADER, Header, Message, Messages, REQUEST,
 };
 use crate::kernel::uapi::*;
-use crate::model::ruleset::{Chain, ChainName, NamedList, Rule, RuleId, Ruleset};
+use crate::model::ruleset::{Chain, ChainName, NamedList, RuleId, Ruleset};
 use std::fmt;
 
 /// `struct nfgenmsg`, between the netlink header and the attributes.
@@ -36,6 +36,8 @@ pub enum BatchObject {
     Elements(String),
     /// A rule and its chain.
     Rule(RuleId, ChainName),
+    /// The table of the exemption of probes, or the chain, set or rule of it with this name.
+    Exemption(&'static str),
 }
 
 impl fmt::Display for BatchObject {
@@ -47,6 +49,7 @@ impl fmt::Display for BatchObject {
             Self::Set(name) => write!(f, "set {name}"),
             Self::Elements(set) => write!(f, "elements of set {set}"),
             Self::Rule(id, chain) => write!(f, "rule \"{id}\" in chain {chain}"),
+            Self::Exemption(name) => write!(f, "{name} of table inet {}", super::exemption::TABLE),
         }
     }
 }
@@ -163,7 +166,7 @@ const FRAME_SIZE: usize = 256;
 const COMMENT: u8 = 0;
 
 /// Builds a batch. The sequence number of a message is the index of its object.
-struct BatchBuilder {
+pub(super) struct BatchBuilder {
     out: Writer,
     objects: Vec<BatchObject>,
     /// The byte offset of the last message.
@@ -187,13 +190,13 @@ impl BatchBuilder {
         FRAME_SIZE + rules.chains.len() * CHAIN_SIZE + sets + rules.rules().count() * RULE_SIZE
     }
 
-    fn with_capacity(capacity: usize) -> Self {
+    pub(super) fn with_capacity(capacity: usize) -> Self {
         let mut out = Writer::with_capacity(capacity);
         frame(&mut out, NFNL_MSG_BATCH_BEGIN, 0);
         Self { out, objects: vec![BatchObject::Transaction], last_offset: 0, sets: 0 }
     }
 
-    fn add(&mut self, kind: u16, flags: u16, object: BatchObject, body: impl FnOnce(&mut Writer)) {
+    pub(super) fn add(&mut self, kind: u16, flags: u16, object: BatchObject, body: impl FnOnce(&mut Writer)) {
         self.last_offset = self.out.len();
         let sequence = u32::try_from(self.objects.len()).unwrap_or(u32::MAX);
         let header = Header { kind: NFNL_SUBSYS_NFTABLES << 8 | kind, flags: REQUEST | flags, sequence };
@@ -254,7 +257,7 @@ impl BatchBuilder {
                 w.text(NFTA_RULE_TABLE, TABLE);
                 w.text(NFTA_RULE_CHAIN, chain.name.as_str());
                 w.nested(NFTA_RULE_EXPRESSIONS, |w| expr::write(w, rule));
-                comment(w, rule);
+                comment(w, rule.id.0);
             });
         }
     }
@@ -264,7 +267,7 @@ impl BatchBuilder {
         self.sets
     }
 
-    fn close(mut self, commit: bool) -> Result<Batch, TooLong> {
+    pub(super) fn close(mut self, commit: bool) -> Result<Batch, TooLong> {
         /// The offset of `nlmsg_flags` in `struct nlmsghdr`.
         const FLAGS: usize = 6;
         if commit {
@@ -287,9 +290,9 @@ fn frame(w: &mut Writer, kind: u16, sequence: u32) {
     w.message(Header { kind, flags: REQUEST, sequence }, &[NFPROTO_UNSPEC, 0, high, low], |_| ());
 }
 
-/// The rule's id as its comment, with the final NUL that `nft` expects.
-fn comment(w: &mut Writer, rule: &Rule) {
-    let id = rule.id.0.as_bytes();
+/// A rule's id as its comment, with the final NUL that `nft` expects.
+pub(super) fn comment(w: &mut Writer, id: &str) {
+    let id = id.as_bytes();
     // The length field has one byte. An id that it cannot count exceeds `NFT_USERDATA_MAXLEN`: the kernel refuses it.
     let length = u8::try_from(id.len() + 1).unwrap_or(u8::MAX);
     w.attr(NFTA_RULE_USERDATA, &[&[COMMENT, length], id, &[0]].concat());
@@ -299,7 +302,7 @@ fn comment(w: &mut Writer, rule: &Rule) {
 mod tests {
     use super::*;
     use crate::model::policy::Families;
-    use crate::model::ruleset::{Is, Match, Transport, Verdict};
+    use crate::model::ruleset::{Is, Match, Rule, Transport, Verdict};
 
     fn rules(ports: usize) -> Ruleset {
         let ports = (0..=u16::MAX).step_by(2).take(ports).collect();

@@ -41,7 +41,12 @@ impl Base {
             (Stage::Nat, _) => ("nat", NAT),
         };
         // A packet without a matching rule continues as without Gybe.
-        Some(Self { kind: kind.into(), hook: hook.number(), priority, policy: NF_ACCEPT })
+        Some(Self::accepting(kind, hook, priority))
+    }
+
+    /// A base chain with the policy `accept`.
+    pub(super) fn accepting(kind: &str, hook: Hook, priority: i32) -> Self {
+        Self { kind: kind.into(), hook: hook.number(), priority, policy: NF_ACCEPT }
     }
 
     /// Reads it from a chain's attributes; `None` for a chain without a hook.

@@ -1,4 +1,4 @@
-//! The inventory of Gybe's table as the kernel lists it, and the inventory that it should list.
+//! The inventory of one of Gybe's tables as the kernel lists it, and the one that it should list of a namespace's rules.
 //!
 //! Rules are compared as the bytes of their expressions, with counters at zero. `found` parses the entries of the
 //! kernel's lists.
@@ -18,6 +18,7 @@ use crate::kernel::uapi::*;
 use crate::model::inventory::{Inventory, Item, Part, PartKind};
 use crate::model::ruleset::{Chain, NamedList, Ruleset};
 pub(crate) use found::comment;
+pub(super) use found::{element, set_form};
 use nix::errno::Errno;
 
 /// The inventory that the kernel lists once `rules` are applied.
@@ -54,36 +55,41 @@ fn desired_set(list: &NamedList<'_>) -> Part {
     Part {
         kind: PartKind::Set,
         name: list.name.clone().into_owned(),
-        form: found::set_form(key.number(), u32::from(key.length()), set::flags(key)),
-        items: ranges(&list.elements).into_iter().map(|range| found::element(Some(key), range)).collect(),
+        form: set_form(key.number(), u32::from(key.length()), set::flags(key)),
+        items: ranges(&list.elements).into_iter().map(|range| element(Some(key), range)).collect(),
     }
 }
 
-/// Reads Gybe's table; empty when there is none.
+/// Reads the table with a namespace's rules; empty when there is none.
 pub(super) fn inventory(connection: &mut NftSocket) -> Result<Inventory, NftError> {
-    inventory_by(&mut |request, sequence, limit| connection.0.list(request, sequence, limit))
+    inventory_of(TABLE, connection)
 }
 
-/// [`inventory`] from a lister.
-pub(crate) fn inventory_by(lister: &mut Lister<'_>) -> Result<Inventory, NftError> {
-    lists::of_one_generation(lister, NFPROTO_INET, attempt)
+/// Reads a table of Gybe.
+pub(super) fn inventory_of(table: &str, connection: &mut NftSocket) -> Result<Inventory, NftError> {
+    inventory_by(table, &mut |request, sequence, limit| connection.0.list(request, sequence, limit))
+}
+
+/// [`inventory_of`] from a lister.
+pub(crate) fn inventory_by(table: &str, lister: &mut Lister<'_>) -> Result<Inventory, NftError> {
+    lists::of_one_generation(lister, NFPROTO_INET, |lists| attempt(table, lists))
 }
 
 /// Reads all lists once.
-fn attempt(lists: &mut Lists<'_, '_>) -> Result<Inventory, ListStop> {
-    let sets = match lists.all(lists::SETS, |w| w.text(NFTA_SET_TABLE, TABLE)) {
+fn attempt(table: &str, lists: &mut Lists<'_, '_>) -> Result<Inventory, ListStop> {
+    let sets = match lists.all(lists::SETS, |w| w.text(NFTA_SET_TABLE, table)) {
         Err(ListStop::Failed(NftError::List { source: Errno::ENOENT, .. })) => {
             return Ok(Inventory::default());
         }
         sets => sets?,
     };
-    let chains = lists.all(lists::CHAINS, |w| w.text(NFTA_CHAIN_TABLE, TABLE))?;
-    let rules = lists.all(lists::RULES, |w| w.text(NFTA_RULE_TABLE, TABLE))?;
+    let chains = lists.all(lists::CHAINS, |w| w.text(NFTA_CHAIN_TABLE, table))?;
+    let rules = lists.all(lists::RULES, |w| w.text(NFTA_RULE_TABLE, table))?;
     let tables = lists.all(lists::TABLES, |_| ())?;
-    let mut parts = found::chains(&chains, &rules);
-    parts.extend(found::table_flags(&tables));
-    for set in found::sets(&sets) {
-        let elements = lists.elements(NFPROTO_INET, TABLE.as_bytes(), &set.name)?;
+    let mut parts = found::chains(table, &chains, &rules);
+    parts.extend(found::table_flags(table, &tables));
+    for set in found::sets(table, &sets) {
+        let elements = lists.elements(NFPROTO_INET, table.as_bytes(), &set.name)?;
         parts.push(set.part(&elements));
     }
     let inventory = Inventory::of(parts);

@@ -97,6 +97,7 @@ impl KernelPart {
             (BatchObject::Chain(chain), Errno::ENOENT | Errno::EOPNOTSUPP) if chain.stage() == Stage::Nat => {
                 Some(Self::NAT)
             }
+            (BatchObject::Exemption("postrouting"), Errno::ENOENT | Errno::EOPNOTSUPP) => Some(Self::NAT),
             (BatchObject::Transaction, Errno::EINVAL | Errno::EOPNOTSUPP)
             | (BatchObject::Table, Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT)
             | (BatchObject::Chain(_), Errno::ENOENT | Errno::EOPNOTSUPP) => Some(Self::NF_TABLES),

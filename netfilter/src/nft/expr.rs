@@ -3,6 +3,7 @@
 //! The expressions are the ones that nft generates for the same rule (`nft --debug=netlink`), so that `nft list
 //! ruleset` prints the usual syntax. The wire format of an expression is in `wire`.
 
+pub(super) mod exemption;
 mod wire;
 
 use crate::kernel::netlink::attr::{Writer, octets};

@@ -21,15 +21,20 @@ const HOST_ORDER: [u8; 6] = {
 /// Writes the definition of the set. `id` is unique among the new sets of the batch.
 pub(super) fn describe(w: &mut Writer, list: &NamedList<'_>, id: u32) {
     let key = KeyType::of(&list.elements);
-    w.text(NFTA_SET_TABLE, TABLE);
-    w.text(NFTA_SET_NAME, &*list.name);
-    w.be32(NFTA_SET_FLAGS, flags(key));
-    w.be32(NFTA_SET_KEY_TYPE, key.number());
-    w.be32(NFTA_SET_KEY_LEN, u32::from(key.length()));
-    w.be32(NFTA_SET_ID, id);
+    define(w, TABLE, &list.name, key, flags(key), id);
     if key.is_host_order() {
         w.attr(NFTA_SET_USERDATA, &HOST_ORDER);
     }
+}
+
+/// Writes the definition of a set of any table, without user data.
+pub(super) fn define(w: &mut Writer, table: &str, name: &str, key: KeyType, flags: u32, id: u32) {
+    w.text(NFTA_SET_TABLE, table);
+    w.text(NFTA_SET_NAME, name);
+    w.be32(NFTA_SET_FLAGS, flags);
+    w.be32(NFTA_SET_KEY_TYPE, key.number());
+    w.be32(NFTA_SET_KEY_LEN, u32::from(key.length()));
+    w.be32(NFTA_SET_ID, id);
 }
 
 pub(super) fn flags(key: KeyType) -> u32 {

@@ -4,7 +4,7 @@
 pub use crate::mounts::{FileSystem, FreeSpace};
 
 use crate::agent_status::{self, AgentStatus, TakenPort};
-use crate::error::errno;
+use crate::error::{chain, errno};
 use crate::host::apply::{TrialError, try_installed};
 use crate::host::desired::{Confirmed, Trial};
 use crate::host::entries::OurEntries;
@@ -19,6 +19,7 @@ use crate::host::watch::{DirectoryWatch, WatchMode};
 use crate::mounts::file_systems;
 use crate::pod::validation::SocketOwner;
 use crate::probe::node_backend::{NodeProbe, node_backend};
+use crate::sandboxes::probe_exemption::{self, ObservedExemption};
 use crate::sandboxes::{self, HostPaths, SandboxVerdict};
 use gybe_netfilter::apply::backend::BackendKind;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
@@ -75,6 +76,8 @@ pub struct Observation {
     pub missing_programs: Option<(BackendKind, String)>,
     /// The pods of this node with their verdicts; none if Gybe is not installed, or its agent removes it.
     pub pods: Option<PodVerdicts>,
+    /// The exemption of the kubelet's probes, or why it cannot be read; none without ambient pods.
+    pub probe_exemption: Option<Result<ObservedExemption, String>>,
     /// How `gybe` notices changes of the conf directory.
     pub watch: WatchMode,
     /// The runtimes that run here, and what they watch.
@@ -166,6 +169,9 @@ pub fn observe(options: DoctorOptions) -> Observation {
             .and_then(|conf| missing_programs(conf, probe_report.as_ref(), &options.root)),
         probe_report,
         pods: judges_pods.then(|| pods_of(conf.unwrap_or_else(|| without_entry(&options)), &options)),
+        probe_exemption: probe_exemption::observe(&options.root, &options.run)
+            .map_err(|why| chain(&why))
+            .transpose(),
         watch: DirectoryWatch::new([options.directories.conf.clone()]).mode(),
         runtimes: running_now,
         user: Some(geteuid()).filter(|user| !user.is_root()).map(Uid::as_raw),

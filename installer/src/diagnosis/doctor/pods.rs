@@ -12,7 +12,47 @@ const MOST: usize = 16;
 
 pub(super) fn examine(observation: &Observation) -> Vec<DoctorFinding> {
     let of_pods = |pods| [unread(observation, pods), of_node(pods), proxies(pods), doubtful(pods)].concat();
-    observation.pods.iter().flat_map(of_pods).collect()
+    observation.pods.iter().flat_map(of_pods).chain(probe_exemption(observation)).collect()
+}
+
+/// Whether the kubelet's probes of ambient pods are exempt.
+fn probe_exemption(observation: &Observation) -> Vec<DoctorFinding> {
+    let not_exempt =
+        "ztunnel takes the kubelet's probes of ambient pods, and refuses them where mutual TLS is required";
+    let observed = match &observation.probe_exemption {
+        None => return Vec::new(),
+        Some(Ok(observed)) => observed,
+        Some(Err(why)) => {
+            let text = format!("whether the kubelet's probes of ambient pods are exempt is not known: {why}");
+            let remedy = match observation.user {
+                Some(_) => Remedy::RunAsRoot,
+                None => "run gybe doctor on the node, or in the container repair".into(),
+            };
+            return vec![DoctorFinding::wrong(About::Pods, text, remedy)];
+        }
+    };
+    let mut found = Vec::new();
+    if let Some(first) = observed.differences.first() {
+        let more = observed.differences.len() - 1;
+        let more = if more == 0 { String::new() } else { format!(", and {more} more differences") };
+        let text = format!("table inet gybe-probes is not as it should be ({first}{more}): {not_exempt}");
+        let remedy =
+            "the container repair of the node's gybe-node pod writes it within a second: read its log";
+        found.push(DoctorFinding::wrong(About::Pods, text, remedy));
+    } else {
+        let text = match observed.pods {
+            1 => "the kubelet's probes of 1 ambient pod are exempt".to_owned(),
+            pods => format!("the kubelet's probes of {pods} ambient pods are exempt"),
+        };
+        found.push(DoctorFinding::well(About::Pods, text));
+    }
+    if observed.has_branch_interfaces {
+        let text = "pods are behind branch interfaces of aws-vpc-cni, and the VPC drops the answers to probes from 169.254.7.127";
+        let remedy = "set POD_SECURITY_GROUP_ENFORCING_MODE=standard in the DaemonSet aws-node, or add the routing rules of \
+                      docs/LIMITS.md";
+        found.push(DoctorFinding::note(About::Pods, text, Some(remedy)));
+    }
+    found
 }
 
 /// What could not be read.

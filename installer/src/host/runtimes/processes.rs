@@ -79,7 +79,7 @@ fn runtime(root: &Path, pid: u32, conf: &Path, check: DropInCheck) -> Option<Run
 
 /// Reports whether the process runs as the host's root and outside containers: a process can set its own name
 /// (prctl(2), `PR_SET_NAME`), and a pod may run its own containerd.
-fn is_of_host(root: &Path, process: &Path) -> bool {
+pub(crate) fn is_of_host(root: &Path, process: &Path) -> bool {
     let namespace = |process: &Path, kind: &str| fs::read_link(process.join("ns").join(kind)).ok();
     let is_of_init = |kind: &str| namespace(process, kind) == namespace(&root.join("proc/1"), kind);
     let status = fs::read_to_string(process.join("status")).unwrap_or_default();

@@ -6,11 +6,11 @@
 use super::list::{Limit, List, Listed};
 use super::reply::{Received, Replies, RequestOutcome};
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, MsgFlags, SetSockOpt, SockFlag, SockProtocol, SockType};
-use nix::sys::socket::{recv, sendmsg, setsockopt, socket, sockopt};
+use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SetSockOpt, SockFlag, SockProtocol, SockType};
+use nix::sys::socket::{bind, recv, sendmsg, setsockopt, socket, sockopt};
 use nix::{libc, setsockopt_impl, sockopt_impl};
 use std::io::IoSlice;
-use std::os::fd::{AsRawFd, FromRawFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// Bytes of the receive buffer for lists. The first datagram of a list has at most `NLMSG_GOODSIZE` bytes, less than
 /// 8 KiB, and later datagrams no more than the largest buffer passed so far (`netlink_dump`, `max_recvmsg_len`). Only
@@ -45,6 +45,11 @@ sockopt_impl!(
 sockopt_impl!(
     /// `NETLINK_CAP_ACK`: an acknowledgement repeats only the header of the request. Linux 4.3.
     CappedAck, SetOnly, libc::SOL_NETLINK, libc::NETLINK_CAP_ACK, bool
+);
+
+sockopt_impl!(
+    /// `NETLINK_ADD_MEMBERSHIP`: receives the messages of a multicast group.
+    Membership, SetOnly, libc::SOL_NETLINK, libc::NETLINK_ADD_MEMBERSHIP, u32
 );
 
 /// A netlink socket of the network namespace in which the calling thread opened it.
@@ -171,8 +176,15 @@ impl Socket {
         sent.map(drop).map_err(|source| SocketError::Send { bytes: bytes.len(), source })
     }
 
+    /// Receives the messages of a multicast group, too. The kernel delivers none to a socket without a port
+    /// (`do_one_broadcast`, net/netlink/af_netlink.c, v6.18).
+    pub(crate) fn join(&self, group: u32) -> Result<(), SocketError> {
+        bind(self.fd.as_raw_fd(), &NetlinkAddr::new(0, 0)).map_err(SocketError::Open)?;
+        setsockopt(&self.fd, Membership, &group).map_err(SocketError::Open)
+    }
+
     /// The next datagram; `None` when no more is queued.
-    fn receive<'b>(&self, buffer: &'b mut [u8]) -> Result<Option<Received<'b>>, SocketError> {
+    pub(crate) fn receive<'b>(&self, buffer: &'b mut [u8]) -> Result<Option<Received<'b>>, SocketError> {
         let flags = MsgFlags::MSG_DONTWAIT | MsgFlags::MSG_TRUNC;
         for _ in 0..INTERRUPTIONS {
             match recv(self.fd.as_raw_fd(), buffer, flags) {
@@ -192,5 +204,11 @@ impl Socket {
     /// Sets an option that is not necessary, and that older kernels lack.
     fn set_optional<O: SetSockOpt>(&self, option: O, value: &O::Val) {
         let _refused = setsockopt(&self.fd, option, value);
+    }
+}
+
+impl AsFd for Socket {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.fd.as_fd()
     }
 }

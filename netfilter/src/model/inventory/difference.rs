@@ -7,17 +7,17 @@ use std::fmt;
 /// One difference between the desired and the observed inventory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Difference {
-    kind: DifferenceKind,
+    pub(crate) kind: DifferenceKind,
     /// What differs, or contains what differs.
-    of: PartKind,
+    pub(crate) of: PartKind,
     /// Its name.
     part: String,
     /// The rule or element in it; `None` when the chain or set itself differs.
-    item: Option<String>,
+    pub(crate) item: Option<String>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum DifferenceKind {
+pub(crate) enum DifferenceKind {
     /// It is desired and absent.
     Missing,
     /// It is there with another content.

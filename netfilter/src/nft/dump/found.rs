@@ -1,32 +1,31 @@
 //! Parses the entries of the kernel's lists: chains with their rules, and sets with their elements.
 //!
-//! Objects outside of Gybe's table are skipped. Objects in it that Gybe did not write get a name that identifies them.
+//! Objects outside of the table are skipped. Objects in it that Gybe did not write get a name that identifies them.
 
 use crate::kernel::netlink::attr::{Attributes, Writer};
 use crate::kernel::uapi::*;
 use crate::model::inventory::{Item, Part, PartKind};
-use crate::nft::chain::TABLE;
 use crate::nft::chain::{self, Base};
 use crate::nft::expr;
 use crate::nft::key::{self, KeyRange, KeyType};
 use crate::nft::lists::ListEntry;
 
-/// The chains of our table, each with its rules in order.
-pub(super) fn chains(chains: &[ListEntry], rules: &[ListEntry]) -> Vec<Part> {
-    let mut parts: Vec<Part> = chains.iter().filter_map(|entry| chain(&entry.attributes())).collect();
+/// The chains of the table, each with its rules in order.
+pub(super) fn chains(table: &str, chains: &[ListEntry], rules: &[ListEntry]) -> Vec<Part> {
+    let mut parts: Vec<Part> = chains.iter().filter_map(|entry| chain(table, &entry.attributes())).collect();
     for entry in rules {
         let rule = entry.attributes();
         let name = text(&rule, NFTA_RULE_CHAIN);
         let chain = parts.iter_mut().find(|part| Some(&part.name) == name.as_ref());
-        if let (Some(chain), true) = (chain, is_ours(&rule, NFTA_RULE_TABLE)) {
+        if let (Some(chain), true) = (chain, is_in(table, &rule, NFTA_RULE_TABLE)) {
             chain.items.push(self::rule(&rule));
         }
     }
     parts
 }
 
-fn chain(chain: &Attributes<'_>) -> Option<Part> {
-    let name = text(chain, NFTA_CHAIN_NAME).filter(|_| is_ours(chain, NFTA_CHAIN_TABLE))?;
+fn chain(table: &str, chain: &Attributes<'_>) -> Option<Part> {
+    let name = text(chain, NFTA_CHAIN_NAME).filter(|_| is_in(table, chain, NFTA_CHAIN_TABLE))?;
     let form = chain::form(Base::read(chain).as_ref());
     Some(Part { kind: PartKind::Chain, name, form, items: Vec::new() })
 }
@@ -65,12 +64,12 @@ pub(crate) fn comment(rule: &Attributes<'_>) -> Option<String> {
     }
 }
 
-/// The flags of our table (`enum nft_table_flags`, include/uapi/linux/netfilter/nf_tables.h, v6.18).
-/// Gybe's table has none of them. The kernel evaluates no rule of a dormant table.
-pub(super) fn table_flags(tables: &[ListEntry]) -> Vec<Part> {
+/// The flags of the table (`enum nft_table_flags`, include/uapi/linux/netfilter/nf_tables.h, v6.18).
+/// Gybe's tables have none of them. The kernel evaluates no rule of a dormant table.
+pub(super) fn table_flags(table: &str, tables: &[ListEntry]) -> Vec<Part> {
     let tables = tables.iter().map(|entry| entry.attributes());
-    let flags = tables.filter(|table| is_ours(table, NFTA_TABLE_NAME));
-    let flags = flags.filter_map(|table| table.be32(NFTA_TABLE_FLAGS)).fold(0, |all, some| all | some);
+    let flags = tables.filter(|entry| is_in(table, entry, NFTA_TABLE_NAME));
+    let flags = flags.filter_map(|entry| entry.be32(NFTA_TABLE_FLAGS)).fold(0, |all, some| all | some);
     [(1, "dormant"), (2, "owner"), (4, "persist")]
         .into_iter()
         .filter(|(flag, _)| flags & flag != 0)
@@ -83,7 +82,7 @@ pub(super) fn table_flags(tables: &[ListEntry]) -> Vec<Part> {
         .collect()
 }
 
-/// A set of our table.
+/// A set of the table.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct FoundSet {
     /// As the kernel has it, for the request for its elements.
@@ -93,11 +92,11 @@ pub(super) struct FoundSet {
     flags: u32,
 }
 
-/// The sets of our table.
-pub(super) fn sets(entries: &[ListEntry]) -> Vec<FoundSet> {
+/// The sets of the table.
+pub(super) fn sets(table: &str, entries: &[ListEntry]) -> Vec<FoundSet> {
     let sets = entries.iter().map(|entry| entry.attributes());
     let number = |set: &Attributes<'_>, kind| set.be32(kind).unwrap_or_default();
-    sets.filter(|set| is_ours(set, NFTA_SET_TABLE))
+    sets.filter(|set| is_in(table, set, NFTA_SET_TABLE))
         .filter_map(|set| {
             Some(FoundSet {
                 name: set.get(NFTA_SET_NAME)?.text().to_vec(),
@@ -180,19 +179,20 @@ fn paired(mut bounds: Vec<(u128, bool)>, length: u8) -> Vec<KeyRange> {
 }
 
 /// The type, key length and flags of a set, as comparable bytes.
-pub(super) fn set_form(number: u32, length: u32, flags: u32) -> Vec<u8> {
+pub(in crate::nft) fn set_form(number: u32, length: u32, flags: u32) -> Vec<u8> {
     [number, length, flags].map(u32::to_be_bytes).concat()
 }
 
 /// An element: the text of its range, and the bounds as comparable bytes.
-pub(super) fn element(key: Option<KeyType>, range: KeyRange) -> Item {
+pub(in crate::nft) fn element(key: Option<KeyType>, range: KeyRange) -> Item {
     let id = key.map_or_else(|| format!("{:x}-{:x}", range.first, range.last), |key| key.text(range));
     let form = [range.first, range.last].map(u128::to_be_bytes).concat();
     Item { id, form, packets: None, bytes: None }
 }
 
-fn is_ours(object: &Attributes<'_>, table: u16) -> bool {
-    object.get(table).is_some_and(|name| name.text() == TABLE.as_bytes())
+/// Reports whether the object is in the table; `kind` is the attribute with the name of its table.
+fn is_in(table: &str, object: &Attributes<'_>, kind: u16) -> bool {
+    object.get(kind).is_some_and(|name| name.text() == table.as_bytes())
 }
 
 fn text(object: &Attributes<'_>, kind: u16) -> Option<String> {

@@ -27,7 +27,7 @@ fn entry(attributes: &[(u16, &[u8])]) -> Vec<u8> {
 fn namespace(chains: &[&[u8]], sets: &[&[u8]]) -> (Result<Inventory, NftError>, Vec<Vec<u8>>) {
     let table = TABLE.as_bytes();
     let mut requests = Vec::new();
-    let inventory = inventory_by(&mut |request, sequence, _| {
+    let inventory = inventory_by(TABLE, &mut |request, sequence, _| {
         requests.push(request.to_vec());
         Ok(Listed::Whole(match sequence {
             1 => sets.iter().map(|n| entry(&[(NFTA_SET_TABLE, table), (NFTA_SET_NAME, n)])).collect(),
@@ -105,7 +105,7 @@ impl Recording {
     }
 
     fn inventory(&self) -> Inventory {
-        inventory_by(&mut |request, _, _| Ok(Listed::Whole(self.list(request)))).unwrap()
+        inventory_by(TABLE, &mut |request, _, _| Ok(Listed::Whole(self.list(request)))).unwrap()
     }
 
     /// The differences that `change` makes, as text.

@@ -49,6 +49,18 @@ impl Expressions<'_> {
         self.numbers("ct", &[(NFTA_CT_SREG, NFT_REG_1), (NFTA_CT_KEY, key)]);
     }
 
+    /// Loads the inode of the cgroup at this level above the socket.
+    pub(super) fn load_cgroup(&mut self, level: u32) {
+        self.numbers(
+            "socket",
+            &[
+                (NFTA_SOCKET_KEY, NFT_SOCKET_CGROUPV2),
+                (NFTA_SOCKET_DREG, NFT_REG_1),
+                (NFTA_SOCKET_LEVEL, level),
+            ],
+        );
+    }
+
     pub(super) fn load_packet(&mut self, field: PacketField) {
         self.numbers(
             "payload",
@@ -142,6 +154,21 @@ impl Expressions<'_> {
                 (NFTA_REDIR_REG_PROTO_MIN, NFT_REG_1),
                 (NFTA_REDIR_REG_PROTO_MAX, NFT_REG_1),
                 (NFTA_REDIR_FLAGS, NF_NAT_RANGE_PROTO_SPECIFIED),
+            ],
+        );
+    }
+
+    /// Translates the source to the address in register 1. Writes both ends of the range and the flag, as
+    /// [`Expressions::redirect`] does.
+    pub(super) fn translate_source(&mut self, family: u8) {
+        self.numbers(
+            "nat",
+            &[
+                (NFTA_NAT_TYPE, NFT_NAT_SNAT),
+                (NFTA_NAT_FAMILY, u32::from(family)),
+                (NFTA_NAT_REG_ADDR_MIN, NFT_REG_1),
+                (NFTA_NAT_REG_ADDR_MAX, NFT_REG_1),
+                (NFTA_NAT_FLAGS, NF_NAT_RANGE_MAP_IPS),
             ],
         );
     }

@@ -1,0 +1,357 @@
+//! Keeps the exemption of the kubelet's probes in the node's network namespace. The agent writes the addresses of the
+//! ambient pods into a file in `/run/gybe`; the process that repairs pods keeps the exemption for them, and writes into
+//! another file what stands. Neither needs what the other has: rights in the node's namespace, or pods.
+//!
+//! Nothing is done on a node without the agent's file.
+
+use crate::error::chain;
+use crate::host::kubelet;
+use crate::host::watch::{DirectoryWatch, WakeReason, WatchedDirectories};
+use crate::log::Log;
+use crate::retry::{Backoff, RateLimit};
+use gybe_netfilter::kernel::netns::{Netns, NetnsError};
+use gybe_netfilter::kernel::routes::Rtnetlink;
+use gybe_netfilter::model::exemption::ProbeExemption;
+use gybe_netfilter::model::policy::ambient::{ProbeAddressError, ProbeAddresses};
+use gybe_netfilter::nft::NftError;
+use gybe_netfilter::nft::events::RuleEvents;
+use gybe_netfilter::nft::exemption::{ExemptionChange, KeptExemption, TABLE, remove};
+use gybe_plugin::probe_cache::{EXEMPTED_PODS, PROBE_EXEMPTION, read_own_file, replace_file};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sched::{CloneFlags, setns};
+use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
+use nix::sys::stat::stat;
+use serde::{Deserialize, Serialize};
+use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs::{self, File};
+use std::io::{self, ErrorKind};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::os::fd::{AsFd, BorrowedFd};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How often the table is compared when nothing reports a change, and the longest pause after failures.
+const INTERVAL: Duration = Duration::from_secs(60);
+/// The shortest time between two comparisons: a reload of the node's rules is many changes.
+const PAUSE: Duration = Duration::from_millis(100);
+/// So many changes of the table at once, and then one each second: another program may undo each.
+const BURST: u32 = 10;
+const PERIOD: Duration = Duration::from_secs(1);
+/// The first pause after a failure, and while the kubelet is away.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The agent's file: the ambient pods whose probes are exempt.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct ExemptedPods {
+    /// The addresses of each pod, by its uid.
+    pub pods: BTreeMap<String, BTreeSet<IpAddr>>,
+    /// The source addresses of probes where they are not the defaults.
+    pub v4: Option<Ipv4Addr>,
+    pub v6: Option<Ipv6Addr>,
+}
+
+/// The file of the process that keeps the exemption.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ExemptionReport {
+    /// The addresses that are exempt.
+    pub addresses: BTreeSet<IpAddr>,
+    /// Whether the exempt connections are the kubelet's alone, by its cgroup. Otherwise root's are.
+    pub matches_cgroup: bool,
+    /// Why the exemption may be another one than the agent's file requests.
+    pub fault: Option<String>,
+}
+
+/// Why an exemption cannot be kept.
+#[derive(Debug, thiserror::Error)]
+pub enum ExemptionError {
+    #[error("/run/gybe/{EXEMPTED_PODS} is not a file of the node agent")]
+    Pods,
+    #[error("/run/gybe/{EXEMPTED_PODS} has no valid source address of probes")]
+    Source(#[from] ProbeAddressError),
+    #[error("the node's network namespace")]
+    Netns(#[from] NetnsError),
+    #[error("table inet {TABLE} in the node's network namespace")]
+    Rules(#[from] NftError),
+}
+
+impl ExemptedPods {
+    /// Reads what the agent wrote; none if there is no file.
+    ///
+    /// # Errors
+    /// When the file is of another user, too long (64 KiB, some 600 pods with two addresses), or not valid.
+    pub fn kept_in(directory: &Path) -> Result<Option<Self>, ExemptionError> {
+        let path = directory.join(EXEMPTED_PODS);
+        if path.symlink_metadata().is_err_and(|why| why.kind() == ErrorKind::NotFound) {
+            return Ok(None);
+        }
+        let (text, _) = read_own_file(&path).ok_or(ExemptionError::Pods)?;
+        serde_json::from_slice(&text).map(Some).map_err(|_| ExemptionError::Pods)
+    }
+
+    /// Writes the pods, or removes the file on a node that has no ambient mode any more.
+    ///
+    /// # Errors
+    /// If the file cannot be written or removed.
+    pub fn keep_in(pods: Option<&Self>, directory: &Path) -> io::Result<()> {
+        keep(pods, directory, EXEMPTED_PODS)
+    }
+
+    fn exemption(&self, root: &Path) -> Result<(ProbeExemption, Option<PathBuf>), ProbeAddressError> {
+        let mut source = ProbeAddresses::default();
+        source = self.v4.map_or(Ok(source), |v4| source.with_v4(v4))?;
+        source = self.v6.map_or(Ok(source), |v6| source.with_v6(v6))?;
+        let (cgroup, directory) = kubelet::cgroup(root).unzip();
+        let pods = self.pods.values().flatten().copied().collect();
+        Ok((ProbeExemption { cgroup, source, pods }, directory))
+    }
+}
+
+impl ExemptionReport {
+    /// Reads what stands; none if no process keeps an exemption.
+    #[must_use]
+    pub fn kept_in(directory: &Path) -> Option<Self> {
+        serde_json::from_slice(&read_own_file(&directory.join(PROBE_EXEMPTION))?.0).ok()
+    }
+}
+
+fn keep<T: Serialize>(content: Option<&T>, directory: &Path, name: &str) -> io::Result<()> {
+    match content {
+        Some(content) => replace_file(directory, name, &serde_json::to_string(content)?),
+        None => match fs::remove_file(directory.join(name)) {
+            Err(why) if why.kind() != ErrorKind::NotFound => Err(why),
+            _ => Ok(()),
+        },
+    }
+}
+
+/// What the exemption of a node with ambient pods is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ObservedExemption {
+    pub pods: usize,
+    /// How the rules differ from what the agent's file requests.
+    pub differences: Vec<String>,
+    /// Whether pods may be behind branch interfaces (aws-vpc-cni, security groups for pods in strict mode).
+    pub has_branch_interfaces: bool,
+}
+
+/// Observes the exemption on the node whose root is at `root`; none if there are no ambient pods.
+///
+/// # Errors
+/// When the agent's file or the node's rules cannot be read.
+pub(crate) fn observe(root: &Path, shared: &Path) -> Result<Option<ObservedExemption>, ExemptionError> {
+    let Some(pods) = ExemptedPods::kept_in(shared)?.filter(|pods| !pods.pods.is_empty()) else {
+        return Ok(None);
+    };
+    let observed = node_netns(root)?.run(|| {
+        enter_cgroups(root);
+        let differences = pods.exemption(root)?.0.differences()?;
+        Ok::<_, ExemptionError>(ObservedExemption {
+            pods: pods.pods.len(),
+            differences: differences.iter().map(ToString::to_string).collect(),
+            has_branch_interfaces: has_branch_interfaces(),
+        })
+    })?;
+    observed.map(Some)
+}
+
+/// aws-vpc-cni names the interfaces `vlan.eth.NUMBER`, and the kubelet reaches pods behind them only with this sysctl.
+fn has_branch_interfaces() -> bool {
+    // Of the calling thread's namespace.
+    let early_demux = fs::read_to_string("/proc/sys/net/ipv4/tcp_early_demux").unwrap_or_default();
+    let links = Rtnetlink::open().and_then(|mut rtnetlink| rtnetlink.links()).unwrap_or_default();
+    early_demux.trim() == "0" && links.iter().any(|link| link.name.starts_with("vlan.eth."))
+}
+
+fn node_netns(root: &Path) -> Result<Netns, NetnsError> {
+    Netns::open(&root.join("proc/1/ns/net"))
+}
+
+/// Moves the calling thread to the node's cgroup namespace: a cgroup's path and level count from its root. Without it
+/// the kubelet's cgroup stays unknown.
+fn enter_cgroups(root: &Path) {
+    let path = root.join("proc/1/ns/cgroup");
+    let identity = |path: &Path| stat(path).map(|found| (found.st_dev, found.st_ino));
+    if identity(&path) != identity(Path::new("/proc/thread-self/ns/cgroup"))
+        && let Ok(namespace) = File::open(&path)
+    {
+        let _refused = setns(namespace, CloneFlags::CLONE_NEWCGROUP);
+    }
+}
+
+/// Keeps the exemption of the node whose root is at `root` until `stop` is readable. `shared` is the directory of the
+/// files. The calling thread stays in the node's namespaces.
+pub fn keep_until(root: &Path, shared: &Path, stop: BorrowedFd<'_>) {
+    watch(root, shared, stop, &Log::default());
+}
+
+/// [`keep_until`] with a log.
+pub(crate) fn watch(root: &Path, shared: &Path, stop: BorrowedFd<'_>, log: &Log) {
+    let directories = WatchedDirectories { renamed: vec![shared.to_owned()], written: Vec::new() };
+    let mut keeper = ExemptionKeeper {
+        root,
+        shared,
+        log,
+        watch: DirectoryWatch::of(directories),
+        events: None,
+        has_matched: false,
+        report: None,
+        limit: RateLimit::new(BURST, PERIOD),
+        backoff: Backoff::new(RETRY),
+    };
+    loop {
+        let wait = keeper.turn();
+        let pause = keeper.limit.wait(Instant::now()).max(PAUSE);
+        if is_readable(stop, pause) || keeper.wait(wait, stop) {
+            return;
+        }
+    }
+}
+
+struct ExemptionKeeper<'a> {
+    root: &'a Path,
+    shared: &'a Path,
+    log: &'a Log,
+    /// The directory of the files, and the kubelet's cgroup, which has another inode when the kubelet was restarted.
+    watch: DirectoryWatch,
+    /// Open once this thread is in the node's namespaces.
+    events: Option<RuleEvents>,
+    /// Whether the kubelet's cgroup was matched before.
+    has_matched: bool,
+    /// The file as it was written last.
+    report: Option<ExemptionReport>,
+    limit: RateLimit,
+    backoff: Backoff,
+}
+
+impl ExemptionKeeper<'_> {
+    /// Returns how long to wait for the next turn when nothing changes.
+    fn turn(&mut self) -> Duration {
+        let stood = self.report.take().or_else(|| ExemptionReport::kept_in(self.shared));
+        let kept = ExemptedPods::kept_in(self.shared).and_then(|pods| match pods {
+            Some(pods) => self.keep(&pods).map(Some),
+            // The report shows that there is something to remove.
+            None if stood.is_some() => self.end().map(|()| None),
+            None => Ok(None),
+        });
+        let report = match kept {
+            Ok(report) => report,
+            Err(why) => {
+                Some(ExemptionReport { fault: Some(chain(&why)), ..stood.clone().unwrap_or_default() })
+            }
+        };
+        let fault = report.as_ref().and_then(|report| report.fault.clone());
+        let known = stood.as_ref().and_then(|report| report.fault.as_ref());
+        if let Some(why) = fault.as_ref().filter(|fault| Some(*fault) != known) {
+            self.log.error(
+                "gybe repair: cannot keep the exemption of the kubelet's probes",
+                json!({ "why": why }),
+            );
+        }
+        if report != stood
+            && let Err(why) = keep(report.as_ref(), self.shared, PROBE_EXEMPTION)
+        {
+            let fields = json!({ "why": why.to_string() });
+            self.log.warn("gybe repair: the report about the kubelet's probes cannot be stored", fields);
+        }
+        self.report = report;
+        let matches_cgroup = self.report.as_ref().is_some_and(|report| report.matches_cgroup);
+        self.has_matched |= matches_cgroup;
+        // A kubelet that is restarted is found again when it runs.
+        if fault.is_some() || (self.report.is_some() && self.has_matched && !matches_cgroup) {
+            return self.backoff.failed(INTERVAL);
+        }
+        self.backoff.succeeded();
+        INTERVAL
+    }
+
+    /// Compares the table with the pods, and changes it where it differs.
+    fn keep(&mut self, pods: &ExemptedPods) -> Result<ExemptionReport, ExemptionError> {
+        self.enter()?;
+        let (mut exemption, mut directory) = pods.exemption(self.root)?;
+        if self.watch_cgroup(directory.clone()) {
+            // It may have changed before it was watched.
+            (exemption, directory) = pods.exemption(self.root)?;
+        }
+        let kept = exemption.keep();
+        if !matches!(kept, Ok(KeptExemption { change: ExemptionChange::None, .. })) {
+            self.limit.count(Instant::now());
+        }
+        let KeptExemption { matches_cgroup, change } = kept?;
+        let fields =
+            json!({ "addresses": exemption.pods.len(), "cgroup": directory.filter(|_| matches_cgroup) });
+        match change {
+            ExemptionChange::None => {}
+            ExemptionChange::Addresses(changed) => {
+                let fields = json!({ "addresses": exemption.pods.len(), "changed": changed });
+                self.log.info("gybe repair: changed the addresses whose probes are exempt", fields);
+            }
+            ExemptionChange::Table => {
+                self.log.info("gybe repair: wrote the exemption of the kubelet's probes", fields);
+            }
+        }
+        Ok(ExemptionReport { addresses: exemption.pods, matches_cgroup, fault: None })
+    }
+
+    /// Removes the table.
+    fn end(&mut self) -> Result<(), ExemptionError> {
+        self.enter()?;
+        remove()?;
+        self.events = None;
+        self.watch_cgroup(None);
+        self.log.info("gybe repair: removed the exemption of the kubelet's probes", json!({}));
+        Ok(())
+    }
+
+    /// Watches this directory of the kubelet's cgroup; reports whether it was another one.
+    fn watch_cgroup(&mut self, directory: Option<PathBuf>) -> bool {
+        let renamed = [self.shared.to_owned()].into_iter().chain(directory).collect();
+        self.watch.set_paths(WatchedDirectories { renamed, written: Vec::new() })
+    }
+
+    /// Moves the calling thread to the node's namespaces, and listens to changes of rules there.
+    fn enter(&mut self) -> Result<(), ExemptionError> {
+        if self.events.is_none() {
+            node_netns(self.root)?.enter()?;
+            enter_cgroups(self.root);
+            self.events = Some(RuleEvents::open()?);
+        }
+        Ok(())
+    }
+
+    /// Waits until something has changed, or this time is up; reports whether `stop` is readable.
+    fn wait(&mut self, at_most: Duration, stop: BorrowedFd<'_>) -> bool {
+        let until = Instant::now() + at_most;
+        loop {
+            let left = until.saturating_duration_since(Instant::now());
+            let events = self.events.as_ref().map(AsFd::as_fd);
+            let either = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).and_then(|either| {
+                for fd in [Some(stop), events].into_iter().flatten() {
+                    either.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+                }
+                Ok(either)
+            });
+            let either = either.as_ref().map_or(stop, |either| either.0.as_fd());
+            match self.watch.wait(left, Some(either)) {
+                WakeReason::Readable if is_readable(stop, Duration::ZERO) => return true,
+                WakeReason::Readable => match self.events.as_mut().map(|events| events.concern(TABLE)) {
+                    Some(Ok(false)) if !left.is_zero() => {}
+                    Some(Err(_)) => {
+                        // The next turn listens again.
+                        self.events = None;
+                        return false;
+                    }
+                    _ => return false,
+                },
+                WakeReason::Changed | WakeReason::TimedOut => return false,
+            }
+        }
+    }
+}
+
+fn is_readable(descriptor: BorrowedFd<'_>, within: Duration) -> bool {
+    let timeout = PollTimeout::try_from(within).unwrap_or(PollTimeout::MAX);
+    let mut fds = [PollFd::new(descriptor, PollFlags::POLLIN)];
+    matches!(poll(&mut fds, timeout), Ok(1..))
+}

@@ -1,0 +1,418 @@
+//! The exemption of the kubelet's probes: connections from a namespace that stands for the node's to one that stands for
+//! a pod's. The tests that make a cgroup, `a_cgroup…`, need the machine's root (`SKIP_ROOT_ONLY` in the Makefile).
+
+use gybe_demo::testnet::client::{Client, SourceOptions};
+use gybe_demo::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
+use gybe_demo::testnet::namespace::{LinkEnd, Namespace, NextHop, join, route};
+use gybe_demo::testnet::outcome::ConnectionOutcome;
+use gybe_installer::diagnosis::doctor::observe::{DoctorOptions, observe};
+use gybe_installer::diagnosis::doctor::{Severity, examine};
+use gybe_installer::host::platform::Platform;
+use gybe_installer::sandboxes::probe_exemption::{ExemptedPods, ExemptionReport, keep_until};
+use gybe_integration::namespace::sh;
+use gybe_integration::programs::run;
+use gybe_netfilter::model::packet::Owner;
+use gybe_netfilter::model::policy::InterfaceName;
+use gybe_netfilter::model::ruleset::Transport;
+use gybe_test_support::{PATIENCE, TestDir, assert_takes_less_than, wait_for, wait_until};
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, BufRead, BufReader, PipeWriter, Read, Write, pipe};
+use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::os::fd::AsFd;
+use std::os::unix::fs::symlink;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, JoinHandle};
+use std::time::Duration;
+
+const NODE: [&str; 2] = ["10.9.0.1", "fd00:9::1"];
+/// Of the ambient pod.
+const POD: [&str; 2] = ["10.9.0.2", "fd00:9::2"];
+/// Of another pod, which the same namespace stands for.
+const OTHER: [&str; 2] = ["10.9.0.3", "fd00:9::3"];
+const PROBE: [&str; 2] = ["169.254.7.127", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"];
+const PORT: u16 = 8080;
+
+struct Node {
+    root: TestDir,
+    own: Namespace,
+    pod: Arc<Namespace>,
+    _listeners: Listeners,
+    keeper: Option<(PipeWriter, JoinHandle<()>)>,
+}
+
+impl Node {
+    fn new(test: &str) -> Self {
+        let root = TestDir::new(&format!("exemption-{test}")).with_subdirectories(&["run", "proc/1/ns"]);
+        let (own, pod) = (Namespace::new().unwrap(), Arc::new(Namespace::new().unwrap()));
+        let end = |namespace, addresses: &[&str]| {
+            let network =
+                |address: &&str| format!("{address}/{}", if address.contains(':') { 64 } else { 24 });
+            let addresses = addresses.iter().map(|address| network(address).parse().unwrap()).collect();
+            LinkEnd { namespace, name: InterfaceName::parse("eth0").unwrap(), addresses }
+        };
+        join(&end(&own, &NODE), &end(&pod, &[POD, OTHER].concat())).unwrap();
+        for (network, gateway) in [("0.0.0.0/0", NODE[0]), ("::/0", NODE[1])] {
+            route(&pod, network.parse().unwrap(), NextHop::Via(gateway.parse().unwrap())).unwrap();
+        }
+        symlink(own.path(), root.join("proc/1/ns/net")).unwrap();
+        for kind in ["pid", "user"] {
+            symlink(format!("{kind}:[1]"), root.join("proc/1/ns").join(kind)).unwrap();
+        }
+        let port = ListeningPort { transport: Transport::Tcp, port: PORT, address: ListenAddress::Any };
+        let owner = Owner { uid: 1000, gid: 1000 };
+        let listeners = Listeners::start(&pod, owner, ServerName::Name("app"), vec![port]).unwrap();
+        Self { root, own, pod, _listeners: listeners, keeper: None }
+    }
+
+    /// A node whose exemption is kept for the ambient pod.
+    fn kept(test: &str) -> Self {
+        let mut node = Self::new(test);
+        node.exempts(&POD);
+        node.start();
+        node.wait_for_report(|report| report.addresses.len() == 2);
+        node
+    }
+
+    fn start(&mut self) {
+        let (stop, running) = pipe().unwrap();
+        let root = self.root.path().to_owned();
+        let keep = move || keep_until(&root, &root.join("run"), stop.as_fd());
+        self.keeper = Some((running, thread::spawn(keep)));
+    }
+
+    fn stop(&mut self) {
+        if let Some((running, thread)) = self.keeper.take() {
+            drop(running);
+            thread.join().unwrap();
+        }
+    }
+
+    fn exempts(&self, addresses: &[&str]) {
+        let addresses: BTreeSet<IpAddr> = addresses.iter().map(|address| address.parse().unwrap()).collect();
+        let pods = [("5f1d6c1e-70b7-4d3c-9a51-000000000001".to_owned(), addresses)].into();
+        ExemptedPods::keep_in(Some(&ExemptedPods { pods, ..ExemptedPods::default() }), &self.run()).unwrap();
+    }
+
+    fn run(&self) -> PathBuf {
+        self.root.join("run")
+    }
+
+    fn wait_for_report(&self, holds: impl Fn(&ExemptionReport) -> bool) -> ExemptionReport {
+        wait_for("the report", || ExemptionReport::kept_in(&self.run()).filter(&holds))
+    }
+
+    /// The source that the pod sees of a user's connection.
+    fn source(&self, uid: u32, to: &str) -> IpAddr {
+        let to = SocketAddr::new(to.parse().unwrap(), PORT);
+        let owner = Owner { uid, gid: uid };
+        let client = Client { owner, transport: Transport::Tcp, to, source: SourceOptions::default() };
+        match client.connect(&self.own, PATIENCE).unwrap() {
+            ConnectionOutcome::Replied(reply) => reply.source,
+            other => panic!("{other}"),
+        }
+    }
+
+    fn sources(&self, uid: u32, to: [&str; 2]) -> [String; 2] {
+        to.map(|address| self.source(uid, address).to_string())
+    }
+
+    fn sh(&self, command: &str) -> String {
+        self.own.run(|| sh(command)).unwrap()
+    }
+
+    /// The table as nft lists it, without counters; empty if there is none.
+    fn table(&self) -> String {
+        let list = ["--stateless", "list", "table", "inet", "gybe-probes"];
+        self.own.run(|| run("nft", &list, "")).unwrap().unwrap().out
+    }
+}
+
+impl Drop for Node {
+    fn drop(&mut self) {
+        if !thread::panicking() {
+            self.stop();
+        }
+    }
+}
+
+#[test]
+fn roots_connections_to_an_ambient_pod_come_from_the_probes_address() {
+    let node = Node::kept("root");
+    assert_eq!(node.sources(0, POD), PROBE);
+    assert_eq!(node.sources(1000, POD), NODE, "another user's");
+    assert_eq!(node.sources(0, OTHER), NODE, "to another pod");
+    assert!(!ExemptionReport::kept_in(&node.run()).unwrap().matches_cgroup, "there is no kubelet");
+    node.sh("nft delete table inet gybe-probes");
+    assert_eq!(node.sources(1000, POD), NODE, "the control: without the table");
+}
+
+/// A connection from the node to the ambient pod.
+struct OpenConnection {
+    client: TcpStream,
+    server: TcpStream,
+}
+
+impl OpenConnection {
+    fn new(node: &Node) -> Self {
+        let listener = node.pod.run(|| TcpListener::bind((POD[0], 0)).unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let client = node.own.run(|| TcpStream::connect(address).unwrap()).unwrap();
+        let (server, source) = listener.accept().unwrap();
+        assert_eq!(source.ip().to_string(), PROBE[0]);
+        for end in [&client, &server] {
+            end.set_read_timeout(Some(PATIENCE)).unwrap();
+        }
+        Self { client, server }
+    }
+
+    fn echo(&mut self) -> io::Result<()> {
+        let mut received = [0; 5];
+        self.client.write_all(b"probe")?;
+        self.server.read_exact(&mut received)?;
+        self.server.write_all(&received)?;
+        self.client.read_exact(&mut received)
+    }
+}
+
+#[test]
+fn the_table_is_back_within_a_second_and_open_connections_last() {
+    let node = Node::kept("back");
+    let table = node.table();
+    for change in [
+        "nft flush ruleset",
+        "nft delete table inet gybe-probes",
+        "nft flush chain inet gybe-probes postrouting",
+        "nft delete element inet gybe-probes pods-v4 '{ 10.9.0.2 }'",
+        "nft flush set inet gybe-probes pods-v6",
+        "nft add element inet gybe-probes pods-v4 '{ 10.9.0.3 }'",
+        "nft insert rule inet gybe-probes postrouting accept",
+        "nft 'add table inet gybe-probes { flags dormant; }'",
+        // As firewalld reloads: all in one transaction, with other rules for the same packets.
+        "printf '%s\n' 'flush ruleset' 'table inet firewalld {' 'chain nat {' \
+         'type nat hook postrouting priority srcnat; masquerade' '}' '}' | nft -f -",
+    ] {
+        let mut open = OpenConnection::new(&node);
+        assert_takes_less_than(Duration::from_secs(1), || {
+            node.sh(change);
+            wait_until(change, || node.table() == table);
+        });
+        assert_eq!(node.sources(0, POD), PROBE, "{change}");
+        open.echo().unwrap_or_else(|why| panic!("{change}: {why}"));
+    }
+}
+
+/// As long as any owner's NAT rules are there, the kernel goes on translating the packets of open connections.
+#[test]
+fn connections_in_use_last_while_the_table_is_replaced_beside_other_owners_nat_rules() {
+    let node = Node::kept("in-use");
+    let table = node.table();
+    node.sh("nft add table ip kube-proxy");
+    node.sh("nft 'add chain ip kube-proxy post { type nat hook postrouting priority srcnat; }'");
+    // A rule: a chain alone needs no conntrack.
+    node.sh("nft add rule ip kube-proxy post meta mark 0x4000 masquerade");
+    let (mut open, is_done) = (OpenConnection::new(&node), AtomicBool::new(false));
+    let echoes = thread::scope(|scope| {
+        let in_use = scope.spawn(|| {
+            let mut echoes = 0;
+            while !is_done.load(Ordering::Relaxed) {
+                open.echo().unwrap();
+                echoes += 1;
+            }
+            echoes
+        });
+        for _ in 0..5 {
+            node.sh("nft delete table inet gybe-probes");
+            wait_until("the table is back", || node.table() == table);
+        }
+        is_done.store(true, Ordering::Relaxed);
+        in_use.join().unwrap()
+    });
+    assert!(echoes > 100, "{echoes}");
+}
+
+#[test]
+fn an_address_that_stays_is_never_absent() {
+    let node = Node::kept("monitor");
+    let monitor = node.own.run(|| {
+        #[allow(clippy::disallowed_methods, reason = "it runs beside the test")]
+        let mut command = Command::new("nft");
+        command.args(["monitor"]).stdout(Stdio::piped()).spawn().unwrap()
+    });
+    let mut monitor = monitor.unwrap();
+    let mut lines = BufReader::new(monitor.stdout.take().unwrap()).lines().map(Result::unwrap);
+    // The monitor reports changes from some time after its start on.
+    let reports = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            wait_until("the monitor reports", || {
+                node.sh("nft 'add table inet ready; delete table inet ready'");
+                reports.load(Ordering::Relaxed)
+            });
+        });
+        lines.next().unwrap();
+        reports.store(true, Ordering::Relaxed);
+    });
+    node.exempts(&[&POD[..], &OTHER].concat());
+    node.wait_for_report(|report| report.addresses.len() == 4);
+    node.exempts(&[POD[0], OTHER[1]]);
+    node.wait_for_report(|report| report.addresses.len() == 2);
+    node.sh("nft add table inet end");
+    let events: Vec<String> = lines
+        .take_while(|line| line != "add table inet end")
+        .filter(|line| !line.starts_with('#') && !line.contains("ready"))
+        .collect();
+    monitor.kill().unwrap();
+    monitor.wait().unwrap();
+    let expected = [
+        "add element inet gybe-probes pods-v4 { 10.9.0.3 }",
+        "add element inet gybe-probes pods-v6 { fd00:9::3 }",
+        "delete element inet gybe-probes pods-v4 { 10.9.0.3 }",
+        "delete element inet gybe-probes pods-v6 { fd00:9::2 }",
+    ];
+    assert_eq!(events, expected);
+}
+
+#[test]
+fn the_node_has_the_table_only_as_long_as_the_agents_file_is_there() {
+    let mut node = Node::new("file");
+    node.start();
+    assert_eq!(node.sh("nft list ruleset"), "");
+    node.exempts(&[]);
+    node.wait_for_report(|report| report.addresses.is_empty() && report.fault.is_none());
+    assert!(node.table().contains("set pods-v4"), "{}", node.table());
+    node.exempts(&POD);
+    node.wait_for_report(|report| report.addresses.len() == 2);
+    // A damaged file changes nothing.
+    let table = node.table();
+    fs::write(node.run().join("new"), "{").unwrap();
+    fs::rename(node.run().join("new"), node.run().join("exempted-pods.json")).unwrap();
+    let report = node.wait_for_report(|report| report.fault.is_some());
+    assert_eq!(report.fault.unwrap(), "/run/gybe/exempted-pods.json is not a file of the node agent");
+    assert_eq!((report.addresses.len(), node.table()), (2, table));
+    // Another process takes over what it finds.
+    node.stop();
+    node.exempts(&POD);
+    let handles = node.sh("nft -a list table inet gybe-probes");
+    node.start();
+    node.wait_for_report(|report| report.fault.is_none());
+    assert_eq!(node.sh("nft -a list table inet gybe-probes"), handles);
+    ExemptedPods::keep_in(None, &node.run()).unwrap();
+    wait_until("the table is gone", || node.table().is_empty());
+    wait_until("the report is gone", || ExemptionReport::kept_in(&node.run()).is_none());
+}
+
+/// The findings of `gybe doctor` about the pods' probes.
+fn doctor(node: &Node) -> Vec<(Severity, String)> {
+    let options = DoctorOptions {
+        directories: Platform::of_host(&node.root).node_directories(&node.root),
+        run: node.run(),
+        root: node.root.path().to_owned(),
+        image: None,
+        confirmed: None,
+    };
+    let found = examine(&observe(options)).into_iter();
+    found.filter(|one| one.text.contains("probes")).map(|one| (one.severity, one.text)).collect()
+}
+
+#[test]
+fn doctor_finds_a_missing_exemption_and_branch_interfaces() {
+    let mut node = Node::new("doctor");
+    let conflist =
+        r#"{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge"},{"type":"gybe-cni"}]}"#;
+    node.root.write("etc/cni/net.d/10-pods.conflist", conflist);
+    assert_eq!(doctor(&node), [], "there are no ambient pods");
+    node.exempts(&POD);
+    let [(Severity::Wrong, text)] = &doctor(&node)[..] else { panic!("{:?}", doctor(&node)) };
+    let because = "table inet gybe-probes is not as it should be (set pods-v4 is missing, and 2 more differences): \
+                   ztunnel takes the kubelet's probes";
+    assert!(text.starts_with(because), "{text}");
+    node.start();
+    node.wait_for_report(|report| report.addresses.len() == 2);
+    let well = [(Severity::Ok, "the kubelet's probes of 1 ambient pod are exempt".to_owned())];
+    assert_eq!(doctor(&node), well);
+    node.sh("ip link add name vlan.eth.1 type veth peer name other");
+    assert_eq!(doctor(&node), well);
+    node.sh("echo 0 > /proc/sys/net/ipv4/tcp_early_demux");
+    let [first, (Severity::Note, text)] = &doctor(&node)[..] else { panic!("{:?}", doctor(&node)) };
+    assert!(
+        *first == well[0] && text.starts_with("pods are behind branch interfaces of aws-vpc-cni"),
+        "{text}"
+    );
+}
+
+/// A cgroup that is removed with the value.
+struct Cgroup(PathBuf);
+
+impl Cgroup {
+    fn new() -> Self {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap();
+        let mount = mounts.lines().find(|line| line.contains(" - cgroup2 ")).unwrap();
+        let mount = Path::new(mount.split(' ').nth(4).unwrap());
+        let cgroup = Self(mount.join(format!("gybe-exemption-{}", std::process::id())));
+        fs::create_dir_all(cgroup.kubelet().join("plugin")).unwrap();
+        cgroup
+    }
+
+    fn kubelet(&self) -> PathBuf {
+        self.0.join("kubelet.service")
+    }
+
+    fn remove_kubelet(&self) {
+        for directory in [self.kubelet().join("plugin"), self.kubelet()] {
+            wait_until("the cgroup is empty", || fs::remove_dir(&directory).is_ok());
+        }
+    }
+}
+
+impl Drop for Cgroup {
+    fn drop(&mut self) {
+        for directory in [self.kubelet().join("plugin"), self.kubelet(), self.0.clone()] {
+            let _ = fs::remove_dir(directory);
+        }
+    }
+}
+
+#[test]
+fn a_cgroup_of_the_kubelet_makes_its_connections_come_from_the_probes_address_and_no_others() {
+    let cgroup = Cgroup::new();
+    let node = Node::new("cgroup");
+    let kubelet = node.root.create_dir("proc/7/ns");
+    let process = kubelet.parent().unwrap();
+    fs::write(process.join("comm"), "kubelet\n").unwrap();
+    fs::write(process.join("status"), "Name:\tkubelet\nUid:\t0\t0\t0\t0\n").unwrap();
+    let name = cgroup.0.file_name().unwrap().to_str().unwrap();
+    fs::write(process.join("cgroup"), format!("0::/{name}/kubelet.service\n")).unwrap();
+    for kind in ["pid", "user"] {
+        symlink(format!("{kind}:[1]"), kubelet.join(kind)).unwrap();
+    }
+    let mut node = node;
+    node.exempts(&POD);
+    node.start();
+    let source_of = |cgroup: &Path, to: &str| {
+        let connect = format!("exec 3<>/dev/tcp/{to}/{PORT} && timeout 5 cat <&3");
+        let script = format!("echo $$ > {}/cgroup.procs; exec bash -c '{connect}'", cgroup.display());
+        node.own.run(|| run("sh", &["-c", &script], "")).unwrap().unwrap().out
+    };
+    let [v4, v6] = PROBE.map(|address| format!("app src={address}"));
+    for _ in 0..2 {
+        node.wait_for_report(|report| report.matches_cgroup);
+        wait_until("the kubelet's probes come from the probes' address", || {
+            source_of(&cgroup.kubelet(), POD[0]) == v4
+        });
+        assert_eq!(source_of(&cgroup.kubelet(), POD[1]), v6);
+        assert_eq!(source_of(&cgroup.kubelet().join("plugin"), POD[0]), v4, "a cgroup below");
+        assert_eq!(source_of(&cgroup.0, POD[0]), format!("app src={}", NODE[0]), "a cgroup above");
+        assert_eq!(source_of(&cgroup.kubelet(), OTHER[0]), format!("app src={}", NODE[0]), "another pod");
+        assert_eq!(node.sources(0, POD), NODE, "root outside of the cgroup");
+        // The kubelet is restarted. Without its cgroup, root's connections are exempt.
+        cgroup.remove_kubelet();
+        node.wait_for_report(|report| !report.matches_cgroup);
+        assert_eq!(node.sources(0, POD), PROBE);
+        fs::create_dir_all(cgroup.kubelet().join("plugin")).unwrap();
+    }
+    node.stop();
+}

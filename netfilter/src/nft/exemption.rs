@@ -1,0 +1,306 @@
+//! The exemption of the kubelet's probes as a table of its own, in the node's network namespace.
+//!
+//! It is compared with what the kernel lists and brought to the desired state by the smallest change: elements are added
+//! and removed, so a pod that stays is never absent from its set, and only a table whose chains, rules or sets differ is
+//! replaced. Either is one transaction.
+//!
+//! The kernel matches a socket's cgroup in output chains alone, and translates sources in postrouting chains alone
+//! (`nft_socket_validate`, `nft_nat_validate`, v6.18). So the first packet's connection gets a conntrack label in
+//! output, and postrouting tests the label. A packet mark would be one more bit that no other owner of the node's rules
+//! may use, and rules that route by marks would see it.
+
+use super::batch::{Batch, BatchBuilder, BatchObject, TooLong, comment};
+use super::chain::{self, Base};
+use super::dump;
+use super::error::NftError;
+use super::expr::exemption as expr;
+use super::key::{KeyRange, KeyType};
+use super::set;
+use super::socket::NftSocket;
+use crate::kernel::netlink::attr::{Writer, octets};
+use crate::kernel::netlink::message::{APPEND, CREATE, EXCLUSIVE};
+use crate::kernel::uapi::*;
+use crate::model::exemption::ProbeExemption;
+use crate::model::inventory::{Difference, DifferenceKind, Inventory, Item, Part, PartKind};
+use crate::model::ruleset::{Family, Hook};
+use nix::errno::Errno;
+use std::net::IpAddr;
+
+/// The table's name, family `inet`.
+pub const TABLE: &str = "gybe-probes";
+
+const OUTPUT: &str = "output";
+const POSTROUTING: &str = "postrouting";
+
+/// After conntrack has looked up the packet.
+const LABELS: i32 = -150;
+/// Ahead of other owners' rules, which may translate every packet to another network: the first translation counts.
+/// They and iptables are at 100 (`NF_IP_PRI_NAT_SRC`).
+const TRANSLATES: i32 = 99;
+
+/// Elements in one message. One attribute holds all of them, and its length has 16 bits.
+const PORTION: usize = 1000;
+
+/// How often the table is read and changed when another process changes it in between.
+const ATTEMPTS: usize = 3;
+
+/// What was kept in the kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeptExemption {
+    /// Whether the kubelet's cgroup is matched. Where it is not known or the kernel cannot match it, every connection of
+    /// root is exempt.
+    pub matches_cgroup: bool,
+    /// What was changed.
+    pub change: ExemptionChange,
+}
+
+/// A change of the table.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExemptionChange {
+    /// The table was as it should be.
+    None,
+    /// So many addresses were added or removed.
+    Addresses(usize),
+    /// The table was missing, or its chains, rules or sets differed.
+    Table,
+}
+
+impl ProbeExemption {
+    /// Brings the table in the calling thread's namespace to this state. A cgroup's level counts from the root of the
+    /// calling thread's cgroup namespace.
+    ///
+    /// # Errors
+    /// When the kernel refuses it, or the namespace cannot be read.
+    pub fn keep(&self) -> Result<KeptExemption, NftError> {
+        let mut connection = NftSocket::open()?;
+        let kept = |change| KeptExemption { matches_cgroup: self.cgroup.is_some(), change };
+        match self.keep_by(&mut connection) {
+            Err(NftError::Refused { object: BatchObject::Exemption(rule), source, .. })
+                if Family::ALL.map(label_id).contains(&rule) && source != Errno::EPERM =>
+            {
+                let by_user = Self { cgroup: None, ..self.clone() };
+                let change = by_user.keep_by(&mut connection)?;
+                Ok(KeptExemption { matches_cgroup: false, change })
+            }
+            outcome => outcome.map(kept),
+        }
+    }
+
+    fn keep_by(&self, connection: &mut NftSocket) -> Result<ExemptionChange, NftError> {
+        let mut attempts = 0;
+        loop {
+            attempts += 1;
+            let found = dump::inventory_of(TABLE, connection)?;
+            let (batch, change) = match changes(&self.inventory().differences(&found)) {
+                Some(elements) if elements.is_empty() => return Ok(ExemptionChange::None),
+                Some(elements) => (batch_of(&elements)?, ExemptionChange::Addresses(elements.len())),
+                None => (self.batch(&found)?, ExemptionChange::Table),
+            };
+            match connection.transact(&batch) {
+                // Another process has changed the table since it was read.
+                Err(NftError::Refused { source: Errno::ENOENT | Errno::EEXIST, .. })
+                    if attempts < ATTEMPTS => {}
+                outcome => return outcome.map(|()| change),
+            }
+        }
+    }
+
+    /// Returns how the table in the calling thread's namespace differs from this state, with or without a match of the
+    /// cgroup.
+    ///
+    /// # Errors
+    /// When the namespace cannot be read.
+    pub fn differences(&self) -> Result<Vec<Difference>, NftError> {
+        let found = dump::inventory_of(TABLE, &mut NftSocket::open()?)?;
+        let by_user = Self { cgroup: None, ..self.clone() }.inventory().differences(&found);
+        if by_user.is_empty() { Ok(by_user) } else { Ok(self.inventory().differences(&found)) }
+    }
+
+    /// What the kernel lists when the table is as it should be.
+    fn inventory(&self) -> Inventory {
+        let mut parts = Vec::new();
+        for (name, base) in self.chains() {
+            let rules = self.rules().into_iter().filter(|rule| rule.chain == name);
+            let items = rules.map(|rule| Item {
+                id: rule.id.to_owned(),
+                form: rule.expressions,
+                packets: Some(0),
+                bytes: Some(0),
+            });
+            let form = chain::form(Some(&base));
+            parts.push(Part { kind: PartKind::Chain, name: name.to_owned(), form, items: items.collect() });
+        }
+        for family in Family::ALL {
+            let key = key(family);
+            let items = self.pods_of(family);
+            parts.push(Part {
+                kind: PartKind::Set,
+                name: set_name(family).to_owned(),
+                form: dump::set_form(key.number(), u32::from(key.length()), 0),
+                items: items.map(|pod| dump::element(Some(key), KeyRange::one(&octets(pod)))).collect(),
+            });
+        }
+        Inventory::of(parts)
+    }
+
+    fn chains(&self) -> Vec<(&'static str, Base)> {
+        let labels = (OUTPUT, Base::accepting("filter", Hook::Output, LABELS));
+        let translates = (POSTROUTING, Base::accepting("nat", Hook::Postrouting, TRANSLATES));
+        let labels = self.cgroup.map(|_| labels);
+        labels.into_iter().chain([translates]).collect()
+    }
+
+    fn rules(&self) -> Vec<ExemptionRule> {
+        let rule = |chain, id, write: &dyn Fn(&mut Writer)| {
+            let mut writer = Writer::default();
+            write(&mut writer);
+            ExemptionRule { chain, id, expressions: writer.finish().unwrap_or_default() }
+        };
+        let mut rules = Vec::new();
+        for family in Family::ALL {
+            let (set, source): (_, IpAddr) = match family {
+                Family::V4 => (set_name(family), self.source.v4().into()),
+                Family::V6 => (set_name(family), self.source.v6().into()),
+            };
+            let id = match family {
+                Family::V4 => "probe-v4",
+                Family::V6 => "probe-v6",
+            };
+            if let Some(cgroup) = self.cgroup {
+                rules.push(rule(OUTPUT, label_id(family), &|w| expr::label(w, family, set, cgroup)));
+                rules.push(rule(POSTROUTING, id, &|w| expr::translate_labelled(w, family, set, source)));
+            } else {
+                rules.push(rule(POSTROUTING, id, &|w| expr::translate_roots(w, family, set, source)));
+            }
+        }
+        rules
+    }
+
+    fn pods_of(&self, family: Family) -> impl Iterator<Item = IpAddr> {
+        self.pods.iter().copied().filter(move |pod| Family::of(*pod) == family)
+    }
+
+    /// The transaction that makes this the table, whatever is there.
+    fn batch(&self, found: &Inventory) -> Result<Batch, TooLong> {
+        let mut batch = BatchBuilder::with_capacity(8 * 1024);
+        let name = |w: &mut Writer| w.text(NFTA_TABLE_NAME, TABLE);
+        if !found.is_empty() {
+            // Created first, so that the deletion cannot fail where there is no table.
+            batch.add(NFT_MSG_NEWTABLE, CREATE, BatchObject::Exemption("table"), name);
+            batch.add(NFT_MSG_DELTABLE, 0, BatchObject::Exemption("table"), name);
+        }
+        batch.add(NFT_MSG_NEWTABLE, CREATE | EXCLUSIVE, BatchObject::Exemption("table"), name);
+        for (name, base) in self.chains() {
+            batch.add(NFT_MSG_NEWCHAIN, CREATE, BatchObject::Exemption(name), |w| {
+                w.text(NFTA_CHAIN_TABLE, TABLE);
+                w.text(NFTA_CHAIN_NAME, name);
+                base.write(w);
+            });
+        }
+        for (family, id) in Family::ALL.into_iter().zip(1..) {
+            batch.add(NFT_MSG_NEWSET, CREATE, BatchObject::Exemption(set_name(family)), |w| {
+                set::define(w, TABLE, set_name(family), key(family), 0, id);
+            });
+            add_elements(&mut batch, NFT_MSG_NEWSETELEM, family, &self.pods_of(family).collect::<Vec<_>>());
+        }
+        for rule in self.rules() {
+            batch.add(NFT_MSG_NEWRULE, CREATE | APPEND, BatchObject::Exemption(rule.id), |w| {
+                w.text(NFTA_RULE_TABLE, TABLE);
+                w.text(NFTA_RULE_CHAIN, rule.chain);
+                w.nested(NFTA_RULE_EXPRESSIONS, |w| w.raw(&rule.expressions));
+                comment(w, rule.id);
+            });
+        }
+        batch.close(true)
+    }
+}
+
+/// Deletes the table from the calling thread's namespace; succeeds when there is none.
+///
+/// # Errors
+/// When the kernel refuses it.
+pub fn remove() -> Result<(), NftError> {
+    let mut batch = BatchBuilder::with_capacity(256);
+    batch.add(NFT_MSG_DELTABLE, 0, BatchObject::Exemption("table"), |w| w.text(NFTA_TABLE_NAME, TABLE));
+    match NftSocket::open()?.transact(&batch.close(true)?) {
+        Err(NftError::Refused { source: Errno::ENOENT, .. }) => Ok(()),
+        outcome => outcome,
+    }
+}
+
+struct ExemptionRule {
+    chain: &'static str,
+    id: &'static str,
+    expressions: Vec<u8>,
+}
+
+/// An address to add to its set, or to remove.
+struct ElementChange {
+    message: u16,
+    pod: IpAddr,
+}
+
+/// Returns the elements to change; `None` when anything else differs.
+fn changes(differences: &[Difference]) -> Option<Vec<ElementChange>> {
+    let change = |difference: &Difference| {
+        let message = match difference.kind {
+            DifferenceKind::Missing => NFT_MSG_NEWSETELEM,
+            DifferenceKind::Extra => NFT_MSG_DELSETELEM,
+            DifferenceKind::Changed | DifferenceKind::Moved => return None,
+        };
+        let element = difference.item.as_ref().filter(|_| difference.of == PartKind::Set)?;
+        // The catch-all element is no address.
+        Some(ElementChange { message, pod: element.parse().ok()? })
+    };
+    differences.iter().map(change).collect()
+}
+
+fn batch_of(elements: &[ElementChange]) -> Result<Batch, TooLong> {
+    let mut batch = BatchBuilder::with_capacity(4 * 1024);
+    for message in [NFT_MSG_DELSETELEM, NFT_MSG_NEWSETELEM] {
+        for family in Family::ALL {
+            let changed = elements.iter().filter(|change| change.message == message).map(|change| change.pod);
+            let pods: Vec<IpAddr> = changed.filter(|pod| Family::of(*pod) == family).collect();
+            add_elements(&mut batch, message, family, &pods);
+        }
+    }
+    batch.close(true)
+}
+
+fn add_elements(batch: &mut BatchBuilder, message: u16, family: Family, pods: &[IpAddr]) {
+    let flags = if message == NFT_MSG_NEWSETELEM { CREATE } else { 0 };
+    for portion in pods.chunks(PORTION) {
+        batch.add(message, flags, BatchObject::Exemption(set_name(family)), |w| {
+            w.text(NFTA_SET_ELEM_LIST_TABLE, TABLE);
+            w.text(NFTA_SET_ELEM_LIST_SET, set_name(family));
+            w.nested(NFTA_SET_ELEM_LIST_ELEMENTS, |w| {
+                for pod in portion {
+                    w.nested(NFTA_LIST_ELEM, |w| {
+                        w.nested(NFTA_SET_ELEM_KEY, |w| w.attr(NFTA_DATA_VALUE, &octets(*pod)));
+                    });
+                }
+            });
+        });
+    }
+}
+
+fn key(family: Family) -> KeyType {
+    match family {
+        Family::V4 => KeyType::V4,
+        Family::V6 => KeyType::V6,
+    }
+}
+
+fn set_name(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "pods-v4",
+        Family::V6 => "pods-v6",
+    }
+}
+
+fn label_id(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "label-probe-v4",
+        Family::V6 => "label-probe-v6",
+    }
+}
