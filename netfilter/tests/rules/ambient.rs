@@ -3,9 +3,10 @@
 use crate::iptables_text::assert_same;
 use crate::outcomes::{APP, arrives, in_a_pod, interface, leaves, port};
 use crate::random::Random;
-use gybe_netfilter::compile::compile_ambient;
+use gybe_netfilter::compile::{compile, compile_ambient, has_ambient_rules};
 use gybe_netfilter::inspect::live::Outcome;
 use gybe_netfilter::inspect::show::show;
+use gybe_netfilter::model::inventory::{Inventory, Item, Part, PartKind};
 use gybe_netfilter::model::packet::{Connection, ConnectionPhase, Packet};
 use gybe_netfilter::model::policy::ambient::{AmbientDns, AmbientInbound, AmbientPolicy, ProbeAddresses};
 use gybe_netfilter::model::policy::{Families, MaskedMark};
@@ -107,6 +108,27 @@ fn the_applications_packets_in_a_connection_of_ztunnel_take_the_mark_that_leads_
         let connection = Connection { phase: ConnectionPhase::Established, mark: connection };
         let trace = rules.trace(&Packet { connection, ..answer.clone() });
         assert_eq!((trace.mark, trace.outcome), (mark, Outcome::Untouched), "{connection:?}");
+    }
+}
+
+/// Also where most of the rules are gone.
+#[test]
+fn one_rule_shows_whether_rules_are_those_of_an_ambient_policy() {
+    let inventory = |kind, id: &str| {
+        let item = Item { id: id.to_owned(), form: Vec::new(), packets: None, bytes: None };
+        Inventory::of(vec![Part { kind, name: "one".to_owned(), form: Vec::new(), items: vec![item] }])
+    };
+    for policy in policies() {
+        for (_, rule) in compile_ambient(&policy).rules() {
+            assert!(has_ambient_rules(&inventory(PartKind::Chain, rule.id.0)), "{}", rule.id);
+            assert!(!has_ambient_rules(&inventory(PartKind::Set, rule.id.0)), "{}", rule.id);
+        }
+    }
+    let mut random = Random::new(27);
+    for _ in 0..500 {
+        for (_, rule) in compile(&random.policy()).rules() {
+            assert!(!has_ambient_rules(&inventory(PartKind::Chain, rule.id.0)), "{}", rule.id);
+        }
     }
 }
 
