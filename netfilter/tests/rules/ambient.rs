@@ -7,7 +7,7 @@ use gybe_netfilter::compile::{compile, compile_ambient, has_ambient_rules};
 use gybe_netfilter::inspect::live::Outcome;
 use gybe_netfilter::inspect::show::show;
 use gybe_netfilter::model::inventory::{Inventory, Item, Part, PartKind};
-use gybe_netfilter::model::packet::{Connection, ConnectionPhase, Packet};
+use gybe_netfilter::model::packet::{Connection, ConnectionPhase, Owner, Packet};
 use gybe_netfilter::model::policy::ambient::{AmbientDns, AmbientInbound, AmbientPolicy, ProbeAddresses};
 use gybe_netfilter::model::policy::{Families, MaskedMark};
 use gybe_netfilter::model::ruleset::Transport;
@@ -128,6 +128,24 @@ fn one_rule_shows_whether_rules_are_those_of_an_ambient_policy() {
     for _ in 0..500 {
         for (_, rule) in compile(&random.policy()).rules() {
             assert!(!has_ambient_rules(&inventory(PartKind::Chain, rule.id.0)), "{}", rule.id);
+        }
+    }
+}
+
+/// The answer to a client's address reaches ztunnel's socket by its mark alone.
+#[test]
+fn without_the_mark_of_answers_ztunnels_connection_with_the_clients_address_gets_none() {
+    let whole = compile_ambient(&AmbientPolicy::default());
+    for (from, to) in [("10.244.0.1", "10.244.0.10:8080"), ("fd00:10::1", "[fd00:10::10]:8080")] {
+        let ztunnel = Owner { uid: 0, gid: 1337 };
+        let packet = leaves("lo", from, to, Transport::Tcp).owned_by(ztunnel).marked(0x539);
+        for (rules, outcome) in [
+            (whole.clone(), Outcome::Untouched),
+            (whole.without("answer-to-ztunnel").unwrap(), Outcome::RepliesLost),
+            (whole.without("original-source").unwrap(), Outcome::RepliesLost),
+        ] {
+            let trace = in_a_pod(&rules).trace(&packet);
+            assert_eq!((trace.first, trace.outcome), (Outcome::Untouched, outcome), "{packet:?}");
         }
     }
 }
