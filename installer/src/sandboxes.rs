@@ -280,7 +280,8 @@ pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
     let (policy, unknown_because) = match desired {
         Desired::Policy(policy) => (Some(policy), None),
         Desired::NotKnown { why, .. } => (None, Some(why)),
-        Desired::LeftAlone(_) => (None, None),
+        // Repair writes no rules of ambient pods.
+        Desired::Ambient(_) | Desired::LeftAlone(_) => (None, None),
     };
     let report = SandboxVerdict { sandbox, verdict, unknown_because, proxy_faults: Vec::new() };
     JudgedSandbox { report, netns: netns.ok(), policy, took }

@@ -51,6 +51,7 @@ fn change(sandbox: &Sandbox, sources: &PolicySources) -> OutcomeChange {
             None,
             format!("Gybe would leave it alone ({reason}), and nothing redirects it"),
         ),
+        Desired::Ambient(_) => unknown("Gybe would redirect it to ztunnel, which is not compared".to_owned()),
         Desired::Policy(known) => {
             let same = "Gybe would redirect the same connections".to_owned();
             compared(&netns, sandbox, Some(&known.policy), same)
