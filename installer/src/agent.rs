@@ -6,6 +6,7 @@
 //! publish the status: the reconcile loop, HTTP, and the queries about our own node and DaemonSet. If several agents
 //! run on a node, only one of them changes the node (`lead`).
 
+pub mod ambient;
 mod background;
 mod broken_pods;
 mod daemonset;
@@ -32,6 +33,7 @@ pub use manifest_pods::ManifestPods;
 pub use reconcile::{LiveSettings, ReconcileConfig, SettingsLoadError};
 pub use sockets::NodeError;
 
+use crate::agent::ambient::{AmbientLookup, AmbientNode};
 use crate::cluster::ClusterNode;
 use crate::lead::process::stop_signal;
 use crate::lead::process::{Role, Shared};
@@ -55,6 +57,8 @@ pub struct Agent<'a> {
     pub reconcile: Option<ReconcileConfig>,
     /// None without a cluster.
     pub home: Option<ClusterNode>,
+    /// None where ambient mode is off.
+    pub ambient: Option<&'a AmbientNode>,
 }
 
 /// Serves until SIGTERM or SIGINT. Leaves the node as it is then, unless the settings request an uninstall and the
@@ -66,17 +70,27 @@ pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
     // Blocked before the first thread is created, so that every thread inherits it (signal(7)).
     let stop = stop_signal().map_err(|source| NodeError::Wait { what: "signals", source })?;
     let (health, role, log) = (SocketHealth::default(), Shared::default(), Log::default());
-    let (pods, calls, events) = (CountedPods::new(agent.pods), PluginCalls::default(), EventQueue::default());
+    let decided = agent.ambient.map(|node| AmbientLookup { pods: agent.pods, node });
+    let pods = decided.as_ref().map_or(agent.pods, |decided| decided);
+    let (pods, calls, events) = (CountedPods::new(pods), PluginCalls::default(), EventQueue::default());
     let context = SocketContext { log: &log, health: &health, role: &role };
     let served = match agent.reconcile {
         Some(config) => {
             let (pods, calls, facts, home) = (&pods, &calls, agent.facts, agent.home);
-            NodeAgent { pods, calls, context, events: &events, home, facts, stop: &stop }.run(config)
+            let ambient = agent.ambient;
+            NodeAgent { pods, calls, context, events: &events, home, facts, stop: &stop, ambient }.run(config)
         }
         None => {
             role.set(Role::leads());
             let status = || health::status_without_node(pods.state(), health.problems(), calls.refused());
-            Sockets::open(agent.facts, &log)?.serve(&pods, &calls, &status, stop.as_fd(), &events, context)
+            Sockets::open(agent.facts, None, &log)?.serve(
+                &pods,
+                &calls,
+                &status,
+                stop.as_fd(),
+                &events,
+                context,
+            )
         }
     };
     log.info("gybe node: stopped", json!({}));

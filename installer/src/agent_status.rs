@@ -51,6 +51,23 @@ pub struct AgentStatus {
     /// Running pods that should be redirected and are not, or of which that is not known; none where no process repairs
     /// pods.
     pub not_redirected: Option<u64>,
+    /// None where ambient mode is off.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub ambient: Option<AmbientCounts>,
+}
+
+/// The ztunnels and the ambient pods of the node.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct AmbientCounts {
+    /// The connected ztunnels.
+    pub ztunnels: usize,
+    /// The pods with which the agent serves ztunnel.
+    pub pods: usize,
+    /// The pods that an earlier agent may have handed over.
+    pub kept: usize,
+    /// The pods that the newest ztunnel has not acknowledged.
+    pub pending: usize,
 }
 
 /// A port at which the agent cannot listen.

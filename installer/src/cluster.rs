@@ -1,20 +1,22 @@
-//! Requests to the API server: lists and watches of this node's pods (`agent::pods`), a watch of this node, and single
-//! queries.
+//! Requests to the API server: lists and watches of this node's pods (`agent::pods`), watches of this node and, in ambient
+//! mode, of the namespaces, and single queries.
 //!
 //! ```text
-//! access ─► client (token, deadlines, errors) ─► kube's client ─┬─ watch: pod_requests (`agent::pods`), own_node
+//! access ─► client (token, deadlines, errors) ─► kube's client ─┬─ watch: pod_requests (`agent::pods`), own_node,
+//!                                                               │         namespaces
 //!                                                               └─ queries: a DaemonSet, a ConfigMap, a pod;
 //!                                                                  events, taints, broken pods
 //! ```
 //!
 //! The agent's requests are GETs, except those that write events and, where configured, taints and pods. Its lists
-//! contain only this node's pods. The watch of the node and each query run on the thread that calls them, which has no
-//! tokio runtime.
+//! contain only this node's pods. The watches of the node and of the namespaces, and each query, run on the thread that
+//! calls them, which has no tokio runtime.
 
 mod access;
 mod broken_pod;
 pub(crate) mod client;
 pub(crate) mod error;
+mod namespaces;
 pub(crate) mod objects;
 mod own_node;
 pub(crate) mod pod_requests;
@@ -26,6 +28,7 @@ pub(crate) use access::server_url;
 pub use access::{Cluster, ClusterError, ClusterNames, ServiceAccount};
 pub use broken_pod::{BrokenPod, PodChange, change_pod};
 pub use error::ApiError;
+pub(crate) use namespaces::NamespaceLabels;
 pub(crate) use own_node::OwnNode;
 pub use own_node::{ClusterNode, ObservedNode};
 pub use pod_requests::PodSelector;

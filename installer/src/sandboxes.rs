@@ -281,7 +281,8 @@ pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
     let (policy, unknown_because) = match desired {
         DesiredRules::Policy(policy) => (Some(policy), None),
         DesiredRules::NotKnown { why, .. } => (None, Some(why)),
-        DesiredRules::LeftAlone(_) => (None, None),
+        // Repair writes no rules of ambient pods.
+        DesiredRules::Ambient(_) | DesiredRules::LeftAlone(_) => (None, None),
     };
     let report = SandboxVerdict { sandbox, verdict, unknown_because, proxy_faults: Vec::new() };
     JudgedSandbox { report, netns: netns.ok(), policy, took }

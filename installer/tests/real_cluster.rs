@@ -56,7 +56,7 @@ fn query(pod: &Value) -> String {
 #[test]
 fn every_pod_of_a_node_is_returned_as_the_api_server_has_it() {
     let node = node();
-    let watched = WatchedPods::start(&cluster(), &node).unwrap();
+    let watched = WatchedPods::start(&cluster(), &node, None).unwrap();
     let until = soon();
     while !watched.state().synced {
         assert!(Instant::now() < until, "{:?}", watched.state());
@@ -81,7 +81,7 @@ fn every_pod_of_a_node_is_returned_as_the_api_server_has_it() {
 
 #[test]
 fn missing_objects_are_not_returned() {
-    let watched = WatchedPods::start(&cluster(), &node()).unwrap();
+    let watched = WatchedPods::start(&cluster(), &node(), None).unwrap();
     let absent = json!({ "metadata": { "namespace": "default", "name": "gybe-test-absent", "uid": "u" } });
     let reference = wire::decode_request(query(&absent).as_bytes()).unwrap().pod;
     assert_eq!(watched.wait_for(&reference, soon()), FactsResponse::Unknown);

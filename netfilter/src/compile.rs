@@ -10,6 +10,7 @@ mod mangle;
 mod outbound;
 mod raw;
 
+pub(crate) use ambient::has_ambient_id;
 pub use ambient::{compile_ambient, has_ambient_rules};
 
 use crate::model::policy::istio::{PASSTHROUGH_V4, PASSTHROUGH_V6};

@@ -3,9 +3,10 @@
 //! Everything that can be refused is refused before the namespace is entered, so bad input changes nothing.
 
 use crate::backend::forget_contradicted_findings;
-use crate::conf::{PluginConf, unknown_keys};
+use crate::conf::{PluginConf, SOCKET, unknown_keys};
 use crate::decide::warnings;
 use crate::error::PluginError;
+use crate::facts::{self, AgentError};
 use crate::families::ipv6_left_alone;
 use crate::log::{CALL, micros, shorten};
 use crate::loopback::wait_for_loopback_plugin;
@@ -36,7 +37,7 @@ pub(crate) fn add(request: &mut Request) -> Result<Reply, PluginError> {
     Ok(Reply::Json(result))
 }
 
-fn redirect(target: TargetPod, conf: &PluginConf, request: &Request) -> Result<(), PluginError> {
+fn redirect(mut target: TargetPod, conf: &PluginConf, request: &Request) -> Result<(), PluginError> {
     let pod = target.pod.to_string();
     for warning in warnings(&target.facts) {
         tracing::warn!(pod, doubt = warning, "gybe-cni cmdAdd: part of the pod's manifest has no effect");
@@ -66,6 +67,19 @@ fn redirect(target: TargetPod, conf: &PluginConf, request: &Request) -> Result<(
         Families::V4AndV6 => "ipv4 and ipv6",
     };
     let (tool, rules_us) = (report.backend.name(), micros(started));
-    tracing::info!(target: CALL, pod, decision = "redirect", tool, families, facts_us, rules_us, "gybe-cni cmdAdd");
+    let decision = if hand_over(&target, conf)? { "ambient" } else { "redirect" };
+    tracing::info!(target: CALL, pod, decision, tool, families, facts_us, rules_us, "gybe-cni cmdAdd");
     Ok(())
+}
+
+/// Hands over an ambient pod to ztunnel, by the node agent, after its rules are written: until ztunnel listens in the
+/// pod its connections are refused, and it has no process yet. Returns false for a pod with a sidecar. After an error
+/// the rules stay; they are deleted with the namespace, and an ADD of the same one replaces them.
+fn hand_over(target: &TargetPod, conf: &PluginConf) -> Result<bool, PluginError> {
+    let Some((pod, netns)) = target.for_ztunnel() else { return Ok(false) };
+    // Only the agent knows that a pod is ambient.
+    let socket = conf.facts.socket.clone().unwrap_or_else(|| SOCKET.into());
+    facts::hand_over(&socket, pod, netns, target.deadline)
+        .map_err(|fault| PluginError::HandOver(AgentError { socket, fault }))?;
+    Ok(true)
 }

@@ -5,14 +5,17 @@
 
 mod lists;
 
-use crate::conf::MaxIntervals;
+use crate::conf::{AmbientConf, MaxIntervals};
 use crate::names::{
-    EXCLUDE_INBOUND, EXCLUDE_INTERFACES, EXCLUDE_OUTBOUND, EXCLUDE_TO, INCLUDE_INBOUND, INCLUDE_OUTBOUND,
-    INCLUDE_TO, KUBEVIRT_INTERFACES, MODE, VIRTUAL_INTERFACES,
+    AMBIENT_DNS, BYPASS_INBOUND, EXCLUDE_INBOUND, EXCLUDE_INTERFACES, EXCLUDE_OUTBOUND, EXCLUDE_TO,
+    INCLUDE_INBOUND, INCLUDE_OUTBOUND, INCLUDE_TO, KUBEVIRT_INTERFACES, MODE, VIRTUAL_INTERFACES,
 };
-use crate::pod::PodFacts;
+use crate::pod::{PodFacts, parse_bool};
+use gybe_netfilter::model::policy::ambient::{AmbientDns, AmbientInbound};
 use gybe_netfilter::model::policy::istio::{PROXY_PORTS, TELEMETRY_PORT};
-use gybe_netfilter::model::policy::{CidrSet, Destinations, InterfaceName, PortRange, PortSet};
+use gybe_netfilter::model::policy::{
+    AmbientPolicy, CidrSet, Destinations, InterfaceName, PortRange, PortSet,
+};
 use lists::ValueError;
 use std::collections::BTreeSet;
 
@@ -140,6 +143,30 @@ pub fn traffic(pod: &PodFacts, max: MaxIntervals) -> Result<TrafficAnnotations, 
         virtual_interfaces: invalid.keep(lists.virtual_interfaces(), BTreeSet::new()),
     };
     invalid.0.map_or(Ok(traffic), Err)
+}
+
+/// Returns the policy of an ambient pod. A boolean that is none counts as no annotation, as in istio-cni.
+///
+/// # Errors
+/// When the list of interfaces is invalid.
+pub fn ambient(
+    pod: &PodFacts,
+    conf: AmbientConf,
+    max: MaxIntervals,
+) -> Result<AmbientPolicy, AnnotationError> {
+    let is_set = |name| pod.annotation(name).and_then(parse_bool);
+    let inbound = match is_set(BYPASS_INBOUND) {
+        Some(true) => AmbientInbound::Bypassed,
+        Some(false) | None => AmbientInbound::Captured,
+    };
+    let dns = match is_set(AMBIENT_DNS) {
+        Some(true) => AmbientDns::Captured,
+        Some(false) => AmbientDns::Off,
+        None => conf.dns,
+    };
+    let lists = AnnotationLists { pod, max: max.get() };
+    let virtual_interfaces = lists.read(VIRTUAL_INTERFACES, lists::interfaces)?.unwrap_or_default();
+    Ok(AmbientPolicy { inbound, dns, virtual_interfaces, probes: conf.probes, families: conf.families })
 }
 
 /// A pod's lists, and the maximum number of intervals of each.

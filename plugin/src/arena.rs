@@ -11,6 +11,10 @@ use std::mem::MaybeUninit;
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+/// The smallest alignment in bytes, that of a `cmsghdr`: nix's `sendmsg` makes one in a buffer of bytes, which the
+/// alignment of malloc(3) suits.
+const MIN_ALIGN: usize = 8;
+
 /// An allocator of `SIZE` bytes before the C library's.
 #[repr(C, align(16))]
 pub struct Arena<const SIZE: usize> {
@@ -39,7 +43,8 @@ impl<const SIZE: usize> Arena<SIZE> {
     /// another thread may have freed this memory, and its writes come before ours.
     fn reserve(&self, layout: Layout) -> Option<usize> {
         let start = self.start().addr();
-        let aligned = |used: usize| Some((start + used).checked_next_multiple_of(layout.align())? - start);
+        let align = layout.align().max(MIN_ALIGN);
+        let aligned = |used: usize| Some((start + used).checked_next_multiple_of(align)? - start);
         let end = |used| aligned(used)?.checked_add(layout.size()).filter(|end| *end <= SIZE);
         self.used.fetch_update(Ordering::Acquire, Ordering::Relaxed, end).ok().and_then(aligned)
     }
@@ -149,19 +154,19 @@ mod tests {
     fn the_last_allocation_grows_and_shrinks_in_place_and_is_freed() {
         let arena = Arena::<4096>::new();
         unsafe {
-            let first = arena.alloc(layout(100, 1));
+            let first = arena.alloc(layout(104, 1));
             let last = arena.alloc(layout(100, 1));
             last.write_bytes(7, 100);
             assert_eq!(arena.realloc(last, layout(100, 1), 3000), last);
             assert_eq!(arena.realloc(last, layout(3000, 1), 200), last);
-            assert_eq!(arena.used.load(Ordering::Relaxed), 300);
-            let moved = arena.realloc(first, layout(100, 1), 150);
-            assert_eq!(moved.addr(), first.addr() + 300, "another one is the last");
+            assert_eq!(arena.used.load(Ordering::Relaxed), 304);
+            let moved = arena.realloc(first, layout(104, 1), 150);
+            assert_eq!(moved.addr(), first.addr() + 304, "another one is the last");
             assert_eq!(arena.realloc(last, layout(200, 1), 100), last, "less always fits");
             arena.dealloc(last, layout(100, 1));
-            assert_eq!(arena.used.load(Ordering::Relaxed), 450, "another one is the last");
+            assert_eq!(arena.used.load(Ordering::Relaxed), 454, "another one is the last");
             arena.dealloc(moved, layout(150, 1));
-            assert_eq!(arena.used.load(Ordering::Relaxed), 300);
+            assert_eq!(arena.used.load(Ordering::Relaxed), 304);
             assert_eq!((last.read(), last.add(99).read()), (7, 7));
         }
     }

@@ -3,10 +3,12 @@
 //! An unknown key is a warning, a wrong value of a known key an error. A new key is added here and in
 //! `conf/keys.rs`. `conf/reader.rs` reads typed values, `conf/istio_keys.rs` the keys of istio-cni.
 
+mod ambient;
 mod istio_keys;
 mod keys;
 mod reader;
 
+pub use ambient::AmbientConf;
 pub use keys::{is_plugin_key, unknown_keys};
 pub use reader::{ConfError, WrongValue, joined};
 
@@ -42,6 +44,8 @@ pub struct PluginConf {
     pub max_intervals: MaxIntervals,
     /// The sources of facts about pods.
     pub facts: FactsConf,
+    /// How ambient pods are redirected; none where ambient mode is off.
+    pub ambient: Option<AmbientConf>,
 }
 
 /// The least severe level that is logged.
@@ -179,6 +183,7 @@ impl PluginConf {
             ipv6: keys.choice("ipv6", &IPV6),
             max_intervals: keys.intervals("max_intervals").unwrap_or_default(),
             facts: keys.nested("facts", |facts| FactsConf::read(facts, &older)),
+            ambient: keys.contains("ambient").then(|| keys.nested("ambient", AmbientConf::read)),
         };
         istio_keys::read(&mut keys, older, &mut conf);
         keys.finish(conf)
@@ -200,6 +205,7 @@ impl PluginConf {
             ipv6,
             max_intervals,
             facts: FactsConf { socket, directory, kubeconfig, deadline },
+            ambient,
         } = self;
         let keys = [
             ("backend", *backend == other.backend),
@@ -214,12 +220,13 @@ impl PluginConf {
             ("facts.kubeconfig", *kubeconfig == other.facts.kubeconfig),
             // A pod is refused when no source knows it in time.
             ("facts.deadline_ms", *deadline == other.facts.deadline),
+            ("ambient", *ambient == other.ambient),
         ];
         keys.into_iter().filter(|(_, is_equal)| !is_equal).map(|(key, _)| key).collect()
     }
 
     /// Returns the plugin's keys, every one, so that nothing depends on the defaults of the version that reads
-    /// them. Reading them returns an equal value.
+    /// them, but `ambient` only where it is on. Reading them returns an equal value.
     #[must_use]
     pub fn to_members(&self) -> Map<String, Value> {
         let texts: [(&str, &str); 6] = [
@@ -237,7 +244,8 @@ impl PluginConf {
             ("facts".to_owned(), self.facts.to_json()),
         ];
         let probed = self.probed.to_json().map(|json| ("probed".to_owned(), json));
-        texts.into_iter().chain(lists).chain(probed).collect()
+        let ambient = self.ambient.map(|ambient| ("ambient".to_owned(), ambient.to_json()));
+        texts.into_iter().chain(lists).chain(probed).chain(ambient).collect()
     }
 }
 

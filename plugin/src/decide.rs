@@ -9,16 +9,16 @@ pub mod inputs;
 use crate::annotations::{self, AnnotationError, InboundPorts, Interception, TrafficAnnotations};
 use crate::conf::{InboundDefault, PluginConf};
 use crate::families::{self, FamiliesError};
-use crate::gates::{self, InitContainer, LeaveAloneReason};
+use crate::gates::{self, Gate, InitContainer, LeaveAloneReason};
 use crate::names::{BOOLEANS, DNS_CAPTURE, INTERCEPTION_MODE, INVALID_DROP, MODE, unknown};
-use crate::pod::{Container, PROXY, PodFacts, parse_bool};
+use crate::pod::{Ambient, Container, PROXY, PodFacts, parse_bool};
 use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy::istio::{
     INBOUND_PORT, OUTBOUND_PORT, PROXY_ID, TPROXY_MARK, TPROXY_TABLE, TUNNEL_PORT,
 };
 use gybe_netfilter::model::policy::{
-    Dns, Families, Groups, Inbound, InvalidPackets, LoopbackCidr, Mode, Outbound, Owners, PortSet,
-    RedirectPolicy,
+    AmbientPolicy, Dns, Families, Groups, Inbound, InvalidPackets, LoopbackCidr, Mode, Outbound, Owners,
+    PortSet, RedirectPolicy,
 };
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -30,8 +30,10 @@ use std::net::IpAddr;
 pub enum Decision {
     /// Nothing is done to the pod.
     LeaveAlone(LeaveAloneReason),
-    /// The pod's traffic is redirected by this policy.
+    /// The pod's traffic is redirected to its sidecar by this policy.
     Redirect(RedirectPolicy),
+    /// The pod's traffic is redirected to the node's ztunnel by this policy.
+    Ambient(AmbientPolicy),
     /// The pod must not start as it is.
     Refuse(PodRefusal),
 }
@@ -84,6 +86,8 @@ pub enum PreliminaryDecision {
     LeaveAlone(LeaveAloneReason),
     /// The pod is redirected, unless `families` refuses its addresses.
     Redirect(PolicyDraft),
+    /// The pod is ambient.
+    Ambient(AmbientPolicy),
     /// The pod must not start as it is.
     Refuse(PodRefusal),
 }
@@ -98,6 +102,7 @@ pub fn decide(conf: &PluginConf, pod: &PodFacts, addresses: &[IpAddr], init: Ini
     match decide_without_addresses(conf, pod, init) {
         PreliminaryDecision::LeaveAlone(reason) => Decision::LeaveAlone(reason),
         PreliminaryDecision::Refuse(refusal) => Decision::Refuse(refusal),
+        PreliminaryDecision::Ambient(policy) => Decision::Ambient(policy),
         PreliminaryDecision::Redirect(draft) => {
             match families::choose(conf.ipv6, families::stack(pod), addresses) {
                 Ok(families) => Decision::Redirect(draft.complete(families)),
@@ -113,6 +118,9 @@ pub fn decide_without_addresses(
     pod: &PodFacts,
     init: InitContainer,
 ) -> PreliminaryDecision {
+    if let Some(decision) = ambient(conf, pod, init) {
+        return decision;
+    }
     match gates::check(conf, pod, init) {
         Ok(Some(reason)) => PreliminaryDecision::LeaveAlone(reason),
         Ok(None) => draft(conf, pod).map_or_else(PreliminaryDecision::Refuse, PreliminaryDecision::Redirect),
@@ -122,6 +130,17 @@ pub fn decide_without_addresses(
             PreliminaryDecision::Refuse(all_invalid.unwrap_or(invalid_mode).into())
         }
     }
+}
+
+/// Decides about a pod that is ambient as the node agent knows it; none about another one. Of the gates only the
+/// excluded namespaces apply: the others are about sidecars, and a pod with the injector's annotation is not ambient.
+fn ambient(conf: &PluginConf, pod: &PodFacts, init: InitContainer) -> Option<PreliminaryDecision> {
+    let (Some(ambient), Ambient::Yes { .. }) = (conf.ambient, &pod.ambient) else { return None };
+    if let Ok(Some(reason)) = Gate::Namespace.closed(conf, pod, init) {
+        return Some(PreliminaryDecision::LeaveAlone(reason));
+    }
+    let policy = annotations::ambient(pod, ambient, conf.max_intervals);
+    Some(policy.map_or_else(|why| PreliminaryDecision::Refuse(why.into()), PreliminaryDecision::Ambient))
 }
 
 fn draft(conf: &PluginConf, pod: &PodFacts) -> Result<PolicyDraft, PodRefusal> {

@@ -7,7 +7,8 @@ use crate::backend::SelectError;
 use crate::bounded_read::StdinError;
 use crate::conf::ConfError;
 use crate::decide::PodRefusal;
-use crate::facts::FactsError;
+use crate::facts::ambient::HandOverCause;
+use crate::facts::{AgentError, AgentFault, FactsError};
 use crate::request::RequestError;
 use crate::result::ResultError;
 use crate::version::VersionError;
@@ -60,6 +61,9 @@ pub enum PluginError {
     /// The rules or routes cannot be written or read.
     #[error("the pod cannot be redirected")]
     Redirection(#[from] RedirectionError),
+    /// ztunnel has not taken an ambient pod.
+    #[error("ztunnel has not taken the pod")]
+    HandOver(#[source] AgentError),
     /// CHECK found differences from what ADD left.
     #[error("the pod's redirection is not as ADD left it: {}", .0.join("; "))]
     Drifted(Vec<String>),
@@ -92,6 +96,12 @@ impl Hint for PluginError {
             Self::Netns(error) => error.hint(),
             Self::Addresses(error) => error.hint(),
             Self::Redirection(error) => error.hint(),
+            Self::HandOver(AgentError { fault: AgentFault::HandOver(fault), .. }) => match fault.cause {
+                // The agent's sentence names the remedy.
+                HandOverCause::NotConnected => None,
+                _ => Some("look at the logs of ztunnel and of the node agent; the kubelet retries".into()),
+            },
+            Self::HandOver(_) => Some("look at the node agent's log; the kubelet retries".into()),
             Self::Drifted(_) => Some("restart the pod, or run gybe apply in its namespace".into()),
             _ => None,
         }

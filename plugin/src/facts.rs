@@ -73,6 +73,12 @@ pub enum FactsError {
     /// The manifest in the directory cannot be used.
     #[error("the pod's manifest cannot be used")]
     Directory(#[from] DirectoryError),
+    /// The source of the facts does not say whether the pod is ambient.
+    #[error("whether the pod is ambient is unknown: only the node agent with ambient mode knows it")]
+    Ambient,
+    /// The pod cannot be named to ztunnel.
+    #[error("the facts of the ambient pod cannot be used")]
+    AmbientPod(#[from] ambient::InvalidPod),
     /// Several sources failed.
     #[error("{first}; {rest}")]
     Several {
@@ -119,6 +125,9 @@ impl Hint for FactsError {
             Self::Agent(_) => Some(
                 "check that the node agent (gybe node, DaemonSet gybe-node) runs on this node; the kubelet retries".into(),
             ),
+            Self::Ambient | Self::AmbientPod(_) => Some(
+                "check that the node agent runs with AMBIENT_ENABLED=true, as its entry says; the kubelet retries".into(),
+            ),
             Self::Kubeconfig(error) => error.hint(),
             // A hint would displace the later errors.
             Self::Directory(_) | Self::Several { .. } => None,
@@ -135,12 +144,13 @@ pub(crate) enum AbsentAgent {
     IsAwaited,
 }
 
-/// Queries the sources in order, all of them within one deadline.
+/// Queries the sources in order, all of them within one deadline. `knows_ambient`: the caller evaluates whether the pod
+/// is ambient.
 ///
 /// # Errors
 /// If no source knows the pod: the errors of all sources in their order.
-pub fn look_up(conf: &FactsConf, pod: &PodRef) -> Result<PodFacts, FactsError> {
-    FactsLookup::start(conf, pod).finish(AbsentAgent::Fails)
+pub fn look_up(conf: &FactsConf, pod: &PodRef, knows_ambient: bool) -> Result<PodFacts, FactsError> {
+    FactsLookup::start(conf, pod, knows_ambient).finish(AbsentAgent::Fails)
 }
 
 /// A lookup in progress: the request to the agent, where there is one, has been sent.
@@ -153,15 +163,21 @@ pub(crate) struct FactsLookup<'a> {
 }
 
 impl<'a> FactsLookup<'a> {
-    /// Sends the request to the agent, and waits for nothing.
-    pub(crate) fn start(conf: &'a FactsConf, pod: &'a PodRef) -> Self {
+    /// Sends the request to the agent, and waits for nothing. `knows_ambient`: the caller evaluates whether the pod is
+    /// ambient.
+    pub(crate) fn start(conf: &'a FactsConf, pod: &'a PodRef, knows_ambient: bool) -> Self {
         let deadline = Instant::now() + conf.deadline;
         let others = other_sources(conf);
         let agent = conf.socket.as_deref().map(|socket| {
-            let query = AgentQuery { socket, pod, deadline: share(deadline, others.len()) };
+            let query = AgentQuery { socket, pod, deadline: share(deadline, others.len()), knows_ambient };
             (query, query.send())
         });
         Self { pod, deadline, agent, others }
+    }
+
+    /// For the lookup, and for what follows from it at the agent.
+    pub(crate) fn deadline(&self) -> Instant {
+        self.deadline
     }
 
     /// Returns the facts of the first source that knows the pod.

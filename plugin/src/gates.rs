@@ -67,7 +67,7 @@ const AGENTS: [&str; 2] = ["gybe-node-", "istio-cni-node-"];
 /// Checks the gates that need no facts, so that these pods never wait for a source of facts.
 ///
 /// A node agent's own pod is recognized by its annotations, where the runtime hands them over: it is not in
-/// the mesh. Only without them its name decides, which any pod of that namespace may have (A06).
+/// the mesh. Only without them, and in ambient mode, its name decides, which any pod of that namespace may have (A06).
 pub fn check_without_facts(
     conf: &PluginConf,
     namespace: &str,
@@ -79,9 +79,15 @@ pub fn check_without_facts(
         is_home && AGENTS.iter().any(|prefix| name.starts_with(prefix))
     };
     let is_excluded = conf.exclude_namespaces.contains(namespace);
+    let is_injected =
+        matches!(annotations, RuntimeAnnotations::Present(annotations) if annotations.contains_key(STATUS));
+    // A pod without a sidecar may be ambient: its labels decide, which no runtime hands over.
+    let has_to_be_known = conf.ambient.is_some() && !is_injected;
+    let is_undecided = matches!(annotations, RuntimeAnnotations::NotProvided) || has_to_be_known;
     match annotations {
-        RuntimeAnnotations::NotProvided if is_agent() => Some(LeaveAloneReason::OwnPod),
+        _ if is_undecided && is_agent() => Some(LeaveAloneReason::OwnPod),
         _ if is_excluded => Some(LeaveAloneReason::ExcludedNamespace),
+        _ if is_undecided => None,
         RuntimeAnnotations::NotProvided => None,
         RuntimeAnnotations::Empty => Some(LeaveAloneReason::NotInjected),
         RuntimeAnnotations::Present(annotations) => annotation_gates(annotations),

@@ -15,6 +15,10 @@ pub(crate) const INCLUDE_OUTBOUND: &str = "traffic.sidecar.istio.io/includeOutbo
 pub(crate) const EXCLUDE_OUTBOUND: &str = "traffic.sidecar.istio.io/excludeOutboundPorts";
 pub(crate) const EXCLUDE_INTERFACES: &str = "traffic.sidecar.istio.io/excludeInterfaces";
 pub(crate) const VIRTUAL_INTERFACES: &str = "istio.io/reroute-virtual-interfaces";
+/// The annotation with which the pod's inbound connections do not go to ztunnel.
+pub(crate) const BYPASS_INBOUND: &str = "ambient.istio.io/bypass-inbound-capture";
+/// The annotation that overrides whether DNS queries go to ztunnel.
+pub(crate) const AMBIENT_DNS: &str = "ambient.istio.io/dns-capture";
 pub(crate) const KUBEVIRT_INTERFACES: &str = "traffic.sidecar.istio.io/kubevirtInterfaces";
 
 /// The variable of the proxy that switches it off.
@@ -75,7 +79,7 @@ const fn of(name: &'static str, form: ValueForm, default: &'static str, meaning:
 }
 
 /// All annotations.
-pub static ANNOTATIONS: [Annotation; 12] = [
+pub static ANNOTATIONS: [Annotation; 14] = [
     Annotation {
         name: STATUS,
         form: ValueForm::Text,
@@ -127,8 +131,20 @@ pub static ANNOTATIONS: [Annotation; 12] = [
         KUBEVIRT_INTERFACES,
         ValueForm::Interfaces,
         "",
-        "the older name of the one above, used only without it",
+        "the older name of the one above, used only without it, and only by pods with a sidecar",
     ),
+    of(
+        BYPASS_INBOUND,
+        ValueForm::Boolean,
+        "false",
+        "of an ambient pod: `true` leaves its inbound connections alone, as an ingress gateway needs it",
+    ),
+    Annotation {
+        name: AMBIENT_DNS,
+        form: ValueForm::Boolean,
+        default: None,
+        meaning: "of an ambient pod: whether its DNS queries go to ztunnel, instead of the setting `ambient_dns_capture`",
+    },
 ];
 
 /// Reports whether the value of an annotation is a list.

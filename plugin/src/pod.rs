@@ -6,8 +6,8 @@
 mod manifest;
 mod trim;
 
-pub use manifest::Manifest;
 pub(crate) use manifest::describe_json_error;
+pub use manifest::{Manifest, Selectable};
 pub use trim::ISTIO_COMPONENTS;
 
 use std::collections::BTreeMap;
@@ -29,6 +29,28 @@ pub struct PodFacts {
     pub containers: Vec<Container>,
     /// Init containers, in the manifest's order.
     pub init_containers: Vec<Container>,
+    /// Whether the pod is ambient.
+    pub ambient: Ambient,
+}
+
+/// Whether a pod is ambient: the node's ztunnel takes its traffic.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub enum Ambient {
+    /// The source of the facts does not know: only a node agent with ambient mode does.
+    #[default]
+    Unknown,
+    /// The node agent has not decided yet, by these parts of the manifest.
+    Undecided(Box<Selectable>),
+    No {
+        /// The reason, for `gybe explain`.
+        why: String,
+    },
+    Yes {
+        /// The pod's service account, by which ztunnel knows its identity.
+        service_account: String,
+        /// The labels and the selector, for `gybe explain`.
+        why: String,
+    },
 }
 
 /// A container.

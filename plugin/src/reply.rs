@@ -4,6 +4,7 @@
 use crate::backend::SelectError;
 use crate::decide::PodRefusal;
 use crate::error::PluginError;
+use crate::facts::ambient::HandOverCause;
 use crate::facts::{AgentError, AgentFault, FactsError};
 use crate::families::FamiliesError;
 use crate::network_conf::NetworkConfError;
@@ -159,6 +160,7 @@ fn number_and_code(error: &PluginError) -> (u16, u32) {
         E::Redirection(_) => (24, 999),
         E::Drifted(_) => (25, 999),
         E::Attachments => (26, 999),
+        E::HandOver(AgentError { fault, .. }) => hand_over_number(fault),
     }
 }
 
@@ -188,6 +190,21 @@ fn backend_number(error: &SelectError) -> (u16, u32) {
     }
 }
 
+/// Returns the number and code of an error about an ambient pod's way to ztunnel.
+fn hand_over_number(fault: &AgentFault) -> (u16, u32) {
+    let cause = match fault {
+        AgentFault::HandOver(fault) => fault.cause,
+        AgentFault::Timeout => HandOverCause::NoAnswer,
+        _ => HandOverCause::Other,
+    };
+    match cause {
+        HandOverCause::NotConnected => (34, 11),
+        HandOverCause::Refused => (35, 11),
+        HandOverCause::NoAnswer => (36, 11),
+        HandOverCause::Other => (32, 11),
+    }
+}
+
 /// Returns the number and code of an error about the facts.
 fn facts_number(error: &FactsError) -> (u16, u32) {
     match error {
@@ -199,6 +216,7 @@ fn facts_number(error: &FactsError) -> (u16, u32) {
             (19, 11)
         }
         FactsError::Agent(_) => (32, 11),
+        FactsError::Ambient | FactsError::AmbientPod(_) => (37, 11),
         // A wrong configuration stays wrong; an API server that does not answer may answer later.
         FactsError::Kubeconfig(error) if error.is_configured_wrong() => (33, 7),
         FactsError::Kubeconfig(_) => (33, 11),

@@ -6,18 +6,21 @@ use crate::backend::{SelectedBackend, Selection};
 use crate::conf::PluginConf;
 use crate::decide::{self, PodRefusal, PolicyDraft, PreliminaryDecision};
 use crate::error::PluginError;
+use crate::facts::ambient::AmbientPod;
 use crate::facts::{self, AbsentAgent, FactsError, FactsLookup};
 use crate::families;
 use crate::gates::{self, InitContainer, LeaveAloneReason};
 use crate::log::micros;
-use crate::pod::PodFacts;
+use crate::names::STATUS;
+use crate::pod::{Ambient, PodFacts};
 use crate::request::{OwnNamespace, Request, Verb};
 use gybe_netfilter::apply::backend::{Backend, BackendKind};
 use gybe_netfilter::apply::redirection::{Redirection, RedirectionError, RuleVariant};
 use gybe_netfilter::kernel::netns::{Identity, Netns};
 use gybe_netfilter::kernel::routes::{Address, Rtnetlink};
-use gybe_netfilter::model::policy::Families;
+use gybe_netfilter::model::policy::{AmbientPolicy, Families};
 use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::Instant;
 
@@ -41,8 +44,17 @@ pub(crate) struct TargetPod {
     pub(crate) facts_us: u64,
     /// Selected before the namespace is entered; CHECK selects by the rules in the namespace.
     backend: Option<SelectedBackend>,
-    policy: PolicyDraft,
+    policy: TargetPolicy,
     netns: Netns,
+    /// For all that the agent has to do.
+    pub(crate) deadline: Instant,
+}
+
+/// The policy of a pod of the mesh.
+#[expect(clippy::large_enum_variant, reason = "there is one per call")]
+enum TargetPolicy {
+    Sidecar(PolicyDraft),
+    Ambient(AmbientPolicy, AmbientPod),
 }
 
 /// The routing socket and the addresses of the pod's namespace.
@@ -76,19 +88,29 @@ pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<CallTarget, P
         return Ok(CallTarget::LeaveAlone { reason, pod: pod.to_string() });
     }
     let started = Instant::now();
-    let lookup = FactsLookup::start(&conf.facts, &pod);
+    let lookup = FactsLookup::start(&conf.facts, &pod, conf.ambient.is_some());
+    let deadline = lookup.deadline();
     // Opened before any wait for facts: afterwards the path may lead to another pod's namespace.
     let netns = path.open();
     // A CHECK that fails stops no pod from starting; the runtime repeats it.
     let absent = if request.verb == Verb::Add { AbsentAgent::IsAwaited } else { AbsentAgent::Fails };
     let facts = lookup.finish(absent)?;
     let facts_us = micros(started);
+    let contradicted = |reason: LeaveAloneReason| {
+        let is_contradicted = gates::contradicts(annotations, &reason) && !facts::same_uid(&facts, &pod);
+        if is_contradicted { Err(FactsError::contradicted(reason, &facts)) } else { Ok(reason) }
+    };
     let policy = match decide::decide_without_addresses(conf, &facts, InitContainer::Counts) {
-        PreliminaryDecision::Redirect(policy) => policy,
+        PreliminaryDecision::Redirect(policy) => TargetPolicy::Sidecar(policy),
+        PreliminaryDecision::Ambient(policy) => {
+            contradicted(LeaveAloneReason::NotInjected)?;
+            TargetPolicy::Ambient(policy, ambient_pod(&facts)?)
+        }
         PreliminaryDecision::Refuse(refusal) => return Err(refusal.into()),
         PreliminaryDecision::LeaveAlone(reason) => {
-            if gates::contradicts(annotations, &reason) && !facts::same_uid(&facts, &pod) {
-                return Err(FactsError::contradicted(reason, &facts).into());
+            let reason = contradicted(reason)?;
+            if has_to_be_ambient_or_not(conf, &facts) {
+                return Err(FactsError::Ambient.into());
             }
             return Ok(CallTarget::LeaveAlone { reason, pod: pod.to_string() });
         }
@@ -96,7 +118,19 @@ pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<CallTarget, P
     let netns = netns?;
     // Last, because it takes a probe when no findings are kept.
     let backend = (request.verb == Verb::Add).then(|| Selection::of(conf).to_write()).transpose()?;
-    Ok(CallTarget::Redirect(Box::new(TargetPod { pod, facts, facts_us, backend, policy, netns })))
+    Ok(CallTarget::Redirect(Box::new(TargetPod { pod, facts, facts_us, backend, policy, netns, deadline })))
+}
+
+/// Reports whether facts leave open whether the pod is ambient, and nothing else decides about it.
+fn has_to_be_ambient_or_not(conf: &PluginConf, facts: &PodFacts) -> bool {
+    let is_open = !matches!(facts.ambient, Ambient::No { .. }) && facts.annotation(STATUS).is_none();
+    conf.ambient.is_some() && is_open && !conf.exclude_namespaces.contains(&facts.namespace)
+}
+
+/// Returns the pod as ztunnel knows it.
+fn ambient_pod(facts: &PodFacts) -> Result<AmbientPod, FactsError> {
+    let Ambient::Yes { service_account, .. } = &facts.ambient else { return Err(FactsError::Ambient) };
+    Ok(AmbientPod::parse(&facts.uid, &facts.namespace, &facts.name, service_account)?)
 }
 
 /// `CNI_NETNS`, and the namespace that it must not be.
@@ -134,7 +168,7 @@ impl TargetPod {
     ///
     /// One routing socket and one list of addresses serve both the policy and the work.
     pub(crate) fn in_namespace<T>(
-        self,
+        &mut self,
         conf: &PluginConf,
         work: impl FnOnce(&Redirection, &dyn Backend, PodNetwork<'_>) -> Result<T, RedirectionError>,
     ) -> Result<NamespaceReport<T>, PluginError> {
@@ -142,12 +176,30 @@ impl TargetPod {
         let mut rtnetlink = Rtnetlink::open().map_err(PluginError::Addresses)?;
         let listed = rtnetlink.addresses().map_err(PluginError::Addresses)?;
         let addresses: Vec<_> = listed.iter().map(|address| address.ip).collect();
-        let stack = families::stack(&self.facts);
-        let families = families::choose(conf.ipv6, stack, &addresses).map_err(PodRefusal::Families)?;
-        let selected = self.backend.map_or_else(|| SelectedBackend::to_read(conf.backend), Ok)?;
-        let (redirection, variant) = selected.redirection(&self.policy.complete(families))?;
+        let selected = self.backend.take().map_or_else(|| SelectedBackend::to_read(conf.backend), Ok)?;
+        let (families, redirection, variant) = match &self.policy {
+            TargetPolicy::Sidecar(policy) => {
+                let stack = families::stack(&self.facts);
+                let families =
+                    families::choose(conf.ipv6, stack, &addresses).map_err(PodRefusal::Families)?;
+                let (redirection, variant) = selected.redirection(&policy.clone().complete(families))?;
+                (families, redirection, variant)
+            }
+            TargetPolicy::Ambient(policy, _) => {
+                let (redirection, variant) = selected.redirection_of_ambient(policy)?;
+                (policy.families, redirection, variant)
+            }
+        };
         let network = PodNetwork { rtnetlink: &mut rtnetlink, addresses: &listed };
         let outcome = work(&redirection, selected.backend.as_ref(), network)?;
         Ok(NamespaceReport { addresses, families, backend: selected.backend.kind(), variant, outcome })
+    }
+
+    /// Returns the pod that is handed over to ztunnel, and its open namespace; none for a pod with a sidecar.
+    pub(crate) fn for_ztunnel(&self) -> Option<(&AmbientPod, BorrowedFd<'_>)> {
+        match &self.policy {
+            TargetPolicy::Sidecar(_) => None,
+            TargetPolicy::Ambient(_, pod) => Some((pod, self.netns.as_fd())),
+        }
     }
 }

@@ -3,6 +3,7 @@
 //! reconcile loop, HTTP, requests about running pods). The sockets for the plugin are created at the start of a term,
 //! and answer until the next one or the end of the process.
 
+use super::ambient::AmbientNode;
 use super::broken_pods::BrokenPods;
 use super::daemonset::OwnDaemonSet;
 use super::events::{EventQueue, EventWriter};
@@ -30,6 +31,7 @@ use std::collections::BTreeSet;
 use std::io::{PipeReader, PipeWriter, pipe};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
+use std::sync::Arc;
 use std::thread::{self, Scope, ScopedJoinHandle};
 use tokio::sync::oneshot;
 
@@ -43,6 +45,8 @@ pub(super) struct NodeAgent<'a> {
     /// The path of the facts socket.
     pub(super) facts: &'a Path,
     pub(super) stop: &'a SignalFd,
+    /// None where ambient mode is off.
+    pub(super) ambient: Option<&'a AmbientNode>,
 }
 
 /// What all terms share in which this agent leads.
@@ -83,6 +87,7 @@ impl NodeAgent<'_> {
             published: &published,
             node: self.home.as_ref().map(|_| &own_node),
             events: self.home.as_ref().map(|_| self.events),
+            ambient: self.ambient,
         };
         let reconciler = Reconciler::new(config, context);
         let (pods, calls) = (self.pods, self.calls);
@@ -97,14 +102,17 @@ impl NodeAgent<'_> {
             probe: &environment.probe,
             broken_pods: &broken_pods,
             events: self.home.as_ref().map(|_| self.events),
+            ambient: self.ambient,
         };
         let own = environment.pod_directory.as_ref().map(|directory| directory.join(STATUS_SOCKET));
-        let own = own.map(|path| FactsSocket::open(&path).map_err(|source| ServeError { path, source }));
+        let own =
+            own.map(|path| FactsSocket::open(&path, None).map_err(|source| ServeError { path, source }));
         let own = own.transpose()?;
         let own_health = SocketHealth::default();
         thread::scope(|scope| {
             scope.spawn(|| daemonset.observe(ended.as_fd()));
             scope.spawn(|| self.follow_node(&own_node, &ended));
+            scope.spawn(|| self.follow_namespaces(&ended));
             scope.spawn(|| self.write_events(&environment));
             scope.spawn(|| self.keep_taints(&own_node, &sources, &ended));
             if let Some(mut own) = own {
@@ -140,7 +148,8 @@ impl NodeAgent<'_> {
             let Some(lead) = lead else { return Ok(()) };
             // Before the role: while this agent leads, the sockets of the former term create a file that is not served,
             // and two threads would create the same file at once.
-            let sockets = Sockets::open(self.facts, log)?;
+            let ambient = self.ambient.map(|node| Arc::clone(&node.pods));
+            let sockets = Sockets::open(self.facts, ambient, log)?;
             drop(former.take());
             self.context.role.set(Role::leads());
             log.info("gybe node: leads", json!({}));
@@ -174,6 +183,9 @@ impl NodeAgent<'_> {
             let halted = halted.as_fd();
             let turns = term.spawn(move || reconciler.run(halted));
             term.spawn(move || self.act_on_broken_pods(terms, halted));
+            if let Some(ambient) = self.ambient {
+                term.spawn(move || ambient.serve(self.pods, halted, self.context));
+            }
             term.spawn(|| self.serve_http(terms.environment, &terms.sources, http_ends));
             let ends = [self.stop.as_fd(), sockets.served.as_fd()];
             let mut end = lead.wait(&ends, self.context).map_err(waiting("the lead"));
@@ -218,6 +230,15 @@ impl NodeAgent<'_> {
             && let Err(why) = own_node.follow(home, stop, log)
         {
             log.error("the agent's node is not watched", json!({ "cause": why.to_string() }));
+        }
+    }
+
+    fn follow_namespaces(&self, stop: &PipeReader) {
+        let log = self.context.log;
+        if let (Some(home), Some(ambient)) = (&self.home, self.ambient)
+            && let Err(why) = ambient.namespaces.follow(home, stop, log)
+        {
+            log.error("gybe node: the namespaces are not watched", json!({ "cause": why.to_string() }));
         }
     }
 

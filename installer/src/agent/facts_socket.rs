@@ -1,6 +1,6 @@
 //! The socket at which the plugin queries facts about pods. The protocol is in `gybe_plugin`'s `facts::wire`; the pods
 //! come from a [`PodLookup`]. `gybe_plugin`'s `facts::ambient` is the request that hands over the network namespace of an
-//! ambient pod; no ADD sends it yet.
+//! ambient pod.
 //!
 //! One thread reads all connections and responds at once if the pod is in the cache, which it nearly always is: a
 //! thread for each connection costs more than the response. Queries that have to wait are in `dispatcher`. Idle
@@ -61,9 +61,10 @@ struct ReadyDescriptors {
 }
 
 impl FactsSocket {
-    pub(crate) fn open(path: &Path) -> Result<Self, SocketFileError> {
+    /// Opens the socket. `ambient` has the pods that are handed over; none where ambient mode is off.
+    pub(crate) fn open(path: &Path, ambient: Option<Arc<AmbientPods>>) -> Result<Self, SocketFileError> {
         let socket = ServedSocket::open(path, SockType::Stream)?;
-        Ok(Self { socket, paused_until: None, ambient: None })
+        Ok(Self { socket, paused_until: None, ambient })
     }
 
     /// Responds to queries until `stop` is readable. Queries that have arrived by then, and those that wait for a pod,

@@ -3,7 +3,8 @@
 use super::http::Page;
 use super::status::{AgentSnapshot, Phase};
 use crate::agent::pods::PodsState;
-use crate::agent_status::{AgentStatus, RefusedPod, UNINSTALLED};
+use crate::agent::ztunnel::ZtunnelStatus;
+use crate::agent_status::{AgentStatus, AmbientCounts, RefusedPod, UNINSTALLED};
 use crate::host::desired::Confirmed;
 use crate::lead::process::Role;
 use crate::probe::node_backend::NodeBackend;
@@ -43,6 +44,18 @@ pub(crate) fn status(agent: &AgentSnapshot) -> AgentStatus {
         backend: backend.map(|kind| kind.name().to_owned()),
         pods: u64::try_from(agent.pods.pods).unwrap_or(u64::MAX),
         not_redirected: agent.pod_repairs.map(|repairs| repairs.not_redirected),
+        ambient: agent.ambient.as_ref().map(|ambient| AmbientCounts::of(&ambient.ztunnel)),
+    }
+}
+
+impl AmbientCounts {
+    fn of(ztunnel: &ZtunnelStatus) -> Self {
+        Self {
+            ztunnels: ztunnel.connected,
+            pods: ztunnel.pods - ztunnel.without_netns,
+            kept: ztunnel.without_netns,
+            pending: ztunnel.pending,
+        }
     }
 }
 

@@ -1,6 +1,7 @@
 //! The page `/metrics`, with the incumbent's metric names and ours, in Prometheus' text format, version 0.0.4. A library
 //! would add registries and atomics for numbers that other modules keep. Pure.
 
+use super::ambient::AmbientStatus;
 use super::istio::IstioAgent;
 use super::plugin_calls::CallCounts;
 use super::status::{AgentSnapshot, Phase, RepairCounts, Status};
@@ -20,6 +21,7 @@ pub(crate) fn text(agent: &AgentSnapshot) -> String {
     repairs(&agent.status, &mut out);
     pod_repairs(agent, &mut out);
     events(agent.events_dropped, &mut out);
+    ambient(agent.ambient.as_ref(), &mut out);
     pods(agent, &mut out);
     backend(agent.status.report.backend.as_ref(), &mut out);
     calls(&agent.calls, &mut out);
@@ -44,8 +46,7 @@ fn process(agent: &AgentSnapshot, out: &mut Exposition) {
     }
 }
 
-/// `nodeagent_reconcile_events_total` and `ztunnel_connected` are left out: Gybe has no ambient mode, and a value of 0
-/// would suggest that it has.
+/// `nodeagent_reconcile_events_total` is left out: running pods are not enrolled.
 fn incumbent(agent: &AgentSnapshot, out: &mut Exposition) {
     let counts = &agent.status.counts;
     out.family("istio_cni_installs_total", Kind::Counter, "Passes of the installer by their result.");
@@ -150,6 +151,40 @@ fn pod_repairs(agent: &AgentSnapshot, out: &mut Exposition) {
     let help = "Running pods that should be redirected and are not, or of which that is not known, after the last pass.";
     out.family("gybe_pods_not_redirected", Kind::Gauge, help);
     out.sample(&[], repairs.not_redirected);
+}
+
+/// Left out where ambient mode is off. The first name is the incumbent's.
+fn ambient(ambient: Option<&AmbientStatus>, out: &mut Exposition) {
+    let Some(AmbientStatus { ztunnel, .. }) = ambient else { return };
+    out.family("ztunnel_connected", Kind::Gauge, "Connected ztunnels.");
+    out.sample(&[], ztunnel.connected);
+    out.family("gybe_ambient_pods", Kind::Gauge, "Pods with which this agent serves ztunnel.");
+    out.sample(&[], ztunnel.pods - ztunnel.without_netns);
+    let help = "Pods that an earlier agent may have handed over; ztunnel keeps those that it knows.";
+    out.family("gybe_ambient_pods_kept", Kind::Gauge, help);
+    out.sample(&[], ztunnel.without_netns);
+    out.family(
+        "gybe_ambient_pods_pending",
+        Kind::Gauge,
+        "Ambient pods that the newest ztunnel has not acknowledged.",
+    );
+    out.sample(&[], ztunnel.pending);
+    let counts = &ztunnel.counts;
+    for (name, help, count) in [
+        ("gybe_ztunnel_connections_total", "Connections of ztunnels.", counts.connections),
+        ("gybe_ztunnel_refusals_total", "Requests that ztunnel refused.", counts.refused),
+        (
+            "gybe_ztunnel_late_total",
+            "Connections closed because ztunnel did not answer in time.",
+            counts.late,
+        ),
+    ] {
+        out.family(name, Kind::Counter, help);
+        out.sample(&[], count);
+    }
+    let help = "Time from a request to ztunnel's acknowledgement.";
+    out.family("gybe_ztunnel_acknowledgement_seconds", Kind::Histogram, help);
+    out.histogram(&[], &counts.acknowledged);
 }
 
 /// Left out without a cluster.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 /// Only these values become a label: a line's sender must not be able to create a metric for each pod.
 const VERBS: [&str; 5] = [ADD, "CHECK", "DEL", "GC", "STATUS"];
 const ADD: &str = "ADD";
-const DECISIONS: [&str; 4] = ["redirect", "leave alone", "nothing", "error"];
+const DECISIONS: [&str; 5] = ["redirect", "ambient", "leave alone", "nothing", "error"];
 /// The phases, and the field with each one's microseconds.
 const PHASES: [(&str, &str); 3] = [("all", "took_us"), ("facts", "facts_us"), ("rules", "rules_us")];
 

@@ -17,6 +17,7 @@ pub use pod_cache::{WatchProblem, WatchState};
 
 use crate::agent::pods::pod_cache::{PodCache, WaitLimits};
 use crate::agent::pods::pod_watch::{AwaitedPod, NodePods, serve_lookups};
+use crate::agent::ztunnel::AmbientPods;
 use crate::cluster::watch::Watch;
 use crate::cluster::{Cluster, ClusterError};
 use crate::log::Log;
@@ -136,23 +137,29 @@ pub struct WatchedPods {
 }
 
 impl WatchedPods {
-    /// Starts to watch the pods of this node. `state` shows whether the API server responds.
+    /// Starts to watch the pods of this node. `state` shows whether the API server responds. In ambient mode, pods that
+    /// end are removed from `ambient`.
     ///
     /// # Errors
     /// When the configuration of the cluster is incomplete, or no thread can be created.
-    pub fn start(cluster: &Cluster, node: &str) -> Result<Self, ClusterError> {
+    pub fn start(
+        cluster: &Cluster,
+        node: &str,
+        ambient: Option<Arc<AmbientPods>>,
+    ) -> Result<Self, ClusterError> {
         let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build();
         let runtime = runtime.map_err(ClusterError::Thread)?;
         let client = runtime.block_on(cluster.client())?;
         let cache = Arc::<PodCache>::default();
         let (sender, lookups) = unbounded_channel();
-        let watched = NodePods { node: node.to_owned(), cache: Arc::clone(&cache) };
+        let is_ambient = ambient.is_some();
+        let watched = NodePods { node: node.to_owned(), cache: Arc::clone(&cache), ambient };
         let watching = client.clone();
         let watch = async move {
             let log = Log::default();
             Watch { client: watching, watched, log: &log }.run().await
         };
-        let serve = serve_lookups(Arc::clone(&cache), client, lookups);
+        let serve = serve_lookups(Arc::clone(&cache), client, lookups, is_ambient);
         let thread = without_signals(|| {
             thread::Builder::new().name("cluster".to_owned()).spawn(move || {
                 let _watching = runtime.spawn(watch);

@@ -11,6 +11,7 @@ mod uninstall;
 
 pub use live_settings::{LiveSettings, SettingsLoadError};
 
+use super::ambient::AmbientNode;
 use super::events::EventQueue;
 use super::kubeconfig::Validity;
 use super::kubeconfig::{self, Kubeconfig};
@@ -94,6 +95,8 @@ pub(crate) struct ReconcileContext<'a> {
     pub(crate) node: Option<&'a OwnNode>,
     /// None without a cluster.
     pub(crate) events: Option<&'a EventQueue>,
+    /// None where ambient mode is off.
+    pub(crate) ambient: Option<&'a AmbientNode>,
 }
 
 /// The result of a turn.
@@ -107,6 +110,8 @@ struct Turn {
 impl<'a> Reconciler<'a> {
     /// Starts to watch; changes nothing before `run`.
     pub(crate) fn new(config: ReconcileConfig, context: ReconcileContext<'a>) -> Self {
+        // Before the first turn, which takes seconds: pods are added meanwhile.
+        config.settings.decide_ambient_pods(context.ambient);
         let settings = &config.settings.current;
         for note in &settings.notes {
             context.log.warn("gybe node: note on the settings", json!({ "note": note }));
@@ -174,6 +179,7 @@ impl<'a> Reconciler<'a> {
             // The directories depend on the settings; a change before the new watch was set up causes no event.
             self.settings.refresh(&self.log);
         }
+        self.settings.decide_ambient_pods(self.context.ambient);
         let turn = match self.settings.origin {
             Origin::ConfigMap => {
                 if self.settings.error.is_some() || self.settings.current.options != former {

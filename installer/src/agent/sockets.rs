@@ -5,6 +5,7 @@ use super::events::{EventQueue, PodEvent};
 use super::facts_socket::FactsSocket;
 use super::plugin_calls::PluginCalls;
 use super::pods::PodLookup;
+use super::ztunnel::AmbientPods;
 use crate::agent_status::AgentStatus;
 use crate::error::errno;
 use crate::lead::socket::SocketFileError;
@@ -18,6 +19,7 @@ use serde_json::{Value, json};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::thread;
 
 /// Why the agent cannot start or continue.
@@ -37,14 +39,14 @@ pub(super) struct Sockets {
 }
 
 impl Sockets {
-    pub(super) fn open(facts: &Path, to: &Log) -> Result<Self, NodeError> {
+    pub(super) fn open(facts: &Path, ambient: Option<Arc<AmbientPods>>, to: &Log) -> Result<Self, NodeError> {
         let failed = |path: &Path| {
             let path = path.to_owned();
             move |source| ServeError { path, source }
         };
         let log = facts.with_file_name(LOG_SOCKET);
         let sockets = Self {
-            facts: FactsSocket::open(facts).map_err(failed(facts))?,
+            facts: FactsSocket::open(facts, ambient).map_err(failed(facts))?,
             log: LogSocket::open(&log).map_err(failed(&log))?,
         };
         to.info("gybe node: serving", json!({ "socket": facts.display().to_string() }));

@@ -1,6 +1,7 @@
 //! The agent's status: the report of each turn of the reconcile loop, counters over all turns, and the snapshot that
 //! `/readyz`, `/metrics` and the facts socket report.
 
+use super::ambient::{AmbientNode, AmbientStatus};
 use super::deletion_budget::BrokenPodCounts;
 use super::events::EventQueue;
 use super::istio::IstioAgent;
@@ -220,6 +221,8 @@ pub(crate) struct StatusSources<'a> {
     pub(crate) broken_pods: &'a Shared<BrokenPodCounts>,
     /// None without a cluster.
     pub(crate) events: Option<&'a EventQueue>,
+    /// None where ambient mode is off.
+    pub(crate) ambient: Option<&'a AmbientNode>,
 }
 
 /// The state of the whole agent at one time.
@@ -245,6 +248,8 @@ pub(crate) struct AgentSnapshot {
     pub(crate) broken_pods: BrokenPodCounts,
     /// How many events were never written; none without a cluster.
     pub(crate) events_dropped: Option<u64>,
+    /// None where ambient mode is off.
+    pub(crate) ambient: Option<AmbientStatus>,
     pub(crate) role: Role,
     /// The time since the last turn ended; zero while another agent leads.
     idle: Duration,
@@ -273,6 +278,7 @@ impl StatusSources<'_> {
             pod_repairs: PodRepairs::kept_in(self.probe),
             broken_pods: self.broken_pods.read(),
             events_dropped: self.events.map(EventQueue::dropped),
+            ambient: self.ambient.map(AmbientNode::status),
         }
     }
 }
@@ -341,7 +347,8 @@ impl AgentSnapshot {
         let phase = phase.into_iter().chain(rewriter);
         let all = self.hung().into_iter().chain(phase).chain(self.status.missing().iter().cloned());
         let all = all.chain(backend).chain(self.pods.missing.clone());
-        all.chain(self.socket_problems.clone()).collect()
+        let ambient = self.ambient.iter().flat_map(AmbientStatus::not_ready);
+        all.chain(self.socket_problems.clone()).chain(ambient).collect()
     }
 }
 

@@ -33,9 +33,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
-/// The path at which ztunnel's chart expects the agent.
-pub const SOCKET: &str = "/var/run/ztunnel/ztunnel.sock";
-
 /// How long a ztunnel may take for its hello and for each response.
 pub const TIMEOUT: Duration = Duration::from_secs(5);
 

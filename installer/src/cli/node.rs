@@ -1,6 +1,7 @@
 //! The commands that run in a node's pods until SIGTERM: `gybe node`, the agent; and `gybe istio-cni-taint`, also as
 //! the program `istio-cni-taint`, which sets and removes the taint `NodeReadiness` of one node.
 
+use crate::agent::ambient::AmbientNode;
 use crate::agent::pods::{PodLookup, WatchedPods};
 use crate::agent::{self, Agent, LiveSettings, ManifestPods, NodeError, ReconcileConfig};
 use crate::cli::Context;
@@ -21,6 +22,7 @@ use serde_json::json;
 use std::borrow::Cow;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::Duration;
 
 /// How long the agent waits for the report about the runtimes from the container `repair`, whose probe takes seconds.
@@ -60,8 +62,11 @@ impl NodeArgs {
         let reconcile =
             self.install.unwrap_or(as_a_pod).then(|| reconcile_config(context, as_a_pod)).transpose()?;
         let facts = self.facts_socket(reconcile.as_ref())?;
-        let pods = self.pod_lookup(cluster_node.as_ref())?;
-        match agent::serve(Agent { pods: pods.as_ref(), facts: &facts, reconcile, home: cluster_node }) {
+        let ambient = reconcile.as_ref().and_then(|config| config.settings.environment().ambient.clone());
+        let ambient = ambient.map(AmbientNode::new);
+        let pods = self.pod_lookup(cluster_node.as_ref(), ambient.as_ref())?;
+        let (pods, ambient) = (pods.as_ref(), ambient.as_ref());
+        match agent::serve(Agent { pods, facts: &facts, reconcile, home: cluster_node, ambient }) {
             Ok(()) => Ok(CommandOutput::done("", json!({ "stopped": true }))),
             Err(why) => Err(CommandError::hinted("the node agent cannot run", why)),
         }
@@ -77,13 +82,20 @@ impl NodeArgs {
         }
     }
 
-    fn pod_lookup(&self, cluster_node: Option<&ClusterNode>) -> Result<Box<dyn PodLookup>, CommandError> {
+    fn pod_lookup(
+        &self,
+        cluster_node: Option<&ClusterNode>,
+        ambient: Option<&AmbientNode>,
+    ) -> Result<Box<dyn PodLookup>, CommandError> {
         match (&self.pods_from, cluster_node) {
             (Some(directory), _) => Ok(Box::new(ManifestPods::new(directory))),
-            (None, Some(ClusterNode { cluster, node })) => match WatchedPods::start(cluster, node) {
-                Ok(watched) => Ok(Box::new(watched)),
-                Err(why) => Err(CommandError::because("the node agent cannot watch its cluster", why)),
-            },
+            (None, Some(ClusterNode { cluster, node })) => {
+                let ambient = ambient.map(|node| Arc::clone(&node.pods));
+                match WatchedPods::start(cluster, node, ambient) {
+                    Ok(watched) => Ok(Box::new(watched)),
+                    Err(why) => Err(CommandError::because("the node agent cannot watch its cluster", why)),
+                }
+            }
             (None, None) => Err(CommandError::new("no source of pods")),
         }
     }

@@ -237,6 +237,7 @@ fn requested_by_pod(
             Ok(Requested::LeaveAlone { reason: reason.to_string(), hint })
         }
         Decision::Refuse(cause) => Err(CommandError::because(cannot(), cause)),
+        Decision::Ambient(policy) => Ok(Requested::Redirect(Policy::Ambient(policy))),
         Decision::Redirect(policy) => {
             let families = target.families().unwrap_or(policy.families);
             Ok(Requested::Redirect(Policy::Sidecar(Box::new(RedirectPolicy { families, ..policy }))))

@@ -72,31 +72,8 @@ impl OwnNode {
 
     /// Watches the node until `stop` is readable. Needs `watch` on nodes.
     pub(crate) fn follow(&self, home: &ClusterNode, stop: &PipeReader, log: &Log) -> io::Result<()> {
-        let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
-        let ended = runtime.block_on(async {
-            let stop = pipe::Receiver::from_owned_fd(stop.try_clone()?.into())?;
-            let watching = pin!(self.watch(home, log));
-            match select(watching, pin!(stop.readable())).await {
-                Either::Right((stopped, _)) => stopped.map(drop),
-                Either::Left(((), _)) => Ok(()),
-            }
-        });
-        // Does not wait for a thread of the runtime that is still blocked in a DNS lookup.
-        runtime.shutdown_background();
-        ended
-    }
-
-    async fn watch(&self, home: &ClusterNode, log: &Log) {
-        loop {
-            match home.cluster.client().await {
-                Ok(client) => {
-                    let watched = WatchedNode { name: &home.node, own: self };
-                    let _never = Watch { client, watched, log }.run().await;
-                }
-                Err(why) => self.report(chain(&why), None, log),
-            }
-            sleep(CREDENTIALS_RETRY).await;
-        }
+        let failed = |cause| self.report(cause, None, log);
+        watch_until(home, stop, || WatchedNode { name: &home.node, own: self }, failed, log)
     }
 
     fn set(&self, observed: ObservedNode) {
@@ -112,6 +89,36 @@ impl OwnNode {
             state.problem = Some(cause);
         }
     }
+}
+
+/// Watches until `stop` is readable; calls `failed` with the cause when our credentials cannot be read.
+pub(super) fn watch_until<W: Watched>(
+    home: &ClusterNode,
+    stop: &PipeReader,
+    watched: impl Fn() -> W,
+    failed: impl Fn(String),
+    log: &Log,
+) -> io::Result<()> {
+    let runtime = runtime::Builder::new_current_thread().enable_io().enable_time().build()?;
+    let watching = async {
+        loop {
+            match home.cluster.client().await {
+                Ok(client) => drop(Watch { client, watched: watched(), log }.run().await),
+                Err(why) => failed(chain(&why)),
+            }
+            sleep(CREDENTIALS_RETRY).await;
+        }
+    };
+    let ended = runtime.block_on(async {
+        let stop = pipe::Receiver::from_owned_fd(stop.try_clone()?.into())?;
+        match select(pin!(watching), pin!(stop.readable())).await {
+            Either::Right((stopped, _)) => stopped.map(drop),
+            Either::Left(((), _)) => Ok(()),
+        }
+    });
+    // Does not wait for a thread of the runtime that is still blocked in a DNS lookup.
+    runtime.shutdown_background();
+    ended
 }
 
 struct WatchedNode<'a> {

@@ -4,13 +4,14 @@
 use super::error::ApiError;
 use gybe_plugin::args::{Namespace, PodRef};
 use gybe_plugin::facts::wire::FactsResponse;
-use gybe_plugin::pod::Manifest;
+use gybe_plugin::pod::{Manifest, ManifestError, PodFacts};
 use hyper::{Request, Uri};
 use kube::api::{GetParams, ListParams};
 use kube::core::Request as ApiRequest;
 
 const PODS: &str = "/api/v1/pods";
 const NODES: &str = "/api/v1/nodes";
+const NAMESPACES: &str = "/api/v1/namespaces";
 
 /// The largest response with one object, in bytes. etcd limits a request to 1.5 MiB, the API server to 3 MiB.
 pub(crate) const MAX_OBJECT: usize = 4 << 20;
@@ -57,11 +58,19 @@ pub(crate) fn watch_node(node: &str, version: &str, seconds: u32) -> Result<Requ
     watch_fields(NODES, &format!("metadata.name={node}"), version, seconds)
 }
 
-/// Requests the watch events of the objects at `path` that `fields` select.
+/// Requests the watch events of all namespaces after a resource version, for `seconds`.
+pub(crate) fn watch_namespaces(version: &str, seconds: u32) -> Result<Request<Vec<u8>>, ApiError> {
+    watch_fields(NAMESPACES, "", version, seconds)
+}
+
+/// Requests the watch events of the objects at `path` that `fields` select; of all with an empty text.
 fn watch_fields(path: &str, fields: &str, version: &str, seconds: u32) -> Result<Request<Vec<u8>>, ApiError> {
-    let query = form_urlencoded::Serializer::new(String::new())
-        .append_pair("watch", "true")
-        .append_pair("fieldSelector", fields)
+    let mut query = form_urlencoded::Serializer::new(String::new());
+    query.append_pair("watch", "true");
+    if !fields.is_empty() {
+        query.append_pair("fieldSelector", fields);
+    }
+    let query = query
         .append_pair("resourceVersion", version)
         .append_pair("allowWatchBookmarks", "true")
         .append_pair("timeoutSeconds", &seconds.to_string())
@@ -110,9 +119,12 @@ pub(crate) fn invalid_name() -> ApiError {
     ApiError::Unreadable("cannot be requested: a name in the request is invalid")
 }
 
-/// Converts the API server's response to the plugin's facts; `preface` precedes the text of an error.
-pub(crate) fn facts_response(response: Result<PodManifest, ApiError>, preface: &str) -> FactsResponse {
-    match response.map(PodManifest::facts) {
+/// Converts the facts in the API server's response to a response to the plugin; `preface` precedes the text of an error.
+pub(crate) fn facts_response(
+    response: Result<Result<PodFacts, ManifestError>, ApiError>,
+    preface: &str,
+) -> FactsResponse {
+    match response {
         Ok(Ok(facts)) => FactsResponse::Pod(Box::new(facts)),
         Ok(Err(fault)) => FactsResponse::Error(format!("{preface}the API server's answer is {fault}")),
         Err(fault) if fault.is_missing() => FactsResponse::Unknown,

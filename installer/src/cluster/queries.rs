@@ -6,7 +6,7 @@ use super::client;
 use super::error::ApiError;
 use super::objects::{ConfigMap, Object, ObjectList, Pod};
 use super::own_node::{ClusterNode, ObservedNode};
-use super::pod_requests::{self, PodSelector, invalid_name};
+use super::pod_requests::{self, PodManifest, PodSelector, invalid_name};
 use crate::error::chain;
 use crate::host::settings::NodeTaint;
 use gybe_netfilter::model::Hint;
@@ -220,8 +220,8 @@ pub(crate) fn write(
 pub fn pod_facts(cluster: &Cluster, query: &[u8], until: Instant) -> Result<String, WireError> {
     let pod = wire::decode_request(query)?.pod;
     let request = pod_requests::one(&pod).map_err(QueryError::from);
-    let response = match request.and_then(|request| send(cluster, request, until)) {
-        Ok(manifest) => pod_requests::facts_response(Ok(manifest), ""),
+    let response = match request.and_then(|request| send::<PodManifest>(cluster, request, until)) {
+        Ok(manifest) => pod_requests::facts_response(Ok(manifest.facts()), ""),
         Err(QueryError::Api(fault)) => pod_requests::facts_response(Err(fault), ""),
         Err(QueryError::Cluster(fault)) => FactsResponse::Error(chain(&fault)),
     };

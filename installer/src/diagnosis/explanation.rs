@@ -18,7 +18,7 @@ use gybe_plugin::decide::inputs::{Input, Source, inputs};
 use gybe_plugin::decide::{Decision, decide, warnings};
 use gybe_plugin::gates::{self, Gate, InitContainer, LeaveAloneReason};
 use gybe_plugin::names::{DISABLE_ENVOY, INJECT, MODE, STATUS};
-use gybe_plugin::pod::{PROXY, PodFacts};
+use gybe_plugin::pod::{Ambient, PROXY, PodFacts};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::net::IpAddr;
@@ -58,6 +58,8 @@ pub struct Explanation {
     gates: Vec<GateReport>,
     inputs: Vec<InputReport>,
     injection: Option<Injection>,
+    /// Why the pod is ambient or not, if the node agent decided it.
+    ambient: Option<String>,
     warnings: Vec<String>,
 }
 
@@ -106,6 +108,11 @@ impl Explanation {
             gates: gates.map(|gate| GateReport::of(gate, conf, facts, init)).collect(),
             inputs,
             injection: is_outside.then(|| Injection::of(subject)),
+            ambient: match &facts.ambient {
+                Ambient::Yes { why, .. } => Some(format!("ambient, by {why}")),
+                Ambient::No { why } => Some(format!("not ambient: {why}")),
+                Ambient::Unknown | Ambient::Undecided(_) => None,
+            },
             warnings,
             decision,
         }
@@ -124,6 +131,10 @@ impl Explanation {
         for gate in &self.gates {
             let state = if gate.closed.is_some() { "CLOSED" } else { "open" };
             line(&mut text, &format!("{state:<6}  {:<widest$}  {}", gate.name, gate.observed));
+        }
+        if let Some(ambient) = &self.ambient {
+            text += "\nambient mode\n";
+            line(&mut text, ambient);
         }
         if let Some(injection) = &self.injection {
             text += "\ninjection\n";
@@ -161,6 +172,7 @@ impl Explanation {
             "decision": match &self.decision {
                 Decision::LeaveAlone(_) => "leave-alone",
                 Decision::Redirect(_) => "redirect",
+                Decision::Ambient(_) => "ambient",
                 Decision::Refuse(_) => "refuse",
             },
             "reason": self.reason(),
@@ -169,6 +181,7 @@ impl Explanation {
             "inputs": inputs.collect::<Vec<_>>(),
             "policy": policy,
             "sentences": sentences,
+            "ambient": self.ambient,
             "warnings": self.warnings,
         })
     }
@@ -183,6 +196,7 @@ impl Explanation {
                 "redirected, but its policy captures nothing".to_owned()
             }
             (Decision::Redirect(_), _) => "redirected".to_owned(),
+            (Decision::Ambient(_), _) => "redirected to the node's ztunnel".to_owned(),
             (Decision::LeaveAlone(_), reason) => format!("left alone: {}", reason.unwrap_or_default()),
             (Decision::Refuse(refusal), reason) => {
                 let hint = refusal.hint().map_or(String::new(), |hint| format!("; {hint}"));
@@ -196,7 +210,7 @@ impl Explanation {
         match &self.decision {
             Decision::LeaveAlone(reason) => Some(reason.to_string()),
             Decision::Refuse(refusal) => Some(chain(refusal)),
-            Decision::Redirect(_) => None,
+            Decision::Redirect(_) | Decision::Ambient(_) => None,
         }
     }
 }

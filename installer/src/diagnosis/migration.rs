@@ -53,6 +53,9 @@ fn change(sandbox: &Sandbox, sources: &PolicySources) -> OutcomeChange {
             None,
             format!("Gybe would leave it alone ({reason}), and nothing redirects it"),
         ),
+        DesiredRules::Ambient(_) => {
+            unknown("Gybe would redirect it to ztunnel, which is not compared".to_owned())
+        }
         DesiredRules::Policy(known) => {
             let same = "Gybe would redirect the same connections".to_owned();
             compared(&netns, sandbox, Some(&known.policy), same)

@@ -28,8 +28,8 @@ pub enum ConflistError {
     /// Without this entry the list has no plugins, and a list without plugins is no network.
     #[error("\"{0}\" is the only plugin of the list, which cannot be left empty")]
     NothingElse(String),
-    /// Ambient mode needs the incumbent's own agent.
-    #[error("its istio-cni entry serves ambient mode, which Gybe does not support")]
+    /// Without ambient mode of ours, its pods would start without redirection.
+    #[error("its istio-cni entry serves ambient mode, which is off in Gybe's settings")]
     Ambient,
     /// A list needs a name, and Gybe does not invent one.
     #[error("the file has no network name")]
@@ -105,7 +105,9 @@ impl<'a> PluginChain<'a> {
     pub fn with(&self, entry: &Entry, istio: IstioEntry) -> Result<Vec<u8>, ConflistError> {
         let goes =
             |link: &ChainLink| link.is(entry.plugin()) || (istio == IstioEntry::Replace && link.is(ISTIO));
-        if self.links.iter().any(|link| goes(link) && link.is(ISTIO) && link.ambient) {
+        if self.links.iter().any(|link| goes(link) && link.is(ISTIO) && link.ambient)
+            && !entry.serves_ambient()
+        {
             return Err(ConflistError::Ambient);
         }
         let mut gone: Vec<bool> = self.links.iter().map(goes).collect();

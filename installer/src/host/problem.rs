@@ -329,7 +329,8 @@ impl Hint for Problem {
             }
             Self::NotOurs(_) => "let CNI_CONF_NAME name another file",
             Self::Unchangeable { why: ConflistError::Ambient, .. } => {
-                "Gybe serves sidecars only: keep istio-cni on nodes with ambient pods, and exclude these nodes from Gybe"
+                "set AMBIENT_ENABLED (in the chart: ambient.enabled), or keep istio-cni on nodes with ambient pods and \
+                 exclude these nodes from Gybe"
             }
             Self::Unchangeable { why: ConflistError::NoPlugins, .. } => {
                 "set shape: dropin, which needs no list in the file but a runtime that reads drop-ins \

@@ -17,8 +17,9 @@ mod template;
 
 pub use desired::{GRACE_PERIOD, NodeContext, ProgramRemoval, StandIn};
 pub use environment::{
-    AGENT_LEADER, ApiServer, Environment, FACTS_SOCKET, KUBECONFIG, KUBECONFIG_TEMPORARY, LeaderFiles,
-    Listen, POD_DIRECTORY, PROBE_LEADER, SERVICE_ACCOUNT, STATUS_SOCKET, ServerTrust,
+    AGENT_LEADER, AmbientEnvironment, ApiServer, Environment, FACTS_SOCKET, KUBECONFIG, KUBECONFIG_TEMPORARY,
+    LeaderFiles, Listen, POD_DIRECTORY, PROBE_LEADER, SERVICE_ACCOUNT, STATUS_SOCKET, ServerTrust,
+    ZTUNNEL_SOCKET,
 };
 pub use names::{INCUMBENTS, KEYS, OURS, SettingName, Support};
 pub use options::{NodeMode, NodeTaint, Options, PodSource, STANDALONE, TakeOverSetting};

@@ -161,7 +161,7 @@ impl SocketHealth {
     }
 
     /// Sets a socket's problem, and reports whether it differs from the one before.
-    fn has_changed(&self, socket: &Path, why: Option<&String>) -> bool {
+    pub(crate) fn has_changed(&self, socket: &Path, why: Option<&String>) -> bool {
         let mut problems = self.problems.lock().unwrap_or_else(PoisonError::into_inner);
         let before = match why {
             Some(why) => problems.insert(socket.to_owned(), why.clone()),

@@ -4,7 +4,7 @@
 use super::{ConfOfAdd, Sandbox};
 use crate::error::chain;
 use gybe_netfilter::inspect::verdict::{self, NamespaceVerdict, RedirectionState};
-use gybe_netfilter::model::policy::RedirectPolicy;
+use gybe_netfilter::model::policy::{AmbientPolicy, RedirectPolicy};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::{FactsConf, PluginConf};
 use gybe_plugin::decide::{Decision, decide};
@@ -48,6 +48,8 @@ pub struct PodPolicy {
 pub(crate) enum DesiredRules {
     /// The rules of this policy.
     Policy(Box<PodPolicy>),
+    /// The rules of this policy of an ambient pod. They are not written into a running pod.
+    Ambient(Box<AmbientPolicy>),
     /// No rule of ours.
     LeftAlone(LeaveAloneReason),
     /// It is not known.
@@ -121,6 +123,7 @@ impl PolicySources {
                 let left_alone_by_add = confs.filter_map(|conf| left_alone_by(conf, &facts)).next();
                 DesiredRules::Policy(Box::new(PodPolicy { policy, is_of_uid, changed, left_alone_by_add }))
             }
+            Decision::Ambient(policy) => DesiredRules::Ambient(Box::new(policy)),
             Decision::Refuse(cause) => not_known(chain(&cause)),
         }
     }
@@ -141,7 +144,7 @@ impl PolicySources {
         }
         let deadline = self.until.saturating_duration_since(Instant::now()).min(PER_POD);
         let conf = FactsConf { deadline, ..self.conf.facts.clone() };
-        facts::look_up(&conf, pod).map_err(|why| chain(&why))
+        facts::look_up(&conf, pod, self.conf.ambient.is_some()).map_err(|why| chain(&why))
     }
 }
 
@@ -178,6 +181,7 @@ impl DesiredRules {
     pub(super) fn for_verdict(&self) -> verdict::Desired<'_> {
         match self {
             Self::Policy(known) => verdict::Desired::Policy(&known.policy),
+            Self::Ambient(policy) => verdict::Desired::Ambient(policy),
             Self::LeftAlone(_) => verdict::Desired::LeftAlone,
             Self::NotKnown { .. } => verdict::Desired::NotKnown,
         }

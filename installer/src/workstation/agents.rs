@@ -74,7 +74,7 @@ pub(crate) enum Readiness {
 /// The page of an agent.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum StatusPage {
-    Read(AgentStatus),
+    Read(Box<AgentStatus>),
     /// The agent does not run.
     NotRunning,
     /// The agent serves none: its port is 0.
@@ -196,7 +196,7 @@ async fn agent(client: &Client, namespace: &str, pod: Pod, until: Instant) -> Cl
             let path = page_path(namespace, &pod.metadata.name, port, "status");
             let before = until.min(Instant::now() + STATUS_TIMEOUT);
             match timeout_at(before.into(), status(client, &path)).await {
-                Ok(Ok(status)) => StatusPage::Read(status),
+                Ok(Ok(status)) => StatusPage::Read(Box::new(status)),
                 Ok(Err(fault)) => StatusPage::Failed(fault),
                 Err(_) => StatusPage::Failed(ApiError::Unreadable("did not arrive in time")),
             }

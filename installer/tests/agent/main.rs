@@ -60,7 +60,7 @@ impl TestCluster {
 
     /// Starts a watch and waits for its first list.
     pub(crate) fn start_watch(&self) -> WatchedPods {
-        let watched = WatchedPods::start(&self.settings(), NODE).unwrap();
+        let watched = WatchedPods::start(&self.settings(), NODE, None).unwrap();
         wait_for_state(&watched, |state| state.synced);
         watched
     }

@@ -134,7 +134,7 @@ fn the_agent_waits_for_a_server_that_is_unreachable_at_the_start() {
     let cluster = TestCluster::new("start");
     cluster.put("cart-0", "u0");
     cluster.server.set_network(Network::Refusing).unwrap();
-    let watched = WatchedPods::start(&cluster.settings(), NODE).unwrap();
+    let watched = WatchedPods::start(&cluster.settings(), NODE, None).unwrap();
     wait_for_state(&watched, |state| !is_healthy(state));
     assert!(!watched.state().synced && watched.state().pods == 0);
     let answer = query(&watched, "cart-0", "u0").unwrap_err();

@@ -226,6 +226,7 @@ fn terms(text: &str) -> Result<Vec<Term>, String> {
 pub(crate) enum Resource {
     Pods,
     Nodes,
+    Namespaces,
     DaemonSets,
     ConfigMaps,
     Events,
@@ -237,6 +238,7 @@ impl Resource {
         match kind {
             None | Some("Pod") => Some(Self::Pods),
             Some("Node") => Some(Self::Nodes),
+            Some("Namespace") => Some(Self::Namespaces),
             Some("DaemonSet") => Some(Self::DaemonSets),
             Some("ConfigMap") => Some(Self::ConfigMaps),
             Some("Event") => Some(Self::Events),
@@ -246,15 +248,16 @@ impl Resource {
 
     /// Returns the resource of a path's segment below `api/v1` or `apis/GROUP/v1`.
     pub(crate) fn of_path(group: &str, name: &str) -> Option<Self> {
-        [Self::Pods, Self::Nodes, Self::DaemonSets, Self::ConfigMaps, Self::Events]
-            .into_iter()
-            .find(|resource| resource.group() == group && resource.name() == name)
+        let all =
+            [Self::Pods, Self::Nodes, Self::Namespaces, Self::DaemonSets, Self::ConfigMaps, Self::Events];
+        all.into_iter().find(|resource| resource.group() == group && resource.name() == name)
     }
 
     pub(crate) fn name(self) -> &'static str {
         match self {
             Self::Pods => "pods",
             Self::Nodes => "nodes",
+            Self::Namespaces => "namespaces",
             Self::DaemonSets => "daemonsets",
             Self::ConfigMaps => "configmaps",
             Self::Events => "events",
@@ -265,6 +268,7 @@ impl Resource {
         match self {
             Self::Pods => "Pod",
             Self::Nodes => "Node",
+            Self::Namespaces => "Namespace",
             Self::DaemonSets => "DaemonSet",
             Self::ConfigMaps => "ConfigMap",
             Self::Events => "Event",
@@ -273,7 +277,7 @@ impl Resource {
 
     pub(crate) fn group(self) -> &'static str {
         match self {
-            Self::Pods | Self::Nodes | Self::ConfigMaps => "",
+            Self::Pods | Self::Nodes | Self::Namespaces | Self::ConfigMaps => "",
             Self::DaemonSets => "apps",
             Self::Events => "events.k8s.io",
         }
@@ -281,14 +285,14 @@ impl Resource {
 
     pub(crate) fn api_version(self) -> &'static str {
         match self {
-            Self::Pods | Self::Nodes | Self::ConfigMaps => "v1",
+            Self::Pods | Self::Nodes | Self::Namespaces | Self::ConfigMaps => "v1",
             Self::DaemonSets => "apps/v1",
             Self::Events => "events.k8s.io/v1",
         }
     }
 
     pub(crate) fn is_namespaced(self) -> bool {
-        self != Self::Nodes
+        !matches!(self, Self::Nodes | Self::Namespaces)
     }
 }
 

@@ -80,6 +80,7 @@ impl RecordedAdd {
             Decision::Redirect(policy) => Ok(policy),
             Decision::LeaveAlone(reason) => Err(AddError::NotRedirected(reason.to_string())),
             Decision::Refuse(cause) => Err(AddError::NotRedirected(cause.to_string())),
+            Decision::Ambient(_) => Err(AddError::NotRedirected("it is ambient".to_owned())),
         }
     }
 

@@ -39,6 +39,7 @@ fuzz_target!(|input: &[u8]| {
             let told = cause.to_string();
             assert!(told.chars().count() < 400 && !told.contains('\n'), "{told}");
         }
+        PreliminaryDecision::Ambient(_) => panic!("facts of a manifest alone are never ambient"),
         PreliminaryDecision::Redirect(draft) => {
             for families in [Families::V4Only, Families::V4AndV6] {
                 let rules = compile(&draft.clone().complete(families));

@@ -1,5 +1,5 @@
-//! Predicts the outcome of a connection of an ambient pod in the recorded network from istio-cni's rules, which are
-//! written here row by row as istio-cni writes them (docs/RULES.md, section 7.1). Uses no rule of Gybe and sends no
+//! Predicts the outcome of a connection of an ambient pod in the recorded network from istio-cni's rules. Those of nat
+//! are written here row by row as istio-cni writes them (docs/RULES.md, section 7.1). Uses no rule of Gybe and sends no
 //! packet.
 
 use crate::predict::is_own;
@@ -94,7 +94,9 @@ impl Flow {
             Destination::Ztunnel(port) => self.redirected_to(port),
             // mangle: what ztunnel sends (0x539) marks the connection (0x111); what the application sends in it takes
             // that mark, and `ip rule fwmark 0x111/0xfff lookup 100` delivers it to the pod itself.
-            Destination::Own if self.has_the_clients_address() && is_redirected_family => {
+            Destination::Own
+                if self.has_the_clients_address() && self.has_ztunnels_mark() && is_redirected_family =>
+            {
                 self.in_the_pod(self.to)
             }
             Destination::Own if self.has_the_clients_address() => ConnectionOutcome::Timeout,
@@ -105,6 +107,10 @@ impl Flow {
     /// Reports whether a socket of the pod uses an address of another host.
     fn has_the_clients_address(&self) -> bool {
         self.from == Location::Pod && self.source.is_some_and(|source| !is_own(source))
+    }
+
+    fn has_ztunnels_mark(&self) -> bool {
+        self.mark.is_some_and(|mark| mark & 0xfff == 0x539)
     }
 }
 
@@ -149,14 +155,18 @@ mod tests {
         for vector in recorded().unwrap() {
             let rules = in_the_pod(&compile_ambient(&vector.policy)).unwrap().with_ztunnel();
             for flow in &vector.flows {
-                let expected = match flow.ambient_destination(&vector.policy) {
+                let first = match flow.ambient_destination(&vector.policy) {
                     Destination::Own => Outcome::Untouched,
                     Destination::Ztunnel(port) => Outcome::Redirected(port),
+                };
+                let outcome = match flow.ambient_outcome(&vector.policy) {
+                    ConnectionOutcome::Timeout if flow.has_the_clients_address() => Outcome::RepliesLost,
+                    _ => first,
                 };
                 let trace = trace_flow(&rules, flow).unwrap();
                 assert_eq!(
                     (trace.first, trace.outcome),
-                    (expected, expected),
+                    (first, outcome),
                     "{} {} by {:?}",
                     vector.name,
                     flow.id,

@@ -225,7 +225,9 @@ fn add_by_each(cluster: &Cluster, number: u64) -> Result<Vec<Written>, Failure> 
     let decision = decision(&pod)?;
     let (policy, rules) = match &decision {
         Decision::Redirect(policy) => (policy.clone(), Rules::Present),
-        Decision::LeaveAlone(_) | Decision::Refuse(_) => (default_policy()?, Rules::Absent),
+        Decision::LeaveAlone(_) | Decision::Refuse(_) | Decision::Ambient(_) => {
+            (default_policy()?, Rules::Absent)
+        }
     };
     let case = case(policy, number)?;
     let written = PLUGINS.iter().map(|plugin| {

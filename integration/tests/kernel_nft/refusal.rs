@@ -10,7 +10,7 @@ use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::kernel::netns::{Netns, NetnsError};
 use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::ruleset::{ChainName, Match, Ruleset, Transport, Verdict};
-use gybe_netfilter::nft::{Nft, NftError, Object};
+use gybe_netfilter::nft::{BatchObject, Nft, NftError};
 use gybe_test_support::TestDir;
 use nix::errno::Errno;
 use std::borrow::Cow;
@@ -69,7 +69,7 @@ fn the_error_of_a_verdict_in_the_wrong_chain_names_its_rule() {
         assert_eq!(errno, Errno::EOPNOTSUPP);
         assert!(hint.unwrap().contains("nft_redir"));
         let tried = Nft.dry_run(&rules).unwrap_err();
-        assert!(matches!(tried, NftError::Refused { object: Object::Rule(..), .. }), "{tried:?}");
+        assert!(matches!(tried, NftError::Refused { object: BatchObject::Rule(..), .. }), "{tried:?}");
     });
 }
 

@@ -11,7 +11,8 @@ use super::raw::AGENT_DNS_PORT;
 use super::{
     DNS_PORT, FamilyNetworks, TCP, UDP, compiled, dport, networks_per_family, not_to, only, over_loopback, to,
 };
-use crate::model::inventory::Inventory;
+use crate::model::inventory::{Inventory, PartKind};
+use crate::model::policy::InterfaceName;
 use crate::model::policy::ambient::{
     AmbientDns, AmbientInbound, AmbientPolicy, ORIGINAL_SOURCE_MARK, UPSTREAM_ZONE, ZTUNNEL_MARK,
 };
@@ -100,11 +101,11 @@ pub fn compile_ambient(policy: &AmbientPolicy) -> Ruleset {
             [UDP, dport(only(DNS_PORT)), not_by_ztunnel()],
             Verdict::Redirect(AGENT_DNS_PORT),
         )
-        // Packets with that mark go to ztunnel's sockets as they are.
+        // A socket that sets mark C itself is left alone.
         .rule("to-original-source", [TCP, Match::Mark(Is::In, ORIGINAL_SOURCE_MARK)], Verdict::Return)
         // Redirected to itself, ztunnel's own connections would loop.
         .rule_per_family(
-            loopback(OUTBOUND),
+            loopback(["outbound-to-ztunnel-v4", "outbound-to-ztunnel-v6"]),
             |nets| vec![not_to(nets), TCP, not_by_ztunnel()],
             Verdict::Redirect(OUTBOUND_PORT),
         );
@@ -115,13 +116,18 @@ pub fn compile_ambient(policy: &AmbientPolicy) -> Ruleset {
     )
 }
 
-/// Reports whether these are the rules of an ambient policy.
+/// Reports whether one of these rules is of an ambient policy.
 pub fn has_ambient_rules(found: &Inventory) -> bool {
-    found.parts.iter().flat_map(|part| &part.items).any(|item| item.id == OUTBOUND[0])
+    let chains = found.parts.iter().filter(|part| part.kind == PartKind::Chain);
+    has_ambient_id(chains.flat_map(|part| &part.items).map(|item| item.id.as_str()))
 }
 
-/// Every ambient policy has the first of these rules.
-const OUTBOUND: [&str; 2] = ["outbound-to-ztunnel-v4", "outbound-to-ztunnel-v6"];
+/// Reports whether one of these ids of rules is of an ambient policy. No rule of a sidecar has such an id.
+pub(crate) fn has_ambient_id<'i>(mut ids: impl Iterator<Item = &'i str>) -> bool {
+    let virtual_interfaces = [InterfaceName::loopback()].into();
+    let every_rule = compile_ambient(&AmbientPolicy { virtual_interfaces, ..AmbientPolicy::default() });
+    ids.any(|id| every_rule.rules().any(|(_, rule)| rule.id.0 == id))
+}
 
 /// Pairs each id with the address of its family, for the enabled families.
 fn per_family(

@@ -5,6 +5,7 @@ pub(crate) mod rules;
 
 use crate::apply::backend::BackendError;
 use crate::apply::redirection::RedirectionError;
+use crate::compile::has_ambient_id;
 use crate::inspect::ebpf::Programs;
 use crate::inspect::live::delivery::Delivery;
 use crate::inspect::live::rules::{Interface, NamespaceRules, location, of_ruleset, read};
@@ -32,6 +33,9 @@ const APPLICATION: u32 = 1000;
 /// Where no policy is given.
 pub(crate) const LISTENERS: Listeners =
     Listeners { proxy: PROXY, proxy_mark: 0, application: Owner { uid: APPLICATION, gid: APPLICATION } };
+/// The same for an ambient pod.
+const ZTUNNEL_LISTENERS: Listeners =
+    Listeners { proxy: ZTUNNEL, proxy_mark: ZTUNNEL_MARK.value(), ..LISTENERS };
 
 /// All rules at netfilter's hooks of a namespace, of every owner.
 #[derive(Debug, Clone)]
@@ -121,7 +125,7 @@ impl LiveRules {
         }));
         rules.routing = Some(routing);
         let delivery = Some(Delivery::read(&rules));
-        Ok(Self { rules, listeners: LISTENERS, delivery })
+        Ok(Self { listeners: listeners_of(&rules), rules, delivery })
     }
 
     /// The rules of a ruleset, as the nft backend writes them, in a namespace without interfaces.
@@ -129,7 +133,8 @@ impl LiveRules {
     /// # Errors
     /// When the nft backend cannot write them.
     pub fn of_ruleset(rules: &Ruleset) -> Result<Self, RedirectionError> {
-        Ok(Self::of(of_ruleset(rules).map_err(BackendError::from)?, LISTENERS))
+        let rules = of_ruleset(rules).map_err(BackendError::from)?;
+        Ok(Self { listeners: listeners_of(&rules), rules, delivery: None })
     }
 
     /// The rules of a ruleset in a namespace with the addresses of this one. Routes are not copied, and every address is
@@ -153,6 +158,7 @@ impl LiveRules {
     pub fn with_proxy_of(mut self, policy: &RedirectPolicy) -> Self {
         let (uid, gid) = (policy.proxy_uids.first, policy.proxy_gids.first);
         self.listeners.proxy = Owner { uid, gid };
+        self.listeners.proxy_mark = LISTENERS.proxy_mark;
         let another = |taken: Vec<u32>| (APPLICATION..).find(|id| !taken.contains(id)).unwrap_or(APPLICATION);
         let uid = another(policy.proxy_uids.all().into_iter().collect());
         let gid = another(policy.proxy_gids.all().into_iter().collect());
@@ -163,7 +169,7 @@ impl LiveRules {
     /// Sets the identity and the mark of ztunnel, which accepts redirected connections of an ambient pod.
     #[must_use]
     pub fn with_ztunnel(mut self) -> Self {
-        self.listeners = Listeners { proxy: ZTUNNEL, proxy_mark: ZTUNNEL_MARK.value(), ..LISTENERS };
+        self.listeners = ZTUNNEL_LISTENERS;
         self
     }
 
@@ -264,6 +270,13 @@ impl LiveRules {
     }
 }
 
+/// The listeners that our own rules lead to.
+fn listeners_of(ns: &NamespaceRules) -> Listeners {
+    let ours = ns.chains.iter().flat_map(|chain| &chain.rules).filter(|rule| rule.is_ours);
+    let is_ambient = has_ambient_id(ours.filter_map(|rule| rule.comment.as_deref()));
+    if is_ambient { ZTUNNEL_LISTENERS } else { LISTENERS }
+}
+
 /// The path of a connection, and what keeps its packets from their destination apart from rules.
 pub(crate) struct LivePath<'l> {
     pub(crate) walked: WalkResult,
@@ -281,5 +294,23 @@ impl fmt::Display for Outcome {
             Self::RepliesLost => f.write_str("gets no answer"),
             Self::Unknown => f.write_str("goes to a destination that is not known"),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::compile::{compile, compile_ambient};
+    use crate::model::policy::{AmbientPolicy, Families};
+
+    #[test]
+    fn without_a_policy_our_own_rules_show_whose_listeners_they_lead_to() {
+        let (sidecar, ambient) = (RedirectPolicy::injected(Families::V4Only), AmbientPolicy::default());
+        let read = |rules| LiveRules::of_ruleset(&rules).unwrap();
+        let mark = |rules: &LiveRules| rules.listeners.proxy_mark;
+        assert_eq!(mark(&read(compile(&sidecar))), 0);
+        let live = read(compile_ambient(&ambient));
+        assert_eq!([mark(&live), mark(&live.ours_alone())], [0x539, 0x539]);
+        assert_eq!(mark(&live.with_proxy_of(&sidecar)), 0);
     }
 }

@@ -183,6 +183,9 @@ struct Walk<'n> {
     current: usize,
     /// The mark by which routing delivers the packets of an intercepted connection to the namespace.
     delivered_by: Option<u32>,
+    /// The packet goes to a socket of the namespace that has the address of another host: only the packet's mark leads
+    /// it there.
+    is_delivered_by_mark: bool,
     /// A chain of type route has changed the mark of the packet.
     is_routed_again: bool,
     steps: Vec<RuleAt>,
@@ -221,6 +224,7 @@ impl<'n> Walk<'n> {
             entries,
             current: 0,
             delivered_by: None,
+            is_delivered_by_mark: false,
             is_routed_again: false,
             steps: Vec::new(),
             decided_by: None,
@@ -326,8 +330,11 @@ impl<'n> Walk<'n> {
             owner,
             ..CurrentPacket::of(packet, flags)
         };
+        let has_ztunnel = self.listeners.proxy_mark != 0;
+        self.is_delivered_by_mark = has_ztunnel && is_own && !self.is_inside(first.packet.source);
         let end = if first.end == PacketEnd::Inside {
             self.packet.leaves = match is_own {
+                true if self.is_delivered_by_mark => HookInterface::Unknown,
                 true => HookInterface::loopback(),
                 false => first.packet.arrives.clone(),
             };
@@ -344,6 +351,7 @@ impl<'n> Walk<'n> {
     /// Sends a second packet; returns the outcome when it goes elsewhere.
     fn follow(&mut self, packet: &Packet, first: &First) -> Option<Outcome> {
         self.packet = CurrentPacket::of(packet, ACK);
+        self.is_delivered_by_mark = false;
         let end = self.send(&packet.direction);
         let is_marked = !first.is_intercepted() || self.packet.mark == first.packet.mark;
         let is_same = end == first.end && self.packet.destination == first.packet.destination;

@@ -3,10 +3,11 @@
 use crate::iptables_text::assert_same;
 use crate::outcomes::{APP, arrives, in_a_pod, interface, leaves, port};
 use crate::random::Random;
-use gybe_netfilter::compile::compile_ambient;
+use gybe_netfilter::compile::{compile, compile_ambient, has_ambient_rules};
 use gybe_netfilter::inspect::live::Outcome;
 use gybe_netfilter::inspect::show::show;
-use gybe_netfilter::model::packet::{Connection, ConnectionPhase, Packet};
+use gybe_netfilter::model::inventory::{Inventory, Item, Part, PartKind};
+use gybe_netfilter::model::packet::{Connection, ConnectionPhase, Owner, Packet};
 use gybe_netfilter::model::policy::ambient::{AmbientDns, AmbientInbound, AmbientPolicy, ProbeAddresses};
 use gybe_netfilter::model::policy::{Families, MaskedMark};
 use gybe_netfilter::model::ruleset::Transport;
@@ -107,6 +108,45 @@ fn the_applications_packets_in_a_connection_of_ztunnel_take_the_mark_that_leads_
         let connection = Connection { phase: ConnectionPhase::Established, mark: connection };
         let trace = rules.trace(&Packet { connection, ..answer.clone() });
         assert_eq!((trace.mark, trace.outcome), (mark, Outcome::Untouched), "{connection:?}");
+    }
+}
+
+/// Also where most of the rules are gone.
+#[test]
+fn one_rule_shows_whether_rules_are_those_of_an_ambient_policy() {
+    let inventory = |kind, id: &str| {
+        let item = Item { id: id.to_owned(), form: Vec::new(), packets: None, bytes: None };
+        Inventory::of(vec![Part { kind, name: "one".to_owned(), form: Vec::new(), items: vec![item] }])
+    };
+    for policy in policies() {
+        for (_, rule) in compile_ambient(&policy).rules() {
+            assert!(has_ambient_rules(&inventory(PartKind::Chain, rule.id.0)), "{}", rule.id);
+            assert!(!has_ambient_rules(&inventory(PartKind::Set, rule.id.0)), "{}", rule.id);
+        }
+    }
+    let mut random = Random::new(27);
+    for _ in 0..500 {
+        for (_, rule) in compile(&random.policy()).rules() {
+            assert!(!has_ambient_rules(&inventory(PartKind::Chain, rule.id.0)), "{}", rule.id);
+        }
+    }
+}
+
+/// The answer to a client's address reaches ztunnel's socket by its mark alone.
+#[test]
+fn without_the_mark_of_answers_ztunnels_connection_with_the_clients_address_gets_none() {
+    let whole = compile_ambient(&AmbientPolicy::default());
+    for (from, to) in [("10.244.0.1", "10.244.0.10:8080"), ("fd00:10::1", "[fd00:10::10]:8080")] {
+        let ztunnel = Owner { uid: 0, gid: 1337 };
+        let packet = leaves("lo", from, to, Transport::Tcp).owned_by(ztunnel).marked(0x539);
+        for (rules, outcome) in [
+            (whole.clone(), Outcome::Untouched),
+            (whole.without("answer-to-ztunnel").unwrap(), Outcome::RepliesLost),
+            (whole.without("original-source").unwrap(), Outcome::RepliesLost),
+        ] {
+            let trace = in_a_pod(&rules).trace(&packet);
+            assert_eq!((trace.first, trace.outcome), (Outcome::Untouched, outcome), "{packet:?}");
+        }
     }
 }
 

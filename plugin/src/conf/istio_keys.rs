@@ -32,10 +32,13 @@ pub(super) fn read(keys: &mut ConfReader<'_>, older: KubernetesKeys, conf: &mut 
     let _ = keys.path("cni_agent_run_dir");
 }
 
-/// Refuses ambient mode: its pods would start without redirection.
+/// Refuses istio-cni's key for ambient mode: without the node agent its pods would start without redirection.
 fn ambient(keys: &mut ConfReader<'_>) {
     if keys.boolean("ambient_enabled") {
-        keys.refuse("ambient_enabled", "false: gybe-cni redirects to sidecars, and has no ambient mode");
+        keys.refuse(
+            "ambient_enabled",
+            "false: the node agent writes the key ambient, and decides which pods are ambient",
+        );
     }
     // Keys of ambient mode, without effect when it is off.
     let _ = keys.boolean("enable_ambient_detection_retry");

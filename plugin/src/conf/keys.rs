@@ -3,7 +3,7 @@
 use serde_json::{Map, Value};
 
 /// The plugin's own keys, and istio-cni's that it reads.
-const PLUGIN: [&str; 17] = [
+const PLUGIN: [&str; 18] = [
     "log_level",
     "backend",
     "probed",
@@ -14,6 +14,7 @@ const PLUGIN: [&str; 17] = [
     "ipv6",
     "max_intervals",
     "facts",
+    "ambient",
     // istio-cni's, read by `istio_keys`.
     "kubernetes",
     "plugin_log_level",
@@ -48,6 +49,9 @@ const FACTS: [&str; 4] = ["socket", "directory", "kubeconfig", "deadline_ms"];
 /// The keys in `probed`.
 const PROBED: [&str; 2] = ["backend", "kernel"];
 
+/// The keys in `ambient`.
+const AMBIENT: [&str; 4] = ["dns_capture", "ipv6", "probe_ipv4", "probe_ipv6"];
+
 /// The keys in `kubernetes`, of older releases of istio-cni.
 const KUBERNETES: [&str; 5] =
     ["kubeconfig", "cni_bin_dir", "exclude_namespaces", "k8s_api_root", "node_name"];
@@ -64,7 +68,9 @@ pub fn unknown_keys(members: &Map<String, Value>) -> Vec<String> {
     let is_protocol = |key: &str| PROTOCOL.iter().any(|known| known.eq_ignore_ascii_case(key));
     let top = members.keys().filter(|key| !PLUGIN.contains(&key.as_str()) && !is_protocol(key));
     let mut unknown: Vec<_> = top.cloned().collect();
-    for (parent, known) in [("facts", FACTS.as_slice()), ("probed", &PROBED), ("kubernetes", &KUBERNETES)] {
+    let parents: [(&str, &[&str]); 4] =
+        [("facts", &FACTS), ("probed", &PROBED), ("ambient", &AMBIENT), ("kubernetes", &KUBERNETES)];
+    for (parent, known) in parents {
         let inside = members.get(parent).and_then(Value::as_object).into_iter().flat_map(Map::keys);
         let inside = inside.filter(|key| !known.contains(&key.as_str()));
         unknown.extend(inside.map(|key| format!("{parent}.{key}")));

@@ -2,6 +2,8 @@
 
 use super::*;
 use gybe_netfilter::apply::backend::BackendKind;
+use gybe_netfilter::model::policy::Families;
+use gybe_netfilter::model::policy::ambient::{AmbientDns, ProbeAddresses};
 use serde_json::json;
 
 fn read(entry: &Value) -> Result<PluginConf, ConfError> {
@@ -47,8 +49,35 @@ fn every_key_is_read() {
             kubeconfig: Some("/k".into()),
             deadline: Duration::from_millis(150),
         },
+        ambient: None,
     };
     assert_eq!(conf, expected);
+}
+
+#[test]
+fn the_keys_of_ambient_mode_are_read_and_without_them_it_is_off() {
+    let all = json!({ "ambient": {
+        "dns_capture": false, "ipv6": false, "probe_ipv4": "192.0.2.1", "probe_ipv6": "2001:db8::1",
+    } });
+    let conf = read(&all).unwrap();
+    let probes = ProbeAddresses::default().with_v4([192, 0, 2, 1].into()).unwrap();
+    let probes = probes.with_v6("2001:db8::1".parse().unwrap()).unwrap();
+    let expected = AmbientConf { dns: AmbientDns::Off, families: Families::V4Only, probes };
+    assert_eq!(conf.ambient, Some(expected));
+    assert_eq!(read(&Value::Object(conf.to_members())).unwrap(), conf);
+    assert_eq!(conf.deciding_differences(&PluginConf::default()), ["ambient"]);
+    assert_eq!(read(&json!({ "ambient": {} })).unwrap().ambient, Some(AmbientConf::default()));
+    assert_eq!(read(&json!({ "ambient": null })).unwrap().ambient, None);
+    assert!(!PluginConf::default().to_members().contains_key("ambient"));
+    for (ambient, wrong) in [
+        (json!(true), "ambient is true, which must be an object"),
+        (json!({ "ipv6": 1 }), "ambient.ipv6 is 1, which must be true or false"),
+        (json!({ "probe_ipv4": "127.0.0.1" }), "ambient.probe_ipv4 is \"127.0.0.1\""),
+        (json!({ "probe_ipv6": "10.0.0.1" }), "ambient.probe_ipv6 is \"10.0.0.1\""),
+    ] {
+        let error = read(&json!({ "ambient": ambient })).unwrap_err().to_string();
+        assert!(error.contains(wrong), "{error}");
+    }
 }
 
 #[test]
@@ -210,9 +239,12 @@ fn a_placeholder_that_the_installer_did_not_replace_is_an_error() {
 }
 
 #[test]
-fn ambient_mode_is_refused_with_the_reason() {
+fn the_key_of_istio_cnis_ambient_mode_is_refused_with_the_reason() {
     let error = read(&json!({ "ambient_enabled": true })).unwrap_err().to_string();
-    assert!(error.contains("ambient_enabled is true") && error.contains("no ambient mode"), "{error}");
+    assert!(
+        error.contains("ambient_enabled is true") && error.contains("the node agent writes the key ambient"),
+        "{error}"
+    );
     assert!(read(&json!({ "enablement_selectors": {} })).is_err());
 }
 

@@ -1,7 +1,7 @@
 //! Facts from the node agent, over its unix socket. The messages are in `wire`, the wait for a socket that is away
 //! in `socket_watch`.
 
-use super::ambient::{self, AmbientPod, HandOverRequest};
+use super::ambient::{self, AmbientPod, HandOverFault, HandOverRequest};
 use super::socket_watch::SocketWatch;
 use super::wire::{self, FactsRequest, FactsResponse, MAX_RESPONSE_BYTES, WireError};
 use crate::args::PodRef;
@@ -57,6 +57,9 @@ pub enum AgentFault {
     /// An error that the agent reports.
     #[error("reports: {0:?}")]
     Reported(String),
+    /// An ambient pod is not in the mesh.
+    #[error(transparent)]
+    HandOver(HandOverFault),
     /// A manifest of the agent's directory that may be the pod's.
     #[error("cannot use a manifest: {0:?}")]
     Manifest(String),
@@ -87,6 +90,7 @@ pub(super) struct AgentQuery<'a> {
     pub(super) socket: &'a Path,
     pub(super) pod: &'a PodRef,
     pub(super) deadline: Instant,
+    pub(super) knows_ambient: bool,
 }
 
 /// A connection that the agent's backlog accepted without waiting, with the request sent; none when the backlog is
@@ -116,16 +120,7 @@ impl AgentQuery<'_> {
 
     /// Waits for an agent that serves the socket, and queries it.
     pub(super) fn await_agent(self) -> Result<Option<PodFacts>, AgentError> {
-        let watch = SocketWatch::start(self.socket);
-        loop {
-            let fault = match self.attempt() {
-                Err(fault) if fault.is_away() => fault,
-                done => return done.map_err(|fault| self.error(fault)),
-            };
-            if !watch.wait(self.deadline) {
-                return Err(self.error(AgentFault::Away(Box::new(fault))));
-            }
-        }
+        awaited(self.socket, self.deadline, || self.attempt()).map_err(|fault| self.error(fault))
     }
 
     fn attempt(self) -> Result<Option<PodFacts>, AgentFault> {
@@ -134,8 +129,10 @@ impl AgentQuery<'_> {
     }
 
     fn request(self, agent: OwnedFd) -> Result<OwnedFd, AgentFault> {
-        let request =
-            |left| wire::encode_request(&FactsRequest { pod: self.pod.clone(), timeout: Some(left) });
+        let Self { knows_ambient, .. } = self;
+        let request = |left| {
+            wire::encode_request(&FactsRequest { pod: self.pod.clone(), timeout: Some(left), knows_ambient })
+        };
         send_request(&agent, request, self.deadline).map(|()| agent)
     }
 
@@ -171,26 +168,60 @@ pub fn exchange(
     receive_response(&agent, deadline)
 }
 
-/// Hands over the open network namespace of an ambient pod, and waits until ztunnel has acknowledged the pod.
+/// Repeats an attempt, while no agent serves the socket, until the deadline: the agent restarts, or its pod is replaced.
+fn awaited<T>(
+    socket: &Path,
+    deadline: Instant,
+    attempt: impl Fn() -> Result<T, AgentFault>,
+) -> Result<T, AgentFault> {
+    let mut watch = None;
+    loop {
+        let fault = match attempt() {
+            Err(fault) if fault.is_away() => fault,
+            done => return done,
+        };
+        // After the watch is started another attempt follows, so that no change is missed.
+        let Some(watch) = &watch else {
+            watch = Some(SocketWatch::start(socket));
+            continue;
+        };
+        if !watch.wait(deadline) {
+            return Err(AgentFault::Away(Box::new(fault)));
+        }
+    }
+}
+
+/// Hands over the open network namespace of an ambient pod, and waits until ztunnel has acknowledged the pod. Waits for
+/// an agent that is away, and hands over again to one that took the place of an agent that ended: a second hand-over
+/// of a namespace changes nothing.
 ///
 /// # Errors
 /// When no trusted agent responds before the deadline, or the agent reports why the pod is not in the mesh.
 pub fn hand_over(
     socket: &Path,
-    pod: AmbientPod,
+    pod: &AmbientPod,
+    netns: BorrowedFd<'_>,
+    deadline: Instant,
+) -> Result<(), AgentFault> {
+    awaited(socket, deadline, || hand_over_once(socket, pod, netns, deadline))
+}
+
+fn hand_over_once(
+    socket: &Path,
+    pod: &AmbientPod,
     netns: BorrowedFd<'_>,
     deadline: Instant,
 ) -> Result<(), AgentFault> {
     let agent = connect_to(socket, Some(deadline))?;
     check_peer(&agent)?;
     let timeout = deadline.saturating_duration_since(Instant::now());
-    let request = ambient::encode_request(&HandOverRequest { pod, timeout });
+    let request = ambient::encode_request(&HandOverRequest { pod: pod.clone(), timeout });
     let (parts, descriptor) = ([IoSlice::new(request.as_bytes())], [netns.as_raw_fd()]);
     let control = [ControlMessage::ScmRights(&descriptor)];
     sendmsg::<UnixAddr>(agent.as_raw_fd(), &parts, &control, MsgFlags::MSG_NOSIGNAL, None)
         .map_err(AgentFault::Unreachable)?;
     match ambient::decode_response(&receive_response(&agent, deadline)?) {
-        Ok(response) => response.map_err(AgentFault::Reported),
+        Ok(response) => response.map_err(AgentFault::HandOver),
         Err(WireError::Incomplete) => Err(AgentFault::Closed),
         Err(error) => Err(AgentFault::Invalid(error)),
     }

@@ -39,7 +39,36 @@ struct ResponseJson {
     #[serde(default)]
     ambient: bool,
     fault: Option<String>,
+    cause: Option<String>,
 }
+
+/// Why a pod is not in the mesh, as the agent reports it.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("reports: {text:?}")]
+pub struct HandOverFault {
+    pub cause: HandOverCause,
+    /// The agent's sentence; of a refusal ztunnel's own text is a part.
+    pub text: String,
+}
+
+/// The kinds of [`HandOverFault`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HandOverCause {
+    /// No ztunnel is connected to the agent.
+    NotConnected,
+    /// ztunnel did not answer before the deadline.
+    NoAnswer,
+    /// ztunnel refused the pod.
+    Refused,
+    /// Another one, of the agent itself.
+    Other,
+}
+
+const CAUSES: [(&str, HandOverCause); 3] = [
+    ("not-connected", HandOverCause::NotConnected),
+    ("no-answer", HandOverCause::NoAnswer),
+    ("refused", HandOverCause::Refused),
+];
 
 /// Encodes a request.
 pub fn encode_request(HandOverRequest { pod, timeout }: &HandOverRequest) -> String {
@@ -68,10 +97,13 @@ pub fn decode_request(line: &[u8]) -> Option<Result<HandOverRequest, WireError>>
 }
 
 /// Encodes the response: ztunnel has acknowledged the pod, or why it is not in the mesh.
-pub fn encode_response(response: &Result<(), String>) -> String {
+pub fn encode_response(response: &Result<(), HandOverFault>) -> String {
     let json = match response {
         Ok(()) => json!({ "version": VERSION, "ambient": true }),
-        Err(why) => json!({ "version": VERSION, "fault": why }),
+        Err(HandOverFault { cause, text }) => {
+            let cause = CAUSES.iter().find(|(_, known)| known == cause).map(|(name, _)| *name);
+            json!({ "version": VERSION, "fault": text, "cause": cause })
+        }
     };
     format!("{json}\n")
 }
@@ -80,10 +112,14 @@ pub fn encode_response(response: &Result<(), String>) -> String {
 ///
 /// # Errors
 /// When it is malformed, of another version, or the response to another request.
-pub fn decode_response(bytes: &[u8]) -> Result<Result<(), String>, WireError> {
+pub fn decode_response(bytes: &[u8]) -> Result<Result<(), HandOverFault>, WireError> {
     match serde_json::from_slice(bytes).map_err(|why| malformed(&why))? {
         ResponseJson { version, .. } if version != VERSION => Err(WireError::Version(version)),
-        ResponseJson { fault: Some(why), .. } => Ok(Err(truncated(&why, MAX_CAUSE))),
+        ResponseJson { fault: Some(why), cause, .. } => {
+            let cause = CAUSES.iter().find(|(name, _)| Some(*name) == cause.as_deref());
+            let cause = cause.map_or(HandOverCause::Other, |(_, cause)| *cause);
+            Ok(Err(HandOverFault { cause, text: truncated(&why, MAX_CAUSE) }))
+        }
         ResponseJson { ambient: true, .. } => Ok(Ok(())),
         _ => Err(WireError::Malformed("does not report a pod in the mesh")),
     }
@@ -202,11 +238,16 @@ mod tests {
         let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
         let request = HandOverRequest { pod, timeout: Duration::from_millis(1950) };
         assert_eq!(decode_request(encode_request(&request).as_bytes()), Some(Ok(request)));
-        for response in [Ok(()), Err("no ztunnel is connected".to_owned())] {
+        let fault = |cause, text: &str| Err(HandOverFault { cause, text: text.to_owned() });
+        let (other, refused) = (HandOverCause::Other, HandOverCause::Refused);
+        let kinds = [HandOverCause::NotConnected, HandOverCause::NoAnswer, refused, other];
+        for response in kinds.map(|kind| fault(kind, "why")).into_iter().chain([Ok(())]) {
             assert_eq!(decode_response(encode_response(&response).as_bytes()), Ok(response));
         }
-        let long = decode_response(encode_response(&Err("x".repeat(5000))).as_bytes()).unwrap();
-        assert_eq!(long.unwrap_err().len(), MAX_CAUSE);
+        let first_release = br#"{"version": 1, "fault": "why"}"#;
+        assert_eq!(decode_response(first_release), Ok(fault(other, "why")));
+        let long = decode_response(encode_response(&fault(refused, &"x".repeat(5000))).as_bytes()).unwrap();
+        assert_eq!(long.unwrap_err().text.len(), MAX_CAUSE);
     }
 
     #[test]

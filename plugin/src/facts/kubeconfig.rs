@@ -108,7 +108,8 @@ fn request_pod(path: &Path, pod: &PodRef, deadline: Instant) -> Result<Option<Po
     let program = program_path();
     let time = deadline.saturating_duration_since(Instant::now());
     // Its timeout is an argument, without the time for its start and end.
-    let request = wire::encode_request(&FactsRequest { pod: pod.clone(), timeout: None });
+    let request =
+        wire::encode_request(&FactsRequest { pod: pod.clone(), timeout: None, knows_ambient: false });
     let ended = run(&program, path, &request, time).map_err(|error| match error {
         ProgramError::Start(source) | ProgramError::Io(source) => {
             KubeconfigFault::Program { program, source }

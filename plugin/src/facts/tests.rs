@@ -22,7 +22,7 @@ impl ManifestDirectory {
 
     fn look_up(&self, name: &str) -> Result<PodFacts, FactsError> {
         let conf = FactsConf { socket: None, directory: Some(self.0.to_owned()), ..FactsConf::default() };
-        look_up(&conf, &pod(name))
+        look_up(&conf, &pod(name), false)
     }
 }
 
@@ -59,7 +59,7 @@ fn an_unknown_pod_is_an_error_with_the_path_of_its_manifest() {
         matches!(&error, FactsError::Unknown(text) if text.ends_with("shop/cart-0.json does not exist")),
         "{error}"
     );
-    assert!(matches!(look_up(&no_source, &pod("cart-0")), Err(FactsError::NoSource)));
+    assert!(matches!(look_up(&no_source, &pod("cart-0"), false), Err(FactsError::NoSource)));
 }
 
 #[test]
@@ -72,7 +72,7 @@ fn a_source_that_never_answers_leaves_time_for_the_next() {
     let directory = Some(manifests.0.to_owned());
     let conf = FactsConf { socket: Some(socket), directory, deadline, ..FactsConf::default() };
     let started = Instant::now();
-    let facts = look_up(&conf, &pod("cart-0")).unwrap();
+    let facts = look_up(&conf, &pod("cart-0"), false).unwrap();
     assert_eq!(facts.containers.len(), 1);
     let took = started.elapsed();
     assert!(took >= deadline / 4 && took < deadline * 3 / 4, "half of the time, not {took:?}");
@@ -188,7 +188,7 @@ fn f14_a_socket_that_appears_before_the_wait_for_it_begins_is_not_missed() {
     let socket = root.join("facts.sock");
     let conf = FactsConf { socket: Some(socket.clone()), ..FactsConf::default() };
     let pod = pod("cart-0");
-    let lookup = FactsLookup::start(&conf, &pod);
+    let lookup = FactsLookup::start(&conf, &pod, false);
     let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
     let answering = std::thread::spawn(move || {
         let (mut connection, _) = listener.accept().unwrap();

@@ -10,7 +10,7 @@
 //! a test fails when the recording of the current version or of the one before is missing or is answered otherwise.
 
 use crate::args::{Namespace, PodName, PodRef};
-use crate::pod::{Manifest, ManifestError, PodFacts, describe_json_error};
+use crate::pod::{Ambient, Manifest, ManifestError, PodFacts, describe_json_error};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::time::Duration;
@@ -31,6 +31,9 @@ pub struct FactsRequest {
     pub pod: PodRef,
     /// How long the client waits for the response, in whole milliseconds; the first releases do not send it.
     pub timeout: Option<Duration>,
+    /// Whether the client evaluates `ambient` in the response. Another one must not get an ambient pod: it would leave
+    /// it alone.
+    pub knows_ambient: bool,
 }
 
 /// The agent's response.
@@ -67,18 +70,23 @@ pub enum WireError {
 struct ResponseJson {
     version: u32,
     pod: Option<Manifest>,
+    /// Beside a pod: an object with the reason, and with the service account of an ambient pod.
+    ambient: Option<Value>,
     fault: Option<String>,
     #[serde(default)]
     manifest: bool,
 }
 
 /// Encodes a request.
-pub fn encode_request(FactsRequest { pod, timeout }: &FactsRequest) -> String {
+pub fn encode_request(FactsRequest { pod, timeout, knows_ambient }: &FactsRequest) -> String {
     let (namespace, name) = (pod.namespace.as_str(), pod.name.as_str());
     let timeout = timeout.map(|left| u64::try_from(left.as_millis()).unwrap_or(u64::MAX));
-    let json = json!({
+    let mut json = json!({
         "version": VERSION, "namespace": namespace, "name": name, "uid": pod.uid, "deadline_ms": timeout,
     });
+    if let (true, Some(members)) = (knows_ambient, json.as_object_mut()) {
+        members.insert("knows_ambient".to_owned(), true.into());
+    }
     format!("{json}\n")
 }
 
@@ -107,13 +115,27 @@ pub fn decode_request(line: &[u8]) -> Result<FactsRequest, WireError> {
                 .ok_or(WireError::Malformed("has a deadline that is not a number of milliseconds"))?,
         ),
     };
-    Ok(FactsRequest { pod, timeout: timeout.map(Duration::from_millis) })
+    let knows_ambient = json.get("knows_ambient") == Some(&Value::Bool(true));
+    Ok(FactsRequest { pod, timeout: timeout.map(Duration::from_millis), knows_ambient })
 }
 
 /// Encodes a response.
 pub fn encode_response(answer: &FactsResponse) -> String {
     let json = match answer {
-        FactsResponse::Pod(facts) => json!({ "version": VERSION, "pod": facts.to_manifest() }),
+        FactsResponse::Pod(facts) => {
+            let mut json = json!({ "version": VERSION, "pod": facts.to_manifest() });
+            let ambient = match &facts.ambient {
+                Ambient::Unknown | Ambient::Undecided(_) => None,
+                Ambient::No { why } => Some(json!({ "why": why })),
+                Ambient::Yes { service_account, why } => {
+                    Some(json!({ "service_account": service_account, "why": why }))
+                }
+            };
+            if let (Some(ambient), Some(members)) = (ambient, json.as_object_mut()) {
+                members.insert("ambient".to_owned(), ambient);
+            }
+            json
+        }
         FactsResponse::Unknown => json!({ "version": VERSION }),
         FactsResponse::Error(why) => json!({ "version": VERSION, "fault": why }),
         FactsResponse::BrokenManifest(why) => json!({ "version": VERSION, "fault": why, "manifest": true }),
@@ -133,8 +155,20 @@ pub fn decode_response(bytes: &[u8]) -> Result<FactsResponse, WireError> {
             let why = why.chars().take(100).collect();
             Ok(if manifest { FactsResponse::BrokenManifest(why) } else { FactsResponse::Error(why) })
         }
-        ResponseJson { pod: Some(pod), .. } => Ok(FactsResponse::Pod(Box::new(pod.facts()?))),
+        ResponseJson { pod: Some(pod), ambient, .. } => {
+            let ambient = ambient.map_or(Ok(Ambient::Unknown), |ambient| decode_ambient(&ambient))?;
+            Ok(FactsResponse::Pod(Box::new(PodFacts { ambient, ..pod.facts()? })))
+        }
         _ => Ok(FactsResponse::Unknown),
+    }
+}
+
+fn decode_ambient(ambient: &Value) -> Result<Ambient, WireError> {
+    let text = |key| ambient.get(key).and_then(Value::as_str).map(str::to_owned);
+    match (text("why"), text("service_account")) {
+        (Some(why), Some(service_account)) => Ok(Ambient::Yes { service_account, why }),
+        (Some(why), None) => Ok(Ambient::No { why }),
+        (None, _) => Err(WireError::Malformed("does not say why a pod is ambient or not")),
     }
 }
 

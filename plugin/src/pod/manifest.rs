@@ -1,7 +1,7 @@
 //! A pod's manifest as Kubernetes writes it. Members that the decision does not need are skipped.
 
 use super::trim::{FirstArguments, KeptAnnotations, ReadVariables, is_kept_label};
-use super::{Container, Lifetime, ManifestError, PROXY, PodFacts};
+use super::{Ambient, Container, Lifetime, ManifestError, PROXY, PodFacts};
 use serde::Deserialize;
 use serde_json::error::Category;
 use serde_json::{Value, json};
@@ -12,6 +12,22 @@ use std::collections::BTreeMap;
 pub struct Manifest {
     metadata: Option<ManifestMetadata>,
     spec: Option<Spec>,
+    status: Option<ManifestStatus>,
+}
+
+#[derive(Deserialize, Default)]
+struct ManifestStatus {
+    phase: Option<String>,
+}
+
+/// The parts of a manifest by which a node agent decides whether the pod is ambient.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Selectable {
+    /// All labels.
+    pub labels: BTreeMap<String, String>,
+    /// Whether it has the network of its node.
+    pub is_host_network: bool,
+    pub service_account: String,
 }
 
 #[derive(Deserialize, Default)]
@@ -28,6 +44,8 @@ struct ManifestMetadata {
 #[derive(Deserialize, Default)]
 #[serde(rename_all = "camelCase")]
 struct Spec {
+    host_network: Option<bool>,
+    service_account_name: Option<String>,
     containers: Option<Vec<ManifestContainer>>,
     init_containers: Option<Vec<ManifestContainer>>,
 }
@@ -110,6 +128,25 @@ impl Manifest {
         self.metadata.as_ref().and_then(|metadata| metadata.resource_version.as_deref()).unwrap_or_default()
     }
 
+    /// Returns the parts by which a node agent decides whether the pod is ambient.
+    pub fn selectable(&self) -> Selectable {
+        let labels = self.metadata.as_ref().and_then(|metadata| metadata.labels.clone());
+        let spec = self.spec.as_ref();
+        let account = spec.and_then(|spec| spec.service_account_name.as_deref()).filter(|it| !it.is_empty());
+        Selectable {
+            labels: labels.unwrap_or_default(),
+            is_host_network: spec.and_then(|spec| spec.host_network).unwrap_or(false),
+            // The API server sets it in every pod.
+            service_account: account.unwrap_or("default").to_owned(),
+        }
+    }
+
+    /// Reports whether all of its containers have ended for good.
+    pub fn has_ended(&self) -> bool {
+        let phase = self.status.as_ref().and_then(|status| status.phase.as_deref());
+        matches!(phase, Some("Succeeded" | "Failed"))
+    }
+
     /// Returns what the decision needs of it.
     ///
     /// # Errors
@@ -131,6 +168,7 @@ impl Manifest {
                 .flatten()
                 .map(ManifestContainer::facts)
                 .collect(),
+            ambient: Ambient::Unknown,
         })
     }
 }

@@ -12,9 +12,10 @@ use crate::error::chain;
 use crate::log::Log;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::ambient::{self, AmbientPod};
+use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverCause, HandOverFault};
 use gybe_plugin::facts::wire;
 use gybe_plugin::facts::wire::{FactsRequest, FactsResponse};
+use gybe_plugin::pod::Ambient;
 use serde_json::json;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -51,9 +52,9 @@ impl Dispatcher<'_, '_> {
 
     fn dispatch(&self, connection: FactsConnection, request: Result<ClientRequest, RequestError>) {
         match request {
-            Ok(ClientRequest::Pod(FactsRequest { pod, .. })) => match self.pods.find(&pod) {
-                Some(response) => self.respond(connection, &response),
-                None => self.enqueue(Job { connection, task: Task::LookUp(pod) }),
+            Ok(ClientRequest::Pod(FactsRequest { pod, knows_ambient, .. })) => match self.pods.find(&pod) {
+                Some(response) => self.respond(connection, &fit_for(knows_ambient, response)),
+                None => self.enqueue(Job { connection, task: Task::LookUp { pod, knows_ambient } }),
             },
             Ok(ClientRequest::Ambient(pod, netns)) => match self.ambient {
                 Some(pods) => {
@@ -88,18 +89,19 @@ impl Dispatcher<'_, '_> {
     /// Performs a job. It may block, so it runs on a thread of the queue.
     pub(super) fn perform(&self, Job { connection, task }: Job) {
         let bytes = match task {
-            Task::LookUp(_) | Task::Ambient(..) if connection.is_closed() => return,
-            Task::LookUp(pod) => {
+            Task::LookUp { .. } | Task::Ambient(..) if connection.is_closed() => return,
+            Task::LookUp { pod, knows_ambient } => {
                 let response = self.pods.wait_for(&pod, connection.until() - SEND_TIME);
+                let response = fit_for(knows_ambient, response);
                 self.log_fault(&response);
                 wire::encode_response(&response).into_bytes()
             }
             Task::Ambient(pods, pod, netns) => {
                 let name = pod.to_string();
                 let added = pods.add(pod, netns, connection.until() - SEND_TIME);
-                let response = added.as_ref().map(|_| ()).map_err(AddError::to_string);
-                if let Err(cause) = &response {
-                    let fields = json!({ "pod": name, "cause": cause });
+                let response = added.as_ref().map(|_| ()).map_err(fault);
+                if let Err(HandOverFault { text, .. }) = &response {
+                    let fields = json!({ "pod": name, "cause": text });
                     self.log.warn("gybe node: an ambient pod was refused", fields);
                 }
                 let bytes = ambient::encode_response(&response).into_bytes();
@@ -123,6 +125,30 @@ impl Dispatcher<'_, '_> {
         };
         self.log.warn(message, json!({ "cause": cause }));
     }
+}
+
+/// Returns the response for a client. One that does not evaluate whether a pod is ambient would leave it alone.
+fn fit_for(knows_ambient: bool, response: FactsResponse) -> FactsResponse {
+    let is_ambient =
+        matches!(&response, FactsResponse::Pod(facts) if matches!(facts.ambient, Ambient::Yes { .. }));
+    match is_ambient && !knows_ambient {
+        true => FactsResponse::Error(OLDER_ENTRY.to_owned()),
+        false => response,
+    }
+}
+
+/// The agent writes the entry within a second after its start.
+const OLDER_ENTRY: &str =
+    "the pod is ambient, and gybe-cni or its entry on this node are of before ambient mode";
+
+fn fault(why: &AddError) -> HandOverFault {
+    let cause = match why {
+        AddError::NotConnected => HandOverCause::NotConnected,
+        AddError::NoAnswer => HandOverCause::NoAnswer,
+        AddError::Refused(_) => HandOverCause::Refused,
+        AddError::Superseded => HandOverCause::Other,
+    };
+    HandOverFault { cause, text: why.to_string() }
 }
 
 /// The response to a hand-over on a node without ambient mode.
@@ -151,7 +177,7 @@ pub(super) struct Job {
 
 pub(super) enum Task {
     /// Wait for a pod, and send its facts.
-    LookUp(PodRef),
+    LookUp { pod: PodRef, knows_ambient: bool },
     /// Wait until ztunnel has acknowledged a pod.
     Ambient(Arc<AmbientPods>, AmbientPod, Netns),
     /// Send the rest of a response.
@@ -173,7 +199,7 @@ impl Dispatcher<'_, '_> {
     pub(super) fn enqueue(&self, job: Job) {
         let (jobs, bounds) = match job.task {
             Task::Ambient(..) => (self.hand_overs, HAND_OVERS),
-            Task::LookUp(_) | Task::Send(_) => (self.lookups, LOOKUPS),
+            Task::LookUp { .. } | Task::Send(_) => (self.lookups, LOOKUPS),
         };
         let mut queue = jobs.lock();
         if queue.jobs.len() >= bounds.jobs {

@@ -40,8 +40,7 @@ fn serving(ambient: Option<&Arc<AmbientPods>>, work: impl FnOnce(&Path)) {
 fn serving_pods(pods: &dyn PodLookup, ambient: Option<&Arc<AmbientPods>>, work: impl FnOnce(&Path)) {
     let directory = TestDir::new("hand-over");
     let path = directory.join("agent.sock");
-    let mut facts = FactsSocket::open(&path).unwrap();
-    facts.ambient = ambient.map(Arc::clone);
+    let mut facts = FactsSocket::open(&path, ambient.map(Arc::clone)).unwrap();
     let (log, health, role) = (Log::default(), SocketHealth::default(), Shared::default());
     let status = AgentStatus::default;
     let (end, running) = pipe().unwrap();
@@ -56,12 +55,12 @@ fn serving_pods(pods: &dyn PodLookup, ambient: Option<&Arc<AmbientPods>>, work: 
 
 fn requested(facts: &Path, descriptor: BorrowedFd<'_>, within: Duration) -> Result<(), AgentFault> {
     let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
-    hand_over(facts, pod, descriptor, Instant::now() + within)
+    hand_over(facts, &pod, descriptor, Instant::now() + within)
 }
 
 fn reported(facts: &Path, descriptor: BorrowedFd<'_>, within: Duration) -> String {
     match requested(facts, descriptor, within) {
-        Err(AgentFault::Reported(why)) => why,
+        Err(AgentFault::HandOver(fault)) => fault.text,
         other => panic!("{other:?}"),
     }
 }
@@ -239,7 +238,7 @@ fn while_waiting(facts: &Path, line: &str, descriptors: &[BorrowedFd<'_>], work:
 
 fn lookup(timeout: Duration) -> String {
     let pod = PodRef::from_args("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0").unwrap().unwrap();
-    wire::encode_request(&FactsRequest { pod, timeout: Some(timeout) })
+    wire::encode_request(&FactsRequest { pod, timeout: Some(timeout), knows_ambient: false })
 }
 
 #[test]

@@ -8,7 +8,7 @@ use crate::cluster::error::ApiError;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::matches;
 use gybe_plugin::facts::wire::FactsResponse;
-use gybe_plugin::pod::{Container, ISTIO_COMPONENTS, PodFacts};
+use gybe_plugin::pod::{Ambient, Container, ISTIO_COMPONENTS, PodFacts};
 use std::collections::BTreeMap;
 use std::mem::size_of;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
@@ -252,6 +252,10 @@ impl CachedPod {
         &self.facts
     }
 
+    pub(super) fn uid(&self) -> &str {
+        &self.facts.uid
+    }
+
     /// Returns the pod, if it is cached whole.
     fn whole(&self) -> Option<&PodFacts> {
         Some(&self.facts).filter(|_| self.is_whole)
@@ -260,7 +264,11 @@ impl CachedPod {
 
 /// Returns the size in bytes, without the allocator's overhead.
 fn size(facts: &PodFacts) -> usize {
-    let texts = facts.annotations.iter().chain(&facts.labels);
+    let all_labels = match &facts.ambient {
+        Ambient::Undecided(selectable) => Some(&selectable.labels),
+        _ => None,
+    };
+    let texts = facts.annotations.iter().chain(&facts.labels).chain(all_labels.into_iter().flatten());
     let texts: usize = texts.map(|(key, value)| key.len() + value.len() + 2 * size_of::<String>()).sum();
     let containers = facts.containers.iter().chain(&facts.init_containers);
     texts + containers.map(container_size).sum::<usize>()

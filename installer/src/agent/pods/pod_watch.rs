@@ -3,6 +3,7 @@
 
 use super::list_parser::ListParser;
 use super::pod_cache::{CachedPod, PodCache, PodsByName, key, timed_out};
+use crate::agent::ztunnel::AmbientPods;
 use crate::cluster::error::ApiError;
 use crate::cluster::objects::{Ignored, ObjectList};
 use crate::cluster::pod_requests::PodManifest;
@@ -10,12 +11,15 @@ use crate::cluster::watch::{TOO_LONG, Watched};
 use crate::cluster::{client, pod_requests};
 use crate::log::Log;
 use gybe_plugin::args::PodRef;
+use gybe_plugin::facts::ambient::PodUid;
 use gybe_plugin::facts::wire::FactsResponse;
+use gybe_plugin::pod::{Ambient, ManifestError, PodFacts};
 use http_body_util::BodyExt;
 use hyper::Request;
 use kube::Client;
 use kube::client::Body;
 use serde_json::json;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::sync::Semaphore;
@@ -28,6 +32,18 @@ const LIST_TIMEOUT: Duration = Duration::from_secs(30);
 pub(super) struct NodePods {
     pub(super) node: String,
     pub(super) cache: Arc<PodCache>,
+    /// None where ambient mode is off.
+    pub(super) ambient: Option<Arc<AmbientPods>>,
+}
+
+/// How long an ambient pod stays that a new list does not have: the server may have answered from a cache that lags
+/// behind. A watch from that list delivers such a pod.
+const UNLISTED: Duration = Duration::from_secs(60);
+
+/// Returns the facts; in ambient mode with the parts by which the agent decides whether the pod is ambient.
+fn facts_of(pod: PodManifest, is_ambient: bool) -> Result<PodFacts, ManifestError> {
+    let selectable = is_ambient.then(|| Ambient::Undecided(Box::new(pod.selectable())));
+    Ok(PodFacts { ambient: selectable.unwrap_or_default(), ..pod.facts()? })
 }
 
 impl Watched for NodePods {
@@ -45,6 +61,10 @@ impl Watched for NodePods {
             next = page.next().map(str::to_owned);
             if next.is_none() {
                 let (version, pods) = (page.version()?, found.len());
+                if let Some(ambient) = &self.ambient {
+                    let uids: BTreeSet<&str> = found.values().map(CachedPod::uid).collect();
+                    ambient.listed(|uid| uids.contains(uid.as_str()));
+                }
                 if self.cache.replace(found) {
                     log.info("gybe node: pods are known", json!({ "pods": pods }));
                 }
@@ -59,17 +79,27 @@ impl Watched for NodePods {
 
     fn handle(&self, pod: PodManifest, is_deleted: bool) -> Option<String> {
         let version = Some(pod.resource_version().to_owned()).filter(|version| !version.is_empty());
-        match pod.facts() {
-            Ok(facts) if is_deleted => self.cache.remove(&facts),
-            Ok(facts) => self.cache.insert(facts),
-            // A pod without containers has no facts.
-            Err(_) => {}
+        let has_ended = is_deleted || pod.has_ended();
+        // A pod without containers has no facts.
+        let Ok(facts) = facts_of(pod, self.ambient.is_some()) else { return version };
+        if let (Some(ambient), Ok(uid)) = (&self.ambient, PodUid::parse(&facts.uid)) {
+            match has_ended {
+                true => drop(ambient.remove(&uid)),
+                false => ambient.present(&uid),
+            }
+        }
+        match is_deleted {
+            true => self.cache.remove(&facts),
+            false => self.cache.insert(facts),
         }
         version
     }
 
     fn record_event(&self) {
         self.cache.record_event();
+        if let Some(ambient) = &self.ambient {
+            ambient.remove_unlisted(UNLISTED);
+        }
     }
 
     fn record_open(&self, log: &Log) {
@@ -101,7 +131,14 @@ impl NodePods {
             let bytes = frame.map_err(ApiError::from)?.into_data().unwrap_or_default();
             self.cache.record_event();
             let cut = list.feed(&bytes, |item| {
-                let facts = serde_json::from_slice::<PodManifest>(item).ok().and_then(|pod| pod.facts().ok());
+                let pod = serde_json::from_slice::<PodManifest>(item).ok();
+                let has_ended = pod.as_ref().is_some_and(PodManifest::has_ended);
+                let facts = pod.and_then(|pod| facts_of(pod, self.ambient.is_some()).ok());
+                if let (Some(ambient), Some(facts), true) = (&self.ambient, &facts, has_ended)
+                    && let Ok(uid) = PodUid::parse(&facts.uid)
+                {
+                    ambient.remove(&uid);
+                }
                 facts.iter().for_each(|facts| self.cache.insert_before_sync(facts));
                 found.extend(facts.map(|facts| (key(&facts), CachedPod::new(facts))));
             });
@@ -126,18 +163,25 @@ pub(super) async fn serve_lookups(
     cache: Arc<PodCache>,
     client: Client,
     mut lookups: UnboundedReceiver<AwaitedPod>,
+    is_ambient: bool,
 ) {
     let permits = Arc::new(Semaphore::new(CONCURRENCY));
     while let Some(AwaitedPod { pod, until }) = lookups.recv().await {
         let (cache, client, permits) = (Arc::clone(&cache), client.clone(), Arc::clone(&permits));
         tokio::spawn(async move {
-            let response = timeout_at(until.into(), get(&client, &cache, &permits, &pod)).await;
+            let response = timeout_at(until.into(), get(&client, &cache, &permits, &pod, is_ambient)).await;
             cache.record_lookup(&pod, response.unwrap_or_else(|_| timed_out()));
         });
     }
 }
 
-async fn get(client: &Client, cache: &PodCache, permits: &Semaphore, pod: &PodRef) -> FactsResponse {
+async fn get(
+    client: &Client,
+    cache: &PodCache,
+    permits: &Semaphore,
+    pod: &PodRef,
+    is_ambient: bool,
+) -> FactsResponse {
     let _permit = permits.acquire().await;
     let response = match pod_requests::one(pod) {
         Ok(request) => client::object::<PodManifest>(client, request).await,
@@ -148,5 +192,6 @@ async fn get(client: &Client, cache: &PodCache, permits: &Semaphore, pod: &PodRe
     {
         cache.count_error(fault);
     }
-    pod_requests::facts_response(response, "not in the agent's cache yet, and ")
+    let facts = response.map(|pod| facts_of(pod, is_ambient));
+    pod_requests::facts_response(facts, "not in the agent's cache yet, and ")
 }

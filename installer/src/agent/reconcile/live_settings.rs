@@ -3,6 +3,7 @@
 //! stays as it is until the ConfigMap is valid.
 
 use super::status_log::StatusLog;
+use crate::agent::ambient::AmbientNode;
 use crate::error::chain;
 use crate::host::settings::{Environment, Settings, SettingsError, SettingsSources, SourceError};
 use crate::log::Level;
@@ -96,6 +97,14 @@ impl LiveSettings {
             Err(why) => self.reject(why.to_string(), log),
         }
         self.read_from = Some(sources);
+    }
+
+    /// Sets the selectors by which the agent decides which pods are ambient; none before a valid ConfigMap.
+    pub(super) fn decide_ambient_pods(&self, ambient: Option<&AmbientNode>) {
+        let selectors = self.current.options.ambient.as_ref().filter(|_| self.origin == Origin::ConfigMap);
+        if let Some(ambient) = ambient {
+            ambient.set_selectors(selectors);
+        }
     }
 
     fn reject(&mut self, why: String, log: &StatusLog<'_>) {

@@ -88,6 +88,7 @@ fn with_loop(
         log: &log,
         node: None,
         events: None,
+        ambient: None,
     };
     work(&mut Reconciler::new(node.config(grace_period), context), &published, &calls);
 }

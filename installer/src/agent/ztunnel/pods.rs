@@ -91,6 +91,8 @@ struct Entry {
     /// The hand-overs of this namespace that have not ended. Each uses the first answer.
     callers: BTreeMap<u64, Sender<Result<(), String>>>,
     rest: Rest,
+    /// Since when the API server's list of pods does not have it.
+    unlisted: Option<Instant>,
 }
 
 /// What is left of a pod when all hand-overs of its namespace fail.
@@ -155,17 +157,19 @@ impl AmbientPods {
     pub fn add(&self, pod: AmbientPod, netns: Netns, deadline: Instant) -> Result<HandOver<'_>, AddError> {
         let uid = pod.uid.clone();
         let (sender, answer) = channel();
-        let hand_over = {
+        let (hand_over, connected_before) = {
             let mut state = self.lock();
             state.put(pod, Some(netns), Rest::Nothing);
             let (generation, caller) = state.register(&uid, sender);
-            HandOver { pods: self, uid, generation, caller, is_complete: false }
+            let connected_before = state.counts.connections - u64::from(!state.connections.is_empty());
+            (HandOver { pods: self, uid, generation, caller, is_complete: false }, connected_before)
         };
         match answer.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
             Ok(Ok(())) => Ok(hand_over),
             Ok(Err(text)) => Err(AddError::Refused(text)),
             Err(RecvTimeoutError::Disconnected) => Err(AddError::Superseded),
-            Err(RecvTimeoutError::Timeout) if self.lock().connections.is_empty() => {
+            // One that was connected, and was closed because it hangs, counts.
+            Err(RecvTimeoutError::Timeout) if self.lock().counts.connections == connected_before => {
                 Err(AddError::NotConnected)
             }
             Err(RecvTimeoutError::Timeout) => Err(AddError::NoAnswer),
@@ -181,6 +185,31 @@ impl AmbientPods {
     /// Removes a pod and closes its namespace; reports whether it was there.
     pub fn remove(&self, uid: &PodUid) -> bool {
         self.lock().remove(uid)
+    }
+
+    /// Records which pods a new list of the API server has.
+    pub fn listed(&self, is_listed: impl Fn(&PodUid) -> bool) {
+        for (uid, entry) in &mut self.lock().pods {
+            entry.unlisted = (!is_listed(uid)).then(|| entry.unlisted.unwrap_or_else(Instant::now));
+        }
+    }
+
+    /// Records that the API server has the pod.
+    pub fn present(&self, uid: &PodUid) {
+        if let Some(entry) = self.lock().pods.get_mut(uid) {
+            entry.unlisted = None;
+        }
+    }
+
+    /// Removes the pods that have been missing in the API server's list for this time.
+    pub fn remove_unlisted(&self, after: Duration) {
+        let mut state = self.lock();
+        let is_gone = |entry: &Entry| entry.unlisted.is_some_and(|since| since.elapsed() >= after);
+        let before = state.pods.len();
+        state.pods.retain(|_, entry| !is_gone(entry));
+        if state.pods.len() < before {
+            state.wake_all();
+        }
     }
 
     pub fn status(&self) -> ZtunnelStatus {
@@ -295,7 +324,8 @@ impl State {
         let (generation, netns) = (self.generations, netns.map(Arc::new));
         let uid = pod.uid.clone();
         let (pod, callers) = (Arc::new(pod), BTreeMap::new());
-        self.pods.insert(uid, Entry { pod, netns, generation, pending: None, callers, rest });
+        let entry = Entry { pod, netns, generation, pending: None, callers, rest, unlisted: None };
+        self.pods.insert(uid, entry);
         self.judge_pending();
         self.wake_all();
     }

@@ -316,7 +316,7 @@ pub struct LogSocketContact {
 pub(crate) fn query_agent(socket: &Path) -> AgentContact {
     let conf =
         FactsConf { socket: Some(socket.to_owned()), directory: None, kubeconfig: None, deadline: TIMEOUT };
-    let fault = absent_pod().and_then(|pod| match facts::look_up(&conf, &pod) {
+    let fault = absent_pod().and_then(|pod| match facts::look_up(&conf, &pod, false) {
         Ok(_) | Err(FactsError::Unknown(_)) => None,
         Err(fault) => Some(fault),
     });

@@ -77,8 +77,9 @@ fn of_entry(name: &FileName, chain: &PluginChain, has_program: bool) -> DoctorFi
     }
 }
 
-const KEEP_ISTIO: &str = "keep istio-cni here and exclude this node from Gybe, which has no ambient mode (node affinity of the \
-                          DaemonSet gybe-node; once its agent has ended, gybe uninstall removes what is here)";
+const KEEP_ISTIO: &str = "set AMBIENT_ENABLED for gybe's agent (in the chart: ambient.enabled), which then replaces the entry; or \
+                          keep istio-cni here and exclude this node from Gybe (node affinity of the DaemonSet gybe-node; \
+                          once its agent has ended, gybe uninstall removes what is here)";
 
 /// Cilium may rewrite a connection's destination in connect(2), before any rule receives a packet.
 fn socket_load_balancing(plugins: &[&str]) -> Option<DoctorFinding> {

@@ -64,6 +64,12 @@ impl EntryLayout {
 }
 
 impl Entry {
+    /// Reports whether it is ours with ambient mode.
+    #[must_use]
+    pub fn serves_ambient(&self) -> bool {
+        self.tree.member("ambient").is_some_and(JsonValue::is_object)
+    }
+
     /// Parses the JSON of one plugin.
     pub fn parse(text: &[u8]) -> Result<Self, EntryError> {
         let tree = json::parse(text)?;

@@ -267,6 +267,8 @@ fn may_write(install: &Install, text: &[u8]) -> bool {
     let ambient = json::parse(text).is_ok_and(|tree| {
         tree.member("ambient_enabled").map(|node| &node.kind) == Some(&JsonKind::Bool(true))
     });
-    let of_istio = is_network_of(text, ISTIO) && install.take_over == TakeOver::Now && !ambient;
+    let of_istio = is_network_of(text, ISTIO)
+        && install.take_over == TakeOver::Now
+        && (!ambient || install.entry.serves_ambient());
     is_network_of(text, install.entry.plugin()) || of_istio
 }

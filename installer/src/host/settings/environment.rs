@@ -3,10 +3,12 @@
 use super::reader::{RawSetting, SettingsReader};
 use super::sources::config_directory;
 use crate::host::observe::NodeDirectories;
+use gybe_netfilter::model::policy::ambient::ProbeAddresses;
 use gybe_netfilter::model::policy::{decimal, port};
 use gybe_plugin::probe_cache::DIRECTORY;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::PathBuf;
+use std::str::FromStr;
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Environment {
@@ -33,6 +35,8 @@ pub struct Environment {
     pub control_plane: String,
     /// A directory of the agent's pod alone, with its status socket; none outside of a pod.
     pub pod_directory: Option<PathBuf>,
+    /// None where ambient mode is off.
+    pub ambient: Option<AmbientEnvironment>,
     /// The address of `/healthz`, `/readyz` and `/left`.
     pub health: Option<Listen>,
     /// The address of `/metrics`.
@@ -43,6 +47,15 @@ pub struct Environment {
     pub conf_mode: u32,
     /// Permission bits of the kubeconfig.
     pub kubeconfig_mode: u32,
+}
+
+/// Ambient mode, which needs a mount and a right: so a DaemonSet switches it on, and no ConfigMap.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AmbientEnvironment {
+    /// The socket at which ztunnel connects.
+    pub socket: PathBuf,
+    /// The source addresses of probes.
+    pub probes: ProbeAddresses,
 }
 
 /// The API server, as the plugin reaches it.
@@ -82,6 +95,8 @@ pub struct LeaderFiles {
 pub const AGENT_LEADER: LeaderFiles = LeaderFiles { lock: "leader.lock", socket: "leader.sock" };
 /// Those of the leading probe.
 pub const PROBE_LEADER: LeaderFiles = LeaderFiles { lock: "probe-leader.lock", socket: "probe-leader.sock" };
+/// The path at which ztunnel's chart expects the agent.
+pub const ZTUNNEL_SOCKET: &str = "/var/run/ztunnel/ztunnel.sock";
 /// The facts socket's name in the run directory.
 pub const FACTS_SOCKET: &str = "facts.sock";
 /// The kubeconfig's name in the run directory.
@@ -114,12 +129,36 @@ pub(super) fn read(reader: &mut SettingsReader<'_>) -> Environment {
         daemonset: reader.variable("GYBE_DAEMONSET").map_or("gybe-node", |setting| setting.text).to_owned(),
         pod_directory: reader.variable(POD_DIRECTORY).map(|setting| setting.text.into()),
         control_plane: control_plane.to_owned(),
+        ambient: ambient(reader),
         health: listen(reader, "HEALTH_ADDRESS", "HEALTH_PORT", 8000),
         metrics: listen(reader, "MONITORING_ADDRESS", "MONITORING_PORT", 15014),
         api: api_server(reader),
         conf_mode: conf_mode(reader),
         kubeconfig_mode: kubeconfig_mode(reader),
     }
+}
+
+fn ambient(reader: &mut SettingsReader<'_>) -> Option<AmbientEnvironment> {
+    let is_on = reader.yes(reader.variable("AMBIENT_ENABLED"));
+    let socket = reader.path("ZTUNNEL_UDS_ADDRESS", ZTUNNEL_SOCKET);
+    let probes = ProbeAddresses::default();
+    let probes = probe_address(reader, "HOST_PROBE_SNAT_IP", probes, |v4| probes.with_v4(v4).ok());
+    let probes = probe_address(reader, "HOST_PROBE_SNAT_IPV6", probes, |v6| probes.with_v6(v6).ok());
+    is_on.then_some(AmbientEnvironment { socket, probes })
+}
+
+fn probe_address<A: FromStr>(
+    reader: &mut SettingsReader<'_>,
+    name: &'static str,
+    probes: ProbeAddresses,
+    with: impl FnOnce(A) -> Option<ProbeAddresses>,
+) -> ProbeAddresses {
+    let Some(setting) = reader.variable(name) else { return probes };
+    let changed = setting.text.parse().ok().and_then(with);
+    if changed.is_none() {
+        reader.refuse(setting, "must be the address of one host, and no loopback or multicast address");
+    }
+    changed.unwrap_or(probes)
 }
 
 fn api_server(reader: &mut SettingsReader<'_>) -> ApiServer {

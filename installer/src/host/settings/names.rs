@@ -38,7 +38,7 @@ const fn other(support: Support, name: &'static str, meaning: &'static str) -> S
 }
 
 /// Keys of the ConfigMap. The agent applies a change without a restart.
-pub const KEYS: [SettingName; 26] = [
+pub const KEYS: [SettingName; 29] = [
     honoured(
         "mode",
         "install",
@@ -141,6 +141,17 @@ pub const KEYS: [SettingName; 26] = [
         "true",
         "whether the agent writes Kubernetes events about refused, repaired, deleted and labelled pods, and about this node",
     ),
+    honoured(
+        "ambient_enablement_selectors",
+        "the labels `istio.io/dataplane-mode`",
+        "which pods are ambient: a YAML or JSON list of `podSelector` and `namespaceSelector`, as in istio-cni's chart; only with `AMBIENT_ENABLED`, see [AMBIENT.md](AMBIENT.md)",
+    ),
+    honoured(
+        "ambient_dns_capture",
+        "true",
+        "whether the DNS queries of ambient pods go to ztunnel; the pod's annotation has precedence",
+    ),
+    honoured("ambient_ipv6", "true", "whether the IPv6 of ambient pods is redirected"),
 ];
 
 /// Our own variables.
@@ -233,51 +244,51 @@ pub const INCUMBENTS: [SettingName; 61] = [
     other(Support::Ignored, "LOG_CALLER", "log lines contain no source position"),
     other(Support::Ignored, "LOG_STACKTRACE_LEVEL", "there are no stack traces"),
     other(Support::Ignored, "LOG_ROTATE", "log lines go to stderr"),
-    other(
-        Support::RefusedIfTrue,
+    honoured(
         "AMBIENT_ENABLED",
-        "Gybe has no ambient mode; keep istio-cni on nodes with ambient pods",
+        "false",
+        "ambient mode: pods that the enablement selectors select are redirected to the node's ztunnel; needs its socket's directory as a mount, and the right to watch namespaces: [AMBIENT.md](AMBIENT.md)",
     ),
-    other(Support::RefusedIfTrue, "AMBIENT_DNS_CAPTURE", "Gybe has no ambient mode; unset it"),
-    other(Support::RefusedIfTrue, "AMBIENT_IPV6", "Gybe has no ambient mode; unset it"),
+    honoured("AMBIENT_ENABLEMENT_SELECTOR", "", "as `ambient_enablement_selectors`"),
+    honoured("AMBIENT_DNS_CAPTURE", "true", "as `ambient_dns_capture`"),
+    honoured("AMBIENT_IPV6", "true", "as `ambient_ipv6`"),
+    honoured(
+        "ZTUNNEL_UDS_ADDRESS",
+        "/var/run/ztunnel/ztunnel.sock",
+        "the socket at which ztunnel connects; the same path in ztunnel's container (`INPOD_UDS`)",
+    ),
+    honoured(
+        "HOST_PROBE_SNAT_IP",
+        "169.254.7.127",
+        "the IPv4 source address of the kubelet's probes of ambient pods",
+    ),
+    honoured(
+        "HOST_PROBE_SNAT_IPV6",
+        "fd16:9254:7127:1337:ffff:ffff:ffff:ffff",
+        "the IPv6 source address of the kubelet's probes of ambient pods",
+    ),
     other(
-        Support::RefusedIfTrue,
+        Support::Ignored,
         "AMBIENT_RECONCILE_POD_RULES_ON_STARTUP",
-        "Gybe has no ambient mode; unset it",
+        "the rules of running pods stay as the ADD wrote them",
     ),
-    other(Support::RefusedIfTrue, "ENABLE_AMBIENT_DETECTION_RETRY", "Gybe has no ambient mode; unset it"),
     other(
-        Support::RefusedIfTrue,
-        "AMBIENT_DISABLE_SAFE_UPGRADE",
-        "Gybe has no ambient mode, and every upgrade is safe; unset it",
+        Support::Ignored,
+        "ENABLE_AMBIENT_DETECTION_RETRY",
+        "an ADD waits for the agent within `facts.deadline_ms`, and refuses a pod that is not known",
     ),
-    other(Support::RefusedIfTrue, "AMBIENT_USE_SCOPED_XTABLES_LOCKING", "Gybe has no ambient mode; unset it"),
+    other(Support::RefusedIfTrue, "AMBIENT_DISABLE_SAFE_UPGRADE", "every upgrade is safe; unset it"),
+    other(
+        Support::Ignored,
+        "AMBIENT_USE_SCOPED_XTABLES_LOCKING",
+        "each network namespace has a lock of its own",
+    ),
     other(
         Support::RefusedIfTrue,
         "AMBIENT_ENABLE_AWS_BRANCH_ENI_PROBE",
-        "Gybe has no ambient mode; unset it",
+        "Gybe writes no routing rules for the probes of pods with branch interfaces; unset it",
     ),
-    other(
-        Support::Ignored,
-        "AMBIENT_ENABLEMENT_SELECTOR",
-        "it applies only to ambient mode, which Gybe does not have",
-    ),
-    other(
-        Support::Ignored,
-        "ZTUNNEL_UDS_ADDRESS",
-        "it applies only to ambient mode, which Gybe does not have",
-    ),
-    other(
-        Support::Ignored,
-        "HOST_PROBE_SNAT_IP",
-        "it applies only to ambient mode, which Gybe does not have",
-    ),
-    other(
-        Support::Ignored,
-        "HOST_PROBE_SNAT_IPV6",
-        "it applies only to ambient mode, which Gybe does not have",
-    ),
-    other(Support::Ignored, "REVISION", "it applies only to ambient mode, which Gybe does not have"),
+    other(Support::Ignored, "REVISION", "one agent serves the pods of all revisions"),
     honoured("REPAIR_ENABLED", "true", "false means `repair: off`"),
     honoured(
         "REPAIR_REPAIR_PODS",

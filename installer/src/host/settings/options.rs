@@ -4,9 +4,11 @@ use super::environment::Environment;
 use super::reader::{RawSetting, SettingsReader, is_qualified_name, list};
 use super::repair::{self, RepairOptions};
 use super::{plugin_conf, template};
+use crate::error::chain;
 use crate::host::desired::{Confirmed, PutBack, Shape};
 use crate::host::image::OTHER_NAMES;
 use crate::host::observe::FileName;
+use crate::pod::enablement::EnablementSelectors;
 use gybe_plugin::args::Namespace;
 use gybe_plugin::conf::PluginConf;
 use serde_json::{Map, Value};
@@ -42,6 +44,8 @@ pub struct Options {
     pub node_taints: Vec<NodeTaint>,
     /// Whether the agent writes Kubernetes events.
     pub events: bool,
+    /// Which pods are ambient; none where ambient mode is off.
+    pub ambient: Option<EnablementSelectors>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -120,6 +124,7 @@ pub(super) fn read(reader: &mut SettingsReader<'_>, environment: &Environment) -
         leave_when_daemonset_gone: reader.yes(reader.key("leave_when_daemonset_gone")),
         node_taints: node_taints(reader),
         events: reader.yes_or_no(reader.key("events")).unwrap_or(true),
+        ambient: selectors(reader).filter(|_| environment.ambient.is_some()),
     }
 }
 
@@ -163,6 +168,14 @@ fn shape(reader: &mut SettingsReader<'_>) -> Shape {
 
 fn conf_name<'a>(reader: &SettingsReader<'a>) -> Option<RawSetting<'a>> {
     reader.either("conf_name", "CNI_CONF_NAME")
+}
+
+/// None if they are invalid.
+fn selectors(reader: &mut SettingsReader<'_>) -> Option<EnablementSelectors> {
+    let setting = reader.either("ambient_enablement_selectors", "AMBIENT_ENABLEMENT_SELECTOR");
+    let Some(setting) = setting else { return Some(EnablementSelectors::default()) };
+    let parsed = EnablementSelectors::parse(setting.text);
+    parsed.map_err(|why| reader.refuse(setting, chain(&why))).ok()
 }
 
 fn istio_cni_namespace(reader: &mut SettingsReader<'_>) -> Option<Namespace> {

@@ -4,8 +4,10 @@
 use super::environment::Environment;
 use super::reader::{RawSetting, SettingsReader, list};
 use super::template::Template;
+use gybe_netfilter::model::policy::Families;
+use gybe_netfilter::model::policy::ambient::AmbientDns;
 use gybe_plugin::args::Namespace;
-use gybe_plugin::conf::PluginConf;
+use gybe_plugin::conf::{AmbientConf, PluginConf};
 use gybe_plugin::pod::parse_bool;
 use serde_json::{Map, Value, json};
 use std::collections::BTreeSet;
@@ -40,6 +42,7 @@ pub(super) fn read(
         members.insert("facts".into(), json!({ "socket": environment.facts_socket() }));
     }
     let mut conf = typed(reader, &members, &setting);
+    conf.ambient = ambient(reader, environment);
     let excluded = excluded_setting(reader, environment);
     let by = excluded.as_ref().map(|(setting, _)| ("exclude_namespaces", *setting));
     match (excluded, template) {
@@ -60,6 +63,16 @@ pub(super) fn read(
         None => conf.facts.kubeconfig = kubeconfig,
     }
     conf
+}
+
+/// How ambient pods are redirected; none where ambient mode is off, whatever a template has.
+fn ambient(reader: &mut SettingsReader<'_>, environment: &Environment) -> Option<AmbientConf> {
+    let dns = reader.yes_or_no(reader.either("ambient_dns_capture", "AMBIENT_DNS_CAPTURE"));
+    let ipv6 = reader.yes_or_no(reader.either("ambient_ipv6", "AMBIENT_IPV6"));
+    let probes = environment.ambient.as_ref()?.probes;
+    let dns = if dns == Some(false) { AmbientDns::Off } else { AmbientDns::Captured };
+    let families = if ipv6 == Some(false) { Families::V4Only } else { Families::V4AndV6 };
+    Some(AmbientConf { dns, families, probes })
 }
 
 /// Parses the keys as the plugin does; an invalid value is reported for the setting that it came from.

@@ -19,6 +19,7 @@ pub(crate) use read::{of_ruleset, read, read_by};
 
 use crate::inspect::ebpf::Programs;
 use crate::kernel::routes::Routing;
+use crate::model::policy::ambient::ORIGINAL_SOURCE_MARK;
 use crate::model::ruleset::{Engine, Family, Hook, TableFamily};
 use crate::xt::legacy::HeaderTest;
 use crate::xt::{XtMatch, XtTarget};
@@ -230,6 +231,13 @@ impl NamespaceRules {
             Some(routing) => routing.is_local(address),
             None => address.is_loopback() || self.has_address(address),
         }
+    }
+
+    /// Reports whether packets with this mark are delivered to the pod itself; where routes are not known, those with
+    /// the mark that ambient rules set.
+    pub(crate) fn delivers_to_ztunnel(&self, family: Family, mark: u32) -> bool {
+        let by_default = || ORIGINAL_SOURCE_MARK.is_in(mark);
+        self.routing.as_ref().map_or_else(by_default, |routing| routing.delivers_mark(family, mark))
     }
 
     fn has_address(&self, address: IpAddr) -> bool {

@@ -15,8 +15,11 @@ impl Walk<'_> {
         if let Some(end) = self.hook(Hook::Output) {
             return end;
         }
-        // Our own route delivers what has the mark of an intercepted connection to this namespace.
-        if self.is_routed_again && self.delivered_by == Some(self.packet.mark) {
+        // Our own route delivers what has the mark of an intercepted connection, or of ztunnel's, to this namespace.
+        let is_delivered = self.delivered_by == Some(self.packet.mark)
+            || self.is_delivered_by_mark
+                && self.rules.delivers_to_ztunnel(self.packet.family(), self.packet.mark);
+        if self.is_routed_again && is_delivered {
             self.packet.leaves = HookInterface::loopback();
         }
         // The kernel routes again when the destination changed; the rest of the hook has the interface of before

@@ -1,0 +1,206 @@
+//! Ambient mode of the agent: decides which of its node's pods are ambient, and serves ztunnel while the agent leads.
+//!
+//! `pod::enablement` has the decision, `cluster`'s watch the labels of the namespaces, `ztunnel` the pods that were
+//! handed over and the server. None of it exists where ambient mode is off.
+
+use super::pods::{PodLookup, PodsState};
+use super::ztunnel::{AmbientPods, TIMEOUT, ZtunnelServer, ZtunnelStatus};
+use crate::cluster::NamespaceLabels;
+use crate::error::chain;
+use crate::host::settings::AmbientEnvironment;
+use crate::lead::socket::{SocketContext, SocketHealth};
+use crate::pod::enablement::{Enablement, EnablementSelectors, Labels};
+use gybe_plugin::args::PodRef;
+use gybe_plugin::facts::ambient::AmbientPod;
+use gybe_plugin::facts::wire::FactsResponse;
+use gybe_plugin::names::STATUS;
+use gybe_plugin::pod::{Ambient, PodFacts, Selectable};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use serde_json::json;
+use std::cell::RefCell;
+use std::os::fd::BorrowedFd;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// How long an ambient pod may wait for ztunnel before the agent is not ready: a hand-over waits 10 s.
+const MAX_PENDING: Duration = Duration::from_secs(15);
+
+/// After how long the server's socket, or the node's pods, are looked for again.
+const RETRY: Duration = Duration::from_secs(1);
+
+/// The most characters of a reason that is sent to a client.
+const MAX_WHY: usize = 300;
+
+/// The state of ambient mode, which outlives the terms in which the agent leads.
+#[derive(Debug)]
+pub struct AmbientNode {
+    environment: AmbientEnvironment,
+    pub pods: Arc<AmbientPods>,
+    pub(super) namespaces: NamespaceLabels,
+    /// None while no settings are known.
+    selectors: Mutex<Option<EnablementSelectors>>,
+    /// Of the server's socket.
+    health: SocketHealth,
+}
+
+impl AmbientNode {
+    pub fn new(environment: AmbientEnvironment) -> Self {
+        Self {
+            environment,
+            pods: Arc::default(),
+            namespaces: NamespaceLabels::default(),
+            selectors: Mutex::new(None),
+            health: SocketHealth::default(),
+        }
+    }
+
+    /// Decides by these selectors from now on.
+    pub(super) fn set_selectors(&self, selectors: Option<&EnablementSelectors>) {
+        *self.selectors.lock().unwrap_or_else(PoisonError::into_inner) = selectors.cloned();
+    }
+
+    /// Serves ztunnel until `end` is readable. A ztunnel that connects stops the proxies of pods that it does not receive,
+    /// so the server starts when the node's pods are known: then ztunnel keeps every pod that an earlier agent may have
+    /// handed over.
+    pub(super) fn serve(&self, pods: &dyn PodLookup, end: BorrowedFd<'_>, context: SocketContext<'_>) {
+        let context = SocketContext { health: &self.health, ..context };
+        let path = &self.environment.socket;
+        loop {
+            if pods.state().missing.is_none() {
+                self.keep_pods(pods);
+                let opened = ZtunnelServer::open(path, TIMEOUT).map_err(|why| chain(&why));
+                let is_new = self.health.has_changed(path, opened.as_ref().err());
+                match opened.map(|mut server| server.serve(&self.pods, end, context)) {
+                    Ok(Ok(())) => return,
+                    Ok(Err(why)) => context.log.error(FAILED, json!({ "why": why.to_string() })),
+                    Err(why) if is_new => context.log.error(FAILED, json!({ "why": why })),
+                    Err(_) => {}
+                }
+            }
+            if has_ended(end, RETRY) {
+                return;
+            }
+        }
+    }
+
+    /// Keeps the pods that an earlier agent may have handed over: all but those that are certainly not ambient. ztunnel
+    /// ignores those that it does not know.
+    fn keep_pods(&self, pods: &dyn PodLookup) {
+        let found = RefCell::new(Vec::new());
+        pods.has_pod(&|facts| {
+            let is_host_network = matches!(&facts.ambient, Ambient::Undecided(it) if it.is_host_network);
+            if !is_host_network && facts.annotation(STATUS).is_none() {
+                found.borrow_mut().push(AmbientPod::parse(
+                    &facts.uid,
+                    &facts.namespace,
+                    &facts.name,
+                    "default",
+                ));
+            }
+            false
+        });
+        for pod in found.into_inner().into_iter().flatten() {
+            self.pods.adopt(pod, None);
+        }
+    }
+
+    /// Decides about a pod; none while the labels of its namespace are not known, for which it waits until `until`.
+    fn decide(&self, facts: &PodFacts, of: &Selectable, until: Option<Instant>) -> Option<Ambient> {
+        let selectors = self.selectors.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        // Without settings the plugin refuses a pod without a sidecar.
+        let Some(selectors) = selectors else { return Some(Ambient::Unknown) };
+        let never =
+            matches!(selectors.decide(facts, of, &Labels::new()), Enablement::No(why) if why.is_final());
+        let namespace = match until {
+            _ if never => Labels::new(),
+            None => self.namespaces.of(&facts.namespace)?,
+            Some(until) => self.namespaces.wait_for(&facts.namespace, until)?,
+        };
+        let decision = selectors.decide(facts, of, &namespace);
+        let why = decision.to_string().chars().take(MAX_WHY).collect();
+        Some(match decision {
+            Enablement::Yes { .. } => Ambient::Yes { service_account: of.service_account.clone(), why },
+            Enablement::No(_) => Ambient::No { why },
+        })
+    }
+
+    pub(super) fn status(&self) -> AmbientStatus {
+        AmbientStatus { ztunnel: self.pods.status(), problems: self.health.problems() }
+    }
+}
+
+const FAILED: &str = "gybe node: ztunnel is not served";
+
+/// Waits for the end, at most for `timeout`.
+fn has_ended(end: BorrowedFd<'_>, timeout: Duration) -> bool {
+    let mut ends = [PollFd::new(end, PollFlags::POLLIN)];
+    poll(&mut ends, PollTimeout::try_from(timeout).unwrap_or(PollTimeout::ZERO)).is_ok_and(|ready| ready > 0)
+}
+
+/// The observed state of ambient mode.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct AmbientStatus {
+    pub(crate) ztunnel: ZtunnelStatus,
+    /// Why the socket for ztunnel is not served.
+    problems: Vec<String>,
+}
+
+impl AmbientStatus {
+    /// Returns why an ambient pod started now would not be in the mesh, in sentences.
+    pub(crate) fn not_ready(&self) -> Vec<String> {
+        let ztunnel = &self.ztunnel;
+        let mut reasons = self.problems.clone();
+        if ztunnel.connected == 0 {
+            reasons.push("no ztunnel is connected; check the ztunnel pod of this node".to_owned());
+        } else if !ztunnel.is_snapshot_acknowledged {
+            reasons.push("ztunnel has not acknowledged the pods of this node yet".to_owned());
+        }
+        let late = ztunnel.longest_pending.filter(|pending| *pending > MAX_PENDING);
+        if let (Some(pending), 1..) = (late, ztunnel.connected) {
+            let (pods, seconds) = (ztunnel.pending, pending.as_secs());
+            reasons.push(format!("{pods} ambient pods wait for ztunnel, one for {seconds} s"));
+        }
+        reasons
+    }
+}
+
+/// Another lookup's pods, with the decision whether each is ambient.
+pub(super) struct AmbientLookup<'a> {
+    pub(super) pods: &'a dyn PodLookup,
+    pub(super) node: &'a AmbientNode,
+}
+
+impl AmbientLookup<'_> {
+    /// Adds the decision; none while it is not known.
+    fn decided(&self, response: FactsResponse, until: Option<Instant>) -> Option<FactsResponse> {
+        let FactsResponse::Pod(facts) = response else { return Some(response) };
+        let Ambient::Undecided(of) = &facts.ambient else { return Some(FactsResponse::Pod(facts)) };
+        let ambient = self.node.decide(&facts, of, until)?;
+        Some(FactsResponse::Pod(Box::new(PodFacts { ambient, ..*facts })))
+    }
+}
+
+impl PodLookup for AmbientLookup<'_> {
+    fn find(&self, pod: &PodRef) -> Option<FactsResponse> {
+        self.decided(self.pods.find(pod)?, None)
+    }
+
+    fn wait_for(&self, pod: &PodRef, until: Instant) -> FactsResponse {
+        let unknown = || {
+            let why = self.node.namespaces.unwatched().map_or(String::new(), |why| format!(": {why}"));
+            FactsResponse::Error(format!("the labels of namespace {} are not known yet{why}", pod.namespace))
+        };
+        self.decided(self.pods.wait_for(pod, until), Some(until)).unwrap_or_else(unknown)
+    }
+
+    fn state(&self) -> PodsState {
+        let state = self.pods.state();
+        let missing = state.missing.or_else(|| self.node.namespaces.missing());
+        let unwatched = state.unwatched.or_else(|| self.node.namespaces.unwatched());
+        PodsState { missing, unwatched, ..state }
+    }
+
+    fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {
+        self.pods.has_pod(is_such)
+    }
+}

@@ -1,0 +1,97 @@
+//! ADDs of ambient pods while ztunnel or the agent is away, refuses or hangs. After each refusal a second ADD of the same
+//! pod in the same namespace succeeds.
+
+use crate::fixture::{Node, Pod, observe};
+use gybe_demo::testnet::namespace::Namespace;
+use gybe_integration::ztunnel::{Fault, Mesh, Ztunnel};
+use gybe_test_support::wait_until;
+use std::sync::Arc;
+use std::thread;
+
+#[test]
+fn without_ztunnel_the_pod_is_refused_and_the_agent_is_not_ready() {
+    let (node, netns) = (Node::start("ambient-absent"), Namespace::new().unwrap());
+    let pod = Pod::new("shop", "cart").put(&node);
+    wait_until("the reason", || node.readyz().contains("no ztunnel is connected"));
+    node.refused(&pod, &netns, "034", "no ztunnel is connected");
+    assert!(!node.holds(&netns));
+    // One that connects while an ADD waits gets the pod.
+    let ztunnel = thread::scope(|scope| {
+        let adding = scope.spawn(|| node.added(&pod, &netns));
+        let ztunnel = node.ztunnel(&[]);
+        adding.join().unwrap();
+        ztunnel
+    });
+    assert!(ztunnel.observed().proxies.contains("uid-cart"), "{:?}", ztunnel.observed());
+    wait_until("no reason", || !node.readyz().contains("ztunnel"));
+}
+
+#[test]
+fn a_pod_that_ztunnel_refuses_is_refused_with_its_text() {
+    let (node, netns) = (Node::start("ambient-refused"), Namespace::new().unwrap());
+    let (ztunnel, pod) = (node.ztunnel(&[]), Pod::new("shop", "cart").put(&node));
+    ztunnel.set_fault(Fault { refuse: Some("no room".to_owned()), ..Fault::default() });
+    node.refused(&pod, &netns, "035", "failure to start proxy : no room");
+    wait_until("the namespace is closed", || !node.holds(&netns));
+    ztunnel.set_fault(Fault::default());
+    node.added(&pod, &netns);
+    observe(&ztunnel, "ztunnel has the pod", |observed| observed.proxies.contains("uid-cart"));
+}
+
+#[test]
+fn a_ztunnel_that_hangs_is_an_answer_that_does_not_come_in_time() {
+    let (node, netns) = (Node::start("ambient-hung"), Namespace::new().unwrap());
+    let pod = Pod::new("shop", "cart").put(&node);
+    // After its connection is closed, the stand-in connects again, and hangs again.
+    let hung = Fault { hung: true, ..Fault::default() };
+    let ztunnel = Ztunnel::start(&node.socket(), hung, Mesh::default()).unwrap();
+    wait_until("it is connected", || node.agent().metric("ztunnel_connected") > 0.0);
+    node.refused(&pod, &netns, "036", "ztunnel did not answer in time");
+    assert!(node.agent().metric("gybe_ztunnel_late_total") > 0.0);
+    ztunnel.set_fault(Fault::default());
+    node.added(&pod, &netns);
+}
+
+#[test]
+fn a_ztunnel_that_takes_the_place_of_one_that_was_killed_gets_every_pod() {
+    let node = Node::start("ambient-killed");
+    let first = node.ztunnel(&[]);
+    let pods = ["a", "b", "c"].map(|name| (Pod::new("shop", name).put(&node), Namespace::new().unwrap()));
+    for (pod, netns) in &pods {
+        node.added(pod, netns);
+    }
+    drop(first);
+    wait_until("the reason", || node.readyz().contains("no ztunnel is connected"));
+    let second = node.ztunnel(&[]);
+    let mut requests = second.observed().requests;
+    requests.sort();
+    assert_eq!(requests, ["add uid-a", "add uid-b", "add uid-c", "snapshot-sent"]);
+    assert_eq!(second.observed().proxies.len(), 3);
+}
+
+#[test]
+fn a_new_agent_drops_no_pod_of_its_predecessor_and_an_add_waits_for_it() {
+    let mut node = Node::start("ambient-agent-killed");
+    let (ztunnel, before) = (node.ztunnel(&[]), Namespace::new().unwrap());
+    let pod = Pod::new("shop", "before").put(&node);
+    node.added(&pod, &before);
+    node.kill_agent();
+    observe(&ztunnel, "ztunnel is not ready", |observed| !observed.is_ready);
+    assert!(ztunnel.observed().proxies.contains("uid-before"), "ztunnel serves without an agent");
+    let (during, later) = (Namespace::new().unwrap(), Pod::new("shop", "during").put(&node));
+    let call = node.prepared("ADD", &later, &during);
+    let directory = Arc::clone(&node.directory);
+    let adding = thread::spawn(move || call.run(&directory, "").unwrap());
+    node.start_agent();
+    let ran = adding.join().unwrap();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    let observed = observe(&ztunnel, "ztunnel is ready again", |observed| {
+        observed.is_ready && observed.proxies.contains("uid-during")
+    });
+    assert!(observed.proxies.contains("uid-before"), "{observed:?}");
+    assert!(observed.requests.iter().any(|it| it == "keep uid-before"), "{observed:?}");
+    // The new agent has no descriptor of it: that is known after the next ADD alone.
+    assert!(!node.holds(&before) && node.holds(&during));
+    pod.delete(&node);
+    observe(&ztunnel, "the pod is gone", |observed| !observed.proxies.contains("uid-before"));
+}
