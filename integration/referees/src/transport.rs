@@ -1,6 +1,6 @@
 //! A batch of netlink messages, and mnl's socket that sends it.
 
-use gybe_netfilter::nft::{NftError, Object, SocketError, Start, Unknown};
+use gybe_netfilter::nft::{BatchObject, NftError, SocketError, Start, Unknown};
 use mnl::{Bus, Socket};
 use nix::errno::Errno;
 use nix::fcntl::{FcntlArg, OFlag, fcntl};
@@ -105,20 +105,20 @@ const EXCLUSIVE: u16 = 0x200;
 pub struct Batch {
     bytes: Vec<u8>,
     /// The sequence number and the object of each message.
-    objects: Vec<(u32, Object)>,
+    objects: Vec<(u32, BatchObject)>,
 }
 
 impl Batch {
     /// `content` names the object of each message between the begin and the end of the transaction.
     ///
     /// Neither library can say that the table must not exist yet ([`Start::Fresh`]), so that flag is added here.
-    pub(crate) fn new(mut bytes: Vec<u8>, content: Vec<Object>, start: Start) -> Self {
+    pub(crate) fn new(mut bytes: Vec<u8>, content: Vec<BatchObject>, start: Start) -> Self {
         let offsets = message_offsets(&bytes);
         assert_eq!(offsets.len(), content.len() + 2, "each message has an object");
-        let frame = || std::iter::once(Object::Transaction);
+        let frame = || std::iter::once(BatchObject::Transaction);
         let all = frame().chain(content).chain(frame());
         let objects: Vec<_> = offsets.iter().map(|at| sequence(&bytes[*at..])).zip(all).collect();
-        let table = objects.iter().position(|(_, object)| *object == Object::Table);
+        let table = objects.iter().position(|(_, object)| *object == BatchObject::Table);
         if let (Start::Fresh, Some(position)) = (start, table) {
             let flags = &mut bytes[offsets[position] + 6..][..2];
             let exclusive = u16::from_ne_bytes([flags[0], flags[1]]) | EXCLUSIVE;
@@ -133,9 +133,9 @@ impl Batch {
     }
 
     /// The object of the message with this sequence number.
-    pub(crate) fn object(&self, sequence: u32) -> Object {
+    pub(crate) fn object(&self, sequence: u32) -> BatchObject {
         let found = self.objects.iter().find(|(number, _)| *number == sequence);
-        found.map_or(Object::Transaction, |(_, object)| object.clone())
+        found.map_or(BatchObject::Transaction, |(_, object)| object.clone())
     }
 
     /// The sequence number of the last message before the end; both libraries have each message acknowledged.

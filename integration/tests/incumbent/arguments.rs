@@ -288,7 +288,7 @@ impl ArgumentSet {
         line.extend(backend.iter().map(|word| (*word).to_owned()));
         line.extend(self.words());
         let line: Vec<&str> = line.iter().map(String::as_str).collect();
-        Ok(topology.at(Location::Pod).run(|| run("env", &line, ""))??)
+        topology.at(Location::Pod).run(|| run("env", &line, ""))?
     }
 }
 

@@ -72,7 +72,7 @@ fn families() -> Families {
 }
 
 fn topology_for(vector: &Vector) -> Result<Topology, Failure> {
-    Ok(Topology::with_families(vector.policy.mode, &vector.flows, families())?)
+    Topology::with_families(vector.policy.mode, &vector.flows, families())
 }
 
 fn flows(made: Result<Flows, Failure>) -> Flows {
