@@ -35,8 +35,7 @@ pub use sockets::NodeError;
 
 use crate::agent::ambient::{AmbientLookup, AmbientNode};
 use crate::cluster::ClusterNode;
-use crate::lead::process::stop_signal;
-use crate::lead::process::{Role, Shared};
+use crate::lead::process::{Role, Shared, stop_signal};
 use crate::lead::socket::{SocketContext, SocketHealth};
 use crate::log::Log;
 use background::NodeAgent;

@@ -40,8 +40,7 @@ use crate::probe::host_mounts::HostMounts;
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use output::{CommandError, CommandOutput};
 use std::collections::BTreeMap;
-use std::ffi::OsStr;
-use std::ffi::OsString;
+use std::ffi::{OsStr, OsString};
 use std::path::Path;
 
 /// The variable of a container that names the host's mount namespace: every command that does not enter it by itself

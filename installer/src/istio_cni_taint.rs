@@ -15,11 +15,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt;
 use std::io::{self, pipe};
 use std::os::fd::BorrowedFd;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{fmt, thread};
 
 /// The key of the taint.
 const KEY: &str = "NodeReadiness";

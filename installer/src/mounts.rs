@@ -8,8 +8,7 @@ use nix::unistd::geteuid;
 use std::ffi::OsString;
 use std::fs;
 use std::os::unix::ffi::OsStringExt;
-use std::path::Path;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 /// A mount.
 #[derive(Debug, Clone, PartialEq, Eq)]

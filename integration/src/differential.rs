@@ -15,9 +15,8 @@ use gybe_netfilter::compile::compile;
 use gybe_netfilter::inspect::live::LiveRules;
 use gybe_netfilter::model::policy::{Mode, RedirectPolicy};
 use std::collections::BTreeMap;
-use std::fmt;
-use std::thread;
 use std::time::Duration;
+use std::{fmt, thread};
 
 /// How long an answer is waited for to a connection whose outcome is not predicted.
 const UNPREDICTED_PATIENCE: Duration = Duration::from_secs(1);

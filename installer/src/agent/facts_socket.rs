@@ -12,10 +12,10 @@ mod tests;
 
 use crate::agent::pods::PodLookup;
 use crate::agent::ztunnel::AmbientPods;
-use crate::agent_status;
-use crate::agent_status::AgentStatus;
-use crate::lead::socket::SocketFileError;
-use crate::lead::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, ServedSocket, SocketContext, is_authorized};
+use crate::agent_status::{self, AgentStatus};
+use crate::lead::socket::{
+    ACCEPT_PAUSE, CHECK_INTERVAL, ServedSocket, SocketContext, SocketFileError, is_authorized,
+};
 use dispatcher::{Dispatcher, JobQueue};
 use gybe_netfilter::kernel::netns::{Netns, NetnsError};
 use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverRequest};
@@ -26,14 +26,13 @@ use nix::sys::socket::{MsgFlags, SockType, send};
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, recvmsg};
 use std::collections::VecDeque;
 use std::io::{self, IoSliceMut};
-use std::iter;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
-use std::thread;
 use std::time::{Duration, Instant};
+use std::{iter, thread};
 
 /// The maximum number of connections without a complete query. The plugin sends as soon as it is connected, and a node
 /// has 110 pods, or some hundreds.

@@ -5,12 +5,11 @@ use crate::cluster::server_url;
 use crate::host::settings::{ApiServer, Environment, KUBECONFIG_TEMPORARY, ServerTrust};
 use base64::prelude::{BASE64_STANDARD, BASE64_URL_SAFE_NO_PAD, Engine as _};
 use serde_json::Value;
-use std::fs::{File, OpenOptions, Permissions};
-use std::io::{Read, Write};
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Read, Write};
 use std::os::unix::fs::{OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
-use std::{fs, io};
 
 /// The most bytes that a file may have; more than any token or bundle of certificates has.
 const MAX_SIZE: u64 = 1 << 20;

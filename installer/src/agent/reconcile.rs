@@ -13,8 +13,7 @@ pub use live_settings::{LiveSettings, SettingsLoadError};
 
 use super::ambient::AmbientNode;
 use super::events::EventQueue;
-use super::kubeconfig::Validity;
-use super::kubeconfig::{self, Kubeconfig};
+use super::kubeconfig::{self, Kubeconfig, Validity};
 use super::plugin_calls::PluginCalls;
 use super::status::{FollowedSettings, Phase, Published, TurnReport};
 use crate::agent::pods::PodLookup;

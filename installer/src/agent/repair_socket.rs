@@ -1,9 +1,9 @@
 //! The socket to which the process that repairs pods sends its findings, one on each connection. The connection stays
 //! open while the agent acts on the finding; the agent may request a judgement over it.
 
-use crate::lead::socket::SocketContext;
-use crate::lead::socket::SocketFileError;
-use crate::lead::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, ServedSocket, SocketHealth, is_authorized};
+use crate::lead::socket::{
+    ACCEPT_PAUSE, CHECK_INTERVAL, ServedSocket, SocketContext, SocketFileError, SocketHealth, is_authorized,
+};
 use crate::sandboxes::repair::{JUDGE, MAX_FINDING, PodJudgement, RepairFinding};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};

@@ -1,7 +1,6 @@
 //! `gybe apply` and `gybe remove`: write a policy's rules into a namespace, and remove everything of Gybe from it.
 
-use super::backend;
-use super::backend::BackendArg;
+use super::backend::{self, BackendArg};
 use super::input::DirectoriesArg;
 use super::namespace::{NAMESPACE, NamespaceArgs, PodNamespaceArgs};
 use super::output::{CommandError, CommandOutput};

@@ -2,8 +2,7 @@
 
 use super::Context;
 use super::output::CommandError;
-use crate::cluster::ClusterNode;
-use crate::cluster::{Cluster, ServiceAccount};
+use crate::cluster::{Cluster, ClusterNode, ServiceAccount};
 use crate::host::settings::SERVICE_ACCOUNT;
 use clap::Args;
 use std::path::PathBuf;

@@ -1,8 +1,7 @@
 //! `gybe doctor`: prints every finding about this node.
 
 use super::input::{DirectoriesArg, directory_of_this_program};
-use super::output;
-use super::output::{CommandOutput, Exit};
+use super::output::{self, CommandOutput, Exit};
 use super::style::{bad, doubtful, examples, good, titles, wrapped};
 use crate::diagnosis::doctor::observe::{DoctorOptions, observe};
 use crate::diagnosis::doctor::{DoctorFinding, Severity, examine, is_well};

@@ -1,18 +1,16 @@
 //! `gybe init` redirects the pod it runs in, as the init container `istio-init` does; `gybe validate` reports whether that
 //! pod is redirected. Both take the arguments of `istio-iptables`.
 
-use crate::cli::backend;
 use crate::cli::output::{CommandError, CommandOutput, Exit};
 use crate::cli::style::{examples, heading};
-use crate::cli::{CalledAs, Context};
+use crate::cli::{CalledAs, Context, backend};
 use crate::pod::init_args::{InitArgs, InitArgsError, RunOption};
 use crate::pod::own_namespace;
 use crate::pod::policy_file::{FamilyChoice, NoAddress, PolicyFile, Stack};
 use crate::pod::validation::{Validation, ValidationResult};
 use clap::Args;
 use clap::builder::StyledStr;
-use gybe_netfilter::apply::redirection;
-use gybe_netfilter::apply::redirection::Redirection;
+use gybe_netfilter::apply::redirection::{self, Redirection};
 use gybe_netfilter::inspect::show::show;
 use gybe_netfilter::model::policy::{Families, RedirectPolicy};
 use gybe_netfilter::model::ruleset::Family;

@@ -3,8 +3,7 @@
 
 use super::Context;
 use super::cluster::KubeconfigArgs;
-use super::output;
-use super::output::{CommandError, CommandOutput, Exit};
+use super::output::{self, CommandError, CommandOutput, Exit};
 use super::style::examples;
 use crate::cluster::{self, ApiError, Cluster, ClusterNames, QueryError};
 use crate::error::chain;

@@ -1,15 +1,13 @@
 //! `gybe migrate --dry-run`: the pods of this node that Gybe would treat differently from istio-cni; and `gybe migrate
 //! values`, which translates the values of istio-cni's chart.
 
-use super::input;
-use super::input::DirectoriesArg;
+use super::input::{self, DirectoriesArg};
 use super::output::{CommandError, CommandOutput, Exit};
 use super::pods::POD;
 use super::style::{bad, doubtful, examples, good, titles};
 use crate::diagnosis::chart_values::{ChartValues, ValueOutcome, ValuesTranslation};
 use crate::diagnosis::migration::{OutcomeChange, SandboxChange, changes};
-use crate::pod::manifest;
-use crate::pod::manifest::printable;
+use crate::pod::manifest::{self, printable};
 use crate::sandboxes::{Network, PolicySources, SandboxList};
 use clap::{Args, Subcommand};
 use gybe_plugin::pod::PodFacts;

@@ -3,8 +3,7 @@
 use super::input::DirectoriesArg;
 use super::namespace::{FamiliesArg, NAMESPACE, NamespaceArgs, OpenNamespace};
 use super::output::{CommandError, CommandOutput};
-use super::packet;
-use super::packet::{ChosenRoute, PacketArgs};
+use super::packet::{self, ChosenRoute, PacketArgs};
 use super::policy_source::{IgnoreInitArg, PolicyArgs, Requested, Target};
 use super::style::{bad, examples};
 use crate::error::chain;

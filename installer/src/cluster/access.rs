@@ -2,8 +2,7 @@
 //! no request.
 
 use super::client::{self, TokenFile};
-use gybe_netfilter::model::Hint;
-use gybe_netfilter::model::policy;
+use gybe_netfilter::model::{Hint, policy};
 use gybe_plugin::bounded_read;
 use hyper::Uri;
 use kube::config::{KubeConfigOptions, Kubeconfig, KubeconfigError};

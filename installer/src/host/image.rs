@@ -5,8 +5,7 @@ use crate::host::desired::{Placement, PlacementOrder, Program, Trial};
 use crate::host::observe::{FileName, Hash};
 use std::collections::BTreeSet;
 use std::fs::File;
-use std::io;
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 /// Our plugin: the entry's type, and its program's name.

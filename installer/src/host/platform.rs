@@ -2,9 +2,8 @@
 //! recognized. Pure, except for looking at the host's files.
 
 use crate::host::observe::NodeDirectories;
-use std::fmt;
-use std::fs;
 use std::path::{Path, PathBuf};
+use std::{fmt, fs};
 
 /// A kind of node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

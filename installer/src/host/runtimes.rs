@@ -5,11 +5,10 @@ pub mod config;
 pub mod processes;
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fs;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::slice;
+use std::{fs, slice};
 
 use gybe_plugin::probe_cache::{RUNTIME, read_own_file, replace_file};
 use nix::sys::stat::stat;

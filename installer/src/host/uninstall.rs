@@ -10,8 +10,7 @@ use crate::host::change::Change;
 use crate::host::conflist::PluginChain;
 use crate::host::desired::{DesiredState, Placement, PlacementOrder, Program, PutBack, Trial, Uninstall};
 use crate::host::entries::OurEntries;
-use crate::host::image::PLUGIN;
-use crate::host::image::{Image, OTHER_NAMES, TOOL, every_name};
+use crate::host::image::{Image, OTHER_NAMES, PLUGIN, TOOL, every_name};
 use crate::host::istio_cni::{is_served, our_stand_in};
 use crate::host::observe::runtimes::Runtimes;
 use crate::host::observe::{
@@ -30,10 +29,9 @@ use gybe_plugin::probe_cache::FILES;
 use nix::sys::socket::SockType;
 use std::collections::BTreeSet;
 use std::ffi::OsStr;
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
+use std::{fs, io};
 
 /// The result of an uninstall.
 #[derive(Debug)]

@@ -15,8 +15,9 @@
 //! | the container of the old pod restarts | the new one: the pod's start counts, not the process'. Of two containers `repair`, which have no directory of their pod, the one that started last |
 //! | an agent without this protocol runs, too | the one with it; the other changes the node until it ends |
 
-use super::socket::{self, SocketFileError};
-use super::socket::{ACCEPT_PAUSE, CHECK_INTERVAL, ServedSocket, SocketContext, SocketHealth};
+use super::socket::{
+    self, ACCEPT_PAUSE, CHECK_INTERVAL, ServedSocket, SocketContext, SocketFileError, SocketHealth,
+};
 use crate::host::settings::LeaderFiles;
 use crate::retry::since_boot;
 use nix::errno::Errno;

@@ -24,8 +24,7 @@ use gybe_plugin::families;
 use read::{ListOrAll, PolicyReader};
 use serde_json::{Map, Value};
 use std::collections::BTreeSet;
-use std::net::IpAddr;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
 /// The number of groups that Istio writes into its one rule (docs/ISTIO.md, section 2.6).
 const MOST_GROUPS: usize = 64;

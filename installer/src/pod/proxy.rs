@@ -8,10 +8,9 @@ use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::{Families, Groups, Mode, RedirectPolicy};
 use gybe_plugin::families::is_usable;
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt;
-use std::fs;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
+use std::{fmt, fs};
 
 /// A fault of the proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]

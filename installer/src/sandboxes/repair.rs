@@ -31,12 +31,10 @@ use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::probe_cache::{REPAIR_SETTING, REPAIRS, read_own_file, replace_file};
 use serde::{Deserialize, Serialize};
-use std::fs;
-use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
-use std::thread;
 use std::time::Duration;
+use std::{fs, io, thread};
 
 /// The sandboxes that one pass judges and repairs at the same time.
 const AT_ONCE: usize = 4;

@@ -1,12 +1,11 @@
 //! The node agents of a cluster: their pods, and the page `/status` of each, through the API server's proxy for pods.
 
 use crate::agent_status::{AgentStatus, read_page};
-use crate::cluster::Cluster;
-use crate::cluster::client;
 use crate::cluster::error::ApiError;
 use crate::cluster::objects::{Condition, ContainerStatus, Node, ObjectList, Pod, PodStatus};
 use crate::cluster::pod_requests::{invalid_name, node};
 use crate::cluster::queries::{QueryError, run};
+use crate::cluster::{Cluster, client};
 use futures::stream::{self, StreamExt};
 use http_body_util::{BodyExt, Limited};
 use hyper::Request;

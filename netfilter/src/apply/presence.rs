@@ -4,8 +4,7 @@
 //! The nftables chains, iptables-nft's among them, come over netlink. The tables of iptables-legacy are read with
 //! getsockopt, and only where the kernel lists such tables for the namespace.
 
-use crate::access::ListedChain;
-use crate::access::NamespaceAccess;
+use crate::access::{ListedChain, NamespaceAccess};
 use crate::apply::backend::{BackendError, BackendKind};
 use crate::iptables::{MARK, PREFIX, SavedRules, TABLES, legacy_rules};
 use crate::model::Hint;

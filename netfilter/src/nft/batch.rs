@@ -1,7 +1,6 @@
 //! Encodes a ruleset as one nftables transaction: its bytes, and the object of each message. Pure; `socket` sends it.
 
-use super::chain::Base;
-use super::chain::TABLE;
+use super::chain::{Base, TABLE};
 use super::{expr, set};
 use crate::kernel::netlink::attr::{Attributes, HEADER as ATTRIBUTE_HEADER, Writer};
 use crate::kernel::netlink::message::{

@@ -5,14 +5,12 @@
 
 mod found;
 
-use super::chain::TABLE;
-use super::chain::{self, Base};
+use super::chain::{self, Base, TABLE};
 use super::error::NftError;
-use super::expr;
 use super::key::{KeyType, ranges};
 use super::lists::{self, ListStop, Lister, Lists};
-use super::set;
 use super::socket::NftSocket;
+use super::{expr, set};
 use crate::kernel::netlink::attr::Writer;
 use crate::kernel::uapi::*;
 use crate::model::inventory::{Inventory, Item, Part, PartKind};

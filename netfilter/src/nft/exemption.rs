@@ -11,12 +11,11 @@
 
 use super::batch::{Batch, BatchBuilder, BatchObject, TooLong, comment};
 use super::chain::{self, Base};
-use super::dump;
 use super::error::NftError;
 use super::expr::exemption as expr;
 use super::key::{KeyRange, KeyType};
-use super::set;
 use super::socket::NftSocket;
+use super::{dump, set};
 use crate::kernel::netlink::attr::{Writer, octets};
 use crate::kernel::netlink::message::{APPEND, CREATE, EXCLUSIVE};
 use crate::kernel::uapi::*;

@@ -3,11 +3,10 @@
 //! Pure. `gybe explain` prints them; the plugin itself does not need them. Each value has the name of its key in a
 //! policy file.
 
-use crate::annotations;
 use crate::conf::{InboundDefault, Ipv6Setting, PluginConf};
-use crate::families;
 use crate::names::{self, DNS_CAPTURE, DUAL_STACK, INVALID_DROP};
 use crate::pod::PodFacts;
+use crate::{annotations, families};
 
 /// A value of the policy and its source.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -6,21 +6,18 @@
 use super::{ClientRequest, FactsConnection, ReceivedBytes, RequestError};
 use crate::agent::pods::PodLookup;
 use crate::agent::ztunnel::{AddError, AmbientPods};
-use crate::agent_status;
-use crate::agent_status::AgentStatus;
+use crate::agent_status::{self, AgentStatus};
 use crate::error::chain;
 use crate::log::Log;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverCause, HandOverFault};
-use gybe_plugin::facts::wire;
-use gybe_plugin::facts::wire::{FactsRequest, FactsResponse};
+use gybe_plugin::facts::wire::{self, FactsRequest, FactsResponse};
 use gybe_plugin::pod::Ambient;
 use serde_json::json;
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::thread;
-use std::thread::Scope;
+use std::thread::{self, Scope};
 use std::time::Duration;
 
 /// The part of a request's time that is reserved for sending the response.

@@ -5,8 +5,7 @@ use crate::host::conflist::entry::{Entry, EntryError};
 use crate::host::desired::{
     DesiredState, Install, Placement, PlacementOrder, Program, Shape, TakeOver, Uninstall,
 };
-use crate::host::image::PLUGIN;
-use crate::host::image::{Image, OTHER_NAMES, TOOL};
+use crate::host::image::{Image, OTHER_NAMES, PLUGIN, TOOL};
 use crate::host::observe::{FileName, Hash};
 use crate::probe::node_backend::NodeBackend;
 use gybe_plugin::conf::ProbeHint;

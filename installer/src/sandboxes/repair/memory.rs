@@ -1,9 +1,8 @@
 //! What the process that repairs pods remembers: which sandboxes need no further look, what has been logged, and what the
 //! agent has not received yet. Bounded by the sandboxes of the node.
 
-use super::PodRepairs;
 use super::queue::LONG;
-use super::{Action, FindingKind, RepairFinding, RepairReport};
+use super::{Action, FindingKind, PodRepairs, RepairFinding, RepairReport};
 use crate::host::settings::RepairMode;
 use crate::log::{Level, Log};
 use crate::sandboxes::{Sandbox, SandboxList};

@@ -3,8 +3,7 @@
 
 use super::memory::{MIN_INTERVAL, RepairMemory, SETTLED, UNSETTLED};
 use super::queue::{JudgementJob, JudgementQueue, THREADS};
-use super::{PodRepairs, RepairSetting};
-use super::{RepairNode, RepairPass};
+use super::{PodRepairs, RepairNode, RepairPass, RepairSetting};
 use crate::host::observe::NodeDirectories;
 use crate::host::settings::RepairMode;
 use crate::host::watch::{DirectoryWatch, WakeReason};

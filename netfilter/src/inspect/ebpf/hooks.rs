@@ -4,8 +4,7 @@
 //! since 6.4). Where it does not, the eBPF programs at netfilter hooks are found among all links of the machine, and
 //! their namespaces are not known.
 
-use super::bpf;
-use super::{ProgramEffect, Programs};
+use super::{ProgramEffect, Programs, bpf};
 use crate::kernel::netlink::attr::{Attribute, Attributes, Writer};
 use crate::kernel::netlink::list::{Limit, Listed};
 use crate::kernel::netlink::message::{DUMP, Header, REQUEST};

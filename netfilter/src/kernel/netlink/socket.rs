@@ -6,8 +6,10 @@
 use super::list::{Limit, List, Listed};
 use super::reply::{Received, Replies, RequestOutcome};
 use nix::errno::Errno;
-use nix::sys::socket::{AddressFamily, MsgFlags, NetlinkAddr, SetSockOpt, SockFlag, SockProtocol, SockType};
-use nix::sys::socket::{bind, recv, sendmsg, setsockopt, socket, sockopt};
+use nix::sys::socket::{
+    AddressFamily, MsgFlags, NetlinkAddr, SetSockOpt, SockFlag, SockProtocol, SockType, bind, recv, sendmsg,
+    setsockopt, socket, sockopt,
+};
 use nix::{libc, setsockopt_impl, sockopt_impl};
 use std::io::IoSlice;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};

@@ -6,9 +6,9 @@ mod sets;
 
 use super::expr::{self, Code, Data, Expr};
 use super::{
-    Age, BaseChain, ChainKind, Interface, LiveChain, LiveRule, NamespaceRules, Statement, TableName, text,
+    Age, BaseChain, ChainKind, Interface, LiveChain, LiveRule, NamespaceRules, Statement, TableName, ours,
+    state, text,
 };
-use super::{ours, state};
 use crate::apply::backend::BackendError;
 use crate::apply::redirection::RedirectionError;
 use crate::inspect::ebpf;
@@ -19,9 +19,8 @@ use crate::kernel::netlink::list::Listed;
 use crate::kernel::routes::{Link, RoutesError, Rtnetlink};
 use crate::kernel::uapi::*;
 use crate::model::ruleset::{Engine, Hook, Ruleset, TableFamily};
-use crate::nft::dump;
 use crate::nft::lists::{self, ListEntry, ListStop, Lister, Lists};
-use crate::nft::{Batch, NftError, Start, TABLE, socket::NftSocket};
+use crate::nft::{Batch, NftError, Start, TABLE, dump, socket::NftSocket};
 use nix::errno::Errno;
 use std::collections::HashMap;
 

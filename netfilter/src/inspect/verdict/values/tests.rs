@@ -1,8 +1,6 @@
 use super::*;
-use crate::inspect::live::rules::expr::{Code, LoadSource, VERDICT};
-use crate::inspect::live::rules::expr::{Data, Expr};
-use crate::inspect::live::rules::{Element, TableName};
-use crate::inspect::live::rules::{LiveChain, LiveRule, NamespaceRules, Set, Statement};
+use crate::inspect::live::rules::expr::{Code, Data, Expr, LoadSource, VERDICT};
+use crate::inspect::live::rules::{Element, LiveChain, LiveRule, NamespaceRules, Set, Statement, TableName};
 use crate::kernel::uapi::{
     NFT_CMP_EQ, NFT_META_MARK, NFT_PAYLOAD_NETWORK_HEADER, NFT_PAYLOAD_TRANSPORT_HEADER,
 };
