@@ -49,7 +49,7 @@ pub fn contenders(before: Option<&Path>) -> Result<Vec<Contender>, Failure> {
 }
 
 /// Asserts that the plugin wrote the rules that the other programs receive.
-fn assert_default_rules(pod: &Pod) -> Result<(), Failure> {
+pub(crate) fn assert_default_rules(pod: &Pod) -> Result<(), Failure> {
     let found = pod.namespace.run(|| Nft.inspect())??;
     let differences = Nft.desired(&compile(&policies::default()?))?.differences(&found);
     let lines: Vec<String> = differences.iter().map(ToString::to_string).collect();

@@ -2,7 +2,7 @@
 
 use crate::add::contenders;
 use crate::measures::{Sample, in_turn};
-use crate::pod;
+use crate::pod::{self, Pod};
 use crate::programs::{Contender, RunTime};
 use crate::report::{Limit, Report, Table, Target, cells};
 use gybe_integration::failure::Failure;
@@ -18,8 +18,9 @@ pub fn measure(rounds: usize) -> Result<Report, Failure> {
     let contenders = contenders(None)?;
     let mut report = Report { tables: Vec::new(), targets: Vec::new() };
     for size in SIZES {
-        let samples =
-            in_turn(rounds, &contenders, |contender| Ok::<_, Failure>([run_concurrently(contender, size)?]))?;
+        let samples = in_turn(rounds, &contenders, |contender| {
+            Ok::<_, Failure>([run_concurrently(contender, &pod::new_pods(size)?)?])
+        })?;
         let samples: Vec<Sample> = samples.into_iter().flatten().collect();
         report.tables.push(table(size, &contenders, &samples));
         report.targets.extend(target(size, &contenders, &samples));
@@ -28,8 +29,8 @@ pub fn measure(rounds: usize) -> Result<Report, Failure> {
 }
 
 /// Measures from the start of the first program to the end of the last, in milliseconds.
-pub(crate) fn run_concurrently(contender: &Contender, size: usize) -> Result<f64, Failure> {
-    let (pods, start) = (pod::new_pods(size)?, Barrier::new(size));
+pub(crate) fn run_concurrently(contender: &Contender, pods: &[Pod]) -> Result<f64, Failure> {
+    let start = Barrier::new(pods.len());
     let runs: Vec<RunTime> = thread::scope(|scope| {
         let start = &start;
         let wait_for_all = || {

@@ -29,7 +29,9 @@ pub fn measure(times: usize, rounds: usize) -> Result<Report, Failure> {
         let pod = pods.first().ok_or_else(|| Failure::new("no namespace"))?;
         Ok::<_, Failure>([contender.run(pod, || ())?.elapsed().as_secs_f64() * 1e3])
     })?;
-    let many = in_turn(rounds, &contenders, |one| Ok::<_, Failure>([run_concurrently(one, CONCURRENT)?]))?;
+    let many = in_turn(rounds, &contenders, |one| {
+        Ok::<_, Failure>([run_concurrently(one, &pod::new_pods(CONCURRENT)?)?])
+    })?;
     let samples: Vec<[Sample; 2]> = one.into_iter().zip(many).map(|([one], [many])| [one, many]).collect();
     Ok(Report { tables: vec![table(&contenders, &samples, times, rounds)?], targets: Vec::new() })
 }
@@ -40,7 +42,7 @@ fn contenders(call: &CniCall, cluster: &ApiServer) -> Result<Vec<Contender>, Fai
     fs::create_dir_all(&directory)?;
     fs::rename(cluster.kubeconfig(&directory)?, directory.join("istio-cni-kubeconfig"))?;
     let program = istio_cni()?;
-    let istio = |name, native| Contender::istio(name, program.clone(), &call.for_istio(&directory, native));
+    let istio = |name, native| Contender::cni(name, program.clone(), &call.for_istio(&directory, native));
     let over_agent = call.clone().with_agent(Path::new(FACTS));
     Ok(vec![
         Contender::gybe("Gybe, nft, over its agent", &over_agent)?,

@@ -8,6 +8,7 @@ pub mod add;
 pub mod concurrent_adds;
 pub mod connections;
 pub mod encoders;
+pub mod floor;
 pub mod incumbent;
 pub mod instructions;
 pub mod lists;
@@ -26,6 +27,12 @@ use std::process::ExitCode;
 
 /// Runs the selected parts. Succeeds when every target is met.
 pub fn run(arguments: &Arguments) -> ExitCode {
+    if let Some(path) = &arguments.write_batch {
+        return match floor::write_batch(path) {
+            Ok(()) => ExitCode::SUCCESS,
+            Err(error) => report::failure(&error),
+        };
+    }
     let reports = pod::mount_private_run().and_then(|()| {
         report::preface();
         let parts = arguments.parts().into_iter();
@@ -41,6 +48,7 @@ fn measure(part: Part, arguments: &Arguments) -> Result<Report, Failure> {
     let report = match part {
         Part::Add => add::measure(arguments.times, arguments.before.as_deref()),
         Part::Verbs => verbs::measure(arguments.times, arguments.before.as_deref()),
+        Part::Floor => floor::measure(arguments.times, arguments.rounds),
         Part::Crowd => concurrent_adds::measure(arguments.rounds),
         Part::Connections => connections::measure(arguments.rounds),
         Part::Lists => lists::measure(arguments.rounds),
@@ -59,6 +67,8 @@ pub enum Part {
     Add,
     /// One call of the other commands, and its memory.
     Verbs,
+    /// Calls beside the least that their system calls can cost.
+    Floor,
     /// Many ADDs at the same time.
     Crowd,
     /// Processor time of connections under the rules.
@@ -85,6 +95,9 @@ pub struct Arguments {
     /// The directory of an earlier build's gybe-cni, which `add` and `verbs` measure in the same run
     #[arg(long, value_name = "DIRECTORY")]
     pub before: Option<PathBuf>,
+    /// Only write the nftables batch of the default policy to this file, for floors/add.rs
+    #[arg(long, value_name = "FILE")]
+    pub write_batch: Option<PathBuf>,
     /// How often the other parts measure each thing
     #[arg(long, default_value_t = 11)]
     pub rounds: usize,

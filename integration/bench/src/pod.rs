@@ -89,7 +89,17 @@ impl CniCall {
         }
         let env = add.get("env").and_then(Value::as_object).into_iter().flatten();
         let env = env.map(|(name, value)| (name.clone(), value.as_str().unwrap_or_default().to_owned()));
-        Ok(Self { env: env.collect(), stdin: add.get("stdin").cloned().unwrap_or_default() })
+        let call = Self { env: env.collect(), stdin: add.get("stdin").cloned().unwrap_or_default() };
+        call.cache_result_of_loopback()?;
+        Ok(call)
+    }
+
+    /// Has libcni's result of the plugin `loopback`, which is there in containerd when a conflist has come to Gybe.
+    fn cache_result_of_loopback(&self) -> Result<(), Failure> {
+        let id = self.env.iter().find(|(name, _)| name == "CNI_CONTAINERID").map(|(_, id)| id.as_str());
+        let results = Path::new(STATE).join("cni/results");
+        fs::create_dir_all(&results)?;
+        Ok(fs::write(results.join(format!("cni-loopback-{}-lo", id.unwrap_or_default())), "{}")?)
     }
 
     /// Sets `CNI_COMMAND`.
@@ -97,6 +107,13 @@ impl CniCall {
     pub fn with_command(mut self, command: &str) -> Self {
         let variable = self.env.iter_mut().find(|(name, _)| name == "CNI_COMMAND");
         variable.into_iter().for_each(|(_, value)| command.clone_into(value));
+        self
+    }
+
+    /// Adds a variable.
+    #[must_use]
+    pub fn with_variable(mut self, name: &str, value: &str) -> Self {
+        self.env.push((name.to_owned(), value.to_owned()));
         self
     }
 
@@ -166,10 +183,13 @@ fn pods() -> PathBuf {
 /// The directory of all files of the benchmark.
 pub const RUN: &str = "/run";
 
+/// The directory of libcni's cache, a tmpfs too.
+const STATE: &str = "/var/lib";
+
 /// The facts socket of the benchmark's agent.
 pub const FACTS: &str = "/run/gybe-bench/facts.sock";
 
-/// Mounts an empty /run and raises the limit of open files: each of 250 programs needs a namespace and five pipe ends.
+/// Mounts an empty /run and /var/lib, and raises the limit of open files: each of 250 programs needs a namespace and five pipe ends.
 /// Must be called before the first thread starts.
 ///
 /// # Errors
@@ -178,8 +198,10 @@ pub fn mount_private_run() -> Result<(), Failure> {
     let refused = |what: &str, errno| Failure::new(format!("cannot {what}: {errno}; run this as root"));
     unshare_mounts().map_err(|errno| refused("make a mount namespace", errno))?;
     let flags = MsFlags::MS_NOSUID | MsFlags::MS_NODEV;
-    mount(Some("tmpfs"), RUN, Some("tmpfs"), flags, None::<&str>)
-        .map_err(|errno| refused("mount a tmpfs", errno))?;
+    for directory in [RUN, STATE] {
+        mount(Some("tmpfs"), directory, Some("tmpfs"), flags, None::<&str>)
+            .map_err(|errno| refused("mount a tmpfs", errno))?;
+    }
     let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
     Ok(setrlimit(Resource::RLIMIT_NOFILE, most, most)?)
 }

@@ -95,7 +95,8 @@ impl Contender {
         Self::cni(name, before.join("gybe-cni"), call)
     }
 
-    fn cni(name: &'static str, program: PathBuf, call: &CniCall) -> Self {
+    /// A program with that call.
+    pub fn cni(name: &'static str, program: PathBuf, call: &CniCall) -> Self {
         let command = ProgramCommand {
             program,
             arguments: Vec::new(),
@@ -108,14 +109,6 @@ impl Contender {
     /// Reports whether it consists of programs of the system.
     pub fn is_of_the_system(&self) -> bool {
         self.namespace == StartNamespace::Pod
-    }
-
-    /// Istio's plugin with that call.
-    pub fn istio(name: &'static str, program: PathBuf, call: &CniCall) -> Self {
-        let environment = Environment::Cni(call.clone());
-        let stdin = call.stdin().into_bytes();
-        let command = ProgramCommand { program, arguments: Vec::new(), environment, stdin };
-        Self { name, commands: vec![command], namespace: StartNamespace::Node }
     }
 
     /// Programs of the system that write the same rules.

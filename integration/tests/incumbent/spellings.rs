@@ -58,12 +58,17 @@ enum Istio {
     Fails,
 }
 
-const REFUSED: [(&str, &str, Istio); 15] = [
+const REFUSED: [(&str, &str, Istio); 20] = [
     ("-i * -b 05000", "leading zero", Istio::Writes("--dport 2560 ")),
     ("-i * -b 1 -u 01337", "leading zero", Istio::Writes("--uid-owner 735 ")),
     ("-i * -b http", "not a port", Istio::Writes("--dport 80 ")),
     ("-i * -b 1 -u 1000-2000", "ranges are not supported", Istio::Writes("--uid-owner 1000-2000 ")),
     ("-i * -b 1 -c eth+", "--istio-exclude-interfaces", Istio::Writes("-i eth+ ")),
+    ("-i * -b 1 -c net1@if3", "--istio-exclude-interfaces", Istio::Writes("-i net1@if3 ")),
+    ("-i * -b 1 -c !eth1", "--istio-exclude-interfaces", Istio::Writes("-i !eth1 ")),
+    ("-i * -b 1 -c net1/", "--istio-exclude-interfaces", Istio::Writes("-i net1/ ")),
+    ("-i * -b 1 -p 0", "not a port to listen on", Istio::Writes("--to-ports 0")),
+    ("-i * -b 1 -z 0", "not a port to listen on", Istio::Writes("--to-ports 0")),
     ("-i * -b 80 -m NONE", "neither REDIRECT nor TPROXY", Istio::Writes("--dport 80 -j ISTIO_IN_REDIRECT")),
     ("-i * -b 80 -m tproxy", "neither REDIRECT nor TPROXY", Istio::Writes("--dport 80 -j ISTIO_IN_REDIRECT")),
     ("-i * -b 80 -m TPROXY -t 0", "mark of every packet", Istio::Writes("--mark 0x0 ")),

@@ -203,8 +203,9 @@ pub(super) static VARIABLES: [(&str, FlagMeaning); 5] = [
     ("ISTIO_OUTBOUND_IPV4_LOOPBACK_CIDR", FlagMeaning::Value("loopback_cidr_v4")),
 ];
 
-/// Converts a number to decimal: `+8080` and `0x1f90` are 8080.
+/// Converts a number to decimal: `+8080` and `0x1f90` are 8080. Blanks around it have no meaning to iptables and nft.
 pub(super) fn number(text: &str) -> Cow<'_, str> {
+    let text = text.trim();
     let digits = text.strip_prefix('+').unwrap_or(text);
     let parsed = match digits.strip_prefix("0x").or_else(|| digits.strip_prefix("0X")) {
         Some(hexadecimal) if is_all(hexadecimal, u8::is_ascii_hexdigit) => {
@@ -246,10 +247,13 @@ mod tests {
             ("0x1f90", "8080"),
             ("0X1F90", "8080"),
             ("+0x1f90", "8080"),
+            (" 8080\t", "8080"),
+            ("0x1f90 ", "8080"),
             ("4000:5000", "4000-5000"),
             (":5000", "0-5000"),
             ("4000:", "4000-65535"),
             ("0xfa0:+5000", "4000-5000"),
+            (" 4000 : 5000 ", "4000-5000"),
         ] {
             assert_eq!(ports(text), decimal, "{text}");
         }
@@ -257,5 +261,31 @@ mod tests {
             assert_eq!(number(unchanged), unchanged);
         }
         assert_eq!(number("+05000"), "05000", "the leading zero is refused later");
+    }
+
+    /// The rows of docs/CONFIGURE.md, section 5.3, up to the sentence about an option.
+    #[test]
+    fn the_page_has_every_flag_with_its_variables_and_its_policy_key() {
+        let (_, section) = include_str!("../../../../docs/CONFIGURE.md").split_once("### 5.3 ").unwrap();
+        let (section, _) = section.split_once("\n## ").unwrap();
+        let rows: Vec<&str> = section.lines().filter(|line| line.starts_with("| `")).collect();
+        let code = |name: &str| format!("`{name}`");
+        let mut expected = Vec::new();
+        for flag in &FLAGS {
+            let long = code(&format!("--{}", flag.long));
+            let short =
+                flag.short.map_or(String::new(), |letter| format!(", {}", code(&format!("-{letter}"))));
+            let variables: Vec<String> = flag.variables().map(|name| code(&name)).collect();
+            let key = flag.meaning.key().map_or(String::new(), |key| format!("{} |", code(key)));
+            expected.push(format!("| {long}{short} | {} | {key}", variables.join(", ")));
+        }
+        for (variable, meaning) in VARIABLES {
+            let key = meaning.key().map_or(String::new(), |key| format!("{} |", code(key)));
+            expected.push(format!("| `-` | {} | {key}", code(variable)));
+        }
+        for (row, expected) in rows.iter().zip(&expected) {
+            assert!(row.starts_with(expected), "{row}\n{expected}");
+        }
+        assert_eq!(rows.len(), expected.len());
     }
 }

@@ -4,7 +4,7 @@ use gybe_containerd_tests::sandbox::UserNamespace;
 use gybe_containerd_tests::{Generation, Sandbox, manifest};
 use gybe_netfilter::model::packet::Owner;
 
-use crate::fixture::{gybe_node, on_every_generation, turn_of_many_sandboxes};
+use crate::fixture::{entries, gybe_node, on_every_generation, turn_of_many_sandboxes};
 use crate::pod::{APPLICATION, Destination, OUTSIDE, OutsideClient, PROXY, RunningPod};
 
 /// The kubelet's default limit of pods on a node.
@@ -141,5 +141,19 @@ on_every_generation! {
         for address in pod.addresses.iter().copied() {
             assert_eq!(outside.connect(address, 8080), Destination::proxy(15006, address, 8080));
         }
+    }
+}
+
+on_every_generation! {
+    /// An ADD looks for this file (`plugin/src/loopback.rs`), and otherwise searches containerd's threads.
+    fn f19_the_runtime_caches_the_result_of_loopback_until_the_sandboxs_end(generation: Generation) {
+        let node = gybe_node(generation);
+        let sandbox = Sandbox::injected("shop", "cart");
+        let pod = RunningPod::start(&node, &sandbox, &manifest::injected(&sandbox));
+        let file = format!("cni-loopback-{}-lo", pod.id);
+        let is_cached = || entries(&node, "/var/lib/cni/results").contains(&file);
+        assert!(is_cached());
+        node.cri.delete(&pod.id).unwrap();
+        assert!(!is_cached());
     }
 }
