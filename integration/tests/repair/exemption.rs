@@ -379,7 +379,7 @@ impl Drop for Cgroup {
 #[test]
 fn a_cgroup_of_the_kubelet_makes_its_connections_come_from_the_probes_address_and_no_others() {
     let cgroup = Cgroup::new();
-    let node = Node::new("cgroup");
+    let mut node = Node::new("cgroup");
     let kubelet = node.root.create_dir("proc/7/ns");
     let process = kubelet.parent().unwrap();
     fs::write(process.join("comm"), "kubelet\n").unwrap();
@@ -389,7 +389,9 @@ fn a_cgroup_of_the_kubelet_makes_its_connections_come_from_the_probes_address_an
     for kind in ["pid", "user"] {
         symlink(format!("{kind}:[1]"), kubelet.join(kind)).unwrap();
     }
-    let mut node = node;
+    // The same as this process's, unless the test is started by: unshare -C.
+    let cgroups = format!("/proc/{}/ns/cgroup", std::os::unix::process::parent_id());
+    symlink(cgroups, node.root.join("proc/1/ns/cgroup")).unwrap();
     node.exempts(&POD);
     node.start();
     let source_of = |cgroup: &Path, to: &str| {
