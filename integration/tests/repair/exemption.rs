@@ -406,6 +406,15 @@ fn a_cgroup_of_the_kubelet_makes_its_connections_come_from_the_probes_address_an
             source_of(&cgroup.kubelet(), POD[0]) == v4
         });
         assert_eq!(source_of(&cgroup.kubelet(), POD[1]), v6);
+        let table = node.table();
+        assert!(
+            table.contains("kubelet.service\" counter ct label set 127 comment \"label-probe-v6\""),
+            "{table}"
+        );
+        assert!(
+            table.contains("@pods-v4 ct label & 127 == 127 counter snat ip to 169.254.7.127 comment"),
+            "{table}"
+        );
         assert_eq!(source_of(&cgroup.kubelet().join("plugin"), POD[0]), v4, "a cgroup below");
         assert_eq!(source_of(&cgroup.0, POD[0]), format!("app src={}", NODE[0]), "a cgroup above");
         assert_eq!(source_of(&cgroup.kubelet(), OTHER[0]), format!("app src={}", NODE[0]), "another pod");
