@@ -9,16 +9,19 @@ use gybe_installer::diagnosis::doctor::observe::{DoctorOptions, observe};
 use gybe_installer::diagnosis::doctor::{Severity, examine};
 use gybe_installer::host::platform::Platform;
 use gybe_installer::sandboxes::probe_exemption::{ExemptedPods, ExemptionReport, keep_until};
-use gybe_integration::namespace::sh;
+use gybe_integration::namespace::{in_new_namespace, sh};
 use gybe_integration::programs::run;
+use gybe_netfilter::model::exemption::{KubeletCgroup, ProbeExemption};
 use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::InterfaceName;
+use gybe_netfilter::model::policy::ambient::ProbeAddresses;
 use gybe_netfilter::model::ruleset::Transport;
+use gybe_netfilter::nft::exemption::{ExemptionChange, KeptExemption};
 use gybe_test_support::{PATIENCE, TestDir, assert_takes_less_than, wait_for, wait_until};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, BufRead, BufReader, PipeWriter, Read, Write, pipe};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -338,10 +341,30 @@ fn doctor_finds_a_missing_exemption_and_branch_interfaces() {
     assert_eq!(doctor(&node), well);
     node.sh("echo 0 > /proc/sys/net/ipv4/tcp_early_demux");
     let [first, (Severity::Note, text)] = &doctor(&node)[..] else { panic!("{:?}", doctor(&node)) };
-    assert!(
-        *first == well[0] && text.starts_with("pods are behind branch interfaces of aws-vpc-cni"),
-        "{text}"
-    );
+    assert!(*first == well[0] && text.starts_with("pods may be behind branch interfaces"), "{text}");
+}
+
+/// The kernel accepts no level above 255, as if it could match no cgroup.
+#[test]
+fn roots_connections_are_exempt_where_the_kernel_cannot_match_the_cgroup() {
+    in_new_namespace(|| {
+        let numbered = |n: u32| {
+            [
+                Ipv4Addr::from_bits(0x0a00_0000 + n).into(),
+                Ipv6Addr::from_bits((0xfd << 120) + u128::from(n)).into(),
+            ]
+        };
+        let pods: BTreeSet<IpAddr> = (0..1500).flat_map(numbered).collect();
+        let cgroup = Some(KubeletCgroup { level: 256, id: 1 });
+        let mut exemption = ProbeExemption { cgroup, source: ProbeAddresses::default(), pods };
+        let kept = |change| KeptExemption { matches_cgroup: false, change };
+        assert_eq!(exemption.keep().unwrap(), kept(ExemptionChange::Table));
+        assert_eq!(exemption.differences().unwrap(), []);
+        assert_eq!(exemption.keep().unwrap(), kept(ExemptionChange::None));
+        exemption.pods.clear();
+        assert_eq!(exemption.keep().unwrap(), kept(ExemptionChange::Addresses(3000)));
+        assert_eq!(sh("nft list ruleset").matches("elements").count(), 0);
+    });
 }
 
 /// A cgroup that is removed with the value.
