@@ -1,6 +1,7 @@
 //! The exemption of the kubelet's probes: connections from a namespace that stands for the node's to one that stands for
 //! a pod's. The tests that make a cgroup, `a_cgroup…`, need the machine's root (`SKIP_ROOT_ONLY` in the Makefile).
 
+use crate::container::{CAPABILITIES, Container, Host};
 use gybe_demo::testnet::client::{Client, SourceOptions};
 use gybe_demo::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
 use gybe_demo::testnet::namespace::{LinkEnd, Namespace, NextHop, join, route};
@@ -95,9 +96,14 @@ impl Node {
     }
 
     fn exempts(&self, addresses: &[&str]) {
+        Self::write(addresses, &self.run());
+    }
+
+    /// Writes the agent's file.
+    fn write(addresses: &[&str], directory: &Path) {
         let addresses: BTreeSet<IpAddr> = addresses.iter().map(|address| address.parse().unwrap()).collect();
         let pods = [("5f1d6c1e-70b7-4d3c-9a51-000000000001".to_owned(), addresses)].into();
-        ExemptedPods::keep_in(Some(&ExemptedPods { pods, ..ExemptedPods::default() }), &self.run()).unwrap();
+        ExemptedPods::keep_in(Some(&ExemptedPods { pods, ..ExemptedPods::default() }), directory).unwrap();
     }
 
     fn run(&self) -> PathBuf {
@@ -306,6 +312,24 @@ fn the_node_has_the_table_only_as_long_as_the_agents_file_is_there() {
     ExemptedPods::keep_in(None, &node.run()).unwrap();
     wait_until("the table is gone", || node.table().is_empty());
     wait_until("the report is gone", || ExemptionReport::kept_in(&node.run()).is_none());
+}
+
+#[test]
+fn the_container_repair_keeps_the_exemption_with_its_capabilities() {
+    let node = Node::new("container");
+    let (host, container) = (Host::without("exemption", &[]), Container::new("exemption"));
+    let probe = container.probe(&host, &CAPABILITIES);
+    let mut child =
+        container.start(&format!("{probe} --watch --keep --repair --root {}", node.root.display()));
+    let shared = host.report_path().parent().unwrap().to_owned();
+    wait_until("the directory of the files", || shared.is_dir());
+    Node::write(&POD, &shared);
+    wait_until("the report", || {
+        ExemptionReport::kept_in(&shared).is_some_and(|report| report.addresses.len() == 2)
+    });
+    assert_eq!(node.sources(0, POD), PROBE);
+    child.kill().unwrap();
+    child.wait().unwrap();
 }
 
 /// The findings of `gybe doctor` about the pods' probes.
