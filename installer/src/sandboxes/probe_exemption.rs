@@ -231,8 +231,8 @@ impl ExemptionKeeper<'_> {
         let stood = self.report.take().or_else(|| ExemptionReport::kept_in(self.shared));
         let kept = ExemptedPods::kept_in(self.shared).and_then(|pods| match pods {
             Some(pods) => self.keep(&pods).map(Some),
-            // The report shows that there is something to remove.
-            None if stood.is_some() => self.end().map(|()| None),
+            // This process or, by its report, an earlier one has kept an exemption.
+            None if stood.is_some() || self.events.is_some() => self.end().map(|()| None),
             None => Ok(None),
         });
         let report = match kept {
@@ -249,17 +249,21 @@ impl ExemptionKeeper<'_> {
                 json!({ "why": why }),
             );
         }
-        if report != stood
-            && let Err(why) = keep(report.as_ref(), self.shared, PROBE_EXEMPTION)
-        {
-            let fields = json!({ "why": why.to_string() });
-            self.log.warn("gybe repair: the report about the kubelet's probes cannot be stored", fields);
+        let stored =
+            if report == stood { Ok(()) } else { keep(report.as_ref(), self.shared, PROBE_EXEMPTION) };
+        let matches_cgroup = report.as_ref().is_some_and(|report| report.matches_cgroup);
+        let is_kept = report.is_some();
+        match stored {
+            Ok(()) => self.report = report,
+            // The next turn compares with the file.
+            Err(why) => {
+                let fields = json!({ "why": why.to_string() });
+                self.log.warn("gybe repair: the report about the kubelet's probes cannot be stored", fields);
+            }
         }
-        self.report = report;
-        let matches_cgroup = self.report.as_ref().is_some_and(|report| report.matches_cgroup);
         self.has_matched |= matches_cgroup;
         // A kubelet that is restarted is found again when it runs.
-        if fault.is_some() || (self.report.is_some() && self.has_matched && !matches_cgroup) {
+        if fault.is_some() || (is_kept && self.has_matched && !matches_cgroup) {
             return self.backoff.failed(INTERVAL);
         }
         self.backoff.succeeded();
@@ -323,16 +327,16 @@ impl ExemptionKeeper<'_> {
     /// Waits until something has changed, or this time is up; reports whether `stop` is readable.
     fn wait(&mut self, at_most: Duration, stop: BorrowedFd<'_>) -> bool {
         let until = Instant::now() + at_most;
+        let events = self.events.as_ref().map(AsFd::as_fd);
+        let either = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).and_then(|either| {
+            for fd in [Some(stop), events].into_iter().flatten() {
+                either.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
+            }
+            Ok(either)
+        });
+        let either = either.as_ref().map_or(stop, |either| either.0.as_fd());
         loop {
             let left = until.saturating_duration_since(Instant::now());
-            let events = self.events.as_ref().map(AsFd::as_fd);
-            let either = Epoll::new(EpollCreateFlags::EPOLL_CLOEXEC).and_then(|either| {
-                for fd in [Some(stop), events].into_iter().flatten() {
-                    either.add(fd, EpollEvent::new(EpollFlags::EPOLLIN, 0))?;
-                }
-                Ok(either)
-            });
-            let either = either.as_ref().map_or(stop, |either| either.0.as_fd());
             match self.watch.wait(left, Some(either)) {
                 WakeReason::Readable if is_readable(stop, Duration::ZERO) => return true,
                 WakeReason::Readable => match self.events.as_mut().map(|events| events.concern(TABLE)) {

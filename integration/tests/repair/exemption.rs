@@ -1,6 +1,7 @@
 //! The exemption of the kubelet's probes: connections from a namespace that stands for the node's to one that stands for
 //! a pod's. The tests that make a cgroup, `a_cgroup…`, need the machine's root (`SKIP_ROOT_ONLY` in the Makefile).
 
+use crate::container::{CAPABILITIES, Container, Host};
 use gybe_demo::testnet::client::{Client, SourceOptions};
 use gybe_demo::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
 use gybe_demo::testnet::namespace::{LinkEnd, Namespace, NextHop, join, route};
@@ -9,16 +10,19 @@ use gybe_installer::diagnosis::doctor::observe::{DoctorOptions, observe};
 use gybe_installer::diagnosis::doctor::{Severity, examine};
 use gybe_installer::host::platform::Platform;
 use gybe_installer::sandboxes::probe_exemption::{ExemptedPods, ExemptionReport, keep_until};
-use gybe_integration::namespace::sh;
+use gybe_integration::namespace::{in_new_namespace, sh};
 use gybe_integration::programs::run;
+use gybe_netfilter::model::exemption::{KubeletCgroup, ProbeExemption};
 use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::InterfaceName;
+use gybe_netfilter::model::policy::ambient::ProbeAddresses;
 use gybe_netfilter::model::ruleset::Transport;
+use gybe_netfilter::nft::exemption::{ExemptionChange, KeptExemption};
 use gybe_test_support::{PATIENCE, TestDir, assert_takes_less_than, wait_for, wait_until};
 use std::collections::BTreeSet;
 use std::fs;
 use std::io::{self, BufRead, BufReader, PipeWriter, Read, Write, pipe};
-use std::net::{IpAddr, SocketAddr, TcpListener, TcpStream};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -92,9 +96,14 @@ impl Node {
     }
 
     fn exempts(&self, addresses: &[&str]) {
+        Self::write(addresses, &self.run());
+    }
+
+    /// Writes the agent's file.
+    fn write(addresses: &[&str], directory: &Path) {
         let addresses: BTreeSet<IpAddr> = addresses.iter().map(|address| address.parse().unwrap()).collect();
         let pods = [("5f1d6c1e-70b7-4d3c-9a51-000000000001".to_owned(), addresses)].into();
-        ExemptedPods::keep_in(Some(&ExemptedPods { pods, ..ExemptedPods::default() }), &self.run()).unwrap();
+        ExemptedPods::keep_in(Some(&ExemptedPods { pods, ..ExemptedPods::default() }), directory).unwrap();
     }
 
     fn run(&self) -> PathBuf {
@@ -305,6 +314,24 @@ fn the_node_has_the_table_only_as_long_as_the_agents_file_is_there() {
     wait_until("the report is gone", || ExemptionReport::kept_in(&node.run()).is_none());
 }
 
+#[test]
+fn the_container_repair_keeps_the_exemption_with_its_capabilities() {
+    let node = Node::new("container");
+    let (host, container) = (Host::without("exemption", &[]), Container::new("exemption"));
+    let probe = container.probe(&host, &CAPABILITIES);
+    let mut child =
+        container.start(&format!("{probe} --watch --keep --repair --root {}", node.root.display()));
+    let shared = host.report_path().parent().unwrap().to_owned();
+    wait_until("the directory of the files", || shared.is_dir());
+    Node::write(&POD, &shared);
+    wait_until("the report", || {
+        ExemptionReport::kept_in(&shared).is_some_and(|report| report.addresses.len() == 2)
+    });
+    assert_eq!(node.sources(0, POD), PROBE);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
 /// The findings of `gybe doctor` about the pods' probes.
 fn doctor(node: &Node) -> Vec<(Severity, String)> {
     let options = DoctorOptions {
@@ -338,10 +365,30 @@ fn doctor_finds_a_missing_exemption_and_branch_interfaces() {
     assert_eq!(doctor(&node), well);
     node.sh("echo 0 > /proc/sys/net/ipv4/tcp_early_demux");
     let [first, (Severity::Note, text)] = &doctor(&node)[..] else { panic!("{:?}", doctor(&node)) };
-    assert!(
-        *first == well[0] && text.starts_with("pods are behind branch interfaces of aws-vpc-cni"),
-        "{text}"
-    );
+    assert!(*first == well[0] && text.starts_with("pods may be behind branch interfaces"), "{text}");
+}
+
+/// The kernel accepts no level above 255, as if it could match no cgroup.
+#[test]
+fn roots_connections_are_exempt_where_the_kernel_cannot_match_the_cgroup() {
+    in_new_namespace(|| {
+        let numbered = |n: u32| {
+            [
+                Ipv4Addr::from_bits(0x0a00_0000 + n).into(),
+                Ipv6Addr::from_bits((0xfd << 120) + u128::from(n)).into(),
+            ]
+        };
+        let pods: BTreeSet<IpAddr> = (0..1500).flat_map(numbered).collect();
+        let cgroup = Some(KubeletCgroup { level: 256, id: 1 });
+        let mut exemption = ProbeExemption { cgroup, source: ProbeAddresses::default(), pods };
+        let kept = |change| KeptExemption { matches_cgroup: false, change };
+        assert_eq!(exemption.keep().unwrap(), kept(ExemptionChange::Table));
+        assert_eq!(exemption.differences().unwrap(), []);
+        assert_eq!(exemption.keep().unwrap(), kept(ExemptionChange::None));
+        exemption.pods.clear();
+        assert_eq!(exemption.keep().unwrap(), kept(ExemptionChange::Addresses(3000)));
+        assert_eq!(sh("nft list ruleset").matches("elements").count(), 0);
+    });
 }
 
 /// A cgroup that is removed with the value.
@@ -379,7 +426,7 @@ impl Drop for Cgroup {
 #[test]
 fn a_cgroup_of_the_kubelet_makes_its_connections_come_from_the_probes_address_and_no_others() {
     let cgroup = Cgroup::new();
-    let node = Node::new("cgroup");
+    let mut node = Node::new("cgroup");
     let kubelet = node.root.create_dir("proc/7/ns");
     let process = kubelet.parent().unwrap();
     fs::write(process.join("comm"), "kubelet\n").unwrap();
@@ -389,7 +436,9 @@ fn a_cgroup_of_the_kubelet_makes_its_connections_come_from_the_probes_address_an
     for kind in ["pid", "user"] {
         symlink(format!("{kind}:[1]"), kubelet.join(kind)).unwrap();
     }
-    let mut node = node;
+    // The same as this process's, unless the test is started by: unshare -C.
+    let cgroups = format!("/proc/{}/ns/cgroup", std::os::unix::process::parent_id());
+    symlink(cgroups, node.root.join("proc/1/ns/cgroup")).unwrap();
     node.exempts(&POD);
     node.start();
     let source_of = |cgroup: &Path, to: &str| {
@@ -404,6 +453,15 @@ fn a_cgroup_of_the_kubelet_makes_its_connections_come_from_the_probes_address_an
             source_of(&cgroup.kubelet(), POD[0]) == v4
         });
         assert_eq!(source_of(&cgroup.kubelet(), POD[1]), v6);
+        let table = node.table();
+        assert!(
+            table.contains("kubelet.service\" counter ct label set 127 comment \"label-probe-v6\""),
+            "{table}"
+        );
+        assert!(
+            table.contains("@pods-v4 ct label & 127 == 127 counter snat ip to 169.254.7.127 comment"),
+            "{table}"
+        );
         assert_eq!(source_of(&cgroup.kubelet().join("plugin"), POD[0]), v4, "a cgroup below");
         assert_eq!(source_of(&cgroup.0, POD[0]), format!("app src={}", NODE[0]), "a cgroup above");
         assert_eq!(source_of(&cgroup.kubelet(), OTHER[0]), format!("app src={}", NODE[0]), "another pod");

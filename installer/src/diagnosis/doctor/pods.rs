@@ -47,7 +47,8 @@ fn probe_exemption(observation: &Observation) -> Vec<DoctorFinding> {
         found.push(DoctorFinding::well(About::Pods, text));
     }
     if observed.has_branch_interfaces {
-        let text = "pods are behind branch interfaces of aws-vpc-cni, and the VPC drops the answers to probes from 169.254.7.127";
+        let text =
+            "pods may be behind branch interfaces of aws-vpc-cni: the VPC drops probes from 169.254.7.127";
         let remedy = "set POD_SECURITY_GROUP_ENFORCING_MODE=standard in the DaemonSet aws-node, or add the routing rules of \
                       docs/LIMITS.md";
         found.push(DoctorFinding::note(About::Pods, text, Some(remedy)));
