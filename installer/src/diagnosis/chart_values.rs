@@ -286,18 +286,21 @@ mod tests {
     #[test]
     fn a_value_that_cannot_be_applied_is_refused_and_one_without_effect_is_named() {
         let given = json!({
-            "hub": "x", "ambient": { "enabled": true, "new": 1 }, "revision": "a", "new": { "a": 1 }, "chained": "maybe",
+            "hub": "x", "ambient": { "enabled": true, "ipv6": false, "new": 1 }, "revision": "a", "new": { "a": 1 }, "chained": "maybe",
             "global": { "proxy": { "image": "y" }, "resourceScope": "all" },
         });
         let (values, outcomes) = translated(&given);
-        assert_eq!(values, json!({}));
+        let of_ambient = json!({ "ambient": { "enabled": true }, "settings": { "ambient_ipv6": false } });
+        assert_eq!(values, of_ambient);
         let refused = |outcome: &ValueOutcome| matches!(outcome, ValueOutcome::Refused(_));
         let (refused, ignored): (Vec<_>, Vec<_>) = outcomes.iter().partition(|(_, outcome)| refused(outcome));
         let paths = |found: Vec<(&String, &ValueOutcome)>| {
             found.into_iter().map(|(path, _)| path.clone()).collect::<Vec<_>>()
         };
-        assert_eq!(paths(refused), ["ambient.enabled", "ambient.new", "chained", "hub", "new.a"]);
-        assert_eq!(paths(ignored), ["global.proxy.image", "global.resourceScope", "revision"]);
+        assert_eq!(paths(refused), ["ambient.new", "chained", "hub", "new.a"]);
+        let others =
+            ["ambient.enabled", "ambient.ipv6", "global.proxy.image", "global.resourceScope", "revision"];
+        assert_eq!(paths(ignored), others);
     }
 
     /// The values of the charts of Istio 1.10 to 1.24 that Gybe's chart does not have, as these charts set them.
