@@ -11,8 +11,14 @@ use std::fs;
 /// Returns a value other than the default.
 fn non_default_value(name: &str) -> &'static str {
     match name {
-        "CHAINED_CNI_PLUGIN" | "events" | "REPAIR_ENABLED" | "REPAIR_REPAIR_PODS" => "false",
-        "ambient_dns_capture" | "ambient_ipv6" | "AMBIENT_DNS_CAPTURE" | "AMBIENT_IPV6" => "false",
+        "CHAINED_CNI_PLUGIN"
+        | "events"
+        | "REPAIR_ENABLED"
+        | "REPAIR_REPAIR_PODS"
+        | "ambient_dns_capture"
+        | "ambient_ipv6"
+        | "AMBIENT_DNS_CAPTURE"
+        | "AMBIENT_IPV6" => "false",
         "ambient_enablement_selectors" | "AMBIENT_ENABLEMENT_SELECTOR" => "[{ podSelector: {} }]",
         "ZTUNNEL_UDS_ADDRESS" => "/else/where",
         "HOST_PROBE_SNAT_IP" => "169.254.7.1",
