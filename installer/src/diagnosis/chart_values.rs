@@ -289,12 +289,13 @@ mod tests {
     #[test]
     fn a_value_that_cannot_be_applied_is_refused_and_one_without_effect_is_named() {
         let given = json!({
-            "hub": "x", "ambient": { "enabled": true, "new": 1 }, "revision": "a", "chained": "maybe",
+            "hub": "x", "ambient": { "enabled": true, "ipv6": false, "new": 1 }, "revision": "a", "chained": "maybe",
             "new": { "a": 1, "": 2, "b": {}, "c.d": 3 }, "image.tag": "z",
             "global": { "proxy": { "image": "y" }, "resourceScope": "all" },
         });
         let (values, outcomes) = translated(&given);
-        assert_eq!(values, json!({}));
+        let of_ambient = json!({ "ambient": { "enabled": true }, "settings": { "ambient_ipv6": false } });
+        assert_eq!(values, of_ambient);
         let refused = |outcome: &ValueOutcome| matches!(outcome, ValueOutcome::Refused(_));
         let (refused, ignored): (Vec<_>, Vec<_>) = outcomes.iter().partition(|(_, outcome)| refused(outcome));
         let paths = |found: Vec<(&String, &ValueOutcome)>| {
@@ -302,9 +303,17 @@ mod tests {
         };
         assert_eq!(
             paths(refused),
-            ["ambient.enabled", "ambient.new", "chained", "hub", "image\\.tag", "new.", "new.a", "new.c\\.d"]
+            ["ambient.new", "chained", "hub", "image\\.tag", "new.", "new.a", "new.c\\.d"]
         );
-        assert_eq!(paths(ignored), ["global.proxy.image", "global.resourceScope", "new.b", "revision"]);
+        let others = [
+            "ambient.enabled",
+            "ambient.ipv6",
+            "global.proxy.image",
+            "global.resourceScope",
+            "new.b",
+            "revision",
+        ];
+        assert_eq!(paths(ignored), others);
     }
 
     /// The values of the charts of Istio 1.10 to 1.24 that Gybe's chart does not have, as these charts set them.

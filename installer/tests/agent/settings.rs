@@ -120,7 +120,7 @@ fn the_agent_waits_for_a_configmap_that_cannot_be_read_at_the_start() {
 fn an_invalid_environment_is_reported_at_once_with_the_configmap_and_changes_nothing() {
     let mut node = Node::new("refused");
     node.put_conf(FILE, PRIMARY);
-    node.set_env("AMBIENT_ENABLED", "true");
+    node.set_env("AMBIENT_ENABLED", "perhaps");
     node.set_env("ISTIO_OWNED_CNI_CONFIG", "true");
     node.set_configmap(&[("ipv6", "perhaps")]);
     let output = node.command().output().unwrap();

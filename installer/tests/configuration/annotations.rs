@@ -1,10 +1,10 @@
 //! Every annotation in the plugin's table has its default, its form and an effect.
 
-use gybe_plugin::conf::PluginConf;
+use gybe_plugin::conf::{AmbientConf, PluginConf};
 use gybe_plugin::decide::{Decision, decide};
 use gybe_plugin::gates::InitContainer;
 use gybe_plugin::names::{ANNOTATIONS, Annotation, STATUS, ValueForm};
-use gybe_plugin::pod::PodFacts;
+use gybe_plugin::pod::{Ambient, PodFacts};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -20,8 +20,26 @@ fn decision(annotations: &[(&str, &str)]) -> Decision {
     decide(&PluginConf::default(), &facts, &["10.244.0.10".parse().unwrap()], InitContainer::Counts)
 }
 
+/// Decides about an ambient pod with these annotations.
+fn ambient_decision(annotations: &[(&str, &str)]) -> Decision {
+    let annotations = annotations.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned()));
+    let ambient = Ambient::Yes { service_account: "default".to_owned(), why: String::new() };
+    let facts = PodFacts { annotations: annotations.collect(), ambient, ..PodFacts::default() };
+    let conf = PluginConf { ambient: Some(AmbientConf::default()), ..PluginConf::default() };
+    decide(&conf, &facts, &[], InitContainer::Counts)
+}
+
+/// The decisions about a pod of the annotation's kind: without annotations, and with this value.
+fn decisions(annotation: &Annotation, value: &str) -> [Decision; 2] {
+    let with = &[(annotation.name, value)];
+    match annotation.name.starts_with("ambient.") {
+        true => [ambient_decision(&[]), ambient_decision(with)],
+        false => [decision(&[]), decision(with)],
+    }
+}
+
 fn with(annotation: &Annotation, value: &str) -> Decision {
-    decision(&[(annotation.name, value)])
+    decisions(annotation, value)[1].clone()
 }
 
 /// Returns values of a form whose effect is not that of any default, and values that it refuses.
@@ -87,23 +105,29 @@ impl InvalidValue {
 
 #[test]
 fn the_default_has_the_effect_of_no_annotation() {
-    let absent = decision(&[]);
-    assert!(matches!(absent, Decision::Redirect(_)), "{absent:?}");
+    assert!(matches!(decision(&[]), Decision::Redirect(_)));
+    assert!(matches!(ambient_decision(&[]), Decision::Ambient(_)));
     for annotation in &ANNOTATIONS {
         match annotation.default {
-            Some(value) => assert_eq!(with(annotation, value), absent, "{}", annotation.name),
-            None => assert_eq!(annotation.name, STATUS),
+            Some(value) => {
+                let [absent, default] = decisions(annotation, value);
+                assert_eq!(default, absent, "{}", annotation.name);
+            }
+            // A setting has the default of the second one.
+            None => assert!([STATUS, "ambient.istio.io/dns-capture"].contains(&annotation.name)),
         }
     }
 }
 
 #[test]
 fn values_of_the_form_have_an_effect_and_others_are_refused() {
-    let absent = decision(&[]);
     for annotation in &ANNOTATIONS {
-        let (valid, invalid) = values(annotation.form);
+        let (mut valid, invalid) = values(annotation.form);
+        if annotation.form == ValueForm::Boolean && annotation.default == Some("false") {
+            valid = &["true", "1", "T"];
+        }
         for value in valid {
-            let decided = with(annotation, value);
+            let [absent, decided] = decisions(annotation, value);
             let has_effect = decided != absent && !matches!(decided, Decision::Refuse(_));
             assert!(has_effect, "{} {value:?}: {decided:?}", annotation.name);
         }

@@ -330,7 +330,7 @@ fn the_configmaps_template_takes_precedence_over_the_variables_and_that_over_the
 fn an_invalid_template_is_refused_with_the_cause() {
     for (template, cause) in [
         (r#"{"type":"gybe-cni","a":"__ETCD__"}"#, "unknown placeholders: __ETCD__"),
-        (r#"{"type":"istio-cni","ambient_enabled":true}"#, "no ambient mode"),
+        (r#"{"type":"istio-cni","ambient_enabled":true}"#, "the node agent writes the key ambient"),
         (r#"{"type":"gybe-cni","backend":"nftt"}"#, "must be one of auto"),
         (r#"{"type":"calico"}"#, "for the plugin \"calico\""),
         ("{", "cannot be parsed"),

@@ -11,7 +11,18 @@ use std::fs;
 /// Returns a value other than the default.
 fn non_default_value(name: &str) -> &'static str {
     match name {
-        "CHAINED_CNI_PLUGIN" | "events" | "REPAIR_ENABLED" | "REPAIR_REPAIR_PODS" => "false",
+        "CHAINED_CNI_PLUGIN"
+        | "events"
+        | "REPAIR_ENABLED"
+        | "REPAIR_REPAIR_PODS"
+        | "ambient_dns_capture"
+        | "ambient_ipv6"
+        | "AMBIENT_DNS_CAPTURE"
+        | "AMBIENT_IPV6" => "false",
+        "ambient_enablement_selectors" | "AMBIENT_ENABLEMENT_SELECTOR" => "[{ podSelector: {} }]",
+        "ZTUNNEL_UDS_ADDRESS" => "/else/where",
+        "HOST_PROBE_SNAT_IP" => "169.254.7.1",
+        "HOST_PROBE_SNAT_IPV6" => "fd00::1",
         "LOG_LEVEL" | "LOG_OUTPUT_LEVEL" | "log_level" => "debug",
         "CNI_NETWORK_CONFIG" | "CNI_NETWORK_CONFIG_FILE" | "cni_network_config" => {
             r#"{"type":"istio-cni","log_level":"__LOG_LEVEL__","gates":"strict"}"#
@@ -23,6 +34,7 @@ fn non_default_value(name: &str) -> &'static str {
         | "REPAIR_DELETE_PODS"
         | "REPAIR_LABEL_PODS"
         | "put_back_istio"
+        | "AMBIENT_ENABLED"
         | "leave_when_daemonset_gone" => "true",
         "FORCE_IPTABLES_BINARY" => "legacy",
         "MONITORING_PORT" | "HEALTH_PORT" => "-1",
@@ -55,10 +67,18 @@ const POD: &[(&str, &str)] = &[("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("KUBER
 fn without(name: &str) -> SettingsSources {
     let required: &[(&str, &str)] = match name {
         "repair_init_container" | "REPAIR_INIT_CONTAINER_NAME" => &[("repair_exit_code", "126")],
+        name if is_of_ambient(name) => &[],
         name if name.to_lowercase().contains("_selector") => &[("repair", "label")],
         _ => &[],
     };
-    sources(POD, required)
+    let ambient: &[_] = if is_of_ambient(name) { &[("AMBIENT_ENABLED", "true")] } else { &[] };
+    sources(&[POD, ambient].concat(), required)
+}
+
+/// Reports whether it has an effect only in ambient mode.
+fn is_of_ambient(name: &str) -> bool {
+    let is_named = name.to_lowercase().starts_with("ambient_") && name != "AMBIENT_ENABLED";
+    is_named || name == "ZTUNNEL_UDS_ADDRESS" || name.starts_with("HOST_PROBE_")
 }
 
 fn with(name: &str) -> SettingsSources {
@@ -111,7 +131,9 @@ fn every_other_setting_is_refused_or_noted_with_the_reason() {
 #[test]
 fn all_invalid_settings_are_reported_at_once() {
     let environment = [
-        ("AMBIENT_ENABLED", "true"),
+        ("AMBIENT_ENABLED", "perhaps"),
+        ("ZTUNNEL_UDS_ADDRESS", "ztunnel.sock"),
+        ("HOST_PROBE_SNAT_IP", "127.0.0.1"),
         ("ISTIO_OWNED_CNI_CONFIG", "true"),
         ("MONITORING_PORT", "http"),
         ("KUBECONFIG_MODE", "0666"),
@@ -123,6 +145,8 @@ fn all_invalid_settings_are_reported_at_once() {
         ("exclude_namespaces", "Kube System"),
         ("conf_name", "../x"),
         ("istio_cni_namespace", "a/b"),
+        ("ambient_enablement_selectors", "podSelector"),
+        ("ambient_ipv6", "maybe"),
     ];
     let error = refused(&environment, &files);
     for (name, value) in environment.iter().chain(&files) {

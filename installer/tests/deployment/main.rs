@@ -108,7 +108,7 @@ fn values_that_cannot_be_applied_are_named_and_unreadable_ones_are_an_error() {
     let outcomes = json["outcomes"].as_array().unwrap();
     let refused = outcomes.iter().filter(|outcome| outcome.get("refused").is_some());
     let refused: Vec<&str> = refused.map(|outcome| outcome["key"].as_str().unwrap()).collect();
-    assert_eq!(refused, ["hub", "ambient.enabled", "global.resourceScope"]);
+    assert_eq!(refused, ["hub", "profile", "global.resourceScope"]);
     assert_eq!((&json["complete"], output.status.code()), (&false.into(), Some(1)));
     for (file, says) in
         [("/nowhere/values.yaml", "cannot open"), ("../manifests/README.md", "cannot use the values in")]

@@ -86,7 +86,7 @@ fn an_entry_that_is_not_last_becomes_last() {
 }
 
 #[test]
-fn istio_cnis_entry_is_replaced_in_one_write_except_in_ambient_mode() {
+fn istio_cnis_entry_is_replaced_in_one_write_in_ambient_mode_only_by_an_entry_with_it() {
     let file = br#"{"plugins": [{"type":"a"}, {"type":"istio-cni","ambient_enabled":false}]}"#;
     assert_eq!(PluginChain::read(&with(file)).unwrap().plugins(), ["a", "gybe-cni"]);
     let stays = PluginChain::read(file).unwrap().with(&entry(), IstioEntry::Keep).unwrap();
@@ -94,6 +94,9 @@ fn istio_cnis_entry_is_replaced_in_one_write_except_in_ambient_mode() {
     let ambient = br#"{"plugins": [{"type":"a"}, {"type":"istio-cni","ambient_enabled":true}]}"#;
     let refused = PluginChain::read(ambient).unwrap().with(&entry(), IstioEntry::Replace);
     assert_eq!(refused, Err(ConflistError::Ambient));
+    let ours = Entry::from_value(&json!({ "type": "gybe-cni", "ambient": { "ipv6": true } })).unwrap();
+    let replaced = PluginChain::read(ambient).unwrap().with(&ours, IstioEntry::Replace).unwrap();
+    assert_eq!(PluginChain::read(&replaced).unwrap().plugins(), ["a", "gybe-cni"]);
 }
 
 #[test]

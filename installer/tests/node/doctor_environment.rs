@@ -95,7 +95,7 @@ fn no_remedy_about_istio_cni_leaves_pods_without_redirection() {
             true,
             "note",
             "serves ambient mode",
-            "keep istio-cni here and exclude this node",
+            "set AMBIENT_ENABLED for gybe's agent",
         ),
     ] {
         let node = with_istio(entry, program);

@@ -41,7 +41,7 @@ fn install_places_the_programs_and_adds_the_entry_as_the_last_plugin() {
 }
 
 /// Keys that only concern a running agent; and `cni_network_config`, a template, which is a file of `--config`.
-const WITHOUT_FLAG: [&str; 14] = [
+const WITHOUT_FLAG: [&str; 17] = [
     "mode",
     "put_back_istio",
     "leave_when_daemonset_gone",
@@ -56,6 +56,9 @@ const WITHOUT_FLAG: [&str; 14] = [
     "pod_source",
     "istio_cni_namespace",
     "cni_network_config",
+    "ambient_enablement_selectors",
+    "ambient_dns_capture",
+    "ambient_ipv6",
 ];
 
 #[test]

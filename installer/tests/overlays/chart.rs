@@ -355,7 +355,7 @@ fn on_openshift_the_job_names_no_user() {
 #[test]
 fn values_that_cannot_be_applied_are_refused_together() {
     let message = fs::read_to_string("../target/manifests/chart/refused").unwrap();
-    for key in ["hub", "ambient.enabled", "platform", "global.resourceScope"] {
+    for key in ["hub", "profile", "platform", "global.resourceScope"] {
         assert!(message.contains(&format!("\n- {key}: ")), "{key}: {message}");
     }
 }

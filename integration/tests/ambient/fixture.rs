@@ -221,6 +221,10 @@ impl Pod {
         assert!(node.server.delete_pod(self.namespace, &self.name));
     }
 
+    pub(crate) fn names(&self) -> (&str, &str) {
+        (self.namespace, &self.name)
+    }
+
     /// `NAMESPACE/NAME`.
     pub(crate) fn reference(&self) -> String {
         format!("{}/{}", self.namespace, self.name)

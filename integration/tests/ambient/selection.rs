@@ -3,7 +3,7 @@
 use crate::fixture::{MODE, Node, Pod, is_ambient};
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::programs::ours;
-use gybe_test_support::wait_until;
+use gybe_test_support::{facts, wait_until};
 use serde_json::json;
 
 /// Adds a pod in a new namespace; reports whether it is ambient.
@@ -105,4 +105,43 @@ fn explain_names_the_label_and_the_selector() {
         wait_until("the agent knows the pod", || explained(&pod).contains(&text));
         assert!(explained(&pod).contains(&name), "{}", explained(&pod));
     }
+}
+
+#[test]
+fn a_plugin_of_before_ambient_mode_gets_no_ambient_pod() {
+    let node = Node::start("ambient-older");
+    let socket = node.directory.run().join("facts.sock");
+    let [ambient, plain] = ["shop", "plain"].map(|namespace| Pod::new(namespace, "a").put(&node));
+    for (pod, is_refused) in [(&ambient, true), (&plain, false)] {
+        let (namespace, name) = pod.names();
+        let request = facts::request(namespace, name, &pod.uid);
+        wait_until("the agent knows the pod", || {
+            let response = facts::query(&socket, &request);
+            assert!(!is_refused || response["pod"].is_null(), "{response}");
+            response["fault"].as_str().is_some_and(|why| why.contains("before ambient mode")) == is_refused
+        });
+    }
+}
+
+#[test]
+fn a_source_that_does_not_know_the_labels_of_namespaces_decides_about_no_pod_without_a_sidecar() {
+    let node = Node::start("ambient-directory");
+    let manifests = node.directory.path().join("manifests");
+    let added = |pod: &Pod| {
+        let (namespace, name) = pod.names();
+        std::fs::create_dir_all(manifests.join(namespace)).unwrap();
+        std::fs::write(
+            manifests.join(namespace).join(format!("{name}.json")),
+            pod.object("Running").to_string(),
+        )
+        .unwrap();
+        let netns = Namespace::new().unwrap();
+        netns.run(|| gybe_integration::namespace::sh("ip address add 10.244.0.10/32 dev lo")).unwrap();
+        let mut call = node.prepared("ADD", pod, &netns);
+        call.stdin["facts"] = json!({ "socket": "", "directory": manifests });
+        call.run(&node.directory, "").unwrap()
+    };
+    let refused = added(&Pod::new("shop", "a"));
+    assert!(refused.out.contains("GYBE-ADD-037") && refused.out.contains("\"code\":11"), "{refused:?}");
+    assert_eq!(added(&Pod::new("shop", "b").with_sidecar()).code, Some(0));
 }

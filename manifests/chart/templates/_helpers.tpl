@@ -82,6 +82,11 @@ applied.
 {{- concat (list "") (keys .pools | sortAlpha) | toJson -}}
 {{- end -}}
 
+{{/* Whether the agents of a pool with these values have ambient mode: true or false. */}}
+{{- define "gybe.ambient" -}}
+{{- eq (toString (dig "enabled" false (.ambient | default dict))) "true" -}}
+{{- end -}}
+
 {{/* The values of a pool as YAML. */}}
 {{- define "gybe.pool" -}}
 {{- mergeOverwrite (deepCopy .values) (get .values.pools .name | default dict) | toYaml -}}

@@ -2,9 +2,8 @@
 
 use super::reader::ConfReader;
 use gybe_netfilter::model::policy::Families;
-use gybe_netfilter::model::policy::ambient::{AmbientDns, ProbeAddresses};
+use gybe_netfilter::model::policy::ambient::{AmbientDns, ProbeAddressError, ProbeAddresses};
 use serde_json::{Value, json};
-use std::fmt::Display;
 use std::str::FromStr;
 
 /// The values of all ambient pods of the node.
@@ -30,12 +29,19 @@ const PROBE: &str = "the address of one host, neither unspecified nor a loopback
 
 impl AmbientConf {
     pub(super) fn read(keys: &mut ConfReader<'_>) -> Self {
-        let has = |keys: &mut ConfReader<'_>, key| !keys.contains(key) || keys.boolean(key);
-        let dns = if has(keys, "dns_capture") { AmbientDns::Captured } else { AmbientDns::Off };
-        let families = if has(keys, "ipv6") { Families::V4AndV6 } else { Families::V4Only };
-        let probes = ProbeAddresses::default();
-        let probes = address(keys, "probe_ipv4", probes, |v4| probes.with_v4(v4).ok());
-        let probes = address(keys, "probe_ipv6", probes, |v6| probes.with_v6(v6).ok());
+        let has_dns = !keys.contains("dns_capture") || keys.boolean("dns_capture");
+        let has_ipv6 = !keys.contains("ipv6") || keys.boolean("ipv6");
+        let dns = if has_dns { AmbientDns::Captured } else { AmbientDns::Off };
+        let families = if has_ipv6 { Families::V4AndV6 } else { Families::V4Only };
+        let mut probes = ProbeAddresses::default();
+        match with_address(probes, &keys.string("probe_ipv4"), ProbeAddresses::with_v4) {
+            Some(changed) => probes = changed,
+            None => keys.refuse("probe_ipv4", PROBE),
+        }
+        match with_address(probes, &keys.string("probe_ipv6"), ProbeAddresses::with_v6) {
+            Some(changed) => probes = changed,
+            None => keys.refuse("probe_ipv6", PROBE),
+        }
         Self { dns, families, probes }
     }
 
@@ -43,28 +49,16 @@ impl AmbientConf {
     pub(super) fn to_json(self) -> Value {
         json!({
             "dns_capture": self.dns == AmbientDns::Captured, "ipv6": self.families == Families::V4AndV6,
-            "probe_ipv4": text(&self.probes.v4()), "probe_ipv6": text(&self.probes.v6()),
+            "probe_ipv4": self.probes.v4().to_string(), "probe_ipv6": self.probes.v6().to_string(),
         })
     }
 }
 
-fn text(address: &impl Display) -> String {
-    address.to_string()
-}
-
-/// Returns `probes` with the address of a key; unchanged when the key is missing.
-fn address<A: FromStr>(
-    keys: &mut ConfReader<'_>,
-    key: &str,
+/// Returns `probes` with the address of a text, unchanged with an empty one; none if the address cannot be that of probes.
+fn with_address<A: FromStr>(
     probes: ProbeAddresses,
-    with: impl FnOnce(A) -> Option<ProbeAddresses>,
-) -> ProbeAddresses {
-    if !keys.contains(key) {
-        return probes;
-    }
-    let changed = keys.string(key).parse().ok().and_then(with);
-    if changed.is_none() {
-        keys.refuse(key, PROBE);
-    }
-    changed.unwrap_or(probes)
+    text: &str,
+    with: impl FnOnce(ProbeAddresses, A) -> Result<ProbeAddresses, ProbeAddressError>,
+) -> Option<ProbeAddresses> {
+    if text.is_empty() { Some(probes) } else { with(probes, text.parse().ok()?).ok() }
 }

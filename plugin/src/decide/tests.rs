@@ -1,6 +1,7 @@
 //! Pods and the policies that follow from them.
 
 use super::*;
+use crate::conf::AmbientConf;
 use gybe_netfilter::model::policy::{CidrSet, Destinations, InterfaceName, Port};
 
 fn container(name: &str) -> Container {
@@ -278,4 +279,28 @@ fn a_value_of_escaped_characters_leaves_room_for_the_names_of_all_invalid_annota
         }
         other => panic!("not refused: {other:?}"),
     }
+}
+
+#[test]
+fn a_pod_that_the_agent_calls_ambient_is_ambient_only_in_ambient_mode() {
+    let pod = |namespace: &str| PodFacts {
+        namespace: namespace.to_owned(),
+        ambient: Ambient::Yes { service_account: "default".to_owned(), why: String::new() },
+        ..PodFacts::default()
+    };
+    let exclude_namespaces = ["kube-system".to_owned()].into();
+    let on =
+        PluginConf { ambient: Some(AmbientConf::default()), exclude_namespaces, ..PluginConf::default() };
+    let decided = |conf: &PluginConf, pod: &PodFacts| decide(conf, pod, &[], InitContainer::Counts);
+    assert_eq!(decided(&on, &pod("shop")), Decision::Ambient(AmbientPolicy::default()));
+    let excluded = Decision::LeaveAlone(LeaveAloneReason::ExcludedNamespace);
+    assert_eq!(decided(&on, &pod("kube-system")), excluded);
+    let off = decided(&PluginConf::default(), &pod("shop"));
+    assert_eq!(off, Decision::LeaveAlone(LeaveAloneReason::NoProxy));
+    let mut invalid = pod("shop");
+    annotate(&mut invalid, "istio.io/reroute-virtual-interfaces", "a b");
+    assert!(matches!(decided(&on, &invalid), Decision::Refuse(PodRefusal::Annotation(_))));
+    // Its sidecar decides about a pod that is not ambient.
+    let sidecar = PodFacts { ambient: Ambient::No { why: String::new() }, ..meshed() };
+    assert_eq!(policy(&on, &sidecar), policy(&PluginConf::default(), &meshed()));
 }

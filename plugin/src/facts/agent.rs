@@ -174,16 +174,11 @@ fn awaited<T>(
     deadline: Instant,
     attempt: impl Fn() -> Result<T, AgentFault>,
 ) -> Result<T, AgentFault> {
-    let mut watch = None;
+    let watch = SocketWatch::start(socket);
     loop {
         let fault = match attempt() {
             Err(fault) if fault.is_away() => fault,
             done => return done,
-        };
-        // After the watch is started another attempt follows, so that no change is missed.
-        let Some(watch) = &watch else {
-            watch = Some(SocketWatch::start(socket));
-            continue;
         };
         if !watch.wait(deadline) {
             return Err(AgentFault::Away(Box::new(fault)));
@@ -203,7 +198,11 @@ pub fn hand_over(
     netns: BorrowedFd<'_>,
     deadline: Instant,
 ) -> Result<(), AgentFault> {
-    awaited(socket, deadline, || hand_over_once(socket, pod, netns, deadline))
+    let attempt = || hand_over_once(socket, pod, netns, deadline);
+    match attempt() {
+        Err(fault) if fault.is_away() => awaited(socket, deadline, attempt),
+        done => done,
+    }
 }
 
 fn hand_over_once(

@@ -1,6 +1,7 @@
 //! Tables of changes to a pod that passes all gates, and the gate that each change closes.
 
 use super::*;
+use crate::conf::AmbientConf;
 use crate::pod::Lifetime;
 use serde_json::json;
 
@@ -212,6 +213,27 @@ fn the_runtimes_annotations_decide_before_a_source_of_facts_is_queried() {
             expected,
             "{namespace}/{name} {annotations:?}"
         );
+    }
+}
+
+#[test]
+fn in_ambient_mode_annotations_decide_only_about_pods_with_a_sidecar() {
+    let conf = PluginConf { ambient: Some(AmbientConf::default()), ..conf() };
+    let (other, none) = (
+        json!({ "app": "x" }),
+        json!({ "sidecar.istio.io/status": "", "sidecar.istio.io/interceptionMode": "NONE" }),
+    );
+    let [other, none] = [&other, &none].map(|json| RuntimeAnnotations::Present(json.as_object().unwrap()));
+    for (namespace, name, annotations, expected) in [
+        ("shop", "cart-0", RuntimeAnnotations::Empty, None),
+        ("shop", "cart-0", other, None),
+        ("shop", "cart-0", none, Some(LeaveAloneReason::ModeNone)),
+        ("kube-system", "cart-0", other, Some(LeaveAloneReason::ExcludedNamespace)),
+        ("gybe-system", "istio-cni-node-x7k2p", RuntimeAnnotations::Empty, Some(LeaveAloneReason::OwnPod)),
+        ("shop", "istio-cni-node-x7k2p", RuntimeAnnotations::Empty, None),
+    ] {
+        let decided = check_without_facts(&conf, namespace, name, annotations);
+        assert_eq!(decided, expected, "{namespace}/{name} {annotations:?}");
     }
 }
 

@@ -108,7 +108,11 @@ fn f29_under_istio_cnis_name_the_plugin_answers_for_istio_cnis_sandboxes() {
 }
 
 const TABLE: &str = include_str!("../../../docs/CONFIGURE.md");
-const READERS: [&str; 2] = [include_str!("../../src/conf.rs"), include_str!("../../src/conf/istio_keys.rs")];
+const READERS: [&str; 3] = [
+    include_str!("../../src/conf.rs"),
+    include_str!("../../src/conf/ambient.rs"),
+    include_str!("../../src/conf/istio_keys.rs"),
+];
 
 /// The keys in the table's first column.
 fn documented() -> BTreeSet<&'static str> {
