@@ -172,13 +172,15 @@ pub fn unknown<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
 }
 
 fn sentence(name: &str) -> Option<String> {
-    let shown: String = name.chars().take(80).collect();
-    match nearest(name) {
-        Some(known) if known == name => None,
-        Some(known) => Some(format!("annotation {shown:?} is unknown: did you mean {known}?")),
-        None if name.starts_with(TRAFFIC) => Some(format!("annotation {shown:?} is unknown")),
-        None => None,
+    let near = nearest(name);
+    if near.map_or(!name.starts_with(TRAFFIC), |known| known == name) {
+        return None;
     }
+    let shown: String = name.chars().take(80).collect();
+    Some(match near {
+        Some(known) => format!("annotation {shown:?} is unknown: did you mean {known}?"),
+        None => format!("annotation {shown:?} is unknown"),
+    })
 }
 
 /// Returns the known annotation of this name, or one that is one edit away.
