@@ -10,6 +10,7 @@ use gybe_plugin::conf::{FactsConf, PluginConf};
 use gybe_plugin::decide::{Decision, decide};
 use gybe_plugin::facts::{self, matches};
 use gybe_plugin::gates::{self, InitContainer, LeaveAloneReason};
+use gybe_plugin::names::STATUS;
 use gybe_plugin::network_conf::RuntimeAnnotations;
 use gybe_plugin::pod::PodFacts;
 use serde_json::json;
@@ -84,10 +85,10 @@ impl PolicySources {
             Some(none) if none.is_empty() => RuntimeAnnotations::Empty,
             Some(annotations) => RuntimeAnnotations::Present(annotations),
         };
-        let not_known = |why| DesiredRules::NotKnown {
-            why,
-            is_injected: matches!(passed, RuntimeAnnotations::Present(_)),
-        };
+        // In ambient mode the labels of a pod without the injector's annotation have to be known, too.
+        let is_injected =
+            matches!(passed, RuntimeAnnotations::Present(annotations) if annotations.contains_key(STATUS));
+        let not_known = |why| DesiredRules::NotKnown { why, is_injected };
         let Some(pod) = &sandbox.pod else {
             // The plugin leaves a sandbox alone when the runtime names no pod.
             return match &sandbox.container {

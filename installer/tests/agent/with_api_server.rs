@@ -94,6 +94,9 @@ fn f02_the_agent_is_ready_once_pods_are_listed_and_stays_ready_while_tokens_chan
         assert!(agent.is_ready(), "{:?}", agent.get("/readyz"));
     }
     assert!(agent.metric("gybe_watch_age_seconds") < 60.0);
+    // Only ambient mode needs them, and their right.
+    assert!(cluster.server.requests().iter().all(|request| request.path != "/api/v1/namespaces"));
+    assert!(!agent.get("/metrics").1.contains("ztunnel"));
     // The API server rejects the next agent's token: the agent maintains the node, and reports the reason.
     drop(agent);
     cluster.server.tokens().revoke_all();

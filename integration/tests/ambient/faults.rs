@@ -95,3 +95,26 @@ fn a_new_agent_drops_no_pod_of_its_predecessor_and_an_add_waits_for_it() {
     pod.delete(&node);
     observe(&ztunnel, "the pod is gone", |observed| !observed.proxies.contains("uid-before"));
 }
+
+#[test]
+fn an_agent_that_takes_the_lead_of_another_one_drops_no_pod() {
+    let mut node = Node::start("ambient-two-agents");
+    let (ztunnel, [before, later]) =
+        (node.ztunnel(&[]), ["before", "later"].map(|name| Pod::new("shop", name)));
+    let (before, netns) = (before.put(&node), [Namespace::new().unwrap(), Namespace::new().unwrap()]);
+    node.added(&before, &netns[0]);
+    let former = node.agent.take().unwrap();
+    node.start_agent();
+    former.wait_for_message("hands over to a newer agent");
+    node.added(&later.put(&node), &netns[1]);
+    let observed = observe(&ztunnel, "ztunnel is ready again", |observed| {
+        observed.is_ready && observed.proxies.contains("uid-later")
+    });
+    assert!(observed.proxies.contains("uid-before"), "{observed:?}");
+    assert_eq!((observed.connections, observed.exit), (2, None));
+    // The former agent closes nothing of ztunnel's as it ends.
+    drop(former);
+    before.delete(&node);
+    let observed = observe(&ztunnel, "the pod is gone", |observed| !observed.proxies.contains("uid-before"));
+    assert!(observed.proxies.contains("uid-later"), "{observed:?}");
+}
