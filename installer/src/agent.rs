@@ -12,6 +12,7 @@ mod broken_pods;
 mod daemonset;
 mod deletion_budget;
 mod events;
+mod exempted_pods;
 mod facts_socket;
 mod health;
 mod http;

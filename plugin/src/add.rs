@@ -16,6 +16,7 @@ use crate::result;
 use crate::target::{self, CallTarget, TargetPod};
 use gybe_netfilter::apply::redirection::RuleVariant;
 use gybe_netfilter::model::policy::Families;
+use std::net::IpAddr;
 use std::time::Instant;
 
 pub(crate) fn add(request: &mut Request) -> Result<Reply, PluginError> {
@@ -67,7 +68,7 @@ fn redirect(mut target: TargetPod, conf: &PluginConf, request: &Request) -> Resu
         Families::V4AndV6 => "ipv4 and ipv6",
     };
     let (tool, rules_us) = (report.backend.name(), micros(started));
-    let decision = if hand_over(&target, conf)? { "ambient" } else { "redirect" };
+    let decision = if hand_over(&target, &report.addresses, conf)? { "ambient" } else { "redirect" };
     tracing::info!(target: CALL, pod, decision, tool, families, facts_us, rules_us, "gybe-cni cmdAdd");
     Ok(())
 }
@@ -75,11 +76,20 @@ fn redirect(mut target: TargetPod, conf: &PluginConf, request: &Request) -> Resu
 /// Hands over an ambient pod to ztunnel, by the node agent, after its rules are written: until ztunnel listens in the
 /// pod its connections are refused, and it has no process yet. Returns false for a pod with a sidecar. After an error
 /// the rules stay; they are deleted with the namespace, and an ADD of the same one replaces them.
-fn hand_over(target: &TargetPod, conf: &PluginConf) -> Result<bool, PluginError> {
+fn hand_over(target: &TargetPod, addresses: &[IpAddr], conf: &PluginConf) -> Result<bool, PluginError> {
     let Some((pod, netns)) = target.for_ztunnel() else { return Ok(false) };
+    let pod = pod.clone().with_addresses(addresses.iter().copied().filter(|address| !is_local(*address)));
     // Only the agent knows that a pod is ambient.
     let socket = conf.facts.socket.clone().unwrap_or_else(|| SOCKET.into());
-    facts::hand_over(&socket, pod, netns, target.deadline)
+    facts::hand_over(&socket, &pod, netns, target.deadline)
         .map_err(|fault| PluginError::HandOver(AgentError { socket, fault }))?;
     Ok(true)
+}
+
+/// Reports whether the node reaches no pod at this address.
+fn is_local(address: IpAddr) -> bool {
+    match address {
+        IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local(),
+        IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local(),
+    }
 }

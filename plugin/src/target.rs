@@ -51,7 +51,6 @@ pub(crate) struct TargetPod {
 }
 
 /// The policy of a pod of the mesh.
-#[expect(clippy::large_enum_variant, reason = "there is one per call")]
 enum TargetPolicy {
     Sidecar(PolicyDraft),
     Ambient(AmbientPolicy, AmbientPod),

@@ -3,12 +3,14 @@
 //! `pod::enablement` has the decision, `cluster`'s watch the labels of the namespaces, `ztunnel` the pods that were
 //! handed over and the server. None of it exists where ambient mode is off.
 
+use super::exempted_pods::ExemptionFiles;
 use super::pods::{PodLookup, PodsState};
 use super::ztunnel::{AmbientPods, TIMEOUT, ZtunnelServer, ZtunnelStatus};
 use crate::cluster::NamespaceLabels;
 use crate::error::chain;
 use crate::host::settings::AmbientEnvironment;
 use crate::lead::socket::{SocketContext, SocketHealth};
+use crate::log::Log;
 use crate::pod::enablement::{Enablement, EnablementSelectors, Labels};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::ambient::AmbientPod;
@@ -19,7 +21,9 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::json;
 use std::cell::RefCell;
 use std::os::fd::BorrowedFd;
+use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// How long an ambient pod may wait for ztunnel before the agent is not ready: a hand-over waits 10 s.
@@ -41,11 +45,14 @@ pub struct AmbientNode {
     selectors: Mutex<Option<EnablementSelectors>>,
     /// Of the server's socket.
     health: SocketHealth,
+    exemption: ExemptionFiles,
 }
 
 impl AmbientNode {
-    pub fn new(environment: AmbientEnvironment) -> Self {
+    /// `shared` is the directory that the agent shares with the container `repair`.
+    pub fn new(environment: AmbientEnvironment, shared: PathBuf) -> Self {
         Self {
+            exemption: ExemptionFiles::new(shared, environment.probes),
             environment,
             pods: Arc::default(),
             namespaces: NamespaceLabels::default(),
@@ -64,18 +71,35 @@ impl AmbientNode {
     /// handed over.
     pub(super) fn serve(&self, pods: &dyn PodLookup, end: BorrowedFd<'_>, context: SocketContext<'_>) {
         let context = SocketContext { health: &self.health, ..context };
+        while pods.state().missing.is_some() {
+            if has_ended(end, RETRY) {
+                return;
+            }
+        }
+        self.keep_pods(pods);
+        thread::scope(|scope| {
+            scope.spawn(|| self.keep_exemption(end, context.log));
+            self.serve_ztunnel(end, context);
+        });
+    }
+
+    fn keep_exemption(&self, end: BorrowedFd<'_>, log: &Log) {
+        match self.pods.subscribe() {
+            Ok(changed) => self.exemption.keep(&self.pods, &changed, end, log),
+            Err(why) => log.error(FAILED, json!({ "why": why.to_string() })),
+        }
+    }
+
+    fn serve_ztunnel(&self, end: BorrowedFd<'_>, context: SocketContext<'_>) {
         let path = &self.environment.socket;
         loop {
-            if pods.state().missing.is_none() {
-                self.keep_pods(pods);
-                let opened = ZtunnelServer::open(path, TIMEOUT).map_err(|why| chain(&why));
-                let is_new = self.health.has_changed(path, opened.as_ref().err());
-                match opened.map(|mut server| server.serve(&self.pods, end, context)) {
-                    Ok(Ok(())) => return,
-                    Ok(Err(why)) => context.log.error(FAILED, json!({ "why": why.to_string() })),
-                    Err(why) if is_new => context.log.error(FAILED, json!({ "why": why })),
-                    Err(_) => {}
-                }
+            let opened = ZtunnelServer::open(path, TIMEOUT).map_err(|why| chain(&why));
+            let is_new = self.health.has_changed(path, opened.as_ref().err());
+            match opened.map(|mut server| server.serve(&self.pods, end, context)) {
+                Ok(Ok(())) => return,
+                Ok(Err(why)) => context.log.error(FAILED, json!({ "why": why.to_string() })),
+                Err(why) if is_new => context.log.error(FAILED, json!({ "why": why })),
+                Err(_) => {}
             }
             if has_ended(end, RETRY) {
                 return;
@@ -86,16 +110,13 @@ impl AmbientNode {
     /// Keeps the pods that an earlier agent may have handed over: all but those that are certainly not ambient. ztunnel
     /// ignores those that it does not know.
     fn keep_pods(&self, pods: &dyn PodLookup) {
-        let found = RefCell::new(Vec::new());
+        let (found, addresses) = (RefCell::new(Vec::new()), self.exemption.kept());
         pods.has_pod(&|facts| {
             let is_host_network = matches!(&facts.ambient, Ambient::Undecided(it) if it.is_host_network);
             if !is_host_network && facts.annotation(STATUS).is_none() {
-                found.borrow_mut().push(AmbientPod::parse(
-                    &facts.uid,
-                    &facts.namespace,
-                    &facts.name,
-                    "default",
-                ));
+                let pod = AmbientPod::parse(&facts.uid, &facts.namespace, &facts.name, "default");
+                let addresses = addresses.get(&facts.uid).into_iter().flatten().copied();
+                found.borrow_mut().push(pod.map(|pod| pod.with_addresses(addresses)));
             }
             false
         });
@@ -125,7 +146,9 @@ impl AmbientNode {
     }
 
     pub(super) fn status(&self) -> AmbientStatus {
-        AmbientStatus { ztunnel: self.pods.status(), problems: self.health.problems() }
+        let problems = self.health.problems();
+        let problems = problems.into_iter().chain(self.exemption.not_ready(&self.pods)).collect();
+        AmbientStatus { ztunnel: self.pods.status(), problems }
     }
 }
 
@@ -141,7 +164,7 @@ fn has_ended(end: BorrowedFd<'_>, timeout: Duration) -> bool {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct AmbientStatus {
     pub(crate) ztunnel: ZtunnelStatus,
-    /// Why the socket for ztunnel is not served.
+    /// Why the socket for ztunnel is not served, or the kubelet's probes are not exempt.
     problems: Vec<String>,
 }
 

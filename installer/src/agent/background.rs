@@ -7,6 +7,7 @@ use super::ambient::AmbientNode;
 use super::broken_pods::BrokenPods;
 use super::daemonset::OwnDaemonSet;
 use super::events::{EventQueue, EventWriter};
+use super::exempted_pods::forget_exempted_pods;
 use super::facts_socket::FactsSocket;
 use super::http::{self, Page};
 use super::plugin_calls::PluginCalls;
@@ -182,8 +183,11 @@ impl NodeAgent<'_> {
             let halted = halted.as_fd();
             let turns = term.spawn(move || reconciler.run(halted));
             term.spawn(move || self.act_on_broken_pods(terms, halted));
-            if let Some(ambient) = self.ambient {
-                term.spawn(move || ambient.serve(self.pods, halted, self.context));
+            match self.ambient {
+                Some(ambient) => {
+                    term.spawn(move || ambient.serve(self.pods, halted, self.context));
+                }
+                None => forget_exempted_pods(&terms.environment.probe, self.context.log),
             }
             term.spawn(|| self.serve_http(terms.environment, &terms.sources, http_ends));
             let ends = [self.stop.as_fd(), sockets.served.as_fd()];

@@ -62,8 +62,10 @@ impl NodeArgs {
         let reconcile =
             self.install.unwrap_or(as_a_pod).then(|| reconcile_config(context, as_a_pod)).transpose()?;
         let facts = self.facts_socket(reconcile.as_ref())?;
-        let ambient = reconcile.as_ref().and_then(|config| config.settings.environment().ambient.clone());
-        let ambient = ambient.map(AmbientNode::new);
+        let ambient = reconcile.as_ref().and_then(|config| {
+            let environment = config.settings.environment();
+            Some(AmbientNode::new(environment.ambient.clone()?, environment.probe.clone()))
+        });
         let pods = self.pod_lookup(cluster_node.as_ref(), ambient.as_ref())?;
         let (pods, ambient) = (pods.as_ref(), ambient.as_ref());
         match agent::serve(Agent { pods, facts: &facts, reconcile, home: cluster_node, ambient }) {

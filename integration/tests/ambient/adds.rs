@@ -4,11 +4,13 @@ use crate::fixture::{MODE, Node, Pod, inspect, is_ambient, observe};
 use gybe_demo::testnet::listener::{ListenAddress, Listeners, ListeningPort, ServerName};
 use gybe_demo::testnet::namespace::{LinkEnd, Namespace, join};
 use gybe_demo::testnet::outcome::ConnectionOutcome;
+use gybe_installer::sandboxes::probe_exemption::ExemptedPods;
 use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::InterfaceName;
 use gybe_netfilter::model::ruleset::Transport;
 use gybe_test_support::{PATIENCE, wait_until};
 use serde_json::json;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -163,4 +165,21 @@ fn pods_of_other_kinds_on_the_node_are_as_without_ambient_mode() {
     node.added(&Pod::new("kube-system", "any"), &netns());
     assert_eq!(ztunnel.observed().requests, ["snapshot-sent"]);
     assert!(!is_ambient(&of_sidecar));
+}
+
+#[test]
+fn the_addresses_of_ambient_pods_are_kept_for_the_exemption_of_probes_until_they_end() {
+    let mut node = Node::start("ambient-probes");
+    let (_ztunnel, pair, pod) = (node.ztunnel(&[]), Pair::new(), Pod::new("shop", "cart").put(&node));
+    let kept = |node: &Node| ExemptedPods::kept_in(&node.shared_directory()).unwrap().unwrap().pods;
+    node.added(&pod, &pair.pod);
+    let addresses = BTreeSet::from(POD.map(|address| address.parse().unwrap()));
+    let expected = BTreeMap::from([("uid-cart".to_owned(), addresses)]);
+    wait_until("the pod's addresses", || kept(&node) == expected);
+    node.kill_agent();
+    node.start_agent();
+    wait_until("the pods are known", || node.agent().metric("gybe_ambient_pods_kept") > 0.0);
+    assert_eq!(kept(&node), expected, "an agent that was restarted");
+    pod.delete(&node);
+    wait_until("no addresses", || kept(&node).is_empty());
 }

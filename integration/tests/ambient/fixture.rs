@@ -84,6 +84,11 @@ impl Node {
         self.directory.path().join("ztunnel/ztunnel.sock")
     }
 
+    /// The directory that the agent shares with the container `repair`.
+    pub(crate) fn shared_directory(&self) -> PathBuf {
+        self.directory.path().join("probe")
+    }
+
     /// The entry that the agent has written.
     fn entry(&self) -> Option<Value> {
         let text = fs::read_to_string(self.directory.path().join("net.d/10-pods.conflist")).ok()?;

@@ -8,6 +8,7 @@ use crate::args::{ArgsError, Namespace, PodName};
 use serde::Deserialize;
 use serde_json::{Value, json};
 use std::fmt;
+use std::net::IpAddr;
 use std::time::Duration;
 
 /// A hand-over without its descriptor.
@@ -31,6 +32,8 @@ struct PodJson {
     namespace: String,
     name: String,
     service_account: String,
+    #[serde(default)]
+    addresses: Vec<IpAddr>,
 }
 
 #[derive(Deserialize)]
@@ -74,7 +77,7 @@ const CAUSES: [(&str, HandOverCause); 3] = [
 pub fn encode_request(HandOverRequest { pod, timeout }: &HandOverRequest) -> String {
     let pod = json!({
         "uid": pod.uid.as_str(), "namespace": pod.namespace.as_str(), "name": pod.name.as_str(),
-        "service_account": pod.service_account.as_str(),
+        "service_account": pod.service_account.as_str(), "addresses": pod.addresses,
     });
     let timeout = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
     format!("{}\n", json!({ "version": VERSION, "ambient": pod, "deadline_ms": timeout }))
@@ -89,7 +92,10 @@ pub fn decode_request(line: &[u8]) -> Option<Result<HandOverRequest, WireError>>
         Ok(RequestJson { version, .. }) if version != VERSION => Err(WireError::Version(version)),
         Ok(RequestJson { ambient: pod, deadline_ms, .. }) => {
             AmbientPod::parse(&pod.uid, &pod.namespace, &pod.name, &pod.service_account)
-                .map(|pod| HandOverRequest { pod, timeout: Duration::from_millis(deadline_ms) })
+                .map(|named| HandOverRequest {
+                    pod: named.with_addresses(pod.addresses),
+                    timeout: Duration::from_millis(deadline_ms),
+                })
                 .map_err(|_| WireError::Malformed("has a name or a uid that is invalid in Kubernetes"))
         }
     };
@@ -131,6 +137,9 @@ const MAX_NAME: usize = 100;
 /// The characters of a cause that are kept: ztunnel's own text is a part of it.
 const MAX_CAUSE: usize = 300;
 
+/// The addresses of a pod that are kept.
+const MAX_ADDRESSES: usize = 16;
+
 /// A pod whose traffic ztunnel takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct AmbientPod {
@@ -138,6 +147,8 @@ pub struct AmbientPod {
     pub namespace: Namespace,
     pub name: PodName,
     pub service_account: ServiceAccount,
+    /// To which the kubelet's probes are exempt; empty where they are not known.
+    pub addresses: Vec<IpAddr>,
 }
 
 /// A pod's `metadata.uid`.
@@ -173,7 +184,15 @@ impl AmbientPod {
             namespace: Namespace::parse(namespace)?,
             name: PodName::parse(name)?,
             service_account: ServiceAccount(account),
+            addresses: Vec::new(),
         })
+    }
+
+    /// The same with its addresses; some pods have one for each network, and more than a few are not a pod's.
+    #[must_use]
+    pub fn with_addresses(mut self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
+        self.addresses = addresses.into_iter().take(MAX_ADDRESSES).collect();
+        self
     }
 }
 
@@ -236,6 +255,8 @@ mod tests {
     #[test]
     fn a_message_is_decoded_as_it_was_encoded() {
         let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
+        let addresses = ["10.0.0.7", "fd00::7"].map(|address| address.parse().unwrap());
+        let pod = pod.with_addresses(addresses);
         let request = HandOverRequest { pod, timeout: Duration::from_millis(1950) };
         assert_eq!(decode_request(encode_request(&request).as_bytes()), Some(Ok(request)));
         let fault = |cause, text: &str| Err(HandOverFault { cause, text: text.to_owned() });

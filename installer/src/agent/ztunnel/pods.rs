@@ -14,7 +14,8 @@ use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
 use nix::errno::Errno;
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::cmp::Reverse;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
+use std::net::IpAddr;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -71,6 +72,8 @@ struct State {
     pods: BTreeMap<PodUid, Entry>,
     /// The connections whose hello was received; the last one is the newest.
     connections: Vec<Connection>,
+    /// Written when the pods may have changed.
+    subscriber: Option<Arc<EventFd>>,
     generations: u64,
     callers: u64,
     counts: ZtunnelCounts,
@@ -212,6 +215,24 @@ impl AmbientPods {
         }
     }
 
+    /// Returns a counter that is written when the pods may have changed. A later subscriber takes its place.
+    ///
+    /// # Errors
+    /// When the kernel has no eventfd left.
+    pub(crate) fn subscribe(&self) -> Result<Arc<EventFd>, Errno> {
+        let wake = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
+        let wake = Arc::new(wake);
+        self.lock().subscriber = Some(Arc::clone(&wake));
+        Ok(wake)
+    }
+
+    /// Returns the addresses of the pods that are known.
+    pub(crate) fn addresses(&self) -> BTreeMap<PodUid, BTreeSet<IpAddr>> {
+        let state = self.lock();
+        let known = state.pods.iter().filter(|(_, entry)| !entry.pod.addresses.is_empty());
+        known.map(|(uid, entry)| (uid.clone(), entry.pod.addresses.iter().copied().collect())).collect()
+    }
+
     pub fn status(&self) -> ZtunnelStatus {
         let (state, now) = (self.lock(), Instant::now());
         let pending = state.pods.values().filter_map(|entry| entry.pending);
@@ -306,6 +327,9 @@ impl State {
             (None, Some(_)) => false,
         });
         if is_same {
+            if let Some(entry) = self.pods.get_mut(&pod.uid).filter(|_| !pod.addresses.is_empty()) {
+                entry.pod = Arc::new(pod.clone());
+            }
             let sent = self.connections.last_mut().and_then(|newest| newest.sent.get_mut(&pod.uid));
             if let Some(sent) = sent.filter(|sent| matches!(sent.answer, Answer::Refused(_))) {
                 sent.generation = 0;
@@ -434,9 +458,10 @@ impl State {
     }
 
     fn wake_all(&self) {
-        for connection in &self.connections {
+        let connections = self.connections.iter().map(|connection| &connection.wake);
+        for wake in connections.chain(&self.subscriber) {
             // A full counter was written before, so the thread wakes anyway.
-            let _ = connection.wake.write(1);
+            let _ = wake.write(1);
         }
     }
 }
