@@ -96,6 +96,10 @@ pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<CallTarget, P
     let absent = if request.verb == Verb::Add { AbsentAgent::IsAwaited } else { AbsentAgent::Fails };
     let facts = lookup.finish(absent)?;
     let facts_us = micros(started);
+    // Nothing but the facts shows whether the pod is ambient.
+    if gates::may_be_ambient(conf, annotations) && !facts::same_uid(&facts, &pod) {
+        return Err(FactsError::without_uid(&facts).into());
+    }
     let contradicted = |reason: LeaveAloneReason| {
         let is_contradicted = gates::contradicts(annotations, &reason) && !facts::same_uid(&facts, &pod);
         if is_contradicted { Err(FactsError::contradicted(reason, &facts)) } else { Ok(reason) }
