@@ -116,10 +116,7 @@ fn explain_names_the_label_and_the_selector() {
         ran.out
     };
     for (pod, text) in [
-        (
-            Pod::new("shop", "a"),
-            format!("ambient, by namespace label {MODE}=ambient (enablement selector 2)"),
-        ),
+        (Pod::new("shop", "a"), format!("ambient: namespace label {MODE}=ambient (enablement selector 2)")),
         (Pod::new("shop", "b").with_sidecar(), "not ambient: it has a sidecar".to_owned()),
         (Pod::new("plain", "c"), "not ambient: no enablement selector selects it".to_owned()),
     ] {
