@@ -63,6 +63,12 @@ impl NodeArgs {
             self.install.unwrap_or(as_a_pod).then(|| reconcile_config(context, as_a_pod)).transpose()?;
         let facts = self.facts_socket(reconcile.as_ref())?;
         let ambient = reconcile.as_ref().and_then(|config| config.settings.environment().ambient.clone());
+        if ambient.is_some() && self.pods_from.is_some() {
+            let why = "the node agent cannot start: AMBIENT_ENABLED is set, and with --pods-from the labels of \
+                       namespaces are not known, so that every pod without a sidecar would be refused";
+            let hint = "unset AMBIENT_ENABLED, or let the agent watch its cluster";
+            return Err(CommandError::new(why).with_hint(hint.to_owned()));
+        }
         let ambient = ambient.map(AmbientNode::new);
         let pods = self.pod_lookup(cluster_node.as_ref(), ambient.as_ref())?;
         let (pods, ambient) = (pods.as_ref(), ambient.as_ref());
