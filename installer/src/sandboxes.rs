@@ -87,16 +87,16 @@ pub enum Network {
     OfNode,
 }
 
-/// A sandbox with its open namespace, its policy and the verdict on it.
+/// A sandbox with its open namespace, its desired state and the verdict on it.
 #[derive(Debug)]
-pub struct JudgedSandbox {
-    pub report: SandboxVerdict,
+pub(crate) struct JudgedSandbox {
+    pub(crate) report: SandboxVerdict,
     /// Open since before the verdict: its path may lead to another namespace by now.
-    pub netns: Option<Netns>,
-    /// The policy that the sandbox should have; none if it should have none, or it is not known.
-    pub policy: Option<Box<PodPolicy>>,
+    pub(crate) netns: Option<Netns>,
+    /// None with the node's network.
+    pub(crate) desired: Option<DesiredRules>,
     /// How long the namespace was read.
-    pub took: Duration,
+    pub(crate) took: Duration,
 }
 
 /// A sandbox and the verdict on it.
@@ -242,8 +242,8 @@ pub fn judge_all(sandboxes: Vec<Sandbox>, sources: &PolicySources) -> Vec<Sandbo
 }
 
 fn judge(sandbox: Sandbox, sources: &PolicySources) -> SandboxVerdict {
-    let JudgedSandbox { mut report, netns, policy, .. } = judge_open(sandbox, sources);
-    if let (Some(netns), Some(known)) = (netns, policy)
+    let JudgedSandbox { mut report, netns, desired, .. } = judge_open(sandbox, sources);
+    if let (Some(netns), Some(DesiredRules::Policy(known))) = (netns, desired)
         && report.sandbox.has_started()
     {
         let processes: Vec<PathBuf> =
@@ -254,12 +254,11 @@ fn judge(sandbox: Sandbox, sources: &PolicySources) -> SandboxVerdict {
 }
 
 /// Judges a sandbox and keeps its namespace open. Does not look for the proxy.
-#[must_use]
-pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
+pub(crate) fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
     let Network::Own(path) = &sandbox.network else {
         let verdict = NamespaceVerdict::because(RedirectionState::NotMeshed, "it uses the node's network");
         let report = SandboxVerdict { sandbox, verdict, unknown_because: None, proxy_faults: Vec::new() };
-        return JudgedSandbox { report, netns: None, policy: None, took: Duration::ZERO };
+        return JudgedSandbox { report, netns: None, desired: None, took: Duration::ZERO };
     };
     let netns = Netns::open(path);
     let addresses = || addresses_in(netns.as_ref().map_err(ToString::to_string)?);
@@ -278,14 +277,12 @@ pub fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSandbox {
         let names = known.changed.join(", ");
         verdict.notes.push(format!("changed since its ADD, and in effect for a new pod only: {names}"));
     }
-    let (policy, unknown_because) = match desired {
-        DesiredRules::Policy(policy) => (Some(policy), None),
-        DesiredRules::NotKnown { why, .. } => (None, Some(why)),
-        // Repair writes no rules of ambient pods.
-        DesiredRules::Ambient(_) | DesiredRules::LeftAlone(_) => (None, None),
+    let unknown_because = match &desired {
+        DesiredRules::NotKnown { why, .. } => Some(why.clone()),
+        DesiredRules::Policy(_) | DesiredRules::Ambient(_) | DesiredRules::LeftAlone(_) => None,
     };
     let report = SandboxVerdict { sandbox, verdict, unknown_because, proxy_faults: Vec::new() };
-    JudgedSandbox { report, netns: netns.ok(), policy, took }
+    JudgedSandbox { report, netns: netns.ok(), desired: Some(desired), took }
 }
 
 /// Returns the addresses in the namespace, without those that Gybe adds.

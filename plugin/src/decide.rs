@@ -10,7 +10,7 @@ use crate::annotations::{self, AnnotationError, InboundPorts, Interception, Traf
 use crate::conf::{InboundDefault, PluginConf};
 use crate::families::{self, FamiliesError};
 use crate::gates::{self, Gate, InitContainer, LeaveAloneReason};
-use crate::names::{BOOLEANS, DNS_CAPTURE, INTERCEPTION_MODE, INVALID_DROP, MODE, unknown};
+use crate::names::{BOOLEANS, DNS_CAPTURE, INTERCEPTION_MODE, INVALID_DROP, MODE, STATUS, unknown};
 use crate::pod::{Ambient, Container, PROXY, PodFacts, parse_bool};
 use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy::istio::{
@@ -141,6 +141,13 @@ fn ambient(conf: &PluginConf, pod: &PodFacts, init: InitContainer) -> Option<Pre
     }
     let policy = annotations::ambient(pod, ambient, conf.max_intervals);
     Some(policy.map_or_else(|why| PreliminaryDecision::Refuse(why.into()), PreliminaryDecision::Ambient))
+}
+
+/// Reports whether facts leave open whether a pod is ambient, and nothing else decides about it: then a decision to
+/// leave it alone is none.
+pub fn is_ambient_undecided(conf: &PluginConf, pod: &PodFacts) -> bool {
+    let is_open = !matches!(pod.ambient, Ambient::No { .. }) && pod.annotation(STATUS).is_none();
+    conf.ambient.is_some() && is_open && !conf.exclude_namespaces.contains(&pod.namespace)
 }
 
 fn draft(conf: &PluginConf, pod: &PodFacts) -> Result<PolicyDraft, PodRefusal> {

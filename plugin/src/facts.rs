@@ -64,6 +64,9 @@ pub enum FactsError {
         /// The side without a uid.
         missing: &'static str,
     },
+    /// In ambient mode the facts would decide, and no uid shows whether they are about this pod.
+    #[error("the facts may be about an earlier pod of this name, and ambient mode decides by them: {0}")]
+    WithoutUid(&'static str),
     /// The node agent failed.
     #[error(transparent)]
     Agent(#[from] AgentError),
@@ -92,11 +95,12 @@ pub enum FactsError {
 impl FactsError {
     /// The facts give `reason` to leave the pod alone, and the runtime's annotations contradict it.
     pub(crate) fn contradicted(reason: LeaveAloneReason, facts: &PodFacts) -> Self {
-        let missing = match facts.uid.is_empty() {
-            true => "the facts have no uid",
-            false => "CNI_ARGS has no K8S_POD_UID",
-        };
-        Self::Contradicted { reason, missing }
+        Self::Contradicted { reason, missing: missing_uid(facts) }
+    }
+
+    /// In ambient mode the facts would decide, and one side has no uid.
+    pub(crate) fn without_uid(facts: &PodFacts) -> Self {
+        Self::WithoutUid(missing_uid(facts))
     }
 
     /// Appends another source's error.
@@ -110,6 +114,11 @@ impl FactsError {
     }
 }
 
+/// Names the side without a uid: two that differ are [`FactsError::OtherPod`].
+fn missing_uid(facts: &PodFacts) -> &'static str {
+    if facts.uid.is_empty() { "the facts have no uid" } else { "CNI_ARGS has no K8S_POD_UID" }
+}
+
 impl Hint for FactsError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
@@ -119,6 +128,9 @@ impl Hint for FactsError {
             Self::Unknown(_) | Self::OtherPod { .. } | Self::Contradicted { .. } => Some(
                 "the kubelet retries; if it persists, look at the agent's log, or at the writer of facts.directory".into(),
             ),
+            Self::WithoutUid(_) => {
+                Some("ambient mode needs a runtime that passes K8S_POD_UID, as containerd and CRI-O do".into())
+            }
             Self::Agent(AgentError { fault: AgentFault::Manifest(_), .. }) => {
                 Some("correct that file of the agent's --pods-from; the kubelet retries".into())
             }

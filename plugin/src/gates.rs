@@ -79,11 +79,8 @@ pub fn check_without_facts(
         is_home && AGENTS.iter().any(|prefix| name.starts_with(prefix))
     };
     let is_excluded = conf.exclude_namespaces.contains(namespace);
-    let is_injected =
-        matches!(annotations, RuntimeAnnotations::Present(annotations) if annotations.contains_key(STATUS));
-    // A pod without a sidecar may be ambient: its labels decide, which no runtime hands over.
-    let has_to_be_known = conf.ambient.is_some() && !is_injected;
-    let is_undecided = matches!(annotations, RuntimeAnnotations::NotProvided) || has_to_be_known;
+    let is_undecided =
+        matches!(annotations, RuntimeAnnotations::NotProvided) || may_be_ambient(conf, annotations);
     match annotations {
         _ if is_undecided && is_agent() => Some(LeaveAloneReason::OwnPod),
         _ if is_excluded => Some(LeaveAloneReason::ExcludedNamespace),
@@ -107,13 +104,21 @@ fn annotation_gates(annotations: &Map<String, Value>) -> Option<LeaveAloneReason
     is_none.then_some(LeaveAloneReason::ModeNone)
 }
 
+/// Reports whether a pod may be ambient as far as the runtime's annotations show: it has no sidecar by them. Its labels
+/// decide, which no runtime hands over.
+pub(crate) fn may_be_ambient(conf: &PluginConf, annotations: RuntimeAnnotations<'_>) -> bool {
+    conf.ambient.is_some() && !is_injected(annotations)
+}
+
+fn is_injected(annotations: RuntimeAnnotations<'_>) -> bool {
+    matches!(annotations, RuntimeAnnotations::Present(annotations) if annotations.contains_key(STATUS))
+}
+
 /// Reports whether the runtime's annotations contradict a reason that follows from the facts, so that the facts are
 /// another pod's. An injected pod has the injector's annotation and a proxy, and its mode is not NONE:
 /// [`check_without_facts`] would have left it alone.
 pub fn contradicts(annotations: RuntimeAnnotations<'_>, reason: &LeaveAloneReason) -> bool {
-    let is_injected =
-        matches!(annotations, RuntimeAnnotations::Present(annotations) if annotations.contains_key(STATUS));
-    is_injected
+    is_injected(annotations)
         && matches!(
             reason,
             LeaveAloneReason::NoProxy | LeaveAloneReason::NotInjected | LeaveAloneReason::ModeNone

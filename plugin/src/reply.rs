@@ -210,7 +210,7 @@ fn facts_number(error: &FactsError) -> (u16, u32) {
     match error {
         FactsError::NoSource => (16, 7),
         FactsError::Unknown(_) => (17, 11),
-        FactsError::OtherPod { .. } | FactsError::Contradicted { .. } => (18, 11),
+        FactsError::OtherPod { .. } | FactsError::Contradicted { .. } | FactsError::WithoutUid(_) => (18, 11),
         // The file may be half written; the next attempt may find it complete.
         FactsError::Directory(_) | FactsError::Agent(AgentError { fault: AgentFault::Manifest(_), .. }) => {
             (19, 11)

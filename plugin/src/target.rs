@@ -11,7 +11,6 @@ use crate::facts::{self, AbsentAgent, FactsError, FactsLookup};
 use crate::families;
 use crate::gates::{self, InitContainer, LeaveAloneReason};
 use crate::log::micros;
-use crate::names::STATUS;
 use crate::pod::{Ambient, PodFacts};
 use crate::request::{OwnNamespace, Request, Verb};
 use gybe_netfilter::apply::backend::{Backend, BackendKind};
@@ -95,6 +94,10 @@ pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<CallTarget, P
     let absent = if request.verb == Verb::Add { AbsentAgent::IsAwaited } else { AbsentAgent::Fails };
     let facts = lookup.finish(absent)?;
     let facts_us = micros(started);
+    // Nothing but the facts shows whether the pod is ambient.
+    if gates::may_be_ambient(conf, annotations) && !facts::same_uid(&facts, &pod) {
+        return Err(FactsError::without_uid(&facts).into());
+    }
     let contradicted = |reason: LeaveAloneReason| {
         let is_contradicted = gates::contradicts(annotations, &reason) && !facts::same_uid(&facts, &pod);
         if is_contradicted { Err(FactsError::contradicted(reason, &facts)) } else { Ok(reason) }
@@ -108,7 +111,7 @@ pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<CallTarget, P
         PreliminaryDecision::Refuse(refusal) => return Err(refusal.into()),
         PreliminaryDecision::LeaveAlone(reason) => {
             let reason = contradicted(reason)?;
-            if has_to_be_ambient_or_not(conf, &facts) {
+            if decide::is_ambient_undecided(conf, &facts) {
                 return Err(FactsError::Ambient.into());
             }
             return Ok(CallTarget::LeaveAlone { reason, pod: pod.to_string() });
@@ -118,12 +121,6 @@ pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<CallTarget, P
     // Last, because it takes a probe when no findings are kept.
     let backend = (request.verb == Verb::Add).then(|| Selection::of(conf).to_write()).transpose()?;
     Ok(CallTarget::Redirect(Box::new(TargetPod { pod, facts, facts_us, backend, policy, netns, deadline })))
-}
-
-/// Reports whether facts leave open whether the pod is ambient, and nothing else decides about it.
-fn has_to_be_ambient_or_not(conf: &PluginConf, facts: &PodFacts) -> bool {
-    let is_open = !matches!(facts.ambient, Ambient::No { .. }) && facts.annotation(STATUS).is_none();
-    conf.ambient.is_some() && is_open && !conf.exclude_namespaces.contains(&facts.namespace)
 }
 
 /// Returns the pod as ztunnel knows it.

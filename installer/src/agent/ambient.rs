@@ -11,7 +11,7 @@ use crate::error::chain;
 use crate::host::settings::AmbientEnvironment;
 use crate::lead::socket::{SocketContext, SocketHealth};
 use crate::log::Log;
-use crate::pod::enablement::{Enablement, EnablementSelectors, Labels};
+use crate::pod::enablement::{Enablement, EnablementSelectors};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::ambient::AmbientPod;
 use gybe_plugin::facts::wire::FactsResponse;
@@ -42,7 +42,7 @@ pub struct AmbientNode {
     pub pods: Arc<AmbientPods>,
     pub(super) namespaces: NamespaceLabels,
     /// None while no settings are known.
-    selectors: Mutex<Option<EnablementSelectors>>,
+    selectors: Mutex<Option<Arc<EnablementSelectors>>>,
     /// Of the server's socket.
     health: SocketHealth,
     exemption: ExemptionFiles,
@@ -63,7 +63,7 @@ impl AmbientNode {
 
     /// Decides by these selectors from now on.
     pub(super) fn set_selectors(&self, selectors: Option<&EnablementSelectors>) {
-        *self.selectors.lock().unwrap_or_else(PoisonError::into_inner) = selectors.cloned();
+        *self.selectors.lock().unwrap_or_else(PoisonError::into_inner) = selectors.cloned().map(Arc::new);
     }
 
     /// Serves ztunnel until `end` is readable. A ztunnel that connects stops the proxies of pods that it does not receive,
@@ -130,14 +130,11 @@ impl AmbientNode {
         let selectors = self.selectors.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // Without settings the plugin refuses a pod without a sidecar.
         let Some(selectors) = selectors else { return Some(Ambient::Unknown) };
-        let never =
-            matches!(selectors.decide(facts, of, &Labels::new()), Enablement::No(why) if why.is_final());
-        let namespace = match until {
-            _ if never => Labels::new(),
-            None => self.namespaces.of(&facts.namespace)?,
-            Some(until) => self.namespaces.wait_for(&facts.namespace, until)?,
+        let namespace = || match until {
+            None => self.namespaces.of(&facts.namespace),
+            Some(until) => self.namespaces.wait_for(&facts.namespace, until),
         };
-        let decision = selectors.decide(facts, of, &namespace);
+        let decision = selectors.decide(facts, of, &self.environment.system_namespace, namespace)?;
         let why = decision.to_string().chars().take(MAX_WHY).collect();
         Some(match decision {
             Enablement::Yes { .. } => Ambient::Yes { service_account: of.service_account.clone(), why },

@@ -66,6 +66,12 @@ impl NodeArgs {
             let environment = config.settings.environment();
             Some(AmbientNode::new(environment.ambient.clone()?, environment.probe.clone()))
         });
+        if ambient.is_some() && self.pods_from.is_some() {
+            let why = "the node agent cannot start: AMBIENT_ENABLED is set, and with --pods-from the labels of \
+                       namespaces are not known, so that every pod without a sidecar would be refused";
+            let hint = "unset AMBIENT_ENABLED, or let the agent watch its cluster";
+            return Err(CommandError::new(why).with_hint(hint.to_owned()));
+        }
         let pods = self.pod_lookup(cluster_node.as_ref(), ambient.as_ref())?;
         let (pods, ambient) = (pods.as_ref(), ambient.as_ref());
         match agent::serve(Agent { pods, facts: &facts, reconcile, home: cluster_node, ambient }) {

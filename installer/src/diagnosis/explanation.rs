@@ -109,7 +109,7 @@ impl Explanation {
             inputs,
             injection: is_outside.then(|| Injection::of(subject)),
             ambient: match &facts.ambient {
-                Ambient::Yes { why, .. } => Some(format!("ambient, by {why}")),
+                Ambient::Yes { why, .. } => Some(format!("ambient: {why}")),
                 Ambient::No { why } => Some(format!("not ambient: {why}")),
                 Ambient::Unknown | Ambient::Undecided(_) => None,
             },

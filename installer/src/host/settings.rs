@@ -49,6 +49,9 @@ impl Settings {
         let mut reader = SettingsReader::of(sources);
         names::judge(&mut reader);
         let environment = environment::read(&mut reader);
+        if environment.ambient.is_none() {
+            names::note_without_ambient_mode(&mut reader);
+        }
         let options = options::read(&mut reader, &environment);
         let SettingsReader { faults, notes, .. } = reader;
         if faults.is_empty() { Ok(Self { environment, options, notes }) } else { Err(SettingsError(faults)) }

@@ -1,5 +1,5 @@
 //! Which pods are ambient: by the enablement selectors, in istio-cni's syntax, over the labels of the pod and of its
-//! namespace. Pure. `agent::ambient` knows the labels; namespaces that are excluded the plugin leaves alone itself.
+//! namespace. `agent::ambient` knows the labels; namespaces that are excluded the plugin leaves alone itself.
 
 use gybe_plugin::names::STATUS;
 use gybe_plugin::pod::{PodFacts, Selectable};
@@ -13,6 +13,9 @@ const MAX_BYTES: usize = 64 << 10;
 
 /// The label by which the default selectors decide.
 const MODE: &str = "istio.io/dataplane-mode";
+
+/// The label of ztunnel's pods in the namespace of Istio's components.
+const ZTUNNEL: (&str, &str) = ("app", "ztunnel");
 
 /// The labels of an object.
 pub type Labels = BTreeMap<String, String>;
@@ -85,22 +88,21 @@ pub enum NotAmbient {
     HostNetwork,
     #[error("it has a sidecar (annotation {STATUS})")]
     Sidecar,
+    /// Its ADD would wait for the ztunnel that it is.
+    #[error("it is ztunnel (label app=ztunnel in the namespace of Istio's components)")]
+    Ztunnel,
     #[error("no enablement selector selects it")]
     NotSelected,
-}
-
-impl NotAmbient {
-    /// Reports whether the labels of the namespace cannot change it.
-    pub fn is_final(self) -> bool {
-        matches!(self, Self::HostNetwork | Self::Sidecar)
-    }
 }
 
 impl fmt::Display for Enablement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Yes { labels, selector } if labels.is_empty() => {
-                write!(f, "enablement selector {selector} selects every pod")
+                write!(
+                    f,
+                    "enablement selector {selector} (no label of the pod or its namespace is named by it)"
+                )
             }
             Self::Yes { labels, selector } => {
                 write!(f, "{} (enablement selector {selector})", labels.join(", "))
@@ -148,19 +150,39 @@ impl EnablementSelectors {
         Ok(Self(selectors))
     }
 
-    /// Decides about a pod. The labels of its namespace count as they are now.
-    pub fn decide(&self, pod: &PodFacts, selectable: &Selectable, namespace: &Labels) -> Enablement {
+    /// Decides about a pod. The labels of its namespace count as they are now; they are not evaluated, and nothing waits
+    /// for them, where they cannot change the decision. None while they are not known.
+    ///
+    /// `system_namespace` is that of Istio's components.
+    pub fn decide(
+        &self,
+        pod: &PodFacts,
+        selectable: &Selectable,
+        system_namespace: &str,
+        namespace: impl FnOnce() -> Option<Labels>,
+    ) -> Option<Enablement> {
         if selectable.is_host_network {
-            return Enablement::No(NotAmbient::HostNetwork);
+            return Some(Enablement::No(NotAmbient::HostNetwork));
         }
         if pod.annotation(STATUS).is_some() {
-            return Enablement::No(NotAmbient::Sidecar);
+            return Some(Enablement::No(NotAmbient::Sidecar));
         }
-        let selected = self.0.iter().zip(1..).find(|(one, _)| {
-            one.pod_selector.selects(&selectable.labels) && one.namespace_selector.selects(namespace)
-        });
+        let (key, value) = ZTUNNEL;
+        let is_ztunnel = selectable.labels.get(key).is_some_and(|label| label == value);
+        if is_ztunnel && pod.namespace == system_namespace {
+            return Some(Enablement::No(NotAmbient::Ztunnel));
+        }
+        Some(self.select(&selectable.labels, &namespace()?))
+    }
+
+    fn select(&self, pod: &Labels, namespace: &Labels) -> Enablement {
+        let selected = self
+            .0
+            .iter()
+            .zip(1..)
+            .find(|(one, _)| one.pod_selector.selects(pod) && one.namespace_selector.selects(namespace));
         let Some((by, selector)) = selected else { return Enablement::No(NotAmbient::NotSelected) };
-        let of_pod = by.pod_selector.deciding(&selectable.labels).map(|label| format!("pod label {label}"));
+        let of_pod = by.pod_selector.deciding(pod).map(|label| format!("pod label {label}"));
         let of_namespace =
             by.namespace_selector.deciding(namespace).map(|label| format!("namespace label {label}"));
         Enablement::Yes { labels: of_pod.chain(of_namespace).collect(), selector }
@@ -210,6 +232,8 @@ impl Requirement {
 mod tests {
     use super::*;
 
+    const SYSTEM: &str = "istio-system";
+
     fn labels(text: &str) -> Labels {
         let pairs = text.split_whitespace().filter_map(|pair| pair.split_once('='));
         pairs.map(|(key, value)| (key.to_owned(), value.to_owned())).collect()
@@ -217,7 +241,8 @@ mod tests {
 
     fn decided(selectors: &EnablementSelectors, pod: &str, namespace: &str) -> String {
         let selectable = Selectable { labels: labels(pod), ..Selectable::default() };
-        selectors.decide(&PodFacts::default(), &selectable, &labels(namespace)).to_string()
+        let namespace = || Some(labels(namespace));
+        selectors.decide(&PodFacts::default(), &selectable, SYSTEM, namespace).unwrap().to_string()
     }
 
     #[test]
@@ -265,7 +290,8 @@ mod tests {
             }
         }
         let every = EnablementSelectors::parse("[{}]").unwrap();
-        assert_eq!(decided(&every, "", ""), "enablement selector 1 selects every pod");
+        let named_none = "enablement selector 1 (no label of the pod or its namespace is named by it)";
+        assert_eq!(decided(&every, "", ""), named_none);
         let none = EnablementSelectors::parse("[]").unwrap();
         assert_eq!(decided(&none, "a=b", "a=b"), "no enablement selector selects it");
     }
@@ -287,14 +313,23 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_with_a_sidecar_or_with_its_nodes_network_is_never_ambient() {
+    fn sidecars_the_nodes_network_and_ztunnel_are_never_ambient_and_wait_for_no_labels() {
         let every = EnablementSelectors::parse("[{}]").unwrap();
         let annotations = Labels::from([(STATUS.to_owned(), "{}".to_owned())]);
         let sidecar = PodFacts { annotations, ..PodFacts::default() };
-        let decided = every.decide(&sidecar, &Selectable::default(), &Labels::new());
-        assert_eq!(decided, Enablement::No(NotAmbient::Sidecar));
-        let host = Selectable { is_host_network: true, ..Selectable::default() };
-        let decided = every.decide(&PodFacts::default(), &host, &Labels::new());
-        assert_eq!(decided, Enablement::No(NotAmbient::HostNetwork));
+        let of = |namespace: &str| PodFacts { namespace: namespace.to_owned(), ..PodFacts::default() };
+        let host = || Selectable { is_host_network: true, ..Selectable::default() };
+        let ztunnel = || Selectable { labels: labels("app=ztunnel"), ..Selectable::default() };
+        for (facts, selectable, expected) in [
+            (sidecar, Selectable::default(), Some(NotAmbient::Sidecar)),
+            (of("shop"), host(), Some(NotAmbient::HostNetwork)),
+            (of(SYSTEM), ztunnel(), Some(NotAmbient::Ztunnel)),
+            // In a namespace of its own everyone may set the label.
+            (of("shop"), ztunnel(), None),
+            (of(SYSTEM), Selectable::default(), None),
+        ] {
+            let decided = every.decide(&facts, &selectable, SYSTEM, || None);
+            assert_eq!(decided, expected.map(Enablement::No), "{facts:?}");
+        }
     }
 }

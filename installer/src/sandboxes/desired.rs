@@ -7,8 +7,8 @@ use gybe_netfilter::inspect::verdict::{self, NamespaceVerdict, RedirectionState}
 use gybe_netfilter::model::policy::{AmbientPolicy, RedirectPolicy};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::{FactsConf, PluginConf};
-use gybe_plugin::decide::{Decision, decide};
-use gybe_plugin::facts::{self, matches};
+use gybe_plugin::decide::{Decision, decide, is_ambient_undecided};
+use gybe_plugin::facts::{self, FactsError, matches};
 use gybe_plugin::gates::{self, InitContainer, LeaveAloneReason};
 use gybe_plugin::names::STATUS;
 use gybe_plugin::network_conf::RuntimeAnnotations;
@@ -118,6 +118,9 @@ impl PolicySources {
             Err(why) => return not_known(why),
         };
         match decide(&self.conf, &facts, &addresses, InitContainer::Counts) {
+            Decision::LeaveAlone(_) if is_ambient_undecided(&self.conf, &facts) => {
+                not_known(FactsError::Ambient.to_string())
+            }
             Decision::LeaveAlone(reason) => DesiredRules::LeftAlone(reason),
             Decision::Redirect(policy) => {
                 let confs = sandbox.ended_add.iter().flat_map(|ended| &ended.confs);
@@ -227,7 +230,9 @@ pub(super) fn adapt_verdict(desired: &DesiredRules, found: NamespaceVerdict) -> 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gybe_plugin::conf::Gates;
+    use gybe_plugin::args::{Namespace, PodName};
+    use gybe_plugin::conf::{AmbientConf, Gates};
+    use gybe_plugin::pod::Ambient;
 
     #[test]
     fn the_annotations_of_the_add_count_and_those_that_have_changed_are_named() {
@@ -246,6 +251,35 @@ mod tests {
         assert_eq!((facts, changed), (of(&now), Vec::new()));
         let damaged = json!({ "a": 5 });
         assert!(of_add(of(&now), RuntimeAnnotations::Present(damaged.as_object().unwrap())).is_err());
+    }
+
+    #[test]
+    fn a_pod_of_which_no_source_knows_whether_it_is_ambient_is_not_left_alone() {
+        let pod = json!({ "metadata": { "namespace": "shop", "name": "a" }, "spec": { "containers": [] } });
+        let plain = PodFacts::from_manifest(&pod).unwrap();
+        let not_ambient =
+            PodFacts { ambient: Ambient::No { why: "no selector".to_owned() }, ..plain.clone() };
+        let in_ambient_mode =
+            || PluginConf { ambient: Some(AmbientConf::default()), ..PluginConf::default() };
+        let excluded = PluginConf { exclude_namespaces: ["shop".to_owned()].into(), ..in_ambient_mode() };
+        let pod = PodRef {
+            namespace: Namespace::parse("shop").unwrap(),
+            name: PodName::parse("a").unwrap(),
+            uid: None,
+        };
+        let sandbox = Sandbox { pod: Some(pod), ..Sandbox::in_namespace("/x".into()) };
+        for (conf, facts, is_known) in [
+            (in_ambient_mode(), &plain, false),
+            (in_ambient_mode(), &not_ambient, true),
+            (excluded, &plain, true),
+            (PluginConf::default(), &plain, true),
+        ] {
+            let sources = PolicySources::of(conf).with_manifests(vec![facts.clone()]);
+            let desired = sources.desired(&sandbox, || Ok(Vec::new()));
+            assert_eq!(matches!(desired, DesiredRules::LeftAlone(_)), is_known, "{desired:?}");
+            let is_unknown = matches!(&desired, DesiredRules::NotKnown { why, .. } if why.contains("whether the pod is ambient"));
+            assert_eq!(is_unknown, !is_known, "{desired:?}");
+        }
     }
 
     #[test]

@@ -24,7 +24,8 @@ use crate::host::platform::Platform;
 use crate::host::settings::RepairMode;
 use crate::retry::since_boot;
 use crate::sandboxes::{
-    HostPaths, JudgedSandbox, PolicySources, Sandbox, SandboxList, SandboxVerdict, find, judge_open,
+    DesiredRules, HostPaths, JudgedSandbox, PolicySources, Sandbox, SandboxList, SandboxVerdict, find,
+    judge_open,
 };
 use gybe_netfilter::inspect::verdict::RedirectionState;
 use gybe_plugin::args::PodRef;
@@ -186,23 +187,24 @@ impl RepairPass<'_> {
 
     /// Judges a sandbox and acts on it.
     fn judge(&self, sandbox: Sandbox) -> RepairReport {
-        let JudgedSandbox { report: before, netns, policy, took } = judge_open(sandbox, self.sources);
+        let JudgedSandbox { report: before, netns, desired, took } = judge_open(sandbox, self.sources);
         let sandbox = &before.sandbox;
         // No other verdict leads to a repair.
         let is_open = before.verdict.state == RedirectionState::NotRedirected;
         let ours = netns.as_ref().filter(|_| is_open).map(namespace::has_our_rules);
         let candidate = RepairCandidate {
             state: before.verdict.state,
-            policy: match (&policy, &before.unknown_because) {
-                (Some(_), _) => KnownPolicy::Redirect,
-                (None, Some(_)) => KnownPolicy::NotKnown,
-                (None, None) => KnownPolicy::LeaveAlone,
+            policy: match &desired {
+                Some(DesiredRules::Policy(_)) => KnownPolicy::Redirect,
+                Some(DesiredRules::Ambient(_)) => KnownPolicy::Ambient,
+                Some(DesiredRules::NotKnown { .. }) => KnownPolicy::NotKnown,
+                Some(DesiredRules::LeftAlone(_)) | None => KnownPolicy::LeaveAlone,
             },
             has_ended_add: sandbox.ended_add.is_some(),
             has_process: !sandbox.processes.is_empty(),
             has_our_rules: !matches!(ours, Some(Ok(false))),
-            doubt: match (&policy, &netns) {
-                (Some(known), _) if !known.is_of_uid => {
+            doubt: match (&desired, &netns) {
+                (Some(DesiredRules::Policy(known)), _) if !known.is_of_uid => {
                     Some("the facts about the pod have no uid".to_owned())
                 }
                 (_, Some(netns)) => namespace::doubt(sandbox, netns),
@@ -210,6 +212,10 @@ impl RepairPass<'_> {
             },
         };
         let decision = decide(&candidate);
+        let policy = match desired {
+            Some(DesiredRules::Policy(known)) => Some(known),
+            _ => None,
+        };
         let repair = match (decision.action, &netns, &policy, self.in_force) {
             (Action::Repair, Some(netns), Some(known), Some(in_force)) => {
                 let repaired = namespace::repair(sandbox, netns, &known.policy, self.conf, in_force);

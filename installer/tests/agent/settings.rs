@@ -133,6 +133,18 @@ fn an_invalid_environment_is_reported_at_once_with_the_configmap_and_changes_not
 }
 
 #[test]
+fn ambient_mode_with_pods_from_manifests_is_refused_at_the_start() {
+    let mut node = Node::new("ambient-manifests");
+    node.put_conf(FILE, PRIMARY);
+    node.set_env("AMBIENT_ENABLED", "true");
+    let output = node.command().output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(2), "{error}");
+    assert!(error.contains("AMBIENT_ENABLED") && error.contains("--pods-from"), "{error}");
+    assert_eq!(node.conf_text(FILE), PRIMARY);
+}
+
+#[test]
 fn the_probe_report_is_in_the_entry_and_stays_there_while_the_report_is_missing() {
     let node = Node::new("probed");
     node.put_conf(FILE, PRIMARY);

@@ -4,7 +4,9 @@
 use crate::annotations::INVALID_VALUES;
 use crate::{read, refused, sources};
 use gybe_installer::host::image::OTHER_NAMES;
-use gybe_installer::host::settings::{INCUMBENTS, KEYS, OURS, Settings, SettingsSources, Support};
+use gybe_installer::host::settings::{
+    INCUMBENTS, KEYS, OURS, SettingName, Settings, SettingsSources, Support,
+};
 use gybe_plugin::names::{ANNOTATIONS, ValueForm};
 use std::fs;
 
@@ -67,18 +69,17 @@ const POD: &[(&str, &str)] = &[("KUBERNETES_SERVICE_HOST", "10.96.0.1"), ("KUBER
 fn without(name: &str) -> SettingsSources {
     let required: &[(&str, &str)] = match name {
         "repair_init_container" | "REPAIR_INIT_CONTAINER_NAME" => &[("repair_exit_code", "126")],
-        name if is_of_ambient(name) => &[],
+        name if is_of_ambient_mode(name) => &[],
         name if name.to_lowercase().contains("_selector") => &[("repair", "label")],
         _ => &[],
     };
-    let ambient: &[_] = if is_of_ambient(name) { &[("AMBIENT_ENABLED", "true")] } else { &[] };
+    let ambient: &[_] = if is_of_ambient_mode(name) { &[("AMBIENT_ENABLED", "true")] } else { &[] };
     sources(&[POD, ambient].concat(), required)
 }
 
 /// Reports whether it has an effect only in ambient mode.
-fn is_of_ambient(name: &str) -> bool {
-    let is_named = name.to_lowercase().starts_with("ambient_") && name != "AMBIENT_ENABLED";
-    is_named || name == "ZTUNNEL_UDS_ADDRESS" || name.starts_with("HOST_PROBE_")
+fn is_of_ambient_mode(name: &str) -> bool {
+    KEYS.iter().chain(&INCUMBENTS).any(|known| known.name == name && known.support == Support::Ambient)
 }
 
 fn with(name: &str) -> SettingsSources {
@@ -96,7 +97,8 @@ fn with(name: &str) -> SettingsSources {
 
 #[test]
 fn every_supported_setting_has_an_effect() {
-    for name in KEYS.iter().chain(&OURS).chain(&INCUMBENTS).filter(|name| name.support == Support::Honoured) {
+    let has_effect = |name: &&SettingName| matches!(name.support, Support::Honoured | Support::Ambient);
+    for name in KEYS.iter().chain(&OURS).chain(&INCUMBENTS).filter(has_effect) {
         let plain = Settings::read(&without(name.name)).unwrap();
         let changed = Settings::read(&with(name.name)).unwrap_or_else(|why| panic!("{}: {why}", name.name));
         let same = (&changed.environment, &changed.options) == (&plain.environment, &plain.options);
@@ -108,7 +110,7 @@ fn every_supported_setting_has_an_effect() {
 fn every_other_setting_is_refused_or_noted_with_the_reason() {
     for name in INCUMBENTS {
         match name.support {
-            Support::Honoured => {}
+            Support::Honoured | Support::Ambient => {}
             Support::Refused | Support::RefusedIfTrue => {
                 let error = refused(&[(name.name, "true")], &[]);
                 assert!(error.contains(name.name) && error.contains(name.meaning), "{error}");
@@ -131,7 +133,7 @@ fn every_other_setting_is_refused_or_noted_with_the_reason() {
 #[test]
 fn all_invalid_settings_are_reported_at_once() {
     let environment = [
-        ("AMBIENT_ENABLED", "perhaps"),
+        ("SKIP_TLS_VERIFY", "perhaps"),
         ("ZTUNNEL_UDS_ADDRESS", "ztunnel.sock"),
         ("HOST_PROBE_SNAT_IP", "127.0.0.1"),
         ("ISTIO_OWNED_CNI_CONFIG", "true"),
@@ -148,12 +150,27 @@ fn all_invalid_settings_are_reported_at_once() {
         ("ambient_enablement_selectors", "podSelector"),
         ("ambient_ipv6", "maybe"),
     ];
-    let error = refused(&environment, &files);
+    let with_ambient_mode = [&[("AMBIENT_ENABLED", "true")], &environment[..]].concat();
+    let error = refused(&with_ambient_mode, &files);
     for (name, value) in environment.iter().chain(&files) {
         assert!(error.contains(&format!("{name} is {value:?}: ")), "{name}: {error}");
     }
-    let faults = Settings::read(&sources(&environment, &files)).unwrap_err().0;
+    let faults = Settings::read(&sources(&with_ambient_mode, &files)).unwrap_err().0;
     assert_eq!(faults.len(), environment.len() + files.len(), "{error}");
+}
+
+#[test]
+fn settings_of_ambient_mode_are_noted_and_not_parsed_while_it_is_off() {
+    let default = read(&[], &[]);
+    for name in KEYS.iter().chain(&INCUMBENTS).filter(|name| name.support == Support::Ambient) {
+        let pair = [(name.name, "unusual")];
+        let is_key = KEYS.iter().any(|key| key.name == name.name);
+        for mode in [&[][..], &[("AMBIENT_ENABLED", "false")]] {
+            let settings = if is_key { read(mode, &pair) } else { read(&[mode, &pair].concat(), &[]) };
+            assert_eq!(settings.notes, [format!("{} has no effect: AMBIENT_ENABLED is not true", name.name)]);
+            assert!((&settings.environment, &settings.options) == (&default.environment, &default.options));
+        }
+    }
 }
 
 #[test]
@@ -205,10 +222,10 @@ fn docs_configure_has_the_tables_of_the_code() {
     assert!(page == written, "{PAGE} differs; with GYBE_WRITE=1 this test writes it: {differing:?}");
 }
 
-fn settings(names: &[gybe_installer::host::settings::SettingName]) -> Vec<String> {
+fn settings(names: &[SettingName]) -> Vec<String> {
     let rows = names.iter().map(|name| {
         let effect = match name.support {
-            Support::Honoured => "",
+            Support::Honoured | Support::Ambient => "",
             Support::RefusedIfTrue => "refused if true: ",
             Support::Refused => "refused: ",
             Support::Ignored => "no effect: ",

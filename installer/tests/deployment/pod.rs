@@ -244,7 +244,9 @@ pub(crate) fn settings_sources(objects: &Objects) -> SettingsSources {
 pub(crate) fn assert_accepted(objects: &Objects) {
     let sources = settings_sources(objects);
     let is_honoured = |names: &[SettingName], searched: &str| {
-        names.iter().any(|name| name.name == searched && name.support == Support::Honoured)
+        let mut supported =
+            names.iter().filter(|name| matches!(name.support, Support::Honoured | Support::Ambient));
+        supported.any(|name| name.name == searched)
     };
     for name in sources.environment.keys() {
         assert!(is_honoured(&OURS, name) || is_honoured(&INCUMBENTS, name), "{name}");

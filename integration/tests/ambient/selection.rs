@@ -47,6 +47,28 @@ fn a_pod_of_a_new_namespace_waits_until_its_labels_are_known() {
 }
 
 #[test]
+fn without_a_uid_from_the_runtime_facts_decide_about_no_pod_without_a_sidecar() {
+    let node = Node::start("ambient-no-uid");
+    let _ztunnel = node.ztunnel(&[]);
+    let added = |pod: Pod| {
+        let (pod, netns) = (pod.put(&node), Namespace::new().unwrap());
+        netns.run(|| gybe_integration::namespace::sh("ip address add 10.244.0.10/32 dev lo")).unwrap();
+        let mut call = node.prepared("ADD", &pod, &netns);
+        let args = call.env["CNI_ARGS"].replace(&format!(";K8S_POD_UID={}", pod.uid), "");
+        call.env.insert("CNI_ARGS".into(), args);
+        call.run(&node.directory, "").unwrap()
+    };
+    // The facts may be those of an earlier pod, ambient or not, and the new one the opposite.
+    for pod in [Pod::new("shop", "a"), Pod::new("plain", "b")] {
+        let refused = added(pod);
+        assert!(refused.out.contains("GYBE-ADD-018") && refused.out.contains("\"code\":11"), "{refused:?}");
+        assert!(refused.out.contains("CNI_ARGS has no K8S_POD_UID"), "{refused:?}");
+    }
+    let sidecar = added(Pod::new("shop", "c").with_sidecar());
+    assert_eq!(sidecar.code, Some(0), "{sidecar:?}");
+}
+
+#[test]
 fn the_selectors_of_the_settings_replace_the_default_ones() {
     let selectors = "- podSelector: { matchLabels: { tier: web } }\n  namespaceSelector: { matchExpressions: [{ key: team, operator: Exists }] }\n";
     let node = Node::with_settings("ambient-selectors", &[("ambient_enablement_selectors", selectors)]);
@@ -94,10 +116,7 @@ fn explain_names_the_label_and_the_selector() {
         ran.out
     };
     for (pod, text) in [
-        (
-            Pod::new("shop", "a"),
-            format!("ambient, by namespace label {MODE}=ambient (enablement selector 2)"),
-        ),
+        (Pod::new("shop", "a"), format!("ambient: namespace label {MODE}=ambient (enablement selector 2)")),
         (Pod::new("shop", "b").with_sidecar(), "not ambient: it has a sidecar".to_owned()),
         (Pod::new("plain", "c"), "not ambient: no enablement selector selects it".to_owned()),
     ] {

@@ -77,7 +77,8 @@ fn of_entry(name: &FileName, chain: &PluginChain, has_program: bool) -> DoctorFi
     }
 }
 
-const KEEP_ISTIO: &str = "set AMBIENT_ENABLED for gybe's agent (in the chart: ambient.enabled), which then replaces the entry; or \
+const KEEP_ISTIO: &str = "set AMBIENT_ENABLED for gybe's agent (in the chart: ambient.enabled), which then replaces the entry as \
+                          soon as istio-cni's agent has gone from the node (take_over); or \
                           keep istio-cni here and exclude this node from Gybe (node affinity of the DaemonSet gybe-node; \
                           once its agent has ended, gybe uninstall removes what is here)";
 

@@ -56,6 +56,8 @@ pub struct AmbientEnvironment {
     pub socket: PathBuf,
     /// The source addresses of probes.
     pub probes: ProbeAddresses,
+    /// The namespace of Istio's components, ztunnel among them.
+    pub system_namespace: String,
 }
 
 /// The API server, as the plugin reaches it.
@@ -129,7 +131,7 @@ pub(super) fn read(reader: &mut SettingsReader<'_>) -> Environment {
         daemonset: reader.variable("GYBE_DAEMONSET").map_or("gybe-node", |setting| setting.text).to_owned(),
         pod_directory: reader.variable(POD_DIRECTORY).map(|setting| setting.text.into()),
         control_plane: control_plane.to_owned(),
-        ambient: ambient(reader),
+        ambient: ambient(reader, control_plane),
         health: listen(reader, "HEALTH_ADDRESS", "HEALTH_PORT", 8000),
         metrics: listen(reader, "MONITORING_ADDRESS", "MONITORING_PORT", 15014),
         api: api_server(reader),
@@ -138,13 +140,15 @@ pub(super) fn read(reader: &mut SettingsReader<'_>) -> Environment {
     }
 }
 
-fn ambient(reader: &mut SettingsReader<'_>) -> Option<AmbientEnvironment> {
-    let is_on = reader.yes(reader.variable("AMBIENT_ENABLED"));
+fn ambient(reader: &mut SettingsReader<'_>, system_namespace: &str) -> Option<AmbientEnvironment> {
+    if !reader.yes(reader.variable("AMBIENT_ENABLED")) {
+        return None;
+    }
     let socket = reader.path("ZTUNNEL_UDS_ADDRESS", ZTUNNEL_SOCKET);
     let probes = ProbeAddresses::default();
     let probes = probe_address(reader, "HOST_PROBE_SNAT_IP", probes, |v4| probes.with_v4(v4).ok());
     let probes = probe_address(reader, "HOST_PROBE_SNAT_IPV6", probes, |v6| probes.with_v6(v6).ok());
-    is_on.then_some(AmbientEnvironment { socket, probes })
+    Some(AmbientEnvironment { socket, probes, system_namespace: system_namespace.to_owned() })
 }
 
 fn probe_address<A: FromStr>(

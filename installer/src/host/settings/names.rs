@@ -23,6 +23,8 @@ pub struct SettingName {
 pub enum Support {
     /// It has its effect.
     Honoured,
+    /// It has its effect in ambient mode; otherwise it is accepted with a note.
+    Ambient,
     RefusedIfTrue,
     Refused,
     /// Accepted with a note, without effect.
@@ -31,6 +33,10 @@ pub enum Support {
 
 const fn honoured(name: &'static str, default: &'static str, meaning: &'static str) -> SettingName {
     SettingName { name, default, meaning, support: Support::Honoured }
+}
+
+const fn ambient(name: &'static str, default: &'static str, meaning: &'static str) -> SettingName {
+    SettingName { name, default, meaning, support: Support::Ambient }
 }
 
 const fn other(support: Support, name: &'static str, meaning: &'static str) -> SettingName {
@@ -141,17 +147,17 @@ pub const KEYS: [SettingName; 29] = [
         "true",
         "whether the agent writes Kubernetes events about refused, repaired, deleted and labelled pods, and about this node",
     ),
-    honoured(
+    ambient(
         "ambient_enablement_selectors",
         "the labels `istio.io/dataplane-mode`",
         "which pods are ambient: a YAML or JSON list of `podSelector` and `namespaceSelector`, as in istio-cni's chart; only with `AMBIENT_ENABLED`, see [AMBIENT.md](AMBIENT.md)",
     ),
-    honoured(
+    ambient(
         "ambient_dns_capture",
         "true",
         "whether the DNS queries of ambient pods go to ztunnel; the pod's annotation has precedence",
     ),
-    honoured("ambient_ipv6", "true", "whether the IPv6 of ambient pods is redirected"),
+    ambient("ambient_ipv6", "true", "whether the IPv6 of ambient pods is redirected"),
 ];
 
 /// Our own variables.
@@ -249,20 +255,20 @@ pub const INCUMBENTS: [SettingName; 61] = [
         "false",
         "ambient mode: pods that the enablement selectors select are redirected to the node's ztunnel; needs its socket's directory as a mount, and the right to watch namespaces: [AMBIENT.md](AMBIENT.md)",
     ),
-    honoured("AMBIENT_ENABLEMENT_SELECTOR", "", "as `ambient_enablement_selectors`"),
-    honoured("AMBIENT_DNS_CAPTURE", "true", "as `ambient_dns_capture`"),
-    honoured("AMBIENT_IPV6", "true", "as `ambient_ipv6`"),
-    honoured(
+    ambient("AMBIENT_ENABLEMENT_SELECTOR", "", "as `ambient_enablement_selectors`"),
+    ambient("AMBIENT_DNS_CAPTURE", "true", "as `ambient_dns_capture`"),
+    ambient("AMBIENT_IPV6", "true", "as `ambient_ipv6`"),
+    ambient(
         "ZTUNNEL_UDS_ADDRESS",
         "/var/run/ztunnel/ztunnel.sock",
         "the socket at which ztunnel connects; the same path in ztunnel's container (`INPOD_UDS`)",
     ),
-    honoured(
+    ambient(
         "HOST_PROBE_SNAT_IP",
         "169.254.7.127",
         "the IPv4 source address of the kubelet's probes of ambient pods",
     ),
-    honoured(
+    ambient(
         "HOST_PROBE_SNAT_IPV6",
         "fd16:9254:7127:1337:ffff:ffff:ffff:ffff",
         "the IPv6 source address of the kubelet's probes of ambient pods",
@@ -323,7 +329,7 @@ pub(super) fn judge(reader: &mut SettingsReader<'_>) {
     for name in INCUMBENTS {
         let Some(setting) = reader.variable(name.name) else { continue };
         match name.support {
-            Support::Honoured => {}
+            Support::Honoured | Support::Ambient => {}
             Support::RefusedIfTrue if parse_bool(setting.text) == Some(false) => {}
             Support::RefusedIfTrue | Support::Refused => reader.refuse(setting, name.meaning),
             Support::Ignored => {
@@ -332,6 +338,15 @@ pub(super) fn judge(reader: &mut SettingsReader<'_>) {
         }
     }
     unknown_keys(reader);
+}
+
+/// Notes settings of ambient mode, which is off: they are not even parsed.
+pub(super) fn note_without_ambient_mode(reader: &mut SettingsReader<'_>) {
+    for SettingName { name, support, .. } in KEYS.iter().chain(&INCUMBENTS) {
+        if *support == Support::Ambient && reader.key(name).or_else(|| reader.variable(name)).is_some() {
+            reader.notes.push(format!("{name} has no effect: AMBIENT_ENABLED is not true"));
+        }
+    }
 }
 
 /// Notes unknown keys, which a later version's ConfigMap may have. A misspelt known key is refused, because

@@ -124,7 +124,7 @@ pub(super) fn read(reader: &mut SettingsReader<'_>, environment: &Environment) -
         leave_when_daemonset_gone: reader.yes(reader.key("leave_when_daemonset_gone")),
         node_taints: node_taints(reader),
         events: reader.yes_or_no(reader.key("events")).unwrap_or(true),
-        ambient: selectors(reader).filter(|_| environment.ambient.is_some()),
+        ambient: environment.ambient.as_ref().and_then(|_| selectors(reader)),
     }
 }
 

@@ -67,9 +67,9 @@ pub(super) fn read(
 
 /// How ambient pods are redirected; none where ambient mode is off, whatever a template has.
 fn ambient(reader: &mut SettingsReader<'_>, environment: &Environment) -> Option<AmbientConf> {
+    let probes = environment.ambient.as_ref()?.probes;
     let dns = reader.yes_or_no(reader.either("ambient_dns_capture", "AMBIENT_DNS_CAPTURE"));
     let ipv6 = reader.yes_or_no(reader.either("ambient_ipv6", "AMBIENT_IPV6"));
-    let probes = environment.ambient.as_ref()?.probes;
     let dns = if dns == Some(false) { AmbientDns::Off } else { AmbientDns::Captured };
     let families = if ipv6 == Some(false) { Families::V4Only } else { Families::V4AndV6 };
     Some(AmbientConf { dns, families, probes })

@@ -23,6 +23,8 @@ pub struct RepairCandidate {
 pub enum KnownPolicy {
     /// It should be redirected by this policy.
     Redirect,
+    /// It should be ambient. Rules alone would cut it off: ztunnel has to listen in it first.
+    Ambient,
     /// It should have no rules of Gybe.
     LeaveAlone,
     /// No source knows the pod.
@@ -84,8 +86,17 @@ pub fn decide(candidate: &RepairCandidate) -> RepairDecision {
     if !candidate.has_process {
         return decision(Action::None, "no process of a pod runs in it yet, or the last one has ended");
     }
-    if candidate.policy != KnownPolicy::Redirect {
-        return decision(Action::Report, "it is not redirected, and Gybe has no policy for it");
+    match candidate.policy {
+        KnownPolicy::Redirect => {}
+        KnownPolicy::Ambient => {
+            return decision(
+                Action::Report,
+                "it should be ambient, and a running pod is not enrolled: restart it",
+            );
+        }
+        KnownPolicy::LeaveAlone | KnownPolicy::NotKnown => {
+            return decision(Action::Report, "it is not redirected, and Gybe has no policy for it");
+        }
     }
     if let Some(doubt) = &candidate.doubt {
         return RepairDecision {
@@ -124,6 +135,7 @@ mod tests {
             (RepairCandidate { has_ended_add: false, ..UNREDIRECTED }, Action::None),
             (RepairCandidate { has_process: false, ..UNREDIRECTED }, Action::None),
             (RepairCandidate { has_ended_add: false, doubt: doubt(), ..UNREDIRECTED }, Action::None),
+            (RepairCandidate { policy: KnownPolicy::Ambient, ..UNREDIRECTED }, Action::Report),
             (RepairCandidate { policy: KnownPolicy::LeaveAlone, ..UNREDIRECTED }, Action::Report),
             (RepairCandidate { policy: KnownPolicy::NotKnown, ..UNREDIRECTED }, Action::Report),
             (RepairCandidate { has_our_rules: true, ..UNREDIRECTED }, Action::Report),
@@ -135,5 +147,7 @@ mod tests {
         ] {
             assert_eq!(decide(&candidate).action, action, "{candidate:?}");
         }
+        let ambient = decide(&RepairCandidate { policy: KnownPolicy::Ambient, ..UNREDIRECTED });
+        assert!(ambient.reason.contains("restart it"), "{ambient:?}");
     }
 }
