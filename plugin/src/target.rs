@@ -96,20 +96,21 @@ pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<CallTarget, P
     let absent = if request.verb == Verb::Add { AbsentAgent::IsAwaited } else { AbsentAgent::Fails };
     let facts = lookup.finish(absent)?;
     let facts_us = micros(started);
-    let contradicted = |reason: LeaveAloneReason| {
+    // The runtime's annotations are this pod's; facts that contradict them may be those of another pod of that name.
+    let require_uncontradicted = |reason: LeaveAloneReason| {
         let is_contradicted = gates::contradicts(annotations, &reason) && !facts::same_uid(&facts, &pod);
         if is_contradicted { Err(FactsError::contradicted(reason, &facts)) } else { Ok(reason) }
     };
     let policy = match decide::decide_without_addresses(conf, &facts, InitContainer::Counts) {
         PreliminaryDecision::Redirect(policy) => TargetPolicy::Sidecar(policy),
         PreliminaryDecision::Ambient(policy) => {
-            contradicted(LeaveAloneReason::NotInjected)?;
+            require_uncontradicted(LeaveAloneReason::NotInjected)?;
             TargetPolicy::Ambient(policy, ambient_pod(&facts)?)
         }
         PreliminaryDecision::Refuse(refusal) => return Err(refusal.into()),
         PreliminaryDecision::LeaveAlone(reason) => {
-            let reason = contradicted(reason)?;
-            if has_to_be_ambient_or_not(conf, &facts) {
+            let reason = require_uncontradicted(reason)?;
+            if is_ambient_undecided(conf, &facts) {
                 return Err(FactsError::Ambient.into());
             }
             return Ok(CallTarget::LeaveAlone { reason, pod: pod.to_string() });
@@ -122,7 +123,7 @@ pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<CallTarget, P
 }
 
 /// Reports whether facts leave open whether the pod is ambient, and nothing else decides about it.
-fn has_to_be_ambient_or_not(conf: &PluginConf, facts: &PodFacts) -> bool {
+fn is_ambient_undecided(conf: &PluginConf, facts: &PodFacts) -> bool {
     let is_open = !matches!(facts.ambient, Ambient::No { .. }) && facts.annotation(STATUS).is_none();
     conf.ambient.is_some() && is_open && !conf.exclude_namespaces.contains(&facts.namespace)
 }
@@ -149,10 +150,10 @@ impl<'r> NetnsPath<'r> {
 
     /// Refuses the plugin's own namespace. An unreadable path is an error only where the namespace is needed.
     fn refuse_own(&self, identity: Option<Identity>) -> Result<(), PluginError> {
-        match identity.is_some() && identity == self.own {
-            true => Err(PluginError::OwnNamespace(self.path.to_owned())),
-            false => Ok(()),
+        if identity.is_some() && identity == self.own {
+            return Err(PluginError::OwnNamespace(self.path.to_owned()));
         }
+        Ok(())
     }
 
     /// Opens the namespace, and checks again: the path may lead elsewhere by now.
