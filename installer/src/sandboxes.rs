@@ -176,14 +176,26 @@ impl SandboxVerdict {
         self.verdict.state != RedirectionState::ByOthers && !self.verdict.holds()
     }
 
-    /// The verdict in one line.
+    /// The verdict in one line: its state and the headline.
     #[must_use]
     pub fn line(&self) -> String {
         let name = state_name(self.verdict.state);
-        match self.verdict.reasons.first().or(self.verdict.differences.first()) {
-            Some(reason) => format!("{name}: {reason}"),
-            None => name.to_owned(),
-        }
+        self.headline().map_or_else(|| name.to_owned(), |headline| format!("{name}: {headline}"))
+    }
+
+    /// The first of the reasons and differences.
+    #[must_use]
+    pub fn headline(&self) -> Option<&str> {
+        self.causes().next()
+    }
+
+    /// The reasons and differences after the headline.
+    pub fn details(&self) -> impl Iterator<Item = &str> {
+        self.causes().skip(1)
+    }
+
+    fn causes(&self) -> impl Iterator<Item = &str> {
+        self.verdict.reasons.iter().chain(&self.verdict.differences).map(String::as_str)
     }
 
     /// A note if the rules differ from what the pod requests now, and what it requested in its ADD is not known: no

@@ -254,7 +254,13 @@ fn trace_says_what_it_takes_instead_of_a_name() {
         ("example.com", "give one as ADDRESS:PORT"),
         ("10.1.2.3", "add the port: 10.1.2.3:PORT"),
         ("10.1.2.3:http", "http is no port"),
-        ("2001:db8::1:80", "write the address in brackets: [2001:db8::1]:80"),
+        ("10.1.2.3:99999", "99999 is no port"),
+        ("[10.1.2.3]:80", "write 10.1.2.3:80"),
+        ("2001:db8::1:80", "write [2001:db8::1]:80: IPv6 addresses alone have brackets"),
+        ("fd00::1", "add the port: [fd00::1]:PORT"),
+        ("::1", "add the port: [::1]:PORT"),
+        ("[fd00::1]", "add the port: [fd00::1]:PORT"),
+        ("[fd00::1]:99999", "99999 is no port"),
     ] {
         let run = gybe(&["trace", "--policy", "-", "out", "tcp", argument], "{}");
         assert_eq!(run.code, 2, "{argument}");

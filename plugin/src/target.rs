@@ -98,19 +98,20 @@ pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<CallTarget, P
     if gates::may_be_ambient(conf, annotations) && !facts::same_uid(&facts, &pod) {
         return Err(FactsError::without_uid(&facts).into());
     }
-    let contradicted = |reason: LeaveAloneReason| {
+    // The runtime's annotations are this pod's; facts that contradict them may be those of another pod of that name.
+    let require_uncontradicted = |reason: LeaveAloneReason| {
         let is_contradicted = gates::contradicts(annotations, &reason) && !facts::same_uid(&facts, &pod);
         if is_contradicted { Err(FactsError::contradicted(reason, &facts)) } else { Ok(reason) }
     };
     let policy = match decide::decide_without_addresses(conf, &facts, InitContainer::Counts) {
         PreliminaryDecision::Redirect(policy) => TargetPolicy::Sidecar(policy),
         PreliminaryDecision::Ambient(policy) => {
-            contradicted(LeaveAloneReason::NotInjected)?;
+            require_uncontradicted(LeaveAloneReason::NotInjected)?;
             TargetPolicy::Ambient(policy, ambient_pod(&facts)?)
         }
         PreliminaryDecision::Refuse(refusal) => return Err(refusal.into()),
         PreliminaryDecision::LeaveAlone(reason) => {
-            let reason = contradicted(reason)?;
+            let reason = require_uncontradicted(reason)?;
             if decide::is_ambient_undecided(conf, &facts) {
                 return Err(FactsError::Ambient.into());
             }
@@ -145,10 +146,10 @@ impl<'r> NetnsPath<'r> {
 
     /// Refuses the plugin's own namespace. An unreadable path is an error only where the namespace is needed.
     fn refuse_own(&self, identity: Option<Identity>) -> Result<(), PluginError> {
-        match identity.is_some() && identity == self.own {
-            true => Err(PluginError::OwnNamespace(self.path.to_owned())),
-            false => Ok(()),
+        if identity.is_some() && identity == self.own {
+            return Err(PluginError::OwnNamespace(self.path.to_owned()));
         }
+        Ok(())
     }
 
     /// Opens the namespace, and checks again: the path may lead elsewhere by now.

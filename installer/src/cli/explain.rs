@@ -47,7 +47,7 @@ impl ExplainArgs {
         let pods = self.pods.or(self.pod_argument.as_deref());
         let conf = pods.plugin_conf()?;
         let explanations = match pods.named_pod() {
-            Some(name) => vec![self.explain_known(name, &self.on_node.known(name, conf)?)?],
+            Some(name) => vec![self.explain_known(name, &self.on_node.look_up_pod(name, conf)?)?],
             None => {
                 let (conf, templates) = (conf.unwrap_or_default(), pods.templates()?);
                 let explain = |template| self.explain_template(template, &conf);

@@ -42,8 +42,8 @@ impl NamespaceArgs {
             (Some(path), ..) => path.clone(),
             (None, Some(pid), _) => directories.root().join(format!("proc/{pid}/ns/net")),
             (None, None, Some(id)) => {
-                let is_it = |sandbox: &Sandbox| sandbox.has_container(id);
-                pods::network_namespace(directories, &format!("container {id}"), is_it)?
+                let is_meant = |sandbox: &Sandbox| sandbox.has_container(id);
+                pods::network_namespace(directories, &format!("container {id}"), is_meant)?
             }
             (None, None, None) => return Err(CommandError::new("no network namespace is named")),
         };
@@ -68,8 +68,8 @@ impl PodNamespaceArgs {
     /// Opens the namespace for reading.
     pub(super) fn open(&self) -> Result<OpenNamespace, CommandError> {
         let Some(pod) = &self.pod else { return self.namespace.open(&self.directories) };
-        let is_it = |sandbox: &Sandbox| sandbox.is_of(pod);
-        OpenNamespace::at(pods::network_namespace(&self.directories, &format!("pod {pod}"), is_it)?)
+        let is_meant = |sandbox: &Sandbox| sandbox.is_of(pod);
+        OpenNamespace::at(pods::network_namespace(&self.directories, &format!("pod {pod}"), is_meant)?)
     }
 }
 

@@ -27,13 +27,13 @@ pub(super) struct PacketArgs {
     #[arg(value_name = "in|out", hide_possible_values = true)]
     direction: DirectionArg,
     /// The transport protocol
-    #[arg(value_name = "tcp|udp", hide_possible_values = true, value_parser = transport())]
+    #[arg(value_name = "tcp|udp", hide_possible_values = true, value_parser = transport_parser())]
     protocol: Transport,
     /// The destination: ADDRESS:PORT, or [ADDRESS]:PORT for IPv6; no name of a host
-    #[arg(value_name = "ADDRESS:PORT", value_parser = destination)]
+    #[arg(value_name = "ADDRESS:PORT", value_parser = parse_destination)]
     to: SocketAddr,
     /// The source: ADDRESS or ADDRESS:PORT [default: an address of the documentation range]
-    #[arg(long, value_name = "ADDRESS", value_parser = source)]
+    #[arg(long, value_name = "ADDRESS", value_parser = parse_source)]
     from: Option<SocketAddr>,
     /// User id of the process that connects (out only) [default: 1000]
     #[arg(long, value_name = "ID")]
@@ -51,12 +51,12 @@ pub(super) struct PacketArgs {
     #[arg(long, value_name = "NAME", value_parser = InterfaceName::parse)]
     bind_to: Option<InterfaceName>,
     /// The packet mark that the process sets (SO_MARK)
-    #[arg(long, value_name = "MARK", default_value_t = 0, value_parser = mark)]
+    #[arg(long, value_name = "MARK", default_value_t = 0, value_parser = parse_mark)]
     mark: u32,
 }
 
 /// Parses tcp or udp; the error of clap lists both.
-fn transport() -> impl TypedValueParser<Value = Transport> {
+fn transport_parser() -> impl TypedValueParser<Value = Transport> {
     let named = |name: String| Transport::ALL.into_iter().find(|transport| transport.name() == name);
     PossibleValuesParser::new(Transport::ALL.map(Transport::name))
         .try_map(move |name| named(name).ok_or("unknown transport protocol"))
@@ -78,26 +78,24 @@ impl PacketArgs {
         addresses: &[IpAddr],
         route: Option<&ChosenRoute>,
     ) -> Result<Packet, CommandError> {
-        let from = self.source(addresses, route);
+        let has_owner = self.uid.is_some() || self.gid.is_some() || self.bind_to.is_some();
+        if self.direction == DirectionArg::In && has_owner {
+            return Err(CommandError::new("an inbound packet has no process of the pod as its owner")
+                .with_hint("remove --uid, --gid and --bind-to, or trace `out`".to_owned()));
+        }
+        let from = self.packet_source(addresses, route);
         if from.is_ipv4() != self.to.is_ipv4() {
             return Err(CommandError::new(format!(
                 "{from} and {} are addresses of different families",
                 self.to
             )));
         }
-        let direction = self.direction(addresses, route);
-        let mut packet = Packet::first(direction, self.protocol, from, self.to).marked(self.mark);
-        packet.is_bound = self.direction == DirectionArg::Out && self.is_bound();
-        match self.direction {
-            DirectionArg::Out => Ok(packet.owned_by(self.owner())),
-            DirectionArg::In if self.uid.is_none() && self.gid.is_none() && self.bind_to.is_none() => {
-                Ok(packet)
-            }
-            DirectionArg::In => {
-                Err(CommandError::new("an inbound packet has no process of the pod as its owner")
-                    .with_hint("remove --uid, --gid and --bind-to, or trace `out`".to_owned()))
-            }
-        }
+        let direction = self.packet_direction(addresses, route);
+        let packet = Packet::first(direction, self.protocol, from, self.to).marked(self.mark);
+        Ok(match self.direction {
+            DirectionArg::In => packet,
+            DirectionArg::Out => Packet { is_bound: self.is_bound(), ..packet.owned_by(self.owner()) },
+        })
     }
 
     /// Returns the addresses in --pod-ip.
@@ -139,7 +137,7 @@ impl PacketArgs {
         }))
     }
 
-    fn direction(&self, addresses: &[IpAddr], route: Option<&ChosenRoute>) -> Direction {
+    fn packet_direction(&self, addresses: &[IpAddr], route: Option<&ChosenRoute>) -> Direction {
         let routed = || route.map(|route| route.interface.clone());
         let interface = self.iface.clone().or_else(|| self.bind_to.clone()).or_else(routed);
         match self.direction {
@@ -157,24 +155,21 @@ impl PacketArgs {
         to.is_loopback() || self.pod_ip.contains(&to) || addresses.contains(&to)
     }
 
-    fn source(&self, addresses: &[IpAddr], route: Option<&ChosenRoute>) -> SocketAddr {
+    fn packet_source(&self, addresses: &[IpAddr], route: Option<&ChosenRoute>) -> SocketAddr {
         let to = self.to.ip();
-        let own = || {
-            self.pod_ip
-                .iter()
-                .chain(addresses)
-                .find(|own| own.is_ipv4() == to.is_ipv4() && !own.is_loopback())
+        let is_usable = |own: &IpAddr| own.is_ipv4() == to.is_ipv4() && !own.is_loopback();
+        let own = || match self.direction {
+            DirectionArg::In => None,
+            DirectionArg::Out if self.stays_inside(addresses) => Some(to),
+            DirectionArg::Out => self.pod_ip.iter().chain(addresses).copied().find(is_usable),
         };
-        let chosen = route.and_then(|route| route.source);
-        let assumed = match (self.direction, to) {
-            _ if chosen.is_some() => chosen.unwrap_or(to),
-            (DirectionArg::Out, _) if self.stays_inside(addresses) => to,
-            (DirectionArg::Out, _) if own().is_some() => own().copied().unwrap_or(to),
-            // Addresses for documentation (RFC 5737, RFC 3849), which no list of a policy names.
-            (_, IpAddr::V4(_)) => Ipv4Addr::new(192, 0, 2, 1).into(),
-            (_, IpAddr::V6(_)) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
+        // Addresses for documentation (RFC 5737, RFC 3849), which no list of a policy names.
+        let documentation = || match to {
+            IpAddr::V4(_) => Ipv4Addr::new(192, 0, 2, 1).into(),
+            IpAddr::V6(_) => Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1).into(),
         };
-        self.from.unwrap_or(SocketAddr::new(assumed, DEFAULT_SOURCE_PORT))
+        let address = route.and_then(|route| route.source).or_else(own).unwrap_or_else(documentation);
+        self.from.unwrap_or(SocketAddr::new(address, DEFAULT_SOURCE_PORT))
     }
 
     fn owner(&self) -> Owner {
@@ -194,11 +189,11 @@ fn eth0() -> InterfaceName {
 }
 
 /// Parses a mark as `ip rule` and iptables print it, or in decimal.
-fn mark(text: &str) -> Result<u32, ParseIntError> {
+fn parse_mark(text: &str) -> Result<u32, ParseIntError> {
     text.strip_prefix("0x").map_or_else(|| text.parse(), |digits| u32::from_str_radix(digits, 16))
 }
 
-fn source(text: &str) -> Result<SocketAddr, String> {
+fn parse_source(text: &str) -> Result<SocketAddr, String> {
     let bare = || text.parse::<IpAddr>().map(|address| SocketAddr::new(address, DEFAULT_SOURCE_PORT));
     let source = text.parse().or_else(|_| bare()).map_err(|_| "neither ADDRESS nor ADDRESS:PORT")?;
     Ok(of_the_packet(source))
@@ -206,7 +201,7 @@ fn source(text: &str) -> Result<SocketAddr, String> {
 
 /// The address in the packets of a connection to this one: the kernel sends those to 0.0.0.0 and `::` to the loopback
 /// address (`ip_route_connect`, include/net/route.h; `tcp_v6_connect`, net/ipv6/tcp_ipv6.c, v6.18).
-fn destination(text: &str) -> Result<SocketAddr, String> {
+fn parse_destination(text: &str) -> Result<SocketAddr, String> {
     let to = of_the_packet(text.parse().map_err(|_| not_a_destination(text))?);
     let loopback = match to {
         SocketAddr::V4(_) => Ipv4Addr::LOCALHOST.into(),
@@ -218,11 +213,15 @@ fn destination(text: &str) -> Result<SocketAddr, String> {
 /// Names are not resolved: rules compare addresses, and the pod's answer may differ from this host's.
 fn not_a_destination(text: &str) -> String {
     let (host, port) = text.rsplit_once(':').unwrap_or((text, "PORT"));
-    match host.parse::<IpAddr>() {
-        Ok(_) if port == "PORT" => format!("add the port: {text}:PORT"),
-        Ok(IpAddr::V6(_)) => format!("write the address in brackets: [{host}]:{port}"),
-        Ok(IpAddr::V4(_)) => format!("{port} is no port"),
-        Err(_) => format!(
+    let address = |text: &str| text.trim_matches(['[', ']']).parse::<IpAddr>().ok();
+    match (address(host), port.parse(), address(text)) {
+        (Some(host), Ok(port), _) => {
+            format!("write {}: IPv6 addresses alone have brackets", SocketAddr::new(host, port))
+        }
+        (_, _, Some(IpAddr::V4(address))) => format!("add the port: {address}:PORT"),
+        (_, _, Some(IpAddr::V6(address))) => format!("add the port: [{address}]:PORT"),
+        (Some(_), Err(_), None) => format!("{port} is no port"),
+        (None, ..) => format!(
             "{host} is no address, and names are not resolved: the pod's answer may be another one than this host's; \
              in the pod, getent ahosts {host} prints its addresses; give one as ADDRESS:{port}"
         ),

@@ -7,7 +7,7 @@ use crate::pod::manifest::printable;
 use crate::pod::proxy::ProxyFault;
 use crate::sandboxes::repair::RepairNode;
 use crate::sandboxes::{
-    Network, PolicySources, Sandbox, SandboxList, SandboxVerdict, judge_all, state_name, summary,
+    self, Network, PolicySources, Sandbox, SandboxList, SandboxVerdict, state_name, summary,
 };
 use clap::Args;
 use gybe_netfilter::inspect::verdict::RedirectionState;
@@ -39,18 +39,22 @@ impl OnNodeArgs {
     }
 
     /// Judges every sandbox. `conf` is the plugin's configuration if the operator named one.
-    pub(super) fn all(&self, conf: Option<PluginConf>) -> Result<CommandOutput, CommandError> {
+    pub(super) fn judge_all(&self, conf: Option<PluginConf>) -> Result<CommandOutput, CommandError> {
         let SandboxList { sandboxes, unreadable } = self.directories.sandboxes()?;
-        Ok(output(&judge_all(sandboxes, &self.sources(conf)), &unreadable))
+        Ok(output(&sandboxes::judge_all(sandboxes, &self.sources(conf)), &unreadable))
     }
 
     /// Judges the sandbox of one pod, NAMESPACE/NAME.
-    pub(super) fn named(&self, pod: &str, conf: Option<PluginConf>) -> Result<CommandOutput, CommandError> {
-        self.one(&pod_ref(pod)?, &self.sources(conf))
+    pub(super) fn judge_pod(
+        &self,
+        pod: &str,
+        conf: Option<PluginConf>,
+    ) -> Result<CommandOutput, CommandError> {
+        self.judge(&pod_ref(pod)?, &self.sources(conf))
     }
 
     /// Returns what the sources that the plugin uses know of a pod, NAMESPACE/NAME.
-    pub(super) fn known(&self, pod: &str, conf: Option<PluginConf>) -> Result<KnownPod, CommandError> {
+    pub(super) fn look_up_pod(&self, pod: &str, conf: Option<PluginConf>) -> Result<KnownPod, CommandError> {
         let pod = pod_ref(pod)?;
         let sources = self.sources(conf);
         let hint = "name the manifest: kubectl get pod NAME -n NAMESPACE -o yaml | gybe explain --pod -";
@@ -67,7 +71,7 @@ impl OnNodeArgs {
     }
 
     /// Judges the sandbox of the pod in a manifest.
-    pub(super) fn of_manifest(
+    pub(super) fn judge_pod_of_manifest(
         &self,
         facts: PodFacts,
         conf: Option<PluginConf>,
@@ -77,12 +81,12 @@ impl OnNodeArgs {
             |_| CommandError::new("the manifest does not name one pod; name its sandbox with --netns");
         let namespace = Namespace::parse(namespace).map_err(unnamed)?;
         let name = PodName::parse(&facts.name).map_err(unnamed)?;
-        self.one(&PodRef { namespace, name, uid: None }, &self.sources(conf).with_manifests(vec![facts]))
+        self.judge(&PodRef { namespace, name, uid: None }, &self.sources(conf).with_manifests(vec![facts]))
     }
 
-    fn one(&self, pod: &PodRef, sources: &PolicySources) -> Result<CommandOutput, CommandError> {
+    fn judge(&self, pod: &PodRef, sources: &PolicySources) -> Result<CommandOutput, CommandError> {
         let these = found(&self.directories, &format!("pod {pod}"), |sandbox| sandbox.is_of(pod))?;
-        Ok(output(&judge_all(these, sources), &[]))
+        Ok(output(&sandboxes::judge_all(these, sources), &[]))
     }
 
     pub(super) fn node(&self) -> RepairNode {
@@ -115,10 +119,10 @@ pub(super) struct KnownPod {
 fn found(
     directories: &DirectoriesArg,
     what: &str,
-    is_it: impl Fn(&Sandbox) -> bool,
+    is_meant: impl Fn(&Sandbox) -> bool,
 ) -> Result<Vec<Sandbox>, CommandError> {
     let SandboxList { sandboxes, unreadable } = directories.sandboxes()?;
-    let these: Vec<Sandbox> = sandboxes.into_iter().filter(is_it).collect();
+    let these: Vec<Sandbox> = sandboxes.into_iter().filter(is_meant).collect();
     if these.is_empty() {
         let why = if unreadable.is_empty() { String::new() } else { format!(": {}", unreadable.join("; ")) };
         let hint = "gybe verify --all lists the sandboxes of this node; --netns names a namespace";
@@ -131,18 +135,18 @@ fn found(
 pub(super) fn network_namespace(
     directories: &DirectoriesArg,
     what: &str,
-    is_it: impl Fn(&Sandbox) -> bool,
+    is_meant: impl Fn(&Sandbox) -> bool,
 ) -> Result<PathBuf, CommandError> {
-    let mut these = found(directories, what, is_it)?;
-    match (these.len(), these.pop().map(|sandbox| sandbox.network)) {
-        (1, Some(Network::Own(path))) => Ok(path),
-        (1, _) => {
+    match found(directories, what, is_meant)?.as_slice() {
+        [Sandbox { network: Network::Own(path), .. }] => Ok(path.clone()),
+        [_] => {
             let hint = "Gybe writes no rules for pods with hostNetwork: true";
             Err(CommandError::new(format!("{what} uses the node's network")).with_hint(hint))
         }
-        (several, _) => {
+        several => {
             let hint = "name one with --container-id or --netns; gybe verify --all --json lists both";
-            Err(CommandError::new(format!("this node has {several} sandboxes of {what}")).with_hint(hint))
+            let count = several.len();
+            Err(CommandError::new(format!("this node has {count} sandboxes of {what}")).with_hint(hint))
         }
     }
 }
@@ -186,14 +190,14 @@ fn output(judged: &[SandboxVerdict], unreadable: &[String]) -> CommandOutput {
         text.push('\n');
     }
     for (name, one) in names.iter().zip(judged) {
-        let line = printable(&one.line());
-        let verdict = state_name(one.verdict.state);
-        let rest = line.strip_prefix(verdict).unwrap_or_default();
+        let verdict = coloured(one.verdict.state, state_name(one.verdict.state));
+        let headline = one.headline().map_or_else(String::new, |why| format!(": {}", printable(why)));
         // Writing to a String cannot fail.
-        let _ = writeln!(text, "{name:<widest$}  {}{rest}", coloured(one.verdict.state, verdict));
-        let more = one.verdict.reasons.iter().skip(1).chain(&one.verdict.differences).filter(|_| one.fails());
-        for difference in more {
-            let _ = writeln!(text, "{:<widest$}    {}", "", printable(difference));
+        let _ = writeln!(text, "{name:<widest$}  {verdict}{headline}");
+        if one.fails() {
+            for detail in one.details() {
+                let _ = writeln!(text, "{:<widest$}    {}", "", printable(detail));
+            }
         }
         let proxy = one.proxy_faults.iter().map(ToString::to_string);
         let notes = proxy.chain(one.later_annotations().map(str::to_owned));
@@ -248,4 +252,38 @@ pub(super) fn as_json(one: &SandboxVerdict) -> Value {
         "proxy_silent_on": silent.unwrap_or_default(),
         "proxy_faults": proxy_faults.iter().map(ToString::to_string).collect::<Vec<_>>(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use anstream::adapter::strip_str;
+    use gybe_netfilter::inspect::verdict::NamespaceVerdict;
+
+    #[test]
+    fn each_reason_and_difference_of_a_sandbox_is_printed_once() {
+        let text = |reasons: &[&str], differences: &[&str]| {
+            let owned = |texts: &[&str]| texts.iter().map(|text| (*text).to_owned()).collect();
+            let state = RedirectionState::Redirected;
+            let verdict = NamespaceVerdict {
+                state,
+                reasons: owned(reasons),
+                differences: owned(differences),
+                notes: Vec::new(),
+            };
+            let sandbox = Sandbox::in_namespace(PathBuf::from("netns"));
+            let one = SandboxVerdict { sandbox, verdict, unknown_because: None, proxy_faults: Vec::new() };
+            strip_str(&output(&[one], &[]).text).to_string()
+        };
+        for (reasons, differences, lines) in [
+            (&[][..], &[][..], "netns  redirected\n"),
+            (&[], &["d1", "d2"], "netns  redirected: d1\n         d2\n"),
+            (&["r1", "r2"], &["d1"], "netns  redirected: r1\n         r2\n         d1\n"),
+            // Without a difference the sandbox does not fail.
+            (&["r1", "r2"], &[], "netns  redirected: r1\n"),
+        ] {
+            let text = text(reasons, differences);
+            assert_eq!(text, format!("POD    VERDICT\n{lines}1 sandbox: 1 redirected\n"));
+        }
+    }
 }

@@ -63,7 +63,7 @@ impl SupportBundleArgs {
         bundle.add_json("versions", json!({ "gybe": VersionArgs.run().json, "kernel": kernel.ok() }));
         bundle.add_json("doctor", self.doctor.run().json);
         let verdicts = OnNodeArgs::of(directories.clone())
-            .all(None)
+            .judge_all(None)
             .map_or_else(|why| json!({ "error": why.to_string() }), |output| output.json);
         bundle.add_json("verify", verdicts);
         let agent = agent_status::query(&run.join(FACTS_SOCKET), TIMEOUT);

@@ -75,11 +75,11 @@ impl VerifyArgs {
     fn on_this_node(&self) -> Result<CommandOutput, CommandError> {
         let conf = self.policy.pods().plugin_conf()?;
         if self.all {
-            return self.on_node.all(conf);
+            return self.on_node.judge_all(conf);
         }
         match self.policy.pods().named_pod() {
-            Some(pod) => self.on_node.named(pod, conf),
-            None => self.on_node.of_manifest(self.policy.one()?.facts()?, conf),
+            Some(pod) => self.on_node.judge_pod(pod, conf),
+            None => self.on_node.judge_pod_of_manifest(self.policy.one()?.facts()?, conf),
         }
     }
 }

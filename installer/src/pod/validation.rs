@@ -59,12 +59,12 @@ pub struct Evidence {
     /// Addresses of the proxy on which other processes listen.
     taken: BTreeMap<SocketAddr, Option<SocketOwner>>,
     /// Connections of other clients that arrived.
-    others: Vec<OtherConnection>,
+    others: Vec<ArrivedConnection>,
 }
 
-/// A connection that arrived and is not the test connection.
+/// A connection that arrived at one of the proxy's addresses.
 #[derive(Debug, Clone, PartialEq, Eq)]
-struct OtherConnection {
+struct ArrivedConnection {
     at: SocketAddr,
     from: SocketAddr,
     meant_for: Option<SocketAddr>,
@@ -296,7 +296,7 @@ impl fmt::Display for SocketOwner {
     }
 }
 
-impl fmt::Display for OtherConnection {
+impl fmt::Display for ArrivedConnection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { at, from, meant_for } = self;
         match meant_for {

@@ -39,12 +39,13 @@ pub fn find(paths: &HostPaths) -> SandboxList {
     listing.add_named_namespaces(&paths.root.join("run/netns"));
     listing.add_processes(&paths.root.join("proc"));
     let names = pod_names(&paths.root.join("var/log/pods"));
-    let Listing { by_namespace, others, cgroups, unreadable, .. } = listing;
+    let Listing { by_namespace, without_identity, cgroups, unreadable, .. } = listing;
     let with_cgroups = |(identity, sandbox): (Identity, Sandbox)| Sandbox {
         cgroups: cgroups.get(&identity).cloned().unwrap_or_default(),
         ..sandbox
     };
-    let mut sandboxes: Vec<Sandbox> = by_namespace.into_iter().map(with_cgroups).chain(others).collect();
+    let mut sandboxes: Vec<Sandbox> =
+        by_namespace.into_iter().map(with_cgroups).chain(without_identity).collect();
     for sandbox in sandboxes.iter_mut().filter(|sandbox| sandbox.pod.is_none()) {
         sandbox.pod = sandbox.uid.as_ref().and_then(|uid| names.get(uid)).cloned();
     }
@@ -56,7 +57,7 @@ pub fn find(paths: &HostPaths) -> SandboxList {
 struct Listing {
     by_namespace: BTreeMap<Identity, Sandbox>,
     /// Sandboxes in the node's network, and those whose namespace cannot be opened.
-    others: Vec<Sandbox>,
+    without_identity: Vec<Sandbox>,
     /// The cgroups of the processes in each namespace.
     cgroups: BTreeMap<Identity, Cgroups>,
     unreadable: Vec<String>,
@@ -78,7 +79,7 @@ impl Listing {
             match identity {
                 // The sandbox was removed, and its file was left.
                 Err(NetnsError::Missing { .. }) => self.gone += 1,
-                Err(_) => self.others.push(sandbox),
+                Err(_) => self.without_identity.push(sandbox),
                 Ok(identity) => match self.by_namespace.entry(identity) {
                     Entry::Vacant(free) => drop(free.insert(sandbox)),
                     Entry::Occupied(mut there) => {
@@ -126,9 +127,9 @@ impl Listing {
     }
 
     fn add_processes(&mut self, proc: &Path) {
-        let of_node = Identity::at(&proc.join("1/ns/net")).ok();
+        let node_identity = Identity::at(&proc.join("1/ns/net")).ok();
         // A namespace with a name may be the node's own.
-        if let Some(identity) = of_node {
+        if let Some(identity) = node_identity {
             self.by_namespace.remove(&identity);
         }
         let found = read_processes(proc);
@@ -137,23 +138,23 @@ impl Listing {
         }
         for process in found.all {
             self.cgroups.entry(process.identity).or_default().add_process(&process.cgroup);
-            let Some(uid) = process.pod else { continue };
-            let of_pod = PodProcess { directory: process.directory, uid: uid.clone() };
-            if Some(process.identity) == of_node {
-                let is_it = |other: &&mut Sandbox| other.uid.as_ref() == Some(&uid);
-                if let Some(sandbox) = self.others.iter_mut().find(is_it) {
-                    sandbox.processes.push(of_pod);
+            let Some(uid) = process.pod_uid else { continue };
+            let pod_process = PodProcess { directory: process.directory, uid: uid.clone() };
+            if Some(process.identity) == node_identity {
+                let is_same_pod = |other: &&mut Sandbox| other.uid.as_ref() == Some(&uid);
+                if let Some(sandbox) = self.without_identity.iter_mut().find(is_same_pod) {
+                    sandbox.processes.push(pod_process);
                 } else {
                     let sandbox = Sandbox::in_namespace(PathBuf::new());
-                    let (network, processes) = (Network::OfNode, vec![of_pod]);
-                    self.others.push(Sandbox { uid: Some(uid), network, processes, ..sandbox });
+                    let (network, processes) = (Network::OfNode, vec![pod_process]);
+                    self.without_identity.push(Sandbox { uid: Some(uid), network, processes, ..sandbox });
                 }
             } else if let Some(sandbox) = self.by_namespace.get_mut(&process.identity) {
                 sandbox.uid.get_or_insert(uid);
-                sandbox.processes.push(of_pod);
+                sandbox.processes.push(pod_process);
             } else if !self.is_cached(&uid) {
                 let sandbox = Sandbox::in_namespace(process.netns);
-                let sandbox = Sandbox { uid: Some(uid), processes: vec![of_pod], ..sandbox };
+                let sandbox = Sandbox { uid: Some(uid), processes: vec![pod_process], ..sandbox };
                 self.by_namespace.insert(process.identity, sandbox);
             }
         }
@@ -162,8 +163,9 @@ impl Listing {
     /// Reports whether this pod's sandbox is known. If it is, another namespace of its processes is one that the pod
     /// itself made, and not a sandbox.
     fn is_cached(&self, uid: &str) -> bool {
-        let is_it = |pod: &PodRef| pod.uid.as_deref() == Some(uid);
-        self.by_namespace.values().any(|sandbox| sandbox.pod.as_ref().is_some_and(is_it))
+        let has_uid = |pod: &PodRef| pod.uid.as_deref() == Some(uid);
+        let mut sandboxes = self.by_namespace.values().chain(&self.without_identity);
+        sandboxes.any(|sandbox| sandbox.pod.as_ref().is_some_and(has_uid))
     }
 }
 
@@ -193,7 +195,7 @@ fn pod_names(logs: &Path) -> BTreeMap<String, PodRef> {
 pub(super) struct Process {
     pub(super) directory: PathBuf,
     /// The uid of its pod; none for a process that belongs to no pod.
-    pub(super) pod: Option<String>,
+    pub(super) pod_uid: Option<String>,
     pub(super) netns: PathBuf,
     pub(super) identity: Identity,
     /// The text of its `/proc/PID/cgroup`.
@@ -212,12 +214,12 @@ pub(super) fn read_processes(proc: &Path) -> Processes {
     let own = std::process::id().to_string();
     for process in processes(proc).filter(|process| !process.ends_with(&own)) {
         let Some(cgroup) = cgroup_file(&process) else { continue };
-        let (pod, netns) = (pod_uid(&cgroup), process.join("ns/net"));
+        let (pod_uid, netns) = (pod_uid(&cgroup), process.join("ns/net"));
         match Identity::at(&netns) {
             Ok(identity) => {
-                found.all.push(Process { directory: process, pod, netns, identity, cgroup });
+                found.all.push(Process { directory: process, pod_uid, netns, identity, cgroup });
             }
-            Err(why) if pod.is_some() && !matches!(why, NetnsError::Missing { .. }) => {
+            Err(why) if pod_uid.is_some() && !matches!(why, NetnsError::Missing { .. }) => {
                 found.refused = Some(why);
             }
             Err(_) => {}

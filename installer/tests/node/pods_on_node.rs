@@ -98,6 +98,19 @@ fn a_namespace_found_in_several_sources_is_one_sandbox_with_the_most_precise_nam
 }
 
 #[test]
+fn a_cached_sandbox_whose_namespace_cannot_be_opened_is_listed_once() {
+    let host = Host::new("unopened");
+    fs::create_dir_all(host.0.join("run/netns")).unwrap();
+    symlink("cni-cart", host.0.join("run/netns/cni-cart")).unwrap();
+    host.cache_result("net-cart-eth0", ("cart-0", CART), "/var/run/netns/cni-cart");
+    host.write("of-the-pod", "");
+    host.add_process(100, &pod_cgroup(CART), "of-the-pod");
+    let found = host.find().sandboxes;
+    let shown: Vec<String> = found.iter().map(|sandbox| host.display(sandbox)).collect();
+    assert_eq!(shown, ["shop/cart-0: run/netns/cni-cart"]);
+}
+
+#[test]
 fn without_cache_and_named_namespaces_sandboxes_are_found_by_their_processes() {
     let host = Host::new("processes");
     host.write("of-the-pod", "");

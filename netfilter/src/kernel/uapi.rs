@@ -1,7 +1,8 @@
 //! The kernel's constants for nf_tables, with the kernel's names: only those that Gybe uses.
 //!
-//! Source: `include/uapi/linux/netfilter/nf_tables.h` and `nfnetlink.h` (Linux 6.12).
+//! A section without a header's name is of include/uapi/linux/netfilter/nf_tables.h (v6.18).
 
+// include/uapi/linux/netfilter/nfnetlink.h (v6.18).
 /// The subsystem number of nf_tables in `NETLINK_NETFILTER`: the upper byte of a message type.
 pub(crate) const NFNL_SUBSYS_NFTABLES: u16 = 10;
 pub(crate) const NFNL_MSG_BATCH_BEGIN: u16 = 16;
@@ -23,12 +24,16 @@ pub(crate) const NFT_MSG_GETSETELEM: u16 = 13;
 pub(crate) const NFT_MSG_DELSETELEM: u16 = 14;
 pub(crate) const NFT_MSG_GETFLOWTABLE: u16 = 23;
 
+// include/uapi/linux/netfilter.h (v6.18).
 pub(crate) const NFPROTO_UNSPEC: u8 = 0;
 pub(crate) const NFPROTO_INET: u8 = 1;
 
-/// Verdicts: `NF_DROP`, `NF_ACCEPT`, and nf_tables' own, which are negative.
+// Verdicts: include/uapi/linux/netfilter.h (v6.18), and nf_tables' own, which are negative.
 pub(crate) const NF_DROP: u32 = 0;
 pub(crate) const NF_ACCEPT: u32 = 1;
+pub(crate) const NFT_CONTINUE: u32 = (-1_i32).cast_unsigned();
+pub(crate) const NFT_BREAK: u32 = (-2_i32).cast_unsigned();
+pub(crate) const NFT_JUMP: u32 = (-3_i32).cast_unsigned();
 pub(crate) const NFT_GOTO: u32 = (-4_i32).cast_unsigned();
 pub(crate) const NFT_RETURN: u32 = (-5_i32).cast_unsigned();
 
@@ -88,6 +93,9 @@ pub(crate) const NFTA_EXPR_NAME: u16 = 1;
 pub(crate) const NFTA_EXPR_DATA: u16 = 2;
 pub(crate) const NFT_REG_VERDICT: u32 = 0;
 pub(crate) const NFT_REG_1: u32 = 1;
+pub(crate) const NFT_REG_4: u32 = 4;
+pub(crate) const NFT_REG32_00: u32 = 8;
+pub(crate) const NFT_REG32_15: u32 = 23;
 
 pub(crate) const NFTA_IMMEDIATE_DREG: u16 = 1;
 pub(crate) const NFTA_IMMEDIATE_DATA: u16 = 2;
@@ -98,6 +106,12 @@ pub(crate) const NFTA_BITWISE_LEN: u16 = 3;
 pub(crate) const NFTA_BITWISE_MASK: u16 = 4;
 pub(crate) const NFTA_BITWISE_XOR: u16 = 5;
 pub(crate) const NFTA_BITWISE_OP: u16 = 6;
+pub(crate) const NFT_BITWISE_MASK_XOR: u32 = 0;
+
+pub(crate) const NFTA_BYTEORDER_SREG: u16 = 1;
+pub(crate) const NFTA_BYTEORDER_DREG: u16 = 2;
+pub(crate) const NFTA_BYTEORDER_LEN: u16 = 4;
+pub(crate) const NFTA_BYTEORDER_SIZE: u16 = 5;
 
 pub(crate) const NFTA_CMP_SREG: u16 = 1;
 pub(crate) const NFTA_CMP_OP: u16 = 2;
@@ -129,6 +143,8 @@ pub(crate) const NFTA_PAYLOAD_CSUM_OFFSET: u16 = 7;
 pub(crate) const NFTA_PAYLOAD_CSUM_FLAGS: u16 = 8;
 pub(crate) const NFT_PAYLOAD_NETWORK_HEADER: u32 = 1;
 pub(crate) const NFT_PAYLOAD_TRANSPORT_HEADER: u32 = 2;
+pub(crate) const NFT_PAYLOAD_CSUM_NONE: u32 = 0;
+pub(crate) const NFT_PAYLOAD_CSUM_INET: u32 = 1;
 
 pub(crate) const NFTA_META_DREG: u16 = 1;
 pub(crate) const NFTA_META_KEY: u16 = 2;
@@ -186,6 +202,10 @@ pub(crate) const NFTA_NAT_REG_ADDR_MAX: u16 = 4;
 pub(crate) const NFTA_NAT_REG_PROTO_MIN: u16 = 5;
 pub(crate) const NFTA_NAT_REG_PROTO_MAX: u16 = 6;
 pub(crate) const NFTA_NAT_FLAGS: u16 = 7;
+pub(crate) const NFT_NAT_SNAT: u32 = 0;
+pub(crate) const NFT_NAT_DNAT: u32 = 1;
+
+pub(crate) const NFTA_MASQ_REG_PROTO_MIN: u16 = 2;
 
 pub(crate) const NFTA_SOCKET_KEY: u16 = 1;
 pub(crate) const NFTA_SOCKET_DREG: u16 = 2;
@@ -195,16 +215,25 @@ pub(crate) const NFT_SOCKET_CGROUPV2: u32 = 3;
 pub(crate) const NFTA_REDIR_REG_PROTO_MIN: u16 = 1;
 pub(crate) const NFTA_REDIR_REG_PROTO_MAX: u16 = 2;
 pub(crate) const NFTA_REDIR_FLAGS: u16 = 3;
-pub(crate) const NFT_NAT_SNAT: u32 = 0;
-/// `NF_NAT_RANGE_MAP_IPS` (`nf_nat.h`): the address is given.
-pub(crate) const NF_NAT_RANGE_MAP_IPS: u32 = 1;
-/// `NF_NAT_RANGE_PROTO_SPECIFIED` (`nf_nat.h`): the port is given.
-pub(crate) const NF_NAT_RANGE_PROTO_SPECIFIED: u32 = 2;
 
-/// include/uapi/linux/netfilter/nf_conntrack_common.h: `NF_CT_STATE_BIT(ctinfo)`; invalid is bit 0, the others follow.
+/// iptables-nft's matches and targets: `NFTA_MATCH_NAME` and `NFTA_TARGET_NAME`, and so on.
+pub(crate) const NFTA_XT_NAME: u16 = 1;
+pub(crate) const NFTA_XT_REV: u16 = 2;
+pub(crate) const NFTA_XT_INFO: u16 = 3;
+
+// include/uapi/linux/netfilter/nf_nat.h (v6.18).
+/// The address is given.
+pub(crate) const NF_NAT_RANGE_MAP_IPS: u32 = 1;
+/// The port is given.
+pub(crate) const NF_NAT_RANGE_PROTO_SPECIFIED: u32 = 2;
+/// A whole network is mapped onto another.
+pub(crate) const NF_NAT_RANGE_NETMAP: u32 = 1 << 6;
+
+// `NF_CT_STATE_INVALID_BIT` and `NF_CT_STATE_BIT(ctinfo)` of include/uapi/linux/netfilter/nf_conntrack_common.h (v6.18);
+// these names are ours.
 pub(crate) const NF_CT_STATE_INVALID: u32 = 1;
 pub(crate) const NF_CT_STATE_ESTABLISHED: u32 = 1 << 1;
 pub(crate) const NF_CT_STATE_RELATED: u32 = 1 << 2;
 
-/// include/uapi/linux/if.h: interface names are compared with their zero padding.
+/// include/uapi/linux/if.h (v6.18): interface names are compared with their zero padding.
 pub(crate) const IFNAMSIZ: usize = 16;

@@ -1,6 +1,6 @@
 //! The sockets of a validation: the test connection, and listeners on the proxy's ports.
 
-use super::{OtherConnection, ValidationError};
+use super::{ArrivedConnection, ValidationError};
 use gybe_netfilter::kernel::sockets;
 use gybe_netfilter::model::ruleset::Transport;
 use nix::errno::Errno;
@@ -18,7 +18,7 @@ pub(super) enum AttemptEnd {
     Refused,
     /// No packet came back.
     Unanswered,
-    /// The kernel did not start it; its error number.
+    /// With another error, when it started or after that; its number.
     Failed(i32),
 }
 
@@ -32,12 +32,12 @@ pub(super) struct ConnectAttempt {
 impl ConnectAttempt {
     /// Starts an attempt and does not wait for its end.
     pub(super) fn start(source: IpAddr, target: SocketAddr) -> Self {
-        let start = || {
+        let connect = || {
             let fd = sockets::open(Transport::Tcp, target)?;
             sockets::bind(&fd, SocketAddr::new(source, 0))?;
             Ok((sockets::connect(&fd, target), fd))
         };
-        match start() {
+        match connect() {
             Ok((Err(Errno::EINPROGRESS), fd)) => Self { fd: Some(fd), end: None },
             Ok((result, fd)) => Self { fd: Some(fd), end: Some(AttemptEnd::of(result)) },
             Err(errno) => Self { fd: None, end: Some(AttemptEnd::of(Err(errno))) },
@@ -90,7 +90,7 @@ impl ProxyListeners {
     pub(super) fn open(addresses: &BTreeSet<SocketAddr>) -> Result<(Self, Vec<SocketAddr>), ValidationError> {
         let (mut listeners, mut taken) = (Vec::new(), Vec::new());
         for address in addresses.iter().copied() {
-            match open(address) {
+            match listen_on(address) {
                 Ok(listener) => listeners.push((address, listener)),
                 Err(Errno::EADDRINUSE) => taken.push(address),
                 Err(source) => return Err(ValidationError::Listen { address, source }),
@@ -109,15 +109,15 @@ impl ProxyListeners {
         &self,
         attempt: &mut ConnectAttempt,
         deadline: Instant,
-        mut is_ours: impl FnMut(OtherConnection) -> bool,
+        mut is_ours: impl FnMut(ArrivedConnection) -> bool,
     ) -> nix::Result<Option<SocketAddr>> {
         loop {
-            let Ready { listeners, has_ended } = self.poll(attempt, deadline)?;
+            let Ready { listeners, has_ended } = self.wait_until_ready(attempt, deadline)?;
             for (at, listener) in listeners {
                 // The client may have closed the connection before it was accepted.
                 let Ok((stream, from)) = listener.accept() else { continue };
                 let meant_for = sockets::original_destination(&stream, from);
-                if is_ours(OtherConnection { at: *at, from, meant_for }) {
+                if is_ours(ArrivedConnection { at: *at, from, meant_for }) {
                     return Ok(Some(*at));
                 }
             }
@@ -130,7 +130,7 @@ impl ProxyListeners {
         }
     }
 
-    fn poll(&self, attempt: &ConnectAttempt, deadline: Instant) -> nix::Result<Ready<'_>> {
+    fn wait_until_ready(&self, attempt: &ConnectAttempt, deadline: Instant) -> nix::Result<Ready<'_>> {
         let listeners = self.0.iter().map(|(_, socket)| PollFd::new(socket.as_fd(), PollFlags::POLLIN));
         let pending = attempt.pending().map(|fd| PollFd::new(fd.as_fd(), PollFlags::POLLOUT));
         let mut polled: Vec<PollFd<'_>> = listeners.chain(pending).collect();
@@ -154,7 +154,7 @@ struct Ready<'a> {
     has_ended: bool,
 }
 
-fn open(address: SocketAddr) -> nix::Result<TcpListener> {
+fn listen_on(address: SocketAddr) -> nix::Result<TcpListener> {
     let fd = sockets::open(Transport::Tcp, address)?;
     setsockopt(&fd, sockopt::ReuseAddr, &true)?;
     sockets::bind(&fd, address)?;

@@ -1,6 +1,6 @@
 //! Values with a mask of the bits that are known, and the registers of a rule.
 
-use crate::inspect::live::rules::expr::VERDICT;
+use crate::inspect::live::rules::expr::REGISTERS_END;
 use crate::kernel::uapi::{NFT_CMP_GTE, NFT_CMP_LTE, NFT_CMP_NEQ};
 use std::cmp::Ordering;
 
@@ -103,7 +103,7 @@ pub(super) struct Registers(Bits);
 
 impl Default for Registers {
     fn default() -> Self {
-        Self(Bits::unknown(VERDICT))
+        Self(Bits::unknown(REGISTERS_END))
     }
 }
 

@@ -127,8 +127,10 @@ pub(crate) enum NatKind {
     Masquerade,
 }
 
-/// The offset of the verdict register, behind all others.
-pub(crate) const VERDICT: usize = 64;
+/// The size of the registers of values.
+pub(crate) const REGISTERS_END: usize = 64;
+/// The verdict register, behind all others.
+pub(crate) const VERDICT: usize = REGISTERS_END;
 
 #[cfg(test)]
 mod tests;

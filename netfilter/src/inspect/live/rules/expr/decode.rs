@@ -1,7 +1,7 @@
 //! Decodes an expression from its attributes, whose numbers are those of include/uapi/linux/netfilter/nf_tables.h
 //! (v6.18).
 
-use super::{Checksum, Code, Data, Expr, LoadSource, Nat, NatKind, VERDICT};
+use super::{Checksum, Code, Data, Expr, LoadSource, Nat, NatKind, REGISTERS_END, VERDICT};
 use crate::kernel::netlink::attr::{Attribute, Attributes};
 use crate::kernel::uapi::*;
 use crate::model::ruleset::{Family, TableFamily};
@@ -63,8 +63,8 @@ impl<'b> ExpressionFields<'b> {
     /// The offset of a register (`nft_parse_register`): four of 16 bytes, and the same as sixteen of 4.
     fn register(&self, kind: u16) -> Option<usize> {
         let at = match self.number(kind)? {
-            number @ 1..=4 => (number - 1) * 16,
-            number @ 8..=23 => (number - 8) * 4,
+            number @ NFT_REG_1..=NFT_REG_4 => (number - NFT_REG_1) * 16,
+            number @ NFT_REG32_00..=NFT_REG32_15 => (number - NFT_REG32_00) * 4,
             _ => return None,
         };
         usize::try_from(at).ok()
@@ -85,7 +85,7 @@ impl<'b> ExpressionFields<'b> {
         self.0.get(kind).is_some()
     }
 
-    /// Reports whether it writes TCP's option 2, in TCP's header: the kernel only lowers it (`nft_exthdr_tcp_set_eval`).
+    /// Reports whether it writes the value of TCP's option 2 (`TCPOPT_MSS`), two bytes at offset 2: the kernel only lowers it (`nft_exthdr_tcp_set_eval`).
     fn is_maximum_segment_size(&self) -> bool {
         let option = self.0.get(NFTA_EXTHDR_TYPE).map(|kind| kind.value);
         (option, self.number(NFTA_EXTHDR_OFFSET), self.number(NFTA_EXTHDR_LEN))
@@ -108,14 +108,14 @@ fn code(attribute: Attribute<'_>) -> Code {
     let Some(number) = verdict.be32(NFTA_VERDICT_CODE) else {
         return Code::Other(u32::MAX);
     };
-    match number.cast_signed() {
-        0 => Code::Drop,
-        1 => Code::Accept,
-        -1 => Code::Continue,
-        -2 => Code::Break,
-        -3 => Code::Jump(chain()),
-        -4 => Code::Goto(chain()),
-        -5 => Code::Return,
+    match number {
+        NF_DROP => Code::Drop,
+        NF_ACCEPT => Code::Accept,
+        NFT_CONTINUE => Code::Continue,
+        NFT_BREAK => Code::Break,
+        NFT_JUMP => Code::Jump(chain()),
+        NFT_GOTO => Code::Goto(chain()),
+        NFT_RETURN => Code::Return,
         _ => Code::Other(number),
     }
 }
@@ -171,7 +171,13 @@ fn evaluated(form: &str, f: &ExpressionFields<'_>, family: u8) -> Option<Expr> {
         },
         "bitwise" => bitwise(f)?,
         "byteorder" => {
-            Expr::ByteOrder { from: f.register(1)?, to: f.register(2)?, length: f.size(4)?, size: f.size(5)? }
+            let (from, to) = (f.register(NFTA_BYTEORDER_SREG)?, f.register(NFTA_BYTEORDER_DREG)?);
+            Expr::ByteOrder {
+                from,
+                to,
+                length: f.size(NFTA_BYTEORDER_LEN)?,
+                size: f.size(NFTA_BYTEORDER_SIZE)?,
+            }
         }
         "lookup" => Expr::Lookup {
             set: f.text(NFTA_LOOKUP_SET)?,
@@ -186,7 +192,7 @@ fn evaluated(form: &str, f: &ExpressionFields<'_>, family: u8) -> Option<Expr> {
         },
         "nat" => nat(f)?,
         "redir" => Expr::Nat(to_ports(NatKind::Redirect, f, NFTA_REDIR_REG_PROTO_MIN)),
-        "masq" => Expr::Nat(to_ports(NatKind::Masquerade, f, 2)),
+        "masq" => Expr::Nat(to_ports(NatKind::Masquerade, f, NFTA_MASQ_REG_PROTO_MIN)),
         "tproxy" => tproxy(f)?,
         "notrack" => Expr::Untrack,
         "reject" => Expr::Reject,
@@ -204,7 +210,7 @@ fn lookup_target(f: &ExpressionFields<'_>) -> Option<usize> {
 fn bitwise(f: &ExpressionFields<'_>) -> Option<Expr> {
     let (from, to) = (f.register(NFTA_BITWISE_SREG)?, f.register(NFTA_BITWISE_DREG)?);
     // Shifts, and operations on two registers.
-    if f.number(NFTA_BITWISE_OP).unwrap_or_default() != 0 {
+    if f.number(NFTA_BITWISE_OP).unwrap_or_default() != NFT_BITWISE_MASK_XOR {
         let length = f.size(NFTA_BITWISE_LEN)?;
         return Some(Expr::Load { source: LoadSource::Other("bitwise".to_owned(), length), to });
     }
@@ -214,24 +220,28 @@ fn bitwise(f: &ExpressionFields<'_>) -> Option<Expr> {
 /// The kernel adds the difference at any offset from the base (`nft_payload_set_eval`, net/netfilter/nft_payload.c,
 /// v6.18). It sums words of two bytes, so a write at an odd offset makes the sum wrong.
 fn checksum(f: &ExpressionFields<'_>, base: u32, offset: u32) -> Checksum {
-    const INET: u32 = 1;
+    /// The offset of `check` in `struct iphdr` (include/uapi/linux/ip.h, v6.18).
+    const IPV4_CHECKSUM_OFFSET: u32 = 10;
     let [kind, at, flags] = [NFTA_PAYLOAD_CSUM_TYPE, NFTA_PAYLOAD_CSUM_OFFSET, NFTA_PAYLOAD_CSUM_FLAGS]
         .map(|kind| f.number(kind).unwrap_or_default());
     match (kind, at, flags) {
-        (0, _, 0) => Checksum::None,
-        (INET, 10, 0) if base == NFT_PAYLOAD_NETWORK_HEADER && offset.is_multiple_of(2) => Checksum::Ipv4,
+        (NFT_PAYLOAD_CSUM_NONE, _, 0) => Checksum::None,
+        (NFT_PAYLOAD_CSUM_INET, IPV4_CHECKSUM_OFFSET, 0)
+            if base == NFT_PAYLOAD_NETWORK_HEADER && offset.is_multiple_of(2) =>
+        {
+            Checksum::Ipv4
+        }
         _ => Checksum::Other,
     }
 }
 
 fn nat(f: &ExpressionFields<'_>) -> Option<Expr> {
     let kind = match f.number(NFTA_NAT_TYPE)? {
-        0 => NatKind::Source,
-        1 => NatKind::Destination,
+        NFT_NAT_SNAT => NatKind::Source,
+        NFT_NAT_DNAT => NatKind::Destination,
         _ => return None,
     };
-    // `NF_NAT_RANGE_NETMAP` maps a whole network onto another.
-    if f.number(NFTA_NAT_FLAGS).unwrap_or_default() & 1 << 6 != 0 {
+    if f.number(NFTA_NAT_FLAGS).unwrap_or_default() & NF_NAT_RANGE_NETMAP != 0 {
         return None;
     }
     let is_for = TableFamily::numbered(u8::try_from(f.number(NFTA_NAT_FAMILY)?).ok()?)?.only();
@@ -282,19 +292,20 @@ pub(crate) fn use_of_object(kind: u32, name: &str) -> Expr {
 
 /// The load of a value that the packet does not decide; `None` for an expression that loads none.
 fn loaded(name: &str, f: &ExpressionFields<'_>) -> Option<Expr> {
+    // The attribute `NFTA_*_DREG` of each.
     let to = f.register(match name {
         "hash" | "socket" | "tunnel" => 2,
         "exthdr" | "fib" | "numgen" | "osf" | "rt" | "xfrm" => 1,
         _ => return None,
     })?;
     // Keys and attributes decide how many registers the kernel writes: all that follow may be written.
-    Some(Expr::Load { source: LoadSource::Other(name.to_owned(), VERDICT - to), to })
+    Some(Expr::Load { source: LoadSource::Other(name.to_owned(), REGISTERS_END - to), to })
 }
 
 fn xt(name: &str, f: &ExpressionFields<'_>, family: u8) -> Option<Expr> {
     let family = Family::numbered(family)?;
-    let (extension, revision) = (f.text(1)?, u8::try_from(f.number(2)?).ok()?);
-    let data = f.0.get(3)?.value;
+    let (extension, revision) = (f.text(NFTA_XT_NAME)?, u8::try_from(f.number(NFTA_XT_REV)?).ok()?);
+    let data = f.0.get(NFTA_XT_INFO)?.value;
     Some(match name {
         "match" => Expr::Match(decode_match(family, &extension, revision, data)),
         _ => Expr::Target(decode_target(family, &extension, revision, data)),

@@ -81,6 +81,6 @@ fn a_load_of_a_length_that_the_kernel_chooses_leaves_no_later_register_known() {
     for (name, register) in [("socket", 2), ("tunnel", 2), ("exthdr", 1), ("fib", 1), ("xfrm", 1)] {
         let load = decoded(name, &[(register, 2)]);
         let Expr::Load { source: LoadSource::Other(_, length), to } = load else { panic!("{load:?}") };
-        assert_eq!((to, length), (16, VERDICT - 16), "{name}");
+        assert_eq!((to, length), (16, REGISTERS_END - 16), "{name}");
     }
 }
