@@ -194,6 +194,9 @@ fn the_table_is_back_within_a_second_and_open_connections_last() {
     for change in [
         "nft flush ruleset",
         "nft delete table inet gybe-probes",
+        // Neither table has a chain or a set.
+        "nft 'delete table inet gybe-probes; add table inet gybe-probes'",
+        "nft 'delete table inet gybe-probes; add table inet gybe-probes; add counter inet gybe-probes other'",
         "nft flush chain inet gybe-probes postrouting",
         "nft delete element inet gybe-probes pods-v4 '{ 10.9.0.2 }'",
         "nft flush set inet gybe-probes pods-v6",
