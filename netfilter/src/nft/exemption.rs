@@ -14,6 +14,7 @@ use super::chain::{self, Base};
 use super::error::NftError;
 use super::expr::exemption as expr;
 use super::key::{KeyRange, KeyType};
+use super::lists::{self, ListEntry};
 use super::socket::NftSocket;
 use super::{dump, set};
 use crate::kernel::netlink::attr::{Writer, octets};
@@ -101,15 +102,13 @@ impl ProbeExemption {
         }
     }
 
-    /// Returns how the table in the calling thread's namespace differs from this state, with or without a match of the
-    /// cgroup.
+    /// Returns how the table in the calling thread's namespace differs from this state.
     ///
     /// # Errors
     /// When the namespace cannot be read.
     pub fn differences(&self) -> Result<Vec<Difference>, NftError> {
         let found = dump::inventory_of(TABLE, &mut NftSocket::open()?)?;
-        let by_user = Self { cgroup: None, ..self.clone() }.inventory().differences(&found);
-        if by_user.is_empty() { Ok(by_user) } else { Ok(self.inventory().differences(&found)) }
+        Ok(self.inventory().differences(&found))
     }
 
     /// What the kernel lists when the table is as it should be.
@@ -223,6 +222,23 @@ fn cannot_match(why: &NftError) -> bool {
     )
 }
 
+/// Reports whether the calling thread's namespace has the table.
+///
+/// # Errors
+/// When the namespace cannot be read.
+pub fn is_there() -> Result<bool, NftError> {
+    let mut connection = NftSocket::open()?;
+    let mut list = |request: &[u8], sequence, limit| connection.0.list(request, sequence, limit);
+    lists::of_one_generation(&mut list, NFPROTO_INET, |lists| {
+        let tables = lists.all(lists::TABLES, |_| ())?;
+        let is_this = |table: &ListEntry| {
+            let name = table.attributes().get(NFTA_TABLE_NAME);
+            name.is_some_and(|name| name.text() == TABLE.as_bytes())
+        };
+        Ok(tables.iter().any(is_this))
+    })
+}
+
 /// Deletes the table from the calling thread's namespace; succeeds when there is none.
 ///
 /// # Errors
@@ -321,7 +337,13 @@ mod tests {
     fn only_a_rule_that_the_kernel_does_not_know_widens_the_exemption() {
         let refused = |rule, source| {
             let object = BatchObject::Exemption(rule);
-            cannot_match(&NftError::Refused { object, kernel_message: None, lacking: None, others: 0, source })
+            cannot_match(&NftError::Refused {
+                object,
+                kernel_message: None,
+                lacking: None,
+                others: 0,
+                source,
+            })
         };
         for source in [Errno::ENOENT, Errno::EOPNOTSUPP, Errno::EINVAL, Errno::ERANGE] {
             assert!(refused("label-probe-v4", source) && refused("label-probe-v6", source), "{source}");
