@@ -53,7 +53,7 @@ const FINDINGS: &str = "probe.json";
 const LOCK: &str = "probe.lock";
 
 /// The maximum size of a file, far above that of the findings on three backends.
-const MAX_BYTES: u64 = 64 * 1024;
+pub const MAX_BYTES: u64 = 64 * 1024;
 
 /// The longest wait for another process's probe, which takes a tenth of a second where nftables works, and
 /// some seconds where it runs programs on a busy node.

@@ -18,12 +18,13 @@ use super::status::StatusSources;
 use super::{health, metrics, node_taint};
 use crate::agent_status::{self, PortPurpose};
 use crate::cluster::{ClusterNode, DaemonSetState, OwnNode};
-use crate::error::errno;
+use crate::error::{chain, errno};
 use crate::host::settings::{AGENT_LEADER, Environment, NodeMode, STATUS_SOCKET, Settings};
 use crate::host::uninstall::forget_run_directory;
 use crate::lead::leader::{self, Candidate, Lead, LeadEnd};
 use crate::lead::process::{Role, Shared};
 use crate::lead::socket::{ServeError, SocketContext, SocketHealth};
+use crate::sandboxes::probe_exemption;
 use nix::errno::Errno;
 use nix::sys::signalfd::SignalFd;
 use serde_json::json;
@@ -317,6 +318,10 @@ impl NodeAgent<'_> {
         // The agent of another pod that waits for the lead needs these files.
         if is_complete && matches!(end, Ok(LeadEnd::Stopped)) && !lead.is_awaited() {
             let Environment { run, probe, .. } = terms.environment;
+            if let Err(why) = probe_exemption::uninstall(Path::new("/host"), probe) {
+                let fields = json!({ "cause": chain(&why), "hint": probe_exemption::REMOVAL });
+                self.context.log.warn("gybe node: the kubelet's probes may stay exempt", fields);
+            }
             let failed = BTreeSet::from([run, probe])
                 .into_iter()
                 .flat_map(|directory| forget_run_directory(directory, true));

@@ -6,10 +6,12 @@ use super::output::{CommandError, CommandOutput, Exit};
 use super::pass;
 use super::style::{bad, doubtful, examples, good};
 use crate::diagnosis::doctor::observe::{AgentContact, query_agent};
+use crate::error::chain;
 use crate::host::desired::{PutBack, Uninstall};
 use crate::host::observe::{FileName, NodeDirectories};
 use crate::host::settings::FACTS_SOCKET;
 use crate::host::uninstall::{self, KeptProgram, KeptReason, OtherDirectories, UninstallReport};
+use crate::sandboxes::probe_exemption::{self, REMOVAL};
 use clap::Args;
 use gybe_plugin::probe_cache::DIRECTORY;
 use serde_json::{Value, json};
@@ -68,6 +70,11 @@ impl UninstallArgs {
         }
         let report = UninstallReport::now(&directories, &uninstall, root)
             .map_err(|why| CommandError::hinted("cannot uninstall", why))?;
+        if report.is_finished()
+            && let Err(why) = probe_exemption::uninstall(root, &self.run_dir)
+        {
+            notes.push(format!("note: the kubelet's probes may stay exempt: {}; {REMOVAL}", chain(&why)));
+        }
         let not_removed = match report.is_out() {
             true => uninstall::forget_run_directory(&self.run_dir, report.is_finished()),
             false => Vec::new(),

@@ -1,22 +1,22 @@
 //! Keeps the exemption of the kubelet's probes in the node's network namespace. The agent writes the addresses of the
-//! ambient pods into a file in `/run/gybe`; the process that repairs pods keeps the exemption for them, and writes into
-//! another file what stands. Neither needs what the other has: rights in the node's namespace, or pods.
+//! ambient pods into a file in `/run/gybe`; the process that repairs pods keeps the exemption for them, and writes a
+//! report into another file. So the agent needs no right in the node's namespace, and this process no list of pods.
 //!
-//! Nothing is done on a node without the agent's file.
+//! On a node without the agent's file a table that is left is removed at the start, and nothing else is done.
 
 use crate::error::chain;
-use crate::host::kubelet;
+use crate::host::kubelet::{self, Kubelet};
 use crate::host::watch::{DirectoryWatch, WakeReason, WatchedDirectories};
 use crate::log::Log;
 use crate::retry::{Backoff, RateLimit};
 use gybe_netfilter::kernel::netns::{Netns, NetnsError};
-use gybe_netfilter::kernel::routes::Rtnetlink;
+use gybe_netfilter::kernel::routes::{RoutesError, Rtnetlink, addresses};
 use gybe_netfilter::model::exemption::ProbeExemption;
 use gybe_netfilter::model::policy::ambient::{ProbeAddressError, ProbeAddresses};
 use gybe_netfilter::nft::NftError;
 use gybe_netfilter::nft::events::RuleEvents;
-use gybe_netfilter::nft::exemption::{ExemptionChange, KeptExemption, TABLE, remove};
-use gybe_plugin::probe_cache::{EXEMPTED_PODS, PROBE_EXEMPTION, read_own_file, replace_file};
+use gybe_netfilter::nft::exemption::{ExemptionChange, KeptExemption, TABLE, is_there, remove};
+use gybe_plugin::probe_cache::{EXEMPTED_PODS, MAX_BYTES, PROBE_EXEMPTION, read_own_file, replace_file};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sched::{CloneFlags, setns};
 use nix::sys::epoll::{Epoll, EpollCreateFlags, EpollEvent, EpollFlags};
@@ -28,7 +28,7 @@ use std::fs::{self, File};
 use std::io::{self, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// How often the table is compared when nothing reports a change, and the longest pause after failures.
@@ -38,7 +38,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// So many changes of the table at once, and then one each second: another program may undo each.
 const BURST: u32 = 10;
 const PERIOD: Duration = Duration::from_secs(1);
-/// The first pause after a failure, and while the kubelet is away.
+/// The first pause after a failure, and each while the kubelet is away.
 const RETRY: Duration = Duration::from_secs(1);
 
 /// The agent's file: the ambient pods whose probes are exempt.
@@ -59,15 +59,23 @@ pub struct ExemptionReport {
     pub addresses: BTreeSet<IpAddr>,
     /// Whether the exempt connections are the kubelet's alone, by its cgroup. Otherwise root's are.
     pub matches_cgroup: bool,
-    /// Why the exemption may be another one than the agent's file requests.
+    /// The last error; the table may differ from the agent's file.
     pub fault: Option<String>,
 }
 
 /// Why an exemption cannot be kept.
 #[derive(Debug, thiserror::Error)]
 pub enum ExemptionError {
-    #[error("/run/gybe/{EXEMPTED_PODS} is not a file of the node agent")]
-    Pods,
+    #[error("/run/gybe/{EXEMPTED_PODS} cannot be read, or another user has written it")]
+    NotOwn,
+    #[error("/run/gybe/{EXEMPTED_PODS} is longer than 64 KiB")]
+    TooLong,
+    #[error("/run/gybe/{EXEMPTED_PODS} is not valid")]
+    Json(#[from] serde_json::Error),
+    #[error("/run/gybe/{EXEMPTED_PODS} has addresses that no pod can have: {0:?}; they are not exempt")]
+    Addresses(BTreeSet<IpAddr>),
+    #[error("the addresses of the node's interfaces")]
+    Interfaces(#[from] RoutesError),
     #[error("/run/gybe/{EXEMPTED_PODS} has no valid source address of probes")]
     Source(#[from] ProbeAddressError),
     #[error("the node's network namespace")]
@@ -83,11 +91,12 @@ impl ExemptedPods {
     /// When the file is of another user, too long (64 KiB, some 600 pods with two addresses), or not valid.
     pub fn kept_in(directory: &Path) -> Result<Option<Self>, ExemptionError> {
         let path = directory.join(EXEMPTED_PODS);
-        if path.symlink_metadata().is_err_and(|why| why.kind() == ErrorKind::NotFound) {
-            return Ok(None);
+        match (read_own_file(&path), path.symlink_metadata()) {
+            (Some((text, _)), _) => Ok(Some(serde_json::from_slice(&text)?)),
+            (None, Err(why)) if why.kind() == ErrorKind::NotFound => Ok(None),
+            (None, Ok(found)) if found.len() > MAX_BYTES => Err(ExemptionError::TooLong),
+            (None, _) => Err(ExemptionError::NotOwn),
         }
-        let (text, _) = read_own_file(&path).ok_or(ExemptionError::Pods)?;
-        serde_json::from_slice(&text).map(Some).map_err(|_| ExemptionError::Pods)
     }
 
     /// Writes the pods, or removes the file on a node that has no ambient mode any more.
@@ -98,14 +107,30 @@ impl ExemptedPods {
         keep(pods, directory, EXEMPTED_PODS)
     }
 
-    fn exemption(&self, root: &Path) -> Result<(ProbeExemption, Option<PathBuf>), ProbeAddressError> {
+    /// Returns the exemption in the calling thread's namespace, and the addresses that are left out, because they are the
+    /// node's own or no pod can have them.
+    fn exemption(&self, kubelet: &Kubelet) -> Result<(ProbeExemption, BTreeSet<IpAddr>), ExemptionError> {
         let mut source = ProbeAddresses::default();
         source = self.v4.map_or(Ok(source), |v4| source.with_v4(v4))?;
         source = self.v6.map_or(Ok(source), |v6| source.with_v6(v6))?;
-        let (cgroup, directory) = kubelet::cgroup(root).unzip();
-        let pods = self.pods.values().flatten().copied().collect();
-        Ok((ProbeExemption { cgroup, source, pods }, directory))
+        let cgroup = match kubelet {
+            Kubelet::In { cgroup, .. } => Some(*cgroup),
+            Kubelet::Absent | Kubelet::WithoutCgroup => None,
+        };
+        let of_node: BTreeSet<IpAddr> = addresses()?.into_iter().map(|address| address.ip).collect();
+        let all = self.pods.values().flatten().copied();
+        let (pods, refused) = all.partition(|pod| is_pods(*pod) && !of_node.contains(pod));
+        Ok((ProbeExemption { cgroup, source, pods }, refused))
     }
+}
+
+/// Reports whether a pod may have the address.
+fn is_pods(address: IpAddr) -> bool {
+    let is_link_local = match address {
+        IpAddr::V4(v4) => v4.is_link_local() || v4.is_broadcast(),
+        IpAddr::V6(v6) => v6.is_unicast_link_local(),
+    };
+    !(is_link_local || address.is_unspecified() || address.is_loopback() || address.is_multicast())
 }
 
 impl ExemptionReport {
@@ -119,19 +144,33 @@ impl ExemptionReport {
 fn keep<T: Serialize>(content: Option<&T>, directory: &Path, name: &str) -> io::Result<()> {
     match content {
         Some(content) => replace_file(directory, name, &serde_json::to_string(content)?),
-        None => match fs::remove_file(directory.join(name)) {
-            Err(why) if why.kind() != ErrorKind::NotFound => Err(why),
-            _ => Ok(()),
-        },
+        None => {
+            // Processes that watch the directory are woken by a rename only.
+            let aside = directory.join(format!(".{name}.new"));
+            match fs::rename(directory.join(name), &aside).and_then(|()| fs::remove_file(&aside)) {
+                Err(why) if why.kind() != ErrorKind::NotFound => Err(why),
+                _ => Ok(()),
+            }
+        }
     }
+}
+
+/// What the exemption of a node is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ObservedExemption {
+    OfPods(PodsExemption),
+    /// The table is there, and no agent requests it.
+    LeftBehind,
 }
 
 /// What the exemption of a node with ambient pods is.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ObservedExemption {
+pub struct PodsExemption {
     pub pods: usize,
     /// How the rules differ from what the agent's file requests.
     pub differences: Vec<String>,
+    /// Whether the exempt connections are the kubelet's alone. Otherwise root's are.
+    pub matches_cgroup: bool,
     /// Whether pods may be behind branch interfaces (aws-vpc-cni, security groups for pods in strict mode).
     pub has_branch_interfaces: bool,
 }
@@ -139,21 +178,46 @@ pub struct ObservedExemption {
 /// Observes the exemption on the node whose root is at `root`; none if there are no ambient pods.
 ///
 /// # Errors
-/// When the agent's file or the node's rules cannot be read.
+/// When the agent's file, or the node's rules for ambient pods, cannot be read.
 pub(crate) fn observe(root: &Path, shared: &Path) -> Result<Option<ObservedExemption>, ExemptionError> {
-    let Some(pods) = ExemptedPods::kept_in(shared)?.filter(|pods| !pods.pods.is_empty()) else {
-        return Ok(None);
+    let Some(pods) = ExemptedPods::kept_in(shared)? else {
+        let is_left = node_netns(root).is_ok_and(|node| matches!(node.run(is_there), Ok(Ok(true))));
+        return Ok(is_left.then_some(ObservedExemption::LeftBehind));
     };
+    if pods.pods.is_empty() {
+        return Ok(None);
+    }
     let observed = node_netns(root)?.run(|| {
         enter_cgroups(root);
-        let differences = pods.exemption(root)?.0.differences()?;
-        Ok::<_, ExemptionError>(ObservedExemption {
+        let (exemption, refused) = pods.exemption(&kubelet::find(root))?;
+        let of_root = ProbeExemption { cgroup: None, ..exemption.clone() };
+        let matches_cgroup = !of_root.differences()?.is_empty();
+        let differences = if matches_cgroup { exemption.differences()? } else { Vec::new() };
+        let refused = refused.iter().map(|address| format!("{address} is no pod's address"));
+        Ok::<_, ExemptionError>(PodsExemption {
             pods: pods.pods.len(),
-            differences: differences.iter().map(ToString::to_string).collect(),
+            differences: differences.iter().map(ToString::to_string).chain(refused).collect(),
+            matches_cgroup,
             has_branch_interfaces: has_branch_interfaces(),
         })
     })?;
-    observed.map(Some)
+    Ok(Some(ObservedExemption::OfPods(observed?)))
+}
+
+/// What removes a table that stays.
+pub(crate) const REMOVAL: &str = "run nft delete table inet gybe-probes on the node";
+
+/// Removes the agent's file, and then the table: a process that keeps the exemption may run no more.
+///
+/// # Errors
+/// When the node has one of the files, and the table stays or may stay.
+pub fn uninstall(root: &Path, shared: &Path) -> Result<(), ExemptionError> {
+    let was_kept = [EXEMPTED_PODS, PROBE_EXEMPTION].iter().any(|name| shared.join(name).exists());
+    // The caller removes all files, and reports those that stay.
+    let _ = ExemptedPods::keep_in(None, shared);
+    let removed = node_netns(root).and_then(|node| node.run(|| if is_there()? { remove() } else { Ok(()) }));
+    // A node without the files has hardly a table, and may have no nftables.
+    if was_kept { Ok(removed??) } else { Ok(()) }
 }
 
 /// aws-vpc-cni names the interfaces `vlan.eth.NUMBER`, and the kubelet reaches pods behind them only with this sysctl.
@@ -195,7 +259,10 @@ pub(crate) fn watch(root: &Path, shared: &Path, stop: BorrowedFd<'_>, log: &Log)
         log,
         watch: DirectoryWatch::of(directories),
         events: None,
-        has_matched: false,
+        kubelet: Kubelet::Absent,
+        is_away: false,
+        is_started: false,
+        exempts_root: false,
         report: None,
         limit: RateLimit::new(BURST, PERIOD),
         backoff: Backoff::new(RETRY),
@@ -217,8 +284,14 @@ struct ExemptionKeeper<'a> {
     watch: DirectoryWatch,
     /// Open once this thread is in the node's namespaces.
     events: Option<RuleEvents>,
-    /// Whether the kubelet's cgroup was matched before.
-    has_matched: bool,
+    /// The kubelet as it was found last.
+    kubelet: Kubelet,
+    /// Whether it has no process now. It is expected in the same cgroup, and the table stays as it is.
+    is_away: bool,
+    /// Whether a table that an earlier process has left was looked for.
+    is_started: bool,
+    /// Whether the log has that all connections of root are exempt.
+    exempts_root: bool,
     /// The file as it was written last.
     report: Option<ExemptionReport>,
     limit: RateLimit,
@@ -231,10 +304,11 @@ impl ExemptionKeeper<'_> {
         let stood = self.report.take().or_else(|| ExemptionReport::kept_in(self.shared));
         let kept = ExemptedPods::kept_in(self.shared).and_then(|pods| match pods {
             Some(pods) => self.keep(&pods).map(Some),
-            // This process or, by its report, an earlier one has kept an exemption.
-            None if stood.is_some() || self.events.is_some() => self.end().map(|()| None),
+            // This process, or an earlier one, has kept an exemption.
+            None if stood.is_some() || self.events.is_some() || self.is_left() => self.end().map(|()| None),
             None => Ok(None),
         });
+        self.is_started = true;
         let report = match kept {
             Ok(report) => report,
             Err(why) => {
@@ -251,8 +325,6 @@ impl ExemptionKeeper<'_> {
         }
         let stored =
             if report == stood { Ok(()) } else { keep(report.as_ref(), self.shared, PROBE_EXEMPTION) };
-        let matches_cgroup = report.as_ref().is_some_and(|report| report.matches_cgroup);
-        let is_kept = report.is_some();
         match stored {
             Ok(()) => self.report = report,
             // The next turn compares with the file.
@@ -261,30 +333,34 @@ impl ExemptionKeeper<'_> {
                 self.log.warn("gybe repair: the report about the kubelet's probes cannot be stored", fields);
             }
         }
-        self.has_matched |= matches_cgroup;
-        // A kubelet that is restarted is found again when it runs.
-        if fault.is_some() || (is_kept && self.has_matched && !matches_cgroup) {
+        if fault.is_some() {
             return self.backoff.failed(INTERVAL);
         }
         self.backoff.succeeded();
-        INTERVAL
+        if self.is_away { RETRY } else { INTERVAL }
+    }
+
+    /// Reports whether an earlier process has left a table; only before the first turn has ended.
+    fn is_left(&self) -> bool {
+        !self.is_started && node_netns(self.root).is_ok_and(|node| matches!(node.run(is_there), Ok(Ok(true))))
     }
 
     /// Compares the table with the pods, and changes it where it differs.
     fn keep(&mut self, pods: &ExemptedPods) -> Result<ExemptionReport, ExemptionError> {
         self.enter()?;
-        let (mut exemption, mut directory) = pods.exemption(self.root)?;
-        if self.watch_cgroup(directory.clone()) {
+        if self.find_kubelet() {
             // It may have changed before it was watched.
-            (exemption, directory) = pods.exemption(self.root)?;
+            self.find_kubelet();
         }
+        let (exemption, refused) = pods.exemption(&self.kubelet)?;
         let kept = exemption.keep();
         if !matches!(kept, Ok(KeptExemption { change: ExemptionChange::None, .. })) {
             self.limit.count(Instant::now());
         }
         let KeptExemption { matches_cgroup, change } = kept?;
-        let fields =
-            json!({ "addresses": exemption.pods.len(), "cgroup": directory.filter(|_| matches_cgroup) });
+        self.report_root(!matches_cgroup);
+        let directory = self.cgroup_directory().filter(|_| matches_cgroup);
+        let fields = json!({ "addresses": exemption.pods.len(), "cgroup": directory });
         match change {
             ExemptionChange::None => {}
             ExemptionChange::Addresses(changed) => {
@@ -295,7 +371,27 @@ impl ExemptionKeeper<'_> {
                 self.log.info("gybe repair: wrote the exemption of the kubelet's probes", fields);
             }
         }
-        Ok(ExemptionReport { addresses: exemption.pods, matches_cgroup, fault: None })
+        let refused = Some(refused).filter(|refused| !refused.is_empty());
+        let fault = refused.map(|refused| chain(&ExemptionError::Addresses(refused)));
+        Ok(ExemptionReport { addresses: exemption.pods, matches_cgroup, fault })
+    }
+
+    /// Logs once that all connections of root are exempt, and why.
+    fn report_root(&mut self, exempts_root: bool) {
+        if exempts_root && !self.exempts_root {
+            let why = match self.kubelet {
+                Kubelet::Absent => "no process of the kubelet was found",
+                Kubelet::WithoutCgroup => "the kubelet's cgroup (v2) is the root cgroup, or cannot be seen",
+                Kubelet::In { .. } => {
+                    "the kernel cannot match the kubelet's cgroup; Linux 5.13 and later can"
+                }
+            };
+            self.log.warn(
+                "gybe repair: every connection of root to ambient pods is exempt",
+                json!({ "why": why }),
+            );
+        }
+        self.exempts_root = exempts_root;
     }
 
     /// Removes the table.
@@ -303,13 +399,31 @@ impl ExemptionKeeper<'_> {
         self.enter()?;
         remove()?;
         self.events = None;
-        self.watch_cgroup(None);
+        (self.kubelet, self.is_away, self.exempts_root) = (Kubelet::Absent, false, false);
+        self.watch_cgroup();
         self.log.info("gybe repair: removed the exemption of the kubelet's probes", json!({}));
         Ok(())
     }
 
-    /// Watches this directory of the kubelet's cgroup; reports whether it was another one.
-    fn watch_cgroup(&mut self, directory: Option<PathBuf>) -> bool {
+    /// Finds the kubelet and watches its cgroup; reports whether that is another one.
+    fn find_kubelet(&mut self) -> bool {
+        let found = kubelet::find(self.root);
+        self.is_away = found == Kubelet::Absent && self.kubelet != Kubelet::Absent;
+        if found != Kubelet::Absent {
+            self.kubelet = found;
+        }
+        self.watch_cgroup()
+    }
+
+    fn cgroup_directory(&self) -> Option<&Path> {
+        match &self.kubelet {
+            Kubelet::In { directory, .. } => Some(directory),
+            Kubelet::Absent | Kubelet::WithoutCgroup => None,
+        }
+    }
+
+    fn watch_cgroup(&mut self) -> bool {
+        let directory = self.cgroup_directory().map(Path::to_owned);
         let renamed = [self.shared.to_owned()].into_iter().chain(directory).collect();
         self.watch.set_paths(WatchedDirectories { renamed, written: Vec::new() })
     }

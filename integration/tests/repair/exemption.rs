@@ -9,7 +9,8 @@ use gybe_demo::testnet::outcome::ConnectionOutcome;
 use gybe_installer::diagnosis::doctor::observe::{DoctorOptions, observe};
 use gybe_installer::diagnosis::doctor::{Severity, examine};
 use gybe_installer::host::platform::Platform;
-use gybe_installer::sandboxes::probe_exemption::{ExemptedPods, ExemptionReport, keep_until};
+use gybe_installer::host::watch::{DirectoryWatch, WakeReason, WatchedDirectories};
+use gybe_installer::sandboxes::probe_exemption::{ExemptedPods, ExemptionReport, keep_until, uninstall};
 use gybe_integration::namespace::{in_new_namespace, sh};
 use gybe_integration::programs::run;
 use gybe_netfilter::model::exemption::{KubeletCgroup, ProbeExemption};
@@ -194,6 +195,9 @@ fn the_table_is_back_within_a_second_and_open_connections_last() {
     for change in [
         "nft flush ruleset",
         "nft delete table inet gybe-probes",
+        // Neither table has a chain or a set.
+        "nft 'delete table inet gybe-probes; add table inet gybe-probes'",
+        "nft 'delete table inet gybe-probes; add table inet gybe-probes; add counter inet gybe-probes other'",
         "nft flush chain inet gybe-probes postrouting",
         "nft delete element inet gybe-probes pods-v4 '{ 10.9.0.2 }'",
         "nft flush set inet gybe-probes pods-v6",
@@ -288,8 +292,10 @@ fn an_address_that_stays_is_never_absent() {
 #[test]
 fn the_node_has_the_table_only_as_long_as_the_agents_file_is_there() {
     let mut node = Node::new("file");
+    // A process that was stopped before has left a table, and no file.
+    node.sh("nft add table inet gybe-probes");
     node.start();
-    assert_eq!(node.sh("nft list ruleset"), "");
+    wait_until("the table is gone", || node.sh("nft list ruleset").is_empty());
     node.exempts(&[]);
     node.wait_for_report(|report| report.addresses.is_empty() && report.fault.is_none());
     assert!(node.table().contains("set pods-v4"), "{}", node.table());
@@ -297,11 +303,14 @@ fn the_node_has_the_table_only_as_long_as_the_agents_file_is_there() {
     node.wait_for_report(|report| report.addresses.len() == 2);
     // A damaged file changes nothing.
     let table = node.table();
-    fs::write(node.run().join("new"), "{").unwrap();
-    fs::rename(node.run().join("new"), node.run().join("exempted-pods.json")).unwrap();
-    let report = node.wait_for_report(|report| report.fault.is_some());
-    assert_eq!(report.fault.unwrap(), "/run/gybe/exempted-pods.json is not a file of the node agent");
-    assert_eq!((report.addresses.len(), node.table()), (2, table));
+    for (text, fault) in [("{", "is not valid"), (&" ".repeat(70_000), "is longer than 64 KiB")] {
+        fs::write(node.run().join("new"), text).unwrap();
+        fs::rename(node.run().join("new"), node.run().join("exempted-pods.json")).unwrap();
+        let has_fault =
+            |report: &ExemptionReport| report.fault.as_ref().is_some_and(|why| why.contains(fault));
+        let report = node.wait_for_report(has_fault);
+        assert_eq!((report.addresses.len(), node.table()), (2, table.clone()));
+    }
     // Another process takes over what it finds.
     node.stop();
     node.exempts(&POD);
@@ -312,6 +321,46 @@ fn the_node_has_the_table_only_as_long_as_the_agents_file_is_there() {
     ExemptedPods::keep_in(None, &node.run()).unwrap();
     wait_until("the table is gone", || node.table().is_empty());
     wait_until("the report is gone", || ExemptionReport::kept_in(&node.run()).is_none());
+}
+
+#[test]
+fn addresses_that_no_pod_can_have_are_not_exempt() {
+    let mut node = Node::new("refused");
+    let refused =
+        ["0.0.0.0", "127.0.0.1", "169.254.1.1", "224.0.0.1", "255.255.255.255", "::1", "fe80::1", "ff02::1"];
+    node.exempts(&[&POD[..], &NODE[..], &refused[..]].concat());
+    node.start();
+    let report = node.wait_for_report(|report| report.fault.is_some());
+    let exempt: Vec<String> = report.addresses.iter().map(ToString::to_string).collect();
+    assert_eq!(exempt, POD);
+    assert!(NODE.iter().chain(&refused).all(|address| report.fault.as_ref().unwrap().contains(address)));
+    assert_eq!(node.sources(0, POD), PROBE);
+}
+
+#[test]
+fn the_removal_of_the_agents_file_wakes_the_process_that_keeps_the_exemption() {
+    let run = TestDir::new("exemption-wakes");
+    Node::write(&POD, run.path());
+    let renamed = vec![run.path().to_owned()];
+    let mut watch = DirectoryWatch::of(WatchedDirectories { written: Vec::new(), renamed });
+    ExemptedPods::keep_in(None, run.path()).unwrap();
+    assert_eq!(watch.wait(PATIENCE, None), WakeReason::Changed);
+    assert_eq!(ExemptedPods::kept_in(run.path()).unwrap(), None);
+    ExemptedPods::keep_in(None, run.path()).unwrap();
+}
+
+#[test]
+fn an_uninstall_removes_the_table_that_a_stopped_process_left() {
+    let mut node = Node::kept("uninstall");
+    node.stop();
+    assert!(!node.table().is_empty(), "an upgrade keeps it");
+    uninstall(&node.root, &node.run()).unwrap();
+    assert_eq!(node.table(), "");
+    assert!(!node.run().join("exempted-pods.json").exists());
+    fs::remove_file(node.run().join("probe-exemption.json")).unwrap();
+    node.sh("nft add table inet gybe-probes");
+    uninstall(&node.root, &node.run()).unwrap();
+    assert_eq!(node.table(), "", "without the files");
 }
 
 #[test]
@@ -352,6 +401,10 @@ fn doctor_finds_a_missing_exemption_and_branch_interfaces() {
         r#"{"cniVersion":"1.0.0","name":"pods","plugins":[{"type":"bridge"},{"type":"gybe-cni"}]}"#;
     node.root.write("etc/cni/net.d/10-pods.conflist", conflist);
     assert_eq!(doctor(&node), [], "there are no ambient pods");
+    node.sh("nft add table inet gybe-probes");
+    let [(Severity::Wrong, text)] = &doctor(&node)[..] else { panic!("{:?}", doctor(&node)) };
+    assert!(text.ends_with("come from the probes' address"), "{text}");
+    node.sh("nft delete table inet gybe-probes");
     node.exempts(&POD);
     let [(Severity::Wrong, text)] = &doctor(&node)[..] else { panic!("{:?}", doctor(&node)) };
     let because = "table inet gybe-probes is not as it should be (set pods-v4 is missing, and 2 more differences): \
@@ -359,13 +412,19 @@ fn doctor_finds_a_missing_exemption_and_branch_interfaces() {
     assert!(text.starts_with(because), "{text}");
     node.start();
     node.wait_for_report(|report| report.addresses.len() == 2);
-    let well = [(Severity::Ok, "the kubelet's probes of 1 ambient pod are exempt".to_owned())];
+    let of_root =
+        "every connection of root on the node to ambient pods is exempt, not the kubelet's probes alone";
+    let well = [
+        (Severity::Ok, "the kubelet's probes of 1 ambient pod are exempt".to_owned()),
+        (Severity::Note, of_root.to_owned()),
+    ];
     assert_eq!(doctor(&node), well);
     node.sh("ip link add name vlan.eth.1 type veth peer name other");
     assert_eq!(doctor(&node), well);
     node.sh("echo 0 > /proc/sys/net/ipv4/tcp_early_demux");
-    let [first, (Severity::Note, text)] = &doctor(&node)[..] else { panic!("{:?}", doctor(&node)) };
-    assert!(*first == well[0] && text.starts_with("pods may be behind branch interfaces"), "{text}");
+    let [first, second, (Severity::Note, text)] = &doctor(&node)[..] else { panic!("{:?}", doctor(&node)) };
+    assert_eq!([first, second], [&well[0], &well[1]]);
+    assert!(text.starts_with("pods may be behind branch interfaces"), "{text}");
 }
 
 /// The kernel accepts no level above 255, as if it could match no cgroup.
@@ -383,7 +442,8 @@ fn roots_connections_are_exempt_where_the_kernel_cannot_match_the_cgroup() {
         let mut exemption = ProbeExemption { cgroup, source: ProbeAddresses::default(), pods };
         let kept = |change| KeptExemption { matches_cgroup: false, change };
         assert_eq!(exemption.keep().unwrap(), kept(ExemptionChange::Table));
-        assert_eq!(exemption.differences().unwrap(), []);
+        let of_root = ProbeExemption { cgroup: None, ..exemption.clone() };
+        assert_eq!(of_root.differences().unwrap(), []);
         assert_eq!(exemption.keep().unwrap(), kept(ExemptionChange::None));
         exemption.pods.clear();
         assert_eq!(exemption.keep().unwrap(), kept(ExemptionChange::Addresses(3000)));
@@ -439,6 +499,8 @@ fn a_cgroup_of_the_kubelet_makes_its_connections_come_from_the_probes_address_an
     // The same as this process's, unless the test is started by: unshare -C.
     let cgroups = format!("/proc/{}/ns/cgroup", std::os::unix::process::parent_id());
     symlink(cgroups, node.root.join("proc/1/ns/cgroup")).unwrap();
+    symlink(node.own.path(), kubelet.join("net")).unwrap();
+    let is_away = node.root.join("proc/away");
     node.exempts(&POD);
     node.start();
     let source_of = |cgroup: &Path, to: &str| {
@@ -466,11 +528,21 @@ fn a_cgroup_of_the_kubelet_makes_its_connections_come_from_the_probes_address_an
         assert_eq!(source_of(&cgroup.0, POD[0]), format!("app src={}", NODE[0]), "a cgroup above");
         assert_eq!(source_of(&cgroup.kubelet(), OTHER[0]), format!("app src={}", NODE[0]), "another pod");
         assert_eq!(node.sources(0, POD), NODE, "root outside of the cgroup");
-        // The kubelet is restarted. Without its cgroup, root's connections are exempt.
+        // The kubelet is restarted. Meanwhile the table is kept, as by a change of the pods, without root's connections.
+        fs::rename(process, &is_away).unwrap();
         cgroup.remove_kubelet();
-        node.wait_for_report(|report| !report.matches_cgroup);
-        assert_eq!(node.sources(0, POD), PROBE);
+        node.exempts(&[POD[0]]);
+        assert!(node.wait_for_report(|report| report.addresses.len() == 1).matches_cgroup);
+        assert_eq!(node.source(0, POD[0]).to_string(), NODE[0]);
+        node.exempts(&POD);
+        node.wait_for_report(|report| report.addresses.len() == 2);
         fs::create_dir_all(cgroup.kubelet().join("plugin")).unwrap();
+        fs::rename(&is_away, process).unwrap();
     }
+    // A kubelet in the root cgroup.
+    fs::write(process.join("cgroup"), "0::/\n").unwrap();
+    node.exempts(&POD);
+    node.wait_for_report(|report| !report.matches_cgroup);
+    assert_eq!(node.sources(0, POD), PROBE);
     node.stop();
 }

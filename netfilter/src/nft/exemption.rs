@@ -14,10 +14,11 @@ use super::chain::{self, Base};
 use super::error::NftError;
 use super::expr::exemption as expr;
 use super::key::{KeyRange, KeyType};
+use super::lists::{self, ListEntry};
 use super::socket::NftSocket;
 use super::{dump, set};
 use crate::kernel::netlink::attr::{Writer, octets};
-use crate::kernel::netlink::message::{APPEND, CREATE, EXCLUSIVE};
+use crate::kernel::netlink::message::{APPEND, CREATE};
 use crate::kernel::uapi::*;
 use crate::model::exemption::ProbeExemption;
 use crate::model::inventory::{Difference, DifferenceKind, Inventory, Item, Part, PartKind};
@@ -58,7 +59,7 @@ pub struct KeptExemption {
 pub enum ExemptionChange {
     /// The table was as it should be.
     None,
-    /// So many addresses were added or removed.
+    /// The number of addresses that were added or removed.
     Addresses(usize),
     /// The table was missing, or its chains, rules or sets differed.
     Table,
@@ -74,9 +75,7 @@ impl ProbeExemption {
         let mut connection = NftSocket::open()?;
         let kept = |change| KeptExemption { matches_cgroup: self.cgroup.is_some(), change };
         match self.keep_by(&mut connection) {
-            Err(NftError::Refused { object: BatchObject::Exemption(rule), source, .. })
-                if Family::ALL.map(label_id).contains(&rule) && source != Errno::EPERM =>
-            {
+            Err(why) if cannot_match(&why) => {
                 let by_user = Self { cgroup: None, ..self.clone() };
                 let change = by_user.keep_by(&mut connection)?;
                 Ok(KeptExemption { matches_cgroup: false, change })
@@ -93,26 +92,23 @@ impl ProbeExemption {
             let (batch, change) = match changes(&self.inventory().differences(&found)) {
                 Some(elements) if elements.is_empty() => return Ok(ExemptionChange::None),
                 Some(elements) => (batch_of(&elements)?, ExemptionChange::Addresses(elements.len())),
-                None => (self.batch(&found)?, ExemptionChange::Table),
+                None => (self.batch()?, ExemptionChange::Table),
             };
             match connection.transact(&batch) {
                 // Another process has changed the table since it was read.
-                Err(NftError::Refused { source: Errno::ENOENT | Errno::EEXIST, .. })
-                    if attempts < ATTEMPTS => {}
+                Err(NftError::Refused { source: Errno::ENOENT, .. }) if attempts < ATTEMPTS => {}
                 outcome => return outcome.map(|()| change),
             }
         }
     }
 
-    /// Returns how the table in the calling thread's namespace differs from this state, with or without a match of the
-    /// cgroup.
+    /// Returns how the table in the calling thread's namespace differs from this state.
     ///
     /// # Errors
     /// When the namespace cannot be read.
     pub fn differences(&self) -> Result<Vec<Difference>, NftError> {
         let found = dump::inventory_of(TABLE, &mut NftSocket::open()?)?;
-        let by_user = Self { cgroup: None, ..self.clone() }.inventory().differences(&found);
-        if by_user.is_empty() { Ok(by_user) } else { Ok(self.inventory().differences(&found)) }
+        Ok(self.inventory().differences(&found))
     }
 
     /// What the kernel lists when the table is as it should be.
@@ -180,15 +176,13 @@ impl ProbeExemption {
     }
 
     /// The transaction that makes this the table, whatever is there.
-    fn batch(&self, found: &Inventory) -> Result<Batch, TooLong> {
+    fn batch(&self) -> Result<Batch, TooLong> {
         let mut batch = BatchBuilder::with_capacity(8 * 1024);
         let name = |w: &mut Writer| w.text(NFTA_TABLE_NAME, TABLE);
-        if !found.is_empty() {
-            // Created first, so that the deletion cannot fail where there is no table.
-            batch.add(NFT_MSG_NEWTABLE, CREATE, BatchObject::Exemption("table"), name);
-            batch.add(NFT_MSG_DELTABLE, 0, BatchObject::Exemption("table"), name);
-        }
-        batch.add(NFT_MSG_NEWTABLE, CREATE | EXCLUSIVE, BatchObject::Exemption("table"), name);
+        // Created first, so that the deletion cannot fail where there is no table.
+        batch.add(NFT_MSG_NEWTABLE, CREATE, BatchObject::Exemption("table"), name);
+        batch.add(NFT_MSG_DELTABLE, 0, BatchObject::Exemption("table"), name);
+        batch.add(NFT_MSG_NEWTABLE, CREATE, BatchObject::Exemption("table"), name);
         for (name, base) in self.chains() {
             batch.add(NFT_MSG_NEWCHAIN, CREATE, BatchObject::Exemption(name), |w| {
                 w.text(NFTA_CHAIN_TABLE, TABLE);
@@ -212,6 +206,37 @@ impl ProbeExemption {
         }
         batch.close(true)
     }
+}
+
+/// Reports whether the kernel cannot match this cgroup, or set a label: it has no module for it, or does not know it, or
+/// the level is above 255 (`ERANGE`). Another refusal, as for lack of memory, is no reason to exempt all connections of
+/// root.
+fn cannot_match(why: &NftError) -> bool {
+    matches!(
+        why,
+        NftError::Refused {
+            object: BatchObject::Exemption(rule),
+            source: Errno::ENOENT | Errno::EOPNOTSUPP | Errno::EINVAL | Errno::ERANGE,
+            ..
+        } if Family::ALL.map(label_id).contains(rule)
+    )
+}
+
+/// Reports whether the calling thread's namespace has the table.
+///
+/// # Errors
+/// When the namespace cannot be read.
+pub fn is_there() -> Result<bool, NftError> {
+    let mut connection = NftSocket::open()?;
+    let mut list = |request: &[u8], sequence, limit| connection.0.list(request, sequence, limit);
+    lists::of_one_generation(&mut list, NFPROTO_INET, |lists| {
+        let tables = lists.all(lists::TABLES, |_| ())?;
+        let is_this = |table: &ListEntry| {
+            let name = table.attributes().get(NFTA_TABLE_NAME);
+            name.is_some_and(|name| name.text() == TABLE.as_bytes())
+        };
+        Ok(tables.iter().any(is_this))
+    })
 }
 
 /// Deletes the table from the calling thread's namespace; succeeds when there is none.
@@ -301,5 +326,31 @@ fn label_id(family: Family) -> &'static str {
     match family {
         Family::V4 => "label-probe-v4",
         Family::V6 => "label-probe-v6",
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_rule_that_the_kernel_does_not_know_widens_the_exemption() {
+        let refused = |rule, source| {
+            let object = BatchObject::Exemption(rule);
+            cannot_match(&NftError::Refused {
+                object,
+                kernel_message: None,
+                lacking: None,
+                others: 0,
+                source,
+            })
+        };
+        for source in [Errno::ENOENT, Errno::EOPNOTSUPP, Errno::EINVAL, Errno::ERANGE] {
+            assert!(refused("label-probe-v4", source) && refused("label-probe-v6", source), "{source}");
+            assert!(!refused("probe-v4", source), "{source}");
+        }
+        for source in [Errno::EPERM, Errno::ENOMEM, Errno::ENOBUFS, Errno::EMFILE] {
+            assert!(!refused("label-probe-v4", source), "{source}");
+        }
     }
 }

@@ -3,6 +3,7 @@
 use super::observe::{Observation, PodVerdicts};
 use super::{About, DoctorFinding, Remedy, Section};
 use crate::pod::proxy::ProxyFault;
+use crate::sandboxes::probe_exemption::{ObservedExemption, REMOVAL};
 use crate::sandboxes::{Sandbox, SandboxVerdict, summary};
 use gybe_netfilter::inspect::verdict::RedirectionState;
 use gybe_plugin::names::{STATUS, unknown};
@@ -21,7 +22,12 @@ fn probe_exemption(observation: &Observation) -> Vec<DoctorFinding> {
         "ztunnel takes the kubelet's probes of ambient pods, and refuses them where mutual TLS is required";
     let observed = match &observation.probe_exemption {
         None => return Vec::new(),
-        Some(Ok(observed)) => observed,
+        Some(Ok(ObservedExemption::OfPods(observed))) => observed,
+        Some(Ok(ObservedExemption::LeftBehind)) => {
+            let text = "table inet gybe-probes is in the node's network namespace, and no agent requests it: connections \
+                        to the addresses in it come from the probes' address";
+            return vec![DoctorFinding::wrong(About::Pods, text, REMOVAL)];
+        }
         Some(Err(why)) => {
             let text = format!("whether the kubelet's probes of ambient pods are exempt is not known: {why}");
             let remedy = match observation.user {
@@ -45,6 +51,12 @@ fn probe_exemption(observation: &Observation) -> Vec<DoctorFinding> {
             pods => format!("the kubelet's probes of {pods} ambient pods are exempt"),
         };
         found.push(DoctorFinding::well(About::Pods, text));
+    }
+    if observed.differences.is_empty() && !observed.matches_cgroup {
+        let text =
+            "every connection of root on the node to ambient pods is exempt, not the kubelet's probes alone";
+        let remedy = "the log of the container repair of the node's gybe-node pod has the cause";
+        found.push(DoctorFinding::note(About::Pods, text, Some(remedy)));
     }
     if observed.has_branch_interfaces {
         let text =

@@ -77,7 +77,7 @@ fn runtime(root: &Path, pid: u32, conf: &Path, check: DropInCheck) -> Option<Run
     Some(RuntimeProcess { name, pid, watches, drop_ins, configured })
 }
 
-/// Reports whether the process runs as the host's root and outside containers: a process can set its own name
+/// Reports whether the process runs as the host's root, in the namespaces of init: a process can set its own name
 /// (prctl(2), `PR_SET_NAME`), and a pod may run its own containerd.
 pub(crate) fn is_of_host(root: &Path, process: &Path) -> bool {
     let namespace = |process: &Path, kind: &str| fs::read_link(process.join("ns").join(kind)).ok();
@@ -85,7 +85,7 @@ pub(crate) fn is_of_host(root: &Path, process: &Path) -> bool {
     let status = fs::read_to_string(process.join("status")).unwrap_or_default();
     let is_roots = status.lines().any(|line| line.starts_with("Uid:\t0\t0\t"));
     // A kernel without user namespaces has no link for them.
-    is_roots && namespace(process, "pid").is_some() && is_of_init("pid") && is_of_init("user")
+    is_roots && namespace(process, "pid").is_some() && ["pid", "user", "net"].into_iter().all(is_of_init)
 }
 
 /// The command line; empty if it cannot be read.
