@@ -125,7 +125,8 @@ impl AmbientNode {
     }
 
     pub(super) fn status(&self) -> AmbientStatus {
-        AmbientStatus { ztunnel: self.pods.status(), problems: self.health.problems() }
+        let unwatched = self.namespaces.unwatched();
+        AmbientStatus { ztunnel: self.pods.status(), problems: self.health.problems(), unwatched }
     }
 }
 
@@ -143,9 +144,20 @@ pub(crate) struct AmbientStatus {
     pub(crate) ztunnel: ZtunnelStatus,
     /// Why the socket for ztunnel is not served.
     problems: Vec<String>,
+    /// Why the namespaces are not watched.
+    unwatched: Option<String>,
 }
 
 impl AmbientStatus {
+    /// Returns what does not concern a pod started now, or not yet, in sentences.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let unwatched = self.unwatched.as_ref();
+        unwatched
+            .map(|why| format!("changed labels of namespaces are not known: {why}"))
+            .into_iter()
+            .collect()
+    }
+
     /// Returns why an ambient pod started now would not be in the mesh, in sentences.
     pub(crate) fn not_ready(&self) -> Vec<String> {
         let ztunnel = &self.ztunnel;
@@ -196,8 +208,7 @@ impl PodLookup for AmbientLookup<'_> {
     fn state(&self) -> PodsState {
         let state = self.pods.state();
         let missing = state.missing.or_else(|| self.node.namespaces.missing());
-        let unwatched = state.unwatched.or_else(|| self.node.namespaces.unwatched());
-        PodsState { missing, unwatched, ..state }
+        PodsState { missing, ..state }
     }
 
     fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {
