@@ -75,6 +75,7 @@ fn a_new_agent_drops_no_pod_of_its_predecessor_and_an_add_waits_for_it() {
     let (ztunnel, before) = (node.ztunnel(&[]), Namespace::new().unwrap());
     let pod = Pod::new("shop", "before").put(&node);
     node.added(&pod, &before);
+    node.server.put_pod(Pod::new("shop", "ended").object("Succeeded"));
     node.kill_agent();
     observe(&ztunnel, "ztunnel is not ready", |observed| !observed.is_ready);
     assert!(ztunnel.observed().proxies.contains("uid-before"), "ztunnel serves without an agent");
@@ -90,6 +91,7 @@ fn a_new_agent_drops_no_pod_of_its_predecessor_and_an_add_waits_for_it() {
     });
     assert!(observed.proxies.contains("uid-before"), "{observed:?}");
     assert!(observed.requests.iter().any(|it| it == "keep uid-before"), "{observed:?}");
+    assert!(!observed.requests.iter().any(|it| it == "keep uid-ended"), "{observed:?}");
     // The new agent has no descriptor of it: that is known after the next ADD alone.
     assert!(!node.holds(&before) && node.holds(&during));
     pod.delete(&node);
