@@ -258,7 +258,7 @@ mod tests {
         (status.ztunnel.connected, status.ztunnel.is_snapshot_acknowledged) = (1, true);
         let refused = "ztunnel refused the pod: \"no room\"".to_owned();
         status.ztunnel.failing = Some((MAX_PENDING, refused.clone()));
-        assert_eq!(status.not_ready(), [String::new(); 0], "one may fail");
+        assert_eq!(status.not_ready(), Vec::<String>::new(), "one may fail");
         status.ztunnel.failing = Some((MAX_PENDING + Duration::from_secs(1), refused));
         let reason = "no ambient pod has got into the mesh for 16 s; the last one: ztunnel refused the pod: \"no room\"";
         assert_eq!((status.not_ready(), status.notes()), (vec![reason.to_owned()], Vec::new()));
