@@ -23,6 +23,7 @@ pub(crate) mod pod_requests;
 pub(crate) mod queries;
 mod taint_writer;
 pub(crate) mod watch;
+mod watch_health;
 
 pub(crate) use access::server_url;
 pub use access::{Cluster, ClusterError, ClusterNames, ServiceAccount};

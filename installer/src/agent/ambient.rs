@@ -68,19 +68,29 @@ impl AmbientNode {
 
     /// Serves ztunnel until `end` is readable. A ztunnel that connects stops the proxies of pods that it does not receive,
     /// so the server starts when the node's pods are known: then ztunnel keeps every pod that an earlier agent may have
-    /// handed over.
+    /// handed over. Afterwards the plugin hands over to another agent.
     pub(super) fn serve(&self, pods: &dyn PodLookup, end: BorrowedFd<'_>, context: SocketContext<'_>) {
         let context = SocketContext { health: &self.health, ..context };
-        while pods.state().missing.is_some() {
+        if self.knows_pods(pods, end) {
+            self.keep_pods(pods);
+            thread::scope(|scope| {
+                scope.spawn(|| self.keep_exemption(end, context.log));
+                self.serve_ztunnel(end, context);
+            });
+        }
+        self.pods.end_hand_overs();
+    }
+
+    /// Waits until the pods of the node are known; reports whether they are, before `end` is readable.
+    fn knows_pods(&self, pods: &dyn PodLookup, end: BorrowedFd<'_>) -> bool {
+        while let Some(why) = unknown_pods(pods.state()) {
+            let why = format!("ztunnel is not served before the pods of this node are known: {why}");
+            self.health.has_changed(&self.environment.socket, Some(&why));
             if has_ended(end, RETRY) {
-                return;
+                return false;
             }
         }
-        self.keep_pods(pods);
-        thread::scope(|scope| {
-            scope.spawn(|| self.keep_exemption(end, context.log));
-            self.serve_ztunnel(end, context);
-        });
+        true
     }
 
     fn keep_exemption(&self, end: BorrowedFd<'_>, log: &Log) {
@@ -107,13 +117,14 @@ impl AmbientNode {
         }
     }
 
-    /// Keeps the pods that an earlier agent may have handed over: all but those that are certainly not ambient. ztunnel
-    /// ignores those that it does not know.
+    /// Keeps the pods that an earlier agent may have handed over: all but those that have ended or are certainly not
+    /// ambient. ztunnel ignores those that it does not know.
     fn keep_pods(&self, pods: &dyn PodLookup) {
         let (found, addresses) = (RefCell::new(Vec::new()), self.exemption.kept());
         pods.has_pod(&|facts| {
-            let is_host_network = matches!(&facts.ambient, Ambient::Undecided(it) if it.is_host_network);
-            if !is_host_network && facts.annotation(STATUS).is_none() {
+            let is_out =
+                matches!(&facts.ambient, Ambient::Undecided(it) if it.is_host_network || it.has_ended);
+            if !is_out && facts.annotation(STATUS).is_none() {
                 let pod = AmbientPod::parse(&facts.uid, &facts.namespace, &facts.name, "default");
                 let addresses = addresses.get(&facts.uid).into_iter().flatten().copied();
                 found.borrow_mut().push(pod.map(|pod| pod.with_addresses(addresses)));
@@ -145,11 +156,17 @@ impl AmbientNode {
     pub(super) fn status(&self) -> AmbientStatus {
         let problems = self.health.problems();
         let problems = problems.into_iter().chain(self.exemption.not_ready(&self.pods)).collect();
-        AmbientStatus { ztunnel: self.pods.status(), problems }
+        AmbientStatus { ztunnel: self.pods.status(), problems, unwatched: self.namespaces.unwatched() }
     }
 }
 
 const FAILED: &str = "gybe node: ztunnel is not served";
+
+/// Returns why the list of the node's pods may lack one that an earlier agent has handed over.
+pub(super) fn unknown_pods(state: PodsState) -> Option<String> {
+    let unwatched = state.unwatched.map(|why| format!("they are not watched: {why}"));
+    state.missing.or(unwatched)
+}
 
 /// Waits for the end, at most for `timeout`.
 fn has_ended(end: BorrowedFd<'_>, timeout: Duration) -> bool {
@@ -163,9 +180,25 @@ pub(crate) struct AmbientStatus {
     pub(crate) ztunnel: ZtunnelStatus,
     /// Why the socket for ztunnel is not served, or the kubelet's probes are not exempt.
     problems: Vec<String>,
+    /// Why the namespaces are not watched.
+    unwatched: Option<String>,
 }
 
 impl AmbientStatus {
+    /// Returns what does not concern a pod started now, or not yet, in sentences.
+    pub(crate) fn notes(&self) -> Vec<String> {
+        let unwatched = self.unwatched.as_ref();
+        let unwatched = unwatched.map(|why| format!("changed labels of namespaces are not known: {why}"));
+        let lost = Some(self.ztunnel.lost).filter(|lost| *lost > 0).map(|lost| {
+            format!(
+                "a ztunnel has connected after another one, and the agent has no network namespace of the {lost} pods \
+                 without a sidecar that started before it; restart the ambient ones among them, whose connections may \
+                 be refused"
+            )
+        });
+        unwatched.into_iter().chain(lost).collect()
+    }
+
     /// Returns why an ambient pod started now would not be in the mesh, in sentences.
     pub(crate) fn not_ready(&self) -> Vec<String> {
         let ztunnel = &self.ztunnel;
@@ -179,6 +212,13 @@ impl AmbientStatus {
         if let (Some(pending), 1..) = (late, ztunnel.connected) {
             let (pods, seconds) = (ztunnel.pending, pending.as_secs());
             reasons.push(format!("{pods} ambient pods wait for ztunnel, one for {seconds} s"));
+        }
+        if let (Some((time, why)), 1..) = (&ztunnel.failing, ztunnel.connected)
+            && *time > MAX_PENDING
+        {
+            let seconds = time.as_secs();
+            reasons
+                .push(format!("no ambient pod has got into the mesh for {seconds} s; the last one: {why}"));
         }
         reasons
     }
@@ -216,11 +256,51 @@ impl PodLookup for AmbientLookup<'_> {
     fn state(&self) -> PodsState {
         let state = self.pods.state();
         let missing = state.missing.or_else(|| self.node.namespaces.missing());
-        let unwatched = state.unwatched.or_else(|| self.node.namespaces.unwatched());
-        PodsState { missing, unwatched, ..state }
+        PodsState { missing, ..state }
     }
 
     fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {
         self.pods.has_pod(is_such)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use gybe_netfilter::model::policy::ambient::ProbeAddresses;
+
+    #[test]
+    fn hand_overs_that_all_fail_make_the_agent_unready_and_a_second_ztunnel_is_a_note() {
+        let environment = AmbientEnvironment {
+            socket: "/run/ztunnel.sock".into(),
+            probes: ProbeAddresses::default(),
+            system_namespace: "istio-system".to_owned(),
+        };
+        let node = AmbientNode::new(environment, "/run/gybe".into());
+        let mut status = node.status();
+        (status.ztunnel.connected, status.ztunnel.is_snapshot_acknowledged) = (1, true);
+        let refused = "ztunnel refused the pod: \"no room\"".to_owned();
+        status.ztunnel.failing = Some((MAX_PENDING, refused.clone()));
+        assert_eq!(status.not_ready(), Vec::<String>::new(), "one may fail");
+        status.ztunnel.failing = Some((MAX_PENDING + Duration::from_secs(1), refused));
+        let reason = "no ambient pod has got into the mesh for 16 s; the last one: ztunnel refused the pod: \"no room\"";
+        assert_eq!((status.not_ready(), status.notes()), (vec![reason.to_owned()], Vec::new()));
+        (status.ztunnel.lost, status.unwatched) = (3, Some("403".to_owned()));
+        let [namespaces, lost] = status.notes().try_into().unwrap();
+        assert_eq!(namespaces, "changed labels of namespaces are not known: 403");
+        assert!(lost.contains("no network namespace of the 3 pods"), "{lost}");
+    }
+
+    #[test]
+    fn ztunnel_is_served_only_while_the_nodes_pods_are_watched() {
+        let state = |missing: Option<&str>, unwatched: Option<&str>| PodsState {
+            missing: missing.map(str::to_owned),
+            unwatched: unwatched.map(str::to_owned),
+            pods: 1,
+            watch: None,
+        };
+        assert_eq!(unknown_pods(state(None, None)), None);
+        assert_eq!(unknown_pods(state(Some("not known"), Some("401"))).unwrap(), "not known");
+        assert_eq!(unknown_pods(state(None, Some("401"))).unwrap(), "they are not watched: 401");
     }
 }

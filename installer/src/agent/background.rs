@@ -3,7 +3,7 @@
 //! reconcile loop, HTTP, requests about running pods). The sockets for the plugin are created at the start of a term,
 //! and answer until the next one or the end of the process.
 
-use super::ambient::AmbientNode;
+use super::ambient::{AmbientNode, unknown_pods};
 use super::broken_pods::BrokenPods;
 use super::daemonset::OwnDaemonSet;
 use super::events::{EventQueue, EventWriter};
@@ -143,13 +143,18 @@ impl NodeAgent<'_> {
         let unknown = |source| NodeError::Lead { directory: environment.run.clone(), source };
         let mut former: Option<Answering<'_>> = None;
         loop {
-            let mut is_prepared = || self.pods.state().missing.is_none() && reconciler.has_settings();
+            let mut is_prepared = || {
+                let state = self.pods.state();
+                let unknown = if self.ambient.is_some() { unknown_pods(state) } else { state.missing };
+                unknown.is_none() && reconciler.has_settings()
+            };
             let waits = || log.info("gybe node: another agent leads on this node; waiting", json!({}));
             let lead = candidate.wait(self.stop.as_fd(), &mut is_prepared, waits).map_err(unknown)?;
             let Some(lead) = lead else { return Ok(()) };
             // Before the role: while this agent leads, the sockets of the former term create a file that is not served,
             // and two threads would create the same file at once.
             let ambient = self.ambient.map(|node| Arc::clone(&node.pods));
+            ambient.iter().for_each(|pods| pods.accept_hand_overs());
             let sockets = Sockets::open(self.facts, ambient, log)?;
             drop(former.take());
             self.context.role.set(Role::leads());

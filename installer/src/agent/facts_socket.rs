@@ -77,7 +77,7 @@ impl FactsSocket {
     ) -> Result<(), Errno> {
         let (lookups, hand_overs, mut idle) = (JobQueue::default(), JobQueue::default(), VecDeque::new());
         let ambient = self.ambient.clone();
-        let ambient = ambient.as_ref();
+        let ambient = ambient.as_deref();
         thread::scope(|scope| {
             let dispatcher = Dispatcher {
                 pods,
@@ -243,7 +243,8 @@ impl FactsConnection {
 
     /// Parses the request, and sets the deadline of its response.
     fn parse(&mut self) -> Result<ClientRequest, RequestError> {
-        if let Some(request) = ambient::decode_request(&self.received) {
+        let json = wire::parse_request(&self.received);
+        if let Some(request) = json.as_ref().ok().and_then(ambient::decode_request) {
             let HandOverRequest { pod, timeout } = request?;
             self.until = Instant::now() + timeout.min(MAX_HAND_OVER);
             let descriptor = match (self.descriptors.pop(), self.descriptors.is_empty()) {
@@ -254,7 +255,7 @@ impl FactsConnection {
             };
             return Ok(ClientRequest::Ambient(pod, Netns::received(descriptor)?));
         }
-        let request = wire::decode_request(&self.received);
+        let request = json.as_ref().map_err(Clone::clone).and_then(wire::request_of);
         let timeout = request.as_ref().ok().and_then(|request| request.timeout).unwrap_or(TIMEOUT);
         self.until = Instant::now() + timeout.min(MAX_TIMEOUT);
         match request {

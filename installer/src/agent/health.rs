@@ -1,5 +1,6 @@
 //! The pages `/healthz`, `/readyz` and `/left`, for the kubelet's probes, an operator and the chart's hook. Pure.
 
+use super::ambient::AmbientStatus;
 use super::http::Page;
 use super::status::{AgentSnapshot, Phase};
 use crate::agent::pods::PodsState;
@@ -34,7 +35,12 @@ pub(crate) fn status(agent: &AgentSnapshot) -> AgentStatus {
         unwatched: agent.pods.unwatched.clone(),
         settings: agent.settings.error.clone(),
         conflicts: report.conflicts.conf.iter().chain(&report.conflicts.programs).cloned().collect(),
-        notes: report.notes.clone(),
+        notes: report
+            .notes
+            .iter()
+            .cloned()
+            .chain(agent.ambient.iter().flat_map(AmbientStatus::notes))
+            .collect(),
         plugin_dir_confirmed: agent.settings.plugin_dir == Confirmed::Yes,
         standby: !matches!(agent.role, Role::Leads { .. }),
         restart: agent.needs_restart(),

@@ -18,7 +18,7 @@ pub use pod_cache::{WatchProblem, WatchState};
 use crate::agent::pods::pod_cache::{PodCache, WaitLimits};
 use crate::agent::pods::pod_watch::{AwaitedPod, NodePods, serve_lookups};
 use crate::agent::ztunnel::AmbientPods;
-use crate::cluster::watch::Watch;
+use crate::cluster::watch::{STALE, Watch};
 use crate::cluster::{Cluster, ClusterError};
 use crate::log::Log;
 use gybe_plugin::args::PodRef;
@@ -122,10 +122,6 @@ impl PodLookup for CountedPods<'_> {
 
 /// How long the watch may lag behind the kubelet's, before a pod is looked up at the API server.
 const WATCH_LAG: Duration = Duration::from_millis(300);
-
-/// A server sends a bookmark every minute. This is longer than a silent watch lasts, so neither a slow server nor a
-/// token that is being replaced causes such a silence.
-const STALE: Duration = Duration::from_secs(300);
 
 /// The watch, running on a thread of its own until it is dropped.
 #[derive(Debug)]

@@ -5,12 +5,13 @@ use super::error::ApiError;
 use super::objects::Node;
 use super::pod_requests;
 use super::watch::{Watch, Watched};
+use super::watch_health::{ANY_VERSION, WatchHealth, WatchMessages};
 use crate::error::chain;
 use crate::log::Log;
 use futures::future::{Either, select};
 use hyper::Request;
 use kube::Client;
-use serde_json::{Value, json};
+use serde_json::Value;
 use std::collections::BTreeMap;
 use std::io::{self, PipeReader};
 use std::pin::pin;
@@ -22,9 +23,11 @@ use tokio::time::sleep;
 
 /// The wait while our credentials cannot be read.
 const CREDENTIALS_RETRY: Duration = Duration::from_secs(60);
-/// A watch from this version begins with an event about the node as the server's cache has it.
-const ANY_VERSION: &str = "0";
-const RIGHT: &str = "the manifests of this version grant the agent the right to watch nodes";
+const MESSAGES: WatchMessages = WatchMessages {
+    unwatched: "the agent's node is not watched",
+    watched_again: "the agent's node is watched again",
+    right: "the manifests of this version grant the agent the right to watch nodes",
+};
 
 /// A cluster, and a node of it.
 #[derive(Debug, Clone)]
@@ -43,51 +46,42 @@ pub struct ObservedNode {
 }
 
 /// Our node as the API server has last sent it, shared between the thread that watches it and those that need it.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub(crate) struct OwnNode {
-    state: Mutex<OwnNodeState>,
+    observed: Mutex<Option<ObservedNode>>,
     changed: Condvar,
+    health: WatchHealth,
 }
 
-#[derive(Debug, Default)]
-struct OwnNodeState {
-    observed: Option<ObservedNode>,
-    /// Why the node is not watched, as it was logged.
-    problem: Option<String>,
+impl Default for OwnNode {
+    fn default() -> Self {
+        Self { observed: Mutex::default(), changed: Condvar::new(), health: WatchHealth::new(&MESSAGES) }
+    }
 }
 
 impl OwnNode {
     /// Returns the node; none before the API server has sent it. While the API server does not respond, the last state
     /// holds.
     pub(crate) fn read(&self) -> Option<ObservedNode> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).observed.clone()
+        self.observed.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// Returns the node; waits up to `timeout` while it is unknown.
     pub(crate) fn wait(&self, timeout: Duration) -> Option<ObservedNode> {
-        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.changed.wait_timeout_while(state, timeout, |state| state.observed.is_none());
-        waited.unwrap_or_else(PoisonError::into_inner).0.observed.clone()
+        let observed = self.observed.lock().unwrap_or_else(PoisonError::into_inner);
+        let waited = self.changed.wait_timeout_while(observed, timeout, |observed| observed.is_none());
+        waited.unwrap_or_else(PoisonError::into_inner).0.clone()
     }
 
     /// Watches the node until `stop` is readable. Needs `watch` on nodes.
     pub(crate) fn follow(&self, home: &ClusterNode, stop: &PipeReader, log: &Log) -> io::Result<()> {
-        let failed = |cause| self.report(cause, None, log);
+        let failed = |cause| self.health.report(cause, None, log);
         watch_until(home, stop, || WatchedNode { name: &home.node, own: self }, failed, log)
     }
 
     fn set(&self, observed: ObservedNode) {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner).observed = Some(observed);
+        *self.observed.lock().unwrap_or_else(PoisonError::into_inner) = Some(observed);
         self.changed.notify_all();
-    }
-
-    /// Logs a problem once.
-    fn report(&self, cause: String, hint: Option<&str>, log: &Log) {
-        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.problem.as_ref() != Some(&cause) {
-            log.warn("the agent's node is not watched", json!({ "cause": cause, "hint": hint }));
-            state.problem = Some(cause);
-        }
     }
 }
 
@@ -150,19 +144,15 @@ impl Watched for WatchedNode<'_> {
         Some(version)
     }
 
-    fn record_event(&self) {}
+    fn record_event(&self) {
+        self.own.health.record_event();
+    }
 
     fn record_open(&self, log: &Log) {
-        let mut state = self.own.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if state.problem.take().is_some() {
-            log.info("the agent's node is watched again", json!({}));
-        }
+        self.own.health.record_open(log);
     }
 
     fn record_failure(&self, fault: &ApiError, _again_in_ms: u64, log: &Log) {
-        // 410 only means that the watch has to begin anew.
-        if fault.status() != Some(410) {
-            self.own.report(fault.to_string(), fault.is_forbidden().then_some(RIGHT), log);
-        }
+        self.own.health.record_failure(fault, log);
     }
 }

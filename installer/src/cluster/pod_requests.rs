@@ -29,14 +29,19 @@ pub struct PodSelector {
 
 /// Requests a page of a node's pods.
 ///
-/// `resourceVersion=0` means "from the server's cache". Without it the server would read all of the cluster's pods from
-/// etcd for every agent; the kubelet lists in the same way. The watch or a lookup delivers a pod that this list lacks.
-/// kube omits the version from a request with a limit, so it is added here; the continue token of later pages has it.
-pub(crate) fn list(node: &str, continue_token: Option<&str>) -> Result<Request<Vec<u8>>, ApiError> {
+/// With `may_lag` it has `resourceVersion=0`, "from the server's cache". Without it the server may read all of the
+/// cluster's pods from etcd for every agent; the kubelet lists in the same way. The watch or a lookup delivers a pod that
+/// this list lacks. kube omits the version from a request with a limit, so it is added here; the continue token of later
+/// pages has it.
+pub(crate) fn list(
+    node: &str,
+    continue_token: Option<&str>,
+    may_lag: bool,
+) -> Result<Request<Vec<u8>>, ApiError> {
     let mut params = ListParams::default().fields(&of_node(node)).limit(PAGE_SIZE);
     params.continue_token = continue_token.map(str::to_owned);
     let mut request = ApiRequest::new(PODS).list(&params).map_err(|_| invalid_name())?;
-    if continue_token.is_none() {
+    if continue_token.is_none() && may_lag {
         let uri: Uri = format!("{}&resourceVersion=0", request.uri()).parse().map_err(|_| invalid_name())?;
         *request.uri_mut() = uri;
     }
@@ -138,10 +143,11 @@ mod tests {
 
     #[test]
     fn lists_are_requested_from_the_servers_cache_and_in_pages() {
-        let first = list("node-1", None).unwrap();
+        let first = list("node-1", None, true).unwrap();
         let uri = "/api/v1/pods?&fieldSelector=spec.nodeName%3Dnode-1&limit=100";
         assert_eq!(first.uri().to_string(), format!("{uri}&resourceVersion=0"));
-        let second = list("node-1", Some("a+b=")).unwrap();
+        assert_eq!(list("node-1", None, false).unwrap().uri().to_string(), uri);
+        let second = list("node-1", Some("a+b="), true).unwrap();
         assert_eq!(second.uri().to_string(), format!("{uri}&continue=a%2Bb%3D"));
     }
 

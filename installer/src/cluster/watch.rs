@@ -30,6 +30,10 @@ const SILENCE: Duration = Duration::from_secs(240);
 /// not know our resource version, and need not report that.
 const MAX_FAILURES: u32 = 5;
 
+/// A watch on which nothing has arrived for this time makes the agent unready. It is longer than a silent watch lasts, so
+/// neither a slow server nor a token that is being replaced causes such a silence.
+pub(crate) const STALE: Duration = Duration::from_secs(300);
+
 /// The first wait between two watches.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 /// A watch that was open for a shorter time counts as a failure, however it ended.
@@ -56,6 +60,9 @@ pub(crate) trait Watched {
 
     /// Records that the server has sent something.
     fn record_event(&self);
+
+    /// Records a bookmark: the server has sent every event up to now.
+    fn record_bookmark(&self) {}
 
     /// Records that the watch is open.
     fn record_open(&self, log: &Log);
@@ -134,7 +141,10 @@ impl<W: Watched> Watch<'_, W> {
         let (object, is_deleted) = match serde_json::from_slice(line) {
             Ok(WatchEvent::Added(object) | WatchEvent::Modified(object)) => (object, false),
             Ok(WatchEvent::Deleted(object)) => (object, true),
-            Ok(WatchEvent::Bookmark(mark)) => return Ok(Some(mark.metadata.resource_version)),
+            Ok(WatchEvent::Bookmark(mark)) => {
+                self.watched.record_bookmark();
+                return Ok(Some(mark.metadata.resource_version));
+            }
             Ok(WatchEvent::Error(status)) => return Err(kube::Error::Api(status).into()),
             // A malformed object must not stop the events of other objects. (kube ends the watch at such a line.)
             Err(_) => {

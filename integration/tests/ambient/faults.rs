@@ -5,6 +5,7 @@ use crate::fixture::{Node, Pod, observe};
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::ztunnel::{Fault, Mesh, Ztunnel};
 use gybe_test_support::wait_until;
+use serde_json::json;
 use std::sync::Arc;
 use std::thread;
 
@@ -75,6 +76,7 @@ fn a_new_agent_drops_no_pod_of_its_predecessor_and_an_add_waits_for_it() {
     let (ztunnel, before) = (node.ztunnel(&[]), Namespace::new().unwrap());
     let pod = Pod::new("shop", "before").put(&node);
     node.added(&pod, &before);
+    node.server.put_pod(Pod::new("shop", "ended").object("Succeeded"));
     node.kill_agent();
     observe(&ztunnel, "ztunnel is not ready", |observed| !observed.is_ready);
     assert!(ztunnel.observed().proxies.contains("uid-before"), "ztunnel serves without an agent");
@@ -90,6 +92,7 @@ fn a_new_agent_drops_no_pod_of_its_predecessor_and_an_add_waits_for_it() {
     });
     assert!(observed.proxies.contains("uid-before"), "{observed:?}");
     assert!(observed.requests.iter().any(|it| it == "keep uid-before"), "{observed:?}");
+    assert!(!observed.requests.iter().any(|it| it == "keep uid-ended"), "{observed:?}");
     // The new agent has no descriptor of it: that is known after the next ADD alone.
     assert!(!node.holds(&before) && node.holds(&during));
     pod.delete(&node);
@@ -117,4 +120,23 @@ fn an_agent_that_takes_the_lead_of_another_one_drops_no_pod() {
     before.delete(&node);
     let observed = observe(&ztunnel, "the pod is gone", |observed| !observed.proxies.contains("uid-before"));
     assert!(observed.proxies.contains("uid-later"), "{observed:?}");
+}
+
+#[test]
+fn an_add_that_waits_when_another_agent_takes_the_lead_succeeds_there() {
+    let (mut node, netns) = (Node::start("ambient-waiting-add"), Namespace::new().unwrap());
+    let pod = Pod::new("shop", "cart").put(&node);
+    let mut call = node.prepared("ADD", &pod, &netns);
+    // Longer than an agent lets a hand-over wait.
+    call.stdin["facts"]["deadline_ms"] = json!(20_000);
+    let directory = Arc::clone(&node.directory);
+    let adding = thread::spawn(move || call.run(&directory, "").unwrap());
+    wait_until("the hand-over waits", || node.agent().metric("gybe_ambient_pods_pending") > 0.0);
+    let former = node.agent.take().unwrap();
+    node.start_agent();
+    former.wait_for_message("hands over to a newer agent");
+    let ztunnel = node.ztunnel(&[]);
+    let ran = adding.join().unwrap();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(ztunnel.observed().proxies.contains("uid-cart") && node.holds(&netns));
 }

@@ -137,7 +137,7 @@ fn a_plugin_of_before_ambient_mode_gets_no_ambient_pod() {
         wait_until("the agent knows the pod", || {
             let response = facts::query(&socket, &request);
             assert!(!is_refused || response["pod"].is_null(), "{response}");
-            response["fault"].as_str().is_some_and(|why| why.contains("before ambient mode")) == is_refused
+            response["fault"].as_str().is_some_and(|why| why.contains("without ambient mode")) == is_refused
         });
     }
 }

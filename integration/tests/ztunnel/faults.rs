@@ -25,8 +25,11 @@ fn a_refused_pod_is_withdrawn_with_the_reason_and_may_come_again() {
     let observed = observe(&ztunnel, "the pod is forgotten", |observed| observed.requests.len() == 3);
     assert_eq!(observed.requests, ["snapshot-sent", "add a", "del a"]);
     observe(&ztunnel, "nothing is pending", |observed| observed.is_ready && observed.pending.is_empty());
+    let (_, why) = server.pods.status().failing.unwrap();
+    assert!(why.contains("failure to start proxy : no room"), "{why}");
     ztunnel.set_fault(Fault::default());
     server.add("a", &a).unwrap();
+    assert_eq!(server.pods.status().failing, None);
     assert_eq!(listening(&a).len(), 4);
     assert_eq!(ztunnel.observed().connections, 1, "a refusal leaves the connection open");
 }
@@ -129,6 +132,20 @@ fn a_ztunnel_that_connects_in_a_loop_neither_costs_much_nor_stops_another() {
     assert!(works.observed().proxies.contains("a"));
     let (connections, seconds) = (server.pods.status().counts.connections, before.elapsed().as_secs() + 2);
     assert!(connections <= 5 * seconds, "{connections} within {seconds} s");
+}
+
+#[test]
+fn a_second_ztunnel_may_lack_the_pods_whose_namespace_the_agent_does_not_have() {
+    let directory = TestDir::new("zds-lost");
+    let (server, [b]) = (Server::start(&directory), namespaces());
+    server.pods.adopt(pod("a"), None);
+    let first = ztunnel(&directory);
+    ready(&first);
+    server.add("b", &b).unwrap();
+    assert_eq!((server.pods.status().without_netns, server.pods.status().lost), (1, 0), "it may have it");
+    drop(first);
+    ready(&ztunnel(&directory));
+    assert_eq!(server.pods.status().lost, 1);
 }
 
 #[test]

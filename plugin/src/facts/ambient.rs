@@ -83,9 +83,8 @@ pub fn encode_request(HandOverRequest { pod, timeout }: &HandOverRequest) -> Str
     format!("{}\n", json!({ "version": VERSION, "ambient": pod, "deadline_ms": timeout }))
 }
 
-/// Decodes a request; none when the line is another request.
-pub fn decode_request(line: &[u8]) -> Option<Result<HandOverRequest, WireError>> {
-    let json: Value = serde_json::from_slice(line).ok()?;
+/// Decodes a request; none when it is another request.
+pub fn decode_request(json: &Value) -> Option<Result<HandOverRequest, WireError>> {
     json.get("ambient")?;
     let decoded = match RequestJson::deserialize(json) {
         Err(why) => Err(malformed(&why)),
@@ -235,6 +234,10 @@ fn truncated(text: &str, length: usize) -> String {
 mod tests {
     use super::*;
 
+    fn decoded(line: &[u8]) -> Option<Result<HandOverRequest, WireError>> {
+        decode_request(&serde_json::from_slice(line).unwrap())
+    }
+
     #[test]
     fn names_that_kubernetes_does_not_have_are_refused() {
         assert!(AmbientPod::parse("u-1", "shop", "cart-0", "default").is_ok());
@@ -258,7 +261,7 @@ mod tests {
         let addresses = ["10.0.0.7", "fd00::7"].map(|address| address.parse().unwrap());
         let pod = pod.with_addresses(addresses);
         let request = HandOverRequest { pod, timeout: Duration::from_millis(1950) };
-        assert_eq!(decode_request(encode_request(&request).as_bytes()), Some(Ok(request)));
+        assert_eq!(decoded(encode_request(&request).as_bytes()), Some(Ok(request)));
         let fault = |cause, text: &str| Err(HandOverFault { cause, text: text.to_owned() });
         let (other, refused) = (HandOverCause::Other, HandOverCause::Refused);
         let kinds = [HandOverCause::NotConnected, HandOverCause::NoAnswer, refused, other];
@@ -275,8 +278,8 @@ mod tests {
     fn other_requests_and_responses_are_never_taken_for_a_hand_over() {
         use crate::facts::wire;
         let facts = br#"{"version": 1, "namespace": "shop", "name": "cart-0", "uid": "u1"}"#;
-        assert_eq!(decode_request(facts), None);
-        assert_eq!(decode_request(br#"{"version": 1, "status": true}"#), None);
+        assert_eq!(decoded(facts), None);
+        assert_eq!(decoded(br#"{"version": 1, "status": true}"#), None);
         let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
         let request = encode_request(&HandOverRequest { pod, timeout: Duration::ZERO });
         assert!(wire::decode_request(request.as_bytes()).is_err(), "an older agent responds with an error");
@@ -289,15 +292,12 @@ mod tests {
             assert!(decode_response(text.as_bytes()).is_err(), "{text}");
         }
         let newer = request.replace("\"version\":1", "\"version\":2");
-        assert_eq!(decode_request(newer.as_bytes()), Some(Err(WireError::Version(2))));
+        assert_eq!(decoded(newer.as_bytes()), Some(Err(WireError::Version(2))));
         for (valid, invalid) in
             [("\"u-1\"", "\"../u\""), ("\"shop\"", "7"), ("\"deadline_ms\":0", "\"deadline_ms\":-1")]
         {
             let request = request.replace(valid, invalid);
-            assert!(
-                matches!(decode_request(request.as_bytes()), Some(Err(WireError::Malformed(_)))),
-                "{request}"
-            );
+            assert!(matches!(decoded(request.as_bytes()), Some(Err(WireError::Malformed(_)))), "{request}");
         }
     }
 }

@@ -95,7 +95,22 @@ pub fn encode_request(FactsRequest { pod, timeout, knows_ambient }: &FactsReques
 /// # Errors
 /// When it is malformed or of another version.
 pub fn decode_request(line: &[u8]) -> Result<FactsRequest, WireError> {
-    let json: Value = serde_json::from_slice(line).map_err(|error| malformed(&error))?;
+    request_of(&parse_request(line)?)
+}
+
+/// Parses the line of any request.
+///
+/// # Errors
+/// When it is not JSON.
+pub fn parse_request(line: &[u8]) -> Result<Value, WireError> {
+    serde_json::from_slice(line).map_err(|error| malformed(&error))
+}
+
+/// Decodes a parsed request.
+///
+/// # Errors
+/// When it is malformed or of another version.
+pub fn request_of(json: &Value) -> Result<FactsRequest, WireError> {
     let text = |key: &str| json.get(key).and_then(Value::as_str);
     match json.get("version").and_then(Value::as_u64).map(u32::try_from) {
         Some(Ok(VERSION)) => {}

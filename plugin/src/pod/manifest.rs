@@ -27,6 +27,8 @@ pub struct Selectable {
     pub labels: BTreeMap<String, String>,
     /// Whether it has the network of its node.
     pub is_host_network: bool,
+    /// Whether all of its containers have ended for good.
+    pub has_ended: bool,
     pub service_account: String,
 }
 
@@ -135,6 +137,7 @@ impl Manifest {
         let account = spec.and_then(|spec| spec.service_account_name.as_deref()).filter(|it| !it.is_empty());
         Selectable {
             labels: labels.unwrap_or_default(),
+            has_ended: self.has_ended(),
             is_host_network: spec.and_then(|spec| spec.host_network).unwrap_or(false),
             // The API server sets it in every pod.
             service_account: account.unwrap_or("default").to_owned(),

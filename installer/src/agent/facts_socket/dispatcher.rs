@@ -11,12 +11,12 @@ use crate::error::chain;
 use crate::log::Log;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverCause, HandOverFault};
+use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverCause, HandOverFault, PodUid};
 use gybe_plugin::facts::wire::{self, FactsRequest, FactsResponse};
-use gybe_plugin::pod::Ambient;
+use gybe_plugin::pod::{Ambient, PodFacts};
 use serde_json::json;
 use std::collections::VecDeque;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{self, Scope};
 use std::time::Duration;
 
@@ -27,7 +27,7 @@ const SEND_TIME: Duration = Duration::from_millis(50);
 #[derive(Clone, Copy)]
 pub(super) struct Dispatcher<'scope, 'env> {
     pub(super) pods: &'scope dyn PodLookup,
-    pub(super) ambient: Option<&'scope Arc<AmbientPods>>,
+    pub(super) ambient: Option<&'scope AmbientPods>,
     pub(super) status: &'scope (dyn Fn() -> AgentStatus + Sync),
     pub(super) log: &'scope Log,
     pub(super) lookups: &'scope JobQueue,
@@ -54,9 +54,7 @@ impl Dispatcher<'_, '_> {
                 None => self.enqueue(Job { connection, task: Task::LookUp { pod, knows_ambient } }),
             },
             Ok(ClientRequest::Ambient(pod, netns)) => match self.ambient {
-                Some(pods) => {
-                    self.enqueue(Job { connection, task: Task::Ambient(Arc::clone(pods), pod, netns) });
-                }
+                Some(_) => self.enqueue(Job { connection, task: Task::Ambient(pod, netns) }),
                 None => self.respond(connection, &FactsResponse::Error(AMBIENT_OFF.to_owned())),
             },
             Ok(ClientRequest::Status) => {
@@ -93,10 +91,16 @@ impl Dispatcher<'_, '_> {
                 self.log_fault(&response);
                 wire::encode_response(&response).into_bytes()
             }
-            Task::Ambient(pods, pod, netns) => {
-                let name = pod.to_string();
+            Task::Ambient(pod, netns) => {
+                let Some(pods) = self.ambient else { return };
+                let (name, uid) = (pod.to_string(), pod.uid.clone());
                 let added = pods.add(pod, netns, connection.until() - SEND_TIME);
-                let response = added.as_ref().map(|_| ()).map_err(fault);
+                let response = match added.as_ref().map_err(fault) {
+                    Ok(_) => Ok(()),
+                    Err(Some(fault)) => Err(fault),
+                    // Closed without a response.
+                    Err(None) => return,
+                };
                 if let Err(HandOverFault { text, .. }) = &response {
                     let fields = json!({ "pod": name, "cause": text });
                     self.log.warn("gybe node: an ambient pod was refused", fields);
@@ -106,12 +110,26 @@ impl Dispatcher<'_, '_> {
                 // For a client that is gone the hand-over has failed.
                 if is_sent && let Ok(hand_over) = added {
                     hand_over.complete();
+                    self.note_absence(pods, &uid);
                 }
                 return;
             }
             Task::Send(bytes) => bytes,
         };
         let _ = connection.send_all(&bytes);
+    }
+
+    /// Notes an ambient pod that the API server does not have: it was deleted, or has ended, before it was handed over,
+    /// or the watch is yet to deliver it. The watch changes the pods first, so that it never delivers between the two.
+    fn note_absence(&self, pods: &AmbientPods, uid: &PodUid) {
+        let is_present = |facts: &PodFacts| {
+            let has_ended = matches!(&facts.ambient, Ambient::Undecided(it) if it.has_ended);
+            facts.uid == uid.as_str() && !has_ended
+        };
+        pods.absent(uid);
+        if self.pods.has_pod(&is_present) == Some(true) {
+            pods.present(uid);
+        }
     }
 
     fn log_fault(&self, response: &FactsResponse) {
@@ -135,17 +153,19 @@ fn fit_for(knows_ambient: bool, response: FactsResponse) -> FactsResponse {
 }
 
 /// The agent writes the entry within a second after its start.
-const OLDER_ENTRY: &str =
-    "the pod is ambient, and gybe-cni or its entry on this node are of before ambient mode";
+const OLDER_ENTRY: &str = "the pod is ambient, but the plugin or its entry on this node is from a release or a time \
+                           without ambient mode; the agent rewrites it within a second";
 
-fn fault(why: &AddError) -> HandOverFault {
+/// Returns the response to a hand-over that has failed; none when the client has to hand over again.
+fn fault(why: &AddError) -> Option<HandOverFault> {
     let cause = match why {
+        AddError::NotServed => return None,
         AddError::NotConnected => HandOverCause::NotConnected,
         AddError::NoAnswer => HandOverCause::NoAnswer,
         AddError::Refused(_) => HandOverCause::Refused,
         AddError::Superseded => HandOverCause::Other,
     };
-    HandOverFault { cause, text: why.to_string() }
+    Some(HandOverFault { cause, text: why.to_string() })
 }
 
 /// The response to a hand-over on a node without ambient mode.
@@ -176,7 +196,7 @@ pub(super) enum Task {
     /// Wait for a pod, and send its facts.
     LookUp { pod: PodRef, knows_ambient: bool },
     /// Wait until ztunnel has acknowledged a pod.
-    Ambient(Arc<AmbientPods>, AmbientPod, Netns),
+    Ambient(AmbientPod, Netns),
     /// Send the rest of a response.
     Send(Vec<u8>),
 }

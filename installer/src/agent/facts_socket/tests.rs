@@ -15,7 +15,7 @@ use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverRequest};
 use gybe_plugin::facts::wire::{self, FactsRequest, FactsResponse};
 use gybe_plugin::facts::{AgentFault, hand_over};
-use gybe_plugin::pod::PodFacts;
+use gybe_plugin::pod::{Ambient, PodFacts, Selectable};
 use gybe_test_support::{PATIENCE, TestDir, wait_until};
 use rustix::net::{
     AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -194,6 +194,83 @@ fn a_pod_whose_client_is_gone_is_withdrawn() {
             peer.join().unwrap();
         });
     });
+}
+
+#[test]
+fn when_ztunnel_is_no_longer_served_a_hand_over_is_closed_and_goes_to_the_next_agent() {
+    let (pods, netns) = (Arc::<AmbientPods>::default(), Netns::of_this_thread().unwrap());
+    // What the plugin reports when no agent takes the place of this one before its deadline.
+    let is_away =
+        |requested| matches!(requested, Err(AgentFault::Away(why)) if matches!(*why, AgentFault::Closed));
+    serving(Some(&pods), |facts| {
+        thread::scope(|scope| {
+            let waiting = scope.spawn(|| requested(facts, netns.as_fd(), Duration::from_secs(2)));
+            wait_until("the pod is pending", || pods.status().pending == 1);
+            let mut client = UnixStream::connect(facts).unwrap();
+            send_with(&client, &request(PATIENCE), &[netns.as_fd()]);
+            let before = Instant::now();
+            pods.end_hand_overs();
+            let mut response = Vec::new();
+            client.read_to_end(&mut response).unwrap();
+            assert!(response.is_empty() && before.elapsed() < PATIENCE / 2, "{response:?}");
+            assert!(is_away(waiting.join().unwrap()));
+        });
+        assert!(is_away(requested(facts, netns.as_fd(), Duration::from_millis(100))), "a later one");
+        assert_eq!((pods.status().pods, pods.status().failing), (0, None));
+        pods.accept_hand_overs();
+        let why = reported(facts, netns.as_fd(), Duration::from_millis(300));
+        assert!(why.starts_with("no ztunnel is connected"), "{why}");
+        assert!(pods.status().failing.is_some());
+    });
+}
+
+/// The pods of a node.
+struct Pods(Vec<PodFacts>);
+
+impl PodLookup for Pods {
+    fn find(&self, _: &PodRef) -> Option<FactsResponse> {
+        None
+    }
+
+    fn wait_for(&self, _: &PodRef, _: Instant) -> FactsResponse {
+        FactsResponse::Unknown
+    }
+
+    fn state(&self) -> PodsState {
+        PodsState { missing: None, unwatched: None, pods: self.0.len(), watch: None }
+    }
+
+    fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {
+        Some(self.0.iter().any(is_such))
+    }
+}
+
+#[test]
+fn a_pod_that_ended_before_its_hand_over_is_removed_after_a_while() {
+    let netns = Netns::of_this_thread().unwrap();
+    let pod = |has_ended| {
+        let ambient = Ambient::Undecided(Box::new(Selectable { has_ended, ..Selectable::default() }));
+        PodFacts { uid: "u-1".to_owned(), ambient, ..PodFacts::default() }
+    };
+    for (listed, is_kept) in [(vec![], false), (vec![pod(true)], false), (vec![pod(false)], true)] {
+        let pods = Arc::<AmbientPods>::default();
+        let directory = TestDir::new("hand-over-ended");
+        let zds = directory.join("ztunnel.sock");
+        let (end, running) = pipe().unwrap();
+        thread::scope(|scope| {
+            scope.spawn(|| ztunnel::serve(&zds, &pods, PATIENCE, end.as_fd()).unwrap());
+            wait_until("the socket", || zds.exists());
+            let peer = scope.spawn(|| acknowledge(&zds));
+            serving_pods(&Pods(listed), Some(&pods), |facts| {
+                requested(facts, netns.as_fd(), PATIENCE).unwrap();
+            });
+            assert_eq!(pods.status().pods, 1, "the watch may be late");
+            pods.remove_unlisted(Duration::ZERO);
+            assert_eq!(pods.status().pods, usize::from(is_kept));
+            drop(running);
+            peer.join().unwrap();
+        });
+    }
 }
 
 /// Waits for each pod until the deadline.

@@ -36,8 +36,8 @@ pub(super) struct NodePods {
     pub(super) ambient: Option<Arc<AmbientPods>>,
 }
 
-/// How long an ambient pod stays that a new list does not have: the server may have answered from a cache that lags
-/// behind. A watch from that list delivers such a pod.
+/// How long an ambient pod stays that a new list does not have, or the cache when it is handed over: they may lag behind.
+/// The watch delivers such a pod before its next bookmark.
 const UNLISTED: Duration = Duration::from_secs(60);
 
 /// Returns the facts; in ambient mode with the parts by which the agent decides whether the pod is ambient.
@@ -51,22 +51,25 @@ impl Watched for NodePods {
 
     const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
-    /// Lists the pods page by page.
+    /// Lists the pods page by page. In ambient mode the first list is no older than the request: ztunnel ends each pod
+    /// that is not in it.
     async fn first_version(&self, client: &Client, log: &Log) -> Result<String, ApiError> {
         let (mut found, mut next) = (PodsByName::new(), None);
+        let may_lag = self.ambient.is_none() || self.cache.state().synced;
         loop {
-            let request = pod_requests::list(&self.node, next.as_deref())?;
+            let request = pod_requests::list(&self.node, next.as_deref(), may_lag)?;
             let response = client.send(request.map(Body::from)).await?;
             let page = self.page(response.into_body(), &mut found).await?;
             next = page.next().map(str::to_owned);
             if next.is_none() {
                 let (version, pods) = (page.version()?, found.len());
-                if let Some(ambient) = &self.ambient {
-                    let uids: BTreeSet<&str> = found.values().map(CachedPod::uid).collect();
-                    ambient.listed(|uid| uids.contains(uid.as_str()));
-                }
+                let uids = |_| found.values().map(|pod| pod.uid().to_owned()).collect::<BTreeSet<_>>();
+                let uids = self.ambient.as_ref().map(uids).unwrap_or_default();
                 if self.cache.replace(found) {
                     log.info("gybe node: pods are known", json!({ "pods": pods }));
+                }
+                if let Some(ambient) = &self.ambient {
+                    ambient.listed(|uid| uids.contains(uid.as_str()));
                 }
                 return Ok(version);
             }
@@ -82,21 +85,26 @@ impl Watched for NodePods {
         let has_ended = is_deleted || pod.has_ended();
         // A pod without containers has no facts.
         let Ok(facts) = facts_of(pod, self.ambient.is_some()) else { return version };
-        if let (Some(ambient), Ok(uid)) = (&self.ambient, PodUid::parse(&facts.uid)) {
+        let uid = PodUid::parse(&facts.uid);
+        // First: a pod that is handed over between the two is in the cache already, or no longer.
+        match is_deleted {
+            true => self.cache.remove(&facts),
+            false => self.cache.insert(facts),
+        }
+        if let (Some(ambient), Ok(uid)) = (&self.ambient, uid) {
             match has_ended {
                 true => drop(ambient.remove(&uid)),
                 false => ambient.present(&uid),
             }
-        }
-        match is_deleted {
-            true => self.cache.remove(&facts),
-            false => self.cache.insert(facts),
         }
         version
     }
 
     fn record_event(&self) {
         self.cache.record_event();
+    }
+
+    fn record_bookmark(&self) {
         if let Some(ambient) = &self.ambient {
             ambient.remove_unlisted(UNLISTED);
         }

@@ -24,6 +24,9 @@ use std::time::{Duration, Instant};
 /// nothing if it has started the pod's proxy meanwhile.
 const RETRY: Duration = Duration::from_secs(5);
 
+/// For how long a hand-over that has failed counts: the kubelet tries again earlier.
+const RECENT: Duration = Duration::from_secs(60);
+
 /// The ambient pods of the node. The server's threads and the callers share it.
 #[derive(Debug, Default)]
 pub struct AmbientPods(Mutex<State>);
@@ -40,6 +43,9 @@ pub enum AddError {
     Refused(String),
     #[error("the pod was removed, or got another network namespace, before ztunnel answered")]
     Superseded,
+    /// A response is of no use: the caller finds the agent that leads now at the same path.
+    #[error("the agent no longer serves ztunnel")]
+    NotServed,
 }
 
 /// One caller's hand-over of a pod. A value that is dropped before it is completed withdraws the pod, unless another
@@ -58,6 +64,7 @@ impl HandOver<'_> {
     /// Keeps the pod.
     pub fn complete(mut self) {
         self.is_complete = true;
+        self.pods.lock().failing = None;
     }
 }
 
@@ -77,6 +84,19 @@ struct State {
     generations: u64,
     callers: u64,
     counts: ZtunnelCounts,
+    /// Whether hand-overs are refused because this agent serves no ztunnel until it leads again.
+    has_ended: bool,
+    failing: Option<Failing>,
+    /// The acknowledged snapshots.
+    snapshots: u64,
+}
+
+/// The hand-overs that have failed since the last one that was completed.
+#[derive(Debug)]
+struct Failing {
+    since: Instant,
+    last: Instant,
+    why: String,
 }
 
 /// A connected ztunnel.
@@ -94,7 +114,7 @@ struct Entry {
     /// The hand-overs of this namespace that have not ended. Each uses the first answer.
     callers: BTreeMap<u64, Sender<Result<(), String>>>,
     rest: Rest,
-    /// Since when the API server's list of pods does not have it.
+    /// Since when the API server is not known to have it.
     unlisted: Option<Instant>,
 }
 
@@ -162,21 +182,48 @@ impl AmbientPods {
         let (sender, answer) = channel();
         let (hand_over, connected_before) = {
             let mut state = self.lock();
+            if state.has_ended {
+                return Err(AddError::NotServed);
+            }
             state.put(pod, Some(netns), Rest::Nothing);
             let (generation, caller) = state.register(&uid, sender);
             let connected_before = state.counts.connections - u64::from(!state.connections.is_empty());
             (HandOver { pods: self, uid, generation, caller, is_complete: false }, connected_before)
         };
-        match answer.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok(Ok(())) => Ok(hand_over),
-            Ok(Err(text)) => Err(AddError::Refused(text)),
-            Err(RecvTimeoutError::Disconnected) => Err(AddError::Superseded),
+        let answer = answer.recv_timeout(deadline.saturating_duration_since(Instant::now()));
+        let mut state = self.lock();
+        let why = match answer {
+            Ok(Ok(())) => return Ok(hand_over),
+            Ok(Err(text)) => AddError::Refused(text),
+            Err(RecvTimeoutError::Disconnected) if state.has_ended => AddError::NotServed,
+            Err(RecvTimeoutError::Disconnected) => AddError::Superseded,
             // One that was connected, and was closed because it hangs, counts.
-            Err(RecvTimeoutError::Timeout) if self.lock().counts.connections == connected_before => {
-                Err(AddError::NotConnected)
+            Err(RecvTimeoutError::Timeout) if state.counts.connections == connected_before => {
+                AddError::NotConnected
             }
-            Err(RecvTimeoutError::Timeout) => Err(AddError::NoAnswer),
+            Err(RecvTimeoutError::Timeout) => AddError::NoAnswer,
+        };
+        if !matches!(why, AddError::Superseded | AddError::NotServed) {
+            let last = Instant::now();
+            let since = state.failing.as_ref().map_or(last, |failing| failing.since);
+            state.failing = Some(Failing { since, last, why: why.to_string() });
         }
+        // It takes the lock.
+        drop(state);
+        drop(hand_over);
+        Err(why)
+    }
+
+    /// Accepts hand-overs, until [`AmbientPods::end_hand_overs`].
+    pub fn accept_hand_overs(&self) {
+        self.lock().has_ended = false;
+    }
+
+    /// Refuses the hand-overs that wait and those that come: no ztunnel connects to this agent before it leads again.
+    pub fn end_hand_overs(&self) {
+        let mut state = self.lock();
+        state.has_ended = true;
+        state.pods.values_mut().for_each(|entry| entry.callers.clear());
     }
 
     /// Adds a pod that the kernel shows as enrolled, without waiting for an acknowledgement. A ztunnel that connects
@@ -194,6 +241,13 @@ impl AmbientPods {
     pub fn listed(&self, is_listed: impl Fn(&PodUid) -> bool) {
         for (uid, entry) in &mut self.lock().pods {
             entry.unlisted = (!is_listed(uid)).then(|| entry.unlisted.unwrap_or_else(Instant::now));
+        }
+    }
+
+    /// Records that the API server may not have the pod; [`AmbientPods::present`] follows if it does.
+    pub fn absent(&self, uid: &PodUid) {
+        if let Some(entry) = self.lock().pods.get_mut(uid) {
+            entry.unlisted.get_or_insert_with(Instant::now);
         }
     }
 
@@ -236,6 +290,8 @@ impl AmbientPods {
     pub fn status(&self) -> ZtunnelStatus {
         let (state, now) = (self.lock(), Instant::now());
         let pending = state.pods.values().filter_map(|entry| entry.pending);
+        let without_netns = state.pods.values().filter(|entry| entry.netns.is_none()).count();
+        let failing = state.failing.as_ref().filter(|failing| failing.last.elapsed() < RECENT);
         ZtunnelStatus {
             connected: state.connections.len(),
             is_snapshot_acknowledged: state
@@ -243,7 +299,10 @@ impl AmbientPods {
                 .last()
                 .is_some_and(|newest| newest.snapshot == Snapshot::Acknowledged),
             pods: state.pods.len(),
-            without_netns: state.pods.values().filter(|entry| entry.netns.is_none()).count(),
+            without_netns,
+            // The first ztunnel of this process may be the one that serves them.
+            lost: if state.snapshots > 1 { without_netns } else { 0 },
+            failing: failing.map(|failing| (failing.since.elapsed(), failing.why.clone())),
             pending: pending.clone().count(),
             longest_pending: pending.min().map(|since| now.saturating_duration_since(since)),
             counts: state.counts.clone(),
@@ -298,6 +357,7 @@ impl AmbientPods {
                 state.answered(id, &pod.uid, *generation, response);
             }
             Request::SnapshotSent => {
+                state.snapshots += u64::from(response.is_ok());
                 if let Some(connection) = state.connection(id) {
                     connection.snapshot = Snapshot::Acknowledged;
                 }

@@ -89,7 +89,6 @@ pub(crate) fn log() -> PathBuf {
 /// Waits until no other test starts a node's worth of sandboxes at once, and keeps the turn until the result is dropped.
 /// With several such tests at the same time the kernel's one queue for IPv6 addresses takes longer for duplicate address
 /// detection than the five seconds that the plugin `bridge` waits.
-#[must_use]
 pub(crate) fn turn_of_many_sandboxes() -> MutexGuard<'static, ()> {
     static TURN: Mutex<()> = Mutex::new(());
     TURN.lock().unwrap_or_else(PoisonError::into_inner)
