@@ -15,6 +15,7 @@ mod events;
 mod exempted_pods;
 mod facts_socket;
 mod health;
+mod histogram;
 mod http;
 mod istio;
 pub mod kubeconfig;

@@ -5,7 +5,7 @@ use super::ambient::AmbientStatus;
 use super::istio::IstioAgent;
 use super::plugin_calls::CallCounts;
 use super::status::{AgentSnapshot, Phase, RepairCounts, Status};
-use crate::agent::plugin_calls::{BOUNDS, Histogram};
+use crate::agent::histogram::{BOUNDS, Histogram};
 use crate::host::observe::Directory;
 use crate::probe::node_backend::{BackendVerdict, NodeBackend};
 use gybe_netfilter::apply::backend::BackendKind;

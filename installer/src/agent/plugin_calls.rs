@@ -2,6 +2,7 @@
 //! ADD it refused.
 
 use super::events::PodEvent;
+use super::histogram::Histogram;
 use crate::agent_status::RefusedPod;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
@@ -14,10 +15,6 @@ const ADD: &str = "ADD";
 const DECISIONS: [&str; 5] = ["redirect", "ambient", "leave alone", "nothing", "error"];
 /// The phases, and the field with each one's microseconds.
 const PHASES: [(&str, &str); 3] = [("all", "took_us"), ("facts", "facts_us"), ("rules", "rules_us")];
-
-/// The upper bounds of the buckets in microseconds: an ADD takes a few milliseconds, and 2 s at the most for its facts.
-pub(crate) const BOUNDS: [u64; 12] =
-    [500, 1_000, 2_000, 4_000, 8_000, 16_000, 32_000, 64_000, 128_000, 500_000, 2_000_000, 10_000_000];
 
 /// The recorded calls.
 #[derive(Debug, Default)]
@@ -37,15 +34,6 @@ pub(crate) struct CallCounts {
     pub(crate) calls: BTreeMap<(&'static str, &'static str), u64>,
     /// By verb and phase.
     pub(crate) took: BTreeMap<(&'static str, &'static str), Histogram>,
-}
-
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Histogram {
-    /// The number of calls in the bucket of each of `BOUNDS`, not cumulative.
-    pub counts: [u64; BOUNDS.len()],
-    pub count: u64,
-    /// Microseconds.
-    pub sum: u64,
 }
 
 impl PluginCalls {
@@ -89,17 +77,6 @@ impl PluginCalls {
     /// Reports whether an ADD ended after `then`.
     pub(crate) fn added_after(&self, then: Instant) -> bool {
         self.0.lock().unwrap_or_else(PoisonError::into_inner).last_add.is_some_and(|last| last > then)
-    }
-}
-
-impl Histogram {
-    pub(crate) fn put(&mut self, micros: u64) {
-        self.count += 1;
-        self.sum = self.sum.saturating_add(micros);
-        let at = BOUNDS.partition_point(|bound| *bound < micros);
-        if let Some(count) = self.counts.get_mut(at) {
-            *count += 1;
-        }
     }
 }
 

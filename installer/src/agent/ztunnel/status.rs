@@ -1,6 +1,6 @@
 //! What the agent knows about ztunnel and its pods, for the agent's status and metrics.
 
-use crate::agent::plugin_calls::Histogram;
+use crate::agent::histogram::Histogram;
 use std::time::Duration;
 
 /// The observed state of the ztunnels of the node.
