@@ -171,7 +171,7 @@ impl SelectedBackend {
     /// # Errors
     /// When the backend cannot write the policy on this node.
     pub fn redirection(&self, policy: &RedirectPolicy) -> Result<(Redirection, RuleVariant), SelectError> {
-        self.writable(Redirection::of(policy), |choice| choice.variant(policy))
+        self.writable(Redirection::of(policy), &|choice| choice.variant(policy))
     }
 
     /// [`SelectedBackend::redirection`] of an ambient pod.
@@ -182,13 +182,13 @@ impl SelectedBackend {
         &self,
         policy: &AmbientPolicy,
     ) -> Result<(Redirection, RuleVariant), SelectError> {
-        self.writable(Redirection::of_ambient(policy), |choice| choice.variant_of_ambient(policy))
+        self.writable(Redirection::of_ambient(policy), &|choice| choice.variant_of_ambient(policy))
     }
 
     fn writable(
         &self,
         redirection: Redirection,
-        variant: impl Fn(&Choice) -> Result<RuleVariant, UnsupportedPolicy>,
+        variant: &dyn Fn(&Choice) -> Result<RuleVariant, UnsupportedPolicy>,
     ) -> Result<(Redirection, RuleVariant), SelectError> {
         let variant = match &self.coverage {
             Coverage::Everything => RuleVariant::Complete,

@@ -36,15 +36,6 @@ struct PodJson {
     addresses: Vec<IpAddr>,
 }
 
-#[derive(Deserialize)]
-struct ResponseJson {
-    version: u32,
-    #[serde(default)]
-    ambient: bool,
-    fault: Option<String>,
-    cause: Option<String>,
-}
-
 /// Why a pod is not in the mesh, as the agent reports it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("reports: {text:?}")]
@@ -75,12 +66,16 @@ const CAUSES: [(&str, HandOverCause); 3] = [
 
 /// Encodes a request.
 pub fn encode_request(HandOverRequest { pod, timeout }: &HandOverRequest) -> String {
-    let pod = json!({
-        "uid": pod.uid.as_str(), "namespace": pod.namespace.as_str(), "name": pod.name.as_str(),
-        "service_account": pod.service_account.as_str(), "addresses": pod.addresses,
-    });
-    let timeout = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
-    format!("{}\n", json!({ "version": VERSION, "ambient": pod, "deadline_ms": timeout }))
+    let AmbientPod { uid, namespace, name, service_account, addresses } = pod;
+    // Each name consists of letters, digits, `-` and `.`, so it needs no escapes.
+    let names = [uid.as_str(), namespace.as_str(), name.as_str(), service_account.as_str()];
+    let [uid, namespace, name, account] = names;
+    let addresses: Vec<String> = addresses.iter().map(|address| format!("\"{address}\"")).collect();
+    let (addresses, timeout) = (addresses.join(","), timeout.as_millis());
+    format!(
+        "{{\"version\":{VERSION},\"ambient\":{{\"uid\":\"{uid}\",\"namespace\":\"{namespace}\",\"name\":\"{name}\",\
+         \"service_account\":\"{account}\",\"addresses\":[{addresses}]}},\"deadline_ms\":{timeout}}}\n"
+    )
 }
 
 /// Decodes a request; none when it is another request.
@@ -118,15 +113,21 @@ pub fn encode_response(response: &Result<(), HandOverFault>) -> String {
 /// # Errors
 /// When it is malformed, of another version, or the response to another request.
 pub fn decode_response(bytes: &[u8]) -> Result<Result<(), HandOverFault>, WireError> {
-    match serde_json::from_slice(bytes).map_err(|why| malformed(&why))? {
-        ResponseJson { version, .. } if version != VERSION => Err(WireError::Version(version)),
-        ResponseJson { fault: Some(why), cause, .. } => {
-            let cause = CAUSES.iter().find(|(name, _)| Some(*name) == cause.as_deref());
+    let response: Value = serde_json::from_slice(bytes).map_err(|why| malformed(&why))?;
+    match response.get("version").and_then(Value::as_u64).map(u32::try_from) {
+        Some(Ok(VERSION)) => {}
+        Some(Ok(version)) => return Err(WireError::Version(version)),
+        _ => return Err(WireError::Malformed("has no version")),
+    }
+    let text = |key| response.get(key).and_then(Value::as_str);
+    match text("fault") {
+        Some(why) => {
+            let cause = CAUSES.iter().find(|(name, _)| Some(*name) == text("cause"));
             let cause = cause.map_or(HandOverCause::Other, |(_, cause)| *cause);
-            Ok(Err(HandOverFault { cause, text: truncated(&why, MAX_CAUSE) }))
+            Ok(Err(HandOverFault { cause, text: truncated(why, MAX_CAUSE) }))
         }
-        ResponseJson { ambient: true, .. } => Ok(Ok(())),
-        _ => Err(WireError::Malformed("does not report a pod in the mesh")),
+        None if response.get("ambient") == Some(&Value::Bool(true)) => Ok(Ok(())),
+        None => Err(WireError::Malformed("does not report a pod in the mesh")),
     }
 }
 

@@ -71,7 +71,8 @@ struct ResponseJson {
     version: u32,
     pod: Option<Manifest>,
     /// Beside a pod: an object with the reason, and with the service account of an ambient pod.
-    ambient: Option<Value>,
+    #[serde(default)]
+    ambient: Value,
     fault: Option<String>,
     #[serde(default)]
     manifest: bool,
@@ -171,8 +172,7 @@ pub fn decode_response(bytes: &[u8]) -> Result<FactsResponse, WireError> {
             Ok(if manifest { FactsResponse::BrokenManifest(why) } else { FactsResponse::Error(why) })
         }
         ResponseJson { pod: Some(pod), ambient, .. } => {
-            let ambient = ambient.map_or(Ok(Ambient::Unknown), |ambient| decode_ambient(&ambient))?;
-            Ok(FactsResponse::Pod(Box::new(PodFacts { ambient, ..pod.facts()? })))
+            Ok(FactsResponse::Pod(Box::new(PodFacts { ambient: decode_ambient(&ambient)?, ..pod.facts()? })))
         }
         _ => Ok(FactsResponse::Unknown),
     }
@@ -183,6 +183,7 @@ fn decode_ambient(ambient: &Value) -> Result<Ambient, WireError> {
     match (text("why"), text("service_account")) {
         (Some(why), Some(service_account)) => Ok(Ambient::Yes { service_account, why }),
         (Some(why), None) => Ok(Ambient::No { why }),
+        _ if ambient.is_null() => Ok(Ambient::Unknown),
         (None, _) => Err(WireError::Malformed("does not say why a pod is ambient or not")),
     }
 }
