@@ -1,6 +1,6 @@
 //! The kubelet's process, and the cgroup (v2) by which the kernel recognises its sockets.
 
-use super::runtimes::processes::is_of_host;
+use super::runtimes::processes::{has_network_of_init, is_of_host};
 use crate::mounts;
 use crate::pod::cgroups::{cgroup_file, directory, processes, unified};
 use gybe_netfilter::model::exemption::KubeletCgroup;
@@ -28,8 +28,10 @@ pub(crate) enum Kubelet {
 /// Finds the kubelet in `/proc` below `root`. A process in the cgroup of a pod is none, whatever its name is.
 pub(crate) fn find(root: &Path) -> Kubelet {
     let name = |process: &Path| fs::read_to_string(process.join("comm")).unwrap_or_default();
-    let is_kubelet =
-        |process: &PathBuf| NAMES.contains(&name(process).trim_end()) && is_of_host(root, process);
+    let is_kubelet = |process: &PathBuf| {
+        let is_named = NAMES.contains(&name(process).trim_end());
+        is_named && is_of_host(root, process) && has_network_of_init(root, process)
+    };
     let proc = root.join("proc");
     let cgroups = processes(&proc).filter(is_kubelet).filter_map(|it| cgroup_file(&it));
     // The cgroup of a process that ends may be gone before it.

@@ -7,7 +7,7 @@ use crate::host::runtimes::config::{RuntimeConfig, configured};
 use nix::sys::stat::stat;
 use std::collections::BTreeSet;
 use std::fs::{self, File};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 /// More than any node has.
 const MAX_PROCESSES: usize = 65_536;
@@ -80,12 +80,21 @@ fn runtime(root: &Path, pid: u32, conf: &Path, check: DropInCheck) -> Option<Run
 /// Reports whether the process runs as the host's root, in the namespaces of init: a process can set its own name
 /// (prctl(2), `PR_SET_NAME`), and a pod may run its own containerd.
 pub(crate) fn is_of_host(root: &Path, process: &Path) -> bool {
-    let namespace = |process: &Path, kind: &str| fs::read_link(process.join("ns").join(kind)).ok();
-    let is_of_init = |kind: &str| namespace(process, kind) == namespace(&root.join("proc/1"), kind);
     let status = fs::read_to_string(process.join("status")).unwrap_or_default();
     let is_roots = status.lines().any(|line| line.starts_with("Uid:\t0\t0\t"));
     // A kernel without user namespaces has no link for them.
-    is_roots && namespace(process, "pid").is_some() && ["pid", "user", "net"].into_iter().all(is_of_init)
+    let is_of_init = |kind| namespace(process, kind) == namespace(&root.join("proc/1"), kind);
+    is_roots && namespace(process, "pid").is_some() && ["pid", "user"].into_iter().all(is_of_init)
+}
+
+/// Reports whether the process is in init's network namespace.
+pub(crate) fn has_network_of_init(root: &Path, process: &Path) -> bool {
+    let of_init = namespace(&root.join("proc/1"), "net");
+    of_init.is_some() && namespace(process, "net") == of_init
+}
+
+fn namespace(process: &Path, kind: &str) -> Option<PathBuf> {
+    fs::read_link(process.join("ns").join(kind)).ok()
 }
 
 /// The command line; empty if it cannot be read.
