@@ -131,13 +131,15 @@ mod tests {
     }
 
     #[test]
-    fn subjects_are_measured_in_turn() {
+    fn each_round_measures_every_subject_once_and_not_all_rounds_have_one_order() {
         let mut order = Vec::new();
-        let samples = in_turn(2, &["a", "b"], |subject| {
+        let samples = in_turn(20, &["a", "b", "c"], |subject| {
             order.push(*subject);
-            Ok::<_, ()>([1.0, 2.0])
+            Ok::<_, ()>(if *subject == "b" { [1.0, 2.0] } else { [3.0, 4.0] })
         });
-        assert_eq!(order, ["a", "b", "a", "b"]);
+        let rounds: Vec<&[&str]> = order.chunks(3).collect();
+        assert!(rounds.iter().all(|round| ["a", "b", "c"].iter().all(|subject| round.contains(subject))));
+        assert!(rounds.iter().any(|round| *round != rounds[0]), "{rounds:?}");
         assert_eq!(samples.unwrap()[1].clone().map(|sample| sample.median()), [1.0, 2.0]);
     }
 
