@@ -137,6 +137,7 @@ fn of_annotations(pod: &PodTemplate) -> Option<RedirectPolicy> {
         Decision::Redirect(policy) => Some(policy),
         Decision::LeaveAlone(_) => None,
         Decision::Refuse(cause) => panic!("{}: {cause}", pod.origin),
+        Decision::Ambient(_) => panic!("ambient, with ambient mode off"),
     }
 }
 
@@ -249,6 +250,7 @@ fn the_printed_policy_is_the_one_that_the_plugin_decides() {
                     assert_eq!(explained["reason"], reason.to_string(), "{name}");
                 }
                 Decision::Refuse(cause) => panic!("{name}: {cause}"),
+                Decision::Ambient(_) => panic!("{name}: ambient, with ambient mode off"),
             }
         }
     }
