@@ -80,8 +80,8 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<D
     let judgement = judged(observation, ours);
     let mut found: Vec<_> = judgement.in_use.iter().map(|choice| in_use(observation, choice)).collect();
     found.extend(broken(observation, &judgement));
-    // If no conf file has our entry, and the tool is missing too or the agent removed the entry on purpose, Gybe is
-    // not installed, and no more findings are needed.
+    // If no conf file has our entry, and neither the tool nor an agent is there or the agent removed the entry on
+    // purpose, Gybe is not installed, and no more findings are needed.
     let has_no_entry = |reason: &Problem| {
         let is_elsewhere = matches!(reason, Problem::PluginsElsewhere(_) | Problem::NetworksElsewhere(_));
         reason.is_entry_pending() || is_elsewhere
@@ -221,14 +221,10 @@ fn not_installed(observation: &Observation, ours: &OurEntries<'_>) -> Option<Doc
         let text = format!("no conf file names {PLUGIN}: the node agent removed it (mode: leave)");
         return Some(DoctorFinding::note(About::Chain, text, None));
     }
-    if !ours.is_anywhere() && observation.agent.as_ref().is_some_and(AgentContact::is_running) {
-        let text =
-            format!("no conf file names {PLUGIN}: the node agent that runs here has not written its entry");
-        return Some(DoctorFinding::note(About::Chain, text, None));
-    }
     let text = format!("no conf file names {PLUGIN}: Gybe is not installed on this node");
     let remedy = "run gybe install, or deploy the DaemonSet gybe-node";
-    let is_there = ours.is_anywhere() || program(observation, "gybe").is_some();
+    let is_running = observation.agent.as_ref().is_some_and(AgentContact::is_running);
+    let is_there = ours.is_anywhere() || is_running || program(observation, "gybe").is_some();
     (!is_there).then(|| DoctorFinding::note(About::Chain, text, Some(remedy)))
 }
 
