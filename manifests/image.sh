@@ -21,17 +21,29 @@ for label in "version=$version" "licenses=Apache-2.0" "source=${SOURCE:-}" "revi
         labels="$labels --label=org.opencontainers.image.$label --annotation=org.opencontainers.image.$label"
 done
 for pair in "$@"; do
+    architecture=${pair%%=*}
     # shellcheck disable=SC2086 # the list is split into words
-    buildah build --quiet --isolation chroot --timestamp 0 --identity-label=false --platform "linux/${pair%%=*}" \
-        --build-arg "VERSION=$version" $labels --manifest "gybe:$version" --file manifests/Containerfile "${pair#*=}" >/dev/null
+    buildah build --quiet --isolation chroot --timestamp 0 --identity-label=false --platform "linux/$architecture" \
+        --build-arg "VERSION=$version" $labels --tag "gybe:$architecture" --file manifests/Containerfile "${pair#*=}" >/dev/null
+    # The default level makes the layer three percent larger; `manifest push` of buildah 1.28 has no other.
+    buildah push --quiet --compression-format gzip --compression-level 9 \
+        "gybe:$architecture" "oci:$scratch/layout:$architecture"
 done
-buildah manifest push --quiet --all "gybe:$version" "oci:$scratch/layout:gybe:$version"
 
-# `ctr images import`, also k3s's, and docker name the image after this annotation. Nodes complete the name in the
-# manifests in the same way.
-jq --compact-output --arg name "docker.io/library/gybe:$version" \
-    '.manifests[].annotations["io.containerd.image.name"] = $name' "$scratch/layout/index.json" >"$scratch/index.json"
-mv "$scratch/index.json" "$scratch/layout/"
+# One index of all architectures, as `manifest push` writes it.
+list=application/vnd.oci.image.index.v1+json
+jq --compact-output --join-output --arg list "$list" '{schemaVersion, mediaType: $list, manifests: [.manifests[] | {
+    mediaType, digest, size,
+    platform: {architecture: .annotations["org.opencontainers.image.ref.name"], os: "linux"}}]}' \
+    "$scratch/layout/index.json" >"$scratch/list"
+digest=$(sha256sum <"$scratch/list" | cut -d " " -f 1)
+# `ctr images import`, also k3s's, and docker name the image after the second annotation. Nodes complete the name in
+# the manifests in the same way.
+jq --null-input --compact-output --arg list "$list" --arg digest "sha256:$digest" --arg version "$version" \
+    --argjson size "$(wc -c <"$scratch/list")" '{schemaVersion: 2, manifests: [{mediaType: $list, $digest, $size,
+    annotations: {"org.opencontainers.image.ref.name": "gybe:\($version)",
+        "io.containerd.image.name": "docker.io/library/gybe:\($version)"}}]}' >"$scratch/layout/index.json"
+mv "$scratch/list" "$scratch/layout/blobs/sha256/$digest"
 
 tar --create --file "$scratch/archive" --directory "$scratch/layout" --format ustar --sort name --mtime @0 \
     --owner 0 --group 0 --numeric-owner --mode u=rwX,go=rX oci-layout index.json blobs
