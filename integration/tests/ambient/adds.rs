@@ -161,7 +161,7 @@ fn pods_of_other_kinds_on_the_node_are_as_without_ambient_mode() {
     }
     // The API server does not have it.
     node.refused(&Pod::new("shop", "unknown"), &netns(), "017", "does not know shop/unknown");
-    // Nobody is asked about an excluded namespace.
+    // The plugin queries no source about an excluded namespace.
     node.added(&Pod::new("kube-system", "any"), &netns());
     assert_eq!(ztunnel.observed().requests, ["snapshot-sent"]);
     assert!(!is_ambient(&of_sidecar));
