@@ -72,11 +72,18 @@ impl AmbientNode {
     pub(super) fn serve(&self, pods: &dyn PodLookup, end: BorrowedFd<'_>, context: SocketContext<'_>) {
         let context = SocketContext { health: &self.health, ..context };
         if self.knows_pods(pods, end) {
-            self.keep_pods(pods);
+            self.keep_pods(pods, context.log);
             thread::scope(|scope| {
-                scope.spawn(|| self.keep_exemption(end, context.log));
+                scope.spawn(|| self.exemption.keep(&self.pods, end, context.log));
                 self.serve_ztunnel(end, context);
             });
+            // A pod that was acknowledged at the end is in the file that the next agent reads.
+            if let Err(why) = self.exemption.store(&self.pods) {
+                let fields = json!({ "why": why.to_string() });
+                context
+                    .log
+                    .error("gybe node: the addresses of ambient pods cannot be kept for repair", fields);
+            }
         }
         self.pods.end_hand_overs();
     }
@@ -93,17 +100,11 @@ impl AmbientNode {
         true
     }
 
-    fn keep_exemption(&self, end: BorrowedFd<'_>, log: &Log) {
-        match self.pods.subscribe() {
-            Ok(changed) => self.exemption.keep(&self.pods, &changed, end, log),
-            Err(why) => log.error(FAILED, json!({ "why": why.to_string() })),
-        }
-    }
-
     fn serve_ztunnel(&self, end: BorrowedFd<'_>, context: SocketContext<'_>) {
         let path = &self.environment.socket;
         loop {
-            let opened = ZtunnelServer::open(path, TIMEOUT).map_err(|why| chain(&why));
+            let opened = ZtunnelServer::open(path, TIMEOUT);
+            let opened = opened.map_err(|why| format!("{}; {SOCKET_HINT}", chain(&why)));
             let is_new = self.health.has_changed(path, opened.as_ref().err());
             match opened.map(|mut server| server.serve(&self.pods, end, context)) {
                 Ok(Ok(())) => return,
@@ -119,8 +120,8 @@ impl AmbientNode {
 
     /// Keeps the pods that an earlier agent may have handed over: all but those that have ended or are certainly not
     /// ambient. ztunnel ignores those that it does not know.
-    fn keep_pods(&self, pods: &dyn PodLookup) {
-        let (found, addresses) = (RefCell::new(Vec::new()), self.exemption.kept());
+    fn keep_pods(&self, pods: &dyn PodLookup, log: &Log) {
+        let (found, addresses) = (RefCell::new(Vec::new()), self.exemption.kept(log));
         pods.has_pod(&|facts| {
             let is_out =
                 matches!(&facts.ambient, Ambient::Undecided(it) if it.is_host_network || it.has_ended);
@@ -161,6 +162,9 @@ impl AmbientNode {
 }
 
 const FAILED: &str = "gybe node: ztunnel is not served";
+
+/// The remedy when the socket cannot be opened.
+const SOCKET_HINT: &str = "mount the host's directory of this socket, writable (chart: ambient.enabled), or set ZTUNNEL_UDS_ADDRESS";
 
 /// Returns why the list of the node's pods may lack one that an earlier agent has handed over.
 pub(super) fn unknown_pods(state: PodsState) -> Option<String> {

@@ -3,14 +3,15 @@
 //! these do not stand.
 
 use super::ztunnel::AmbientPods;
+use crate::error::chain;
+use crate::lead::socket::CHECK_INTERVAL;
 use crate::log::Log;
 use crate::sandboxes::probe_exemption::{ExemptedPods, ExemptionReport};
 use gybe_netfilter::model::policy::ambient::ProbeAddresses;
-use gybe_plugin::facts::ambient::PodUid;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
-use nix::sys::eventfd::EventFd;
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::{Path, PathBuf};
@@ -21,16 +22,21 @@ use std::time::{Duration, Instant};
 /// replaced with its agent takes some seconds.
 const MAX_LACKING: Duration = Duration::from_secs(15);
 
-/// After how long a file that could not be written is written again.
-const RETRY: Duration = Duration::from_secs(1);
-
 /// The files that the agent shares with the container `repair`.
 #[derive(Debug)]
 pub(super) struct ExemptionFiles {
     directory: PathBuf,
     source: ProbeAddresses,
-    /// Since when the report lacks a pod, or has a fault.
-    lacking: Mutex<Option<Instant>>,
+    lacking: Mutex<Lacking>,
+}
+
+/// Since when probes are not exempt.
+#[derive(Debug, Default)]
+struct Lacking {
+    /// By the address that the report lacks.
+    addresses: BTreeMap<IpAddr, Instant>,
+    /// There is no report, or it has a fault.
+    report: Option<Instant>,
 }
 
 impl ExemptionFiles {
@@ -39,71 +45,76 @@ impl ExemptionFiles {
     }
 
     /// Returns the addresses that an earlier agent has kept, by the uid of the pod.
-    pub(super) fn kept(&self) -> BTreeMap<String, BTreeSet<IpAddr>> {
-        ExemptedPods::kept_in(&self.directory).ok().flatten().unwrap_or_default().pods
+    pub(super) fn kept(&self, log: &Log) -> BTreeMap<String, BTreeSet<IpAddr>> {
+        let kept = ExemptedPods::kept_in(&self.directory).unwrap_or_else(|why| {
+            let fields =
+                json!({ "why": chain(&why), "hint": "restart the ambient pods that fail their probes" });
+            log.error("gybe node: the addresses of earlier ambient pods are lost", fields);
+            None
+        });
+        kept.unwrap_or_default().pods
     }
 
-    /// Keeps the file as the pods are, until `end` is readable. `changed` is readable when they have changed.
-    pub(super) fn keep(&self, pods: &AmbientPods, changed: &EventFd, end: BorrowedFd<'_>, log: &Log) {
-        let mut kept = None;
-        let mut is_known = true;
+    /// Keeps the file as the pods are, until `end` is readable. Another program may remove it: it is read again and
+    /// again, and whenever the pods may have changed.
+    pub(super) fn keep(&self, pods: &AmbientPods, end: BorrowedFd<'_>, log: &Log) {
+        let changed = pods.subscribe();
+        let mut fault = None;
         loop {
-            let wanted = self.wanted(pods.addresses());
-            if kept.as_ref() != Some(&wanted) {
-                match ExemptedPods::keep_in(Some(&wanted), &self.directory) {
-                    Ok(()) => (kept, is_known) = (Some(wanted), true),
-                    Err(why) if is_known => {
-                        let fields = json!({ "why": why.to_string() });
-                        log.error(
-                            "gybe node: the addresses of ambient pods cannot be kept for repair",
-                            fields,
-                        );
-                        is_known = false;
-                    }
-                    Err(_) => {}
-                }
+            let failed = self.store(pods).err();
+            if let Some(why) = failed.as_ref().filter(|why| Some(why.to_string()) != fault) {
+                let fields = json!({ "why": why.to_string() });
+                log.error("gybe node: the addresses of ambient pods cannot be kept for repair", fields);
             }
-            let timeout = if is_known { PollTimeout::NONE } else { timeout(RETRY) };
-            let mut fds =
-                [PollFd::new(end, PollFlags::POLLIN), PollFd::new(changed.as_fd(), PollFlags::POLLIN)];
+            fault = failed.map(|why| why.to_string());
+            let changed = changed.as_ref().ok();
+            let descriptors = [end].into_iter().chain(changed.map(AsFd::as_fd));
+            let mut fds: Vec<_> = descriptors.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
             // An interrupted wait is a turn that finds nothing new.
-            let _ = poll(&mut fds, timeout);
-            if fds[0].any() != Some(false) {
+            let _ = poll(&mut fds, PollTimeout::try_from(CHECK_INTERVAL).unwrap_or(PollTimeout::ZERO));
+            if fds.first().and_then(PollFd::any) != Some(false) {
                 return;
             }
             // A counter that is zero already was read before.
-            let _ = changed.read();
+            let _ = changed.map(|changed| changed.read());
         }
     }
 
-    fn wanted(&self, pods: BTreeMap<PodUid, BTreeSet<IpAddr>>) -> ExemptedPods {
-        let pods = pods.into_iter().map(|(uid, addresses)| (uid.as_str().to_owned(), addresses)).collect();
-        ExemptedPods { pods, v4: Some(self.source.v4()), v6: Some(self.source.v6()) }
+    /// Writes the file if it is not as the pods are.
+    pub(super) fn store(&self, pods: &AmbientPods) -> io::Result<()> {
+        let pods = pods.addresses().into_iter();
+        let pods = pods.map(|(uid, addresses)| (uid.as_str().to_owned(), addresses)).collect();
+        let desired = ExemptedPods { pods, v4: Some(self.source.v4()), v6: Some(self.source.v6()) };
+        match ExemptedPods::kept_in(&self.directory) {
+            Ok(Some(kept)) if kept == desired => Ok(()),
+            _ => ExemptedPods::keep_in(Some(&desired), &self.directory),
+        }
     }
 
     /// Returns why the probes of some pods are not exempt, once that lasts for longer than a start of `repair`.
     pub(super) fn not_ready(&self, pods: &AmbientPods) -> Option<String> {
         let addresses: BTreeSet<IpAddr> = pods.addresses().into_values().flatten().collect();
-        let why = if addresses.is_empty() { None } else { self.lack_of(&addresses) };
+        let report = ExemptionReport::kept_in(&self.directory);
+        let exempt = report.as_ref().map(|report| &report.addresses);
+        let now = Instant::now();
         let mut lacking = self.lacking.lock().unwrap_or_else(PoisonError::into_inner);
-        let Some(why) = why else {
-            *lacking = None;
-            return None;
-        };
-        let since = *lacking.get_or_insert_with(Instant::now);
-        let text = || format!("the kubelet's probes of ambient pods are not exempt: {why}");
-        (since.elapsed() > MAX_LACKING).then(text)
-    }
-
-    fn lack_of(&self, addresses: &BTreeSet<IpAddr>) -> Option<String> {
-        let Some(report) = ExemptionReport::kept_in(&self.directory) else {
-            return Some("the container repair has not reported; check it in the agent's pod".to_owned());
-        };
-        match (report.fault, addresses.difference(&report.addresses).count()) {
-            (Some(fault), _) => Some(fault),
-            (None, 0) => None,
-            (None, lacking) => Some(format!("{lacking} addresses are not in the container repair's report")),
+        let lacks = |address: &IpAddr| exempt.is_some_and(|exempt| !exempt.contains(address));
+        lacking.addresses.retain(|address, _| addresses.contains(address) && lacks(address));
+        for address in addresses.iter().filter(|address| lacks(address)) {
+            lacking.addresses.entry(*address).or_insert(now);
         }
+        let fault = match report {
+            _ if addresses.is_empty() => None,
+            None => Some("the container repair has not reported; check it in the agent's pod".to_owned()),
+            Some(report) => report.fault,
+        };
+        lacking.report = fault.as_ref().map(|_| lacking.report.unwrap_or(now));
+        let is_late = |since: &Instant| now.saturating_duration_since(*since) > MAX_LACKING;
+        let late = lacking.addresses.values().filter(|since| is_late(since)).count();
+        let why = fault.filter(|_| lacking.report.as_ref().is_some_and(is_late)).or_else(|| {
+            (late > 0).then(|| format!("{late} addresses are not in the container repair's report"))
+        })?;
+        Some(format!("the kubelet's probes of ambient pods are not exempt: {why}"))
     }
 }
 
@@ -118,17 +129,13 @@ pub(super) fn forget_exempted_pods(directory: &Path, log: &Log) {
     }
 }
 
-fn timeout(duration: Duration) -> PollTimeout {
-    PollTimeout::try_from(duration).unwrap_or(PollTimeout::MAX)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use gybe_plugin::facts::ambient::AmbientPod;
-    use gybe_plugin::probe_cache::{PROBE_EXEMPTION, replace_file};
+    use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
+    use gybe_plugin::probe_cache::{EXEMPTED_PODS, PROBE_EXEMPTION, replace_file};
     use gybe_test_support::{TestDir, wait_until};
-    use std::thread;
+    use std::{fs, thread};
 
     fn files(directory: &TestDir) -> ExemptionFiles {
         ExemptionFiles::new(directory.to_path_buf(), ProbeAddresses::default())
@@ -140,23 +147,27 @@ mod tests {
     }
 
     fn wait_for(files: &ExemptionFiles, uids: &[&str]) {
-        wait_until("the file", || files.kept().keys().map(String::as_str).eq(uids.iter().copied()));
+        wait_until("the file", || {
+            files.kept(&Log::default()).keys().map(String::as_str).eq(uids.iter().copied())
+        });
     }
 
     #[test]
     fn the_file_has_the_addresses_of_the_pods_that_are_there() {
         let (directory, pods) = (TestDir::new("exempted-pods"), AmbientPods::default());
         let files = files(&directory);
-        let changed = pods.subscribe().unwrap();
         let (end, ending) = nix::unistd::pipe().unwrap();
         thread::scope(|scope| {
-            scope.spawn(|| files.keep(&pods, &changed, end.as_fd(), &Log::default()));
+            scope.spawn(|| files.keep(&pods, end.as_fd(), &Log::default()));
             wait_for(&files, &[]);
             pods.adopt(pod("u-1", "10.0.0.1"), None);
             pods.adopt(pod("u-2", "10.0.0.2"), None);
             pods.adopt(AmbientPod::parse("u-3", "shop", "unknown", "default").unwrap(), None);
             wait_for(&files, &["u-1", "u-2"]);
             pods.remove(&PodUid::parse("u-1").unwrap());
+            wait_for(&files, &["u-2"]);
+            // A clean-up of the directory.
+            fs::remove_file(directory.join(EXEMPTED_PODS)).unwrap();
             wait_for(&files, &["u-2"]);
             drop(ending);
         });
@@ -169,16 +180,27 @@ mod tests {
         assert_eq!(files.not_ready(&pods), None, "no pod, no report");
         pods.adopt(pod("u-1", "10.0.0.1"), None);
         assert_eq!(files.not_ready(&pods), None, "repair may be starting");
-        let long_ago = Instant::now().checked_sub(MAX_LACKING + Duration::from_secs(1)).unwrap();
         let is_late = || {
-            *files.lacking.lock().unwrap() = Some(long_ago);
+            let mut lacking = files.lacking.lock().unwrap();
+            let Lacking { addresses, report } = &mut *lacking;
+            let times = addresses.values_mut().chain(report);
+            times.for_each(|since| *since -= MAX_LACKING + Duration::from_secs(1));
+            drop(lacking);
             files.not_ready(&pods)
         };
         assert!(is_late().unwrap().contains("has not reported"));
         let report = |json: &str| replace_file(&directory, PROBE_EXEMPTION, json).unwrap();
         report(r#"{"addresses": ["10.0.0.2"], "matches_cgroup": true, "fault": null}"#);
+        assert_eq!(files.not_ready(&pods), None, "the report is new, and repair may be slow");
         assert!(is_late().unwrap().contains("1 addresses are not"));
+        // Another pod is no reason while the first one waits for less than that time.
+        pods.remove(&PodUid::parse("u-1").unwrap());
+        pods.adopt(pod("u-4", "10.0.0.4"), None);
+        assert_eq!(files.not_ready(&pods), None, "a pod has started at each look");
+        pods.adopt(pod("u-1", "10.0.0.1"), None);
+        pods.remove(&PodUid::parse("u-4").unwrap());
         report(r#"{"addresses": ["10.0.0.1"], "matches_cgroup": true, "fault": "no nf_tables"}"#);
+        assert_eq!(files.not_ready(&pods), None, "the fault is new");
         assert!(is_late().unwrap().contains("no nf_tables"));
         report(r#"{"addresses": ["10.0.0.1"], "matches_cgroup": true, "fault": null}"#);
         assert_eq!(is_late(), None);

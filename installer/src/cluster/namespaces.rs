@@ -126,11 +126,14 @@ impl Watched for WatchedNamespaces<'_> {
     const LONGEST_WAIT: Duration = Duration::from_secs(30);
 
     async fn first_version(&self, _client: &Client, _log: &Log) -> Result<String, ApiError> {
-        self.0.restart();
         std::future::ready(Ok(ANY_VERSION.to_owned())).await
     }
 
     fn request(&self, version: &str, seconds: u32) -> Result<Request<Vec<u8>>, ApiError> {
+        // Also when a watch ended before its first bookmark.
+        if version == ANY_VERSION {
+            self.0.restart();
+        }
         pod_requests::watch_namespaces(version, seconds)
     }
 

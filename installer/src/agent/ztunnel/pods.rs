@@ -205,7 +205,7 @@ impl AmbientPods {
         };
         if !matches!(why, AddError::Superseded | AddError::NotServed) {
             let last = Instant::now();
-            let since = state.failing.as_ref().map_or(last, |failing| failing.since);
+            let since = state.recent_failures().map_or(last, |failing| failing.since);
             state.failing = Some(Failing { since, last, why: why.to_string() });
         }
         // It takes the lock.
@@ -219,11 +219,13 @@ impl AmbientPods {
         self.lock().has_ended = false;
     }
 
-    /// Refuses the hand-overs that wait and those that come: no ztunnel connects to this agent before it leads again.
+    /// Refuses the hand-overs that wait and those that come, and closes all namespaces: no ztunnel connects to this agent
+    /// before it leads again, and then the agent that led meanwhile may have got other namespaces of the same pods.
     pub fn end_hand_overs(&self) {
         let mut state = self.lock();
         state.has_ended = true;
-        state.pods.values_mut().for_each(|entry| entry.callers.clear());
+        state.pods.clear();
+        (state.failing, state.snapshots) = (None, 0);
     }
 
     /// Adds a pod that the kernel shows as enrolled, without waiting for an acknowledgement. A ztunnel that connects
@@ -274,8 +276,7 @@ impl AmbientPods {
     /// # Errors
     /// When the kernel has no eventfd left.
     pub(crate) fn subscribe(&self) -> Result<Arc<EventFd>, Errno> {
-        let wake = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        let wake = Arc::new(wake);
+        let wake = wake_counter()?;
         self.lock().subscriber = Some(Arc::clone(&wake));
         Ok(wake)
     }
@@ -291,7 +292,7 @@ impl AmbientPods {
         let (state, now) = (self.lock(), Instant::now());
         let pending = state.pods.values().filter_map(|entry| entry.pending);
         let without_netns = state.pods.values().filter(|entry| entry.netns.is_none()).count();
-        let failing = state.failing.as_ref().filter(|failing| failing.last.elapsed() < RECENT);
+        let failing = state.recent_failures();
         ZtunnelStatus {
             connected: state.connections.len(),
             is_snapshot_acknowledged: state
@@ -300,7 +301,7 @@ impl AmbientPods {
                 .is_some_and(|newest| newest.snapshot == Snapshot::Acknowledged),
             pods: state.pods.len(),
             without_netns,
-            // The first ztunnel of this process may be the one that serves them.
+            // The first ztunnel of this term may be the one that serves them.
             lost: if state.snapshots > 1 { without_netns } else { 0 },
             failing: failing.map(|failing| (failing.since.elapsed(), failing.why.clone())),
             pending: pending.clone().count(),
@@ -311,8 +312,7 @@ impl AmbientPods {
 
     /// Registers a ztunnel whose hello was received; it is the newest now.
     pub(super) fn connect(&self) -> Result<(ConnectionId, Arc<EventFd>), Errno> {
-        let wake = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
-        let wake = Arc::new(wake);
+        let wake = wake_counter()?;
         let mut state = self.lock();
         state.counts.connections += 1;
         let id = ConnectionId(state.counts.connections);
@@ -376,7 +376,16 @@ impl AmbientPods {
     }
 }
 
+/// Returns a counter that is readable once it was written.
+fn wake_counter() -> Result<Arc<EventFd>, Errno> {
+    EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map(Arc::new)
+}
+
 impl State {
+    fn recent_failures(&self) -> Option<&Failing> {
+        self.failing.as_ref().filter(|failing| failing.last.elapsed() < RECENT)
+    }
+
     /// Adds a pod or its namespace. A known pod without a new namespace stays as it is, and is sent again if the newest
     /// ztunnel has refused it.
     fn put(&mut self, pod: AmbientPod, netns: Option<Netns>, rest: Rest) {
@@ -387,7 +396,7 @@ impl State {
             (None, Some(_)) => false,
         });
         if is_same {
-            if let Some(entry) = self.pods.get_mut(&pod.uid).filter(|_| !pod.addresses.is_empty()) {
+            if let Some(entry) = self.pods.get_mut(&pod.uid).filter(|_| netns.is_some()) {
                 entry.pod = Arc::new(pod.clone());
             }
             let sent = self.connections.last_mut().and_then(|newest| newest.sent.get_mut(&pod.uid));
