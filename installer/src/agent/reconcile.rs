@@ -110,7 +110,7 @@ impl<'a> Reconciler<'a> {
     /// Starts to watch; changes nothing before `run`.
     pub(crate) fn new(config: ReconcileConfig, context: ReconcileContext<'a>) -> Self {
         // Before the first turn, which takes seconds: pods are added meanwhile.
-        config.settings.decide_ambient_pods(context.ambient);
+        config.settings.set_ambient_selectors(context.ambient);
         let settings = &config.settings.current;
         for note in &settings.notes {
             context.log.warn("gybe node: note on the settings", json!({ "note": note }));
@@ -178,7 +178,7 @@ impl<'a> Reconciler<'a> {
             // The directories depend on the settings; a change before the new watch was set up causes no event.
             self.settings.refresh(&self.log);
         }
-        self.settings.decide_ambient_pods(self.context.ambient);
+        self.settings.set_ambient_selectors(self.context.ambient);
         let turn = match self.settings.origin {
             Origin::ConfigMap => {
                 if self.settings.error.is_some() || self.settings.current.options != former {

@@ -4,8 +4,8 @@ use super::error::ApiError;
 use super::objects::Object;
 use super::own_node::{ClusterNode, watch_until};
 use super::pod_requests;
-use super::watch::{STALE, Watched};
-use super::watch_health::{ANY_VERSION, WatchHealth, WatchMessages};
+use super::watch::{ANY_VERSION, STALE, Watched};
+use super::watch_health::{WatchHealth, WatchMessages};
 use crate::log::Log;
 use hyper::Request;
 use kube::Client;
@@ -189,7 +189,7 @@ mod tests {
         let namespaces = NamespaceLabels::default();
         let watched = WatchedNamespaces(&namespaces);
         let is_known = |name| namespaces.of(name).is_some();
-        namespaces.restart();
+        watched.request(ANY_VERSION, 1).unwrap();
         for name in ["shop", "deleted"] {
             assert!(
                 !namespaces.set(name.to_owned(), Some(labels("ambient"))),
@@ -198,8 +198,11 @@ mod tests {
         }
         watched.record_bookmark();
         assert!(is_known("shop") && is_known("deleted"));
-        namespaces.restart();
+        watched.request(ANY_VERSION, 1).unwrap();
         assert!(is_known("shop") && is_known("deleted"), "while the API server does not respond");
+        // This watch ends before its bookmark, and the namespace is deleted before the next one.
+        namespaces.set("deleted".to_owned(), Some(labels("ambient")));
+        watched.request(ANY_VERSION, 1).unwrap();
         assert!(!namespaces.set("shop".to_owned(), Some(labels("none"))));
         watched.record_bookmark();
         assert!(namespaces.of("shop") == Some(labels("none")) && !is_known("deleted"));

@@ -34,6 +34,9 @@ const MAX_FAILURES: u32 = 5;
 /// neither a slow server nor a token that is being replaced causes such a silence.
 pub(crate) const STALE: Duration = Duration::from_secs(300);
 
+/// A watch from this version begins with an event about each object as the server's cache has it.
+pub(super) const ANY_VERSION: &str = "0";
+
 /// The first wait between two watches.
 const FIRST_WAIT: Duration = Duration::from_millis(200);
 /// A watch that was open for a shorter time counts as a failure, however it ended.

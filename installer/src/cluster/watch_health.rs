@@ -6,9 +6,6 @@ use serde_json::json;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// A watch from this version begins with an event about each object as the server's cache has it.
-pub(super) const ANY_VERSION: &str = "0";
-
 /// What is logged about a watch.
 #[derive(Debug)]
 pub(super) struct WatchMessages {
@@ -18,7 +15,7 @@ pub(super) struct WatchMessages {
     pub(super) right: &'static str,
 }
 
-/// The state of a watch, shared between its thread and those that ask.
+/// The state of a watch, shared between its thread and its readers.
 #[derive(Debug)]
 pub(super) struct WatchHealth {
     messages: &'static WatchMessages,

@@ -88,7 +88,8 @@ fn program(directory: &Path, name: &str, trial: Trial, need: PlacementOrder) -> 
     read().map_err(|source| ImageError { path: path.clone(), source })
 }
 
-/// Reports whether the program's file `source` contains `text`, which identifies it whatever its file name is. Reads in pieces: a container's memory may be smaller than the program.
+/// Reports whether the program's file `source` contains `text`, which identifies it whatever its file name is. Reads in
+/// pieces: a container's memory may be smaller than the program.
 pub(crate) fn has_text(mut source: impl Read, text: &[u8]) -> io::Result<bool> {
     let (mut piece, mut searched) = (vec![0; 1 << 16], Vec::new());
     loop {

@@ -8,7 +8,7 @@
 //! Install, upgrade, repair and uninstall differ only in the desired state.
 
 use crate::host::observe::FileIdentity;
-use crate::retry::Backoff;
+use crate::retry::{Backoff, NextTurn};
 use std::fs;
 use std::path::Path;
 use std::time::{Duration, Instant};
@@ -22,7 +22,6 @@ use super::observe::{
     Directory, HashCache, MountRoots, NodeDirectories, ObservedState, PerDirectory, observe,
 };
 use super::plan::{Plan, plan};
-use crate::retry::NextTurn;
 
 /// What an agent remembers between passes. A pass with an empty history is correct too; it only hashes files
 /// again.
@@ -249,7 +248,7 @@ const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// While no program works in its place every pod is refused, and no event reports that a disk has room again.
 const LONGEST_WAIT_WITHOUT: Duration = Duration::from_secs(10);
 
-/// The programs that could not be placed.
+/// The programs that could not be placed. Each try writes and reads megabytes, so the waits grow.
 #[derive(Debug, Default)]
 struct ProgramRetries {
     retries: Vec<Retry>,

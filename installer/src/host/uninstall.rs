@@ -309,6 +309,7 @@ fn has_entry(directory: &Path) -> bool {
 
 const TOKENS: [&str; 2] = [KUBECONFIG, KUBECONFIG_TEMPORARY];
 const SOCKETS: [(&str, SockType); 2] = [(FACTS_SOCKET, SockType::Stream), (LOG_SOCKET, SockType::Datagram)];
+
 /// Cleans `/run/gybe`: removes a kubeconfig at once, because it holds a token, and the other files when the uninstall
 /// has `finished`, because no program can need them any more. The sockets of a running agent, and the reports of a
 /// running probe, stay. Returns the files that could not be removed. A missing file is no failure.

@@ -324,7 +324,7 @@ mod tests {
             (sidecar, Selectable::default(), Some(NotAmbient::Sidecar)),
             (of("shop"), host(), Some(NotAmbient::HostNetwork)),
             (of(SYSTEM), ztunnel(), Some(NotAmbient::Ztunnel)),
-            // In a namespace of its own everyone may set the label.
+            // In a namespace of its own any user may set the label.
             (of("shop"), ztunnel(), None),
             (of(SYSTEM), Selectable::default(), None),
         ] {

@@ -8,9 +8,11 @@ use gybe_installer::sandboxes::probe_exemption::ExemptedPods;
 use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::InterfaceName;
 use gybe_netfilter::model::ruleset::Transport;
+use gybe_plugin::probe_cache::EXEMPTED_PODS;
 use gybe_test_support::{PATIENCE, wait_until};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::io::{ErrorKind, Read};
 use std::net::{IpAddr, SocketAddr, TcpStream};
 use std::sync::Arc;
@@ -179,7 +181,10 @@ fn the_addresses_of_ambient_pods_are_kept_for_the_exemption_of_probes_until_they
     node.kill_agent();
     node.start_agent();
     wait_until("the pods are known", || node.agent().metric("gybe_ambient_pods_kept") > 0.0);
-    assert_eq!(kept(&node), expected, "an agent that was restarted");
+    // A clean-up of the directory: the new agent, too, knows the addresses.
+    fs::remove_file(node.shared_directory().join(EXEMPTED_PODS)).unwrap();
+    wait_until("the file is back", || node.shared_directory().join(EXEMPTED_PODS).exists());
+    assert_eq!(kept(&node), expected);
     pod.delete(&node);
     wait_until("no addresses", || kept(&node).is_empty());
 }

@@ -221,3 +221,21 @@ fn a_refused_pod_that_the_kernel_shows_as_enrolled_is_sent_again() {
     assert_eq!(ztunnel.observed().requests, ["snapshot-sent", "add a", "add a"]);
     assert_eq!(listening(&a).len(), 4);
 }
+
+#[test]
+fn an_agent_that_leads_again_sends_no_namespace_of_its_former_term() {
+    let (directory, [netns]) = (TestDir::new("zds-terms"), namespaces());
+    let server = Server::start(&directory);
+    let first = ztunnel(&directory);
+    ready(&first);
+    server.add("a", &netns).unwrap();
+    server.pods.end_hand_overs();
+    assert!(matches!(server.add("b", &netns), Err(AddError::NotServed)));
+    assert_eq!(server.pods.status().pods, 0, "the namespaces are closed");
+    drop(first);
+    server.pods.accept_hand_overs();
+    server.pods.adopt(pod("a"), None);
+    let second = ztunnel(&directory);
+    assert_eq!(ready(&second).requests, ["keep a", "snapshot-sent"]);
+    assert_eq!(server.pods.status().lost, 0, "the first ztunnel of this term");
+}

@@ -176,7 +176,7 @@ impl PodCache {
         is_new
     }
 
-    /// Reports whether a pod of this component is known; none before the first complete list.
+    /// Reports whether such a pod is known; none before the first complete list.
     pub(super) fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {
         let state = self.lock();
         state.synced.then(|| state.pods.values().map(CachedPod::identity).any(is_such))

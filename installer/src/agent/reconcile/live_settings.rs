@@ -100,7 +100,7 @@ impl LiveSettings {
     }
 
     /// Sets the selectors by which the agent decides which pods are ambient; none before a valid ConfigMap.
-    pub(super) fn decide_ambient_pods(&self, ambient: Option<&AmbientNode>) {
+    pub(super) fn set_ambient_selectors(&self, ambient: Option<&AmbientNode>) {
         let selectors = self.current.options.ambient.as_ref().filter(|_| self.origin == Origin::ConfigMap);
         if let Some(ambient) = ambient {
             ambient.set_selectors(selectors);

@@ -8,16 +8,18 @@
 //! | the newest | every pod that is added or gets another namespace |
 //! | each that has a pod | the pod's end; an older one also when the pod has got another namespace |
 
-use super::status::{ZtunnelCounts, ZtunnelStatus};
+mod shared;
+
+pub use shared::{AddError, AmbientPods, HandOver};
+
+use super::status::ZtunnelCounts;
 use gybe_netfilter::kernel::netns::{Identity, Netns};
 use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
-use nix::errno::Errno;
-use nix::sys::eventfd::{EfdFlags, EventFd};
+use nix::sys::eventfd::EventFd;
 use std::cmp::Reverse;
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
-use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 /// After how long a ztunnel is sent a pod again that it has refused, as often as ztunnel itself tries. ztunnel does
@@ -26,53 +28,6 @@ const RETRY: Duration = Duration::from_secs(5);
 
 /// For how long a hand-over that has failed counts: the kubelet tries again earlier.
 const RECENT: Duration = Duration::from_secs(60);
-
-/// The ambient pods of the node. The server's threads and the callers share it.
-#[derive(Debug, Default)]
-pub struct AmbientPods(Mutex<State>);
-
-/// Why a pod is not served by ztunnel.
-#[derive(Debug, thiserror::Error)]
-pub enum AddError {
-    #[error("no ztunnel is connected; check the ztunnel pod of this node")]
-    NotConnected,
-    #[error("ztunnel did not answer in time")]
-    NoAnswer,
-    /// The text is ztunnel's.
-    #[error("ztunnel refused the pod: {0:?}")]
-    Refused(String),
-    #[error("the pod was removed, or got another network namespace, before ztunnel answered")]
-    Superseded,
-    /// A response is of no use: the caller finds the agent that leads now at the same path.
-    #[error("the agent no longer serves ztunnel")]
-    NotServed,
-}
-
-/// One caller's hand-over of a pod. A value that is dropped before it is completed withdraws the pod, unless another
-/// hand-over of the same namespace was completed or waits.
-#[derive(Debug)]
-#[must_use]
-pub struct HandOver<'a> {
-    pods: &'a AmbientPods,
-    uid: PodUid,
-    generation: u64,
-    caller: u64,
-    is_complete: bool,
-}
-
-impl HandOver<'_> {
-    /// Keeps the pod.
-    pub fn complete(mut self) {
-        self.is_complete = true;
-        self.pods.lock().failing = None;
-    }
-}
-
-impl Drop for HandOver<'_> {
-    fn drop(&mut self) {
-        self.pods.lock().end(self);
-    }
-}
 
 #[derive(Debug, Default)]
 struct State {
@@ -168,217 +123,6 @@ pub(super) enum Request {
     Keep { pod: Arc<AmbientPod>, generation: u64 },
     SnapshotSent,
     Del(PodUid),
-}
-
-impl AmbientPods {
-    /// Adds a pod, and waits until a ztunnel has acknowledged it. A ztunnel that connects before the deadline is waited
-    /// for. After an error, as after a hand-over that is not completed, the pod is as it was before, except that a
-    /// namespace that was replaced stays forgotten.
-    ///
-    /// # Errors
-    /// When no ztunnel acknowledges the pod before the deadline.
-    pub fn add(&self, pod: AmbientPod, netns: Netns, deadline: Instant) -> Result<HandOver<'_>, AddError> {
-        let uid = pod.uid.clone();
-        let (sender, answer) = channel();
-        let (hand_over, connected_before) = {
-            let mut state = self.lock();
-            if state.has_ended {
-                return Err(AddError::NotServed);
-            }
-            state.put(pod, Some(netns), Rest::Nothing);
-            let (generation, caller) = state.register(&uid, sender);
-            let connected_before = state.counts.connections - u64::from(!state.connections.is_empty());
-            (HandOver { pods: self, uid, generation, caller, is_complete: false }, connected_before)
-        };
-        let answer = answer.recv_timeout(deadline.saturating_duration_since(Instant::now()));
-        let mut state = self.lock();
-        let why = match answer {
-            Ok(Ok(())) => return Ok(hand_over),
-            Ok(Err(text)) => AddError::Refused(text),
-            Err(RecvTimeoutError::Disconnected) if state.has_ended => AddError::NotServed,
-            Err(RecvTimeoutError::Disconnected) => AddError::Superseded,
-            // One that was connected, and was closed because it hangs, counts.
-            Err(RecvTimeoutError::Timeout) if state.counts.connections == connected_before => {
-                AddError::NotConnected
-            }
-            Err(RecvTimeoutError::Timeout) => AddError::NoAnswer,
-        };
-        if !matches!(why, AddError::Superseded | AddError::NotServed) {
-            let last = Instant::now();
-            let since = state.recent_failures().map_or(last, |failing| failing.since);
-            state.failing = Some(Failing { since, last, why: why.to_string() });
-        }
-        // It takes the lock.
-        drop(state);
-        drop(hand_over);
-        Err(why)
-    }
-
-    /// Accepts hand-overs, until [`AmbientPods::end_hand_overs`].
-    pub fn accept_hand_overs(&self) {
-        self.lock().has_ended = false;
-    }
-
-    /// Refuses the hand-overs that wait and those that come, and closes all namespaces: no ztunnel connects to this agent
-    /// before it leads again, and then the agent that led meanwhile may have got other namespaces of the same pods.
-    pub fn end_hand_overs(&self) {
-        let mut state = self.lock();
-        state.has_ended = true;
-        state.pods.clear();
-        (state.failing, state.snapshots) = (None, 0);
-    }
-
-    /// Adds a pod that the kernel shows as enrolled, without waiting for an acknowledgement. A ztunnel that connects
-    /// later keeps the pod although its namespace is not known yet.
-    pub fn adopt(&self, pod: AmbientPod, netns: Option<Netns>) {
-        self.lock().put(pod, netns, Rest::Everything);
-    }
-
-    /// Removes a pod and closes its namespace; reports whether it was there.
-    pub fn remove(&self, uid: &PodUid) -> bool {
-        self.lock().remove(uid)
-    }
-
-    /// Records which pods a new list of the API server has.
-    pub fn listed(&self, is_listed: impl Fn(&PodUid) -> bool) {
-        for (uid, entry) in &mut self.lock().pods {
-            entry.unlisted = (!is_listed(uid)).then(|| entry.unlisted.unwrap_or_else(Instant::now));
-        }
-    }
-
-    /// Records that the API server may not have the pod; [`AmbientPods::present`] follows if it does.
-    pub fn absent(&self, uid: &PodUid) {
-        if let Some(entry) = self.lock().pods.get_mut(uid) {
-            entry.unlisted.get_or_insert_with(Instant::now);
-        }
-    }
-
-    /// Records that the API server has the pod.
-    pub fn present(&self, uid: &PodUid) {
-        if let Some(entry) = self.lock().pods.get_mut(uid) {
-            entry.unlisted = None;
-        }
-    }
-
-    /// Removes the pods that have been missing in the API server's list for this time.
-    pub fn remove_unlisted(&self, after: Duration) {
-        let mut state = self.lock();
-        let is_gone = |entry: &Entry| entry.unlisted.is_some_and(|since| since.elapsed() >= after);
-        let before = state.pods.len();
-        state.pods.retain(|_, entry| !is_gone(entry));
-        if state.pods.len() < before {
-            state.wake_all();
-        }
-    }
-
-    /// Returns a counter that is written when the pods may have changed. A later subscriber takes its place.
-    ///
-    /// # Errors
-    /// When the kernel has no eventfd left.
-    pub(crate) fn subscribe(&self) -> Result<Arc<EventFd>, Errno> {
-        let wake = wake_counter()?;
-        self.lock().subscriber = Some(Arc::clone(&wake));
-        Ok(wake)
-    }
-
-    /// Returns the addresses of the pods that are known.
-    pub(crate) fn addresses(&self) -> BTreeMap<PodUid, BTreeSet<IpAddr>> {
-        let state = self.lock();
-        let known = state.pods.iter().filter(|(_, entry)| !entry.pod.addresses.is_empty());
-        known.map(|(uid, entry)| (uid.clone(), entry.pod.addresses.iter().copied().collect())).collect()
-    }
-
-    pub fn status(&self) -> ZtunnelStatus {
-        let (state, now) = (self.lock(), Instant::now());
-        let pending = state.pods.values().filter_map(|entry| entry.pending);
-        let without_netns = state.pods.values().filter(|entry| entry.netns.is_none()).count();
-        let failing = state.recent_failures();
-        ZtunnelStatus {
-            connected: state.connections.len(),
-            is_snapshot_acknowledged: state
-                .connections
-                .last()
-                .is_some_and(|newest| newest.snapshot == Snapshot::Acknowledged),
-            pods: state.pods.len(),
-            without_netns,
-            // The first ztunnel of this term may be the one that serves them.
-            lost: if state.snapshots > 1 { without_netns } else { 0 },
-            failing: failing.map(|failing| (failing.since.elapsed(), failing.why.clone())),
-            pending: pending.clone().count(),
-            longest_pending: pending.min().map(|since| now.saturating_duration_since(since)),
-            counts: state.counts.clone(),
-        }
-    }
-
-    /// Registers a ztunnel whose hello was received; it is the newest now.
-    pub(super) fn connect(&self) -> Result<(ConnectionId, Arc<EventFd>), Errno> {
-        let wake = wake_counter()?;
-        let mut state = self.lock();
-        state.counts.connections += 1;
-        let id = ConnectionId(state.counts.connections);
-        let snapshot = Snapshot::Unfinished;
-        state.connections.push(Connection { id, sent: BTreeMap::new(), snapshot, wake: Arc::clone(&wake) });
-        state.judge_pending();
-        Ok((id, wake))
-    }
-
-    /// Forgets a ztunnel. If it was the newest, the one before it receives what it lacks.
-    pub(super) fn disconnect(&self, id: ConnectionId) {
-        let mut state = self.lock();
-        state.connections.retain(|connection| connection.id != id);
-        state.judge_pending();
-        state.wake_all();
-    }
-
-    /// Returns the next request for a connection, which counts as sent from now on.
-    pub(super) fn next_request(&self, id: ConnectionId) -> Option<Request> {
-        self.lock().next_request(id)
-    }
-
-    /// Returns when a pod that this ztunnel has refused is sent again.
-    pub(super) fn retry_at(&self, id: ConnectionId) -> Option<Instant> {
-        let state = self.lock();
-        let newest = state.connections.last().filter(|newest| newest.id == id)?;
-        state.pods.values().filter_map(|entry| newest.retry_at(entry)).min()
-    }
-
-    /// Records the response to a request of [`AmbientPods::next_request`].
-    pub(super) fn answer(
-        &self,
-        id: ConnectionId,
-        request: &Request,
-        response: &Result<(), String>,
-        took: Duration,
-    ) {
-        let mut state = self.lock();
-        state.counts.answered(response.is_ok(), took);
-        match request {
-            Request::Add { pod, generation, .. } | Request::Keep { pod, generation } => {
-                state.answered(id, &pod.uid, *generation, response);
-            }
-            Request::SnapshotSent => {
-                state.snapshots += u64::from(response.is_ok());
-                if let Some(connection) = state.connection(id) {
-                    connection.snapshot = Snapshot::Acknowledged;
-                }
-            }
-            Request::Del(_) => {}
-        }
-    }
-
-    /// Counts a connection that was closed because a response did not come in time.
-    pub(super) fn count_late(&self) {
-        self.lock().counts.late += 1;
-    }
-
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-/// Returns a counter that is readable once it was written.
-fn wake_counter() -> Result<Arc<EventFd>, Errno> {
-    EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map(Arc::new)
 }
 
 impl State {
