@@ -92,7 +92,7 @@ pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<CallTarget, P
     let netns = path.open();
     // A CHECK that fails stops no pod from starting; the runtime repeats it.
     let absent = if request.verb == Verb::Add { AbsentAgent::IsAwaited } else { AbsentAgent::Fails };
-    let facts = lookup.finish(absent)?;
+    let facts = lookup.finish(absent, |facts| decide::is_ambient_undecided(conf, facts))?;
     let facts_us = micros(started);
     // Nothing but the facts shows whether the pod is ambient.
     if gates::may_be_ambient(conf, annotations) && !facts::same_uid(&facts, &pod) {

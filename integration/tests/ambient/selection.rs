@@ -145,15 +145,8 @@ fn a_plugin_of_before_ambient_mode_gets_no_ambient_pod() {
 #[test]
 fn a_source_that_does_not_know_the_labels_of_namespaces_decides_about_no_pod_without_a_sidecar() {
     let node = Node::start("ambient-directory");
-    let manifests = node.directory.path().join("manifests");
     let added = |pod: &Pod| {
-        let (namespace, name) = pod.names();
-        std::fs::create_dir_all(manifests.join(namespace)).unwrap();
-        std::fs::write(
-            manifests.join(namespace).join(format!("{name}.json")),
-            pod.object("Running").to_string(),
-        )
-        .unwrap();
+        let manifests = node.put_manifest(pod);
         let netns = Namespace::new().unwrap();
         netns.run(|| gybe_integration::namespace::sh("ip address add 10.244.0.10/32 dev lo")).unwrap();
         let mut call = node.prepared("ADD", pod, &netns);
