@@ -125,7 +125,7 @@ impl Hint for FactsError {
             Self::NoSource => {
                 Some("set facts.socket, facts.kubeconfig or facts.directory in the plugin's configuration".into())
             }
-            Self::Unknown(_) | Self::OtherPod { .. } | Self::Contradicted { .. } => Some(
+            Self::Unknown(_) | Self::OtherPod { .. } | Self::Contradicted { .. } | Self::AmbientPod(_) => Some(
                 "the kubelet retries; if it persists, look at the agent's log, or at the writer of facts.directory".into(),
             ),
             Self::WithoutUid(_) => {
@@ -137,8 +137,10 @@ impl Hint for FactsError {
             Self::Agent(_) => Some(
                 "check that the node agent (gybe node, DaemonSet gybe-node) runs on this node; the kubelet retries".into(),
             ),
-            Self::Ambient | Self::AmbientPod(_) => Some(
-                "check that the node agent runs with AMBIENT_ENABLED=true, as its entry says; the kubelet retries".into(),
+            Self::Ambient => Some(
+                "the plugin's entry has the key ambient: check that the node agent runs, with AMBIENT_ENABLED=true; the kubelet \
+                 retries"
+                    .into(),
             ),
             Self::Kubeconfig(error) => error.hint(),
             // A hint would displace the later errors.
