@@ -65,7 +65,7 @@ const CAUSES: [(&str, HandOverCause); 3] = [
 ];
 
 /// Encodes a request.
-pub fn encode_request(HandOverRequest { pod, timeout }: &HandOverRequest) -> String {
+pub fn encode_request(pod: &AmbientPod, timeout: Duration) -> String {
     let AmbientPod { uid, namespace, name, service_account, addresses } = pod;
     // Each name consists of letters, digits, `-` and `.`, so it needs no escapes.
     let names = [uid.as_str(), namespace.as_str(), name.as_str(), service_account.as_str()];
@@ -262,7 +262,7 @@ mod tests {
         let addresses = ["10.0.0.7", "fd00::7"].map(|address| address.parse().unwrap());
         let pod = pod.with_addresses(addresses);
         let request = HandOverRequest { pod, timeout: Duration::from_millis(1950) };
-        assert_eq!(decoded(encode_request(&request).as_bytes()), Some(Ok(request)));
+        assert_eq!(decoded(encode_request(&request.pod, request.timeout).as_bytes()), Some(Ok(request)));
         let fault = |cause, text: &str| Err(HandOverFault { cause, text: text.to_owned() });
         let (other, refused) = (HandOverCause::Other, HandOverCause::Refused);
         let kinds = [HandOverCause::NotConnected, HandOverCause::NoAnswer, refused, other];
@@ -282,7 +282,7 @@ mod tests {
         assert_eq!(decoded(facts), None);
         assert_eq!(decoded(br#"{"version": 1, "status": true}"#), None);
         let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
-        let request = encode_request(&HandOverRequest { pod, timeout: Duration::ZERO });
+        let request = encode_request(&pod, Duration::ZERO);
         assert!(wire::decode_request(request.as_bytes()).is_err(), "an older agent responds with an error");
         for text in [
             "{}",
