@@ -3,7 +3,7 @@
 //! descriptor (`SCM_RIGHTS`, unix(7)). The agent responds when ztunnel has acknowledged the pod, or with the reason why
 //! the pod is not in the mesh. An agent without this request responds with an error. Pure.
 
-use super::wire::{VERSION, WireError, malformed};
+use super::wire::{VERSION, WireError, check_version, malformed};
 use crate::args::{ArgsError, Namespace, PodName};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -114,11 +114,7 @@ pub fn encode_response(response: &Result<(), HandOverFault>) -> String {
 /// When it is malformed, of another version, or the response to another request.
 pub fn decode_response(bytes: &[u8]) -> Result<Result<(), HandOverFault>, WireError> {
     let response: Value = serde_json::from_slice(bytes).map_err(|why| malformed(&why))?;
-    match response.get("version").and_then(Value::as_u64).map(u32::try_from) {
-        Some(Ok(VERSION)) => {}
-        Some(Ok(version)) => return Err(WireError::Version(version)),
-        _ => return Err(WireError::Malformed("has no version")),
-    }
+    check_version(&response)?;
     let text = |key| response.get(key).and_then(Value::as_str);
     match text("fault") {
         Some(why) => {
@@ -292,6 +288,8 @@ mod tests {
         ] {
             assert!(decode_response(text.as_bytes()).is_err(), "{text}");
         }
+        let far_newer = br#"{"version": 4294967296, "ambient": true}"#;
+        assert_eq!(decode_response(far_newer), Err(WireError::Version(u32::MAX)));
         let newer = request.replace("\"version\":1", "\"version\":2");
         assert_eq!(decoded(newer.as_bytes()), Some(Err(WireError::Version(2))));
         for (valid, invalid) in
