@@ -132,8 +132,8 @@ pub fn decide_without_addresses(
     }
 }
 
-/// Decides about a pod that is ambient as the node agent knows it; none about another one. Of the gates only the
-/// excluded namespaces apply: the others are about sidecars, and a pod with the injector's annotation is not ambient.
+/// Decides about a pod that is ambient as the node agent knows it. Returns `None` for any other pod. Of the gates only
+/// the excluded namespaces apply: the others are about sidecars, and a pod with the injector's annotation is not ambient.
 fn ambient(conf: &PluginConf, pod: &PodFacts, init: InitContainer) -> Option<PreliminaryDecision> {
     let (Some(ambient), Ambient::Yes { .. }) = (conf.ambient, &pod.ambient) else { return None };
     if let Ok(Some(reason)) = Gate::Namespace.closed(conf, pod, init) {
@@ -143,8 +143,8 @@ fn ambient(conf: &PluginConf, pod: &PodFacts, init: InitContainer) -> Option<Pre
     Some(policy.map_or_else(|why| PreliminaryDecision::Refuse(why.into()), PreliminaryDecision::Ambient))
 }
 
-/// Reports whether facts leave open whether a pod is ambient, and nothing else decides about it: then a decision to
-/// leave it alone is none.
+/// Reports whether the facts do not show whether the pod is ambient, and nothing else decides. Such a pod must not be
+/// left alone.
 pub fn is_ambient_undecided(conf: &PluginConf, pod: &PodFacts) -> bool {
     let is_open = !matches!(pod.ambient, Ambient::No { .. }) && pod.annotation(STATUS).is_none();
     conf.ambient.is_some() && is_open && !conf.exclude_namespaces.contains(&pod.namespace)

@@ -184,7 +184,7 @@ impl AmbientPod {
         })
     }
 
-    /// The same with its addresses; some pods have one for each network, and more than a few are not a pod's.
+    /// Sets the addresses, at most 16: a pod has one or two per network.
     #[must_use]
     pub fn with_addresses(mut self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         self.addresses = addresses.into_iter().take(MAX_ADDRESSES).collect();

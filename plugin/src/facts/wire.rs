@@ -31,8 +31,8 @@ pub struct FactsRequest {
     pub pod: PodRef,
     /// How long the client waits for the response, in whole milliseconds; the first releases do not send it.
     pub timeout: Option<Duration>,
-    /// Whether the client evaluates `ambient` in the response. An agent of this release sends another one no ambient
-    /// pod, which it would leave alone; an agent of before ambient mode ignores this, and sends no `ambient`.
+    /// Whether the client evaluates `ambient` in the response. Without it the agent sends no ambient pod, because such a
+    /// client would leave the pod alone. An agent older than ambient mode ignores this, and sends no `ambient`.
     pub knows_ambient: bool,
 }
 
