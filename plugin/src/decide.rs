@@ -10,7 +10,10 @@ use crate::annotations::{self, AnnotationError, InboundPorts, Interception, Traf
 use crate::conf::{InboundDefault, PluginConf};
 use crate::families::{self, FamiliesError};
 use crate::gates::{self, Gate, InitContainer, LeaveAloneReason};
-use crate::names::{BOOLEANS, DNS_CAPTURE, INTERCEPTION_MODE, INVALID_DROP, MODE, STATUS, unknown};
+use crate::names::{
+    AMBIENT_DNS, BOOLEANS, BYPASS_INBOUND, DNS_CAPTURE, INTERCEPTION_MODE, INVALID_DROP, MODE, STATUS,
+    unknown,
+};
 use crate::pod::{Ambient, Container, PROXY, PodFacts, parse_bool};
 use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy::istio::{
@@ -190,24 +193,37 @@ fn container_ports(pod: &PodFacts) -> PortSet {
     pod.long_lived().filter(|c| c.name != PROXY).flat_map(|c| c.tcp_ports.iter().copied()).collect()
 }
 
-/// Returns warnings about parts of the pod's manifest that have no effect: unknown annotations, boolean variables of
-/// the proxy that are not booleans (they count as false, as in Istio), and a mode that is only in a variable.
+/// Returns warnings about parts of the pod's manifest that have no effect: unknown annotations, boolean annotations of
+/// an ambient pod that are not booleans, boolean variables of the proxy that are not booleans (they count as false, as in
+/// Istio), and a mode that is only in a variable.
 pub fn warnings(pod: &PodFacts) -> Vec<String> {
-    let unknown_annotations = unknown(pod.annotations.keys().map(String::as_str));
-    let value =
-        |variable: &str| pod.proxy().and_then(|proxy| proxy.env.get(variable)).filter(|it| !it.is_empty());
-    let not_boolean =
-        BOOLEANS.into_iter().filter(|variable| value(variable).is_some_and(|it| parse_bool(it).is_none()));
-    let not_boolean =
-        not_boolean.map(|variable| format!("variable {variable} of istio-proxy is neither true nor false"));
-    let mode = value(INTERCEPTION_MODE).filter(|mode| *mode != "REDIRECT" && pod.annotation(MODE).is_none());
-    let mode = mode.map(|mode| {
-        format!(
-            "variable {INTERCEPTION_MODE} of istio-proxy is {mode:?}, and without annotation {MODE} the mode is \
-             REDIRECT"
-        )
-    });
-    unknown_annotations.into_iter().chain(not_boolean).chain(mode).collect()
+    let mut warnings = unknown(pod.annotations.keys().map(String::as_str));
+    let is_unclear = |value: Option<&str>| value.is_some_and(|it| parse_bool(it).is_none());
+    if matches!(pod.ambient, Ambient::Yes { .. }) {
+        for name in [BYPASS_INBOUND, AMBIENT_DNS] {
+            if is_unclear(pod.annotation(name)) {
+                warnings.push(format!("annotation {name} is neither true nor false"));
+            }
+        }
+    }
+    let value = |variable: &str| {
+        let value = pod.proxy().and_then(|proxy| proxy.env.get(variable)).map(String::as_str);
+        value.filter(|it| !it.is_empty())
+    };
+    for variable in BOOLEANS {
+        if is_unclear(value(variable)) {
+            warnings.push(format!("variable {variable} of istio-proxy is neither true nor false"));
+        }
+    }
+    if let Some(mode) = value(INTERCEPTION_MODE)
+        && mode != "REDIRECT"
+        && pod.annotation(MODE).is_none()
+    {
+        warnings.push(format!(
+            "variable {INTERCEPTION_MODE} of istio-proxy is {mode:?}, and without annotation {MODE} the mode is REDIRECT"
+        ));
+    }
+    warnings
 }
 
 impl PolicyDraft {

@@ -101,9 +101,12 @@ fn annotations_of_the_pod_change_its_rules() {
     assert!(!without_dns.contains("dns-to-ztunnel"), "{without_dns}");
     let machine = rules("machine", ("istio.io/reroute-virtual-interfaces", "tap0, tap1"));
     assert!(machine.contains("machine-to-ztunnel"), "{machine}");
-    // A text that is no boolean counts as no annotation.
+    // A text that is no boolean counts as no annotation, and the plugin logs it.
     let unclear = rules("unclear", ("ambient.istio.io/dns-capture", "maybe"));
     assert!(unclear.contains("dns-to-ztunnel-udp"), "{unclear}");
+    let warning = "annotation ambient.istio.io/dns-capture is neither true nor false";
+    let line = node.agent().wait_for_line(|line| line["doubt"] == warning);
+    assert_eq!(line["pod"], "shop/unclear");
 }
 
 #[test]
