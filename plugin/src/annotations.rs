@@ -145,7 +145,8 @@ pub fn traffic(pod: &PodFacts, max: MaxIntervals) -> Result<TrafficAnnotations, 
     invalid.0.map_or(Ok(traffic), Err)
 }
 
-/// Returns the policy of an ambient pod. A boolean that is none counts as no annotation, as in istio-cni.
+/// Returns the policy of an ambient pod. An annotation whose value is not a boolean is ignored, as in istio-cni;
+/// [`warnings`](crate::decide::warnings) reports it.
 ///
 /// # Errors
 /// When the list of interfaces is invalid.

@@ -12,7 +12,7 @@ use gybe_netfilter::apply::presence::Presence;
 
 pub(crate) fn check(request: &Request) -> Result<Reply, PluginError> {
     let conf = PluginConf::read(request.network.members())?;
-    let CallTarget::Redirect(mut target) = target::find(request, &conf)? else { return Ok(Reply::Empty) };
+    let CallTarget::Redirect(target) = target::find(request, &conf)? else { return Ok(Reply::Empty) };
     let pod = target.pod.to_string();
     let report = target.in_namespace(&conf, |redirection, backend, _| {
         let presence = Presence::look()?;

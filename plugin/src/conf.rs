@@ -225,8 +225,8 @@ impl PluginConf {
         keys.into_iter().filter(|(_, is_equal)| !is_equal).map(|(key, _)| key).collect()
     }
 
-    /// Returns the plugin's keys, every one, so that nothing depends on the defaults of the version that reads
-    /// them, but `ambient` only where it is on. Reading them returns an equal value.
+    /// Returns all keys of the plugin, so that nothing depends on the defaults of the version that reads them. Omits
+    /// `ambient` where it is off. Reading them returns an equal value.
     #[must_use]
     pub fn to_members(&self) -> Map<String, Value> {
         let texts: [(&str, &str); 6] = [

@@ -10,7 +10,10 @@ use crate::annotations::{self, AnnotationError, InboundPorts, Interception, Traf
 use crate::conf::{InboundDefault, PluginConf};
 use crate::families::{self, FamiliesError};
 use crate::gates::{self, Gate, InitContainer, LeaveAloneReason};
-use crate::names::{BOOLEANS, DNS_CAPTURE, INTERCEPTION_MODE, INVALID_DROP, MODE, STATUS, unknown};
+use crate::names::{
+    AMBIENT_DNS, BOOLEANS, BYPASS_INBOUND, DNS_CAPTURE, INTERCEPTION_MODE, INVALID_DROP, MODE, STATUS,
+    unknown,
+};
 use crate::pod::{Ambient, Container, PROXY, PodFacts, parse_bool};
 use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy::istio::{
@@ -132,8 +135,8 @@ pub fn decide_without_addresses(
     }
 }
 
-/// Decides about a pod that is ambient as the node agent knows it; none about another one. Of the gates only the
-/// excluded namespaces apply: the others are about sidecars, and a pod with the injector's annotation is not ambient.
+/// Decides about a pod that is ambient as the node agent knows it. Returns `None` for any other pod. Of the gates only
+/// the excluded namespaces apply: the others are about sidecars, and a pod with the injector's annotation is not ambient.
 fn ambient(conf: &PluginConf, pod: &PodFacts, init: InitContainer) -> Option<PreliminaryDecision> {
     let (Some(ambient), Ambient::Yes { .. }) = (conf.ambient, &pod.ambient) else { return None };
     if let Ok(Some(reason)) = Gate::Namespace.closed(conf, pod, init) {
@@ -143,8 +146,8 @@ fn ambient(conf: &PluginConf, pod: &PodFacts, init: InitContainer) -> Option<Pre
     Some(policy.map_or_else(|why| PreliminaryDecision::Refuse(why.into()), PreliminaryDecision::Ambient))
 }
 
-/// Reports whether facts leave open whether a pod is ambient, and nothing else decides about it: then a decision to
-/// leave it alone is none.
+/// Reports whether the facts do not show whether the pod is ambient, and nothing else decides. Such a pod must not be
+/// left alone.
 pub fn is_ambient_undecided(conf: &PluginConf, pod: &PodFacts) -> bool {
     let is_open = !matches!(pod.ambient, Ambient::No { .. }) && pod.annotation(STATUS).is_none();
     conf.ambient.is_some() && is_open && !conf.exclude_namespaces.contains(&pod.namespace)
@@ -190,24 +193,37 @@ fn container_ports(pod: &PodFacts) -> PortSet {
     pod.long_lived().filter(|c| c.name != PROXY).flat_map(|c| c.tcp_ports.iter().copied()).collect()
 }
 
-/// Returns warnings about parts of the pod's manifest that have no effect: unknown annotations, boolean variables of
-/// the proxy that are not booleans (they count as false, as in Istio), and a mode that is only in a variable.
+/// Returns warnings about parts of the pod's manifest that have no effect: unknown annotations, boolean annotations of
+/// an ambient pod that are not booleans, boolean variables of the proxy that are not booleans (they count as false, as in
+/// Istio), and a mode that is only in a variable.
 pub fn warnings(pod: &PodFacts) -> Vec<String> {
-    let unknown_annotations = unknown(pod.annotations.keys().map(String::as_str));
-    let value =
-        |variable: &str| pod.proxy().and_then(|proxy| proxy.env.get(variable)).filter(|it| !it.is_empty());
-    let not_boolean =
-        BOOLEANS.into_iter().filter(|variable| value(variable).is_some_and(|it| parse_bool(it).is_none()));
-    let not_boolean =
-        not_boolean.map(|variable| format!("variable {variable} of istio-proxy is neither true nor false"));
-    let mode = value(INTERCEPTION_MODE).filter(|mode| *mode != "REDIRECT" && pod.annotation(MODE).is_none());
-    let mode = mode.map(|mode| {
-        format!(
-            "variable {INTERCEPTION_MODE} of istio-proxy is {mode:?}, and without annotation {MODE} the mode is \
-             REDIRECT"
-        )
-    });
-    unknown_annotations.into_iter().chain(not_boolean).chain(mode).collect()
+    let mut warnings = unknown(pod.annotations.keys().map(String::as_str));
+    let is_unclear = |value: Option<&str>| value.is_some_and(|it| parse_bool(it).is_none());
+    if matches!(pod.ambient, Ambient::Yes { .. }) {
+        for name in [BYPASS_INBOUND, AMBIENT_DNS] {
+            if is_unclear(pod.annotation(name)) {
+                warnings.push(format!("annotation {name} is neither true nor false"));
+            }
+        }
+    }
+    let value = |variable: &str| {
+        let value = pod.proxy().and_then(|proxy| proxy.env.get(variable)).map(String::as_str);
+        value.filter(|it| !it.is_empty())
+    };
+    for variable in BOOLEANS {
+        if is_unclear(value(variable)) {
+            warnings.push(format!("variable {variable} of istio-proxy is neither true nor false"));
+        }
+    }
+    if let Some(mode) = value(INTERCEPTION_MODE)
+        && mode != "REDIRECT"
+        && pod.annotation(MODE).is_none()
+    {
+        warnings.push(format!(
+            "variable {INTERCEPTION_MODE} of istio-proxy is {mode:?}, and without annotation {MODE} the mode is REDIRECT"
+        ));
+    }
+    warnings
 }
 
 impl PolicyDraft {

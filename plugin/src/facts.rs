@@ -125,7 +125,7 @@ impl Hint for FactsError {
             Self::NoSource => {
                 Some("set facts.socket, facts.kubeconfig or facts.directory in the plugin's configuration".into())
             }
-            Self::Unknown(_) | Self::OtherPod { .. } | Self::Contradicted { .. } => Some(
+            Self::Unknown(_) | Self::OtherPod { .. } | Self::Contradicted { .. } | Self::AmbientPod(_) => Some(
                 "the kubelet retries; if it persists, look at the agent's log, or at the writer of facts.directory".into(),
             ),
             Self::WithoutUid(_) => {
@@ -137,8 +137,10 @@ impl Hint for FactsError {
             Self::Agent(_) => Some(
                 "check that the node agent (gybe node, DaemonSet gybe-node) runs on this node; the kubelet retries".into(),
             ),
-            Self::Ambient | Self::AmbientPod(_) => Some(
-                "check that the node agent runs with AMBIENT_ENABLED=true, as its entry says; the kubelet retries".into(),
+            Self::Ambient => Some(
+                "the plugin's entry has the key ambient: check that the node agent runs, with AMBIENT_ENABLED=true; the kubelet \
+                 retries"
+                    .into(),
             ),
             Self::Kubeconfig(error) => error.hint(),
             // A hint would displace the later errors.
@@ -162,7 +164,7 @@ pub(crate) enum AbsentAgent {
 /// # Errors
 /// If no source knows the pod: the errors of all sources in their order.
 pub fn look_up(conf: &FactsConf, pod: &PodRef, knows_ambient: bool) -> Result<PodFacts, FactsError> {
-    FactsLookup::start(conf, pod, knows_ambient).finish(AbsentAgent::Fails)
+    FactsLookup::start(conf, pod, knows_ambient).finish(AbsentAgent::Fails, |_| false)
 }
 
 /// A lookup in progress: the request to the agent, where there is one, has been sent.
@@ -192,11 +194,16 @@ impl<'a> FactsLookup<'a> {
         self.deadline
     }
 
-    /// Returns the facts of the first source that knows the pod.
+    /// Returns the facts of the first source that knows the pod. `is_open`: the facts do not decide about the pod. Such
+    /// facts of another source than the agent do not count, because the agent that is awaited may have facts that decide.
     ///
     /// # Errors
     /// If no source knows the pod: the errors of all sources in their order.
-    pub(crate) fn finish(self, absent: AbsentAgent) -> Result<PodFacts, FactsError> {
+    pub(crate) fn finish(
+        self,
+        absent: AbsentAgent,
+        is_open: impl Fn(&PodFacts) -> bool,
+    ) -> Result<PodFacts, FactsError> {
         let (pod, mut misses) = (self.pod, Vec::new());
         let (agent, sent) = self.agent.unzip();
         if let (Some(agent), Some(sent)) = (agent, sent) {
@@ -207,6 +214,7 @@ impl<'a> FactsLookup<'a> {
         }
         for (source, remaining) in self.others.iter().zip((0..self.others.len()).rev()) {
             match source.query(pod, share(self.deadline, remaining)) {
+                Ok(facts) if is_open(&facts) => misses.push(FactsError::Ambient),
                 Ok(facts) => return Ok(facts),
                 Err(miss) => misses.push(miss),
             }

@@ -79,12 +79,12 @@ pub fn check_without_facts(
         is_home && AGENTS.iter().any(|prefix| name.starts_with(prefix))
     };
     let is_excluded = conf.exclude_namespaces.contains(namespace);
-    let is_undecided =
-        matches!(annotations, RuntimeAnnotations::NotProvided) || may_be_ambient(conf, annotations);
+    let may_be_ambient = may_be_ambient(conf, annotations);
+    let is_undecided = may_be_ambient || matches!(annotations, RuntimeAnnotations::NotProvided);
     match annotations {
         _ if is_undecided && is_agent() => Some(LeaveAloneReason::OwnPod),
         _ if is_excluded => Some(LeaveAloneReason::ExcludedNamespace),
-        _ if is_undecided => None,
+        _ if may_be_ambient => None,
         RuntimeAnnotations::NotProvided => None,
         RuntimeAnnotations::Empty => Some(LeaveAloneReason::NotInjected),
         RuntimeAnnotations::Present(annotations) => annotation_gates(annotations),

@@ -32,7 +32,7 @@ const INTERVAL: Duration = Duration::from_millis(2);
 /// fail, and the runtime retries the pod. Returns at once where no address is added, and nearly so where the
 /// runtime does not run `loopback`.
 ///
-/// The search for the process is the last resort, because it takes as long as the runtime has threads.
+/// Searches for the process last: that time grows with the number of the runtime's threads.
 ///
 /// `listed` are the namespace's addresses of a moment ago.
 pub(crate) fn wait_for_loopback_plugin(
@@ -49,10 +49,10 @@ pub(crate) fn wait_for_loopback_plugin(
     let netns = request.netns.as_deref().unwrap_or(Path::new(""));
     let start = Instant::now();
     let (mut last_running, mut is_down) = (start, lo_is_down(listed));
+    if result.exists() || is_crio(&runtime) {
+        return;
+    }
     loop {
-        if result.exists() || is_crio(&runtime) {
-            return;
-        }
         // Checked after the list: a process that has brought `lo` up by then has executed `loopback`, and is
         // found as long as it runs.
         if is_running(&runtime, netns) {
@@ -67,6 +67,9 @@ pub(crate) fn wait_for_loopback_plugin(
         }
         thread::sleep(INTERVAL);
         is_down = rtnetlink.addresses().is_ok_and(|listed| lo_is_down(&listed));
+        if result.exists() {
+            return;
+        }
     }
 }
 

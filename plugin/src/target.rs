@@ -19,7 +19,6 @@ use gybe_netfilter::kernel::netns::{Identity, Netns};
 use gybe_netfilter::kernel::routes::{Address, Rtnetlink};
 use gybe_netfilter::model::policy::{AmbientPolicy, Families};
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
 use std::path::Path;
 use std::time::Instant;
 
@@ -68,7 +67,15 @@ pub(crate) struct NamespaceReport<T> {
     pub(crate) families: Families,
     pub(crate) backend: BackendKind,
     pub(crate) variant: RuleVariant,
+    /// None for a pod with a sidecar.
+    pub(crate) ambient: Option<AmbientTarget>,
     pub(crate) outcome: T,
+}
+
+/// An ambient pod, for ztunnel.
+pub(crate) struct AmbientTarget {
+    pub(crate) pod: AmbientPod,
+    pub(crate) netns: Netns,
 }
 
 /// Finds the target of an ADD or CHECK.
@@ -92,7 +99,7 @@ pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<CallTarget, P
     let netns = path.open();
     // A CHECK that fails stops no pod from starting; the runtime repeats it.
     let absent = if request.verb == Verb::Add { AbsentAgent::IsAwaited } else { AbsentAgent::Fails };
-    let facts = lookup.finish(absent)?;
+    let facts = lookup.finish(absent, |facts| decide::is_ambient_undecided(conf, facts))?;
     let facts_us = micros(started);
     // Nothing but the facts shows whether the pod is ambient.
     if gates::may_be_ambient(conf, annotations) && !facts::same_uid(&facts, &pod) {
@@ -165,38 +172,30 @@ impl TargetPod {
     ///
     /// One routing socket and one list of addresses serve both the policy and the work.
     pub(crate) fn in_namespace<T>(
-        &mut self,
+        self,
         conf: &PluginConf,
         work: impl FnOnce(&Redirection, &dyn Backend, PodNetwork<'_>) -> Result<T, RedirectionError>,
     ) -> Result<NamespaceReport<T>, PluginError> {
-        self.netns.enter().map_err(PluginError::Netns)?;
+        let Self { facts, backend, policy, netns, .. } = self;
+        netns.enter().map_err(PluginError::Netns)?;
         let mut rtnetlink = Rtnetlink::open().map_err(PluginError::Addresses)?;
         let listed = rtnetlink.addresses().map_err(PluginError::Addresses)?;
         let addresses: Vec<_> = listed.iter().map(|address| address.ip).collect();
-        let selected = self.backend.take().map_or_else(|| SelectedBackend::to_read(conf.backend), Ok)?;
-        let (families, redirection, variant) = match &self.policy {
+        let selected = backend.map_or_else(|| SelectedBackend::to_read(conf.backend), Ok)?;
+        let (families, (redirection, variant), ambient) = match policy {
             TargetPolicy::Sidecar(policy) => {
-                let stack = families::stack(&self.facts);
-                let families =
-                    families::choose(conf.ipv6, stack, &addresses).map_err(PodRefusal::Families)?;
-                let (redirection, variant) = selected.redirection(&policy.clone().complete(families))?;
-                (families, redirection, variant)
+                let families = families::choose(conf.ipv6, families::stack(&facts), &addresses)
+                    .map_err(PodRefusal::Families)?;
+                (families, selected.redirection(&policy.complete(families))?, None)
             }
-            TargetPolicy::Ambient(policy, _) => {
-                let (redirection, variant) = selected.redirection_of_ambient(policy)?;
-                (policy.families, redirection, variant)
+            TargetPolicy::Ambient(policy, pod) => {
+                let redirection = selected.redirection_of_ambient(&policy)?;
+                (policy.families, redirection, Some(AmbientTarget { pod, netns }))
             }
         };
         let network = PodNetwork { rtnetlink: &mut rtnetlink, addresses: &listed };
         let outcome = work(&redirection, selected.backend.as_ref(), network)?;
-        Ok(NamespaceReport { addresses, families, backend: selected.backend.kind(), variant, outcome })
-    }
-
-    /// Returns the pod that is handed over to ztunnel, and its open namespace; none for a pod with a sidecar.
-    pub(crate) fn for_ztunnel(&self) -> Option<(&AmbientPod, BorrowedFd<'_>)> {
-        match &self.policy {
-            TargetPolicy::Sidecar(_) => None,
-            TargetPolicy::Ambient(_, pod) => Some((pod, self.netns.as_fd())),
-        }
+        let backend = selected.backend.kind();
+        Ok(NamespaceReport { addresses, families, backend, variant, ambient, outcome })
     }
 }

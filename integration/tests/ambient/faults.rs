@@ -1,7 +1,7 @@
 //! ADDs of ambient pods while ztunnel or the agent is away, refuses or hangs. After each refusal a second ADD of the same
 //! pod in the same namespace succeeds.
 
-use crate::fixture::{Node, Pod, observe};
+use crate::fixture::{Node, Pod, is_ambient, observe};
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::ztunnel::{Fault, Mesh, Ztunnel};
 use gybe_test_support::wait_until;
@@ -97,6 +97,30 @@ fn a_new_agent_drops_no_pod_of_its_predecessor_and_an_add_waits_for_it() {
     assert!(!node.holds(&before) && node.holds(&during));
     pod.delete(&node);
     observe(&ztunnel, "the pod is gone", |observed| !observed.proxies.contains("uid-before"));
+}
+
+#[test]
+fn an_add_waits_for_the_agent_although_a_source_without_the_labels_knows_the_pod() {
+    let (mut node, netns) = (Node::start("ambient-second-source"), Namespace::new().unwrap());
+    let (_ztunnel, pod) = (node.ztunnel(&[]), Pod::new("shop", "cart").put(&node));
+    let manifests = node.put_manifest(&pod);
+    let call = |node: &Node| {
+        let mut call = node.prepared("ADD", &pod, &netns);
+        call.stdin["facts"]["directory"] = json!(manifests);
+        call
+    };
+    node.kill_agent();
+    let mut short = call(&node);
+    short.stdin["facts"]["deadline_ms"] = json!(300);
+    let refused = short.run(&node.directory, "").unwrap();
+    assert!(refused.out.contains("GYBE-ADD-032") && refused.out.contains("\"code\":11"), "{refused:?}");
+    assert!(refused.out.contains("whether the pod is ambient is unknown"), "{refused:?}");
+    let (waiting, directory) = (call(&node), Arc::clone(&node.directory));
+    let adding = thread::spawn(move || waiting.run(&directory, "").unwrap());
+    node.start_agent();
+    let ran = adding.join().unwrap();
+    assert_eq!(ran.code, Some(0), "{ran:?}");
+    assert!(is_ambient(&netns) && node.holds(&netns));
 }
 
 #[test]

@@ -101,6 +101,15 @@ impl Node {
         self.server.put(namespace).unwrap();
     }
 
+    /// Writes the pod's manifest as a source of facts, which does not have the labels of namespaces; returns the directory.
+    pub(crate) fn put_manifest(&self, pod: &Pod) -> PathBuf {
+        let manifests = self.directory.path().join("manifests");
+        let path = manifests.join(pod.reference()).with_extension("json");
+        fs::create_dir_all(path.parent().unwrap()).unwrap();
+        fs::write(path, pod.object("Running").to_string()).unwrap();
+        manifests
+    }
+
     /// Starts the stand-in, and waits until it is ready.
     pub(crate) fn ztunnel(&self, addresses: &[IpAddr]) -> Ztunnel {
         let mesh = Mesh { addresses: addresses.iter().copied().collect(), resolver: None };

@@ -101,9 +101,12 @@ fn annotations_of_the_pod_change_its_rules() {
     assert!(!without_dns.contains("dns-to-ztunnel"), "{without_dns}");
     let machine = rules("machine", ("istio.io/reroute-virtual-interfaces", "tap0, tap1"));
     assert!(machine.contains("machine-to-ztunnel"), "{machine}");
-    // A text that is no boolean counts as no annotation.
+    // A text that is no boolean counts as no annotation, and the plugin logs it.
     let unclear = rules("unclear", ("ambient.istio.io/dns-capture", "maybe"));
     assert!(unclear.contains("dns-to-ztunnel-udp"), "{unclear}");
+    let warning = "annotation ambient.istio.io/dns-capture is neither true nor false";
+    let line = node.agent().wait_for_line(|line| line["doubt"] == warning);
+    assert_eq!(line["pod"], "shop/unclear");
 }
 
 #[test]
@@ -148,15 +151,8 @@ fn a_plugin_of_before_ambient_mode_gets_no_ambient_pod() {
 #[test]
 fn a_source_that_does_not_know_the_labels_of_namespaces_decides_about_no_pod_without_a_sidecar() {
     let node = Node::start("ambient-directory");
-    let manifests = node.directory.path().join("manifests");
     let added = |pod: &Pod| {
-        let (namespace, name) = pod.names();
-        std::fs::create_dir_all(manifests.join(namespace)).unwrap();
-        std::fs::write(
-            manifests.join(namespace).join(format!("{name}.json")),
-            pod.object("Running").to_string(),
-        )
-        .unwrap();
+        let manifests = node.put_manifest(pod);
         let netns = Namespace::new().unwrap();
         netns.run(|| gybe_integration::namespace::sh("ip address add 10.244.0.10/32 dev lo")).unwrap();
         let mut call = node.prepared("ADD", pod, &netns);

@@ -166,6 +166,26 @@ fn a_mode_that_is_only_in_a_variable_is_a_warning_and_changes_nothing() {
 }
 
 #[test]
+fn boolean_annotations_of_an_ambient_pod_that_are_not_booleans_are_warnings() {
+    let ambient = || Ambient::Yes { service_account: "default".to_owned(), why: String::new() };
+    for name in ["ambient.istio.io/bypass-inbound-capture", "ambient.istio.io/dns-capture"] {
+        for (value, ambient, is_warned) in [
+            ("yes", ambient(), true),
+            ("", ambient(), true),
+            ("true", ambient(), false),
+            ("F", ambient(), false),
+            ("yes", Ambient::No { why: String::new() }, false),
+            ("yes", Ambient::Unknown, false),
+        ] {
+            let mut pod = PodFacts { ambient, ..PodFacts::default() };
+            annotate(&mut pod, name, value);
+            let expected = is_warned.then(|| format!("annotation {name} is neither true nor false"));
+            assert_eq!(warnings(&pod), Vec::from_iter(expected), "{value:?} {:?}", pod.ambient);
+        }
+    }
+}
+
+#[test]
 fn all_invalid_annotations_are_named() {
     let mut pod = meshed();
     for (name, value) in [

@@ -1,7 +1,7 @@
 //! Facts from the node agent, over its unix socket. The messages are in `wire`, the wait for a socket that is away
 //! in `socket_watch`.
 
-use super::ambient::{self, AmbientPod, HandOverFault, HandOverRequest};
+use super::ambient::{self, AmbientPod, HandOverFault};
 use super::socket_watch::SocketWatch;
 use super::wire::{self, FactsRequest, FactsResponse, MAX_RESPONSE_BYTES, WireError};
 use crate::args::PodRef;
@@ -214,7 +214,7 @@ fn hand_over_once(
     let agent = connect_to(socket, Some(deadline))?;
     check_peer(&agent)?;
     let timeout = deadline.saturating_duration_since(Instant::now());
-    let request = ambient::encode_request(&HandOverRequest { pod: pod.clone(), timeout });
+    let request = ambient::encode_request(pod, timeout);
     let (parts, descriptor) = ([IoSlice::new(request.as_bytes())], [netns.as_raw_fd()]);
     let control = [ControlMessage::ScmRights(&descriptor)];
     sendmsg::<UnixAddr>(agent.as_raw_fd(), &parts, &control, MsgFlags::MSG_NOSIGNAL, None)

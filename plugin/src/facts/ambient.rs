@@ -3,7 +3,7 @@
 //! descriptor (`SCM_RIGHTS`, unix(7)). The agent responds when ztunnel has acknowledged the pod, or with the reason why
 //! the pod is not in the mesh. An agent without this request responds with an error. Pure.
 
-use super::wire::{VERSION, WireError, malformed};
+use super::wire::{VERSION, WireError, check_version, malformed};
 use crate::args::{ArgsError, Namespace, PodName};
 use serde::Deserialize;
 use serde_json::{Value, json};
@@ -65,7 +65,7 @@ const CAUSES: [(&str, HandOverCause); 3] = [
 ];
 
 /// Encodes a request.
-pub fn encode_request(HandOverRequest { pod, timeout }: &HandOverRequest) -> String {
+pub fn encode_request(pod: &AmbientPod, timeout: Duration) -> String {
     let AmbientPod { uid, namespace, name, service_account, addresses } = pod;
     // Each name consists of letters, digits, `-` and `.`, so it needs no escapes.
     let names = [uid.as_str(), namespace.as_str(), name.as_str(), service_account.as_str()];
@@ -114,11 +114,7 @@ pub fn encode_response(response: &Result<(), HandOverFault>) -> String {
 /// When it is malformed, of another version, or the response to another request.
 pub fn decode_response(bytes: &[u8]) -> Result<Result<(), HandOverFault>, WireError> {
     let response: Value = serde_json::from_slice(bytes).map_err(|why| malformed(&why))?;
-    match response.get("version").and_then(Value::as_u64).map(u32::try_from) {
-        Some(Ok(VERSION)) => {}
-        Some(Ok(version)) => return Err(WireError::Version(version)),
-        _ => return Err(WireError::Malformed("has no version")),
-    }
+    check_version(&response)?;
     let text = |key| response.get(key).and_then(Value::as_str);
     match text("fault") {
         Some(why) => {
@@ -188,7 +184,7 @@ impl AmbientPod {
         })
     }
 
-    /// The same with its addresses; some pods have one for each network, and more than a few are not a pod's.
+    /// Sets the addresses, at most 16: a pod has one or two per network.
     #[must_use]
     pub fn with_addresses(mut self, addresses: impl IntoIterator<Item = IpAddr>) -> Self {
         self.addresses = addresses.into_iter().take(MAX_ADDRESSES).collect();
@@ -262,7 +258,7 @@ mod tests {
         let addresses = ["10.0.0.7", "fd00::7"].map(|address| address.parse().unwrap());
         let pod = pod.with_addresses(addresses);
         let request = HandOverRequest { pod, timeout: Duration::from_millis(1950) };
-        assert_eq!(decoded(encode_request(&request).as_bytes()), Some(Ok(request)));
+        assert_eq!(decoded(encode_request(&request.pod, request.timeout).as_bytes()), Some(Ok(request)));
         let fault = |cause, text: &str| Err(HandOverFault { cause, text: text.to_owned() });
         let (other, refused) = (HandOverCause::Other, HandOverCause::Refused);
         let kinds = [HandOverCause::NotConnected, HandOverCause::NoAnswer, refused, other];
@@ -282,7 +278,7 @@ mod tests {
         assert_eq!(decoded(facts), None);
         assert_eq!(decoded(br#"{"version": 1, "status": true}"#), None);
         let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
-        let request = encode_request(&HandOverRequest { pod, timeout: Duration::ZERO });
+        let request = encode_request(&pod, Duration::ZERO);
         assert!(wire::decode_request(request.as_bytes()).is_err(), "an older agent responds with an error");
         for text in [
             "{}",
@@ -292,6 +288,8 @@ mod tests {
         ] {
             assert!(decode_response(text.as_bytes()).is_err(), "{text}");
         }
+        let far_newer = br#"{"version": 4294967296, "ambient": true}"#;
+        assert_eq!(decode_response(far_newer), Err(WireError::Version(u32::MAX)));
         let newer = request.replace("\"version\":1", "\"version\":2");
         assert_eq!(decoded(newer.as_bytes()), Some(Err(WireError::Version(2))));
         for (valid, invalid) in

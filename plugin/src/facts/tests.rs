@@ -2,10 +2,13 @@
 
 use super::agent::{AgentFault, exchange};
 use super::*;
+use crate::pod::Ambient;
 use gybe_test_support::TestDir;
 use std::error::Error;
 use std::fs;
 use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+use std::thread::{self, JoinHandle};
 use std::time::Duration;
 
 /// A directory of manifests, removed at the end of the test.
@@ -67,7 +70,7 @@ fn a_source_that_never_answers_leaves_time_for_the_next() {
     let manifests = ManifestDirectory::new("silent");
     manifests.add("cart-0.json", &manifest(""));
     let socket = manifests.0.join("facts.sock");
-    let _silent = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let _silent = UnixListener::bind(&socket).unwrap();
     let deadline = Duration::from_secs(8);
     let directory = Some(manifests.0.to_owned());
     let conf = FactsConf { socket: Some(socket), directory, deadline, ..FactsConf::default() };
@@ -175,10 +178,21 @@ fn the_hint_for_a_kubeconfig_names_what_is_missing() {
 fn after_the_deadline_no_agent_is_asked() {
     let manifests = ManifestDirectory::new("late");
     let socket = manifests.0.join("facts.sock");
-    let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
+    let _listener = UnixListener::bind(&socket).unwrap();
     // `SO_SNDTIMEO` of zero would wait without end.
     let late = exchange(&socket, |_| panic!("a request is sent"), Instant::now());
     assert!(matches!(late, Err(AgentFault::Timeout)), "{late:?}");
+}
+
+/// Responds to one request as an agent.
+fn answer_one(socket: &Path, response: String) -> JoinHandle<()> {
+    let listener = UnixListener::bind(socket).unwrap();
+    thread::spawn(move || {
+        let (mut connection, _) = listener.accept().unwrap();
+        writeln!(connection, "{response}").unwrap();
+        // The plugin closes the connection once it has the answer.
+        let _ = connection.read_to_end(&mut Vec::new());
+    })
 }
 
 /// The socket appears between the attempt to connect and the watch, so that inotify reports nothing.
@@ -189,22 +203,44 @@ fn f14_a_socket_that_appears_before_the_wait_for_it_begins_is_not_missed() {
     let conf = FactsConf { socket: Some(socket.clone()), ..FactsConf::default() };
     let pod = pod("cart-0");
     let lookup = FactsLookup::start(&conf, &pod, false);
-    let listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
-    let answering = std::thread::spawn(move || {
-        let (mut connection, _) = listener.accept().unwrap();
-        writeln!(connection, r#"{{"version": 1, "pod": {}}}"#, manifest("")).unwrap();
-        // The plugin closes the connection once it has the answer.
-        let _ = connection.read_to_end(&mut Vec::new());
-    });
-    assert_eq!(lookup.finish(AbsentAgent::IsAwaited).unwrap().containers.len(), 1);
+    let answering = answer_one(&socket, format!(r#"{{"version": 1, "pod": {}}}"#, manifest("")));
+    assert_eq!(lookup.finish(AbsentAgent::IsAwaited, |_| false).unwrap().containers.len(), 1);
     answering.join().unwrap();
 }
 
 #[test]
-fn an_unknown_pod_and_a_missing_source_have_hints() {
+fn an_agent_is_awaited_although_another_source_has_facts_that_do_not_decide() {
+    let manifests = ManifestDirectory::new("open");
+    manifests.add("cart-0.json", &manifest(""));
+    let socket = manifests.0.join("facts.sock");
+    let directory = Some(manifests.0.to_owned());
+    let conf = FactsConf { socket: Some(socket.clone()), directory, ..FactsConf::default() };
+    let pod = pod("cart-0");
+    let is_open = |facts: &PodFacts| facts.ambient == Ambient::Unknown;
+    let lookup = || FactsLookup::start(&conf, &pod, true);
+    let decisive = lookup().finish(AbsentAgent::IsAwaited, |_| false).unwrap();
+    assert_eq!(decisive.ambient, Ambient::Unknown, "facts that decide are used at once");
+    let error = lookup().finish(AbsentAgent::Fails, is_open).unwrap_err().to_string();
+    assert!(
+        error.contains("cannot be reached") && error.contains("is unknown: only the node agent"),
+        "{error}"
+    );
+    let waiting = lookup();
+    let response = format!(r#"{{"version": 1, "pod": {}, "ambient": {{"why": "x"}}}}"#, manifest(""));
+    let answering = answer_one(&socket, response);
+    let found = waiting.finish(AbsentAgent::IsAwaited, is_open).unwrap();
+    assert_eq!(found.ambient, Ambient::No { why: "x".to_owned() });
+    answering.join().unwrap();
+}
+
+#[test]
+fn unknown_and_unusable_facts_and_a_missing_source_have_hints() {
     let hint = |error: FactsError| error.hint().map(Cow::into_owned).unwrap_or_default();
     assert!(hint(FactsError::NoSource).starts_with("set facts.socket, facts.kubeconfig or facts.directory"));
     assert!(hint(FactsError::Unknown("not there".into())).starts_with("the kubelet retries"));
+    let unusable = ambient::AmbientPod::parse("../u", "shop", "cart-0", "default").unwrap_err();
+    assert!(hint(unusable.into()).starts_with("the kubelet retries"));
+    assert!(hint(FactsError::Ambient).contains("AMBIENT_ENABLED=true"));
     let several = FactsError::Unknown("not there".into()).and(&FactsError::NoSource);
     assert!(several.hint().is_none());
 }

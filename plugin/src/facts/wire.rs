@@ -31,8 +31,8 @@ pub struct FactsRequest {
     pub pod: PodRef,
     /// How long the client waits for the response, in whole milliseconds; the first releases do not send it.
     pub timeout: Option<Duration>,
-    /// Whether the client evaluates `ambient` in the response. An agent of this release sends another one no ambient
-    /// pod, which it would leave alone; an agent of before ambient mode ignores this, and sends no `ambient`.
+    /// Whether the client evaluates `ambient` in the response. Without it the agent sends no ambient pod, because such a
+    /// client would leave the pod alone. An agent older than ambient mode ignores this, and sends no `ambient`.
     pub knows_ambient: bool,
 }
 
@@ -113,11 +113,7 @@ pub fn parse_request(line: &[u8]) -> Result<Value, WireError> {
 /// When it is malformed or of another version.
 pub fn request_of(json: &Value) -> Result<FactsRequest, WireError> {
     let text = |key: &str| json.get(key).and_then(Value::as_str);
-    match json.get("version").and_then(Value::as_u64).map(u32::try_from) {
-        Some(Ok(VERSION)) => {}
-        Some(version) => return Err(WireError::Version(version.unwrap_or(u32::MAX))),
-        None => return Err(WireError::Malformed("has no version")),
-    }
+    check_version(json)?;
     let name = |_| WireError::Malformed("has a name that is invalid in Kubernetes");
     let pod = PodRef {
         namespace: Namespace::parse(text("namespace").unwrap_or_default()).map_err(name)?,
@@ -133,6 +129,15 @@ pub fn request_of(json: &Value) -> Result<FactsRequest, WireError> {
     };
     let knows_ambient = json.get("knows_ambient") == Some(&Value::Bool(true));
     Ok(FactsRequest { pod, timeout: timeout.map(Duration::from_millis), knows_ambient })
+}
+
+/// Checks the version of a parsed message.
+pub(super) fn check_version(json: &Value) -> Result<(), WireError> {
+    match json.get("version").and_then(Value::as_u64).map(u32::try_from) {
+        Some(Ok(VERSION)) => Ok(()),
+        Some(version) => Err(WireError::Version(version.unwrap_or(u32::MAX))),
+        None => Err(WireError::Malformed("has no version")),
+    }
 }
 
 /// Encodes a response.

@@ -12,7 +12,7 @@ use crate::lead::socket::{SocketContext, SocketHealth};
 use crate::log::Log;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverRequest};
+use gybe_plugin::facts::ambient::{self, AmbientPod};
 use gybe_plugin::facts::wire::{self, FactsRequest, FactsResponse};
 use gybe_plugin::facts::{AgentFault, hand_over};
 use gybe_plugin::pod::{Ambient, PodFacts, Selectable};
@@ -126,7 +126,7 @@ fn a_hand_over_that_fails_reports_the_cause_and_leaves_nothing() {
 /// A request line for a pod, with a deadline.
 fn request(timeout: Duration) -> String {
     let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
-    ambient::encode_request(&HandOverRequest { pod, timeout })
+    ambient::encode_request(&pod, timeout)
 }
 
 fn send_with(stream: &UnixStream, line: &str, descriptors: &[BorrowedFd<'_>]) {
