@@ -453,7 +453,7 @@ impl ExemptionKeeper<'_> {
             let left = until.saturating_duration_since(Instant::now());
             match self.watch.wait(left, Some(either)) {
                 WakeReason::Readable if is_readable(stop, Duration::ZERO) => return true,
-                WakeReason::Readable => match self.events.as_mut().map(|events| events.concern(TABLE)) {
+                WakeReason::Readable => match self.events.as_mut().map(|e| e.reports_change_of(TABLE)) {
                     Some(Ok(false)) if !left.is_zero() => {}
                     Some(Err(_)) => {
                         // The next turn listens again.
