@@ -15,7 +15,7 @@ pub(crate) mod lists;
 mod set;
 pub(crate) mod socket;
 
-pub use batch::{Batch, BatchObject, Start, TooLong};
+pub use batch::{Batch, BatchObject, ExemptionObject, Start, TooLong};
 pub use chain::TABLE;
 pub use error::{KernelPart, NftError};
 

@@ -12,6 +12,7 @@ use crate::host::kubelet::{self, Kubelet};
 use crate::log::Log;
 use gybe_netfilter::kernel::netns::{Netns, NetnsError};
 use gybe_netfilter::kernel::routes::{RoutesError, Rtnetlink, addresses};
+use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::exemption::ProbeExemption;
 use gybe_netfilter::model::policy::ambient::{ProbeAddressError, ProbeAddresses};
 use gybe_netfilter::nft::NftError;
@@ -20,6 +21,7 @@ use gybe_plugin::probe_cache::{EXEMPTED_PODS, MAX_BYTES, PROBE_EXEMPTION, read_o
 use nix::sched::{CloneFlags, setns};
 use nix::sys::stat::stat;
 use serde::{Deserialize, Serialize};
+use std::borrow::Cow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{self, ErrorKind};
@@ -68,6 +70,15 @@ pub enum ExemptionError {
     Netns(#[from] NetnsError),
     #[error("table inet {TABLE} in the node's network namespace")]
     Rules(#[from] NftError),
+}
+
+impl Hint for ExemptionError {
+    fn hint(&self) -> Option<Cow<'static, str>> {
+        match self {
+            Self::Rules(why) => why.hint(),
+            _ => None,
+        }
+    }
 }
 
 impl ExemptedPods {

@@ -1,8 +1,8 @@
 //! The least that an ADD can cost: the same calls as `gybe-cni`, without std, C library, JSON and a decision. The
 //! messages are recorded: the batch of the default policy is `$GYBE_FLOOR_BATCH`, which `gybe-bench --write-batch` writes.
 //!
-//! Reads stdin to its end, opens `$CNI_NETNS`, asks the agent at `$FLOOR_AGENT` if there is one (`$FLOOR_QUERY`), enters
-//! the namespace, lists addresses, adds `::6`, sends the batch, and writes a log line and a reply. Its exit code is the
+//! Reads stdin to its end, opens `$CNI_NETNS`, queries the agent at `$FLOOR_AGENT`, if set, with `$FLOOR_QUERY`, enters the
+//! namespace, lists addresses, adds `::6`, sends the batch, and writes a log line and a reply. Its exit code is the
 //! number of the call that failed.
 
 #![no_std]

@@ -1,6 +1,6 @@
-//! Calls of the plugin beside the least that they can cost (`floors/`): an ADD beside a program without C library that
-//! makes the same system calls, an unmeshed ADD and a DEL beside one that only ends. One call and many at once, of a
-//! runtime with few and with many threads.
+//! Compares calls of the plugin with the least that they can cost (`floors/`): an ADD with a program without C library
+//! that makes the same system calls and nothing else, an unmeshed ADD and a DEL with one that only ends. One call and many
+//! at once, of a runtime with few and with many threads.
 
 use crate::concurrent_adds::run_concurrently;
 use crate::measures::{Sample, children_processor_time, in_turn};
@@ -14,7 +14,7 @@ use gybe_netfilter::nft::{Batch, Start};
 use std::io::ErrorKind;
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
-use std::sync::Barrier;
+use std::sync::Mutex;
 use std::time::Duration;
 use std::{fs, thread};
 
@@ -129,29 +129,33 @@ fn measure_one(contender: &Contender, size: usize) -> Result<[f64; 2], Failure> 
 
 /// Runs `work` while this process has that many further threads.
 fn with_idle_threads<T>(count: usize, work: impl FnOnce() -> T) -> T {
-    let end = Barrier::new(count + 1);
+    let end = Mutex::new(());
     thread::scope(|scope| {
+        // Released also when `work` panics.
+        let _held = end.lock();
         for _ in 0..count {
-            scope.spawn(|| end.wait());
+            scope.spawn(|| drop(end.lock()));
         }
-        let result = work();
-        end.wait();
-        result
+        work()
     })
 }
+
+/// The proxy of either family, and a destination that is redirected to it.
+const DESTINATIONS: [(&str, &str); 2] =
+    [("127.0.0.1:15001", "10.244.0.99:80"), ("[::1]:15001", "[fd00:10::99]:80")];
 
 /// Asserts that connections of either family end at the proxy after this call, and not before it.
 fn assert_redirects(contender: &Contender) -> Result<(), Failure> {
     let pods = pod::new_pods(1)?;
     let Some(pod) = pods.first() else { return Err(Failure::new("no namespace")) };
-    for (proxy, other) in [("127.0.0.1:15001", "10.244.0.99:80"), ("[::1]:15001", "[fd00:10::99]:80")] {
+    for (proxy, other) in DESTINATIONS {
         let connects = || pod.namespace.run(|| reaches_proxy(proxy.parse()?, other.parse()?))?;
         if connects()? {
             return Err(Failure::new(format!("{other} leads to the proxy without rules")));
         }
     }
     contender.run(pod, || ())?;
-    for (proxy, other) in [("127.0.0.1:15001", "10.244.0.99:80"), ("[::1]:15001", "[fd00:10::99]:80")] {
+    for (proxy, other) in DESTINATIONS {
         if !pod.namespace.run(|| reaches_proxy(proxy.parse()?, other.parse()?))?? {
             return Err(Failure::new(format!("{}: {other} does not lead to the proxy", contender.name)));
         }
@@ -179,4 +183,21 @@ fn row(threads: usize, name: &str, measured: [&Sample; 4], ratios: [f64; 2]) -> 
     let [floor_wall, wall, floor_used, used] = measured.map(ToString::to_string);
     let [by_wall, by_used] = ratios.map(|ratio| format!("{ratio:.2}"));
     vec![threads.to_string(), name.to_owned(), floor_wall, wall, by_wall, floor_used, used, by_used]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::panic::catch_unwind;
+    use std::sync::mpsc::channel;
+
+    #[test]
+    fn idle_threads_end_when_the_work_panics() {
+        let (sender, ended) = channel();
+        thread::spawn(move || {
+            let result = catch_unwind(|| with_idle_threads(3, || panic!("the work fails")));
+            sender.send(result.is_err())
+        });
+        assert_eq!(ended.recv_timeout(Duration::from_secs(10)), Ok(true));
+    }
 }

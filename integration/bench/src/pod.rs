@@ -94,7 +94,7 @@ impl CniCall {
         Ok(call)
     }
 
-    /// Has libcni's result of the plugin `loopback`, which is there in containerd when a conflist has come to Gybe.
+    /// Writes the result of `loopback` to libcni's cache, as containerd has it by the time Gybe runs.
     fn cache_result_of_loopback(&self) -> Result<(), Failure> {
         let id = self.env.iter().find(|(name, _)| name == "CNI_CONTAINERID").map(|(_, id)| id.as_str());
         let results = Path::new(STATE).join("cni/results");

@@ -153,7 +153,7 @@ mod tests {
     #[test]
     fn trace_leads_every_flow_where_istio_cnis_rules_lead_it() {
         for vector in recorded().unwrap() {
-            let rules = in_the_pod(&compile_ambient(&vector.policy)).unwrap().with_ztunnel();
+            let rules = in_the_pod(&compile_ambient(&vector.policy)).unwrap();
             for flow in &vector.flows {
                 let first = match flow.ambient_destination(&vector.policy) {
                     Destination::Own => Outcome::Untouched,

@@ -265,8 +265,8 @@ fn live_rules_and_verdict_know_the_policy() -> Result<(), Failure> {
         let whole = Redirection::of_ambient(&vector.policy);
         let topology = redirected(&vector, &*backend, &whole)?;
         let pod = topology.at(Location::Pod);
-        let live = pod.run(LiveRules::read)??.with_ztunnel();
-        let desired = in_the_pod(&whole.rules)?.with_ztunnel();
+        let live = pod.run(LiveRules::read)??;
+        let desired = in_the_pod(&whole.rules)?;
         for flow in &vector.flows {
             let (live, desired) = (trace_flow(&live, flow)?, trace_flow(&desired, flow)?);
             assert_eq!(live.outcome, desired.outcome, "{kind} {name} {} {:?}", flow.id, live.obstacle);

@@ -1,7 +1,7 @@
 //! Encodes a ruleset as one nftables transaction: its bytes, and the object of each message. Pure; `socket` sends it.
 
 use super::chain::{Base, TABLE};
-use super::{expr, set};
+use super::{exemption, expr, set};
 use crate::kernel::netlink::attr::{Attributes, HEADER as ATTRIBUTE_HEADER, Writer};
 use crate::kernel::netlink::message::{
     ACK, APPEND, CREATE, EXCLUSIVE, HEADER, Header, Message, Messages, REQUEST,
@@ -35,8 +35,21 @@ pub enum BatchObject {
     Elements(String),
     /// A rule and its chain.
     Rule(RuleId, ChainName),
-    /// The table of the exemption of probes, or the chain, set or rule of it with this name.
-    Exemption(&'static str),
+    /// The table of the exemption of probes, or an object of it.
+    Exemption(ExemptionObject),
+}
+
+/// The table of the exemption of probes, or an object of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ExemptionObject {
+    /// The table.
+    Table,
+    /// A chain.
+    Chain(&'static str),
+    /// A set, or elements of it.
+    Set(&'static str),
+    /// A rule.
+    Rule(&'static str),
 }
 
 impl fmt::Display for BatchObject {
@@ -48,8 +61,20 @@ impl fmt::Display for BatchObject {
             Self::Set(name) => write!(f, "set {name}"),
             Self::Elements(set) => write!(f, "elements of set {set}"),
             Self::Rule(id, chain) => write!(f, "rule \"{id}\" in chain {chain}"),
-            Self::Exemption(name) => write!(f, "{name} of table inet {}", super::exemption::TABLE),
+            Self::Exemption(object) => write!(f, "{object}"),
         }
+    }
+}
+
+impl fmt::Display for ExemptionObject {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Table => {}
+            Self::Chain(name) => write!(f, "chain {name} of ")?,
+            Self::Set(name) => write!(f, "set {name} of ")?,
+            Self::Rule(id) => write!(f, "rule \"{id}\" of ")?,
+        }
+        write!(f, "table inet {}", exemption::TABLE)
     }
 }
 

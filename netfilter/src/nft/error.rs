@@ -1,6 +1,7 @@
 //! The errors of the nftables backend, with the refused object and the missing part of the kernel, and their hints.
 
-use super::batch::{BatchObject, TooLong};
+use super::batch::{BatchObject, ExemptionObject as E, TooLong};
+use super::exemption::POSTROUTING;
 use crate::kernel::netlink::list::Limit;
 use crate::kernel::netlink::reply::Unknown;
 use crate::kernel::netlink::socket::SocketError;
@@ -83,6 +84,7 @@ pub struct KernelPart {
 impl KernelPart {
     pub(crate) const NF_TABLES: Self = Self { module: "nf_tables", config: "CONFIG_NF_TABLES_INET" };
     const NAT: Self = Self { module: "nft_chain_nat", config: "CONFIG_NFT_NAT" };
+    const SNAT: Self = Self { module: "nft_nat", config: "CONFIG_NFT_NAT" };
     const REDIR: Self = Self { module: "nft_redir", config: "CONFIG_NFT_REDIR" };
     const TPROXY: Self = Self { module: "nft_tproxy", config: "CONFIG_NFT_TPROXY" };
     const CT: Self = Self { module: "nft_ct", config: "CONFIG_NFT_CT" };
@@ -97,22 +99,34 @@ impl KernelPart {
             (BatchObject::Chain(chain), Errno::ENOENT | Errno::EOPNOTSUPP) if chain.stage() == Stage::Nat => {
                 Some(Self::NAT)
             }
-            (BatchObject::Exemption("postrouting"), Errno::ENOENT | Errno::EOPNOTSUPP) => Some(Self::NAT),
+            (BatchObject::Exemption(E::Chain(POSTROUTING)), Errno::ENOENT | Errno::EOPNOTSUPP) => {
+                Some(Self::NAT)
+            }
             (BatchObject::Transaction, Errno::EINVAL | Errno::EOPNOTSUPP)
-            | (BatchObject::Table, Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT)
-            | (BatchObject::Chain(_), Errno::ENOENT | Errno::EOPNOTSUPP) => Some(Self::NF_TABLES),
+            | (
+                BatchObject::Table | BatchObject::Exemption(E::Table),
+                Errno::EOPNOTSUPP | Errno::EAFNOSUPPORT,
+            )
+            | (
+                BatchObject::Chain(_) | BatchObject::Exemption(E::Chain(_)),
+                Errno::ENOENT | Errno::EOPNOTSUPP,
+            ) => Some(Self::NF_TABLES),
             // Every rule has a counter, so it explains a refusal only where the kernel names it.
-            (BatchObject::Rule(..), Errno::ENOENT) if *expressions == [b"counter".as_slice()] => {
+            (BatchObject::Rule(..) | BatchObject::Exemption(E::Rule(_)), Errno::ENOENT)
+                if *expressions == [b"counter".as_slice()] =>
+            {
                 Some(Self::COUNTER)
             }
-            (BatchObject::Rule(..), Errno::ENOENT | Errno::EOPNOTSUPP) => {
-                expressions.iter().rev().find_map(|name| match *name {
-                    b"redir" => Some(Self::REDIR),
-                    b"tproxy" => Some(Self::TPROXY),
-                    b"ct" => Some(Self::CT),
-                    _ => None,
-                })
-            }
+            (
+                BatchObject::Rule(..) | BatchObject::Exemption(E::Rule(_)),
+                Errno::ENOENT | Errno::EOPNOTSUPP,
+            ) => expressions.iter().rev().find_map(|name| match *name {
+                b"redir" => Some(Self::REDIR),
+                b"tproxy" => Some(Self::TPROXY),
+                b"nat" => Some(Self::SNAT),
+                b"ct" => Some(Self::CT),
+                _ => None,
+            }),
             _ => None,
         }
     }
@@ -144,6 +158,10 @@ impl NftError {
 impl Hint for NftError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
+            // No other backend writes the exemption.
+            Self::Refused { object: BatchObject::Exemption(_), lacking: Some(part), .. } => {
+                Some(part.module_hint().into())
+            }
             Self::Refused { lacking: Some(part), .. } => Some(part.hint().into()),
             _ if self.is_without_nftables() => Some(KernelPart::NF_TABLES.hint().into()),
             Self::Refused { source: Errno::EPERM, .. } | Self::List { source: Errno::EPERM, .. } => {
@@ -166,8 +184,12 @@ impl Hint for NftError {
 
 impl KernelPart {
     fn hint(self) -> String {
+        format!("{}, or choose another backend", self.module_hint())
+    }
+
+    fn module_hint(self) -> String {
         let Self { module, config } = self;
-        format!("this kernel lacks {module} ({config}): load the module, or choose another backend")
+        format!("this kernel lacks {module} ({config}): load the module")
     }
 }
 
@@ -185,6 +207,9 @@ mod tests {
         let rule = BatchObject::Rule(RuleId("a"), ChainName::NatOutput);
         let nat = BatchObject::Chain(ChainName::NatOutput);
         let mangle = BatchObject::Chain(ChainName::MangleOutput);
+        let probes = BatchObject::Exemption;
+        let translate = probes(E::Rule("probe-v4"));
+        let labelled: &[&[u8]] = &[b"meta", b"ct", b"counter", b"immediate", b"nat"];
         let redirect: &[&[u8]] = &[b"meta", b"cmp", b"counter", b"immediate", b"redir"];
         for (object, errno, expressions, module) in [
             (&BatchObject::Transaction, Errno::EOPNOTSUPP, &[][..], Some("nf_tables")),
@@ -199,6 +224,15 @@ mod tests {
             (&rule, Errno::ENOENT, &[b"immediate"], None),
             (&rule, Errno::ENOENT, &[b"counter", b"immediate"], None),
             (&rule, Errno::ENOENT, &[b"counter"], Some("nft_counter")),
+            (&probes(E::Table), Errno::EOPNOTSUPP, &[], Some("nf_tables")),
+            (&probes(E::Table), Errno::EPERM, &[], None),
+            (&probes(E::Chain(POSTROUTING)), Errno::ENOENT, &[], Some("nft_chain_nat")),
+            (&probes(E::Chain("output")), Errno::ENOENT, &[], Some("nf_tables")),
+            (&probes(E::Set("pods-v4")), Errno::ENOENT, &[], None),
+            (&translate, Errno::ENOENT, labelled, Some("nft_nat")),
+            (&translate, Errno::EINVAL, labelled, None),
+            (&translate, Errno::ENOENT, &[b"ct"], Some("nft_ct")),
+            (&translate, Errno::ENOENT, &[b"counter"], Some("nft_counter")),
         ] {
             let lacking = KernelPart::lacking(object, errno, expressions);
             assert_eq!(lacking.map(|part| part.module), module, "{object} {errno} {expressions:?}");

@@ -37,16 +37,16 @@ impl RuleEvents {
     ///
     /// # Errors
     /// When reading fails.
-    pub fn concern(&mut self, table: &str) -> Result<bool, NftError> {
-        let (mut concern, mut buffer) = (false, [0; BUFFER]);
+    pub fn reports_change_of(&mut self, table: &str) -> Result<bool, NftError> {
+        let (mut is_changed, mut buffer) = (false, [0; BUFFER]);
         for _ in 0..MOST {
             match self.0.receive(&mut buffer)? {
-                Some(Received::Datagram(datagram)) => concern |= is_about(datagram, table),
-                Some(Received::Truncated | Received::Overrun) => concern = true,
+                Some(Received::Datagram(datagram)) => is_changed |= is_about(datagram, table),
+                Some(Received::Truncated | Received::Overrun) => is_changed = true,
                 None => break,
             }
         }
-        Ok(concern)
+        Ok(is_changed)
     }
 }
 
@@ -85,7 +85,7 @@ mod tests {
     }
 
     #[test]
-    fn reports_about_other_tables_are_no_concern_and_unreadable_ones_are() {
+    fn only_reports_about_the_table_and_unreadable_ones_count_as_a_change() {
         let of_others = [
             report(NFPROTO_INET, "kube-proxy"),
             report(NFPROTO_INET, "gybe-probes2"),

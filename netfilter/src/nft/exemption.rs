@@ -9,7 +9,7 @@
 //! output, and postrouting tests the label. A packet mark would be one more bit that no other owner of the node's rules
 //! may use, and rules that route by marks would see it.
 
-use super::batch::{Batch, BatchBuilder, BatchObject, TooLong, comment};
+use super::batch::{Batch, BatchBuilder, BatchObject, ExemptionObject as E, TooLong, comment};
 use super::chain::{self, Base};
 use super::error::NftError;
 use super::expr::exemption as expr;
@@ -30,16 +30,13 @@ use std::net::IpAddr;
 pub const TABLE: &str = "gybe-probes";
 
 const OUTPUT: &str = "output";
-const POSTROUTING: &str = "postrouting";
+pub(super) const POSTROUTING: &str = "postrouting";
 
 /// After conntrack has looked up the packet.
 const LABELS: i32 = -150;
 /// Ahead of other owners' rules, which may translate every packet to another network: the first translation counts.
 /// They and iptables are at 100 (`NF_IP_PRI_NAT_SRC`).
 const TRANSLATES: i32 = 99;
-
-/// Elements in one message. One attribute holds all of them, and its length has 16 bits.
-const PORTION: usize = 1000;
 
 /// How often the table is read and changed when another process changes it in between.
 const ATTEMPTS: usize = 3;
@@ -153,13 +150,10 @@ impl ProbeExemption {
         };
         let mut rules = Vec::new();
         for family in Family::ALL {
-            let (set, source): (_, IpAddr) = match family {
-                Family::V4 => (set_name(family), self.source.v4().into()),
-                Family::V6 => (set_name(family), self.source.v6().into()),
-            };
-            let id = match family {
-                Family::V4 => "probe-v4",
-                Family::V6 => "probe-v6",
+            let (set, id) = (set_name(family), probe_id(family));
+            let source: IpAddr = match family {
+                Family::V4 => self.source.v4().into(),
+                Family::V6 => self.source.v6().into(),
             };
             if let Some(cgroup) = self.cgroup {
                 rules.push(rule(OUTPUT, label_id(family), &|w| expr::label(w, family, set, cgroup)));
@@ -180,24 +174,24 @@ impl ProbeExemption {
         let mut batch = BatchBuilder::with_capacity(8 * 1024);
         let name = |w: &mut Writer| w.text(NFTA_TABLE_NAME, TABLE);
         // Created first, so that the deletion cannot fail where there is no table.
-        batch.add(NFT_MSG_NEWTABLE, CREATE, BatchObject::Exemption("table"), name);
-        batch.add(NFT_MSG_DELTABLE, 0, BatchObject::Exemption("table"), name);
-        batch.add(NFT_MSG_NEWTABLE, CREATE, BatchObject::Exemption("table"), name);
+        batch.add(NFT_MSG_NEWTABLE, CREATE, BatchObject::Exemption(E::Table), name);
+        batch.add(NFT_MSG_DELTABLE, 0, BatchObject::Exemption(E::Table), name);
+        batch.add(NFT_MSG_NEWTABLE, CREATE, BatchObject::Exemption(E::Table), name);
         for (name, base) in self.chains() {
-            batch.add(NFT_MSG_NEWCHAIN, CREATE, BatchObject::Exemption(name), |w| {
+            batch.add(NFT_MSG_NEWCHAIN, CREATE, BatchObject::Exemption(E::Chain(name)), |w| {
                 w.text(NFTA_CHAIN_TABLE, TABLE);
                 w.text(NFTA_CHAIN_NAME, name);
                 base.write(w);
             });
         }
         for (family, id) in Family::ALL.into_iter().zip(1..) {
-            batch.add(NFT_MSG_NEWSET, CREATE, BatchObject::Exemption(set_name(family)), |w| {
+            batch.add(NFT_MSG_NEWSET, CREATE, BatchObject::Exemption(E::Set(set_name(family))), |w| {
                 set::define(w, TABLE, set_name(family), key(family), 0, id);
             });
             add_elements(&mut batch, NFT_MSG_NEWSETELEM, family, &self.pods_of(family).collect::<Vec<_>>());
         }
         for rule in self.rules() {
-            batch.add(NFT_MSG_NEWRULE, CREATE | APPEND, BatchObject::Exemption(rule.id), |w| {
+            batch.add(NFT_MSG_NEWRULE, CREATE | APPEND, BatchObject::Exemption(E::Rule(rule.id)), |w| {
                 w.text(NFTA_RULE_TABLE, TABLE);
                 w.text(NFTA_RULE_CHAIN, rule.chain);
                 w.nested(NFTA_RULE_EXPRESSIONS, |w| w.raw(&rule.expressions));
@@ -209,13 +203,12 @@ impl ProbeExemption {
 }
 
 /// Reports whether the kernel cannot match this cgroup, or set a label: it has no module for it, or does not know it, or
-/// the level is above 255 (`ERANGE`). Another refusal, as for lack of memory, is no reason to exempt all connections of
-/// root.
+/// the level is above 255 (`ERANGE`). After any other refusal, such as for lack of memory, the exemption is not widened.
 fn cannot_match(why: &NftError) -> bool {
     matches!(
         why,
         NftError::Refused {
-            object: BatchObject::Exemption(rule),
+            object: BatchObject::Exemption(E::Rule(rule)),
             source: Errno::ENOENT | Errno::EOPNOTSUPP | Errno::EINVAL | Errno::ERANGE,
             ..
         } if Family::ALL.map(label_id).contains(rule)
@@ -245,7 +238,7 @@ pub fn is_there() -> Result<bool, NftError> {
 /// When the kernel refuses it.
 pub fn remove() -> Result<(), NftError> {
     let mut batch = BatchBuilder::with_capacity(256);
-    batch.add(NFT_MSG_DELTABLE, 0, BatchObject::Exemption("table"), |w| w.text(NFTA_TABLE_NAME, TABLE));
+    batch.add(NFT_MSG_DELTABLE, 0, BatchObject::Exemption(E::Table), |w| w.text(NFTA_TABLE_NAME, TABLE));
     match NftSocket::open()?.transact(&batch.close(true)?) {
         Err(NftError::Refused { source: Errno::ENOENT, .. }) => Ok(()),
         outcome => outcome,
@@ -293,18 +286,9 @@ fn batch_of(elements: &[ElementChange]) -> Result<Batch, TooLong> {
 
 fn add_elements(batch: &mut BatchBuilder, message: u16, family: Family, pods: &[IpAddr]) {
     let flags = if message == NFT_MSG_NEWSETELEM { CREATE } else { 0 };
-    for portion in pods.chunks(PORTION) {
-        batch.add(message, flags, BatchObject::Exemption(set_name(family)), |w| {
-            w.text(NFTA_SET_ELEM_LIST_TABLE, TABLE);
-            w.text(NFTA_SET_ELEM_LIST_SET, set_name(family));
-            w.nested(NFTA_SET_ELEM_LIST_ELEMENTS, |w| {
-                for pod in portion {
-                    w.nested(NFTA_LIST_ELEM, |w| {
-                        w.nested(NFTA_SET_ELEM_KEY, |w| w.attr(NFTA_DATA_VALUE, &octets(*pod)));
-                    });
-                }
-            });
-        });
+    let (set, keys) = (set_name(family), pods.iter().map(|pod| KeyRange::one(&octets(*pod))));
+    for portion in set::portions_of(TABLE, key(family), false, &keys.collect::<Vec<_>>()) {
+        batch.add(message, flags, BatchObject::Exemption(E::Set(set)), |w| portion.write(w, set));
     }
 }
 
@@ -329,14 +313,49 @@ fn label_id(family: Family) -> &'static str {
     }
 }
 
+fn probe_id(family: Family) -> &'static str {
+    match family {
+        Family::V4 => "probe-v4",
+        Family::V6 => "probe-v6",
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::model::exemption::KubeletCgroup;
+    use crate::model::policy::ambient::ProbeAddresses;
+
+    #[test]
+    fn a_refusal_names_the_object_and_the_table() {
+        let exemption = ProbeExemption {
+            cgroup: Some(KubeletCgroup { level: 2, id: 7 }),
+            source: ProbeAddresses::default(),
+            pods: ["10.0.0.1".parse().unwrap()].into(),
+        };
+        let batch = exemption.batch().unwrap();
+        let mut objects: Vec<_> = (1..=batch.last()).map(|at| batch.object(at).to_string()).collect();
+        objects.dedup();
+        assert_eq!(
+            objects,
+            [
+                "table inet gybe-probes",
+                "chain output of table inet gybe-probes",
+                "chain postrouting of table inet gybe-probes",
+                "set pods-v4 of table inet gybe-probes",
+                "set pods-v6 of table inet gybe-probes",
+                "rule \"label-probe-v4\" of table inet gybe-probes",
+                "rule \"probe-v4\" of table inet gybe-probes",
+                "rule \"label-probe-v6\" of table inet gybe-probes",
+                "rule \"probe-v6\" of table inet gybe-probes",
+            ]
+        );
+    }
 
     #[test]
     fn only_a_rule_that_the_kernel_does_not_know_widens_the_exemption() {
         let refused = |rule, source| {
-            let object = BatchObject::Exemption(rule);
+            let object = BatchObject::Exemption(E::Rule(rule));
             cannot_match(&NftError::Refused {
                 object,
                 kernel_message: None,

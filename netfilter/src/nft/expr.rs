@@ -31,6 +31,9 @@ pub(super) fn count(w: &mut Writer) {
     Expressions(w).count();
 }
 
+/// Bytes from the start of an IPv4 and of an IPv6 header to the destination.
+const DESTINATION: [u32; 2] = [16, 24];
+
 struct Encoder<'w, 'r> {
     out: Expressions<'w>,
     /// The family that an earlier match of this rule has tested; address matches test it once.
@@ -47,7 +50,7 @@ impl Encoder<'_, '_> {
             Match::InInterface(names) => self.interface(NFT_META_IIFNAME, names),
             Match::OutInterface(names) => self.interface(NFT_META_OIFNAME, names),
             Match::Source(is, nets) => self.address([12, 8], *is, nets),
-            Match::Destination(is, nets) => self.address([16, 24], *is, nets),
+            Match::Destination(is, nets) => self.address(DESTINATION, *is, nets),
             Match::SourcePort(is, ports) => self.port(0, *is, ports),
             Match::DestinationPort(is, ports) => self.port(2, *is, ports),
             Match::OwnerUid(ids) => self.owner(NFT_META_SKUID, ids),
@@ -93,31 +96,26 @@ impl Encoder<'_, '_> {
     /// `offsets`: bytes from the start of an IPv4 and of an IPv6 header to the address.
     fn address(&mut self, offsets: [u32; 2], is: Is, nets: &Networks) {
         self.family(nets.family());
-        let [v4, v6] = offsets;
-        let (offset, whole) = match nets {
-            Networks::V4(_) => (v4, 4),
-            Networks::V6(_) => (v6, 16),
-        };
-        let field = |length| PacketField { base: NFT_PAYLOAD_NETWORK_HEADER, offset, length };
+        let whole = address_field(offsets, nets.family());
         match Prefix::only(nets).filter(|_| self.set.is_none()) {
-            Some(prefix) => self.prefix(is, field, &prefix),
+            Some(prefix) => self.prefix(is, whole, &prefix),
             None => {
-                self.out.load_packet(field(whole));
+                self.out.load_packet(whole);
                 self.is_one_of(is, None);
             }
         }
     }
 
     /// For a prefix of whole bytes, loads only those bytes, as `nft` does; masks the address for any other.
-    fn prefix(&mut self, is: Is, field: impl Fn(u32) -> PacketField, prefix: &Prefix) {
+    fn prefix(&mut self, is: Is, whole: PacketField, prefix: &Prefix) {
         let bytes = prefix.length / 8;
         match prefix.address.get(..usize::from(bytes)) {
             Some(start) if bytes > 0 && prefix.length.is_multiple_of(8) => {
-                self.out.load_packet(field(u32::from(bytes)));
+                self.out.load_packet(PacketField { length: u32::from(bytes), ..whole });
                 self.out.compare(equality(is), start);
             }
             _ => {
-                self.out.load_packet(field(u32::try_from(prefix.address.len()).unwrap_or(u32::MAX)));
+                self.out.load_packet(whole);
                 self.out.mask(&prefix.mask);
                 self.out.compare(equality(is), &prefix.address);
             }
@@ -209,6 +207,16 @@ impl Encoder<'_, '_> {
         self.out.load_value(&mark.to_ne_bytes());
         self.out.store_meta(NFT_META_MARK);
     }
+}
+
+/// Returns the field of a whole address. `offsets` as in [`Encoder::address`].
+fn address_field(offsets: [u32; 2], family: Family) -> PacketField {
+    let [v4, v6] = offsets;
+    let (offset, length) = match family {
+        Family::V4 => (v4, 4),
+        Family::V6 => (v6, 16),
+    };
+    PacketField { base: NFT_PAYLOAD_NETWORK_HEADER, offset, length }
 }
 
 /// Returns the operator of a comparison with a single value.

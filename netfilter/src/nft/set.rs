@@ -57,24 +57,34 @@ pub(super) fn size(elements: &Elements<'_>) -> usize {
 /// Splits the elements into portions that fit into one message each.
 pub(super) fn portions(list: &NamedList<'_>) -> Vec<Portion> {
     let key = KeyType::of(&list.elements);
-    let bounds = if key.is_interval() { 2 } else { 1 };
+    portions_of(TABLE, key, key.is_interval(), &ranges(&list.elements))
+}
+
+/// [`portions`] of a set of any table. Where it holds no intervals, each range is a single key.
+pub(super) fn portions_of(
+    table: &'static str,
+    key: KeyType,
+    is_interval: bool,
+    ranges: &[KeyRange],
+) -> Vec<Portion> {
+    let bounds = if is_interval { 2 } else { 1 };
     let one = bounds * (usize::from(key.length()).next_multiple_of(4) + ELEMENT_OVERHEAD);
-    ranges(&list.elements)
-        .chunks(PORTION / one)
-        .map(|ranges| Portion { key, ranges: ranges.to_vec() })
-        .collect()
+    let portion = |ranges: &[KeyRange]| Portion { table, key, is_interval, ranges: ranges.to_vec() };
+    ranges.chunks(PORTION / one).map(portion).collect()
 }
 
 /// Elements that fit into one message.
 pub(super) struct Portion {
+    table: &'static str,
     key: KeyType,
+    is_interval: bool,
     ranges: Vec<KeyRange>,
 }
 
 impl Portion {
     /// Writes the attributes of the message.
     pub(super) fn write(&self, w: &mut Writer, set: &str) {
-        w.text(NFTA_SET_ELEM_LIST_TABLE, TABLE);
+        w.text(NFTA_SET_ELEM_LIST_TABLE, self.table);
         w.text(NFTA_SET_ELEM_LIST_SET, set);
         w.nested(NFTA_SET_ELEM_LIST_ELEMENTS, |w| self.elements(w));
     }
@@ -83,7 +93,7 @@ impl Portion {
         for range in &self.ranges {
             self.element(w, range.first, 0);
             // An interval that reaches the last key has no end.
-            if let Some(end) = range.end(self.key.length()).filter(|_| self.key.is_interval()) {
+            if let Some(end) = range.end(self.key.length()).filter(|_| self.is_interval) {
                 self.element(w, end, NFT_SET_ELEM_INTERVAL_END);
             }
         }

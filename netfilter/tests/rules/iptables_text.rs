@@ -39,7 +39,7 @@ fn id(trace: &LiveTrace) -> Option<String> {
 fn in_a_namespace(rules: &Ruleset) -> LiveRules {
     let addresses: Vec<IpAddr> = V4.iter().chain(&V6).map(|address| address.parse().unwrap()).collect();
     let live = LiveRules::of_ruleset(rules).unwrap();
-    // The ids of rules that are read back have numbers, so they do not show it.
+    // Ids that are read back end in `#` and a line number, so `LiveRules` does not recognize an ambient policy by them.
     let is_ambient = rules.rules().any(|(_, rule)| rule.id.0.starts_with("answer-to-ztunnel"));
     let live = if is_ambient { live.with_ztunnel() } else { live };
     INTERFACES.iter().fold(live, |live, name| live.with_interface(name, &addresses))

@@ -7,6 +7,7 @@ use crate::host::kubelet::{self, Kubelet};
 use crate::host::watch::{DirectoryWatch, WakeReason, WatchedDirectories};
 use crate::log::Log;
 use crate::retry::{Backoff, RateLimit};
+use gybe_netfilter::model::Hint as _;
 use gybe_netfilter::nft::events::RuleEvents;
 use gybe_netfilter::nft::exemption::{ExemptionChange, KeptExemption, TABLE, is_there, remove};
 use gybe_plugin::probe_cache::PROBE_EXEMPTION;
@@ -86,7 +87,9 @@ impl ExemptionKeeper<'_> {
         let report = match kept {
             Ok(report) => report,
             Err(why) => {
-                Some(ExemptionReport { fault: Some(chain(&why)), ..stood.clone().unwrap_or_default() })
+                let hint = why.hint().map(|hint| format!("; {hint}")).unwrap_or_default();
+                let fault = Some(format!("{}{hint}", chain(&why)));
+                Some(ExemptionReport { fault, ..stood.clone().unwrap_or_default() })
             }
         };
         let fault = report.as_ref().and_then(|report| report.fault.clone());
@@ -224,15 +227,17 @@ impl ExemptionKeeper<'_> {
             let left = until.saturating_duration_since(Instant::now());
             match self.watch.wait(left, Some(either)) {
                 WakeReason::Readable if is_readable(stop, Duration::ZERO) => return true,
-                WakeReason::Readable => match self.events.as_mut().map(|events| events.concern(TABLE)) {
-                    Some(Ok(false)) if !left.is_zero() => {}
-                    Some(Err(_)) => {
-                        // The next turn listens again.
-                        self.events = None;
-                        return false;
+                WakeReason::Readable => {
+                    match self.events.as_mut().map(|events| events.reports_change_of(TABLE)) {
+                        Some(Ok(false)) if !left.is_zero() => {}
+                        Some(Err(_)) => {
+                            // The next turn listens again.
+                            self.events = None;
+                            return false;
+                        }
+                        _ => return false,
                     }
-                    _ => return false,
-                },
+                }
                 WakeReason::Changed | WakeReason::TimedOut => return false,
             }
         }

@@ -155,6 +155,16 @@ pub(crate) enum Statement {
 }
 
 impl Statement {
+    /// The text of the match `comment`.
+    fn comment(&self) -> Option<&str> {
+        match self {
+            Self::Expr(Expr::Match(XtMatch::Comment(text))) | Self::Match(XtMatch::Comment(text)) => {
+                Some(text)
+            }
+            _ => None,
+        }
+    }
+
     /// Reports whether it can do more to a packet than end the rule.
     pub(crate) fn acts(&self) -> bool {
         match self {

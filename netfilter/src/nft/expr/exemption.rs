@@ -1,6 +1,7 @@
 //! The expressions of the exemption of the kubelet's probes (`nft::exemption`).
 
-use super::wire::{Expressions, PacketField};
+use super::wire::Expressions;
+use super::{DESTINATION, Encoder, address_field};
 use crate::kernel::netlink::attr::{Writer, octets};
 use crate::kernel::uapi::*;
 use crate::model::exemption::KubeletCgroup;
@@ -12,8 +13,7 @@ const LABEL: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0x80];
 
 /// Labels TCP connections that sockets of the cgroup open to the pods of the set.
 pub(in crate::nft) fn label(w: &mut Writer, family: Family, set: &str, cgroup: KubeletCgroup) {
-    let mut out = Expressions(w);
-    to_pods(&mut out, family, set);
+    let mut out = to_pods(w, family, set);
     out.load_cgroup(cgroup.level);
     out.compare(NFT_CMP_EQ, &cgroup.id.to_ne_bytes());
     out.count();
@@ -24,8 +24,7 @@ pub(in crate::nft) fn label(w: &mut Writer, family: Family, set: &str, cgroup: K
 
 /// Translates the source of TCP connections to the pods of the set that have the label.
 pub(in crate::nft) fn translate_labelled(w: &mut Writer, family: Family, set: &str, source: IpAddr) {
-    let mut out = Expressions(w);
-    to_pods(&mut out, family, set);
+    let mut out = to_pods(w, family, set);
     out.load_ct(NFT_CT_LABELS);
     out.mask(&LABEL);
     out.compare(NFT_CMP_EQ, &LABEL);
@@ -34,24 +33,20 @@ pub(in crate::nft) fn translate_labelled(w: &mut Writer, family: Family, set: &s
 
 /// Translates the source of TCP connections that root's sockets open to the pods of the set.
 pub(in crate::nft) fn translate_roots(w: &mut Writer, family: Family, set: &str, source: IpAddr) {
-    let mut out = Expressions(w);
-    to_pods(&mut out, family, set);
+    let mut out = to_pods(w, family, set);
     out.load_meta(NFT_META_SKUID);
     out.compare(NFT_CMP_EQ, &0_u32.to_ne_bytes());
     translate(&mut out, family, source);
 }
 
-fn to_pods(out: &mut Expressions<'_>, family: Family, set: &str) {
-    out.load_meta(NFT_META_L4PROTO);
-    out.compare(NFT_CMP_EQ, &[Transport::Tcp.number()]);
-    out.load_meta(NFT_META_NFPROTO);
-    out.compare(NFT_CMP_EQ, &[family.number()]);
-    let (offset, length) = match family {
-        Family::V4 => (16, 4),
-        Family::V6 => (24, 16),
-    };
-    out.load_packet(PacketField { base: NFT_PAYLOAD_NETWORK_HEADER, offset, length });
-    out.look_up(set, 0);
+/// Matches TCP connections to the pods of the set.
+fn to_pods<'w>(w: &'w mut Writer, family: Family, set: &str) -> Expressions<'w> {
+    let mut encoder = Encoder { out: Expressions(w), family: None, set: None };
+    encoder.protocol(Transport::Tcp);
+    encoder.family(family);
+    encoder.out.load_packet(address_field(DESTINATION, family));
+    encoder.out.look_up(set, 0);
+    encoder.out
 }
 
 fn translate(out: &mut Expressions<'_>, family: Family, source: IpAddr) {

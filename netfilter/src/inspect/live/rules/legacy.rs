@@ -47,12 +47,9 @@ fn base(table: &str, chain: &LegacyChain) -> Option<BaseChain> {
 
 fn rule(rule: LegacyRule) -> LiveRule {
     let text = rule.to_string();
-    let comment = rule.matches.iter().find_map(|test| match test {
-        crate::xt::XtMatch::Comment(text) => Some(text.clone()),
-        _ => None,
-    });
     let mut statements = vec![Statement::Header(rule.header)];
     statements.extend(rule.matches.into_iter().map(Statement::Match));
     statements.extend(rule.target.map(Statement::Target));
+    let comment = statements.iter().find_map(Statement::comment).map(ToOwned::to_owned);
     LiveRule { text, comment, is_ours: false, statements }
 }

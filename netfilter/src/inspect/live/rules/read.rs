@@ -292,7 +292,9 @@ fn add_rule(found: &mut NamespaceRules, chains: &mut Chains, entry: &ListEntry) 
     let chain = (table, name(NFTA_RULE_CHAIN));
     chains.add_use(&chain);
     let text = text::rule(&statements, |name| found.set(&chain.0, name));
-    let comment = dump::comment(&rule);
+    // iptables-nft writes a comment as a match.
+    let in_match = || statements.iter().find_map(Statement::comment).map(ToOwned::to_owned);
+    let comment = dump::comment(&rule).or_else(in_match);
     let index = chains.indices.get(&chain);
     if let Some(chain) = index.and_then(|index| found.chains.get_mut(*index)) {
         chain.rules.push(LiveRule { text, comment, is_ours: false, statements });
