@@ -9,6 +9,7 @@ use crate::kernel::netlink::message::{DUMP, Header, REQUEST};
 use crate::kernel::netlink::socket::SocketError;
 use crate::kernel::uapi::*;
 use nix::errno::Errno;
+use std::collections::HashSet;
 
 /// How often lists that changed while they were read are read again.
 pub(crate) const ATTEMPTS: u32 = 5;
@@ -115,6 +116,19 @@ fn elements_of(entry: &[u8]) -> Attributes<'_> {
     Attributes::of(list.map_or(&[], |list| list.value))
 }
 
+/// Reports whether the list of a set has an element twice. The kernel enlarges a hash table some time after elements were
+/// added, in no generation of its own. When that is between two datagrams of a list, the elements come in another order
+/// from there on, and for each that is missing another one is there twice (`nft_rhash_walk` in
+/// net/netfilter/nft_set_hash.c and `rht_deferred_worker` in lib/rhashtable.c of Linux).
+fn has_duplicates(entries: &[ListEntry], count: usize) -> bool {
+    let mut keys = HashSet::with_capacity(count);
+    entries.iter().flat_map(ListEntry::elements).any(|element| {
+        let element = Attributes::of(element.value);
+        let parts = [NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_KEY_END, NFTA_SET_ELEM_FLAGS];
+        !keys.insert(parts.map(|part| element.get(part).map(|part| part.value)))
+    })
+}
+
 impl Lists<'_, '_> {
     /// Requests a list.
     pub(crate) fn all(
@@ -144,6 +158,9 @@ impl Lists<'_, '_> {
             outcome => outcome,
         }?;
         let counted = elements.iter().map(|entry| count(&entry.0)).sum();
+        if has_duplicates(&elements, counted) {
+            return Err(ListStop::Changed);
+        }
         self.elements = self.elements.saturating_sub(counted);
         Ok(elements)
     }

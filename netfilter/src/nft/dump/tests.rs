@@ -55,6 +55,25 @@ fn f25_a_list_with_one_name_twice_is_read_again_and_then_refused() {
     assert!(requests.len() > 4);
 }
 
+#[test]
+fn f25_a_set_with_one_element_twice_is_read_again() {
+    let kernel = Recording::of(&rules());
+    for (damaged, is_read) in [(1, true), (lists::ATTEMPTS, false)] {
+        let mut attempts = 0;
+        let inventory = inventory_by(TABLE, &mut |request, sequence, _| {
+            let mut list = kernel.list(request);
+            attempts += u32::from(sequence == 1);
+            // The lists of the sets' elements come after those of sets, chains, rules and tables.
+            if sequence > 4 && attempts <= damaged {
+                list.push(list[0].clone());
+            }
+            Ok(Listed::Whole(list))
+        });
+        assert_eq!(inventory.ok(), is_read.then(|| kernel.inventory()));
+        assert_eq!(attempts, (damaged + 1).min(lists::ATTEMPTS));
+    }
+}
+
 /// The lists of a namespace after a batch.
 #[derive(Default)]
 struct Recording {
