@@ -24,7 +24,8 @@ use gybe_installer::host::observe::runtimes::{DropIns, Runtime};
 use gybe_installer::host::pass::{Pass, PassHistory, pass};
 use gybe_installer::host::watch::{DirectoryWatch, WakeReason, WatchMode};
 use gybe_netfilter::model::Hint;
-use std::num::NonZero;
+use nix::sched::{CpuSet, sched_getaffinity, sched_setaffinity};
+use nix::unistd::Pid;
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Command, ExitCode, Output};
@@ -56,13 +57,21 @@ fn main() -> ExitCode {
     }
 }
 
-/// Runs the scenarios concurrently, one for each processor: strace and its tracee run alternately.
+/// Runs the scenarios concurrently, one on each processor: strace and its tracee run alternately, and to wake the other
+/// one on another processor takes longer than most system calls.
 fn run_every_scenario() {
     let queue = Mutex::new(ALL.into_iter());
     let next = || queue.lock().unwrap().next();
+    let this_thread = Pid::from_raw(0);
+    let allowed = sched_getaffinity(this_thread).unwrap();
     thread::scope(|scope| {
-        for _ in 0..thread::available_parallelism().map_or(1, NonZero::get) {
-            scope.spawn(|| std::iter::from_fn(next).for_each(run_in_own_process));
+        for processor in (0..CpuSet::count()).filter(|n| allowed.is_set(*n).unwrap()) {
+            scope.spawn(move || {
+                let mut only = CpuSet::new();
+                only.set(processor).unwrap();
+                sched_setaffinity(this_thread, &only).unwrap();
+                std::iter::from_fn(next).for_each(run_in_own_process);
+            });
         }
     });
 }
