@@ -1,9 +1,9 @@
 #!/bin/sh
 # server-check.sh DIRECTORY [VERSION]: installs the chart for each platform, and with the values of manifests/chart-values,
-# in a real API server, which validates and stores the objects; then upgrades, rolls back and deletes it. No node runs, so
-# the Job before the deletion fails, or is left out. DIRECTORY has etcd, kube-apiserver (of VERSION in
-# kubernetes-VERSION) and kubectl, as `make -C manifests chart` builds them (target/cluster). Runs in a network namespace of its own, with the helm that
-# manifests/build.sh has built.
+# in a real API server, which validates and stores the objects; then upgrades, rolls back and deletes it, and sends
+# requests that the policies for pods/status allow or refuse. No node runs, so the Job before the deletion fails, or is
+# left out. DIRECTORY has etcd, kube-apiserver (of VERSION in kubernetes-VERSION) and kubectl, as `make -C manifests chart`
+# builds them (target/cluster). Runs in a network namespace of its own, with the helm that manifests/build.sh has built.
 set -eu
 cd "$(dirname "$0")/.."
 programs=$(realpath "$1") apiserver=${2:+kubernetes-$2/}kube-apiserver
