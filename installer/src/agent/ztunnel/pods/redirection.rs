@@ -1,5 +1,5 @@
-//! The pods whose annotation `ambient.istio.io/redirection` has to be written or removed, and when. It has each pod with
-//! which the agent serves ztunnel, and pods that have left until their annotation is removed.
+//! The pods whose annotation `ambient.istio.io/redirection` has to be written or removed, and when. It has each pod
+//! that has got into the mesh, and pods that have left it until their annotation is removed.
 
 use crate::retry::Backoff;
 use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
