@@ -80,6 +80,9 @@ for mode in delete label; do
         rendered "components/repair-$mode/$object.yaml" "repair-$mode-$object.yaml" --set "settings.repair=$mode"
     done
 done
+for object in rbac policy; do
+    rendered "components/ambient-annotation/$object.yaml" "ambient-annotation-$object.yaml" --set ambient.enabled=true
+done
 rendered overlays/gke/resourcequota.yaml resourcequota.yaml --set platform=gke
 rendered overlays/openshift/networkattachmentdefinition.yaml networkattachmentdefinition.yaml --set platform=openshift
 rendered overlays/openshift/scc.yaml scc.yaml --set platform=openshift
@@ -118,6 +121,8 @@ render --set nodeTaints={cni.istio.io/not-ready} >"$out/chart/with-node-taint.ya
 render --set "$critical" >"$out/chart/with-istio-cni-taint.yaml"
 render --set settings.repair=delete >"$out/chart/with-repair-delete.yaml"
 render --set settings.repair=label >"$out/chart/with-repair-label.yaml"
+render --set ambient.enabled=true >"$out/chart/ambient.yaml"
+render --set ambient.enabled=true,settings.repair=label >"$out/chart/ambient-label.yaml"
 render -f manifests/chart-values/pools.yaml >"$out/chart/pools.yaml"
 leave() {
     render_all --set leave.enabled=true --show-only templates/leave.yaml "$@"

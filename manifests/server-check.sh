@@ -1,9 +1,9 @@
 #!/bin/sh
 # server-check.sh DIRECTORY [VERSION]: installs the chart for each platform, and with the values of manifests/chart-values,
-# in a real API server, which validates and stores the objects; then upgrades, rolls back and deletes it. No node runs, so
-# the Job before the deletion fails, or is left out. DIRECTORY has etcd, kube-apiserver (of VERSION in
-# kubernetes-VERSION) and kubectl, as `make -C manifests chart` builds them (target/cluster). Runs in a network namespace of its own, with the helm that
-# manifests/build.sh has built.
+# in a real API server, which validates and stores the objects; then upgrades, rolls back and deletes it, and sends
+# requests that the policies for pods/status allow or refuse. No node runs, so the Job before the deletion fails, or is
+# left out. DIRECTORY has etcd, kube-apiserver (of VERSION in kubernetes-VERSION) and kubectl, as `make -C manifests chart`
+# builds them (target/cluster). Runs in a network namespace of its own, with the helm that manifests/build.sh has built.
 set -eu
 cd "$(dirname "$0")/.."
 programs=$(realpath "$1") apiserver=${2:+kubernetes-$2/}kube-apiserver
@@ -89,4 +89,71 @@ echo "kept after a Job that failed, and rolled back"
 chart='' release uninstall --no-hooks
 left=$(names)
 [ -z "$left" ] || { echo "$left" && exit 1; }
+
+# Changes of a pod's status with tokens of the agent's service account, which the policies allow or refuse.
+pod() {
+    cat <<YAML
+---
+apiVersion: v1
+kind: Pod
+metadata: { name: $1, namespace: $2, labels: { a: b }, annotations: { $3 } }
+spec: { nodeName: $1, serviceAccountName: $4, automountServiceAccountToken: false, containers: [{ name: a, image: a }] }
+YAML
+}
+# request allowed|refused TOKEN POD METADATA [STATUS]
+request() {
+    response=$(kubectl --token="$2" patch pod "$3" --subresource=status --type=merge --dry-run=server \
+        --patch "{\"metadata\":{$4},\"status\":{${5:-}}}" 2>&1) && outcome=allowed || outcome=$response
+    case $outcome in
+    *"ValidatingAdmissionPolicy 'gybe-"*) outcome=refused ;;
+    esac
+    [ "$outcome" = "$1" ] || { echo "$3 $4 ${5:-}: not $1: $outcome" >&2 && return 1; }
+}
+# A policy and a role apply, and no longer apply, with a delay.
+is() { request "$@" 2>/dev/null; }
+for node in here elsewhere; do
+    kubectl create -f - >/dev/null <<YAML
+{ apiVersion: v1, kind: Node, metadata: { name: $node } }
+YAML
+done
+kubectl create serviceaccount default >/dev/null
+# kubectl reads what it patches.
+kubectl create clusterrole reader --verb=get --resource=pods,pods/status >/dev/null
+kubectl create clusterrolebinding reader --clusterrole=reader --serviceaccount=gybe-system:gybe-node >/dev/null
+annotation='"ambient.istio.io/redirection"' label='"cni.istio.io/uninitialized"'
+for settings in ambient.enabled=true settings.repair=label ambient.enabled=true,settings.repair=label; do
+    chart=manifests/chart release install --set "$settings"
+    {
+        pod here default "c: d" default
+        pod elsewhere default "c: d, $annotation: enabled" default
+        pod here gybe-system "c: d" gybe-node
+        pod elsewhere gybe-system "c: d" gybe-node
+    } | kubectl create -f - >/dev/null
+    here=$(kubectl -n gybe-system create token gybe-node --bound-object-kind Pod --bound-object-name here)
+    elsewhere=$(kubectl -n gybe-system create token gybe-node --bound-object-kind Pod --bound-object-name elsewhere)
+    of_no_pod=$(kubectl -n gybe-system create token gybe-node)
+    enabled="\"annotations\":{$annotation:\"enabled\"}" broken="\"labels\":{$label:\"true\"}"
+    case $settings in *ambient*) annotated=allowed ;; *) annotated=refused ;; esac
+    case $settings in *label) labelled=allowed ;; *) labelled=refused ;; esac
+    until_at_most 60 is refused "$here" here '"annotations":{"x":"y"}'
+    until_at_most 60 is refused "$here" here '"labels":{"x":"y"}'
+    until_at_most 60 is $annotated "$here" here "$enabled"
+    until_at_most 60 is $annotated "$elsewhere" elsewhere "\"annotations\":{$annotation:null}"
+    until_at_most 60 is $labelled "$here" here "$broken"
+    for change in "$enabled" "$broken"; do
+        request refused "$here" elsewhere "$change"
+        request refused "$of_no_pod" here "$change"
+    done
+    for other in "$annotation:\"pending\"" '"c":"e"' '"c":null' "$annotation:\"enabled\",\"c\":null"; do
+        request refused "$here" here "\"annotations\":{$other}"
+    done
+    request refused "$here" here '"labels":{"a":null}'
+    request refused "$here" here '"finalizers":["example.com/x"]'
+    request refused "$here" here "" '"message":"x"'
+    for namespace in default gybe-system; do
+        kubectl -n "$namespace" delete pod here elsewhere --force --grace-period=0 >/dev/null 2>&1
+    done
+    chart='' release uninstall --no-hooks
+    echo "requests are as expected with $settings"
+done
 echo "$apiserver: installed, upgraded, rolled back and deleted: $(echo "$all" | wc -l) objects in the namespace"

@@ -25,6 +25,7 @@ mod node_taint;
 mod plugin_calls;
 pub mod pods;
 mod reconcile;
+mod redirection;
 mod repair_socket;
 mod sockets;
 mod status;

@@ -5,10 +5,10 @@
 //! access ─► client (token, deadlines, errors) ─► kube's client ─┬─ watch: pod_requests (`agent::pods`), own_node,
 //!                                                               │         namespaces
 //!                                                               └─ queries: a DaemonSet, a ConfigMap, a pod;
-//!                                                                  events, taints, broken pods
+//!                                                                  events, taints, annotations, broken pods
 //! ```
 //!
-//! The agent's requests are GETs, except those that write events and, where configured, taints and pods. Its lists
+//! The agent's requests are GETs, except those that write events and, where configured, taints, annotations and pods. Its lists
 //! contain only this node's pods. The watches of the node and of the namespaces, and each query, run on the thread that
 //! calls them, which has no tokio runtime.
 
@@ -34,7 +34,7 @@ pub(crate) use own_node::OwnNode;
 pub use own_node::{ClusterNode, ObservedNode};
 pub use pod_requests::PodSelector;
 pub use queries::{
-    DaemonSetState, QueryError, TaintState, changed_taints, config_map, create_event, daemonset_state,
-    has_ready_pod, names, patch_event, pod_facts, set_taints,
+    DaemonSetState, QueryError, TaintState, annotate_pod, changed_taints, config_map, create_event,
+    daemonset_state, has_ready_pod, names, patch_event, pod_facts, set_taints,
 };
 pub(crate) use taint_writer::{RETRY, SET_AFTER, TaintOrder, TaintWriter, WRITE_INTERVAL};

@@ -176,6 +176,7 @@ fn a_component_that_grants_a_right_adds_only_that_right_and_the_policy_that_conf
         ("node-taint", r#""" nodes: patch"#),
         ("repair-delete", r#""" pods: delete"#),
         ("repair-label", r#""" pods/status: patch"#),
+        ("ambient-annotation", r#""" pods/status: patch"#),
     ] {
         assert_adds_one_confined_right(component, right);
     }
@@ -212,6 +213,44 @@ fn assert_adds_one_confined_right(component: &str, right: &str) {
 }
 
 #[test]
+fn ambient_mode_adds_the_objects_of_its_component_a_variable_a_mount_and_the_watch_of_namespaces() {
+    let (default, mut ambient) = (rendered("default").by_name(), rendered("ambient"));
+    ambient.assert_all_fields_known();
+    pod::assert_arguments_accepted(&ambient);
+    let of_component = built("with-ambient-annotation").by_name();
+    let added: Vec<_> = of_component.into_iter().filter(|(name, _)| !default.contains_key(name)).collect();
+    assert_eq!(added.len(), 4, "{added:?}");
+    for (name, object) in added {
+        assert_eq!(ambient.by_name().get(&name), Some(&object), "{name}");
+    }
+    let role: ClusterRole = serde_json::from_value(ambient.take("ClusterRole", "gybe-node")).unwrap();
+    assert!(role.rules.iter().flatten().map(pod::rule_line).any(|line| line == r#""" namespaces: watch"#));
+    let differ = |objects: BTreeMap<String, serde_json::Value>| -> Vec<String> {
+        objects
+            .into_iter()
+            .filter(|(name, it)| default.get(name).is_some_and(|before| before != it))
+            .map(|(name, _)| name)
+            .collect()
+    };
+    assert_eq!(differ(ambient.by_name()), [r#""DaemonSet" gybe-system/gybe-node"#]);
+}
+
+#[test]
+fn with_ambient_mode_and_repair_by_label_each_policy_leaves_the_part_of_the_other_to_it() {
+    let part = |objects: &Objects, name: &str, part: &str| {
+        let policies: Vec<ValidatingAdmissionPolicy> = objects.of("ValidatingAdmissionPolicy");
+        let policy = policies.into_iter().find(|it| it.metadata.name.as_deref() == Some(name)).unwrap();
+        policy.spec.unwrap().validations.unwrap().pop().unwrap().expression.contains(part)
+    };
+    let (label, annotation) = ("gybe-repair-label", "gybe-ambient-annotation");
+    let both = rendered("ambient-label");
+    both.assert_all_fields_known();
+    assert!(!part(&both, label, "metadata.annotations") && !part(&both, annotation, "metadata.labels"));
+    assert!(part(&rendered("with-repair-label"), label, "metadata.annotations"));
+    assert!(part(&rendered("ambient"), annotation, "metadata.labels"));
+}
+
+#[test]
 fn the_component_istio_cni_taint_adds_to_node_taint_a_container_and_the_right_to_get_its_configmap() {
     let (tainting, mut critical) = (built("with-node-taint"), built("with-istio-cni-taint"));
     critical.assert_all_fields_known();
@@ -244,6 +283,7 @@ fn every_component_is_tested() {
     assert_eq!(
         components,
         [
+            "ambient-annotation",
             "foreign-owner",
             "istio-cni-taint",
             "node-taint",

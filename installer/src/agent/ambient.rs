@@ -200,7 +200,12 @@ impl AmbientStatus {
                  be refused"
             )
         });
-        unwatched.into_iter().chain(lost).collect()
+        let unannotated = self.ztunnel.unannotated.as_ref().map(|(pods, why)| {
+            format!(
+                "the annotation by which other pods know ambient ones cannot be written or removed for {pods} pods: {why}"
+            )
+        });
+        unwatched.into_iter().chain(lost).chain(unannotated).collect()
     }
 
     /// Returns why an ambient pod started now would not be in the mesh, in sentences.
@@ -290,7 +295,9 @@ mod tests {
         let reason = "no ambient pod has got into the mesh for 16 s; the last one: ztunnel refused the pod: \"no room\"";
         assert_eq!((status.not_ready(), status.notes()), (vec![reason.to_owned()], Vec::new()));
         (status.ztunnel.lost, status.unwatched) = (3, Some("403".to_owned()));
-        let [namespaces, lost] = status.notes().try_into().unwrap();
+        status.ztunnel.unannotated = Some((2, "403".to_owned()));
+        let [namespaces, lost, unannotated] = status.notes().try_into().unwrap();
+        assert!(unannotated.ends_with("for 2 pods: 403"), "{unannotated}");
         assert_eq!(namespaces, "changed labels of namespaces are not known: 403");
         assert!(lost.contains("no network namespace of the 3 pods"), "{lost}");
     }

@@ -13,6 +13,7 @@ use super::http::{self, Page};
 use super::plugin_calls::PluginCalls;
 use super::pods::{CountedPods, PodLookup};
 use super::reconcile::{ReconcileConfig, ReconcileContext, Reconciler};
+use super::redirection::RedirectionWriter;
 use super::sockets::{NodeError, Sockets};
 use super::status::StatusSources;
 use super::{health, metrics, node_taint};
@@ -114,6 +115,7 @@ impl NodeAgent<'_> {
             scope.spawn(|| daemonset.observe(ended.as_fd()));
             scope.spawn(|| self.follow_node(&own_node, &ended));
             scope.spawn(|| self.follow_namespaces(&ended));
+            scope.spawn(|| self.write_redirections(&ended));
             scope.spawn(|| self.write_events(&environment));
             scope.spawn(|| self.keep_taints(&own_node, &sources, &ended));
             if let Some(mut own) = own {
@@ -248,6 +250,13 @@ impl NodeAgent<'_> {
             && let Err(why) = ambient.namespaces.follow(home, stop, log)
         {
             log.error("gybe node: the namespaces are not watched", json!({ "cause": why.to_string() }));
+        }
+    }
+
+    fn write_redirections(&self, stop: &PipeReader) {
+        if let (Some(home), Some(ambient)) = (&self.home, self.ambient) {
+            let (pods, log) = (self.pods, self.context.log);
+            RedirectionWriter { home, ambient: &ambient.pods, pods, log }.follow(stop.as_fd());
         }
     }
 

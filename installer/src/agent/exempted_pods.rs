@@ -8,12 +8,11 @@ use crate::lead::socket::CHECK_INTERVAL;
 use crate::log::Log;
 use crate::sandboxes::probe_exemption::{ExemptedPods, ExemptionReport};
 use gybe_netfilter::model::policy::ambient::ProbeAddresses;
-use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::json;
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 use std::net::IpAddr;
-use std::os::fd::{AsFd, BorrowedFd};
+use std::os::fd::BorrowedFd;
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -67,16 +66,9 @@ impl ExemptionFiles {
                 log.error("gybe node: the addresses of ambient pods cannot be kept for repair", fields);
             }
             fault = failed.map(|why| why.to_string());
-            let changed = changed.as_ref().ok();
-            let descriptors = [end].into_iter().chain(changed.map(AsFd::as_fd));
-            let mut fds: Vec<_> = descriptors.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
-            // An interrupted wait is a turn that finds nothing new.
-            let _ = poll(&mut fds, PollTimeout::try_from(CHECK_INTERVAL).unwrap_or(PollTimeout::ZERO));
-            if fds.first().and_then(PollFd::any) != Some(false) {
+            if changed.wait(end, CHECK_INTERVAL) {
                 return;
             }
-            // A counter that is zero already was read before.
-            let _ = changed.map(|changed| changed.read());
         }
     }
 
@@ -135,6 +127,7 @@ mod tests {
     use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
     use gybe_plugin::probe_cache::{EXEMPTED_PODS, PROBE_EXEMPTION, replace_file};
     use gybe_test_support::{TestDir, wait_until};
+    use std::os::fd::AsFd;
     use std::{fs, thread};
 
     fn files(directory: &TestDir) -> ExemptionFiles {

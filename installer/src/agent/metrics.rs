@@ -174,6 +174,11 @@ fn ambient(ambient: Option<&AmbientStatus>, out: &mut Exposition) {
         ("gybe_ztunnel_connections_total", "Connections of ztunnels.", counts.connections),
         ("gybe_ztunnel_refusals_total", "Requests that ztunnel refused.", counts.refused),
         (
+            "gybe_ambient_annotation_failures_total",
+            "Failed requests to annotate an ambient pod.",
+            counts.annotation_failures,
+        ),
+        (
             "gybe_ztunnel_late_total",
             "Connections closed because ztunnel did not answer in time.",
             counts.late,

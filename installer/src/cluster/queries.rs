@@ -1,5 +1,5 @@
-//! Rare single requests: our own DaemonSet, a ConfigMap, a node's pods, a pod for the plugin, events, and our node's
-//! taints. Each runs on the calling thread, with a deadline.
+//! Rare single requests: our own DaemonSet, a ConfigMap, a node's pods, a pod for the plugin, events, our node's taints,
+//! and annotations of pods. Each runs on the calling thread, with a deadline.
 
 use super::access::{Cluster, ClusterError, ClusterNames};
 use super::client;
@@ -11,6 +11,7 @@ use crate::error::chain;
 use crate::host::settings::NodeTaint;
 use gybe_netfilter::model::Hint;
 use gybe_plugin::args::Namespace;
+use gybe_plugin::facts::ambient::AmbientPod;
 use gybe_plugin::facts::wire::{self, FactsResponse, WireError};
 use hyper::Request;
 use kube::Client;
@@ -149,6 +150,25 @@ pub fn set_taints(
     let patch = json!({ "metadata": { "resourceVersion": observed.version }, "spec": { "taints": changed } });
     let nodes = ApiRequest::new("/api/v1/nodes");
     write(&own.cluster, nodes.patch(&own.node, &PatchParams::default(), &Patch::Merge(patch)), until)
+}
+
+/// Sets an annotation of a pod, or removes it. Needs `patch` on the status of pods.
+///
+/// # Errors
+/// As [`create_event`]; also when another pod has its name now (422).
+pub fn annotate_pod(
+    cluster: &Cluster,
+    pod: &AmbientPod,
+    key: &str,
+    value: Option<&str>,
+    until: Instant,
+) -> Result<(), QueryError> {
+    // Without a version: a merge patch of one annotation does not conflict with other writers of the status.
+    let patch = json!({ "metadata": { "uid": pod.uid.as_str(), "annotations": { key: value } } });
+    let pods = ApiRequest::new(format!("/api/v1/namespaces/{}/pods", pod.namespace));
+    let patch = Patch::Merge(patch);
+    let request = pods.patch_subresource("status", pod.name.as_str(), &PatchParams::default(), &patch);
+    write(cluster, request, until)
 }
 
 /// Returns the node's taints with `taints` added or removed; none when that changes nothing.

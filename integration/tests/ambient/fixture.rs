@@ -48,6 +48,7 @@ impl Node {
         }
         let server = ApiServer::start().unwrap();
         server.permit(Verb::Watch, "namespaces");
+        server.permit(Verb::Patch, "pods/status");
         let mut node = Self { agent: None, server, directory };
         node.put_namespace("shop", &json!({ MODE: "ambient" }));
         node.put_namespace("plain", &json!({}));

@@ -3,6 +3,7 @@
 #![cfg(test)]
 
 mod adds;
+mod annotation;
 mod faults;
 mod fixture;
 mod selection;

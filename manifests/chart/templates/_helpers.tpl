@@ -87,6 +87,17 @@ applied.
 {{- eq (toString (dig "enabled" false (.ambient | default dict))) "true" -}}
 {{- end -}}
 
+{{/* Whether a pool has ambient mode: true or false. */}}
+{{- define "gybe.anyAmbient" -}}
+{{- $values := . -}}
+{{- $any := false -}}
+{{- range fromJsonArray (include "gybe.pools" $values) -}}
+  {{- $pool := fromYaml (include "gybe.pool" (dict "values" $values "name" .)) -}}
+  {{- $any = or $any (eq (include "gybe.ambient" $pool) "true") -}}
+{{- end -}}
+{{- $any -}}
+{{- end -}}
+
 {{/* The values of a pool as YAML. */}}
 {{- define "gybe.pool" -}}
 {{- mergeOverwrite (deepCopy .values) (get .values.pools .name | default dict) | toYaml -}}

@@ -8,18 +8,21 @@
 //! | the newest | every pod that is added or gets another namespace |
 //! | each that has a pod | the pod's end; an older one also when the pod has got another namespace |
 
+mod redirection;
 mod shared;
 
+pub(crate) use redirection::{Redirection, RedirectionWrite};
 pub use shared::{AddError, AmbientPods, HandOver};
 
 use super::status::ZtunnelCounts;
 use gybe_netfilter::kernel::netns::{Identity, Netns};
 use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
 use nix::sys::eventfd::EventFd;
+use redirection::Redirections;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 /// After how long a ztunnel is sent a pod again that it has refused, as often as ztunnel itself tries. ztunnel does
@@ -35,7 +38,8 @@ struct State {
     /// The connections whose hello was received; the last one is the newest.
     connections: Vec<Connection>,
     /// Written when the pods may have changed.
-    subscriber: Option<Arc<EventFd>>,
+    subscribers: Vec<Weak<EventFd>>,
+    redirections: Redirections,
     generations: u64,
     callers: u64,
     counts: ZtunnelCounts,
@@ -69,6 +73,8 @@ struct Entry {
     /// The hand-overs of this namespace that have not ended. Each uses the first answer.
     callers: BTreeMap<u64, Sender<Result<(), String>>>,
     rest: Rest,
+    /// Whether the pod leaves the mesh while it runs on.
+    is_leaving: bool,
     /// Since when the API server is not known to have it.
     unlisted: Option<Instant>,
 }
@@ -142,6 +148,7 @@ impl State {
         if is_same {
             if let Some(entry) = self.pods.get_mut(&pod.uid).filter(|_| netns.is_some()) {
                 entry.pod = Arc::new(pod.clone());
+                entry.is_leaving = false;
             }
             let sent = self.connections.last_mut().and_then(|newest| newest.sent.get_mut(&pod.uid));
             if let Some(sent) = sent.filter(|sent| matches!(sent.answer, Answer::Refused(_))) {
@@ -161,7 +168,8 @@ impl State {
         let (generation, netns) = (self.generations, netns.map(Arc::new));
         let uid = pod.uid.clone();
         let (pod, callers) = (Arc::new(pod), BTreeMap::new());
-        let entry = Entry { pod, netns, generation, pending: None, callers, rest, unlisted: None };
+        let (pending, unlisted, is_leaving) = (None, None, false);
+        let entry = Entry { pod, netns, generation, pending, callers, rest, is_leaving, unlisted };
         self.pods.insert(uid, entry);
         self.judge_pending();
         self.wake_all();
@@ -182,6 +190,7 @@ impl State {
     fn remove(&mut self, uid: &PodUid) -> bool {
         let was_there = self.pods.remove(uid).is_some();
         if was_there {
+            self.redirections.retain(|it| it != uid);
             self.wake_all();
         }
         was_there
@@ -194,6 +203,7 @@ impl State {
         entry.callers.remove(caller);
         if *is_complete {
             entry.rest = Rest::Everything;
+            wake(&self.subscribers);
         }
         match entry.rest {
             Rest::Nothing if entry.callers.is_empty() => drop(self.remove(uid)),
@@ -250,9 +260,18 @@ impl State {
         if let Some(entry) = entry.filter(|_| response.is_ok() || is_newest) {
             if response.is_ok() && is_newest {
                 entry.pending = None;
+                wake(&self.subscribers);
             }
             entry.answer(response);
         }
+    }
+
+    /// Returns the next annotation that has to be written, and from when on it may be.
+    fn next_redirection(&mut self) -> Option<(Instant, RedirectionWrite)> {
+        for entry in self.pods.values().filter(|entry| entry.is_enrolled()) {
+            self.redirections.enroll(&entry.pod);
+        }
+        self.redirections.next(|uid| self.pods.get(uid).is_some_and(Entry::is_enrolled))
     }
 
     /// Judges for each pod whether the newest ztunnel has acknowledged it.
@@ -271,15 +290,29 @@ impl State {
     }
 
     fn wake_all(&self) {
-        let connections = self.connections.iter().map(|connection| &connection.wake);
-        for wake in connections.chain(&self.subscriber) {
+        for connection in &self.connections {
             // A full counter was written before, so the thread wakes anyway.
-            let _ = wake.write(1);
+            let _ = connection.wake.write(1);
         }
+        wake(&self.subscribers);
+    }
+}
+
+fn wake(subscribers: &[Weak<EventFd>]) {
+    for subscriber in subscribers.iter().filter_map(Weak::upgrade) {
+        // As above.
+        let _ = subscriber.write(1);
     }
 }
 
 impl Entry {
+    /// Reports whether the pod is in the mesh: its namespace is known, its hand-over is complete, and the newest ztunnel
+    /// has acknowledged it.
+    fn is_enrolled(&self) -> bool {
+        let is_complete = matches!(self.rest, Rest::Everything) && !self.is_leaving;
+        is_complete && self.netns.is_some() && self.pending.is_none()
+    }
+
     fn answer(&self, response: &Result<(), String>) {
         for caller in self.callers.values() {
             // A caller whose deadline has passed receives nothing.

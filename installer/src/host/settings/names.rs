@@ -253,7 +253,7 @@ pub const INCUMBENTS: [SettingName; 61] = [
     honoured(
         "AMBIENT_ENABLED",
         "false",
-        "ambient mode: pods that the enablement selectors select are redirected to the node's ztunnel; needs its socket's directory as a mount, and the right to watch namespaces: [AMBIENT.md](AMBIENT.md)",
+        "ambient mode: pods that the enablement selectors select are redirected to the node's ztunnel; needs its socket's directory as a mount, and two rights: [AMBIENT.md](AMBIENT.md)",
     ),
     ambient("AMBIENT_ENABLEMENT_SELECTOR", "", "as `ambient_enablement_selectors`"),
     ambient("AMBIENT_DNS_CAPTURE", "true", "as `ambient_dns_capture`"),

@@ -1,14 +1,17 @@
 //! The pods as the server's threads and the callers of hand-overs share them: one lock around the state, waiting callers,
 //! and what wakes the threads.
 
-use super::{Connection, ConnectionId, Entry, Failing, Request, Rest, Snapshot, State};
+use super::redirection::Redirections;
+use super::{Connection, ConnectionId, Entry, Failing, RedirectionWrite, Request, Rest, Snapshot, State};
 use crate::agent::ztunnel::status::ZtunnelStatus;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
 use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
@@ -115,6 +118,7 @@ impl AmbientPods {
         let mut state = self.lock();
         state.has_ended = true;
         state.pods.clear();
+        state.redirections = Redirections::default();
         (state.failing, state.snapshots) = (None, 0);
     }
 
@@ -127,6 +131,35 @@ impl AmbientPods {
     /// Removes a pod and closes its namespace; reports whether it was there.
     pub fn remove(&self, uid: &PodUid) -> bool {
         self.lock().remove(uid)
+    }
+
+    /// Records that a pod leaves the mesh while it runs on: its annotation is removed. [`AmbientPods::remove`] follows.
+    pub fn leave(&self, uid: &PodUid) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        if let Some(entry) = state.pods.get_mut(uid) {
+            entry.is_leaving = true;
+            state.redirections.leave(&entry.pod);
+            state.wake_all();
+        }
+    }
+
+    /// Returns the next annotation that has to be written, and from when on it may be.
+    pub(crate) fn next_redirection(&self) -> Option<(Instant, RedirectionWrite)> {
+        self.lock().next_redirection()
+    }
+
+    /// Records the result of a write: done, or no longer of use; or why it failed, and the delay that the server requests.
+    pub(crate) fn finish_redirection(
+        &self,
+        write: &RedirectionWrite,
+        result: Result<(), (String, Option<Duration>)>,
+    ) {
+        let mut guard = self.lock();
+        let state = &mut *guard;
+        state.counts.annotation_failures += u64::from(result.is_err());
+        state.redirections.finish(write, result);
+        state.redirections.retain(|uid| state.pods.contains_key(uid));
     }
 
     /// Records which pods a new list of the API server has.
@@ -152,23 +185,24 @@ impl AmbientPods {
 
     /// Removes the pods that have been missing in the API server's list for this time.
     pub fn remove_unlisted(&self, after: Duration) {
-        let mut state = self.lock();
+        let mut guard = self.lock();
+        let state = &mut *guard;
         let is_gone = |entry: &Entry| entry.unlisted.is_some_and(|since| since.elapsed() >= after);
         let before = state.pods.len();
         state.pods.retain(|_, entry| !is_gone(entry));
         if state.pods.len() < before {
+            state.redirections.retain(|uid| state.pods.contains_key(uid));
             state.wake_all();
         }
     }
 
-    /// Returns a counter that is written when the pods may have changed. A later subscriber takes its place.
-    ///
-    /// # Errors
-    /// When the kernel has no eventfd left.
-    pub(crate) fn subscribe(&self) -> Result<Arc<EventFd>, Errno> {
-        let wake = wake_counter()?;
-        self.lock().subscriber = Some(Arc::clone(&wake));
-        Ok(wake)
+    /// Returns what wakes a thread when the pods may have changed.
+    pub(crate) fn subscribe(&self) -> Changes {
+        let wake = wake_counter().ok();
+        let mut state = self.lock();
+        state.subscribers.retain(|subscriber| subscriber.strong_count() > 0);
+        state.subscribers.extend(wake.as_ref().map(Arc::downgrade));
+        Changes(wake)
     }
 
     /// Returns the addresses of the pods that are known.
@@ -194,6 +228,7 @@ impl AmbientPods {
             // The first ztunnel of this term may be the one that serves them.
             lost: if state.snapshots > 1 { without_netns } else { 0 },
             failing: failing.map(|failing| (failing.since.elapsed(), failing.why.clone())),
+            unannotated: state.redirections.failing(),
             pending: pending.clone().count(),
             longest_pending: pending.min().map(|since| now.saturating_duration_since(since)),
             counts: state.counts.clone(),
@@ -266,6 +301,26 @@ impl AmbientPods {
     }
 }
 
+/// Wakes a thread when the ambient pods may have changed. Without an eventfd, which the kernel may lack, the thread looks
+/// again and again.
+#[derive(Debug)]
+pub(crate) struct Changes(Option<Arc<EventFd>>);
+
+impl Changes {
+    /// Waits for a change, at most for `timeout`; reports whether `end` is readable.
+    pub(crate) fn wait(&self, end: BorrowedFd<'_>, timeout: Duration) -> bool {
+        let descriptors = [end].into_iter().chain(self.0.as_ref().map(AsFd::as_fd));
+        let mut fds: Vec<_> = descriptors.map(|fd| PollFd::new(fd, PollFlags::POLLIN)).collect();
+        // poll(2) counts whole milliseconds. An interrupted wait is a turn that finds nothing new.
+        let timeout = PollTimeout::try_from(timeout + Duration::from_millis(1)).unwrap_or(PollTimeout::MAX);
+        let _ = poll(&mut fds, timeout);
+        let has_ended = fds.first().and_then(PollFd::any) != Some(false);
+        // A counter that is zero already was read before.
+        let _ = self.0.as_ref().map(|changed| changed.read());
+        has_ended
+    }
+}
+
 /// Returns a counter that is readable once it was written.
 fn wake_counter() -> Result<Arc<EventFd>, Errno> {
     EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK).map(Arc::new)
@@ -273,7 +328,7 @@ fn wake_counter() -> Result<Arc<EventFd>, Errno> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::RECENT;
+    use super::super::{RECENT, Redirection};
     use super::*;
 
     #[test]
@@ -285,5 +340,51 @@ mod tests {
         assert!(pods.add(pod, Netns::of_this_thread().unwrap(), Instant::now()).is_err());
         let (failing, why) = pods.status().failing.unwrap();
         assert!(failing < RECENT && why != "old", "{failing:?} {why}");
+    }
+
+    /// Answers all requests of a connection.
+    fn acknowledge(pods: &AmbientPods, id: ConnectionId) {
+        while let Some(request) = pods.next_request(id) {
+            pods.answer(id, &request, &Ok(()), Duration::ZERO);
+        }
+    }
+
+    #[test]
+    fn a_pod_is_annotated_once_it_is_acknowledged_and_its_annotation_is_removed_when_it_leaves() {
+        let pods = AmbientPods::default();
+        let pod = || AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
+        let netns = || Some(Netns::of_this_thread().unwrap());
+        let desired = || pods.next_redirection().map(|(_, write)| write.desired);
+        let write = |expected| {
+            let (_, write) = pods.next_redirection().unwrap();
+            assert_eq!(write.desired, expected);
+            pods.finish_redirection(&write, Ok(()));
+            assert_eq!(desired(), None);
+        };
+        pods.adopt(pod(), None);
+        let (first, _wake) = pods.connect().unwrap();
+        acknowledge(&pods, first);
+        assert_eq!(desired(), None, "ztunnel acknowledges a keep of any pod");
+        let changed = pods.subscribe();
+        pods.adopt(pod(), netns());
+        assert_eq!(desired(), None, "ztunnel has not acknowledged it");
+        acknowledge(&pods, first);
+        write(Redirection::Enabled);
+        let (second, _wake) = pods.connect().unwrap();
+        acknowledge(&pods, second);
+        assert_eq!(desired(), None, "it was written before");
+        pods.leave(&pod().uid);
+        write(Redirection::Absent);
+        pods.adopt(pod(), netns());
+        write(Redirection::EnabledAgain);
+        pods.leave(&pod().uid);
+        assert!(pods.remove(&pod().uid));
+        write(Redirection::Absent);
+        assert_eq!(pods.lock().redirections.failing(), None);
+        let (end, _open) = nix::unistd::pipe().unwrap();
+        let start = Instant::now();
+        assert!(
+            !changed.wait(end.as_fd(), Duration::from_secs(60)) && start.elapsed() < Duration::from_secs(30)
+        );
     }
 }
