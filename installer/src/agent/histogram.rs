@@ -9,19 +9,8 @@ pub(crate) const CALL_BOUNDS: [u64; 12] =
 
 /// The same for what begins with a pod: the API server's times have whole seconds, and a repair takes some hundred
 /// milliseconds, or as long as a pod ran before Gybe.
-pub(crate) const POD_BOUNDS: [u64; 11] = [
-    250_000,
-    500_000,
-    1_000_000,
-    2_000_000,
-    4_000_000,
-    8_000_000,
-    15_000_000,
-    30_000_000,
-    60_000_000,
-    120_000_000,
-    300_000_000,
-];
+pub(crate) const POD_BOUNDS: [u64; 9] =
+    [250_000, 500_000, 1_000_000, 2_000_000, 4_000_000, 8_000_000, 15_000_000, 30_000_000, 60_000_000];
 
 /// Durations by bucket.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,5 +1,5 @@
-//! The plugin's calls and how long they took, counted from the log lines that it sends, and the pods whose last
-//! ADD it refused.
+//! The plugin's calls and how long they took, counted from the log lines that it sends; how long it took until pods were
+//! redirected; and the pods whose last ADD the plugin refused.
 
 use super::events::PodEvent;
 use super::histogram::Histogram;

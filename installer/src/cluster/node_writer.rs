@@ -12,7 +12,8 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 /// How long pods would have to start without redirection, or a critical DaemonSet be without a ready pod, until the
-/// taints are set: shorter than a new agent needs would keep pods off every node of a rollout.
+/// taints are set, and an agent be unready until the condition shows it: shorter than a new agent needs would keep pods
+/// off every node of a rollout.
 pub(crate) const SET_AFTER: Duration = Duration::from_secs(30);
 /// The time between two writes.
 pub(crate) const WRITE_INTERVAL: Duration = Duration::from_secs(60);
