@@ -68,6 +68,9 @@ mkdir -p "$out/chart"
 for name in serviceaccount rbac configmap daemonset; do
     rendered "base/$name.yaml" "$name.yaml"
 done
+for object in rbac policy; do
+    rendered "components/node-condition/$object.yaml" "node-condition-$object.yaml" --set nodeCondition=true
+done
 rendered components/node-taint/rbac.yaml node-taint-rbac.yaml --set nodeTaints={key}
 rendered components/node-taint/policy.yaml node-taint-policy.yaml --set nodeTaints={key}
 critical='criticalDaemonSets[0].name=gybe-node,criticalDaemonSets[0].namespace=gybe-system'
@@ -118,6 +121,7 @@ render --set foreignOwner=true >"$out/chart/with-foreign-owner.yaml"
 render --set probeOnce=true --set settings.repair=off >"$out/chart/with-probe-once.yaml"
 render --set seLinuxOptions.type=spc_t >"$out/chart/with-selinux.yaml"
 render --set nodeTaints={cni.istio.io/not-ready} >"$out/chart/with-node-taint.yaml"
+render --set nodeCondition=true >"$out/chart/with-node-condition.yaml"
 render --set "$critical" >"$out/chart/with-istio-cni-taint.yaml"
 render --set settings.repair=delete >"$out/chart/with-repair-delete.yaml"
 render --set settings.repair=label >"$out/chart/with-repair-label.yaml"

@@ -21,6 +21,7 @@ mod istio;
 pub mod kubeconfig;
 mod manifest_pods;
 mod metrics;
+mod node_condition;
 mod node_taint;
 mod plugin_calls;
 pub mod pods;

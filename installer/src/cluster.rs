@@ -5,23 +5,23 @@
 //! access ─► client (token, deadlines, errors) ─► kube's client ─┬─ watch: pod_requests (`agent::pods`), own_node,
 //!                                                               │         namespaces
 //!                                                               └─ queries: a DaemonSet, a ConfigMap, a pod;
-//!                                                                  events, taints, annotations, broken pods
+//!                                                                  events, taints, a condition, annotations, broken pods
 //! ```
 //!
-//! The agent's requests are GETs, except those that write events and, where configured, taints, annotations and pods. Its lists
-//! contain only this node's pods. The watches of the node and of the namespaces, and each query, run on the thread that
-//! calls them, which has no tokio runtime.
+//! The agent's requests are GETs, except those that write events and, where configured, taints, a condition, annotations
+//! and pods. Its lists contain only this node's pods. The watches of the node and of the namespaces, and each query, run
+//! on the thread that calls them, which has no tokio runtime.
 
 mod access;
 mod broken_pod;
 pub(crate) mod client;
 pub(crate) mod error;
 mod namespaces;
+mod node_writer;
 pub(crate) mod objects;
 mod own_node;
 pub(crate) mod pod_requests;
 pub(crate) mod queries;
-mod taint_writer;
 pub(crate) mod watch;
 mod watch_health;
 
@@ -30,11 +30,13 @@ pub use access::{Cluster, ClusterError, ClusterNames, ServiceAccount};
 pub use broken_pod::{BrokenPod, PodChange, change_pod};
 pub use error::ApiError;
 pub(crate) use namespaces::NamespaceLabels;
+pub(crate) use node_writer::{
+    RETRY, SET_AFTER, TIMEOUT, TaintOrder, TaintWriter, WRITE_INTERVAL, write_node,
+};
 pub(crate) use own_node::OwnNode;
-pub use own_node::{ClusterNode, ObservedNode};
+pub use own_node::{ClusterNode, NodeCondition, ObservedNode};
 pub use pod_requests::PodSelector;
 pub use queries::{
     DaemonSetState, QueryError, TaintState, annotate_pod, changed_taints, config_map, create_event,
-    daemonset_state, has_ready_pod, names, patch_event, pod_facts, set_taints,
+    daemonset_state, has_ready_pod, names, patch_event, pod_facts, set_condition, set_taints,
 };
-pub(crate) use taint_writer::{RETRY, SET_AFTER, TaintOrder, TaintWriter, WRITE_INTERVAL};

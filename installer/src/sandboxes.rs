@@ -28,7 +28,7 @@ use serde_json::{Map, Value};
 use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// A pod sandbox.
 #[derive(Debug, Clone, PartialEq)]
@@ -66,6 +66,8 @@ pub struct EndedAdd {
     pub addresses: Vec<IpAddr>,
     /// The plugin's configuration in the conflist of each network.
     pub confs: Vec<ConfOfAdd>,
+    /// When libcni cached it.
+    pub at: Option<SystemTime>,
 }
 
 /// The plugin's configuration in an ADD.

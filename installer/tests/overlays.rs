@@ -95,11 +95,15 @@ fn the_chart_has_the_objects_of_each_component() {
         assert_eq!(rendered(&name).by_name(), built(&name).by_name(), "{component}");
     }
     // One value of the chart is the setting, too.
-    let mut tainting = rendered("with-node-taint").by_name();
-    let settings = &mut tainting.get_mut("\"ConfigMap\" gybe-system/gybe-config").unwrap()["data"];
-    let taints = settings.as_object_mut().unwrap().remove("node_taints");
-    assert_eq!(taints.unwrap(), "cni.istio.io/not-ready");
-    assert_eq!(tainting, built("with-node-taint").by_name());
+    for (component, key, value) in [
+        ("with-node-condition", "node_condition", "true"),
+        ("with-node-taint", "node_taints", "cni.istio.io/not-ready"),
+    ] {
+        let mut rendered = rendered(component).by_name();
+        let settings = &mut rendered.get_mut("\"ConfigMap\" gybe-system/gybe-config").unwrap()["data"];
+        assert_eq!(settings.as_object_mut().unwrap().remove(key).unwrap(), value);
+        assert_eq!(rendered, built(component).by_name());
+    }
     for mode in ["delete", "label"] {
         let component = format!("with-repair-{mode}");
         let (mut rendered, mut built) = (rendered(&component).by_name(), built(&component).by_name());
@@ -173,6 +177,7 @@ fn the_component_selinux_sets_only_the_type() {
 #[test]
 fn a_component_that_grants_a_right_adds_only_that_right_and_the_policy_that_confines_it() {
     for (component, right) in [
+        ("node-condition", r#""" nodes/status: patch"#),
         ("node-taint", r#""" nodes: patch"#),
         ("repair-delete", r#""" pods: delete"#),
         ("repair-label", r#""" pods/status: patch"#),
@@ -286,6 +291,7 @@ fn every_component_is_tested() {
             "ambient-annotation",
             "foreign-owner",
             "istio-cni-taint",
+            "node-condition",
             "node-taint",
             "probe-once",
             "repair-delete",

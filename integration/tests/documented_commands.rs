@@ -159,19 +159,24 @@ fn docs_agent_has_every_metric_of_the_agent() {
     assert_eq!(metrics(&section_of_agent("\n### Metrics\n"), '`'), served);
 }
 
-#[test]
-fn docs_agent_has_every_reason_of_an_event() {
-    let code = installer("agent/events/event.rs");
-    // `Self::RedirectionLost => "RedirectionLost",`
+/// Checks that a section of docs/AGENT.md has a row for each variant of an enum whose text is its name, as in
+/// `Self::RedirectionLost => "RedirectionLost",`.
+fn assert_documents_names(heading: &str, file: &str, one: &str) {
+    let code = installer(file);
     let arms = code
         .lines()
         .filter_map(|line| line.trim().strip_prefix("Self::")?.strip_suffix("\",")?.split_once(" => \""));
-    let written: BTreeSet<&str> =
-        arms.filter(|(reason, text)| reason == text).map(|(_, text)| text).collect();
-    assert!(written.contains("RedirectionRefused") && written.len() > 8, "{written:?}");
-    let section = section_of_agent("\n### Events\n");
+    let written: BTreeSet<&str> = arms.filter(|(name, text)| name == text).map(|(_, text)| text).collect();
+    assert!(written.contains(one) && written.len() > 8, "{written:?}");
+    let section = section_of_agent(heading);
     let cells = section.lines().filter_map(|line| line.strip_prefix("| `")?.split(" |").next());
     let documented: BTreeSet<&str> =
         cells.flat_map(|cell| cell.split("`, `")).map(|name| name.trim_end_matches('`')).collect();
     assert_eq!(documented, written);
+}
+
+#[test]
+fn docs_agent_has_every_reason_of_an_event_and_of_an_agent_that_is_not_ready() {
+    assert_documents_names("\n### Events\n", "agent/events/event.rs", "RedirectionRefused");
+    assert_documents_names("\n#### Reasons\n", "agent/status.rs", "NotInstalled");
 }

@@ -24,7 +24,7 @@ use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// How long an ambient pod may wait for ztunnel before the agent is not ready: a hand-over waits 10 s.
 const MAX_PENDING: Duration = Duration::from_secs(15);
@@ -270,6 +270,10 @@ impl PodLookup for AmbientLookup<'_> {
 
     fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {
         self.pods.has_pod(is_such)
+    }
+
+    fn take_assigned(&self, pod: &str) -> Option<SystemTime> {
+        self.pods.take_assigned(pod)
     }
 }
 

@@ -10,6 +10,7 @@ use super::events::{EventQueue, EventWriter};
 use super::exempted_pods::forget_exempted_pods;
 use super::facts_socket::FactsSocket;
 use super::http::{self, Page};
+use super::node_condition::ConditionWriter;
 use super::plugin_calls::PluginCalls;
 use super::pods::{CountedPods, PodLookup};
 use super::reconcile::{ReconcileConfig, ReconcileContext, Reconciler};
@@ -118,6 +119,7 @@ impl NodeAgent<'_> {
             scope.spawn(|| self.write_redirections(&ended));
             scope.spawn(|| self.write_events(&environment));
             scope.spawn(|| self.keep_taints(&own_node, &sources, &ended));
+            scope.spawn(|| self.keep_condition(&own_node, &sources, &ended));
             if let Some(mut own) = own {
                 let (ended, status) = (ended.as_fd(), || health::status(&sources.snapshot()));
                 let context = SocketContext { health: &own_health, ..self.context };
@@ -277,6 +279,15 @@ impl NodeAgent<'_> {
         if let Some(home) = &self.home {
             let (events, log) = (self.events, self.context.log);
             node_taint::keep(home, own_node, sources, stop.as_fd(), events, log);
+        }
+    }
+
+    fn keep_condition(&self, own_node: &OwnNode, sources: &StatusSources<'_>, end: &PipeReader) {
+        if let Some(home) = &self.home {
+            let log = self.context.log;
+            // By the signal, so before another agent can lead, which writes the condition, too.
+            let stops = [self.stop.as_fd(), end.as_fd()];
+            ConditionWriter { home, own_node, sources, log }.keep(&stops);
         }
     }
 

@@ -92,6 +92,9 @@ impl BrokenPods<'_> {
     ) {
         match found {
             FindingKind::Repaired(repaired) => {
+                if let Some(after) = repaired.since_add {
+                    self.sources.calls.record_repair(after);
+                }
                 self.post(pod, Reason::RedirectionRepaired, repaired_note(repaired));
             }
             FindingKind::NotRepaired { why } => {
@@ -311,7 +314,7 @@ fn check_pod(
 }
 
 fn repaired_note(repaired: &RepairedPod) -> String {
-    let RepairedPod { backend, open_connections, captures_dns, drops_invalid } = repaired;
+    let RepairedPod { backend, open_connections, captures_dns, drops_invalid, .. } = repaired;
     let open = match open_connections {
         0 => "no TCP connection with another host was open".to_owned(),
         1 => "1 TCP connection with another host was open and bypasses the proxy until it ends".to_owned(),
@@ -470,6 +473,7 @@ mod tests {
             open_connections: 0,
             captures_dns: false,
             drops_invalid: false,
+            since_add: None,
         };
         assert_eq!(
             repaired_note(&repaired),

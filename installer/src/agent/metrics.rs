@@ -4,8 +4,8 @@
 use super::ambient::AmbientStatus;
 use super::istio::IstioAgent;
 use super::plugin_calls::CallCounts;
-use super::status::{AgentSnapshot, Phase, RepairCounts, Status};
-use crate::agent::histogram::{BOUNDS, Histogram};
+use super::status::{AgentSnapshot, Phase, RepairCounts, Status, UnreadyReason};
+use crate::agent::histogram::Histogram;
 use crate::host::observe::Directory;
 use crate::probe::node_backend::{BackendVerdict, NodeBackend};
 use gybe_netfilter::apply::backend::BackendKind;
@@ -73,6 +73,12 @@ fn incumbent(agent: &AgentSnapshot, out: &mut Exposition) {
 
 fn node(agent: &AgentSnapshot, out: &mut Exposition) {
     let report = &agent.status.report;
+    let unready = agent.unready();
+    out.family("gybe_unready", Kind::Gauge, "Whether the agent is not ready for this reason.");
+    for reason in UnreadyReason::ALL {
+        let is_one = unready.iter().any(|(found, _)| *found == reason);
+        out.sample(&[("reason", reason.name())], u64::from(is_one));
+    }
     let is_left = matches!(report.phase, Phase::Uninstalled { .. });
     out.family(
         "gybe_left",
@@ -225,6 +231,10 @@ fn pods(agent: &AgentSnapshot, out: &mut Exposition) {
             "How often the watch of pods was opened again.",
         );
         out.sample(&[], watch.reconnects);
+        let help = "Time from the assignment of a new pod to this node, in whole seconds of the API server, until queries about \
+                    it can be answered.";
+        out.family("gybe_watch_latency_seconds", Kind::Histogram, help);
+        out.histogram(&[], &watch.latency);
         let help = "Failed requests about pods by HTTP status; none: no readable response.";
         out.family("gybe_api_errors_total", Kind::Counter, help);
         for (status, count) in &watch.errors {
@@ -254,6 +264,13 @@ fn calls(counts: &CallCounts, out: &mut Exposition) {
     for ((verb, phase), histogram) in &counts.took {
         out.histogram(&[("verb", verb), ("phase", phase)], histogram);
     }
+    let help = "Time from the assignment of a pod to this node, in whole seconds of the API server, to the end of its first \
+                ADD that redirected it.";
+    out.family("gybe_pod_start_seconds", Kind::Histogram, help);
+    out.histogram(&[], &counts.redirected.by_add);
+    let help = "Time from the ADD of a running pod's sandbox to the repair that redirected it.";
+    out.family("gybe_pod_repair_seconds", Kind::Histogram, help);
+    out.histogram(&[], &counts.redirected.by_repair);
 }
 
 /// Prometheus' text format, version 0.0.4. A library would add registries and atomics for numbers that other modules keep.
@@ -293,7 +310,7 @@ impl Exposition {
     /// Adds a histogram in seconds.
     fn histogram(&mut self, labels: MetricLabels<'_>, histogram: &Histogram) {
         let mut so_far = 0;
-        for (bound, count) in BOUNDS.iter().zip(histogram.counts) {
+        for (bound, count) in histogram.bounds.iter().zip(&histogram.counts) {
             so_far += count;
             self.line("_bucket", labels, Some(&seconds(*bound)), so_far);
         }

@@ -11,8 +11,8 @@ use std::os::fd::BorrowedFd;
 use std::time::Duration;
 
 /// How often the agent's state is compared with the node's; and how often the settings are, without taints.
-const INTERVAL: Duration = Duration::from_secs(1);
-const IDLE_INTERVAL: Duration = Duration::from_secs(10);
+pub(super) const INTERVAL: Duration = Duration::from_secs(1);
+pub(super) const IDLE_INTERVAL: Duration = Duration::from_secs(10);
 
 /// Keeps the agent's taints until `stop` is readable.
 pub(super) fn keep(

@@ -1,5 +1,5 @@
-//! The plugin's calls and how long they took, counted from the log lines that it sends, and the pods whose last
-//! ADD it refused.
+//! The plugin's calls and how long they took, counted from the log lines that it sends; how long it took until pods were
+//! redirected; and the pods whose last ADD the plugin refused.
 
 use super::events::PodEvent;
 use super::histogram::Histogram;
@@ -7,7 +7,7 @@ use crate::agent_status::RefusedPod;
 use serde_json::{Map, Value};
 use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// Only these values become a label: a line's sender must not be able to create a metric for each pod.
 const VERBS: [&str; 5] = [ADD, "CHECK", "DEL", "GC", "STATUS"];
@@ -34,11 +34,33 @@ pub(crate) struct CallCounts {
     pub(crate) calls: BTreeMap<(&'static str, &'static str), u64>,
     /// By verb and phase.
     pub(crate) took: BTreeMap<(&'static str, &'static str), Histogram>,
+    pub(crate) redirected: RedirectionTimes,
+}
+
+/// How long it took until pods were redirected.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct RedirectionTimes {
+    /// From the assignment of a pod to this node to its first ADD that redirected it.
+    pub(crate) by_add: Histogram,
+    /// From the ADD of a sandbox to its repair.
+    pub(crate) by_repair: Histogram,
+}
+
+impl Default for RedirectionTimes {
+    fn default() -> Self {
+        Self { by_add: Histogram::of_pods(), by_repair: Histogram::of_pods() }
+    }
 }
 
 impl PluginCalls {
-    /// Counts a line that reports the end of a call; `refusal` is what it reports about a refused pod.
-    pub(crate) fn record(&self, line: &Map<String, Value>, refusal: Option<&PodEvent>) {
+    /// Counts a line that reports the end of a call; `refusal` is what it reports about a refused pod. `take_assigned`
+    /// returns once when a pod was assigned to the node.
+    pub(crate) fn record(
+        &self,
+        line: &Map<String, Value>,
+        refusal: Option<&PodEvent>,
+        take_assigned: impl FnOnce(&str) -> Option<SystemTime>,
+    ) {
         let value = |key: &str, known: &[&'static str]| {
             let value = line.get(key)?.as_str()?;
             known.iter().find(|known| **known == value).copied()
@@ -46,23 +68,35 @@ impl PluginCalls {
         let (Some(verb), Some(decision)) = (value("verb", &VERBS), value("decision", &DECISIONS)) else {
             return;
         };
+        let pod = line.get("pod").and_then(Value::as_str);
         let mut recorded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if verb == ADD {
             let now = Instant::now();
             recorded.last_add = Some(now);
-            match (refusal, line.get("pod").and_then(Value::as_str)) {
+            match (refusal, pod) {
                 (Some(refusal), _) => recorded.refusals.record(refusal, now),
                 (None, Some(pod)) => recorded.refusals.added(pod),
                 (None, None) => {}
             }
         }
         let counts = &mut recorded.counts;
+        if let (ADD, "redirect" | "ambient", Some(pod)) = (verb, decision, pod)
+            && let Some(assigned) = take_assigned(pod)
+        {
+            counts.redirected.by_add.record(assigned.elapsed().unwrap_or_default());
+        }
         *counts.calls.entry((verb, decision)).or_default() += 1;
         for (phase, field) in PHASES {
             if let Some(took) = line.get(field).and_then(Value::as_u64) {
                 counts.took.entry((verb, phase)).or_default().put(took);
             }
         }
+    }
+
+    /// Counts a repair, so long after the ADD of the pod's sandbox.
+    pub(crate) fn record_repair(&self, after: Duration) {
+        let mut recorded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        recorded.counts.redirected.by_repair.record(after);
     }
 
     pub(crate) fn read(&self) -> CallCounts {
@@ -141,7 +175,7 @@ mod tests {
     use serde_json::json;
 
     fn record(calls: &PluginCalls, line: &Value) {
-        calls.record(line.as_object().unwrap(), None);
+        calls.record(line.as_object().unwrap(), None, |_| None);
     }
 
     #[test]
@@ -161,6 +195,22 @@ mod tests {
         );
         assert_eq!(counted.took[&("ADD", "facts")].counts[1], 1);
         assert_eq!(counted.took.len(), 2, "9e9 is not an integer of microseconds");
+    }
+
+    #[test]
+    fn the_first_add_that_redirects_a_pod_ends_the_time_of_its_start() {
+        let calls = PluginCalls::default();
+        let mut assigned = Some(SystemTime::now() - Duration::from_secs(20));
+        for decision in ["error", "leave alone", "redirect", "redirect"] {
+            let line = json!({ "verb": "ADD", "decision": decision, "pod": "shop/cart-0" });
+            calls.record(line.as_object().unwrap(), None, |pod| assigned.take_if(|_| pod == "shop/cart-0"));
+        }
+        // The clock of the API server may be ahead.
+        let line = json!({ "verb": "ADD", "decision": "ambient", "pod": "shop/cart-1" });
+        let ahead = Some(SystemTime::now() + Duration::from_secs(20));
+        calls.record(line.as_object().unwrap(), None, |_| ahead);
+        let by_add = calls.read().redirected.by_add;
+        assert_eq!((by_add.count, by_add.counts[0], by_add.counts[7]), (2, 1, 1), "{by_add:?}");
     }
 
     #[test]

@@ -15,6 +15,7 @@ mod pod_watch;
 
 pub use pod_cache::{WatchProblem, WatchState};
 
+use crate::agent::histogram::Histogram;
 use crate::agent::pods::pod_cache::{PodCache, WaitLimits};
 use crate::agent::pods::pod_watch::{AwaitedPod, NodePods, serve_lookups};
 use crate::agent::ztunnel::AmbientPods;
@@ -29,7 +30,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::thread::{self, JoinHandle};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime;
 use tokio::sync::mpsc::{UnboundedSender, unbounded_channel};
 
@@ -45,6 +46,12 @@ pub trait PodLookup: Sync {
 
     /// Reports whether such a pod is on this node, a terminating one included; none while the pods are not known.
     fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool>;
+
+    /// Returns once when the pod `NAMESPACE/NAME` was assigned to this node; none for a pod that already had a sandbox
+    /// when it was received, and where there is no cluster.
+    fn take_assigned(&self, _pod: &str) -> Option<SystemTime> {
+        None
+    }
 }
 
 /// The state of a [`PodLookup`].
@@ -68,6 +75,8 @@ pub struct WatchCounts {
     pub reconnects: u64,
     /// Failed requests about pods by HTTP status; none stands for no response, or for one that cannot be read.
     pub errors: BTreeMap<Option<u16>, u64>,
+    /// The time from the assignment of each new pod to this node until queries about it could be answered.
+    pub latency: Histogram,
 }
 
 /// A [`PodLookup`] that passes queries to another one and counts the responses.
@@ -117,6 +126,10 @@ impl PodLookup for CountedPods<'_> {
 
     fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {
         self.pods.has_pod(is_such)
+    }
+
+    fn take_assigned(&self, pod: &str) -> Option<SystemTime> {
+        self.pods.take_assigned(pod)
     }
 }
 
@@ -197,7 +210,7 @@ impl PodLookup for WatchedPods {
     }
 
     fn state(&self) -> PodsState {
-        let WatchState { synced, silent, problem, pods, reconnects, errors } = self.cache.state();
+        let WatchState { synced, silent, problem, pods, reconnects, errors, latency } = self.cache.state();
         let unwatched = problem.map(|problem| problem.sentence);
         let why = unwatched.as_ref().map_or(String::new(), |why| format!(": {why}"));
         let missing = match synced {
@@ -208,11 +221,16 @@ impl PodLookup for WatchedPods {
             }
             true => None,
         };
-        PodsState { missing, unwatched, pods, watch: Some(WatchCounts { silent, reconnects, errors }) }
+        let watch = Some(WatchCounts { silent, reconnects, errors, latency });
+        PodsState { missing, unwatched, pods, watch }
     }
 
     fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool> {
         self.cache.has_pod(is_such)
+    }
+
+    fn take_assigned(&self, pod: &str) -> Option<SystemTime> {
+        self.cache.take_assigned(pod)
     }
 }
 

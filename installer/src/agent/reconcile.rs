@@ -204,6 +204,7 @@ impl<'a> Reconciler<'a> {
         self.published.settings = FollowedSettings {
             plugin_dir: options.plugin_dir,
             taints: followed.as_ref().map(|options| options.node_taints.clone()).unwrap_or_default(),
+            has_condition: followed.as_ref().is_some_and(|options| options.node_condition),
             repair: followed.map(|options| options.repair).unwrap_or_default(),
             in_force: in_force.filter(|_| is_followed && error.is_none()),
             error,

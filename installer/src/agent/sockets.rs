@@ -66,7 +66,7 @@ impl Sockets {
         let wait = |what| move |source| NodeError::Wait { what, source };
         let (ended, running) = std::io::pipe().map_err(|why| wait("the end of the agent")(errno(&why)))?;
         thread::scope(|scope| {
-            let logging = scope.spawn(|| self.log.serve(ended.as_fd(), calls, events, context));
+            let logging = scope.spawn(|| self.log.serve(ended.as_fd(), pods, calls, events, context));
             let served = self.facts.serve(stop, pods, status, context).map_err(wait("queries"));
             // Wakes the thread that polls the other end.
             drop(running);
@@ -94,6 +94,7 @@ impl LogSocket {
     pub(crate) fn serve(
         &mut self,
         end: BorrowedFd<'_>,
+        pods: &dyn PodLookup,
         calls: &PluginCalls,
         events: &EventQueue,
         context: SocketContext<'_>,
@@ -108,7 +109,7 @@ impl LogSocket {
             };
             let [has_ended, has_lines] = fds.map(|fd| fd.any().unwrap_or(false));
             if has_lines {
-                self.receive(calls, events, context);
+                self.receive(pods, calls, events, context);
             }
             if has_ended {
                 return Ok(());
@@ -121,14 +122,20 @@ impl LogSocket {
 
     /// Counts and logs the lines that have arrived. Anything but a JSON object is dropped. A line without a message is
     /// below the plugin's log level, and only counted.
-    fn receive(&self, calls: &PluginCalls, events: &EventQueue, context: SocketContext<'_>) {
+    fn receive(
+        &self,
+        pods: &dyn PodLookup,
+        calls: &PluginCalls,
+        events: &EventQueue,
+        context: SocketContext<'_>,
+    ) {
         let mut buffer = vec![0; MAX_LINE];
         for _ in 0..BATCH {
             let Ok(length) = self.0.open.recv(&mut buffer) else { return };
             if let Ok(Value::Object(line)) = serde_json::from_slice(buffer.get(..length).unwrap_or_default())
             {
                 let refusal = PodEvent::of_refusal(&line);
-                calls.record(&line, refusal.as_ref());
+                calls.record(&line, refusal.as_ref(), |pod| pods.take_assigned(pod));
                 if let Some(refusal) = refusal {
                     events.post(refusal.into());
                 }

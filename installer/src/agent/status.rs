@@ -63,6 +63,8 @@ pub(crate) struct FollowedSettings {
     pub(crate) error: Option<String>,
     /// The setting `node_taints`; empty while the ConfigMap cannot be followed.
     pub(crate) taints: Vec<NodeTaint>,
+    /// The setting `node_condition`; off while the ConfigMap cannot be followed.
+    pub(crate) has_condition: bool,
     /// The setting `repair` and its kin; the defaults while the ConfigMap cannot be followed.
     pub(crate) repair: RepairOptions,
     /// The plugin's configuration by the settings, once it is the one in the entry on the node.
@@ -99,6 +101,62 @@ pub(crate) enum Phase {
         /// Why the plugin's program stays; none when it is removed.
         kept: Option<KeptReason>,
     },
+}
+
+/// Why an agent is not ready: the values of the label `reason` of `gybe_unready`, and the reasons of the node's
+/// condition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum UnreadyReason {
+    /// Another agent of the node leads.
+    NotLeading,
+    /// The reconcile loop ends no turn.
+    LoopHung,
+    /// The first pass has not ended.
+    Starting,
+    Uninstalling,
+    Uninstalled,
+    /// Another program rewrites the conf file again and again.
+    RewriteExpected,
+    /// The conf file, a program or the settings are not as desired: a pod started now is not redirected, or is refused.
+    NotInstalled,
+    NoBackend,
+    PodsUnknown,
+    /// A socket of the agent is not served.
+    NoSocket,
+    /// Ambient pods cannot get into the mesh.
+    AmbientNotReady,
+}
+
+impl UnreadyReason {
+    pub(crate) const ALL: [Self; 11] = [
+        Self::NotLeading,
+        Self::LoopHung,
+        Self::Starting,
+        Self::Uninstalling,
+        Self::Uninstalled,
+        Self::RewriteExpected,
+        Self::NotInstalled,
+        Self::NoBackend,
+        Self::PodsUnknown,
+        Self::NoSocket,
+        Self::AmbientNotReady,
+    ];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::NotLeading => "NotLeading",
+            Self::LoopHung => "LoopHung",
+            Self::Starting => "Starting",
+            Self::Uninstalling => "Uninstalling",
+            Self::Uninstalled => "Uninstalled",
+            Self::RewriteExpected => "RewriteExpected",
+            Self::NotInstalled => "NotInstalled",
+            Self::NoBackend => "NoBackend",
+            Self::PodsUnknown => "PodsUnknown",
+            Self::NoSocket => "NoSocket",
+            Self::AmbientNotReady => "AmbientNotReady",
+        }
+    }
 }
 
 /// The last report, and the counters over all turns.
@@ -312,27 +370,37 @@ impl AgentSnapshot {
 
     /// Returns why the agent is not ready, in sentences.
     pub(crate) fn not_ready(&self) -> Vec<String> {
-        match self.role {
-            Role::Leads { .. } => {}
-            Role::HandedOver { was_ready } => {
-                let why =
-                    (!was_ready).then(|| "it was not ready when it handed over to another agent".to_owned());
-                return why.into_iter().chain(self.pods.missing.clone()).collect();
+        self.unready().into_iter().map(|(_, sentence)| sentence).collect()
+    }
+
+    /// Returns why the agent is not ready, each reason with its sentence; the most important one first.
+    pub(crate) fn unready(&self) -> Vec<(UnreadyReason, String)> {
+        use UnreadyReason as Reason;
+        let not_leading = match self.role {
+            Role::Leads { .. } => None,
+            Role::HandedOver { was_ready: true } => Some(None),
+            Role::HandedOver { was_ready: false } => {
+                Some(Some("it was not ready when it handed over to another agent"))
             }
-            Role::Waits => {
-                let waits = "another agent leads on this node; this one waits until it is prepared and the other hands over";
-                return [waits.to_owned()].into_iter().chain(self.pods.missing.clone()).collect();
-            }
+            Role::Waits => Some(Some(
+                "another agent leads on this node; this one waits until it is prepared and the other hands over",
+            )),
+        };
+        let pods = self.pods.missing.clone().map(|why| (Reason::PodsUnknown, why));
+        if let Some(why) = not_leading {
+            return why.map(|why| (Reason::NotLeading, why.to_owned())).into_iter().chain(pods).collect();
         }
         let report = &self.status.report;
         let phase = match report.phase {
             Phase::Starting if self.status.turned.is_none() => {
-                Some("the first pass has not ended".to_owned())
+                Some((Reason::Starting, "the first pass has not ended".to_owned()))
             }
             // `missing` contains the reason why there has been no pass.
             Phase::Installed | Phase::Starting => None,
-            Phase::Uninstalling => Some("uninstalling".to_owned()),
-            Phase::Uninstalled { .. } => Some("uninstalled, as the ConfigMap's mode requests".to_owned()),
+            Phase::Uninstalling => Some((Reason::Uninstalling, "uninstalling".to_owned())),
+            Phase::Uninstalled { .. } => {
+                Some((Reason::Uninstalled, "uninstalled, as the ConfigMap's mode requests".to_owned()))
+            }
         };
         let backend = match report.backend.as_ref().map(|backend| &backend.verdict) {
             // Before the first pass there is no verdict.
@@ -343,12 +411,15 @@ impl AgentSnapshot {
             }
         };
         let rewriter = report.rewrite_expected_until.filter(|until| Instant::now() < *until);
-        let rewriter = rewriter.filter(|_| report.phase == Phase::Installed).map(|_| REWRITER.to_owned());
-        let phase = phase.into_iter().chain(rewriter);
-        let all = self.hung().into_iter().chain(phase).chain(self.status.missing().iter().cloned());
-        let all = all.chain(backend).chain(self.pods.missing.clone());
+        let rewriter = rewriter.filter(|_| report.phase == Phase::Installed);
+        let hung = self.hung().map(|why| (Reason::LoopHung, why));
+        let all = hung.into_iter().chain(phase);
+        let all = all.chain(rewriter.map(|_| (Reason::RewriteExpected, REWRITER.to_owned())));
+        let all = all.chain(self.status.missing().iter().map(|why| (Reason::NotInstalled, why.clone())));
+        let all = all.chain(backend.map(|why| (Reason::NoBackend, why))).chain(pods);
+        let all = all.chain(self.socket_problems.iter().map(|why| (Reason::NoSocket, why.clone())));
         let ambient = self.ambient.iter().flat_map(AmbientStatus::not_ready);
-        all.chain(self.socket_problems.clone()).chain(ambient).collect()
+        all.chain(ambient.map(|why| (Reason::AmbientNotReady, why))).collect()
     }
 }
 

@@ -2,9 +2,11 @@
 //! is absent is empty; so is a list or a map that is null.
 
 use super::error::ApiError;
+use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
 use serde::{Deserialize, Deserializer};
 use serde_json::Value;
 use std::collections::BTreeMap;
+use std::time::SystemTime;
 
 /// A page of a list, or a whole list.
 #[derive(Deserialize)]
@@ -155,12 +157,39 @@ impl StatusConditions {
     }
 }
 
-#[derive(Deserialize, Default)]
-#[serde(default)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, Default)]
+#[serde(rename_all = "camelCase", default)]
 pub(crate) struct Condition {
     pub(crate) r#type: String,
     pub(crate) status: String,
+    pub(crate) reason: String,
     pub(crate) message: String,
+    pub(crate) last_transition_time: String,
+}
+
+/// What the agent reads of the status of its node's pods.
+#[derive(Deserialize, Default)]
+#[serde(default)]
+pub(crate) struct AgentPodStatus {
+    phase: Option<String>,
+    #[serde(rename = "podIP")]
+    pod_ip: Option<String>,
+    conditions: StatusConditions,
+}
+
+impl AgentPodStatus {
+    /// Reports whether all of its containers have ended for good.
+    pub(crate) fn has_ended(&self) -> bool {
+        matches!(self.phase.as_deref(), Some("Succeeded" | "Failed"))
+    }
+
+    /// Returns when the pod was assigned to its node, in whole seconds of the API server's clock; none once it has had
+    /// a sandbox, whose address the status keeps.
+    pub(crate) fn assigned(&self) -> Option<SystemTime> {
+        let scheduled = self.conditions.get("PodScheduled").filter(|_| self.pod_ip.is_none())?;
+        let time = serde_json::from_value::<Time>(scheduled.last_transition_time.as_str().into()).ok()?;
+        (scheduled.status == "True").then(|| time.0.into())
+    }
 }
 
 #[derive(Deserialize, Default)]
@@ -216,6 +245,22 @@ mod tests {
         assert_eq!((last.next(), last.version()), (None, Ok("7".to_owned())));
         let first = page(r#"{"metadata": {"continue": "x"}}"#);
         assert_eq!((first.next(), first.version().is_err()), (Some("x"), true));
+    }
+
+    #[test]
+    fn a_pod_was_assigned_when_it_was_scheduled_until_it_has_an_address() {
+        let status = |text: &str| serde_json::from_str::<AgentPodStatus>(text).unwrap();
+        let scheduled = r#""conditions": [{"type": "PodScheduled", "status": "True", "lastTransitionTime": "1970-01-01T00:01:00Z"}]"#;
+        let minute = SystemTime::UNIX_EPOCH + std::time::Duration::from_secs(60);
+        for (text, assigned) in [
+            (format!("{{{scheduled}}}"), Some(minute)),
+            (format!(r#"{{{scheduled}, "podIP": "10.0.0.1"}}"#), None),
+            (format!("{{{}}}", scheduled.replace("True", "False")), None),
+            (format!("{{{}}}", scheduled.replace("1970-01-01T", "")), None),
+            (r#"{"phase": null, "conditions": null}"#.to_owned(), None),
+        ] {
+            assert_eq!(status(&text).assigned(), assigned, "{text}");
+        }
     }
 
     #[test]

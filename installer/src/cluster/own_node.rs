@@ -1,4 +1,5 @@
-//! The agent's own node: its labels and taints by a watch, which a thread runs until the agent ends.
+//! The agent's own node: its labels, its taints and the agent's condition, by a watch that a thread runs until the agent
+//! ends.
 
 use super::access::Cluster;
 use super::error::ApiError;
@@ -36,11 +37,26 @@ pub struct ClusterNode {
     pub node: String,
 }
 
+/// The condition of a node that shows whether its agent is ready.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct NodeCondition {
+    /// `True`, `False` or `Unknown`.
+    pub status: String,
+    /// In CamelCase.
+    pub reason: String,
+}
+
+impl NodeCondition {
+    pub const TYPE: &str = "GybeReady";
+}
+
 /// What the agent needs of a node.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct ObservedNode {
     pub labels: BTreeMap<String, String>,
     pub taints: Vec<Value>,
+    /// The condition that the agent writes.
+    pub condition: Option<NodeCondition>,
     /// The resource version.
     pub version: String,
 }
@@ -139,7 +155,10 @@ impl Watched for WatchedNode<'_> {
         // A node that was deleted keeps its last state: it may register again.
         if !is_deleted {
             let (labels, taints) = (node.metadata.labels, node.spec.taints);
-            self.own.set(ObservedNode { labels, taints, version: version.clone() });
+            let condition = node.status.conditions.get(NodeCondition::TYPE);
+            let condition =
+                condition.map(|it| NodeCondition { status: it.status.clone(), reason: it.reason.clone() });
+            self.own.set(ObservedNode { labels, taints, condition, version: version.clone() });
         }
         Some(version)
     }

@@ -2,6 +2,7 @@
 //! pod in a response to the plugin's facts. Pure.
 
 use super::error::ApiError;
+use super::objects::AgentPodStatus;
 use gybe_plugin::args::{Namespace, PodRef};
 use gybe_plugin::facts::wire::FactsResponse;
 use gybe_plugin::pod::{Manifest, ManifestError, PodFacts};
@@ -114,7 +115,7 @@ pub(crate) fn selected(node: &str, selector: &PodSelector) -> Result<Request<Vec
     pods.list(&params).map_err(|_| invalid_name())
 }
 
-pub(crate) type PodManifest = Manifest;
+pub(crate) type PodManifest = Manifest<AgentPodStatus>;
 
 fn of_node(node: &str) -> String {
     format!("spec.nodeName={node}")

@@ -1,11 +1,11 @@
-//! Rare single requests: our own DaemonSet, a ConfigMap, a node's pods, a pod for the plugin, events, our node's taints,
-//! and annotations of pods. Each runs on the calling thread, with a deadline.
+//! Rare single requests: our own DaemonSet, a ConfigMap, a node's pods, a pod for the plugin, events, our node's taints
+//! and condition, and annotations of pods. Each runs on the calling thread, with a deadline.
 
 use super::access::{Cluster, ClusterError, ClusterNames};
 use super::client;
 use super::error::ApiError;
 use super::objects::{ConfigMap, Object, ObjectList, Pod};
-use super::own_node::{ClusterNode, ObservedNode};
+use super::own_node::{ClusterNode, NodeCondition, ObservedNode};
 use super::pod_requests::{self, PodManifest, PodSelector, invalid_name};
 use crate::error::chain;
 use crate::host::settings::NodeTaint;
@@ -13,6 +13,7 @@ use gybe_netfilter::model::Hint;
 use gybe_plugin::args::Namespace;
 use gybe_plugin::facts::ambient::AmbientPod;
 use gybe_plugin::facts::wire::{self, FactsResponse, WireError};
+use gybe_plugin::timestamp;
 use hyper::Request;
 use kube::Client;
 use kube::api::{GetParams, Patch, PatchParams, PostParams};
@@ -21,7 +22,7 @@ use serde::de::{DeserializeOwned, IgnoredAny};
 use serde_json::{Value, json};
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 use tokio::runtime;
 
 /// Why a query has no usable response: none arrived, its status is an error (403), or it cannot be parsed.
@@ -169,6 +170,33 @@ pub fn annotate_pod(
     let patch = Patch::Merge(patch);
     let request = pods.patch_subresource("status", pod.name.as_str(), &PatchParams::default(), &patch);
     write(cluster, request, until)
+}
+
+/// Sets the agent's condition of a node. `is_transition`: its status was another one, or it was not there.
+/// Needs `patch` on the status of nodes.
+///
+/// # Errors
+/// As [`create_event`].
+pub fn set_condition(
+    own: &ClusterNode,
+    condition: &NodeCondition,
+    message: &str,
+    is_transition: bool,
+    until: Instant,
+) -> Result<(), QueryError> {
+    let NodeCondition { status, reason } = condition;
+    let now = timestamp(SystemTime::now());
+    let mut entry = json!({
+        "type": NodeCondition::TYPE, "status": status, "reason": reason, "message": message, "lastHeartbeatTime": now,
+    });
+    // Null would remove it.
+    if let (true, Some(entry)) = (is_transition, entry.as_object_mut()) {
+        entry.insert("lastTransitionTime".to_owned(), now.into());
+    }
+    // A strategic merge patch changes the entry of this type, and leaves those of the kubelet as they are.
+    let patch = Patch::Strategic(json!({ "status": { "conditions": [entry] } }));
+    let nodes = ApiRequest::new("/api/v1/nodes");
+    write(&own.cluster, nodes.patch_subresource("status", &own.node, &PatchParams::default(), &patch), until)
 }
 
 /// Returns the node's taints with `taints` added or removed; none when that changes nothing.

@@ -90,6 +90,7 @@ impl Listing {
                             let there = there.ended_add.get_or_insert_default();
                             there.addresses.extend(ended.addresses);
                             there.confs.extend(ended.confs);
+                            there.at = there.at.max(ended.at);
                         }
                     }
                 },

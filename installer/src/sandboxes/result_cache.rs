@@ -14,6 +14,7 @@ use serde_json::{Map, Value};
 use std::fmt;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
+use std::time::SystemTime;
 
 #[derive(Deserialize)]
 #[serde(rename_all = "camelCase", default)]
@@ -44,12 +45,12 @@ pub(super) struct CachedSandboxes {
 /// Reads the cache; a missing directory contains no sandbox.
 pub(super) fn read(results: &Path) -> CachedSandboxes {
     let mut sandboxes = Vec::new();
-    let read = each_result(results, &mut |bytes| sandboxes.extend(sandbox(bytes)));
+    let read = each_result(results, &mut |bytes, written| sandboxes.extend(sandbox(bytes, written)));
     CachedSandboxes { sandboxes, is_whole: read != CacheRead::InPart }
 }
 
 /// Parses a file; none for a file of another form, or one that a crash truncated.
-fn sandbox(bytes: &[u8]) -> Option<Sandbox> {
+fn sandbox(bytes: &[u8], written: Option<SystemTime>) -> Option<Sandbox> {
     let info: CachedInfo = serde_json::from_slice(bytes).ok()?;
     let netns = netns(&info)?;
     let argument =
@@ -73,18 +74,18 @@ fn sandbox(bytes: &[u8]) -> Option<Sandbox> {
         },
         cgroups: Cgroups::default(),
         processes: Vec::new(),
-        ended_add: ended_add(&info),
+        ended_add: ended_add(&info, written),
     })
 }
 
 /// Versions 0.3 to 1.1 of the CNI specification have the addresses in `ips`; older ones had `ip4` and `ip6`.
-fn ended_add(info: &CachedInfo) -> Option<EndedAdd> {
+fn ended_add(info: &CachedInfo, at: Option<SystemTime>) -> Option<EndedAdd> {
     let ips = info.result.get("ips").and_then(Value::as_array).into_iter().flatten();
     let old = ["ip4", "ip6"].into_iter().filter_map(|key| info.result.get(key)?.get("ip"));
     let texts = ips.filter_map(|ip| ip.get("address")).chain(old).filter_map(Value::as_str);
     let addresses = texts.filter_map(|text| text.split('/').next()?.parse().ok()).collect();
     let confs = vec![conf(&info.config).unwrap_or(ConfOfAdd::NotKnown)];
-    (!matches!(info.if_name.as_str(), "" | "lo")).then_some(EndedAdd { addresses, confs })
+    (!matches!(info.if_name.as_str(), "" | "lo")).then_some(EndedAdd { addresses, confs, at })
 }
 
 /// Parses the conflist of an ADD; none if it, or its entry of the plugin, cannot be parsed.
@@ -166,7 +167,7 @@ mod tests {
     }
 
     fn read(info: &Value) -> Option<Sandbox> {
-        sandbox(info.to_string().as_bytes())
+        sandbox(info.to_string().as_bytes(), None)
     }
 
     #[test]
@@ -252,7 +253,7 @@ mod tests {
         for bytes in
             ["", "{", "[]", "{\"netns\":5}", "{\"netns\":\"relative\"}", "{\"result\":{\"interfaces\":{}}}"]
         {
-            assert_eq!(sandbox(bytes.as_bytes()), None, "{bytes}");
+            assert_eq!(sandbox(bytes.as_bytes(), None), None, "{bytes}");
         }
         let hostile = json!({ "netns": "/run/netns/a", "cniArgs": [["K8S_POD_NAMESPACE", "../x"], ["K8S_POD_NAME", "y"]] });
         assert_eq!(read(&hostile).unwrap().pod, None);

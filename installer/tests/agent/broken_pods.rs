@@ -322,10 +322,12 @@ fn other_modes_write_nothing_and_without_the_right_the_component_is_logged() {
     // Messages are handled in order: after an event about the second one the first one was ignored.
     let repaired = json!({ "repaired": {
         "backend": "nft", "open_connections": 2, "captures_dns": true, "drops_invalid": false,
+        "since_add": { "secs": 3, "nanos": 0 },
     } });
     let message =
         |found: &Value| json!({ "namespace": "shop", "name": "cart-0", "uid": "u-0", "found": found });
     report(&cluster, &message(&repaired), not_redirected);
+    assert_eq!(agent.metric("gybe_pod_repair_seconds_sum"), 3.0);
     let event = event(&cluster, "RedirectionRepaired");
     assert_eq!((&event["type"], &event["action"]), (&json!("Normal"), &json!("Repair")));
     let note = event["note"].as_str().unwrap();

@@ -98,6 +98,32 @@ fn the_plugins_log_lines_are_counted_in_metrics() {
     assert_eq!(silent, 0, "a line without a message is counted and not logged");
 }
 
+#[test]
+fn the_assignment_of_a_new_pod_begins_the_watchs_latency_and_the_time_of_its_start() {
+    let cluster = Cluster::new("pod-times");
+    let agent = cluster.start_ready_agent();
+    let scheduled =
+        json!({ "type": "PodScheduled", "status": "True", "lastTransitionTime": "2026-01-02T03:04:05Z" });
+    cluster.server.put_pod(json!({
+        "kind": "Pod",
+        "metadata": { "namespace": "shop", "name": "cart-0", "uid": "u0" },
+        "spec": { "nodeName": "node-1", "containers": [] },
+        "status": { "phase": "Pending", "conditions": [scheduled] },
+    }));
+    wait_until("the pod", || agent.metric("gybe_watch_latency_seconds_count") == 1.0);
+    let plugin = UnixDatagram::unbound().unwrap();
+    let line =
+        json!({ "verb": "ADD", "decision": "redirect", "pod": "shop/cart-0", "took_us": 1 }).to_string();
+    for count in [1.0, 2.0] {
+        plugin.send_to(line.as_bytes(), cluster.node.root.join("run/log.sock")).unwrap();
+        let calls = "gybe_plugin_calls_total{verb=\"ADD\",decision=\"redirect\"} ";
+        wait_until("the call", || agent.get("/metrics").1.contains(&format!("{calls}{count}")));
+        assert_eq!(agent.metric("gybe_pod_start_seconds_count"), 1.0, "only the first ADD counts");
+    }
+    assert!(agent.metric("gybe_pod_start_seconds_sum") > 60.0);
+    assert_eq!(agent.metric("gybe_pod_start_seconds_bucket{le=\"60\"}"), 0.0);
+}
+
 /// Returns the names of metrics in a text.
 fn metric_names(text: &str) -> BTreeSet<&str> {
     let words = text.split(|c: char| !c.is_ascii_alphanumeric() && c != '_');

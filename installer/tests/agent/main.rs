@@ -6,6 +6,7 @@
 mod api_requests;
 mod broken_pods;
 mod cluster_queries;
+mod condition;
 mod conflicts;
 mod doctor;
 mod health_and_metrics;

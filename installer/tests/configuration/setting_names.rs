@@ -36,6 +36,7 @@ fn non_default_value(name: &str) -> &'static str {
         | "REPAIR_DELETE_PODS"
         | "REPAIR_LABEL_PODS"
         | "put_back_istio"
+        | "node_condition"
         | "AMBIENT_ENABLED"
         | "leave_when_daemonset_gone" => "true",
         "FORCE_IPTABLES_BINARY" => "legacy",

@@ -41,11 +41,12 @@ fn install_places_the_programs_and_adds_the_entry_as_the_last_plugin() {
 }
 
 /// Keys that only concern a running agent; and `cni_network_config`, a template, which is a file of `--config`.
-const WITHOUT_FLAG: [&str; 17] = [
+const WITHOUT_FLAG: [&str; 18] = [
     "mode",
     "put_back_istio",
     "leave_when_daemonset_gone",
     "events",
+    "node_condition",
     "node_taints",
     "repair",
     "repair_label",

@@ -93,7 +93,7 @@ fn the_program_accepts_the_settings_of_a_chart_with_all_values() {
     assert_eq!(settings.notes, [""; 0]);
     assert_eq!(settings.options.repair.mode, RepairMode::Off, "an unquoted `off`");
     assert!(settings.options.leave_when_daemonset_gone);
-    assert_eq!(settings.options.node_taints.len(), 1);
+    assert_eq!((settings.options.node_taints.len(), settings.options.node_condition), (1, true));
     let excluded = &settings.options.conf.exclude_namespaces;
     assert!(excluded.contains("ops") && excluded.contains("kube-system"));
     let environment = settings.environment;
@@ -180,7 +180,7 @@ fn an_operators_service_account_and_rights_take_the_place_of_the_charts() {
     assert_eq!(pod.service_account_name.as_deref(), Some("mesh-agents"));
     // The policies limit the rights of that account.
     let policies: Vec<ValidatingAdmissionPolicy> = objects.of("ValidatingAdmissionPolicy");
-    assert_eq!(policies.len(), 2);
+    assert_eq!(policies.len(), 3);
     for policy in policies {
         let condition = policy.spec.unwrap().match_conditions.unwrap().remove(0);
         assert!(
@@ -365,8 +365,9 @@ fn the_schema_has_every_key_of_the_configmap() {
     let schema: Value =
         serde_json::from_str(include_str!("../../../manifests/chart/values.schema.json")).unwrap();
     let keys = schema["definitions"]["settings"]["properties"].as_object().unwrap().keys();
-    // `nodeTaints` of the chart also gives the right to change taints.
-    let known = KEYS.iter().map(|key| key.name).filter(|key| *key != "node_taints");
+    // `nodeTaints` and `nodeCondition` of the chart also give the right to change them.
+    let of_values = ["node_taints", "node_condition"];
+    let known = KEYS.iter().map(|key| key.name).filter(|key| !of_values.contains(key));
     assert_eq!(keys.map(String::as_str).collect::<BTreeSet<_>>(), known.collect());
 }
 
@@ -404,5 +405,14 @@ fn each_alert_names_its_entry_in_the_troubleshooting_page() {
         assert!(page.contains(&format!("\n### {name}\n")), "docs/TROUBLESHOOTING.md lacks {name}");
         let anchor = format!("docs/TROUBLESHOOTING.md#{}", name.to_lowercase());
         assert_eq!(rule["annotations"]["runbook"], anchor.as_str());
+    }
+    // A chart without `home` knows no address.
+    let rendered = rendered("all").one::<Value>("PrometheusRule");
+    let rendered = rendered["spec"]["groups"][0]["rules"].as_array().unwrap();
+    assert_eq!(rendered.len(), rules.len());
+    for rule in rendered {
+        let notes = &rule["annotations"];
+        let url = format!("https://runbooks.example/gybe/{}", notes["runbook"].as_str().unwrap());
+        assert_eq!(notes["runbook_url"], url.as_str());
     }
 }

@@ -87,6 +87,7 @@ impl ApiRequest {
             ["namespaces", namespace, resource, name, subresource] => {
                 (Some(namespace), resource, Some(name), Some(subresource))
             }
+            [resource, name, subresource] => (None, resource, Some(name), Some(subresource)),
             [resource] => (None, resource, None, None),
             [resource, name] => (None, resource, Some(name), None),
             _ => return None,

@@ -190,7 +190,7 @@ impl Service {
 fn is_patched(resource: Resource, subresource: Option<&str>) -> bool {
     match subresource {
         None => matches!(resource, Resource::Events | Resource::Nodes | Resource::ConfigMaps),
-        Some(subresource) => (resource, subresource) == (Resource::Pods, "status"),
+        Some(subresource) => matches!((resource, subresource), (Resource::Pods | Resource::Nodes, "status")),
     }
 }
 
@@ -203,6 +203,7 @@ pub(crate) struct Written<'a> {
 
 const JSON: &str = "application/json";
 const MERGE_PATCH: &str = "application/merge-patch+json";
+const STRATEGIC_MERGE_PATCH: &str = "application/strategic-merge-patch+json";
 
 impl Written<'_> {
     fn parse(self, content_type: &str) -> Result<Value, StatusError> {
@@ -236,14 +237,15 @@ pub(crate) fn create(
     objects.get(resource, &key).ok_or_else(|| StatusError::not_found(request))
 }
 
-/// Applies a merge patch (RFC 7386).
+/// Applies a merge patch (RFC 7386), or to the status of a node a strategic one.
 pub(crate) fn patch(
     objects: &Objects,
     resource: Resource,
     request: &ApiRequest,
     written: Written<'_>,
 ) -> Result<Arc<Value>, StatusError> {
-    let patch = written.parse(MERGE_PATCH)?;
+    let is_strategic = resource == Resource::Nodes && request.subresource.is_some();
+    let mut patch = written.parse(if is_strategic { STRATEGIC_MERGE_PATCH } else { MERGE_PATCH })?;
     let key = key_of(request, request.name.as_deref().unwrap_or_default());
     let before = objects.get(resource, &key).ok_or_else(|| StatusError::not_found(request))?;
     let version = patch.pointer("/metadata/resourceVersion");
@@ -255,6 +257,9 @@ pub(crate) fn patch(
     let uid = patch.pointer("/metadata/uid");
     if uid.is_some_and(|uid| Some(uid) != before.pointer("/metadata/uid")) {
         return Err(StatusError::new(422, "Invalid", "metadata.uid: Invalid value: field is immutable"));
+    }
+    if is_strategic {
+        merge_conditions(&before, &mut patch);
     }
     let mut after = Value::clone(&before);
     merge(&mut after, patch);
@@ -339,6 +344,21 @@ fn validate(event: &Value, request: &ApiRequest) -> Result<(), StatusError> {
     } else {
         Ok(())
     }
+}
+
+/// Replaces the conditions in a patch by those of the object, with the patch's merged into them by their types, as a
+/// strategic merge patch does.
+fn merge_conditions(before: &Value, patch: &mut Value) {
+    let Some(patched) = patch.pointer_mut("/status/conditions") else { return };
+    let mut conditions =
+        before.pointer("/status/conditions").and_then(Value::as_array).cloned().unwrap_or_default();
+    for condition in patched.as_array().cloned().unwrap_or_default() {
+        match conditions.iter_mut().find(|there| there.get("type") == condition.get("type")) {
+            Some(there) => merge(there, condition),
+            None => conditions.push(condition),
+        }
+    }
+    *patched = conditions.into();
 }
 
 fn merge(target: &mut Value, patch: Value) {

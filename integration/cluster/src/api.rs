@@ -83,6 +83,11 @@ impl Api {
         Ok(self.request(Method::PATCH, path, "application/merge-patch+json", patch)??)
     }
 
+    /// Merges lists by their keys, such as conditions by their types.
+    pub(crate) fn patch_strategically(&self, path: &str, patch: &Value) -> Result<Value, Failure> {
+        Ok(self.request(Method::PATCH, path, "application/strategic-merge-patch+json", patch)??)
+    }
+
     /// Deletes an object, or the objects of a list.
     pub(crate) fn delete(&self, path: &str) -> Result<(), Failure> {
         self.request(Method::DELETE, path, "application/json", &Value::Null)??;

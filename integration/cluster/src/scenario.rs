@@ -1,6 +1,7 @@
 //! What happens to pods while an operator or a failure changes Gybe on their node.
 
 mod admission;
+mod condition;
 mod delete;
 mod install;
 mod kill;
@@ -31,6 +32,8 @@ pub(crate) enum AgentScenario {
     Install,
     /// The agent removes the node's taint; a refused pod has an event; the policy confines the agent's rights
     Taint,
+    /// Each node has the agent's condition; the policy confines the agent's rights
+    Condition,
     /// A pod without its rules is redirected, labelled or deleted; the policies confine the agent's rights
     Repair,
     /// Pods start during a rolling upgrade and its rollback
@@ -93,7 +96,10 @@ impl<S: Scenario> Chosen<S> {
 impl Scenario for AgentScenario {
     fn nodes(self) -> RangeInclusive<u8> {
         match self {
-            AgentScenario::Install | AgentScenario::Taint | AgentScenario::Repair => 1..=NodeNumber::MAX,
+            AgentScenario::Install
+            | AgentScenario::Taint
+            | AgentScenario::Condition
+            | AgentScenario::Repair => 1..=NodeNumber::MAX,
             AgentScenario::Upgrade
             | AgentScenario::Kill
             | AgentScenario::Versions
@@ -110,6 +116,7 @@ impl AgentScenario {
         match self {
             AgentScenario::Install => install::run(cluster, releases),
             AgentScenario::Taint => taint::run(cluster, releases),
+            AgentScenario::Condition => condition::run(cluster, releases),
             AgentScenario::Repair => repair::run(cluster, releases),
             AgentScenario::Upgrade => upgrade::run(cluster, releases),
             AgentScenario::Kill => kill::once(cluster, releases),

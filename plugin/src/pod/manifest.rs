@@ -3,21 +3,18 @@
 use super::trim::{FirstArguments, KeptAnnotations, ReadVariables, is_kept_label};
 use super::{Ambient, Container, Lifetime, ManifestError, PROXY, PodFacts};
 use serde::Deserialize;
+use serde::de::IgnoredAny;
 use serde_json::error::Category;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
 
-/// A pod, or a pod template. Other members are skipped while parsing, and take no memory.
+/// A pod, or a pod template; `S` is what is read of the status. Other members are skipped while parsing, and take no
+/// memory.
 #[derive(Deserialize)]
-pub struct Manifest {
+pub struct Manifest<S = IgnoredAny> {
     metadata: Option<ManifestMetadata>,
     spec: Option<Spec>,
-    status: Option<ManifestStatus>,
-}
-
-#[derive(Deserialize, Default)]
-struct ManifestStatus {
-    phase: Option<String>,
+    status: Option<S>,
 }
 
 /// The parts of a manifest by which a node agent decides whether the pod is ambient.
@@ -83,7 +80,7 @@ impl PodFacts {
     /// # Errors
     /// When it is not a pod.
     pub fn from_manifest(manifest: &Value) -> Result<Self, ManifestError> {
-        Manifest::deserialize(manifest).map_err(|error| shape(&error)).and_then(Manifest::facts)
+        <Manifest>::deserialize(manifest).map_err(|error| shape(&error)).and_then(Manifest::facts)
     }
 
     /// Parses the same from bytes, and skips what is not needed.
@@ -91,7 +88,7 @@ impl PodFacts {
     /// # Errors
     /// When they are not JSON, or not a pod.
     pub fn from_json(bytes: &[u8]) -> Result<Self, ManifestError> {
-        serde_json::from_slice(bytes).map_err(|error| shape(&error)).and_then(Manifest::facts)
+        serde_json::from_slice::<Manifest>(bytes).map_err(|error| shape(&error)).and_then(Manifest::facts)
     }
 
     /// Returns a manifest from which the same facts are parsed.
@@ -124,30 +121,30 @@ pub(crate) fn describe_json_error(error: &serde_json::Error) -> &'static str {
     }
 }
 
-impl Manifest {
+impl<S> Manifest<S> {
     /// Returns `metadata.resourceVersion`, or an empty text.
     pub fn resource_version(&self) -> &str {
         self.metadata.as_ref().and_then(|metadata| metadata.resource_version.as_deref()).unwrap_or_default()
     }
 
-    /// Returns the parts by which a node agent decides whether the pod is ambient.
-    pub fn selectable(&self) -> Selectable {
+    /// Returns the status, if the pod has one.
+    pub fn status(&self) -> Option<&S> {
+        self.status.as_ref()
+    }
+
+    /// Returns the parts by which a node agent decides whether the pod is ambient; the status shows whether it has
+    /// ended.
+    pub fn selectable(&self, has_ended: bool) -> Selectable {
         let labels = self.metadata.as_ref().and_then(|metadata| metadata.labels.clone());
         let spec = self.spec.as_ref();
         let account = spec.and_then(|spec| spec.service_account_name.as_deref()).filter(|it| !it.is_empty());
         Selectable {
             labels: labels.unwrap_or_default(),
-            has_ended: self.has_ended(),
+            has_ended,
             is_host_network: spec.and_then(|spec| spec.host_network).unwrap_or(false),
             // The API server sets it in every pod.
             service_account: account.unwrap_or("default").to_owned(),
         }
-    }
-
-    /// Reports whether all of its containers have ended for good.
-    pub fn has_ended(&self) -> bool {
-        let phase = self.status.as_ref().and_then(|status| status.phase.as_deref());
-        matches!(phase, Some("Succeeded" | "Failed"))
     }
 
     /// Returns what the decision needs of it.

@@ -4,6 +4,7 @@
 //! Of a pod larger than `MAX_SIZE` the cache has only the identity, so that no pod's owner can fill the agent's memory; for
 //! each query about it the agent requests the pod from the API server.
 
+use crate::agent::histogram::Histogram;
 use crate::cluster::error::ApiError;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::matches;
@@ -12,7 +13,7 @@ use gybe_plugin::pod::{Ambient, Container, ISTIO_COMPONENTS, PodFacts};
 use std::collections::BTreeMap;
 use std::mem::size_of;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 /// The state of the watch.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -28,6 +29,8 @@ pub struct WatchState {
     pub reconnects: u64,
     /// Failed requests about pods by HTTP status; none stands for no response, or for one that cannot be read.
     pub errors: BTreeMap<Option<u16>, u64>,
+    /// The time from the assignment of each new pod until it was in the cache.
+    pub latency: Histogram,
 }
 
 /// Why the watch is not open.
@@ -59,6 +62,7 @@ struct CacheState {
     problem: Option<WatchProblem>,
     openings: u64,
     errors: BTreeMap<Option<u16>, u64>,
+    latency: Histogram,
 }
 
 impl Default for PodCache {
@@ -72,6 +76,7 @@ impl Default for PodCache {
             openings: 0,
             // This counter exists from the start, so that its first increase is visible in a rate.
             errors: BTreeMap::from([(None, 0)]),
+            latency: Histogram::of_pods(),
         };
         Self { state: Mutex::new(state), changed: Condvar::new() }
     }
@@ -121,23 +126,38 @@ impl PodCache {
     /// Replaces all pods by those of a complete list; reports whether it is the first list.
     pub(super) fn replace(&self, pods: PodsByName) -> bool {
         self.change(|state| {
-            state.pods = pods;
-            !std::mem::replace(&mut state.synced, true)
+            let (mut before, is_first) = (std::mem::take(&mut state.pods), !state.synced);
+            state.synced = true;
+            for (name, pod) in pods {
+                let before = before.remove(&name);
+                state.put(name, pod, before, is_first);
+            }
+            is_first
         })
     }
 
     /// Adds a pod of a list that is not complete, while no list has been complete yet.
-    pub(super) fn insert_before_sync(&self, facts: &PodFacts) {
+    pub(super) fn insert_before_sync(&self, facts: &PodFacts, assigned: Option<SystemTime>) {
         self.change(|state| {
             if !state.synced {
-                state.pods.insert(key(facts), CachedPod::new(facts.clone()));
+                state.pods.insert(key(facts), CachedPod::new(facts.clone(), assigned));
             }
         });
     }
 
     /// Adds or replaces a pod.
-    pub(super) fn insert(&self, facts: PodFacts) {
-        self.change(|state| drop(state.pods.insert(key(&facts), CachedPod::new(facts))));
+    pub(super) fn insert(&self, facts: PodFacts, assigned: Option<SystemTime>) {
+        self.change(|state| {
+            let name = key(&facts);
+            let before = state.pods.remove(&name);
+            state.put(name, CachedPod::new(facts, assigned), before, false);
+        });
+    }
+
+    /// Returns once when the pod `NAMESPACE/NAME` was assigned to the node, if it had no sandbox when it was first
+    /// cached.
+    pub(super) fn take_assigned(&self, pod: &str) -> Option<SystemTime> {
+        self.lock().pods.get_mut(pod)?.assigned.take()
     }
 
     /// Removes a pod, but not a later one of the same name.
@@ -191,6 +211,7 @@ impl PodCache {
             pods: state.pods.len(),
             reconnects: state.openings.saturating_sub(1),
             errors: state.errors.clone(),
+            latency: state.latency.clone(),
         }
     }
 
@@ -210,6 +231,18 @@ impl PodCache {
 }
 
 impl CacheState {
+    /// Adds a pod in the place of `before`. A new one was assigned just now, unless the list is the agent's first.
+    fn put(&mut self, name: String, mut pod: CachedPod, before: Option<CachedPod>, is_first_list: bool) {
+        match (before.filter(|before| before.uid() == pod.uid()), pod.assigned) {
+            (Some(before), _) => pod.assigned = before.assigned,
+            (None, Some(assigned)) if !is_first_list => {
+                self.latency.record(assigned.elapsed().unwrap_or_default());
+            }
+            (None, _) => {}
+        }
+        self.pods.insert(name, pod);
+    }
+
     fn find(&self, name: &str, pod: &PodRef) -> Option<FactsResponse> {
         let facts = self.pods.get(name)?.whole().filter(|facts| matches(facts, pod))?;
         Some(FactsResponse::Pod(Box::new(facts.clone())))
@@ -232,19 +265,21 @@ const MAX_SIZE: usize = 16 << 10;
 pub(super) struct CachedPod {
     facts: PodFacts,
     is_whole: bool,
+    /// When it was assigned to the node; none if it had a sandbox when it was first cached, and once taken.
+    assigned: Option<SystemTime>,
 }
 
 impl CachedPod {
-    pub(super) fn new(mut facts: PodFacts) -> Self {
+    pub(super) fn new(mut facts: PodFacts, assigned: Option<SystemTime>) -> Self {
         if size(&facts) > MAX_SIZE {
             let PodFacts { namespace, name, uid, mut labels, .. } = facts;
             labels.retain(|key, value| ISTIO_COMPONENTS.contains(&(key, value)));
             let facts = PodFacts { namespace, name, uid, labels, ..PodFacts::default() };
-            return Self { facts, is_whole: false };
+            return Self { facts, is_whole: false, assigned };
         }
         facts.containers.shrink_to_fit();
         facts.init_containers.shrink_to_fit();
-        Self { facts, is_whole: true }
+        Self { facts, is_whole: true, assigned }
     }
 
     /// Returns namespace, name, uid and the labels of Istio's components, which every cached pod has.

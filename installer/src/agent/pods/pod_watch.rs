@@ -5,7 +5,7 @@ use super::list_parser::ListParser;
 use super::pod_cache::{CachedPod, PodCache, PodsByName, key, timed_out};
 use crate::agent::ztunnel::AmbientPods;
 use crate::cluster::error::ApiError;
-use crate::cluster::objects::{Ignored, ObjectList};
+use crate::cluster::objects::{AgentPodStatus, Ignored, ObjectList};
 use crate::cluster::pod_requests::PodManifest;
 use crate::cluster::watch::{TOO_LONG, Watched};
 use crate::cluster::{client, pod_requests};
@@ -40,9 +40,13 @@ pub(super) struct NodePods {
 /// The watch delivers such a pod before its next bookmark.
 const UNLISTED: Duration = Duration::from_secs(60);
 
+fn has_ended(pod: &PodManifest) -> bool {
+    pod.status().is_some_and(AgentPodStatus::has_ended)
+}
+
 /// Returns the facts; in ambient mode with the parts by which the agent decides whether the pod is ambient.
 fn facts_of(pod: PodManifest, is_ambient: bool) -> Result<PodFacts, ManifestError> {
-    let selectable = is_ambient.then(|| Ambient::Undecided(Box::new(pod.selectable())));
+    let selectable = is_ambient.then(|| Ambient::Undecided(Box::new(pod.selectable(has_ended(&pod)))));
     Ok(PodFacts { ambient: selectable.unwrap_or_default(), ..pod.facts()? })
 }
 
@@ -82,14 +86,15 @@ impl Watched for NodePods {
 
     fn handle(&self, pod: PodManifest, is_deleted: bool) -> Option<String> {
         let version = Some(pod.resource_version().to_owned()).filter(|version| !version.is_empty());
-        let has_ended = is_deleted || pod.has_ended();
+        let has_ended = is_deleted || has_ended(&pod);
+        let assigned = pod.status().and_then(AgentPodStatus::assigned);
         // A pod without containers has no facts.
         let Ok(facts) = facts_of(pod, self.ambient.is_some()) else { return version };
         let uid = PodUid::parse(&facts.uid);
         // First: a pod that is handed over between the two is in the cache already, or no longer.
         match is_deleted {
             true => self.cache.remove(&facts),
-            false => self.cache.insert(facts),
+            false => self.cache.insert(facts, assigned),
         }
         if let (Some(ambient), Ok(uid)) = (&self.ambient, uid) {
             match has_ended {
@@ -140,15 +145,16 @@ impl NodePods {
             self.cache.record_event();
             let cut = list.feed(&bytes, |item| {
                 let pod = serde_json::from_slice::<PodManifest>(item).ok();
-                let has_ended = pod.as_ref().is_some_and(PodManifest::has_ended);
+                let has_ended = pod.as_ref().is_some_and(has_ended);
+                let assigned = pod.as_ref().and_then(|pod| pod.status()?.assigned());
                 let facts = pod.and_then(|pod| facts_of(pod, self.ambient.is_some()).ok());
                 if let (Some(ambient), Some(facts), true) = (&self.ambient, &facts, has_ended)
                     && let Ok(uid) = PodUid::parse(&facts.uid)
                 {
                     ambient.remove(&uid);
                 }
-                facts.iter().for_each(|facts| self.cache.insert_before_sync(facts));
-                found.extend(facts.map(|facts| (key(&facts), CachedPod::new(facts))));
+                facts.iter().for_each(|facts| self.cache.insert_before_sync(facts, assigned));
+                found.extend(facts.map(|facts| (key(&facts), CachedPod::new(facts, assigned))));
             });
             cut.map_err(|_| ApiError::Unreadable(TOO_LONG))?;
         }

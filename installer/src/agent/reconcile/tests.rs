@@ -252,9 +252,14 @@ fn whether_the_runtime_reads_a_drop_in_is_unknown_until_an_add_that_only_the_dro
             };
             let unknown = "whether the runtime reads n/zz-gybe-cni.conf is unknown here";
             assert!(missing()[0].starts_with(unknown));
-            calls.record(json!({ "verb": "DEL", "decision": "nothing" }).as_object().unwrap(), None);
+            calls
+                .record(json!({ "verb": "DEL", "decision": "nothing" }).as_object().unwrap(), None, |_| None);
             assert!(missing()[0].starts_with(unknown));
-            calls.record(json!({ "verb": "ADD", "decision": "leave alone" }).as_object().unwrap(), None);
+            calls.record(
+                json!({ "verb": "ADD", "decision": "leave alone" }).as_object().unwrap(),
+                None,
+                |_| None,
+            );
             assert_eq!(missing().is_empty(), is_known);
         });
     }

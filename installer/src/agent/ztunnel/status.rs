@@ -46,7 +46,7 @@ pub struct ZtunnelCounts {
 impl ZtunnelCounts {
     pub(super) fn answered(&mut self, is_acknowledged: bool, took: Duration) {
         match is_acknowledged {
-            true => self.acknowledged.put(u64::try_from(took.as_micros()).unwrap_or(u64::MAX)),
+            true => self.acknowledged.record(took),
             false => self.refused += 1,
         }
     }

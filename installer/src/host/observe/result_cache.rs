@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, DirEntry, File};
 use std::io::{self, ErrorKind, Read};
 use std::path::Path;
+use std::time::SystemTime;
 
 use base64::prelude::{BASE64_STANDARD, Engine as _};
 
@@ -38,7 +39,7 @@ impl CachedPlugins {
 /// configuration, `/var/lib/cni/multus`): with `shape: standalone` only Multus' cache names our plugin.
 pub(crate) fn cached_plugins(results: &Path) -> CachedPlugins {
     let mut named = BTreeSet::new();
-    let mut gather = |bytes: &[u8]| named.extend(plugins(bytes));
+    let mut gather = |bytes: &[u8], _: Option<SystemTime>| named.extend(plugins(bytes));
     let of_runtime = each_result(results, &mut gather);
     let of_multus = each_result(&results.with_file_name("multus").join("results"), &mut gather);
     // Without the runtime's cache the plugins are unknown: either no sandbox ever ran, or the directory is not mounted
@@ -57,8 +58,8 @@ pub(crate) enum CacheRead {
     InPart,
 }
 
-/// Calls `each` with the content of every file of a cache directory.
-pub(crate) fn each_result(results: &Path, each: &mut dyn FnMut(&[u8])) -> CacheRead {
+/// Calls `each` with the content of every file of a cache directory, and with the time when it was written.
+pub(crate) fn each_result(results: &Path, each: &mut dyn FnMut(&[u8], Option<SystemTime>)) -> CacheRead {
     let entries = match fs::read_dir(results) {
         Ok(entries) => entries,
         Err(why) if why.kind() == ErrorKind::NotFound => return CacheRead::Absent,
@@ -71,7 +72,7 @@ pub(crate) fn each_result(results: &Path, each: &mut dyn FnMut(&[u8])) -> CacheR
         }
         match entry.and_then(|entry| content(&entry)) {
             // A file that a crash truncated (F31) names no plugin: libcni cannot read it either.
-            Ok(Some(bytes)) => each(&bytes),
+            Ok(Some((bytes, written))) => each(&bytes, written),
             Ok(None) => {}
             // The file was removed with its sandbox since it was listed.
             Err(why) if why.kind() == ErrorKind::NotFound => {}
@@ -82,7 +83,7 @@ pub(crate) fn each_result(results: &Path, each: &mut dyn FnMut(&[u8])) -> CacheR
 }
 
 /// Reads a cache file; none if the entry is not a regular file.
-fn content(entry: &DirEntry) -> io::Result<Option<Vec<u8>>> {
+fn content(entry: &DirEntry) -> io::Result<Option<(Vec<u8>, Option<SystemTime>)>> {
     let meta = entry.metadata()?;
     if !meta.is_file() {
         return Ok(None);
@@ -92,7 +93,7 @@ fn content(entry: &DirEntry) -> io::Result<Option<Vec<u8>>> {
     }
     let mut bytes = Vec::new();
     File::open(entry.path())?.take(MAX_SIZE).read_to_end(&mut bytes)?;
-    Ok(Some(bytes))
+    Ok(Some((bytes, meta.modified().ok())))
 }
 
 /// The plugins of a cached result, whose `config` is the network's conf or conflist in base64.
@@ -125,7 +126,7 @@ mod tests {
     #[test]
     fn a_file_that_exists_and_cannot_be_read_may_name_any_plugin() {
         // /proc/self/mem: EIO at the address 0, for every user (linux/fs/proc/base.c, mem_rw).
-        assert_eq!(each_result(Path::new("/proc/self"), &mut |_| {}), CacheRead::InPart);
+        assert_eq!(each_result(Path::new("/proc/self"), &mut |_, _| {}), CacheRead::InPart);
         assert_eq!(cached_plugins(Path::new("/proc/self")), CachedPlugins::Unknown);
     }
 
@@ -137,7 +138,7 @@ mod tests {
             fs::write(root.join(name), name).unwrap();
         }
         let mut found = BTreeSet::new();
-        let read = each_result(root.path(), &mut |bytes| found.extend(bytes.first().copied()));
+        let read = each_result(root.path(), &mut |bytes, _| found.extend(bytes.first().copied()));
         assert_eq!((read, found), (CacheRead::InPart, BTreeSet::from(*b"ac")));
     }
 

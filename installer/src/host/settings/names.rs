@@ -44,7 +44,7 @@ const fn other(support: Support, name: &'static str, meaning: &'static str) -> S
 }
 
 /// Keys of the ConfigMap. The agent applies a change without a restart.
-pub const KEYS: [SettingName; 29] = [
+pub const KEYS: [SettingName; 30] = [
     honoured(
         "mode",
         "install",
@@ -141,6 +141,11 @@ pub const KEYS: [SettingName; 29] = [
         "node_taints",
         "",
         "comma-separated list of taint keys, such as `cni.istio.io/not-ready`: the agent removes these `NoSchedule` taints from its node when it is ready, and sets them again when pods would start without redirection; needs the component `node-taint`",
+    ),
+    honoured(
+        "node_condition",
+        "false",
+        "whether the agent writes the condition `GybeReady` of its node; needs the component `node-condition`",
     ),
     honoured(
         "events",

@@ -42,6 +42,8 @@ pub struct Options {
     pub leave_when_daemonset_gone: bool,
     /// The taints that the agent removes from its node when it is ready, and sets again.
     pub node_taints: Vec<NodeTaint>,
+    /// Whether the agent writes the condition `GybeReady` of its node.
+    pub node_condition: bool,
     /// Whether the agent writes Kubernetes events.
     pub events: bool,
     /// Which pods are ambient; none where ambient mode is off.
@@ -123,6 +125,7 @@ pub(super) fn read(reader: &mut SettingsReader<'_>, environment: &Environment) -
         repair: repair::read(reader),
         leave_when_daemonset_gone: reader.yes(reader.key("leave_when_daemonset_gone")),
         node_taints: node_taints(reader),
+        node_condition: reader.yes(reader.key("node_condition")),
         events: reader.yes_or_no(reader.key("events")).unwrap_or(true),
         ambient: environment.ambient.as_ref().and_then(|_| selectors(reader)),
     }

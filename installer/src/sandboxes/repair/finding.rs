@@ -4,6 +4,7 @@
 
 use super::{RepairReport, Repaired};
 use crate::host::settings::RepairMode;
+use crate::sandboxes::Sandbox;
 use gybe_plugin::args::{Namespace, PodName, PodRef};
 use nix::errno::Errno;
 use nix::sys::socket::{
@@ -60,6 +61,8 @@ pub(crate) struct RepairedPod {
     pub(crate) captures_dns: bool,
     /// Whether packets that conntrack classifies as invalid are dropped now.
     pub(crate) drops_invalid: bool,
+    /// The time since the sandbox's ADD ended; none if it is not known, or the sender is of an older version.
+    pub(crate) since_add: Option<Duration>,
 }
 
 /// The judgement of all sandboxes of a pod, at the agent's request.
@@ -105,7 +108,9 @@ impl RepairFinding {
     pub(super) fn of(report: &RepairReport, mode: RepairMode) -> Option<Self> {
         let pod = report.before.sandbox.pod.clone().filter(|pod| pod.uid.is_some())?;
         let found = match (&report.repair, mode) {
-            (Some(Ok(repaired)), _) => FindingKind::Repaired(repaired.into()),
+            (Some(Ok(repaired)), _) => {
+                FindingKind::Repaired(RepairedPod::of(repaired, &report.before.sandbox))
+            }
             (Some(Err(why)), _) => FindingKind::NotRepaired { why: short(why) },
             (None, RepairMode::Delete | RepairMode::Label) if report.is_to_be_repaired() => {
                 FindingKind::NotRedirected { why: short(&report.before.line()) }
@@ -189,13 +194,15 @@ fn short(text: &str) -> String {
     text.chars().take(MAX_TEXT).collect()
 }
 
-impl From<&Repaired> for RepairedPod {
-    fn from(repaired: &Repaired) -> Self {
+impl RepairedPod {
+    fn of(repaired: &Repaired, sandbox: &Sandbox) -> Self {
+        let added = sandbox.ended_add.as_ref().and_then(|ended| ended.at);
         Self {
             backend: repaired.backend.to_owned(),
             open_connections: repaired.open_connections,
             captures_dns: repaired.captures_dns,
             drops_invalid: repaired.drops_invalid,
+            since_add: added.and_then(|at| at.elapsed().ok()),
         }
     }
 }
@@ -228,6 +235,7 @@ mod tests {
                 open_connections: 3,
                 captures_dns: true,
                 drops_invalid: false,
+                since_add: Some(Duration::from_millis(1_500)),
             }),
             FindingKind::NotRepaired { why: why.clone() },
             FindingKind::NotRedirected { why },

@@ -386,6 +386,7 @@ mod tests {
             open_connections: 0,
             captures_dns: false,
             drops_invalid: false,
+            since_add: None,
         });
         let why = || "x".to_owned();
         let others = [FindingKind::NotRepaired { why: why() }, FindingKind::NotRedirected { why: why() }];

@@ -1,4 +1,5 @@
-//! Writes the taints of a node, no more often than once a minute, as the orders of its caller say.
+//! Writes parts of a node, no more often than once a minute: its taints, as the orders of the caller say, and what
+//! another caller decides by itself.
 
 use super::own_node::{ClusterNode, OwnNode};
 use super::queries::{QueryError, TaintState, changed_taints, set_taints};
@@ -11,14 +12,15 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 
 /// How long pods would have to start without redirection, or a critical DaemonSet be without a ready pod, until the
-/// taints are set: shorter than a new agent needs would keep pods off every node of a rollout.
+/// taints are set, and an agent be unready until the condition shows it: shorter than a new agent needs would keep pods
+/// off every node of a rollout.
 pub(crate) const SET_AFTER: Duration = Duration::from_secs(30);
 /// The time between two writes.
 pub(crate) const WRITE_INTERVAL: Duration = Duration::from_secs(60);
 /// The delay after a failed request.
 pub(crate) const RETRY: Duration = Duration::from_secs(5);
 /// The deadline of the requests; the end of the agent is delayed by no more than it.
-const TIMEOUT: Duration = Duration::from_secs(3);
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(3);
 
 /// Writes the taints of a node.
 pub(crate) struct TaintWriter<'a> {
@@ -40,36 +42,55 @@ pub(crate) struct TaintOrder {
 
 /// When the next write may be made.
 #[derive(Debug, Default)]
-struct TaintSchedule {
+struct WriteSchedule {
     next_write: Option<Instant>,
+}
+
+/// Makes the changes that `next` returns, until one of `stops` is readable; `next` also returns how long until it is
+/// called again. `write` gets the deadline of its request, and reports whether it succeeded.
+pub(crate) fn write_node<C>(
+    stops: &[BorrowedFd<'_>],
+    mut next: impl FnMut() -> (Option<C>, Duration),
+    mut write: impl FnMut(C, Instant) -> bool,
+) {
+    let mut schedule = WriteSchedule::default();
+    loop {
+        let (change, mut wait) = next();
+        if let Some(change) = change {
+            let now = Instant::now();
+            let not_before = schedule.wait(now);
+            wait = wait.min(not_before.max(RETRY));
+            if not_before.is_zero() {
+                let is_done = write(change, now + TIMEOUT);
+                schedule.finish(is_done, Instant::now());
+            }
+        }
+        let wait = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
+        let mut fds: Vec<_> = stops.iter().map(|stop| PollFd::new(*stop, PollFlags::POLLIN)).collect();
+        match poll(&mut fds, wait) {
+            Ok(0) | Err(_) => {}
+            Ok(_) => return,
+        }
+    }
 }
 
 impl TaintWriter<'_> {
     /// Follows orders until `stop` is readable.
     pub(crate) fn follow(&self, stop: BorrowedFd<'_>, mut next: impl FnMut() -> TaintOrder) {
-        let (mut schedule, mut logged) = (TaintSchedule::default(), String::new());
-        loop {
-            let TaintOrder { taints, desired, mut wait } = next();
+        let mut logged = String::new();
+        let next = || {
+            let TaintOrder { taints, desired, wait } = next();
             let change = desired.and_then(|desired| {
                 let observed = self.own_node.read()?;
                 Some((changed_taints(&observed.taints, &taints, desired)?, observed, desired))
             });
-            if let Some((changed, observed, desired)) = change {
-                let now = Instant::now();
-                let not_before = schedule.wait(now);
-                wait = wait.min(not_before.max(RETRY));
-                if not_before.is_zero() {
-                    let result = set_taints(self.home, &observed, &changed, now + TIMEOUT);
-                    self.report(&result, desired, &taints, &mut logged);
-                    schedule.finish(result.is_ok(), Instant::now());
-                }
-            }
-            let wait = PollTimeout::try_from(wait).unwrap_or(PollTimeout::MAX);
-            match poll(&mut [PollFd::new(stop, PollFlags::POLLIN)], wait) {
-                Ok(0) | Err(_) => {}
-                Ok(_) => return,
-            }
-        }
+            (change.map(|change| (change, taints)), wait)
+        };
+        write_node(&[stop], next, |((changed, observed, desired), taints), until| {
+            let result = set_taints(self.home, &observed, &changed, until);
+            self.report(&result, desired, &taints, &mut logged);
+            result.is_ok()
+        });
     }
 
     fn report(
@@ -104,7 +125,7 @@ impl TaintWriter<'_> {
     }
 }
 
-impl TaintSchedule {
+impl WriteSchedule {
     /// Returns how long until the next write may be made.
     fn wait(&self, now: Instant) -> Duration {
         self.next_write.map_or(Duration::ZERO, |time| time.saturating_duration_since(now))
@@ -122,7 +143,7 @@ mod tests {
 
     #[test]
     fn the_node_is_written_at_most_once_a_minute_and_after_a_failure_in_five_seconds() {
-        let (mut schedule, start) = (TaintSchedule::default(), Instant::now());
+        let (mut schedule, start) = (WriteSchedule::default(), Instant::now());
         let after = |seconds| start + Duration::from_secs(seconds);
         assert_eq!(schedule.wait(start), Duration::ZERO);
         schedule.finish(true, start);
