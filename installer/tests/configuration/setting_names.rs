@@ -136,7 +136,7 @@ fn all_invalid_settings_are_reported_at_once() {
         ("SKIP_TLS_VERIFY", "perhaps"),
         ("ZTUNNEL_UDS_ADDRESS", "ztunnel.sock"),
         ("HOST_PROBE_SNAT_IP", "127.0.0.1"),
-        ("ISTIO_OWNED_CNI_CONFIG", "true"),
+        ("AMBIENT_DISABLE_SAFE_UPGRADE", "true"),
         ("MONITORING_PORT", "http"),
         ("KUBECONFIG_MODE", "0666"),
         ("MOUNTED_CNI_NET_DIR", "etc"),
