@@ -5,9 +5,10 @@ use std::ffi::OsStr;
 
 use super::conflist::{ISTIO, PluginChain, as_list};
 use super::desired::{Install, Shape};
+use super::entries::OurEntries;
 use super::judge::primary;
 use super::observe::runtimes::{ConfiguredDirectory, DropIns};
-use super::observe::{ConfDirectory, DROP_IN, FileName, ORIGINAL, ObservedState};
+use super::observe::{ConfDirectory, FileName, ORIGINAL, ObservedState};
 
 /// The shape on this node, and why.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -52,8 +53,8 @@ pub enum AutoReason {
     HadIstio(FileName),
 }
 
-/// Decides the shape. The changes that follow from an answer do not change it: of the files of Gybe it only considers
-/// originals, which stay with the chain, and the drop-in while the runtime is not reported.
+/// Decides the shape. The changes that follow from an answer change it only after istio-cni's entry was replaced, and
+/// then once.
 #[must_use]
 pub fn auto_shape(install: &Install, observed: &ObservedState) -> AutoShape {
     let (conf, runtimes) = (&observed.conf, &observed.runtimes);
@@ -62,9 +63,14 @@ pub fn auto_shape(install: &Install, observed: &ObservedState) -> AutoShape {
     if conf.is_of_multus {
         return chained(AutoReason::OfMultus);
     }
-    // The report comes within seconds. Until then a drop-in is not exchanged for an entry that the primary may overwrite.
+    // The report comes within seconds. Until then a drop-in is not exchanged for an entry that the primary may overwrite,
+    // and no entry in a chain, which every runtime reads, for a drop-in.
     if runtimes.plugin_directory == ConfiguredDirectory::Awaited {
-        return if has_drop_in(conf) { drop_in(AutoReason::Awaited) } else { chained(AutoReason::Awaited) };
+        let ours = OurEntries::find(conf);
+        return match ours.listed.is_empty() && !ours.drop_ins.is_empty() {
+            true => drop_in(AutoReason::Awaited),
+            false => chained(AutoReason::Awaited),
+        };
     }
     // A runtime that ignores a drop-in starts every pod without redirection, so each one has to be known to read it.
     let reading = runtimes.possible.iter().filter(|one| one.drop_ins == DropIns::Loaded).count();
@@ -94,10 +100,6 @@ pub fn auto_shape(install: &Install, observed: &ObservedState) -> AutoShape {
         return chained(AutoReason::HadIstio(primary.file));
     }
     drop_in(AutoReason::DropIn)
-}
-
-fn has_drop_in(conf: &ConfDirectory) -> bool {
-    conf.networks.values().any(|files| files.contains_key(OsStr::new(DROP_IN)))
 }
 
 /// The plugin list in a file; none if it has none.

@@ -10,7 +10,7 @@ mod entry_removal;
 
 use std::ffi::OsStr;
 
-use super::auto_shape::{AutoReason, auto_shape};
+use super::auto_shape::{AutoShape, auto_shape};
 use super::change::{Change, NewAccess};
 use super::conflist::ISTIO;
 use super::desired::{DesiredState, Install, Placement, PlacementOrder, Program, PutBack, Uninstall};
@@ -31,8 +31,8 @@ pub struct Plan {
     pub problems: Vec<Problem>,
     /// Whether a pod that is started before any change is redirected: the readiness of the node.
     pub judgement: Judgement,
-    /// Why `shape: auto` puts the entry where it does; none with another shape.
-    pub auto: Option<AutoReason>,
+    /// Where `shape: auto` puts the entry, and why; none with another shape.
+    pub auto: Option<AutoShape>,
 }
 
 impl Plan {
@@ -64,7 +64,7 @@ pub fn plan(observed: &ObservedState, desired: &DesiredState) -> Plan {
 fn plan_install(observed: &ObservedState, install: &Install) -> Plan {
     let question = JudgeInput::new(install, observed);
     let judgement = judge(&question);
-    let auto = install.shape.is_none().then(|| auto_shape(install, observed).reason);
+    let auto = install.shape.is_none().then(|| auto_shape(install, observed));
     let mut plan = Plan { judgement, auto, ..Plan::default() };
     if observed.programs.state == DirectoryState::Present {
         place_programs(observed, install, PlacementOrder::BeforeEntry, &mut plan);

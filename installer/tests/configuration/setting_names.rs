@@ -111,7 +111,7 @@ fn every_other_setting_is_refused_or_noted_with_the_reason() {
     for name in INCUMBENTS {
         match name.support {
             Support::Honoured | Support::Ambient => {}
-            Support::Refused | Support::RefusedIfTrue => {
+            Support::RefusedIfTrue => {
                 let error = refused(&[(name.name, "true")], &[]);
                 assert!(error.contains(name.name) && error.contains(name.meaning), "{error}");
             }
@@ -227,7 +227,6 @@ fn settings(names: &[SettingName]) -> Vec<String> {
         let effect = match name.support {
             Support::Honoured | Support::Ambient => "",
             Support::RefusedIfTrue => "refused if true: ",
-            Support::Refused => "refused: ",
             Support::Ignored => "no effect: ",
         };
         format!("| `{}` | {} | {effect}{} |\n", name.name, name.default, name.meaning)

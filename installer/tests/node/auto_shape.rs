@@ -37,7 +37,7 @@ fn decided(node: &TestNode, install: &Install, runtimes: &Runtimes) -> (Shape, A
     };
     let before = decide();
     let pass = node.pass_with_runtimes(&DesiredState::Installed(install.clone()), runtimes.clone());
-    assert_eq!(pass.left.auto.as_ref(), Some(&decide().1));
+    assert_eq!(pass.left.auto.as_ref().map(|auto| &auto.reason), Some(&decide().1));
     assert!(pass.left.changes.is_empty(), "{:?}", pass.left.changes);
     assert_eq!(decide().0, before.0, "{:?}", decide().1);
     before
@@ -161,7 +161,14 @@ fn a_drop_in_stays_while_the_runtime_is_not_reported_yet_and_the_node_is_not_rea
     // Without the confirmation nothing is written before the report, whatever the shape.
     install.confirmed = gybe_installer::host::desired::Confirmed::Yes;
     let pass = node.pass_with_runtimes(&DesiredState::Installed(install), awaited());
-    assert_eq!(pass.left.auto, Some(AutoReason::Awaited));
+    assert_eq!(pass.left.auto.unwrap().reason, AutoReason::Awaited);
     assert!(!pass.left.judgement.is_redirected());
     assert_eq!(node.files(), before);
+    // A crash between the two writes of a move leaves both: the chain, which every runtime reads, stays.
+    let drop_in = node.text(DROP_IN);
+    node.settle(&installed(&node.root, CHAINED));
+    let chained = node.files();
+    node.put(DROP_IN, drop_in);
+    node.pass_with_runtimes(&installed(&node.root, None), awaited());
+    assert_eq!(node.files(), chained);
 }

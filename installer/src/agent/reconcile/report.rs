@@ -211,7 +211,7 @@ fn sentences(is_as_desired: bool, pass: &Pass) -> (Vec<String>, Vec<String>) {
 
 /// Returns where `shape: auto` puts the entry, and why.
 fn auto(pass: &Pass) -> Option<String> {
-    pass.left.auto.as_ref().map(|reason| format!("shape: auto: {reason}"))
+    pass.left.auto.as_ref().map(|auto| format!("shape: auto: {}", auto.reason))
 }
 
 /// Returns a change that is left, with the error of its last attempt and what to do about it.

@@ -26,7 +26,6 @@ pub enum Support {
     /// It has its effect in ambient mode; otherwise it is accepted with a note.
     Ambient,
     RefusedIfTrue,
-    Refused,
     /// Accepted with a note, without effect.
     Ignored,
 }
@@ -324,7 +323,7 @@ pub(super) fn judge(reader: &mut SettingsReader<'_>) {
         match name.support {
             Support::Honoured | Support::Ambient => {}
             Support::RefusedIfTrue if parse_bool(setting.text) == Some(false) => {}
-            Support::RefusedIfTrue | Support::Refused => reader.refuse(setting, name.meaning),
+            Support::RefusedIfTrue => reader.refuse(setting, name.meaning),
             Support::Ignored => {
                 reader.notes.push(format!("{} has no effect: {}", setting.name, name.meaning));
             }
