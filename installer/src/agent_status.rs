@@ -32,6 +32,8 @@ pub struct AgentStatus {
     pub conflicts: Vec<String>,
     /// Notes for operators.
     pub notes: Vec<String>,
+    /// Where `shape: auto` puts the entry, and why, in a sentence; none with another shape.
+    pub shape: Option<String>,
     /// Whether its settings have `plugin_dir: confirmed`.
     pub plugin_dir_confirmed: bool,
     /// Whether another agent of the node leads, and this one changes nothing.

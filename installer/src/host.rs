@@ -8,6 +8,7 @@
 //! ```
 
 pub mod apply;
+pub mod auto_shape;
 pub mod change;
 pub mod conflict;
 pub mod conflist;

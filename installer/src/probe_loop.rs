@@ -8,7 +8,7 @@ use crate::host::platform::Platform;
 use crate::host::runtimes::RuntimeReport;
 use crate::host::runtimes::processes::{DropInCheck, RuntimeProcess, running};
 use crate::host::settings::PROBE_LEADER;
-use crate::host::watch::{DirectoryWatch, WakeReason};
+use crate::host::watch::{DirectoryWatch, WakeReason, WatchedDirectories};
 use crate::lead::leader::{self, Candidate, LeadEnd};
 use crate::lead::process::{Role, Shared};
 use crate::lead::socket::{SocketContext, SocketFileError, SocketHealth};
@@ -27,10 +27,12 @@ use serde_json::json;
 use std::borrow::Cow;
 use std::io::{self, pipe};
 use std::os::fd::{AsFd, BorrowedFd};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
+/// Where containerd, CRI-O and the containerd of k3s have their sockets by default.
+const RUNTIME_DIRECTORIES: [&str; 3] = ["/run/containerd", "/run/crio", "/run/k3s/containerd"];
 /// How often the loop checks what causes no event: which runtimes run, and their configuration.
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
 
@@ -128,10 +130,11 @@ pub(crate) fn run(
 /// Probes all backends, whatever is known, and then keeps the report up to date until `stop` is readable.
 fn probe_and_watch(stop: BorrowedFd<'_>, keep: Keep, log: &Log) -> Result<(), ProbeLoopError> {
     let report = probe_at_start(keep, log)?;
-    let mut watch = DirectoryWatch::new([DIRECTORY.into()]);
+    let mut watch = DirectoryWatch::of(watched_directories());
     let mut schedule = ProbeSchedule::new(&report.capabilities, Instant::now());
     let mut runtimes = Vec::new();
     loop {
+        watch.set_paths(watched_directories());
         report_runtimes(&mut runtimes, log);
         // After the watch was set up: a change from here on wakes the wait below.
         let now = Instant::now();
@@ -147,6 +150,14 @@ fn probe_and_watch(stop: BorrowedFd<'_>, keep: Keep, log: &Log) -> Result<(), Pr
             return Ok(());
         }
     }
+}
+
+/// The directories whose changes wake the loop: that of the report, and those in which a runtime that starts makes its
+/// socket. It starts pods after that, and may be of another version.
+fn watched_directories() -> WatchedDirectories {
+    let of_runtimes = RUNTIME_DIRECTORIES.into_iter().map(PathBuf::from).filter(|path| path.is_dir());
+    let written = [PathBuf::from(DIRECTORY)].into_iter().chain(of_runtimes).collect();
+    WatchedDirectories { written, renamed: Vec::new() }
 }
 
 /// Probes all backends and stores the report and the one about the runtimes. Called in the host's mount namespace.

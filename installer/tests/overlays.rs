@@ -311,7 +311,8 @@ fn on_openshift_the_entry_is_the_network_that_the_injector_requests() {
     let metadata = &network["metadata"];
     assert_eq!((&metadata["namespace"], &metadata["name"]), (&"default".into(), &"istio-cni".into()));
     let settings = Settings::read(&pod::settings_sources(&objects)).unwrap();
-    assert_eq!(settings.options.shape, Shape::Standalone { file: FileName::new("istio-cni.conf").unwrap() });
+    let file = FileName::new("istio-cni.conf").unwrap();
+    assert_eq!(settings.options.shape, Some(Shape::Standalone { file }));
     let context = objects.pod().security_context.unwrap();
     assert_eq!(context.se_linux_options.unwrap().type_.as_deref(), Some("spc_t"));
 }

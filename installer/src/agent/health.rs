@@ -41,6 +41,7 @@ pub(crate) fn status(agent: &AgentSnapshot) -> AgentStatus {
             .cloned()
             .chain(agent.ambient.iter().flat_map(AmbientStatus::notes))
             .collect(),
+        shape: report.shape.clone(),
         plugin_dir_confirmed: agent.settings.plugin_dir == Confirmed::Yes,
         standby: !matches!(agent.role, Role::Leads { .. }),
         restart: agent.needs_restart(),

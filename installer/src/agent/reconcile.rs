@@ -325,7 +325,7 @@ impl<'a> Reconciler<'a> {
         if report.is_none() && Instant::now() < self.report_until {
             runtimes.plugin_directory = ConfiguredDirectory::Awaited;
         }
-        let is_drop_in = self.settings.current.options.shape == Shape::DropIn;
+        let is_drop_in = self.settings.current.options.shape == Some(Shape::DropIn);
         if is_drop_in && self.context.calls.added_after(self.desired_since + self.grace_period.length) {
             runtimes.read_drop_ins();
         }
@@ -407,7 +407,9 @@ fn watched_directories(settings: &Settings) -> WatchedDirectories {
 /// A drop-in is in a directory below the conf directory, which has events of its own.
 fn network_directories(settings: &Settings) -> BTreeSet<PathBuf> {
     let conf = &settings.environment.directories.conf;
-    let entries = (settings.options.shape == Shape::DropIn).then(|| fs::read_dir(conf).ok()).flatten();
+    let entries = matches!(settings.options.shape, None | Some(Shape::DropIn))
+        .then(|| fs::read_dir(conf).ok())
+        .flatten();
     let entries = entries.into_iter().flatten().flatten();
     let directories = entries.filter(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir()));
     directories.map(|entry| entry.path()).collect()

@@ -39,6 +39,8 @@ pub(crate) struct TurnReport {
     pub(crate) is_redirected: Option<bool>,
     /// Notes for operators; they do not prevent a pod's redirection.
     pub(crate) notes: Vec<String>,
+    /// Where `shape: auto` puts the entry, and why, in a sentence; none with another shape.
+    pub(crate) shape: Option<String>,
     /// A directory that is mounted in this container and was deleted on the host, in a sentence.
     pub(crate) deleted_directory: Option<String>,
     /// Until when another foreign rewrite of the conf has to be expected.

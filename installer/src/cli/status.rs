@@ -167,6 +167,7 @@ impl NodeRow<'_> {
             "ready": status.map(|status| status.ready),
             "leaves": status.map(|status| status.leaves),
             "backend": status.and_then(|status| status.backend.as_ref()),
+            "shape": status.and_then(|status| status.shape.as_ref()),
             "pods": status.map(|status| status.pods),
             "not_redirected": status.and_then(|status| status.not_redirected),
             "conflicts": status.map(|status| &status.conflicts),

@@ -254,9 +254,10 @@ mod tests {
     fn each_value_has_its_meaning_in_gybes_chart() {
         for (given, expected) in [
             (json!({ "chained": false }), json!({ "settings": { "shape": "standalone" } })),
+            (json!({ "cni": { "chained": true }, "chained": false }), json!({})),
             (
-                json!({ "cni": { "chained": true }, "chained": false }),
-                json!({ "settings": { "shape": "chained" } }),
+                json!({ "istioOwnedCNIConfig": true, "istioOwnedCNIConfigFileName": "02-istio.conflist" }),
+                json!({ "settings": { "shape": "auto" } }),
             ),
             (
                 json!({ "cniBinDir": "/x", "affinity": { "a": { "b": 1 } } }),

@@ -18,7 +18,8 @@ pub enum DesiredState {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Install {
-    pub shape: Shape,
+    /// None for `shape: auto`: the node decides (`auto_shape`).
+    pub shape: Option<Shape>,
     /// The setting that names the pinned file, for messages.
     pub pinned_by: &'static str,
     pub entry: Entry,
@@ -152,7 +153,7 @@ impl DesiredState {
             Self::Installed(install) => {
                 let all = install.programs.iter().chain(&install.retired);
                 let programs = all.map(|program| &program.name).collect();
-                (install.shape.file(), programs, SandboxLookup::Skip)
+                (install.shape.as_ref().and_then(Shape::file), programs, SandboxLookup::Skip)
             }
             Self::Uninstalled(leave) => {
                 let kept = leave.tombstones.iter().map(|program| &program.name);

@@ -9,6 +9,7 @@ use std::ffi::OsStr;
 
 use gybe_plugin::version::SUPPORTED;
 
+use super::auto_shape::auto_shape;
 use super::conflist::entry::Entry;
 use super::conflist::{ISTIO, PluginChain, as_list, is_network_of};
 use super::desired::{Confirmed, Install, Shape};
@@ -269,7 +270,7 @@ impl<'a> JudgeInput<'a> {
             plugin: install.entry.plugin(),
             entry: Some(&install.entry),
             fault: program_fault(install, observed),
-            shape: &install.shape,
+            shape: install.shape.as_ref().unwrap_or_else(|| auto_shape(install, observed).shape),
             confirmed: install.confirmed,
         }
     }

@@ -141,6 +141,21 @@ impl ChosenNetwork {
     }
 }
 
+impl LoadedNetwork {
+    /// The directory of its drop-ins in the conf directory; none where libcni reads none for it.
+    #[must_use]
+    pub fn own_directory(&self) -> Option<FileName> {
+        let name = Some(self.name.as_str()).filter(|name| is_network_name(name));
+        name.filter(|_| self.drop_ins == DropIns::Loaded).and_then(|name| FileName::new(name).ok())
+    }
+}
+
+/// libcni's rule for network names: a letter or digit, then those and `_`, `.`, `-`.
+fn is_network_name(name: &str) -> bool {
+    name.starts_with(|letter: char| letter.is_ascii_alphanumeric())
+        && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_.-".contains(letter))
+}
+
 /// Returns every file that a runtime reads, in the runtime's order, with the result of loading it.
 pub fn candidates(
     conf: &ConfDirectory,

@@ -223,7 +223,13 @@ pub fn pass(
     }
     let applied = apply(&planned.changes, directories);
     let left = plan(&memory.look(directories, desired, &applied.failed), desired);
-    memory.applied(&planned.changes, outcome(&applied), &without_put_off(&left, &whole, &planned));
+    let shape = |plan: &Plan| plan.auto.as_ref().map(|auto| auto.shape);
+    if shape(&left) == shape(&whole) {
+        memory.applied(&planned.changes, outcome(&applied), &without_put_off(&left, &whole, &planned));
+    } else {
+        // Our own changes made the entry belong elsewhere, which is no foreign rewrite.
+        memory.desired_state_changed();
+    }
     memory.retries.tried(&planned.changes, &applied.failed, &directories.programs);
     Ok(Pass { plan: planned, applied, left, conflicts, waiting, due: memory.retries.next(now) })
 }

@@ -10,10 +10,11 @@ mod entry_removal;
 
 use std::ffi::OsStr;
 
+use super::auto_shape::{AutoShape, auto_shape};
 use super::change::{Change, NewAccess};
 use super::conflist::ISTIO;
 use super::desired::{DesiredState, Install, Placement, PlacementOrder, Program, PutBack, Uninstall};
-use super::judge::{EntrySite, JudgeInput, Judgement, directory_problems, judge};
+use super::judge::{JudgeInput, Judgement, directory_problems, judge};
 use super::observe::{
     Access, ConfFile, DROP_IN, Directory, DirectoryState, FileKind, FileName, Hash, NamedFile, ObservedState,
     ProgramFile,
@@ -30,6 +31,8 @@ pub struct Plan {
     pub problems: Vec<Problem>,
     /// Whether a pod that is started before any change is redirected: the readiness of the node.
     pub judgement: Judgement,
+    /// Where `shape: auto` puts the entry, and why; none with another shape.
+    pub auto: Option<AutoShape>,
 }
 
 impl Plan {
@@ -45,6 +48,9 @@ impl Plan {
 struct Kept {
     files: Vec<FileName>,
     network: Option<FileName>,
+    /// The file whose original stays beside a drop-in: where sandboxes are unknown, it shows that some need istio-cni's
+    /// program.
+    replaced: Option<FileName>,
 }
 
 #[must_use]
@@ -57,13 +63,14 @@ pub fn plan(observed: &ObservedState, desired: &DesiredState) -> Plan {
 
 fn plan_install(observed: &ObservedState, install: &Install) -> Plan {
     let question = JudgeInput::new(install, observed);
-    let (judgement, site) = (judge(&question), question.entry_site());
-    let mut plan = Plan { judgement, ..Plan::default() };
+    let judgement = judge(&question);
+    let auto = install.shape.is_none().then(|| auto_shape(install, observed));
+    let mut plan = Plan { judgement, auto, ..Plan::default() };
     if observed.programs.state == DirectoryState::Present {
         place_programs(observed, install, PlacementOrder::BeforeEntry, &mut plan);
         retire(observed, &install.retired, &mut plan);
         if observed.conf.state == DirectoryState::Present {
-            plan_conf(observed, install, &site, &mut plan);
+            plan_conf(observed, install, &question, &mut plan);
         }
         place_programs(observed, install, PlacementOrder::AfterEntry, &mut plan);
     }
@@ -72,7 +79,8 @@ fn plan_install(observed: &ObservedState, install: &Install) -> Plan {
     plan
 }
 
-fn plan_conf(observed: &ObservedState, install: &Install, site: &EntrySite<'_>, plan: &mut Plan) {
+fn plan_conf(observed: &ObservedState, install: &Install, question: &JudgeInput<'_>, plan: &mut Plan) {
+    let site = question.entry_site();
     let removal =
         EntryRemoval { observed, plugin: install.entry.plugin(), put_back: PutBack::Nothing, stand_in: None };
     if site.is_refused {
@@ -81,7 +89,7 @@ fn plan_conf(observed: &ObservedState, install: &Install, site: &EntrySite<'_>, 
         return;
     }
     // While the right file for the entry is unknown, an existing entry stays where it is.
-    let Some(kept) = entry_placement::put(observed, install, site, plan) else { return };
+    let Some(kept) = entry_placement::put(observed, install, question.shape, &site, plan) else { return };
     removal.plan_all_except(&kept, plan);
     remove_unneeded_originals(observed, &kept, plan);
 }

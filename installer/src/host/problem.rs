@@ -319,7 +319,7 @@ impl Hint for Problem {
                 "mount the directory without noexec: no runtime can run plugins there"
             }
             Self::Program { .. } => "look at the agent's log, or run gybe install, which replaces it",
-            Self::DropInIgnored(_) => "set shape: chained, or update the runtime",
+            Self::DropInIgnored(_) => "set shape: auto, or update the runtime",
             Self::Preempted { .. } => {
                 "unset CNI_CONF_NAME (conf_name) to follow the runtime's choice, or let it name the file that the runtime uses"
             }
@@ -336,7 +336,7 @@ impl Hint for Problem {
                 "set shape: dropin, which needs no list in the file but a runtime that reads drop-ins \
                  (containerd 2.1, CRI-O 1.34)"
             }
-            Self::NoDropIns(_) => "set shape: chained",
+            Self::NoDropIns(_) => "set shape: auto",
             Self::UnseenDropIn(_) => {
                 "run gybe doctor on the node to find out; shape: chained works with every runtime"
             }

@@ -4,7 +4,7 @@
 use crate::node::{FILE, Node, PRIMARIES, PRIMARY};
 use gybe_test_support::wait_until;
 use nix::sys::stat::stat;
-use serde_json::json;
+use serde_json::{Value, json};
 use std::fs;
 use std::time::{Duration, Instant};
 
@@ -204,6 +204,7 @@ fn write_runtime_report(node: &Node, directory: &str, folder: &str) {
 #[test]
 fn f37_an_entry_from_before_the_report_is_removed_when_the_runtime_looks_elsewhere() {
     let node = Node::new("report-last");
+    node.set_configmap(&[("shape", "chained")]);
     node.put_conf(FILE, PRIMARY);
     let agent = node.start_agent();
     wait_until("an entry", || node.entry(FILE).is_some() && agent.is_ready());
@@ -213,6 +214,35 @@ fn f37_an_entry_from_before_the_report_is_removed_when_the_runtime_looks_elsewhe
     wait_until("the agent to be not ready", || !agent.is_ready());
     write_runtime_report(&node, "/opt/cni/bin", "bin");
     wait_until("an entry again", || node.entry(FILE).is_some() && agent.is_ready());
+    assert_eq!(agent.metric("gybe_foreign_rewrites_total{what=\"conf\"}"), 0.0);
+}
+
+/// The container `repair` reports a runtime that replaces another; the agent reads the report at once.
+#[test]
+fn a_reported_runtime_moves_the_entry_between_the_chain_and_a_drop_in() {
+    let node = Node::new("report-moves");
+    node.put_conf(FILE, PRIMARY);
+    let agent = node.start_agent();
+    wait_until("an entry in the chain", || node.entry(FILE).is_some() && agent.is_ready());
+    let drop_in = node.conf_path("k8s-pod-network/zz-gybe-cni.conf");
+    let shape = || {
+        let page: Value = serde_json::from_str(&agent.get("/status").1).unwrap();
+        page["agent"]["shape"].as_str().unwrap_or_default().to_owned()
+    };
+    for (reads_drop_ins, reason) in [
+        (json!(true), "the entry is a drop-in"),
+        (json!(false), "the runtime does not read drop-ins"),
+        (json!(true), "the entry is a drop-in"),
+        (json!(null), "drop-ins is unknown"),
+    ] {
+        let runtime = json!({ "name": "containerd", "reads_drop_ins": reads_drop_ins });
+        node.root.replace("probe/runtime.json", json!({ "runtimes": [runtime] }).to_string());
+        let is_drop_in = reads_drop_ins == json!(true);
+        wait_until("the entry to move", || {
+            (drop_in.exists(), node.entry(FILE).is_some()) == (is_drop_in, !is_drop_in)
+        });
+        wait_until("the reason", || agent.is_ready() && shape().contains(reason));
+    }
     assert_eq!(agent.metric("gybe_foreign_rewrites_total{what=\"conf\"}"), 0.0);
 }
 
@@ -236,7 +266,7 @@ fn f37_an_operator_or_the_runtimes_configuration_confirms_the_directory() {
     node.set_configmap(&[("plugin_dir", "confirmed")]);
     wait_until("an entry", || node.entry(FILE).is_some() && agent.is_ready());
     drop(agent);
-    node.set_configmap(&[]);
+    node.set_configmap(&[("shape", "chained")]);
     node.put_conf(FILE, PRIMARY);
     write_runtime_report(&node, "/opt/cni/bin", "bin");
     let agent = node.start_agent();

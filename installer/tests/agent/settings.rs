@@ -121,12 +121,12 @@ fn an_invalid_environment_is_reported_at_once_with_the_configmap_and_changes_not
     let mut node = Node::new("refused");
     node.put_conf(FILE, PRIMARY);
     node.set_env("AMBIENT_ENABLED", "perhaps");
-    node.set_env("ISTIO_OWNED_CNI_CONFIG", "true");
+    node.set_env("AMBIENT_DISABLE_SAFE_UPGRADE", "true");
     node.set_configmap(&[("ipv6", "perhaps")]);
     let output = node.command().output().unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(2), "{error}");
-    for part in ["AMBIENT_ENABLED", "shape: dropin", "ipv6 is \"perhaps\""] {
+    for part in ["AMBIENT_ENABLED", "every upgrade is safe", "ipv6 is \"perhaps\""] {
         assert!(error.contains(part), "{part}: {error}");
     }
     assert_eq!(node.conf_text(FILE), PRIMARY);

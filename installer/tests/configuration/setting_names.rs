@@ -112,7 +112,7 @@ fn every_other_setting_is_refused_or_noted_with_the_reason() {
     for name in INCUMBENTS {
         match name.support {
             Support::Honoured | Support::Ambient => {}
-            Support::Refused | Support::RefusedIfTrue => {
+            Support::RefusedIfTrue => {
                 let error = refused(&[(name.name, "true")], &[]);
                 assert!(error.contains(name.name) && error.contains(name.meaning), "{error}");
             }
@@ -137,7 +137,7 @@ fn all_invalid_settings_are_reported_at_once() {
         ("SKIP_TLS_VERIFY", "perhaps"),
         ("ZTUNNEL_UDS_ADDRESS", "ztunnel.sock"),
         ("HOST_PROBE_SNAT_IP", "127.0.0.1"),
-        ("ISTIO_OWNED_CNI_CONFIG", "true"),
+        ("AMBIENT_DISABLE_SAFE_UPGRADE", "true"),
         ("MONITORING_PORT", "http"),
         ("KUBECONFIG_MODE", "0666"),
         ("MOUNTED_CNI_NET_DIR", "etc"),
@@ -228,7 +228,6 @@ fn settings(names: &[SettingName]) -> Vec<String> {
         let effect = match name.support {
             Support::Honoured | Support::Ambient => "",
             Support::RefusedIfTrue => "refused if true: ",
-            Support::Refused => "refused: ",
             Support::Ignored => "no effect: ",
         };
         format!("| `{}` | {} | {effect}{} |\n", name.name, name.default, name.meaning)

@@ -100,7 +100,7 @@ fn the_label_the_selectors_and_the_exit_code_of_repair_have_the_incumbents_varia
 fn the_defaults_without_any_setting() {
     let settings = read(&[], &[]);
     let (environment, options) = (settings.environment, settings.options);
-    assert_eq!((options.mode, options.shape), (NodeMode::Install, Shape::Chained { pinned: None }));
+    assert_eq!((options.mode, options.shape), (NodeMode::Install, None));
     assert_eq!((options.pod_source, options.take_over), (PodSource::Agent, TakeOverSetting::Wait));
     assert_eq!((options.put_back, options.unknown_members.len()), (PutBack::Nothing, 0));
     assert_eq!(options.conf.exclude_namespaces, names(&["kube-system", "istio-system"]));
@@ -186,18 +186,30 @@ fn the_backend_is_the_first_that_is_configured() {
 #[test]
 fn the_shape_and_its_file_go_together() {
     let shape = |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).options.shape;
-    let file = |shape: &Shape| match shape {
-        Shape::Chained { pinned } => pinned.as_ref().map(ToString::to_string),
-        Shape::Standalone { file } => Some(format!("alone {file}")),
-        Shape::DropIn => None,
+    let file = |shape: &Option<Shape>| match shape {
+        Some(Shape::Chained { pinned }) => pinned.as_ref().map(ToString::to_string),
+        Some(Shape::Standalone { file }) => Some(format!("alone {file}")),
+        Some(Shape::DropIn) | None => None,
     };
     let pinned = ("CNI_CONF_NAME", "10-a.conflist");
     let alone = ("CHAINED_CNI_PLUGIN", "false");
     assert_eq!(file(&shape(&[pinned], &[])).as_deref(), Some("10-a.conflist"));
     assert_eq!(file(&shape(&[alone], &[])).as_deref(), Some("alone YYY-gybe-cni.conf"));
     assert_eq!(file(&shape(&[alone], &[("conf_name", "x.conf")])).as_deref(), Some("alone x.conf"));
-    assert_eq!(file(&shape(&[alone], &[("shape", "chained")])), None);
-    assert_eq!(shape(&[alone], &[("shape", "dropin")]), Shape::DropIn);
+    assert_eq!(shape(&[alone], &[("shape", "chained")]), Some(Shape::Chained { pinned: None }));
+    assert_eq!(shape(&[alone], &[("shape", "dropin")]), Some(Shape::DropIn));
+    assert_eq!(shape(&[alone], &[("shape", "auto")]), None);
+    for (mode, is_auto) in [("repair", true), ("off", true), ("delete", false), ("label", false)] {
+        let settings = read(&[], &[("repair", mode)]);
+        assert_eq!(
+            (settings.options.shape.is_none(), settings.notes.is_empty()),
+            (is_auto, is_auto),
+            "{mode}"
+        );
+        assert_eq!(shape(&[], &[("repair", mode), ("shape", "dropin")]), Some(Shape::DropIn));
+    }
+    assert_eq!(file(&shape(&[pinned], &[("shape", "auto")])).as_deref(), Some("10-a.conflist"));
+    assert_eq!(shape(&[("CHAINED_CNI_PLUGIN", "true"), ("ISTIO_OWNED_CNI_CONFIG", "true")], &[]), None);
     assert!(refused(&[pinned], &[("shape", "dropin")]).contains("cannot be set with it"));
 }
 

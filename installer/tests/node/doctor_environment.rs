@@ -233,7 +233,7 @@ fn a_drop_in_that_the_running_runtime_does_not_read_is_wrong() {
     fs::write(&program, "\u{7f}ELF github.com/containernetworking/cni/libcni disableGC").unwrap();
     let (says, remedy) = of_chain("wrong").remove(0);
     assert!(says.starts_with("the runtime does not read k8s-pod-network/zz-gybe-cni.conf"), "{says}");
-    assert_eq!(remedy, "set shape: chained, or update the runtime");
+    assert_eq!(remedy, "set shape: auto, or update the runtime");
     fs::write(program, "\u{7f}ELF github.com/containernetworking/cni/libcni loadOnlyInlinedPlugins").unwrap();
     assert!(of_chain("note").iter().any(|(says, _)| says == "containerd (process 77) reads drop-ins"));
     assert!(of_chain("wrong").is_empty());

@@ -5,6 +5,7 @@
 
 #![cfg(test)]
 
+mod auto_shape;
 mod chained;
 mod conf_choice;
 mod conflists;

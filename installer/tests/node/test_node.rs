@@ -207,9 +207,9 @@ pub(crate) fn program(root: &Path, file: &str, build: &str) -> Program {
     Program { name: name(file), source, hash: Hash::of(text.as_bytes()), trial, place, need }
 }
 
-pub(crate) fn install(root: &Path, shape: Shape, build: &str) -> Install {
+pub(crate) fn install(root: &Path, shape: impl Into<Option<Shape>>, build: &str) -> Install {
     Install {
-        shape,
+        shape: shape.into(),
         pinned_by: "conf_name",
         entry: entry(if build == "1" { "info" } else { "debug" }),
         programs: vec![program(root, "gybe-cni", build), program(root, "gybe", build)],
@@ -220,7 +220,7 @@ pub(crate) fn install(root: &Path, shape: Shape, build: &str) -> Install {
     }
 }
 
-pub(crate) fn installed(root: &Path, shape: Shape) -> DesiredState {
+pub(crate) fn installed(root: &Path, shape: impl Into<Option<Shape>>) -> DesiredState {
     DesiredState::Installed(install(root, shape, "1"))
 }
 

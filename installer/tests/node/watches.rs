@@ -12,6 +12,7 @@ use gybe_test_support::PATIENCE;
 use std::fs;
 use std::os::fd::AsFd;
 use std::os::unix::fs::symlink;
+use std::os::unix::net::UnixListener;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -41,12 +42,14 @@ fn every_kind_of_change_wakes_a_pass() {
     let mut watch = DirectoryWatch::new([node.directories().conf]);
     assert_eq!(watch.mode(), WatchMode::Inotify);
     assert_eq!(watch.wait(Duration::ZERO, None), WakeReason::TimedOut);
-    let ways: [&dyn Fn(); 5] = [
+    let ways: [&dyn Fn(); 6] = [
         &|| node.put("a", "1"),
         &|| fs::rename(node.conf("a"), node.conf("b")).unwrap(),
         &|| symlink("b", node.conf("c")).unwrap(),
         &|| fs::hard_link(node.conf("b"), node.conf("d")).unwrap(),
         &|| fs::remove_file(node.conf("b")).unwrap(),
+        // As a container runtime does when it starts.
+        &|| drop(UnixListener::bind(node.conf("e.sock")).unwrap()),
     ];
     for (n, way) in ways.iter().enumerate() {
         way();

@@ -208,20 +208,20 @@ fn a_kubeconfig_has_the_values_of_istio_cnis() {
 }
 
 /// With `ISTIO_OWNED_CNI_CONFIG` istio-cni copies the primary's chain into a file of its own that sorts first, so the
-/// runtime keeps an old chain when the primary changes its file. Gybe refuses the setting and names the shape
-/// `dropin`, which neither changes nor copies the primary's file.
+/// runtime keeps an old chain when the primary changes its file. For Gybe the setting means `shape: auto`, and where the
+/// runtime reads drop-ins, neither changes nor copies the primary's file.
 #[test]
 fn an_owned_conf_is_a_drop_in_here() {
     let mut given = SettingsSources::default();
     given.environment.insert("ISTIO_OWNED_CNI_CONFIG".into(), "true".into());
-    assert!(Settings::read(&given).unwrap_err().to_string().contains("set `shape: dropin`"));
+    assert_eq!(Settings::read(&given).unwrap().options.shape, None);
     for (file, network) in
         [("list.conflist", "dbnet"), ("install-e2e/pre/calico.conflist", "k8s-pod-network")]
     {
         let primary = if file.contains('/') { shared(file) } else { unit(file) };
         let node = TestNode::new();
         node.put("10-primary.conflist", &primary);
-        node.settle(&test_node::installed(&node.root, Shape::DropIn));
+        node.settle(&test_node::installed(&node.root, None));
         let ours = format!("{network}/zz-gybe-cni.conf");
         assert_eq!(node.files().keys().cloned().collect::<Vec<_>>(), ["10-primary.conflist", ours.as_str()]);
         assert_eq!(node.text("10-primary.conflist").as_bytes(), primary);
@@ -229,7 +229,7 @@ fn an_owned_conf_is_a_drop_in_here() {
         // The primary changes its chain, and the drop-in needs no update.
         let changed = String::from_utf8(primary).unwrap().replace("bridge", "other");
         node.put("10-primary.conflist", &changed);
-        assert!(node.pass(&test_node::installed(&node.root, Shape::DropIn)).plan.changes.is_empty());
+        assert!(node.pass(&test_node::installed(&node.root, None)).plan.changes.is_empty());
         node.settle(&test_node::uninstalled(&node.root, PutBack::Nothing));
         assert_eq!(node.files().keys().cloned().collect::<Vec<_>>(), ["10-primary.conflist"]);
     }
@@ -321,7 +321,7 @@ fn assert_install_to_uninstall(
         unreachable!()
     };
     if let DesiredState::Installed(install) = desired
-        && let Shape::Chained { pinned } = &install.shape
+        && let Some(Shape::Chained { pinned }) = &install.shape
     {
         uninstall.pinned.clone_from(pinned);
     }

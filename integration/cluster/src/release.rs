@@ -60,13 +60,16 @@ impl Release {
         Ok(())
     }
 
+    /// Ends with the list of patches. The scenarios rewrite the primary's conf file, so the entry is in its chain.
     fn kustomization(&self) -> String {
         format!(
             "apiVersion: kustomize.config.k8s.io/v1beta1\n\
              kind: Kustomization\n\
              resources: [../gybe/manifests/overlays/default]\n\
-             images: [{{ name: gybe, newTag: '{}' }}]\n",
-            self.version
+             images: [{{ name: gybe, newTag: '{}' }}]\n\
+             patches:\n{}",
+            self.version,
+            setting("shape", "chained")
         )
     }
 
@@ -79,11 +82,9 @@ impl Release {
     ) -> Result<(), Failure> {
         let overlay = format!("{DIRECTORY}/{}/with-{component}", self.version);
         let kustomization = format!(
-            "{}components: [../gybe/manifests/components/{component}]\n\
-             patches:\n\
-             - target: {{ kind: ConfigMap, name: gybe-config }}\n  \
-               patch: '[{{ \"op\": \"add\", \"path\": \"/data/{key}\", \"value\": \"{value}\" }}]'\n",
-            self.kustomization()
+            "components: [../gybe/manifests/components/{component}]\n{}{}",
+            self.kustomization(),
+            setting(key, value)
         );
         let host = cluster.host().path(&overlay);
         fs::create_dir_all(&host)?;
@@ -111,6 +112,14 @@ impl Release {
     pub(crate) fn apply(&self, cluster: &Cluster) -> Result<(), Failure> {
         cluster.run("kubectl", &["apply", "-k", &self.overlay()]).map(drop)
     }
+}
+
+/// Returns a patch that adds a key to the ConfigMap.
+fn setting(key: &str, value: &str) -> String {
+    format!(
+        "- target: {{ kind: ConfigMap, name: gybe-config }}\n  \
+           patch: '[{{ \"op\": \"add\", \"path\": \"/data/{key}\", \"value\": \"{value}\" }}]'\n"
+    )
 }
 
 /// Waits until all agents are of the applied version and ready.

@@ -70,6 +70,7 @@ impl Reconciler<'_> {
             self.log.changes(pass, repaired_in.map(micros));
         }
         self.log.failures(pass);
+        self.log.condition(Level::Info, "gybe node: chose where the entry is", auto(pass), json!({}));
         self.log.problems(&pass.left.problems);
         self.log.conflicts(&pass.conflicts);
     }
@@ -147,6 +148,7 @@ pub(super) fn report(result: TurnResult<'_>, known: Option<&Known>, watch: Watch
                 missing,
                 is_redirected: is_install.then_some(is_redirected),
                 notes: notes.into_iter().chain(settings.notes.iter().cloned()).collect(),
+                shape: auto(pass),
                 deleted_directory: deleted.map(ToString::to_string),
                 rewrite_expected_until,
                 conflicts: PerDirectory::made(conflict),
@@ -205,6 +207,11 @@ fn sentences(is_as_desired: bool, pass: &Pass) -> (Vec<String>, Vec<String>) {
         true => (Vec::new(), blocking.chain(notes).collect()),
         false => (blocking.collect(), notes.collect()),
     }
+}
+
+/// Returns where `shape: auto` puts the entry, and why.
+fn auto(pass: &Pass) -> Option<String> {
+    pass.left.auto.as_ref().map(|auto| format!("shape: auto: {}", auto.reason))
 }
 
 /// Returns a change that is left, with the error of its last attempt and what to do about it.

@@ -35,7 +35,7 @@ pub(super) fn examine(observation: &Observation, ours: &OurEntries<'_>) -> Vec<D
 
 /// The findings of the agent's own status, which `/readyz` reports too.
 fn own_status(status: &AgentStatus) -> Vec<DoctorFinding> {
-    let AgentStatus { ready, leaves, reasons, unwatched, settings, conflicts, notes, .. } = status;
+    let AgentStatus { ready, leaves, reasons, unwatched, settings, conflicts, notes, shape, .. } = status;
     let uninstall = leaves.then(|| {
         let text =
             format!("the node agent removes Gybe from this node (mode: leave): {}", reasons.join("; "));
@@ -79,6 +79,7 @@ fn own_status(status: &AgentStatus) -> Vec<DoctorFinding> {
     let notes = notes
         .iter()
         .map(|note| DoctorFinding::note(About::Agent, format!("the node agent notes: {note}"), None));
+    let shape = shape.iter().map(|text| DoctorFinding::well(About::Agent, text));
     let is_ready = ready.then(|| DoctorFinding::well(About::Agent, "the node agent is ready"));
     is_ready
         .into_iter()
@@ -88,6 +89,7 @@ fn own_status(status: &AgentStatus) -> Vec<DoctorFinding> {
         .chain(settings)
         .chain(conflicts)
         .chain(notes)
+        .chain(shape)
         .collect()
 }
 

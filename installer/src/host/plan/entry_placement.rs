@@ -11,7 +11,6 @@ use crate::host::conflist::{
 use crate::host::desired::{Install, Shape, TakeOver};
 use crate::host::json::{self, JsonKind};
 use crate::host::judge::{EntrySite, EntryTarget};
-use crate::host::observe::runtimes::DropIns;
 use crate::host::observe::{ConfFile, DROP_IN, FileFormat, FileKind, FileName, ORIGINAL, ObservedState};
 use crate::host::problem::Problem;
 
@@ -19,10 +18,11 @@ use crate::host::problem::Problem;
 pub(super) fn put(
     observed: &ObservedState,
     install: &Install,
+    shape: &Shape,
     site: &EntrySite<'_>,
     plan: &mut Plan,
 ) -> Option<Kept> {
-    match &install.shape {
+    match shape {
         Shape::Chained { pinned } => put_in_chain(observed, install, pinned.as_ref(), site, plan),
         Shape::Standalone { file } => put_network(observed, install, file, plan),
         Shape::DropIn => put_drop_in(observed, install, site, plan),
@@ -52,7 +52,7 @@ fn put_in_chain(
     match chaining.steps() {
         Ok((list, steps)) => {
             plan.changes.extend(steps);
-            Some(Kept { files: vec![list, chaining.target.name], network: None })
+            Some(Kept { files: vec![list, chaining.target.name], ..Kept::default() })
         }
         Err(problem) => {
             plan.problems.push(problem);
@@ -194,9 +194,7 @@ fn put_drop_in(
     plan: &mut Plan,
 ) -> Option<Kept> {
     let primary = site.network.as_ref()?;
-    let name = Some(&primary.network.name).filter(|name| is_network_name(name));
-    let network = name.and_then(|name| FileName::new(name.as_str()).ok());
-    let Some(network) = network.filter(|_| primary.network.drop_ins == DropIns::Loaded) else {
+    let Some(network) = primary.network.own_directory() else {
         plan.problems.push(Problem::NoDropIns(primary.file.clone()));
         return None;
     };
@@ -212,13 +210,7 @@ fn put_drop_in(
         bytes.push(b'\n');
         plan.changes.push(Change::WriteDropIn { network: network.clone(), bytes, mode: install.mode });
     }
-    Some(Kept { files: Vec::new(), network: Some(network) })
-}
-
-/// libcni's rule for network names: a letter or digit, then those and `_`, `.`, `-`.
-fn is_network_name(name: &str) -> bool {
-    name.starts_with(|letter: char| letter.is_ascii_alphanumeric())
-        && name.chars().all(|letter| letter.is_ascii_alphanumeric() || "_.-".contains(letter))
+    Some(Kept { network: Some(network), replaced: Some(primary.file.clone()), ..Kept::default() })
 }
 
 /// The version that istio-cni's standalone network has; such a plugin receives no prevResult.
@@ -233,7 +225,7 @@ fn put_network(
 ) -> Option<Kept> {
     let mut bytes = install.entry.print_network(VERSION, NETWORK, &EntryLayout::plain());
     bytes.push(b'\n');
-    let kept = Some(Kept { files: vec![file.clone()], network: None });
+    let kept = Some(Kept { files: vec![file.clone()], ..Kept::default() });
     let (access, instead_of) = match observed.conf.files.get(file) {
         None => (NewAccess::Ours(install.mode), None),
         Some(there) if there.kind == FileKind::Link => {

@@ -237,7 +237,7 @@ impl Original<'_> {
 
 /// Removes originals whose file no longer contains our entry.
 pub(super) fn remove_unneeded_originals(observed: &ObservedState, kept: &Kept, plan: &mut Plan) {
-    let kept = |name: &FileName| kept.files.contains(name);
+    let is_kept = |name: &FileName| kept.files.contains(name);
     for (aside, file) in &observed.conf.files {
         let Some(name) = aside.without(ORIGINAL) else { continue };
         let is_planned = plan.changes.iter().any(|change| match change {
@@ -245,7 +245,11 @@ pub(super) fn remove_unneeded_originals(observed: &ObservedState, kept: &Kept, p
             Change::Write { file, .. } | Change::Remove { file, .. } => file == aside,
             _ => false,
         });
-        if is_planned || kept(&name) || as_list(&name).iter().any(&kept) {
+        if is_planned
+            || is_kept(&name)
+            || kept.replaced.as_ref() == Some(&name)
+            || as_list(&name).iter().any(is_kept)
+        {
             continue;
         }
         if let Ok(bytes) = &file.content {

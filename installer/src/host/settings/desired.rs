@@ -119,9 +119,9 @@ impl Settings {
 
     fn uninstalled(&self, node: &NodeContext<'_>) -> Uninstall {
         let pinned = match &self.options.shape {
-            Shape::Chained { pinned } => pinned.clone(),
-            Shape::Standalone { file } => Some(file.clone()),
-            Shape::DropIn => None,
+            Some(Shape::Chained { pinned }) => pinned.clone(),
+            Some(Shape::Standalone { file }) => Some(file.clone()),
+            Some(Shape::DropIn) | None => None,
         };
         let programs = node.image.programs(PlacementOrder::AfterEntry, &BTreeSet::new());
         let (last, plugin): (Vec<_>, Vec<_>) =

@@ -26,7 +26,6 @@ pub enum Support {
     /// It has its effect in ambient mode; otherwise it is accepted with a note.
     Ambient,
     RefusedIfTrue,
-    Refused,
     /// Accepted with a note, without effect.
     Ignored,
 }
@@ -52,8 +51,8 @@ pub const KEYS: [SettingName; 30] = [
     ),
     honoured(
         "shape",
-        "chained",
-        "`chained`, `standalone` or `dropin`: where the entry is written; `dropin` needs containerd 2.1 or CRI-O 1.34",
+        "auto",
+        "`auto`, `chained`, `dropin` or `standalone`: where the entry is written; `dropin` needs containerd 2.1 or CRI-O 1.34; `auto` is `dropin` where the node allows it and otherwise `chained` ([AGENT.md](AGENT.md#3-status)), and `chained` with `conf_name`, `repair: delete` and `repair: label`",
     ),
     honoured(
         "conf_name",
@@ -205,22 +204,14 @@ pub const OURS: [SettingName; 13] = [
 /// The incumbent's variables.
 pub const INCUMBENTS: [SettingName; 61] = [
     honoured("CNI_CONF_NAME", "", "as `conf_name`"),
-    honoured("CHAINED_CNI_PLUGIN", "true", "as `shape`: `chained` or `standalone`"),
+    honoured("CHAINED_CNI_PLUGIN", "true", "true means `shape: auto`, false `shape: standalone`"),
     other(
-        Support::RefusedIfTrue,
+        Support::Ignored,
         "ISTIO_OWNED_CNI_CONFIG",
-        "set `shape: dropin` if the runtime reads drop-ins (containerd 2.1, CRI-O 1.34): it does not change the primary's file either, and copies nothing of it",
+        "with `shape: auto`, the default, the entry is a drop-in where the runtime reads it, which does not change the primary's file either, and copies nothing of it",
     ),
-    other(
-        Support::Refused,
-        "ISTIO_OWNED_CNI_CONFIG_FILENAME",
-        "set `shape: dropin` if the runtime reads drop-ins (containerd 2.1, CRI-O 1.34): its file is always named zz-gybe-cni.conf",
-    ),
-    other(
-        Support::Refused,
-        "ISTIO_OWNED_CNI_CONF_FILENAME",
-        "set `shape: dropin` if the runtime reads drop-ins (containerd 2.1, CRI-O 1.34): its file is always named zz-gybe-cni.conf",
-    ),
+    other(Support::Ignored, "ISTIO_OWNED_CNI_CONFIG_FILENAME", DROP_IN_NAME),
+    other(Support::Ignored, "ISTIO_OWNED_CNI_CONF_FILENAME", DROP_IN_NAME),
     honoured("LOG_LEVEL", "info", "as `log_level`"),
     honoured("CNI_NETWORK_CONFIG", "", "as `cni_network_config`"),
     honoured("CNI_NETWORK_CONFIG_FILE", "", "a file with the value of `cni_network_config`"),
@@ -327,6 +318,7 @@ pub const INCUMBENTS: [SettingName; 61] = [
     other(Support::Ignored, "ALLOW_SWITCH_TO_HOST_NS", "the agent enters no namespace"),
 ];
 
+const DROP_IN_NAME: &str = "a drop-in is always named zz-gybe-cni.conf";
 const JUDGED: &str = "Gybe judges the pod's network namespace";
 
 /// Refuses settings that Gybe cannot apply, and notes those without effect.
@@ -336,7 +328,7 @@ pub(super) fn judge(reader: &mut SettingsReader<'_>) {
         match name.support {
             Support::Honoured | Support::Ambient => {}
             Support::RefusedIfTrue if parse_bool(setting.text) == Some(false) => {}
-            Support::RefusedIfTrue | Support::Refused => reader.refuse(setting, name.meaning),
+            Support::RefusedIfTrue => reader.refuse(setting, name.meaning),
             Support::Ignored => {
                 reader.notes.push(format!("{} has no effect: {}", setting.name, name.meaning));
             }

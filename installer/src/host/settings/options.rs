@@ -2,7 +2,7 @@
 
 use super::environment::Environment;
 use super::reader::{RawSetting, SettingsReader, is_qualified_name, list};
-use super::repair::{self, RepairOptions};
+use super::repair::{self, RepairMode, RepairOptions};
 use super::{plugin_conf, template};
 use crate::error::chain;
 use crate::host::desired::{Confirmed, PutBack, Shape};
@@ -19,7 +19,8 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     pub mode: NodeMode,
-    pub shape: Shape,
+    /// None for `auto`.
+    pub shape: Option<Shape>,
     /// The setting that names the conf file.
     pub pinned_by: &'static str,
     /// The entry's keys.
@@ -83,13 +84,18 @@ pub const STANDALONE: &str = "YYY-gybe-cni.conf";
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum Form {
     #[default]
+    Auto,
     Chained,
     Standalone,
     DropIn,
 }
 
-const FORMS: [(&str, Form); 3] =
-    [("chained", Form::Chained), ("standalone", Form::Standalone), ("dropin", Form::DropIn)];
+const FORMS: [(&str, Form); 4] = [
+    ("auto", Form::Auto),
+    ("chained", Form::Chained),
+    ("standalone", Form::Standalone),
+    ("dropin", Form::DropIn),
+];
 const MODES: [(&str, NodeMode); 2] = [("install", NodeMode::Install), ("leave", NodeMode::Leave)];
 const POD_SOURCES: [(&str, PodSource); 2] = [("agent", PodSource::Agent), ("api", PodSource::Api)];
 const PLUGIN_DIRS: [(&str, Confirmed); 2] = [("check", Confirmed::No), ("confirmed", Confirmed::Yes)];
@@ -110,9 +116,10 @@ pub(super) fn read(reader: &mut SettingsReader<'_>, environment: &Environment) -
         true => PutBack::Istio,
         false => PutBack::Nothing,
     };
+    let repair = repair::read(reader);
     Options {
         mode: reader.word(reader.key("mode"), &MODES),
-        shape: shape(reader),
+        shape: shape(reader, repair.mode),
         pinned_by: conf_name(reader).map_or("conf_name", |setting| setting.name),
         conf,
         unknown_members: template.map(template::Template::into_unknown_members).unwrap_or_default(),
@@ -122,7 +129,7 @@ pub(super) fn read(reader: &mut SettingsReader<'_>, environment: &Environment) -
         put_back,
         plugin_dir: reader.word(reader.key("plugin_dir"), &PLUGIN_DIRS),
         also_as: also_as(reader),
-        repair: repair::read(reader),
+        repair,
         leave_when_daemonset_gone: reader.yes(reader.key("leave_when_daemonset_gone")),
         node_taints: node_taints(reader),
         node_condition: reader.yes(reader.key("node_condition")),
@@ -139,12 +146,13 @@ fn reachable(reader: &mut SettingsReader<'_>, source: Option<RawSetting<'_>>, en
     }
 }
 
-fn shape(reader: &mut SettingsReader<'_>) -> Shape {
+/// None for `auto`.
+fn shape(reader: &mut SettingsReader<'_>, repair: RepairMode) -> Option<Shape> {
     let form = match reader.key("shape") {
         Some(setting) => reader.word(Some(setting), &FORMS),
         None => match reader.yes_or_no(reader.variable("CHAINED_CNI_PLUGIN")) {
             Some(false) => Form::Standalone,
-            _ => Form::Chained,
+            _ => Form::Auto,
         },
     };
     let setting = conf_name(reader);
@@ -159,13 +167,21 @@ fn shape(reader: &mut SettingsReader<'_>) -> Shape {
         }
         _ => {}
     }
-    match form {
-        Form::Chained => Shape::Chained { pinned: name },
-        Form::DropIn => Shape::DropIn,
-        Form::Standalone => match name.or_else(|| FileName::new(STANDALONE).ok()) {
-            Some(file) => Shape::Standalone { file },
-            None => Shape::DropIn,
-        },
+    match (form, repair) {
+        // The operator named the file for the entry.
+        (Form::Auto, _) if name.is_some() => Some(Shape::Chained { pinned: name }),
+        // libcni caches the entry of a chain with each pod, and none of a drop-in. Without it a pod that its ADD left alone
+        // by earlier settings counts as one that started before Gybe, and would be deleted or labelled.
+        (Form::Auto, RepairMode::Delete | RepairMode::Label) => {
+            reader.notes.push("shape: auto is chained with repair: delete and label".to_owned());
+            Some(Shape::Chained { pinned: None })
+        }
+        (Form::Auto, RepairMode::Repair | RepairMode::Off) => None,
+        (Form::Chained, _) => Some(Shape::Chained { pinned: name }),
+        (Form::DropIn, _) => Some(Shape::DropIn),
+        (Form::Standalone, _) => {
+            name.or_else(|| FileName::new(STANDALONE).ok()).map(|file| Shape::Standalone { file })
+        }
     }
 }
 

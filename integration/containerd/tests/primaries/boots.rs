@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use gybe_test_support::wait_for_at_most;
 
-use crate::node::{Primary, PrimaryNode, REWRITE};
+use crate::node::{EntryShape, Primary, PrimaryNode, REWRITE};
 
 /// Between the starts of two agents: the kubelet starts one container after the other.
 const BETWEEN_AGENTS: Duration = Duration::from_secs(1);
@@ -22,10 +22,10 @@ struct Counts {
 }
 
 /// `GYBE_BOOTS` boots in each order, the first of them of a new node.
-pub(crate) fn in_both_orders(primary: &Primary, is_chained: bool) {
+pub(crate) fn in_both_orders(primary: &Primary, shape: EntryShape) {
     let boots = std::env::var("GYBE_BOOTS").map_or(2, |number| number.parse().unwrap());
     for primary_first in [true, false] {
-        let mut node = PrimaryNode::start(primary, is_chained);
+        let mut node = PrimaryNode::start(primary, shape);
         let mut counts = Counts::default();
         for number in 0..boots {
             if number > 0 {
@@ -37,11 +37,10 @@ pub(crate) fn in_both_orders(primary: &Primary, is_chained: bool) {
             counts.unmeshed += unmeshed;
             counts.boots_with_unmeshed.extend((unmeshed > 0).then_some(number));
         }
-        let shape = if is_chained { "chained" } else { "dropin" };
         let order = if primary_first { "the primary first" } else { "Gybe first" };
-        println!("{}, {shape}, {order}: {boots} boots: {counts:?}", primary.name);
+        println!("{}, {}, {order}: {boots} boots: {counts:?}", primary.name, shape.name());
         // A drop-in outlives what the primary writes: only a new node has none.
-        if !is_chained {
+        if shape != EntryShape::Chained {
             assert!(counts.boots_with_unmeshed.iter().all(|number| *number == 0), "{counts:?}");
         }
     }

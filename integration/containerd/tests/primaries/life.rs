@@ -7,13 +7,13 @@ use gybe_containerd_tests::containerd::CONF_DIR;
 use gybe_installer::host::watch::DirectoryWatch;
 
 use crate::boots::BEFORE_RELOAD;
-use crate::node::{PATIENCE, Primary, PrimaryNode, REWRITE};
+use crate::node::{EntryShape, PATIENCE, Primary, PrimaryNode, REWRITE};
 
 const RESTARTS: usize = 10;
 
-pub(crate) fn restarts_and_removal(primary: &Primary, is_chained: bool) {
-    let node = PrimaryNode::start(primary, is_chained);
-    let shape = if is_chained { "chained" } else { "dropin" };
+pub(crate) fn restarts_and_removal(primary: &Primary, shape: EntryShape) {
+    let node = PrimaryNode::start(primary, shape);
+    let shape = shape.name();
     node.start_primary();
     node.start_gybe();
     node.wait_for_entry();

@@ -14,7 +14,7 @@ mod boots;
 mod life;
 mod node;
 
-use node::Primary;
+use node::{EntryShape, Primary};
 
 const KINDNET: Primary =
     Primary { name: "kindnet", file: "10-kindnet.conflist", needs: &[], exclusive: false };
@@ -38,31 +38,33 @@ const CILIUM: Primary =
 const CILIUM_SHARED: Primary = Primary { exclusive: false, ..CILIUM };
 
 macro_rules! for_each_primary {
-    ($($module:ident: $primary:expr, $chained:expr;)*) => {
+    ($($module:ident: $primary:expr, $shape:expr;)*) => {
         $(mod $module {
             use super::*;
 
             #[test]
             fn boots_in_both_orders() {
-                boots::in_both_orders(&$primary, $chained);
+                boots::in_both_orders(&$primary, $shape);
             }
 
             #[test]
             fn restarts_and_removal() {
-                life::restarts_and_removal(&$primary, $chained);
+                life::restarts_and_removal(&$primary, $shape);
             }
         })*
     };
 }
 
 for_each_primary! {
-    kindnet_chained: KINDNET, true;
-    kindnet_dropin: KINDNET, false;
-    flannel_chained: FLANNEL, true;
-    flannel_dropin: FLANNEL, false;
-    multus_chained: MULTUS, true;
-    calico_chained: CALICO, true;
-    calico_dropin: CALICO, false;
-    cilium_shared_chained: CILIUM_SHARED, true;
-    cilium_dropin: CILIUM, false;
+    kindnet_chained: KINDNET, EntryShape::Chained;
+    kindnet_dropin: KINDNET, EntryShape::DropIn;
+    flannel_chained: FLANNEL, EntryShape::Chained;
+    flannel_dropin: FLANNEL, EntryShape::DropIn;
+    flannel_auto: FLANNEL, EntryShape::Auto;
+    multus_chained: MULTUS, EntryShape::Chained;
+    calico_chained: CALICO, EntryShape::Chained;
+    calico_dropin: CALICO, EntryShape::DropIn;
+    cilium_shared_chained: CILIUM_SHARED, EntryShape::Chained;
+    cilium_dropin: CILIUM, EntryShape::DropIn;
+    cilium_auto: CILIUM, EntryShape::Auto;
 }

@@ -38,14 +38,34 @@ pub(crate) struct Primary {
     pub(crate) exclusive: bool,
 }
 
+/// The setting `shape`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum EntryShape {
+    Chained,
+    DropIn,
+    /// With the probe, which reports that this containerd reads drop-ins.
+    Auto,
+}
+
+impl EntryShape {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Chained => "chained",
+            Self::DropIn => "dropin",
+            Self::Auto => "auto",
+        }
+    }
+}
+
 /// A node and the agents on it.
 pub(crate) struct PrimaryNode {
     pub(crate) primary: Primary,
-    pub(crate) is_chained: bool,
+    pub(crate) shape: EntryShape,
     pub(crate) node: Node,
     log: PathBuf,
     agent: Mutex<Option<HostProcess>>,
     gybe: Mutex<Option<Agent>>,
+    probe: Mutex<Option<HostProcess>>,
     api: HostProcess,
 }
 
@@ -60,7 +80,7 @@ fn script(name: &str) -> PathBuf {
 }
 
 impl PrimaryNode {
-    pub(crate) fn start(primary: &Primary, is_chained: bool) -> Self {
+    pub(crate) fn start(primary: &Primary, shape: EntryShape) -> Self {
         let missing = primary.needs.iter().find(|name| !programs().join(name).exists());
         assert_eq!(missing, None, "{}: a program is missing in {}", primary.name, programs().display());
         let test = thread::current().name().unwrap_or("unnamed").replace("::", ".");
@@ -73,7 +93,7 @@ impl PrimaryNode {
             .unwrap();
         let settings = node.host().path(agent::SETTINGS);
         fs::create_dir_all(&settings).unwrap();
-        fs::write(settings.join("shape"), if is_chained { "chained" } else { "dropin" }).unwrap();
+        fs::write(settings.join("shape"), shape.name()).unwrap();
         let image = node.host().path(IMAGE);
         fs::create_dir_all(&image).unwrap();
         for name in ["gybe", "gybe-cni"] {
@@ -86,11 +106,12 @@ impl PrimaryNode {
             .unwrap();
         Self {
             primary: *primary,
-            is_chained,
+            shape,
             node,
             log,
             agent: Mutex::default(),
             gybe: Mutex::default(),
+            probe: Mutex::default(),
             api,
         }
     }
@@ -122,11 +143,20 @@ impl PrimaryNode {
         let options = AgentOptions { image: Path::new(IMAGE), wrapper: &[], environment: &[] };
         let gybe = self.node.start_installing_agent(&options).unwrap();
         *self.gybe.lock().unwrap() = Some(gybe);
+        if self.shape == EntryShape::Auto {
+            let mut command = self.host().command(Path::new("/nonexistent"), Path::new(IMAGE).join("gybe"));
+            command.args(["probe", "--watch", "--keep"]);
+            let probe = HostProcess::start(command, "\0", &self.log.with_extension("probe.log")).unwrap();
+            *self.probe.lock().unwrap() = Some(probe);
+        }
     }
 
     pub(crate) fn stop_gybe(&self) {
         if let Some(gybe) = self.gybe.lock().unwrap().take() {
             gybe.stop(Signal::SIGKILL).unwrap();
+        }
+        if let Some(probe) = self.probe.lock().unwrap().take() {
+            probe.stop(Signal::SIGKILL).unwrap();
         }
     }
 
@@ -135,10 +165,15 @@ impl PrimaryNode {
     pub(crate) fn reboot(self) -> Self {
         self.stop_primary();
         self.stop_gybe();
-        let Self { primary, is_chained, node, log, api, .. } = self;
+        let Self { primary, shape, node, log, api, .. } = self;
         let killed = node.kill_containerd().unwrap();
-        for volatile in ["/run/flannel", "/run/cni-ipam-state", "/run/gybe/facts.sock", "/run/gybe/log.sock"]
-        {
+        for volatile in [
+            "/run/flannel",
+            "/run/cni-ipam-state",
+            "/run/gybe/facts.sock",
+            "/run/gybe/log.sock",
+            "/run/gybe/runtime.json",
+        ] {
             let path = killed.host().path(volatile);
             let _absent = fs::remove_dir_all(&path).or_else(|_| fs::remove_file(&path));
         }
@@ -146,11 +181,12 @@ impl PrimaryNode {
         let node = killed.restart_containerd();
         Self {
             primary,
-            is_chained,
+            shape,
             node: node.unwrap(),
             log,
             agent: Mutex::default(),
             gybe: Mutex::default(),
+            probe: Mutex::default(),
             api,
         }
     }
@@ -189,7 +225,7 @@ impl PrimaryNode {
     pub(crate) fn has_entry(&self) -> bool {
         let Ok(text) = fs::read(self.conf_file()) else { return false };
         let Ok(conf) = serde_json::from_slice::<Value>(&text) else { return false };
-        if self.is_chained {
+        if self.shape == EntryShape::Chained {
             return conf.to_string().contains("\"gybe-cni\"");
         }
         let dropin = format!("{}/zz-gybe-cni.conf", conf["name"].as_str().unwrap_or_default());

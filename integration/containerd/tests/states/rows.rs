@@ -84,7 +84,7 @@ const fn row(name: &'static str, redirected: bool, steps: &'static [Step]) -> Ro
         redirected,
         steps,
         generation: Generation::V2,
-        settings: &[],
+        settings: CHAINED,
         environment: &[],
         wrapper: &[],
         install_arguments: &[],
@@ -122,6 +122,8 @@ const NO_CAPABILITIES: &[&str] = &["setpriv", "--bounding-set=-all", "--inh-caps
 /// A container that does not mount the targets of links.
 const NO_LINK_TARGETS: &[&str] =
     &["unshare", "--mount", "sh", "-c", "mount -t tmpfs none /etc/cni/link-targets && exec \"$0\" \"$@\""];
+const AUTO: &[(&str, &str)] = &[];
+const CHAINED: &[(&str, &str)] = &[("shape", "chained")];
 const STANDALONE: &[(&str, &str)] = &[("shape", "standalone")];
 const DROP_IN: &[(&str, &str)] = &[("shape", "dropin")];
 const PINNED: &[(&str, &str)] = &[("conf_name", LIST)];
@@ -228,6 +230,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("a missing file is pinned", NOT, &[PRIMARY]).settings(&[("conf_name", "30-x.conflist")]),
     row("standalone without Multus", NOT, &[PRIMARY]).settings(STANDALONE),
     Row {
+        settings: AUTO,
         environment: &[("CHAINED_CNI_PLUGIN", "false")],
         install_arguments: &["--shape", "standalone"],
         ..row("CHAINED_CNI_PLUGIN=false without Multus", NOT, &[PRIMARY])
@@ -240,6 +243,17 @@ pub(crate) const ROWS: &[Row] = &[
     row("drop-in, and a single .conf", NOT, &[SINGLE]).settings(DROP_IN),
     row("drop-in, and a list that loads none", NOT,
         &[File(LIST, ListWithFlag("loadOnlyInlinedPlugins"))]).settings(DROP_IN),
+
+    row("auto", REDIRECTED, &[PRIMARY]).settings(AUTO),
+    row("auto, and a runtime that loads no drop-ins", REDIRECTED, &[PRIMARY]).settings(AUTO).on(OLD),
+    row("auto, and no report about the runtime", REDIRECTED, &[PRIMARY]).settings(AUTO).without_runtime_report(),
+    row("auto, and a single .conf", REDIRECTED, &[SINGLE]).settings(AUTO),
+    row("auto, and a list that loads no drop-ins", REDIRECTED,
+        &[File(LIST, ListWithFlag("loadOnlyInlinedPlugins"))]).settings(AUTO),
+    row("auto, istio-cni in the list, its agent does not run", REDIRECTED,
+        &[File(LIST, ListWith(&[ISTIO_ENTRY]))]).settings(AUTO),
+    row("auto, and Gybe's entry in the list", REDIRECTED,
+        &[File(LIST, ListWith(&[GYBE_ENTRY]))]).settings(AUTO),
 
     // Programs.
     row("programs are installed into a directory that the runtime does not search", NOT, &[PRIMARY])
