@@ -42,8 +42,6 @@ struct State {
     /// Whether hand-overs are refused because this agent serves no ztunnel until it leads again.
     has_ended: bool,
     failing: Option<Failing>,
-    /// The acknowledged snapshots.
-    snapshots: u64,
 }
 
 /// The hand-overs that have failed since the last one that was completed.

@@ -115,7 +115,7 @@ impl AmbientPods {
         let mut state = self.lock();
         state.has_ended = true;
         state.pods.clear();
-        (state.failing, state.snapshots) = (None, 0);
+        state.failing = None;
     }
 
     /// Adds a pod that the kernel shows as enrolled, without waiting for an acknowledgement. A ztunnel that connects
@@ -127,6 +127,21 @@ impl AmbientPods {
     /// Removes a pod and closes its namespace; reports whether it was there.
     pub fn remove(&self, uid: &PodUid) -> bool {
         self.lock().remove(uid)
+    }
+
+    /// Removes a pod that runs on without the mesh. Reports whether this agent serves ztunnel; if it does not, another
+    /// one has the pod.
+    pub fn leave(&self, uid: &PodUid) -> bool {
+        let mut state = self.lock();
+        state.remove(uid);
+        !state.has_ended
+    }
+
+    /// Returns the pods whose network namespace is open.
+    pub(crate) fn held(&self) -> BTreeSet<PodUid> {
+        let state = self.lock();
+        let held = state.pods.iter().filter(|(_, entry)| entry.netns.is_some());
+        held.map(|(uid, _)| uid.clone()).collect()
     }
 
     /// Records which pods a new list of the API server has.
@@ -191,8 +206,6 @@ impl AmbientPods {
                 .is_some_and(|newest| newest.snapshot == Snapshot::Acknowledged),
             pods: state.pods.len(),
             without_netns,
-            // The first ztunnel of this term may be the one that serves them.
-            lost: if state.snapshots > 1 { without_netns } else { 0 },
             failing: failing.map(|failing| (failing.since.elapsed(), failing.why.clone())),
             pending: pending.clone().count(),
             longest_pending: pending.min().map(|since| now.saturating_duration_since(since)),
@@ -247,7 +260,6 @@ impl AmbientPods {
                 state.answered(id, &pod.uid, *generation, response);
             }
             Request::SnapshotSent => {
-                state.snapshots += u64::from(response.is_ok());
                 if let Some(connection) = state.connection(id) {
                     connection.snapshot = Snapshot::Acknowledged;
                 }
