@@ -14,7 +14,7 @@ use gybe_test_support::{Agent, PATIENCE, wait_for, wait_for_at_most, wait_until}
 use serde_json::{Value, json};
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, Scope};
@@ -57,7 +57,7 @@ impl AmbientNode {
         cluster.set(&[("repair", repair), ("backend", backend), ("exclude_namespaces", "kube-system")]);
         put_namespace(&cluster, "plain", &json!({}));
         put_namespace(&cluster, "shop", &json!({ MODE: "ambient" }));
-        let ztunnel = Some(start_ztunnel(socket));
+        let ztunnel = Some(start_ztunnel(&socket));
         let (agent, repair) = cluster.start();
         Self { ztunnel, agent: Some(agent), repair, cluster }
     }
@@ -77,7 +77,7 @@ impl AmbientNode {
 
     fn restart_ztunnel(&mut self) {
         drop(self.ztunnel.take());
-        self.ztunnel = Some(start_ztunnel(self.cluster.node.root.join("ztunnel/ztunnel.sock")));
+        self.ztunnel = Some(start_ztunnel(&self.cluster.node.root.join("ztunnel/ztunnel.sock")));
     }
 
     /// Puts the pod into the API with these labels.
@@ -113,8 +113,8 @@ fn has_no_rules(pod: &Pod) -> bool {
     inspect(pod).starts_with("no rules of Gybe")
 }
 
-fn start_ztunnel(socket: PathBuf) -> Ztunnel {
-    Ztunnel::start(&socket, Fault::default(), Mesh::default()).unwrap()
+fn start_ztunnel(socket: &Path) -> Ztunnel {
+    Ztunnel::start(socket, Fault::default(), Mesh::default()).unwrap()
 }
 
 fn put_namespace(cluster: &Cluster, name: &str, labels: &Value) {
