@@ -351,6 +351,22 @@ fn a_pod_that_ztunnel_refuses_gets_no_rules_until_it_is_accepted() {
 }
 
 #[test]
+fn a_pod_whose_rules_come_after_those_of_another_owner_is_reported_and_stays_served() {
+    with_own_mounts(|| {
+        let node = AmbientNode::start("overridden", "repair");
+        let pod = Pod::new(1);
+        let chain = "type nat hook output priority -150; tcp dport 9 redirect to :9999;";
+        pod.sh(&format!("nft 'table ip other {{ chain output {{ {chain} }}; }}'"));
+        node.run("shop", &pod);
+        let line = node.repair.wait_for_message("gybe repair: cannot enrol a running pod");
+        assert!(line["why"].as_str().unwrap().contains("it is not redirected"), "{line}");
+        assert!(inspect(&pod).contains(CAPTURES), "{}", inspect(&pod));
+        node.repair.wait_for_message("gybe repair: a pod is not redirected");
+        assert!(node.ztunnel().observed().proxies.contains(&pod.uid()), "without it connections are refused");
+    });
+}
+
+#[test]
 fn a_label_deletes_no_pod_and_enrols_none_where_pods_are_deleted_instead_of_repaired() {
     with_own_mounts(|| {
         let node = AmbientNode::start("delete", "delete");

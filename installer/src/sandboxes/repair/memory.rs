@@ -460,6 +460,24 @@ mod tests {
     }
 
     #[test]
+    fn a_settled_sandbox_that_becomes_due_is_judged_at_once() {
+        let (mut memory, now) = (RepairMemory::default(), Instant::now());
+        let mut is_due = |uids: &[&str]| {
+            judged(&mut memory, "a", now, true, Duration::ZERO);
+            memory.set_due(uids.iter().map(|uid| (*uid).to_owned()).collect());
+            let sandboxes = vec![Sandbox { uid: Some("u-a".to_owned()), ..sandbox("a") }];
+            let due = memory.due(SandboxList { sandboxes, unreadable: Vec::new() }, now);
+            !due.is_empty()
+        };
+        let steps: [(&[&str], bool); 5] =
+            [(&[], false), (&["u-b"], false), (&["u-a", "u-b"], true), (&["u-a"], false), (&[], false)];
+        for (uids, expected) in steps {
+            assert_eq!(is_due(uids), expected, "{uids:?}");
+        }
+        assert!(is_due(&["u-a"]), "again");
+    }
+
+    #[test]
     fn without_an_agent_only_repairs_wait_and_other_findings_are_made_again() {
         let pod = PodRef::from_args("K8S_POD_NAMESPACE=shop;K8S_POD_NAME=cart-0;K8S_POD_UID=5f1d")
             .unwrap()
