@@ -293,7 +293,7 @@ pub(crate) fn judge_open(sandbox: Sandbox, sources: &PolicySources) -> JudgedSan
     }
     let unknown_because = match &desired {
         DesiredRules::NotKnown { why, .. } => Some(why.clone()),
-        DesiredRules::Policy(_) | DesiredRules::Ambient(_) | DesiredRules::LeftAlone(_) => None,
+        DesiredRules::Policy(_) | DesiredRules::Ambient(_) | DesiredRules::LeftAlone { .. } => None,
     };
     let report = SandboxVerdict { sandbox, verdict, unknown_because, proxy_faults: Vec::new() };
     JudgedSandbox { report, netns: netns.ok(), desired: Some(desired), took }

@@ -11,7 +11,7 @@ mod outbound;
 mod raw;
 
 pub(crate) use ambient::has_ambient_id;
-pub use ambient::{compile_ambient, has_ambient_rules};
+pub use ambient::{compile_ambient, compile_ambient_draining, has_ambient_rules};
 
 use crate::model::policy::istio::{PASSTHROUGH_V4, PASSTHROUGH_V6};
 use crate::model::policy::{CidrSet, Families, InterfaceName, Owners, Policy, PortSet, RedirectPolicy};

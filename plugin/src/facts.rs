@@ -10,16 +10,17 @@ mod kubeconfig;
 mod socket_watch;
 pub mod wire;
 
-pub use agent::{AgentError, AgentFault, exchange, hand_over};
+pub use agent::{AgentError, AgentFault, exchange, hand_over, leave};
 pub use directory::DirectoryError;
 pub use kubeconfig::{KubeconfigError, KubeconfigFault};
 
 use agent::{AgentQuery, SentRequest};
+use ambient::AmbientPod;
 
 use crate::args::PodRef;
 use crate::conf::FactsConf;
 use crate::gates::LeaveAloneReason;
-use crate::pod::PodFacts;
+use crate::pod::{Ambient, PodFacts};
 use gybe_netfilter::model::Hint;
 use std::borrow::Cow;
 use std::path::Path;
@@ -293,6 +294,15 @@ fn share(deadline: Instant, remaining: usize) -> Instant {
 /// Reports whether namespace, name and uid match the pod's. A value that is missing in the facts matches.
 pub fn matches(facts: &PodFacts, pod: &PodRef) -> bool {
     difference(facts, pod).is_none()
+}
+
+/// Returns an ambient pod as ztunnel knows it.
+///
+/// # Errors
+/// When the facts do not show that it is ambient, or a name is invalid in Kubernetes.
+pub fn ambient_pod(facts: &PodFacts) -> Result<AmbientPod, FactsError> {
+    let Ambient::Yes { service_account, .. } = &facts.ambient else { return Err(FactsError::Ambient) };
+    Ok(AmbientPod::parse(&facts.uid, &facts.namespace, &facts.name, service_account)?)
 }
 
 /// Reports whether both have the same uid. Without a uid the facts may be about an earlier pod of that name.

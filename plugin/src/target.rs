@@ -11,7 +11,7 @@ use crate::facts::{self, AbsentAgent, FactsError, FactsLookup};
 use crate::families;
 use crate::gates::{self, InitContainer, LeaveAloneReason};
 use crate::log::micros;
-use crate::pod::{Ambient, PodFacts};
+use crate::pod::PodFacts;
 use crate::request::{OwnNamespace, Request, Verb};
 use gybe_netfilter::apply::backend::{Backend, BackendKind};
 use gybe_netfilter::apply::redirection::{Redirection, RedirectionError, RuleVariant};
@@ -114,7 +114,7 @@ pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<CallTarget, P
         PreliminaryDecision::Redirect(policy) => TargetPolicy::Sidecar(policy),
         PreliminaryDecision::Ambient(policy) => {
             require_uncontradicted(LeaveAloneReason::NotInjected)?;
-            TargetPolicy::Ambient(policy, ambient_pod(&facts)?)
+            TargetPolicy::Ambient(policy, facts::ambient_pod(&facts)?)
         }
         PreliminaryDecision::Refuse(refusal) => return Err(refusal.into()),
         PreliminaryDecision::LeaveAlone(reason) => {
@@ -129,12 +129,6 @@ pub(crate) fn find(request: &Request, conf: &PluginConf) -> Result<CallTarget, P
     // Last, because it takes a probe when no findings are kept.
     let backend = (request.verb == Verb::Add).then(|| Selection::of(conf).to_write()).transpose()?;
     Ok(CallTarget::Redirect(Box::new(TargetPod { pod, facts, facts_us, backend, policy, netns, deadline })))
-}
-
-/// Returns the pod as ztunnel knows it.
-fn ambient_pod(facts: &PodFacts) -> Result<AmbientPod, FactsError> {
-    let Ambient::Yes { service_account, .. } = &facts.ambient else { return Err(FactsError::Ambient) };
-    Ok(AmbientPod::parse(&facts.uid, &facts.namespace, &facts.name, service_account)?)
 }
 
 /// `CNI_NETNS`, and the namespace that it must not be.

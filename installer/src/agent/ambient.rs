@@ -13,13 +13,14 @@ use crate::lead::socket::{SocketContext, SocketHealth};
 use crate::log::Log;
 use crate::pod::enablement::{Enablement, EnablementSelectors};
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::ambient::AmbientPod;
+use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
 use gybe_plugin::facts::wire::FactsResponse;
 use gybe_plugin::names::STATUS;
 use gybe_plugin::pod::{Ambient, PodFacts, Selectable};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use serde_json::json;
 use std::cell::RefCell;
+use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -31,6 +32,9 @@ const MAX_PENDING: Duration = Duration::from_secs(15);
 
 /// After how long the server's socket, or the node's pods, are looked for again.
 const RETRY: Duration = Duration::from_secs(1);
+
+/// The most pods that the container `repair` has to look at before the others. It looks at all of them each minute.
+const MAX_DUE: usize = 128;
 
 /// The most characters of a reason that is sent to a client.
 const MAX_WHY: usize = 300;
@@ -46,6 +50,8 @@ pub struct AmbientNode {
     /// Of the server's socket.
     health: SocketHealth,
     exemption: ExemptionFiles,
+    /// Since when ambient pods are not enrolled, by uid.
+    unenrolled: Mutex<BTreeMap<String, Instant>>,
 }
 
 impl AmbientNode {
@@ -58,6 +64,7 @@ impl AmbientNode {
             namespaces: NamespaceLabels::default(),
             selectors: Mutex::new(None),
             health: SocketHealth::default(),
+            unenrolled: Mutex::default(),
         }
     }
 
@@ -74,11 +81,11 @@ impl AmbientNode {
         if self.knows_pods(pods, end) {
             self.keep_pods(pods, context.log);
             thread::scope(|scope| {
-                scope.spawn(|| self.exemption.keep(&self.pods, end, context.log));
+                scope.spawn(|| self.exemption.keep(&self.pods, &|| self.due(pods), end, context.log));
                 self.serve_ztunnel(end, context);
             });
             // A pod that was acknowledged at the end is in the file that the next agent reads.
-            if let Err(why) = self.exemption.store(&self.pods) {
+            if let Err(why) = self.exemption.store(&self.pods, BTreeSet::new()) {
                 let fields = json!({ "why": why.to_string() });
                 context
                     .log
@@ -137,6 +144,40 @@ impl AmbientNode {
         }
     }
 
+    /// Returns the uids of the pods that run and whose namespace is held although they are not ambient, or the
+    /// opposite: a label has changed, or an earlier agent has handed them over. A pod in its ADD is among them for a
+    /// moment.
+    fn due(&self, pods: &dyn PodLookup) -> BTreeSet<String> {
+        let (held, found) = (self.pods.held(), RefCell::new(BTreeSet::new()));
+        let unenrolled = RefCell::new(BTreeSet::new());
+        pods.has_pod(&|facts| {
+            if let (Ambient::Undecided(of), Ok(uid)) = (&facts.ambient, PodUid::parse(&facts.uid))
+                && !of.is_host_network
+                && !of.has_ended
+            {
+                let is_due = match self.decide(facts, of, None) {
+                    Some(Ambient::Yes { .. }) if !held.contains(&uid) => {
+                        unenrolled.borrow_mut().insert(facts.uid.clone())
+                    }
+                    Some(Ambient::No { .. }) => held.contains(&uid),
+                    _ => false,
+                };
+                let mut found = found.borrow_mut();
+                if is_due && found.len() < MAX_DUE {
+                    found.insert(facts.uid.clone());
+                }
+            }
+            false
+        });
+        let (unenrolled, now) = (unenrolled.into_inner(), Instant::now());
+        let mut since = self.unenrolled.lock().unwrap_or_else(PoisonError::into_inner);
+        since.retain(|uid, _| unenrolled.contains(uid));
+        for uid in unenrolled {
+            since.entry(uid).or_insert(now);
+        }
+        found.into_inner()
+    }
+
     /// Decides about a pod; none while the labels of its namespace are not known, for which it waits until `until`.
     fn decide(&self, facts: &PodFacts, of: &Selectable, until: Option<Instant>) -> Option<Ambient> {
         let selectors = self.selectors.lock().unwrap_or_else(PoisonError::into_inner).clone();
@@ -157,7 +198,13 @@ impl AmbientNode {
     pub(super) fn status(&self) -> AmbientStatus {
         let problems = self.health.problems();
         let problems = problems.into_iter().chain(self.exemption.not_ready(&self.pods)).collect();
-        AmbientStatus { ztunnel: self.pods.status(), problems, unwatched: self.namespaces.unwatched() }
+        let since = self.unenrolled.lock().unwrap_or_else(PoisonError::into_inner);
+        AmbientStatus {
+            ztunnel: self.pods.status(),
+            problems,
+            unwatched: self.namespaces.unwatched(),
+            unenrolled: since.values().filter(|since| since.elapsed() > MAX_PENDING).count(),
+        }
     }
 }
 
@@ -186,6 +233,8 @@ pub(crate) struct AmbientStatus {
     problems: Vec<String>,
     /// Why the namespaces are not watched.
     unwatched: Option<String>,
+    /// The ambient pods that have not been enrolled for some time.
+    unenrolled: usize,
 }
 
 impl AmbientStatus {
@@ -193,11 +242,10 @@ impl AmbientStatus {
     pub(crate) fn notes(&self) -> Vec<String> {
         let unwatched = self.unwatched.as_ref();
         let unwatched = unwatched.map(|why| format!("changed labels of namespaces are not known: {why}"));
-        let lost = Some(self.ztunnel.lost).filter(|lost| *lost > 0).map(|lost| {
+        let unenrolled = Some(self.unenrolled).filter(|pods| *pods > 0).map(|pods| {
             format!(
-                "a ztunnel has connected after another one, and the agent has no network namespace of the {lost} pods \
-                 without a sidecar that started before it; restart the ambient ones among them, whose connections may \
-                 be refused"
+                "{pods} ambient pods that run are not enrolled; the container repair enrols them with the setting \
+                 repair: repair, and its log has the reason if it cannot"
             )
         });
         let unannotated = self.ztunnel.unannotated.as_ref().map(|(pods, why)| {
@@ -205,7 +253,7 @@ impl AmbientStatus {
                 "the annotation by which other pods know ambient ones cannot be written or removed for {pods} pods: {why}"
             )
         });
-        unwatched.into_iter().chain(lost).chain(unannotated).collect()
+        unwatched.into_iter().chain(unenrolled).chain(unannotated).collect()
     }
 
     /// Returns why an ambient pod started now would not be in the mesh, in sentences.
@@ -283,7 +331,7 @@ mod tests {
     use gybe_netfilter::model::policy::ambient::ProbeAddresses;
 
     #[test]
-    fn hand_overs_that_all_fail_make_the_agent_unready_and_a_second_ztunnel_is_a_note() {
+    fn hand_overs_that_all_fail_make_the_agent_unready_and_pods_that_are_not_enrolled_are_a_note() {
         let environment = AmbientEnvironment {
             socket: "/run/ztunnel.sock".into(),
             probes: ProbeAddresses::default(),
@@ -298,12 +346,12 @@ mod tests {
         status.ztunnel.failing = Some((MAX_PENDING + Duration::from_secs(1), refused));
         let reason = "no ambient pod has got into the mesh for 16 s; the last one: ztunnel refused the pod: \"no room\"";
         assert_eq!((status.not_ready(), status.notes()), (vec![reason.to_owned()], Vec::new()));
-        (status.ztunnel.lost, status.unwatched) = (3, Some("403".to_owned()));
+        (status.unenrolled, status.unwatched) = (3, Some("403".to_owned()));
         status.ztunnel.unannotated = Some((2, "403".to_owned()));
-        let [namespaces, lost, unannotated] = status.notes().try_into().unwrap();
+        let [namespaces, unenrolled, unannotated] = status.notes().try_into().unwrap();
         assert!(unannotated.ends_with("for 2 pods: 403"), "{unannotated}");
         assert_eq!(namespaces, "changed labels of namespaces are not known: 403");
-        assert!(lost.contains("no network namespace of the 3 pods"), "{lost}");
+        assert!(unenrolled.starts_with("3 ambient pods that run are not enrolled"), "{unenrolled}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! The agent's part of the exemption of the kubelet's probes: keeps the addresses of the node's ambient pods in a file
 //! for the container `repair`, which has the rights to write the rules (`sandboxes::probe_exemption`), and reports when
-//! these do not stand.
+//! these do not stand. The same file has the pods that this container has to enrol or to take out.
 
 use super::ztunnel::AmbientPods;
 use crate::error::chain;
@@ -56,11 +56,17 @@ impl ExemptionFiles {
 
     /// Keeps the file as the pods are, until `end` is readable. Another program may remove it: it is read again and
     /// again, and whenever the pods may have changed.
-    pub(super) fn keep(&self, pods: &AmbientPods, end: BorrowedFd<'_>, log: &Log) {
+    pub(super) fn keep(
+        &self,
+        pods: &AmbientPods,
+        due: &dyn Fn() -> BTreeSet<String>,
+        end: BorrowedFd<'_>,
+        log: &Log,
+    ) {
         let changed = pods.subscribe();
         let mut fault = None;
         loop {
-            let failed = self.store(pods).err();
+            let failed = self.store(pods, due()).err();
             if let Some(why) = failed.as_ref().filter(|why| Some(why.to_string()) != fault) {
                 let fields = json!({ "why": why.to_string() });
                 log.error("gybe node: the addresses of ambient pods cannot be kept for repair", fields);
@@ -73,10 +79,10 @@ impl ExemptionFiles {
     }
 
     /// Writes the file if it is not as the pods are.
-    pub(super) fn store(&self, pods: &AmbientPods) -> io::Result<()> {
+    pub(super) fn store(&self, pods: &AmbientPods, due: BTreeSet<String>) -> io::Result<()> {
         let pods = pods.addresses().into_iter();
         let pods = pods.map(|(uid, addresses)| (uid.as_str().to_owned(), addresses)).collect();
-        let desired = ExemptedPods { pods, v4: Some(self.source.v4()), v6: Some(self.source.v6()) };
+        let desired = ExemptedPods { pods, due, v4: Some(self.source.v4()), v6: Some(self.source.v6()) };
         match ExemptedPods::kept_in(&self.directory) {
             Ok(Some(kept)) if kept == desired => Ok(()),
             _ => ExemptedPods::keep_in(Some(&desired), &self.directory),
@@ -151,7 +157,7 @@ mod tests {
         let files = files(&directory);
         let (end, ending) = nix::unistd::pipe().unwrap();
         thread::scope(|scope| {
-            scope.spawn(|| files.keep(&pods, end.as_fd(), &Log::default()));
+            scope.spawn(|| files.keep(&pods, &BTreeSet::new, end.as_fd(), &Log::default()));
             wait_for(&files, &[]);
             pods.adopt(pod("u-1", "10.0.0.1"), None);
             pods.adopt(pod("u-2", "10.0.0.2"), None);

@@ -18,7 +18,7 @@ use crate::lead::socket::{
 };
 use dispatcher::{Dispatcher, JobQueue};
 use gybe_netfilter::kernel::netns::{Netns, NetnsError};
-use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverRequest};
+use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverRequest, PodUid};
 use gybe_plugin::facts::wire::{self, FactsRequest, MAX_REQUEST_BYTES, WireError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -178,6 +178,8 @@ pub(super) enum ClientRequest {
     Status,
     /// An ambient pod with its network namespace.
     Ambient(AmbientPod, Netns),
+    /// An ambient pod has left the mesh.
+    AmbientLeft(PodUid),
 }
 
 /// Why a request is invalid.
@@ -254,6 +256,9 @@ impl FactsConnection {
                 (Some(descriptor), true) => descriptor,
             };
             return Ok(ClientRequest::Ambient(pod, Netns::received(descriptor)?));
+        }
+        if let Some(pod) = json.as_ref().ok().and_then(ambient::decode_leave) {
+            return Ok(ClientRequest::AmbientLeft(pod?));
         }
         let request = json.as_ref().map_err(Clone::clone).and_then(wire::request_of);
         let timeout = request.as_ref().ok().and_then(|request| request.timeout).unwrap_or(TIMEOUT);

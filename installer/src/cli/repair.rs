@@ -8,7 +8,7 @@ use crate::lead::process::stop_signal;
 use crate::log::Log;
 use crate::pod::manifest::printable;
 use crate::probe::host_mounts::{HOST_MOUNTS, HostMounts};
-use crate::sandboxes::repair::{Action, Occasion, RepairPass, RepairReport, watch};
+use crate::sandboxes::repair::{Action, AmbientOutcome, Occasion, RepairPass, RepairReport, watch};
 use crate::sandboxes::{PolicySources, SandboxList};
 use clap::Args;
 use serde_json::{Value, json};
@@ -104,6 +104,19 @@ impl RepairArgs {
 
     fn line(&self, report: &RepairReport) -> String {
         let reason = printable(&report.decision.reason);
+        match &report.ambient {
+            Some(Ok(AmbientOutcome::Enrolled(_))) => {
+                return format!("{}: ztunnel serves it", good("enrolled"));
+            }
+            Some(Ok(AmbientOutcome::Draining(open))) => {
+                let open =
+                    format!("{open} captured TCP connections are open; run it again when they have ended");
+                return format!("{}: {open}", doubtful("leaves ambient mode"));
+            }
+            Some(Ok(AmbientOutcome::Left)) => return format!("{}: {reason}", good("left ambient mode")),
+            Some(Err(why)) => return format!("{}: {}", bad("NOT CHANGED"), printable(why)),
+            None => {}
+        }
         match (&report.repair, report.decision.action) {
             (Some(Ok(repaired)), _) => {
                 let open = match repaired.open_connections {
@@ -117,6 +130,8 @@ impl RepairArgs {
             (None, Action::None) if !report.is_well() => format!("{}: {reason}", doubtful("not yet")),
             (None, Action::None) => format!("{}: {reason}", good("nothing to do")),
             (None, Action::Repair) => format!("{}: {reason}", doubtful("would be repaired")),
+            (None, Action::Enrol) => format!("{}: {reason}", doubtful("would be enrolled")),
+            (None, Action::Leave) => format!("{}: {reason}", doubtful("would leave ambient mode")),
             (None, Action::Report) => {
                 let verdict = printable(&report.before.line());
                 format!("{}: {reason} ({verdict})", bad("left alone"))
@@ -135,10 +150,18 @@ impl RepairArgs {
         let waiting = count(|report| {
             report.repair.is_none() && report.decision.action == Action::None && !report.is_well()
         });
+        let changed = count(|report| matches!(report.ambient, Some(Ok(_))));
+        let unchanged = count(|report| matches!(report.ambient, Some(Err(_))));
+        let to_be_changed = count(|report| {
+            report.ambient.is_none() && matches!(report.decision.action, Action::Enrol | Action::Leave)
+        });
         let parts = [
             (to_be_repaired, "would be repaired"),
             (repaired, "repaired"),
             (failed, "not repaired"),
+            (to_be_changed, "would be enrolled or taken out of ambient mode"),
+            (changed, "enrolled or taken out of ambient mode"),
+            (unchanged, "not changed"),
             (left_alone, "left alone"),
             (waiting, "not yet redirected"),
         ];
@@ -162,10 +185,12 @@ const INSTALL: &str = "install Gybe on this node first; gybe doctor reports what
 
 fn report_as_json(report: &RepairReport) -> Value {
     let mut json = as_json(&report.before);
-    let (repaired, error) = match &report.repair {
-        Some(Ok(repaired)) => (Some(repaired), None),
-        Some(Err(why)) => (None, Some(why)),
-        None => (None, None),
+    let (repaired, error) = match (&report.repair, &report.ambient) {
+        (Some(Ok(repaired)), _) | (_, Some(Ok(AmbientOutcome::Enrolled(Some(repaired))))) => {
+            (Some(repaired), None)
+        }
+        (Some(Err(why)), _) | (_, Some(Err(why))) => (None, Some(why)),
+        _ => (None, None),
     };
     let more = json!({
         "action": report.decision.action.name(),

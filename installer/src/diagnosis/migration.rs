@@ -44,10 +44,10 @@ fn change(sandbox: &Sandbox, sources: &PolicySources) -> OutcomeChange {
     };
     match sources.desired(sandbox, || addresses_in(&netns)) {
         DesiredRules::NotKnown { why, .. } => unknown(why),
-        DesiredRules::LeftAlone(reason @ LeaveAloneReason::IstioInit) => {
+        DesiredRules::LeftAlone { reason: reason @ LeaveAloneReason::IstioInit, .. } => {
             OutcomeChange::None(reason.to_string())
         }
-        DesiredRules::LeftAlone(reason) => compared(
+        DesiredRules::LeftAlone { reason, .. } => compared(
             &netns,
             sandbox,
             None,

@@ -8,11 +8,12 @@ use gybe_netfilter::model::policy::{AmbientPolicy, RedirectPolicy};
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::{FactsConf, PluginConf};
 use gybe_plugin::decide::{Decision, decide, is_ambient_undecided};
+use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
 use gybe_plugin::facts::{self, FactsError, matches};
 use gybe_plugin::gates::{self, InitContainer, LeaveAloneReason};
 use gybe_plugin::names::STATUS;
 use gybe_plugin::network_conf::RuntimeAnnotations;
-use gybe_plugin::pod::PodFacts;
+use gybe_plugin::pod::{Ambient, PodFacts};
 use serde_json::json;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
@@ -44,15 +45,27 @@ pub struct PodPolicy {
     pub left_alone_by_add: Option<String>,
 }
 
+/// An ambient pod.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct AmbientEnrolment {
+    pub(crate) policy: AmbientPolicy,
+    /// The pod as ztunnel knows it, without its addresses.
+    pub(crate) pod: AmbientPod,
+}
+
 /// The desired state of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DesiredRules {
     /// The rules of this policy.
     Policy(Box<PodPolicy>),
-    /// The rules of this policy of an ambient pod. They are not written into a running pod.
-    Ambient(Box<AmbientPolicy>),
+    /// The rules of this policy of an ambient pod.
+    Ambient(Box<AmbientEnrolment>),
     /// No rule of ours.
-    LeftAlone(LeaveAloneReason),
+    LeftAlone {
+        reason: LeaveAloneReason,
+        /// The pod, if it is certain that it is not ambient: the agent knows it, or its namespace is excluded.
+        not_ambient: Option<PodUid>,
+    },
     /// It is not known.
     NotKnown {
         why: String,
@@ -92,14 +105,15 @@ impl PolicySources {
         let Some(pod) = &sandbox.pod else {
             // The plugin leaves a sandbox alone when the runtime names no pod.
             return match &sandbox.container {
-                Some(_) => DesiredRules::LeftAlone(LeaveAloneReason::NotKubernetes),
+                Some(_) => DesiredRules::left_alone(LeaveAloneReason::NotKubernetes, None),
                 None => not_known("it is not known to which pod it belongs".to_owned()),
             };
         };
         if let Some(reason) =
             gates::check_without_facts(&self.conf, pod.namespace.as_str(), pod.name.as_str(), passed)
         {
-            return DesiredRules::LeftAlone(reason);
+            let is_excluded = reason == LeaveAloneReason::ExcludedNamespace && self.conf.ambient.is_some();
+            return DesiredRules::left_alone(reason, pod.uid.as_deref().filter(|_| is_excluded));
         }
         let facts = match self.facts(pod) {
             Ok(facts) => facts,
@@ -121,13 +135,23 @@ impl PolicySources {
             Decision::LeaveAlone(_) if is_ambient_undecided(&self.conf, &facts) => {
                 not_known(FactsError::Ambient.to_string())
             }
-            Decision::LeaveAlone(reason) => DesiredRules::LeftAlone(reason),
+            Decision::LeaveAlone(reason) => {
+                let is_certain = is_of_uid && matches!(facts.ambient, Ambient::No { .. });
+                DesiredRules::left_alone(reason, is_certain.then_some(facts.uid.as_str()))
+            }
             Decision::Redirect(policy) => {
                 let confs = sandbox.ended_add.iter().flat_map(|ended| &ended.confs);
                 let left_alone_by_add = confs.filter_map(|conf| left_alone_by(conf, &facts)).next();
                 DesiredRules::Policy(Box::new(PodPolicy { policy, is_of_uid, changed, left_alone_by_add }))
             }
-            Decision::Ambient(policy) => DesiredRules::Ambient(Box::new(policy)),
+            Decision::Ambient(_) if is_injected => {
+                not_known("the annotations of its ADD are those of a pod with a sidecar".to_owned())
+            }
+            Decision::Ambient(_) if !is_of_uid => not_known("the facts about the pod have no uid".to_owned()),
+            Decision::Ambient(policy) => match facts::ambient_pod(&facts) {
+                Ok(pod) => DesiredRules::Ambient(Box::new(AmbientEnrolment { policy, pod })),
+                Err(why) => not_known(chain(&why)),
+            },
             Decision::Refuse(cause) => not_known(chain(&cause)),
         }
     }
@@ -182,11 +206,15 @@ fn left_alone_by(conf: &ConfOfAdd, facts: &PodFacts) -> Option<String> {
 }
 
 impl DesiredRules {
+    fn left_alone(reason: LeaveAloneReason, not_ambient: Option<&str>) -> Self {
+        Self::LeftAlone { reason, not_ambient: not_ambient.and_then(|uid| PodUid::parse(uid).ok()) }
+    }
+
     pub(super) fn for_verdict(&self) -> verdict::Desired<'_> {
         match self {
             Self::Policy(known) => verdict::Desired::Policy(&known.policy),
-            Self::Ambient(policy) => verdict::Desired::Ambient(policy),
-            Self::LeftAlone(_) => verdict::Desired::LeftAlone,
+            Self::Ambient(enrolment) => verdict::Desired::Ambient(&enrolment.policy),
+            Self::LeftAlone { .. } => verdict::Desired::LeftAlone,
             Self::NotKnown { .. } => verdict::Desired::NotKnown,
         }
     }
@@ -195,13 +223,14 @@ impl DesiredRules {
 /// Adapts the verdict on a namespace to the desired state of its pod.
 pub(super) fn adapt_verdict(desired: &DesiredRules, found: NamespaceVerdict) -> NamespaceVerdict {
     match (desired, found.state) {
-        (DesiredRules::LeftAlone(LeaveAloneReason::IstioInit), RedirectionState::NotMeshed) => {
-            NamespaceVerdict::because(
-                RedirectionState::NotRedirected,
-                "its init container istio-init has written no rules",
-            )
-        }
-        (DesiredRules::LeftAlone(reason), RedirectionState::NotMeshed | RedirectionState::Unknown) => {
+        (
+            DesiredRules::LeftAlone { reason: LeaveAloneReason::IstioInit, .. },
+            RedirectionState::NotMeshed,
+        ) => NamespaceVerdict::because(
+            RedirectionState::NotRedirected,
+            "its init container istio-init has written no rules",
+        ),
+        (DesiredRules::LeftAlone { reason, .. }, RedirectionState::NotMeshed | RedirectionState::Unknown) => {
             let notes = [found.reasons, found.notes].concat();
             NamespaceVerdict {
                 notes,
@@ -276,7 +305,7 @@ mod tests {
         ] {
             let sources = PolicySources::of(conf).with_manifests(vec![facts.clone()]);
             let desired = sources.desired(&sandbox, || Ok(Vec::new()));
-            assert_eq!(matches!(desired, DesiredRules::LeftAlone(_)), is_known, "{desired:?}");
+            assert_eq!(matches!(desired, DesiredRules::LeftAlone { .. }), is_known, "{desired:?}");
             let is_unknown = matches!(&desired, DesiredRules::NotKnown { why, .. } if why.contains("whether the pod is ambient"));
             assert_eq!(is_unknown, !is_known, "{desired:?}");
         }
@@ -313,7 +342,7 @@ mod tests {
     #[test]
     fn the_desired_state_decides_the_verdict_on_a_namespace_without_rules_of_ours() {
         let not_known = |is_injected| DesiredRules::NotKnown { why: "no agent".to_owned(), is_injected };
-        let left_alone = DesiredRules::LeftAlone;
+        let left_alone = |reason| DesiredRules::left_alone(reason, None);
         for (desired, found, expected, says) in [
             (
                 left_alone(LeaveAloneReason::NoProxy),

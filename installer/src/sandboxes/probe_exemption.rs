@@ -35,6 +35,8 @@ use std::path::Path;
 pub struct ExemptedPods {
     /// The addresses of each pod, by its uid.
     pub pods: BTreeMap<String, BTreeSet<IpAddr>>,
+    /// The uids of pods that run and are to be enrolled or taken out; some of them if there are many.
+    pub due: BTreeSet<String>,
     /// The source addresses of probes; the defaults where they are missing.
     pub v4: Option<Ipv4Addr>,
     pub v6: Option<Ipv6Addr>,

@@ -1,17 +1,20 @@
 //! Pods of this node that should be redirected and are not: each sandbox is judged, `decision` decides what happens to
-//! it, `namespace` writes the rules. `watch` judges new sandboxes whenever an ADD has ended, in the order of `queue`;
-//! `finding` connects it with the agent, which alone has access to the API server, and so do two files in `/run/gybe`: the
-//! agent writes the setting for the process that repairs pods, and that process writes its counts for the agent's metrics.
-//! The agent enters no namespace, and the other process reads no setting.
+//! it, `namespace` writes the rules, and `enrolment` those of ambient pods, together with the agent, which serves
+//! ztunnel. `watch` judges new sandboxes whenever an ADD has ended, in the order of `queue`; `finding` connects it with
+//! the agent, which alone has access to the API server, and so do three files in `/run/gybe`: the agent writes the
+//! setting for the process that repairs pods, and the ambient pods that are due, and that process writes its counts for
+//! the agent's metrics. The agent enters no namespace, and the other process reads no setting.
 
 mod decision;
+mod enrolment;
 mod finding;
 mod memory;
 mod namespace;
 mod queue;
 mod watch;
 
-pub use decision::{Action, KnownPolicy, RepairCandidate, RepairDecision, decide};
+pub use decision::{Action, KnownPolicy, OurRules, RepairCandidate, RepairDecision, decide};
+pub use enrolment::AmbientOutcome;
 pub(crate) use finding::{
     FindingKind, JUDGE, MAX_FINDING, PodJudgement, PodVerdict, REPAIR_SOCKET, RepairFinding, RepairedPod,
 };
@@ -27,6 +30,7 @@ use crate::sandboxes::{
     DesiredRules, HostPaths, JudgedSandbox, PolicySources, Sandbox, SandboxList, SandboxVerdict, find,
     judge_open,
 };
+use enrolment::{AmbientChange, AmbientTurn, our_rules};
 use gybe_netfilter::inspect::verdict::RedirectionState;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::PluginConf;
@@ -99,7 +103,7 @@ impl RepairNode {
         }
         let sources = PolicySources::of(conf.clone());
         let pass = RepairPass { conf: &conf, sources: &sources, in_force: None };
-        of_pod.into_iter().find_map(|sandbox| pass.judge(sandbox).prevents_change())
+        of_pod.into_iter().find_map(|sandbox| pass.judge(sandbox, AmbientTurn::default()).prevents_change())
     }
 }
 
@@ -121,6 +125,8 @@ pub struct RepairReport {
     pub decision: RepairDecision,
     /// The outcome of a repair; none if none was made.
     pub repair: Option<Result<Repaired, String>>,
+    /// The outcome of an enrolment of a pod that runs, or of its end; none if none was made.
+    pub ambient: Option<Result<AmbientOutcome, String>>,
     /// Why the ADD left the pod alone, or may have done so, although the present settings redirect it.
     left_alone_by_add: Option<String>,
     /// How long the namespace was read.
@@ -150,9 +156,10 @@ impl RepairReport {
     /// Reports whether the pod is redirected by now, or needs no redirection. A pod that is being created is not.
     #[must_use]
     pub fn is_well(&self) -> bool {
-        match &self.repair {
-            Some(repair) => repair.is_ok(),
-            None => {
+        match (&self.repair, &self.ambient) {
+            (Some(repair), _) => repair.is_ok(),
+            (None, Some(ambient)) => ambient.is_ok(),
+            (None, None) => {
                 let state = self.before.verdict.state;
                 self.decision.action == Action::None && state != RedirectionState::NotRedirected
             }
@@ -169,7 +176,7 @@ impl RepairPass<'_> {
         let work = || {
             // A thread that panics has taken its sandbox from the queue already.
             while let Some((index, sandbox)) = next(&queue) {
-                let report = self.judge(sandbox);
+                let report = self.judge(sandbox, AmbientTurn::default());
                 reports.lock().unwrap_or_else(PoisonError::into_inner).push((index, report));
             }
         };
@@ -186,23 +193,35 @@ impl RepairPass<'_> {
     }
 
     /// Judges a sandbox and acts on it.
-    fn judge(&self, sandbox: Sandbox) -> RepairReport {
+    fn judge(&self, sandbox: Sandbox, turn: AmbientTurn) -> RepairReport {
         let JudgedSandbox { report: before, netns, desired, took } = judge_open(sandbox, self.sources);
         let sandbox = &before.sandbox;
-        // No other verdict leads to a repair.
-        let is_open = before.verdict.state == RedirectionState::NotRedirected;
-        let ours = netns.as_ref().filter(|_| is_open).map(namespace::has_our_rules);
+        let state = before.verdict.state;
+        let policy = match &desired {
+            Some(DesiredRules::Policy(_)) => KnownPolicy::Redirect,
+            Some(DesiredRules::Ambient(_)) => KnownPolicy::Ambient,
+            Some(DesiredRules::NotKnown { .. }) => KnownPolicy::NotKnown,
+            Some(DesiredRules::LeftAlone { not_ambient: Some(_), .. }) => KnownPolicy::NotAmbient,
+            Some(DesiredRules::LeftAlone { .. }) | None => KnownPolicy::LeaveAlone,
+        };
+        let differs = !before.verdict.differences.is_empty();
+        // No other sandbox is changed.
+        let is_open = match policy {
+            KnownPolicy::Ambient => state == RedirectionState::NotRedirected || turn.is_due || differs,
+            KnownPolicy::NotAmbient => state == RedirectionState::Redirected || turn.is_due,
+            _ => state == RedirectionState::NotRedirected,
+        };
+        let may_be_ambient = matches!(policy, KnownPolicy::Ambient | KnownPolicy::NotAmbient);
+        let ours = netns.as_ref().filter(|_| is_open).map(|netns| our_rules(netns, may_be_ambient));
+        let ours = ours.and_then(Result::ok).unwrap_or(OurRules::Sidecar);
         let candidate = RepairCandidate {
-            state: before.verdict.state,
-            policy: match &desired {
-                Some(DesiredRules::Policy(_)) => KnownPolicy::Redirect,
-                Some(DesiredRules::Ambient(_)) => KnownPolicy::Ambient,
-                Some(DesiredRules::NotKnown { .. }) => KnownPolicy::NotKnown,
-                Some(DesiredRules::LeftAlone(_)) | None => KnownPolicy::LeaveAlone,
-            },
+            state,
+            policy,
             has_ended_add: sandbox.ended_add.is_some(),
             has_process: !sandbox.processes.is_empty(),
-            has_our_rules: !matches!(ours, Some(Ok(false))),
+            ours,
+            differs,
+            is_due: turn.is_due,
             doubt: match (&desired, &netns) {
                 (Some(DesiredRules::Policy(known)), _) if !known.is_of_uid => {
                     Some("the facts about the pod have no uid".to_owned())
@@ -212,19 +231,38 @@ impl RepairPass<'_> {
             },
         };
         let decision = decide(&candidate);
-        let policy = match desired {
-            Some(DesiredRules::Policy(known)) => Some(known),
-            _ => None,
-        };
-        let repair = match (decision.action, &netns, &policy, self.in_force) {
-            (Action::Repair, Some(netns), Some(known), Some(in_force)) => {
-                let repaired = namespace::repair(sandbox, netns, &known.policy, self.conf, in_force);
-                Some(repaired.map_err(|error| namespace::line(&error)))
+        let change = netns.as_ref().zip(self.in_force).map(|(netns, in_force)| AmbientChange {
+            sandbox,
+            netns,
+            ours,
+            conf: self.conf,
+            in_force,
+        });
+        let (mut repair, mut ambient) = (None, None);
+        match (decision.action, &desired, change) {
+            (
+                Action::Repair,
+                Some(DesiredRules::Policy(known)),
+                Some(AmbientChange { netns, in_force, .. }),
+            ) => {
+                repair = Some(namespace::repair(sandbox, netns, &known.policy, self.conf, in_force));
             }
+            (Action::Enrol, Some(DesiredRules::Ambient(enrolment)), Some(change)) => {
+                let writes = state != RedirectionState::Unknown && (differs || ours != OurRules::Ambient);
+                ambient = Some(change.enrol(enrolment, writes));
+            }
+            (Action::Leave, Some(DesiredRules::LeftAlone { not_ambient: Some(pod), .. }), Some(change)) => {
+                ambient = Some(change.leave(pod, turn.leaves_for));
+            }
+            _ => {}
+        }
+        let repair = repair.map(|it| it.map_err(|error| namespace::line(&error)));
+        let ambient = ambient.map(|it| it.map_err(|error| namespace::line(&error)));
+        let left_alone_by_add = match desired {
+            Some(DesiredRules::Policy(known)) => known.left_alone_by_add,
             _ => None,
         };
-        let left_alone_by_add = policy.and_then(|known| known.left_alone_by_add);
-        RepairReport { before, decision, repair, left_alone_by_add, took }
+        RepairReport { before, decision, repair, ambient, left_alone_by_add, took }
     }
 }
 

@@ -20,6 +20,8 @@ const FILLER: &str = "filler";
 pub(crate) struct Cluster {
     pub(crate) node: Node,
     pub(crate) server: ApiServer,
+    /// Of the agent's processes.
+    pub(crate) environment: Vec<(&'static str, String)>,
     _account: ServiceAccount,
 }
 
@@ -53,7 +55,7 @@ impl Cluster {
         server.permit(Verb::Patch, "pods/status");
         server.put(json!({ "kind": "Node", "metadata": { "name": "node-1" } })).unwrap();
         let account = server.service_account(&node.root.join("account")).unwrap();
-        Self { node, server, _account: account }
+        Self { node, server, environment: Vec::new(), _account: account }
     }
 
     /// Replaces the mounted ConfigMap.
@@ -85,6 +87,7 @@ impl Cluster {
         command.arg("node").env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin");
         command.envs(agent_environment(&self.node.root, Layout::Node));
         command.envs(cluster_environment(self.server.address()));
+        command.envs(self.environment.iter().cloned());
         Agent::start(command)
     }
 

@@ -3,6 +3,8 @@
 #![allow(clippy::indexing_slicing, clippy::unwrap_used, clippy::panic, reason = "a test fails by panicking")]
 
 #[cfg(test)]
+mod ambient;
+#[cfg(test)]
 mod cluster;
 #[cfg(test)]
 mod connections;

@@ -3,12 +3,12 @@
 use crate::apply::backend::{Backend, BackendError, BackendKind};
 use crate::apply::presence::Presence;
 use crate::apply::{ApplyError, ApplyReport, apply};
-use crate::compile::{compile, compile_ambient};
+use crate::compile::{compile, compile_ambient, compile_ambient_draining};
 use crate::iptables::IptablesError;
 use crate::kernel::routes::{self, Routes, RoutesError, RoutingEntry, Rtnetlink, Stray};
 use crate::model::Hint;
 use crate::model::inventory::{Difference, PreviousRules};
-use crate::model::policy::{AmbientPolicy, RedirectPolicy};
+use crate::model::policy::{AmbientPolicy, Families, RedirectPolicy};
 use crate::model::ruleset::{Ruleset, Stage};
 use crate::nft::NftError;
 use crate::xt::legacy::LegacyError;
@@ -142,6 +142,12 @@ impl Redirection {
     /// The redirection of an ambient `policy` with all its rules.
     pub fn of_ambient(policy: &AmbientPolicy) -> Self {
         Self { rules: compile_ambient(policy), routes: Routes::of_ambient(policy) }
+    }
+
+    /// The redirection for the open connections of a pod that is no longer ambient: new ones keep their destination.
+    pub fn of_draining_ambient(families: Families) -> Self {
+        let policy = AmbientPolicy { families, ..AmbientPolicy::default() };
+        Self { rules: compile_ambient_draining(families), routes: Routes::of_ambient(&policy) }
     }
 
     /// The same with the rules of `variant`.

@@ -12,12 +12,12 @@ use super::{
     DNS_PORT, FamilyNetworks, TCP, UDP, compiled, dport, networks_per_family, not_to, only, over_loopback, to,
 };
 use crate::model::inventory::{Inventory, PartKind};
-use crate::model::policy::InterfaceName;
 use crate::model::policy::ambient::{
     AmbientDns, AmbientInbound, AmbientPolicy, ORIGINAL_SOURCE_MARK, UPSTREAM_ZONE, ZTUNNEL_MARK,
 };
 use crate::model::policy::istio::{INBOUND_PORT, OUTBOUND_PORT, TUNNEL_PORT};
-use crate::model::ruleset::{Chain, ChainName, Is, Match, Ruleset, Verdict};
+use crate::model::policy::{Families, InterfaceName};
+use crate::model::ruleset::{Chain, ChainName, Is, Match, Ruleset, Stage, Verdict};
 use ipnet::{Ipv4Net, Ipv6Net};
 use std::net::{Ipv4Addr, Ipv6Addr};
 
@@ -116,6 +116,18 @@ pub fn compile_ambient(policy: &AmbientPolicy) -> Ruleset {
     )
 }
 
+/// The rules for the open connections of a pod that is no longer ambient: none leads a new connection to ztunnel. The
+/// chains for NAT stay, because without one the kernel stops to translate the open connections.
+pub fn compile_ambient_draining(families: Families) -> Ruleset {
+    let mut rules = compile_ambient(&AmbientPolicy { families, ..AmbientPolicy::default() });
+    // A query has no connection that stays open; so no kernel needs conntrack zones for this.
+    rules.chains.retain(|chain| chain.name.stage() != Stage::Raw);
+    for chain in &mut rules.chains {
+        chain.rules.retain(|rule| !matches!(rule.verdict, Verdict::Redirect(_)));
+    }
+    rules
+}
+
 /// Reports whether one of these rules is of an ambient policy.
 pub fn has_ambient_rules(found: &Inventory) -> bool {
     let chains = found.parts.iter().filter(|part| part.kind == PartKind::Chain);
@@ -137,4 +149,27 @@ fn per_family(
     v6: Ipv6Addr,
 ) -> Vec<FamilyNetworks> {
     networks_per_family(policy.families, ids, &[Ipv4Net::from(v4)], &[Ipv6Net::from(v6)])
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_rules_of_a_pod_that_leaves_redirect_nothing_and_keep_nat_and_the_marks_of_open_connections() {
+        let draining = compile_ambient_draining(Families::V4AndV6);
+        let all = compile_ambient(&AmbientPolicy::default());
+        let redirects =
+            |rules: &Ruleset| rules.rules().any(|(_, it)| matches!(it.verdict, Verdict::Redirect(_)));
+        assert!(redirects(&all) && !redirects(&draining));
+        let chains: Vec<ChainName> = draining.chains.iter().map(|chain| chain.name).collect();
+        for chain in [ChainName::NatPrerouting, ChainName::NatOutput] {
+            assert!(chains.contains(&chain), "{chains:?}");
+        }
+        for id in ["original-source", "answer-to-ztunnel"] {
+            assert!(draining.rules().any(|(_, rule)| rule.id.0 == id), "{id}");
+        }
+        let ids = draining.rules().map(|(_, rule)| rule.id.0);
+        assert!(has_ambient_id(ids), "a later judgement recognizes them");
+    }
 }

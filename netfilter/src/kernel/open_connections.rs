@@ -139,6 +139,26 @@ impl KeptConnections {
 /// # Errors
 /// When an open connection would be reset.
 pub fn keep(policy: &RedirectPolicy) -> Result<KeptConnections, KeepError> {
+    keep_under(policy.invalid == InvalidPackets::Drop || matches!(policy.mode, Mode::Tproxy { .. }))
+}
+
+/// [`keep`] for the rules of an ambient policy, under which invalid packets pass.
+///
+/// # Errors
+/// When an open connection would be reset.
+pub fn keep_under_ambient() -> Result<KeptConnections, KeepError> {
+    keep_under(false)
+}
+
+/// Returns the number of open connections to listeners of this host on these ports.
+///
+/// # Errors
+/// When the sockets cannot be listed.
+pub fn open_on(ports: &[u16]) -> Result<usize, KeepError> {
+    Ok(list()?.iter().filter(|connection| ports.contains(&connection.local.port())).count())
+}
+
+fn keep_under(loses_invalid: bool) -> Result<KeptConnections, KeepError> {
     // First the sysctl: a connection that opens after the list was read is then kept by it.
     let loose = refuse_unknown_segments();
     let connections = list().inspect_err(|_| {
@@ -153,7 +173,6 @@ pub fn keep(policy: &RedirectPolicy) -> Result<KeptConnections, KeepError> {
     };
     let open = connections.iter().filter(|connection| !connection.remote.ip().is_loopback()).count();
     let mut kept = KeptConnections { open, previous, entered: None };
-    let loses_invalid = policy.invalid == InvalidPackets::Drop || matches!(policy.mode, Mode::Tproxy { .. });
     if loses_invalid {
         let entered = EntryChange::Enter.make(&connections).inspect_err(|_| {
             // The rules are not written, and the error says why.

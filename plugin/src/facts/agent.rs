@@ -1,7 +1,7 @@
 //! Facts from the node agent, over its unix socket. The messages are in `wire`, the wait for a socket that is away
 //! in `socket_watch`.
 
-use super::ambient::{self, AmbientPod, HandOverFault};
+use super::ambient::{self, AmbientPod, HandOverFault, PodUid};
 use super::socket_watch::SocketWatch;
 use super::wire::{self, FactsRequest, FactsResponse, MAX_RESPONSE_BYTES, WireError};
 use crate::args::PodRef;
@@ -205,6 +205,15 @@ pub fn hand_over(
     }
 }
 
+/// Reports that an ambient pod runs on without the mesh: ztunnel ends its proxy of the pod. A second report changes
+/// nothing.
+///
+/// # Errors
+/// When no trusted agent that serves ztunnel responds before the deadline.
+pub fn leave(socket: &Path, pod: &PodUid, deadline: Instant) -> Result<(), AgentFault> {
+    hand_over_response(&exchange(socket, |_| ambient::encode_leave(pod), deadline)?)
+}
+
 fn hand_over_once(
     socket: &Path,
     pod: &AmbientPod,
@@ -219,7 +228,11 @@ fn hand_over_once(
     let control = [ControlMessage::ScmRights(&descriptor)];
     sendmsg::<UnixAddr>(agent.as_raw_fd(), &parts, &control, MsgFlags::MSG_NOSIGNAL, None)
         .map_err(AgentFault::Unreachable)?;
-    match ambient::decode_response(&receive_response(&agent, deadline)?) {
+    hand_over_response(&receive_response(&agent, deadline)?)
+}
+
+fn hand_over_response(bytes: &[u8]) -> Result<(), AgentFault> {
+    match ambient::decode_response(bytes) {
         Ok(response) => response.map_err(AgentFault::HandOver),
         Err(WireError::Incomplete) => Err(AgentFault::Closed),
         Err(error) => Err(AgentFault::Invalid(error)),

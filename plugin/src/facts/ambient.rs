@@ -1,7 +1,8 @@
 //! The request by which the plugin hands over an ambient pod's open network namespace to the node agent, which passes it
 //! to ztunnel: one more request of the facts socket, in the form that `wire` describes, with the namespace as its only
 //! descriptor (`SCM_RIGHTS`, unix(7)). The agent responds when ztunnel has acknowledged the pod, or with the reason why
-//! the pod is not in the mesh. An agent without this request responds with an error. Pure.
+//! the pod is not in the mesh. The process that repairs pods makes the same request for a pod that runs, and another
+//! one when such a pod has left the mesh. An agent without these requests responds with an error. Pure.
 
 use super::wire::{VERSION, WireError, check_version, malformed};
 use crate::args::{ArgsError, Namespace, PodName};
@@ -94,6 +95,18 @@ pub fn decode_request(json: &Value) -> Option<Result<HandOverRequest, WireError>
         }
     };
     Some(decoded)
+}
+
+/// Encodes the request that a pod has left the mesh; the response is that to a hand-over.
+pub fn encode_leave(pod: &PodUid) -> String {
+    format!("{}\n", json!({ "version": VERSION, "ambient_left": pod.as_str() }))
+}
+
+/// Decodes the uid of a pod that has left the mesh; none when it is another request.
+pub fn decode_leave(json: &Value) -> Option<Result<PodUid, WireError>> {
+    let uid = json.get("ambient_left")?.as_str().unwrap_or_default();
+    let uid = PodUid::parse(uid).map_err(|_| WireError::Malformed("has a uid that is invalid in Kubernetes"));
+    Some(check_version(json).and(uid))
 }
 
 /// Encodes the response: ztunnel has acknowledged the pod, or why it is not in the mesh.
@@ -288,6 +301,13 @@ mod tests {
         ] {
             assert!(decode_response(text.as_bytes()).is_err(), "{text}");
         }
+        let left = |line: &str| decode_leave(&serde_json::from_str(line).unwrap());
+        let leave = encode_leave(&pod.uid);
+        assert_eq!(left(&leave), Some(Ok(pod.uid)));
+        assert!(left(&request).is_none() && decoded(leave.as_bytes()).is_none());
+        assert!(wire::decode_request(leave.as_bytes()).is_err(), "an older agent responds with an error");
+        assert_eq!(left(&leave.replace("\"version\":1", "\"version\":2")), Some(Err(WireError::Version(2))));
+        assert!(matches!(left(&leave.replace("u-1", "../u")), Some(Err(WireError::Malformed(_)))));
         let far_newer = br#"{"version": 4294967296, "ambient": true}"#;
         assert_eq!(decode_response(far_newer), Err(WireError::Version(u32::MAX)));
         let newer = request.replace("\"version\":1", "\"version\":2");

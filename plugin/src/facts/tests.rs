@@ -238,7 +238,7 @@ fn unknown_and_unusable_facts_and_a_missing_source_have_hints() {
     let hint = |error: FactsError| error.hint().map(Cow::into_owned).unwrap_or_default();
     assert!(hint(FactsError::NoSource).starts_with("set facts.socket, facts.kubeconfig or facts.directory"));
     assert!(hint(FactsError::Unknown("not there".into())).starts_with("the kubelet retries"));
-    let unusable = ambient::AmbientPod::parse("../u", "shop", "cart-0", "default").unwrap_err();
+    let unusable = AmbientPod::parse("../u", "shop", "cart-0", "default").unwrap_err();
     assert!(hint(unusable.into()).starts_with("the kubelet retries"));
     assert!(hint(FactsError::Ambient).contains("AMBIENT_ENABLED=true"));
     let several = FactsError::Unknown("not there".into()).and(&FactsError::NoSource);

@@ -46,8 +46,6 @@ pub(super) struct Connection<'a> {
     pub(super) log: &'a Log,
 }
 
-const LOST: &str = "gybe node: a new ztunnel may not serve the pods that started before this agent";
-
 /// The registration of a ztunnel, which ends with the value.
 struct Registration<'a> {
     pods: &'a AmbientPods,
@@ -106,10 +104,6 @@ impl Connection<'_> {
         match (request, response) {
             (Request::SnapshotSent, Ok(())) => {
                 self.log.info("gybe node: ztunnel has acknowledged its snapshot", json!({}));
-                if let lost @ 1.. = self.pods.status().lost {
-                    let hint = "restart the ambient ones among them";
-                    self.log.warn(LOST, json!({ "pods": lost, "hint": hint }));
-                }
             }
             (Request::SnapshotSent, Err(why)) => return Err(ConnectionEnd::SnapshotRefused(why)),
             (Request::Add { pod, .. } | Request::Keep { pod, .. }, Err(why)) => {

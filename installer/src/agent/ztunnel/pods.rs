@@ -46,8 +46,6 @@ struct State {
     /// Whether hand-overs are refused because this agent serves no ztunnel until it leads again.
     has_ended: bool,
     failing: Option<Failing>,
-    /// The acknowledged snapshots.
-    snapshots: u64,
 }
 
 /// The hand-overs that have failed since the last one that was completed.
@@ -73,8 +71,6 @@ struct Entry {
     /// The hand-overs of this namespace that have not ended. Each uses the first answer.
     callers: BTreeMap<u64, Sender<Result<(), String>>>,
     rest: Rest,
-    /// Whether the pod leaves the mesh while it runs on.
-    is_leaving: bool,
     /// Since when the API server is not known to have it.
     unlisted: Option<Instant>,
 }
@@ -148,7 +144,6 @@ impl State {
         if is_same {
             if let Some(entry) = self.pods.get_mut(&pod.uid).filter(|_| netns.is_some()) {
                 entry.pod = Arc::new(pod.clone());
-                entry.is_leaving = false;
             }
             let sent = self.connections.last_mut().and_then(|newest| newest.sent.get_mut(&pod.uid));
             if let Some(sent) = sent.filter(|sent| matches!(sent.answer, Answer::Refused(_))) {
@@ -168,8 +163,8 @@ impl State {
         let (generation, netns) = (self.generations, netns.map(Arc::new));
         let uid = pod.uid.clone();
         let (pod, callers) = (Arc::new(pod), BTreeMap::new());
-        let (pending, unlisted, is_leaving) = (None, None, false);
-        let entry = Entry { pod, netns, generation, pending, callers, rest, is_leaving, unlisted };
+        let (pending, unlisted) = (None, None);
+        let entry = Entry { pod, netns, generation, pending, callers, rest, unlisted };
         self.pods.insert(uid, entry);
         self.judge_pending();
         self.wake_all();
@@ -309,7 +304,7 @@ impl Entry {
     /// Reports whether the pod is in the mesh: its namespace is known, its hand-over is complete, and the newest ztunnel
     /// has acknowledged it.
     fn is_enrolled(&self) -> bool {
-        let is_complete = matches!(self.rest, Rest::Everything) && !self.is_leaving;
+        let is_complete = matches!(self.rest, Rest::Everything);
         is_complete && self.netns.is_some() && self.pending.is_none()
     }
 

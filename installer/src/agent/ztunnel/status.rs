@@ -14,8 +14,6 @@ pub struct ZtunnelStatus {
     pub pods: usize,
     /// The pods whose network namespace is not known yet.
     pub without_netns: usize,
-    /// Of these, how many the newest ztunnel may not serve, because it connected after another one.
-    pub lost: usize,
     /// For how long every hand-over has failed, and why the last one did; none after one that was completed, or when
     /// none was tried of late.
     pub failing: Option<(Duration, String)>,

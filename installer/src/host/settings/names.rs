@@ -272,7 +272,7 @@ pub const INCUMBENTS: [SettingName; 61] = [
     other(
         Support::Ignored,
         "AMBIENT_RECONCILE_POD_RULES_ON_STARTUP",
-        "the rules of running pods stay as the ADD wrote them",
+        "the container `repair` keeps the rules of enrolled pods as they should be",
     ),
     other(
         Support::Ignored,

@@ -12,8 +12,12 @@ pub struct RepairCandidate {
     pub has_ended_add: bool,
     /// Whether a process of a pod runs in the namespace. The runtime starts the first one after the ADD.
     pub has_process: bool,
-    /// Whether the namespace has rules of Gybe.
-    pub has_our_rules: bool,
+    /// The rules of Gybe in the namespace; [`OurRules::Sidecar`] where they were not read.
+    pub ours: OurRules,
+    /// Whether rules or routes of Gybe differ from the desired ones.
+    pub differs: bool,
+    /// Whether the agent reports that it has to be enrolled or taken out.
+    pub is_due: bool,
     /// Why it is not certain that the namespace is the pod's; none if it is certain.
     pub doubt: Option<String>,
 }
@@ -27,8 +31,20 @@ pub enum KnownPolicy {
     Ambient,
     /// It should have no rules of Gybe.
     LeaveAlone,
+    /// The same, and it is certain that it is not ambient.
+    NotAmbient,
     /// No source knows the pod.
     NotKnown,
+}
+
+/// The rules of Gybe in a namespace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum OurRules {
+    None,
+    /// A table or chains without a rule.
+    Empty,
+    Ambient,
+    Sidecar,
 }
 
 /// What happens to a sandbox.
@@ -38,6 +54,10 @@ pub enum Action {
     None,
     /// Its rules are written.
     Repair,
+    /// It is handed over to ztunnel, and rules that differ are written.
+    Enrol,
+    /// Its ambient rules are removed, and ztunnel forgets it.
+    Leave,
     /// Nothing, and an operator has to look at it.
     Report,
 }
@@ -49,6 +69,8 @@ impl Action {
         match self {
             Self::None => "none",
             Self::Repair => "repair",
+            Self::Enrol => "enrol",
+            Self::Leave => "leave",
             Self::Report => "report",
         }
     }
@@ -66,7 +88,9 @@ pub struct RepairDecision {
 #[must_use]
 pub fn decide(candidate: &RepairCandidate) -> RepairDecision {
     let decision = |action, reason: &str| RepairDecision { action, reason: reason.to_owned() };
+    let ambient = ambient_change(candidate);
     match candidate.state {
+        _ if ambient.is_some() => {}
         RedirectionState::Redirected => return decision(Action::None, "it is redirected"),
         RedirectionState::NotMeshed if candidate.policy == KnownPolicy::NotKnown => {
             return decision(Action::None, "it has no rules, and its policy is not known");
@@ -87,14 +111,15 @@ pub fn decide(candidate: &RepairCandidate) -> RepairDecision {
         return decision(Action::None, "no process of a pod runs in it yet, or the last one has ended");
     }
     match candidate.policy {
+        _ if ambient.is_some() => {}
         KnownPolicy::Redirect => {}
-        KnownPolicy::Ambient => {
-            return decision(
-                Action::Report,
-                "it should be ambient, and a running pod is not enrolled: restart it",
-            );
+        KnownPolicy::Ambient if candidate.ours == OurRules::Sidecar => {
+            return decision(Action::Report, "it should be ambient, and has rules of Gybe for a sidecar");
         }
-        KnownPolicy::LeaveAlone | KnownPolicy::NotKnown => {
+        KnownPolicy::Ambient => {
+            return decision(Action::Report, "it is ambient, and not redirected in spite of its rules");
+        }
+        KnownPolicy::LeaveAlone | KnownPolicy::NotAmbient | KnownPolicy::NotKnown => {
             return decision(Action::Report, "it is not redirected, and Gybe has no policy for it");
         }
     }
@@ -104,7 +129,12 @@ pub fn decide(candidate: &RepairCandidate) -> RepairDecision {
             reason: format!("it is not certain that the namespace is this pod's: {doubt}"),
         };
     }
-    if candidate.has_our_rules {
+    match ambient {
+        Some(Action::Leave) => return decision(Action::Leave, "it is not ambient any more"),
+        Some(action) => return decision(action, "it should be ambient, and is not enrolled completely"),
+        None => {}
+    }
+    if candidate.ours != OurRules::None {
         // A pod's rules are those of its ADD. Facts that changed since then change no running pod.
         return decision(
             Action::Report,
@@ -112,6 +142,23 @@ pub fn decide(candidate: &RepairCandidate) -> RepairDecision {
         );
     }
     decision(Action::Repair, "it should be redirected, and its namespace has no rules of Gybe")
+}
+
+/// Returns what ambient mode requires of a pod that runs. Rules for a sidecar are never replaced, and neither are those
+/// of a namespace that is not known completely.
+fn ambient_change(candidate: &RepairCandidate) -> Option<Action> {
+    let RepairCandidate { state, policy, ours, differs, is_due, .. } = *candidate;
+    match (policy, ours) {
+        _ if state == RedirectionState::ByOthers => None,
+        // The kernel shows it as enrolled; no rule has to be written.
+        (KnownPolicy::Ambient, OurRules::Ambient) if is_due => Some(Action::Enrol),
+        _ if state == RedirectionState::Unknown => None,
+        (KnownPolicy::Ambient, OurRules::None | OurRules::Empty) => Some(Action::Enrol),
+        (KnownPolicy::Ambient, OurRules::Ambient) if differs => Some(Action::Enrol),
+        (KnownPolicy::NotAmbient, OurRules::Ambient) => Some(Action::Leave),
+        (KnownPolicy::NotAmbient, OurRules::None | OurRules::Empty) if is_due => Some(Action::Leave),
+        _ => None,
+    }
 }
 
 #[cfg(test)]
@@ -123,7 +170,9 @@ mod tests {
         policy: KnownPolicy::Redirect,
         has_ended_add: true,
         has_process: true,
-        has_our_rules: false,
+        ours: OurRules::None,
+        differs: false,
+        is_due: false,
         doubt: None,
     };
 
@@ -135,11 +184,13 @@ mod tests {
             (RepairCandidate { has_ended_add: false, ..UNREDIRECTED }, Action::None),
             (RepairCandidate { has_process: false, ..UNREDIRECTED }, Action::None),
             (RepairCandidate { has_ended_add: false, doubt: doubt(), ..UNREDIRECTED }, Action::None),
-            (RepairCandidate { policy: KnownPolicy::Ambient, ..UNREDIRECTED }, Action::Report),
             (RepairCandidate { policy: KnownPolicy::LeaveAlone, ..UNREDIRECTED }, Action::Report),
+            (RepairCandidate { policy: KnownPolicy::NotAmbient, ..UNREDIRECTED }, Action::Report),
             (RepairCandidate { policy: KnownPolicy::NotKnown, ..UNREDIRECTED }, Action::Report),
-            (RepairCandidate { has_our_rules: true, ..UNREDIRECTED }, Action::Report),
+            (RepairCandidate { ours: OurRules::Sidecar, ..UNREDIRECTED }, Action::Report),
+            (RepairCandidate { ours: OurRules::Empty, ..UNREDIRECTED }, Action::Report),
             (RepairCandidate { doubt: doubt(), ..UNREDIRECTED }, Action::Report),
+            (RepairCandidate { is_due: true, ..UNREDIRECTED }, Action::Repair),
             (RepairCandidate { state: RedirectionState::Unknown, ..UNREDIRECTED }, Action::Report),
             (RepairCandidate { state: RedirectionState::Redirected, ..UNREDIRECTED }, Action::None),
             (RepairCandidate { state: RedirectionState::NotMeshed, ..UNREDIRECTED }, Action::None),
@@ -147,7 +198,41 @@ mod tests {
         ] {
             assert_eq!(decide(&candidate).action, action, "{candidate:?}");
         }
-        let ambient = decide(&RepairCandidate { policy: KnownPolicy::Ambient, ..UNREDIRECTED });
-        assert!(ambient.reason.contains("restart it"), "{ambient:?}");
+    }
+
+    #[test]
+    fn a_pod_that_runs_is_enrolled_and_taken_out_only_if_that_is_certain() {
+        use RedirectionState::{ByOthers, NotMeshed, NotRedirected, Redirected, Unknown};
+        let ambient = RepairCandidate { policy: KnownPolicy::Ambient, ..UNREDIRECTED };
+        let enrolled = RepairCandidate { state: Redirected, ours: OurRules::Ambient, ..ambient.clone() };
+        let left = RepairCandidate { policy: KnownPolicy::NotAmbient, ..enrolled.clone() };
+        let doubt = || Some("its uid changed".to_owned());
+        for (candidate, action) in [
+            (ambient.clone(), Action::Enrol),
+            (RepairCandidate { ours: OurRules::Empty, ..ambient.clone() }, Action::Enrol),
+            (RepairCandidate { ours: OurRules::Sidecar, is_due: true, ..ambient.clone() }, Action::Report),
+            (RepairCandidate { state: ByOthers, is_due: true, ..ambient.clone() }, Action::None),
+            (RepairCandidate { state: Unknown, is_due: true, ..ambient.clone() }, Action::Report),
+            (RepairCandidate { has_ended_add: false, is_due: true, ..ambient.clone() }, Action::None),
+            (RepairCandidate { has_process: false, is_due: true, ..ambient.clone() }, Action::None),
+            (RepairCandidate { doubt: doubt(), ..ambient }, Action::Report),
+            (enrolled.clone(), Action::None),
+            (RepairCandidate { is_due: true, ..enrolled.clone() }, Action::Enrol),
+            (RepairCandidate { differs: true, ..enrolled.clone() }, Action::Enrol),
+            (RepairCandidate { state: NotRedirected, differs: true, ..enrolled.clone() }, Action::Enrol),
+            // Another owner's rules precede ours.
+            (RepairCandidate { state: NotRedirected, ..enrolled.clone() }, Action::Report),
+            (RepairCandidate { state: Unknown, is_due: true, ..enrolled.clone() }, Action::Enrol),
+            (RepairCandidate { state: Unknown, differs: true, ..enrolled.clone() }, Action::Report),
+            (left.clone(), Action::Leave),
+            (RepairCandidate { doubt: doubt(), ..left.clone() }, Action::Report),
+            (RepairCandidate { policy: KnownPolicy::LeaveAlone, ..left.clone() }, Action::None),
+            (RepairCandidate { policy: KnownPolicy::NotKnown, ..left.clone() }, Action::None),
+            (RepairCandidate { ours: OurRules::Sidecar, ..left.clone() }, Action::None),
+            (RepairCandidate { ours: OurRules::None, state: NotMeshed, ..left.clone() }, Action::None),
+            (RepairCandidate { ours: OurRules::None, state: NotMeshed, is_due: true, ..left }, Action::Leave),
+        ] {
+            assert_eq!(decide(&candidate).action, action, "{candidate:?}");
+        }
     }
 }

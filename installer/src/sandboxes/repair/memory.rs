@@ -1,8 +1,9 @@
 //! What the process that repairs pods remembers: which sandboxes need no further look, what has been logged, and what the
 //! agent has not received yet. Bounded by the sandboxes of the node.
 
+use super::enrolment::AmbientTurn;
 use super::queue::LONG;
-use super::{Action, FindingKind, PodRepairs, RepairFinding, RepairReport};
+use super::{Action, AmbientOutcome, FindingKind, PodRepairs, RepairFinding, RepairReport};
 use crate::host::settings::RepairMode;
 use crate::log::{Level, Log};
 use crate::sandboxes::{Sandbox, SandboxList};
@@ -29,6 +30,10 @@ const MAX_UNSENT: usize = 256;
 pub(super) struct RepairMemory {
     /// The sandboxes by their keys, since their first judgement.
     sandboxes: BTreeMap<String, Judged>,
+    /// The uids of the pods that the agent reports as due, and whether that is new.
+    due: BTreeMap<String, bool>,
+    /// Since when ambient pods leave, by the keys of their sandboxes.
+    leaving: BTreeMap<String, Instant>,
     /// Since when the settled ones have not been judged again.
     settled_since: Option<Instant>,
     /// What was last logged about a sandbox.
@@ -55,6 +60,7 @@ pub(super) struct RepairMemory {
 /// What is remembered of a sandbox.
 #[derive(Debug, Clone, Copy)]
 struct Judged {
+    /// When it was judged first, or has become due.
     first: Instant,
     last: Instant,
     /// Whether it is in its desired state, as far as that is known, and is not judged again soon.
@@ -108,6 +114,22 @@ impl RepairMemory {
         }
     }
 
+    /// Records the uids of the pods that the agent reports as due.
+    pub(super) fn set_due(&mut self, uids: BTreeSet<String>) {
+        let before = std::mem::take(&mut self.due);
+        self.due = uids
+            .into_iter()
+            .map(|uid| (before.get(&uid) != Some(&false), uid))
+            .map(|(is_new, uid)| (uid, is_new))
+            .collect();
+    }
+
+    /// Returns what is known of an ambient pod that runs.
+    pub(super) fn ambient_turn(&self, key: &str, sandbox: &Sandbox, now: Instant) -> AmbientTurn {
+        let leaves_for = self.leaving.get(key).map(|since| now.duration_since(*since));
+        AmbientTurn { is_due: uid(sandbox).is_some_and(|uid| self.due.contains_key(uid)), leaves_for }
+    }
+
     /// Returns the sandboxes that are to be judged, with their keys and whether they take long: new ones first, then
     /// those whose judgement is the oldest. Forgets those that are gone. A list with unread parts
     /// may miss some, which are forgotten later.
@@ -120,7 +142,14 @@ impl RepairMemory {
         self.sandboxes.retain(|key, it| keys.contains(key) || (!is_whole && is_recent(it)));
         let is_known = |key: &String| keys.contains(key) || self.sandboxes.contains_key(key);
         self.logged.retain(|key, _| is_known(key));
+        self.leaving.retain(|key, _| is_known(key));
         self.handed_over.retain(|key, at| is_known(key) && now.duration_since(*at) < SETTLED);
+        for (key, sandbox) in &present {
+            let is_new = uid(sandbox).and_then(|uid| self.due.get_mut(uid)).map(std::mem::take);
+            if let (Some(true), Some(judged)) = (is_new, self.sandboxes.get_mut(key)) {
+                (judged.first, judged.is_settled) = (now, false);
+            }
+        }
         let judged = |key: &String| self.sandboxes.get(key);
         let is_due = |(key, _): &(String, Sandbox)| judged(key).is_none_or(|it| it.is_due(now));
         let mut due: Vec<_> = present.into_iter().filter(is_due).collect();
@@ -160,16 +189,26 @@ impl RepairMemory {
         now: Instant,
         log: &Log,
     ) {
-        match &report.repair {
-            Some(Ok(_)) => self.repaired += 1,
-            Some(Err(_)) => self.failed += 1,
-            None => {}
+        match (&report.repair, &report.ambient) {
+            (Some(Ok(_)), _) | (_, Some(Ok(AmbientOutcome::Enrolled(Some(_))))) => self.repaired += 1,
+            (Some(Err(_)), _) | (_, Some(Err(_))) => self.failed += 1,
+            _ => {}
+        }
+        match report.ambient {
+            Some(Ok(AmbientOutcome::Draining(_))) => drop(self.leaving.entry(key.to_owned()).or_insert(now)),
+            // An error may have come after the rules were changed.
+            Some(Err(_)) => {}
+            _ => drop(self.leaving.remove(key)),
         }
         let first = self.sandboxes.get(key).map_or(now, |it| it.first);
         let (is_settled, is_well) = (is_settled(report), report.is_well());
         let judged = Judged { first, last: now, is_settled, is_well, took: report.took };
         self.sandboxes.insert(key.to_owned(), judged);
-        if is_settled || report.repair.is_some() || now.duration_since(first) >= GRACE {
+        if is_settled
+            || report.repair.is_some()
+            || report.ambient.is_some()
+            || now.duration_since(first) >= GRACE
+        {
             self.log_once(key, report, mode, log);
         }
     }
@@ -224,8 +263,8 @@ impl RepairMemory {
             return;
         }
         let sandbox = &report.before.sandbox;
-        let uid = sandbox.pod.as_ref().and_then(|pod| pod.uid.as_ref()).or(sandbox.uid.as_ref());
-        let mut fields = json!({ "pod": sandbox.to_string(), "uid": uid, "verdict": report.before.line() });
+        let mut fields =
+            json!({ "pod": sandbox.to_string(), "uid": uid(sandbox), "verdict": report.before.line() });
         if let (Some(fields), Some(more)) = (fields.as_object_mut(), line.fields.as_object()) {
             fields.extend(more.clone());
         }
@@ -237,7 +276,12 @@ impl RepairMemory {
 /// A sandbox in its desired state, as far as that is known. Another sandbox is judged again soon.
 fn is_settled(report: &RepairReport) -> bool {
     let is_known = report.before.unknown_because.is_none() && report.before.sandbox.ended_add.is_some();
-    is_known && report.is_well()
+    is_known && report.is_well() && !matches!(report.ambient, Some(Ok(AmbientOutcome::Draining(_))))
+}
+
+/// The uid of its pod.
+fn uid(sandbox: &Sandbox) -> Option<&str> {
+    sandbox.pod.as_ref().and_then(|pod| pod.uid.as_deref()).or(sandbox.uid.as_deref())
 }
 
 /// The runtime's id, or the name where the runtime cached nothing.
@@ -257,6 +301,9 @@ struct RepairLine {
 impl RepairLine {
     /// None if there is nothing to log.
     fn of(report: &RepairReport, mode: RepairMode) -> Option<Self> {
+        if let Some(outcome) = &report.ambient {
+            return Some(Self::of_ambient(outcome, report.decision.action));
+        }
         let reason = &report.decision.reason;
         let handed_over = report.is_to_be_repaired().then(|| json!(mode));
         Some(match (&report.repair, report.decision.action) {
@@ -279,6 +326,12 @@ impl RepairLine {
                 fields: json!({ "action": action.name() }),
                 details: report.before.line(),
             },
+            (None, Action::Enrol | Action::Leave) => Self {
+                level: Level::Warn,
+                message: "gybe repair: a running pod is not enrolled, or not taken out of ambient mode",
+                fields: json!({ "action": report.decision.action.name(), "reason": reason }),
+                details: reason.clone(),
+            },
             (None, action) => {
                 let action = handed_over.unwrap_or_else(|| json!(action.name()));
                 Self {
@@ -289,6 +342,36 @@ impl RepairLine {
                 }
             }
         })
+    }
+
+    fn of_ambient(outcome: &Result<AmbientOutcome, String>, action: Action) -> Self {
+        let (message, fields, details) = match outcome {
+            Ok(AmbientOutcome::Enrolled(written)) => (
+                "gybe repair: enrolled a running pod",
+                json!({
+                    "tool": written.as_ref().map(|it| it.backend),
+                    "open_connections": written.as_ref().map(|it| it.open_connections),
+                }),
+                "enrolled",
+            ),
+            Ok(AmbientOutcome::Draining(open)) => (
+                "gybe repair: a running pod leaves ambient mode when its connections have ended",
+                json!({ "open_connections": open }),
+                "draining",
+            ),
+            Ok(AmbientOutcome::Left) => {
+                ("gybe repair: took a running pod out of ambient mode", json!({}), "left")
+            }
+            Err(why) => {
+                let message = match action {
+                    Action::Leave => "gybe repair: cannot take a running pod out of ambient mode",
+                    _ => "gybe repair: cannot enrol a running pod",
+                };
+                let fields = json!({ "why": why });
+                return Self { level: Level::Error, message, fields, details: why.clone() };
+            }
+        };
+        Self { level: Level::Info, message, fields, details: details.to_owned() }
     }
 }
 
@@ -374,6 +457,24 @@ mod tests {
         // Never more than a minute.
         judged(&mut memory, "slow", start, false, LONG * 60);
         assert_eq!(keys(due(&mut memory, &["slow"], after(60))), ["slow"]);
+    }
+
+    #[test]
+    fn a_settled_sandbox_that_becomes_due_is_judged_at_once() {
+        let (mut memory, now) = (RepairMemory::default(), Instant::now());
+        let mut is_due = |uids: &[&str]| {
+            judged(&mut memory, "a", now, true, Duration::ZERO);
+            memory.set_due(uids.iter().map(|uid| (*uid).to_owned()).collect());
+            let sandboxes = vec![Sandbox { uid: Some("u-a".to_owned()), ..sandbox("a") }];
+            let due = memory.due(SandboxList { sandboxes, unreadable: Vec::new() }, now);
+            !due.is_empty()
+        };
+        let steps: [(&[&str], bool); 5] =
+            [(&[], false), (&["u-b"], false), (&["u-a", "u-b"], true), (&["u-a"], false), (&[], false)];
+        for (uids, expected) in steps {
+            assert_eq!(is_due(uids), expected, "{uids:?}");
+        }
+        assert!(is_due(&["u-a"]), "again");
     }
 
     #[test]

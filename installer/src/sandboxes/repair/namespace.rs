@@ -15,6 +15,7 @@ use gybe_netfilter::model::Hint;
 use gybe_netfilter::model::policy::{Dns, InvalidPackets, RedirectPolicy};
 use gybe_plugin::backend::{SelectError, Selection};
 use gybe_plugin::conf::PluginConf;
+use gybe_plugin::facts::AgentError;
 use gybe_plugin::probe_cache::MaxAge;
 use std::borrow::Cow;
 use std::path::Path;
@@ -54,12 +55,17 @@ pub enum RepairError {
     Rules(#[from] RedirectionError),
     #[error("its rules were written, and it is not redirected: {0}")]
     NotRedirected(String),
+    /// ztunnel does not serve an ambient pod, or the agent does not respond.
+    #[error(transparent)]
+    Agent(#[from] AgentError),
+    #[error("the node's entry names no socket of the agent, which serves ztunnel")]
+    NoAgent,
 }
 
 impl Hint for RepairError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Changed(_) | Self::NotRedirected(_) => None,
+            Self::Changed(_) | Self::NotRedirected(_) | Self::Agent(_) | Self::NoAgent => None,
             Self::Netns(error) => error.hint(),
             Self::Backend(error) => error.hint(),
             Self::Presence(error) => error.hint(),
@@ -98,15 +104,6 @@ pub(super) fn doubt(sandbox: &Sandbox, netns: &Netns) -> Option<String> {
         Ok(_) => Some("it has none of the addresses that the plugins assigned to the pod".to_owned()),
         Err(why) => Some(format!("its addresses cannot be read: {why}")),
     }
-}
-
-/// Reports whether the namespace has rules of Gybe.
-///
-/// # Errors
-/// When they cannot be read.
-pub(super) fn has_our_rules(netns: &Netns) -> Result<bool, RepairError> {
-    let presence = netns.run(Presence::look)?.map_err(RepairError::Presence)?;
-    Ok(!presence.ours.is_empty())
 }
 
 /// Writes the rules of `policy` with the backend that an ADD would choose, if the settings by which the pod was judged

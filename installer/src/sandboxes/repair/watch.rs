@@ -8,6 +8,7 @@ use crate::host::observe::NodeDirectories;
 use crate::host::settings::RepairMode;
 use crate::host::watch::{DirectoryWatch, WakeReason};
 use crate::log::Log;
+use crate::sandboxes::probe_exemption::ExemptedPods;
 use crate::sandboxes::{PolicySources, Sandbox};
 use gybe_plugin::conf::PluginConf;
 use serde_json::json;
@@ -156,11 +157,15 @@ impl RepairWatch<'_> {
     /// Queues the sandboxes that are due, and waits for most of them. Returns how long to wait for the next turn.
     fn judge_due(&self, settings: SettingsOfTurn) -> Duration {
         let settings = Arc::new(settings);
+        // A file that cannot be read delays only: all sandboxes are judged each minute.
+        let shared = self.shared.as_deref().filter(|_| settings.conf.ambient.is_some());
+        let pods = shared.and_then(|shared| ExemptedPods::kept_in(shared).ok().flatten());
         let list = self.node.sandboxes();
         let unreadable = (!list.unreadable.is_empty()).then(|| list.unreadable.join("; "));
         let due = {
             let mut memory = self.memory();
             memory.log_problem("gybe repair: sandboxes may be missing", unreadable, self.log);
+            memory.set_due(pods.unwrap_or_default().due);
             memory.due(list, Instant::now())
         };
         let jobs = due.into_iter().map(|(key, is_long, sandbox)| {
@@ -182,7 +187,8 @@ impl RepairWatch<'_> {
             let writes = settings.mode == RepairMode::Repair;
             let in_force = writes.then_some(&in_force as &(dyn Fn() -> bool + Sync));
             let pass = RepairPass { conf: &settings.conf, sources: &sources, in_force };
-            let report = pass.judge(sandbox);
+            let turn = self.memory().ambient_turn(&key, &sandbox, Instant::now());
+            let report = pass.judge(sandbox, turn);
             let mut memory = self.memory();
             memory.record(&key, &report, settings.mode, Instant::now(), self.log);
             if self.shared.is_some() {

@@ -119,7 +119,7 @@ impl AmbientPods {
         state.has_ended = true;
         state.pods.clear();
         state.redirections = Redirections::default();
-        (state.failing, state.snapshots) = (None, 0);
+        state.failing = None;
     }
 
     /// Adds a pod that the kernel shows as enrolled, without waiting for an acknowledgement. A ztunnel that connects
@@ -133,15 +133,16 @@ impl AmbientPods {
         self.lock().remove(uid)
     }
 
-    /// Records that a pod leaves the mesh while it runs on: its annotation is removed. [`AmbientPods::remove`] follows.
-    pub fn leave(&self, uid: &PodUid) {
+    /// Removes a pod that runs on without the mesh, and then its annotation. Reports whether this agent serves ztunnel; if
+    /// it does not, another one has the pod.
+    pub fn leave(&self, uid: &PodUid) -> bool {
         let mut guard = self.lock();
         let state = &mut *guard;
-        if let Some(entry) = state.pods.get_mut(uid) {
-            entry.is_leaving = true;
+        if let Some(entry) = state.pods.get(uid) {
             state.redirections.leave(&entry.pod);
-            state.wake_all();
         }
+        state.remove(uid);
+        !state.has_ended
     }
 
     /// Returns the next annotation that has to be written, and from when on it may be.
@@ -160,6 +161,13 @@ impl AmbientPods {
         state.counts.annotation_failures += u64::from(result.is_err());
         state.redirections.finish(write, result);
         state.redirections.retain(|uid| state.pods.contains_key(uid));
+    }
+
+    /// Returns the pods whose network namespace is open.
+    pub(crate) fn held(&self) -> BTreeSet<PodUid> {
+        let state = self.lock();
+        let held = state.pods.iter().filter(|(_, entry)| entry.netns.is_some());
+        held.map(|(uid, _)| uid.clone()).collect()
     }
 
     /// Records which pods a new list of the API server has.
@@ -225,8 +233,6 @@ impl AmbientPods {
                 .is_some_and(|newest| newest.snapshot == Snapshot::Acknowledged),
             pods: state.pods.len(),
             without_netns,
-            // The first ztunnel of this term may be the one that serves them.
-            lost: if state.snapshots > 1 { without_netns } else { 0 },
             failing: failing.map(|failing| (failing.since.elapsed(), failing.why.clone())),
             unannotated: state.redirections.failing(),
             pending: pending.clone().count(),
@@ -282,7 +288,6 @@ impl AmbientPods {
                 state.answered(id, &pod.uid, *generation, response);
             }
             Request::SnapshotSent => {
-                state.snapshots += u64::from(response.is_ok());
                 if let Some(connection) = state.connection(id) {
                     connection.snapshot = Snapshot::Acknowledged;
                 }

@@ -1,0 +1,217 @@
+//! Enrols a pod that runs into ambient mode, and takes it out, without a refused connection: ztunnel listens before the
+//! rules lead connections to it, and until the captured connections have ended.
+
+use super::decision::OurRules;
+use super::namespace::{RepairError, Repaired, doubt};
+use crate::pod::own_namespace;
+use crate::sandboxes::desired::AmbientEnrolment;
+use crate::sandboxes::verdict::judge;
+use crate::sandboxes::{Sandbox, addresses_in};
+use gybe_netfilter::apply::presence::Presence;
+use gybe_netfilter::apply::redirection::{Redirection, remove_all};
+use gybe_netfilter::compile::has_ambient_rules;
+use gybe_netfilter::inspect::verdict::{Desired, RedirectionState};
+use gybe_netfilter::kernel::netns::Netns;
+use gybe_netfilter::kernel::open_connections::{keep_under_ambient, open_on};
+use gybe_netfilter::model::policy::AmbientPolicy;
+use gybe_netfilter::model::policy::ambient::AmbientDns;
+use gybe_netfilter::model::policy::istio::{INBOUND_PORT, OUTBOUND_PORT, TUNNEL_PORT};
+use gybe_plugin::backend::Selection;
+use gybe_plugin::conf::PluginConf;
+use gybe_plugin::facts::ambient::PodUid;
+use gybe_plugin::facts::{AgentError, hand_over, leave as report_leave};
+use gybe_plugin::families::is_usable;
+use gybe_plugin::probe_cache::MaxAge;
+use std::num::NonZeroU16;
+use std::os::fd::AsFd;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+/// How long the agent and ztunnel may take for one pod, which takes milliseconds. Other pods wait meanwhile, and a pod
+/// whose time is up is looked at again.
+const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// How long captured connections may last after the rules are gone.
+const DRAIN: Duration = Duration::from_secs(30);
+
+/// What was done with a pod that runs.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum AmbientOutcome {
+    /// ztunnel serves it; with the rules that were written, if any was missing.
+    Enrolled(Option<Repaired>),
+    /// New connections keep their destination, and so many captured ones are open.
+    Draining(usize),
+    /// It has no rules any more, and ztunnel has forgotten it.
+    Left,
+}
+
+/// What the caller knows of a pod that runs, apart from its sandbox.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct AmbientTurn {
+    /// The agent reports that it has to be enrolled or taken out.
+    pub(crate) is_due: bool,
+    /// How long ago it was first seen to leave.
+    pub(crate) leaves_for: Option<Duration>,
+}
+
+/// A sandbox that is changed under settings that are in force.
+pub(super) struct AmbientChange<'a> {
+    pub(super) sandbox: &'a Sandbox,
+    pub(super) netns: &'a Netns,
+    pub(super) ours: OurRules,
+    pub(super) conf: &'a PluginConf,
+    pub(super) in_force: &'a (dyn Fn() -> bool + Sync),
+}
+
+/// Determines which rules of Gybe the namespace has; unless ambient mode `may_have` written them, they are a sidecar's.
+///
+/// # Errors
+/// When they cannot be read.
+pub(super) fn our_rules(netns: &Netns, may_have: bool) -> Result<OurRules, RepairError> {
+    netns.run(|| {
+        let presence = Presence::look().map_err(RepairError::Presence)?;
+        if presence.ours.is_empty() || !may_have {
+            return Ok(if presence.ours.is_empty() { OurRules::None } else { OurRules::Sidecar });
+        }
+        let found = presence.ours.iter().map(|kind| kind.find()?.inspect());
+        let found = found.collect::<Result<Vec<_>, _>>().map_err(RepairError::Presence)?;
+        Ok(match found.iter().any(has_ambient_rules) {
+            true => OurRules::Ambient,
+            false if found.iter().all(|one| one.parts.iter().all(|part| part.items.is_empty())) => {
+                OurRules::Empty
+            }
+            false => OurRules::Sidecar,
+        })
+    })?
+}
+
+impl AmbientChange<'_> {
+    /// Hands the namespace over to ztunnel, and then writes the rules where they differ. TCP connections that are open
+    /// keep their path.
+    ///
+    /// # Errors
+    /// When ztunnel does not serve the pod, or the pod is not redirected afterwards. A pod without rules is not served by
+    /// ztunnel then.
+    pub(super) fn enrol(
+        &self,
+        enrolment: &AmbientEnrolment,
+        differs: bool,
+    ) -> Result<AmbientOutcome, RepairError> {
+        self.check()?;
+        let addresses = addresses_in(self.netns).map_err(RepairError::Changed)?;
+        let pod = enrolment.pod.clone().with_addresses(addresses.into_iter().filter(is_usable));
+        let socket = self.socket()?;
+        hand_over(&socket, &pod, self.netns.as_fd(), Instant::now() + AGENT_TIMEOUT)
+            .map_err(|fault| AgentError { socket, fault })?;
+        if !differs {
+            return Ok(AmbientOutcome::Enrolled(None));
+        }
+        let written = self.write(&enrolment.policy);
+        // Rules that are there need ztunnel's listeners.
+        if written.is_err()
+            && matches!(our_rules(self.netns, true), Ok(OurRules::None | OurRules::Empty | OurRules::Sidecar))
+        {
+            // The error says why.
+            let _ = self.report_leave(&pod.uid);
+        }
+        Ok(AmbientOutcome::Enrolled(Some(written?)))
+    }
+
+    fn write(&self, policy: &AmbientPolicy) -> Result<Repaired, RepairError> {
+        let Self { conf, sandbox, .. } = self;
+        let selection = Selection { setting: conf.backend, probed: &conf.probed, age: MaxAge::Any };
+        let selected = selection.to_write().map_err(Box::new)?;
+        let (redirection, _) = selected.redirection_of_ambient(policy).map_err(Box::new)?;
+        self.check()?;
+        self.netns.run(|| {
+            let kept = keep_under_ambient()?;
+            if let Err(error) = redirection.apply(&*selected.backend) {
+                // Without our rules the sysctl has no purpose. The error is about the rules.
+                let _ = kept.undo();
+                return Err(error.into());
+            }
+            let verdict = judge(Desired::Ambient(policy), None, &sandbox.cgroups)?;
+            match verdict.state {
+                RedirectionState::Redirected => Ok(Repaired {
+                    backend: selected.backend.kind().name(),
+                    open_connections: kept.open,
+                    captures_dns: policy.dns == AmbientDns::Captured,
+                    drops_invalid: false,
+                }),
+                _ => Err(RepairError::NotRedirected(verdict.reasons.join("; "))),
+            }
+        })?
+    }
+
+    /// Lets new connections keep their destination, and, when the captured ones have ended or after [`DRAIN`], ends the
+    /// proxy of the pod and removes what is left of its rules.
+    ///
+    /// # Errors
+    /// When the rules cannot be changed, or the agent does not respond. Then a next call has to follow.
+    pub(super) fn leave(
+        &self,
+        pod: &PodUid,
+        leaves_for: Option<Duration>,
+    ) -> Result<AmbientOutcome, RepairError> {
+        self.check()?;
+        // Before the rules are changed.
+        self.socket()?;
+        if self.ours == OurRules::Ambient {
+            let (open, were_drained) = self.netns.run(|| self.drain())??;
+            // A connection that was opened under the former rules may not be in the list yet.
+            if !were_drained || (open > 0 && leaves_for.unwrap_or_default() < DRAIN) {
+                return Ok(AmbientOutcome::Draining(open));
+            }
+        }
+        // Before the rest of the rules is removed: they show that the agent may have the pod.
+        self.report_leave(pod)?;
+        if self.ours == OurRules::Ambient {
+            self.netns.run(remove_all)??;
+        }
+        Ok(AmbientOutcome::Left)
+    }
+
+    /// Replaces the rules in the calling thread's namespace. Returns the number of captured connections that are open,
+    /// and whether the rules had been replaced before.
+    fn drain(&self) -> Result<(usize, bool), RepairError> {
+        let families = self.conf.ambient.unwrap_or_default().families;
+        let presence = Presence::look().map_err(RepairError::Presence)?;
+        let mut were_drained = true;
+        if let Some(kind) = presence.ours.first() {
+            let backend = kind.find().map_err(RepairError::Presence)?;
+            let draining = Redirection::of_draining_ambient(families);
+            were_drained = draining.differences(&*backend, &presence)?.is_empty();
+            if !were_drained {
+                draining.apply(&*backend)?;
+            }
+        }
+        let open = open_on(&[OUTBOUND_PORT, INBOUND_PORT, TUNNEL_PORT].map(NonZeroU16::get))?;
+        Ok((open, were_drained))
+    }
+
+    fn report_leave(&self, pod: &PodUid) -> Result<(), RepairError> {
+        let socket = self.socket()?;
+        report_leave(&socket, pod, Instant::now() + AGENT_TIMEOUT)
+            .map_err(|fault| AgentError { socket, fault }.into())
+    }
+
+    fn socket(&self) -> Result<PathBuf, RepairError> {
+        self.conf.facts.socket.clone().ok_or(RepairError::NoAgent)
+    }
+
+    /// Checks again what can change after the decision.
+    fn check(&self) -> Result<(), RepairError> {
+        if let Some(why) = doubt(self.sandbox, self.netns) {
+            return Err(RepairError::Changed(why));
+        }
+        if self.netns.run(|| own_namespace::is_the_first(Path::new("/proc")))? {
+            return Err(RepairError::Changed(
+                "it is the network namespace this kernel booted with".to_owned(),
+            ));
+        }
+        if !(self.in_force)() {
+            return Err(RepairError::Changed("the node's settings have changed".to_owned()));
+        }
+        Ok(())
+    }
+}
