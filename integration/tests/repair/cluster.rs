@@ -102,6 +102,8 @@ impl Cluster {
     pub(crate) fn start_repair(&self) -> Agent {
         let mut command = self.command();
         command.args(["probe", "--watch", "--keep", "--repair", "--root"]).arg(self.node.root.path());
+        // An unprivileged user may not open the default lock of the legacy programs.
+        command.env("XTABLES_LOCKFILE", "/proc/self/ns/net");
         Agent::start(command)
     }
 
