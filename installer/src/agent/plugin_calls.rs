@@ -54,7 +54,7 @@ impl Default for RedirectionTimes {
 
 impl PluginCalls {
     /// Counts a line that reports the end of a call; `refusal` is what it reports about a refused pod. `take_assigned`
-    /// returns once when a pod was assigned to the node.
+    /// takes the time of the pod's assignment; the next call returns none.
     pub(crate) fn record(
         &self,
         line: &Map<String, Value>,
@@ -93,7 +93,7 @@ impl PluginCalls {
         }
     }
 
-    /// Counts a repair, so long after the ADD of the pod's sandbox.
+    /// Records the time from the sandbox's ADD to its repair.
     pub(crate) fn record_repair(&self, after: Duration) {
         let mut recorded = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         recorded.counts.redirected.by_repair.record(after);

@@ -47,8 +47,8 @@ pub trait PodLookup: Sync {
     /// Reports whether such a pod is on this node, a terminating one included; none while the pods are not known.
     fn has_pod(&self, is_such: &dyn Fn(&PodFacts) -> bool) -> Option<bool>;
 
-    /// Returns once when the pod `NAMESPACE/NAME` was assigned to this node; none for a pod that already had a sandbox
-    /// when it was received, and where there is no cluster.
+    /// Takes the time at which the pod `NAMESPACE/NAME` was assigned to this node; the next call returns none. None also
+    /// for a pod that the watch has not delivered or that has had a sandbox, and where there is no cluster.
     fn take_assigned(&self, _pod: &str) -> Option<SystemTime> {
         None
     }
@@ -75,7 +75,7 @@ pub struct WatchCounts {
     pub reconnects: u64,
     /// Failed requests about pods by HTTP status; none stands for no response, or for one that cannot be read.
     pub errors: BTreeMap<Option<u16>, u64>,
-    /// The time from the assignment of each new pod to this node until queries about it could be answered.
+    /// The time from the assignment of each new pod to this node until the watch, or a later list, delivered it.
     pub latency: Histogram,
 }
 

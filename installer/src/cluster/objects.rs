@@ -1,5 +1,6 @@
 //! The parts of Kubernetes' objects that the agent and the command line read, named as the API names them. A member that
-//! is absent is empty; so is a list or a map that is null.
+//! is absent is empty; so are a list and a map that are null, and every member of a condition: the API server sends a time
+//! that was never set as null.
 
 use super::error::ApiError;
 use k8s_openapi::apimachinery::pkg::apis::meta::v1::Time;
@@ -46,7 +47,7 @@ pub(crate) struct Object<S = Ignored, T = Ignored> {
     pub(crate) metadata: Metadata,
     #[serde(default)]
     pub(crate) spec: S,
-    #[serde(default)]
+    #[serde(default, deserialize_with = "null_is_empty")]
     pub(crate) status: T,
 }
 
@@ -160,11 +161,15 @@ impl StatusConditions {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, Default)]
 #[serde(rename_all = "camelCase", default)]
 pub(crate) struct Condition {
+    #[serde(deserialize_with = "null_is_empty")]
     pub(crate) r#type: String,
+    #[serde(deserialize_with = "null_is_empty")]
     pub(crate) status: String,
+    #[serde(deserialize_with = "null_is_empty")]
     pub(crate) reason: String,
+    #[serde(deserialize_with = "null_is_empty")]
     pub(crate) message: String,
-    pub(crate) last_transition_time: String,
+    pub(crate) last_transition_time: Option<String>,
 }
 
 /// What the agent reads of the status of its node's pods.
@@ -187,7 +192,7 @@ impl AgentPodStatus {
     /// a sandbox, whose address the status keeps.
     pub(crate) fn assigned(&self) -> Option<SystemTime> {
         let scheduled = self.conditions.get("PodScheduled").filter(|_| self.pod_ip.is_none())?;
-        let time = serde_json::from_value::<Time>(scheduled.last_transition_time.as_str().into()).ok()?;
+        let time = serde_json::from_value::<Time>(scheduled.last_transition_time.clone().into()).ok()?;
         (scheduled.status == "True").then(|| time.0.into())
     }
 }
@@ -257,6 +262,7 @@ mod tests {
             (format!(r#"{{{scheduled}, "podIP": "10.0.0.1"}}"#), None),
             (format!("{{{}}}", scheduled.replace("True", "False")), None),
             (format!("{{{}}}", scheduled.replace("1970-01-01T", "")), None),
+            (format!("{{{}}}", scheduled.replace(r#""1970-01-01T00:01:00Z""#, "null")), None),
             (r#"{"phase": null, "conditions": null}"#.to_owned(), None),
         ] {
             assert_eq!(status(&text).assigned(), assigned, "{text}");
@@ -274,5 +280,18 @@ mod tests {
             assert!(pods.items.iter().all(|pod| pod.metadata.labels.is_empty()), "{text}");
             assert!(pods.items.iter().all(|pod| pod.status.conditions.get("Ready").is_none()), "{text}");
         }
+        // As the API server sends conditions whose times were never set.
+        let condition = r#"{"type": "Ready", "status": "True", "lastProbeTime": null, "lastHeartbeatTime": null,
+                            "lastTransitionTime": null, "reason": null, "message": null}"#;
+        let text =
+            format!(r#"{{"status": {{"conditions": [{{"type": null, "status": null}}, {condition}]}}}}"#);
+        let expected =
+            Condition { r#type: "Ready".to_owned(), status: "True".to_owned(), ..Condition::default() };
+        let (pod, node): (Pod, Node) =
+            (serde_json::from_str(&text).unwrap(), serde_json::from_str(&text).unwrap());
+        let agents_pod: Object<Ignored, AgentPodStatus> = serde_json::from_str(&text).unwrap();
+        let all = [pod.status.conditions, node.status.conditions, agents_pod.status.conditions];
+        assert!(all.iter().all(|conditions| conditions.get("Ready") == Some(&expected)), "{text}");
+        assert!(serde_json::from_str::<Node>(r#"{"status": null}"#).is_ok());
     }
 }

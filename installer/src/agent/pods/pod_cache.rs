@@ -154,8 +154,8 @@ impl PodCache {
         });
     }
 
-    /// Returns once when the pod `NAMESPACE/NAME` was assigned to the node, if it had no sandbox when it was first
-    /// cached.
+    /// Takes the time at which the pod `NAMESPACE/NAME` was assigned to the node; the next call returns none. None also
+    /// for a pod that is not in the cache, or has had a sandbox.
     pub(super) fn take_assigned(&self, pod: &str) -> Option<SystemTime> {
         self.lock().pods.get_mut(pod)?.assigned.take()
     }
@@ -234,7 +234,7 @@ impl CacheState {
     /// Adds a pod in the place of `before`. A new one was assigned just now, unless the list is the agent's first.
     fn put(&mut self, name: String, mut pod: CachedPod, before: Option<CachedPod>, is_first_list: bool) {
         match (before.filter(|before| before.uid() == pod.uid()), pod.assigned) {
-            (Some(before), _) => pod.assigned = before.assigned,
+            (Some(before), now) => pod.assigned = before.assigned.filter(|_| now.is_some()),
             (None, Some(assigned)) if !is_first_list => {
                 self.latency.record(assigned.elapsed().unwrap_or_default());
             }
@@ -265,7 +265,7 @@ const MAX_SIZE: usize = 16 << 10;
 pub(super) struct CachedPod {
     facts: PodFacts,
     is_whole: bool,
-    /// When it was assigned to the node; none if it had a sandbox when it was first cached, and once taken.
+    /// When it was assigned to the node; none once it has had a sandbox, and once taken.
     assigned: Option<SystemTime>,
 }
 

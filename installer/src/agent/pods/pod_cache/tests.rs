@@ -100,6 +100,8 @@ fn the_latency_of_pods_that_are_new_after_the_first_list_is_measured_and_their_a
     }
     cache.insert(facts("cart-0", "u0"), ago(9));
     assert_eq!(cache.take_assigned("shop/cart-0"), None, "a change after its first ADD");
+    cache.insert(facts("cart-1", "u1"), None);
+    assert_eq!(cache.take_assigned("shop/cart-1"), None, "it has had a sandbox that no ADD reported");
 }
 
 #[test]
