@@ -31,10 +31,10 @@ pub use broken_pod::{BrokenPod, PodChange, change_pod};
 pub use error::ApiError;
 pub(crate) use namespaces::NamespaceLabels;
 pub(crate) use node_writer::{
-    RETRY, SET_AFTER, TIMEOUT, TaintOrder, TaintWriter, WRITE_INTERVAL, write_node,
+    RETRY, SET_AFTER, TIMEOUT, TaintOrder, TaintWriter, WRITE_INTERVAL, WriteOutcome, write_node,
 };
 pub(crate) use own_node::OwnNode;
-pub use own_node::{ClusterNode, NodeCondition, ObservedNode};
+pub use own_node::{ClusterNode, ConditionStatus, NodeCondition, ObservedNode};
 pub use pod_requests::PodSelector;
 pub use queries::{
     DaemonSetState, QueryError, TaintState, annotate_pod, changed_taints, config_map, create_event,

@@ -1,6 +1,6 @@
 //! An agent that reconciles its node: the threads that run as long as the process (the watch of our own node, the query
 //! about our DaemonSet, the socket that reports this agent's own status), and those of a term in which it leads (the
-//! reconcile loop, HTTP, requests about running pods). The sockets for the plugin are created at the start of a term,
+//! reconcile loop, HTTP, the node's condition, requests about running pods). The sockets for the plugin are created at the start of a term,
 //! and answer until the next one or the end of the process.
 
 use super::ambient::{AmbientNode, unknown_pods};
@@ -57,6 +57,7 @@ struct Terms<'a> {
     environment: &'a Environment,
     sources: StatusSources<'a>,
     daemonset: &'a OwnDaemonSet<'a>,
+    own_node: &'a OwnNode,
 }
 
 /// The sockets for the plugin of one term. When this is dropped they respond to what has arrived, and close.
@@ -119,13 +120,13 @@ impl NodeAgent<'_> {
             scope.spawn(|| self.write_redirections(&ended));
             scope.spawn(|| self.write_events(&environment));
             scope.spawn(|| self.keep_taints(&own_node, &sources, &ended));
-            scope.spawn(|| self.keep_condition(&own_node, &sources, &ended));
             if let Some(mut own) = own {
                 let (ended, status) = (ended.as_fd(), || health::status(&sources.snapshot()));
                 let context = SocketContext { health: &own_health, ..self.context };
                 scope.spawn(move || own.serve(ended, self.pods, &status, context));
             }
-            let terms = Terms { environment: &environment, sources, daemonset: &daemonset };
+            let terms =
+                Terms { environment: &environment, sources, daemonset: &daemonset, own_node: &own_node };
             let served = self.lead(scope, &terms, reconciler);
             // Wakes the threads that poll the other end.
             drop(running);
@@ -193,6 +194,8 @@ impl NodeAgent<'_> {
             let halted = halted.as_fd();
             let turns = term.spawn(move || reconciler.run(halted));
             term.spawn(move || self.act_on_broken_pods(terms, halted));
+            // Ends before `lead` is released: the next leader writes the condition after it.
+            term.spawn(move || self.keep_condition(terms, halted));
             match self.ambient {
                 Some(ambient) => {
                     term.spawn(move || ambient.serve(self.pods, halted, self.context));
@@ -282,12 +285,10 @@ impl NodeAgent<'_> {
         }
     }
 
-    fn keep_condition(&self, own_node: &OwnNode, sources: &StatusSources<'_>, end: &PipeReader) {
+    fn keep_condition(&self, terms: &Terms<'_>, stop: BorrowedFd<'_>) {
         if let Some(home) = &self.home {
-            let log = self.context.log;
-            // By the signal, so before another agent can lead, which writes the condition, too.
-            let stops = [self.stop.as_fd(), end.as_fd()];
-            ConditionWriter { home, own_node, sources, log }.keep(&stops);
+            let (Terms { own_node, sources, .. }, log) = (terms, self.context.log);
+            ConditionWriter { home, own_node, sources, log }.keep(&[self.stop.as_fd(), stop]);
         }
     }
 

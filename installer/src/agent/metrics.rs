@@ -75,7 +75,7 @@ fn node(agent: &AgentSnapshot, out: &mut Exposition) {
     let report = &agent.status.report;
     let unready = agent.unready();
     out.family("gybe_unready", Kind::Gauge, "Whether the agent is not ready for this reason.");
-    for reason in UnreadyReason::ALL {
+    for reason in UnreadyReason::OF_LEADER {
         let is_one = unready.iter().any(|(found, _)| *found == reason);
         out.sample(&[("reason", reason.name())], u64::from(is_one));
     }
@@ -231,8 +231,8 @@ fn pods(agent: &AgentSnapshot, out: &mut Exposition) {
             "How often the watch of pods was opened again.",
         );
         out.sample(&[], watch.reconnects);
-        let help = "Time from the assignment of a new pod to this node, in whole seconds of the API server, until queries about \
-                    it can be answered.";
+        let help = "Time from the assignment of a new pod to this node, in whole seconds of the API server, until the watch, or a \
+                    later list, delivered it.";
         out.family("gybe_watch_latency_seconds", Kind::Histogram, help);
         out.histogram(&[], &watch.latency);
         let help = "Failed requests about pods by HTTP status; none: no readable response.";

@@ -105,8 +105,8 @@ pub(crate) enum Phase {
     },
 }
 
-/// Why an agent is not ready: the values of the label `reason` of `gybe_unready`, and the reasons of the node's
-/// condition.
+/// Why an agent is not ready: except `NotLeading` the values of the label `reason` of `gybe_unready`, and the reasons of
+/// the node's condition.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum UnreadyReason {
     /// Another agent of the node leads.
@@ -130,8 +130,8 @@ pub(crate) enum UnreadyReason {
 }
 
 impl UnreadyReason {
-    pub(crate) const ALL: [Self; 11] = [
-        Self::NotLeading,
+    /// Those of an agent that leads, and serves the metrics.
+    pub(crate) const OF_LEADER: [Self; 10] = [
         Self::LoopHung,
         Self::Starting,
         Self::Uninstalling,

@@ -40,14 +40,42 @@ pub struct ClusterNode {
 /// The condition of a node that shows whether its agent is ready.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeCondition {
-    /// `True`, `False` or `Unknown`.
-    pub status: String,
+    pub status: ConditionStatus,
     /// In CamelCase.
     pub reason: String,
 }
 
 impl NodeCondition {
     pub const TYPE: &str = "GybeReady";
+}
+
+/// The status of a condition.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ConditionStatus {
+    True,
+    False,
+    /// Also any other text.
+    Unknown,
+}
+
+impl ConditionStatus {
+    fn parse(text: &str) -> Self {
+        match text {
+            "True" => Self::True,
+            "False" => Self::False,
+            _ => Self::Unknown,
+        }
+    }
+
+    /// Returns the name in the API.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::True => "True",
+            Self::False => "False",
+            Self::Unknown => "Unknown",
+        }
+    }
 }
 
 /// What the agent needs of a node.
@@ -156,8 +184,10 @@ impl Watched for WatchedNode<'_> {
         if !is_deleted {
             let (labels, taints) = (node.metadata.labels, node.spec.taints);
             let condition = node.status.conditions.get(NodeCondition::TYPE);
-            let condition =
-                condition.map(|it| NodeCondition { status: it.status.clone(), reason: it.reason.clone() });
+            let condition = condition.map(|it| NodeCondition {
+                status: ConditionStatus::parse(&it.status),
+                reason: it.reason.clone(),
+            });
             self.own.set(ObservedNode { labels, taints, condition, version: version.clone() });
         }
         Some(version)

@@ -5,7 +5,7 @@ use super::access::{Cluster, ClusterError, ClusterNames};
 use super::client;
 use super::error::ApiError;
 use super::objects::{ConfigMap, Object, ObjectList, Pod};
-use super::own_node::{ClusterNode, NodeCondition, ObservedNode};
+use super::own_node::{ClusterNode, ConditionStatus, NodeCondition, ObservedNode};
 use super::pod_requests::{self, PodManifest, PodSelector, invalid_name};
 use crate::error::chain;
 use crate::host::settings::NodeTaint;
@@ -172,8 +172,8 @@ pub fn annotate_pod(
     write(cluster, request, until)
 }
 
-/// Sets the agent's condition of a node. `is_transition`: its status was another one, or it was not there.
-/// Needs `patch` on the status of nodes.
+/// Sets the agent's condition of a node; `before` is its status, none while the node does not have it. Needs `patch` on
+/// the status of nodes.
 ///
 /// # Errors
 /// As [`create_event`].
@@ -181,16 +181,17 @@ pub fn set_condition(
     own: &ClusterNode,
     condition: &NodeCondition,
     message: &str,
-    is_transition: bool,
+    before: Option<ConditionStatus>,
     until: Instant,
 ) -> Result<(), QueryError> {
     let NodeCondition { status, reason } = condition;
     let now = timestamp(SystemTime::now());
     let mut entry = json!({
-        "type": NodeCondition::TYPE, "status": status, "reason": reason, "message": message, "lastHeartbeatTime": now,
+        "type": NodeCondition::TYPE, "status": status.name(), "reason": reason, "message": message,
+        "lastHeartbeatTime": now,
     });
     // Null would remove it.
-    if let (true, Some(entry)) = (is_transition, entry.as_object_mut()) {
+    if let (true, Some(entry)) = (before != Some(*status), entry.as_object_mut()) {
         entry.insert("lastTransitionTime".to_owned(), now.into());
     }
     // A strategic merge patch changes the entry of this type, and leaves those of the kubelet as they are.

@@ -101,8 +101,23 @@ fn without_the_right_the_agent_stays_ready_and_logs_the_component() {
     assert!(agent.is_ready());
     cluster.server.permit(Verb::Patch, "nodes/status");
     wait_until("the condition", || state(&cluster).0 == "True");
-    cluster.node.set_configmap(&[]);
-    // Written at most once a minute.
-    let is_off = || (state(&cluster) == (json!("Unknown"), json!("SwitchedOff"))).then_some(());
-    assert!(wait_for_at_most(Duration::from_secs(90), is_off).is_some(), "{:?}", conditions(&cluster));
+}
+
+#[test]
+fn the_condition_stays_when_the_setting_is_switched_off_and_in_mode_leave() {
+    let (off, leaving) =
+        (cluster_with_right("condition-switched-off"), cluster_with_right("condition-leave"));
+    let (mut agent, other) = (off.start_ready_agent(), leaving.start_ready_agent());
+    for cluster in [&off, &leaving] {
+        wait_until("the condition", || state(cluster).0 == "True");
+    }
+    let turns = agent.metric("gybe_passes_total");
+    off.node.set_configmap(&[]);
+    leaving.node.set_configmap(&[("node_condition", "true"), ("mode", "leave")]);
+    wait_until("the uninstall", || other.metric("gybe_left") == 1.0);
+    wait_until("another turn", || agent.metric("gybe_passes_total") > turns);
+    assert!(agent.terminate().success());
+    for cluster in [&off, &leaving] {
+        assert_eq!((state(cluster), patches(cluster)), ((json!("True"), json!("AgentReady")), 1));
+    }
 }

@@ -46,10 +46,14 @@ fn status_of(cluster: &Cluster, node: &str) -> Result<String, Failure> {
 fn changes_with_the_agents_token(cluster: &Cluster) -> Result<AdmissionChecks, Failure> {
     let AgentApi { bound, unbound } = AgentApi::connect(cluster)?;
     let condition = |name: &str| json!({ "status": { "conditions": [{ "type": name, "status": "False" }] } });
+    let long = "x".repeat(1_025);
+    let long =
+        json!({ "status": { "conditions": [{ "type": "GybeReady", "status": "False", "message": long }] } });
     let deleted = json!([{ "$patch": "delete", "type": "Ready" }]);
     let mut checks = AdmissionChecks::default();
     for (expected, api, name, patch) in [
         ("allowed", &bound, NODE, condition("GybeReady")),
+        ("refused", &bound, NODE, long),
         ("refused", &bound, NODE, condition("Ready")),
         ("refused", &bound, NODE, condition("Other")),
         ("refused", &bound, NODE, json!({ "status": { "conditions": deleted } })),
