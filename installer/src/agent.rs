@@ -7,6 +7,7 @@
 //! run on a node, only one of them changes the node (`lead`).
 
 pub mod ambient;
+mod annotation;
 mod background;
 mod broken_pods;
 mod daemonset;
@@ -26,7 +27,6 @@ mod node_taint;
 mod plugin_calls;
 pub mod pods;
 mod reconcile;
-mod redirection;
 mod repair_socket;
 mod sockets;
 mod status;

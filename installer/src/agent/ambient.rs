@@ -3,10 +3,11 @@
 //! `pod::enablement` has the decision, `cluster`'s watch the labels of the namespaces, `ztunnel` the pods that were
 //! handed over and the server. None of it exists where ambient mode is off.
 
+use super::annotation::{ANNOTATION, AnnotationStatus, AnnotationWriter};
 use super::exempted_pods::ExemptionFiles;
 use super::pods::{PodLookup, PodsState};
 use super::ztunnel::{AmbientPods, TIMEOUT, ZtunnelServer, ZtunnelStatus};
-use crate::cluster::NamespaceLabels;
+use crate::cluster::{ClusterNode, NamespaceLabels};
 use crate::error::chain;
 use crate::host::settings::AmbientEnvironment;
 use crate::lead::socket::{SocketContext, SocketHealth};
@@ -50,6 +51,7 @@ pub struct AmbientNode {
     /// Of the server's socket.
     health: SocketHealth,
     exemption: ExemptionFiles,
+    pub(super) annotations: Mutex<AnnotationStatus>,
     /// Since when ambient pods are not enrolled, by uid.
     unenrolled: Mutex<BTreeMap<String, Instant>>,
 }
@@ -64,6 +66,7 @@ impl AmbientNode {
             namespaces: NamespaceLabels::default(),
             selectors: Mutex::new(None),
             health: SocketHealth::default(),
+            annotations: Mutex::default(),
             unenrolled: Mutex::default(),
         }
     }
@@ -76,12 +79,22 @@ impl AmbientNode {
     /// Serves ztunnel until `end` is readable. A ztunnel that connects stops the proxies of pods that it does not receive,
     /// so the server starts when the node's pods are known: then ztunnel keeps every pod that an earlier agent may have
     /// handed over. Afterwards the plugin hands over to another agent.
-    pub(super) fn serve(&self, pods: &dyn PodLookup, end: BorrowedFd<'_>, context: SocketContext<'_>) {
+    pub(super) fn serve(
+        &self,
+        pods: &dyn PodLookup,
+        home: Option<&ClusterNode>,
+        end: BorrowedFd<'_>,
+        context: SocketContext<'_>,
+    ) {
         let context = SocketContext { health: &self.health, ..context };
         if self.knows_pods(pods, end) {
             self.keep_pods(pods, context.log);
             thread::scope(|scope| {
                 scope.spawn(|| self.exemption.keep(&self.pods, &|| self.due(pods), end, context.log));
+                if let Some(home) = home {
+                    let writer = AnnotationWriter { home, node: self, pods, log: context.log };
+                    scope.spawn(move || writer.follow(end));
+                }
                 self.serve_ztunnel(end, context);
             });
             // A pod that was acknowledged at the end is in the file that the next agent reads.
@@ -148,33 +161,42 @@ impl AmbientNode {
     /// opposite: a label has changed, or an earlier agent has handed them over. A pod in its ADD is among them for a
     /// moment.
     fn due(&self, pods: &dyn PodLookup) -> BTreeSet<String> {
-        let (held, found) = (self.pods.held(), RefCell::new(BTreeSet::new()));
-        let unenrolled = RefCell::new(BTreeSet::new());
+        let held = self.pods.held();
+        let found = self.select(pods, |uid, facts, decision| match (decision, held.contains(&uid)) {
+            (Ambient::Yes { .. }, false) => Some((facts.uid.clone(), true)),
+            (Ambient::No { .. }, true) => Some((facts.uid.clone(), false)),
+            _ => None,
+        });
+        let due = found.iter().take(MAX_DUE).map(|(uid, _)| uid.clone()).collect();
+        let now = Instant::now();
+        let mut since = self.unenrolled.lock().unwrap_or_else(PoisonError::into_inner);
+        let unenrolled = found.into_iter().filter(|(_, is_ambient)| *is_ambient);
+        let first = |(uid, _)| {
+            let at = since.get(&uid).copied().unwrap_or(now);
+            (uid, at)
+        };
+        *since = unenrolled.map(first).collect();
+        due
+    }
+
+    /// Returns what `select` returns for each pod that has not ended and has a network of its own, with the decision
+    /// about it; nothing while the pods are not known.
+    pub(super) fn select<T>(
+        &self,
+        pods: &dyn PodLookup,
+        select: impl Fn(PodUid, &PodFacts, &Ambient) -> Option<T>,
+    ) -> Vec<T> {
+        let found = RefCell::new(Vec::new());
         pods.has_pod(&|facts| {
             if let (Ambient::Undecided(of), Ok(uid)) = (&facts.ambient, PodUid::parse(&facts.uid))
                 && !of.is_host_network
                 && !of.has_ended
             {
-                let is_due = match self.decide(facts, of, None) {
-                    Some(Ambient::Yes { .. }) if !held.contains(&uid) => {
-                        unenrolled.borrow_mut().insert(facts.uid.clone())
-                    }
-                    Some(Ambient::No { .. }) => held.contains(&uid),
-                    _ => false,
-                };
-                let mut found = found.borrow_mut();
-                if is_due && found.len() < MAX_DUE {
-                    found.insert(facts.uid.clone());
-                }
+                let decision = self.decide(facts, of, None).unwrap_or_default();
+                found.borrow_mut().extend(select(uid, facts, &decision));
             }
             false
         });
-        let (unenrolled, now) = (unenrolled.into_inner(), Instant::now());
-        let mut since = self.unenrolled.lock().unwrap_or_else(PoisonError::into_inner);
-        since.retain(|uid, _| unenrolled.contains(uid));
-        for uid in unenrolled {
-            since.entry(uid).or_insert(now);
-        }
         found.into_inner()
     }
 
@@ -203,6 +225,7 @@ impl AmbientNode {
             ztunnel: self.pods.status(),
             problems,
             unwatched: self.namespaces.unwatched(),
+            annotations: self.annotations.lock().unwrap_or_else(PoisonError::into_inner).clone(),
             unenrolled: since.values().filter(|since| since.elapsed() > MAX_PENDING).count(),
         }
     }
@@ -235,6 +258,7 @@ pub(crate) struct AmbientStatus {
     unwatched: Option<String>,
     /// The ambient pods that have not been enrolled for some time.
     unenrolled: usize,
+    pub(crate) annotations: AnnotationStatus,
 }
 
 impl AmbientStatus {
@@ -248,10 +272,8 @@ impl AmbientStatus {
                  repair: repair, and its log has the reason if it cannot"
             )
         });
-        let unannotated = self.ztunnel.unannotated.as_ref().map(|(pods, why)| {
-            format!(
-                "the annotation by which other pods know ambient ones cannot be written or removed for {pods} pods: {why}"
-            )
+        let unannotated = self.annotations.failing.as_ref().map(|(pods, why)| {
+            format!("cannot write or remove the annotation {ANNOTATION} of {pods} pods: {why}")
         });
         unwatched.into_iter().chain(unenrolled).chain(unannotated).collect()
     }
@@ -347,9 +369,9 @@ mod tests {
         let reason = "no ambient pod has got into the mesh for 16 s; the last one: ztunnel refused the pod: \"no room\"";
         assert_eq!((status.not_ready(), status.notes()), (vec![reason.to_owned()], Vec::new()));
         (status.unenrolled, status.unwatched) = (3, Some("403".to_owned()));
-        status.ztunnel.unannotated = Some((2, "403".to_owned()));
+        status.annotations.failing = Some((2, "403".to_owned()));
         let [namespaces, unenrolled, unannotated] = status.notes().try_into().unwrap();
-        assert!(unannotated.ends_with("for 2 pods: 403"), "{unannotated}");
+        assert!(unannotated.ends_with("redirection of 2 pods: 403"), "{unannotated}");
         assert_eq!(namespaces, "changed labels of namespaces are not known: 403");
         assert!(unenrolled.starts_with("3 ambient pods that run are not enrolled"), "{unenrolled}");
     }

@@ -14,7 +14,6 @@ use super::node_condition::ConditionWriter;
 use super::plugin_calls::PluginCalls;
 use super::pods::{CountedPods, PodLookup};
 use super::reconcile::{ReconcileConfig, ReconcileContext, Reconciler};
-use super::redirection::RedirectionWriter;
 use super::sockets::{NodeError, Sockets};
 use super::status::StatusSources;
 use super::{health, metrics, node_taint};
@@ -117,7 +116,6 @@ impl NodeAgent<'_> {
             scope.spawn(|| daemonset.observe(ended.as_fd()));
             scope.spawn(|| self.follow_node(&own_node, &ended));
             scope.spawn(|| self.follow_namespaces(&ended));
-            scope.spawn(|| self.write_redirections(&ended));
             scope.spawn(|| self.write_events(&environment));
             scope.spawn(|| self.keep_taints(&own_node, &sources, &ended));
             if let Some(mut own) = own {
@@ -198,7 +196,7 @@ impl NodeAgent<'_> {
             term.spawn(move || self.keep_condition(terms, halted));
             match self.ambient {
                 Some(ambient) => {
-                    term.spawn(move || ambient.serve(self.pods, halted, self.context));
+                    term.spawn(move || ambient.serve(self.pods, self.home.as_ref(), halted, self.context));
                 }
                 None => forget_exempted_pods(&terms.environment.probe, self.context.log),
             }
@@ -255,13 +253,6 @@ impl NodeAgent<'_> {
             && let Err(why) = ambient.namespaces.follow(home, stop, log)
         {
             log.error("gybe node: the namespaces are not watched", json!({ "cause": why.to_string() }));
-        }
-    }
-
-    fn write_redirections(&self, stop: &PipeReader) {
-        if let (Some(home), Some(ambient)) = (&self.home, self.ambient) {
-            let (pods, log) = (self.pods, self.context.log);
-            RedirectionWriter { home, ambient: &ambient.pods, pods, log }.follow(stop.as_fd());
         }
     }
 

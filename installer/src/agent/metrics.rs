@@ -161,7 +161,7 @@ fn pod_repairs(agent: &AgentSnapshot, out: &mut Exposition) {
 
 /// Left out where ambient mode is off. The first name is the incumbent's.
 fn ambient(ambient: Option<&AmbientStatus>, out: &mut Exposition) {
-    let Some(AmbientStatus { ztunnel, .. }) = ambient else { return };
+    let Some(AmbientStatus { ztunnel, annotations, .. }) = ambient else { return };
     out.family("ztunnel_connected", Kind::Gauge, "Connected ztunnels.");
     out.sample(&[], ztunnel.connected);
     out.family("gybe_ambient_pods", Kind::Gauge, "Pods with which this agent serves ztunnel.");
@@ -181,8 +181,8 @@ fn ambient(ambient: Option<&AmbientStatus>, out: &mut Exposition) {
         ("gybe_ztunnel_refusals_total", "Requests that ztunnel refused.", counts.refused),
         (
             "gybe_ambient_annotation_failures_total",
-            "Failed requests to annotate an ambient pod.",
-            counts.annotation_failures,
+            "Failed requests to write or remove the annotation ambient.istio.io/redirection.",
+            annotations.failures,
         ),
         (
             "gybe_ztunnel_late_total",

@@ -11,7 +11,6 @@ mod pods;
 mod status;
 
 pub use pods::{AddError, AmbientPods, HandOver};
-pub(crate) use pods::{Redirection, RedirectionWrite};
 pub use status::{ZtunnelCounts, ZtunnelStatus};
 
 use crate::error::chain;

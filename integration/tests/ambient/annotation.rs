@@ -1,16 +1,17 @@
 //! The annotation `ambient.istio.io/redirection`: when the agent writes it, and what it does when the API server refuses.
 
-use crate::fixture::{Node, Pod};
+use crate::fixture::{MODE, Node, Pod};
 use gybe_api_server::{Fault, FaultKind, Verb};
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::ztunnel;
 use gybe_test_support::wait_until;
 use serde_json::{Value, json};
 use std::thread;
+use std::time::Instant;
 
 const REDIRECTION: &str = "ambient.istio.io/redirection";
 /// A part of the note in `/readyz`.
-const NOTE: &str = "the annotation by which other pods know ambient ones cannot be written";
+const NOTE: &str = "cannot write or remove the annotation ambient.istio.io/redirection of";
 
 /// The value that the API server has.
 fn annotation(node: &Node, pod: &Pod) -> Option<Value> {
@@ -73,6 +74,8 @@ fn what_the_watch_shows_already_is_not_written_again() {
     node.added(&first, &netns[1]);
     wait_until_annotated(&node, &first);
     node.kill_agent();
+    // Neither its ztunnel nor the container repair has connected to the new agent yet, and the labels decide already.
+    let plain = Pod::new("plain", "plain").with_annotation(REDIRECTION, "pending").put(&node);
     node.start_agent();
     // The kubelet repeats an ADD whose answer it did not get.
     node.added(&first, &netns[1]);
@@ -82,6 +85,41 @@ fn what_the_watch_shows_already_is_not_written_again() {
     let paths: Vec<_> = patches(&node).into_iter().map(|(path, _)| path).collect();
     let expected = ["first", "second"].map(|name| format!("/api/v1/namespaces/shop/pods/{name}/status"));
     assert_eq!(paths, expected);
+    assert_eq!(annotation(&node, &plain), Some(json!("pending")), "istio-cni's");
+}
+
+#[test]
+fn it_is_removed_when_a_label_changes_and_from_a_pod_that_is_not_ambient() {
+    let (node, netns) = (Node::start("annotation-label"), Namespace::new().unwrap());
+    let left = Pod::new("plain", "left").with_annotation(REDIRECTION, "enabled").put(&node);
+    wait_until("the annotation of an earlier agent is removed", || annotation(&node, &left).is_none());
+    let _ztunnel = node.ztunnel(&[]);
+    let pod = Pod::new("shop", "cart").put(&node);
+    node.added(&pod, &netns);
+    wait_until_annotated(&node, &pod);
+    let changed = pod.with_labels(json!({ MODE: "none" })).with_annotation(REDIRECTION, "enabled").put(&node);
+    wait_until("the annotation is removed", || annotation(&node, &changed).is_none());
+    // ztunnel serves the pod until the container `repair` has replaced its rules.
+    assert!(node.holds(&netns));
+    let ambient = Pod::new("shop", "cart").put(&node);
+    wait_until_annotated(&node, &ambient);
+    let values: Vec<_> = patches(&node).into_iter().map(|(_, body)| body).collect();
+    let values: Vec<_> = values.iter().map(|body| &body["metadata"]["annotations"][REDIRECTION]).collect();
+    assert_eq!(values, [&json!(null), &json!("enabled"), &json!(null), &json!("enabled")]);
+}
+
+#[test]
+fn it_is_written_again_when_another_client_removes_it() {
+    let (node, netns) = (Node::start("annotation-removed"), Namespace::new().unwrap());
+    let _ztunnel = node.ztunnel(&[]);
+    let pod = Pod::new("shop", "cart").put(&node);
+    node.added(&pod, &netns);
+    for removed in 0..3 {
+        wait_until_annotated(&node, &pod);
+        assert_eq!(patches(&node).len(), removed + 1);
+        node.server.put_pod(pod.object("Running"));
+    }
+    wait_until_annotated(&node, &pod);
 }
 
 #[test]
@@ -105,13 +143,35 @@ fn without_the_right_pods_start_and_a_note_in_readyz_says_why() {
     node.server.forbid(Verb::Patch, "pods/status");
     let pod = Pod::new("shop", "cart").put(&node);
     node.added(&pod, &netns);
-    let line = node.agent().wait_for_message("the annotation of an ambient pod cannot be written");
+    let line = node
+        .agent()
+        .wait_for_message("gybe node: cannot write the annotation ambient.istio.io/redirection of a pod");
     assert!(line["pod"] == "shop/cart" && line["hint"].as_str().unwrap().contains("ambient-annotation"));
     // A line that begins with `-` is a reason why the agent is not ready.
     wait_until("the note", || node.readyz().contains(&format!("\nnote: {NOTE}")));
-    assert!(node.readyz().contains("for 1 pods: the API server responded 403"), "{}", node.readyz());
+    assert!(node.readyz().contains("of 1 pods: the API server responded 403"), "{}", node.readyz());
     node.server.permit(Verb::Patch, "pods/status");
     wait_until_annotated(&node, &pod);
+    wait_until("no note", || !node.readyz().contains(NOTE));
+}
+
+#[test]
+fn requests_that_are_all_forbidden_stay_few() {
+    const PODS: usize = 12;
+    let node = Node::start("annotation-all-forbidden");
+    let _ztunnel = node.ztunnel(&[]);
+    node.server.forbid(Verb::Patch, "pods/status");
+    let start = Instant::now();
+    let pods = std::array::from_fn::<_, PODS, _>(|n| Pod::new("shop", &format!("cart-{n}")).put(&node));
+    let netns = std::array::from_fn::<_, PODS, _>(|_| Namespace::new().unwrap());
+    pods.iter().zip(&netns).for_each(|(pod, netns)| node.added(pod, netns));
+    wait_until("the note", || node.readyz().contains(&format!("{NOTE} {PODS} pods")));
+    wait_until("the second attempt", || patches(&node).len() > 1);
+    // The delays are at least 1, 2, 4 and 8 s.
+    let (sent, seconds) = (patches(&node).len(), start.elapsed().as_secs());
+    assert!(sent <= 2 + usize::try_from(seconds.ilog2()).unwrap(), "{sent} requests in {seconds} s");
+    node.server.permit(Verb::Patch, "pods/status");
+    pods.iter().for_each(|pod| wait_until_annotated(&node, pod));
     wait_until("no note", || !node.readyz().contains(NOTE));
 }
 
@@ -124,9 +184,9 @@ fn a_pod_that_is_gone_ends_the_attempts() {
     let [watched, missed] = ["watched", "missed"].map(|name| Pod::new("shop", name).put(&node));
     node.added(&watched, &netns[0]);
     node.added(&missed, &netns[1]);
-    wait_until("the note", || node.readyz().contains("for 2 pods"));
+    wait_until("the note", || node.readyz().contains("of 2 pods"));
     watched.delete(&node);
-    wait_until("the other pod", || node.readyz().contains("for 1 pods"));
+    wait_until("the other pod", || node.readyz().contains("of 1 pods"));
     // The API server reports the next one only with the answer to the request.
     node.server.add_fault(Fault::always(FaultKind::Fails(500)).at(Verb::Watch));
     node.server.cut_watches();

@@ -8,17 +8,14 @@
 //! | the newest | every pod that is added or gets another namespace |
 //! | each that has a pod | the pod's end; an older one also when the pod has got another namespace |
 
-mod redirection;
 mod shared;
 
-pub(crate) use redirection::{Redirection, RedirectionWrite};
 pub use shared::{AddError, AmbientPods, HandOver};
 
 use super::status::ZtunnelCounts;
 use gybe_netfilter::kernel::netns::{Identity, Netns};
 use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
 use nix::sys::eventfd::EventFd;
-use redirection::Redirections;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
 use std::sync::mpsc::Sender;
@@ -39,7 +36,6 @@ struct State {
     connections: Vec<Connection>,
     /// Written when the pods may have changed.
     subscribers: Vec<Weak<EventFd>>,
-    redirections: Redirections,
     generations: u64,
     callers: u64,
     counts: ZtunnelCounts,
@@ -185,7 +181,6 @@ impl State {
     fn remove(&mut self, uid: &PodUid) -> bool {
         let was_there = self.pods.remove(uid).is_some();
         if was_there {
-            self.redirections.retain(|it| it != uid);
             self.wake_all();
         }
         was_there
@@ -259,14 +254,6 @@ impl State {
             }
             entry.answer(response);
         }
-    }
-
-    /// Returns the next annotation that has to be written, and from when on it may be.
-    fn next_redirection(&mut self) -> Option<(Instant, RedirectionWrite)> {
-        for entry in self.pods.values().filter(|entry| entry.is_enrolled()) {
-            self.redirections.enroll(&entry.pod);
-        }
-        self.redirections.next(|uid| self.pods.get(uid).is_some_and(Entry::is_enrolled))
     }
 
     /// Judges for each pod whether the newest ztunnel has acknowledged it.

@@ -17,8 +17,6 @@ pub struct ZtunnelStatus {
     /// For how long every hand-over has failed, and why the last one did; none after one that was completed, or when
     /// none was tried of late.
     pub failing: Option<(Duration, String)>,
-    /// The number of pods whose annotation could not be written or removed yet, and why the last attempt failed.
-    pub unannotated: Option<(usize, String)>,
     /// The pods that the newest ztunnel has not acknowledged.
     pub pending: usize,
     /// How long the oldest of them has been pending.
@@ -35,8 +33,6 @@ pub struct ZtunnelCounts {
     pub refused: u64,
     /// Connections that were closed because a response did not come in time.
     pub late: u64,
-    /// Attempts to write or remove an annotation that failed.
-    pub annotation_failures: u64,
     /// From a request to its response.
     pub acknowledged: Histogram,
 }

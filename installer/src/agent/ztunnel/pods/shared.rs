@@ -1,8 +1,7 @@
 //! The pods as the server's threads and the callers of hand-overs share them: one lock around the state, waiting callers,
 //! and what wakes the threads.
 
-use super::redirection::Redirections;
-use super::{Connection, ConnectionId, Entry, Failing, RedirectionWrite, Request, Rest, Snapshot, State};
+use super::{Connection, ConnectionId, Entry, Failing, Request, Rest, Snapshot, State};
 use crate::agent::ztunnel::status::ZtunnelStatus;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
@@ -118,7 +117,6 @@ impl AmbientPods {
         let mut state = self.lock();
         state.has_ended = true;
         state.pods.clear();
-        state.redirections = Redirections::default();
         state.failing = None;
     }
 
@@ -133,34 +131,19 @@ impl AmbientPods {
         self.lock().remove(uid)
     }
 
-    /// Removes a pod that runs on without the mesh, and then its annotation. Reports whether this agent serves ztunnel; if
-    /// it does not, another one has the pod.
+    /// Removes a pod that runs on without the mesh. Reports whether this agent serves ztunnel; if it does not, another one
+    /// has the pod.
     pub fn leave(&self, uid: &PodUid) -> bool {
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        if let Some(entry) = state.pods.get(uid) {
-            state.redirections.leave(&entry.pod);
-        }
+        let mut state = self.lock();
         state.remove(uid);
         !state.has_ended
     }
 
-    /// Returns the next annotation that has to be written, and from when on it may be.
-    pub(crate) fn next_redirection(&self) -> Option<(Instant, RedirectionWrite)> {
-        self.lock().next_redirection()
-    }
-
-    /// Records the result of a write: done, or no longer of use; or why it failed, and the delay that the server requests.
-    pub(crate) fn finish_redirection(
-        &self,
-        write: &RedirectionWrite,
-        result: Result<(), (String, Option<Duration>)>,
-    ) {
-        let mut guard = self.lock();
-        let state = &mut *guard;
-        state.counts.annotation_failures += u64::from(result.is_err());
-        state.redirections.finish(write, result);
-        state.redirections.retain(|uid| state.pods.contains_key(uid));
+    /// Returns the pods that are in the mesh.
+    pub(crate) fn enrolled(&self) -> BTreeSet<PodUid> {
+        let state = self.lock();
+        let enrolled = state.pods.iter().filter(|(_, entry)| entry.is_enrolled());
+        enrolled.map(|(uid, _)| uid.clone()).collect()
     }
 
     /// Returns the pods whose network namespace is open.
@@ -199,7 +182,6 @@ impl AmbientPods {
         let before = state.pods.len();
         state.pods.retain(|_, entry| !is_gone(entry));
         if state.pods.len() < before {
-            state.redirections.retain(|uid| state.pods.contains_key(uid));
             state.wake_all();
         }
     }
@@ -234,7 +216,6 @@ impl AmbientPods {
             pods: state.pods.len(),
             without_netns,
             failing: failing.map(|failing| (failing.since.elapsed(), failing.why.clone())),
-            unannotated: state.redirections.failing(),
             pending: pending.clone().count(),
             longest_pending: pending.min().map(|since| now.saturating_duration_since(since)),
             counts: state.counts.clone(),
@@ -333,7 +314,7 @@ fn wake_counter() -> Result<Arc<EventFd>, Errno> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::{RECENT, Redirection};
+    use super::super::RECENT;
     use super::*;
 
     #[test]
@@ -355,37 +336,24 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_annotated_once_it_is_acknowledged_and_its_annotation_is_removed_when_it_leaves() {
+    fn a_pod_is_enrolled_once_the_newest_ztunnel_has_acknowledged_its_namespace_until_it_leaves() {
         let pods = AmbientPods::default();
         let pod = || AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
-        let netns = || Some(Netns::of_this_thread().unwrap());
-        let desired = || pods.next_redirection().map(|(_, write)| write.desired);
-        let write = |expected| {
-            let (_, write) = pods.next_redirection().unwrap();
-            assert_eq!(write.desired, expected);
-            pods.finish_redirection(&write, Ok(()));
-            assert_eq!(desired(), None);
-        };
+        let is_enrolled = || pods.enrolled().contains(&pod().uid);
         pods.adopt(pod(), None);
         let (first, _wake) = pods.connect().unwrap();
         acknowledge(&pods, first);
-        assert_eq!(desired(), None, "ztunnel acknowledges a keep of any pod");
+        assert!(!is_enrolled(), "ztunnel acknowledges a keep of any pod");
         let changed = pods.subscribe();
-        pods.adopt(pod(), netns());
-        assert_eq!(desired(), None, "ztunnel has not acknowledged it");
+        pods.adopt(pod(), Some(Netns::of_this_thread().unwrap()));
+        assert!(!is_enrolled(), "ztunnel has not acknowledged it");
         acknowledge(&pods, first);
-        write(Redirection::Enabled);
+        assert!(is_enrolled());
         let (second, _wake) = pods.connect().unwrap();
+        assert!(!is_enrolled(), "the newest ztunnel has not acknowledged it");
         acknowledge(&pods, second);
-        assert_eq!(desired(), None, "it was written before");
-        pods.leave(&pod().uid);
-        write(Redirection::Absent);
-        pods.adopt(pod(), netns());
-        write(Redirection::EnabledAgain);
-        pods.leave(&pod().uid);
-        assert!(pods.remove(&pod().uid));
-        write(Redirection::Absent);
-        assert_eq!(pods.lock().redirections.failing(), None);
+        assert!(is_enrolled());
+        assert!(pods.leave(&pod().uid) && !is_enrolled());
         let (end, _open) = nix::unistd::pipe().unwrap();
         let start = Instant::now();
         assert!(
