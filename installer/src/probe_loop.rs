@@ -31,8 +31,9 @@ use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Where containerd, CRI-O and the containerd of k3s have their sockets by default.
-const RUNTIME_DIRECTORIES: [&str; 3] = ["/run/containerd", "/run/crio", "/run/k3s/containerd"];
+/// Where containerd, CRI-O, and the containerd of k3s, k0s and MicroK8s have their sockets by default.
+const RUNTIME_DIRECTORIES: [&str; 5] =
+    ["/run/containerd", "/run/crio", "/run/k3s/containerd", "/run/k0s", "/var/snap/microk8s/common/run"];
 /// How often the loop checks what causes no event: which runtimes run, and their configuration.
 const POLL_INTERVAL: Duration = Duration::from_secs(60);
 

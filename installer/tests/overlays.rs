@@ -312,7 +312,7 @@ fn on_openshift_the_entry_is_the_network_that_the_injector_requests() {
     assert_eq!((&metadata["namespace"], &metadata["name"]), (&"default".into(), &"istio-cni".into()));
     let settings = Settings::read(&pod::settings_sources(&objects)).unwrap();
     let file = FileName::new("istio-cni.conf").unwrap();
-    assert_eq!(settings.options.shape, Some(Shape::Standalone { file }));
+    assert_eq!(settings.options.shape, Shape::Standalone { file }.into());
     let context = objects.pod().security_context.unwrap();
     assert_eq!(context.se_linux_options.unwrap().type_.as_deref(), Some("spc_t"));
 }

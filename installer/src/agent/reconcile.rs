@@ -20,7 +20,7 @@ use crate::agent::pods::PodLookup;
 use crate::cluster::OwnNode;
 use crate::error::chain;
 use crate::host::apply::Busy;
-use crate::host::desired::{DesiredState, Shape};
+use crate::host::desired::{DesiredState, Shape, ShapeSetting};
 use crate::host::entries::{desired_conf, written_conf};
 use crate::host::image::Image;
 use crate::host::observe::PerDirectory;
@@ -325,7 +325,7 @@ impl<'a> Reconciler<'a> {
         if report.is_none() && Instant::now() < self.report_until {
             runtimes.plugin_directory = ConfiguredDirectory::Awaited;
         }
-        let is_drop_in = self.settings.current.options.shape == Some(Shape::DropIn);
+        let is_drop_in = self.settings.current.options.shape == ShapeSetting::Fixed(Shape::DropIn);
         if is_drop_in && self.context.calls.added_after(self.desired_since + self.grace_period.length) {
             runtimes.read_drop_ins();
         }
@@ -407,7 +407,7 @@ fn watched_directories(settings: &Settings) -> WatchedDirectories {
 /// A drop-in is in a directory below the conf directory, which has events of its own.
 fn network_directories(settings: &Settings) -> BTreeSet<PathBuf> {
     let conf = &settings.environment.directories.conf;
-    let entries = matches!(settings.options.shape, None | Some(Shape::DropIn))
+    let entries = matches!(settings.options.shape, ShapeSetting::Auto | ShapeSetting::Fixed(Shape::DropIn))
         .then(|| fs::read_dir(conf).ok())
         .flatten();
     let entries = entries.into_iter().flatten().flatten();

@@ -256,7 +256,7 @@ mod tests {
             (json!({ "chained": false }), json!({ "settings": { "shape": "standalone" } })),
             (json!({ "cni": { "chained": true }, "chained": false }), json!({})),
             (
-                json!({ "istioOwnedCNIConfig": true, "istioOwnedCNIConfigFileName": "02-istio.conflist" }),
+                json!({ "chained": true, "istioOwnedCNIConfig": true, "istioOwnedCNIConfigFileName": "02-istio.conflist" }),
                 json!({ "settings": { "shape": "auto" } }),
             ),
             (

@@ -7,7 +7,7 @@ use super::conflist::{ISTIO, PluginChain, as_list};
 use super::desired::{Install, Shape};
 use super::entries::OurEntries;
 use super::judge::primary;
-use super::observe::runtimes::{ConfiguredDirectory, DropIns};
+use super::observe::runtimes::{ConfiguredDirectory, DropIns, Possible};
 use super::observe::{ConfDirectory, FileName, ORIGINAL, ObservedState};
 
 /// The shape on this node, and why.
@@ -23,7 +23,7 @@ pub struct AutoShape {
 pub enum AutoReason {
     #[error("the entry is a drop-in, which the runtime reads")]
     DropIn,
-    #[error("the entry becomes a drop-in when the primary plugin has written its conf file")]
+    #[error("no conf file of a primary plugin can be read; the entry stays where it is")]
     NoPrimary,
     #[error("the entry stays where it is until the probe has reported the container runtime")]
     Awaited,
@@ -36,7 +36,7 @@ pub enum AutoReason {
     )]
     UnknownRuntime,
     #[error(
-        "the entry is in the primary's chain: the runtime does not read drop-ins, which need containerd 2.1 or CRI-O 1.34"
+        "the entry is in the primary's chain: a runtime on this node does not read drop-ins, which need containerd 2.1 or CRI-O 1.34"
     )]
     OlderRuntime,
     #[error("the entry is in the primary's chain: the network of {0} accepts no drop-in files")]
@@ -73,12 +73,14 @@ pub fn auto_shape(install: &Install, observed: &ObservedState) -> AutoShape {
         };
     }
     // A runtime that ignores a drop-in starts every pod without redirection, so each one has to be known to read it.
-    let reading = runtimes.possible.iter().filter(|one| one.drop_ins == DropIns::Loaded).count();
-    if reading == 0 {
-        return chained(AutoReason::OlderRuntime);
-    }
-    if reading < runtimes.possible.len() {
-        return chained(AutoReason::UnknownRuntime);
+    let mut ignoring = runtimes.possible.iter().filter(|one| one.drop_ins == DropIns::Ignored).peekable();
+    if ignoring.peek().is_some() {
+        let may_read =
+            |one: &Possible| runtimes.possible.contains(&Possible { drop_ins: DropIns::Loaded, ..*one });
+        return chained(match ignoring.all(may_read) {
+            true => AutoReason::UnknownRuntime,
+            false => AutoReason::OlderRuntime,
+        });
     }
     // Nothing is written before there is a network, whatever the shape.
     let Some(primary) = primary(conf, install.entry.plugin(), runtimes) else {

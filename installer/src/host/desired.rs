@@ -18,8 +18,7 @@ pub enum DesiredState {
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct Install {
-    /// None for `shape: auto`: the node decides (`auto_shape`).
-    pub shape: Option<Shape>,
+    pub shape: ShapeSetting,
     /// The setting that names the pinned file, for messages.
     pub pinned_by: &'static str,
     pub entry: Entry,
@@ -44,6 +43,14 @@ pub enum Confirmed {
     #[default]
     No,
     Yes,
+}
+
+/// The setting `shape`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum ShapeSetting {
+    /// The node decides (`auto_shape`).
+    Auto,
+    Fixed(Shape),
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -153,7 +160,7 @@ impl DesiredState {
             Self::Installed(install) => {
                 let all = install.programs.iter().chain(&install.retired);
                 let programs = all.map(|program| &program.name).collect();
-                (install.shape.as_ref().and_then(Shape::file), programs, SandboxLookup::Skip)
+                (install.shape.fixed().and_then(Shape::file), programs, SandboxLookup::Skip)
             }
             Self::Uninstalled(leave) => {
                 let kept = leave.tombstones.iter().map(|program| &program.name);
@@ -168,6 +175,23 @@ impl DesiredState {
             programs.extend(FileName::new(ISTIO).ok());
         }
         ObserveScope { files, programs, sandboxes }
+    }
+}
+
+impl From<Shape> for ShapeSetting {
+    fn from(shape: Shape) -> Self {
+        Self::Fixed(shape)
+    }
+}
+
+impl ShapeSetting {
+    /// Returns the configured shape; none for `auto`.
+    #[must_use]
+    pub fn fixed(&self) -> Option<&Shape> {
+        match self {
+            Self::Auto => None,
+            Self::Fixed(shape) => Some(shape),
+        }
     }
 }
 

@@ -270,7 +270,7 @@ impl<'a> JudgeInput<'a> {
             plugin: install.entry.plugin(),
             entry: Some(&install.entry),
             fault: program_fault(install, observed),
-            shape: install.shape.as_ref().unwrap_or_else(|| auto_shape(install, observed).shape),
+            shape: install.shape.fixed().unwrap_or_else(|| auto_shape(install, observed).shape),
             confirmed: install.confirmed,
         }
     }

@@ -13,7 +13,9 @@ use std::ffi::OsStr;
 use super::auto_shape::{AutoShape, auto_shape};
 use super::change::{Change, NewAccess};
 use super::conflist::ISTIO;
-use super::desired::{DesiredState, Install, Placement, PlacementOrder, Program, PutBack, Uninstall};
+use super::desired::{
+    DesiredState, Install, Placement, PlacementOrder, Program, PutBack, ShapeSetting, Uninstall,
+};
 use super::judge::{JudgeInput, Judgement, directory_problems, judge};
 use super::observe::{
     Access, ConfFile, DROP_IN, Directory, DirectoryState, FileKind, FileName, Hash, NamedFile, ObservedState,
@@ -64,7 +66,7 @@ pub fn plan(observed: &ObservedState, desired: &DesiredState) -> Plan {
 fn plan_install(observed: &ObservedState, install: &Install) -> Plan {
     let question = JudgeInput::new(install, observed);
     let judgement = judge(&question);
-    let auto = install.shape.is_none().then(|| auto_shape(install, observed));
+    let auto = (install.shape == ShapeSetting::Auto).then(|| auto_shape(install, observed));
     let mut plan = Plan { judgement, auto, ..Plan::default() };
     if observed.programs.state == DirectoryState::Present {
         place_programs(observed, install, PlacementOrder::BeforeEntry, &mut plan);

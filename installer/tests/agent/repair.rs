@@ -204,7 +204,6 @@ fn write_runtime_report(node: &Node, directory: &str, folder: &str) {
 #[test]
 fn f37_an_entry_from_before_the_report_is_removed_when_the_runtime_looks_elsewhere() {
     let node = Node::new("report-last");
-    node.set_configmap(&[("shape", "chained")]);
     node.put_conf(FILE, PRIMARY);
     let agent = node.start_agent();
     wait_until("an entry", || node.entry(FILE).is_some() && agent.is_ready());
@@ -221,6 +220,7 @@ fn f37_an_entry_from_before_the_report_is_removed_when_the_runtime_looks_elsewhe
 #[test]
 fn a_reported_runtime_moves_the_entry_between_the_chain_and_a_drop_in() {
     let node = Node::new("report-moves");
+    node.set_configmap(&[("shape", "auto")]);
     node.put_conf(FILE, PRIMARY);
     let agent = node.start_agent();
     wait_until("an entry in the chain", || node.entry(FILE).is_some() && agent.is_ready());
@@ -231,7 +231,7 @@ fn a_reported_runtime_moves_the_entry_between_the_chain_and_a_drop_in() {
     };
     for (reads_drop_ins, reason) in [
         (json!(true), "the entry is a drop-in"),
-        (json!(false), "the runtime does not read drop-ins"),
+        (json!(false), "a runtime on this node does not read drop-ins"),
         (json!(true), "the entry is a drop-in"),
         (json!(null), "drop-ins is unknown"),
     ] {
@@ -266,7 +266,7 @@ fn f37_an_operator_or_the_runtimes_configuration_confirms_the_directory() {
     node.set_configmap(&[("plugin_dir", "confirmed")]);
     wait_until("an entry", || node.entry(FILE).is_some() && agent.is_ready());
     drop(agent);
-    node.set_configmap(&[("shape", "chained")]);
+    node.set_configmap(&[]);
     node.put_conf(FILE, PRIMARY);
     write_runtime_report(&node, "/opt/cni/bin", "bin");
     let agent = node.start_agent();

@@ -4,7 +4,7 @@
 use crate::{Pairs, read, refused, sources};
 use gybe_installer::host::conflist::entry::{Entry, EntryLayout};
 use gybe_installer::host::desired::{
-    DesiredState, Install, Placement, PlacementOrder, Shape, TakeOver, Uninstall,
+    DesiredState, Install, Placement, PlacementOrder, Shape, ShapeSetting, TakeOver, Uninstall,
 };
 use gybe_installer::host::image::Image;
 use gybe_installer::host::observe::Hash;
@@ -130,7 +130,7 @@ fn programs_are_placed_in_order_and_under_the_configured_names() {
     assert_eq!(dropped, ["istio-cni", "istio-iptables", "istio-iptables.sh", "istio-cni-taint"]);
     assert_eq!(over.retired[0].name.to_string(), "istio-cni");
     assert_eq!(install.mode, 0o640);
-    assert!(matches!(install.shape, Some(Shape::Standalone { .. })));
+    assert!(matches!(install.shape, ShapeSetting::Fixed(Shape::Standalone { .. })));
 }
 
 #[test]

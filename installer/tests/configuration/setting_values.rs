@@ -2,7 +2,7 @@
 //! never a mixture of two versions.
 
 use crate::{Pairs, read, refused};
-use gybe_installer::host::desired::{PutBack, Shape};
+use gybe_installer::host::desired::{PutBack, Shape, ShapeSetting};
 use gybe_installer::host::settings::{
     CONFIG, FailedInit, NodeMode, PodSource, RepairMode, RepairOptions, ServerTrust, SettingsSources,
     TakeOverSetting, config_directory,
@@ -100,7 +100,7 @@ fn the_label_the_selectors_and_the_exit_code_of_repair_have_the_incumbents_varia
 fn the_defaults_without_any_setting() {
     let settings = read(&[], &[]);
     let (environment, options) = (settings.environment, settings.options);
-    assert_eq!((options.mode, options.shape), (NodeMode::Install, None));
+    assert_eq!((options.mode, options.shape), (NodeMode::Install, Shape::Chained { pinned: None }.into()));
     assert_eq!((options.pod_source, options.take_over), (PodSource::Agent, TakeOverSetting::Wait));
     assert_eq!((options.put_back, options.unknown_members.len()), (PutBack::Nothing, 0));
     assert_eq!(options.conf.exclude_namespaces, names(&["kube-system", "istio-system"]));
@@ -186,30 +186,39 @@ fn the_backend_is_the_first_that_is_configured() {
 #[test]
 fn the_shape_and_its_file_go_together() {
     let shape = |environment: Pairs<'_>, files: Pairs<'_>| read(environment, files).options.shape;
-    let file = |shape: &Option<Shape>| match shape {
+    let file = |shape: &ShapeSetting| match shape.fixed() {
         Some(Shape::Chained { pinned }) => pinned.as_ref().map(ToString::to_string),
         Some(Shape::Standalone { file }) => Some(format!("alone {file}")),
         Some(Shape::DropIn) | None => None,
     };
+    let chained = ShapeSetting::Fixed(Shape::Chained { pinned: None });
     let pinned = ("CNI_CONF_NAME", "10-a.conflist");
     let alone = ("CHAINED_CNI_PLUGIN", "false");
     assert_eq!(file(&shape(&[pinned], &[])).as_deref(), Some("10-a.conflist"));
     assert_eq!(file(&shape(&[alone], &[])).as_deref(), Some("alone YYY-gybe-cni.conf"));
     assert_eq!(file(&shape(&[alone], &[("conf_name", "x.conf")])).as_deref(), Some("alone x.conf"));
-    assert_eq!(shape(&[alone], &[("shape", "chained")]), Some(Shape::Chained { pinned: None }));
-    assert_eq!(shape(&[alone], &[("shape", "dropin")]), Some(Shape::DropIn));
-    assert_eq!(shape(&[alone], &[("shape", "auto")]), None);
+    assert_eq!(shape(&[alone], &[("shape", "chained")]), chained);
+    assert_eq!(shape(&[alone], &[("shape", "dropin")]), Shape::DropIn.into());
+    assert_eq!(shape(&[alone], &[("shape", "auto")]), ShapeSetting::Auto);
     for (mode, is_auto) in [("repair", true), ("off", true), ("delete", false), ("label", false)] {
-        let settings = read(&[], &[("repair", mode)]);
+        let settings = read(&[], &[("repair", mode), ("shape", "auto")]);
         assert_eq!(
-            (settings.options.shape.is_none(), settings.notes.is_empty()),
+            (settings.options.shape == ShapeSetting::Auto, settings.notes.is_empty()),
             (is_auto, is_auto),
             "{mode}"
         );
-        assert_eq!(shape(&[], &[("repair", mode), ("shape", "dropin")]), Some(Shape::DropIn));
+        assert_eq!(shape(&[], &[("repair", mode), ("shape", "dropin")]), Shape::DropIn.into());
     }
     assert_eq!(file(&shape(&[pinned], &[("shape", "auto")])).as_deref(), Some("10-a.conflist"));
-    assert_eq!(shape(&[("CHAINED_CNI_PLUGIN", "true"), ("ISTIO_OWNED_CNI_CONFIG", "true")], &[]), None);
+    for (owned, of_chained, expected) in [
+        ("true", "true", ShapeSetting::Auto),
+        ("false", "true", chained.clone()),
+        ("true", "false", shape(&[alone], &[])),
+    ] {
+        let settings = read(&[("CHAINED_CNI_PLUGIN", of_chained), ("ISTIO_OWNED_CNI_CONFIG", owned)], &[]);
+        assert_eq!((settings.options.shape, settings.notes), (expected, Vec::new()));
+    }
+    assert_eq!(shape(&[("ISTIO_OWNED_CNI_CONFIG", "true")], &[("shape", "chained")]), chained);
     assert!(refused(&[pinned], &[("shape", "dropin")]).contains("cannot be set with it"));
 }
 

@@ -2,7 +2,7 @@
 //! references between the objects, and its settings, directories and arguments, parsed by the program.
 
 use crate::objects::Objects;
-use gybe_installer::host::desired::Shape;
+use gybe_installer::host::desired::{Shape, ShapeSetting};
 use gybe_installer::host::settings::{
     INCUMBENTS, KEYS, Listen, OURS, SettingName, Settings, SettingsSources, Support,
 };
@@ -312,7 +312,7 @@ pub(crate) fn assert_arguments_accepted(objects: &Objects) {
         }
     }
     let shape = Settings::read(&settings_sources(objects)).unwrap().options.shape;
-    assert!(matches!(shape, None | Some(Shape::Standalone { .. })));
+    assert!(matches!(shape, ShapeSetting::Fixed(Shape::Chained { .. } | Shape::Standalone { .. })));
 }
 
 pub(crate) fn assert_command_accepted(arguments: &[String]) {

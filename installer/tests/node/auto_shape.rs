@@ -3,7 +3,7 @@
 use crate::test_node::{TestNode, install, installed, name, program, uninstalled};
 use crate::{LIST, SINGLE};
 use gybe_installer::host::auto_shape::{AutoReason, auto_shape};
-use gybe_installer::host::desired::{DesiredState, Install, PutBack, Shape};
+use gybe_installer::host::desired::{DesiredState, Install, PutBack, Shape, ShapeSetting};
 use gybe_installer::host::observe::ObserveScope;
 use gybe_installer::host::observe::runtimes::{ConfiguredDirectory, DropIns, Runtime, Runtimes};
 
@@ -60,7 +60,7 @@ fn the_entry_is_a_drop_in_only_where_the_runtime_certainly_reads_it() {
         (FILE, LIST, older(), CHAINED, AutoReason::OlderRuntime),
         (FILE, LIST, runtimes(None), CHAINED, AutoReason::UnknownRuntime),
         (FILE, LIST, Runtimes::default(), CHAINED, AutoReason::UnknownRuntime),
-        (FILE, LIST, Runtimes::of(both), CHAINED, AutoReason::UnknownRuntime),
+        (FILE, LIST, Runtimes::of(both), CHAINED, AutoReason::OlderRuntime),
         (FILE, LIST, awaited(), CHAINED, AutoReason::Awaited),
         ("10-a.conf", SINGLE, current(), CHAINED, AutoReason::NoDropIns(name("10-a.conf"))),
         ("10-a.json", SINGLE, current(), CHAINED, AutoReason::NoDropIns(name("10-a.json"))),
@@ -69,7 +69,7 @@ fn the_entry_is_a_drop_in_only_where_the_runtime_certainly_reads_it() {
         ("10-a.note", "", current(), Shape::DropIn, AutoReason::NoPrimary),
     ] {
         let node = TestNode::with(&[(file, text)]);
-        let install = install(&node.root, None, "1");
+        let install = install(&node.root, ShapeSetting::Auto, "1");
         assert_eq!(decided(&node, &install, &runtimes), (shape, reason), "{text}: {runtimes:?}");
         node.settle(&uninstalled(&node.root, PutBack::Nothing));
         assert_eq!(node.files().into_iter().collect::<Vec<_>>(), [(file.to_owned(), text.into())]);
@@ -82,7 +82,7 @@ fn multus_reads_its_own_directory_and_may_read_no_drop_ins() {
     let mut observed = node.observe(&ObserveScope::default());
     observed.conf.is_of_multus = true;
     observed.runtimes = current();
-    let decided = auto_shape(&install(&node.root, None, "1"), &observed);
+    let decided = auto_shape(&install(&node.root, ShapeSetting::Auto, "1"), &observed);
     assert_eq!((decided.shape, decided.reason), (&CHAINED, AutoReason::OfMultus));
 }
 
@@ -90,7 +90,7 @@ fn multus_reads_its_own_directory_and_may_read_no_drop_ins() {
 #[test]
 fn a_list_that_was_a_single_file_stays_chained_until_its_owner_writes_a_list() {
     let node = TestNode::with(&[("10-a.conf", SINGLE)]);
-    let install = install(&node.root, None, "1");
+    let install = install(&node.root, ShapeSetting::Auto, "1");
     decided(&node, &install, &current());
     assert_eq!(decided(&node, &install, &current()), (CHAINED, AutoReason::WasSingle(name("10-a.conflist"))));
     node.put("10-a.conflist", LIST);
@@ -107,7 +107,7 @@ fn istio_cnis_entry_is_replaced_in_the_chain_and_a_drop_in_follows_when_its_prog
     );
     let node = TestNode::with(&[(FILE, &with_istio)]);
     node.root.write_programs("bin", ["istio-cni"]);
-    let mut install = install(&node.root, None, "1");
+    let mut install = install(&node.root, ShapeSetting::Auto, "1");
     assert_eq!(decided(&node, &install, &current()), (CHAINED, AutoReason::HasIstio(name(FILE))));
     let kept = (CHAINED, AutoReason::HadIstio(name(FILE)));
     assert_eq!(decided(&node, &install, &current()), kept);
@@ -133,7 +133,7 @@ fn istio_cnis_entry_is_replaced_in_the_chain_and_a_drop_in_follows_when_its_prog
 #[test]
 fn a_newer_and_an_older_runtime_move_the_entry_and_the_new_one_is_written_first() {
     let node = TestNode::with(&[(FILE, LIST)]);
-    let auto = installed(&node.root, None);
+    let auto = installed(&node.root, ShapeSetting::Auto);
     let changes = |runtimes: Runtimes| {
         let pass = node.pass_with_runtimes(&auto, runtimes);
         assert!(pass.left.judgement.is_redirected(), "{:?}", pass.left.judgement.reasons);
@@ -155,9 +155,9 @@ fn a_newer_and_an_older_runtime_move_the_entry_and_the_new_one_is_written_first(
 #[test]
 fn a_drop_in_stays_while_the_runtime_is_not_reported_yet_and_the_node_is_not_ready() {
     let node = TestNode::with(&[(FILE, LIST)]);
-    node.settle(&installed(&node.root, None));
+    node.settle(&installed(&node.root, ShapeSetting::Auto));
     let before = node.files();
-    let mut install = install(&node.root, None, "1");
+    let mut install = install(&node.root, ShapeSetting::Auto, "1");
     // Without the confirmation nothing is written before the report, whatever the shape.
     install.confirmed = gybe_installer::host::desired::Confirmed::Yes;
     let pass = node.pass_with_runtimes(&DesiredState::Installed(install), awaited());
@@ -169,6 +169,6 @@ fn a_drop_in_stays_while_the_runtime_is_not_reported_yet_and_the_node_is_not_rea
     node.settle(&installed(&node.root, CHAINED));
     let chained = node.files();
     node.put(DROP_IN, drop_in);
-    node.pass_with_runtimes(&installed(&node.root, None), awaited());
+    node.pass_with_runtimes(&installed(&node.root, ShapeSetting::Auto), awaited());
     assert_eq!(node.files(), chained);
 }

@@ -3,8 +3,8 @@
 
 use gybe_installer::host::conflist::entry::Entry;
 use gybe_installer::host::desired::{
-    Confirmed, DesiredState, Install, Placement, PlacementOrder, Program, PutBack, Shape, TakeOver, Trial,
-    Uninstall,
+    Confirmed, DesiredState, Install, Placement, PlacementOrder, Program, PutBack, Shape, ShapeSetting,
+    TakeOver, Trial, Uninstall,
 };
 use gybe_installer::host::libcni::choose;
 use gybe_installer::host::observe::runtimes::{DropIns, Runtime, Runtimes};
@@ -207,7 +207,7 @@ pub(crate) fn program(root: &Path, file: &str, build: &str) -> Program {
     Program { name: name(file), source, hash: Hash::of(text.as_bytes()), trial, place, need }
 }
 
-pub(crate) fn install(root: &Path, shape: impl Into<Option<Shape>>, build: &str) -> Install {
+pub(crate) fn install(root: &Path, shape: impl Into<ShapeSetting>, build: &str) -> Install {
     Install {
         shape: shape.into(),
         pinned_by: "conf_name",
@@ -220,7 +220,7 @@ pub(crate) fn install(root: &Path, shape: impl Into<Option<Shape>>, build: &str)
     }
 }
 
-pub(crate) fn installed(root: &Path, shape: impl Into<Option<Shape>>) -> DesiredState {
+pub(crate) fn installed(root: &Path, shape: impl Into<ShapeSetting>) -> DesiredState {
     DesiredState::Installed(install(root, shape, "1"))
 }
 

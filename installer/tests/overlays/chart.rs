@@ -229,7 +229,7 @@ fn the_values_of_istio_cnis_chart_have_their_meaning() {
     objects.assert_all_fields_known();
     let settings = Settings::read(&pod::settings_sources(&objects)).unwrap();
     let options = &settings.options;
-    assert_eq!(options.shape, Some(Shape::Standalone { file: FileName::new("mesh.conf").unwrap() }));
+    assert_eq!(options.shape, Shape::Standalone { file: FileName::new("mesh.conf").unwrap() }.into());
     assert_eq!(options.repair.mode, RepairMode::Off);
     assert!(options.conf.exclude_namespaces.contains("ops"));
     assert_eq!(options.conf.backend, BackendSetting::Only(BackendKind::Nft));

@@ -6,7 +6,7 @@ use crate::{json, shared, test_node, text, with_gybes_entry, without_names_and_v
 use gybe_installer::agent::kubeconfig::{Credentials, render};
 use gybe_installer::host::conflist::entry::Entry;
 use gybe_installer::host::conflist::{ConflistError, IstioEntry, PluginChain, listed};
-use gybe_installer::host::desired::{DesiredState, PutBack, Shape};
+use gybe_installer::host::desired::{DesiredState, PutBack, Shape, ShapeSetting};
 use gybe_installer::host::libcni::network;
 use gybe_installer::host::observe::FileFormat;
 use gybe_installer::host::problem::Problem;
@@ -214,14 +214,14 @@ fn a_kubeconfig_has_the_values_of_istio_cnis() {
 fn an_owned_conf_is_a_drop_in_here() {
     let mut given = SettingsSources::default();
     given.environment.insert("ISTIO_OWNED_CNI_CONFIG".into(), "true".into());
-    assert_eq!(Settings::read(&given).unwrap().options.shape, None);
+    assert_eq!(Settings::read(&given).unwrap().options.shape, ShapeSetting::Auto);
     for (file, network) in
         [("list.conflist", "dbnet"), ("install-e2e/pre/calico.conflist", "k8s-pod-network")]
     {
         let primary = if file.contains('/') { shared(file) } else { unit(file) };
         let node = TestNode::new();
         node.put("10-primary.conflist", &primary);
-        node.settle(&test_node::installed(&node.root, None));
+        node.settle(&test_node::installed(&node.root, ShapeSetting::Auto));
         let ours = format!("{network}/zz-gybe-cni.conf");
         assert_eq!(node.files().keys().cloned().collect::<Vec<_>>(), ["10-primary.conflist", ours.as_str()]);
         assert_eq!(node.text("10-primary.conflist").as_bytes(), primary);
@@ -229,7 +229,7 @@ fn an_owned_conf_is_a_drop_in_here() {
         // The primary changes its chain, and the drop-in needs no update.
         let changed = String::from_utf8(primary).unwrap().replace("bridge", "other");
         node.put("10-primary.conflist", &changed);
-        assert!(node.pass(&test_node::installed(&node.root, None)).plan.changes.is_empty());
+        assert!(node.pass(&test_node::installed(&node.root, ShapeSetting::Auto)).plan.changes.is_empty());
         node.settle(&test_node::uninstalled(&node.root, PutBack::Nothing));
         assert_eq!(node.files().keys().cloned().collect::<Vec<_>>(), ["10-primary.conflist"]);
     }
@@ -321,7 +321,7 @@ fn assert_install_to_uninstall(
         unreachable!()
     };
     if let DesiredState::Installed(install) = desired
-        && let Some(Shape::Chained { pinned }) = &install.shape
+        && let Some(Shape::Chained { pinned }) = install.shape.fixed()
     {
         uninstall.pinned.clone_from(pinned);
     }

@@ -60,16 +60,13 @@ impl Release {
         Ok(())
     }
 
-    /// Ends with the list of patches. The scenarios rewrite the primary's conf file, so the entry is in its chain.
     fn kustomization(&self) -> String {
         format!(
             "apiVersion: kustomize.config.k8s.io/v1beta1\n\
              kind: Kustomization\n\
              resources: [../gybe/manifests/overlays/default]\n\
-             images: [{{ name: gybe, newTag: '{}' }}]\n\
-             patches:\n{}",
-            self.version,
-            setting("shape", "chained")
+             images: [{{ name: gybe, newTag: '{}' }}]\n",
+            self.version
         )
     }
 
@@ -82,9 +79,11 @@ impl Release {
     ) -> Result<(), Failure> {
         let overlay = format!("{DIRECTORY}/{}/with-{component}", self.version);
         let kustomization = format!(
-            "components: [../gybe/manifests/components/{component}]\n{}{}",
-            self.kustomization(),
-            setting(key, value)
+            "{}components: [../gybe/manifests/components/{component}]\n\
+             patches:\n\
+             - target: {{ kind: ConfigMap, name: gybe-config }}\n  \
+               patch: '[{{ \"op\": \"add\", \"path\": \"/data/{key}\", \"value\": \"{value}\" }}]'\n",
+            self.kustomization()
         );
         let host = cluster.host().path(&overlay);
         fs::create_dir_all(&host)?;
@@ -112,14 +111,6 @@ impl Release {
     pub(crate) fn apply(&self, cluster: &Cluster) -> Result<(), Failure> {
         cluster.run("kubectl", &["apply", "-k", &self.overlay()]).map(drop)
     }
-}
-
-/// Returns a patch that adds a key to the ConfigMap.
-fn setting(key: &str, value: &str) -> String {
-    format!(
-        "- target: {{ kind: ConfigMap, name: gybe-config }}\n  \
-           patch: '[{{ \"op\": \"add\", \"path\": \"/data/{key}\", \"value\": \"{value}\" }}]'\n"
-    )
 }
 
 /// Waits until all agents are of the applied version and ready.

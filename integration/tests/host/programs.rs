@@ -86,7 +86,7 @@ impl Node {
 fn install(program: Program) -> Install {
     let entry = json!({ "type": "gybe-cni", "capabilities": { "io.kubernetes.cri.pod-annotations": true } });
     Install {
-        shape: Some(Shape::Chained { pinned: None }),
+        shape: Shape::Chained { pinned: None }.into(),
         pinned_by: "conf_name",
         entry: Entry::from_value(&entry).unwrap(),
         programs: vec![program],

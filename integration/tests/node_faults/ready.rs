@@ -49,7 +49,7 @@ fn report(node: &HealthyNode, directories: &[&str], further: &Value) {
         json!({ "path": path, "identity": [meta.dev(), meta.ino()], "programs": programs })
     };
     let mut runtime = json!({
-        "name": "containerd", "reads_drop_ins": false,
+        "name": "containerd", "reads_drop_ins": true,
         "plugin_dirs": directories.iter().map(directory).collect::<Vec<_>>(),
     });
     runtime.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());

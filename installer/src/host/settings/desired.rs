@@ -118,7 +118,7 @@ impl Settings {
     }
 
     fn uninstalled(&self, node: &NodeContext<'_>) -> Uninstall {
-        let pinned = match &self.options.shape {
+        let pinned = match self.options.shape.fixed() {
             Some(Shape::Chained { pinned }) => pinned.clone(),
             Some(Shape::Standalone { file }) => Some(file.clone()),
             Some(Shape::DropIn) | None => None,

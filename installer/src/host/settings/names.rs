@@ -51,8 +51,8 @@ pub const KEYS: [SettingName; 30] = [
     ),
     honoured(
         "shape",
-        "auto",
-        "`auto`, `chained`, `dropin` or `standalone`: where the entry is written; `dropin` needs containerd 2.1 or CRI-O 1.34; `auto` is `dropin` where the node allows it and otherwise `chained` ([AGENT.md](AGENT.md#3-status)), and `chained` with `conf_name`, `repair: delete` and `repair: label`",
+        "chained",
+        "`chained`, `auto`, `dropin` or `standalone`: where the entry is written; `dropin` needs containerd 2.1 or CRI-O 1.34; `auto` is `dropin` where the node allows it and otherwise `chained` ([AGENT.md](AGENT.md#3-status)), and `chained` with `conf_name`, `repair: delete` and `repair: label`",
     ),
     honoured(
         "conf_name",
@@ -204,11 +204,11 @@ pub const OURS: [SettingName; 13] = [
 /// The incumbent's variables.
 pub const INCUMBENTS: [SettingName; 61] = [
     honoured("CNI_CONF_NAME", "", "as `conf_name`"),
-    honoured("CHAINED_CNI_PLUGIN", "true", "true means `shape: auto`, false `shape: standalone`"),
-    other(
-        Support::Ignored,
+    honoured("CHAINED_CNI_PLUGIN", "true", "as `shape`: `chained` or `standalone`"),
+    honoured(
         "ISTIO_OWNED_CNI_CONFIG",
-        "with `shape: auto`, the default, the entry is a drop-in where the runtime reads it, which does not change the primary's file either, and copies nothing of it",
+        "false",
+        "true means `shape: auto`, unless `shape` or `CHAINED_CNI_PLUGIN=false` is set: a drop-in does not change the primary's file either, and copies nothing of it",
     ),
     other(Support::Ignored, "ISTIO_OWNED_CNI_CONFIG_FILENAME", DROP_IN_NAME),
     other(Support::Ignored, "ISTIO_OWNED_CNI_CONF_FILENAME", DROP_IN_NAME),

@@ -5,7 +5,7 @@ use super::reader::{RawSetting, SettingsReader, is_qualified_name, list};
 use super::repair::{self, RepairMode, RepairOptions};
 use super::{plugin_conf, template};
 use crate::error::chain;
-use crate::host::desired::{Confirmed, PutBack, Shape};
+use crate::host::desired::{Confirmed, PutBack, Shape, ShapeSetting};
 use crate::host::image::OTHER_NAMES;
 use crate::host::observe::FileName;
 use crate::pod::enablement::EnablementSelectors;
@@ -19,8 +19,7 @@ use std::fmt;
 #[derive(Debug, Clone, PartialEq)]
 pub struct Options {
     pub mode: NodeMode,
-    /// None for `auto`.
-    pub shape: Option<Shape>,
+    pub shape: ShapeSetting,
     /// The setting that names the conf file.
     pub pinned_by: &'static str,
     /// The entry's keys.
@@ -84,8 +83,8 @@ pub const STANDALONE: &str = "YYY-gybe-cni.conf";
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum Form {
     #[default]
-    Auto,
     Chained,
+    Auto,
     Standalone,
     DropIn,
 }
@@ -146,14 +145,17 @@ fn reachable(reader: &mut SettingsReader<'_>, source: Option<RawSetting<'_>>, en
     }
 }
 
-/// None for `auto`.
-fn shape(reader: &mut SettingsReader<'_>, repair: RepairMode) -> Option<Shape> {
+fn shape(reader: &mut SettingsReader<'_>, repair: RepairMode) -> ShapeSetting {
     let form = match reader.key("shape") {
         Some(setting) => reader.word(Some(setting), &FORMS),
-        None => match reader.yes_or_no(reader.variable("CHAINED_CNI_PLUGIN")) {
-            Some(false) => Form::Standalone,
-            _ => Form::Auto,
-        },
+        None => {
+            let is_owned = reader.yes(reader.variable("ISTIO_OWNED_CNI_CONFIG"));
+            match reader.yes_or_no(reader.variable("CHAINED_CNI_PLUGIN")) {
+                Some(false) => Form::Standalone,
+                _ if is_owned => Form::Auto,
+                _ => Form::Chained,
+            }
+        }
     };
     let setting = conf_name(reader);
     let name = setting.and_then(|setting| FileName::new(setting.text).ok());
@@ -167,22 +169,24 @@ fn shape(reader: &mut SettingsReader<'_>, repair: RepairMode) -> Option<Shape> {
         }
         _ => {}
     }
-    match (form, repair) {
+    let fixed = match (form, repair) {
         // The operator named the file for the entry.
-        (Form::Auto, _) if name.is_some() => Some(Shape::Chained { pinned: name }),
+        (Form::Auto, _) if name.is_some() => Shape::Chained { pinned: name },
         // libcni caches the entry of a chain with each pod, and none of a drop-in. Without it a pod that its ADD left alone
         // by earlier settings counts as one that started before Gybe, and would be deleted or labelled.
         (Form::Auto, RepairMode::Delete | RepairMode::Label) => {
             reader.notes.push("shape: auto is chained with repair: delete and label".to_owned());
-            Some(Shape::Chained { pinned: None })
+            Shape::Chained { pinned: None }
         }
-        (Form::Auto, RepairMode::Repair | RepairMode::Off) => None,
-        (Form::Chained, _) => Some(Shape::Chained { pinned: name }),
-        (Form::DropIn, _) => Some(Shape::DropIn),
-        (Form::Standalone, _) => {
-            name.or_else(|| FileName::new(STANDALONE).ok()).map(|file| Shape::Standalone { file })
-        }
-    }
+        (Form::Auto, RepairMode::Repair | RepairMode::Off) => return ShapeSetting::Auto,
+        (Form::Chained, _) => Shape::Chained { pinned: name },
+        (Form::DropIn, _) => Shape::DropIn,
+        (Form::Standalone, _) => match name.or_else(|| FileName::new(STANDALONE).ok()) {
+            Some(file) => Shape::Standalone { file },
+            None => Shape::DropIn,
+        },
+    };
+    ShapeSetting::Fixed(fixed)
 }
 
 fn conf_name<'a>(reader: &SettingsReader<'a>) -> Option<RawSetting<'a>> {

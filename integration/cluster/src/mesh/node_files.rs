@@ -17,23 +17,15 @@ pub(super) struct NodeFiles(BTreeMap<String, String>);
 impl NodeFiles {
     pub(super) fn read(host: &SimulatedHost) -> Result<NodeFiles, Failure> {
         let mut files = BTreeMap::new();
-        let mut directories: Vec<String> = [CONF_DIR, BIN_DIR, RUN_DIR].map(str::to_owned).into();
-        while let Some(directory) = directories.pop() {
-            for entry in fs::read_dir(host.path(&directory))? {
+        for directory in [CONF_DIR, BIN_DIR, RUN_DIR] {
+            for entry in fs::read_dir(host.path(directory))? {
                 let entry = entry?;
-                let path = format!("{directory}/{}", entry.file_name().to_string_lossy());
-                let is_conf = directory.starts_with(CONF_DIR);
-                if is_conf && entry.file_type()?.is_dir() {
-                    // A network's own directory, with drop-ins.
-                    directories.push(path);
-                    continue;
-                }
-                let compared = match directory.as_str() {
-                    _ if is_conf => fs::read_to_string(entry.path())?,
+                let compared = match directory {
+                    CONF_DIR => fs::read_to_string(entry.path())?,
                     BIN_DIR => entry.metadata()?.len().to_string(),
                     _ => String::new(),
                 };
-                files.insert(path, compared);
+                files.insert(format!("{directory}/{}", entry.file_name().to_string_lossy()), compared);
             }
         }
         Ok(NodeFiles(files))

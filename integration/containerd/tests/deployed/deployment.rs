@@ -2,10 +2,8 @@
 
 use std::fs;
 
-use gybe_containerd_tests::conflist::NETWORK;
 use gybe_containerd_tests::node::CONFLIST;
 use gybe_containerd_tests::{Generation, Sandbox, containerd};
-use gybe_installer::host::observe::DROP_IN;
 use serde_json::Value;
 
 use crate::cluster::Cluster;
@@ -20,12 +18,7 @@ fn conflist(cluster: &Cluster) -> String {
     fs::read_to_string(cluster.node.host().path(containerd::CONF_DIR).join(CONFLIST)).unwrap()
 }
 
-/// Returns Gybe's entry: a drop-in where the runtime reads drop-ins, otherwise the last one in the conflist.
 fn gybe_entry(cluster: &Cluster) -> Value {
-    let drop_in = format!("{}/{NETWORK}/{DROP_IN}", containerd::CONF_DIR);
-    if let Ok(text) = fs::read(cluster.node.host().path(drop_in)) {
-        return serde_json::from_slice(&text).unwrap();
-    }
     let list: Value = serde_json::from_str(&conflist(cluster)).unwrap();
     let last = list["plugins"].as_array().unwrap().last().unwrap().clone();
     if last["type"] == "gybe-cni" { last } else { Value::Null }
@@ -56,10 +49,8 @@ fn assert_next_pod_is_redirected(cluster: &Cluster, name: &str) {
 
 fn assert_deployment_works(generation: Generation) {
     let cluster = Cluster::new(generation);
-    let before = conflist(&cluster);
     let agent = DaemonSetPod::start(&cluster);
     agent.wait_for("ready", || agent.is_ready());
-    assert_eq!(conflist(&cluster) == before, generation == Generation::V2, "a drop-in changes no conflist");
     assert!(agent.is_alive());
     assert_confined(&agent);
     let report = cluster.node.host().path("/run/gybe/probe.json");
@@ -69,10 +60,10 @@ fn assert_deployment_works(generation: Generation) {
 
     // A changed ConfigMap takes effect without a restart.
     set_config(&cluster.node, &[("log_level", "debug")]);
-    agent.wait_for("the entry has the new setting", || gybe_entry(&cluster)["log_level"] == "debug");
+    agent.wait_for("the conflist has the new setting", || gybe_entry(&cluster)["log_level"] == "debug");
     assert!(agent.get(15014, "/metrics").unwrap().contains("istio_cni_install_ready 1"), "{}", agent.logs());
 
-    // After the agent's end Gybe's entry stays, and unmeshed pods start.
+    // After the agent's end Gybe stays in the conflist, and unmeshed pods start.
     agent.stop("install");
     agent.stop("repair");
     assert!(!agent.status("install").running && agent.status("install").exit_code == 0, "{}", agent.logs());
@@ -112,12 +103,12 @@ fn with_an_init_container_that_probes_no_container_keeps_capabilities() {
 }
 
 #[test]
-fn f29_mode_leave_in_the_configmap_removes_gybes_entry() {
+fn f29_mode_leave_in_the_configmap_removes_gybe_from_the_conflist() {
     let cluster = Cluster::new(Generation::V2);
     let before = conflist(&cluster);
     let agent = DaemonSetPod::start(&cluster);
     agent.wait_for("ready", || agent.is_ready());
     set_config(&cluster.node, &[("mode", "leave")]);
-    agent.wait_for("no entry", || conflist(&cluster) == before && gybe_entry(&cluster).is_null());
+    agent.wait_for("the conflist without Gybe", || conflist(&cluster) == before);
     agent.wait_for("/left", || agent.is_ok(8000, "/left"));
 }

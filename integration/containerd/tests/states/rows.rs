@@ -84,7 +84,7 @@ const fn row(name: &'static str, redirected: bool, steps: &'static [Step]) -> Ro
         redirected,
         steps,
         generation: Generation::V2,
-        settings: CHAINED,
+        settings: &[],
         environment: &[],
         wrapper: &[],
         install_arguments: &[],
@@ -122,8 +122,7 @@ const NO_CAPABILITIES: &[&str] = &["setpriv", "--bounding-set=-all", "--inh-caps
 /// A container that does not mount the targets of links.
 const NO_LINK_TARGETS: &[&str] =
     &["unshare", "--mount", "sh", "-c", "mount -t tmpfs none /etc/cni/link-targets && exec \"$0\" \"$@\""];
-const AUTO: &[(&str, &str)] = &[];
-const CHAINED: &[(&str, &str)] = &[("shape", "chained")];
+const AUTO: &[(&str, &str)] = &[("shape", "auto")];
 const STANDALONE: &[(&str, &str)] = &[("shape", "standalone")];
 const DROP_IN: &[(&str, &str)] = &[("shape", "dropin")];
 const PINNED: &[(&str, &str)] = &[("conf_name", LIST)];
@@ -230,7 +229,6 @@ pub(crate) const ROWS: &[Row] = &[
     row("a missing file is pinned", NOT, &[PRIMARY]).settings(&[("conf_name", "30-x.conflist")]),
     row("standalone without Multus", NOT, &[PRIMARY]).settings(STANDALONE),
     Row {
-        settings: AUTO,
         environment: &[("CHAINED_CNI_PLUGIN", "false")],
         install_arguments: &["--shape", "standalone"],
         ..row("CHAINED_CNI_PLUGIN=false without Multus", NOT, &[PRIMARY])

@@ -22,10 +22,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use gybe_containerd_tests::conflist::NETWORK;
 use gybe_containerd_tests::node::CONFLIST;
 use gybe_containerd_tests::{Conflist, Generation, Sandbox, containerd};
-use gybe_installer::host::observe::DROP_IN;
 use gybe_test_support::wait_until;
 use serde_json::{Value, json};
 
@@ -114,13 +112,9 @@ fn fifty_pods_of_istio_cni_stay_redirected_once_and_are_deleted_after_gybe_has_r
     fs::remove_file(&program).unwrap();
     let agent = DaemonSetPod::start(&cluster);
     agent.wait_for("ready", || agent.is_ready());
-    // The entry replaces istio-cni's in the chain, and then becomes a drop-in, which this containerd reads.
-    let drop_in = host.path(format!("{}/{NETWORK}/{DROP_IN}", containerd::CONF_DIR));
-    let kinds = || {
-        let list: Value = serde_json::from_str(&fs::read_to_string(conflist(&cluster)).unwrap()).unwrap();
-        list["plugins"].as_array().unwrap().iter().map(|it| it["type"].clone()).collect::<Vec<_>>()
-    };
-    wait_until("a drop-in", || drop_in.exists() && kinds() == ["bridge", "portmap"]);
+    let list: Value = serde_json::from_str(&fs::read_to_string(conflist(&cluster)).unwrap()).unwrap();
+    let kinds: Vec<_> = list["plugins"].as_array().unwrap().iter().map(|it| it["type"].clone()).collect();
+    assert_eq!(kinds, ["bridge", "portmap", "gybe-cni"]);
     let next = Sandbox::injected("shop", "next");
     cluster.schedule(&next);
     let next = RunningPod::in_sandbox(&cluster.node, cluster.node.cri.run(&next).unwrap());
