@@ -34,7 +34,7 @@ for kind in "${@:-tests}"; do
         ;;
     # What lists the contents of the image, and what builds it.
     contents) needed="$needed jq:jq strings:binutils" ;;
-    image) needed="$needed jq:jq strings:binutils buildah:buildah" ;;
+    image) needed="$needed jq:jq strings:binutils buildah:buildah zstd:zstd" ;;
     # What checks the workflows, what checks packages, and what pushes an image to a registry.
     workflows) needed="$needed shellcheck:shellcheck :python3-venv" ;;
     packages) needed="$needed mmdebstrap:mmdebstrap unshare:util-linux" ;;

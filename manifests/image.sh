@@ -25,8 +25,8 @@ for pair in "$@"; do
     # shellcheck disable=SC2086 # the list is split into words
     buildah build --quiet --isolation chroot --timestamp 0 --identity-label=false --platform "linux/$architecture" \
         --build-arg "VERSION=$version" $labels --tag "gybe:$architecture" --file manifests/Containerfile "${pair#*=}" >/dev/null
-    # The default level makes the layer three percent larger; `manifest push` of buildah 1.28 has no other.
-    buildah push --quiet --compression-format gzip --compression-level 9 \
+    # Smaller than gzip by a sixth; containerd reads it from 1.5 on. `manifest push` of buildah 1.28 takes no format.
+    buildah push --quiet --compression-format zstd --compression-level 20 \
         "gybe:$architecture" "oci:$scratch/layout:$architecture"
 done
 

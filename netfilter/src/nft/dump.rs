@@ -88,7 +88,7 @@ fn attempt(table: &str, lists: &mut Lists<'_, '_>) -> Result<Inventory, ListStop
     parts.extend(found::table_flags(table, &tables));
     for set in found::sets(table, &sets) {
         let elements = lists.elements(NFPROTO_INET, table.as_bytes(), &set.name)?;
-        parts.push(set.part(&elements));
+        parts.push(set.part(&elements).ok_or(ListStop::Changed)?);
     }
     let inventory = Inventory::of(parts);
     // A name appears twice only in a list that changed between two of its datagrams.

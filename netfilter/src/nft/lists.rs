@@ -120,8 +120,8 @@ fn elements_of(entry: &[u8]) -> Attributes<'_> {
 /// added, in no generation of its own. When that is between two datagrams of a list, the elements come in another order
 /// from there on, and for each that is missing another one is there twice (`nft_rhash_walk` in
 /// net/netfilter/nft_set_hash.c and `rht_deferred_worker` in lib/rhashtable.c of Linux).
-fn has_duplicates(entries: &[ListEntry], count: usize) -> bool {
-    let mut keys = HashSet::with_capacity(count);
+pub(crate) fn has_duplicates(entries: &[ListEntry]) -> bool {
+    let mut keys = HashSet::new();
     entries.iter().flat_map(ListEntry::elements).any(|element| {
         let element = Attributes::of(element.value);
         let parts = [NFTA_SET_ELEM_KEY, NFTA_SET_ELEM_KEY_END, NFTA_SET_ELEM_FLAGS];
@@ -158,9 +158,6 @@ impl Lists<'_, '_> {
             outcome => outcome,
         }?;
         let counted = elements.iter().map(|entry| count(&entry.0)).sum();
-        if has_duplicates(&elements, counted) {
-            return Err(ListStop::Changed);
-        }
         self.elements = self.elements.saturating_sub(counted);
         Ok(elements)
     }

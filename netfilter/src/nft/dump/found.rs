@@ -110,13 +110,17 @@ pub(super) fn sets(table: &str, entries: &[ListEntry]) -> Vec<FoundSet> {
 
 impl FoundSet {
     /// The set with its listed elements.
-    pub(super) fn part(self, entries: &[ListEntry]) -> Part {
+    /// Returns none when the list has an element twice ([`has_duplicates`](super::super::lists::has_duplicates)).
+    pub(super) fn part(self, entries: &[ListEntry]) -> Option<Part> {
         let key = KeyType::numbered(self.number).filter(|key| u32::from(key.length()) == self.length);
         let mut ranges: Vec<KeyRange> = match self.flags & NFT_SET_INTERVAL {
             0 => elements(entries).map(|(first, _)| KeyRange { first, last: first }).collect(),
             _ => paired(elements(entries).collect(), u8::try_from(self.length).unwrap_or(16)),
         };
         ranges.sort_unstable();
+        if ranges.windows(2).any(|pair| matches!(pair, [a, b] if a == b)) {
+            return None;
+        }
         let catch_all = has_catch_all(entries).then(|| Item {
             id: "*".to_owned(),
             form: Vec::new(),
@@ -126,12 +130,12 @@ impl FoundSet {
         let mut form = set_form(self.number, self.length, self.flags);
         // Longer than the form of any set that Gybe writes.
         form.extend(has_statement(entries).then_some(1));
-        Part {
+        Some(Part {
             kind: PartKind::Set,
             form,
             name: self.name.escape_ascii().to_string(),
             items: ranges.into_iter().map(|range| element(key, range)).chain(catch_all).collect(),
-        }
+        })
     }
 }
 

@@ -98,7 +98,11 @@ fn attempt(lists: &mut Lists<'_, '_>) -> Result<NamespaceRules, ListStop> {
         let raw = entry.attributes();
         let text = |kind| raw.get(kind).map(|name| name.text().to_vec()).unwrap_or_default();
         let (table, name) = (text(NFTA_SET_TABLE), text(NFTA_SET_NAME));
-        sets::add_elements(&mut set, &lists.elements(entry.family(), &table, &name)?);
+        let elements = lists.elements(entry.family(), &table, &name)?;
+        if lists::has_duplicates(&elements) {
+            return Err(ListStop::Changed);
+        }
+        sets::add_elements(&mut set, &elements);
         found.sets.push(set);
     }
     add_chains(&mut found, &tables, &chains, rules)?;
