@@ -111,10 +111,11 @@ fn the_condition_stays_when_the_setting_is_switched_off_and_in_mode_leave() {
     for cluster in [&off, &leaving] {
         wait_until("the condition", || state(cluster).0 == "True");
     }
-    let turns = agent.metric("gybe_passes_total");
     off.node.set_configmap(&[]);
     leaving.node.set_configmap(&[("node_condition", "true"), ("mode", "leave")]);
     wait_until("the uninstall", || other.metric("gybe_left") == 1.0);
+    agent.wait_for_message("the settings changed");
+    let turns = agent.metric("gybe_passes_total");
     wait_until("another turn", || agent.metric("gybe_passes_total") > turns);
     assert!(agent.terminate().success());
     for cluster in [&off, &leaving] {
