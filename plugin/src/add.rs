@@ -6,6 +6,7 @@ use crate::backend::forget_contradicted_findings;
 use crate::conf::{PluginConf, unknown_keys};
 use crate::decide::warnings;
 use crate::error::PluginError;
+use crate::facts::ambient::HandOverBy;
 use crate::facts::{self, AgentError, FactsError};
 use crate::families::{ipv6_left_alone, is_usable};
 use crate::log::{CALL, micros, shorten};
@@ -92,6 +93,6 @@ fn hand_over(
     // Only the agent knows that a pod is ambient.
     let Some(socket) = conf.facts.socket.clone() else { return Err(FactsError::Ambient.into()) };
     let pod = pod.with_addresses(addresses.into_iter().filter(is_usable));
-    facts::hand_over(&socket, &pod, netns.as_fd(), deadline)
+    facts::hand_over(&socket, &pod, netns.as_fd(), HandOverBy::Add, deadline)
         .map_err(|fault| PluginError::HandOver(AgentError { socket, fault }))
 }

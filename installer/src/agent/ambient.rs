@@ -46,8 +46,8 @@ pub struct AmbientNode {
     environment: AmbientEnvironment,
     pub pods: Arc<AmbientPods>,
     pub(super) namespaces: NamespaceLabels,
-    /// None while no settings are known.
-    selectors: Mutex<Option<Arc<EnablementSelectors>>>,
+    /// With the excluded namespaces; none while no settings are known.
+    selectors: Mutex<Option<Arc<(EnablementSelectors, BTreeSet<String>)>>>,
     /// Of the server's socket.
     health: SocketHealth,
     exemption: ExemptionFiles,
@@ -71,9 +71,10 @@ impl AmbientNode {
         }
     }
 
-    /// Decides by these selectors from now on.
-    pub(super) fn set_selectors(&self, selectors: Option<&EnablementSelectors>) {
-        *self.selectors.lock().unwrap_or_else(PoisonError::into_inner) = selectors.cloned().map(Arc::new);
+    /// Decides by these selectors from now on, except about pods in the excluded namespaces.
+    pub(super) fn set_selectors(&self, selectors: Option<&EnablementSelectors>, excluded: &BTreeSet<String>) {
+        let selectors = selectors.cloned().map(|selectors| Arc::new((selectors, excluded.clone())));
+        *self.selectors.lock().unwrap_or_else(PoisonError::into_inner) = selectors;
     }
 
     /// Serves ztunnel until `end` is readable. A ztunnel that connects stops the proxies of pods that it does not receive,
@@ -157,9 +158,9 @@ impl AmbientNode {
         }
     }
 
-    /// Returns the uids of the pods that run and whose namespace is held although they are not ambient, or the
-    /// opposite: a label has changed, or an earlier agent has handed them over. A pod in its ADD is among them for a
-    /// moment.
+    /// Returns the uids of the pods whose namespace is held and that are not ambient, and of those that are ambient and
+    /// whose namespace is not held: a label has changed, or an earlier agent got the namespace. A pod that has not started
+    /// is among them until its ADD.
     fn due(&self, pods: &dyn PodLookup) -> BTreeSet<String> {
         let held = self.pods.held();
         let found = self.select(pods, |uid, facts, decision| match (decision, held.contains(&uid)) {
@@ -204,7 +205,10 @@ impl AmbientNode {
     fn decide(&self, facts: &PodFacts, of: &Selectable, until: Option<Instant>) -> Option<Ambient> {
         let selectors = self.selectors.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // Without settings the plugin refuses a pod without a sidecar.
-        let Some(selectors) = selectors else { return Some(Ambient::Unknown) };
+        let Some((selectors, excluded)) = selectors.as_deref() else { return Some(Ambient::Unknown) };
+        if excluded.contains(&facts.namespace) {
+            return Some(Ambient::No { why: "its namespace is excluded".to_owned() });
+        }
         let namespace = || match until {
             None => self.namespaces.of(&facts.namespace),
             Some(until) => self.namespaces.wait_for(&facts.namespace, until),
@@ -268,8 +272,8 @@ impl AmbientStatus {
         let unwatched = unwatched.map(|why| format!("changed labels of namespaces are not known: {why}"));
         let unenrolled = Some(self.unenrolled).filter(|pods| *pods > 0).map(|pods| {
             format!(
-                "{pods} ambient pods that run are not enrolled; the container repair enrols them with the setting \
-                 repair: repair, and its log has the reason if it cannot"
+                "{pods} ambient pods are not enrolled: they have not started, or a label has changed; the container \
+                 repair enrols pods that run with the setting repair: repair, and its log has the reason if it cannot"
             )
         });
         let unannotated = self.annotations.failing.as_ref().map(|(pods, why)| {
@@ -373,7 +377,7 @@ mod tests {
         let [namespaces, unenrolled, unannotated] = status.notes().try_into().unwrap();
         assert!(unannotated.ends_with("redirection of 2 pods: 403"), "{unannotated}");
         assert_eq!(namespaces, "changed labels of namespaces are not known: 403");
-        assert!(unenrolled.starts_with("3 ambient pods that run are not enrolled"), "{unenrolled}");
+        assert!(unenrolled.starts_with("3 ambient pods are not enrolled"), "{unenrolled}");
     }
 
     #[test]

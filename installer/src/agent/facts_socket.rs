@@ -18,7 +18,7 @@ use crate::lead::socket::{
 };
 use dispatcher::{Dispatcher, JobQueue};
 use gybe_netfilter::kernel::netns::{Netns, NetnsError};
-use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverRequest, PodUid};
+use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverBy, HandOverRequest, PodUid};
 use gybe_plugin::facts::wire::{self, FactsRequest, MAX_REQUEST_BYTES, WireError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -177,7 +177,7 @@ pub(super) enum ClientRequest {
     /// The agent's status.
     Status,
     /// An ambient pod with its network namespace.
-    Ambient(AmbientPod, Netns),
+    Ambient(AmbientPod, Netns, HandOverBy),
     /// An ambient pod has left the mesh.
     AmbientLeft(PodUid),
 }
@@ -247,7 +247,7 @@ impl FactsConnection {
     fn parse(&mut self) -> Result<ClientRequest, RequestError> {
         let json = wire::parse_request(&self.received);
         if let Some(request) = json.as_ref().ok().and_then(ambient::decode_request) {
-            let HandOverRequest { pod, timeout } = request?;
+            let HandOverRequest { pod, by, timeout } = request?;
             self.until = Instant::now() + timeout.min(MAX_HAND_OVER);
             let descriptor = match (self.descriptors.pop(), self.descriptors.is_empty()) {
                 _ if self.is_truncated => return Err(RequestError::Truncated),
@@ -255,7 +255,7 @@ impl FactsConnection {
                 (Some(_), false) => return Err(RequestError::ManyDescriptors),
                 (Some(descriptor), true) => descriptor,
             };
-            return Ok(ClientRequest::Ambient(pod, Netns::received(descriptor)?));
+            return Ok(ClientRequest::Ambient(pod, Netns::received(descriptor)?, by));
         }
         if let Some(pod) = json.as_ref().ok().and_then(ambient::decode_leave) {
             return Ok(ClientRequest::AmbientLeft(pod?));

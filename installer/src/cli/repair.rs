@@ -109,6 +109,7 @@ impl RepairArgs {
                 return format!("{}: ztunnel serves it", good("enrolled"));
             }
             Some(Ok(AmbientOutcome::Draining(open))) => {
+                let open = open.map_or_else(|| "too many".to_owned(), |open| open.to_string());
                 let open =
                     format!("{open} captured TCP connections are open; run it again when they have ended");
                 return format!("{}: {open}", doubtful("leaves ambient mode"));

@@ -153,6 +153,10 @@ impl RepairReport {
         self.left_alone_by_add.clone()
     }
 
+    fn has_failed(&self) -> bool {
+        matches!((&self.repair, &self.ambient), (Some(Err(_)), _) | (_, Some(Err(_))))
+    }
+
     /// Reports whether the pod is redirected by now, or needs no redirection. A pod that is being created is not.
     #[must_use]
     pub fn is_well(&self) -> bool {
@@ -213,7 +217,7 @@ impl RepairPass<'_> {
         };
         let may_be_ambient = matches!(policy, KnownPolicy::Ambient | KnownPolicy::NotAmbient);
         let ours = netns.as_ref().filter(|_| is_open).map(|netns| our_rules(netns, may_be_ambient));
-        let ours = ours.and_then(Result::ok).unwrap_or(OurRules::Sidecar);
+        let ours = ours.and_then(Result::ok).unwrap_or(OurRules::NotRead);
         let candidate = RepairCandidate {
             state,
             policy,

@@ -18,7 +18,7 @@ use std::path::Path;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, Scope};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 const MODE: &str = "istio.io/dataplane-mode";
 const PORT: u16 = 8080;
@@ -100,8 +100,16 @@ impl AmbientNode {
 
     /// The uids whose probes are exempt.
     fn exempted(&self) -> Vec<String> {
-        let kept = ExemptedPods::kept_in(&self.cluster.node.root.join("run/gybe")).unwrap().unwrap();
-        kept.pods.into_keys().collect()
+        self.kept_pods().pods.into_keys().collect()
+    }
+
+    /// The uids of the pods that are due.
+    fn due(&self) -> Vec<String> {
+        self.kept_pods().due.into_iter().collect()
+    }
+
+    fn kept_pods(&self) -> ExemptedPods {
+        ExemptedPods::kept_in(&self.cluster.node.root.join("run/gybe")).unwrap().unwrap()
     }
 }
 
@@ -336,16 +344,27 @@ fn after_restarts_of_the_agent_and_then_of_ztunnel_a_pod_is_served_again() {
 }
 
 #[test]
-fn a_pod_that_ztunnel_refuses_gets_no_rules_until_it_is_accepted() {
+fn a_pod_that_ztunnel_refuses_gets_no_rules_until_it_is_accepted_and_is_not_tried_all_the_time() {
     with_own_mounts(|| {
         let node = AmbientNode::start("refused", "repair");
-        let pod = Pod::new(1);
+        let (pod, excluded) = (Pod::new(1), Pod::new(2));
+        // The selectors select it.
+        put_namespace(&node.cluster, "kube-system", &json!({ MODE: "ambient" }));
+        node.label("kube-system", &excluded, &json!({}));
         let refuse = Some("no room".to_owned());
         node.ztunnel().set_fault(Fault { refuse, ..Fault::default() });
         node.run("shop", &pod);
         let line = node.repair.wait_for_message("gybe repair: cannot enrol a running pod");
         assert!(line["why"].as_str().unwrap().contains("no room"), "{line}");
         assert_eq!(pod.rules(), "");
+        let agent = node.agent.as_ref().unwrap();
+        let refused = || agent.metric("gybe_ztunnel_refusals_total");
+        let (before, start) = (refused(), Instant::now());
+        wait_until("two more attempts", || refused() >= before + 2.0);
+        // The shortest pause between the two; the one before may have been over.
+        assert!(start.elapsed() >= Duration::from_secs(2), "{:?}", start.elapsed());
+        // Between two attempts.
+        wait_until("the pod alone is due", || node.due() == [pod.uid()]);
         node.ztunnel().set_fault(Fault::default());
         node.wait_until_enrolled(&pod);
     });
@@ -374,7 +393,7 @@ fn a_label_deletes_no_pod_and_enrols_none_where_pods_are_deleted_instead_of_repa
         let pod = Pod::new(1);
         node.run("plain", &pod);
         node.label("plain", &pod, &json!({ MODE: "ambient" }));
-        let line = node.repair.wait_for_message("a running pod is not enrolled");
+        let line = node.repair.wait_for_message("a running pod is ambient and not enrolled");
         assert_eq!(line["action"], json!("enrol"), "{line}");
         assert!(node.cluster.has(&pod) && pod.rules().is_empty());
         assert_eq!(node.cluster.deletions(), 0);

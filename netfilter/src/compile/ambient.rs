@@ -117,7 +117,7 @@ pub fn compile_ambient(policy: &AmbientPolicy) -> Ruleset {
 }
 
 /// The rules for the open connections of a pod that is no longer ambient: none leads a new connection to ztunnel. The
-/// chains for NAT stay, because without one the kernel stops to translate the open connections.
+/// chains for NAT stay, because without one the kernel stops translating the open connections.
 pub fn compile_ambient_draining(families: Families) -> Ruleset {
     let mut rules = compile_ambient(&AmbientPolicy { families, ..AmbientPolicy::default() });
     // A query has no connection that stays open; so no kernel needs conntrack zones for this.

@@ -1,7 +1,7 @@
 //! Facts from the node agent, over its unix socket. The messages are in `wire`, the wait for a socket that is away
 //! in `socket_watch`.
 
-use super::ambient::{self, AmbientPod, HandOverFault, PodUid};
+use super::ambient::{self, AmbientPod, HandOverBy, HandOverFault, PodUid};
 use super::socket_watch::SocketWatch;
 use super::wire::{self, FactsRequest, FactsResponse, MAX_RESPONSE_BYTES, WireError};
 use crate::args::PodRef;
@@ -196,9 +196,10 @@ pub fn hand_over(
     socket: &Path,
     pod: &AmbientPod,
     netns: BorrowedFd<'_>,
+    by: HandOverBy,
     deadline: Instant,
 ) -> Result<(), AgentFault> {
-    let attempt = || hand_over_once(socket, pod, netns, deadline);
+    let attempt = || hand_over_once(socket, pod, netns, by, deadline);
     match attempt() {
         Err(fault) if fault.is_away() => awaited(socket, deadline, attempt),
         done => done,
@@ -218,12 +219,13 @@ fn hand_over_once(
     socket: &Path,
     pod: &AmbientPod,
     netns: BorrowedFd<'_>,
+    by: HandOverBy,
     deadline: Instant,
 ) -> Result<(), AgentFault> {
     let agent = connect_to(socket, Some(deadline))?;
     check_peer(&agent)?;
     let timeout = deadline.saturating_duration_since(Instant::now());
-    let request = ambient::encode_request(pod, timeout);
+    let request = ambient::encode_request(pod, by, timeout);
     let (parts, descriptor) = ([IoSlice::new(request.as_bytes())], [netns.as_raw_fd()]);
     let control = [ControlMessage::ScmRights(&descriptor)];
     sendmsg::<UnixAddr>(agent.as_raw_fd(), &parts, &control, MsgFlags::MSG_NOSIGNAL, None)

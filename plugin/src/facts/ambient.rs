@@ -16,6 +16,7 @@ use std::time::Duration;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct HandOverRequest {
     pub pod: AmbientPod,
+    pub by: HandOverBy,
     /// How long the client waits for the response, in whole milliseconds.
     pub timeout: Duration,
 }
@@ -25,6 +26,8 @@ struct RequestJson {
     version: u32,
     ambient: PodJson,
     deadline_ms: u64,
+    #[serde(default)]
+    running: bool,
 }
 
 #[derive(Deserialize)]
@@ -65,17 +68,30 @@ const CAUSES: [(&str, HandOverCause); 3] = [
     ("refused", HandOverCause::Refused),
 ];
 
+/// Who hands a pod over.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum HandOverBy {
+    /// The plugin: the pod starts.
+    Add,
+    /// The process that repairs pods: the pod runs.
+    Repair,
+}
+
 /// Encodes a request.
-pub fn encode_request(pod: &AmbientPod, timeout: Duration) -> String {
+pub fn encode_request(pod: &AmbientPod, by: HandOverBy, timeout: Duration) -> String {
     let AmbientPod { uid, namespace, name, service_account, addresses } = pod;
     // Each name consists of letters, digits, `-` and `.`, so it needs no escapes.
     let names = [uid.as_str(), namespace.as_str(), name.as_str(), service_account.as_str()];
     let [uid, namespace, name, account] = names;
     let addresses: Vec<String> = addresses.iter().map(|address| format!("\"{address}\"")).collect();
     let (addresses, timeout) = (addresses.join(","), timeout.as_millis());
+    let running = match by {
+        HandOverBy::Add => "",
+        HandOverBy::Repair => ",\"running\":true",
+    };
     format!(
         "{{\"version\":{VERSION},\"ambient\":{{\"uid\":\"{uid}\",\"namespace\":\"{namespace}\",\"name\":\"{name}\",\
-         \"service_account\":\"{account}\",\"addresses\":[{addresses}]}},\"deadline_ms\":{timeout}}}\n"
+         \"service_account\":\"{account}\",\"addresses\":[{addresses}]}},\"deadline_ms\":{timeout}{running}}}\n"
     )
 }
 
@@ -85,10 +101,11 @@ pub fn decode_request(json: &Value) -> Option<Result<HandOverRequest, WireError>
     let decoded = match RequestJson::deserialize(json) {
         Err(why) => Err(malformed(&why)),
         Ok(RequestJson { version, .. }) if version != VERSION => Err(WireError::Version(version)),
-        Ok(RequestJson { ambient: pod, deadline_ms, .. }) => {
+        Ok(RequestJson { ambient: pod, deadline_ms, running, .. }) => {
             AmbientPod::parse(&pod.uid, &pod.namespace, &pod.name, &pod.service_account)
                 .map(|named| HandOverRequest {
                     pod: named.with_addresses(pod.addresses),
+                    by: if running { HandOverBy::Repair } else { HandOverBy::Add },
                     timeout: Duration::from_millis(deadline_ms),
                 })
                 .map_err(|_| WireError::Malformed("has a name or a uid that is invalid in Kubernetes"))
@@ -270,8 +287,11 @@ mod tests {
         let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
         let addresses = ["10.0.0.7", "fd00::7"].map(|address| address.parse().unwrap());
         let pod = pod.with_addresses(addresses);
-        let request = HandOverRequest { pod, timeout: Duration::from_millis(1950) };
-        assert_eq!(decoded(encode_request(&request.pod, request.timeout).as_bytes()), Some(Ok(request)));
+        for by in [HandOverBy::Add, HandOverBy::Repair] {
+            let request = HandOverRequest { pod: pod.clone(), by, timeout: Duration::from_millis(1950) };
+            let encoded = encode_request(&request.pod, by, request.timeout);
+            assert_eq!(decoded(encoded.as_bytes()), Some(Ok(request)));
+        }
         let fault = |cause, text: &str| Err(HandOverFault { cause, text: text.to_owned() });
         let (other, refused) = (HandOverCause::Other, HandOverCause::Refused);
         let kinds = [HandOverCause::NotConnected, HandOverCause::NoAnswer, refused, other];
@@ -291,7 +311,7 @@ mod tests {
         assert_eq!(decoded(facts), None);
         assert_eq!(decoded(br#"{"version": 1, "status": true}"#), None);
         let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
-        let request = encode_request(&pod, Duration::ZERO);
+        let request = encode_request(&pod, HandOverBy::Add, Duration::ZERO);
         assert!(wire::decode_request(request.as_bytes()).is_err(), "an older agent responds with an error");
         for text in [
             "{}",

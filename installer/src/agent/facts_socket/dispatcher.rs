@@ -11,7 +11,7 @@ use crate::error::chain;
 use crate::log::Log;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverCause, HandOverFault, PodUid};
+use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverBy, HandOverCause, HandOverFault, PodUid};
 use gybe_plugin::facts::wire::{self, FactsRequest, FactsResponse};
 use gybe_plugin::pod::{Ambient, PodFacts};
 use serde_json::json;
@@ -53,8 +53,8 @@ impl Dispatcher<'_, '_> {
                 Some(response) => self.respond(connection, &fit_for(knows_ambient, response)),
                 None => self.enqueue(Job { connection, task: Task::LookUp { pod, knows_ambient } }),
             },
-            Ok(ClientRequest::Ambient(pod, netns)) => match self.ambient {
-                Some(_) => self.enqueue(Job { connection, task: Task::Ambient(pod, netns) }),
+            Ok(ClientRequest::Ambient(pod, netns, by)) => match self.ambient {
+                Some(_) => self.enqueue(Job { connection, task: Task::Ambient(pod, netns, by) }),
                 None => self.respond(connection, &FactsResponse::Error(AMBIENT_OFF.to_owned())),
             },
             Ok(ClientRequest::AmbientLeft(pod)) => match self.ambient {
@@ -97,10 +97,10 @@ impl Dispatcher<'_, '_> {
                 self.log_fault(&response);
                 wire::encode_response(&response).into_bytes()
             }
-            Task::Ambient(pod, netns) => {
+            Task::Ambient(pod, netns, by) => {
                 let Some(pods) = self.ambient else { return };
                 let (name, uid) = (pod.to_string(), pod.uid.clone());
-                let added = pods.add(pod, netns, connection.until() - SEND_TIME);
+                let added = pods.add(pod, netns, by, connection.until() - SEND_TIME);
                 let response = match added.as_ref().map_err(fault) {
                     Ok(_) => Ok(()),
                     Err(Some(fault)) => Err(fault),
@@ -202,7 +202,7 @@ pub(super) enum Task {
     /// Wait for a pod, and send its facts.
     LookUp { pod: PodRef, knows_ambient: bool },
     /// Wait until ztunnel has acknowledged a pod.
-    Ambient(AmbientPod, Netns),
+    Ambient(AmbientPod, Netns, HandOverBy),
     /// Send the rest of a response.
     Send(Vec<u8>),
 }

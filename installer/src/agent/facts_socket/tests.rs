@@ -12,7 +12,7 @@ use crate::lead::socket::{SocketContext, SocketHealth};
 use crate::log::Log;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_plugin::args::PodRef;
-use gybe_plugin::facts::ambient::{self, AmbientPod};
+use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverBy};
 use gybe_plugin::facts::wire::{self, FactsRequest, FactsResponse};
 use gybe_plugin::facts::{AgentFault, hand_over};
 use gybe_plugin::pod::{Ambient, PodFacts, Selectable};
@@ -55,7 +55,7 @@ fn serving_pods(pods: &dyn PodLookup, ambient: Option<&Arc<AmbientPods>>, work: 
 
 fn requested(facts: &Path, descriptor: BorrowedFd<'_>, within: Duration) -> Result<(), AgentFault> {
     let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
-    hand_over(facts, &pod, descriptor, Instant::now() + within)
+    hand_over(facts, &pod, descriptor, HandOverBy::Add, Instant::now() + within)
 }
 
 fn reported(facts: &Path, descriptor: BorrowedFd<'_>, within: Duration) -> String {
@@ -126,7 +126,7 @@ fn a_hand_over_that_fails_reports_the_cause_and_leaves_nothing() {
 /// A request line for a pod, with a deadline.
 fn request(timeout: Duration) -> String {
     let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
-    ambient::encode_request(&pod, timeout)
+    ambient::encode_request(&pod, HandOverBy::Add, timeout)
 }
 
 fn send_with(stream: &UnixStream, line: &str, descriptors: &[BorrowedFd<'_>]) {

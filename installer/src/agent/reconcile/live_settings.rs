@@ -103,7 +103,7 @@ impl LiveSettings {
     pub(super) fn set_ambient_selectors(&self, ambient: Option<&AmbientNode>) {
         let selectors = self.current.options.ambient.as_ref().filter(|_| self.origin == Origin::ConfigMap);
         if let Some(ambient) = ambient {
-            ambient.set_selectors(selectors);
+            ambient.set_selectors(selectors, &self.current.options.conf.exclude_namespaces);
         }
     }
 

@@ -12,7 +12,7 @@ pub struct RepairCandidate {
     pub has_ended_add: bool,
     /// Whether a process of a pod runs in the namespace. The runtime starts the first one after the ADD.
     pub has_process: bool,
-    /// The rules of Gybe in the namespace; [`OurRules::Sidecar`] where they were not read.
+    /// The rules of Gybe in the namespace.
     pub ours: OurRules,
     /// Whether rules or routes of Gybe differ from the desired ones.
     pub differs: bool,
@@ -40,6 +40,8 @@ pub enum KnownPolicy {
 /// The rules of Gybe in a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OurRules {
+    /// They cannot be read, or were not, because nothing depends on them.
+    NotRead,
     None,
     /// A table or chains without a rule.
     Empty,
@@ -112,6 +114,9 @@ pub fn decide(candidate: &RepairCandidate) -> RepairDecision {
     }
     match candidate.policy {
         _ if ambient.is_some() => {}
+        _ if candidate.ours == OurRules::NotRead => {
+            return decision(Action::Report, "its rules of Gybe cannot be read");
+        }
         KnownPolicy::Redirect => {}
         KnownPolicy::Ambient if candidate.ours == OurRules::Sidecar => {
             return decision(Action::Report, "it should be ambient, and has rules of Gybe for a sidecar");
@@ -189,6 +194,7 @@ mod tests {
             (RepairCandidate { policy: KnownPolicy::NotKnown, ..UNREDIRECTED }, Action::Report),
             (RepairCandidate { ours: OurRules::Sidecar, ..UNREDIRECTED }, Action::Report),
             (RepairCandidate { ours: OurRules::Empty, ..UNREDIRECTED }, Action::Report),
+            (RepairCandidate { ours: OurRules::NotRead, ..UNREDIRECTED }, Action::Report),
             (RepairCandidate { doubt: doubt(), ..UNREDIRECTED }, Action::Report),
             (RepairCandidate { is_due: true, ..UNREDIRECTED }, Action::Repair),
             (RepairCandidate { state: RedirectionState::Unknown, ..UNREDIRECTED }, Action::Report),
@@ -211,6 +217,7 @@ mod tests {
             (ambient.clone(), Action::Enrol),
             (RepairCandidate { ours: OurRules::Empty, ..ambient.clone() }, Action::Enrol),
             (RepairCandidate { ours: OurRules::Sidecar, is_due: true, ..ambient.clone() }, Action::Report),
+            (RepairCandidate { ours: OurRules::NotRead, is_due: true, ..ambient.clone() }, Action::Report),
             (RepairCandidate { state: ByOthers, is_due: true, ..ambient.clone() }, Action::None),
             (RepairCandidate { state: Unknown, is_due: true, ..ambient.clone() }, Action::Report),
             (RepairCandidate { has_ended_add: false, is_due: true, ..ambient.clone() }, Action::None),

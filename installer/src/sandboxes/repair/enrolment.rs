@@ -18,7 +18,7 @@ use gybe_netfilter::model::policy::ambient::AmbientDns;
 use gybe_netfilter::model::policy::istio::{INBOUND_PORT, OUTBOUND_PORT, TUNNEL_PORT};
 use gybe_plugin::backend::Selection;
 use gybe_plugin::conf::PluginConf;
-use gybe_plugin::facts::ambient::PodUid;
+use gybe_plugin::facts::ambient::{HandOverBy, PodUid};
 use gybe_plugin::facts::{AgentError, hand_over, leave as report_leave};
 use gybe_plugin::families::is_usable;
 use gybe_plugin::probe_cache::MaxAge;
@@ -39,8 +39,8 @@ const DRAIN: Duration = Duration::from_secs(30);
 pub enum AmbientOutcome {
     /// ztunnel serves it; with the rules that were written, if any was missing.
     Enrolled(Option<Repaired>),
-    /// New connections keep their destination, and so many captured ones are open.
-    Draining(usize),
+    /// New connections keep their destination, and so many captured ones are open; none when they cannot be counted.
+    Draining(Option<usize>),
     /// It has no rules any more, and ztunnel has forgotten it.
     Left,
 }
@@ -86,7 +86,8 @@ pub(super) fn our_rules(netns: &Netns, may_have: bool) -> Result<OurRules, Repai
 }
 
 impl AmbientChange<'_> {
-    /// Hands the namespace over to ztunnel, and then writes the rules where they differ. TCP connections that are open
+    /// Hands the namespace over to ztunnel, and then writes the rules where they differ. Those of a pod that has some
+    /// are written first: it must not send plain text while ztunnel or the agent is away. TCP connections that are open
     /// keep their path.
     ///
     /// # Errors
@@ -101,10 +102,12 @@ impl AmbientChange<'_> {
         let addresses = addresses_in(self.netns).map_err(RepairError::Changed)?;
         let pod = enrolment.pod.clone().with_addresses(addresses.into_iter().filter(is_usable));
         let socket = self.socket()?;
-        hand_over(&socket, &pod, self.netns.as_fd(), Instant::now() + AGENT_TIMEOUT)
+        let is_first = differs && self.ours == OurRules::Ambient;
+        let rewritten = is_first.then(|| self.write(&enrolment.policy)).transpose()?;
+        hand_over(&socket, &pod, self.netns.as_fd(), HandOverBy::Repair, Instant::now() + AGENT_TIMEOUT)
             .map_err(|fault| AgentError { socket, fault })?;
-        if !differs {
-            return Ok(AmbientOutcome::Enrolled(None));
+        if !differs || rewritten.is_some() {
+            return Ok(AmbientOutcome::Enrolled(rewritten));
         }
         let written = self.write(&enrolment.policy);
         // Rules that are there need ztunnel's listeners.
@@ -159,7 +162,8 @@ impl AmbientChange<'_> {
         if self.ours == OurRules::Ambient {
             let (open, were_drained) = self.netns.run(|| self.drain())??;
             // A connection that was opened under the former rules may not be in the list yet.
-            if !were_drained || (open > 0 && leaves_for.unwrap_or_default() < DRAIN) {
+            let have_ended = were_drained && open == Some(0);
+            if !have_ended && leaves_for.unwrap_or_default() < DRAIN {
                 return Ok(AmbientOutcome::Draining(open));
             }
         }
@@ -172,8 +176,8 @@ impl AmbientChange<'_> {
     }
 
     /// Replaces the rules in the calling thread's namespace. Returns the number of captured connections that are open,
-    /// and whether the rules had been replaced before.
-    fn drain(&self) -> Result<(usize, bool), RepairError> {
+    /// none when there are too many to be listed, and whether the rules had been replaced before.
+    fn drain(&self) -> Result<(Option<usize>, bool), RepairError> {
         let families = self.conf.ambient.unwrap_or_default().families;
         let presence = Presence::look().map_err(RepairError::Presence)?;
         let mut were_drained = true;
@@ -185,8 +189,8 @@ impl AmbientChange<'_> {
                 draining.apply(&*backend)?;
             }
         }
-        let open = open_on(&[OUTBOUND_PORT, INBOUND_PORT, TUNNEL_PORT].map(NonZeroU16::get))?;
-        Ok((open, were_drained))
+        let open = open_on(&[OUTBOUND_PORT, INBOUND_PORT, TUNNEL_PORT].map(NonZeroU16::get));
+        Ok((open.ok(), were_drained))
     }
 
     fn report_leave(&self, pod: &PodUid) -> Result<(), RepairError> {

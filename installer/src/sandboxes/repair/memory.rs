@@ -60,12 +60,14 @@ pub(super) struct RepairMemory {
 /// What is remembered of a sandbox.
 #[derive(Debug, Clone, Copy)]
 struct Judged {
-    /// When it was judged first, or has become due.
-    first: Instant,
+    /// When it was judged first, or last became due.
+    since: Instant,
     last: Instant,
     /// Whether it is in its desired state, as far as that is known, and is not judged again soon.
     is_settled: bool,
     is_well: bool,
+    /// Whether a change of it has failed.
+    has_failed: bool,
     /// How long its namespace was read.
     took: Duration,
 }
@@ -75,10 +77,14 @@ impl Judged {
         self.took >= LONG
     }
 
-    /// Returns how long it is not judged again: one that takes long for twenty times as long, and a minute at most.
+    /// Returns how long it is not judged again, a minute at most: one that takes long for twenty times as long, and one
+    /// that could not be changed for as long as that has lasted. Each failure changes the file with the counts, which
+    /// begins the next turn.
     fn pause(&self, now: Instant) -> Duration {
-        let pause = if self.is_long() { (self.took * 20).min(SETTLED) } else { Duration::ZERO };
-        pause.saturating_sub(now.duration_since(self.last))
+        let long = if self.is_long() { self.took * 20 } else { Duration::ZERO };
+        let known_for = self.last.duration_since(self.since);
+        let failed = if self.has_failed { known_for.max(UNSETTLED) } else { Duration::ZERO };
+        long.max(failed).min(SETTLED).saturating_sub(now.duration_since(self.last))
     }
 
     /// Reports whether it is judged in this turn.
@@ -88,7 +94,7 @@ impl Judged {
 
     /// Returns how long until it is judged again, if it is not judged with all others.
     fn until_next(&self, now: Instant) -> Option<Duration> {
-        let known_for = now.duration_since(self.first);
+        let known_for = now.duration_since(self.since);
         let soon = (known_for / 2).clamp(MIN_INTERVAL, UNSETTLED);
         (!self.is_settled && known_for < SETTLED).then(|| self.pause(now).max(soon))
     }
@@ -147,7 +153,7 @@ impl RepairMemory {
         for (key, sandbox) in &present {
             let is_new = uid(sandbox).and_then(|uid| self.due.get_mut(uid)).map(std::mem::take);
             if let (Some(true), Some(judged)) = (is_new, self.sandboxes.get_mut(key)) {
-                (judged.first, judged.is_settled) = (now, false);
+                (judged.since, judged.is_settled) = (now, false);
             }
         }
         let judged = |key: &String| self.sandboxes.get(key);
@@ -191,8 +197,7 @@ impl RepairMemory {
     ) {
         match (&report.repair, &report.ambient) {
             (Some(Ok(_)), _) | (_, Some(Ok(AmbientOutcome::Enrolled(Some(_))))) => self.repaired += 1,
-            (Some(Err(_)), _) | (_, Some(Err(_))) => self.failed += 1,
-            _ => {}
+            _ => self.failed += u64::from(report.has_failed()),
         }
         match report.ambient {
             Some(Ok(AmbientOutcome::Draining(_))) => drop(self.leaving.entry(key.to_owned()).or_insert(now)),
@@ -200,14 +205,15 @@ impl RepairMemory {
             Some(Err(_)) => {}
             _ => drop(self.leaving.remove(key)),
         }
-        let first = self.sandboxes.get(key).map_or(now, |it| it.first);
+        let since = self.sandboxes.get(key).map_or(now, |it| it.since);
         let (is_settled, is_well) = (is_settled(report), report.is_well());
-        let judged = Judged { first, last: now, is_settled, is_well, took: report.took };
+        let has_failed = report.has_failed();
+        let judged = Judged { since, last: now, is_settled, is_well, has_failed, took: report.took };
         self.sandboxes.insert(key.to_owned(), judged);
         if is_settled
             || report.repair.is_some()
             || report.ambient.is_some()
-            || now.duration_since(first) >= GRACE
+            || now.duration_since(since) >= GRACE
         {
             self.log_once(key, report, mode, log);
         }
@@ -328,7 +334,10 @@ impl RepairLine {
             },
             (None, Action::Enrol | Action::Leave) => Self {
                 level: Level::Warn,
-                message: "gybe repair: a running pod is not enrolled, or not taken out of ambient mode",
+                message: match report.decision.action {
+                    Action::Leave => "gybe repair: a running pod is no longer ambient, and is left as it is",
+                    _ => "gybe repair: a running pod is ambient and not enrolled, and is left as it is",
+                },
                 fields: json!({ "action": report.decision.action.name(), "reason": reason }),
                 details: reason.clone(),
             },
@@ -416,7 +425,7 @@ mod tests {
     }
 
     fn judged(memory: &mut RepairMemory, id: &str, at: Instant, is_settled: bool, took: Duration) {
-        let judged = Judged { first: at, last: at, is_settled, is_well: is_settled, took };
+        let judged = Judged { since: at, last: at, is_settled, is_well: is_settled, has_failed: false, took };
         memory.sandboxes.insert(id.to_owned(), judged);
     }
 
@@ -457,6 +466,21 @@ mod tests {
         // Never more than a minute.
         judged(&mut memory, "slow", start, false, LONG * 60);
         assert_eq!(keys(due(&mut memory, &["slow"], after(60))), ["slow"]);
+    }
+
+    #[test]
+    fn one_that_cannot_be_changed_pauses_as_long_as_it_has_failed_whatever_begins_a_turn() {
+        let (mut memory, start) = (RepairMemory::default(), Instant::now());
+        let after = |seconds| start + Duration::from_secs(seconds);
+        memory.set_mode(None, start);
+        for (judged_after, due_after) in [(0, 2), (1, 3), (10, 20), (300, 360)] {
+            judged(&mut memory, "a", start, false, Duration::ZERO);
+            let it = memory.sandboxes.get_mut("a").unwrap();
+            (it.last, it.has_failed) = (after(judged_after), true);
+            let before = after(due_after) - Duration::from_millis(1);
+            assert!(due(&mut memory, &["a"], before).is_empty(), "before {due_after} s");
+            assert_eq!(due(&mut memory, &["a"], after(due_after)).len(), 1, "after {due_after} s");
+        }
     }
 
     #[test]

@@ -14,9 +14,9 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How long a full neighbour table is waited for: the kernel empties it as it ends the namespaces of other tests.
+/// How long a client waits while the neighbour table is full: the kernel removes the entries of a namespace that ends.
 const ROOM_WITHIN: Duration = Duration::from_secs(2);
-/// The time between two attempts: no event tells that it has room.
+/// The time between two attempts: the kernel sends no event when the table has room.
 const ATTEMPT_INTERVAL: Duration = Duration::from_millis(20);
 
 /// A client of one connection.

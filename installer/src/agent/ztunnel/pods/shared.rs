@@ -4,7 +4,7 @@
 use super::{Connection, ConnectionId, Entry, Failing, Request, Rest, Snapshot, State};
 use crate::agent::ztunnel::status::ZtunnelStatus;
 use gybe_netfilter::kernel::netns::Netns;
-use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
+use gybe_plugin::facts::ambient::{AmbientPod, HandOverBy, PodUid};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -65,11 +65,18 @@ impl Drop for HandOver<'_> {
 impl AmbientPods {
     /// Adds a pod, and waits until a ztunnel has acknowledged it. A ztunnel that connects before the deadline is waited
     /// for. After an error, as after a hand-over that is not completed, the pod is as it was before, except that a
-    /// namespace that was replaced stays forgotten.
+    /// namespace that was replaced stays forgotten. Failures count as those of the node only by an ADD: a pod that runs
+    /// may never be accepted, and pods that start may be.
     ///
     /// # Errors
     /// When no ztunnel acknowledges the pod before the deadline.
-    pub fn add(&self, pod: AmbientPod, netns: Netns, deadline: Instant) -> Result<HandOver<'_>, AddError> {
+    pub fn add(
+        &self,
+        pod: AmbientPod,
+        netns: Netns,
+        by: HandOverBy,
+        deadline: Instant,
+    ) -> Result<HandOver<'_>, AddError> {
         let uid = pod.uid.clone();
         let (sender, answer) = channel();
         let (hand_over, connected_before) = {
@@ -95,7 +102,7 @@ impl AmbientPods {
             }
             Err(RecvTimeoutError::Timeout) => AddError::NoAnswer,
         };
-        if !matches!(why, AddError::Superseded | AddError::NotServed) {
+        if by == HandOverBy::Add && !matches!(why, AddError::Superseded | AddError::NotServed) {
             let last = Instant::now();
             let since = state.recent_failures().map_or(last, |failing| failing.since);
             state.failing = Some(Failing { since, last, why: why.to_string() });
@@ -323,7 +330,10 @@ mod tests {
         let long_ago = Instant::now().checked_sub(RECENT * 2).unwrap();
         pods.lock().failing = Some(Failing { since: long_ago, last: long_ago, why: "old".to_owned() });
         let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
-        assert!(pods.add(pod, Netns::of_this_thread().unwrap(), Instant::now()).is_err());
+        let add = |by| pods.add(pod.clone(), Netns::of_this_thread().unwrap(), by, Instant::now());
+        assert!(add(HandOverBy::Repair).is_err());
+        assert_eq!(pods.status().failing, None, "a pod that runs");
+        assert!(add(HandOverBy::Add).is_err());
         let (failing, why) = pods.status().failing.unwrap();
         assert!(failing < RECENT && why != "old", "{failing:?} {why}");
     }

@@ -241,9 +241,9 @@ fn the_rest_of_a_list_that_is_too_large_is_not_received() {
 /// The kernel ends a list before a rule that is longer than its datagram, without an error.
 #[test]
 fn a_chain_that_has_more_uses_than_the_kernel_lists_makes_the_rules_incomplete() {
-    let map = |code, to: &'static str| {
+    let map = |of: u8, code, to: &'static str| {
         elements_of([move |w: &mut Writer| {
-            key(NFTA_SET_ELEM_KEY, &[0; 4])(w);
+            key(NFTA_SET_ELEM_KEY, &[of; 4])(w);
             w.nested(NFTA_SET_ELEM_DATA, |w| verdict(w, code, to));
         }])
     };
@@ -259,7 +259,7 @@ fn a_chain_that_has_more_uses_than_the_kernel_lists_makes_the_rules_incomplete()
         .read()
     };
     let jump = || rule_to("t", "first", JUMP, "second");
-    let both = [map(JUMP, "second"), map(GOTO, "second")];
+    let both = [map(0, JUMP, "second"), map(1, GOTO, "second")];
     for (uses, rules, elements, is_whole) in [
         ([0, 0], &[][..], &[][..], true),
         ([1, 0], &[rule("first")], &[], true),
@@ -280,6 +280,19 @@ fn a_chain_that_has_more_uses_than_the_kernel_lists_makes_the_rules_incomplete()
             }
             Err(error) => panic!("{error}"),
         }
+    }
+}
+
+/// As while the kernel enlarges the hash table of a set.
+#[test]
+fn f25_a_set_with_one_element_twice_is_read_again_and_then_refused() {
+    let element = || elements_of([key(NFTA_SET_ELEM_KEY, &[7; 4])]);
+    for (elements, is_read) in [(vec![element()], true), (vec![element(), element()], false)] {
+        let mut recording =
+            Recording { sets: vec![set_of("s", 0, 4)], elements: vec![elements], ..Recording::default() };
+        let read = recording.read();
+        assert_eq!(read.is_ok(), is_read, "{read:?}");
+        assert!(is_read || matches!(read, Err(NftError::KeptChanging { .. })), "{read:?}");
     }
 }
 
