@@ -46,14 +46,22 @@ pub struct AmbientNode {
     environment: AmbientEnvironment,
     pub pods: Arc<AmbientPods>,
     pub(super) namespaces: NamespaceLabels,
-    /// With the excluded namespaces; none while no settings are known.
-    selectors: Mutex<Option<Arc<(EnablementSelectors, BTreeSet<String>)>>>,
+    /// None while no settings are known.
+    selection: Mutex<Option<Arc<Selection>>>,
     /// Of the server's socket.
     health: SocketHealth,
     exemption: ExemptionFiles,
     pub(super) annotations: Mutex<AnnotationStatus>,
     /// Since when ambient pods are not enrolled, by uid.
     unenrolled: Mutex<BTreeMap<String, Instant>>,
+}
+
+/// The settings that decide which pods are ambient.
+#[derive(Debug)]
+struct Selection {
+    selectors: EnablementSelectors,
+    /// Namespaces in which no pod is.
+    excluded: BTreeSet<String>,
 }
 
 impl AmbientNode {
@@ -64,7 +72,7 @@ impl AmbientNode {
             environment,
             pods: Arc::default(),
             namespaces: NamespaceLabels::default(),
-            selectors: Mutex::new(None),
+            selection: Mutex::new(None),
             health: SocketHealth::default(),
             annotations: Mutex::default(),
             unenrolled: Mutex::default(),
@@ -73,8 +81,9 @@ impl AmbientNode {
 
     /// Decides by these selectors from now on, except about pods in the excluded namespaces.
     pub(super) fn set_selectors(&self, selectors: Option<&EnablementSelectors>, excluded: &BTreeSet<String>) {
-        let selectors = selectors.cloned().map(|selectors| Arc::new((selectors, excluded.clone())));
-        *self.selectors.lock().unwrap_or_else(PoisonError::into_inner) = selectors;
+        let selection =
+            selectors.cloned().map(|selectors| Selection { selectors, excluded: excluded.clone() });
+        *self.selection.lock().unwrap_or_else(PoisonError::into_inner) = selection.map(Arc::new);
     }
 
     /// Serves ztunnel until `end` is readable. A ztunnel that connects stops the proxies of pods that it does not receive,
@@ -203,9 +212,11 @@ impl AmbientNode {
 
     /// Decides about a pod; none while the labels of its namespace are not known, for which it waits until `until`.
     fn decide(&self, facts: &PodFacts, of: &Selectable, until: Option<Instant>) -> Option<Ambient> {
-        let selectors = self.selectors.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let selection = self.selection.lock().unwrap_or_else(PoisonError::into_inner).clone();
         // Without settings the plugin refuses a pod without a sidecar.
-        let Some((selectors, excluded)) = selectors.as_deref() else { return Some(Ambient::Unknown) };
+        let Some(Selection { selectors, excluded }) = selection.as_deref() else {
+            return Some(Ambient::Unknown);
+        };
         if excluded.contains(&facts.namespace) {
             return Some(Ambient::No { why: "its namespace is excluded".to_owned() });
         }

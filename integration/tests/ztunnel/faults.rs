@@ -4,6 +4,7 @@ use crate::fixture::{Server, faulty, listening, namespaces, observe, open, pod, 
 use gybe_installer::agent::ztunnel::AddError;
 use gybe_integration::programs::path_of_ours;
 use gybe_integration::ztunnel::Fault;
+use gybe_plugin::facts::ambient::HandOverBy;
 use gybe_test_support::{PATIENCE, TestDir, wait_until};
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -165,7 +166,7 @@ fn a_hand_over_that_is_not_completed_is_withdrawn() {
     let directory = TestDir::new("zds-incomplete");
     let (server, [a]) = (Server::start(&directory), namespaces());
     let ztunnel = ztunnel(&directory);
-    let added = || server.pods.add(pod("a"), open(&a), Instant::now() + PATIENCE).unwrap();
+    let added = || server.pods.add(pod("a"), open(&a), HandOverBy::Add, Instant::now() + PATIENCE).unwrap();
     drop(added());
     observe(&ztunnel, "the proxy is ended", |observed| observed.requests.ends_with(&["del a".to_owned()]));
     assert_eq!(server.pods.status().pods, 0);

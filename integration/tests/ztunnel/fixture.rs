@@ -4,7 +4,7 @@ use gybe_demo::testnet::namespace::Namespace;
 use gybe_installer::agent::ztunnel::{self, AddError, AmbientPods, HandOver};
 use gybe_integration::ztunnel::{Fault, Mesh, Observed, Ztunnel};
 use gybe_netfilter::kernel::netns::Netns;
-use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
+use gybe_plugin::facts::ambient::{AmbientPod, HandOverBy, PodUid};
 use gybe_test_support::{PATIENCE, TestDir, wait_for};
 use std::io::{PipeWriter, pipe};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, TcpStream};
@@ -53,7 +53,7 @@ impl Server {
     }
 
     pub(crate) fn add_within(&self, uid: &str, netns: &Namespace, time: Duration) -> Result<(), AddError> {
-        self.pods.add(pod(uid), open(netns), Instant::now() + time).map(HandOver::complete)
+        self.pods.add(pod(uid), open(netns), HandOverBy::Add, Instant::now() + time).map(HandOver::complete)
     }
 
     pub(crate) fn remove(&self, uid: &str) -> bool {
