@@ -97,8 +97,9 @@ fn without_any_one_rule_some_flow_has_another_outcome() -> Result<(), Failure> {
             mutants.entry(rule.id).or_default().push(vector.clone());
         }
     }
-    let code = include_str!("../../../netfilter/src/compile/ambient.rs").lines();
-    let code = code.filter(|line| !line.trim().starts_with("//"));
+    let code = include_str!("../../../netfilter/src/compile/ambient.rs");
+    let (code, _) = code.split_once("#[cfg(test)]").ok_or_else(|| Failure::new("no unit tests"))?;
+    let code = code.lines().filter(|line| !line.trim().starts_with("//"));
     let ids: BTreeSet<&str> = code.flat_map(|line| line.split('"').skip(1).step_by(2)).collect();
     assert_eq!(mutants.keys().map(|rule| rule.0).collect::<BTreeSet<_>>(), ids);
     mutants.retain(|rule, _| !NOT_SHOWN.contains(&rule.0));

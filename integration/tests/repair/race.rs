@@ -206,7 +206,7 @@ pub(crate) fn number(variable: &str, default: usize) -> usize {
 /// `make -C integration repair-race PODS=1000 SEED=1` runs it with more pods.
 #[test]
 fn pods_that_live_and_end_at_random_get_rules_only_in_their_own_namespace() {
-    let (pods, seed) = (number("GYBE_PODS", 100), number("GYBE_SEED", 1));
+    let (pods, seed) = (number("GYBE_PODS", 300), number("GYBE_SEED", 1));
     let node = Node::new("race", "nft");
     let mut random = Random::new(seed.try_into().unwrap());
     let mut watch = node.watch();
