@@ -136,7 +136,7 @@ fn probe_and_watch(stop: BorrowedFd<'_>, keep: Keep, log: &Log) -> Result<(), Pr
     let mut runtimes = Vec::new();
     loop {
         watch.set_paths(watched_directories());
-        report_runtimes(&mut runtimes, log);
+        keep_report(&reported_runtimes(&mut runtimes).renewed(), log);
         // After the watch was set up: a change from here on wakes the wait below.
         let now = Instant::now();
         let wait = match schedule.due(report_state(&ProbeCache::default())) {
@@ -167,7 +167,7 @@ fn watched_directories() -> WatchedDirectories {
 /// When this process cannot probe, or cannot store the probe's report. A failure of the other one is logged.
 pub(crate) fn run_once(log: &Log) -> Result<(), ProbeLoopError> {
     probe_at_start(Keep::Required, log)?;
-    report_runtimes(&mut Vec::new(), log);
+    keep_report(&reported_runtimes(&mut Vec::new()), log);
     Ok(())
 }
 
@@ -181,9 +181,9 @@ fn probe_at_start(keep: Keep, log: &Log) -> Result<ProbeReport, ProbeLoopError> 
     Ok(report)
 }
 
-/// Stores the node's runtimes for the agent. Called in the host's mount namespace. A runtime's program is read once: it
-/// has some 50 MB.
-fn report_runtimes(known: &mut Vec<RuntimeProcess>, log: &Log) {
+/// Returns the report about the node's runtimes. Called in the host's mount namespace. A runtime's program is read once:
+/// it has some 50 MB.
+fn reported_runtimes(known: &mut Vec<RuntimeProcess>) -> RuntimeReport {
     let root = Path::new("/");
     let conf = Platform::of_host(root).node_directories(root).conf;
     let mut now_running = running(root, &conf, DropInCheck::Skip);
@@ -197,7 +197,12 @@ fn report_runtimes(known: &mut Vec<RuntimeProcess>, log: &Log) {
         }
     }
     known.clone_from(&now_running);
-    if let Err(why) = RuntimeReport::of(root, &now_running).keep_in(Path::new(DIRECTORY)) {
+    RuntimeReport::of(root, &now_running)
+}
+
+/// Stores it for the agent.
+fn keep_report(report: &RuntimeReport, log: &Log) {
+    if let Err(why) = report.keep_in(Path::new(DIRECTORY)) {
         let fields = json!({ "why": why.to_string() });
         log.warn("gybe probe: the report about the runtimes cannot be stored in /run/gybe", fields);
     }

@@ -325,7 +325,11 @@ impl<'a> Reconciler<'a> {
         if report.is_none() && Instant::now() < self.report_until {
             runtimes.plugin_directory = ConfiguredDirectory::Awaited;
         }
-        let is_drop_in = self.settings.current.options.shape == ShapeSetting::Fixed(Shape::DropIn);
+        let shape = &self.settings.current.options.shape;
+        if *shape == ShapeSetting::Auto && !report.is_some_and(|it| it.is_renewed()) {
+            runtimes.forget_drop_ins();
+        }
+        let is_drop_in = *shape == ShapeSetting::Fixed(Shape::DropIn);
         if is_drop_in && self.context.calls.added_after(self.desired_since + self.grace_period.length) {
             runtimes.read_drop_ins();
         }

@@ -5,9 +5,11 @@ pub mod config;
 pub mod processes;
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::File;
 use std::io::ErrorKind;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 use std::{fs, slice};
 
 use gybe_plugin::probe_cache::{RUNTIME, read_own_file, replace_file};
@@ -27,15 +29,21 @@ use processes::RuntimeProcess;
 /// The most files of a plugin directory that are listed: the report is read in one piece.
 const MAX_PROGRAMS: usize = 512;
 
+/// How old a report may be that its writer renews each minute.
+const RENEWED_WITHIN: Duration = Duration::from_secs(180);
+
 /// The runtimes that run on a node.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct RuntimeReport {
     runtimes: Vec<ReportedRuntime>,
+    /// Whether the writer goes on reporting: otherwise another runtime may replace a reported one unnoticed.
+    #[serde(default)]
+    is_renewed: bool,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct ReportedRuntime {
-    /// `containerd` or `crio`.
+    /// `containerd`, `crio` or `cri-dockerd`.
     name: String,
     /// Whether it reads a network's own directory; none if unknown.
     reads_drop_ins: Option<bool>,
@@ -111,31 +119,51 @@ impl RuntimeReport {
             max_conf_num: one.configured.max_conf_num,
             handlers: one.configured.handlers.iter().map(|it| handler(it, one.drop_ins)).collect(),
         };
-        Self { runtimes: runtimes.iter().map(of_runtime).collect() }
+        Self { runtimes: runtimes.iter().map(of_runtime).collect(), is_renewed: false }
+    }
+
+    /// The report of a writer that goes on reporting, at least once a minute.
+    #[must_use]
+    pub fn renewed(self) -> Self {
+        Self { is_renewed: true, ..self }
     }
 
     /// Reads the report kept in `directory`, if root wrote one.
     #[must_use]
     pub fn kept_in(directory: &Path) -> Option<Self> {
-        serde_json::from_slice(&read_own_file(&directory.join(RUNTIME))?.0).ok()
+        let (text, metadata) = read_own_file(&directory.join(RUNTIME))?;
+        let report: Self = serde_json::from_slice(&text).ok()?;
+        // A time in the future is that of a clock that was set back.
+        let is_current = metadata.modified().ok()?.elapsed().is_ok_and(|age| age <= RENEWED_WITHIN);
+        Some(Self { is_renewed: report.is_renewed && is_current, ..report })
     }
 
-    /// Writes the report to `directory` if it changed. While no runtime runs the last report stays valid: a
-    /// runtime that restarts has the same configuration.
+    /// Whether a runtime that replaces a reported one is noticed.
+    #[must_use]
+    pub fn is_renewed(&self) -> bool {
+        self.is_renewed
+    }
+
+    /// Writes the report to `directory`, also an unchanged one that is renewed. While no runtime runs the last report
+    /// stays valid: a runtime that restarts has the same configuration.
     ///
     /// # Errors
     /// If the file cannot be written.
     pub fn keep_in(&self, directory: &Path) -> std::io::Result<()> {
-        if Self::kept_in(directory).is_some_and(|kept| kept == *self || self.runtimes.is_empty()) {
-            return Ok(());
+        match Self::kept_in(directory) {
+            Some(_) if self.runtimes.is_empty() => Ok(()),
+            Some(kept) if kept == *self => {
+                File::open(directory.join(RUNTIME))?.set_modified(SystemTime::now())
+            }
+            _ => replace_file(directory, RUNTIME, &serde_json::to_string(self)?),
         }
-        replace_file(directory, RUNTIME, &serde_json::to_string(self)?)
     }
 
     /// What the report means for our directories.
     #[must_use]
     pub fn known(&self, directories: &NodeDirectories) -> Runtimes {
-        let kind = |name: &str| if name == "crio" { Runtime::CriO } else { Runtime::Containerd };
+        // cri-dockerd skips broken files, too (network/cni/cni.go, getDefaultCNINetwork).
+        let kind = |name: &str| if name == "containerd" { Runtime::Containerd } else { Runtime::CriO };
         let drop_ins = |reads: bool| if reads { DropIns::Loaded } else { DropIns::Ignored };
         let kinds = self.runtimes.iter().map(|one| (kind(&one.name), one.reads_drop_ins.map(drop_ins)));
         let plugin_dirs = self.runtimes.iter().map(|one| one.plugin_dirs.as_deref());
@@ -389,6 +417,32 @@ mod tests {
             all,
             [None, Some(NetworkCount::AtMost(2)), Some(NetworkCount::All), Some(NetworkCount::All)]
         );
+    }
+
+    #[test]
+    fn f37_a_report_is_renewed_while_its_writer_goes_on() {
+        let host = Host::new("renewed");
+        let report = RuntimeReport::of(&host.root, &[runtime("containerd", None)]);
+        let kept = || RuntimeReport::kept_in(&host.root).unwrap();
+        report.keep_in(&host.root).unwrap();
+        assert!(!kept().is_renewed());
+        let renewed = report.renewed();
+        renewed.keep_in(&host.root).unwrap();
+        assert!(kept().is_renewed());
+        let path = host.root.join(RUNTIME);
+        let now = SystemTime::now();
+        for other in [now - RENEWED_WITHIN - Duration::from_secs(1), now + Duration::from_secs(60)] {
+            File::open(&path).unwrap().set_modified(other).unwrap();
+            assert!(!kept().is_renewed());
+            renewed.keep_in(&host.root).unwrap();
+            assert!(kept().is_renewed());
+        }
+        // An unchanged file only gets a new time.
+        let before = identity(&path);
+        File::open(&path).unwrap().set_modified(now - RENEWED_WITHIN / 2).unwrap();
+        renewed.keep_in(&host.root).unwrap();
+        let modified = fs::metadata(&path).unwrap().modified().unwrap();
+        assert!(modified >= now && identity(&path) == before);
     }
 
     #[test]

@@ -229,15 +229,19 @@ fn a_reported_runtime_moves_the_entry_between_the_chain_and_a_drop_in() {
         let page: Value = serde_json::from_str(&agent.get("/status").1).unwrap();
         page["agent"]["shape"].as_str().unwrap_or_default().to_owned()
     };
-    for (reads_drop_ins, reason) in [
-        (json!(true), "the entry is a drop-in"),
-        (json!(false), "a runtime on this node does not read drop-ins"),
-        (json!(true), "the entry is a drop-in"),
-        (json!(null), "drop-ins is unknown"),
+    for (reads_drop_ins, is_renewed, reason) in [
+        (json!(true), true, "the entry is a drop-in"),
+        (json!(false), true, "a runtime on this node does not read drop-ins"),
+        (json!(true), true, "the entry is a drop-in"),
+        (json!(null), true, "drop-ins is unknown"),
+        (json!(true), true, "the entry is a drop-in"),
+        // Nothing would report an older runtime that replaces this one.
+        (json!(true), false, "drop-ins is unknown"),
     ] {
         let runtime = json!({ "name": "containerd", "reads_drop_ins": reads_drop_ins });
-        node.root.replace("probe/runtime.json", json!({ "runtimes": [runtime] }).to_string());
-        let is_drop_in = reads_drop_ins == json!(true);
+        let report = json!({ "runtimes": [runtime], "is_renewed": is_renewed });
+        node.root.replace("probe/runtime.json", report.to_string());
+        let is_drop_in = reads_drop_ins == json!(true) && is_renewed;
         wait_until("the entry to move", || {
             (drop_in.exists(), node.entry(FILE).is_some()) == (is_drop_in, !is_drop_in)
         });

@@ -118,6 +118,11 @@ impl Runtimes {
         }
     }
 
+    /// Records that they may have been replaced, so that it is unknown whether they read drop-ins.
+    pub fn forget_drop_ins(&mut self) {
+        self.possible = Self::of(self.possible.iter().map(|one| (one.runtime, None))).possible;
+    }
+
     /// Records that they read drop-ins: one of them called our plugin, which only a drop-in names.
     pub fn read_drop_ins(&mut self) {
         let mut read = self.possible.clone();

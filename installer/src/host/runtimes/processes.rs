@@ -23,7 +23,7 @@ const KEY: &[u8] = b"loadOnlyInlinedPlugins";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RuntimeProcess {
-    /// `containerd` or `crio`.
+    /// `containerd`, `crio` or `cri-dockerd`.
     pub name: String,
     pub pid: u32,
     pub watches: RuntimeWatch,
@@ -64,7 +64,7 @@ pub(crate) fn running(root: &Path, conf: &Path, check: DropInCheck) -> Vec<Runti
 fn runtime(root: &Path, pid: u32, conf: &Path, check: DropInCheck) -> Option<RuntimeProcess> {
     let process = root.join("proc").join(pid.to_string());
     let name = fs::read_to_string(process.join("comm")).ok()?.trim().to_owned();
-    if !matches!(name.as_str(), "containerd" | "crio") || !is_of_host(root, &process) {
+    if !matches!(name.as_str(), "containerd" | "crio" | "cri-dockerd") || !is_of_host(root, &process) {
         return None;
     }
     let watches = match (inodes(&process), stat(conf)) {
@@ -161,7 +161,9 @@ mod tests {
 
         fn runtimes(&self) -> Vec<u32> {
             let found = running(&self.0, &self.0.join("net.d"), DropInCheck::Read);
-            found.iter().map(|runtime| runtime.pid).collect()
+            let mut pids: Vec<_> = found.iter().map(|runtime| runtime.pid).collect();
+            pids.sort_unstable();
+            pids
         }
     }
 
@@ -173,7 +175,8 @@ mod tests {
         node.runs(12, ("crio", 0), ["pid:[1]", "user:[2]"]);
         node.runs(13, ("containerd", 1000), ["pid:[1]", "user:[1]"]);
         node.runs(14, ("containerd-shim", 0), ["pid:[1]", "user:[1]"]);
-        assert_eq!(node.runtimes(), [10]);
+        node.runs(15, ("cri-dockerd", 0), ["pid:[1]", "user:[1]"]);
+        assert_eq!(node.runtimes(), [10, 15]);
         fs::remove_dir_all(node.0.join("proc/1")).unwrap();
         assert!(node.runtimes().is_empty(), "without init the node's own namespaces are unknown");
     }
