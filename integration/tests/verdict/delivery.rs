@@ -92,6 +92,23 @@ fn with_tproxy_a_check_of_marked_packets_sources_is_the_reason() -> Result<(), F
     Ok(())
 }
 
+/// Plugins that give out addresses of one family alone may set the other's default route too, without a gateway.
+#[test]
+fn a_family_of_which_the_pod_has_no_address_is_not_judged() -> Result<(), Failure> {
+    for kind in BackendKind::ALL {
+        for (without, other) in [("4", "v6"), ("6", "v4")] {
+            let pod = RedirectedPod::of("inject-default-dual", kind)?;
+            pod.run_as_other_owner(&format!(
+                "for dev in eth0 eth1 net1; do ip -{without} address flush dev $dev scope global; done; \
+                 ip -{without} route replace default dev eth0"
+            ))?;
+            assert_redirected(&pod, &format!("{other}.in:8080"))?;
+            assert_redirected(&pod, &format!("{other}.app->ext:80"))?;
+        }
+    }
+    Ok(())
+}
+
 /// A state of a namespace: commands, the verdict, a part of its reasons or notes, and the flows that get no answer from
 /// the proxy.
 type State = (&'static str, RedirectionState, &'static str, &'static [&'static str]);

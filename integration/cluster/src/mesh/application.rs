@@ -136,13 +136,17 @@ pub(super) fn ending(name: &str, target: &str) -> Value {
     })
 }
 
-/// Creates a pod with its service account and service, and returns at once.
+/// Creates a pod with its service account and service. Waits only for istiod's webhook: the API server's connection to an
+/// istiod that ends is reset.
 pub(super) fn create(workstation: &Workstation, namespace: &str, pod: &Value) -> Result<(), Failure> {
     let name = pod.pointer("/metadata/name").and_then(Value::as_str).unwrap_or_default();
     create_account(workstation, namespace, name)?;
     let pod = with_image(workstation, pod.clone());
-    workstation.api.create(&format!("/api/v1/namespaces/{namespace}/pods"), &pod)?;
-    Ok(())
+    let pods = format!("/api/v1/namespaces/{namespace}/pods");
+    wait_for(READY, "istiod's webhook responds", || match workstation.api.create(&pods, &pod) {
+        Err(error) if format!("{error:?}").contains("failed calling webhook") => Ok(None),
+        created => created.map(|_| Some(())),
+    })
 }
 
 /// Returns the pod with the application's image in each container that names none.

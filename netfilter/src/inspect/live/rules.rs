@@ -20,6 +20,7 @@ pub(crate) use read::{of_ruleset, read, read_by};
 use crate::inspect::ebpf::Programs;
 use crate::kernel::routes::Routing;
 use crate::model::policy::ambient::ORIGINAL_SOURCE_MARK;
+use crate::model::policy::istio::PASSTHROUGH_V6;
 use crate::model::ruleset::{Engine, Family, Hook, TableFamily};
 use crate::xt::legacy::HeaderTest;
 use crate::xt::{XtMatch, XtTarget};
@@ -27,7 +28,7 @@ use expr::Expr;
 use ipnet::IpNet;
 use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::net::IpAddr;
+use std::net::{IpAddr, Ipv6Addr};
 use std::sync::OnceLock;
 
 /// The rules at the hooks of a namespace, all of them: a namespace of which only some could be read has no such value.
@@ -272,12 +273,19 @@ impl NamespaceRules {
     }
 
     /// Reports whether connections of that family with other hosts arrive by the interface, as far as is known: it
-    /// has an address for them, or a route leads out by it.
+    /// has an address for them, or another interface has one and a route leads out by this one.
     pub(crate) fn is_reached_by(&self, interface: &str, family: Family) -> bool {
         let found = self.routing.as_ref().zip(self.interface(interface));
         let Some((routing, Interface { index, is_raised, .. })) = found else { return true };
+        let mut addresses = self.interfaces.iter().flat_map(|one| &one.addresses);
+        let serves = |own: &IpAddr| match own {
+            IpAddr::V4(own) => family == Family::V4 && !own.is_loopback(),
+            IpAddr::V6(Ipv6Addr::LOCALHOST | PASSTHROUGH_V6) => false,
+            IpAddr::V6(own) => family == Family::V6 && !own.is_unicast_link_local(),
+        };
         *is_raised
-            && (self.primary(interface, family.unspecified()).is_some() || routing.leaves_by(family, *index))
+            && (self.primary(interface, family.unspecified()).is_some()
+                || routing.leaves_by(family, *index) && addresses.any(serves))
     }
 
     pub(crate) fn interface(&self, name: &str) -> Option<&Interface> {
