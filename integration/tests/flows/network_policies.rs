@@ -28,23 +28,23 @@ const PORT: u16 = 8080;
 /// How a pod takes part in the mesh.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Member {
-    No,
+    Outside,
     Sidecar(Mode),
     Ambient,
 }
 
-use Member::{Ambient, No, Sidecar};
+use Member::{Ambient, Outside, Sidecar};
 
 const TPROXY: Mode = Mode::Tproxy { mark: 1337, route_table: 133 };
 
 /// Client and server.
 const MEMBERS: [[Member; 2]; 6] = [
-    [No, No],
+    [Outside, Outside],
     [Sidecar(Mode::Redirect); 2],
     [Sidecar(TPROXY); 2],
-    [No, Sidecar(Mode::Redirect)],
+    [Outside, Sidecar(Mode::Redirect)],
     [Ambient, Ambient],
-    [No, Ambient],
+    [Outside, Ambient],
 ];
 
 /// Whether the connection of a client outside the mesh, with a sidecar, and in ambient mode reaches the server.
@@ -109,12 +109,12 @@ fn a_nodes_rules_judge_what_a_clients_proxy_connects_to_before_the_servers_redir
 /// The listeners that the application's connection reaches, one after the other.
 fn path([client, server]: [Member; 2], passes: Passes) -> Vec<&'static str> {
     let (own_proxy, passes) = match (client, passes) {
-        (No, [passes, _, _]) => (None, passes),
+        (Outside, [passes, _, _]) => (None, passes),
         (Sidecar(_), [_, passes, _]) | (Ambient, [_, _, passes]) => (Some("envoy:15001"), passes),
     };
     let behind_the_node: &[&str] = match server {
         _ if !passes => &["timeout"],
-        No => &["app:8080"],
+        Outside => &["app:8080"],
         Ambient if client == Ambient => &["envoy:15008", "app:8080"],
         Sidecar(_) | Ambient => &["envoy:15006", "app:8080"],
     };
@@ -181,7 +181,7 @@ impl Hook {
 impl Member {
     fn redirection(self) -> Option<Redirection> {
         match self {
-            No => None,
+            Outside => None,
             Sidecar(mode) => {
                 let policy = RedirectPolicy { mode, ..RedirectPolicy::injected(Families::V4AndV6) };
                 Some(Redirection::of(&policy))
@@ -206,7 +206,7 @@ impl Member {
             (Sidecar(Mode::Redirect), IpAddr::V4(_)) => (PASSTHROUGH_V4.into(), None),
             (Sidecar(Mode::Redirect), IpAddr::V6(_)) => (PASSTHROUGH_V6.into(), None),
             (Sidecar(Mode::Tproxy { mark, .. }), _) => (client, Some(mark)),
-            (No | Ambient, _) => (client, self.mark()),
+            (Outside | Ambient, _) => (client, self.mark()),
         };
         SourceOptions { address: Some(address), mark, ..SourceOptions::default() }
     }
