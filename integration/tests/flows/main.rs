@@ -6,6 +6,7 @@
 
 mod ambient;
 mod exceptional_packets;
+mod network_policies;
 mod recorded;
 
 use gybe_demo::testnet::client::{Client, SourceOptions};
