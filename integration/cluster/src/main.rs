@@ -95,6 +95,9 @@ enum Command {
         /// The clone whose image (in dist) and chart are installed
         #[arg(long, default_value = ".")]
         release: PathBuf,
+        /// The program ztunnel, for ambient pods
+        #[arg(long)]
+        ztunnel: Option<PathBuf>,
     },
     /// Runs the scenarios that any cluster with Istio's injector and Gybe allows
     Existing(ExistingCluster),
@@ -116,9 +119,19 @@ fn main() -> ExitCode {
 fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
     match &arguments.command {
         None => run_agent_scenarios(arguments),
-        Some(Command::Mesh { scenarios, nodes, shell, proxy_mode, containerd, programs, istio, release }) => {
+        Some(Command::Mesh {
+            scenarios,
+            nodes,
+            shell,
+            proxy_mode,
+            containerd,
+            programs,
+            istio,
+            release,
+            ztunnel,
+        }) => {
             report::preface();
-            let directories = MeshDirectories::new(programs, istio, release)?;
+            let directories = MeshDirectories::new(programs, istio, release, ztunnel.as_deref())?;
             let chosen = Chosen::new(scenarios, *nodes)?;
             let reports = mesh::run(&directories, *containerd, *proxy_mode, &chosen, *shell)?;
             Ok(report::verdict(&reports))

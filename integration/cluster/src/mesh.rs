@@ -2,6 +2,7 @@
 //! requests that connections pass through the sidecars: pods with a sidecar require mutual TLS, so that a connection that
 //! misses a sidecar is refused.
 
+mod ambient;
 mod application;
 mod checks;
 mod commands;
@@ -82,6 +83,8 @@ pub(crate) enum MeshScenario {
     Reboot,
     /// A pool of nodes gets a version first
     Pools,
+    /// Ambient pods with the real ztunnel
+    Ambient,
 }
 
 impl Scenario for MeshScenario {
@@ -97,13 +100,14 @@ impl Scenario for MeshScenario {
             | MeshScenario::Remove
             | MeshScenario::Migrate
             | MeshScenario::InitContainer
-            | MeshScenario::Rights => 1..=1,
+            | MeshScenario::Rights
+            | MeshScenario::Ambient => 1..=1,
             MeshScenario::Pools => 2..=NodeNumber::MAX,
         }
     }
 }
 
-/// The directories of what runs in the mesh.
+/// The paths of what runs in the mesh.
 pub(crate) struct MeshDirectories {
     /// Those of the cluster, Envoy and helm.
     pub(crate) cluster: PathBuf,
@@ -111,12 +115,20 @@ pub(crate) struct MeshDirectories {
     pub(crate) istio: PathBuf,
     /// The clone of Gybe, with its image in `dist`.
     pub(crate) clone: PathBuf,
+    /// The program ztunnel.
+    pub(crate) ztunnel: Option<PathBuf>,
 }
 
 impl MeshDirectories {
     /// Programs on the node are started by absolute paths.
-    pub(crate) fn new(cluster: &Path, istio: &Path, clone: &Path) -> Result<MeshDirectories, Failure> {
+    pub(crate) fn new(
+        cluster: &Path,
+        istio: &Path,
+        clone: &Path,
+        ztunnel: Option<&Path>,
+    ) -> Result<MeshDirectories, Failure> {
         Ok(MeshDirectories {
+            ztunnel: ztunnel.map(Path::canonicalize).transpose()?,
             cluster: cluster.canonicalize()?,
             istio: istio.canonicalize()?,
             clone: clone.canonicalize()?,
@@ -135,6 +147,7 @@ struct Mesh {
     nodes: Vec<String>,
     /// Istio's charts.
     charts: PathBuf,
+    ztunnel: Option<PathBuf>,
     versions: Versions,
     proxy_mode: ProxyMode,
 }
@@ -165,7 +178,8 @@ impl Mesh {
         namespaces::wait_until_injected(&workstation)?;
         let before = NodeFiles::read(cluster.host())?;
         let nodes = NodeNumber::up_to(nodes).map(|number| number.to_string()).collect();
-        Ok(Mesh { cluster, workstation, gybe, before, nodes, charts, versions, proxy_mode })
+        let ztunnel = directories.ztunnel.clone();
+        Ok(Mesh { cluster, workstation, gybe, before, nodes, charts, ztunnel, versions, proxy_mode })
     }
 
     /// The last node, which has the control plane only if it is the first.
@@ -266,6 +280,7 @@ impl MeshScenario {
             MeshScenario::Rights => rights::run(mesh),
             MeshScenario::Reboot => reboot::run(mesh),
             MeshScenario::Pools => pools::run(mesh),
+            MeshScenario::Ambient => ambient::run(mesh),
         }
     }
 }

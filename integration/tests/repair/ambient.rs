@@ -1,220 +1,52 @@
 //! Pods that run are enrolled into ambient mode and taken out, with the stand-in for ztunnel, while clients connect all
 //! the time.
 
-use crate::cluster::Cluster;
+use crate::ambient_node::{
+    AmbientNode, CAPTURES, MODE, has_no_rules, inspect, put_namespace, socket, wait_for_rules,
+};
+use crate::clients::{Clients, EndOnDrop, PORT, connect, echoes};
 use crate::connections::{BACKENDS, Linked};
 use crate::node::Pod;
-use gybe_api_server::Verb;
-use gybe_demo::testnet::namespace::Namespace;
-use gybe_installer::sandboxes::probe_exemption::ExemptedPods;
 use gybe_integration::namespace::with_own_mounts;
-use gybe_integration::programs::ours;
 use gybe_integration::ztunnel::{Fault, Mesh, Observed, Ztunnel};
-use gybe_test_support::{Agent, PATIENCE, wait_for, wait_for_at_most, wait_until};
-use serde_json::{Value, json};
-use std::io::{Read, Write};
-use std::net::{SocketAddr, TcpListener, TcpStream};
-use std::path::Path;
-use std::sync::Mutex;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::thread::{self, Scope};
+use gybe_test_support::{TestDir, wait_for, wait_for_at_most, wait_until};
+use serde_json::json;
+use std::thread;
 use std::time::{Duration, Instant};
 
-const MODE: &str = "istio.io/dataplane-mode";
-const PORT: u16 = 8080;
 /// The addresses of `Linked`.
 const POD: &str = "10.244.0.3";
 const PEER: &str = "10.244.0.77";
 
-/// A part of the ids of the rules that lead to ztunnel.
-const CAPTURES: &str = "bound-to-ztunnel";
-
 /// A settled sandbox is judged again within a minute.
 const A_MINUTE: Duration = Duration::from_secs(80);
 
-/// A node with ambient mode, its agent, its container `repair` and a ztunnel.
-struct AmbientNode {
-    // Dropped before the directories in which they write.
-    ztunnel: Option<Ztunnel>,
-    agent: Option<Agent>,
-    repair: Agent,
-    cluster: Cluster,
-}
-
-impl AmbientNode {
+impl AmbientNode<Ztunnel> {
     fn start(test: &str, repair: &str) -> Self {
         Self::with_backend(test, repair, "nft")
     }
 
     fn with_backend(test: &str, repair: &str, backend: &str) -> Self {
-        let mut cluster = Cluster::new(&format!("ambient-{test}"));
-        cluster.server.permit(Verb::Watch, "namespaces");
-        let socket = cluster.node.root.join("ztunnel/ztunnel.sock");
-        cluster.environment = vec![
-            ("AMBIENT_ENABLED", "true".to_owned()),
-            ("ZTUNNEL_UDS_ADDRESS", socket.display().to_string()),
-        ];
-        cluster.set(&[("repair", repair), ("backend", backend), ("exclude_namespaces", "kube-system")]);
-        put_namespace(&cluster, "plain", &json!({}));
-        put_namespace(&cluster, "shop", &json!({ MODE: "ambient" }));
-        let ztunnel = Some(start_ztunnel(&socket));
-        // Not ready as an unprivileged user with an iptables backend: a sidecar's rules match owners, which is refused there.
-        let (agent, repair) = (cluster.start_agent(), cluster.start_repair());
-        Self { ztunnel, agent: Some(agent), repair, cluster }
-    }
-
-    fn ztunnel(&self) -> &Ztunnel {
-        self.ztunnel.as_ref().unwrap()
+        Self::with_ztunnel(test, repair, backend, start_ztunnel)
     }
 
     fn observe(&self, what: &str, holds: impl Fn(&Observed) -> bool) -> Observed {
         wait_for(what, || Some(self.ztunnel().observed()).filter(|observed| holds(observed)))
     }
 
-    fn restart_agent(&mut self) {
-        drop(self.agent.take());
-        self.agent = Some(self.cluster.start_agent());
-    }
-
     fn restart_ztunnel(&mut self) {
         drop(self.ztunnel.take());
-        self.ztunnel = Some(start_ztunnel(&self.cluster.node.root.join("ztunnel/ztunnel.sock")));
-    }
-
-    /// Puts the pod into the API with these labels.
-    fn label(&self, namespace: &str, pod: &Pod, labels: &Value) {
-        self.cluster.put(namespace, pod, |manifest| make_plain(manifest, labels));
-    }
-
-    /// A pod without a sidecar that runs, and that no plugin of Gybe has seen.
-    fn run(&self, namespace: &str, pod: &Pod) {
-        self.label(namespace, pod, &json!({}));
-        self.cluster.cached(namespace, pod, &pod.name(), |manifest| make_plain(manifest, &json!({})));
-        self.cluster.node.start(pod);
+        self.ztunnel = Some(start_ztunnel(&self.cluster.node.root));
     }
 
     fn wait_until_enrolled(&self, pod: &Pod) {
         self.observe("ztunnel serves the pod", |observed| observed.proxies.contains(&pod.uid()));
-        wait_until("the pod's rules", || inspect(pod).contains(CAPTURES));
-    }
-
-    /// The uids whose probes are exempt.
-    fn exempted(&self) -> Vec<String> {
-        self.kept_pods().pods.into_keys().collect()
-    }
-
-    /// The uids of the pods that are due.
-    fn due(&self) -> Vec<String> {
-        self.kept_pods().due.into_iter().collect()
-    }
-
-    fn kept_pods(&self) -> ExemptedPods {
-        ExemptedPods::kept_in(&self.cluster.node.root.join("run/gybe")).unwrap().unwrap()
+        wait_for_rules(pod);
     }
 }
 
-fn inspect(pod: &Pod) -> String {
-    let path = pod.netns.path().display().to_string();
-    ours("gybe", &["inspect", "--netns", &path], "").unwrap().out
-}
-
-fn has_no_rules(pod: &Pod) -> bool {
-    inspect(pod).starts_with("no rules of Gybe")
-}
-
-fn start_ztunnel(socket: &Path) -> Ztunnel {
-    Ztunnel::start(socket, Fault::default(), Mesh::default()).unwrap()
-}
-
-fn put_namespace(cluster: &Cluster, name: &str, labels: &Value) {
-    let metadata = json!({ "name": name, "labels": labels });
-    cluster.server.put(json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": metadata })).unwrap();
-}
-
-fn make_plain(manifest: &mut Value, labels: &Value) {
-    manifest["metadata"]["labels"] = labels.clone();
-    manifest["metadata"]["annotations"] = json!({ "example.org/note": "none" });
-    manifest["spec"] = json!({
-        "nodeName": "node-1", "serviceAccountName": "default", "containers": [{ "name": "app" }],
-    });
-}
-
-/// Sends each client its own address, and then what the client sends. Ends after the clients that connect all the time.
-fn serve<'scope>(scope: &'scope Scope<'scope, '_>, at: &'scope Namespace, clients: &'scope Clients) {
-    let listener = at.run(|| TcpListener::bind(("0.0.0.0", PORT)).unwrap()).unwrap();
-    listener.set_nonblocking(true).unwrap();
-    scope.spawn(move || {
-        while !clients.end.load(Ordering::Acquire) || clients.running.load(Ordering::Acquire) > 0 {
-            let Ok((mut client, from)) = listener.accept() else {
-                thread::sleep(Duration::from_millis(1));
-                continue;
-            };
-            client.set_nonblocking(false).unwrap();
-            scope.spawn(move || {
-                let _closed = client.write_all(format!("{}\n", from.ip()).as_bytes());
-                let _closed = std::io::copy(&mut client.try_clone().unwrap(), &mut client);
-            });
-        }
-    });
-}
-
-/// Connects from a namespace; returns the connection and the address that the server sees.
-fn connect(from: &Namespace, to: &str) -> std::io::Result<(TcpStream, String)> {
-    let to = SocketAddr::new(to.parse().unwrap(), PORT);
-    let mut stream = from.run(|| TcpStream::connect_timeout(&to, PATIENCE)).unwrap()?;
-    stream.set_read_timeout(Some(PATIENCE))?;
-    let (mut line, mut byte) = (Vec::new(), [0]);
-    while byte != *b"\n" {
-        stream.read_exact(&mut byte)?;
-        line.extend(byte);
-    }
-    Ok((stream, String::from_utf8(line).unwrap().trim().to_owned()))
-}
-
-fn echoes(mut stream: &TcpStream) -> bool {
-    let mut byte = [0];
-    stream.write_all(b"x").and_then(|()| stream.read_exact(&mut byte)).is_ok_and(|()| byte == *b"x")
-}
-
-/// Clients that connect all the time, to the pod and from it.
-struct Clients {
-    end: AtomicBool,
-    running: AtomicUsize,
-    failures: Mutex<Vec<String>>,
-}
-
-impl Clients {
-    fn new() -> Self {
-        Self { end: AtomicBool::new(false), running: AtomicUsize::new(0), failures: Mutex::default() }
-    }
-
-    fn start<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, linked: &'scope Linked) {
-        let pod = &linked.pod.netns;
-        serve(scope, pod, self);
-        serve(scope, &linked.peer, self);
-        for (from, to, source) in [(&linked.peer, POD, PEER), (pod, PEER, POD)] {
-            self.running.fetch_add(1, Ordering::AcqRel);
-            scope.spawn(move || {
-                while !self.end.load(Ordering::Acquire) {
-                    match connect(from, to) {
-                        Ok((_, seen)) if seen == source => {}
-                        other => self.failures.lock().unwrap().push(format!("to {to}: {other:?}")),
-                    }
-                    thread::sleep(Duration::from_millis(2));
-                }
-                self.running.fetch_sub(1, Ordering::AcqRel);
-            });
-        }
-    }
-}
-
-/// Ends the clients also when a test fails: otherwise its scope waits for them.
-struct EndOnDrop<'a>(&'a Clients);
-
-impl Drop for EndOnDrop<'_> {
-    fn drop(&mut self) {
-        self.0.end.store(true, Ordering::Release);
-    }
+fn start_ztunnel(root: &TestDir) -> Ztunnel {
+    Ztunnel::start(&socket(root), Fault::default(), Mesh::default()).unwrap()
 }
 
 #[test]
@@ -231,7 +63,10 @@ fn change_the_label(backend: &str) {
     node.run("plain", pod);
     thread::scope(|scope| {
         let ends = EndOnDrop(&clients);
-        clients.start(scope, &linked);
+        for (server, client, to, source) in [(&pod.netns, peer, POD, PEER), (peer, &pod.netns, PEER, POD)] {
+            clients.serve(scope, server);
+            clients.connect(scope, client, to, source);
+        }
         let before = connect(peer, POD).unwrap().0;
         assert!(pod.rules().is_empty());
         node.label("plain", pod, &json!({ MODE: "ambient" }));
@@ -264,7 +99,8 @@ fn change_the_label(backend: &str) {
         assert!(echoes(&before) && direct.iter().all(|(stream, _)| echoes(stream)));
         drop(ends);
     });
-    assert_eq!(clients.failures.into_inner().unwrap(), Vec::<String>::new(), "{backend}");
+    let failures = clients.into_attempts().into_iter().filter_map(|attempt| attempt.failure);
+    assert_eq!(failures.collect::<Vec<_>>(), Vec::<String>::new(), "{backend}");
 }
 
 #[test]
@@ -281,7 +117,7 @@ fn open_connections_of_a_pod_that_leaves_last_for_half_a_minute_and_lost_rules_a
         damaged.sh("nft flush ruleset; ip rule delete lookup 100");
         thread::scope(|scope| {
             let ends = EndOnDrop(&clients);
-            serve(scope, &pod.netns, &clients);
+            clients.serve(scope, &pod.netns);
             let captured = connect(&linked.peer, POD).unwrap().0;
             node.label("shop", pod, &json!({ MODE: "none" }));
             wait_until("new connections are not captured", || !inspect(pod).contains(CAPTURES));
@@ -334,7 +170,7 @@ fn after_restarts_of_the_agent_and_then_of_ztunnel_a_pod_is_served_again() {
         assert!(observed.requests.contains(&added), "{observed:?}");
         thread::scope(|scope| {
             let ends = EndOnDrop(&clients);
-            serve(scope, &pod.netns, &clients);
+            clients.serve(scope, &pod.netns);
             assert_eq!(connect(&linked.peer, POD).unwrap().1, PEER);
             drop(ends);
         });

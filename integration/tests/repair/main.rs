@@ -5,6 +5,11 @@
 #[cfg(test)]
 mod ambient;
 #[cfg(test)]
+mod ambient_node;
+#[cfg(test)]
+#[allow(dead_code, reason = "the tests of the real ztunnel use the rest")]
+mod clients;
+#[cfg(test)]
 mod cluster;
 #[cfg(test)]
 mod connections;

@@ -21,7 +21,7 @@ pub(crate) const REDIRECTED: &str = "gybe repair: redirected a running pod";
 
 pub(crate) struct Node {
     pub(crate) root: TestDir,
-    own: Namespace,
+    pub(crate) own: Namespace,
 }
 
 /// A pod with one interface and a default route through it, and nothing that listens.

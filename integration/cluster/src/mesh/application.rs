@@ -343,21 +343,19 @@ impl Answer {
 
 /// Makes a request to `HOST:PORT/PATH` from inside a pod; again while the cluster does not know a new service.
 pub(super) fn request(workstation: &Workstation, from: Name<'_>, target: &str) -> Result<Answer, Failure> {
-    repeated(|| request_once(workstation, from, target), |answer| !answer.is_too_early())
-}
-
-fn request_once(workstation: &Workstation, from: Name<'_>, target: &str) -> Result<Answer, Failure> {
-    Answer::from(&control(workstation, from, &format!("get/{target}"))?)
+    request_until(workstation, from, target, |answer| !answer.is_too_early())
 }
 
 /// Makes a request until its answer is as it should be, and returns the last answer.
-fn repeated(
-    request: impl Fn() -> Result<Answer, Failure>,
+pub(super) fn request_until(
+    workstation: &Workstation,
+    from: Name<'_>,
+    target: &str,
     is_expected: impl Fn(&Answer) -> bool,
 ) -> Result<Answer, Failure> {
     let deadline = Instant::now() + CONFIGURED;
     loop {
-        let answer = request()?;
+        let answer = Answer::from(&control(workstation, from, &format!("get/{target}"))?)?;
         if is_expected(&answer) || Instant::now() >= deadline {
             return Ok(answer);
         }
@@ -373,8 +371,8 @@ pub(super) fn request_by_mutual_tls(
     server: &str,
     target: &str,
 ) -> Result<Answer, Failure> {
-    let once = || request_once(workstation, (MESHED, client), target);
-    repeated(once, |answer| answer.is_by(server, (MESHED, client)))
+    let from = (MESHED, client);
+    request_until(workstation, from, target, |answer| answer.is_by(server, from))
 }
 
 /// Sends a command to the application of a pod, through the API server.

@@ -72,6 +72,13 @@ fn import_istio_cni(cluster: &Cluster, istio: &Path) -> Result<(), Failure> {
     import_files(cluster, &format!("{HUB}/install-cni:{TAG}"), &files, "")
 }
 
+/// Imports the image of ztunnel with this program.
+pub(super) fn import_ztunnel(cluster: &Cluster, program: &Path) -> Result<(), Failure> {
+    let mut files = vec![("usr/local/bin/ztunnel".to_owned(), fs::read(program)?)];
+    files.extend(libraries(program)?);
+    import_files(cluster, &format!("{HUB}/ztunnel:{TAG}"), &files, "")
+}
+
 /// Imports an image whose first file is its program.
 fn import_files(
     cluster: &Cluster,

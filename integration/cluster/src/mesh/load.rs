@@ -67,13 +67,8 @@ impl Pair {
         what: &str,
         step: impl FnOnce(&mut Checks) -> Result<(), Failure>,
     ) -> Result<(), Failure> {
-        let client = (MESHED, self.client);
-        control(workstation, client, &format!("load/{}", service((MESHED, self.server))))?;
-        step(checks)?;
-        let counts: Counts = serde_json::from_value(control(workstation, client, "counts")?)?;
-        let what = format!("{what}: {} requests of a running pod", counts.requests);
-        checks.holds(&what, counts.requests > 0 && counts.failed == 0, &counts, "all answered");
-        Ok(())
+        let target = service((MESHED, self.server));
+        load_during(workstation, checks, (MESHED, self.client), &target, what, step)
     }
 
     /// Records whether the client's requests pass by mutual TLS.
@@ -102,4 +97,21 @@ impl Pair {
         }
         Ok(())
     }
+}
+
+/// Does a step while a client makes requests to a target.
+pub(super) fn load_during(
+    workstation: &Workstation,
+    checks: &mut Checks,
+    client: Name<'_>,
+    target: &str,
+    what: &str,
+    step: impl FnOnce(&mut Checks) -> Result<(), Failure>,
+) -> Result<(), Failure> {
+    control(workstation, client, &format!("load/{target}"))?;
+    step(checks)?;
+    let counts: Counts = serde_json::from_value(control(workstation, client, "counts")?)?;
+    let what = format!("{what}: {} requests of a running pod", counts.requests);
+    checks.holds(&what, counts.requests > 0 && counts.failed == 0, &counts, "all answered");
+    Ok(())
 }
