@@ -108,6 +108,12 @@ impl RepairArgs {
             Some(Ok(AmbientOutcome::Enrolled(_))) => {
                 return format!("{}: ztunnel serves it", good("enrolled"));
             }
+            Some(Ok(AmbientOutcome::NotServed)) => {
+                return format!(
+                    "{}: ztunnel does not listen in it; see the agent's /readyz",
+                    doubtful("not served")
+                );
+            }
             Some(Ok(AmbientOutcome::Draining(open))) => {
                 let open = open.map_or_else(|| "too many".to_owned(), |open| open.to_string());
                 let open =
@@ -151,8 +157,9 @@ impl RepairArgs {
         let waiting = count(|report| {
             report.repair.is_none() && report.decision.action == Action::None && !report.is_well()
         });
-        let changed = count(|report| matches!(report.ambient, Some(Ok(_))));
-        let unchanged = count(|report| matches!(report.ambient, Some(Err(_))));
+        let unchanged =
+            count(|report| matches!(report.ambient, Some(Ok(AmbientOutcome::NotServed) | Err(_))));
+        let changed = count(|report| report.ambient.is_some()) - unchanged;
         let to_be_changed = count(|report| {
             report.ambient.is_none() && matches!(report.decision.action, Action::Enrol | Action::Leave)
         });

@@ -25,6 +25,7 @@ use crate::host::entries::written_conf;
 use crate::host::observe::NodeDirectories;
 use crate::host::platform::Platform;
 use crate::host::settings::RepairMode;
+use crate::pod::proxy::silent_ports_of_ztunnel;
 use crate::retry::since_boot;
 use crate::sandboxes::{
     DesiredRules, HostPaths, JudgedSandbox, PolicySources, Sandbox, SandboxList, SandboxVerdict, find,
@@ -209,9 +210,16 @@ impl RepairPass<'_> {
             Some(DesiredRules::LeftAlone { .. }) | None => KnownPolicy::LeaveAlone,
         };
         let differs = !before.verdict.differences.is_empty();
+        // A pod that is due is handed over anyway.
+        let may_be_silent =
+            policy == KnownPolicy::Ambient && self.in_force.is_some() && !turn.is_due && !differs;
+        let is_silent =
+            may_be_silent && netns.as_ref().is_some_and(|netns| !silent_ports_of_ztunnel(netns).is_empty());
         // No other sandbox is changed.
         let is_open = match policy {
-            KnownPolicy::Ambient => state == RedirectionState::NotRedirected || turn.is_due || differs,
+            KnownPolicy::Ambient => {
+                state == RedirectionState::NotRedirected || turn.is_due || differs || is_silent
+            }
             KnownPolicy::NotAmbient => state == RedirectionState::Redirected || turn.is_due,
             _ => state == RedirectionState::NotRedirected,
         };
@@ -226,6 +234,7 @@ impl RepairPass<'_> {
             ours,
             differs,
             is_due: turn.is_due,
+            is_silent,
             doubt: match (&desired, &netns) {
                 (Some(DesiredRules::Policy(known)), _) if !known.is_of_uid => {
                     Some("the facts about the pod have no uid".to_owned())
@@ -253,7 +262,10 @@ impl RepairPass<'_> {
             }
             (Action::Enrol, Some(DesiredRules::Ambient(enrolment)), Some(change)) => {
                 let writes = state != RedirectionState::Unknown && (differs || ours != OurRules::Ambient);
-                ambient = Some(change.enrol(enrolment, writes));
+                ambient = Some(match is_silent && !writes {
+                    true => change.restart(&enrolment.pod),
+                    false => change.enrol(enrolment, writes),
+                });
             }
             (Action::Leave, Some(DesiredRules::LeftAlone { not_ambient: Some(pod), .. }), Some(change)) => {
                 ambient = Some(change.leave(pod, turn.leaves_for));

@@ -71,6 +71,11 @@ impl AmbientNode {
         wait_for(what, || Some(self.ztunnel().observed()).filter(|observed| holds(observed)))
     }
 
+    /// The requests that ztunnel has got.
+    fn requests(&self) -> Vec<String> {
+        self.ztunnel().observed().requests
+    }
+
     fn restart_agent(&mut self) {
         drop(self.agent.take());
         self.agent = Some(self.cluster.start_agent());
@@ -340,6 +345,54 @@ fn after_restarts_of_the_agent_and_then_of_ztunnel_a_pod_is_served_again() {
         });
         assert_eq!(node.ztunnel().observed().forwarded, [format!("15006 {PEER} > {POD}:{PORT}")]);
         assert_eq!(pod.rules(), rules);
+    });
+}
+
+#[test]
+fn a_pod_in_which_ztunnel_does_not_listen_any_more_is_served_again_within_a_minute_and_no_other_is_touched() {
+    with_own_mounts(|| {
+        let mut node = AmbientNode::start("listeners", "repair");
+        let (linked, clients, silent) = (Linked::without_connections(), Clients::new(), Pod::new(2));
+        let pod = &linked.pod;
+        for pod in [pod, &silent] {
+            node.run("shop", pod);
+            node.wait_until_enrolled(pod);
+        }
+        let listens = || silent.netns.run(|| TcpStream::connect(("127.0.0.1", 15008)).is_ok()).unwrap();
+        thread::scope(|scope| {
+            let ends = EndOnDrop(&clients);
+            serve(scope, &pod.netns, &clients);
+            let captured = connect(&linked.peer, POD).unwrap().0;
+            let rules = silent.rules();
+            node.ztunnel().stop_listening(&silent.uid());
+            wait_until("nothing listens", || !listens());
+            assert!(
+                wait_for_at_most(A_MINUTE, || listens().then_some(())).is_some(),
+                "{:?}",
+                node.requests()
+            );
+            assert_eq!((silent.rules(), echoes(&captured)), (rules, true));
+            drop(ends);
+        });
+        let requests = node.requests();
+        let of = |pod: &Pod| {
+            requests
+                .iter()
+                .filter(|it| !it.starts_with("keep") && it.ends_with(&pod.uid()))
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        let (add, del) = (|pod: &Pod| format!("add {}", pod.uid()), format!("del {}", silent.uid()));
+        assert_eq!((of(pod), of(&silent)), (vec![add(pod)], vec![add(&silent), del, add(&silent)]));
+        let silent_ports = || {
+            let verified = node.cluster.node.gybe(&["verify", "--all", "--json"]).out;
+            let verified: Value = serde_json::from_str(&verified).unwrap();
+            let sandboxes = verified["sandboxes"].as_array().unwrap().iter();
+            sandboxes.map(|one| one["proxy_silent_on"].clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(silent_ports(), [json!([]), json!([])]);
+        drop(node.ztunnel.take());
+        assert_eq!(silent_ports(), [json!([15001, 15006, 15008]), json!([15001, 15006, 15008])]);
     });
 }
 

@@ -1,7 +1,7 @@
 //! A ztunnel that refuses, is slow, hung or killed, answers twice, or connects in a loop.
 
 use crate::fixture::{Server, faulty, listening, namespaces, observe, open, pod, ready, socket, ztunnel};
-use gybe_installer::agent::ztunnel::AddError;
+use gybe_installer::agent::ztunnel::{AddError, HandOver};
 use gybe_integration::programs::path_of_ours;
 use gybe_integration::ztunnel::Fault;
 use gybe_plugin::facts::ambient::HandOverBy;
@@ -207,6 +207,34 @@ fn a_refused_pod_that_the_kernel_shows_as_enrolled_is_sent_again() {
     wait_until("it is acknowledged", || server.pods.status().pending == 0);
     assert_eq!(ztunnel.observed().requests, ["snapshot-sent", "add a", "add a"]);
     assert_eq!(listening(&a).len(), 4);
+}
+
+#[test]
+fn a_proxy_that_does_not_listen_is_started_again_only_after_ztunnel_has_acknowledged_it_for_some_time() {
+    let directory = TestDir::new("zds-restart");
+    let (server, [a, b]) = (Server::start(&directory), namespaces());
+    let restart = |netns| {
+        let until = Instant::now() + PATIENCE;
+        server.pods.add(pod("a"), open(netns), HandOverBy::Restart, until).map(HandOver::complete)
+    };
+    assert!(matches!(restart(&a), Err(AddError::NotConnected)));
+    let ztunnel = ztunnel(&directory);
+    ready(&ztunnel);
+    assert!(matches!(restart(&a), Err(AddError::Pending)), "it was never sent");
+    server.add("a", &a).unwrap();
+    assert!(matches!(restart(&a), Err(AddError::Pending)), "its listeners may be new");
+    ztunnel.stop_listening("a");
+    wait_until("nothing listens", || listening(&a).is_empty());
+    assert_eq!(ztunnel.observed().requests, ["snapshot-sent", "add a"]);
+    // ztunnel acknowledges a pod that it has without doing anything.
+    server.pods.adopt(pod("a"), Some(open(&a)));
+    assert!(matches!(restart(&b), Err(AddError::Pending)), "another namespace");
+    wait_until("it is started again", || restart(&a).is_ok());
+    assert_eq!(ztunnel.observed().requests, ["snapshot-sent", "add a", "del a", "add a"]);
+    assert_eq!(listening(&a).len(), 4);
+    let status = server.pods.status();
+    assert_eq!((status.pods, status.pending, status.failing), (1, 0, None));
+    assert!(matches!(restart(&a), Err(AddError::Pending)));
 }
 
 #[test]

@@ -107,7 +107,10 @@ impl Dispatcher<'_, '_> {
                     // Closed without a response.
                     Err(None) => return,
                 };
-                if let Err(HandOverFault { text, .. }) = &response {
+                // While ztunnel is away that would be a line for each pod; ztunnel's refusal has a line of its own.
+                if by != HandOverBy::Restart
+                    && let Err(HandOverFault { text, .. }) = &response
+                {
                     let fields = json!({ "pod": name, "cause": text });
                     self.log.warn("gybe node: an ambient pod was refused", fields);
                 }
@@ -167,7 +170,7 @@ fn fault(why: &AddError) -> Option<HandOverFault> {
     let cause = match why {
         AddError::NotServed => return None,
         AddError::NotConnected => HandOverCause::NotConnected,
-        AddError::NoAnswer => HandOverCause::NoAnswer,
+        AddError::NoAnswer | AddError::Pending => HandOverCause::NoAnswer,
         AddError::Refused(_) => HandOverCause::Refused,
         AddError::Superseded => HandOverCause::Other,
     };

@@ -102,8 +102,10 @@ struct Sent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Awaited,
-    Acknowledged,
+    Acknowledged(Instant),
     Refused(Instant),
+    /// It was acknowledged, and ztunnel does not listen in the pod: the pod is ended before it is sent again.
+    NotServed,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -178,6 +180,22 @@ impl State {
         (entry.generation, self.callers)
     }
 
+    /// Lets the newest ztunnel start its proxy of the pod again, which it does only after it has ended it.
+    ///
+    /// # Errors
+    /// When the pod is sent anyway, or was acknowledged so short ago that the caller may have looked before.
+    fn restart(&mut self, uid: &PodUid, netns: &Netns) -> Result<(), AddError> {
+        let newest = self.connections.last_mut().ok_or(AddError::NotConnected)?;
+        let generation = self.pods.get(uid).map(|entry| entry.generation);
+        let sent = newest.sent.get_mut(uid).filter(|sent| {
+            let is_old = matches!(sent.answer, Answer::Acknowledged(at) if at.elapsed() >= RETRY);
+            is_old && Some(sent.generation) == generation && sent.netns == Some(netns.identity())
+        });
+        sent.ok_or(AddError::Pending)?.answer = Answer::NotServed;
+        self.judge_pending();
+        Ok(())
+    }
+
     fn remove(&mut self, uid: &PodUid) -> bool {
         let was_there = self.pods.remove(uid).is_some();
         if was_there {
@@ -229,6 +247,7 @@ impl State {
         }
         let gone = connection.sent.iter().find(|(uid, sent)| match self.pods.get(uid) {
             None => true,
+            Some(_) if sent.answer == Answer::NotServed => true,
             // The newest was sent the other namespace.
             Some(Entry { netns: Some(now), .. }) => sent.netns.is_some_and(|sent| sent != now.identity()),
             Some(_) => false,
@@ -242,8 +261,8 @@ impl State {
         let is_newest = self.connections.last().is_some_and(|newest| newest.id == id);
         let Some(connection) = self.connection(id) else { return };
         if let Some(sent) = connection.sent.get_mut(uid).filter(|sent| sent.generation == generation) {
-            sent.answer =
-                if response.is_ok() { Answer::Acknowledged } else { Answer::Refused(Instant::now()) };
+            let now = Instant::now();
+            sent.answer = if response.is_ok() { Answer::Acknowledged(now) } else { Answer::Refused(now) };
         }
         let entry = self.pods.get_mut(uid).filter(|entry| entry.generation == generation);
         // A refusal counts if the newest refuses: another one may end soon.
@@ -262,7 +281,7 @@ impl State {
         for (uid, entry) in &mut self.pods {
             let sent = newest.and_then(|newest| newest.sent.get(uid));
             let is_acknowledged = sent.is_some_and(|sent| {
-                sent.generation == entry.generation && sent.answer == Answer::Acknowledged
+                sent.generation == entry.generation && matches!(sent.answer, Answer::Acknowledged(_))
             });
             entry.pending = (!is_acknowledged).then(|| entry.pending.unwrap_or(now));
             if is_acknowledged {

@@ -18,6 +18,8 @@ pub struct RepairCandidate {
     pub differs: bool,
     /// Whether the agent reports that it has to be enrolled or taken out.
     pub is_due: bool,
+    /// Whether the agent has handed it over, and ztunnel does not listen in it.
+    pub is_silent: bool,
     /// Why it is not certain that the namespace is the pod's; none if it is certain.
     pub doubt: Option<String>,
 }
@@ -152,11 +154,11 @@ pub fn decide(candidate: &RepairCandidate) -> RepairDecision {
 /// Returns what ambient mode requires of a pod that runs. Rules for a sidecar are never replaced, and neither are those
 /// of a namespace that is not known completely.
 fn ambient_change(candidate: &RepairCandidate) -> Option<Action> {
-    let RepairCandidate { state, policy, ours, differs, is_due, .. } = *candidate;
+    let RepairCandidate { state, policy, ours, differs, is_due, is_silent, .. } = *candidate;
     match (policy, ours) {
         _ if state == RedirectionState::ByOthers => None,
         // The kernel shows it as enrolled; no rule has to be written.
-        (KnownPolicy::Ambient, OurRules::Ambient) if is_due => Some(Action::Enrol),
+        (KnownPolicy::Ambient, OurRules::Ambient) if is_due || is_silent => Some(Action::Enrol),
         _ if state == RedirectionState::Unknown => None,
         (KnownPolicy::Ambient, OurRules::None | OurRules::Empty) => Some(Action::Enrol),
         (KnownPolicy::Ambient, OurRules::Ambient) if differs => Some(Action::Enrol),
@@ -178,6 +180,7 @@ mod tests {
         ours: OurRules::None,
         differs: false,
         is_due: false,
+        is_silent: false,
         doubt: None,
     };
 
@@ -230,6 +233,9 @@ mod tests {
             // Another owner's rules precede ours.
             (RepairCandidate { state: NotRedirected, ..enrolled.clone() }, Action::Report),
             (RepairCandidate { state: Unknown, is_due: true, ..enrolled.clone() }, Action::Enrol),
+            (RepairCandidate { is_silent: true, ..enrolled.clone() }, Action::Enrol),
+            (RepairCandidate { is_silent: true, has_ended_add: false, ..enrolled.clone() }, Action::None),
+            (RepairCandidate { is_silent: true, ours: OurRules::Sidecar, ..enrolled.clone() }, Action::None),
             (RepairCandidate { state: Unknown, differs: true, ..enrolled.clone() }, Action::Report),
             (left.clone(), Action::Leave),
             (RepairCandidate { doubt: doubt(), ..left.clone() }, Action::Report),

@@ -4,6 +4,7 @@
 use super::decision::OurRules;
 use super::namespace::{RepairError, Repaired, doubt};
 use crate::pod::own_namespace;
+use crate::pod::proxy::silent_ports_of_ztunnel;
 use crate::sandboxes::desired::AmbientEnrolment;
 use crate::sandboxes::verdict::judge;
 use crate::sandboxes::{Sandbox, addresses_in};
@@ -18,8 +19,8 @@ use gybe_netfilter::model::policy::ambient::AmbientDns;
 use gybe_netfilter::model::policy::istio::{INBOUND_PORT, OUTBOUND_PORT, TUNNEL_PORT};
 use gybe_plugin::backend::Selection;
 use gybe_plugin::conf::PluginConf;
-use gybe_plugin::facts::ambient::{HandOverBy, PodUid};
-use gybe_plugin::facts::{AgentError, hand_over, leave as report_leave};
+use gybe_plugin::facts::ambient::{AmbientPod, HandOverBy, HandOverCause, PodUid};
+use gybe_plugin::facts::{AgentError, AgentFault, hand_over, leave as report_leave};
 use gybe_plugin::families::is_usable;
 use gybe_plugin::probe_cache::MaxAge;
 use std::num::NonZeroU16;
@@ -39,6 +40,8 @@ const DRAIN: Duration = Duration::from_secs(30);
 pub enum AmbientOutcome {
     /// ztunnel serves it; with the rules that were written, if any was missing.
     Enrolled(Option<Repaired>),
+    /// It has its rules, and no ztunnel that listens in it: ztunnel is away or slow, and gets the pod from the agent.
+    NotServed,
     /// New connections keep their destination, and so many captured ones are open; none when they cannot be counted.
     Draining(Option<usize>),
     /// It has no rules any more, and ztunnel has forgotten it.
@@ -99,13 +102,11 @@ impl AmbientChange<'_> {
         differs: bool,
     ) -> Result<AmbientOutcome, RepairError> {
         self.check()?;
-        let addresses = addresses_in(self.netns).map_err(RepairError::Changed)?;
-        let pod = enrolment.pod.clone().with_addresses(addresses.into_iter().filter(is_usable));
-        let socket = self.socket()?;
+        // Before the rules are changed.
+        self.socket()?;
         let is_first = differs && self.ours == OurRules::Ambient;
         let rewritten = is_first.then(|| self.write(&enrolment.policy)).transpose()?;
-        hand_over(&socket, &pod, self.netns.as_fd(), HandOverBy::Repair, Instant::now() + AGENT_TIMEOUT)
-            .map_err(|fault| AgentError { socket, fault })?;
+        self.hand_over(&enrolment.pod, HandOverBy::Repair)?;
         if !differs || rewritten.is_some() {
             return Ok(AmbientOutcome::Enrolled(rewritten));
         }
@@ -115,9 +116,37 @@ impl AmbientChange<'_> {
             && matches!(our_rules(self.netns, true), Ok(OurRules::None | OurRules::Empty | OurRules::Sidecar))
         {
             // The error says why.
-            let _ = self.report_leave(&pod.uid);
+            let _ = self.report_leave(&enrolment.pod.uid);
         }
         Ok(AmbientOutcome::Enrolled(Some(written?)))
+    }
+
+    /// Lets ztunnel, which has acknowledged the pod and does not listen in it, start its proxy of the pod again.
+    ///
+    /// # Errors
+    /// When the agent does not respond, or ztunnel does not listen afterwards.
+    pub(super) fn restart(&self, pod: &AmbientPod) -> Result<AmbientOutcome, RepairError> {
+        self.check()?;
+        match self.hand_over(pod, HandOverBy::Restart) {
+            Err(RepairError::Agent(AgentError { fault: AgentFault::HandOver(fault), .. }))
+                if matches!(fault.cause, HandOverCause::NotConnected | HandOverCause::NoAnswer) =>
+            {
+                return Ok(AmbientOutcome::NotServed);
+            }
+            handed_over => handed_over?,
+        }
+        match silent_ports_of_ztunnel(self.netns).is_empty() {
+            true => Ok(AmbientOutcome::Enrolled(None)),
+            false => Err(RepairError::NotServed),
+        }
+    }
+
+    fn hand_over(&self, pod: &AmbientPod, by: HandOverBy) -> Result<(), RepairError> {
+        let addresses = addresses_in(self.netns).map_err(RepairError::Changed)?;
+        let pod = pod.clone().with_addresses(addresses.into_iter().filter(is_usable));
+        let socket = self.socket()?;
+        hand_over(&socket, &pod, self.netns.as_fd(), by, Instant::now() + AGENT_TIMEOUT)
+            .map_err(|fault| AgentError { socket, fault }.into())
     }
 
     fn write(&self, policy: &AmbientPolicy) -> Result<Repaired, RepairError> {

@@ -308,7 +308,7 @@ impl RepairLine {
     /// None if there is nothing to log.
     fn of(report: &RepairReport, mode: RepairMode) -> Option<Self> {
         if let Some(outcome) = &report.ambient {
-            return Some(Self::of_ambient(outcome, report.decision.action));
+            return Self::of_ambient(outcome, report.decision.action);
         }
         let reason = &report.decision.reason;
         let handed_over = report.is_to_be_repaired().then(|| json!(mode));
@@ -353,7 +353,7 @@ impl RepairLine {
         })
     }
 
-    fn of_ambient(outcome: &Result<AmbientOutcome, String>, action: Action) -> Self {
+    fn of_ambient(outcome: &Result<AmbientOutcome, String>, action: Action) -> Option<Self> {
         let (message, fields, details) = match outcome {
             Ok(AmbientOutcome::Enrolled(written)) => (
                 "gybe repair: enrolled a running pod",
@@ -363,6 +363,8 @@ impl RepairLine {
                 }),
                 "enrolled",
             ),
+            // The agent reports that ztunnel is away.
+            Ok(AmbientOutcome::NotServed) => return None,
             Ok(AmbientOutcome::Draining(open)) => (
                 "gybe repair: a running pod leaves ambient mode when its connections have ended",
                 json!({ "open_connections": open }),
@@ -377,10 +379,10 @@ impl RepairLine {
                     _ => "gybe repair: cannot enrol a running pod",
                 };
                 let fields = json!({ "why": why });
-                return Self { level: Level::Error, message, fields, details: why.clone() };
+                return Some(Self { level: Level::Error, message, fields, details: why.clone() });
             }
         };
-        Self { level: Level::Info, message, fields, details: details.to_owned() }
+        Some(Self { level: Level::Info, message, fields, details: details.to_owned() })
     }
 }
 

@@ -60,12 +60,18 @@ pub enum RepairError {
     Agent(#[from] AgentError),
     #[error("the node's entry names no socket of the agent, which serves ztunnel")]
     NoAgent,
+    #[error("ztunnel has acknowledged the pod, and does not listen in it; restart ztunnel")]
+    NotServed,
 }
 
 impl Hint for RepairError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Changed(_) | Self::NotRedirected(_) | Self::Agent(_) | Self::NoAgent => None,
+            Self::Changed(_)
+            | Self::NotRedirected(_)
+            | Self::Agent(_)
+            | Self::NoAgent
+            | Self::NotServed => None,
             Self::Netns(error) => error.hint(),
             Self::Backend(error) => error.hint(),
             Self::Presence(error) => error.hint(),

@@ -26,6 +26,8 @@ pub enum AddError {
     NotConnected,
     #[error("ztunnel did not answer in time")]
     NoAnswer,
+    #[error("ztunnel has not acknowledged the pod, or only a moment ago")]
+    Pending,
     /// The text is ztunnel's.
     #[error("ztunnel refused the pod: {0:?}")]
     Refused(String),
@@ -69,7 +71,8 @@ impl AmbientPods {
     /// may never be accepted, and pods that start may be.
     ///
     /// # Errors
-    /// When no ztunnel acknowledges the pod before the deadline.
+    /// When no ztunnel acknowledges the pod before the deadline; at once for a pod whose proxy is to be started again, and
+    /// that the newest ztunnel has not acknowledged.
     pub fn add(
         &self,
         pod: AmbientPod,
@@ -83,6 +86,9 @@ impl AmbientPods {
             let mut state = self.lock();
             if state.has_ended {
                 return Err(AddError::NotServed);
+            }
+            if by == HandOverBy::Restart {
+                state.restart(&uid, &netns)?;
             }
             state.put(pod, Some(netns), Rest::Nothing);
             let (generation, caller) = state.register(&uid, sender);
