@@ -168,13 +168,13 @@ impl AmbientNode {
     }
 
     /// Returns the uids of the pods whose namespace is held and that are not ambient, and of those that are ambient and
-    /// whose namespace is not held: a label has changed, or an earlier agent got the namespace. A pod that has not started
-    /// is among them until its ADD.
+    /// whose namespace is not held, or without rules: a label has changed, or an earlier agent got the namespace. A pod
+    /// that has not started is among them until its ADD.
     fn due(&self, pods: &dyn PodLookup) -> BTreeSet<String> {
         let held = self.pods.held();
-        let found = self.select(pods, |uid, facts, decision| match (decision, held.contains(&uid)) {
-            (Ambient::Yes { .. }, false) => Some((facts.uid.clone(), true)),
-            (Ambient::No { .. }, true) => Some((facts.uid.clone(), false)),
+        let found = self.select(pods, |uid, facts, decision| match (decision, held.get(&uid)) {
+            (Ambient::Yes { .. }, None | Some(false)) => Some((facts.uid.clone(), true)),
+            (Ambient::No { .. }, Some(_)) => Some((facts.uid.clone(), false)),
             _ => None,
         });
         let due = found.iter().take(MAX_DUE).map(|(uid, _)| uid.clone()).collect();

@@ -161,13 +161,13 @@ impl RepairReport {
     /// Reports whether the pod is redirected by now, or needs no redirection. A pod that is being created is not.
     #[must_use]
     pub fn is_well(&self) -> bool {
+        let was_redirected = self.before.verdict.state != RedirectionState::NotRedirected;
         match (&self.repair, &self.ambient) {
             (Some(repair), _) => repair.is_ok(),
+            // No rule was written.
+            (None, Some(Ok(AmbientOutcome::Enrolled(None)))) => was_redirected,
             (None, Some(ambient)) => ambient.is_ok(),
-            (None, None) => {
-                let state = self.before.verdict.state;
-                self.decision.action == Action::None && state != RedirectionState::NotRedirected
-            }
+            (None, None) => self.decision.action == Action::None && was_redirected,
         }
     }
 }

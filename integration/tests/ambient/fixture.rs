@@ -5,14 +5,20 @@ use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::plugin_call::{PluginCall, PluginDir};
 use gybe_integration::programs::{Run, ours, path_of_ours};
 use gybe_integration::ztunnel::{Fault, Mesh, Observed, Ztunnel};
-use gybe_test_support::{Agent, Layout, agent_environment, cluster_environment, wait_for, wait_until};
+use gybe_plugin::facts::ambient::{AmbientPod, HandOverBy};
+use gybe_plugin::facts::{self, AgentFault};
+use gybe_test_support::{
+    Agent, Layout, PATIENCE, agent_environment, cluster_environment, wait_for, wait_until,
+};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The label by which the default selectors decide.
 pub(crate) const MODE: &str = "istio.io/dataplane-mode";
@@ -73,6 +79,13 @@ impl Node {
 
     pub(crate) fn agent(&self) -> &Agent {
         self.agent.as_ref().unwrap()
+    }
+
+    /// Hands a pod over to the agent, as the container `repair` does.
+    pub(crate) fn hand_over(&self, pod: &Pod, netns: &Namespace, by: HandOverBy) -> Result<(), AgentFault> {
+        let socket = PathBuf::from(self.entry().unwrap()["facts"]["socket"].as_str().unwrap());
+        let pod = AmbientPod::parse(&pod.uid, pod.namespace, &pod.name, "default").unwrap();
+        facts::hand_over(&socket, &pod, netns.as_fd(), by, Instant::now() + PATIENCE)
     }
 
     /// Kills the agent with SIGKILL; its socket files stay.

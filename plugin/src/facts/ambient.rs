@@ -1,8 +1,8 @@
 //! The request by which the plugin hands over an ambient pod's open network namespace to the node agent, which passes it
 //! to ztunnel: one more request of the facts socket, in the form that `wire` describes, with the namespace as its only
 //! descriptor (`SCM_RIGHTS`, unix(7)). The agent responds when ztunnel has acknowledged the pod, or with the reason why
-//! the pod is not in the mesh. The process that repairs pods makes the same request for a pod that runs, and another
-//! one when such a pod has left the mesh. An agent without these requests responds with an error. Pure.
+//! the pod is not in the mesh. The process that repairs pods makes the same request for a pod that runs, again when its
+//! rules stand, and another one when such a pod has left the mesh. An agent without these requests responds with an error. Pure.
 
 use super::wire::{VERSION, WireError, check_version, malformed};
 use crate::args::{ArgsError, Namespace, PodName};
@@ -75,7 +75,9 @@ pub enum HandOverBy {
     /// The plugin: the pod starts.
     #[default]
     Add,
-    /// The process that repairs pods: the pod runs.
+    /// The process that repairs pods: the pod runs, and its rules are written when ztunnel listens in it.
+    Enrolment,
+    /// The same, and its rules stand.
     Repair,
     /// The same: ztunnel has acknowledged the pod, and does not listen in it.
     Restart,
@@ -91,6 +93,7 @@ pub fn encode_request(pod: &AmbientPod, by: HandOverBy, timeout: Duration) -> St
     let (addresses, timeout) = (addresses.join(","), timeout.as_millis());
     let by = match by {
         HandOverBy::Add => "",
+        HandOverBy::Enrolment => ",\"by\":\"enrolment\"",
         HandOverBy::Repair => ",\"by\":\"repair\"",
         HandOverBy::Restart => ",\"by\":\"restart\"",
     };
@@ -292,7 +295,7 @@ mod tests {
         let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
         let addresses = ["10.0.0.7", "fd00::7"].map(|address| address.parse().unwrap());
         let pod = pod.with_addresses(addresses);
-        for by in [HandOverBy::Add, HandOverBy::Repair, HandOverBy::Restart] {
+        for by in [HandOverBy::Add, HandOverBy::Enrolment, HandOverBy::Repair, HandOverBy::Restart] {
             let request = HandOverRequest { pod: pod.clone(), by, timeout: Duration::from_millis(1950) };
             let encoded = encode_request(&request.pod, by, request.timeout);
             assert_eq!(decoded(encoded.as_bytes()), Some(Ok(request)));

@@ -14,7 +14,7 @@ pub use shared::{AddError, AmbientPods, HandOver};
 
 use super::status::ZtunnelCounts;
 use gybe_netfilter::kernel::netns::{Identity, Netns};
-use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
+use gybe_plugin::facts::ambient::{AmbientPod, HandOverBy, PodUid};
 use nix::sys::eventfd::EventFd;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -67,6 +67,8 @@ struct Entry {
     /// The hand-overs of this namespace that have not ended. Each uses the first answer.
     callers: BTreeMap<u64, Sender<Result<(), String>>>,
     rest: Rest,
+    /// Whether its rules stand in this namespace, as far as hand-overs have shown.
+    has_rules: bool,
     /// Since when the API server is not known to have it.
     unlisted: Option<Instant>,
 }
@@ -162,7 +164,8 @@ impl State {
         let uid = pod.uid.clone();
         let (pod, callers) = (Arc::new(pod), BTreeMap::new());
         let (pending, unlisted) = (None, None);
-        let entry = Entry { pod, netns, generation, pending, callers, rest, unlisted };
+        let has_rules = matches!(rest, Rest::Everything);
+        let entry = Entry { pod, netns, generation, pending, callers, rest, has_rules, unlisted };
         self.pods.insert(uid, entry);
         self.judge_pending();
         self.wake_all();
@@ -205,12 +208,13 @@ impl State {
     }
 
     /// Ends a hand-over, unless the pod has got another namespace since.
-    fn end(&mut self, HandOver { uid, generation, caller, is_complete, .. }: &HandOver<'_>) {
+    fn end(&mut self, HandOver { uid, generation, caller, by, is_complete, .. }: &HandOver<'_>) {
         let entry = self.pods.get_mut(uid).filter(|entry| entry.generation == *generation);
         let Some(entry) = entry else { return };
         entry.callers.remove(caller);
         if *is_complete {
             entry.rest = Rest::Everything;
+            entry.has_rules |= *by != HandOverBy::Enrolment;
             wake(&self.subscribers);
         }
         match entry.rest {
@@ -307,11 +311,10 @@ fn wake(subscribers: &[Weak<EventFd>]) {
 }
 
 impl Entry {
-    /// Reports whether the pod is in the mesh: its namespace is known, its hand-over is complete, and the newest ztunnel
-    /// has acknowledged it.
+    /// Reports whether the pod is in the mesh: its namespace is known, its rules stand, and the newest ztunnel has
+    /// acknowledged it.
     fn is_enrolled(&self) -> bool {
-        let is_complete = matches!(self.rest, Rest::Everything);
-        is_complete && self.netns.is_some() && self.pending.is_none()
+        self.has_rules && self.netns.is_some() && self.pending.is_none()
     }
 
     fn answer(&self, response: &Result<(), String>) {

@@ -89,9 +89,9 @@ pub(super) fn our_rules(netns: &Netns, may_have: bool) -> Result<OurRules, Repai
 }
 
 impl AmbientChange<'_> {
-    /// Hands the namespace over to ztunnel, and then writes the rules where they differ. Those of a pod that has some
-    /// are written first: it must not send plain text while ztunnel or the agent is away. TCP connections that are open
-    /// keep their path.
+    /// Hands the namespace over to ztunnel, and then writes the rules where they differ, and reports that. Those of a pod
+    /// that has some are written first: it must not send plain text while ztunnel or the agent is away. TCP connections
+    /// that are open keep their path.
     ///
     /// # Errors
     /// When ztunnel does not serve the pod, or the pod is not redirected afterwards. A pod without rules is not served by
@@ -104,21 +104,24 @@ impl AmbientChange<'_> {
         self.check()?;
         // Before the rules are changed.
         self.socket()?;
-        let is_first = differs && self.ours == OurRules::Ambient;
-        let rewritten = is_first.then(|| self.write(&enrolment.policy)).transpose()?;
-        self.hand_over(&enrolment.pod, HandOverBy::Repair)?;
-        if !differs || rewritten.is_some() {
+        if !differs || self.ours == OurRules::Ambient {
+            let rewritten = differs.then(|| self.write(&enrolment.policy)).transpose()?;
+            self.hand_over(&enrolment.pod, HandOverBy::Repair)?;
             return Ok(AmbientOutcome::Enrolled(rewritten));
         }
+        self.hand_over(&enrolment.pod, HandOverBy::Enrolment)?;
         let written = self.write(&enrolment.policy);
         // Rules that are there need ztunnel's listeners.
-        if written.is_err()
-            && matches!(our_rules(self.netns, true), Ok(OurRules::None | OurRules::Empty | OurRules::Sidecar))
-        {
-            // The error says why.
-            let _ = self.report_leave(&enrolment.pod.uid);
-        }
-        Ok(AmbientOutcome::Enrolled(Some(written?)))
+        let has_none = || {
+            matches!(our_rules(self.netns, true), Ok(OurRules::None | OurRules::Empty | OurRules::Sidecar))
+        };
+        let reported = match written.is_err() && has_none() {
+            true => self.report_leave(&enrolment.pod.uid),
+            false => self.hand_over(&enrolment.pod, HandOverBy::Repair),
+        };
+        // Its error says more.
+        let written = written?;
+        reported.map(|()| AmbientOutcome::Enrolled(Some(written)))
     }
 
     /// Lets ztunnel, which has acknowledged the pod and does not listen in it, start its proxy of the pod again.

@@ -47,6 +47,7 @@ pub struct HandOver<'a> {
     pub(super) uid: PodUid,
     pub(super) generation: u64,
     pub(super) caller: u64,
+    pub(super) by: HandOverBy,
     pub(super) is_complete: bool,
 }
 
@@ -93,7 +94,7 @@ impl AmbientPods {
             state.put(pod, Some(netns), Rest::Nothing);
             let (generation, caller) = state.register(&uid, sender);
             let connected_before = state.counts.connections - u64::from(!state.connections.is_empty());
-            (HandOver { pods: self, uid, generation, caller, is_complete: false }, connected_before)
+            (HandOver { pods: self, uid, generation, caller, by, is_complete: false }, connected_before)
         };
         let answer = answer.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         let mut state = self.lock();
@@ -159,11 +160,11 @@ impl AmbientPods {
         enrolled.map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// Returns the pods whose network namespace is open.
-    pub(crate) fn held(&self) -> BTreeSet<PodUid> {
+    /// Returns the pods whose network namespace is open, and whether their rules stand.
+    pub(crate) fn held(&self) -> BTreeMap<PodUid, bool> {
         let state = self.lock();
         let held = state.pods.iter().filter(|(_, entry)| entry.netns.is_some());
-        held.map(|(uid, _)| uid.clone()).collect()
+        held.map(|(uid, entry)| (uid.clone(), entry.has_rules)).collect()
     }
 
     /// Records which pods a new list of the API server has.
@@ -329,6 +330,7 @@ fn wake_counter() -> Result<Arc<EventFd>, Errno> {
 mod tests {
     use super::super::RECENT;
     use super::*;
+    use gybe_test_support::PATIENCE;
 
     #[test]
     fn a_failure_of_long_ago_does_not_count_with_a_new_one() {
@@ -337,7 +339,7 @@ mod tests {
         pods.lock().failing = Some(Failing { since: long_ago, last: long_ago, why: "old".to_owned() });
         let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
         let add = |by| pods.add(pod.clone(), Netns::of_this_thread().unwrap(), by, Instant::now());
-        assert!(add(HandOverBy::Repair).is_err());
+        assert!(add(HandOverBy::Enrolment).is_err());
         assert_eq!(pods.status().failing, None, "a pod that runs");
         assert!(add(HandOverBy::Add).is_err());
         let (failing, why) = pods.status().failing.unwrap();
@@ -352,7 +354,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_enrolled_once_the_newest_ztunnel_has_acknowledged_its_namespace_until_it_leaves() {
+    fn a_pod_is_enrolled_once_the_newest_ztunnel_has_acknowledged_it_and_its_rules_stand_until_it_leaves() {
         let pods = AmbientPods::default();
         let pod = || AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
         let is_enrolled = || pods.enrolled().contains(&pod().uid);
@@ -370,6 +372,16 @@ mod tests {
         acknowledge(&pods, second);
         assert!(is_enrolled());
         assert!(pods.leave(&pod().uid) && !is_enrolled());
+        for (by, expected) in [(HandOverBy::Enrolment, false), (HandOverBy::Repair, true)] {
+            let (netns, until) = (Netns::of_this_thread().unwrap(), Instant::now() + PATIENCE);
+            std::thread::scope(|scope| {
+                let handed_over = scope.spawn(|| pods.add(pod(), netns, by, until).unwrap().complete());
+                while !handed_over.is_finished() {
+                    acknowledge(&pods, second);
+                }
+            });
+            assert_eq!((is_enrolled(), pods.held()), (expected, BTreeMap::from([(pod().uid, expected)])));
+        }
         let (end, _open) = nix::unistd::pipe().unwrap();
         let start = Instant::now();
         assert!(
