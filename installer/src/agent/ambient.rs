@@ -13,6 +13,7 @@ use crate::host::settings::AmbientEnvironment;
 use crate::lead::socket::{SocketContext, SocketHealth};
 use crate::log::Log;
 use crate::pod::enablement::{Enablement, EnablementSelectors};
+use crate::retry::since_boot;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
 use gybe_plugin::facts::wire::FactsResponse;
@@ -177,7 +178,7 @@ impl AmbientNode {
             (Ambient::No { .. }, Some(_)) => Some((facts.uid.clone(), false)),
             _ => None,
         });
-        let due = found.iter().take(MAX_DUE).map(|(uid, _)| uid.clone()).collect();
+        let due = due_in(since_boot(), &found);
         let now = Instant::now();
         let mut since = self.unenrolled.lock().unwrap_or_else(PoisonError::into_inner);
         let unenrolled = found.into_iter().filter(|(_, is_ambient)| *is_ambient);
@@ -244,6 +245,15 @@ impl AmbientNode {
             unenrolled: since.values().filter(|since| since.elapsed() > MAX_PENDING).count(),
         }
     }
+}
+
+/// Returns the uids of the pods that are due at this time: all, or [`MAX_DUE`] of them, and a minute later those that
+/// follow, so that pods that cannot be changed keep no others out.
+fn due_in(time: Duration, found: &[(String, bool)]) -> BTreeSet<String> {
+    let minutes = usize::try_from(time.as_secs() / 60).unwrap_or_default();
+    let first = minutes * MAX_DUE % found.len().max(1);
+    let due = found.iter().cycle().skip(first).take(found.len().min(MAX_DUE));
+    due.map(|(uid, _)| uid.clone()).collect()
 }
 
 const FAILED: &str = "gybe node: ztunnel is not served";
@@ -389,6 +399,18 @@ mod tests {
         assert!(unannotated.ends_with("redirection of 2 pods: 403"), "{unannotated}");
         assert_eq!(namespaces, "changed labels of namespaces are not known: 403");
         assert!(unenrolled.starts_with("3 ambient pods are not enrolled"), "{unenrolled}");
+    }
+
+    #[test]
+    fn pods_that_stay_due_keep_no_others_out_for_more_than_some_minutes() {
+        for pods in [0, 1, MAX_DUE, MAX_DUE + 1, 3 * MAX_DUE - 1] {
+            let found: Vec<_> = (0..pods).map(|number| (number.to_string(), true)).collect();
+            let minute = Duration::from_secs(60);
+            let minutes = u32::try_from(pods.div_ceil(MAX_DUE)).unwrap();
+            let due: Vec<_> = (7..7 + minutes).map(|number| due_in(number * minute, &found)).collect();
+            assert!(due.iter().all(|it| it.len() == pods.min(MAX_DUE)), "{pods}");
+            assert_eq!(due.into_iter().flatten().collect::<BTreeSet<_>>().len(), pods);
+        }
     }
 
     #[test]
