@@ -221,6 +221,10 @@ impl State {
             Rest::Nothing if entry.callers.is_empty() => drop(self.remove(uid)),
             Rest::Keep(generation) if entry.callers.is_empty() => {
                 (entry.netns, entry.generation, entry.rest) = (None, generation, Rest::Everything);
+                for sent in self.connections.iter_mut().filter_map(|connection| connection.sent.get_mut(uid)) {
+                    // The keep was acknowledged, and none is sent after the snapshot.
+                    (sent.generation, sent.answer) = (generation, Answer::Acknowledged(Instant::now()));
+                }
                 self.judge_pending();
             }
             _ => {}
