@@ -29,6 +29,9 @@ const PEER: &str = "10.244.0.77";
 /// A part of the ids of the rules that lead to ztunnel.
 const CAPTURES: &str = "bound-to-ztunnel";
 
+/// Whether conntrack takes up connections that it does not know.
+const LOOSE: &str = "cat /proc/sys/net/netfilter/nf_conntrack_tcp_loose";
+
 /// A settled sandbox is judged again within a minute.
 const A_MINUTE: Duration = Duration::from_secs(80);
 
@@ -249,6 +252,7 @@ fn change_the_label(backend: &str) {
             assert!(lines.contains(&line), "{line}: {lines}");
         }
         assert!([&before, &inward, &outward].into_iter().all(echoes));
+        assert_eq!(pod.sh(LOOSE), "0\n");
         wait_until("the probes are exempt", || node.exempted() == [pod.uid()]);
 
         node.label("plain", pod, &json!({}));
@@ -265,6 +269,7 @@ fn change_the_label(backend: &str) {
         node.observe("ztunnel has forgotten the pod", |observed| observed.proxies.is_empty());
         wait_until("no rules", || has_no_rules(pod));
         assert_eq!(pod.sh("ip rule show; ip route show table all").matches("lookup 100").count(), 0);
+        assert_eq!(pod.sh(LOOSE), "1\n", "as in a new namespace");
         wait_until("no exempt probes", || node.exempted().is_empty());
         assert!(echoes(&before) && direct.iter().all(|(stream, _)| echoes(stream)));
         drop(ends);

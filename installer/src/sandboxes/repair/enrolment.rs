@@ -13,7 +13,7 @@ use gybe_netfilter::apply::redirection::{Redirection, remove_all};
 use gybe_netfilter::compile::has_ambient_rules;
 use gybe_netfilter::inspect::verdict::{Desired, RedirectionState};
 use gybe_netfilter::kernel::netns::Netns;
-use gybe_netfilter::kernel::open_connections::{keep_under_ambient, open_on};
+use gybe_netfilter::kernel::open_connections::{keep_under_ambient, open_on, stop_keeping};
 use gybe_netfilter::model::policy::AmbientPolicy;
 use gybe_netfilter::model::policy::ambient::AmbientDns;
 use gybe_netfilter::model::policy::istio::{INBOUND_PORT, OUTBOUND_PORT, TUNNEL_PORT};
@@ -202,7 +202,10 @@ impl AmbientChange<'_> {
         // Before the rest of the rules is removed: they show that the agent may have the pod.
         self.report_leave(pod)?;
         if self.ours == OurRules::Ambient {
-            self.netns.run(remove_all)??;
+            self.netns.run(|| {
+                stop_keeping().map_err(RepairError::Loose)?;
+                remove_all().map_err(RepairError::from)
+            })??;
         }
         Ok(AmbientOutcome::Left)
     }
