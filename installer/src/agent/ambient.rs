@@ -20,6 +20,7 @@ use gybe_plugin::facts::wire::FactsResponse;
 use gybe_plugin::names::STATUS;
 use gybe_plugin::pod::{Ambient, PodFacts, Selectable};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::json;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +38,9 @@ const RETRY: Duration = Duration::from_secs(1);
 
 /// The most pods that the container `repair` has to look at before the others. It looks at all of them each minute.
 const MAX_DUE: usize = 128;
+
+/// The files that are reserved for sockets, watches, and hand-overs that wait.
+const OTHER_FILES: u64 = 512;
 
 /// The most characters of a reason that is sent to a client.
 const MAX_WHY: usize = 300;
@@ -77,6 +81,23 @@ impl AmbientNode {
             health: SocketHealth::default(),
             annotations: Mutex::default(),
             unenrolled: Mutex::default(),
+        }
+    }
+
+    /// Raises the limit of open files as far as this process may, and holds no more namespaces than it allows beside the
+    /// agent's other files.
+    pub(super) fn allow_many_files(&self, log: &Log) {
+        let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(current, most)| {
+            let raised = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+            let files = if raised.is_ok() { most } else { current };
+            self.pods.hold_at_most(usize::try_from(files - OTHER_FILES.min(files / 2)).unwrap_or(usize::MAX));
+            raised
+        });
+        if let Err(why) = raised {
+            log.warn(
+                "gybe node: the limit of open files cannot be raised",
+                json!({ "why": why.to_string() }),
+            );
         }
     }
 

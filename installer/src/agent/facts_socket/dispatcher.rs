@@ -172,7 +172,7 @@ fn fault(why: &AddError) -> Option<HandOverFault> {
         AddError::NotConnected => HandOverCause::NotConnected,
         AddError::NoAnswer | AddError::Pending => HandOverCause::NoAnswer,
         AddError::Refused(_) => HandOverCause::Refused,
-        AddError::Superseded => HandOverCause::Other,
+        AddError::Superseded | AddError::TooMany(_) => HandOverCause::Other,
     };
     Some(HandOverFault { cause, text: why.to_string() })
 }

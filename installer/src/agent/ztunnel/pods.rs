@@ -39,6 +39,8 @@ struct State {
     generations: u64,
     callers: u64,
     counts: ZtunnelCounts,
+    /// The most namespaces that are held; none without a limit.
+    most: Option<usize>,
     /// Whether hand-overs are refused because this agent serves no ztunnel until it leads again.
     has_ended: bool,
     failing: Option<Failing>,
@@ -183,6 +185,21 @@ impl State {
         (entry.generation, self.callers)
     }
 
+    /// Returns the number of namespaces that are held, if that leaves no room for that of this pod.
+    fn full(&self, uid: &PodUid) -> Option<usize> {
+        let others = self.pods.iter().filter(|(other, entry)| *other != uid && entry.netns.is_some()).count();
+        self.most.is_some_and(|most| others >= most).then_some(others)
+    }
+
+    /// Records a hand-over that has failed, unless the pod runs: such a pod may never be accepted.
+    fn record_failure(&mut self, by: HandOverBy, why: &AddError) {
+        if by == HandOverBy::Add && !matches!(why, AddError::Superseded | AddError::NotServed) {
+            let last = Instant::now();
+            let since = self.recent_failures().map_or(last, |failing| failing.since);
+            self.failing = Some(Failing { since, last, why: why.to_string() });
+        }
+    }
+
     /// Lets the newest ztunnel start its proxy of the pod again, which it does only after it has ended it.
     ///
     /// # Errors
@@ -221,7 +238,8 @@ impl State {
             Rest::Nothing if entry.callers.is_empty() => drop(self.remove(uid)),
             Rest::Keep(generation) if entry.callers.is_empty() => {
                 (entry.netns, entry.generation, entry.rest) = (None, generation, Rest::Everything);
-                for sent in self.connections.iter_mut().filter_map(|connection| connection.sent.get_mut(uid)) {
+                for sent in self.connections.iter_mut().filter_map(|connection| connection.sent.get_mut(uid))
+                {
                     // The keep was acknowledged, and none is sent after the snapshot.
                     (sent.generation, sent.answer) = (generation, Answer::Acknowledged(Instant::now()));
                 }

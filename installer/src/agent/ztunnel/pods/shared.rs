@@ -1,7 +1,7 @@
 //! The pods as the server's threads and the callers of hand-overs share them: one lock around the state, waiting callers,
 //! and what wakes the threads.
 
-use super::{Connection, ConnectionId, Entry, Failing, Request, Rest, Snapshot, State};
+use super::{Connection, ConnectionId, Entry, Request, Rest, Snapshot, State};
 use crate::agent::ztunnel::status::ZtunnelStatus;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_plugin::facts::ambient::{AmbientPod, HandOverBy, PodUid};
@@ -26,6 +26,10 @@ pub enum AddError {
     NotConnected,
     #[error("ztunnel did not answer in time")]
     NoAnswer,
+    #[error(
+        "the agent's limit of open files allows {0} ambient pods; raise LimitNOFILE of the container runtime"
+    )]
+    TooMany(usize),
     #[error("ztunnel has not acknowledged the pod, or only a moment ago")]
     Pending,
     /// The text is ztunnel's.
@@ -88,6 +92,11 @@ impl AmbientPods {
             if state.has_ended {
                 return Err(AddError::NotServed);
             }
+            if let Some(pods) = state.full(&uid) {
+                let why = AddError::TooMany(pods);
+                state.record_failure(by, &why);
+                return Err(why);
+            }
             if by == HandOverBy::Restart {
                 state.restart(&uid, &netns)?;
             }
@@ -109,15 +118,16 @@ impl AmbientPods {
             }
             Err(RecvTimeoutError::Timeout) => AddError::NoAnswer,
         };
-        if by == HandOverBy::Add && !matches!(why, AddError::Superseded | AddError::NotServed) {
-            let last = Instant::now();
-            let since = state.recent_failures().map_or(last, |failing| failing.since);
-            state.failing = Some(Failing { since, last, why: why.to_string() });
-        }
+        state.record_failure(by, &why);
         // It takes the lock.
         drop(state);
         drop(hand_over);
         Err(why)
+    }
+
+    /// Holds at most so many namespaces from now on; each is an open file.
+    pub fn hold_at_most(&self, most: usize) {
+        self.lock().most = Some(most);
     }
 
     /// Accepts hand-overs, until [`AmbientPods::end_hand_overs`].
@@ -328,7 +338,7 @@ fn wake_counter() -> Result<Arc<EventFd>, Errno> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::RECENT;
+    use super::super::{Failing, RECENT};
     use super::*;
     use gybe_test_support::PATIENCE;
 
