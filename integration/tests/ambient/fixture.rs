@@ -99,7 +99,7 @@ impl Node {
     }
 
     /// The agent's socket for the plugin and the container `repair`.
-    fn facts_socket(&self) -> PathBuf {
+    pub(crate) fn facts_socket(&self) -> PathBuf {
         PathBuf::from(self.entry().unwrap()["facts"]["socket"].as_str().unwrap())
     }
 
