@@ -279,10 +279,11 @@ impl RepairMemory {
     }
 }
 
-/// A sandbox in its desired state, as far as that is known. Another sandbox is judged again soon.
+/// A sandbox in its desired state, as far as that is known. Another sandbox is judged again soon, and so is an ambient pod
+/// that was changed: the agent may have reported it as due for another reason meanwhile, which is nothing new then.
 fn is_settled(report: &RepairReport) -> bool {
     let is_known = report.before.unknown_because.is_none() && report.before.sandbox.ended_add.is_some();
-    is_known && report.is_well() && !matches!(report.ambient, Some(Ok(AmbientOutcome::Draining(_))))
+    is_known && report.is_well() && matches!(report.ambient, None | Some(Ok(AmbientOutcome::NotServed)))
 }
 
 /// The uid of its pod.
@@ -389,7 +390,9 @@ impl RepairLine {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sandboxes::repair::RepairedPod;
+    use crate::sandboxes::repair::{RepairDecision, RepairedPod};
+    use crate::sandboxes::{EndedAdd, SandboxVerdict};
+    use gybe_netfilter::inspect::verdict::NamespaceVerdict;
     use gybe_plugin::args::PodRef;
     use std::path::PathBuf;
 
@@ -501,6 +504,35 @@ mod tests {
             assert_eq!(is_due(uids), expected, "{uids:?}");
         }
         assert!(is_due(&["u-a"]), "again");
+    }
+
+    #[test]
+    fn an_ambient_pod_that_was_changed_is_judged_again_soon() {
+        let report = |outcome: Option<AmbientOutcome>| RepairReport {
+            before: SandboxVerdict {
+                sandbox: Sandbox { ended_add: Some(EndedAdd::default()), ..sandbox("a") },
+                verdict: NamespaceVerdict::because(RedirectionState::Redirected, "as found"),
+                unknown_because: None,
+                proxy_faults: Vec::new(),
+            },
+            decision: RepairDecision { action: Action::None, reason: String::new() },
+            repair: None,
+            ambient: outcome.map(Ok),
+            left_alone_by_add: None,
+            took: Duration::ZERO,
+        };
+        for (outcome, expected) in [
+            (None, true),
+            (Some(AmbientOutcome::NotServed), true),
+            (Some(AmbientOutcome::Enrolled(None)), false),
+            (Some(AmbientOutcome::Draining(Some(1))), false),
+            (Some(AmbientOutcome::Left), false),
+        ] {
+            let (mut memory, now) = (RepairMemory::default(), Instant::now());
+            memory.record("a", &report(outcome.clone()), RepairMode::Repair, now, &Log::default());
+            assert_eq!(memory.sandboxes["a"].is_settled, expected, "{outcome:?}");
+            assert_eq!(due(&mut memory, &["a"], now).is_empty(), expected, "{outcome:?}");
+        }
     }
 
     #[test]
