@@ -5,6 +5,7 @@
 
 use super::annotation::{ANNOTATION, AnnotationStatus, AnnotationWriter};
 use super::exempted_pods::ExemptionFiles;
+use super::facts_socket::MAX_REQUEST_FILES;
 use super::pods::{PodLookup, PodsState};
 use super::ztunnel::{AmbientPods, TIMEOUT, ZtunnelServer, ZtunnelStatus};
 use crate::cluster::{ClusterNode, NamespaceLabels};
@@ -39,8 +40,8 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The most pods that the container `repair` has to look at before the others. It looks at all of them each minute.
 const MAX_DUE: usize = 128;
 
-/// The files that are reserved for sockets, watches, and hand-overs that wait.
-const OTHER_FILES: u64 = 512;
+/// The files that are reserved: 2,048, for requests and hand-overs that wait, and for sockets and watches.
+const OTHER_FILES: usize = MAX_REQUEST_FILES.next_power_of_two();
 
 /// The most characters of a reason that is sent to a client.
 const MAX_WHY: usize = 300;
@@ -57,8 +58,18 @@ pub struct AmbientNode {
     health: SocketHealth,
     exemption: ExemptionFiles,
     pub(super) annotations: Mutex<AnnotationStatus>,
+    due: Mutex<DuePods>,
+}
+
+/// What is kept of the pods that are due.
+#[derive(Debug, Default)]
+struct DuePods {
     /// Since when ambient pods are not enrolled, by uid.
-    unenrolled: Mutex<BTreeMap<String, Instant>>,
+    unenrolled: BTreeMap<String, Instant>,
+    /// The minute, since the boot, of the pods that were last returned.
+    minute: u64,
+    /// The uid at which these begin.
+    first: String,
 }
 
 /// The settings that decide which pods are ambient.
@@ -80,7 +91,7 @@ impl AmbientNode {
             selection: Mutex::new(None),
             health: SocketHealth::default(),
             annotations: Mutex::default(),
-            unenrolled: Mutex::default(),
+            due: Mutex::default(),
         }
     }
 
@@ -90,7 +101,8 @@ impl AmbientNode {
         let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(current, most)| {
             let raised = setrlimit(Resource::RLIMIT_NOFILE, most, most);
             let files = if raised.is_ok() { most } else { current };
-            self.pods.hold_at_most(usize::try_from(files - OTHER_FILES.min(files / 2)).unwrap_or(usize::MAX));
+            let files = usize::try_from(files).unwrap_or(usize::MAX);
+            self.pods.hold_at_most(files - OTHER_FILES.min(files / 2));
             raised
         });
         if let Err(why) = raised {
@@ -199,16 +211,12 @@ impl AmbientNode {
             (Ambient::No { .. }, Some(_)) => Some((facts.uid.clone(), false)),
             _ => None,
         });
-        let due = due_in(since_boot(), &found);
+        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let mut since = self.unenrolled.lock().unwrap_or_else(PoisonError::into_inner);
-        let unenrolled = found.into_iter().filter(|(_, is_ambient)| *is_ambient);
-        let first = |(uid, _)| {
-            let at = since.get(&uid).copied().unwrap_or(now);
-            (uid, at)
-        };
-        *since = unenrolled.map(first).collect();
-        due
+        let unenrolled = found.iter().filter(|(_, is_ambient)| *is_ambient);
+        let since = |(uid, _): &(String, _)| (uid.clone(), due.unenrolled.get(uid).copied().unwrap_or(now));
+        due.unenrolled = unenrolled.map(since).collect();
+        due.in_minute_of(since_boot(), &found.into_iter().map(|(uid, _)| uid).collect())
     }
 
     /// Returns what `select` returns for each pod that has not ended and has a network of its own, with the decision
@@ -257,24 +265,31 @@ impl AmbientNode {
     pub(super) fn status(&self) -> AmbientStatus {
         let problems = self.health.problems();
         let problems = problems.into_iter().chain(self.exemption.not_ready(&self.pods)).collect();
-        let since = self.unenrolled.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
         AmbientStatus {
             ztunnel: self.pods.status(),
             problems,
             unwatched: self.namespaces.unwatched(),
             annotations: self.annotations.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-            unenrolled: since.values().filter(|since| since.elapsed() > MAX_PENDING).count(),
+            unenrolled: due.unenrolled.values().filter(|since| since.elapsed() > MAX_PENDING).count(),
         }
     }
 }
 
-/// Returns the uids of the pods that are due at this time: all, or [`MAX_DUE`] of them, and a minute later those that
-/// follow, so that pods that cannot be changed keep no others out.
-fn due_in(time: Duration, found: &[(String, bool)]) -> BTreeSet<String> {
-    let minutes = usize::try_from(time.as_secs() / 60).unwrap_or_default();
-    let first = minutes * MAX_DUE % found.len().max(1);
-    let due = found.iter().cycle().skip(first).take(found.len().min(MAX_DUE));
-    due.map(|(uid, _)| uid.clone()).collect()
+impl DuePods {
+    /// Returns the pods of `found` that are due at this time: all, or [`MAX_DUE`] of them, and in the next minute those that
+    /// follow, so that pods that stay due do not delay the others.
+    fn in_minute_of(&mut self, time: Duration, found: &BTreeSet<String>) -> BTreeSet<String> {
+        let minute = time.as_secs() / 60;
+        let from =
+            |first: &String| found.range::<String, _>(first..).chain(found.range::<String, _>(..first));
+        if self.minute != minute {
+            self.minute = minute;
+            let next = from(&self.first).nth(MAX_DUE).cloned();
+            self.first = next.unwrap_or_default();
+        }
+        from(&self.first).take(MAX_DUE).cloned().collect()
+    }
 }
 
 const FAILED: &str = "gybe node: ztunnel is not served";
@@ -423,14 +438,33 @@ mod tests {
     }
 
     #[test]
-    fn pods_that_stay_due_keep_no_others_out_for_more_than_some_minutes() {
+    fn pods_that_stay_due_do_not_delay_the_others_for_more_than_some_minutes() {
         for pods in [0, 1, MAX_DUE, MAX_DUE + 1, 3 * MAX_DUE - 1] {
-            let found: Vec<_> = (0..pods).map(|number| (number.to_string(), true)).collect();
+            let found: BTreeSet<_> = (0..pods).map(|number| number.to_string()).collect();
             let minute = Duration::from_secs(60);
             let minutes = u32::try_from(pods.div_ceil(MAX_DUE)).unwrap();
-            let due: Vec<_> = (7..7 + minutes).map(|number| due_in(number * minute, &found)).collect();
+            let mut kept = DuePods::default();
+            let due: Vec<_> =
+                (7..7 + minutes).map(|number| kept.in_minute_of(number * minute, &found)).collect();
             assert!(due.iter().all(|it| it.len() == pods.min(MAX_DUE)), "{pods}");
             assert_eq!(due.into_iter().flatten().collect::<BTreeSet<_>>().len(), pods);
+        }
+    }
+
+    #[test]
+    fn within_a_minute_a_pod_that_comes_or_goes_changes_which_are_due_by_one() {
+        let mut found: BTreeSet<_> = (0..3 * MAX_DUE).map(|number| format!("{number:03}")).collect();
+        let (mut kept, minute) = (DuePods::default(), Duration::from_secs(60));
+        for time in (1..8).map(|number| number * minute) {
+            let before = kept.in_minute_of(time, &found);
+            assert!(found.insert("0".to_owned()));
+            let added = kept.in_minute_of(time + minute / 3, &found);
+            assert!(found.remove("0"));
+            assert!(found.remove("001"));
+            let removed = kept.in_minute_of(time + minute / 2, &found);
+            assert!(found.insert("001".to_owned()));
+            assert!(before.difference(&added).count() <= 1, "{time:?}");
+            assert!(before.difference(&removed).count() <= 1, "{time:?}");
         }
     }
 

@@ -195,6 +195,10 @@ const LOOKUPS: Bounds = Bounds { threads: 64, jobs: 256, text: "too many request
 /// have 500 pods at once.
 const HAND_OVERS: Bounds = Bounds { threads: 64, jobs: 512, text: "too many pods wait for ztunnel" };
 
+/// The most files of requests that wait or are worked on: each has its connection, and a hand-over the namespace.
+pub(in crate::agent) const MAX_REQUEST_FILES: usize =
+    LOOKUPS.threads + LOOKUPS.jobs + 2 * (HAND_OVERS.threads + HAND_OVERS.jobs);
+
 /// A request that cannot be completed without waiting.
 pub(super) struct Job {
     pub(super) connection: FactsConnection,
