@@ -12,6 +12,9 @@ use std::time::{Duration, Instant};
 /// A timeout of the server that a test waits for.
 const SHORT: Duration = Duration::from_millis(300);
 
+/// For how long after an acknowledgement the agent refuses to have a proxy started again.
+const RETRY: Duration = Duration::from_secs(5);
+
 #[test]
 fn a_refused_pod_is_withdrawn_with_the_reason_and_may_come_again() {
     let directory = TestDir::new("zds-refused");
@@ -221,20 +224,36 @@ fn a_proxy_that_does_not_listen_is_started_again_only_after_ztunnel_has_acknowle
     let ztunnel = ztunnel(&directory);
     ready(&ztunnel);
     assert!(matches!(restart(&a), Err(AddError::Pending)), "it was never sent");
+    // Of a call that a busy machine delays the outcome is another one.
+    let is_early = |added: Instant| {
+        let restarted = restart(&a);
+        matches!(restarted, Err(AddError::Pending)) || restarted.is_ok() && added.elapsed() > RETRY
+    };
+    let adding = Instant::now();
     server.add("a", &a).unwrap();
-    assert!(matches!(restart(&a), Err(AddError::Pending)), "its listeners may be new");
+    let added = Instant::now();
+    assert!(is_early(adding), "its listeners may be new");
     ztunnel.stop_listening("a");
     wait_until("nothing listens", || listening(&a).is_empty());
-    assert_eq!(ztunnel.observed().requests, ["snapshot-sent", "add a"]);
     // ztunnel acknowledges a pod that it has without doing anything.
     server.pods.adopt(pod("a"), Some(open(&a)));
-    assert!(matches!(restart(&b), Err(AddError::Pending)), "another namespace");
-    wait_until("it is started again", || restart(&a).is_ok());
-    assert_eq!(ztunnel.observed().requests, ["snapshot-sent", "add a", "del a", "add a"]);
+    let before = ztunnel.observed().requests;
+    wait_until("the acknowledgement is old", || {
+        let is_old = added.elapsed() > RETRY;
+        assert!(matches!(restart(&b), Err(AddError::Pending)), "another namespace");
+        is_old
+    });
+    assert_eq!(ztunnel.observed().requests, before);
+    let mut restarting = Instant::now();
+    wait_until("it is started again", || {
+        restarting = Instant::now();
+        restart(&a).is_ok()
+    });
+    assert_eq!(ztunnel.observed().requests[before.len()..], ["del a", "add a"]);
     assert_eq!(listening(&a).len(), 4);
     let status = server.pods.status();
     assert_eq!((status.pods, status.pending, status.failing), (1, 0, None));
-    assert!(matches!(restart(&a), Err(AddError::Pending)));
+    assert!(is_early(restarting));
 }
 
 #[test]

@@ -68,7 +68,7 @@ const CAUSES: [(&str, HandOverCause); 3] = [
     ("refused", HandOverCause::Refused),
 ];
 
-/// Who hands a pod over, and why.
+/// The process that hands a pod over, and why.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum HandOverBy {
@@ -77,9 +77,9 @@ pub enum HandOverBy {
     Add,
     /// The process that repairs pods: the pod runs, and its rules are written when ztunnel listens in it.
     Enrolment,
-    /// The same, and its rules stand.
+    /// The process that repairs pods: the pod runs, and its rules stand.
     Repair,
-    /// The same: ztunnel has acknowledged the pod, and does not listen in it.
+    /// The process that repairs pods: ztunnel has acknowledged the pod, and does not listen in it.
     Restart,
 }
 

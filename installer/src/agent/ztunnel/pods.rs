@@ -203,7 +203,8 @@ impl State {
     /// Lets the newest ztunnel start its proxy of the pod again, which it does only after it has ended it.
     ///
     /// # Errors
-    /// When the pod is sent anyway, or was acknowledged so short ago that the caller may have looked before.
+    /// When the pod is sent anyway, or was acknowledged less than 5 s ago: the caller may have read the listeners before
+    /// that.
     fn restart(&mut self, uid: &PodUid, netns: &Netns) -> Result<(), AddError> {
         let newest = self.connections.last_mut().ok_or(AddError::NotConnected)?;
         let generation = self.pods.get(uid).map(|entry| entry.generation);
@@ -238,8 +239,10 @@ impl State {
             Rest::Nothing if entry.callers.is_empty() => drop(self.remove(uid)),
             Rest::Keep(generation) if entry.callers.is_empty() => {
                 (entry.netns, entry.generation, entry.rest) = (None, generation, Rest::Everything);
-                for sent in self.connections.iter_mut().filter_map(|connection| connection.sent.get_mut(uid))
-                {
+                // One whose snapshot is unfinished gets the keep in it.
+                let connections =
+                    self.connections.iter_mut().filter(|it| it.snapshot != Snapshot::Unfinished);
+                for sent in connections.filter_map(|connection| connection.sent.get_mut(uid)) {
                     // The keep was acknowledged, and none is sent after the snapshot.
                     (sent.generation, sent.answer) = (generation, Answer::Acknowledged(Instant::now()));
                 }

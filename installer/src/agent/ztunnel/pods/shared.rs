@@ -30,7 +30,7 @@ pub enum AddError {
         "the agent's limit of open files allows {0} ambient pods; raise LimitNOFILE of the container runtime"
     )]
     TooMany(usize),
-    #[error("ztunnel has not acknowledged the pod, or only a moment ago")]
+    #[error("ztunnel has not acknowledged the pod, or less than 5 s ago")]
     Pending,
     /// The text is ztunnel's.
     #[error("ztunnel refused the pod: {0:?}")]
