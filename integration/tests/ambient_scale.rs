@@ -25,8 +25,8 @@ const AT_ONCE: usize = 500;
 /// How long all of them may take, with repeated ADDs.
 const START: Duration = Duration::from_secs(300);
 
-/// The namespaces of the pods that come and go.
-const NAMESPACES: usize = 50;
+/// The namespaces of the pods that come and go: as many as the agent has threads for hand-overs.
+const NAMESPACES: usize = 64;
 /// What the agent's memory may grow by, in KiB.
 const GROWTH: u64 = 1024;
 /// The agent's connections to the API server may be one more or less.
@@ -80,8 +80,22 @@ fn pods_that_come_and_go_leave_the_agent_no_open_file_and_no_memory() {
     let _runs = RUNS.lock().unwrap_or_else(PoisonError::into_inner);
     allow_many_sockets();
     let node = Node::start("ambient-growth");
-    let ztunnel = node.ztunnel(&[]);
     let namespaces: Vec<_> = (0..NAMESPACES).map(|_| Namespace::new().unwrap()).collect();
+    let waiting = |slot| Pod::new("shop", &format!("w{slot}")).put(&node);
+    let waiting: Vec<_> = (0..NAMESPACES).map(waiting).collect();
+    // Each thread of the agent has its memory from then on.
+    let ztunnel = thread::scope(|scope| {
+        for (pod, netns) in waiting.iter().zip(&namespaces) {
+            scope.spawn(|| node.hand_over(pod, netns, HandOverBy::Repair).unwrap());
+        }
+        // They wait for ztunnel.
+        node.wait_for_pods(64.0);
+        node.ztunnel(&[])
+    });
+    for pod in waiting {
+        leave(&node.facts_socket(), &PodUid::parse(&pod.uid).unwrap(), Instant::now() + PATIENCE).unwrap();
+        pod.delete(&node);
+    }
     let come_and_go = |first: usize| {
         thread::scope(|scope| {
             for (slot, netns) in namespaces.iter().enumerate() {
