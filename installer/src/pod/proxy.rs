@@ -10,9 +10,11 @@ use gybe_netfilter::model::policy::{Families, Groups, Mode, RedirectPolicy};
 use gybe_plugin::families::is_usable;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::num::NonZeroU16;
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};
+
+/// The ports on which ztunnel listens in an ambient pod.
+pub(crate) const ZTUNNEL_PORTS: [u16; 3] = [OUTBOUND_PORT.get(), INBOUND_PORT.get(), TUNNEL_PORT.get()];
 
 /// A fault of the proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -65,8 +67,8 @@ impl ProxyFault {
                  create the pod again"
             }
             Self::NotServed(_) => {
-                "check the node's ztunnel: the pod's connections are refused until it listens; the container repair lets \
-                 it listen again within a minute"
+                "check the node's ztunnel: the pod's connections are refused until it listens; with the setting \
+                 repair: repair, and while a ztunnel is connected, the container repair lets it listen again within a minute"
             }
         }
     }
@@ -86,7 +88,7 @@ pub(crate) fn silent_ports_of_ztunnel(netns: &Netns) -> Vec<u16> {
         let is_silent = |port: &u16| listeners.of((Ipv4Addr::LOCALHOST, *port).into()).is_none();
         ports.into_iter().filter(is_silent).collect()
     };
-    let first = silent([OUTBOUND_PORT, INBOUND_PORT, TUNNEL_PORT].map(NonZeroU16::get).to_vec());
+    let first = silent(ZTUNNEL_PORTS.to_vec());
     // The kernel may leave a socket out of a list while others are closed.
     if first.is_empty() { first } else { silent(first) }
 }

@@ -164,8 +164,6 @@ impl RepairReport {
         let was_redirected = self.before.verdict.state != RedirectionState::NotRedirected;
         match (&self.repair, &self.ambient) {
             (Some(repair), _) => repair.is_ok(),
-            // No rule was written.
-            (None, Some(Ok(AmbientOutcome::Enrolled(None)))) => was_redirected,
             (None, Some(ambient)) => ambient.is_ok(),
             (None, None) => self.decision.action == Action::None && was_redirected,
         }
@@ -211,8 +209,11 @@ impl RepairPass<'_> {
         };
         let differs = !before.verdict.differences.is_empty();
         // A pod that is due is handed over anyway.
-        let may_be_silent =
-            policy == KnownPolicy::Ambient && self.in_force.is_some() && !turn.is_due && !differs;
+        let may_be_silent = policy == KnownPolicy::Ambient
+            && state == RedirectionState::Redirected
+            && self.in_force.is_some()
+            && !turn.is_due
+            && !differs;
         let is_silent =
             may_be_silent && netns.as_ref().is_some_and(|netns| !silent_ports_of_ztunnel(netns).is_empty());
         // No other sandbox is changed.
@@ -247,6 +248,7 @@ impl RepairPass<'_> {
         let change = netns.as_ref().zip(self.in_force).map(|(netns, in_force)| AmbientChange {
             sandbox,
             netns,
+            verdict: &before.verdict,
             ours,
             conf: self.conf,
             in_force,
@@ -262,10 +264,10 @@ impl RepairPass<'_> {
             }
             (Action::Enrol, Some(DesiredRules::Ambient(enrolment)), Some(change)) => {
                 let writes = state != RedirectionState::Unknown && (differs || ours != OurRules::Ambient);
-                ambient = Some(match is_silent && !writes {
-                    true => change.restart(&enrolment.pod),
-                    false => change.enrol(enrolment, writes),
-                });
+                ambient = Some(change.enrol(enrolment, writes));
+            }
+            (Action::Restart, Some(DesiredRules::Ambient(enrolment)), Some(change)) => {
+                ambient = Some(change.restart(&enrolment.pod));
             }
             (Action::Leave, Some(DesiredRules::LeftAlone { not_ambient: Some(pod), .. }), Some(change)) => {
                 ambient = Some(change.leave(pod, turn.leaves_for));

@@ -389,6 +389,8 @@ fn a_pod_in_which_ztunnel_does_not_listen_any_more_is_served_again_within_a_minu
         };
         let (add, del) = (|pod: &Pod| format!("add {}", pod.uid()), format!("del {}", silent.uid()));
         assert_eq!((of(pod), of(&silent)), (vec![add(pod)], vec![add(&silent), del, add(&silent)]));
+        let line = node.repair.wait_for_message("ztunnel did not listen in a running pod, and does so again");
+        assert_eq!(line["ports"], json!([15001, 15006, 15008]), "{line}");
         let silent_ports = || {
             let verified = node.cluster.node.gybe(&["verify", "--all", "--json"]).out;
             let verified: Value = serde_json::from_str(&verified).unwrap();
@@ -429,7 +431,8 @@ fn a_pod_that_ztunnel_refuses_gets_no_rules_until_it_is_accepted_and_is_not_trie
 }
 
 #[test]
-fn a_pod_whose_rules_come_after_those_of_another_owner_is_reported_and_stays_served() {
+fn a_pod_whose_rules_come_after_those_of_another_owner_is_reported_and_stays_served_and_due_until_they_are_removed()
+ {
     with_own_mounts(|| {
         let node = AmbientNode::start("overridden", "repair");
         let pod = Pod::new(1);
@@ -439,8 +442,11 @@ fn a_pod_whose_rules_come_after_those_of_another_owner_is_reported_and_stays_ser
         let line = node.repair.wait_for_message("gybe repair: cannot enrol a running pod");
         assert!(line["why"].as_str().unwrap().contains("it is not redirected"), "{line}");
         assert!(inspect(&pod).contains(CAPTURES), "{}", inspect(&pod));
-        node.repair.wait_for_message("gybe repair: a pod is not redirected");
+        node.repair.wait_for_message("ztunnel serves the pod, and it is not certainly redirected");
         assert!(node.ztunnel().observed().proxies.contains(&pod.uid()), "without it connections are refused");
+        assert_eq!(node.due(), [pod.uid()]);
+        pod.sh("nft delete table ip other");
+        wait_until("it is enrolled", || node.due().is_empty());
     });
 }
 

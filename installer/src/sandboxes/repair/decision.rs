@@ -60,6 +60,8 @@ pub enum Action {
     Repair,
     /// It is handed over to ztunnel, and rules that differ are written.
     Enrol,
+    /// ztunnel starts its proxy of the pod again.
+    Restart,
     /// Its ambient rules are removed, and ztunnel forgets it.
     Leave,
     /// Nothing, and an operator has to look at it.
@@ -74,6 +76,7 @@ impl Action {
             Self::None => "none",
             Self::Repair => "repair",
             Self::Enrol => "enrol",
+            Self::Restart => "restart",
             Self::Leave => "leave",
             Self::Report => "report",
         }
@@ -137,6 +140,7 @@ pub fn decide(candidate: &RepairCandidate) -> RepairDecision {
         };
     }
     match ambient {
+        Some(Action::Restart) => return decision(Action::Restart, "ztunnel does not listen in it any more"),
         Some(Action::Leave) => return decision(Action::Leave, "it is not ambient any more"),
         Some(action) => return decision(action, "it should be ambient, and is not enrolled completely"),
         None => {}
@@ -158,10 +162,13 @@ fn ambient_change(candidate: &RepairCandidate) -> Option<Action> {
     match (policy, ours) {
         _ if state == RedirectionState::ByOthers => None,
         // The kernel shows it as enrolled; no rule has to be written.
-        (KnownPolicy::Ambient, OurRules::Ambient) if is_due || is_silent => Some(Action::Enrol),
+        (KnownPolicy::Ambient, OurRules::Ambient) if is_due => Some(Action::Enrol),
         _ if state == RedirectionState::Unknown => None,
         (KnownPolicy::Ambient, OurRules::None | OurRules::Empty) => Some(Action::Enrol),
         (KnownPolicy::Ambient, OurRules::Ambient) if differs => Some(Action::Enrol),
+        (KnownPolicy::Ambient, OurRules::Ambient) if is_silent && state == RedirectionState::Redirected => {
+            Some(Action::Restart)
+        }
         (KnownPolicy::NotAmbient, OurRules::Ambient) => Some(Action::Leave),
         (KnownPolicy::NotAmbient, OurRules::None | OurRules::Empty) if is_due => Some(Action::Leave),
         _ => None,
@@ -233,7 +240,10 @@ mod tests {
             // Another owner's rules precede ours.
             (RepairCandidate { state: NotRedirected, ..enrolled.clone() }, Action::Report),
             (RepairCandidate { state: Unknown, is_due: true, ..enrolled.clone() }, Action::Enrol),
-            (RepairCandidate { is_silent: true, ..enrolled.clone() }, Action::Enrol),
+            (RepairCandidate { is_silent: true, ..enrolled.clone() }, Action::Restart),
+            (RepairCandidate { is_silent: true, differs: true, ..enrolled.clone() }, Action::Enrol),
+            (RepairCandidate { is_silent: true, state: NotRedirected, ..enrolled.clone() }, Action::Report),
+            (RepairCandidate { is_silent: true, state: Unknown, ..enrolled.clone() }, Action::Report),
             (RepairCandidate { is_silent: true, has_ended_add: false, ..enrolled.clone() }, Action::None),
             (RepairCandidate { is_silent: true, ours: OurRules::Sidecar, ..enrolled.clone() }, Action::None),
             (RepairCandidate { state: Unknown, differs: true, ..enrolled.clone() }, Action::Report),

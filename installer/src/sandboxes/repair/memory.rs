@@ -333,7 +333,7 @@ impl RepairLine {
                 fields: json!({ "action": action.name() }),
                 details: report.before.line(),
             },
-            (None, Action::Enrol | Action::Leave) => Self {
+            (None, Action::Enrol | Action::Restart | Action::Leave) => Self {
                 level: Level::Warn,
                 message: match report.decision.action {
                     Action::Leave => "gybe repair: a running pod is no longer ambient, and is left as it is",
@@ -364,8 +364,13 @@ impl RepairLine {
                 }),
                 "enrolled",
             ),
+            Ok(AmbientOutcome::Restarted(ports)) if !ports.is_empty() => (
+                "gybe repair: ztunnel did not listen in a running pod, and does so again",
+                json!({ "ports": ports }),
+                "restarted",
+            ),
             // The agent reports that ztunnel is away.
-            Ok(AmbientOutcome::NotServed) => return None,
+            Ok(AmbientOutcome::NotServed | AmbientOutcome::Restarted(_)) => return None,
             Ok(AmbientOutcome::Draining(open)) => (
                 "gybe repair: a running pod leaves ambient mode when its connections have ended",
                 json!({ "open_connections": open }),
@@ -377,6 +382,7 @@ impl RepairLine {
             Err(why) => {
                 let message = match action {
                     Action::Leave => "gybe repair: cannot take a running pod out of ambient mode",
+                    Action::Restart => "gybe repair: ztunnel does not listen in a running pod",
                     _ => "gybe repair: cannot enrol a running pod",
                 };
                 let fields = json!({ "why": why });
@@ -525,6 +531,7 @@ mod tests {
             (None, true),
             (Some(AmbientOutcome::NotServed), true),
             (Some(AmbientOutcome::Enrolled(None)), false),
+            (Some(AmbientOutcome::Restarted(vec![15008])), false),
             (Some(AmbientOutcome::Draining(Some(1))), false),
             (Some(AmbientOutcome::Left), false),
         ] {

@@ -65,6 +65,9 @@ pub enum RepairError {
     Loose(#[source] io::Error),
     #[error("ztunnel has acknowledged the pod, and does not listen in it; restart ztunnel")]
     NotServed,
+    /// Of a pod that ztunnel serves, and whose rules are complete or cannot be read.
+    #[error("ztunnel serves the pod, and it is not certainly redirected: {0}")]
+    NotEnrolled(String),
 }
 
 impl Hint for RepairError {
@@ -75,7 +78,8 @@ impl Hint for RepairError {
             | Self::Agent(_)
             | Self::NoAgent
             | Self::Loose(_)
-            | Self::NotServed => None,
+            | Self::NotServed
+            | Self::NotEnrolled(_) => None,
             Self::Netns(error) => error.hint(),
             Self::Backend(error) => error.hint(),
             Self::Presence(error) => error.hint(),
