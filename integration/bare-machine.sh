@@ -84,6 +84,7 @@ make bench|PARTS=add ARGS="--times 3"|
 make -C integration differential|POLICIES=20|
 make -C integration random-verdicts|NAMESPACES=20|
 make -C integration repair-race|PODS=50|
+make -C integration ambient-growth|PODS=100|
 make -C integration repair-storm|MINUTES=2|
 make -C integration incumbent|SETS=20 PODS=5|
 make -C integration fuzz|SECONDS=2|

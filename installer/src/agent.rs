@@ -73,6 +73,9 @@ pub fn serve(agent: Agent<'_>) -> Result<(), NodeError> {
     // Blocked before the first thread is created, so that every thread inherits it (signal(7)).
     let stop = stop_signal().map_err(|source| NodeError::Wait { what: "signals", source })?;
     let (health, role, log) = (SocketHealth::default(), Shared::default(), Log::default());
+    if let Some(ambient) = agent.ambient {
+        ambient.allow_many_files(&log);
+    }
     let decided = agent.ambient.map(|node| AmbientLookup { pods: agent.pods, node });
     let pods = decided.as_ref().map_or(agent.pods, |decided| decided);
     let (pods, calls, events) = (CountedPods::new(pods), PluginCalls::default(), EventQueue::default());

@@ -16,7 +16,7 @@ pub use result_cache::ContainerId;
 
 use crate::pod::cgroups::{Cgroups, cgroup_file};
 use crate::pod::own_namespace;
-use crate::pod::proxy::{ProxyFault, proxy_faults};
+use crate::pod::proxy::{ProxyFault, proxy_faults, silent_ports_of_ztunnel};
 use crate::sandboxes::verdict::verdict_of;
 pub(crate) use desired::DesiredRules;
 use desired::adapt_verdict;
@@ -257,12 +257,18 @@ pub fn judge_all(sandboxes: Vec<Sandbox>, sources: &PolicySources) -> Vec<Sandbo
 
 fn judge(sandbox: Sandbox, sources: &PolicySources) -> SandboxVerdict {
     let JudgedSandbox { mut report, netns, desired, .. } = judge_open(sandbox, sources);
-    if let (Some(netns), Some(DesiredRules::Policy(known))) = (netns, desired)
-        && report.sandbox.has_started()
-    {
-        let processes: Vec<PathBuf> =
-            report.sandbox.processes.iter().map(|process| process.directory.clone()).collect();
-        report.proxy_faults = proxy_faults(&netns, &known.policy, &processes);
+    if let Some(netns) = netns.filter(|_| report.sandbox.has_started()) {
+        let processes = report.sandbox.processes.iter().map(|process| process.directory.clone());
+        report.proxy_faults = match desired {
+            Some(DesiredRules::Policy(known)) => {
+                proxy_faults(&netns, &known.policy, &processes.collect::<Vec<PathBuf>>())
+            }
+            Some(DesiredRules::Ambient(_)) if report.verdict.state == RedirectionState::Redirected => {
+                let silent = Some(silent_ports_of_ztunnel(&netns)).filter(|ports| !ports.is_empty());
+                silent.map(ProxyFault::NotServed).into_iter().collect()
+            }
+            _ => Vec::new(),
+        };
     }
     report
 }

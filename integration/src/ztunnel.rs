@@ -18,7 +18,7 @@ use nix::sys::socket::{AddressFamily, SockFlag, SockType, UnixAddr, connect, soc
 use std::collections::BTreeSet;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
 use std::thread::{self, JoinHandle};
 use std::time::Duration;
 use workloads::Workloads;
@@ -94,7 +94,7 @@ impl Ztunnel {
     pub fn start(socket: &Path, fault: Fault, mesh: Mesh) -> Result<Self, Failure> {
         let stop = EventFd::from_value_and_flags(0, EfdFlags::EFD_CLOEXEC | EfdFlags::EFD_NONBLOCK)?;
         let (fault, changed, observed) = (Mutex::new(fault), Condvar::new(), Mutex::default());
-        let proxies = Arc::new(Context { mesh, forwarded: Mutex::default() });
+        let proxies = Arc::new(Context { mesh, forwarded: Mutex::default(), listeners: Mutex::default() });
         let shared = Arc::new(Shared { fault, changed, observed, proxies, stop });
         let (of_thread, socket) = (Arc::clone(&shared), socket.to_owned());
         let run = move || of_thread.run(&socket);
@@ -112,6 +112,13 @@ impl Ztunnel {
     pub fn observed(&self) -> Observed {
         let forwarded = lock(&self.shared.proxies.forwarded).clone();
         Observed { forwarded, ..lock(&self.shared.observed).clone() }
+    }
+
+    /// Ends the listeners of a pod, which it goes on to acknowledge.
+    pub fn stop_listening(&self, uid: &str) {
+        let listeners = lock(&self.shared.proxies.listeners);
+        let stop = listeners.get(uid).and_then(Weak::upgrade);
+        let _written = stop.map(|stop| stop.write(1));
     }
 
     /// Waits until it has ended because of an error, as ztunnel does.

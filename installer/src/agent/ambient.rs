@@ -5,6 +5,7 @@
 
 use super::annotation::{ANNOTATION, AnnotationStatus, AnnotationWriter};
 use super::exempted_pods::ExemptionFiles;
+use super::facts_socket::MAX_REQUEST_FILES;
 use super::pods::{PodLookup, PodsState};
 use super::ztunnel::{AmbientPods, TIMEOUT, ZtunnelServer, ZtunnelStatus};
 use crate::cluster::{ClusterNode, NamespaceLabels};
@@ -13,12 +14,14 @@ use crate::host::settings::AmbientEnvironment;
 use crate::lead::socket::{SocketContext, SocketHealth};
 use crate::log::Log;
 use crate::pod::enablement::{Enablement, EnablementSelectors};
+use crate::retry::since_boot;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
 use gybe_plugin::facts::wire::FactsResponse;
 use gybe_plugin::names::STATUS;
 use gybe_plugin::pod::{Ambient, PodFacts, Selectable};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::json;
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -37,6 +40,9 @@ const RETRY: Duration = Duration::from_secs(1);
 /// The most pods that the container `repair` has to look at before the others. It looks at all of them each minute.
 const MAX_DUE: usize = 128;
 
+/// The files that are reserved: 2,048, for requests and hand-overs that wait, and for sockets and watches.
+const OTHER_FILES: usize = MAX_REQUEST_FILES.next_power_of_two();
+
 /// The most characters of a reason that is sent to a client.
 const MAX_WHY: usize = 300;
 
@@ -52,8 +58,18 @@ pub struct AmbientNode {
     health: SocketHealth,
     exemption: ExemptionFiles,
     pub(super) annotations: Mutex<AnnotationStatus>,
+    due: Mutex<DuePods>,
+}
+
+/// What is kept of the pods that are due.
+#[derive(Debug, Default)]
+struct DuePods {
     /// Since when ambient pods are not enrolled, by uid.
-    unenrolled: Mutex<BTreeMap<String, Instant>>,
+    unenrolled: BTreeMap<String, Instant>,
+    /// The minute, since the boot, of the pods that were last returned.
+    minute: u64,
+    /// The uid at which these begin.
+    first: String,
 }
 
 /// The settings that decide which pods are ambient.
@@ -75,7 +91,25 @@ impl AmbientNode {
             selection: Mutex::new(None),
             health: SocketHealth::default(),
             annotations: Mutex::default(),
-            unenrolled: Mutex::default(),
+            due: Mutex::default(),
+        }
+    }
+
+    /// Raises the limit of open files as far as this process may, and holds no more namespaces than it allows beside the
+    /// agent's other files.
+    pub(super) fn allow_many_files(&self, log: &Log) {
+        let raised = getrlimit(Resource::RLIMIT_NOFILE).and_then(|(current, most)| {
+            let raised = setrlimit(Resource::RLIMIT_NOFILE, most, most);
+            let files = if raised.is_ok() { most } else { current };
+            let files = usize::try_from(files).unwrap_or(usize::MAX);
+            self.pods.hold_at_most(files - OTHER_FILES.min(files / 2));
+            raised
+        });
+        if let Err(why) = raised {
+            log.warn(
+                "gybe node: the limit of open files cannot be raised",
+                json!({ "why": why.to_string() }),
+            );
         }
     }
 
@@ -168,25 +202,21 @@ impl AmbientNode {
     }
 
     /// Returns the uids of the pods whose namespace is held and that are not ambient, and of those that are ambient and
-    /// whose namespace is not held: a label has changed, or an earlier agent got the namespace. A pod that has not started
-    /// is among them until its ADD.
+    /// whose namespace is not held, or without rules: a label has changed, or an earlier agent got the namespace. A pod
+    /// that has not started is among them until its ADD.
     fn due(&self, pods: &dyn PodLookup) -> BTreeSet<String> {
         let held = self.pods.held();
-        let found = self.select(pods, |uid, facts, decision| match (decision, held.contains(&uid)) {
-            (Ambient::Yes { .. }, false) => Some((facts.uid.clone(), true)),
-            (Ambient::No { .. }, true) => Some((facts.uid.clone(), false)),
+        let found = self.select(pods, |uid, facts, decision| match (decision, held.get(&uid)) {
+            (Ambient::Yes { .. }, None | Some(false)) => Some((facts.uid.clone(), true)),
+            (Ambient::No { .. }, Some(_)) => Some((facts.uid.clone(), false)),
             _ => None,
         });
-        let due = found.iter().take(MAX_DUE).map(|(uid, _)| uid.clone()).collect();
+        let mut due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
         let now = Instant::now();
-        let mut since = self.unenrolled.lock().unwrap_or_else(PoisonError::into_inner);
-        let unenrolled = found.into_iter().filter(|(_, is_ambient)| *is_ambient);
-        let first = |(uid, _)| {
-            let at = since.get(&uid).copied().unwrap_or(now);
-            (uid, at)
-        };
-        *since = unenrolled.map(first).collect();
-        due
+        let unenrolled = found.iter().filter(|(_, is_ambient)| *is_ambient);
+        let since = |(uid, _): &(String, _)| (uid.clone(), due.unenrolled.get(uid).copied().unwrap_or(now));
+        due.unenrolled = unenrolled.map(since).collect();
+        due.in_minute_of(since_boot(), &found.into_iter().map(|(uid, _)| uid).collect())
     }
 
     /// Returns what `select` returns for each pod that has not ended and has a network of its own, with the decision
@@ -235,14 +265,30 @@ impl AmbientNode {
     pub(super) fn status(&self) -> AmbientStatus {
         let problems = self.health.problems();
         let problems = problems.into_iter().chain(self.exemption.not_ready(&self.pods)).collect();
-        let since = self.unenrolled.lock().unwrap_or_else(PoisonError::into_inner);
+        let due = self.due.lock().unwrap_or_else(PoisonError::into_inner);
         AmbientStatus {
             ztunnel: self.pods.status(),
             problems,
             unwatched: self.namespaces.unwatched(),
             annotations: self.annotations.lock().unwrap_or_else(PoisonError::into_inner).clone(),
-            unenrolled: since.values().filter(|since| since.elapsed() > MAX_PENDING).count(),
+            unenrolled: due.unenrolled.values().filter(|since| since.elapsed() > MAX_PENDING).count(),
         }
+    }
+}
+
+impl DuePods {
+    /// Returns the pods of `found` that are due at this time: all, or [`MAX_DUE`] of them, and in the next minute those that
+    /// follow, so that pods that stay due do not delay the others.
+    fn in_minute_of(&mut self, time: Duration, found: &BTreeSet<String>) -> BTreeSet<String> {
+        let minute = time.as_secs() / 60;
+        let from =
+            |first: &String| found.range::<String, _>(first..).chain(found.range::<String, _>(..first));
+        if self.minute != minute {
+            self.minute = minute;
+            let next = from(&self.first).nth(MAX_DUE).cloned();
+            self.first = next.unwrap_or_default();
+        }
+        from(&self.first).take(MAX_DUE).cloned().collect()
     }
 }
 
@@ -389,6 +435,37 @@ mod tests {
         assert!(unannotated.ends_with("redirection of 2 pods: 403"), "{unannotated}");
         assert_eq!(namespaces, "changed labels of namespaces are not known: 403");
         assert!(unenrolled.starts_with("3 ambient pods are not enrolled"), "{unenrolled}");
+    }
+
+    #[test]
+    fn pods_that_stay_due_do_not_delay_the_others_for_more_than_some_minutes() {
+        for pods in [0, 1, MAX_DUE, MAX_DUE + 1, 3 * MAX_DUE - 1] {
+            let found: BTreeSet<_> = (0..pods).map(|number| number.to_string()).collect();
+            let minute = Duration::from_secs(60);
+            let minutes = u32::try_from(pods.div_ceil(MAX_DUE)).unwrap();
+            let mut kept = DuePods::default();
+            let due: Vec<_> =
+                (7..7 + minutes).map(|number| kept.in_minute_of(number * minute, &found)).collect();
+            assert!(due.iter().all(|it| it.len() == pods.min(MAX_DUE)), "{pods}");
+            assert_eq!(due.into_iter().flatten().collect::<BTreeSet<_>>().len(), pods);
+        }
+    }
+
+    #[test]
+    fn within_a_minute_a_pod_that_comes_or_goes_changes_which_are_due_by_one() {
+        let mut found: BTreeSet<_> = (0..3 * MAX_DUE).map(|number| format!("{number:03}")).collect();
+        let (mut kept, minute) = (DuePods::default(), Duration::from_secs(60));
+        for time in (1..8).map(|number| number * minute) {
+            let before = kept.in_minute_of(time, &found);
+            assert!(found.insert("0".to_owned()));
+            let added = kept.in_minute_of(time + minute / 3, &found);
+            assert!(found.remove("0"));
+            assert!(found.remove("001"));
+            let removed = kept.in_minute_of(time + minute / 2, &found);
+            assert!(found.insert("001".to_owned()));
+            assert!(before.difference(&added).count() <= 1, "{time:?}");
+            assert!(before.difference(&removed).count() <= 1, "{time:?}");
+        }
     }
 
     #[test]

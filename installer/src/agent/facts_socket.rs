@@ -16,6 +16,7 @@ use crate::agent_status::{self, AgentStatus};
 use crate::lead::socket::{
     ACCEPT_PAUSE, CHECK_INTERVAL, ServedSocket, SocketContext, SocketFileError, is_authorized,
 };
+pub(super) use dispatcher::MAX_REQUEST_FILES;
 use dispatcher::{Dispatcher, JobQueue};
 use gybe_netfilter::kernel::netns::{Netns, NetnsError};
 use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverBy, HandOverRequest, PodUid};

@@ -230,7 +230,7 @@ fn notes(judged: &[SandboxVerdict]) -> Option<String> {
 pub(super) fn as_json(one: &SandboxVerdict) -> Value {
     let SandboxVerdict { sandbox, verdict, unknown_because, proxy_faults } = one;
     let silent = proxy_faults.iter().find_map(|fault| match fault {
-        ProxyFault::Silent(ports) => Some(ports.as_slice()),
+        ProxyFault::Silent(ports) | ProxyFault::NotServed(ports) => Some(ports.as_slice()),
         _ => None,
     });
     let pod = sandbox.pod.as_ref();

@@ -25,8 +25,8 @@ use std::path::PathBuf;
 /// open keep their path, past the proxy; new ones are redirected.
 ///
 /// The node needs an entry of gybe-cni in its conf file: it names the sources of the pods' policies. Exit code 0: no
-/// sandbox is left that should be redirected and is not. 1: there is one, or a verdict is not known. 2: the command
-/// failed.
+/// sandbox is left that should be redirected and is not, or that ztunnel does not serve. 1: there is one, or a verdict
+/// is not known. 2: the command failed.
 #[derive(Debug, Args)]
 #[command(after_help = examples(&["gybe repair --dry-run", "gybe repair", "gybe repair --json"]))]
 pub(super) struct RepairArgs {
@@ -91,7 +91,7 @@ impl RepairArgs {
             let _ = writeln!(text, "{name:<widest$}  {}", self.line(report));
         }
         let _ = writeln!(text, "{}", self.summary(reports));
-        let holds = unreadable.is_empty() && reports.iter().all(RepairReport::is_well);
+        let holds = unreadable.is_empty() && reports.iter().all(|it| it.is_well() && is_served(it));
         let json = json!({
             "holds": holds,
             "dry_run": self.dry_run,
@@ -107,6 +107,13 @@ impl RepairArgs {
         match &report.ambient {
             Some(Ok(AmbientOutcome::Enrolled(_))) => {
                 return format!("{}: ztunnel serves it", good("enrolled"));
+            }
+            Some(Ok(AmbientOutcome::Restarted(ports))) => {
+                let before = if ports.is_empty() { "nothing to do" } else { "served again" };
+                return format!("{}: ztunnel listens in it", good(before));
+            }
+            Some(Ok(AmbientOutcome::NotServed)) => {
+                return format!("{}: {NOT_SERVED}", doubtful("not served"));
             }
             Some(Ok(AmbientOutcome::Draining(open))) => {
                 let open = open.map_or_else(|| "too many".to_owned(), |open| open.to_string());
@@ -132,6 +139,7 @@ impl RepairArgs {
             (None, Action::None) => format!("{}: {reason}", good("nothing to do")),
             (None, Action::Repair) => format!("{}: {reason}", doubtful("would be repaired")),
             (None, Action::Enrol) => format!("{}: {reason}", doubtful("would be enrolled")),
+            (None, Action::Restart) => format!("{}: {reason}", doubtful("would be served again")),
             (None, Action::Leave) => format!("{}: {reason}", doubtful("would leave ambient mode")),
             (None, Action::Report) => {
                 let verdict = printable(&report.before.line());
@@ -151,17 +159,18 @@ impl RepairArgs {
         let waiting = count(|report| {
             report.repair.is_none() && report.decision.action == Action::None && !report.is_well()
         });
-        let changed = count(|report| matches!(report.ambient, Some(Ok(_))));
-        let unchanged = count(|report| matches!(report.ambient, Some(Err(_))));
+        let unchanged = count(|report| !is_served(report) || matches!(report.ambient, Some(Err(_))));
+        let changed = count(|report| report.ambient.is_some()) - unchanged;
         let to_be_changed = count(|report| {
-            report.ambient.is_none() && matches!(report.decision.action, Action::Enrol | Action::Leave)
+            let action = report.decision.action;
+            report.ambient.is_none() && matches!(action, Action::Enrol | Action::Restart | Action::Leave)
         });
         let parts = [
             (to_be_repaired, "would be repaired"),
             (repaired, "repaired"),
             (failed, "not repaired"),
-            (to_be_changed, "would be enrolled or taken out of ambient mode"),
-            (changed, "enrolled or taken out of ambient mode"),
+            (to_be_changed, "would be enrolled, served again or taken out of ambient mode"),
+            (changed, "enrolled, served again or taken out of ambient mode"),
             (unchanged, "not changed"),
             (left_alone, "left alone"),
             (waiting, "not yet redirected"),
@@ -184,13 +193,22 @@ const NO_ENTRY: &str =
     "this node's conf file has no entry of gybe-cni, so the policies of its pods are not known";
 const INSTALL: &str = "install Gybe on this node first; gybe doctor reports what is missing";
 
+/// The line and the error of a sandbox that is not served.
+const NOT_SERVED: &str = "ztunnel does not listen in it; see the agent's /readyz";
+
+/// Reports whether no request to ztunnel has failed because it is away or slow.
+fn is_served(report: &RepairReport) -> bool {
+    !matches!(report.ambient, Some(Ok(AmbientOutcome::NotServed)))
+}
+
 fn report_as_json(report: &RepairReport) -> Value {
     let mut json = as_json(&report.before);
     let (repaired, error) = match (&report.repair, &report.ambient) {
         (Some(Ok(repaired)), _) | (_, Some(Ok(AmbientOutcome::Enrolled(Some(repaired))))) => {
             (Some(repaired), None)
         }
-        (Some(Err(why)), _) | (_, Some(Err(why))) => (None, Some(why)),
+        (Some(Err(why)), _) | (_, Some(Err(why))) => (None, Some(why.as_str())),
+        _ if !is_served(report) => (None, Some(NOT_SERVED)),
         _ => (None, None),
     };
     let more = json!({

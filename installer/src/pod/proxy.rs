@@ -1,16 +1,20 @@
 //! Whether a pod's proxy accepts redirected connections, and whether its own connections are redirected. Best effort: only
-//! notes use the result.
+//! notes use the result. Whether ztunnel listens in a pod also decides about its repair, and is certain.
 
 use super::own_namespace;
 use super::validation::Listeners;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_netfilter::model::packet::Owner;
+use gybe_netfilter::model::policy::istio::{INBOUND_PORT, OUTBOUND_PORT, TUNNEL_PORT};
 use gybe_netfilter::model::policy::{Families, Groups, Mode, RedirectPolicy};
 use gybe_plugin::families::is_usable;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::{fmt, fs};
+
+/// The ports on which ztunnel listens in an ambient pod.
+pub(crate) const ZTUNNEL_PORTS: [u16; 3] = [OUTBOUND_PORT.get(), INBOUND_PORT.get(), TUNNEL_PORT.get()];
 
 /// A fault of the proxy.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -21,6 +25,8 @@ pub enum ProxyFault {
     Elsewhere { listens: SocketAddr, arrive: SocketAddr },
     /// The process that listens on these ports has an owner whose connections the rules redirect.
     ConnectsToItself { ports: Vec<u16>, owner: Owner },
+    /// ztunnel does not listen on these ports of an ambient pod.
+    NotServed(Vec<u16>),
 }
 
 impl fmt::Display for ProxyFault {
@@ -36,6 +42,9 @@ impl fmt::Display for ProxyFault {
             Self::ConnectsToItself { ports, owner: Owner { uid, gid } } => {
                 write!(f, "the process that listens on {} has uid {uid} and gid {gid}: ", list(ports))?;
                 f.write_str("its own connections are redirected, too, and arrive at itself")
+            }
+            Self::NotServed(ports) => {
+                write!(f, "no process listens on {}, where ztunnel should", list(ports))
             }
         }
     }
@@ -57,6 +66,10 @@ impl ProxyFault {
                 "set runAsUser and runAsGroup of the pod's container istio-proxy to the ids that its proxy runs as, and \
                  create the pod again"
             }
+            Self::NotServed(_) => {
+                "check the node's ztunnel: the pod's connections are refused until it listens; with the setting \
+                 repair: repair, and while a ztunnel is connected, the container repair lets it listen again within a minute"
+            }
         }
     }
 }
@@ -65,6 +78,19 @@ impl ProxyFault {
 /// `/proc` of the pod's processes.
 pub fn proxy_faults(netns: &Netns, policy: &RedirectPolicy, processes: &[PathBuf]) -> Vec<ProxyFault> {
     netns.run(|| faults(policy, processes)).unwrap_or_default()
+}
+
+/// Returns the ports of ztunnel on which no process listens in `netns`, which has the rules of an ambient pod; none
+/// while that is not known.
+pub(crate) fn silent_ports_of_ztunnel(netns: &Netns) -> Vec<u16> {
+    let silent = |ports: Vec<u16>| {
+        let Ok(Ok(listeners)) = netns.run(Listeners::read_all) else { return Vec::new() };
+        let is_silent = |port: &u16| listeners.of((Ipv4Addr::LOCALHOST, *port).into()).is_none();
+        ports.into_iter().filter(is_silent).collect()
+    };
+    let first = silent(ZTUNNEL_PORTS.to_vec());
+    // The kernel may leave a socket out of a list while others are closed.
+    if first.is_empty() { first } else { silent(first) }
 }
 
 fn faults(policy: &RedirectPolicy, processes: &[PathBuf]) -> Vec<ProxyFault> {

@@ -25,6 +25,7 @@ use crate::host::entries::written_conf;
 use crate::host::observe::NodeDirectories;
 use crate::host::platform::Platform;
 use crate::host::settings::RepairMode;
+use crate::pod::proxy::silent_ports_of_ztunnel;
 use crate::retry::since_boot;
 use crate::sandboxes::{
     DesiredRules, HostPaths, JudgedSandbox, PolicySources, Sandbox, SandboxList, SandboxVerdict, find,
@@ -160,13 +161,11 @@ impl RepairReport {
     /// Reports whether the pod is redirected by now, or needs no redirection. A pod that is being created is not.
     #[must_use]
     pub fn is_well(&self) -> bool {
+        let was_redirected = self.before.verdict.state != RedirectionState::NotRedirected;
         match (&self.repair, &self.ambient) {
             (Some(repair), _) => repair.is_ok(),
             (None, Some(ambient)) => ambient.is_ok(),
-            (None, None) => {
-                let state = self.before.verdict.state;
-                self.decision.action == Action::None && state != RedirectionState::NotRedirected
-            }
+            (None, None) => self.decision.action == Action::None && was_redirected,
         }
     }
 }
@@ -209,9 +208,19 @@ impl RepairPass<'_> {
             Some(DesiredRules::LeftAlone { .. }) | None => KnownPolicy::LeaveAlone,
         };
         let differs = !before.verdict.differences.is_empty();
+        // A pod that is due is handed over anyway.
+        let may_be_silent = policy == KnownPolicy::Ambient
+            && state == RedirectionState::Redirected
+            && self.in_force.is_some()
+            && !turn.is_due
+            && !differs;
+        let is_silent =
+            may_be_silent && netns.as_ref().is_some_and(|netns| !silent_ports_of_ztunnel(netns).is_empty());
         // No other sandbox is changed.
         let is_open = match policy {
-            KnownPolicy::Ambient => state == RedirectionState::NotRedirected || turn.is_due || differs,
+            KnownPolicy::Ambient => {
+                state == RedirectionState::NotRedirected || turn.is_due || differs || is_silent
+            }
             KnownPolicy::NotAmbient => state == RedirectionState::Redirected || turn.is_due,
             _ => state == RedirectionState::NotRedirected,
         };
@@ -226,6 +235,7 @@ impl RepairPass<'_> {
             ours,
             differs,
             is_due: turn.is_due,
+            is_silent,
             doubt: match (&desired, &netns) {
                 (Some(DesiredRules::Policy(known)), _) if !known.is_of_uid => {
                     Some("the facts about the pod have no uid".to_owned())
@@ -238,6 +248,7 @@ impl RepairPass<'_> {
         let change = netns.as_ref().zip(self.in_force).map(|(netns, in_force)| AmbientChange {
             sandbox,
             netns,
+            verdict: &before.verdict,
             ours,
             conf: self.conf,
             in_force,
@@ -254,6 +265,9 @@ impl RepairPass<'_> {
             (Action::Enrol, Some(DesiredRules::Ambient(enrolment)), Some(change)) => {
                 let writes = state != RedirectionState::Unknown && (differs || ours != OurRules::Ambient);
                 ambient = Some(change.enrol(enrolment, writes));
+            }
+            (Action::Restart, Some(DesiredRules::Ambient(enrolment)), Some(change)) => {
+                ambient = Some(change.restart(&enrolment.pod));
             }
             (Action::Leave, Some(DesiredRules::LeftAlone { not_ambient: Some(pod), .. }), Some(change)) => {
                 ambient = Some(change.leave(pod, turn.leaves_for));

@@ -10,7 +10,7 @@ use nix::sys::eventfd::EventFd;
 use nix::sys::socket::{
     AddressFamily, Backlog, SockFlag, SockType, SockaddrStorage, bind, listen, setsockopt, socket, sockopt,
 };
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::{self, BufRead, BufReader, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, Shutdown, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd};
@@ -39,6 +39,8 @@ pub(super) struct Context {
     pub(super) mesh: Mesh,
     /// The access log: each forwarded connection as `PORT CLIENT > DESTINATION`.
     pub(super) forwarded: Mutex<Vec<String>>,
+    /// What ends the listeners of each pod, by its uid.
+    pub(super) listeners: Mutex<BTreeMap<String, Weak<EventFd>>>,
 }
 
 /// What ztunnel would learn from istiod.
@@ -86,6 +88,10 @@ impl Proxy {
             Ok((_, Err(_))) => Err((netns, "the proxy's thread has ended".to_owned())),
             Err(why) => Err((netns, why.to_string())),
         }
+    }
+
+    pub(super) fn listeners(&self) -> Weak<EventFd> {
+        Arc::downgrade(&self.stop)
     }
 
     pub(super) fn serves(&self, netns: &Netns) -> bool {

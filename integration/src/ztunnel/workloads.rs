@@ -76,7 +76,12 @@ impl Workloads {
             None => Proxy::start(netns, &self.context),
         };
         match started {
-            Ok(proxy) => drop(self.proxies.insert(uid, proxy)),
+            Ok(proxy) => {
+                let mut listeners = super::lock(&self.context.listeners);
+                listeners.retain(|_, stop| stop.strong_count() > 0);
+                listeners.insert(uid.clone(), proxy.listeners());
+                self.proxies.insert(uid, proxy);
+            }
             Err((netns, why)) => {
                 self.pending.insert(uid, netns);
                 return Err(format!("failure to start proxy : {why}"));

@@ -5,6 +5,7 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::{Value, json};
 use std::collections::BTreeMap;
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::net::SocketAddr;
 use std::path::Path;
@@ -184,6 +185,26 @@ impl Agent {
                 Err(RecvTimeoutError::Disconnected) => return log.lines.clone(),
             }
         }
+    }
+
+    /// Its anonymous memory in KiB.
+    ///
+    /// # Panics
+    /// When it has ended.
+    #[must_use]
+    pub fn memory(&self) -> u64 {
+        let status = fs::read_to_string(format!("/proc/{}/status", self.pid())).unwrap();
+        let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
+        line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
+    }
+
+    /// The number of its open files.
+    ///
+    /// # Panics
+    /// When it has ended.
+    #[must_use]
+    pub fn open_files(&self) -> usize {
+        fs::read_dir(format!("/proc/{}/fd", self.pid())).unwrap().count()
     }
 
     /// Its process id.

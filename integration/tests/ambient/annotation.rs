@@ -3,7 +3,9 @@
 use crate::fixture::{MODE, Node, Pod};
 use gybe_api_server::{Fault, FaultKind, Verb};
 use gybe_demo::testnet::namespace::Namespace;
+use gybe_installer::sandboxes::probe_exemption::ExemptedPods;
 use gybe_integration::ztunnel;
+use gybe_plugin::facts::ambient::HandOverBy;
 use gybe_test_support::wait_until;
 use serde_json::{Value, json};
 use std::thread;
@@ -61,6 +63,23 @@ fn it_is_written_after_ztunnels_acknowledgement_and_not_before() {
     node.added(&later, &of_later);
     wait_until_annotated(&node, &later);
     assert_eq!(patches(&node).len(), 2, "{:?}", patches(&node));
+}
+
+#[test]
+fn it_is_written_for_a_running_pod_only_once_its_rules_stand() {
+    let (node, netns) = (Node::start("annotation-running"), [(); 2].map(|()| Namespace::new().unwrap()));
+    let _ztunnel = node.ztunnel(&[]);
+    let [first, second] = ["first", "second"].map(|name| Pod::new("shop", name).put(&node));
+    node.hand_over(&first, &netns[0], HandOverBy::Enrolment).unwrap();
+    node.hand_over(&second, &netns[1], HandOverBy::Repair).unwrap();
+    // One thread writes all annotations, that of the first pod before that of the second.
+    wait_until_annotated(&node, &second);
+    assert_eq!(annotation(&node, &first), None);
+    let due = || ExemptedPods::kept_in(&node.shared_directory()).unwrap().unwrap().due;
+    wait_until("the container repair writes the rules", || due().iter().eq([&first.uid]));
+    node.hand_over(&first, &netns[0], HandOverBy::Repair).unwrap();
+    wait_until_annotated(&node, &first);
+    wait_until("nothing is due", || due().is_empty());
 }
 
 #[test]

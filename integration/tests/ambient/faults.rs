@@ -3,11 +3,13 @@
 
 use crate::fixture::{Node, Pod, is_ambient, observe};
 use gybe_demo::testnet::namespace::Namespace;
+use gybe_integration::namespace::allow_many_sockets;
 use gybe_integration::ztunnel::{Fault, Mesh, Ztunnel};
+use gybe_plugin::facts::ambient::HandOverBy;
 use gybe_test_support::wait_until;
 use serde_json::json;
 use std::sync::Arc;
-use std::thread;
+use std::{fs, thread};
 
 #[test]
 fn without_ztunnel_the_pod_is_refused_and_the_agent_is_not_ready() {
@@ -163,4 +165,25 @@ fn an_add_that_waits_when_another_agent_takes_the_lead_succeeds_there() {
     let ran = adding.join().unwrap();
     assert_eq!(ran.code, Some(0), "{ran:?}");
     assert!(ztunnel.observed().proxies.contains("uid-cart") && node.holds(&netns));
+}
+
+#[test]
+fn the_agent_opens_as_many_files_as_it_may_and_refuses_the_pods_for_which_these_are_too_few() {
+    const HARD: u32 = 160;
+    allow_many_sockets();
+    let node = Node::with_limits("ambient-files", &[], Some([100, HARD]));
+    let (_ztunnel, netns) = (node.ztunnel(&[]), Namespace::new().unwrap());
+    let limits = fs::read_to_string(format!("/proc/{}/limits", node.agent().pid())).unwrap();
+    let limit = limits.lines().find(|line| line.starts_with("Max open files")).unwrap();
+    assert_eq!(limit.split_whitespace().skip(3).collect::<Vec<_>>(), ["160", "160", "files"]);
+    // Half of a small limit is for other files.
+    let pods: Vec<Pod> = (0..HARD / 2).map(|n| Pod::new("shop", &format!("p{n}")).put(&node)).collect();
+    for pod in &pods {
+        node.hand_over(pod, &netns, HandOverBy::Repair).unwrap();
+    }
+    let later = Pod::new("shop", "later").put(&node);
+    node.refused(&later, &netns, "032", "limit of open files allows 80 ambient pods; raise LimitNOFILE");
+    pods[0].delete(&node);
+    node.wait_for_pods(79.0);
+    node.added(&later, &netns);
 }

@@ -5,14 +5,20 @@ use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::plugin_call::{PluginCall, PluginDir};
 use gybe_integration::programs::{Run, ours, path_of_ours};
 use gybe_integration::ztunnel::{Fault, Mesh, Observed, Ztunnel};
-use gybe_test_support::{Agent, Layout, agent_environment, cluster_environment, wait_for, wait_until};
+use gybe_plugin::facts::ambient::{AmbientPod, HandOverBy};
+use gybe_plugin::facts::{self, AgentFault};
+use gybe_test_support::{
+    Agent, Layout, PATIENCE, agent_environment, cluster_environment, wait_for, wait_until,
+};
 use serde_json::{Map, Value, json};
 use std::fs;
 use std::net::IpAddr;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
+use std::time::Instant;
 
 /// The label by which the default selectors decide.
 pub(crate) const MODE: &str = "istio.io/dataplane-mode";
@@ -26,6 +32,8 @@ pub(crate) struct Node {
     pub(crate) agent: Option<Agent>,
     pub(crate) server: ApiServer,
     pub(crate) directory: Arc<PluginDir>,
+    /// The agent's soft and hard limits of open files; none for those of the test.
+    files: Option<[u32; 2]>,
 }
 
 impl Node {
@@ -36,6 +44,11 @@ impl Node {
 
     /// The same, with these keys in the ConfigMap.
     pub(crate) fn with_settings(test: &str, settings: &[(&str, &str)]) -> Self {
+        Self::with_limits(test, settings, None)
+    }
+
+    /// The same, whose agent starts with these limits of open files.
+    pub(crate) fn with_limits(test: &str, settings: &[(&str, &str)], files: Option<[u32; 2]>) -> Self {
         let directory = Arc::new(PluginDir::new(test));
         for name in ["net.d", "bin", "cache", "config", "probe", "istio"] {
             fs::create_dir(directory.path().join(name)).unwrap();
@@ -49,7 +62,7 @@ impl Node {
         let server = ApiServer::start().unwrap();
         server.permit(Verb::Watch, "namespaces");
         server.permit(Verb::Patch, "pods/status");
-        let mut node = Self { agent: None, server, directory };
+        let mut node = Self { agent: None, server, directory, files };
         node.put_namespace("shop", &json!({ MODE: "ambient" }));
         node.put_namespace("plain", &json!({}));
         node.start_agent();
@@ -60,7 +73,17 @@ impl Node {
         let gybe = path_of_ours("gybe").unwrap();
         let kubeconfig = self.server.kubeconfig(self.directory.path()).unwrap();
         #[expect(clippy::disallowed_methods, reason = "the agent runs in the background of the test")]
-        let mut command = Command::new(&gybe);
+        let mut command = match self.files {
+            None => Command::new(&gybe),
+            Some([soft, hard]) => {
+                let mut shell = Command::new("/bin/sh");
+                shell
+                    .arg("-c")
+                    .arg(format!("ulimit -S -n {soft} && ulimit -H -n {hard} && exec \"$0\" \"$@\""));
+                shell.arg(&gybe);
+                shell
+            }
+        };
         command.env_clear().envs(agent_environment(self.directory.path(), Layout::Short));
         command.envs(cluster_environment(self.server.address()));
         command.env("GYBE_PROGRAMS_DIR", gybe.parent().unwrap());
@@ -73,6 +96,18 @@ impl Node {
 
     pub(crate) fn agent(&self) -> &Agent {
         self.agent.as_ref().unwrap()
+    }
+
+    /// The agent's socket for the plugin and the container `repair`.
+    pub(crate) fn facts_socket(&self) -> PathBuf {
+        PathBuf::from(self.entry().unwrap()["facts"]["socket"].as_str().unwrap())
+    }
+
+    /// Hands a pod over to the agent, as the container `repair` does.
+    pub(crate) fn hand_over(&self, pod: &Pod, netns: &Namespace, by: HandOverBy) -> Result<(), AgentFault> {
+        let socket = self.facts_socket();
+        let pod = AmbientPod::parse(&pod.uid, pod.namespace, &pod.name, "default").unwrap();
+        facts::hand_over(&socket, &pod, netns.as_fd(), by, Instant::now() + PATIENCE)
     }
 
     /// Kills the agent with SIGKILL; its socket files stay.

@@ -18,6 +18,9 @@ use std::time::{Duration, Instant};
 const POD: &str = "10.244.0.3";
 const PEER: &str = "10.244.0.77";
 
+/// Whether conntrack takes up connections that it does not know.
+const LOOSE: &str = "cat /proc/sys/net/netfilter/nf_conntrack_tcp_loose";
+
 /// A settled sandbox is judged again within a minute.
 const A_MINUTE: Duration = Duration::from_secs(80);
 
@@ -32,6 +35,11 @@ impl AmbientNode<Ztunnel> {
 
     fn observe(&self, what: &str, holds: impl Fn(&Observed) -> bool) -> Observed {
         wait_for(what, || Some(self.ztunnel().observed()).filter(|observed| holds(observed)))
+    }
+
+    /// The requests that ztunnel has got.
+    fn requests(&self) -> Vec<String> {
+        self.ztunnel().observed().requests
     }
 
     fn restart_ztunnel(&mut self) {
@@ -79,6 +87,7 @@ fn change_the_label(backend: &str) {
             assert!(lines.contains(&line), "{line}: {lines}");
         }
         assert!([&before, &inward, &outward].into_iter().all(echoes));
+        assert_eq!(pod.sh(LOOSE), "0\n");
         wait_until("the probes are exempt", || node.exempted() == [pod.uid()]);
 
         node.label("plain", pod, &json!({}));
@@ -95,6 +104,7 @@ fn change_the_label(backend: &str) {
         node.observe("ztunnel has forgotten the pod", |observed| observed.proxies.is_empty());
         wait_until("no rules", || has_no_rules(pod));
         assert_eq!(pod.sh("ip rule show; ip route show table all").matches("lookup 100").count(), 0);
+        assert_eq!(pod.sh(LOOSE), "1\n", "as in a new namespace");
         wait_until("no exempt probes", || node.exempted().is_empty());
         assert!(echoes(&before) && direct.iter().all(|(stream, _)| echoes(stream)));
         drop(ends);
@@ -180,6 +190,56 @@ fn after_restarts_of_the_agent_and_then_of_ztunnel_a_pod_is_served_again() {
 }
 
 #[test]
+fn a_pod_in_which_ztunnel_does_not_listen_any_more_is_served_again_within_a_minute_and_no_other_is_touched() {
+    with_own_mounts(|| {
+        let mut node = AmbientNode::start("listeners", "repair");
+        let (linked, clients, silent) = (Linked::without_connections(), Clients::new(), Pod::new(2));
+        let pod = &linked.pod;
+        for pod in [pod, &silent] {
+            node.run("shop", pod);
+            node.wait_until_enrolled(pod);
+        }
+        let listens = || silent.netns.run(|| TcpStream::connect(("127.0.0.1", 15008)).is_ok()).unwrap();
+        thread::scope(|scope| {
+            let ends = EndOnDrop(&clients);
+            serve(scope, &pod.netns, &clients);
+            let captured = connect(&linked.peer, POD).unwrap().0;
+            let rules = silent.rules();
+            node.ztunnel().stop_listening(&silent.uid());
+            wait_until("nothing listens", || !listens());
+            assert!(
+                wait_for_at_most(A_MINUTE, || listens().then_some(())).is_some(),
+                "{:?}",
+                node.requests()
+            );
+            assert_eq!((silent.rules(), echoes(&captured)), (rules, true));
+            drop(ends);
+        });
+        let requests = node.requests();
+        let of = |pod: &Pod| {
+            requests
+                .iter()
+                .filter(|it| !it.starts_with("keep") && it.ends_with(&pod.uid()))
+                .cloned()
+                .collect::<Vec<_>>()
+        };
+        let (add, del) = (|pod: &Pod| format!("add {}", pod.uid()), format!("del {}", silent.uid()));
+        assert_eq!((of(pod), of(&silent)), (vec![add(pod)], vec![add(&silent), del, add(&silent)]));
+        let line = node.repair.wait_for_message("ztunnel did not listen in a running pod, and does so again");
+        assert_eq!(line["ports"], json!([15001, 15006, 15008]), "{line}");
+        let silent_ports = || {
+            let verified = node.cluster.node.gybe(&["verify", "--all", "--json"]).out;
+            let verified: Value = serde_json::from_str(&verified).unwrap();
+            let sandboxes = verified["sandboxes"].as_array().unwrap().iter();
+            sandboxes.map(|one| one["proxy_silent_on"].clone()).collect::<Vec<_>>()
+        };
+        assert_eq!(silent_ports(), [json!([]), json!([])]);
+        drop(node.ztunnel.take());
+        assert_eq!(silent_ports(), [json!([15001, 15006, 15008]), json!([15001, 15006, 15008])]);
+    });
+}
+
+#[test]
 fn a_pod_that_ztunnel_refuses_gets_no_rules_until_it_is_accepted_and_is_not_tried_all_the_time() {
     with_own_mounts(|| {
         let node = AmbientNode::start("refused", "repair");
@@ -207,7 +267,8 @@ fn a_pod_that_ztunnel_refuses_gets_no_rules_until_it_is_accepted_and_is_not_trie
 }
 
 #[test]
-fn a_pod_whose_rules_come_after_those_of_another_owner_is_reported_and_stays_served() {
+fn a_pod_whose_rules_come_after_those_of_another_owner_is_reported_and_stays_served_and_due_until_they_are_removed()
+ {
     with_own_mounts(|| {
         let node = AmbientNode::start("overridden", "repair");
         let pod = Pod::new(1);
@@ -217,8 +278,11 @@ fn a_pod_whose_rules_come_after_those_of_another_owner_is_reported_and_stays_ser
         let line = node.repair.wait_for_message("gybe repair: cannot enrol a running pod");
         assert!(line["why"].as_str().unwrap().contains("it is not redirected"), "{line}");
         assert!(inspect(&pod).contains(CAPTURES), "{}", inspect(&pod));
-        node.repair.wait_for_message("gybe repair: a pod is not redirected");
+        node.repair.wait_for_message("ztunnel serves the pod, and it is not certainly redirected");
         assert!(node.ztunnel().observed().proxies.contains(&pod.uid()), "without it connections are refused");
+        assert_eq!(node.due(), [pod.uid()]);
+        pod.sh("nft delete table ip other");
+        wait_until("it is enrolled", || node.due().is_empty());
     });
 }
 

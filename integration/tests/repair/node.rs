@@ -183,7 +183,3 @@ impl Pod {
         self.netns.run(list).unwrap()
     }
 }
-
-pub(crate) fn open_files(process: &Agent) -> usize {
-    fs::read_dir(format!("/proc/{}/fd", process.pid())).unwrap().count()
-}

@@ -2,7 +2,7 @@
 //! capabilities, in the host's mount namespace, with programs that the image does not have.
 
 use crate::container::{CAPABILITIES, Container, Host, limited};
-use crate::node::{Node, Pod, REDIRECTED, open_files};
+use crate::node::{Node, Pod, REDIRECTED};
 use gybe_installer::sandboxes::PolicySources;
 use gybe_installer::sandboxes::repair::{RepairNode, RepairPass};
 use gybe_test_support::wait_until;
@@ -218,7 +218,7 @@ fn no_rule_reaches_the_namespace_that_has_taken_the_place_of_a_pods() {
     let first = node.unredirected(1);
     let watch = node.watch();
     wait_until("the first pod is redirected", || !first.rules().is_empty());
-    let before = open_files(&watch);
+    let before = watch.open_files();
     let mut successors = Vec::new();
     for number in 10..40 {
         let (pod, successor) = (Pod::new(number), Pod::new(number + 100));
@@ -240,7 +240,7 @@ fn no_rule_reaches_the_namespace_that_has_taken_the_place_of_a_pods() {
     wait_until("a pod that started after all of them is redirected", || !last.rules().is_empty());
     assert!(successors.iter().all(|successor| successor.rules().is_empty()));
     // A pass holds the namespaces of the sandboxes open that it judges.
-    wait_until("the files of ended sandboxes are closed", || open_files(&watch) <= before + 4);
+    wait_until("the files of ended sandboxes are closed", || watch.open_files() <= before + 4);
 }
 
 #[test]

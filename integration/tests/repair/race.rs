@@ -1,8 +1,8 @@
 //! Pods that are created, become ready, fail, are replaced and deleted at random while `gybe repair --watch` runs.
 
-use crate::node::{Node, Pod, REDIRECTED, open_files};
+use crate::node::{Node, Pod, REDIRECTED};
 use gybe_integration::random_policy::source;
-use gybe_test_support::{Agent, wait_until};
+use gybe_test_support::wait_until;
 use proptest::prelude::RngExt;
 use proptest::test_runner::TestRunner;
 use serde_json::{Value, json};
@@ -190,13 +190,6 @@ impl Racer {
     }
 }
 
-/// The process's anonymous memory in KiB.
-fn memory(process: &Agent) -> u64 {
-    let status = fs::read_to_string(format!("/proc/{}/status", process.pid())).unwrap();
-    let line = status.lines().find_map(|line| line.strip_prefix("RssAnon:")).unwrap();
-    line.trim().strip_suffix(" kB").unwrap().parse().unwrap()
-}
-
 /// Returns the number in a variable; an unset or empty one means `default`.
 pub(crate) fn number(variable: &str, default: usize) -> usize {
     let text = env::var(variable).unwrap_or_default();
@@ -241,7 +234,7 @@ fn pods_that_live_and_end_at_random_get_rules_only_in_their_own_namespace() {
             ended.pop_front().unwrap().assert_untouched();
         }
         if early.is_none() && started > pods / 3 {
-            early = Some((memory(&watch), open_files(&watch)));
+            early = Some((watch.memory(), watch.open_files()));
         }
     }
     for racer in &stay {
@@ -251,9 +244,9 @@ fn pods_that_live_and_end_at_random_get_rules_only_in_their_own_namespace() {
     ended.iter().for_each(Racer::assert_untouched);
     let (memory_before, files_before) = early.unwrap();
     wait_until("the files of ended sandboxes are closed", || {
-        open_files(&watch) <= files_before + OPEN_IN_A_PASS
+        watch.open_files() <= files_before + OPEN_IN_A_PASS
     });
-    let grown = memory(&watch).saturating_sub(memory_before);
+    let grown = watch.memory().saturating_sub(memory_before);
     assert!(watch.terminate().success());
     let log = watch.whole_log();
     let repaired: Vec<&Value> =

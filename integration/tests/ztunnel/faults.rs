@@ -1,7 +1,7 @@
 //! A ztunnel that refuses, is slow, hung or killed, answers twice, or connects in a loop.
 
 use crate::fixture::{Server, faulty, listening, namespaces, observe, open, pod, ready, socket, ztunnel};
-use gybe_installer::agent::ztunnel::AddError;
+use gybe_installer::agent::ztunnel::{AddError, HandOver};
 use gybe_integration::programs::path_of_ours;
 use gybe_integration::ztunnel::Fault;
 use gybe_plugin::facts::ambient::HandOverBy;
@@ -11,6 +11,9 @@ use std::time::{Duration, Instant};
 
 /// A timeout of the server that a test waits for.
 const SHORT: Duration = Duration::from_millis(300);
+
+/// For how long after an acknowledgement the agent refuses to have a proxy started again.
+const RETRY: Duration = Duration::from_secs(5);
 
 #[test]
 fn a_refused_pod_is_withdrawn_with_the_reason_and_may_come_again() {
@@ -207,6 +210,50 @@ fn a_refused_pod_that_the_kernel_shows_as_enrolled_is_sent_again() {
     wait_until("it is acknowledged", || server.pods.status().pending == 0);
     assert_eq!(ztunnel.observed().requests, ["snapshot-sent", "add a", "add a"]);
     assert_eq!(listening(&a).len(), 4);
+}
+
+#[test]
+fn a_proxy_that_does_not_listen_is_started_again_only_after_ztunnel_has_acknowledged_it_for_some_time() {
+    let directory = TestDir::new("zds-restart");
+    let (server, [a, b]) = (Server::start(&directory), namespaces());
+    let restart = |netns| {
+        let until = Instant::now() + PATIENCE;
+        server.pods.add(pod("a"), open(netns), HandOverBy::Restart, until).map(HandOver::complete)
+    };
+    assert!(matches!(restart(&a), Err(AddError::NotConnected)));
+    let ztunnel = ztunnel(&directory);
+    ready(&ztunnel);
+    assert!(matches!(restart(&a), Err(AddError::Pending)), "it was never sent");
+    // Of a call that a busy machine delays the outcome is another one.
+    let is_early = |added: Instant| {
+        let restarted = restart(&a);
+        matches!(restarted, Err(AddError::Pending)) || restarted.is_ok() && added.elapsed() > RETRY
+    };
+    let adding = Instant::now();
+    server.add("a", &a).unwrap();
+    let added = Instant::now();
+    assert!(is_early(adding), "its listeners may be new");
+    ztunnel.stop_listening("a");
+    wait_until("nothing listens", || listening(&a).is_empty());
+    // ztunnel acknowledges a pod that it has without doing anything.
+    server.pods.adopt(pod("a"), Some(open(&a)));
+    let before = ztunnel.observed().requests;
+    wait_until("the acknowledgement is old", || {
+        let is_old = added.elapsed() > RETRY;
+        assert!(matches!(restart(&b), Err(AddError::Pending)), "another namespace");
+        is_old
+    });
+    assert_eq!(ztunnel.observed().requests, before);
+    let mut restarting = Instant::now();
+    wait_until("it is started again", || {
+        restarting = Instant::now();
+        restart(&a).is_ok()
+    });
+    assert_eq!(ztunnel.observed().requests[before.len()..], ["del a", "add a"]);
+    assert_eq!(listening(&a).len(), 4);
+    let status = server.pods.status();
+    assert_eq!((status.pods, status.pending, status.failing), (1, 0, None));
+    assert!(is_early(restarting));
 }
 
 #[test]

@@ -189,6 +189,31 @@ fn a_kept_pod_stays_when_a_hand_over_of_its_namespace_fails() {
 }
 
 #[test]
+fn a_kept_pod_does_not_wait_for_ztunnel_after_it_has_refused_or_missed_a_hand_over() {
+    let (directory, pods) = (TestDir::new("zds-kept-refused"), AmbientPods::default());
+    let [a] = namespaces();
+    pods.adopt(pod("a"), None);
+    let server = Server::serving(pods, &directory, PATIENCE);
+    let ztunnel = ztunnel(&directory);
+    ready(&ztunnel);
+    wait_until("the keep is acknowledged", || server.pods.status().pending == 0);
+    let refuse = Some("no room".to_owned());
+    let late = Fault { answer_after: Duration::from_millis(300), ..Fault::default() };
+    for fault in [Fault { refuse, ..Fault::default() }, late] {
+        ztunnel.set_fault(fault);
+        server.add_within("a", &a, Duration::from_millis(100)).unwrap_err();
+        let status = server.pods.status();
+        assert_eq!((status.pods, status.without_netns, status.pending), (1, 1, 0));
+        // Its late answer comes before the next request.
+        ztunnel.set_fault(Fault::default());
+    }
+    server.add("a", &a).unwrap();
+    assert_eq!((listening(&a), ztunnel.observed().connections), (LISTENERS.to_vec(), 1));
+    assert!(server.remove("a"));
+    observe(&ztunnel, "a is ended", |observed| observed.proxies.is_empty());
+}
+
+#[test]
 fn an_older_ztunnel_ends_the_proxy_of_a_namespace_that_was_replaced() {
     let directory = TestDir::new("zds-replaced");
     let (server, [first, second]) = (Server::start(&directory), namespaces());

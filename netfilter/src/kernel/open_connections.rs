@@ -158,6 +158,19 @@ pub fn open_on(ports: &[u16]) -> Result<usize, KeepError> {
     Ok(list()?.iter().filter(|connection| ports.contains(&connection.local.port())).count())
 }
 
+/// Sets the sysctl to 1, its value in a new namespace, where no rule is left that would redirect a connection that
+/// conntrack does not know. Nothing records another value that it had before [`keep_under_ambient`].
+///
+/// # Errors
+/// When it cannot be written.
+pub fn stop_keeping() -> io::Result<()> {
+    match fs::write(LOOSE, "1") {
+        // This kernel has no conntrack.
+        Err(why) if why.kind() == io::ErrorKind::NotFound => Ok(()),
+        written => written,
+    }
+}
+
 fn keep_under(loses_invalid: bool) -> Result<KeptConnections, KeepError> {
     // First the sysctl: a connection that opens after the list was read is then kept by it.
     let loose = refuse_unknown_segments();

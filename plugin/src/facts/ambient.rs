@@ -1,8 +1,8 @@
 //! The request by which the plugin hands over an ambient pod's open network namespace to the node agent, which passes it
 //! to ztunnel: one more request of the facts socket, in the form that `wire` describes, with the namespace as its only
 //! descriptor (`SCM_RIGHTS`, unix(7)). The agent responds when ztunnel has acknowledged the pod, or with the reason why
-//! the pod is not in the mesh. The process that repairs pods makes the same request for a pod that runs, and another
-//! one when such a pod has left the mesh. An agent without these requests responds with an error. Pure.
+//! the pod is not in the mesh. The process that repairs pods makes the same request for a pod that runs, again when its
+//! rules stand, and another one when such a pod has left the mesh. An agent without these requests responds with an error. Pure.
 
 use super::wire::{VERSION, WireError, check_version, malformed};
 use crate::args::{ArgsError, Namespace, PodName};
@@ -27,7 +27,7 @@ struct RequestJson {
     ambient: PodJson,
     deadline_ms: u64,
     #[serde(default)]
-    running: bool,
+    by: HandOverBy,
 }
 
 #[derive(Deserialize)]
@@ -68,13 +68,19 @@ const CAUSES: [(&str, HandOverCause); 3] = [
     ("refused", HandOverCause::Refused),
 ];
 
-/// Who hands a pod over.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// The process that hands a pod over, and why.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
 pub enum HandOverBy {
     /// The plugin: the pod starts.
+    #[default]
     Add,
-    /// The process that repairs pods: the pod runs.
+    /// The process that repairs pods: the pod runs, and its rules are written when ztunnel listens in it.
+    Enrolment,
+    /// The process that repairs pods: the pod runs, and its rules stand.
     Repair,
+    /// The process that repairs pods: ztunnel has acknowledged the pod, and does not listen in it.
+    Restart,
 }
 
 /// Encodes a request.
@@ -85,13 +91,15 @@ pub fn encode_request(pod: &AmbientPod, by: HandOverBy, timeout: Duration) -> St
     let [uid, namespace, name, account] = names;
     let addresses: Vec<String> = addresses.iter().map(|address| format!("\"{address}\"")).collect();
     let (addresses, timeout) = (addresses.join(","), timeout.as_millis());
-    let running = match by {
+    let by = match by {
         HandOverBy::Add => "",
-        HandOverBy::Repair => ",\"running\":true",
+        HandOverBy::Enrolment => ",\"by\":\"enrolment\"",
+        HandOverBy::Repair => ",\"by\":\"repair\"",
+        HandOverBy::Restart => ",\"by\":\"restart\"",
     };
     format!(
         "{{\"version\":{VERSION},\"ambient\":{{\"uid\":\"{uid}\",\"namespace\":\"{namespace}\",\"name\":\"{name}\",\
-         \"service_account\":\"{account}\",\"addresses\":[{addresses}]}},\"deadline_ms\":{timeout}{running}}}\n"
+         \"service_account\":\"{account}\",\"addresses\":[{addresses}]}},\"deadline_ms\":{timeout}{by}}}\n"
     )
 }
 
@@ -101,11 +109,11 @@ pub fn decode_request(json: &Value) -> Option<Result<HandOverRequest, WireError>
     let decoded = match RequestJson::deserialize(json) {
         Err(why) => Err(malformed(&why)),
         Ok(RequestJson { version, .. }) if version != VERSION => Err(WireError::Version(version)),
-        Ok(RequestJson { ambient: pod, deadline_ms, running, .. }) => {
+        Ok(RequestJson { ambient: pod, deadline_ms, by, .. }) => {
             AmbientPod::parse(&pod.uid, &pod.namespace, &pod.name, &pod.service_account)
                 .map(|named| HandOverRequest {
                     pod: named.with_addresses(pod.addresses),
-                    by: if running { HandOverBy::Repair } else { HandOverBy::Add },
+                    by,
                     timeout: Duration::from_millis(deadline_ms),
                 })
                 .map_err(|_| WireError::Malformed("has a name or a uid that is invalid in Kubernetes"))
@@ -287,7 +295,7 @@ mod tests {
         let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
         let addresses = ["10.0.0.7", "fd00::7"].map(|address| address.parse().unwrap());
         let pod = pod.with_addresses(addresses);
-        for by in [HandOverBy::Add, HandOverBy::Repair] {
+        for by in [HandOverBy::Add, HandOverBy::Enrolment, HandOverBy::Repair, HandOverBy::Restart] {
             let request = HandOverRequest { pod: pod.clone(), by, timeout: Duration::from_millis(1950) };
             let encoded = encode_request(&request.pod, by, request.timeout);
             assert_eq!(decoded(encoded.as_bytes()), Some(Ok(request)));

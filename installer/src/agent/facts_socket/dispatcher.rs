@@ -107,7 +107,10 @@ impl Dispatcher<'_, '_> {
                     // Closed without a response.
                     Err(None) => return,
                 };
-                if let Err(HandOverFault { text, .. }) = &response {
+                // While ztunnel is away that would be a line for each pod; ztunnel's refusal has a line of its own.
+                if by != HandOverBy::Restart
+                    && let Err(HandOverFault { text, .. }) = &response
+                {
                     let fields = json!({ "pod": name, "cause": text });
                     self.log.warn("gybe node: an ambient pod was refused", fields);
                 }
@@ -167,9 +170,9 @@ fn fault(why: &AddError) -> Option<HandOverFault> {
     let cause = match why {
         AddError::NotServed => return None,
         AddError::NotConnected => HandOverCause::NotConnected,
-        AddError::NoAnswer => HandOverCause::NoAnswer,
+        AddError::NoAnswer | AddError::Pending => HandOverCause::NoAnswer,
         AddError::Refused(_) => HandOverCause::Refused,
-        AddError::Superseded => HandOverCause::Other,
+        AddError::Superseded | AddError::TooMany(_) => HandOverCause::Other,
     };
     Some(HandOverFault { cause, text: why.to_string() })
 }
@@ -191,6 +194,10 @@ const LOOKUPS: Bounds = Bounds { threads: 64, jobs: 256, text: "too many request
 /// ztunnel receives one pod after the other, so more threads would not make hand-overs faster. A node that starts may
 /// have 500 pods at once.
 const HAND_OVERS: Bounds = Bounds { threads: 64, jobs: 512, text: "too many pods wait for ztunnel" };
+
+/// The most files of requests that wait or are worked on: each has its connection, and a hand-over the namespace.
+pub(in crate::agent) const MAX_REQUEST_FILES: usize =
+    LOOKUPS.threads + LOOKUPS.jobs + 2 * (HAND_OVERS.threads + HAND_OVERS.jobs);
 
 /// A request that cannot be completed without waiting.
 pub(super) struct Job {

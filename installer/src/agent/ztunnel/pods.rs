@@ -14,7 +14,7 @@ pub use shared::{AddError, AmbientPods, HandOver};
 
 use super::status::ZtunnelCounts;
 use gybe_netfilter::kernel::netns::{Identity, Netns};
-use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
+use gybe_plugin::facts::ambient::{AmbientPod, HandOverBy, PodUid};
 use nix::sys::eventfd::EventFd;
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -39,6 +39,8 @@ struct State {
     generations: u64,
     callers: u64,
     counts: ZtunnelCounts,
+    /// The most namespaces that are held; none without a limit.
+    most: Option<usize>,
     /// Whether hand-overs are refused because this agent serves no ztunnel until it leads again.
     has_ended: bool,
     failing: Option<Failing>,
@@ -67,6 +69,8 @@ struct Entry {
     /// The hand-overs of this namespace that have not ended. Each uses the first answer.
     callers: BTreeMap<u64, Sender<Result<(), String>>>,
     rest: Rest,
+    /// Whether its rules stand in this namespace, as far as hand-overs have shown.
+    has_rules: bool,
     /// Since when the API server is not known to have it.
     unlisted: Option<Instant>,
 }
@@ -102,8 +106,10 @@ struct Sent {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Answer {
     Awaited,
-    Acknowledged,
+    Acknowledged(Instant),
     Refused(Instant),
+    /// It was acknowledged, and ztunnel does not listen in the pod: the pod is ended before it is sent again.
+    NotServed,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -160,7 +166,8 @@ impl State {
         let uid = pod.uid.clone();
         let (pod, callers) = (Arc::new(pod), BTreeMap::new());
         let (pending, unlisted) = (None, None);
-        let entry = Entry { pod, netns, generation, pending, callers, rest, unlisted };
+        let has_rules = matches!(rest, Rest::Everything);
+        let entry = Entry { pod, netns, generation, pending, callers, rest, has_rules, unlisted };
         self.pods.insert(uid, entry);
         self.judge_pending();
         self.wake_all();
@@ -178,6 +185,38 @@ impl State {
         (entry.generation, self.callers)
     }
 
+    /// Returns the number of namespaces that are held, if that leaves no room for that of this pod.
+    fn full(&self, uid: &PodUid) -> Option<usize> {
+        let others = self.pods.iter().filter(|(other, entry)| *other != uid && entry.netns.is_some()).count();
+        self.most.is_some_and(|most| others >= most).then_some(others)
+    }
+
+    /// Records a hand-over that has failed, unless the pod runs: such a pod may never be accepted.
+    fn record_failure(&mut self, by: HandOverBy, why: &AddError) {
+        if by == HandOverBy::Add && !matches!(why, AddError::Superseded | AddError::NotServed) {
+            let last = Instant::now();
+            let since = self.recent_failures().map_or(last, |failing| failing.since);
+            self.failing = Some(Failing { since, last, why: why.to_string() });
+        }
+    }
+
+    /// Lets the newest ztunnel start its proxy of the pod again, which it does only after it has ended it.
+    ///
+    /// # Errors
+    /// When the pod is sent anyway, or was acknowledged less than 5 s ago: the caller may have read the listeners before
+    /// that.
+    fn restart(&mut self, uid: &PodUid, netns: &Netns) -> Result<(), AddError> {
+        let newest = self.connections.last_mut().ok_or(AddError::NotConnected)?;
+        let generation = self.pods.get(uid).map(|entry| entry.generation);
+        let sent = newest.sent.get_mut(uid).filter(|sent| {
+            let is_old = matches!(sent.answer, Answer::Acknowledged(at) if at.elapsed() >= RETRY);
+            is_old && Some(sent.generation) == generation && sent.netns == Some(netns.identity())
+        });
+        sent.ok_or(AddError::Pending)?.answer = Answer::NotServed;
+        self.judge_pending();
+        Ok(())
+    }
+
     fn remove(&mut self, uid: &PodUid) -> bool {
         let was_there = self.pods.remove(uid).is_some();
         if was_there {
@@ -187,18 +226,26 @@ impl State {
     }
 
     /// Ends a hand-over, unless the pod has got another namespace since.
-    fn end(&mut self, HandOver { uid, generation, caller, is_complete, .. }: &HandOver<'_>) {
+    fn end(&mut self, HandOver { uid, generation, caller, by, is_complete, .. }: &HandOver<'_>) {
         let entry = self.pods.get_mut(uid).filter(|entry| entry.generation == *generation);
         let Some(entry) = entry else { return };
         entry.callers.remove(caller);
         if *is_complete {
             entry.rest = Rest::Everything;
+            entry.has_rules |= *by != HandOverBy::Enrolment;
             wake(&self.subscribers);
         }
         match entry.rest {
             Rest::Nothing if entry.callers.is_empty() => drop(self.remove(uid)),
             Rest::Keep(generation) if entry.callers.is_empty() => {
                 (entry.netns, entry.generation, entry.rest) = (None, generation, Rest::Everything);
+                // One whose snapshot is unfinished gets the keep in it.
+                let connections =
+                    self.connections.iter_mut().filter(|it| it.snapshot != Snapshot::Unfinished);
+                for sent in connections.filter_map(|connection| connection.sent.get_mut(uid)) {
+                    // The keep was acknowledged, and none is sent after the snapshot.
+                    (sent.generation, sent.answer) = (generation, Answer::Acknowledged(Instant::now()));
+                }
                 self.judge_pending();
             }
             _ => {}
@@ -229,6 +276,7 @@ impl State {
         }
         let gone = connection.sent.iter().find(|(uid, sent)| match self.pods.get(uid) {
             None => true,
+            Some(_) if sent.answer == Answer::NotServed => true,
             // The newest was sent the other namespace.
             Some(Entry { netns: Some(now), .. }) => sent.netns.is_some_and(|sent| sent != now.identity()),
             Some(_) => false,
@@ -242,8 +290,8 @@ impl State {
         let is_newest = self.connections.last().is_some_and(|newest| newest.id == id);
         let Some(connection) = self.connection(id) else { return };
         if let Some(sent) = connection.sent.get_mut(uid).filter(|sent| sent.generation == generation) {
-            sent.answer =
-                if response.is_ok() { Answer::Acknowledged } else { Answer::Refused(Instant::now()) };
+            let now = Instant::now();
+            sent.answer = if response.is_ok() { Answer::Acknowledged(now) } else { Answer::Refused(now) };
         }
         let entry = self.pods.get_mut(uid).filter(|entry| entry.generation == generation);
         // A refusal counts if the newest refuses: another one may end soon.
@@ -262,7 +310,7 @@ impl State {
         for (uid, entry) in &mut self.pods {
             let sent = newest.and_then(|newest| newest.sent.get(uid));
             let is_acknowledged = sent.is_some_and(|sent| {
-                sent.generation == entry.generation && sent.answer == Answer::Acknowledged
+                sent.generation == entry.generation && matches!(sent.answer, Answer::Acknowledged(_))
             });
             entry.pending = (!is_acknowledged).then(|| entry.pending.unwrap_or(now));
             if is_acknowledged {
@@ -288,11 +336,10 @@ fn wake(subscribers: &[Weak<EventFd>]) {
 }
 
 impl Entry {
-    /// Reports whether the pod is in the mesh: its namespace is known, its hand-over is complete, and the newest ztunnel
-    /// has acknowledged it.
+    /// Reports whether the pod is in the mesh: its namespace is known, its rules stand, and the newest ztunnel has
+    /// acknowledged it.
     fn is_enrolled(&self) -> bool {
-        let is_complete = matches!(self.rest, Rest::Everything);
-        is_complete && self.netns.is_some() && self.pending.is_none()
+        self.has_rules && self.netns.is_some() && self.pending.is_none()
     }
 
     fn answer(&self, response: &Result<(), String>) {

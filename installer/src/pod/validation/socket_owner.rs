@@ -1,10 +1,10 @@
-//! The process that listens on an address, from `/proc`. Best effort: messages use it, and the proxy faults of verdicts
-//! (`pod::proxy`); it decides no change.
+//! The process that listens on an address, from `/proc`. Messages use it, the proxy faults of verdicts (`pod::proxy`),
+//! and the repair of ambient pods, which needs complete lists.
 
 use crate::pod::cgroups::processes;
 use crate::pod::manifest::printable;
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::io::{self, BufRead, BufReader, ErrorKind};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 
@@ -51,9 +51,22 @@ pub(in crate::pod) struct Listener {
 pub(in crate::pod) struct Listeners(Vec<Listener>);
 
 impl Listeners {
+    /// Reads what can be read.
     pub(in crate::pod) fn read() -> Self {
-        let tables = TABLES.iter().filter_map(|table| File::open(table).ok());
-        Self(tables.flat_map(|table| listeners(BufReader::new(table))).collect())
+        Self(TABLES.into_iter().flat_map(|table| of_table(table).unwrap_or_default()).collect())
+    }
+
+    /// Reads them all.
+    ///
+    /// # Errors
+    /// When a table cannot be read. A kernel without IPv6 has only the first one.
+    pub(in crate::pod) fn read_all() -> io::Result<Self> {
+        let [v4, v6] = TABLES.map(of_table);
+        let v6 = match v6 {
+            Err(why) if why.kind() == ErrorKind::NotFound => Vec::new(),
+            read => read?,
+        };
+        Ok(Self([v4?, v6].concat()))
     }
 
     /// Returns the socket that receives connections to `address`; for an unspecified address, any socket on its port.
@@ -88,10 +101,14 @@ impl Listener {
     }
 }
 
+fn of_table(path: &str) -> io::Result<Vec<Listener>> {
+    listeners(BufReader::new(File::open(path)?))
+}
+
 /// Returns the listening sockets of a table (Documentation/networking/proc_net_tcp.rst). They are its first lines
 /// (`tcp_get_idx`, net/ipv4/tcp_ipv4.c, v6.18), so the others, which may be many, are not read.
-fn listeners(table: impl BufRead) -> Vec<Listener> {
-    table.lines().skip(1).map_while(|line| listener(&line.ok()?)).collect()
+fn listeners(table: impl BufRead) -> io::Result<Vec<Listener>> {
+    table.lines().skip(1).map(|line| line.map(|line| listener(&line))).map_while(Result::transpose).collect()
 }
 
 fn listener(line: &str) -> Option<Listener> {
@@ -130,7 +147,7 @@ mod tests {
              \x20  1: 00000000:0017 00000000:0000 01 00000000:00000000 00:00000000 00000000     7        0 16 1 0 100 0\n\
              \x20  2: nonsense\n";
         let address = "0.0.0.0:22".parse().unwrap();
-        assert_eq!(listeners(table.as_bytes()), [Listener { address, uid: 7, inode: 15 }]);
+        assert_eq!(listeners(table.as_bytes()).unwrap(), [Listener { address, uid: 7, inode: 15 }]);
     }
 
     #[test]

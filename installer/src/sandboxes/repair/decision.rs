@@ -18,6 +18,8 @@ pub struct RepairCandidate {
     pub differs: bool,
     /// Whether the agent reports that it has to be enrolled or taken out.
     pub is_due: bool,
+    /// Whether the agent has handed it over, and ztunnel does not listen in it.
+    pub is_silent: bool,
     /// Why it is not certain that the namespace is the pod's; none if it is certain.
     pub doubt: Option<String>,
 }
@@ -58,6 +60,8 @@ pub enum Action {
     Repair,
     /// It is handed over to ztunnel, and rules that differ are written.
     Enrol,
+    /// ztunnel starts its proxy of the pod again.
+    Restart,
     /// Its ambient rules are removed, and ztunnel forgets it.
     Leave,
     /// Nothing, and an operator has to look at it.
@@ -72,6 +76,7 @@ impl Action {
             Self::None => "none",
             Self::Repair => "repair",
             Self::Enrol => "enrol",
+            Self::Restart => "restart",
             Self::Leave => "leave",
             Self::Report => "report",
         }
@@ -135,6 +140,7 @@ pub fn decide(candidate: &RepairCandidate) -> RepairDecision {
         };
     }
     match ambient {
+        Some(Action::Restart) => return decision(Action::Restart, "ztunnel does not listen in it any more"),
         Some(Action::Leave) => return decision(Action::Leave, "it is not ambient any more"),
         Some(action) => return decision(action, "it should be ambient, and is not enrolled completely"),
         None => {}
@@ -152,7 +158,7 @@ pub fn decide(candidate: &RepairCandidate) -> RepairDecision {
 /// Returns what ambient mode requires of a pod that runs. Rules for a sidecar are never replaced, and neither are those
 /// of a namespace that is not known completely.
 fn ambient_change(candidate: &RepairCandidate) -> Option<Action> {
-    let RepairCandidate { state, policy, ours, differs, is_due, .. } = *candidate;
+    let RepairCandidate { state, policy, ours, differs, is_due, is_silent, .. } = *candidate;
     match (policy, ours) {
         _ if state == RedirectionState::ByOthers => None,
         // The kernel shows it as enrolled; no rule has to be written.
@@ -160,6 +166,9 @@ fn ambient_change(candidate: &RepairCandidate) -> Option<Action> {
         _ if state == RedirectionState::Unknown => None,
         (KnownPolicy::Ambient, OurRules::None | OurRules::Empty) => Some(Action::Enrol),
         (KnownPolicy::Ambient, OurRules::Ambient) if differs => Some(Action::Enrol),
+        (KnownPolicy::Ambient, OurRules::Ambient) if is_silent && state == RedirectionState::Redirected => {
+            Some(Action::Restart)
+        }
         (KnownPolicy::NotAmbient, OurRules::Ambient) => Some(Action::Leave),
         (KnownPolicy::NotAmbient, OurRules::None | OurRules::Empty) if is_due => Some(Action::Leave),
         _ => None,
@@ -178,6 +187,7 @@ mod tests {
         ours: OurRules::None,
         differs: false,
         is_due: false,
+        is_silent: false,
         doubt: None,
     };
 
@@ -230,6 +240,12 @@ mod tests {
             // Another owner's rules precede ours.
             (RepairCandidate { state: NotRedirected, ..enrolled.clone() }, Action::Report),
             (RepairCandidate { state: Unknown, is_due: true, ..enrolled.clone() }, Action::Enrol),
+            (RepairCandidate { is_silent: true, ..enrolled.clone() }, Action::Restart),
+            (RepairCandidate { is_silent: true, differs: true, ..enrolled.clone() }, Action::Enrol),
+            (RepairCandidate { is_silent: true, state: NotRedirected, ..enrolled.clone() }, Action::Report),
+            (RepairCandidate { is_silent: true, state: Unknown, ..enrolled.clone() }, Action::Report),
+            (RepairCandidate { is_silent: true, has_ended_add: false, ..enrolled.clone() }, Action::None),
+            (RepairCandidate { is_silent: true, ours: OurRules::Sidecar, ..enrolled.clone() }, Action::None),
             (RepairCandidate { state: Unknown, differs: true, ..enrolled.clone() }, Action::Report),
             (left.clone(), Action::Leave),
             (RepairCandidate { doubt: doubt(), ..left.clone() }, Action::Report),

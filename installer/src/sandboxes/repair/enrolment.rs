@@ -4,25 +4,24 @@
 use super::decision::OurRules;
 use super::namespace::{RepairError, Repaired, doubt};
 use crate::pod::own_namespace;
+use crate::pod::proxy::{ZTUNNEL_PORTS, silent_ports_of_ztunnel};
 use crate::sandboxes::desired::AmbientEnrolment;
 use crate::sandboxes::verdict::judge;
 use crate::sandboxes::{Sandbox, addresses_in};
 use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::apply::redirection::{Redirection, remove_all};
 use gybe_netfilter::compile::has_ambient_rules;
-use gybe_netfilter::inspect::verdict::{Desired, RedirectionState};
+use gybe_netfilter::inspect::verdict::{Desired, NamespaceVerdict, RedirectionState};
 use gybe_netfilter::kernel::netns::Netns;
-use gybe_netfilter::kernel::open_connections::{keep_under_ambient, open_on};
+use gybe_netfilter::kernel::open_connections::{keep_under_ambient, open_on, stop_keeping};
 use gybe_netfilter::model::policy::AmbientPolicy;
 use gybe_netfilter::model::policy::ambient::AmbientDns;
-use gybe_netfilter::model::policy::istio::{INBOUND_PORT, OUTBOUND_PORT, TUNNEL_PORT};
 use gybe_plugin::backend::Selection;
 use gybe_plugin::conf::PluginConf;
-use gybe_plugin::facts::ambient::{HandOverBy, PodUid};
-use gybe_plugin::facts::{AgentError, hand_over, leave as report_leave};
+use gybe_plugin::facts::ambient::{AmbientPod, HandOverBy, HandOverCause, PodUid};
+use gybe_plugin::facts::{AgentError, AgentFault, hand_over, leave as report_leave};
 use gybe_plugin::families::is_usable;
 use gybe_plugin::probe_cache::MaxAge;
-use std::num::NonZeroU16;
 use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
@@ -39,6 +38,10 @@ const DRAIN: Duration = Duration::from_secs(30);
 pub enum AmbientOutcome {
     /// ztunnel serves it; with the rules that were written, if any was missing.
     Enrolled(Option<Repaired>),
+    /// ztunnel did not listen on these ports, and has started its proxy of the pod again; none if it listened before that.
+    Restarted(Vec<u16>),
+    /// It has its rules, and no ztunnel that listens in it: ztunnel is away or slow, and gets the pod from the agent.
+    NotServed,
     /// New connections keep their destination, and so many captured ones are open; none when they cannot be counted.
     Draining(Option<usize>),
     /// It has no rules any more, and ztunnel has forgotten it.
@@ -58,9 +61,15 @@ pub(crate) struct AmbientTurn {
 pub(super) struct AmbientChange<'a> {
     pub(super) sandbox: &'a Sandbox,
     pub(super) netns: &'a Netns,
+    /// Before the change.
+    pub(super) verdict: &'a NamespaceVerdict,
     pub(super) ours: OurRules,
     pub(super) conf: &'a PluginConf,
     pub(super) in_force: &'a (dyn Fn() -> bool + Sync),
+}
+
+fn agent_deadline() -> Instant {
+    Instant::now() + AGENT_TIMEOUT
 }
 
 /// Determines which rules of Gybe the namespace has; unless ambient mode `may_have` written them, they are a sidecar's.
@@ -86,9 +95,9 @@ pub(super) fn our_rules(netns: &Netns, may_have: bool) -> Result<OurRules, Repai
 }
 
 impl AmbientChange<'_> {
-    /// Hands the namespace over to ztunnel, and then writes the rules where they differ. Those of a pod that has some
-    /// are written first: it must not send plain text while ztunnel or the agent is away. TCP connections that are open
-    /// keep their path.
+    /// Hands the namespace over to ztunnel, and then writes the rules where they differ, and reports that. Those of a pod
+    /// that has some are written first: it must not send plain text while ztunnel or the agent is away. TCP connections
+    /// that are open keep their path. A pod that is not redirected although ztunnel serves it stays due.
     ///
     /// # Errors
     /// When ztunnel does not serve the pod, or the pod is not redirected afterwards. A pod without rules is not served by
@@ -99,25 +108,66 @@ impl AmbientChange<'_> {
         differs: bool,
     ) -> Result<AmbientOutcome, RepairError> {
         self.check()?;
-        let addresses = addresses_in(self.netns).map_err(RepairError::Changed)?;
-        let pod = enrolment.pod.clone().with_addresses(addresses.into_iter().filter(is_usable));
-        let socket = self.socket()?;
-        let is_first = differs && self.ours == OurRules::Ambient;
-        let rewritten = is_first.then(|| self.write(&enrolment.policy)).transpose()?;
-        hand_over(&socket, &pod, self.netns.as_fd(), HandOverBy::Repair, Instant::now() + AGENT_TIMEOUT)
-            .map_err(|fault| AgentError { socket, fault })?;
-        if !differs || rewritten.is_some() {
+        // Before the rules are changed.
+        self.socket()?;
+        if !differs || self.ours == OurRules::Ambient {
+            let rewritten = differs.then(|| self.write(&enrolment.policy)).transpose()?;
+            if rewritten.is_none() && self.verdict.state != RedirectionState::Redirected {
+                self.hand_over(&enrolment.pod, HandOverBy::Enrolment, agent_deadline())?;
+                return Err(RepairError::NotEnrolled(self.verdict.reasons.join("; ")));
+            }
+            self.hand_over(&enrolment.pod, HandOverBy::Repair, agent_deadline())?;
             return Ok(AmbientOutcome::Enrolled(rewritten));
         }
+        self.hand_over(&enrolment.pod, HandOverBy::Enrolment, agent_deadline())?;
         let written = self.write(&enrolment.policy);
         // Rules that are there need ztunnel's listeners.
-        if written.is_err()
-            && matches!(our_rules(self.netns, true), Ok(OurRules::None | OurRules::Empty | OurRules::Sidecar))
-        {
-            // The error says why.
-            let _ = self.report_leave(&pod.uid);
+        let has_none = || {
+            matches!(our_rules(self.netns, true), Ok(OurRules::None | OurRules::Empty | OurRules::Sidecar))
+        };
+        let reported = match &written {
+            Ok(_) => self.hand_over(&enrolment.pod, HandOverBy::Repair, agent_deadline()),
+            Err(_) if has_none() => self.report_leave(&enrolment.pod.uid),
+            Err(_) => Ok(()),
+        };
+        // Its error says more.
+        let written = written?;
+        reported.map(|()| AmbientOutcome::Enrolled(Some(written)))
+    }
+
+    /// Lets ztunnel, which has acknowledged the pod and does not listen in it, start its proxy of the pod again.
+    ///
+    /// # Errors
+    /// When the agent does not respond, or ztunnel does not listen afterwards.
+    pub(super) fn restart(&self, pod: &AmbientPod) -> Result<AmbientOutcome, RepairError> {
+        self.check()?;
+        // Before the listeners are read: the agent refuses a restart for 5 s after ztunnel has acknowledged the pod, so that
+        // none that is sent in time ends listeners that are newer.
+        let until = agent_deadline();
+        let silent = silent_ports_of_ztunnel(self.netns);
+        if silent.is_empty() {
+            return Ok(AmbientOutcome::Restarted(silent));
         }
-        Ok(AmbientOutcome::Enrolled(Some(written?)))
+        match self.hand_over(pod, HandOverBy::Restart, until) {
+            Err(RepairError::Agent(AgentError { fault: AgentFault::HandOver(fault), .. }))
+                if matches!(fault.cause, HandOverCause::NotConnected | HandOverCause::NoAnswer) =>
+            {
+                return Ok(AmbientOutcome::NotServed);
+            }
+            handed_over => handed_over?,
+        }
+        match silent_ports_of_ztunnel(self.netns).is_empty() {
+            true => Ok(AmbientOutcome::Restarted(silent)),
+            false => Err(RepairError::NotServed),
+        }
+    }
+
+    fn hand_over(&self, pod: &AmbientPod, by: HandOverBy, until: Instant) -> Result<(), RepairError> {
+        let addresses = addresses_in(self.netns).map_err(RepairError::Changed)?;
+        let pod = pod.clone().with_addresses(addresses.into_iter().filter(is_usable));
+        let socket = self.socket()?;
+        hand_over(&socket, &pod, self.netns.as_fd(), by, until)
+            .map_err(|fault| AgentError { socket, fault }.into())
     }
 
     fn write(&self, policy: &AmbientPolicy) -> Result<Repaired, RepairError> {
@@ -170,7 +220,10 @@ impl AmbientChange<'_> {
         // Before the rest of the rules is removed: they show that the agent may have the pod.
         self.report_leave(pod)?;
         if self.ours == OurRules::Ambient {
-            self.netns.run(remove_all)??;
+            self.netns.run(|| {
+                stop_keeping().map_err(RepairError::Loose)?;
+                remove_all().map_err(RepairError::from)
+            })??;
         }
         Ok(AmbientOutcome::Left)
     }
@@ -189,14 +242,13 @@ impl AmbientChange<'_> {
                 draining.apply(&*backend)?;
             }
         }
-        let open = open_on(&[OUTBOUND_PORT, INBOUND_PORT, TUNNEL_PORT].map(NonZeroU16::get));
+        let open = open_on(&ZTUNNEL_PORTS);
         Ok((open.ok(), were_drained))
     }
 
     fn report_leave(&self, pod: &PodUid) -> Result<(), RepairError> {
         let socket = self.socket()?;
-        report_leave(&socket, pod, Instant::now() + AGENT_TIMEOUT)
-            .map_err(|fault| AgentError { socket, fault }.into())
+        report_leave(&socket, pod, agent_deadline()).map_err(|fault| AgentError { socket, fault }.into())
     }
 
     fn socket(&self) -> Result<PathBuf, RepairError> {

@@ -279,10 +279,11 @@ impl RepairMemory {
     }
 }
 
-/// A sandbox in its desired state, as far as that is known. Another sandbox is judged again soon.
+/// A sandbox in its desired state, as far as that is known. Another sandbox is judged again soon, and so is an ambient pod
+/// that was changed: the agent may have reported it as due for another reason meanwhile, which is nothing new then.
 fn is_settled(report: &RepairReport) -> bool {
     let is_known = report.before.unknown_because.is_none() && report.before.sandbox.ended_add.is_some();
-    is_known && report.is_well() && !matches!(report.ambient, Some(Ok(AmbientOutcome::Draining(_))))
+    is_known && report.is_well() && matches!(report.ambient, None | Some(Ok(AmbientOutcome::NotServed)))
 }
 
 /// The uid of its pod.
@@ -308,7 +309,7 @@ impl RepairLine {
     /// None if there is nothing to log.
     fn of(report: &RepairReport, mode: RepairMode) -> Option<Self> {
         if let Some(outcome) = &report.ambient {
-            return Some(Self::of_ambient(outcome, report.decision.action));
+            return Self::of_ambient(outcome, report.decision.action);
         }
         let reason = &report.decision.reason;
         let handed_over = report.is_to_be_repaired().then(|| json!(mode));
@@ -332,7 +333,7 @@ impl RepairLine {
                 fields: json!({ "action": action.name() }),
                 details: report.before.line(),
             },
-            (None, Action::Enrol | Action::Leave) => Self {
+            (None, Action::Enrol | Action::Restart | Action::Leave) => Self {
                 level: Level::Warn,
                 message: match report.decision.action {
                     Action::Leave => "gybe repair: a running pod is no longer ambient, and is left as it is",
@@ -353,7 +354,7 @@ impl RepairLine {
         })
     }
 
-    fn of_ambient(outcome: &Result<AmbientOutcome, String>, action: Action) -> Self {
+    fn of_ambient(outcome: &Result<AmbientOutcome, String>, action: Action) -> Option<Self> {
         let (message, fields, details) = match outcome {
             Ok(AmbientOutcome::Enrolled(written)) => (
                 "gybe repair: enrolled a running pod",
@@ -363,6 +364,13 @@ impl RepairLine {
                 }),
                 "enrolled",
             ),
+            Ok(AmbientOutcome::Restarted(ports)) if !ports.is_empty() => (
+                "gybe repair: ztunnel did not listen in a running pod, and does so again",
+                json!({ "ports": ports }),
+                "restarted",
+            ),
+            // The agent reports that ztunnel is away.
+            Ok(AmbientOutcome::NotServed | AmbientOutcome::Restarted(_)) => return None,
             Ok(AmbientOutcome::Draining(open)) => (
                 "gybe repair: a running pod leaves ambient mode when its connections have ended",
                 json!({ "open_connections": open }),
@@ -374,20 +382,23 @@ impl RepairLine {
             Err(why) => {
                 let message = match action {
                     Action::Leave => "gybe repair: cannot take a running pod out of ambient mode",
+                    Action::Restart => "gybe repair: ztunnel does not listen in a running pod",
                     _ => "gybe repair: cannot enrol a running pod",
                 };
                 let fields = json!({ "why": why });
-                return Self { level: Level::Error, message, fields, details: why.clone() };
+                return Some(Self { level: Level::Error, message, fields, details: why.clone() });
             }
         };
-        Self { level: Level::Info, message, fields, details: details.to_owned() }
+        Some(Self { level: Level::Info, message, fields, details: details.to_owned() })
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sandboxes::repair::RepairedPod;
+    use crate::sandboxes::repair::{RepairDecision, RepairedPod};
+    use crate::sandboxes::{EndedAdd, SandboxVerdict};
+    use gybe_netfilter::inspect::verdict::NamespaceVerdict;
     use gybe_plugin::args::PodRef;
     use std::path::PathBuf;
 
@@ -499,6 +510,36 @@ mod tests {
             assert_eq!(is_due(uids), expected, "{uids:?}");
         }
         assert!(is_due(&["u-a"]), "again");
+    }
+
+    #[test]
+    fn an_ambient_pod_that_was_changed_is_judged_again_soon() {
+        let report = |outcome: Option<AmbientOutcome>| RepairReport {
+            before: SandboxVerdict {
+                sandbox: Sandbox { ended_add: Some(EndedAdd::default()), ..sandbox("a") },
+                verdict: NamespaceVerdict::because(RedirectionState::Redirected, "as found"),
+                unknown_because: None,
+                proxy_faults: Vec::new(),
+            },
+            decision: RepairDecision { action: Action::None, reason: String::new() },
+            repair: None,
+            ambient: outcome.map(Ok),
+            left_alone_by_add: None,
+            took: Duration::ZERO,
+        };
+        for (outcome, expected) in [
+            (None, true),
+            (Some(AmbientOutcome::NotServed), true),
+            (Some(AmbientOutcome::Enrolled(None)), false),
+            (Some(AmbientOutcome::Restarted(vec![15008])), false),
+            (Some(AmbientOutcome::Draining(Some(1))), false),
+            (Some(AmbientOutcome::Left), false),
+        ] {
+            let (mut memory, now) = (RepairMemory::default(), Instant::now());
+            memory.record("a", &report(outcome.clone()), RepairMode::Repair, now, &Log::default());
+            assert_eq!(memory.sandboxes["a"].is_settled, expected, "{outcome:?}");
+            assert_eq!(due(&mut memory, &["a"], now).is_empty(), expected, "{outcome:?}");
+        }
     }
 
     #[test]

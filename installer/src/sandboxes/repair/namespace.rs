@@ -18,6 +18,7 @@ use gybe_plugin::conf::PluginConf;
 use gybe_plugin::facts::AgentError;
 use gybe_plugin::probe_cache::MaxAge;
 use std::borrow::Cow;
+use std::io;
 use std::path::Path;
 
 /// A repaired pod.
@@ -60,12 +61,25 @@ pub enum RepairError {
     Agent(#[from] AgentError),
     #[error("the node's entry names no socket of the agent, which serves ztunnel")]
     NoAgent,
+    #[error("cannot set net.netfilter.nf_conntrack_tcp_loose to 1 again")]
+    Loose(#[source] io::Error),
+    #[error("ztunnel has acknowledged the pod, and does not listen in it; restart ztunnel")]
+    NotServed,
+    /// Of a pod that ztunnel serves, and whose rules are complete or cannot be read.
+    #[error("ztunnel serves the pod, and it is not certainly redirected: {0}")]
+    NotEnrolled(String),
 }
 
 impl Hint for RepairError {
     fn hint(&self) -> Option<Cow<'static, str>> {
         match self {
-            Self::Changed(_) | Self::NotRedirected(_) | Self::Agent(_) | Self::NoAgent => None,
+            Self::Changed(_)
+            | Self::NotRedirected(_)
+            | Self::Agent(_)
+            | Self::NoAgent
+            | Self::Loose(_)
+            | Self::NotServed
+            | Self::NotEnrolled(_) => None,
             Self::Netns(error) => error.hint(),
             Self::Backend(error) => error.hint(),
             Self::Presence(error) => error.hint(),

@@ -1,7 +1,7 @@
 //! The pods as the server's threads and the callers of hand-overs share them: one lock around the state, waiting callers,
 //! and what wakes the threads.
 
-use super::{Connection, ConnectionId, Entry, Failing, Request, Rest, Snapshot, State};
+use super::{Connection, ConnectionId, Entry, Request, Rest, Snapshot, State};
 use crate::agent::ztunnel::status::ZtunnelStatus;
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_plugin::facts::ambient::{AmbientPod, HandOverBy, PodUid};
@@ -26,6 +26,12 @@ pub enum AddError {
     NotConnected,
     #[error("ztunnel did not answer in time")]
     NoAnswer,
+    #[error(
+        "the agent's limit of open files allows {0} ambient pods; raise LimitNOFILE of the container runtime"
+    )]
+    TooMany(usize),
+    #[error("ztunnel has not acknowledged the pod, or less than 5 s ago")]
+    Pending,
     /// The text is ztunnel's.
     #[error("ztunnel refused the pod: {0:?}")]
     Refused(String),
@@ -45,6 +51,7 @@ pub struct HandOver<'a> {
     pub(super) uid: PodUid,
     pub(super) generation: u64,
     pub(super) caller: u64,
+    pub(super) by: HandOverBy,
     pub(super) is_complete: bool,
 }
 
@@ -69,7 +76,8 @@ impl AmbientPods {
     /// may never be accepted, and pods that start may be.
     ///
     /// # Errors
-    /// When no ztunnel acknowledges the pod before the deadline.
+    /// When no ztunnel acknowledges the pod before the deadline; at once for a pod whose proxy is to be started again, and
+    /// that the newest ztunnel has not acknowledged.
     pub fn add(
         &self,
         pod: AmbientPod,
@@ -84,10 +92,18 @@ impl AmbientPods {
             if state.has_ended {
                 return Err(AddError::NotServed);
             }
+            if let Some(pods) = state.full(&uid) {
+                let why = AddError::TooMany(pods);
+                state.record_failure(by, &why);
+                return Err(why);
+            }
+            if by == HandOverBy::Restart {
+                state.restart(&uid, &netns)?;
+            }
             state.put(pod, Some(netns), Rest::Nothing);
             let (generation, caller) = state.register(&uid, sender);
             let connected_before = state.counts.connections - u64::from(!state.connections.is_empty());
-            (HandOver { pods: self, uid, generation, caller, is_complete: false }, connected_before)
+            (HandOver { pods: self, uid, generation, caller, by, is_complete: false }, connected_before)
         };
         let answer = answer.recv_timeout(deadline.saturating_duration_since(Instant::now()));
         let mut state = self.lock();
@@ -102,15 +118,16 @@ impl AmbientPods {
             }
             Err(RecvTimeoutError::Timeout) => AddError::NoAnswer,
         };
-        if by == HandOverBy::Add && !matches!(why, AddError::Superseded | AddError::NotServed) {
-            let last = Instant::now();
-            let since = state.recent_failures().map_or(last, |failing| failing.since);
-            state.failing = Some(Failing { since, last, why: why.to_string() });
-        }
+        state.record_failure(by, &why);
         // It takes the lock.
         drop(state);
         drop(hand_over);
         Err(why)
+    }
+
+    /// Holds at most so many namespaces from now on; each is an open file.
+    pub fn hold_at_most(&self, most: usize) {
+        self.lock().most = Some(most);
     }
 
     /// Accepts hand-overs, until [`AmbientPods::end_hand_overs`].
@@ -153,11 +170,11 @@ impl AmbientPods {
         enrolled.map(|(uid, _)| uid.clone()).collect()
     }
 
-    /// Returns the pods whose network namespace is open.
-    pub(crate) fn held(&self) -> BTreeSet<PodUid> {
+    /// Returns the pods whose network namespace is open, and whether their rules stand.
+    pub(crate) fn held(&self) -> BTreeMap<PodUid, bool> {
         let state = self.lock();
         let held = state.pods.iter().filter(|(_, entry)| entry.netns.is_some());
-        held.map(|(uid, _)| uid.clone()).collect()
+        held.map(|(uid, entry)| (uid.clone(), entry.has_rules)).collect()
     }
 
     /// Records which pods a new list of the API server has.
@@ -321,8 +338,9 @@ fn wake_counter() -> Result<Arc<EventFd>, Errno> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::RECENT;
+    use super::super::{Failing, RECENT};
     use super::*;
+    use gybe_test_support::PATIENCE;
 
     #[test]
     fn a_failure_of_long_ago_does_not_count_with_a_new_one() {
@@ -331,7 +349,7 @@ mod tests {
         pods.lock().failing = Some(Failing { since: long_ago, last: long_ago, why: "old".to_owned() });
         let pod = AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
         let add = |by| pods.add(pod.clone(), Netns::of_this_thread().unwrap(), by, Instant::now());
-        assert!(add(HandOverBy::Repair).is_err());
+        assert!(add(HandOverBy::Enrolment).is_err());
         assert_eq!(pods.status().failing, None, "a pod that runs");
         assert!(add(HandOverBy::Add).is_err());
         let (failing, why) = pods.status().failing.unwrap();
@@ -346,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_pod_is_enrolled_once_the_newest_ztunnel_has_acknowledged_its_namespace_until_it_leaves() {
+    fn a_pod_is_enrolled_once_the_newest_ztunnel_has_acknowledged_it_and_its_rules_stand_until_it_leaves() {
         let pods = AmbientPods::default();
         let pod = || AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
         let is_enrolled = || pods.enrolled().contains(&pod().uid);
@@ -364,6 +382,16 @@ mod tests {
         acknowledge(&pods, second);
         assert!(is_enrolled());
         assert!(pods.leave(&pod().uid) && !is_enrolled());
+        for (by, expected) in [(HandOverBy::Enrolment, false), (HandOverBy::Repair, true)] {
+            let (netns, until) = (Netns::of_this_thread().unwrap(), Instant::now() + PATIENCE);
+            std::thread::scope(|scope| {
+                let handed_over = scope.spawn(|| pods.add(pod(), netns, by, until).unwrap().complete());
+                while !handed_over.is_finished() {
+                    acknowledge(&pods, second);
+                }
+            });
+            assert_eq!((is_enrolled(), pods.held()), (expected, BTreeMap::from([(pod().uid, expected)])));
+        }
         let (end, _open) = nix::unistd::pipe().unwrap();
         let start = Instant::now();
         assert!(
