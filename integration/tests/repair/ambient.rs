@@ -10,7 +10,8 @@ use crate::node::Pod;
 use gybe_integration::namespace::with_own_mounts;
 use gybe_integration::ztunnel::{Fault, Mesh, Observed, Ztunnel};
 use gybe_test_support::{TestDir, wait_for, wait_for_at_most, wait_until};
-use serde_json::json;
+use serde_json::{Value, json};
+use std::net::TcpStream;
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -202,7 +203,7 @@ fn a_pod_in_which_ztunnel_does_not_listen_any_more_is_served_again_within_a_minu
         let listens = || silent.netns.run(|| TcpStream::connect(("127.0.0.1", 15008)).is_ok()).unwrap();
         thread::scope(|scope| {
             let ends = EndOnDrop(&clients);
-            serve(scope, &pod.netns, &clients);
+            clients.serve(scope, &pod.netns);
             let captured = connect(&linked.peer, POD).unwrap().0;
             let rules = silent.rules();
             node.ztunnel().stop_listening(&silent.uid());
