@@ -2,6 +2,7 @@
 //! of the other backends, and reports what was there. The only module that knows all backends.
 
 pub mod backend;
+pub mod istio_ambient;
 pub mod presence;
 pub mod redirection;
 

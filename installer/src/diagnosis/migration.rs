@@ -3,9 +3,10 @@
 
 use crate::error::chain;
 use crate::sandboxes::{DesiredRules, Network, PolicySources, Sandbox, addresses_in};
+use gybe_netfilter::apply::istio_ambient::IstioAmbient;
+use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::inspect::verdict::{Treatment, compare_treatment};
 use gybe_netfilter::kernel::netns::Netns;
-use gybe_netfilter::model::policy::RedirectPolicy;
 use gybe_plugin::gates::LeaveAloneReason;
 
 /// What the move to Gybe changes for a pod.
@@ -42,35 +43,48 @@ fn change(sandbox: &Sandbox, sources: &PolicySources) -> OutcomeChange {
         Ok(netns) => netns,
         Err(why) => return unknown(format!("its network namespace cannot be opened: {}", chain(&why))),
     };
-    match sources.desired(sandbox, || addresses_in(&netns)) {
-        DesiredRules::NotKnown { why, .. } => unknown(why),
+    let desired = sources.desired(sandbox, || addresses_in(&netns));
+    match &desired {
+        DesiredRules::NotKnown { why, .. } => unknown(why.clone()),
         DesiredRules::LeftAlone { reason: reason @ LeaveAloneReason::IstioInit, .. } => {
             OutcomeChange::None(reason.to_string())
         }
-        DesiredRules::LeftAlone { reason, .. } => compared(
-            &netns,
-            sandbox,
-            None,
-            format!("Gybe would leave it alone ({reason}), and nothing redirects it"),
-        ),
-        DesiredRules::Ambient(_) => {
-            unknown("Gybe would redirect it to ztunnel, which is not compared".to_owned())
+        DesiredRules::LeftAlone { reason, .. } => {
+            let same = format!("Gybe would leave it alone ({reason}), and nothing redirects it");
+            compared(&netns, sandbox, &desired, same)
         }
-        DesiredRules::Policy(known) => {
+        DesiredRules::Ambient(_) => {
+            let happens = take_over(&netns);
+            let same = format!("the same connections would go to ztunnel: {happens}");
+            match compared(&netns, sandbox, &desired, same) {
+                OutcomeChange::Otherwise(mut sentences) => {
+                    sentences.push(happens.to_owned());
+                    OutcomeChange::Otherwise(sentences)
+                }
+                other => other,
+            }
+        }
+        DesiredRules::Policy(_) => {
             let same = "Gybe would redirect the same connections".to_owned();
-            compared(&netns, sandbox, Some(&known.policy), same)
+            compared(&netns, sandbox, &desired, same)
         }
     }
 }
 
-fn compared(
-    netns: &Netns,
-    sandbox: &Sandbox,
-    policy: Option<&RedirectPolicy>,
-    same: String,
-) -> OutcomeChange {
+/// Returns what becomes of the rules of an ambient pod that runs.
+fn take_over(netns: &Netns) -> &'static str {
+    match netns.run(|| (IstioAmbient::look(), Presence::look())) {
+        Ok((Ok(Some(_)), _)) => "Gybe replaces istio-cni's rules while the pod runs",
+        Ok((Ok(None), Ok(presence))) if presence.other_meshes.is_empty() => {
+            "Gybe writes its rules while the pod runs"
+        }
+        _ => "Gybe leaves its rules as they are: they are not istio-cni's for an ambient pod",
+    }
+}
+
+fn compared(netns: &Netns, sandbox: &Sandbox, desired: &DesiredRules, same: String) -> OutcomeChange {
     let programs = sandbox.cgroups.programs();
-    match netns.run(|| compare_treatment(policy, &programs)) {
+    match netns.run(|| compare_treatment(desired.for_verdict(), &programs)) {
         Ok(Ok(Treatment { differences, .. })) if !differences.is_empty() => {
             OutcomeChange::Otherwise(differences)
         }

@@ -20,25 +20,25 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
-const MODE: &str = "istio.io/dataplane-mode";
+pub(crate) const MODE: &str = "istio.io/dataplane-mode";
 const PORT: u16 = 8080;
 /// The addresses of `Linked`.
-const POD: &str = "10.244.0.3";
-const PEER: &str = "10.244.0.77";
+pub(crate) const POD: &str = "10.244.0.3";
+pub(crate) const PEER: &str = "10.244.0.77";
 
 /// A part of the ids of the rules that lead to ztunnel.
-const CAPTURES: &str = "bound-to-ztunnel";
+pub(crate) const CAPTURES: &str = "bound-to-ztunnel";
 
 /// A settled sandbox is judged again within a minute.
-const A_MINUTE: Duration = Duration::from_secs(80);
+pub(crate) const A_MINUTE: Duration = Duration::from_secs(80);
 
 /// A node with ambient mode, its agent, its container `repair` and a ztunnel.
-struct AmbientNode {
+pub(crate) struct AmbientNode {
     // Dropped before the directories in which they write.
     ztunnel: Option<Ztunnel>,
     agent: Option<Agent>,
     repair: Agent,
-    cluster: Cluster,
+    pub(crate) cluster: Cluster,
 }
 
 impl AmbientNode {
@@ -46,7 +46,7 @@ impl AmbientNode {
         Self::with_backend(test, repair, "nft")
     }
 
-    fn with_backend(test: &str, repair: &str, backend: &str) -> Self {
+    pub(crate) fn with_backend(test: &str, repair: &str, backend: &str) -> Self {
         let mut cluster = Cluster::new(&format!("ambient-{test}"));
         cluster.server.permit(Verb::Watch, "namespaces");
         let socket = cluster.node.root.join("ztunnel/ztunnel.sock");
@@ -63,15 +63,15 @@ impl AmbientNode {
         Self { ztunnel, agent: Some(agent), repair, cluster }
     }
 
-    fn ztunnel(&self) -> &Ztunnel {
+    pub(crate) fn ztunnel(&self) -> &Ztunnel {
         self.ztunnel.as_ref().unwrap()
     }
 
-    fn observe(&self, what: &str, holds: impl Fn(&Observed) -> bool) -> Observed {
+    pub(crate) fn observe(&self, what: &str, holds: impl Fn(&Observed) -> bool) -> Observed {
         wait_for(what, || Some(self.ztunnel().observed()).filter(|observed| holds(observed)))
     }
 
-    fn restart_agent(&mut self) {
+    pub(crate) fn restart_agent(&mut self) {
         drop(self.agent.take());
         self.agent = Some(self.cluster.start_agent());
     }
@@ -82,12 +82,12 @@ impl AmbientNode {
     }
 
     /// Puts the pod into the API with these labels.
-    fn label(&self, namespace: &str, pod: &Pod, labels: &Value) {
+    pub(crate) fn label(&self, namespace: &str, pod: &Pod, labels: &Value) {
         self.cluster.put(namespace, pod, |manifest| make_plain(manifest, labels));
     }
 
     /// A pod without a sidecar that runs, and that no plugin of Gybe has seen.
-    fn run(&self, namespace: &str, pod: &Pod) {
+    pub(crate) fn run(&self, namespace: &str, pod: &Pod) {
         self.label(namespace, pod, &json!({}));
         self.cluster.cached(namespace, pod, &pod.name(), |manifest| make_plain(manifest, &json!({})));
         self.cluster.node.start(pod);
@@ -113,7 +113,7 @@ impl AmbientNode {
     }
 }
 
-fn inspect(pod: &Pod) -> String {
+pub(crate) fn inspect(pod: &Pod) -> String {
     let path = pod.netns.path().display().to_string();
     ours("gybe", &["inspect", "--netns", &path], "").unwrap().out
 }
@@ -126,7 +126,7 @@ fn start_ztunnel(socket: &Path) -> Ztunnel {
     Ztunnel::start(socket, Fault::default(), Mesh::default()).unwrap()
 }
 
-fn put_namespace(cluster: &Cluster, name: &str, labels: &Value) {
+pub(crate) fn put_namespace(cluster: &Cluster, name: &str, labels: &Value) {
     let metadata = json!({ "name": name, "labels": labels });
     cluster.server.put(json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": metadata })).unwrap();
 }
@@ -140,7 +140,11 @@ fn make_plain(manifest: &mut Value, labels: &Value) {
 }
 
 /// Sends each client its own address, and then what the client sends. Ends after the clients that connect all the time.
-fn serve<'scope>(scope: &'scope Scope<'scope, '_>, at: &'scope Namespace, clients: &'scope Clients) {
+pub(crate) fn serve<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    at: &'scope Namespace,
+    clients: &'scope Clients,
+) {
     let listener = at.run(|| TcpListener::bind(("0.0.0.0", PORT)).unwrap()).unwrap();
     listener.set_nonblocking(true).unwrap();
     scope.spawn(move || {
@@ -159,7 +163,7 @@ fn serve<'scope>(scope: &'scope Scope<'scope, '_>, at: &'scope Namespace, client
 }
 
 /// Connects from a namespace; returns the connection and the address that the server sees.
-fn connect(from: &Namespace, to: &str) -> std::io::Result<(TcpStream, String)> {
+pub(crate) fn connect(from: &Namespace, to: &str) -> std::io::Result<(TcpStream, String)> {
     let to = SocketAddr::new(to.parse().unwrap(), PORT);
     let mut stream = from.run(|| TcpStream::connect_timeout(&to, PATIENCE)).unwrap()?;
     stream.set_read_timeout(Some(PATIENCE))?;
@@ -171,24 +175,31 @@ fn connect(from: &Namespace, to: &str) -> std::io::Result<(TcpStream, String)> {
     Ok((stream, String::from_utf8(line).unwrap().trim().to_owned()))
 }
 
-fn echoes(mut stream: &TcpStream) -> bool {
+pub(crate) fn echoes(mut stream: &TcpStream) -> bool {
     let mut byte = [0];
     stream.write_all(b"x").and_then(|()| stream.read_exact(&mut byte)).is_ok_and(|()| byte == *b"x")
 }
 
 /// Clients that connect all the time, to the pod and from it.
-struct Clients {
+pub(crate) struct Clients {
     end: AtomicBool,
     running: AtomicUsize,
-    failures: Mutex<Vec<String>>,
+    /// The connections that were answered as they should be.
+    pub(crate) answered: AtomicUsize,
+    pub(crate) failures: Mutex<Vec<String>>,
 }
 
 impl Clients {
-    fn new() -> Self {
-        Self { end: AtomicBool::new(false), running: AtomicUsize::new(0), failures: Mutex::default() }
+    pub(crate) fn new() -> Self {
+        Self {
+            end: AtomicBool::new(false),
+            running: AtomicUsize::new(0),
+            answered: AtomicUsize::new(0),
+            failures: Mutex::default(),
+        }
     }
 
-    fn start<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, linked: &'scope Linked) {
+    pub(crate) fn start<'scope>(&'scope self, scope: &'scope Scope<'scope, '_>, linked: &'scope Linked) {
         let pod = &linked.pod.netns;
         serve(scope, pod, self);
         serve(scope, &linked.peer, self);
@@ -197,7 +208,9 @@ impl Clients {
             scope.spawn(move || {
                 while !self.end.load(Ordering::Acquire) {
                     match connect(from, to) {
-                        Ok((_, seen)) if seen == source => {}
+                        Ok((_, seen)) if seen == source => {
+                            self.answered.fetch_add(1, Ordering::AcqRel);
+                        }
                         other => self.failures.lock().unwrap().push(format!("to {to}: {other:?}")),
                     }
                     thread::sleep(Duration::from_millis(2));
@@ -209,7 +222,7 @@ impl Clients {
 }
 
 /// Ends the clients also when a test fails: otherwise its scope waits for them.
-struct EndOnDrop<'a>(&'a Clients);
+pub(crate) struct EndOnDrop<'a>(pub(crate) &'a Clients);
 
 impl Drop for EndOnDrop<'_> {
     fn drop(&mut self) {

@@ -9,15 +9,18 @@ mod parts;
 mod values;
 
 use crate::apply::backend::BackendKind;
+use crate::apply::istio_ambient::IstioAmbient;
 use crate::apply::presence::Presence;
 use crate::apply::redirection::{Deviation, Redirection, RedirectionError, RuleVariant};
-use crate::compile::compile;
+use crate::compile::{compile, compile_ambient};
 use crate::inspect::ebpf::Programs;
 use crate::inspect::live::LiveRules;
+use crate::kernel::routes::{Routes, Rtnetlink};
 use crate::model::inventory::Inventory;
+use crate::model::policy::ambient::{AmbientDns, AmbientInbound};
 use crate::model::policy::{AmbientPolicy, Families, Policy, RedirectPolicy};
 use crate::model::ruleset::Ruleset;
-use compare::{Compared, Comparison, compare};
+use compare::{Compared, Comparison, are_alike, compare};
 
 /// The desired state of a namespace.
 #[derive(Debug, Clone, Copy)]
@@ -119,7 +122,8 @@ pub fn judge_namespace(
 ) -> Result<NamespaceVerdict, RedirectionError> {
     let presence = Presence::look()?;
     if let Some(mesh) = presence.other_meshes.first() {
-        return Ok(NamespaceVerdict::because(RedirectionState::ByOthers, mesh.to_string()));
+        let verdict = NamespaceVerdict::because(RedirectionState::ByOthers, mesh.to_string());
+        return Ok(NamespaceVerdict { differences: faults_of_istio_ambient(desired)?, ..verdict });
     }
     let kinds = reading.only.map_or_else(|| presence.ours.clone(), |kind| vec![kind]);
     let (whole, without) = match desired {
@@ -166,21 +170,86 @@ pub struct Treatment {
 }
 
 /// Compares all connections under the rules of the calling thread's namespace, also those of other programs, with those
-/// under the rules of a policy; without a policy every connection would keep its destination.
+/// under the desired rules; without a policy every connection would keep its destination.
 ///
 /// # Errors
 /// When the rules of the namespace cannot be read.
-pub fn compare_treatment(
-    policy: Option<&RedirectPolicy>,
-    programs: &Programs,
-) -> Result<Treatment, RedirectionError> {
+pub fn compare_treatment(desired: Desired<'_>, programs: &Programs) -> Result<Treatment, RedirectionError> {
     let live = LiveRules::read()?.with_programs(programs.clone());
-    let (rules, live) = match policy {
-        Some(policy) => (compile(policy), live.with_proxy_of(policy)),
-        None => (Ruleset { families: Families::V4AndV6, chains: Vec::new() }, live),
+    let (rules, live) = match desired {
+        Desired::Policy(policy) => (compile(policy), live.with_proxy_of(policy)),
+        Desired::Ambient(policy) => (compile_ambient(policy), live.with_ztunnel()),
+        Desired::LeftAlone | Desired::NotKnown => {
+            (Ruleset { families: Families::V4AndV6, chains: Vec::new() }, live)
+        }
     };
     let compared = compare(&live.replaced_by(&rules)?, &live, Compared::All);
     Ok(Treatment { differences: compared.not_redirected, unknown: compared.unknown })
+}
+
+/// Reports whether all rules of the calling thread's namespace together treat every connection as those of an ambient
+/// policy do: of this one, or of one with other settings for DNS, inbound connections and IPv6.
+///
+/// # Errors
+/// When the rules of the namespace cannot be read.
+pub fn treats_as_ambient(policy: &AmbientPolicy) -> Result<bool, RedirectionError> {
+    Ok(ambient_policy_of(&LiveRules::read()?.with_ztunnel(), policy)?.is_some())
+}
+
+/// Reports whether the rules of other owners in the calling thread's namespace, without Gybe's, treat every connection as
+/// Gybe's do, or as those of an ambient policy.
+///
+/// # Errors
+/// When the rules of the namespace cannot be read.
+pub fn others_treat_as_ambient() -> Result<bool, RedirectionError> {
+    let live = LiveRules::read()?.with_ztunnel();
+    let others = live.without_ours();
+    let usual = AmbientPolicy::default();
+    Ok(are_alike(&live.ours_alone(), &others) || ambient_policy_of(&others, &usual)?.is_some())
+}
+
+/// Returns what keeps connections from ztunnel under rules of istio-cni for an ambient pod, one sentence each; nothing in
+/// a namespace with other rules.
+fn faults_of_istio_ambient(desired: Desired<'_>) -> Result<Vec<String>, RedirectionError> {
+    if IstioAmbient::look()?.is_none() {
+        return Ok(Vec::new());
+    }
+    let usual = AmbientPolicy::default();
+    let policy = if let Desired::Ambient(policy) = desired { policy } else { &usual };
+    let live = LiveRules::read()?.with_ztunnel();
+    let Some(policy) = ambient_policy_of(&live, policy)? else {
+        let desired = live.replaced_by(&compile_ambient(policy))?;
+        return Ok(compare(&desired, &live, Compared::Redirected).not_redirected);
+    };
+    let missing = Routes::of_ambient(&policy).missing(&mut Rtnetlink::open()?)?;
+    Ok(missing.into_iter().map(|entry| Deviation::Route(entry).to_string()).collect())
+}
+
+/// Returns the policy whose rules treat every connection as the live ones do: `policy`, or one with other settings for
+/// DNS, inbound connections and IPv6.
+fn ambient_policy_of(
+    live: &LiveRules,
+    policy: &AmbientPolicy,
+) -> Result<Option<AmbientPolicy>, RedirectionError> {
+    for dns in [AmbientDns::Captured, AmbientDns::Off] {
+        for inbound in [AmbientInbound::Captured, AmbientInbound::Bypassed] {
+            let with = |families| AmbientPolicy { dns, inbound, families, ..policy.clone() };
+            let (both, v4) = (with(Families::V4AndV6), with(Families::V4Only));
+            // Without IPv6 istio-cni's nft rules that have no address apply to IPv6 all the same.
+            let mut nft_v4 = compile_ambient(&both);
+            for chain in &mut nft_v4.chains {
+                chain.rules.retain(|rule| !rule.id.0.ends_with("-v6"));
+            }
+            for (policy, rules) in
+                [(both.clone(), compile_ambient(&both)), (v4.clone(), compile_ambient(&v4)), (v4, nft_v4)]
+            {
+                if are_alike(&live.replaced_by(&rules)?, live) {
+                    return Ok(Some(policy));
+                }
+            }
+        }
+    }
+    Ok(None)
 }
 
 /// Why the rules of ours that were found belong to no policy, one sentence each.

@@ -7,10 +7,11 @@ use crate::pod::own_namespace;
 use crate::sandboxes::desired::AmbientEnrolment;
 use crate::sandboxes::verdict::judge;
 use crate::sandboxes::{Sandbox, addresses_in};
+use gybe_netfilter::apply::istio_ambient::IstioAmbient;
 use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::apply::redirection::{Redirection, remove_all};
 use gybe_netfilter::compile::has_ambient_rules;
-use gybe_netfilter::inspect::verdict::{Desired, RedirectionState};
+use gybe_netfilter::inspect::verdict::{Desired, RedirectionState, treats_as_ambient};
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_netfilter::kernel::open_connections::{keep_under_ambient, open_on};
 use gybe_netfilter::model::policy::AmbientPolicy;
@@ -85,6 +86,19 @@ pub(super) fn our_rules(netns: &Netns, may_have: bool) -> Result<OurRules, Repai
     })?
 }
 
+/// Determines whether the rules of another mesh in the namespace are istio-cni's for an ambient pod: by their names, and
+/// because they treat every connection as an ambient policy does.
+///
+/// # Errors
+/// When they cannot be read.
+pub(super) fn rules_of_istio(netns: &Netns, policy: &AmbientPolicy) -> Result<OurRules, RepairError> {
+    netns.run(|| {
+        let is_theirs =
+            IstioAmbient::look().map_err(RepairError::Presence)?.is_some() && treats_as_ambient(policy)?;
+        Ok(if is_theirs { OurRules::IstioAmbient } else { OurRules::NotRead })
+    })?
+}
+
 impl AmbientChange<'_> {
     /// Hands the namespace over to ztunnel, and then writes the rules where they differ. Those of a pod that has some
     /// are written first: it must not send plain text while ztunnel or the agent is away. TCP connections that are open
@@ -110,8 +124,9 @@ impl AmbientChange<'_> {
             return Ok(AmbientOutcome::Enrolled(rewritten));
         }
         let written = self.write(&enrolment.policy);
-        // Rules that are there need ztunnel's listeners.
+        // Rules that are there need ztunnel's listeners; so do istio-cni's.
         if written.is_err()
+            && self.ours != OurRules::IstioAmbient
             && matches!(our_rules(self.netns, true), Ok(OurRules::None | OurRules::Empty | OurRules::Sidecar))
         {
             // The error says why.
@@ -121,29 +136,47 @@ impl AmbientChange<'_> {
     }
 
     fn write(&self, policy: &AmbientPolicy) -> Result<Repaired, RepairError> {
-        let Self { conf, sandbox, .. } = self;
+        let conf = self.conf;
         let selection = Selection { setting: conf.backend, probed: &conf.probed, age: MaxAge::Any };
         let selected = selection.to_write().map_err(Box::new)?;
         let (redirection, _) = selected.redirection_of_ambient(policy).map_err(Box::new)?;
+        let backend = selected.backend.name();
         self.check()?;
         self.netns.run(|| {
+            if self.ours == OurRules::IstioAmbient {
+                // Conntrack knows the open connections since istio-cni wrote its rules.
+                if !redirection.take_over_ambient(selected.backend.kind())? {
+                    return Err(RepairError::Changed("its rules of istio-cni have changed".to_owned()));
+                }
+                return self.judged(policy, backend, 0);
+            }
             let kept = keep_under_ambient()?;
             if let Err(error) = redirection.apply(&*selected.backend) {
                 // Without our rules the sysctl has no purpose. The error is about the rules.
                 let _ = kept.undo();
                 return Err(error.into());
             }
-            let verdict = judge(Desired::Ambient(policy), None, &sandbox.cgroups)?;
-            match verdict.state {
-                RedirectionState::Redirected => Ok(Repaired {
-                    backend: selected.backend.kind().name(),
-                    open_connections: kept.open,
-                    captures_dns: policy.dns == AmbientDns::Captured,
-                    drops_invalid: false,
-                }),
-                _ => Err(RepairError::NotRedirected(verdict.reasons.join("; "))),
-            }
+            self.judged(policy, backend, kept.open)
         })?
+    }
+
+    /// Judges the rules that `backend` has written.
+    fn judged(
+        &self,
+        policy: &AmbientPolicy,
+        backend: &'static str,
+        open_connections: usize,
+    ) -> Result<Repaired, RepairError> {
+        let verdict = judge(Desired::Ambient(policy), None, &self.sandbox.cgroups)?;
+        match verdict.state {
+            RedirectionState::Redirected => Ok(Repaired {
+                backend,
+                open_connections,
+                captures_dns: policy.dns == AmbientDns::Captured,
+                drops_invalid: false,
+            }),
+            _ => Err(RepairError::NotRedirected(verdict.reasons.join("; "))),
+        }
     }
 
     /// Lets new connections keep their destination, and, when the captured ones have ended or after [`DRAIN`], ends the

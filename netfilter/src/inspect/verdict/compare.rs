@@ -13,6 +13,9 @@ use ipnet::IpNet;
 /// How many sentences of one kind are reported.
 const REPORTED: usize = 5;
 
+/// The most sentences about connections.
+const MOST_FINDINGS: usize = 2 * REPORTED;
+
 /// The budget for one namespace, in steps: a pod that may write rules can make them long.
 const WITHIN: usize = 50_000_000;
 
@@ -40,10 +43,23 @@ pub(super) enum Compared {
 
 /// Compares the outcomes of connections.
 pub(super) fn compare(desired: &LiveRules, live: &LiveRules, which: Compared) -> Comparison {
-    compare_within(&Budget::of(WITHIN), desired, live, which)
+    compare_within(&Budget::of(WITHIN), MOST_FINDINGS, desired, live, which)
 }
 
-fn compare_within(budget: &Budget, desired: &LiveRules, live: &LiveRules, which: Compared) -> Comparison {
+/// Reports whether all connections certainly end alike.
+pub(super) fn are_alike(desired: &LiveRules, live: &LiveRules) -> bool {
+    let compared = compare_within(&Budget::of(WITHIN), 1, desired, live, Compared::All);
+    compared.not_redirected.is_empty() && compared.unknown.is_empty()
+}
+
+/// Ends when it has so many findings.
+fn compare_within(
+    budget: &Budget,
+    findings: usize,
+    desired: &LiveRules,
+    live: &LiveRules,
+    which: Compared,
+) -> Comparison {
     let mut values = Values::default();
     values.add(&desired.rules, budget);
     values.add(&live.rules, budget);
@@ -100,7 +116,7 @@ fn compare_within(budget: &Budget, desired: &LiveRules, live: &LiveRules, which:
             Outcome::Unknown => compared.unknown.push(sentence),
             _ => compared.not_redirected.push(sentence),
         }
-        compared.not_redirected.len() + compared.unknown.len() < 2 * REPORTED
+        compared.not_redirected.len() + compared.unknown.len() < findings
     });
     let is_spent = budget.is_spent();
     if tried.is_none() && !is_spent {
