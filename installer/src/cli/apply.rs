@@ -76,7 +76,7 @@ impl ApplyArgs {
 pub(super) struct RemoveArgs {
     #[command(flatten)]
     namespace: PodNamespaceArgs,
-    /// Every ambient pod of this node that istio-cni redirects again: those of Gybe's rules that are not needed
+    /// Removes Gybe's rules from every ambient pod of this node that istio-cni redirects again
     #[arg(long, group = NAMESPACE, conflicts_with = "backend")]
     handed_back: bool,
     #[command(flatten)]
@@ -104,7 +104,7 @@ impl RemoveArgs {
 
     fn remove_handed_back(&self) -> Result<CommandOutput, CommandError> {
         let SandboxList { sandboxes, unreadable } = self.namespace.directories().sandboxes()?;
-        let (mut removed, mut left) = (0_usize, unreadable);
+        let (mut removed, mut left, mut unknown) = (0_usize, Vec::new(), unreadable);
         for sandbox in &sandboxes {
             let Network::Own(path) = &sandbox.network else { continue };
             let done = OpenNamespace::at(path.clone())
@@ -116,15 +116,18 @@ impl RemoveArgs {
                 Ok(Ok(HandBack::Needed)) => left.push(format!(
                     "{sandbox}: istio-cni's rules do not lead each of its connections to ztunnel, so Gybe's stay"
                 )),
-                Ok(Err(why)) => left.push(format!("{sandbox}: {}", chain(&why))),
-                Err(why) => left.push(format!("{sandbox}: {why}")),
+                Ok(Err(why)) => unknown.push(format!("{sandbox}: {}", chain(&why))),
+                Err(why) => unknown.push(format!("{sandbox}: {why}")),
             }
         }
-        let mut text: String = left.iter().map(|what| printable(what) + "\n").collect();
-        text +=
-            &format!("{removed} ambient pods have istio-cni's rules alone now, {} are left\n", left.len());
-        let exit = if left.is_empty() { Exit::Yes } else { Exit::No };
-        let json = json!({ "removed": removed, "left": left });
+        let mut text: String = left.iter().chain(&unknown).map(|what| printable(what) + "\n").collect();
+        text += &format!(
+            "{removed} ambient pods have istio-cni's rules alone now, {} keep Gybe's, {} could not be judged\n",
+            left.len(),
+            unknown.len()
+        );
+        let exit = if left.is_empty() && unknown.is_empty() { Exit::Yes } else { Exit::No };
+        let json = json!({ "removed": removed, "left": left, "unknown": unknown });
         Ok(CommandOutput { text, json, exit, notes: Vec::new() })
     }
 }

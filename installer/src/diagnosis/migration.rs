@@ -5,8 +5,10 @@ use crate::error::chain;
 use crate::sandboxes::{DesiredRules, Network, PolicySources, Sandbox, addresses_in};
 use gybe_netfilter::apply::istio_ambient::IstioAmbient;
 use gybe_netfilter::apply::presence::Presence;
-use gybe_netfilter::inspect::verdict::{Treatment, compare_treatment};
+use gybe_netfilter::apply::redirection::RedirectionError;
+use gybe_netfilter::inspect::verdict::{Treatment, compare_treatment, is_replaceable};
 use gybe_netfilter::kernel::netns::Netns;
+use gybe_netfilter::model::policy::AmbientPolicy;
 use gybe_plugin::gates::LeaveAloneReason;
 
 /// What the move to Gybe changes for a pod.
@@ -53,12 +55,12 @@ fn change(sandbox: &Sandbox, sources: &PolicySources) -> OutcomeChange {
             let same = format!("Gybe would leave it alone ({reason}), and nothing redirects it");
             compared(&netns, sandbox, &desired, same)
         }
-        DesiredRules::Ambient(_) => {
-            let happens = take_over(&netns);
+        DesiredRules::Ambient(enrolment) => {
+            let happens = take_over(&netns, &enrolment.policy);
             let same = format!("the same connections would go to ztunnel: {happens}");
             match compared(&netns, sandbox, &desired, same) {
                 OutcomeChange::Otherwise(mut sentences) => {
-                    sentences.push(happens.to_owned());
+                    sentences.push(happens);
                     OutcomeChange::Otherwise(sentences)
                 }
                 other => other,
@@ -71,14 +73,21 @@ fn change(sandbox: &Sandbox, sources: &PolicySources) -> OutcomeChange {
     }
 }
 
-/// Returns what becomes of the rules of an ambient pod that runs.
-fn take_over(netns: &Netns) -> &'static str {
-    match netns.run(|| (IstioAmbient::look(), Presence::look())) {
-        Ok((Ok(Some(_)), _)) => "Gybe replaces istio-cni's rules while the pod runs",
-        Ok((Ok(None), Ok(presence))) if presence.other_meshes.is_empty() => {
-            "Gybe writes its rules while the pod runs"
-        }
-        _ => "Gybe leaves its rules as they are: they are not istio-cni's for an ambient pod",
+/// Returns what becomes of the rules of an ambient pod that runs: the decision of the container `repair`.
+fn take_over(netns: &Netns, policy: &AmbientPolicy) -> String {
+    let decided = netns.run(|| {
+        Ok::<_, RedirectionError>(match IstioAmbient::look()? {
+            Some(_) if is_replaceable(policy)? => "Gybe replaces istio-cni's rules while the pod runs",
+            Some(_) => "Gybe leaves istio-cni's rules as they are: they treat connections otherwise than Gybe's would",
+            None if Presence::look()?.other_meshes.is_empty() => "Gybe writes its rules while the pod runs",
+            None => "Gybe leaves its rules as they are: they are not only istio-cni's for an ambient pod",
+        })
+    });
+    let not_known = |why: String| format!("it is not known whether Gybe replaces its rules: {why}");
+    match decided {
+        Ok(Ok(happens)) => happens.to_owned(),
+        Ok(Err(why)) => not_known(chain(&why)),
+        Err(why) => not_known(chain(&why)),
     }
 }
 

@@ -7,17 +7,17 @@ use gybe_netfilter::apply::istio_ambient::IstioAmbient;
 use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::apply::redirection::{RedirectionError, remove_all};
 use gybe_netfilter::compile::has_ambient_rules;
-use gybe_netfilter::inspect::verdict::others_treat_as_ambient;
+use gybe_netfilter::inspect::verdict::others_redirect_as_ours;
 use gybe_netfilter::kernel::routes::{Rtnetlink, has_another_ambient_delivery};
 
-/// What became of Gybe's rules in a namespace.
+/// The outcome for Gybe's rules in a namespace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum HandBack {
     /// It has none for an ambient pod.
     NoRules,
     /// They were removed.
     Removed,
-    /// They stay, because istio-cni's do not lead each connection to ztunnel as these do.
+    /// They stay: istio-cni's rules do not lead each connection to ztunnel as they do.
     Needed,
 }
 
@@ -34,7 +34,7 @@ pub fn hand_back() -> Result<HandBack, RedirectionError> {
     }
     let stand = IstioAmbient::look()?.is_some()
         && has_another_ambient_delivery(&mut Rtnetlink::open()?)?
-        && others_treat_as_ambient()?;
+        && others_redirect_as_ours()?;
     if !stand {
         return Ok(HandBack::Needed);
     }

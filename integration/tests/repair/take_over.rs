@@ -114,6 +114,14 @@ const LAST: [(&str, &str); 2] = [
     ),
 ];
 
+fn extend(rules: &str) -> String {
+    LAST.iter().fold(rules.to_owned(), |rules, (rule, more)| rules.replace(rule, more))
+}
+
+fn remove_inbound(rules: &str) -> String {
+    rules.lines().filter(|line| !line.contains("15006")).map(|line| format!("{line}\n")).collect()
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Form {
     Nft,
@@ -239,11 +247,11 @@ fn go_over(form: Form, backend: &str) {
         let after = open();
         let go_on: Vec<bool> = before.iter().chain(&after).map(echoes).collect();
         assert_eq!(go_on, [true; 4], "{form:?} {backend}: {:#?}", node.ztunnel().observed().requests);
+        wait_for_answers(&clients);
         drop(ends);
     });
     assert_eq!(clients.failures.into_inner().unwrap(), Vec::<String>::new(), "{form:?} {backend}");
     let answered = clients.answered.load(Ordering::Acquire) + opened;
-    assert!(answered > 20, "{answered}");
     wait_until("each connection was captured", || node.forwarded() == answered);
     assert_eq!(form.rules(pod).matches("ISTIO_PRERT").count(), 0, "{}", form.rules(pod));
     let delivery = delivery(pod);
@@ -282,9 +290,7 @@ fn rules_that_istio_cni_does_not_write_and_pods_that_are_not_ambient_are_left_al
         with_own_mounts(|| {
             let node = AmbientNode::with_backend(&format!("over-not-{form:?}"), "repair", "nft");
             let (extended, opted_out, taken) = (Pod::new(1), Pod::new(2), Pod::new(3));
-            form.write_changed(&extended, |text| {
-                LAST.iter().fold(text.to_owned(), |text, (rule, more)| text.replace(rule, more))
-            });
+            form.write_changed(&extended, extend);
             form.write(&opted_out);
             let before = [&extended, &opted_out].map(|pod| form.rules(pod));
             node.label("shop", &opted_out, &json!({ "istio.io/dataplane-mode": "none" }));
@@ -350,6 +356,7 @@ fn hand_back(form: Form) {
         assert_eq!(form.rules(pod), theirs);
         let after = open();
         assert!(before.iter().chain(&between).chain(&after).all(echoes), "{form:?}");
+        wait_for_answers(&clients);
         drop(ends);
     });
     let delivery = delivery(pod);
@@ -357,7 +364,46 @@ fn hand_back(form: Form) {
     assert_eq!(clients.failures.into_inner().unwrap(), Vec::<String>::new(), "{form:?}");
     let answered = clients.answered.load(Ordering::Acquire) + opened;
     wait_until("each connection was captured", || node.forwarded() == answered);
-    assert!(answered > 10, "{answered}");
+}
+
+fn wait_for_answers(clients: &Clients) {
+    let answered = || clients.answered.load(Ordering::Acquire);
+    let before = answered();
+    wait_until("more answers", || answered() >= before + 20);
+}
+
+#[test]
+fn gybes_rules_stay_where_those_of_istio_cni_do_not_lead_every_connection_to_ztunnel_and_back() {
+    for form in [Form::Nft, Form::IptablesNft, Form::IptablesLegacy] {
+        let node = Node::new(&format!("kept-{form:?}"), "auto");
+        let pods = [1, 2, 3, 4, 5].map(|number| annotated(&node, number));
+        for pod in &pods {
+            pod.sh("ip link set lo up; ip link add eth0 type dummy; ip address add 192.0.2.7/24 dev eth0; ip link set eth0 up");
+            let path = pod.netns.path().display().to_string();
+            let arguments = ["apply", "--netns", &path, "--backend", "nft", "--policy", "-"];
+            let applied = ours("gybe", &arguments, r#"{ "kind": "ambient" }"#).unwrap();
+            assert_eq!(applied.code, Some(0), "{applied:?}");
+        }
+        let [whole, extended, without_inbound, without_mark, without_rule] = &pods;
+        form.write(whole);
+        form.write_changed(extended, extend);
+        form.write_changed(without_inbound, remove_inbound);
+        form.write_changed(without_mark, |text| {
+            let restores = "-j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff";
+            text.replace(" meta mark set ct mark", "").replace(restores, "-j RETURN")
+        });
+        form.write(without_rule);
+        without_rule.sh("ip rule delete pref 32764");
+        let kept = [extended, without_inbound, without_mark, without_rule];
+        let rules = || kept.map(|pod| [inspect(pod), form.rules(pod), delivery(pod).concat()]);
+        let before = rules();
+        let removed = node.gybe(&["remove", "--handed-back", "--json"]);
+        let json: Value = serde_json::from_str(&removed.out).unwrap();
+        assert_eq!((removed.code, &json["removed"]), (Some(1), &json!(1)), "{form:?} {json:#}");
+        assert_eq!(json["left"].as_array().unwrap().len(), kept.len(), "{form:?} {json:#}");
+        assert_eq!(rules(), before, "{form:?}");
+        assert!(inspect(whole).starts_with("no rules of Gybe"), "{}", inspect(whole));
+    }
 }
 
 /// A pod that istio-cni's agent has made ambient, by the annotation.
@@ -376,14 +422,13 @@ fn annotated(node: &Node, number: u32) -> Pod {
 fn ambient_pods_of_istio_cni_whose_connections_do_not_all_go_to_ztunnel_are_found_on_its_node() {
     for form in [Form::Nft, Form::IptablesNft, Form::IptablesLegacy] {
         let node = Node::new(&format!("faults-{form:?}"), "auto");
-        let [whole, in_the_clear, without_rule, extended] =
-            [1, 2, 3, 4].map(|number| annotated(&node, number));
+        let [whole, in_the_clear, without_rule, extended, without_inbound] =
+            [1, 2, 3, 4, 5].map(|number| annotated(&node, number));
         form.write(&whole);
         form.write(&without_rule);
         without_rule.sh("ip rule delete fwmark 0x111/0xfff");
-        form.write_changed(&extended, |text| {
-            LAST.iter().fold(text.to_owned(), |text, (rule, more)| text.replace(rule, more))
-        });
+        form.write_changed(&extended, extend);
+        form.write_changed(&without_inbound, remove_inbound);
         let found = |arguments: &[&str]| {
             let ran = node.gybe(&[arguments, &["--json"]].concat());
             let json: Value = serde_json::from_str(&ran.out).unwrap_or_else(|why| panic!("{why}: {ran:?}"));
@@ -398,9 +443,11 @@ fn ambient_pods_of_istio_cni_whose_connections_do_not_all_go_to_ztunnel_are_foun
             (&whole, "[]"),
             (&without_rule, "IPv4 rule fwmark 0x111/0xfff lookup 100 is missing"),
             (&extended, ":9 keeps its destination instead of port 15001"),
+            (&without_inbound, "keeps its destination instead of port 15006"),
         ] {
             let of_pod = verified(pod);
             assert_eq!(of_pod["verdict"], "by-others", "{of_pod:#}");
+            assert!(of_pod["notes"].to_string().contains("no policy of an ambient pod"), "{of_pod:#}");
             assert!(of_pod["differences"].to_string().contains(says), "{form:?} {says}: {of_pod:#}");
         }
         let items: Vec<Value> = [&whole, &in_the_clear, &without_rule, &extended]
@@ -412,7 +459,9 @@ fn ambient_pods_of_istio_cni_whose_connections_do_not_all_go_to_ztunnel_are_foun
         for (pod, change, says) in [
             (&whole, "none", "Gybe replaces istio-cni's rules while the pod runs"),
             (&in_the_clear, "otherwise", "keeps its destination instead of port 15001"),
+            (&in_the_clear, "otherwise", "Gybe writes its rules while the pod runs"),
             (&extended, "otherwise", ":9 keeps its destination instead of port 15001"),
+            (&extended, "otherwise", "Gybe leaves istio-cni's rules as they are"),
         ] {
             let of_pod = migrated(pod);
             assert_eq!(of_pod["change"], change, "{form:?}: {of_pod:#}");

@@ -4,12 +4,13 @@
 //! after Gybe's rules are in force. Both sets together treat each connection as one of them does.
 
 use crate::access::NamespaceAccess;
-use crate::apply::ApplyError;
-use crate::apply::backend::{BackendError, BackendKind};
+use crate::apply::backend::{Backend, BackendError, BackendKind};
 use crate::apply::presence::{OtherMesh, Presence};
 use crate::apply::redirection::{Redirection, RedirectionError};
+use crate::apply::write_alone;
 use crate::iptables::{Iptables, legacy_rules};
 use crate::kernel::routes::Rtnetlink;
+use crate::model::inventory::{Inventory, PreviousRules};
 use crate::model::ruleset::Ruleset;
 use crate::nft::Nft;
 use crate::nft::batch::ISTIO_AMBIENT_TABLES;
@@ -65,65 +66,63 @@ impl Redirection {
     /// ambient pod, and Gybe's. `kind` writes. Changes nothing and returns false if the namespace does not have exactly
     /// these of another mesh.
     ///
+    /// Replaces the routes first: as long as rules of istio-cni are left, a next call completes what failed.
+    ///
     /// # Errors
     /// When rules or routes of istio-cni may be left. Each connection that was captured is still captured then.
     pub fn take_over_ambient(&self, kind: BackendKind) -> Result<bool, RedirectionError> {
-        let writer = TakingOver::find(kind)?;
+        let writer = taking_over(kind)?;
         let mut access = writer.open()?;
         let Some(theirs) = IstioAmbient::read(&mut access)? else { return Ok(false) };
         let ours = Presence::read(&mut access)?.ours;
         let is_other =
             |other: &BackendKind| *other != kind && (theirs.kinds.contains(other) || ours.contains(other));
         // Before the write, because a backend's rules cannot be removed without its programs.
-        let others =
-            BackendKind::ALL.into_iter().filter(is_other).map(|kind| Ok((kind, TakingOver::find(kind)?)));
+        let others = BackendKind::ALL.into_iter().filter(is_other).map(taking_over);
         let others = others.collect::<Result<Vec<_>, BackendError>>()?;
         let mut rtnetlink = Rtnetlink::open()?;
         self.routes.apply(&mut rtnetlink)?;
-        writer.write(&mut access, &self.rules)?;
-        for (kind, other) in &others {
-            let removed =
-                if access.is_locked() { other.clear(&mut access) } else { other.clear(&mut other.open()?) };
-            removed.map_err(|source| ApplyError::NotRemoved { kind: *kind, source })?;
-        }
         self.routes.take_over_ambient(&mut rtnetlink)?;
+        write_alone(&*writer, &mut access, &self.rules, &others)?;
         self.routes.remove_extra(&mut rtnetlink)?;
         Ok(true)
     }
 }
 
-/// A backend that takes istio-cni's rules for Gybe's.
-enum TakingOver {
-    Nft,
-    Iptables(Iptables),
+/// Returns the backend that takes istio-cni's rules for Gybe's.
+fn taking_over(kind: BackendKind) -> Result<Box<dyn Backend>, BackendError> {
+    Ok(match kind.iptables() {
+        None => Box::new(NftTakingOver),
+        Some(engine) => Box::new(Iptables::find(engine)?.with_others()),
+    })
 }
 
-impl TakingOver {
-    fn find(kind: BackendKind) -> Result<Self, BackendError> {
-        Ok(match kind.iptables() {
-            None => Self::Nft,
-            Some(engine) => Self::Iptables(Iptables::find(engine)?.with_others()),
-        })
+/// The nftables backend, which also replaces and deletes istio-cni's tables.
+struct NftTakingOver;
+
+impl Backend for NftTakingOver {
+    fn kind(&self) -> BackendKind {
+        BackendKind::Nft
     }
 
     fn open(&self) -> Result<NamespaceAccess, BackendError> {
-        match self {
-            Self::Nft => Ok(NamespaceAccess::default()),
-            Self::Iptables(iptables) => Ok(iptables.lock()?),
-        }
+        Nft.open()
     }
 
-    fn write(&self, access: &mut NamespaceAccess, rules: &Ruleset) -> Result<(), BackendError> {
-        match self {
-            Self::Nft => Ok(Nft.take_over(access.connection()?, rules)?),
-            Self::Iptables(iptables) => Ok(iptables.replace(access, rules).map(drop)?),
-        }
+    fn write(&self, access: &mut NamespaceAccess, rules: &Ruleset) -> Result<PreviousRules, BackendError> {
+        Nft.take_over(access.connection()?, rules)?;
+        Ok(PreviousRules::Different)
     }
 
     fn clear(&self, access: &mut NamespaceAccess) -> Result<(), BackendError> {
-        match self {
-            Self::Nft => Ok(Nft.delete_with_istio_ambient(access.connection()?)?),
-            Self::Iptables(iptables) => Ok(iptables.delete(access)?),
-        }
+        Ok(Nft.delete_with_istio_ambient(access.connection()?)?)
+    }
+
+    fn read(&self, access: &mut NamespaceAccess) -> Result<Inventory, BackendError> {
+        Nft.read(access)
+    }
+
+    fn desired(&self, rules: &Ruleset) -> Result<Inventory, BackendError> {
+        Nft.desired(rules)
     }
 }

@@ -17,10 +17,9 @@ use crate::inspect::ebpf::Programs;
 use crate::inspect::live::LiveRules;
 use crate::kernel::routes::{Routes, Rtnetlink};
 use crate::model::inventory::Inventory;
-use crate::model::policy::ambient::{AmbientDns, AmbientInbound};
 use crate::model::policy::{AmbientPolicy, Families, Policy, RedirectPolicy};
 use crate::model::ruleset::Ruleset;
-use compare::{Compared, Comparison, are_alike, compare};
+use compare::{Compared, Comparison, compare, is_like_one_of};
 
 /// The desired state of a namespace.
 #[derive(Debug, Clone, Copy)]
@@ -88,6 +87,10 @@ pub struct NamespaceVerdict {
 /// The reason in a namespace without any rule of ours.
 const NO_RULES: &str = "no Gybe rules in this namespace";
 
+/// With which settings rules of istio-cni are compared where the pod's are not known.
+const ASSUMED: &str = "istio-cni's rules are compared with those of an ambient pod whose DNS queries and inbound \
+    connections are captured, with IPv6: no policy of an ambient pod is known for it";
+
 impl NamespaceVerdict {
     /// A verdict with one reason.
     pub fn because(state: RedirectionState, reason: impl Into<String>) -> Self {
@@ -123,7 +126,7 @@ pub fn judge_namespace(
     let presence = Presence::look()?;
     if let Some(mesh) = presence.other_meshes.first() {
         let verdict = NamespaceVerdict::because(RedirectionState::ByOthers, mesh.to_string());
-        return Ok(NamespaceVerdict { differences: faults_of_istio_ambient(desired)?, ..verdict });
+        return with_faults_of_istio_ambient(verdict, desired);
     }
     let kinds = reading.only.map_or_else(|| presence.ours.clone(), |kind| vec![kind]);
     let (whole, without) = match desired {
@@ -183,73 +186,66 @@ pub fn compare_treatment(desired: Desired<'_>, programs: &Programs) -> Result<Tr
             (Ruleset { families: Families::V4AndV6, chains: Vec::new() }, live)
         }
     };
-    let compared = compare(&live.replaced_by(&rules)?, &live, Compared::All);
+    let which = if let Desired::Ambient(_) = desired { Compared::AllWithReplies } else { Compared::All };
+    let compared = compare(&live.replaced_by(&rules)?, &live, which);
     Ok(Treatment { differences: compared.not_redirected, unknown: compared.unknown })
 }
 
-/// Reports whether all rules of the calling thread's namespace together treat every connection as those of an ambient
-/// policy do: of this one, or of one with other settings for DNS, inbound connections and IPv6.
+/// Reports whether the calling thread's namespace has istio-cni's rules for an ambient pod, no other mesh's, and all its
+/// rules together treat every connection as those of this policy do, so that Gybe's can replace istio-cni's.
 ///
 /// # Errors
 /// When the rules of the namespace cannot be read.
-pub fn treats_as_ambient(policy: &AmbientPolicy) -> Result<bool, RedirectionError> {
-    Ok(ambient_policy_of(&LiveRules::read()?.with_ztunnel(), policy)?.is_some())
-}
-
-/// Reports whether the rules of other owners in the calling thread's namespace, without Gybe's, treat every connection as
-/// Gybe's do, or as those of an ambient policy.
-///
-/// # Errors
-/// When the rules of the namespace cannot be read.
-pub fn others_treat_as_ambient() -> Result<bool, RedirectionError> {
-    let live = LiveRules::read()?.with_ztunnel();
-    let others = live.without_ours();
-    let usual = AmbientPolicy::default();
-    Ok(are_alike(&live.ours_alone(), &others) || ambient_policy_of(&others, &usual)?.is_some())
-}
-
-/// Returns what keeps connections from ztunnel under rules of istio-cni for an ambient pod, one sentence each; nothing in
-/// a namespace with other rules.
-fn faults_of_istio_ambient(desired: Desired<'_>) -> Result<Vec<String>, RedirectionError> {
+pub fn is_replaceable(policy: &AmbientPolicy) -> Result<bool, RedirectionError> {
     if IstioAmbient::look()?.is_none() {
-        return Ok(Vec::new());
+        return Ok(false);
     }
-    let usual = AmbientPolicy::default();
-    let policy = if let Desired::Ambient(policy) = desired { policy } else { &usual };
+    let mut forms = vec![compile_ambient(policy)];
+    if policy.families == Families::V4Only {
+        // Without IPv6 istio-cni's nft rules that have no address apply to IPv6 all the same.
+        let mut both = compile_ambient(&AmbientPolicy { families: Families::V4AndV6, ..policy.clone() });
+        both.chains.iter_mut().for_each(|chain| chain.rules.retain(|rule| !rule.id.0.ends_with("-v6")));
+        forms.push(both);
+    }
     let live = LiveRules::read()?.with_ztunnel();
-    let Some(policy) = ambient_policy_of(&live, policy)? else {
-        let desired = live.replaced_by(&compile_ambient(policy))?;
-        return Ok(compare(&desired, &live, Compared::Redirected).not_redirected);
-    };
-    let missing = Routes::of_ambient(&policy).missing(&mut Rtnetlink::open()?)?;
-    Ok(missing.into_iter().map(|entry| Deviation::Route(entry).to_string()).collect())
+    let forms = forms.iter().map(|rules| live.replaced_by(rules)).collect::<Result<Vec<_>, _>>()?;
+    Ok(is_like_one_of(&forms, &live))
 }
 
-/// Returns the policy whose rules treat every connection as the live ones do: `policy`, or one with other settings for
-/// DNS, inbound connections and IPv6.
-fn ambient_policy_of(
-    live: &LiveRules,
-    policy: &AmbientPolicy,
-) -> Result<Option<AmbientPolicy>, RedirectionError> {
-    for dns in [AmbientDns::Captured, AmbientDns::Off] {
-        for inbound in [AmbientInbound::Captured, AmbientInbound::Bypassed] {
-            let with = |families| AmbientPolicy { dns, inbound, families, ..policy.clone() };
-            let (both, v4) = (with(Families::V4AndV6), with(Families::V4Only));
-            // Without IPv6 istio-cni's nft rules that have no address apply to IPv6 all the same.
-            let mut nft_v4 = compile_ambient(&both);
-            for chain in &mut nft_v4.chains {
-                chain.rules.retain(|rule| !rule.id.0.ends_with("-v6"));
-            }
-            for (policy, rules) in
-                [(both.clone(), compile_ambient(&both)), (v4.clone(), compile_ambient(&v4)), (v4, nft_v4)]
-            {
-                if are_alike(&live.replaced_by(&rules)?, live) {
-                    return Ok(Some(policy));
-                }
-            }
-        }
+/// Reports whether the rules of other owners in the calling thread's namespace, without Gybe's, redirect every connection
+/// that Gybe's redirect, and deliver the replies that Gybe's deliver.
+///
+/// # Errors
+/// When the rules of the namespace cannot be read.
+pub fn others_redirect_as_ours() -> Result<bool, RedirectionError> {
+    let live = LiveRules::read()?.with_ztunnel();
+    let compared = compare(&live.ours_alone(), &live.without_ours(), Compared::Captured);
+    Ok(compared.not_redirected.is_empty() && compared.unknown.is_empty())
+}
+
+/// Adds what keeps connections from ztunnel under rules of istio-cni for an ambient pod, one sentence each; nothing in a
+/// namespace with other rules.
+fn with_faults_of_istio_ambient(
+    mut verdict: NamespaceVerdict,
+    desired: Desired<'_>,
+) -> Result<NamespaceVerdict, RedirectionError> {
+    if IstioAmbient::look()?.is_none() {
+        return Ok(verdict);
     }
-    Ok(None)
+    let usual = AmbientPolicy::default();
+    let policy = if let Desired::Ambient(policy) = desired {
+        policy
+    } else {
+        verdict.notes.push(ASSUMED.to_owned());
+        &usual
+    };
+    let live = LiveRules::read()?.with_ztunnel();
+    let compared = compare(&live.replaced_by(&compile_ambient(policy))?, &live, Compared::Captured);
+    let missing = Routes::of_ambient(policy).missing(&mut Rtnetlink::open()?)?;
+    verdict.differences = compared.not_redirected;
+    verdict.differences.extend(missing.into_iter().map(|entry| Deviation::Route(entry).to_string()));
+    verdict.notes.extend(compared.unknown);
+    Ok(verdict)
 }
 
 /// Why the rules of ours that were found belong to no policy, one sentence each.

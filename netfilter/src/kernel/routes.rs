@@ -179,7 +179,10 @@ impl Routes {
             if needed.contains(&entry) && ours.is_empty() {
                 // A route is replaced by one; rules with one priority would be the same to the kernel.
                 let (flags, priority) = match first.list {
-                    RoutingList::Rules(_) => (EXCLUSIVE, entry::priority(&first.bytes).saturating_sub(1)),
+                    RoutingList::Rules(_) => {
+                        let before = entry::priority(&first.bytes).checked_sub(1);
+                        (EXCLUSIVE, before.ok_or(RoutesError::NoPriority { entry })?)
+                    }
                     RoutingList::Routes(_) | RoutingList::Addresses => (REPLACE, 0),
                 };
                 let refused = rtnetlink.add_with(CREATE | flags, &[Addition { entry, priority }])?;

@@ -7,11 +7,10 @@ use crate::pod::own_namespace;
 use crate::sandboxes::desired::AmbientEnrolment;
 use crate::sandboxes::verdict::judge;
 use crate::sandboxes::{Sandbox, addresses_in};
-use gybe_netfilter::apply::istio_ambient::IstioAmbient;
 use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::apply::redirection::{Redirection, remove_all};
 use gybe_netfilter::compile::has_ambient_rules;
-use gybe_netfilter::inspect::verdict::{Desired, RedirectionState, treats_as_ambient};
+use gybe_netfilter::inspect::verdict::{Desired, RedirectionState, is_replaceable};
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_netfilter::kernel::open_connections::{keep_under_ambient, open_on};
 use gybe_netfilter::model::policy::AmbientPolicy;
@@ -86,17 +85,13 @@ pub(super) fn our_rules(netns: &Netns, may_have: bool) -> Result<OurRules, Repai
     })?
 }
 
-/// Determines whether the rules of another mesh in the namespace are istio-cni's for an ambient pod: by their names, and
-/// because they treat every connection as an ambient policy does.
+/// Determines whether the rules of another mesh in the namespace are those of istio-cni that Gybe's replace.
 ///
 /// # Errors
 /// When they cannot be read.
 pub(super) fn rules_of_istio(netns: &Netns, policy: &AmbientPolicy) -> Result<OurRules, RepairError> {
-    netns.run(|| {
-        let is_theirs =
-            IstioAmbient::look().map_err(RepairError::Presence)?.is_some() && treats_as_ambient(policy)?;
-        Ok(if is_theirs { OurRules::IstioAmbient } else { OurRules::NotRead })
-    })?
+    let is_theirs = netns.run(|| is_replaceable(policy))??;
+    Ok(if is_theirs { OurRules::IstioAmbient } else { OurRules::NotRead })
 }
 
 impl AmbientChange<'_> {
@@ -124,7 +119,7 @@ impl AmbientChange<'_> {
             return Ok(AmbientOutcome::Enrolled(rewritten));
         }
         let written = self.write(&enrolment.policy);
-        // Rules that are there need ztunnel's listeners; so do istio-cni's.
+        // Rules that are there need ztunnel's listeners: the pod stays with ztunnel because istio-cni's still lead to it.
         if written.is_err()
             && self.ours != OurRules::IstioAmbient
             && matches!(our_rules(self.netns, true), Ok(OurRules::None | OurRules::Empty | OurRules::Sidecar))
@@ -145,7 +140,7 @@ impl AmbientChange<'_> {
         self.netns.run(|| {
             if self.ours == OurRules::IstioAmbient {
                 // Conntrack knows the open connections since istio-cni wrote its rules.
-                if !redirection.take_over_ambient(selected.backend.kind())? {
+                if !(is_replaceable(policy)? && redirection.take_over_ambient(selected.backend.kind())?) {
                     return Err(RepairError::Changed("its rules of istio-cni have changed".to_owned()));
                 }
                 return self.judged(policy, backend, 0);

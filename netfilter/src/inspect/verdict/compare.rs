@@ -37,8 +37,12 @@ pub(super) enum Compared {
     Redirected,
     /// The same, where the desired rules are our own of the namespace. Rules of ours that redirect nothing are a finding.
     OursAlone,
+    /// Those that the desired rules redirect or drop, and all whose replies are lost.
+    Captured,
     /// All, except those whose replies are lost: whether they are depends on rules of more than one owner.
     All,
+    /// All: where the rules of one owner take the place of another's.
+    AllWithReplies,
 }
 
 /// Compares the outcomes of connections.
@@ -46,13 +50,17 @@ pub(super) fn compare(desired: &LiveRules, live: &LiveRules, which: Compared) ->
     compare_within(&Budget::of(WITHIN), MOST_FINDINGS, desired, live, which)
 }
 
-/// Reports whether all connections certainly end alike.
-pub(super) fn are_alike(desired: &LiveRules, live: &LiveRules) -> bool {
-    let compared = compare_within(&Budget::of(WITHIN), 1, desired, live, Compared::All);
-    compared.not_redirected.is_empty() && compared.unknown.is_empty()
+/// Reports whether all connections certainly end as one of these desired rules has it. All are evaluated within one
+/// budget.
+pub(super) fn is_like_one_of(forms: &[LiveRules], live: &LiveRules) -> bool {
+    let budget = Budget::of(WITHIN);
+    forms.iter().any(|desired| {
+        let compared = compare_within(&budget, 1, desired, live, Compared::AllWithReplies);
+        compared.not_redirected.is_empty() && compared.unknown.is_empty()
+    })
 }
 
-/// Ends when it has so many findings.
+/// Stops after `findings` findings.
 fn compare_within(
     budget: &Budget,
     findings: usize,
@@ -79,7 +87,8 @@ fn compare_within(
             }
             return true;
         }
-        if expected.first == Outcome::Untouched && which != Compared::All {
+        let keeps = expected.first == Outcome::Untouched;
+        if keeps && matches!(which, Compared::Redirected | Compared::OursAlone) {
             return true;
         }
         let LivePath { walked, obstacle } = live.walked(&packet, budget);
@@ -89,7 +98,12 @@ fn compare_within(
         if walked.outcome == expected.first && walked.has_mark_of(&expected) {
             return true;
         }
-        if walked.outcome == Outcome::RepliesLost && which == Compared::All {
+        let skips = match which {
+            Compared::All => walked.outcome == Outcome::RepliesLost,
+            Compared::Captured => keeps && walked.outcome != Outcome::RepliesLost,
+            Compared::Redirected | Compared::OursAlone | Compared::AllWithReplies => false,
+        };
+        if skips {
             return true;
         }
         if let Some(why) = obstacle {
@@ -127,7 +141,7 @@ fn compare_within(
     if is_spent {
         compared.unknown.push(format!("not evaluated within {WITHIN} steps"));
     }
-    if which != Compared::All {
+    if !matches!(which, Compared::All | Compared::AllWithReplies) {
         compared.unknown.extend(local_without_address(desired, live, budget));
     }
     let all_tried = tried.is_some() && !is_spent && live.not_evaluated().is_empty();
