@@ -378,7 +378,6 @@ fn gybes_rules_stay_where_those_of_istio_cni_do_not_lead_every_connection_to_ztu
         let node = Node::new(&format!("kept-{form:?}"), "auto");
         let pods = [1, 2, 3, 4, 5].map(|number| annotated(&node, number));
         for pod in &pods {
-            pod.sh("ip link set lo up; ip link add eth0 type dummy; ip address add 192.0.2.7/24 dev eth0; ip link set eth0 up");
             let path = pod.netns.path().display().to_string();
             let arguments = ["apply", "--netns", &path, "--backend", "nft", "--policy", "-"];
             let applied = ours("gybe", &arguments, r#"{ "kind": "ambient" }"#).unwrap();
