@@ -4,6 +4,7 @@
 
 mod desired;
 mod find;
+mod hand_back;
 pub mod probe_exemption;
 pub mod repair;
 mod result_cache;
@@ -12,6 +13,7 @@ pub mod verdict;
 pub use desired::{PodPolicy, PolicySources};
 pub(crate) use find::is_process_of;
 pub use find::{HostPaths, SandboxList, find};
+pub use hand_back::{HandBack, hand_back};
 pub use result_cache::ContainerId;
 
 use crate::pod::cgroups::{Cgroups, cgroup_file};
@@ -172,10 +174,14 @@ impl fmt::Display for Sandbox {
 }
 
 impl SandboxVerdict {
-    /// Reports whether the sandbox is not in its desired state. A sandbox that another mesh redirects does not fail.
+    /// Reports whether the sandbox is not in its desired state. A sandbox that another mesh redirects fails only if it is
+    /// an ambient pod whose rules do not lead each connection to ztunnel.
     #[must_use]
     pub fn fails(&self) -> bool {
-        self.verdict.state != RedirectionState::ByOthers && !self.verdict.holds()
+        match self.verdict.state {
+            RedirectionState::ByOthers => !self.verdict.differences.is_empty(),
+            _ => !self.verdict.holds(),
+        }
     }
 
     /// The verdict in one line: its state and the headline.

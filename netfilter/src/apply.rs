@@ -2,9 +2,11 @@
 //! of the other backends, and reports what was there. The only module that knows all backends.
 
 pub mod backend;
+pub mod istio_ambient;
 pub mod presence;
 pub mod redirection;
 
+use crate::access::NamespaceAccess;
 use crate::apply::backend::{Backend, BackendError, BackendKind};
 use crate::apply::presence::{OtherMesh, OtherNat, Presence};
 use crate::iptables::Iptables;
@@ -66,21 +68,32 @@ pub fn apply(backend: &dyn Backend, rules: &Ruleset) -> Result<ApplyReport, Appl
     }
     // Before the write, because a backend's rules cannot be removed without its programs.
     let others = presence.ours.into_iter().filter(|kind| *kind != backend.kind());
-    let others = others.map(|kind| Ok((kind, kind.find()?))).collect::<Result<Vec<_>, BackendError>>()?;
-    let previous = backend.write(&mut access, rules)?;
-    for (kind, other) in &others {
-        let removed = if access.is_locked() { other.clear(&mut access) } else { other.remove() };
-        removed.map_err(|source| ApplyError::NotRemoved { kind: *kind, source })?;
+    let others = others.map(BackendKind::find).collect::<Result<Vec<_>, BackendError>>()?;
+    let previous = write_alone(backend, &mut access, rules, &others)?;
+    Ok(ApplyReport { previous, other_nat: presence.other_nat })
+}
+
+/// Writes the rules, and then removes those of the other backends.
+fn write_alone(
+    backend: &dyn Backend,
+    access: &mut NamespaceAccess,
+    rules: &Ruleset,
+    others: &[Box<dyn Backend>],
+) -> Result<PreviousRules, ApplyError> {
+    let previous = backend.write(access, rules)?;
+    for other in others {
+        let removed = if access.is_locked() { other.clear(access) } else { other.remove() };
+        removed.map_err(|source| ApplyError::NotRemoved { kind: other.kind(), source })?;
     }
     if others.is_empty() {
-        return Ok(ApplyReport { previous, other_nat: presence.other_nat });
+        return Ok(previous);
     }
     if !access.is_locked() {
         // A concurrent call of one of these backends may have removed the rules just written, as those of an
         // earlier backend, before its own rules were removed here.
-        backend.write(&mut access, rules)?;
+        backend.write(access, rules)?;
     }
-    Ok(ApplyReport { previous: PreviousRules::Different, other_nat: presence.other_nat })
+    Ok(PreviousRules::Different)
 }
 
 impl BackendKind {

@@ -44,6 +44,7 @@ pub struct Iptables {
     engine: Engine,
     programs: IptablesPrograms,
     deadline: Duration,
+    with_others: bool,
 }
 
 impl Iptables {
@@ -69,7 +70,8 @@ impl Iptables {
     /// # Errors
     /// As [`Iptables::find`].
     pub fn find_in(engine: Engine, directories: &[PathBuf]) -> Result<Self, IptablesError> {
-        Ok(Self { engine, programs: IptablesPrograms::find(engine, directories)?, deadline: DEADLINE })
+        let programs = IptablesPrograms::find(engine, directories)?;
+        Ok(Self { engine, programs, deadline: DEADLINE, with_others: false })
     }
 
     /// The same backend with this much time for a call: the wait for the namespace's lock, reads and writes together.
@@ -77,6 +79,13 @@ impl Iptables {
     #[must_use]
     pub fn with_deadline(self, deadline: Duration) -> Self {
         Self { deadline, ..self }
+    }
+
+    /// The same backend, which takes the chains of other meshes for Gybe's: a write replaces them, each table in one
+    /// transaction, and a removal removes them.
+    #[must_use]
+    pub(crate) fn with_others(self) -> Self {
+        Self { with_others: true, ..self }
     }
 
     /// The engine that the variant writes to.
@@ -96,7 +105,8 @@ impl Iptables {
             let owner = foreign_owner().map_err(IptablesError::UserNamespace)?;
             let user_namespace = owner.as_ref().map(AsFd::as_fd);
             let conditions = RunConditions { deadline, user_namespace };
-            work(&Session { engine: self.engine, programs: &self.programs, conditions })
+            let Self { engine, programs, with_others, .. } = self;
+            work(&Session { engine: *engine, programs, conditions, with_others: *with_others })
         });
         done.map_err(IptablesError::NoThread)?
     }

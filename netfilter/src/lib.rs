@@ -17,7 +17,8 @@
 //! - The proxy's own connections leave untouched and are never redirected to the proxy by accident.
 //! - Packets of a disabled family, or of an excluded port, network, group or interface, match no rule of Gybe.
 //! - The namespace has either all of the rules or none of them.
-//! - Other owners' rules are neither changed nor removed, nor read in order to be changed.
+//! - Other owners' rules are neither changed nor removed, nor read in order to be changed, except by
+//!   [`Redirection::take_over_ambient`](apply::redirection::Redirection::take_over_ambient).
 
 #![warn(missing_docs)]
 

@@ -71,6 +71,17 @@ impl Nft {
         self.confirm(outcome, |found| dump::holds(rules, found)).map(|()| PreviousRules::Different)
     }
 
+    /// [`Nft::replace`], which deletes istio-cni's tables for ambient pods in the same transaction.
+    pub(crate) fn take_over(&self, connection: &mut NftSocket, rules: &Ruleset) -> Result<(), NftError> {
+        let outcome = connection.transact(&Batch::take_over(rules)?);
+        self.confirm(outcome, |found| dump::holds(rules, found))
+    }
+
+    /// [`Nft::delete`] for these tables, too.
+    pub(crate) fn delete_with_istio_ambient(&self, connection: &mut NftSocket) -> Result<(), NftError> {
+        connection.transact(&Batch::remove_with_istio_ambient()?)
+    }
+
     /// Reads the table when the kernel's reply was lost. Reads it once, and over another socket: the reply may
     /// still arrive at the first.
     fn confirm(

@@ -8,6 +8,8 @@ use crate::cluster::{ClusterNode, QueryError, annotate_pod};
 use crate::error::chain;
 use crate::lead::socket::CHECK_INTERVAL;
 use crate::log::Log;
+use crate::pod::enablement::REDIRECTED as ENABLED;
+pub(super) use crate::pod::enablement::REDIRECTION as ANNOTATION;
 use crate::retry::{Backoff, RateLimit};
 use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
 use gybe_plugin::pod::Ambient;
@@ -16,9 +18,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::BorrowedFd;
 use std::sync::PoisonError;
 use std::time::{Duration, Instant};
-
-pub(super) const ANNOTATION: &str = "ambient.istio.io/redirection";
-const ENABLED: &str = "enabled";
 
 /// The deadline of a request; a term of the agent ends no later than that after it should.
 const TIMEOUT: Duration = Duration::from_secs(3);

@@ -2,10 +2,13 @@
 
 use super::backend::{self, BackendArg};
 use super::input::DirectoriesArg;
-use super::namespace::{NAMESPACE, NamespaceArgs, PodNamespaceArgs};
-use super::output::{CommandError, CommandOutput};
+use super::namespace::{NAMESPACE, NamespaceArgs, OpenNamespace, PodNamespaceArgs};
+use super::output::{CommandError, CommandOutput, Exit};
 use super::policy_source::{PolicyArgs, Requested, Target};
 use super::style::examples;
+use crate::error::chain;
+use crate::pod::manifest::printable;
+use crate::sandboxes::{HandBack, Network, SandboxList, hand_back};
 use clap::Args;
 use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::apply::redirection;
@@ -66,18 +69,25 @@ impl ApplyArgs {
 /// Remove Gybe's rules, routes and addresses from a network namespace
 ///
 /// Removes what any backend has written, or only what --backend names. Succeeds if nothing is there. Other
-/// programs' rules are not touched.
+/// programs' rules are not touched. With --handed-back a pod keeps Gybe's rules unless istio-cni's beside them lead each
+/// connection to ztunnel as well; exit code 1: some pods keep both, or cannot be read.
 #[derive(Debug, Args)]
-#[command(after_help = examples(&["gybe remove --netns /run/netns/shop"]))]
+#[command(after_help = examples(&["gybe remove --netns /run/netns/shop", "gybe remove --handed-back"]))]
 pub(super) struct RemoveArgs {
     #[command(flatten)]
     namespace: PodNamespaceArgs,
+    /// Removes Gybe's rules from every ambient pod of this node that istio-cni redirects again
+    #[arg(long, group = NAMESPACE, conflicts_with = "backend")]
+    handed_back: bool,
     #[command(flatten)]
     backend: BackendArg,
 }
 
 impl RemoveArgs {
     pub(super) fn run(&self) -> Result<CommandOutput, CommandError> {
+        if self.handed_back {
+            return self.remove_handed_back();
+        }
         let namespace = self.namespace.open()?.not_a_nodes()?;
         let (kinds, removed) = match self.backend.setting.named() {
             Some(kind) => {
@@ -90,5 +100,34 @@ impl RemoveArgs {
         let names: Vec<&str> = kinds.into_iter().map(BackendKind::name).collect();
         let text = format!("no rules of Gybe are left in {}\n", namespace.path());
         Ok(CommandOutput::done(text, json!({ "removed": true, "backends": names })))
+    }
+
+    fn remove_handed_back(&self) -> Result<CommandOutput, CommandError> {
+        let SandboxList { sandboxes, unreadable } = self.namespace.directories().sandboxes()?;
+        let (mut removed, mut left, mut unknown) = (0_usize, Vec::new(), unreadable);
+        for sandbox in &sandboxes {
+            let Network::Own(path) = &sandbox.network else { continue };
+            let done = OpenNamespace::at(path.clone())
+                .and_then(OpenNamespace::not_a_nodes)
+                .and_then(|namespace| namespace.inside(hand_back));
+            match done {
+                Ok(Ok(HandBack::NoRules)) => {}
+                Ok(Ok(HandBack::Removed)) => removed += 1,
+                Ok(Ok(HandBack::Needed)) => left.push(format!(
+                    "{sandbox}: istio-cni's rules do not lead each of its connections to ztunnel, so Gybe's stay"
+                )),
+                Ok(Err(why)) => unknown.push(format!("{sandbox}: {}", chain(&why))),
+                Err(why) => unknown.push(format!("{sandbox}: {why}")),
+            }
+        }
+        let mut text: String = left.iter().chain(&unknown).map(|what| printable(what) + "\n").collect();
+        text += &format!(
+            "{removed} ambient pods have istio-cni's rules alone now, {} keep Gybe's, {} could not be judged\n",
+            left.len(),
+            unknown.len()
+        );
+        let exit = if left.is_empty() && unknown.is_empty() { Exit::Yes } else { Exit::No };
+        let json = json!({ "removed": removed, "left": left, "unknown": unknown });
+        Ok(CommandOutput { text, json, exit, notes: Vec::new() })
     }
 }

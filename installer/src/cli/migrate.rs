@@ -7,10 +7,11 @@ use super::pods::POD;
 use super::style::{bad, doubtful, examples, good, titles};
 use crate::diagnosis::chart_values::{ChartValues, ValueOutcome, ValuesTranslation};
 use crate::diagnosis::migration::{OutcomeChange, SandboxChange, changes};
+use crate::pod::enablement::{REDIRECTED, REDIRECTION};
 use crate::pod::manifest::{self, printable};
 use crate::sandboxes::{Network, PolicySources, SandboxList};
 use clap::{Args, Subcommand};
-use gybe_plugin::pod::PodFacts;
+use gybe_plugin::pod::{Ambient, PodFacts};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::path::PathBuf;
@@ -21,6 +22,9 @@ use std::path::PathBuf;
 /// through the rules in its network namespace, and through the rules that Gybe would write for it, and prints where
 /// they end otherwise: what happens now, and what Gybe would do instead. Changes nothing. Pods with the init container
 /// istio-init keep it, and are not compared.
+///
+/// A pod with the annotation ambient.istio.io/redirection: enabled is compared as an ambient pod, and what becomes of its
+/// rules while it runs is printed, too. This also finds pods that have that annotation and no rules of istio-cni.
 ///
 /// The pods come from --pods; without it, from the annotations that the runtime passed and the sources that the plugin
 /// would use. Exit code 0: nothing would change. 1: something would, or that is not known. 2: the command failed.
@@ -60,9 +64,13 @@ impl MigrateArgs {
         if let Some(MigrateCommand::Values(args)) = &self.command {
             return args.run();
         }
-        let conf = self.plugin_conf.as_deref().map(input::plugin_conf).transpose()?.unwrap_or_default();
+        let mut conf = self.plugin_conf.as_deref().map(input::plugin_conf).transpose()?.unwrap_or_default();
         let SandboxList { sandboxes, unreadable } = self.directories.sandboxes()?;
-        let sources = PolicySources::of(conf).with_manifests(self.manifests()?);
+        let manifests = self.manifests()?;
+        if manifests.iter().any(|pod| matches!(pod.ambient, Ambient::Yes { .. })) {
+            conf.ambient.get_or_insert_default();
+        }
+        let sources = PolicySources::of(conf).with_manifests(manifests);
         Ok(output(&changes(sandboxes, &sources), &unreadable))
     }
 
@@ -73,10 +81,21 @@ impl MigrateArgs {
         let pods = manifest::pods(&text).map_err(|why| CommandError::because(cannot(), why))?;
         let facts = |template: &manifest::PodTemplate| {
             let error = |why| CommandError::because(format!("{}: {}", cannot(), template.origin), why);
-            PodFacts::from_manifest(&template.pod).map_err(error)
+            PodFacts::from_manifest(&template.pod).map(with_istios_record).map_err(error)
         };
         pods.iter().map(facts).collect()
     }
+}
+
+/// Takes the pod for ambient or not by the annotation in which istio-cni's agent records that.
+fn with_istios_record(facts: PodFacts) -> PodFacts {
+    let ambient = match facts.annotation(REDIRECTION) {
+        Some(REDIRECTED) => {
+            Ambient::Yes { service_account: "default".to_owned(), why: REDIRECTION.to_owned() }
+        }
+        _ => Ambient::No { why: format!("it has no annotation {REDIRECTION}: {REDIRECTED}") },
+    };
+    PodFacts { ambient, ..facts }
 }
 
 fn output(changes: &[SandboxChange], unreadable: &[String]) -> CommandOutput {

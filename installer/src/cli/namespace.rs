@@ -65,6 +65,10 @@ pub(super) struct PodNamespaceArgs {
 }
 
 impl PodNamespaceArgs {
+    pub(super) fn directories(&self) -> &DirectoriesArg {
+        &self.directories
+    }
+
     /// Opens the namespace for reading.
     pub(super) fn open(&self) -> Result<OpenNamespace, CommandError> {
         let Some(pod) = &self.pod else { return self.namespace.open(&self.directories) };

@@ -22,7 +22,8 @@ use std::path::PathBuf;
 /// `gybe verify --all` does, and writes the rules of those that should be redirected, whose ADD has ended and whose
 /// namespace has no rules of Gybe. Leaves alone and reports every sandbox about which anything is unclear, those that
 /// istio-cni or istio-init redirects, and those whose rules of Gybe differ from their policy. TCP connections that are
-/// open keep their path, past the proxy; new ones are redirected.
+/// open keep their path, past the proxy; new ones are redirected. In ambient mode it also replaces istio-cni's rules of
+/// ambient pods, whose connections go on.
 ///
 /// The node needs an entry of gybe-cni in its conf file: it names the sources of the pods' policies. Exit code 0: no
 /// sandbox is left that should be redirected and is not, or that ztunnel does not serve. 1: there is one, or a verdict

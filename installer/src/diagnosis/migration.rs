@@ -3,9 +3,12 @@
 
 use crate::error::chain;
 use crate::sandboxes::{DesiredRules, Network, PolicySources, Sandbox, addresses_in};
-use gybe_netfilter::inspect::verdict::{Treatment, compare_treatment};
+use gybe_netfilter::apply::istio_ambient::IstioAmbient;
+use gybe_netfilter::apply::presence::Presence;
+use gybe_netfilter::apply::redirection::RedirectionError;
+use gybe_netfilter::inspect::verdict::{Treatment, compare_treatment, is_replaceable};
 use gybe_netfilter::kernel::netns::Netns;
-use gybe_netfilter::model::policy::RedirectPolicy;
+use gybe_netfilter::model::policy::AmbientPolicy;
 use gybe_plugin::gates::LeaveAloneReason;
 
 /// What the move to Gybe changes for a pod.
@@ -42,35 +45,55 @@ fn change(sandbox: &Sandbox, sources: &PolicySources) -> OutcomeChange {
         Ok(netns) => netns,
         Err(why) => return unknown(format!("its network namespace cannot be opened: {}", chain(&why))),
     };
-    match sources.desired(sandbox, || addresses_in(&netns)) {
-        DesiredRules::NotKnown { why, .. } => unknown(why),
+    let desired = sources.desired(sandbox, || addresses_in(&netns));
+    match &desired {
+        DesiredRules::NotKnown { why, .. } => unknown(why.clone()),
         DesiredRules::LeftAlone { reason: reason @ LeaveAloneReason::IstioInit, .. } => {
             OutcomeChange::None(reason.to_string())
         }
-        DesiredRules::LeftAlone { reason, .. } => compared(
-            &netns,
-            sandbox,
-            None,
-            format!("Gybe would leave it alone ({reason}), and nothing redirects it"),
-        ),
-        DesiredRules::Ambient(_) => {
-            unknown("Gybe would redirect it to ztunnel, which is not compared".to_owned())
+        DesiredRules::LeftAlone { reason, .. } => {
+            let same = format!("Gybe would leave it alone ({reason}), and nothing redirects it");
+            compared(&netns, sandbox, &desired, same)
         }
-        DesiredRules::Policy(known) => {
+        DesiredRules::Ambient(enrolment) => {
+            let happens = take_over(&netns, &enrolment.policy);
+            let same = format!("the same connections would go to ztunnel: {happens}");
+            match compared(&netns, sandbox, &desired, same) {
+                OutcomeChange::Otherwise(mut sentences) => {
+                    sentences.push(happens);
+                    OutcomeChange::Otherwise(sentences)
+                }
+                other => other,
+            }
+        }
+        DesiredRules::Policy(_) => {
             let same = "Gybe would redirect the same connections".to_owned();
-            compared(&netns, sandbox, Some(&known.policy), same)
+            compared(&netns, sandbox, &desired, same)
         }
     }
 }
 
-fn compared(
-    netns: &Netns,
-    sandbox: &Sandbox,
-    policy: Option<&RedirectPolicy>,
-    same: String,
-) -> OutcomeChange {
+/// Returns what becomes of the rules of an ambient pod that runs: the decision of the container `repair`.
+fn take_over(netns: &Netns, policy: &AmbientPolicy) -> String {
+    let decided = netns.run(|| {
+        Ok::<_, RedirectionError>(match IstioAmbient::look()? {
+            Some(_) if is_replaceable(policy)? => "Gybe replaces istio-cni's rules while the pod runs",
+            Some(_) => "Gybe leaves istio-cni's rules as they are: they treat connections otherwise than Gybe's would",
+            None if Presence::look()?.other_meshes.is_empty() => "Gybe writes its rules while the pod runs",
+            None => "Gybe leaves its rules as they are: they are not only istio-cni's for an ambient pod",
+        })
+    });
+    let not_known = |why: String| format!("it is not known whether Gybe replaces its rules: {why}");
+    match decided {
+        Ok(Ok(happens)) => happens.to_owned(),
+        Ok(Err(why)) => not_known(chain(&why)),
+        Err(why) => not_known(chain(&why)),
+    }
+}
+
+fn compared(netns: &Netns, sandbox: &Sandbox, desired: &DesiredRules, same: String) -> OutcomeChange {
     let programs = sandbox.cgroups.programs();
-    match netns.run(|| compare_treatment(policy, &programs)) {
+    match netns.run(|| compare_treatment(desired.for_verdict(), &programs)) {
         Ok(Ok(Treatment { differences, .. })) if !differences.is_empty() => {
             OutcomeChange::Otherwise(differences)
         }

@@ -17,6 +17,10 @@ const MODE: &str = "istio.io/dataplane-mode";
 /// The label of ztunnel's pods in the namespace of Istio's components.
 const ZTUNNEL: (&str, &str) = ("app", "ztunnel");
 
+/// The annotation of an ambient pod, and its value when all of it is done: istio-cni's agent decides by it, and istiod.
+pub(crate) const REDIRECTION: &str = "ambient.istio.io/redirection";
+pub(crate) const REDIRECTED: &str = "enabled";
+
 /// The labels of an object.
 pub type Labels = BTreeMap<String, String>;
 

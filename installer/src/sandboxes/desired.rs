@@ -210,7 +210,7 @@ impl DesiredRules {
         Self::LeftAlone { reason, not_ambient: not_ambient.and_then(|uid| PodUid::parse(uid).ok()) }
     }
 
-    pub(super) fn for_verdict(&self) -> verdict::Desired<'_> {
+    pub(crate) fn for_verdict(&self) -> verdict::Desired<'_> {
         match self {
             Self::Policy(known) => verdict::Desired::Policy(&known.policy),
             Self::Ambient(enrolment) => verdict::Desired::Ambient(&enrolment.policy),

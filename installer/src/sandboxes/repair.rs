@@ -31,7 +31,7 @@ use crate::sandboxes::{
     DesiredRules, HostPaths, JudgedSandbox, PolicySources, Sandbox, SandboxList, SandboxVerdict, find,
     judge_open,
 };
-use enrolment::{AmbientChange, AmbientTurn, our_rules};
+use enrolment::{AmbientChange, AmbientTurn, our_rules, rules_of_istio};
 use gybe_netfilter::inspect::verdict::RedirectionState;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::conf::PluginConf;
@@ -219,13 +219,21 @@ impl RepairPass<'_> {
         // No other sandbox is changed.
         let is_open = match policy {
             KnownPolicy::Ambient => {
-                state == RedirectionState::NotRedirected || turn.is_due || differs || is_silent
+                matches!(state, RedirectionState::NotRedirected | RedirectionState::ByOthers)
+                    || turn.is_due
+                    || differs
+                    || is_silent
             }
             KnownPolicy::NotAmbient => state == RedirectionState::Redirected || turn.is_due,
             _ => state == RedirectionState::NotRedirected,
         };
         let may_be_ambient = matches!(policy, KnownPolicy::Ambient | KnownPolicy::NotAmbient);
-        let ours = netns.as_ref().filter(|_| is_open).map(|netns| our_rules(netns, may_be_ambient));
+        let ours = netns.as_ref().filter(|_| is_open).map(|netns| match (&desired, state) {
+            (Some(DesiredRules::Ambient(enrolment)), RedirectionState::ByOthers) => {
+                rules_of_istio(netns, &enrolment.policy)
+            }
+            _ => our_rules(netns, may_be_ambient),
+        });
         let ours = ours.and_then(Result::ok).unwrap_or(OurRules::NotRead);
         let candidate = RepairCandidate {
             state,

@@ -12,29 +12,29 @@ use gybe_integration::ztunnel::{Fault, Mesh, Observed, Ztunnel};
 use gybe_test_support::{TestDir, wait_for, wait_for_at_most, wait_until};
 use serde_json::{Value, json};
 use std::net::TcpStream;
-use std::thread;
+use std::thread::{self, Scope};
 use std::time::{Duration, Instant};
 
 /// The addresses of `Linked`.
-const POD: &str = "10.244.0.3";
-const PEER: &str = "10.244.0.77";
+pub(crate) const POD: &str = "10.244.0.3";
+pub(crate) const PEER: &str = "10.244.0.77";
 
 /// Whether conntrack takes up connections that it does not know.
 const LOOSE: &str = "cat /proc/sys/net/netfilter/nf_conntrack_tcp_loose";
 
 /// A settled sandbox is judged again within a minute.
-const A_MINUTE: Duration = Duration::from_secs(80);
+pub(crate) const A_MINUTE: Duration = Duration::from_secs(80);
 
 impl AmbientNode<Ztunnel> {
     fn start(test: &str, repair: &str) -> Self {
         Self::with_backend(test, repair, "nft")
     }
 
-    fn with_backend(test: &str, repair: &str, backend: &str) -> Self {
+    pub(crate) fn with_backend(test: &str, repair: &str, backend: &str) -> Self {
         Self::with_ztunnel(test, repair, backend, start_ztunnel)
     }
 
-    fn observe(&self, what: &str, holds: impl Fn(&Observed) -> bool) -> Observed {
+    pub(crate) fn observe(&self, what: &str, holds: impl Fn(&Observed) -> bool) -> Observed {
         wait_for(what, || Some(self.ztunnel().observed()).filter(|observed| holds(observed)))
     }
 
@@ -58,6 +58,19 @@ fn start_ztunnel(root: &TestDir) -> Ztunnel {
     Ztunnel::start(&socket(root), Fault::default(), Mesh::default()).unwrap()
 }
 
+/// Lets clients connect all the time to the pod, and from it.
+pub(crate) fn connect_both_ways<'scope>(
+    scope: &'scope Scope<'scope, '_>,
+    clients: &'scope Clients,
+    linked: &'scope Linked,
+) {
+    let (pod, peer) = (&linked.pod.netns, &linked.peer);
+    for (server, client, to, source) in [(pod, peer, POD, PEER), (peer, pod, PEER, POD)] {
+        clients.serve(scope, server);
+        clients.connect(scope, client, to, source);
+    }
+}
+
 #[test]
 fn a_pod_that_gets_the_label_is_enrolled_and_one_that_loses_it_is_taken_out_without_a_refused_connection() {
     for backend in BACKENDS {
@@ -72,10 +85,7 @@ fn change_the_label(backend: &str) {
     node.run("plain", pod);
     thread::scope(|scope| {
         let ends = EndOnDrop(&clients);
-        for (server, client, to, source) in [(&pod.netns, peer, POD, PEER), (peer, &pod.netns, PEER, POD)] {
-            clients.serve(scope, server);
-            clients.connect(scope, client, to, source);
-        }
+        connect_both_ways(scope, &clients, &linked);
         let before = connect(peer, POD).unwrap().0;
         assert!(pod.rules().is_empty());
         node.label("plain", pod, &json!({ MODE: "ambient" }));
@@ -110,8 +120,7 @@ fn change_the_label(backend: &str) {
         assert!(echoes(&before) && direct.iter().all(|(stream, _)| echoes(stream)));
         drop(ends);
     });
-    let failures = clients.into_attempts().into_iter().filter_map(|attempt| attempt.failure);
-    assert_eq!(failures.collect::<Vec<_>>(), Vec::<String>::new(), "{backend}");
+    assert_eq!(clients.into_failures().1, Vec::<String>::new(), "{backend}");
 }
 
 #[test]

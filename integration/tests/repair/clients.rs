@@ -104,6 +104,14 @@ impl Clients {
         wait_until("connections of the clients", || made() >= before + count);
     }
 
+    /// Returns the number of connections that were as they should be, and why others failed.
+    pub(crate) fn into_failures(self) -> (usize, Vec<String>) {
+        let attempts = self.into_attempts();
+        let all = attempts.len();
+        let failures: Vec<String> = attempts.into_iter().filter_map(|attempt| attempt.failure).collect();
+        (all - failures.len(), failures)
+    }
+
     pub(crate) fn into_attempts(self) -> Vec<Attempt> {
         self.attempts.into_inner().unwrap()
     }

@@ -31,3 +31,5 @@ mod pods;
 mod race;
 #[cfg(test)]
 mod storm;
+#[cfg(test)]
+mod take_over;

@@ -8,7 +8,7 @@ use crate::access::{ListedChain, NamespaceAccess};
 use crate::apply::backend::{BackendError, BackendKind};
 use crate::iptables::{MARK, PREFIX, SavedRules, TABLES, legacy_rules};
 use crate::model::Hint;
-use crate::model::ruleset::{Family, Stage, TableFamily};
+use crate::model::ruleset::{Family, TableFamily};
 use crate::nft::TABLE;
 use std::borrow::Cow;
 use std::collections::BTreeSet;
@@ -153,9 +153,10 @@ impl Presence {
         if !saved.ours.is_empty() {
             self.add(BackendKind::IptablesLegacy);
         }
-        let chain =
-            |(stage, chain): (Stage, String)| OtherMesh::Chain { family, table: stage.table(), chain };
-        self.other_meshes.extend(saved.other_redirects.into_iter().map(chain));
+        for (stage, table) in saved.others {
+            let chain = |chain| OtherMesh::Chain { family, table: stage.table(), chain };
+            self.other_meshes.extend(table.chains.into_keys().map(chain));
+        }
         if saved.has_other_nat {
             self.other_nat.push(OtherNat::LegacyTable { family });
         }

@@ -260,6 +260,11 @@ impl LiveRules {
         Self::of(self.rules.ours_alone(), self.listeners)
     }
 
+    /// Keeps other owners' rules only.
+    pub(crate) fn without_ours(&self) -> Self {
+        Self { rules: self.rules.without_ours(), ..self.clone() }
+    }
+
     /// Follows a connection within a budget that several share.
     pub(crate) fn walked(&self, packet: &Packet, budget: &Budget) -> LivePath<'_> {
         let walked = walk::walk(&self.rules, packet, self.listeners, budget);

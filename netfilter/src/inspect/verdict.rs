@@ -9,15 +9,17 @@ mod parts;
 mod values;
 
 use crate::apply::backend::BackendKind;
+use crate::apply::istio_ambient::IstioAmbient;
 use crate::apply::presence::Presence;
 use crate::apply::redirection::{Deviation, Redirection, RedirectionError, RuleVariant};
-use crate::compile::compile;
+use crate::compile::{compile, compile_ambient};
 use crate::inspect::ebpf::Programs;
 use crate::inspect::live::LiveRules;
+use crate::kernel::routes::{Routes, Rtnetlink};
 use crate::model::inventory::Inventory;
 use crate::model::policy::{AmbientPolicy, Families, Policy, RedirectPolicy};
 use crate::model::ruleset::Ruleset;
-use compare::{Compared, Comparison, compare};
+use compare::{Compared, Comparison, compare, is_like_one_of};
 
 /// The desired state of a namespace.
 #[derive(Debug, Clone, Copy)]
@@ -85,6 +87,10 @@ pub struct NamespaceVerdict {
 /// The reason in a namespace without any rule of ours.
 const NO_RULES: &str = "no Gybe rules in this namespace";
 
+/// With which settings rules of istio-cni are compared where the pod's are not known.
+const ASSUMED: &str = "istio-cni's rules are compared with those of an ambient pod whose DNS queries and inbound \
+    connections are captured, with IPv6: no policy of an ambient pod is known for it";
+
 impl NamespaceVerdict {
     /// A verdict with one reason.
     pub fn because(state: RedirectionState, reason: impl Into<String>) -> Self {
@@ -119,7 +125,8 @@ pub fn judge_namespace(
 ) -> Result<NamespaceVerdict, RedirectionError> {
     let presence = Presence::look()?;
     if let Some(mesh) = presence.other_meshes.first() {
-        return Ok(NamespaceVerdict::because(RedirectionState::ByOthers, mesh.to_string()));
+        let verdict = NamespaceVerdict::because(RedirectionState::ByOthers, mesh.to_string());
+        return with_faults_of_istio_ambient(verdict, desired);
     }
     let kinds = reading.only.map_or_else(|| presence.ours.clone(), |kind| vec![kind]);
     let (whole, without) = match desired {
@@ -166,21 +173,79 @@ pub struct Treatment {
 }
 
 /// Compares all connections under the rules of the calling thread's namespace, also those of other programs, with those
-/// under the rules of a policy; without a policy every connection would keep its destination.
+/// under the desired rules; without a policy every connection would keep its destination.
 ///
 /// # Errors
 /// When the rules of the namespace cannot be read.
-pub fn compare_treatment(
-    policy: Option<&RedirectPolicy>,
-    programs: &Programs,
-) -> Result<Treatment, RedirectionError> {
+pub fn compare_treatment(desired: Desired<'_>, programs: &Programs) -> Result<Treatment, RedirectionError> {
     let live = LiveRules::read()?.with_programs(programs.clone());
-    let (rules, live) = match policy {
-        Some(policy) => (compile(policy), live.with_proxy_of(policy)),
-        None => (Ruleset { families: Families::V4AndV6, chains: Vec::new() }, live),
+    let (rules, live) = match desired {
+        Desired::Policy(policy) => (compile(policy), live.with_proxy_of(policy)),
+        Desired::Ambient(policy) => (compile_ambient(policy), live.with_ztunnel()),
+        Desired::LeftAlone | Desired::NotKnown => {
+            (Ruleset { families: Families::V4AndV6, chains: Vec::new() }, live)
+        }
     };
-    let compared = compare(&live.replaced_by(&rules)?, &live, Compared::All);
+    let which = if let Desired::Ambient(_) = desired { Compared::AllWithReplies } else { Compared::All };
+    let compared = compare(&live.replaced_by(&rules)?, &live, which);
     Ok(Treatment { differences: compared.not_redirected, unknown: compared.unknown })
+}
+
+/// Reports whether the calling thread's namespace has istio-cni's rules for an ambient pod, no other mesh's, and all its
+/// rules together treat every connection as those of this policy do, so that Gybe's can replace istio-cni's.
+///
+/// # Errors
+/// When the rules of the namespace cannot be read.
+pub fn is_replaceable(policy: &AmbientPolicy) -> Result<bool, RedirectionError> {
+    if IstioAmbient::look()?.is_none() {
+        return Ok(false);
+    }
+    let mut forms = vec![compile_ambient(policy)];
+    if policy.families == Families::V4Only {
+        // Without IPv6 istio-cni's nft rules that have no address apply to IPv6 all the same.
+        let mut both = compile_ambient(&AmbientPolicy { families: Families::V4AndV6, ..policy.clone() });
+        both.chains.iter_mut().for_each(|chain| chain.rules.retain(|rule| !rule.id.0.ends_with("-v6")));
+        forms.push(both);
+    }
+    let live = LiveRules::read()?.with_ztunnel();
+    let forms = forms.iter().map(|rules| live.replaced_by(rules)).collect::<Result<Vec<_>, _>>()?;
+    Ok(is_like_one_of(&forms, &live))
+}
+
+/// Reports whether the rules of other owners in the calling thread's namespace, without Gybe's, redirect every connection
+/// that Gybe's redirect, and deliver the replies that Gybe's deliver.
+///
+/// # Errors
+/// When the rules of the namespace cannot be read.
+pub fn others_redirect_as_ours() -> Result<bool, RedirectionError> {
+    let live = LiveRules::read()?.with_ztunnel();
+    let compared = compare(&live.ours_alone(), &live.without_ours(), Compared::Captured);
+    Ok(compared.not_redirected.is_empty() && compared.unknown.is_empty())
+}
+
+/// Adds what keeps connections from ztunnel under rules of istio-cni for an ambient pod, one sentence each; nothing in a
+/// namespace with other rules.
+fn with_faults_of_istio_ambient(
+    mut verdict: NamespaceVerdict,
+    desired: Desired<'_>,
+) -> Result<NamespaceVerdict, RedirectionError> {
+    if IstioAmbient::look()?.is_none() {
+        return Ok(verdict);
+    }
+    let usual = AmbientPolicy::default();
+    let policy = if let Desired::Ambient(policy) = desired {
+        policy
+    } else {
+        verdict.notes.push(ASSUMED.to_owned());
+        &usual
+    };
+    let live = LiveRules::read()?.with_ztunnel();
+    let compared = compare(&live.replaced_by(&compile_ambient(policy))?, &live, Compared::Captured);
+    let missing = Routes::of_ambient(policy).missing(&mut Rtnetlink::open()?)?;
+    verdict.differences = compared.not_redirected;
+    verdict.differences.extend(missing.into_iter().map(|entry| Deviation::Route(entry).to_string()));
+    verdict.notes.extend(compared.unknown);
+    Ok(verdict)
 }
 
 /// Why the rules of ours that were found belong to no policy, one sentence each.

@@ -23,7 +23,7 @@ pub(super) fn of_family(rules: &IptablesRules, family: Family) -> &FamilyRules {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct TableRules {
     /// Gybe's chains, the mark among them, and their rules.
-    pub(super) chains: BTreeMap<String, Vec<RuleText>>,
+    pub(crate) chains: BTreeMap<String, Vec<RuleText>>,
     /// Rules in other chains that lead into Gybe's chains, by chain.
     pub(super) hooks: BTreeMap<String, Vec<RuleText>>,
 }

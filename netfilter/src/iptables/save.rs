@@ -15,8 +15,8 @@ use std::collections::{BTreeMap, BTreeSet};
 pub(crate) struct SavedRules {
     /// Gybe's rules.
     pub(crate) ours: FamilyRules,
-    /// `ISTIO_*` chains in tables without Gybe's mark: redirections by other meshes.
-    pub(crate) other_redirects: Vec<(Stage, String)>,
+    /// The `ISTIO_*` chains of tables without Gybe's mark, and the rules that lead to them: other meshes'.
+    pub(crate) others: FamilyRules,
     /// Whether table nat has rules of other owners at the hooks that Gybe uses.
     pub(crate) has_other_nat: bool,
 }
@@ -75,12 +75,12 @@ fn refuse_incompatible(remark: &str) -> Result<(), SaveError> {
 fn classify(tables: BTreeMap<Stage, SavedTable>) -> SavedRules {
     let mut saved = SavedRules::default();
     for (stage, table) in tables {
-        let redirects = table.chains.iter().filter(|chain| chain.starts_with(PREFIX));
+        let has_redirects = table.chains.iter().any(|chain| chain.starts_with(PREFIX));
         saved.has_other_nat |= stage == Stage::Nat && table.has_others();
         if table.chains.contains(MARK) {
             saved.ours.insert(stage, table.ours());
-        } else {
-            saved.other_redirects.extend(redirects.map(|chain| (stage, chain.clone())));
+        } else if has_redirects {
+            saved.others.insert(stage, table.ours());
         }
     }
     saved

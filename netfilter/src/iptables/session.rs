@@ -19,15 +19,13 @@ pub(super) struct Session<'a> {
     pub engine: Engine,
     pub programs: &'a IptablesPrograms,
     pub conditions: RunConditions<'a>,
+    /// Whether the chains of other meshes count as Gybe's, which replaces or removes them.
+    pub with_others: bool,
 }
 
 impl Session<'_> {
     /// Reads the tables of one family.
-    pub(super) fn read(
-        &self,
-        access: &mut NamespaceAccess,
-        family: Family,
-    ) -> Result<SavedRules, IptablesError> {
+    fn read(&self, access: &mut NamespaceAccess, family: Family) -> Result<SavedRules, IptablesError> {
         if self.engine == Engine::Legacy {
             return read_legacy(family);
         }
@@ -46,7 +44,15 @@ impl Session<'_> {
 
     /// Gybe's rules of both families.
     pub(super) fn ours(&self, access: &mut NamespaceAccess) -> Result<IptablesRules, IptablesError> {
-        Family::ALL.into_iter().map(|family| Ok((family, self.read(access, family)?.ours))).collect()
+        Family::ALL.into_iter().map(|family| Ok((family, self.ours_of(access, family)?))).collect()
+    }
+
+    fn ours_of(&self, access: &mut NamespaceAccess, family: Family) -> Result<FamilyRules, IptablesError> {
+        let SavedRules { mut ours, others, .. } = self.read(access, family)?;
+        if self.with_others {
+            ours.extend(others);
+        }
+        Ok(ours)
     }
 
     /// Checks that there are programs for every family in `desired`, and nftables in the kernel where the engine
@@ -95,7 +101,7 @@ impl Session<'_> {
         family: Family,
         before: &FamilyRules,
     ) -> Result<(), String> {
-        let now = self.read(access, family).map_err(|error| error.to_string())?.ours;
+        let now = self.ours_of(access, family).map_err(|error| error.to_string())?;
         let (tables, left_out): (FamilyRules, Vec<usize>) = before
             .iter()
             .map(|(stage, table)| {

@@ -20,6 +20,7 @@ pub use routing::{Route, RouteQuery};
 pub(crate) use routing::{Routing, ipsec_policies};
 pub use rtnetlink::Rtnetlink;
 
+use crate::kernel::netlink::message::{CREATE, EXCLUSIVE, REPLACE};
 use crate::model::policy::ambient::{ORIGINAL_SOURCE_MARK, ORIGINAL_SOURCE_TABLE};
 use crate::model::policy::{AmbientPolicy, Families, Inbound, MaskedMark, Mode, RedirectPolicy};
 use crate::model::ruleset::Family;
@@ -165,6 +166,35 @@ impl Routes {
         rtnetlink.delete(&superfluous)
     }
 
+    /// Makes the entries that deliver the application's packets to ztunnel Gybe's where another program added them, and
+    /// removes those that the policy does not need. Packets are delivered all the time.
+    ///
+    /// # Errors
+    /// When an entry of the other program may still be there. None is missing then.
+    pub(crate) fn take_over_ambient(&self, rtnetlink: &mut Rtnetlink) -> Result<(), RoutesError> {
+        let needed = self.needed()?;
+        for entry in delivery(Families::V4AndV6, ORIGINAL_SOURCE_MARK, ORIGINAL_SOURCE_TABLE) {
+            let Owners { ours, theirs } = Owners::of(entry, rtnetlink)?;
+            let Some(first) = theirs.first() else { continue };
+            if needed.contains(&entry) && ours.is_empty() {
+                // A route is replaced by one; rules with one priority would be the same to the kernel.
+                let (flags, priority) = match first.list {
+                    RoutingList::Rules(_) => {
+                        let before = entry::priority(&first.bytes).checked_sub(1);
+                        (EXCLUSIVE, before.ok_or(RoutesError::NoPriority { entry })?)
+                    }
+                    RoutingList::Routes(_) | RoutingList::Addresses => (REPLACE, 0),
+                };
+                let refused = rtnetlink.add_with(CREATE | flags, &[Addition { entry, priority }])?;
+                if let Some((entry, source)) = refused.into_iter().next() {
+                    return Err(RoutesError::refused(entry, source));
+                }
+            }
+            rtnetlink.delete(&theirs)?;
+        }
+        Ok(())
+    }
+
     fn superfluous(&self, rtnetlink: &mut Rtnetlink) -> Result<Vec<ListedEntry>, RoutesError> {
         let mut all = ours(rtnetlink)?;
         // Of a rule that exists twice the first is evaluated: an earlier version of Gybe added the other.
@@ -220,6 +250,40 @@ impl fmt::Display for Stray {
 pub fn remove(rtnetlink: &mut Rtnetlink) -> Result<(), RoutesError> {
     let ours = ours(rtnetlink)?;
     rtnetlink.delete(&ours)
+}
+
+/// Reports whether another program has added each entry of Gybe that delivers the application's packets to ztunnel, too,
+/// so that Gybe's may be removed.
+///
+/// # Errors
+/// When the kernel does not list its entries.
+pub fn has_another_ambient_delivery(rtnetlink: &mut Rtnetlink) -> Result<bool, RoutesError> {
+    for entry in delivery(Families::V4AndV6, ORIGINAL_SOURCE_MARK, ORIGINAL_SOURCE_TABLE) {
+        let Owners { ours, theirs } = Owners::of(entry, rtnetlink)?;
+        if theirs.is_empty() && !ours.is_empty() {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// The listed entries of one form, by the programs that added them.
+struct Owners {
+    ours: Vec<ListedEntry>,
+    theirs: Vec<ListedEntry>,
+}
+
+impl Owners {
+    fn of(entry: RoutingEntry, rtnetlink: &mut Rtnetlink) -> Result<Self, RoutesError> {
+        let list = RoutingList::holding(entry);
+        let is_ours = |found: &ListedEntry| match list {
+            RoutingList::Rules(_) => entry::is_our_rule(&found.bytes),
+            RoutingList::Routes(_) | RoutingList::Addresses => entry::is_our_route(&found.bytes),
+        };
+        let found = rtnetlink.list(list)?.into_iter().filter(|found| entry.is(found));
+        let (ours, theirs) = found.map(|bytes| ListedEntry { list, bytes }).partition(is_ours);
+        Ok(Self { ours, theirs })
+    }
 }
 
 /// All entries with Gybe's number of origin.

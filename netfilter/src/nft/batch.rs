@@ -110,6 +110,27 @@ impl Batch {
         BatchBuilder::of(rules, start).close(false)
     }
 
+    /// The batch that makes `rules` the content of Gybe's table, and deletes the tables of istio-cni for ambient pods.
+    ///
+    /// # Errors
+    /// As [`Batch::apply`].
+    pub(crate) fn take_over(rules: &Ruleset) -> Result<Self, TooLong> {
+        let mut builder = BatchBuilder::of(rules, Start::Replace);
+        builder.without_istio_ambient();
+        builder.close(true)
+    }
+
+    /// The batch that deletes Gybe's table and those of istio-cni for ambient pods, where they are.
+    ///
+    /// # Errors
+    /// Never in practice: all its lengths are constant.
+    pub(crate) fn remove_with_istio_ambient() -> Result<Self, TooLong> {
+        let mut builder = BatchBuilder::with_capacity(512);
+        builder.without_table(TABLE);
+        builder.without_istio_ambient();
+        builder.close(true)
+    }
+
     /// The batch that deletes Gybe's table; the kernel refuses it when there is none.
     ///
     /// # Errors
@@ -177,6 +198,10 @@ impl Batch {
     }
 }
 
+/// The tables of istio-cni's nftables backend for ambient pods, in family `inet`.
+pub(crate) const ISTIO_AMBIENT_TABLES: [&str; 3] =
+    ["istio-ambient-nat", "istio-ambient-mangle", "istio-ambient-raw"];
+
 /// Bytes reserved for a rule's message; the longest one is shorter.
 const RULE_SIZE: usize = 1024;
 /// Bytes reserved for a chain's message.
@@ -226,6 +251,17 @@ impl BatchBuilder {
         let header = Header { kind: NFNL_SUBSYS_NFTABLES << 8 | kind, flags: REQUEST | flags, sequence };
         self.out.message(header, &[NFPROTO_INET, 0, 0, 0], body);
         self.objects.push(object);
+    }
+
+    fn without_istio_ambient(&mut self) {
+        ISTIO_AMBIENT_TABLES.into_iter().for_each(|table| self.without_table(table));
+    }
+
+    /// Created first, so that the deletion cannot fail where there is no such table.
+    fn without_table(&mut self, table: &str) {
+        for (kind, flags) in [(NFT_MSG_NEWTABLE, CREATE), (NFT_MSG_DELTABLE, 0)] {
+            self.add(kind, flags, BatchObject::Transaction, |w| w.text(NFTA_TABLE_NAME, table));
+        }
     }
 
     fn table(&mut self, start: Start) {

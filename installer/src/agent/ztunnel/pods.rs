@@ -144,8 +144,14 @@ impl State {
             (None, Some(_)) => false,
         });
         if is_same {
-            if let Some(entry) = self.pods.get_mut(&pod.uid).filter(|_| netns.is_some()) {
-                entry.pod = Arc::new(pod.clone());
+            if let Some(entry) = self.pods.get_mut(&pod.uid) {
+                if netns.is_some() {
+                    entry.pod = Arc::new(pod.clone());
+                } else if matches!((rest, entry.rest), (Rest::Everything, Rest::Nothing)) {
+                    // It is handed over before it was known that an earlier agent had it.
+                    self.generations += 1;
+                    entry.rest = Rest::Keep(self.generations);
+                }
             }
             let sent = self.connections.last_mut().and_then(|newest| newest.sent.get_mut(&pod.uid));
             if let Some(sent) = sent.filter(|sent| matches!(sent.answer, Answer::Refused(_))) {

@@ -12,7 +12,7 @@ pub struct RepairCandidate {
     pub has_ended_add: bool,
     /// Whether a process of a pod runs in the namespace. The runtime starts the first one after the ADD.
     pub has_process: bool,
-    /// The rules of Gybe in the namespace.
+    /// The rules of Gybe in the namespace, or those that Gybe replaces.
     pub ours: OurRules,
     /// Whether rules or routes of Gybe differ from the desired ones.
     pub differs: bool,
@@ -39,7 +39,7 @@ pub enum KnownPolicy {
     NotKnown,
 }
 
-/// The rules of Gybe in a namespace.
+/// The rules of Gybe in a namespace, or those of istio-cni that Gybe's replace.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum OurRules {
     /// They cannot be read, or were not, because nothing depends on them.
@@ -49,6 +49,8 @@ pub enum OurRules {
     Empty,
     Ambient,
     Sidecar,
+    /// Those of istio-cni for an ambient pod, and no other mesh's.
+    IstioAmbient,
 }
 
 /// What happens to a sandbox.
@@ -142,6 +144,9 @@ pub fn decide(candidate: &RepairCandidate) -> RepairDecision {
     match ambient {
         Some(Action::Restart) => return decision(Action::Restart, "ztunnel does not listen in it any more"),
         Some(Action::Leave) => return decision(Action::Leave, "it is not ambient any more"),
+        Some(action) if candidate.ours == OurRules::IstioAmbient => {
+            return decision(action, "it is ambient, and istio-cni wrote its rules");
+        }
         Some(action) => return decision(action, "it should be ambient, and is not enrolled completely"),
         None => {}
     }
@@ -156,10 +161,11 @@ pub fn decide(candidate: &RepairCandidate) -> RepairDecision {
 }
 
 /// Returns what ambient mode requires of a pod that runs. Rules for a sidecar are never replaced, and neither are those
-/// of a namespace that is not known completely.
+/// of a namespace that is not known completely, or of another mesh that treat a connection otherwise.
 fn ambient_change(candidate: &RepairCandidate) -> Option<Action> {
     let RepairCandidate { state, policy, ours, differs, is_due, is_silent, .. } = *candidate;
     match (policy, ours) {
+        (KnownPolicy::Ambient, OurRules::IstioAmbient) => Some(Action::Enrol),
         _ if state == RedirectionState::ByOthers => None,
         // The kernel shows it as enrolled; no rule has to be written.
         (KnownPolicy::Ambient, OurRules::Ambient) if is_due => Some(Action::Enrol),
@@ -222,6 +228,7 @@ mod tests {
         let ambient = RepairCandidate { policy: KnownPolicy::Ambient, ..UNREDIRECTED };
         let enrolled = RepairCandidate { state: Redirected, ours: OurRules::Ambient, ..ambient.clone() };
         let left = RepairCandidate { policy: KnownPolicy::NotAmbient, ..enrolled.clone() };
+        let by_istio = RepairCandidate { state: ByOthers, ours: OurRules::IstioAmbient, ..ambient.clone() };
         let doubt = || Some("its uid changed".to_owned());
         for (candidate, action) in [
             (ambient.clone(), Action::Enrol),
@@ -229,6 +236,15 @@ mod tests {
             (RepairCandidate { ours: OurRules::Sidecar, is_due: true, ..ambient.clone() }, Action::Report),
             (RepairCandidate { ours: OurRules::NotRead, is_due: true, ..ambient.clone() }, Action::Report),
             (RepairCandidate { state: ByOthers, is_due: true, ..ambient.clone() }, Action::None),
+            (by_istio.clone(), Action::Enrol),
+            (RepairCandidate { doubt: doubt(), ..by_istio.clone() }, Action::Report),
+            (RepairCandidate { has_process: false, ..by_istio.clone() }, Action::None),
+            (RepairCandidate { ours: OurRules::NotRead, ..by_istio.clone() }, Action::None),
+            (
+                RepairCandidate { policy: KnownPolicy::NotAmbient, is_due: true, ..by_istio.clone() },
+                Action::None,
+            ),
+            (RepairCandidate { policy: KnownPolicy::Redirect, ..by_istio }, Action::None),
             (RepairCandidate { state: Unknown, is_due: true, ..ambient.clone() }, Action::Report),
             (RepairCandidate { has_ended_add: false, is_due: true, ..ambient.clone() }, Action::None),
             (RepairCandidate { has_process: false, is_due: true, ..ambient.clone() }, Action::None),

@@ -11,7 +11,7 @@ use crate::sandboxes::{Sandbox, addresses_in};
 use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::apply::redirection::{Redirection, remove_all};
 use gybe_netfilter::compile::has_ambient_rules;
-use gybe_netfilter::inspect::verdict::{Desired, NamespaceVerdict, RedirectionState};
+use gybe_netfilter::inspect::verdict::{Desired, NamespaceVerdict, RedirectionState, is_replaceable};
 use gybe_netfilter::kernel::netns::Netns;
 use gybe_netfilter::kernel::open_connections::{keep_under_ambient, open_on, stop_keeping};
 use gybe_netfilter::model::policy::AmbientPolicy;
@@ -94,6 +94,15 @@ pub(super) fn our_rules(netns: &Netns, may_have: bool) -> Result<OurRules, Repai
     })?
 }
 
+/// Determines whether the rules of another mesh in the namespace are those of istio-cni that Gybe's replace.
+///
+/// # Errors
+/// When they cannot be read.
+pub(super) fn rules_of_istio(netns: &Netns, policy: &AmbientPolicy) -> Result<OurRules, RepairError> {
+    let is_theirs = netns.run(|| is_replaceable(policy))??;
+    Ok(if is_theirs { OurRules::IstioAmbient } else { OurRules::NotRead })
+}
+
 impl AmbientChange<'_> {
     /// Hands the namespace over to ztunnel, and then writes the rules where they differ, and reports that. Those of a pod
     /// that has some are written first: it must not send plain text while ztunnel or the agent is away. TCP connections
@@ -121,13 +130,15 @@ impl AmbientChange<'_> {
         }
         self.hand_over(&enrolment.pod, HandOverBy::Enrolment, agent_deadline())?;
         let written = self.write(&enrolment.policy);
-        // Rules that are there need ztunnel's listeners.
+        // Rules that are there need ztunnel's listeners, so do istio-cni's, which stay.
         let has_none = || {
             matches!(our_rules(self.netns, true), Ok(OurRules::None | OurRules::Empty | OurRules::Sidecar))
         };
         let reported = match &written {
             Ok(_) => self.hand_over(&enrolment.pod, HandOverBy::Repair, agent_deadline()),
-            Err(_) if has_none() => self.report_leave(&enrolment.pod.uid),
+            Err(_) if self.ours != OurRules::IstioAmbient && has_none() => {
+                self.report_leave(&enrolment.pod.uid)
+            }
             Err(_) => Ok(()),
         };
         // Its error says more.
@@ -171,29 +182,47 @@ impl AmbientChange<'_> {
     }
 
     fn write(&self, policy: &AmbientPolicy) -> Result<Repaired, RepairError> {
-        let Self { conf, sandbox, .. } = self;
+        let conf = self.conf;
         let selection = Selection { setting: conf.backend, probed: &conf.probed, age: MaxAge::Any };
         let selected = selection.to_write().map_err(Box::new)?;
         let (redirection, _) = selected.redirection_of_ambient(policy).map_err(Box::new)?;
+        let backend = selected.backend.name();
         self.check()?;
         self.netns.run(|| {
+            if self.ours == OurRules::IstioAmbient {
+                // Conntrack knows the open connections since istio-cni wrote its rules.
+                if !(is_replaceable(policy)? && redirection.take_over_ambient(selected.backend.kind())?) {
+                    return Err(RepairError::Changed("its rules of istio-cni have changed".to_owned()));
+                }
+                return self.judged(policy, backend, 0);
+            }
             let kept = keep_under_ambient()?;
             if let Err(error) = redirection.apply(&*selected.backend) {
                 // Without our rules the sysctl has no purpose. The error is about the rules.
                 let _ = kept.undo();
                 return Err(error.into());
             }
-            let verdict = judge(Desired::Ambient(policy), None, &sandbox.cgroups)?;
-            match verdict.state {
-                RedirectionState::Redirected => Ok(Repaired {
-                    backend: selected.backend.kind().name(),
-                    open_connections: kept.open,
-                    captures_dns: policy.dns == AmbientDns::Captured,
-                    drops_invalid: false,
-                }),
-                _ => Err(RepairError::NotRedirected(verdict.reasons.join("; "))),
-            }
+            self.judged(policy, backend, kept.open)
         })?
+    }
+
+    /// Judges the rules that `backend` has written.
+    fn judged(
+        &self,
+        policy: &AmbientPolicy,
+        backend: &'static str,
+        open_connections: usize,
+    ) -> Result<Repaired, RepairError> {
+        let verdict = judge(Desired::Ambient(policy), None, &self.sandbox.cgroups)?;
+        match verdict.state {
+            RedirectionState::Redirected => Ok(Repaired {
+                backend,
+                open_connections,
+                captures_dns: policy.dns == AmbientDns::Captured,
+                drops_invalid: false,
+            }),
+            _ => Err(RepairError::NotRedirected(verdict.reasons.join("; "))),
+        }
     }
 
     /// Lets new connections keep their destination, and, when the captured ones have ended or after [`DRAIN`], ends the

@@ -292,6 +292,14 @@ impl NamespaceRules {
         self.interfaces.iter().find(|one| one.name == name)
     }
 
+    /// The same namespace with other owners' rules only.
+    #[must_use]
+    pub(crate) fn without_ours(&self) -> Self {
+        let mut others = self.clone();
+        others.chains.iter_mut().for_each(|chain| chain.rules.retain(|rule| !rule.is_ours));
+        others
+    }
+
     /// The same namespace with our own rules only.
     #[must_use]
     pub(crate) fn ours_alone(&self) -> Self {

@@ -13,6 +13,9 @@ use ipnet::IpNet;
 /// How many sentences of one kind are reported.
 const REPORTED: usize = 5;
 
+/// The most sentences about connections.
+const MOST_FINDINGS: usize = 2 * REPORTED;
+
 /// The budget for one namespace, in steps: a pod that may write rules can make them long.
 const WITHIN: usize = 50_000_000;
 
@@ -34,16 +37,37 @@ pub(super) enum Compared {
     Redirected,
     /// The same, where the desired rules are our own of the namespace. Rules of ours that redirect nothing are a finding.
     OursAlone,
+    /// Those that the desired rules redirect or drop, and all whose replies are lost.
+    Captured,
     /// All, except those whose replies are lost: whether they are depends on rules of more than one owner.
     All,
+    /// All: where the rules of one owner take the place of another's.
+    AllWithReplies,
 }
 
 /// Compares the outcomes of connections.
 pub(super) fn compare(desired: &LiveRules, live: &LiveRules, which: Compared) -> Comparison {
-    compare_within(&Budget::of(WITHIN), desired, live, which)
+    compare_within(&Budget::of(WITHIN), MOST_FINDINGS, desired, live, which)
 }
 
-fn compare_within(budget: &Budget, desired: &LiveRules, live: &LiveRules, which: Compared) -> Comparison {
+/// Reports whether all connections certainly end as one of these desired rules has it. All are evaluated within one
+/// budget.
+pub(super) fn is_like_one_of(forms: &[LiveRules], live: &LiveRules) -> bool {
+    let budget = Budget::of(WITHIN);
+    forms.iter().any(|desired| {
+        let compared = compare_within(&budget, 1, desired, live, Compared::AllWithReplies);
+        compared.not_redirected.is_empty() && compared.unknown.is_empty()
+    })
+}
+
+/// Stops after `findings` findings.
+fn compare_within(
+    budget: &Budget,
+    findings: usize,
+    desired: &LiveRules,
+    live: &LiveRules,
+    which: Compared,
+) -> Comparison {
     let mut values = Values::default();
     values.add(&desired.rules, budget);
     values.add(&live.rules, budget);
@@ -63,7 +87,8 @@ fn compare_within(budget: &Budget, desired: &LiveRules, live: &LiveRules, which:
             }
             return true;
         }
-        if expected.first == Outcome::Untouched && which != Compared::All {
+        let keeps = expected.first == Outcome::Untouched;
+        if keeps && matches!(which, Compared::Redirected | Compared::OursAlone) {
             return true;
         }
         let LivePath { walked, obstacle } = live.walked(&packet, budget);
@@ -73,7 +98,12 @@ fn compare_within(budget: &Budget, desired: &LiveRules, live: &LiveRules, which:
         if walked.outcome == expected.first && walked.has_mark_of(&expected) {
             return true;
         }
-        if walked.outcome == Outcome::RepliesLost && which == Compared::All {
+        let skips = match which {
+            Compared::All => walked.outcome == Outcome::RepliesLost,
+            Compared::Captured => keeps && walked.outcome != Outcome::RepliesLost,
+            Compared::Redirected | Compared::OursAlone | Compared::AllWithReplies => false,
+        };
+        if skips {
             return true;
         }
         if let Some(why) = obstacle {
@@ -100,7 +130,7 @@ fn compare_within(budget: &Budget, desired: &LiveRules, live: &LiveRules, which:
             Outcome::Unknown => compared.unknown.push(sentence),
             _ => compared.not_redirected.push(sentence),
         }
-        compared.not_redirected.len() + compared.unknown.len() < 2 * REPORTED
+        compared.not_redirected.len() + compared.unknown.len() < findings
     });
     let is_spent = budget.is_spent();
     if tried.is_none() && !is_spent {
@@ -111,7 +141,7 @@ fn compare_within(budget: &Budget, desired: &LiveRules, live: &LiveRules, which:
     if is_spent {
         compared.unknown.push(format!("not evaluated within {WITHIN} steps"));
     }
-    if which != Compared::All {
+    if !matches!(which, Compared::All | Compared::AllWithReplies) {
         compared.unknown.extend(local_without_address(desired, live, budget));
     }
     let all_tried = tried.is_some() && !is_spent && live.not_evaluated().is_empty();

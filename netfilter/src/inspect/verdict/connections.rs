@@ -67,6 +67,8 @@ struct ConnectionPlan {
     owners: Vec<Owner>,
     marks: Vec<u32>,
     interfaces: Vec<InterfaceName>,
+    /// The mark of ztunnel's sockets; 0 for a sidecar.
+    proxy_mark: u32,
 }
 
 impl ConnectionPlan {
@@ -122,6 +124,7 @@ impl ConnectionPlan {
             owners: ids(Property::Uid, [app.uid, proxy.uid])?.into_iter().flat_map(owner).collect(),
             marks: values.of(Property::Mark, &[0], |_| 0, budget)?.into_iter().map(id).collect(),
             interfaces: interfaces.filter_map(|name| InterfaceName::parse(name).ok()).collect(),
+            proxy_mark: listeners.proxy_mark,
         })
     }
 
@@ -146,7 +149,9 @@ impl ConnectionPlan {
                 for source in self.sources_to(ns, *destination, by) {
                     for packet in self.packets(&direction, source, *destination) {
                         for owner in &self.owners {
-                            for mark in &self.marks {
+                            // Only ztunnel connects to the application from a client's address.
+                            let is_own = |mark: &&u32| ns.is_local(source) || **mark == self.proxy_mark;
+                            for mark in self.marks.iter().filter(is_own) {
                                 if !try_it(packet.clone().owned_by(*owner).marked(*mark)) {
                                     return false;
                                 }
@@ -159,7 +164,8 @@ impl ConnectionPlan {
         true
     }
 
-    /// The address that routing chooses, and the pod's own addresses that rules name.
+    /// The address that routing chooses, the pod's own addresses that rules name, and, for ztunnel's connections to the
+    /// application, those of clients.
     fn sources_to(&self, ns: &NamespaceRules, to: IpAddr, by: &InterfaceName) -> Vec<IpAddr> {
         let chosen = match ns.is_local(to) {
             true => Some(to),
@@ -170,8 +176,12 @@ impl ConnectionPlan {
             }),
         };
         let named = self.sources.iter().copied().filter(|source| {
+            let is_clients = self.proxy_mark != 0 && ns.is_local(to) && !to.is_loopback();
             // Packets that leave the pod have no loopback source.
-            ns.is_local(*source) && (ns.is_local(to) || !source.is_loopback())
+            match ns.is_local(*source) {
+                true => ns.is_local(to) || !source.is_loopback(),
+                false => is_clients && !source.is_loopback(),
+            }
         });
         let mut sources: Vec<IpAddr> = chosen.into_iter().chain(named).collect();
         sources.dedup();

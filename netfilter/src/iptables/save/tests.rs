@@ -30,7 +30,9 @@ fn rules_are_read_with_their_ids_and_counters_in_order() {
 fn chains_without_our_mark_are_somebody_elses() {
     let saved = parse(&nat(":ISTIO_OUTPUT - [0:0]\n-A OUTPUT -j ISTIO_OUTPUT\n")).unwrap();
     assert!(saved.ours.is_empty());
-    assert_eq!(saved.other_redirects, [(Stage::Nat, "ISTIO_OUTPUT".to_owned())]);
+    let nat = &saved.others[&Stage::Nat];
+    assert_eq!(nat.chains.keys().collect::<Vec<_>>(), ["ISTIO_OUTPUT"]);
+    assert_eq!(nat.hooks["OUTPUT"][0].target(), "ISTIO_OUTPUT");
 }
 
 #[test]
@@ -38,7 +40,7 @@ fn the_mark_of_one_table_says_nothing_of_another() {
     let raw = nat(":GYBE - [0:0]\n:ISTIO_OUTPUT_DNS - [0:0]\n").replace("*nat", "*raw");
     let saved = parse(&(raw + &nat(":ISTIO_OUTPUT - [0:0]\n"))).unwrap();
     assert_eq!(chains(&saved, Stage::Raw), ["GYBE", "ISTIO_OUTPUT_DNS"]);
-    assert_eq!(saved.other_redirects, [(Stage::Nat, "ISTIO_OUTPUT".to_owned())]);
+    assert_eq!(saved.others.keys().collect::<Vec<_>>(), [&Stage::Nat]);
 }
 
 #[test]
@@ -49,7 +51,7 @@ fn rules_of_others_are_passed_over() {
         + "*filter\n:INPUT ACCEPT [0:0]\n:ISTIO_X - [0:0]\n-A INPUT -j ISTIO_X\nCOMMIT\n";
     let saved = parse(&text).unwrap();
     assert_eq!(chains(&saved, Stage::Nat), ["GYBE"]);
-    assert!(saved.ours[&Stage::Nat].hooks.is_empty() && saved.other_redirects.is_empty());
+    assert!(saved.ours[&Stage::Nat].hooks.is_empty() && saved.others.is_empty());
 }
 
 /// Seen: `iptables -A OUTPUT -m comment --comment $'x\n-A OUTPUT -j ISTIO_EVIL\n" y' -j RETURN` is
@@ -61,7 +63,7 @@ fn a_line_break_in_a_comment_begins_no_rule() {
                     [0:0] -A ISTIO_OUTPUT -m comment --comment \"it\\'s a \\\\\" -j RETURN\n");
     let saved = parse(&text).unwrap();
     assert_eq!(chains(&saved, Stage::Nat), ["GYBE", "ISTIO_OUTPUT"]);
-    assert!(saved.other_redirects.is_empty() && saved.ours[&Stage::Nat].hooks.is_empty());
+    assert!(saved.others.is_empty() && saved.ours[&Stage::Nat].hooks.is_empty());
     assert_eq!(saved.ours[&Stage::Nat].chains["ISTIO_OUTPUT"][0].comment(), "it's a \\");
 }
 

@@ -19,6 +19,8 @@ pub(crate) const DUMP_INTERRUPTED: u16 = 0x10;
 pub(crate) const DUMP: u16 = 0x300;
 /// `NLM_F_EXCL`: fails if the object exists.
 pub(crate) const EXCLUSIVE: u16 = 0x200;
+/// `NLM_F_REPLACE`: replaces the object if it exists.
+pub(crate) const REPLACE: u16 = 0x100;
 /// `NLM_F_CREATE`: creates the object if it does not exist.
 pub(crate) const CREATE: u16 = 0x400;
 /// `NLM_F_APPEND`: adds the object at the end of its list.

@@ -60,11 +60,19 @@ impl Rtnetlink {
 
     /// Adds entries in order, in one datagram. Returns the refused entries with the errno.
     pub(super) fn add(&mut self, additions: &[Addition]) -> Result<Vec<(RoutingEntry, Errno)>, RoutesError> {
+        self.add_with(CREATE | EXCLUSIVE, additions)
+    }
+
+    /// [`Rtnetlink::add`] with these flags.
+    pub(super) fn add_with(
+        &mut self,
+        flags: u16,
+        additions: &[Addition],
+    ) -> Result<Vec<(RoutingEntry, Errno)>, RoutesError> {
         let first = self.sequence + 1;
         let messages = additions.iter().map(|Addition { entry, priority }| {
             let attributes = |w: &mut Writer| entry.attributes(*priority, w);
-            let (kind, flags) = (entry.new_message(), CREATE | EXCLUSIVE);
-            ChangeRequest { kind, flags, header: entry.header(), attributes }
+            ChangeRequest { kind: entry.new_message(), flags, header: entry.header(), attributes }
         });
         let refusals = self.transact(messages.collect())?;
         let added = |sequence: u32| additions.get(usize::try_from(sequence.checked_sub(first)?).ok()?);

@@ -341,6 +341,7 @@ mod tests {
     use super::super::{Failing, RECENT};
     use super::*;
     use gybe_test_support::PATIENCE;
+    use std::thread;
 
     #[test]
     fn a_failure_of_long_ago_does_not_count_with_a_new_one() {
@@ -360,6 +361,34 @@ mod tests {
     fn acknowledge(pods: &AmbientPods, id: ConnectionId) {
         while let Some(request) = pods.next_request(id) {
             pods.answer(id, &request, &Ok(()), Duration::ZERO);
+        }
+    }
+
+    #[test]
+    fn a_pod_that_is_handed_over_before_it_is_adopted_is_kept_when_its_hand_over_fails() {
+        let pod = || AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
+        for is_adopted in [true, false] {
+            let pods = AmbientPods::default();
+            let (first, _wake) = pods.connect().unwrap();
+            acknowledge(&pods, first);
+            let (netns, deadline) = (Netns::of_this_thread().unwrap(), Instant::now() + RECENT);
+            thread::scope(|scope| {
+                let adding = scope.spawn(|| pods.add(pod(), netns, HandOverBy::Repair, deadline).is_err());
+                let request = loop {
+                    if let Some(request) = pods.next_request(first) {
+                        break request;
+                    }
+                    thread::yield_now();
+                };
+                if is_adopted {
+                    pods.adopt(pod(), None);
+                }
+                pods.answer(first, &request, &Err("no room".to_owned()), Duration::ZERO);
+                assert!(adding.join().unwrap());
+            });
+            let (second, _wake) = pods.connect().unwrap();
+            let kept = pods.next_request(second);
+            assert_eq!(matches!(kept, Some(Request::Keep { .. })), is_adopted, "{kept:?}");
         }
     }
 
