@@ -413,7 +413,7 @@ mod tests {
         assert!(pods.leave(&pod().uid) && !is_enrolled());
         for (by, expected) in [(HandOverBy::Enrolment, false), (HandOverBy::Repair, true)] {
             let (netns, until) = (Netns::of_this_thread().unwrap(), Instant::now() + PATIENCE);
-            std::thread::scope(|scope| {
+            thread::scope(|scope| {
                 let handed_over = scope.spawn(|| pods.add(pod(), netns, by, until).unwrap().complete());
                 while !handed_over.is_finished() {
                     acknowledge(&pods, second);
