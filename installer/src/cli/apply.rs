@@ -72,7 +72,12 @@ impl ApplyArgs {
 /// programs' rules are not touched. With --handed-back a pod keeps Gybe's rules unless istio-cni's beside them lead each
 /// connection to ztunnel as well; exit code 1: some pods keep both, or cannot be read.
 #[derive(Debug, Args)]
-#[command(after_help = examples(&["gybe remove --netns /run/netns/shop", "gybe remove --handed-back"]))]
+#[command(
+    after_help = examples(&["gybe remove --netns /run/netns/shop", "gybe remove --handed-back"]),
+    // In one line it would be too long.
+    override_usage = "gybe remove [OPTIONS] <--netns <PATH>|--pid <PID>|--container-id <ID>|--pod <NS/NAME>>\n       \
+                      gybe remove --handed-back [OPTIONS]"
+)]
 pub(super) struct RemoveArgs {
     #[command(flatten)]
     namespace: PodNamespaceArgs,
