@@ -104,6 +104,9 @@ done
 ip route replace local default dev lo table 100 scope host
 ip -6 route replace local default dev lo table 100";
 
+/// An unprivileged user may not open /run/xtables.lock, the default lock of all legacy programs.
+const LOCK: &str = "export XTABLES_LOCKFILE=/proc/self/ns/net";
+
 /// A rule of istio-cni's, and the same followed by one that it does not write.
 const LAST: [(&str, &str); 2] = [
     (
@@ -139,18 +142,19 @@ impl Form {
             Self::IptablesNft => Some("nft"),
             Self::IptablesLegacy => Some("legacy"),
         };
-        let load = |program: &str, arguments: &[&str], text: &str| {
-            let loaded = pod.netns.run(|| run(program, arguments, text)).unwrap().unwrap();
+        let load = |program: &str, arguments: &str, text: &str| {
+            let line = format!("{LOCK}; exec {program} {arguments}");
+            let loaded = pod.netns.run(|| run("sh", &["-c", &line], text)).unwrap().unwrap();
             assert_eq!(loaded.code, Some(0), "{program}: {loaded:?}");
         };
         pod.sh(ROUTES);
-        let Some(variant) = variant else { return load("nft", &["-f", "-"], &change(NFT)) };
+        let Some(variant) = variant else { return load("nft", "-f -", &change(NFT)) };
         for (program, localhost, probes) in [
             ("iptables", "127.0.0.1/32", "169.254.7.127"),
             ("ip6tables", "::1/128", "fd16:9254:7127:1337:ffff:ffff:ffff:ffff"),
         ] {
             let text = change(IPTABLES).replace("LOCALHOST", localhost).replace("PROBES", probes);
-            load(&format!("{program}-{variant}-restore"), &["--noflush"], &text);
+            load(&format!("{program}-{variant}-restore"), "--noflush", &text);
         }
     }
 
@@ -169,7 +173,8 @@ impl Form {
                 "for v in '' 6; do for t in raw mangle nat; do ip${v}tables-legacy -t $t -S; done; done"
             }
         };
-        let listed = pod.netns.run(|| run("sh", &["-c", list], "")).unwrap().unwrap();
+        let list = format!("{LOCK}; {list}");
+        let listed = pod.netns.run(|| run("sh", &["-c", &list], "")).unwrap().unwrap();
         let is_theirs = |line: &&str| self == Self::Nft || line.contains("ISTIO_");
         listed.out.lines().filter(is_theirs).map(|line| format!("{line}\n")).collect()
     }
@@ -371,38 +376,34 @@ fn hand_back(form: Form) {
 #[test]
 fn gybes_rules_stay_where_those_of_istio_cni_do_not_lead_every_connection_to_ztunnel_and_back() {
     for form in [Form::Nft, Form::IptablesNft, Form::IptablesLegacy] {
-        with_own_mounts(|| keep_gybes_rules(form));
+        let node = Node::new(&format!("kept-{form:?}"), "auto");
+        let pods = [1, 2, 3, 4, 5].map(|number| annotated(&node, number));
+        for pod in &pods {
+            let path = pod.netns.path().display().to_string();
+            let arguments = ["apply", "--netns", &path, "--backend", "nft", "--policy", "-"];
+            let applied = ours("gybe", &arguments, r#"{ "kind": "ambient" }"#).unwrap();
+            assert_eq!(applied.code, Some(0), "{applied:?}");
+        }
+        let [whole, extended, without_inbound, without_mark, without_rule] = &pods;
+        form.write(whole);
+        form.write_changed(extended, extend);
+        form.write_changed(without_inbound, remove_inbound);
+        form.write_changed(without_mark, |text| {
+            let restores = "-j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff";
+            text.replace(" meta mark set ct mark", "").replace(restores, "-j RETURN")
+        });
+        form.write(without_rule);
+        without_rule.sh("ip rule delete pref 32764");
+        let kept = [extended, without_inbound, without_mark, without_rule];
+        let rules = || kept.map(|pod| [inspect(pod), form.rules(pod), delivery(pod).concat()]);
+        let before = rules();
+        let removed = node.gybe(&["remove", "--handed-back", "--json"]);
+        let json: Value = serde_json::from_str(&removed.out).unwrap();
+        assert_eq!((removed.code, &json["removed"]), (Some(1), &json!(1)), "{form:?} {json:#}");
+        assert_eq!(json["left"].as_array().unwrap().len(), kept.len(), "{form:?} {json:#}");
+        assert_eq!(rules(), before, "{form:?}");
+        assert!(inspect(whole).starts_with("no rules of Gybe"), "{}", inspect(whole));
     }
-}
-
-fn keep_gybes_rules(form: Form) {
-    let node = Node::new(&format!("kept-{form:?}"), "auto");
-    let pods = [1, 2, 3, 4, 5].map(|number| annotated(&node, number));
-    for pod in &pods {
-        let path = pod.netns.path().display().to_string();
-        let arguments = ["apply", "--netns", &path, "--backend", "nft", "--policy", "-"];
-        let applied = ours("gybe", &arguments, r#"{ "kind": "ambient" }"#).unwrap();
-        assert_eq!(applied.code, Some(0), "{applied:?}");
-    }
-    let [whole, extended, without_inbound, without_mark, without_rule] = &pods;
-    form.write(whole);
-    form.write_changed(extended, extend);
-    form.write_changed(without_inbound, remove_inbound);
-    form.write_changed(without_mark, |text| {
-        let restores = "-j CONNMARK --restore-mark --nfmask 0xffffffff --ctmask 0xffffffff";
-        text.replace(" meta mark set ct mark", "").replace(restores, "-j RETURN")
-    });
-    form.write(without_rule);
-    without_rule.sh("ip rule delete pref 32764");
-    let kept = [extended, without_inbound, without_mark, without_rule];
-    let rules = || kept.map(|pod| [inspect(pod), form.rules(pod), delivery(pod).concat()]);
-    let before = rules();
-    let removed = node.gybe(&["remove", "--handed-back", "--json"]);
-    let json: Value = serde_json::from_str(&removed.out).unwrap();
-    assert_eq!((removed.code, &json["removed"]), (Some(1), &json!(1)), "{form:?} {json:#}");
-    assert_eq!(json["left"].as_array().unwrap().len(), kept.len(), "{form:?} {json:#}");
-    assert_eq!(rules(), before, "{form:?}");
-    assert!(inspect(whole).starts_with("no rules of Gybe"), "{}", inspect(whole));
 }
 
 /// A pod that istio-cni's agent has made ambient, by the annotation.
@@ -420,55 +421,51 @@ fn annotated(node: &Node, number: u32) -> Pod {
 #[test]
 fn ambient_pods_of_istio_cni_whose_connections_do_not_all_go_to_ztunnel_are_found_on_its_node() {
     for form in [Form::Nft, Form::IptablesNft, Form::IptablesLegacy] {
-        with_own_mounts(|| find_faults(form));
-    }
-}
-
-fn find_faults(form: Form) {
-    let node = Node::new(&format!("faults-{form:?}"), "auto");
-    let [whole, in_the_clear, without_rule, extended, without_inbound] =
-        [1, 2, 3, 4, 5].map(|number| annotated(&node, number));
-    form.write(&whole);
-    form.write(&without_rule);
-    without_rule.sh("ip rule delete fwmark 0x111/0xfff");
-    form.write_changed(&extended, extend);
-    form.write_changed(&without_inbound, remove_inbound);
-    let found = |arguments: &[&str]| {
-        let ran = node.gybe(&[arguments, &["--json"]].concat());
-        let json: Value = serde_json::from_str(&ran.out).unwrap_or_else(|why| panic!("{why}: {ran:?}"));
-        assert_eq!((ran.code, &json["holds"]), (Some(1), &json!(false)), "{ran:?}");
-        move |pod: &Pod| {
-            let all = json["sandboxes"].as_array().unwrap();
-            all.iter().find(|one| one["name"] == pod.name()).unwrap().clone()
+        let node = Node::new(&format!("faults-{form:?}"), "auto");
+        let [whole, in_the_clear, without_rule, extended, without_inbound] =
+            [1, 2, 3, 4, 5].map(|number| annotated(&node, number));
+        form.write(&whole);
+        form.write(&without_rule);
+        without_rule.sh("ip rule delete fwmark 0x111/0xfff");
+        form.write_changed(&extended, extend);
+        form.write_changed(&without_inbound, remove_inbound);
+        let found = |arguments: &[&str]| {
+            let ran = node.gybe(&[arguments, &["--json"]].concat());
+            let json: Value = serde_json::from_str(&ran.out).unwrap_or_else(|why| panic!("{why}: {ran:?}"));
+            assert_eq!((ran.code, &json["holds"]), (Some(1), &json!(false)), "{ran:?}");
+            move |pod: &Pod| {
+                let all = json["sandboxes"].as_array().unwrap();
+                all.iter().find(|one| one["name"] == pod.name()).unwrap().clone()
+            }
+        };
+        let verified = found(&["verify", "--all"]);
+        for (pod, says) in [
+            (&whole, "[]"),
+            (&without_rule, "IPv4 rule fwmark 0x111/0xfff lookup 100 is missing"),
+            (&extended, ":9 keeps its destination instead of port 15001"),
+            (&without_inbound, "keeps its destination instead of port 15006"),
+        ] {
+            let of_pod = verified(pod);
+            assert_eq!(of_pod["verdict"], "by-others", "{of_pod:#}");
+            assert!(of_pod["notes"].to_string().contains("no policy of an ambient pod"), "{of_pod:#}");
+            assert!(of_pod["differences"].to_string().contains(says), "{form:?} {says}: {of_pod:#}");
         }
-    };
-    let verified = found(&["verify", "--all"]);
-    for (pod, says) in [
-        (&whole, "[]"),
-        (&without_rule, "IPv4 rule fwmark 0x111/0xfff lookup 100 is missing"),
-        (&extended, ":9 keeps its destination instead of port 15001"),
-        (&without_inbound, "keeps its destination instead of port 15006"),
-    ] {
-        let of_pod = verified(pod);
-        assert_eq!(of_pod["verdict"], "by-others", "{of_pod:#}");
-        assert!(of_pod["notes"].to_string().contains("no policy of an ambient pod"), "{of_pod:#}");
-        assert!(of_pod["differences"].to_string().contains(says), "{form:?} {says}: {of_pod:#}");
-    }
-    let items: Vec<Value> = [&whole, &in_the_clear, &without_rule, &extended]
-        .map(|pod| fs::read(node.root.join(format!("pods/shop/{}.json", pod.name()))).unwrap())
-        .map(|text| serde_json::from_slice(&text).unwrap())
-        .into();
-    let list = node.root.write("pods.json", json!({ "kind": "List", "items": items }).to_string());
-    let migrated = found(&["migrate", "--dry-run", "--pods", list.to_str().unwrap()]);
-    for (pod, change, says) in [
-        (&whole, "none", "Gybe replaces istio-cni's rules while the pod runs"),
-        (&in_the_clear, "otherwise", "keeps its destination instead of port 15001"),
-        (&in_the_clear, "otherwise", "Gybe writes its rules while the pod runs"),
-        (&extended, "otherwise", ":9 keeps its destination instead of port 15001"),
-        (&extended, "otherwise", "Gybe leaves istio-cni's rules as they are"),
-    ] {
-        let of_pod = migrated(pod);
-        assert_eq!(of_pod["change"], change, "{form:?}: {of_pod:#}");
-        assert!(of_pod["reasons"].to_string().contains(says), "{form:?} {says}: {of_pod:#}");
+        let items: Vec<Value> = [&whole, &in_the_clear, &without_rule, &extended]
+            .map(|pod| fs::read(node.root.join(format!("pods/shop/{}.json", pod.name()))).unwrap())
+            .map(|text| serde_json::from_slice(&text).unwrap())
+            .into();
+        let list = node.root.write("pods.json", json!({ "kind": "List", "items": items }).to_string());
+        let migrated = found(&["migrate", "--dry-run", "--pods", list.to_str().unwrap()]);
+        for (pod, change, says) in [
+            (&whole, "none", "Gybe replaces istio-cni's rules while the pod runs"),
+            (&in_the_clear, "otherwise", "keeps its destination instead of port 15001"),
+            (&in_the_clear, "otherwise", "Gybe writes its rules while the pod runs"),
+            (&extended, "otherwise", ":9 keeps its destination instead of port 15001"),
+            (&extended, "otherwise", "Gybe leaves istio-cni's rules as they are"),
+        ] {
+            let of_pod = migrated(pod);
+            assert_eq!(of_pod["change"], change, "{form:?}: {of_pod:#}");
+            assert!(of_pod["reasons"].to_string().contains(says), "{form:?} {says}: {of_pod:#}");
+        }
     }
 }
