@@ -15,8 +15,10 @@ use crate::model::ruleset::Ruleset;
 use crate::nft::Nft;
 use crate::nft::batch::ISTIO_AMBIENT_TABLES;
 
-/// The chains of istio-cni's iptables backends for ambient pods. A sidecar's rules have others, too.
-const CHAINS: [&str; 2] = ["ISTIO_PRERT", "ISTIO_OUTPUT"];
+/// The chain of istio-cni's iptables backends for ambient pods that no sidecar's rules have.
+const PREROUTING: &str = "ISTIO_PRERT";
+/// Their chains. A sidecar's rules have others, too.
+const CHAINS: [&str; 2] = [PREROUTING, "ISTIO_OUTPUT"];
 
 /// The backends by which a namespace has rules of istio-cni for an ambient pod, at least one.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -35,13 +37,15 @@ impl IstioAmbient {
     }
 
     fn read(access: &mut NamespaceAccess) -> Result<Option<Self>, BackendError> {
-        let mut kinds = Vec::new();
+        let (mut kinds, mut is_ambient) = (Vec::new(), false);
         for mesh in Presence::of_chains(&access.chains()?.unwrap_or_default()).other_meshes {
             kinds.push(match mesh {
                 OtherMesh::Table { table } if ISTIO_AMBIENT_TABLES.contains(&table.as_str()) => {
+                    is_ambient = true;
                     BackendKind::Nft
                 }
                 OtherMesh::Chain { chain, .. } if CHAINS.contains(&chain.as_str()) => {
+                    is_ambient |= chain == PREROUTING;
                     BackendKind::IptablesNft
                 }
                 _ => return Ok(None),
@@ -52,12 +56,13 @@ impl IstioAmbient {
                 if !CHAINS.contains(&chain.as_str()) {
                     return Ok(None);
                 }
+                is_ambient |= chain == PREROUTING;
                 kinds.push(BackendKind::IptablesLegacy);
             }
         }
         kinds.sort_unstable();
         kinds.dedup();
-        Ok((!kinds.is_empty()).then_some(Self { kinds }))
+        Ok(is_ambient.then_some(Self { kinds }))
     }
 }
 
