@@ -17,12 +17,12 @@ pub enum HandBack {
     NoRules,
     /// They were removed.
     Removed,
-    /// They stay: istio-cni's rules do not lead each connection to ztunnel as they do.
+    /// They stay: istio-cni's rules do not lead to ztunnel every connection that Gybe's lead there.
     Needed,
 }
 
-/// Removes Gybe's rules and routes for an ambient pod from the calling thread's namespace, if those of istio-cni stand
-/// beside them. Each connection is captured all the time.
+/// Removes Gybe's rules and routes for an ambient pod from the calling thread's namespace, if istio-cni's rules there
+/// capture the same connections. Each connection is captured all the time.
 ///
 /// # Errors
 /// When they cannot be read, or some of Gybe's may be left.
