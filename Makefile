@@ -33,7 +33,7 @@ demo: build ## a pod's connections with and without Gybe; WITHOUT=RULE-ID leaves
 	cargo build --quiet --locked -p gybe-demo
 	@integration/as-root.sh target/debug/gybe-demo --plugin dist/gybe-cni $(WITHOUT:%=--without %)
 
-bench: ## measure an ADD, a list, a connection and encoders: docs/BENCHMARKS.md
+bench: ## measure an ADD, a list, a connection, encoders and an idle agent: docs/BENCHMARKS.md
 	$(MAKE) -C integration bench
 
 contents: contents-packages build

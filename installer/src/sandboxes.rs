@@ -18,7 +18,8 @@ pub use result_cache::ContainerId;
 
 use crate::pod::cgroups::{Cgroups, cgroup_file};
 use crate::pod::own_namespace;
-use crate::pod::proxy::{ProxyFault, proxy_faults, silent_ports_of_ztunnel};
+use crate::pod::proxy::{ProxyFault, faults_of_istio_ambient, proxy_faults, ztunnel_faults};
+use crate::sandboxes::probe_exemption::node_netns;
 use crate::sandboxes::verdict::verdict_of;
 pub(crate) use desired::DesiredRules;
 use desired::adapt_verdict;
@@ -29,7 +30,7 @@ use gybe_plugin::conf::PluginConf;
 use serde_json::{Map, Value};
 use std::fmt;
 use std::net::IpAddr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 /// A pod sandbox.
@@ -255,13 +256,14 @@ pub fn summary(judged: &[SandboxVerdict]) -> String {
     }
 }
 
-/// Judges the sandboxes in their order.
+/// Judges the sandboxes of the node whose root is at `root`, in their order.
 #[must_use]
-pub fn judge_all(sandboxes: Vec<Sandbox>, sources: &PolicySources) -> Vec<SandboxVerdict> {
-    sandboxes.into_iter().map(|sandbox| judge(sandbox, sources)).collect()
+pub fn judge_all(sandboxes: Vec<Sandbox>, sources: &PolicySources, root: &Path) -> Vec<SandboxVerdict> {
+    let node = node_netns(root).ok();
+    sandboxes.into_iter().map(|sandbox| judge(sandbox, sources, node.as_ref())).collect()
 }
 
-fn judge(sandbox: Sandbox, sources: &PolicySources) -> SandboxVerdict {
+fn judge(sandbox: Sandbox, sources: &PolicySources, node: Option<&Netns>) -> SandboxVerdict {
     let JudgedSandbox { mut report, netns, desired, .. } = judge_open(sandbox, sources);
     if let Some(netns) = netns.filter(|_| report.sandbox.has_started()) {
         let processes = report.sandbox.processes.iter().map(|process| process.directory.clone());
@@ -270,8 +272,12 @@ fn judge(sandbox: Sandbox, sources: &PolicySources) -> SandboxVerdict {
                 proxy_faults(&netns, &known.policy, &processes.collect::<Vec<PathBuf>>())
             }
             Some(DesiredRules::Ambient(_)) if report.verdict.state == RedirectionState::Redirected => {
-                let silent = Some(silent_ports_of_ztunnel(&netns)).filter(|ports| !ports.is_empty());
-                silent.map(ProxyFault::NotServed).into_iter().collect()
+                ztunnel_faults(&netns)
+            }
+            _ if report.verdict.state == RedirectionState::ByOthers => {
+                let assigned = report.sandbox.ended_add.as_ref().map(|ended| ended.addresses.as_slice());
+                let faults = |node| faults_of_istio_ambient(&netns, node, assigned.unwrap_or_default());
+                node.map(faults).unwrap_or_default()
             }
             _ => Vec::new(),
         };

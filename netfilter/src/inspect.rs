@@ -4,6 +4,7 @@
 pub mod datagrams;
 pub mod ebpf;
 pub mod live;
+pub mod probe_sets;
 pub mod show;
 pub mod verdict;
 pub(crate) mod walk;

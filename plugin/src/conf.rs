@@ -126,8 +126,9 @@ pub struct FactsConf {
     pub directory: Option<PathBuf>,
     /// A kubeconfig for the API server.
     pub kubeconfig: Option<PathBuf>,
-    /// The time for all sources together. The default is enough for an agent whose pod is replaced: its socket is away
-    /// for 2 to 3 s.
+    /// The time for all sources together, 1 ms to 60 s. The default is the longest: the agent answers an ADD that waits as
+    /// soon as it runs, and the kubelet tries a refused pod again only after a pause. The kubelet waits longer for a
+    /// sandbox: `runtimeRequestTimeout` is 2 minutes by default.
     pub deadline: Duration,
 }
 
@@ -139,7 +140,7 @@ pub const LOG_SOCKET: &str = "log.sock";
 impl Default for FactsConf {
     fn default() -> Self {
         let socket = Some(PathBuf::from(SOCKET));
-        Self { socket, directory: None, kubeconfig: None, deadline: Duration::from_secs(10) }
+        Self { socket, directory: None, kubeconfig: None, deadline: Duration::from_secs(60) }
     }
 }
 

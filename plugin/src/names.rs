@@ -1,6 +1,8 @@
 //! The names by which a pod decides about its redirection: the table of all annotations that the plugin reads, with the
 //! form of their values and their effect, and the variables of the proxy. Finds misspelt annotations.
 
+use crate::pod::PodFacts;
+
 /// The annotation that the injector adds to a pod.
 pub const STATUS: &str = "sidecar.istio.io/status";
 /// The label, and the annotation, that asks for injection or forbids it.
@@ -176,11 +178,37 @@ fn sentence(name: &str) -> Option<String> {
     if near.map_or(!name.starts_with(TRAFFIC), |known| known == name) {
         return None;
     }
+    Some(is_unknown(name, near))
+}
+
+fn is_unknown(name: &str, meant: Option<&str>) -> String {
     let shown: String = name.chars().take(80).collect();
-    Some(match near {
+    match meant {
         Some(known) => format!("annotation {shown:?} is unknown: did you mean {known}?"),
         None => format!("annotation {shown:?} is unknown"),
-    })
+    }
+}
+
+/// Returns a sentence for each annotation that has a known name under another prefix of Istio and that [`unknown`] does
+/// not report, and for each label that has the name of an annotation. Only `gybe explain` reports these.
+pub fn misplaced(pod: &PodFacts) -> Vec<String> {
+    let of_annotation = |name: &String| {
+        let known = under_another_prefix(name).filter(|_| nearest(name).is_none())?;
+        (!name.starts_with(TRAFFIC)).then(|| is_unknown(name, Some(known)))
+    };
+    let is_annotation = |name: &&String| {
+        name.as_str() != INJECT && ANNOTATIONS.iter().any(|known| known.name == name.as_str())
+    };
+    let labels = pod.labels.keys().filter(is_annotation);
+    let labels = labels.map(|name| format!("{name} is a label; it has to be an annotation"));
+    pod.annotations.keys().filter_map(of_annotation).chain(labels).take(MAX_SENTENCES).collect()
+}
+
+/// Other components of Istio have annotations that end in `status`, too.
+fn under_another_prefix(name: &str) -> Option<&'static str> {
+    let (_, own) = name.split_once('/').filter(|(prefix, _)| prefix.ends_with("istio.io"))?;
+    let mut known = ANNOTATIONS.iter().map(|annotation| annotation.name).filter(|known| *known != STATUS);
+    known.find(|known| known.split_once('/').is_some_and(|(_, known)| known == own))
 }
 
 /// Returns the known annotation of this name, or one that is one edit away.

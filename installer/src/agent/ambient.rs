@@ -7,13 +7,13 @@ use super::annotation::{ANNOTATION, AnnotationStatus, AnnotationWriter};
 use super::exempted_pods::ExemptionFiles;
 use super::facts_socket::MAX_REQUEST_FILES;
 use super::pods::{PodLookup, PodsState};
-use super::ztunnel::{AmbientPods, TIMEOUT, ZtunnelServer, ZtunnelStatus};
+use super::ztunnel::{AmbientPods, PodState, TIMEOUT, ZtunnelServer, ZtunnelStatus};
 use crate::cluster::{ClusterNode, NamespaceLabels};
 use crate::error::chain;
 use crate::host::settings::AmbientEnvironment;
 use crate::lead::socket::{SocketContext, SocketHealth};
 use crate::log::Log;
-use crate::pod::enablement::{Enablement, EnablementSelectors};
+use crate::pod::enablement::{Enablement, EnablementSelectors, is_announced};
 use crate::retry::since_boot;
 use gybe_plugin::args::PodRef;
 use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
@@ -201,13 +201,15 @@ impl AmbientNode {
         }
     }
 
-    /// Returns the uids of the pods whose namespace is held and that are not ambient, and of those that are ambient and
-    /// whose namespace is not held, or without rules: a label has changed, or an earlier agent got the namespace. A pod
-    /// that has not started is among them until its ADD.
+    /// Returns the uids of the pods that are not ambient, and whose namespace is held or that have the annotation, and
+    /// of those that are ambient, and whose namespace is not held or without rules: a label has changed, or an earlier
+    /// agent got the namespace. A pod that has not started is among them until its ADD.
     fn due(&self, pods: &dyn PodLookup) -> BTreeSet<String> {
-        let held = self.pods.held();
-        let found = self.select(pods, |uid, facts, decision| match (decision, held.get(&uid)) {
-            (Ambient::Yes { .. }, None | Some(false)) => Some((facts.uid.clone(), true)),
+        let states = self.pods.states();
+        let found = self.select(pods, |uid, facts, decision| match (decision, states.get(&uid)) {
+            (Ambient::Yes { .. }, Some(PodState::Redirected | PodState::Enrolled)) => None,
+            (Ambient::Yes { .. }, _) => Some((facts.uid.clone(), true)),
+            (Ambient::No { .. }, Some(PodState::NotHeld)) if !is_announced(facts) => None,
             (Ambient::No { .. }, Some(_)) => Some((facts.uid.clone(), false)),
             _ => None,
         });

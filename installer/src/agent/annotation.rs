@@ -4,12 +4,13 @@
 
 use super::ambient::AmbientNode;
 use super::pods::PodLookup;
+use super::ztunnel::PodState;
 use crate::cluster::{ClusterNode, QueryError, annotate_pod};
 use crate::error::chain;
 use crate::lead::socket::CHECK_INTERVAL;
 use crate::log::Log;
-use crate::pod::enablement::REDIRECTED as ENABLED;
 pub(super) use crate::pod::enablement::REDIRECTION as ANNOTATION;
+use crate::pod::enablement::{REDIRECTED as ENABLED, is_announced};
 use crate::retry::{Backoff, RateLimit};
 use gybe_plugin::facts::ambient::{AmbientPod, PodUid};
 use gybe_plugin::pod::Ambient;
@@ -32,26 +33,33 @@ const FIRST_RETRY: Duration = Duration::from_secs(2);
 const LAST_RETRY: Duration = Duration::from_secs(60);
 
 /// What has to be done with the annotation of a pod.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Change {
     Enable,
     Remove,
 }
 
 impl Change {
-    /// Returns the change for a pod with this decision, which the watch shows with this value. Another value than
-    /// `enabled` is istio-cni's; it is replaced when ztunnel serves the pod, and means nothing to istiod before.
-    fn of(decision: &Ambient, is_enrolled: bool, shown: Option<&str>) -> Option<Self> {
-        match (decision, shown == Some(ENABLED)) {
-            (Ambient::Yes { .. }, false) if is_enrolled => Some(Self::Enable),
-            (Ambient::No { .. }, true) => Some(Self::Remove),
+    /// Returns the change for a pod with this decision. Without the annotation other pods send it plain text, which
+    /// STRICT mutual TLS refuses while rules lead it to ztunnel. Another value than `enabled` is istio-cni's; it is
+    /// replaced when ztunnel serves the pod, and means nothing to istiod before.
+    fn of(decision: &Ambient, state: Option<PodState>, is_announced: bool) -> Option<Self> {
+        match (decision, state) {
+            (Ambient::Yes { .. }, Some(PodState::Enrolled)) if !is_announced => Some(Self::Enable),
+            (Ambient::No { .. }, None | Some(PodState::WithoutRules)) if is_announced => Some(Self::Remove),
             _ => None,
         }
     }
 }
 
-/// The changes that are due, each with its pod.
-type DueChanges = BTreeMap<(PodUid, Change), AmbientPod>;
+/// A pod whose annotation has to change.
+#[derive(Debug)]
+struct DueChange {
+    change: Change,
+    pod: AmbientPod,
+}
+
+type DueChanges = BTreeMap<PodUid, DueChange>;
 
 /// The failures of annotations, for the agent's status and metrics.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -85,13 +93,20 @@ impl Retry {
     }
 }
 
+/// The last requested change of a pod.
+#[derive(Debug)]
+struct Sent {
+    change: Change,
+    retry: Retry,
+}
+
 /// When which request is sent. Pure.
 #[derive(Debug)]
 struct Schedule {
     limit: RateLimit,
     server: Retry,
-    /// The changes about which a request was sent, until their delay has passed and they are no longer due.
-    sent: BTreeMap<(PodUid, Change), Retry>,
+    /// One is dropped when the opposite change is due, or when no change is due and its delay has passed.
+    sent: BTreeMap<PodUid, Sent>,
 }
 
 impl Schedule {
@@ -100,18 +115,20 @@ impl Schedule {
     }
 
     /// Returns the change that is made next, and from when on it may be. One that was not tried yet is the first.
-    fn next(&mut self, due: &DueChanges, now: Instant) -> Option<(Instant, (PodUid, Change))> {
-        self.sent.retain(|change, retry| due.contains_key(change) || now < retry.next);
-        let next = |change: &&_| self.sent.get(*change).map(|retry| retry.next);
-        let change = due.keys().min_by_key(next)?;
-        let at = next(&change).unwrap_or(now).max(self.server.next).max(now + self.limit.wait(now));
-        Some((at, change.clone()))
+    fn next<'a>(&mut self, due: &'a DueChanges, now: Instant) -> Option<(Instant, &'a DueChange)> {
+        self.sent
+            .retain(|uid, sent| due.get(uid).map_or(now < sent.retry.next, |due| due.change == sent.change));
+        let next = |due: &&DueChange| self.sent.get(&due.pod.uid).map(|sent| sent.retry.next);
+        let first = due.values().min_by_key(next)?;
+        let at = next(&first).unwrap_or(now).max(self.server.next).max(now + self.limit.wait(now));
+        Some((at, first))
     }
 
-    /// Records the result of a request.
-    fn finish(&mut self, change: (PodUid, Change), result: Result<(), Failure>, now: Instant) {
+    /// Records the result of a request for the change that `next` has returned.
+    fn finish(&mut self, due: &DueChange, result: Result<(), Failure>, now: Instant) {
         self.limit.count(now);
-        let retry = self.sent.entry(change).or_insert_with(|| Retry::new(now));
+        let sent = self.sent.entry(due.pod.uid.clone());
+        let retry = &mut sent.or_insert_with(|| Sent { change: due.change, retry: Retry::new(now) }).retry;
         if let Err(Failure::OfServer(why, requested)) = result {
             // The server may refuse this pod alone, so the others are next.
             retry.next = now;
@@ -132,7 +149,7 @@ impl Schedule {
         if let Some(why) = self.server.why.as_ref().filter(|_| !due.is_empty()) {
             return Some((due.len(), why.clone()));
         }
-        let failed = due.keys().filter_map(|change| self.sent.get(change)?.why.as_ref());
+        let failed = due.keys().filter_map(|uid| self.sent.get(uid)?.retry.why.as_ref());
         Some((failed.clone().count(), failed.clone().next()?.clone()))
     }
 }
@@ -155,12 +172,12 @@ impl AnnotationWriter<'_> {
         loop {
             let (due, now, mut wait) = (self.due(), Instant::now(), CHECK_INTERVAL);
             let mut has_failed = false;
-            if let Some((at, change)) = schedule.next(&due, now) {
+            if let Some((at, next)) = schedule.next(&due, now) {
                 wait = wait.min(at.saturating_duration_since(now));
-                if let (Some(pod), true) = (due.get(&change), wait.is_zero()) {
-                    let result = self.write(pod, change.1, &mut logged);
+                if wait.is_zero() {
+                    let result = self.write(next, &mut logged);
                     has_failed = result.is_err();
-                    schedule.finish(change, result, Instant::now());
+                    schedule.finish(next, result, Instant::now());
                 }
             }
             let failing = schedule.failing(&due);
@@ -181,20 +198,19 @@ impl AnnotationWriter<'_> {
 
     /// Returns the changes by which the annotations become what they should be.
     fn due(&self) -> DueChanges {
-        let enrolled = self.node.pods.enrolled();
+        let states = self.node.pods.states();
         let due = self.node.select(self.pods, |uid, facts, decision| {
-            let change = Change::of(decision, enrolled.contains(&uid), facts.annotation(ANNOTATION))?;
+            let change = Change::of(decision, states.get(&uid).copied(), is_announced(facts))?;
             // The account is ztunnel's matter.
             let pod = AmbientPod::parse(uid.as_str(), &facts.namespace, &facts.name, "default").ok()?;
-            Some(((uid, change), pod))
+            Some((uid, DueChange { change, pod }))
         });
         due.into_iter().collect()
     }
 
     fn write(
         &self,
-        pod: &AmbientPod,
-        change: Change,
+        DueChange { change, pod }: &DueChange,
         logged: &mut BTreeSet<Option<u16>>,
     ) -> Result<(), Failure> {
         let value = match change {
@@ -241,42 +257,44 @@ mod tests {
 
     fn due(uids: &[&str]) -> DueChanges {
         let pod = |uid: &&str| AmbientPod::parse(uid, "shop", uid, "default").unwrap();
-        uids.iter().map(pod).map(|pod| ((pod.uid.clone(), Change::Enable), pod)).collect()
+        uids.iter().map(pod).map(|pod| (pod.uid.clone(), DueChange { change: Change::Enable, pod })).collect()
     }
 
     /// Returns the pod that is next, and after how many milliseconds.
     fn next(schedule: &mut Schedule, due: &DueChanges, now: Instant) -> Option<(String, u128)> {
-        let (at, (uid, _)) = schedule.next(due, now)?;
-        Some((uid.as_str().to_owned(), at.saturating_duration_since(now).as_millis()))
+        let (at, next) = schedule.next(due, now)?;
+        Some((next.pod.uid.as_str().to_owned(), at.saturating_duration_since(now).as_millis()))
     }
 
     fn finish(schedule: &mut Schedule, uid: &str, result: Result<(), Failure>, now: Instant) {
-        schedule.finish((PodUid::parse(uid).unwrap(), Change::Enable), result, now);
+        schedule.finish(&due(&[uid])[&PodUid::parse(uid).unwrap()], result, now);
     }
 
     #[test]
-    fn an_annotation_is_set_for_pods_in_the_mesh_and_removed_from_those_that_are_certainly_not_ambient() {
+    fn an_annotation_is_set_for_pods_in_the_mesh_and_removed_from_those_without_rules_that_are_not_ambient() {
+        use PodState::{Enrolled, NotHeld, Redirected, WithoutRules};
         let why = String::new;
         let yes = Ambient::Yes { service_account: "default".to_owned(), why: why() };
-        let (no, pending) = (Ambient::No { why: why() }, Some("pending"));
-        for (decision, is_enrolled, shown, expected) in [
-            (&yes, true, None, Some(Change::Enable)),
-            (&yes, true, pending, Some(Change::Enable)),
-            (&yes, true, Some(ENABLED), None),
-            (&yes, false, None, None),
-            (&yes, false, Some(ENABLED), None),
-            (&no, false, Some(ENABLED), Some(Change::Remove)),
-            (&no, true, Some(ENABLED), Some(Change::Remove)),
-            (&no, true, None, None),
-            (&no, false, pending, None),
-            (&Ambient::Unknown, true, None, None),
-            (&Ambient::Unknown, false, Some(ENABLED), None),
+        let no = Ambient::No { why: why() };
+        for (decision, state, is_announced, expected) in [
+            (&yes, Some(Enrolled), false, Some(Change::Enable)),
+            (&yes, Some(Enrolled), true, None),
+            (&yes, Some(Redirected), false, None),
+            (&yes, Some(WithoutRules), false, None),
+            (&yes, Some(WithoutRules), true, None),
+            (&yes, None, false, None),
+            (&no, None, true, Some(Change::Remove)),
+            (&no, Some(WithoutRules), true, Some(Change::Remove)),
+            (&no, Some(NotHeld), true, None),
+            (&no, Some(Redirected), true, None),
+            (&no, Some(Enrolled), true, None),
+            (&no, Some(WithoutRules), false, None),
+            (&no, None, false, None),
+            (&Ambient::Unknown, Some(Enrolled), false, None),
+            (&Ambient::Unknown, None, true, None),
         ] {
-            assert_eq!(
-                Change::of(decision, is_enrolled, shown),
-                expected,
-                "{decision:?} {is_enrolled} {shown:?}"
-            );
+            let change = Change::of(decision, state, is_announced);
+            assert_eq!(change, expected, "{decision:?} {state:?} {is_announced}");
         }
     }
 
@@ -296,6 +314,20 @@ mod tests {
         assert_eq!(next(&mut schedule, &DueChanges::new(), later), None);
         assert!(schedule.sent.is_empty(), "{schedule:?}");
         assert_eq!(next(&mut schedule, &due, later), Some(("u-1".to_owned(), 0)));
+    }
+
+    #[test]
+    fn a_pod_whose_label_changes_again_is_not_delayed_by_the_earlier_change() {
+        let (start, mut due) = (Instant::now(), due(&["u-1"]));
+        let mut schedule = Schedule::new(start);
+        for second in 0..6 {
+            let now = start + Duration::from_secs(second);
+            let change = if second % 2 == 0 { Change::Enable } else { Change::Remove };
+            due.values_mut().for_each(|due| due.change = change);
+            assert_eq!(next(&mut schedule, &due, now), Some(("u-1".to_owned(), 0)), "after {second} s");
+            schedule.finish(&due[&PodUid::parse("u-1").unwrap()], Ok(()), now);
+            assert_eq!(next(&mut schedule, &due, now), Some(("u-1".to_owned(), 2_000)), "after {second} s");
+        }
     }
 
     #[test]

@@ -19,7 +19,7 @@ use crate::lead::socket::{
 pub(super) use dispatcher::MAX_REQUEST_FILES;
 use dispatcher::{Dispatcher, JobQueue};
 use gybe_netfilter::kernel::netns::{Netns, NetnsError};
-use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverBy, HandOverRequest, PodUid};
+use gybe_plugin::facts::ambient::{self, AmbientPod, HandOverBy, HandOverRequest, LeaveStep, PodUid};
 use gybe_plugin::facts::wire::{self, FactsRequest, MAX_REQUEST_BYTES, WireError};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
@@ -179,8 +179,8 @@ pub(super) enum ClientRequest {
     Status,
     /// An ambient pod with its network namespace.
     Ambient(AmbientPod, Netns, HandOverBy),
-    /// An ambient pod has left the mesh.
-    AmbientLeft(PodUid),
+    /// An ambient pod leaves the mesh.
+    AmbientLeaves(PodUid, LeaveStep),
 }
 
 /// Why a request is invalid.
@@ -258,8 +258,8 @@ impl FactsConnection {
             };
             return Ok(ClientRequest::Ambient(pod, Netns::received(descriptor)?, by));
         }
-        if let Some(pod) = json.as_ref().ok().and_then(ambient::decode_leave) {
-            return Ok(ClientRequest::AmbientLeft(pod?));
+        if let Some(leaves) = json.as_ref().ok().and_then(ambient::decode_leave) {
+            return leaves.map(|(pod, step)| ClientRequest::AmbientLeaves(pod, step)).map_err(Into::into);
         }
         let request = json.as_ref().map_err(Clone::clone).and_then(wire::request_of);
         let timeout = request.as_ref().ok().and_then(|request| request.timeout).unwrap_or(TIMEOUT);

@@ -24,7 +24,7 @@ use crate::host::desired::{DesiredState, Shape, ShapeSetting};
 use crate::host::entries::{desired_conf, written_conf};
 use crate::host::image::Image;
 use crate::host::observe::PerDirectory;
-use crate::host::observe::runtimes::{ConfiguredDirectory, Runtimes};
+use crate::host::observe::runtimes::{ReportWait, Runtimes};
 use crate::host::pass::{PassHistory, RESYNC, RETRY, pass};
 use crate::host::runtimes::RuntimeReport;
 use crate::host::settings::{NodeContext, NodeMode, PodSource, ProgramRemoval, RepairMode, Settings};
@@ -48,6 +48,10 @@ use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime};
 use uninstall::GracePeriod;
 
+/// How long the agent relies on a report after it last found it renewed. The probe renews it every minute. A change of
+/// the system's clock makes a valid report look too old, or puts its time in the future.
+const RENEWAL_WAIT: Duration = Duration::from_secs(90);
+
 /// The configuration of the loop.
 #[derive(Debug)]
 pub struct ReconcileConfig {
@@ -56,8 +60,10 @@ pub struct ReconcileConfig {
     pub image: Image,
     /// The file with the probe's report.
     pub probe: ProbeCache,
-    /// How long after the start the loop waits for the probe's report about the runtimes before it writes an entry.
+    /// How long after its start the loop waits for the probe's report about the runtimes.
     pub report_wait: Duration,
+    /// What the loop leaves undone until the report is there.
+    pub waits_for_report: ReportWait,
     /// How long the plugin stays after an uninstall has removed its entry; [`crate::host::settings::GRACE_PERIOD`]
     /// except in tests.
     pub grace_period: Duration,
@@ -74,6 +80,9 @@ pub(crate) struct Reconciler<'a> {
     timers: PerDirectory<RepairTimer>,
     /// Until when the loop waits for the probe's report about the runtimes.
     report_until: Instant,
+    waits_for_report: ReportWait,
+    /// Until when the report counts as renewed; none before it was.
+    renewed_until: Option<Instant>,
     environment: EnvironmentObserver,
     backend: BackendDecider,
     grace_period: GracePeriod,
@@ -124,6 +133,8 @@ impl<'a> Reconciler<'a> {
             desired_since: Instant::now(),
             timers: PerDirectory::default(),
             report_until: Instant::now() + config.report_wait,
+            waits_for_report: config.waits_for_report,
+            renewed_until: None,
             environment: EnvironmentObserver::default(),
             backend: BackendDecider::new(config.probe),
             grace_period: GracePeriod::new(config.grace_period),
@@ -285,7 +296,7 @@ impl<'a> Reconciler<'a> {
             self.withdraw_settings();
         }
         let runtimes = self.runtimes();
-        let waits_for_probe = runtimes.plugin_directory == ConfiguredDirectory::Awaited;
+        let waits_for_probe = runtimes.waits == ReportWait::Entry;
         self.memory.set_runtimes(runtimes);
         let pass = match pass(&self.settings.current.environment.directories, &desired, &mut self.memory) {
             Ok(pass) => pass,
@@ -317,16 +328,26 @@ impl<'a> Reconciler<'a> {
 
     /// Returns the probe's report about the runtimes. A call of our plugin shows that the runtime reads the drop-in, if
     /// it comes so late that the runtime cannot have begun the sandbox under an earlier conf.
-    fn runtimes(&self) -> Runtimes {
+    fn runtimes(&mut self) -> Runtimes {
         let environment = &self.settings.current.environment;
         let report = RuntimeReport::kept_in(&environment.probe);
         let mut runtimes =
             report.as_ref().map_or_else(Runtimes::default, |it| it.known(&environment.directories));
-        if report.is_none() && Instant::now() < self.report_until {
-            runtimes.plugin_directory = ConfiguredDirectory::Awaited;
+        let now = Instant::now();
+        // A probe that started before the runtime has reported none.
+        let is_missing = match self.waits_for_report {
+            ReportWait::Move => report.as_ref().is_none_or(RuntimeReport::is_empty),
+            ReportWait::Nothing | ReportWait::Entry => report.is_none(),
+        };
+        if is_missing && now < self.report_until {
+            runtimes.waits = self.waits_for_report;
         }
+        if report.as_ref().is_some_and(RuntimeReport::is_renewed) {
+            self.renewed_until = Some(now + RENEWAL_WAIT);
+        }
+        let is_renewed = report.is_some() && self.renewed_until.is_some_and(|until| now < until);
         let shape = &self.settings.current.options.shape;
-        if *shape == ShapeSetting::Auto && !report.is_some_and(|it| it.is_renewed()) {
+        if *shape == ShapeSetting::Auto && !is_renewed {
             runtimes.forget_drop_ins();
         }
         let is_drop_in = *shape == ShapeSetting::Fixed(Shape::DropIn);

@@ -10,6 +10,7 @@ pub mod messages;
 mod pods;
 mod status;
 
+pub(super) use pods::PodState;
 pub use pods::{AddError, AmbientPods, HandOver};
 pub use status::{ZtunnelCounts, ZtunnelStatus};
 

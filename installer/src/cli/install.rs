@@ -47,7 +47,7 @@ struct SettingsArg {
     /// Read settings from this directory, one file for each key; a flag takes precedence
     #[arg(long, value_name = "DIR")]
     config: Option<PathBuf>,
-    /// How gybe-cni becomes part of the chain: chained, auto, dropin or standalone
+    /// How gybe-cni becomes part of the chain: auto, chained, dropin or standalone
     #[arg(long, value_name = "SHAPE")]
     shape: Option<String>,
     /// The conf file to change, or to create (standalone)

@@ -10,6 +10,7 @@ use crate::cli::output::{CommandError, CommandOutput, Exit};
 use crate::cli::style::examples;
 use crate::cluster::ClusterNode;
 use crate::host::image::Image;
+use crate::host::observe::runtimes::ReportWait;
 use crate::host::settings::GRACE_PERIOD;
 use crate::istio_cni_taint::{ConfigMapRef, CriticalDaemonSets};
 use crate::lead::process::stop_signal;
@@ -25,7 +26,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
 
-/// How long the agent waits for the report about the runtimes from the container `repair`, whose probe takes seconds.
+/// How long the agent waits for `gybe probe --watch` to report the runtimes; a probe takes seconds.
 const REPORT_WAIT: Duration = Duration::from_secs(60);
 
 /// Run the node agent: keep gybe-cni installed on this node and answer its queries about this node's pods
@@ -136,9 +137,15 @@ fn reconcile_config(context: &Context, as_a_pod: bool) -> Result<ReconcileConfig
     let image = Image::read(&settings.environment().image)
         .map_err(|why| CommandError::because(failure, why).with_hint(hint))?;
     let probe = ProbeCache::at(&settings.environment().probe);
-    // Only the DaemonSet's pod has a container `repair`.
-    let report_wait = if as_a_pod { REPORT_WAIT } else { Duration::ZERO };
-    Ok(ReconcileConfig { settings, image, probe, report_wait, grace_period: GRACE_PERIOD })
+    Ok(ReconcileConfig {
+        settings,
+        image,
+        probe,
+        report_wait: REPORT_WAIT,
+        // Only the DaemonSet's pod has a container `repair`; by hand, perhaps nothing reports.
+        waits_for_report: if as_a_pod { ReportWait::Entry } else { ReportWait::Move },
+        grace_period: GRACE_PERIOD,
+    })
 }
 
 /// Remove the taint NodeReadiness of this node when critical DaemonSets have ready pods there

@@ -41,7 +41,8 @@ impl OnNodeArgs {
     /// Judges every sandbox. `conf` is the plugin's configuration if the operator named one.
     pub(super) fn judge_all(&self, conf: Option<PluginConf>) -> Result<CommandOutput, CommandError> {
         let SandboxList { sandboxes, unreadable } = self.directories.sandboxes()?;
-        Ok(output(&sandboxes::judge_all(sandboxes, &self.sources(conf)), &unreadable))
+        let judged = sandboxes::judge_all(sandboxes, &self.sources(conf), self.directories.root());
+        Ok(output(&judged, &unreadable))
     }
 
     /// Judges the sandbox of one pod, NAMESPACE/NAME.
@@ -86,7 +87,7 @@ impl OnNodeArgs {
 
     fn judge(&self, pod: &PodRef, sources: &PolicySources) -> Result<CommandOutput, CommandError> {
         let these = found(&self.directories, &format!("pod {pod}"), |sandbox| sandbox.is_of(pod))?;
-        Ok(output(&sandboxes::judge_all(these, sources), &[]))
+        Ok(output(&sandboxes::judge_all(these, sources, self.directories.root()), &[]))
     }
 
     pub(super) fn node(&self) -> RepairNode {

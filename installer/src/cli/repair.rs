@@ -116,10 +116,9 @@ impl RepairArgs {
             Some(Ok(AmbientOutcome::NotServed)) => {
                 return format!("{}: {NOT_SERVED}", doubtful("not served"));
             }
-            Some(Ok(AmbientOutcome::Draining(open))) => {
+            Some(Ok(AmbientOutcome::Draining { open, .. })) => {
                 let open = open.map_or_else(|| "too many".to_owned(), |open| open.to_string());
-                let open =
-                    format!("{open} captured TCP connections are open; run it again when they have ended");
+                let open = format!("{open} captured TCP connections are open; {RUN_AGAIN}");
                 return format!("{}: {open}", doubtful("leaves ambient mode"));
             }
             Some(Ok(AmbientOutcome::Left)) => return format!("{}: {reason}", good("left ambient mode")),
@@ -193,6 +192,10 @@ impl RepairArgs {
 const NO_ENTRY: &str =
     "this node's conf file has no entry of gybe-cni, so the policies of its pods are not known";
 const INSTALL: &str = "install Gybe on this node first; gybe doctor reports what is missing";
+
+/// What ends ambient mode of a pod that leaves.
+const RUN_AGAIN: &str =
+    "run it again when they have ended, and 15 s after the agent has removed the pod's annotation";
 
 /// The line and the error of a sandbox that is not served.
 const NOT_SERVED: &str = "ztunnel does not listen in it; see the agent's /readyz";

@@ -257,7 +257,7 @@ mod tests {
             (json!({ "cni": { "chained": true }, "chained": false }), json!({})),
             (
                 json!({ "chained": true, "istioOwnedCNIConfig": true, "istioOwnedCNIConfigFileName": "02-istio.conflist" }),
-                json!({ "settings": { "shape": "auto" } }),
+                json!({}),
             ),
             (
                 json!({ "cniBinDir": "/x", "affinity": { "a": { "b": 1 } } }),

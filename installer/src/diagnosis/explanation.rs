@@ -9,19 +9,23 @@ mod sentences;
 pub use injection::Injection;
 
 use crate::error::chain;
-use crate::pod::manifest::{Labels, printable};
+use crate::pod::manifest::{Labels, documents, printable};
 use crate::pod::policy_file::PolicyFile;
 use gybe_netfilter::model::Hint;
-use gybe_netfilter::model::policy::{Families, Mode, RedirectPolicy};
+use gybe_netfilter::model::policy::istio::{INBOUND_PORT, OUTBOUND_PORT};
+use gybe_netfilter::model::policy::{Families, Mode, Port, RedirectPolicy};
 use gybe_plugin::conf::PluginConf;
 use gybe_plugin::decide::inputs::{Input, Source, inputs};
 use gybe_plugin::decide::{Decision, decide, warnings};
 use gybe_plugin::gates::{self, Gate, InitContainer, LeaveAloneReason};
-use gybe_plugin::names::{DISABLE_ENVOY, INJECT, MODE, STATUS};
+use gybe_plugin::names::{DISABLE_ENVOY, INJECT, MODE, STATUS, misplaced};
 use gybe_plugin::pod::{Ambient, PROXY, PodFacts};
 use serde_json::{Map, Value, json};
 use std::fmt::Write;
 use std::net::IpAddr;
+
+/// The annotation with the proxy's configuration, in YAML.
+const PROXY_CONFIG: &str = "proxy.istio.io/config";
 
 /// The pod that is explained.
 #[derive(Debug)]
@@ -102,6 +106,9 @@ impl Explanation {
             Decision::LeaveAlone(LeaveAloneReason::NoProxy | LeaveAloneReason::NotInjected)
         );
         let mut warnings = warnings(facts);
+        warnings.extend(misplaced(facts));
+        warnings.extend(port_warnings(subject));
+        warnings.extend(owner_warnings(subject, &decision));
         warnings.extend(tproxy_warnings(subject, &decision));
         Self {
             origin: subject.origin.to_owned(),
@@ -366,6 +373,44 @@ fn source(input: &Input<'_>, subject: &Subject<'_>) -> String {
         }
         _ => source,
     }
+}
+
+/// Gybe redirects to fixed ports. The facts truncate the annotation, so the manifest's is read if it is known.
+fn port_warnings(subject: &Subject<'_>) -> Vec<String> {
+    let annotations = subject.manifest.and_then(|pod| pod.pointer("/metadata/annotations"));
+    let whole = annotations.and_then(|all| all.get(PROXY_CONFIG)).and_then(Value::as_str);
+    let Some(text) = whole.or_else(|| subject.facts.annotation(PROXY_CONFIG)) else { return Vec::new() };
+    let config = documents(text).unwrap_or_default().into_iter().next().unwrap_or_default();
+    let ports = [("proxyListenPort", OUTBOUND_PORT), ("proxyInboundListenPort", INBOUND_PORT)];
+    let warning = |(key, expected): (&str, Port)| {
+        let port = plain(config.get(key)?);
+        (port != expected.to_string()).then(|| {
+            format!("annotation {PROXY_CONFIG} sets {key} to {port}, and Gybe redirects to {expected}")
+        })
+    };
+    ports.into_iter().filter_map(warning).collect()
+}
+
+/// Containers with an id of the proxy. An init container that ends before the proxy starts may need it.
+fn owner_warnings(subject: &Subject<'_>, decision: &Decision) -> Vec<String> {
+    let Decision::Redirect(policy) = decision else { return Vec::new() };
+    let context = subject.manifest.and_then(|pod| pod.pointer("/spec/securityContext"));
+    let of_pod = |field| context.and_then(|context| context.get(field)).and_then(Value::as_i64);
+    let others = subject.facts.long_lived().filter(|container| container.name != PROXY);
+    let warnings = others.flat_map(|container| {
+        let user = container.run_as_user.or_else(|| of_pod("runAsUser"));
+        let group = container.run_as_group.or_else(|| of_pod("runAsGroup"));
+        [("user", user, &policy.proxy_uids), ("group", group, &policy.proxy_gids)].into_iter().filter_map(
+            move |(what, id, exempt)| {
+                let id = u32::try_from(id?).ok().filter(|id| exempt.contains(*id))?;
+                let name = &container.name;
+                Some(format!(
+                    "container {name} runs as {what} {id}, the proxy's: its connections are not redirected"
+                ))
+            },
+        )
+    });
+    warnings.collect()
 }
 
 /// The proxy's transparent sockets need a capability, which only the whole manifest shows.

@@ -7,7 +7,7 @@ use super::conflist::{ISTIO, PluginChain, as_list};
 use super::desired::{Install, Shape};
 use super::entries::OurEntries;
 use super::judge::primary;
-use super::observe::runtimes::{ConfiguredDirectory, DropIns, Possible};
+use super::observe::runtimes::{DropIns, Possible, ReportWait};
 use super::observe::{ConfDirectory, FileName, ORIGINAL, ObservedState};
 
 /// The shape on this node, and why.
@@ -63,9 +63,9 @@ pub fn auto_shape(install: &Install, observed: &ObservedState) -> AutoShape {
     if conf.is_of_multus {
         return chained(AutoReason::OfMultus);
     }
-    // The report comes within seconds. Until then a drop-in is not exchanged for an entry that the primary may overwrite,
-    // and no entry in a chain, which every runtime reads, for a drop-in.
-    if runtimes.plugin_directory == ConfiguredDirectory::Awaited {
+    // After a boot the report comes within seconds. Until then a drop-in is not replaced by an entry that the primary may
+    // overwrite, and no entry in a chain, which every runtime reads, by a drop-in.
+    if runtimes.waits != ReportWait::Nothing {
         let ours = OurEntries::find(conf);
         return match ours.listed.is_empty() && !ours.drop_ins.is_empty() {
             true => drop_in(AutoReason::Awaited),

@@ -19,7 +19,9 @@ use super::libcni::{
     BrokenFile, BrokenReason, ChosenNetwork, LoadedNetwork, NoChoice, candidates, choose, choose_by_name,
     network,
 };
-use super::observe::runtimes::{ConfiguredDirectory, DropIns, NetworkCount, Possible, Runtime, Runtimes};
+use super::observe::runtimes::{
+    ConfiguredDirectory, DropIns, NetworkCount, Possible, ReportWait, Runtime, Runtimes,
+};
 use super::observe::{
     ConfDirectory, ConfFile, DROP_IN, Directory, DirectoryState, FileFormat, FileName, ORIGINAL,
     ObservedState, ProgramDirectory, Unreadable,
@@ -232,8 +234,10 @@ pub fn unconfirmed(question: &JudgeInput<'_>, choice: &ChosenNetwork) -> Option<
         return None;
     }
     match question.runtimes.plugin_directory {
+        ConfiguredDirectory::Unknown if question.runtimes.waits == ReportWait::Entry => {
+            return Some(Problem::Unreported);
+        }
         ConfiguredDirectory::Unknown => {}
-        ConfiguredDirectory::Awaited => return Some(Problem::Unreported),
         ConfiguredDirectory::Named | ConfiguredDirectory::Others(_) => return None,
     }
     let plugins = primaries(&choice.network, question.plugin);

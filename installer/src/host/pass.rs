@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 use super::apply::{AppliedChanges, Busy, FailedChange, NodeLock, apply, due};
 use super::change::Change;
 use super::conflict::{Conflict, ConflictTracker, RewriteCounts, WriteOutcome};
-use super::desired::DesiredState;
+use super::desired::{DesiredState, Shape};
 use super::observe::runtimes::Runtimes;
 use super::observe::{
     Directory, HashCache, MountRoots, NodeDirectories, ObservedState, PerDirectory, observe,
@@ -32,12 +32,14 @@ pub struct PassHistory {
     conflicts: PerDirectory<ConflictTracker>,
     retries: ProgramRetries,
     runtimes: Runtimes,
+    /// The shape that `shape: auto` meant at the last look.
+    auto: Option<&'static Shape>,
 }
 
 impl Default for PassHistory {
     fn default() -> Self {
-        let (hashes, mounts, retries, runtimes) = Default::default();
-        Self { hashes, mounts, conflicts: PerDirectory::made(ConflictTracker::new), retries, runtimes }
+        let (hashes, mounts, retries, runtimes, auto) = Default::default();
+        Self { hashes, mounts, conflicts: PerDirectory::made(ConflictTracker::new), retries, runtimes, auto }
     }
 }
 
@@ -86,6 +88,18 @@ impl PassHistory {
         for directory in Directory::BOTH {
             self.conflicts.of_mut(directory).desired_state_changed();
         }
+    }
+
+    /// Records which shape `shape: auto` means, and reports whether that has changed: then the entry belongs elsewhere,
+    /// and its move is no foreign rewrite.
+    fn record_auto(&mut self, plan: &Plan) -> bool {
+        let auto = plan.auto.as_ref().map(|auto| auto.shape);
+        let has_changed = self.auto != auto;
+        if has_changed {
+            self.auto = auto;
+            self.desired_state_changed();
+        }
+        has_changed
     }
 
     /// Returns until when another foreign rewrite of a directory has to be expected; none after a single one.
@@ -201,6 +215,7 @@ pub fn pass(
         (observed, whole) = memory.observe_and_plan(directories, desired, &failed_before)?;
         Some(lock)
     };
+    memory.record_auto(&whole);
     let conflicts = memory.conflicts(&observed, &whole, now);
     memory.retries.retain(&whole.changes, &directories.programs);
     let waits = |change: &Change| {
@@ -223,12 +238,9 @@ pub fn pass(
     }
     let applied = apply(&planned.changes, directories);
     let left = plan(&memory.look(directories, desired, &applied.failed), desired);
-    let shape = |plan: &Plan| plan.auto.as_ref().map(|auto| auto.shape);
-    if shape(&left) == shape(&whole) {
+    // The agent's own changes can be a reason for another shape.
+    if !memory.record_auto(&left) {
         memory.applied(&planned.changes, outcome(&applied), &without_put_off(&left, &whole, &planned));
-    } else {
-        // Our own changes made the entry belong elsewhere, which is no foreign rewrite.
-        memory.desired_state_changed();
     }
     memory.retries.tried(&planned.changes, &applied.failed, &directories.programs);
     Ok(Pass { plan: planned, applied, left, conflicts, waiting, due: memory.retries.next(now) })

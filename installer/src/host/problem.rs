@@ -308,7 +308,7 @@ impl Hint for Problem {
                  without redirection"
             }
             Self::NotMultus { .. } => {
-                "set shape: chained (CHAINED_CNI_PLUGIN: true), unless Multus will be installed on this node"
+                "set shape: auto (CHAINED_CNI_PLUGIN: true), unless Multus will be installed on this node"
             }
             Self::BothEntries(_) | Self::IstioAgentRuns(_) => {
                 "if istio-cni serves ambient pods, keep it and exclude this node from Gybe; otherwise remove the \

@@ -138,21 +138,26 @@ impl RuntimeReport {
         Some(Self { is_renewed: report.is_renewed && is_current, ..report })
     }
 
+    /// Whether no runtime ran.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.runtimes.is_empty()
+    }
+
     /// Whether a runtime that replaces a reported one is noticed.
     #[must_use]
     pub fn is_renewed(&self) -> bool {
         self.is_renewed
     }
 
-    /// Writes the report to `directory`, also an unchanged one that is renewed. While no runtime runs the last report
+    /// Writes the report to `directory`; of an unchanged one, only the file's time. While no runtime runs the last report
     /// stays valid: a runtime that restarts has the same configuration.
     ///
     /// # Errors
     /// If the file cannot be written.
     pub fn keep_in(&self, directory: &Path) -> std::io::Result<()> {
         match Self::kept_in(directory) {
-            Some(_) if self.runtimes.is_empty() => Ok(()),
-            Some(kept) if kept == *self => {
+            Some(kept) if self.runtimes.is_empty() || kept == *self => {
                 File::open(directory.join(RUNTIME))?.set_modified(SystemTime::now())
             }
             _ => replace_file(directory, RUNTIME, &serde_json::to_string(self)?),
@@ -450,6 +455,14 @@ mod tests {
         let host = Host::new("restart");
         let before = host.known(&[runtime("containerd", Some(&["/usr/lib/cni"]))]);
         assert_eq!(host.known(&[]), before);
+        let renewed = |runtimes: &[_]| RuntimeReport::of(&host.root, runtimes).renewed().keep_in(&host.root);
+        let is_renewed = || RuntimeReport::kept_in(&host.root).unwrap().is_renewed();
+        renewed(&[runtime("containerd", None)]).unwrap();
+        let old = SystemTime::now() - RENEWED_WITHIN * 2;
+        File::open(host.root.join(RUNTIME)).unwrap().set_modified(old).unwrap();
+        assert!(!is_renewed());
+        renewed(&[]).unwrap();
+        assert!(is_renewed());
         assert_ne!(host.known(&[runtime("crio", None)]), before);
     }
 }

@@ -21,6 +21,11 @@ const ZTUNNEL: (&str, &str) = ("app", "ztunnel");
 pub(crate) const REDIRECTION: &str = "ambient.istio.io/redirection";
 pub(crate) const REDIRECTED: &str = "enabled";
 
+/// Reports whether a pod has the annotation by which other pods send it HBONE.
+pub(crate) fn is_announced(pod: &PodFacts) -> bool {
+    pod.annotation(REDIRECTION) == Some(REDIRECTED)
+}
+
 /// The labels of an object.
 pub type Labels = BTreeMap<String, String>;
 

@@ -67,7 +67,7 @@ pub fn pods(text: &str) -> Result<Vec<PodTemplate>, ManifestFileError> {
 }
 
 /// Parses YAML or JSON. The limits bound the memory that nested aliases expand to.
-fn documents(text: &str) -> Result<Vec<Value>, ManifestFileError> {
+pub(crate) fn documents(text: &str) -> Result<Vec<Value>, ManifestFileError> {
     let options = serde_saphyr::options! {
         budget: serde_saphyr::budget! { max_depth: 64, max_nodes: 250_000, max_documents: 1_024 },
         alias_limits: serde_saphyr::alias_limits! { max_total_replayed_events: 250_000 },

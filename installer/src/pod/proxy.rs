@@ -3,10 +3,14 @@
 
 use super::own_namespace;
 use super::validation::Listeners;
+use gybe_netfilter::apply::istio_ambient::IstioAmbient;
+use gybe_netfilter::inspect::probe_sets::{families_not_exempt, set_name};
 use gybe_netfilter::kernel::netns::Netns;
+use gybe_netfilter::kernel::routes::{RoutesError, Rtnetlink};
 use gybe_netfilter::model::packet::Owner;
 use gybe_netfilter::model::policy::istio::{INBOUND_PORT, OUTBOUND_PORT, TUNNEL_PORT};
 use gybe_netfilter::model::policy::{Families, Groups, Mode, RedirectPolicy};
+use gybe_netfilter::model::ruleset::Family;
 use gybe_plugin::families::is_usable;
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -27,6 +31,8 @@ pub enum ProxyFault {
     ConnectsToItself { ports: Vec<u16>, owner: Owner },
     /// ztunnel does not listen on these ports of an ambient pod.
     NotServed(Vec<u16>),
+    /// istio-cni's sets of these families lack the ambient pod.
+    ProbesNotExempt(Vec<Family>),
 }
 
 impl fmt::Display for ProxyFault {
@@ -45,6 +51,13 @@ impl fmt::Display for ProxyFault {
             }
             Self::NotServed(ports) => {
                 write!(f, "no process listens on {}, where ztunnel should", list(ports))
+            }
+            Self::ProbesNotExempt(families) => {
+                let sets: Vec<&str> = families.iter().map(|family| set_name(*family)).collect();
+                write!(f, "the pod's address is not in the node's set {}: ", sets.join(" and "))?;
+                f.write_str(
+                    "ztunnel takes the kubelet's probes, and refuses them where mutual TLS is required",
+                )
             }
         }
     }
@@ -70,6 +83,9 @@ impl ProxyFault {
                 "check the node's ztunnel: the pod's connections are refused until it listens; with the setting \
                  repair: repair, and while a ztunnel is connected, the container repair lets it listen again within a minute"
             }
+            Self::ProbesNotExempt(_) => {
+                "read the log of istio-cni's agent on the node, and start the agent again: it writes the set at its start"
+            }
         }
     }
 }
@@ -91,6 +107,33 @@ pub(crate) fn silent_ports_of_ztunnel(netns: &Netns) -> Vec<u16> {
     let first = silent(ZTUNNEL_PORTS.to_vec());
     // The kernel may leave a socket out of a list while others are closed.
     if first.is_empty() { first } else { silent(first) }
+}
+
+/// Returns the faults of ztunnel in `netns`, which has the rules of an ambient pod; none while they are not known.
+pub(crate) fn ztunnel_faults(netns: &Netns) -> Vec<ProxyFault> {
+    let silent = Some(silent_ports_of_ztunnel(netns)).filter(|ports| !ports.is_empty());
+    silent.map(ProxyFault::NotServed).into_iter().collect()
+}
+
+/// Returns the faults of an ambient pod of istio-cni on the node with the namespace `node`; none if `netns` does not
+/// have such rules. `assigned`: the addresses that the plugins assigned to the pod.
+pub(crate) fn faults_of_istio_ambient(netns: &Netns, node: &Netns, assigned: &[IpAddr]) -> Vec<ProxyFault> {
+    if !matches!(netns.run(IstioAmbient::look), Ok(Ok(Some(_)))) {
+        return Vec::new();
+    }
+    let mut own = netns.run(addresses_of_eth0).ok().and_then(Result::ok).unwrap_or_default();
+    own.retain(|address| assigned.contains(address));
+    let lacking = node.run(|| families_not_exempt(&own)).unwrap_or_default();
+    let lacking = Some(lacking).filter(|families| !families.is_empty());
+    ztunnel_faults(netns).into_iter().chain(lacking.map(ProxyFault::ProbesNotExempt)).collect()
+}
+
+/// The runtimes report the addresses of this interface alone as the pod's, and the kubelet probes there.
+fn addresses_of_eth0() -> Result<Vec<IpAddr>, RoutesError> {
+    let mut rtnetlink = Rtnetlink::open()?;
+    let eth0 = rtnetlink.links()?.into_iter().find(|link| link.name == "eth0").map(|link| link.index);
+    let addresses = rtnetlink.addresses()?.into_iter();
+    Ok(addresses.filter(|address| Some(address.index) == eth0).map(|address| address.ip).collect())
 }
 
 fn faults(policy: &RedirectPolicy, processes: &[PathBuf]) -> Vec<ProxyFault> {

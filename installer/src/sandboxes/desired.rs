@@ -3,6 +3,7 @@
 
 use super::{ConfOfAdd, Sandbox};
 use crate::error::chain;
+use crate::pod::enablement::is_announced;
 use gybe_netfilter::inspect::verdict::{self, NamespaceVerdict, RedirectionState};
 use gybe_netfilter::model::policy::{AmbientPolicy, RedirectPolicy};
 use gybe_plugin::args::PodRef;
@@ -53,6 +54,14 @@ pub(crate) struct AmbientEnrolment {
     pub(crate) pod: AmbientPod,
 }
 
+/// A pod that is certainly not ambient.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct LeavingPod {
+    pub(crate) uid: PodUid,
+    /// Whether the API server has the annotation by which other pods send it HBONE, as far as that is known.
+    pub(crate) is_announced: bool,
+}
+
 /// The desired state of a sandbox.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) enum DesiredRules {
@@ -63,8 +72,8 @@ pub(crate) enum DesiredRules {
     /// No rule of ours.
     LeftAlone {
         reason: LeaveAloneReason,
-        /// The pod, if it is certain that it is not ambient: the agent knows it, or its namespace is excluded.
-        not_ambient: Option<PodUid>,
+        /// The pod, if it is certain that it is not ambient: by facts about it, or because its namespace is excluded.
+        not_ambient: Option<LeavingPod>,
     },
     /// It is not known.
     NotKnown {
@@ -105,7 +114,9 @@ impl PolicySources {
         let Some(pod) = &sandbox.pod else {
             // The plugin leaves a sandbox alone when the runtime names no pod.
             return match &sandbox.container {
-                Some(_) => DesiredRules::left_alone(LeaveAloneReason::NotKubernetes, None),
+                Some(_) => {
+                    DesiredRules::LeftAlone { reason: LeaveAloneReason::NotKubernetes, not_ambient: None }
+                }
                 None => not_known("it is not known to which pod it belongs".to_owned()),
             };
         };
@@ -113,13 +124,17 @@ impl PolicySources {
             gates::check_without_facts(&self.conf, pod.namespace.as_str(), pod.name.as_str(), passed)
         {
             let is_excluded = reason == LeaveAloneReason::ExcludedNamespace && self.conf.ambient.is_some();
-            return DesiredRules::left_alone(reason, pod.uid.as_deref().filter(|_| is_excluded));
+            let facts = pod.uid.as_ref().filter(|_| is_excluded).and_then(|_| self.facts(pod).ok());
+            let not_ambient = facts.and_then(|facts| LeavingPod::of(&facts, pod));
+            return DesiredRules::LeftAlone { reason, not_ambient };
         }
         let facts = match self.facts(pod) {
             Ok(facts) => facts,
             Err(why) => return not_known(why),
         };
         let is_of_uid = facts::same_uid(&facts, pod);
+        // The annotations of its ADD do not show what the API server has.
+        let leaving = LeavingPod::of(&facts, pod);
         // An operator names a manifest to judge the pod by it.
         let is_named = self.manifests.iter().any(|manifest| matches(manifest, pod));
         let (facts, changed) =
@@ -136,8 +151,8 @@ impl PolicySources {
                 not_known(FactsError::Ambient.to_string())
             }
             Decision::LeaveAlone(reason) => {
-                let is_certain = is_of_uid && matches!(facts.ambient, Ambient::No { .. });
-                DesiredRules::left_alone(reason, is_certain.then_some(facts.uid.as_str()))
+                let is_certain = matches!(facts.ambient, Ambient::No { .. });
+                DesiredRules::LeftAlone { reason, not_ambient: leaving.filter(|_| is_certain) }
             }
             Decision::Redirect(policy) => {
                 let confs = sandbox.ended_add.iter().flat_map(|ended| &ended.confs);
@@ -205,11 +220,15 @@ fn left_alone_by(conf: &ConfOfAdd, facts: &PodFacts) -> Option<String> {
     }
 }
 
-impl DesiredRules {
-    fn left_alone(reason: LeaveAloneReason, not_ambient: Option<&str>) -> Self {
-        Self::LeftAlone { reason, not_ambient: not_ambient.and_then(|uid| PodUid::parse(uid).ok()) }
+impl LeavingPod {
+    /// None for facts that are not certainly those of the pod.
+    fn of(facts: &PodFacts, pod: &PodRef) -> Option<Self> {
+        let uid = PodUid::parse(&facts.uid).ok().filter(|_| facts::same_uid(facts, pod))?;
+        Some(Self { uid, is_announced: is_announced(facts) })
     }
+}
 
+impl DesiredRules {
     pub(crate) fn for_verdict(&self) -> verdict::Desired<'_> {
         match self {
             Self::Policy(known) => verdict::Desired::Policy(&known.policy),
@@ -312,6 +331,33 @@ mod tests {
     }
 
     #[test]
+    fn a_pod_whose_namespace_is_excluded_leaves_by_the_facts_about_it() {
+        let facts = |uid: &str| PodFacts {
+            namespace: "shop".to_owned(),
+            name: "a".to_owned(),
+            uid: uid.to_owned(),
+            annotations: [("ambient.istio.io/redirection".to_owned(), "enabled".to_owned())].into(),
+            ..PodFacts::default()
+        };
+        let pod = PodRef {
+            namespace: Namespace::parse("shop").unwrap(),
+            name: PodName::parse("a").unwrap(),
+            uid: Some("u-1".to_owned()),
+        };
+        let sandbox = Sandbox { pod: Some(pod), ..Sandbox::in_namespace("/x".into()) };
+        let excluded = ["shop".to_owned()].into();
+        let (ambient, conf) = (Some(AmbientConf::default()), PluginConf::default());
+        let conf = PluginConf { exclude_namespaces: excluded, ambient, ..conf };
+        let leaving = LeavingPod { uid: PodUid::parse("u-1").unwrap(), is_announced: true };
+        for (known, expected) in [("u-1", Some(leaving)), ("", None)] {
+            let sources = PolicySources::of(conf.clone()).with_manifests(vec![facts(known)]);
+            let desired = sources.desired(&sandbox, || Ok(Vec::new()));
+            let reason = LeaveAloneReason::ExcludedNamespace;
+            assert_eq!(desired, DesiredRules::LeftAlone { reason, not_ambient: expected });
+        }
+    }
+
+    #[test]
     fn a_pod_that_its_add_left_alone_by_the_settings_of_that_time_is_recognized() {
         let pod: serde_json::Value =
             serde_json::from_str(include_str!("../../../examples/pod.json")).unwrap();
@@ -342,7 +388,7 @@ mod tests {
     #[test]
     fn the_desired_state_decides_the_verdict_on_a_namespace_without_rules_of_ours() {
         let not_known = |is_injected| DesiredRules::NotKnown { why: "no agent".to_owned(), is_injected };
-        let left_alone = |reason| DesiredRules::left_alone(reason, None);
+        let left_alone = |reason| DesiredRules::LeftAlone { reason, not_ambient: None };
         for (desired, found, expected, says) in [
             (
                 left_alone(LeaveAloneReason::NoProxy),

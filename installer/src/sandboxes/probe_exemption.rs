@@ -227,7 +227,7 @@ fn has_branch_interfaces() -> bool {
     early_demux.trim() == "0" && links.iter().any(|link| link.name.starts_with("vlan.eth."))
 }
 
-fn node_netns(root: &Path) -> Result<Netns, NetnsError> {
+pub(super) fn node_netns(root: &Path) -> Result<Netns, NetnsError> {
     Netns::open(&root.join("proc/1/ns/net"))
 }
 

@@ -207,12 +207,16 @@ impl RepairPass<'_> {
             Some(DesiredRules::LeftAlone { not_ambient: Some(_), .. }) => KnownPolicy::NotAmbient,
             Some(DesiredRules::LeftAlone { .. }) | None => KnownPolicy::LeaveAlone,
         };
+        // A single pass does not have the agent's report.
+        let is_due = turn.is_due
+            || matches!(&desired, Some(DesiredRules::LeftAlone { not_ambient: Some(pod), .. })
+                if pod.is_announced && turn.drained_for.is_none());
         let differs = !before.verdict.differences.is_empty();
         // A pod that is due is handed over anyway.
         let may_be_silent = policy == KnownPolicy::Ambient
             && state == RedirectionState::Redirected
             && self.in_force.is_some()
-            && !turn.is_due
+            && !is_due
             && !differs;
         let is_silent =
             may_be_silent && netns.as_ref().is_some_and(|netns| !silent_ports_of_ztunnel(netns).is_empty());
@@ -220,11 +224,11 @@ impl RepairPass<'_> {
         let is_open = match policy {
             KnownPolicy::Ambient => {
                 matches!(state, RedirectionState::NotRedirected | RedirectionState::ByOthers)
-                    || turn.is_due
+                    || is_due
                     || differs
                     || is_silent
             }
-            KnownPolicy::NotAmbient => state == RedirectionState::Redirected || turn.is_due,
+            KnownPolicy::NotAmbient => state == RedirectionState::Redirected || is_due,
             _ => state == RedirectionState::NotRedirected,
         };
         let may_be_ambient = matches!(policy, KnownPolicy::Ambient | KnownPolicy::NotAmbient);
@@ -242,7 +246,7 @@ impl RepairPass<'_> {
             has_process: !sandbox.processes.is_empty(),
             ours,
             differs,
-            is_due: turn.is_due,
+            is_due,
             is_silent,
             doubt: match (&desired, &netns) {
                 (Some(DesiredRules::Policy(known)), _) if !known.is_of_uid => {
@@ -278,7 +282,7 @@ impl RepairPass<'_> {
                 ambient = Some(change.restart(&enrolment.pod));
             }
             (Action::Leave, Some(DesiredRules::LeftAlone { not_ambient: Some(pod), .. }), Some(change)) => {
-                ambient = Some(change.leave(pod, turn.leaves_for));
+                ambient = Some(change.leave(pod, turn.drained_for));
             }
             _ => {}
         }

@@ -235,13 +235,14 @@ fn a_reported_runtime_moves_the_entry_between_the_chain_and_a_drop_in() {
         (json!(true), true, "the entry is a drop-in"),
         (json!(null), true, "drop-ins is unknown"),
         (json!(true), true, "the entry is a drop-in"),
-        // Nothing would report an older runtime that replaces this one.
-        (json!(true), false, "drop-ins is unknown"),
+        // A report that is not renewed still counts for `RENEWAL_WAIT`.
+        (json!(true), false, "the entry is a drop-in"),
+        (json!(false), false, "a runtime on this node does not read drop-ins"),
     ] {
         let runtime = json!({ "name": "containerd", "reads_drop_ins": reads_drop_ins });
         let report = json!({ "runtimes": [runtime], "is_renewed": is_renewed });
         node.root.replace("probe/runtime.json", report.to_string());
-        let is_drop_in = reads_drop_ins == json!(true) && is_renewed;
+        let is_drop_in = reads_drop_ins == json!(true);
         wait_until("the entry to move", || {
             (drop_in.exists(), node.entry(FILE).is_some()) == (is_drop_in, !is_drop_in)
         });

@@ -66,7 +66,7 @@ fn the_plugin_reads_every_key_of_the_entry() {
         "type": "gybe-cni", "log_level": "debug", "backend": "iptables",
         "exclude_namespaces": ["gybe-system", "istio-system", "kube-system"], "pod_namespace": "gybe-system",
         "gates": "istio", "inboundDefault": "all", "ipv6": "auto", "max_intervals": 4096,
-        "facts": { "socket": "/run/gybe/facts.sock", "directory": "", "kubeconfig": "", "deadline_ms": 10000 },
+        "facts": { "socket": "/run/gybe/facts.sock", "directory": "", "kubeconfig": "", "deadline_ms": 60000 },
         "capabilities": { "io.kubernetes.cri.pod-annotations": true },
     });
     let entry = json_of(&install.entry);

@@ -203,6 +203,27 @@ fn misspelt_annotations_and_a_proxy_that_cannot_serve_tproxy_are_warnings() {
             &["has no capability NET_ADMIN", "does not run as user 0"],
         ),
         (json!({ mode: "REDIRECT" }), json!({ "runAsUser": 1337 }), &[]),
+        (json!({ "linkerd.io/inject": "enabled" }), json!({}), &[]),
+        (
+            json!({ "traffic.istio.io/excludeOutboundPorts": "80" }),
+            json!({}),
+            &["did you mean traffic.sidecar.istio.io/excludeOutboundPorts?"],
+        ),
+        (
+            json!({ "sidecar.istio.io/excludeInboundPorts": "80" }),
+            json!({}),
+            &["did you mean traffic.sidecar.istio.io/excludeInboundPorts?"],
+        ),
+        (
+            json!({ "proxy.istio.io/config": "proxyListenPort: 16001\nproxyInboundListenPort: 15006\n" }),
+            json!({}),
+            &["annotation proxy.istio.io/config sets proxyListenPort to 16001, and Gybe redirects to 15001"],
+        ),
+        (
+            json!({ "proxy.istio.io/config": "{\"proxyInboundListenPort\": 16006}" }),
+            json!({}),
+            &["sets proxyInboundListenPort to 16006, and Gybe redirects to 15006"],
+        ),
         (
             json!({ "traffic.sidecar.istio.io/excludeOutboundPort": "80" }),
             json!({}),
@@ -216,6 +237,41 @@ fn misspelt_annotations_and_a_proxy_that_cannot_serve_tproxy_are_warnings() {
             assert!(warning.contains(expected), "{annotations} {context}: {warning}");
         }
     }
+}
+
+#[test]
+fn a_container_with_an_id_of_the_proxy_is_a_warning() {
+    let none = || json!({});
+    for (proxy, pod, app, expected) in [
+        (
+            none(),
+            none(),
+            json!({ "runAsUser": 1337 }),
+            &["container app runs as user 1337, the proxy's: "][..],
+        ),
+        (none(), none(), json!({ "runAsGroup": 1337 }), &["container app runs as group 1337, the proxy's: "]),
+        (none(), json!({ "runAsUser": 1337 }), none(), &["container app runs as user 1337"]),
+        (none(), json!({ "runAsUser": 1337 }), json!({ "runAsUser": 7 }), &[]),
+        (json!({ "runAsUser": 7 }), none(), json!({ "runAsUser": 7 }), &["container app runs as user 7"]),
+        (json!({ "runAsUser": 7 }), none(), json!({ "runAsUser": 1337 }), &[]),
+    ] {
+        let mut template = sidecar(&none(), &none(), &proxy);
+        template.pod["spec"]["securityContext"] = pod;
+        template.pod["spec"]["containers"][0]["securityContext"] = app;
+        let explanation = explained(&template, &none());
+        let warnings = explanation.warnings();
+        assert_eq!(warnings.len(), expected.len(), "{}: {warnings:?}", template.pod);
+        assert!(warnings.iter().zip(expected).all(|(it, expected)| it.starts_with(expected)), "{warnings:?}");
+    }
+}
+
+#[test]
+fn a_label_with_the_name_of_an_annotation_is_a_warning() {
+    let name = "traffic.sidecar.istio.io/excludeOutboundPorts";
+    let mut pod = sidecar(&json!({}), &json!({}), &json!({}));
+    pod.pod["metadata"]["labels"] = json!({ name: "80", "sidecar.istio.io/inject": "true" });
+    let expected = format!("{name} is a label; it has to be an annotation");
+    assert_eq!(explained(&pod, &json!({})).warnings(), [expected]);
 }
 
 #[test]
@@ -234,6 +290,21 @@ fn a_pod_without_a_sidecar_names_the_factor_that_kept_it_out() {
             None,
             pod(json!({ inject: "false" }), none(), none()),
             "the pod's label sidecar.istio.io/inject is \"false\"",
+        ),
+        (
+            None,
+            pod(json!({ inject: "ture" }), none(), none()),
+            "the pod's label sidecar.istio.io/inject is \"ture\", which is neither true nor false",
+        ),
+        (
+            Some(json!({ "istio-injection": "enabled" })),
+            pod(none(), json!({ inject: "ture" }), none()),
+            "the pod's annotation sidecar.istio.io/inject is \"ture\", which is neither true nor false",
+        ),
+        (
+            Some(json!({ "istio-injection": "enable" })),
+            pod(none(), none(), none()),
+            "istio-injection is \"enable\", which no label of a pod overrides; it has to be enabled",
         ),
         (Some(none()), pod(none(), none(), none()), "neither the namespace nor the pod requests injection"),
         (

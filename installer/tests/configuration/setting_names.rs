@@ -31,7 +31,6 @@ fn non_default_value(name: &str) -> &'static str {
         }
         "KUBECONFIG_MODE" => "0640",
         "CNI_CONF_GROUP_READ"
-        | "ISTIO_OWNED_CNI_CONFIG"
         | "SKIP_TLS_VERIFY"
         | "NATIVE_NFTABLES"
         | "REPAIR_DELETE_PODS"

@@ -100,7 +100,7 @@ fn the_label_the_selectors_and_the_exit_code_of_repair_have_the_incumbents_varia
 fn the_defaults_without_any_setting() {
     let settings = read(&[], &[]);
     let (environment, options) = (settings.environment, settings.options);
-    assert_eq!((options.mode, options.shape), (NodeMode::Install, Shape::Chained { pinned: None }.into()));
+    assert_eq!((options.mode, options.shape), (NodeMode::Install, ShapeSetting::Auto));
     assert_eq!((options.pod_source, options.take_over), (PodSource::Agent, TakeOverSetting::Wait));
     assert_eq!((options.put_back, options.unknown_members.len()), (PutBack::Nothing, 0));
     assert_eq!(options.conf.exclude_namespaces, names(&["kube-system", "istio-system"]));
@@ -201,24 +201,14 @@ fn the_shape_and_its_file_go_together() {
     assert_eq!(shape(&[alone], &[("shape", "dropin")]), Shape::DropIn.into());
     assert_eq!(shape(&[alone], &[("shape", "auto")]), ShapeSetting::Auto);
     for (mode, is_auto) in [("repair", true), ("off", true), ("delete", false), ("label", false)] {
-        let settings = read(&[], &[("repair", mode), ("shape", "auto")]);
-        assert_eq!(
-            (settings.options.shape == ShapeSetting::Auto, settings.notes.is_empty()),
-            (is_auto, is_auto),
-            "{mode}"
-        );
+        let expected = if is_auto { ShapeSetting::Auto } else { chained.clone() };
+        assert_eq!(shape(&[], &[("repair", mode)]), expected, "{mode}");
+        let named = read(&[], &[("repair", mode), ("shape", "auto")]);
+        assert_eq!((named.options.shape, named.notes.is_empty()), (expected, is_auto), "{mode}");
         assert_eq!(shape(&[], &[("repair", mode), ("shape", "dropin")]), Shape::DropIn.into());
     }
     assert_eq!(file(&shape(&[pinned], &[("shape", "auto")])).as_deref(), Some("10-a.conflist"));
-    for (owned, of_chained, expected) in [
-        ("true", "true", ShapeSetting::Auto),
-        ("false", "true", chained.clone()),
-        ("true", "false", shape(&[alone], &[])),
-    ] {
-        let settings = read(&[("CHAINED_CNI_PLUGIN", of_chained), ("ISTIO_OWNED_CNI_CONFIG", owned)], &[]);
-        assert_eq!((settings.options.shape, settings.notes), (expected, Vec::new()));
-    }
-    assert_eq!(shape(&[("ISTIO_OWNED_CNI_CONFIG", "true")], &[("shape", "chained")]), chained);
+    assert_eq!(shape(&[("CHAINED_CNI_PLUGIN", "true")], &[]), ShapeSetting::Auto);
     assert!(refused(&[pinned], &[("shape", "dropin")]).contains("cannot be set with it"));
 }
 

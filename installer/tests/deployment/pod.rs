@@ -312,7 +312,7 @@ pub(crate) fn assert_arguments_accepted(objects: &Objects) {
         }
     }
     let shape = Settings::read(&settings_sources(objects)).unwrap().options.shape;
-    assert!(matches!(shape, ShapeSetting::Fixed(Shape::Chained { .. } | Shape::Standalone { .. })));
+    assert!(matches!(shape, ShapeSetting::Auto | ShapeSetting::Fixed(Shape::Standalone { .. })));
 }
 
 pub(crate) fn assert_command_accepted(arguments: &[String]) {

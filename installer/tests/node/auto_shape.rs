@@ -4,8 +4,9 @@ use crate::test_node::{TestNode, install, installed, name, program, uninstalled}
 use crate::{LIST, SINGLE};
 use gybe_installer::host::auto_shape::{AutoReason, auto_shape};
 use gybe_installer::host::desired::{DesiredState, Install, PutBack, Shape, ShapeSetting};
-use gybe_installer::host::observe::ObserveScope;
-use gybe_installer::host::observe::runtimes::{ConfiguredDirectory, DropIns, Runtime, Runtimes};
+use gybe_installer::host::observe::runtimes::{DropIns, ReportWait, Runtime, Runtimes};
+use gybe_installer::host::observe::{Directory, ObserveScope};
+use gybe_installer::host::pass::{PassHistory, pass};
 
 const FILE: &str = "10-calico.conflist";
 const DROP_IN: &str = "k8s-pod-network/zz-gybe-cni.conf";
@@ -24,7 +25,7 @@ fn older() -> Runtimes {
 }
 
 fn awaited() -> Runtimes {
-    Runtimes { plugin_directory: ConfiguredDirectory::Awaited, ..Runtimes::default() }
+    Runtimes { waits: ReportWait::Entry, ..Runtimes::default() }
 }
 
 /// Returns the decision, and asserts that the changes that follow from it do not change it.
@@ -128,6 +129,23 @@ fn istio_cnis_entry_is_replaced_in_the_chain_and_a_drop_in_follows_when_its_prog
     assert_eq!(node.text(FILE), LIST);
     node.settle(&uninstalled(&node.root, PutBack::Nothing));
     assert_eq!(node.files().into_keys().collect::<Vec<_>>(), [FILE]);
+}
+
+/// The shape changes when istio-cni's program is removed.
+#[test]
+fn an_entry_that_moves_is_no_foreign_rewrite() {
+    let node = TestNode::with(&[(FILE, LIST)]);
+    node.root.write_programs("bin", ["istio-cni"]);
+    node.put(FILE, LIST.replace("portmap", "istio-cni"));
+    let (directories, auto) = (node.directories(), installed(&node.root, ShapeSetting::Auto));
+    let mut history = PassHistory::default();
+    history.set_runtimes(current());
+    let mut has_changed = || !pass(&directories, &auto, &mut history).unwrap().plan.changes.is_empty();
+    assert_eq!([has_changed(), has_changed()], [true, false]);
+    std::fs::remove_file(node.root.join("bin/istio-cni")).unwrap();
+    assert_eq!([has_changed(), has_changed()], [true, false]);
+    assert!(node.files().contains_key(DROP_IN));
+    assert_eq!(history.rewrite_counts(Directory::Conf).rewrites, 0);
 }
 
 #[test]

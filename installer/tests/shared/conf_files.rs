@@ -208,8 +208,8 @@ fn a_kubeconfig_has_the_values_of_istio_cnis() {
 }
 
 /// With `ISTIO_OWNED_CNI_CONFIG` istio-cni copies the primary's chain into a file of its own that sorts first, so the
-/// runtime keeps an old chain when the primary changes its file. For Gybe the setting means `shape: auto`, and where the
-/// runtime reads drop-ins, neither changes nor copies the primary's file.
+/// runtime keeps an old chain when the primary changes its file. Gybe's `shape: auto`, the default, neither changes nor
+/// copies the primary's file where the runtime reads drop-ins.
 #[test]
 fn an_owned_conf_is_a_drop_in_here() {
     let mut given = SettingsSources::default();

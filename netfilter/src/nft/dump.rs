@@ -63,8 +63,8 @@ pub(super) fn inventory(connection: &mut NftSocket) -> Result<Inventory, NftErro
     inventory_of(TABLE, connection)
 }
 
-/// Reads a table of Gybe.
-pub(super) fn inventory_of(table: &str, connection: &mut NftSocket) -> Result<Inventory, NftError> {
+/// Reads a table of Gybe, or another one of family `inet`.
+pub(crate) fn inventory_of(table: &str, connection: &mut NftSocket) -> Result<Inventory, NftError> {
     inventory_by(table, &mut |request, sequence, limit| connection.0.list(request, sequence, limit))
 }
 

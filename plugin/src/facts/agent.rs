@@ -1,7 +1,7 @@
 //! Facts from the node agent, over its unix socket. The messages are in `wire`, the wait for a socket that is away
 //! in `socket_watch`.
 
-use super::ambient::{self, AmbientPod, HandOverBy, HandOverFault, PodUid};
+use super::ambient::{self, AmbientPod, HandOverBy, HandOverFault, LeaveStep, PodUid};
 use super::socket_watch::SocketWatch;
 use super::wire::{self, FactsRequest, FactsResponse, MAX_RESPONSE_BYTES, WireError};
 use crate::args::PodRef;
@@ -206,13 +206,13 @@ pub fn hand_over(
     }
 }
 
-/// Reports that an ambient pod runs on without the mesh: ztunnel ends its proxy of the pod. A second report changes
-/// nothing.
+/// Reports how far an ambient pod is that leaves the mesh and runs on: the agent removes its annotation, and then
+/// ztunnel ends its proxy of the pod. A second report changes nothing.
 ///
 /// # Errors
 /// When no trusted agent that serves ztunnel responds before the deadline.
-pub fn leave(socket: &Path, pod: &PodUid, deadline: Instant) -> Result<(), AgentFault> {
-    hand_over_response(&exchange(socket, |_| ambient::encode_leave(pod), deadline)?)
+pub fn leave(socket: &Path, pod: &PodUid, step: LeaveStep, deadline: Instant) -> Result<(), AgentFault> {
+    hand_over_response(&exchange(socket, |_| ambient::encode_leave(pod, step), deadline)?)
 }
 
 fn hand_over_once(

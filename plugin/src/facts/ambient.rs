@@ -2,7 +2,8 @@
 //! to ztunnel: one more request of the facts socket, in the form that `wire` describes, with the namespace as its only
 //! descriptor (`SCM_RIGHTS`, unix(7)). The agent responds when ztunnel has acknowledged the pod, or with the reason why
 //! the pod is not in the mesh. The process that repairs pods makes the same request for a pod that runs, again when its
-//! rules stand, and another one when such a pod has left the mesh. An agent without these requests responds with an error. Pure.
+//! rules stand, and others when such a pod leaves the mesh. An agent without these requests responds with an error.
+//! Pure.
 
 use super::wire::{VERSION, WireError, check_version, malformed};
 use crate::args::{ArgsError, Namespace, PodName};
@@ -122,16 +123,37 @@ pub fn decode_request(json: &Value) -> Option<Result<HandOverRequest, WireError>
     Some(decoded)
 }
 
-/// Encodes the request that a pod has left the mesh; the response is that to a hand-over.
-pub fn encode_leave(pod: &PodUid) -> String {
-    format!("{}\n", json!({ "version": VERSION, "ambient_left": pod.as_str() }))
+/// How far a running pod is that leaves the mesh.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LeaveStep {
+    /// Its rules capture no new connection, and ztunnel serves it.
+    Draining,
+    /// ztunnel is to end its proxy of the pod.
+    Left,
 }
 
-/// Decodes the uid of a pod that has left the mesh; none when it is another request.
-pub fn decode_leave(json: &Value) -> Option<Result<PodUid, WireError>> {
-    let uid = json.get("ambient_left")?.as_str().unwrap_or_default();
-    let uid = PodUid::parse(uid).map_err(|_| WireError::Malformed("has a uid that is invalid in Kubernetes"));
-    Some(check_version(json).and(uid))
+impl LeaveStep {
+    /// The key of its request.
+    fn key(self) -> &'static str {
+        match self {
+            Self::Draining => "ambient_draining",
+            Self::Left => "ambient_left",
+        }
+    }
+}
+
+/// Encodes the request that a pod leaves the mesh; the response is that to a hand-over.
+pub fn encode_leave(pod: &PodUid, step: LeaveStep) -> String {
+    format!("{}\n", json!({ "version": VERSION, step.key(): pod.as_str() }))
+}
+
+/// Decodes the uid of a pod that leaves the mesh; none when it is another request.
+pub fn decode_leave(json: &Value) -> Option<Result<(PodUid, LeaveStep), WireError>> {
+    let mut steps = [LeaveStep::Draining, LeaveStep::Left].into_iter();
+    let (uid, step) = steps.find_map(|step| Some((json.get(step.key())?, step)))?;
+    let uid = PodUid::parse(uid.as_str().unwrap_or_default());
+    let uid = uid.map_err(|_| WireError::Malformed("has a uid that is invalid in Kubernetes"));
+    Some(check_version(json).and(uid).map(|uid| (uid, step)))
 }
 
 /// Encodes the response: ztunnel has acknowledged the pod, or why it is not in the mesh.
@@ -330,8 +352,10 @@ mod tests {
             assert!(decode_response(text.as_bytes()).is_err(), "{text}");
         }
         let left = |line: &str| decode_leave(&serde_json::from_str(line).unwrap());
-        let leave = encode_leave(&pod.uid);
-        assert_eq!(left(&leave), Some(Ok(pod.uid)));
+        for step in [LeaveStep::Draining, LeaveStep::Left] {
+            assert_eq!(left(&encode_leave(&pod.uid, step)), Some(Ok((pod.uid.clone(), step))));
+        }
+        let leave = encode_leave(&pod.uid, LeaveStep::Draining);
         assert!(left(&request).is_none() && decoded(leave.as_bytes()).is_none());
         assert!(wire::decode_request(leave.as_bytes()).is_err(), "an older agent responds with an error");
         assert_eq!(left(&leave.replace("\"version\":1", "\"version\":2")), Some(Err(WireError::Version(2))));

@@ -57,8 +57,10 @@ impl Dispatcher<'_, '_> {
                 Some(_) => self.enqueue(Job { connection, task: Task::Ambient(pod, netns, by) }),
                 None => self.respond(connection, &FactsResponse::Error(AMBIENT_OFF.to_owned())),
             },
-            Ok(ClientRequest::AmbientLeft(pod)) => match self.ambient {
-                Some(pods) if pods.leave(&pod) => self.send(ambient::encode_response(&Ok(())), connection),
+            Ok(ClientRequest::AmbientLeaves(pod, step)) => match self.ambient {
+                Some(pods) if pods.leave(&pod, step) => {
+                    self.send(ambient::encode_response(&Ok(())), connection);
+                }
                 // Closed without a response, as a hand-over to an agent that serves no ztunnel.
                 Some(_) => {}
                 None => self.respond(connection, &FactsResponse::Error(AMBIENT_OFF.to_owned())),

@@ -22,7 +22,7 @@ struct TestNode(TestDir);
 
 impl TestNode {
     fn new(test: &str) -> Self {
-        let folders = ["net.d", "bin", "cache/results", "image", "config", "run", "pods"];
+        let folders = ["net.d", "bin", "cache/results", "image", "config", "run", "probe", "pods"];
         let root = TestDir::new(&format!("reconcile-{test}")).with_subdirectories(&folders);
         root.write_programs("bin", ["calico", "loopback"]);
         for program in ["gybe", "gybe-cni"] {
@@ -45,13 +45,21 @@ impl TestNode {
             ("GYBE_CONFIG_DIR", folder("config")),
             ("CNI_AGENT_RUN_DIR", folder("run")),
             ("GYBE_ISTIO_RUN_DIR", folder("istio")),
+            ("GYBE_PROBE_DIR", folder("probe")),
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into();
         let settings = LiveSettings::start(environment).unwrap();
         let image = Image::read(&self.0.join("image")).unwrap();
         let probe = ProbeCache::at(&self.0);
-        ReconcileConfig { settings, image, probe, report_wait: Duration::ZERO, grace_period }
+        ReconcileConfig {
+            settings,
+            image,
+            probe,
+            report_wait: Duration::ZERO,
+            waits_for_report: ReportWait::Move,
+            grace_period,
+        }
     }
 
     fn set_mode(&self, mode: &str) {
@@ -145,6 +153,40 @@ fn an_unchanged_configmap_is_used_again_after_it_could_not_be_read() {
         assert!(error().is_some_and(|why| why.contains("config/mode")));
         node.set_mode("install");
         assert_eq!(error(), None);
+    });
+}
+
+/// By hand, where the probe may start after the agent, and before the runtime.
+#[test]
+fn a_drop_in_moves_after_the_wait_for_a_report_or_for_its_renewal() {
+    let node = TestNode::new("renewed");
+    fs::write(node.0.join("config/shape"), "auto").unwrap();
+    let report = |runtimes: Value, is_renewed: bool| {
+        let report = json!({ "runtimes": runtimes, "is_renewed": is_renewed });
+        fs::write(node.0.join("probe/runtime.json"), report.to_string()).unwrap();
+    };
+    let containerd = json!([{ "name": "containerd", "reads_drop_ins": true }]);
+    with_loop(&node, GRACE_PERIOD, |reconciler, _, _| {
+        let is_drop_in = |reconciler: &mut Reconciler<'_>| {
+            reconciler.turn(Instant::now());
+            assert_ne!(node.has("net.d/n/zz-gybe-cni.conf"), node.has_entry());
+            !node.has_entry()
+        };
+        assert!(!is_drop_in(reconciler), "nothing is reported");
+        report(containerd.clone(), true);
+        assert!(is_drop_in(reconciler));
+        report(containerd, false);
+        assert!(is_drop_in(reconciler));
+        reconciler.renewed_until = Some(Instant::now());
+        assert!(!is_drop_in(reconciler));
+        reconciler.renewed_until = Some(Instant::now() + RENEWAL_WAIT);
+        assert!(is_drop_in(reconciler));
+        // As after a boot.
+        reconciler.report_until = Instant::now() + RENEWAL_WAIT;
+        report(json!([]), true);
+        assert!(is_drop_in(reconciler));
+        reconciler.report_until = Instant::now();
+        assert!(!is_drop_in(reconciler));
     });
 }
 

@@ -29,6 +29,19 @@ const RETRY: Duration = Duration::from_secs(5);
 /// For how long a hand-over that has failed counts: the kubelet tries again earlier.
 const RECENT: Duration = Duration::from_secs(60);
 
+/// What is known of a pod.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum PodState {
+    /// Its namespace is not known, or its hand-over waits, and its rules may stand: an earlier agent may have had it.
+    NotHeld,
+    /// Its rules are yet to be written, or were replaced because it leaves.
+    WithoutRules,
+    /// Its rules stand, and the newest ztunnel has not acknowledged it.
+    Redirected,
+    /// It is in the mesh.
+    Enrolled,
+}
+
 #[derive(Debug, Default)]
 struct State {
     pods: BTreeMap<PodUid, Entry>,
@@ -69,7 +82,7 @@ struct Entry {
     /// The hand-overs of this namespace that have not ended. Each uses the first answer.
     callers: BTreeMap<u64, Sender<Result<(), String>>>,
     rest: Rest,
-    /// Whether its rules stand in this namespace, as far as hand-overs have shown.
+    /// Whether its rules stand in this namespace, as far as hand-overs have shown; true while the namespace is not known.
     has_rules: bool,
     /// Since when the API server is not known to have it.
     unlisted: Option<Instant>,
@@ -245,6 +258,7 @@ impl State {
             Rest::Nothing if entry.callers.is_empty() => drop(self.remove(uid)),
             Rest::Keep(generation) if entry.callers.is_empty() => {
                 (entry.netns, entry.generation, entry.rest) = (None, generation, Rest::Everything);
+                entry.has_rules = true;
                 // One whose snapshot is unfinished gets the keep in it.
                 let connections =
                     self.connections.iter_mut().filter(|it| it.snapshot != Snapshot::Unfinished);
@@ -342,10 +356,13 @@ fn wake(subscribers: &[Weak<EventFd>]) {
 }
 
 impl Entry {
-    /// Reports whether the pod is in the mesh: its namespace is known, its rules stand, and the newest ztunnel has
-    /// acknowledged it.
-    fn is_enrolled(&self) -> bool {
-        self.has_rules && self.netns.is_some() && self.pending.is_none()
+    fn state(&self) -> PodState {
+        match (self.rest, self.netns.is_some(), self.has_rules) {
+            (Rest::Keep(_), ..) | (_, false, true) => PodState::NotHeld,
+            (.., false) => PodState::WithoutRules,
+            (.., true) if self.pending.is_some() => PodState::Redirected,
+            (.., true) => PodState::Enrolled,
+        }
     }
 
     fn answer(&self, response: &Result<(), String>) {

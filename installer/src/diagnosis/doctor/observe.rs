@@ -232,7 +232,8 @@ fn without_entry(options: &DoctorOptions) -> PluginConf {
 fn pods_of(conf: PluginConf, options: &DoctorOptions) -> PodVerdicts {
     let paths = HostPaths { results: options.directories.results.clone(), root: options.root.clone() };
     let found = sandboxes::find(&paths);
-    let judged = sandboxes::judge_all(found.sandboxes, &sandboxes::PolicySources::of(conf));
+    let sources = sandboxes::PolicySources::of(conf);
+    let judged = sandboxes::judge_all(found.sandboxes, &sources, &options.root);
     PodVerdicts { judged, unreadable: found.unreadable }
 }
 
@@ -261,7 +262,7 @@ fn istio_files(options: &DoctorOptions) -> Vec<PathBuf> {
     kept.into_iter().chain([older]).filter(|path| path.symlink_metadata().is_ok()).collect()
 }
 
-/// The doctor's own limit for each query of the agent, shorter than an ADD's (`facts.deadline_ms`, 10 s by default).
+/// The doctor's own limit for each query of the agent, shorter than an ADD's (`facts.deadline_ms`).
 const TIMEOUT: Duration = Duration::from_secs(2);
 
 /// The agent's answer.

@@ -88,11 +88,13 @@ fn cause(subject: &Subject<'_>) -> String {
         }
         (None, None) => {}
     }
-    let refused = inject(pod).filter(|inject| parse_bool(inject.value) == Some(false));
+    let refused =
+        inject(pod).filter(|inject| !inject.value.is_empty() && parse_bool(inject.value) != Some(true));
     let is_host_network = subject.manifest.and_then(|pod| pod.pointer("/spec/hostNetwork"));
     if let Some(refused) = refused {
         let what = if refused.is_label { "label" } else { "annotation" };
-        return format!("the pod's {what} {INJECT} is {}", quoted(refused.value));
+        let why = parse_bool(refused.value).map_or(", which is neither true nor false", |_| "");
+        return format!("the pod's {what} {INJECT} is {}{why}", quoted(refused.value));
     }
     if is_host_network == Some(&Value::Bool(true)) {
         return "hostNetwork is true: the injector leaves such pods alone".to_owned();
@@ -117,8 +119,9 @@ fn cause(subject: &Subject<'_>) -> String {
     match (labels.get(INJECTION).map(String::as_str), labels.get(REVISION)) {
         (Some("enabled"), _) => not_called(&format!("the namespace is {INJECTION}=enabled")),
         (Some(other), _) => {
+            let remedy = if other == "disabled" { "" } else { "; it has to be enabled" };
             format!(
-                "the namespace's label {INJECTION} is {}, which no label of a pod overrides",
+                "the namespace's label {INJECTION} is {}, which no label of a pod overrides{remedy}",
                 quoted(other)
             )
         }

@@ -28,7 +28,7 @@ use crate::host::image::has_text;
 use crate::host::observe::Hash;
 
 /// Bytes written at once: the whole of `gybe-cni`, whose pages then lie together in the page cache, which
-/// shortens each call of it by 60 to 180 µs (Linux 6.18, docs/BENCHMARKS.md).
+/// shortens each call of it by 30 to 180 µs (Linux 6.18, docs/BENCHMARKS.md).
 const IN_ONE_PIECE: usize = 2 << 20;
 
 /// Replaces a program. The old one serves until the rename, and its running processes continue, because a

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use nix::errno::Errno;
 
 use super::*;
-use crate::host::observe::runtimes::{Runtime, SearchedDirectory};
+use crate::host::observe::runtimes::{ReportWait, Runtime, SearchedDirectory};
 use crate::host::observe::{Access, ConfFile, FileKind, NamedFile};
 
 const LIST: &str = r#"{"name":"net","plugins":[{"type":"calico"},{"type":"portmap"}]}"#;
@@ -258,7 +258,8 @@ fn a_program_directory_without_the_primarys_plugins_needs_confirmation() {
     named.runtimes.search_paths =
         vec![path(&[("ours", &[]), ("/b", &[("calico", true), ("loopback", true)])])];
     assert!(named.judged().is_redirected());
-    named.runtimes.plugin_directory = ConfiguredDirectory::Awaited;
+    named.runtimes.plugin_directory = ConfiguredDirectory::Unknown;
+    named.runtimes.waits = ReportWait::Entry;
     assert_eq!(named.reason(), "waiting for the probe's report about the container runtime");
     let mut others = World::with(&[("10-a.conflist", CHAINED)]);
     others.runtimes.plugin_directory = ConfiguredDirectory::Others(vec!["/usr/lib/cni".into()]);

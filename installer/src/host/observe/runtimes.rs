@@ -27,6 +27,8 @@ pub enum DropIns {
 pub struct Runtimes {
     /// Never empty.
     pub possible: Vec<Possible>,
+    /// What the agent leaves undone until the probe has reported them.
+    pub waits: ReportWait,
     /// Whether their configuration names the directory that we place programs in.
     pub plugin_directory: ConfiguredDirectory,
     /// Whether it names the conf directory.
@@ -69,6 +71,17 @@ pub struct Possible {
     pub drop_ins: DropIns,
 }
 
+/// What the agent leaves undone until the probe has reported the runtimes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReportWait {
+    /// The report is there, or the agent no longer waits.
+    Nothing,
+    /// It does not move an entry between chain and drop-in (`shape: auto`).
+    Move,
+    /// It does not write an entry either.
+    Entry,
+}
+
 /// Whether the runtimes' configuration names one of our directories.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub enum ConfiguredDirectory {
@@ -76,8 +89,6 @@ pub enum ConfiguredDirectory {
     /// has `/usr/lib/cni`).
     #[default]
     Unknown,
-    /// The probe has not reported yet.
-    Awaited,
     /// Each runtime names our directory.
     Named,
     /// Each runtime names other directories: these.
@@ -108,6 +119,7 @@ impl Runtimes {
         }
         Self {
             possible,
+            waits: ReportWait::Nothing,
             plugin_directory: ConfiguredDirectory::Unknown,
             conf_directory: ConfiguredDirectory::Unknown,
             search_paths: Vec::new(),

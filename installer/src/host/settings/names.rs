@@ -51,8 +51,8 @@ pub const KEYS: [SettingName; 30] = [
     ),
     honoured(
         "shape",
-        "chained",
-        "`chained`, `auto`, `dropin` or `standalone`: where the entry is written; `dropin` needs containerd 2.1 or CRI-O 1.34; `auto` is `dropin` where the node allows it and otherwise `chained` ([AGENT.md](AGENT.md#3-status)), and `chained` with `conf_name`, `repair: delete` and `repair: label`",
+        "auto",
+        "`auto`, `chained`, `dropin` or `standalone`: where the entry is written; `dropin` needs containerd 2.1 or CRI-O 1.34; `auto` is `dropin` where the node allows it and otherwise `chained` ([AGENT.md](AGENT.md#3-status)), and `chained` with `conf_name`, `repair: delete` and `repair: label`",
     ),
     honoured(
         "conf_name",
@@ -204,11 +204,11 @@ pub const OURS: [SettingName; 13] = [
 /// The incumbent's variables.
 pub const INCUMBENTS: [SettingName; 61] = [
     honoured("CNI_CONF_NAME", "", "as `conf_name`"),
-    honoured("CHAINED_CNI_PLUGIN", "true", "as `shape`: `chained` or `standalone`"),
-    honoured(
+    honoured("CHAINED_CNI_PLUGIN", "true", "false means `shape: standalone`, unless `shape` is set"),
+    other(
+        Support::Ignored,
         "ISTIO_OWNED_CNI_CONFIG",
-        "false",
-        "true means `shape: auto`, unless `shape` or `CHAINED_CNI_PLUGIN=false` is set: a drop-in does not change the primary's file either, and copies nothing of it",
+        "with `shape: auto` Gybe does not change the primary's file where the runtime reads drop-ins, and copies it nowhere",
     ),
     other(Support::Ignored, "ISTIO_OWNED_CNI_CONFIG_FILENAME", DROP_IN_NAME),
     other(Support::Ignored, "ISTIO_OWNED_CNI_CONF_FILENAME", DROP_IN_NAME),

@@ -83,8 +83,8 @@ pub const STANDALONE: &str = "YYY-gybe-cni.conf";
 #[derive(Clone, Copy, PartialEq, Eq, Default)]
 enum Form {
     #[default]
-    Chained,
     Auto,
+    Chained,
     Standalone,
     DropIn,
 }
@@ -147,15 +147,9 @@ fn reachable(reader: &mut SettingsReader<'_>, source: Option<RawSetting<'_>>, en
 
 fn shape(reader: &mut SettingsReader<'_>, repair: RepairMode) -> ShapeSetting {
     let form = match reader.key("shape") {
-        Some(setting) => reader.word(Some(setting), &FORMS),
-        None => {
-            let is_owned = reader.yes(reader.variable("ISTIO_OWNED_CNI_CONFIG"));
-            match reader.yes_or_no(reader.variable("CHAINED_CNI_PLUGIN")) {
-                Some(false) => Form::Standalone,
-                _ if is_owned => Form::Auto,
-                _ => Form::Chained,
-            }
-        }
+        // True is istio-cni's default, and no operator's choice of a chain.
+        None if reader.yes_or_no(reader.variable("CHAINED_CNI_PLUGIN")) == Some(false) => Form::Standalone,
+        setting => reader.word(setting, &FORMS),
     };
     let setting = conf_name(reader);
     let name = setting.and_then(|setting| FileName::new(setting.text).ok());
@@ -175,7 +169,9 @@ fn shape(reader: &mut SettingsReader<'_>, repair: RepairMode) -> ShapeSetting {
         // libcni caches the entry of a chain with each pod, and none of a drop-in. Without it a pod that its ADD left alone
         // by earlier settings counts as one that started before Gybe, and would be deleted or labelled.
         (Form::Auto, RepairMode::Delete | RepairMode::Label) => {
-            reader.notes.push("shape: auto is chained with repair: delete and label".to_owned());
+            if reader.key("shape").is_some() {
+                reader.notes.push("shape: auto is chained with repair: delete and label".to_owned());
+            }
             Shape::Chained { pinned: None }
         }
         (Form::Auto, RepairMode::Repair | RepairMode::Off) => return ShapeSetting::Auto,

@@ -16,7 +16,7 @@ pub struct RepairCandidate {
     pub ours: OurRules,
     /// Whether rules or routes of Gybe differ from the desired ones.
     pub differs: bool,
-    /// Whether the agent reports that it has to be enrolled or taken out.
+    /// Whether the agent reports that it has to be enrolled or taken out, or its annotation shows the latter.
     pub is_due: bool,
     /// Whether the agent has handed it over, and ztunnel does not listen in it.
     pub is_silent: bool,

@@ -5,7 +5,7 @@ use super::decision::OurRules;
 use super::namespace::{RepairError, Repaired, doubt};
 use crate::pod::own_namespace;
 use crate::pod::proxy::{ZTUNNEL_PORTS, silent_ports_of_ztunnel};
-use crate::sandboxes::desired::AmbientEnrolment;
+use crate::sandboxes::desired::{AmbientEnrolment, LeavingPod};
 use crate::sandboxes::verdict::judge;
 use crate::sandboxes::{Sandbox, addresses_in};
 use gybe_netfilter::apply::presence::Presence;
@@ -18,7 +18,7 @@ use gybe_netfilter::model::policy::AmbientPolicy;
 use gybe_netfilter::model::policy::ambient::AmbientDns;
 use gybe_plugin::backend::Selection;
 use gybe_plugin::conf::PluginConf;
-use gybe_plugin::facts::ambient::{AmbientPod, HandOverBy, HandOverCause, PodUid};
+use gybe_plugin::facts::ambient::{AmbientPod, HandOverBy, HandOverCause, LeaveStep, PodUid};
 use gybe_plugin::facts::{AgentError, AgentFault, hand_over, leave as report_leave};
 use gybe_plugin::families::is_usable;
 use gybe_plugin::probe_cache::MaxAge;
@@ -30,8 +30,12 @@ use std::time::{Duration, Instant};
 /// whose time is up is looked at again.
 const AGENT_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// How long captured connections may last after the rules are gone.
-const DRAIN: Duration = Duration::from_secs(30);
+/// How long ztunnel serves a pod at least after the annotation is gone: other proxies send it HBONE until they learn of
+/// that. istiod collects changes for 10 s at most before it sends them (`PILOT_DEBOUNCE_MAX`); the rest is for sending.
+const MIN_DRAIN: Duration = Duration::from_secs(15);
+
+/// How long captured connections may last after that.
+const MAX_DRAIN: Duration = Duration::from_secs(30);
 
 /// What was done with a pod that runs.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -42,8 +46,13 @@ pub enum AmbientOutcome {
     Restarted(Vec<u16>),
     /// It has its rules, and no ztunnel that listens in it: ztunnel is away or slow, and gets the pod from the agent.
     NotServed,
-    /// New connections keep their destination, and so many captured ones are open; none when they cannot be counted.
-    Draining(Option<usize>),
+    /// New connections keep their destination.
+    Draining {
+        /// The number of captured ones that are open; none when they cannot be counted.
+        open: Option<usize>,
+        /// Whether the agent has yet to remove the annotation.
+        is_announced: bool,
+    },
     /// It has no rules any more, and ztunnel has forgotten it.
     Left,
 }
@@ -53,8 +62,8 @@ pub enum AmbientOutcome {
 pub(crate) struct AmbientTurn {
     /// The agent reports that it has to be enrolled or taken out.
     pub(crate) is_due: bool,
-    /// How long ago it was first seen to leave.
-    pub(crate) leaves_for: Option<Duration>,
+    /// How long its rules have captured no new connection while it had no annotation; none in a single pass.
+    pub(crate) drained_for: Option<Duration>,
 }
 
 /// A sandbox that is changed under settings that are in force.
@@ -137,7 +146,7 @@ impl AmbientChange<'_> {
         let reported = match &written {
             Ok(_) => self.hand_over(&enrolment.pod, HandOverBy::Repair, agent_deadline()),
             Err(_) if self.ours != OurRules::IstioAmbient && has_none() => {
-                self.report_leave(&enrolment.pod.uid)
+                self.report_leave(&enrolment.pod.uid, LeaveStep::Left)
             }
             Err(_) => Ok(()),
         };
@@ -225,29 +234,34 @@ impl AmbientChange<'_> {
         }
     }
 
-    /// Lets new connections keep their destination, and, when the captured ones have ended or after [`DRAIN`], ends the
-    /// proxy of the pod and removes what is left of its rules.
+    /// Lets new connections keep their destination, and reports that to the agent, which then removes the annotation.
+    /// After that, when the captured connections and [`MIN_DRAIN`] have ended, or after [`MAX_DRAIN`], ends the proxy
+    /// of the pod and removes what is left of its rules. Until then both forms arrive: HBONE at ztunnel, plain text at
+    /// the application.
     ///
     /// # Errors
     /// When the rules cannot be changed, or the agent does not respond. Then a next call has to follow.
     pub(super) fn leave(
         &self,
-        pod: &PodUid,
-        leaves_for: Option<Duration>,
+        pod: &LeavingPod,
+        drained_for: Option<Duration>,
     ) -> Result<AmbientOutcome, RepairError> {
         self.check()?;
         // Before the rules are changed.
         self.socket()?;
         if self.ours == OurRules::Ambient {
             let (open, were_drained) = self.netns.run(|| self.drain())??;
+            // Each time: an agent that has started since then has not received it.
+            self.report_leave(&pod.uid, LeaveStep::Draining)?;
             // A connection that was opened under the former rules may not be in the list yet.
-            let have_ended = were_drained && open == Some(0);
-            if !have_ended && leaves_for.unwrap_or_default() < DRAIN {
-                return Ok(AmbientOutcome::Draining(open));
+            let is_over = drained_for.map_or(were_drained, |time| time >= MIN_DRAIN) && open == Some(0);
+            let is_over = is_over || drained_for.is_some_and(|time| time >= MAX_DRAIN);
+            if !is_over || pod.is_announced {
+                return Ok(AmbientOutcome::Draining { open, is_announced: pod.is_announced });
             }
         }
         // Before the rest of the rules is removed: they show that the agent may have the pod.
-        self.report_leave(pod)?;
+        self.report_leave(&pod.uid, LeaveStep::Left)?;
         if self.ours == OurRules::Ambient {
             self.netns.run(|| {
                 stop_keeping().map_err(RepairError::Loose)?;
@@ -275,9 +289,10 @@ impl AmbientChange<'_> {
         Ok((open.ok(), were_drained))
     }
 
-    fn report_leave(&self, pod: &PodUid) -> Result<(), RepairError> {
+    fn report_leave(&self, pod: &PodUid, step: LeaveStep) -> Result<(), RepairError> {
         let socket = self.socket()?;
-        report_leave(&socket, pod, agent_deadline()).map_err(|fault| AgentError { socket, fault }.into())
+        report_leave(&socket, pod, step, agent_deadline())
+            .map_err(|fault| AgentError { socket, fault }.into())
     }
 
     fn socket(&self) -> Result<PathBuf, RepairError> {

@@ -32,8 +32,9 @@ pub(super) struct RepairMemory {
     sandboxes: BTreeMap<String, Judged>,
     /// The uids of the pods that the agent reports as due, and whether that is new.
     due: BTreeMap<String, bool>,
-    /// Since when ambient pods leave, by the keys of their sandboxes.
-    leaving: BTreeMap<String, Instant>,
+    /// Since when ambient pods that leave have neither the annotation nor rules that capture connections, by the keys
+    /// of their sandboxes.
+    drained: BTreeMap<String, Instant>,
     /// Since when the settled ones have not been judged again.
     settled_since: Option<Instant>,
     /// What was last logged about a sandbox.
@@ -132,8 +133,9 @@ impl RepairMemory {
 
     /// Returns what is known of an ambient pod that runs.
     pub(super) fn ambient_turn(&self, key: &str, sandbox: &Sandbox, now: Instant) -> AmbientTurn {
-        let leaves_for = self.leaving.get(key).map(|since| now.duration_since(*since));
-        AmbientTurn { is_due: uid(sandbox).is_some_and(|uid| self.due.contains_key(uid)), leaves_for }
+        let drained_for = self.drained.get(key).map_or(Duration::ZERO, |since| now.duration_since(*since));
+        let is_due = uid(sandbox).is_some_and(|uid| self.due.contains_key(uid));
+        AmbientTurn { is_due, drained_for: Some(drained_for) }
     }
 
     /// Returns the sandboxes that are to be judged, with their keys and whether they take long: new ones first, then
@@ -148,7 +150,7 @@ impl RepairMemory {
         self.sandboxes.retain(|key, it| keys.contains(key) || (!is_whole && is_recent(it)));
         let is_known = |key: &String| keys.contains(key) || self.sandboxes.contains_key(key);
         self.logged.retain(|key, _| is_known(key));
-        self.leaving.retain(|key, _| is_known(key));
+        self.drained.retain(|key, _| is_known(key));
         self.handed_over.retain(|key, at| is_known(key) && now.duration_since(*at) < SETTLED);
         for (key, sandbox) in &present {
             let is_new = uid(sandbox).and_then(|uid| self.due.get_mut(uid)).map(std::mem::take);
@@ -200,10 +202,12 @@ impl RepairMemory {
             _ => self.failed += u64::from(report.has_failed()),
         }
         match report.ambient {
-            Some(Ok(AmbientOutcome::Draining(_))) => drop(self.leaving.entry(key.to_owned()).or_insert(now)),
+            Some(Ok(AmbientOutcome::Draining { is_announced: false, .. })) => {
+                self.drained.entry(key.to_owned()).or_insert(now);
+            }
             // An error may have come after the rules were changed.
             Some(Err(_)) => {}
-            _ => drop(self.leaving.remove(key)),
+            _ => drop(self.drained.remove(key)),
         }
         let since = self.sandboxes.get(key).map_or(now, |it| it.since);
         let (is_settled, is_well) = (is_settled(report), report.is_well());
@@ -371,11 +375,14 @@ impl RepairLine {
             ),
             // The agent reports that ztunnel is away.
             Ok(AmbientOutcome::NotServed | AmbientOutcome::Restarted(_)) => return None,
-            Ok(AmbientOutcome::Draining(open)) => (
-                "gybe repair: a running pod leaves ambient mode when its connections have ended",
-                json!({ "open_connections": open }),
-                "draining",
-            ),
+            Ok(AmbientOutcome::Draining { open, is_announced }) => {
+                let waits_for = match is_announced {
+                    true => "the agent to remove its annotation",
+                    false => "other proxies to learn of it, and its captured connections to end",
+                };
+                let fields = json!({ "waits_for": waits_for, "open_connections": open });
+                ("gybe repair: a running pod leaves ambient mode", fields, waits_for)
+            }
             Ok(AmbientOutcome::Left) => {
                 ("gybe repair: took a running pod out of ambient mode", json!({}), "left")
             }
@@ -512,9 +519,8 @@ mod tests {
         assert!(is_due(&["u-a"]), "again");
     }
 
-    #[test]
-    fn an_ambient_pod_that_was_changed_is_judged_again_soon() {
-        let report = |outcome: Option<AmbientOutcome>| RepairReport {
+    fn report(ambient: Option<Result<AmbientOutcome, String>>) -> RepairReport {
+        RepairReport {
             before: SandboxVerdict {
                 sandbox: Sandbox { ended_add: Some(EndedAdd::default()), ..sandbox("a") },
                 verdict: NamespaceVerdict::because(RedirectionState::Redirected, "as found"),
@@ -523,20 +529,46 @@ mod tests {
             },
             decision: RepairDecision { action: Action::None, reason: String::new() },
             repair: None,
-            ambient: outcome.map(Ok),
+            ambient,
             left_alone_by_add: None,
             took: Duration::ZERO,
-        };
+        }
+    }
+
+    #[test]
+    fn the_drain_of_a_pod_that_leaves_begins_when_it_has_no_annotation() {
+        let (mut memory, start) = (RepairMemory::default(), Instant::now());
+        let draining = |is_announced| Ok(AmbientOutcome::Draining { open: Some(0), is_announced });
+        for (second, outcome, drained_for) in [
+            (0, draining(true), 0),
+            (5, draining(true), 0),
+            (7, draining(false), 0),
+            (9, draining(false), 2),
+            (11, Err("no agent".to_owned()), 4),
+            (12, draining(true), 0),
+            (13, draining(false), 0),
+            (14, Ok(AmbientOutcome::Left), 0),
+        ] {
+            let now = start + Duration::from_secs(second);
+            memory.record("a", &report(Some(outcome)), RepairMode::Repair, now, &Log::default());
+            let turn = memory.ambient_turn("a", &sandbox("a"), now);
+            assert_eq!(turn.drained_for, Some(Duration::from_secs(drained_for)), "after {second} s");
+        }
+    }
+
+    #[test]
+    fn an_ambient_pod_that_was_changed_is_judged_again_soon() {
         for (outcome, expected) in [
             (None, true),
             (Some(AmbientOutcome::NotServed), true),
             (Some(AmbientOutcome::Enrolled(None)), false),
             (Some(AmbientOutcome::Restarted(vec![15008])), false),
-            (Some(AmbientOutcome::Draining(Some(1))), false),
+            (Some(AmbientOutcome::Draining { open: Some(1), is_announced: false }), false),
             (Some(AmbientOutcome::Left), false),
         ] {
             let (mut memory, now) = (RepairMemory::default(), Instant::now());
-            memory.record("a", &report(outcome.clone()), RepairMode::Repair, now, &Log::default());
+            let report = report(outcome.clone().map(Ok));
+            memory.record("a", &report, RepairMode::Repair, now, &Log::default());
             assert_eq!(memory.sandboxes["a"].is_settled, expected, "{outcome:?}");
             assert_eq!(due(&mut memory, &["a"], now).is_empty(), expected, "{outcome:?}");
         }

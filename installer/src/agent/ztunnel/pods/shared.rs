@@ -1,10 +1,10 @@
 //! The pods as the server's threads and the callers of hand-overs share them: one lock around the state, waiting callers,
 //! and what wakes the threads.
 
-use super::{Connection, ConnectionId, Entry, Request, Rest, Snapshot, State};
+use super::{Connection, ConnectionId, Entry, PodState, Request, Rest, Snapshot, State, wake};
 use crate::agent::ztunnel::status::ZtunnelStatus;
 use gybe_netfilter::kernel::netns::Netns;
-use gybe_plugin::facts::ambient::{AmbientPod, HandOverBy, PodUid};
+use gybe_plugin::facts::ambient::{AmbientPod, HandOverBy, LeaveStep, PodUid};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
@@ -155,26 +155,24 @@ impl AmbientPods {
         self.lock().remove(uid)
     }
 
-    /// Removes a pod that runs on without the mesh. Reports whether this agent serves ztunnel; if it does not, another one
-    /// has the pod.
-    pub fn leave(&self, uid: &PodUid) -> bool {
+    /// Records that a pod that runs on leaves the mesh, and removes it when it has left. Reports whether this agent
+    /// serves ztunnel; if it does not, another one has the pod.
+    pub fn leave(&self, uid: &PodUid, step: LeaveStep) -> bool {
         let mut state = self.lock();
-        state.remove(uid);
+        match (step, state.pods.get_mut(uid)) {
+            (LeaveStep::Draining, Some(entry)) if entry.has_rules => {
+                entry.has_rules = false;
+                wake(&state.subscribers);
+            }
+            (LeaveStep::Draining, _) => {}
+            (LeaveStep::Left, _) => drop(state.remove(uid)),
+        }
         !state.has_ended
     }
 
-    /// Returns the pods that are in the mesh.
-    pub(crate) fn enrolled(&self) -> BTreeSet<PodUid> {
-        let state = self.lock();
-        let enrolled = state.pods.iter().filter(|(_, entry)| entry.is_enrolled());
-        enrolled.map(|(uid, _)| uid.clone()).collect()
-    }
-
-    /// Returns the pods whose network namespace is open, and whether their rules stand.
-    pub(crate) fn held(&self) -> BTreeMap<PodUid, bool> {
-        let state = self.lock();
-        let held = state.pods.iter().filter(|(_, entry)| entry.netns.is_some());
-        held.map(|(uid, entry)| (uid.clone(), entry.has_rules)).collect()
+    /// Returns what is known of each pod.
+    pub(crate) fn states(&self) -> BTreeMap<PodUid, PodState> {
+        self.lock().pods.iter().map(|(uid, entry)| (uid.clone(), entry.state())).collect()
     }
 
     /// Records which pods a new list of the API server has.
@@ -383,6 +381,8 @@ mod tests {
                 if is_adopted {
                     pods.adopt(pod(), None);
                 }
+                let expected = if is_adopted { PodState::NotHeld } else { PodState::WithoutRules };
+                assert_eq!(pods.states().get(&pod().uid), Some(&expected), "its rules may stand");
                 pods.answer(first, &request, &Err("no room".to_owned()), Duration::ZERO);
                 assert!(adding.join().unwrap());
             });
@@ -396,7 +396,8 @@ mod tests {
     fn a_pod_is_enrolled_once_the_newest_ztunnel_has_acknowledged_it_and_its_rules_stand_until_it_leaves() {
         let pods = AmbientPods::default();
         let pod = || AmbientPod::parse("u-1", "shop", "cart-0", "default").unwrap();
-        let is_enrolled = || pods.enrolled().contains(&pod().uid);
+        let state = || pods.states().get(&pod().uid).copied();
+        let is_enrolled = || state() == Some(PodState::Enrolled);
         pods.adopt(pod(), None);
         let (first, _wake) = pods.connect().unwrap();
         acknowledge(&pods, first);
@@ -410,8 +411,14 @@ mod tests {
         assert!(!is_enrolled(), "the newest ztunnel has not acknowledged it");
         acknowledge(&pods, second);
         assert!(is_enrolled());
-        assert!(pods.leave(&pod().uid) && !is_enrolled());
-        for (by, expected) in [(HandOverBy::Enrolment, false), (HandOverBy::Repair, true)] {
+        for (step, expected) in [(LeaveStep::Draining, Some(PodState::WithoutRules)), (LeaveStep::Left, None)]
+        {
+            assert!(pods.leave(&pod().uid, step));
+            assert_eq!(state(), expected);
+        }
+        let steps =
+            [(HandOverBy::Enrolment, PodState::WithoutRules), (HandOverBy::Repair, PodState::Enrolled)];
+        for (by, expected) in steps {
             let (netns, until) = (Netns::of_this_thread().unwrap(), Instant::now() + PATIENCE);
             thread::scope(|scope| {
                 let handed_over = scope.spawn(|| pods.add(pod(), netns, by, until).unwrap().complete());
@@ -419,7 +426,7 @@ mod tests {
                     acknowledge(&pods, second);
                 }
             });
-            assert_eq!((is_enrolled(), pods.held()), (expected, BTreeMap::from([(pod().uid, expected)])));
+            assert_eq!(state(), Some(expected));
         }
         let (end, _open) = nix::unistd::pipe().unwrap();
         let start = Instant::now();
