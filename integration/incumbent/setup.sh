@@ -1,8 +1,8 @@
 #!/bin/sh
-# setup.sh [mesh]: builds Istio's own programs, istio-cni and pilot-agent (which contains istio-iptables), into
-# target/incumbent, in the version of go.mod; with `mesh` also istiod (pilot-discovery) and istio-cni's agent
-# (install-cni), and a link to the module, which has the charts. Nothing is built when that version is there. Some five
-# minutes of processor time, once, and as many for istiod.
+# setup.sh [mesh]: builds Istio's own programs, istio-cni, its agent (install-cni) and pilot-agent (which contains
+# istio-iptables), into target/incumbent, in the version of go.mod; with `mesh` also istiod (pilot-discovery), and a link
+# to the module, which has the charts. Nothing is built when that version is there. Some five minutes of processor time,
+# once, and as many for istiod.
 # With ISTIO=VERSION, of the module istio.io/istio, that version, into target/incumbent/VERSION.
 set -eu
 cd "$(dirname "$0")/../.."
@@ -43,9 +43,9 @@ build() {
 }
 
 build go.sum "$agent" istio.io/istio/cni/cmd/istio-cni istio.io/istio/pilot/cmd/pilot-agent
+build install-cni.sum "$agent" istio.io/istio/cni/cmd/install-cni
 if [ "${1:-}" = mesh ]; then
     build pilot-discovery.sum "$server" istio.io/istio/pilot/cmd/pilot-discovery
-    build install-cni.sum "$server" istio.io/istio/cni/cmd/install-cni
     ln -sfn "$(integration/go.sh list -C "$module" $mode -m -f '{{.Dir}}' istio.io/istio)" "$built/istio"
     version=$(integration/go.sh list -C "$module" $mode -m -f '{{.Version}}' istio.io/istio)
     echo "$(cat "$built/istio/VERSION"), module istio.io/istio $version" >"$built/version"

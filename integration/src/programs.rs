@@ -2,7 +2,7 @@
 
 use crate::failure::Failure;
 use std::io::{self, Write};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The result of a program.
@@ -16,14 +16,19 @@ pub struct Run {
     pub err: String,
 }
 
-/// Returns the path of `gybe` or `gybe-cni`: in the directory that the tests were built in.
+/// Returns the path of `gybe` or `gybe-cni`: in the directory `GYBE_PROGRAMS`, or in the one that the tests were built in.
 ///
 /// # Errors
 /// When it is not built.
 pub fn path_of_ours(name: &str) -> Result<PathBuf, Failure> {
     // A test is in target/PROFILE/deps, the programs are in target/PROFILE.
     let test = std::env::current_exe()?;
-    let path = test.ancestors().nth(2).map(|profile| profile.join(name)).unwrap_or_default();
+    let directory = match std::env::var_os("GYBE_PROGRAMS") {
+        // A test runs in its package's directory.
+        Some(directory) => std::env::current_dir()?.join("..").join(directory),
+        None => test.ancestors().nth(2).map(Path::to_owned).unwrap_or_default(),
+    };
+    let path = directory.join(name);
     // Cargo does not build it for the tests: it belongs to another package.
     let not_built =
         || Failure::new(format!("{} is not there; build it first: cargo build --workspace", path.display()));

@@ -24,18 +24,11 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub struct Topology {
     // First, so that the listeners stop before their namespaces end.
-    _listeners: Vec<Listeners>,
+    listeners: Vec<Listeners>,
     pod: Arc<Namespace>,
     peer: Arc<Namespace>,
     vm: Arc<Namespace>,
     sec: Arc<Namespace>,
-}
-
-/// The owner and the mark of the proxy's sockets.
-#[derive(Clone, Copy)]
-struct Proxy {
-    owner: Owner,
-    mark: u32,
 }
 
 const APP: Owner = Owner { uid: 1000, gid: 1000 };
@@ -55,8 +48,25 @@ impl Topology {
     /// # Errors
     /// When a namespace, link or listener cannot be made.
     pub fn ambient(flows: &[Flow]) -> Result<Self, Failure> {
-        let ztunnel = Proxy { owner: Owner { uid: 0, gid: 1337 }, mark: ZTUNNEL_MARK.value() };
-        Self::with_proxy(ztunnel, flows, Families::V4AndV6)
+        let mut topology = Self::before_ztunnel(flows)?;
+        topology.start_ztunnel()?;
+        Ok(topology)
+    }
+
+    /// The same before [`Topology::start_ztunnel`].
+    ///
+    /// # Errors
+    /// As [`Topology::ambient`].
+    pub fn before_ztunnel(flows: &[Flow]) -> Result<Self, Failure> {
+        Self::without_proxy(flows, Families::V4AndV6)
+    }
+
+    /// Lets ztunnel listen in the pod.
+    ///
+    /// # Errors
+    /// When a listener cannot be made.
+    pub fn start_ztunnel(&mut self) -> Result<(), Failure> {
+        self.start_proxy(Owner { uid: 0, gid: 1337 }, ZTUNNEL_MARK.value())
     }
 
     /// As [`Topology::new`], with addresses and routes of these families alone: a kernel may be without IPv6.
@@ -64,10 +74,18 @@ impl Topology {
     /// # Errors
     /// When a namespace, link or listener cannot be made.
     pub fn with_families(mode: Mode, flows: &[Flow], families: Families) -> Result<Self, Failure> {
-        Self::with_proxy(Proxy { owner: proxy(mode), mark: 0 }, flows, families)
+        let mut topology = Self::without_proxy(flows, families)?;
+        topology.start_proxy(proxy(mode), 0)?;
+        Ok(topology)
     }
 
-    fn with_proxy(proxy: Proxy, flows: &[Flow], families: Families) -> Result<Self, Failure> {
+    fn start_proxy(&mut self, owner: Owner, mark: u32) -> Result<(), Failure> {
+        let name = ServerName::NameAndPort("envoy");
+        self.listeners.push(Listeners::start_marked(&self.pod, owner, mark, name, proxy_services())?);
+        Ok(())
+    }
+
+    fn without_proxy(flows: &[Flow], families: Families) -> Result<Self, Failure> {
         let namespace = || Namespace::new().map(Arc::new);
         let (pod, peer, vm, sec) = (namespace()?, namespace()?, namespace()?, namespace()?);
         for (name, addresses, other) in [
@@ -97,18 +115,11 @@ impl Topology {
             route(&peer, every, NextHop::Local)?;
         }
         let listeners = vec![
-            Listeners::start_marked(
-                &pod,
-                proxy.owner,
-                proxy.mark,
-                ServerName::NameAndPort("envoy"),
-                proxy_services(),
-            )?,
             Listeners::start(&pod, APP, ServerName::NameAndPort("app"), app_services())?,
             Listeners::start(&peer, ROOT, ServerName::Name("ext-peer"), services_of(flows, "ext-peer"))?,
             Listeners::start(&sec, ROOT, ServerName::Name("ext-sec"), services_of(flows, "ext-sec"))?,
         ];
-        Ok(Self { _listeners: listeners, pod, peer, vm, sec })
+        Ok(Self { listeners, pod, peer, vm, sec })
     }
 
     /// One of its namespaces.

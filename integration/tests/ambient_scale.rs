@@ -9,13 +9,13 @@ mod fixture;
 use fixture::{Node, Pod, observe};
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::namespace::allow_many_sockets;
-use gybe_plugin::facts::ambient::{HandOverBy, HandOverCause, PodUid};
-use gybe_plugin::facts::{AgentFault, leave};
-use gybe_test_support::{PATIENCE, wait_for_at_most, wait_until};
+use gybe_plugin::facts::AgentFault;
+use gybe_plugin::facts::ambient::{HandOverBy, HandOverCause, LeaveStep};
+use gybe_test_support::{wait_for_at_most, wait_until};
 use serde_json::json;
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use std::{env, thread};
+use std::{env, fs, thread};
 
 /// Locked by the test that runs.
 static RUNS: Mutex<()> = Mutex::new(());
@@ -44,9 +44,13 @@ fn five_hundred_pods_that_start_at_once_are_all_enrolled_and_refused_only_for_th
     let add = |pod: &Pod, netns: &Namespace| {
         let mut call = node.prepared("ADD", pod, netns);
         call.stdin["facts"]["deadline_ms"] = json!(60_000);
+        // A thread that writes to a pipe may get no processor for the plugin's 5 s beside a thousand others.
+        let stdin = node.directory.path().join(format!("{}.stdin", pod.uid));
+        fs::write(&stdin, call.stdin.to_string()).unwrap();
+        let from_file = format!("<{}", stdin.display());
         let mut adds = 0;
         let added = wait_for_at_most(START, || {
-            let ran = call.run(&node.directory, "").unwrap();
+            let ran = call.run(&node.directory, &from_file).unwrap();
             adds += 1;
             // The kubelet adds it again. The connection of a ztunnel that is late was closed.
             let is_late = ran.out.contains("GYBE-ADD-036") && ran.out.contains("in time")
@@ -93,7 +97,7 @@ fn pods_that_come_and_go_leave_the_agent_no_open_file_and_no_memory() {
         node.ztunnel(&[])
     });
     for pod in waiting {
-        leave(&node.facts_socket(), &PodUid::parse(&pod.uid).unwrap(), Instant::now() + PATIENCE).unwrap();
+        node.leave(&pod, LeaveStep::Left).unwrap();
         pod.delete(&node);
     }
     let come_and_go = |first: usize| {
@@ -116,8 +120,7 @@ fn pods_that_come_and_go_leave_the_agent_no_open_file_and_no_memory() {
                                 Err(fault) => panic!("{}: {fault}", pod.reference()),
                             }
                         });
-                        let uid = PodUid::parse(&pod.uid).unwrap();
-                        leave(&node.facts_socket(), &uid, Instant::now() + PATIENCE).unwrap();
+                        node.leave(&pod, LeaveStep::Left).unwrap();
                         pod.delete(node);
                     }
                 });

@@ -69,7 +69,7 @@ fn target(size: usize, contenders: &[Contender], samples: &[Sample]) -> Option<T
     (Some(&size) == SIZES.last()).then(|| Target {
         what: format!("{size} namespaces at the same time, faster than the fastest other program"),
         measured: fastest / gybe.median(),
-        limit: Limit::AtLeast(3.0),
+        limit: Limit::AtLeast(4.0),
         unit: "x",
     })
 }

@@ -5,6 +5,7 @@
 //! machine's load affects both sides of a ratio.
 
 pub mod add;
+pub mod agent;
 pub mod concurrent_adds;
 pub mod connections;
 pub mod encoders;
@@ -54,6 +55,7 @@ fn measure(part: Part, arguments: &Arguments) -> Result<Report, Failure> {
         Part::Lists => lists::measure(arguments.rounds),
         Part::Encoders => encoders::measure(arguments.times),
         Part::Instructions => instructions::measure(),
+        Part::Agent => agent::measure(),
         Part::Incumbent => incumbent::measure(arguments.times, arguments.rounds),
     }?;
     report::tables(&report);
@@ -79,6 +81,8 @@ pub enum Part {
     Encoders,
     /// Instructions, counted by callgrind.
     Instructions,
+    /// Wakeups, processor time and memory of an idle agent.
+    Agent,
     /// ADD of Istio's own plugin beside Gybe's; needs integration/incumbent/setup.sh.
     Incumbent,
 }

@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, JoinHandle, sleep};
 use std::time::{Duration, Instant};
 
+use gybe_containerd_tests::SimulatedHost;
+use gybe_containerd_tests::containerd::conf_files;
 use gybe_integration::failure::Failure;
 use nix::errno::Errno;
 use nix::fcntl::AT_FDCWD;
@@ -241,16 +243,18 @@ fn changes(group: &Fanotify) -> Result<Vec<FanotifyEvent>, Failure> {
     }
 }
 
+/// Returns the conf files with Gybe's entry that a runtime reads: no temporary ones.
+pub(crate) fn entries(host: &SimulatedHost) -> Result<Vec<String>, Failure> {
+    let mut files = conf_files(host)?;
+    let is_read = |path: &str| matches!(path.rsplit_once('.'), Some((_, "conf" | "conflist")));
+    files.retain(|path, text| is_read(path) && text.contains("gybe-cni"));
+    Ok(files.into_keys().collect())
+}
+
 /// Returns the names of Gybe's programs, and of the conf files with its entry, on the first node.
 pub(crate) fn installed(cluster: &Cluster) -> Result<Vec<String>, Failure> {
     let host = cluster.host();
-    let mut found = Vec::new();
-    for entry in fs::read_dir(host.path("/etc/cni/net.d"))? {
-        let entry = entry?;
-        if fs::read_to_string(entry.path()).is_ok_and(|text| text.contains("gybe-cni")) {
-            found.push(Path::new("/etc/cni/net.d").join(entry.file_name()).display().to_string());
-        }
-    }
+    let mut found = entries(host)?;
     for entry in fs::read_dir(host.path("/opt/cni/bin"))? {
         let name = entry?.file_name().to_string_lossy().into_owned();
         if name.contains("gybe") {

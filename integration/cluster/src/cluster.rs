@@ -134,7 +134,18 @@ impl Cluster {
 
     /// Starts a node with the images of the others, and returns when its kubelet has started.
     pub(crate) fn add_node(&mut self, number: NodeNumber, taint: Option<&str>) -> Result<(), Failure> {
-        let mut node = ClusterNode::start(&self.parts, number, &self.switch)?;
+        self.add_node_of(number, taint, self.parts.generation)
+    }
+
+    /// As [`Cluster::add_node`], with containerd of this generation.
+    pub(crate) fn add_node_of(
+        &mut self,
+        number: NodeNumber,
+        taint: Option<&str>,
+        generation: Generation,
+    ) -> Result<(), Failure> {
+        let parts = NodeParts { generation, ..self.parts.clone() };
+        let mut node = ClusterNode::start(&parts, number, &self.switch)?;
         credentials::copy(&self.host().path(DIRECTORY), &node.host().path(DIRECTORY))?;
         for (name, archive) in self.images.lock().unwrap_or_else(PoisonError::into_inner).iter() {
             node.runtime.import_archive(name, &fs::read(archive)?)?;

@@ -94,14 +94,14 @@ impl Scenario for MeshScenario {
             | MeshScenario::Modes
             | MeshScenario::Existing
             | MeshScenario::Life
+            | MeshScenario::Ambient
             | MeshScenario::Reboot => 1..=NodeNumber::MAX,
             MeshScenario::Early
             | MeshScenario::OneFamily
             | MeshScenario::Remove
             | MeshScenario::Migrate
             | MeshScenario::InitContainer
-            | MeshScenario::Rights
-            | MeshScenario::Ambient => 1..=1,
+            | MeshScenario::Rights => 1..=1,
             MeshScenario::Pools => 2..=NodeNumber::MAX,
         }
     }

@@ -9,6 +9,7 @@ mod leave;
 mod lost;
 mod repair;
 mod rollout;
+mod runtime;
 mod taint;
 mod upgrade;
 mod versions;
@@ -54,6 +55,8 @@ pub(crate) enum AgentScenario {
     Crowd,
     /// A node hangs, is drained, loses power, and is replaced
     Lost,
+    /// containerd 1.7 becomes 2.x on a node while pods start there
+    Runtime,
 }
 
 /// The installed release, and the one to which it is upgraded.
@@ -106,7 +109,9 @@ impl Scenario for AgentScenario {
             | AgentScenario::KillLoop
             | AgentScenario::Delete
             | AgentScenario::Leave => 1..=1,
-            AgentScenario::Rollout | AgentScenario::Crowd | AgentScenario::Lost => 2..=NodeNumber::MAX,
+            AgentScenario::Rollout | AgentScenario::Crowd | AgentScenario::Lost | AgentScenario::Runtime => {
+                2..=NodeNumber::MAX
+            }
         }
     }
 }
@@ -127,6 +132,7 @@ impl AgentScenario {
             AgentScenario::Rollout => rollout::run(cluster, releases),
             AgentScenario::Crowd => kill::crowd(cluster, releases),
             AgentScenario::Lost => lost::run(cluster, releases),
+            AgentScenario::Runtime => runtime::run(cluster, releases),
         }
     }
 }

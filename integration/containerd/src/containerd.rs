@@ -1,8 +1,8 @@
 //! containerd on a test node: generations, configuration, and the process.
 
-use std::fmt;
-use std::fs;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::{Path, PathBuf};
+use std::{fmt, fs, io};
 
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
@@ -18,6 +18,28 @@ pub const ROOT: &str = "/run/gybe/root";
 pub const SOCKET: &str = "/run/gybe/containerd.sock";
 /// The directory of the CNI configuration.
 pub const CONF_DIR: &str = "/etc/cni/net.d";
+
+/// Returns the paths and texts of the conf files on a node, with the drop-ins in the networks' directories, which are read
+/// last: an entry that moves from a chain to a drop-in is in one of both.
+pub fn conf_files(host: &SimulatedHost) -> Result<BTreeMap<String, String>, HarnessError> {
+    let mut files = BTreeMap::new();
+    let mut directories = VecDeque::from([CONF_DIR.to_owned()]);
+    while let Some(directory) = directories.pop_front() {
+        let path = host.path(&directory);
+        for entry in fs::read_dir(&path).map_err(HarnessError::file(&path))? {
+            let entry = entry.map_err(HarnessError::file(&path))?;
+            let name = format!("{directory}/{}", entry.file_name().to_string_lossy());
+            match fs::read_to_string(entry.path()) {
+                Ok(text) => drop(files.insert(name, text)),
+                Err(error) if error.kind() == io::ErrorKind::IsADirectory => directories.push_back(name),
+                // Renamed or removed meanwhile.
+                Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+                Err(error) => return Err(HarnessError::file(entry.path())(error)),
+            }
+        }
+    }
+    Ok(files)
+}
 /// The directory of the CNI plugins.
 pub const BIN_DIR: &str = "/opt/cni/bin";
 
@@ -182,6 +204,11 @@ impl Containerd {
         let mut command = host.command(&programs, programs.join("containerd"));
         command.args(["--config", CONFIGURATION]);
         HostProcess::start_and_wait(command, BOOTED, log).map(Self)
+    }
+
+    /// Ends containerd with SIGTERM, as systemd does. Its child processes go on running.
+    pub(crate) fn end(&mut self) -> Result<(), HarnessError> {
+        self.0.end(Signal::SIGTERM)
     }
 
     /// Kills containerd with SIGKILL. Its child processes go on running.

@@ -138,6 +138,14 @@ impl Node {
         Ok(())
     }
 
+    /// Ends containerd, and starts one of this generation with its persistent state, as a package's upgrade does. Pods go
+    /// on.
+    pub fn upgrade_containerd(&mut self, generation: Generation) -> Result<(), HarnessError> {
+        self.containerd.end()?;
+        self.generation = generation;
+        self.start_containerd_again()
+    }
+
     /// Kills containerd with SIGKILL. Pods and running plugins go on.
     pub fn kill_containerd(self) -> Result<NodeWithoutContainerd, HarnessError> {
         let Node { containerd, generation, runc, log, host, .. } = self;

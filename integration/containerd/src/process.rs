@@ -89,8 +89,13 @@ impl HostProcess {
 
     /// Sends a signal and waits until the program has ended. Its child processes go on running.
     pub fn stop(mut self, signal: Signal) -> Result<(), HarnessError> {
+        self.end(signal)
+    }
+
+    /// As [`HostProcess::stop`], for a program that another replaces.
+    pub(crate) fn end(&mut self, signal: Signal) -> Result<(), HarnessError> {
         kill(self.pid()?, signal).map_err(|errno| HarnessError::file(&self.program)(errno.into()))?;
-        self.nsenter.wait().map(drop).map_err(HarnessError::file(self.program))
+        self.nsenter.wait().map(drop).map_err(HarnessError::file(&self.program))
     }
 }
 

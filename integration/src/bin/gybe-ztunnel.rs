@@ -19,7 +19,8 @@ fn main() -> Result<(), Failure> {
         return Err(Failure::new("usage: gybe-ztunnel SOCKET [ADDRESS...]"));
     };
     let addresses = arguments.map(|address| address.parse()).collect::<Result<_, _>>()?;
-    let ztunnel = Ztunnel::start(Path::new(&socket), Fault::default(), Mesh { addresses, resolver: None })?;
+    let ztunnel =
+        Ztunnel::start(Path::new(&socket), Fault::default(), Mesh { addresses, ..Mesh::default() })?;
     let (mut printed, mut was_ready, mut connections) = (0, false, 0);
     loop {
         let observed = ztunnel.observed();

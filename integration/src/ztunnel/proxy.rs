@@ -50,6 +50,8 @@ pub struct Mesh {
     pub addresses: BTreeSet<IpAddr>,
     /// Where DNS queries are forwarded to.
     pub resolver: Option<SocketAddr>,
+    /// Whether a policy of all pods requires mutual TLS: inbound connections in plain text are closed.
+    pub is_strict: bool,
 }
 
 /// A running proxy. Its listeners and connections end with the value.
@@ -245,6 +247,7 @@ fn forward(
             }
             to => (to, connect(to, None)?),
         },
+        INBOUND if context.mesh.is_strict => return Err(io::Error::other("mutual TLS is required")),
         INBOUND => {
             let to = original()?;
             (to, connect(to, Some(from.ip()))?)

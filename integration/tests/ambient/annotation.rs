@@ -5,9 +5,10 @@ use gybe_api_server::{Fault, FaultKind, Verb};
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_installer::sandboxes::probe_exemption::ExemptedPods;
 use gybe_integration::ztunnel;
-use gybe_plugin::facts::ambient::HandOverBy;
+use gybe_plugin::facts::ambient::{HandOverBy, LeaveStep};
 use gybe_test_support::wait_until;
 use serde_json::{Value, json};
+use std::collections::BTreeSet;
 use std::thread;
 use std::time::Instant;
 
@@ -26,6 +27,11 @@ fn annotation(node: &Node, pod: &Pod) -> Option<Value> {
 
 fn wait_until_annotated(node: &Node, pod: &Pod) {
     wait_until("the annotation", || annotation(node, pod) == Some(json!("enabled")));
+}
+
+/// The uids of the pods that the container `repair` has to look at.
+fn due(node: &Node) -> BTreeSet<String> {
+    ExemptedPods::kept_in(&node.shared_directory()).unwrap().unwrap().due
 }
 
 /// The paths and bodies of the requests that change pods, in their order.
@@ -75,11 +81,10 @@ fn it_is_written_for_a_running_pod_only_once_its_rules_stand() {
     // One thread writes all annotations, that of the first pod before that of the second.
     wait_until_annotated(&node, &second);
     assert_eq!(annotation(&node, &first), None);
-    let due = || ExemptedPods::kept_in(&node.shared_directory()).unwrap().unwrap().due;
-    wait_until("the container repair writes the rules", || due().iter().eq([&first.uid]));
+    wait_until("the container repair writes the rules", || due(&node).iter().eq([&first.uid]));
     node.hand_over(&first, &netns[0], HandOverBy::Repair).unwrap();
     wait_until_annotated(&node, &first);
-    wait_until("nothing is due", || due().is_empty());
+    wait_until("nothing is due", || due(&node).is_empty());
 }
 
 #[test]
@@ -110,21 +115,48 @@ fn what_the_watch_shows_already_is_not_written_again() {
 #[test]
 fn it_is_removed_when_a_label_changes_and_from_a_pod_that_is_not_ambient() {
     let (node, netns) = (Node::start("annotation-label"), Namespace::new().unwrap());
-    let left = Pod::new("plain", "left").with_annotation(REDIRECTION, "enabled").put(&node);
-    wait_until("the annotation of an earlier agent is removed", || annotation(&node, &left).is_none());
+    let left = |name| Pod::new("plain", name).with_annotation(REDIRECTION, "enabled").put(&node);
+    let wait_until_removed = |pod: &Pod| wait_until("no annotation", || annotation(&node, pod).is_none());
+    let kept = || ExemptedPods::kept_in(&node.shared_directory()).unwrap();
+    // An agent that begins to lead keeps the pods that it finds.
+    wait_until("the agent leads", || kept().is_some());
+    wait_until_removed(&left("first"));
     let _ztunnel = node.ztunnel(&[]);
     let pod = Pod::new("shop", "cart").put(&node);
     node.added(&pod, &netns);
     wait_until_annotated(&node, &pod);
     let changed = pod.with_labels(json!({ MODE: "none" })).with_annotation(REDIRECTION, "enabled").put(&node);
-    wait_until("the annotation is removed", || annotation(&node, &changed).is_none());
-    // ztunnel serves the pod until the container `repair` has replaced its rules.
-    assert!(node.holds(&netns));
+    wait_until("the container repair replaces the rules", || due(&node).iter().eq([&changed.uid]));
+    // One thread writes all annotations, that of the changed pod before that of the second one.
+    wait_until_removed(&left("second"));
+    assert_eq!(annotation(&node, &changed), Some(json!("enabled")), "rules lead plain text to ztunnel");
+    node.leave(&changed, LeaveStep::Draining).unwrap();
+    wait_until_removed(&changed);
+    assert!(node.holds(&netns), "ztunnel serves the pod until its connections have ended");
     let ambient = Pod::new("shop", "cart").put(&node);
+    node.hand_over(&ambient, &netns, HandOverBy::Repair).unwrap();
     wait_until_annotated(&node, &ambient);
     let values: Vec<_> = patches(&node).into_iter().map(|(_, body)| body).collect();
     let values: Vec<_> = values.iter().map(|body| &body["metadata"]["annotations"][REDIRECTION]).collect();
-    assert_eq!(values, [&json!(null), &json!("enabled"), &json!(null), &json!("enabled")]);
+    let (removed, written) = (&json!(null), &json!("enabled"));
+    assert_eq!(values, [removed, written, removed, removed, written]);
+}
+
+#[test]
+fn a_new_agent_removes_it_only_when_the_container_repair_has_found_the_pod_without_rules() {
+    let mut node = Node::start("annotation-new-agent");
+    node.kill_agent();
+    let pods = ["drained", "left"]
+        .map(|name| Pod::new("plain", name).with_annotation(REDIRECTION, "enabled").put(&node));
+    node.start_agent();
+    let _ztunnel = node.ztunnel(&[]);
+    wait_until("the container repair looks at both", || due(&node).iter().eq(pods.iter().map(|it| &it.uid)));
+    assert_eq!(patches(&node), []);
+    for (pod, step) in pods.iter().zip([LeaveStep::Draining, LeaveStep::Left]) {
+        assert_eq!(annotation(&node, pod), Some(json!("enabled")));
+        node.leave(pod, step).unwrap();
+        wait_until("no annotation", || annotation(&node, pod).is_none());
+    }
 }
 
 #[test]

@@ -5,7 +5,7 @@ use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::plugin_call::{PluginCall, PluginDir};
 use gybe_integration::programs::{Run, ours, path_of_ours};
 use gybe_integration::ztunnel::{Fault, Mesh, Observed, Ztunnel};
-use gybe_plugin::facts::ambient::{AmbientPod, HandOverBy};
+use gybe_plugin::facts::ambient::{AmbientPod, HandOverBy, LeaveStep, PodUid};
 use gybe_plugin::facts::{self, AgentFault};
 use gybe_test_support::{
     Agent, Layout, PATIENCE, agent_environment, cluster_environment, wait_for, wait_until,
@@ -110,6 +110,12 @@ impl Node {
         facts::hand_over(&socket, &pod, netns.as_fd(), by, Instant::now() + PATIENCE)
     }
 
+    /// Reports that a pod leaves, as the container `repair` does.
+    pub(crate) fn leave(&self, pod: &Pod, step: LeaveStep) -> Result<(), AgentFault> {
+        let uid = PodUid::parse(&pod.uid).unwrap();
+        facts::leave(&self.facts_socket(), &uid, step, Instant::now() + PATIENCE)
+    }
+
     /// Kills the agent with SIGKILL; its socket files stay.
     pub(crate) fn kill_agent(&mut self) {
         drop(self.agent.take());
@@ -148,7 +154,7 @@ impl Node {
 
     /// Starts the stand-in, and waits until it is ready.
     pub(crate) fn ztunnel(&self, addresses: &[IpAddr]) -> Ztunnel {
-        let mesh = Mesh { addresses: addresses.iter().copied().collect(), resolver: None };
+        let mesh = Mesh { addresses: addresses.iter().copied().collect(), ..Mesh::default() };
         let ztunnel = Ztunnel::start(&self.socket(), Fault::default(), mesh).unwrap();
         observe(&ztunnel, "ztunnel is ready", |observed| observed.is_ready);
         ztunnel

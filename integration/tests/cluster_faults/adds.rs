@@ -1,11 +1,11 @@
 //! ADDs of a kind of pod while a fault lasts, the row of the table that they fill, and what an operator sees
 //! afterwards.
 
-use crate::node::{TestNode, Times, known, meshed_pod, programs, uid};
+use crate::node::{TestNode, Times, known, meshed_pod, uid};
 use gybe_demo::add::RecordedAdd;
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::namespace::in_parallel_at_most;
-use gybe_integration::programs::{ours, run};
+use gybe_integration::programs::{ours, path_of_ours, run};
 use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::apply::presence::Presence;
 use gybe_netfilter::apply::redirection::{self, Redirection};
@@ -120,7 +120,7 @@ fn pod() -> Namespace {
 /// Runs the plugin and measures the time from the start to the end of its process.
 #[expect(clippy::disallowed_methods, reason = "the test measures the plugin's process")]
 fn add(call: &Call, pod: &Namespace) -> Added {
-    static PLUGIN: LazyLock<std::path::PathBuf> = LazyLock::new(|| programs("gybe-cni"));
+    static PLUGIN: LazyLock<std::path::PathBuf> = LazyLock::new(|| path_of_ours("gybe-cni").unwrap());
     let (stdin, mut writer) = pipe().unwrap();
     writer.write_all(call.stdin.to_string().as_bytes()).unwrap();
     drop(writer);

@@ -6,7 +6,6 @@ use gybe_integration::plugin_call::PluginDir;
 use gybe_integration::programs::path_of_ours;
 use gybe_test_support::{Agent, PATIENCE, cluster_environment};
 use serde_json::{Value, json};
-use std::path::PathBuf;
 use std::process::Command;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
@@ -23,15 +22,6 @@ pub(crate) struct TestNode {
     pub(crate) agent: Option<Agent>,
 }
 
-/// Returns the path of one of Gybe's programs: in the directory `GYBE_PROGRAMS`, or as built with the tests.
-pub(crate) fn programs(name: &str) -> PathBuf {
-    match std::env::var_os("GYBE_PROGRAMS") {
-        // A test runs in its package's directory.
-        Some(directory) => PathBuf::from("..").join(directory).join(name).canonicalize().unwrap(),
-        None => path_of_ours(name).unwrap(),
-    }
-}
-
 /// Returns the command that starts the agent. Its `/run` is the test directory's, with the service account's files in
 /// it; `/var/run` is a link to it.
 #[expect(clippy::disallowed_methods, reason = "the agent runs in the background of the test")]
@@ -40,7 +30,7 @@ fn gybe_node(directory: &PluginDir, server: &ApiServer) -> Command {
     let mut command = Command::new("setpriv");
     command.args(["--pdeathsig", "KILL", "unshare", "--mount", "--propagation", "private", "sh", "-c"]);
     command.arg("mount --bind \"$1\" /run && exec \"$2\" node --install=false --socket \"$3\"").arg("agent");
-    command.arg(directory.run()).arg(programs("gybe")).arg(directory.run().join("facts.sock"));
+    command.arg(directory.run()).arg(path_of_ours("gybe").unwrap()).arg(directory.run().join("facts.sock"));
     command
         .env_clear()
         .env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin")

@@ -1,13 +1,26 @@
 //! Gybe beside Istio's own programs: the same arguments for `istio-iptables` and `gybe init`, the same pods for
-//! `istio-cni` and `gybe-cni`, compared by connections. `integration/incumbent/setup.sh` builds Istio's programs.
+//! `istio-cni` and `gybe-cni`, compared by connections; the same ambient pods for both agents.
+//! `integration/incumbent/setup.sh` builds Istio's programs.
 //!
 //! `make -C integration incumbent SEED=17 SETS=1 PODS=0` tries argument set 17 alone.
 
 #![allow(clippy::print_stdout, reason = "the seed of a run, for the next one")]
 #![allow(clippy::unwrap_used, clippy::panic, clippy::indexing_slicing, reason = "a test fails by panicking")]
 
+mod ambient;
+mod ambient_faults;
 mod arguments;
+#[path = "../repair/clients.rs"]
+#[allow(dead_code, reason = "the tests of repair use the rest")]
+mod clients;
+#[path = "../repair/cluster.rs"]
+#[allow(dead_code, reason = "the tests of repair use the rest")]
+mod cluster;
+#[path = "../repair/node.rs"]
+#[allow(dead_code, reason = "the tests of repair use the rest")]
+mod node;
 mod pods;
+mod side;
 mod spellings;
 
 use gybe_integration::differential::Case;

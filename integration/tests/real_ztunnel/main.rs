@@ -8,6 +8,7 @@
 #[allow(dead_code, reason = "the tests of repair use the rest")]
 mod ambient_node;
 #[path = "../repair/clients.rs"]
+#[allow(dead_code, reason = "the tests of repair use the rest")]
 mod clients;
 #[path = "../repair/cluster.rs"]
 #[allow(dead_code, reason = "the tests of repair use the rest")]

@@ -2,22 +2,22 @@
 //! the time.
 
 use crate::ambient_node::{
-    AmbientNode, CAPTURES, MODE, has_no_rules, inspect, put_namespace, socket, wait_for_rules,
+    AmbientNode, CAPTURES, MODE, REDIRECTION, has_no_rules, inspect, make_plain, put_namespace, socket,
+    wait_for_rules,
 };
-use crate::clients::{Clients, EndOnDrop, PORT, connect, echoes};
+use crate::clients::{Clients, EndOnDrop, PEER, POD, PORT, connect, echoes, with_address_seen};
 use crate::connections::{BACKENDS, Linked};
 use crate::node::Pod;
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_integration::namespace::with_own_mounts;
-use gybe_integration::ztunnel::{Fault, Mesh, Observed, Ztunnel};
-use gybe_test_support::{TestDir, wait_for, wait_for_at_most, wait_until};
+use gybe_integration::ztunnel::{Fault, HBONE, Mesh, Observed, Ztunnel};
+use gybe_test_support::{PATIENCE, TestDir, wait_for, wait_for_at_most, wait_until};
 use serde_json::{Value, json};
-use std::net::TcpStream;
-use std::thread::{self, Scope};
+use std::io::{self, Write};
+use std::net::{SocketAddr, TcpStream};
+use std::sync::OnceLock;
+use std::thread;
 use std::time::{Duration, Instant};
-
-/// The addresses of `Linked`.
-pub(crate) const POD: &str = "10.244.0.3";
-pub(crate) const PEER: &str = "10.244.0.77";
 
 /// Whether conntrack takes up connections that it does not know.
 const LOOSE: &str = "cat /proc/sys/net/netfilter/nf_conntrack_tcp_loose";
@@ -58,19 +58,6 @@ fn start_ztunnel(root: &TestDir) -> Ztunnel {
     Ztunnel::start(&socket(root), Fault::default(), Mesh::default()).unwrap()
 }
 
-/// Lets clients connect all the time to the pod, and from it.
-pub(crate) fn connect_both_ways<'scope>(
-    scope: &'scope Scope<'scope, '_>,
-    clients: &'scope Clients,
-    linked: &'scope Linked,
-) {
-    let (pod, peer) = (&linked.pod.netns, &linked.peer);
-    for (server, client, to, source) in [(pod, peer, POD, PEER), (peer, pod, PEER, POD)] {
-        clients.serve(scope, server);
-        clients.connect(scope, client, to, source);
-    }
-}
-
 #[test]
 fn a_pod_that_gets_the_label_is_enrolled_and_one_that_loses_it_is_taken_out_without_a_refused_connection() {
     for backend in BACKENDS {
@@ -85,7 +72,7 @@ fn change_the_label(backend: &str) {
     node.run("plain", pod);
     thread::scope(|scope| {
         let ends = EndOnDrop(&clients);
-        connect_both_ways(scope, &clients, &linked);
+        clients.connect_both_ways(scope, &pod.netns, peer);
         let before = connect(peer, POD).unwrap().0;
         assert!(pod.rules().is_empty());
         node.label("plain", pod, &json!({ MODE: "ambient" }));
@@ -121,6 +108,57 @@ fn change_the_label(backend: &str) {
         drop(ends);
     });
     assert_eq!(clients.into_failures().1, Vec::<String>::new(), "{backend}");
+}
+
+/// After how long the slower one of two clients learns that the pod has lost its annotation.
+const LATE: Duration = Duration::from_secs(13);
+
+#[test]
+fn a_pod_that_requires_mutual_tls_leaves_without_a_refused_connection_in_either_form() {
+    with_own_mounts(|| {
+        let strict = Mesh { is_strict: true, ..Mesh::default() };
+        let start = |root: &TestDir| Ztunnel::start(&socket(root), Fault::default(), strict).unwrap();
+        let node = AmbientNode::with_ztunnel("strict", "repair", "nft", start);
+        let (linked, clients, removed) = (Linked::without_connections(), Clients::new(), OnceLock::new());
+        let (pod, peer) = (&linked.pod, &linked.peer);
+        node.run("shop", pod);
+        let is_annotated = || node.annotation(pod).is_some();
+        wait_until("the annotation", is_annotated);
+        // As a proxy that learns of the annotation after this time.
+        let connect_after = |time| match is_annotated() || removed.get_or_init(Instant::now).elapsed() < time
+        {
+            true => connect_by_hbone(peer),
+            false => connect(peer, POD),
+        };
+        thread::scope(|scope| {
+            let ends = EndOnDrop(&clients);
+            clients.serve(scope, &pod.netns);
+            assert!(connect(peer, POD).is_err(), "plain text is refused");
+            for time in [Duration::ZERO, LATE] {
+                clients.repeat(scope, PEER, move || connect_after(time));
+            }
+            clients.wait_for_more(100);
+            node.label("shop", pod, &json!({ MODE: "none" }));
+            wait_until("no annotation", || !is_annotated());
+            assert!(!inspect(pod).contains(CAPTURES), "{}", inspect(pod));
+            node.observe("ztunnel has forgotten the pod", |observed| observed.proxies.is_empty());
+            wait_until("no rules", || has_no_rules(pod));
+            clients.wait_for_more(100);
+            drop(ends);
+        });
+        assert_eq!(clients.into_failures().1, Vec::<String>::new());
+    });
+}
+
+/// Connects to the pod as a ztunnel does that knows it as a part of the mesh.
+fn connect_by_hbone(from: &Namespace) -> io::Result<(TcpStream, String)> {
+    let to = SocketAddr::new(POD.parse().unwrap(), HBONE);
+    let connect = || {
+        let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+        writeln!(stream, "CONNECT {POD}:{PORT}")?;
+        with_address_seen(stream)
+    };
+    from.run(connect).unwrap()
 }
 
 #[test]
@@ -307,5 +345,25 @@ fn a_label_deletes_no_pod_and_enrols_none_where_pods_are_deleted_instead_of_repa
         assert_eq!(line["action"], json!("enrol"), "{line}");
         assert!(node.cluster.has(&pod) && pod.rules().is_empty());
         assert_eq!(node.cluster.deletions(), 0);
+    });
+}
+
+#[test]
+fn a_pod_without_label_and_rules_keeps_the_annotation_until_gybe_repair_runs_where_pods_are_not_repaired() {
+    with_own_mounts(|| {
+        let mut node = AmbientNode::start("by-hand", "delete");
+        let pod = Pod::new(1);
+        drop(node.agent.take());
+        node.run("plain", &pod);
+        node.cluster.put("plain", &pod, |manifest| {
+            make_plain(manifest, &json!({}));
+            manifest["metadata"]["annotations"][REDIRECTION] = json!("enabled");
+        });
+        node.restart_agent();
+        node.repair.wait_for_message("a running pod is no longer ambient, and is left as it is");
+        assert_eq!(node.annotation(&pod), Some(json!("enabled")));
+        let ran = node.cluster.node.gybe(&["repair"]);
+        assert!(ran.out.contains("left ambient mode: it is not ambient any more"), "{}", ran.out);
+        wait_until("no annotation", || node.annotation(&pod).is_none());
     });
 }

@@ -12,6 +12,9 @@ use std::path::{Path, PathBuf};
 /// The label by which the default selectors decide.
 pub(crate) const MODE: &str = "istio.io/dataplane-mode";
 
+/// The annotation by which istiod learns that a pod takes HBONE.
+pub(crate) const REDIRECTION: &str = "ambient.istio.io/redirection";
+
 /// A part of the ids of the rules that lead to ztunnel.
 pub(crate) const CAPTURES: &str = "bound-to-ztunnel";
 
@@ -53,9 +56,22 @@ impl<Z> AmbientNode<Z> {
         self.agent = Some(self.cluster.start_agent());
     }
 
-    /// Puts the pod into the API with these labels.
+    /// Puts the pod into the API with these labels; it keeps the annotation that the agent has written.
     pub(crate) fn label(&self, namespace: &str, pod: &Pod, labels: &Value) {
-        self.cluster.put(namespace, pod, |manifest| make_plain(manifest, labels));
+        let annotation = self.annotation(pod);
+        self.cluster.put(namespace, pod, |manifest| {
+            make_plain(manifest, labels);
+            if let Some(value) = annotation {
+                manifest["metadata"]["annotations"][REDIRECTION] = value;
+            }
+        });
+    }
+
+    /// The annotation that the pod has in the API.
+    pub(crate) fn annotation(&self, pod: &Pod) -> Option<Value> {
+        let pods = self.cluster.server.objects("Pod");
+        let found = pods.iter().find(|it| it["metadata"]["uid"] == pod.uid())?;
+        found["metadata"]["annotations"].get(REDIRECTION).cloned()
     }
 
     /// A pod without a sidecar that runs, and that no plugin of Gybe has seen.
@@ -103,7 +119,7 @@ pub(crate) fn put_namespace(cluster: &Cluster, name: &str, labels: &Value) {
     cluster.server.put(json!({ "apiVersion": "v1", "kind": "Namespace", "metadata": metadata })).unwrap();
 }
 
-fn make_plain(manifest: &mut Value, labels: &Value) {
+pub(crate) fn make_plain(manifest: &mut Value, labels: &Value) {
     manifest["metadata"]["labels"] = labels.clone();
     manifest["metadata"]["annotations"] = json!({ "example.org/note": "none" });
     manifest["spec"] = json!({

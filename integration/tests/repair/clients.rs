@@ -1,6 +1,8 @@
 //! Servers that send each client its address, and clients that connect to them all the time.
 
-use gybe_demo::testnet::namespace::Namespace;
+use crate::node::Pod;
+use gybe_demo::testnet::namespace::{LinkEnd, Namespace, join};
+use gybe_netfilter::model::policy::InterfaceName;
 use gybe_test_support::{PATIENCE, wait_until};
 use std::io::{self, Read, Write};
 use std::net::{Ipv6Addr, SocketAddr, TcpListener, TcpStream};
@@ -11,6 +13,27 @@ use std::time::{Duration, Instant};
 
 pub(crate) const PORT: u16 = 8080;
 
+/// The addresses of [`linked`].
+pub(crate) const POD: &str = "10.244.0.3";
+pub(crate) const PEER: &str = "10.244.0.77";
+
+/// A pod, and another host, joined by a link with addresses of both families.
+pub(crate) fn linked() -> (Pod, Namespace) {
+    let (pod, peer) = (Pod::new(1), Namespace::new().unwrap());
+    pod.sh("ip link delete eth0; ip route flush table main");
+    let end = |namespace, addresses: [&str; 2]| LinkEnd {
+        namespace,
+        name: InterfaceName::parse("eth0").unwrap(),
+        addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
+    };
+    join(
+        &end(&pod.netns, ["10.244.0.3/24", "fd00:10::3/64"]),
+        &end(&peer, ["10.244.0.77/24", "fd00:10::77/64"]),
+    )
+    .unwrap();
+    (pod, peer)
+}
+
 /// Connects from a namespace; returns the connection and the address that the server sees.
 pub(crate) fn connect(from: &Namespace, to: &str) -> io::Result<(TcpStream, String)> {
     from.run(|| connect_here(SocketAddr::new(to.parse().unwrap(), PORT))).unwrap()
@@ -18,7 +41,11 @@ pub(crate) fn connect(from: &Namespace, to: &str) -> io::Result<(TcpStream, Stri
 
 /// The same from the calling thread's namespace, and as its user.
 pub(crate) fn connect_here(to: SocketAddr) -> io::Result<(TcpStream, String)> {
-    let mut stream = TcpStream::connect_timeout(&to, PATIENCE)?;
+    with_address_seen(TcpStream::connect_timeout(&to, PATIENCE)?)
+}
+
+/// Reads the address that the server sees.
+pub(crate) fn with_address_seen(mut stream: TcpStream) -> io::Result<(TcpStream, String)> {
     stream.set_read_timeout(Some(PATIENCE))?;
     let (mut line, mut byte) = (Vec::new(), [0]);
     while byte != *b"\n" {
@@ -44,7 +71,7 @@ pub(crate) struct Clients {
 pub(crate) struct Attempt {
     pub(crate) start: Instant,
     pub(crate) end: Instant,
-    /// Why it failed, with its destination.
+    /// Why it failed, with its source.
     pub(crate) failure: Option<String>,
 }
 
@@ -81,13 +108,23 @@ impl Clients {
         to: &'scope str,
         source: &'scope str,
     ) {
+        self.repeat(scope, source, move || connect(from, to));
+    }
+
+    /// The same with connections that `connect` makes.
+    pub(crate) fn repeat<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        source: &'scope str,
+        connect: impl Fn() -> io::Result<(TcpStream, String)> + Send + 'scope,
+    ) {
         self.running.fetch_add(1, Ordering::AcqRel);
         scope.spawn(move || {
             while !self.end.load(Ordering::Acquire) {
                 let start = Instant::now();
-                let failure = match connect(from, to) {
+                let failure = match connect() {
                     Ok((_, seen)) if seen == source => None,
-                    other => Some(format!("{source} to {to}: {other:?}")),
+                    other => Some(format!("from {source}: {other:?}")),
                 };
                 let attempt = Attempt { start, end: Instant::now(), failure };
                 self.attempts.lock().unwrap().push(attempt);
@@ -95,6 +132,19 @@ impl Clients {
             }
             self.running.fetch_sub(1, Ordering::AcqRel);
         });
+    }
+
+    /// Connects all the time to the pod of [`linked`], and from it.
+    pub(crate) fn connect_both_ways<'scope>(
+        &'scope self,
+        scope: &'scope Scope<'scope, '_>,
+        pod: &'scope Namespace,
+        peer: &'scope Namespace,
+    ) {
+        for (server, client, to, source) in [(pod, peer, POD, PEER), (peer, pod, PEER, POD)] {
+            self.serve(scope, server);
+            self.connect(scope, client, to, source);
+        }
     }
 
     /// Waits until the clients have connected that many times more.

@@ -1,15 +1,16 @@
 //! Connections of a pod that is repaired: those that are open keep their path in both directions, and none that
 //! opens meanwhile hangs or is reset.
 
+use crate::clients::linked;
 use crate::node::{Node, Pod};
-use gybe_demo::testnet::namespace::{LinkEnd, Namespace, join};
+use gybe_demo::testnet::namespace::Namespace;
 use gybe_installer::pod::policy_file::PolicyFile;
 use gybe_integration::programs::ours;
 use gybe_netfilter::apply::backend::BackendKind;
 use gybe_netfilter::apply::redirection::{Redirection, remove_all};
 use gybe_netfilter::kernel::open_connections::keep;
 use gybe_netfilter::kernel::sockets;
-use gybe_netfilter::model::policy::{Families, InterfaceName, RedirectPolicy};
+use gybe_netfilter::model::policy::{Families, RedirectPolicy};
 use gybe_netfilter::model::ruleset::Transport;
 use gybe_test_support::PATIENCE;
 use nix::libc;
@@ -52,18 +53,7 @@ pub(crate) const FAMILIES: [(&str, &str); 2] = [("10.244.0.3", "10.244.0.77"), (
 
 impl Linked {
     pub(crate) fn without_connections() -> Self {
-        let (pod, peer) = (Pod::new(1), Namespace::new().unwrap());
-        pod.sh("ip link delete eth0; ip route flush table main");
-        let end = |namespace, addresses: [&str; 2]| LinkEnd {
-            namespace,
-            name: InterfaceName::parse("eth0").unwrap(),
-            addresses: addresses.iter().map(|address| address.parse().unwrap()).collect(),
-        };
-        join(
-            &end(&pod.netns, ["10.244.0.3/24", "fd00:10::3/64"]),
-            &end(&peer, ["10.244.0.77/24", "fd00:10::77/64"]),
-        )
-        .unwrap();
+        let (pod, peer) = linked();
         Self { pod, peer, open: Vec::new(), patience: PATIENCE }
     }
 

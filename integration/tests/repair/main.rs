@@ -28,6 +28,8 @@ mod node;
 #[cfg(test)]
 mod pods;
 #[cfg(test)]
+mod probe_sets;
+#[cfg(test)]
 mod race;
 #[cfg(test)]
 mod storm;

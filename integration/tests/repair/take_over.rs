@@ -1,9 +1,9 @@
 //! Pods that istio-cni made ambient go over to Gybe while they run, and back, while clients connect all the time. Every
 //! connection is captured and answered, and those that are open go on.
 
-use crate::ambient::{A_MINUTE, PEER, POD, connect_both_ways};
+use crate::ambient::A_MINUTE;
 use crate::ambient_node::{AmbientNode, inspect};
-use crate::clients::{Clients, EndOnDrop, connect, echoes};
+use crate::clients::{Clients, EndOnDrop, PEER, POD, connect, echoes};
 use crate::connections::Linked;
 use crate::node::{Node, Pod};
 use gybe_integration::namespace::with_own_mounts;
@@ -128,7 +128,7 @@ fn remove_inbound(rules: &str) -> String {
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+pub(crate) enum Form {
     Nft,
     IptablesNft,
     IptablesLegacy,
@@ -158,7 +158,7 @@ impl Form {
         }
     }
 
-    fn write(self, pod: &Pod) {
+    pub(crate) fn write(self, pod: &Pod) {
         self.write_changed(pod, str::to_owned);
     }
 
@@ -242,7 +242,7 @@ fn go_over(form: Form, backend: &str) {
     let mut opened = 0;
     thread::scope(|scope| {
         let ends = EndOnDrop(&clients);
-        connect_both_ways(scope, &clients, &linked);
+        clients.connect_both_ways(scope, &linked.pod.netns, &linked.peer);
         let mut open = || {
             opened += 2;
             [connect(&linked.peer, POD).unwrap().0, connect(&pod.netns, PEER).unwrap().0]
@@ -348,7 +348,7 @@ fn hand_back(form: Form) {
     assert_eq!(inspect(pod), captures);
     thread::scope(|scope| {
         let ends = EndOnDrop(&clients);
-        connect_both_ways(scope, &clients, &linked);
+        clients.connect_both_ways(scope, &linked.pod.netns, &linked.peer);
         let mut open = || {
             opened += 2;
             [connect(&linked.peer, POD).unwrap().0, connect(&pod.netns, PEER).unwrap().0]
@@ -407,7 +407,7 @@ fn gybes_rules_stay_where_those_of_istio_cni_do_not_lead_every_connection_to_ztu
 }
 
 /// A pod that istio-cni's agent has made ambient, by the annotation.
-fn annotated(node: &Node, number: u32) -> Pod {
+pub(crate) fn annotated(node: &Node, number: u32) -> Pod {
     let pod = Pod::new(number);
     node.manifest("shop", &pod, |manifest| {
         manifest["metadata"]["annotations"] = json!({ "ambient.istio.io/redirection": "enabled" });

@@ -107,6 +107,7 @@ fn connections_pass_the_stand_in_and_keep_their_clients_address() {
     let mesh = Mesh {
         addresses: ["10.7.1.2", "fd07:1::2"].map(address).into(),
         resolver: Some("10.7.3.3:53".parse().unwrap()),
+        is_strict: false,
     };
     let ztunnel = Ztunnel::start(&socket(&directory), Default::default(), mesh).unwrap();
     ready(&ztunnel);

@@ -92,8 +92,9 @@ fn the_newest_ztunnel_receives_additions_and_each_one_the_end_of_its_pods() {
 
     // The older one takes the place of the newest.
     drop(new);
-    wait_until("the old ztunnel has all pods", || server.pods.status().pending == 0);
-    assert_eq!(old.observed().proxies, BTreeSet::from(["b".to_owned()]));
+    let observed = observe(&old, "b is added", |observed| observed.proxies.contains("b"));
+    assert_eq!(observed.proxies, BTreeSet::from(["b".to_owned()]));
+    wait_until("b is acknowledged", || server.pods.status().pending == 0);
     server.add("c", &c).unwrap();
     assert_eq!([listening(&b), listening(&c)], [LISTENERS.to_vec(), LISTENERS.to_vec()]);
 }

@@ -17,6 +17,7 @@ use crate::network::{NodeNumber, Switch};
 const KUBELET_STARTED: &str = "Started kubelet";
 
 /// What all nodes of a cluster have in common.
+#[derive(Clone)]
 pub(super) struct NodeParts {
     /// The directory of Kubernetes' programs.
     pub(super) programs: PathBuf,

@@ -46,15 +46,11 @@ pub(super) fn run(mesh: &Mesh) -> Result<Report, Failure> {
 fn with_ztunnel(mesh: &Mesh, program: &Path, checks: &mut Checks) -> Result<(), Failure> {
     install(mesh, program)?;
     let workstation = &mesh.workstation;
-    for (namespace, name) in [SERVER, CLIENT, OUTSIDE] {
-        let mut pod = pod(name);
-        let labels = pod.pointer_mut("/metadata/labels").and_then(Value::as_object_mut);
-        if let Some(labels) = labels.filter(|_| (namespace, name) != OUTSIDE) {
-            labels.insert(MODE.to_owned(), json!("ambient"));
-        }
-        // The kubelet's probes, too, arrive at a server that requires mutual TLS.
-        start(workstation, namespace, &pod)?;
-    }
+    let nodes = mesh.apart();
+    // The kubelet's probes, too, arrive at a server that requires mutual TLS.
+    start(workstation, PLAIN, &nodes.server(ambient(pod(SERVER.1))))?;
+    start(workstation, PLAIN, &nodes.client(ambient(pod(CLIENT.1))))?;
+    start(workstation, PLAIN, &nodes.client(pod(OUTSIDE.1)))?;
     for pod in [SERVER, CLIENT] {
         wait_for_annotation(mesh, pod, Some("enabled"))?;
     }
@@ -76,18 +72,34 @@ fn with_ztunnel(mesh: &Mesh, program: &Path, checks: &mut Checks) -> Result<(), 
         cluster.run("kubectl", &["rollout", "restart", "daemonset/ztunnel", "--namespace", NAMESPACE])?;
         wait_for_ztunnel(cluster)
     })?;
-    // Between the removal of the annotation and that of the rules, mutual TLS would refuse requests.
-    mesh.workstation.api.delete(&policy())?;
-    wait_for_answer(mesh, OUTSIDE)?;
-    load_during(workstation, checks, CLIENT, &service(SERVER), "the server leaves, and comes back", |_| {
+    let leave = || {
         label(mesh, SERVER, "none")?;
         wait_for_annotation(mesh, SERVER, None)?;
-        wait_for_verdict(mesh, SERVER, "not meshed")?;
+        wait_for_verdict(mesh, SERVER, "not meshed")
+    };
+    let come_back = || {
         label(mesh, SERVER, "ambient")?;
         wait_for_verdict(mesh, SERVER, "redirected")?;
         wait_for_annotation(mesh, SERVER, Some("enabled"))
+    };
+    load_during(workstation, checks, CLIENT, &service(SERVER), "the server leaves", |_| leave())?;
+    // Until ztunnel knows that the server takes HBONE again, mutual TLS would refuse requests.
+    mesh.workstation.api.delete(&policy())?;
+    come_back()?;
+    wait_for_answer(mesh, OUTSIDE)?;
+    load_during(workstation, checks, CLIENT, &service(SERVER), "the server leaves, and comes back", |_| {
+        leave()?;
+        come_back()
     })?;
     application::delete(workstation, &[SERVER, CLIENT, OUTSIDE])
+}
+
+/// Returns the pod with the label of ambient mode.
+fn ambient(mut pod: Value) -> Value {
+    if let Some(labels) = pod.pointer_mut("/metadata/labels").and_then(Value::as_object_mut) {
+        labels.insert(MODE.to_owned(), json!("ambient"));
+    }
+    pod
 }
 
 /// Returns the path of the policy that requires mutual TLS.
@@ -168,7 +180,10 @@ fn requests(mesh: &Mesh, checks: &mut Checks, what: &str) -> Result<(), Failure>
         checks.holds(&title("a pod outside of the mesh to server"), answer.is_refused(), &answer, "refused");
     }
     // An agent is not ready until its ztunnel is connected.
-    wait_until("an agent is ready", || Ok(!commands::ready_agents(workstation)?.is_empty()))?;
+    wait_until("each node has an agent that is ready", || {
+        let agents = commands::ready_agents(workstation)?;
+        Ok(mesh.nodes.iter().all(|node| agents.iter().any(|agent| agent.node == *node)))
+    })?;
     let verdicts = commands::verify(workstation, &[SERVER, CLIENT, OUTSIDE])?;
     for (pod, expected) in [(SERVER, "redirected"), (CLIENT, "redirected"), (OUTSIDE, "not meshed")] {
         checks.verdict(what, &verdicts, pod, expected);

@@ -119,7 +119,7 @@ fn changes_to_gybe(mesh: &Mesh, checks: &mut Checks, what: &str, command: &str) 
         run_command(mesh, command)?;
         starts_pod_while(mesh, checks, what, || mesh.wait_for_backend("nft"))
     })?;
-    names_only(mesh, checks, what, "gybe-cni")?;
+    names_only(mesh, what, "gybe-cni")?;
     let excluding = NodeFiles::read(mesh.cluster.host())?.conf_files_with(istio_cni::EXCLUDED).len();
     checks.equal(&format!("{what}: conf files with istio-cni's excluded namespace"), &excluding, &1);
     have_rules_of_istio_cni(checks, what, &commands::verify(&mesh.workstation, &PAIR.pods())?);
@@ -149,14 +149,14 @@ fn starts_pod_while(
     application::delete(workstation, &[(MESHED, BETWEEN), (PLAIN, BETWEEN)])
 }
 
-/// Records that the conf file names this plugin, and not the other one.
-fn names_only(mesh: &Mesh, checks: &mut Checks, what: &str, plugin: &str) -> Result<(), Failure> {
-    let files = NodeFiles::read(mesh.cluster.host())?;
-    for named in ["istio-cni", "gybe-cni"] {
-        let title = format!("{what}: conf files that name {named}");
-        checks.equal(&title, &files.conf_files_with(named).len(), &usize::from(named == plugin));
-    }
-    Ok(())
+/// Waits until one conf file names this plugin, and none the other one: Gybe's entry becomes a drop-in when istio-cni's
+/// program is gone.
+fn names_only(mesh: &Mesh, what: &str, plugin: &str) -> Result<(), Failure> {
+    wait_until(&format!("{what}: one conf file names {plugin} alone"), || {
+        let files = NodeFiles::read(mesh.cluster.host())?;
+        let counts = ["istio-cni", "gybe-cni"].map(|named| (named, files.conf_files_with(named).len()));
+        Ok(counts.iter().all(|(named, count)| *count == usize::from(*named == plugin)))
+    })
 }
 
 /// Section 3, back on one node, and once more to Gybe.
@@ -169,7 +169,7 @@ fn back_on_a_node(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
         run_command(mesh, UNINSTALL_BY_HAND)?;
         starts_pod_while(mesh, checks, what, || istio_cni::roll_out(cluster))
     })?;
-    names_only(mesh, checks, what, "istio-cni")
+    names_only(mesh, what, "istio-cni")
 }
 
 /// Section 4.
@@ -185,7 +185,7 @@ fn all_nodes(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
         run_command(mesh, UNRESTRICT)?;
         crate::release::roll_out(cluster)
     })?;
-    names_only(mesh, checks, what, "gybe-cni")
+    names_only(mesh, what, "gybe-cni")
 }
 
 /// Section 5.
@@ -206,7 +206,7 @@ fn back(mesh: &Mesh, checks: &mut Checks) -> Result<(), Failure> {
     })?;
     let what = "Gybe is removed beside istio-cni";
     PAIR.under_load(workstation, checks, what, |_| run_command(mesh, REMOVE_GYBE).map(drop))?;
-    names_only(mesh, checks, what, "istio-cni")?;
+    names_only(mesh, what, "istio-cni")?;
     have_rules_of_istio_cni(checks, what, &mesh.gybe.verify_by_hand(cluster)?);
     Ok(())
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 
 use gybe_containerd_tests::SimulatedHost;
-use gybe_containerd_tests::containerd::{BIN_DIR, CONF_DIR};
+use gybe_containerd_tests::containerd::{BIN_DIR, CONF_DIR, conf_files};
 use gybe_integration::failure::Failure;
 
 /// The agent's directory. The node has its own files there, too.
@@ -16,12 +16,11 @@ pub(super) struct NodeFiles(BTreeMap<String, String>);
 
 impl NodeFiles {
     pub(super) fn read(host: &SimulatedHost) -> Result<NodeFiles, Failure> {
-        let mut files = BTreeMap::new();
-        for directory in [CONF_DIR, BIN_DIR, RUN_DIR] {
+        let mut files = conf_files(host)?;
+        for directory in [BIN_DIR, RUN_DIR] {
             for entry in fs::read_dir(host.path(directory))? {
                 let entry = entry?;
                 let compared = match directory {
-                    CONF_DIR => fs::read_to_string(entry.path())?,
                     BIN_DIR => entry.metadata()?.len().to_string(),
                     _ => String::new(),
                 };

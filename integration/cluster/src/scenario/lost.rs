@@ -142,7 +142,7 @@ fn replaced(cluster: &mut Cluster, checks: &mut Checks, lost: NodeNumber) -> Res
 }
 
 /// Connects to a pod, and from it, again and again. Returns how often, and what else than the sidecar was reached.
-fn connect_until(is_over: &AtomicBool, pod: &Value) -> (usize, Vec<Reached>) {
+pub(super) fn connect_until(is_over: &AtomicBool, pod: &Value) -> (usize, Vec<Reached>) {
     let (mut count, mut wrong) = (0, Vec::new());
     while !is_over.load(Ordering::Relaxed) {
         let reached = Reached::by(pod);
@@ -156,7 +156,7 @@ fn connect_until(is_over: &AtomicBool, pod: &Value) -> (usize, Vec<Reached>) {
 }
 
 /// Records whether connections to a pod and from it reach the sidecar.
-fn redirected(cluster: &Cluster, checks: &mut Checks, name: &str) -> Result<(), Failure> {
+pub(super) fn redirected(cluster: &Cluster, checks: &mut Checks, name: &str) -> Result<(), Failure> {
     let reached = Reached::by(&get(cluster, name)?);
     checks.equal(&format!("connections to and from {name}"), &reached, &Reached::expected(Kind::Meshed));
     Ok(())
@@ -195,7 +195,7 @@ fn status(cluster: &Cluster) -> Result<(Option<i32>, String), Failure> {
     cluster.run_to_code("timeout", &["60", GYBE, "status", "--json"])
 }
 
-fn meshed(name: &str) -> Value {
+pub(super) fn meshed(name: &str) -> Value {
     pod(Kind::Meshed, "default", name, name)
 }
 
@@ -212,7 +212,7 @@ fn create(cluster: &Cluster, pod: &Value) -> Result<(), Failure> {
 }
 
 /// Creates a pod, waits until it is ready, and returns it.
-fn start(cluster: &Cluster, pod: &Value) -> Result<Value, Failure> {
+pub(super) fn start(cluster: &Cluster, pod: &Value) -> Result<Value, Failure> {
     create(cluster, pod)?;
     wait_until_ready(cluster, &name_of(pod))?;
     get(cluster, &name_of(pod))
@@ -222,7 +222,7 @@ fn wait_until_ready(cluster: &Cluster, name: &str) -> Result<(), Failure> {
     wait_until(&format!("pod {name} is ready"), || Ok(has_condition(&get(cluster, name)?, "Ready")))
 }
 
-fn delete(cluster: &Cluster, name: &str) -> Result<(), Failure> {
+pub(super) fn delete(cluster: &Cluster, name: &str) -> Result<(), Failure> {
     cluster.api.delete(&path(name))?;
     wait_until(&format!("pod {name} is deleted"), || Ok(cluster.api.get(&path(name))?.is_none()))
 }

@@ -2,14 +2,11 @@
 //! `maxUnavailable: 0` as in the manifests.
 
 use std::collections::BTreeMap;
-use std::fs;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use gybe_bench::report::{Limit, Report, Table, Target, cells};
-use gybe_containerd_tests::containerd::CONF_DIR;
-use gybe_containerd_tests::node::CONFLIST;
 use gybe_integration::failure::Failure;
 use serde_json::Value;
 
@@ -49,7 +46,7 @@ pub(super) fn run(cluster: &Cluster, releases: &Releases) -> Result<Report, Fail
         targets
             .push(none(&format!("{what}: times at which a node had no ready agent"), observed.without_agent));
         targets.push(none(
-            &format!("{what}: times at which a node's conf file had no entry"),
+            &format!("{what}: times at which no conf file of a node had the entry"),
             observed.without_entry,
         ));
         targets.push(none(
@@ -105,7 +102,7 @@ struct Observed {
     most_starting: usize,
     /// Looks at which a node had no agent that is ready.
     without_agent: usize,
-    /// Looks at which a node's conf file did not name the plugin.
+    /// Looks at which no conf file of a node named the plugin.
     without_entry: usize,
     /// The images of the agents after it that are not the expected one.
     others: Vec<String>,
@@ -173,8 +170,7 @@ fn watch(cluster: &Cluster, api: &Api, is_over: &AtomicBool) -> Result<Observed,
         let starting = ready.values().filter(|(_, starting)| *starting > 0).count();
         observed.most_starting = observed.most_starting.max(starting);
         for node in cluster.nodes() {
-            let conf = fs::read_to_string(node.host().path(CONF_DIR).join(CONFLIST))?;
-            observed.without_entry += usize::from(!conf.contains("gybe-cni"));
+            observed.without_entry += usize::from(agent::entries(node.host())?.is_empty());
         }
         sleep(INTERVAL);
     }

@@ -147,6 +147,8 @@ fn set_again(cluster: &Cluster) -> Result<SetAgain, Failure> {
     let (temporary, path) = (host.path("/etc/cni/large"), host.path("/etc/cni/net.d/00-large.conflist"));
     let mut conf: Value = serde_json::from_str(&cluster.first().conflist.clone().text(0))?;
     if let Some(members) = conf.as_object_mut() {
+        // A network without Gybe's drop-in.
+        members.insert("name".to_owned(), "large".into());
         members.insert("padding".to_owned(), "x".repeat(2 << 20).into());
     }
     fs::write(&temporary, conf.to_string())?;

@@ -91,15 +91,17 @@ fn uids(cluster: &Cluster) -> Result<Vec<String>, Failure> {
     Ok(agent::pods(cluster)?.iter().map(uid).collect())
 }
 
-/// Replaces the conf file as the primary plugin does, and waits until it has Gybe's entry again.
+/// Replaces the conf file as the primary plugin does, removes a drop-in, and waits until Gybe's entry is there again.
 fn rewrite_conf(cluster: &Cluster, revision: u64) -> Result<(), Failure> {
     let host = cluster.host();
+    let is_drop_in = |path: &String| !path.ends_with(CONFLIST);
     let (temporary, path) = (host.path("/etc/cni/new"), host.path("/etc/cni/net.d").join(CONFLIST));
     fs::write(&temporary, cluster.first().conflist.clone().text(revision))?;
     fs::rename(&temporary, &path)?;
-    wait_until("the entry is in the rewritten conf file", || {
-        Ok(fs::read_to_string(&path)?.contains("gybe-cni"))
-    })
+    for drop_in in agent::entries(host)?.iter().filter(|path| is_drop_in(path)) {
+        fs::remove_file(host.path(drop_in))?;
+    }
+    wait_until("the entry is there again", || Ok(!agent::entries(host)?.is_empty()))
 }
 
 /// Removes the plugin, and waits until it is there again.

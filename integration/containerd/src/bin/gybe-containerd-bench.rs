@@ -1,5 +1,5 @@
-//! Measures what Gybe adds to the start of a sandbox: runs two nodes in turn that differ only in Gybe, prints the
-//! results, and fails when a target is missed.
+//! Measures what Gybe adds to the start and the deletion of a sandbox: runs two nodes in turn that differ only in Gybe,
+//! prints the results, and fails when a target is missed.
 
 use std::cell::Cell;
 use std::error::Error;
@@ -14,16 +14,19 @@ use gybe_bench::report::{self, Limit, Report, Table, Target, cells};
 use gybe_containerd_tests::{Agent, Conflist, Generation, Node, Programs, Sandbox, conflist, manifest};
 use nix::unistd::{Pid, SysconfVar, sysconf};
 
-/// Measures what Gybe adds to a sandbox that containerd starts.
+/// Measures what Gybe adds to a sandbox that containerd starts and deletes.
 #[derive(Debug, Parser)]
 #[command(name = "gybe-containerd-bench")]
 struct Arguments {
     /// The directory of gybe and gybe-cni
     #[arg(long, default_value = "dist")]
     programs: PathBuf,
-    /// The number of sandboxes that each node starts, one after another
+    /// The number of measured sandboxes of each node, one after another
     #[arg(long, default_value_t = 101)]
     times: usize,
+    /// The number of other sandboxes that run on each node
+    #[arg(long, default_value_t = 100)]
+    alive: usize,
 }
 
 /// A node, with an agent if Gybe is in the conflist.
@@ -50,22 +53,29 @@ fn main() -> Result<ExitCode, Box<dyn Error>> {
 
 fn measure(generation: Generation, arguments: &Arguments) -> Result<Report, Box<dyn Error>> {
     let contenders = contenders(generation, &arguments.programs)?;
-    // The first sandbox makes the bridge and reads the programs from the disk.
     for contender in &contenders {
-        contender.start_sandbox(0)?;
+        // The agent reads all manifests again after a change, which an agent of a cluster does not.
+        for number in 0..=arguments.alive + arguments.times * contenders.len() {
+            let sandbox = sandbox(number);
+            manifest::publish(contender.node.host(), &sandbox, &manifest::injected(&sandbox))?;
+        }
+        for number in 0..arguments.alive {
+            contender.start_sandbox(number)?;
+        }
+        // The first sandbox of a node makes the bridge and reads the programs from the disk.
+        contender.start_and_delete(arguments.alive)?;
         contender.processor_time.set(Duration::ZERO);
     }
-    let mut number = 0;
+    let mut number = arguments.alive;
     let samples = in_turn(arguments.times, &contenders, |contender| {
         number += 1;
-        contender.start_sandbox(number).map(|elapsed| [elapsed.as_secs_f64() * 1e3])
+        contender.start_and_delete(number).map(|durations| durations.map(|it| it.as_secs_f64() * 1e3))
     })?;
-    let samples: Vec<Sample> = samples.into_iter().flatten().collect();
     #[expect(clippy::cast_precision_loss, reason = "a number of sandboxes is small")]
     let times = arguments.times as f64;
     let processor_times =
         contenders.each_ref().map(|contender| contender.processor_time.get().as_secs_f64() * 1e3 / times);
-    Ok(report(generation, &contenders, &samples, &processor_times))
+    Ok(report(generation, arguments.alive, &contenders, &samples, &processor_times))
 }
 
 fn contenders(generation: Generation, programs: &Path) -> Result<[Contender; 2], Box<dyn Error>> {
@@ -97,17 +107,21 @@ fn contenders(generation: Generation, programs: &Path) -> Result<[Contender; 2],
 }
 
 impl Contender {
-    /// Starts and deletes a sandbox of a meshed pod; returns the duration of the start.
-    fn start_sandbox(&self, number: usize) -> Result<Duration, Box<dyn Error>> {
-        let sandbox = Sandbox::injected("shop", &format!("cart-{number}"));
-        manifest::publish(self.node.host(), &sandbox, &manifest::injected(&sandbox))?;
+    /// Starts a sandbox of a meshed pod; returns its id.
+    fn start_sandbox(&self, number: usize) -> Result<String, Box<dyn Error>> {
+        Ok(self.node.cri.run(&sandbox(number))?)
+    }
+
+    /// Starts a sandbox and deletes it; returns how long each takes.
+    fn start_and_delete(&self, number: usize) -> Result<[Duration; 2], Box<dyn Error>> {
         let (start, before) = (Instant::now(), self.used_processor_time()?);
-        let id = self.node.cri.run(&sandbox)?;
-        let elapsed = start.elapsed();
+        let id = self.start_sandbox(number)?;
+        let started = start.elapsed();
         let added = self.used_processor_time()?.saturating_sub(before);
         self.processor_time.set(self.processor_time.get() + added);
+        let start = Instant::now();
         self.node.cri.delete(&id)?;
-        Ok(elapsed)
+        Ok([started, start.elapsed()])
     }
 
     /// The processor time that containerd with its plugins and the agent have used so far.
@@ -116,6 +130,10 @@ impl Contender {
         let all = [Some(self.node.containerd().pid()?), agent];
         all.into_iter().flatten().map(processor_time).sum::<Result<Duration, _>>().map_err(Into::into)
     }
+}
+
+fn sandbox(number: usize) -> Sandbox {
+    Sandbox::injected("shop", &format!("cart-{number}"))
 }
 
 /// User and system time of a process and of its ended children: fields 14 to 17 of /proc/PID/stat (proc(5)). The
@@ -130,23 +148,26 @@ fn processor_time(pid: Pid) -> io::Result<Duration> {
 
 fn report(
     generation: Generation,
+    alive: usize,
     contenders: &[Contender],
-    samples: &[Sample],
+    samples: &[[Sample; 2]],
     processor_times: &[f64],
 ) -> Report {
-    let row = |((contender, sample), processor_time): ((&Contender, &Sample), &f64)| {
-        vec![contender.name.to_owned(), sample.to_string(), format!("{processor_time:.1}")]
+    let row = |((contender, [start, delete]), processor_time): ((&Contender, &[Sample; 2]), &f64)| {
+        vec![contender.name.to_owned(), start.to_string(), format!("{processor_time:.1}"), delete.to_string()]
     };
     let table = Table {
-        title: format!("A sandbox of containerd {generation}, one after another"),
+        title: format!("A sandbox of containerd {generation}, one after another, beside {alive} others"),
         head: cells([
             "Chain",
             "ms until it runs (quartiles)",
             "ms of processor time, on average: containerd, plugins, agent",
+            "ms until it is deleted (quartiles)",
         ]),
         rows: contenders.iter().zip(samples).zip(processor_times).map(row).collect(),
     };
-    let medians: Vec<f64> = samples.iter().map(Sample::median).collect();
+    let medians =
+        |of: fn(&[Sample; 2]) -> &Sample| samples.iter().map(of).map(Sample::median).collect::<Vec<f64>>();
     let added = |pair: &[f64]| if let [without, with] = pair { with - without } else { f64::NAN };
     let target = |what: &str, measured| Target {
         what: format!("containerd {generation}: {what}"),
@@ -156,7 +177,14 @@ fn report(
     };
     let targets = vec![
         target("processor time that Gybe adds to the start of a sandbox", added(processor_times)),
-        target("median start of a sandbox with Gybe, minus that without", added(&medians)),
+        target(
+            "median start of a sandbox with Gybe, minus that without",
+            added(&medians(|[start, _]| start)),
+        ),
+        target(
+            "median deletion of a sandbox with Gybe, minus that without",
+            added(&medians(|[_, delete]| delete)),
+        ),
     ];
     Report { tables: vec![table], targets }
 }

@@ -2,8 +2,8 @@
 
 use std::fs;
 
-use gybe_containerd_tests::node::CONFLIST;
-use gybe_containerd_tests::{Generation, Sandbox, containerd};
+use gybe_containerd_tests::containerd::conf_files;
+use gybe_containerd_tests::{Generation, Sandbox};
 use serde_json::Value;
 
 use crate::cluster::Cluster;
@@ -14,14 +14,16 @@ use crate::pod::{Destination, OutsideClient, RunningPod};
 /// CAP_SYS_ADMIN (include/uapi/linux/capability.h).
 const REPAIR_CAPABILITIES: u64 = 1 << 7 | 1 << 10 | 1 << 12 | 1 << 13 | 1 << 18 | 1 << 19 | 1 << 21;
 
-fn conflist(cluster: &Cluster) -> String {
-    fs::read_to_string(cluster.node.host().path(containerd::CONF_DIR).join(CONFLIST)).unwrap()
-}
-
+/// Returns Gybe's entry: a drop-in, or the last plugin of a list.
 fn gybe_entry(cluster: &Cluster) -> Value {
-    let list: Value = serde_json::from_str(&conflist(cluster)).unwrap();
-    let last = list["plugins"].as_array().unwrap().last().unwrap().clone();
-    if last["type"] == "gybe-cni" { last } else { Value::Null }
+    let files = conf_files(cluster.node.host()).unwrap();
+    let last = |text: &String| {
+        // A temporary file may be empty.
+        let json: Value = serde_json::from_str(text).unwrap_or_default();
+        let last = json["plugins"].as_array().and_then(|plugins| plugins.last().cloned());
+        last.unwrap_or(json)
+    };
+    files.values().map(last).find(|last| last["type"] == "gybe-cni").unwrap_or_default()
 }
 
 /// Asserts that the containers have only these capabilities, cannot gain others, and have a system call filter.
@@ -60,10 +62,10 @@ fn assert_deployment_works(generation: Generation) {
 
     // A changed ConfigMap takes effect without a restart.
     set_config(&cluster.node, &[("log_level", "debug")]);
-    agent.wait_for("the conflist has the new setting", || gybe_entry(&cluster)["log_level"] == "debug");
+    agent.wait_for("the entry has the new setting", || gybe_entry(&cluster)["log_level"] == "debug");
     assert!(agent.get(15014, "/metrics").unwrap().contains("istio_cni_install_ready 1"), "{}", agent.logs());
 
-    // After the agent's end Gybe stays in the conflist, and unmeshed pods start.
+    // After the agent's end Gybe stays in the chain, and unmeshed pods start.
     agent.stop("install");
     agent.stop("repair");
     assert!(!agent.status("install").running && agent.status("install").exit_code == 0, "{}", agent.logs());
@@ -103,12 +105,14 @@ fn with_an_init_container_that_probes_no_container_keeps_capabilities() {
 }
 
 #[test]
-fn f29_mode_leave_in_the_configmap_removes_gybe_from_the_conflist() {
+fn f29_mode_leave_in_the_configmap_removes_gybe_from_the_conf_files() {
     let cluster = Cluster::new(Generation::V2);
-    let before = conflist(&cluster);
+    let conf = || conf_files(cluster.node.host()).unwrap();
+    let before = conf();
     let agent = DaemonSetPod::start(&cluster);
     agent.wait_for("ready", || agent.is_ready());
+    assert_ne!(conf(), before);
     set_config(&cluster.node, &[("mode", "leave")]);
-    agent.wait_for("the conflist without Gybe", || conflist(&cluster) == before);
+    agent.wait_for("the conf files without Gybe", || conf() == before);
     agent.wait_for("/left", || agent.is_ok(8000, "/left"));
 }

@@ -34,7 +34,7 @@ impl Image {
     }
 }
 
-/// A node on which only the primary plugin has written a conflist.
+/// A node on which only the primary plugin has written a conflist, into which the agent writes its entry.
 pub(crate) fn node(generation: Generation) -> Node {
     let programs = Programs { host_init: Path::new(HOST_INIT), plugins: &[], runc: None };
     let thread = thread::current();
@@ -42,6 +42,7 @@ pub(crate) fn node(generation: Generation) -> Node {
     let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("{test}.log"));
     let node = Node::start(programs, generation, &conflist(generation), log).unwrap();
     fs::create_dir_all(node.host().path(agent::SETTINGS)).unwrap();
+    set_setting(&node, "shape", "chained");
     for image in [Image::One, Image::Two] {
         write_image(&node, image);
     }

@@ -11,8 +11,8 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use gybe_containerd_tests::{
-    Agent, AgentOptions, Conflist, Generation, HarnessError, Node, Programs, Sandbox, agent, containerd,
-    manifest, program_under_test,
+    Agent, AgentOptions, Conflist, Generation, HarnessError, HostProcess, Node, Programs, Sandbox, agent,
+    containerd, manifest, program_under_test,
 };
 use gybe_demo::testnet::namespace::Namespace;
 use gybe_installer::host::libcni::{NoChoice, choose};
@@ -21,8 +21,7 @@ use gybe_installer::host::observe::{FileName, HashCache, NodeDirectories, Observ
 use gybe_netfilter::apply::backend::Backend;
 use gybe_netfilter::nft::Nft;
 use gybe_test_support::wait_for_at_most;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
+use nix::sys::signal::Signal;
 use serde_json::Value;
 
 use crate::rows::{Content, Row, RuntimeReport, Step};
@@ -84,6 +83,8 @@ impl Verdicts {
 }
 
 pub(crate) struct StateNode {
+    /// It renews its report about the runtime.
+    _probe: HostProcess,
     node: Node,
     generation: Generation,
     /// The runtime's plugins: names and targets of the links.
@@ -91,7 +92,7 @@ pub(crate) struct StateNode {
 }
 
 impl StateNode {
-    /// Starts a node with containerd and runs the probe on it. `number` tells nodes of one generation apart.
+    /// Starts a node with containerd and the probe. `number` distinguishes nodes of one generation.
     pub(crate) fn start(generation: Generation, number: usize) -> Self {
         let programs = Programs { host_init: Path::new(HOST_INIT), plugins: &[], runc: None };
         let log = Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("states-{generation}-{number}.log"));
@@ -107,24 +108,15 @@ impl StateNode {
         let links = fs::read_dir(path(containerd::BIN_DIR)).unwrap().map(|entry| entry.unwrap().path());
         let plugins = links.map(|link| (link.file_name().unwrap().into(), fs::read_link(&link).unwrap()));
         let plugins = plugins.collect();
-        let node = Self { node, generation, plugins };
-        node.probe();
-        node
-    }
-
-    /// Runs the probe until it has stored its reports.
-    fn probe(&self) {
-        let gybe = format!("{IMAGE}/gybe");
-        let mut probe = self.node.host().command(Path::new("/nonexistent"), &gybe);
-        let mut probe = probe.args(["probe", "--watch", "--keep"]).spawn().unwrap();
-        let reports = ["probe.json", "runtime.json"].map(|name| self.path(PROBE_DIR).join(name));
+        let mut probe = node.host().command(Path::new("/nonexistent"), format!("{IMAGE}/gybe"));
+        probe.args(["probe", "--watch", "--keep"]);
+        let log =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join(format!("states-{generation}-{number}.probe.log"));
+        let probe = HostProcess::start(probe, "\0", &log).unwrap();
+        let reports = ["probe.json", "runtime.json"].map(|name| path(PROBE_DIR).join(name));
         wait_for("the probe's reports", || reports.iter().all(|path| path.exists()).then_some(()));
-        // The probe is nsenter's only child.
-        let nsenter = probe.id();
-        let children = fs::read_to_string(format!("/proc/{nsenter}/task/{nsenter}/children")).unwrap();
-        kill(Pid::from_raw(children.trim().parse().unwrap()), Signal::SIGTERM).unwrap();
-        probe.wait().unwrap();
-        fs::copy(&reports[0], self.path(PROBE_DIR_WITHOUT_RUNTIME).join("probe.json")).unwrap();
+        fs::copy(&reports[0], path(PROBE_DIR_WITHOUT_RUNTIME).join("probe.json")).unwrap();
+        Self { _probe: probe, node, generation, plugins }
     }
 
     fn path(&self, path: &str) -> PathBuf {

@@ -122,7 +122,7 @@ const NO_CAPABILITIES: &[&str] = &["setpriv", "--bounding-set=-all", "--inh-caps
 /// A container that does not mount the targets of links.
 const NO_LINK_TARGETS: &[&str] =
     &["unshare", "--mount", "sh", "-c", "mount -t tmpfs none /etc/cni/link-targets && exec \"$0\" \"$@\""];
-const AUTO: &[(&str, &str)] = &[("shape", "auto")];
+const CHAINED: &[(&str, &str)] = &[("shape", "chained")];
 const STANDALONE: &[(&str, &str)] = &[("shape", "standalone")];
 const DROP_IN: &[(&str, &str)] = &[("shape", "dropin")];
 const PINNED: &[(&str, &str)] = &[("conf_name", LIST)];
@@ -155,6 +155,7 @@ pub(crate) const ROWS: &[Row] = &[
     row("a single .conf", REDIRECTED, &[SINGLE]),
     row("a single .conf", REDIRECTED, &[SINGLE]).on(OLD),
     row("a single .json", REDIRECTED, &[File("10-net.json", SinglePlugin)]),
+    row("a list that loads no drop-ins", REDIRECTED, &[File(LIST, ListWithFlag("loadOnlyInlinedPlugins"))]),
     row("two lists", REDIRECTED, &[File(BEHIND, List), PRIMARY]),
     row("a .conf and a list of the same name", REDIRECTED, &[SINGLE, PRIMARY]),
     row("a single .conf, and both names that it could have as a list exist", NOT,
@@ -186,14 +187,18 @@ pub(crate) const ROWS: &[Row] = &[
         &[PRIMARY, Unreadable(BEFORE, List)]).wrapper(NO_CAPABILITIES),
     row("a file of another user first, agent without capabilities", NOT,
         &[PRIMARY, Unreadable(BEFORE, List)]).wrapper(NO_CAPABILITIES).on(OLD),
-    row("a file of another user last, agent without capabilities", REDIRECTED,
-        &[PRIMARY, Unreadable(BEHIND, List)]).wrapper(NO_CAPABILITIES),
+    // Without capabilities `gybe install` does not know which runtime runs, and so not whether it reads a drop-in.
+    row("chained, a file of another user last, agent without capabilities", REDIRECTED,
+        &[PRIMARY, Unreadable(BEHIND, List)]).settings(CHAINED).wrapper(NO_CAPABILITIES),
     row("a link first, to a file that the agent does not mount", NOT,
         &[Link { name: BEFORE, target: "other.conflist", content: Some(List) }, PRIMARY]).wrapper(NO_LINK_TARGETS),
     row("a link first, to a file that the agent does not mount", NOT,
         &[Link { name: BEFORE, target: "other.conflist", content: Some(List) }, PRIMARY])
         .wrapper(NO_LINK_TARGETS).on(OLD),
-    row("a link first", NOT, &[Link { name: BEFORE, target: "other.conflist", content: Some(List) }, PRIMARY]),
+    row("a link first", REDIRECTED,
+        &[Link { name: BEFORE, target: "other.conflist", content: Some(List) }, PRIMARY]),
+    row("a link first", NOT,
+        &[Link { name: BEFORE, target: "other.conflist", content: Some(List) }, PRIMARY]).on(OLD),
     row("a dangling link first", NOT, &[Link { name: BEFORE, target: "missing.conflist", content: None }, PRIMARY]),
     row("a dangling link last", REDIRECTED,
         &[PRIMARY, Link { name: BEHIND, target: "missing.conflist", content: None }]),
@@ -217,6 +222,7 @@ pub(crate) const ROWS: &[Row] = &[
 
     // Gybe's entry is already in a list.
     row("Gybe's entry before another plugin", REDIRECTED, &[File(LIST, ListWith(&[GYBE_ENTRY, TUNING_ENTRY]))]),
+    row("Gybe's entry in the list", REDIRECTED, &[File(LIST, ListWith(&[GYBE_ENTRY]))]),
     row("Gybe's entry twice", REDIRECTED, &[File(LIST, ListWith(&[GYBE_ENTRY, GYBE_ENTRY]))]),
     row("an entry that the plugin refuses", REDIRECTED, &[File(LIST, ListWith(&[REFUSED_GYBE_ENTRY]))]),
     row("Gybe's entry in a list that the runtime does not load", REDIRECTED,
@@ -242,16 +248,13 @@ pub(crate) const ROWS: &[Row] = &[
     row("drop-in, and a list that loads none", NOT,
         &[File(LIST, ListWithFlag("loadOnlyInlinedPlugins"))]).settings(DROP_IN),
 
-    row("auto", REDIRECTED, &[PRIMARY]).settings(AUTO),
-    row("auto, and a runtime that loads no drop-ins", REDIRECTED, &[PRIMARY]).settings(AUTO).on(OLD),
-    row("auto, and no report about the runtime", REDIRECTED, &[PRIMARY]).settings(AUTO).without_runtime_report(),
-    row("auto, and a single .conf", REDIRECTED, &[SINGLE]).settings(AUTO),
-    row("auto, and a list that loads no drop-ins", REDIRECTED,
-        &[File(LIST, ListWithFlag("loadOnlyInlinedPlugins"))]).settings(AUTO),
-    row("auto, istio-cni in the list, its agent does not run", REDIRECTED,
-        &[File(LIST, ListWith(&[ISTIO_ENTRY]))]).settings(AUTO),
-    row("auto, and Gybe's entry in the list", REDIRECTED,
-        &[File(LIST, ListWith(&[GYBE_ENTRY]))]).settings(AUTO),
+    row("chained", REDIRECTED, &[PRIMARY]).settings(CHAINED),
+    row("chained, and a link first", NOT,
+        &[Link { name: BEFORE, target: "other.conflist", content: Some(List) }, PRIMARY]).settings(CHAINED),
+    row("chained, Gybe's entry before another plugin", REDIRECTED,
+        &[File(LIST, ListWith(&[GYBE_ENTRY, TUNING_ENTRY]))]).settings(CHAINED),
+    row("chained, istio-cni in the list, its agent does not run", REDIRECTED,
+        &[File(LIST, ListWith(&[ISTIO_ENTRY]))]).settings(CHAINED),
 
     // Programs.
     row("programs are installed into a directory that the runtime does not search", NOT, &[PRIMARY])

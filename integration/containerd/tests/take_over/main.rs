@@ -112,9 +112,8 @@ fn fifty_pods_of_istio_cni_stay_redirected_once_and_are_deleted_after_gybe_has_r
     fs::remove_file(&program).unwrap();
     let agent = DaemonSetPod::start(&cluster);
     agent.wait_for("ready", || agent.is_ready());
-    let list: Value = serde_json::from_str(&fs::read_to_string(conflist(&cluster)).unwrap()).unwrap();
-    let kinds: Vec<_> = list["plugins"].as_array().unwrap().iter().map(|it| it["type"].clone()).collect();
-    assert_eq!(kinds, ["bridge", "portmap", "gybe-cni"]);
+    let is_last = || cluster.node.cri.loaded_network().unwrap().plugins == ["bridge", "portmap", "gybe-cni"];
+    agent.wait_for("containerd has loaded Gybe's entry in place of istio-cni's", is_last);
     let next = Sandbox::injected("shop", "next");
     cluster.schedule(&next);
     let next = RunningPod::in_sandbox(&cluster.node, cluster.node.cri.run(&next).unwrap());
