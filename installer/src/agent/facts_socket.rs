@@ -159,6 +159,9 @@ const MAX_TIMEOUT: Duration = Duration::from_secs(5);
 /// [`crate::agent::ztunnel::TIMEOUT`], and the one before it then has as long.
 const MAX_HAND_OVER: Duration = Duration::from_secs(10);
 
+/// The least part of a request's time that is reserved for its response.
+const SEND_TIME: Duration = Duration::from_millis(50);
+
 /// A connection of an authorized client.
 #[derive(Debug)]
 pub(super) struct FactsConnection {
@@ -270,8 +273,9 @@ impl FactsConnection {
         }
     }
 
-    pub(super) fn until(&self) -> Instant {
-        self.until
+    /// Returns when the response has to be ready: it is sent, and a client on a busy node reads it, in what is left.
+    pub(super) fn answer_by(&self) -> Instant {
+        self.until - (self.left() / 10).max(SEND_TIME)
     }
 
     /// Returns the time until the deadline.
