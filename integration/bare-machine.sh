@@ -103,7 +103,7 @@ make -C manifests chart||^building
 # Not run: targets that need the reference material, a cluster or ztunnel, that write the result of another target into
 # docs/, or that are another name. The changelog has no section of the next version: .ci/release adds one, and makes a
 # release.
-left_out='make release|make -C manifests release|make -C integration (shared|existing|ambient|write-[a-z]*|bench|bare-machine)'
+left_out='make release|make -C manifests release|make -C integration (shared|existing|published|ambient|write-[a-z]*|bench|bare-machine)'
 
 # commands_of DIRECTORY OPTIONS: the commands that the `make help` of a directory lists, each with its line of the table.
 commands_of() {

@@ -99,6 +99,18 @@ enum Command {
         #[arg(long)]
         ztunnel: Option<PathBuf>,
     },
+    /// Publishes a release to a registry that only the nodes of a cluster reach, verifies it, and installs it from there
+    Published {
+        /// The nodes of the cluster
+        #[arg(long, default_value_t = 2, value_parser = node_count())]
+        nodes: u8,
+        /// The directory of Kubernetes' programs, helm and the registry
+        #[arg(long, default_value = "target/cluster")]
+        programs: PathBuf,
+        /// The clone with the release (in dist/release)
+        #[arg(long)]
+        release: PathBuf,
+    },
     /// Runs the scenarios that any cluster with Istio's injector and Gybe allows
     Existing(ExistingCluster),
     /// Writes the image of the application in the pods as an OCI archive
@@ -135,6 +147,16 @@ fn run(arguments: &Arguments) -> Result<ExitCode, Failure> {
             let chosen = Chosen::new(scenarios, *nodes)?;
             let reports = mesh::run(&directories, *containerd, *proxy_mode, &chosen, *shell)?;
             Ok(report::verdict(&reports))
+        }
+        Some(Command::Published { nodes, programs, release }) => {
+            report::preface();
+            let (programs, release) = (programs.canonicalize()?, release.canonicalize()?);
+            let logs = programs.join("published-logs");
+            let cluster = Cluster::start(programs, logs, Generation::V2, None, *nodes)?;
+            pods::listen_outside()?;
+            let report = scenario::published::run(&cluster, &release)?;
+            report::tables(&report);
+            Ok(report::verdict(&[report]))
         }
         Some(Command::Existing(existing)) => Ok(report::verdict(&mesh::run_existing(existing)?)),
         Some(Command::Application { name, archive }) => {

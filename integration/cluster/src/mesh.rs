@@ -55,6 +55,7 @@ use workstation::Workstation;
 
 pub(crate) use existing::{ExistingCluster, run as run_existing};
 pub(crate) use images::application as application_image;
+pub(crate) use workstation::machine_command;
 
 /// A scenario of the mesh. They run in this order in one cluster.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

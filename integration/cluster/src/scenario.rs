@@ -7,6 +7,7 @@ mod install;
 mod kill;
 mod leave;
 mod lost;
+pub(crate) mod published;
 mod repair;
 mod rollout;
 mod runtime;

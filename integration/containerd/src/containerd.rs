@@ -43,6 +43,9 @@ pub fn conf_files(host: &SimulatedHost) -> Result<BTreeMap<String, String>, Harn
 /// The directory of the CNI plugins.
 pub const BIN_DIR: &str = "/opt/cni/bin";
 
+/// The directory of the settings of registries.
+const REGISTRIES: &str = "/etc/containerd/certs.d";
+
 const CONFIGURATION: &str = "/run/gybe/containerd.toml";
 
 /// The log message of every generation of containerd once its sockets accept connections.
@@ -139,6 +142,8 @@ fn cri_configuration_1() -> String {
          sandbox_image = '{PAUSE_IMAGE}'\n\
          restrict_oom_score_adj = true\n\
          disable_apparmor = true\n\
+         [plugins.'io.containerd.grpc.v1.cri'.registry]\n\
+         config_path = '{REGISTRIES}'\n\
          [plugins.'io.containerd.grpc.v1.cri'.cni]\n\
          bin_dir = '{BIN_DIR}'\n\
          conf_dir = '{CONF_DIR}'\n"
@@ -149,6 +154,8 @@ fn cri_configuration_2() -> String {
     format!(
         "[plugins.'io.containerd.cri.v1.images'.pinned_images]\n\
          sandbox = '{PAUSE_IMAGE}'\n\
+         [plugins.'io.containerd.cri.v1.images'.registry]\n\
+         config_path = '{REGISTRIES}'\n\
          [plugins.'io.containerd.cri.v1.runtime']\n\
          restrict_oom_score_adj = true\n\
          disable_apparmor = true\n\

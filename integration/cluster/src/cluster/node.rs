@@ -76,7 +76,7 @@ impl ClusterNode {
     }
 
     /// Starts a program and returns when a line of its log contains `ready`.
-    pub(super) fn start_program(
+    pub(crate) fn start_program(
         &self,
         name: &str,
         arguments: Vec<String>,

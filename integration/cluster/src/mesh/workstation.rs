@@ -60,7 +60,7 @@ impl Workstation {
 
 /// Returns a command for a program of this machine.
 #[expect(clippy::disallowed_methods, reason = "the scenarios run programs: kubectl, gybe, ldd and this one")]
-pub(super) fn machine_command(program: impl AsRef<OsStr>) -> Command {
+pub(crate) fn machine_command(program: impl AsRef<OsStr>) -> Command {
     Command::new(program)
 }
 
