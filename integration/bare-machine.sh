@@ -233,7 +233,7 @@ if [ $# -gt 0 ]; then
     done
 else
     mapfile -t rows < <(commands_of . "" && commands_of integration "-C integration " &&
-        commands_of manifests "-C manifests " && commands_of docs "-C docs " && echo ".ci/release||")
+        commands_of manifests "-C manifests " && commands_of docs "-C docs " && echo ".ci/release||^building")
     for row in "${rows[@]}"; do
         IFS='|' read -r command arguments text <<<"$row"
         run "$command${arguments:+ $arguments}" "${until:-$text}"

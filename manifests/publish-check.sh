@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # publish-check.sh VERSION IMAGE: publishes what `make release IMAGE=…` built in this clone, signed with keys that are
 # thrown away, to the registry of IMAGE, whose CA is in the file of the variable SSL_CERT_FILE. Then, as a user does:
-# verifies the signatures, pulls the image, pulls and renders the chart, and unpacks `kubectl gybe`. `make -C integration
-# published` runs it in a cluster.
+# verifies the signatures, pulls the image, pulls and renders the chart, and unpacks `kubectl gybe`. `make -C
+# integration published` runs it in a cluster.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 version=$1 image=$2
