@@ -40,6 +40,8 @@ build() {
     [ -n "$notes" ] || fail "CHANGELOG.md has no section $version; rename \"Unreleased\" to \"$version - YYYY-MM-DD\""
 
     integration/setup.sh image arm64
+    # make installs the target of this machine only where it chooses it.
+    flock "$(rustc --print sysroot)" rustup target add x86_64-unknown-linux-musl
     nfpm=$(manifests/tool.sh nfpm)
     rm -rf "$into"
     mkdir -p "$into"
